@@ -1,0 +1,1 @@
+//! How guest code runs: chooses an engine, owns the vCPU loop.

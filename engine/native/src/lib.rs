@@ -1,0 +1,1 @@
+//! Runs single vector instructions on the host CPU.

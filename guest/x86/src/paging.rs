@@ -1,0 +1,339 @@
+//! Page-table formats and the walk (SDM chapter 4): 32-bit, PAE and 4-level paging.
+//!
+//! The walk is a pure law over physical memory. It sets accessed and dirty bits the way the CPU
+//! does (atomically, dirty only when the access is a permitted write), and its result carries
+//! everything a TLB entry may cache. Whoever caches a result for writes must have walked with
+//! `write`, so that the dirty bit is set before the first store.
+
+use crate::{
+    Vcpu, control::cr0, control::cr4, control::efer, exception::Fault, exception::pf, flags,
+};
+
+/// Present.
+pub const P: u64 = 1 << 0;
+/// Writable.
+pub const RW: u64 = 1 << 1;
+/// User accessible.
+pub const US: u64 = 1 << 2;
+/// Accessed.
+pub const A: u64 = 1 << 5;
+/// Dirty.
+pub const D: u64 = 1 << 6;
+/// Page size: this entry maps a large page.
+pub const PS: u64 = 1 << 7;
+/// Global.
+pub const G: u64 = 1 << 8;
+/// No execute.
+pub const NX: u64 = 1 << 63;
+/// Physical address width of the CPU model, in bits; higher address bits are reserved.
+pub const PHYS_BITS: u32 = 46;
+/// Address bits of an entry.
+pub const ADDRESS: u64 = ((1 << PHYS_BITS) - 1) & !0xfff;
+
+/// Physical memory as the page walker sees it: naturally aligned words at GPAs. Where there is no
+/// RAM, reads give all ones and writes are lost, as on a real bus.
+pub trait WalkMemory {
+    /// Reads 8 bytes.
+    fn read_u64(&mut self, gpa: u64) -> u64;
+    /// Reads 4 bytes.
+    fn read_u32(&mut self, gpa: u64) -> u32;
+    /// Atomically replaces `old` by `new`; false if the word had changed.
+    fn cas_u64(&mut self, gpa: u64, old: u64, new: u64) -> bool;
+    /// Atomically replaces `old` by `new`; false if the word had changed.
+    fn cas_u32(&mut self, gpa: u64, old: u32, new: u32) -> bool;
+}
+
+/// The kind of access being translated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// A store.
+    pub write: bool,
+    /// An instruction fetch.
+    pub fetch: bool,
+    /// From CPL 3 (and not an implicit supervisor access such as a descriptor-table read).
+    pub user: bool,
+    /// Supervisor access to user pages is permitted although SMAP is on (RFLAGS.AC, and the access
+    /// is explicit).
+    pub smap_override: bool,
+}
+
+/// The registers that decide a walk, taken out of a [`Vcpu`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Roots {
+    /// CR0.
+    pub cr0: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// CR4.
+    pub cr4: u64,
+    /// EFER.
+    pub efer: u64,
+}
+
+impl From<&Vcpu> for Roots {
+    fn from(v: &Vcpu) -> Self {
+        Self { cr0: v.cr0, cr3: v.cr3, cr4: v.cr4, efer: v.efer }
+    }
+}
+
+/// A translation, with what a TLB may remember.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// The translated address (GPA).
+    pub gpa: u64,
+    /// log2 of the page size in bytes: 12, 21, 22 or 30.
+    pub page_bits: u32,
+    /// Combined writable permission of all levels.
+    pub writable: bool,
+    /// Combined user permission.
+    pub user: bool,
+    /// Combined execute permission.
+    pub executable: bool,
+    /// Survives CR3 writes.
+    pub global: bool,
+    /// The leaf's dirty bit is set.
+    pub dirty: bool,
+}
+
+/// RFLAGS.AC lets an explicit supervisor access through SMAP.
+pub const fn smap_override(rflags: u64) -> bool {
+    rflags & flags::AC != 0
+}
+
+/// Whether the linear address is canonical for 4-level paging.
+#[inline]
+pub const fn canonical(gva: u64) -> bool {
+    ((gva << 16) as i64 >> 16) as u64 == gva
+}
+
+/// Translates `gva`, setting accessed and dirty bits.
+///
+/// # Errors
+/// #PF with the error code and address of SDM 4.7. Canonical checks are the caller's.
+pub fn walk<M: WalkMemory>(
+    memory: &mut M,
+    roots: Roots,
+    gva: u64,
+    access: Access,
+) -> Result<Translation, Fault> {
+    if roots.cr0 & cr0::PG == 0 {
+        return Ok(identity(gva));
+    }
+    loop {
+        let attempt = match Format::of(roots) {
+            Format::Legacy => walk_legacy(memory, roots, gva, access),
+            format => walk_wide(memory, roots, gva, access, format),
+        };
+        match attempt {
+            Ok(Some(translation)) => return Ok(translation),
+            Ok(None) => continue,
+            Err(code) => return Err(Fault::page(gva, code | access_bits(roots, access))),
+        }
+    }
+}
+
+const fn identity(gva: u64) -> Translation {
+    Translation {
+        gpa: gva,
+        page_bits: 12,
+        writable: true,
+        user: true,
+        executable: true,
+        global: false,
+        dirty: true,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Legacy,
+    Pae,
+    FourLevel,
+}
+
+impl Format {
+    fn of(roots: Roots) -> Self {
+        if roots.efer & efer::LMA != 0 {
+            Self::FourLevel
+        } else if roots.cr4 & cr4::PAE != 0 {
+            Self::Pae
+        } else {
+            Self::Legacy
+        }
+    }
+}
+
+fn access_bits(roots: Roots, access: Access) -> u32 {
+    let mut code = 0;
+    if access.write {
+        code |= pf::WRITE;
+    }
+    if access.user {
+        code |= pf::USER;
+    }
+    let fetch_reported = roots.efer & efer::NXE != 0 || roots.cr4 & cr4::SMEP != 0;
+    if access.fetch && fetch_reported {
+        code |= pf::FETCH;
+    }
+    code
+}
+
+/// Rights gathered on the way down.
+#[derive(Clone, Copy)]
+struct Rights {
+    writable: bool,
+    user: bool,
+    executable: bool,
+}
+
+impl Rights {
+    const ALL: Self = Self { writable: true, user: true, executable: true };
+
+    fn and(self, entry: u64) -> Self {
+        Self {
+            writable: self.writable && entry & RW != 0,
+            user: self.user && entry & US != 0,
+            executable: self.executable && entry & NX == 0,
+        }
+    }
+
+    /// SDM 4.6.1.
+    fn permits(self, roots: Roots, access: Access) -> bool {
+        if access.user {
+            return self.user
+                && (!access.write || self.writable)
+                && (!access.fetch || self.executable);
+        }
+        if access.fetch {
+            return self.executable && !(self.user && roots.cr4 & cr4::SMEP != 0);
+        }
+        if self.user && roots.cr4 & cr4::SMAP != 0 && !access.smap_override {
+            return false;
+        }
+        !access.write || self.writable || roots.cr0 & cr0::WP == 0
+    }
+}
+
+/// PAE and 4-level: 64-bit entries, nine bits a level. `Ok(None)` asks for a retry after a race.
+fn walk_wide<M: WalkMemory>(
+    memory: &mut M,
+    roots: Roots,
+    gva: u64,
+    access: Access,
+    format: Format,
+) -> Result<Option<Translation>, u32> {
+    let mut rights = Rights::ALL;
+    let (mut table, mut level) = match format {
+        Format::FourLevel => (roots.cr3 & ADDRESS, 4),
+        _ => {
+            // The four PDPTEs carry no rights; the CPU caches them, re-reading them is allowed.
+            let pdpte = memory.read_u64((roots.cr3 & 0xffff_ffe0) + ((gva >> 30) & 3) * 8);
+            if pdpte & P == 0 {
+                return Err(0);
+            }
+            (pdpte & ADDRESS, 2)
+        }
+    };
+    loop {
+        let shift = 12 + 9 * (level - 1);
+        let slot = table + ((gva >> shift) & 0x1ff) * 8;
+        let entry = memory.read_u64(slot);
+        if entry & P == 0 {
+            return Err(0);
+        }
+        let leaf = level == 1 || entry & PS != 0;
+        if entry & reserved_wide(roots, level, leaf) != 0 {
+            return Err(pf::PRESENT | pf::RESERVED);
+        }
+        rights = rights.and(entry);
+        if !leaf {
+            if entry & A == 0 && !memory.cas_u64(slot, entry, entry | A) {
+                return Ok(None);
+            }
+            table = entry & ADDRESS;
+            level -= 1;
+            continue;
+        }
+        if !rights.permits(roots, access) {
+            return Err(pf::PRESENT);
+        }
+        let wanted = entry | A | if access.write { D } else { 0 };
+        if wanted != entry && !memory.cas_u64(slot, entry, wanted) {
+            return Ok(None);
+        }
+        let offset_mask = (1u64 << shift) - 1;
+        return Ok(Some(Translation {
+            gpa: (entry & ADDRESS & !offset_mask) | (gva & offset_mask),
+            page_bits: shift,
+            writable: rights.writable,
+            user: rights.user,
+            executable: rights.executable,
+            global: entry & G != 0 && roots.cr4 & cr4::PGE != 0,
+            dirty: wanted & D != 0,
+        }));
+    }
+}
+
+fn reserved_wide(roots: Roots, level: u32, leaf: bool) -> u64 {
+    let mut bits = ((1u64 << 52) - 1) & !((1 << PHYS_BITS) - 1);
+    if roots.efer & efer::NXE == 0 {
+        bits |= NX;
+    }
+    if roots.efer & efer::LMA == 0 {
+        bits |= 0x7ff << 52; // PAE: bits 62:52 are reserved
+    }
+    match (level, leaf) {
+        (4, true) => bits | PS,
+        (3, true) => bits | 0x3fff_e000, // 1 GB page, PAT bit 12 allowed
+        (2, true) => bits | 0x1f_e000,   // 2 MB page
+        _ => bits,
+    }
+}
+
+/// 32-bit paging: 4-byte entries, ten bits a level, 4 MB pages with CR4.PSE.
+fn walk_legacy<M: WalkMemory>(
+    memory: &mut M,
+    roots: Roots,
+    gva: u64,
+    access: Access,
+) -> Result<Option<Translation>, u32> {
+    let pde_slot = (roots.cr3 & 0xffff_f000) + ((gva >> 22) & 0x3ff) * 4;
+    let pde = memory.read_u32(pde_slot);
+    if u64::from(pde) & P == 0 {
+        return Err(0);
+    }
+    let large = u64::from(pde) & PS != 0 && roots.cr4 & cr4::PSE != 0;
+    let mut rights = Rights::ALL.and(u64::from(pde));
+    let (slot, entry, bits) = if large {
+        (pde_slot, pde, 22)
+    } else {
+        if u64::from(pde) & A == 0 && !memory.cas_u32(pde_slot, pde, pde | A as u32) {
+            return Ok(None);
+        }
+        let slot = u64::from(pde & 0xffff_f000) + ((gva >> 12) & 0x3ff) * 4;
+        let pte = memory.read_u32(slot);
+        if u64::from(pte) & P == 0 {
+            return Err(0);
+        }
+        rights = rights.and(u64::from(pte));
+        (slot, pte, 12)
+    };
+    if !rights.permits(roots, access) {
+        return Err(pf::PRESENT);
+    }
+    let wanted = entry | A as u32 | if access.write { D as u32 } else { 0 };
+    if wanted != entry && !memory.cas_u32(slot, entry, wanted) {
+        return Ok(None);
+    }
+    let offset_mask = (1u64 << bits) - 1;
+    let high = if large { u64::from(entry >> 13 & 0xff) << 32 } else { 0 };
+    Ok(Some(Translation {
+        gpa: high | (u64::from(entry) & 0xffff_f000 & !offset_mask) | (gva & offset_mask),
+        page_bits: bits,
+        writable: rights.writable,
+        user: rights.user,
+        executable: true,
+        global: u64::from(entry) & G != 0 && roots.cr4 & cr4::PGE != 0,
+        dirty: u64::from(wanted) & D != 0,
+    }))
+}

@@ -1,0 +1,150 @@
+//! What the CPU asks of the machine around it.
+//!
+//! The interpreter knows no host, no device and no memory layout: it sees RAM through
+//! [`GuestRam`] and everything else through [`System`]. Both are generic parameters, so that the
+//! common case (a load or store that hits the software TLB) compiles to a few instructions.
+
+use x86::Fault;
+
+/// A page of RAM behind a GPA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamPage {
+    /// Byte offset of the page within guest RAM (the memfd), a multiple of 4096. Not a GPA: RAM
+    /// has holes, the memfd has none.
+    pub offset: u64,
+    /// False for ROM: stores are lost.
+    pub writable: bool,
+}
+
+/// Guest RAM, addressed by byte offset into the memory object that backs it.
+///
+/// Offsets come from [`GuestRam::page`] plus an offset inside the page; accesses never cross
+/// the page. Accesses are little-endian, may be unaligned, and are atomic with respect to other
+/// threads when naturally aligned. An out-of-range offset is a bug of the caller and may panic.
+pub trait GuestRam {
+    /// The RAM page that holds `gpa`, or `None` where there is no RAM (MMIO or nothing).
+    fn page(&self, gpa: u64) -> Option<RamPage>;
+    /// Loads 1 byte.
+    fn load8(&self, offset: u64) -> u8;
+    /// Loads 2 bytes.
+    fn load16(&self, offset: u64) -> u16;
+    /// Loads 4 bytes.
+    fn load32(&self, offset: u64) -> u32;
+    /// Loads 8 bytes.
+    fn load64(&self, offset: u64) -> u64;
+    /// Stores 1 byte.
+    fn store8(&self, offset: u64, value: u8);
+    /// Stores 2 bytes.
+    fn store16(&self, offset: u64, value: u16);
+    /// Stores 4 bytes.
+    fn store32(&self, offset: u64, value: u32);
+    /// Stores 8 bytes.
+    fn store64(&self, offset: u64, value: u64);
+    /// Copies bytes out of RAM.
+    fn read(&self, offset: u64, data: &mut [u8]);
+    /// Copies bytes into RAM.
+    fn write(&self, offset: u64, data: &[u8]);
+    /// Atomic compare-and-swap of the `size` (1, 2, 4, 8) bytes at `offset`; returns the value
+    /// found. The swap happened if that equals `old`. Unaligned: atomic for this CPU only.
+    fn cas(&self, offset: u64, size: usize, old: u64, new: u64) -> u64;
+    /// Like [`GuestRam::cas`] on 16 bytes, 16-byte aligned.
+    fn cas128(&self, offset: u64, old: u128, new: u128) -> u128;
+
+    /// Notes that decoded or translated code comes from the page at `offset`, so that writers
+    /// report with [`GuestRam::note_write`].
+    fn mark_code(&self, offset: u64);
+    /// Whether the page at `offset` is marked by [`GuestRam::mark_code`].
+    fn is_code(&self, offset: u64) -> bool;
+    /// Reports a write to `len` bytes at `offset`, from the CPU or a device. Code pages it touches
+    /// become stale.
+    fn note_write(&self, offset: u64, len: u64);
+    /// Whether any code page is stale: cheap, asked before every block.
+    fn has_stale_code(&self) -> bool;
+    /// Takes the offsets of stale code pages; their marks are gone and the caller must drop every
+    /// block made from them before running further.
+    fn take_stale_code(&self) -> Vec<u64>;
+}
+
+/// Result of CPUID.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuidResult {
+    /// EAX.
+    pub eax: u32,
+    /// EBX.
+    pub ebx: u32,
+    /// ECX.
+    pub ecx: u32,
+    /// EDX.
+    pub edx: u32,
+}
+
+/// The machine around the CPU.
+pub trait System {
+    /// Guest RAM.
+    type Ram: GuestRam;
+    /// Guest RAM.
+    fn ram(&self) -> &Self::Ram;
+    /// Reads `data.len()` (1 to 8) bytes at a GPA that is not RAM. Nothing there: all ones.
+    fn mmio_read(&mut self, gpa: u64, data: &mut [u8]);
+    /// Writes 1 to 8 bytes at a GPA that is not RAM. Nothing there: lost.
+    fn mmio_write(&mut self, gpa: u64, data: &[u8]);
+    /// IN of `size` (1, 2, 4) bytes. Nothing there: all ones.
+    fn port_read(&mut self, port: u16, size: u8) -> u32;
+    /// OUT of `size` (1, 2, 4) bytes.
+    fn port_write(&mut self, port: u16, size: u8, value: u32);
+    /// RDMSR of a register that belongs to the machine (local APIC, TSC deadline, MTRRs).
+    /// # Errors
+    /// #GP for one that does not exist.
+    fn msr_read(&mut self, index: u32) -> Result<u64, Fault>;
+    /// WRMSR of a register that belongs to the machine.
+    /// # Errors
+    /// #GP for one that does not exist, or a value it does not take.
+    fn msr_write(&mut self, index: u32, value: u64) -> Result<(), Fault>;
+    /// The CPUID model. The CPU itself overlays the bits that follow its state (OSXSAVE, XSAVE
+    /// sizes).
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidResult;
+    /// The time-stamp counter, in ticks.
+    fn tsc(&mut self) -> u64;
+    /// A random word for RDRAND and RDSEED.
+    fn random(&mut self) -> Option<u64>;
+    /// CR8: bits 7:4 of the local APIC's task priority.
+    fn cr8(&mut self) -> u8;
+    /// Sets CR8.
+    fn set_cr8(&mut self, value: u8);
+    /// Executes a floating-point or SIMD instruction's computation, see [`VectorUnit`].
+    fn vector_unit(&mut self) -> &mut dyn VectorUnit;
+}
+
+/// What a vector instruction works on. The interpreter has checked the instruction is permitted,
+/// computed the effective address, loaded a memory source and will store a memory destination.
+#[repr(C, align(64))]
+#[derive(Clone, Debug)]
+pub struct VectorOperands {
+    /// The bytes at the instruction's memory operand, as loaded; the unit may change them, and if
+    /// the instruction writes memory the interpreter stores them back.
+    pub memory: [u8; 64],
+    /// General registers (some vector instructions read or write them).
+    pub gpr: [u64; 16],
+    /// RFLAGS: only the status flags may change.
+    pub rflags: u64,
+}
+
+/// Executes x87, MMX, SSE, AVX (and AES, SHA, PCLMULQDQ, FMA, BMI...) instructions.
+///
+/// The reference CPU does not re-implement IEEE arithmetic: a unit uses the host's own
+/// instructions on the guest's register values, which makes the results exact by construction.
+pub trait VectorUnit {
+    /// Executes one instruction, already relocated to use `operands.memory` for its memory
+    /// operand. `bytes` are its original encoding.
+    ///
+    /// # Errors
+    /// #UD for an instruction the unit does not support; #XM for an unmasked SIMD exception
+    /// (MXCSR flags already updated in `fpu`, no other register changed).
+    fn execute(
+        &mut self,
+        insn: &iced_x86::Instruction,
+        bytes: &[u8],
+        fpu: &mut x86::fpu::FpuState,
+        operands: &mut VectorOperands,
+    ) -> Result<(), Fault>;
+}

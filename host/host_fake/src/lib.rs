@@ -1,0 +1,1 @@
+//! A deterministic in-memory host for tests.

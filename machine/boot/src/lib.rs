@@ -1,0 +1,1 @@
+//! Kernel images, boot protocols and ACPI tables.

@@ -1,0 +1,1 @@
+//! The platform devices of the guest PC.

@@ -1,0 +1,1 @@
+//! Guest RAM: one memory object, its GPA layout, and the code-page bitmap.

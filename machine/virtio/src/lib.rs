@@ -1,0 +1,1 @@
+//! Virtio devices over virtio-pci (modern).

@@ -1,0 +1,1 @@
+//! Boot tests with real guests.

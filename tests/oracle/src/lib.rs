@@ -1,0 +1,1 @@
+//! Differential tests: the interpreter against the host CPU.
