@@ -6,6 +6,7 @@
 #![no_std]
 
 pub mod control;
+pub mod cpuid;
 pub mod exception;
 pub mod flags;
 pub mod fpu;

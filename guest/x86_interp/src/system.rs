@@ -65,18 +65,7 @@ pub trait GuestRam {
     fn take_stale_code(&self) -> Vec<u64>;
 }
 
-/// Result of CPUID.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CpuidResult {
-    /// EAX.
-    pub eax: u32,
-    /// EBX.
-    pub ebx: u32,
-    /// ECX.
-    pub ecx: u32,
-    /// EDX.
-    pub edx: u32,
-}
+pub use x86::cpuid::CpuidResult;
 
 /// The machine around the CPU.
 pub trait System {
