@@ -1,1 +1,284 @@
-//! Guest RAM: one memory object, its GPA layout, and the code-page bitmap.
+//! Guest RAM: one memory object, its GPA layout, and the map of code pages.
+//!
+//! All of RAM is one memfd, so that every process that runs the guest or serves a device maps the
+//! same bytes. Two kinds of address are used throughout: a *GPA* is what the guest says, an
+//! *offset* counts bytes of the memfd. GPAs have a hole below 4 GiB for MMIO, offsets have none:
+//!
+//! ```text
+//! GPA     0 ........ min(len, 3 GiB)   [hole: PCI, APICs, HPET]   4 GiB .... 4 GiB + rest
+//! offset  0 ........ min(len, 3 GiB) = low_len ................................... len
+//! ```
+//!
+//! Why it is right: every access is checked against the length once, against an invariant fixed
+//! at creation (the memfd is sealed, so the mapping can never shrink under us). There are no
+//! locks on loads, stores or the code-page checks; see the module `code` for the order of marks and
+//! writes. Devices write through [`Ram::write_gpa`] or [`Ram::dma`], and both tell the code-page
+//! map, so self-modifying code by DMA needs no care elsewhere.
+
+mod code;
+mod dma;
+mod layout;
+mod mapping;
+
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+pub use dma::{DmaMemory, WriteNotes};
+pub use layout::{HIGH_BASE, LOW_MAX};
+use x86::paging::WalkMemory;
+use x86_interp::{GuestRam, RamPage};
+
+use code::PageMap;
+use layout::Layout;
+use mapping::Mapping;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// The least RAM a PC has, in bytes: everything below the 1 MiB line.
+pub const MIN_LEN: u64 = 1 << 20;
+
+/// Why there is no guest RAM.
+#[derive(Debug, thiserror::Error)]
+pub enum RamError {
+    /// The user asked for an impossible amount.
+    #[error("guest memory of {len} bytes: must be at least 1 MiB and a multiple of 4096 bytes")]
+    BadSize {
+        /// Bytes asked for.
+        len: u64,
+    },
+    /// The host refused.
+    #[error("the host cannot give the guest {} MiB of memory ({step}): {error}", len >> 20)]
+    Host {
+        /// Bytes asked for.
+        len: u64,
+        /// What was attempted.
+        step: &'static str,
+        /// The host's answer.
+        error: std::io::Error,
+    },
+}
+
+/// A range of GPAs is not all RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("guest physical range {gpa:#x}+{len:#x} is not RAM")]
+pub struct OutOfRam {
+    /// Start of the range.
+    pub gpa: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// Guest RAM. A clone is another handle to the same bytes.
+#[derive(Clone)]
+pub struct Ram {
+    /// The mapping itself is cheap to copy in: loads and stores do not chase the `Arc`.
+    view: mapping::View,
+    layout: Layout,
+    shared: Arc<Inner>,
+}
+
+struct Inner {
+    mapping: Mapping,
+    pages: Arc<PageMap>,
+    dma: DmaMemory,
+}
+
+impl Ram {
+    /// Allocates `len` bytes of zeroed RAM. Pages are taken from the host when first touched.
+    ///
+    /// # Errors
+    /// `len` is under 1 MiB or not whole pages, or the host does not have that much.
+    pub fn new(len: u64) -> Result<Self, RamError> {
+        if len < MIN_LEN || !len.is_multiple_of(PAGE) {
+            return Err(RamError::BadSize { len });
+        }
+        let layout = Layout::new(len);
+        let mapping = Mapping::new(len)?;
+        let pages = Arc::new(PageMap::new(len / PAGE));
+        let dma = dma::map(&mapping, layout, &pages)?;
+        let view = mapping.view();
+        Ok(Self { view, layout, shared: Arc::new(Inner { mapping, pages, dma }) })
+    }
+
+    /// Bytes of RAM.
+    #[allow(clippy::len_without_is_empty)] // there is always at least 1 MiB
+    pub fn len(&self) -> u64 {
+        self.layout.len()
+    }
+
+    /// Bytes of RAM below the hole: GPAs 0 to this.
+    pub fn low_len(&self) -> u64 {
+        self.layout.low_len()
+    }
+
+    /// Bytes of RAM from [`HIGH_BASE`] up.
+    pub fn high_len(&self) -> u64 {
+        self.layout.len() - self.layout.low_len()
+    }
+
+    /// The memfd behind RAM, sealed against resizing.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.mapping.file().as_fd()
+    }
+
+    /// RAM as the rust-vmm crates want it: the same bytes at the same GPAs. Writes through it are
+    /// noted as [`GuestRam::note_write`] does.
+    pub fn dma(&self) -> &DmaMemory {
+        &self.shared.dma
+    }
+
+    /// The offset of `len` bytes at `gpa`, if they are all RAM without a hole between.
+    pub fn offset(&self, gpa: u64, len: u64) -> Result<u64, OutOfRam> {
+        self.layout.offset(gpa, len).ok_or(OutOfRam { gpa, len })
+    }
+
+    /// Reads bytes at a GPA.
+    ///
+    /// # Errors
+    /// Not all of the range is RAM; nothing was read.
+    pub fn read_gpa(&self, gpa: u64, data: &mut [u8]) -> Result<(), OutOfRam> {
+        let offset = self.offset(gpa, data.len() as u64)?;
+        self.view.read(offset, data);
+        Ok(())
+    }
+
+    /// Writes bytes at a GPA, ROM or not: this is how loaders fill ROM.
+    ///
+    /// # Errors
+    /// Not all of the range is RAM; nothing was written.
+    pub fn write_gpa(&self, gpa: u64, data: &[u8]) -> Result<(), OutOfRam> {
+        let offset = self.offset(gpa, data.len() as u64)?;
+        self.view.write(offset, data);
+        self.note_write(offset, data.len() as u64);
+        Ok(())
+    }
+
+    /// Makes the pages that hold the range read-only for the guest: its stores are lost. To be
+    /// done before the guest runs, since CPUs may cache the right to write.
+    ///
+    /// # Errors
+    /// Not all of the range is RAM; nothing has changed.
+    pub fn set_rom(&self, gpa: u64, len: u64) -> Result<(), OutOfRam> {
+        let offset = self.offset(gpa, len)?;
+        self.shared.pages.set_rom(offset, len);
+        Ok(())
+    }
+
+    /// The offset of an aligned word of the page walker.
+    #[inline]
+    fn word(&self, gpa: u64, len: u64) -> Option<u64> {
+        self.layout.offset(gpa, len)
+    }
+
+    fn walk_cas(&self, gpa: u64, size: usize, old: u64, new: u64) -> bool {
+        let Some(offset) = self.word(gpa, size as u64) else { return true };
+        if self.shared.pages.is_rom(offset) {
+            return true;
+        }
+        let swapped = self.view.cas(offset, size, old, new) == old;
+        self.note_write(offset, size as u64);
+        swapped
+    }
+}
+
+impl std::fmt::Debug for Ram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ram").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl GuestRam for Ram {
+    #[inline]
+    fn page(&self, gpa: u64) -> Option<RamPage> {
+        let offset = self.layout.offset(gpa & !(PAGE - 1), PAGE)?;
+        Some(RamPage { offset, writable: !self.shared.pages.is_rom(offset) })
+    }
+
+    #[inline]
+    fn load8(&self, offset: u64) -> u8 {
+        self.view.load8(offset)
+    }
+    #[inline]
+    fn load16(&self, offset: u64) -> u16 {
+        self.view.load16(offset)
+    }
+    #[inline]
+    fn load32(&self, offset: u64) -> u32 {
+        self.view.load32(offset)
+    }
+    #[inline]
+    fn load64(&self, offset: u64) -> u64 {
+        self.view.load64(offset)
+    }
+    #[inline]
+    fn store8(&self, offset: u64, value: u8) {
+        self.view.store8(offset, value);
+    }
+    #[inline]
+    fn store16(&self, offset: u64, value: u16) {
+        self.view.store16(offset, value);
+    }
+    #[inline]
+    fn store32(&self, offset: u64, value: u32) {
+        self.view.store32(offset, value);
+    }
+    #[inline]
+    fn store64(&self, offset: u64, value: u64) {
+        self.view.store64(offset, value);
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        self.view.read(offset, data);
+    }
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.view.write(offset, data);
+    }
+
+    fn cas(&self, offset: u64, size: usize, old: u64, new: u64) -> u64 {
+        self.view.cas(offset, size, old, new)
+    }
+    fn cas128(&self, offset: u64, old: u128, new: u128) -> u128 {
+        self.view.cas128(offset, old, new)
+    }
+
+    fn mark_code(&self, offset: u64) {
+        self.shared.pages.mark_code(offset);
+    }
+    #[inline]
+    fn is_code(&self, offset: u64) -> bool {
+        self.shared.pages.is_code(offset)
+    }
+    #[inline]
+    fn note_write(&self, offset: u64, len: u64) {
+        self.shared.pages.note_write(offset, len);
+    }
+    #[inline]
+    fn has_stale_code(&self) -> bool {
+        self.shared.pages.has_stale()
+    }
+    fn take_stale_code(&self) -> Vec<u64> {
+        self.shared.pages.take_stale()
+    }
+}
+
+/// Outside RAM, and on ROM, a swap reports success: the write is lost and the walk goes on, as on
+/// a real bus. A page table on a code page makes that code stale.
+impl WalkMemory for &Ram {
+    #[inline]
+    fn read_u64(&mut self, gpa: u64) -> u64 {
+        self.word(gpa, 8).map_or(u64::MAX, |offset| self.view.load64(offset))
+    }
+    #[inline]
+    fn read_u32(&mut self, gpa: u64) -> u32 {
+        self.word(gpa, 4).map_or(u32::MAX, |offset| self.view.load32(offset))
+    }
+    fn cas_u64(&mut self, gpa: u64, old: u64, new: u64) -> bool {
+        self.walk_cas(gpa, 8, old, new)
+    }
+    fn cas_u32(&mut self, gpa: u64, old: u32, new: u32) -> bool {
+        self.walk_cas(gpa, 4, old.into(), new.into())
+    }
+}

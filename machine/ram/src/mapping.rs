@@ -1,0 +1,214 @@
+//! The mapping of the memfd, and the only code that dereferences it.
+//!
+//! Bytes of guest RAM change under us at any moment: other vCPUs, devices and other processes
+//! write them. So no reference to them is ever made; they are read and written through raw
+//! pointers, as atomics where aligned and as volatile bytes where not.
+//!
+// UNSAFETY: shared memory that other processes write cannot be expressed in safe Rust. Each
+// access asserts that it lies inside the mapping, which lives as long as any `Ram`.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use crate::RamError;
+
+/// Owns the memfd and its mapping.
+pub(crate) struct Mapping {
+    file: File,
+    base: NonNull<u8>,
+    len: u64,
+}
+
+// SAFETY: the mapping is plain memory, valid from any thread; access to it is by atomic or
+// volatile operations only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Creates and maps a zeroed memfd of `len` bytes, which is not zero.
+    pub(crate) fn new(len: u64) -> Result<Self, RamError> {
+        let host = |step| move |e: rustix::io::Errno| RamError::Host { len, step, error: e.into() };
+        let fd = memfd_create("ring3-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(host("memfd_create"))?;
+        ftruncate(&fd, len).map_err(host("set size"))?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(host("seal"))?;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe {
+            mmap(ptr::null_mut(), len as usize, ProtFlags::READ | ProtFlags::WRITE, flags, &fd, 0)
+        }
+        .map_err(host("map"))?;
+        // SAFETY: the range was just mapped. A host without huge pages for shared memory refuses;
+        // that costs speed only.
+        let _ = unsafe { madvise(base, len as usize, Advice::LinuxHugepage) };
+        let base = NonNull::new(base.cast()).expect("mmap does not map page zero unasked");
+        Ok(Self { file: fd.into(), base, len })
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// A view, good while `self` lives: whoever keeps one keeps the mapping too.
+    pub(crate) fn view(&self) -> View {
+        View { base: self.base, len: self.len }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`, and every `Ram` that could reach it is gone. Failure would
+        // leak address space, no more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len as usize) };
+    }
+}
+
+/// Where the mapping is. Kept next to an `Arc` of its [`Mapping`].
+#[derive(Clone, Copy)]
+pub(crate) struct View {
+    base: NonNull<u8>,
+    /// At least a page.
+    len: u64,
+}
+
+// SAFETY: as for `Mapping`.
+unsafe impl Send for View {}
+// SAFETY: as for `Mapping`.
+unsafe impl Sync for View {}
+
+/// A load and a store of one size. Aligned: one relaxed atomic access. Unaligned: volatile bytes,
+/// which the compiler merges into one instruction.
+macro_rules! access {
+    ($load:ident, $store:ident, $word:ty, $atomic:ty) => {
+        #[inline]
+        pub(crate) fn $load(self, offset: u64) -> $word {
+            const SIZE: usize = size_of::<$word>();
+            let at = self.at::<SIZE>(offset);
+            if offset.is_multiple_of(SIZE as u64) {
+                // SAFETY: `at` is inside the mapping, and aligned since its base is.
+                unsafe { <$atomic>::from_ptr(at.cast()) }.load(Ordering::Relaxed)
+            } else {
+                // SAFETY: `at` is inside the mapping; bytes need no alignment.
+                <$word>::from_le_bytes(unsafe { at.cast::<[u8; SIZE]>().read_volatile() })
+            }
+        }
+
+        #[inline]
+        pub(crate) fn $store(self, offset: u64, value: $word) {
+            const SIZE: usize = size_of::<$word>();
+            let at = self.at::<SIZE>(offset);
+            if offset.is_multiple_of(SIZE as u64) {
+                // SAFETY: `at` is inside the mapping, and aligned since its base is.
+                unsafe { <$atomic>::from_ptr(at.cast()) }.store(value, Ordering::Relaxed);
+            } else {
+                // SAFETY: `at` is inside the mapping; bytes need no alignment.
+                unsafe { at.cast::<[u8; SIZE]>().write_volatile(value.to_le_bytes()) };
+            }
+        }
+    };
+}
+
+/// Compare-and-swap of one size; unaligned, a load and a store.
+macro_rules! cas {
+    ($self:ident, $offset:ident, $old:ident, $new:ident, $word:ty, $atomic:ty, $load:ident, $store:ident) => {{
+        const SIZE: usize = size_of::<$word>();
+        let (old, new) = ($old as $word, $new as $word);
+        let at = $self.at::<SIZE>($offset);
+        let found = if $offset.is_multiple_of(SIZE as u64) {
+            // SAFETY: `at` is inside the mapping, and aligned since its base is.
+            let word = unsafe { <$atomic>::from_ptr(at.cast()) };
+            word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+                .unwrap_or_else(|found| found)
+        } else {
+            let found = $self.$load($offset);
+            if found == old {
+                $self.$store($offset, new);
+            }
+            found
+        };
+        found as u64
+    }};
+}
+
+impl View {
+    /// The host address of `SIZE` bytes at `offset`.
+    #[inline]
+    fn at<const SIZE: usize>(self, offset: u64) -> *mut u8 {
+        assert!(offset <= self.len - SIZE as u64, "offset outside guest RAM");
+        // SAFETY: just checked to be inside the mapping.
+        unsafe { self.base.as_ptr().add(offset as usize) }
+    }
+
+    /// The host address of `len` bytes at `offset`.
+    fn span(self, offset: u64, len: usize) -> *mut u8 {
+        let fits = (len as u64) <= self.len && offset <= self.len - len as u64;
+        assert!(fits, "range outside guest RAM");
+        // SAFETY: just checked to be inside the mapping (or one past it for an empty range).
+        unsafe { self.base.as_ptr().add(offset as usize) }
+    }
+
+    access!(load8, store8, u8, AtomicU8);
+    access!(load16, store16, u16, AtomicU16);
+    access!(load32, store32, u32, AtomicU32);
+    access!(load64, store64, u64, AtomicU64);
+
+    pub(crate) fn read(self, offset: u64, data: &mut [u8]) {
+        let from = self.span(offset, data.len());
+        // SAFETY: `from` is valid for the length; `data` is ours alone and cannot overlap.
+        unsafe { ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len()) };
+    }
+
+    pub(crate) fn write(self, offset: u64, data: &[u8]) {
+        let to = self.span(offset, data.len());
+        // SAFETY: `to` is valid for the length, and a Rust slice cannot overlap guest RAM.
+        unsafe { ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+    }
+
+    pub(crate) fn cas(self, offset: u64, size: usize, old: u64, new: u64) -> u64 {
+        match size {
+            1 => cas!(self, offset, old, new, u8, AtomicU8, load8, store8),
+            2 => cas!(self, offset, old, new, u16, AtomicU16, load16, store16),
+            4 => cas!(self, offset, old, new, u32, AtomicU32, load32, store32),
+            8 => cas!(self, offset, old, new, u64, AtomicU64, load64, store64),
+            _ => panic!("compare-and-swap of {size} bytes"),
+        }
+    }
+
+    pub(crate) fn cas128(self, offset: u64, old: u128, new: u128) -> u128 {
+        assert!(offset.is_multiple_of(16), "unaligned 16-byte compare-and-swap");
+        assert!(is_x86_feature_detected!("cmpxchg16b"), "every 64-bit CPU since 2006 has it");
+        let at = self.at::<16>(offset).cast();
+        // SAFETY: `at` is inside the mapping and aligned, and the CPU has the instruction.
+        unsafe { swap_16_bytes(at, old, new) }
+    }
+}
+
+/// CMPXCHG16B. The library's intrinsic becomes a call to libatomic in unoptimized builds.
+///
+/// # Safety
+/// `at` is valid for reads and writes of 16 bytes and aligned to them; the CPU has the instruction.
+unsafe fn swap_16_bytes(at: *mut u128, old: u128, new: u128) -> u128 {
+    let (low, high): (u64, u64);
+    // SAFETY: the caller's; RBX, which the compiler keeps to itself, is restored.
+    unsafe {
+        std::arch::asm!(
+            "xchg {new_low}, rbx",
+            "lock cmpxchg16b xmmword ptr [rdi]",
+            "mov rbx, {new_low}",
+            new_low = inout(reg) new as u64 => _,
+            in("rcx") (new >> 64) as u64,
+            inout("rax") old as u64 => low,
+            inout("rdx") (old >> 64) as u64 => high,
+            in("rdi") at,
+            options(nostack),
+        );
+    }
+    u128::from(high) << 64 | u128::from(low)
+}

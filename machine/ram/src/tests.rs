@@ -1,0 +1,202 @@
+//! RAM as its users rely on it.
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use x86::paging::WalkMemory;
+use x86_interp::GuestRam;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+#[test]
+fn sizes_are_checked() {
+    assert!(matches!(Ram::new(0), Err(RamError::BadSize { .. })));
+    assert!(matches!(Ram::new(MIB - PAGE), Err(RamError::BadSize { .. })));
+    assert!(matches!(Ram::new(MIB + 1), Err(RamError::BadSize { .. })));
+    let error = Ram::new(1 << 60).unwrap_err().to_string();
+    assert!(error.contains("the host cannot give the guest 1099511627776 MiB"), "{error}");
+}
+
+#[test]
+fn hole_below_4_gib() {
+    let ram = Ram::new(4 * GIB).unwrap();
+    assert_eq!((ram.low_len(), ram.high_len()), (LOW_MAX, GIB));
+    assert_eq!(ram.page(LOW_MAX - 1).unwrap().offset, LOW_MAX - PAGE);
+    assert_eq!(ram.page(LOW_MAX), None);
+    assert_eq!(ram.page(HIGH_BASE - 1), None);
+    assert_eq!(ram.page(HIGH_BASE + 5).unwrap().offset, LOW_MAX);
+    assert_eq!(ram.page(HIGH_BASE + GIB - 1).unwrap().offset, 4 * GIB - PAGE);
+    assert_eq!(ram.page(HIGH_BASE + GIB), None);
+    assert_eq!(ram.page(u64::MAX), None);
+}
+
+#[test]
+fn ranges_do_not_cross_the_hole() {
+    let ram = Ram::new(4 * GIB).unwrap();
+    let mut four = [0; 4];
+    ram.write_gpa(LOW_MAX - 4, &[1, 2, 3, 4]).unwrap();
+    ram.read_gpa(LOW_MAX - 4, &mut four).unwrap();
+    assert_eq!(four, [1, 2, 3, 4]);
+    let error = ram.read_gpa(LOW_MAX - 3, &mut four).unwrap_err();
+    assert_eq!(error, OutOfRam { gpa: LOW_MAX - 3, len: 4 });
+    assert!(ram.write_gpa(HIGH_BASE - 1, &[0; 2]).is_err());
+    assert!(ram.write_gpa(u64::MAX - 1, &[0; 4]).is_err());
+    ram.write_gpa(HIGH_BASE, &[9]).unwrap();
+    assert_eq!(ram.load8(LOW_MAX), 9);
+}
+
+#[test]
+fn words_of_every_size_and_alignment() {
+    let ram = Ram::new(MIB).unwrap();
+    for offset in 0x100..0x110 {
+        ram.store64(offset, 0x8877_6655_4433_2211);
+        assert_eq!(ram.load64(offset), 0x8877_6655_4433_2211);
+        assert_eq!(ram.load32(offset + 1), 0x5544_3322);
+        assert_eq!(ram.load16(offset + 3), 0x5544);
+        assert_eq!(ram.load8(offset + 7), 0x88);
+        ram.store32(offset + 2, 0xdead_beef);
+        ram.store16(offset, 0x0102);
+        ram.store8(offset + 7, 0);
+        assert_eq!(ram.load64(offset), 0x0077_dead_beef_0102);
+    }
+    ram.store64(MIB - 8, 7);
+    assert_eq!(ram.load64(MIB - 8), 7);
+}
+
+#[test]
+#[should_panic(expected = "outside guest RAM")]
+fn load_past_the_end_panics() {
+    Ram::new(MIB).unwrap().load64(MIB - 7);
+}
+
+#[test]
+#[should_panic(expected = "outside guest RAM")]
+fn load_far_past_the_end_panics() {
+    Ram::new(MIB).unwrap().load8(u64::MAX);
+}
+
+#[test]
+fn compare_and_swap() {
+    let ram = Ram::new(MIB).unwrap();
+    for (size, mask) in [(1, 0xff), (2, 0xffff), (4, 0xffff_ffff), (8, u64::MAX)] {
+        for offset in [0x200, 0x203] {
+            ram.store64(offset, 0x1122_3344_5566_7788);
+            let now = 0x1122_3344_5566_7788 & mask;
+            assert_eq!(ram.cas(offset, size, 1, 2), now, "no match, no swap");
+            assert_eq!(ram.load64(offset), 0x1122_3344_5566_7788);
+            assert_eq!(ram.cas(offset, size, now, !0), now);
+            assert_eq!(ram.load64(offset), 0x1122_3344_5566_7788 | mask);
+        }
+    }
+    assert_eq!(ram.cas128(0x300, 0, 5 << 64), 0);
+    assert_eq!(ram.cas128(0x300, 0, 6), 5 << 64);
+    assert_eq!(ram.load64(0x308), 5);
+}
+
+#[test]
+fn code_pages_go_stale_once() {
+    let ram = Ram::new(MIB).unwrap();
+    ram.mark_code(0x5123);
+    assert!(ram.is_code(0x5000) && !ram.is_code(0x4000) && !ram.is_code(0x6000));
+    ram.note_write(0x4ff0, 16);
+    ram.note_write(0x5000, 0);
+    assert!(!ram.has_stale_code(), "ends just before the page");
+    ram.note_write(0x4ff0, 17);
+    ram.note_write(0x5800, 1);
+    assert!(ram.has_stale_code());
+    assert_eq!(ram.take_stale_code(), [0x5000]);
+    assert!(!ram.has_stale_code() && !ram.is_code(0x5000));
+    ram.note_write(0x5000, 1);
+    assert!(!ram.has_stale_code());
+}
+
+#[test]
+fn a_page_marked_while_stale_stays_stale() {
+    let ram = Ram::new(MIB).unwrap();
+    ram.mark_code(0x1000);
+    ram.note_write(0x1000, 1);
+    ram.mark_code(0x1000);
+    assert_eq!(ram.take_stale_code(), [0x1000]);
+}
+
+#[test]
+fn writes_by_loaders_and_devices_are_noted() {
+    let ram = Ram::new(4 * GIB).unwrap();
+    ram.mark_code(0x1000);
+    ram.mark_code(LOW_MAX + 0x3000);
+    ram.write_gpa(0xfff, &[1, 2]).unwrap();
+    assert_eq!(ram.take_stale_code(), [0x1000]);
+    ram.dma().write_slice(&[1; 8], GuestAddress(HIGH_BASE + 0x2ffc)).unwrap();
+    assert_eq!(ram.take_stale_code(), [LOW_MAX + 0x3000]);
+    ram.mark_code(LOW_MAX + 0x3000);
+    ram.dma().write_obj(1_u32, GuestAddress(HIGH_BASE + 0x3008)).unwrap();
+    ram.dma().read_obj::<u32>(GuestAddress(0x1000)).unwrap();
+    assert_eq!(ram.take_stale_code(), [LOW_MAX + 0x3000]);
+}
+
+#[test]
+fn devices_see_the_same_bytes() {
+    let ram = Ram::new(4 * GIB).unwrap();
+    ram.store32(LOW_MAX + 0x10, 0xcafe);
+    assert_eq!(ram.dma().read_obj::<u32>(GuestAddress(HIGH_BASE + 0x10)).unwrap(), 0xcafe);
+    ram.dma().write_obj(0x77_u8, GuestAddress(0x42)).unwrap();
+    assert_eq!(ram.load8(0x42), 0x77);
+    assert_eq!(ram.dma().num_regions(), 2);
+    assert!(ram.dma().read_obj::<u8>(GuestAddress(LOW_MAX)).is_err());
+    assert_eq!(Ram::new(MIB).unwrap().dma().num_regions(), 1);
+}
+
+#[test]
+fn rom_loses_page_walk_writes() {
+    let ram = Ram::new(MIB).unwrap();
+    ram.write_gpa(0xf_0000, &1_u64.to_le_bytes()).unwrap();
+    ram.set_rom(0xf_0000, 0x1_0000).unwrap();
+    assert!(!ram.page(0xf_0000).unwrap().writable && ram.page(0xe_f000).unwrap().writable);
+    assert!(!ram.page(0xf_f000).unwrap().writable);
+    assert!((&ram).cas_u64(0xf_0000, 1, 2), "lost, not retried forever");
+    assert_eq!((&ram).read_u64(0xf_0000), 1);
+    assert!(ram.set_rom(MIB, PAGE).is_err());
+}
+
+#[test]
+fn page_walker_sees_a_bus() {
+    let ram = Ram::new(MIB).unwrap();
+    let mut bus = &ram;
+    assert_eq!(bus.read_u64(MIB), u64::MAX);
+    assert_eq!(bus.read_u32(LOW_MAX), u32::MAX);
+    assert!(bus.cas_u64(MIB, 1, 2));
+    assert!(bus.cas_u32(0x1000, 0, 3) && !bus.cas_u32(0x1000, 0, 4));
+    assert_eq!(bus.read_u32(0x1000), 3);
+    assert!(bus.cas_u64(0x1000, 3, 1 << 40));
+    assert_eq!(bus.read_u64(0x1000), 1 << 40);
+}
+
+#[test]
+fn the_memfd_is_sealed_and_shared() {
+    use std::os::unix::fs::FileExt;
+    let ram = Ram::new(MIB).unwrap();
+    let file = std::fs::File::from(ram.fd().try_clone_to_owned().unwrap());
+    assert!(file.set_len(0).is_err());
+    file.write_all_at(&[0x5a], 0x777).unwrap();
+    assert_eq!(ram.clone().load8(0x777), 0x5a);
+}
+
+/// A writer that stores then looks, and a reader that marks then reads, cannot both miss.
+#[test]
+fn marks_and_writes_never_miss_each_other() {
+    let ram = Ram::new(MIB).unwrap();
+    for round in 1..2000 {
+        let writer = ram.clone();
+        let thread = std::thread::spawn(move || {
+            writer.store64(0x2000, round);
+            writer.note_write(0x2000, 8);
+        });
+        ram.mark_code(0x2000);
+        let seen = ram.load64(0x2000);
+        thread.join().unwrap();
+        assert!(seen == round || ram.has_stale_code(), "round {round}");
+        ram.note_write(0x2000, 8);
+        assert_eq!(ram.take_stale_code(), [0x2000]);
+    }
+}
