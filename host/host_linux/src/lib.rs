@@ -1,1 +1,10 @@
-//! The Linux host.
+//! The Linux host: the one crate that names libc and rustix for what [`host`] asks.
+//!
+//! It never opens `/dev/kvm`, and asks for no privilege an ordinary user lacks.
+
+mod clock;
+pub mod cpu;
+pub mod probe;
+pub mod terminal;
+
+pub use clock::LinuxClock;

@@ -1,0 +1,21 @@
+//! Instructions of the host CPU that have no safe wrapper elsewhere.
+#![allow(unsafe_code)]
+// UNSAFETY: the compiler's intrinsics for RDTSC and CPUID are unsafe functions.
+
+use x86::cpuid::CpuidResult;
+
+/// The host's time-stamp counter, in its own ticks.
+#[inline]
+pub fn rdtsc() -> u64 {
+    // SAFETY: RDTSC exists on every x86-64 CPU, and Linux leaves CR4.TSD clear unless a process
+    // asked for PR_TSC_SIGSEGV; we do not.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// The host's CPUID, as this process sees it.
+#[allow(unused_unsafe)] // a safe function in some compiler versions
+pub fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
+    // SAFETY: CPUID exists on every x86-64 CPU.
+    let raw = unsafe { core::arch::x86_64::__cpuid_count(leaf, subleaf) };
+    CpuidResult { eax: raw.eax, ebx: raw.ebx, ecx: raw.ecx, edx: raw.edx }
+}
