@@ -1,0 +1,72 @@
+//! Probe 2: a guest's `syscall` caught by a seccomp trap or by syscall user dispatch, and the ways
+//! back into the guest that do not call the host.
+
+use crate::guest::{self, Regs, TEXT};
+use crate::host::{self, Handler};
+use crate::measure::price;
+use crate::report::row;
+
+crate::code!(
+    calls,
+    "2: mov eax, 39",
+    "syscall",
+    "dec rbx",
+    "jnz 2b",
+    "mov eax, 0xdead",
+    "syscall",
+    "ud2"
+);
+
+crate::code!(
+    calls_with_vectors,
+    "vpternlogd zmm0, zmm0, zmm0, 0xff",
+    "vpternlogd zmm17, zmm17, zmm17, 0xff",
+    "kxnorq k1, k1, k1",
+    "2: mov eax, 39",
+    "syscall",
+    "dec rbx",
+    "jnz 2b",
+    "mov eax, 0xdead",
+    "syscall",
+    "ud2"
+);
+
+const LOOPS: u64 = 500;
+const WAYS: &[(&str, Handler)] = &[
+    ("sigreturn", guest::h_sigreturn),
+    ("GPRs, popfq, jmp rcx", guest::h_sysret),
+    ("GPRs, iretq", guest::h_iret),
+    ("xrstor all, popfq, jmp rcx", guest::h_xrstor_sysret),
+    ("xrstor x87+SSE, popfq, jmp rcx", guest::h_xrstor_legacy_sysret),
+    ("xrstor used, popfq, jmp rcx", guest::h_xrstor_used_sysret),
+    ("xrstor used, iretq", guest::h_xrstor_used_iret),
+    ("wrpkru, xrstor used, wrpkru, popfq, jmp rcx", guest::h_keys_xrstor_sysret),
+    ("wrpkru, xrstor all + PKRU, popfq, jmp rcx", guest::h_keys_xrstor_pkru_sysret),
+];
+
+/// Prices every way back under both traps, with clean and dirty vector registers.
+pub fn run() {
+    for (catcher, arm) in [
+        ("user dispatch", dispatch as fn()),
+        ("seccomp trap", || host::trap_calls_from(TEXT, TEXT + 4096)),
+    ] {
+        for (state, code) in [("clean", calls()), ("zmm dirty", calls_with_vectors())] {
+            let status = host::in_child(|| {
+                guest::prepare_stacks();
+                host::install_code(TEXT, code);
+                arm();
+                for (way, handler) in WAYS {
+                    guest::catch_all(*handler);
+                    let cost = price(41, LOOPS, || guest::enter(&Regs::at_text(LOOPS)));
+                    row(format!("{catcher}, {state}: {way}"), cost);
+                }
+            });
+            assert_eq!(status, 0, "{catcher} {state}");
+        }
+    }
+}
+
+/// Everything but the page of guest code may call the host.
+fn dispatch() {
+    host::dispatch_calls_outside(TEXT + 4096, usize::MAX - TEXT - 4096);
+}
