@@ -1,3 +1,26 @@
-//! The reference x86-64 CPU.
+//! The reference x86-64 CPU: an interpreter with a software TLB and a decoded-block cache.
+//!
+//! It can execute everything the machine supports, in every mode, and it is what every faster
+//! engine is compared with. Being right comes first; the caches only keep it from crawling.
+//!
+//! - [`Cpu::run`] executes blocks until something outside has to act; [`Cpu::step`] executes one
+//!   instruction and reports its exception instead of delivering it (for tests and lock-step).
+//! - `memory` turns linear addresses into RAM or MMIO accesses through `tlb`.
+//! - `decode` turns bytes into [`op::Op`]s: a handler and its operands; `block` caches them.
+//! - `exec` has the handlers, one file per instruction family.
+//!
+//! Why faults are precise: a handler commits registers only after its last access that can
+//! fault, and RIP is set back by the caller when it returns an error.
+
+mod block;
+mod cpu;
+mod decode;
+mod exec;
+mod interrupt;
+mod memory;
+mod op;
 mod system;
-pub use system::{CpuidResult, GuestRam, RamPage, System, VectorOperands, VectorUnit};
+mod tlb;
+
+pub use cpu::{Counters, Cpu, Exit, pending};
+pub use system::{CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit};

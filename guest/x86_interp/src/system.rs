@@ -73,6 +73,9 @@ pub trait System {
     type Ram: GuestRam;
     /// Guest RAM.
     fn ram(&self) -> &Self::Ram;
+    /// What waits for the CPU, a set of [`crate::pending`] bits. Asked before every block: it
+    /// should be one relaxed load.
+    fn pending(&self) -> u32;
     /// Reads `data.len()` (1 to 8) bytes at a GPA that is not RAM. Nothing there: all ones.
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]);
     /// Writes 1 to 8 bytes at a GPA that is not RAM. Nothing there: lost.
@@ -116,23 +119,50 @@ pub struct VectorOperands {
     pub gpr: [u64; 16],
     /// RFLAGS: only the status flags may change.
     pub rflags: u64,
+    /// Offset of the instruction in CS: what an x87 instruction leaves in FIP.
+    pub rip: u64,
+    /// Effective address (offset in its segment) of the memory operand: what an x87 instruction
+    /// leaves in FDP.
+    pub address: u64,
 }
+
+impl Default for VectorOperands {
+    fn default() -> Self {
+        Self { memory: [0; 64], gpr: [0; 16], rflags: x86::flags::FIXED, rip: 0, address: 0 }
+    }
+}
+
+/// A handle for an instruction that a [`VectorUnit`] has prepared; made once when the instruction
+/// is decoded. A plain number whose meaning is the unit's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitCode(pub u64);
 
 /// Executes x87, MMX, SSE, AVX (and AES, SHA, PCLMULQDQ, FMA, BMI...) instructions.
 ///
 /// The reference CPU does not re-implement IEEE arithmetic: a unit uses the host's own
 /// instructions on the guest's register values, which makes the results exact by construction.
+///
+/// Not for the unit: instructions that touch memory element by element (masked moves, gathers),
+/// those that save or restore state (FXSAVE, XSAVE, FNSAVE, FNSTENV families, LDMXCSR, STMXCSR,
+/// VZEROALL, VZEROUPPER) and WAIT.
 pub trait VectorUnit {
-    /// Executes one instruction, already relocated to use `operands.memory` for its memory
-    /// operand. `bytes` are its original encoding.
+    /// Prepares one instruction; `bytes` are its original encoding.
     ///
     /// # Errors
-    /// #UD for an instruction the unit does not support; #XM for an unmasked SIMD exception
-    /// (MXCSR flags already updated in `fpu`, no other register changed).
-    fn execute(
+    /// #UD for an instruction the unit does not support.
+    fn prepare(&mut self, insn: &iced_x86::Instruction, bytes: &[u8]) -> Result<UnitCode, Fault>;
+
+    /// Executes an instruction: `code` is what [`VectorUnit::prepare`] returned for `insn`. Its
+    /// memory operand, whatever its form, is `operands.memory`.
+    ///
+    /// # Errors
+    /// #XM for an unmasked SIMD exception (MXCSR flags already updated in `fpu`, no other register
+    /// changed); #MF for an x87 exception left pending by an earlier instruction; #UD as for
+    /// `prepare` if the handle is of an earlier generation.
+    fn run(
         &mut self,
+        code: UnitCode,
         insn: &iced_x86::Instruction,
-        bytes: &[u8],
         fpu: &mut x86::fpu::FpuState,
         operands: &mut VectorOperands,
     ) -> Result<(), Fault>;

@@ -1,0 +1,317 @@
+//! The CPU: its state, its caches and the loop that runs it.
+
+use crate::{
+    block::BlockCache,
+    op::{Op, RegRef, mask},
+    system::{GuestRam, System},
+    tlb::{Tlb, View},
+};
+use x86::{Activity, Fault, Vcpu, control::cr0, flags, paging, seg, vector};
+
+/// Bits of [`System::pending`].
+pub mod pending {
+    /// A maskable interrupt waits (it is delivered when the guest allows it).
+    pub const INTERRUPT: u32 = 1 << 0;
+    /// A non-maskable interrupt waits.
+    pub const NMI: u32 = 1 << 1;
+    /// [`super::Cpu::run`] must return.
+    pub const EXIT: u32 = 1 << 2;
+}
+
+/// Why [`Cpu::run`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The instruction budget is used up.
+    Budget,
+    /// [`pending::EXIT`] was set.
+    Requested,
+    /// A maskable interrupt waits and can be delivered now with [`Cpu::interrupt`].
+    InterruptWindow,
+    /// An NMI waits and can be delivered now with [`Cpu::nmi`].
+    NmiWindow,
+    /// HLT: nothing to do until an interrupt.
+    Halted,
+    /// Triple fault.
+    Shutdown,
+}
+
+/// What the CPU has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Instructions completed.
+    pub instructions: u64,
+    /// Blocks entered.
+    pub blocks: u64,
+    /// Blocks decoded.
+    pub blocks_decoded: u64,
+    /// Page walks.
+    pub tlb_misses: u64,
+    /// TLB flushes, whole.
+    pub tlb_flushes: u64,
+    /// Exceptions delivered, by vector.
+    pub exceptions: [u64; 32],
+    /// Interrupts delivered.
+    pub interrupts: u64,
+    /// Code pages whose blocks were dropped because the page was written.
+    pub code_pages_dropped: u64,
+}
+
+/// The reference CPU over a [`System`].
+pub struct Cpu<S: System> {
+    /// Architectural state. After changing it from outside call [`Cpu::state_changed`].
+    pub vcpu: Vcpu,
+    /// Statistics.
+    pub counters: Counters,
+    pub(crate) tlb: Tlb,
+    pub(crate) view: View,
+    /// The rest of the current block must not run: RIP moved, or what it was made from changed.
+    pub(crate) leave_block: bool,
+    /// DR7 has a data breakpoint enabled.
+    pub(crate) watching: bool,
+    /// DR6 bits of data breakpoints hit by the current instruction.
+    pub(crate) watch_hits: u64,
+    pub(crate) blocks: BlockCache<S>,
+}
+
+impl<S: System> Cpu<S> {
+    /// A CPU in the given state.
+    pub fn new(vcpu: Vcpu) -> Self {
+        let mut cpu = Self {
+            vcpu,
+            counters: Counters::default(),
+            tlb: Tlb::new(),
+            view: View::Supervisor,
+            leave_block: false,
+            watching: false,
+            watch_hits: 0,
+            blocks: BlockCache::new(),
+        };
+        cpu.state_changed();
+        cpu
+    }
+
+    /// Forgets everything derived from the architectural state.
+    pub fn state_changed(&mut self) {
+        self.update_view();
+        self.update_watch();
+        self.flush_tlb();
+    }
+
+    /// Runs until something outside has to act, for about `budget` instructions at the most.
+    pub fn run(&mut self, sys: &mut S, budget: u64) -> Exit {
+        let end = self.counters.instructions.saturating_add(budget);
+        loop {
+            if let Some(exit) = self.must_exit(sys) {
+                return exit;
+            }
+            if self.counters.instructions >= end {
+                return Exit::Budget;
+            }
+            let outcome = if self.vcpu.interrupt_shadow || self.vcpu.rflags & flags::TF != 0 {
+                self.step(sys)
+            } else {
+                self.run_block(sys, usize::MAX)
+            };
+            if let Err(fault) = outcome {
+                self.exception(sys, fault);
+            }
+        }
+    }
+
+    #[inline]
+    fn must_exit(&mut self, sys: &mut S) -> Option<Exit> {
+        let waiting = sys.pending();
+        if waiting != 0 {
+            if waiting & pending::EXIT != 0 {
+                return Some(Exit::Requested);
+            }
+            if waiting & pending::NMI != 0 && !self.vcpu.nmi_blocked {
+                return Some(Exit::NmiWindow);
+            }
+            if waiting & pending::INTERRUPT != 0 && self.vcpu.interruptible() {
+                return Some(Exit::InterruptWindow);
+            }
+        }
+        match self.vcpu.activity {
+            Activity::Running => None,
+            Activity::Shutdown => Some(Exit::Shutdown),
+            Activity::Halted | Activity::WaitForSipi => Some(Exit::Halted),
+        }
+    }
+
+    /// Executes one instruction (one iteration burst of a repeated string instruction). An
+    /// exception is returned, not delivered; RIP is then the faulting instruction, or for a trap
+    /// (#DB of single step, data breakpoints) the next one.
+    ///
+    /// # Errors
+    /// The exception the instruction raised.
+    pub fn step(&mut self, sys: &mut S) -> Result<(), Fault> {
+        let single = self.vcpu.rflags & flags::TF != 0;
+        let shadow = std::mem::take(&mut self.vcpu.interrupt_shadow);
+        self.run_block(sys, 1)?;
+        // MOV SS and POP SS hold off the trap of the instruction itself, not of its successor.
+        if single && !(self.vcpu.interrupt_shadow && !shadow) && !self.vcpu_suppressed_trap() {
+            return Err(Fault::debug(x86_dr6::BS));
+        }
+        Ok(())
+    }
+
+    fn vcpu_suppressed_trap(&mut self) -> bool {
+        std::mem::take(&mut self.blocks.suppress_trap)
+    }
+
+    /// Executes up to `limit` instructions of the block at RIP.
+    #[inline]
+    fn run_block(&mut self, sys: &mut S, limit: usize) -> Result<(), Fault> {
+        if sys.ram().has_stale_code() {
+            self.drop_stale_code(sys);
+        }
+        let block = self.fetch(sys)?;
+        self.counters.blocks += 1;
+        self.leave_block = false;
+        let mut done = 0;
+        for op in block.ops.iter().take(limit) {
+            let start = self.vcpu.rip;
+            self.vcpu.rip = start.wrapping_add(u64::from(op.len));
+            if let Err(fault) = (op.run)(self, sys, op) {
+                self.counters.instructions += done;
+                self.vcpu.rip = start;
+                return Err(fault);
+            }
+            done += 1;
+            if self.leave_block {
+                break;
+            }
+        }
+        self.counters.instructions += done;
+        if self.watch_hits != 0 {
+            return Err(Fault::debug(std::mem::take(&mut self.watch_hits)));
+        }
+        Ok(())
+    }
+
+    /// Drops every block made from pages that were written.
+    #[cold]
+    pub(crate) fn drop_stale_code(&mut self, sys: &mut S) {
+        for page in sys.ram().take_stale_code() {
+            self.counters.code_pages_dropped += 1;
+            self.blocks.drop_page(page);
+        }
+    }
+
+    /// Selects the TLB view; after every change of CPL, RFLAGS.AC, CR0.AM.
+    #[inline]
+    pub(crate) fn update_view(&mut self) {
+        let v = &self.vcpu;
+        let ac = v.rflags & flags::AC != 0;
+        self.view = match (v.cpl() == 3, ac) {
+            (true, true) if v.cr0 & cr0::AM != 0 => View::UserAligned,
+            (true, _) => View::User,
+            (false, true) if self.smap() => View::SupervisorAc,
+            (false, _) => View::Supervisor,
+        };
+    }
+
+    /// Drops all cached translations.
+    pub(crate) fn flush_tlb(&mut self) {
+        self.counters.tlb_flushes += 1;
+        self.tlb.flush();
+        self.blocks.forget_addresses();
+    }
+
+    /// Drops the cached translation of one page.
+    pub(crate) fn flush_page(&mut self, linear: u64) {
+        self.tlb.flush_page(linear);
+        self.blocks.forget_addresses();
+    }
+
+    /// Reads a general register operand of `SIZE` bytes.
+    #[inline(always)]
+    pub(crate) fn reg<const SIZE: usize>(&self, r: RegRef) -> u64 {
+        let value = self.vcpu.gpr[r.index as usize & 15];
+        if SIZE == 1 { (value >> r.shift) & 0xff } else { value & mask::<SIZE>() }
+    }
+
+    /// Writes a general register operand of `SIZE` bytes: 4 clears the upper half, 1 and 2 keep
+    /// the rest.
+    #[inline(always)]
+    pub(crate) fn set_reg<const SIZE: usize>(&mut self, r: RegRef, value: u64) {
+        let slot = &mut self.vcpu.gpr[r.index as usize & 15];
+        *slot = match SIZE {
+            1 => (*slot & !(0xff << r.shift)) | ((value & 0xff) << r.shift),
+            2 => (*slot & !0xffff) | (value & 0xffff),
+            _ => value & mask::<SIZE>(),
+        };
+    }
+
+    /// Offset of the memory operand within its segment.
+    #[inline(always)]
+    pub(crate) fn effective(&self, op: &Op<S>) -> u64 {
+        let a = &op.address;
+        let base = self.vcpu.gpr[a.base as usize & 15] & a.base_mask as u64;
+        let index = self.vcpu.gpr[a.index as usize & 15] & a.index_mask as u64;
+        let rip = self.vcpu.rip & a.rip_mask as u64;
+        let sum = base.wrapping_add(index << a.scale).wrapping_add(rip);
+        sum.wrapping_add(a.displacement) & a.mask
+    }
+
+    /// Linear address of the memory operand, checked against its segment for `size` bytes.
+    #[inline(always)]
+    pub(crate) fn linear(&self, op: &Op<S>, size: u64, write: bool) -> Result<u64, Fault> {
+        let offset = self.effective(op);
+        if !op.address.segmented {
+            return Ok(offset);
+        }
+        self.segmented(op.address.seg as usize, offset, size, write)
+    }
+
+    /// Linear address of `offset` in a segment, with the checks of the current mode.
+    #[inline]
+    pub(crate) fn segmented(
+        &self,
+        segment: usize,
+        offset: u64,
+        size: u64,
+        write: bool,
+    ) -> Result<u64, Fault> {
+        if self.vcpu.is_64bit() {
+            let base = if segment >= seg::FS { self.vcpu.seg[segment].base } else { 0 };
+            return Ok(base.wrapping_add(offset));
+        }
+        self.check_segment(segment, offset, size, write)
+    }
+
+    /// A non-canonical address reached through SS is #SS, not #GP (SDM 6.15).
+    #[cold]
+    pub(crate) fn blame_stack(&self, op: &Op<S>, fault: Fault) -> Fault {
+        if fault.vector == vector::GP && op.address.seg as usize == seg::SS {
+            return Fault::with_code(vector::SS, 0);
+        }
+        fault
+    }
+
+    /// The address may be put into RIP.
+    pub(crate) fn check_target(&self, rip: u64) -> Result<(), Fault> {
+        let fits = if self.vcpu.is_64bit() {
+            paging::canonical(rip)
+        } else {
+            rip <= u64::from(self.vcpu.seg[seg::CS].limit)
+        };
+        if fits { Ok(()) } else { Err(Fault::gp(0)) }
+    }
+
+    /// Jumps.
+    #[inline(always)]
+    pub(crate) fn jump(&mut self, rip: u64) {
+        self.vcpu.rip = rip;
+        self.leave_block = true;
+    }
+}
+
+/// DR6 bits.
+pub(crate) mod x86_dr6 {
+    /// Single step.
+    pub const BS: u64 = 1 << 14;
+    /// General detect: a debug register was touched with DR7.GD set.
+    pub const BD: u64 = 1 << 13;
+}

@@ -1,0 +1,413 @@
+//! Accesses by linear address: the fast path through the TLB and everything behind it.
+//!
+//! A store that crosses a page translates both pages before it writes either, so a fault leaves
+//! memory untouched. Accesses to addresses that are not RAM become MMIO, split at the page.
+
+use crate::{
+    cpu::Cpu,
+    system::{GuestRam, System},
+    tlb::{Right, View},
+};
+use x86::{
+    Fault,
+    control::cr4,
+    paging::{self, Access, Roots, WalkMemory},
+    vector,
+};
+
+/// Where the bytes of an access that lies within one page are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// RAM at this offset. For stores: writable, and not code.
+    Ram(u64),
+    /// RAM that holds decoded code, at this offset: stores must be reported.
+    Code(u64),
+    /// ROM at this offset: stores are lost.
+    Rom(u64),
+    /// Not RAM: this GPA.
+    Mmio(u64),
+}
+
+/// A memory destination that is first read and then written, translated for writing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    /// Ordinary RAM at this offset.
+    Ram(u64),
+    /// Anything else, by linear address.
+    Slow(u64),
+}
+
+/// The page walker's view of physical memory.
+struct Walker<'a, R>(&'a R);
+
+impl<R: GuestRam> WalkMemory for Walker<'_, R> {
+    fn read_u64(&mut self, gpa: u64) -> u64 {
+        self.offset(gpa).map_or(u64::MAX, |offset| self.0.load64(offset))
+    }
+    fn read_u32(&mut self, gpa: u64) -> u32 {
+        self.offset(gpa).map_or(u32::MAX, |offset| self.0.load32(offset))
+    }
+    fn cas_u64(&mut self, gpa: u64, old: u64, new: u64) -> bool {
+        self.cas(gpa, 8, old, new)
+    }
+    fn cas_u32(&mut self, gpa: u64, old: u32, new: u32) -> bool {
+        self.cas(gpa, 4, old.into(), new.into())
+    }
+}
+
+impl<R: GuestRam> Walker<'_, R> {
+    fn offset(&self, gpa: u64) -> Option<u64> {
+        self.0.page(gpa).map(|page| page.offset + (gpa & 0xfff))
+    }
+    /// A page table in ROM keeps its bits: the swap is lost but the walk goes on.
+    fn cas(&self, gpa: u64, size: usize, old: u64, new: u64) -> bool {
+        match self.0.page(gpa) {
+            Some(page) if page.writable => {
+                self.0.cas(page.offset + (gpa & 0xfff), size, old, new) == old
+            }
+            _ => true,
+        }
+    }
+}
+
+impl<S: System> Cpu<S> {
+    /// Loads `SIZE` (1, 2, 4, 8) bytes.
+    #[inline(always)]
+    pub(crate) fn load<const SIZE: usize>(
+        &mut self,
+        sys: &mut S,
+        linear: u64,
+    ) -> Result<u64, Fault> {
+        match self.tlb.lookup(self.view, Right::Read, linear, SIZE as u64) {
+            Some(offset) => Ok(ram_load::<S, SIZE>(sys, offset)),
+            None => self.load_slow(sys, self.view, linear, SIZE),
+        }
+    }
+
+    /// Stores the low `SIZE` (1, 2, 4, 8) bytes of `value`.
+    #[inline(always)]
+    pub(crate) fn store<const SIZE: usize>(
+        &mut self,
+        sys: &mut S,
+        linear: u64,
+        value: u64,
+    ) -> Result<(), Fault> {
+        match self.tlb.lookup(self.view, Right::Write, linear, SIZE as u64) {
+            Some(offset) => {
+                ram_store::<S, SIZE>(sys, offset, value);
+                Ok(())
+            }
+            None => self.store_slow(sys, self.view, linear, SIZE, value),
+        }
+    }
+
+    /// Translates `size` bytes for a read followed by a write.
+    #[inline(always)]
+    pub(crate) fn target(&mut self, sys: &mut S, linear: u64, size: u64) -> Result<Target, Fault> {
+        match self.tlb.lookup(self.view, Right::Write, linear, size) {
+            Some(offset) => Ok(Target::Ram(offset)),
+            None => self.target_slow(sys, linear, size),
+        }
+    }
+
+    #[cold]
+    fn target_slow(&mut self, sys: &mut S, linear: u64, size: u64) -> Result<Target, Fault> {
+        self.check_alignment(self.view, linear, size)?;
+        let first = self.translate(sys, self.view, linear, Right::Write)?;
+        if (linear & 0xfff) + size > 4096 {
+            self.translate(sys, self.view, next_page(linear), Right::Write)?;
+            return Ok(Target::Slow(linear));
+        }
+        match first {
+            Place::Ram(offset) => Ok(Target::Ram(offset)),
+            _ => Ok(Target::Slow(linear)),
+        }
+    }
+
+    /// Loads from a translated target.
+    #[inline(always)]
+    pub(crate) fn target_load<const SIZE: usize>(
+        &mut self,
+        sys: &mut S,
+        target: Target,
+    ) -> Result<u64, Fault> {
+        match target {
+            Target::Ram(offset) => Ok(ram_load::<S, SIZE>(sys, offset)),
+            Target::Slow(linear) => self.load_slow(sys, self.view, linear, SIZE),
+        }
+    }
+
+    /// Stores to a translated target.
+    #[inline(always)]
+    pub(crate) fn target_store<const SIZE: usize>(
+        &mut self,
+        sys: &mut S,
+        target: Target,
+        value: u64,
+    ) -> Result<(), Fault> {
+        match target {
+            Target::Ram(offset) => {
+                ram_store::<S, SIZE>(sys, offset, value);
+                Ok(())
+            }
+            Target::Slow(linear) => self.store_slow(sys, self.view, linear, SIZE, value),
+        }
+    }
+
+    /// Loads `SIZE` bytes as an implicit supervisor access (descriptor tables, TSS).
+    pub(crate) fn load_system<const SIZE: usize>(
+        &mut self,
+        sys: &mut S,
+        linear: u64,
+    ) -> Result<u64, Fault> {
+        self.load_slow(sys, View::Supervisor, linear, SIZE)
+    }
+
+    /// Stores `SIZE` bytes as an implicit supervisor access.
+    pub(crate) fn store_system<const SIZE: usize>(
+        &mut self,
+        sys: &mut S,
+        linear: u64,
+        value: u64,
+    ) -> Result<(), Fault> {
+        self.store_slow(sys, View::Supervisor, linear, SIZE, value)
+    }
+
+    /// Reads any number of bytes with the current rights.
+    pub(crate) fn read_bytes(
+        &mut self,
+        sys: &mut S,
+        linear: u64,
+        data: &mut [u8],
+    ) -> Result<(), Fault> {
+        self.check_alignment(self.view, linear, data.len() as u64)?;
+        self.read_view(sys, self.view, linear, data)
+    }
+
+    /// Writes any number of bytes with the current rights; a fault leaves all of them unwritten.
+    pub(crate) fn write_bytes(
+        &mut self,
+        sys: &mut S,
+        linear: u64,
+        data: &[u8],
+    ) -> Result<(), Fault> {
+        self.check_alignment(self.view, linear, data.len() as u64)?;
+        self.write_view(sys, self.view, linear, data)
+    }
+
+    /// Checks that `len` bytes could be written now, without writing.
+    pub(crate) fn probe_write(&mut self, sys: &mut S, linear: u64, len: u64) -> Result<(), Fault> {
+        for (piece, _) in pieces(linear, len as usize) {
+            self.translate(sys, self.view, piece, Right::Write)?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn load_slow(
+        &mut self,
+        sys: &mut S,
+        view: View,
+        linear: u64,
+        size: usize,
+    ) -> Result<u64, Fault> {
+        self.check_alignment(view, linear, size as u64)?;
+        let mut data = [0; 8];
+        self.read_view(sys, view, linear, &mut data[..size])?;
+        Ok(u64::from_le_bytes(data))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn store_slow(
+        &mut self,
+        sys: &mut S,
+        view: View,
+        linear: u64,
+        size: usize,
+        value: u64,
+    ) -> Result<(), Fault> {
+        self.check_alignment(view, linear, size as u64)?;
+        self.write_view(sys, view, linear, &value.to_le_bytes()[..size])
+    }
+
+    fn check_alignment(&self, view: View, linear: u64, size: u64) -> Result<(), Fault> {
+        if view == View::UserAligned && size.is_power_of_two() && linear & (size - 1) != 0 {
+            return Err(Fault::with_code(vector::AC, 0));
+        }
+        Ok(())
+    }
+
+    fn read_view(
+        &mut self,
+        sys: &mut S,
+        view: View,
+        linear: u64,
+        data: &mut [u8],
+    ) -> Result<(), Fault> {
+        let mut done = 0;
+        // Translate everything first: an MMIO read has effects and must not be repeated.
+        for (piece, _) in pieces(linear, data.len()).skip(1) {
+            self.translate(sys, view, piece, Right::Read)?;
+        }
+        for (piece, len) in pieces(linear, data.len()) {
+            let part = &mut data[done..done + len];
+            match self.translate(sys, view, piece, Right::Read)? {
+                Place::Ram(o) | Place::Code(o) | Place::Rom(o) => sys.ram().read(o, part),
+                Place::Mmio(gpa) => mmio_read(sys, gpa, part),
+            }
+            done += len;
+        }
+        self.watch(linear, data.len() as u64, false);
+        Ok(())
+    }
+
+    fn write_view(
+        &mut self,
+        sys: &mut S,
+        view: View,
+        linear: u64,
+        data: &[u8],
+    ) -> Result<(), Fault> {
+        for (piece, _) in pieces(linear, data.len()).skip(1) {
+            self.translate(sys, view, piece, Right::Write)?;
+        }
+        let mut done = 0;
+        for (piece, len) in pieces(linear, data.len()) {
+            let part = &data[done..done + len];
+            match self.translate(sys, view, piece, Right::Write)? {
+                Place::Ram(offset) => sys.ram().write(offset, part),
+                Place::Code(offset) => {
+                    sys.ram().write(offset, part);
+                    sys.ram().note_write(offset, len as u64);
+                    self.leave_block = true;
+                }
+                Place::Rom(_) => {}
+                Place::Mmio(gpa) => mmio_write(sys, gpa, part),
+            }
+            done += len;
+        }
+        self.watch(linear, data.len() as u64, true);
+        Ok(())
+    }
+
+    /// Translates one linear address, through the TLB, the page tables and the memory map.
+    pub(crate) fn translate(
+        &mut self,
+        sys: &mut S,
+        view: View,
+        linear: u64,
+        right: Right,
+    ) -> Result<Place, Fault> {
+        if let Some(offset) = self.tlb.lookup(view, right, linear, 1) {
+            return Ok(Place::Ram(offset));
+        }
+        if self.vcpu.long_mode() && !paging::canonical(linear) {
+            return Err(Fault::gp(0));
+        }
+        self.counters.tlb_misses += 1;
+        let access = Access {
+            write: right == Right::Write,
+            fetch: right == Right::Execute,
+            user: matches!(view, View::User | View::UserAligned),
+            smap_override: view == View::SupervisorAc,
+        };
+        let roots = Roots::from(&self.vcpu);
+        let found = paging::walk(&mut Walker(sys.ram()), roots, linear, access)?;
+        let Some(page) = sys.ram().page(found.gpa) else {
+            return Ok(Place::Mmio(found.gpa));
+        };
+        let offset = page.offset + (found.gpa & 0xfff);
+        if right == Right::Write && !page.writable {
+            return Ok(Place::Rom(offset));
+        }
+        if right == Right::Write && sys.ram().is_code(page.offset) {
+            return Ok(Place::Code(offset));
+        }
+        let watched = right != Right::Execute && self.page_is_watched(linear);
+        if view != View::UserAligned && !watched {
+            self.tlb.fill(view, right, linear & !0xfff, page.offset);
+        }
+        Ok(Place::Ram(offset))
+    }
+
+    /// Supervisor accesses fault on user pages: SMAP is on.
+    pub(crate) fn smap(&self) -> bool {
+        self.vcpu.cr4 & cr4::SMAP != 0
+    }
+}
+
+#[inline(always)]
+pub(crate) fn ram_load<S: System, const SIZE: usize>(sys: &S, offset: u64) -> u64 {
+    match SIZE {
+        1 => sys.ram().load8(offset).into(),
+        2 => sys.ram().load16(offset).into(),
+        4 => sys.ram().load32(offset).into(),
+        _ => sys.ram().load64(offset),
+    }
+}
+
+#[inline(always)]
+pub(crate) fn ram_store<S: System, const SIZE: usize>(sys: &S, offset: u64, value: u64) {
+    match SIZE {
+        1 => sys.ram().store8(offset, value as u8),
+        2 => sys.ram().store16(offset, value as u16),
+        4 => sys.ram().store32(offset, value as u32),
+        _ => sys.ram().store64(offset, value),
+    }
+}
+
+fn next_page(linear: u64) -> u64 {
+    (linear & !0xfff).wrapping_add(4096)
+}
+
+/// Splits an access at page borders: (linear address, bytes).
+fn pieces(linear: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
+    let mut at = linear;
+    let mut left = len;
+    std::iter::from_fn(move || {
+        if left == 0 {
+            return None;
+        }
+        let piece = left.min(4096 - (at & 0xfff) as usize);
+        let start = at;
+        at = at.wrapping_add(piece as u64);
+        left -= piece;
+        Some((start, piece))
+    })
+}
+
+/// Buses take at most 8 bytes, in powers of two.
+fn mmio_read<S: System>(sys: &mut S, gpa: u64, data: &mut [u8]) {
+    let mut at = gpa;
+    let mut rest = data;
+    while !rest.is_empty() {
+        let size = bus_size(rest.len());
+        let (part, tail) = rest.split_at_mut(size);
+        sys.mmio_read(at, part);
+        at += size as u64;
+        rest = tail;
+    }
+}
+
+fn mmio_write<S: System>(sys: &mut S, gpa: u64, data: &[u8]) {
+    let mut at = gpa;
+    let mut rest = data;
+    while !rest.is_empty() {
+        let size = bus_size(rest.len());
+        let (part, tail) = rest.split_at(size);
+        sys.mmio_write(at, part);
+        at += size as u64;
+        rest = tail;
+    }
+}
+
+fn bus_size(len: usize) -> usize {
+    match len {
+        8.. => 8,
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
+    }
+}
