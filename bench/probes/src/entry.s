@@ -165,14 +165,35 @@ handler h_keys_xrstor_pkru_sysret
     vectors_back 0x2e7
     resume_like_sysret
 
+handler h_skip2_sigreturn
+    exit_if_asked
+    add qword ptr [rdx + UC_RIP], 2
+    ret
+
+handler h_skip2_xrstor_used_sysret
+    exit_if_asked
+    add qword ptr [rdx + UC_RIP], 2
+    vectors_back_used
+    resume_like_sysret
+
 # Records nothing, resumes nothing: whatever arrived, go home. Rust reads the frame afterwards.
 handler h_leave
 handler probe_leave
+    mov r8, rdx
+    xor ecx, ecx
+    rdpkru
+    mov [rip + PROBE_LAST_KEYS], rax
+    xor eax, eax
+    xor edx, edx
+    wrpkru
+    mov rdx, r8
     mov [rip + PROBE_LAST_CONTEXT], rdx
     mov [rip + PROBE_LAST_SIGNAL], rdi
     mov [rip + PROBE_LAST_INFO], rsi
 .globl probe_home
 probe_home:
+    mov rax, [rip + PROBE_HOST_FS]
+    wrfsbase rax
     mov rsp, [rip + PROBE_HOST_RSP]
     popfq
     pop r15
@@ -195,6 +216,8 @@ probe_enter:
     push r15
     pushfq
     mov [rip + PROBE_HOST_RSP], rsp
+    rdfsbase rax
+    mov [rip + PROBE_HOST_FS], rax
     mov rax, [rdi + 16*8]
     mov [rip + PROBE_TARGET], rax
     mov rsp, [rdi + 14*8]

@@ -6,10 +6,10 @@ use std::arch::global_asm;
 
 global_asm!(include_str!("entry.s"));
 
-/// Where guest user code is installed.
-pub const TEXT: usize = 0x10_0000_0000;
+/// Where guest user code is installed: below 4 GiB, so that 32-bit code can run there too.
+pub const TEXT: usize = 0x4000_0000;
 /// The guest user stack's lowest byte; it is one page, and grows down from `STACK + PAGE`.
-pub const STACK: usize = 0x11_0000_0000;
+pub const STACK: usize = 0x4100_0000;
 /// The alternate signal stack.
 pub const ALT_STACK: usize = 0x12_0000_0000;
 /// Bytes of alternate stack: enough for a frame with AMX tiles.
@@ -52,11 +52,15 @@ impl Regs {
 #[unsafe(no_mangle)]
 static mut PROBE_HOST_RSP: u64 = 0;
 #[unsafe(no_mangle)]
+static mut PROBE_HOST_FS: u64 = 0;
+#[unsafe(no_mangle)]
 static mut PROBE_TARGET: u64 = 0;
 #[unsafe(no_mangle)]
 static mut PROBE_LAST_CONTEXT: u64 = 0;
 #[unsafe(no_mangle)]
 static mut PROBE_LAST_SIGNAL: u64 = 0;
+#[unsafe(no_mangle)]
+static mut PROBE_LAST_KEYS: u64 = 0;
 #[unsafe(no_mangle)]
 static mut PROBE_LAST_INFO: u64 = 0;
 
@@ -80,6 +84,10 @@ unsafe extern "C" {
     pub fn h_keys_xrstor_sysret();
     /// Opens the keys; XRSTOR closes them (PKRU in its mask).
     pub fn h_keys_xrstor_pkru_sysret();
+    /// Steps over a two-byte instruction by sigreturn.
+    pub fn h_skip2_sigreturn();
+    /// Steps over a two-byte instruction, then as `h_xrstor_used_sysret`.
+    pub fn h_skip2_xrstor_used_sysret();
     /// Leaves the guest on any signal.
     pub fn h_leave();
 }
@@ -88,6 +96,23 @@ unsafe extern "C" {
 pub fn prepare_stacks() {
     host::map_anon(STACK, host::PAGE * 2, host::RW);
     host::alt_stack(ALT_STACK, ALT_STACK_LEN);
+    forget_rseq();
+}
+
+/// Unregisters glibc's rseq area: the kernel writes it on the way back to user mode under the guest's
+/// PKRU, and kills the process when a key forbids that.
+pub fn forget_rseq() {
+    unsafe extern "C" {
+        static __rseq_offset: isize;
+        static __rseq_size: u32;
+    }
+    // SAFETY: the area is the one glibc registered for this thread; 0x53053053 is its signature.
+    unsafe {
+        let thread: usize;
+        std::arch::asm!("rdfsbase {}", out(reg) thread, options(nomem, nostack));
+        let area = thread.wrapping_add_signed(__rseq_offset);
+        libc::syscall(libc::SYS_rseq, area, 32.max(__rseq_size), 1, 0x5305_3053u32);
+    }
 }
 
 /// Sets `handler` for every signal a guest instruction can raise.
@@ -116,8 +141,10 @@ pub struct Exit {
     /// selectors, error code, trap number, mask, cr2.
     pub words: [u64; 23],
     pub fpstate: u64,
-    /// Where the frame began (the handler's rsp).
+    /// The address of the ucontext.
     pub context: u64,
+    /// PKRU when the handler started.
+    pub keys: u64,
 }
 
 impl Exit {
@@ -168,6 +195,7 @@ pub fn last_exit() -> Exit {
             words: ((context + 40) as *const [u64; 23]).read(),
             fpstate: ((context + 224) as *const u64).read(),
             context,
+            keys: PROBE_LAST_KEYS,
         }
     }
 }

@@ -124,6 +124,21 @@ pub fn trap_calls_from(start: usize, end: usize) {
     install_filter(&mut filter);
 }
 
+/// seccomp: calls whose instruction pointer lies in the low 4 GiB or the highest 4 GiB (the vsyscall
+/// page) trap, all others pass.
+pub fn trap_calls_of_low_and_vsyscall() {
+    let k = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let jeq = libc::BPF_JMP | libc::BPF_JEQ;
+    let ret = libc::BPF_RET | libc::BPF_K;
+    install_filter(&mut [
+        k(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 12),
+        k(jeq, 1, 0, 0),
+        k(jeq, 0, 1, u32::MAX),
+        k(ret, 0, 0, libc::SECCOMP_RET_TRAP),
+        k(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ]);
+}
+
 /// Installs a classic BPF program as the process's seccomp filter.
 pub fn install_filter(filter: &mut [libc::sock_filter]) {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };

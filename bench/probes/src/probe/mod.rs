@@ -1,10 +1,23 @@
 //! The probes, one file per risky mechanism.
 
+mod frame;
+mod keys;
+mod leaks;
+mod odd;
+mod primitives;
+mod state;
 mod syscall;
 
 /// A probe's name, title and body.
 pub type Probe = (&'static str, &'static str, fn());
 
 /// Every probe, in the order of docs/probes.md.
-pub const ALL: &[Probe] =
-    &[("syscall", "guest system calls caught by seccomp and user dispatch", syscall::run)];
+pub const ALL: &[Probe] = &[
+    ("syscall", "guest system calls caught by seccomp and user dispatch", syscall::run),
+    ("primitives", "what single instructions and host calls cost", primitives::run),
+    ("state", "nothing is lost on the ways back without sigreturn", state::run),
+    ("frame", "what the size of the signal frame costs", frame::run),
+    ("keys", "protection keys around signals", keys::run),
+    ("leaks", "what unprivileged instructions tell guest user code", leaks::run),
+    ("odd", "odd ways out of guest user code, and what the wedge sees", odd::run),
+];
