@@ -1,0 +1,159 @@
+//! Packages from Debian's archive through the machine's own apt.
+//!
+//! apt checks the archive's signature (with the installed debian-archive-keyring) and every
+//! package's hash. We give it directories of our own, so that it works for an ordinary user, for
+//! a suite the machine is not configured for, and without changing anything on the machine;
+//! mirror and proxy settings stay the machine's.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{output, progress};
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
+
+/// A Debian release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suite {
+    /// Debian 12: Linux 6.1.
+    Bookworm,
+    /// Debian 13: Linux 6.12.
+    Trixie,
+}
+
+impl Suite {
+    /// The suite's name in the archive.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+        }
+    }
+}
+
+/// One suite of the archive with its package lists fetched.
+#[derive(Debug)]
+pub struct Archive {
+    suite: Suite,
+    directory: PathBuf,
+}
+
+impl Archive {
+    /// Fetches the suite's package lists into `directory`.
+    ///
+    /// # Errors
+    /// apt is missing or cannot reach the archive.
+    pub fn open(suite: Suite, directory: PathBuf) -> Result<Self> {
+        if !Path::new(KEYRING).exists() {
+            bail!("{KEYRING} is missing: install the package debian-archive-keyring");
+        }
+        for sub in ["lists/partial", "archives/partial"] {
+            let path = directory.join(sub);
+            fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        let archive = Self { suite, directory };
+        fs::write(archive.sources(), archive.source_entry())?;
+        fs::write(archive.directory.join("status"), "")?;
+        let bar = progress(format!("fetching the package lists of Debian {}", suite.name()));
+        output(archive.apt("apt-get").arg("update"))
+            .with_context(|| format!("cannot reach Debian's archive for {}", suite.name()))?;
+        bar.finish_and_clear();
+        Ok(archive)
+    }
+
+    /// The package a meta-package such as `linux-image-cloud-amd64` stands for.
+    ///
+    /// # Errors
+    /// There is no such package in the suite.
+    pub fn resolve(&self, meta: &str) -> Result<String> {
+        let depends = output(self.apt("apt-cache").args(["depends", meta]))?;
+        let first = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+        let package = first.with_context(|| {
+            format!("Debian {} has no package {meta} with dependencies", self.suite.name())
+        })?;
+        Ok(package.to_owned())
+    }
+
+    /// Downloads a package into a directory and returns the file.
+    ///
+    /// # Errors
+    /// There is no such package, or the archive cannot be reached.
+    pub fn download(&self, package: &str, into: &Path) -> Result<PathBuf> {
+        let bar = progress(format!("downloading {package}"));
+        output(self.apt("apt-get").args(["download", package]).current_dir(into))?;
+        bar.finish_and_clear();
+        let prefix = format!("{package}_");
+        let mut files = fs::read_dir(into)?.filter_map(|entry| Some(entry.ok()?.path()));
+        files
+            .find(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&prefix)))
+            .with_context(|| format!("apt-get left no file for {package}"))
+    }
+
+    fn sources(&self) -> PathBuf {
+        self.directory.join("ring3.sources")
+    }
+
+    fn source_entry(&self) -> String {
+        format!(
+            "Types: deb\nURIs: {}\nSuites: {}\nComponents: main\nArchitectures: amd64\n\
+             Signed-By: {KEYRING}\n",
+            mirror(),
+            self.suite.name()
+        )
+    }
+
+    /// apt with every directory it writes replaced by ours.
+    fn apt(&self, program: &str) -> Command {
+        let at = |key: &str, path: &Path| format!("-o{key}={}", path.display());
+        let mut command = Command::new(program);
+        command
+            .arg("-qq")
+            .arg(at("Dir::Etc::sourcelist", &self.sources()))
+            .arg(at("Dir::State", &self.directory))
+            .arg(at("Dir::State::lists", &self.directory.join("lists")))
+            .arg(at("Dir::State::status", &self.directory.join("status")))
+            .arg(at("Dir::Cache", &self.directory))
+            .arg(at("Dir::Cache::archives", &self.directory.join("archives")))
+            .args(["-oDir::Etc::sourceparts=/dev/null", "-oDir::Etc::preferences=/dev/null"])
+            .args(["-oDir::Etc::preferencesparts=/dev/null", "-oAPT::Default-Release="])
+            .args(["-oAPT::Architecture=amd64", "-oAPT::Architectures::=amd64"])
+            .args(["-oAPT::Sandbox::User=root", "-oAcquire::Languages=none"])
+            .args([
+                "-oAcquire::Retries=3",
+                "-oAcquire::IndexTargets::deb::DEP-11::DefaultEnabled=0",
+            ]);
+        command.env("LC_ALL", "C");
+        command
+    }
+}
+
+/// The mirror this machine is configured for.
+fn mirror() -> String {
+    let mut command = Command::new("apt-get");
+    command.args(["indextargets", "--format", "$(LABEL)|$(REPO_URI)", "Identifier: Packages"]);
+    let targets = output(command.env("LC_ALL", "C")).unwrap_or_default();
+    mirror_in(&targets).unwrap_or(DEFAULT_MIRROR).to_owned()
+}
+
+fn mirror_in(targets: &str) -> Option<&str> {
+    let uris = targets.lines().filter_map(|line| line.strip_prefix("Debian|"));
+    uris.map(|uri| uri.trim_end_matches('/')).find(|uri| !uri.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mirror_in;
+
+    #[test]
+    fn the_mirror_is_debians_main_archive() {
+        let targets = "Debian-Security|http://one/debian-security/\nDebian|http://two/debian/\n";
+        assert_eq!(mirror_in(targets), Some("http://two/debian"));
+        assert_eq!(mirror_in("Ubuntu|http://three/ubuntu/\n"), None);
+    }
+}

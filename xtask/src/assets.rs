@@ -1,0 +1,255 @@
+//! Guests to run: kernels, modules and busybox out of Debian packages, kept in a cache.
+//!
+//! apt verifies what it downloads; we record the SHA-256 of every file we keep and check it
+//! before each use, so a damaged or half-written cache is fetched again instead of used. An
+//! entry appears under its name only when complete.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    archive::{Archive, Suite},
+    command::{output, progress},
+    modules::{Module, ModuleTree},
+};
+
+/// Layout version of the cache; a new one leaves old entries alone.
+const VERSION: &str = "v1";
+const MANIFEST: &str = "manifest.json";
+
+/// Modules guests are given, where their kernel does not have them built in.
+const MODULES: [&str; 8] = [
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_console",
+    "virtio_rng",
+    "ext4",
+    "crc32c_generic",
+    "overlay",
+    "virtiofs",
+];
+
+/// A kernel Debian ships.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Linux 6.1 for cloud machines, from Debian 12.
+    BookwormCloud,
+    /// Linux 6.12 for cloud machines, from Debian 13.
+    TrixieCloud,
+    /// Linux 6.12 for any machine, from Debian 13.
+    TrixieFull,
+}
+
+impl Kernel {
+    const fn suite(self) -> Suite {
+        match self {
+            Self::BookwormCloud => Suite::Bookworm,
+            Self::TrixieCloud | Self::TrixieFull => Suite::Trixie,
+        }
+    }
+    const fn meta_package(self) -> &'static str {
+        match self {
+            Self::BookwormCloud | Self::TrixieCloud => "linux-image-cloud-amd64",
+            Self::TrixieFull => "linux-image-amd64",
+        }
+    }
+    const fn entry(self) -> &'static str {
+        match self {
+            Self::BookwormCloud => "kernel-bookworm-cloud",
+            Self::TrixieCloud => "kernel-trixie-cloud",
+            Self::TrixieFull => "kernel-trixie-full",
+        }
+    }
+}
+
+/// A kernel's files.
+#[derive(Clone, Debug)]
+pub struct KernelFiles {
+    /// The bzImage.
+    pub image: PathBuf,
+    /// Modules for it, in the order to load them.
+    pub modules: Vec<Module>,
+}
+
+/// The SHA-256 of each file of an entry.
+#[derive(Debug, Serialize, Deserialize)]
+struct Manifest {
+    package: String,
+    /// Names relative to the entry, in the order given at creation, with lower-case hex digests.
+    files: Vec<(String, String)>,
+}
+
+/// The cache.
+#[derive(Debug)]
+pub struct Assets {
+    root: PathBuf,
+}
+
+impl Assets {
+    /// The user's cache: `$XDG_CACHE_HOME/ring3` or `~/.cache/ring3`.
+    ///
+    /// # Errors
+    /// There is no home directory.
+    pub fn open() -> Result<Self> {
+        let xdg = env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+        let base = xdg.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
+        let base = base.context("set HOME or XDG_CACHE_HOME: there is nowhere to keep guests")?;
+        Ok(Self::at(base.join("ring3").join(VERSION)))
+    }
+
+    /// A cache in the given directory.
+    pub fn at(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    /// A kernel and its modules; fetched if they are not in the cache.
+    ///
+    /// # Errors
+    /// Neither the cache has it nor can it be fetched.
+    pub fn kernel(&self, kernel: Kernel) -> Result<KernelFiles> {
+        let name = kernel.entry();
+        let manifest = self.entry(name, |fresh| {
+            let archive = self.archive(kernel.suite())?;
+            let package = archive.resolve(kernel.meta_package())?;
+            unpack_kernel(&archive, &package, fresh)
+        })?;
+        let directory = self.root.join(name);
+        let modules = manifest.files.iter().filter_map(|(file, _)| {
+            let name = file.strip_prefix("modules/")?.strip_suffix(".ko")?;
+            Some((name, directory.join(file)))
+        });
+        let modules = modules
+            .map(|(name, path)| Ok(Module { name: name.to_owned(), content: fs::read(path)? }))
+            .collect::<Result<_>>()?;
+        Ok(KernelFiles { image: directory.join("vmlinuz"), modules })
+    }
+
+    /// The statically linked busybox; fetched if it is not in the cache.
+    ///
+    /// # Errors
+    /// Neither the cache has it nor can it be fetched.
+    pub fn busybox(&self) -> Result<Vec<u8>> {
+        let name = "busybox";
+        self.entry(name, |fresh| {
+            let archive = self.archive(Suite::Bookworm)?;
+            let unpacked = unpack(&archive, "busybox-static", fresh)?;
+            fs::copy(unpacked.path().join("bin/busybox"), fresh.join("busybox"))?;
+            Manifest::of("busybox-static", fresh, &["busybox".to_owned()])
+        })?;
+        Ok(fs::read(self.root.join(name).join("busybox"))?)
+    }
+
+    fn archive(&self, suite: Suite) -> Result<Archive> {
+        Archive::open(suite, self.root.join("apt").join(suite.name()))
+    }
+
+    /// The manifest of a verified entry; `make` fills a fresh directory if there is none.
+    fn entry(&self, name: &str, make: impl FnOnce(&Path) -> Result<Manifest>) -> Result<Manifest> {
+        let directory = self.root.join(name);
+        if let Some(manifest) = Manifest::verified(&directory) {
+            return Ok(manifest);
+        }
+        fs::create_dir_all(&self.root)
+            .with_context(|| format!("cannot make {}", self.root.display()))?;
+        let fresh = tempfile::Builder::new().prefix(".fresh-").tempdir_in(&self.root)?;
+        let manifest = make(fresh.path()).with_context(|| format!("cannot fetch {name}"))?;
+        fs::write(fresh.path().join(MANIFEST), serde_json::to_vec_pretty(&manifest)?)?;
+        if directory.exists() {
+            fs::remove_dir_all(&directory)?;
+        }
+        fs::rename(fresh.keep(), &directory)?;
+        Ok(manifest)
+    }
+}
+
+impl Manifest {
+    /// Describes files of a directory.
+    fn of(package: &str, directory: &Path, files: &[String]) -> Result<Self> {
+        let digests = files.iter().map(|file| Ok((file.clone(), digest(&directory.join(file))?)));
+        Ok(Self { package: package.to_owned(), files: digests.collect::<Result<_>>()? })
+    }
+
+    /// The manifest in a directory, if every file is there as it was recorded.
+    fn verified(directory: &Path) -> Option<Self> {
+        let text = fs::read(directory.join(MANIFEST)).ok()?;
+        let manifest: Self = serde_json::from_slice(&text).ok()?;
+        let same = |(file, recorded): &(String, String)| {
+            digest(&directory.join(file)).is_ok_and(|found| found == *recorded)
+        };
+        manifest.files.iter().all(same).then_some(manifest)
+    }
+}
+
+fn digest(path: &Path) -> Result<String> {
+    let hash = Sha256::digest(fs::read(path)?);
+    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Downloads and unpacks a package next to where it is needed.
+fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<tempfile::TempDir> {
+    let parent = near.parent().unwrap_or(near);
+    let directory = tempfile::Builder::new().prefix(".package-").tempdir_in(parent)?;
+    let file = archive.download(package, directory.path())?;
+    let bar = progress(format!("unpacking {package}"));
+    output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(directory.path()))?;
+    bar.finish_and_clear();
+    Ok(directory)
+}
+
+fn unpack_kernel(archive: &Archive, package: &str, fresh: &Path) -> Result<Manifest> {
+    let unpacked = unpack(archive, package, fresh)?;
+    let release = package.strip_prefix("linux-image-").unwrap_or(package);
+    let image = unpacked.path().join("boot").join(format!("vmlinuz-{release}"));
+    fs::copy(&image, fresh.join("vmlinuz"))
+        .with_context(|| format!("{package} has no {}", image.display()))?;
+    let lib = ["lib/modules", "usr/lib/modules"].map(|lib| unpacked.path().join(lib));
+    let lib = lib.iter().find(|lib| lib.exists()).context("the package has no modules")?;
+    let modules = ModuleTree::scan(&lib.join(release))?.closure(&MODULES)?;
+    fs::create_dir_all(fresh.join("modules"))?;
+    let mut files = vec!["vmlinuz".to_owned()];
+    for module in modules {
+        let file = format!("modules/{}.ko", module.name);
+        fs::write(fresh.join(&file), &module.content)?;
+        files.push(file);
+    }
+    Manifest::of(package, fresh, &files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(directory: &Path) -> Result<Manifest> {
+        fs::write(directory.join("file"), "content")?;
+        Manifest::of("package", directory, &["file".to_owned()])
+    }
+
+    #[test]
+    fn an_entry_is_made_once_and_again_when_damaged() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let assets = Assets::at(cache.path().join("deep"));
+        let never = |_: &Path| -> Result<Manifest> { panic!("made twice") };
+        assets.entry("x", fill).expect("made");
+        assets.entry("x", never).expect("found");
+        fs::write(assets.root.join("x/file"), "rotten").expect("damaged");
+        let manifest = assets.entry("x", fill).expect("made again");
+        assert_eq!(manifest.files.len(), 1);
+        assert_eq!(fs::read(assets.root.join("x/file")).expect("there"), b"content");
+    }
+
+    #[test]
+    fn a_failed_fetch_leaves_no_entry() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let assets = Assets::at(cache.path().to_owned());
+        assets.entry("x", |_| anyhow::bail!("no network")).expect_err("it failed");
+        assert!(!cache.path().join("x").exists());
+        assert_eq!(fs::read_dir(cache.path()).expect("readable").count(), 0, "nothing left over");
+    }
+}

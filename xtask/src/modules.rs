@@ -1,0 +1,149 @@
+//! Kernel modules: where a package has them, and what must be loaded before what.
+//!
+//! Packages ship no modules.dep (it is made at installation), so dependencies are read from where
+//! depmod reads most of them: the `depends=` entry of each module's `.modinfo` section.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use object::{Object, ObjectSection};
+
+/// A module ready to be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// Its name, with underscores.
+    pub name: String,
+    /// The uncompressed `.ko`.
+    pub content: Vec<u8>,
+}
+
+/// The modules below a `lib/modules/RELEASE` directory.
+#[derive(Debug)]
+pub struct ModuleTree {
+    by_name: BTreeMap<String, PathBuf>,
+}
+
+impl ModuleTree {
+    /// Finds all modules.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn scan(directory: &Path) -> Result<Self> {
+        let mut by_name = BTreeMap::new();
+        let mut pending = vec![directory.to_owned()];
+        while let Some(directory) = pending.pop() {
+            let entries = fs::read_dir(&directory)
+                .with_context(|| format!("cannot read {}", directory.display()))?;
+            for entry in entries {
+                let path = entry?.path();
+                if path.is_dir() {
+                    pending.push(path);
+                } else if let Some(name) = module_name(&path) {
+                    by_name.insert(name, path);
+                }
+            }
+        }
+        Ok(Self { by_name })
+    }
+
+    /// The named modules and all they depend on, in the order to load them. A name that
+    /// is not there is left out: kernels differ in what they have built in.
+    ///
+    /// # Errors
+    /// A module cannot be read or is damaged.
+    pub fn closure(&self, names: &[&str]) -> Result<Vec<Module>> {
+        let mut ordered = Vec::new();
+        for name in names {
+            self.add(name, &mut ordered)?;
+        }
+        Ok(ordered)
+    }
+
+    fn add(&self, name: &str, ordered: &mut Vec<Module>) -> Result<()> {
+        let name = name.replace('-', "_");
+        let Some(path) = self.by_name.get(&name) else { return Ok(()) };
+        if ordered.iter().any(|module| module.name == name) {
+            return Ok(());
+        }
+        let content = read_module(path)?;
+        let dependencies =
+            depends(&content).with_context(|| format!("{} is damaged", path.display()))?;
+        for dependency in dependencies.iter().filter(|d| **d != name) {
+            self.add(dependency, ordered)?;
+        }
+        ordered.push(Module { name, content });
+        Ok(())
+    }
+}
+
+/// `virtio_blk` for `.../virtio_blk.ko` or `.../virtio-blk.ko.xz`.
+fn module_name(path: &Path) -> Option<String> {
+    let file = path.file_name()?.to_str()?;
+    let stem = file.strip_suffix(".ko").or_else(|| file.strip_suffix(".ko.xz"))?;
+    Some(stem.replace('-', "_"))
+}
+
+fn read_module(path: &Path) -> Result<Vec<u8>> {
+    let file = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if path.extension().is_none_or(|extension| extension != "xz") {
+        return Ok(file);
+    }
+    let mut content = Vec::new();
+    lzma_rust2::XzReader::new(file.as_slice(), true)
+        .read_to_end(&mut content)
+        .with_context(|| format!("{} is damaged", path.display()))?;
+    Ok(content)
+}
+
+/// The names in `.modinfo`'s `depends=`.
+fn depends(module: &[u8]) -> Result<Vec<String>> {
+    let elf = object::File::parse(module)?;
+    let section = elf.section_by_name(".modinfo").context("no .modinfo section")?;
+    let info = section.data()?;
+    let entry = info.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(b"depends="));
+    let list = String::from_utf8_lossy(entry.unwrap_or_default()).replace('-', "_");
+    Ok(list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object::write;
+
+    /// An ELF file with nothing but a `.modinfo` section.
+    fn module(depends: &str) -> Vec<u8> {
+        let format = object::BinaryFormat::Elf;
+        let endian = object::Endianness::Little;
+        let mut elf = write::Object::new(format, object::Architecture::X86_64, endian);
+        let id = elf.add_section(vec![], b".modinfo".to_vec(), object::SectionKind::ReadOnlyData);
+        elf.append_section_data(id, format!("license=GPL\0depends={depends}\0").as_bytes(), 1);
+        elf.write().expect("a small object")
+    }
+
+    #[test]
+    fn dependencies_come_first_and_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let put = |name: &str, depends| fs::write(directory.path().join(name), module(depends));
+        put("virtio-blk.ko", "virtio,virtio-ring").expect("written");
+        put("virtio-ring.ko", "virtio").expect("written");
+        put("virtio.ko", "").expect("written");
+        let tree = ModuleTree::scan(directory.path()).expect("scanned");
+        let loaded = tree.closure(&["virtio_blk", "virtio_ring", "not_there"]).expect("closed");
+        let names: Vec<_> = loaded.iter().map(|module| module.name.as_str()).collect();
+        assert_eq!(names, ["virtio", "virtio_ring", "virtio_blk"]);
+    }
+
+    #[test]
+    fn a_damaged_module_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::write(directory.path().join("bad.ko"), b"not an ELF file").expect("written");
+        let tree = ModuleTree::scan(directory.path()).expect("scanned");
+        let text = format!("{:#}", tree.closure(&["bad"]).expect_err("damaged"));
+        assert!(text.contains("bad.ko"), "{text}");
+    }
+}
