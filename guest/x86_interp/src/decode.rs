@@ -42,7 +42,7 @@ pub(crate) fn one<S: System>(sys: &mut S, bytes: &[u8], bits: u32) -> Op<S> {
 /// The bytes hold a whole instruction (valid or not).
 pub(crate) fn complete(bytes: &[u8], bits: u32) -> bool {
     let mut decoder = Decoder::with_ip(bits, bytes, 0, DecoderOptions::NONE);
-    decoder.decode();
+    let _ = decoder.decode();
     decoder.last_error() != DecoderError::NoMoreBytes
 }
 
@@ -74,7 +74,7 @@ fn make<S: System>(sys: &mut S, insn: Instruction, bytes: &[u8], bits: u32) -> (
 /// Fifteen bytes are not enough: prefixes without end are #GP, not #UD (SDM 6.15).
 fn endless(bytes: &[u8], bits: u32) -> bool {
     let mut decoder = Decoder::with_ip(bits, &bytes[..MAX_LENGTH], 0, DecoderOptions::NONE);
-    decoder.decode();
+    let _ = decoder.decode();
     let mut padded = [0x90; 32];
     padded[..MAX_LENGTH].copy_from_slice(&bytes[..MAX_LENGTH]);
     decoder.last_error() == DecoderError::NoMoreBytes

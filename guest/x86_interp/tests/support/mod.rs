@@ -1,0 +1,203 @@
+//! A small fake machine: RAM in a vector, no devices, no vector unit.
+#![allow(dead_code, missing_docs)]
+
+use iced_x86::Instruction;
+use std::cell::RefCell;
+use x86::{Fault, Vcpu, fpu::FpuState, seg, segment::attr};
+use x86_interp::{CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit};
+
+pub struct FakeRam {
+    bytes: RefCell<Vec<u8>>,
+    code: RefCell<Vec<bool>>,
+    stale: RefCell<Vec<u64>>,
+}
+
+impl FakeRam {
+    pub fn new(size: usize) -> Self {
+        Self {
+            bytes: RefCell::new(vec![0; size]),
+            code: RefCell::new(vec![false; size / 4096]),
+            stale: RefCell::default(),
+        }
+    }
+    fn get<const N: usize>(&self, offset: u64) -> [u8; N] {
+        let at = offset as usize;
+        self.bytes.borrow()[at..at + N].try_into().unwrap()
+    }
+    fn put(&self, offset: u64, data: &[u8]) {
+        let at = offset as usize;
+        self.bytes.borrow_mut()[at..at + data.len()].copy_from_slice(data);
+    }
+}
+
+impl GuestRam for FakeRam {
+    fn page(&self, gpa: u64) -> Option<RamPage> {
+        let inside = (gpa as usize) < self.bytes.borrow().len();
+        inside.then_some(RamPage { offset: gpa & !0xfff, writable: true })
+    }
+    fn load8(&self, offset: u64) -> u8 {
+        u8::from_le_bytes(self.get(offset))
+    }
+    fn load16(&self, offset: u64) -> u16 {
+        u16::from_le_bytes(self.get(offset))
+    }
+    fn load32(&self, offset: u64) -> u32 {
+        u32::from_le_bytes(self.get(offset))
+    }
+    fn load64(&self, offset: u64) -> u64 {
+        u64::from_le_bytes(self.get(offset))
+    }
+    fn store8(&self, offset: u64, value: u8) {
+        self.put(offset, &value.to_le_bytes());
+    }
+    fn store16(&self, offset: u64, value: u16) {
+        self.put(offset, &value.to_le_bytes());
+    }
+    fn store32(&self, offset: u64, value: u32) {
+        self.put(offset, &value.to_le_bytes());
+    }
+    fn store64(&self, offset: u64, value: u64) {
+        self.put(offset, &value.to_le_bytes());
+    }
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let at = offset as usize;
+        data.copy_from_slice(&self.bytes.borrow()[at..at + data.len()]);
+    }
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.put(offset, data);
+    }
+    fn cas(&self, offset: u64, size: usize, old: u64, new: u64) -> u64 {
+        let mut found = [0; 8];
+        self.read(offset, &mut found[..size]);
+        let found = u64::from_le_bytes(found);
+        if found == old {
+            self.put(offset, &new.to_le_bytes()[..size]);
+        }
+        found
+    }
+    fn cas128(&self, offset: u64, old: u128, new: u128) -> u128 {
+        let found = u128::from_le_bytes(self.get(offset));
+        if found == old {
+            self.put(offset, &new.to_le_bytes());
+        }
+        found
+    }
+    fn mark_code(&self, offset: u64) {
+        self.code.borrow_mut()[offset as usize / 4096] = true;
+    }
+    fn is_code(&self, offset: u64) -> bool {
+        self.code.borrow()[offset as usize / 4096]
+    }
+    fn note_write(&self, offset: u64, len: u64) {
+        for page in offset / 4096..=(offset + len - 1) / 4096 {
+            if std::mem::take(&mut self.code.borrow_mut()[page as usize]) {
+                self.stale.borrow_mut().push(page * 4096);
+            }
+        }
+    }
+    fn has_stale_code(&self) -> bool {
+        !self.stale.borrow().is_empty()
+    }
+    fn take_stale_code(&self) -> Vec<u64> {
+        self.stale.take()
+    }
+}
+
+pub struct NoVectors;
+impl VectorUnit for NoVectors {
+    fn prepare(&mut self, _: &Instruction, _: &[u8]) -> Result<UnitCode, Fault> {
+        Err(Fault::ud())
+    }
+    fn run(
+        &mut self,
+        _: UnitCode,
+        _: &Instruction,
+        _: &mut FpuState,
+        _: &mut VectorOperands,
+    ) -> Result<(), Fault> {
+        Err(Fault::ud())
+    }
+}
+
+pub struct FakeSystem {
+    pub ram: FakeRam,
+    pub vectors: NoVectors,
+    pub pending: u32,
+    pub ports: Vec<(u16, u32)>,
+    pub cr8: u8,
+    pub tsc: u64,
+}
+
+impl FakeSystem {
+    pub fn new(size: usize) -> Self {
+        Self {
+            ram: FakeRam::new(size),
+            vectors: NoVectors,
+            pending: 0,
+            ports: Vec::new(),
+            cr8: 0,
+            tsc: 0,
+        }
+    }
+}
+
+impl System for FakeSystem {
+    type Ram = FakeRam;
+    fn ram(&self) -> &FakeRam {
+        &self.ram
+    }
+    fn pending(&self) -> u32 {
+        self.pending
+    }
+    fn mmio_read(&mut self, _: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+    fn mmio_write(&mut self, _: u64, _: &[u8]) {}
+    fn port_read(&mut self, _: u16, size: u8) -> u32 {
+        u32::MAX >> (32 - u32::from(size) * 8)
+    }
+    fn port_write(&mut self, port: u16, _: u8, value: u32) {
+        self.ports.push((port, value));
+    }
+    fn msr_read(&mut self, _: u32) -> Result<u64, Fault> {
+        Err(Fault::gp(0))
+    }
+    fn msr_write(&mut self, _: u32, _: u64) -> Result<(), Fault> {
+        Err(Fault::gp(0))
+    }
+    fn cpuid(&self, _: u32, _: u32) -> CpuidResult {
+        CpuidResult::default()
+    }
+    fn tsc(&mut self) -> u64 {
+        self.tsc += 1;
+        self.tsc
+    }
+    fn random(&mut self) -> Option<u64> {
+        Some(4)
+    }
+    fn cr8(&mut self) -> u8 {
+        self.cr8
+    }
+    fn set_cr8(&mut self, value: u8) {
+        self.cr8 = value;
+    }
+    fn vector_unit(&mut self) -> &mut dyn VectorUnit {
+        &mut self.vectors
+    }
+}
+
+/// 64-bit ring 0 with one identity-mapped gigabyte (tables at 0x1000..0x3000), running at `rip`.
+pub fn long_mode(sys: &FakeSystem, rip: u64) -> Vcpu {
+    use x86::control::{cr0, cr4, efer};
+    sys.ram.store64(0x1000, 0x2000 | 7);
+    sys.ram.store64(0x2000, 0x3000 | 7);
+    for i in 0..512 {
+        sys.ram.store64(0x3000 + i * 8, i << 21 | 0x87);
+    }
+    let mut v = Vcpu { rip, cr3: 0x1000, ..Vcpu::default() };
+    v.cr0 |= cr0::PE | cr0::PG | cr0::WP | cr0::NE;
+    v.cr4 |= cr4::PAE;
+    v.efer = efer::LME | efer::LMA | efer::SCE | efer::NXE;
+    v.seg[seg::CS].attr |= attr::L;
+    v
+}
