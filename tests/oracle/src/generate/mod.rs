@@ -1,0 +1,156 @@
+//! Random cases.
+//!
+//! A case is one to eight instructions. Each is made by `encode`, then `steer` chooses registers,
+//! displacements and memory so that it does something worth comparing. A register that an earlier
+//! instruction uses as an address keeps its initial value, one that an earlier instruction writes
+//! is not relied on; so what steering decides still holds when the instruction runs.
+
+pub mod encode;
+mod start;
+mod steer;
+mod target;
+
+use iced_x86::{Code, InstructionInfoFactory};
+
+use crate::background;
+use crate::forms;
+use crate::random::Random;
+use crate::state::{Case, Patch, State};
+use encode::Draft;
+
+/// Most instructions in a case.
+const MAX_INSTRUCTIONS: u64 = 8;
+/// Drafts of one form tried until one can be steered.
+const TRIES: usize = 24;
+
+/// A source of random cases.
+pub struct Generator {
+    random: Random,
+    all: Vec<Code>,
+    /// The ones that work on general registers: few forms, much of what programs do.
+    general: Vec<Code>,
+    info: InstructionInfoFactory,
+}
+
+impl Generator {
+    /// Cases of `seed` made from `forms`, which must not be empty.
+    pub fn new(seed: u64, forms: &[Code]) -> Self {
+        let general: Vec<Code> = forms.iter().copied().filter(|&f| !forms::is_vector(f)).collect();
+        Self {
+            random: Random::new(seed),
+            all: forms.to_vec(),
+            general: if general.is_empty() { forms.to_vec() } else { general },
+            info: InstructionInfoFactory::new(),
+        }
+    }
+
+    /// The next case.
+    pub fn case(&mut self) -> Case {
+        let count =
+            if self.random.chance(40) { 1 } else { 1 + self.random.below(MAX_INSTRUCTIONS) };
+        let rip = target::start(&mut self.random);
+        let mut draft = Sequence::new(&mut self.random, rip);
+        for _ in 0..count {
+            let forms = if self.random.chance(40) { &self.general } else { &self.all };
+            let form = self.random.pick(forms);
+            draft.push(&mut self.random, &mut self.info, form);
+        }
+        draft.finish(&mut self.random)
+    }
+
+    /// A case of the single instruction form `form`. `None` if it could not be made.
+    pub fn single(&mut self, form: Code) -> Option<Case> {
+        let rip = target::start(&mut self.random);
+        let mut sequence = Sequence::new(&mut self.random, rip);
+        sequence
+            .push(&mut self.random, &mut self.info, form)
+            .then(|| sequence.finish(&mut self.random))
+    }
+}
+
+/// A case being made.
+struct Sequence {
+    state: State,
+    patches: Vec<Patch>,
+    code: Vec<u8>,
+    /// Offsets of the instructions in `code`.
+    starts: Vec<usize>,
+    /// Displacements of relative branches: offset in `code`, size, and the branch's number.
+    branches: Vec<(usize, usize, usize)>,
+    /// General registers used as addresses: their initial value is settled. A bit each.
+    pinned: u16,
+    /// General registers written so far.
+    dirty: u16,
+    /// Vector registers written so far.
+    dirty_vectors: u16,
+}
+
+impl Sequence {
+    fn new(random: &mut Random, rip: u64) -> Self {
+        Self {
+            state: start::state(random, rip),
+            patches: Vec::new(),
+            code: Vec::new(),
+            starts: Vec::new(),
+            branches: Vec::new(),
+            pinned: 1 << x86::reg::RSP,
+            dirty: 0,
+            dirty_vectors: 0,
+        }
+    }
+
+    fn ip(&self) -> u64 {
+        self.state.rip.wrapping_add(self.code.len() as u64)
+    }
+
+    /// Adds an instruction of the form; false if none came up.
+    fn push(&mut self, random: &mut Random, info: &mut InstructionInfoFactory, form: Code) -> bool {
+        for _ in 0..TRIES {
+            let Some(mut draft) = Draft::random(random, form, self.ip()) else { return false };
+            let undo = (self.state.clone(), self.patches.len(), self.pinned);
+            if steer::steer(self, random, info, &mut draft) {
+                self.commit(info, &draft);
+                return true;
+            }
+            let patches;
+            (self.state, patches, self.pinned) = undo;
+            self.patches.truncate(patches);
+        }
+        false
+    }
+
+    fn commit(&mut self, info: &mut InstructionInfoFactory, draft: &Draft) {
+        if steer::is_relative_branch(&draft.insn) {
+            let at = self.code.len() + draft.offsets.immediate_offset();
+            self.branches.push((at, draft.offsets.immediate_size(), self.starts.len()));
+        }
+        steer::note_writes(self, info, &draft.insn);
+        self.starts.push(self.code.len());
+        self.code.extend(&draft.bytes);
+    }
+
+    /// Points the branches forward and adds the rest of memory.
+    fn finish(mut self, random: &mut Random) -> Case {
+        self.starts.push(self.code.len());
+        for &(at, size, branch) in &self.branches {
+            let later = &self.starts[branch + 1..];
+            let distance = random.pick(later) - (at + size);
+            self.code[at..at + size].copy_from_slice(&distance.to_le_bytes()[..size]);
+        }
+        let background = random.byte() % background::COUNT;
+        Case { state: self.state, code: self.code, background, patches: self.patches }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_means_its_cases() {
+        let forms = forms::tested();
+        let mut one = Generator::new(7, &forms);
+        let mut two = Generator::new(7, &forms);
+        (0..100).for_each(|_| assert_eq!(one.case(), two.case()));
+    }
+}

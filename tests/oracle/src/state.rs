@@ -1,0 +1,169 @@
+//! A test case and what came of running it, independent of who ran it.
+
+use x86::fpu::FpuState;
+use x86::{Fault, flags};
+
+use crate::background;
+use crate::layout::{CODE, HLT, IMAGE_LEN, address, image_offset};
+
+/// Flags a user program can set and a case may start with.
+pub const START_FLAGS: u64 =
+    flags::STATUS | flags::DF | flags::AC | flags::ID | flags::NT | flags::TF;
+
+/// The registers a user program sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// General registers, indexed by [`x86::reg`].
+    pub gpr: [u64; 16],
+    /// Instruction pointer.
+    pub rip: u64,
+    /// RFLAGS; bits 1 and IF always set.
+    pub rflags: u64,
+    /// Base of FS.
+    pub fs_base: u64,
+    /// Base of GS.
+    pub gs_base: u64,
+    /// x87, SSE and AVX.
+    pub fpu: FpuState,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            gpr: [0; 16],
+            rip: CODE.base,
+            rflags: flags::FIXED | flags::IF,
+            fs_base: 0,
+            gs_base: 0,
+            fpu: FpuState::default(),
+        }
+    }
+}
+
+/// Bytes of memory that differ from the background.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Patch {
+    /// Address of the first (GVA), inside a window.
+    pub address: u64,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// A test case: what to run on which state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Registers before; `state.rip` is where `code` lies.
+    pub state: State,
+    /// The instructions. HLT follows them, up to the end of the code window.
+    pub code: Vec<u8>,
+    /// Which [`background`] fills memory.
+    pub background: u8,
+    /// Further memory contents, later patches over earlier ones.
+    pub patches: Vec<Patch>,
+}
+
+impl Case {
+    /// The memory before: background, HLT in the code window, patches, code. Bytes outside the
+    /// windows are dropped.
+    pub fn image(&self) -> Box<[u8; IMAGE_LEN]> {
+        let mut image = background::image(self.background);
+        let code = CODE.offset as usize;
+        image[code..code + CODE.len as usize].fill(HLT);
+        for patch in &self.patches {
+            write_image(&mut image, patch.address, &patch.bytes);
+        }
+        write_image(&mut image, self.state.rip, &self.code);
+        image
+    }
+
+    /// The address after the last instruction.
+    pub fn end(&self) -> u64 {
+        self.state.rip.wrapping_add(self.code.len() as u64)
+    }
+}
+
+fn write_image(image: &mut [u8; IMAGE_LEN], start: u64, bytes: &[u8]) {
+    for (i, byte) in bytes.iter().enumerate() {
+        if let Some(offset) = image_offset(start.wrapping_add(i as u64)) {
+            image[offset] = *byte;
+        }
+    }
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// An exception. The HLT after the code gives #GP(0) at [`Case::end`].
+    Fault(Fault),
+    /// A system call was made (and not executed).
+    Syscall,
+    /// It did not end.
+    Timeout,
+}
+
+/// What came of a case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Why it ended.
+    pub stop: Stop,
+    /// Registers after.
+    pub state: State,
+    /// Memory that changed, as runs of changed bytes in address order.
+    pub changes: Vec<Patch>,
+}
+
+/// The runs of bytes in which `after` differs from `before`.
+pub fn changes(before: &[u8; IMAGE_LEN], after: &[u8; IMAGE_LEN]) -> Vec<Patch> {
+    const CHUNK: usize = 64;
+    let mut runs: Vec<Patch> = Vec::new();
+    let chunks = before.chunks_exact(CHUNK).zip(after.chunks_exact(CHUNK)).enumerate();
+    for (chunk, (old, new)) in chunks.filter(|(_, (old, new))| old != new) {
+        for i in (0..CHUNK).filter(|&i| old[i] != new[i]) {
+            if let Some(address) = address(chunk * CHUNK + i) {
+                push_change(&mut runs, address, new[i]);
+            }
+        }
+    }
+    runs
+}
+
+fn push_change(runs: &mut Vec<Patch>, address: u64, byte: u8) {
+    match runs.last_mut() {
+        Some(run) if run.address + run.bytes.len() as u64 == address => run.bytes.push(byte),
+        _ => runs.push(Patch { address, bytes: vec![byte] }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::DATA;
+
+    #[test]
+    fn changes_are_runs() {
+        let case = Case {
+            state: State::default(),
+            code: vec![0x90],
+            background: 1,
+            patches: vec![Patch { address: DATA.base, bytes: vec![1, 2, 3] }],
+        };
+        let before = case.image();
+        let mut after = before.clone();
+        after[1] = 7;
+        after[2] = 8;
+        after[100] = !after[100];
+        let runs = changes(&before, &after);
+        assert_eq!(runs.len(), 2);
+        assert_eq!(runs[0], Patch { address: DATA.base + 1, bytes: vec![7, 8] });
+        assert_eq!(runs[1].address, DATA.base + 100);
+    }
+
+    #[test]
+    fn code_is_followed_by_hlt() {
+        let state = State { rip: CODE.end() - 2, ..State::default() };
+        let case = Case { state, code: vec![0x90; 4], background: 0, patches: vec![] };
+        let image = case.image();
+        let end = image.len();
+        assert_eq!(image[end - 3..], [HLT, 0x90, 0x90], "bytes beyond the window are dropped");
+    }
+}
