@@ -1,0 +1,130 @@
+//! The DSDT: devices a system cannot discover by itself, in AML (ACPI 6.5, chapters 6 and 20).
+//!
+//! Nothing here runs: there are no methods, only names and resources.
+
+use super::platform::{
+    COM1, COM1_IRQ, HPET, HPET_LEN, PM_PORTS, PM1A_EVENT, RTC, RTC_IRQ, SLEEP_TYPE_S5,
+};
+use acpi_tables::aml::{
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
+    Package, PackageBuilder, ResourceTemplate, Scope,
+};
+use acpi_tables::{Aml, AmlSink, sdt::Sdt};
+
+/// Device numbers of a PCI bus.
+const SLOTS: u8 = 32;
+/// INTA# to INTD#.
+const PINS: u8 = 4;
+/// Configuration mechanism #1: two 4-byte registers.
+const CONFIG_PORTS: u16 = pci::CONFIG_PORTS as u16;
+const CONFIG_LEN: u8 = 8;
+
+/// The table for `cpus` CPUs.
+pub(super) fn table(cpus: u32) -> Sdt {
+    let mut devices = Vec::new();
+    pci_root(&mut devices);
+    motherboard(&mut devices);
+    serial(&mut devices);
+    clock(&mut devices);
+    hpet(&mut devices);
+    (0..cpus).for_each(|id| cpu(id, &mut devices));
+    let mut aml = Scope::raw("_SB_".into(), devices);
+    let soft_off = Package::new(vec![&SLEEP_TYPE_S5, &SLEEP_TYPE_S5, &0_u8, &0_u8]);
+    Name::new("_S5_".into(), &soft_off).to_aml_bytes(&mut aml);
+    let mut table = super::sdt(*b"DSDT", 2);
+    table.append_slice(&aml);
+    table
+}
+
+/// The PCI Express root: what it decodes, and where INTx pins go.
+fn pci_root(out: &mut Vec<u8>) {
+    let names: [&dyn Aml; 7] = [
+        &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
+        &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
+        &Name::new("_SEG".into(), &0_u8),
+        &Name::new("_BBN".into(), &0_u8),
+        &Name::new("_UID".into(), &0_u8),
+        &Name::new("_CRS".into(), &Bytes(pci_resources())),
+        &Name::new("_PRT".into(), &interrupt_routes()),
+    ];
+    Device::new("PCI0".into(), names.to_vec()).to_aml_bytes(out);
+}
+
+/// `_CRS` of the root: buses, its own configuration ports, and what it passes on.
+fn pci_resources() -> Vec<u8> {
+    let window_end = pci::WINDOW_BASE + pci::WINDOW_SIZE - 1;
+    let cache = AddressSpaceCacheable::NotCacheable;
+    let (base, end) = (pci::WINDOW_BASE as u32, window_end as u32);
+    super::bytes_of(&ResourceTemplate::new(vec![
+        &AddressSpace::<u16>::new_bus_number(0, 255),
+        &IO::new(CONFIG_PORTS, CONFIG_PORTS, 1, CONFIG_LEN),
+        &AddressSpace::<u16>::new_io(0, CONFIG_PORTS - 1, None),
+        &AddressSpace::<u16>::new_io(CONFIG_PORTS + u16::from(CONFIG_LEN), 0xffff, None),
+        &AddressSpace::<u32>::new_memory(cache, true, base, end, None),
+    ]))
+}
+
+/// `_PRT` (6.2.13): for each pin of each slot, the GSI it is wired to. No link devices: the wires
+/// cannot be moved.
+fn interrupt_routes() -> PackageBuilder {
+    const ALL_FUNCTIONS: u32 = 0xffff;
+    let mut routes = PackageBuilder::new();
+    for slot in 0..SLOTS {
+        for pin in 0..PINS {
+            let address = u32::from(slot) << 16 | ALL_FUNCTIONS;
+            let gsi = pci::interrupt_gsi(slot, pin + 1);
+            routes.add_element(&Package::new(vec![&address, &pin, &0_u8, &gsi]));
+        }
+    }
+    routes
+}
+
+/// Addresses no driver may be given: configuration space and the power-management ports.
+fn motherboard(out: &mut Vec<u8>) {
+    let ecam = Memory32Fixed::new(true, pci::ECAM_BASE as u32, pci::ECAM_SIZE as u32);
+    let power = IO::new(PM1A_EVENT, PM1A_EVENT, 1, PM_PORTS);
+    device("MBRD", "PNP0C02", &[&ecam, &power], out);
+}
+
+fn serial(out: &mut Vec<u8>) {
+    device("COM1", "PNP0501", &[&IO::new(COM1, COM1, 1, 8), &isa_interrupt(COM1_IRQ)], out);
+}
+
+fn clock(out: &mut Vec<u8>) {
+    device("RTC_", "PNP0B00", &[&IO::new(RTC, RTC, 1, 2), &isa_interrupt(RTC_IRQ)], out);
+}
+
+fn hpet(out: &mut Vec<u8>) {
+    device("HPET", "PNP0103", &[&Memory32Fixed::new(true, HPET, HPET_LEN)], out);
+}
+
+/// A processor device (8.4); its `_UID` is the one in the MADT.
+fn cpu(id: u32, out: &mut Vec<u8>) {
+    let name = format!("C{id:03X}");
+    let hid = Name::new("_HID".into(), &"ACPI0007");
+    let uid = Name::new("_UID".into(), &id);
+    Device::new(name.as_str().into(), vec![&hid, &uid]).to_aml_bytes(out);
+}
+
+/// A device that is always there, with a plug-and-play ID and fixed resources.
+fn device(name: &str, id: &str, resources: &[&dyn Aml], out: &mut Vec<u8>) {
+    let hid = Name::new("_HID".into(), &EISAName::new(id));
+    let uid = Name::new("_UID".into(), &0_u8);
+    let resources = ResourceTemplate::new(resources.to_vec());
+    let crs = Name::new("_CRS".into(), &resources);
+    Device::new(name.into(), vec![&hid, &uid, &crs]).to_aml_bytes(out);
+}
+
+/// An ISA interrupt: edge, active high, not shared.
+fn isa_interrupt(irq: u8) -> Interrupt {
+    Interrupt::new(true, true, false, false, irq.into())
+}
+
+/// AML already made.
+struct Bytes(Vec<u8>);
+
+impl Aml for Bytes {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
+    }
+}

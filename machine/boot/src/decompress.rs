@@ -1,0 +1,145 @@
+//! Unpacking kernels.
+//!
+//! A bzImage carries its kernel compressed and the code to unpack it; unpacking it here instead
+//! spares the guest a second of emulated decompression. The size of what comes out is bounded before
+//! it is produced, and for a bzImage is known beforehand, which also catches damage in the formats
+//! that carry no checksum.
+
+use crate::{Error, bytes};
+use std::io::Read;
+
+/// No kernel is larger than this, in bytes; a file that unpacks to more is damaged or hostile.
+const MAX_UNPACKED: usize = 512 << 20;
+/// What the decompressor of xz and lzma may use, in KiB.
+const LZMA_MEMORY_KIB: u32 = 512 << 10;
+/// Uncompressed size of every block but the last of a legacy LZ4 frame, in bytes.
+const LZ4_BLOCK: usize = 8 << 20;
+const LZ4_MAGIC: [u8; 4] = 0x184c_2102_u32.to_le_bytes();
+
+/// How something is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Gzip,
+    Lz4,
+    Zstd,
+    Xz,
+    Lzma,
+    Bzip2,
+    Lzo,
+}
+
+impl Format {
+    /// The format whose magic `data` starts with.
+    pub(crate) fn detect(data: &[u8]) -> Option<Self> {
+        const MAGICS: [(&[u8], Format); 7] = [
+            (b"\x1f\x8b\x08", Format::Gzip),
+            (&LZ4_MAGIC, Format::Lz4),
+            (b"\x28\xb5\x2f\xfd", Format::Zstd),
+            (b"\xfd7zXZ\0", Format::Xz),
+            (b"\x5d\0\0", Format::Lzma),
+            (b"BZh", Format::Bzip2),
+            (b"\x89LZO", Format::Lzo),
+        ];
+        MAGICS.iter().find(|(magic, _)| data.starts_with(magic)).map(|(_, format)| *format)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Lz4 => "lz4",
+            Self::Zstd => "zstd",
+            Self::Xz => "xz",
+            Self::Lzma => "lzma",
+            Self::Bzip2 => "bzip2",
+            Self::Lzo => "lzo",
+        }
+    }
+
+    /// Whether [`Format::unpack`] knows how.
+    pub(crate) fn is_supported(self) -> bool {
+        !matches!(self, Self::Bzip2 | Self::Lzo)
+    }
+
+    /// Unpacks all of `data`.
+    pub(crate) fn unpack(self, data: &[u8]) -> Result<Vec<u8>, Error> {
+        self.unpack_at_most(data, MAX_UNPACKED)
+    }
+
+    /// Unpacks a bzImage payload: compressed data followed by the unpacked size in 4 bytes (which
+    /// in gzip is the last field of the format itself).
+    pub(crate) fn unpack_payload(self, payload: &[u8]) -> Result<Vec<u8>, Error> {
+        let damaged = |why: &str| Error::Decompress { format: self.name(), why: why.into() };
+        let (data, size) = payload.split_last_chunk().ok_or_else(|| damaged("it is too short"))?;
+        let size = u32::from_le_bytes(*size) as usize;
+        if size > MAX_UNPACKED {
+            return Err(damaged("it claims to unpack to more than any kernel has"));
+        }
+        let data = if self == Self::Gzip { payload } else { data };
+        let unpacked = self.unpack_at_most(data, size)?;
+        if unpacked.len() != size {
+            return Err(damaged("it unpacks to fewer bytes than it says"));
+        }
+        Ok(unpacked)
+    }
+
+    fn unpack_at_most(self, data: &[u8], limit: usize) -> Result<Vec<u8>, Error> {
+        let unpacked = match self {
+            Self::Gzip => read_all(flate2::read::GzDecoder::new(data), limit),
+            Self::Lz4 => lz4_legacy(data, limit),
+            Self::Zstd => zstd(data, limit),
+            Self::Xz => {
+                let xz = lzma_rust2::XzReader::new_mem_limit(data, false, LZMA_MEMORY_KIB);
+                read_all(xz, limit)
+            }
+            Self::Lzma => lzma_rust2::LzmaReader::new_mem_limit(data, LZMA_MEMORY_KIB, None)
+                .map_err(|e| e.to_string())
+                .and_then(|lzma| read_all(lzma, limit)),
+            Self::Bzip2 | Self::Lzo => return Err(Error::UnsupportedCompression(self.name())),
+        };
+        unpacked.map_err(|why| Error::Decompress { format: self.name(), why })
+    }
+}
+
+/// Reads to the end, but no more than `limit` bytes.
+fn read_all(reader: impl Read, limit: usize) -> Result<Vec<u8>, String> {
+    let mut unpacked = Vec::new();
+    reader.take(limit as u64 + 1).read_to_end(&mut unpacked).map_err(|e| e.to_string())?;
+    if unpacked.len() > limit {
+        return Err(format!("it unpacks to more than {limit} bytes"));
+    }
+    Ok(unpacked)
+}
+
+fn zstd(data: &[u8], limit: usize) -> Result<Vec<u8>, String> {
+    let mut decoder = ruzstd::decoding::StreamingDecoder::new(data).map_err(|e| e.to_string())?;
+    let unpacked = read_all(&mut decoder, limit)?;
+    let frame = &decoder.decoder;
+    match (frame.get_checksum_from_data(), frame.get_calculated_checksum()) {
+        (Some(stored), Some(computed)) if stored != computed => Err("checksum mismatch".into()),
+        _ => Ok(unpacked),
+    }
+}
+
+/// The frame of `lz4 -l`: a magic, then blocks of at most 8 MiB, each after its compressed size.
+/// No checksum, no end mark. Frames may follow each other.
+fn lz4_legacy(data: &[u8], limit: usize) -> Result<Vec<u8>, String> {
+    let mut unpacked = Vec::new();
+    let mut rest = data;
+    let mut block = vec![0; LZ4_BLOCK];
+    while let Some((head, tail)) = rest.split_first_chunk() {
+        rest = tail;
+        if *head == LZ4_MAGIC {
+            continue;
+        }
+        let size = u64::from(u32::from_le_bytes(*head));
+        let packed = bytes::slice(rest, 0, size).ok_or("a block reaches beyond the end")?;
+        rest = &rest[packed.len()..];
+        let len =
+            lz4_flex::block::decompress_into(packed, &mut block).map_err(|e| e.to_string())?;
+        unpacked.extend_from_slice(&block[..len]);
+        if unpacked.len() > limit {
+            return Err(format!("it unpacks to more than {limit} bytes"));
+        }
+    }
+    if rest.is_empty() { Ok(unpacked) } else { Err("bytes follow the last block".into()) }
+}

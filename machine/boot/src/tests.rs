@@ -1,0 +1,1 @@
+//! Tests of whole loads live in `tests/`; here are those of the parts.
