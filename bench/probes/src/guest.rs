@@ -4,7 +4,8 @@
 use crate::host::{self, Handler};
 use std::arch::global_asm;
 
-global_asm!(include_str!("entry.s"));
+// One block, because assembler macros do not outlive theirs.
+global_asm!(include_str!("entry.s"), include_str!("probe/round_trip.s"));
 
 /// Where guest user code is installed: below 4 GiB, so that 32-bit code can run there too.
 pub const TEXT: usize = 0x4000_0000;

@@ -26,7 +26,7 @@ states! {
 
 crate::code!(
     tiles,
-    "sub rsp, 64",
+    "sub rsp, 128",
     "mov byte ptr [rsp], 1",
     "mov word ptr [rsp+16], 64",
     "mov byte ptr [rsp+48], 16",

@@ -5,8 +5,10 @@ mod keys;
 mod leaks;
 mod odd;
 mod primitives;
+mod round_trip;
 mod state;
 mod syscall;
+mod window;
 
 /// A probe's name, title and body.
 pub type Probe = (&'static str, &'static str, fn());
@@ -20,4 +22,6 @@ pub const ALL: &[Probe] = &[
     ("keys", "protection keys around signals", keys::run),
     ("leaks", "what unprivileged instructions tell guest user code", leaks::run),
     ("odd", "odd ways out of guest user code, and what the wedge sees", odd::run),
+    ("window", "the guest's kernel half at guest + BIAS", window::run),
+    ("round_trip", "a null system call end to end", round_trip::run),
 ];
