@@ -67,7 +67,8 @@ impl RegRef {
             Register::AH | Register::CH | Register::DH | Register::BH => {
                 Self { index: register.number() as u8 - 4, shift: 8 }
             }
-            r if r.is_gpr() => Self { index: r.number() as u8, shift: 0 },
+            // SPL to R15L do not number like the registers they are part of.
+            r if r.is_gpr() => Self { index: r.full_register().number() as u8, shift: 0 },
             _ => Self::default(),
         }
     }
