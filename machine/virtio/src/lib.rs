@@ -1,1 +1,85 @@
-//! Virtio devices over virtio-pci (modern).
+//! Virtio 1.2 devices and their PCI transport.
+//!
+//! Three parts that know as little of each other as they can:
+//!
+//! - **Bodies** ([`Rng`], [`Console`], [`Block`]) implement [`VirtioDevice`]. A body sees device
+//!   configuration bytes and queues of buffers. It knows neither PCI, nor which thread or process
+//!   it runs in, nor how the driver is told.
+//! - **Rings** ([`Queue`], [`Chain`]) take requests from guest memory and give them back. The ring
+//!   format is `virtio-queue`'s; what is checked beyond that is listed in [`RingError`].
+//! - **Transport** ([`VirtioPci`]): registers, status, interrupts. It decides where a queue runs
+//!   ([`Execution`]): on the vCPU thread that rang the doorbell, or on a worker.
+//!
+//! # Hostile drivers
+//!
+//! Whatever the guest writes into rings or registers ends in one of two ways: the request gets an
+//! error status the driver can read, or the device sets DEVICE_NEEDS_RESET (virtio 1.2 section
+//! 2.1.2) and touches no queue until it is reset. Buffers are checked to be RAM before a body sees
+//! them, and no allocation is larger than the longest chain allowed ([`MAX_CHAIN`]).
+//!
+//! # Wiring
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # struct Nothing;
+//! # impl bus::InterruptLine for Nothing { fn set(&self, _: bool) {} }
+//! # impl bus::MsiSink for Nothing { fn send(&self, _: u64, _: u32) {} }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let lines: [Arc<dyn bus::InterruptLine>; 8] = std::array::from_fn(|_| Arc::new(Nothing) as _);
+//! # let host = pci::PciHost::new(lines, Arc::new(Nothing));
+//! # let ram = ram::Ram::new(1 << 20)?;
+//! use virtio::{Console, Execution, InputBuffer, VirtioPci};
+//!
+//! let input = InputBuffer::default();
+//! let console = Console::new(Box::new(input.clone()), Box::new(std::io::sink()));
+//! let size = console.size();
+//!
+//! let slot = host.reserve()?;
+//! let (msi, line) = (slot.msi(), slot.line());
+//! let function = VirtioPci::new(Box::new(console), ram, msi, line, Execution::Inline)?;
+//! let doorbell = function.doorbell();
+//! host.add(slot, function)?;
+//!
+//! // From any host thread: keys pressed, terminal resized.
+//! input.push(b"ls\n");
+//! doorbell.ring(virtio::CONSOLE_RECEIVE);
+//! size.set(80, 25);
+//! doorbell.config_changed();
+//! # Ok(()) }
+//! ```
+//!
+//! # Lock order
+//!
+//! PCI function → device → interrupt state → PCI's locks. A worker takes only the device's lock and
+//! those after it. Neither the ISR nor a doorbell given to a worker waits for a running request.
+
+mod block;
+mod chain;
+mod common_config;
+mod console;
+mod device;
+mod interrupts;
+mod layout;
+mod queue;
+mod rng;
+mod runner;
+mod running;
+mod transport;
+
+pub use block::{Block, BlockBackend, FileImage, ImageError, SECTOR};
+pub use chain::{Buffer, Chain, MAX_CHAIN};
+pub use console::{
+    Console, ConsoleInput, ConsoleSize, InputBuffer, RECEIVE as CONSOLE_RECEIVE,
+    TRANSMIT as CONSOLE_TRANSMIT,
+};
+pub use device::VirtioDevice;
+pub use queue::{Queue, RingError};
+pub use rng::{Entropy, HostEntropy, Rng};
+pub use runner::{Doorbell, Execution};
+pub use transport::{VirtioError, VirtioPci};
+
+/// Locks. A poisoned lock means a device panicked, which is our bug and has been reported; the
+/// state is still the best there is.
+fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,182 @@
+//! A raw image file or block device as a disk.
+
+use super::{BlockBackend, SECTOR};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+/// Why an image cannot be a disk.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// There is no such file.
+    #[error("disk image {0:?} does not exist")]
+    Missing(PathBuf),
+    /// It may be read but not written, and the disk is to be writable.
+    #[error("disk image {0:?} is not writable; attach it read-only or change its permissions")]
+    NotWritable(PathBuf),
+    /// A directory, pipe or the like.
+    #[error("disk image {0:?} is neither a regular file nor a block device")]
+    NotAnImage(PathBuf),
+    /// It has no bytes.
+    #[error("disk image {0:?} is empty")]
+    Empty(PathBuf),
+    /// It is not whole sectors.
+    #[error("disk image {path:?} has {len} bytes, which is not a multiple of 512")]
+    PartialSector {
+        /// The image.
+        path: PathBuf,
+        /// Its bytes.
+        len: u64,
+    },
+    /// Another process, or another disk of this machine, uses it.
+    #[error("disk image {0:?} is in use")]
+    InUse(PathBuf),
+    /// The host refused otherwise.
+    #[error("cannot open disk image {path:?}: {source}")]
+    Host {
+        /// The image.
+        path: PathBuf,
+        /// The host's reason.
+        source: io::Error,
+    },
+}
+
+/// An open image, locked against double use: one writer, or any number of readers.
+///
+/// The lock is advisory (`flock`) and ends with the process. A failed flush is remembered: the host
+/// kernel may drop what it could not write and report later flushes as good, so after one failure
+/// no flush succeeds any more.
+#[derive(Debug)]
+pub struct FileImage {
+    file: File,
+    len: u64,
+    read_only: bool,
+    flush_failed: bool,
+}
+
+impl FileImage {
+    /// Opens and locks an image.
+    ///
+    /// # Errors
+    /// See [`ImageError`]: all are the user's to mend.
+    pub fn open(path: &Path, read_only: bool) -> Result<Self, ImageError> {
+        let opened = OpenOptions::new().read(true).write(!read_only).open(path);
+        let mut file = opened.map_err(|error| open_error(path, read_only, error))?;
+        let host = |source| ImageError::Host { path: path.into(), source };
+        let kind = file.metadata().map_err(host)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(ImageError::NotAnImage(path.into()));
+        }
+        lock_image(&file, path, read_only)?;
+        let len = file.seek(SeekFrom::End(0)).map_err(host)?;
+        match len {
+            0 => Err(ImageError::Empty(path.into())),
+            len if len.is_multiple_of(SECTOR) => {
+                Ok(Self { file, len, read_only, flush_failed: false })
+            }
+            len => Err(ImageError::PartialSector { path: path.into(), len }),
+        }
+    }
+
+    fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> rustix::io::Result<()> {
+        loop {
+            match rustix::fs::fallocate(&self.file, flags, offset, len) {
+                Err(Errno::INTR) => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> rustix::io::Result<()> {
+        self.fallocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+    }
+
+    fn write_zero_bytes(&self, offset: u64, len: u64) -> io::Result<()> {
+        let zeroes = [0; 64 << 10];
+        let mut done = 0;
+        while done < len {
+            let count = (len - done).min(zeroes.len() as u64);
+            self.file.write_all_at(&zeroes[..count as usize], offset + done)?;
+            done += count;
+        }
+        Ok(())
+    }
+}
+
+fn open_error(path: &Path, read_only: bool, error: io::Error) -> ImageError {
+    match error.kind() {
+        ErrorKind::NotFound => ImageError::Missing(path.into()),
+        ErrorKind::IsADirectory => ImageError::NotAnImage(path.into()),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+            if !read_only && File::open(path).is_ok() =>
+        {
+            ImageError::NotWritable(path.into())
+        }
+        _ => ImageError::Host { path: path.into(), source: error },
+    }
+}
+
+fn lock_image(file: &File, path: &Path, read_only: bool) -> Result<(), ImageError> {
+    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
+    locked.map_err(|error| match error {
+        TryLockError::WouldBlock => ImageError::InUse(path.into()),
+        TryLockError::Error(source) => ImageError::Host { path: path.into(), source },
+    })
+}
+
+/// The file system or device cannot do this kind of fallocate.
+fn is_unsupported(error: Errno) -> bool {
+    matches!(error, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV | Errno::INVAL)
+}
+
+impl BlockBackend for FileImage {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(data, offset)
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, offset)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.flush_failed {
+            return Err(io::Error::other("an earlier flush failed"));
+        }
+        if self.read_only {
+            return Ok(());
+        }
+        let flushed = self.file.sync_data();
+        self.flush_failed = flushed.is_err();
+        flushed
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        match self.punch(offset, len) {
+            Err(error) if !is_unsupported(error) => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        let done = match unmap {
+            true => self.punch(offset, len),
+            false => self.fallocate(FallocateFlags::ZERO_RANGE, offset, len),
+        };
+        match done {
+            Ok(()) => Ok(()),
+            Err(error) if is_unsupported(error) => self.write_zero_bytes(offset, len),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What a device body is: the contract between bodies and whatever transport carries them.
+
+use crate::{Queue, RingError};
+
+/// The body of a virtio device.
+///
+/// Calls never overlap, and come from whichever thread the transport chose. A body may take as
+/// long as its host I/O does.
+pub trait VirtioDevice: Send {
+    /// Device ID (virtio 1.2 chapter 5): 2 block, 3 console, 4 entropy source.
+    fn device_type(&self) -> u16;
+    /// PCI class code as 0xbbsspp.
+    fn class(&self) -> u32;
+    /// Feature bits of this device type, on top of which the transport offers its own.
+    fn features(&self) -> u64 {
+        0
+    }
+    /// The largest size of each queue, powers of two.
+    fn queue_sizes(&self) -> &[u16];
+    /// The device configuration structure as it reads now, at most 4096 bytes.
+    fn config(&self) -> Vec<u8> {
+        Vec::new()
+    }
+    /// The driver wrote `data` at byte `offset` of the configuration structure.
+    fn config_write(&mut self, _offset: usize, _data: &[u8]) {}
+    /// Feature negotiation ended with these bits.
+    fn negotiated(&mut self, _features: u64) {}
+    /// Serves queue `index` as far as it can: the driver made buffers available, or the host has
+    /// something new to put into them. Spurious calls are allowed.
+    ///
+    /// # Errors
+    /// The driver broke the ring or a request in a way no status can tell; the device will need a
+    /// reset.
+    fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError>;
+    /// The driver reset the device: everything negotiated is void. Host resources stay.
+    fn reset(&mut self) {}
+}

@@ -1,0 +1,150 @@
+//! A running virtqueue as a body sees it: take a request, give it back.
+//!
+//! Doorbell suppression is settled here: the driver is asked for a notification only when
+//! [`Queue::pop`] found the ring empty, and the ring is looked at once more after asking, so no
+//! request is left behind (virtio 1.2 sections 2.7.7 and 2.7.10).
+
+use crate::{Chain, chain::MAX_CHAIN};
+use ram::{DmaMemory, Ram};
+use std::sync::atomic::Ordering;
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::{Queue as Ring, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+/// How a driver broke the rules, so that only a reset helps.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RingError {
+    /// The size is zero, not a power of two, or more than the device offered.
+    #[error("queue size {0}")]
+    BadSize(u16),
+    /// A ring is misaligned or not RAM.
+    #[error("queue outside RAM or misaligned: descriptors {0:#x}, available {1:#x}, used {2:#x}")]
+    BadAddress(u64, u64, u64),
+    /// The available index is further ahead than the queue is long, or the ring is at GPA 0.
+    #[error("available ring index jumped")]
+    IndexJump,
+    /// A chain does not end: a loop, an index outside the table, a table outside RAM, an indirect
+    /// table of odd length or inside another, or more than 2^32 bytes in all.
+    #[error("descriptor chain without an end")]
+    BrokenChain,
+    /// More than [`MAX_CHAIN`] descriptors.
+    #[error("descriptor chain of more than {MAX_CHAIN} descriptors")]
+    ChainTooLong,
+    /// A descriptor of no bytes.
+    #[error("descriptor of no bytes")]
+    EmptyDescriptor,
+    /// A device-readable descriptor after a device-writable one.
+    #[error("device-readable descriptor after a device-writable one")]
+    ReadableAfterWritable,
+    /// A buffer is not all RAM.
+    #[error("buffer outside RAM: {gpa:#x}+{len:#x}")]
+    BufferOutsideRam {
+        /// Where it starts.
+        gpa: u64,
+        /// Its bytes.
+        len: u32,
+    },
+    /// The request has no room for what the device must say.
+    #[error("request without room for an answer")]
+    NoRoom,
+    /// Queues were enabled before features were agreed on.
+    #[error("queue enabled before FEATURES_OK")]
+    NotNegotiated,
+    /// Memory that was checked before is not accessible.
+    #[error("guest memory not accessible")]
+    Memory,
+}
+
+/// Where the driver put a queue and how long it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shape {
+    pub(crate) size: u16,
+    pub(crate) descriptors: u64,
+    pub(crate) available: u64,
+    pub(crate) used: u64,
+}
+
+/// A virtqueue the driver enabled.
+pub struct Queue {
+    ring: Ring,
+    memory: Ram,
+    /// Something was given back since the driver was last told.
+    used_something: bool,
+}
+
+impl Queue {
+    /// Checks and starts a queue of at most `max_size`.
+    pub(crate) fn new(
+        shape: Shape,
+        max_size: u16,
+        event_idx: bool,
+        memory: Ram,
+    ) -> Result<Self, RingError> {
+        let mut ring = Ring::new(max_size).map_err(|_| RingError::BadSize(max_size))?;
+        ring.try_set_size(shape.size).map_err(|_| RingError::BadSize(shape.size))?;
+        let Shape { descriptors, available, used, .. } = shape;
+        let bad_address = || RingError::BadAddress(descriptors, available, used);
+        ring.try_set_desc_table_address(GuestAddress(descriptors)).map_err(|_| bad_address())?;
+        ring.try_set_avail_ring_address(GuestAddress(available)).map_err(|_| bad_address())?;
+        ring.try_set_used_ring_address(GuestAddress(used)).map_err(|_| bad_address())?;
+        ring.set_event_idx(event_idx);
+        ring.set_ready(true);
+        if !ring.is_valid(memory.dma()) {
+            return Err(bad_address());
+        }
+        Ok(Self { ring, memory, used_something: false })
+    }
+
+    /// Guest memory, to read and write requests' buffers with.
+    pub fn memory(&self) -> &DmaMemory {
+        self.memory.dma()
+    }
+
+    /// Takes the next request; `None` when there is none, after asking to be notified of more.
+    ///
+    /// # Errors
+    /// The ring or the chain is broken.
+    pub fn pop(&mut self) -> Result<Option<Chain>, RingError> {
+        if let Some(chain) = self.take()? {
+            return Ok(Some(chain));
+        }
+        let more = self.ring.enable_notification(self.memory.dma());
+        if more.map_err(|_| RingError::Memory)? { self.take() } else { Ok(None) }
+    }
+
+    fn take(&mut self) -> Result<Option<Chain>, RingError> {
+        let memory = self.memory.dma();
+        let mut heads = self.ring.iter(memory).map_err(|_| RingError::IndexJump)?;
+        heads.next().map(|chain| Chain::collect(memory, chain)).transpose()
+    }
+
+    /// Gives a request back with `written` bytes of its writable buffer filled.
+    ///
+    /// # Errors
+    /// The used ring is not accessible.
+    pub fn complete(&mut self, chain: Chain, written: u32) -> Result<(), RingError> {
+        let result = self.ring.add_used(self.memory.dma(), chain.head, written);
+        self.used_something = true;
+        result.map_err(|_| RingError::Memory)
+    }
+
+    /// Whether the driver wants an interrupt for what was given back since the last call.
+    pub(crate) fn wants_interrupt(&mut self) -> Result<bool, RingError> {
+        if !std::mem::take(&mut self.used_something) {
+            return Ok(false);
+        }
+        let memory = self.memory.dma();
+        let wanted = self.ring.needs_notification(memory).map_err(|_| RingError::Memory)?;
+        Ok(wanted && (self.ring.event_idx_enabled() || !self.interrupts_suppressed()?))
+    }
+
+    /// The available ring's NO_INTERRUPT flag, which `virtio-queue` does not look at.
+    fn interrupts_suppressed(&self) -> Result<bool, RingError> {
+        let flags: u16 = self
+            .memory
+            .dma()
+            .load(GuestAddress(self.ring.avail_ring()), Ordering::Relaxed)
+            .map_err(|_| RingError::Memory)?;
+        Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT != 0)
+    }
+}
