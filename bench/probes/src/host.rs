@@ -190,3 +190,13 @@ pub fn pin(cpu: usize) {
         libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
     }
 }
+
+/// Lets the host place this thread.
+pub fn pin_anywhere() {
+    // SAFETY: as for `pin`.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        (0..libc::CPU_SETSIZE as usize).for_each(|cpu| libc::CPU_SET(cpu, &mut set));
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
+    }
+}

@@ -1,8 +1,10 @@
 //! The probes, one file per risky mechanism.
 
 mod frame;
+mod handover;
 mod keys;
 mod leaks;
+mod mappings;
 mod odd;
 mod primitives;
 mod round_trip;
@@ -24,4 +26,6 @@ pub const ALL: &[Probe] = &[
     ("odd", "odd ways out of guest user code, and what the wedge sees", odd::run),
     ("window", "the guest's kernel half at guest + BIAS", window::run),
     ("round_trip", "a null system call end to end", round_trip::run),
+    ("handover", "giving the vCPU to another process", handover::run),
+    ("mappings", "changing host mappings", mappings::run),
 ];
