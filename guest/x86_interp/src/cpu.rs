@@ -2,8 +2,9 @@
 
 use crate::{
     block::BlockCache,
+    debug::{TrapRule, dr6},
     op::{Op, RegRef, mask},
-    system::{GuestRam, System},
+    system::{GuestRam, System, VectorOperands},
     tlb::{Tlb, View},
 };
 use x86::{Activity, Fault, Vcpu, control::cr0, flags, paging, seg, vector};
@@ -68,9 +69,17 @@ pub struct Cpu<S: System> {
     pub(crate) leave_block: bool,
     /// DR7 has a data breakpoint enabled.
     pub(crate) watching: bool,
-    /// DR6 bits of data breakpoints hit by the current instruction.
-    pub(crate) watch_hits: u64,
+    /// DR7 has an instruction breakpoint enabled.
+    pub(crate) stepping: bool,
+    /// DR6 bits of the #DB that is due after the current instruction.
+    pub(crate) traps: u64,
+    /// How the current instruction treats traps.
+    pub(crate) trap_rule: TrapRule,
+    /// The current instruction switched tasks: a fault now is the new task's, with its RIP.
+    pub(crate) task_switched: bool,
     pub(crate) blocks: BlockCache<S>,
+    /// What the vector unit works on; kept so that it need not be cleared every time.
+    pub(crate) operands: VectorOperands,
 }
 
 impl<S: System> Cpu<S> {
@@ -83,8 +92,12 @@ impl<S: System> Cpu<S> {
             view: View::Supervisor,
             leave_block: false,
             watching: false,
-            watch_hits: 0,
+            stepping: false,
+            traps: 0,
+            trap_rule: TrapRule::Normal,
+            task_switched: false,
             blocks: BlockCache::new(),
+            operands: VectorOperands::default(),
         };
         cpu.state_changed();
         cpu
@@ -107,10 +120,10 @@ impl<S: System> Cpu<S> {
             if self.counters.instructions >= end {
                 return Exit::Budget;
             }
-            let outcome = if self.vcpu.interrupt_shadow || self.vcpu.rflags & flags::TF != 0 {
+            let outcome = if self.must_step() {
                 self.step(sys)
             } else {
-                self.run_block(sys, usize::MAX)
+                self.run_block(sys)
             };
             if let Err(fault) = outcome {
                 self.exception(sys, fault);
@@ -121,22 +134,30 @@ impl<S: System> Cpu<S> {
     #[inline]
     fn must_exit(&mut self, sys: &mut S) -> Option<Exit> {
         let waiting = sys.pending();
-        if waiting != 0 {
-            if waiting & pending::EXIT != 0 {
-                return Some(Exit::Requested);
-            }
-            if waiting & pending::NMI != 0 && !self.vcpu.nmi_blocked {
-                return Some(Exit::NmiWindow);
-            }
-            if waiting & pending::INTERRUPT != 0 && self.vcpu.interruptible() {
-                return Some(Exit::InterruptWindow);
-            }
+        if waiting == 0 && self.vcpu.activity == Activity::Running {
+            return None;
         }
-        match self.vcpu.activity {
-            Activity::Running => None,
-            Activity::Shutdown => Some(Exit::Shutdown),
-            Activity::Halted | Activity::WaitForSipi => Some(Exit::Halted),
+        self.exit_reason(waiting)
+    }
+
+    #[cold]
+    fn exit_reason(&self, waiting: u32) -> Option<Exit> {
+        let v = &self.vcpu;
+        if waiting & pending::EXIT != 0 {
+            return Some(Exit::Requested);
         }
+        match v.activity {
+            Activity::Shutdown => return Some(Exit::Shutdown),
+            Activity::WaitForSipi => return Some(Exit::Halted),
+            Activity::Running | Activity::Halted => {}
+        }
+        if waiting & pending::NMI != 0 && !v.nmi_blocked && !v.interrupt_shadow {
+            return Some(Exit::NmiWindow);
+        }
+        if waiting & pending::INTERRUPT != 0 && v.interruptible() {
+            return Some(Exit::InterruptWindow);
+        }
+        (v.activity == Activity::Halted).then_some(Exit::Halted)
     }
 
     /// Executes one instruction (one iteration burst of a repeated string instruction). An
@@ -146,23 +167,37 @@ impl<S: System> Cpu<S> {
     /// # Errors
     /// The exception the instruction raised.
     pub fn step(&mut self, sys: &mut S) -> Result<(), Fault> {
+        self.check_breakpoint()?;
         let single = self.vcpu.rflags & flags::TF != 0;
-        let shadow = std::mem::take(&mut self.vcpu.interrupt_shadow);
-        self.run_block(sys, 1)?;
-        // MOV SS and POP SS hold off the trap of the instruction itself, not of its successor.
-        if single && !(self.vcpu.interrupt_shadow && !shadow) && !self.vcpu_suppressed_trap() {
-            return Err(Fault::debug(x86_dr6::BS));
+        self.vcpu.rflags &= !flags::RF;
+        self.vcpu.interrupt_shadow = false;
+        self.execute(sys, 1)?;
+        if single && self.trap_rule == TrapRule::Normal {
+            self.traps |= dr6::BS;
         }
-        Ok(())
+        self.take_traps()
     }
 
-    fn vcpu_suppressed_trap(&mut self) -> bool {
-        std::mem::take(&mut self.blocks.suppress_trap)
+    /// The #DB the instruction just executed leaves behind.
+    #[inline]
+    fn take_traps(&mut self) -> Result<(), Fault> {
+        let rule = std::mem::take(&mut self.trap_rule);
+        if self.traps == 0 || rule == TrapRule::Hold {
+            return Ok(());
+        }
+        Err(Fault::debug(std::mem::take(&mut self.traps)))
+    }
+
+    /// Executes the block at RIP.
+    #[inline]
+    fn run_block(&mut self, sys: &mut S) -> Result<(), Fault> {
+        self.execute(sys, usize::MAX)?;
+        self.take_traps()
     }
 
     /// Executes up to `limit` instructions of the block at RIP.
     #[inline]
-    fn run_block(&mut self, sys: &mut S, limit: usize) -> Result<(), Fault> {
+    fn execute(&mut self, sys: &mut S, limit: usize) -> Result<(), Fault> {
         if sys.ram().has_stale_code() {
             self.drop_stale_code(sys);
         }
@@ -175,7 +210,7 @@ impl<S: System> Cpu<S> {
             self.vcpu.rip = start.wrapping_add(u64::from(op.len));
             if let Err(fault) = (op.run)(self, sys, op) {
                 self.counters.instructions += done;
-                self.vcpu.rip = start;
+                self.abandon(start);
                 return Err(fault);
             }
             done += 1;
@@ -184,10 +219,17 @@ impl<S: System> Cpu<S> {
             }
         }
         self.counters.instructions += done;
-        if self.watch_hits != 0 {
-            return Err(Fault::debug(std::mem::take(&mut self.watch_hits)));
-        }
         Ok(())
+    }
+
+    /// An instruction ended in an exception: RIP goes back to it, traps of its own are void.
+    #[cold]
+    fn abandon(&mut self, start: u64) {
+        if !std::mem::take(&mut self.task_switched) {
+            self.vcpu.rip = start;
+        }
+        self.traps = 0;
+        self.trap_rule = TrapRule::Normal;
     }
 
     /// Drops every block made from pages that were written.
@@ -306,12 +348,4 @@ impl<S: System> Cpu<S> {
         self.vcpu.rip = rip;
         self.leave_block = true;
     }
-}
-
-/// DR6 bits.
-pub(crate) mod x86_dr6 {
-    /// Single step.
-    pub const BS: u64 = 1 << 14;
-    /// General detect: a debug register was touched with DR7.GD set.
-    pub const BD: u64 = 1 << 13;
 }

@@ -1,0 +1,191 @@
+//! The general case: memory operand, vector unit, memory result.
+//!
+//! Precise faults: everything that can fault except the computation itself happens before it. A
+//! memory result is stored last, but its pages have been translated for writing before, so the
+//! store cannot fault.
+
+use super::permit::{self, Class};
+use crate::{
+    cpu::Cpu,
+    op::{Handler, Op},
+    system::{System, UnitCode},
+};
+use iced_x86::{
+    EncodingKind, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess,
+    OpKind,
+};
+use x86::{Fault, control::cr4, vector};
+
+/// What is known of an instruction after decoding, packed into `Op::imm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Facts {
+    class: Class,
+    /// Bytes of the memory operand, zero if there is none.
+    size: u8,
+    reads_memory: bool,
+    writes_memory: bool,
+    /// The memory operand must be aligned to its size.
+    aligned: bool,
+    /// General registers take part.
+    general: bool,
+}
+
+impl Facts {
+    fn of(insn: &Instruction) -> Self {
+        let (reads_memory, writes_memory) = memory_access(insn);
+        let uses_memory = reads_memory || writes_memory;
+        let size = insn.memory_size().size() as u8;
+        Self {
+            class: Class::of(insn),
+            size: if uses_memory { size } else { 0 },
+            reads_memory,
+            writes_memory,
+            aligned: uses_memory && must_be_aligned(insn),
+            general: uses_general(insn),
+        }
+    }
+
+    const fn pack(self) -> u64 {
+        self.size as u64
+            | (self.class as u64) << 8
+            | (self.reads_memory as u64) << 16
+            | (self.writes_memory as u64) << 17
+            | (self.aligned as u64) << 18
+            | (self.general as u64) << 19
+    }
+
+    const fn unpack(bits: u64) -> Self {
+        Self {
+            class: Class::from_bits((bits >> 8) as u8),
+            size: bits as u8,
+            reads_memory: bits >> 16 & 1 != 0,
+            writes_memory: bits >> 17 & 1 != 0,
+            aligned: bits >> 18 & 1 != 0,
+            general: bits >> 19 & 1 != 0,
+        }
+    }
+}
+
+/// Prepares an instruction for the vector unit; `None` if the unit refuses it.
+pub(super) fn prepare<S: System>(sys: &mut S, op: &mut Op<S>) -> Option<Handler<S>> {
+    let bytes = op.bytes.get(..op.len as usize)?;
+    op.unit = sys.vector_unit().prepare(&op.insn, bytes).ok()?.0;
+    op.imm = Facts::of(&op.insn).pack();
+    Some(run)
+}
+
+fn run<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fault> {
+    let facts = Facts::unpack(op.imm);
+    permit::check(cpu, facts.class)?;
+    let linear = if facts.size == 0 { 0 } else { open(cpu, sys, op, facts)? };
+    cpu.operands.rflags = cpu.vcpu.rflags;
+    if facts.general {
+        cpu.operands.gpr = cpu.vcpu.gpr;
+    }
+    cpu.operands.rip = cpu.vcpu.rip.wrapping_sub(op.len.into());
+    let (fpu, operands) = (&mut cpu.vcpu.fpu, &mut cpu.operands);
+    let result = sys.vector_unit().run(UnitCode(op.unit), &op.insn, fpu, operands);
+    result.map_err(|fault| simd_exception(cpu, fault))?;
+    cpu.vcpu.rflags = cpu.operands.rflags;
+    if facts.general {
+        cpu.vcpu.gpr = cpu.operands.gpr;
+    }
+    if facts.writes_memory {
+        let bytes = cpu.operands.memory;
+        cpu.write_bytes(sys, linear, &bytes[..facts.size as usize])?;
+    }
+    Ok(())
+}
+
+/// Checks the memory operand and loads it; returns its linear address.
+fn open<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>, facts: Facts) -> Result<u64, Fault> {
+    let size = u64::from(facts.size);
+    let linear = if facts.aligned {
+        cpu.vector_address::<true>(op, size, facts.writes_memory)?
+    } else {
+        cpu.vector_address::<false>(op, size, facts.writes_memory)?
+    };
+    cpu.operands.address = cpu.effective(op);
+    if facts.writes_memory {
+        cpu.probe_write(sys, linear, size).map_err(|fault| cpu.blame_stack(op, fault))?;
+    }
+    if facts.reads_memory {
+        let mut bytes = [0; 64];
+        let part = bytes.get_mut(..facts.size as usize).ok_or(Fault::ud())?;
+        cpu.read_bytes(sys, linear, part).map_err(|fault| cpu.blame_stack(op, fault))?;
+        cpu.operands.memory = bytes;
+    }
+    Ok(linear)
+}
+
+/// #XM is #UD where the system does not expect it.
+#[cold]
+fn simd_exception<S: System>(cpu: &Cpu<S>, fault: Fault) -> Fault {
+    let expected = cpu.vcpu.cr4 & cr4::OSXMMEXCPT != 0;
+    if fault.vector == vector::XM && !expected { Fault::ud() } else { fault }
+}
+
+/// Whether the memory operand is read, and whether it is written.
+fn memory_access(insn: &Instruction) -> (bool, bool) {
+    let mut factory = InstructionInfoFactory::new();
+    let info = factory.info_options(insn, InstructionInfoOptions::NO_REGISTER_USAGE);
+    let access = info.used_memory().first().map_or(OpAccess::None, |memory| memory.access());
+    match access {
+        OpAccess::None | OpAccess::NoMemAccess => (false, false),
+        OpAccess::Read | OpAccess::CondRead => (true, false),
+        OpAccess::Write | OpAccess::CondWrite => (false, true),
+        OpAccess::ReadWrite | OpAccess::ReadCondWrite => (true, true),
+    }
+}
+
+/// General registers other than those of the memory operand take part.
+fn uses_general(insn: &Instruction) -> bool {
+    let named = (0..insn.op_count())
+        .any(|i| insn.op_kind(i) == OpKind::Register && insn.op_register(i).is_gpr());
+    let implied = matches!(
+        insn.mnemonic(),
+        Mnemonic::Pcmpestri
+            | Mnemonic::Pcmpestrm
+            | Mnemonic::Pcmpistri
+            | Mnemonic::Pcmpestri64
+            | Mnemonic::Pcmpestrm64
+            | Mnemonic::Vpcmpestri
+            | Mnemonic::Vpcmpestrm
+            | Mnemonic::Vpcmpistri
+            | Mnemonic::Vpcmpestri64
+            | Mnemonic::Vpcmpestrm64
+    );
+    named || implied
+}
+
+/// Legacy SSE wants 16-byte operands aligned, with exceptions; VEX does not, with exceptions (SDM
+/// vol. 2A, table 2-16).
+fn must_be_aligned(insn: &Instruction) -> bool {
+    use Mnemonic as M;
+    if insn.encoding() == EncodingKind::VEX {
+        return matches!(
+            insn.mnemonic(),
+            M::Vmovaps
+                | M::Vmovapd
+                | M::Vmovdqa
+                | M::Vmovntps
+                | M::Vmovntpd
+                | M::Vmovntdq
+                | M::Vmovntdqa
+        );
+    }
+    let exempt = matches!(
+        insn.mnemonic(),
+        M::Movups
+            | M::Movupd
+            | M::Movdqu
+            | M::Lddqu
+            | M::Pcmpestri
+            | M::Pcmpestrm
+            | M::Pcmpistri
+            | M::Pcmpistrm
+            | M::Pcmpestri64
+            | M::Pcmpestrm64
+    );
+    insn.memory_size().size() == 16 && !exempt
+}
