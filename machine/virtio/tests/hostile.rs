@@ -169,7 +169,7 @@ fn queues_outside_ram() {
     for ring in [32, 40, 48] {
         refuses_queue(ring, &RAM.to_le_bytes());
         refuses_queue(ring, &(RAM - 16).to_le_bytes());
-        refuses_queue(ring, &(u64::MAX & !15).to_le_bytes());
+        refuses_queue(ring, &(!15_u64).to_le_bytes());
         refuses_queue(ring, &0xc000_0000_u64.to_le_bytes());
     }
 }
