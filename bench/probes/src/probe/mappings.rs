@@ -145,8 +145,8 @@ fn move_many() {
         if go(AT, away) == libc::MAP_FAILED {
             fact(format!("mremap of {pages} mappings in one call"), std::io::Error::last_os_error());
         } else {
-            let there = || drop(go(AT, away));
-            let back = || drop(go(away, AT));
+            let there = || assert_ne!(go(AT, away), libc::MAP_FAILED);
+            let back = || assert_ne!(go(away, AT), libc::MAP_FAILED);
             back();
             timed(format!("mremap of {pages} scattered mappings in one call: per page"), pages, || (), there, back);
         }

@@ -1,0 +1,211 @@
+//! Probe 1: a process with nothing but its window. Starts the blob of `blob/wedge.rs`, looks at its
+//! maps from outside, and reads what its guest and its handlers noted.
+
+use crate::host::{self, PAGE, RW, must};
+use crate::measure::{ticks_per_ns, tsc};
+use crate::report::{fact, law};
+use std::sync::atomic::Ordering;
+
+#[allow(dead_code)]
+mod layout {
+    include!("../../blob/layout.rs");
+}
+use layout::{ALT_STACK, ALT_STACK_LEN, BLOB, SHARED, STACK, STACK_LEN, Shared, WINDOW, WINDOW_END};
+
+static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
+const RAM: usize = 64 << 20;
+const CALLS: u64 = 20_000;
+const FAULTS: u64 = 2_000;
+
+// The guest program. r13 is where to go on after an exit that was not asked for.
+crate::code!(
+    wedge_guest,
+    "rdtsc",
+    "shl rdx, 32",
+    "lea rdi, [rax + rdx]",
+    "mov eax, 1002",
+    "syscall",
+    "rdtsc",
+    "shl rdx, 32",
+    "lea rbp, [rax + rdx]",
+    "mov ebx, 20000",
+    "2: mov eax, 39",
+    "syscall",
+    "dec ebx",
+    "jnz 2b",
+    "rdtsc",
+    "shl rdx, 32",
+    "lea rdi, [rax + rdx]",
+    "sub rdi, rbp",
+    "mov eax, 1000",
+    "syscall",
+    "rdtsc",
+    "shl rdx, 32",
+    "lea rbp, [rax + rdx]",
+    "mov esi, 0x10000000",
+    "mov ebx, 2000",
+    "2: mov [rsi], rsi",
+    "add rsi, 4096",
+    "dec ebx",
+    "jnz 2b",
+    "rdtsc",
+    "shl rdx, 32",
+    "lea rdi, [rax + rdx]",
+    "sub rdi, rbp",
+    "mov eax, 1001",
+    "syscall",
+    "mov eax, 2000",
+    "syscall",
+    // A host call by jumping into the wedge's text, without the secret.
+    "lea r13, [rip + 3f]",
+    "movabs r12, 0x018000100000",
+    "xor r9d, r9d",
+    "mov eax, 39",
+    "jmp [r12 + 48 + 15 * 8]",
+    "3: lea r13, [rip + 3f]",
+    "mov eax, 11",
+    "mov edi, 0x400000",
+    "mov esi, 4096",
+    "jmp [r12 + 48 + 15 * 8]",
+    // A forged signal: the handler's address with a frame of the guest's own making.
+    "3: lea r13, [rip + 3f]",
+    "lea rdx, [rsp - 1024]",
+    "mov rsi, rdx",
+    "push 0",
+    "jmp [r12 + 48 + 14 * 8]",
+    "3: lea r13, [rip + 3f]",
+    "mov eax, 20",
+    "int 0x80",
+    "3: lea r13, [rip + 3f]",
+    "mov eax, 20",
+    "lea ebp, [rsp - 64]",
+    "mov dword ptr [rbp], 0",
+    "sysenter",
+    "3: lea r13, [rip + 3f]",
+    "mov rax, 0xffffffffff600000",
+    "call rax",
+    "3: lea r13, [rip + 3f]",
+    "mov eax, 56",
+    "syscall",
+    "3: lea r13, [rip + 3f]",
+    "movabs rax, [0x7ffffffde000]",
+    "3: mov eax, 231",
+    "xor edi, edi",
+    "syscall",
+    "hlt"
+);
+
+const NAMES: &[&str] = &[
+    "jump to the wedge's syscall instruction, getpid",
+    "jump to the wedge's syscall instruction, munmap",
+    "jump to the wedge's handler with a made-up frame",
+    "int 0x80",
+    "sysenter",
+    "vsyscall page",
+    "clone",
+    "where the host's stack was",
+];
+
+/// Starts the wedge and prints what came of it.
+pub fn run() {
+    fact("blob bytes", IMAGE.len());
+    let ram = ram_with_guest();
+    host::map(SHARED, PAGE, RW, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0);
+    // SAFETY: the page was mapped just above; an all-zero Shared is valid.
+    let shared = unsafe { &mut *(SHARED as *mut Shared) };
+    order(shared, ram);
+    let image = image_memfd();
+    crate::guest::forget_rseq();
+    let born = tsc();
+    // SAFETY: the child jumps into the blob and never comes back.
+    let child = must("fork", unsafe { libc::fork() }.into()) as i32;
+    if child == 0 {
+        become_wedge(image);
+    }
+    look(child, shared);
+    let mut status = 0;
+    // SAFETY: collects the child.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    law("the guest ends the process through the wedge", status == 0);
+    results(shared, born);
+}
+
+fn ram_with_guest() -> i32 {
+    let fd = host::memfd(RAM);
+    let code = wedge_guest();
+    // SAFETY: writes the slice at the second page.
+    unsafe { libc::pwrite(fd, code.as_ptr().cast(), code.len(), PAGE as i64) };
+    fd
+}
+
+fn image_memfd() -> i32 {
+    let fd = host::memfd(IMAGE.len().next_multiple_of(PAGE));
+    // SAFETY: writes the slice at the start.
+    unsafe { libc::pwrite(fd, IMAGE.as_ptr().cast(), IMAGE.len(), 0) };
+    fd
+}
+
+/// Offset of the first `syscall` instruction, and of the handler: it begins `mov r14, rdx; mov r15, rsi`.
+fn find(bytes: &[u8]) -> u64 {
+    let at = IMAGE.windows(bytes.len()).position(|w| w == bytes).expect("the blob holds it");
+    (BLOB + at) as u64
+}
+
+fn order(shared: &mut Shared, ram: i32) {
+    shared.cookie = 0x1357_9bdf_2468_ace0;
+    shared.ram = ram as u64;
+    shared.blob_end = (BLOB + IMAGE.len()) as u64;
+    shared.results[15] = find(&[0x0f, 0x05]);
+    shared.results[14] = find(&[0x49, 0x89, 0xd6, 0x49, 0x89, 0xf7]);
+}
+
+fn become_wedge(image: i32) -> ! {
+    let text = libc::PROT_READ | libc::PROT_EXEC;
+    host::map(BLOB, IMAGE.len().next_multiple_of(PAGE), text, libc::MAP_SHARED, image, 0);
+    host::map_anon(STACK, STACK_LEN, RW);
+    host::map_anon(ALT_STACK, ALT_STACK_LEN, RW);
+    // SAFETY: the blob's first byte is its entry; nothing of this program is used again.
+    unsafe { std::arch::asm!("jmp {}", in(reg) BLOB, options(noreturn)) }
+}
+
+/// Waits for the wedge to hold still and reads its maps.
+fn look(child: i32, shared: &Shared) {
+    for _ in 0..3000 {
+        if shared.stage.load(Ordering::SeqCst) == 1 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let maps = std::fs::read_to_string(format!("/proc/{child}/maps")).unwrap_or_default();
+    let start = |line: &str| line.split('-').next().and_then(|s| usize::from_str_radix(s, 16).ok());
+    let strange: Vec<&str> = maps
+        .lines()
+        .filter(|line| {
+            let at = start(line).unwrap_or(0);
+            !(WINDOW..WINDOW_END).contains(&at) && at >= 0x2000_0000 && !line.ends_with("[vsyscall]")
+        })
+        .collect();
+    law("nothing but window, guest and [vsyscall] is mapped", strange.is_empty() && !maps.is_empty());
+    strange.iter().for_each(|line| println!("    {line}"));
+    let ours = maps.lines().filter(|line| start(line).is_some_and(|at| (WINDOW..WINDOW_END).contains(&at)));
+    ours.for_each(|line| println!("    {}", line.split_whitespace().collect::<Vec<_>>().join(" ")));
+    shared.stage.store(2, Ordering::SeqCst);
+    // SAFETY: wakes the wedge's futex.
+    unsafe { libc::syscall(libc::SYS_futex, &raw const shared.stage, libc::FUTEX_WAKE, 1) };
+}
+
+fn results(shared: &Shared, born: u64) {
+    let ns = |ticks: u64| ticks as f64 / ticks_per_ns();
+    law("every guest call was answered", shared.calls == CALLS);
+    law("every guest fault (and one for its stack) got a page", shared.faults == FAULTS + 1);
+    let [calls, faults, first, ..] = shared.results;
+    fact("fork of the starter to the guest's first instruction, ns", format!("{:.0}", ns(first.wrapping_sub(born))));
+    fact("guest call, answered in Rust, ns", format!("{:.1}", ns(calls) / CALLS as f64));
+    fact("guest fault, page mapped by the handler, resumed by iretq, ns", format!("{:.1}", ns(faults) / FAULTS as f64));
+    for (name, [what, rip, address, nr]) in NAMES.iter().zip(shared.exits) {
+        let (signal, trap) = (what >> 32, what & 0xffff_ffff);
+        let caught = format!("signal {signal} trap {trap} rip {rip:#x} addr {address:#x} call {:#x}", nr as u32);
+        fact(name, if signal == 0 { "NOT SEEN".into() } else { caught });
+    }
+    law("every odd exit was caught and survived", shared.odd == NAMES.len() as u64);
+}
