@@ -1,0 +1,153 @@
+//! The vCPU's side of the interrupt system: its local APIC as instructions reach it.
+
+use std::sync::Arc;
+
+use x86::{Fault, msr};
+
+use crate::interrupts::Interrupts;
+use crate::lapic::Lapic;
+use crate::lapic::state::{BASE_ENABLED, Effect};
+
+/// Bits of [`CpuInterrupts::pending`].
+pub mod pending {
+    /// A maskable interrupt can be delivered, as far as priorities go: RFLAGS.IF is the CPU's.
+    pub const INTERRUPT: u32 = 1 << 0;
+    /// A non-maskable interrupt.
+    pub const NMI: u32 = 1 << 1;
+    /// INIT.
+    pub const INIT: u32 = 1 << 2;
+    /// A start-up IPI (SIPI).
+    pub const START_UP: u32 = 1 << 3;
+}
+
+/// What a vCPU asks of the interrupt system. Clones are handles to the same local APIC.
+#[derive(Clone)]
+pub struct CpuInterrupts {
+    pub(crate) id: u32,
+    pub(crate) lapic: Arc<Lapic>,
+    pub(crate) interrupts: Arc<Interrupts>,
+}
+
+impl CpuInterrupts {
+    /// The APIC ID, which is the vCPU's number.
+    pub fn apic_id(&self) -> u32 {
+        self.id
+    }
+
+    /// What waits, a set of [`pending`] bits: one relaxed load, to be asked before every block.
+    #[inline]
+    pub fn pending(&self) -> u32 {
+        self.lapic.pending()
+    }
+
+    /// Takes the interrupt of highest priority; the CPU must then deliver the vector. `None` if
+    /// what was pending no longer is.
+    pub fn acknowledge(&self) -> Option<u8> {
+        let ext_int = self.lapic.with(|state| {
+            let waits = state.ext_int();
+            state.take_ext_int();
+            waits
+        });
+        let vector = if ext_int { self.interrupts.acknowledge_pic() } else { None };
+        vector.or_else(|| self.lapic.with(|state| state.acknowledge()))
+    }
+
+    /// Takes a pending NMI.
+    pub fn take_nmi(&self) -> bool {
+        self.lapic.with(|state| state.take_nmi())
+    }
+
+    /// Takes a pending INIT: the vCPU must reset and wait for start-up.
+    pub fn take_init(&self) -> bool {
+        self.lapic.with(|state| state.take_init())
+    }
+
+    /// Takes a pending start-up IPI: a vCPU that waits for it begins at vector * 4096, others
+    /// ignore it.
+    pub fn take_start_up(&self) -> Option<u8> {
+        self.lapic.with(|state| state.take_start_up())
+    }
+
+    /// CR8: the task priority class.
+    pub fn cr8(&self) -> u8 {
+        self.lapic.with(|state| state.tpr() >> 4)
+    }
+
+    /// Sets CR8, 0 to 15.
+    pub fn set_cr8(&self, value: u8) {
+        self.lapic.with(|state| state.set_tpr(value << 4));
+    }
+
+    /// Whether the local APIC is enabled in APIC_BASE: what CPUID.1:EDX.APIC shows.
+    pub fn apic_enabled(&self) -> bool {
+        self.lapic.with(|state| state.base() & BASE_ENABLED != 0)
+    }
+
+    /// Whether `gpa` is in the local APIC's register page, for this CPU: then it is to be
+    /// accessed by [`CpuInterrupts::mmio_read`] and [`CpuInterrupts::mmio_write`], not by the bus.
+    #[inline]
+    pub fn claims(&self, gpa: u64) -> bool {
+        self.lapic.claims(gpa)
+    }
+
+    /// Reads a register; `gpa` is one this claims. Registers are four bytes each 16 bytes: what
+    /// lies between reads as zero.
+    pub fn mmio_read(&self, gpa: u64, data: &mut [u8]) {
+        let register = (gpa >> 4 & 0xff) as u32;
+        let value = self.lapic.with(|state| state.mmio_read(register)).to_le_bytes();
+        data.fill(0);
+        let bytes = value.iter().skip((gpa & 0xf) as usize);
+        data.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    }
+
+    /// Writes a register; `gpa` is one this claims. A write that is not of a whole register is
+    /// lost.
+    pub fn mmio_write(&self, gpa: u64, data: &[u8]) {
+        let Some(value) = data.first_chunk().filter(|_| gpa & 0xf == 0) else { return };
+        let (register, value) = ((gpa >> 4 & 0xff) as u32, u32::from_le_bytes(*value));
+        let effect = self.lapic.with(|state| state.mmio_write(register, value));
+        self.act(effect);
+    }
+
+    /// RDMSR of IA32_APIC_BASE, IA32_TSC_DEADLINE or an x2APIC register.
+    ///
+    /// # Errors
+    /// #GP for anything else, for x2APIC registers outside x2APIC mode, and for those that cannot
+    /// be read.
+    pub fn msr_read(&self, index: u32) -> Result<u64, Fault> {
+        self.lapic.with(|state| match index {
+            msr::APIC_BASE => Ok(state.base()),
+            msr::TSC_DEADLINE => Ok(state.timer.tsc_deadline()),
+            msr::X2APIC..=msr::X2APIC_LAST => state.msr_read(index - msr::X2APIC),
+            _ => Err(Fault::gp(0)),
+        })
+    }
+
+    /// WRMSR of IA32_APIC_BASE, IA32_TSC_DEADLINE or an x2APIC register.
+    ///
+    /// # Errors
+    /// #GP as for [`CpuInterrupts::msr_read`], for reserved bits, and for changes of mode that are
+    /// not permitted.
+    pub fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault> {
+        match index {
+            msr::APIC_BASE => self.lapic.set_base(value),
+            msr::TSC_DEADLINE => {
+                self.lapic.with(|state| state.timer.set_tsc_deadline(value));
+                Ok(())
+            }
+            msr::X2APIC..=msr::X2APIC_LAST => {
+                let register = index - msr::X2APIC;
+                let effect = self.lapic.with(|state| state.msr_write(register, value))?;
+                self.act(effect);
+                Ok(())
+            }
+            _ => Err(Fault::gp(0)),
+        }
+    }
+
+    fn act(&self, effect: Option<Effect>) {
+        if let Some(effect) = effect {
+            self.interrupts.act(self.id, effect);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Interrupt routing: from wires and messages to the CPUs.
+//!
+//! ```text
+//! device line -- GSI n --> I/O APIC pin n ---------------- message --> local APIC --> vCPU
+//!                     \--> 8259 input (ISA IRQ) --> INTR --> LINT0 ------^
+//! MSI ------------------------------------------------- message -------/
+//! ```
+//!
+//! GSIs 0 to 15 are the ISA interrupts, but for the timer: ISA IRQ 0 is GSI 2, as on every PC.
+//! One lock covers I/O APIC, 8259s and the wires into them, so a wire's edges reach both in order.
+//!
+//! Lock order: device, then these controllers, then one local APIC, then the kick. What a local
+//! APIC wants from outside (an end of interrupt, an IPI) is done after its lock is released.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bus::{Device, InterruptLine, MsiSink};
+
+use crate::ioapic::{IoApic, PINS};
+use crate::lapic::ApicBus;
+use crate::lapic::message::Message;
+use crate::lapic::state::Effect;
+use crate::lock;
+use crate::pic::Pic;
+
+/// GSI of ISA interrupt 0, the timer.
+pub const TIMER_GSI: u32 = 2;
+
+struct Controllers {
+    /// How many sources assert each GSI: the wires are ORed.
+    asserted: [u32; PINS],
+    ioapic: IoApic,
+    pic: Pic,
+}
+
+/// The interrupt controllers outside the CPUs, and the way to those inside.
+pub(crate) struct Interrupts {
+    controllers: Mutex<Controllers>,
+    apics: ApicBus,
+}
+
+impl Interrupts {
+    pub(crate) fn new(apics: ApicBus) -> Self {
+        let controllers =
+            Controllers { asserted: [0; PINS], ioapic: IoApic::new(), pic: Pic::new() };
+        Self { controllers: Mutex::new(controllers), apics }
+    }
+
+    /// Every access to the 8259s goes through here, so that LINT0 follows them.
+    fn with<T>(&self, access: impl FnOnce(&mut Controllers) -> T) -> T {
+        let mut controllers = lock(&self.controllers);
+        let before = controllers.pic.output();
+        let result = access(&mut controllers);
+        let now = controllers.pic.output();
+        if now != before {
+            self.apics.set_lint0(now);
+        }
+        result
+    }
+
+    /// One source's wire into a GSI is driven to `level`; `wire` is its level so far.
+    fn drive(&self, gsi: usize, wire: &AtomicBool, level: bool) {
+        self.with(|controllers| {
+            if wire.swap(level, Ordering::Relaxed) == level {
+                return;
+            }
+            let count = &mut controllers.asserted[gsi];
+            let before = *count;
+            *count = if level { before + 1 } else { before - 1 };
+            if (before == 0) == (*count == 0) {
+                return;
+            }
+            if let Some(irq) = isa_irq(gsi) {
+                controllers.pic.set_irq(irq, level);
+            }
+            controllers.ioapic.set_pin(gsi, level, &self.apics);
+        });
+    }
+
+    /// The 8259s' vector, if they still interrupt.
+    pub(crate) fn acknowledge_pic(&self) -> Option<u8> {
+        self.with(|controllers| controllers.pic.acknowledge())
+    }
+
+    /// Does what local APIC `from` asked for.
+    pub(crate) fn act(&self, from: u32, effect: Effect) {
+        match effect {
+            Effect::Eoi(vector) => {
+                lock(&self.controllers).ioapic.end_of_interrupt(vector, &self.apics);
+            }
+            Effect::Send(message, shorthand) => self.apics.send_ipi(from, &message, shorthand),
+        }
+    }
+}
+
+/// The ISA interrupt of a GSI. GSI 0 is the pin firmware would wire to the 8259s: nothing is.
+fn isa_irq(gsi: usize) -> Option<u8> {
+    match gsi {
+        2 => Some(0),
+        1..16 => Some(gsi as u8),
+        _ => None,
+    }
+}
+
+/// One source's wire into a GSI.
+struct Line {
+    interrupts: Arc<Interrupts>,
+    gsi: usize,
+    /// Changes only under the controllers' lock.
+    level: AtomicBool,
+}
+
+impl InterruptLine for Line {
+    fn set(&self, level: bool) {
+        if self.level.load(Ordering::Relaxed) != level {
+            self.interrupts.drive(self.gsi, &self.level, level);
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
+/// There is no such GSI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("GSI {0} does not exist: the I/O APIC has pins 0 to 23")]
+pub struct NoSuchGsi(pub u32);
+
+/// Hands out interrupt lines and delivers MSIs.
+#[derive(Clone)]
+pub struct InterruptController {
+    pub(crate) interrupts: Arc<Interrupts>,
+}
+
+impl InterruptController {
+    /// A new wire into `gsi`. Several devices may have one each: the GSI is asserted while any of
+    /// them is.
+    ///
+    /// # Errors
+    /// The I/O APIC has no such pin.
+    pub fn line(&self, gsi: u32) -> Result<Arc<dyn InterruptLine>, NoSuchGsi> {
+        if gsi as usize >= PINS {
+            return Err(NoSuchGsi(gsi));
+        }
+        let level = AtomicBool::new(false);
+        let interrupts = Arc::clone(&self.interrupts);
+        Ok(Arc::new(Line { interrupts, gsi: gsi as usize, level }))
+    }
+
+    /// A new wire into ISA interrupt `irq`.
+    ///
+    /// # Errors
+    /// The I/O APIC has no such pin.
+    pub fn isa_line(&self, irq: u32) -> Result<Arc<dyn InterruptLine>, NoSuchGsi> {
+        self.line(if irq == 0 { TIMER_GSI } else { irq })
+    }
+
+    /// Pulses every CPU's LINT1, which an NMI button would.
+    pub fn nmi(&self) {
+        for lapic in &self.interrupts.apics.0 {
+            lapic.with(|state| state.pulse_lint1());
+        }
+    }
+}
+
+impl MsiSink for InterruptController {
+    fn send(&self, address: u64, data: u32) {
+        self.interrupts.apics.send(&Message::from_msi(address, data));
+    }
+}
+
+/// The I/O APIC as a device.
+pub(crate) struct IoApicDevice(pub(crate) Arc<Interrupts>);
+
+impl Device for IoApicDevice {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let register = lock(&self.0.controllers).ioapic.read(offset & 0xff & !0xf);
+        let skip = (offset & 0xf) as usize;
+        for (to, from) in data.iter_mut().zip(register.to_le_bytes().iter().skip(skip)) {
+            *to = *from;
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        let mut value = [0; 4];
+        value.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
+        let value = u32::from_le_bytes(value);
+        lock(&self.0.controllers).ioapic.write(offset & 0xff, value, &self.0.apics);
+    }
+}
+
+/// One 8259's two ports as a device.
+pub(crate) struct PicPorts {
+    pub(crate) interrupts: Arc<Interrupts>,
+    pub(crate) slave: bool,
+}
+
+impl Device for PicPorts {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        for (port, byte) in (offset..).zip(data) {
+            *byte = self.interrupts.with(|c| c.pic.read(self.slave, port & 1 != 0));
+        }
+    }
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        for (port, byte) in (offset..).zip(data) {
+            self.interrupts.with(|c| c.pic.write(self.slave, port & 1 != 0, *byte));
+        }
+    }
+}
+
+/// The edge/level control registers as a device.
+pub(crate) struct ElcrPorts(pub(crate) Arc<Interrupts>);
+
+impl Device for ElcrPorts {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        for (port, byte) in (offset..).zip(data) {
+            *byte = self.0.with(|c| c.pic.read_elcr(port & 1 != 0));
+        }
+    }
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        for (port, byte) in (offset..).zip(data) {
+            self.0.with(|c| c.pic.write_elcr(port & 1 != 0, *byte));
+        }
+    }
+}

@@ -1,0 +1,547 @@
+//! A local APIC's registers and what they do (SDM chapter 10), without locks or neighbours.
+
+use x86::Fault;
+
+use super::message::{BROADCAST, Delivery, Destination, Message};
+use super::timer::{Mode, Timer};
+use super::vectors::VectorSet;
+use crate::pending;
+
+/// APIC_BASE: this is the bootstrap processor.
+pub(crate) const BASE_BSP: u64 = 1 << 8;
+/// APIC_BASE: x2APIC mode.
+pub(crate) const BASE_X2APIC: u64 = 1 << 10;
+/// APIC_BASE: the local APIC is enabled.
+pub(crate) const BASE_ENABLED: u64 = 1 << 11;
+/// APIC_BASE: where the registers are, a GPA.
+pub(crate) const BASE_ADDRESS: u64 = x86::paging::ADDRESS;
+/// Where the registers are after reset, a GPA.
+pub(crate) const DEFAULT_BASE: u64 = 0xfee0_0000;
+
+/// Version 0x14 (integrated), six LVT entries.
+const VERSION: u32 = 0x0005_0014;
+const SVR_ENABLED: u32 = 1 << 8;
+const LVT_MASKED: u32 = 1 << 16;
+const LVT_PENDING: u32 = 1 << 12;
+/// ESR: an interrupt was sent with a vector below 16.
+const ESR_SEND_VECTOR: u32 = 1 << 5;
+/// ESR: an interrupt arrived with a vector below 16.
+const ESR_RECEIVE_VECTOR: u32 = 1 << 6;
+/// ESR: a register that does not exist was accessed.
+const ESR_REGISTER: u32 = 1 << 7;
+
+/// Register numbers: MMIO offset / 16, MSR - 0x800.
+pub(crate) mod register {
+    pub(crate) const ID: u32 = 0x02;
+    pub(crate) const VERSION: u32 = 0x03;
+    pub(crate) const TPR: u32 = 0x08;
+    pub(crate) const APR: u32 = 0x09;
+    pub(crate) const PPR: u32 = 0x0a;
+    pub(crate) const EOI: u32 = 0x0b;
+    pub(crate) const RRD: u32 = 0x0c;
+    pub(crate) const LDR: u32 = 0x0d;
+    pub(crate) const DFR: u32 = 0x0e;
+    pub(crate) const SVR: u32 = 0x0f;
+    pub(crate) const ISR: u32 = 0x10;
+    pub(crate) const TMR: u32 = 0x18;
+    pub(crate) const IRR: u32 = 0x20;
+    pub(crate) const IRR_LAST: u32 = 0x27;
+    pub(crate) const ESR: u32 = 0x28;
+    pub(crate) const ICR_LOW: u32 = 0x30;
+    pub(crate) const ICR_HIGH: u32 = 0x31;
+    pub(crate) const LVT_TIMER: u32 = 0x32;
+    pub(crate) const LVT_LINT0: u32 = 0x35;
+    pub(crate) const LVT_LINT1: u32 = 0x36;
+    pub(crate) const LVT_ERROR: u32 = 0x37;
+    pub(crate) const TIMER_INITIAL: u32 = 0x38;
+    pub(crate) const TIMER_CURRENT: u32 = 0x39;
+    pub(crate) const TIMER_DIVIDE: u32 = 0x3e;
+    pub(crate) const SELF_IPI: u32 = 0x3f;
+}
+use register as reg;
+
+/// Bits software may set in the LVT entries, from [`reg::LVT_TIMER`] on: timer, thermal,
+/// performance counter, LINT0, LINT1, error.
+const LVT_WRITABLE: [u32; 6] = [0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff];
+/// Bits software may set in the low half of the ICR.
+const ICR_WRITABLE: u64 = 0x000c_cfff;
+
+/// What has to happen outside this local APIC after an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Tell the I/O APIC that a level-triggered interrupt ended.
+    Eoi(u8),
+    /// Send an interrupt.
+    Send(Message, Shorthand),
+}
+
+/// ICR bits 19:18: who a message is for, beside its destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shorthand {
+    Destination,
+    ToSelf,
+    All,
+    Others,
+}
+
+pub(crate) struct State {
+    id: u32,
+    base: u64,
+    tpr: u8,
+    ldr: u32,
+    dfr: u32,
+    svr: u32,
+    isr: VectorSet,
+    tmr: VectorSet,
+    irr: VectorSet,
+    esr: u32,
+    /// Errors since the last write of the ESR.
+    errors: u32,
+    icr: u64,
+    lvt: [u32; 6],
+    pub(crate) timer: Timer,
+    /// The wire from the 8259s.
+    lint0: bool,
+    /// A message with delivery mode ExtINT came.
+    ext_int: bool,
+    nmi: bool,
+    init: bool,
+    start_up: Option<u8>,
+}
+
+impl State {
+    /// The state after power-up. The bootstrap processor's is as firmware leaves it: LINT0 takes
+    /// the 8259s' interrupts, LINT1 NMIs.
+    pub(crate) fn new(id: u32, bsp: bool, timer: Timer) -> Self {
+        let mut state = Self {
+            id,
+            base: DEFAULT_BASE | BASE_ENABLED | if bsp { BASE_BSP } else { 0 },
+            tpr: 0,
+            ldr: 0,
+            dfr: 0,
+            svr: 0,
+            isr: VectorSet::default(),
+            tmr: VectorSet::default(),
+            irr: VectorSet::default(),
+            esr: 0,
+            errors: 0,
+            icr: 0,
+            lvt: [0; 6],
+            timer,
+            lint0: false,
+            ext_int: false,
+            nmi: false,
+            init: false,
+            start_up: None,
+        };
+        state.reset_registers();
+        if bsp {
+            state.lvt[lvt_index(reg::LVT_LINT0)] = 7 << 8;
+            state.lvt[lvt_index(reg::LVT_LINT1)] = 4 << 8;
+        }
+        state
+    }
+
+    /// Registers as after INIT (SDM 10.4.7.3): APIC ID and APIC_BASE stay.
+    fn reset_registers(&mut self) {
+        self.tpr = 0;
+        self.ldr = 0;
+        self.dfr = u32::MAX;
+        self.svr = 0xff;
+        (self.isr, self.tmr, self.irr) = Default::default();
+        (self.esr, self.errors, self.icr) = (0, 0, 0);
+        self.lvt = [LVT_MASKED; 6];
+        self.timer.reset();
+        self.ext_int = false;
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    fn enabled(&self) -> bool {
+        self.base & BASE_ENABLED != 0
+    }
+
+    pub(crate) fn x2apic(&self) -> bool {
+        self.base & (BASE_ENABLED | BASE_X2APIC) == BASE_ENABLED | BASE_X2APIC
+    }
+
+    /// Enabled in APIC_BASE and in the spurious-interrupt register.
+    fn accepts(&self) -> bool {
+        self.enabled() && self.svr & SVR_ENABLED != 0
+    }
+
+    /// WRMSR of APIC_BASE (SDM 10.12.5 for the permitted changes of mode).
+    pub(crate) fn set_base(&mut self, value: u64) -> Result<(), Fault> {
+        let mode = |base: u64| (base & BASE_ENABLED != 0, base & BASE_X2APIC != 0);
+        let forbidden = matches!(
+            (mode(self.base), mode(value)),
+            (_, (false, true)) | ((true, true), (true, false)) | ((false, _), (true, true))
+        );
+        let reserved = !(BASE_ADDRESS | BASE_ENABLED | BASE_X2APIC | BASE_BSP);
+        if value & reserved != 0 || forbidden {
+            return Err(Fault::gp(0));
+        }
+        let (was, was_x2apic) = (self.enabled(), self.x2apic());
+        self.base = value;
+        if was && !self.enabled() {
+            self.reset_registers();
+        }
+        if self.x2apic() && !was_x2apic {
+            self.ldr = self.id >> 4 << 16 | 1 << (self.id & 15);
+        }
+        Ok(())
+    }
+
+    /// What the CPU has to look at, [`pending`] bits.
+    pub(crate) fn pending(&self) -> u32 {
+        let bit = |condition, bit| if condition { bit } else { 0 };
+        bit(self.ext_int() || self.deliverable().is_some(), pending::INTERRUPT)
+            | bit(self.nmi, pending::NMI)
+            | bit(self.init, pending::INIT)
+            | bit(self.start_up.is_some(), pending::START_UP)
+    }
+
+    /// The 8259s' interrupt waits: through LINT0, or straight if the local APIC is disabled.
+    pub(crate) fn ext_int(&self) -> bool {
+        let lint0 = self.lvt[lvt_index(reg::LVT_LINT0)];
+        let wired = !self.enabled() || lint0 & (LVT_MASKED | 0x700) == 0x700;
+        (self.lint0 && wired) || self.ext_int
+    }
+
+    /// An ExtINT message is taken once.
+    pub(crate) fn take_ext_int(&mut self) {
+        self.ext_int = false;
+    }
+
+    /// Processor priority (SDM 10.8.3.1).
+    pub(crate) fn ppr(&self) -> u8 {
+        let serving = self.isr.highest().unwrap_or(0) & 0xf0;
+        if self.tpr & 0xf0 >= serving { self.tpr } else { serving }
+    }
+
+    /// Arbitration priority, for lowest-priority delivery (SDM 10.6.2.4).
+    pub(crate) fn apr(&self) -> u8 {
+        let waiting = self.irr.highest().unwrap_or(0) & 0xf0;
+        self.ppr().max(waiting)
+    }
+
+    fn deliverable(&self) -> Option<u8> {
+        let vector = self.irr.highest()?;
+        (self.enabled() && vector & 0xf0 > self.ppr() & 0xf0).then_some(vector)
+    }
+
+    /// The CPU takes the interrupt of highest priority, if the task priority still permits it.
+    pub(crate) fn acknowledge(&mut self) -> Option<u8> {
+        let vector = self.deliverable()?;
+        self.irr.remove(vector);
+        self.isr.insert(vector);
+        Some(vector)
+    }
+
+    /// An interrupt arrives; false if the local APIC is disabled.
+    fn accept(&mut self, vector: u8, level: bool) -> bool {
+        if !self.accepts() {
+            return false;
+        }
+        if vector < 16 {
+            self.error(ESR_RECEIVE_VECTOR);
+            return true;
+        }
+        self.irr.insert(vector);
+        if level {
+            self.tmr.insert(vector);
+        } else {
+            self.tmr.remove(vector);
+        }
+        true
+    }
+
+    /// Whether a message to `destination` is for this local APIC (SDM 10.6.2).
+    pub(crate) fn matches(&self, destination: Destination) -> bool {
+        match destination {
+            Destination::Physical(BROADCAST) | Destination::Logical(BROADCAST) => true,
+            Destination::Physical(id) => id == self.id,
+            Destination::Logical(mask) if self.x2apic() => {
+                mask >> 16 == self.ldr >> 16 && mask & self.ldr & 0xffff != 0
+            }
+            Destination::Logical(mask) => {
+                let ldr = self.ldr >> 24;
+                if self.dfr >> 28 == 0xf {
+                    mask & ldr != 0
+                } else {
+                    mask >> 4 == ldr >> 4 && mask & ldr & 0xf != 0
+                }
+            }
+        }
+    }
+
+    /// A message arrives; false if nothing took it.
+    pub(crate) fn receive(&mut self, message: &Message) -> bool {
+        match message.delivery {
+            Delivery::Fixed | Delivery::Lowest => {
+                return self.accept(message.vector, message.level);
+            }
+            Delivery::Nmi => self.nmi = true,
+            Delivery::Init => self.init(),
+            Delivery::StartUp => self.start_up = Some(message.vector),
+            Delivery::ExtInt => self.ext_int = true,
+            Delivery::Smi | Delivery::Reserved => {}
+        }
+        true
+    }
+
+    fn init(&mut self) {
+        self.reset_registers();
+        if self.x2apic() {
+            self.ldr = self.id >> 4 << 16 | 1 << (self.id & 15);
+        }
+        self.init = true;
+        self.nmi = false;
+        self.start_up = None;
+    }
+
+    pub(crate) fn take_nmi(&mut self) -> bool {
+        std::mem::take(&mut self.nmi)
+    }
+
+    pub(crate) fn take_init(&mut self) -> bool {
+        std::mem::take(&mut self.init)
+    }
+
+    pub(crate) fn take_start_up(&mut self) -> Option<u8> {
+        self.start_up.take()
+    }
+
+    /// Drives LINT0. As a fixed interrupt it counts as edge-triggered, whatever the LVT says.
+    pub(crate) fn set_lint0(&mut self, level: bool) {
+        if level && !self.lint0 {
+            self.local_interrupt(reg::LVT_LINT0);
+        }
+        self.lint0 = level;
+    }
+
+    /// An edge on LINT1; with the local APIC disabled it is the CPU's NMI pin.
+    pub(crate) fn pulse_lint1(&mut self) {
+        if self.enabled() {
+            self.local_interrupt(reg::LVT_LINT1);
+        } else {
+            self.nmi = true;
+        }
+    }
+
+    pub(crate) fn expire(&mut self, now: u64) {
+        if self.timer.expire(now) {
+            self.local_interrupt(reg::LVT_TIMER);
+        }
+    }
+
+    /// An interrupt by way of the LVT. (ExtINT needs none: it follows the level of LINT0.)
+    fn local_interrupt(&mut self, register: u32) {
+        let lvt = self.lvt[lvt_index(register)];
+        if lvt & LVT_MASKED != 0 {
+            return;
+        }
+        let pin = matches!(register, reg::LVT_LINT0 | reg::LVT_LINT1);
+        match Delivery::from_bits(if pin { u64::from(lvt >> 8) } else { 0 }) {
+            Delivery::Fixed => {
+                self.accept(lvt as u8, false);
+            }
+            Delivery::Nmi => self.nmi = true,
+            Delivery::Init => self.init(),
+            _ => {}
+        }
+    }
+
+    fn error(&mut self, bit: u32) {
+        let first = self.errors & bit == 0;
+        self.errors |= bit;
+        let lvt = self.lvt[lvt_index(reg::LVT_ERROR)];
+        if first && lvt as u8 >= 16 {
+            self.local_interrupt(reg::LVT_ERROR);
+        }
+    }
+
+    pub(crate) fn tpr(&self) -> u8 {
+        self.tpr
+    }
+
+    pub(crate) fn set_tpr(&mut self, value: u8) {
+        self.tpr = value;
+    }
+
+    /// Reads a register both modes have; `None` if it does not exist.
+    fn read_register(&self, register: u32) -> Option<u32> {
+        Some(match register {
+            reg::VERSION => VERSION,
+            reg::TPR => self.tpr.into(),
+            reg::PPR => self.ppr().into(),
+            reg::LDR => self.ldr,
+            reg::SVR => self.svr,
+            reg::ISR..reg::TMR => self.isr.register(register - reg::ISR),
+            reg::TMR..reg::IRR => self.tmr.register(register - reg::TMR),
+            reg::IRR..=reg::IRR_LAST => self.irr.register(register - reg::IRR),
+            reg::ESR => self.esr,
+            reg::LVT_TIMER..=reg::LVT_ERROR => self.lvt[lvt_index(register)],
+            reg::TIMER_INITIAL => self.timer.initial(),
+            reg::TIMER_CURRENT => self.timer.current(),
+            reg::TIMER_DIVIDE => self.timer.divide_configuration(),
+            _ => return None,
+        })
+    }
+
+    /// Writes a register both modes have; false if it does not exist.
+    fn write_register(&mut self, register: u32, value: u32) -> bool {
+        match register {
+            reg::TPR => self.tpr = value as u8,
+            reg::SVR => self.set_svr(value),
+            reg::ESR => self.esr = std::mem::take(&mut self.errors),
+            reg::LVT_TIMER..=reg::LVT_ERROR => self.set_lvt(register, value),
+            reg::TIMER_INITIAL => self.timer.set_initial(value),
+            reg::TIMER_DIVIDE => self.timer.set_divide_configuration(value),
+            _ => return false,
+        }
+        true
+    }
+
+    fn set_svr(&mut self, value: u32) {
+        self.svr = value & 0x3ff;
+        if !self.accepts() {
+            self.lvt.iter_mut().for_each(|lvt| *lvt |= LVT_MASKED);
+        }
+    }
+
+    fn set_lvt(&mut self, register: u32, value: u32) {
+        let index = lvt_index(register);
+        let mut value = value & LVT_WRITABLE[index];
+        if self.svr & SVR_ENABLED == 0 {
+            value |= LVT_MASKED;
+        }
+        self.lvt[index] = value;
+        if register == reg::LVT_TIMER {
+            self.timer.set_mode(Mode::from_lvt(value));
+        }
+    }
+
+    fn eoi(&mut self) -> Option<Effect> {
+        let vector = self.isr.highest()?;
+        self.isr.remove(vector);
+        self.tmr.contains(vector).then_some(Effect::Eoi(vector))
+    }
+
+    fn send(&mut self, destination: u32) -> Option<Effect> {
+        let icr = self.icr;
+        let logical = icr & 1 << 11 != 0;
+        let destination = if self.x2apic() {
+            Destination::new(destination, logical)
+        } else {
+            Destination::from_8_bits(destination as u8, logical)
+        };
+        let delivery = Delivery::from_bits(icr >> 8);
+        // INIT level de-assert only synchronized the buses of old.
+        let deassert = delivery == Delivery::Init && icr & 0xc000 == 0x8000;
+        let vectored = matches!(delivery, Delivery::Fixed | Delivery::Lowest);
+        if vectored && (icr as u8) < 16 {
+            self.error(ESR_SEND_VECTOR);
+            return None;
+        }
+        let shorthand = match icr >> 18 & 3 {
+            0 => Shorthand::Destination,
+            1 => Shorthand::ToSelf,
+            2 => Shorthand::All,
+            _ => Shorthand::Others,
+        };
+        let message = Message { destination, delivery, vector: icr as u8, level: false };
+        (!deassert).then_some(Effect::Send(message, shorthand))
+    }
+
+    /// Reads a register through MMIO (SDM 10.4.1).
+    pub(crate) fn mmio_read(&mut self, register: u32) -> u32 {
+        match register {
+            reg::ID => self.id << 24,
+            reg::APR => self.apr().into(),
+            reg::DFR => self.dfr,
+            reg::ICR_LOW => self.icr as u32,
+            reg::ICR_HIGH => (self.icr >> 32) as u32,
+            reg::EOI | reg::RRD => 0,
+            _ => self.read_register(register).unwrap_or_else(|| {
+                self.error(ESR_REGISTER);
+                0
+            }),
+        }
+    }
+
+    /// Writes a register through MMIO.
+    pub(crate) fn mmio_write(&mut self, register: u32, value: u32) -> Option<Effect> {
+        match register {
+            reg::LDR => self.ldr = value & 0xff00_0000,
+            reg::DFR => self.dfr = value | 0x0fff_ffff,
+            reg::EOI => return self.eoi(),
+            reg::ICR_HIGH => {
+                self.icr = self.icr & 0xffff_ffff | u64::from(value & 0xff00_0000) << 32;
+            }
+            reg::ICR_LOW => {
+                self.icr = self.icr & !0xffff_ffff | u64::from(value) & ICR_WRITABLE;
+                return self.send((self.icr >> 56) as u32);
+            }
+            reg::ID | reg::VERSION | reg::PPR | reg::TIMER_CURRENT => {}
+            _ if self.write_register(register, value) => {}
+            _ => self.error(ESR_REGISTER),
+        }
+        None
+    }
+
+    /// Reads a register through its MSR (SDM 10.12.1.2); #GP if there is none.
+    pub(crate) fn msr_read(&self, register: u32) -> Result<u64, Fault> {
+        match register {
+            _ if !self.x2apic() => Err(Fault::gp(0)),
+            reg::ID => Ok(self.id.into()),
+            reg::ICR_LOW => Ok(self.icr),
+            _ => self.read_register(register).map(u64::from).ok_or(Fault::gp(0)),
+        }
+    }
+
+    /// Writes a register through its MSR; #GP if there is none or a reserved bit is set.
+    pub(crate) fn msr_write(&mut self, register: u32, value: u64) -> Result<Option<Effect>, Fault> {
+        if !self.x2apic() || value & !msr_writable(register).ok_or(Fault::gp(0))? != 0 {
+            return Err(Fault::gp(0));
+        }
+        Ok(match register {
+            reg::EOI => self.eoi(),
+            reg::ICR_LOW => {
+                self.icr = value;
+                self.send((value >> 32) as u32)
+            }
+            reg::SELF_IPI => {
+                self.icr = value & 0xff | 1 << 18;
+                self.send(0)
+            }
+            _ => {
+                self.write_register(register, value as u32);
+                None
+            }
+        })
+    }
+}
+
+/// Bits an x2APIC MSR takes; `None` if it cannot be written.
+fn msr_writable(register: u32) -> Option<u64> {
+    Some(match register {
+        reg::TPR | reg::SELF_IPI => 0xff,
+        reg::EOI | reg::ESR => 0,
+        reg::SVR => 0x3ff,
+        reg::ICR_LOW => ICR_WRITABLE | 0xffff_ffff << 32,
+        // The delivery status bit is read-only, and writing back what was read is no error.
+        reg::LVT_TIMER..=reg::LVT_ERROR => {
+            u64::from(LVT_WRITABLE[lvt_index(register)] | LVT_PENDING)
+        }
+        reg::TIMER_INITIAL => 0xffff_ffff,
+        reg::TIMER_DIVIDE => 0xb,
+        _ => return None,
+    })
+}
+
+fn lvt_index(register: u32) -> usize {
+    (register - reg::LVT_TIMER) as usize
+}
