@@ -4,10 +4,14 @@
 //! - [`assets`] keeps what they contain in a cache and checks it before every use.
 //! - [`modules`] finds kernel modules and the order to load them in.
 //! - [`cpio`] and [`initramfs`] pack a root file system.
+//! - [`demo`], [`checks`] and [`layers`] are the tasks themselves.
 
 pub mod archive;
 pub mod assets;
+pub mod checks;
 pub mod command;
 pub mod cpio;
+pub mod demo;
 pub mod initramfs;
+pub mod layers;
 pub mod modules;

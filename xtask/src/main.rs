@@ -1,7 +1,13 @@
 //! Developers' tasks: `cargo xtask --help`.
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use xtask::{
+    assets::{Assets, Kernel},
+    checks, demo, layers,
+};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Developers' tasks of ring3")]
@@ -14,16 +20,31 @@ struct Arguments {
 enum Task {
     /// Fetch the guests that the demo and the boot tests run
     Assets,
+    /// Boot an unmodified Debian kernel to a shell on this terminal
+    Demo,
+    /// Check that crates depend only on the layers they may
+    Layers,
+    /// Run every check: format, lints, layers, unit and boot tests
+    Test,
 }
 
-fn main() -> Result<()> {
-    match Arguments::parse().task {
-        Task::Assets => assets(),
+fn main() -> ExitCode {
+    let result = match Arguments::parse().task {
+        Task::Assets => assets().map(|()| 0),
+        Task::Demo => demo::demo(),
+        Task::Layers => layers::check().map(|()| 0),
+        Task::Test => checks::test().map(|()| 0),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 
 fn assets() -> Result<()> {
-    use xtask::assets::{Assets, Kernel};
     let assets = Assets::open()?;
     assets.busybox()?;
     for kernel in [Kernel::BookwormCloud, Kernel::TrixieCloud, Kernel::TrixieFull] {

@@ -1,2 +1,41 @@
-//! The command line.
-fn main() {}
+//! `ring3`: the command line. It picks the host, [`vmm`] does the rest.
+
+mod cli;
+mod console;
+mod description;
+mod doctor;
+mod escape;
+mod failure;
+mod outcome;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Arguments, Command};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    log_to_stderr();
+    let result = match arguments.command {
+        Command::Run(run) => run::run(&run),
+        Command::Doctor(doctor) => {
+            println!("{}", doctor::survey(doctor.json));
+            Ok(0)
+        }
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("ring3: {failure}");
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Diagnostics for developers, off unless RING3_LOG asks for them (`RING3_LOG=debug`).
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::from_env("RING3_LOG");
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

@@ -1,1 +1,79 @@
 //! From a description to running parts.
+//!
+//! [`Machine::build`] turns a [`Description`] and a [`Host`] into a PC: RAM with a kernel in it,
+//! the chipset, PCI devices, one vCPU. [`Machine::start`] gives it threads:
+//!
+//! - the vCPU thread executes the guest and, inline, the devices it touches;
+//! - the timer thread sleeps until a device's deadline and lets the device act on it;
+//! - the console thread writes what the guest printed, so that a slow reader costs the guest
+//!   nothing until the buffer is full;
+//! - whoever has input for the guest pushes it from a thread of its own ([`ConsoleInput`]).
+//!
+//! This crate names no particular host: clocks, randomness and the output come in as traits.
+
+mod console;
+mod error;
+mod events;
+mod machine;
+mod running;
+mod timer;
+
+use std::{io::Write, path::PathBuf, sync::Arc};
+
+pub use boot::BootProtocol;
+pub use console::ConsoleInput;
+pub use engine::{Report, Statistics};
+pub use error::Error;
+pub use events::Ended;
+pub use machine::Machine;
+pub use running::Running;
+pub use x86::cpuid::CpuidResult;
+
+/// What to build.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// Content of the kernel file.
+    pub kernel: Vec<u8>,
+    /// Files handed to the kernel: for Linux its initrd.
+    pub modules: Vec<ModuleFile>,
+    /// Arguments of the kernel.
+    pub cmdline: String,
+    /// How to start it.
+    pub protocol: BootProtocol,
+    /// Guest memory in bytes, a multiple of 4096.
+    pub memory: u64,
+    /// Number of vCPUs; only one is supported so far.
+    pub cpus: u32,
+    /// Virtio block devices, in order.
+    pub disks: Vec<Disk>,
+}
+
+/// A file handed to the kernel.
+#[derive(Clone, Debug)]
+pub struct ModuleFile {
+    /// Its content.
+    pub data: Vec<u8>,
+    /// Its command line, by convention beginning with its name.
+    pub cmdline: String,
+}
+
+/// A raw disk image.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// The guest may not write.
+    pub readonly: bool,
+}
+
+/// What the machine needs of its host.
+pub struct Host {
+    /// Time.
+    pub clock: Arc<dyn host::Clock>,
+    /// Randomness.
+    pub entropy: Arc<dyn host::Entropy>,
+    /// The host's CPUID.
+    pub cpuid: fn(u32, u32) -> CpuidResult,
+    /// Where the first serial port's output goes.
+    pub console: Box<dyn Write + Send>,
+}

@@ -14,3 +14,9 @@ pub trait Clock: Send + Sync {
     /// Ticks of the time-stamp counter in a second.
     fn tsc_hz(&self) -> u64;
 }
+
+/// Randomness.
+pub trait Entropy: Send + Sync {
+    /// Fills `data` with bytes no one can predict; false if the host has none to give.
+    fn fill(&self, data: &mut [u8]) -> bool;
+}

@@ -6,9 +6,8 @@
 use std::time::Duration;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use x86::cpuid::CpuidResult;
 
-use crate::cpu;
+use crate::cpu::{self, CpuidResult};
 
 /// How long to count ticks when no CPUID leaf tells the TSC's frequency.
 const CALIBRATION: Duration = Duration::from_millis(20);
@@ -77,12 +76,15 @@ fn nanoseconds(time: Timespec) -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 
+/// What a leaf that does not exist reads as.
+const NONE: CpuidResult = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
+
 /// The frequency as the CPU or the hypervisor under us reports it, most exact first. Leaf 0x16
 /// is rounded to whole MHz (up to 0.05 % off), but only where leaf 0x15 exists without a crystal
 /// frequency do we trust it: there it is what the kernel uses too.
 fn tsc_from_cpuid(cpuid: impl Fn(u32, u32) -> CpuidResult) -> Option<(u64, TscSource)> {
     let max = cpuid(0, 0).eax;
-    let ratio = if max >= 0x15 { cpuid(0x15, 0) } else { CpuidResult::default() };
+    let ratio = if max >= 0x15 { cpuid(0x15, 0) } else { NONE };
     if ratio.eax != 0 && ratio.ebx != 0 && ratio.ecx != 0 {
         let hz = u64::from(ratio.ecx) * u64::from(ratio.ebx) / u64::from(ratio.eax);
         return Some((hz, TscSource::CrystalRatio));
@@ -116,7 +118,7 @@ mod tests {
     use host::Clock;
 
     fn host_with(leaves: &[(u32, CpuidResult)]) -> impl Fn(u32, u32) -> CpuidResult {
-        move |leaf, _| leaves.iter().find(|(l, _)| *l == leaf).map(|(_, r)| *r).unwrap_or_default()
+        move |leaf, _| leaves.iter().find(|(l, _)| *l == leaf).map_or(NONE, |(_, r)| *r)
     }
     const fn leaf(eax: u32, ebx: u32, ecx: u32) -> CpuidResult {
         CpuidResult { eax, ebx, ecx, edx: 0 }
@@ -140,12 +142,12 @@ mod tests {
         ];
         let under = host_with(&LEAVES);
         assert_eq!(tsc_from_cpuid(under), Some((2_400_000_000, TscSource::HypervisorLeaf)));
-        assert_eq!(tsc_from_cpuid(host_with(&LEAVES[1..])).map(|f| f.0), None);
+        assert_eq!(tsc_from_cpuid(host_with(&LEAVES[1..])), None);
     }
 
     #[test]
     fn nothing_known_is_measured() {
-        assert_eq!(tsc_from_cpuid(|_, _| CpuidResult::default()), None);
+        assert_eq!(tsc_from_cpuid(|_, _| NONE), None);
         let hz = calibrate();
         assert!((100_000_000..10_000_000_000).contains(&hz), "{hz} Hz");
     }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 // UNSAFETY: the compiler's intrinsics for RDTSC and CPUID are unsafe functions.
 
-use x86::cpuid::CpuidResult;
+pub use core::arch::x86_64::CpuidResult;
 
 /// The host's time-stamp counter, in its own ticks.
 #[inline]
@@ -16,6 +16,5 @@ pub fn rdtsc() -> u64 {
 #[allow(unused_unsafe)] // a safe function in some compiler versions
 pub fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
     // SAFETY: CPUID exists on every x86-64 CPU.
-    let raw = unsafe { core::arch::x86_64::__cpuid_count(leaf, subleaf) };
-    CpuidResult { eax: raw.eax, ebx: raw.ebx, ecx: raw.ecx, edx: raw.edx }
+    unsafe { core::arch::x86_64::__cpuid_count(leaf, subleaf) }
 }

@@ -4,7 +4,9 @@
 
 mod clock;
 pub mod cpu;
+mod entropy;
 pub mod probe;
 pub mod terminal;
 
-pub use clock::LinuxClock;
+pub use clock::{LinuxClock, TscSource};
+pub use entropy::LinuxEntropy;

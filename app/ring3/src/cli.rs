@@ -1,0 +1,253 @@
+//! The command line: what can be asked, and how each option explains itself.
+//!
+//! Names and forms are those of QEMU, Firecracker and podman where they agree.
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use vmm::BootProtocol;
+
+const EXAMPLES: &str = "\
+Examples:
+  Boot a Debian kernel to whatever its initramfs starts, with the serial console here:
+    ring3 run --kernel /boot/vmlinuz-6.1.0-28-cloud-amd64 --initrd initrd.img \\
+        --append console=ttyS0
+
+  The same with 2 GiB of memory and a disk, which the guest sees as /dev/vda:
+    ring3 run --kernel vmlinuz --initrd initrd.img --append 'console=ttyS0 root=/dev/vda' \\
+        --memory 2G --disk debian.img
+
+  A test machine in a script: no input, at most a minute, counters at the end:
+    ring3 run --kernel vmlinuz --initrd test.cpio --append console=ttyS0 \\
+        --timeout 60 --stats --json </dev/null
+
+  A multiboot kernel with modules (Xen, kvm-unit-tests):
+    ring3 run --kernel xen --append com1=115200,8n1 --module 'vmlinuz console=hvc0' \\
+        --module initrd.img
+
+  What this host offers:
+    ring3 doctor
+";
+
+const EXIT_CODES: &str = "\
+Keys, when standard input is a terminal:
+  Ctrl-A X       leave: the machine is switched off at once
+  Ctrl-A Ctrl-A  send Ctrl-A to the guest
+  Ctrl-A H       list these keys
+
+Exit codes:
+  0    the guest switched the machine off, or Ctrl-A X
+  1    ring3 or the host failed
+  2    the command line is wrong: an option, a file, a size
+  4    the guest asked for a reset
+  6    triple fault: the guest's kernel crashed too badly to say so
+  124  --timeout expired
+  128+N  signal N ended ring3 (130 SIGINT, 143 SIGTERM, 129 SIGHUP)
+  odd  the guest wrote V to the debug exit port 0xf4: (V << 1) | 1
+";
+
+/// A virtual machine monitor that lives entirely in ring 3
+///
+/// Runs unmodified x86-64 operating systems in ordinary processes: no /dev/kvm, no root, no kernel
+/// module.
+#[derive(Debug, Parser)]
+#[command(name = "ring3", version, after_help = EXAMPLES, arg_required_else_help = true)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Boot a kernel and run it until it switches itself off
+    #[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n{EXIT_CODES}"))]
+    Run(Box<RunArguments>),
+    /// Say what this host offers, and what it means for speed
+    Doctor(DoctorArguments),
+}
+
+/// A machine to run.
+#[derive(Debug, Args)]
+pub struct RunArguments {
+    /// Kernel to boot: a bzImage, an ELF file with a PVH note, or a multiboot image
+    #[arg(long, short = 'k', value_name = "FILE")]
+    pub kernel: PathBuf,
+    /// Initial RAM disk for it
+    #[arg(long, short = 'i', value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line
+    #[arg(long, short = 'a', value_name = "STRING", default_value = "")]
+    pub append: String,
+    /// Module for a multiboot kernel, with its own command line after a space; can be repeated
+    #[arg(long, value_name = "FILE [ARGS]", conflicts_with = "initrd")]
+    pub module: Vec<String>,
+    /// How to start the kernel: auto, linux, bzimage, pvh or multiboot
+    #[arg(long, value_name = "PROTOCOL", default_value_t = BootProtocol::Auto)]
+    pub boot_protocol: BootProtocol,
+    /// Guest memory: a number of MiB, or with a suffix K, M, G or T
+    #[arg(long, short = 'm', value_name = "SIZE", default_value = "1G")]
+    pub memory: MemorySize,
+    /// Number of virtual CPUs; only 1 so far
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: u32,
+    /// How guest code is run
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    pub engine: EngineChoice,
+    /// Where the first serial port goes
+    #[arg(long, value_enum, default_value_t = ConsoleChoice::Stdio)]
+    pub console: ConsoleChoice,
+    /// Raw disk image, a virtio block device; can be repeated
+    #[arg(long, value_name = "FILE[,readonly]")]
+    pub disk: Vec<DiskArgument>,
+    /// Print counters to standard error at the end
+    #[arg(long)]
+    pub stats: bool,
+    /// Print how it ended, and the counters, to standard error as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Give up after this long, with exit code 124
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+}
+
+/// A survey to make.
+#[derive(Debug, Args)]
+pub struct DoctorArguments {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How guest code is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineChoice {
+    /// The best this host can do; at present the interpreter
+    Auto,
+    /// The reference interpreter
+    Interp,
+}
+
+/// Where the first serial port goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConsoleChoice {
+    /// Standard input and output
+    Stdio,
+    /// Nowhere
+    None,
+}
+
+/// An amount of memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemorySize(pub u64);
+
+impl FromStr for MemorySize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a size such as 512M or 2G");
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+            "K" | "KB" | "KIB" => 10,
+            "" | "M" | "MB" | "MIB" => 20,
+            "G" | "GB" | "GIB" => 30,
+            "T" | "TB" | "TIB" => 40,
+            _ => return Err(wrong()),
+        };
+        let count: u64 = digits.parse().map_err(|_| wrong())?;
+        count.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text} is too much"))
+    }
+}
+
+/// A disk image and how to open it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskArgument {
+    /// The image.
+    pub path: PathBuf,
+    /// The guest may not write.
+    pub readonly: bool,
+}
+
+impl FromStr for DiskArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (path, readonly) = match text.rsplit_once(',') {
+            Some((path, "readonly" | "ro")) => (path, true),
+            Some((_, option)) if !option.contains(['/', '.']) => {
+                return Err(format!("unknown option `{option}`; the only one is `readonly`"));
+            }
+            _ => (text, false),
+        };
+        if path.is_empty() {
+            return Err("the file name is empty".to_owned());
+        }
+        Ok(Self { path: path.into(), readonly })
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(value) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("must be more than 0 seconds".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<RunArguments, clap::Error> {
+        let words = line.split_whitespace();
+        match Arguments::try_parse_from(["ring3", "run"].into_iter().chain(words))?.command {
+            Command::Run(run) => Ok(*run),
+            Command::Doctor(_) => unreachable!("run was asked for"),
+        }
+    }
+
+    #[test]
+    fn definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes() {
+        let size = |text: &str| text.parse().map(|MemorySize(bytes)| bytes);
+        assert_eq!(size("512"), Ok(512 << 20));
+        assert_eq!(size("1g"), Ok(1 << 30));
+        assert_eq!(size("64KiB"), Ok(64 << 10));
+        for wrong in ["", "G", "-1", "1.5G", "1X", "99999999999T", "1 G"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn disks() {
+        let disk = |text: &str| text.parse::<DiskArgument>();
+        assert!(!disk("a.img").expect("plain").readonly);
+        assert!(disk("a.img,readonly").expect("read-only").readonly);
+        assert_eq!(disk("a,b.img").expect("a comma in the name").path, PathBuf::from("a,b.img"));
+        assert!(disk("a.img,readwrite").is_err());
+        assert!(disk(",readonly").is_err());
+    }
+
+    #[test]
+    fn defaults() {
+        let run = parse("--kernel vmlinuz").expect("enough");
+        assert_eq!(run.memory, MemorySize(1 << 30));
+        assert_eq!((run.cpus, run.engine), (1, EngineChoice::Auto));
+        assert_eq!(run.timeout, None);
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert!(parse("").is_err(), "no kernel");
+        assert!(parse("--kernel k --initrd i --module m").is_err());
+        assert!(parse("--kernel k --timeout 0").is_err());
+        assert!(parse("--kernel k --timeout nan").is_err());
+        assert!(parse("--kernel k --unknown").is_err());
+    }
+}

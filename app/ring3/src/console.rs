@@ -1,0 +1,99 @@
+//! The guest's serial port at our standard input and output.
+//!
+//! The terminal is raw while the guest runs. It is given back on every way out: when the
+//! [`RawTerminal`] is dropped, in the panic hook, and by the main thread after a signal, which
+//! the signal thread turns into an ordinary event.
+
+use std::{io::Read, sync::mpsc::Sender, thread};
+
+use host_linux::terminal;
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+};
+use vmm::ConsoleInput;
+
+use crate::{
+    escape::{self, Escapes, Key},
+    failure::Failure,
+    run::Event,
+};
+
+/// The terminal in raw mode until dropped.
+pub struct RawTerminal(());
+
+impl RawTerminal {
+    /// Makes the terminal at standard input raw, if it is one.
+    pub fn enter() -> Result<Self, Failure> {
+        if terminal::stdin_is_terminal() {
+            restore_on_panic();
+            terminal::make_raw().map_err(|e| Failure::host(format!("terminal: {e}")))?;
+        }
+        Ok(Self(()))
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        terminal::restore();
+    }
+}
+
+fn restore_on_panic() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        terminal::restore();
+        default(panic);
+    }));
+}
+
+/// Turns the signals that ask us to end into events.
+pub fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|error| Failure::host(format!("signals: {error}")))?;
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Feeds standard input to the guest until it ends; escapes count on terminals only.
+pub fn read_stdin(input: ConsoleInput, events: Sender<Event>) {
+    let interactive = terminal::stdin_is_terminal();
+    thread::spawn(move || {
+        let mut escapes = interactive.then(Escapes::default);
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = std::io::stdin().lock().read(&mut buffer) {
+            let bytes = buffer.get(..count).unwrap_or_default();
+            match &mut escapes {
+                None => input.push(bytes),
+                Some(escapes) => {
+                    let keys: Vec<_> = bytes.iter().filter_map(|&b| escapes.key(b)).collect();
+                    if !act(&keys, &input, &events) {
+                        return;
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// False once the user has left.
+fn act(keys: &[Key], input: &ConsoleInput, events: &Sender<Event>) -> bool {
+    for key in keys {
+        match key {
+            Key::Guest(byte) => input.push(&[*byte]),
+            Key::Help => eprint!("\r\nring3: {}\r\n", escape::HELP),
+            Key::Leave => {
+                // Nobody listening means the machine has ended anyway.
+                let _ = events.send(Event::Leave);
+                return false;
+            }
+        }
+    }
+    true
+}

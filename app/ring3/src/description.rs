@@ -1,0 +1,155 @@
+//! From options to a machine description: files read, sizes checked, each problem in one line that
+//! names the thing and says what to do.
+
+use std::{
+    fs::File,
+    io::{ErrorKind, Read},
+    path::Path,
+};
+
+use host_linux::probe;
+use vmm::{Description, Disk, ModuleFile};
+
+use crate::{
+    cli::{DiskArgument, RunArguments},
+    failure::Failure,
+};
+
+/// Less than this boots no kernel we know.
+const LEAST_MEMORY: u64 = 16 << 20;
+const PAGE: u64 = 4096;
+
+/// Reads and checks everything a run needs.
+pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
+    check_cpus(arguments.cpus)?;
+    let memory = arguments.memory.0;
+    check_memory(memory, probe::memory_total())?;
+    let read = |what, path: &Path| read_file(what, path, memory);
+    let kernel = read("kernel", &arguments.kernel)?;
+    let mut modules = Vec::new();
+    if let Some(path) = &arguments.initrd {
+        modules.push(ModuleFile { data: read("initrd", path)?, cmdline: String::new() });
+    }
+    for module in &arguments.module {
+        let path = module.split_once(' ').map_or(module.as_str(), |(path, _)| path);
+        let data = read("module", Path::new(path))?;
+        modules.push(ModuleFile { data, cmdline: module.clone() });
+    }
+    Ok(Description {
+        kernel,
+        modules,
+        cmdline: arguments.append.clone(),
+        protocol: arguments.boot_protocol,
+        memory,
+        cpus: arguments.cpus,
+        disks: arguments.disk.iter().map(disk).collect(),
+    })
+}
+
+fn disk(argument: &DiskArgument) -> Disk {
+    Disk { path: argument.path.clone(), readonly: argument.readonly }
+}
+
+fn check_cpus(cpus: u32) -> Result<(), Failure> {
+    match cpus {
+        1 => Ok(()),
+        _ => Err(Failure::usage(format!("--cpus {cpus}: only 1 virtual CPU is supported so far"))),
+    }
+}
+
+fn check_memory(bytes: u64, host: Option<u64>) -> Result<(), Failure> {
+    let mib = |bytes: u64| bytes >> 20;
+    if bytes < LEAST_MEMORY {
+        let least = mib(LEAST_MEMORY);
+        return Err(Failure::usage(format!(
+            "--memory: {} KiB is too little to boot anything; give at least {least}M",
+            bytes >> 10
+        )));
+    }
+    if !bytes.is_multiple_of(PAGE) {
+        return Err(Failure::usage("--memory: must be a multiple of 4K"));
+    }
+    match host {
+        Some(total) if bytes > total => Err(Failure::usage(format!(
+            "--memory: {} MiB is more than this host has ({} MiB); give less",
+            mib(bytes),
+            mib(total)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Reads a whole file. One larger than guest memory cannot be used, and may have no end.
+fn read_file(what: &str, path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
+    let shown = path.display();
+    let wrong = |error: std::io::Error| {
+        let hint = match error.kind() {
+            ErrorKind::NotFound => "there is no such file",
+            ErrorKind::PermissionDenied => "you may not read it",
+            ErrorKind::IsADirectory => "it is a directory",
+            _ => return Failure::usage(format!("--{what} {shown}: {error}")),
+        };
+        Failure::usage(format!("--{what} {shown}: {hint}"))
+    };
+    let file = File::open(path).map_err(wrong)?;
+    let mut data = Vec::new();
+    file.take(limit + 1).read_to_end(&mut data).map_err(wrong)?;
+    if data.is_empty() {
+        return Err(Failure::usage(format!("--{what} {shown}: the file is empty")));
+    }
+    if data.len() as u64 > limit {
+        return Err(Failure::usage(format!(
+            "--{what} {shown}: the file is larger than the guest's memory; give more --memory"
+        )));
+    }
+    Ok(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(result: Result<Vec<u8>, Failure>) -> String {
+        let failure = result.expect_err("it fails");
+        assert_eq!(failure.code, 2);
+        failure.to_string()
+    }
+
+    #[test]
+    fn files_that_cannot_be_used() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("empty"), "").expect("written");
+        std::fs::write(path("large"), [0; 5000]).expect("written");
+        let read = |name: &str| message(read_file("kernel", &path(name), 4096));
+        assert!(read("missing").contains("no such file"));
+        assert!(read("empty").contains("is empty"));
+        assert!(read("large").contains("larger than the guest's memory"));
+        let endless = read_file("kernel", Path::new("/dev/zero"), 4096);
+        assert!(message(endless).contains("larger"));
+        let directory = read_file("initrd", directory.path(), 4096);
+        assert!(message(directory).contains("it is a directory"));
+    }
+
+    #[test]
+    fn memory_limits() {
+        let host = Some(8 << 30);
+        assert!(check_memory(1 << 30, host).is_ok());
+        assert!(check_memory(LEAST_MEMORY, None).is_ok());
+        for (bytes, part) in [
+            (LEAST_MEMORY - PAGE, "too little"),
+            (9 << 30, "more than this host"),
+            (LEAST_MEMORY + 1, "multiple"),
+        ] {
+            let failure = check_memory(bytes, host).expect_err("refused");
+            assert!(failure.to_string().contains(part), "{failure}");
+        }
+    }
+
+    #[test]
+    fn one_cpu_for_now() {
+        assert!(check_cpus(1).is_ok());
+        assert_eq!(check_cpus(0).expect_err("none").code, 2);
+        assert_eq!(check_cpus(2).expect_err("two").code, 2);
+    }
+}

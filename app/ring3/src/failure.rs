@@ -1,0 +1,28 @@
+//! Why ring3 itself ends without a guest having ended: one line, and an exit code.
+
+use std::fmt;
+
+/// An error on its way to the user.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Process exit code.
+    pub code: u8,
+    message: String,
+}
+
+impl Failure {
+    /// The command line is wrong: exit code 2.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { code: 2, message: message.into() }
+    }
+    /// ring3 or the host failed: exit code 1.
+    pub fn host(message: impl Into<String>) -> Self {
+        Self { code: 1, message: message.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}

@@ -1,0 +1,102 @@
+//! How a run ended, as an exit code, a sentence and JSON.
+
+use serde::Serialize;
+use vmm::{Ended, Statistics};
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The machine ended by itself.
+    Machine(Ended),
+    /// Ctrl-A X.
+    Left,
+    /// `--timeout`.
+    TimedOut,
+    /// A signal told us to end.
+    Signal(i32),
+}
+
+impl Outcome {
+    /// The process exit code; `docs/exit-codes.md` lists them.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Machine(Ended::PowerOff) | Self::Left => 0,
+            Self::Machine(Ended::Reset) => 4,
+            Self::Machine(Ended::TripleFault(_)) => 6,
+            Self::Machine(Ended::DebugExit(value)) => value << 1 | 1,
+            Self::Machine(Ended::Stopped) => 1,
+            Self::TimedOut => 124,
+            Self::Signal(number) => 128 | (number & 0x7f) as u8,
+        }
+    }
+
+    /// A word for programs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Machine(Ended::PowerOff) => "power-off",
+            Self::Machine(Ended::Reset) => "reset",
+            Self::Machine(Ended::TripleFault(_)) => "triple-fault",
+            Self::Machine(Ended::DebugExit(_)) => "debug-exit",
+            Self::Machine(Ended::Stopped) => "stopped",
+            Self::Left => "left",
+            Self::TimedOut => "timeout",
+            Self::Signal(_) => "signal",
+        }
+    }
+
+    /// What to tell the user; nothing when the guest ended as it should.
+    pub fn message(&self) -> Option<String> {
+        match self {
+            Self::Machine(Ended::PowerOff | Ended::DebugExit(_)) | Self::Left => None,
+            Self::Machine(Ended::Reset) => Some("the guest asked for a reset".to_owned()),
+            Self::Machine(Ended::TripleFault(report)) => {
+                Some(format!("triple fault: the guest's kernel crashed\n{report}"))
+            }
+            Self::Machine(Ended::Stopped) => Some("the machine was stopped".to_owned()),
+            Self::TimedOut => Some("timeout: the guest was still running".to_owned()),
+            Self::Signal(number) => Some(format!("ended by signal {number}")),
+        }
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+pub struct Summary<'a> {
+    /// [`Outcome::name`].
+    pub outcome: &'static str,
+    /// [`Outcome::code`].
+    pub exit_code: u8,
+    /// Wall-clock seconds from the first guest instruction to the end.
+    pub seconds: f64,
+    /// Counters, absent if the vCPU could not be stopped.
+    pub statistics: Option<&'a Statistics>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_as_documented() {
+        let documented = include_str!("../../../docs/exit-codes.md");
+        let cases = [
+            Outcome::Machine(Ended::PowerOff),
+            Outcome::Machine(Ended::Reset),
+            Outcome::TimedOut,
+            Outcome::Signal(15),
+        ];
+        for outcome in cases {
+            let row = format!("| {} | ", outcome.code());
+            let line = documented.lines().find(|line| line.starts_with(&row));
+            let line = line.unwrap_or_else(|| panic!("no row for {}", outcome.code()));
+            assert!(line.contains(&format!("`{}`", outcome.name())), "{line}");
+        }
+    }
+
+    #[test]
+    fn debug_exit_is_never_zero() {
+        let code = |value| Outcome::Machine(Ended::DebugExit(value)).code();
+        assert_eq!((code(0), code(1), code(0x7f)), (1, 3, 0xff));
+        assert_eq!(code(0x80), 1, "the top bit is lost, as in a process's exit code");
+    }
+}

@@ -1,0 +1,121 @@
+//! `ring3 run`.
+
+use std::{
+    io::Write,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use host_linux::{LinuxClock, LinuxEntropy, cpu};
+use vmm::{Ended, Host, Machine, Statistics};
+
+use crate::{
+    cli::{ConsoleChoice, RunArguments},
+    console::{RawTerminal, read_stdin, watch_signals},
+    description::describe,
+    failure::Failure,
+    outcome::{Outcome, Summary},
+};
+
+/// How long a stopped machine may take to come to rest before we leave anyway.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What ends a run.
+#[derive(Debug)]
+pub enum Event {
+    /// The machine ended by itself.
+    Ended(Ended),
+    /// The user left.
+    Leave,
+    /// A signal arrived.
+    Signal(i32),
+}
+
+/// Runs a machine to its end; returns the exit code.
+pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
+    let description = describe(arguments)?;
+    let interactive = arguments.console == ConsoleChoice::Stdio;
+    let machine = Machine::build(&description, host(interactive)).map_err(failure)?;
+    drop(description);
+
+    let (sender, events) = channel();
+    watch_signals(sender.clone())?;
+    let terminal = if interactive { Some(RawTerminal::enter()?) } else { None };
+    if interactive {
+        read_stdin(machine.console_input(), sender.clone());
+    }
+    let started = Instant::now();
+    let running = machine
+        .start(move |ended| {
+            // The receiver is gone only if the run has ended otherwise.
+            let _ = sender.send(Event::Ended(ended));
+        })
+        .map_err(failure)?;
+    let outcome = wait(&events, arguments.timeout)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let statistics = running.finish(PATIENCE);
+    drop(terminal);
+    tell(arguments, &outcome, seconds, statistics.as_ref());
+    Ok(outcome.code())
+}
+
+fn host(interactive: bool) -> Host {
+    let output: Box<dyn Write + Send> =
+        if interactive { Box::new(std::io::stdout()) } else { Box::new(std::io::sink()) };
+    Host {
+        clock: Arc::new(LinuxClock::new()),
+        entropy: Arc::new(LinuxEntropy),
+        cpuid,
+        console: output,
+    }
+}
+
+/// The host's CPUID in the model's terms.
+fn cpuid(leaf: u32, subleaf: u32) -> vmm::CpuidResult {
+    let host = cpu::cpuid(leaf, subleaf);
+    vmm::CpuidResult { eax: host.eax, ebx: host.ebx, ecx: host.ecx, edx: host.edx }
+}
+
+fn failure(error: vmm::Error) -> Failure {
+    if error.is_users() {
+        Failure::usage(error.to_string())
+    } else {
+        Failure::host(error.to_string())
+    }
+}
+
+fn wait(events: &Receiver<Event>, timeout: Option<Duration>) -> Result<Outcome, Failure> {
+    // Without a timeout, far enough ahead to never come, yet a time the clock can express.
+    const NEVER: Duration = Duration::from_secs(1 << 32);
+    match events.recv_timeout(timeout.unwrap_or(NEVER)) {
+        Ok(Event::Ended(ended)) => Ok(Outcome::Machine(ended)),
+        Ok(Event::Leave) => Ok(Outcome::Left),
+        Ok(Event::Signal(number)) => Ok(Outcome::Signal(number)),
+        Err(RecvTimeoutError::Timeout) => Ok(Outcome::TimedOut),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(Failure::host("the virtual CPU's thread failed; this is a bug in ring3"))
+        }
+    }
+}
+
+fn tell(
+    arguments: &RunArguments,
+    outcome: &Outcome,
+    seconds: f64,
+    statistics: Option<&Statistics>,
+) {
+    if let Some(message) = outcome.message() {
+        eprintln!("ring3: {message}");
+    }
+    if arguments.json {
+        let statistics = statistics.filter(|_| arguments.stats);
+        let (outcome, exit_code) = (outcome.name(), outcome.code());
+        let summary = Summary { outcome, exit_code, seconds, statistics };
+        eprintln!("{}", serde_json::to_string(&summary).unwrap_or_default());
+    } else if let Some(statistics) = statistics.filter(|_| arguments.stats) {
+        eprintln!("{statistics}");
+    }
+}

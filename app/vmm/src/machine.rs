@@ -1,0 +1,258 @@
+//! Builds a machine: every part, and the wires between them.
+
+use std::sync::{Arc, Mutex};
+
+use bus::{Bus, InterruptLine, Kicker, Rearm, Shared};
+use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart};
+use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
+use pci::PciHost;
+use ram::Ram;
+use virtio::{Block, Entropy, Execution, FileImage, Rng, VirtioDevice, VirtioPci};
+use x86::{Fault, Vcpu, cpuid};
+
+use crate::{
+    ConsoleInput, Description, Disk, Ended, Error, Host, Running, console::Outlet, events::Events,
+    running, timer::Alarm,
+};
+
+/// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.
+const DEBUG_EXIT_PORT: u16 = 0xf4;
+/// The first I/O APIC input of PCI's INTx wires.
+const PCI_GSI: u32 = 16;
+
+/// A machine that has not run yet.
+pub struct Machine {
+    pub(crate) vcpu: Vcpu,
+    pub(crate) parts: Parts,
+    pub(crate) timers: TimerWheel,
+    pub(crate) alarm: Arc<Alarm>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) control: Control,
+    pub(crate) outlet: Outlet,
+    uart: Shared<Uart>,
+}
+
+/// What becomes the vCPU's [`Board`], except what must be made on its own thread.
+pub(crate) struct Parts {
+    ram: Ram,
+    ports: Bus,
+    mmio: Bus,
+    pub(crate) apic: Arc<dyn LocalApic>,
+    cpuid: Arc<cpuid::Model>,
+    pub(crate) clock: Arc<dyn host::Clock>,
+    entropy: Arc<dyn host::Entropy>,
+    pub(crate) attention: Arc<Attention>,
+}
+
+impl Machine {
+    /// Builds the machine and puts the kernel into its memory.
+    ///
+    /// # Errors
+    /// The description asks for something that cannot be, or the host fails; see [`Error`].
+    pub fn build(description: &Description, host: Host) -> Result<Self, Error> {
+        let ram = Ram::new(description.memory)?;
+        let vcpu = load(&ram, description)?;
+        let attention = Arc::new(Attention::default());
+        let control = Control::new(Arc::clone(&attention));
+        let events = Arc::new(Events::default());
+        events.control(control.clone());
+        let alarm = Arc::new(Alarm::default());
+        let outlet = Outlet::start(host.console).map_err(Error::Thread)?;
+        let (mut ports, mut mmio) = (Bus::new(), Bus::new());
+        let around = Surroundings {
+            clock: Arc::clone(&host.clock),
+            rearm: Arc::clone(&alarm) as Arc<dyn Rearm>,
+            kickers: vec![Arc::clone(&attention) as Arc<dyn Kicker>],
+            events: Arc::clone(&events) as Arc<dyn chipset::MachineEvents>,
+            serial: outlet.sink(),
+        };
+        let settings = Settings {
+            ram: description.memory,
+            debug_exit: Some(DEBUG_EXIT_PORT),
+            test_devices: false,
+            fw_cfg: true,
+        };
+        let platform = Platform::new(&settings, around, &mut ports, &mut mmio).map_err(assembly)?;
+        let pci = pci_host(&platform, &mut ports, &mut mmio)?;
+        add_devices(&pci, &ram, description, &host.entropy)?;
+        let apic = platform.cpus.into_iter().next().ok_or_else(|| assembly("no local APIC"))?;
+        let settings = cpuid::Settings { tsc_hz: host.clock.tsc_hz(), cpus: description.cpus };
+        let parts = Parts {
+            ram,
+            ports,
+            mmio,
+            apic: Arc::new(Apic(apic)),
+            cpuid: Arc::new(cpuid::Model::new(host.cpuid, settings)),
+            clock: host.clock,
+            entropy: host.entropy,
+            attention,
+        };
+        let (timers, uart) = (platform.timers, platform.uart);
+        Ok(Self { vcpu, parts, timers, alarm, events, control, outlet, uart })
+    }
+
+    /// Where the guest's input goes.
+    pub fn console_input(&self) -> ConsoleInput {
+        ConsoleInput::new(Arc::clone(&self.uart))
+    }
+
+    /// Runs the machine. `on_end` is called once, on the vCPU's thread, when it has ended.
+    ///
+    /// # Errors
+    /// The host gives no thread, or cannot execute the guest's vector instructions.
+    pub fn start(self, on_end: impl FnOnce(Ended) + Send + 'static) -> Result<Running, Error> {
+        running::start(self, on_end)
+    }
+}
+
+impl Parts {
+    /// The machine as the vCPU sees it; made on the vCPU's thread.
+    pub(crate) fn board(self) -> Result<Board, Error> {
+        let vector_unit =
+            native::HostVectorUnit::new().map_err(|error| Error::VectorUnit(error.to_string()))?;
+        Ok(Board::new(BoardParts {
+            ram: self.ram,
+            ports: self.ports,
+            mmio: self.mmio,
+            apic: self.apic,
+            apic_id: 0,
+            cpuid: self.cpuid,
+            clock: self.clock,
+            entropy: self.entropy,
+            vector_unit: Box::new(vector_unit),
+            attention: self.attention,
+        }))
+    }
+}
+
+fn assembly(error: impl ToString) -> Error {
+    Error::Assembly(error.to_string())
+}
+
+fn load(ram: &Ram, description: &Description) -> Result<Vcpu, Error> {
+    let module = |file| {
+        let crate::ModuleFile { data, cmdline } = file;
+        boot::Module { data, cmdline }
+    };
+    let modules: Vec<_> = description.modules.iter().map(module).collect();
+    let request = boot::Request {
+        kernel: &description.kernel,
+        modules: &modules,
+        cmdline: &description.cmdline,
+        cpus: description.cpus,
+        protocol: description.protocol,
+    };
+    let loaded = boot::load(ram, &request)?;
+    tracing::info!(protocol = %loaded.protocol, entry = loaded.vcpu.rip, "kernel loaded");
+    for placed in &loaded.placed {
+        tracing::debug!(
+            what = placed.what,
+            "at {:#x}..{:#x}",
+            placed.range.start,
+            placed.range.end
+        );
+    }
+    Ok(loaded.vcpu)
+}
+
+fn pci_host(platform: &Platform, ports: &mut Bus, mmio: &mut Bus) -> Result<PciHost, Error> {
+    let mut lines: Vec<Arc<dyn InterruptLine>> = Vec::new();
+    for gsi in PCI_GSI..PCI_GSI + 8 {
+        lines.push(platform.interrupts.line(gsi).map_err(assembly)?);
+    }
+    let lines = lines.try_into().map_err(|_| assembly("eight INTx wires"))?;
+    let host = PciHost::new(lines, Arc::new(platform.interrupts.clone()));
+    let config = host.config_ports().with_reset_control(Arc::clone(&platform.reset_register));
+    ports.insert(pci::CONFIG_PORTS, 8, Arc::new(Mutex::new(config))).map_err(assembly)?;
+    let ecam = Arc::new(Mutex::new(host.ecam()));
+    mmio.insert(pci::ECAM_BASE, pci::ECAM_SIZE, ecam).map_err(assembly)?;
+    let window = Arc::new(Mutex::new(host.window()));
+    mmio.insert(pci::WINDOW_BASE, pci::WINDOW_SIZE, window).map_err(assembly)?;
+    Ok(host)
+}
+
+fn add_devices(
+    pci: &PciHost,
+    ram: &Ram,
+    description: &Description,
+    entropy: &Arc<dyn host::Entropy>,
+) -> Result<(), Error> {
+    let rng = Rng::new(Box::new(HostEntropy(Arc::clone(entropy))));
+    add_device(pci, ram, Box::new(rng))?;
+    for (index, disk) in description.disks.iter().enumerate() {
+        add_device(pci, ram, Box::new(block_device(index, disk)?))?;
+    }
+    Ok(())
+}
+
+fn block_device(index: usize, disk: &Disk) -> Result<Block, Error> {
+    let image = FileImage::open(&disk.path, disk.readonly)?;
+    Ok(Block::new(Box::new(image), &format!("ring3-disk{index}")))
+}
+
+fn add_device(pci: &PciHost, ram: &Ram, device: Box<dyn VirtioDevice>) -> Result<(), Error> {
+    let slot = pci.reserve()?;
+    let (msi, line) = (slot.msi(), slot.line());
+    let function = VirtioPci::new(device, ram.clone(), msi, line, Execution::Inline);
+    pci.add(slot, function.map_err(assembly)?)?;
+    Ok(())
+}
+
+/// The host's randomness for the virtio entropy device.
+struct HostEntropy(Arc<dyn host::Entropy>);
+
+impl Entropy for HostEntropy {
+    fn fill(&mut self, data: &mut [u8]) -> std::io::Result<()> {
+        match self.0.fill(data) {
+            true => Ok(()),
+            false => Err(std::io::Error::other("the host has no randomness")),
+        }
+    }
+}
+
+/// The chipset's local APIC as the engine wants it.
+struct Apic(CpuInterrupts);
+
+impl LocalApic for Apic {
+    /// INIT and start-up IPIs are for further vCPUs; a lone one has nobody to send them.
+    fn pending(&self) -> u32 {
+        const _: () = assert!(chipset::pending::INTERRUPT == pending::INTERRUPT);
+        const _: () = assert!(chipset::pending::NMI == pending::NMI);
+        self.0.pending() & (pending::INTERRUPT | pending::NMI)
+    }
+    fn acknowledge(&self) -> Option<u8> {
+        self.0.acknowledge()
+    }
+    fn take_nmi(&self) -> bool {
+        self.0.take_nmi()
+    }
+    fn enabled(&self) -> bool {
+        self.0.apic_enabled()
+    }
+    fn cr8(&self) -> u8 {
+        self.0.cr8()
+    }
+    fn set_cr8(&self, value: u8) {
+        self.0.set_cr8(value);
+    }
+    fn msr_read(&self, index: u32) -> Result<u64, Fault> {
+        self.0.msr_read(index)
+    }
+    fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault> {
+        self.0.msr_write(index, value)
+    }
+    fn mmio_read(&self, gpa: u64, data: &mut [u8]) -> bool {
+        let ours = self.0.claims(gpa);
+        if ours {
+            self.0.mmio_read(gpa, data);
+        }
+        ours
+    }
+    fn mmio_write(&self, gpa: u64, data: &[u8]) -> bool {
+        let ours = self.0.claims(gpa);
+        if ours {
+            self.0.mmio_write(gpa, data);
+        }
+        ours
+    }
+}

@@ -1,0 +1,77 @@
+//! A machine with its threads.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{Receiver, channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use engine::{Control, Interpreter, Order, Statistics, VcpuLoop};
+
+use crate::{Ended, Error, Machine, console::Outlet, timer, timer::Alarm};
+
+/// A machine that runs.
+pub struct Running {
+    control: Control,
+    alarm: Arc<Alarm>,
+    outlet: Outlet,
+    /// The vCPU thread's last word.
+    statistics: Receiver<Statistics>,
+}
+
+/// Starts the timer and vCPU threads.
+pub(crate) fn start(
+    machine: Machine,
+    on_end: impl FnOnce(Ended) + Send + 'static,
+) -> Result<Running, Error> {
+    let Machine { vcpu, parts, timers, alarm, events, control, outlet, .. } = machine;
+    timer::start(timers, Arc::clone(&alarm), Arc::clone(&parts.clock))?;
+    let (ready_sender, ready) = channel();
+    let (statistics_sender, statistics) = channel();
+    let vcpu_control = control.clone();
+    let run = move || {
+        let (apic, clock) = (Arc::clone(&parts.apic), Arc::clone(&parts.clock));
+        let attention = Arc::clone(&parts.attention);
+        let board = match parts.board() {
+            Ok(board) => board,
+            // Nobody listening means the machine was given up already.
+            Err(error) => return drop(ready_sender.send(Err(error))),
+        };
+        // As above.
+        let _ = ready_sender.send(Ok(()));
+        let engine = Interpreter::new(vcpu, board);
+        let mut vcpu = VcpuLoop::new(engine, apic, attention, vcpu_control, clock);
+        let ended = match vcpu.run() {
+            engine::Ended::Stopped => events.take().unwrap_or(Ended::Stopped),
+            engine::Ended::TripleFault(report) => Ended::TripleFault(report),
+        };
+        // Whoever gave up waiting for statistics has none.
+        let _ = statistics_sender.send(vcpu.statistics());
+        on_end(ended);
+    };
+    thread::Builder::new().name("vcpu0".into()).spawn(run).map_err(Error::Thread)?;
+    let failed = || Error::Assembly("the vCPU thread did not start".to_owned());
+    ready.recv().map_err(|_| failed())??;
+    Ok(Running { control, alarm, outlet, statistics })
+}
+
+impl Running {
+    /// Makes the vCPU stand still, or go on.
+    pub fn pause(&self, pause: bool) {
+        self.control.order(if pause { Order::Pause } else { Order::Run });
+    }
+
+    /// Stops the machine if it has not ended, lets its output out, and returns what it did; `None`
+    /// if it does not come to rest within `patience`.
+    pub fn finish(self, patience: Duration) -> Option<Statistics> {
+        self.control.order(Order::Stop);
+        self.outlet.close();
+        let statistics = self.statistics.recv_timeout(patience).ok();
+        self.outlet.drain(patience);
+        self.alarm.end();
+        statistics
+    }
+}

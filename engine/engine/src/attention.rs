@@ -1,0 +1,158 @@
+//! Making a vCPU look up, from any thread.
+//!
+//! The vCPU polls one word before every block. Whoever has news sets [`pending::EXIT`] in it, and
+//! the vCPU loop then looks at everything: orders, interrupts. No news is lost, because the loop
+//! clears the bit *before* it looks, and sleeps only while the bit is clear, under the lock that
+//! a kick takes after setting it.
+
+use std::sync::{
+    Arc, Condvar, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU8, AtomicU32, Ordering},
+};
+
+use x86_interp::pending;
+
+/// What waits for one vCPU.
+#[derive(Debug, Default)]
+pub struct Attention {
+    waiting: AtomicU32,
+    lock: Mutex<()>,
+    kicked: Condvar,
+}
+
+impl Attention {
+    /// What waits: a set of [`pending`] bits.
+    #[inline]
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Acknowledges all kicks so far; what they were about must be looked at afterwards.
+    pub fn take_kick(&self) {
+        self.waiting.fetch_and(!pending::EXIT, Ordering::SeqCst);
+    }
+
+    /// Tells the engine which interrupts wait.
+    pub fn set_interrupts(&self, bits: u32) {
+        self.waiting.fetch_and(pending::EXIT | bits, Ordering::SeqCst);
+        self.waiting.fetch_or(bits & !pending::EXIT, Ordering::SeqCst);
+    }
+
+    /// Sleeps until the next kick. Returns at once if one came since [`Attention::take_kick`].
+    pub fn sleep(&self) {
+        let mut guard = self.guard();
+        while self.waiting.load(Ordering::SeqCst) & pending::EXIT == 0 {
+            guard = self.kicked.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn guard(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl bus::Kicker for Attention {
+    fn kick(&self) {
+        self.waiting.fetch_or(pending::EXIT, Ordering::SeqCst);
+        drop(self.guard());
+        self.kicked.notify_all();
+    }
+}
+
+/// What a vCPU is to do.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Run the guest.
+    Run = 0,
+    /// Stand still, ready to go on.
+    Pause = 1,
+    /// End. Final.
+    Stop = 2,
+}
+
+/// Orders a vCPU about, from any thread.
+#[derive(Clone, Debug)]
+pub struct Control {
+    order: Arc<AtomicU8>,
+    attention: Arc<Attention>,
+}
+
+impl Control {
+    /// Control over the vCPU that `attention` wakes; it is to run.
+    pub fn new(attention: Arc<Attention>) -> Self {
+        Self { order: Arc::new(AtomicU8::new(Order::Run as u8)), attention }
+    }
+
+    /// Gives an order and makes the vCPU see it soon. Nothing follows [`Order::Stop`].
+    pub fn order(&self, order: Order) {
+        let changed = |now| (now != Order::Stop as u8).then_some(order as u8);
+        // Refused only if the vCPU has been stopped, which stands.
+        let _ = self.order.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed);
+        bus::Kicker::kick(&*self.attention);
+    }
+
+    /// The order in force.
+    pub fn current(&self) -> Order {
+        match self.order.load(Ordering::SeqCst) {
+            0 => Order::Run,
+            1 => Order::Pause,
+            _ => Order::Stop,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bus::Kicker;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_kick_before_sleeping_is_not_lost() {
+        let attention = Attention::default();
+        attention.kick();
+        attention.sleep();
+        assert_eq!(attention.waiting(), pending::EXIT, "and stays until taken");
+        attention.take_kick();
+        assert_eq!(attention.waiting(), 0);
+    }
+
+    #[test]
+    fn a_kick_wakes_a_sleeper() {
+        let attention = Arc::new(Attention::default());
+        let kicker = Arc::clone(&attention);
+        let started = Instant::now();
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            kicker.kick();
+        });
+        attention.sleep();
+        assert!(started.elapsed() >= Duration::from_millis(20));
+        thread.join().expect("no panic");
+    }
+
+    #[test]
+    fn interrupt_bits_keep_the_kick() {
+        let attention = Attention::default();
+        attention.set_interrupts(pending::INTERRUPT | pending::NMI);
+        attention.kick();
+        attention.set_interrupts(pending::NMI);
+        assert_eq!(attention.waiting(), pending::NMI | pending::EXIT);
+        attention.take_kick();
+        attention.set_interrupts(0);
+        assert_eq!(attention.waiting(), 0);
+    }
+
+    #[test]
+    fn stop_is_final() {
+        let control = Control::new(Arc::new(Attention::default()));
+        control.order(Order::Pause);
+        assert_eq!(control.current(), Order::Pause);
+        control.order(Order::Run);
+        assert_eq!(control.current(), Order::Run);
+        control.order(Order::Stop);
+        control.order(Order::Run);
+        assert_eq!(control.current(), Order::Stop);
+    }
+}

@@ -1,0 +1,204 @@
+//! The machine as one CPU sees it.
+//!
+//! RAM is direct; everything else is found by address on the two buses, except the CPU's own
+//! local APIC, whose register page each CPU sees at an address of its own choosing.
+
+use std::sync::Arc;
+
+use bus::Bus;
+use host::{Clock, Entropy};
+use ram::Ram;
+use x86::{
+    Fault,
+    cpuid::{CpuidResult, Model},
+};
+use x86_interp::{System, VectorUnit};
+
+use crate::{attention::Attention, mtrr::Mtrrs};
+
+/// Leaf 1 EDX: the local APIC is there and enabled (SDM 10.4.3).
+const CPUID_APIC: u32 = 1 << 9;
+
+/// A CPU's local APIC, and how it reaches the CPU.
+pub trait LocalApic: Send + Sync {
+    /// What waits: a set of [`x86_interp::pending`] bits without `EXIT`.
+    fn pending(&self) -> u32;
+    /// Takes the interrupt to deliver now: its vector, or `None` if none is left.
+    fn acknowledge(&self) -> Option<u8>;
+    /// Takes a waiting NMI; false if there is none.
+    fn take_nmi(&self) -> bool;
+    /// Whether it is enabled in IA32_APIC_BASE.
+    fn enabled(&self) -> bool;
+    /// CR8.
+    fn cr8(&self) -> u8;
+    /// Sets CR8.
+    fn set_cr8(&self, value: u8);
+    /// Reads one of the APIC's MSRs.
+    /// # Errors
+    /// #GP for one that does not exist.
+    fn msr_read(&self, index: u32) -> Result<u64, Fault>;
+    /// Writes one of the APIC's MSRs.
+    /// # Errors
+    /// #GP for one that does not exist, or a value it does not take.
+    fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault>;
+    /// Reads the register page; false if `gpa` is not in it.
+    fn mmio_read(&self, gpa: u64, data: &mut [u8]) -> bool;
+    /// Writes the register page; false if `gpa` is not in it.
+    fn mmio_write(&self, gpa: u64, data: &[u8]) -> bool;
+}
+
+/// What a [`Board`] is made of.
+pub struct BoardParts {
+    /// Guest RAM.
+    pub ram: Ram,
+    /// Devices by port.
+    pub ports: Bus,
+    /// Devices by GPA.
+    pub mmio: Bus,
+    /// This CPU's local APIC.
+    pub apic: Arc<dyn LocalApic>,
+    /// This CPU's APIC identifier.
+    pub apic_id: u32,
+    /// What CPUID says.
+    pub cpuid: Arc<Model>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness.
+    pub entropy: Arc<dyn Entropy>,
+    /// Floating point and SIMD.
+    pub vector_unit: Box<dyn VectorUnit>,
+    /// Where kicks for this CPU arrive.
+    pub attention: Arc<Attention>,
+}
+
+/// The machine around one CPU.
+pub struct Board {
+    parts: BoardParts,
+    mtrrs: Mtrrs,
+    random: RandomWords,
+    /// Accesses that left the CPU.
+    pub(crate) traffic: Traffic,
+}
+
+/// Accesses that left the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    pub(crate) mmio: u64,
+    pub(crate) port: u64,
+}
+
+impl Board {
+    /// A machine of the given parts.
+    pub fn new(parts: BoardParts) -> Self {
+        Self {
+            parts,
+            mtrrs: Mtrrs::default(),
+            random: RandomWords::default(),
+            traffic: Traffic::default(),
+        }
+    }
+}
+
+impl System for Board {
+    type Ram = Ram;
+
+    #[inline]
+    fn ram(&self) -> &Ram {
+        &self.parts.ram
+    }
+
+    #[inline]
+    fn pending(&self) -> u32 {
+        self.parts.attention.waiting()
+    }
+
+    fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {
+        self.traffic.mmio += 1;
+        if !self.parts.apic.mmio_read(gpa, data) {
+            self.parts.mmio.read(gpa, data);
+        }
+    }
+
+    fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
+        self.traffic.mmio += 1;
+        if !self.parts.apic.mmio_write(gpa, data) {
+            self.parts.mmio.write(gpa, data);
+        }
+    }
+
+    fn port_read(&mut self, port: u16, size: u8) -> u32 {
+        self.traffic.port += 1;
+        let mut bytes = [0; 4];
+        let data = &mut bytes[..usize::from(size).min(4)];
+        self.parts.ports.read(port.into(), data);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn port_write(&mut self, port: u16, size: u8, value: u32) {
+        self.traffic.port += 1;
+        let bytes = value.to_le_bytes();
+        self.parts.ports.write(port.into(), &bytes[..usize::from(size).min(4)]);
+    }
+
+    fn msr_read(&mut self, index: u32) -> Result<u64, Fault> {
+        match self.mtrrs.read(index) {
+            Some(value) => Ok(value),
+            None => self.parts.apic.msr_read(index),
+        }
+    }
+
+    fn msr_write(&mut self, index: u32, value: u64) -> Result<(), Fault> {
+        match self.mtrrs.write(index, value) {
+            Some(outcome) => outcome,
+            None => self.parts.apic.msr_write(index, value),
+        }
+    }
+
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidResult {
+        let mut result = self.parts.cpuid.query(leaf, subleaf, self.parts.apic_id);
+        if leaf == 1 && !self.parts.apic.enabled() {
+            result.edx &= !CPUID_APIC;
+        }
+        result
+    }
+
+    fn tsc(&mut self) -> u64 {
+        self.parts.clock.tsc()
+    }
+
+    fn random(&mut self) -> Option<u64> {
+        self.random.next(&*self.parts.entropy)
+    }
+
+    fn cr8(&mut self) -> u8 {
+        self.parts.apic.cr8()
+    }
+
+    fn set_cr8(&mut self, value: u8) {
+        self.parts.apic.set_cr8(value);
+    }
+
+    fn vector_unit(&mut self) -> &mut dyn VectorUnit {
+        &mut *self.parts.vector_unit
+    }
+}
+
+/// Random words, fetched from the host by the page.
+#[derive(Default)]
+struct RandomWords(Vec<u8>);
+
+impl RandomWords {
+    fn next(&mut self, entropy: &dyn Entropy) -> Option<u64> {
+        if self.0.is_empty() {
+            let mut fresh = vec![0; 4096];
+            if !entropy.fill(&mut fresh) {
+                return None;
+            }
+            self.0 = fresh;
+        }
+        let (rest, word) = self.0.split_last_chunk::<8>()?;
+        let word = u64::from_le_bytes(*word);
+        self.0.truncate(rest.len());
+        Some(word)
+    }
+}

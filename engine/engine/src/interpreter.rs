@@ -1,0 +1,44 @@
+//! The reference engine: the interpreter on a board.
+
+use ram::Ram;
+use x86::Vcpu;
+use x86_interp::{Counters, Cpu, Exit, System};
+
+use crate::{Board, Engine};
+
+/// The reference CPU and the machine around it.
+pub struct Interpreter {
+    cpu: Cpu<Board>,
+    board: Board,
+}
+
+impl Interpreter {
+    /// An engine that starts at the given state.
+    pub fn new(vcpu: Vcpu, board: Board) -> Self {
+        Self { cpu: Cpu::new(vcpu), board }
+    }
+}
+
+impl Engine for Interpreter {
+    fn run(&mut self, budget: u64) -> Exit {
+        self.cpu.run(&mut self.board, budget)
+    }
+    fn interrupt(&mut self, vector: u8) {
+        self.cpu.interrupt(&mut self.board, vector);
+    }
+    fn nmi(&mut self) {
+        self.cpu.nmi(&mut self.board);
+    }
+    fn vcpu(&self) -> &Vcpu {
+        &self.cpu.vcpu
+    }
+    fn counters(&self) -> Counters {
+        self.cpu.counters
+    }
+    fn traffic(&self) -> (u64, u64) {
+        (self.board.traffic.mmio, self.board.traffic.port)
+    }
+    fn ram(&self) -> &Ram {
+        self.board.ram()
+    }
+}

@@ -1,0 +1,309 @@
+//! The loop that drives one vCPU.
+
+use std::sync::Arc;
+
+use host::Clock;
+
+use crate::{
+    Attention, Control, Engine, Event, EventLog, Exit, LocalApic, Order, Report, Statistics,
+    pending,
+};
+
+/// Instructions between two looks at orders when nothing kicks: a safety net, not a schedule.
+const BUDGET: u64 = 10_000_000;
+/// Events remembered for a crash report.
+const LOG: usize = 64;
+
+/// Why a vCPU ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was ordered to stop.
+    Stopped,
+    /// Triple fault: an exception while delivering a double fault (SDM 6.15).
+    TripleFault(Box<Report>),
+}
+
+/// A vCPU being driven.
+pub struct VcpuLoop<E> {
+    engine: E,
+    apic: Arc<dyn LocalApic>,
+    attention: Arc<Attention>,
+    control: Control,
+    clock: Arc<dyn Clock>,
+    statistics: Statistics,
+    log: EventLog,
+}
+
+impl<E: Engine> VcpuLoop<E> {
+    /// Drives `engine`, which gets interrupts from `apic` and is woken through `attention`.
+    pub fn new(
+        engine: E,
+        apic: Arc<dyn LocalApic>,
+        attention: Arc<Attention>,
+        control: Control,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let statistics = Statistics::default();
+        Self { engine, apic, attention, control, clock, statistics, log: EventLog::new(LOG) }
+    }
+
+    /// Runs the guest until it ends or is stopped.
+    pub fn run(&mut self) -> Ended {
+        loop {
+            self.attention.take_kick();
+            match self.control.current() {
+                Order::Stop => return Ended::Stopped,
+                Order::Pause => self.attention.sleep(),
+                Order::Run => {
+                    if let Some(ended) = self.run_once() {
+                        return ended;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What has been done so far.
+    pub fn statistics(&self) -> Statistics {
+        self.statistics.clone().with(&self.engine.counters(), self.engine.traffic())
+    }
+
+    fn run_once(&mut self) -> Option<Ended> {
+        self.attention.set_interrupts(self.apic.pending());
+        let started = self.clock.monotonic_ns();
+        let exit = self.engine.run(BUDGET);
+        self.statistics.running_ns += self.clock.monotonic_ns().saturating_sub(started);
+        match exit {
+            Exit::Budget => {}
+            Exit::Requested => self.statistics.kicks += 1,
+            Exit::InterruptWindow => self.deliver_interrupt(),
+            Exit::NmiWindow => self.deliver_nmi(),
+            Exit::Halted => self.halt(),
+            Exit::Shutdown => return Some(Ended::TripleFault(Box::new(self.report()))),
+        }
+        None
+    }
+
+    fn deliver_interrupt(&mut self) {
+        if let Some(vector) = self.apic.acknowledge() {
+            self.note(Event::Interrupt(vector));
+            self.statistics.interrupts += 1;
+            self.engine.interrupt(vector);
+        }
+    }
+
+    fn deliver_nmi(&mut self) {
+        if self.apic.take_nmi() {
+            self.note(Event::Nmi);
+            self.statistics.nmis += 1;
+            self.engine.nmi();
+        }
+    }
+
+    /// Sleeps until something happens. The engine has just found nothing deliverable in what was
+    /// set before it ran, and everything since has kicked.
+    fn halt(&mut self) {
+        self.note(Event::Halt);
+        self.statistics.halts += 1;
+        let started = self.clock.monotonic_ns();
+        self.attention.sleep();
+        self.statistics.halted_ns += self.clock.monotonic_ns().saturating_sub(started);
+    }
+
+    fn note(&mut self, event: Event) {
+        let (count, rip) = (self.engine.counters().instructions, self.engine.vcpu().rip);
+        self.log.push(count, rip, event);
+    }
+
+    fn report(&self) -> Report {
+        Report::new(self.engine.vcpu(), self.engine.ram(), &self.log)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bus::Kicker;
+    use ram::Ram;
+    use std::{
+        collections::VecDeque,
+        sync::{
+            Mutex,
+            atomic::{AtomicBool, AtomicU64, Ordering},
+        },
+        time::Duration,
+    };
+    use x86::{Fault, Vcpu};
+    use x86_interp::Counters;
+
+    /// Does what it was told to, in order, and notes what it was asked.
+    struct Scripted {
+        exits: VecDeque<Exit>,
+        delivered: Vec<u8>,
+        ram: Ram,
+        vcpu: Vcpu,
+        attention: Arc<Attention>,
+        /// What [`Attention::waiting`] was at each run.
+        seen: Vec<u32>,
+    }
+
+    impl Engine for Scripted {
+        fn run(&mut self, _: u64) -> Exit {
+            self.seen.push(self.attention.waiting());
+            self.exits.pop_front().unwrap_or(Exit::Shutdown)
+        }
+        fn interrupt(&mut self, vector: u8) {
+            self.delivered.push(vector);
+        }
+        fn nmi(&mut self) {
+            self.delivered.push(x86::vector::NMI);
+        }
+        fn vcpu(&self) -> &Vcpu {
+            &self.vcpu
+        }
+        fn counters(&self) -> Counters {
+            Counters::default()
+        }
+        fn traffic(&self) -> (u64, u64) {
+            (0, 0)
+        }
+        fn ram(&self) -> &Ram {
+            &self.ram
+        }
+    }
+
+    #[derive(Default)]
+    struct FakeApic {
+        vectors: Mutex<VecDeque<u8>>,
+        nmi: AtomicBool,
+    }
+
+    impl LocalApic for FakeApic {
+        fn pending(&self) -> u32 {
+            let some = !self.vectors.lock().expect("no panic").is_empty();
+            let nmi = self.nmi.load(Ordering::SeqCst);
+            u32::from(some) * pending::INTERRUPT | u32::from(nmi) * pending::NMI
+        }
+        fn acknowledge(&self) -> Option<u8> {
+            self.vectors.lock().expect("no panic").pop_front()
+        }
+        fn take_nmi(&self) -> bool {
+            self.nmi.swap(false, Ordering::SeqCst)
+        }
+        fn enabled(&self) -> bool {
+            true
+        }
+        fn cr8(&self) -> u8 {
+            0
+        }
+        fn set_cr8(&self, _: u8) {}
+        fn msr_read(&self, _: u32) -> Result<u64, Fault> {
+            Err(Fault::gp(0))
+        }
+        fn msr_write(&self, _: u32, _: u64) -> Result<(), Fault> {
+            Err(Fault::gp(0))
+        }
+        fn mmio_read(&self, _: u64, _: &mut [u8]) -> bool {
+            false
+        }
+        fn mmio_write(&self, _: u64, _: &[u8]) -> bool {
+            false
+        }
+    }
+
+    #[derive(Default)]
+    struct Ticks(AtomicU64);
+    impl Clock for Ticks {
+        fn monotonic_ns(&self) -> u64 {
+            self.0.fetch_add(1, Ordering::SeqCst)
+        }
+        fn wall_clock_ns(&self) -> u64 {
+            0
+        }
+        fn tsc(&self) -> u64 {
+            0
+        }
+        fn tsc_hz(&self) -> u64 {
+            1
+        }
+    }
+
+    struct Bench {
+        vcpu: VcpuLoop<Scripted>,
+        apic: Arc<FakeApic>,
+        attention: Arc<Attention>,
+        control: Control,
+    }
+
+    fn bench(exits: &[Exit]) -> Bench {
+        let attention = Arc::new(Attention::default());
+        let apic = Arc::new(FakeApic::default());
+        let control = Control::new(Arc::clone(&attention));
+        let engine = Scripted {
+            exits: exits.iter().copied().collect(),
+            delivered: Vec::new(),
+            ram: Ram::new(1 << 20).expect("memory"),
+            vcpu: Vcpu::default(),
+            attention: Arc::clone(&attention),
+            seen: Vec::new(),
+        };
+        let vcpu = VcpuLoop::new(
+            engine,
+            Arc::clone(&apic) as Arc<dyn LocalApic>,
+            Arc::clone(&attention),
+            control.clone(),
+            Arc::new(Ticks::default()),
+        );
+        Bench { vcpu, apic, attention, control }
+    }
+
+    #[test]
+    fn interrupts_are_delivered_in_their_windows() {
+        let mut bench = bench(&[Exit::InterruptWindow, Exit::NmiWindow]);
+        bench.apic.vectors.lock().expect("no panic").push_back(0x31);
+        bench.apic.nmi.store(true, Ordering::SeqCst);
+        assert!(matches!(bench.vcpu.run(), Ended::TripleFault(_)));
+        assert_eq!(bench.vcpu.engine.delivered, [0x31, x86::vector::NMI]);
+        let seen = [pending::INTERRUPT | pending::NMI, pending::NMI, 0];
+        assert_eq!(bench.vcpu.engine.seen, seen, "each told of what still waits");
+        let statistics = bench.vcpu.statistics();
+        assert_eq!((statistics.interrupts, statistics.nmis), (1, 1));
+    }
+
+    #[test]
+    fn a_window_whose_interrupt_was_withdrawn_delivers_nothing() {
+        let mut bench = bench(&[Exit::InterruptWindow]);
+        bench.vcpu.run();
+        assert_eq!(bench.vcpu.engine.delivered, []);
+    }
+
+    #[test]
+    fn an_idle_guest_sleeps_until_kicked() {
+        let mut bench = bench(&[Exit::Halted, Exit::InterruptWindow]);
+        let (apic, attention) = (Arc::clone(&bench.apic), Arc::clone(&bench.attention));
+        let device = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            apic.vectors.lock().expect("no panic").push_back(0x44);
+            attention.kick();
+        });
+        bench.vcpu.run();
+        device.join().expect("no panic");
+        assert_eq!(bench.vcpu.engine.delivered, [0x44]);
+        assert_eq!(bench.vcpu.statistics().halts, 1);
+    }
+
+    #[test]
+    fn orders_are_obeyed_while_halted() {
+        let mut bench = bench(&[Exit::Halted]);
+        let control = bench.control.clone();
+        let user = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(10));
+            control.order(Order::Pause);
+            std::thread::sleep(Duration::from_millis(10));
+            control.order(Order::Stop);
+        });
+        assert_eq!(bench.vcpu.run(), Ended::Stopped);
+        user.join().expect("no panic");
+        assert_eq!(bench.vcpu.engine.seen.len(), 1, "it did not run while paused");
+    }
+}
