@@ -1,8 +1,14 @@
 //! Devices against their data sheets, seen as the guest sees them: through the buses and the CPU's
 //! interrupt handle, with a clock that moves only when told.
 
+mod hpet;
 mod interrupts;
 mod lapic;
+mod pit;
+mod power;
+mod rtc;
+mod testdev;
+mod uart;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
