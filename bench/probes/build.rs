@@ -12,11 +12,29 @@ fn main() {
     for input in ["blob/wedge.rs", "blob/wedge.ld", "blob/layout.rs", "build.rs"] {
         println!("cargo::rerun-if-changed={input}");
     }
-    let linking = ["-nostdlib", "-static", "-no-pie", "-Wl,-Tblob/wedge.ld", "-Wl,--oformat=binary", "-Wl,--build-id=none"];
+    let linking = [
+        "-nostdlib",
+        "-static",
+        "-no-pie",
+        "-Wl,-Tblob/wedge.ld",
+        "-Wl,--oformat=binary",
+        "-Wl,--build-id=none",
+    ];
     let mut rustc = Command::new(std::env::var("RUSTC").expect("cargo sets RUSTC"));
     rustc.args(["--edition=2024", "--crate-type=bin", "--crate-name=wedge", "blob/wedge.rs"]);
-    rustc.args(["-Ctarget-feature=-sse,-sse2", "-Cpanic=abort", "-Copt-level=2", "-Cno-redzone=yes", "-Crelocation-model=pic"]);
-    rustc.args(["-Cno-vectorize-loops", "-Cno-vectorize-slp", "-Coverflow-checks=no", "-Cdebuginfo=0"]);
+    rustc.args([
+        "-Ctarget-feature=-sse,-sse2",
+        "-Cpanic=abort",
+        "-Copt-level=2",
+        "-Cno-redzone=yes",
+        "-Crelocation-model=pic",
+    ]);
+    rustc.args([
+        "-Cno-vectorize-loops",
+        "-Cno-vectorize-slp",
+        "-Coverflow-checks=no",
+        "-Cdebuginfo=0",
+    ]);
     rustc.args(linking.map(|argument| format!("-Clink-arg={argument}")));
     let status = rustc.arg("-o").arg(&blob).status().expect("rustc runs");
     assert!(status.success(), "the wedge blob does not build");

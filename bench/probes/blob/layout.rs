@@ -28,6 +28,8 @@ pub const GUEST_STACK: usize = GUEST_HEAP + GUEST_HEAP_LEN - 4096;
 pub const CALL_STORE: u64 = 1000;
 /// The guest call that waits until the starter has looked at the process.
 pub const CALL_WAIT: u64 = 2000;
+/// The guest call that makes a second wedge out of this one, by fork.
+pub const CALL_FORK: u64 = 3000;
 
 /// Orders and results; one page, shared with the starter.
 #[repr(C)]

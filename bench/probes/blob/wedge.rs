@@ -14,6 +14,7 @@ const SYS_MUNMAP: u64 = 11;
 const SYS_SIGACTION: u64 = 13;
 const SYS_SIGRETURN: u64 = 15;
 const SYS_SIGALTSTACK: u64 = 131;
+const SYS_CLONE: u64 = 56;
 const SYS_PRCTL: u64 = 157;
 const SYS_FUTEX: u64 = 202;
 const SYS_EXIT_GROUP: u64 = 231;
@@ -125,20 +126,21 @@ const ALL_SET: u16 = 0x45;
 const ALLOW: u32 = 0x7fff_0000;
 const TRAP: u32 = 0x0003_0000;
 
-/// Calls only from the blob, only four of them, only with the secret; anything else is a SIGSYS.
+/// Calls only from the blob, only these few, only with the secret; anything else is a SIGSYS.
 fn filter() {
     let s = shared();
     let (high, low) = ((s.cookie >> 32) as u32, s.cookie as u32);
     let op = |code, yes, no, k| Bpf { code, yes, no, k };
     let program = [
         op(LOAD, 0, 0, 4), // arch
-        op(EQUAL, 0, 19, 0xc000_003e),
+        op(EQUAL, 0, 20, 0xc000_003e),
         op(LOAD, 0, 0, 12), // instruction pointer, high
-        op(EQUAL, 0, 17, (WINDOW >> 32) as u32),
+        op(EQUAL, 0, 18, (WINDOW >> 32) as u32),
         op(LOAD, 0, 0, 8), // low; the window starts at zero
-        op(ABOVE, 15, 0, s.blob_end as u32),
+        op(ABOVE, 16, 0, s.blob_end as u32),
         op(LOAD, 0, 0, 0), // number
-        op(EQUAL, 8, 0, SYS_MMAP as u32),
+        op(EQUAL, 9, 0, SYS_MMAP as u32),
+        op(EQUAL, 4, 0, SYS_CLONE as u32),
         op(EQUAL, 3, 0, SYS_MUNMAP as u32),
         op(EQUAL, 2, 0, SYS_FUTEX as u32),
         op(EQUAL, 1, 0, SYS_SIGRETURN as u32),
@@ -302,6 +304,8 @@ fn guest_call(context: &mut Context, info: &[u64; 4]) {
                 call(SYS_FUTEX, &raw const s.stage as u64, 0, 1, 0, 0);
             }
         }
+        // SIGCHLD: a fork. Filter, handlers, alternate stack and mappings are inherited.
+        CALL_FORK => context.rax = call(SYS_CLONE, 17, 0, 0, 0, 0) as u64,
         nr if (CALL_STORE..CALL_STORE + 16).contains(&nr) => {
             if let Some(slot) = s.results.get_mut((nr - CALL_STORE) as usize) {
                 *slot = context.rdi;

@@ -111,6 +111,21 @@
     iretq
 .endm
 
+# The same without IRETQ: the target passes through memory the guest may see. Not for TF or 32-bit code.
+.macro resume_like_iret_by_jump
+    mov rax, [rdx + UC_RIP]
+    mov [rip + PROBE_TARGET], rax
+    low_registers_back
+    push [rdx + UC_FLAGS]
+    mov r11, [rdx + 64]
+    mov rcx, [rdx + UC_RCX]
+    mov eax, 7
+    popfq
+    mov rsp, [rdx + UC_RSP]
+    mov rdx, [rdx + UC_RDX]
+    jmp [rip + PROBE_TARGET]
+.endm
+
 .macro handler name
     .globl \name
     .p2align 6
@@ -151,6 +166,11 @@ handler h_xrstor_used_iret
     vectors_back_used
     resume_like_iret
 
+handler h_xrstor_used_jump
+    exit_if_asked
+    vectors_back_used
+    resume_like_iret_by_jump
+
 handler h_keys_xrstor_sysret
     keys_open
     exit_if_asked
@@ -170,11 +190,11 @@ handler h_skip2_sigreturn
     add qword ptr [rdx + UC_RIP], 2
     ret
 
-handler h_skip2_xrstor_used_sysret
+handler h_skip2_xrstor_used_jump
     exit_if_asked
     add qword ptr [rdx + UC_RIP], 2
     vectors_back_used
-    resume_like_sysret
+    resume_like_iret_by_jump
 
 # Records nothing, resumes nothing: whatever arrived, go home. Rust reads the frame afterwards.
 handler h_leave
@@ -187,6 +207,9 @@ handler probe_leave
     xor edx, edx
     wrpkru
     mov rdx, r8
+    pushfq
+    pop rax
+    mov [rip + PROBE_LAST_FLAGS], rax
     mov [rip + PROBE_LAST_CONTEXT], rdx
     mov [rip + PROBE_LAST_SIGNAL], rdi
     mov [rip + PROBE_LAST_INFO], rsi

@@ -63,6 +63,8 @@ static mut PROBE_LAST_SIGNAL: u64 = 0;
 #[unsafe(no_mangle)]
 static mut PROBE_LAST_KEYS: u64 = 0;
 #[unsafe(no_mangle)]
+static mut PROBE_LAST_FLAGS: u64 = 0;
+#[unsafe(no_mangle)]
 static mut PROBE_LAST_INFO: u64 = 0;
 
 unsafe extern "C" {
@@ -81,14 +83,16 @@ unsafe extern "C" {
     pub fn h_xrstor_used_sysret();
     /// The same, leaving by IRETQ.
     pub fn h_xrstor_used_iret();
+    /// The same, leaving by a jump through memory, rcx and r11 exact.
+    pub fn h_xrstor_used_jump();
     /// Opens the keys, XRSTOR of what was in use, closes the keys.
     pub fn h_keys_xrstor_sysret();
     /// Opens the keys; XRSTOR closes them (PKRU in its mask).
     pub fn h_keys_xrstor_pkru_sysret();
     /// Steps over a two-byte instruction by sigreturn.
     pub fn h_skip2_sigreturn();
-    /// Steps over a two-byte instruction, then as `h_xrstor_used_sysret`.
-    pub fn h_skip2_xrstor_used_sysret();
+    /// Steps over a two-byte instruction, then as `h_xrstor_used_jump`.
+    pub fn h_skip2_xrstor_used_jump();
     /// Leaves the guest on any signal.
     pub fn h_leave();
 }
@@ -146,6 +150,8 @@ pub struct Exit {
     pub context: u64,
     /// PKRU when the handler started.
     pub keys: u64,
+    /// RFLAGS when the handler started, arithmetic flags aside.
+    pub entry_flags: u64,
 }
 
 impl Exit {
@@ -197,6 +203,7 @@ pub fn last_exit() -> Exit {
             fpstate: ((context + 224) as *const u64).read(),
             context,
             keys: PROBE_LAST_KEYS,
+            entry_flags: PROBE_LAST_FLAGS & !0x8d5,
         }
     }
 }

@@ -157,12 +157,6 @@ pub fn dispatch_calls_outside(start: usize, len: usize) {
     must("SUD", unsafe { libc::prctl(set, on, start, len, 0) }.into());
 }
 
-/// Turns syscall user dispatch off again.
-pub fn dispatch_off() {
-    // SAFETY: no memory is handed over.
-    must("SUD off", unsafe { libc::prctl(59, 0, 0, 0, 0) }.into());
-}
-
 /// Runs `body` in a forked child and returns its wait status.
 pub fn in_child(body: impl FnOnce()) -> i32 {
     use std::io::Write;

@@ -84,7 +84,7 @@ fn one(name: &str, code: &[u8]) {
         );
         return;
     }
-    law(format!("{name}: the image is 64-byte aligned"), exit.fpstate % 64 == 0);
+    law(format!("{name}: the image is 64-byte aligned"), exit.fpstate.is_multiple_of(64));
     guest::catch_all(guest::h_sigreturn);
     row(format!("{name}: sigreturn"), price(41, LOOPS, || guest::enter(&Regs::at_text(LOOPS))));
     guest::catch_all(guest::h_xrstor_used_sysret);

@@ -30,11 +30,14 @@ pub fn run() {
         ("eventfd", event),
     ];
     for (name, pass) in ways {
-        for (place, cpus) in [("same CPU", Some((1, 1))), ("two CPUs", Some((0, 1))), ("placed by the host", None)] {
+        for (place, cpus) in
+            [("same CPU", Some((1, 1))), ("two CPUs", Some((0, 1))), ("placed by the host", None)]
+        {
             if *name == "pure spin" && place != "two CPUs" {
                 continue;
             }
-            let status = host::in_child(|| processes(&format!("{name}, {place}: round trip"), *pass, cpus));
+            let status =
+                host::in_child(|| processes(&format!("{name}, {place}: round trip"), *pass, cpus));
             assert_eq!(status, 0, "{name}");
         }
     }

@@ -111,7 +111,7 @@ fn cpuid_faulting() {
         "cpuid raises SIGSEGV, trap 13, rip at the instruction",
         (exit.signal, exit.trap(), exit.rip()) == (libc::SIGSEGV, 13, TEXT as u64 + 3),
     );
-    guest::catch_all(guest::h_skip2_xrstor_used_sysret);
+    guest::catch_all(guest::h_skip2_xrstor_used_jump);
     row(
         "cpuid fault, skipped without sigreturn",
         price(21, 200, || guest::enter(&Regs::at_text(200))),

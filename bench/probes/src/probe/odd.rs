@@ -68,6 +68,10 @@ snippets! {
     hole_read: "read at 0000800000000000", "mov rax, 0x800000000000", "mov rax, [rax]";
     hole_stack: "push with non-canonical rsp", "mov rsp, 0x800000000000", "push rax";
     upper_stack: "push with rsp=ffffc90000001000", "mov rsp, 0xffffc90000001000", "push rax";
+    deep_stack: "push with rsp in the canonical hole", "mov rsp, 0x900000000000", "push rax";
+    lock_register: "lock on a register operand", ".byte 0xf0, 0x01, 0xc0";
+    far_jump: "jmp far through memory to 0x33", "lea rax, [rip+2f]", "mov [rsp-16], eax",
+        "mov word ptr [rsp-12], 0x33", "jmp fword ptr [rsp-16]", "2:";
     hole_jump: "jmp to 0000800000000000", "mov rax, 0x800000000000", "jmp rax";
     upper_jump: "jmp to ffffffff81000000", "mov rax, 0xffffffff81000000", "jmp rax";
     vsys_read: "read the vsyscall page", "mov rax, [0xffffffffff600000]";
@@ -110,6 +114,10 @@ snippets! {
 
 /// Runs every snippet in a child of its own.
 pub fn run() {
+    try_one("mov fs, 7 after the wedge's own modify_ldt", load_ldt(), || {
+        own_descriptor();
+        filter();
+    });
     for (name, code) in SNIPPETS {
         for (catcher, arm) in [("", filter as fn()), ("SUD: ", dispatch)] {
             let calls = ["syscall", "sysenter", "int 0x80"].iter().any(|w| name.contains(w));
@@ -118,6 +126,15 @@ pub fn run() {
             }
         }
     }
+}
+
+/// Entry 0 of the LDT: a data segment with base 0x1000.
+fn own_descriptor() {
+    let descriptor = [0u32, 0x1000, 0xfffff, 0x51]; // 32-bit, limit in pages, useable
+    // SAFETY: the kernel copies the descriptor.
+    host::must("modify_ldt", unsafe {
+        libc::syscall(libc::SYS_modify_ldt, 0x11, descriptor.as_ptr(), 16)
+    });
 }
 
 fn filter() {

@@ -6,7 +6,6 @@ use crate::host::{self, Handler};
 use crate::measure::price;
 use crate::report::{law, row};
 
-
 unsafe extern "C" {
     fn h_round_keys();
     fn h_round_open();
@@ -80,7 +79,10 @@ pub fn run() {
             let start = Regs { r14: *way_in as *const () as u64, ..Regs::at_text(LOOPS) };
             let cost = price(41, LOOPS, || guest::enter(&start));
             let exit = guest::last_exit();
-            law(format!("{name}: the guest sees its pid"), (exit.rax(), exit.words[7]) == (EXIT, PID.into()));
+            law(
+                format!("{name}: the guest sees its pid"),
+                (exit.rax(), exit.words[7]) == (EXIT, PID.into()),
+            );
             row(format!("null system call by {name}"), cost);
         });
         assert_eq!(status, 0, "{name}");

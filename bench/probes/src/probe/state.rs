@@ -5,7 +5,7 @@
 
 use crate::guest::{self, Exit, Regs, TEXT};
 use crate::host::{self, Handler};
-use crate::report::law;
+use crate::report::{fact, law};
 use std::arch::x86_64::__cpuid_count;
 
 crate::code!(
@@ -21,6 +21,19 @@ crate::code!(
     "syscall"
 );
 
+crate::code!(all_flags, "pushfq", "or dword ptr [rsp], 0x244500", "popfq", "syscall");
+crate::code!(
+    stepping,
+    "pushfq",
+    "or dword ptr [rsp], 0x100",
+    "mov eax, 39",
+    "popfq",
+    "syscall",
+    "nop",
+    "nop",
+    "ud2"
+);
+
 /// CF PF AF ZF SF DF OF, AC, ID, IF and the fixed bit.
 const FLAGS: u64 = 0x24_0ed7;
 const IMAGE: usize = 0x4200_0000;
@@ -31,6 +44,7 @@ pub fn run() {
         ("sigreturn keeps everything", guest::h_sigreturn, true),
         ("xrstor all keeps everything", guest::h_xrstor_sysret, true),
         ("xrstor used keeps everything", guest::h_xrstor_used_sysret, true),
+        ("xrstor used, jump through memory keeps everything", guest::h_xrstor_used_jump, true),
         ("xrstor used, iretq keeps everything", guest::h_xrstor_used_iret, true),
         ("wrpkru pair, xrstor used keeps everything", guest::h_keys_xrstor_sysret, true),
         ("xrstor with PKRU keeps everything", guest::h_keys_xrstor_pkru_sysret, true),
@@ -45,6 +59,44 @@ pub fn run() {
             assert_eq!(status, 0, "{name}");
         }
     }
+    host::in_child(flags_at_entry);
+    let after_nop = (TEXT + stepping().len() - 3) as u64;
+    host::in_child(|| {
+        law(
+            "TF resumed by iretq traps after one guest instruction",
+            stepped_resume(guest::h_iret) == after_nop,
+        )
+    });
+    host::in_child(|| {
+        law("TF resumed by popfq traps inside the wedge", stepped_resume(guest::h_sysret) > 1 << 32)
+    });
+}
+
+/// A single-stepped system call: only IRETQ lets the next trap fall on the guest's next instruction.
+fn stepped_resume(handler: Handler) -> u64 {
+    guest::prepare_stacks();
+    host::install_code(TEXT, stepping());
+    guest::catch_all(guest::h_leave);
+    host::on_signal(libc::SIGSYS, handler);
+    host::trap_calls_from(TEXT, TEXT + host::PAGE);
+    guest::enter(&Regs::at_text(0));
+    guest::last_exit().rip()
+}
+
+/// What the host leaves of the guest's flags for the handler.
+fn flags_at_entry() {
+    guest::prepare_stacks();
+    host::install_code(TEXT, all_flags());
+    guest::catch_all(guest::h_leave);
+    host::trap_calls_from(TEXT, TEXT + host::PAGE);
+    guest::enter(&Regs::at_text(0));
+    let flags = guest::last_exit().entry_flags;
+    let named = |bit: u64| flags & bit != 0;
+    fact("in the handler after DF AC NT TF ID were set", format!("{flags:#x}"));
+    law(
+        "DF and TF are cleared, AC and NT are still the guest's",
+        [0x400, 0x100, 0x4_0000, 0x4000].map(named) == [false, false, true, true],
+    );
 }
 
 fn dispatch() {

@@ -31,6 +31,18 @@ crate::code!(
     "ud2"
 );
 
+macro_rules! trapping {
+    ($name:ident, $($line:literal),+) => {
+        crate::code!($name, "2:", $($line),+, "dec rbx", "jnz 2b", "mov eax, 0xdead", "syscall");
+    };
+}
+trapping!(page_fault, "mov eax, [rsi]");
+trapping!(general_protection, "cli", "nop");
+trapping!(undefined, "ud2");
+trapping!(breakpoint, "int3", "nop", "nop");
+trapping!(divide, "xor ecx, ecx", "div ecx");
+trapping!(software_interrupt, "int 0x2e");
+
 const LOOPS: u64 = 500;
 const WAYS: &[(&str, Handler)] = &[
     ("sigreturn", guest::h_sigreturn),
@@ -40,6 +52,7 @@ const WAYS: &[(&str, Handler)] = &[
     ("xrstor x87+SSE, popfq, jmp rcx", guest::h_xrstor_legacy_sysret),
     ("xrstor used, popfq, jmp rcx", guest::h_xrstor_used_sysret),
     ("xrstor used, iretq", guest::h_xrstor_used_iret),
+    ("xrstor used, popfq, jmp through memory", guest::h_xrstor_used_jump),
     ("wrpkru, xrstor used, wrpkru, popfq, jmp rcx", guest::h_keys_xrstor_sysret),
     ("wrpkru, xrstor all + PKRU, popfq, jmp rcx", guest::h_keys_xrstor_pkru_sysret),
 ];
@@ -62,6 +75,31 @@ pub fn run() {
                 }
             });
             assert_eq!(status, 0, "{catcher} {state}");
+        }
+    }
+    assert_eq!(host::in_child(exceptions), 0, "exceptions");
+}
+
+/// Exceptions, each skipped by the handler: which trap is cheap on this host.
+fn exceptions() {
+    host::trap_calls_from(TEXT, TEXT + host::PAGE);
+    guest::prepare_stacks();
+    let kinds: &[(&str, &[u8])] = &[
+        ("#PF, read of an unmapped page", page_fault()),
+        ("#GP, cli", general_protection()),
+        ("#UD, ud2", undefined()),
+        ("#BP, int3", breakpoint()),
+        ("#DE, div", divide()),
+        ("#GP, int 0x2e", software_interrupt()),
+    ];
+    for (name, code) in kinds {
+        host::install_code(TEXT, code);
+        for (way, handler) in [
+            ("sigreturn", guest::h_skip2_sigreturn as Handler),
+            ("xrstor used, jmp through memory", guest::h_skip2_xrstor_used_jump),
+        ] {
+            guest::catch_all(handler);
+            row(format!("{name}: {way}"), price(41, LOOPS, || guest::enter(&Regs::at_text(LOOPS))));
         }
     }
 }

@@ -10,7 +10,9 @@ use std::sync::atomic::Ordering;
 mod layout {
     include!("../../blob/layout.rs");
 }
-use layout::{ALT_STACK, ALT_STACK_LEN, BLOB, SHARED, STACK, STACK_LEN, Shared, WINDOW, WINDOW_END};
+use layout::{
+    ALT_STACK, ALT_STACK_LEN, BLOB, SHARED, STACK, STACK_LEN, Shared, WINDOW, WINDOW_END,
+};
 
 static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
 const RAM: usize = 64 << 20;
@@ -56,6 +58,27 @@ crate::code!(
     "syscall",
     "mov eax, 2000",
     "syscall",
+    // A second wedge by fork; the child notes when its guest runs, and ends.
+    "movabs r12, 0x018000100000",
+    "rdtsc",
+    "shl rdx, 32",
+    "lea rbp, [rax + rdx]",
+    "mov eax, 3000",
+    "syscall",
+    "test rax, rax",
+    "jnz 4f",
+    "rdtsc",
+    "shl rdx, 32",
+    "lea rdi, [rax + rdx]",
+    "sub rdi, rbp",
+    "mov eax, 1003",
+    "syscall",
+    "mov eax, 231",
+    "xor edi, edi",
+    "syscall",
+    "4: pause",
+    "cmp qword ptr [r12 + 48 + 3 * 8], 0",
+    "je 4b",
     // A host call by jumping into the wedge's text, without the secret.
     "lea r13, [rip + 3f]",
     "movabs r12, 0x018000100000",
@@ -182,12 +205,19 @@ fn look(child: i32, shared: &Shared) {
         .lines()
         .filter(|line| {
             let at = start(line).unwrap_or(0);
-            !(WINDOW..WINDOW_END).contains(&at) && at >= 0x2000_0000 && !line.ends_with("[vsyscall]")
+            !(WINDOW..WINDOW_END).contains(&at)
+                && at >= 0x2000_0000
+                && !line.ends_with("[vsyscall]")
         })
         .collect();
-    law("nothing but window, guest and [vsyscall] is mapped", strange.is_empty() && !maps.is_empty());
+    law(
+        "nothing but window, guest and [vsyscall] is mapped",
+        strange.is_empty() && !maps.is_empty(),
+    );
     strange.iter().for_each(|line| println!("    {line}"));
-    let ours = maps.lines().filter(|line| start(line).is_some_and(|at| (WINDOW..WINDOW_END).contains(&at)));
+    let ours = maps
+        .lines()
+        .filter(|line| start(line).is_some_and(|at| (WINDOW..WINDOW_END).contains(&at)));
     ours.for_each(|line| println!("    {}", line.split_whitespace().collect::<Vec<_>>().join(" ")));
     shared.stage.store(2, Ordering::SeqCst);
     // SAFETY: wakes the wedge's futex.
@@ -198,13 +228,26 @@ fn results(shared: &Shared, born: u64) {
     let ns = |ticks: u64| ticks as f64 / ticks_per_ns();
     law("every guest call was answered", shared.calls == CALLS);
     law("every guest fault (and one for its stack) got a page", shared.faults == FAULTS + 1);
-    let [calls, faults, first, ..] = shared.results;
-    fact("fork of the starter to the guest's first instruction, ns", format!("{:.0}", ns(first.wrapping_sub(born))));
+    let [calls, faults, first, forked, ..] = shared.results;
+    fact(
+        "fork of the starter to the guest's first instruction, ns",
+        format!("{:.0}", ns(first.wrapping_sub(born))),
+    );
+    fact(
+        "fork of a wedge with 2000 pages of guest to the child's guest, ns",
+        format!("{:.0}", ns(forked)),
+    );
     fact("guest call, answered in Rust, ns", format!("{:.1}", ns(calls) / CALLS as f64));
-    fact("guest fault, page mapped by the handler, resumed by iretq, ns", format!("{:.1}", ns(faults) / FAULTS as f64));
+    fact(
+        "guest fault, page mapped by the handler, resumed by iretq, ns",
+        format!("{:.1}", ns(faults) / FAULTS as f64),
+    );
     for (name, [what, rip, address, nr]) in NAMES.iter().zip(shared.exits) {
         let (signal, trap) = (what >> 32, what & 0xffff_ffff);
-        let caught = format!("signal {signal} trap {trap} rip {rip:#x} addr {address:#x} call {:#x}", nr as u32);
+        let caught = format!(
+            "signal {signal} trap {trap} rip {rip:#x} addr {address:#x} call {:#x}",
+            nr as u32
+        );
         fact(name, if signal == 0 { "NOT SEEN".into() } else { caught });
     }
     law("every odd exit was caught and survived", shared.odd == NAMES.len() as u64);

@@ -29,22 +29,89 @@ snippets! {
     per_cpu: "lea rax, [rsi+rbx]", "wrfsbase rax", "mov rax, fs:[8]";
 }
 
-crate::code!(plain_loads, "wrgsbase rbx", "add rsi, rbx", "2: mov rax, [rsi]", "mov [rsi+8], rax", "add [rsi+16], rax",
-    "dec ecx", "jnz 2b", "mov eax, 0xdead", "syscall");
-crate::code!(biased_loads, "wrgsbase rbx", "2: mov rax, gs:[rsi]", "mov gs:[rsi+8], rax", "add gs:[rsi+16], rax",
-    "dec ecx", "jnz 2b", "mov eax, 0xdead", "syscall");
-crate::code!(plain_pushes, "2: push rax", "push rbx", "push r8", "push r9", "pop r9", "pop r8", "pop rbx", "pop rax",
-    "dec ecx", "jnz 2b", "mov eax, 0xdead", "syscall");
-crate::code!(biased_pushes, "wrgsbase rbx", "mov rsp, rsi", "2: mov gs:[rsp-8], rax", "lea rsp, [rsp-8]",
-    "mov gs:[rsp-8], rbx", "lea rsp, [rsp-8]", "mov gs:[rsp-8], r8", "lea rsp, [rsp-8]", "mov gs:[rsp-8], r9",
-    "lea rsp, [rsp-8]", "mov r9, gs:[rsp]", "lea rsp, [rsp+8]", "mov r8, gs:[rsp]", "lea rsp, [rsp+8]",
-    "mov rbx, gs:[rsp]", "lea rsp, [rsp+8]", "mov rax, gs:[rsp]", "lea rsp, [rsp+8]",
-    "dec ecx", "jnz 2b", "mov eax, 0xdead", "syscall");
+crate::code!(
+    plain_loads,
+    "wrgsbase rbx",
+    "add rsi, rbx",
+    "2: mov rax, [rsi]",
+    "mov [rsi+8], rax",
+    "add [rsi+16], rax",
+    "dec ecx",
+    "jnz 2b",
+    "mov eax, 0xdead",
+    "syscall"
+);
+crate::code!(
+    biased_loads,
+    "wrgsbase rbx",
+    "2: mov rax, gs:[rsi]",
+    "mov gs:[rsi+8], rax",
+    "add gs:[rsi+16], rax",
+    "dec ecx",
+    "jnz 2b",
+    "mov eax, 0xdead",
+    "syscall"
+);
+crate::code!(
+    plain_pushes,
+    "2: push rax",
+    "push rbx",
+    "push r8",
+    "push r9",
+    "pop r9",
+    "pop r8",
+    "pop rbx",
+    "pop rax",
+    "dec ecx",
+    "jnz 2b",
+    "mov eax, 0xdead",
+    "syscall"
+);
+crate::code!(
+    biased_pushes,
+    "wrgsbase rbx",
+    "mov rsp, rsi",
+    "2: mov gs:[rsp-8], rax",
+    "lea rsp, [rsp-8]",
+    "mov gs:[rsp-8], rbx",
+    "lea rsp, [rsp-8]",
+    "mov gs:[rsp-8], r8",
+    "lea rsp, [rsp-8]",
+    "mov gs:[rsp-8], r9",
+    "lea rsp, [rsp-8]",
+    "mov r9, gs:[rsp]",
+    "lea rsp, [rsp+8]",
+    "mov r8, gs:[rsp]",
+    "lea rsp, [rsp+8]",
+    "mov rbx, gs:[rsp]",
+    "lea rsp, [rsp+8]",
+    "mov rax, gs:[rsp]",
+    "lea rsp, [rsp+8]",
+    "dec ecx",
+    "jnz 2b",
+    "mov eax, 0xdead",
+    "syscall"
+);
 // Neighbouring pushes gathered into one adjustment: exact state on a fault is rsp's old value.
-crate::code!(batched_pushes, "wrgsbase rbx", "mov rsp, rsi", "2: mov gs:[rsp-8], rax", "mov gs:[rsp-16], rbx",
-    "mov gs:[rsp-24], r8", "mov gs:[rsp-32], r9", "lea rsp, [rsp-32]", "mov r9, gs:[rsp]", "mov r8, gs:[rsp+8]",
-    "mov rbx, gs:[rsp+16]", "mov rax, gs:[rsp+24]", "lea rsp, [rsp+32]",
-    "dec ecx", "jnz 2b", "mov eax, 0xdead", "syscall");
+crate::code!(
+    batched_pushes,
+    "wrgsbase rbx",
+    "mov rsp, rsi",
+    "2: mov gs:[rsp-8], rax",
+    "mov gs:[rsp-16], rbx",
+    "mov gs:[rsp-24], r8",
+    "mov gs:[rsp-32], r9",
+    "lea rsp, [rsp-32]",
+    "mov r9, gs:[rsp]",
+    "mov r8, gs:[rsp+8]",
+    "mov rbx, gs:[rsp+16]",
+    "mov rax, gs:[rsp+24]",
+    "lea rsp, [rsp+32]",
+    "dec ecx",
+    "jnz 2b",
+    "mov eax, 0xdead",
+    "syscall"
+);
 
 const DIRECT: u64 = 0xffff_8880_0000_1000;
 const KTEXT: u64 = 0xffff_ffff_8100_0000;
@@ -91,7 +158,10 @@ fn addressing() {
     law("gs:[disp32] sign-extended reaches the top 2 GiB", reads(load_absolute(), 0, MARK));
     law("rep movs with gs on its source", reads(copy_in(), DIRECT, MARK));
     law("vpgatherqq through gs", reads(gather(), DIRECT, MARK));
-    law("emulated push and pop with rsp a guest kernel address", reads(push_kernel(), DIRECT + 0x800, 7));
+    law(
+        "emulated push and pop with rsp a guest kernel address",
+        reads(push_kernel(), DIRECT + 0x800, 7),
+    );
     law("lock cmpxchg16b through gs (not equal: loads)", reads(swap_16(), DIRECT, MARK));
     law("xsave64 through gs", reads(save_vectors(), DIRECT + 0x400, 1));
     law("fs = guest per-CPU base + BIAS", reads(per_cpu(), DIRECT, MARK));
@@ -104,13 +174,25 @@ fn addressing() {
 fn faults() {
     let show = |name: &str, rsi: u64| {
         let exit = exit_of(load(), rsi);
-        let what = format!("trap {} err {:#x} cr2 {:#x} addr {:#x}", exit.trap(), exit.error(), exit.cr2(), exit.addr);
+        let what = format!(
+            "trap {} err {:#x} cr2 {:#x} addr {:#x}",
+            exit.trap(),
+            exit.error(),
+            exit.cr2(),
+            exit.addr
+        );
         fact(name, what);
         exit
     };
     let missing = show("unmapped guest ffffc90000000000", 0xffff_c900_0000_0000);
-    law("cr2 - BIAS is the guest address", missing.cr2().wrapping_sub(BIAS) == 0xffff_c900_0000_0000);
-    law("rsi and rip in the frame are exact", (missing.words[9], missing.rip()) == (0xffff_c900_0000_0000, TEXT as u64 + 5));
+    law(
+        "cr2 - BIAS is the guest address",
+        missing.cr2().wrapping_sub(BIAS) == 0xffff_c900_0000_0000,
+    );
+    law(
+        "rsi and rip in the frame are exact",
+        (missing.words[9], missing.rip()) == (0xffff_c900_0000_0000, TEXT as u64 + 5),
+    );
     show("guest ffff800000000000 (lowest kernel address)", 0xffff_8000_0000_0000);
     show("guest 0 (kernel NULL pointer)", 0);
     show("guest 00007f0000000000 (user pointer, no stac)", 0x7f00_0000_0000);
@@ -118,7 +200,7 @@ fn faults() {
     show("guest ffff7fffffffff00 (non-canonical)", 0xffff_7fff_ffff_ff00);
     show("guest fffffffffffff000 (ERR_PTR page)", 0xffff_ffff_ffff_f000);
     let odd = [0x0000_8200_0000_0000u64, 0x00ff_8280_0000_1000, 0xffff_0280_0000_1000];
-        let outside = |exit: Exit| exit.trap() == 13 || exit.cr2() >> 47 != 0;
+    let outside = |exit: Exit| exit.trap() == 13 || exit.cr2() >> 47 != 0;
     law(
         "non-canonical guest pointers never reach the window",
         odd.iter().all(|a| outside(show(&format!("guest {a:016x}"), *a))),
