@@ -40,7 +40,7 @@ trapping!(page_fault, "mov eax, [rsi]");
 trapping!(general_protection, "cli", "nop");
 trapping!(undefined, "ud2");
 trapping!(breakpoint, "int3", "nop", "nop");
-trapping!(divide, "xor ecx, ecx", "div ecx");
+trapping!(zero_divide, "xor ecx, ecx", "div ecx");
 trapping!(software_interrupt, "int 0x2e");
 
 const LOOPS: u64 = 500;
@@ -89,7 +89,7 @@ fn exceptions() {
         ("#GP, cli", general_protection()),
         ("#UD, ud2", undefined()),
         ("#BP, int3", breakpoint()),
-        ("#DE, div", divide()),
+        ("#DE, div", zero_divide()),
         ("#GP, int 0x2e", software_interrupt()),
     ];
     for (name, code) in kinds {
