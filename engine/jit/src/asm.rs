@@ -1,0 +1,287 @@
+//! A thin assembler over iced's encoder: host instructions at known host addresses.
+
+use crate::Layout;
+use iced_x86::{Code, Encoder, Instruction, MemoryOperand, Register};
+
+/// A word of the [`frame::Frame`], by its byte offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(pub usize);
+
+/// Names the slot of a frame field.
+macro_rules! slot {
+    ($($field:tt)+) => { $crate::asm::Slot(core::mem::offset_of!(frame::Frame, $($field)+)) };
+}
+pub(crate) use slot;
+
+/// The `index`-th spill slot.
+pub fn spill(index: usize) -> Slot {
+    Slot(slot!(spill).0 + index * 8)
+}
+
+/// The slot where an exit stores general register `index`.
+pub fn gpr(index: usize) -> Slot {
+    Slot(slot!(vcpu.gpr).0 + index * 8)
+}
+
+/// The 64-bit general register with an encoding number.
+pub fn register(index: usize) -> Register {
+    Register::RAX + index as u32
+}
+
+/// Collects code that will lie at a host address.
+pub struct Assembler {
+    encoder: Encoder,
+    layout: Layout,
+    /// HVA of the first byte.
+    base: u64,
+    bytes: Vec<u8>,
+}
+
+impl Assembler {
+    /// Code that will lie at HVA `base`.
+    pub fn new(layout: Layout, base: u64) -> Self {
+        Self { encoder: Encoder::new(64), layout, base, bytes: Vec::with_capacity(256) }
+    }
+
+    /// Where things are.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// HVA of the next byte.
+    pub fn here(&self) -> u64 {
+        self.base + self.bytes.len() as u64
+    }
+
+    /// Bytes emitted so far.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Nothing emitted yet.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The code.
+    pub fn finish(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    /// Emits bytes as they are.
+    pub fn raw(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Emits an instruction.
+    ///
+    /// # Panics
+    /// If it cannot be encoded: sequences are built from forms that can.
+    pub fn put(&mut self, insn: &Instruction) {
+        let at = self.here();
+        if let Err(error) = self.encoder.encode(insn, at) {
+            panic!("unencodable host instruction {insn}: {error}");
+        }
+        self.bytes.append(&mut self.encoder.take_buffer());
+    }
+
+    /// Emits an instruction taken from the guest and changed; false (and nothing emitted) if the
+    /// change made it unencodable.
+    #[must_use]
+    pub fn try_put(&mut self, insn: &Instruction) -> bool {
+        let at = self.here();
+        let done = self.encoder.encode(insn, at).is_ok();
+        let mut buffer = self.encoder.take_buffer();
+        if done {
+            self.bytes.append(&mut buffer);
+        }
+        done
+    }
+
+    fn frame(&self, slot: Slot) -> MemoryOperand {
+        let address = self.layout.frame + slot.0 as u64;
+        MemoryOperand::with_base_displ(Register::RIP, address as i64)
+    }
+
+    fn with1(&mut self, code: Code, a: impl Into<Operand>) {
+        let insn = match a.into() {
+            Operand::Register(r) => Instruction::with1(code, r),
+            Operand::Memory(m) => Instruction::with1(code, m),
+        };
+        self.put(&insn.expect("a one-operand form"));
+    }
+
+    /// `mov slot, register`
+    pub fn store(&mut self, slot: Slot, register: Register) {
+        let insn = Instruction::with2(Code::Mov_rm64_r64, self.frame(slot), register);
+        self.put(&insn.expect("mov m64, r64"));
+    }
+
+    /// `mov register, slot`
+    pub fn load(&mut self, register: Register, slot: Slot) {
+        let insn = Instruction::with2(Code::Mov_r64_rm64, register, self.frame(slot));
+        self.put(&insn.expect("mov r64, m64"));
+    }
+
+    /// `mov qword slot, value` for a value that sign-extends from 32 bits.
+    pub fn store_imm(&mut self, slot: Slot, value: i32) {
+        let insn = Instruction::with2(Code::Mov_rm64_imm32, self.frame(slot), value);
+        self.put(&insn.expect("mov m64, imm32"));
+    }
+
+    /// `mov register, value`, in the shortest form.
+    pub fn mov_imm(&mut self, register: Register, value: u64) {
+        let insn = if i32::try_from(value as i64).is_ok() {
+            Instruction::with2(Code::Mov_rm64_imm32, register, value as i32)
+        } else {
+            Instruction::with2(Code::Mov_r64_imm64, register, value)
+        };
+        self.put(&insn.expect("mov r64, imm"));
+    }
+
+    /// `mov to, from`
+    pub fn mov(&mut self, to: Register, from: Register) {
+        let insn = Instruction::with2(Code::Mov_r64_rm64, to, from);
+        self.put(&insn.expect("mov r64, r64"));
+    }
+
+    /// `mov register, memory`
+    pub fn load_mem(&mut self, register: Register, memory: MemoryOperand) {
+        let insn = Instruction::with2(Code::Mov_r64_rm64, register, memory);
+        self.put(&insn.expect("mov r64, m64"));
+    }
+
+    /// `mov memory, register`
+    pub fn store_mem(&mut self, memory: MemoryOperand, register: Register) {
+        let insn = Instruction::with2(Code::Mov_rm64_r64, memory, register);
+        self.put(&insn.expect("mov m64, r64"));
+    }
+
+    /// `mov qword memory, value` for a value that sign-extends from 32 bits.
+    pub fn store_mem_imm(&mut self, memory: MemoryOperand, value: i32) {
+        let insn = Instruction::with2(Code::Mov_rm64_imm32, memory, value);
+        self.put(&insn.expect("mov m64, imm32"));
+    }
+
+    /// `lea register, memory`: addition without flags.
+    pub fn lea(&mut self, register: Register, memory: MemoryOperand) {
+        let insn = Instruction::with2(Code::Lea_r64_m, register, memory);
+        self.put(&insn.expect("lea r64, m"));
+    }
+
+    /// `lea register, [rip + ...]` of an HVA.
+    pub fn lea_hva(&mut self, register: Register, hva: u64) {
+        self.lea(register, MemoryOperand::with_base_displ(Register::RIP, hva as i64));
+    }
+
+    /// `jmp` to an HVA with a 32-bit displacement; gives the offset of the displacement.
+    pub fn jmp(&mut self, hva: u64) -> usize {
+        self.raw(&[0xe9]);
+        self.displacement(hva)
+    }
+
+    /// `jcc` to an HVA with a 32-bit displacement; gives the offset of the displacement.
+    pub fn jcc(&mut self, condition: u8, hva: u64) -> usize {
+        self.raw(&[0x0f, 0x80 | condition]);
+        self.displacement(hva)
+    }
+
+    fn displacement(&mut self, hva: u64) -> usize {
+        let at = self.bytes.len();
+        let distance = hva.wrapping_sub(self.here() + 4) as i32;
+        self.raw(&distance.to_le_bytes());
+        at
+    }
+
+    /// Points a displacement emitted by [`Assembler::jmp`] or [`Assembler::jcc`] here.
+    pub fn bind(&mut self, displacement: usize) {
+        let distance = (self.bytes.len() - displacement - 4) as i32;
+        self.bytes[displacement..displacement + 4].copy_from_slice(&distance.to_le_bytes());
+    }
+
+    /// `jrcxz` over what follows until [`Assembler::bind_short`]; no flags.
+    pub fn jrcxz(&mut self) -> usize {
+        self.raw(&[0xe3, 0]);
+        self.bytes.len() - 1
+    }
+
+    /// `jmp short`, bound by [`Assembler::bind_short`].
+    pub fn jmp_short(&mut self) -> usize {
+        self.raw(&[0xeb, 0]);
+        self.bytes.len() - 1
+    }
+
+    /// Points a short displacement here.
+    ///
+    /// # Panics
+    /// If it is too far.
+    pub fn bind_short(&mut self, displacement: usize) {
+        let distance = self.bytes.len() - displacement - 1;
+        self.bytes[displacement] = i8::try_from(distance).expect("a short jump") as u8;
+    }
+
+    /// `jmp qword slot`
+    pub fn jmp_slot(&mut self, slot: Slot) {
+        let memory = self.frame(slot);
+        self.with1(Code::Jmp_rm64, memory);
+    }
+
+    /// `push slot` on the stack RSP points to.
+    pub fn push_slot(&mut self, slot: Slot) {
+        let memory = self.frame(slot);
+        self.with1(Code::Push_rm64, memory);
+    }
+
+    /// `pop slot`
+    pub fn pop_slot(&mut self, slot: Slot) {
+        let memory = self.frame(slot);
+        self.with1(Code::Pop_rm64, memory);
+    }
+
+    /// An instruction with one register operand.
+    pub fn reg1(&mut self, code: Code, register: Register) {
+        self.with1(code, register);
+    }
+
+    /// An instruction without operands.
+    pub fn op(&mut self, code: Code) {
+        self.put(&Instruction::with(code));
+    }
+
+    /// HVA of the frame slot.
+    pub fn slot_hva(&self, slot: Slot) -> u64 {
+        self.layout.frame + slot.0 as u64
+    }
+}
+
+enum Operand {
+    Register(Register),
+    Memory(MemoryOperand),
+}
+
+impl From<Register> for Operand {
+    fn from(register: Register) -> Self {
+        Self::Register(register)
+    }
+}
+
+impl From<MemoryOperand> for Operand {
+    fn from(memory: MemoryOperand) -> Self {
+        Self::Memory(memory)
+    }
+}
+
+/// `gs:[base + displacement]`
+pub fn biased(base: Register, displacement: i64) -> MemoryOperand {
+    MemoryOperand::new(base, Register::None, 1, displacement, 1, false, Register::GS)
+}
+
+/// `[base + index]`
+pub fn sum(base: Register, index: Register) -> MemoryOperand {
+    MemoryOperand::with_base_index(base, index)
+}
+
+/// `[base + displacement]`
+pub fn plus(base: Register, displacement: i64) -> MemoryOperand {
+    MemoryOperand::with_base_displ(base, displacement)
+}

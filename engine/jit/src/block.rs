@@ -1,0 +1,35 @@
+//! A translated block: code, how to recover state in it, and where it leads.
+
+use crate::recover::Mark;
+
+/// A direct jump out of a block, by its 32-bit displacement, that can be pointed at another block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Offset of the displacement in the block's code.
+    pub displacement: u32,
+    /// Offset of the stub it points at while unlinked.
+    pub stub: u32,
+    /// GVA it leads to.
+    pub target: u64,
+    /// RFLAGS.AC at the target, as far as this block knows.
+    pub alignment: bool,
+}
+
+/// A translated block.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// GVA of the first guest instruction.
+    pub guest: u64,
+    /// Bytes of guest code it was made from.
+    pub guest_len: u32,
+    /// The virtual RFLAGS.AC it was translated for.
+    pub alignment: bool,
+    /// HVA of the code.
+    pub host: u64,
+    /// The code.
+    pub code: Vec<u8>,
+    /// How to recover state, ascending by host offset.
+    pub marks: Vec<Mark>,
+    /// Jumps that can be linked.
+    pub links: Vec<Link>,
+}

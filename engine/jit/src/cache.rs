@@ -1,0 +1,277 @@
+//! The code cache: where blocks lie, how they are found, linked and dropped.
+//!
+//! The cache only keeps the books; what it wants written goes through [`CodeMemory`], because the
+//! memory is the monitor's writable view of what the wedge executes. Space is handed out upwards;
+//! when it is used up everything is dropped (a booted kernel fits several times over). Dropping a
+//! block unlinks every jump to it, so that a block is never reached from a stale one.
+
+use crate::{
+    Layout, Request, Untranslatable,
+    block::Block,
+    recover::{Mark, mark_at},
+    stubs, translate,
+};
+use std::collections::{BTreeMap, HashMap};
+
+/// The monitor's view of the code cache and the indirect-jump tables.
+pub trait CodeMemory {
+    /// Writes code at an offset into the cache.
+    fn write_code(&mut self, offset: u64, bytes: &[u8]);
+    /// Writes a word at an offset into the tables.
+    fn write_table(&mut self, offset: u64, value: u64);
+}
+
+/// A block's identity: GVA and virtual RFLAGS.AC.
+type Key = (u64, bool);
+
+/// Why a block could not be provided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The first instruction does not lie wholly in the bytes.
+    Untranslatable,
+    /// No room: call [`Cache::clear`] and try again.
+    Full,
+}
+
+impl From<Untranslatable> for Refused {
+    fn from(_: Untranslatable) -> Self {
+        Self::Untranslatable
+    }
+}
+
+/// A placed block.
+struct Placed {
+    key: Key,
+    guest_len: u32,
+    host: u64,
+    len: u32,
+    marks: Vec<Mark>,
+    links: Vec<crate::Link>,
+    /// RAM offset of the page its bytes come from.
+    page: u64,
+}
+
+/// What the cache has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Blocks translated.
+    pub translated: u64,
+    /// Jumps pointed at a block.
+    pub linked: u64,
+    /// Blocks dropped because their page was written.
+    pub dropped: u64,
+    /// Times everything was dropped.
+    pub cleared: u64,
+}
+
+/// The books of the code cache.
+pub struct Cache {
+    layout: Layout,
+    next: u64,
+    /// By host address.
+    blocks: BTreeMap<u64, Placed>,
+    by_guest: HashMap<Key, u64>,
+    by_page: HashMap<u64, Vec<u64>>,
+    /// Displacements (offset in the cache) that point at a block, with the stub they came from.
+    incoming: HashMap<u64, Vec<Incoming>>,
+    /// What happened.
+    pub counters: Counters,
+}
+
+#[derive(Clone, Copy)]
+struct Incoming {
+    /// HVA of the displacement.
+    site: u64,
+    /// HVA it pointed at while unlinked.
+    stub: u64,
+}
+
+/// Where a host PC stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// GVA of the guest instruction.
+    pub guest: u64,
+    /// Offset of the PC from the mark's first byte.
+    pub into: u32,
+    /// The mark.
+    pub mark: Mark,
+}
+
+impl Position {
+    /// The PC is an exact guest instruction boundary.
+    pub fn exact(&self) -> bool {
+        self.into == 0 && self.mark.boundary
+    }
+}
+
+impl Cache {
+    /// An empty cache; writes the fixed routines.
+    pub fn new(layout: Layout, memory: &mut impl CodeMemory) -> Self {
+        memory.write_code(0, &stubs::generate(&layout));
+        let mut cache = Self {
+            layout,
+            next: stubs::LEN,
+            blocks: BTreeMap::new(),
+            by_guest: HashMap::new(),
+            by_page: HashMap::new(),
+            incoming: HashMap::new(),
+            counters: Counters::default(),
+        };
+        cache.reset_table(memory);
+        cache
+    }
+
+    /// Slot 0 must not match address zero: its empty key is one no address of that slot negates to.
+    fn reset_table(&mut self, memory: &mut impl CodeMemory) {
+        for alignment in [false, true] {
+            let table = stubs::table(&self.layout, alignment) - self.layout.table;
+            memory.write_table(table, 1);
+        }
+    }
+
+    /// HVA of the block for a guest address, if there is one.
+    pub fn find(&self, guest: u64, alignment: bool) -> Option<u64> {
+        self.by_guest.get(&(guest, alignment)).copied()
+    }
+
+    /// Translates the bytes at `guest` and places the block. `page` is the RAM offset of the page
+    /// the bytes come from, for [`Cache::drop_page`].
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    pub fn add(
+        &mut self,
+        memory: &mut impl CodeMemory,
+        guest: u64,
+        bytes: &[u8],
+        alignment: bool,
+        page: u64,
+    ) -> Result<u64, Refused> {
+        let host = self.layout.cache + self.next;
+        let cache_offset = self.next as u32;
+        let request = Request { guest, bytes, alignment, host, cache_offset };
+        let block = translate(&self.layout, &request)?;
+        if self.next + block.code.len() as u64 + 16 > self.layout.cache_len {
+            return Err(Refused::Full);
+        }
+        memory.write_code(self.next, &block.code);
+        self.next = (self.next + block.code.len() as u64).next_multiple_of(16);
+        self.counters.translated += 1;
+        self.enter(memory, block, page);
+        Ok(host)
+    }
+
+    fn enter(&mut self, memory: &mut impl CodeMemory, block: Block, page: u64) {
+        let key = (block.guest, block.alignment);
+        self.by_guest.insert(key, block.host);
+        self.by_page.entry(page).or_default().push(block.host);
+        let placed = Placed {
+            key,
+            guest_len: block.guest_len,
+            host: block.host,
+            len: block.code.len() as u32,
+            marks: block.marks,
+            links: block.links,
+            page,
+        };
+        self.blocks.insert(placed.host, placed);
+        self.publish(memory, key.0, key.1);
+    }
+
+    /// Lets indirect jumps find the block for a guest address again, after another one with the same
+    /// low address bits had taken its place in the table.
+    pub fn publish(&self, memory: &mut impl CodeMemory, guest: u64, alignment: bool) {
+        if let Some(host) = self.find(guest, alignment) {
+            let (keys, values) = self.table_words((guest, alignment));
+            memory.write_table(values, host);
+            memory.write_table(keys, guest.wrapping_neg());
+        }
+    }
+
+    fn table_words(&self, key: Key) -> (u64, u64) {
+        let table = stubs::table(&self.layout, key.1) - self.layout.table;
+        let (keys, values) = stubs::table_slot(key.0);
+        (table + keys as u64, table + values as u64)
+    }
+
+    /// Points the jump whose displacement is at `site` (an offset into the cache, from an exit) at
+    /// the block for its target. Ignored unless the site is really a jump of a live block.
+    pub fn link(&mut self, memory: &mut impl CodeMemory, site: u32) {
+        let at = self.layout.cache + u64::from(site);
+        let Some(from) = self.block_at(at) else { return };
+        let offset = (at - from.host) as u32;
+        let Some(link) = from.links.iter().find(|l| l.displacement == offset) else { return };
+        let stub = from.host + u64::from(link.stub);
+        let Some(to) = self.find(link.target, link.alignment) else { return };
+        self.point(memory, at, to);
+        self.incoming.entry(to).or_default().push(Incoming { site: at, stub });
+        self.counters.linked += 1;
+    }
+
+    /// Makes the displacement at HVA `site` lead to HVA `to`.
+    fn point(&self, memory: &mut impl CodeMemory, site: u64, to: u64) {
+        let distance = to.wrapping_sub(site + 4) as i32;
+        memory.write_code(site - self.layout.cache, &distance.to_le_bytes());
+    }
+
+    fn block_at(&self, hva: u64) -> Option<&Placed> {
+        let (_, block) = self.blocks.range(..=hva).next_back()?;
+        (hva < block.host + u64::from(block.len)).then_some(block)
+    }
+
+    /// The guest instruction a host PC belongs to.
+    pub fn position(&self, pc: u64) -> Option<Position> {
+        let block = self.block_at(pc)?;
+        let offset = (pc - block.host) as u32;
+        let mark = mark_at(&block.marks, offset)?;
+        let guest = block.key.0 + u64::from(mark.guest);
+        Some(Position { guest, into: offset - mark.host, mark: *mark })
+    }
+
+    /// Drops every block made from the RAM page at `page`.
+    pub fn drop_page(&mut self, memory: &mut impl CodeMemory, page: u64) {
+        for host in self.by_page.remove(&page).unwrap_or_default() {
+            self.drop_block(memory, host);
+        }
+    }
+
+    fn drop_block(&mut self, memory: &mut impl CodeMemory, host: u64) {
+        let Some(block) = self.blocks.remove(&host) else { return };
+        self.counters.dropped += 1;
+        if self.by_guest.get(&block.key) == Some(&host) {
+            self.by_guest.remove(&block.key);
+        }
+        let (keys, _) = self.table_words(block.key);
+        memory.write_table(keys, u64::from(block.key.0 & 0xffff == 0));
+        for incoming in self.incoming.remove(&host).unwrap_or_default() {
+            if self.block_at(incoming.site).is_some() {
+                self.point(memory, incoming.site, incoming.stub);
+            }
+        }
+    }
+
+    /// Drops everything.
+    pub fn clear(&mut self, memory: &mut impl CodeMemory) {
+        let keys: Vec<Key> = self.by_guest.keys().copied().collect();
+        for key in keys {
+            let (word, _) = self.table_words(key);
+            memory.write_table(word, u64::from(key.0 & 0xffff == 0));
+        }
+        self.blocks.clear();
+        self.by_guest.clear();
+        self.by_page.clear();
+        self.incoming.clear();
+        self.next = stubs::LEN;
+        self.counters.cleared += 1;
+    }
+
+    /// Blocks, and bytes of code in use.
+    pub fn size(&self) -> (usize, u64) {
+        (self.blocks.len(), self.next)
+    }
+
+    /// GVA and length in bytes of the guest code of the block a host PC lies in.
+    pub fn source(&self, pc: u64) -> Option<(u64, u32, u64)> {
+        self.block_at(pc).map(|b| (b.key.0, b.guest_len, b.page))
+    }
+}

@@ -1,0 +1,159 @@
+//! RFLAGS: the status flags, DF and ID are the host's; IF and AC are words of the frame.
+
+use super::Emitter;
+use crate::{
+    asm::{biased, slot, spill},
+    recover::Fixes,
+    rules::Rule,
+    translate::Flow,
+};
+use frame::{ExitKind, Frame};
+use iced_x86::{Code, Instruction, MemoryOperand, Register};
+use x86::flags;
+
+/// Flags that translated code keeps in the host's RFLAGS.
+pub(crate) const IN_HOST: u64 = flags::STATUS | flags::DF | flags::ID;
+/// Bits POPFQ may load without a call-out.
+const POPPABLE: u64 = IN_HOST | flags::IF | flags::FIXED;
+
+impl Emitter<'_> {
+    pub(super) fn clear_interrupts(&mut self) -> Flow {
+        self.asm.store_imm(slot!(interrupt_flag), 0);
+        Flow::On
+    }
+
+    /// Interrupts are taken after the instruction that follows STI. Where that one leaves the
+    /// block, the interpreter does the STI, and does it exactly.
+    pub(super) fn set_interrupts(&mut self, insn: &Instruction, follower: Option<Rule>) -> Flow {
+        if !follower.is_some_and(stays) {
+            return self.call_out(insn.ip());
+        }
+        self.asm.store_imm(slot!(interrupt_flag), flags::IF as i32);
+        self.shadow = true;
+        Flow::On
+    }
+
+    pub(super) fn set_alignment(&mut self, on: bool) -> Flow {
+        let value = if on { flags::AC as i32 } else { 0 };
+        self.asm.store_imm(slot!(alignment_flag), value);
+        self.alignment = on;
+        Flow::On
+    }
+
+    /// Leaves if an interrupt is pending; the virtual IF is set.
+    pub(super) fn check_pending(&mut self, next: u64) {
+        self.mark_restored();
+        self.asm.store(spill(0), Register::RCX);
+        self.asm.load(Register::RCX, slot!(pending));
+        let none = self.asm.jrcxz();
+        self.asm.load(Register::RCX, spill(0));
+        self.exit(ExitKind::InterruptWindow, 0, next);
+        self.asm.bind_short(none);
+        self.asm.load(Register::RCX, spill(0));
+    }
+
+    /// The following bytes belong to the end of the instruction: no fault can happen in them.
+    fn mark_restored(&mut self) {
+        self.mark(false, Fixes::default());
+    }
+
+    pub(super) fn push_flags(&mut self) -> Flow {
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, Register::RAX);
+        self.put_aside(&mut fixes, 1, Register::RCX);
+        self.on_own_stack(&mut fixes, |e| {
+            e.asm.op(Code::Pushfq);
+            e.asm.reg1(Code::Pop_r64, Register::RAX);
+        });
+        self.asm.load(Register::RCX, slot!(interrupt_flag));
+        // In user mode PUSHF always shows IF set.
+        let constant = if self.alignment { flags::AC } else { 0 } as i64 - flags::IF as i64;
+        let merged = MemoryOperand::with_base_index_scale_displ_size(
+            Register::RAX,
+            Register::RCX,
+            1,
+            constant,
+            8,
+        );
+        self.asm.lea(Register::RAX, merged);
+        self.asm.store_mem(biased(Register::RSP, -8), Register::RAX);
+        self.asm.load(Register::RAX, spill(0));
+        self.asm.load(Register::RCX, spill(1));
+        self.lower_stack();
+        Flow::On
+    }
+
+    /// All status flags are replaced, so they are free once the value has been read.
+    pub(super) fn pop_flags(&mut self, insn: &Instruction) -> Flow {
+        if self.alignment {
+            return self.call_out(insn.ip());
+        }
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, Register::RAX);
+        self.put_aside(&mut fixes, 1, Register::RCX);
+        self.asm.load_mem(Register::RAX, biased(Register::RSP, 0));
+        self.with_imm(Code::Test_rm32_imm32, Register::EAX, !(POPPABLE as u32));
+        let usual = self.asm.jcc(4, 0);
+        self.asm.load(Register::RAX, spill(0));
+        self.asm.load(Register::RCX, spill(1));
+        self.call_out(insn.ip());
+        self.asm.bind(usual);
+        self.asm.mov(Register::RCX, Register::RAX);
+        self.with_imm(Code::And_rm32_imm32, Register::ECX, flags::IF as u32);
+        self.asm.store(slot!(interrupt_flag), Register::RCX);
+        self.with_imm(Code::And_rm32_imm32, Register::EAX, IN_HOST as u32);
+        self.on_own_stack(&mut fixes, |e| {
+            e.asm.reg1(Code::Push_r64, Register::RAX);
+            e.asm.op(Code::Popfq);
+        });
+        self.raise_stack(8);
+        self.leave_if_open(insn.next_ip());
+        Flow::On
+    }
+
+    /// RCX holds the new IF, RAX and RCX are put aside: leaves if an interrupt can be taken.
+    fn leave_if_open(&mut self, next: u64) {
+        let closed = self.asm.jrcxz();
+        self.asm.load(Register::RCX, slot!(pending));
+        let none = self.asm.jrcxz();
+        self.asm.load(Register::RAX, spill(0));
+        self.asm.load(Register::RCX, spill(1));
+        self.exit(ExitKind::InterruptWindow, 0, next);
+        self.asm.bind_short(closed);
+        self.asm.bind_short(none);
+        self.asm.load(Register::RAX, spill(0));
+        self.asm.load(Register::RCX, spill(1));
+    }
+
+    fn with_imm(&mut self, code: Code, register: Register, value: u32) {
+        let insn = Instruction::with2(code, register, value);
+        self.asm.put(&insn.expect("an immediate form"));
+    }
+
+    /// Runs host stack instructions on the frame's small stack: RSP is put aside.
+    fn on_own_stack(&mut self, fixes: &mut Fixes, body: impl FnOnce(&mut Self)) {
+        self.put_aside(fixes, 2, Register::RSP);
+        let top = self.layout.frame
+            + (core::mem::offset_of!(Frame, stack) + size_of::<[u64; 8]>()) as u64;
+        self.asm.lea_hva(Register::RSP, top);
+        body(self);
+        self.asm.load(Register::RSP, spill(2));
+        fixes.spilled[2] = None;
+        self.mark(false, *fixes);
+    }
+}
+
+/// The block goes on after an instruction with this rule, so a check can follow it.
+fn stays(rule: Rule) -> bool {
+    matches!(
+        rule,
+        Rule::Copy
+            | Rule::Memory
+            | Rule::PerCpu
+            | Rule::Push
+            | Rule::Pop
+            | Rule::Leave
+            | Rule::PushFlags
+            | Rule::SetAlignment(_)
+    )
+}

@@ -1,0 +1,171 @@
+//! Memory operands: through the bias, per CPU, or wherever the address says.
+
+use super::Emitter;
+use crate::{
+    asm::{slot, spill},
+    recover::Fixes,
+    translate::Flow,
+};
+use iced_x86::{Code, Instruction, MemoryOperand, Register};
+
+impl Emitter<'_> {
+    /// One memory operand in a flat segment.
+    pub(super) fn memory(&mut self, insn: &Instruction, bytes: &[u8]) -> Flow {
+        if self.alignment && !on_stack(insn) {
+            return self.memory_either(insn);
+        }
+        self.overridden(insn, bytes, Register::GS)
+    }
+
+    /// One memory operand relative to the guest's GS base.
+    pub(super) fn per_cpu(&mut self, insn: &Instruction, bytes: &[u8]) -> Flow {
+        self.overridden(insn, bytes, Register::FS)
+    }
+
+    /// The instruction with another segment.
+    fn overridden(&mut self, insn: &Instruction, bytes: &[u8], segment: Register) -> Flow {
+        if insn.is_ip_rel_memory_operand() {
+            let mut changed = *insn;
+            let done = absolute(&mut changed) && {
+                changed.set_segment_prefix(segment);
+                self.asm.try_put(&changed)
+            };
+            return if done { Flow::On } else { self.call_out(insn.ip()) };
+        }
+        match with_prefix(bytes, segment) {
+            Some(changed) => {
+                self.asm.raw(&changed);
+                Flow::On
+            }
+            None => self.call_out(insn.ip()),
+        }
+    }
+
+    /// Inside STAC..CLAC the address may be the user's (as it is) or the kernel's (biased): its
+    /// sign decides, without flags.
+    fn memory_either(&mut self, insn: &Instruction) -> Flow {
+        let [address, bias] = self.scratch(insn);
+        if bias == Register::None || insn.memory_displ_size() == 2 {
+            return self.call_out(insn.ip());
+        }
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, address);
+        self.put_aside(&mut fixes, 1, bias);
+        self.effective_address(insn, address);
+        self.bias_for(address, bias);
+        let mut changed = *insn;
+        changed.set_memory_base(address);
+        changed.set_memory_index(bias);
+        changed.set_memory_index_scale(1);
+        changed.set_memory_displ_size(0);
+        changed.set_memory_displacement64(0);
+        changed.set_segment_prefix(Register::None);
+        if !self.asm.try_put(&changed) {
+            self.asm.load(address, spill(0));
+            self.asm.load(bias, spill(1));
+            return self.call_out(insn.ip());
+        }
+        self.asm.load(address, spill(0));
+        self.asm.load(bias, spill(1));
+        Flow::On
+    }
+
+    /// The address of a flat memory operand into a register.
+    pub(super) fn effective_address(&mut self, insn: &Instruction, into: Register) {
+        if insn.is_ip_rel_memory_operand() {
+            self.asm.mov_imm(into, insn.ip_rel_memory_address());
+            return;
+        }
+        let memory = operand(insn, Register::None);
+        self.asm.lea(into, memory);
+    }
+
+    /// `bias` := the bias if bit 63 of `address` is set, else zero.
+    pub(super) fn bias_for(&mut self, address: Register, bias: Register) {
+        self.asm.mov_imm(bias, 63);
+        let sign = Instruction::with3(Code::VEX_Sarx_r64_rm64_r64, bias, address, bias);
+        self.asm.put(&sign.expect("sarx"));
+        let hva = self.asm.slot_hva(slot!(bias));
+        let mask = MemoryOperand::with_base_displ(Register::RIP, hva as i64);
+        // -1 deposits all bits of the mask, 0 none.
+        let deposit = Instruction::with3(Code::VEX_Pdep_r64_r64_rm64, bias, bias, mask);
+        self.asm.put(&deposit.expect("pdep"));
+    }
+
+    /// LEA of a RIP-relative address.
+    pub(super) fn load_address(&mut self, insn: &Instruction) -> Flow {
+        let to = insn.op0_register();
+        if to.is_gpr64() {
+            self.asm.mov_imm(to, insn.ip_rel_memory_address());
+            return Flow::On;
+        }
+        self.call_out(insn.ip())
+    }
+
+    /// Loads the operand of an indirect branch or a PUSH into `into`, which may be one of its own
+    /// address registers.
+    pub(super) fn load_operand(&mut self, insn: &Instruction, into: Register) -> bool {
+        if insn.op0_kind() == iced_x86::OpKind::Register {
+            self.asm.mov(into, insn.op0_register());
+            return true;
+        }
+        if self.alignment && !on_stack(insn) {
+            return false;
+        }
+        let mut changed = *insn;
+        if insn.is_ip_rel_memory_operand() && !absolute(&mut changed) {
+            return false;
+        }
+        self.asm.load_mem(into, operand(&changed, Register::GS));
+        true
+    }
+}
+
+/// Addressed by RSP: the kernel's stack, also inside STAC..CLAC.
+pub(super) fn on_stack(insn: &Instruction) -> bool {
+    insn.memory_base() == Register::RSP
+}
+
+fn operand(insn: &Instruction, segment: Register) -> MemoryOperand {
+    MemoryOperand::new(
+        insn.memory_base(),
+        insn.memory_index(),
+        insn.memory_index_scale(),
+        insn.memory_displacement64() as i64,
+        if insn.memory_displ_size() == 0 { 0 } else { 8 },
+        false,
+        segment,
+    )
+}
+
+/// Makes a RIP-relative operand absolute; false if its address does not sign-extend from 32 bits.
+fn absolute(insn: &mut Instruction) -> bool {
+    let address = insn.ip_rel_memory_address();
+    insn.set_memory_base(Register::None);
+    insn.set_memory_displ_size(8);
+    insn.set_memory_displacement64(address);
+    i32::try_from(address as i64).is_ok()
+}
+
+/// The bytes with the segment override replaced; `None` if they would get too long.
+fn with_prefix(bytes: &[u8], segment: Register) -> Option<Vec<u8>> {
+    let prefix = if segment == Register::GS { 0x65 } else { 0x64 };
+    let legacy = bytes.iter().take_while(|b| is_legacy_prefix(**b)).count();
+    let kept = bytes[..legacy].iter().filter(|b| !is_segment_override(**b));
+    let changed: Vec<u8> =
+        std::iter::once(&prefix).chain(kept).chain(&bytes[legacy..]).copied().collect();
+    (changed.len() <= 15).then_some(changed)
+}
+
+fn is_segment_override(byte: u8) -> bool {
+    matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65)
+}
+
+fn is_legacy_prefix(byte: u8) -> bool {
+    is_segment_override(byte) || matches!(byte, 0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3)
+}
+
+/// The string instruction's bytes with a GS override, for the caller in `string`.
+pub(super) fn with_gs(bytes: &[u8]) -> Option<Vec<u8>> {
+    with_prefix(bytes, Register::GS)
+}

@@ -1,0 +1,189 @@
+//! The sequences, one file per kind of instruction.
+
+mod branch;
+mod flags;
+mod memory;
+mod stack;
+mod string;
+
+use crate::{
+    Layout,
+    asm::{Assembler, Slot, register, slot, spill},
+    block::{Block, Link},
+    recover::{Fixes, Mark},
+    rules::{Rule, rule},
+    stubs::Stubs,
+    translate::{Flow, Request},
+};
+use frame::ExitKind;
+use iced_x86::{Code, Instruction, InstructionInfoFactory, MemoryOperand, Register};
+
+/// Builds one block.
+pub(crate) struct Emitter<'a> {
+    pub asm: Assembler,
+    layout: &'a Layout,
+    request: &'a Request<'a>,
+    stubs: Stubs,
+    marks: Vec<Mark>,
+    links: Vec<Link>,
+    /// Offset of the current guest instruction.
+    guest: u32,
+    /// The virtual RFLAGS.AC here.
+    alignment: bool,
+    /// An STI has just been emitted: look for pending interrupts after the next instruction.
+    shadow: bool,
+}
+
+impl<'a> Emitter<'a> {
+    pub fn new(layout: &'a Layout, request: &'a Request<'a>) -> Self {
+        Self {
+            asm: Assembler::new(*layout, request.host),
+            layout,
+            request,
+            stubs: Stubs::of(layout),
+            marks: Vec::new(),
+            links: Vec::new(),
+            guest: 0,
+            alignment: request.alignment,
+            shadow: false,
+        }
+    }
+
+    /// Emits one guest instruction.
+    pub fn instruction(
+        &mut self,
+        insn: &Instruction,
+        bytes: &[u8],
+        follower: Option<Rule>,
+    ) -> Flow {
+        self.guest = (insn.ip() - self.request.guest) as u32;
+        self.mark(true, Fixes::default());
+        let shadow = std::mem::take(&mut self.shadow);
+        let flow = self.apply(rule(insn), insn, bytes, follower);
+        if shadow && flow == Flow::On {
+            self.check_pending(insn.next_ip());
+        }
+        flow
+    }
+
+    fn apply(
+        &mut self,
+        rule: Rule,
+        insn: &Instruction,
+        bytes: &[u8],
+        follower: Option<Rule>,
+    ) -> Flow {
+        match rule {
+            Rule::Copy => self.copy(bytes),
+            Rule::Memory => self.memory(insn, bytes),
+            Rule::PerCpu => self.per_cpu(insn, bytes),
+            Rule::LoadAddress => self.load_address(insn),
+            Rule::Push => self.push(insn),
+            Rule::Pop => self.pop(insn),
+            Rule::Leave => self.leave(),
+            Rule::PushFlags => self.push_flags(),
+            Rule::PopFlags => self.pop_flags(insn),
+            Rule::SetInterrupts(false) => self.clear_interrupts(),
+            Rule::SetInterrupts(true) => self.set_interrupts(insn, follower),
+            Rule::SetAlignment(on) => self.set_alignment(on),
+            Rule::String => self.string(insn, bytes),
+            Rule::Call => self.call(insn),
+            Rule::CallIndirect => self.call_indirect(insn, bytes),
+            Rule::Jump => self.jump(insn),
+            Rule::JumpIndirect => self.jump_indirect(insn, bytes),
+            Rule::Conditional => self.conditional(insn),
+            Rule::Return => self.ret(insn),
+            Rule::CallOut => self.call_out(insn.ip()),
+        }
+    }
+
+    fn copy(&mut self, bytes: &[u8]) -> Flow {
+        self.asm.raw(bytes);
+        Flow::On
+    }
+
+    /// From here on, host bytes belong to the current guest instruction with these fixes.
+    fn mark(&mut self, boundary: bool, fixes: Fixes) {
+        let host = self.asm.len() as u32;
+        self.marks.push(Mark { host, guest: self.guest, boundary, fixes });
+    }
+
+    /// Puts a guest register aside. `fixes` gathers it.
+    fn put_aside(&mut self, fixes: &mut Fixes, index: usize, register: Register) {
+        self.asm.store(spill(index), register);
+        fixes.spilled[index] = Some(register.number() as u8);
+        self.mark(false, *fixes);
+    }
+
+    /// Stores a constant to a slot, whatever its size, without a register.
+    fn store_constant(&mut self, slot: Slot, value: u64) {
+        if let Ok(small) = i32::try_from(value as i64) {
+            self.asm.store_imm(slot, small);
+            return;
+        }
+        for (at, half) in [(slot.0, value as u32), (slot.0 + 4, (value >> 32) as u32)] {
+            let hva = self.asm.slot_hva(Slot(at));
+            let memory = MemoryOperand::with_base_displ(Register::RIP, hva as i64);
+            let insn = Instruction::with2(Code::Mov_rm32_imm32, memory, half);
+            self.asm.put(&insn.expect("mov m32, imm32"));
+        }
+    }
+
+    /// Leaves translated code with RIP at `guest`.
+    fn exit(&mut self, kind: ExitKind, info: u32, guest: u64) {
+        self.store_constant(slot!(vcpu.rip), guest);
+        self.store_constant(slot!(exit_info), info.into());
+        self.asm.store_imm(slot!(exit_kind), kind as i32);
+        self.asm.jmp(self.stubs.exit);
+    }
+
+    /// Has the instruction at `guest` interpreted.
+    fn call_out(&mut self, guest: u64) -> Flow {
+        self.exit(ExitKind::CallOut, 0, guest);
+        Flow::Ends
+    }
+
+    /// Falls through to the instruction at `guest`.
+    pub fn go_on(&mut self, guest: u64) {
+        let displacement = self.asm.jmp(self.stubs.exit);
+        self.link(displacement, guest);
+    }
+
+    /// Notes a direct jump to `target`; its stub is emitted at the end.
+    fn link(&mut self, displacement: usize, target: u64) {
+        let alignment = self.alignment;
+        let displacement = displacement as u32;
+        self.links.push(Link { displacement, stub: 0, target, alignment });
+    }
+
+    /// Two registers the instruction does not use, other than RSP.
+    fn scratch(&self, insn: &Instruction) -> [Register; 2] {
+        let mut factory = InstructionInfoFactory::new();
+        let info = factory.info(insn);
+        let used =
+            |r: Register| info.used_registers().iter().any(|u| u.register().full_register() == r);
+        let mut free = (0..16).map(register).filter(|r| *r != Register::RSP && !used(*r));
+        let mut take = || free.next().unwrap_or(Register::None);
+        [take(), take()]
+    }
+
+    /// The block, ending before guest address `end`.
+    pub fn finish(mut self, end: u64) -> Block {
+        for index in 0..self.links.len() {
+            let link = self.links[index];
+            self.links[index].stub = self.asm.len() as u32;
+            self.asm.bind(link.displacement as usize);
+            let site = self.request.cache_offset + link.displacement;
+            self.exit(ExitKind::Miss, site, link.target);
+        }
+        Block {
+            guest: self.request.guest,
+            guest_len: (end - self.request.guest) as u32,
+            alignment: self.request.alignment,
+            host: self.request.host,
+            code: self.asm.finish(),
+            marks: self.marks,
+            links: self.links,
+        }
+    }
+}

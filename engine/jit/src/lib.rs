@@ -1,0 +1,46 @@
+//! The same-ISA translator for guest kernel code.
+//!
+//! Kernel addresses cannot exist in a host process, so the kernel half of the guest's address
+//! space appears at `guest + bias`, and the host's GS base holds the bias. Translated code keeps
+//! every guest register in the same host register with its exact guest value; a memory operand
+//! needs only a `gs:` prefix, and most instructions are copied. What would behave differently in
+//! user mode becomes a short sequence on the [`frame::Frame`], or a call-out to the interpreter.
+//!
+//! - [`rules`] says what becomes of an instruction; it is the one table.
+//! - [`translate()`] turns the bytes at a guest address into a [`Block`].
+//! - [`recover`] turns a host PC back into exact guest state.
+//! - [`stubs`] are the fixed routines: entry, exit, indirect jumps.
+//! - [`cache`] places blocks, links them and drops them.
+//!
+//! Two laws hold for every sequence. No status flag is changed unless the guest instruction
+//! changes it. Nothing of the guest's state is changed before the last host instruction of a
+//! sequence that can fault, except as the sequence's [`recover::Fixes`] say: so a fault anywhere
+//! can be undone to the start of the guest instruction.
+
+pub mod asm;
+pub mod block;
+pub mod cache;
+mod emit;
+pub mod recover;
+pub mod rules;
+pub mod stubs;
+mod translate;
+
+pub use block::{Block, Link};
+pub use translate::{Request, Untranslatable, translate};
+
+/// Where things are in every wedge process. All addresses are HVAs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Added to a kernel GVA to get its HVA, modulo 2^64. Only bits that `pdep` can deposit from
+    /// all ones: any value is fine.
+    pub bias: u64,
+    /// The code cache.
+    pub cache: u64,
+    /// Bytes of the code cache.
+    pub cache_len: u64,
+    /// The [`frame::Frame`]; within 2 GiB of the cache.
+    pub frame: u64,
+    /// The indirect-jump table; within 2 GiB of the cache.
+    pub table: u64,
+}

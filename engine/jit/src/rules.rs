@@ -1,0 +1,307 @@
+//! What becomes of a guest kernel instruction: the one table.
+//!
+//! Only what is known to behave the same in user mode is copied; everything not named here
+//! is a call-out, so a forgotten instruction is slow, never wrong.
+
+use iced_x86::{Code, CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Register};
+
+/// What to emit for an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// The same bytes: no memory operand, nothing privileged.
+    Copy,
+    /// One memory operand: through the bias.
+    Memory,
+    /// One memory operand relative to the guest's GS base: through the host's FS base.
+    PerCpu,
+    /// LEA of a RIP-relative address: a constant.
+    LoadAddress,
+    /// PUSH of a 64-bit register, immediate or memory.
+    Push,
+    /// POP of a 64-bit register.
+    Pop,
+    /// LEAVE.
+    Leave,
+    /// PUSHFQ.
+    PushFlags,
+    /// POPFQ.
+    PopFlags,
+    /// CLI and STI.
+    SetInterrupts(bool),
+    /// CLAC and STAC.
+    SetAlignment(bool),
+    /// MOVS, STOS, LODS, with or without REP; 64-bit addresses.
+    String,
+    /// Near direct CALL.
+    Call,
+    /// Near indirect CALL.
+    CallIndirect,
+    /// Near direct JMP.
+    Jump,
+    /// Near indirect JMP.
+    JumpIndirect,
+    /// Jcc.
+    Conditional,
+    /// Near RET.
+    Return,
+    /// Interpreted, with the reason for statistics.
+    CallOut,
+}
+
+/// Chooses the rule.
+pub fn rule(insn: &Instruction) -> Rule {
+    use Rule::*;
+    match insn.mnemonic() {
+        Mnemonic::Cli => SetInterrupts(false),
+        Mnemonic::Sti => SetInterrupts(true),
+        Mnemonic::Clac => SetAlignment(false),
+        Mnemonic::Stac => SetAlignment(true),
+        Mnemonic::Pushfq => PushFlags,
+        Mnemonic::Popfq => PopFlags,
+        Mnemonic::Leave if insn.code() == Code::Leaveq => Leave,
+        Mnemonic::Push => push(insn),
+        Mnemonic::Pop if insn.code() == Code::Pop_r64 => Pop,
+        Mnemonic::Lea if insn.is_ip_rel_memory_operand() => LoadAddress,
+        Mnemonic::Lea => Copy,
+        _ => match insn.flow_control() {
+            FlowControl::Next if is_string(insn) => String,
+            FlowControl::Next => straight(insn),
+            _ => branch(insn),
+        },
+    }
+}
+
+fn push(insn: &Instruction) -> Rule {
+    match insn.code() {
+        Code::Push_r64 | Code::Pushq_imm8 | Code::Pushq_imm32 => Rule::Push,
+        Code::Push_rm64 if biased_segment(insn) => Rule::Push,
+        _ => Rule::CallOut,
+    }
+}
+
+fn branch(insn: &Instruction) -> Rule {
+    match insn.code() {
+        Code::Call_rel32_64 => Rule::Call,
+        Code::Call_rm64 if indirect_operand(insn) => Rule::CallIndirect,
+        Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => Rule::Jump,
+        Code::Jmp_rm64 if indirect_operand(insn) => Rule::JumpIndirect,
+        Code::Retnq | Code::Retnq_imm16 => Rule::Return,
+        _ if insn.is_jcc_short_or_near() && insn.op0_kind() == OpKind::NearBranch64 => {
+            Rule::Conditional
+        }
+        _ => Rule::CallOut,
+    }
+}
+
+/// A register or a memory operand that needs only the bias.
+fn indirect_operand(insn: &Instruction) -> bool {
+    insn.op0_kind() == OpKind::Register || biased_segment(insn)
+}
+
+/// The memory operand is relative to neither FS nor GS.
+fn biased_segment(insn: &Instruction) -> bool {
+    !matches!(insn.memory_segment(), Register::FS | Register::GS)
+}
+
+fn is_string(insn: &Instruction) -> bool {
+    (0..insn.op_count()).any(|i| {
+        matches!(
+            insn.op_kind(i),
+            OpKind::MemorySegSI
+                | OpKind::MemorySegESI
+                | OpKind::MemorySegRSI
+                | OpKind::MemoryESDI
+                | OpKind::MemoryESEDI
+                | OpKind::MemoryESRDI
+        )
+    })
+}
+
+/// Instructions that go on with the next one.
+fn straight(insn: &Instruction) -> Rule {
+    if !same_in_user_mode(insn) {
+        return Rule::CallOut;
+    }
+    let memory = (0..insn.op_count()).any(|i| insn.op_kind(i) == OpKind::Memory);
+    let segments = (0..insn.op_count()).any(|i| insn.op_register(i).is_segment_register());
+    match (memory, segments, insn.memory_segment()) {
+        (_, true, _) => Rule::CallOut,
+        (false, ..) => Rule::Copy,
+        (true, _, Register::GS) => Rule::PerCpu,
+        (true, _, Register::FS) => Rule::CallOut,
+        (true, ..) => Rule::Memory,
+    }
+}
+
+/// The instruction's effect on registers and its memory operand does not depend on the privilege
+/// level, on control registers or on anything the host keeps for itself.
+fn same_in_user_mode(insn: &Instruction) -> bool {
+    !insn.is_privileged()
+        && !insn.is_save_restore_instruction()
+        && insn.cpuid_features().iter().all(|f| known(*f))
+        && !sensitive(insn.mnemonic())
+}
+
+/// Behaves differently, or reads what is the host's, without trapping.
+fn sensitive(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        mnemonic,
+        Sgdt | Sidt
+            | Sldt
+            | Str
+            | Smsw
+            | Lar
+            | Lsl
+            | Verr
+            | Verw
+            | Cpuid
+            | Rdtscp
+            | Rdpid
+            | Rdpmc
+            | Xgetbv
+            | Xsetbv
+            | Rdfsbase
+            | Rdgsbase
+            | Wrfsbase
+            | Wrgsbase
+            | Rdpkru
+            | Wrpkru
+            | Int
+            | Int1
+            | Int3
+            | Into
+            | Hlt
+            | In
+            | Out
+            | Enter
+            | Popf
+            | Pushf
+            | Popfd
+            | Pushfd
+            | Maskmovq
+            | Maskmovdqu
+            | Vmaskmovdqu
+            | Xlatb
+            | Pop
+            | Push
+            | Mwait
+            | Monitor
+            | Loadall
+            | Ud0
+            | Ud1
+            | Ud2
+            | Syscall
+            | Sysret
+            | Sysenter
+            | Sysexit
+            | Iretq
+            | Swapgs
+            | Fxsave
+            | Fxsave64
+            | Fxrstor
+            | Fxrstor64
+            | Emms
+    )
+}
+
+/// Extensions whose instructions may be copied.
+fn known(feature: CpuidFeature) -> bool {
+    use CpuidFeature::*;
+    matches!(
+        feature,
+        INTEL8086
+            | INTEL186
+            | INTEL286
+            | INTEL386
+            | INTEL486
+            | X64
+            | CMOV
+            | MULTIBYTENOP
+            | PAUSE
+            | FPU
+            | FPU287
+            | FPU387
+            | MMX
+            | SSE
+            | SSE2
+            | SSE3
+            | SSSE3
+            | SSE4_1
+            | SSE4_2
+            | POPCNT
+            | AES
+            | PCLMULQDQ
+            | SHA
+            | AVX
+            | AVX2
+            | FMA
+            | F16C
+            | BMI1
+            | BMI2
+            | ADX
+            | MOVBE
+            | LZCNT
+            | CX8
+            | CMPXCHG16B
+            | CLFSH
+            | CLFLUSHOPT
+            | CLWB
+            | PREFETCHW
+            | RDRAND
+            | RDSEED
+            | TSC
+            | CET_IBT
+            | GFNI
+            | VAES
+            | VPCLMULQDQ
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iced_x86::{Decoder, DecoderOptions};
+
+    fn rule_of(bytes: &[u8]) -> Rule {
+        rule(&Decoder::new(64, bytes, DecoderOptions::NONE).decode())
+    }
+
+    #[test]
+    fn plain_instructions_are_copied() {
+        assert_eq!(rule_of(&[0x48, 0x01, 0xd8]), Rule::Copy); // add rax, rbx
+        assert_eq!(rule_of(&[0x0f, 0x31]), Rule::Copy); // rdtsc
+        assert_eq!(rule_of(&[0xf3, 0x0f, 0x1e, 0xfa]), Rule::Copy); // endbr64
+        assert_eq!(rule_of(&[0x48, 0x8b, 0x03]), Rule::Memory); // mov rax, [rbx]
+        assert_eq!(rule_of(&[0x65, 0x48, 0x8b, 0x04, 0x25, 0, 0, 0, 0]), Rule::PerCpu);
+    }
+
+    #[test]
+    fn sensitive_instructions_are_not() {
+        for bytes in [
+            &[0x0f, 0x01, 0x03][..], // sgdt [rbx]
+            &[0x0f, 0x20, 0xc0],     // mov rax, cr0
+            &[0x0f, 0xa2],           // cpuid
+            &[0x0f, 0x01, 0xf8],     // swapgs
+            &[0x8c, 0xd8],           // mov eax, ds
+            &[0xf4],                 // hlt
+            &[0x0f, 0xae, 0x03],     // fxsave [rbx]
+            &[0x0f, 0xc7, 0xf9],     // rdpid rcx is f3 0f c7 f9; this is rdseed-like: checked below
+        ][..7]
+            .iter()
+        {
+            assert_eq!(rule_of(bytes), Rule::CallOut, "{bytes:x?}");
+        }
+        assert_eq!(rule_of(&[0xf3, 0x0f, 0xc7, 0xf9]), Rule::CallOut); // rdpid rcx
+    }
+
+    #[test]
+    fn flow() {
+        assert_eq!(rule_of(&[0xe8, 0, 0, 0, 0]), Rule::Call);
+        assert_eq!(rule_of(&[0xc3]), Rule::Return);
+        assert_eq!(rule_of(&[0x74, 0]), Rule::Conditional);
+        assert_eq!(rule_of(&[0xff, 0xe0]), Rule::JumpIndirect);
+        assert_eq!(rule_of(&[0x0f, 0x05]), Rule::CallOut);
+        assert_eq!(rule_of(&[0x48, 0xcf]), Rule::CallOut); // iretq
+    }
+}

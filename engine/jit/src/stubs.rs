@@ -1,0 +1,145 @@
+//! The fixed routines at the start of the code cache: entry, exit and indirect jumps.
+//!
+//! They lie at fixed distances so that blocks can jump to them before anything is linked.
+
+use crate::{
+    Layout,
+    asm::{Assembler, gpr, register, slot, spill, sum},
+};
+use frame::ExitKind;
+use iced_x86::{Code, Instruction, MemoryOperand, Register};
+
+/// Bytes reserved for the routines.
+pub const LEN: u64 = 4096;
+/// Slots of one indirect-jump table: one for each value of an address's low 16 bits.
+pub const TABLE_SLOTS: usize = 1 << 16;
+/// Bytes of one table: a word of keys and a word of values a slot.
+pub const TABLE_LEN: usize = TABLE_SLOTS * 16;
+
+/// HVAs of the routines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stubs {
+    /// `extern "C" fn()`: loads the guest's registers and jumps to `Frame::jump`; returns
+    /// when translated code exits.
+    pub enter: u64,
+    /// Stores the guest's registers and returns to the caller of `enter`.
+    pub exit: u64,
+    /// Jumps to the block for the GVA in RAX (the guest's RAX is in spill slot 0), for the
+    /// virtual AC clear and set.
+    pub indirect: [u64; 2],
+}
+
+impl Stubs {
+    /// Where the routines are.
+    pub fn of(layout: &Layout) -> Self {
+        let at = |n: u64| layout.cache + n * (LEN / 4);
+        Self { enter: at(0), exit: at(1), indirect: [at(2), at(3)] }
+    }
+}
+
+/// HVA of the indirect-jump table for a value of the virtual AC.
+pub fn table(layout: &Layout, alignment: bool) -> u64 {
+    layout.table + if alignment { TABLE_LEN as u64 } else { 0 }
+}
+
+/// Byte offsets, in its table, of the key (the negated GVA) and the value (the HVA) for a GVA.
+pub fn table_slot(guest: u64) -> (usize, usize) {
+    let index = guest as usize & (TABLE_SLOTS - 1);
+    (index * 8, (TABLE_SLOTS + index) * 8)
+}
+
+/// The routines' code, [`LEN`] bytes.
+pub fn generate(layout: &Layout) -> Vec<u8> {
+    let stubs = Stubs::of(layout);
+    let mut all = Vec::with_capacity(LEN as usize);
+    let routines = [
+        enter(layout, stubs.enter),
+        exit(layout, stubs.exit),
+        indirect(layout, &stubs, false),
+        indirect(layout, &stubs, true),
+    ];
+    for mut code in routines {
+        assert!(code.len() <= LEN as usize / 4, "a routine outgrew its place");
+        code.resize(LEN as usize / 4, 0xcc);
+        all.append(&mut code);
+    }
+    all
+}
+
+const SAVED: [Register; 6] =
+    [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
+
+fn enter(layout: &Layout, at: u64) -> Vec<u8> {
+    let mut a = Assembler::new(*layout, at);
+    for r in SAVED {
+        a.reg1(Code::Push_r64, r);
+    }
+    a.store(slot!(host_rsp), Register::RSP);
+    a.reg1(Code::Rdfsbase_r64, Register::RAX);
+    a.store(slot!(host_fs), Register::RAX);
+    a.reg1(Code::Rdgsbase_r64, Register::RAX);
+    a.store(slot!(host_gs), Register::RAX);
+    a.load(Register::RAX, slot!(bias));
+    a.reg1(Code::Wrgsbase_r64, Register::RAX);
+    a.load(Register::RAX, slot!(percpu));
+    a.reg1(Code::Wrfsbase_r64, Register::RAX);
+    a.push_slot(slot!(host_flags));
+    a.op(Code::Popfq);
+    for index in 0..16 {
+        a.load(register(index), gpr(index));
+    }
+    a.jmp_slot(slot!(jump));
+    a.finish()
+}
+
+fn exit(layout: &Layout, at: u64) -> Vec<u8> {
+    let mut a = Assembler::new(*layout, at);
+    for index in 0..16 {
+        a.store(gpr(index), register(index));
+    }
+    a.load(Register::RSP, slot!(host_rsp));
+    a.op(Code::Pushfq);
+    a.pop_slot(slot!(host_flags));
+    a.op(Code::Cld);
+    a.load(Register::RAX, slot!(host_fs));
+    a.reg1(Code::Wrfsbase_r64, Register::RAX);
+    a.load(Register::RAX, slot!(host_gs));
+    a.reg1(Code::Wrgsbase_r64, Register::RAX);
+    for r in SAVED.into_iter().rev() {
+        a.reg1(Code::Pop_r64, r);
+    }
+    a.op(Code::Retnq);
+    a.finish()
+}
+
+/// The key is compared by adding the address to its stored negation: zero means equal, and no
+/// flag is touched.
+fn indirect(layout: &Layout, stubs: &Stubs, alignment: bool) -> Vec<u8> {
+    let (target, index, word) = (Register::RAX, Register::RDX, Register::RCX);
+    let keys = table(layout, alignment);
+    let mut a = Assembler::new(*layout, stubs.indirect[usize::from(alignment)]);
+    a.store(spill(1), word);
+    a.store(spill(2), index);
+    let low = Instruction::with2(Code::Movzx_r32_rm16, Register::EDX, Register::AX);
+    a.put(&low.expect("movzx r32, r16"));
+    a.lea_hva(word, keys);
+    a.load_mem(word, MemoryOperand::with_base_index_scale(word, index, 8));
+    a.lea(word, sum(word, target));
+    let hit = a.jrcxz();
+    a.store(slot!(vcpu.rip), target);
+    a.load(index, spill(2));
+    a.load(word, spill(1));
+    a.load(target, spill(0));
+    a.store_imm(slot!(exit_info), 0);
+    a.store_imm(slot!(exit_kind), ExitKind::Miss as i32);
+    a.jmp(stubs.exit);
+    a.bind_short(hit);
+    a.lea_hva(word, keys + TABLE_SLOTS as u64 * 8);
+    a.load_mem(word, MemoryOperand::with_base_index_scale(word, index, 8));
+    a.store(slot!(jump), word);
+    a.load(index, spill(2));
+    a.load(word, spill(1));
+    a.load(target, spill(0));
+    a.jmp_slot(slot!(jump));
+    a.finish()
+}

@@ -1,0 +1,80 @@
+//! Guest bytes to a block.
+
+use crate::{
+    Layout,
+    block::Block,
+    emit::Emitter,
+    rules::{Rule, rule},
+};
+use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
+
+/// Guest instructions in a block at the most.
+const MAX_INSTRUCTIONS: usize = 64;
+
+/// What to translate.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// GVA of the first instruction.
+    pub guest: u64,
+    /// The bytes there, as far as they may be used (to the end of the page, say).
+    pub bytes: &'a [u8],
+    /// The virtual RFLAGS.AC: user memory may be accessed.
+    pub alignment: bool,
+    /// HVA the code will lie at.
+    pub host: u64,
+    /// Offset of `host` in the code cache.
+    pub cache_offset: u32,
+}
+
+/// Not even the first instruction lies wholly in the given bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Untranslatable;
+
+/// How a block goes on after an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// With the next instruction.
+    On,
+    /// Not at all: the emitted code leaves it.
+    Ends,
+}
+
+/// Translates a block.
+///
+/// # Errors
+/// If the first instruction does not lie wholly in the bytes.
+pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untranslatable> {
+    let mut decoder = Decoder::with_ip(64, request.bytes, request.guest, DecoderOptions::NONE);
+    let mut emitter = Emitter::new(layout, request);
+    let mut end = request.guest;
+    for _ in 0..MAX_INSTRUCTIONS {
+        let Some(insn) = next(&mut decoder) else { break };
+        end = insn.next_ip();
+        let offset = (insn.ip() - request.guest) as usize;
+        let after = offset + insn.len();
+        let bytes = &request.bytes[offset..after];
+        if emitter.instruction(&insn, bytes, follower(request.bytes, after)) == Flow::Ends {
+            return Ok(emitter.finish(end));
+        }
+    }
+    if end == request.guest {
+        return Err(Untranslatable);
+    }
+    emitter.go_on(end);
+    Ok(emitter.finish(end))
+}
+
+/// The next whole instruction.
+fn next(decoder: &mut Decoder<'_>) -> Option<Instruction> {
+    if !decoder.can_decode() {
+        return None;
+    }
+    let insn = decoder.decode();
+    (decoder.last_error() != DecoderError::NoMoreBytes).then_some(insn)
+}
+
+/// The rule of the instruction at `offset`, if it lies wholly in the bytes.
+fn follower(bytes: &[u8], offset: usize) -> Option<Rule> {
+    let mut decoder = Decoder::new(64, bytes.get(offset..)?, DecoderOptions::NONE);
+    next(&mut decoder).map(|insn| rule(&insn))
+}
