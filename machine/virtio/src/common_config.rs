@@ -65,7 +65,7 @@ pub(crate) fn image(shared: &Shared, select: Selectors) -> [u8; COMMON_LEN as us
     put(12, &word_of(running.driver_features(), select.driver_features).to_le_bytes());
     put(16, &shared.interrupts.config_vector().to_le_bytes());
     put(18, &(running.queues.len() as u16).to_le_bytes());
-    put(20, &[running.status(), running.generation]);
+    put(20, &[running.status(), running.generation()]);
     put(22, &select.queue.to_le_bytes());
     put(26, &shared.interrupts.queue_vector(queue).to_le_bytes());
     if let Some(slot) = running.queues.get(queue) {
@@ -142,7 +142,7 @@ fn replace_word(features: u64, select: u32, value: u32) -> u64 {
 fn write_status(shared: &Shared, select: &mut Selectors, doorbell: &Doorbell, value: u8) {
     let mut running = lock(&shared.running);
     if value == 0 {
-        running.reset(&shared.interrupts);
+        running.reset();
         *select = Selectors::default();
     } else if running.advance_status(value) {
         let queues = running.queues.len();
@@ -160,7 +160,7 @@ fn write_queue_field(shared: &Shared, index: u16, doorbell: &Doorbell, field: Fi
                 drop(running);
                 doorbell.ring(index);
             }
-            Err(error) => running.fail(&error, &shared.interrupts),
+            Err(error) => running.fail(&error),
         },
         Field::QueueReset if value == 1 => running.reset_queue(index),
         Field::QueueSize | Field::Ring(..) => set_shape(&mut running, index, field, value),

@@ -64,10 +64,14 @@ pub(crate) struct Shape {
     pub(crate) used: u64,
 }
 
+/// How the driver is interrupted for one queue; this is all a queue knows of the transport.
+pub(crate) type Interrupt = Box<dyn Fn() + Send>;
+
 /// A virtqueue the driver enabled.
 pub struct Queue {
     ring: Ring,
     memory: Ram,
+    interrupt: Interrupt,
     /// Something was given back since the driver was last told.
     used_something: bool,
 }
@@ -79,6 +83,7 @@ impl Queue {
         max_size: u16,
         event_idx: bool,
         memory: Ram,
+        interrupt: Interrupt,
     ) -> Result<Self, RingError> {
         let mut ring = Ring::new(max_size).map_err(|_| RingError::BadSize(max_size))?;
         ring.try_set_size(shape.size).map_err(|_| RingError::BadSize(shape.size))?;
@@ -92,7 +97,7 @@ impl Queue {
         if !ring.is_valid(memory.dma()) {
             return Err(bad_address());
         }
-        Ok(Self { ring, memory, used_something: false })
+        Ok(Self { ring, memory, interrupt, used_something: false })
     }
 
     /// Guest memory, to read and write requests' buffers with.
@@ -118,7 +123,8 @@ impl Queue {
         heads.next().map(|chain| Chain::collect(memory, chain)).transpose()
     }
 
-    /// Gives a request back with `written` bytes of its writable buffer filled.
+    /// Gives a request back with `written` bytes of its writable buffer filled. The driver is told
+    /// when the body is done with the queue, or by [`Queue::tell_driver`].
     ///
     /// # Errors
     /// The used ring is not accessible.
@@ -128,11 +134,19 @@ impl Queue {
         result.map_err(|_| RingError::Memory)
     }
 
-    /// Whether the driver wants an interrupt for what was given back since the last call.
-    pub(crate) fn wants_interrupt(&mut self) -> Result<bool, RingError> {
-        if !std::mem::take(&mut self.used_something) {
-            return Ok(false);
+    /// Interrupts the driver for what was given back since the last call, if it wants that. For
+    /// bodies whose requests take long; the transport does it anyway at the end.
+    ///
+    /// # Errors
+    /// The available ring is not accessible.
+    pub fn tell_driver(&mut self) -> Result<(), RingError> {
+        if std::mem::take(&mut self.used_something) && self.driver_wants_interrupt()? {
+            (self.interrupt)();
         }
+        Ok(())
+    }
+
+    fn driver_wants_interrupt(&mut self) -> Result<bool, RingError> {
         let memory = self.memory.dma();
         let wanted = self.ring.needs_notification(memory).map_err(|_| RingError::Memory)?;
         Ok(wanted && (self.ring.event_idx_enabled() || !self.interrupts_suppressed()?))

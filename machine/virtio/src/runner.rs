@@ -19,12 +19,12 @@ pub enum Execution {
 /// A device shared by the registers, the worker and host-side events.
 pub(crate) struct Shared {
     pub(crate) running: Mutex<Running>,
-    pub(crate) interrupts: Interrupts,
+    pub(crate) interrupts: Arc<Interrupts>,
 }
 
 impl Shared {
     fn run(&self, index: usize) {
-        lock(&self.running).run(index, &self.interrupts);
+        lock(&self.running).run(index);
     }
 }
 
@@ -48,11 +48,7 @@ impl Doorbell {
 
     /// Tells the driver that the device configuration changed.
     pub fn config_changed(&self) {
-        let mut running = lock(&self.shared.running);
-        running.generation = running.generation.wrapping_add(1);
-        if running.status() & crate::running::status::DRIVER_OK != 0 {
-            self.shared.interrupts.config();
-        }
+        lock(&self.shared.running).config_changed();
     }
 }
 

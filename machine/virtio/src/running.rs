@@ -8,6 +8,7 @@ use crate::interrupts::Interrupts;
 use crate::queue::Shape;
 use crate::{Queue, RingError, VirtioDevice};
 use ram::Ram;
+use std::sync::Arc;
 use virtio_bindings::virtio_config as config;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
@@ -50,8 +51,9 @@ impl QueueSlot {
 pub(crate) struct Running {
     pub(crate) device: Box<dyn VirtioDevice>,
     pub(crate) queues: Vec<QueueSlot>,
-    pub(crate) generation: u8,
+    generation: u8,
     memory: Ram,
+    interrupts: Arc<Interrupts>,
     status: u8,
     driver_features: u64,
     bus_master: bool,
@@ -59,13 +61,18 @@ pub(crate) struct Running {
 
 impl Running {
     /// A device in reset.
-    pub(crate) fn new(device: Box<dyn VirtioDevice>, memory: Ram) -> Self {
+    pub(crate) fn new(
+        device: Box<dyn VirtioDevice>,
+        memory: Ram,
+        interrupts: Arc<Interrupts>,
+    ) -> Self {
         let queues = device.queue_sizes().iter().map(|&size| QueueSlot::new(size)).collect();
         Self {
             device,
             queues,
             generation: 0,
             memory,
+            interrupts,
             status: 0,
             driver_features: 0,
             bus_master: false,
@@ -126,8 +133,9 @@ impl Running {
         if self.status & status::FEATURES_OK == 0 {
             return Err(RingError::NotNegotiated);
         }
-        let memory = self.memory.clone();
-        slot.queue = Some(Queue::new(slot.shape, slot.max_size, event_idx, memory)?);
+        let (memory, interrupts) = (self.memory.clone(), self.interrupts.clone());
+        let interrupt = Box::new(move || interrupts.queue(index));
+        slot.queue = Some(Queue::new(slot.shape, slot.max_size, event_idx, memory, interrupt)?);
         Ok(())
     }
 
@@ -145,7 +153,7 @@ impl Running {
     }
 
     /// Serves a queue if it may run.
-    pub(crate) fn run(&mut self, index: usize, interrupts: &Interrupts) {
+    pub(crate) fn run(&mut self, index: usize) {
         let ready = self.status & (status::DRIVER_OK | status::NEEDS_RESET) == status::DRIVER_OK;
         let Some(queue) = self.queues.get_mut(index).and_then(|slot| slot.queue.as_mut()) else {
             return;
@@ -154,33 +162,44 @@ impl Running {
             return;
         }
         let served = self.device.process(index, queue);
-        match queue.wants_interrupt() {
-            Ok(true) => interrupts.queue(index),
-            Ok(false) => {}
-            Err(error) => return self.fail(&error, interrupts),
-        }
-        if let Err(error) = served {
-            self.fail(&error, interrupts);
+        if let Err(error) = served.and(queue.tell_driver()) {
+            self.fail(&error);
         }
     }
 
     /// The driver broke the device: it needs a reset.
-    pub(crate) fn fail(&mut self, error: &RingError, interrupts: &Interrupts) {
+    pub(crate) fn fail(&mut self, error: &RingError) {
         tracing::warn!(device = self.device.device_type(), %error, "virtio driver error");
         self.status |= status::NEEDS_RESET;
+        self.tell_driver();
+    }
+
+    /// Interrupts a driver that is ready because of a change of configuration or status.
+    fn tell_driver(&self) {
         if self.status & status::DRIVER_OK != 0 {
-            interrupts.config();
+            self.interrupts.config();
         }
     }
 
+    /// The host changed the device's configuration.
+    pub(crate) fn config_changed(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+        self.tell_driver();
+    }
+
+    /// The configuration generation (section 4.1.4.3.1).
+    pub(crate) fn generation(&self) -> u8 {
+        self.generation
+    }
+
     /// Device reset.
-    pub(crate) fn reset(&mut self, interrupts: &Interrupts) {
+    pub(crate) fn reset(&mut self) {
         self.device.reset();
         self.status = 0;
         self.driver_features = 0;
         for slot in &mut self.queues {
             *slot = QueueSlot::new(slot.max_size);
         }
-        interrupts.reset();
+        self.interrupts.reset();
     }
 }

@@ -62,8 +62,9 @@ impl VirtioPci {
             endpoint.config_mut().add_capability(&capability)?;
         }
         let access = endpoint.config_mut().add_capability(&layout::access_capability())?;
-        let interrupts = Interrupts::new(endpoint.msix().clone(), endpoint.intx().clone(), queues);
-        let running = Mutex::new(Running::new(device, ram));
+        let (msix, intx) = (endpoint.msix().clone(), endpoint.intx().clone());
+        let interrupts = Arc::new(Interrupts::new(msix, intx, queues));
+        let running = Mutex::new(Running::new(device, ram, interrupts.clone()));
         let shared = Arc::new(Shared { running, interrupts });
         let runner = Runner::new(shared.clone(), execution).map_err(VirtioError::Worker)?;
         let access = AccessWindow(access);
@@ -206,7 +207,7 @@ impl Function for VirtioPci {
     fn reset(&mut self) {
         self.endpoint.reset();
         let mut running = lock(&self.shared.running);
-        running.reset(&self.shared.interrupts);
+        running.reset();
         running.set_bus_master(false);
         self.select = Selectors::default();
     }

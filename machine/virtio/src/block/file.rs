@@ -1,11 +1,11 @@
 //! A raw image file or block device as a disk.
 
 use super::{BlockBackend, SECTOR};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Why an image cannot be a disk.
@@ -63,7 +63,10 @@ impl FileImage {
     /// # Errors
     /// See [`ImageError`]: all are the user's to mend.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, ImageError> {
-        let opened = OpenOptions::new().read(true).write(!read_only).open(path);
+        // Opening a pipe must not wait for its other end.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let mut options = OpenOptions::new();
+        let opened = options.read(true).write(!read_only).custom_flags(flags).open(path);
         let mut file = opened.map_err(|error| open_error(path, read_only, error))?;
         let host = |source| ImageError::Host { path: path.into(), source };
         let kind = file.metadata().map_err(host)?.file_type();

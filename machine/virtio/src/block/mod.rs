@@ -8,16 +8,16 @@ pub use backend::{BlockBackend, SECTOR};
 pub use file::{FileImage, ImageError};
 
 use crate::{Chain, Queue, RingError, VirtioDevice};
-use request::{Reply, Request};
+use request::{RangeLimits, Reply, Request};
 use virtio_bindings::virtio_blk as spec;
 
 const QUEUES: [u16; 1] = [256];
 /// Data segments in a request: a chain less the header and the status.
 const SEG_MAX: u32 = QUEUES[0] as u32 - 2;
-/// Ranges in one discard or write-zeroes request.
-const MAX_RANGES: u32 = 32;
-/// Sectors in one such range: 1 GiB, so that one request cannot keep the host busy for long.
-const MAX_RANGE_SECTORS: u32 = 1 << 21;
+/// Discarding only frees space, so much can be asked for at once.
+const DISCARD: RangeLimits = RangeLimits { ranges: 32, sectors: 1 << 21 };
+/// Zeroes may have to be written byte by byte: 512 MiB in one request at most.
+const WRITE_ZEROES: RangeLimits = RangeLimits { ranges: 8, sectors: 1 << 17 };
 /// Bytes of the configuration structure up to write_zeroes_may_unmap and its padding.
 const CONFIG_LEN: usize = 60;
 /// Byte of the configuration structure that holds the cache mode.
@@ -201,11 +201,11 @@ impl VirtioDevice for Block {
         put(20, &(SECTOR as u32).to_le_bytes());
         put(WRITEBACK, &[u8::from(self.writes_back())]);
         put(34, &1_u16.to_le_bytes()); // queues
-        put(36, &MAX_RANGE_SECTORS.to_le_bytes());
-        put(40, &MAX_RANGES.to_le_bytes());
+        put(36, &DISCARD.sectors.to_le_bytes());
+        put(40, &DISCARD.ranges.to_le_bytes());
         put(44, &8_u32.to_le_bytes()); // discard alignment: 4096 bytes
-        put(48, &MAX_RANGE_SECTORS.to_le_bytes());
-        put(52, &MAX_RANGES.to_le_bytes());
+        put(48, &WRITE_ZEROES.sectors.to_le_bytes());
+        put(52, &WRITE_ZEROES.ranges.to_le_bytes());
         put(56, &[1]); // writing zeroes may unmap
         config
     }
@@ -227,6 +227,7 @@ impl VirtioDevice for Block {
             chain.writable.write(queue.memory(), status_at, &[reply.status])?;
             let written = reply.written(status_at);
             queue.complete(chain, written)?;
+            queue.tell_driver()?; // the next one may take long
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! Nothing is assumed about how the driver split them into descriptors: the header is the first 16
 //! readable bytes, the status is the last writable byte.
 
-use super::{MAX_RANGE_SECTORS, MAX_RANGES, SECTOR};
+use super::{DISCARD, SECTOR, WRITE_ZEROES};
 use crate::{Chain, RingError};
 use ram::DmaMemory;
 use virtio_bindings::virtio_blk as spec;
@@ -67,6 +67,14 @@ fn transfer(sector: u64, len: u64, make: impl Fn(u64, u64) -> Request) -> Reques
     }
 }
 
+/// How much one discard or write-zeroes request may name.
+pub(super) struct RangeLimits {
+    /// Ranges in a request.
+    pub(super) ranges: u32,
+    /// Sectors in a range.
+    pub(super) sectors: u32,
+}
+
 /// A range to discard or zero, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
@@ -82,17 +90,21 @@ pub(super) fn ranges(
     memory: &DmaMemory,
     zeroes: bool,
 ) -> Result<Result<Vec<Range>, Reply>, RingError> {
+    let limits = if zeroes { WRITE_ZEROES } else { DISCARD };
     let len = chain.readable.len() - HEADER;
-    if len == 0 || !len.is_multiple_of(RANGE as u64) || len > u64::from(MAX_RANGES) * RANGE as u64 {
+    if len == 0
+        || !len.is_multiple_of(RANGE as u64)
+        || len > u64::from(limits.ranges) * RANGE as u64
+    {
         return Ok(Err(Reply::FAILED));
     }
     let mut bytes = vec![0; len as usize];
     chain.readable.read(memory, HEADER, &mut bytes)?;
     let (ranges, _) = bytes.as_chunks::<RANGE>();
-    Ok(ranges.iter().map(|range| parse_range(range, zeroes)).collect())
+    Ok(ranges.iter().map(|range| parse_range(range, limits.sectors, zeroes)).collect())
 }
 
-fn parse_range(bytes: &[u8; RANGE], zeroes: bool) -> Result<Range, Reply> {
+fn parse_range(bytes: &[u8; RANGE], max_sectors: u32, zeroes: bool) -> Result<Range, Reply> {
     let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = *bytes;
     let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
     let sectors = u32::from_le_bytes([n0, n1, n2, n3]);
@@ -102,7 +114,7 @@ fn parse_range(bytes: &[u8; RANGE], zeroes: bool) -> Result<Range, Reply> {
         return Err(Reply::UNSUPPORTED);
     }
     let offset = sector.checked_mul(SECTOR).ok_or(Reply::FAILED)?;
-    if sectors > MAX_RANGE_SECTORS {
+    if sectors > max_sectors {
         return Err(Reply::FAILED);
     }
     Ok(Range { offset, len: u64::from(sectors) * SECTOR, unmap: flags != 0 })
