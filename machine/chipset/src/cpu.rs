@@ -43,13 +43,14 @@ impl CpuInterrupts {
     /// Takes the interrupt of highest priority; the CPU must then deliver the vector. `None` if
     /// what was pending no longer is.
     pub fn acknowledge(&self) -> Option<u8> {
-        let ext_int = self.lapic.with(|state| {
-            let waits = state.ext_int();
-            state.take_ext_int();
-            waits
+        let (ext_int, vector) = self.lapic.with(|state| match state.take_ext_int() {
+            true => (true, None),
+            false => (false, state.acknowledge()),
         });
-        let vector = if ext_int { self.interrupts.acknowledge_pic() } else { None };
-        vector.or_else(|| self.lapic.with(|state| state.acknowledge()))
+        if !ext_int {
+            return vector;
+        }
+        self.interrupts.acknowledge_pic().or_else(|| self.lapic.with(|state| state.acknowledge()))
     }
 
     /// Takes a pending NMI.

@@ -7,7 +7,8 @@ pub enum MachineEvent {
     PowerOff,
     /// Start over from the reset vector (or boot again).
     Reset,
-    /// The test exit port was written: leave the monitor with this status.
+    /// This value (its low byte) was written to the debug exit port: leave the monitor. The custom
+    /// is an exit status of value * 2 + 1, so that a test's zero is not success of the monitor.
     DebugExit(u8),
 }
 

@@ -19,7 +19,7 @@ pub const MEMORY: u64 = 0xff00_0000;
 /// Its bytes.
 pub const MEMORY_LEN: u64 = 0x1_0000;
 
-/// Writing a value leaves the monitor with status value * 2 + 1.
+/// Writing a value leaves the monitor.
 pub(crate) struct DebugExit(pub(crate) Arc<dyn MachineEvents>);
 
 impl Device for DebugExit {
@@ -29,7 +29,7 @@ impl Device for DebugExit {
 
     fn write(&mut self, _: u64, data: &[u8]) {
         if let Some(value) = data.first() {
-            self.0.raise(MachineEvent::DebugExit(value << 1 | 1));
+            self.0.raise(MachineEvent::DebugExit(*value));
         }
     }
 }

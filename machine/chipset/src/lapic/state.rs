@@ -65,6 +65,7 @@ use register as reg;
 const LVT_WRITABLE: [u32; 6] = [0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff];
 /// Bits software may set in the low half of the ICR.
 const ICR_WRITABLE: u64 = 0x000c_cfff;
+const ICR_PENDING: u64 = 1 << 12;
 
 /// What has to happen outside this local APIC after an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,9 +211,11 @@ impl State {
         (self.lint0 && wired) || self.ext_int
     }
 
-    /// An ExtINT message is taken once.
-    pub(crate) fn take_ext_int(&mut self) {
+    /// [`State::ext_int`]; an ExtINT message is taken once.
+    pub(crate) fn take_ext_int(&mut self) -> bool {
+        let waits = self.ext_int();
         self.ext_int = false;
+        waits
     }
 
     /// Processor priority (SDM 10.8.3.1).
@@ -510,7 +513,7 @@ impl State {
         Ok(match register {
             reg::EOI => self.eoi(),
             reg::ICR_LOW => {
-                self.icr = value;
+                self.icr = value & !ICR_PENDING;
                 self.send((value >> 32) as u32)
             }
             reg::SELF_IPI => {
@@ -531,8 +534,8 @@ fn msr_writable(register: u32) -> Option<u64> {
         reg::TPR | reg::SELF_IPI => 0xff,
         reg::EOI | reg::ESR => 0,
         reg::SVR => 0x3ff,
-        reg::ICR_LOW => ICR_WRITABLE | 0xffff_ffff << 32,
-        // The delivery status bit is read-only, and writing back what was read is no error.
+        // The delivery status bits are read-only, and writing back what was read is no error.
+        reg::ICR_LOW => ICR_WRITABLE | ICR_PENDING | 0xffff_ffff << 32,
         reg::LVT_TIMER..=reg::LVT_ERROR => {
             u64::from(LVT_WRITABLE[lvt_index(register)] | LVT_PENDING)
         }

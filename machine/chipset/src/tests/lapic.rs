@@ -239,9 +239,14 @@ fn x2apic_registers() {
     for write_only in [0x80b, 0x83f] {
         assert!(cpu.msr_read(write_only).is_err());
     }
-    for (register, bad) in
-        [(0x808, 0x100), (0x80b, 1), (0x828, 1), (0x832, 1 << 20), (0x80f, 1 << 12)]
-    {
+    for (register, bad) in [
+        (0x808, 0x100),
+        (0x830, 1 << 20),
+        (0x80b, 1),
+        (0x828, 1),
+        (0x832, 1 << 20),
+        (0x80f, 1 << 12),
+    ] {
         assert!(cpu.msr_write(register, bad).is_err(), "{register:#x}");
     }
 }

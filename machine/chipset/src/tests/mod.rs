@@ -7,6 +7,7 @@ mod lapic;
 mod pit;
 mod power;
 mod rtc;
+mod smp;
 mod testdev;
 mod uart;
 

@@ -7,7 +7,7 @@ fn debug_exit() {
     let machine = Machine::new(1);
     machine.ports.write(0xf4, &0x10_u32.to_le_bytes());
     machine.outb(0xf4, 0);
-    assert_eq!(*lock(&machine.events.0), [0x21, 1].map(MachineEvent::DebugExit));
+    assert_eq!(*lock(&machine.events.0), [0x10, 0].map(MachineEvent::DebugExit));
 }
 
 #[test]
