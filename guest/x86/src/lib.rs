@@ -16,5 +16,5 @@ pub mod segment;
 mod vcpu;
 
 pub use exception::{Fault, vector};
-pub use segment::{Segment, TableRegister};
-pub use vcpu::{Activity, Vcpu, reg, seg};
+pub use segment::{Gate, Segment, TableRegister};
+pub use vcpu::{Activity, Mtrr, Vcpu, reg, seg};

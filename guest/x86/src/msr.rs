@@ -56,3 +56,14 @@ pub const GS_BASE: u32 = 0xc000_0101;
 pub const KERNEL_GS_BASE: u32 = 0xc000_0102;
 /// IA32 MSR `TSC_AUX`.
 pub const TSC_AUX: u32 = 0xc000_0103;
+/// IA32 MSR `PLATFORM_ID`.
+pub const PLATFORM_ID: u32 = 0x17;
+/// IA32 MSR `FEATURE_CONTROL`.
+pub const FEATURE_CONTROL: u32 = 0x3a;
+/// IA32 MSR `DEBUGCTL`.
+pub const DEBUGCTL: u32 = 0x1d9;
+/// First of the variable-range MTRRs: base, mask, base, mask...
+pub const MTRR_PHYSBASE0: u32 = 0x200;
+/// The eleven fixed-range MTRRs, by rising address.
+pub const MTRR_FIXED: [u32; 11] =
+    [0x250, 0x258, 0x259, 0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f];

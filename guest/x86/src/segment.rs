@@ -41,6 +41,78 @@ pub mod attr {
     pub const G: u16 = 1 << 15;
 }
 
+/// Types of system descriptors (SDM table 3-2).
+pub mod kind {
+    /// Available 16-bit TSS.
+    pub const TSS16: u8 = 1;
+    /// LDT.
+    pub const LDT: u8 = 2;
+    /// Busy 16-bit TSS.
+    pub const TSS16_BUSY: u8 = 3;
+    /// 16-bit call gate.
+    pub const CALL16: u8 = 4;
+    /// Task gate.
+    pub const TASK: u8 = 5;
+    /// 16-bit interrupt gate.
+    pub const INTERRUPT16: u8 = 6;
+    /// 16-bit trap gate.
+    pub const TRAP16: u8 = 7;
+    /// Available 32-bit or 64-bit TSS.
+    pub const TSS: u8 = 9;
+    /// Busy 32-bit or 64-bit TSS.
+    pub const TSS_BUSY: u8 = 11;
+    /// 32-bit or 64-bit call gate.
+    pub const CALL: u8 = 12;
+    /// 32-bit or 64-bit interrupt gate.
+    pub const INTERRUPT: u8 = 14;
+    /// 32-bit or 64-bit trap gate.
+    pub const TRAP: u8 = 15;
+}
+
+/// A gate of the IDT, GDT or LDT (SDM 5.8.3, 6.11, 6.14.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// Selector of the target code segment or TSS.
+    pub selector: u16,
+    /// Target offset in the code segment.
+    pub offset: u64,
+    /// Type, see [`kind`]; [`Gate::NOT_SYSTEM`] for a descriptor that is no gate at all.
+    pub kind: u8,
+    /// Privilege level a caller needs.
+    pub dpl: u8,
+    /// Present bit.
+    pub present: bool,
+    /// Interrupt stack table index, zero for none (long mode).
+    pub ist: u8,
+    /// Stack words a call gate copies (legacy modes).
+    pub parameters: u8,
+}
+
+impl Gate {
+    /// [`Gate::kind`] of a code or data descriptor: matches no type.
+    pub const NOT_SYSTEM: u8 = 0x10;
+
+    /// Decodes the low 8 bytes; a 16-bit gate has a 16-bit offset.
+    pub const fn from_descriptor(raw: u64) -> Self {
+        let kind = if raw >> 44 & 1 == 0 { (raw >> 40 & 0xf) as u8 } else { Self::NOT_SYSTEM };
+        let wide = kind & 8 != 0;
+        Self {
+            selector: (raw >> 16) as u16,
+            offset: (raw & 0xffff) | if wide { raw >> 32 & 0xffff_0000 } else { 0 },
+            kind,
+            dpl: (raw >> 45 & 3) as u8,
+            present: raw >> 47 & 1 != 0,
+            ist: (raw >> 32 & 7) as u8,
+            parameters: (raw >> 32 & 0x1f) as u8,
+        }
+    }
+    /// Adds the upper half of a long-mode gate's offset.
+    pub const fn with_high(mut self, high: u64) -> Self {
+        self.offset = self.offset & 0xffff_ffff | high << 32;
+        self
+    }
+}
+
 impl Segment {
     /// Descriptor privilege level.
     pub const fn dpl(&self) -> u8 {
@@ -57,6 +129,31 @@ impl Segment {
     /// Requested privilege level of the selector.
     pub const fn rpl(&self) -> u8 {
         (self.selector & 3) as u8
+    }
+    /// A system descriptor (LDT, TSS, gate) rather than code or data.
+    pub const fn is_system(&self) -> bool {
+        self.attr & attr::S == 0
+    }
+    /// A code segment.
+    pub const fn is_code(&self) -> bool {
+        self.attr & (attr::S | attr::CODE) == attr::S | attr::CODE
+    }
+    /// A conforming code segment: callable from outer levels, runs at the caller's level.
+    pub const fn is_conforming(&self) -> bool {
+        self.is_code() && self.attr & attr::DC != 0
+    }
+    /// Data, or code that may be read.
+    pub const fn is_readable(&self) -> bool {
+        !self.is_system() && self.attr & (attr::CODE | attr::RW) != attr::CODE
+    }
+    /// Data that may be written.
+    pub const fn is_writable(&self) -> bool {
+        self.attr & (attr::S | attr::CODE | attr::RW) == attr::S | attr::RW
+    }
+    /// What a null selector leaves in the register: unusable, but the DPL remembers the level,
+    /// because the DPL of SS is the current privilege level.
+    pub const fn null(selector: u16, dpl: u8) -> Self {
+        Self { selector, attr: (dpl as u16 & 3) << attr::DPL_SHIFT, limit: 0, base: 0 }
     }
     /// Decodes an 8-byte descriptor; `base` gets 32 bits only (system descriptors of long mode add
     /// their upper half themselves).

@@ -60,6 +60,32 @@ pub enum Activity {
     WaitForSipi,
 }
 
+/// Memory type range registers (SDM 11.11).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mtrr {
+    /// IA32_MTRR_DEF_TYPE.
+    pub default_type: u64,
+    /// The eleven fixed-range registers, by rising address.
+    pub fixed: [u64; 11],
+    /// Base and mask of each variable range.
+    pub variable: [[u64; 2]; Mtrr::VARIABLE],
+}
+
+impl Mtrr {
+    /// Number of variable ranges.
+    pub const VARIABLE: usize = 8;
+}
+
+impl Default for Mtrr {
+    /// What firmware leaves: enabled, write-back, with the VGA window uncacheable.
+    fn default() -> Self {
+        let mut fixed = [0x0606_0606_0606_0606; 11];
+        fixed[2] = 0;
+        Self { default_type: 0xc06, fixed, variable: [[0; 2]; Self::VARIABLE] }
+    }
+}
+
 /// All registers of one CPU.
 #[repr(C, align(64))]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +142,10 @@ pub struct Vcpu {
     pub misc_enable: u64,
     /// IA32_SPEC_CTRL as last written.
     pub spec_ctrl: u64,
+    /// IA32_TSC_ADJUST: what RDTSC adds to the machine's time-stamp counter.
+    pub tsc_adjust: u64,
+    /// Memory types by physical range; stored for the guest, without effect.
+    pub mtrr: Mtrr,
     /// DR0..DR7 (4 and 5 unused).
     pub dr: [u64; 8],
     /// Activity state.
@@ -164,6 +194,8 @@ impl Default for Vcpu {
             tsc_aux: 0,
             misc_enable: 1,
             spec_ctrl: 0,
+            tsc_adjust: 0,
+            mtrr: Mtrr::default(),
             dr: [0, 0, 0, 0, 0, 0, 0xffff_0ff0, 0x400],
             activity: Activity::Running,
             interrupt_shadow: false,

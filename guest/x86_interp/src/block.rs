@@ -41,8 +41,6 @@ pub(crate) struct BlockCache<S: System> {
     pages: HashMap<u64, Page<S>, BuildHasherDefault<Mix>>,
     near: Box<[Near<S>]>,
     generation: u32,
-    /// The instruction just executed takes no single-step trap.
-    pub suppress_trap: bool,
 }
 
 /// A cheap hash for small integers.
@@ -74,7 +72,6 @@ impl<S: System> BlockCache<S> {
             pages: HashMap::default(),
             near: (0..NEAR_SLOTS).map(|_| near()).collect(),
             generation: 1,
-            suppress_trap: false,
         }
     }
 
@@ -105,10 +102,11 @@ impl<S: System> Cpu<S> {
         let user = matches!(self.view, View::User | View::UserAligned);
         let stamp = self.blocks.generation << 4 | bits >> 4 << 1 | u32::from(user);
         let near = &self.blocks.near[near_slot(linear)];
-        if near.linear == linear && near.stamp == stamp {
-            if let Some(block) = &near.block {
-                return Ok(block.clone());
-            }
+        if near.linear == linear
+            && near.stamp == stamp
+            && let Some(block) = &near.block
+        {
+            return Ok(block.clone());
         }
         let Some(block) = self.find(sys, linear, bits)? else {
             return self.decode_uncached(sys, linear, bits);

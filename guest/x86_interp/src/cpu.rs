@@ -120,11 +120,7 @@ impl<S: System> Cpu<S> {
             if self.counters.instructions >= end {
                 return Exit::Budget;
             }
-            let outcome = if self.must_step() {
-                self.step(sys)
-            } else {
-                self.run_block(sys)
-            };
+            let outcome = if self.must_step() { self.step(sys) } else { self.run_block(sys) };
             if let Err(fault) = outcome {
                 self.exception(sys, fault);
             }

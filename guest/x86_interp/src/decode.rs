@@ -49,7 +49,7 @@ pub(crate) fn complete(bytes: &[u8], bits: u32) -> bool {
 fn make<S: System>(sys: &mut S, insn: Instruction, bytes: &[u8], bits: u32) -> (Op<S>, bool) {
     let too_long =
         insn.code() == Code::INVALID && bytes.len() >= MAX_LENGTH && endless(bytes, bits);
-    let (run, ends) = if too_long { (exec::gp as _, true) } else { exec::select(&insn, bits) };
+    let (run, ends) = if too_long { (exec::gp as _, true) } else { exec::select(&insn) };
     let len = insn.len().min(bytes.len());
     let mut encoding = [0; MAX_LENGTH];
     encoding[..len].copy_from_slice(&bytes[..len]);

@@ -14,12 +14,16 @@
 
 mod block;
 mod cpu;
+mod debug;
 mod decode;
+mod descriptor;
 mod exec;
 mod interrupt;
 mod memory;
 mod op;
+mod segmentation;
 mod system;
+mod task;
 mod tlb;
 
 pub use cpu::{Counters, Cpu, Exit, pending};

@@ -118,6 +118,7 @@ impl<S: System> Cpu<S> {
             self.translate(sys, self.view, next_page(linear), Right::Write)?;
             return Ok(Target::Slow(linear));
         }
+        self.watch(linear, size, true);
         match first {
             Place::Ram(offset) => Ok(Target::Ram(offset)),
             _ => Ok(Target::Slow(linear)),
@@ -160,7 +161,10 @@ impl<S: System> Cpu<S> {
         sys: &mut S,
         linear: u64,
     ) -> Result<u64, Fault> {
-        self.load_slow(sys, View::Supervisor, linear, SIZE)
+        match self.tlb.lookup(View::Supervisor, Right::Read, linear, SIZE as u64) {
+            Some(offset) => Ok(ram_load::<S, SIZE>(sys, offset)),
+            None => self.load_slow(sys, View::Supervisor, linear, SIZE),
+        }
     }
 
     /// Stores `SIZE` bytes as an implicit supervisor access.
@@ -197,8 +201,19 @@ impl<S: System> Cpu<S> {
 
     /// Checks that `len` bytes could be written now, without writing.
     pub(crate) fn probe_write(&mut self, sys: &mut S, linear: u64, len: u64) -> Result<(), Fault> {
+        self.probe(sys, self.view, linear, len)
+    }
+
+    /// Checks that `len` bytes could be written with the rights of `view`.
+    pub(crate) fn probe(
+        &mut self,
+        sys: &mut S,
+        view: View,
+        linear: u64,
+        len: u64,
+    ) -> Result<(), Fault> {
         for (piece, _) in pieces(linear, len as usize) {
-            self.translate(sys, self.view, piece, Right::Write)?;
+            self.translate(sys, view, piece, Right::Write)?;
         }
         Ok(())
     }
@@ -263,7 +278,8 @@ impl<S: System> Cpu<S> {
         Ok(())
     }
 
-    fn write_view(
+    /// Writes any number of bytes with the rights of `view`; a fault leaves all unwritten.
+    pub(crate) fn write_view(
         &mut self,
         sys: &mut S,
         view: View,
@@ -284,7 +300,11 @@ impl<S: System> Cpu<S> {
                     self.leave_block = true;
                 }
                 Place::Rom(_) => {}
-                Place::Mmio(gpa) => mmio_write(sys, gpa, part),
+                Place::Mmio(gpa) => {
+                    mmio_write(sys, gpa, part);
+                    // A device may have raised an interrupt for this very CPU.
+                    self.leave_block = true;
+                }
             }
             done += len;
         }

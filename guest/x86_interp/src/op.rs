@@ -169,7 +169,6 @@ pub(crate) trait Source {
 /// An operand that can be read and then written; `open` does everything that can fault.
 pub(crate) trait Destination: Source {
     type Handle: Copy;
-    const MEMORY: bool;
     fn open<S: System, const SIZE: usize>(
         cpu: &mut Cpu<S>,
         sys: &mut S,
@@ -251,7 +250,6 @@ impl Source for Mem {
 
 impl Destination for Dst {
     type Handle = RegRef;
-    const MEMORY: bool = false;
     #[inline(always)]
     fn open<S: System, const SIZE: usize>(
         _: &mut Cpu<S>,
@@ -292,7 +290,6 @@ impl Destination for Dst {
 
 impl Destination for Mem {
     type Handle = Target;
-    const MEMORY: bool = true;
     #[inline(always)]
     fn open<S: System, const SIZE: usize>(
         cpu: &mut Cpu<S>,

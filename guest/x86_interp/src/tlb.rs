@@ -27,6 +27,13 @@ pub enum View {
     UserAligned = 3,
 }
 
+impl View {
+    /// The view of privilege level `cpl` for accesses SMAP does not concern.
+    pub fn at_level(cpl: u8) -> Self {
+        if cpl == 3 { Self::User } else { Self::Supervisor }
+    }
+}
+
 /// Which right is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]

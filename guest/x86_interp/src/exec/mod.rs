@@ -27,7 +27,7 @@ use x86::{Fault, flags};
 pub(crate) type Choice<S> = (Handler<S>, bool);
 
 /// Chooses the handler of an instruction. What nobody knows is #UD.
-pub(crate) fn select<S: System>(insn: &Instruction, bits: u32) -> Choice<S> {
+pub(crate) fn select<S: System>(insn: &Instruction) -> Choice<S> {
     if insn.code() == Code::INVALID {
         return (ud, true);
     }
@@ -45,7 +45,7 @@ pub(crate) fn select<S: System>(insn: &Instruction, bits: u32) -> Choice<S> {
     if let Some(handler) = plain {
         return (handler, false);
     }
-    system::select(insn, bits)
+    system::select(insn)
         .or_else(|| vector::select(insn).map(|handler| (handler, false)))
         .unwrap_or((ud, true))
 }

@@ -255,7 +255,7 @@ fn string<S: System, K: Step, const SIZE: usize>(
             }
             return Ok(());
         }
-        if left == 0 || cpu.watch_hits != 0 {
+        if left == 0 || cpu.traps != 0 {
             return repeat(cpu, op);
         }
         let bulk = if backward { 0 } else { K::bulk::<S, SIZE>(cpu, sys, &walk, count.min(left)) };
@@ -281,9 +281,11 @@ fn string<S: System, K: Step, const SIZE: usize>(
     }
 }
 
-/// The instruction is not finished: come back to it.
+/// The instruction is not finished: come back to it. RF says so to whatever is delivered in
+/// between, and keeps an instruction breakpoint from hitting again (SDM 17.3.1.1).
 fn repeat<S: System>(cpu: &mut Cpu<S>, op: &Op<S>) -> Result<(), Fault> {
     let start = cpu.vcpu.rip.wrapping_sub(op.len.into());
+    cpu.vcpu.rflags |= flags::RF;
     cpu.jump(start);
     Ok(())
 }

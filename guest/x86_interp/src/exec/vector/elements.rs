@@ -187,14 +187,17 @@ fn gather<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fa
     let (mut value, mut mask) = (cpu.bytes(to), cpu.bytes(mask_register));
     value[used..].fill(0);
     let index = cpu.bytes(index_register);
+    let mut gathered = false;
     for i in 0..shape.count {
         let at = i * shape.size;
         if is_set(&mask, at, shape.size) {
             let scaled = element_index(&index, i, shape.index_size) << op.address.scale;
             let element = &mut value[at..at + shape.size];
             if let Err(fault) = cpu.load_element(sys, op, scaled, element) {
-                return suspend(cpu, op, &value, &mask, i, fault);
+                suspend(cpu, op, gathered.then_some(&value), &mask);
+                return Err(fault);
             }
+            gathered = true;
         }
         mask[at..at + shape.size].fill(0);
     }
@@ -203,27 +206,20 @@ fn gather<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fa
     Ok(())
 }
 
-/// Keeps what was gathered before a fault. With nothing done nothing changes.
-fn suspend<S: System>(
-    cpu: &mut Cpu<S>,
-    op: &Op<S>,
-    value: &Bytes,
-    mask: &Bytes,
-    done: usize,
-    fault: Fault,
-) -> Result<(), Fault> {
-    if done != 0 {
-        let mut spread = *mask;
-        let (size, used) = (Gather::of(&op.insn).size, op.insn.op2_register().size());
-        // Mask elements become all ones or all zeros.
-        for at in (0..used).step_by(size) {
-            let fill = if is_set(mask, at, size) { 0xff } else { 0 };
-            spread[at..at + size].fill(fill);
-        }
-        cpu.set_bytes(op.insn.op0_register(), value);
-        cpu.set_bytes(op.insn.op2_register(), &spread);
+/// Keeps what was gathered before a fault, if anything was. As on hardware the mask elements
+/// still set become all ones, over the whole vector length.
+fn suspend<S: System>(cpu: &mut Cpu<S>, op: &Op<S>, value: Option<&Bytes>, mask: &Bytes) {
+    let insn = &op.insn;
+    let size = Gather::of(insn).size;
+    let length = insn.op0_register().size().max(insn.memory_index().size());
+    let mut remaining = [0; 32];
+    for at in (0..length).step_by(size).filter(|at| is_set(mask, *at, size)) {
+        remaining[at..at + size].fill(0xff);
     }
-    Err(fault)
+    if let Some(value) = value {
+        cpu.set_bytes(insn.op0_register(), value);
+    }
+    cpu.set_bytes(insn.op2_register(), &remaining);
 }
 
 fn element_index(index: &Bytes, element: usize, size: usize) -> u64 {

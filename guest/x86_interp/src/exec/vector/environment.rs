@@ -105,9 +105,8 @@ fn set_environment(fpu: &mut FpuState, image: &[u8; 28], wide: bool) {
     fpu.ftw = abridged_tags(word(2));
     fpu.fip = pointer(3);
     fpu.fdp = pointer(5);
-    if wide {
-        fpu.fop = u16::from_le_bytes([image[18], image[19]]) & 0x7ff;
-    }
+    // The 16-bit format has no opcode.
+    fpu.fop = if wide { u16::from_le_bytes([image[18], image[19]]) & 0x7ff } else { 0 };
     permit::update_summary(fpu);
     let moved = (top(fpu) + 8 - old_top) & 7;
     fpu.st.rotate_left(moved);

@@ -107,7 +107,7 @@ fn aligned_address<S: System>(
     write: bool,
 ) -> Result<u64, Fault> {
     let linear = cpu.linear(op, size as u64, write)?;
-    if linear & (alignment - 1) == 0 { Ok(linear) } else { Err(Fault::gp(0)) }
+    if linear & (alignment - 1) == 0 { Ok(linear) } else { Err(cpu.misaligned(op, linear)) }
 }
 
 /// FXSAVE and FXSAVE64.

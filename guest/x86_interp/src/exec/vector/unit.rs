@@ -1,10 +1,11 @@
 //! The general case: memory operand, vector unit, memory result.
 //!
-//! Precise faults: everything that can fault except the computation itself happens before it. A
-//! memory result is stored last, but its pages have been translated for writing before, so the
-//! store cannot fault.
+//! Precise faults: a memory source is loaded before anything else, a memory result is stored before
+//! any register is committed. The exceptions are stores that also change floating-point state: for
+//! them it is saved and put back. So an exception of the computation comes before one of the
+//! store, as on hardware.
 
-use super::permit::{self, Class};
+use super::permit::{self, Class, EXCEPTIONS};
 use crate::{
     cpu::Cpu,
     op::{Handler, Op},
@@ -28,6 +29,8 @@ struct Facts {
     aligned: bool,
     /// General registers take part.
     general: bool,
+    /// Writes memory and changes floating-point state (x87 stack or exception flags).
+    stores_and_changes: bool,
 }
 
 impl Facts {
@@ -35,13 +38,16 @@ impl Facts {
         let (reads_memory, writes_memory) = memory_access(insn);
         let uses_memory = reads_memory || writes_memory;
         let size = insn.memory_size().size() as u8;
+        let class = Class::of(insn);
+        let changes = class == Class::X87 || insn.mnemonic() == Mnemonic::Vcvtps2ph;
         Self {
-            class: Class::of(insn),
+            class,
             size: if uses_memory { size } else { 0 },
             reads_memory,
             writes_memory,
             aligned: uses_memory && must_be_aligned(insn),
             general: uses_general(insn),
+            stores_and_changes: writes_memory && changes,
         }
     }
 
@@ -52,6 +58,7 @@ impl Facts {
             | (self.writes_memory as u64) << 17
             | (self.aligned as u64) << 18
             | (self.general as u64) << 19
+            | (self.stores_and_changes as u64) << 20
     }
 
     const fn unpack(bits: u64) -> Self {
@@ -62,6 +69,7 @@ impl Facts {
             writes_memory: bits >> 17 & 1 != 0,
             aligned: bits >> 18 & 1 != 0,
             general: bits >> 19 & 1 != 0,
+            stores_and_changes: bits >> 20 & 1 != 0,
         }
     }
 }
@@ -78,6 +86,30 @@ fn run<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fault
     let facts = Facts::unpack(op.imm);
     permit::check(cpu, facts.class)?;
     let linear = if facts.size == 0 { 0 } else { open(cpu, sys, op, facts)? };
+    if facts.stores_and_changes {
+        let before = cpu.vcpu.fpu;
+        compute(cpu, sys, op, facts)?;
+        return store(cpu, sys, op, facts, linear).inspect_err(|_| cpu.vcpu.fpu = before);
+    }
+    compute(cpu, sys, op, facts)?;
+    if facts.writes_memory {
+        return store(cpu, sys, op, facts, linear);
+    }
+    cpu.vcpu.rflags = cpu.operands.rflags;
+    if facts.general {
+        cpu.vcpu.gpr = cpu.operands.gpr;
+    }
+    Ok(())
+}
+
+/// Hands over to the vector unit.
+#[inline(always)]
+fn compute<S: System>(
+    cpu: &mut Cpu<S>,
+    sys: &mut S,
+    op: &Op<S>,
+    facts: Facts,
+) -> Result<(), Fault> {
     cpu.operands.rflags = cpu.vcpu.rflags;
     if facts.general {
         cpu.operands.gpr = cpu.vcpu.gpr;
@@ -85,16 +117,23 @@ fn run<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fault
     cpu.operands.rip = cpu.vcpu.rip.wrapping_sub(op.len.into());
     let (fpu, operands) = (&mut cpu.vcpu.fpu, &mut cpu.operands);
     let result = sys.vector_unit().run(UnitCode(op.unit), &op.insn, fpu, operands);
-    result.map_err(|fault| simd_exception(cpu, fault))?;
-    cpu.vcpu.rflags = cpu.operands.rflags;
-    if facts.general {
-        cpu.vcpu.gpr = cpu.operands.gpr;
+    result.map_err(|fault| simd_exception(cpu, fault))
+}
+
+/// Stores a memory result. Instructions that have one write neither general registers nor flags.
+fn store<S: System>(
+    cpu: &mut Cpu<S>,
+    sys: &mut S,
+    op: &Op<S>,
+    facts: Facts,
+    linear: u64,
+) -> Result<(), Fault> {
+    if is_store_suppressed(cpu, facts.class) {
+        return Ok(());
     }
-    if facts.writes_memory {
-        let bytes = cpu.operands.memory;
-        cpu.write_bytes(sys, linear, &bytes[..facts.size as usize])?;
-    }
-    Ok(())
+    let bytes = cpu.operands.memory;
+    let part = bytes.get(..facts.size as usize).ok_or(Fault::ud())?;
+    cpu.write_bytes(sys, linear, part).map_err(|fault| cpu.blame_stack(op, fault))
 }
 
 /// Checks the memory operand and loads it; returns its linear address.
@@ -106,9 +145,6 @@ fn open<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>, facts: Facts) -> R
         cpu.vector_address::<false>(op, size, facts.writes_memory)?
     };
     cpu.operands.address = cpu.effective(op);
-    if facts.writes_memory {
-        cpu.probe_write(sys, linear, size).map_err(|fault| cpu.blame_stack(op, fault))?;
-    }
     if facts.reads_memory {
         let mut bytes = [0; 64];
         let part = bytes.get_mut(..facts.size as usize).ok_or(Fault::ud())?;
@@ -116,6 +152,14 @@ fn open<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>, facts: Facts) -> R
         cpu.operands.memory = bytes;
     }
     Ok(linear)
+}
+
+/// An x87 store that raised an unmasked exception other than precision stores nothing (SDM vol. 1,
+/// 8.5). It waited, so no other exception can be pending.
+fn is_store_suppressed<S: System>(cpu: &Cpu<S>, class: Class) -> bool {
+    const PRECISION: u16 = 1 << 5;
+    let fpu = &cpu.vcpu.fpu;
+    class == Class::X87 && fpu.fsw & !fpu.fcw & EXCEPTIONS & !PRECISION != 0
 }
 
 /// #XM is #UD where the system does not expect it.
