@@ -1,6 +1,8 @@
 //! Entropy source (virtio 1.2 section 5.4): fills buffers with random bytes.
 
 use crate::{Queue, RingError, VirtioDevice};
+use std::io;
+use std::sync::Arc;
 
 /// Bytes given for one request at most; the specification allows fewer than asked for.
 const MAX_BYTES: u64 = 4096;
@@ -12,25 +14,19 @@ pub trait Entropy: Send {
     ///
     /// # Errors
     /// The host has no randomness.
-    fn fill(&mut self, data: &mut [u8]) -> std::io::Result<()>;
+    fn fill(&mut self, data: &mut [u8]) -> io::Result<()>;
 }
 
-/// The host kernel's random number generator.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HostEntropy;
+/// The host's randomness.
+#[derive(Clone)]
+pub struct HostEntropy(pub Arc<dyn host::Entropy>);
 
 impl Entropy for HostEntropy {
-    fn fill(&mut self, data: &mut [u8]) -> std::io::Result<()> {
-        let mut rest = data;
-        while !rest.is_empty() {
-            let filled = rustix::rand::getrandom(&mut *rest, rustix::rand::GetRandomFlags::empty());
-            match filled {
-                Ok(count) => rest = &mut rest[count..],
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+    fn fill(&mut self, data: &mut [u8]) -> io::Result<()> {
+        match self.0.fill(data) {
+            true => Ok(()),
+            false => Err(io::Error::other("the host has no randomness")),
         }
-        Ok(())
     }
 }
 
