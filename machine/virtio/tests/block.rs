@@ -358,6 +358,56 @@ fn a_worker_serves_requests() {
     drop(driver); // joins the worker
 }
 
+/// A disk whose reads take a while.
+struct SlowDisk(FakeDisk);
+
+impl BlockBackend for SlowDisk {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn is_read_only(&self) -> bool {
+        true
+    }
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        self.0.read_at(offset, data)
+    }
+    fn write_at(&mut self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn discard(&mut self, _: u64, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn write_zeroes(&mut self, _: u64, _: u64, _: bool) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[test]
+fn after_a_reset_the_worker_leaves_memory_alone() {
+    let block = Block::new(Box::new(SlowDisk(FakeDisk::new(64))), "");
+    let mut machine = Machine::with_execution(block, Execution::Worker);
+    for round in 0..50 {
+        let ring = machine.start(VERSION_1 | FLUSH).remove(0);
+        let mut driver = Driver { machine, ring };
+        driver.header(IN, 9);
+        driver.set_data(&[0xcc; 512]);
+        for _ in 0..3 {
+            driver.ring.offer_chain(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
+        }
+        driver.machine.notify(0);
+        std::thread::sleep(std::time::Duration::from_micros(100 * (round % 30)));
+        driver.machine.set_status(0);
+        driver.set_data(&[0xdd; 512]);
+        std::thread::sleep(std::time::Duration::from_millis(3));
+        assert_eq!(driver.data(512), [0xdd; 512], "round {round}");
+        machine = driver.machine;
+    }
+}
+
 fn image(len: u64) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(len).unwrap();
