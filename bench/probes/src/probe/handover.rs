@@ -4,7 +4,7 @@
 use crate::host::{self, must};
 use crate::measure::price;
 use crate::report::row;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// One side's way of giving the turn away and waiting for it to return.
 type Pass = fn(&Table, usize);
@@ -40,6 +40,9 @@ pub fn run() {
                 host::in_child(|| processes(&format!("{name}, {place}: round trip"), *pass, cpus));
             assert_eq!(status, 0, "{name}");
         }
+    }
+    for (place, cpu) in [("two CPUs", 0), ("same CPU", 1)] {
+        host::in_child(|| kick(&format!("kick: kill() to the handler's first line, {place}"), cpu));
     }
     host::in_child(|| threads("futex, two threads of one process, same CPU: round trip", futex));
 }
@@ -92,6 +95,51 @@ fn threads(name: &str, pass: Pass) {
     });
     caller(name, table, pass);
     other.join().expect("the partner ends when told to");
+}
+
+/// Where the kicked process notes the time.
+const KICKED_AT: usize = 0x4700_0000;
+
+extern "C" fn on_kick(_: i32) {
+    // SAFETY: the shared word is mapped before the handler is installed.
+    unsafe { &*(KICKED_AT as *const AtomicU64) }.store(crate::measure::tsc(), Ordering::SeqCst);
+}
+
+/// A monitor's signal to a process busy with guest code on CPU 1.
+fn kick(name: &str, from: usize) {
+    host::map(KICKED_AT, host::PAGE, host::RW, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0);
+    // SAFETY: installs a handler, then forks a child that spins until killed.
+    let child = unsafe {
+        libc::signal(libc::SIGUSR1, on_kick as *const () as usize);
+        must("fork", libc::fork().into()) as i32
+    };
+    if child == 0 {
+        place(Some(1));
+        loop {
+            std::hint::spin_loop();
+        }
+    }
+    place(Some(from));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    // SAFETY: mapped above.
+    let noted = unsafe { &*(KICKED_AT as *const AtomicU64) };
+    let cost = crate::measure::price_ticks(201, 1, || {
+        noted.store(0, Ordering::SeqCst);
+        let start = crate::measure::tsc();
+        // SAFETY: the child is ours.
+        unsafe { libc::kill(child, libc::SIGUSR1) };
+        while noted.load(Ordering::SeqCst) == 0 {
+            // SAFETY: no arguments; lets the child run where it shares our CPU.
+            unsafe { libc::sched_yield() };
+        }
+        noted.load(Ordering::SeqCst).saturating_sub(start)
+    });
+    row(name, cost);
+    // SAFETY: ends and collects the child.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
 }
 
 /// Side 0: starts each round and measures. A round is 0 -> 1 -> 0.
