@@ -1,18 +1,32 @@
 //! Random instructions and random states to run them in.
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, Encoder, EncodingKind, Instruction, OpCodeOperandKind as K,
-    OpKind, Register,
+    Code, Decoder, DecoderOptions, Encoder, EncodingKind, Instruction, Mnemonic,
+    OpCodeOperandKind as K, OpKind, Register,
 };
 use x86::fpu::FpuState;
 
-use crate::oracle::{Oracle, State};
+use crate::oracle::{INSTRUCTION_ADDRESS, MEMORY, MEMORY_ADDRESS, State};
 
 /// An instruction and the state it starts in.
 pub struct Case {
     pub insn: Instruction,
     pub bytes: Vec<u8>,
     pub before: State,
+}
+
+impl Case {
+    /// The effective address of the memory operand; without one, that of the memory.
+    pub fn memory_address(&self) -> u64 {
+        let value = |register: Register, _, _| match register {
+            r if r.is_gpr() => self.before.gpr.get(r.number()).copied(),
+            _ => Some(0),
+        };
+        let operand = self.insn.op_kinds().position(|kind| kind == OpKind::Memory);
+        operand
+            .and_then(|operand| self.insn.virtual_address(operand as u32, 0, value))
+            .unwrap_or(MEMORY_ADDRESS)
+    }
 }
 
 /// A xorshift generator: the same cases on every run.
@@ -40,7 +54,7 @@ impl Random {
 }
 
 /// A random case for `code`; `None` if it has operands this generator does not make.
-pub fn case(code: Code, oracle: &Oracle, random: &mut Random) -> Option<Case> {
+pub fn case(code: Code, random: &mut Random) -> Option<Case> {
     let op_code = code.op_code();
     if !op_code.is_instruction()
         || !op_code.mode64()
@@ -51,39 +65,37 @@ pub fn case(code: Code, oracle: &Oracle, random: &mut Random) -> Option<Case> {
     let mut gpr = [0; 16];
     gpr.fill_with(|| general_value(random));
     for _ in 0..20 {
-        let Some(insn) = instruction(code, oracle, &mut gpr, random) else { continue };
+        let Some(insn) = instruction(code, &mut gpr, random) else { continue };
         let mut encoder = Encoder::new(64);
-        if encoder.encode(&insn, oracle.instruction_address()).is_err() {
+        if encoder.encode(&insn, INSTRUCTION_ADDRESS).is_err() {
             continue;
         }
         let bytes = encoder.take_buffer();
-        let ip = oracle.instruction_address();
+        let ip = INSTRUCTION_ADDRESS;
         let insn = Decoder::with_ip(64, &bytes, ip, DecoderOptions::NONE).decode();
         if insn.code() != code {
             continue;
         }
-        let mut memory = [0; 64];
-        fill(&mut memory, random);
+        let mut memory = [0; MEMORY];
+        for part in memory.chunks_mut(64) {
+            fill(part, random);
+        }
         let rflags = random.next() & x86::flags::STATUS | x86::flags::FIXED;
-        let before = State { fpu: fpu(random), gpr, memory, rflags };
+        let mut before = State { fpu: fpu(random), gpr, memory, rflags };
+        adapt(&insn, &mut before, random);
         return Some(Case { insn, bytes, before });
     }
     None
 }
 
-fn instruction(
-    code: Code,
-    oracle: &Oracle,
-    gpr: &mut [u64; 16],
-    random: &mut Random,
-) -> Option<Instruction> {
+fn instruction(code: Code, gpr: &mut [u64; 16], random: &mut Random) -> Option<Instruction> {
     let mut insn = Instruction::default();
     insn.set_code(code);
     for (i, &kind) in code.op_code().op_kinds().iter().enumerate() {
         let i = i as u32;
         let number = random.below(16) as u32;
         match kind {
-            K::mem => memory_operand(&mut insn, i, oracle, gpr, random),
+            K::mem => memory_operand(&mut insn, i, gpr, random),
             K::r8_or_mem
             | K::r16_or_mem
             | K::r32_or_mem
@@ -93,7 +105,15 @@ fn instruction(
             | K::ymm_or_mem
                 if random.chance(2) =>
             {
-                memory_operand(&mut insn, i, oracle, gpr, random);
+                memory_operand(&mut insn, i, gpr, random);
+            }
+            K::mem_vsib32x | K::mem_vsib64x | K::mem_vsib32y | K::mem_vsib64y => {
+                gather_operand(&mut insn, kind, gpr, random);
+                insn.set_op_kind(i, OpKind::Memory);
+            }
+            K::seg_rDI => {
+                insn.set_op_kind(i, OpKind::MemorySegRDI);
+                gpr[7] = insn_target(random);
             }
             K::imm8 => {
                 insn.set_op_kind(i, OpKind::Immediate8);
@@ -129,15 +149,19 @@ fn register(kind: K, number: u32) -> Option<Register> {
     })
 }
 
+/// An address for a memory operand: usually the start of the memory; sometimes not aligned, or so
+/// near its end that the access may cross into the page that is not mapped.
+fn insn_target(random: &mut Random) -> u64 {
+    match random.below(16) {
+        0 => MEMORY_ADDRESS + random.below(64),
+        1 => MEMORY_ADDRESS + MEMORY as u64 - random.below(80),
+        _ => MEMORY_ADDRESS,
+    }
+}
+
 /// One of the addressing forms, with register values that make it point to the buffer.
-fn memory_operand(
-    insn: &mut Instruction,
-    operand: u32,
-    oracle: &Oracle,
-    gpr: &mut [u64; 16],
-    random: &mut Random,
-) {
-    let target = oracle.memory_address();
+fn memory_operand(insn: &mut Instruction, operand: u32, gpr: &mut [u64; 16], random: &mut Random) {
+    let target = insn_target(random);
     insn.set_op_kind(operand, OpKind::Memory);
     insn.set_memory_displ_size(8);
     let displacement = u64::from(random.next() as u32 >> random.below(31)).wrapping_sub(200);
@@ -164,6 +188,65 @@ fn memory_operand(
             let scaled = gpr[index].wrapping_mul(u64::from(scale));
             gpr[base] = target.wrapping_sub(displacement).wrapping_sub(scaled);
         }
+    }
+}
+
+/// A gather's memory operand; the index register's contents come with the state.
+fn gather_operand(insn: &mut Instruction, kind: K, gpr: &mut [u64; 16], random: &mut Random) {
+    let wide = matches!(kind, K::mem_vsib32y | K::mem_vsib64y);
+    let first = if wide { Register::YMM0 } else { Register::XMM0 };
+    let base = random.below(16) as usize;
+    insn.set_memory_base(Register::RAX + base as u32);
+    insn.set_memory_index(first + random.below(16) as u32);
+    insn.set_memory_index_scale(1 << random.below(4));
+    insn.set_memory_displ_size(1);
+    insn.set_memory_displacement64(0x40);
+    gpr[base] = MEMORY_ADDRESS + 0x100;
+}
+
+/// Contents that the instruction does not refuse, most of the time.
+fn adapt(insn: &Instruction, state: &mut State, random: &mut Random) {
+    use Mnemonic as M;
+    match insn.mnemonic() {
+        M::Xsave
+        | M::Xsave64
+        | M::Xsaveopt
+        | M::Xsaveopt64
+        | M::Xrstor
+        | M::Xrstor64
+        | M::Xsetbv => {
+            // The host has more components than the guest.
+            state.gpr[0] &= 7;
+            state.gpr[2] &= 0xffff_ffff_0000_0000;
+        }
+        _ => {}
+    }
+    if insn.is_vsib() {
+        let index = insn.memory_index().number();
+        let small = |random: &mut Random| (random.below(0x40) as i8 as u8, random.below(40) == 0);
+        let size = if insn.vsib() == Some(true) { 8 } else { 4 };
+        let fpu = &mut state.fpu;
+        for half in [&mut fpu.xmm[index], &mut fpu.ymm_high[index]] {
+            half.fill(0);
+            for lane in half.chunks_mut(size) {
+                let (value, far) = small(random);
+                lane[0] = value;
+                lane[2] = if far { 1 } else { 0 };
+            }
+        }
+    }
+    if random.chance(8) {
+        return;
+    }
+    match insn.mnemonic() {
+        M::Fxrstor | M::Fxrstor64 | M::Ldmxcsr | M::Vldmxcsr | M::Xrstor | M::Xrstor64 => {
+            for offset in [0, 24] {
+                state.memory[offset + 2..offset + 4].fill(0);
+            }
+            state.memory[512..576].fill(0);
+            state.memory[512] = random.below(8) as u8;
+        }
+        _ => {}
     }
 }
 

@@ -3,17 +3,18 @@
 // UNSAFETY: running arbitrary instructions needs generated code, raw memory and a signal handler.
 
 use core::{mem::offset_of, ptr};
-use std::sync::atomic::{AtomicPtr, Ordering};
-
 use iced_x86::code_asm::*;
 use x86::fpu::FpuState;
+
+/// Bytes of the memory an instruction may use; it is at the end of a page, the next is not mapped.
+pub const MEMORY: usize = 1024;
 
 /// What an instruction starts from.
 #[derive(Clone)]
 pub struct State {
     pub fpu: FpuState,
     pub gpr: [u64; 16],
-    pub memory: [u8; 64],
+    pub memory: [u8; MEMORY],
     pub rflags: u64,
 }
 
@@ -22,10 +23,12 @@ pub struct State {
 pub struct Outcome {
     pub fpu: FpuState,
     pub gpr: [u64; 16],
-    pub memory: [u8; 64],
+    pub memory: [u8; MEMORY],
     pub rflags: u64,
     /// Vector of the exception it raised, or zero.
     pub fault: u8,
+    /// For a page fault, its address; else zero.
+    pub fault_address: u64,
 }
 
 /// Code and data in one mapping, so that data can be reached without any register.
@@ -33,23 +36,33 @@ pub struct Outcome {
 struct Arena {
     code: [u8; 4096],
     fpu: FpuState,
-    memory: [u8; 64],
     gpr: [u64; 16],
     rflags: u64,
     host_rsp: u64,
     stack: [u64; 32],
     stack_end: u64,
-    /// Where to go on after an exception.
-    resume: u64,
     fault: u64,
+    fault_address: u64,
+    room: [u8; 4096 - 832 - 8 * 16 - 8 * 37 - MEMORY],
+    memory: [u8; MEMORY],
 }
+
+const _: () = assert!(size_of::<Arena>() == 8192);
+const _: () = assert!(offset_of!(Arena, memory) == 8192 - MEMORY);
+
+/// Where the arena is: below 2 GB, for absolute addressing.
+pub const ARENA_ADDRESS: u64 = 0x4000_0000;
+/// Bytes of the arena.
+pub const ARENA_SIZE: u64 = size_of::<Arena>() as u64;
+/// Where the memory is that instructions may use.
+pub const MEMORY_ADDRESS: u64 = ARENA_ADDRESS + offset_of!(Arena, memory) as u64;
+/// Where the instruction is.
+pub const INSTRUCTION_ADDRESS: u64 = ARENA_ADDRESS + INSTRUCTION as u64;
 
 /// Offset in the code page of the tested instruction.
 const INSTRUCTION: usize = 1024;
 /// Longest instruction.
 const MAX: usize = 15;
-
-static ARENA: AtomicPtr<Arena> = AtomicPtr::new(ptr::null_mut());
 
 /// There can be one.
 pub struct Oracle {
@@ -62,19 +75,8 @@ impl Oracle {
         let oracle = Self { arena };
         oracle.assemble(0, &oracle.enter());
         oracle.assemble(INSTRUCTION + MAX, &oracle.leave());
-        // SAFETY: the arena is mapped and nobody else uses it yet.
-        unsafe { (*arena).resume = arena as u64 + (INSTRUCTION + MAX) as u64 };
-        assert!(ARENA.swap(arena, Ordering::SeqCst).is_null(), "one oracle at a time");
         install_handler();
         oracle
-    }
-
-    pub fn instruction_address(&self) -> u64 {
-        self.arena as u64 + INSTRUCTION as u64
-    }
-
-    pub fn memory_address(&self) -> u64 {
-        self.arena as u64 + offset_of!(Arena, memory) as u64
     }
 
     pub fn run(&self, bytes: &[u8], state: &State) -> Outcome {
@@ -90,6 +92,7 @@ impl Oracle {
             arena.gpr = state.gpr;
             arena.rflags = state.rflags;
             arena.fault = 0;
+            arena.fault_address = 0;
             let enter: extern "sysv64" fn() = core::mem::transmute(self.arena);
             enter();
             let arena = &*self.arena;
@@ -99,6 +102,7 @@ impl Oracle {
                 memory: arena.memory,
                 rflags: arena.rflags,
                 fault: arena.fault as u8,
+                fault_address: arena.fault_address,
             }
         }
     }
@@ -117,7 +121,7 @@ impl Oracle {
         unsafe { (&mut (*self.arena).code)[at..at + code.len()].copy_from_slice(&code) };
     }
 
-    /// An absolute operand at `offset` of the arena, which lies below 2 GB for that.
+    /// An absolute operand at `offset` of the arena.
     fn at(&self, offset: usize) -> AsmMemoryOperand {
         ptr(self.arena as u64 + offset as u64)
     }
@@ -137,7 +141,7 @@ impl Oracle {
             for (i, r) in GENERAL.into_iter().enumerate() {
                 a.mov(r, self.at(offset_of!(Arena, gpr) + 8 * i))?;
             }
-            a.jmp(self.instruction_address())
+            a.jmp(INSTRUCTION_ADDRESS)
         }
     }
 
@@ -170,14 +174,15 @@ const GENERAL: [AsmRegister64; 16] =
 
 fn map_arena() -> *mut Arena {
     let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_32BIT;
-    // SAFETY: a new mapping overlays nothing; it is never unmapped.
-    let base = unsafe { libc::mmap(ptr::null_mut(), size_of::<Arena>(), protection, flags, -1, 0) };
-    assert_ne!(base, libc::MAP_FAILED);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let address = ptr::without_provenance_mut(ARENA_ADDRESS as usize);
+    // SAFETY: the mapping replaces none; it is never unmapped.
+    let base = unsafe { libc::mmap(address, size_of::<Arena>(), protection, flags, -1, 0) };
+    assert_eq!(base, address, "one oracle at a time");
     base.cast()
 }
 
-/// SIGFPE on a stack of its own: the tested instruction's RSP is anything.
+/// Exceptions arrive on a stack of their own: the tested instruction's RSP is anything.
 fn install_handler() {
     let stack = Box::leak(vec![0_u8; 1 << 16].into_boxed_slice());
     let stack =
@@ -188,21 +193,26 @@ fn install_handler() {
         action.sa_sigaction = handler as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         assert_eq!(libc::sigaltstack(&stack, ptr::null_mut()), 0);
-        assert_eq!(libc::sigaction(libc::SIGFPE, &action, ptr::null_mut()), 0);
+        for signal in [libc::SIGFPE, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL] {
+            assert_eq!(libc::sigaction(signal, &action, ptr::null_mut()), 0);
+        }
     }
 }
 
-extern "C" fn handler(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid context; the arena was set before the handler.
+extern "C" fn handler(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid context; handlers are installed after the arena is mapped.
     unsafe {
         let context = &mut *context.cast::<libc::ucontext_t>();
         let registers = &mut context.uc_mcontext.gregs;
-        let arena = ARENA.load(Ordering::SeqCst);
-        let rip = registers[libc::REG_RIP as usize] as u64;
-        if rip != arena as u64 + INSTRUCTION as u64 {
+        let arena: *mut Arena = ptr::with_exposed_provenance_mut(ARENA_ADDRESS as usize);
+        if registers[libc::REG_RIP as usize] as u64 != INSTRUCTION_ADDRESS {
             libc::abort();
         }
-        (*arena).fault = registers[libc::REG_TRAPNO as usize] as u64;
-        registers[libc::REG_RIP as usize] = (*arena).resume as i64;
+        let trap = registers[libc::REG_TRAPNO as usize] as u64;
+        (*arena).fault = trap;
+        if trap == 14 {
+            (*arena).fault_address = (*info).si_addr() as u64;
+        }
+        registers[libc::REG_RIP as usize] = (INSTRUCTION_ADDRESS + MAX as u64) as i64;
     }
 }

@@ -183,9 +183,7 @@ fn gather<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fa
         return Err(Fault::ud());
     }
     let shape = Gather::of(insn);
-    let used = shape.size * shape.count;
     let (mut value, mut mask) = (cpu.bytes(to), cpu.bytes(mask_register));
-    value[used..].fill(0);
     let index = cpu.bytes(index_register);
     let mut gathered = false;
     for i in 0..shape.count {
@@ -194,21 +192,23 @@ fn gather<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fa
             let scaled = element_index(&index, i, shape.index_size) << op.address.scale;
             let element = &mut value[at..at + shape.size];
             if let Err(fault) = cpu.load_element(sys, op, scaled, element) {
-                suspend(cpu, op, gathered.then_some(&value), &mask);
+                suspend(cpu, op, gathered.then_some(value), &mask);
                 return Err(fault);
             }
             gathered = true;
         }
         mask[at..at + shape.size].fill(0);
     }
+    value[shape.size * shape.count..].fill(0);
     cpu.set_bytes(to, &value);
     cpu.set_bytes(mask_register, &[0; 32]);
     Ok(())
 }
 
-/// Keeps what was gathered before a fault, if anything was. As on hardware the mask elements
+/// Keeps what was gathered before a fault, if anything was; bytes of the destination it has not
+/// come to stay as they were, except those above the vector length. As on hardware the mask elements
 /// still set become all ones, over the whole vector length.
-fn suspend<S: System>(cpu: &mut Cpu<S>, op: &Op<S>, value: Option<&Bytes>, mask: &Bytes) {
+fn suspend<S: System>(cpu: &mut Cpu<S>, op: &Op<S>, value: Option<Bytes>, mask: &Bytes) {
     let insn = &op.insn;
     let size = Gather::of(insn).size;
     let length = insn.op0_register().size().max(insn.memory_index().size());
@@ -216,8 +216,9 @@ fn suspend<S: System>(cpu: &mut Cpu<S>, op: &Op<S>, value: Option<&Bytes>, mask:
     for at in (0..length).step_by(size).filter(|at| is_set(mask, *at, size)) {
         remaining[at..at + size].fill(0xff);
     }
-    if let Some(value) = value {
-        cpu.set_bytes(insn.op0_register(), value);
+    if let Some(mut value) = value {
+        value[length..].fill(0);
+        cpu.set_bytes(insn.op0_register(), &value);
     }
     cpu.set_bytes(insn.op2_register(), &remaining);
 }
