@@ -347,7 +347,7 @@ impl<S: System> Cpu<S> {
         }
         let watched = right != Right::Execute && self.page_is_watched(linear);
         if view != View::UserAligned && !watched {
-            self.tlb.fill(view, right, linear & !0xfff, page.offset);
+            self.tlb.fill(view, right, linear & !0xfff, page.offset, found.page_bits);
         }
         Ok(Place::Ram(offset))
     }

@@ -3,14 +3,14 @@
 //! There is one set per *view*: what may be accessed depends on the privilege level and, under
 //! SMAP, on RFLAGS.AC, so a change of those selects another set instead of flushing. An entry
 //! caches each right separately by holding the page's address as the tag of that right or
-//! [`NEVER`]. A write tag is present only if the dirty bit is already set in the page table and the
+//! [`never`]. A write tag is present only if the dirty bit is already set in the page table and the
 //! page holds no decoded code, so a hit needs no bookkeeping at all.
 //!
-//! Entries of large pages are cached 4 KB at a time. Any flush drops everything it might concern:
-//! x86 allows a TLB to forget at any time.
+//! Entries of large pages are cached 4 KB at a time. INVLPG must drop all of them, so two small
+//! filters remember in which 2 MB and 1 GB regions there are such pieces: a page flush in a marked
+//! region drops the whole region. Any flush may drop too much: x86 allows a TLB to forget at any
+//! time.
 
-/// A tag that matches no page-aligned address (distance from any address is at least 4096).
-const NEVER: u64 = 1 << 63 | 0x7ff;
 const SLOTS: usize = 1024;
 
 /// Who is looking: the rights an access is checked with.
@@ -53,55 +53,107 @@ struct Entry {
     offset: u64,
 }
 
-const EMPTY: Entry = Entry { tags: [NEVER; 3], offset: 0 };
+/// A tag no address looked up in this slot matches: it belongs to another slot.
+const fn never(slot: usize) -> u64 {
+    1 << 63 | (slot as u64 ^ 1) << 12
+}
+
+const fn empty(slot: usize) -> Entry {
+    Entry { tags: [never(slot); 3], offset: 0 }
+}
+
+/// The entries of one view, and which of them were filled since the last flush.
+struct Set {
+    entries: [Entry; SLOTS],
+    used: [u64; SLOTS / 64],
+}
+
+impl Set {
+    fn new() -> Self {
+        Self { entries: std::array::from_fn(empty), used: [0; SLOTS / 64] }
+    }
+
+    fn flush(&mut self) {
+        for (word, used) in self.used.iter_mut().enumerate() {
+            let mut bits = std::mem::take(used);
+            while bits != 0 {
+                let slot = word * 64 + bits.trailing_zeros() as usize;
+                self.entries[slot] = empty(slot);
+                bits &= bits - 1;
+            }
+        }
+    }
+}
 
 /// The TLB.
 pub struct Tlb {
-    sets: Box<[[Entry; SLOTS]; 4]>,
+    sets: Box<[Set; 4]>,
+    /// Regions of 2 MB (by address bits 30:21) with pieces of a large page.
+    large: [u64; 16],
+    /// Regions of 1 GB (by address bits 35:30) with pieces of a page above 2 MB.
+    huge: u64,
 }
 
 impl Tlb {
     pub fn new() -> Self {
-        Self { sets: Box::new([[EMPTY; SLOTS]; 4]) }
+        let sets = Box::new(std::array::from_fn(|_| Set::new()));
+        Self { sets, large: [0; 16], huge: 0 }
     }
 
     /// RAM offset of `size` bytes at linear address `linear`, if they lie in one page for which
     /// the right is cached.
     #[inline(always)]
     pub fn lookup(&self, view: View, right: Right, linear: u64, size: u64) -> Option<u64> {
-        let entry = &self.sets[view as usize][slot(linear)];
+        let entry = &self.sets[view as usize].entries[slot(linear)];
         let distance = linear ^ entry.tags[right as usize];
         if distance <= 4096 - size { Some(entry.offset + distance) } else { None }
     }
 
-    /// Caches a right. `linear` and `offset` are page-aligned.
-    pub fn fill(&mut self, view: View, right: Right, linear: u64, offset: u64) {
-        let entry = &mut self.sets[view as usize][slot(linear)];
+    /// Caches a right. `linear` and `offset` are page-aligned; `page_bits` is log2 of the size in
+    /// bytes of the guest's page they are part of.
+    pub fn fill(&mut self, view: View, right: Right, linear: u64, offset: u64, page_bits: u32) {
+        let (index, set) = (slot(linear), &mut self.sets[view as usize]);
+        let entry = &mut set.entries[index];
         if entry.offset != offset || !entry.tags.contains(&linear) {
-            *entry = Entry { tags: [NEVER; 3], offset };
+            *entry = Entry { tags: [never(index); 3], offset };
         }
         entry.tags[right as usize] = linear;
+        set.used[index / 64] |= 1 << (index % 64);
+        match page_bits {
+            ..=12 => {}
+            ..=21 => self.large[region(linear) / 64] |= 1 << (region(linear) % 64),
+            _ => self.huge |= 1 << (linear >> 30 & 63),
+        }
     }
 
     /// Forgets everything.
     pub fn flush(&mut self) {
-        for set in self.sets.iter_mut() {
-            set.fill(EMPTY);
-        }
+        self.sets.iter_mut().for_each(Set::flush);
+        self.large = [0; 16];
+        self.huge = 0;
     }
 
-    /// Forgets the page of `linear`.
+    /// Forgets the page of `linear`, whatever its size.
     pub fn flush_page(&mut self, linear: u64) {
+        if self.huge >> (linear >> 30 & 63) & 1 != 0 {
+            return self.flush();
+        }
+        let large = self.large[region(linear) / 64] >> (region(linear) % 64) & 1 != 0;
+        let (first, count) = if large { (slot(linear) & !511, 512) } else { (slot(linear), 1) };
         for set in self.sets.iter_mut() {
-            set[slot(linear)] = EMPTY;
+            for slot in first..first + count {
+                set.entries[slot] = empty(slot);
+            }
         }
     }
 
     /// Forgets the right to write to the RAM page at `offset`, under every address.
     pub fn forbid_writes(&mut self, offset: u64) {
-        for entry in self.sets.iter_mut().flatten() {
-            if entry.offset == offset {
-                entry.tags[Right::Write as usize] = NEVER;
+        for set in self.sets.iter_mut() {
+            for (slot, entry) in set.entries.iter_mut().enumerate() {
+                if entry.offset == offset {
+                    entry.tags[Right::Write as usize] = never(slot);
+                }
             }
         }
     }
@@ -111,6 +163,11 @@ fn slot(linear: u64) -> usize {
     (linear >> 12) as usize & (SLOTS - 1)
 }
 
+/// Index of a 2 MB region in the filter.
+fn region(linear: u64) -> usize {
+    (linear >> 21) as usize & 1023
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,7 +175,7 @@ mod tests {
     #[test]
     fn hits_stay_inside_the_page() {
         let mut tlb = Tlb::new();
-        tlb.fill(View::User, Right::Read, 0xffff_8000_0000_1000, 0x5000);
+        tlb.fill(View::User, Right::Read, 0xffff_8000_0000_1000, 0x5000, 12);
         let look = |a, s| tlb.lookup(View::User, Right::Read, a, s);
         assert_eq!(look(0xffff_8000_0000_1ff8, 8), Some(0x5ff8));
         assert_eq!(look(0xffff_8000_0000_1ff9, 8), None);
@@ -131,8 +188,28 @@ mod tests {
     #[test]
     fn empty_never_hits() {
         let tlb = Tlb::new();
-        for a in [0, NEVER, NEVER & !0xfff, 1 << 63, u64::MAX] {
+        for a in [0, never(0), never(1), 1 << 63, 1 << 63 | 0x7ff, 1 << 63 | 0x1000, u64::MAX] {
             assert_eq!(tlb.lookup(View::Supervisor, Right::Read, a, 1), None, "{a:#x}");
         }
+    }
+
+    #[test]
+    fn a_page_flush_drops_all_pieces_of_a_large_page() {
+        for (bits, distance) in [(12, 0), (21, 0x1f_f000), (22, 0x3f_f000), (30, 0x3fff_f000)] {
+            let mut tlb = Tlb::new();
+            tlb.fill(View::User, Right::Read, 0x4000_0000, 0x5000, bits);
+            tlb.flush_page(0x4000_0000 + distance);
+            assert_eq!(tlb.lookup(View::User, Right::Read, 0x4000_0000, 1), None, "{bits}");
+        }
+    }
+
+    #[test]
+    fn a_page_flush_spares_its_neighbours() {
+        let mut tlb = Tlb::new();
+        tlb.fill(View::User, Right::Read, 0x4000_0000, 0x5000, 12);
+        tlb.flush_page(0x4000_1000);
+        assert_eq!(tlb.lookup(View::User, Right::Read, 0x4000_0000, 1), Some(0x5000));
+        tlb.flush();
+        assert_eq!(tlb.lookup(View::User, Right::Read, 0x4000_0000, 1), None);
     }
 }
