@@ -74,15 +74,15 @@ pub struct OutOfRam {
 /// Guest RAM. A clone is another handle to the same bytes.
 #[derive(Clone)]
 pub struct Ram {
-    /// The mapping itself is cheap to copy in: loads and stores do not chase the `Arc`.
+    /// Where the mapping is, kept here so that loads and stores do not chase the `Arc`.
     view: mapping::View,
     layout: Layout,
+    pages: Arc<PageMap>,
     shared: Arc<Inner>,
 }
 
 struct Inner {
     mapping: Mapping,
-    pages: Arc<PageMap>,
     dma: DmaMemory,
 }
 
@@ -100,7 +100,7 @@ impl Ram {
         let pages = Arc::new(PageMap::new(len / PAGE));
         let dma = dma::map(&mapping, layout, &pages)?;
         let view = mapping.view();
-        Ok(Self { view, layout, shared: Arc::new(Inner { mapping, pages, dma }) })
+        Ok(Self { view, layout, pages, shared: Arc::new(Inner { mapping, dma }) })
     }
 
     /// Bytes of RAM.
@@ -163,7 +163,7 @@ impl Ram {
     /// Not all of the range is RAM; nothing has changed.
     pub fn set_rom(&self, gpa: u64, len: u64) -> Result<(), OutOfRam> {
         let offset = self.offset(gpa, len)?;
-        self.shared.pages.set_rom(offset, len);
+        self.pages.set_rom(offset, len);
         Ok(())
     }
 
@@ -175,7 +175,7 @@ impl Ram {
 
     fn walk_cas(&self, gpa: u64, size: usize, old: u64, new: u64) -> bool {
         let Some(offset) = self.word(gpa, size as u64) else { return true };
-        if self.shared.pages.is_rom(offset) {
+        if self.pages.is_rom(offset) {
             return true;
         }
         let swapped = self.view.cas(offset, size, old, new) == old;
@@ -194,7 +194,7 @@ impl GuestRam for Ram {
     #[inline]
     fn page(&self, gpa: u64) -> Option<RamPage> {
         let offset = self.layout.offset(gpa & !(PAGE - 1), PAGE)?;
-        Some(RamPage { offset, writable: !self.shared.pages.is_rom(offset) })
+        Some(RamPage { offset, writable: !self.pages.is_rom(offset) })
     }
 
     #[inline]
@@ -245,22 +245,22 @@ impl GuestRam for Ram {
     }
 
     fn mark_code(&self, offset: u64) {
-        self.shared.pages.mark_code(offset);
+        self.pages.mark_code(offset);
     }
     #[inline]
     fn is_code(&self, offset: u64) -> bool {
-        self.shared.pages.is_code(offset)
+        self.pages.is_code(offset)
     }
     #[inline]
     fn note_write(&self, offset: u64, len: u64) {
-        self.shared.pages.note_write(offset, len);
+        self.pages.note_write(offset, len);
     }
     #[inline]
     fn has_stale_code(&self) -> bool {
-        self.shared.pages.has_stale()
+        self.pages.has_stale()
     }
     fn take_stale_code(&self) -> Vec<u64> {
-        self.shared.pages.take_stale()
+        self.pages.take_stale()
     }
 }
 

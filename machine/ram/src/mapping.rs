@@ -2,12 +2,14 @@
 //!
 //! Bytes of guest RAM change under us at any moment: other vCPUs, devices and other processes
 //! write them. So no reference to them is ever made; they are read and written through raw
-//! pointers, as atomics where aligned and as volatile bytes where not.
+//! pointers, words by single instructions. Guest and host are the same kind of CPU, so the guest
+//! gets the memory ordering and atomicity it expects without asking for it.
 //!
 // UNSAFETY: shared memory that other processes write cannot be expressed in safe Rust. Each
 // access asserts that it lies inside the mapping, which lives as long as any `Ram`.
 #![allow(unsafe_code)]
 
+use std::arch::asm;
 use std::fs::File;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -24,8 +26,7 @@ pub(crate) struct Mapping {
     len: u64,
 }
 
-// SAFETY: the mapping is plain memory, valid from any thread; access to it is by atomic or
-// volatile operations only.
+// SAFETY: the mapping is plain memory, valid from any thread, and never seen as references.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -83,33 +84,40 @@ unsafe impl Send for View {}
 // SAFETY: as for `Mapping`.
 unsafe impl Sync for View {}
 
-/// A load and a store of one size. Aligned: one relaxed atomic access. Unaligned: volatile bytes,
-/// which the compiler merges into one instruction.
+/// A load and a store of one size, each one instruction whatever the alignment. Written as such
+/// because that is the contract: the CPU's own MOV is atomic where the guest may rely on it, and
+/// the language has no unaligned access to memory that others write.
 macro_rules! access {
-    ($load:ident, $store:ident, $word:ty, $atomic:ty) => {
+    ($load:ident, $store:ident, $word:ty, $register:ident, $mov_load:literal, $mov_store:literal) => {
         #[inline]
         pub(crate) fn $load(self, offset: u64) -> $word {
-            const SIZE: usize = size_of::<$word>();
-            let at = self.at::<SIZE>(offset);
-            if offset.is_multiple_of(SIZE as u64) {
-                // SAFETY: `at` is inside the mapping, and aligned since its base is.
-                unsafe { <$atomic>::from_ptr(at.cast()) }.load(Ordering::Relaxed)
-            } else {
-                // SAFETY: `at` is inside the mapping; bytes need no alignment.
-                <$word>::from_le_bytes(unsafe { at.cast::<[u8; SIZE]>().read_volatile() })
+            self.check(offset, size_of::<$word>());
+            let value;
+            // SAFETY: the bytes are inside the mapping; nothing else is touched.
+            unsafe {
+                asm!(
+                    $mov_load,
+                    value = lateout($register) value,
+                    base = in(reg) self.base.as_ptr(),
+                    offset = in(reg) offset,
+                    options(nostack, preserves_flags, readonly),
+                );
             }
+            value
         }
 
         #[inline]
         pub(crate) fn $store(self, offset: u64, value: $word) {
-            const SIZE: usize = size_of::<$word>();
-            let at = self.at::<SIZE>(offset);
-            if offset.is_multiple_of(SIZE as u64) {
-                // SAFETY: `at` is inside the mapping, and aligned since its base is.
-                unsafe { <$atomic>::from_ptr(at.cast()) }.store(value, Ordering::Relaxed);
-            } else {
-                // SAFETY: `at` is inside the mapping; bytes need no alignment.
-                unsafe { at.cast::<[u8; SIZE]>().write_volatile(value.to_le_bytes()) };
+            self.check(offset, size_of::<$word>());
+            // SAFETY: the bytes are inside the mapping; nothing else is touched.
+            unsafe {
+                asm!(
+                    $mov_store,
+                    value = in($register) value,
+                    base = in(reg) self.base.as_ptr(),
+                    offset = in(reg) offset,
+                    options(nostack, preserves_flags),
+                );
             }
         }
     };
@@ -138,10 +146,16 @@ macro_rules! cas {
 }
 
 impl View {
+    /// The bounds check of every access, of 1 to 16 bytes.
+    #[inline]
+    fn check(self, offset: u64, size: usize) {
+        assert!(offset <= self.len - size as u64, "offset outside guest RAM");
+    }
+
     /// The host address of `SIZE` bytes at `offset`.
     #[inline]
     fn at<const SIZE: usize>(self, offset: u64) -> *mut u8 {
-        assert!(offset <= self.len - SIZE as u64, "offset outside guest RAM");
+        self.check(offset, SIZE);
         // SAFETY: just checked to be inside the mapping.
         unsafe { self.base.as_ptr().add(offset as usize) }
     }
@@ -154,10 +168,38 @@ impl View {
         unsafe { self.base.as_ptr().add(offset as usize) }
     }
 
-    access!(load8, store8, u8, AtomicU8);
-    access!(load16, store16, u16, AtomicU16);
-    access!(load32, store32, u32, AtomicU32);
-    access!(load64, store64, u64, AtomicU64);
+    access!(
+        load8,
+        store8,
+        u8,
+        reg_byte,
+        "mov {value}, byte ptr [{base} + {offset}]",
+        "mov byte ptr [{base} + {offset}], {value}"
+    );
+    access!(
+        load16,
+        store16,
+        u16,
+        reg,
+        "movzx {value:e}, word ptr [{base} + {offset}]",
+        "mov word ptr [{base} + {offset}], {value:x}"
+    );
+    access!(
+        load32,
+        store32,
+        u32,
+        reg,
+        "mov {value:e}, dword ptr [{base} + {offset}]",
+        "mov dword ptr [{base} + {offset}], {value:e}"
+    );
+    access!(
+        load64,
+        store64,
+        u64,
+        reg,
+        "mov {value}, qword ptr [{base} + {offset}]",
+        "mov qword ptr [{base} + {offset}], {value}"
+    );
 
     pub(crate) fn read(self, offset: u64, data: &mut [u8]) {
         let from = self.span(offset, data.len());
