@@ -118,7 +118,7 @@ impl CpuInterrupts {
     pub fn msr_read(&self, index: u32) -> Result<u64, Fault> {
         self.lapic.with(|state| match index {
             msr::APIC_BASE => Ok(state.base()),
-            msr::TSC_DEADLINE => Ok(state.timer.tsc_deadline()),
+            msr::TSC_DEADLINE => Ok(state.tsc_deadline()),
             msr::X2APIC..=msr::X2APIC_LAST => state.msr_read(index - msr::X2APIC),
             _ => Err(Fault::gp(0)),
         })
@@ -133,7 +133,7 @@ impl CpuInterrupts {
         match index {
             msr::APIC_BASE => self.lapic.set_base(value),
             msr::TSC_DEADLINE => {
-                self.lapic.with(|state| state.timer.set_tsc_deadline(value));
+                self.lapic.with(|state| state.set_tsc_deadline(value));
                 Ok(())
             }
             msr::X2APIC..=msr::X2APIC_LAST => {

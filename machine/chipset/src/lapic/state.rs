@@ -340,6 +340,24 @@ impl State {
         }
     }
 
+    /// Accesses to the timer see it as of this moment, not as of when its thread last ran: an
+    /// interrupt that is due is neither lost to a new count nor later than the count it ends.
+    fn catch_up(&mut self) {
+        let now = self.timer.now();
+        self.expire(now);
+    }
+
+    pub(crate) fn set_tsc_deadline(&mut self, deadline: u64) {
+        self.catch_up();
+        self.timer.set_tsc_deadline(deadline);
+        self.catch_up();
+    }
+
+    pub(crate) fn tsc_deadline(&mut self) -> u64 {
+        self.catch_up();
+        self.timer.tsc_deadline()
+    }
+
     /// An interrupt by way of the LVT. (ExtINT needs none: it follows the level of LINT0.)
     fn local_interrupt(&mut self, register: u32) {
         let lvt = self.lvt[lvt_index(register)];
@@ -375,7 +393,7 @@ impl State {
     }
 
     /// Reads a register both modes have; `None` if it does not exist.
-    fn read_register(&self, register: u32) -> Option<u32> {
+    fn read_register(&mut self, register: u32) -> Option<u32> {
         Some(match register {
             reg::VERSION => VERSION,
             reg::TPR => self.tpr.into(),
@@ -388,7 +406,10 @@ impl State {
             reg::ESR => self.esr,
             reg::LVT_TIMER..=reg::LVT_ERROR => self.lvt[lvt_index(register)],
             reg::TIMER_INITIAL => self.timer.initial(),
-            reg::TIMER_CURRENT => self.timer.current(),
+            reg::TIMER_CURRENT => {
+                self.catch_up();
+                self.timer.current()
+            }
             reg::TIMER_DIVIDE => self.timer.divide_configuration(),
             _ => return None,
         })
@@ -396,6 +417,9 @@ impl State {
 
     /// Writes a register both modes have; false if it does not exist.
     fn write_register(&mut self, register: u32, value: u32) -> bool {
+        if matches!(register, reg::LVT_TIMER | reg::TIMER_INITIAL | reg::TIMER_DIVIDE) {
+            self.catch_up();
+        }
         match register {
             reg::TPR => self.tpr = value as u8,
             reg::SVR => self.set_svr(value),
@@ -496,7 +520,7 @@ impl State {
     }
 
     /// Reads a register through its MSR (SDM 10.12.1.2); #GP if there is none.
-    pub(crate) fn msr_read(&self, register: u32) -> Result<u64, Fault> {
+    pub(crate) fn msr_read(&mut self, register: u32) -> Result<u64, Fault> {
         match register {
             _ if !self.x2apic() => Err(Fault::gp(0)),
             reg::ID => Ok(self.id.into()),

@@ -134,6 +134,10 @@ impl Timer {
         self.mode = mode;
     }
 
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.monotonic_ns()
+    }
+
     pub(crate) fn tsc_deadline(&self) -> u64 {
         self.tsc_deadline
     }

@@ -366,7 +366,6 @@ fn timer_tsc_deadline() {
     assert_eq!((cpu.acknowledge(), cpu.msr_read(0x6e0)), (Some(0xec), Ok(0)));
     machine.apic_write(0, EOI, 0);
     cpu.msr_write(0x6e0, 7).unwrap();
-    machine.pass(0);
     assert_eq!(cpu.acknowledge(), Some(0xec), "the past is now");
     machine.apic_write(0, EOI, 0);
     cpu.msr_write(0x6e0, 90_000).unwrap();
@@ -395,4 +394,18 @@ fn only_earlier_deadlines_wake_the_timer_thread() {
     machine.platform.timers.deadline();
     arm(1400);
     assert_eq!(rearms(), before + 2, "it would now sleep to the later deadline");
+}
+
+#[test]
+fn a_due_interrupt_comes_before_a_new_count() {
+    let machine = machine(1);
+    machine.apic_write(0, LVT_TIMER, 0xec);
+    machine.apic_write(0, TIMER_INITIAL, 1000);
+    machine.pass_unseen(1_000_000);
+    machine.apic_write(0, TIMER_INITIAL, 1000);
+    assert_eq!(machine.cpu().acknowledge(), Some(0xec));
+    machine.apic_write(0, EOI, 0);
+    machine.pass_unseen(80_000);
+    assert_eq!(machine.apic_read(0, TIMER_CURRENT), 0);
+    assert_eq!(machine.cpu().acknowledge(), Some(0xec), "zero is seen no earlier");
 }
