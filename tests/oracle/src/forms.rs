@@ -18,7 +18,7 @@ pub enum Verdict {
 }
 
 /// Features the CPU model can offer.
-const OFFERED: [CpuidFeature; 55] = {
+pub const OFFERED: [CpuidFeature; 55] = {
     use CpuidFeature as F;
     [
         F::INTEL8086,

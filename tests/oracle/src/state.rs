@@ -1,7 +1,9 @@
 //! A test case and what came of running it, independent of who ran it.
 
+use std::fmt;
+
 use x86::fpu::FpuState;
-use x86::{Fault, flags};
+use x86::{Fault, flags, vector};
 
 use crate::background;
 use crate::layout::{CODE, HLT, IMAGE_LEN, address, image_offset};
@@ -99,6 +101,22 @@ pub enum Stop {
     Syscall,
     /// It did not end.
     Timeout,
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fault(fault) => {
+                write!(f, "fault {}", fault.vector)?;
+                if let Some(code) = fault.code {
+                    write!(f, " {code:#x}")?;
+                }
+                if fault.vector == vector::PF { write!(f, " {:#x}", fault.address) } else { Ok(()) }
+            }
+            Self::Syscall => f.write_str("syscall"),
+            Self::Timeout => f.write_str("timeout"),
+        }
+    }
 }
 
 /// What came of a case.

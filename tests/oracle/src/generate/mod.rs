@@ -23,8 +23,9 @@ const MAX_INSTRUCTIONS: u64 = 8;
 /// Drafts of one form tried until one can be steered.
 const TRIES: usize = 24;
 
-/// A source of random cases.
+/// A source of random cases: an endless list, of which each can be made without the ones before.
 pub struct Generator {
+    seed: u64,
     random: Random,
     all: Vec<Code>,
     /// The ones that work on general registers: few forms, much of what programs do.
@@ -37,6 +38,7 @@ impl Generator {
     pub fn new(seed: u64, forms: &[Code]) -> Self {
         let general: Vec<Code> = forms.iter().copied().filter(|&f| !forms::is_vector(f)).collect();
         Self {
+            seed,
             random: Random::new(seed),
             all: forms.to_vec(),
             general: if general.is_empty() { forms.to_vec() } else { general },
@@ -44,27 +46,29 @@ impl Generator {
         }
     }
 
-    /// The next case.
-    pub fn case(&mut self) -> Case {
-        let count =
-            if self.random.chance(40) { 1 } else { 1 + self.random.below(MAX_INSTRUCTIONS) };
+    /// Case `number` of the list. Even ones are sequences, odd ones go through the forms one by
+    /// one. (A form that cannot be made gives an empty case.)
+    pub fn case(&mut self, number: u64) -> Case {
+        self.random = Random::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let rip = target::start(&mut self.random);
-        let mut draft = Sequence::new(&mut self.random, rip);
+        let mut sequence = Sequence::new(&mut self.random, rip);
+        if number.is_multiple_of(2) {
+            self.fill(&mut sequence);
+        } else {
+            let form = self.all[(number / 2 % self.all.len() as u64) as usize];
+            sequence.push(&mut self.random, &mut self.info, form);
+        }
+        sequence.finish(&mut self.random)
+    }
+
+    fn fill(&mut self, sequence: &mut Sequence) {
+        let count =
+            if self.random.chance(30) { 1 } else { 1 + self.random.below(MAX_INSTRUCTIONS) };
         for _ in 0..count {
             let forms = if self.random.chance(40) { &self.general } else { &self.all };
             let form = self.random.pick(forms);
-            draft.push(&mut self.random, &mut self.info, form);
+            sequence.push(&mut self.random, &mut self.info, form);
         }
-        draft.finish(&mut self.random)
-    }
-
-    /// A case of the single instruction form `form`. `None` if it could not be made.
-    pub fn single(&mut self, form: Code) -> Option<Case> {
-        let rip = target::start(&mut self.random);
-        let mut sequence = Sequence::new(&mut self.random, rip);
-        sequence
-            .push(&mut self.random, &mut self.info, form)
-            .then(|| sequence.finish(&mut self.random))
     }
 }
 
@@ -151,6 +155,9 @@ mod tests {
         let forms = forms::tested();
         let mut one = Generator::new(7, &forms);
         let mut two = Generator::new(7, &forms);
-        (0..100).for_each(|_| assert_eq!(one.case(), two.case()));
+        (0..100).for_each(|i| assert_eq!(one.case(i), two.case(i)));
+        let again = one.case(3);
+        assert_eq!(again, two.case(3), "whatever was made before");
+        assert_ne!(again, Generator::new(8, &forms).case(3));
     }
 }

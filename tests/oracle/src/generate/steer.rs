@@ -32,11 +32,20 @@ pub fn steer(
     for memory in &memories {
         let size = operand_size(&draft.insn, memory);
         let Some(address) = place(sequence, random, draft, memory, size) else {
-            return random.chance(WILD);
+            return !locked(&draft.insn) && random.chance(WILD);
         };
+        if locked(&draft.insn) && !address.is_multiple_of(size.max(1)) {
+            return false;
+        }
         contents(sequence, random, &draft.insn, memory, address, size);
     }
     accept_immediate(&draft.insn)
+}
+
+/// The access locks the bus if it is not aligned. Hypervisors and kernels punish that: it may be
+/// slow, counted, or never end.
+fn locked(insn: &Instruction) -> bool {
+    insn.has_lock_prefix() || insn.mnemonic() == Mnemonic::Xchg
 }
 
 /// Interrupt gates user code may call: breakpoint, overflow, Linux system call.

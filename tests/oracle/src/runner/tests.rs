@@ -21,8 +21,8 @@ fn run(case: &Case) -> Outcome {
 fn loads_and_saves_every_register() {
     let mut generator = Generator::new(11, &forms::tested());
     let mut runner = NativeRunner::new().unwrap();
-    for _ in 0..200 {
-        let Case { mut state, .. } = generator.case();
+    for number in 0..200 {
+        let Case { mut state, .. } = generator.case(number);
         state.rip = CODE.base;
         state.rflags &= !flags::AC;
         let empty = Case { state: state.clone(), code: vec![], background: 0, patches: vec![] };
@@ -85,7 +85,7 @@ fn is_deterministic() {
     let mut two = NativeRunner::new().unwrap();
     let mut ends = 0;
     for number in 0..5000 {
-        let case = generator.case();
+        let case = generator.case(number);
         let outcome = one.run(&case).unwrap();
         ends += u32::from(outcome.state.rip == case.end());
         assert_eq!(outcome, two.run(&case).unwrap(), "case {number}");

@@ -1,0 +1,56 @@
+//! A case on both sides.
+
+use crate::compare::differences;
+use crate::interp::{InterpError, Interpreted, Interpreter};
+use crate::runner::{NativeRunner, RunnerError};
+use crate::state::{Case, Outcome};
+
+/// Why cases cannot be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// The native side.
+    #[error(transparent)]
+    Native(#[from] RunnerError),
+    /// The interpreter's side.
+    #[error(transparent)]
+    Interpreter(#[from] InterpError),
+}
+
+/// What both sides made of a case.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The host CPU.
+    pub native: Outcome,
+    /// The interpreter.
+    pub interpreted: Interpreted,
+    /// What differs, a line each.
+    pub differences: Vec<String>,
+}
+
+/// Both sides.
+pub struct Checker {
+    native: NativeRunner,
+    interpreter: Interpreter,
+}
+
+impl Checker {
+    /// Sets both sides up.
+    ///
+    /// # Errors
+    /// The host lacks something.
+    pub fn new() -> Result<Self, CheckError> {
+        Ok(Self { native: NativeRunner::new()?, interpreter: Interpreter::new()? })
+    }
+
+    /// Runs `case` on both sides.
+    ///
+    /// # Errors
+    /// The native side failed.
+    pub fn check(&mut self, case: &Case) -> Result<Report, CheckError> {
+        let image = case.image();
+        let native = self.native.run_on(case, &image)?;
+        let interpreted = self.interpreter.run_on(case, &image);
+        let differences = differences(&native, &interpreted.outcome, &interpreted.ignored);
+        Ok(Report { native, interpreted, differences })
+    }
+}

@@ -1,0 +1,89 @@
+//! The differences between two outcomes, as far as they mean something.
+
+use std::fmt::Write;
+
+use x86::{exception::pf, flags, vector};
+
+use crate::field::Field;
+use crate::state::{Outcome, Patch, Stop};
+use crate::undefined::Ignored;
+
+/// First address Linux reports user faults at as protection violations, whatever the kernel has
+/// mapped there (`sanitize_error_code`, arch/x86/mm/fault.c).
+const TASK_SIZE_MAX: u64 = 0x7fff_ffff_f000;
+
+/// One line for each thing that differs; empty if nothing does.
+pub fn differences(native: &Outcome, other: &Outcome, ignored: &Ignored) -> Vec<String> {
+    if ignored.all.is_some() {
+        return Vec::new();
+    }
+    let mut lines = Vec::new();
+    let mut add = |what: &str, native: String, other: String| {
+        lines.push(format!("{what}: native {native}, interpreter {other}"));
+    };
+    let (stop, other_stop) = (visible(native.stop), visible(other.stop));
+    if stop != other_stop {
+        add("stop", stop.to_string(), other_stop.to_string());
+    }
+    for field in Field::all() {
+        let significant = significant(field, ignored);
+        let (a, b) = (field.get(&native.state), field.get(&other.state));
+        if a & significant != b & significant {
+            add(&field.to_string(), format!("{a:#x}"), format!("{b:#x}"));
+        }
+    }
+    let (a, b) = (memory(&native.changes, ignored), memory(&other.changes, ignored));
+    if a != b {
+        add("memory", list(&a, &b), list(&b, &a));
+    }
+    lines
+}
+
+/// The bits of a register that are to be compared.
+fn significant(field: Field, ignored: &Ignored) -> u128 {
+    match field {
+        Field::Rflags => (flags::ALL & !ignored.flags).into(),
+        _ => u128::MAX,
+    }
+}
+
+/// A fault as a Linux program can know it.
+fn visible(stop: Stop) -> Stop {
+    let Stop::Fault(mut fault) = stop else { return stop };
+    if fault.vector == vector::PF && fault.address >= TASK_SIZE_MAX {
+        fault.code = fault.code.map(|code| code | pf::PRESENT);
+    }
+    if fault.vector == vector::DB {
+        fault.address = 0;
+    }
+    Stop::Fault(fault)
+}
+
+/// Changed bytes with their addresses, less those left open.
+fn memory(changes: &[Patch], ignored: &Ignored) -> Vec<(u64, u8)> {
+    let open = |address| ignored.memory.iter().any(|range| range.contains(&address));
+    let bytes = |run: &Patch| {
+        let start = run.address;
+        run.bytes.clone().into_iter().enumerate().map(move |(i, byte)| (start + i as u64, byte))
+    };
+    changes.iter().flat_map(bytes).filter(|&(address, _)| !open(address)).collect()
+}
+
+/// The bytes of `these` that are not in `those`.
+fn list(these: &[(u64, u8)], those: &[(u64, u8)]) -> String {
+    const MOST: usize = 48;
+    let own: Vec<_> = these.iter().filter(|byte| !those.contains(byte)).collect();
+    let mut text = String::new();
+    let mut next = None;
+    for (address, byte) in own.iter().take(MOST) {
+        if next != Some(*address) {
+            let _ = write!(text, " [{address:#x}]");
+        }
+        let _ = write!(text, " {byte:02x}");
+        next = Some(address + 1);
+    }
+    if own.len() > MOST {
+        let _ = write!(text, " and {} bytes more", own.len() - MOST);
+    }
+    if text.is_empty() { "as before".into() } else { text.trim_start().into() }
+}

@@ -1,0 +1,288 @@
+//! Runs cases on the reference interpreter, in a machine that is nothing but memory: 64-bit user
+//! mode, page tables that map the windows with their permissions, no descriptors behind GDTR and
+//! IDTR (so every INT is #GP), no I/O permission map.
+
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
+use native::HostVectorUnit;
+use ram::Ram;
+use x86::control::{cr0, cr4, efer};
+use x86::fpu::xstate;
+use x86::paging::{NX, P, RW, US};
+use x86::segment::{Segment, attr};
+use x86::{Fault, TableRegister, Vcpu, flags, seg};
+use x86_interp::{CpuidResult, System, VectorUnit};
+
+use crate::layout::{IMAGE_LEN, PAGE, WINDOWS};
+use crate::state::{Case, Outcome, State, Stop, changes};
+use crate::undefined::{Ignored, Undefined};
+
+/// Where the image lies in guest RAM (GPA).
+const IMAGE_GPA: u64 = 0x4_0000;
+/// The page tables' root (GPA); further tables follow.
+const ROOT_GPA: u64 = 0x1000;
+/// Steps after which a case counts as endless. Repeated string instructions take one step for
+/// many iterations.
+const MAX_STEPS: usize = 100_000;
+
+/// Why the interpreter's side cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum InterpError {
+    /// No guest memory.
+    #[error(transparent)]
+    Ram(#[from] ram::RamError),
+    /// No vector unit.
+    #[error("the host's vector unit cannot be set up: {0}")]
+    Unit(std::io::Error),
+}
+
+/// What the interpreter made of a case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interpreted {
+    /// The outcome.
+    pub outcome: Outcome,
+    /// What of it the architecture leaves open.
+    pub ignored: Ignored,
+    /// The forms of the instructions that ran, the last one possibly to a fault.
+    pub ran: Vec<Code>,
+    /// How many of them ran to their end.
+    pub completed: usize,
+}
+
+/// The interpreter in its machine.
+pub struct Interpreter {
+    cpu: x86_interp::Cpu<Machine>,
+    machine: Machine,
+    after: Box<[u8; IMAGE_LEN]>,
+}
+
+impl Interpreter {
+    /// Builds machine and page tables.
+    ///
+    /// # Errors
+    /// The host has no memory for it.
+    pub fn new() -> Result<Self, InterpError> {
+        let ram = Ram::new(ram::MIN_LEN)?;
+        map_windows(&ram);
+        let unit = HostVectorUnit::new().map_err(InterpError::Unit)?;
+        let cpu = x86_interp::Cpu::new(user_vcpu());
+        let after = Box::new([0; IMAGE_LEN]);
+        Ok(Self { cpu, machine: Machine { ram, unit }, after })
+    }
+
+    /// Runs a case on memory `image`, made from it.
+    pub fn run_on(&mut self, case: &Case, image: &[u8; IMAGE_LEN]) -> Interpreted {
+        self.write_image(image);
+        load(&mut self.cpu.vcpu, &case.state);
+        self.cpu.state_changed();
+        let program = Program::of(case);
+        let mut trace = Trace::default();
+        let stop = self.steps(&program, &mut trace);
+        self.read_image();
+        let state = save(&self.cpu.vcpu);
+        let outcome = Outcome { stop, state, changes: changes(image, &self.after) };
+        let Trace { undefined, ran, completed } = trace;
+        Interpreted { outcome, ignored: undefined.ignored(), ran, completed }
+    }
+
+    /// Runs a case.
+    pub fn run(&mut self, case: &Case) -> Interpreted {
+        self.run_on(case, &case.image())
+    }
+
+    fn steps(&mut self, program: &Program, trace: &mut Trace) -> Stop {
+        for _ in 0..MAX_STEPS {
+            let before = self.cpu.vcpu.rip;
+            let insn = program.at(before);
+            if let Some(insn) = insn {
+                trace.before(insn, &self.cpu.vcpu);
+            }
+            if let Err(fault) = self.cpu.step(&mut self.machine) {
+                return Stop::Fault(fault);
+            }
+            if let Some(insn) = insn.filter(|_| self.cpu.vcpu.rip != before) {
+                trace.after(insn);
+            }
+        }
+        Stop::Timeout
+    }
+
+    fn write_image(&mut self, image: &[u8; IMAGE_LEN]) {
+        let written = self.machine.ram.write_gpa(IMAGE_GPA, image);
+        assert!(written.is_ok(), "the image lies in RAM");
+    }
+    fn read_image(&mut self) {
+        let read = self.machine.ram.read_gpa(IMAGE_GPA, &mut self.after[..]);
+        assert!(read.is_ok(), "the image lies in RAM");
+    }
+}
+
+/// What is noted while a case runs.
+#[derive(Default)]
+struct Trace {
+    undefined: Undefined,
+    ran: Vec<Code>,
+    completed: usize,
+}
+
+impl Trace {
+    /// `insn` is about to run, or to go on with its iterations.
+    fn before(&mut self, insn: &Instruction, vcpu: &Vcpu) {
+        self.undefined.before(insn, vcpu);
+        if self.ran.len() == self.completed {
+            self.ran.push(insn.code());
+        }
+    }
+    /// `insn` has run to its end.
+    fn after(&mut self, insn: &Instruction) {
+        self.undefined.after(insn);
+        self.completed = self.ran.len();
+    }
+}
+
+/// The instructions of a case, by address.
+struct Program(Vec<Instruction>);
+
+impl Program {
+    fn of(case: &Case) -> Self {
+        let decoder = Decoder::with_ip(64, &case.code, case.state.rip, DecoderOptions::NONE);
+        Self(decoder.into_iter().collect())
+    }
+    fn at(&self, rip: u64) -> Option<&Instruction> {
+        self.0.iter().find(|insn| insn.ip() == rip)
+    }
+}
+
+/// Maps every window, with 4 KiB pages.
+fn map_windows(ram: &Ram) {
+    let mut tables = Tables { ram, next: ROOT_GPA + PAGE };
+    for window in WINDOWS {
+        for offset in (0..window.len).step_by(PAGE as usize) {
+            let write = if window.writable { RW } else { 0 };
+            let execute = if window.executable { 0 } else { NX };
+            let gpa = IMAGE_GPA + window.offset + offset;
+            tables.map(window.base + offset, gpa | P | US | write | execute);
+        }
+    }
+}
+
+/// Page tables under construction.
+struct Tables<'a> {
+    ram: &'a Ram,
+    next: u64,
+}
+
+impl Tables<'_> {
+    fn map(&mut self, gva: u64, leaf: u64) {
+        let mut table = ROOT_GPA;
+        for shift in [39, 30, 21] {
+            let slot = table + (gva >> shift & 0x1ff) * 8;
+            let mut entry = self.read(slot);
+            if entry == 0 {
+                entry = self.next | P | RW | US;
+                self.next += PAGE;
+                self.write(slot, entry);
+            }
+            table = entry & x86::paging::ADDRESS;
+        }
+        self.write(table + (gva >> 12 & 0x1ff) * 8, leaf);
+    }
+
+    fn read(&self, gpa: u64) -> u64 {
+        let mut bytes = [0; 8];
+        assert!(self.ram.read_gpa(gpa, &mut bytes).is_ok(), "tables lie in RAM");
+        u64::from_le_bytes(bytes)
+    }
+    fn write(&self, gpa: u64, value: u64) {
+        assert!(gpa < IMAGE_GPA, "tables do not reach the image");
+        assert!(self.ram.write_gpa(gpa, &value.to_le_bytes()).is_ok(), "tables lie in RAM");
+    }
+}
+
+/// A CPU in 64-bit user mode, with the control bits a Linux kernel sets.
+fn user_vcpu() -> Vcpu {
+    let mut vcpu = Vcpu {
+        cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::AM | cr0::PG,
+        cr3: ROOT_GPA,
+        cr4: cr4::PAE | cr4::PGE | cr4::OSFXSR | cr4::OSXMMEXCPT | cr4::FSGSBASE | cr4::OSXSAVE,
+        efer: efer::SCE | efer::LME | efer::LMA | efer::NXE,
+        xcr0: xstate::SUPPORTED,
+        gdtr: TableRegister::default(),
+        idtr: TableRegister::default(),
+        // Too short for an I/O permission map.
+        tr: Segment { attr: attr::P | 11, limit: 0x67, ..Segment::default() },
+        ..Vcpu::default()
+    };
+    let user = attr::P | attr::S | 3 << attr::DPL_SHIFT | attr::G;
+    let segment = |selector, attr| Segment { selector, attr, limit: u32::MAX, base: 0 };
+    vcpu.seg = [Segment::default(); 6];
+    vcpu.seg[seg::CS] = segment(0x33, user | attr::L | 0xb);
+    vcpu.seg[seg::SS] = segment(0x2b, user | attr::DB | 3);
+    vcpu
+}
+
+fn load(vcpu: &mut Vcpu, state: &State) {
+    vcpu.gpr = state.gpr;
+    vcpu.rip = state.rip;
+    vcpu.rflags = state.rflags;
+    vcpu.seg[seg::FS].base = state.fs_base;
+    vcpu.seg[seg::GS].base = state.gs_base;
+    vcpu.fpu = state.fpu;
+    vcpu.interrupt_shadow = false;
+}
+
+fn save(vcpu: &Vcpu) -> State {
+    State {
+        gpr: vcpu.gpr,
+        rip: vcpu.rip,
+        rflags: vcpu.rflags & !flags::RF,
+        fs_base: vcpu.seg[seg::FS].base,
+        gs_base: vcpu.seg[seg::GS].base,
+        fpu: vcpu.fpu,
+    }
+}
+
+/// Memory, the vector unit, and nothing else.
+struct Machine {
+    ram: Ram,
+    unit: HostVectorUnit,
+}
+
+impl System for Machine {
+    type Ram = Ram;
+    fn ram(&self) -> &Ram {
+        &self.ram
+    }
+    fn pending(&self) -> u32 {
+        0
+    }
+    fn mmio_read(&mut self, _: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+    fn mmio_write(&mut self, _: u64, _: &[u8]) {}
+    fn port_read(&mut self, _: u16, _: u8) -> u32 {
+        u32::MAX
+    }
+    fn port_write(&mut self, _: u16, _: u8, _: u32) {}
+    fn msr_read(&mut self, _: u32) -> Result<u64, Fault> {
+        Err(Fault::gp(0))
+    }
+    fn msr_write(&mut self, _: u32, _: u64) -> Result<(), Fault> {
+        Err(Fault::gp(0))
+    }
+    fn cpuid(&self, _: u32, _: u32) -> CpuidResult {
+        CpuidResult::default()
+    }
+    fn tsc(&mut self) -> u64 {
+        0
+    }
+    fn random(&mut self) -> Option<u64> {
+        None
+    }
+    fn cr8(&mut self) -> u8 {
+        0
+    }
+    fn set_cr8(&mut self, _: u8) {}
+    fn vector_unit(&mut self) -> &mut dyn VectorUnit {
+        &mut self.unit
+    }
+}

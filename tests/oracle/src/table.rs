@@ -1,0 +1,70 @@
+//! The table of forms for docs/: what is tested, how often it ran, what is left out and why.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use iced_x86::Code;
+
+use crate::campaign::Summary;
+use crate::forms::{self, Verdict};
+
+/// The table as Markdown, after a campaign of `seed`.
+pub fn markdown(seed: u64, summary: &Summary) -> String {
+    let mut text = String::from(HEAD);
+    let judged = summary.cases - summary.open.values().sum::<u64>();
+    let _ = writeln!(
+        text,
+        "Seed {seed}: {} cases, {judged} judged, {} differences.\n",
+        summary.cases, summary.failed
+    );
+    for (reason, count) in &summary.open {
+        let _ = writeln!(text, "- {count} cases not judged: {reason}");
+    }
+    tested(&mut text, summary);
+    excluded(&mut text);
+    not_offered(&mut text);
+    text
+}
+
+const HEAD: &str = "# What the oracle tests\n
+Made by `oracle --table`; do not edit. A form is an iced-x86 `Code`. \"Completed\" and \"faulted\" count
+instructions in cases that were compared with the host CPU.\n\n";
+
+fn tested(text: &mut String, summary: &Summary) {
+    let forms = forms::tested();
+    let _ = writeln!(text, "\n## Tested: {} forms\n", forms.len());
+    let _ = writeln!(text, "| form | instruction | completed | faulted |\n|---|---|---:|---:|");
+    for code in forms {
+        let runs = summary.runs.get(&code).copied().unwrap_or_default();
+        let (form, syntax) = (format!("{code:?}"), code.op_code().instruction_string());
+        let _ = writeln!(text, "| {form} | {syntax} | {} | {} |", runs.completed, runs.faulted);
+    }
+}
+
+fn excluded(text: &mut String) {
+    let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for code in Code::values() {
+        if let Verdict::Excluded(reason) = forms::verdict(code) {
+            by_reason.entry(reason).or_default().push(format!("{code:?}"));
+        }
+    }
+    let _ = writeln!(text, "\n## Offered by the CPU model, not tested here\n");
+    for (reason, forms) in by_reason {
+        let _ = writeln!(text, "- {reason}: {}", forms.join(", "));
+    }
+}
+
+/// By feature: the forms are many.
+fn not_offered(text: &mut String) {
+    let mut by_feature: BTreeMap<String, usize> = BTreeMap::new();
+    for code in Code::values().filter(|&code| forms::verdict(code) == Verdict::NotOffered) {
+        let missing = code.cpuid_features().iter().filter(|f| !forms::OFFERED.contains(f));
+        let names: Vec<String> = missing.map(|feature| format!("{feature:?}")).collect();
+        let name = if names.is_empty() { "not in 64-bit mode".into() } else { names.join(" + ") };
+        *by_feature.entry(name).or_default() += 1;
+    }
+    let _ = writeln!(text, "\n## Not offered by the CPU model\n");
+    for (feature, count) in by_feature {
+        let _ = writeln!(text, "- {feature}: {count} forms");
+    }
+}
