@@ -1,7 +1,9 @@
 //! Builds the wedge blob: a no_std program linked flat at the window's address.
 //!
 //! On stable, for the host target, by calling rustc directly: cargo cannot build one package's
-//! artefact into another, and a workspace member would be built as an ordinary program.
+//! artefact into another, and a workspace member would be built as an ordinary program. Without SSE,
+//! because the wedge runs with the guest's vectors live; the target x86_64-unknown-none would do that
+//! without rustc's warning, where it is installed.
 
 use std::path::Path;
 use std::process::Command;

@@ -124,13 +124,15 @@ pub fn trap_calls_from(start: usize, end: usize) {
     install_filter(&mut filter);
 }
 
-/// seccomp: calls whose instruction pointer lies in the low 4 GiB or the highest 4 GiB (the vsyscall
-/// page) trap, all others pass.
-pub fn trap_calls_of_low_and_vsyscall() {
+/// seccomp: 32-bit calls trap, and those whose instruction pointer lies in the low 4 GiB or the
+/// highest 4 GiB (the vsyscall page); all others pass.
+pub fn trap_all_guest_calls() {
     let k = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let jeq = libc::BPF_JMP | libc::BPF_JEQ;
     let ret = libc::BPF_RET | libc::BPF_K;
     install_filter(&mut [
+        k(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 4), // arch: x86-64?
+        k(jeq, 0, 3, 0xc000_003e),
         k(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 12),
         k(jeq, 1, 0, 0),
         k(jeq, 0, 1, u32::MAX),

@@ -111,6 +111,10 @@ fn cpuid_faulting() {
         "cpuid raises SIGSEGV, trap 13, rip at the instruction",
         (exit.signal, exit.trap(), exit.rip()) == (libc::SIGSEGV, 13, TEXT as u64 + 3),
     );
+    host::in_child(|| {
+        guest::enter(&Regs::at_text(1));
+        law("a forked child inherits it", guest::last_exit().trap() == 13);
+    });
     guest::catch_all(guest::h_skip2_xrstor_used_jump);
     row(
         "cpuid fault, skipped without sigreturn",

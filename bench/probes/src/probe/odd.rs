@@ -2,7 +2,7 @@
 //!
 //! One line each: signal.code, trap number, error code, cr2, and how rip, rsp, rcx, r11 and the flags
 //! in the frame differ from what they were before the instruction. Run with the seccomp trap armed
-//! for the whole low 4 GiB and, where it differs, with user dispatch.
+//! for 32-bit calls and the whole low 4 GiB, and, where it differs, with user dispatch.
 
 use crate::guest::{self, EXIT, Exit, Regs, STACK, TEXT};
 use crate::host;
@@ -138,7 +138,7 @@ fn own_descriptor() {
 }
 
 fn filter() {
-    host::trap_calls_of_low_and_vsyscall();
+    host::trap_all_guest_calls();
 }
 
 fn dispatch() {

@@ -31,11 +31,13 @@ crate::code!(
     "syscall"
 );
 
-// The pair `mov eax, nr; syscall` (7 bytes) overwritten by a jump to a trampoline nearby.
+// The five bytes of `mov eax, nr` overwritten by a jump to a trampoline nearby; the `syscall` behind
+// them stays, for those who jump to it: the guest kernel restarts a call by setting rip back by two.
 crate::code!(
     patched,
-    "2: jmp 3f",
-    ".byte 0x90, 0x90",
+    "2: .byte 0xe9",
+    ".long 3f - 2b - 5",
+    "syscall",
     "4: dec rbx",
     "jnz 2b",
     "mov r15, rax",
@@ -87,6 +89,22 @@ pub fn run() {
         });
         assert_eq!(status, 0, "{name}");
     }
+    assert_eq!(host::in_child(restart), 0, "restart");
+}
+
+/// Entering a patched site at its `syscall`: the trap takes over.
+fn restart() {
+    prepare_kernel(true);
+    // SAFETY: as in `run`.
+    unsafe { PROBE_WAY_OUT = probe_out_vectors_keys as *const () as u64 };
+    host::install_code(TEXT, patched());
+    guest::catch_all(h_round_keys);
+    host::trap_calls_from(TEXT, TEXT + host::PAGE);
+    let rip = (TEXT + 5) as u64;
+    guest::enter(&Regs { rax: 39, rip, ..Regs::at_text(1) });
+    let exit = guest::last_exit();
+    let seen = (exit.rax(), exit.words[7]) == (EXIT, PID.into());
+    law("a patched site entered at its syscall instruction still works", seen);
 }
 
 /// Maps the kernel's stack, task and per-CPU area at their biased addresses, keyed as in the design.

@@ -4,7 +4,7 @@
 use crate::guest::{self, Regs, TEXT};
 use crate::host::{self, Handler};
 use crate::measure::price;
-use crate::report::row;
+use crate::report::{law, row};
 
 crate::code!(
     calls,
@@ -36,6 +36,7 @@ macro_rules! trapping {
         crate::code!($name, "2:", $($line),+, "dec rbx", "jnz 2b", "mov eax, 0xdead", "syscall");
     };
 }
+crate::code!(one_call, "mov eax, 39", "syscall", "ud2");
 trapping!(page_fault, "mov eax, [rsi]");
 trapping!(general_protection, "cli", "nop");
 trapping!(undefined, "ud2");
@@ -77,7 +78,25 @@ pub fn run() {
             assert_eq!(status, 0, "{catcher} {state}");
         }
     }
+    assert_eq!(host::in_child(inheritance), 0, "inheritance");
     assert_eq!(host::in_child(exceptions), 0, "exceptions");
+}
+
+/// What a fork of a wedge keeps. The guest's one call is SIGSYS if caught, and SIGILL if it ran.
+fn inheritance() {
+    guest::prepare_stacks();
+    host::install_code(TEXT, one_call());
+    guest::catch_all(guest::h_leave);
+    let child_sees = |name: &str, signal: i32| {
+        host::in_child(|| {
+            guest::enter(&Regs::at_text(0));
+            law(name, guest::last_exit().signal == signal);
+        });
+    };
+    dispatch();
+    child_sees("user dispatch is not inherited by fork", libc::SIGILL);
+    host::trap_calls_from(TEXT, TEXT + 4096);
+    child_sees("a seccomp filter is", libc::SIGSYS);
 }
 
 /// Exceptions, each skipped by the handler: which trap is cheap on this host.

@@ -132,6 +132,7 @@ const NAMES: &[&str] = &[
 /// Starts the wedge and prints what came of it.
 pub fn run() {
     fact("blob bytes", IMAGE.len());
+    image_laws();
     let ram = ram_with_guest();
     host::map(SHARED, PAGE, RW, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0);
     // SAFETY: the page was mapped just above; an all-zero Shared is valid.
@@ -151,6 +152,26 @@ pub fn run() {
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     law("the guest ends the process through the wedge", status == 0);
     results(shared, born);
+}
+
+/// What must and must not be in the image, at any alignment: guest code can jump anywhere.
+fn image_laws() {
+    let end = IMAGE.windows(8).position(|w| w == b"end-text").unwrap_or(0);
+    let (text, _) = IMAGE.split_at(end);
+    let mut decoder = iced_x86::Decoder::with_ip(64, text, BLOB as u64, 0);
+    let vector = decoder.iter().find(uses_vectors).map(|i| i.ip());
+    law("no instruction of the blob names a vector register", !text.is_empty() && vector.is_none());
+    let count = |wanted: fn(&[u8]) -> bool| IMAGE.windows(3).filter(|w| wanted(w)).count();
+    law("two host-call instructions (calls and mmap)", count(|w| w[..2] == [0x0f, 0x05]) == 2);
+    law("two WRPKRU (in and out)", count(|w| w == [0x0f, 0x01, 0xef]) == 2);
+    let xrstor = |w: &[u8]| w[..2] == [0x0f, 0xae] && w[2] >> 3 & 7 == 5 && w[2] < 0xc0;
+    law("one XRSTOR", IMAGE.windows(3).filter(|w| xrstor(w)).count() == 1);
+}
+
+fn uses_vectors(instruction: &iced_x86::Instruction) -> bool {
+    (0..instruction.op_count()).map(|n| instruction.op_register(n)).any(|register| {
+        register.is_vector_register() || register.is_mm() || register.is_k() || register.is_st()
+    })
 }
 
 fn ram_with_guest() -> i32 {
