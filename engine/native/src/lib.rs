@@ -185,3 +185,6 @@ impl VectorUnit for HostVectorUnit {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

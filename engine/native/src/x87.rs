@@ -53,42 +53,49 @@ pub(crate) fn run(
     if waits && pending {
         return Err(Fault::new(vector::MF));
     }
-    let before = *fpu;
-    let guest = before.mxcsr & MXCSR_MASK;
-    fpu.mxcsr = (guest | float::ALL_MASKED) & !float::FLAGS;
-    let markers = Markers::place(fop, fpu);
+    let guest = fpu.mxcsr & MXCSR_MASK;
+    // Only the conversions between MMX and XMM can raise #XM, and hardly ever may.
+    let before = (guest & float::ALL_MASKED != float::ALL_MASKED).then_some(*fpu);
+    let hidden = Hidden::take(fop, fpu);
     call(fpu, operands, 0);
 
-    let raised = fpu.mxcsr & float::FLAGS;
-    let (flags, fault) = float::reported(guest, raised);
-    if fault {
-        *fpu = before;
-        enter_mmx(fpu);
-    } else {
-        markers.resolve(fop, &before, fpu, operands);
-        fpu.mxcsr_mask = before.mxcsr_mask;
+    let (flags, fault) = float::reported(guest, fpu.mxcsr & float::FLAGS);
+    match before {
+        Some(before) if fault => {
+            *fpu = before;
+            enter_mmx(fpu);
+        }
+        _ => hidden.put_back(fop, fpu, operands),
     }
     fpu.mxcsr = guest | flags;
     if fault { Err(Fault::new(vector::XM)) } else { Ok(()) }
 }
 
-/// What stands in FIP, FDP and FOP while a stub runs.
-struct Markers {
+/// Fields that hold something else while a stub runs.
+struct Hidden {
+    fip: u64,
+    fdp: u64,
     fop: u16,
+    mxcsr_mask: u32,
+    /// What stands in FOP in the meantime.
+    marker: u16,
 }
 
-impl Markers {
+impl Hidden {
     /// `fop` is what the instruction may leave there: the marker differs in the opcode bits.
-    fn place(fop: u16, fpu: &mut FpuState) -> Self {
+    fn take(fop: u16, fpu: &mut FpuState) -> Self {
+        let (fip, fdp, mxcsr_mask) = (fpu.fip, fpu.fdp, fpu.mxcsr_mask);
         let marker = (fop ^ 0x700) & FOP_MASK;
+        let hidden = Self { fip, fdp, fop: fpu.fop, mxcsr_mask, marker };
         (fpu.fip, fpu.fdp, fpu.fop) = (NOWHERE, NOWHERE, marker);
-        Self { fop: marker }
+        fpu.mxcsr = (fpu.mxcsr & MXCSR_MASK | float::ALL_MASKED) & !float::FLAGS;
+        hidden
     }
 
     /// Puts the guest's values where the stub's have been left. Zeros are FNINIT's.
-    fn resolve(self, fop: u16, before: &FpuState, fpu: &mut FpuState, operands: &VectorOperands) {
-        if fpu.fop == self.fop {
-            fpu.fop = before.fop;
+    fn put_back(self, fop: u16, fpu: &mut FpuState, operands: &VectorOperands) {
+        if fpu.fop == self.marker {
+            fpu.fop = self.fop;
         } else if fpu.fip != 0 {
             fpu.fop = fop;
         }
@@ -97,8 +104,9 @@ impl Markers {
             0 => 0,
             _ => new,
         };
-        fpu.fip = choose(fpu.fip, before.fip, operands.rip);
-        fpu.fdp = choose(fpu.fdp, before.fdp, operands.address);
+        fpu.fip = choose(fpu.fip, self.fip, operands.rip);
+        fpu.fdp = choose(fpu.fdp, self.fdp, operands.address);
+        fpu.mxcsr_mask = self.mxcsr_mask;
     }
 }
 

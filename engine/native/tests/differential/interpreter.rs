@@ -91,6 +91,12 @@ impl Interpreter {
         Self { machine, cpu: Cpu::new(user_mode()) }
     }
 
+    /// Changes registers other than those a [`State`] has.
+    pub fn change(&mut self, change: impl Fn(&mut Vcpu)) {
+        change(&mut self.cpu.vcpu);
+        self.cpu.state_changed();
+    }
+
     /// Executes one instruction.
     pub fn run(&mut self, bytes: &[u8], state: &State) -> Outcome {
         let gpa = |address: u64| address - ARENA_ADDRESS + ARENA_GPA;

@@ -6,6 +6,7 @@
 
 mod generate;
 mod interpreter;
+mod modes;
 mod oracle;
 
 use std::collections::BTreeMap;

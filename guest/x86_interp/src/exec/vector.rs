@@ -51,6 +51,8 @@ pub(super) fn prepare<S: System>(sys: &mut S, op: &mut Op<S>) {
 fn claims(insn: &Instruction) -> bool {
     match insn.encoding() {
         EncodingKind::VEX => true,
+        // An instruction of the 8086, says the decoder, since it waits for any coprocessor.
+        EncodingKind::Legacy if insn.mnemonic() == Mnemonic::Wait => true,
         EncodingKind::Legacy => {
             !is_integer(insn.mnemonic()) && insn.cpuid_features().iter().copied().any(is_vector)
         }
