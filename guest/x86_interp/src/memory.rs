@@ -112,12 +112,11 @@ impl<S: System> Cpu<S> {
 
     #[cold]
     fn target_slow(&mut self, sys: &mut S, linear: u64, size: u64) -> Result<Target, Fault> {
-        self.check_alignment(self.view, linear, size)?;
-        let first = self.translate(sys, self.view, linear, Right::Write)?;
+        self.check_access(sys, self.view, linear, size as usize, Right::Write)?;
         if (linear & 0xfff) + size > 4096 {
-            self.translate(sys, self.view, next_page(linear), Right::Write)?;
             return Ok(Target::Slow(linear));
         }
+        let first = self.translate(sys, self.view, linear, Right::Write)?;
         self.watch(linear, size, true);
         match first {
             Place::Ram(offset) => Ok(Target::Ram(offset)),
@@ -184,7 +183,6 @@ impl<S: System> Cpu<S> {
         linear: u64,
         data: &mut [u8],
     ) -> Result<(), Fault> {
-        self.check_alignment(self.view, linear, data.len() as u64)?;
         self.read_view(sys, self.view, linear, data)
     }
 
@@ -195,7 +193,6 @@ impl<S: System> Cpu<S> {
         linear: u64,
         data: &[u8],
     ) -> Result<(), Fault> {
-        self.check_alignment(self.view, linear, data.len() as u64)?;
         self.write_view(sys, self.view, linear, data)
     }
 
@@ -212,10 +209,7 @@ impl<S: System> Cpu<S> {
         linear: u64,
         len: u64,
     ) -> Result<(), Fault> {
-        for (piece, _) in pieces(linear, len as usize) {
-            self.translate(sys, view, piece, Right::Write)?;
-        }
-        Ok(())
+        self.check_rights(sys, view, linear, len as usize, Right::Write)
     }
 
     #[cold]
@@ -227,7 +221,6 @@ impl<S: System> Cpu<S> {
         linear: u64,
         size: usize,
     ) -> Result<u64, Fault> {
-        self.check_alignment(view, linear, size as u64)?;
         let mut data = [0; 8];
         self.read_view(sys, view, linear, &mut data[..size])?;
         Ok(u64::from_le_bytes(data))
@@ -243,13 +236,43 @@ impl<S: System> Cpu<S> {
         size: usize,
         value: u64,
     ) -> Result<(), Fault> {
-        self.check_alignment(view, linear, size as u64)?;
         self.write_view(sys, view, linear, &value.to_le_bytes()[..size])
     }
 
-    fn check_alignment(&self, view: View, linear: u64, size: u64) -> Result<(), Fault> {
-        if view == View::UserAligned && size.is_power_of_two() && linear & (size - 1) != 0 {
+    /// Everything that can be wrong with an access, in the order in which CPUs find it: not an
+    /// address, not aligned, pages from the first on.
+    fn check_access(
+        &mut self,
+        sys: &mut S,
+        view: View,
+        linear: u64,
+        size: usize,
+        right: Right,
+    ) -> Result<(), Fault> {
+        self.check_canonical(linear, size)?;
+        if view == View::UserAligned && linear & (alignment(size) - 1) != 0 {
             return Err(Fault::with_code(vector::AC, 0));
+        }
+        self.check_rights(sys, view, linear, size, right)
+    }
+
+    fn check_canonical(&self, linear: u64, size: usize) -> Result<(), Fault> {
+        let last = linear.wrapping_add(size as u64).wrapping_sub(1);
+        let good = paging::canonical(linear) && paging::canonical(last);
+        if good || !self.vcpu.long_mode() { Ok(()) } else { Err(Fault::gp(0)) }
+    }
+
+    fn check_rights(
+        &mut self,
+        sys: &mut S,
+        view: View,
+        linear: u64,
+        size: usize,
+        right: Right,
+    ) -> Result<(), Fault> {
+        self.check_canonical(linear, size)?;
+        for (piece, _) in pieces(linear, size) {
+            self.translate(sys, view, piece, right)?;
         }
         Ok(())
     }
@@ -262,10 +285,8 @@ impl<S: System> Cpu<S> {
         data: &mut [u8],
     ) -> Result<(), Fault> {
         let mut done = 0;
-        // Translate everything first: an MMIO read has effects and must not be repeated.
-        for (piece, _) in pieces(linear, data.len()).skip(1) {
-            self.translate(sys, view, piece, Right::Read)?;
-        }
+        // Everything is checked first: an MMIO read has effects and must not be repeated.
+        self.check_access(sys, view, linear, data.len(), Right::Read)?;
         for (piece, len) in pieces(linear, data.len()) {
             let part = &mut data[done..done + len];
             match self.translate(sys, view, piece, Right::Read)? {
@@ -286,9 +307,7 @@ impl<S: System> Cpu<S> {
         linear: u64,
         data: &[u8],
     ) -> Result<(), Fault> {
-        for (piece, _) in pieces(linear, data.len()).skip(1) {
-            self.translate(sys, view, piece, Right::Write)?;
-        }
+        self.check_access(sys, view, linear, data.len(), Right::Write)?;
         let mut done = 0;
         for (piece, len) in pieces(linear, data.len()) {
             let part = &data[done..done + len];
@@ -378,8 +397,15 @@ pub(crate) fn ram_store<S: System, const SIZE: usize>(sys: &S, offset: u64, valu
     }
 }
 
-fn next_page(linear: u64) -> u64 {
-    (linear & !0xfff).wrapping_add(4096)
+/// What the address of a `size` byte operand must be a multiple of under alignment checks (SDM
+/// table 6-7). Vectors have checks of their own.
+const fn alignment(size: usize) -> u64 {
+    match size {
+        2 | 14 | 94 => 2,
+        4 | 28 | 108 => 4,
+        8 | 10 => 8,
+        _ => 1,
+    }
 }
 
 /// Splits an access at page borders: (linear address, bytes).

@@ -85,6 +85,7 @@ impl Address {
         let present = |r: Register| if r.is_gpr() { -1 } else { 0 };
         let number = |r: Register| if r.is_gpr() { r.number() as u8 } else { 0 };
         let segment = segment_index(insn.memory_segment());
+        let segment = if bits == 64 { long_segment(segment, base) } else { segment };
         Self {
             base: number(base),
             base_mask: present(base),
@@ -97,6 +98,15 @@ impl Address {
             displacement,
             mask: address_mask(address_size(insn, bits)),
         }
+    }
+}
+
+/// In 64-bit code overrides other than FS and GS do nothing (SDM vol. 1, 3.3.7.1).
+fn long_segment(segment: usize, base: Register) -> usize {
+    match base.full_register() {
+        _ if segment >= seg::FS => segment,
+        Register::RSP | Register::RBP => seg::SS,
+        _ => seg::DS,
     }
 }
 

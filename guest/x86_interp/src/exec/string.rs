@@ -191,8 +191,9 @@ impl Step for Cmps {
     ) -> Result<(), Fault> {
         let source = walk.source(cpu, SIZE as u64)?;
         let destination = walk.destination(cpu, SIZE as u64, false)?;
-        let a = cpu.load::<SIZE>(sys, source)?;
+        // In this order: it shows when both fault.
         let b = cpu.load::<SIZE>(sys, destination)?;
+        let a = cpu.load::<SIZE>(sys, source)?;
         super::alu::sub::<SIZE>(&mut cpu.vcpu.rflags, a, b, 0);
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::{
     system::System,
     tlb::Right,
 };
-use x86::{Fault, paging};
+use x86::Fault;
 
 impl<S: System> Cpu<S> {
     /// Linear address of the memory operand; #GP(0) if it must be aligned to its size and is not.
@@ -20,18 +20,9 @@ impl<S: System> Cpu<S> {
     ) -> Result<u64, Fault> {
         let linear = self.linear(op, size, write)?;
         if ALIGNED && linear & (size - 1) != 0 {
-            return Err(self.misaligned(op, linear));
+            return Err(Fault::gp(0));
         }
         Ok(linear)
-    }
-
-    /// The fault of a memory operand that must be aligned and is not: whether the address is one at
-    /// all is checked first.
-    #[cold]
-    pub(super) fn misaligned(&self, op: &Op<S>, linear: u64) -> Fault {
-        let fault = Fault::gp(0);
-        let is_address = !self.vcpu.long_mode() || paging::canonical(linear);
-        if is_address { fault } else { self.blame_stack(op, fault) }
     }
 
     /// Loads a memory operand of `N` (4, 8, 16, 32) bytes; the rest of the 32 are zero.

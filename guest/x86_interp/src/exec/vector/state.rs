@@ -11,13 +11,14 @@ use crate::{
     cpu::Cpu,
     op::{Handler, Op},
     system::System,
+    tlb::View,
 };
 use iced_x86::{Instruction, Mnemonic};
 use x86::{
     Fault,
     control::cr4,
     fpu::{FpuState, MXCSR_MASK, xstate},
-    reg,
+    reg, vector,
 };
 
 /// Bytes of the FXSAVE area.
@@ -107,7 +108,14 @@ fn aligned_address<S: System>(
     write: bool,
 ) -> Result<u64, Fault> {
     let linear = cpu.linear(op, size as u64, write)?;
-    if linear & (alignment - 1) == 0 { Ok(linear) } else { Err(cpu.misaligned(op, linear)) }
+    match linear & (alignment - 1) {
+        0 => Ok(linear),
+        // Alignment checks know only the words the area is made of.
+        offset if offset & 3 != 0 && cpu.view == View::UserAligned => {
+            Err(Fault::with_code(vector::AC, 0))
+        }
+        _ => Err(Fault::gp(0)),
+    }
 }
 
 /// FXSAVE and FXSAVE64.
