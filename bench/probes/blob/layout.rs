@@ -42,6 +42,8 @@ pub struct Shared {
     pub blob_end: u64,
     /// 1 when the wedge waits to be looked at, 2 when it may go on.
     pub stage: core::sync::atomic::AtomicU32,
+    /// Pages to map around a fault, a power of two.
+    pub fill: u64,
     /// Guest calls answered.
     pub calls: u64,
     /// Guest faults answered with a page.

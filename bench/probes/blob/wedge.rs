@@ -279,12 +279,13 @@ fn in_heap(address: u64) -> bool {
     (GUEST_HEAP as u64..(GUEST_HEAP + GUEST_HEAP_LEN) as u64).contains(&address)
 }
 
-/// One page of RAM at the page that faulted.
+/// RAM at the page that faulted and its neighbours in an aligned run of `fill` pages.
 fn page_in(context: &Context) {
-    let page = context.cr2 & !0xfff;
+    let len = shared().fill * 4096;
+    let page = context.cr2 & !(len - 1);
     let offset = page - GUEST_HEAP as u64 + 0x10_0000;
     let flags = 0x11 | 0x8000; // MAP_SHARED | MAP_FIXED | MAP_POPULATE
-    if map(page, 4096, 3, flags, shared().ram, offset) != page as i64 {
+    if map(page, len, 3, flags, shared().ram, offset) != page as i64 {
         die();
     }
     shared().faults += 1;

@@ -15,6 +15,7 @@ const POPULATE: i32 = libc::MAP_SHARED | libc::MAP_POPULATE;
 pub fn run() {
     let cases: &[fn()] = &[
         contiguous,
+        first_writes,
         scattered,
         replace,
         harvest,
@@ -109,6 +110,40 @@ fn contiguous() {
         );
         timed(format!("munmap {pages} present pages: whole call"), 1, ready, gone, nothing);
     }
+}
+
+/// Whether a populated shared mapping takes its first writes without a fault.
+fn first_writes() {
+    let fd = ram();
+    let (pages, len) = (256, 256 * PAGE);
+    let gone = || host::unmap(AT, len);
+    let write = || {
+        for n in 0..pages {
+            // SAFETY: the range is mapped writable while this runs.
+            unsafe { ((AT + n * PAGE) as *mut u8).write_volatile(1) };
+        }
+    };
+    // SAFETY: acts on the mapping just made; 23 is MADV_POPULATE_WRITE.
+    let advise = || unsafe { libc::madvise(AT as *mut _, len, 23) };
+    let populated = || host::map(AT, len, RW, POPULATE, fd, 0);
+    let for_writing = || {
+        host::map(AT, len, RW, SHARED, fd, 0);
+        assert_eq!(advise(), 0);
+    };
+    timed("first write to a page mapped by MAP_POPULATE", pages, populated, write, gone);
+    timed("first write to a page mapped by MADV_POPULATE_WRITE", pages, for_writing, write, gone);
+    let both = || {
+        write();
+        write();
+    };
+    timed("first and second write after MAP_POPULATE", pages, populated, both, gone);
+    timed(
+        "mmap 256 contiguous pages and MADV_POPULATE_WRITE: per page",
+        pages,
+        || (),
+        for_writing,
+        gone,
+    );
 }
 
 /// n pages in guest-physical disorder: each is a mapping of its own.

@@ -2,8 +2,8 @@
 //! maps from outside, and reads what its guest and its handlers noted.
 
 use crate::host::{self, PAGE, RW, must};
-use crate::measure::{ticks_per_ns, tsc};
-use crate::report::{fact, law};
+use crate::measure::{Price, price_ticks, tsc};
+use crate::report::{fact, law, row};
 use std::sync::atomic::Ordering;
 
 #[allow(dead_code)]
@@ -16,6 +16,7 @@ use layout::{
 
 static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
 const RAM: usize = 64 << 20;
+const REPEATS: usize = 9;
 const CALLS: u64 = 20_000;
 const FAULTS: u64 = 2_000;
 
@@ -77,25 +78,49 @@ crate::code!(
     "xor edi, edi",
     "syscall",
     "4: pause",
-    "cmp qword ptr [r12 + 48 + 3 * 8], 0",
+    "cmp qword ptr [r12 + 56 + 3 * 8], 0",
     "je 4b",
     // A host call by jumping into the wedge's text, without the secret.
     "lea r13, [rip + 3f]",
     "movabs r12, 0x018000100000",
     "xor r9d, r9d",
     "mov eax, 39",
-    "jmp [r12 + 48 + 15 * 8]",
+    "jmp [r12 + 56 + 15 * 8]",
     "3: lea r13, [rip + 3f]",
     "mov eax, 11",
     "mov edi, 0x400000",
     "mov esi, 4096",
-    "jmp [r12 + 48 + 15 * 8]",
+    "jmp [r12 + 56 + 15 * 8]",
     // A forged signal: the handler's address with a frame of the guest's own making.
     "3: lea r13, [rip + 3f]",
     "lea rdx, [rsp - 1024]",
     "mov rsi, rdx",
     "push 0",
-    "jmp [r12 + 48 + 14 * 8]",
+    "jmp [r12 + 56 + 14 * 8]",
+    // The closing WRPKRU with another eax: must not reach user code.
+    "3: lea r13, [rip + 3f]",
+    "xor eax, eax",
+    "xor ecx, ecx",
+    "xor edx, edx",
+    "jmp [r12 + 56 + 13 * 8]",
+    // The XRSTOR with an image that opens every key, and a made-up frame to be resumed.
+    "3: mov r14d, 0x10300000",
+    "lea rax, [rip + 4f]",
+    "mov [r14 + 152], rax",
+    "mov [r14 + 168], rax",
+    "mov qword ptr [r14 + 176], 0x202",
+    "mov [r14 + 160], rsp",
+    "lea rdi, [r14 + 0x1000]",
+    "mov qword ptr [rdi], 0",
+    "mov qword ptr [rdi + 512], 0x200",
+    "mov eax, 0x200",
+    "xor edx, edx",
+    "jmp [r12 + 56 + 12 * 8]",
+    "4: xor ecx, ecx",
+    "rdpkru",
+    "mov edi, eax",
+    "mov eax, 1005",
+    "syscall",
     "3: lea r13, [rip + 3f]",
     "mov eax, 20",
     "int 0x80",
@@ -122,6 +147,7 @@ const NAMES: &[&str] = &[
     "jump to the wedge's syscall instruction, getpid",
     "jump to the wedge's syscall instruction, munmap",
     "jump to the wedge's handler with a made-up frame",
+    "jump to the closing WRPKRU with eax = 0",
     "int 0x80",
     "sysenter",
     "vsyscall page",
@@ -133,11 +159,44 @@ const NAMES: &[&str] = &[
 pub fn run() {
     fact("blob bytes", IMAGE.len());
     image_laws();
+    let alone = one_wedge(1, true);
+    results(alone);
+    let times = |fill: u64| -> Vec<[u64; 16]> {
+        (0..REPEATS).map(|_| one_wedge(fill, false).results).collect()
+    };
+    for fill in [1, 16, 64] {
+        let runs = times(fill);
+        let pages = |run: &[u64; 16]| run[1];
+        row(
+            format!("guest touches a fresh page, {fill} mapped per fault: per page"),
+            of(&runs, FAULTS, pages),
+        );
+        if fill == 1 {
+            row("guest call, answered in Rust", of(&runs, CALLS, |run| run[0]));
+            row("fork of the starter to the guest's first instruction", of(&runs, 1, |run| run[2]));
+            row(
+                "fork of a wedge with 2000 guest mappings to the child's guest",
+                of(&runs, 1, |run| run[3]),
+            );
+        }
+    }
+}
+
+/// The price of one figure over several runs.
+fn of(runs: &[[u64; 16]], ops: u64, pick: impl Fn(&[u64; 16]) -> u64) -> Price {
+    let mut ticks = runs.iter().map(pick);
+    price_ticks(runs.len(), ops, || ticks.next().unwrap_or(0))
+}
+
+/// One wedge that maps `fill` pages around each fault; what it noted, `results[2]` being the time
+/// from here to its guest's first instruction.
+fn one_wedge(fill: u64, print: bool) -> &'static Shared {
     let ram = ram_with_guest();
     host::map(SHARED, PAGE, RW, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0);
     // SAFETY: the page was mapped just above; an all-zero Shared is valid.
     let shared = unsafe { &mut *(SHARED as *mut Shared) };
     order(shared, ram);
+    shared.fill = fill;
     let image = image_memfd();
     crate::guest::forget_rseq();
     let born = tsc();
@@ -146,12 +205,22 @@ pub fn run() {
     if child == 0 {
         become_wedge(image);
     }
-    look(child, shared);
+    look(child, shared, print);
     let mut status = 0;
-    // SAFETY: collects the child.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    law("the guest ends the process through the wedge", status == 0);
-    results(shared, born);
+    // SAFETY: collects the child, and closes what only this run used.
+    unsafe {
+        libc::waitpid(child, &raw mut status, 0);
+        libc::close(ram);
+        libc::close(image);
+    }
+    let faults = FAULTS.div_ceil(fill) + 1;
+    assert_eq!(
+        (status, shared.calls, shared.faults),
+        (0, CALLS, faults),
+        "the guest ran as it should"
+    );
+    shared.results[2] = shared.results[2].wrapping_sub(born);
+    shared
 }
 
 /// What must and must not be in the image, at any alignment: guest code can jump anywhere.
@@ -176,6 +245,10 @@ fn uses_vectors(instruction: &iced_x86::Instruction) -> bool {
 
 fn ram_with_guest() -> i32 {
     let fd = host::memfd(RAM);
+    // Every page exists before the guest asks for it, as in a guest that has run for a while.
+    let populate = libc::MAP_SHARED | libc::MAP_POPULATE;
+    host::map(0x0300_0000_0000, RAM, RW, populate, fd, 0);
+    host::unmap(0x0300_0000_0000, RAM);
     let code = wedge_guest();
     // SAFETY: writes the slice at the second page.
     unsafe { libc::pwrite(fd, code.as_ptr().cast(), code.len(), PAGE as i64) };
@@ -189,9 +262,9 @@ fn image_memfd() -> i32 {
     fd
 }
 
-/// Offset of the first `syscall` instruction, and of the handler: it begins `mov r14, rdx; mov r15, rsi`.
+/// The address of the last place in the blob that holds these bytes.
 fn find(bytes: &[u8]) -> u64 {
-    let at = IMAGE.windows(bytes.len()).position(|w| w == bytes).expect("the blob holds it");
+    let at = IMAGE.windows(bytes.len()).rposition(|w| w == bytes).expect("the blob holds it");
     (BLOB + at) as u64
 }
 
@@ -200,7 +273,9 @@ fn order(shared: &mut Shared, ram: i32) {
     shared.ram = ram as u64;
     shared.blob_end = (BLOB + IMAGE.len()) as u64;
     shared.results[15] = find(&[0x0f, 0x05]);
-    shared.results[14] = find(&[0x49, 0x89, 0xd6, 0x49, 0x89, 0xf7]);
+    shared.results[14] = find(&[0x49, 0x89, 0xd6, 0x49, 0x89, 0xf7]); // the handler: mov r14, rdx; mov r15, rsi
+    shared.results[13] = find(&[0x0f, 0x01, 0xef]); // the closing WRPKRU
+    shared.results[12] = find(&[0x48, 0x0f, 0xae, 0x2f]); // xrstor64 [rdi]
 }
 
 fn become_wedge(image: i32) -> ! {
@@ -213,7 +288,7 @@ fn become_wedge(image: i32) -> ! {
 }
 
 /// Waits for the wedge to hold still and reads its maps.
-fn look(child: i32, shared: &Shared) {
+fn look(child: i32, shared: &Shared, print: bool) {
     for _ in 0..3000 {
         if shared.stage.load(Ordering::SeqCst) == 1 {
             break;
@@ -231,38 +306,24 @@ fn look(child: i32, shared: &Shared) {
                 && !line.ends_with("[vsyscall]")
         })
         .collect();
-    law(
-        "nothing but window, guest and [vsyscall] is mapped",
-        strange.is_empty() && !maps.is_empty(),
-    );
-    strange.iter().for_each(|line| println!("    {line}"));
-    let ours = maps
-        .lines()
-        .filter(|line| start(line).is_some_and(|at| (WINDOW..WINDOW_END).contains(&at)));
-    ours.for_each(|line| println!("    {}", line.split_whitespace().collect::<Vec<_>>().join(" ")));
+    if print {
+        maps_found(&maps, &strange);
+    }
     shared.stage.store(2, Ordering::SeqCst);
     // SAFETY: wakes the wedge's futex.
     unsafe { libc::syscall(libc::SYS_futex, &raw const shared.stage, libc::FUTEX_WAKE, 1) };
 }
 
-fn results(shared: &Shared, born: u64) {
-    let ns = |ticks: u64| ticks as f64 / ticks_per_ns();
-    law("every guest call was answered", shared.calls == CALLS);
-    law("every guest fault (and one for its stack) got a page", shared.faults == FAULTS + 1);
-    let [calls, faults, first, forked, ..] = shared.results;
-    fact(
-        "fork of the starter to the guest's first instruction, ns",
-        format!("{:.0}", ns(first.wrapping_sub(born))),
-    );
-    fact(
-        "fork of a wedge with 2000 pages of guest to the child's guest, ns",
-        format!("{:.0}", ns(forked)),
-    );
-    fact("guest call, answered in Rust, ns", format!("{:.1}", ns(calls) / CALLS as f64));
-    fact(
-        "guest fault, page mapped by the handler, resumed by iretq, ns",
-        format!("{:.1}", ns(faults) / FAULTS as f64),
-    );
+fn maps_found(maps: &str, strange: &[&str]) {
+    let alone = strange.is_empty() && !maps.is_empty();
+    law("nothing but window, guest and [vsyscall] is mapped", alone);
+    strange.iter().for_each(|line| println!("    {line}"));
+    let window = maps.lines().filter(|line| line.starts_with("18000"));
+    window
+        .for_each(|line| println!("    {}", line.split_whitespace().collect::<Vec<_>>().join(" ")));
+}
+
+fn results(shared: &Shared) {
     for (name, [what, rip, address, nr]) in NAMES.iter().zip(shared.exits) {
         let (signal, trap) = (what >> 32, what & 0xffff_ffff);
         let caught = format!(
@@ -271,5 +332,9 @@ fn results(shared: &Shared, born: u64) {
         );
         fact(name, if signal == 0 { "NOT SEEN".into() } else { caught });
     }
+    law(
+        "a jump to the XRSTOR with PKRU in its image gains nothing",
+        shared.results[5] == 0x5555_5554,
+    );
     law("every odd exit was caught and survived", shared.odd == NAMES.len() as u64);
 }
