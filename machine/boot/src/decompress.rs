@@ -68,6 +68,9 @@ impl Format {
     /// Unpacks a bzImage payload: compressed data followed by the unpacked size in 4 bytes (which
     /// in gzip is the last field of the format itself).
     pub(crate) fn unpack_payload(self, payload: &[u8]) -> Result<Vec<u8>, Error> {
+        if !self.is_supported() {
+            return Err(Error::UnsupportedCompression(self.name()));
+        }
         let damaged = |why: &str| Error::Decompress { format: self.name(), why: why.into() };
         let (data, size) = payload.split_last_chunk().ok_or_else(|| damaged("it is too short"))?;
         let size = u32::from_le_bytes(*size) as usize;

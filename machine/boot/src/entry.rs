@@ -8,7 +8,7 @@ use crate::{Error, place::Loader};
 use ram::HIGH_BASE;
 use x86::control::{cr0, cr4, efer};
 use x86::paging::{P, PS, RW};
-use x86::{Segment, TableRegister, Vcpu, reg, seg, segment::attr};
+use x86::{Segment, TableRegister, Vcpu, seg, segment::attr};
 
 /// Code selector of every protocol; Linux calls it `__BOOT_CS`.
 const CODE: u16 = 0x10;
@@ -47,13 +47,15 @@ pub(crate) fn long_mode(loader: &mut Loader<'_>, entry: u64) -> Result<Vcpu, Err
 fn flat(loader: &mut Loader<'_>, code: u64) -> Result<Vcpu, Error> {
     let gdt = [0, 0, code, DATA32].map(u64::to_le_bytes).concat();
     let base = loader.place_info("GDT", &gdt)?;
-    let mut vcpu = Vcpu::default();
-    vcpu.cr0 = cr0::PE | cr0::ET;
-    vcpu.gdtr = TableRegister { base, limit: gdt.len() as u16 - 1, ..TableRegister::default() };
-    vcpu.seg = [Segment::from_descriptor(DATA, DATA32); 6];
-    vcpu.seg[seg::CS] = Segment::from_descriptor(CODE, code);
-    vcpu.tr = Segment { selector: 0, attr: attr::P | 11, limit: 0x67, base: 0 };
-    Ok(vcpu)
+    let mut segments = [Segment::from_descriptor(DATA, DATA32); 6];
+    segments[seg::CS] = Segment::from_descriptor(CODE, code);
+    Ok(Vcpu {
+        cr0: cr0::PE | cr0::ET,
+        gdtr: TableRegister { base, limit: gdt.len() as u16 - 1, ..TableRegister::default() },
+        seg: segments,
+        tr: Segment { selector: 0, attr: attr::P | 11, limit: 0x67, base: 0 },
+        ..Vcpu::default()
+    })
 }
 
 /// Builds 4-level tables that map the first 4 GiB to themselves; returns their root, a GPA.
@@ -63,23 +65,20 @@ fn identity_map(loader: &mut Loader<'_>) -> Result<u64, Error> {
     let mut tables = vec![0; TABLE as usize];
     tables[..8].copy_from_slice(&(pointers | P | RW).to_le_bytes());
     for i in 0..DIRECTORIES {
-        tables.extend((directories + i * TABLE | P | RW).to_le_bytes());
+        tables.extend(((directories + i * TABLE) | P | RW).to_le_bytes());
     }
     tables.resize(2 * TABLE as usize, 0);
     for i in 0..DIRECTORIES * 512 {
-        tables.extend((i * LARGE_PAGE | P | RW | PS).to_le_bytes());
+        tables.extend(((i * LARGE_PAGE) | P | RW | PS).to_le_bytes());
     }
     loader.memory().write_gpa(root, &tables)?;
     Ok(root)
 }
 
-/// Sets a general register.
+/// Sets general registers, by index.
 pub(crate) fn with(mut vcpu: Vcpu, values: &[(usize, u64)]) -> Vcpu {
     for &(index, value) in values {
         vcpu.gpr[index] = value;
     }
     vcpu
 }
-
-/// Index of the register that holds the zero page at a Linux entry.
-pub(crate) const LINUX_ARGUMENT: usize = reg::RSI;

@@ -21,8 +21,6 @@ mod linux;
 mod multiboot;
 mod place;
 mod pvh;
-#[cfg(test)]
-mod tests;
 
 pub use error::Error;
 pub use layout::{MapEntry, MemoryKind, memory_map};

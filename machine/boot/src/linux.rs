@@ -6,12 +6,12 @@
 //! 32-bit kernels, are placed whole and entered at their own entry point.
 
 use crate::bzimage::{self, BzImage};
-use crate::entry::{LINUX_ARGUMENT, long_mode, protected_mode, with};
+use crate::entry::{long_mode, protected_mode, with};
 use crate::image::Image;
-use crate::layout::{self, MemoryKind};
+use crate::layout;
 use crate::place::{Loader, PAGE, zero};
 use crate::{BootProtocol, Error, Request};
-use x86::Vcpu;
+use x86::{Vcpu, reg};
 
 /// Offsets in `struct boot_params`, the zero page.
 mod zero_page {
@@ -38,9 +38,9 @@ mod zero_page {
 /// `type_of_loader` of a loader without a number of its own.
 const LOADER_UNDEFINED: u8 = 0xff;
 /// `initrd_addr_max` of every 64-bit kernel.
-const INITRD_MAX: u64 = 0x7fff_ffff;
-/// `COMMAND_LINE_SIZE` of x86 less its zero.
-const CMDLINE_SIZE: usize = 2047;
+const VMLINUX_INITRD_MAX: u32 = 0x7fff_ffff;
+/// `cmdline_size` of every 64-bit kernel.
+const VMLINUX_CMDLINE_SIZE: u32 = 2047;
 /// The 64-bit entry lies this far into the protected-mode part.
 const ENTRY_64: u64 = 0x200;
 
@@ -61,8 +61,11 @@ impl<'a> Setup<'a> {
     }
 
     /// For an ELF vmlinux, which has no setup header; [`header_of_vmlinux`] supplies one.
-    const VMLINUX: Setup<'static> =
-        Setup { header: &[], initrd_max: INITRD_MAX, cmdline_size: CMDLINE_SIZE };
+    const VMLINUX: Setup<'static> = Setup {
+        header: &[],
+        initrd_max: VMLINUX_INITRD_MAX as u64,
+        cmdline_size: VMLINUX_CMDLINE_SIZE as usize,
+    };
 }
 
 /// Enters the kernel unpacked from a bzImage in 64-bit mode.
@@ -101,7 +104,7 @@ fn load_64bit(
     vmlinux.place(loader)?;
     let entry = vmlinux.check_entry(vmlinux.entry)?;
     let zero_page = place_zero_page(loader, request, rsdp, setup, None)?;
-    Ok(with(long_mode(loader, entry)?, &[(LINUX_ARGUMENT, zero_page)]))
+    Ok(with(long_mode(loader, entry)?, &[(reg::RSI, zero_page)]))
 }
 
 /// Enters a bzImage at its own entry point, in 64-bit mode if it has one.
@@ -120,7 +123,7 @@ pub(crate) fn load_whole(
     } else {
         protected_mode(loader, start as u32)?
     };
-    Ok(with(vcpu, &[(LINUX_ARGUMENT, zero_page)]))
+    Ok(with(vcpu, &[(reg::RSI, zero_page)]))
 }
 
 /// Takes the memory a bzImage runs in: where it prefers, or anywhere it can be moved to.
@@ -212,10 +215,10 @@ impl ZeroPage {
         self.put(HEADER_MAGIC, b"HdrS");
         self.put(VERSION, &0x020f_u16.to_le_bytes());
         self.put(LOAD_FLAGS, &[1]);
-        self.put(INITRD_MAX, &(super::linux::INITRD_MAX as u32).to_le_bytes());
+        self.put(INITRD_MAX, &VMLINUX_INITRD_MAX.to_le_bytes());
         self.put(KERNEL_ALIGNMENT, &0x20_0000_u32.to_le_bytes());
         self.put(XLOAD_FLAGS, &1_u16.to_le_bytes());
-        self.put(CMDLINE_SIZE, &(super::linux::CMDLINE_SIZE as u32).to_le_bytes());
+        self.put(CMDLINE_SIZE, &VMLINUX_CMDLINE_SIZE.to_le_bytes());
     }
 
     fn put(&mut self, offset: usize, field: &[u8]) {
@@ -227,12 +230,11 @@ impl ZeroPage {
         let map = layout::memory_map(loader.memory());
         self.put(zero_page::E820_ENTRIES, &[map.len() as u8]);
         for (i, entry) in map.iter().enumerate() {
-            let kind: MemoryKind = entry.kind;
             let len = entry.range.end - entry.range.start;
             let at = zero_page::E820_TABLE + 20 * i;
             self.put(at, &entry.range.start.to_le_bytes());
             self.put(at + 8, &len.to_le_bytes());
-            self.put(at + 16, &(kind as u32).to_le_bytes());
+            self.put(at + 16, &(entry.kind as u32).to_le_bytes());
         }
     }
 }

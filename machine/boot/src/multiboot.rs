@@ -1,5 +1,7 @@
 //! Multiboot 1 (the GNU Multiboot Specification 0.6.96): 32-bit protected mode, EAX the magic, EBX
 //! the information structure. Xen and the small test kernels of this world use it.
+//!
+//! There is no BIOS to call: a kernel that would (Xen) must be told not to (`no-real-mode`).
 
 use crate::entry::{protected_mode, with};
 use crate::image::{self, Image, Segment};

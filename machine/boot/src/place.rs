@@ -134,7 +134,7 @@ pub(crate) fn write_bios_data(memory: &Ram) -> Result<(), Error> {
 /// Writes `len` zero bytes at `gpa`. RAM need not be fresh: after a reset the kernel is loaded over
 /// what ran before.
 pub(crate) fn zero(memory: &Ram, gpa: u64, len: u64) -> Result<(), OutOfRam> {
-    const CHUNK: [u8; 0x1_0000] = [0; 0x1_0000];
+    static CHUNK: [u8; 0x1_0000] = [0; 0x1_0000];
     let mut done = 0;
     while done < len {
         let step = (len - done).min(CHUNK.len() as u64);

@@ -2,14 +2,12 @@
 //!
 //! Nothing here runs: there are no methods, only names and resources.
 
-use super::platform::{
-    COM1, COM1_IRQ, HPET, HPET_LEN, PM_PORTS, PM1A_EVENT, RTC, RTC_IRQ, SLEEP_TYPE_S5,
-};
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
     Package, PackageBuilder, ResourceTemplate, Scope,
 };
 use acpi_tables::{Aml, AmlSink, sdt::Sdt};
+use chipset::{hpet, power, rtc, uart};
 
 /// Device numbers of a PCI bus.
 const SLOTS: u8 = 32;
@@ -18,18 +16,18 @@ const PINS: u8 = 4;
 /// Configuration mechanism #1: two 4-byte registers.
 const CONFIG_PORTS: u16 = pci::CONFIG_PORTS as u16;
 const CONFIG_LEN: u8 = 8;
+/// ISA interrupt of the real-time clock.
+const RTC_IRQ: u32 = 8;
 
 /// The table for `cpus` CPUs.
 pub(super) fn table(cpus: u32) -> Sdt {
     let mut devices = Vec::new();
     pci_root(&mut devices);
     motherboard(&mut devices);
-    serial(&mut devices);
-    clock(&mut devices);
-    hpet(&mut devices);
+    legacy_devices(&mut devices);
     (0..cpus).for_each(|id| cpu(id, &mut devices));
     let mut aml = Scope::raw("_SB_".into(), devices);
-    let soft_off = Package::new(vec![&SLEEP_TYPE_S5, &SLEEP_TYPE_S5, &0_u8, &0_u8]);
+    let soft_off = Package::new(vec![&power::S5, &power::S5, &0_u8, &0_u8]);
     Name::new("_S5_".into(), &soft_off).to_aml_bytes(&mut aml);
     let mut table = super::sdt(*b"DSDT", 2);
     table.append_slice(&aml);
@@ -82,20 +80,17 @@ fn interrupt_routes() -> PackageBuilder {
 /// Addresses no driver may be given: configuration space and the power-management ports.
 fn motherboard(out: &mut Vec<u8>) {
     let ecam = Memory32Fixed::new(true, pci::ECAM_BASE as u32, pci::ECAM_SIZE as u32);
-    let power = IO::new(PM1A_EVENT, PM1A_EVENT, 1, PM_PORTS);
+    let power = ports(power::PM1A_EVENT, power::LEN);
     device("MBRD", "PNP0C02", &[&ecam, &power], out);
 }
 
-fn serial(out: &mut Vec<u8>) {
-    device("COM1", "PNP0501", &[&IO::new(COM1, COM1, 1, 8), &isa_interrupt(COM1_IRQ)], out);
-}
-
-fn clock(out: &mut Vec<u8>) {
-    device("RTC_", "PNP0B00", &[&IO::new(RTC, RTC, 1, 2), &isa_interrupt(RTC_IRQ)], out);
-}
-
-fn hpet(out: &mut Vec<u8>) {
-    device("HPET", "PNP0103", &[&Memory32Fixed::new(true, HPET, HPET_LEN)], out);
+/// What every PC has at the same place. No keyboard controller: nothing is plugged into it.
+fn legacy_devices(out: &mut Vec<u8>) {
+    let serial = ports(uart::COM1, uart::LEN);
+    device("COM1", "PNP0501", &[&serial, &isa_interrupt(uart::COM1_IRQ)], out);
+    device("RTC_", "PNP0B00", &[&ports(rtc::BASE, 2), &isa_interrupt(RTC_IRQ)], out);
+    let registers = Memory32Fixed::new(true, hpet::BASE as u32, hpet::LEN as u32);
+    device("HPET", "PNP0103", &[&registers], out);
 }
 
 /// A processor device (8.4); its `_UID` is the one in the MADT.
@@ -116,8 +111,13 @@ fn device(name: &str, id: &str, resources: &[&dyn Aml], out: &mut Vec<u8>) {
 }
 
 /// An ISA interrupt: edge, active high, not shared.
-fn isa_interrupt(irq: u8) -> Interrupt {
-    Interrupt::new(true, true, false, false, irq.into())
+fn isa_interrupt(irq: u32) -> Interrupt {
+    Interrupt::new(true, true, false, false, irq)
+}
+
+/// `len` fixed ports.
+fn ports(base: u64, len: u64) -> IO {
+    IO::new(base as u16, base as u16, 1, len as u8)
 }
 
 /// AML already made.

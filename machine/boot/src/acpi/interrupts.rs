@@ -2,11 +2,13 @@
 //!
 //! CPUs appear by local APIC up to ID 254 and by local x2APIC beyond, as the specification asks.
 
-use super::platform::{IO_APIC, LOCAL_APIC, SCI, TIMER_GSI};
 use acpi_tables::Aml;
 use acpi_tables::madt::{EnabledStatus, IoApic, ProcessorLocalApic};
 use acpi_tables::sdt::Sdt;
+use chipset::{TIMER_GSI, ioapic, power::SCI_GSI};
 
+/// Local APIC registers of each CPU, a GPA (SDM 11.4.1).
+const LOCAL_APIC: u32 = 0xfee0_0000;
 /// Flag: there are two 8259s as in every PC.
 const PCAT_COMPAT: u32 = 1;
 /// First APIC ID that needs an x2APIC structure.
@@ -25,9 +27,9 @@ pub(super) fn table(cpus: u32) -> Sdt {
     for id in 0..cpus {
         local_apic(id, &mut body);
     }
-    IoApic::new(0, IO_APIC, 0).to_aml_bytes(&mut body);
+    IoApic::new(0, ioapic::BASE as u32, 0).to_aml_bytes(&mut body);
     interrupt_override(0, TIMER_GSI, CONFORMS, &mut body);
-    interrupt_override(SCI, SCI.into(), HIGH_LEVEL, &mut body);
+    interrupt_override(SCI_GSI as u8, SCI_GSI, HIGH_LEVEL, &mut body);
     local_nmi(cpus, &mut body);
     let mut table = super::sdt(*b"APIC", 5);
     table.append_slice(&body);

@@ -1,8 +1,8 @@
 //! The ACPI tables of the ring3 PC (ACPI 6.5).
 //!
-//! They describe hardware other crates build; the addresses in [`platform`] are the contract. All
-//! tables lie in the firmware area below 1 MiB, the root pointer first, where both ways of finding
-//! it (a boot protocol's field, a search) lead to it.
+//! They describe hardware that `chipset` and `pci` build, by those crates' own constants, so the two
+//! cannot disagree. All tables lie in the firmware area below 1 MiB, the root pointer first, where
+//! both ways of finding it (a boot protocol's field, a search) lead to it.
 
 mod dsdt;
 mod fixed;
@@ -19,47 +19,6 @@ pub const MAX_CPUS: u32 = 1024;
 const OEM_ID: [u8; 6] = *b"RING3 ";
 const OEM_TABLE_ID: [u8; 8] = *b"RING3PC ";
 const OEM_REVISION: u32 = 1;
-
-/// Where the platform's devices are: ports, GPAs and global system interrupts.
-pub mod platform {
-    /// PM1a event block: status and enable, 2 bytes each.
-    pub const PM1A_EVENT: u16 = 0x600;
-    /// PM1a control block, 2 bytes.
-    pub const PM1A_CONTROL: u16 = 0x604;
-    /// Power-management timer, 4 bytes, 32 bits wide.
-    pub const PM_TIMER: u16 = 0x608;
-    /// Ports from [`PM1A_EVENT`] on that power management has.
-    pub const PM_PORTS: u8 = 16;
-    /// Reset register, 1 byte.
-    pub const RESET: u16 = 0xcf9;
-    /// What resets the machine when written to [`RESET`].
-    pub const RESET_VALUE: u8 = 6;
-    /// SLP_TYP of soft-off, the one sleeping state.
-    pub const SLEEP_TYPE_S5: u8 = 5;
-    /// The system control interrupt: level, active high.
-    pub const SCI: u8 = 9;
-    /// The GSI of ISA interrupt 0, the timer.
-    pub const TIMER_GSI: u32 = 2;
-    /// I/O APIC registers; its inputs are GSIs from 0.
-    pub const IO_APIC: u32 = 0xfec0_0000;
-    /// Local APIC registers of each CPU.
-    pub const LOCAL_APIC: u32 = 0xfee0_0000;
-    /// HPET registers.
-    pub const HPET: u32 = 0xfed0_0000;
-    /// Bytes of HPET registers.
-    pub const HPET_LEN: u32 = 0x400;
-    /// The HPET's general capabilities register, low half: vendor 8086, legacy replacement, 64-bit,
-    /// three timers, revision 1.
-    pub const HPET_ID: u32 = 0x8086_a201;
-    /// First serial port.
-    pub const COM1: u16 = 0x3f8;
-    /// Its interrupt.
-    pub const COM1_IRQ: u8 = 4;
-    /// Real-time clock.
-    pub const RTC: u16 = 0x70;
-    /// Its interrupt.
-    pub const RTC_IRQ: u8 = 8;
-}
 
 /// Writes the tables for a machine of `cpus` CPUs into the firmware area; returns the GPA of the
 /// root pointer.
@@ -83,8 +42,8 @@ fn build(cpus: u32) -> Result<Vec<u8>, Error> {
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     xsdt.add_entry(area.add(&bytes_of(&fixed::table(dsdt, facs))));
     xsdt.add_entry(area.add(interrupts::table(cpus).as_slice()));
-    xsdt.add_entry(area.add(&bytes_of(&windows::mcfg())));
-    xsdt.add_entry(area.add(windows::hpet().as_slice()));
+    xsdt.add_entry(area.add(&bytes_of(&windows::mcfg_table())));
+    xsdt.add_entry(area.add(windows::hpet_table().as_slice()));
     let xsdt = area.add(&bytes_of(&xsdt));
     let rsdp = bytes_of(&Rsdp::new(OEM_ID, xsdt));
     area.bytes[..rsdp.len()].copy_from_slice(&rsdp);

@@ -1,1 +1,0 @@
-//! Tests of whole loads live in `tests/`; here are those of the parts.
