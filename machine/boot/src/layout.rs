@@ -1,7 +1,7 @@
 //! Where things lie in guest-physical memory, and the firmware memory map that tells the guest.
 //!
 //! The fixed addresses are the ones every PC shares, plus the windows ring3's own chipset decodes.
-//! Everything else is placed by [`crate::place`] in what [`usable`] calls usable, so the map and
+//! Everything else is placed by `crate::place` in what `usable` calls usable, so the map and
 //! the placements cannot contradict each other.
 
 use ram::{HIGH_BASE, Ram};

@@ -5,8 +5,8 @@
 //! tables into guest RAM and returns the registers the protocol promises the kernel.
 //!
 //! Files come from users and may be anything. Parsing them never panics and never writes outside
-//! usable RAM: every range is checked against the file when parsed ([`image`], [`bzimage`],
-//! [`multiboot`]) and against everything already placed when written ([`place`]).
+//! usable RAM: every range is checked against the file when parsed (`image`, `bzimage`,
+//! `multiboot`) and against everything already placed when written (`place`).
 
 pub mod acpi;
 mod bytes;

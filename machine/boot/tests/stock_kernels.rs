@@ -61,6 +61,24 @@ fn linux_has_a_pvh_entry_and_a_bzimage_entry() {
 
 #[test]
 #[ignore = "needs kernel images in RING3_KERNELS"]
+fn a_damaged_linux_is_refused() {
+    for (_, kernel) in kernels("vmlinuz") {
+        let refused = |kernel: &[u8]| {
+            let (modules, cmdline, cpus, protocol) = (&[][..], "", 1, BootProtocol::Auto);
+            let request = Request { kernel, modules, cmdline, cpus, protocol };
+            boot::load(&Ram::new(512 * MIB).expect("RAM"), &request).is_err()
+        };
+        for part in 0..8 {
+            assert!(refused(&kernel[..kernel.len() * part / 8]), "{part}/8 of the file");
+        }
+        let mut damaged = kernel.clone();
+        damaged[kernel.len() / 2..][..64].fill(0);
+        assert!(refused(&damaged), "64 bytes in the middle are gone");
+    }
+}
+
+#[test]
+#[ignore = "needs kernel images in RING3_KERNELS"]
 fn memtest_is_entered_as_it_is() {
     for (path, kernel) in kernels("memtest86+") {
         let (_, loaded) = load(&kernel, BootProtocol::Auto);

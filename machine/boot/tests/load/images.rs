@@ -106,8 +106,11 @@ pub fn bzimage(payload: &[u8]) -> Vec<u8> {
     file
 }
 
+/// Packs a payload.
+type Pack = fn(&[u8]) -> Vec<u8>;
+
 /// How the payload of a bzImage may be packed.
-pub const FORMATS: [(&str, fn(&[u8]) -> Vec<u8>); 5] =
+pub const FORMATS: [(&str, Pack); 5] =
     [("gzip", gzip), ("lz4", lz4), ("zstd", zstd), ("xz", xz), ("lzma", lzma)];
 
 pub fn gzip(data: &[u8]) -> Vec<u8> {

@@ -93,6 +93,18 @@ fn the_memory_map_covers_ram_and_nothing_else() {
 }
 
 #[test]
+fn the_memory_map_goes_on_above_4_gib() {
+    let ram = ram::Ram::new(5 << 30).expect("RAM nobody touches");
+    let map = boot::memory_map(&ram);
+    let ram_above_1_mib: Vec<_> = map
+        .into_iter()
+        .filter(|e| e.kind == boot::MemoryKind::Ram && e.range.start >= 0x10_0000)
+        .map(|e| e.range)
+        .collect();
+    assert_eq!(ram_above_1_mib, [0x10_0000..0xc000_0000, 1 << 32..6 << 30]);
+}
+
+#[test]
 fn modules_become_one_initrd_high_in_memory() {
     let kernel = images::bzimage(&images::lz4(&images::elf64()));
     let modules = [&[1_u8; 4099][..], &[2; 10]].map(|data| Module { data, cmdline: "" });
