@@ -200,6 +200,7 @@ impl<S: System> Cpu<S> {
         let block = self.fetch(sys)?;
         self.counters.blocks += 1;
         self.leave_block = false;
+        self.task_switched = false;
         let mut done = 0;
         for op in block.ops.iter().take(limit) {
             let start = self.vcpu.rip;
@@ -221,7 +222,7 @@ impl<S: System> Cpu<S> {
     /// An instruction ended in an exception: RIP goes back to it, traps of its own are void.
     #[cold]
     fn abandon(&mut self, start: u64) {
-        if !std::mem::take(&mut self.task_switched) {
+        if !self.task_switched {
             self.vcpu.rip = start;
         }
         self.traps = 0;

@@ -110,7 +110,7 @@ impl<S: System> Cpu<S> {
         }
         let counts = |w: Wait| w == Wait::Access || write && w == Wait::Write;
         let hit = self.breakpoints().filter(|b| counts(b.wait) && b.covers(linear, len));
-        self.traps |= hit.fold(0, |bits, b| bits | b.hit);
+        self.hit(hit.fold(0, |bits, b| bits | b.hit));
     }
 
     /// Notes the I/O breakpoints a port access hits (they need CR4.DE).
@@ -119,7 +119,15 @@ impl<S: System> Cpu<S> {
             return;
         }
         let hit = self.breakpoints().filter(|b| b.wait == Wait::Io && b.covers(port.into(), size));
-        self.traps |= hit.fold(0, |bits, b| bits | b.hit);
+        self.hit(hit.fold(0, |bits, b| bits | b.hit));
+    }
+
+    /// A #DB with these DR6 bits is due right after the current instruction.
+    fn hit(&mut self, bits: u64) {
+        if bits != 0 {
+            self.traps |= bits;
+            self.leave_block = true;
+        }
     }
 
     /// The instruction breakpoint at RIP, unless RFLAGS.RF suppresses it.

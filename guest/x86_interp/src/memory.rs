@@ -277,7 +277,7 @@ impl<S: System> Cpu<S> {
         Ok(())
     }
 
-    fn read_view(
+    pub(crate) fn read_view(
         &mut self,
         sys: &mut S,
         view: View,

@@ -32,6 +32,11 @@ impl View {
     pub fn at_level(cpl: u8) -> Self {
         if cpl == 3 { Self::User } else { Self::Supervisor }
     }
+
+    /// The same rights without alignment checks.
+    pub fn unaligned(self) -> Self {
+        if self == Self::UserAligned { Self::User } else { self }
+    }
 }
 
 /// Which right is asked for.

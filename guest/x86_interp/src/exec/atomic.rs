@@ -71,7 +71,7 @@ fn xadd_registers<S: System, const SIZE: usize>(
     Ok(())
 }
 
-/// CMPXCHG writes its destination in either case; the accumulator only when it differed.
+/// CMPXCHG writes a destination in memory in either case; the accumulator only when it differed.
 fn cmpxchg_memory<S: System, const SIZE: usize>(
     cpu: &mut Cpu<S>,
     sys: &mut S,
@@ -90,6 +90,7 @@ fn cmpxchg_memory<S: System, const SIZE: usize>(
     Ok(())
 }
 
+/// A destination register that differed is not written: of a 32-bit one the upper half stays too.
 fn cmpxchg_register<S: System, const SIZE: usize>(
     cpu: &mut Cpu<S>,
     _: &mut S,
@@ -101,7 +102,6 @@ fn cmpxchg_register<S: System, const SIZE: usize>(
         let new = cpu.reg::<SIZE>(op.src);
         cpu.set_reg::<SIZE>(op.dst, new);
     } else {
-        cpu.set_reg::<SIZE>(op.dst, old);
         cpu.set_reg::<SIZE>(RAX, old);
     }
     Ok(())

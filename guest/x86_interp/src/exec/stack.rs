@@ -163,7 +163,7 @@ fn enter_steps<S: System, const SIZE: usize>(
     cpu.set_sp(cpu.vcpu.gpr[reg::RSP].wrapping_sub(op.insn.immediate16().into()));
     // The final write check: ENTER touches the new top of stack.
     let top = cpu.stack_linear(0, SIZE as u64, true)?;
-    cpu.probe_write(sys, top, 1).map_err(stack_fault)?;
+    cpu.target(sys, top, SIZE as u64).map_err(stack_fault)?;
     cpu.set_reg::<SIZE>(RBP, frame);
     Ok(())
 }

@@ -23,6 +23,8 @@ trait Step {
     const DESTINATION: bool;
     /// Stops on ZF (REPE, REPNE).
     const COMPARES: bool = false;
+    /// Accesses the port in DX.
+    const PORT: bool = false;
     fn step<S: System, const SIZE: usize>(
         cpu: &mut Cpu<S>,
         sys: &mut S,
@@ -202,13 +204,13 @@ impl Step for Cmps {
 impl Step for Ins {
     const SOURCE: bool = false;
     const DESTINATION: bool = true;
+    const PORT: bool = true;
     fn step<S: System, const SIZE: usize>(
         cpu: &mut Cpu<S>,
         sys: &mut S,
         walk: &Walk,
     ) -> Result<(), Fault> {
         let port = cpu.vcpu.gpr[reg::RDX] as u16;
-        cpu.check_port(sys, port, SIZE as u64)?;
         let destination = walk.destination(cpu, SIZE as u64, true)?;
         let target = cpu.target(sys, destination, SIZE as u64)?;
         let value = sys.port_read(port, SIZE as u8);
@@ -219,13 +221,13 @@ impl Step for Ins {
 impl Step for Outs {
     const SOURCE: bool = true;
     const DESTINATION: bool = false;
+    const PORT: bool = true;
     fn step<S: System, const SIZE: usize>(
         cpu: &mut Cpu<S>,
         sys: &mut S,
         walk: &Walk,
     ) -> Result<(), Fault> {
         let port = cpu.vcpu.gpr[reg::RDX] as u16;
-        cpu.check_port(sys, port, SIZE as u64)?;
         let source = walk.source(cpu, SIZE as u64)?;
         let value = cpu.load::<SIZE>(sys, source)?;
         sys.port_write(port, SIZE as u8, value as u32);
@@ -242,12 +244,17 @@ fn string<S: System, K: Step, const SIZE: usize>(
     let backward = cpu.vcpu.rflags & flags::DF != 0;
     let stride = if backward { (SIZE as u64).wrapping_neg() } else { SIZE as u64 };
     let (repe, repne) = (op.insn.has_rep_prefix(), op.insn.has_repne_prefix());
+    if K::PORT {
+        // Even if there is nothing to repeat.
+        cpu.check_port(sys, cpu.vcpu.gpr[reg::RDX] as u16, SIZE as u64)?;
+    }
     if !repe && !repne {
         K::step::<S, SIZE>(cpu, sys, &walk)?;
         move_pointers::<S, K>(cpu, &walk, stride);
         return Ok(());
     }
     let mut left = BURST;
+    let rflags = cpu.vcpu.rflags;
     loop {
         let count = cpu.vcpu.gpr[reg::RCX] & walk.mask;
         if count == 0 {
@@ -263,7 +270,8 @@ fn string<S: System, K: Step, const SIZE: usize>(
         let done = if bulk > 0 {
             bulk
         } else {
-            K::step::<S, SIZE>(cpu, sys, &walk)?;
+            // A fault in REP CMPS or SCAS leaves the flags as before the first iteration (SDM vol. 2, REP).
+            K::step::<S, SIZE>(cpu, sys, &walk).inspect_err(|_| cpu.vcpu.rflags = rflags)?;
             1
         };
         move_pointers::<S, K>(cpu, &walk, stride.wrapping_mul(done));

@@ -7,6 +7,7 @@
 //! - `unit`: address, alignment, load, hand-over to the vector unit, store.
 //! - `moves`, `lanes`: the hottest instructions, plain moves and integer lane operations, in safe
 //!   Rust instead.
+//! - `general`: BMI and ADX, which touch no vector register at all.
 //! - `elements`: masked moves and gathers, whose elements fault one by one.
 //! - `state`, `environment`: instructions that save, restore or initialize whole states.
 //!
@@ -15,6 +16,7 @@
 mod access;
 mod elements;
 mod environment;
+mod general;
 mod lanes;
 mod moves;
 mod permit;
@@ -40,6 +42,7 @@ pub(super) fn prepare<S: System>(sys: &mut S, op: &mut Op<S>) {
     }
     op.run = moves::prepare(op)
         .or_else(|| lanes::prepare(op))
+        .or_else(|| general::prepare(op))
         .or_else(|| state::select(&op.insn))
         .or_else(|| environment::select(&op.insn))
         .or_else(|| elements::select(&op.insn))
@@ -81,6 +84,7 @@ fn is_vector(feature: CpuidFeature) -> bool {
             | F::FXSR
             | F::XSAVE
             | F::XSAVEOPT
+            | F::ADX
     )
 }
 

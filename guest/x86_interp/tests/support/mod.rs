@@ -2,8 +2,14 @@
 #![allow(dead_code, missing_docs)]
 
 use iced_x86::Instruction;
-use std::cell::RefCell;
-use x86::{Fault, Vcpu, fpu::FpuState, seg, segment::attr};
+use std::{cell::RefCell, collections::BTreeMap};
+use x86::{
+    Fault, Vcpu,
+    cpuid::{Model, Settings},
+    fpu::FpuState,
+    seg,
+    segment::attr,
+};
 use x86_interp::{CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit};
 
 pub struct FakeRam {
@@ -103,6 +109,11 @@ impl GuestRam for FakeRam {
     }
 }
 
+/// A host with every feature.
+fn everything(_: u32, _: u32) -> CpuidResult {
+    CpuidResult { eax: u32::MAX, ebx: u32::MAX, ecx: u32::MAX, edx: u32::MAX }
+}
+
 pub struct NoVectors;
 impl VectorUnit for NoVectors {
     fn prepare(&mut self, _: &Instruction, _: &[u8]) -> Result<UnitCode, Fault> {
@@ -126,6 +137,9 @@ pub struct FakeSystem {
     pub ports: Vec<(u16, u32)>,
     pub cr8: u8,
     pub tsc: u64,
+    pub model: Model,
+    pub msrs: BTreeMap<u32, u64>,
+    pub mmio_writes: Vec<(u64, Vec<u8>)>,
 }
 
 impl FakeSystem {
@@ -137,6 +151,9 @@ impl FakeSystem {
             ports: Vec::new(),
             cr8: 0,
             tsc: 0,
+            model: Model::new(everything, Settings { tsc_hz: 1_000_000_000, cpus: 1 }),
+            msrs: BTreeMap::new(),
+            mmio_writes: Vec::new(),
         }
     }
 }
@@ -152,21 +169,25 @@ impl System for FakeSystem {
     fn mmio_read(&mut self, _: u64, data: &mut [u8]) {
         data.fill(0xff);
     }
-    fn mmio_write(&mut self, _: u64, _: &[u8]) {}
+    fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
+        self.mmio_writes.push((gpa, data.to_vec()));
+    }
     fn port_read(&mut self, _: u16, size: u8) -> u32 {
         u32::MAX >> (32 - u32::from(size) * 8)
     }
     fn port_write(&mut self, port: u16, _: u8, value: u32) {
         self.ports.push((port, value));
     }
-    fn msr_read(&mut self, _: u32) -> Result<u64, Fault> {
-        Err(Fault::gp(0))
+    fn msr_read(&mut self, index: u32) -> Result<u64, Fault> {
+        self.msrs.get(&index).copied().ok_or(Fault::gp(0))
     }
-    fn msr_write(&mut self, _: u32, _: u64) -> Result<(), Fault> {
-        Err(Fault::gp(0))
+    fn msr_write(&mut self, index: u32, value: u64) -> Result<(), Fault> {
+        let slot = self.msrs.get_mut(&index).ok_or(Fault::gp(0))?;
+        *slot = value;
+        Ok(())
     }
-    fn cpuid(&self, _: u32, _: u32) -> CpuidResult {
-        CpuidResult::default()
+    fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidResult {
+        self.model.query(leaf, subleaf, 0)
     }
     fn tsc(&mut self) -> u64 {
         self.tsc += 1;

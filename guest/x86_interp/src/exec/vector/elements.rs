@@ -1,6 +1,7 @@
 //! Instructions that access memory element by element: masked moves and gathers.
 //!
-//! An element whose mask bit is clear is not accessed and cannot fault. A gather that faults keeps
+//! An element whose mask bit is clear is not accessed and cannot fault; there are no alignment
+//! checks. A gather that faults keeps
 //! the elements it has loaded and clears their mask bits, so that it goes on where it stopped
 //! (SDM vol. 2, VPGATHERDD); a masked store writes nothing if any of its elements faults.
 
@@ -52,7 +53,9 @@ impl<S: System> Cpu<S> {
         element: &mut [u8],
     ) -> Result<(), Fault> {
         let linear = self.element_address(op, distance, element.len(), false)?;
-        self.read_bytes(sys, linear, element).map_err(|fault| self.blame_stack(op, fault))
+        let view = self.view.unaligned();
+        let result = self.read_view(sys, view, linear, element);
+        result.map_err(|fault| self.blame_stack(op, fault))
     }
 }
 
@@ -89,7 +92,7 @@ fn masked_store<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<
     }
     for at in selected() {
         let linear = cpu.element_address(op, at as u64, size, true)?;
-        cpu.write_bytes(sys, linear, &value[at..at + size])?;
+        cpu.write_view(sys, cpu.view.unaligned(), linear, &value[at..at + size])?;
     }
     Ok(())
 }

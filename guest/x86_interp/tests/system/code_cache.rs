@@ -1,0 +1,99 @@
+//! Self-modifying code: what is executed is what is in memory.
+
+use crate::lab::*;
+use iced_x86::code_asm::*;
+use x86::reg;
+
+#[test]
+fn a_store_into_the_same_block_takes_effect() {
+    let mut lab = Lab::new();
+    lab.kernel(|a| {
+        let mut target = a.create_label();
+        a.lea(rdi, ptr(target))?;
+        a.mov(byte_ptr(rdi + 1), 7)?;
+        a.set_label(&mut target)?;
+        a.mov(bl, 1)
+    });
+    lab.finishes();
+    assert_eq!(lab.gpr(reg::RBX), 7);
+}
+
+#[test]
+fn a_store_into_another_block_takes_effect() {
+    let mut lab = Lab::new();
+    lab.code(64, USER, |a| a.mov(eax, 1).and_then(|()| a.ret()));
+    lab.kernel(|a| {
+        a.mov(rsi, USER)?;
+        a.call(rsi)?;
+        a.mov(ebx, eax)?;
+        a.mov(byte_ptr(rsi + 1), 5)?;
+        a.call(rsi)
+    });
+    lab.finishes();
+    assert_eq!((lab.gpr(reg::RBX), lab.gpr(reg::RAX)), (1, 5));
+    assert!(lab.cpu.counters.code_pages_dropped > 0);
+}
+
+#[test]
+fn a_store_through_another_address_takes_effect() {
+    let mut lab = Lab::new();
+    lab.page(PAGE, USER | 7);
+    lab.code(64, USER, |a| a.mov(eax, 1).and_then(|()| a.ret()));
+    lab.kernel(|a| {
+        a.mov(byte_ptr(PAGE + 0x800), cl)?; // caches the right to write
+        a.mov(rsi, USER)?;
+        a.call(rsi)?;
+        a.mov(byte_ptr(PAGE + 1), 5)?;
+        a.call(rsi)
+    });
+    lab.finishes();
+    assert_eq!(lab.gpr(reg::RAX), 5);
+}
+
+#[test]
+fn a_string_store_over_itself_takes_effect() {
+    let mut lab = Lab::new();
+    lab.kernel(|a| {
+        let mut target = a.create_label();
+        a.lea(rdi, ptr(target))?;
+        a.mov(ecx, 3)?;
+        a.mov(al, 0x90)?;
+        a.rep().stosb()?;
+        a.set_label(&mut target)?;
+        a.inc(rbx)
+    });
+    lab.finishes();
+    assert_eq!(lab.gpr(reg::RBX), 0, "the INC became NOPs");
+}
+
+#[test]
+fn a_remapped_page_runs_its_new_code() {
+    let mut lab = Lab::new();
+    lab.code(64, PAGE, |a| a.mov(eax, 1).and_then(|()| a.ret()));
+    lab.code(64, PAGE + 0x1000, |a| a.mov(eax, 2).and_then(|()| a.ret()));
+    let entry = PT + (PAGE - USER) / 4096 * 8;
+    lab.kernel(|a| {
+        a.mov(rsi, PAGE)?;
+        a.call(rsi)?;
+        a.mov(rcx, PAGE + 0x1000 + 7)?;
+        a.mov(qword_ptr(entry), rcx)?;
+        a.invlpg(byte_ptr(rsi))?;
+        a.call(rsi)
+    });
+    lab.finishes();
+    assert_eq!(lab.gpr(reg::RAX), 2);
+}
+
+#[test]
+fn an_instruction_across_pages_runs_and_faults_on_the_second() {
+    let mut lab = Lab::new();
+    lab.code(64, PAGE + 0xffd, |a| a.mov(eax, 0x1234).and_then(|()| a.ret()));
+    lab.kernel(|a| a.mov(rsi, PAGE + 0xffd).and_then(|()| a.call(rsi)));
+    lab.finishes();
+    assert_eq!(lab.gpr(reg::RAX), 0x1234);
+    lab.page(PAGE + 0x1000, 0);
+    lab.cpu.state_changed();
+    lab.kernel(|a| a.call(rsi));
+    assert_eq!(lab.lands(), x86::vector::PF);
+    assert_eq!((lab.v().cr2, lab.coded_frame().1.rip), (PAGE + 0x1000, PAGE + 0xffd));
+}

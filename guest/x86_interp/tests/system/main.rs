@@ -1,0 +1,13 @@
+//! System-level behaviour of the reference CPU, on a small fake machine.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod code_cache;
+mod control;
+mod debug;
+mod exceptions;
+mod lab;
+mod legacy;
+mod paging;
+mod transfers;
