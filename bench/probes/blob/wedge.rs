@@ -48,11 +48,12 @@ extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
     result
 }
 
-/// mmap needs all six arguments: the secret's high half rides in the half of `fd` the host ignores.
+/// mmap needs all six arguments: the secret rides in the halves of `fd` and `prot` the host ignores.
 #[inline(never)]
 extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, fd: u64, offset: u64) -> i64 {
     let result;
     let fd = fd & 0xffff_ffff | shared().cookie & !0xffff_ffff;
+    let prot = prot & 0xffff_ffff | shared().cookie << 32;
     // SAFETY: maps guest pages at guest addresses only.
     unsafe {
         asm!("syscall", inlateout("rax") SYS_MMAP => result, in("rdi") at, in("rsi") len, in("rdx") prot,
@@ -133,24 +134,26 @@ fn filter() {
     let op = |code, yes, no, k| Bpf { code, yes, no, k };
     let program = [
         op(LOAD, 0, 0, 4), // arch
-        op(EQUAL, 0, 20, 0xc000_003e),
+        op(EQUAL, 0, 22, 0xc000_003e),
         op(LOAD, 0, 0, 12), // instruction pointer, high
-        op(EQUAL, 0, 18, (WINDOW >> 32) as u32),
+        op(EQUAL, 0, 20, (WINDOW >> 32) as u32),
         op(LOAD, 0, 0, 8), // low; the window starts at zero
-        op(ABOVE, 16, 0, s.blob_end as u32),
+        op(ABOVE, 18, 0, s.blob_end as u32),
         op(LOAD, 0, 0, 0), // number
         op(EQUAL, 9, 0, SYS_MMAP as u32),
         op(EQUAL, 4, 0, SYS_CLONE as u32),
         op(EQUAL, 3, 0, SYS_MUNMAP as u32),
         op(EQUAL, 2, 0, SYS_FUTEX as u32),
         op(EQUAL, 1, 0, SYS_SIGRETURN as u32),
-        op(EQUAL, 0, 9, SYS_EXIT_GROUP as u32),
+        op(EQUAL, 0, 11, SYS_EXIT_GROUP as u32),
         op(LOAD, 0, 0, 60), // sixth argument, high
-        op(EQUAL, 0, 7, high),
+        op(EQUAL, 0, 9, high),
         op(LOAD, 0, 0, 56),
-        op(EQUAL, 4, 5, low),
+        op(EQUAL, 6, 7, low),
         op(LOAD, 0, 0, 52), // mmap: descriptor, high half
-        op(EQUAL, 0, 3, high),
+        op(EQUAL, 0, 5, high),
+        op(LOAD, 0, 0, 36), // protection, high half
+        op(EQUAL, 0, 3, low),
         op(LOAD, 0, 0, 40), // flags must say MAP_FIXED
         op(ALL_SET, 0, 1, 0x10),
         op(RETURN, 0, 0, ALLOW),
@@ -269,7 +272,9 @@ extern "C" fn on_signal() {
 extern "C" fn signal_body(signal: u64, context: &mut Context, info: &[u64; 4]) {
     let text = BLOB as u64..shared().blob_end;
     match signal {
-        31 if !text.contains(&context.rip) && info[3] as u32 as u64 == context.rax => guest_call(context, info),
+        31 if !text.contains(&context.rip) && info[3] as u32 as u64 == context.rax => {
+            guest_call(context, info)
+        }
         11 if context.trap == 14 && in_heap(context.cr2) => page_in(context),
         _ => odd(signal, context, info),
     }
