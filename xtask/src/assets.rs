@@ -37,7 +37,7 @@ const MODULES: [&str; 8] = [
 ];
 
 /// A kernel Debian ships.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kernel {
     /// Linux 6.1 for cloud machines, from Debian 12.
     BookwormCloud,

@@ -1,12 +1,18 @@
 //! Developers' tasks: `cargo xtask --help`.
 
-use std::process::ExitCode;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use xtask::{
     assets::{Assets, Kernel},
-    checks, demo, layers,
+    checks, demo,
+    initramfs::{self, Purpose},
+    layers,
 };
 
 #[derive(Parser)]
@@ -20,6 +26,18 @@ struct Arguments {
 enum Task {
     /// Fetch the guests that the demo and the boot tests run
     Assets,
+    /// Pack a root file system for one of them, and say how to boot it
+    Initramfs {
+        /// The kernel whose modules it gets
+        #[arg(long, value_enum, default_value_t = Kernel::BookwormCloud)]
+        kernel: Kernel,
+        /// Shell script to run instead of an interactive shell
+        #[arg(long)]
+        script: Option<PathBuf>,
+        /// Where to write it
+        #[arg(long)]
+        output: PathBuf,
+    },
     /// Boot an unmodified Debian kernel to a shell on this terminal
     Demo,
     /// Check that crates depend only on the layers they may
@@ -31,6 +49,9 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Assets => assets().map(|()| 0),
+        Task::Initramfs { kernel, script, output } => {
+            pack(kernel, script.as_deref(), &output).map(|()| 0)
+        }
         Task::Demo => demo::demo(),
         Task::Layers => layers::check().map(|()| 0),
         Task::Test => checks::test().map(|()| 0),
@@ -51,5 +72,23 @@ fn assets() -> Result<()> {
         let files = assets.kernel(kernel)?;
         println!("{} with {} modules", files.image.display(), files.modules.len());
     }
+    Ok(())
+}
+
+fn pack(kernel: Kernel, script: Option<&Path>, output: &Path) -> Result<()> {
+    let assets = Assets::open()?;
+    let files = assets.kernel(kernel)?;
+    let read = |path: &Path| {
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let script = script.map(read).transpose()?;
+    let purpose = script.as_deref().map_or(Purpose::Shell, Purpose::Script);
+    let archive = initramfs::build(&assets.busybox()?, &files.modules, purpose);
+    fs::write(output, archive).with_context(|| format!("cannot write {}", output.display()))?;
+    println!(
+        "ring3 run --kernel {} --initrd {} --append console=ttyS0",
+        files.image.display(),
+        output.display()
+    );
     Ok(())
 }

@@ -7,7 +7,7 @@ use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart}
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
 use pci::PciHost;
 use ram::Ram;
-use virtio::{Block, Entropy, Execution, FileImage, Rng, VirtioDevice, VirtioPci};
+use virtio::{Block, Execution, FileImage, HostEntropy, Rng, VirtioDevice, VirtioPci};
 use x86::{Fault, Vcpu, cpuid};
 
 use crate::{
@@ -130,11 +130,9 @@ fn assembly(error: impl ToString) -> Error {
 }
 
 fn load(ram: &Ram, description: &Description) -> Result<Vcpu, Error> {
-    let module = |file| {
-        let crate::ModuleFile { data, cmdline } = file;
-        boot::Module { data, cmdline }
-    };
-    let modules: Vec<_> = description.modules.iter().map(module).collect();
+    let modules = description.modules.iter();
+    let modules: Vec<_> =
+        modules.map(|file| boot::Module { data: &file.data, cmdline: &file.cmdline }).collect();
     let request = boot::Request {
         kernel: &description.kernel,
         modules: &modules,
@@ -196,18 +194,6 @@ fn add_device(pci: &PciHost, ram: &Ram, device: Box<dyn VirtioDevice>) -> Result
     let function = VirtioPci::new(device, ram.clone(), msi, line, Execution::Inline);
     pci.add(slot, function.map_err(assembly)?)?;
     Ok(())
-}
-
-/// The host's randomness for the virtio entropy device.
-struct HostEntropy(Arc<dyn host::Entropy>);
-
-impl Entropy for HostEntropy {
-    fn fill(&mut self, data: &mut [u8]) -> std::io::Result<()> {
-        match self.0.fill(data) {
-            true => Ok(()),
-            false => Err(std::io::Error::other("the host has no randomness")),
-        }
-    }
 }
 
 /// The chipset's local APIC as the engine wants it.

@@ -14,7 +14,7 @@ use x86::{
 };
 use x86_interp::{System, VectorUnit};
 
-use crate::{attention::Attention, mtrr::Mtrrs};
+use crate::attention::Attention;
 
 /// Leaf 1 EDX: the local APIC is there and enabled (SDM 10.4.3).
 const CPUID_APIC: u32 = 1 << 9;
@@ -74,7 +74,6 @@ pub struct BoardParts {
 /// The machine around one CPU.
 pub struct Board {
     parts: BoardParts,
-    mtrrs: Mtrrs,
     random: RandomWords,
     /// Accesses that left the CPU.
     pub(crate) traffic: Traffic,
@@ -90,12 +89,7 @@ pub(crate) struct Traffic {
 impl Board {
     /// A machine of the given parts.
     pub fn new(parts: BoardParts) -> Self {
-        Self {
-            parts,
-            mtrrs: Mtrrs::default(),
-            random: RandomWords::default(),
-            traffic: Traffic::default(),
-        }
+        Self { parts, random: RandomWords::default(), traffic: Traffic::default() }
     }
 }
 
@@ -141,17 +135,11 @@ impl System for Board {
     }
 
     fn msr_read(&mut self, index: u32) -> Result<u64, Fault> {
-        match self.mtrrs.read(index) {
-            Some(value) => Ok(value),
-            None => self.parts.apic.msr_read(index),
-        }
+        self.parts.apic.msr_read(index)
     }
 
     fn msr_write(&mut self, index: u32, value: u64) -> Result<(), Fault> {
-        match self.mtrrs.write(index, value) {
-            Some(outcome) => outcome,
-            None => self.parts.apic.msr_write(index, value),
-        }
+        self.parts.apic.msr_write(index, value)
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidResult {

@@ -12,7 +12,6 @@ mod attention;
 mod board;
 mod interpreter;
 mod log;
-mod mtrr;
 mod report;
 mod vcpu_loop;
 

@@ -6,7 +6,6 @@ use host::Clock;
 
 use crate::{
     Attention, Control, Engine, Event, EventLog, Exit, LocalApic, Order, Report, Statistics,
-    pending,
 };
 
 /// Instructions between two looks at orders when nothing kicks: a safety net, not a schedule.
@@ -123,6 +122,7 @@ impl<E: Engine> VcpuLoop<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pending;
     use bus::Kicker;
     use ram::Ram;
     use std::{
