@@ -18,7 +18,7 @@ use x86::{
     Fault,
     control::cr4,
     fpu::{FpuState, MXCSR_MASK, xstate},
-    reg, vector,
+    paging, reg, vector,
 };
 
 /// Bytes of the FXSAVE area.
@@ -110,6 +110,10 @@ fn aligned_address<S: System>(
     let linear = cpu.linear(op, size as u64, write)?;
     match linear & (alignment - 1) {
         0 => Ok(linear),
+        // That it is no address is found first, unlike with vectors.
+        _ if cpu.vcpu.long_mode() && !paging::canonical(linear) => {
+            Err(cpu.blame_stack(op, Fault::gp(0)))
+        }
         // Alignment checks know only the words the area is made of.
         offset if offset & 3 != 0 && cpu.view == View::UserAligned => {
             Err(Fault::with_code(vector::AC, 0))

@@ -29,7 +29,8 @@ struct Facts {
     aligned: bool,
     /// General registers take part.
     general: bool,
-    /// Writes memory and changes floating-point state (x87 stack or exception flags).
+    /// Writes memory and changes the x87 stack. (VCVTPS2PH changes exception flags: those stay
+    /// changed if its store faults.)
     stores_and_changes: bool,
 }
 
@@ -39,7 +40,7 @@ impl Facts {
         let uses_memory = reads_memory || writes_memory;
         let size = insn.memory_size().size() as u8;
         let class = Class::of(insn);
-        let changes = class == Class::X87 || insn.mnemonic() == Mnemonic::Vcvtps2ph;
+        let changes = matches!(class, Class::X87 | Class::Mmx);
         Self {
             class,
             size: if uses_memory { size } else { 0 },
