@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use x86::{exception::pf, flags, vector};
+use x86::{Fault, exception::pf, flags, vector};
 
 use crate::field::Field;
 use crate::state::{Outcome, Patch, Stop};
-use crate::undefined::Ignored;
+use crate::undefined::{FaultDetail, Ignored};
 
 /// First address Linux reports user faults at as protection violations, whatever the kernel has
 /// mapped there (`sanitize_error_code`, arch/x86/mm/fault.c).
@@ -21,7 +21,8 @@ pub fn differences(native: &Outcome, other: &Outcome, ignored: &Ignored) -> Vec<
     let mut add = |what: &str, native: String, other: String| {
         lines.push(format!("{what}: native {native}, interpreter {other}"));
     };
-    let (stop, other_stop) = (visible(native.stop), visible(other.stop));
+    let stop = visible(native.stop, ignored.fault);
+    let other_stop = visible(other.stop, ignored.fault);
     if stop != other_stop {
         add("stop", stop.to_string(), other_stop.to_string());
     }
@@ -43,15 +44,24 @@ pub fn differences(native: &Outcome, other: &Outcome, ignored: &Ignored) -> Vec<
 fn significant(field: Field, ignored: &Ignored) -> u128 {
     match field {
         Field::Rflags => (flags::ALL & !ignored.flags).into(),
+        Field::Gpr(i) if ignored.upper_halves >> i & 1 != 0 => 0xffff_ffff,
+        Field::Fsw if ignored.x87_stack => !(7 << 11),
+        Field::Ftw | Field::St(_) if ignored.x87_stack => 0,
         _ => u128::MAX,
     }
 }
 
-/// A fault as a Linux program can know it.
-fn visible(stop: Stop) -> Stop {
+/// A fault as far as a Linux program can know it and the architecture defines it.
+fn visible(stop: Stop, detail: FaultDetail) -> Stop {
     let Stop::Fault(mut fault) = stop else { return stop };
     if fault.vector == vector::PF && fault.address >= TASK_SIZE_MAX {
         fault.code = fault.code.map(|code| code | pf::PRESENT);
+    }
+    match detail {
+        _ if fault.vector != vector::PF => {}
+        FaultDetail::Exact => {}
+        FaultDetail::Page => fault.address &= !0xfff,
+        FaultDetail::Vector => fault = Fault::new(vector::PF),
     }
     if fault.vector == vector::DB {
         fault.address = 0;

@@ -61,12 +61,10 @@ impl Interpreter {
     /// # Errors
     /// The host has no memory for it.
     pub fn new() -> Result<Self, InterpError> {
-        let ram = Ram::new(ram::MIN_LEN)?;
-        map_windows(&ram);
-        let unit = HostVectorUnit::new().map_err(InterpError::Unit)?;
+        let machine = Machine::new()?;
+        map_windows(&machine.ram);
         let cpu = x86_interp::Cpu::new(user_vcpu());
-        let after = Box::new([0; IMAGE_LEN]);
-        Ok(Self { cpu, machine: Machine { ram, unit }, after })
+        Ok(Self { cpu, machine, after: Box::new([0; IMAGE_LEN]) })
     }
 
     /// Runs a case on memory `image`, made from it.
@@ -97,6 +95,9 @@ impl Interpreter {
                 trace.before(insn, &self.cpu.vcpu);
             }
             if let Err(fault) = self.cpu.step(&mut self.machine) {
+                if let Some(insn) = insn {
+                    trace.undefined.faulted(insn, &self.cpu.vcpu);
+                }
                 return Stop::Fault(fault);
             }
             if let Some(insn) = insn.filter(|_| self.cpu.vcpu.rip != before) {
@@ -208,8 +209,8 @@ fn user_vcpu() -> Vcpu {
         xcr0: xstate::SUPPORTED,
         gdtr: TableRegister::default(),
         idtr: TableRegister::default(),
-        // Too short for an I/O permission map.
-        tr: Segment { attr: attr::P | 11, limit: 0x67, ..Segment::default() },
+        // Too short to hold the base of an I/O permission map.
+        tr: Segment { attr: attr::P | 11, limit: 0x66, ..Segment::default() },
         ..Vcpu::default()
     };
     let user = attr::P | attr::S | 3 << attr::DPL_SHIFT | attr::G;
@@ -241,10 +242,21 @@ fn save(vcpu: &Vcpu) -> State {
     }
 }
 
-/// Memory, the vector unit, and nothing else.
-struct Machine {
+/// A machine that is memory, the vector unit, and nothing else.
+pub struct Machine {
     ram: Ram,
     unit: HostVectorUnit,
+}
+
+impl Machine {
+    /// With the least memory there can be.
+    ///
+    /// # Errors
+    /// The host has no memory for it.
+    pub fn new() -> Result<Self, InterpError> {
+        let unit = HostVectorUnit::new().map_err(InterpError::Unit)?;
+        Ok(Self { ram: Ram::new(ram::MIN_LEN)?, unit })
+    }
 }
 
 impl System for Machine {

@@ -1,4 +1,5 @@
-//! What the architecture leaves open: flags and results the SDM calls undefined.
+//! What the architecture leaves open: flags and results the SDM calls undefined, and what it calls
+//! implementation-dependent about faults.
 //!
 //! While the interpreter steps through a case, [`Undefined`] follows which flags are undefined
 //! by then. An instruction that reads one makes everything after it open, and the whole case is
@@ -7,7 +8,21 @@
 use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
-use x86::{Vcpu, flags, reg};
+use x86::{Vcpu, flags, reg, seg};
+
+use crate::layout::WINDOWS;
+
+/// How exactly a page fault is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FaultDetail {
+    /// Address and error code.
+    #[default]
+    Exact,
+    /// The page of the address, and the error code.
+    Page,
+    /// Only that there is one.
+    Vector,
+}
 
 /// What not to compare.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +31,12 @@ pub struct Ignored {
     pub flags: u64,
     /// Memory (GVAs).
     pub memory: Vec<Range<u64>>,
+    /// General registers whose upper halves are open, a bit each.
+    pub upper_halves: u16,
+    /// x87 top of stack, tags and registers.
+    pub x87_stack: bool,
+    /// How a page fault at the end is compared.
+    pub fault: FaultDetail,
     /// Why nothing is to be compared.
     pub all: Option<&'static str>,
 }
@@ -23,48 +44,103 @@ pub struct Ignored {
 /// Follows undefined state through the instructions of a case.
 #[derive(Clone, Debug, Default)]
 pub struct Undefined {
-    flags: u64,
-    /// What the instruction about to run makes undefined.
+    ignored: Ignored,
+    /// Flags the instruction about to run makes undefined.
     next: u64,
-    memory: Vec<Range<u64>>,
-    /// What an indirect call may have stored if it faults.
-    call: Option<Range<u64>>,
-    all: Option<&'static str>,
 }
 
 impl Undefined {
     /// To be called before `insn` runs, on the state it runs on.
     pub fn before(&mut self, insn: &Instruction, vcpu: &Vcpu) {
-        if from_iced(insn.rflags_read()) & self.flags != 0 {
-            self.all = self.all.or(Some("reads an undefined flag"));
+        if from_iced(insn.rflags_read()) & self.ignored.flags != 0 {
+            self.open("reads an undefined flag");
         }
         if undefined_result(insn, vcpu) {
-            self.all = self.all.or(Some("undefined result"));
+            self.open("undefined result");
+        }
+        if is_byte_masked(insn) && !writable(vcpu.gpr[reg::RDI], 16) {
+            self.open("MASKMOV next to a page it may or may not touch");
         }
         self.next = undefined_flags(insn, vcpu);
-        if insn.flow_control() == FlowControl::IndirectCall {
-            // Whether the return address has been stored when the target turns out not to be
-            // canonical is not said; Intel CPUs have, below an RSP that has not moved.
-            let rsp = vcpu.gpr[reg::RSP];
-            self.call = Some(rsp.wrapping_sub(8)..rsp);
-        }
+    }
+
+    fn open(&mut self, reason: &'static str) {
+        self.ignored.all = self.ignored.all.or(Some(reason));
     }
 
     /// To be called after `insn` has completed.
     pub fn after(&mut self, insn: &Instruction) {
-        self.call = None;
         if always_writes_flags(insn) {
             let written = insn.rflags_written() | insn.rflags_cleared() | insn.rflags_set();
-            self.flags &= !from_iced(written);
+            self.ignored.flags &= !from_iced(written);
         }
-        self.flags |= self.next;
+        self.ignored.flags |= self.next;
+    }
+
+    /// To be called when `insn` has faulted, on the state it left.
+    pub fn faulted(&mut self, insn: &Instruction, vcpu: &Vcpu) {
+        let ignored = &mut self.ignored;
+        if insn.flow_control() == FlowControl::IndirectCall {
+            // Whether the return address has been stored when the target turns out not to be
+            // canonical is not said; Intel CPUs have, below an RSP that has not moved.
+            let rsp = vcpu.gpr[reg::RSP];
+            ignored.memory.push(rsp.wrapping_sub(8)..rsp);
+        }
+        if insn.has_rep_prefix() || insn.has_repne_prefix() {
+            // With 32-bit addresses some CPUs clear the upper halves before the first iteration.
+            ignored.upper_halves |= 1 << reg::RCX | 1 << reg::RSI | 1 << reg::RDI;
+        }
+        // The instruction's step from x87 to MMX state may have been made, or part of it.
+        ignored.x87_stack |= (0..insn.op_count()).any(|i| insn.op_register(i).is_mm());
+        ignored.fault = fault_detail(insn);
+        if ignored.fault == FaultDetail::Vector
+            && let Some(address) = operand_address(insn, vcpu)
+        {
+            // What comes before the page that faulted may have been stored.
+            ignored.memory.push(address..address.saturating_add(1024));
+        }
     }
 
     /// What not to compare at the end.
     pub fn ignored(self) -> Ignored {
-        let memory = self.memory.into_iter().chain(self.call).collect();
-        Ignored { flags: self.flags, memory, all: self.all }
+        self.ignored
     }
+}
+
+/// Instructions that access memory in parts do so in an order of the CPU's choice.
+fn fault_detail(insn: &Instruction) -> FaultDetail {
+    use Mnemonic as M;
+    match insn.mnemonic() {
+        M::Fnsave | M::Frstor | M::Fnstenv | M::Fldenv => FaultDetail::Vector,
+        M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64 => FaultDetail::Vector,
+        M::Xsave | M::Xsave64 | M::Xrstor | M::Xrstor64 => FaultDetail::Vector,
+        M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => FaultDetail::Page,
+        _ => FaultDetail::Exact,
+    }
+}
+
+fn is_byte_masked(insn: &Instruction) -> bool {
+    use Mnemonic as M;
+    matches!(insn.mnemonic(), M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu)
+}
+
+/// All of the bytes can be written.
+fn writable(address: u64, len: u64) -> bool {
+    let end = address.saturating_add(len);
+    WINDOWS.iter().any(|w| w.writable && w.base <= address && end <= w.end())
+}
+
+/// Linear address of the memory operand.
+fn operand_address(insn: &Instruction, vcpu: &Vcpu) -> Option<u64> {
+    let operand = (0..insn.op_count()).find(|&i| insn.op_kind(i) == OpKind::Memory)?;
+    insn.virtual_address(operand, 0, |register, _, _| match register {
+        Register::FS => Some(vcpu.seg[seg::FS].base),
+        Register::GS => Some(vcpu.seg[seg::GS].base),
+        r if r.is_segment_register() => Some(0),
+        r if r.is_gpr32() => Some(vcpu.gpr[r.full_register().number()] & 0xffff_ffff),
+        r if r.is_gpr() => Some(vcpu.gpr[r.full_register().number()]),
+        _ => None,
+    })
 }
 
 /// iced's flag bits as RFLAGS bits.
@@ -97,7 +173,8 @@ fn is_double_shift(mnemonic: Mnemonic) -> bool {
     matches!(mnemonic, Mnemonic::Shld | Mnemonic::Shrd)
 }
 
-/// The count of a shift or rotate, masked as the CPU does (SDM vol. 2, SHL), and its operand size in bits.
+/// The count of a shift or rotate, masked as the CPU does (SDM vol. 2, SHL), and its operand size
+/// in bits.
 fn shift_count(insn: &Instruction, vcpu: &Vcpu) -> (u32, u32) {
     let last = insn.op_count() - 1;
     let raw = match insn.op_kind(last) {

@@ -24,7 +24,9 @@ pub fn steer(
     info: &mut InstructionInfoFactory,
     draft: &mut Draft,
 ) -> bool {
-    registers(sequence, random, &draft.insn);
+    if !registers(sequence, random, &draft.insn) {
+        return false;
+    }
     if !jump_register(sequence, random, &draft.insn) {
         return false;
     }
@@ -109,13 +111,14 @@ impl Sequence {
     }
 }
 
-/// Registers that are not addresses: counts, bit offsets, dividends.
-fn registers(sequence: &mut Sequence, random: &mut Random, insn: &Instruction) {
+/// Registers that are not addresses: counts, bit offsets, dividends. False if one that matters is
+/// taken.
+fn registers(sequence: &mut Sequence, random: &mut Random, insn: &Instruction) -> bool {
     if insn.is_string_instruction() && (insn.has_rep_prefix() || insn.has_repne_prefix()) {
         let junk = random.bits() << 32;
         let narrow =
             insn.op_kinds().any(|kind| matches!(kind, OpKind::MemoryESEDI | OpKind::MemorySegESI));
-        let most = if random.chance(90) { 24 } else { 5000 };
+        let most = if random.chance(90) { 24 } else { 3000 };
         let count = random.below(most);
         sequence.choose(reg::RCX, if narrow { junk | count } else { count });
     }
@@ -134,11 +137,12 @@ fn registers(sequence: &mut Sequence, random: &mut Random, insn: &Instruction) {
         }
         m if is_xstate(m) => {
             // Only components this CPU has and others that no CPU the test runs on has.
-            sequence.choose(reg::RAX, random.bits() & 0xfff8_0c1f);
-            sequence.choose(reg::RDX, 0);
+            return sequence.choose(reg::RAX, random.bits() & 0xfff8_0c1f)
+                && sequence.choose(reg::RDX, 0);
         }
         _ => {}
     }
+    true
 }
 
 fn is_xstate(mnemonic: Mnemonic) -> bool {
