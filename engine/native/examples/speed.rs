@@ -27,8 +27,9 @@ const ENCODINGS: [&[u8]; 18] = [
     &[0xc4, 0xe2, 0xf2, 0xf5, 0xc2],       // pext rax,rcx,rdx
     &[0xc4, 0xe2, 0xfb, 0xf6, 0xc2],       // mulx rax,rax,rdx
     &[0xc4, 0xe2, 0xf8, 0xf3, 0xc8],       // blsr rax,rax
-    &[0xd8, 0xc1],                         // fadd st,st1
-    &[0xd9, 0x28],                               // fldcw [rax]
+    &[0xd8, 0xc1],                         // fadd st,st(1)
+    &[0xd9, 0x28],                         // fldcw [rax]
+    &[0xd9, 0xc1],                         // fld st(1)
     &[0x0f, 0xfe, 0xc1],                   // paddd mm0,mm1
 ];
 
