@@ -125,8 +125,8 @@ impl Tlb {
         entry.tags[right as usize] = linear;
         set.used[index / 64] |= 1 << (index % 64);
         match page_bits {
-            ..=12 => {}
-            ..=21 => self.large[region(linear) / 64] |= 1 << (region(linear) % 64),
+            0..=12 => {}
+            13..=21 => self.large[region(linear) / 64] |= 1 << (region(linear) % 64),
             _ => self.huge |= 1 << (linear >> 30 & 63),
         }
     }

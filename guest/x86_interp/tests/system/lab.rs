@@ -238,7 +238,7 @@ fn build_page_tables(sys: &FakeSystem) {
         sys.ram.store64(PD + 8 * n, n << 21 | if n == LARGE >> 21 { 0x83 } else { 0x87 });
     }
     for n in 0..512 {
-        sys.ram.store64(PT + 8 * n, USER + n * 4096 | 7);
+        sys.ram.store64(PT + 8 * n, (USER + n * 4096) | 7);
     }
     sys.ram.store64(PT + (KERNEL_PAGE - USER) / 4096 * 8, KERNEL_PAGE | 3);
 }

@@ -226,7 +226,7 @@ fn a_16_bit_stack_takes_only_sp() {
     let frame = [USER, USER_CS32.into(), 2, 0x1234_5678, u64::from(SPARE) | 3];
     iret_with(&mut lab, frame);
     assert_eq!(lab.lands(), vector::UD);
-    assert_eq!(lab.frame().rsp, KERNEL_STACK - 40 & !0xffff | 0x5678);
+    assert_eq!(lab.frame().rsp, ((KERNEL_STACK - 40) & !0xffff) | 0x5678);
 }
 
 #[test]
