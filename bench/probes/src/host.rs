@@ -159,7 +159,7 @@ pub fn dispatch_calls_outside(start: usize, len: usize) {
     must("SUD", unsafe { libc::prctl(set, on, start, len, 0) }.into());
 }
 
-/// Runs `body` in a forked child and returns its wait status.
+/// Runs `body` in a forked child and returns its wait status; anything but zero fails the run.
 pub fn in_child(body: impl FnOnce()) -> i32 {
     use std::io::Write;
     io::stdout().flush().ok();
@@ -173,6 +173,9 @@ pub fn in_child(body: impl FnOnce()) -> i32 {
         }
         let mut status = 0;
         must("waitpid", libc::waitpid(pid, &raw mut status, 0).into());
+        if status != 0 {
+            crate::report::fail();
+        }
         status
     }
 }

@@ -17,8 +17,13 @@ pub fn fact(label: impl Display, value: impl Display) {
 pub fn law(label: impl Display, holds: bool) {
     println!("  {label:<66} {}", if holds { "holds" } else { "BROKEN" });
     if !holds {
-        FAILED.store(true, std::sync::atomic::Ordering::Relaxed);
+        fail();
     }
+}
+
+/// Remembers that the run failed.
+pub fn fail() {
+    FAILED.store(true, std::sync::atomic::Ordering::Relaxed);
 }
 
 static FAILED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
