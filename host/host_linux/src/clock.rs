@@ -2,6 +2,10 @@
 //!
 //! The guest sees the host's TSC unscaled, starting at zero when the machine does, so an engine
 //! that runs RDTSC natively gives the same values as one that emulates it, up to a constant.
+//!
+//! The monotonic clock is CLOCK_MONOTONIC_RAW: nobody slews it, so the guest's other timers keep
+//! step with the TSC, and a kernel that compares them (Linux's clocksource watchdog tolerates
+//! about 100 ppm) trusts both.
 
 use std::time::Duration;
 
@@ -11,6 +15,9 @@ use crate::cpu::{self, CpuidResult};
 
 /// How long to count ticks when no CPUID leaf tells the TSC's frequency.
 const CALIBRATION: Duration = Duration::from_millis(20);
+
+/// Readings taken for one exact pair of TSC and clock.
+const ATTEMPTS: usize = 32;
 
 /// Where the TSC's frequency was learnt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -56,7 +63,7 @@ impl Default for LinuxClock {
 
 impl host::Clock for LinuxClock {
     fn monotonic_ns(&self) -> u64 {
-        nanoseconds(clock_gettime(ClockId::Monotonic))
+        nanoseconds(clock_gettime(ClockId::MonotonicRaw))
     }
     fn wall_clock_ns(&self) -> u64 {
         nanoseconds(clock_gettime(ClockId::Realtime))
@@ -101,15 +108,27 @@ fn tsc_from_cpuid(cpuid: impl Fn(u32, u32) -> CpuidResult) -> Option<(u64, TscSo
         .then_some((u64::from(nominal) * 1_000_000, TscSource::NominalFrequency))
 }
 
-/// Counts ticks against CLOCK_MONOTONIC_RAW, which no one steps or slews.
+/// Counts ticks against CLOCK_MONOTONIC_RAW.
 fn calibrate() -> u64 {
-    let now = || (cpu::rdtsc(), nanoseconds(clock_gettime(ClockId::MonotonicRaw)));
-    let (tsc_start, ns_start) = now();
+    let (tsc_start, ns_start) = simultaneous();
     std::thread::sleep(CALIBRATION);
-    let (tsc_end, ns_end) = now();
+    let (tsc_end, ns_end) = simultaneous();
     let ticks = u128::from(tsc_end.wrapping_sub(tsc_start));
     let elapsed = u128::from(ns_end.saturating_sub(ns_start)).max(1);
     u64::try_from(ticks * 1_000_000_000 / elapsed).unwrap_or(u64::MAX).max(1)
+}
+
+/// The TSC and the clock at the same moment: the pair, out of several, with the least time between
+/// the readings, because on a busy host we may lose the CPU at any point.
+fn simultaneous() -> (u64, u64) {
+    let pair = || {
+        let before = cpu::rdtsc();
+        let ns = nanoseconds(clock_gettime(ClockId::MonotonicRaw));
+        let width = cpu::rdtsc().wrapping_sub(before);
+        (width, before.wrapping_add(width / 2), ns)
+    };
+    let narrowest = (0..ATTEMPTS).map(|_| pair()).min().unwrap_or_default();
+    (narrowest.1, narrowest.2)
 }
 
 #[cfg(test)]
@@ -148,8 +167,9 @@ mod tests {
     #[test]
     fn nothing_known_is_measured() {
         assert_eq!(tsc_from_cpuid(|_, _| NONE), None);
-        let hz = calibrate();
-        assert!((100_000_000..10_000_000_000).contains(&hz), "{hz} Hz");
+        let (one, other) = (calibrate(), calibrate());
+        assert!((100_000_000..10_000_000_000).contains(&one), "{one} Hz");
+        assert!(one.abs_diff(other) < one / 20_000, "{one} and {other} Hz: within 50 ppm");
     }
 
     #[test]
@@ -160,6 +180,6 @@ mod tests {
         let (ticks, elapsed) = (clock.tsc() - tsc, clock.monotonic_ns() - ns);
         let by_tsc = u128::from(ticks) * 1_000_000_000 / u128::from(clock.tsc_hz());
         let error = by_tsc.abs_diff(u128::from(elapsed));
-        assert!(error < u128::from(elapsed) / 100, "{by_tsc} ns by TSC, {elapsed} ns by clock");
+        assert!(error < u128::from(elapsed) / 1000, "{by_tsc} ns by TSC, {elapsed} ns by clock");
     }
 }
