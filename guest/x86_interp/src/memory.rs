@@ -240,7 +240,7 @@ impl<S: System> Cpu<S> {
     }
 
     /// Everything that can be wrong with an access, in the order in which CPUs find it: not an
-    /// address, not aligned, pages from the first on.
+    /// address, not aligned, not an address at its end, pages from the first on.
     fn check_access(
         &mut self,
         sys: &mut S,
@@ -249,7 +249,7 @@ impl<S: System> Cpu<S> {
         size: usize,
         right: Right,
     ) -> Result<(), Fault> {
-        self.check_canonical(linear, size)?;
+        self.check_canonical(linear, 1)?;
         if view == View::UserAligned && linear & (alignment(size) - 1) != 0 {
             return Err(Fault::with_code(vector::AC, 0));
         }

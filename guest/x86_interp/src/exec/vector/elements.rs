@@ -1,7 +1,7 @@
 //! Instructions that access memory element by element: masked moves and gathers.
 //!
 //! An element whose mask bit is clear is not accessed and cannot fault; there are no alignment
-//! checks. A gather that faults keeps the elements it has loaded and clears their mask bits, so that
+//! checks, except of MASKMOVQ and MASKMOVDQU as a whole. A gather that faults keeps the elements it has loaded and clears their mask bits, so that
 //! it goes on where it stopped (SDM vol. 2, VPGATHERDD); a masked store writes nothing if any of
 //! its elements faults.
 
@@ -10,9 +10,10 @@ use crate::{
     cpu::Cpu,
     op::{Handler, Op},
     system::System,
+    tlb::View,
 };
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
-use x86::{Fault, reg};
+use x86::{Fault, reg, vector};
 
 /// A vector register as bytes.
 type Bytes = [u8; 32];
@@ -119,6 +120,9 @@ fn masked_bytes<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<
         let offset = start.wrapping_add(at as u64) & op.address.mask;
         cpu.segmented(op.address.seg as usize, offset, 1, true)
     };
+    if cpu.view == View::UserAligned && address(cpu, 0)? & 7 != 0 {
+        return Err(Fault::with_code(vector::AC, 0));
+    }
     for at in selected() {
         let linear = address(cpu, at)?;
         cpu.probe_write(sys, linear, 1).map_err(|fault| cpu.blame_stack(op, fault))?;

@@ -10,6 +10,7 @@ use crate::{
     cpu::Cpu,
     op::{Handler, Op},
     system::{System, UnitCode},
+    tlb::View,
 };
 use iced_x86::{
     EncodingKind, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess,
@@ -134,7 +135,8 @@ fn store<S: System>(
     }
     let bytes = cpu.operands.memory;
     let part = bytes.get(..facts.size as usize).ok_or(Fault::ud())?;
-    cpu.write_bytes(sys, linear, part).map_err(|fault| cpu.blame_stack(op, fault))
+    let result = cpu.write_view(sys, operand_view(cpu, op), linear, part);
+    result.map_err(|fault| cpu.blame_stack(op, fault))
 }
 
 /// Checks the memory operand and loads it; returns its linear address.
@@ -149,10 +151,19 @@ fn open<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>, facts: Facts) -> R
     if facts.reads_memory {
         let mut bytes = [0; 64];
         let part = bytes.get_mut(..facts.size as usize).ok_or(Fault::ud())?;
-        cpu.read_bytes(sys, linear, part).map_err(|fault| cpu.blame_stack(op, fault))?;
+        let result = cpu.read_view(sys, operand_view(cpu, op), linear, part);
+        result.map_err(|fault| cpu.blame_stack(op, fault))?;
         cpu.operands.memory = bytes;
     }
     Ok(linear)
+}
+
+/// The rights of the memory operand. F16C conversions are never checked for alignment.
+#[inline(always)]
+fn operand_view<S: System>(cpu: &Cpu<S>, op: &Op<S>) -> View {
+    let checked = cpu.view == View::UserAligned;
+    let exempt = || matches!(op.insn.mnemonic(), Mnemonic::Vcvtph2ps | Mnemonic::Vcvtps2ph);
+    if checked && exempt() { View::User } else { cpu.view }
 }
 
 /// An x87 store that raised an unmasked exception other than precision stores nothing (SDM vol. 1,
