@@ -45,6 +45,7 @@ fn significant(field: Field, ignored: &Ignored) -> u128 {
     match field {
         Field::Rflags => (flags::ALL & !ignored.flags).into(),
         Field::Gpr(i) if ignored.upper_halves >> i & 1 != 0 => 0xffff_ffff,
+        Field::Mxcsr => (!ignored.mxcsr).into(),
         Field::Fsw if ignored.x87_stack => !(7 << 11),
         Field::Ftw | Field::St(_) if ignored.x87_stack => 0,
         _ => u128::MAX,
@@ -58,10 +59,11 @@ fn visible(stop: Stop, detail: FaultDetail) -> Stop {
         fault.code = fault.code.map(|code| code | pf::PRESENT);
     }
     match detail {
-        _ if fault.vector != vector::PF => {}
-        FaultDetail::Exact => {}
-        FaultDetail::Page => fault.address &= !0xfff,
-        FaultDetail::Vector => fault = Fault::new(vector::PF),
+        FaultDetail::Page if fault.vector == vector::PF => fault.address &= !0xfff,
+        FaultDetail::Vector if matches!(fault.vector, vector::PF | vector::GP | vector::SS) => {
+            fault = Fault::new(vector::PF);
+        }
+        _ => {}
     }
     if fault.vector == vector::DB {
         fault.address = 0;

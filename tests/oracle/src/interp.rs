@@ -96,7 +96,7 @@ impl Interpreter {
             }
             if let Err(fault) = self.cpu.step(&mut self.machine) {
                 if let Some(insn) = insn {
-                    trace.undefined.faulted(insn, &self.cpu.vcpu);
+                    trace.undefined.faulted(insn, &self.cpu.vcpu, fault);
                 }
                 return Stop::Fault(fault);
             }

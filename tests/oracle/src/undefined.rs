@@ -8,9 +8,13 @@
 use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
-use x86::{Vcpu, flags, reg, seg};
+use x86::{Fault, Vcpu, flags, reg, seg, vector};
 
 use crate::layout::WINDOWS;
+
+const MXCSR_OE: u32 = 1 << 3;
+const MXCSR_UE: u32 = 1 << 4;
+const MXCSR_PE: u32 = 1 << 5;
 
 /// How exactly a page fault is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +24,7 @@ pub enum FaultDetail {
     Exact,
     /// The page of the address, and the error code.
     Page,
-    /// Only that there is one.
+    /// Only that there is one, or another exception of memory.
     Vector,
 }
 
@@ -33,6 +37,8 @@ pub struct Ignored {
     pub memory: Vec<Range<u64>>,
     /// General registers whose upper halves are open, a bit each.
     pub upper_halves: u16,
+    /// MXCSR bits.
+    pub mxcsr: u32,
     /// x87 top of stack, tags and registers.
     pub x87_stack: bool,
     /// How a page fault at the end is compared.
@@ -47,6 +53,8 @@ pub struct Undefined {
     ignored: Ignored,
     /// Flags the instruction about to run makes undefined.
     next: u64,
+    /// How often the instruction about to run has been gone on with.
+    bursts: u32,
 }
 
 impl Undefined {
@@ -61,7 +69,11 @@ impl Undefined {
         if is_byte_masked(insn) && !writable(vcpu.gpr[reg::RDI], 16) {
             self.open("MASKMOV next to a page it may or may not touch");
         }
+        if repeats(insn) && insn_is_narrow(insn) && vcpu.gpr[reg::RCX] as u32 == 0 {
+            self.open("REP without iteration may clear upper halves of pointers");
+        }
         self.next = undefined_flags(insn, vcpu);
+        self.bursts += 1;
     }
 
     fn open(&mut self, reason: &'static str) {
@@ -70,6 +82,7 @@ impl Undefined {
 
     /// To be called after `insn` has completed.
     pub fn after(&mut self, insn: &Instruction) {
+        self.bursts = 0;
         if always_writes_flags(insn) {
             let written = insn.rflags_written() | insn.rflags_cleared() | insn.rflags_set();
             self.ignored.flags &= !from_iced(written);
@@ -77,24 +90,37 @@ impl Undefined {
         self.ignored.flags |= self.next;
     }
 
-    /// To be called when `insn` has faulted, on the state it left.
-    pub fn faulted(&mut self, insn: &Instruction, vcpu: &Vcpu) {
+    /// To be called when `insn` has raised `fault`, on the state it left.
+    pub fn faulted(&mut self, insn: &Instruction, vcpu: &Vcpu, fault: Fault) {
         let ignored = &mut self.ignored;
+        if self.bursts > 1 {
+            // The flags as before the first iteration of which burst?
+            ignored.flags |= flags::STATUS;
+        }
+        if fault.vector == vector::XM {
+            // What an unmasked exception does to the flags of those found after it.
+            ignored.mxcsr |= MXCSR_OE | MXCSR_UE | MXCSR_PE;
+        }
         if insn.flow_control() == FlowControl::IndirectCall {
             // Whether the return address has been stored when the target turns out not to be
             // canonical is not said; Intel CPUs have, below an RSP that has not moved.
             let rsp = vcpu.gpr[reg::RSP];
             ignored.memory.push(rsp.wrapping_sub(8)..rsp);
         }
-        if insn.has_rep_prefix() || insn.has_repne_prefix() {
+        if repeats(insn) {
             // With 32-bit addresses some CPUs clear the upper halves before the first iteration.
             ignored.upper_halves |= 1 << reg::RCX | 1 << reg::RSI | 1 << reg::RDI;
         }
         // The instruction's step from x87 to MMX state may have been made, or part of it.
         ignored.x87_stack |= (0..insn.op_count()).any(|i| insn.op_register(i).is_mm());
         ignored.fault = fault_detail(insn);
+        let address = operand_address(insn, vcpu);
+        if ignored.fault == FaultDetail::Page && address.is_some_and(at_canonical_end) {
+            // Whether a masked element is an address at all.
+            ignored.fault = FaultDetail::Vector;
+        }
         if ignored.fault == FaultDetail::Vector
-            && let Some(address) = operand_address(insn, vcpu)
+            && let Some(address) = address
         {
             // What comes before the page that faulted may have been stored.
             ignored.memory.push(address..address.saturating_add(1024));
@@ -115,6 +141,9 @@ fn fault_detail(insn: &Instruction) -> FaultDetail {
         M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64 => FaultDetail::Vector,
         M::Xsave | M::Xsave64 | M::Xrstor | M::Xrstor64 => FaultDetail::Vector,
         M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => FaultDetail::Page,
+        M::Fld | M::Fstp | M::Fbld | M::Fbstp if insn.memory_size().size() == 10 => {
+            FaultDetail::Vector
+        }
         _ => FaultDetail::Exact,
     }
 }
@@ -122,6 +151,11 @@ fn fault_detail(insn: &Instruction) -> FaultDetail {
 fn is_byte_masked(insn: &Instruction) -> bool {
     use Mnemonic as M;
     matches!(insn.mnemonic(), M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu)
+}
+
+/// A vector here reaches beyond the last canonical address of the lower half.
+fn at_canonical_end(address: u64) -> bool {
+    address < 1 << 47 && address + 32 > 1 << 47
 }
 
 /// All of the bytes can be written.
@@ -159,8 +193,16 @@ fn from_iced(bits: u32) -> u64 {
 
 /// Unless its count is zero.
 fn always_writes_flags(insn: &Instruction) -> bool {
-    let counted = is_shift(insn.mnemonic()) || insn.has_rep_prefix() || insn.has_repne_prefix();
-    !counted
+    !is_shift(insn.mnemonic()) && !repeats(insn)
+}
+
+fn repeats(insn: &Instruction) -> bool {
+    insn.is_string_instruction() && (insn.has_rep_prefix() || insn.has_repne_prefix())
+}
+
+/// A string instruction with 32-bit addresses.
+fn insn_is_narrow(insn: &Instruction) -> bool {
+    insn.op_kinds().any(|kind| matches!(kind, OpKind::MemorySegESI | OpKind::MemoryESEDI))
 }
 
 fn is_shift(mnemonic: Mnemonic) -> bool {

@@ -1,0 +1,55 @@
+//! The interpreter against the host CPU: a bounded campaign, and every case that once failed.
+
+use oracle::campaign::{self, Plan};
+use oracle::{CaseFile, Checker, compare, forms};
+
+/// Enough for every form to run alone several times.
+const CASES: u64 = 60_000;
+
+#[test]
+fn random_sequences() {
+    let plan = Plan {
+        seed: 2026,
+        first: 0,
+        count: CASES,
+        forms: forms::tested(),
+        jobs: 2,
+        most_failures: 20,
+    };
+    let summary = campaign::run(&plan, &|_| ()).unwrap();
+    for (kind, failure) in &summary.failures {
+        println!("{kind}, number {}:", failure.number);
+        failure.report.differences.iter().for_each(|line| println!("    {line}"));
+    }
+    assert_eq!(summary.failed, 0, "oracle --seed {} shows them", plan.seed);
+    assert_eq!(summary.cases, CASES);
+    let open: u64 = summary.open.values().sum();
+    assert!(open < CASES / 50, "{open} cases without verdict: {:?}", summary.open);
+    let untried: Vec<_> =
+        plan.forms.iter().filter(|form| !summary.runs.contains_key(form)).collect();
+    assert!(untried.is_empty(), "never ran: {untried:?}");
+}
+
+/// The native outcome in the file is from the CPU the case was found on; others may differ in what
+/// the architecture leaves open, so it is compared like any other outcome.
+#[test]
+fn cases_that_once_failed() {
+    let mut checker = Checker::new().unwrap();
+    let mut replayed = 0;
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/cases")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "case") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let file = CaseFile::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let report = checker.check(&file.case).unwrap();
+        assert!(report.differences.is_empty(), "{}: {:#?}", path.display(), report.differences);
+        let expected = file.expected.unwrap_or_else(|| panic!("{}: no outcome", path.display()));
+        let interpreted = &report.interpreted;
+        let lines = compare::differences(&expected, &interpreted.outcome, &interpreted.ignored);
+        assert!(lines.is_empty(), "{}: as recorded: {lines:#?}", path.display());
+        replayed += 1;
+    }
+    assert!(replayed > 0, "the case files are gone");
+}
