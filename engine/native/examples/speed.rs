@@ -37,6 +37,8 @@ fn main() {
     let mut unit = HostVectorUnit::new().expect("executable memory");
     let mut fpu = FpuState { fcw: 0x37f, ftw: 0xff, ..FpuState::default() };
     let mut operands = VectorOperands::default();
+    // A control word that masks everything, for FLDCW.
+    operands.memory[..2].copy_from_slice(&[0x7f, 0x03]);
     for bytes in ENCODINGS {
         let insn = Decoder::with_ip(64, bytes, 0, DecoderOptions::NONE).decode();
         let mut text = String::new();

@@ -204,7 +204,9 @@ fn is_fault_order_free(case: &Case, expected: &Outcome, found: &Outcome) -> bool
     let uses_mmx = (0..case.insn.op_count()).any(|i| case.insn.op_register(i).is_mm());
     let in_pieces = matches!(
         name,
-        M::Fnsave
+        M::Fstp
+            | M::Fbstp
+            | M::Fnsave
             | M::Fnstenv
             | M::Fxsave
             | M::Fxsave64

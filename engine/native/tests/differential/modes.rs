@@ -108,6 +108,29 @@ fn avx_needs_osxsave_and_its_state() {
 }
 
 #[test]
+fn xsetbv_takes_what_the_model_has() {
+    const XSETBV: &[u8] = &[0x0f, 0x01, 0xd1];
+    fn supervisor(v: &mut Vcpu) {
+        for segment in &mut v.seg {
+            segment.attr &= !(3 << attr::DPL_SHIFT);
+        }
+    }
+    let with = |eax: u64, ecx: u64| {
+        let mut state = state();
+        (state.gpr[0], state.gpr[1]) = (eax, ecx);
+        state
+    };
+    for good in [1, 3, 7] {
+        assert_eq!(run(supervisor, XSETBV, &with(good, 0)).fault, 0, "{good}");
+    }
+    for bad in [0, 2, 5, 6, 8, 15, 1 << 31] {
+        assert_eq!(run(supervisor, XSETBV, &with(bad, 0)).fault, vector::GP, "{bad}");
+    }
+    assert_eq!(run(supervisor, XSETBV, &with(7, 1)).fault, vector::GP, "XCR1");
+    assert_eq!(run(|_| {}, XSETBV, &with(7, 0)).fault, vector::GP, "user mode");
+}
+
+#[test]
 fn unexpected_simd_exception_is_undefined_opcode() {
     let mut divide_by_zero = state();
     divide_by_zero.fpu.mxcsr = 0x1f80 & !(1 << 9);
