@@ -49,8 +49,7 @@ fn addressing_forms_share_a_routine() {
 #[test]
 fn legacy_encoding_keeps_and_vex_zeroes_the_upper_half() {
     let mut unit = HostVectorUnit::new().unwrap();
-    let mut fpu = FpuState::default();
-    fpu.ymm_high = [[7; 16]; 16];
+    let mut fpu = FpuState { ymm_high: [[7; 16]; 16], ..FpuState::default() };
     let mut operands = VectorOperands::default();
     run(&mut unit, &paddw(3, 4), &mut fpu, &mut operands).unwrap();
     assert_eq!(fpu.ymm_high[3], [7; 16]);

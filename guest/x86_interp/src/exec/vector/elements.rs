@@ -1,9 +1,9 @@
 //! Instructions that access memory element by element: masked moves and gathers.
 //!
 //! An element whose mask bit is clear is not accessed and cannot fault; there are no alignment
-//! checks, except of MASKMOVQ and MASKMOVDQU as a whole. A gather that faults keeps the elements it has loaded and clears their mask bits, so that
-//! it goes on where it stopped (SDM vol. 2, VPGATHERDD); a masked store writes nothing if any of
-//! its elements faults.
+//! checks, except of MASKMOVQ and MASKMOVDQU as a whole. A gather that faults keeps the elements it
+//! has loaded and clears their mask bits, so that it goes on where it stopped (SDM vol. 2,
+//! VPGATHERDD); a masked store writes nothing if any of its elements faults.
 
 use super::permit::{self, Class};
 use crate::{

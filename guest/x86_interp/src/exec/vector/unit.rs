@@ -9,8 +9,8 @@ use super::permit::{self, Class, EXCEPTIONS};
 use crate::{
     cpu::Cpu,
     op::{Handler, Op},
-    system::{System, UnitCode},
-    tlb::View,
+    system::{GuestRam, System, UnitCode},
+    tlb::{Right, View},
 };
 use iced_x86::{
     EncodingKind, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess,
@@ -135,6 +135,10 @@ fn store<S: System>(
     }
     let bytes = cpu.operands.memory;
     let part = bytes.get(..facts.size as usize).ok_or(Fault::ud())?;
+    if let Some(offset) = cpu.tlb.lookup(cpu.view, Right::Write, linear, facts.size.into()) {
+        sys.ram().write(offset, part);
+        return Ok(());
+    }
     let result = cpu.write_view(sys, operand_view(cpu, op), linear, part);
     result.map_err(|fault| cpu.blame_stack(op, fault))
 }
@@ -149,13 +153,32 @@ fn open<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>, facts: Facts) -> R
     };
     cpu.operands.address = cpu.effective(op);
     if facts.reads_memory {
-        let mut bytes = [0; 64];
-        let part = bytes.get_mut(..facts.size as usize).ok_or(Fault::ud())?;
-        let result = cpu.read_view(sys, operand_view(cpu, op), linear, part);
-        result.map_err(|fault| cpu.blame_stack(op, fault))?;
-        cpu.operands.memory = bytes;
+        load(cpu, sys, op, facts, linear)?;
     }
     Ok(linear)
+}
+
+#[inline(always)]
+fn load<S: System>(
+    cpu: &mut Cpu<S>,
+    sys: &mut S,
+    op: &Op<S>,
+    facts: Facts,
+    linear: u64,
+) -> Result<(), Fault> {
+    let found = cpu.tlb.lookup(cpu.view, Right::Read, linear, facts.size.into());
+    let view = operand_view(cpu, op);
+    let mut bytes = [0; 64];
+    let part = bytes.get_mut(..facts.size as usize).ok_or(Fault::ud())?;
+    match found {
+        Some(offset) => sys.ram().read(offset, part),
+        None => {
+            let result = cpu.read_view(sys, view, linear, part);
+            result.map_err(|fault| cpu.blame_stack(op, fault))?;
+        }
+    }
+    cpu.operands.memory = bytes;
+    Ok(())
 }
 
 /// The rights of the memory operand. F16C conversions are never checked for alignment.
