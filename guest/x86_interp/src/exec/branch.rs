@@ -67,8 +67,10 @@ fn call_indirect<S: System, R: Source, const SIZE: usize>(
     op: &Op<S>,
 ) -> Result<(), Fault> {
     let rip = R::get::<S, SIZE>(cpu, sys, op)?;
-    cpu.check_target(rip)?;
+    // The return address is stored first and stays below RSP if the target is none: so do CPUs.
+    let rsp = cpu.vcpu.gpr[reg::RSP];
     cpu.push::<SIZE>(sys, cpu.vcpu.rip)?;
+    cpu.check_target(rip).inspect_err(|_| cpu.vcpu.gpr[reg::RSP] = rsp)?;
     cpu.jump(rip);
     Ok(())
 }

@@ -264,7 +264,7 @@ fn string<S: System, K: Step, const SIZE: usize>(
             return Ok(());
         }
         if left == 0 || cpu.traps != 0 {
-            return repeat(cpu, op);
+            return repeat(cpu, op, rflags);
         }
         let bulk = if backward { 0 } else { K::bulk::<S, SIZE>(cpu, sys, &walk, count.min(left)) };
         let done = if bulk > 0 {
@@ -282,19 +282,20 @@ fn string<S: System, K: Step, const SIZE: usize>(
             return Ok(());
         }
         if cpu.leave_block && cpu.vcpu.gpr[reg::RCX] & walk.mask != 0 {
-            return repeat(cpu, op); // it may have overwritten itself
+            return repeat(cpu, op, rflags); // it may have overwritten itself
         }
         if cpu.vcpu.rflags & flags::TF != 0 && cpu.vcpu.gpr[reg::RCX] & walk.mask != 0 {
-            return repeat(cpu, op);
+            return repeat(cpu, op, rflags);
         }
     }
 }
 
 /// The instruction is not finished: come back to it. RF says so to whatever is delivered in
-/// between, and keeps an instruction breakpoint from hitting again (SDM 17.3.1.1).
-fn repeat<S: System>(cpu: &mut Cpu<S>, op: &Op<S>) -> Result<(), Fault> {
+/// between, and keeps an instruction breakpoint from hitting again (SDM 17.3.1.1). The other flags
+/// are as before the first iteration until the last is done.
+fn repeat<S: System>(cpu: &mut Cpu<S>, op: &Op<S>, rflags: u64) -> Result<(), Fault> {
     let start = cpu.vcpu.rip.wrapping_sub(op.len.into());
-    cpu.vcpu.rflags |= flags::RF;
+    cpu.vcpu.rflags = rflags | flags::RF;
     cpu.jump(start);
     Ok(())
 }
