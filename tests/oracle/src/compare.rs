@@ -45,6 +45,8 @@ fn significant(field: Field, ignored: &Ignored) -> u128 {
     match field {
         Field::Rflags => (flags::ALL & !ignored.flags).into(),
         Field::Gpr(i) if ignored.upper_halves >> i & 1 != 0 => 0xffff_ffff,
+        // How many address bits the host CPU has.
+        Field::Fip | Field::Fdp => 0xffff_ffff_ffff,
         Field::Mxcsr => (!ignored.mxcsr).into(),
         Field::Fsw if ignored.x87_stack => !(7 << 11),
         Field::Ftw | Field::St(_) if ignored.x87_stack => 0,

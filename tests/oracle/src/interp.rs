@@ -9,7 +9,7 @@ use x86::control::{cr0, cr4, efer};
 use x86::fpu::xstate;
 use x86::paging::{NX, P, RW, US};
 use x86::segment::{Segment, attr};
-use x86::{Fault, TableRegister, Vcpu, flags, seg};
+use x86::{Fault, TableRegister, Vcpu, flags, seg, vector};
 use x86_interp::{CpuidResult, System, VectorUnit};
 
 use crate::layout::{IMAGE_LEN, PAGE, WINDOWS};
@@ -95,9 +95,7 @@ impl Interpreter {
                 trace.before(insn, &self.cpu.vcpu);
             }
             if let Err(fault) = self.cpu.step(&mut self.machine) {
-                if let Some(insn) = insn {
-                    trace.undefined.faulted(insn, &self.cpu.vcpu, fault);
-                }
+                trace.fault(insn, &self.cpu.vcpu, fault);
                 return Stop::Fault(fault);
             }
             if let Some(insn) = insn.filter(|_| self.cpu.vcpu.rip != before) {
@@ -131,6 +129,15 @@ impl Trace {
         self.undefined.before(insn, vcpu);
         if self.ran.len() == self.completed {
             self.ran.push(insn.code());
+        }
+    }
+    /// An instruction ended in an exception.
+    fn fault(&mut self, insn: Option<&Instruction>, vcpu: &Vcpu, fault: Fault) {
+        let is_trap = fault.vector == vector::DB;
+        match insn {
+            Some(insn) if is_trap && vcpu.rip != insn.ip() => self.after(insn),
+            Some(insn) => self.undefined.faulted(insn, vcpu, fault),
+            None => {}
         }
     }
     /// `insn` has run to its end.

@@ -7,11 +7,12 @@
 
 use std::ops::Range;
 
-use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{Instruction, Mnemonic, OpKind, Register, RflagsBits};
 use x86::{Fault, Vcpu, flags, reg, seg, vector};
 
 use crate::layout::WINDOWS;
 
+const MXCSR_FLAGS: u32 = 0x3f;
 const MXCSR_OE: u32 = 1 << 3;
 const MXCSR_UE: u32 = 1 << 4;
 const MXCSR_PE: u32 = 1 << 5;
@@ -53,8 +54,6 @@ pub struct Undefined {
     ignored: Ignored,
     /// Flags the instruction about to run makes undefined.
     next: u64,
-    /// How often the instruction about to run has been gone on with.
-    bursts: u32,
 }
 
 impl Undefined {
@@ -66,14 +65,14 @@ impl Undefined {
         if undefined_result(insn, vcpu) {
             self.open("undefined result");
         }
-        if is_byte_masked(insn) && !writable(vcpu.gpr[reg::RDI], 16) {
+        let address = operand_address(insn, vcpu);
+        if is_byte_masked(insn) && !address.is_some_and(|address| writable(address, 16)) {
             self.open("MASKMOV next to a page it may or may not touch");
         }
-        if repeats(insn) && insn_is_narrow(insn) && vcpu.gpr[reg::RCX] as u32 == 0 {
+        if repeats(insn) && has_narrow_addresses(insn) && vcpu.gpr[reg::RCX] as u32 == 0 {
             self.open("REP without iteration may clear upper halves of pointers");
         }
         self.next = undefined_flags(insn, vcpu);
-        self.bursts += 1;
     }
 
     fn open(&mut self, reason: &'static str) {
@@ -82,7 +81,6 @@ impl Undefined {
 
     /// To be called after `insn` has completed.
     pub fn after(&mut self, insn: &Instruction) {
-        self.bursts = 0;
         if always_writes_flags(insn) {
             let written = insn.rflags_written() | insn.rflags_cleared() | insn.rflags_set();
             self.ignored.flags &= !from_iced(written);
@@ -93,19 +91,14 @@ impl Undefined {
     /// To be called when `insn` has raised `fault`, on the state it left.
     pub fn faulted(&mut self, insn: &Instruction, vcpu: &Vcpu, fault: Fault) {
         let ignored = &mut self.ignored;
-        if self.bursts > 1 {
-            // The flags as before the first iteration of which burst?
-            ignored.flags |= flags::STATUS;
-        }
         if fault.vector == vector::XM {
             // What an unmasked exception does to the flags of those found after it.
-            ignored.mxcsr |= MXCSR_OE | MXCSR_UE | MXCSR_PE;
-        }
-        if insn.flow_control() == FlowControl::IndirectCall {
-            // Whether the return address has been stored when the target turns out not to be
-            // canonical is not said; Intel CPUs have, below an RSP that has not moved.
-            let rsp = vcpu.gpr[reg::RSP];
-            ignored.memory.push(rsp.wrapping_sub(8)..rsp);
+            let several_steps = matches!(
+                insn.mnemonic(),
+                Mnemonic::Dpps | Mnemonic::Dppd | Mnemonic::Vdpps | Mnemonic::Vdppd
+            );
+            let later = MXCSR_OE | MXCSR_UE | MXCSR_PE;
+            ignored.mxcsr |= if several_steps { MXCSR_FLAGS } else { later };
         }
         if repeats(insn) {
             // With 32-bit addresses some CPUs clear the upper halves before the first iteration.
@@ -166,7 +159,8 @@ fn writable(address: u64, len: u64) -> bool {
 
 /// Linear address of the memory operand.
 fn operand_address(insn: &Instruction, vcpu: &Vcpu) -> Option<u64> {
-    let operand = (0..insn.op_count()).find(|&i| insn.op_kind(i) == OpKind::Memory)?;
+    let memory = [OpKind::Memory, OpKind::MemorySegRDI, OpKind::MemorySegEDI];
+    let operand = (0..insn.op_count()).find(|&i| memory.contains(&insn.op_kind(i)))?;
     insn.virtual_address(operand, 0, |register, _, _| match register {
         Register::FS => Some(vcpu.seg[seg::FS].base),
         Register::GS => Some(vcpu.seg[seg::GS].base),
@@ -201,7 +195,7 @@ fn repeats(insn: &Instruction) -> bool {
 }
 
 /// A string instruction with 32-bit addresses.
-fn insn_is_narrow(insn: &Instruction) -> bool {
+fn has_narrow_addresses(insn: &Instruction) -> bool {
     insn.op_kinds().any(|kind| matches!(kind, OpKind::MemorySegESI | OpKind::MemoryESEDI))
 }
 

@@ -29,7 +29,9 @@ pub fn state(random: &mut Random, rip: u64) -> State {
 /// Status flags at random, DF and the harmless system flags sometimes, AC rarely.
 pub fn rflags(random: &mut Random) -> u64 {
     let mut value = flags::FIXED | flags::IF | random.bits() & flags::STATUS;
-    for (flag, percent) in [(flags::DF, 15), (flags::ID, 10), (flags::NT, 3), (flags::AC, 3)] {
+    for (flag, percent) in
+        [(flags::DF, 15), (flags::ID, 10), (flags::NT, 3), (flags::AC, 3), (flags::TF, 2)]
+    {
         if random.chance(percent) {
             value |= flag;
         }
