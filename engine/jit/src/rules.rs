@@ -3,7 +3,10 @@
 //! Only what is known to behave the same in user mode is copied; everything not named here
 //! is a call-out, so a forgotten instruction is slow, never wrong.
 
-use iced_x86::{Code, CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{
+    Code, CpuidFeature, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind,
+    Register,
+};
 
 /// What to emit for an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,11 +129,17 @@ fn straight(insn: &Instruction) -> Rule {
     let segments = (0..insn.op_count()).any(|i| insn.op_register(i).is_segment_register());
     match (memory, segments, insn.memory_segment()) {
         (_, true, _) => Rule::CallOut,
+        (false, ..) if touches_memory(insn) => Rule::CallOut,
         (false, ..) => Rule::Copy,
         (true, _, Register::GS) => Rule::PerCpu,
         (true, _, Register::FS) => Rule::CallOut,
         (true, ..) => Rule::Memory,
     }
+}
+
+/// There is a memory access that no operand shows (a stack, a fixed pointer).
+fn touches_memory(insn: &Instruction) -> bool {
+    !InstructionInfoFactory::new().info(insn).used_memory().is_empty()
 }
 
 /// The instruction's effect on registers and its memory operand does not depend on the privilege
@@ -201,6 +210,11 @@ fn sensitive(mnemonic: Mnemonic) -> bool {
             | Fxsave64
             | Fxrstor
             | Fxrstor64
+            | Lds
+            | Les
+            | Lfs
+            | Lgs
+            | Lss
             | Emms
     )
 }
@@ -286,10 +300,9 @@ mod tests {
             &[0x8c, 0xd8],           // mov eax, ds
             &[0xf4],                 // hlt
             &[0x0f, 0xae, 0x03],     // fxsave [rbx]
-            &[0x0f, 0xc7, 0xf9],     // rdpid rcx is f3 0f c7 f9; this is rdseed-like: checked below
-        ][..7]
-            .iter()
-        {
+            &[0x0f, 0xb2, 0x03],     // lss eax, [rbx]
+            &[0x66, 0xc9],           // leave with 16-bit operands
+        ] {
             assert_eq!(rule_of(bytes), Rule::CallOut, "{bytes:x?}");
         }
         assert_eq!(rule_of(&[0xf3, 0x0f, 0xc7, 0xf9]), Rule::CallOut); // rdpid rcx

@@ -11,6 +11,8 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
 /// Bytes reserved for the routines.
 pub const LEN: u64 = 4096;
+/// Bytes for one of them.
+const ROUTINE: u64 = 512;
 /// Slots of one indirect-jump table: one for each value of an address's low 16 bits.
 pub const TABLE_SLOTS: usize = 1 << 16;
 /// Bytes of one table: a word of keys and a word of values a slot.
@@ -22,8 +24,10 @@ pub struct Stubs {
     /// `extern "C" fn()`: loads the guest's registers and jumps to `Frame::jump`; returns
     /// when translated code exits.
     pub enter: u64,
-    /// Stores the guest's registers and returns to the caller of `enter`.
+    /// Stores the guest's registers and goes on with `leave`.
     pub exit: u64,
+    /// Returns to the caller of `enter`; whoever jumps here has stored the guest's registers.
+    pub leave: u64,
     /// Jumps to the block for the GVA in RAX (the guest's RAX is in spill slot 0), for the
     /// virtual AC clear and set.
     pub indirect: [u64; 2],
@@ -32,8 +36,8 @@ pub struct Stubs {
 impl Stubs {
     /// Where the routines are.
     pub fn of(layout: &Layout) -> Self {
-        let at = |n: u64| layout.cache + n * (LEN / 4);
-        Self { enter: at(0), exit: at(1), indirect: [at(2), at(3)] }
+        let at = |n: u64| layout.cache + n * ROUTINE;
+        Self { enter: at(0), exit: at(1), leave: at(2), indirect: [at(3), at(4)] }
     }
 }
 
@@ -54,15 +58,17 @@ pub fn generate(layout: &Layout) -> Vec<u8> {
     let mut all = Vec::with_capacity(LEN as usize);
     let routines = [
         enter(layout, stubs.enter),
-        exit(layout, stubs.exit),
+        exit(layout, &stubs),
+        leave(layout, stubs.leave),
         indirect(layout, &stubs, false),
         indirect(layout, &stubs, true),
     ];
     for mut code in routines {
-        assert!(code.len() <= LEN as usize / 4, "a routine outgrew its place");
-        code.resize(LEN as usize / 4, 0xcc);
+        assert!(code.len() <= ROUTINE as usize, "a routine outgrew its place");
+        code.resize(ROUTINE as usize, 0xcc);
         all.append(&mut code);
     }
+    all.resize(LEN as usize, 0xcc);
     all
 }
 
@@ -92,14 +98,21 @@ fn enter(layout: &Layout, at: u64) -> Vec<u8> {
     a.finish()
 }
 
-fn exit(layout: &Layout, at: u64) -> Vec<u8> {
-    let mut a = Assembler::new(*layout, at);
+fn exit(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
+    let mut a = Assembler::new(*layout, stubs.exit);
     for index in 0..16 {
         a.store(gpr(index), register(index));
     }
     a.load(Register::RSP, slot!(host_rsp));
     a.op(Code::Pushfq);
     a.pop_slot(slot!(host_flags));
+    a.jmp(stubs.leave);
+    a.finish()
+}
+
+fn leave(layout: &Layout, at: u64) -> Vec<u8> {
+    let mut a = Assembler::new(*layout, at);
+    a.load(Register::RSP, slot!(host_rsp));
     a.op(Code::Cld);
     a.load(Register::RAX, slot!(host_fs));
     a.reg1(Code::Wrfsbase_r64, Register::RAX);

@@ -83,7 +83,7 @@ impl Emitter<'_> {
         Flow::On
     }
 
-    /// All status flags are replaced, so they are free once the value has been read.
+    /// All status flags are replaced, so they are free once it is clear that the value is usual.
     pub(super) fn pop_flags(&mut self, insn: &Instruction) -> Flow {
         if self.alignment {
             return self.call_out(insn.ip());
@@ -92,12 +92,16 @@ impl Emitter<'_> {
         self.put_aside(&mut fixes, 0, Register::RAX);
         self.put_aside(&mut fixes, 1, Register::RCX);
         self.asm.load_mem(Register::RAX, biased(Register::RSP, 0));
-        self.with_imm(Code::Test_rm32_imm32, Register::EAX, !(POPPABLE as u32));
-        let usual = self.asm.jcc(4, 0);
+        // Any other bit? Extracting them makes zero or not, without flags.
+        self.asm.mov_imm(Register::RCX, u64::from(!(POPPABLE as u32)));
+        let (all, other) = (Register::RAX, Register::RCX);
+        let extract = Instruction::with3(Code::VEX_Pext_r64_r64_rm64, other, all, other);
+        self.asm.put(&extract.expect("pext"));
+        let usual = self.asm.jrcxz();
         self.asm.load(Register::RAX, spill(0));
         self.asm.load(Register::RCX, spill(1));
         self.call_out(insn.ip());
-        self.asm.bind(usual);
+        self.asm.bind_short(usual);
         self.asm.mov(Register::RCX, Register::RAX);
         self.with_imm(Code::And_rm32_imm32, Register::ECX, flags::IF as u32);
         self.asm.store(slot!(interrupt_flag), Register::RCX);

@@ -45,7 +45,9 @@ impl Emitter<'_> {
     /// sign decides, without flags.
     fn memory_either(&mut self, insn: &Instruction) -> Flow {
         let [address, bias] = self.scratch(insn);
-        if bias == Register::None || insn.memory_displ_size() == 2 {
+        let wide = |r: Register| r == Register::None || r == Register::RIP || r.is_gpr64();
+        let usual = wide(insn.memory_base()) && wide(insn.memory_index());
+        if bias == Register::None || !usual {
             return self.call_out(insn.ip());
         }
         let mut fixes = Fixes::default();
@@ -74,6 +76,10 @@ impl Emitter<'_> {
     pub(super) fn effective_address(&mut self, insn: &Instruction, into: Register) {
         if insn.is_ip_rel_memory_operand() {
             self.asm.mov_imm(into, insn.ip_rel_memory_address());
+            return;
+        }
+        if insn.memory_base() == Register::None && insn.memory_index() == Register::None {
+            self.asm.mov_imm(into, insn.memory_displacement64());
             return;
         }
         let memory = operand(insn, Register::None);

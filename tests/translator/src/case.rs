@@ -1,0 +1,250 @@
+//! A random stretch of kernel code with the state it starts in.
+
+use crate::random::Random;
+use iced_x86::{
+    Code, Decoder, DecoderOptions, Encoder, Instruction, MemoryOperand, OpKind, Register,
+};
+use x86::{flags, reg};
+
+/// GVA of the code page; like a kernel's text it lies in the top 2 GiB.
+pub const CODE: u64 = 0xffff_ffff_8100_0000;
+/// GVA of the kernel's data pages, in the top 2 GiB so that absolute operands reach them.
+pub const DATA: u64 = 0xffff_ffff_8200_0000;
+/// Bytes of data. The page before and after are not mapped.
+pub const DATA_LEN: u64 = 4 * 4096;
+/// GVA of the guest's GS base, inside the data.
+pub const PERCPU: u64 = DATA + 0x2000;
+/// GVA of user pages, reachable inside STAC..CLAC.
+pub const USER: u64 = 0x0000_0000_0100_0000;
+/// Bytes of user memory.
+pub const USER_LEN: u64 = 4096;
+
+/// A case.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Instructions at [`CODE`], ending in HLT.
+    pub code: Vec<u8>,
+    /// General registers.
+    pub gpr: [u64; 16],
+    /// RFLAGS.
+    pub rflags: u64,
+    /// XMM0..XMM15.
+    pub xmm: [[u8; 16]; 16],
+    /// Kernel data, then user data.
+    pub memory: Vec<u8>,
+}
+
+impl Case {
+    /// The case of a seed.
+    pub fn random(seed: u64) -> Self {
+        let mut r = Random::new(seed);
+        let mut gpr = [0; 16];
+        for value in &mut gpr {
+            *value = interesting(&mut r);
+        }
+        gpr[reg::RSP] = DATA + 0x1000 + r.below(0x200) * 8;
+        let alignment = r.one_in(4);
+        let mut rflags = flags::FIXED | r.next() & (flags::STATUS | flags::ID);
+        rflags |= if r.one_in(6) { flags::DF } else { 0 };
+        rflags |= if r.one_in(2) { flags::IF } else { 0 };
+        rflags |= if alignment { flags::AC } else { 0 };
+        let mut memory = vec![0; (DATA_LEN + USER_LEN) as usize];
+        for word in memory.chunks_exact_mut(8) {
+            word.copy_from_slice(&interesting(&mut r).to_le_bytes());
+        }
+        let mut xmm = [[0; 16]; 16];
+        for byte in xmm.iter_mut().flatten() {
+            *byte = r.next() as u8;
+        }
+        let code = code(&mut r, alignment);
+        Self { code, gpr, rflags, xmm, memory }
+    }
+
+    /// The code, disassembled.
+    pub fn listing(&self) -> String {
+        let mut text = String::new();
+        for insn in &mut Decoder::with_ip(64, &self.code, CODE, DecoderOptions::NONE) {
+            text += &format!("  {:x}: {insn}\n", insn.ip());
+        }
+        text
+    }
+}
+
+/// A value at a border, a pointer into one of the windows, or noise.
+fn interesting(r: &mut Random) -> u64 {
+    match r.below(8) {
+        0 => r.pick(&[0, 1, 2, 7, 8, 63, 64, u64::MAX, 1 << 63, (1 << 63) - 1, 0x8000_0000, 0xff]),
+        1..=3 => DATA + r.below(DATA_LEN),
+        4 => USER + r.below(USER_LEN),
+        5 => r.below(64),
+        _ => r.next(),
+    }
+}
+
+fn code(r: &mut Random, alignment: bool) -> Vec<u8> {
+    let mut alignment = alignment;
+    let mut code = Vec::new();
+    for _ in 0..1 + r.below(7) {
+        let at = CODE + code.len() as u64;
+        code.extend(instruction(r, at, &mut alignment));
+    }
+    code.push(0xf4);
+    code
+}
+
+/// One encodable instruction, from a template or from random bytes.
+fn instruction(r: &mut Random, at: u64, alignment: &mut bool) -> Vec<u8> {
+    loop {
+        let bytes = match r.below(5) {
+            0 => template(r, at, alignment),
+            _ => noise(r, at),
+        };
+        if let Some(bytes) = bytes {
+            return bytes;
+        }
+    }
+}
+
+/// Random bytes that decode to something, with its memory operand steered.
+fn noise(r: &mut Random, at: u64) -> Option<Vec<u8>> {
+    let mut bytes = [0u8; 15];
+    for byte in &mut bytes {
+        *byte = r.next() as u8;
+    }
+    steer_opcode(r, &mut bytes);
+    let mut insn = Decoder::with_ip(64, &bytes, at, DecoderOptions::NONE).decode();
+    if insn.code() == Code::INVALID || unwanted(&insn) {
+        return None;
+    }
+    if (0..insn.op_count()).any(|i| insn.op_kind(i) == OpKind::Memory) {
+        steer_memory(r, &mut insn);
+        let mut encoder = Encoder::new(64);
+        encoder.encode(&insn, at).ok()?;
+        return Some(encoder.take_buffer());
+    }
+    Some(bytes[..insn.len()].to_vec())
+}
+
+/// Prefixes and escapes with the frequency of real code rather than of noise.
+fn steer_opcode(r: &mut Random, bytes: &mut [u8; 15]) {
+    let mut at = 0;
+    let mut put = |byte: u8| {
+        bytes[at] = byte;
+        at += 1;
+    };
+    if r.one_in(10) {
+        put(r.pick(&[0x66, 0xf2, 0xf3, 0xf0, 0x65, 0x3e]));
+    }
+    if r.one_in(2) {
+        put(0x48 | r.below(8) as u8);
+    }
+    if r.one_in(3) {
+        put(0x0f);
+    }
+}
+
+/// Control transfers and what ends a program too soon come from templates; the rest is what
+/// the interpreter must be spared here because it is tested elsewhere.
+fn unwanted(insn: &Instruction) -> bool {
+    use iced_x86::FlowControl::*;
+    use iced_x86::Mnemonic::*;
+    !matches!(insn.flow_control(), Next)
+        || insn.is_privileged()
+        || insn.memory_base() == Register::EIP
+        || insn.memory_index_scale() == 0
+        || matches!(
+            insn.mnemonic(),
+            Rdtsc | Rdtscp | Rdrand | Rdseed | Rdpid | Cpuid | Xgetbv | Popfq
+        )
+        || matches!(
+            insn.mnemonic(),
+            Ldmxcsr | Vldmxcsr | Fldcw | Fldenv | Frstor | Fnsave | Fnstenv
+        )
+        || insn.mnemonic() == Mov && insn.op0_register().is_segment_register()
+        || insn.cpuid_features().iter().any(|f| format!("{f:?}").contains("AVX"))
+}
+
+/// Most memory operands must be valid, or no case gets past its first.
+fn steer_memory(r: &mut Random, insn: &mut Instruction) {
+    if insn.is_vsib() || r.one_in(12) {
+        return;
+    }
+    let offset = r.below(DATA_LEN - 64) & !if r.one_in(2) { 15 } else { 0 };
+    let target = if insn.segment_prefix() == Register::GS {
+        offset.wrapping_sub(PERCPU - DATA)
+    } else {
+        if insn.segment_prefix() != Register::None {
+            insn.set_segment_prefix(Register::None);
+        }
+        DATA + offset
+    };
+    match r.below(3) {
+        // A stack slot.
+        0 => {
+            insn.set_memory_base(Register::RSP);
+            insn.set_memory_index(Register::None);
+            insn.set_memory_displ_size(8);
+            insn.set_memory_displacement64(r.below(0x200));
+        }
+        // Wherever its registers happen to point.
+        1 if insn.memory_base() != Register::RIP => {}
+        _ => {
+            insn.set_memory_base(Register::None);
+            insn.set_memory_index(Register::None);
+            insn.set_memory_displ_size(8);
+            insn.set_memory_displacement64(target);
+        }
+    }
+}
+
+/// What random bytes hardly give.
+fn template(r: &mut Random, at: u64, alignment: &mut bool) -> Option<Vec<u8>> {
+    let insn = match r.below(16) {
+        0 => return Some(vec![0x9c]), // pushfq
+        1 => return Some(vec![0x50 | r.below(8) as u8]),
+        2 => return Some(vec![0x58 | r.below(8) as u8]),
+        3 => return Some(vec![0xc9]), // leave
+        4 => return Some(vec![0xfa]), // cli
+        5 => return Some(vec![0xfb]), // sti
+        6 => {
+            *alignment = !*alignment;
+            return Some(vec![0x0f, 0x01, if *alignment { 0xcb } else { 0xca }]);
+        }
+        7 | 8 => return Some(string(r)),
+        9 => return Some(vec![0x70 | r.below(16) as u8, 0]), // jcc to the next instruction
+        10 => return Some(vec![0xe8, 0, 0, 0, 0]),           // call the next instruction
+        11 => Instruction::with_branch(Code::Jmp_rel32_64, at + 5),
+        12 => Instruction::with2(
+            Code::Lea_r64_m,
+            Register::RAX + r.below(16) as u32,
+            MemoryOperand::with_base_displ(Register::RIP, (CODE + r.below(4096)) as i64),
+        ),
+        13 => Instruction::with2(
+            Code::Mov_r64_rm64,
+            Register::RAX + r.below(16) as u32,
+            MemoryOperand::with_base_displ(Register::RIP, (CODE + r.below(4088)) as i64),
+        ),
+        14 => Instruction::with1(
+            Code::Push_rm64,
+            MemoryOperand::with_base_displ(Register::RSP, r.below(0x100) as i64),
+        ),
+        _ => return Some(vec![0x9d]), // popfq
+    };
+    let mut encoder = Encoder::new(64);
+    encoder.encode(&insn.ok()?, at).ok()?;
+    Some(encoder.take_buffer())
+}
+
+fn string(r: &mut Random) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // A count is only sane now and then, so REP comes with one: mov ecx, n
+    if r.one_in(2) {
+        bytes.extend([0xb9, r.below(40) as u8, 0, 0, 0]);
+        bytes.push(r.pick(&[0xf3, 0xf2]));
+    }
+    if r.one_in(2) {
+        bytes.push(0x48);
+    }
+    bytes.push(r.pick(&[0xa4, 0xa5, 0xaa, 0xab, 0xac, 0xad, 0xa6, 0xa7, 0xae, 0xaf]));
+    bytes
+}

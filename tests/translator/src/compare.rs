@@ -1,0 +1,68 @@
+//! The two sides must agree.
+//!
+//! Translated code may fault where the interpreter does not (a kernel stack in user memory, an
+//! address outside the window): the engine then has the instruction interpreted. It must be at the
+//! exact start of it, and it may never succeed where the interpreter faults.
+
+use crate::{
+    case::Case,
+    interp::Interpreter,
+    rig::{Ending, Rig},
+};
+use anyhow::Result;
+use x86::flags;
+
+/// What differs, in words.
+#[derive(Clone, Debug)]
+pub struct Difference(pub String);
+
+/// Runs a case on both sides.
+///
+/// # Errors
+/// If the rig breaks down.
+pub fn check(
+    rig: &mut Rig,
+    interpreter: &mut Interpreter,
+    case: &Case,
+) -> Result<Option<Difference>> {
+    let translated = rig.run(case)?;
+    interpreter.load(case);
+    let standing = interpreter.run_to(case, translated.rip);
+    if standing.ignored.all.is_some() {
+        return Ok(None);
+    }
+    let mut found = Vec::new();
+    if let (Some(fault), false) = (standing.fault, translated.fault) {
+        found.push(format!("only the interpreter faults: {fault:x?}"));
+    }
+    compare(&mut found, &translated, interpreter, standing.ignored.flags);
+    // A fault in the middle of a repeated instruction leaves its RIP but not its registers alone.
+    if translated.fault && !found.is_empty() && interpreter.faults_next() {
+        found.clear();
+        compare(&mut found, &translated, interpreter, standing.ignored.flags);
+    }
+    Ok((!found.is_empty()).then(|| Difference(found.join("\n"))))
+}
+
+fn compare(found: &mut Vec<String>, translated: &Ending, interpreter: &Interpreter, ignored: u64) {
+    let (v, memory) = (interpreter.vcpu(), interpreter.memory());
+    let mut differ = |what: String, a: u64, b: u64| {
+        if a != b {
+            found.push(format!("{what}: translated {a:x}, interpreted {b:x}"));
+        }
+    };
+    differ("rip".into(), translated.rip, v.rip);
+    for (index, (a, b)) in translated.gpr.iter().zip(&v.gpr).enumerate() {
+        differ(format!("r{index}"), *a, *b);
+    }
+    let compared = (flags::STATUS | flags::DF | flags::IF | flags::AC | flags::ID) & !ignored;
+    differ("rflags".into(), translated.rflags & compared, v.rflags & compared);
+    for (index, (a, b)) in translated.xmm.iter().zip(&v.fpu.xmm).enumerate() {
+        let word = |x: &[u8; 16]| u128::from_le_bytes(*x);
+        differ(format!("xmm{index}"), word(a) as u64, word(b) as u64);
+        differ(format!("xmm{index} high"), (word(a) >> 64) as u64, (word(b) >> 64) as u64);
+    }
+    for (offset, (a, b)) in translated.memory.iter().zip(&memory).enumerate() {
+        differ(format!("memory {offset:x}"), u64::from(*a), u64::from(*b));
+    }
+}

@@ -1,0 +1,143 @@
+//! The interpreter's side: the same case in a machine that is nothing but memory.
+
+use crate::case::{CODE, Case, DATA, DATA_LEN, PERCPU, USER, USER_LEN};
+use anyhow::Result;
+use iced_x86::{Decoder, DecoderOptions};
+use oracle::undefined::{Ignored, Undefined};
+use x86::{
+    Fault, Vcpu,
+    control::{cr0, cr4, efer},
+    paging::{P, RW, US},
+    seg,
+    segment::attr,
+};
+use x86_interp::{Cpu, GuestRam, System};
+
+const ROOT: u64 = 0x1000;
+const IMAGE: u64 = 0x4_0000;
+/// Steps after which a case counts as lost.
+const MAX_STEPS: usize = 10_000;
+
+/// The interpreter in its machine.
+pub struct Interpreter {
+    cpu: Cpu<oracle::interp::Machine>,
+    machine: oracle::interp::Machine,
+}
+
+/// Where it stands.
+pub struct Standing {
+    /// The exception, if it ended in one.
+    pub fault: Option<Fault>,
+    /// What the architecture leaves open.
+    pub ignored: Ignored,
+}
+
+impl Interpreter {
+    /// Builds machine and page tables.
+    ///
+    /// # Errors
+    /// If the host has no memory.
+    pub fn new() -> Result<Self> {
+        let machine = oracle::interp::Machine::new()?;
+        let mut next = ROOT;
+        let mut map = |gva: u64, gpa: u64, user: u64| {
+            let mut table = ROOT;
+            for shift in [39, 30, 21] {
+                let slot = table + (gva >> shift & 0x1ff) * 8;
+                if machine.ram().load64(slot) == 0 {
+                    next += 0x1000;
+                    machine.ram().store64(slot, next | P | RW | US);
+                }
+                table = machine.ram().load64(slot) & x86::paging::ADDRESS;
+            }
+            machine.ram().store64(table + (gva >> 12 & 0x1ff) * 8, gpa | P | RW | user);
+        };
+        map(CODE, IMAGE, 0);
+        for page in (0..DATA_LEN).step_by(4096) {
+            map(DATA + page, IMAGE + 4096 + page, 0);
+        }
+        map(USER, IMAGE + 4096 + DATA_LEN, US);
+        Ok(Self { cpu: Cpu::new(Vcpu::default()), machine })
+    }
+
+    /// Starts a case over.
+    pub fn load(&mut self, case: &Case) {
+        let mut code = [0xcc; 4096];
+        code[..case.code.len()].copy_from_slice(&case.code);
+        let ram = self.machine.ram();
+        ram.write(IMAGE, &code);
+        ram.note_write(IMAGE, 4096);
+        ram.write(IMAGE + 4096, &case.memory);
+        self.cpu.vcpu = kernel(case);
+        self.cpu.state_changed();
+    }
+
+    /// Steps until RIP is `rip`, at least `least` steps, or an exception.
+    pub fn run_to(&mut self, case: &Case, rip: u64) -> Standing {
+        let program: Vec<_> =
+            Decoder::with_ip(64, &case.code, CODE, DecoderOptions::NONE).into_iter().collect();
+        let mut undefined = Undefined::default();
+        for _ in 0..MAX_STEPS {
+            let before = self.cpu.vcpu.rip;
+            if before == rip {
+                return Standing { fault: None, ignored: undefined.ignored() };
+            }
+            let insn = program.iter().find(|insn| insn.ip() == before);
+            if let Some(insn) = insn {
+                undefined.before(insn, &self.cpu.vcpu);
+            }
+            if let Err(fault) = self.cpu.step(&mut self.machine) {
+                return Standing { fault: Some(fault), ignored: undefined.ignored() };
+            }
+            if let Some(insn) = insn.filter(|_| self.cpu.vcpu.rip != before) {
+                undefined.after(insn);
+            }
+        }
+        Standing { fault: None, ignored: undefined.ignored() }
+    }
+
+    /// Goes on with the instruction at RIP, however often it repeats, and tells whether it faults.
+    pub fn faults_next(&mut self) -> bool {
+        let rip = self.cpu.vcpu.rip;
+        for _ in 0..MAX_STEPS {
+            if self.cpu.step(&mut self.machine).is_err() {
+                return true;
+            }
+            if self.cpu.vcpu.rip != rip {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// The state.
+    pub fn vcpu(&self) -> &Vcpu {
+        &self.cpu.vcpu
+    }
+
+    /// Kernel data, then user data.
+    pub fn memory(&self) -> Vec<u8> {
+        let mut memory = vec![0; (DATA_LEN + USER_LEN) as usize];
+        self.machine.ram().read(IMAGE + 4096, &mut memory);
+        memory
+    }
+}
+
+fn kernel(case: &Case) -> Vcpu {
+    let mut v = Vcpu {
+        gpr: case.gpr,
+        rip: CODE,
+        rflags: case.rflags,
+        cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::AM | cr0::PG,
+        cr3: ROOT,
+        cr4: cr4::PAE | cr4::OSFXSR | cr4::OSXMMEXCPT | cr4::SMAP | cr4::SMEP,
+        efer: efer::SCE | efer::LME | efer::LMA | efer::NXE,
+        ..Vcpu::default()
+    };
+    v.seg[seg::CS].attr |= attr::L;
+    v.seg[seg::CS].attr &= !(3 << attr::DPL_SHIFT);
+    v.seg[seg::SS].attr &= !(3 << attr::DPL_SHIFT);
+    v.seg[seg::GS].base = PERCPU;
+    v.fpu.xmm = case.xmm;
+    v
+}

@@ -1,0 +1,18 @@
+//! Translated kernel code on the host CPU against the interpreter.
+//!
+//! A [`Case`] is a random stretch of kernel-mode code with registers and memory. The [`rig`] maps a
+//! biased kernel window, a code cache and a frame into a forked child, translates the code and runs
+//! it to its first exit or fault; the interpreter starts from the same state and is stepped until it
+//! stands at the same guest address. Registers, flags and memory must then agree.
+//!
+//! What is compared is the whole contract of a block: every instruction executed exactly once,
+//! faults undone to the start of their instruction, no flag clobbered by a sequence.
+
+pub mod case;
+pub mod compare;
+pub mod interp;
+pub mod random;
+pub mod rig;
+
+pub use case::Case;
+pub use compare::{Difference, check};

@@ -1,0 +1,48 @@
+//! Translated kernel code against the interpreter, for as many random cases as asked for.
+
+use anyhow::Result;
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use translator::{Case, check, interp::Interpreter, rig::Rig};
+
+/// Compare translated kernel code with the interpreter.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "A difference is printed with the seed that shows it again:\n  \
+    translator --seed SEED --sequences 1"
+)]
+struct Arguments {
+    /// Random sequences to run.
+    #[arg(long, default_value_t = 100_000)]
+    sequences: u64,
+    /// Seed of the first; the others follow.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Stop after this many differences.
+    #[arg(long, default_value_t = 5)]
+    differences: u64,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let mut rig = Rig::new()?;
+    let mut interpreter = Interpreter::new()?;
+    let bar = ProgressBar::new(arguments.sequences);
+    bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} sequences, {per_sec}")?);
+    let mut differences = 0;
+    for seed in arguments.seed..arguments.seed + arguments.sequences {
+        let case = Case::random(seed);
+        if let Some(difference) = check(&mut rig, &mut interpreter, &case)? {
+            bar.suspend(|| println!("seed {seed}:\n{}{}\n", case.listing(), difference.0));
+            differences += 1;
+            if differences == arguments.differences {
+                break;
+            }
+        }
+        bar.inc(1);
+    }
+    bar.abandon();
+    println!("{} sequences, {differences} differences", bar.position());
+    std::process::exit(i32::from(differences != 0));
+}

@@ -1,0 +1,340 @@
+//! The host side: a forked child with a biased kernel window, a code cache and a frame.
+//!
+//! Parent and child share every page, so the parent prepares a case (state into the frame, code into
+//! the cache) and reads the outcome without copying. The child knows one loop: wait, enter
+//! translated code, tell. A signal in translated code stores the registers it interrupted and resumes
+//! at the routine that leaves; the parent recovers the exact state from the host PC.
+// UNSAFETY: maps memory at fixed addresses, forks, handles signals and calls generated code.
+#![allow(unsafe_code)]
+
+use crate::case::{CODE, Case, DATA, DATA_LEN, PERCPU, USER, USER_LEN};
+use anyhow::{Context, Result, bail, ensure};
+use frame::Frame;
+use jit::{
+    Layout,
+    cache::{Cache, CodeMemory},
+    stubs::{self, Stubs},
+};
+use std::{ptr, slice};
+use x86::flags;
+
+const WINDOW: u64 = 0x2100_0000_0000;
+const CACHE_LEN: u64 = 1 << 20;
+const TABLES_LEN: u64 = 2 * stubs::TABLE_LEN as u64;
+/// Where everything is in parent and child.
+pub const LAYOUT: Layout = Layout {
+    bias: 0x7e00_0000_0000,
+    cache: WINDOW,
+    cache_len: CACHE_LEN,
+    frame: WINDOW + CACHE_LEN,
+    table: WINDOW + CACHE_LEN + 0x1_0000,
+};
+/// The parent's writable view of cache and tables.
+const VIEW: u64 = 0x2200_0000_0000;
+/// [`Talk`] lies behind the frame.
+const TALK: u64 = LAYOUT.frame + 0x8000;
+
+/// What parent and child tell each other.
+#[repr(C, align(64))]
+struct Talk {
+    guest_fx: [u8; 512],
+    host_fx: [u8; 512],
+    /// Signal that ended the run, zero for an exit.
+    signal: u64,
+    /// Host PC it interrupted.
+    pc: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// A fault rather than an exit.
+    pub fault: bool,
+    /// GVA of the next instruction, or of the faulting one.
+    pub rip: u64,
+    /// General registers.
+    pub gpr: [u64; 16],
+    /// RFLAGS as the guest sees them.
+    pub rflags: u64,
+    /// XMM0..XMM15.
+    pub xmm: [[u8; 16]; 16],
+    /// Kernel data, then user data.
+    pub memory: Vec<u8>,
+}
+
+/// The pair of processes.
+pub struct Rig {
+    cache: Cache,
+    child: libc::pid_t,
+    to_child: i32,
+    from_child: i32,
+}
+
+struct View;
+
+impl CodeMemory for View {
+    fn write_code(&mut self, offset: u64, bytes: &[u8]) {
+        assert!(offset + bytes.len() as u64 <= CACHE_LEN);
+        // SAFETY: the view of the cache is CACHE_LEN bytes at VIEW, and the child is not running.
+        unsafe { bytes_at(VIEW + offset, bytes.len()) }.copy_from_slice(bytes);
+    }
+    fn write_table(&mut self, offset: u64, value: u64) {
+        assert!(offset + 8 <= TABLES_LEN);
+        // SAFETY: the tables are TABLES_LEN bytes at LAYOUT.table, writable.
+        unsafe { bytes_at(LAYOUT.table + offset, 8) }.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// # Safety
+/// The bytes are mapped for good and nobody else uses them meanwhile.
+unsafe fn bytes_at(address: u64, len: usize) -> &'static mut [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts_mut(address as *mut u8, len) }
+}
+
+fn frame() -> &'static mut Frame {
+    // SAFETY: mapped by `Rig::new`, and only one of the two processes runs at a time.
+    unsafe { &mut *(LAYOUT.frame as *mut Frame) }
+}
+
+fn talk() -> &'static mut Talk {
+    // SAFETY: as for the frame.
+    unsafe { &mut *(TALK as *mut Talk) }
+}
+
+fn memfd(len: u64) -> Result<i32> {
+    // SAFETY: plain system calls.
+    unsafe {
+        let fd = libc::memfd_create(c"rig".as_ptr(), libc::MFD_CLOEXEC);
+        ensure!(fd >= 0 && libc::ftruncate(fd, len as i64) == 0, "no memory object");
+        Ok(fd)
+    }
+}
+
+fn map(fd: i32, offset: u64, at: u64, len: u64, protection: i32) -> Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: NOREPLACE never touches what is mapped.
+    let got =
+        unsafe { libc::mmap(at as *mut _, len as usize, protection, flags, fd, offset as i64) };
+    ensure!(got as u64 == at, "cannot map {at:#x}: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+impl Rig {
+    /// Maps everything and forks the child.
+    ///
+    /// # Errors
+    /// If the host refuses a mapping or a process.
+    pub fn new() -> Result<Self> {
+        let write = libc::PROT_READ | libc::PROT_WRITE;
+        let code = memfd(CACHE_LEN)?;
+        map(code, 0, LAYOUT.cache, CACHE_LEN, libc::PROT_READ | libc::PROT_EXEC)?;
+        map(code, 0, VIEW, CACHE_LEN, write)?;
+        let rest = memfd(0x1_0000 + TABLES_LEN)?;
+        map(rest, 0, LAYOUT.frame, 0x1_0000, write)?;
+        map(rest, 0x1_0000, LAYOUT.table, TABLES_LEN, write)?;
+        let data = memfd(4096 + DATA_LEN + USER_LEN)?;
+        map(data, 0, CODE.wrapping_add(LAYOUT.bias), 4096, write)?;
+        map(data, 4096, DATA.wrapping_add(LAYOUT.bias), DATA_LEN, write)?;
+        map(data, 4096 + DATA_LEN, USER, USER_LEN, write)?;
+        let cache = Cache::new(LAYOUT, &mut View);
+        let (child_in, to_child) = pipe()?;
+        let (from_child, child_out) = pipe()?;
+        // SAFETY: the child runs nothing but `serve`, which allocates nothing.
+        let child = unsafe { libc::fork() };
+        match child {
+            0 => serve(child_in, child_out),
+            -1 => bail!("cannot fork: {}", std::io::Error::last_os_error()),
+            _ => Ok(Self { cache, child, to_child, from_child }),
+        }
+    }
+
+    /// Runs a case to its first exit or fault.
+    ///
+    /// # Errors
+    /// If the child is gone or stands where no block is.
+    pub fn run(&mut self, case: &Case) -> Result<Ending> {
+        self.cache.clear(&mut View);
+        let alignment = case.rflags & flags::AC != 0;
+        let host = self
+            .cache
+            .add(&mut View, CODE, &case.code, alignment, 0)
+            .map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))?;
+        // SAFETY: mapped for good; the child waits.
+        unsafe {
+            let text = bytes_at(CODE.wrapping_add(LAYOUT.bias), 4096);
+            text.fill(0xcc);
+            text[..case.code.len()].copy_from_slice(&case.code);
+            let (kernel, user) = case.memory.split_at(DATA_LEN as usize);
+            bytes_at(DATA.wrapping_add(LAYOUT.bias), kernel.len()).copy_from_slice(kernel);
+            bytes_at(USER, user.len()).copy_from_slice(user);
+        }
+        prepare(case, host);
+        self.child_runs()?;
+        self.ending()
+    }
+
+    fn child_runs(&mut self) -> Result<()> {
+        let mut byte = [1u8];
+        // SAFETY: pipes of ours, one byte.
+        let ok = unsafe {
+            libc::write(self.to_child, byte.as_ptr().cast(), 1) == 1
+                && libc::read(self.from_child, byte.as_mut_ptr().cast(), 1) == 1
+        };
+        ensure!(ok, "the child process is gone");
+        Ok(())
+    }
+
+    fn ending(&self) -> Result<Ending> {
+        let (f, t) = (frame(), talk());
+        let mut gpr = f.vcpu.gpr;
+        let mut rip = f.vcpu.rip;
+        if t.signal != 0 {
+            let position = self.cache.position(t.pc).context("a fault outside every block")?;
+            position.mark.fixes.apply(&mut gpr, &f.spill, LAYOUT.bias);
+            rip = position.guest;
+        }
+        let in_host = flags::STATUS | flags::DF | flags::ID;
+        let rflags = f.host_flags & in_host | f.interrupt_flag | f.alignment_flag | flags::FIXED;
+        let mut xmm = [[0; 16]; 16];
+        for (register, bytes) in xmm.iter_mut().zip(t.guest_fx[160..].chunks_exact(16)) {
+            register.copy_from_slice(bytes);
+        }
+        // SAFETY: mapped for good; the child waits.
+        let memory = unsafe {
+            let kernel = bytes_at(DATA.wrapping_add(LAYOUT.bias), DATA_LEN as usize);
+            [&*kernel, bytes_at(USER, USER_LEN as usize)].concat()
+        };
+        Ok(Ending { fault: t.signal != 0, rip, gpr, rflags, xmm, memory })
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // SAFETY: our own child.
+        unsafe {
+            libc::kill(self.child, libc::SIGKILL);
+            libc::waitpid(self.child, ptr::null_mut(), 0);
+        }
+    }
+}
+
+fn prepare(case: &Case, host: u64) {
+    let f = frame();
+    f.vcpu.gpr = case.gpr;
+    f.jump = host;
+    f.interrupt_flag = case.rflags & flags::IF;
+    f.alignment_flag = case.rflags & flags::AC;
+    f.host_flags = case.rflags & (flags::STATUS | flags::DF | flags::ID) | 0x202;
+    f.bias = LAYOUT.bias;
+    f.percpu = PERCPU.wrapping_add(LAYOUT.bias);
+    f.pending = 0;
+    let t = talk();
+    t.signal = 0;
+    t.guest_fx = [0; 512];
+    t.guest_fx[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
+    t.guest_fx[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
+    for (register, bytes) in case.xmm.iter().zip(t.guest_fx[160..].chunks_exact_mut(16)) {
+        bytes.copy_from_slice(register);
+    }
+}
+
+fn pipe() -> Result<(i32, i32)> {
+    let mut ends = [0; 2];
+    // SAFETY: two descriptors into an array of two.
+    ensure!(unsafe { libc::pipe(ends.as_mut_ptr()) } == 0, "no pipe");
+    Ok((ends[0], ends[1]))
+}
+
+/// The child.
+fn serve(from: i32, to: i32) -> ! {
+    let mut byte = [0u8];
+    // SAFETY: a single-threaded process that only runs what the parent put into the cache.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        catch_signals();
+        while libc::read(from, byte.as_mut_ptr().cast(), 1) == 1 {
+            enter();
+            libc::write(to, byte.as_ptr().cast(), 1);
+        }
+        libc::_exit(0)
+    }
+}
+
+/// # Safety
+/// In the child only.
+unsafe fn catch_signals() {
+    const LEN: usize = 64 << 10;
+    // SAFETY: fresh memory; the handler is written for being called anywhere.
+    unsafe {
+        let stack = libc::mmap(
+            ptr::null_mut(),
+            LEN,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        let stack = libc::stack_t { ss_sp: stack, ss_flags: 0, ss_size: LEN };
+        libc::sigaltstack(&raw const stack, ptr::null_mut());
+        for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+            libc::sigaction(signal, &raw const action, ptr::null_mut());
+        }
+    }
+}
+
+/// Runs with the guest's FS base: no thread-local storage, no calls into libc.
+extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel passes a valid context on the alternate stack.
+    let context = unsafe { &mut *context };
+    let registers = &mut context.uc_mcontext.gregs;
+    const ORDER: [i32; 16] = [
+        libc::REG_RAX,
+        libc::REG_RCX,
+        libc::REG_RDX,
+        libc::REG_RBX,
+        libc::REG_RSP,
+        libc::REG_RBP,
+        libc::REG_RSI,
+        libc::REG_RDI,
+        libc::REG_R8,
+        libc::REG_R9,
+        libc::REG_R10,
+        libc::REG_R11,
+        libc::REG_R12,
+        libc::REG_R13,
+        libc::REG_R14,
+        libc::REG_R15,
+    ];
+    let frame = frame();
+    for (slot, index) in frame.vcpu.gpr.iter_mut().zip(ORDER) {
+        *slot = registers[index as usize] as u64;
+    }
+    frame.host_flags = registers[libc::REG_EFL as usize] as u64;
+    let talk = talk();
+    talk.signal = signal as u64;
+    talk.pc = registers[libc::REG_RIP as usize] as u64;
+    registers[libc::REG_RIP as usize] = Stubs::of(&LAYOUT).leave as i64;
+}
+
+/// # Safety
+/// In the child only, with frame and cache prepared.
+unsafe fn enter() {
+    let talk = talk();
+    // SAFETY: `enter` keeps the callee-saved registers; vector state is saved around it here.
+    unsafe {
+        std::arch::asm!(
+            "fxsave64 [{talk} + 512]",
+            "fxrstor64 [{talk}]",
+            "call {enter}",
+            "fxsave64 [{talk}]",
+            "fxrstor64 [{talk} + 512]",
+            talk = in(reg) ptr::from_mut(talk),
+            enter = in(reg) Stubs::of(&LAYOUT).enter,
+            clobber_abi("C"),
+        );
+    }
+}
