@@ -101,6 +101,9 @@ pub struct RunArguments {
     /// Raw disk image, a virtio block device; can be repeated
     #[arg(long, value_name = "FILE[,readonly]")]
     pub disk: Vec<DiskArgument>,
+    /// Add the devices kvm-unit-tests drive (QEMU's pc-testdev)
+    #[arg(long)]
+    pub test_devices: bool,
     /// Print counters to standard error at the end
     #[arg(long)]
     pub stats: bool,

@@ -43,6 +43,7 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         memory,
         cpus: arguments.cpus,
         disks: arguments.disk.iter().map(disk).collect(),
+        test_devices: arguments.test_devices,
     })
 }
 

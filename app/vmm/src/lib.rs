@@ -46,6 +46,8 @@ pub struct Description {
     pub cpus: u32,
     /// Virtio block devices, in order.
     pub disks: Vec<Disk>,
+    /// The devices kvm-unit-tests drive: echo ports, interrupt line ports, memory that is a device.
+    pub test_devices: bool,
 }
 
 /// A file handed to the kernel.

@@ -69,7 +69,7 @@ impl Machine {
         let settings = Settings {
             ram: description.memory,
             debug_exit: Some(DEBUG_EXIT_PORT),
-            test_devices: false,
+            test_devices: description.test_devices,
             fw_cfg: true,
         };
         let platform = Platform::new(&settings, around, &mut ports, &mut mmio).map_err(assembly)?;
