@@ -4,10 +4,16 @@ use crate::{
     cpu::Cpu,
     memory::{ram_load, ram_store},
     op::Op,
-    system::System,
+    system::{GuestRam, System},
     tlb::Right,
 };
 use x86::Fault;
+
+/// 128 bits. As bytes, not as a `u128`: that would live in general registers.
+pub(super) type Vector = [u8; 16];
+
+/// 256 bits: the low and the high half.
+pub(super) type Wide = [Vector; 2];
 
 impl<S: System> Cpu<S> {
     /// Linear address of the memory operand; #GP(0) if it must be aligned to its size and is not.
@@ -25,27 +31,26 @@ impl<S: System> Cpu<S> {
         Ok(linear)
     }
 
-    /// Loads a memory operand of `N` (4, 8, 16, 32) bytes; the rest of the 32 are zero.
+    /// Loads a memory operand of `N` (4, 8, 16, 32) bytes; the rest of the 32 are zero. Up to 8
+    /// bytes are loaded at once.
     #[inline(always)]
     pub(super) fn load_vector<const N: usize, const ALIGNED: bool>(
         &mut self,
         sys: &mut S,
         op: &Op<S>,
-    ) -> Result<[u128; 2], Fault> {
+    ) -> Result<Wide, Fault> {
         let linear = self.vector_address::<ALIGNED>(op, N as u64, false)?;
         let Some(at) = self.tlb.lookup(self.view, Right::Read, linear, N as u64) else {
             return self.load_vector_slow(sys, op, linear, N);
         };
-        let pair = |at| {
-            let high = ram_load::<S, 8>(sys, at + 8);
-            u128::from(ram_load::<S, 8>(sys, at)) | u128::from(high) << 64
-        };
-        Ok(match N {
-            4 => [ram_load::<S, 4>(sys, at).into(), 0],
-            8 => [ram_load::<S, 8>(sys, at).into(), 0],
-            16 => [pair(at), 0],
-            _ => [pair(at), pair(at + 16)],
-        })
+        let mut value = [[0; 16]; 2];
+        match N {
+            4 => value[0] = u128::from(ram_load::<S, 4>(sys, at)).to_le_bytes(),
+            8 => value[0] = u128::from(ram_load::<S, 8>(sys, at)).to_le_bytes(),
+            16 => sys.ram().read(at, &mut value[0]),
+            _ => sys.ram().read(at, value.as_flattened_mut()),
+        }
+        Ok(value)
     }
 
     #[cold]
@@ -56,32 +61,32 @@ impl<S: System> Cpu<S> {
         op: &Op<S>,
         linear: u64,
         size: usize,
-    ) -> Result<[u128; 2], Fault> {
-        let mut bytes = [0; 32];
-        let result = self.read_bytes(sys, linear, &mut bytes[..size]);
+    ) -> Result<Wide, Fault> {
+        let mut value = [[0; 16]; 2];
+        let result = self.read_bytes(sys, linear, &mut value.as_flattened_mut()[..size]);
         result.map_err(|fault| self.blame_stack(op, fault))?;
-        Ok(to_words(&bytes))
+        Ok(value)
     }
 
-    /// Stores the first `N` (4, 8, 16, 32) bytes to the memory operand.
+    /// Stores the first `N` (4, 8, 16, 32) bytes to the memory operand. Up to 8 bytes are stored
+    /// at once.
     #[inline(always)]
     pub(super) fn store_vector<const N: usize, const ALIGNED: bool>(
         &mut self,
         sys: &mut S,
         op: &Op<S>,
-        value: [u128; 2],
+        value: Wide,
     ) -> Result<(), Fault> {
         let linear = self.vector_address::<ALIGNED>(op, N as u64, true)?;
         let Some(at) = self.tlb.lookup(self.view, Right::Write, linear, N as u64) else {
             return self.store_vector_slow(sys, op, linear, value, N);
         };
-        if N == 4 {
-            ram_store::<S, 4>(sys, at, value[0] as u64);
-            return Ok(());
-        }
-        for i in 0..N / 8 {
-            let word = (value[i / 2] >> (64 * (i % 2))) as u64;
-            ram_store::<S, 8>(sys, at + 8 * i as u64, word);
+        let word = u128::from_le_bytes(value[0]) as u64;
+        match N {
+            4 => ram_store::<S, 4>(sys, at, word),
+            8 => ram_store::<S, 8>(sys, at, word),
+            16 => sys.ram().write(at, &value[0]),
+            _ => sys.ram().write(at, value.as_flattened()),
         }
         Ok(())
     }
@@ -93,42 +98,34 @@ impl<S: System> Cpu<S> {
         sys: &mut S,
         op: &Op<S>,
         linear: u64,
-        value: [u128; 2],
+        value: Wide,
         size: usize,
     ) -> Result<(), Fault> {
-        let mut bytes = [0; 32];
-        bytes[..16].copy_from_slice(&value[0].to_le_bytes());
-        bytes[16..].copy_from_slice(&value[1].to_le_bytes());
-        let result = self.write_bytes(sys, linear, &bytes[..size]);
+        let result = self.write_bytes(sys, linear, &value.as_flattened()[..size]);
         result.map_err(|fault| self.blame_stack(op, fault))
     }
 
     /// The low 128 bits of a vector register.
     #[inline(always)]
-    pub(super) fn low(&self, index: u8) -> u128 {
-        u128::from_le_bytes(self.vcpu.fpu.xmm[index as usize & 15])
+    pub(super) fn low(&self, index: u8) -> Vector {
+        self.vcpu.fpu.xmm[index as usize & 15]
     }
 
     /// The high 128 bits of a vector register.
     #[inline(always)]
-    pub(super) fn high(&self, index: u8) -> u128 {
-        u128::from_le_bytes(self.vcpu.fpu.ymm_high[index as usize & 15])
+    pub(super) fn high(&self, index: u8) -> Vector {
+        self.vcpu.fpu.ymm_high[index as usize & 15]
     }
 
     /// Writes the low 128 bits of a vector register and leaves the rest alone.
     #[inline(always)]
-    pub(super) fn set_low(&mut self, index: u8, value: u128) {
-        self.vcpu.fpu.xmm[index as usize & 15] = value.to_le_bytes();
+    pub(super) fn set_low(&mut self, index: u8, value: Vector) {
+        self.vcpu.fpu.xmm[index as usize & 15] = value;
     }
 
     /// Writes the high 128 bits of a vector register.
     #[inline(always)]
-    pub(super) fn set_high(&mut self, index: u8, value: u128) {
-        self.vcpu.fpu.ymm_high[index as usize & 15] = value.to_le_bytes();
+    pub(super) fn set_high(&mut self, index: u8, value: Vector) {
+        self.vcpu.fpu.ymm_high[index as usize & 15] = value;
     }
-}
-
-fn to_words(bytes: &[u8; 32]) -> [u128; 2] {
-    let (low, high) = bytes.split_at(16);
-    [low, high].map(|half| half.iter().rev().fold(0, |word, byte| word << 8 | u128::from(*byte)))
 }

@@ -1,7 +1,7 @@
 //! Integer lane operations that string functions and hashes are made of: logic, comparison,
 //! addition, minimum, unpacking. On 128 bits at a time, which is what they do in AVX2 too.
 
-use super::{moves::register, permit};
+use super::{access::Vector, moves::register, permit};
 use crate::{
     cpu::Cpu,
     op::{Handler, Op},
@@ -12,7 +12,7 @@ use x86::Fault;
 
 /// An operation on 128 bits.
 trait Lanes {
-    fn apply(a: u128, b: u128) -> u128;
+    fn apply(a: Vector, b: Vector) -> Vector;
 }
 
 macro_rules! lanes {
@@ -20,7 +20,7 @@ macro_rules! lanes {
         struct $name;
         impl Lanes for $name {
             #[inline(always)]
-            fn apply($a: u128, $b: u128) -> u128 {
+            fn apply($a: Vector, $b: Vector) -> Vector {
                 $body
             }
         }
@@ -28,10 +28,10 @@ macro_rules! lanes {
 }
 
 lanes! {
-    And: |a, b| a & b;
-    AndNot: |a, b| !a & b;
-    Or: |a, b| a | b;
-    Xor: |a, b| a ^ b;
+    And: |a, b| bytes(a, b, |x, y| x & y);
+    AndNot: |a, b| bytes(a, b, |x, y| !x & y);
+    Or: |a, b| bytes(a, b, |x, y| x | y);
+    Xor: |a, b| bytes(a, b, |x, y| x ^ y);
     AddBytes: |a, b| bytes(a, b, u8::wrapping_add);
     AddDwords: |a, b| dwords(a, b, u32::wrapping_add);
     AddQwords: |a, b| qwords(a, b, u64::wrapping_add);
@@ -43,26 +43,46 @@ lanes! {
     GreaterBytes: |a, b| bytes(a, b, |x, y| if x as i8 > y as i8 { 0xff } else { 0 });
     MinimumBytes: |a, b| bytes(a, b, u8::min);
     MaximumBytes: |a, b| bytes(a, b, u8::max);
-    UnpackLowQwords: |a, b| u128::from(a as u64) | b << 64;
-    UnpackHighQwords: |a, b| a >> 64 | b & !u128::from(u64::MAX);
+    UnpackLowQwords: |a, b| join(a[..8].iter().chain(&b[..8]));
+    UnpackHighQwords: |a, b| join(a[8..].iter().chain(&b[8..]));
 }
 
 #[inline(always)]
-fn bytes(a: u128, b: u128, f: impl Fn(u8, u8) -> u8) -> u128 {
-    let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
-    u128::from_le_bytes(core::array::from_fn(|i| f(a[i], b[i])))
+fn join<'a>(from: impl Iterator<Item = &'a u8>) -> Vector {
+    let mut result = [0; 16];
+    for (to, byte) in result.iter_mut().zip(from) {
+        *to = *byte;
+    }
+    result
+}
+
+// Plain loops over arrays: the compiler makes one SIMD instruction of each.
+
+#[inline(always)]
+fn bytes(a: Vector, b: Vector, f: impl Fn(u8, u8) -> u8) -> Vector {
+    let mut result = a;
+    for (x, y) in result.iter_mut().zip(b) {
+        *x = f(*x, y);
+    }
+    result
 }
 
 #[inline(always)]
-fn dwords(a: u128, b: u128, f: impl Fn(u32, u32) -> u32) -> u128 {
-    (0..4).fold(0, |sum, i| {
-        sum | u128::from(f((a >> (32 * i)) as u32, (b >> (32 * i)) as u32)) << (32 * i)
-    })
+fn dwords(a: Vector, b: Vector, f: impl Fn(u32, u32) -> u32) -> Vector {
+    let mut result = a;
+    for (x, y) in result.as_chunks_mut::<4>().0.iter_mut().zip(b.as_chunks::<4>().0) {
+        *x = f(u32::from_le_bytes(*x), u32::from_le_bytes(*y)).to_le_bytes();
+    }
+    result
 }
 
 #[inline(always)]
-fn qwords(a: u128, b: u128, f: impl Fn(u64, u64) -> u64) -> u128 {
-    u128::from(f(a as u64, b as u64)) | u128::from(f((a >> 64) as u64, (b >> 64) as u64)) << 64
+fn qwords(a: Vector, b: Vector, f: impl Fn(u64, u64) -> u64) -> Vector {
+    let mut result = a;
+    for (x, y) in result.as_chunks_mut::<8>().0.iter_mut().zip(b.as_chunks::<8>().0) {
+        *x = f(u64::from_le_bytes(*x), u64::from_le_bytes(*y)).to_le_bytes();
+    }
+    result
 }
 
 /// `dst = dst OP (register or memory)`, legacy encoding.
@@ -94,7 +114,7 @@ fn vex<S: System, L: Lanes, const N: usize, const MEMORY: bool>(
     };
     let a = [cpu.low(op.src.index), cpu.high(op.src.index)];
     cpu.set_low(op.dst.index, L::apply(a[0], b[0]));
-    cpu.set_high(op.dst.index, if N == 32 { L::apply(a[1], b[1]) } else { 0 });
+    cpu.set_high(op.dst.index, if N == 32 { L::apply(a[1], b[1]) } else { [0; 16] });
     Ok(())
 }
 
@@ -116,7 +136,8 @@ fn byte_mask<S: System, const N: usize, const VEX: bool>(
 }
 
 #[inline(always)]
-fn top_bits(value: u128) -> u64 {
+fn top_bits(value: Vector) -> u64 {
+    let value = u128::from_le_bytes(value);
     // The product gathers bit 7 of eight bytes in the top byte.
     let gather =
         |half: u64| ((half >> 7) & 0x0101_0101_0101_0101).wrapping_mul(0x0102_0408_1020_4080) >> 56;
@@ -127,8 +148,12 @@ fn top_bits(value: u128) -> u64 {
 fn shuffle_dwords<S: System>(cpu: &mut Cpu<S>, _: &mut S, op: &Op<S>) -> Result<(), Fault> {
     permit::sse(cpu)?;
     let from = cpu.low(op.src.index);
-    let pick = |i: u64| (from >> (32 * (op.imm >> (2 * i) & 3)) & 0xffff_ffff) << (32 * i);
-    cpu.set_low(op.dst.index, pick(0) | pick(1) | pick(2) | pick(3));
+    let mut value = from;
+    for (i, lane) in value.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let which = (op.imm >> (2 * i) & 3) as usize;
+        lane.copy_from_slice(&from[4 * which..4 * which + 4]);
+    }
+    cpu.set_low(op.dst.index, value);
     Ok(())
 }
 
@@ -140,9 +165,9 @@ fn shift_bytes<S: System, const LEFT: bool>(
 ) -> Result<(), Fault> {
     permit::sse(cpu)?;
     let count = 8 * (op.imm & 0xff) as u32;
-    let value = cpu.low(op.dst.index);
+    let value = u128::from_le_bytes(cpu.low(op.dst.index));
     let shifted = if LEFT { value.checked_shl(count) } else { value.checked_shr(count) };
-    cpu.set_low(op.dst.index, shifted.unwrap_or(0));
+    cpu.set_low(op.dst.index, shifted.unwrap_or(0).to_le_bytes());
     Ok(())
 }
 

@@ -4,7 +4,10 @@
 //! `dst` and `src` of the [`Op`] are vector register numbers here (or a general register, for MOVD
 //! and MOVQ). What a VEX-encoded instruction does not write it zeroes.
 
-use super::permit;
+use super::{
+    access::{Vector, Wide},
+    permit,
+};
 use crate::{
     cpu::Cpu,
     op::{Handler, Op, RegRef},
@@ -13,17 +16,15 @@ use crate::{
 use iced_x86::{EncodingKind, Instruction, Mnemonic, OpKind};
 use x86::Fault;
 
+const ZERO: Vector = [0; 16];
+
 #[inline(always)]
 fn permit<S: System, const VEX: bool>(cpu: &Cpu<S>) -> Result<(), Fault> {
     if VEX { permit::avx(cpu) } else { permit::sse(cpu) }
 }
 
 #[inline(always)]
-fn write<S: System, const N: usize, const VEX: bool>(
-    cpu: &mut Cpu<S>,
-    op: &Op<S>,
-    value: [u128; 2],
-) {
+fn write<S: System, const N: usize, const VEX: bool>(cpu: &mut Cpu<S>, op: &Op<S>, value: Wide) {
     cpu.set_low(op.dst.index, value[0]);
     if VEX {
         cpu.set_high(op.dst.index, value[1]);
@@ -49,7 +50,8 @@ fn store<S: System, const N: usize, const VEX: bool, const ALIGNED: bool>(
     op: &Op<S>,
 ) -> Result<(), Fault> {
     permit::<S, VEX>(cpu)?;
-    let value = [cpu.low(op.src.index), if N == 32 { cpu.high(op.src.index) } else { 0 }];
+    let high = if N == 32 { cpu.high(op.src.index) } else { ZERO };
+    let value = [cpu.low(op.src.index), high];
     cpu.store_vector::<N, ALIGNED>(sys, op, value)
 }
 
@@ -60,9 +62,9 @@ fn copy<S: System, const N: usize, const VEX: bool>(
     op: &Op<S>,
 ) -> Result<(), Fault> {
     permit::<S, VEX>(cpu)?;
-    let low = cpu.low(op.src.index);
-    let low = if N == 8 { u128::from(low as u64) } else { low };
-    let high = if N == 32 { cpu.high(op.src.index) } else { 0 };
+    let mut low = cpu.low(op.src.index);
+    low[N.min(16)..].fill(0);
+    let high = if N == 32 { cpu.high(op.src.index) } else { ZERO };
     write::<S, N, VEX>(cpu, op, [low, high]);
     Ok(())
 }
@@ -70,9 +72,9 @@ fn copy<S: System, const N: usize, const VEX: bool>(
 /// MOVSS and MOVSD between registers: the rest of the destination stays.
 fn merge<S: System, const N: usize>(cpu: &mut Cpu<S>, _: &mut S, op: &Op<S>) -> Result<(), Fault> {
     permit::<S, false>(cpu)?;
-    let mask = u128::MAX >> (128 - 8 * N);
-    let (old, new) = (cpu.low(op.dst.index), cpu.low(op.src.index));
-    cpu.set_low(op.dst.index, old & !mask | new & mask);
+    let (mut value, new) = (cpu.low(op.dst.index), cpu.low(op.src.index));
+    value[..N].copy_from_slice(&new[..N]);
+    cpu.set_low(op.dst.index, value);
     Ok(())
 }
 
@@ -84,9 +86,10 @@ fn load_half<S: System, const HIGH: bool>(
 ) -> Result<(), Fault> {
     permit::<S, false>(cpu)?;
     let [half, _] = cpu.load_vector::<8, false>(sys, op)?;
-    let (shift, keep) = if HIGH { (64, u128::from(u64::MAX)) } else { (0, !0 << 64) };
-    let old = cpu.low(op.dst.index);
-    cpu.set_low(op.dst.index, old & keep | half << shift);
+    let at = if HIGH { 8 } else { 0 };
+    let mut value = cpu.low(op.dst.index);
+    value[at..at + 8].copy_from_slice(&half[..8]);
+    cpu.set_low(op.dst.index, value);
     Ok(())
 }
 
@@ -97,8 +100,9 @@ fn store_high<S: System, const VEX: bool>(
     op: &Op<S>,
 ) -> Result<(), Fault> {
     permit::<S, VEX>(cpu)?;
-    let half = cpu.low(op.src.index) >> 64;
-    cpu.store_vector::<8, false>(sys, op, [half, 0])
+    let mut value = cpu.low(op.src.index);
+    value.copy_within(8.., 0);
+    cpu.store_vector::<8, false>(sys, op, [value, ZERO])
 }
 
 /// MOVD and MOVQ from a general register.
@@ -109,7 +113,7 @@ fn from_general<S: System, const N: usize, const VEX: bool>(
 ) -> Result<(), Fault> {
     permit::<S, VEX>(cpu)?;
     let value = cpu.reg::<N>(op.src);
-    write::<S, N, VEX>(cpu, op, [value.into(), 0]);
+    write::<S, N, VEX>(cpu, op, [u128::from(value).to_le_bytes(), ZERO]);
     Ok(())
 }
 
@@ -120,7 +124,7 @@ fn to_general<S: System, const N: usize, const VEX: bool>(
     op: &Op<S>,
 ) -> Result<(), Fault> {
     permit::<S, VEX>(cpu)?;
-    let value = cpu.low(op.src.index) as u64;
+    let value = u128::from_le_bytes(cpu.low(op.src.index)) as u64;
     cpu.set_reg::<N>(op.dst, value);
     Ok(())
 }

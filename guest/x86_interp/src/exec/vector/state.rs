@@ -281,8 +281,8 @@ fn load_mxcsr<S: System, const VEX: bool>(
     } else {
         permit::sse(cpu)?
     }
-    let [value, _] = cpu.load_vector::<4, false>(sys, op)?;
-    cpu.vcpu.fpu.mxcsr = valid_mxcsr(value as u32)?;
+    let [[a, b, c, d, ..], _] = cpu.load_vector::<4, false>(sys, op)?;
+    cpu.vcpu.fpu.mxcsr = valid_mxcsr(u32::from_le_bytes([a, b, c, d]))?;
     Ok(())
 }
 
@@ -297,8 +297,8 @@ fn store_mxcsr<S: System, const VEX: bool>(
     } else {
         permit::sse(cpu)?
     }
-    let value = cpu.vcpu.fpu.mxcsr;
-    cpu.store_vector::<4, false>(sys, op, [value.into(), 0])
+    let value = u128::from(cpu.vcpu.fpu.mxcsr);
+    cpu.store_vector::<4, false>(sys, op, [value.to_le_bytes(), [0; 16]])
 }
 
 /// XGETBV: register 0 only, for XGETBV with ECX = 1 is not advertised.
