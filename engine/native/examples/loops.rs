@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use iced_x86::{Formatter, IntelFormatter, code_asm::*};
+use iced_x86::{Formatter, IcedError, IntelFormatter, code_asm::*};
 use native::HostVectorUnit;
 use ram::Ram;
 use x86::{
@@ -95,7 +95,6 @@ fn machine() -> (Machine, Cpu<Machine>) {
 }
 
 type Emit = fn(&mut CodeAssembler) -> Result<(), IcedError>;
-use iced_x86::IcedError;
 
 const LOOPS: [Emit; 14] = [
     |a| a.nop(),

@@ -145,3 +145,15 @@ fn inconsistent_summary_bit_cannot_trap_the_host() {
     run(&mut unit, &[0xd9, 0xe8], &mut fpu, &mut operands).unwrap();
     assert_eq!(fpu.ftw, 0x80);
 }
+
+#[test]
+fn a_unit_moves_to_the_thread_of_its_cpu() {
+    let mut unit = HostVectorUnit::new().unwrap();
+    let fpu = std::thread::spawn(move || {
+        let mut fpu = FpuState::default();
+        fpu.xmm[1] = [1; 16];
+        run(&mut unit, &paddw(0, 1), &mut fpu, &mut VectorOperands::default()).unwrap();
+        fpu
+    });
+    assert_eq!(fpu.join().unwrap().xmm[0], [1; 16]);
+}
