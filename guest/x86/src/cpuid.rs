@@ -84,8 +84,8 @@ const LEAF1_EDX_HTT: u32 = 1 << 28;
 /// Leaf 7 EBX, instructions of the host: FSGSBASE, BMI1, AVX2, BMI2, ERMS, RDSEED, ADX,
 /// CLFLUSHOPT, CLWB, SHA.
 const LEAF7_EBX_HOST: u32 = bits(&[0, 3, 5, 8, 9, 18, 19, 23, 24, 29]);
-/// Leaf 7 EBX, ours: SMEP, INVPCID, SMAP, and bit 13: FPU CS and DS are deprecated.
-const LEAF7_EBX_OURS: u32 = bits(&[7, 10, 13, 20]);
+/// Leaf 7 EBX, ours: TSC_ADJUST, SMEP, INVPCID, SMAP, and bit 13: FPU CS and DS are deprecated.
+const LEAF7_EBX_OURS: u32 = bits(&[1, 7, 10, 13, 20]);
 /// Leaf 7 ECX, instructions of the host: RDPID.
 const LEAF7_ECX_HOST: u32 = bits(&[22]);
 /// Leaf 7 ECX, ours: UMIP.
@@ -94,6 +94,11 @@ const LEAF7_ECX_OURS: u32 = bits(&[2]);
 const LEAF7_EDX_HOST: u32 = bits(&[4]);
 /// Leaf 7 EDX, ours: SPEC_CTRL and PRED_CMD, STIBP, ARCH_CAPABILITIES.
 const LEAF7_EDX_OURS: u32 = bits(&[26, 27, 29]);
+/// Highest subleaf of leaf 7.
+const LEAF7_SUBLEAVES: u32 = 2;
+/// Leaf 7 subleaf 2 EDX, ours: SPEC_CTRL has BHI_DIS_S. Kernels that have it need not clear the
+/// branch history by a loop of jumps at every entry, which a translator would pay for.
+const LEAF7_2_EDX: u32 = bits(&[4]);
 /// Leaf 0x8000_0001 ECX, instructions of the host: LAHF in 64-bit mode, LZCNT, PREFETCHW.
 const EXT1_ECX_HOST: u32 = bits(&[0, 5, 8]);
 /// Leaf 0x8000_0001 EDX: SYSCALL, NX, 1 GiB pages, RDTSCP, long mode.
@@ -142,7 +147,7 @@ impl Model {
             clock: ClockRatio::of(settings.tsc_hz),
             leaf1_ecx: leaf1_ecx | LEAF1_ECX_OURS,
             leaf7: CpuidResult {
-                eax: 0,
+                eax: LEAF7_SUBLEAVES,
                 ebx: leaf7_ebx | LEAF7_EBX_OURS,
                 ecx: structured.ecx & LEAF7_ECX_HOST | LEAF7_ECX_OURS,
                 edx: structured.edx & LEAF7_EDX_HOST | LEAF7_EDX_OURS,
@@ -172,6 +177,7 @@ impl Model {
             // The local APIC timer runs in every power state.
             0x6 => CpuidResult::new(1 << 2, 0, 0, 0),
             0x7 if subleaf == 0 => self.leaf7,
+            0x7 if subleaf == 2 => CpuidResult::new(0, 0, 0, LEAF7_2_EDX),
             0xb => self.topology(subleaf, apic_id),
             0xd => xsave(subleaf, self.leaf1_ecx & AVX != 0),
             0x15 => CpuidResult::new(self.clock.denominator, self.clock.numerator, CRYSTAL_HZ, 0),
@@ -346,8 +352,8 @@ mod tests {
         for (name, bit) in [("UINTR", 5), ("IBT", 20), ("AMX_TILE", 24), ("SERIALIZE", 14)] {
             assert_eq!(leaf7.edx >> bit & 1, 0, "{name}");
         }
-        assert_eq!(leaf7.eax, 0, "no further subleaves");
-        assert_eq!(model.query(7, 1, 0), CpuidResult::default());
+        assert_eq!(model.query(7, 1, 0), CpuidResult::default(), "no AVX-VNNI, FRED, LAM");
+        assert_eq!(model.query(7, 3, 0), CpuidResult::default());
         assert_eq!(model.query(0xa, 0, 0), CpuidResult::default(), "no PMU");
         let compaction_and_supervisor = model.query(0xd, 1, 0).eax & 0b1010;
         assert_eq!(compaction_and_supervisor, 0);

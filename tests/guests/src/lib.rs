@@ -1,1 +1,8 @@
-//! Boot tests with real guests.
+//! Boot tests: real kernels on the released program, from power-on to power-off.
+//!
+//! A test says which kernel boots with which script as its userland, and what must have been
+//! printed. It sees of ring3 what a user sees: options, output, exit code.
+
+mod guest;
+
+pub use guest::{Finished, Guest};

@@ -23,8 +23,8 @@ const FEATURE_CONTROL_LOCKED: u64 = 1;
 const MISC_ENABLE_FIXED: u64 = 1 << 11 | 1 << 12;
 /// IA32_BIOS_SIGN_ID: the microcode revision is in the upper half.
 const MICROCODE_REVISION: u64 = 1 << 32;
-/// IA32_SPEC_CTRL: IBRS and STIBP.
-const SPEC_CTRL_BITS: u64 = 0b11;
+/// IA32_SPEC_CTRL: IBRS, STIBP and BHI_DIS_S.
+const SPEC_CTRL_BITS: u64 = 1 << 10 | 0b11;
 const RAX: RegRef = RegRef { index: reg::RAX as u8, shift: 0 };
 const RDX: RegRef = RegRef { index: reg::RDX as u8, shift: 0 };
 

@@ -1,0 +1,111 @@
+//! How machines end, seen from outside.
+
+mod tiny;
+
+use std::{
+    io::{Read, Write},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use tiny::{LONG, kernel, messages, ring3, run};
+
+#[test]
+fn exit_codes() {
+    let cases: [(&str, &[u8], i32); 4] = [
+        ("power-off", tiny::POWER_OFF, 0),
+        ("debug-exit", tiny::DEBUG_EXIT, 0x15 << 1 | 1),
+        ("reset", tiny::RESET, 4),
+        ("triple-fault", tiny::TRIPLE_FAULT, 6),
+    ];
+    for (name, code, expected) in cases {
+        let output = run(code, LONG, &["--json"]);
+        let messages = messages(&output);
+        assert_eq!(output.status.code(), Some(expected), "{name}: {messages}");
+        let json: serde_json::Value =
+            serde_json::from_str(messages.lines().last().expect("a line")).expect("JSON");
+        assert_eq!(json["outcome"], name);
+        assert_eq!(json["exit_code"], expected);
+    }
+}
+
+#[test]
+fn a_triple_fault_shows_the_cpu() {
+    let messages = messages(&run(tiny::TRIPLE_FAULT, LONG, &[]));
+    for part in ["triple fault", "RIP 0000000000100027", "int3", "IDT 0000000000000000+0000"] {
+        assert!(messages.contains(part), "no `{part}` in:\n{messages}");
+    }
+}
+
+#[test]
+fn timeout() {
+    for code in [tiny::SPIN, tiny::HALT] {
+        let started = Instant::now();
+        let output = run(code, "0.3", &[]);
+        assert_eq!(output.status.code(), Some(124), "{}", messages(&output));
+        assert!(started.elapsed() < Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn an_idle_guest_uses_no_cpu() {
+    let messages = messages(&run(tiny::HALT, "1", &["--stats", "--json"]));
+    let json: serde_json::Value =
+        serde_json::from_str(messages.lines().last().expect("a line")).expect("JSON");
+    let halted = json["statistics"]["halted_ns"].as_u64().expect("a number");
+    let running = json["statistics"]["running_ns"].as_u64().expect("a number");
+    assert!(halted > 700_000_000, "halted {halted} ns");
+    assert!(running < 300_000_000, "running {running} ns");
+}
+
+#[test]
+fn the_console_is_standard_input_and_output() {
+    let kernel = kernel(tiny::ECHO);
+    let mut command = ring3(&kernel, LONG);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("ring3 starts");
+    let typed: Vec<u8> = (0..200_000).map(|i| b'0' + (i % 10) as u8).chain(*b"q").collect();
+    let mut stdin = child.stdin.take().expect("piped");
+    let sent = typed.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent));
+    let mut echoed = Vec::new();
+    child.stdout.take().expect("piped").read_to_end(&mut echoed).expect("readable");
+    assert!(writer.join().expect("no panic").is_ok());
+    assert!(child.wait().expect("it ended").success());
+    assert!(echoed == typed, "{} of {} bytes came back", echoed.len(), typed.len());
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_problem() {
+    let kernel = kernel(tiny::CHATTER);
+    let mut command = ring3(&kernel, "0.5");
+    command.stdout(Stdio::piped());
+    let mut child = command.spawn().expect("ring3 starts");
+    drop(child.stdout.take());
+    assert_eq!(child.wait().expect("it ended").code(), Some(124));
+}
+
+#[test]
+fn a_reader_that_never_reads_cannot_hold_us() {
+    let kernel = kernel(tiny::CHATTER);
+    let mut command = ring3(&kernel, "0.5");
+    command.stdout(Stdio::piped());
+    let mut child = command.spawn().expect("ring3 starts");
+    let unread = child.stdout.take();
+    let started = Instant::now();
+    assert_eq!(child.wait().expect("it ended").code(), Some(124));
+    assert!(started.elapsed() < Duration::from_secs(10));
+    drop(unread);
+}
+
+#[test]
+fn signals_end_the_machine() {
+    for (signal, code) in [("TERM", 143), ("INT", 130), ("HUP", 129)] {
+        let kernel = kernel(tiny::HALT);
+        let mut child = ring3(&kernel, LONG).spawn().expect("ring3 starts");
+        std::thread::sleep(Duration::from_millis(300));
+        let kill = format!("kill -{signal} {}", child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
+        assert_eq!(child.wait().expect("it ended").code(), Some(code), "SIG{signal}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Command lines that cannot work: exit code 2 and a line that names the thing.
+
+use std::process::{Command, Output};
+
+fn ring3(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ring3")).args(arguments).output().expect("ring3 starts")
+}
+
+/// Exit code 2 with `part` in the first line of standard error.
+fn refuses(arguments: &[&str], part: &str) {
+    let output = ring3(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+    let first = said.lines().next().unwrap_or_default();
+    assert!(first.contains(part), "{arguments:?}: no `{part}` in `{first}`");
+}
+
+#[test]
+fn files() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, content: &[u8]| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).expect("written");
+        path.display().to_string()
+    };
+    let empty = file("empty", b"");
+    let text = file("text", b"#!/bin/sh\necho this is not a kernel, whatever its name says\n");
+    let small = file("small.img", &[0; 100]);
+    refuses(&["run", "--kernel", "/nowhere/vmlinuz"], "no such file");
+    refuses(&["run", "--kernel", "/"], "directory");
+    refuses(&["run", "--kernel", &empty], "empty");
+    refuses(&["run", "--kernel", &text], "not a kernel");
+    refuses(&["run", "--kernel", &text, "--initrd", "/nowhere/initrd"], "/nowhere/initrd");
+    refuses(&["run", "--kernel", &text, "--module", "/nowhere/module a b"], "/nowhere/module");
+    let (_path, kernel) = tiny_kernel();
+    refuses(&["run", "--kernel", &kernel, "--disk", "/nowhere/disk"], "/nowhere/disk");
+    refuses(&["run", "--kernel", &kernel, "--disk", &small], "512");
+    refuses(&["run", "--kernel", &kernel, "--disk", &format!("{small},fast")], "disk");
+}
+
+#[test]
+fn sizes_and_numbers() {
+    let (_path, kernel) = tiny_kernel();
+    let run =
+        |options: &[&str], part| refuses(&[&["run", "--kernel", &kernel], options].concat(), part);
+    run(&["--memory", "1M"], "16M");
+    run(&["--memory", "9999T"], "more than this host has");
+    run(&["--memory", "99999999999999T"], "too much");
+    run(&["--memory", "lots"], "lots");
+    run(&["--cpus", "2"], "--cpus");
+    run(&["--cpus", "0"], "--cpus");
+    run(&["--timeout", "0"], "--timeout");
+    run(&["--engine", "kvm"], "kvm");
+    run(&["--boot-protocol", "bios"], "bios");
+    run(&["--frobnicate"], "--frobnicate");
+}
+
+#[test]
+fn help_teaches() {
+    let help = ring3(&["--help"]);
+    assert!(help.status.success());
+    let text = String::from_utf8_lossy(&help.stdout);
+    assert!(text.contains("Examples:") && text.contains("--append console=ttyS0"), "{text}");
+    let run = ring3(&["run", "--help"]);
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(text.contains("Exit codes:") && text.contains("Ctrl-A X"), "{text}");
+    let version = ring3(&["--version"]);
+    let text = String::from_utf8_lossy(&version.stdout);
+    assert_eq!(text.trim(), format!("ring3 {}", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn doctor_answers_for_people_and_programs() {
+    let text = ring3(&["doctor"]);
+    assert!(text.status.success());
+    assert!(String::from_utf8_lossy(&text.stdout).contains("protection keys"));
+    let json = ring3(&["doctor", "--json"]);
+    let parsed: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert!(parsed["findings"].as_array().is_some_and(|findings| findings.len() > 10));
+}
+
+mod tiny;
+
+/// A kernel that would run, and its path.
+fn tiny_kernel() -> (tempfile::TempPath, String) {
+    let path = tiny::kernel(tiny::POWER_OFF).into_temp_path();
+    let name = path.display().to_string();
+    (path, name)
+}

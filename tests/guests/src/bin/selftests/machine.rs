@@ -1,0 +1,85 @@
+//! A guest whose console is read while it runs.
+
+use std::{
+    io::{Read, Write},
+    ops::ControlFlow,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use xtask::checks;
+
+/// How a guest is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How long it may take.
+    pub timeout: Duration,
+    /// Its console is copied to ours.
+    pub verbose: bool,
+}
+
+/// A machine to switch on.
+#[derive(Debug)]
+pub struct Machine<'a> {
+    /// The kernel's image.
+    pub kernel: &'a Path,
+    /// Its first root file system, if it wants one.
+    pub initrd: Option<&'a Path>,
+    /// Its command line.
+    pub cmdline: &'a str,
+    /// Memory, in MiB.
+    pub memory: u32,
+}
+
+impl Machine<'_> {
+    /// Runs the machine and gives `each` what its console prints, as it comes, until the machine
+    /// ends or `each` has seen enough. Returns what ring3 said.
+    ///
+    /// # Errors
+    /// ring3 cannot be run, or the machine ended otherwise than by switching itself off.
+    pub fn run(
+        &self,
+        limits: Limits,
+        each: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let mut command = self.command(limits)?;
+        let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
+        let mut console = child.stdout.take().context("no standard output")?;
+        let mut chunk = [0; 4096];
+        loop {
+            let length = console.read(&mut chunk)?;
+            let printed = chunk.get(..length).unwrap_or_default();
+            if limits.verbose {
+                std::io::stdout().write_all(printed)?;
+            }
+            if length == 0 {
+                break;
+            }
+            if each(printed).is_break() {
+                child.kill()?;
+                child.wait()?;
+                return Ok(());
+            }
+        }
+        let status = child.wait()?;
+        ensure!(status.success(), "ring3 ended with {status}");
+        Ok(())
+    }
+
+    fn command(&self, limits: Limits) -> Result<Command> {
+        let ring3 = checks::ring3();
+        let hint = "run `cargo build --release -p ring3`";
+        ensure!(ring3.exists(), "{} does not exist: {hint}", ring3.display());
+        let mut command = Command::new(ring3);
+        command.arg("run").arg("--kernel").arg(self.kernel).args(["--append", self.cmdline]);
+        if let Some(initrd) = self.initrd {
+            command.arg("--initrd").arg(initrd);
+        }
+        command.args(["--memory", &format!("{}M", self.memory)]);
+        command.args(["--timeout", &limits.timeout.as_secs().to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        Ok(command)
+    }
+}

@@ -1,0 +1,104 @@
+//! Programs that test the machine they run on, run in ring3: `selftests --help`.
+//!
+//! Others wrote them to find broken processors, memory and kernels, so they know nothing of us and
+//! forgive nothing. A test here boots one, reads the verdict from its console, and holds it to the
+//! exact figures a sound machine gives.
+
+mod bpf;
+mod console;
+mod crypto;
+mod in_kernel;
+mod kselftests;
+mod machine;
+mod memtest;
+mod screen;
+mod static_keys;
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use xtask::assets::Assets;
+
+/// Runs self-tests of kernels, memory and processor in ring3
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Which to run
+    #[arg(value_enum, default_values_t = [Which::All])]
+    which: Vec<Which>,
+    /// Seconds each guest may take
+    #[arg(long, default_value_t = 3600)]
+    timeout: u64,
+    /// Guest memory for memtest86+, in MiB; what a pass takes grows with it
+    #[arg(long, default_value_t = 16)]
+    memtest_memory: u32,
+    /// Run only the kselftests whose name contains this
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// Print what the guests' consoles print
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// A suite of tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Which {
+    /// Linux's test_bpf: 1049 programs through the kernel's own just-in-time compiler
+    Bpf,
+    /// Linux's test_static_keys: a kernel that patches its own code
+    StaticKeys,
+    /// Linux's tests of its cryptographic algorithms, most of them vector code
+    Crypto,
+    /// memtest86+, one pass of all its tests
+    Memtest,
+    /// Linux's kselftests for x86, compared with the same programs on the host
+    Kselftests,
+    /// All of them
+    All,
+}
+
+const EACH: [Which; 5] =
+    [Which::StaticKeys, Which::Bpf, Which::Crypto, Which::Memtest, Which::Kselftests];
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let all = arguments.which.contains(&Which::All);
+    let chosen = EACH.into_iter().filter(|which| all || arguments.which.contains(which));
+    let outcomes: Vec<bool> = chosen.map(|which| report(which, &arguments)).collect();
+    let passed = outcomes.iter().filter(|passed| **passed).count();
+    println!("self-tests: {passed} passed, {} failed", outcomes.len() - passed);
+    if passed == outcomes.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs one suite and prints a line about it; whether it passed.
+fn report(which: Which, arguments: &Arguments) -> bool {
+    let name = which.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned());
+    let start = Instant::now();
+    let result = run(which, arguments);
+    let seconds = start.elapsed().as_secs();
+    match &result {
+        Ok(figures) => println!("{name}: passed in {seconds} s: {figures}"),
+        Err(error) => println!("{name}: FAILED after {seconds} s: {error:#}"),
+    }
+    result.is_ok()
+}
+
+/// Runs one suite; the figures it reports, or an error if it is not what a sound machine reports.
+fn run(which: Which, arguments: &Arguments) -> Result<String> {
+    let assets = Assets::open()?;
+    let limits = machine::Limits {
+        timeout: Duration::from_secs(arguments.timeout),
+        verbose: arguments.verbose,
+    };
+    match which {
+        Which::Bpf => bpf::run(&assets, limits),
+        Which::StaticKeys => static_keys::run(&assets, limits),
+        Which::Crypto => crypto::run(&assets, limits),
+        Which::Memtest => memtest::run(&assets, arguments.memtest_memory, limits),
+        Which::Kselftests => kselftests::run(&assets, &arguments.filter, limits),
+        Which::All => Ok(String::new()),
+    }
+}

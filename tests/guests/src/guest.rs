@@ -1,0 +1,168 @@
+//! One boot of one guest.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use tempfile::NamedTempFile;
+use xtask::{
+    assets::{Assets, Kernel},
+    checks,
+    initramfs::{self, Purpose},
+};
+
+/// Seconds a guest may take; the reference interpreter on a busy machine needs some.
+const TIMEOUT: u32 = 400;
+
+/// A guest to boot: a kernel, and a script that is its userland.
+#[derive(Debug)]
+pub struct Guest {
+    kernel: Kernel,
+    script: String,
+    input: String,
+    cmdline: String,
+    options: Vec<String>,
+}
+
+/// A guest that ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// ring3's exit code; `None` if a signal killed it.
+    pub code: Option<i32>,
+    /// What the guest's serial console printed, without carriage returns.
+    pub console: String,
+    /// What ring3 itself said.
+    pub messages: String,
+}
+
+impl Guest {
+    /// A kernel from Debian with nothing to do but power off.
+    pub fn new(kernel: Kernel) -> Self {
+        let cmdline = "console=ttyS0 panic=-1".to_owned();
+        Self { kernel, script: String::new(), input: String::new(), cmdline, options: Vec::new() }
+    }
+
+    /// What its userland does before powering off.
+    pub fn runs(mut self, script: &str) -> Self {
+        self.script = script.to_owned();
+        self
+    }
+
+    /// What arrives at its console.
+    pub fn is_typed(mut self, input: &str) -> Self {
+        self.input = input.to_owned();
+        self
+    }
+
+    /// A disk it has.
+    pub fn has_disk(mut self, image: &Path) -> Self {
+        self.options.extend(["--disk".to_owned(), image.display().to_string()]);
+        self
+    }
+
+    /// A further option of ring3.
+    pub fn with(mut self, option: &str) -> Self {
+        self.options.push(option.to_owned());
+        self
+    }
+
+    /// Boots it and waits for its end.
+    ///
+    /// # Errors
+    /// It cannot be fetched, packed or started. How it ends is no error.
+    pub fn boots(self) -> Result<Finished> {
+        let mut command = Command::new(ring3()?);
+        self.boots_by(&mut command)
+    }
+
+    /// As [`Guest::boots`], but by another program that is given ring3 and its options.
+    ///
+    /// # Errors
+    /// As for [`Guest::boots`].
+    pub fn boots_by(self, command: &mut Command) -> Result<Finished> {
+        let assets = Assets::open()?;
+        let kernel = assets.kernel(self.kernel)?;
+        let purpose = Purpose::Script(&self.script);
+        let initrd = temporary(&initramfs::build(&assets.busybox()?, &kernel.modules, purpose))?;
+        let timeout = TIMEOUT.to_string();
+        command.arg("run").arg("--kernel").arg(&kernel.image).arg("--initrd").arg(initrd.path());
+        command.args(["--append", &self.cmdline, "--memory", "512M", "--timeout", &timeout]);
+        command.args(&self.options);
+        finish(command, &self.input)
+    }
+}
+
+impl Finished {
+    /// The first line of the console that begins with `prefix`, without it.
+    ///
+    /// # Errors
+    /// There is none; the error shows the end of the console.
+    pub fn line(&self, prefix: &str) -> Result<&str> {
+        let line = self.console.lines().find_map(|line| line.strip_prefix(prefix));
+        line.with_context(|| format!("no line begins with `{prefix}`:\n{}", self.tail()))
+    }
+
+    /// Checks that every one of `lines` was printed, in this order.
+    ///
+    /// # Errors
+    /// Names the first one missing and shows the end of the console.
+    pub fn prints(&self, lines: &[&str]) -> Result<()> {
+        let mut printed = self.console.lines();
+        for line in lines {
+            let found = printed.any(|printed| printed.trim_end() == *line);
+            ensure!(found, "the guest did not print `{line}`:\n{}", self.tail());
+        }
+        Ok(())
+    }
+
+    /// Checks that the guest switched the machine off.
+    ///
+    /// # Errors
+    /// It ended otherwise; the error shows how.
+    pub fn powers_off(&self) -> Result<()> {
+        let code = self.code;
+        ensure!(code == Some(0), "ended with {code:?}: {}\n{}", self.messages, self.tail());
+        Ok(())
+    }
+
+    fn tail(&self) -> String {
+        let lines: Vec<_> = self.console.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+/// The released program.
+///
+/// # Errors
+/// It has not been built.
+pub fn ring3() -> Result<PathBuf> {
+    let program = checks::ring3();
+    ensure!(
+        program.exists(),
+        "{} does not exist: run `cargo build --release -p ring3`, or `make test`",
+        program.display()
+    );
+    Ok(program)
+}
+
+fn temporary(content: &[u8]) -> Result<NamedTempFile> {
+    let file = NamedTempFile::new()?;
+    fs::write(file.path(), content)?;
+    Ok(file)
+}
+
+fn finish(command: &mut Command, input: &str) -> Result<Finished> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
+    let mut stdin = child.stdin.take().context("no standard input")?;
+    // A guest that ends without reading its input is not our failure.
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    let Output { status, stdout, stderr } = child.wait_with_output()?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).replace('\r', "");
+    Ok(Finished { code: status.code(), console: text(stdout), messages: text(stderr) })
+}

@@ -1,0 +1,71 @@
+//! Stock Debian kernels from power-on to power-off.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, ensure};
+use guests::Guest;
+use xtask::assets::Kernel;
+
+const USERLAND: &str = include_str!("../src/userland.sh");
+
+/// What the userland script must have printed, whatever the kernel.
+const EXPECTED: [&str; 13] = [
+    "child exited with 7",
+    "50 processes",
+    "pipe: 1048576 bytes",
+    "sort: 1 2 3 ",
+    "caught SIGUSR1",
+    "killed: 143",
+    "copies are equal",
+    "sha256 037170e9534d3b8cceed4646a595ebced648da872baa594bb602debd51f42e3e",
+    "gunzip ring3",
+    "integer: 121932631112635269",
+    "floating: 3.141592653590",
+    "userland done",
+    "init: script ended with 0",
+];
+
+fn boots_and_works(kernel: Kernel) -> Result<()> {
+    let guest = Guest::new(kernel).runs(USERLAND).boots()?;
+    guest.prints(&EXPECTED)?;
+    guest.powers_off()?;
+    let slept: u64 = guest.line("slept ")?.parse()?;
+    ensure!((2..=4).contains(&slept), "sleep 2 took {slept} s");
+    let date: u64 = guest.line("date ")?.parse()?;
+    let host = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    ensure!(host.abs_diff(date) <= 2, "the guest says {date}, the host {host}");
+    Ok(())
+}
+
+#[test]
+fn linux_6_1_cloud() -> Result<()> {
+    boots_and_works(Kernel::BookwormCloud)
+}
+
+#[test]
+fn linux_6_12_cloud() -> Result<()> {
+    boots_and_works(Kernel::TrixieCloud)
+}
+
+#[test]
+fn linux_6_12_full() -> Result<()> {
+    boots_and_works(Kernel::TrixieFull)
+}
+
+#[test]
+fn the_kernel_trusts_its_clocks() -> Result<()> {
+    let script = "cat /sys/devices/system/clocksource/clocksource0/current_clocksource";
+    let guest = Guest::new(Kernel::BookwormCloud).runs(script).boots()?;
+    guest.prints(&["tsc"])?;
+    ensure!(!guest.console.contains("unstable"), "a clock was found unstable");
+    guest.powers_off()
+}
+
+#[test]
+fn a_shell_obeys_what_is_typed() -> Result<()> {
+    let script = "setsid cttyhack sh -i";
+    let typed = "echo $((6 * 7)) > /tmp/answer\ncat /tmp/answer\nexit\n";
+    let guest = Guest::new(Kernel::BookwormCloud).runs(script).is_typed(typed).boots()?;
+    guest.prints(&["42", "init: script ended with 0"])?;
+    guest.powers_off()
+}
