@@ -6,18 +6,19 @@
 //! a kick takes after setting it.
 
 use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, PoisonError,
+    Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
     atomic::{AtomicU8, AtomicU32, Ordering},
 };
 
 use x86_interp::pending;
 
 /// What waits for one vCPU.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Attention {
     waiting: AtomicU32,
     lock: Mutex<()>,
     kicked: Condvar,
+    forward: OnceLock<Arc<dyn bus::Kicker>>,
 }
 
 impl Attention {
@@ -25,6 +26,11 @@ impl Attention {
     #[inline]
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Has kicks reach an engine that does not poll, too. Only the first call counts.
+    pub fn forward(&self, kicker: Arc<dyn bus::Kicker>) {
+        let _ = self.forward.set(kicker);
     }
 
     /// Acknowledges all kicks so far; what they were about must be looked at afterwards.
@@ -51,11 +57,20 @@ impl Attention {
     }
 }
 
+impl std::fmt::Debug for Attention {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attention").field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}
+
 impl bus::Kicker for Attention {
     fn kick(&self) {
         self.waiting.fetch_or(pending::EXIT, Ordering::SeqCst);
         drop(self.guard());
         self.kicked.notify_all();
+        if let Some(kicker) = self.forward.get() {
+            kicker.kick();
+        }
     }
 }
 

@@ -91,6 +91,11 @@ impl Board {
     pub fn new(parts: BoardParts) -> Self {
         Self { parts, random: RandomWords::default(), traffic: Traffic::default() }
     }
+
+    /// Accesses to device memory and to ports so far.
+    pub fn traffic(&self) -> (u64, u64) {
+        (self.traffic.mmio, self.traffic.port)
+    }
 }
 
 impl System for Board {

@@ -36,7 +36,7 @@ impl Engine for Interpreter {
         self.cpu.counters
     }
     fn traffic(&self) -> (u64, u64) {
-        (self.board.traffic.mmio, self.board.traffic.port)
+        self.board.traffic()
     }
     fn ram(&self) -> &Ram {
         self.board.ram()

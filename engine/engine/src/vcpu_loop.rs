@@ -73,7 +73,7 @@ impl<E: Engine> VcpuLoop<E> {
         let exit = self.engine.run(BUDGET);
         self.statistics.running_ns += self.clock.monotonic_ns().saturating_sub(started);
         match exit {
-            Exit::Budget => {}
+            Exit::Budget | Exit::UserCode => {}
             Exit::Requested => self.statistics.kicks += 1,
             Exit::InterruptWindow => self.deliver_interrupt(),
             Exit::NmiWindow => self.deliver_nmi(),
@@ -182,7 +182,7 @@ mod tests {
         fn pending(&self) -> u32 {
             let some = !self.vectors.lock().expect("no panic").is_empty();
             let nmi = self.nmi.load(Ordering::SeqCst);
-            u32::from(some) * pending::INTERRUPT | u32::from(nmi) * pending::NMI
+            (u32::from(some) * pending::INTERRUPT) | (u32::from(nmi) * pending::NMI)
         }
         fn acknowledge(&self) -> Option<u8> {
             self.vectors.lock().expect("no panic").pop_front()

@@ -5,4 +5,4 @@
 
 mod guest;
 
-pub use guest::{Finished, Guest};
+pub use guest::{Finished, Guest, ring3};
