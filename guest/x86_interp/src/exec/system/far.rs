@@ -34,11 +34,16 @@ struct Target {
 }
 
 impl<S: System> Cpu<S> {
-    /// The address may be put into RIP together with this code segment.
-    pub(crate) fn check_far_target(&self, cs: &Segment, rip: u64) -> Result<(), Fault> {
-        let long = self.vcpu.long_mode() && cs.attr & attr::L != 0;
-        let fits = if long { paging::canonical(rip) } else { rip <= u64::from(cs.limit) };
-        if fits { Ok(()) } else { Err(Fault::gp(0)) }
+    /// What goes into RIP together with this code segment: compatibility mode takes the lower half
+    /// of a 64-bit offset.
+    pub(crate) fn check_far_target(&self, cs: &Segment, offset: u64) -> Result<u64, Fault> {
+        let long = cs.attr & attr::L != 0;
+        let (rip, fits) = match self.vcpu.long_mode() {
+            true if long => (offset, paging::canonical(offset)),
+            true => (offset & 0xffff_ffff, offset & 0xffff_ffff <= u64::from(cs.limit)),
+            false => (offset, offset <= u64::from(cs.limit)),
+        };
+        if fits { Ok(rip) } else { Err(Fault::gp(0)) }
     }
 
     /// Pushes the words of a far call on the current stack, all or none.
@@ -77,13 +82,16 @@ impl<S: System> Cpu<S> {
 
     /// Pushes the return address if it is a call, and jumps, without a change of level.
     fn go(&mut self, sys: &mut S, target: Target, how: Transfer) -> Result<(), Fault> {
-        self.check_far_target(&target.cs, target.rip)?;
+        // The return address is stored first and stays below RSP if the target is none: so do CPUs.
+        let rsp = self.vcpu.gpr[reg::RSP];
         if let Transfer::Call(size) = how {
             let back = self.vcpu.seg[seg::CS].selector.into();
             self.push_words(sys, size, &[back, self.vcpu.rip])?;
         }
+        let rip = self.check_far_target(&target.cs, target.rip);
+        let rip = rip.inspect_err(|_| self.vcpu.gpr[reg::RSP] = rsp)?;
         self.vcpu.seg[seg::CS] = target.cs;
-        self.jump(target.rip);
+        self.jump(rip);
         Ok(())
     }
 

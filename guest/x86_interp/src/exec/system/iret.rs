@@ -50,8 +50,10 @@ impl<S: System> Cpu<S> {
     }
 
     fn iret_protected<const SIZE: usize>(&mut self, sys: &mut S) -> Result<(), Fault> {
+        let size = SIZE as u64;
+        // CS first, and of its word and that of SS only the selector: as with RETF.
+        let selector = self.peek::<2>(sys, size)? as u16;
         let rip = self.word::<SIZE>(sys, 0)?;
-        let selector = self.word::<SIZE>(sys, 1)? as u16;
         let image = self.word::<SIZE>(sys, 2)?;
         let leaves = SIZE == 4 && image & flags::VM != 0 && self.vcpu.cpl() == 0;
         if leaves && !self.vcpu.long_mode() {
@@ -59,16 +61,18 @@ impl<S: System> Cpu<S> {
         }
         let cs = self.return_segment(sys, selector)?;
         let outward = cs.rpl() > self.vcpu.cpl();
-        self.check_far_target(&cs, rip)?;
         // 64-bit handlers always find a stack pointer in the frame.
         let stack = if outward || self.vcpu.is_64bit() {
             let rsp = self.word::<SIZE>(sys, 3)?;
-            let selector = self.word::<SIZE>(sys, 4)? as u16;
+            let selector = self.peek::<2>(sys, 4 * size)? as u16;
             Some((self.return_stack(sys, &cs, selector)?, rsp))
         } else {
-            self.drop_stack(3 * SIZE as u64);
             None
         };
+        let rip = self.check_far_target(&cs, rip)?;
+        if stack.is_none() {
+            self.drop_stack(3 * size);
+        }
         let resume = if SIZE == 2 { 0 } else { flags::RF };
         self.merge_flags(image, SIZE, resume);
         self.finish_return(Return { cs, rip, stack }, 0);

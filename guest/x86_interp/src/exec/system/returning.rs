@@ -79,9 +79,10 @@ fn retf<S: System, const SIZE: usize>(
     sys: &mut S,
     op: &Op<S>,
 ) -> Result<(), Fault> {
-    let rip = cpu.word::<SIZE>(sys, 0)?;
-    let selector = cpu.word::<SIZE>(sys, 1)? as u16;
     let size = SIZE as u64;
+    // CS first, and of the word it is in only the selector: both show when an access faults.
+    let selector = cpu.peek::<2>(sys, size)? as u16;
+    let rip = cpu.word::<SIZE>(sys, 0)?;
     if cpu.real_style() {
         let cs = cpu.real_segment(seg::CS, selector);
         cpu.check_far_target(&cs, rip)?;
@@ -91,7 +92,7 @@ fn retf<S: System, const SIZE: usize>(
         return Ok(());
     }
     let cs = cpu.return_segment(sys, selector)?;
-    cpu.check_far_target(&cs, rip)?;
+    let rip = cpu.check_far_target(&cs, rip)?;
     if cs.rpl() == cpu.vcpu.cpl() {
         cpu.drop_stack(2 * size);
         cpu.finish_return(Return { cs, rip, stack: None }, op.imm);

@@ -55,7 +55,8 @@ fn pop<S: System, const SIZE: usize>(
     op: &Op<S>,
 ) -> Result<(), Fault> {
     let register = segment_index(op.insn.op0_register());
-    let selector = cpu.peek::<SIZE>(sys, 0)? as u16;
+    // Only the selector is read, whatever RSP moves by.
+    let selector = cpu.peek::<2>(sys, 0)? as u16;
     let rsp = cpu.vcpu.gpr[reg::RSP];
     cpu.drop_stack(SIZE as u64);
     let loaded = cpu.move_to_segment(sys, register, selector);
