@@ -5,7 +5,7 @@ use std::fmt::Write;
 use x86::{Fault, exception::pf, flags, vector};
 
 use crate::field::Field;
-use crate::state::{Outcome, Patch, Stop};
+use crate::state::{Outcome, Patch, State, Stop};
 use crate::undefined::{FaultDetail, Ignored};
 
 /// First address Linux reports user faults at as protection violations, whatever the kernel has
@@ -28,7 +28,7 @@ pub fn differences(native: &Outcome, other: &Outcome, ignored: &Ignored) -> Vec<
     }
     for field in Field::all() {
         let significant = significant(field, ignored);
-        let (a, b) = (field.get(&native.state), field.get(&other.state));
+        let (a, b) = (visible_value(field, &native.state), visible_value(field, &other.state));
         if a & significant != b & significant {
             add(&field.to_string(), format!("{a:#x}"), format!("{b:#x}"));
         }
@@ -38,6 +38,15 @@ pub fn differences(native: &Outcome, other: &Outcome, ignored: &Ignored) -> Vec<
         add("memory", list(&a, &b), list(&b, &a));
     }
     lines
+}
+
+/// A register as the native side can know it: the kernel's IRET turns null selectors with an RPL
+/// into zero.
+fn visible_value(field: Field, state: &State) -> u128 {
+    match (field, field.get(state)) {
+        (Field::Selector(_), 1..=3) => 0,
+        (_, value) => value,
+    }
 }
 
 /// The bits of a register that are to be compared.

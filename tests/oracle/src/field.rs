@@ -12,6 +12,9 @@ const GPR_NAMES: [&str; 16] = [
     "r14", "r15",
 ];
 
+/// Names of the segment registers, in encoding order.
+const SEGMENT_NAMES: [&str; 6] = ["es", "cs", "ss", "ds", "fs", "gs"];
+
 /// One register, of 128 bits at the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
@@ -25,6 +28,8 @@ pub enum Field {
     FsBase,
     /// Base of GS.
     GsBase,
+    /// The selector in a segment register, in encoding order.
+    Selector(u8),
     /// x87 control word.
     Fcw,
     /// x87 status word.
@@ -54,6 +59,7 @@ impl Field {
         let words = [Self::Rip, Self::Rflags, Self::FsBase, Self::GsBase];
         let x87 = [Self::Fcw, Self::Fsw, Self::Ftw, Self::Fop, Self::Fip, Self::Fdp];
         gprs.chain(words)
+            .chain((0..6).map(Self::Selector))
             .chain(x87)
             .chain((0..8).map(Self::St))
             .chain([Self::Mxcsr])
@@ -70,6 +76,7 @@ impl Field {
             Self::Rflags => state.rflags.into(),
             Self::FsBase => state.fs_base.into(),
             Self::GsBase => state.gs_base.into(),
+            Self::Selector(i) => state.selectors[usize::from(i)].into(),
             Self::Fcw => fpu.fcw.into(),
             Self::Fsw => fpu.fsw.into(),
             Self::Ftw => fpu.ftw.into(),
@@ -92,6 +99,7 @@ impl Field {
             Self::Rflags => state.rflags = value as u64,
             Self::FsBase => state.fs_base = value as u64,
             Self::GsBase => state.gs_base = value as u64,
+            Self::Selector(i) => state.selectors[usize::from(i)] = value as u16,
             Self::Fcw => fpu.fcw = value as u16,
             Self::Fsw => fpu.fsw = value as u16,
             Self::Ftw => fpu.ftw = value as u8,
@@ -116,6 +124,7 @@ impl fmt::Display for Field {
             Self::Rflags => f.write_str("rflags"),
             Self::FsBase => f.write_str("fs_base"),
             Self::GsBase => f.write_str("gs_base"),
+            Self::Selector(i) => f.write_str(SEGMENT_NAMES[usize::from(*i)]),
             Self::Fcw => f.write_str("fcw"),
             Self::Fsw => f.write_str("fsw"),
             Self::Ftw => f.write_str("ftw"),

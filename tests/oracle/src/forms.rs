@@ -117,35 +117,9 @@ fn exclusion(code: Code, op_code: &OpCodeInfo) -> Option<&'static str> {
             "may leave memory as it was, depending on what the CPU remembers"
         }
         Mnemonic::Int1 | Mnemonic::Int3 => "a trap; what follows is the host kernel's choice",
-        Mnemonic::Lar | Mnemonic::Lsl | Mnemonic::Verr | Mnemonic::Verw => {
-            "reads the host kernel's descriptor tables"
-        }
-        Mnemonic::Lss | Mnemonic::Lfs | Mnemonic::Lgs | Mnemonic::Retf => {
-            "loads a segment from the host kernel's descriptor tables"
-        }
-        Mnemonic::Iret | Mnemonic::Iretd | Mnemonic::Iretq => {
-            "loads a segment from the host kernel's descriptor tables"
-        }
-        _ if loads_segment(code) => "loads a segment from the host kernel's descriptor tables",
-        _ if is_far(code) => "loads a segment from the host kernel's descriptor tables",
+        _ if code == Code::Bswap_r16 => "has an undefined result",
         _ => return None,
     })
-}
-
-fn loads_segment(code: Code) -> bool {
-    use Code as C;
-    matches!(
-        code,
-        C::Mov_Sreg_rm16 | C::Mov_Sreg_r32m16 | C::Mov_Sreg_r64m16 | C::Popw_FS | C::Popw_GS
-    ) || matches!(code, C::Popq_FS | C::Popq_GS)
-}
-
-fn is_far(code: Code) -> bool {
-    use Code as C;
-    matches!(
-        code,
-        C::Call_m1616 | C::Call_m1632 | C::Call_m1664 | C::Jmp_m1616 | C::Jmp_m1632 | C::Jmp_m1664
-    )
 }
 
 /// All forms to be tested, in iced's order.

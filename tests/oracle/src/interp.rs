@@ -1,6 +1,6 @@
 //! Runs cases on the reference interpreter, in a machine that is nothing but memory: 64-bit user
-//! mode, page tables that map the windows with their permissions, no descriptors behind GDTR and
-//! IDTR (so every INT is #GP), no I/O permission map.
+//! mode, page tables that map the windows with their permissions, descriptors as Linux has them,
+//! an empty IDT (so every INT is #GP), no I/O permission map.
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
 use native::HostVectorUnit;
@@ -13,11 +13,27 @@ use x86::{Fault, TableRegister, Vcpu, flags, seg, vector};
 use x86_interp::{CpuidResult, System, VectorUnit};
 
 use crate::layout::{IMAGE_LEN, PAGE, WINDOWS};
-use crate::state::{Case, Outcome, State, Stop, changes};
+use crate::state::{Case, LINUX_SELECTORS, Outcome, State, Stop, changes};
 use crate::undefined::{Ignored, Undefined};
 
 /// Where the image lies in guest RAM (GPA).
 const IMAGE_GPA: u64 = 0x4_0000;
+/// The descriptor table (GPA), and where it is mapped for the supervisor.
+const GDT_GPA: u64 = 0x3_f000;
+const GDT: u64 = 0xffff_fe00_0000_1000;
+/// What Linux has in it, as far as a program can tell: code and data of kernel and user. Of the
+/// rest (TSS, CPU number) the CPU says no more than that it is not for user code.
+const GDT_ENTRIES: [u64; 16] = {
+    let mut entries = [0; 16];
+    entries[1] = 0x00cf_9b00_0000_ffff;
+    entries[2] = 0x00af_9b00_0000_ffff;
+    entries[3] = 0x00cf_9300_0000_ffff;
+    entries[4] = 0x00cf_fb00_0000_ffff;
+    entries[5] = 0x00cf_f300_0000_ffff;
+    entries[6] = 0x00af_fb00_0000_ffff;
+    entries[8] = 0x0000_8b00_0000_0067;
+    entries
+};
 /// The page tables' root (GPA); further tables follow.
 const ROOT_GPA: u64 = 0x1000;
 /// Steps after which a case counts as endless. Repeated string instructions take one step for
@@ -77,6 +93,9 @@ impl Interpreter {
         let stop = self.steps(&program, &mut trace);
         self.read_image();
         let state = save(&self.cpu.vcpu);
+        if !self.cpu.vcpu.is_64bit() {
+            trace.undefined.left_64bit_mode();
+        }
         let outcome = Outcome { stop, state, changes: changes(image, &self.after) };
         let Trace { undefined, ran, completed } = trace;
         Interpreted { outcome, ignored: undefined.ignored(), ran, completed }
@@ -171,6 +190,10 @@ fn map_windows(ram: &Ram) {
             tables.map(window.base + offset, gpa | P | US | write | execute);
         }
     }
+    tables.map(GDT, GDT_GPA | P);
+    for (slot, entry) in (GDT_GPA..).step_by(8).zip(GDT_ENTRIES) {
+        tables.write(slot, entry);
+    }
 }
 
 /// Page tables under construction.
@@ -214,21 +237,29 @@ fn user_vcpu() -> Vcpu {
         cr4: cr4::PAE | cr4::PGE | cr4::OSFXSR | cr4::OSXMMEXCPT | cr4::FSGSBASE | cr4::OSXSAVE,
         efer: efer::SCE | efer::LME | efer::LMA | efer::NXE,
         xcr0: xstate::SUPPORTED,
-        gdtr: TableRegister::default(),
+        gdtr: TableRegister { base: GDT, limit: GDT_ENTRIES.len() as u16 * 8 - 1, pad: [0; 3] },
         idtr: TableRegister::default(),
+        ldtr: Segment::default(),
         // Too short to hold the base of an I/O permission map.
         tr: Segment { attr: attr::P | 11, limit: 0x66, ..Segment::default() },
         ..Vcpu::default()
     };
-    let user = attr::P | attr::S | 3 << attr::DPL_SHIFT | attr::G;
-    let segment = |selector, attr| Segment { selector, attr, limit: u32::MAX, base: 0 };
-    vcpu.seg = [Segment::default(); 6];
-    vcpu.seg[seg::CS] = segment(0x33, user | attr::L | 0xb);
-    vcpu.seg[seg::SS] = segment(0x2b, user | attr::DB | 3);
+    load_segments(&mut vcpu);
     vcpu
 }
 
+/// Loads the selectors every Linux program starts with.
+fn load_segments(vcpu: &mut Vcpu) {
+    for (segment, selector) in vcpu.seg.iter_mut().zip(LINUX_SELECTORS) {
+        *segment = match selector {
+            0 => Segment::default(),
+            _ => Segment::from_descriptor(selector, GDT_ENTRIES[usize::from(selector >> 3)]),
+        };
+    }
+}
+
 fn load(vcpu: &mut Vcpu, state: &State) {
+    load_segments(vcpu);
     vcpu.gpr = state.gpr;
     vcpu.rip = state.rip;
     vcpu.rflags = state.rflags;
@@ -245,6 +276,7 @@ fn save(vcpu: &Vcpu) -> State {
         rflags: vcpu.rflags & !flags::RF,
         fs_base: vcpu.seg[seg::FS].base,
         gs_base: vcpu.seg[seg::GS].base,
+        selectors: vcpu.seg.map(|segment| segment.selector),
         fpu: vcpu.fpu,
     }
 }

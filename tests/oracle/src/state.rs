@@ -25,9 +25,14 @@ pub struct State {
     pub fs_base: u64,
     /// Base of GS.
     pub gs_base: u64,
+    /// ES, CS, SS, DS, FS, GS, indexed by [`x86::seg`]. Cases start with those of Linux.
+    pub selectors: [u16; 6],
     /// x87, SSE and AVX.
     pub fpu: FpuState,
 }
+
+/// What every 64-bit Linux program starts with: user CS and SS, the others null.
+pub const LINUX_SELECTORS: [u16; 6] = [0, 0x33, 0x2b, 0, 0, 0];
 
 impl Default for State {
     fn default() -> Self {
@@ -37,6 +42,7 @@ impl Default for State {
             rflags: flags::FIXED | flags::IF,
             fs_base: 0,
             gs_base: 0,
+            selectors: LINUX_SELECTORS,
             fpu: FpuState::default(),
         }
     }

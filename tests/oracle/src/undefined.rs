@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use iced_x86::{Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register, RflagsBits};
 use x86::{Fault, Vcpu, flags, reg, seg, vector};
 
 use crate::layout::WINDOWS;
@@ -72,6 +72,9 @@ impl Undefined {
         if repeats(insn) && has_narrow_addresses(insn) && vcpu.gpr[reg::RCX] as u32 == 0 {
             self.open("REP without iteration may clear upper halves of pointers");
         }
+        if is_far_call(insn) && vcpu.gpr[reg::RSP] >> 32 != 0 {
+            self.open("far call on a stack compatibility mode cannot reach");
+        }
         self.next = undefined_flags(insn, vcpu);
     }
 
@@ -120,6 +123,12 @@ impl Undefined {
         }
     }
 
+    /// The case ended in compatibility mode: what becomes of the upper halves of registers when an
+    /// exception enters 64-bit mode again is undefined (SDM vol. 1, 3.4.1.1).
+    pub fn left_64bit_mode(&mut self) {
+        self.ignored.upper_halves = u16::MAX;
+    }
+
     /// What not to compare at the end.
     pub fn ignored(self) -> Ignored {
         self.ignored
@@ -134,6 +143,7 @@ fn fault_detail(insn: &Instruction) -> FaultDetail {
         M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64 => FaultDetail::Vector,
         M::Xsave | M::Xsave64 | M::Xrstor | M::Xrstor64 => FaultDetail::Vector,
         M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => FaultDetail::Page,
+        M::Iret | M::Iretd | M::Iretq | M::Retf => FaultDetail::Page,
         M::Fld | M::Fstp | M::Fbld | M::Fbstp if insn.memory_size().size() == 10 => {
             FaultDetail::Vector
         }
@@ -149,6 +159,10 @@ fn is_byte_masked(insn: &Instruction) -> bool {
 /// A vector here reaches beyond the last canonical address of the lower half.
 fn at_canonical_end(address: u64) -> bool {
     address < 1 << 47 && address + 32 > 1 << 47
+}
+
+fn is_far_call(insn: &Instruction) -> bool {
+    matches!(insn.code(), Code::Call_m1616 | Code::Call_m1632 | Code::Call_m1664)
 }
 
 /// All of the bytes can be written.

@@ -5,10 +5,11 @@
 //! prefixes, ignored REX bits and every ModRM and SIB shape come up without being thought of.
 
 use iced_x86::{
-    Code, ConstantOffsets, Decoder, DecoderOptions, EncodingKind, Instruction, MandatoryPrefix,
-    OpCodeInfo, OpCodeOperandKind, OpCodeTableKind,
+    Code, ConstantOffsets, Decoder, DecoderError, DecoderOptions, EncodingKind, Instruction,
+    MandatoryPrefix, OpCodeInfo, OpCodeOperandKind, OpCodeTableKind,
 };
 
+use crate::forms::{self, Verdict};
 use crate::random::Random;
 use crate::values;
 
@@ -51,6 +52,30 @@ impl Draft {
             }
         }
         None
+    }
+
+    /// Something near an instruction of form `code`, valid or not. `None` if it is something that
+    /// is not to be tested.
+    pub fn mutant(random: &mut Random, code: Code, ip: u64) -> Option<Self> {
+        let mut bytes = candidate(random, code.op_code());
+        match random.below(8) {
+            0 => bytes.insert(0, random.pick(&[0xf0, 0x66, 0xf2, 0xf3, 0x48, 0x67])),
+            1 => drop(bytes.remove(0)),
+            2 => bytes.iter_mut().take(4).for_each(|byte| *byte = random.byte()),
+            _ => bytes[random.below(5) as usize] ^= 1 << random.below(8),
+        }
+        bytes.truncate(MAX_LEN);
+        let mut decoder = Decoder::with_ip(64, &bytes, ip, DecoderOptions::NONE);
+        let insn = decoder.decode();
+        if !insn.is_invalid() {
+            let tested = forms::verdict(insn.code()) == Verdict::Tested;
+            return tested.then(|| Self::decode(&bytes, ip)).flatten();
+        }
+        let whole = decoder.last_error() == DecoderError::InvalidInstruction;
+        // The host may know more EVEX instructions than the CPU model or the decoder.
+        let known = !bytes.iter().take(5).any(|byte| *byte == 0x62);
+        let offsets = ConstantOffsets::default();
+        (whole && known).then(|| Self { bytes: bytes[..insn.len().max(1)].to_vec(), insn, offsets })
     }
 
     fn interesting_immediate(&mut self, random: &mut Random) {
@@ -197,7 +222,6 @@ fn vex(random: &mut Random, form: &OpCodeInfo, bytes: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forms;
 
     #[test]
     fn every_tested_form_comes_up() {

@@ -6,6 +6,7 @@
 //! is not relied on; so what steering decides still holds when the instruction runs.
 
 pub mod encode;
+mod selector;
 mod start;
 mod steer;
 mod target;
@@ -14,6 +15,7 @@ use iced_x86::{Code, InstructionInfoFactory};
 
 use crate::background;
 use crate::forms;
+use crate::layout::CODE;
 use crate::random::Random;
 use crate::state::{Case, Patch, State};
 use encode::Draft;
@@ -67,6 +69,10 @@ impl Generator {
         for _ in 0..count {
             let forms = if self.random.chance(40) { &self.general } else { &self.all };
             let form = self.random.pick(forms);
+            if self.random.chance(6) {
+                sequence.push_mutant(&mut self.random, &mut self.info, form);
+                continue;
+            }
             sequence.push(&mut self.random, &mut self.info, form);
         }
     }
@@ -116,11 +122,35 @@ impl Sequence {
                 self.commit(info, &draft);
                 return true;
             }
-            let patches;
-            (self.state, patches, self.pinned) = undo;
-            self.patches.truncate(patches);
+            self.restore(undo);
         }
         false
+    }
+
+    /// Adds something near an instruction of the form, if it may be tested.
+    fn push_mutant(&mut self, random: &mut Random, info: &mut InstructionInfoFactory, form: Code) {
+        let Some(mut draft) = Draft::mutant(random, form, self.ip()) else { return };
+        if draft.insn.is_invalid() {
+            if self.ip() + 15 > CODE.end() {
+                // Whether the CPU misses the rest of it first.
+                return;
+            }
+            self.starts.push(self.code.len());
+            self.code.extend(&draft.bytes);
+            return;
+        }
+        let undo = (self.state.clone(), self.patches.len(), self.pinned);
+        if steer::steer(self, random, info, &mut draft) {
+            self.commit(info, &draft);
+        } else {
+            self.restore(undo);
+        }
+    }
+
+    fn restore(&mut self, (state, patches, pinned): (State, usize, u16)) {
+        self.state = state;
+        self.patches.truncate(patches);
+        self.pinned = pinned;
     }
 
     fn commit(&mut self, info: &mut InstructionInfoFactory, draft: &Draft) {

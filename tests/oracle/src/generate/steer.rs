@@ -8,7 +8,7 @@ use iced_x86::{
 use x86::reg;
 
 use super::encode::Draft;
-use super::{Sequence, start, target};
+use super::{Sequence, selector, start, target};
 use crate::random::Random;
 use crate::state::Patch;
 use crate::values;
@@ -26,6 +26,9 @@ pub fn steer(
 ) -> bool {
     if !registers(sequence, random, &draft.insn) {
         return false;
+    }
+    if let Some(good) = selector::steer(sequence, random, draft) {
+        return good;
     }
     if !jump_register(sequence, random, &draft.insn) {
         return false;
@@ -91,14 +94,14 @@ impl Sequence {
         (self.pinned | self.dirty) >> number & 1 == 0
     }
     /// The register still has its initial value when the next instruction runs.
-    fn clean(&self, number: usize) -> bool {
+    pub(super) fn clean(&self, number: usize) -> bool {
         self.dirty >> number & 1 == 0
     }
     fn pin(&mut self, number: usize) {
         self.pinned |= 1 << number;
     }
     /// Sets and pins a register if it is free.
-    fn choose(&mut self, number: usize, value: u64) -> bool {
+    pub(super) fn choose(&mut self, number: usize, value: u64) -> bool {
         let free = self.free(number);
         if free {
             self.state.gpr[number] = value;
@@ -106,7 +109,7 @@ impl Sequence {
         }
         free
     }
-    fn patch(&mut self, address: u64, bytes: &[u8]) {
+    pub(super) fn patch(&mut self, address: u64, bytes: &[u8]) {
         self.patches.push(Patch { address, bytes: bytes.to_vec() });
     }
 }
@@ -172,7 +175,7 @@ fn operand_size(insn: &Instruction, memory: &UsedMemory) -> u64 {
 }
 
 /// Makes a memory operand land where it should, and gives that address.
-fn place(
+pub(super) fn place(
     sequence: &mut Sequence,
     random: &mut Random,
     draft: &mut Draft,

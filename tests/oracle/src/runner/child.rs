@@ -51,6 +51,10 @@ global_asm!(
     "mov [r8 + 24], rax",
     // A case may have loaded these selectors; frames do not hold them. Null, as Linux starts
     // every 64-bit program. The bases follow below.
+    "mov [r8 + 40], ds",
+    "mov [r8 + 42], es",
+    "mov [r8 + 44], fs",
+    "mov [r8 + 46], gs",
     "xor ebx, ebx",
     "mov ds, ebx",
     "mov es, ebx",

@@ -7,9 +7,9 @@
 
 use x86::exception::{Fault, vector};
 use x86::fpu::{FpuState, xstate};
-use x86::{flags, reg};
+use x86::{flags, reg, seg};
 
-use crate::state::State;
+use crate::state::{LINUX_SELECTORS, State};
 
 /// `uc_mcontext`: R8.
 const R8: usize = 40;
@@ -28,9 +28,6 @@ const YMM_HIGH: usize = 576;
 const XSAVE_END: usize = 832;
 /// Bytes of a frame copied: the context, padding to 64, the XSAVE area up to AVX.
 pub const FRAME_LEN: usize = 304 + 192 + XSAVE_END;
-
-/// 64-bit user CS, GS and FS null, user SS: the selectors every 64-bit Linux program starts with.
-const LINUX_SELECTORS: u64 = 0x002b_0000_0000_0033;
 
 /// General registers in the order of the frame, from R8 at [`R8`].
 const ORDER: [usize; 16] = [
@@ -83,7 +80,8 @@ impl Frame {
         }
         self.write64(RIP, state.rip);
         self.write64(EFLAGS, state.rflags);
-        self.write64(SELECTORS, LINUX_SELECTORS);
+        let [_, cs, ss, _, fs, gs] = LINUX_SELECTORS.map(u64::from);
+        self.write64(SELECTORS, cs | gs << 16 | fs << 32 | ss << 48);
         self.load_fpu(&state.fpu);
     }
 
@@ -104,7 +102,8 @@ impl Frame {
         debug_assert!(area[SW_RESERVED] == b'S', "the kernel's description stays as it was");
     }
 
-    /// The state the frame holds. FS and GS bases are zero.
+    /// The state the frame holds. FS and GS bases and the selectors other than CS and SS are as by
+    /// default.
     pub fn state(&self) -> State {
         let mut state = State { rip: self.read64(RIP), ..State::default() };
         for (slot, register) in ORDER.into_iter().enumerate() {
@@ -112,6 +111,9 @@ impl Frame {
         }
         // RF only says that the exception was a fault (SDM 17.3.1.1).
         state.rflags = self.read64(EFLAGS) & !flags::RF;
+        let selectors = self.read64(SELECTORS);
+        state.selectors[seg::CS] = selectors as u16;
+        state.selectors[seg::SS] = (selectors >> 48) as u16;
         state.fpu = self.fpu();
         state
     }

@@ -19,7 +19,7 @@ use crate::layout::IMAGE_LEN;
 use crate::state::{Case, Outcome, START_FLAGS, Stop, changes};
 use frame::{Frame, SIGRETURN_FLAGS};
 use shared::Shared;
-use x86::flags;
+use x86::{flags, seg};
 
 /// How long the native process may take to answer. Its own timer ends endless cases sooner.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -126,15 +126,15 @@ impl NativeRunner {
     }
 
     fn frame(&self) -> Result<(Frame, u64), RunnerError> {
-        let (_, at, ..) = self.shared.read_control();
+        let at = self.shared.read_control().frame;
         let bytes = self.shared.read_frame(at).ok_or(RunnerError::Frame(at))?;
         Ok((Frame::new(bytes, at).ok_or(RunnerError::Frame(at))?, at))
     }
 
     fn outcome(&mut self, before: &[u8; IMAGE_LEN]) -> Result<Outcome, RunnerError> {
         let (frame, _) = self.frame()?;
-        let (signal, _, fs_base, gs_base) = self.shared.read_control();
-        let stop = match signal {
+        let report = self.shared.read_control();
+        let stop = match report.signal {
             libc::SIGSYS => Stop::Syscall,
             libc::SIGVTALRM => Stop::Timeout,
             libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP => {
@@ -142,7 +142,11 @@ impl NativeRunner {
             }
             other => return Err(RunnerError::Signal(other)),
         };
-        let state = crate::State { fs_base, gs_base, ..frame.state() };
+        let (fs_base, gs_base) = (report.fs_base, report.gs_base);
+        let mut state = crate::State { fs_base, gs_base, ..frame.state() };
+        for (i, segment) in [seg::DS, seg::ES, seg::FS, seg::GS].into_iter().enumerate() {
+            state.selectors[segment] = report.selectors[i];
+        }
         self.shared.read_image(&mut self.after);
         Ok(Outcome { stop, state, changes: changes(before, &self.after) })
     }

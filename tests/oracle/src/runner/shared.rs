@@ -45,6 +45,22 @@ pub struct Control {
     pub gs_base: u64,
     /// In: the flags at the `rt_sigreturn`, for those a frame does not hold.
     pub flags: u64,
+    /// Out: DS, ES, FS, GS.
+    pub selectors: [u16; 4],
+}
+
+/// What [`Control`] gives out.
+pub struct Report {
+    /// Number of the signal that ended the case.
+    pub signal: i32,
+    /// Address of the `ucontext_t`.
+    pub frame: u64,
+    /// Base of FS.
+    pub fs_base: u64,
+    /// Base of GS.
+    pub gs_base: u64,
+    /// DS, ES, FS, GS.
+    pub selectors: [u16; 4],
 }
 
 const _: () = assert!(std::mem::offset_of!(Control, signal) == 4);
@@ -52,6 +68,7 @@ const _: () = assert!(std::mem::offset_of!(Control, frame) == 8);
 const _: () = assert!(std::mem::offset_of!(Control, fs_base) == 16);
 const _: () = assert!(std::mem::offset_of!(Control, gs_base) == 24);
 const _: () = assert!(std::mem::offset_of!(Control, flags) == 32);
+const _: () = assert!(std::mem::offset_of!(Control, selectors) == 40);
 
 /// The runner's view of the shared memory.
 pub struct Shared {
@@ -124,12 +141,16 @@ impl Shared {
         }
     }
 
-    /// Signal number, frame address, FS base and GS base.
-    pub fn read_control(&self) -> (i32, u64, u64, u64) {
+    /// What the native process says of the case that has ended.
+    pub fn read_control(&self) -> Report {
         // SAFETY: as in `write_control`.
-        unsafe {
-            let control = &*self.control();
-            (control.signal as i32, control.frame, control.fs_base, control.gs_base)
+        let control = unsafe { &*self.control() };
+        Report {
+            signal: control.signal as i32,
+            frame: control.frame,
+            fs_base: control.fs_base,
+            gs_base: control.gs_base,
+            selectors: control.selectors,
         }
     }
 
