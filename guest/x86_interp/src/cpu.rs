@@ -105,6 +105,7 @@ impl<S: System> Cpu<S> {
 
     /// Forgets everything derived from the architectural state.
     pub fn state_changed(&mut self) {
+        (self.traps, self.trap_rule) = (0, TrapRule::Normal);
         self.update_view();
         self.update_watch();
         self.flush_tlb();
@@ -163,7 +164,9 @@ impl<S: System> Cpu<S> {
     /// # Errors
     /// The exception the instruction raised.
     pub fn step(&mut self, sys: &mut S) -> Result<(), Fault> {
-        self.check_breakpoint()?;
+        if std::mem::take(&mut self.trap_rule) != TrapRule::Hold {
+            self.check_breakpoint()?;
+        }
         let single = self.vcpu.rflags & flags::TF != 0;
         self.vcpu.rflags &= !flags::RF;
         self.vcpu.interrupt_shadow = false;
@@ -177,8 +180,11 @@ impl<S: System> Cpu<S> {
     /// The #DB the instruction just executed leaves behind.
     #[inline]
     fn take_traps(&mut self) -> Result<(), Fault> {
-        let rule = std::mem::take(&mut self.trap_rule);
-        if self.traps == 0 || rule == TrapRule::Hold {
+        if self.trap_rule == TrapRule::Hold {
+            return Ok(());
+        }
+        self.trap_rule = TrapRule::Normal;
+        if self.traps == 0 {
             return Ok(());
         }
         Err(Fault::debug(std::mem::take(&mut self.traps)))

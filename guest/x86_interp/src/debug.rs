@@ -42,7 +42,7 @@ pub(crate) enum TrapRule {
     Normal,
     /// The instruction cleared TF on its way into a handler: no single-step trap.
     NoStep,
-    /// MOV SS or POP SS: traps wait for the next instruction.
+    /// MOV SS or POP SS: traps wait for the next instruction, and it has no breakpoint.
     Hold,
 }
 

@@ -131,14 +131,14 @@ impl<S: System> Cpu<S> {
         Ok(Segment { attr: s.attr | attr::ACCESSED, ..s })
     }
 
-    /// After a return to an outer level: data segments that level may not use become null.
+    /// After a return to an outer level: data segments that level may not use become null. The
+    /// base stays, and 64-bit code goes on using that of FS and GS, as on hardware.
     pub(crate) fn drop_inner_segments(&mut self) {
         let cpl = self.vcpu.cpl();
         for register in [seg::ES, seg::DS, seg::FS, seg::GS] {
             let s = self.vcpu.seg[register];
-            // A null FS or GS keeps the base the kernel gave it by MSR.
-            if s.present() && !s.is_conforming() && s.dpl() < cpl {
-                self.vcpu.seg[register] = Segment::null(0, 0);
+            if !s.is_conforming() && s.dpl() < cpl {
+                self.vcpu.seg[register] = Segment { base: s.base, ..Segment::null(0, 0) };
             }
         }
     }

@@ -148,10 +148,12 @@ impl<S: System> Cpu<S> {
         software: bool,
     ) -> Result<(), Fault> {
         let event = Event { vector, code: None, software, rflags: self.vcpu.rflags };
-        if vector == x86::vector::DB && !software {
-            self.vcpu.dr[7] &= !dr7::GD;
-        }
         self.deliver(sys, &event).map_err(|f| if software { f } else { external(f) })?;
+        if !software {
+            // INT1 is itself a debug exception: one that waited since MOV SS is part of it.
+            let waited = std::mem::take(&mut self.traps);
+            self.record_debug(waited);
+        }
         self.trap_rule = TrapRule::NoStep;
         Ok(())
     }
@@ -163,9 +165,16 @@ impl<S: System> Cpu<S> {
         }
         self.record_address(fault);
         if fault.vector == vector::DB {
-            self.vcpu.dr[6] = self.vcpu.dr[6] & !dr6::HITS | dr6::ONES | fault.address;
-            self.vcpu.dr[7] &= !dr7::GD;
+            self.record_debug(fault.address);
         }
+    }
+
+    /// What a debug exception leaves in the debug registers; INT1 alone leaves DR6 as it is.
+    fn record_debug(&mut self, bits: u64) {
+        if bits != 0 {
+            self.vcpu.dr[6] = self.vcpu.dr[6] & !dr6::HITS | dr6::ONES | bits;
+        }
+        self.vcpu.dr[7] &= !dr7::GD;
     }
 
     fn record_address(&mut self, fault: &Fault) {
@@ -183,6 +192,9 @@ impl<S: System> Cpu<S> {
             self.deliver_real(sys, event)?;
         }
         self.vcpu.interrupt_shadow = false;
+        self.trap_rule = TrapRule::Normal;
+        // A single-step trap behind HLT ends it like an interrupt.
+        self.vcpu.activity = Activity::Running;
         self.update_view();
         self.leave_block = true;
         Ok(())

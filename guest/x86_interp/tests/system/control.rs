@@ -194,7 +194,7 @@ fn msrs_store_what_they_may() {
         (msr::SFMASK, 0x4_7700, Some(1 << 32)),
         (msr::TSC_AUX, 5, Some(1 << 32)),
         (msr::PAT, 0x0007_0406_0007_0401, Some(2)),
-        (msr::SPEC_CTRL, 1, Some(1 << 10)),
+        (msr::SPEC_CTRL, 1, Some(1 << 2)),
         (msr::MTRR_DEF_TYPE, 0xc06, Some(0xc02)),
         (msr::MTRR_PHYSBASE0 + 3, 0x3fff_c000_0800, Some(1)),
         (msr::MTRR_FIXED[10], 0x0505_0505_0505_0505, Some(3)),

@@ -115,6 +115,40 @@ fn instruction_breakpoints_are_faults_that_rf_skips() {
 }
 
 #[test]
+fn no_breakpoint_behind_a_load_of_ss() {
+    let mut lab = Lab::new();
+    lab.kernel(|a| a.mov(ss, eax).and_then(|()| a.inc(rbx)));
+    lab.v().gpr[reg::RAX] = 0x10;
+    watching(&mut lab, KERNEL + 2, enabled(0, 0));
+    lab.finishes();
+    assert_eq!(lab.gpr(reg::RBX), 1);
+}
+
+#[test]
+fn int1_takes_a_waiting_breakpoint_along_and_int3_does_not() {
+    // Behind INT3 the trap interrupts the handler of INT3 before its first instruction.
+    for (byte, interrupted) in [(0xf1, KERNEL + 8), (0xcc, HANDLERS + 3 * 16)] {
+        let mut lab = Lab::new();
+        lab.sys.ram.store16(PAGE, 0x10);
+        lab.kernel(|a| a.mov(ss, word_ptr(PAGE)).and_then(|()| a.db(&[byte])));
+        watching(&mut lab, PAGE, enabled(3, 1));
+        assert_eq!(lab.lands(), vector::DB);
+        assert_eq!((lab.v().dr[6], lab.frame().rip), (DR6 | 1, interrupted));
+        assert_eq!(lab.gpr(reg::RSP) < KERNEL_STACK - 48, byte == 0xcc, "two frames");
+    }
+}
+
+#[test]
+fn a_step_over_hlt_resumes() {
+    let mut lab = Lab::new();
+    lab.kernel(|a| a.nop());
+    lab.v().rip = KERNEL + 1;
+    lab.v().rflags |= flags::TF;
+    assert_eq!(lab.lands(), vector::DB);
+    assert_eq!(lab.frame().rip, KERNEL + 2);
+}
+
+#[test]
 fn data_breakpoints_trap_behind_the_access() {
     for (condition, length, address, offset, hits) in [
         (1, 3, PAGE + 4, 4, true),
