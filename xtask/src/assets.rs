@@ -48,13 +48,13 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    const fn suite(self) -> Suite {
+    pub(crate) const fn suite(self) -> Suite {
         match self {
             Self::BookwormCloud => Suite::Bookworm,
             Self::TrixieCloud | Self::TrixieFull => Suite::Trixie,
         }
     }
-    const fn meta_package(self) -> &'static str {
+    pub(crate) const fn meta_package(self) -> &'static str {
         match self {
             Self::BookwormCloud | Self::TrixieCloud => "linux-image-cloud-amd64",
             Self::TrixieFull => "linux-image-amd64",
@@ -80,10 +80,10 @@ pub struct KernelFiles {
 
 /// The SHA-256 of each file of an entry.
 #[derive(Debug, Serialize, Deserialize)]
-struct Manifest {
-    package: String,
+pub(crate) struct Manifest {
+    pub(crate) package: String,
     /// Names relative to the entry, in the order given at creation, with lower-case hex digests.
-    files: Vec<(String, String)>,
+    pub(crate) files: Vec<(String, String)>,
 }
 
 /// The cache.
@@ -118,7 +118,7 @@ impl Assets {
         let manifest = self.entry(name, |fresh| {
             let archive = self.archive(kernel.suite())?;
             let package = archive.resolve(kernel.meta_package())?;
-            unpack_kernel(&archive, &package, fresh)
+            unpack_kernel(&archive, &package, fresh, |_| MODULES.map(str::to_owned).to_vec())
         })?;
         let directory = self.root.join(name);
         let modules = manifest.files.iter().filter_map(|(file, _)| {
@@ -146,12 +146,21 @@ impl Assets {
         Ok(fs::read(self.root.join(name).join("busybox"))?)
     }
 
-    fn archive(&self, suite: Suite) -> Result<Archive> {
+    pub(crate) fn archive(&self, suite: Suite) -> Result<Archive> {
         Archive::open(suite, self.root.join("apt").join(suite.name()))
     }
 
+    /// Where an entry is, if it is.
+    pub(crate) fn directory(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
     /// The manifest of a verified entry; `make` fills a fresh directory if there is none.
-    fn entry(&self, name: &str, make: impl FnOnce(&Path) -> Result<Manifest>) -> Result<Manifest> {
+    pub(crate) fn entry(
+        &self,
+        name: &str,
+        make: impl FnOnce(&Path) -> Result<Manifest>,
+    ) -> Result<Manifest> {
         let directory = self.root.join(name);
         if let Some(manifest) = Manifest::verified(&directory) {
             return Ok(manifest);
@@ -171,7 +180,7 @@ impl Assets {
 
 impl Manifest {
     /// Describes files of a directory.
-    fn of(package: &str, directory: &Path, files: &[String]) -> Result<Self> {
+    pub(crate) fn of(package: &str, directory: &Path, files: &[String]) -> Result<Self> {
         let digests = files.iter().map(|file| Ok((file.clone(), digest(&directory.join(file))?)));
         Ok(Self { package: package.to_owned(), files: digests.collect::<Result<_>>()? })
     }
@@ -193,7 +202,7 @@ fn digest(path: &Path) -> Result<String> {
 }
 
 /// Downloads and unpacks a package next to where it is needed.
-fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<tempfile::TempDir> {
+pub(crate) fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<tempfile::TempDir> {
     let parent = near.parent().unwrap_or(near);
     let directory = tempfile::Builder::new().prefix(".package-").tempdir_in(parent)?;
     let file = archive.download(package, directory.path())?;
@@ -203,7 +212,13 @@ fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<tempfile::Tem
     Ok(directory)
 }
 
-fn unpack_kernel(archive: &Archive, package: &str, fresh: &Path) -> Result<Manifest> {
+/// Keeps of a kernel package the image and the modules that `choose` names.
+pub(crate) fn unpack_kernel(
+    archive: &Archive,
+    package: &str,
+    fresh: &Path,
+    choose: impl FnOnce(&ModuleTree) -> Vec<String>,
+) -> Result<Manifest> {
     let unpacked = unpack(archive, package, fresh)?;
     let release = package.strip_prefix("linux-image-").unwrap_or(package);
     let image = unpacked.path().join("boot").join(format!("vmlinuz-{release}"));
@@ -211,7 +226,9 @@ fn unpack_kernel(archive: &Archive, package: &str, fresh: &Path) -> Result<Manif
         .with_context(|| format!("{package} has no {}", image.display()))?;
     let lib = ["lib/modules", "usr/lib/modules"].map(|lib| unpacked.path().join(lib));
     let lib = lib.iter().find(|lib| lib.exists()).context("the package has no modules")?;
-    let modules = ModuleTree::scan(&lib.join(release))?.closure(&MODULES)?;
+    let tree = ModuleTree::scan(&lib.join(release))?;
+    let names = choose(&tree);
+    let modules = tree.closure(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
     fs::create_dir_all(fresh.join("modules"))?;
     let mut files = vec!["vmlinuz".to_owned()];
     for module in modules {

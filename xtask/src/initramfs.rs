@@ -12,6 +12,17 @@ pub enum Purpose<'a> {
     Script(&'a str),
 }
 
+/// A file of the root file system.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// Its path without a leading slash, in a directory that is there (`root/test`).
+    pub path: String,
+    /// Permission bits.
+    pub permissions: u32,
+    /// What is in it.
+    pub content: Vec<u8>,
+}
+
 const DIRECTORIES: [&str; 10] =
     ["bin", "dev", "etc", "mnt", "modules", "proc", "root", "run", "sys", "tmp"];
 
@@ -19,6 +30,16 @@ const INIT: &str = include_str!("init.sh");
 
 /// Packs the archive. `modules` are loaded in the order given.
 pub fn build(busybox: &[u8], modules: &[Module], purpose: Purpose<'_>) -> Vec<u8> {
+    build_with(busybox, modules, &[], purpose)
+}
+
+/// As [`build`], with further files.
+pub fn build_with(
+    busybox: &[u8],
+    modules: &[Module],
+    files: &[File],
+    purpose: Purpose<'_>,
+) -> Vec<u8> {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
@@ -34,6 +55,9 @@ pub fn build(busybox: &[u8], modules: &[Module], purpose: Purpose<'_>) -> Vec<u8
     }
     let order: String = modules.iter().map(|module| format!("{}\n", module.name)).collect();
     archive.file("modules/order", 0o644, order.as_bytes());
+    for file in files {
+        archive.file(&file.path, file.permissions, &file.content);
+    }
     if let Purpose::Script(script) = purpose {
         archive.file("script", 0o755, script.as_bytes());
     }
@@ -55,6 +79,15 @@ mod tests {
         assert!(contains(&archive, b"virtio\nvirtio_blk\n"));
         assert!(contains(&archive, b"modules/virtio_blk.ko\0"));
         assert!(!contains(&archive, b"script\0"));
+    }
+
+    #[test]
+    fn further_files_are_packed() {
+        let (path, content) = ("root/test".to_owned(), b"a program".to_vec());
+        let file = File { path, permissions: 0o755, content };
+        let archive = build_with(b"busybox", &[], &[file], Purpose::Shell);
+        assert!(contains(&archive, b"root/test\0"));
+        assert!(contains(&archive, b"a program"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! - [`archive`] fetches packages from Debian's archive, as root or not, verified by apt.
 //! - [`assets`] keeps what they contain in a cache and checks it before every use.
+//! - [`self_tests`] keeps programs that test the machine they run on.
 //! - [`modules`] finds kernel modules and the order to load them in.
 //! - [`cpio`] and [`initramfs`] pack a root file system.
 //! - [`demo`], [`checks`] and [`layers`] are the tasks themselves.
@@ -15,3 +16,4 @@ pub mod demo;
 pub mod initramfs;
 pub mod layers;
 pub mod modules;
+pub mod self_tests;

@@ -25,6 +25,7 @@ pub struct Module {
 /// The modules below a `lib/modules/RELEASE` directory.
 #[derive(Debug)]
 pub struct ModuleTree {
+    root: PathBuf,
     by_name: BTreeMap<String, PathBuf>,
 }
 
@@ -36,9 +37,9 @@ impl ModuleTree {
     pub fn scan(directory: &Path) -> Result<Self> {
         let mut by_name = BTreeMap::new();
         let mut pending = vec![directory.to_owned()];
-        while let Some(directory) = pending.pop() {
-            let entries = fs::read_dir(&directory)
-                .with_context(|| format!("cannot read {}", directory.display()))?;
+        while let Some(folder) = pending.pop() {
+            let entries = fs::read_dir(&folder)
+                .with_context(|| format!("cannot read {}", folder.display()))?;
             for entry in entries {
                 let path = entry?.path();
                 if path.is_dir() {
@@ -48,7 +49,14 @@ impl ModuleTree {
                 }
             }
         }
-        Ok(Self { by_name })
+        Ok(Self { root: directory.to_owned(), by_name })
+    }
+
+    /// The names of the modules below a folder of the tree, in alphabetical order.
+    pub fn names_below(&self, folder: &str) -> Vec<&str> {
+        let folder = self.root.join(folder);
+        let below = self.by_name.iter().filter(|(_, path)| path.starts_with(&folder));
+        below.map(|(name, _)| name.as_str()).collect()
     }
 
     /// The named modules and all they depend on, in the order to load them. A name that
@@ -136,6 +144,19 @@ mod tests {
         let loaded = tree.closure(&["virtio_blk", "virtio_ring", "not_there"]).expect("closed");
         let names: Vec<_> = loaded.iter().map(|module| module.name.as_str()).collect();
         assert_eq!(names, ["virtio", "virtio_ring", "virtio_blk"]);
+    }
+
+    #[test]
+    fn a_folder_has_its_own_modules() {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir_all(directory.path().join("kernel/crypto")).expect("made");
+        let put = |name: &str| fs::write(directory.path().join(name), module(""));
+        put("kernel/crypto/wp-512.ko").expect("written");
+        put("kernel/crypto/authenc.ko").expect("written");
+        put("kernel/crypto_like.ko").expect("written");
+        let tree = ModuleTree::scan(directory.path()).expect("scanned");
+        assert_eq!(tree.names_below("kernel/crypto"), ["authenc", "wp_512"]);
+        assert_eq!(tree.names_below("").len(), 3);
     }
 
     #[test]

@@ -1,0 +1,173 @@
+//! The kernel's kselftests for x86: user programs that try single steps, segments, signal frames
+//! and system calls where processors and emulators go wrong. The same programs run on the host's
+//! CPU and kernel; what passes there has to pass in ring3.
+
+use std::{
+    fmt, fs,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use xtask::{
+    assets::{Assets, Kernel},
+    command::progress,
+    initramfs::File,
+    self_tests::Program,
+};
+
+use crate::{
+    console::Console,
+    in_kernel::{self, Userland},
+    machine::Limits,
+};
+
+/// Seconds a program may take on the host.
+const HOST_SECONDS: u32 = 60;
+/// Seconds a program may take in the guest.
+const GUEST_SECONDS: u32 = 600;
+/// Exit code of a program that found nothing to test (tools/testing/selftests/kselftest.h).
+const SKIPPED: i32 = 4;
+/// Exit codes of `timeout`, for a program it had to end.
+const TIMED_OUT: [i32; 3] = [124, 137, 143];
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Skipped,
+    TimedOut,
+    Failed(i32),
+    /// It was not seen to end.
+    Lost,
+}
+
+impl Outcome {
+    fn of(code: i32) -> Self {
+        match code {
+            0 => Self::Passed,
+            SKIPPED => Self::Skipped,
+            code if TIMED_OUT.contains(&code) => Self::TimedOut,
+            code => Self::Failed(code),
+        }
+    }
+
+    /// Whether a program that ends so has shown no fault of the machine.
+    fn is_good(self) -> bool {
+        matches!(self, Self::Passed | Self::Skipped)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.pad("passed"),
+            Self::Skipped => f.pad("skipped"),
+            Self::TimedOut => f.pad("timed out"),
+            Self::Failed(code) => f.pad(&format!("failed ({code})")),
+            Self::Lost => f.pad("lost"),
+        }
+    }
+}
+
+/// Runs them here and there.
+///
+/// # Errors
+/// A program that passes on the host did not pass in ring3.
+pub fn run(assets: &Assets, filter: &str, limits: Limits) -> Result<String> {
+    let mut programs = assets.kselftests()?;
+    programs.retain(|program| program.name.contains(filter));
+    ensure!(!programs.is_empty(), "no kselftest has `{filter}` in its name");
+    let host = on_the_host(&programs)?;
+    let image = assets.kernel(Kernel::TrixieFull)?.image;
+    let files: Vec<_> = programs.iter().map(packed).collect::<Result<_>>()?;
+    let script = script(&programs);
+    let userland = Userland { files: &files, script: &script, options: "" };
+    let console = in_kernel::boot(assets, &image, &userland, limits)?;
+    let rows = programs.iter().zip(host);
+    let rows: Vec<_> =
+        rows.map(|(program, host)| (&*program.name, host, ended(&console, program))).collect();
+    println!("{}", table(&rows));
+    verdict(&rows)
+}
+
+/// The outcomes on the host, in the order of the programs.
+fn on_the_host(programs: &[Program]) -> Result<Vec<Outcome>> {
+    let bar = progress("on the host");
+    let mut outcomes = Vec::new();
+    for program in programs {
+        bar.set_message(format!("{} on the host", program.name));
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", &HOST_SECONDS.to_string()]).arg(&program.path);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let status = command.status().context("cannot run `timeout`")?;
+        outcomes.push(Outcome::of(status.code().unwrap_or(-1)));
+    }
+    bar.finish_and_clear();
+    Ok(outcomes)
+}
+
+fn packed(program: &Program) -> Result<File> {
+    let content = fs::read(&program.path)?;
+    Ok(File { path: format!("root/{}", program.name), permissions: 0o755, content })
+}
+
+/// Each program after the other, with its exit code on a line of its own.
+fn script(programs: &[Program]) -> String {
+    let run = |program: &Program| {
+        let name = &program.name;
+        format!(
+            "echo 'kselftest: starts {name}'\n\
+             timeout -k 5 {GUEST_SECONDS} ./{name} < /dev/null\n\
+             echo \"\nkselftest: ended {name} $?\"\n"
+        )
+    };
+    let runs: String = programs.iter().map(run).collect();
+    format!("cd /root\nulimit -c 0\n{runs}")
+}
+
+fn ended(console: &Console, program: &Program) -> Outcome {
+    let code = console.after(&format!("kselftest: ended {} ", program.name));
+    code.and_then(|code| code.parse().ok()).map_or(Outcome::Lost, Outcome::of)
+}
+
+fn table(rows: &[(&str, Outcome, Outcome)]) -> String {
+    let head = format!("{:32} {:12} ring3\n", "kselftest", "host");
+    let row =
+        |(name, host, guest): &(&str, Outcome, Outcome)| format!("{name:32} {host:12} {guest}\n");
+    head + &rows.iter().map(row).collect::<String>()
+}
+
+fn verdict(rows: &[(&str, Outcome, Outcome)]) -> Result<String> {
+    let worse = rows.iter().filter(|(_, host, guest)| host.is_good() && !guest.is_good());
+    let worse: Vec<_> = worse.map(|(name, _, guest)| format!("{name} {guest}")).collect();
+    ensure!(worse.is_empty(), "passes on the host but not in ring3: {}", worse.join(", "));
+    let passed = |which: fn(&(&str, Outcome, Outcome)) -> Outcome| {
+        rows.iter().filter(|row| which(row) == Outcome::Passed).count()
+    };
+    let (host, guest) = (passed(|row| row.1), passed(|row| row.2));
+    Ok(format!("{guest} of {} passed, on the host {host}", rows.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Outcome::{Failed, Passed, Skipped, TimedOut};
+
+    #[test]
+    fn only_what_the_host_passes_is_asked() {
+        let rows = [("a", Passed, Passed), ("b", Failed(1), TimedOut), ("c", Skipped, Passed)];
+        assert_eq!(verdict(&rows).expect("as good"), "2 of 3 passed, on the host 1");
+        let worse = [("a", Passed, Passed), ("b", Passed, Failed(1))];
+        assert!(verdict(&worse).expect_err("b").to_string().ends_with("b failed (1)"));
+        verdict(&[("a", Passed, Outcome::Lost)]).expect_err("lost");
+    }
+
+    #[test]
+    fn exit_codes_are_read_from_the_console() {
+        let mut console = Console::default();
+        console.print(b"kselftest: starts x_64\n[OK]\n\nkselftest: ended x_64 1\n");
+        let program = |name: &str| Program { name: name.to_owned(), path: "x".into() };
+        assert_eq!(ended(&console, &program("x_64")), Failed(1));
+        assert_eq!(ended(&console, &program("y_64")), Outcome::Lost);
+    }
+}
