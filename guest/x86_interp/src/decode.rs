@@ -71,14 +71,13 @@ fn make<S: System>(sys: &mut S, insn: Instruction, bytes: &[u8], bits: u32) -> (
     (op, ends)
 }
 
-/// Fifteen bytes are not enough: prefixes without end are #GP, not #UD (SDM 6.15).
+/// Fifteen bytes are not enough: that is #GP, not #UD (SDM 6.15), and only prefixes make an
+/// instruction so long. The decoder says so only if it runs out of bytes before its own limit, so
+/// it gets the instruction without its first prefix.
 fn endless(bytes: &[u8], bits: u32) -> bool {
-    let mut decoder = Decoder::with_ip(bits, &bytes[..MAX_LENGTH], 0, DecoderOptions::NONE);
+    let mut decoder = Decoder::with_ip(bits, &bytes[1..MAX_LENGTH], 0, DecoderOptions::NONE);
     let _ = decoder.decode();
-    let mut padded = [0x90; 32];
-    padded[..MAX_LENGTH].copy_from_slice(&bytes[..MAX_LENGTH]);
-    decoder.last_error() == DecoderError::NoMoreBytes
-        || bytes[..MAX_LENGTH].iter().all(|b| is_prefix(*b, bits))
+    is_prefix(bytes[0], bits) && decoder.last_error() == DecoderError::NoMoreBytes
 }
 
 fn is_prefix(byte: u8, bits: u32) -> bool {
