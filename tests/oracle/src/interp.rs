@@ -21,8 +21,8 @@ const IMAGE_GPA: u64 = 0x4_0000;
 /// The descriptor table (GPA), and where it is mapped for the supervisor.
 const GDT_GPA: u64 = 0x3_f000;
 const GDT: u64 = 0xffff_fe00_0000_1000;
-/// What Linux has in it, as far as a program can tell: code and data of kernel and user. Of the
-/// rest (TSS, CPU number) the CPU says no more than that it is not for user code.
+/// What Linux has in it, as far as a program can tell: code and data of kernel and user, the TSS,
+/// and the segment whose limit is the CPU's number.
 const GDT_ENTRIES: [u64; 16] = {
     let mut entries = [0; 16];
     entries[1] = 0x00cf_9b00_0000_ffff;
@@ -32,6 +32,7 @@ const GDT_ENTRIES: [u64; 16] = {
     entries[5] = 0x00cf_f300_0000_ffff;
     entries[6] = 0x00af_fb00_0000_ffff;
     entries[8] = 0x0000_8b00_0000_0067;
+    entries[15] = 0x0040_f500_0000_0000;
     entries
 };
 /// The page tables' root (GPA); further tables follow.
