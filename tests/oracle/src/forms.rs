@@ -17,7 +17,7 @@ pub enum Verdict {
     NotOffered,
 }
 
-/// Features the CPU model can offer.
+/// Features the CPU model offers if the host has them.
 pub const OFFERED: [CpuidFeature; 55] = {
     use CpuidFeature as F;
     [
@@ -80,9 +80,30 @@ pub const OFFERED: [CpuidFeature; 55] = {
     ]
 };
 
-/// The features `code` needs are all offered.
+/// The features `code` needs are all offered on this host: what user code can execute follows it.
 pub fn offered(code: Code) -> bool {
-    code.cpuid_features().iter().all(|feature| OFFERED.contains(feature))
+    code.cpuid_features().iter().all(|feature| OFFERED.contains(feature) && host_has(*feature))
+}
+
+fn host_has(feature: CpuidFeature) -> bool {
+    use CpuidFeature as F;
+    match feature {
+        F::ADX => is_x86_feature_detected!("adx"),
+        F::AES => is_x86_feature_detected!("aes"),
+        F::AVX => is_x86_feature_detected!("avx"),
+        F::AVX2 => is_x86_feature_detected!("avx2"),
+        F::BMI1 => is_x86_feature_detected!("bmi1"),
+        F::BMI2 => is_x86_feature_detected!("bmi2"),
+        F::F16C => is_x86_feature_detected!("f16c"),
+        F::FMA => is_x86_feature_detected!("fma"),
+        F::LZCNT => is_x86_feature_detected!("lzcnt"),
+        F::MOVBE => is_x86_feature_detected!("movbe"),
+        F::PCLMULQDQ => is_x86_feature_detected!("pclmulqdq"),
+        F::POPCNT => is_x86_feature_detected!("popcnt"),
+        F::SHA => is_x86_feature_detected!("sha"),
+        F::SSE4_2 => is_x86_feature_detected!("sse4.2"),
+        _ => true,
+    }
 }
 
 /// What is to be done with `code`.

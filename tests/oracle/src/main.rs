@@ -99,9 +99,8 @@ fn report(summary: &Summary) {
 }
 
 fn print_failure(failure: &Failure) {
-    let CaseFile { case, .. } = CaseFile { case: failure.case.clone(), expected: None };
-    let decoder = iced_x86::Decoder::with_ip(64, &case.code, case.state.rip, 0);
-    for insn in decoder {
+    let case = &failure.case;
+    for insn in iced_x86::Decoder::with_ip(64, &case.code, case.state.rip, 0) {
         println!("    {:#x} {insn}", insn.ip());
     }
     for line in failure.report.differences.iter().take(8) {

@@ -95,16 +95,10 @@ impl Undefined {
     pub fn faulted(&mut self, insn: &Instruction, vcpu: &Vcpu, fault: Fault) {
         let ignored = &mut self.ignored;
         if fault.vector == vector::XM {
-            // What an unmasked exception does to the flags of those found after it.
-            let several_steps = matches!(
-                insn.mnemonic(),
-                Mnemonic::Dpps | Mnemonic::Dppd | Mnemonic::Vdpps | Mnemonic::Vdppd
-            );
-            let later = MXCSR_OE | MXCSR_UE | MXCSR_PE;
-            ignored.mxcsr |= if several_steps { MXCSR_FLAGS } else { later };
+            ignored.mxcsr |= flags_beside(insn);
         }
-        if repeats(insn) {
-            // With 32-bit addresses some CPUs clear the upper halves before the first iteration.
+        if repeats(insn) && has_narrow_addresses(insn) {
+            // Some CPUs clear the upper halves before the first iteration.
             ignored.upper_halves |= 1 << reg::RCX | 1 << reg::RSI | 1 << reg::RDI;
         }
         // The instruction's step from x87 to MMX state may have been made, or part of it.
@@ -132,6 +126,16 @@ impl Undefined {
     /// What not to compare at the end.
     pub fn ignored(self) -> Ignored {
         self.ignored
+    }
+}
+
+/// What an unmasked SIMD exception may do to the flags of others: those found after it, and for dot
+/// products those of other steps.
+fn flags_beside(insn: &Instruction) -> u32 {
+    use Mnemonic as M;
+    match insn.mnemonic() {
+        M::Dpps | M::Dppd | M::Vdpps | M::Vdppd => MXCSR_FLAGS,
+        _ => MXCSR_OE | MXCSR_UE | MXCSR_PE,
     }
 }
 

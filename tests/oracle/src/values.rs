@@ -173,7 +173,6 @@ pub fn mxcsr(random: &mut Random) -> u32 {
         2 => random.bits() as u32 & 0x6000,
         _ => random.bits() as u32 & 0xe07f,
     };
-    // Flags of unmasked exceptions never stay set without an exception on the way.
     masks | rest
 }
 

@@ -188,7 +188,7 @@ impl Shared {
         self.futex(libc::FUTEX_WAKE, 1, None);
     }
 
-    /// Takes the turn back into the runner's hands, whoever has it.
+    /// Leaves the turn to a native process that is about to be made.
     pub fn reset_turn(&self) {
         self.turn().store(TURN_CHILD, Ordering::Release);
     }
