@@ -130,6 +130,8 @@ pub enum EngineChoice {
     Auto,
     /// The reference interpreter
     Interp,
+    /// User code directly on the CPU, the kernel interpreted (experimental)
+    Direct,
 }
 
 /// Where the first serial port goes.

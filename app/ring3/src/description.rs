@@ -8,10 +8,10 @@ use std::{
 };
 
 use host_linux::probe;
-use vmm::{Description, Disk, ModuleFile};
+use vmm::{Description, Disk, EngineKind, ModuleFile};
 
 use crate::{
-    cli::{DiskArgument, RunArguments},
+    cli::{DiskArgument, EngineChoice, RunArguments},
     failure::Failure,
 };
 
@@ -43,8 +43,16 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         memory,
         cpus: arguments.cpus,
         disks: arguments.disk.iter().map(disk).collect(),
+        engine: engine(arguments.engine),
         test_devices: arguments.test_devices,
     })
+}
+
+fn engine(choice: EngineChoice) -> EngineKind {
+    match choice {
+        EngineChoice::Auto | EngineChoice::Interp => EngineKind::Interpreter,
+        EngineChoice::Direct => EngineKind::Direct,
+    }
 }
 
 fn disk(argument: &DiskArgument) -> Disk {

@@ -46,8 +46,20 @@ pub struct Description {
     pub cpus: u32,
     /// Virtio block devices, in order.
     pub disks: Vec<Disk>,
+    /// What executes guest code.
+    pub engine: EngineKind,
     /// The devices kvm-unit-tests drive: echo ports, interrupt line ports, memory that is a device.
     pub test_devices: bool,
+}
+
+/// What executes guest code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineKind {
+    /// The reference interpreter.
+    #[default]
+    Interpreter,
+    /// 64-bit user code directly on the CPU, everything else interpreted.
+    Direct,
 }
 
 /// A file handed to the kernel.

@@ -11,8 +11,8 @@ use virtio::{Block, Execution, FileImage, HostEntropy, Rng, VirtioDevice, Virtio
 use x86::{Fault, Vcpu, cpuid};
 
 use crate::{
-    ConsoleInput, Description, Disk, Ended, Error, Host, Running, console::Outlet, events::Events,
-    running, timer::Alarm,
+    ConsoleInput, Description, Disk, Ended, EngineKind, Error, Host, Running, console::Outlet,
+    events::Events, running, timer::Alarm,
 };
 
 /// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.
@@ -23,6 +23,7 @@ const PCI_GSI: u32 = 16;
 /// A machine that has not run yet.
 pub struct Machine {
     pub(crate) vcpu: Vcpu,
+    pub(crate) engine: EngineKind,
     pub(crate) parts: Parts,
     pub(crate) timers: TimerWheel,
     pub(crate) alarm: Arc<Alarm>,
@@ -88,7 +89,8 @@ impl Machine {
             attention,
         };
         let (timers, uart) = (platform.timers, platform.uart);
-        Ok(Self { vcpu, parts, timers, alarm, events, control, outlet, uart })
+        let engine = description.engine;
+        Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, uart })
     }
 
     /// Where the guest's input goes.

@@ -9,9 +9,11 @@ use std::{
     time::Duration,
 };
 
-use engine::{Control, Interpreter, Order, Statistics, VcpuLoop};
+use direct::Direct;
+use engine::{Attention, Board, Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
+use x86::Vcpu;
 
-use crate::{Ended, Error, Machine, console::Outlet, timer, timer::Alarm};
+use crate::{Ended, EngineKind, Error, Machine, console::Outlet, timer, timer::Alarm};
 
 /// A machine that runs.
 pub struct Running {
@@ -27,7 +29,7 @@ pub(crate) fn start(
     machine: Machine,
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<Running, Error> {
-    let Machine { vcpu, parts, timers, alarm, events, control, outlet, .. } = machine;
+    let Machine { vcpu, engine: kind, parts, timers, alarm, events, control, outlet, .. } = machine;
     timer::start(timers, Arc::clone(&alarm), Arc::clone(&parts.clock))?;
     let (ready_sender, ready) = channel();
     let (statistics_sender, statistics) = channel();
@@ -42,7 +44,7 @@ pub(crate) fn start(
         };
         // As above.
         let _ = ready_sender.send(Ok(()));
-        let engine = Interpreter::new(vcpu, board);
+        let engine = engine_of(kind, vcpu, board, &attention);
         let mut vcpu = VcpuLoop::new(engine, apic, attention, vcpu_control, clock);
         let ended = match vcpu.run() {
             engine::Ended::Stopped => events.take().unwrap_or(Ended::Stopped),
@@ -56,6 +58,13 @@ pub(crate) fn start(
     let failed = || Error::Assembly("the vCPU thread did not start".to_owned());
     ready.recv().map_err(|_| failed())??;
     Ok(Running { control, alarm, outlet, statistics })
+}
+
+fn engine_of(kind: EngineKind, vcpu: Vcpu, board: Board, attention: &Attention) -> Box<dyn Engine> {
+    match kind {
+        EngineKind::Interpreter => Box::new(Interpreter::new(vcpu, board)),
+        EngineKind::Direct => Box::new(Direct::new(vcpu, board, attention)),
+    }
 }
 
 impl Running {

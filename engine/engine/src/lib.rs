@@ -23,6 +23,30 @@ pub use report::{Report, Statistics};
 pub use vcpu_loop::{Ended, VcpuLoop};
 pub use x86_interp::{Counters, Exit, pending};
 
+impl<E: Engine + ?Sized> Engine for Box<E> {
+    fn run(&mut self, budget: u64) -> Exit {
+        (**self).run(budget)
+    }
+    fn interrupt(&mut self, vector: u8) {
+        (**self).interrupt(vector);
+    }
+    fn nmi(&mut self) {
+        (**self).nmi();
+    }
+    fn vcpu(&self) -> &x86::Vcpu {
+        (**self).vcpu()
+    }
+    fn counters(&self) -> Counters {
+        (**self).counters()
+    }
+    fn traffic(&self) -> (u64, u64) {
+        (**self).traffic()
+    }
+    fn ram(&self) -> &ram::Ram {
+        (**self).ram()
+    }
+}
+
 /// Executes guest code on one vCPU.
 pub trait Engine {
     /// Runs until something outside has to act, for about `budget` instructions at the most. See

@@ -136,6 +136,7 @@ impl<S: System> Cpu<S> {
         }
         if !sys.ram().is_code(page) {
             sys.ram().mark_code(page);
+            self.observer.code_page(page);
             self.tlb.forbid_writes(page);
         }
         let mut bytes = [0; decode::WINDOW];

@@ -3,6 +3,7 @@
 use crate::{
     block::BlockCache,
     debug::{TrapRule, dr6},
+    observe::{Flush, Observer},
     op::{Op, RegRef, mask},
     system::{GuestRam, System, VectorOperands},
     tlb::{Tlb, View},
@@ -34,6 +35,8 @@ pub enum Exit {
     Halted,
     /// Triple fault.
     Shutdown,
+    /// 64-bit user code comes next and somebody observes, see [`Cpu::observe`].
+    UserCode,
 }
 
 /// What the CPU has done so far.
@@ -78,6 +81,7 @@ pub struct Cpu<S: System> {
     /// The current instruction switched tasks: a fault now is the new task's, with its RIP.
     pub(crate) task_switched: bool,
     pub(crate) blocks: BlockCache<S>,
+    pub(crate) observer: Observer,
     /// What the vector unit works on; kept so that it need not be cleared every time.
     pub(crate) operands: VectorOperands,
 }
@@ -97,6 +101,7 @@ impl<S: System> Cpu<S> {
             trap_rule: TrapRule::Normal,
             task_switched: false,
             blocks: BlockCache::new(),
+            observer: Observer::default(),
             operands: VectorOperands::default(),
         };
         cpu.state_changed();
@@ -120,6 +125,9 @@ impl<S: System> Cpu<S> {
             }
             if self.counters.instructions >= end {
                 return Exit::Budget;
+            }
+            if self.leaves_to_observer() {
+                return Exit::UserCode;
             }
             let outcome = if self.must_step() { self.step(sys) } else { self.run_block(sys) };
             if let Err(fault) = outcome {
@@ -259,6 +267,18 @@ impl<S: System> Cpu<S> {
 
     /// Drops all cached translations.
     pub(crate) fn flush_tlb(&mut self) {
+        self.observer.flush(Flush::All);
+        self.forget_translations();
+    }
+
+    /// Drops all cached translations, on behalf of a flush that concerns one address space only.
+    pub(crate) fn flush_space(&mut self, pcid: u16) {
+        self.observer.flush(Flush::Space { pcid });
+        self.forget_translations();
+    }
+
+    /// Drops all cached translations although none is stale: another address space comes.
+    pub(crate) fn forget_translations(&mut self) {
         self.counters.tlb_flushes += 1;
         self.tlb.flush();
         self.blocks.forget_addresses();
@@ -266,6 +286,7 @@ impl<S: System> Cpu<S> {
 
     /// Drops the cached translation of one page.
     pub(crate) fn flush_page(&mut self, linear: u64) {
+        self.observer.flush(Flush::Page { pcid: self.pcid(), linear });
         self.tlb.flush_page(linear);
         self.blocks.forget_addresses();
     }

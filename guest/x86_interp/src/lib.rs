@@ -20,6 +20,7 @@ mod descriptor;
 mod exec;
 mod interrupt;
 mod memory;
+mod observe;
 mod op;
 mod segmentation;
 mod system;
@@ -27,4 +28,5 @@ mod task;
 mod tlb;
 
 pub use cpu::{Counters, Cpu, Exit, pending};
+pub use observe::{Flush, Record};
 pub use system::{CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit};

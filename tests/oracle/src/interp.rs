@@ -2,7 +2,7 @@
 //! mode, page tables that map the windows with their permissions, descriptors as Linux has them,
 //! an empty IDT (so every INT is #GP), no I/O permission map.
 
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
+use iced_x86::{Code, Instruction};
 use native::HostVectorUnit;
 use ram::Ram;
 use x86::control::{cr0, cr4, efer};
@@ -89,7 +89,7 @@ impl Interpreter {
         self.write_image(image);
         load(&mut self.cpu.vcpu, &case.state);
         self.cpu.state_changed();
-        let program = Program::of(case);
+        let program = Program(case.instructions());
         let mut trace = Trace::default();
         let stop = self.steps(&program, &mut trace);
         self.read_image();
@@ -171,10 +171,6 @@ impl Trace {
 struct Program(Vec<Instruction>);
 
 impl Program {
-    fn of(case: &Case) -> Self {
-        let decoder = Decoder::with_ip(64, &case.code, case.state.rip, DecoderOptions::NONE);
-        Self(decoder.into_iter().collect())
-    }
     fn at(&self, rip: u64) -> Option<&Instruction> {
         self.0.iter().find(|insn| insn.ip() == rip)
     }
@@ -245,22 +241,22 @@ fn user_vcpu() -> Vcpu {
         tr: Segment { attr: attr::P | 11, limit: 0x66, ..Segment::default() },
         ..Vcpu::default()
     };
-    load_segments(&mut vcpu);
+    load_segments(&mut vcpu, LINUX_SELECTORS);
     vcpu
 }
 
-/// Loads the selectors every Linux program starts with.
-fn load_segments(vcpu: &mut Vcpu) {
-    for (segment, selector) in vcpu.seg.iter_mut().zip(LINUX_SELECTORS) {
-        *segment = match selector {
-            0 => Segment::default(),
-            _ => Segment::from_descriptor(selector, GDT_ENTRIES[usize::from(selector >> 3)]),
+/// Loads selectors a Linux program can have.
+fn load_segments(vcpu: &mut Vcpu, selectors: [u16; 6]) {
+    for (segment, selector) in vcpu.seg.iter_mut().zip(selectors) {
+        *segment = match GDT_ENTRIES.get(usize::from(selector >> 3)) {
+            Some(&entry) if entry != 0 => Segment::from_descriptor(selector, entry),
+            _ => Segment { selector, ..Segment::default() },
         };
     }
 }
 
 fn load(vcpu: &mut Vcpu, state: &State) {
-    load_segments(vcpu);
+    load_segments(vcpu, state.selectors);
     vcpu.gpr = state.gpr;
     vcpu.rip = state.rip;
     vcpu.rflags = state.rflags;

@@ -96,8 +96,10 @@ impl<S: System> Cpu<S> {
     fn write_cr3(&mut self, sys: &mut S, value: u64) -> Result<(), Fault> {
         let v = &self.vcpu;
         let mut value = value;
+        let mut keep = false;
         if v.long_mode() {
             if v.cr4 & cr4::PCIDE != 0 {
+                keep = value & CR3_KEEP != 0;
                 value &= !CR3_KEEP;
             }
             gp_if(value >> paging::PHYS_BITS != 0)?;
@@ -105,7 +107,11 @@ impl<S: System> Cpu<S> {
             self.check_pdptes(sys, value)?;
         }
         self.vcpu.cr3 = value;
-        self.flush_tlb();
+        if keep {
+            self.forget_translations();
+        } else {
+            self.flush_space(self.pcid());
+        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Dropping translations and cache lines: INVLPG, INVPCID, WBINVD, CLFLUSH (SDM 4.10.4).
 
-use crate::{cpu::Cpu, exec::Choice, op::Op, system::System, tlb::Right};
+use crate::{cpu::Cpu, exec::Choice, observe::Flush, op::Op, system::System, tlb::Right};
 use iced_x86::{Instruction, Mnemonic};
 use x86::{Fault, control::cr4, paging};
 
@@ -31,8 +31,9 @@ fn invpcid<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), F
     let current = disabled || cpu.vcpu.cr3 & 0xfff == pcid;
     match kind {
         0 if current => cpu.flush_page(address),
-        1 if current => cpu.flush_tlb(),
-        0 | 1 => {}
+        0 => cpu.observer.flush(Flush::Page { pcid: pcid as u16, linear: address }),
+        1 if current => cpu.flush_space(pcid as u16),
+        1 => cpu.observer.flush(Flush::Space { pcid: pcid as u16 }),
         _ => cpu.flush_tlb(),
     }
     Ok(())

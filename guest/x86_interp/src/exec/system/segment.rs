@@ -46,7 +46,18 @@ fn push<S: System, const SIZE: usize>(
     op: &Op<S>,
 ) -> Result<(), Fault> {
     let register = segment_index(op.insn.op0_register());
-    cpu.push::<SIZE>(sys, cpu.vcpu.seg[register].selector.into())
+    let selector = cpu.vcpu.seg[register].selector.into();
+    if SIZE != 4 {
+        return cpu.push::<SIZE>(sys, selector);
+    }
+    // Of a doubleword only the lower half is written (SDM vol. 2, PUSH).
+    let rsp = cpu.vcpu.gpr[reg::RSP];
+    cpu.set_sp(rsp.wrapping_sub(2));
+    let pushed = cpu.push::<2>(sys, selector);
+    if pushed.is_err() {
+        cpu.vcpu.gpr[reg::RSP] = rsp;
+    }
+    pushed
 }
 
 fn pop<S: System, const SIZE: usize>(
