@@ -13,8 +13,9 @@ pub(crate) fn within_limit(segment: &Segment, offset: u64, size: u64) -> bool {
     let last = offset + (size - 1);
     let expand_down = segment.attr & (attr::S | attr::CODE | attr::DC) == attr::S | attr::DC;
     if !expand_down {
-        // A segment of 4 GiB has no end: accesses wrap.
-        return last <= u64::from(segment.limit) || segment.limit == u32::MAX;
+        // A flat segment has no end: accesses wrap. One of 4 GiB with a base has, the host CPU says.
+        let flat = segment.limit == u32::MAX && segment.base == 0;
+        return flat || last <= u64::from(segment.limit);
     }
     let top = if segment.attr & attr::DB != 0 { 0xffff_ffff } else { 0xffff };
     offset > u64::from(segment.limit) && last <= top

@@ -88,8 +88,8 @@ impl Step for Movs {
         walk: &Walk,
     ) -> Result<(), Fault> {
         let source = walk.source(cpu, SIZE as u64)?;
-        let destination = walk.destination(cpu, SIZE as u64, true)?;
         let value = cpu.load::<SIZE>(sys, source)?;
+        let destination = walk.destination(cpu, SIZE as u64, true)?;
         cpu.store::<SIZE>(sys, destination, value)
     }
     fn bulk<S: System, const SIZE: usize>(

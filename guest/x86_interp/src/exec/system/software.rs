@@ -38,14 +38,14 @@ fn bound<S: System, const SIZE: usize>(
     op: &Op<S>,
 ) -> Result<(), Fault> {
     let linear = cpu.linear(op, 2 * SIZE as u64, false)?;
-    let low = cpu.load::<SIZE>(sys, linear)?;
-    let high = cpu.load::<SIZE>(sys, linear.wrapping_add(SIZE as u64))?;
     let signed = |value| sign_extend::<SIZE>(value) as i64;
     let index = signed(cpu.reg::<SIZE>(op.dst));
-    if index < signed(low) || index > signed(high) {
+    // The upper bound is not even read if the lower is missed.
+    if index < signed(cpu.load::<SIZE>(sys, linear)?) {
         return Err(Fault::new(vector::BR));
     }
-    Ok(())
+    let high = cpu.load::<SIZE>(sys, linear.wrapping_add(SIZE as u64))?;
+    if index > signed(high) { Err(Fault::new(vector::BR)) } else { Ok(()) }
 }
 
 pub(super) fn select<S: System>(insn: &Instruction) -> Option<Choice<S>> {

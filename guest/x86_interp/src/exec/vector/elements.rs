@@ -35,7 +35,15 @@ impl<S: System> Cpu<S> {
         self.vcpu.fpu.ymm_high[number].copy_from_slice(high);
     }
 
-    /// Linear address of an element at `distance` bytes from the memory operand.
+    /// Linear address of an element `at` bytes into the memory operand: the operand as a whole has
+    /// an address of the address size, its parts follow.
+    fn part_address(&self, op: &Op<S>, at: usize, size: usize, write: bool) -> Result<u64, Fault> {
+        let offset = self.effective(op).wrapping_add(at as u64);
+        self.segmented(op.address.seg as usize, offset, size as u64, write)
+    }
+
+    /// Linear address of an element whose own address is `distance` bytes from that of the memory
+    /// operand.
     fn element_address(
         &self,
         op: &Op<S>,
@@ -50,10 +58,9 @@ impl<S: System> Cpu<S> {
         &mut self,
         sys: &mut S,
         op: &Op<S>,
-        distance: u64,
+        linear: u64,
         element: &mut [u8],
     ) -> Result<(), Fault> {
-        let linear = self.element_address(op, distance, element.len(), false)?;
         let view = self.view.unaligned();
         let result = self.read_view(sys, view, linear, element);
         result.map_err(|fault| self.blame_stack(op, fault))
@@ -73,7 +80,8 @@ fn masked_load<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(
     let mut value = [0; 32];
     for at in (0..width).step_by(size) {
         if is_set(&mask, at, size) {
-            cpu.load_element(sys, op, at as u64, &mut value[at..at + size])?;
+            let linear = cpu.part_address(op, at, size, false)?;
+            cpu.load_element(sys, op, linear, &mut value[at..at + size])?;
         }
     }
     cpu.set_bytes(op.insn.op0_register(), &value);
@@ -88,11 +96,11 @@ fn masked_store<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<
     let (size, width) = (element_size(&op.insn), op.insn.op2_register().size());
     let selected = || (0..width).step_by(size).filter(|at| is_set(&mask, *at, size));
     for at in selected() {
-        let linear = cpu.element_address(op, at as u64, size, true)?;
+        let linear = cpu.part_address(op, at, size, true)?;
         cpu.probe_write(sys, linear, size as u64).map_err(|fault| cpu.blame_stack(op, fault))?;
     }
     for at in selected() {
-        let linear = cpu.element_address(op, at as u64, size, true)?;
+        let linear = cpu.part_address(op, at, size, true)?;
         cpu.write_view(sys, cpu.view.unaligned(), linear, &value[at..at + size])?;
     }
     Ok(())
@@ -120,7 +128,8 @@ fn masked_bytes<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<
         let offset = start.wrapping_add(at as u64) & op.address.mask;
         cpu.segmented(op.address.seg as usize, offset, 1, true)
     };
-    if cpu.view == View::UserAligned && address(cpu, 0)? & 7 != 0 {
+    // Segment and alignment are looked at even if nothing is selected.
+    if address(cpu, 0)? & 7 != 0 && cpu.view == View::UserAligned {
         return Err(Fault::with_code(vector::AC, 0));
     }
     for at in selected() {
@@ -198,7 +207,9 @@ fn gather<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fa
         if is_set(&mask, at, shape.size) {
             let scaled = element_index(&index, i, shape.index_size) << op.address.scale;
             let element = &mut value[at..at + shape.size];
-            if let Err(fault) = cpu.load_element(sys, op, scaled, element) {
+            let address = cpu.element_address(op, scaled, shape.size, false);
+            let loaded = address.and_then(|linear| cpu.load_element(sys, op, linear, element));
+            if let Err(fault) = loaded {
                 suspend(cpu, op, gathered.then_some(value), &mask);
                 return Err(fault);
             }
