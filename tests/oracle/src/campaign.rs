@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use iced_x86::{Code, Decoder, DecoderOptions};
+use iced_x86::Code;
 
 use crate::check::{CheckError, Checker, Report};
 use crate::generate::Generator;
@@ -25,6 +25,8 @@ pub struct Plan {
     pub first: u64,
     /// How many cases.
     pub count: u64,
+    /// 64 or 32: which mode the code is for.
+    pub bits: u32,
     /// Forms to make them from; not empty.
     pub forms: Vec<Code>,
     /// Threads.
@@ -119,9 +121,7 @@ impl Summary {
 
 /// Failures of the same last instruction and first difference are probably one bug.
 fn kind(failure: &Failure) -> String {
-    let mut insns =
-        Decoder::with_ip(64, &failure.case.code, failure.case.state.rip, DecoderOptions::NONE);
-    let first = insns.iter().next().map(|insn| insn.code());
+    let first = failure.case.instructions().first().map(|insn| insn.code());
     let code = failure.report.interpreted.ran.last().copied().or(first);
     let what = failure.report.differences.first().and_then(|line| line.split(':').next());
     format!("{:?} {}", code.unwrap_or(Code::INVALID), what.unwrap_or_default())
@@ -136,7 +136,7 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Result<Summary, Chec
     let total = Mutex::new(Summary::default());
     let work = || -> Result<(), CheckError> {
         let mut checker = Checker::new()?;
-        let mut generator = Generator::new(plan.seed, &plan.forms);
+        let mut generator = Generator::new(plan.seed, plan.bits, &plan.forms);
         while let Some(numbers) = take(plan, &next) {
             let mut summary = Summary::default();
             for number in numbers {

@@ -12,12 +12,11 @@
 //! memory 0x10000010: ff
 //! ```
 //!
-//! Registers not named are zero (RFLAGS 0x202, FCW 0x37f, MXCSR 0x1f80) before `expect`, and as
+//! Registers not named are zero (CS 0x33, which makes it 64-bit code, SS 0x2b, RFLAGS 0x202, FCW 0x37f, MXCSR 0x1f80) before `expect`, and as
 //! they were after it. `memory` after `expect` is what changed. `code` lines follow each other.
 
 use std::fmt::Write;
 
-use iced_x86::{Decoder, DecoderOptions};
 use x86::{Fault, vector};
 
 use crate::field::Field;
@@ -82,7 +81,7 @@ impl CaseFile {
 
 fn write_code(text: &mut String, case: &Case) {
     let mut done = 0;
-    for insn in Decoder::with_ip(64, &case.code, case.state.rip, DecoderOptions::NONE) {
+    for insn in case.instructions() {
         let bytes = &case.code[done..done + insn.len()];
         done += insn.len();
         let _ = writeln!(text, "code {:#x}: {} # {insn}", insn.ip(), spaced(bytes));
@@ -219,7 +218,7 @@ mod tests {
 
     #[test]
     fn files_round_trip() {
-        let mut generator = Generator::new(3, &forms::tested());
+        let mut generator = Generator::new(3, 64, &forms::tested(64));
         for number in 0..200 {
             let case = generator.case(number);
             let mut state = generator.case(number + 1000).state;

@@ -40,6 +40,10 @@ pub fn differences(native: &Outcome, other: &Outcome, ignored: &Ignored) -> Vec<
     lines
 }
 
+fn is_of_memory(number: u8) -> bool {
+    matches!(number, vector::PF | vector::GP | vector::SS | vector::AC)
+}
+
 /// A register as the native side can know it: the kernel's IRET turns null selectors with an RPL
 /// into zero.
 fn visible_value(field: Field, state: &State) -> u128 {
@@ -71,7 +75,7 @@ fn visible(stop: Stop, detail: FaultDetail) -> Stop {
     }
     match detail {
         FaultDetail::Page if fault.vector == vector::PF => fault.address &= !0xfff,
-        FaultDetail::Vector if matches!(fault.vector, vector::PF | vector::GP | vector::SS) => {
+        FaultDetail::Vector if is_of_memory(fault.vector) => {
             fault = Fault::new(vector::PF);
         }
         _ => {}

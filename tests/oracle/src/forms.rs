@@ -106,11 +106,12 @@ fn host_has(feature: CpuidFeature) -> bool {
     }
 }
 
-/// What is to be done with `code`.
-pub fn verdict(code: Code) -> Verdict {
+/// What is to be done with `code` in code of `bits` 64 or 32.
+pub fn verdict(code: Code, bits: u32) -> Verdict {
     let op_code = code.op_code();
     let encoded = matches!(op_code.encoding(), EncodingKind::Legacy | EncodingKind::VEX);
-    let available = op_code.is_instruction() && op_code.mode64() && op_code.intel_decoder64();
+    let intel = if bits == 64 { op_code.intel_decoder64() } else { op_code.intel_decoder32() };
+    let available = op_code.is_instruction() && op_code.is_available_in_mode(bits) && intel;
     if !available || !encoded || !offered(code) {
         return Verdict::NotOffered;
     }
@@ -137,15 +138,17 @@ fn exclusion(code: Code, op_code: &OpCodeInfo) -> Option<&'static str> {
         Mnemonic::Xsaveopt | Mnemonic::Xsaveopt64 => {
             "may leave memory as it was, depending on what the CPU remembers"
         }
-        Mnemonic::Int1 | Mnemonic::Int3 => "a trap; what follows is the host kernel's choice",
+        Mnemonic::Int1 | Mnemonic::Int3 | Mnemonic::Into => {
+            "a trap; what follows is the host kernel's choice"
+        }
         _ if code == Code::Bswap_r16 => "has an undefined result",
         _ => return None,
     })
 }
 
-/// All forms to be tested, in iced's order.
-pub fn tested() -> Vec<Code> {
-    Code::values().filter(|&code| verdict(code) == Verdict::Tested).collect()
+/// All forms to be tested in code of `bits` 64 or 32, in iced's order.
+pub fn tested(bits: u32) -> Vec<Code> {
+    Code::values().filter(|&code| verdict(code, bits) == Verdict::Tested).collect()
 }
 
 /// The form works on vector or x87 registers.
@@ -166,12 +169,14 @@ mod tests {
 
     #[test]
     fn verdicts() {
-        assert_eq!(verdict(Code::Add_rm64_r64), Verdict::Tested);
-        assert_eq!(verdict(Code::VEX_Vfmadd132pd_ymm_ymm_ymmm256), Verdict::Tested);
-        assert_eq!(verdict(Code::Mov_cr_r64), Verdict::Tested);
-        assert_eq!(verdict(Code::Aaa), Verdict::NotOffered);
-        assert_eq!(verdict(Code::EVEX_Vaddpd_xmm_k1z_xmm_xmmm128b64), Verdict::NotOffered);
-        assert!(matches!(verdict(Code::Syscall), Verdict::Excluded(_)));
-        assert!(tested().len() > 1500);
+        assert_eq!(verdict(Code::Add_rm64_r64, 64), Verdict::Tested);
+        assert_eq!(verdict(Code::VEX_Vfmadd132pd_ymm_ymm_ymmm256, 64), Verdict::Tested);
+        assert_eq!(verdict(Code::Mov_cr_r64, 64), Verdict::Tested);
+        assert_eq!(verdict(Code::Aaa, 64), Verdict::NotOffered);
+        assert_eq!(verdict(Code::EVEX_Vaddpd_xmm_k1z_xmm_xmmm128b64, 64), Verdict::NotOffered);
+        assert!(matches!(verdict(Code::Syscall, 64), Verdict::Excluded(_)));
+        assert_eq!(verdict(Code::Aaa, 32), Verdict::Tested);
+        assert_eq!(verdict(Code::Movsxd_r64_rm32, 32), Verdict::NotOffered);
+        assert!(tested(64).len() > 1500);
     }
 }

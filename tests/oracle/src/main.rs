@@ -24,6 +24,9 @@ struct Options {
     /// Only forms whose name matches (case-insensitive regular expression), such as "^Cmps".
     #[arg(long)]
     forms: Option<regex_lite::Regex>,
+    /// 64 or 32: which mode the code is for.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(32..=64))]
+    bits: u32,
     /// Threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -62,17 +65,18 @@ fn run(options: &Options) -> Result<bool> {
         save(directory, &summary)?;
     }
     if let Some(path) = &options.table {
-        std::fs::write(path, table::markdown(plan.seed, &summary))
+        std::fs::write(path, table::markdown(&plan, &summary))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(summary.failed == 0)
 }
 
 fn plan(options: &Options) -> Result<Plan> {
+    let bits = if options.bits < 64 { 32 } else { 64 };
     let matches = |code: &iced_x86::Code| {
         options.forms.as_ref().is_none_or(|regex| regex.is_match(&format!("{code:?}")))
     };
-    let forms: Vec<_> = forms::tested().into_iter().filter(matches).collect();
+    let forms: Vec<_> = forms::tested(bits).into_iter().filter(matches).collect();
     if forms.is_empty() {
         bail!("no tested form matches");
     }
@@ -80,6 +84,7 @@ fn plan(options: &Options) -> Result<Plan> {
         seed: options.seed,
         first: options.first,
         count: options.sequences,
+        bits,
         forms,
         jobs: options.jobs,
         most_failures: options.most_failures,
@@ -100,7 +105,7 @@ fn report(summary: &Summary) {
 
 fn print_failure(failure: &Failure) {
     let case = &failure.case;
-    for insn in iced_x86::Decoder::with_ip(64, &case.code, case.state.rip, 0) {
+    for insn in case.instructions() {
         println!("    {:#x} {insn}", insn.ip());
     }
     for line in failure.report.differences.iter().take(8) {

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use iced_x86::{Decoder, DecoderOptions, Instruction};
 use x86::fpu::FpuState;
-use x86::{Fault, flags, vector};
+use x86::{Fault, flags, seg, vector};
 
 use crate::background;
 use crate::layout::{CODE, HLT, IMAGE_LEN, address, image_offset};
@@ -25,7 +26,8 @@ pub struct State {
     pub fs_base: u64,
     /// Base of GS.
     pub gs_base: u64,
-    /// ES, CS, SS, DS, FS, GS, indexed by [`x86::seg`]. Cases start with those of Linux.
+    /// ES, CS, SS, DS, FS, GS, indexed by [`x86::seg`]. Cases start with [`LINUX_SELECTORS`] or
+    /// [`LINUX_SELECTORS_32`].
     pub selectors: [u16; 6],
     /// x87, SSE and AVX.
     pub fpu: FpuState,
@@ -33,6 +35,15 @@ pub struct State {
 
 /// What every 64-bit Linux program starts with: user CS and SS, the others null.
 pub const LINUX_SELECTORS: [u16; 6] = [0, 0x33, 0x2b, 0, 0, 0];
+/// What a 32-bit Linux program has, FS and GS as far as they need a descriptor.
+pub const LINUX_SELECTORS_32: [u16; 6] = [0x2b, 0x23, 0x2b, 0x2b, 0x2b, 0x2b];
+
+impl State {
+    /// Whether CS selects 64-bit or 32-bit code, in bits.
+    pub fn bits(&self) -> u32 {
+        if self.selectors[seg::CS] == LINUX_SELECTORS_32[seg::CS] { 32 } else { 64 }
+    }
+}
 
 impl Default for State {
     fn default() -> Self {
@@ -82,6 +93,13 @@ impl Case {
         }
         write_image(&mut image, self.state.rip, &self.code);
         image
+    }
+
+    /// The code, decoded.
+    pub fn instructions(&self) -> Vec<Instruction> {
+        let bits = self.state.bits();
+        let decoder = Decoder::with_ip(bits, &self.code, self.state.rip, DecoderOptions::NONE);
+        decoder.into_iter().collect()
     }
 
     /// The address after the last instruction.

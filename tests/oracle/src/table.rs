@@ -5,24 +5,24 @@ use std::fmt::Write;
 
 use iced_x86::Code;
 
-use crate::campaign::Summary;
+use crate::campaign::{Plan, Summary};
 use crate::forms::{self, Verdict};
 
-/// The table as Markdown, after a campaign of `seed`.
-pub fn markdown(seed: u64, summary: &Summary) -> String {
+/// The table as Markdown, after the campaign `plan`.
+pub fn markdown(plan: &Plan, summary: &Summary) -> String {
     let mut text = String::from(HEAD);
     let judged = summary.cases - summary.open.values().sum::<u64>();
     let _ = writeln!(
         text,
-        "Seed {seed}: {} cases, {judged} judged, {} differences.\n",
-        summary.cases, summary.failed
+        "{}-bit code, seed {}: {} cases, {judged} judged, {} differences.\n",
+        plan.bits, plan.seed, summary.cases, summary.failed
     );
     for (reason, count) in &summary.open {
         let _ = writeln!(text, "- {count} cases not judged: {reason}");
     }
-    tested(&mut text, summary);
-    excluded(&mut text);
-    not_offered(&mut text);
+    tested(&mut text, plan.bits, summary);
+    excluded(&mut text, plan.bits);
+    not_offered(&mut text, plan.bits);
     text
 }
 
@@ -30,8 +30,8 @@ const HEAD: &str = "# What the oracle tests\n
 Made by `oracle --table`; do not edit. A form is an iced-x86 `Code`. \"Completed\" and \"faulted\" count
 instructions in cases that were compared with the host CPU.\n\n";
 
-fn tested(text: &mut String, summary: &Summary) {
-    let forms = forms::tested();
+fn tested(text: &mut String, bits: u32, summary: &Summary) {
+    let forms = forms::tested(bits);
     let _ = writeln!(text, "\n## Tested: {} forms\n", forms.len());
     let _ = writeln!(text, "| form | instruction | completed | faulted |\n|---|---|---:|---:|");
     for code in forms {
@@ -41,10 +41,10 @@ fn tested(text: &mut String, summary: &Summary) {
     }
 }
 
-fn excluded(text: &mut String) {
+fn excluded(text: &mut String, bits: u32) {
     let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for code in Code::values() {
-        if let Verdict::Excluded(reason) = forms::verdict(code) {
+        if let Verdict::Excluded(reason) = forms::verdict(code, bits) {
             by_reason.entry(reason).or_default().push(format!("{code:?}"));
         }
     }
@@ -55,12 +55,13 @@ fn excluded(text: &mut String) {
 }
 
 /// By feature: the forms are many.
-fn not_offered(text: &mut String) {
+fn not_offered(text: &mut String, bits: u32) {
     let mut by_feature: BTreeMap<String, usize> = BTreeMap::new();
-    for code in Code::values().filter(|&code| forms::verdict(code) == Verdict::NotOffered) {
+    for code in Code::values().filter(|&code| forms::verdict(code, bits) == Verdict::NotOffered) {
         let missing = code.cpuid_features().iter().filter(|f| !forms::OFFERED.contains(f));
         let names: Vec<String> = missing.map(|feature| format!("{feature:?}")).collect();
-        let name = if names.is_empty() { "not in 64-bit mode".into() } else { names.join(" + ") };
+        let name =
+            if names.is_empty() { format!("not in {bits}-bit code") } else { names.join(" + ") };
         *by_feature.entry(name).or_default() += 1;
     }
     let _ = writeln!(text, "\n## Not offered by the CPU model\n");

@@ -72,6 +72,9 @@ impl Undefined {
         if repeats(insn) && has_narrow_addresses(insn) && vcpu.gpr[reg::RCX] as u32 == 0 {
             self.open("REP without iteration may clear upper halves of pointers");
         }
+        if fault_detail(insn) == FaultDetail::Vector && wraps(insn, vcpu) {
+            self.open("a large operand across the end of a segment");
+        }
         if is_far_call(insn) && vcpu.gpr[reg::RSP] >> 32 != 0 {
             self.open("far call on a stack compatibility mode cannot reach");
         }
@@ -93,9 +96,17 @@ impl Undefined {
 
     /// To be called when `insn` has raised `fault`, on the state it left.
     pub fn faulted(&mut self, insn: &Instruction, vcpu: &Vcpu, fault: Fault) {
+        use Mnemonic as M;
+        if matches!(insn.mnemonic(), M::Popa | M::Popad | M::Pusha | M::Pushad) {
+            self.open("POPA and PUSHA may be half done when they fault");
+        }
         let ignored = &mut self.ignored;
         if fault.vector == vector::XM {
             ignored.mxcsr |= flags_beside(insn);
+        }
+        if insn.mnemonic() == M::Vcvtps2ph {
+            // Whether the conversion comes before the segment is looked at.
+            ignored.mxcsr |= MXCSR_FLAGS;
         }
         if repeats(insn) && has_narrow_addresses(insn) {
             // Some CPUs clear the upper halves before the first iteration.
@@ -147,7 +158,7 @@ fn fault_detail(insn: &Instruction) -> FaultDetail {
         M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64 => FaultDetail::Vector,
         M::Xsave | M::Xsave64 | M::Xrstor | M::Xrstor64 => FaultDetail::Vector,
         M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => FaultDetail::Page,
-        M::Iret | M::Iretd | M::Iretq | M::Retf => FaultDetail::Page,
+        M::Iret | M::Iretd | M::Iretq | M::Retf => FaultDetail::Vector,
         M::Fld | M::Fstp | M::Fbld | M::Fbstp if insn.memory_size().size() == 10 => {
             FaultDetail::Vector
         }
@@ -173,6 +184,17 @@ fn is_far_call(insn: &Instruction) -> bool {
 fn writable(address: u64, len: u64) -> bool {
     let end = address.saturating_add(len);
     WINDOWS.iter().any(|w| w.writable && w.base <= address && end <= w.end())
+}
+
+/// The memory operand of 32-bit code begins just below 4 GiB of its segment.
+fn wraps(insn: &Instruction, vcpu: &Vcpu) -> bool {
+    let base = match insn.memory_segment() {
+        Register::FS => vcpu.seg[seg::FS].base,
+        Register::GS => vcpu.seg[seg::GS].base,
+        _ => 0,
+    };
+    let offset = operand_address(insn, vcpu).map(|linear| linear.wrapping_sub(base) as u32);
+    !vcpu.is_64bit() && offset.is_some_and(|offset| offset > u32::MAX - 1024)
 }
 
 /// Linear address of the memory operand.

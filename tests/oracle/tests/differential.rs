@@ -8,12 +8,22 @@ const CASES: u64 = 60_000;
 
 #[test]
 fn random_sequences() {
+    run(64);
+}
+
+#[test]
+fn random_sequences_of_32_bit_code() {
+    run(32);
+}
+
+fn run(bits: u32) {
     let plan = Plan {
         seed: 2026,
         first: 0,
         count: CASES,
-        forms: forms::tested(),
-        jobs: 2,
+        bits,
+        forms: forms::tested(bits),
+        jobs: 1,
         most_failures: 20,
     };
     let summary = campaign::run(&plan, &|_| ()).unwrap();

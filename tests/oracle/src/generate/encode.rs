@@ -18,9 +18,19 @@ const MAX_LEN: usize = 15;
 /// Candidates tried for one form before giving up.
 const TRIES: usize = 200;
 
+/// Where an instruction is to lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its address.
+    pub ip: u64,
+    /// 64 or 32: the code it is part of.
+    pub bits: u32,
+}
+
 /// An instruction being made.
 #[derive(Clone, Debug)]
 pub struct Draft {
+    place: Place,
     /// Its encoding.
     pub bytes: Vec<u8>,
     /// The same, decoded.
@@ -31,22 +41,23 @@ pub struct Draft {
 
 impl Draft {
     /// Decodes an instruction at `ip` from the start of `bytes`.
-    pub fn decode(bytes: &[u8], ip: u64) -> Option<Self> {
-        let mut decoder = Decoder::with_ip(64, bytes, ip, DecoderOptions::NONE);
+    pub fn decode(bytes: &[u8], place: Place) -> Option<Self> {
+        let Place { ip, bits } = place;
+        let mut decoder = Decoder::with_ip(bits, bytes, ip, DecoderOptions::NONE);
         let insn = decoder.decode();
         if insn.is_invalid() {
             return None;
         }
         let offsets = decoder.get_constant_offsets(&insn);
-        Some(Self { bytes: bytes[..insn.len()].to_vec(), insn, offsets })
+        Some(Self { place, bytes: bytes[..insn.len()].to_vec(), insn, offsets })
     }
 
-    /// A random instruction of form `code`, to lie at `ip`. `None` if the form did not come up.
-    pub fn random(random: &mut Random, code: Code, ip: u64) -> Option<Self> {
+    /// A random instruction of form `code`, to lie at `place`. `None` if the form did not come up.
+    pub fn random(random: &mut Random, code: Code, place: Place) -> Option<Self> {
         for _ in 0..TRIES {
-            let mut bytes = candidate(random, code.op_code());
+            let mut bytes = candidate(random, code.op_code(), place.bits);
             bytes.truncate(MAX_LEN);
-            if let Some(mut draft) = Self::decode(&bytes, ip).filter(|d| d.insn.code() == code) {
+            if let Some(mut draft) = Self::decode(&bytes, place).filter(|d| d.insn.code() == code) {
                 draft.interesting_immediate(random);
                 return Some(draft);
             }
@@ -56,8 +67,8 @@ impl Draft {
 
     /// Something near an instruction of form `code`, valid or not. `None` if it is something that
     /// is not to be tested.
-    pub fn mutant(random: &mut Random, code: Code, ip: u64) -> Option<Self> {
-        let mut bytes = candidate(random, code.op_code());
+    pub fn mutant(random: &mut Random, code: Code, place: Place) -> Option<Self> {
+        let mut bytes = candidate(random, code.op_code(), place.bits);
         match random.below(8) {
             0 => bytes.insert(0, random.pick(&[0xf0, 0x66, 0xf2, 0xf3, 0x48, 0x67])),
             1 => drop(bytes.remove(0)),
@@ -65,17 +76,19 @@ impl Draft {
             _ => bytes[random.below(5) as usize] ^= 1 << random.below(8),
         }
         bytes.truncate(MAX_LEN);
-        let mut decoder = Decoder::with_ip(64, &bytes, ip, DecoderOptions::NONE);
+        let Place { ip, bits } = place;
+        let mut decoder = Decoder::with_ip(bits, &bytes, ip, DecoderOptions::NONE);
         let insn = decoder.decode();
         if !insn.is_invalid() {
-            let tested = forms::verdict(insn.code()) == Verdict::Tested;
-            return tested.then(|| Self::decode(&bytes, ip)).flatten();
+            let tested = forms::verdict(insn.code(), bits) == Verdict::Tested;
+            return tested.then(|| Self::decode(&bytes, place)).flatten();
         }
         let whole = decoder.last_error() == DecoderError::InvalidInstruction;
         // The host may know more EVEX instructions than the CPU model or the decoder.
         let known = !bytes.iter().take(5).any(|byte| *byte == 0x62);
         let offsets = ConstantOffsets::default();
-        (whole && known).then(|| Self { bytes: bytes[..insn.len().max(1)].to_vec(), insn, offsets })
+        let bytes = bytes[..insn.len().max(1)].to_vec();
+        (whole && known).then_some(Self { place, bytes, insn, offsets })
     }
 
     fn interesting_immediate(&mut self, random: &mut Random) {
@@ -101,18 +114,18 @@ impl Draft {
 
     fn set_bytes(&mut self, at: usize, size: usize, value: u64) {
         self.bytes[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
-        if let Some(again) = Self::decode(&self.bytes, self.insn.ip()) {
+        if let Some(again) = Self::decode(&self.bytes, self.place) {
             *self = again;
         }
     }
 }
 
 /// Something that may well be an instruction of the form, with more bytes behind it.
-fn candidate(random: &mut Random, form: &OpCodeInfo) -> Vec<u8> {
-    let mut bytes = prefixes(random, form);
+fn candidate(random: &mut Random, form: &OpCodeInfo, bits: u32) -> Vec<u8> {
+    let mut bytes = prefixes(random, form, bits);
     match form.encoding() {
-        EncodingKind::VEX => vex(random, form, &mut bytes),
-        _ => legacy(random, form, &mut bytes),
+        EncodingKind::VEX => vex(random, form, bits, &mut bytes),
+        _ => legacy(random, form, bits, &mut bytes),
     }
     let mut tail: [u8; 12] = std::array::from_fn(|_| random.byte());
     if form.is_group() {
@@ -126,7 +139,7 @@ fn candidate(random: &mut Random, form: &OpCodeInfo) -> Vec<u8> {
 }
 
 /// Legacy prefixes in any order.
-fn prefixes(random: &mut Random, form: &OpCodeInfo) -> Vec<u8> {
+fn prefixes(random: &mut Random, form: &OpCodeInfo, bits: u32) -> Vec<u8> {
     let mut list = Vec::with_capacity(MAX_LEN);
     let legacy = form.encoding() == EncodingKind::Legacy;
     if legacy {
@@ -141,7 +154,7 @@ fn prefixes(random: &mut Random, form: &OpCodeInfo) -> Vec<u8> {
             list.push(random.pick(&[0xf2, 0xf3]));
         }
     }
-    if form.address_size() == 32 || random.chance(8) {
+    if form.address_size() == bits / 2 || random.chance(8) {
         list.push(0x67);
     }
     if random.chance(10) {
@@ -165,10 +178,10 @@ fn mandatory(form: &OpCodeInfo) -> Option<u8> {
     }
 }
 
-fn legacy(random: &mut Random, form: &OpCodeInfo, bytes: &mut Vec<u8>) {
+fn legacy(random: &mut Random, form: &OpCodeInfo, bits: u32, bytes: &mut Vec<u8>) {
     let wide = if form.operand_size() == 64 { 80 } else { 10 };
     let w = u8::from(random.chance(wide)) << 3;
-    if w != 0 || random.chance(50) {
+    if bits == 64 && (w != 0 || random.chance(50)) {
         bytes.push(0x40 | w | (random.byte() & 7));
     }
     match form.table() {
@@ -194,7 +207,7 @@ fn push_op_code(random: &mut Random, form: &OpCodeInfo, bytes: &mut Vec<u8>) {
     bytes.push((op_code as u8).wrapping_add(register));
 }
 
-fn vex(random: &mut Random, form: &OpCodeInfo, bytes: &mut Vec<u8>) {
+fn vex(random: &mut Random, form: &OpCodeInfo, bits: u32, bytes: &mut Vec<u8>) {
     let map = match form.table() {
         OpCodeTableKind::T0F => 1,
         OpCodeTableKind::T0F38 => 2,
@@ -209,8 +222,10 @@ fn vex(random: &mut Random, form: &OpCodeInfo, bytes: &mut Vec<u8>) {
     let w = if form.is_wig() { random.byte() & 1 } else { form.w() as u8 };
     let l = if form.is_lig() { random.byte() & 1 } else { form.l() as u8 };
     let vvvv = if random.chance(50) { 0xf } else { random.byte() & 0xf };
+    let vvvv = if bits == 64 { vvvv } else { vvvv | 8 };
     let last = vvvv << 3 | l << 2 | pp;
-    let rxb = random.byte() & 0xe0;
+    // In 32-bit code these two bits tell VEX from LES and LDS.
+    let rxb = random.byte() & 0xe0 | if bits == 64 { 0 } else { 0xc0 };
     if map == 1 && w == 0 && random.chance(50) {
         bytes.extend([0xc5, rxb & 0x80 | last]);
     } else {
@@ -226,10 +241,13 @@ mod tests {
     #[test]
     fn every_tested_form_comes_up() {
         let mut random = Random::new(1);
-        let missing: Vec<Code> = forms::tested()
-            .into_iter()
-            .filter(|&code| (0..20).all(|_| Draft::random(&mut random, code, 0x1000).is_none()))
-            .collect();
-        assert!(missing.is_empty(), "{missing:?}");
+        for bits in [64, 32] {
+            let place = Place { ip: 0x1000, bits };
+            let mut comes =
+                |code| (0..20).any(|_| Draft::random(&mut random, code, place).is_some());
+            let missing: Vec<Code> =
+                forms::tested(bits).into_iter().filter(|&code| !comes(code)).collect();
+            assert!(missing.is_empty(), "{bits}-bit: {missing:?}");
+        }
     }
 }

@@ -18,7 +18,7 @@ use crate::forms;
 use crate::layout::CODE;
 use crate::random::Random;
 use crate::state::{Case, Patch, State};
-use encode::Draft;
+use encode::{Draft, Place};
 
 /// Most instructions in a case.
 const MAX_INSTRUCTIONS: u64 = 8;
@@ -28,6 +28,7 @@ const TRIES: usize = 24;
 /// A source of random cases: an endless list, of which each can be made without the ones before.
 pub struct Generator {
     seed: u64,
+    bits: u32,
     random: Random,
     all: Vec<Code>,
     /// The ones that work on general registers: few forms, much of what programs do.
@@ -36,11 +37,12 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Cases of `seed` made from `forms`, which must not be empty.
-    pub fn new(seed: u64, forms: &[Code]) -> Self {
+    /// Cases of `seed` in code of `bits` 64 or 32, made from `forms`, which must not be empty.
+    pub fn new(seed: u64, bits: u32, forms: &[Code]) -> Self {
         let general: Vec<Code> = forms.iter().copied().filter(|&f| !forms::is_vector(f)).collect();
         Self {
             seed,
+            bits,
             random: Random::new(seed),
             all: forms.to_vec(),
             general: if general.is_empty() { forms.to_vec() } else { general },
@@ -53,7 +55,7 @@ impl Generator {
     pub fn case(&mut self, number: u64) -> Case {
         self.random = Random::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let rip = target::start(&mut self.random);
-        let mut sequence = Sequence::new(&mut self.random, rip);
+        let mut sequence = Sequence::new(&mut self.random, self.bits, rip);
         if number.is_multiple_of(2) {
             self.fill(&mut sequence);
         } else {
@@ -96,9 +98,9 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(random: &mut Random, rip: u64) -> Self {
+    fn new(random: &mut Random, bits: u32, rip: u64) -> Self {
         Self {
-            state: start::state(random, rip),
+            state: start::state(random, bits, rip),
             patches: Vec::new(),
             code: Vec::new(),
             starts: Vec::new(),
@@ -113,10 +115,14 @@ impl Sequence {
         self.state.rip.wrapping_add(self.code.len() as u64)
     }
 
+    fn place(&self) -> Place {
+        Place { ip: self.ip(), bits: self.state.bits() }
+    }
+
     /// Adds an instruction of the form; false if none came up.
     fn push(&mut self, random: &mut Random, info: &mut InstructionInfoFactory, form: Code) -> bool {
         for _ in 0..TRIES {
-            let Some(mut draft) = Draft::random(random, form, self.ip()) else { return false };
+            let Some(mut draft) = Draft::random(random, form, self.place()) else { return false };
             let undo = (self.state.clone(), self.patches.len(), self.pinned);
             if steer::steer(self, random, info, &mut draft) {
                 self.commit(info, &draft);
@@ -129,7 +135,7 @@ impl Sequence {
 
     /// Adds something near an instruction of the form, if it may be tested.
     fn push_mutant(&mut self, random: &mut Random, info: &mut InstructionInfoFactory, form: Code) {
-        let Some(mut draft) = Draft::mutant(random, form, self.ip()) else { return };
+        let Some(mut draft) = Draft::mutant(random, form, self.place()) else { return };
         if draft.insn.is_invalid() {
             if self.ip() + 15 > CODE.end() {
                 // Whether the CPU misses the rest of it first.
@@ -182,12 +188,12 @@ mod tests {
 
     #[test]
     fn a_seed_means_its_cases() {
-        let forms = forms::tested();
-        let mut one = Generator::new(7, &forms);
-        let mut two = Generator::new(7, &forms);
+        let forms = forms::tested(64);
+        let mut one = Generator::new(7, 64, &forms);
+        let mut two = Generator::new(7, 64, &forms);
         (0..100).for_each(|i| assert_eq!(one.case(i), two.case(i)));
         let again = one.case(3);
         assert_eq!(again, two.case(3), "whatever was made before");
-        assert_ne!(again, Generator::new(8, &forms).case(3));
+        assert_ne!(again, Generator::new(8, 64, &forms).case(3));
     }
 }

@@ -43,14 +43,16 @@ fn source(insn: &Instruction) -> Option<Source> {
         C::Retfw | C::Retfw_imm16 => Source::FarReturn(2),
         C::Retfd | C::Retfd_imm16 => Source::FarReturn(4),
         C::Retfq | C::Retfq_imm16 => Source::FarReturn(8),
-        C::Popw_FS | C::Popw_GS | C::Popq_FS | C::Popq_GS => Source::Stack,
+        _ if insn.mnemonic() == Mnemonic::Pop && insn.op0_register().is_segment_register() => {
+            Source::Stack
+        }
         C::Iretw => Source::InterruptReturn(2),
         C::Iretd => Source::InterruptReturn(4),
         C::Iretq => Source::InterruptReturn(8),
         _ => match insn.mnemonic() {
             Mnemonic::Lar | Mnemonic::Lsl => Source::Operand(1),
             Mnemonic::Verr | Mnemonic::Verw => Source::Operand(0),
-            Mnemonic::Lss | Mnemonic::Lfs | Mnemonic::Lgs => {
+            Mnemonic::Lss | Mnemonic::Lfs | Mnemonic::Lgs | Mnemonic::Lds | Mnemonic::Les => {
                 Source::Pointer(insn.op0_register().size())
             }
             _ => return None,
@@ -102,7 +104,7 @@ fn operand_selector(
     let selector = random.pick(&SELECTORS);
     if draft.insn.op_kind(operand) == OpKind::Register {
         let number = draft.insn.op_register(operand).full_register().number();
-        let junk = random.bits() & !0xffff;
+        let junk = sequence.reachable(random.bits() & !0xffff);
         return sequence.choose(number, junk | u64::from(selector));
     }
     memory(sequence, random, draft, &selector.to_le_bytes())

@@ -6,11 +6,11 @@ use x86::{flags, reg};
 use super::target;
 use crate::layout::{DATA, HIGH, PAGE};
 use crate::random::Random;
-use crate::state::State;
+use crate::state::{LINUX_SELECTORS_32, State};
 use crate::values;
 
-/// A random state to run at `rip`.
-pub fn state(random: &mut Random, rip: u64) -> State {
+/// A random state to run code of `bits` 64 or 32 at `rip`.
+pub fn state(random: &mut Random, bits: u32, rip: u64) -> State {
     let mut state = State {
         rip,
         rflags: rflags(random),
@@ -23,6 +23,11 @@ pub fn state(random: &mut Random, rip: u64) -> State {
         *register = values::integer(random);
     }
     state.gpr[reg::RSP] = target::stack(random);
+    if bits == 32 {
+        state.selectors = LINUX_SELECTORS_32;
+        let words = state.gpr.iter_mut().chain([&mut state.fs_base, &mut state.gs_base]);
+        words.for_each(|word| *word &= 0xffff_ffff);
+    }
     state
 }
 

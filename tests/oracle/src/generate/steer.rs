@@ -37,7 +37,8 @@ pub fn steer(
     for memory in &memories {
         let size = operand_size(&draft.insn, memory);
         let Some(address) = place(sequence, random, draft, memory, size) else {
-            return !locked(&draft.insn) && random.chance(WILD);
+            let wild = if is_16bit(memory) { 100 } else { WILD };
+            return !locked(&draft.insn) && random.chance(wild);
         };
         if locked(&draft.insn) && !address.is_multiple_of(size.max(1)) {
             return false;
@@ -109,6 +110,10 @@ impl Sequence {
         }
         free
     }
+    /// An address as far as the mode has it.
+    pub(super) fn reachable(&self, address: u64) -> u64 {
+        if self.state.bits() == 64 { address } else { address & 0xffff_ffff }
+    }
     pub(super) fn patch(&mut self, address: u64, bytes: &[u8]) {
         self.patches.push(Patch { address, bytes: bytes.to_vec() });
     }
@@ -160,8 +165,13 @@ fn jump_register(sequence: &mut Sequence, random: &mut Random, insn: &Instructio
     if !indirect || insn.op0_kind() != OpKind::Register {
         return true;
     }
-    let address = target::jump(random);
+    let address = sequence.reachable(target::jump(random));
     sequence.choose(insn.op0_register().full_register().number(), address)
+}
+
+/// Such addresses reach no window, unless by segment base.
+fn is_16bit(memory: &UsedMemory) -> bool {
+    memory.base().is_gpr16() || memory.index().is_gpr16()
 }
 
 /// Bytes of a memory operand, as far as steering needs to know.
@@ -182,7 +192,10 @@ pub(super) fn place(
     memory: &UsedMemory,
     size: u64,
 ) -> Option<u64> {
-    let target = target::data(random, size);
+    let target = sequence.reachable(target::data(random, size));
+    if is_16bit(memory) {
+        return None;
+    }
     let Some(operand) = Operand::of(sequence, memory) else {
         return absolute(sequence, draft, memory, target).then_some(target);
     };
@@ -190,7 +203,8 @@ pub(super) fn place(
         indices(sequence, random, memory);
     }
     if let Some(number) = operand.unknown(sequence) {
-        let high = if operand.narrow { random.bits() << 32 } else { 0 };
+        let narrow = operand.narrow && sequence.state.bits() == 64;
+        let high = if narrow { random.bits() << 32 } else { 0 };
         let value = operand.solve(sequence, number, target)?;
         sequence.state.gpr[number] = value | high;
         operand.pin(sequence);
@@ -279,7 +293,7 @@ impl Operand {
             .wrapping_add(value(self.index).wrapping_mul(self.scale))
             .wrapping_add(self.displacement);
         let offset = if self.narrow { offset & 0xffff_ffff } else { offset };
-        offset.wrapping_add(self.segment_base)
+        sequence.reachable(offset.wrapping_add(self.segment_base))
     }
 
     /// The value of register `number` for which the address is `target`.
@@ -290,7 +304,7 @@ impl Operand {
         let value = offset.wrapping_sub(rest);
         match self.narrow {
             false => Some(value),
-            true if offset >> 32 == 0 => Some(value & 0xffff_ffff),
+            true if offset >> 32 == 0 || sequence.state.bits() == 32 => Some(value & 0xffff_ffff),
             true => None,
         }
     }

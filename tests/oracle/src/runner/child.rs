@@ -8,7 +8,7 @@
 //!
 //! Why a case cannot escape: seccomp allows system calls from the handler's own text alone, and
 //! any other becomes a SIGSYS, which ends the case like an exception does. Cases that loop are
-//! ended by a timer of user time.
+//! ended by a timer of CPU time.
 
 use std::arch::global_asm;
 use std::io;
@@ -17,7 +17,7 @@ use super::shared::{CONTROL, CONTROL_OFFSET, LEN, SIGNAL_STACK, SIGNAL_STACK_LEN
 use super::shared::{TURN_CHILD, TURN_RUNNER};
 use crate::layout::{WINDOWS, Window};
 
-/// Interval of the timer that ends endless cases, in microseconds of user time. A case that is
+/// Interval of the timer that ends endless cases, in microseconds of CPU time. A case that is
 /// hit twice in a row is endless; one that is hit once is run again.
 const TIMER_US: i64 = 200_000;
 
@@ -29,7 +29,7 @@ const SIGNALS: [i32; 7] = [
     libc::SIGFPE,
     libc::SIGTRAP,
     libc::SIGSYS,
-    libc::SIGVTALRM,
+    libc::SIGPROF,
 ];
 
 global_asm!(
@@ -49,17 +49,11 @@ global_asm!(
     "mov [r8 + 16], rax",
     "rdgsbase rax",
     "mov [r8 + 24], rax",
-    // A case may have loaded these selectors; frames do not hold them. Null, as Linux starts
-    // every 64-bit program. The bases follow below.
+    // Frames do not hold these.
     "mov [r8 + 40], ds",
     "mov [r8 + 42], es",
     "mov [r8 + 44], fs",
     "mov [r8 + 46], gs",
-    "xor ebx, ebx",
-    "mov ds, ebx",
-    "mov es, ebx",
-    "mov fs, ebx",
-    "mov gs, ebx",
     // Hand over the turn and wake the runner.
     "mov dword ptr [r8], {runner}",
     "mov rdi, r8",
@@ -79,6 +73,11 @@ global_asm!(
     "syscall",
     "jmp 2b",
     "3:",
+    // Selectors first: they load a base of their own.
+    "mov ds, [r8 + 40]",
+    "mov es, [r8 + 42]",
+    "mov fs, [r8 + 44]",
+    "mov gs, [r8 + 46]",
     "mov rax, [r8 + 16]",
     "wrfsbase rax",
     "mov rax, [r8 + 24]",
@@ -183,7 +182,7 @@ unsafe fn start_timer(_: i32, _: &[libc::sock_filter]) -> bool {
     let interval = libc::timeval { tv_sec: 0, tv_usec: TIMER_US };
     let timer = libc::itimerval { it_interval: interval, it_value: interval };
     // SAFETY: a timer of this process.
-    unsafe { libc::setitimer(libc::ITIMER_VIRTUAL, &timer, std::ptr::null_mut()) == 0 }
+    unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) == 0 }
 }
 
 /// Dies with the runner's thread, and takes the right to make system calls from anywhere else.

@@ -9,7 +9,7 @@ use x86::exception::{Fault, vector};
 use x86::fpu::{FpuState, xstate};
 use x86::{flags, reg, seg};
 
-use crate::state::{LINUX_SELECTORS, State};
+use crate::state::State;
 
 /// `uc_mcontext`: R8.
 const R8: usize = 40;
@@ -72,15 +72,15 @@ impl Frame {
         &self.bytes
     }
 
-    /// Makes `rt_sigreturn` load `state`, except FS and GS bases and the ID and NT flags, which
-    /// are not in a frame.
+    /// Makes `rt_sigreturn` load `state`, except the ID and NT flags, FS and GS bases and the
+    /// selectors other than CS and SS, which are not in a frame or not taken from it.
     pub fn load(&mut self, state: &State) {
         for (slot, register) in ORDER.into_iter().enumerate() {
             self.write64(R8 + 8 * slot, state.gpr[register]);
         }
         self.write64(RIP, state.rip);
         self.write64(EFLAGS, state.rflags);
-        let [_, cs, ss, _, fs, gs] = LINUX_SELECTORS.map(u64::from);
+        let [_, cs, ss, _, fs, gs] = state.selectors.map(u64::from);
         self.write64(SELECTORS, cs | gs << 16 | fs << 32 | ss << 48);
         self.load_fpu(&state.fpu);
     }

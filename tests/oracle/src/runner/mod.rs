@@ -21,8 +21,12 @@ use frame::{Frame, SIGRETURN_FLAGS};
 use shared::Shared;
 use x86::{flags, seg};
 
-/// How long the native process may take to answer. Its own timer ends endless cases sooner.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the native process may take to answer. Its own timer ends endless cases sooner, unless
+/// it is the kernel or the hypervisor that does not come to an end.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// The segment registers in the control page.
+const CONTROL_SEGMENTS: [usize; 4] = [seg::DS, seg::ES, seg::FS, seg::GS];
+
 /// A wild case can kill the process by making the kernel unable to deliver a signal; then the
 /// case is tried again in a new one.
 const ATTEMPTS: usize = 3;
@@ -101,15 +105,20 @@ impl NativeRunner {
             match result {
                 // The timer may have hit a case that is not endless.
                 Ok(Outcome { stop: Stop::Timeout, .. }) => {}
-                Err(RunnerError::Died(_)) => self.spawn()?,
+                Err(RunnerError::Died(_) | RunnerError::Silent) => self.spawn()?,
                 _ => return result,
             }
             result = self.attempt(case, image);
         }
-        if matches!(result, Err(RunnerError::Died(_))) {
+        if matches!(result, Err(RunnerError::Died(_) | RunnerError::Silent)) {
             self.spawn()?;
         }
-        result
+        match result {
+            Err(RunnerError::Silent) => {
+                Ok(Outcome { stop: Stop::Timeout, state: case.state.clone(), changes: Vec::new() })
+            }
+            result => result,
+        }
     }
 
     fn attempt(&mut self, case: &Case, image: &[u8; IMAGE_LEN]) -> Result<Outcome, RunnerError> {
@@ -119,7 +128,8 @@ impl NativeRunner {
         self.shared.write_image(image);
         let state = &case.state;
         let kept = (state.rflags & START_FLAGS & !SIGRETURN_FLAGS) | flags::FIXED;
-        self.shared.write_control(state.fs_base, state.gs_base, kept);
+        let selectors = CONTROL_SEGMENTS.map(|segment| state.selectors[segment]);
+        self.shared.write_control((state.fs_base, state.gs_base), kept, selectors);
         self.shared.give_turn();
         self.wait()?;
         self.outcome(image)
@@ -136,7 +146,7 @@ impl NativeRunner {
         let report = self.shared.read_control();
         let stop = match report.signal {
             libc::SIGSYS => Stop::Syscall,
-            libc::SIGVTALRM => Stop::Timeout,
+            libc::SIGPROF => Stop::Timeout,
             libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP => {
                 Stop::Fault(frame.fault())
             }
@@ -144,8 +154,8 @@ impl NativeRunner {
         };
         let (fs_base, gs_base) = (report.fs_base, report.gs_base);
         let mut state = crate::State { fs_base, gs_base, ..frame.state() };
-        for (i, segment) in [seg::DS, seg::ES, seg::FS, seg::GS].into_iter().enumerate() {
-            state.selectors[segment] = report.selectors[i];
+        for (segment, selector) in CONTROL_SEGMENTS.into_iter().zip(report.selectors) {
+            state.selectors[segment] = selector;
         }
         self.shared.read_image(&mut self.after);
         Ok(Outcome { stop, state, changes: changes(before, &self.after) })

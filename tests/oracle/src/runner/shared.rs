@@ -45,7 +45,7 @@ pub struct Control {
     pub gs_base: u64,
     /// In: the flags at the `rt_sigreturn`, for those a frame does not hold.
     pub flags: u64,
-    /// Out: DS, ES, FS, GS.
+    /// In and out: DS, ES, FS, GS.
     pub selectors: [u16; 4],
 }
 
@@ -132,12 +132,18 @@ impl Shared {
     }
 
     /// Sets what [`Control`] takes in.
-    pub fn write_control(&mut self, fs_base: u64, gs_base: u64, flags: u64) {
+    pub fn write_control(
+        &mut self,
+        (fs_base, gs_base): (u64, u64),
+        flags: u64,
+        selectors: [u16; 4],
+    ) {
         // SAFETY: the control page is mapped, the child sleeps.
         unsafe {
             (*self.control()).fs_base = fs_base;
             (*self.control()).gs_base = gs_base;
             (*self.control()).flags = flags;
+            (*self.control()).selectors = selectors;
         }
     }
 

@@ -19,12 +19,16 @@ fn run(case: &Case) -> Outcome {
 
 #[test]
 fn loads_and_saves_every_register() {
-    let mut generator = Generator::new(11, &forms::tested());
+    [64, 32].into_iter().for_each(loads_and_saves);
+}
+
+fn loads_and_saves(bits: u32) {
+    let mut generator = Generator::new(11, bits, &forms::tested(bits));
     let mut runner = NativeRunner::new().unwrap();
     for number in 0..200 {
         let Case { mut state, .. } = generator.case(number);
         state.rip = CODE.base;
-        state.rflags &= !flags::AC;
+        state.rflags &= !(flags::AC | flags::TF);
         let empty = Case { state: state.clone(), code: vec![], background: 0, patches: vec![] };
         let outcome = runner.run(&empty).unwrap();
         assert_eq!(outcome.stop, Stop::Fault(Fault::gp(0)));
@@ -80,7 +84,7 @@ fn survives_what_it_must_not_allow() {
 
 #[test]
 fn is_deterministic() {
-    let mut generator = Generator::new(5, &forms::tested());
+    let mut generator = Generator::new(5, 64, &forms::tested(64));
     let mut one = NativeRunner::new().unwrap();
     let mut two = NativeRunner::new().unwrap();
     let mut ends = 0;
