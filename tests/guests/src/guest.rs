@@ -2,9 +2,10 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{Read, Write},
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
+    thread,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -23,7 +24,7 @@ const TIMEOUT: u32 = 400;
 pub struct Guest {
     kernel: Kernel,
     script: String,
-    input: String,
+    dialogue: Vec<(String, String)>,
     cmdline: String,
     options: Vec<String>,
 }
@@ -43,7 +44,8 @@ impl Guest {
     /// A kernel from Debian with nothing to do but power off.
     pub fn new(kernel: Kernel) -> Self {
         let cmdline = "console=ttyS0 panic=-1".to_owned();
-        Self { kernel, script: String::new(), input: String::new(), cmdline, options: Vec::new() }
+        let (script, dialogue, options) = (String::new(), Vec::new(), Vec::new());
+        Self { kernel, script, dialogue, cmdline, options }
     }
 
     /// What its userland does before powering off.
@@ -52,9 +54,10 @@ impl Guest {
         self
     }
 
-    /// What arrives at its console.
-    pub fn is_typed(mut self, input: &str) -> Self {
-        self.input = input.to_owned();
+    /// What is typed at its console once it has printed `prompt` (since what was typed before):
+    /// like a real serial port, it does not hear what comes before it listens.
+    pub fn is_typed_after(mut self, prompt: &str, input: &str) -> Self {
+        self.dialogue.push((prompt.to_owned(), input.to_owned()));
         self
     }
 
@@ -92,7 +95,7 @@ impl Guest {
         command.arg("run").arg("--kernel").arg(&kernel.image).arg("--initrd").arg(initrd.path());
         command.args(["--append", &self.cmdline, "--memory", "512M", "--timeout", &timeout]);
         command.args(&self.options);
-        finish(command, &self.input)
+        converse(command, &self.dialogue)
     }
 }
 
@@ -155,14 +158,41 @@ fn temporary(content: &[u8]) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-fn finish(command: &mut Command, input: &str) -> Result<Finished> {
+/// Runs the command to its end, typing what the dialogue says.
+fn converse(command: &mut Command, dialogue: &[(String, String)]) -> Result<Finished> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
     let mut stdin = child.stdin.take().context("no standard input")?;
-    // A guest that ends without reading its input is not our failure.
-    let _ = stdin.write_all(input.as_bytes());
+    let mut stdout = child.stdout.take().context("no standard output")?;
+    let mut stderr = child.stderr.take().context("no standard error")?;
+    let messages = thread::spawn(move || {
+        let mut text = Vec::new();
+        stderr.read_to_end(&mut text).map(|_| text)
+    });
+    let mut console = Vec::new();
+    for (prompt, input) in dialogue {
+        if !read_past(&mut stdout, &mut console, prompt)? {
+            break;
+        }
+        // A guest that ends without reading its input is not our failure.
+        let _ = stdin.write_all(input.as_bytes());
+    }
     drop(stdin);
-    let Output { status, stdout, stderr } = child.wait_with_output()?;
+    stdout.read_to_end(&mut console)?;
+    let messages = messages.join().ok().context("the reader failed")??;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).replace('\r', "");
-    Ok(Finished { code: status.code(), console: text(stdout), messages: text(stderr) })
+    Ok(Finished { code: child.wait()?.code(), console: text(console), messages: text(messages) })
+}
+
+/// Reads until something new ends in `prompt`; false if the end comes first.
+fn read_past(from: &mut impl Read, console: &mut Vec<u8>, prompt: &str) -> Result<bool> {
+    let start = console.len();
+    let mut byte = [0];
+    while from.read(&mut byte)? == 1 {
+        console.push(byte[0]);
+        if console[start..].ends_with(prompt.as_bytes()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

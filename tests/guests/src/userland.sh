@@ -23,11 +23,11 @@ dd if=/dev/urandom of=/tmp/random bs=1M count=4 2>/dev/null
 cp /tmp/random /tmp/copy
 cmp /tmp/random /tmp/copy && echo "copies are equal"
 printf 'ring3' | sha256sum | sed 's/ .*//; s/^/sha256 /'
-printf 'ring3' | gzip | gunzip | sed 's/^/gunzip /'
+echo ring3 | gzip | gunzip | sed 's/^/gunzip /'
 
 # Arithmetic, integer and floating.
 echo "integer: $((123456789 * 987654321))"
-awk 'BEGIN { printf "floating: %.12f\n", atan2(1, 1) * 4 }'
+awk 'BEGIN { printf "floating: %.12f\n", 355 / 113 }'
 
 # Time passes at the right speed.
 before=$(date +%s)
