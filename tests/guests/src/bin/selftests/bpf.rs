@@ -20,7 +20,7 @@ const SEGMENTS: u32 = 2;
 ///
 /// # Errors
 /// Not every program passed.
-pub fn run(assets: &Assets, limits: Limits) -> Result<String> {
+pub fn run(assets: &Assets, limits: Limits<'_>) -> Result<String> {
     let kernel = assets.self_test_kernel()?;
     let (files, _) = in_kernel::modules(&kernel, &["test_bpf"])?;
     let userland = Userland { files: &files, script: SCRIPT, options: "" };

@@ -33,7 +33,7 @@ const MAY_NOT_LOAD: [&str; 1] = ["tcrypt"];
 ///
 /// # Errors
 /// An algorithm failed its test, or had none.
-pub fn run(assets: &Assets, limits: Limits) -> Result<String> {
+pub fn run(assets: &Assets, limits: Limits<'_>) -> Result<String> {
     let kernel = assets.self_test_kernel()?;
     let (mut files, mut order) = in_kernel::modules(&kernel, &kernel.crypto())?;
     let (tcrypt, needed) = in_kernel::modules(&kernel, &["tcrypt"])?;

@@ -49,7 +49,12 @@ pub fn modules(kernel: &SelfTestKernel, names: &[&str]) -> Result<(Vec<File>, Ve
 ///
 /// # Errors
 /// It did not come to its end; the error shows the end of its console.
-pub fn boot(assets: &Assets, image: &Path, to: &Userland<'_>, limits: Limits) -> Result<Console> {
+pub fn boot(
+    assets: &Assets,
+    image: &Path,
+    to: &Userland<'_>,
+    limits: Limits<'_>,
+) -> Result<Console> {
     let script = format!("echo 7 > /proc/sys/kernel/printk\n{}", to.script);
     let purpose = Purpose::Script(&script);
     let initrd = NamedTempFile::new()?;

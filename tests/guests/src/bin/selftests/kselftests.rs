@@ -73,7 +73,7 @@ impl fmt::Display for Outcome {
 ///
 /// # Errors
 /// A program that passes on the host did not pass in ring3.
-pub fn run(assets: &Assets, filter: &str, limits: Limits) -> Result<String> {
+pub fn run(assets: &Assets, filter: &str, limits: Limits<'_>) -> Result<String> {
     let mut programs = assets.kselftests()?;
     programs.retain(|program| program.name.contains(filter));
     ensure!(!programs.is_empty(), "no kselftest has `{filter}` in its name");

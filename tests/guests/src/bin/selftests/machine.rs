@@ -13,9 +13,11 @@ use xtask::checks;
 
 /// How a guest is run.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct Limits<'a> {
     /// How long it may take.
     pub timeout: Duration,
+    /// The engine, by the name ring3 has for it.
+    pub engine: &'a str,
     /// Its console is copied to ours.
     pub verbose: bool,
 }
@@ -41,7 +43,7 @@ impl Machine<'_> {
     /// ring3 cannot be run, or the machine ended otherwise than by switching itself off.
     pub fn run(
         &self,
-        limits: Limits,
+        limits: Limits<'_>,
         each: &mut dyn FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<()> {
         let mut command = self.command(limits)?;
@@ -68,7 +70,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn command(&self, limits: Limits) -> Result<Command> {
+    fn command(&self, limits: Limits<'_>) -> Result<Command> {
         let ring3 = checks::ring3();
         let hint = "run `cargo build --release -p ring3`";
         ensure!(ring3.exists(), "{} does not exist: {hint}", ring3.display());
@@ -78,6 +80,7 @@ impl Machine<'_> {
             command.arg("--initrd").arg(initrd);
         }
         command.args(["--memory", &format!("{}M", self.memory)]);
+        command.args(["--engine", limits.engine]);
         command.args(["--timeout", &limits.timeout.as_secs().to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         Ok(command)

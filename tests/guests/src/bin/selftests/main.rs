@@ -32,12 +32,15 @@ struct Arguments {
     /// Seconds each guest may take
     #[arg(long, default_value_t = 3600)]
     timeout: u64,
-    /// Guest memory for memtest86+, in MiB; what a pass takes grows with it
+    /// Guest memory for memtest86+, in MiB; what the tests take grows with it
     #[arg(long, default_value_t = 16)]
     memtest_memory: u32,
     /// Run only the kselftests whose name contains this
     #[arg(long, default_value = "")]
     filter: String,
+    /// How ring3 runs guest code, see `ring3 run --help`
+    #[arg(long, default_value = "auto")]
+    engine: String,
     /// Print what the guests' consoles print
     #[arg(long, short)]
     verbose: bool,
@@ -52,7 +55,7 @@ enum Which {
     StaticKeys,
     /// Linux's tests of its cryptographic algorithms, most of them vector code
     Crypto,
-    /// memtest86+, one pass of all its tests
+    /// memtest86+, its tests 0 to 9
     Memtest,
     /// Linux's kselftests for x86, compared with the same programs on the host
     Kselftests,
@@ -91,6 +94,7 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
     let assets = Assets::open()?;
     let limits = machine::Limits {
         timeout: Duration::from_secs(arguments.timeout),
+        engine: &arguments.engine,
         verbose: arguments.verbose,
     };
     match which {

@@ -1,7 +1,11 @@
-//! memtest86+: a kernel of its own, without Linux, whose every access is checked. One pass runs all
-//! its tests over all memory.
+//! memtest86+: a kernel of its own, without Linux, whose every access is checked. Its tests 0 to 9
+//! run over all memory, one after the other.
+//!
+//! Test 10 looks for bits that fade within minutes, which is a matter of capacitors; that it has
+//! begun shows that the others are done. The screen is sent about once a second, so a test over
+//! little memory may come and go unseen.
 
-use std::{collections::BTreeSet, ops::ControlFlow};
+use std::ops::ControlFlow;
 
 use anyhow::{Context, Result, ensure};
 use xtask::{assets::Assets, command::progress};
@@ -12,14 +16,14 @@ use crate::{
 };
 
 const CMDLINE: &str = "console=ttyS0,115200 nopause nobigstatus nobench";
-/// The tests of a pass.
-const TESTS: std::ops::RangeInclusive<u32> = 0..=9;
+/// The test after those that are to be run.
+const END: u32 = 10;
 
-/// Runs a pass over `memory` MiB.
+/// Runs the tests over `memory` MiB.
 ///
 /// # Errors
-/// A test found errors or did not run, or the pass did not end in time.
-pub fn run(assets: &Assets, memory: u32, limits: Limits) -> Result<String> {
+/// A test found errors, or they did not end in time.
+pub fn run(assets: &Assets, memory: u32, limits: Limits<'_>) -> Result<String> {
     let kernel = assets.memtest()?;
     let machine = Machine { kernel: &kernel, initrd: None, cmdline: CMDLINE, memory };
     let (mut screen, mut pass) = (Screen::new(), Pass::default());
@@ -33,14 +37,16 @@ pub fn run(assets: &Assets, memory: u32, limits: Limits) -> Result<String> {
     bar.finish_and_clear();
     ended.with_context(|| screen.text())?;
     pass.verdict().with_context(|| screen.text())?;
-    Ok(format!("tests {:?} over {memory} MiB, 0 errors", pass.tests))
+    Ok(format!("tests 0 to {} over {memory} MiB, 0 errors", END - 1))
 }
 
-/// What the screen has said about a pass.
+/// What the screen has said so far.
 #[derive(Debug, Default)]
 struct Pass {
-    tests: BTreeSet<u32>,
-    done: u32,
+    /// The test that runs, once there is one.
+    test: Option<u32>,
+    /// A test ran after one with a higher number.
+    disordered: bool,
     errors: u32,
 }
 
@@ -51,28 +57,30 @@ impl Pass {
             let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
             digits.parse().ok()
         };
-        self.tests.extend(number("| Test #"));
-        self.done = number("Pass:").unwrap_or(self.done);
+        let test = number("| Test #");
+        self.disordered |= test.is_some() && test < self.test;
+        self.test = test.or(self.test);
         self.errors = number("Errors:").unwrap_or(self.errors);
     }
 
     fn is_over(&self) -> bool {
-        self.done > 0 || self.errors > 0
+        self.test >= Some(END) || self.errors > 0 || self.disordered
     }
 
     fn verdict(&self) -> Result<()> {
         ensure!(self.errors == 0, "{} errors in memory", self.errors);
-        ensure!(self.done > 0, "no pass was completed");
-        let missing: Vec<_> = TESTS.filter(|test| !self.tests.contains(test)).collect();
-        ensure!(missing.is_empty(), "tests {missing:?} did not run");
+        ensure!(!self.disordered, "the tests did not run in order");
+        ensure!(self.test >= Some(END), "the tests did not end: {:?} was the last", self.test);
         Ok(())
     }
 }
 
 impl std::fmt::Display for Pass {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let now = self.tests.last().copied().unwrap_or(0);
-        write!(f, "memtest86+ test {now}, {} errors", self.errors)
+        match self.test {
+            Some(test) => write!(f, "memtest86+ test {test}, {} errors", self.errors),
+            None => f.write_str("memtest86+ starts"),
+        }
     }
 }
 
@@ -80,31 +88,37 @@ impl std::fmt::Display for Pass {
 mod tests {
     use super::*;
 
-    fn screen(test: u32, done: u32, errors: u32) -> String {
+    fn screen(test: u32, errors: u32) -> String {
         format!(
             "L3 Cache:   32MB            | Test #{test}  [Moving inversions]\n\
-             Using: All Cores            | Pass:  {done}        Errors: {errors}  \n"
+             Using: All Cores            | Pass:  0        Errors: {errors}  \n"
         )
     }
 
     #[test]
     fn a_pass_is_all_tests_without_errors() {
         let mut pass = Pass::default();
-        for test in 0..=9 {
-            pass.look(&screen(test, 0, 0));
+        pass.look("| Test #  \n| Pass:  0        Errors: 0\n");
+        for test in 0..END {
+            pass.look(&screen(test, 0));
             assert!(!pass.is_over());
+            pass.verdict().expect_err("not yet");
         }
-        pass.look(&screen(0, 1, 0));
+        pass.look(&screen(END, 0));
         assert!(pass.is_over());
         pass.verdict().expect("sound");
-        pass.look(&screen(0, 1, 7));
-        pass.verdict().expect_err("errors");
     }
 
     #[test]
-    fn a_test_left_out_is_noticed() {
-        let mut pass = Pass::default();
-        pass.look(&screen(3, 1, 0));
-        assert!(pass.verdict().expect_err("9 are missing").to_string().contains("[0, 1, 2, 4"));
+    fn errors_and_restarts_end_it() {
+        let mut broken = Pass::default();
+        broken.look(&screen(4, 7));
+        assert!(broken.is_over());
+        assert_eq!(broken.verdict().expect_err("broken").to_string(), "7 errors in memory");
+        let mut restarted = Pass::default();
+        restarted.look(&screen(4, 0));
+        restarted.look(&screen(0, 0));
+        assert!(restarted.is_over());
+        restarted.verdict().expect_err("it began again");
     }
 }

@@ -23,7 +23,7 @@ const ROUNDS: usize = 3;
 ///
 /// # Errors
 /// A jump went the wrong way.
-pub fn run(assets: &Assets, limits: Limits) -> Result<String> {
+pub fn run(assets: &Assets, limits: Limits<'_>) -> Result<String> {
     let kernel = assets.self_test_kernel()?;
     let names = ["test_static_key_base", "test_static_keys"];
     let (files, _) = in_kernel::modules(&kernel, &names)?;
