@@ -3,7 +3,7 @@
 //! The programs are the user's: the directory given holds them and the `unittests.cfg` that says
 //! with which arguments each is a test. Nothing of theirs is in this tree. Each test is one boot of
 //! the released program, which tells by its exit code what the guest wrote to the debug exit port;
-//! every test runs, also those listed as not applicable, unless ring3 cannot be asked to run it.
+//! `--json` tells that code from one of ring3 itself. [`scope`] says which tests do not apply.
 
 mod config;
 mod outcome;
@@ -11,7 +11,12 @@ mod page;
 mod run;
 mod scope;
 
-use std::{fs, io::Write, path::{Path, PathBuf}, process::ExitCode};
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;

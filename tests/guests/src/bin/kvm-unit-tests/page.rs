@@ -26,7 +26,8 @@ run them, build them and give the folder with the programs and their `unittests.
 
 - **pass**: the program said so, and no check failed. Checks it skipped itself are counted.
 - **skip**: the program found the feature it tests missing and said so.
-- **n/a**: it fails, but that says nothing about this machine: the reason is in the table.
+- **n/a**: it is not started, or fails without that saying anything about this machine: the reason
+  is in the table.
 - **FAIL**: anything else, with the checks that failed below the table.
 ";
 
@@ -78,6 +79,7 @@ fn note(finished: &Finished, most: usize) -> String {
         asked => format!("; asks for {asked} CPUs, has 1"),
     };
     match &finished.outcome {
+        Outcome::Passed { checks: 0, .. } => format!("runs to its end; it only measures{cpus}"),
         Outcome::Passed { checks, skipped: 0 } => format!("{checks} checks{cpus}"),
         Outcome::Passed { checks, skipped } => format!("{checks} checks, {skipped} skipped{cpus}"),
         Outcome::Skipped(reason) | Outcome::NotApplicable(reason) => reason.clone(),
