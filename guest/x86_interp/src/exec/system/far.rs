@@ -261,10 +261,11 @@ impl<S: System> Cpu<S> {
         sys: &mut S,
         op: &Op<S>,
     ) -> Result<(u16, u64), Fault> {
-        let linear = self.linear(op, SIZE as u64 + 2, false)?;
+        let linear = self.linear(op, SIZE as u64, false)?;
         let offset = self.load::<SIZE>(sys, linear);
         let offset = offset.map_err(|fault| self.blame_stack(op, fault))?;
-        let selector = self.load::<2>(sys, self.wrap_linear(linear.wrapping_add(SIZE as u64)));
+        let linear = self.part_address(op, SIZE, 2, false)?;
+        let selector = self.load::<2>(sys, linear);
         let selector = selector.map_err(|fault| self.blame_stack(op, fault))?;
         Ok((selector as u16, offset))
     }

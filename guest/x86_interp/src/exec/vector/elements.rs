@@ -8,12 +8,13 @@
 use super::permit::{self, Class};
 use crate::{
     cpu::Cpu,
+    debug::dr6,
     op::{Handler, Op},
     system::System,
     tlb::View,
 };
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
-use x86::{Fault, reg, vector};
+use x86::{Fault, flags, reg, vector};
 
 /// A vector register as bytes.
 type Bytes = [u8; 32];
@@ -37,7 +38,13 @@ impl<S: System> Cpu<S> {
 
     /// Linear address of an element `at` bytes into the memory operand: the operand as a whole has
     /// an address of the address size, its parts follow.
-    fn part_address(&self, op: &Op<S>, at: usize, size: usize, write: bool) -> Result<u64, Fault> {
+    pub(crate) fn part_address(
+        &self,
+        op: &Op<S>,
+        at: usize,
+        size: usize,
+        write: bool,
+    ) -> Result<u64, Fault> {
         let offset = self.effective(op).wrapping_add(at as u64);
         self.segmented(op.address.seg as usize, offset, size as u64, write)
     }
@@ -211,7 +218,7 @@ fn gather<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fa
             let loaded = address.and_then(|linear| cpu.load_element(sys, op, linear, element));
             if let Err(fault) = loaded {
                 suspend(cpu, op, gathered.then_some(value), &mask);
-                return Err(fault);
+                return Err(if gathered { trap_first(cpu, fault) } else { fault });
             }
             gathered = true;
         }
@@ -221,6 +228,19 @@ fn gather<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fa
     cpu.set_bytes(to, &value);
     cpu.set_bytes(mask_register, &[0; 32]);
     Ok(())
+}
+
+/// A trap of an element already gathered is delivered instead of the fault of a later one, with RF
+/// set since the instruction is not over (SDM vol. 2, VPGATHERDD).
+fn trap_first<S: System>(cpu: &mut Cpu<S>, fault: Fault) -> Fault {
+    let stepping = if cpu.vcpu.rflags & flags::TF != 0 { dr6::BS } else { 0 };
+    match cpu.traps | stepping {
+        0 => fault,
+        traps => {
+            cpu.vcpu.rflags |= flags::RF;
+            Fault::debug(traps)
+        }
+    }
 }
 
 /// Keeps what was gathered before a fault, if anything was; bytes of the destination it has not

@@ -87,7 +87,10 @@ pub(super) fn prepare<S: System>(sys: &mut S, op: &mut Op<S>) -> Option<Handler<
 fn run<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fault> {
     let facts = Facts::unpack(op.imm);
     permit::check(cpu, facts.class)?;
-    let linear = if facts.size == 0 { 0 } else { open(cpu, sys, op, facts)? };
+    let linear = match open(cpu, sys, op, facts) {
+        Ok(linear) => linear,
+        Err(fault) => return refused(cpu, sys, op, facts, fault),
+    };
     if facts.stores_and_changes {
         let before = cpu.vcpu.fpu;
         compute(cpu, sys, op, facts)?;
@@ -102,6 +105,28 @@ fn run<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fault
         cpu.vcpu.gpr = cpu.operands.gpr;
     }
     Ok(())
+}
+
+/// The segment does not let the operand through. An x87 store that an exception suppresses does not
+/// even ask it.
+#[cold]
+fn refused<S: System>(
+    cpu: &mut Cpu<S>,
+    sys: &mut S,
+    op: &Op<S>,
+    facts: Facts,
+    fault: Fault,
+) -> Result<(), Fault> {
+    if facts.class != Class::X87 || facts.reads_memory {
+        return Err(fault);
+    }
+    let before = cpu.vcpu.fpu;
+    compute(cpu, sys, op, facts)?;
+    if is_store_suppressed(cpu, facts.class) {
+        return Ok(());
+    }
+    cpu.vcpu.fpu = before;
+    Err(fault)
 }
 
 /// Hands over to the vector unit.
@@ -143,15 +168,18 @@ fn store<S: System>(
     result.map_err(|fault| cpu.blame_stack(op, fault))
 }
 
-/// Checks the memory operand and loads it; returns its linear address.
+/// Checks the memory operand and loads it; returns its linear address, zero if there is none.
 fn open<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>, facts: Facts) -> Result<u64, Fault> {
+    if facts.size == 0 {
+        return Ok(0);
+    }
     let size = u64::from(facts.size);
+    cpu.operands.address = cpu.effective(op);
     let linear = if facts.aligned {
         cpu.vector_address::<true>(op, size, facts.writes_memory)?
     } else {
         cpu.vector_address::<false>(op, size, facts.writes_memory)?
     };
-    cpu.operands.address = cpu.effective(op);
     if facts.reads_memory {
         load(cpu, sys, op, facts, linear)?;
     }
