@@ -116,7 +116,8 @@ impl Undefined {
         ignored.x87_stack |= (0..insn.op_count()).any(|i| insn.op_register(i).is_mm());
         ignored.fault = fault_detail(insn);
         let address = operand_address(insn, vcpu);
-        if ignored.fault == FaultDetail::Page && address.is_some_and(at_canonical_end) {
+        let at_end = address.is_some_and(at_canonical_end) || wraps(insn, vcpu);
+        if ignored.fault == FaultDetail::Page && at_end {
             // Whether a masked element is an address at all.
             ignored.fault = FaultDetail::Vector;
         }
