@@ -177,3 +177,46 @@ pub struct TableRegister {
     #[doc(hidden)]
     pub pad: [u16; 3],
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flat_code_and_data() {
+        let code = Segment::from_descriptor(0x2b, 0x00af_fb00_0000_ffff);
+        assert_eq!((code.base, code.limit, code.dpl(), code.rpl()), (0, u32::MAX, 3, 3));
+        assert!(code.is_code() && code.is_readable() && code.present());
+        assert!(!code.is_writable() && !code.is_conforming() && !code.is_system());
+        assert_eq!(code.attr & (attr::L | attr::DB), attr::L);
+        let data = Segment::from_descriptor(0x10, 0x1240_9334_5678_0fff);
+        assert_eq!((data.base, data.limit), (0x1234_5678, 0xfff));
+        assert!(data.is_writable() && !data.is_code());
+    }
+
+    #[test]
+    fn a_null_selector_remembers_only_the_level() {
+        let null = Segment::null(2, 2);
+        assert_eq!((null.dpl(), null.rpl(), null.present(), null.base), (2, 2, false, 0));
+        assert!(!null.is_readable() && !null.is_writable());
+    }
+
+    #[test]
+    fn gates() {
+        let wide = Gate::from_descriptor(0x8765_ee03_0008_4321).with_high(0xffff_ffff);
+        let expected = Gate {
+            selector: 8,
+            offset: 0xffff_ffff_8765_4321,
+            kind: kind::INTERRUPT,
+            dpl: 3,
+            present: true,
+            ist: 3,
+            parameters: 3,
+        };
+        assert_eq!(wide, expected);
+        let narrow = Gate::from_descriptor(0x8765_0600_0008_4321);
+        assert_eq!((narrow.offset, narrow.kind), (0x4321, kind::INTERRUPT16));
+        assert!(!narrow.present);
+        assert_eq!(Gate::from_descriptor(0x00af_9b00_0000_ffff).kind, Gate::NOT_SYSTEM);
+    }
+}
