@@ -174,10 +174,9 @@ impl Space {
             if at == address & !(PAGE - 1) || !usable(at) {
                 continue;
             }
-            if let Some(found) = leaf(ram, roots, at) {
-                if ram.page(found.gpa).is_some_and(|page| !ram.is_code(page.offset)) {
-                    self.map_page(ram, at, &found, false)?;
-                }
+            let Some(found) = leaf(ram, roots, at) else { continue };
+            if ram.page(found.gpa).is_some_and(|page| !ram.is_code(page.offset)) {
+                self.map_page(ram, at, &found, false)?;
             }
         }
         Ok(())

@@ -21,6 +21,8 @@ use std::{
 
 static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
 const PAGE: usize = 4096;
+/// The page of Linux's old system-call entries (GVA).
+const VSYSCALL: u64 = 0xffff_ffff_ff60_0000;
 
 /// Why a wedge cannot be started or has stopped working.
 #[derive(Debug, thiserror::Error)]
@@ -190,9 +192,7 @@ fn exit(s: &Shared) -> Exit {
     let vector = (s.trap & 0x1f) as u8;
     match s.signal as i32 {
         KICK => Exit::Kicked,
-        libc::SIGSYS if s.address >> 12 == 0xffff_ffff_ff60_0 => {
-            Exit::Vsyscall { address: s.address }
-        }
+        libc::SIGSYS if s.address & !0xfff == VSYSCALL => Exit::Vsyscall { address: s.address },
         libc::SIGSYS => Exit::SystemCall,
         libc::SIGSEGV if s.trap == 14 => {
             Exit::PageFault { address: s.address, error: s.error as u32 }

@@ -1,9 +1,9 @@
 //! A random stretch of kernel code with the state it starts in.
 
-use crate::random::Random;
 use iced_x86::{
     Code, Decoder, DecoderOptions, Encoder, Instruction, MemoryOperand, OpKind, Register,
 };
+use oracle::random::Random;
 use x86::{flags, reg};
 
 /// GVA of the code page; like a kernel's text it lies in the top 2 GiB.
@@ -43,10 +43,10 @@ impl Case {
             *value = interesting(&mut r);
         }
         gpr[reg::RSP] = DATA + 0x1000 + r.below(0x200) * 8;
-        let alignment = r.one_in(4);
-        let mut rflags = flags::FIXED | r.next() & (flags::STATUS | flags::ID);
-        rflags |= if r.one_in(6) { flags::DF } else { 0 };
-        rflags |= if r.one_in(2) { flags::IF } else { 0 };
+        let alignment = r.below(4) == 0;
+        let mut rflags = flags::FIXED | r.bits() & (flags::STATUS | flags::ID);
+        rflags |= if r.below(6) == 0 { flags::DF } else { 0 };
+        rflags |= if r.below(2) == 0 { flags::IF } else { 0 };
         rflags |= if alignment { flags::AC } else { 0 };
         let mut memory = vec![0; (DATA_LEN + USER_LEN) as usize];
         for word in memory.chunks_exact_mut(8) {
@@ -54,7 +54,7 @@ impl Case {
         }
         let mut xmm = [[0; 16]; 16];
         for byte in xmm.iter_mut().flatten() {
-            *byte = r.next() as u8;
+            *byte = r.bits() as u8;
         }
         let code = code(&mut r, alignment);
         Self { code, gpr, rflags, xmm, memory }
@@ -77,7 +77,7 @@ fn interesting(r: &mut Random) -> u64 {
         1..=3 => DATA + r.below(DATA_LEN),
         4 => USER + r.below(USER_LEN),
         5 => r.below(64),
-        _ => r.next(),
+        _ => r.bits(),
     }
 }
 
@@ -109,7 +109,7 @@ fn instruction(r: &mut Random, at: u64, alignment: &mut bool) -> Vec<u8> {
 fn noise(r: &mut Random, at: u64) -> Option<Vec<u8>> {
     let mut bytes = [0u8; 15];
     for byte in &mut bytes {
-        *byte = r.next() as u8;
+        *byte = r.bits() as u8;
     }
     steer_opcode(r, &mut bytes);
     let mut insn = Decoder::with_ip(64, &bytes, at, DecoderOptions::NONE).decode();
@@ -132,13 +132,13 @@ fn steer_opcode(r: &mut Random, bytes: &mut [u8; 15]) {
         bytes[at] = byte;
         at += 1;
     };
-    if r.one_in(10) {
+    if r.below(10) == 0 {
         put(r.pick(&[0x66, 0xf2, 0xf3, 0xf0, 0x65, 0x3e]));
     }
-    if r.one_in(2) {
+    if r.below(2) == 0 {
         put(0x48 | r.below(8) as u8);
     }
-    if r.one_in(3) {
+    if r.below(3) == 0 {
         put(0x0f);
     }
 }
@@ -166,10 +166,10 @@ fn unwanted(insn: &Instruction) -> bool {
 
 /// Most memory operands must be valid, or no case gets past its first.
 fn steer_memory(r: &mut Random, insn: &mut Instruction) {
-    if insn.is_vsib() || r.one_in(12) {
+    if insn.is_vsib() || (r.below(12) == 0) {
         return;
     }
-    let offset = r.below(DATA_LEN - 64) & !if r.one_in(2) { 15 } else { 0 };
+    let offset = r.below(DATA_LEN - 64) & !if r.below(2) == 0 { 15 } else { 0 };
     let target = if insn.segment_prefix() == Register::GS {
         offset.wrapping_sub(PERCPU - DATA)
     } else {
@@ -238,11 +238,11 @@ fn template(r: &mut Random, at: u64, alignment: &mut bool) -> Option<Vec<u8>> {
 fn string(r: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     // A count is only sane now and then, so REP comes with one: mov ecx, n
-    if r.one_in(2) {
+    if r.below(2) == 0 {
         bytes.extend([0xb9, r.below(40) as u8, 0, 0, 0]);
         bytes.push(r.pick(&[0xf3, 0xf2]));
     }
-    if r.one_in(2) {
+    if r.below(2) == 0 {
         bytes.push(0x48);
     }
     bytes.push(r.pick(&[0xa4, 0xa5, 0xaa, 0xab, 0xac, 0xad, 0xa6, 0xa7, 0xae, 0xaf]));

@@ -11,7 +11,6 @@
 pub mod case;
 pub mod compare;
 pub mod interp;
-pub mod random;
 pub mod rig;
 
 pub use case::Case;
