@@ -8,6 +8,8 @@
 //! - `memory` turns linear addresses into RAM or MMIO accesses through `tlb`.
 //! - `decode` turns bytes into [`op::Op`]s: a handler and its operands; `block` caches them.
 //! - `exec` has the handlers, one file per instruction family.
+//! - `interrupt` delivers exceptions and interrupts; `task` switches tasks; `descriptor` and
+//!   `segmentation` are what they and the far transfers stand on; `debug` has the breakpoints.
 //!
 //! Why faults are precise: a handler commits registers only after its last access that can
 //! fault, and RIP is set back by the caller when it returns an error.
