@@ -74,7 +74,8 @@ fn count(log: &str, word: &str) -> u32 {
 fn skip_reason(log: &str) -> String {
     let marked = log.lines().find_map(|line| line.strip_prefix("SKIP: "));
     let told = || log.lines().find(|line| line.contains("not "));
-    marked.or_else(told).unwrap_or("no reason given").trim().to_owned()
+    let reason = marked.or_else(told).unwrap_or("no reason given").trim();
+    reason.trim_start_matches("WARNING: ").to_owned()
 }
 
 fn how(ended: &Ended, log: &str) -> String {

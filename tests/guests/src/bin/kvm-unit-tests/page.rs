@@ -79,7 +79,7 @@ fn note(finished: &Finished, most: usize) -> String {
         asked => format!("; asks for {asked} CPUs, has 1"),
     };
     match &finished.outcome {
-        Outcome::Passed { checks: 0, .. } => format!("runs to its end; it only measures{cpus}"),
+        Outcome::Passed { checks: 0, .. } => format!("runs to its end, and counts no checks{cpus}"),
         Outcome::Passed { checks, skipped: 0 } => format!("{checks} checks{cpus}"),
         Outcome::Passed { checks, skipped } => format!("{checks} checks, {skipped} skipped{cpus}"),
         Outcome::Skipped(reason) | Outcome::NotApplicable(reason) => reason.clone(),

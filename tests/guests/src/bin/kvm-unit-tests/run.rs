@@ -72,7 +72,9 @@ impl Runner {
         let timeout = test.timeout.saturating_mul(self.patience).to_string();
         let memory = format!("{}M", test.memory);
         let mut command = Command::new(&self.ring3);
-        command.arg("run").arg("--kernel").arg(program).args(["--append", &test.arguments]);
+        command.arg("run").arg("--kernel").arg(program);
+        // In one word: arguments of programs begin with dashes.
+        command.arg(format!("--append={}", test.arguments));
         command.args(["--memory", &memory, "--timeout", &timeout, "--test-devices", "--json"]);
         let environment = NamedTempFile::new()?;
         if let Some(variables) = scope::environment(test) {
