@@ -16,8 +16,9 @@ use crate::{
     machine::{Limits, Machine},
 };
 
-/// `no_timer_check`: a host so busy that the guest misses ticks at boot would make it panic.
-const CMDLINE: &str = "console=ttyS0 panic=-1 no_timer_check";
+/// A host so busy that the guest misses ticks would make it panic at boot (hence `no_timer_check`)
+/// and call itself stuck later (`nosoftlockup`). One that is stuck runs into our own time limit.
+const CMDLINE: &str = "console=ttyS0 panic=-1 no_timer_check nosoftlockup";
 const MEMORY: u32 = 512;
 
 /// What a guest is given.
