@@ -191,10 +191,10 @@ impl Step for Cmps {
         sys: &mut S,
         walk: &Walk,
     ) -> Result<(), Fault> {
-        let source = walk.source(cpu, SIZE as u64)?;
+        // The destination first: it shows when both fault.
         let destination = walk.destination(cpu, SIZE as u64, false)?;
-        // In this order: it shows when both fault.
         let b = cpu.load::<SIZE>(sys, destination)?;
+        let source = walk.source(cpu, SIZE as u64)?;
         let a = cpu.load::<SIZE>(sys, source)?;
         super::alu::sub::<SIZE>(&mut cpu.vcpu.rflags, a, b, 0);
         Ok(())
