@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use oracle::campaign::{self, Failure, Plan, Summary};
-use oracle::{CaseFile, Checker, forms, shrink, table};
+use oracle::{CaseFile, Checker, Generator, forms, shrink, table};
 
 /// Compares the reference interpreter with the host CPU on random instruction sequences.
 #[derive(Parser)]
@@ -33,6 +33,9 @@ struct Options {
     /// Different failures after which to stop.
     #[arg(long, default_value_t = 100)]
     most_failures: usize,
+    /// Run and print only the sequence of this number, as a case file.
+    #[arg(long)]
+    show: Option<u64>,
     /// Replay one case file instead.
     #[arg(long)]
     case: Option<PathBuf>,
@@ -46,9 +49,10 @@ struct Options {
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
-    let good = match &options.case {
-        Some(path) => replay(path)?,
-        None => run(&options)?,
+    let good = match (&options.case, options.show) {
+        (Some(path), _) => replay(path)?,
+        (None, Some(number)) => show(&options, number)?,
+        (None, None) => run(&options)?,
     };
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -130,11 +134,23 @@ fn save(directory: &Path, summary: &Summary) -> Result<()> {
     Ok(())
 }
 
+/// Runs one sequence of the list on both sides. False if the interpreter differs.
+fn show(options: &Options, number: u64) -> Result<bool> {
+    let plan = plan(options)?;
+    let case = Generator::new(plan.seed, plan.bits, &plan.forms).case(number);
+    compare(CaseFile { case, expected: None })
+}
+
 /// Runs a case file on both sides. False if the interpreter differs.
 fn replay(path: &Path) -> Result<bool> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let file = CaseFile::parse(&text).with_context(|| path.display().to_string())?;
+    compare(file)
+}
+
+/// Prints a case with its outcome, headed by the differences. False if there are any.
+fn compare(file: CaseFile) -> Result<bool> {
     let report = Checker::new()?.check(&file.case)?;
     let expected = Some(report.native.clone());
     if file.expected.is_some() && file.expected != expected {

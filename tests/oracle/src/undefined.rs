@@ -75,7 +75,7 @@ impl Undefined {
         if fault_detail(insn) == FaultDetail::Vector && wraps(insn, vcpu) {
             self.open("a large operand across the end of a segment");
         }
-        if is_far_call(insn) && vcpu.gpr[reg::RSP] >> 32 != 0 {
+        if is_far_call(insn) && vcpu.gpr[reg::RSP].wrapping_sub(16) >> 32 != 0 {
             self.open("far call on a stack compatibility mode cannot reach");
         }
         self.next = undefined_flags(insn, vcpu);

@@ -2,7 +2,7 @@
 //! into the code window, IRET frames.
 
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpKind};
-use x86::reg;
+use x86::{flags, reg};
 
 use super::encode::Draft;
 use super::steer::place;
@@ -79,7 +79,9 @@ pub fn steer(sequence: &mut Sequence, random: &mut Random, draft: &mut Draft) ->
         Source::InterruptReturn(size) => {
             let ss = random.pick(&STACK_SELECTORS);
             let (cs, rsp) = (code_selector(random), target::stack(random));
-            let rflags = start::rflags(random);
+            // With AC the CPU checks the alignment of what is still to be popped; KVM takes the #AC
+            // for a split lock and tries again without end.
+            let rflags = start::rflags(random) & !flags::AC;
             stack(sequence, &[target::jump(random), cs.into(), rflags, rsp, ss.into()], size)
         }
     })
