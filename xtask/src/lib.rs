@@ -5,10 +5,11 @@
 //! - [`self_tests`] keeps programs that test the machine they run on.
 //! - [`modules`] finds kernel modules and the order to load them in.
 //! - [`cpio`] and [`initramfs`] pack a root file system.
-//! - [`demo`], [`checks`] and [`layers`] are the tasks themselves.
+//! - [`demo`], [`bench`], [`checks`] and [`layers`] are the tasks themselves.
 
 pub mod archive;
 pub mod assets;
+pub mod bench;
 pub mod checks;
 pub mod command;
 pub mod cpio;

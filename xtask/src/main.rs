@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use xtask::{
     assets::{Assets, Kernel},
-    checks, demo,
+    bench, checks, demo,
     initramfs::{self, Purpose},
     layers,
 };
@@ -40,6 +40,8 @@ enum Task {
     },
     /// Boot an unmodified Debian kernel to a shell on this terminal
     Demo,
+    /// Measure ring3 beside native and every peer on this machine
+    Bench(bench::Arguments),
     /// Check that crates depend only on the layers they may
     Layers,
     /// Run every check: format, lints, layers, unit and boot tests
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
             pack(kernel, script.as_deref(), &output).map(|()| 0)
         }
         Task::Demo => demo::demo(),
+        Task::Bench(arguments) => bench::bench(&arguments).map(|()| 0),
         Task::Layers => layers::check().map(|()| 0),
         Task::Test => checks::test().map(|()| 0),
     };

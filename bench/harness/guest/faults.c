@@ -1,0 +1,97 @@
+/* Rows of the memory manager: page faults, mappings, protections. */
+#define _GNU_SOURCE
+#include <sys/mman.h>
+
+#include "bench.h"
+
+#define PAGE ((size_t)4096)
+#define HUGE ((size_t)2 << 20)
+#define TOUCHED ((size_t)64 << 20)
+enum { FAULTS = 4096 };
+
+static char *page;
+
+static char *map(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* Writes to each page; what was there must be zero. */
+static const char *touch_pages(char *memory, size_t size)
+{
+    for (size_t at = 0; at < size; at += PAGE) {
+        CHECK(memory[at] == 0, "a fresh page is not empty");
+        memory[at] = (char)(at / PAGE | 1);
+    }
+    for (size_t at = 0; at < size; at += 16 * PAGE)
+        CHECK(memory[at] == (char)(at / PAGE | 1), "a page was lost");
+    return NULL;
+}
+
+static const char *faults_run(uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        char *memory = map(FAULTS * PAGE);
+        CHECK(memory, "no memory");
+        madvise(memory, FAULTS * PAGE, MADV_NOHUGEPAGE);
+        const char *wrong = touch_pages(memory, FAULTS * PAGE);
+        CHECK(!wrong, wrong);
+        munmap(memory, FAULTS * PAGE);
+    }
+    return NULL;
+}
+
+static const char *touch_run(uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        char *memory = map(TOUCHED + HUGE);
+        CHECK(memory, "no memory");
+        char *aligned = (char *)(((uintptr_t)memory + HUGE - 1) & ~(HUGE - 1));
+        madvise(aligned, TOUCHED, MADV_HUGEPAGE);
+        const char *wrong = touch_pages(aligned, TOUCHED);
+        CHECK(!wrong, wrong);
+        munmap(memory, TOUCHED + HUGE);
+    }
+    return NULL;
+}
+
+static const char *mmap_run(uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        char *memory = map(16 * PAGE);
+        CHECK(memory && munmap(memory, 16 * PAGE) == 0, "cannot map and unmap");
+    }
+    return NULL;
+}
+
+static const char *page_setup(void)
+{
+    page = map(PAGE);
+    CHECK(page, "no memory");
+    return NULL;
+}
+
+static void page_teardown(void)
+{
+    munmap(page, PAGE);
+}
+
+static const char *mprotect_run(uint64_t n)
+{
+    volatile char *byte = page;
+    for (uint64_t i = 0; i < n; i++) {
+        *byte = (char)i;
+        CHECK(mprotect(page, PAGE, PROT_READ) == 0 && *byte == (char)i, "a protected page changed");
+        CHECK(mprotect(page, PAGE, PROT_READ | PROT_WRITE) == 0, "cannot unprotect");
+    }
+    return NULL;
+}
+
+const struct row fault_rows[] = {
+    { "faults", "memory management", "4,096 page faults of 4 KB, with their mapping", faults_run, NULL, NULL },
+    { "touch", "memory management", "touch every page of 64 MB, huge pages allowed", touch_run, NULL, NULL },
+    { "mmap", "memory management", "mmap and munmap of 64 KB", mmap_run, NULL, NULL },
+    { "mprotect", "memory management", "mprotect twice and touch", mprotect_run, page_setup, page_teardown },
+    ROWS_END,
+};

@@ -1,0 +1,71 @@
+/* The first process of a machine that only runs this program. */
+#define _GNU_SOURCE
+#include "init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench.h"
+
+static void mount_one(const char *type, const char *at)
+{
+    mkdir(at, 0755);
+    if (mount(type, at, type, 0, NULL) != 0 && errno != EBUSY)
+        printf("init: cannot mount %s: %s\n", at, strerror(errno));
+}
+
+/* Loads the modules named in /modules/order, as far as there are any. */
+static void load_modules(void)
+{
+    char name[100], path[128];
+    FILE *order = fopen("/modules/order", "r");
+    while (order && fscanf(order, "%99s", name) == 1) {
+        snprintf(path, sizeof path, "/modules/%s.ko", name);
+        int file = open(path, O_RDONLY | O_CLOEXEC);
+        if (file < 0 || syscall(SYS_finit_module, file, "", 0) != 0)
+            printf("init: cannot load %s: %s\n", name, strerror(errno));
+        close(file);
+    }
+    if (order)
+        fclose(order);
+}
+
+static void start_command(void)
+{
+    char *const arguments[] = { "bench", "true", NULL };
+    execve(self_path, arguments, environ);
+    _exit(127);
+}
+
+_Noreturn void run_as_init(void (*work)(void))
+{
+    mount_one("proc", "/proc");
+    mount_one("sysfs", "/sys");
+    mount_one("devtmpfs", "/dev");
+    mount_one("tmpfs", "/tmp");
+    load_modules();
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        if (!work)
+            start_command();
+        work();
+        exit(0);
+    }
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+        ;
+    printf("@bench {\"finished\":%d}\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+    fflush(stdout);
+    reboot(RB_POWER_OFF);
+    for (;;)
+        pause();
+}

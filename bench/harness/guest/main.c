@@ -1,0 +1,178 @@
+/*
+ * The benchmark's program: the same static file natively, in every engine and in every peer.
+ *
+ * It obeys lines on standard input and answers with lines "@bench {JSON}" on standard output, so that whoever
+ * drives it can take turns between machines. A batch repeats a row's operation for about as long as it is told to.
+ *
+ *   list              describes every row
+ *   run ROW MS        one batch of about MS milliseconds
+ *   quit              ends (and switches the machine off, where this program is its first process)
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <termios.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "init.h"
+
+
+const char *scratch = "/tmp", *self_path = "/proc/self/exe", *shell_path = "/bin/sh";
+
+static const struct row *const groups[] = { compute_rows, memory_rows, call_rows, process_rows, fault_rows, file_rows };
+
+/* The row whose setup is in force, and how often its operation fits into `budget` milliseconds. */
+static const struct row *current;
+static uint64_t iterations, budget;
+
+const char *scratch_file(const char *name)
+{
+    static char path[4096];
+    snprintf(path, sizeof path, "%s/ring3-bench-%d-%s", scratch, (int)getpid(), name);
+    return path;
+}
+
+static uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+static const struct row *find(const char *name)
+{
+    for (size_t group = 0; group < sizeof groups / sizeof *groups; group++)
+        for (const struct row *row = groups[group]; row->name; row++)
+            if (strcmp(row->name, name) == 0)
+                return row;
+    return NULL;
+}
+
+static void list(void)
+{
+    for (size_t group = 0; group < sizeof groups / sizeof *groups; group++)
+        for (const struct row *row = groups[group]; row->name; row++)
+            printf("@bench {\"name\":\"%s\",\"group\":\"%s\",\"about\":\"%s\"}\n", row->name, row->group, row->about);
+    printf("@bench {\"end\":true}\n");
+}
+
+static void finish(void)
+{
+    if (current && current->teardown)
+        current->teardown();
+    current = NULL;
+}
+
+static const char *time_of(uint64_t n, uint64_t *ns)
+{
+    uint64_t start = now();
+    const char *wrong = current->run(n);
+    *ns = now() - start;
+    return wrong;
+}
+
+/* Finds how often the operation fits into the budget; the last try has warmed everything up. */
+static const char *calibrate(uint64_t milliseconds)
+{
+    const uint64_t goal = milliseconds * 1000000;
+    uint64_t n = 1, ns = 0;
+    for (;;) {
+        const char *wrong = time_of(n, &ns);
+        CHECK(!wrong, wrong);
+        uint64_t fit = ns ? (uint64_t)((double)n * (double)goal / (double)ns) : n * 16;
+        if (ns >= goal / 4 || fit <= n) {
+            iterations = fit ? fit : 1;
+            return NULL;
+        }
+        n = fit < n * 16 ? fit : n * 16;
+    }
+}
+
+static const char *prepare(const struct row *row, uint64_t milliseconds)
+{
+    if (current != row) {
+        finish();
+        const char *wrong = row->setup ? row->setup() : NULL;
+        CHECK(!wrong, wrong);
+        current = row;
+        iterations = 0;
+    }
+    if (iterations && budget == milliseconds)
+        return NULL;
+    budget = milliseconds;
+    return calibrate(milliseconds);
+}
+
+static void batch(const char *name, uint64_t milliseconds)
+{
+    const struct row *row = find(name);
+    uint64_t ns = 0;
+    const char *wrong = row ? prepare(row, milliseconds) : "no such row";
+    if (!wrong)
+        wrong = time_of(iterations, &ns);
+    if (wrong)
+        printf("@bench {\"row\":\"%s\",\"error\":\"%s\",\"at\":%llu}\n", name, wrong, (unsigned long long)now());
+    else
+        printf("@bench {\"row\":\"%s\",\"iterations\":%llu,\"ns\":%llu,\"at\":%llu}\n", name,
+               (unsigned long long)iterations, (unsigned long long)ns, (unsigned long long)now());
+}
+
+/* Without echo, so that what is typed does not come back as an answer. */
+static void quieten_terminal(void)
+{
+    struct termios terminal;
+    if (tcgetattr(0, &terminal) != 0)
+        return;
+    terminal.c_lflag &= ~(tcflag_t)(ECHO | ECHOE | ECHOK | ISIG);
+    terminal.c_oflag &= ~(tcflag_t)OPOST;
+    tcsetattr(0, TCSANOW, &terminal);
+}
+
+static void serve(void)
+{
+    char line[256], name[64];
+    unsigned milliseconds;
+    struct utsname kernel;
+    quieten_terminal();
+    uname(&kernel);
+    printf("@bench {\"ready\":\"%s %s\",\"at\":%llu}\n", kernel.sysname, kernel.release, (unsigned long long)now());
+    while (fgets(line, sizeof line, stdin) && strcmp(line, "quit\n") != 0) {
+        if (sscanf(line, "run %63s %u", name, &milliseconds) == 2)
+            batch(name, milliseconds);
+        else if (strcmp(line, "list\n") == 0)
+            list();
+        else
+            printf("@bench {\"error\":\"not understood\",\"at\":%llu}\n", (unsigned long long)now());
+    }
+    finish();
+}
+
+/* By hand: "bench getppid fork ..." runs rows and prints nanoseconds. */
+static void run_named(char **names)
+{
+    for (; *names; names++)
+        for (int i = 0; i < 5; i++)
+            batch(*names, 100);
+    finish();
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (argc > 1 && strcmp(argv[1], "true") == 0)
+        _exit(TRUE_CODE);
+    if (getenv("BENCH_SCRATCH"))
+        scratch = getenv("BENCH_SCRATCH");
+    if (getenv("BENCH_SHELL"))
+        shell_path = getenv("BENCH_SHELL");
+    if (getpid() == 1 && strstr(argv[0], "init"))
+        run_as_init(argc > 1 && strcmp(argv[1], "once") == 0 ? NULL : serve);
+    if (argc > 1)
+        run_named(argv + 1);
+    else
+        serve();
+    return 0;
+}

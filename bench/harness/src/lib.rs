@@ -1,0 +1,70 @@
+//! Benchmarks: the same static program natively, in ring3 and in every peer, side by side.
+//!
+//! We believe only what was measured together. All environments run at the same time and wait;
+//! a batch goes to each in turn, so that a noisy machine hurts all alike, and every figure is a
+//! multiple of the native one next to it.
+//!
+//! - [`program`] builds the guest program (`guest/*.c`), which checks its own results.
+//! - [`peers`] are the environments it can run in, [`session`] is one that runs.
+//! - [`protocol`] is what is said between the two.
+//! - [`schedule`] takes turns; [`record`] is what comes out.
+//! - [`stats`] and [`table`] show it.
+
+pub mod peers;
+pub mod program;
+pub mod protocol;
+pub mod record;
+pub mod schedule;
+pub mod session;
+pub mod stats;
+pub mod table;
+
+use std::path::PathBuf;
+
+/// What can go wrong before there is anything to measure.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The C compiler is missing.
+    #[error("cannot run `cc`, which builds the benchmark's program: install the package gcc")]
+    NoCompiler,
+    /// The C compiler refused the program.
+    #[error("the benchmark's program does not build:\n{0}")]
+    DoesNotBuild(String),
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not what `--json` writes.
+    #[error("{} is not a result of the benchmark: {source}", path.display())]
+    NotAResult {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// A name on the command line means nothing.
+    #[error("there is no {kind} `{name}`; there are: {known}")]
+    Unknown {
+        /// What was named.
+        kind: &'static str,
+        /// As it was written.
+        name: String,
+        /// What would have been right.
+        known: String,
+    },
+    /// The native run, to which all others are compared, failed.
+    #[error("the native run failed: {0}")]
+    Native(session::Failure),
+}
+
+impl Error {
+    /// Names the file something went wrong with.
+    pub fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { path, source }
+    }
+}

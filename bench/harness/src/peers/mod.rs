@@ -1,0 +1,167 @@
+//! The environments the guest program can run in.
+//!
+//! Each says how to start it, with the program's lines on standard input and output. What is not
+//! on the machine is missing, with the reason and what to do; nothing stands in for it.
+
+mod gvisor;
+mod native;
+mod qemu;
+mod ring3;
+mod uml;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    Error,
+    record::{Missing, NATIVE},
+};
+
+/// Kernel command line of every machine. The timer check would take a busy host for a broken
+/// timer.
+const APPEND: &str = "quiet loglevel=1 panic=-1 no_timer_check";
+/// Memory of every machine, in MiB.
+const MEMORY: u32 = 1024;
+
+/// What an environment is started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// To take orders.
+    Serve,
+    /// To run a command that does nothing, and end.
+    Once,
+}
+
+/// What environments are made of.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The guest program, static.
+    pub program: PathBuf,
+    /// A static busybox, for rows that start a shell.
+    pub busybox: PathBuf,
+    /// The kernel that machines boot.
+    pub kernel: PathBuf,
+    /// A root file system with the program as its `/init`, and busybox.
+    pub initrd: PathBuf,
+    /// Further words of every machine's kernel command line.
+    pub append: String,
+    /// The ring3 to measure: a suffix for its environments' names (often empty), and the program.
+    pub ring3: Vec<(String, PathBuf)>,
+}
+
+/// An environment that can be started.
+pub struct Peer {
+    name: String,
+    version: String,
+    command: Box<dyn Fn(Work) -> Command>,
+}
+
+impl Peer {
+    fn new(
+        name: impl Into<String>,
+        version: impl Into<String>,
+        command: impl Fn(Work) -> Command + 'static,
+    ) -> Self {
+        Self { name: name.into(), version: version.into(), command: Box::new(command) }
+    }
+
+    /// As on the command line.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it says its version is.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The command that starts it.
+    pub fn command(&self, work: Work) -> Command {
+        (self.command)(work)
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.version)
+    }
+}
+
+/// An environment, or why there is none.
+pub type Found = Result<Peer, Missing>;
+
+/// Families of environments. A family's name stands for all of its members.
+type Family = (&'static str, fn(&Setup) -> Vec<Found>);
+const FAMILIES: [Family; 5] = [
+    (NATIVE, native::find),
+    ("ring3", ring3::find),
+    ("qemu", qemu::find),
+    ("uml", uml::find),
+    ("gvisor", gvisor::find),
+];
+
+/// Finds the environments named (`ring3`, `ring3:direct`, `qemu`), or all if none is; native is
+/// always first.
+///
+/// # Errors
+/// A name means nothing.
+pub fn find(names: &[String], setup: &Setup) -> Result<Vec<Found>, Error> {
+    let mut found = native::find(setup);
+    for (family, members) in FAMILIES.iter().skip(1) {
+        let wanted = |name: &str| {
+            let stem = name.split('@').next().unwrap_or(name);
+            names.is_empty() || names.iter().any(|wanted| wanted == family || wanted == stem)
+        };
+        let of_family = |name: &&String| name.split(':').next() == Some(family);
+        if names.is_empty() || names.iter().any(|name| of_family(&name)) {
+            found.extend(members(setup).into_iter().filter(|member| wanted(name_of(member))));
+        }
+    }
+    match names.iter().find(|name| !is_known(name, &found)) {
+        None => Ok(found),
+        Some(name) => Err(unknown(name, setup)),
+    }
+}
+
+fn name_of(found: &Found) -> &str {
+    match found {
+        Ok(peer) => &peer.name,
+        Err(missing) => &missing.name,
+    }
+}
+
+fn is_known(name: &str, found: &[Found]) -> bool {
+    let families = FAMILIES.iter().any(|(family, _)| *family == name);
+    families || found.iter().any(|found| name_of(found).split('@').next() == Some(name))
+}
+
+fn unknown(name: &str, setup: &Setup) -> Error {
+    let members = FAMILIES.iter().flat_map(|(_, members)| members(setup));
+    let mut known: Vec<_> = FAMILIES.iter().map(|(family, _)| (*family).to_owned()).collect();
+    known.extend(members.map(|member| name_of(&member).to_owned()));
+    known.sort();
+    known.dedup();
+    Error::Unknown { kind: "environment", name: name.to_owned(), known: known.join(", ") }
+}
+
+fn missing(name: &str, why: impl Into<String>) -> Found {
+    Err(Missing { name: name.to_owned(), why: why.into() })
+}
+
+/// The first line a program prints about itself; `None` if it cannot be run.
+fn version_of(program: &Path, option: &str) -> Option<String> {
+    let output = Command::new(program).arg(option).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Some(text.lines().next().unwrap_or_default().trim().to_owned())
+}
+
+impl Setup {
+    /// The kernel command line; `console` is the option that names it.
+    fn append(&self, console: &str) -> impl Fn(Work) -> String + 'static {
+        let words = format!("{console} {APPEND} {}", self.append);
+        move |work| format!("{words}{}", if work == Work::Once { " -- once" } else { "" })
+    }
+}

@@ -1,0 +1,22 @@
+//! The host itself: what all others are multiples of.
+
+use std::process::Command;
+
+use super::{Found, Peer, Setup, Work};
+use crate::record::NATIVE;
+
+/// A directory in memory, as `/tmp` is inside the machines.
+const SCRATCH: &str = "/dev/shm";
+
+pub(super) fn find(setup: &Setup) -> Vec<Found> {
+    let (program, busybox) = (setup.program.clone(), setup.busybox.clone());
+    let command = move |work| {
+        let mut command = Command::new(&program);
+        command.env("BENCH_SCRATCH", SCRATCH).env("BENCH_SHELL", &busybox);
+        if work == Work::Once {
+            command.arg("once");
+        }
+        command
+    };
+    vec![Ok(Peer::new(NATIVE, "", command))]
+}

@@ -1,0 +1,59 @@
+//! ring3, by each of its engines.
+
+use std::{path::Path, process::Command};
+
+use super::{Found, MEMORY, Peer, Setup, missing, version_of};
+
+pub(super) fn find(setup: &Setup) -> Vec<Found> {
+    setup.ring3.iter().flat_map(|(suffix, program)| engines_of(setup, suffix, program)).collect()
+}
+
+fn engines_of(setup: &Setup, suffix: &str, program: &Path) -> Vec<Found> {
+    let Some(version) = version_of(program, "--version") else {
+        return vec![missing(
+            &format!("ring3{suffix}"),
+            format!("{} does not run", program.display()),
+        )];
+    };
+    let engines = engines(program).into_iter();
+    engines.map(|engine| Ok(peer(setup, suffix, program, &version, &engine))).collect()
+}
+
+/// The engines a ring3 offers, as its help lists them, without the one that only chooses.
+fn engines(program: &Path) -> Vec<String> {
+    let output = Command::new(program).args(["run", "--engine", "?"]).output();
+    let text = output.map(|done| String::from_utf8_lossy(&done.stderr).into_owned());
+    parse_engines(&text.unwrap_or_default())
+}
+
+/// From the refusal of an unknown engine: `[possible values: auto, interp, direct]`.
+fn parse_engines(refusal: &str) -> Vec<String> {
+    let list = refusal.split_once("[possible values: ").and_then(|(_, rest)| rest.split_once(']'));
+    let names = list.map(|(list, _)| list.split(',').map(str::trim)).into_iter().flatten();
+    names.filter(|name| *name != "auto").map(str::to_owned).collect()
+}
+
+fn peer(setup: &Setup, suffix: &str, program: &Path, version: &str, engine: &str) -> Peer {
+    let (kernel, initrd) = (setup.kernel.clone(), setup.initrd.clone());
+    let (program, name) = (program.to_owned(), format!("ring3:{engine}{suffix}"));
+    let (engine, append) = (engine.to_owned(), setup.append("console=ttyS0"));
+    Peer::new(name, version, move |work| {
+        let mut command = Command::new(&program);
+        command.args(["run", "--engine", &engine, "--memory", &format!("{MEMORY}M")]);
+        command.arg("--kernel").arg(&kernel).arg("--initrd").arg(&initrd);
+        command.args(["--append", &append(work)]);
+        command
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_engines;
+
+    #[test]
+    fn engines_are_those_of_the_help() {
+        let text = "error: invalid value '?'\n  [possible values: auto, interp, direct]\n";
+        assert_eq!(parse_engines(text), ["interp", "direct"]);
+        assert!(parse_engines("something else").is_empty());
+    }
+}

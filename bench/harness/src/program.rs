@@ -1,0 +1,84 @@
+//! Builds the guest program: one static file that runs on any x86-64 Linux.
+//!
+//! It is C and not Rust because what is measured should be the system call, not a runtime around
+//! it, and because the C library is what most programs' memcpy, qsort and fork come from.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use sha2::{Digest, Sha256};
+
+use crate::Error;
+
+/// No contraction: fused multiply-add would change results between CPUs.
+const OPTIONS: [&str; 7] = [
+    "-std=gnu11",
+    "-O2",
+    "-static",
+    "-ffp-contract=off",
+    "-fno-tree-vectorize",
+    "-Wall",
+    "-Werror",
+];
+
+/// Where the sources are.
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("guest")
+}
+
+/// The program's file in `directory`, built unless it is there already.
+///
+/// # Errors
+/// There is no C compiler, or no static C library.
+pub fn build(directory: &Path) -> Result<PathBuf, Error> {
+    let program = directory.join(format!("bench-{}", &digest()?[..16]));
+    if program.exists() {
+        return Ok(program);
+    }
+    fs::create_dir_all(directory).map_err(Error::file(directory))?;
+    let fresh = directory.join(format!(".bench-{}", std::process::id()));
+    compile(&fresh)?;
+    fs::rename(&fresh, &program).map_err(Error::file(&program))?;
+    Ok(program)
+}
+
+/// Files whose names end in `extension`, sorted.
+fn files(extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
+    let directory = sources();
+    let entries = fs::read_dir(&directory).map_err(Error::file(&directory))?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let known = |path: &PathBuf| {
+        path.extension().is_some_and(|ext| extensions.iter().any(|known| ext == *known))
+    };
+    let mut paths: Vec<_> = paths.filter(known).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+fn compile(output: &Path) -> Result<(), Error> {
+    let mut cc = Command::new("cc");
+    cc.args(OPTIONS).arg("-o").arg(output).args(files(&["c"])?).arg("-lm");
+    match cc.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::NoCompiler),
+        Err(error) => Err(Error::file("cc")(error)),
+        Ok(done) if done.status.success() => Ok(()),
+        Ok(done) => Err(Error::DoesNotBuild(String::from_utf8_lossy(&done.stderr).into_owned())),
+    }
+}
+
+/// Of sources, options and compiler, so that each gets a program of its own.
+fn digest() -> Result<String, Error> {
+    let mut hash = Sha256::new();
+    hash.update(OPTIONS.join(" "));
+    if let Ok(version) = Command::new("cc").arg("--version").output() {
+        hash.update(version.stdout);
+    }
+    for path in files(&["c", "h"])? {
+        hash.update(fs::read(&path).map_err(Error::file(&path))?);
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
