@@ -7,6 +7,8 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::BootProtocol;
 
+use crate::net::NetArgument;
+
 const EXAMPLES: &str = "\
 Examples:
   Boot a Debian kernel to whatever its initramfs starts, with the serial console here:
@@ -16,6 +18,10 @@ Examples:
   The same with 2 GiB of memory and a disk, which the guest sees as /dev/vda:
     ring3 run --kernel vmlinuz --initrd initrd.img --append 'console=ttyS0 root=/dev/vda' \\
         --memory 2G --disk debian.img
+
+  A network, with port 8080 of this host leading to the guest's port 80:
+    ring3 run --kernel vmlinuz --initrd initrd.img --append console=ttyS0 \\
+        --net user,hostfwd=tcp:127.0.0.1:8080-:80
 
   A test machine in a script: no input, at most a minute, counters at the end:
     ring3 run --kernel vmlinuz --initrd test.cpio --append console=ttyS0 \\
@@ -101,6 +107,16 @@ pub struct RunArguments {
     /// Raw disk image, a virtio block device; can be repeated
     #[arg(long, value_name = "FILE[,readonly]")]
     pub disk: Vec<DiskArgument>,
+    /// Network interface with a network of its own, without privileges; can be repeated
+    ///
+    /// The guest gets an address by DHCP and reaches what this host reaches; the host itself is
+    /// 10.0.2.2. Each hostfwd makes a port of this host lead to one of the guest's; restrict
+    /// keeps the guest from the host's own services (its loopback).
+    #[arg(
+        long,
+        value_name = "user[,hostfwd=tcp:ADDRESS:PORT-:PORT][,dns=ADDRESS][,mac=MAC][,restrict]"
+    )]
+    pub net: Vec<NetArgument>,
     /// Add the devices kvm-unit-tests drive (QEMU's pc-testdev)
     #[arg(long)]
     pub test_devices: bool,
@@ -130,8 +146,12 @@ pub enum EngineChoice {
     Auto,
     /// The reference interpreter
     Interp,
+    /// User code directly on the CPU, the kernel translated (experimental)
+    Fast,
     /// User code directly on the CPU, the kernel interpreted (experimental)
     Direct,
+    /// User code interpreted, the kernel translated (experimental)
+    Jit,
 }
 
 /// Where the first serial port goes.

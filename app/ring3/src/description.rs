@@ -52,6 +52,8 @@ fn engine(choice: EngineChoice) -> EngineKind {
     match choice {
         EngineChoice::Auto | EngineChoice::Interp => EngineKind::Interpreter,
         EngineChoice::Direct => EngineKind::Direct,
+        EngineChoice::Jit => EngineKind::Jit,
+        EngineChoice::Fast => EngineKind::Fast,
     }
 }
 

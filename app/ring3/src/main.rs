@@ -6,6 +6,7 @@ mod description;
 mod doctor;
 mod escape;
 mod failure;
+mod net;
 mod outcome;
 mod run;
 

@@ -10,13 +10,14 @@ use std::{
 };
 
 use host_linux::{LinuxClock, LinuxEntropy, cpu};
-use vmm::{Ended, Host, Machine, Statistics};
+use vmm::{Attachment, Ended, Host, Machine, Statistics};
 
 use crate::{
     cli::{ConsoleChoice, RunArguments},
     console::{RawTerminal, read_stdin, watch_signals},
     description::describe,
     failure::Failure,
+    net,
     outcome::{Outcome, Summary},
 };
 
@@ -38,7 +39,9 @@ pub enum Event {
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let description = describe(arguments)?;
     let interactive = arguments.console == ConsoleChoice::Stdio;
-    let machine = Machine::build(&description, host(interactive)).map_err(failure)?;
+    let attachments = net::attach(&arguments.net)?;
+    let host = host(interactive, attachments);
+    let machine = Machine::build(&description, host).map_err(failure)?;
     drop(description);
 
     let (sender, events) = channel();
@@ -62,7 +65,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     Ok(outcome.code())
 }
 
-fn host(interactive: bool) -> Host {
+fn host(interactive: bool, attachments: Vec<Attachment>) -> Host {
     let output: Box<dyn Write + Send> =
         if interactive { Box::new(std::io::stdout()) } else { Box::new(std::io::sink()) };
     Host {
@@ -70,6 +73,7 @@ fn host(interactive: bool) -> Host {
         entropy: Arc::new(LinuxEntropy),
         cpuid,
         console: output,
+        attachments,
     }
 }
 

@@ -14,7 +14,7 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] ram::RamError),
     /// More devices than the PCI bus has room for.
-    #[error("too many disks: {0}")]
+    #[error("too many devices: {0}")]
     Pci(#[from] pci::PciError),
     /// The host CPU cannot do the floating point and SIMD of the guest.
     #[error("floating point: {0}")]

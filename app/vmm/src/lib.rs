@@ -27,6 +27,7 @@ pub use error::Error;
 pub use events::Ended;
 pub use machine::Machine;
 pub use running::Running;
+pub use virtio::{Doorbell, VirtioDevice};
 pub use x86::cpuid::CpuidResult;
 
 /// What to build.
@@ -58,8 +59,12 @@ pub enum EngineKind {
     /// The reference interpreter.
     #[default]
     Interpreter,
+    /// 64-bit user code directly on the CPU, kernel code translated.
+    Fast,
     /// 64-bit user code directly on the CPU, everything else interpreted.
     Direct,
+    /// Kernel code translated, everything else interpreted.
+    Jit,
 }
 
 /// A file handed to the kernel.
@@ -90,4 +95,14 @@ pub struct Host {
     pub cpuid: fn(u32, u32) -> CpuidResult,
     /// Where the first serial port's output goes.
     pub console: Box<dyn Write + Send>,
+    /// Devices whose other side the caller has made: networks, shared folders, sockets.
+    pub attachments: Vec<Attachment>,
+}
+
+/// A virtio device made by the caller. Each is served by a thread of its own.
+pub struct Attachment {
+    /// The device body.
+    pub device: Box<dyn VirtioDevice>,
+    /// Told how to have the device look for what the host has for the guest.
+    pub connect: Box<dyn FnOnce(Doorbell) + Send>,
 }

@@ -7,12 +7,12 @@ use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart}
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
 use pci::PciHost;
 use ram::Ram;
-use virtio::{Block, Execution, FileImage, HostEntropy, Rng, VirtioDevice, VirtioPci};
+use virtio::{Block, Doorbell, Execution, FileImage, HostEntropy, Rng, VirtioDevice, VirtioPci};
 use x86::{Fault, Vcpu, cpuid};
 
 use crate::{
-    ConsoleInput, Description, Disk, Ended, EngineKind, Error, Host, Running, console::Outlet,
-    events::Events, running, timer::Alarm,
+    Attachment, ConsoleInput, Description, Disk, Ended, EngineKind, Error, Host, Running,
+    console::Outlet, events::Events, running, timer::Alarm,
 };
 
 /// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.
@@ -76,6 +76,7 @@ impl Machine {
         let platform = Platform::new(&settings, around, &mut ports, &mut mmio).map_err(assembly)?;
         let pci = pci_host(&platform, &mut ports, &mut mmio)?;
         add_devices(&pci, &ram, description, &host.entropy)?;
+        host.attachments.into_iter().try_for_each(|device| attach(&pci, &ram, device))?;
         let apic = platform.cpus.into_iter().next().ok_or_else(|| assembly("no local APIC"))?;
         let settings = cpuid::Settings { tsc_hz: host.clock.tsc_hz(), cpus: description.cpus };
         let parts = Parts {
@@ -191,11 +192,28 @@ fn block_device(index: usize, disk: &Disk) -> Result<Block, Error> {
 }
 
 fn add_device(pci: &PciHost, ram: &Ram, device: Box<dyn VirtioDevice>) -> Result<(), Error> {
+    add_served(pci, ram, device, Execution::Inline).map(drop)
+}
+
+/// Adds a device with a thread of its own, and has it connected.
+fn attach(pci: &PciHost, ram: &Ram, attachment: Attachment) -> Result<(), Error> {
+    let doorbell = add_served(pci, ram, attachment.device, Execution::Worker)?;
+    (attachment.connect)(doorbell);
+    Ok(())
+}
+
+fn add_served(
+    pci: &PciHost,
+    ram: &Ram,
+    device: Box<dyn VirtioDevice>,
+    execution: Execution,
+) -> Result<Doorbell, Error> {
     let slot = pci.reserve()?;
     let (msi, line) = (slot.msi(), slot.line());
-    let function = VirtioPci::new(device, ram.clone(), msi, line, Execution::Inline);
-    pci.add(slot, function.map_err(assembly)?)?;
-    Ok(())
+    let function = VirtioPci::new(device, ram.clone(), msi, line, execution).map_err(assembly)?;
+    let doorbell = function.doorbell();
+    pci.add(slot, function)?;
+    Ok(doorbell)
 }
 
 /// The chipset's local APIC as the engine wants it.

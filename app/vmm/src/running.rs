@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use direct::Direct;
+use fast::{Fast, Modes};
 use engine::{Attention, Board, Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
 use x86::Vcpu;
 
@@ -37,14 +37,14 @@ pub(crate) fn start(
     let run = move || {
         let (apic, clock) = (Arc::clone(&parts.apic), Arc::clone(&parts.clock));
         let attention = Arc::clone(&parts.attention);
-        let board = match parts.board() {
-            Ok(board) => board,
+        let made = parts.board().and_then(|board| engine_of(kind, vcpu, board, &attention));
+        let engine = match made {
+            Ok(engine) => engine,
             // Nobody listening means the machine was given up already.
             Err(error) => return drop(ready_sender.send(Err(error))),
         };
         // As above.
         let _ = ready_sender.send(Ok(()));
-        let engine = engine_of(kind, vcpu, board, &attention);
         let mut vcpu = VcpuLoop::new(engine, apic, attention, vcpu_control, clock);
         let ended = match vcpu.run() {
             engine::Ended::Stopped => events.take().unwrap_or(Ended::Stopped),
@@ -60,11 +60,20 @@ pub(crate) fn start(
     Ok(Running { control, alarm, outlet, statistics })
 }
 
-fn engine_of(kind: EngineKind, vcpu: Vcpu, board: Board, attention: &Attention) -> Box<dyn Engine> {
-    match kind {
-        EngineKind::Interpreter => Box::new(Interpreter::new(vcpu, board)),
-        EngineKind::Direct => Box::new(Direct::new(vcpu, board, attention)),
-    }
+fn engine_of(
+    kind: EngineKind,
+    vcpu: Vcpu,
+    board: Board,
+    attention: &Attention,
+) -> Result<Box<dyn Engine>, Error> {
+    let modes = match kind {
+        EngineKind::Interpreter => return Ok(Box::new(Interpreter::new(vcpu, board))),
+        EngineKind::Fast => Modes { user_direct: true, kernel_translated: true },
+        EngineKind::Direct => Modes { user_direct: true, kernel_translated: false },
+        EngineKind::Jit => Modes { user_direct: false, kernel_translated: true },
+    };
+    let engine = Fast::new(vcpu, board, attention, modes);
+    Ok(Box::new(engine.map_err(|error| Error::Assembly(error.to_string()))?))
 }
 
 impl Running {

@@ -45,6 +45,9 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     fn ram(&self) -> &ram::Ram {
         (**self).ram()
     }
+    fn details(&mut self) -> Vec<(&'static str, u64)> {
+        (**self).details()
+    }
 }
 
 /// Executes guest code on one vCPU.
@@ -65,4 +68,8 @@ pub trait Engine {
     fn traffic(&self) -> (u64, u64);
     /// Guest RAM.
     fn ram(&self) -> &ram::Ram;
+    /// What this kind of engine counts besides: name and count.
+    fn details(&mut self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 }

@@ -47,6 +47,8 @@ pub struct Statistics {
     pub mmio_accesses: u64,
     /// Port accesses.
     pub port_accesses: u64,
+    /// What the engine counts besides: name and count.
+    pub engine: Vec<(&'static str, u64)>,
     /// Nanoseconds halted.
     pub halted_ns: u64,
     /// Nanoseconds executing.
@@ -96,6 +98,9 @@ impl fmt::Display for Statistics {
         }
         for (vector, count) in &self.exceptions {
             writeln!(f, "{:>20} {count:>16}", format!("exception {vector}"))?;
+        }
+        for (name, count) in &self.engine {
+            writeln!(f, "{name:>20} {count:>16}")?;
         }
         writeln!(f, "{:>20} {:>16.3} s", "executing", seconds(self.running_ns))?;
         writeln!(f, "{:>20} {:>16.3} s", "halted", seconds(self.halted_ns))?;

@@ -63,8 +63,10 @@ impl<E: Engine> VcpuLoop<E> {
     }
 
     /// What has been done so far.
-    pub fn statistics(&self) -> Statistics {
-        self.statistics.clone().with(&self.engine.counters(), self.engine.traffic())
+    pub fn statistics(&mut self) -> Statistics {
+        let mut all = self.statistics.clone().with(&self.engine.counters(), self.engine.traffic());
+        all.engine = self.engine.details();
+        all
     }
 
     fn run_once(&mut self) -> Option<Ended> {
@@ -73,7 +75,7 @@ impl<E: Engine> VcpuLoop<E> {
         let exit = self.engine.run(BUDGET);
         self.statistics.running_ns += self.clock.monotonic_ns().saturating_sub(started);
         match exit {
-            Exit::Budget | Exit::UserCode => {}
+            Exit::Budget | Exit::Leave => {}
             Exit::Requested => self.statistics.kicks += 1,
             Exit::InterruptWindow => self.deliver_interrupt(),
             Exit::NmiWindow => self.deliver_nmi(),

@@ -20,7 +20,7 @@ pub fn spill(index: usize) -> Slot {
 
 /// The slot where an exit stores general register `index`.
 pub fn gpr(index: usize) -> Slot {
-    Slot(slot!(vcpu.gpr).0 + index * 8)
+    Slot(slot!(gpr).0 + index * 8)
 }
 
 /// The 64-bit general register with an encoding number.

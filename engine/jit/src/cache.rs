@@ -47,8 +47,8 @@ struct Placed {
     len: u32,
     marks: Vec<Mark>,
     links: Vec<crate::Link>,
-    /// RAM offset of the page its bytes come from.
-    page: u64,
+    /// RAM offsets of the pages its bytes come from, the same twice if it is one.
+    pages: [u64; 2],
 }
 
 /// What the cache has done.
@@ -134,8 +134,9 @@ impl Cache {
         self.by_guest.get(&(guest, alignment)).copied()
     }
 
-    /// Translates the bytes at `guest` and places the block. `page` is the RAM offset of the page
-    /// the bytes come from, for [`Cache::drop_page`].
+    /// Translates the bytes at `guest` and places the block. The first `here` bytes come from one
+    /// page, the rest serves to complete the last instruction. `pages` are their RAM offsets, for
+    /// [`Cache::drop_page`].
     ///
     /// # Errors
     /// See [`Refused`].
@@ -144,12 +145,13 @@ impl Cache {
         memory: &mut impl CodeMemory,
         guest: u64,
         bytes: &[u8],
+        here: usize,
         alignment: bool,
-        page: u64,
+        pages: [u64; 2],
     ) -> Result<u64, Refused> {
         let host = self.layout.cache + self.next;
         let cache_offset = self.next as u32;
-        let request = Request { guest, bytes, alignment, host, cache_offset };
+        let request = Request { guest, bytes, here, alignment, host, cache_offset };
         let block = translate(&self.layout, &request)?;
         if self.next + block.code.len() as u64 + 16 > self.layout.cache_len {
             return Err(Refused::Full);
@@ -157,14 +159,19 @@ impl Cache {
         memory.write_code(self.next, &block.code);
         self.next = (self.next + block.code.len() as u64).next_multiple_of(16);
         self.counters.translated += 1;
-        self.enter(memory, block, page);
+        let [first, second] = pages;
+        let crosses = block.guest_len as usize > here;
+        self.enter(memory, block, [first, if crosses { second } else { first }]);
         Ok(host)
     }
 
-    fn enter(&mut self, memory: &mut impl CodeMemory, block: Block, page: u64) {
+    fn enter(&mut self, memory: &mut impl CodeMemory, block: Block, pages: [u64; 2]) {
         let key = (block.guest, block.alignment);
         self.by_guest.insert(key, block.host);
-        self.by_page.entry(page).or_default().push(block.host);
+        self.by_page.entry(pages[0]).or_default().push(block.host);
+        if pages[1] != pages[0] {
+            self.by_page.entry(pages[1]).or_default().push(block.host);
+        }
         let placed = Placed {
             key,
             guest_len: block.guest_len,
@@ -172,7 +179,7 @@ impl Cache {
             len: block.code.len() as u32,
             marks: block.marks,
             links: block.links,
-            page,
+            pages,
         };
         self.blocks.insert(placed.host, placed);
         self.publish(memory, key.0, key.1);
@@ -270,8 +277,8 @@ impl Cache {
         (self.blocks.len(), self.next)
     }
 
-    /// GVA and length in bytes of the guest code of the block a host PC lies in.
-    pub fn source(&self, pc: u64) -> Option<(u64, u32, u64)> {
-        self.block_at(pc).map(|b| (b.key.0, b.guest_len, b.page))
+    /// GVA, length in bytes and RAM pages of the guest code of the block a host PC lies in.
+    pub fn source(&self, pc: u64) -> Option<(u64, u32, [u64; 2])> {
+        self.block_at(pc).map(|b| (b.key.0, b.guest_len, b.pages))
     }
 }

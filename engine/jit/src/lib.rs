@@ -32,9 +32,11 @@ pub use translate::{Request, Untranslatable, translate};
 /// Where things are in every wedge process. All addresses are HVAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Added to a kernel GVA to get its HVA, modulo 2^64. Only bits that `pdep` can deposit from
-    /// all ones: any value is fine.
+    /// Added to a kernel GVA to get its HVA, modulo 2^64.
     pub bias: u64,
+    /// What to add to an address that may be the user's or the kernel's, by its bits 39 to 47: 512
+    /// words, within 2 GiB of the bias. An entry may be one that makes the address non-canonical.
+    pub regions: u64,
     /// The code cache.
     pub cache: u64,
     /// Bytes of the code cache.

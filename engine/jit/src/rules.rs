@@ -47,7 +47,19 @@ pub enum Rule {
     Conditional,
     /// Near RET.
     Return,
-    /// Interpreted, with the reason for statistics.
+    /// SWAPGS.
+    SwapGs,
+    /// A segment selector into a register.
+    ReadSelector,
+    /// RDFSBASE and RDGSBASE.
+    ReadBase,
+    /// WRFSBASE and WRGSBASE.
+    WriteBase,
+    /// SYSRET to 64-bit code.
+    Sysret,
+    /// IRETQ.
+    Iret,
+    /// Interpreted.
     CallOut,
 }
 
@@ -66,6 +78,10 @@ pub fn rule(insn: &Instruction) -> Rule {
         Mnemonic::Pop if insn.code() == Code::Pop_r64 => Pop,
         Mnemonic::Lea if insn.is_ip_rel_memory_operand() => LoadAddress,
         Mnemonic::Lea => Copy,
+        Mnemonic::Swapgs => SwapGs,
+        Mnemonic::Rdfsbase | Mnemonic::Rdgsbase if insn.op0_register().is_gpr64() => ReadBase,
+        Mnemonic::Wrfsbase | Mnemonic::Wrgsbase if insn.op0_register().is_gpr64() => WriteBase,
+        Mnemonic::Mov if reads_selector(insn) => ReadSelector,
         _ => match insn.flow_control() {
             FlowControl::Next if is_string(insn) => String,
             FlowControl::Next => straight(insn),
@@ -89,6 +105,8 @@ fn branch(insn: &Instruction) -> Rule {
         Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => Rule::Jump,
         Code::Jmp_rm64 if indirect_operand(insn) => Rule::JumpIndirect,
         Code::Retnq | Code::Retnq_imm16 => Rule::Return,
+        Code::Sysretq => Rule::Sysret,
+        Code::Iretq => Rule::Iret,
         _ if insn.is_jcc_short_or_near() && insn.op0_kind() == OpKind::NearBranch64 => {
             Rule::Conditional
         }
@@ -104,6 +122,12 @@ fn indirect_operand(insn: &Instruction) -> bool {
 /// The memory operand is relative to neither FS nor GS.
 fn biased_segment(insn: &Instruction) -> bool {
     !matches!(insn.memory_segment(), Register::FS | Register::GS)
+}
+
+/// `mov r32, Sreg` or `mov r64, Sreg`, not of SS or CS, which the wedge changes.
+fn reads_selector(insn: &Instruction) -> bool {
+    matches!(insn.code(), Code::Mov_r32m16_Sreg | Code::Mov_r64m16_Sreg)
+        && insn.op0_kind() == OpKind::Register
 }
 
 fn is_string(insn: &Instruction) -> bool {
@@ -296,8 +320,7 @@ mod tests {
             &[0x0f, 0x01, 0x03][..], // sgdt [rbx]
             &[0x0f, 0x20, 0xc0],     // mov rax, cr0
             &[0x0f, 0xa2],           // cpuid
-            &[0x0f, 0x01, 0xf8],     // swapgs
-            &[0x8c, 0xd8],           // mov eax, ds
+            &[0x8e, 0xd8],           // mov ds, eax
             &[0xf4],                 // hlt
             &[0x0f, 0xae, 0x03],     // fxsave [rbx]
             &[0x0f, 0xb2, 0x03],     // lss eax, [rbx]
@@ -315,6 +338,9 @@ mod tests {
         assert_eq!(rule_of(&[0x74, 0]), Rule::Conditional);
         assert_eq!(rule_of(&[0xff, 0xe0]), Rule::JumpIndirect);
         assert_eq!(rule_of(&[0x0f, 0x05]), Rule::CallOut);
-        assert_eq!(rule_of(&[0x48, 0xcf]), Rule::CallOut); // iretq
+        assert_eq!(rule_of(&[0x48, 0xcf]), Rule::Iret);
+        assert_eq!(rule_of(&[0x48, 0x0f, 0x07]), Rule::Sysret);
+        assert_eq!(rule_of(&[0x0f, 0x07]), Rule::CallOut); // to 32-bit code
+        assert_eq!(rule_of(&[0x8c, 0xd8]), Rule::ReadSelector);
     }
 }

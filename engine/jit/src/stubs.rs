@@ -13,10 +13,7 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 pub const LEN: u64 = 4096;
 /// Bytes for one of them.
 const ROUTINE: u64 = 512;
-/// Slots of one indirect-jump table: one for each value of an address's low 16 bits.
-pub const TABLE_SLOTS: usize = 1 << 16;
-/// Bytes of one table: a word of keys and a word of values a slot.
-pub const TABLE_LEN: usize = TABLE_SLOTS * 16;
+pub use frame::{TABLE_LEN, TABLE_SLOTS};
 
 /// HVAs of the routines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +136,7 @@ fn indirect(layout: &Layout, stubs: &Stubs, alignment: bool) -> Vec<u8> {
     a.load_mem(word, MemoryOperand::with_base_index_scale(word, index, 8));
     a.lea(word, sum(word, target));
     let hit = a.jrcxz();
-    a.store(slot!(vcpu.rip), target);
+    a.store(slot!(rip), target);
     a.load(index, spill(2));
     a.load(word, spill(1));
     a.load(target, spill(0));

@@ -16,8 +16,10 @@ const MAX_INSTRUCTIONS: usize = 64;
 pub struct Request<'a> {
     /// GVA of the first instruction.
     pub guest: u64,
-    /// The bytes there, as far as they may be used (to the end of the page, say).
+    /// The bytes there, as far as they may be used.
     pub bytes: &'a [u8],
+    /// Instructions start in so many of them: to the end of the page, say.
+    pub here: usize,
     /// The virtual RFLAGS.AC: user memory may be accessed.
     pub alignment: bool,
     /// HVA the code will lie at.
@@ -48,6 +50,9 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
     let mut emitter = Emitter::new(layout, request);
     let mut end = request.guest;
     for _ in 0..MAX_INSTRUCTIONS {
+        if decoder.position() >= request.here {
+            break;
+        }
         let Some(insn) = next(&mut decoder) else { break };
         end = insn.next_ip();
         let offset = (insn.ip() - request.guest) as usize;

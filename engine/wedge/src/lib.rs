@@ -1,47 +1,37 @@
-//! Wedge processes: each holds one guest address space and runs guest user code directly.
+//! Wedges: processes that are nothing but guest code and what it takes to run it.
 //!
-//! A wedge is a process that has unmapped everything but a small window (`blob/`) and maps guest
-//! pages, from the guest's RAM object, at the guest's own user addresses. [`Wedge::run`] lets guest
-//! code run there until it does anything but compute: a system call, a fault, a kick. The registers
-//! then are exact, and the caller decides.
+//! A wedge maps guest user pages at their own addresses and guest kernel pages at a fixed distance
+//! from theirs. A small blob (`blob/wedge.rs`) in a window that user programs do not use enters guest
+//! code and brings what it cannot do back to the monitor; beside it, in that window, lie the pages
+//! that all wedges of a vCPU share ([`Pages`]): the frame, and the translator's code. Everything else
+//! of the process is gone, and a filter admits only the host calls the blob needs, from its own text,
+//! with a secret guest code cannot read.
 //!
-//! Nothing is believed of what a wedge writes into the shared pages but that these are *some* user
-//! registers and *some* exit: the guest could have produced any of them itself.
+//! Why guest code cannot reach the host: it has no host call (the filter), no memory but the
+//! guest's and the window, and registers are all it gets back. What it writes to shared pages the
+//! monitor takes as a guest's registers, never as addresses or sizes of its own.
 
+mod memory;
+mod pages;
 mod process;
 
-#[allow(missing_docs, reason = "documented in the file, which the blob includes too")]
-mod layout {
-    include!("../blob/layout.rs");
-}
-
-pub use layout::{MAX_ORDERS, Order, Registers, TOP, WINDOW, WINDOW_LEN};
+pub use frame::{KERNEL_PAGE, Order, TOP, WINDOW, WINDOW_LEN};
+pub use pages::Pages;
 pub use process::{Error, Kick, Wedge};
 
-/// Why guest code stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// [`Kick::kick`] was called.
-    Kicked,
-    /// A page fault at a GVA, with the CPU's error code; RIP is the instruction.
-    PageFault {
-        /// Faulting linear address.
-        address: u64,
-        /// Error code (SDM 4.7); its P bit is the host's, not the guest's.
-        error: u32,
-    },
-    /// An instruction trapped; RIP is behind it by this many bytes (1 or 2), or at it (0).
-    Trap {
-        /// Exception vector.
-        vector: u8,
-    },
-    /// SYSCALL or INT 0x80; RIP is behind it, RCX and R11 are lost.
-    SystemCall,
-    /// A call into the vsyscall page at this address; the return address has been popped into RIP.
-    Vsyscall {
-        /// The entry called.
-        address: u64,
-    },
-    /// A single step or INT1, already complete.
-    Step,
+/// Protection keys can be used: the CPU and the host have them, and the host delivers signals to
+/// a stack with a key (since Linux 6.12).
+pub fn keys() -> bool {
+    static KEYS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *KEYS.get_or_init(|| {
+        let os_keys = std::arch::x86_64::__cpuid_count(7, 0).ecx >> 4 & 1 == 1;
+        os_keys && release() >= (6, 12)
+    })
+}
+
+/// The host's Linux version.
+fn release() -> (u32, u32) {
+    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = text.split(['.', '-', '\n']).map_while(|part| part.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }

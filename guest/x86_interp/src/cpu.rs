@@ -35,8 +35,8 @@ pub enum Exit {
     Halted,
     /// Triple fault.
     Shutdown,
-    /// 64-bit user code comes next and somebody observes, see [`Cpu::observe`].
-    UserCode,
+    /// The observer has the code that comes next, see [`Cpu::observe`].
+    Leave,
 }
 
 /// What the CPU has done so far.
@@ -116,6 +116,13 @@ impl<S: System> Cpu<S> {
         self.flush_tlb();
     }
 
+    /// Puts in what an observer has changed: registers, RFLAGS and the privilege level. Translations
+    /// stay.
+    pub fn came_back(&mut self) {
+        (self.traps, self.trap_rule) = (0, TrapRule::Normal);
+        self.update_view();
+    }
+
     /// Runs until something outside has to act, for about `budget` instructions at the most.
     pub fn run(&mut self, sys: &mut S, budget: u64) -> Exit {
         let end = self.counters.instructions.saturating_add(budget);
@@ -127,7 +134,7 @@ impl<S: System> Cpu<S> {
                 return Exit::Budget;
             }
             if self.leaves_to_observer() {
-                return Exit::UserCode;
+                return Exit::Leave;
             }
             let outcome = if self.must_step() { self.step(sys) } else { self.run_block(sys) };
             if let Err(fault) = outcome {
@@ -136,8 +143,9 @@ impl<S: System> Cpu<S> {
         }
     }
 
+    /// Why [`Cpu::run`] would return at once, if it would.
     #[inline]
-    fn must_exit(&mut self, sys: &mut S) -> Option<Exit> {
+    pub fn must_exit(&mut self, sys: &mut S) -> Option<Exit> {
         let waiting = sys.pending();
         if waiting == 0 && self.vcpu.activity == Activity::Running {
             return None;
@@ -248,6 +256,7 @@ impl<S: System> Cpu<S> {
     pub(crate) fn drop_stale_code(&mut self, sys: &mut S) {
         for page in sys.ram().take_stale_code() {
             self.counters.code_pages_dropped += 1;
+            self.observer.stale_page(page);
             self.blocks.drop_page(page);
         }
     }

@@ -30,5 +30,5 @@ mod task;
 mod tlb;
 
 pub use cpu::{Counters, Cpu, Exit, pending};
-pub use observe::{Flush, Record};
+pub use observe::{Flush, Leave, Record};
 pub use system::{CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit};

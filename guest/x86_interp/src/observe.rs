@@ -1,11 +1,11 @@
 //! What an engine that runs part of the guest itself must hear from the interpreter.
 //!
 //! Such an engine keeps translations and code of its own. It turns recording on and drains the record
-//! before it runs anything: every flush the guest asked for, and every page the interpreter
-//! decoded code from (which must not be written behind its back).
+//! before it runs anything: every flush the guest asked for, every page the interpreter decoded
+//! code from (which must not be written behind its back), and every such page that was written.
 
-use crate::{cpu::Cpu, system::System};
-use x86::control::cr4;
+use crate::{cpu::Cpu, system::{GuestRam, System}};
+use x86::{control::cr4, flags};
 
 /// Translations the guest has declared stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +33,34 @@ pub struct Record {
     pub flushes: Vec<Flush>,
     /// RAM offsets of pages that now hold decoded code.
     pub code_pages: Vec<u64>,
+    /// RAM offsets of pages that held code and have been written.
+    pub stale_pages: Vec<u64>,
 }
+
+impl Record {
+    /// Nothing has been recorded.
+    pub fn is_empty(&self) -> bool {
+        self.flushes.is_empty() && self.code_pages.is_empty() && self.stale_pages.is_empty()
+    }
+}
+
+/// The code that [`Cpu::run`] leaves to the observer, all of it 64-bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leave {
+    /// User code.
+    pub user: bool,
+    /// Kernel code at this GVA or above.
+    pub kernel: Option<u64>,
+}
+
+/// RFLAGS bits with which kernel code can be left to the observer.
+const PLAIN: u64 = flags::STATUS | flags::DF | flags::IF | flags::AC | flags::ID | flags::FIXED;
 
 /// Whether to record, and what has been.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observer {
     on: bool,
+    leave: Leave,
     record: Record,
 }
 
@@ -53,23 +75,46 @@ impl Observer {
             self.record.code_pages.push(offset);
         }
     }
+    pub fn stale_page(&mut self, offset: u64) {
+        if self.on {
+            self.record.stale_pages.push(offset);
+        }
+    }
 }
 
 impl<S: System> Cpu<S> {
-    /// Records from now on, and ends [`Cpu::run`] with [`crate::Exit::UserCode`] whenever 64-bit
-    /// user code is about to run.
-    pub fn observe(&mut self) {
+    /// Records from now on, and ends [`Cpu::run`] with [`crate::Exit::Leave`] whenever such code is
+    /// about to run.
+    pub fn observe(&mut self, leave: Leave) {
         self.observer.on = true;
+        self.observer.leave = leave;
+    }
+
+    /// The observer has made code from a RAM page (by offset): writes to it are to be reported.
+    pub fn forbid_writes(&mut self, page: u64) {
+        self.tlb.forbid_writes(page);
     }
 
     /// Takes the record.
-    pub fn take_record(&mut self) -> Record {
+    pub fn take_record(&mut self, sys: &mut S) -> Record {
+        if sys.ram().has_stale_code() {
+            self.drop_stale_code(sys);
+        }
         std::mem::take(&mut self.observer.record)
     }
 
-    /// Somebody observes, and 64-bit user code comes next that needs no watching by instruction.
-    pub(crate) fn leaves_to_observer(&self) -> bool {
-        self.observer.on && self.vcpu.cpl() == 3 && self.vcpu.is_64bit() && !self.must_step()
+    /// The observer has the code that comes next, and it needs no watching by instruction.
+    pub fn leaves_to_observer(&self) -> bool {
+        let v = &self.vcpu;
+        if !self.observer.on || !v.is_64bit() || self.must_step() {
+            return false;
+        }
+        match v.cpl() {
+            3 => self.observer.leave.user,
+            0 => self.observer.leave.kernel.is_some_and(|start| v.rip >= start)
+                && v.rflags & !PLAIN == 0,
+            _ => false,
+        }
     }
 
     /// The current PCID, zero while there are none.

@@ -1,7 +1,7 @@
 //! Time: the host's clocks and time-stamp counter as the guest's.
 //!
-//! The guest sees the host's TSC unscaled, starting at zero when the machine does, so an engine
-//! that runs RDTSC natively gives the same values as one that emulates it, up to a constant.
+//! The guest sees the host's TSC unscaled and unshifted, so an engine
+//! that runs RDTSC natively gives the same values as one that emulates it.
 //!
 //! The monotonic clock is CLOCK_MONOTONIC_RAW: nobody slews it, so the guest's other timers keep
 //! step with the TSC, and a kernel that compares them (Linux's clocksource watchdog tolerates
@@ -38,15 +38,14 @@ pub enum TscSource {
 pub struct LinuxClock {
     tsc_hz: u64,
     source: TscSource,
-    tsc_start: u64,
 }
 
 impl LinuxClock {
-    /// Clocks whose TSC starts at zero now. Takes 20 ms where the frequency must be measured.
+    /// The host's own clocks: the TSC is the CPU's, as guest code that runs directly reads it. Takes 20 ms where the frequency must be measured.
     pub fn new() -> Self {
         let (tsc_hz, source) =
             tsc_from_cpuid(cpu::cpuid).unwrap_or_else(|| (calibrate(), TscSource::Calibrated));
-        Self { tsc_hz, source, tsc_start: cpu::rdtsc() }
+        Self { tsc_hz, source }
     }
 
     /// Where the TSC's frequency was learnt.
@@ -69,7 +68,7 @@ impl host::Clock for LinuxClock {
         nanoseconds(clock_gettime(ClockId::Realtime))
     }
     fn tsc(&self) -> u64 {
-        cpu::rdtsc().wrapping_sub(self.tsc_start)
+        cpu::rdtsc()
     }
     fn tsc_hz(&self) -> u64 {
         self.tsc_hz

@@ -86,16 +86,16 @@ impl Emitter<'_> {
         self.asm.lea(into, memory);
     }
 
-    /// `bias` := the bias if bit 63 of `address` is set, else zero.
+    /// `bias` := what has to be added to `address`, which may be the kernel's or the user's. An
+    /// address of the user's where kernel memory lies becomes non-canonical.
     pub(super) fn bias_for(&mut self, address: Register, bias: Register) {
-        self.asm.mov_imm(bias, 63);
-        let sign = Instruction::with3(Code::VEX_Sarx_r64_rm64_r64, bias, address, bias);
-        self.asm.put(&sign.expect("sarx"));
-        let hva = self.asm.slot_hva(slot!(bias));
+        let hva = self.asm.slot_hva(slot!(region_mask));
         let mask = MemoryOperand::with_base_displ(Register::RIP, hva as i64);
-        // -1 deposits all bits of the mask, 0 none.
-        let deposit = Instruction::with3(Code::VEX_Pdep_r64_r64_rm64, bias, bias, mask);
-        self.asm.put(&deposit.expect("pdep"));
+        let region = Instruction::with3(Code::VEX_Pext_r64_r64_rm64, bias, address, mask);
+        self.asm.put(&region.expect("pext"));
+        let table = self.layout.regions.wrapping_sub(self.layout.bias) as i64;
+        let entry = MemoryOperand::new(Register::None, bias, 8, table, 8, false, Register::GS);
+        self.asm.load_mem(bias, entry);
     }
 
     /// LEA of a RIP-relative address.

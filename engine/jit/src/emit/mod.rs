@@ -4,6 +4,7 @@ mod branch;
 mod flags;
 mod memory;
 mod stack;
+mod segment;
 mod string;
 
 use crate::{
@@ -93,6 +94,12 @@ impl<'a> Emitter<'a> {
             Rule::JumpIndirect => self.jump_indirect(insn, bytes),
             Rule::Conditional => self.conditional(insn),
             Rule::Return => self.ret(insn),
+            Rule::SwapGs => self.swap_gs(),
+            Rule::ReadSelector => self.read_selector(insn),
+            Rule::ReadBase => self.read_base(insn),
+            Rule::WriteBase => self.write_base(insn),
+            Rule::Sysret => self.leave_for(ExitKind::Sysret, insn.ip()),
+            Rule::Iret => self.leave_for(ExitKind::Iret, insn.ip()),
             Rule::CallOut => self.call_out(insn.ip()),
         }
     }
@@ -131,7 +138,7 @@ impl<'a> Emitter<'a> {
 
     /// Leaves translated code with RIP at `guest`.
     fn exit(&mut self, kind: ExitKind, info: u32, guest: u64) {
-        self.store_constant(slot!(vcpu.rip), guest);
+        self.store_constant(slot!(rip), guest);
         self.store_constant(slot!(exit_info), info.into());
         self.asm.store_imm(slot!(exit_kind), kind as i32);
         self.asm.jmp(self.stubs.exit);
@@ -140,6 +147,12 @@ impl<'a> Emitter<'a> {
     /// Has the instruction at `guest` interpreted.
     fn call_out(&mut self, guest: u64) -> Flow {
         self.exit(ExitKind::CallOut, 0, guest);
+        Flow::Ends
+    }
+
+    /// Has the wedge do the instruction at `guest`.
+    fn leave_for(&mut self, kind: ExitKind, guest: u64) -> Flow {
+        self.exit(kind, 0, guest);
         Flow::Ends
     }
 

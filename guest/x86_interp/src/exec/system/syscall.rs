@@ -29,7 +29,8 @@ fn flat(selector: u16, dpl: u8, rights: u16) -> Segment {
 }
 
 impl<S: System> Cpu<S> {
-    fn set_flat(&mut self, cs: u16, ss: u16, dpl: u8, long: bool) {
+    /// CS and SS become the flat segments of a SYSCALL or SYSRET.
+    pub fn set_flat(&mut self, cs: u16, ss: u16, dpl: u8, long: bool) {
         let size = if long { attr::L } else { attr::DB };
         self.vcpu.seg[seg::CS] = flat(cs, dpl, attr::CODE | size);
         self.vcpu.seg[seg::SS] = flat(ss, dpl, attr::DB);

@@ -1,0 +1,167 @@
+//! Translated kernel code: finding it, making it, and dropping what has become stale.
+
+use engine::Board;
+use frame::{BIAS, CACHE, CACHE_LEN, FRAME, REGIONS, TABLES};
+use jit::{
+    Layout,
+    cache::{Cache, CodeMemory, Position, Refused},
+    stubs::Stubs,
+};
+use ram::Ram;
+use std::collections::HashMap;
+use wedge::Pages;
+use x86::paging::{self, Access, Roots};
+use x86_interp::{Flush, GuestRam, Record, System};
+
+const PAGE: u64 = 4096;
+/// Bytes of the longest instruction.
+const LONGEST: usize = 15;
+const FETCH: Access = Access { write: false, fetch: true, user: false, smap_override: false };
+
+const LAYOUT: Layout = Layout {
+    bias: BIAS,
+    regions: REGIONS as u64,
+    cache: CACHE as u64,
+    cache_len: CACHE_LEN as u64,
+    frame: FRAME as u64,
+    table: TABLES as u64,
+};
+
+struct View<'a>(&'a mut Pages);
+
+impl CodeMemory for View<'_> {
+    fn write_code(&mut self, offset: u64, bytes: &[u8]) {
+        self.0.write_code(offset, bytes);
+    }
+    fn write_table(&mut self, offset: u64, value: u64) {
+        self.0.write_table(offset, value);
+    }
+}
+
+/// The translated code of a vCPU.
+pub struct Code {
+    pub cache: Cache,
+    /// RAM offset of each page of kernel addresses that code was made from, by GVA.
+    pages: HashMap<u64, u64>,
+}
+
+impl Code {
+    pub fn new(pages: &mut Pages) -> Self {
+        Self { cache: Cache::new(LAYOUT, &mut View(pages)), pages: HashMap::new() }
+    }
+
+    /// HVA of the block at a kernel GVA, made if need be. RAM pages that now hold code are added to
+    /// `marked`. `None`: the instruction has to be interpreted.
+    pub fn block(
+        &mut self,
+        pages: &mut Pages,
+        board: &Board,
+        roots: Roots,
+        guest: u64,
+        alignment: bool,
+        marked: &mut Vec<u64>,
+    ) -> Option<u64> {
+        if let Some(host) = self.cache.find(guest, alignment) {
+            self.cache.publish(&mut View(pages), guest, alignment);
+            return Some(host);
+        }
+        let mut bytes = Vec::with_capacity(PAGE as usize);
+        let first = self.fetch(board, roots, guest, &mut bytes, marked)?;
+        let here = bytes.len();
+        let second = self.fetch(board, roots, guest + here as u64, &mut bytes, marked);
+        bytes.truncate(here + LONGEST);
+        let sources = [first, second.unwrap_or(first)];
+        let made = self.cache.add(&mut View(pages), guest, &bytes, here, alignment, sources);
+        match made {
+            Ok(host) => Some(host),
+            Err(Refused::Untranslatable) => None,
+            Err(Refused::Full) => {
+                self.cache.clear(&mut View(pages));
+                self.cache.add(&mut View(pages), guest, &bytes, here, alignment, sources).ok()
+            }
+        }
+    }
+
+    /// Adds the guest's bytes from `guest` to the end of its page; gives the RAM page's offset.
+    fn fetch(
+        &mut self,
+        board: &Board,
+        roots: Roots,
+        guest: u64,
+        bytes: &mut Vec<u8>,
+        marked: &mut Vec<u64>,
+    ) -> Option<u64> {
+        let ram = board.ram();
+        let offset = physical(ram, roots, guest)?;
+        let page = offset & !(PAGE - 1);
+        if !ram.is_code(page) {
+            ram.mark_code(page);
+            marked.push(page);
+        }
+        self.pages.insert(guest & !(PAGE - 1), page);
+        let start = bytes.len();
+        bytes.resize(start + (PAGE - (guest & (PAGE - 1))) as usize, 0);
+        ram.read(offset, &mut bytes[start..]);
+        Some(page)
+    }
+
+    /// Points the jump at `site` to the block at its target, if there is one.
+    pub fn link(&mut self, pages: &mut Pages, site: u64) {
+        if let Some(site) = u32::try_from(site).ok().filter(|site| *site != 0) {
+            self.cache.link(&mut View(pages), site);
+        }
+    }
+
+    /// The guest instruction that a host PC belongs to.
+    pub fn position(&self, pc: u64) -> Option<Position> {
+        self.cache.position(pc)
+    }
+
+    /// A host PC lies in the routines that leave translated code.
+    pub fn is_exit(&self, pc: u64) -> bool {
+        let routines = Stubs::of(&LAYOUT);
+        (routines.exit..routines.indirect[0]).contains(&pc)
+    }
+
+    /// A byte of the code cache.
+    pub fn byte(&self, pages: &Pages, pc: u64) -> u8 {
+        pages.code_byte(pc.wrapping_sub(LAYOUT.cache))
+    }
+
+    /// Drops what the interpreter has reported stale.
+    pub fn apply(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, record: &Record) {
+        for page in &record.stale_pages {
+            self.cache.drop_page(&mut View(pages), *page);
+        }
+        for flush in &record.flushes {
+            match *flush {
+                Flush::Page { linear, .. } => self.check(pages, ram, roots, linear & !(PAGE - 1)),
+                Flush::All => self.check_all(pages, ram, roots),
+                Flush::Space { .. } => {}
+            }
+        }
+    }
+
+    /// Drops the code made from a page of kernel addresses that is not mapped as it was.
+    fn check(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, gva: u64) {
+        let Some(page) = self.pages.get(&gva).copied() else { return };
+        if physical(ram, roots, gva) != Some(page) {
+            self.pages.remove(&gva);
+            self.cache.drop_page(&mut View(pages), page);
+        }
+    }
+
+    fn check_all(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots) {
+        let all: Vec<u64> = self.pages.keys().copied().collect();
+        for gva in all {
+            self.check(pages, ram, roots, gva);
+        }
+    }
+}
+
+/// RAM offset of a kernel GVA that may be executed.
+fn physical(mut ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
+    let found = paging::walk(&mut ram, roots, gva, FETCH).ok()?;
+    let page = ram.page(found.gpa & !(PAGE - 1))?;
+    Some(page.offset + (found.gpa & (PAGE - 1)))
+}

@@ -1,0 +1,244 @@
+//! Kernel code, translated.
+
+use crate::{Fast, operand, state};
+use frame::{BIAS, ExitKind, KICK, go};
+use jit::cache::Position;
+use wedge::Error;
+use x86::{
+    exception::pf,
+    flags,
+    paging::{Access, Roots},
+    vector,
+};
+use x86_interp::{System, pending};
+
+const SIGTRAP: u64 = 5;
+const SIGSEGV: u64 = 11;
+/// The instruction's only byte.
+const PUSHFQ: u8 = 0x9c;
+/// The GS segment override.
+const GS: u8 = 0x65;
+/// Host instructions between two boundaries of the guest's at the most.
+const MAX_STEPS: u64 = 100_000;
+
+impl Fast {
+    /// Runs translated code until it does something that has to be interpreted, and has that done.
+    pub(crate) fn kernel_code(&mut self) -> Result<(), Error> {
+        let Some(host) = self.block_at_rip() else {
+            self.interpret();
+            return Ok(());
+        };
+        let waiting = self.board.pending();
+        let f = self.pages.frame();
+        state::load(&self.cpu.vcpu, f);
+        f.pending = u64::from(waiting & pending::INTERRUPT != 0);
+        f.jump = host;
+        let kind = self.enter(go::BLOCK)?;
+        self.kernel_exit(kind)
+    }
+
+    /// The translated block at RIP.
+    fn block_at_rip(&mut self) -> Option<u64> {
+        let v = &self.cpu.vcpu;
+        let (roots, rip) = (Roots::from(v), v.rip);
+        let alignment = v.rflags & flags::AC != 0;
+        let mut marked = Vec::new();
+        let (code, pages) = (&mut self.code, &mut self.pages);
+        pages.frame().go = go::NOTHING;
+        let host = code.block(pages, &self.board, roots, rip, alignment, &mut marked);
+        for page in marked {
+            self.cpu.forbid_writes(page);
+            self.slots.protect(page);
+        }
+        host
+    }
+
+    /// Goes on after an exit from translated code.
+    pub(crate) fn kernel_exit(&mut self, kind: ExitKind) -> Result<(), Error> {
+        match kind {
+            ExitKind::CallOut | ExitKind::Sysret => {
+                self.take_state();
+                self.interpret();
+                Ok(())
+            }
+            ExitKind::Iret => {
+                let missing = self.pages.frame().exit_info;
+                self.take_state();
+                if missing >= frame::KERNEL_START {
+                    self.answer(missing, Access::default())?;
+                }
+                self.interpret();
+                Ok(())
+            }
+            ExitKind::Miss => self.miss(),
+            ExitKind::InterruptWindow | ExitKind::Kicked | ExitKind::None => {
+                self.take_state();
+                Ok(())
+            }
+            ExitKind::UserSignal => self.user_exit(),
+            ExitKind::KernelSignal => self.kernel_signal(),
+        }
+    }
+
+    /// The block at RIP is wanted by the jump that the exit names.
+    fn miss(&mut self) -> Result<(), Error> {
+        let site = self.pages.frame().exit_info;
+        self.take_state();
+        let before = self.code.cache.counters.cleared;
+        let found = self.block_at_rip().is_some();
+        if found && self.code.cache.counters.cleared == before {
+            self.code.link(&mut self.pages, site);
+        }
+        Ok(())
+    }
+
+    /// A signal in translated code: the frame has the host's registers.
+    fn kernel_signal(&mut self) -> Result<(), Error> {
+        loop {
+            let f = self.pages.frame();
+            let (signal, trap) = (f.signal, f.trap);
+            f.go = go::NOTHING;
+            if signal == KICK as u64 {
+                return self.reach_boundary();
+            }
+            let Some(position) = self.code.position(self.pages.frame().pc) else {
+                return self.lost();
+            };
+            let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
+            if !page_fault || !self.kernel_page_fault(&position)? {
+                self.take_recovered(&position);
+                self.interpret();
+                return Ok(());
+            }
+            match self.enter(go::RAW)? {
+                ExitKind::KernelSignal => {}
+                // Nothing has run, and the instruction can be started over.
+                ExitKind::Kicked if self.pages.frame().go == go::RAW => {
+                    self.take_recovered(&position);
+                    return Ok(());
+                }
+                kind => return self.kernel_exit(kind),
+            }
+        }
+    }
+
+    /// Maps what a translated instruction has missed; false if it has to be interpreted.
+    fn kernel_page_fault(&mut self, position: &Position) -> Result<bool, Error> {
+        let f = self.pages.frame();
+        let (hva, code) = (f.address, f.error as u32);
+        let open = f.alignment_flag != 0;
+        let gva = match open {
+            false => Some(hva.wrapping_sub(BIAS)),
+            true => {
+                let mut gpr = f.gpr;
+                position.mark.fixes.apply(&mut gpr, &f.spill, BIAS);
+                operand::gva(&self.board, &self.cpu.vcpu, position.guest, &gpr, hva)
+            }
+        };
+        let write = code & pf::WRITE != 0;
+        let access = Access { write, fetch: false, user: false, smap_override: open };
+        match gva {
+            Some(gva) if open || gva >= frame::KERNEL_START => self.answer(gva, access),
+            _ => Ok(false),
+        }
+    }
+
+    /// Takes the state at the start of the guest instruction a host PC belongs to.
+    fn take_recovered(&mut self, position: &Position) {
+        let f = self.pages.frame();
+        let (mut gpr, spill) = (f.gpr, f.spill);
+        position.mark.fixes.apply(&mut gpr, &spill, BIAS);
+        f.gpr = gpr;
+        f.rip = position.guest;
+        self.take_state();
+    }
+
+    /// Steps the host to a boundary between guest instructions, or to an exit.
+    fn reach_boundary(&mut self) -> Result<(), Error> {
+        for _ in 0..MAX_STEPS {
+            let pc = self.pages.frame().pc;
+            if let Some(position) = self.code.position(pc)
+                && (position.exact() || self.repeats(&position, pc))
+            {
+                self.take_recovered(&position);
+                return Ok(());
+            }
+            if self.code.is_exit(pc) {
+                return self.run_to_exit();
+            }
+            self.statistics.stepped += 1;
+            let kind = self.step_host()?;
+            let signal = self.pages.frame().signal;
+            let on = kind == ExitKind::KernelSignal && (signal == SIGTRAP || signal == KICK as u64);
+            if !on {
+                return self.kernel_exit(kind);
+            }
+        }
+        tracing::error!("no boundary of the guest's instructions is reached");
+        self.lost()
+    }
+
+    /// The host is about to execute a repeated string instruction, which can be interrupted between
+    /// any two iterations: undoing what was done around it gives an exact state.
+    fn repeats(&self, position: &Position, pc: u64) -> bool {
+        let byte = |n: u64| self.code.byte(&self.pages, pc + n);
+        let repeat = |b: u8| matches!(b, 0xf2 | 0xf3);
+        let fixes = &position.mark.fixes;
+        let string = fixes.rdi.is_some() || fixes.rsi.is_some();
+        string && position.into == 0 && (repeat(byte(0)) || byte(0) == GS && repeat(byte(1)))
+    }
+
+    /// The routine that leaves translated code has been reached: it is run, not stepped through.
+    fn run_to_exit(&mut self) -> Result<(), Error> {
+        loop {
+            match self.resume(go::RAW)? {
+                ExitKind::Kicked if self.pages.frame().go == go::RAW => {}
+                kind => return self.kernel_exit(kind),
+            }
+        }
+    }
+
+    /// Runs one host instruction of translated code.
+    fn step_host(&mut self) -> Result<ExitKind, Error> {
+        let pc = self.pages.frame().pc;
+        let pushes_flags = self.code.byte(&self.pages, pc) == PUSHFQ;
+        self.pages.frame().host_flags |= flags::TF;
+        let kind = loop {
+            match self.resume(go::STEP)? {
+                ExitKind::Kicked => {}
+                kind => break kind,
+            }
+        };
+        let f = self.pages.frame();
+        f.host_flags &= !flags::TF;
+        if pushes_flags && f.signal == SIGTRAP {
+            // What it has pushed shows the TF that is ours.
+            f.stack[7] &= !flags::TF;
+        }
+        Ok(kind)
+    }
+
+    /// Goes on in the middle of translated code.
+    fn resume(&mut self, how: u64) -> Result<ExitKind, Error> {
+        self.pages.frame().go = how;
+        let space = self.slots.current()?;
+        space.wedge.aim_kicks();
+        if !space.wedge.run()? {
+            return Err(Error::Gone); // nothing had been ordered
+        }
+        let kind = self.pages.frame().reason;
+        Ok(self.statistics.exit(kind))
+    }
+
+    /// Guest code stopped where no guest code is: the wedge is not to be believed any more.
+    fn lost(&mut self) -> Result<(), Error> {
+        let f = self.pages.frame();
+        let (pc, signal, trap) = (f.pc, f.signal, f.trap);
+        let bytes: Vec<u8> = (0..12).map(|n| self.code.byte(&self.pages, pc + n)).collect();
+        let position = self.code.position(pc);
+        tracing::error!(
+            "translated code stopped at {pc:#x} by signal {signal}, exception {trap}: {bytes:02x?}, {position:x?}"
+        );
+        Err(Error::Gone)
+    }
+}

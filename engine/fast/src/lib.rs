@@ -1,0 +1,233 @@
+//! The fast engine: guest user code directly on the CPU, guest kernel code translated.
+//!
+//! Guest code runs in [`wedge::Wedge`]s, one process per guest address space. Whatever it does
+//! beyond computing and calling its own kernel brings it back here, and the rule is simple: a page fault
+//! that the guest's page tables can answer is answered with a host mapping; a jump to kernel code
+//! that is not translated yet has it translated; anything else is *interpreted*, one instruction, which
+//! raises the right exception or reaches the right device as on any CPU.
+//!
+//! Why the host's mappings are a correct TLB: a mapping is made only from a successful walk of the
+//! guest's page tables with the access's own rights, never with more; x86 lets it live until the
+//! guest flushes; and every flush the guest executes goes through the interpreter, which reports it
+//! ([`x86_interp::Record`]). A page is mapped writable only while its dirty bit is set and nothing is
+//! decoded or translated from it.
+//!
+//! - `lib.rs`: who runs next.
+//! - `user`, `kernel`: one stretch of guest code, and what ended it.
+//! - `state`: the architectural state to the frame and back.
+//! - `shadow`, `slots`, `regions`: host mappings.
+//! - `code`: translations.
+
+mod code;
+mod kernel;
+mod operand;
+mod regions;
+mod shadow;
+mod slots;
+mod state;
+mod statistics;
+mod user;
+
+use bus::Kicker;
+use code::Code;
+use engine::{Attention, Board, Engine};
+use frame::{ExitKind, KERNEL_START, go};
+use ram::Ram;
+use shadow::Answer;
+use slots::Slots;
+pub use statistics::Statistics;
+use std::sync::Arc;
+use wedge::{Error, Kick, Pages};
+use x86::{
+    Vcpu,
+    paging::{Access, Roots},
+};
+use x86_interp::{Counters, Cpu, Exit, Leave, System, pending};
+
+/// Which code is run how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Modes {
+    /// 64-bit user code runs directly; otherwise it is interpreted.
+    pub user_direct: bool,
+    /// Kernel code is translated; otherwise it is interpreted.
+    pub kernel_translated: bool,
+}
+
+/// The engine.
+pub struct Fast {
+    cpu: Cpu<Board>,
+    board: Board,
+    pages: Pages,
+    slots: Slots,
+    code: Code,
+    modes: Modes,
+    statistics: Statistics,
+}
+
+struct WedgeKicker(Kick);
+
+impl Kicker for WedgeKicker {
+    fn kick(&self) {
+        self.0.kick();
+    }
+}
+
+impl Fast {
+    /// An engine that starts at the given state; `attention` is the board's.
+    ///
+    /// # Errors
+    /// If the host has no memory for the vCPU's pages.
+    pub fn new(
+        vcpu: Vcpu,
+        board: Board,
+        attention: &Attention,
+        modes: Modes,
+    ) -> Result<Self, Error> {
+        let mut cpu = Cpu::new(vcpu);
+        let kernel = modes.kernel_translated.then_some(KERNEL_START);
+        cpu.observe(Leave { user: modes.user_direct, kernel });
+        let kick = Kick::default();
+        attention.forward(Arc::new(WedgeKicker(kick.clone())));
+        let mut pages = Pages::new().map_err(Error::Start)?;
+        let slots = Slots::new(board.ram().clone(), kick);
+        let code = Code::new(&mut pages);
+        let statistics = Statistics::default();
+        Ok(Self { cpu, board, pages, slots, code, modes, statistics })
+    }
+
+    /// Brings everything derived from guest memory up to date and selects the current slot.
+    fn synchronize(&mut self) -> Result<(), Error> {
+        let record = self.cpu.take_record(&mut self.board);
+        if record.is_empty() {
+            return self.slots.select(self.cpu.vcpu.cr3, &self.pages);
+        }
+        self.statistics.flushes += record.flushes.len() as u64;
+        let roots = Roots::from(&self.cpu.vcpu);
+        self.code.apply(&mut self.pages, self.board.ram(), roots, &record);
+        self.slots.apply(&record);
+        self.slots.select(self.cpu.vcpu.cr3, &self.pages)
+    }
+
+    /// Runs guest code in the current slot, going on as `how` says; why it stopped.
+    fn enter(&mut self, how: u64) -> Result<ExitKind, Error> {
+        let f = self.pages.frame();
+        f.go = how;
+        f.fast = (self.modes.user_direct
+            && self.modes.kernel_translated
+            && state::may_cross(&self.cpu.vcpu))
+        .into();
+        let space = self.slots.current()?;
+        space.wedge.aim_kicks();
+        self.statistics.entries += 1;
+        // Whoever sets a bit after this look finds the aim already taken.
+        if self.board.pending() & pending::EXIT != 0 {
+            self.pages.frame().reason = ExitKind::Kicked as u64;
+            return Ok(ExitKind::Kicked);
+        }
+        let done = space.wedge.run()?;
+        if !done {
+            self.pages.frame().go = go::NOTHING;
+            space.forget();
+            self.pages.frame().go = how;
+            return Ok(ExitKind::Kicked);
+        }
+        Ok(self.statistics.exit(self.pages.frame().reason))
+    }
+
+    /// Answers a page fault with a mapping, if the guest's page tables can.
+    fn answer(&mut self, gva: u64, access: Access) -> Result<bool, Error> {
+        let roots = Roots::from(&self.cpu.vcpu);
+        loop {
+            self.pages.frame().go = go::NOTHING;
+            match self.slots.answer(roots, gva, access)? {
+                Answer::Mapped => {
+                    self.statistics.mapped += 1;
+                    return Ok(true);
+                }
+                Answer::Interpret => return Ok(false),
+                Answer::NeedsRegion(region) => {
+                    self.pages.give_to_kernel(region);
+                    self.slots.give_to_kernel(region);
+                }
+            }
+        }
+    }
+
+    /// Takes the state from the frame.
+    fn take_state(&mut self) {
+        let f = self.pages.frame();
+        f.go = go::NOTHING;
+        state::store(f, &mut self.cpu);
+    }
+
+    /// Interprets one instruction.
+    fn interpret(&mut self) {
+        self.statistics.interpreted += 1;
+        if let Err(fault) = self.cpu.step(&mut self.board) {
+            self.cpu.exception(&mut self.board, fault);
+        }
+    }
+
+    fn guest_code(&mut self) -> Result<(), Error> {
+        self.synchronize()?;
+        match self.cpu.vcpu.cpl() {
+            3 => self.user_code(),
+            _ => self.kernel_code(),
+        }
+    }
+}
+
+impl Engine for Fast {
+    fn run(&mut self, budget: u64) -> Exit {
+        loop {
+            if let Some(exit) = self.cpu.must_exit(&mut self.board) {
+                return exit;
+            }
+            if !self.cpu.leaves_to_observer() {
+                match self.cpu.run(&mut self.board, budget) {
+                    Exit::Leave => continue,
+                    exit => return exit,
+                }
+            }
+            if let Err(error) = self.guest_code() {
+                tracing::error!("{error}");
+                return Exit::Shutdown;
+            }
+        }
+    }
+    fn interrupt(&mut self, vector: u8) {
+        self.cpu.interrupt(&mut self.board, vector);
+    }
+    fn nmi(&mut self) {
+        self.cpu.nmi(&mut self.board);
+    }
+    fn vcpu(&self) -> &Vcpu {
+        &self.cpu.vcpu
+    }
+    fn counters(&self) -> Counters {
+        self.cpu.counters
+    }
+    fn traffic(&self) -> (u64, u64) {
+        self.board.traffic()
+    }
+    fn ram(&self) -> &Ram {
+        self.board.ram()
+    }
+    fn details(&mut self) -> Vec<(&'static str, u64)> {
+        let f = self.pages.frame();
+        let own = [
+            ("user entries", f.user_entries),
+            ("fast system calls", f.fast_system_calls),
+            ("fast user returns", f.fast_returns),
+            ("fast kernel returns", f.fast_kernel_returns),
+        ];
+        let cache = self.code.cache.counters;
+        let code = [
+            ("blocks translated", cache.translated),
+            ("jumps linked", cache.linked),
+            ("translations dropped", cache.dropped),
+            ("cache clearings", cache.cleared),
+        ];
+        self.statistics.rows().into_iter().chain(own).chain(code).collect()
+    }
+}

@@ -1,0 +1,66 @@
+//! Which guest address an instruction was accessing.
+//!
+//! Inside STAC..CLAC a host address can stand for a user's address or for a kernel's; only the
+//! instruction and its registers tell.
+
+use crate::regions::host_bias;
+use engine::Board;
+use iced_x86::{Decoder, DecoderOptions, Instruction, OpKind, Register};
+use x86::{
+    Vcpu,
+    paging::{self, Access, Roots},
+    seg,
+};
+use x86_interp::{GuestRam, System};
+
+/// Bytes of the largest operand.
+const LARGEST: u64 = 64;
+const FETCH: Access = Access { write: false, fetch: true, user: false, smap_override: false };
+
+/// The guest address at which the instruction at `rip` accesses the host address `hva`.
+pub fn gva(board: &Board, vcpu: &Vcpu, rip: u64, gpr: &[u64; 16], hva: u64) -> Option<u64> {
+    let bytes = fetch(board, vcpu, rip);
+    let insn = Decoder::with_ip(64, &bytes, rip, DecoderOptions::NONE).decode();
+    addresses(&insn, vcpu, gpr).find_map(|start| {
+        let into = hva.wrapping_sub(start.wrapping_add(host_bias(start)));
+        (into < LARGEST).then(|| start.wrapping_add(into))
+    })
+}
+
+fn fetch(board: &Board, vcpu: &Vcpu, rip: u64) -> [u8; 15] {
+    let mut bytes = [0; 15];
+    for (n, byte) in bytes.iter_mut().enumerate() {
+        let at = rip.wrapping_add(n as u64);
+        let mut ram = board.ram();
+        let Ok(found) = paging::walk(&mut ram, Roots::from(vcpu), at, FETCH) else { break };
+        let Some(page) = ram.page(found.gpa & !0xfff) else { break };
+        *byte = ram.load8(page.offset + (found.gpa & 0xfff));
+    }
+    bytes
+}
+
+/// The addresses an instruction accesses, its stack included.
+fn addresses<'a>(
+    insn: &'a Instruction,
+    vcpu: &'a Vcpu,
+    gpr: &'a [u64; 16],
+) -> impl Iterator<Item = u64> + 'a {
+    let value = move |register: Register| match register {
+        Register::FS => vcpu.seg[seg::FS].base,
+        Register::GS => vcpu.seg[seg::GS].base,
+        r if r.is_segment_register() => 0,
+        r if r.is_gpr() => {
+            let full = gpr[r.full_register().number() & 15];
+            if r.size() == 4 { full & 0xffff_ffff } else { full }
+        }
+        _ => 0,
+    };
+    let operands = (0..insn.op_count()).filter(|i| {
+        !matches!(insn.op_kind(*i), OpKind::Register | OpKind::NearBranch64)
+    });
+    let operands =
+        operands.filter_map(move |i| insn.virtual_address(i, 0, |r, _, _| Some(value(r))));
+    // A push writes below RSP, everything else that uses the stack reads at it.
+    let rsp = gpr[x86::reg::RSP];
+    operands.chain([rsp, rsp.wrapping_sub(8)])
+}

@@ -1,0 +1,417 @@
+//! Host mappings for a guest address space: filled on faults, dropped on flushes.
+
+use crate::regions::{Regions, extent};
+use ram::Ram;
+use std::collections::{BTreeMap, HashMap};
+use wedge::{Error, KERNEL_PAGE, Order, Wedge};
+use x86::paging::{self, Access, Roots, Translation, WalkMemory};
+use x86_interp::{GuestRam, RamPage};
+
+const READ: u64 = 1;
+const WRITE: u64 = 2;
+const EXECUTE: u64 = 4;
+const PAGE: u64 = 4096;
+const LARGE: u64 = 1 << 21;
+/// Pages looked at around a fault.
+const AROUND: u64 = 16;
+/// Large pages looked at around a fault in kernel memory.
+const LARGE_AROUND: u64 = 16;
+/// Mappings one space may hold; the host allows 65,530 and fails badly near that.
+const MAX_MAPPINGS: usize = 30_000;
+
+/// What a page fault came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The page is mapped now: go on.
+    Mapped,
+    /// The page is the kernel's, in a region that has not been given to it.
+    NeedsRegion(usize),
+    /// Not the host's to answer: interpret the instruction.
+    Interpret,
+}
+
+/// Where a page goes.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    gva: u64,
+    hva: u64,
+    kernel: bool,
+}
+
+/// A mapping larger than a page.
+#[derive(Clone, Copy, Debug)]
+struct Large {
+    len: u64,
+    offset: u64,
+    writable: bool,
+    protection: u64,
+}
+
+/// A wedge and what is mapped in it.
+pub struct Space {
+    pub wedge: Wedge,
+    /// CR3 without the no-flush bit.
+    pub cr3: u64,
+    /// Mappings made since the last clearing.
+    mappings: usize,
+    /// Large mappings by HVA.
+    large: BTreeMap<u64, Large>,
+    /// Where RAM pages (by offset) are mapped writable one by one: HVAs.
+    writable: HashMap<u64, Vec<u64>>,
+    /// Regions with anything of the user's in them.
+    user_regions: [u64; 4],
+    /// Some kernel page mapped is not global.
+    local_kernel: bool,
+}
+
+impl Space {
+    pub fn new(wedge: Wedge, cr3: u64) -> Self {
+        Self {
+            wedge,
+            cr3,
+            mappings: 0,
+            large: BTreeMap::new(),
+            writable: HashMap::new(),
+            user_regions: [0; 4],
+            local_kernel: false,
+        }
+    }
+
+    /// Drops every mapping.
+    pub fn clear_all(&mut self) -> Result<(), Error> {
+        if self.mappings != 0 {
+            for (from, to) in Regions::all() {
+                self.unmap(from, to - from)?;
+            }
+        }
+        self.mappings = 0;
+        self.large.clear();
+        self.writable.clear();
+        self.user_regions = [0; 4];
+        self.local_kernel = false;
+        Ok(())
+    }
+
+    /// Drops every mapping that is not global.
+    pub fn clear_local(&mut self) -> Result<(), Error> {
+        if self.local_kernel {
+            return self.clear_all();
+        }
+        for region in 0..256 {
+            if self.user_regions[region / 64] >> (region % 64) & 1 == 1 {
+                self.clear_region(region)?;
+            }
+        }
+        self.user_regions = [0; 4];
+        Ok(())
+    }
+
+    /// Drops everything in a region.
+    pub fn clear_region(&mut self, region: usize) -> Result<(), Error> {
+        let (start, len) = extent(region);
+        let gone = |hva: u64| hva.wrapping_sub(start) < len;
+        self.large.retain(|hva, _| !gone(*hva));
+        self.writable.retain(|_, places| {
+            places.retain(|hva| !gone(*hva));
+            !places.is_empty()
+        });
+        let top = wedge::TOP as u64;
+        self.unmap(start, len.min(top - start))
+    }
+
+    /// After orders have failed: starts over with nothing mapped.
+    pub fn forget(&mut self) {
+        self.mappings = 1;
+        // A failure here shows again at the next run.
+        let _ = self.clear_all();
+    }
+
+    /// Drops the mapping of one page.
+    pub fn drop_page(&mut self, gva: u64) -> Result<(), Error> {
+        let gva = gva & !(PAGE - 1);
+        let hva = if gva >> 63 == 0 { Some(gva) } else { Regions::kernel(gva) };
+        let Some(hva) = hva.filter(|hva| *hva < wedge::TOP as u64 && self.mappings != 0) else {
+            return Ok(());
+        };
+        if !Regions::mappable(hva) {
+            return Ok(());
+        }
+        match self.large_at(hva) {
+            Some((start, large)) => {
+                self.large.remove(&start);
+                self.unmap(start, large.len)
+            }
+            None => self.unmap(hva, PAGE),
+        }
+    }
+
+    fn large_at(&self, hva: u64) -> Option<(u64, Large)> {
+        let (start, large) = self.large.range(..=hva).next_back()?;
+        (hva - start < large.len).then_some((*start, *large))
+    }
+
+    /// The RAM page at this offset may not be written without a fault any more.
+    pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
+        let single = self.writable.remove(&offset).unwrap_or_default();
+        for hva in single {
+            self.unmap(hva, PAGE)?;
+        }
+        let within = |l: &Large| l.writable && offset.wrapping_sub(l.offset) < l.len;
+        let places: Vec<_> = self
+            .large
+            .iter()
+            .filter(|(_, l)| within(l))
+            .map(|(hva, l)| (hva + (offset - l.offset), l.protection & !WRITE))
+            .collect();
+        for (hva, protection) in places {
+            self.mappings += 2;
+            self.wedge.order(Order { address: hva, len: PAGE, offset, protection })?;
+        }
+        Ok(())
+    }
+
+    fn unmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
+        self.wedge.order(Order { address, len, offset: 0, protection: 0 })
+    }
+
+    /// Answers a page fault on an access to `gva`.
+    pub fn answer(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        regions: &Regions,
+        gva: u64,
+        access: Access,
+    ) -> Result<Answer, Error> {
+        let kernel = gva >> 63 == 1;
+        let hva = match kernel {
+            true => Regions::kernel(gva).filter(|_| !access.user && !access.fetch),
+            false => regions.user(gva).then_some(gva),
+        };
+        let Some(hva) = hva else { return Ok(Answer::Interpret) };
+        let Ok(found) = paging::walk(&mut &*ram, roots, gva, access) else {
+            return Ok(Answer::Interpret);
+        };
+        if access.write && !found.writable || !kernel && !found.user {
+            return Ok(Answer::Interpret);
+        }
+        if kernel && !regions.is_kernel(Regions::of(hva)) {
+            return Ok(Answer::NeedsRegion(Regions::of(hva)));
+        }
+        if self.mappings > MAX_MAPPINGS {
+            self.clear_all()?;
+        }
+        self.install(ram, roots, Place { gva, hva, kernel }, &found, access.write)
+    }
+
+    fn install(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        place: Place,
+        found: &Translation,
+        write: bool,
+    ) -> Result<Answer, Error> {
+        // Writes to code go through the interpreter, which has what was made from it dropped.
+        let page = ram.page(found.gpa & !(PAGE - 1));
+        if write && page.is_some_and(|page| ram.is_code(page.offset)) {
+            return Ok(Answer::Interpret);
+        }
+        if found.page_bits >= 21 && self.map_large(ram, roots, place, found)? {
+            return Ok(Answer::Mapped);
+        }
+        if !self.map_page(ram, place, found, write)? {
+            return Ok(Answer::Interpret);
+        }
+        if found.page_bits == 12 {
+            self.map_around(ram, roots, place)?;
+        }
+        Ok(Answer::Mapped)
+    }
+
+    /// Maps one 4 KiB page; false if it is not RAM, or written and not writable RAM.
+    fn map_page(
+        &mut self,
+        ram: &Ram,
+        place: Place,
+        found: &Translation,
+        write: bool,
+    ) -> Result<bool, Error> {
+        let Some(page) = ram.page(found.gpa & !(PAGE - 1)) else { return Ok(false) };
+        if write && !page.writable {
+            return Ok(false);
+        }
+        let written = found.writable && found.dirty && page.writable;
+        let writable = written && !ram.is_code(page.offset);
+        let hva = place.hva & !(PAGE - 1);
+        if writable {
+            self.writable.entry(page.offset).or_default().push(hva);
+        }
+        self.note(place, found);
+        self.map(hva, PAGE, page.offset, protection(place, found, writable))?;
+        Ok(true)
+    }
+
+    fn note(&mut self, place: Place, found: &Translation) {
+        if place.kernel {
+            self.local_kernel |= !found.global;
+        } else {
+            let region = Regions::of(place.hva);
+            self.user_regions[region / 64] |= 1 << (region % 64);
+        }
+    }
+
+    /// Maps the large page around `place` as one mapping, with its neighbours of the same kind if it
+    /// is the kernel's; its code pages are not writable. False if it is not all RAM.
+    fn map_large(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        place: Place,
+        found: &Translation,
+    ) -> Result<bool, Error> {
+        let Some(first) = large_page(ram, found) else { return Ok(false) };
+        if self.large_at(place.hva).is_some_and(|(_, l)| l.writable == (found.writable && found.dirty)) {
+            return Ok(false); // a page of it has been mapped apart
+        }
+        let base = place.gva & !(LARGE - 1);
+        let (mut start, mut end) = (base, base + (LARGE - 1));
+        if place.kernel {
+            let fits = |gva: u64| neighbour(ram, roots, gva, found, first.offset, base);
+            let reach = LARGE_AROUND * LARGE;
+            while base - start < reach && start & (reach * 2 - 1) != 0 && fits(start - LARGE) {
+                start -= LARGE;
+            }
+            while end - base < reach && (end.wrapping_add(1)) & (reach * 2 - 1) != 0 && fits(end + 1) {
+                end += LARGE;
+            }
+        }
+        let len = end - start + 1;
+        let offset = first.offset - (base - start);
+        let hva = start.wrapping_add(place.hva.wrapping_sub(place.gva));
+        let usable = Regions::mappable(hva) && Regions::mappable(hva + (len - 1));
+        if !usable {
+            return Ok(false);
+        }
+        self.note(place, found);
+        self.map_run(ram, hva, len, offset, place, found)?;
+        Ok(true)
+    }
+
+    fn map_run(
+        &mut self,
+        ram: &Ram,
+        hva: u64,
+        len: u64,
+        offset: u64,
+        place: Place,
+        found: &Translation,
+    ) -> Result<(), Error> {
+        let writable = found.writable && found.dirty;
+        let protection = protection(place, found, writable);
+        self.forget_within(hva, len);
+        self.large.insert(hva, Large { len, offset, writable, protection });
+        self.map(hva, len, offset, protection)?;
+        if !writable {
+            return Ok(());
+        }
+        for at in (0..len).step_by(PAGE as usize) {
+            if ram.is_code(offset + at) {
+                self.map(hva + at, PAGE, offset + at, protection & !WRITE)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was known about a range that is about to be mapped anew.
+    fn forget_within(&mut self, hva: u64, len: u64) {
+        self.large.retain(|at, l| at + l.len <= hva || *at >= hva + len);
+    }
+
+    /// Maps the neighbours whose page-table entries the guest has used already: a fault each
+    /// would bring the same.
+    fn map_around(&mut self, ram: &Ram, roots: Roots, place: Place) -> Result<(), Error> {
+        let start = place.gva & !(AROUND * PAGE - 1);
+        for n in 0..AROUND {
+            let gva = start + n * PAGE;
+            if gva == place.gva & !(PAGE - 1) {
+                continue;
+            }
+            let Some(found) = leaf(ram, roots, gva, !place.kernel) else { continue };
+            let hva = gva.wrapping_add(place.hva.wrapping_sub(place.gva));
+            let plain = ram.page(found.gpa).is_some_and(|page| !ram.is_code(page.offset));
+            if plain && Regions::mappable(hva) {
+                self.map_page(ram, Place { gva, hva, ..place }, &found, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, address: u64, len: u64, offset: u64, protection: u64) -> Result<(), Error> {
+        self.mappings += 1;
+        self.wedge.order(Order { address, len, offset, protection })
+    }
+}
+
+fn protection(place: Place, found: &Translation, writable: bool) -> u64 {
+    let execute = if found.executable && !place.kernel { EXECUTE } else { 0 };
+    let kernel = if place.kernel { KERNEL_PAGE } else { 0 };
+    READ | execute | kernel | if writable { WRITE } else { 0 }
+}
+
+/// The first page of the 2 MiB around a translation, if all of them are contiguous writable RAM.
+fn large_page(ram: &Ram, found: &Translation) -> Option<RamPage> {
+    let gpa = found.gpa & !(LARGE - 1);
+    let (first, last) = (ram.page(gpa)?, ram.page(gpa + LARGE - PAGE)?);
+    let plain = first.writable && last.writable && last.offset == first.offset + LARGE - PAGE;
+    plain.then_some(first)
+}
+
+/// The large page at `gva` is like the one at `base`, whose RAM starts at `offset`, and continues it.
+fn neighbour(ram: &Ram, roots: Roots, gva: u64, like: &Translation, offset: u64, base: u64) -> bool {
+    let Some(found) = large_leaf(ram, roots, gva) else { return false };
+    let same = (found.writable, found.user, found.global, found.dirty)
+        == (like.writable, like.user, like.global, like.dirty);
+    let expected = offset.wrapping_add(gva.wrapping_sub(base));
+    same && large_page(ram, &found).is_some_and(|page| page.offset == expected)
+}
+
+/// The large translation of a GVA, if the guest has used it already.
+fn large_leaf(ram: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
+    descend(ram, roots, gva).filter(|found| found.page_bits >= 21)
+}
+
+/// The small translation of a GVA, if the guest has used it already.
+fn leaf(ram: &Ram, roots: Roots, gva: u64, user: bool) -> Option<Translation> {
+    descend(ram, roots, gva).filter(|found| found.page_bits == 12 && found.user == user)
+}
+
+/// Walks without setting any bit; only through entries that are present and accessed.
+fn descend(mut memory: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
+    let mut table = roots.cr3 & paging::ADDRESS;
+    let mut rights = paging::RW | paging::US;
+    let mut no_execute = 0;
+    for shift in [39, 30, 21, 12] {
+        let entry = memory.read_u64(table + (gva >> shift & 0x1ff) * 8);
+        if entry & paging::P == 0 || entry & paging::A == 0 {
+            return None;
+        }
+        rights &= entry;
+        no_execute |= entry & paging::NX;
+        let large = shift != 39 && shift != 12 && entry & paging::PS != 0;
+        if large || shift == 12 {
+            let inside = (1 << shift) - 1;
+            return Some(Translation {
+                gpa: entry & paging::ADDRESS & !inside | gva & inside,
+                page_bits: shift,
+                writable: rights & paging::RW != 0,
+                user: rights & paging::US != 0,
+                executable: no_execute == 0,
+                global: entry & paging::G != 0,
+                dirty: entry & paging::D != 0,
+            });
+        }
+        table = entry & paging::ADDRESS;
+    }
+    None
+}

@@ -1,0 +1,104 @@
+//! A slot per guest address space, so that a context switch changes processes, not mappings.
+
+use crate::{
+    regions::Regions,
+    shadow::{Answer, Space},
+};
+use ram::Ram;
+use wedge::{Error, Kick, Pages, Wedge};
+use x86::paging::{Access, Roots};
+use x86_interp::{Flush, Record};
+
+/// Address spaces kept; Linux uses six PCIDs a CPU.
+const MAX_SLOTS: usize = 12;
+/// The first GVA of the upper half.
+const UPPER_HALF: u64 = 1 << 63;
+
+/// The slots, least recently used first.
+pub struct Slots {
+    ram: Ram,
+    kick: Kick,
+    spaces: Vec<Space>,
+    /// Whose regions are whose, in all slots.
+    regions: Regions,
+}
+
+impl Slots {
+    pub fn new(ram: Ram, kick: Kick) -> Self {
+        Self { ram, kick, spaces: Vec::new(), regions: Regions::default() }
+    }
+
+    /// Makes the slot for an address space the current one.
+    pub fn select(&mut self, cr3: u64, pages: &Pages) -> Result<(), Error> {
+        if self.spaces.last().is_some_and(|space| space.cr3 == cr3) {
+            return Ok(());
+        }
+        let space = match self.spaces.iter().position(|space| space.cr3 == cr3) {
+            Some(at) => self.spaces.remove(at),
+            None => self.take(cr3, pages)?,
+        };
+        self.spaces.push(space);
+        Ok(())
+    }
+
+    /// The current slot.
+    pub fn current(&mut self) -> Result<&mut Space, Error> {
+        self.spaces.last_mut().ok_or(Error::Gone)
+    }
+
+    /// Answers a page fault in the current slot.
+    pub fn answer(&mut self, roots: Roots, gva: u64, access: Access) -> Result<Answer, Error> {
+        let space = self.spaces.last_mut().ok_or(Error::Gone)?;
+        space.answer(&self.ram, roots, &self.regions, gva, access)
+    }
+
+    /// An empty slot: a fresh one, or the least recently used one without its user pages.
+    fn take(&mut self, cr3: u64, pages: &Pages) -> Result<Space, Error> {
+        if self.spaces.len() < MAX_SLOTS {
+            let wedge = Wedge::start(self.ram.fd(), pages, self.kick.clone())?;
+            return Ok(Space::new(wedge, cr3));
+        }
+        let mut space = self.spaces.remove(0);
+        space.clear_all()?;
+        space.cr3 = cr3;
+        Ok(space)
+    }
+
+    /// Does what the interpreter has reported. A slot whose process fails shows it when it runs.
+    pub fn apply(&mut self, record: &Record) {
+        for flush in &record.flushes {
+            for space in &mut self.spaces {
+                let same = |pcid: u16| space.cr3 & 0xfff == u64::from(pcid);
+                let _ = match *flush {
+                    Flush::All => space.clear_all(),
+                    Flush::Space { pcid } if same(pcid) => space.clear_local(),
+                    Flush::Page { pcid, linear } if same(pcid) || linear >= UPPER_HALF => {
+                        space.drop_page(linear)
+                    }
+                    _ => Ok(()),
+                };
+            }
+        }
+        for page in &record.code_pages {
+            self.protect(*page);
+        }
+    }
+
+    /// No slot may write the RAM page at this offset any more without a fault.
+    pub fn protect(&mut self, page: u64) {
+        for space in &mut self.spaces {
+            let _ = space.protect(page);
+        }
+    }
+
+    /// Kernel memory is to be mapped in a region: it becomes the kernel's. True if that is news.
+    pub fn give_to_kernel(&mut self, region: usize) -> bool {
+        let news = self.regions.give_to_kernel(region);
+        if news {
+            for space in &mut self.spaces {
+                let _ = space.clear_region(region);
+            }
+        }
+        news
+    }
+}

@@ -1,0 +1,156 @@
+//! Between the architectural state and the frame that guest code runs with.
+//!
+//! What comes back is believed as far as guest code could have made it itself: any registers, either
+//! privilege level, and the flat segments that SYSCALL, SYSRET and IRET load.
+
+use crate::regions::host_bias;
+use engine::Board;
+use frame::Frame;
+use x86::{
+    Segment, Vcpu,
+    control::{cr0, efer},
+    flags,
+    fpu::{FpuState, MXCSR_INIT, xstate},
+    reg, seg,
+};
+use x86_interp::Cpu;
+
+/// Flags user code can change without the kernel.
+const USER_FLAGS: u64 = flags::STATUS | flags::TF | flags::DF | flags::NT | flags::AC | flags::ID;
+/// Flags translated code keeps in the host's RFLAGS.
+const IN_HOST: u64 = flags::STATUS | flags::DF | flags::ID;
+/// DR7: some breakpoint is enabled.
+const BREAKPOINTS: u64 = 0xff;
+
+/// What to run with.
+pub fn load(vcpu: &Vcpu, f: &mut Frame) {
+    f.gpr = vcpu.gpr;
+    f.rip = vcpu.rip;
+    f.cpl = vcpu.cpl().into();
+    f.rflags = vcpu.rflags & USER_FLAGS | flags::IF | flags::FIXED;
+    f.host_flags = vcpu.rflags & IN_HOST;
+    f.interrupt_flag = vcpu.rflags & flags::IF;
+    f.alignment_flag = vcpu.rflags & flags::AC;
+    f.fs_base = vcpu.seg[seg::FS].base;
+    f.gs_base = vcpu.seg[seg::GS].base;
+    f.kernel_gs_base = vcpu.kernel_gs_base;
+    f.percpu = f.gs_base.wrapping_add(host_bias(f.gs_base));
+    (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
+    (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
+    selectors(vcpu, f);
+    load_vectors(&vcpu.fpu, &mut f.vectors.0);
+}
+
+fn selectors(vcpu: &Vcpu, f: &mut Frame) {
+    let selector = |segment: usize| u64::from(vcpu.seg[segment].selector);
+    (f.es, f.cs, f.ss) = (selector(seg::ES), selector(seg::CS), selector(seg::SS));
+    (f.ds, f.fs, f.gs) = (selector(seg::DS), selector(seg::FS), selector(seg::GS));
+}
+
+/// The wedge may go between user and kernel code by itself.
+pub fn may_cross(vcpu: &Vcpu) -> bool {
+    vcpu.efer & efer::SCE != 0
+        && vcpu.cr0 & (cr0::TS | cr0::EM) == 0
+        && vcpu.dr[7] & BREAKPOINTS == 0
+        && vcpu.rflags & flags::IOPL == 0
+        && !vcpu.nmi_blocked
+}
+
+/// What it came back with.
+pub fn store(f: &Frame, cpu: &mut Cpu<Board>) {
+    let user = f.cpl == 3;
+    store_segments(f, cpu, if user { 3 } else { 0 });
+    let vcpu = &mut cpu.vcpu;
+    vcpu.gpr = f.gpr;
+    vcpu.rip = f.rip;
+    vcpu.rflags = flags::FIXED
+        | if user {
+            f.rflags & USER_FLAGS | vcpu.rflags & flags::IOPL | flags::IF
+        } else {
+            f.host_flags & IN_HOST | f.interrupt_flag & flags::IF | f.alignment_flag & flags::AC
+        };
+    vcpu.seg[seg::FS].base = f.fs_base;
+    vcpu.seg[seg::GS].base = f.gs_base;
+    vcpu.kernel_gs_base = f.kernel_gs_base;
+    vcpu.interrupt_shadow = false;
+    store_vectors(&f.vectors.0, &mut vcpu.fpu);
+    cpu.came_back();
+}
+
+/// CS and SS, if the wedge has crossed between user and kernel code.
+fn store_segments(f: &Frame, cpu: &mut Cpu<Board>, cpl: u8) {
+    let (cs, ss) = (f.cs as u16, f.ss as u16);
+    let v = &cpu.vcpu;
+    let same = v.cpl() == cpl && v.seg[seg::CS].selector == cs && v.seg[seg::SS].selector == ss;
+    if same {
+        return;
+    }
+    cpu.set_flat(cs, ss, cpl, true);
+    if ss & !3 == 0 {
+        cpu.vcpu.seg[seg::SS] = Segment::null(ss, cpl);
+    }
+}
+
+fn load_vectors(f: &FpuState, v: &mut [u8; 832]) {
+    v[0..2].copy_from_slice(&f.fcw.to_le_bytes());
+    v[2..4].copy_from_slice(&f.fsw.to_le_bytes());
+    v[4..6].copy_from_slice(&[f.ftw, 0]);
+    v[6..8].copy_from_slice(&f.fop.to_le_bytes());
+    v[8..16].copy_from_slice(&f.fip.to_le_bytes());
+    v[16..24].copy_from_slice(&f.fdp.to_le_bytes());
+    v[24..28].copy_from_slice(&f.mxcsr.to_le_bytes());
+    v[32..160].copy_from_slice(f.st.as_flattened());
+    v[160..416].copy_from_slice(f.xmm.as_flattened());
+    v[512..520].copy_from_slice(&xstate::SUPPORTED.to_le_bytes());
+    v[520..576].fill(0);
+    v[576..832].copy_from_slice(f.ymm_high.as_flattened());
+}
+
+/// Components the CPU did not store are in their initial state.
+fn store_vectors(v: &[u8; 832], f: &mut FpuState) {
+    let present = u64::from_le_bytes(part(v, 512));
+    let initial = FpuState::default();
+    if present & xstate::X87 != 0 {
+        f.fcw = u16::from_le_bytes(part(v, 0));
+        f.fsw = u16::from_le_bytes(part(v, 2));
+        f.ftw = v[4];
+        f.fop = u16::from_le_bytes(part(v, 6));
+        f.fip = u64::from_le_bytes(part(v, 8));
+        f.fdp = u64::from_le_bytes(part(v, 16));
+        fill(&mut f.st, &v[32..160]);
+    } else {
+        (f.fcw, f.fsw, f.ftw, f.fop) = (initial.fcw, initial.fsw, initial.ftw, initial.fop);
+        (f.fip, f.fdp, f.st) = (0, 0, initial.st);
+    }
+    f.mxcsr = u32::from_le_bytes(part(v, 24));
+    if f.mxcsr == 0 && present & (xstate::SSE | xstate::AVX) == 0 {
+        f.mxcsr = MXCSR_INIT;
+    }
+    match present & xstate::SSE {
+        0 => f.xmm = initial.xmm,
+        _ => fill(&mut f.xmm, &v[160..416]),
+    }
+    match present & xstate::AVX {
+        0 => f.ymm_high = initial.ymm_high,
+        _ => fill(&mut f.ymm_high, &v[576..832]),
+    }
+    f.xstate_bv = xstate::SUPPORTED;
+}
+
+fn part<const N: usize>(bytes: &[u8; 832], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+fn fill<const N: usize>(registers: &mut [[u8; 16]; N], bytes: &[u8]) {
+    for (register, value) in registers.iter_mut().zip(bytes.chunks_exact(16)) {
+        register.copy_from_slice(value);
+    }
+}
+
+/// Rewinds over an instruction that has pushed a return address (a call that went wrong).
+pub fn push_back(vcpu: &mut Vcpu, rip: u64) {
+    vcpu.gpr[reg::RSP] = vcpu.gpr[reg::RSP].wrapping_sub(8);
+    vcpu.rip = rip;
+}

@@ -1,0 +1,62 @@
+//! What the engine has done.
+
+use frame::ExitKind;
+
+/// Counters since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Times a wedge got its turn.
+    pub entries: u64,
+    /// Exits by kind, see [`ExitKind`].
+    pub exits: [u64; 9],
+    /// Page faults answered with a mapping.
+    pub mapped: u64,
+    /// Instructions interpreted one by one.
+    pub interpreted: u64,
+    /// Host instructions stepped through to reach a boundary of the guest's.
+    pub stepped: u64,
+    /// Flushes the guest asked for.
+    pub flushes: u64,
+    /// System calls that came to the monitor.
+    pub system_calls: u64,
+}
+
+impl Statistics {
+    /// Name and count of each.
+    pub fn rows(&self) -> [(&'static str, u64); 14] {
+        let exit = |kind: ExitKind| self.exits[kind as usize];
+        [
+            ("wedge turns", self.entries),
+            ("call-outs", exit(ExitKind::CallOut)),
+            ("misses", exit(ExitKind::Miss)),
+            ("interrupt windows", exit(ExitKind::InterruptWindow)),
+            ("sysret exits", exit(ExitKind::Sysret)),
+            ("iret exits", exit(ExitKind::Iret)),
+            ("kernel signals", exit(ExitKind::KernelSignal)),
+            ("user signals", exit(ExitKind::UserSignal)),
+            ("kicked exits", exit(ExitKind::Kicked)),
+            ("pages mapped", self.mapped),
+            ("interpreted singly", self.interpreted),
+            ("host steps", self.stepped),
+            ("flushes", self.flushes),
+            ("slow system calls", self.system_calls),
+        ]
+    }
+
+    /// Counts an exit the wedge has told.
+    pub fn exit(&mut self, kind: u64) -> ExitKind {
+        let kind = match kind {
+            1 => ExitKind::CallOut,
+            2 => ExitKind::Miss,
+            3 => ExitKind::InterruptWindow,
+            4 => ExitKind::Sysret,
+            5 => ExitKind::Iret,
+            6 => ExitKind::KernelSignal,
+            7 => ExitKind::UserSignal,
+            8 => ExitKind::Kicked,
+            _ => ExitKind::None,
+        };
+        self.exits[kind as usize] += 1;
+        kind
+    }
+}

@@ -1,0 +1,265 @@
+// What monitor, wedge and translated code agree on. The wedge is built without crates and includes
+// this file, so it names nothing but core.
+
+/// The wedge's window: one aligned 4 GiB, so that a filter needs one comparison per half. User
+/// programs do not map here; if one does, its pages are never installed.
+pub const WINDOW: usize = 0x0180_0000_0000;
+/// Bytes of the window.
+pub const WINDOW_LEN: usize = 1 << 32;
+/// The blob: text and constants, read-execute.
+pub const BLOB: usize = WINDOW;
+/// The pages shared by the monitor and one wedge.
+pub const SHARED: usize = WINDOW + 0x10_0000;
+/// The stack the wedge runs on.
+pub const STACK: usize = WINDOW + 0x20_0000;
+/// Bytes of that stack.
+pub const STACK_LEN: usize = 0x4000;
+/// The alternate signal stack.
+pub const ALT_STACK: usize = WINDOW + 0x30_0000;
+/// Bytes of it.
+pub const ALT_STACK_LEN: usize = 0x8000;
+/// The gate page: what the last instructions before user code read. User code can read and write it.
+pub const GATE: usize = WINDOW + 0x38_0000;
+/// The vCPU page, shared by all wedges of a vCPU.
+pub const FRAME: usize = WINDOW + 0x40_0000;
+/// Bytes of it.
+pub const FRAME_LEN: usize = 0x4000;
+/// The indirect-jump tables, shared by all wedges.
+pub const TABLES: usize = WINDOW + 0x1000_0000;
+/// The code cache, shared by all wedges; writable in the monitor only.
+pub const CACHE: usize = WINDOW + 0x2000_0000;
+/// Bytes of the code cache.
+pub const CACHE_LEN: usize = 64 << 20;
+/// End of the part of the window that may be mapped.
+pub const WINDOW_END: usize = CACHE + CACHE_LEN;
+/// End of user addresses.
+pub const TOP: usize = 0x7fff_ffff_f000;
+/// Added to a kernel GVA to get its HVA, modulo 2^64.
+pub const BIAS: u64 = 0x7e00_0000_0000;
+/// The first kernel GVA that has an HVA.
+pub const KERNEL_START: u64 = 0xffff_8200_0000_0000;
+/// From here to [`UPPER_USER`] no user page is installed: small kernel addresses end up here.
+pub const NO_USER: u64 = BIAS;
+/// See [`NO_USER`].
+pub const UPPER_USER: u64 = 0x7f00_0000_0000;
+/// HVA of the table of biases by address bits 39 to 47: what translated code adds to an address
+/// that may be the user's or the kernel's. Within 2 GiB of [`BIAS`], so that it is reached by GS.
+pub const REGIONS: usize = BIAS as usize + 0x7fff_0000;
+/// Bytes of that table.
+pub const REGIONS_LEN: usize = 4096;
+/// Entry of [`REGIONS`] that makes any address non-canonical.
+pub const POISON: u64 = 1 << 62;
+/// Orders taken at once.
+pub const MAX_ORDERS: usize = 128;
+/// `Shared::turn`: the monitor acts.
+pub const MONITOR: u32 = 0;
+/// `Shared::turn`: the wedge acts.
+pub const WEDGE: u32 = 1;
+/// The signal that makes running guest code come back.
+pub const KICK: i32 = 10;
+/// Slots of one indirect-jump table: one for each value of an address's low 16 bits.
+pub const TABLE_SLOTS: usize = 1 << 16;
+/// Bytes of one table: a word of keys and a word of values a slot.
+pub const TABLE_LEN: usize = TABLE_SLOTS * 16;
+/// Bytes of both.
+pub const TABLES_LEN: usize = 2 * TABLE_LEN;
+
+/// A change of the wedge's mappings.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    /// Page-aligned HVA.
+    pub address: u64,
+    /// Bytes, whole pages.
+    pub len: u64,
+    /// Offset in guest RAM, for a mapping.
+    pub offset: u64,
+    /// Protection as mmap takes it; zero unmaps. [`KERNEL_PAGE`] closes it to user code.
+    pub protection: u64,
+}
+
+/// In [`Order::protection`]: user code must not get at it.
+pub const KERNEL_PAGE: u64 = 1 << 16;
+
+/// Why translated code exits, in [`Frame::exit_kind`], and why the wedge gives the monitor its turn, in
+/// [`Frame::reason`].
+#[repr(u64)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitKind {
+    /// Nothing has run.
+    None = 0,
+    /// The kernel instruction at RIP must be interpreted.
+    CallOut = 1,
+    /// The block at RIP is not translated yet; [`Frame::exit_info`] is the link site that wants it,
+    /// zero if none.
+    Miss = 2,
+    /// Interrupts were enabled while one is pending.
+    InterruptWindow = 3,
+    /// SYSRET to 64-bit code at RIP's instruction; the wedge does it unless it cannot.
+    Sysret = 4,
+    /// IRETQ at RIP's instruction; the wedge does it unless it cannot.
+    Iret = 5,
+    /// A signal in translated code: registers are the host's, and [`Frame::pc`] is where it was.
+    KernelSignal = 6,
+    /// A signal in user code: registers are the user's.
+    UserSignal = 7,
+    /// A kick before anything has run.
+    Kicked = 8,
+}
+
+/// How guest code goes on, in [`Frame::go`].
+pub mod go {
+    /// Only obey orders.
+    pub const NOTHING: u64 = 0;
+    /// User code at RIP.
+    pub const USER: u64 = 1;
+    /// The block at [`super::Frame::jump`], with guest registers.
+    pub const BLOCK: u64 = 2;
+    /// The host instruction at [`super::Frame::pc`], with host registers.
+    pub const RAW: u64 = 3;
+    /// The same, for one host instruction.
+    pub const STEP: u64 = 4;
+}
+
+/// What the wedge is doing, in [`Frame::mode`].
+pub mod mode {
+    /// Its own work.
+    pub const WEDGE: u64 = 0;
+    /// User code, or the last steps to it.
+    pub const USER: u64 = 1;
+    /// Translated code, or the last steps to it.
+    pub const KERNEL: u64 = 2;
+}
+
+/// The vCPU page.
+#[repr(C, align(4096))]
+#[derive(Clone, Debug)]
+pub struct Frame {
+    /// General registers in encoding order.
+    pub gpr: [u64; 16],
+    /// GVA of the next instruction.
+    pub rip: u64,
+    /// User code's RFLAGS. In translated code: see `host_flags`.
+    pub rflags: u64,
+    /// Guest registers that a translated sequence put aside, in order of use.
+    pub spill: [u64; 4],
+    /// Where the next entry or indirect jump goes, a host address in the code cache.
+    pub jump: u64,
+    /// The host's PC that a signal interrupted in translated code.
+    pub pc: u64,
+    /// Virtual RFLAGS.IF: zero or `flags::IF`.
+    pub interrupt_flag: u64,
+    /// Virtual RFLAGS.AC: zero or `flags::AC`.
+    pub alignment_flag: u64,
+    /// Not zero: an interrupt waits for the virtual IF.
+    pub pending: u64,
+    /// What GS base is in translated code: the bias from GVA to HVA.
+    pub bias: u64,
+    /// What FS base is in translated code: the guest's GS base plus the bias.
+    pub percpu: u64,
+    /// The status flags, DF and ID as translated code starts and ends with them.
+    pub host_flags: u64,
+    /// An [`ExitKind`]: why translated code exits.
+    pub exit_kind: u64,
+    /// An [`ExitKind`]: why the monitor is needed.
+    pub reason: u64,
+    /// Detail of the exit.
+    pub exit_info: u64,
+    /// Stack pointer of whoever entered translated code.
+    pub host_rsp: u64,
+    /// FS and GS base of whoever entered translated code.
+    pub host_fs: u64,
+    /// See `host_fs`.
+    pub host_gs: u64,
+    /// Top of this is where translated code may push, when RSP is not the guest's.
+    pub stack: [u64; 8],
+    /// Bits 39 to 47: the index into [`REGIONS`].
+    pub region_mask: u64,
+    /// The guest's FS base.
+    pub fs_base: u64,
+    /// The guest's GS base.
+    pub gs_base: u64,
+    /// The GS base that SWAPGS exchanges.
+    pub kernel_gs_base: u64,
+    /// Current privilege level, 0 or 3.
+    pub cpl: u64,
+    /// Selectors.
+    pub cs: u64,
+    /// See `cs`.
+    pub ss: u64,
+    /// See `cs`.
+    pub ds: u64,
+    /// See `cs`.
+    pub es: u64,
+    /// See `cs`.
+    pub fs: u64,
+    /// See `cs`.
+    pub gs: u64,
+    /// See [`mode`].
+    pub mode: u64,
+    /// See [`go`].
+    pub go: u64,
+    /// A kick arrived while the wedge did its own work.
+    pub kicked: u64,
+    /// Signal that ended guest code, its `si_code`, and `si_addr` or `si_call_addr`.
+    pub signal: u64,
+    /// See `signal`.
+    pub code: u64,
+    /// See `signal`.
+    pub address: u64,
+    /// CPU exception, for signals that are one.
+    pub trap: u64,
+    /// Its error code.
+    pub error: u64,
+    /// SYSCALL's target.
+    pub lstar: u64,
+    /// RFLAGS bits it clears.
+    pub sfmask: u64,
+    /// IA32_STAR.
+    pub star: u64,
+    /// The wedge may do SYSCALL, SYSRET and IRET itself.
+    pub fast: u64,
+    /// The guest's GDT: GVA.
+    pub gdt: u64,
+    /// Its limit, bytes minus one.
+    pub gdt_limit: u64,
+    /// Entered user code.
+    pub user_entries: u64,
+    /// System calls taken to translated code without the monitor.
+    pub fast_system_calls: u64,
+    /// Returns to user code without the monitor.
+    pub fast_returns: u64,
+    /// Interrupt returns inside the kernel without the monitor.
+    pub fast_kernel_returns: u64,
+    /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
+    pub vectors: Vectors,
+}
+
+/// An XSAVE area.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vectors(pub [u8; 832]);
+
+/// What the monitor and one wedge tell each other.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Shared {
+    /// The secret a host call from the wedge must carry.
+    pub secret: u64,
+    /// Descriptor of guest RAM.
+    pub ram: u64,
+    /// One past the blob's last byte.
+    pub blob_end: u64,
+    /// The protection key of what user code must not touch, zero without keys.
+    pub key: u64,
+    /// Whose turn it is.
+    pub turn: core::sync::atomic::AtomicU32,
+    /// Not zero once the wedge is ready.
+    pub ready: u32,
+    /// Negated error number of the first order that failed, zero if none.
+    pub failed: i64,
+    /// Orders given.
+    pub order_count: u64,
+    /// The orders.
+    pub orders: [Order; MAX_ORDERS],
+}

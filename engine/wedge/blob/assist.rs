@@ -1,0 +1,201 @@
+//! SYSCALL, SYSRET and IRET without the monitor, as far as they are the ordinary ones.
+//!
+//! Whatever is not ordinary (single step, 32-bit code, odd descriptors, a pending interrupt) is left to
+//! the monitor with the state untouched.
+
+use crate::{
+    layout::{BIAS, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES, go},
+    turns,
+};
+use core::arch::naked_asm;
+
+const CF_TO_OF: u64 = 0x8d5;
+const TF: u64 = 1 << 8;
+const IF: u64 = 1 << 9;
+const DF: u64 = 1 << 10;
+const IOPL: u64 = 3 << 12;
+const NT: u64 = 1 << 14;
+const RF: u64 = 1 << 16;
+const VM: u64 = 1 << 17;
+const AC: u64 = 1 << 18;
+const ID: u64 = 1 << 21;
+/// Kept in the host's RFLAGS in translated code.
+const IN_HOST: u64 = CF_TO_OF | DF | ID;
+/// What SYSRET takes from R11.
+const SYSRET_FLAGS: u64 = 0x003c_7fd7;
+/// Flags user code may have that need no watching.
+const ORDINARY_USER: u64 = CF_TO_OF | IF | DF | NT | AC | ID | 2;
+const ORDINARY_KERNEL: u64 = IN_HOST | IF | AC | 2;
+const USER_END: u64 = 0x7fff_ffff_f000;
+const RCX: usize = 1;
+const RSP: usize = 4;
+const R11: usize = 11;
+
+/// SYSCALL by user code, whose state is in the frame with RIP behind the instruction.
+pub fn system_call(f: &mut Frame) -> ! {
+    let flags = f.rflags & !(f.sfmask | RF);
+    if flags & (TF | NT | VM | IOPL) != 0 {
+        turns::exit(ExitKind::UserSignal);
+    }
+    f.gpr[RCX] = f.rip;
+    f.gpr[R11] = f.rflags & !RF;
+    f.cs = f.star >> 32 & 0xfffc;
+    f.ss = (f.star >> 32).wrapping_add(8) & 0xfffc;
+    f.rip = f.lstar;
+    f.fast_system_calls += 1;
+    enter_kernel(f, flags);
+    crate::run::run()
+}
+
+/// Goes on in translated code at RIP, with these flags.
+fn enter_kernel(f: &mut Frame, flags: u64) {
+    f.cpl = 0;
+    f.interrupt_flag = flags & IF;
+    f.alignment_flag = flags & AC;
+    f.host_flags = flags & IN_HOST;
+    f.percpu = host_address(f.gs_base);
+    f.go = go::BLOCK;
+    match find(f.rip, flags & AC != 0) {
+        0 => {
+            f.exit_info = 0;
+            turns::exit(ExitKind::Miss)
+        }
+        host => f.jump = host,
+    }
+}
+
+/// What translated code would reach by this address.
+fn host_address(address: u64) -> u64 {
+    let region = address >> 39 & 0x1ff;
+    // SAFETY: the table has 512 entries.
+    let bias = unsafe { *(REGIONS as *const u64).add(region as usize) };
+    address.wrapping_add(bias)
+}
+
+/// HVA of the block for a guest address, zero if the table does not know it.
+fn find(guest: u64, alignment: bool) -> u64 {
+    let table = TABLES + if alignment { TABLE_LEN } else { 0 };
+    let slot = guest as usize & (TABLE_SLOTS - 1);
+    // SAFETY: the tables are mapped for good.
+    unsafe {
+        let key = *((table + slot * 8) as *const u64);
+        let value = *((table + (TABLE_SLOTS + slot) * 8) as *const u64);
+        if key.wrapping_add(guest) == 0 { value } else { 0 }
+    }
+}
+
+/// Translated code has exited. True: go on with `Frame::go`. False: the monitor is needed.
+pub fn after_block(f: &mut Frame) -> bool {
+    const SYSRET: u64 = ExitKind::Sysret as u64;
+    const IRET: u64 = ExitKind::Iret as u64;
+    match f.exit_kind {
+        SYSRET if f.fast != 0 => sysret(f),
+        IRET if f.fast != 0 => iret(f),
+        _ => false,
+    }
+}
+
+/// An interrupt is due as soon as interrupts are enabled.
+fn open_to_interrupt(f: &Frame, flags: u64) -> bool {
+    f.pending != 0 && flags & IF != 0
+}
+
+fn sysret(f: &mut Frame) -> bool {
+    let flags = f.gpr[R11] & SYSRET_FLAGS | 2;
+    let target = f.gpr[RCX];
+    if target >= USER_END || !plain_user(f, flags) {
+        return false;
+    }
+    f.cs = (f.star >> 48).wrapping_add(16) | 3;
+    f.ss = (f.star >> 48).wrapping_add(8) | 3;
+    enter_user(f, target, flags);
+    true
+}
+
+/// Flags user code can run with directly; kicks would be lost on code with IF clear.
+fn plain_user(f: &Frame, flags: u64) -> bool {
+    flags & !ORDINARY_USER == 0 && flags & IF != 0 && !open_to_interrupt(f, flags)
+}
+
+fn enter_user(f: &mut Frame, rip: u64, flags: u64) {
+    f.rip = rip;
+    f.rflags = flags;
+    f.cpl = 3;
+    f.fast_returns += 1;
+    f.go = go::USER;
+}
+
+fn iret(f: &mut Frame) -> bool {
+    let mut words = [0; 5];
+    for (index, word) in words.iter_mut().enumerate() {
+        let at = f.gpr[RSP].wrapping_add(index as u64 * 8);
+        let Some(value) = kernel_word(f, at) else { return false };
+        *word = value;
+    }
+    let [rip, cs, flags, rsp, ss] = words;
+    match cs & 3 {
+        3 => iret_to_user(f, [rip, cs, flags & !RF, rsp, ss]),
+        0 => iret_to_kernel(f, [rip, cs, flags & !RF, rsp, ss]),
+        _ => false,
+    }
+}
+
+fn iret_to_user(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
+    let flat = descriptor(f, cs) == Some(0x00af_fa00_0000_ffff)
+        && descriptor(f, ss) == Some(0x00cf_f200_0000_ffff)
+        && ss & 3 == 3;
+    if !flat || rip >= USER_END || !plain_user(f, flags) {
+        return false;
+    }
+    f.gpr[RSP] = rsp;
+    (f.cs, f.ss) = (cs & 0xffff, ss & 0xffff);
+    enter_user(f, rip, flags);
+    true
+}
+
+fn iret_to_kernel(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
+    let stack = ss & 0xffff == 0 || descriptor(f, ss) == Some(0x00cf_9200_0000_ffff);
+    let flat = descriptor(f, cs) == Some(0x00af_9a00_0000_ffff) && stack && ss & 3 == 0;
+    let ordinary = flags & !ORDINARY_KERNEL == 0 && !open_to_interrupt(f, flags);
+    let known = find(rip, flags & AC != 0);
+    if !flat || !ordinary || rip < KERNEL_START || known == 0 {
+        return false;
+    }
+    f.gpr[RSP] = rsp;
+    (f.cs, f.ss) = (cs & 0xffff, ss & 0xffff);
+    f.rip = rip;
+    f.fast_kernel_returns += 1;
+    enter_kernel(f, flags);
+    true
+}
+
+/// A code or data descriptor of the GDT, without its accessed bit.
+fn descriptor(f: &mut Frame, selector: u64) -> Option<u64> {
+    let index = selector & 0xfff8;
+    if selector & 4 != 0 || index == 0 || index + 7 > f.gdt_limit {
+        return None;
+    }
+    kernel_word(f, f.gdt.wrapping_add(index)).map(|d| d & !(1 << 40))
+}
+
+/// Reads guest kernel memory, if it is mapped; if not, the exit's detail says what is missing.
+fn kernel_word(f: &mut Frame, address: u64) -> Option<u64> {
+    let mut value = 0;
+    let known = address >= KERNEL_START && load_careful(address.wrapping_add(BIAS), &mut value) != 0;
+    if !known {
+        f.exit_info = address;
+    }
+    known.then_some(value)
+}
+
+/// Loads a word; the fault of its first instruction becomes a zero result.
+#[unsafe(naked)]
+pub extern "C" fn load_careful(address: u64, value: &mut u64) -> u64 {
+    naked_asm!("mov rax, [rdi]", "mov [rsi], rax", "mov eax, 1", "ret")
+}
+
+/// Where a failed [`load_careful`] goes on.
+#[unsafe(naked)]
+pub extern "C" fn load_failed() -> u64 {
+    naked_asm!("xor eax, eax", "ret")
+}

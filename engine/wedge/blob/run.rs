@@ -1,0 +1,48 @@
+//! Going on with guest code.
+
+use crate::{
+    assist, frame,
+    gates::{enter_block, enter_user, enter_user_without_keys, resume_raw},
+    host::set_bases,
+    layout::{ExitKind, Frame, STACK, STACK_LEN, go},
+    shared, turns,
+};
+use core::arch::asm;
+
+/// Goes on as `Frame::go` says, until the monitor is needed.
+pub extern "C" fn run() -> ! {
+    let f = frame();
+    loop {
+        let exited = match f.go {
+            go::USER => enter_user_code(f),
+            go::BLOCK => enter_block(),
+            _ => {
+                set_bases(f.percpu, f.bias);
+                resume_raw()
+            }
+        };
+        if exited == 0 {
+            turns::exit(ExitKind::Kicked);
+        }
+        if !assist::after_block(f) {
+            f.reason = f.exit_kind;
+            turns::hand_over_and_run();
+        }
+    }
+}
+
+/// Goes on at `then` on an empty stack.
+pub fn restart(then: extern "C" fn() -> !) -> ! {
+    // SAFETY: nothing on the stack is needed any more.
+    unsafe {
+        asm!("mov rsp, {stack}", "xor ebp, ebp", "call {then}", "ud2",
+            stack = in(reg) STACK + STACK_LEN, then = in(reg) then, options(noreturn))
+    }
+}
+
+/// Returns only if a kick came first.
+fn enter_user_code(f: &Frame) -> u64 {
+    set_bases(f.fs_base, f.gs_base);
+    if shared().key != 0 { enter_user() } else { enter_user_without_keys() };
+    0
+}

@@ -1,0 +1,125 @@
+//! Making the process a wedge.
+
+use crate::{
+    frame,
+    host::{self, call, load_vectors},
+    layout::{
+        ALT_STACK, ALT_STACK_LEN, KICK, REGIONS, REGIONS_LEN, STACK, STACK_LEN, TOP, WINDOW, WINDOW_END,
+    },
+    shared,
+    signal::{RESTORER, on_signal, on_signal_keys},
+    turns,
+};
+use core::arch::naked_asm;
+
+/// First instruction of the image: change to the window's stack, forget the old one.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".text.start")]
+extern "C" fn wedge_start() -> ! {
+    naked_asm!("movabs rsp, {stack}", "xor ebp, ebp", "call {main}", "ud2",
+        stack = const STACK + STACK_LEN, main = sym main)
+}
+
+extern "C" fn main() -> ! {
+    alone();
+    signals();
+    filter();
+    shared().ready = 1;
+    load_vectors(frame().vectors.0.as_ptr());
+    turns::hand_over_and_run()
+}
+
+/// Unmaps everything but the window, and clears what a thread of a C library leaves behind.
+fn alone() {
+    call(host::ARCH_PRCTL, 0x1002, 0, 0, 0, 0); // ARCH_SET_FS
+    call(host::ARCH_PRCTL, 0x1012, 0, 0, 0, 0); // ARCH_SET_CPUID: CPUID faults from now on
+    call(host::SET_ROBUST_LIST, 0, 24, 0, 0, 0);
+    call(host::SET_TID_ADDRESS, 0, 0, 0, 0, 0);
+    let table_end = REGIONS + REGIONS_LEN;
+    for (from, to) in [(0, WINDOW), (WINDOW_END, REGIONS), (table_end, TOP)] {
+        if call(host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0) != 0 {
+            crate::die();
+        }
+    }
+}
+
+#[repr(C)]
+struct Action {
+    handler: u64,
+    flags: u64,
+    restorer: u64,
+    mask: u64,
+}
+
+fn signals() {
+    let stack = [ALT_STACK as u64, 0, ALT_STACK_LEN as u64];
+    call(host::SIGALTSTACK, stack.as_ptr() as u64, 0, 0, 0, 0);
+    // SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTORER: guest code is resumed without sigreturn,
+    // so nothing may stay blocked.
+    let flags = 4 | 0x0800_0000 | 0x4000_0000 | 0x0400_0000;
+    let keys = shared().key != 0;
+    let handler = if keys { on_signal_keys as *const () } else { on_signal as *const () } as u64;
+    let action = Action { handler, flags, restorer: RESTORER, mask: 0 };
+    for signal in [4, 5, 7, 8, KICK as u64, 11, 31] {
+        call(host::SIGACTION, signal, &raw const action as u64, 0, 8, 0);
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Bpf {
+    code: u16,
+    yes: u8,
+    no: u8,
+    k: u32,
+}
+
+const LOAD: u16 = 0x20;
+const EQUAL: u16 = 0x15;
+const ABOVE: u16 = 0x35;
+const RETURN: u16 = 6;
+const ALL_SET: u16 = 0x45;
+const ALLOW: u32 = 0x7fff_0000;
+const TRAP: u32 = 0x0003_0000;
+
+/// Calls only from the blob, only these few, only with the secret; anything else is a SIGSYS.
+fn filter() {
+    let s = shared();
+    let (high, low) = ((s.secret >> 32) as u32, s.secret as u32);
+    let op = |code, yes, no, k| Bpf { code, yes, no, k };
+    let program = [
+        op(LOAD, 0, 0, 4), // arch
+        op(EQUAL, 0, 23, 0xc000_003e),
+        op(LOAD, 0, 0, 12), // instruction pointer, high
+        op(EQUAL, 0, 21, (WINDOW >> 32) as u32),
+        op(LOAD, 0, 0, 8), // low; the window starts at zero
+        op(ABOVE, 19, 0, s.blob_end as u32),
+        op(LOAD, 0, 0, 0), // number
+        op(EQUAL, 10, 0, host::MMAP as u32),
+        op(EQUAL, 5, 0, host::MPROTECT as u32),
+        op(EQUAL, 4, 0, host::PKEY_MPROTECT as u32),
+        op(EQUAL, 3, 0, host::MUNMAP as u32),
+        op(EQUAL, 2, 0, host::FUTEX as u32),
+        op(EQUAL, 1, 0, host::SIGRETURN as u32),
+        op(EQUAL, 0, 11, host::EXIT_GROUP as u32),
+        op(LOAD, 0, 0, 60), // sixth argument, high
+        op(EQUAL, 0, 9, high),
+        op(LOAD, 0, 0, 56),
+        op(EQUAL, 6, 7, low),
+        op(LOAD, 0, 0, 52), // mmap: descriptor, high half
+        op(EQUAL, 0, 5, high),
+        op(LOAD, 0, 0, 36), // protection, high half
+        op(EQUAL, 0, 3, low),
+        op(LOAD, 0, 0, 40), // flags must say MAP_FIXED
+        op(ALL_SET, 0, 1, 0x10),
+        op(RETURN, 0, 0, ALLOW),
+        op(RETURN, 0, 0, TRAP),
+    ];
+    let fprog = [program.len() as u64, program.as_ptr() as u64];
+    call(host::PRCTL, 38, 1, 0, 0, 0); // PR_SET_NO_NEW_PRIVS
+    // SECCOMP_FILTER_FLAG_SPEC_ALLOW: hosts before 5.16 switch speculation off without it.
+    if call(host::SECCOMP, 1, 4, fprog.as_ptr() as u64, 0, 0) != 0 {
+        crate::die();
+    }
+}

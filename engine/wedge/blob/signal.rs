@@ -1,0 +1,183 @@
+//! Where guest code comes back: every signal lands in [`on_signal`] or [`on_signal_keys`].
+//!
+//! The handler does not return to guest code: it puts the interrupted state into the frame, leaves the
+//! signal stack and goes on afresh. Only what interrupted the wedge itself is resumed.
+
+use crate::{
+    assist, die, frame,
+    gates::in_gate,
+    host::{self, load_vectors},
+    layout::{
+        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, WINDOW, mode,
+    },
+    run::restart,
+    shared, turns,
+};
+use core::arch::{asm, naked_asm};
+
+/// What marks a signal frame as written by the host: our "restorer".
+pub const RESTORER: u64 = 1;
+/// Bytes of one of the code cache's routines; the first enters translated code, the second and third
+/// leave it.
+const ROUTINE: u64 = 512;
+const SIGTRAP: u64 = 5;
+const SIGSYS: u64 = 31;
+const TF: u64 = 1 << 8;
+
+/// The machine context of a signal frame.
+#[repr(C)]
+pub struct Context {
+    head: [u64; 5],
+    r8_to_r15: [u64; 8],
+    rdi: u64,
+    rsi: u64,
+    rbp: u64,
+    rbx: u64,
+    rdx: u64,
+    rax: u64,
+    rcx: u64,
+    rsp: u64,
+    rip: u64,
+    flags: u64,
+    selectors: u64,
+    error: u64,
+    trap: u64,
+    mask: u64,
+    cr2: u64,
+    vectors: *mut u8,
+}
+
+/// The handler where keys are in use: opens them first.
+#[unsafe(naked)]
+pub extern "C" fn on_signal_keys() {
+    naked_asm!("mov r14, rdi", "xor eax, eax", "xor ecx, ecx", "xor edx, edx", "wrpkru", "jmp {common}",
+        common = sym common)
+}
+
+/// The handler where there are no keys.
+#[unsafe(naked)]
+pub extern "C" fn on_signal() {
+    naked_asm!("mov r14, rdi", "jmp {common}", common = sym common)
+}
+
+/// The signal frame is at RSP and nowhere else; it is believed only if it lies on the signal stack,
+/// which user code cannot write, and the host has just written it: its restorer slot is armed, and
+/// consumed.
+#[unsafe(naked)]
+extern "C" fn common() {
+    naked_asm!(
+        "mov rax, rsp",
+        "shr rax, 15",
+        "cmp eax, {stack}",
+        "jne 9f",
+        "shr rax, 26",
+        "jne 9f",
+        "cmp qword ptr [rsp], {restorer}",
+        "jne 9f",
+        "mov qword ptr [rsp], 0",
+        "mov rbx, rsp",
+        "push 0x202",
+        "popfq",
+        "mov rdi, r14",
+        "lea rsi, [rbx + 8]",    // ucontext
+        "lea rdx, [rbx + 312]",  // siginfo, behind the ucontext's 304 bytes
+        "and rsp, -16",
+        "call {body}",
+        // Only what interrupted the wedge itself is resumed; the host takes everything from its frame.
+        "lea rsp, [rbx + 8]",
+        "lea r9, [rip + shared_page]",
+        "mov r9, [r9]",
+        "mov eax, {sigreturn}",
+        "syscall",
+        "9: ud2",
+        stack = const ALT_STACK >> 15,
+        restorer = const RESTORER, body = sym sort, sigreturn = const host::SIGRETURN)
+}
+
+const _: () = assert!(ALT_STACK % ALT_STACK_LEN == 0 && ALT_STACK_LEN == 1 << 15);
+const _: () = assert!(ALT_STACK >> 15 < 1 << 26);
+
+/// What was interrupted? Returns to have the wedge go on.
+extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
+    let f = frame();
+    let pc = context.rip;
+    let wedge_text = pc >= WINDOW as u64 && pc < shared().blob_end;
+    let routine = pc.wrapping_sub(CACHE as u64) / ROUTINE;
+    match (f.mode, signal == KICK as u64) {
+        (_, true) if wedge_text && in_gate(pc) => restart(kicked_in_gate),
+        (_, true) if wedge_text => f.kicked = 1,
+        (mode::KERNEL, true) if routine == 0 => restart(kicked_in_gate),
+        (mode::KERNEL, true) if routine < 3 => f.kicked = 1,
+        (mode::USER, _) => user(f, signal, context, info),
+        (mode::KERNEL, _) if in_cache(pc) => kernel(f, signal, context, info),
+        (_, false) => own(signal, context),
+        _ => die(),
+    }
+}
+
+fn in_cache(pc: u64) -> bool {
+    pc.wrapping_sub(CACHE as u64) < CACHE_LEN as u64
+}
+
+/// A fault of the wedge's own: in a careful access, or the end of single-stepping guest code.
+fn own(signal: u64, context: &mut Context) {
+    if signal == SIGTRAP && context.flags & TF != 0 {
+        context.flags &= !TF;
+    } else if context.rip == assist::load_careful as *const () as u64 {
+        context.rip = assist::load_failed as *const () as u64;
+    } else {
+        die();
+    }
+}
+
+extern "C" fn kicked_in_gate() -> ! {
+    turns::exit(ExitKind::Kicked)
+}
+
+fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
+    save(f, signal, context, info);
+    f.rip = context.rip;
+    f.rflags = context.flags;
+    // SAFETY: reads two registers.
+    unsafe {
+        asm!("rdfsbase {}", out(reg) f.fs_base);
+        asm!("rdgsbase {}", out(reg) f.gs_base);
+    }
+    // AUDIT_ARCH_X86_64, SYS_SECCOMP, and not the vsyscall page.
+    let system_call = signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.address == f.rip;
+    if system_call && f.fast != 0 { restart(system_call_entry) } else { restart(user_exit) }
+}
+
+extern "C" fn user_exit() -> ! {
+    turns::exit(ExitKind::UserSignal)
+}
+
+extern "C" fn system_call_entry() -> ! {
+    assist::system_call(frame())
+}
+
+fn kernel(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
+    save(f, signal, context, info);
+    f.pc = context.rip;
+    f.host_flags = context.flags & !TF;
+    restart(kernel_exit)
+}
+
+extern "C" fn kernel_exit() -> ! {
+    turns::exit(ExitKind::KernelSignal)
+}
+
+/// The interrupted registers. Vectors go back into the CPU at once: the wedge uses none.
+fn save(f: &mut Frame, signal: u64, c: &Context, info: &[u64; 4]) {
+    let [r8, r9, r10, r11, r12, r13, r14, r15] = c.r8_to_r15;
+    f.gpr = [
+        c.rax, c.rcx, c.rdx, c.rbx, c.rsp, c.rbp, c.rsi, c.rdi, r8, r9, r10, r11, r12, r13, r14, r15,
+    ];
+    f.signal = signal;
+    f.code = info[1] & 0xffff_ffff;
+    f.address = info[2];
+    f.trap = c.trap;
+    f.error = c.error;
+    load_vectors(c.vectors);
+    f.mode = mode::WEDGE;
+}

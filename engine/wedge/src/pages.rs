@@ -1,0 +1,99 @@
+//! The pages all wedges of a vCPU share: the frame, the code cache and its tables.
+
+use crate::memory::MemoryObject;
+use frame::{
+    BIAS, CACHE_LEN, FRAME_LEN, Frame, KERNEL_START, POISON, REGIONS_LEN, TABLES_LEN, WINDOW,
+};
+use std::io;
+
+type Bytes = MemoryObject<[u8; 0]>;
+
+/// The pages. The monitor writes them; wedges can write the frame only.
+#[derive(Debug)]
+pub struct Pages {
+    frame: MemoryObject<Frame>,
+    tables: Bytes,
+    cache: Bytes,
+    regions: Bytes,
+}
+
+impl Pages {
+    /// Fresh pages.
+    ///
+    /// # Errors
+    /// If the host has no memory.
+    pub fn new() -> io::Result<Self> {
+        let mut pages = Self {
+            frame: MemoryObject::new("ring3-vcpu", FRAME_LEN)?,
+            tables: MemoryObject::new("ring3-jumps", TABLES_LEN)?,
+            cache: MemoryObject::new("ring3-code", CACHE_LEN)?,
+            regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
+        };
+        let frame = pages.frame();
+        frame.bias = BIAS;
+        frame.region_mask = 0x1ff << 39;
+        for region in 0..512 {
+            pages.set_region(region, bias_of(region));
+        }
+        Ok(pages)
+    }
+
+    /// The frame. Wedges change it while they have the turn.
+    pub fn frame(&mut self) -> &mut Frame {
+        self.frame.get_mut()
+    }
+
+    /// Writes code at an offset into the cache.
+    pub fn write_code(&mut self, offset: u64, bytes: &[u8]) {
+        self.cache.write(offset as usize, bytes);
+    }
+
+    /// The byte at an offset into the cache, zero beyond its end.
+    pub fn code_byte(&self, offset: u64) -> u8 {
+        self.cache.byte(offset as usize)
+    }
+
+    /// Writes a word at an offset into the tables.
+    pub fn write_table(&mut self, offset: u64, value: u64) {
+        self.tables.write(offset as usize, &value.to_le_bytes());
+    }
+
+    /// From now on kernel memory may lie where user addresses with these bits 39 to 47 would.
+    pub fn give_to_kernel(&mut self, region: usize) {
+        self.set_region(region & 0xff, POISON);
+    }
+
+    fn set_region(&mut self, region: usize, bias: u64) {
+        self.regions.write(region * 8, &bias.to_le_bytes());
+    }
+
+    pub(crate) fn frame_fd(&self) -> i32 {
+        self.frame.fd()
+    }
+    pub(crate) fn tables_fd(&self) -> i32 {
+        self.tables.fd()
+    }
+    pub(crate) fn cache_fd(&self) -> i32 {
+        self.cache.fd()
+    }
+    pub(crate) fn regions_fd(&self) -> i32 {
+        self.regions.fd()
+    }
+}
+
+/// What translated code adds to addresses with these bits 39 to 47 while no kernel memory lies
+/// where user addresses would.
+fn bias_of(region: usize) -> u64 {
+    let kernel = (KERNEL_START >> 39 & 0x1ff) as usize;
+    match region {
+        _ if region >= kernel => BIAS,
+        256.. => POISON,
+        _ if region == WINDOW >> 39 || is_reserved(region) => POISON,
+        _ => 0,
+    }
+}
+
+/// Where small kernel addresses end up.
+fn is_reserved(region: usize) -> bool {
+    (frame::NO_USER >> 39..frame::UPPER_USER >> 39).contains(&(region as u64))
+}
