@@ -12,7 +12,8 @@ use harness::{
     peers::{self, Setup},
     program,
     record::{self, Machine, Report},
-    schedule::{self, Pace},
+    schedule,
+    seat::Pace,
     table,
 };
 

@@ -14,8 +14,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bench.h"
-
 static void mount_one(const char *type, const char *at)
 {
     mkdir(at, 0755);
@@ -39,32 +37,20 @@ static void load_modules(void)
         fclose(order);
 }
 
-static void start_command(void)
-{
-    char *const arguments[] = { "bench", "true", NULL };
-    execve(self_path, arguments, environ);
-    _exit(127);
-}
-
-_Noreturn void run_as_init(void (*work)(void))
+_Noreturn void run_as_init(void (*work)(char **arguments), char **arguments)
 {
     mount_one("proc", "/proc");
     mount_one("sysfs", "/sys");
     mount_one("devtmpfs", "/dev");
     mount_one("tmpfs", "/tmp");
     load_modules();
-    int status = 0;
     pid_t child = fork();
     if (child == 0) {
-        if (!work)
-            start_command();
-        work();
+        work(arguments);
         exit(0);
     }
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+    while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
         ;
-    printf("@bench {\"finished\":%d}\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
-    fflush(stdout);
     reboot(RB_POWER_OFF);
     for (;;)
         pause();

@@ -7,14 +7,18 @@
 //! - [`program`] builds the guest program (`guest/*.c`), which checks its own results.
 //! - [`peers`] are the environments it can run in, [`session`] is one that runs.
 //! - [`protocol`] is what is said between the two.
-//! - [`schedule`] takes turns; [`record`] is what comes out.
+//! - [`schedule`] takes turns among [`seat`]s; [`life`] measures starting and idling, by what
+//!   [`processes`] take of the host; [`record`] is what comes out.
 //! - [`stats`] and [`table`] show it.
 
+pub mod life;
 pub mod peers;
+pub mod processes;
 pub mod program;
 pub mod protocol;
 pub mod record;
 pub mod schedule;
+pub mod seat;
 pub mod session;
 pub mod stats;
 pub mod table;

@@ -58,10 +58,10 @@ pub enum Message {
         /// What was wrong.
         error: String,
     },
-    /// The command that a machine was started for has ended with this code.
+    /// The command that a machine was started for has ended.
     Finished {
-        /// Exit code.
-        finished: i32,
+        /// What was wrong with it; empty if nothing was.
+        finished: String,
     },
 }
 

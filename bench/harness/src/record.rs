@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path, process::Command, time::SystemT
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, stats};
+use crate::{Error, life, stats};
 
 /// Version of the format.
 pub const SCHEMA: u32 = 1;
@@ -111,17 +111,23 @@ impl Measurement {
 }
 
 impl Row {
+    /// Whether multiples of native mean anything: what a machine takes while idle has no native
+    /// counterpart, and neither has its start.
+    pub fn is_relative(&self) -> bool {
+        self.group != life::GROUP
+    }
+
     /// An environment's median as a multiple of the native one.
     pub fn multiple(&self, environment: &str) -> Option<f64> {
         let native = self.results.get(NATIVE)?.median()?;
         Some(self.results.get(environment)?.median()? / native)
     }
 
-    /// The environment with the smallest multiple, native aside.
+    /// The environment with the smallest median, native aside.
     pub fn best(&self) -> Option<&str> {
-        let others = self.results.keys().filter(|name| *name != NATIVE);
-        let multiples = others.filter_map(|name| Some((name.as_str(), self.multiple(name)?)));
-        multiples.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, _)| name)
+        let others = self.results.iter().filter(|(name, _)| *name != NATIVE);
+        let medians = others.filter_map(|(name, m)| Some((name.as_str(), m.median()?)));
+        medians.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, _)| name)
     }
 }
 

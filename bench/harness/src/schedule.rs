@@ -8,77 +8,13 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
-    Error,
+    Error, life,
     peers::{Peer, Work},
     protocol,
     record::{Environment, Measurement, NATIVE, Row},
-    session::{Failure, Session},
+    seat::{Pace, Seat},
+    session::Session,
 };
-
-/// How thorough to be.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// Batches of each row in each environment.
-    pub batches: usize,
-    /// Length of a batch.
-    pub batch: Duration,
-    /// What a row may take in one environment; a slower one gets fewer batches.
-    pub row: Duration,
-    /// What one answer may take.
-    pub answer: Duration,
-    /// What a start may take.
-    pub start: Duration,
-}
-
-/// How often an environment may fail before it is given up.
-const FAILURES: u32 = 3;
-
-/// An environment and what became of it.
-struct Seat<'a> {
-    peer: &'a Peer,
-    session: Option<Session>,
-    kernel: String,
-    failures: u32,
-    last: Option<Failure>,
-}
-
-impl<'a> Seat<'a> {
-    fn new(peer: &'a Peer) -> Self {
-        Self { peer, session: None, kernel: String::new(), failures: 0, last: None }
-    }
-
-    /// The running environment; started if it is not.
-    fn session(&mut self, pace: &Pace) -> Result<&mut Session, Failure> {
-        if self.session.is_none() {
-            if let Some(last) = self.last.as_ref().filter(|_| self.failures >= FAILURES) {
-                return Err(last.clone());
-            }
-            match Session::start(self.peer.command(Work::Serve), pace.start) {
-                Ok(session) => {
-                    self.kernel = session.kernel().to_owned();
-                    self.session = Some(session);
-                }
-                // What does not start once will not start at all.
-                Err(failure) => return Err(self.failed(failure, FAILURES)),
-            }
-        }
-        Ok(self.session.as_mut().expect("it was started above"))
-    }
-
-    fn failed(&mut self, failure: Failure, weight: u32) -> Failure {
-        if failure.is_fatal() {
-            self.session = None;
-            self.failures += weight;
-            self.last = Some(failure.clone());
-        }
-        failure
-    }
-
-    fn batch(&mut self, row: &str, pace: &Pace) -> Result<(protocol::Batch, Instant), Failure> {
-        let session = self.session(pace)?;
-        session.batch(row, pace.batch, pace.answer).map_err(|failure| self.failed(failure, 1))
-    }
-}
 
 /// One row in one environment while it is measured.
 #[derive(Default)]
@@ -124,7 +60,8 @@ fn clock_error(guest: u64, host: Duration) -> Option<String> {
 pub fn rows(native: &Peer, names: &[String]) -> Result<Vec<protocol::Row>, Error> {
     let patience = Duration::from_secs(20);
     let session = Session::start(native.command(Work::Serve), patience);
-    let rows = session.and_then(|mut session| session.rows(patience)).map_err(Error::Native)?;
+    let inside = session.and_then(|mut session| session.rows(patience)).map_err(Error::Native)?;
+    let rows: Vec<_> = life::rows().into_iter().chain(inside).collect();
     let matches = |row: &protocol::Row, name: &str| row.name == name || row.group == name;
     if let Some(name) = names.iter().find(|name| !rows.iter().any(|row| matches(row, name))) {
         let known: Vec<_> = rows.iter().map(|row| row.name.as_str()).collect();
@@ -142,40 +79,56 @@ pub fn measure(
     pace: &Pace,
 ) -> (Vec<Environment>, Vec<Row>) {
     let mut seats: Vec<_> = peers.iter().map(Seat::new).collect();
-    let bar = progress(rows.len() * pace.batches);
-    let measured = rows.iter().map(|row| measure_row(&mut seats, row, pace, &bar)).collect();
+    let bar = progress(rows.len());
+    let mut starts = None;
+    let measured =
+        rows.iter().map(|row| measure_row(&mut seats, &mut starts, row, pace, &bar)).collect();
     bar.finish_and_clear();
-    let environments = seats.into_iter().map(|seat| Environment {
-        name: seat.peer.name().to_owned(),
-        version: seat.peer.version().to_owned(),
-        kernel: seat.kernel,
-    });
-    (environments.collect(), measured)
+    (seats.iter().map(Seat::environment).collect(), measured)
 }
 
-fn measure_row(seats: &mut [Seat<'_>], row: &protocol::Row, pace: &Pace, bar: &ProgressBar) -> Row {
+fn measure_row(
+    seats: &mut [Seat<'_>],
+    starts: &mut life::Starts,
+    row: &protocol::Row,
+    pace: &Pace,
+    bar: &ProgressBar,
+) -> Row {
+    bar.set_message(row.name.clone());
+    let of_life = life::rows().contains(row);
+    let measurements = if of_life {
+        life::measure(&row.name, seats, starts, pace)
+    } else {
+        take_turns(&row.name, seats, pace, bar)
+    };
+    bar.inc(1);
+    let names = seats.iter().map(|seat| seat.peer.name().to_owned());
+    let results: BTreeMap<_, _> = names.zip(measurements).collect();
+    debug_assert!(results.contains_key(NATIVE), "native is always measured");
+    let protocol::Row { name, group, about } = row.clone();
+    Row { unit: life::unit(&name).to_owned(), name, group, about, results }
+}
+
+fn take_turns(
+    row: &str,
+    seats: &mut [Seat<'_>],
+    pace: &Pace,
+    bar: &ProgressBar,
+) -> Vec<Measurement> {
     let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
     for _ in 0..pace.batches {
         for (seat, course) in seats.iter_mut().zip(&mut courses) {
             if !course.is_over(pace) {
-                bar.set_message(format!("{} in {}", row.name, seat.peer.name()));
-                course.step(seat, &row.name, pace);
+                bar.set_message(format!("{row} in {}", seat.peer.name()));
+                course.step(seat, row, pace);
             }
         }
-        bar.inc(1);
     }
-    let results: BTreeMap<_, _> = seats
-        .iter()
-        .zip(courses)
-        .map(|(seat, course)| (seat.peer.name().to_owned(), course.measurement))
-        .collect();
-    debug_assert!(results.contains_key(NATIVE), "native is always measured");
-    let protocol::Row { name, group, about } = row.clone();
-    Row { name, group, about, unit: "ns".to_owned(), results }
+    courses.into_iter().map(|course| course.measurement).collect()
 }
 
 fn progress(steps: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {percent:>3}% {elapsed} {msg}");
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}");
     let bar = ProgressBar::new(steps as u64);
     style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
 }

@@ -153,6 +153,20 @@ impl Session {
         Ok(rows)
     }
 
+    /// Waits until the process has ended by itself, with exit code 0.
+    ///
+    /// # Errors
+    /// It goes on, or ended otherwise.
+    pub(crate) fn end(&mut self, timeout: Duration) -> Result<(), Failure> {
+        match self.wait(timeout, |_| None::<()>) {
+            Err(Failure::Ended(_)) if self.child.wait().is_ok_and(|status| status.success()) => {
+                Ok(())
+            }
+            Err(failure) => Err(failure),
+            Ok(()) => unreachable!("no message was to be an answer"),
+        }
+    }
+
     fn say(&mut self, line: &str) -> Result<(), Failure> {
         let input = self.input.as_mut();
         let said = input.is_some_and(|input| input.write_all(line.as_bytes()).is_ok());

@@ -55,18 +55,24 @@ fn cell(row: &Row, environment: &str) -> String {
     if measurement.samples.is_empty() {
         return "failed".to_owned();
     }
+    let absolute = || measurement.median().map(|m| quantity(m, &row.unit)).unwrap_or_default();
     let figure = match row.multiple(environment) {
-        _ if environment == NATIVE => measurement.median().map(duration).unwrap_or_default(),
-        Some(multiple) => multiple_text(multiple),
-        None => measurement.median().map(duration).unwrap_or_default(),
+        Some(multiple) if environment != NATIVE && row.is_relative() => multiple_text(multiple),
+        _ => absolute(),
     };
     let best = if row.best() == Some(environment) { "*" } else { " " };
     let doubt = if measurement.error.is_some() { "!" } else { "" };
     format!("{figure}{best}{doubt}{}", spread(measurement))
 }
 
+/// Empty where it means nothing: of one batch, or around zero.
 fn spread(measurement: &Measurement) -> String {
-    format!(" \u{b1}{:>3.0}%", stats::spread(&measurement.samples) * 100.0)
+    let spread = stats::spread(&measurement.samples) * 100.0;
+    if measurement.samples.len() > 1 && spread.is_finite() {
+        format!(" \u{b1}{spread:>3.0}%")
+    } else {
+        " ".repeat(6)
+    }
 }
 
 /// Three significant digits or so.
@@ -76,6 +82,11 @@ pub fn multiple_text(multiple: f64) -> String {
         small if small < 9.995 => format!("{small:.2}"),
         middle => format!("{middle:.1}"),
     }
+}
+
+/// A figure with its unit.
+pub fn quantity(value: f64, unit: &str) -> String {
+    if unit == "ns" { duration(value) } else { format!("{value:.1} {unit}") }
 }
 
 /// Nanoseconds in a readable unit.

@@ -1,0 +1,155 @@
+//! Rows that are about an environment as a whole: its start, and what it takes while idle.
+//!
+//! They are measured from the host, before (start) and while (idle) environments wait for orders.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    peers::{Peer, Work},
+    processes,
+    protocol::{Message, Row},
+    record::Measurement,
+    seat::{Pace, Seat},
+    session::{Failure, Session},
+};
+
+/// What these rows have in common.
+pub const GROUP: &str = "life";
+/// Names, what they are, and the unit of their figures.
+const ROWS: [(&str, &str, &str); 4] = [
+    ("boot", "from the start of its process to the first program inside", "ns"),
+    ("start", "from the start of its process to its end, after one command inside", "ns"),
+    ("idle", "CPU while it waits, percent of one CPU", "%"),
+    ("memory", "memory of its processes while it waits", "MiB"),
+];
+
+/// The rows there are.
+pub fn rows() -> Vec<Row> {
+    let row = |(name, about, _): (&str, &str, &str)| {
+        let (name, group, about) = (name.to_owned(), GROUP.to_owned(), about.to_owned());
+        Row { name, group, about }
+    };
+    ROWS.map(row).to_vec()
+}
+
+/// The unit of a row's figures.
+pub fn unit(row: &str) -> &'static str {
+    ROWS.iter().find(|(name, ..)| *name == row).map_or("ns", |(.., unit)| *unit)
+}
+
+/// What was measured of starts, so that both rows about them need only one set of them.
+pub(crate) type Starts = Option<(Vec<Measurement>, Vec<Measurement>)>;
+
+/// One row in every environment: figures by environment, in their order.
+pub(crate) fn measure(
+    row: &str,
+    seats: &mut [Seat<'_>],
+    known: &mut Starts,
+    pace: &Pace,
+) -> Vec<Measurement> {
+    match row {
+        "boot" => known.get_or_insert_with(|| starts(seats, pace)).0.clone(),
+        "start" => known.get_or_insert_with(|| starts(seats, pace)).1.clone(),
+        _ => rests(row, seats, pace),
+    }
+}
+
+/// Starts every environment several times: `boot` and `start`.
+fn starts(seats: &[Seat<'_>], pace: &Pace) -> (Vec<Measurement>, Vec<Measurement>) {
+    let mut all: Vec<_> = seats.iter().map(|_| Course::default()).collect();
+    for _ in 0..pace.batches {
+        for (seat, course) in seats.iter().zip(&mut all) {
+            if course.boot.error.is_none() && course.spent < pace.row {
+                course.step(seat.peer, pace.start);
+            }
+        }
+    }
+    all.into_iter().map(|course| (course.boot, course.start)).unzip()
+}
+
+/// Both rows about starts in one environment, while they are measured.
+#[derive(Default)]
+struct Course {
+    boot: Measurement,
+    start: Measurement,
+    spent: Duration,
+}
+
+impl Course {
+    fn step(&mut self, peer: &Peer, timeout: Duration) {
+        let started = Instant::now();
+        match start(peer, timeout) {
+            Ok((boot, whole)) => {
+                add(&mut self.boot, boot.as_nanos() as f64);
+                add(&mut self.start, whole.as_nanos() as f64);
+            }
+            Err(failure) => {
+                self.boot.error = Some(failure.to_string());
+                self.start.error = Some(failure.to_string());
+            }
+        }
+        self.spent += started.elapsed();
+    }
+}
+
+fn add(measurement: &mut Measurement, sample: f64) {
+    measurement.samples.push(sample);
+    measurement.iterations = 1;
+}
+
+/// Until the first program, and until the end.
+fn start(peer: &Peer, timeout: Duration) -> Result<(Duration, Duration), Failure> {
+    let started = Instant::now();
+    let mut session = Session::start(peer.command(Work::Once), timeout)?;
+    let wrong = session.wait(timeout, |message| match message {
+        Message::Finished { finished } => Some(finished),
+        _ => None,
+    })?;
+    if !wrong.is_empty() {
+        return Err(Failure::Wrong(wrong));
+    }
+    session.end(timeout)?;
+    Ok((session.boot(), started.elapsed()))
+}
+
+/// What waiting environments take, all at the same time.
+fn rests(row: &str, seats: &mut [Seat<'_>], pace: &Pace) -> Vec<Measurement> {
+    let started: Vec<_> =
+        seats.iter_mut().map(|seat| seat.session(pace).map(|session| session.id())).collect();
+    // What follows a start (a kernel's late work) is over by then.
+    thread::sleep(pace.batch * 50);
+    let mut all: Vec<_> = started.iter().map(|_| Measurement::default()).collect();
+    for _ in 0..pace.batches {
+        let figures = figures(row, &started, pace.batch * 20);
+        for (measurement, figure) in all.iter_mut().zip(figures) {
+            figure.into_iter().for_each(|figure| add(measurement, figure));
+        }
+    }
+    for (measurement, started) in all.iter_mut().zip(started) {
+        measurement.error = started.err().map(|failure| failure.to_string());
+    }
+    all
+}
+
+/// One figure of each environment that runs.
+fn figures(row: &str, started: &[Result<u32, Failure>], while_: Duration) -> Vec<Option<f64>> {
+    let families: Vec<_> =
+        started.iter().map(|id| id.as_ref().ok().map(|id| processes::family(*id))).collect();
+    let of_each = |measure: &dyn Fn(&_) -> f64| -> Vec<Option<f64>> {
+        families.iter().map(|family| family.as_ref().map(measure)).collect()
+    };
+    if row == "memory" {
+        return of_each(&|family| processes::memory(family) as f64 / f64::from(1 << 20));
+    }
+    let time = || of_each(&|family| processes::cpu_time(family).as_secs_f64());
+    let (before, start) = (time(), Instant::now());
+    thread::sleep(while_);
+    let (after, seconds) = (time(), start.elapsed().as_secs_f64());
+    let percent = |(before, after): (Option<f64>, Option<f64>)| {
+        Some((after? - before?).max(0.0) / seconds * 100.0)
+    };
+    before.into_iter().zip(after).map(percent).collect()
+}

@@ -1,0 +1,89 @@
+//! What a process and everything it started takes of the host: CPU time and memory.
+//!
+//! Peers differ in how many processes they are (ring3 has one per guest address space), so all
+//! are summed. Time is that of every thread's schedstat, which counts nanoseconds where
+//! `/proc/PID/stat` counts hundredths of a second.
+
+use std::{collections::BTreeSet, fs, time::Duration};
+
+/// A process and all it started, as far as they live: descendants, and members of its group.
+pub fn family(root: u32) -> BTreeSet<u32> {
+    let all: Vec<_> = numbers("/proc").filter_map(Process::read).collect();
+    let mut family = BTreeSet::from([root]);
+    loop {
+        let joins = |p: &&Process| family.contains(&p.parent) || p.group == root;
+        let joined: Vec<_> = all.iter().filter(joins).map(|process| process.id).collect();
+        let before = family.len();
+        family.extend(joined);
+        if family.len() == before {
+            return family;
+        }
+    }
+}
+
+/// CPU time that these processes' living threads have used.
+pub fn cpu_time(family: &BTreeSet<u32>) -> Duration {
+    let threads = family.iter().flat_map(|id| {
+        let tasks = format!("/proc/{id}/task");
+        numbers(&tasks).map(move |thread| format!("{tasks}/{thread}/schedstat")).collect::<Vec<_>>()
+    });
+    let ran = |file: String| fs::read_to_string(file).ok()?.split(' ').next()?.parse::<u64>().ok();
+    Duration::from_nanos(threads.filter_map(ran).sum())
+}
+
+/// Memory in bytes: private pages, and of shared ones their share.
+pub fn memory(family: &BTreeSet<u32>) -> u64 {
+    family.iter().filter_map(|id| proportional(*id)).sum()
+}
+
+fn proportional(id: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{id}/smaps_rollup")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
+struct Process {
+    id: u32,
+    parent: u32,
+    group: u32,
+}
+
+impl Process {
+    /// From `/proc/PID/stat`, whose second field may contain anything but ends at the last `)`.
+    fn read(id: u32) -> Option<Self> {
+        let text = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        let mut fields = text.rsplit_once(") ")?.1.split(' ').skip(1);
+        let mut next = || fields.next()?.parse().ok();
+        Some(Self { id, parent: next()?, group: next()? })
+    }
+}
+
+/// Names in a directory that are numbers.
+fn numbers(directory: &str) -> impl Iterator<Item = u32> + use<> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_family_is_found_and_measured() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sh -c 'echo; while :; do :; done' & wait"]).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a shell");
+        std::thread::sleep(Duration::from_millis(300));
+        let family = family(child.id());
+        let (time, memory) = (cpu_time(&family), memory(&family));
+        for id in family.iter().rev() {
+            let id = rustix::process::Pid::from_raw(*id as i32).expect("not zero");
+            rustix::process::kill_process(id, rustix::process::Signal::KILL).expect("killed");
+        }
+        child.wait().expect("ended");
+        assert_eq!(family.len(), 2, "a shell and its child: {family:?}");
+        assert!(time > Duration::from_millis(20), "it was busy: {time:?}");
+        assert!(memory > 100_000, "two shells take more than {memory} bytes");
+    }
+}
