@@ -22,6 +22,7 @@ mod code;
 mod kernel;
 mod operand;
 mod regions;
+mod scan;
 mod shadow;
 mod slots;
 mod state;
@@ -43,6 +44,9 @@ use x86::{
     paging::{Access, Roots},
 };
 use x86_interp::{Counters, Cpu, Exit, Leave, System, pending};
+
+/// Instructions interpreted at a time on a page of user code that cannot run directly.
+const MAX_ON_A_PAGE: usize = 10_000;
 
 /// Which code is run how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +162,18 @@ impl Fast {
         let f = self.pages.frame();
         f.go = go::NOTHING;
         state::store(f, &mut self.cpu);
+    }
+
+    /// Interprets user code until it leaves the page it is on.
+    fn interpret_page(&mut self) {
+        let page = |v: &Vcpu| (v.cpl(), v.rip & !0xfff);
+        let here = page(&self.cpu.vcpu);
+        for _ in 0..MAX_ON_A_PAGE {
+            self.interpret();
+            if page(&self.cpu.vcpu) != here || self.cpu.must_exit(&mut self.board).is_some() {
+                break;
+            }
+        }
     }
 
     /// Interprets one instruction.

@@ -1,6 +1,9 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 
-use crate::regions::{Regions, extent};
+use crate::{
+    regions::{Regions, extent},
+    scan,
+};
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap};
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
@@ -201,7 +204,7 @@ impl Space {
         if self.mappings > MAX_MAPPINGS {
             self.clear_all()?;
         }
-        self.install(ram, roots, Place { gva, hva, kernel }, &found, access.write)
+        self.install(ram, roots, Place { gva, hva, kernel }, &found, access)
     }
 
     fn install(
@@ -210,15 +213,19 @@ impl Space {
         roots: Roots,
         place: Place,
         found: &Translation,
-        write: bool,
+        Access { write, fetch, .. }: Access,
     ) -> Result<Answer, Error> {
         // Writes to code go through the interpreter, which has what was made from it dropped.
         let page = ram.page(found.gpa & !(PAGE - 1));
         if write && page.is_some_and(|page| ram.is_code(page.offset)) {
             return Ok(Answer::Interpret);
         }
-        if found.page_bits >= 21 && self.map_large(ram, roots, place, found)? {
+        let code = found.executable && !place.kernel;
+        if found.page_bits >= 21 && !code && self.map_large(ram, roots, place, found)? {
             return Ok(Answer::Mapped);
+        }
+        if fetch && page.is_some_and(|page| !self.may_execute(ram, page.offset)) {
+            return Ok(Answer::Interpret);
         }
         if !self.map_page(ram, place, found, write)? {
             return Ok(Answer::Interpret);
@@ -243,13 +250,24 @@ impl Space {
         }
         let written = found.writable && found.dirty && page.writable;
         let writable = written && !ram.is_code(page.offset);
+        let execute = found.executable && !place.kernel && self.may_execute(ram, page.offset);
         let hva = place.hva & !(PAGE - 1);
         if writable {
             self.writable.entry(page.offset).or_default().push(hva);
         }
         self.note(place, found);
-        self.map(hva, PAGE, page.offset, protection(place, found, writable))?;
+        self.map(hva, PAGE, page.offset, protection(place, execute, writable))?;
         Ok(true)
+    }
+
+    /// The RAM page at this offset holds nothing that user code may not execute directly.
+    fn may_execute(&self, ram: &Ram, offset: u64) -> bool {
+        if wedge::cpuid_faults() {
+            return true;
+        }
+        let mut bytes = [0; PAGE as usize];
+        ram.read(offset, &mut bytes);
+        !scan::holds_cpuid(&bytes)
     }
 
     fn note(&mut self, place: Place, found: &Translation) {
@@ -308,7 +326,7 @@ impl Space {
         found: &Translation,
     ) -> Result<(), Error> {
         let writable = found.writable && found.dirty;
-        let protection = protection(place, found, writable);
+        let protection = protection(place, false, writable);
         self.forget_within(hva, len);
         self.large.insert(hva, Large { len, offset, writable, protection });
         self.map(hva, len, offset, protection)?;
@@ -353,8 +371,8 @@ impl Space {
     }
 }
 
-fn protection(place: Place, found: &Translation, writable: bool) -> u64 {
-    let execute = if found.executable && !place.kernel { EXECUTE } else { 0 };
+fn protection(place: Place, execute: bool, writable: bool) -> u64 {
+    let execute = if execute { EXECUTE } else { 0 };
     let kernel = if place.kernel { KERNEL_PAGE } else { 0 };
     READ | execute | kernel | if writable { WRITE } else { 0 }
 }

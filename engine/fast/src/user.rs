@@ -6,9 +6,10 @@ use wedge::Error;
 use x86::{
     Fault,
     exception::pf,
-    paging::Access,
+    paging::{self, Access, Roots},
     vector,
 };
+use x86_interp::System;
 
 const SIGTRAP: u64 = 5;
 const SIGSEGV: u64 = 11;
@@ -42,18 +43,9 @@ impl Fast {
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, f);
         f.pending = 0;
-        loop {
-            let kind = self.enter(go::USER)?;
-            if kind != ExitKind::UserSignal {
-                return self.kernel_exit(kind);
-            }
-            if let Stop::PageFault(gva, code) = stop(self.pages.frame()) {
-                self.take_state();
-                if self.answer(gva, access(code))? {
-                    continue;
-                }
-            }
-            return self.user_exit();
+        match self.enter(go::USER)? {
+            ExitKind::UserSignal => self.user_exit(),
+            kind => self.kernel_exit(kind),
         }
     }
 
@@ -70,9 +62,10 @@ impl Fast {
                 return Ok(());
             }
             Stop::PageFault(gva, code) => {
-                if self.answer(gva, access(code))? {
-                    return Ok(());
+                if !self.answer(gva, access(code))? {
+                    self.page_fault(gva, access(code));
                 }
+                return Ok(());
             }
             Stop::SystemCall => {
                 self.statistics.system_calls += 1;
@@ -84,6 +77,20 @@ impl Fast {
         }
         self.interpret();
         Ok(())
+    }
+}
+
+impl Fast {
+    /// Has the guest take its page fault; where the guest's page tables allow the access, the
+    /// instruction is interpreted.
+    fn page_fault(&mut self, gva: u64, access: Access) {
+        let roots = Roots::from(&self.cpu.vcpu);
+        let mut ram = self.board.ram();
+        match paging::walk(&mut ram, roots, gva, access) {
+            Err(fault) => self.cpu.exception(&mut self.board, fault),
+            Ok(_) if access.fetch => self.interpret_page(),
+            Ok(_) => self.interpret(),
+        }
     }
 }
 

@@ -29,6 +29,12 @@ pub fn keys() -> bool {
     })
 }
 
+/// The host can make CPUID fault in user code.
+pub fn cpuid_faults() -> bool {
+    static FAULTS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *FAULTS.get_or_init(process::can_fault_cpuid)
+}
+
 /// The host's Linux version.
 fn release() -> (u32, u32) {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

@@ -254,6 +254,13 @@ unsafe fn fixed(at: usize, len: usize, protection: i32, fd: i32) {
     }
 }
 
+/// The host knows ARCH_SET_CPUID. Asks for what is the case anyway: that CPUID does not fault.
+pub(crate) fn can_fault_cpuid() -> bool {
+    const ARCH_SET_CPUID: i32 = 0x1012;
+    // SAFETY: changes nothing.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_CPUID, 1) == 0 }
+}
+
 /// Unregisters glibc's rseq area: it is about to be unmapped, and the kernel writes it.
 ///
 /// # Safety
