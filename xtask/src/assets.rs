@@ -21,11 +21,11 @@ use crate::{
 };
 
 /// Layout version of the cache; a new one leaves old entries alone.
-const VERSION: &str = "v1";
+const VERSION: &str = "v2";
 const MANIFEST: &str = "manifest.json";
 
 /// Modules guests are given, where their kernel does not have them built in.
-const MODULES: [&str; 8] = [
+const MODULES: [&str; 11] = [
     "virtio_pci",
     "virtio_blk",
     "virtio_console",
@@ -34,6 +34,9 @@ const MODULES: [&str; 8] = [
     "crc32c_generic",
     "overlay",
     "virtiofs",
+    "virtio_net",
+    "af_packet",
+    "vmw_vsock_virtio_transport",
 ];
 
 /// A kernel Debian ships.

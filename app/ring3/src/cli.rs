@@ -7,7 +7,7 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::BootProtocol;
 
-use crate::net::NetArgument;
+use crate::{net::NetArgument, share::ShareArgument};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -117,6 +117,11 @@ pub struct RunArguments {
         value_name = "user[,hostfwd=tcp:ADDRESS:PORT-:PORT][,dns=ADDRESS][,mac=MAC][,restrict]"
     )]
     pub net: Vec<NetArgument>,
+    /// Folder of this host for the guest, which mounts it by its tag; can be repeated
+    ///
+    /// In the guest: mount -t virtiofs TAG /mnt. With ro, the guest cannot change it.
+    #[arg(long, value_name = "DIR:TAG[:ro]")]
+    pub share: Vec<ShareArgument>,
     /// Add the devices kvm-unit-tests drive (QEMU's pc-testdev)
     #[arg(long)]
     pub test_devices: bool,

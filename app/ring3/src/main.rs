@@ -9,6 +9,7 @@ mod failure;
 mod net;
 mod outcome;
 mod run;
+mod share;
 
 use std::process::ExitCode;
 

@@ -19,6 +19,7 @@ use crate::{
     failure::Failure,
     net,
     outcome::{Outcome, Summary},
+    share,
 };
 
 /// How long a stopped machine may take to come to rest before we leave anyway.
@@ -39,7 +40,8 @@ pub enum Event {
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let description = describe(arguments)?;
     let interactive = arguments.console == ConsoleChoice::Stdio;
-    let attachments = net::attach(&arguments.net)?;
+    let mut attachments = net::attach(&arguments.net)?;
+    attachments.extend(share::attach(&arguments.share)?);
     let host = host(interactive, attachments);
     let machine = Machine::build(&description, host).map_err(failure)?;
     drop(description);

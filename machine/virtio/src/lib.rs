@@ -2,7 +2,7 @@
 //!
 //! Three parts that know as little of each other as they can:
 //!
-//! - **Bodies** ([`Rng`], [`Console`], [`Block`]) implement [`VirtioDevice`]. A body sees device
+//! - **Bodies** ([`Rng`], [`Console`], [`Block`], [`Net`], [`Fs`]) implement [`VirtioDevice`]. A body sees device
 //!   configuration bytes and queues of buffers. It knows neither PCI, nor which thread or process
 //!   it runs in, nor how the driver is told.
 //! - **Rings** ([`Queue`], [`Chain`]) take requests from guest memory and give them back. The ring
@@ -58,8 +58,10 @@ mod chain;
 mod common_config;
 mod console;
 mod device;
+mod fs;
 mod interrupts;
 mod layout;
+mod net;
 mod queue;
 mod rng;
 mod runner;
@@ -73,6 +75,8 @@ pub use console::{
     TRANSMIT as CONSOLE_TRANSMIT,
 };
 pub use device::VirtioDevice;
+pub use fs::{FileServer, Fs, MAX_MESSAGE as FS_MAX_MESSAGE};
+pub use net::{Net, NetBackend, RECEIVE as NET_RECEIVE, TRANSMIT as NET_TRANSMIT};
 pub use queue::{Queue, RingError};
 pub use rng::{Entropy, HostEntropy, Rng};
 pub use runner::{Doorbell, Execution};

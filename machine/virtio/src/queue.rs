@@ -123,6 +123,12 @@ impl Queue {
         heads.next().map(|chain| Chain::collect(memory, chain)).transpose()
     }
 
+    /// Undoes the last [`Queue::pop`]: the request will be taken again. Requests taken together are
+    /// put back in the opposite order.
+    pub fn put_back(&mut self, _last: Chain) {
+        self.ring.go_to_previous_position();
+    }
+
     /// Gives a request back with `written` bytes of its writable buffer filled. The driver is told
     /// when the body is done with the queue, or by [`Queue::tell_driver`].
     ///

@@ -1,0 +1,81 @@
+//! A shared folder (virtio 1.2 section 5.11): FUSE requests of the guest's kernel.
+//!
+//! The body carries bytes: it copies a whole request out of guest memory, has a [`FileServer`] answer
+//! it, and copies the answer back. What the server looks at can therefore not change under it.
+
+use crate::{Chain, Queue, RingError, VirtioDevice};
+
+/// High-priority requests (forgets), and all others.
+const QUEUES: [u16; 2] = [64, 1024];
+/// Bytes of the tag's field.
+const TAG: usize = 36;
+/// The longest request and the longest answer: 1 MiB of data, with their headers.
+pub const MAX_MESSAGE: usize = (1 << 20) + 8192;
+
+/// Who answers FUSE requests.
+pub trait FileServer: Send {
+    /// Answers a request, in at most `room` bytes; nothing for requests that have no answer.
+    /// Neither is longer than [`MAX_MESSAGE`].
+    fn answer(&mut self, request: &[u8], room: usize) -> &[u8];
+}
+
+/// The device body.
+pub struct Fs {
+    server: Box<dyn FileServer>,
+    tag: [u8; TAG],
+    request: Vec<u8>,
+}
+
+impl Fs {
+    /// A folder the guest mounts by this tag, of 1 to 36 bytes.
+    pub fn new(server: Box<dyn FileServer>, tag: &str) -> Self {
+        let mut field = [0; TAG];
+        field.iter_mut().zip(tag.bytes()).for_each(|(to, from)| *to = from);
+        Self { server, tag: field, request: Vec::new() }
+    }
+
+    /// Bytes of the answer written.
+    fn serve(&mut self, chain: &Chain, queue: &Queue) -> Result<u32, RingError> {
+        let len = chain.readable.len() as usize;
+        if len > MAX_MESSAGE {
+            tracing::warn!(len, "dropped a file system request that is too long");
+            return Ok(0);
+        }
+        self.request.resize(len, 0);
+        chain.readable.read(queue.memory(), 0, &mut self.request)?;
+        let room = chain.writable.len().min(MAX_MESSAGE as u64) as usize;
+        let answer = self.server.answer(&self.request, room);
+        let answer = answer.get(..answer.len().min(room)).unwrap_or_default();
+        chain.writable.write(queue.memory(), 0, answer)?;
+        Ok(answer.len() as u32)
+    }
+}
+
+impl VirtioDevice for Fs {
+    fn device_type(&self) -> u16 {
+        virtio_bindings::virtio_ids::VIRTIO_ID_FS as u16
+    }
+
+    fn class(&self) -> u32 {
+        0x01_80_00 // other mass storage controller
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUES
+    }
+
+    fn config(&self) -> Vec<u8> {
+        let mut config = self.tag.to_vec();
+        config.extend_from_slice(&1_u32.to_le_bytes()); // request queues
+        config
+    }
+
+    fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
+        while let Some(chain) = queue.pop()? {
+            let written = self.serve(&chain, queue)?;
+            queue.complete(chain, written)?;
+            queue.tell_driver()?; // the next one may take long
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,213 @@
+//! Network interface with one queue pair (virtio 1.2 section 5.1).
+//!
+//! Frames go between the driver and a [`NetBackend`], which knows what a network is; the body knows
+//! buffers. Frames no backend could want (too short for Ethernet, longer than the MTU allows) are
+//! dropped here, as a wire would. Long frames are cheaper than segmentation: a backend that is not a
+//! wire offers a large MTU.
+
+use crate::{Chain, Queue, RingError, VirtioDevice};
+use virtio_bindings::virtio_net as spec;
+
+/// The queue the guest receives frames by.
+pub const RECEIVE: usize = 0;
+/// The queue the guest sends frames by.
+pub const TRANSMIT: usize = 1;
+
+const QUEUES: [u16; 2] = [256, 256];
+/// Bytes of `virtio_net_hdr_v1`, before every frame.
+const HEADER: usize = 12;
+/// Bytes of an Ethernet header, with room for one VLAN tag.
+const ETHERNET: usize = 14;
+const VLAN_TAG: usize = 4;
+/// The header's `gso_type`: none is offered, so none is accepted.
+const GSO_TYPE: usize = 1;
+
+/// What is at the other end of the cable.
+pub trait NetBackend: Send {
+    /// Takes a frame the guest sent. It is at least an Ethernet header and fits the MTU.
+    fn send(&mut self, frame: &[u8]);
+    /// Replaces `frame` with one for the guest; false when there is none now. Whoever makes one
+    /// available rings the doorbell of [`RECEIVE`].
+    fn receive(&mut self, frame: &mut Vec<u8>) -> bool;
+    /// The largest IP packet it carries.
+    fn mtu(&self) -> u16 {
+        1500
+    }
+    /// Whether it does without checksums: it ignores those of TCP and UDP from the guest, and
+    /// frames it gives need not be checked.
+    fn ignores_checksums(&self) -> bool {
+        false
+    }
+}
+
+/// The device body.
+pub struct Net {
+    backend: Box<dyn NetBackend>,
+    mac: [u8; 6],
+    /// Features the driver accepted.
+    features: u64,
+    /// A frame for which the guest gave no buffer yet.
+    pending: Option<Vec<u8>>,
+}
+
+impl Net {
+    /// An interface with this address, connected to `backend`.
+    pub fn new(backend: Box<dyn NetBackend>, mac: [u8; 6]) -> Self {
+        Self { backend, mac, features: 0, pending: None }
+    }
+
+    fn longest_frame(&self) -> usize {
+        usize::from(self.backend.mtu()) + ETHERNET + VLAN_TAG
+    }
+
+    fn mergeable(&self) -> bool {
+        self.features & 1 << spec::VIRTIO_NET_F_MRG_RXBUF != 0
+    }
+
+    fn transmit(&mut self, queue: &mut Queue) -> Result<(), RingError> {
+        while let Some(chain) = queue.pop()? {
+            if let Some(frame) = self.frame_of(&chain, queue)? {
+                self.backend.send(&frame);
+            }
+            queue.complete(chain, 0)?;
+        }
+        Ok(())
+    }
+
+    /// The frame in a chain; `None` if it is none a wire would carry.
+    fn frame_of(&self, chain: &Chain, queue: &Queue) -> Result<Option<Vec<u8>>, RingError> {
+        let len = (chain.readable.len() as usize).saturating_sub(HEADER);
+        if len < ETHERNET || len > self.longest_frame() {
+            tracing::debug!(len, "dropped a frame of the guest");
+            return Ok(None);
+        }
+        let mut header = [0; HEADER];
+        chain.readable.read(queue.memory(), 0, &mut header)?;
+        if header[GSO_TYPE] != 0 {
+            return Ok(None);
+        }
+        let mut frame = vec![0; len];
+        chain.readable.read(queue.memory(), HEADER as u64, &mut frame)?;
+        Ok(Some(frame))
+    }
+
+    fn receive(&mut self, queue: &mut Queue) -> Result<(), RingError> {
+        while self.refill() {
+            let frame = self.pending.take().unwrap_or_default();
+            if !self.deliver(&frame, queue)? {
+                self.pending = Some(frame);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn refill(&mut self) -> bool {
+        let mut frame = self.pending.take().unwrap_or_default();
+        if !frame.is_empty() || self.backend.receive(&mut frame) {
+            self.pending = Some(frame);
+        }
+        self.pending.is_some()
+    }
+
+    /// Puts a frame into as many chains as it needs; false if the guest has not given enough.
+    fn deliver(&self, frame: &[u8], queue: &mut Queue) -> Result<bool, RingError> {
+        let total = HEADER + frame.len();
+        let Some(chains) = take_chains(queue, total as u64, self.mergeable())? else {
+            return Ok(false);
+        };
+        let mut packet = self.header(chains.len() as u16).to_vec();
+        packet.extend_from_slice(frame);
+        // One chain too small for the frame, and no merging: the frame is lost, as on a wire
+        // whose receiver has no room.
+        let room: u64 = chains.iter().map(|chain| chain.writable.len()).sum();
+        packet.truncate(if room < total as u64 { 0 } else { total });
+        let mut rest = packet.as_slice();
+        for chain in chains {
+            let (piece, tail) = rest.split_at(rest.len().min(chain.writable.len() as usize));
+            chain.writable.write(queue.memory(), 0, piece)?;
+            queue.complete(chain, piece.len() as u32)?;
+            rest = tail;
+        }
+        Ok(true)
+    }
+
+    fn header(&self, buffers: u16) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        if self.features & 1 << spec::VIRTIO_NET_F_GUEST_CSUM != 0 {
+            header[0] = spec::VIRTIO_NET_HDR_F_DATA_VALID as u8;
+        }
+        header[10..].copy_from_slice(&buffers.to_le_bytes());
+        header
+    }
+}
+
+/// Takes chains with room for `total` bytes, or one if they may not be merged; takes none if there
+/// are too few.
+fn take_chains(
+    queue: &mut Queue,
+    total: u64,
+    mergeable: bool,
+) -> Result<Option<Vec<Chain>>, RingError> {
+    let mut chains = Vec::new();
+    let mut room = 0;
+    while room < total && (mergeable || chains.is_empty()) {
+        let Some(chain) = queue.pop()? else {
+            chains.into_iter().rev().for_each(|chain| queue.put_back(chain));
+            return Ok(None);
+        };
+        if chain.writable.len() < HEADER as u64 {
+            return Err(RingError::NoRoom);
+        }
+        room += chain.writable.len();
+        chains.push(chain);
+    }
+    Ok(Some(chains))
+}
+
+impl VirtioDevice for Net {
+    fn device_type(&self) -> u16 {
+        virtio_bindings::virtio_ids::VIRTIO_ID_NET as u16
+    }
+
+    fn class(&self) -> u32 {
+        0x02_00_00 // Ethernet controller
+    }
+
+    fn features(&self) -> u64 {
+        let features = 1 << spec::VIRTIO_NET_F_MAC
+            | 1 << spec::VIRTIO_NET_F_MTU
+            | 1 << spec::VIRTIO_NET_F_STATUS
+            | 1 << spec::VIRTIO_NET_F_MRG_RXBUF;
+        let checksums = 1 << spec::VIRTIO_NET_F_CSUM | 1 << spec::VIRTIO_NET_F_GUEST_CSUM;
+        if self.backend.ignores_checksums() { features | checksums } else { features }
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUES
+    }
+
+    fn config(&self) -> Vec<u8> {
+        let mut config = self.mac.to_vec();
+        config.extend_from_slice(&(spec::VIRTIO_NET_S_LINK_UP as u16).to_le_bytes());
+        config.extend_from_slice(&1_u16.to_le_bytes()); // queue pairs
+        config.extend_from_slice(&self.backend.mtu().to_le_bytes());
+        config
+    }
+
+    fn negotiated(&mut self, features: u64) {
+        self.features = features;
+    }
+
+    fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
+        match index {
+            RECEIVE => self.receive(queue),
+            _ => self.transmit(queue),
+        }
+    }
+
+    fn reset(&mut self) {
+        self.features = 0;
+        self.pending = None;
+    }
+}

@@ -1,0 +1,218 @@
+//! A folder of the host for a guest, served without privileges.
+//!
+//! The file system is fuse-backend-rs's passthrough: every file the guest knows is an `O_PATH`
+//! descriptor opened one name at a time without following links, so no name and no symbolic link leads out
+//! of the folder, and devices and sockets of the host cannot be opened. `messages` hands it requests;
+//! `readonly` decides which of them may pass.
+//!
+//! Files are created as the user that runs ring3. As root, they belong to the guest's user.
+
+mod messages;
+mod readonly;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use fuse_backend_rs::passthrough::{CachePolicy, Config, PassthroughFs};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use virtio::FileServer;
+
+use messages::{Messages, REFUSAL, refusal};
+
+/// "Read-only file system".
+const EROFS: i32 = 30;
+
+/// How long the guest may rely on what it was told of a file that the host may change.
+const TRUST: Duration = Duration::from_secs(1);
+/// The same for a folder that is only read: long enough to start programs without asking again.
+const READONLY_TRUST: Duration = Duration::from_secs(60);
+
+/// What to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folder {
+    /// The folder.
+    pub path: PathBuf,
+    /// The guest may not change anything.
+    pub readonly: bool,
+}
+
+/// Why a folder cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It is not there, or is not a folder, or may not be read.
+    #[error("cannot share {}: {error}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What the host said.
+        error: io::Error,
+    },
+    /// A part of the server could not be made.
+    #[error("cannot serve files: {0}")]
+    Host(String),
+}
+
+/// A server of one folder.
+pub struct FolderServer {
+    messages: Messages,
+    readonly: bool,
+    refusal: [u8; REFUSAL],
+}
+
+impl FolderServer {
+    /// Opens the folder.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn open(folder: &Folder) -> Result<Self, Error> {
+        let refused = |error| Error::Folder { path: folder.path.clone(), error };
+        let path = checked(&folder.path).map_err(refused)?;
+        raise_file_limit();
+        let file_system = PassthroughFs::new(config(path, folder.readonly)).map_err(refused)?;
+        file_system.import().map_err(refused)?;
+        let messages = Messages::new(file_system).map_err(Error::Host)?;
+        Ok(Self { messages, readonly: folder.readonly, refusal: [0; REFUSAL] })
+    }
+}
+
+impl FileServer for FolderServer {
+    fn answer(&mut self, request: &[u8], room: usize) -> &[u8] {
+        if self.readonly && !readonly::may_pass(request) {
+            self.refusal = refusal(request, EROFS);
+            return &self.refusal;
+        }
+        self.messages.exchange(request, room)
+    }
+}
+
+/// The folder's real path, if it is one that can be listed.
+fn checked(path: &Path) -> io::Result<String> {
+    let real = path.canonicalize()?;
+    std::fs::read_dir(&real)?;
+    let text = real.into_os_string().into_string();
+    text.map_err(|_| io::Error::other("its name is not UTF-8; rename it or share its parent"))
+}
+
+fn config(root_dir: String, readonly: bool) -> Config {
+    let trust = if readonly { READONLY_TRUST } else { TRUST };
+    Config {
+        root_dir,
+        xattr: true,
+        do_import: true,
+        cache_policy: if readonly { CachePolicy::Always } else { CachePolicy::Auto },
+        attr_timeout: trust,
+        entry_timeout: trust,
+        ..Config::default()
+    }
+}
+
+/// Each file the guest knows takes a descriptor.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "few files can be open at once");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const LOOKUP: u32 = 1;
+    const INIT: u32 = 26;
+    const MKDIR: u32 = 9;
+    const ROOT: u64 = 1;
+
+    fn request(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
+        let mut bytes = (40 + body.len() as u32).to_le_bytes().to_vec();
+        bytes.extend(opcode.to_le_bytes());
+        bytes.extend(7_u64.to_le_bytes());
+        bytes.extend(node.to_le_bytes());
+        bytes.extend([0; 16]);
+        bytes.extend(body);
+        bytes
+    }
+
+    /// The error and the body of the answer.
+    fn ask(server: &mut FolderServer, request: &[u8]) -> (i32, Vec<u8>) {
+        let answer = server.answer(request, 4096);
+        assert!(answer.len() >= REFUSAL, "a header");
+        assert_eq!(answer[8..16], 7_u64.to_le_bytes(), "of this request");
+        let error = i32::from_le_bytes(answer[4..8].try_into().expect("four bytes"));
+        (error, answer[16..].to_vec())
+    }
+
+    fn served(readonly: bool) -> (tempfile::TempDir, FolderServer) {
+        let directory = tempfile::tempdir().expect("a folder");
+        fs::create_dir(directory.path().join("shared")).expect("made");
+        fs::write(directory.path().join("secret"), "s").expect("written");
+        fs::write(directory.path().join("shared/file"), "hello").expect("written");
+        std::os::unix::fs::symlink("../secret", directory.path().join("shared/link"))
+            .expect("linked");
+        let path = directory.path().join("shared");
+        let mut server = FolderServer::open(&Folder { path, readonly }).expect("served");
+        let mut init = 7_u32.to_le_bytes().to_vec();
+        init.extend(31_u32.to_le_bytes());
+        init.extend([0; 8]);
+        assert_eq!(ask(&mut server, &request(INIT, 0, &init)).0, 0);
+        (directory, server)
+    }
+
+    fn mode(entry: &[u8]) -> u32 {
+        // nodeid 8, generation 8, validities 24, then attr: ino 8, size 8, blocks 8, times 36, mode.
+        u32::from_le_bytes(entry[100..104].try_into().expect("four bytes"))
+    }
+
+    #[test]
+    fn names_stay_inside() {
+        let (_directory, mut server) = served(false);
+        assert_eq!(ask(&mut server, &request(LOOKUP, ROOT, b"file\0")).0, 0);
+        for name in [&b"../secret\0"[..], b"..\0", b"a/b\0", b"/etc\0", b"\0", b"no end"] {
+            let (error, body) = ask(&mut server, &request(LOOKUP, ROOT, name));
+            assert!(error != 0 && body.is_empty() || name == b"..\0", "{name:?}: {error}");
+        }
+        // A link is told as a link; following it is the guest's business, in the guest's tree.
+        let (error, entry) = ask(&mut server, &request(LOOKUP, ROOT, b"link\0"));
+        assert_eq!((error, mode(&entry) & 0o170_000), (0, 0o120_000));
+    }
+
+    #[test]
+    fn a_readonly_folder_does_not_change() {
+        let (directory, mut server) = served(true);
+        let mut mkdir = vec![0; 8];
+        mkdir.extend(b"new\0");
+        assert_eq!(ask(&mut server, &request(MKDIR, ROOT, &mkdir)).0, -EROFS);
+        assert!(!directory.path().join("shared/new").exists());
+        assert_eq!(ask(&mut server, &request(LOOKUP, ROOT, b"file\0")).0, 0);
+        let (directory, mut server) = served(false);
+        assert_eq!(ask(&mut server, &request(MKDIR, ROOT, &mkdir)).0, 0);
+        assert!(directory.path().join("shared/new").exists());
+    }
+
+    #[test]
+    fn damaged_requests_are_survived() {
+        let (_directory, mut server) = served(false);
+        server.answer(&[], 100);
+        server.answer(&[0xff; 39], 100);
+        server.answer(&[0xff; 4000], 16);
+        for opcode in 0..60 {
+            server.answer(&request(opcode, 0x1234, &[0xff; 100]), 64);
+            server.answer(&request(opcode, ROOT, &[]), 0);
+        }
+        assert_eq!(ask(&mut server, &request(LOOKUP, ROOT, b"file\0")).0, 0, "still there");
+    }
+
+    #[test]
+    fn what_cannot_be_shared_is_named() {
+        for path in ["/nonexistent/folder", "/etc/passwd"] {
+            let folder = Folder { path: path.into(), readonly: false };
+            let error = FolderServer::open(&folder).err().expect("refused").to_string();
+            assert!(error.contains(path), "{error}");
+        }
+    }
+}

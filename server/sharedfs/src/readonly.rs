@@ -1,0 +1,45 @@
+//! Which requests leave a folder as it is. Those not known to are refused.
+
+use fuse_backend_rs::abi::fuse_abi::Opcode;
+
+const IN_HEADER: usize = 40;
+/// Access mode, O_CREAT, O_TRUNC and O_APPEND of open flags.
+const WRITING: u32 = 0o3 | 0o100 | 0o1000 | 0o2000;
+
+const READING: [Opcode; 20] = [
+    Opcode::Lookup,
+    Opcode::Forget,
+    Opcode::Getattr,
+    Opcode::Readlink,
+    Opcode::Read,
+    Opcode::Statfs,
+    Opcode::Release,
+    Opcode::Fsync,
+    Opcode::Getxattr,
+    Opcode::Listxattr,
+    Opcode::Flush,
+    Opcode::Init,
+    Opcode::Opendir,
+    Opcode::Readdir,
+    Opcode::Releasedir,
+    Opcode::Access,
+    Opcode::Destroy,
+    Opcode::BatchForget,
+    Opcode::Readdirplus,
+    Opcode::Lseek,
+];
+
+/// Whether a request only reads.
+pub(crate) fn may_pass(request: &[u8]) -> bool {
+    let opcode = word(request, 4);
+    match opcode {
+        _ if opcode == Opcode::Open as u32 => word(request, IN_HEADER) & WRITING == 0,
+        _ => READING.iter().any(|&reading| reading as u32 == opcode),
+    }
+}
+
+/// All ones beyond the end: no opcode, and flags that write.
+fn word(request: &[u8], at: usize) -> u32 {
+    let bytes = request.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+    bytes.map_or(u32::MAX, u32::from_le_bytes)
+}

@@ -1,0 +1,110 @@
+//! A guest's network: an address by DHCP, the gateway, connections out and in, and names.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpListener, TcpStream, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use guests::Guest;
+use xtask::assets::Kernel;
+
+/// Bytes sent each way.
+const BULK: usize = 4 << 20;
+
+const SCRIPT: &str = r#"
+cat > /lease <<'END'
+[ "$1" = bound ] || exit 0
+ifconfig $interface $ip netmask $subnet mtu $mtu
+route add default gw $router
+echo "lease $ip $router $dns $mtu"
+END
+chmod +x /lease
+ifconfig eth0 up
+udhcpc -q -f -n -O mtu -i eth0 -s /lease 2>/dev/null
+ping -c 2 10.0.2.2 | grep transmitted
+head -c 4194304 /dev/zero | timeout 120 nc 10.0.2.2 PORT | md5sum
+timeout 60 nc 10.0.2.2 1 </dev/null; echo "refused $?"
+nslookup host.example 10.0.2.3 | grep 192.0.2.5
+timeout 120 nc -l -p 80 -e cat &
+sleep 1; echo ready
+wait
+echo served
+"#;
+
+/// Echoes what it reads, until the end of it, on one connection.
+fn echo(listener: &TcpListener) -> std::io::Result<usize> {
+    let (mut stream, _) = listener.accept()?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes)?;
+    stream.write_all(&bytes)?;
+    Ok(bytes.len())
+}
+
+/// Answers questions about names: every name has the address 192.0.2.5 and no other records.
+fn answer(socket: &UdpSocket) -> std::io::Result<()> {
+    const ADDRESS: [u8; 16] = [0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 5];
+    let mut buffer = [0; 512];
+    loop {
+        let (count, from) = socket.recv_from(&mut buffer)?;
+        let wants_address = buffer[..count].ends_with(&[0, 1, 0, 1]);
+        let mut reply = buffer[..count].to_vec();
+        reply[2..4].copy_from_slice(&[0x81, 0x80]);
+        reply[7] = u8::from(wants_address);
+        reply.extend(ADDRESS.iter().filter(|_| wants_address));
+        socket.send_to(&reply, from)?;
+    }
+}
+
+/// Tries the forwarded port until the guest behind it answers.
+fn visit(port: u16) -> Result<Vec<u8>> {
+    for _ in 0..400 {
+        match visit_once(port) {
+            Ok(reply) if !reply.is_empty() => return Ok(reply),
+            _ => thread::sleep(Duration::from_secs(1)),
+        }
+    }
+    anyhow::bail!("nobody answered at port {port}")
+}
+
+fn visit_once(port: u16) -> std::io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.write_all(b"hello guest")?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).map(|_| reply)
+}
+
+#[test]
+fn out_in_and_names() -> Result<()> {
+    let (listener, socket) = (TcpListener::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?);
+    let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let script = SCRIPT.replace("PORT", &listener.local_addr()?.port().to_string());
+    let dns = socket.local_addr()?;
+    let echoed = thread::spawn(move || echo(&listener));
+    thread::spawn(move || answer(&socket));
+    let visited = thread::spawn(move || visit(free));
+
+    let guest = Guest::new(Kernel::BookwormCloud).runs(&script);
+    let net = format!("user,dns={dns},hostfwd=tcp:127.0.0.1:{free}-:80");
+    let finished = guest.with("--net").with(&net).boots()?;
+    finished.prints(&[
+        "lease 10.0.2.15 10.0.2.2 10.0.2.3 65520",
+        "2 packets transmitted, 2 packets received, 0% packet loss",
+        "b5cfa9d6c8febd618f91ac2843d50a1c  -", // 4 MiB of zeroes
+        "refused 1",
+        "Address: 192.0.2.5",
+        "ready",
+        "served",
+    ])?;
+    finished.powers_off()?;
+    ensure!(echoed.join().ok().context("the echo failed")?? == BULK, "bytes were lost");
+    ensure!(
+        visited.join().ok().context("the visit failed")?? == b"hello guest",
+        "echoed otherwise"
+    );
+    Ok(())
+}

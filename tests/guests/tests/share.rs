@@ -1,0 +1,66 @@
+//! A folder of the host in a guest: read, written, seen from both sides, and read-only where asked.
+
+use std::{fs, os::unix::fs::MetadataExt};
+
+use anyhow::{Result, ensure};
+use guests::Guest;
+use tempfile::TempDir;
+use xtask::assets::Kernel;
+
+const SCRIPT: &str = r"
+mkdir -p /work /lib
+mount -t virtiofs work /work && echo mounted
+cat /work/greeting
+seq 1 100000 > /work/numbers; md5sum < /work/numbers
+mkdir -p /work/deep/er && mv /work/numbers /work/deep/er/ && ln -s er/numbers /work/deep/link
+md5sum < /work/deep/link
+chmod 750 /work/deep/er/numbers
+echo more >> /work/greeting; rm /work/doomed
+ls /work | sort | tr '\n' ' '; echo
+i=0; while [ $i -lt 200 ]; do echo $i > /work/deep/f$i; i=$((i+1)); done; ls /work/deep | wc -l
+mount -t virtiofs lib /lib && cat /lib/greeting
+echo x > /lib/new || echo cannot write
+rm /lib/greeting || echo cannot remove
+cat /work/outside 2>/dev/null || echo the link leads nowhere
+umount /work && echo unmounted
+";
+
+/// MD5 of the numbers 1 to 100000, one a line.
+const SUM: &str = "dea9193b768319cbb4ff1a137ac03113  -";
+
+#[test]
+fn a_folder_is_shared_both_ways() -> Result<()> {
+    let (directory, library) = (TempDir::new()?, TempDir::new()?);
+    let work = directory.path().join("work");
+    fs::create_dir(&work)?;
+    fs::write(directory.path().join("secret"), "secret\n")?;
+    fs::write(work.join("greeting"), "hello\n")?;
+    fs::write(work.join("doomed"), "")?;
+    std::os::unix::fs::symlink("../secret", work.join("outside"))?;
+    fs::write(library.path().join("greeting"), "read me\n")?;
+
+    let guest = Guest::new(Kernel::BookwormCloud).runs(SCRIPT);
+    let guest = guest.with("--share").with(&format!("{}:work", work.display()));
+    let guest = guest.with("--share").with(&format!("{}:lib:ro", library.path().display()));
+    let finished = guest.boots()?;
+    finished.prints(&[
+        "mounted",
+        "hello",
+        SUM,
+        SUM,
+        "deep greeting outside",
+        "202",
+        "read me",
+        "cannot write",
+        "cannot remove",
+        "the link leads nowhere",
+        "unmounted",
+    ])?;
+    finished.powers_off()?;
+
+    ensure!(fs::read_to_string(work.join("greeting"))? == "hello\nmore\n");
+    ensure!(fs::metadata(work.join("deep/link"))?.mode() & 0o7777 == 0o750);
+    ensure!(!work.join("doomed").exists());
+    ensure!(fs::read_to_string(library.path().join("greeting"))? == "read me\n");
+    Ok(())
+}
