@@ -58,6 +58,7 @@ fn significant(field: Field, ignored: &Ignored) -> u128 {
     match field {
         Field::Rflags => (flags::ALL & !ignored.flags).into(),
         Field::Gpr(i) if ignored.upper_halves >> i & 1 != 0 => 0xffff_ffff,
+        Field::Fop | Field::Fip | Field::Fdp if ignored.x87_pointers => 0,
         // How many address bits the host CPU has.
         Field::Fip | Field::Fdp => 0xffff_ffff_ffff,
         Field::Mxcsr => (!ignored.mxcsr).into(),

@@ -15,6 +15,7 @@ use x86_interp::{CpuidResult, System, VectorUnit};
 use crate::layout::{IMAGE_LEN, PAGE, WINDOWS};
 use crate::state::{Case, LINUX_SELECTORS, Outcome, State, Stop, changes};
 use crate::undefined::{Ignored, Undefined};
+use crate::vendor::Vendor;
 
 /// Where the image lies in guest RAM (GPA).
 const IMAGE_GPA: u64 = 0x4_0000;
@@ -69,6 +70,7 @@ pub struct Interpreted {
 pub struct Interpreter {
     cpu: x86_interp::Cpu<Machine>,
     machine: Machine,
+    vendor: Vendor,
     after: Box<[u8; IMAGE_LEN]>,
 }
 
@@ -81,7 +83,8 @@ impl Interpreter {
         let machine = Machine::new()?;
         map_windows(&machine.ram);
         let cpu = x86_interp::Cpu::new(user_vcpu());
-        Ok(Self { cpu, machine, after: Box::new([0; IMAGE_LEN]) })
+        let vendor = Vendor::of_host();
+        Ok(Self { cpu, machine, vendor, after: Box::new([0; IMAGE_LEN]) })
     }
 
     /// Runs a case on memory `image`, made from it.
@@ -89,13 +92,16 @@ impl Interpreter {
         self.write_image(image);
         load(&mut self.cpu.vcpu, &case.state);
         self.cpu.state_changed();
-        let program = Program(case.instructions());
+        let program = Program::new(case, self.vendor);
         let mut trace = Trace::default();
         let stop = self.steps(&program, &mut trace);
         self.read_image();
         let state = save(&self.cpu.vcpu);
         if !self.cpu.vcpu.is_64bit() {
             trace.undefined.left_64bit_mode();
+        }
+        if self.vendor == Vendor::Amd {
+            trace.undefined.ignore_x87_pointers();
         }
         let outcome = Outcome { stop, state, changes: changes(image, &self.after) };
         let Trace { undefined, ran, completed } = trace;
@@ -113,13 +119,27 @@ impl Interpreter {
             let insn = program.at(before);
             if let Some(insn) = insn {
                 trace.before(insn, &self.cpu.vcpu);
+                let ran = program.before(insn);
+                self.vendor.before(insn, ran, &self.cpu.vcpu, &mut trace.undefined);
+            }
+            if program.foreign.contains(&before) {
+                trace.undefined.open("AMD: decoded otherwise");
             }
             if let Err(fault) = self.cpu.step(&mut self.machine) {
                 trace.fault(insn, &self.cpu.vcpu, fault);
+                let Trace { undefined, .. } = trace;
+                match insn {
+                    Some(insn) if self.cpu.vcpu.rip != before => {
+                        self.vendor.after(insn, &self.cpu.vcpu, undefined);
+                    }
+                    Some(insn) => self.vendor.faulted(insn, fault, undefined),
+                    None => {}
+                }
                 return Stop::Fault(fault);
             }
             if let Some(insn) = insn.filter(|_| self.cpu.vcpu.rip != before) {
                 trace.after(insn);
+                self.vendor.after(insn, &self.cpu.vcpu, &mut trace.undefined);
             }
         }
         Stop::Timeout
@@ -168,11 +188,25 @@ impl Trace {
 }
 
 /// The instructions of a case, by address.
-struct Program(Vec<Instruction>);
+struct Program {
+    instructions: Vec<Instruction>,
+    /// Addresses of those the host CPU takes for others.
+    foreign: Vec<u64>,
+}
 
 impl Program {
+    fn new(case: &Case, vendor: Vendor) -> Self {
+        Self { instructions: case.instructions(), foreign: vendor.foreign(case) }
+    }
+
+    /// Those that come before `insn`.
+    fn before(&self, insn: &Instruction) -> &[Instruction] {
+        let before = self.instructions.partition_point(|other| other.ip() < insn.ip());
+        self.instructions.get(..before).unwrap_or_default()
+    }
+
     fn at(&self, rip: u64) -> Option<&Instruction> {
-        self.0.iter().find(|insn| insn.ip() == rip)
+        self.instructions.iter().find(|insn| insn.ip() == rip)
     }
 }
 

@@ -10,6 +10,7 @@
 //! - `generate`, `values`, `background`, `random`, `forms`: where cases come from.
 //! - `runner`: the native side. It knows nothing of the interpreter and will check faster engines too.
 //! - `interp`, `undefined`: the other side, and what the architecture leaves open.
+//! - `vendor`: where the host CPU's maker departs from Intel.
 //! - `check`, `compare`, `campaign`, `shrink`, `case_file`, `table`: finding, shrinking, keeping and
 //!   reporting differences.
 //!
@@ -33,6 +34,7 @@ pub mod state;
 pub mod table;
 pub mod undefined;
 pub mod values;
+pub mod vendor;
 
 pub use case_file::{CaseError, CaseFile};
 pub use check::{CheckError, Checker, Report};
@@ -40,3 +42,4 @@ pub use generate::Generator;
 pub use interp::{Interpreted, Interpreter};
 pub use runner::{NativeRunner, RunnerError};
 pub use state::{Case, Outcome, Patch, State, Stop};
+pub use vendor::Vendor;

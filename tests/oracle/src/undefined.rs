@@ -42,6 +42,8 @@ pub struct Ignored {
     pub mxcsr: u32,
     /// x87 top of stack, tags and registers.
     pub x87_stack: bool,
+    /// The pointers to the last x87 instruction.
+    pub x87_pointers: bool,
     /// How a page fault at the end is compared.
     pub fault: FaultDetail,
     /// Why nothing is to be compared.
@@ -81,7 +83,8 @@ impl Undefined {
         self.next = undefined_flags(insn, vcpu);
     }
 
-    fn open(&mut self, reason: &'static str) {
+    /// From here on nothing is to be compared.
+    pub fn open(&mut self, reason: &'static str) {
         self.ignored.all = self.ignored.all.or(Some(reason));
     }
 
@@ -133,6 +136,27 @@ impl Undefined {
     /// exception enters 64-bit mode again is undefined (SDM vol. 1, 3.4.1.1).
     pub fn left_64bit_mode(&mut self) {
         self.ignored.upper_halves = u16::MAX;
+    }
+
+    /// Nor is this memory (GVAs).
+    pub fn ignore_memory(&mut self, range: Range<u64>) {
+        self.ignored.memory.push(range);
+    }
+
+    /// Whether any of this memory (GVAs) is not compared.
+    pub fn ignores_memory(&self, range: &Range<u64>) -> bool {
+        let overlap = |own: &Range<u64>| own.start < range.end && range.start < own.end;
+        self.ignored.memory.iter().any(overlap)
+    }
+
+    /// Nor are these flags.
+    pub fn ignore_flags(&mut self, flags: u64) {
+        self.ignored.flags |= flags;
+    }
+
+    /// Nor are the pointers to the last x87 instruction.
+    pub fn ignore_x87_pointers(&mut self) {
+        self.ignored.x87_pointers = true;
     }
 
     /// What not to compare at the end.
@@ -199,7 +223,7 @@ fn wraps(insn: &Instruction, vcpu: &Vcpu) -> bool {
 }
 
 /// Linear address of the memory operand.
-fn operand_address(insn: &Instruction, vcpu: &Vcpu) -> Option<u64> {
+pub(crate) fn operand_address(insn: &Instruction, vcpu: &Vcpu) -> Option<u64> {
     let memory = [OpKind::Memory, OpKind::MemorySegRDI, OpKind::MemorySegEDI];
     let operand = (0..insn.op_count()).find(|&i| memory.contains(&insn.op_kind(i)))?;
     insn.virtual_address(operand, 0, |register, _, _| match register {
@@ -231,7 +255,7 @@ fn always_writes_flags(insn: &Instruction) -> bool {
     !is_shift(insn.mnemonic()) && !repeats(insn)
 }
 
-fn repeats(insn: &Instruction) -> bool {
+pub(crate) fn repeats(insn: &Instruction) -> bool {
     insn.is_string_instruction() && (insn.has_rep_prefix() || insn.has_repne_prefix())
 }
 

@@ -12,7 +12,7 @@ mod oracle;
 use std::collections::BTreeMap;
 
 use generate::{Case, Random};
-use iced_x86::{Code, CpuidFeature, EncodingKind, Mnemonic};
+use iced_x86::{Code, CpuidFeature, EncodingKind, Mnemonic, RflagsBits};
 use interpreter::Interpreter;
 use native::HostVectorUnit;
 use oracle::{INSTRUCTION_ADDRESS, MEMORY, MEMORY_ADDRESS, Oracle, Outcome};
@@ -164,6 +164,9 @@ fn tidy(case: &Case, expected: &mut Outcome, found: &mut Outcome) {
     if is_fault_order_free(case, expected, found) {
         *found = expected.clone();
     }
+    if is_amd() {
+        forgive_amd(case, expected, found);
+    }
     for outcome in [expected, found] {
         // Which byte of a page faults first is the CPU's affair.
         outcome.fault_address &= !0xfff;
@@ -178,6 +181,64 @@ fn tidy(case: &Case, expected: &mut Outcome, found: &mut Outcome) {
             st[10..].fill(0);
         }
     }
+}
+
+fn is_amd() -> bool {
+    let leaf = std::arch::x86_64::__cpuid(0);
+    [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
+}
+
+/// What AMD's CPUs do otherwise, while the guest's is Intel's: they keep the pointers to the last x87
+/// instruction only while an exception is pending (APM vol. 2, 11.4.4), their mask of MXCSR has a
+/// bit more, and flags that BMI leaves undefined differ.
+fn forgive_amd(case: &Case, expected: &mut Outcome, found: &mut Outcome) {
+    if is_amds_fault(case, expected, found) {
+        *found = expected.clone();
+    }
+    for outcome in [expected, found] {
+        (outcome.fpu.fop, outcome.fpu.fip, outcome.fpu.fdp) = (0, 0, 0);
+        outcome.rflags &= !undefined_flags(case);
+        if stores_fpu_state(case.insn.mnemonic()) {
+            let at = (case.memory_address() - MEMORY_ADDRESS) as usize;
+            let own = outcome.memory.iter_mut().skip(at).take(32).enumerate();
+            own.filter(|(i, _)| matches!(i, 6..24 | 28..32)).for_each(|(_, byte)| *byte = 0);
+        }
+    }
+}
+
+/// Exceptions that come in another order, leave another mask, or do not come.
+fn is_amds_fault(case: &Case, expected: &Outcome, found: &Outcome) -> bool {
+    use Mnemonic as M;
+    let index = case.insn.memory_index();
+    let gather = index.is_xmm() || index.is_ymm();
+    match case.insn.mnemonic() {
+        // The operand is looked at even if an unmasked exception keeps it from being written.
+        M::Fst | M::Fstp | M::Fist | M::Fistp | M::Fisttp | M::Fbstp => {
+            expected.fault == vector::PF
+        }
+        // They need no alignment.
+        M::Sha1msg1 | M::Sha1msg2 | M::Sha1nexte | M::Sha1rnds4 => found.fault == vector::GP,
+        M::Sha256msg1 | M::Sha256msg2 | M::Sha256rnds2 => found.fault == vector::GP,
+        _ => gather && expected.fault == vector::PF && found.fault == vector::PF,
+    }
+}
+
+fn stores_fpu_state(mnemonic: Mnemonic) -> bool {
+    use Mnemonic as M;
+    let fxsave = matches!(mnemonic, M::Fxsave | M::Fxsave64);
+    fxsave || matches!(mnemonic, M::Xsave | M::Xsave64 | M::Xsaveopt | M::Xsaveopt64)
+}
+
+/// Flags the instruction leaves undefined, as in RFLAGS.
+fn undefined_flags(case: &Case) -> u64 {
+    const MAP: [(u32, u64); 4] = [
+        (RflagsBits::AF, flags::AF),
+        (RflagsBits::PF, flags::PF),
+        (RflagsBits::SF, flags::SF),
+        (RflagsBits::OF, flags::OF),
+    ];
+    let undefined = case.insn.rflags_undefined();
+    MAP.iter().filter(|(iced, _)| undefined & iced != 0).map(|(_, flag)| flag).sum()
 }
 
 /// Known differences in the flags that come with #XM: the precision flag of an unmasked overflow
