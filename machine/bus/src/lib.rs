@@ -23,6 +23,16 @@ pub trait Device: Send {
 pub trait InterruptLine: Send + Sync {
     /// Drives the wire. An edge is `set(true)` then `set(false)`.
     fn set(&self, level: bool);
+    /// So many ticks of a clock are due: one now, and the others as the guest takes them, if the
+    /// wire remembers. A guest that counts ticks, on a host that was away, gets the right number.
+    fn tick(&self, count: u64) {
+        if count != 0 {
+            self.set(true);
+            self.set(false);
+        }
+    }
+    /// The clock was set anew: ticks not taken yet mean nothing any more.
+    fn forget_ticks(&self) {}
 }
 
 /// Where message-signalled interrupts go: the local APICs.

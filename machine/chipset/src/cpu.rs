@@ -43,6 +43,11 @@ impl CpuInterrupts {
     /// Takes the interrupt of highest priority; the CPU must then deliver the vector. `None` if
     /// what was pending no longer is.
     pub fn acknowledge(&self) -> Option<u8> {
+        let vector = self.take_vector();
+        vector.inspect(|vector| self.interrupts.taken(*vector))
+    }
+
+    fn take_vector(&self) -> Option<u8> {
         let (ext_int, vector) = self.lapic.with(|state| match state.take_ext_int() {
             true => (true, None),
             false => (false, state.acknowledge()),

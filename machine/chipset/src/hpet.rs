@@ -11,6 +11,7 @@ use bus::{Device, InterruptLine, Rearm, Timed};
 use host::Clock;
 
 use crate::alarm::Alarm;
+use crate::time::missed;
 
 /// Where the registers are, a GPA.
 pub const BASE: u64 = 0xfed0_0000;
@@ -69,6 +70,14 @@ impl LegacyLine {
 impl InterruptLine for LegacyLine {
     fn set(&self, level: bool) {
         self.line.set(level && !self.cut.load(Ordering::Relaxed));
+    }
+    fn tick(&self, count: u64) {
+        if !self.cut.load(Ordering::Relaxed) {
+            self.line.tick(count);
+        }
+    }
+    fn forget_ticks(&self) {
+        self.line.forget_ticks();
     }
 }
 
@@ -140,10 +149,20 @@ impl Hpet {
         }
     }
 
-    fn drive(&self, index: usize, level: bool) {
+    fn line(&self, index: usize) -> Option<&Arc<dyn InterruptLine>> {
         let gsi = self.gsi(index);
         let routable = (ROUTES | 1 << 2 | 1 << 8) >> gsi & 1 != 0;
-        if let Some(line) = self.lines.get(gsi).filter(|_| routable) {
+        self.lines.get(gsi).filter(|_| routable)
+    }
+
+    fn forget_ticks(&self, index: usize) {
+        if let Some(line) = self.line(index) {
+            line.forget_ticks();
+        }
+    }
+
+    fn drive(&self, index: usize, level: bool) {
+        if let Some(line) = self.line(index) {
             line.set(level);
         }
     }
@@ -193,6 +212,7 @@ impl Hpet {
     fn set_config(&mut self, config: u64, now: u64) {
         self.base = self.counter(now);
         self.start = now;
+        (0..TIMERS).for_each(|index| self.forget_ticks(index));
         if (config ^ self.config) & LEGACY != 0 {
             (0..2).for_each(|index| self.drive(index, false));
         }
@@ -217,6 +237,7 @@ impl Hpet {
         if self.status & 1 << index != 0 && (old ^ config) & (LEVEL | INTERRUPT | 0x1f << 9) != 0 {
             self.clear_status(1 << index);
         }
+        self.forget_ticks(index);
         self.timers[index].config = old & !TIMER_WRITABLE | config & TIMER_WRITABLE;
         self.arm(index, now);
     }
@@ -240,6 +261,7 @@ impl Hpet {
     fn arm(&mut self, index: usize, now: u64) {
         let counter = self.counter(now);
         let wanted = self.enabled() && self.timers[index].config & INTERRUPT != 0;
+        self.forget_ticks(index);
         let timer = &mut self.timers[index];
         let away = timer.comparator.wrapping_sub(counter) & timer.mask();
         let ns = away.checked_mul(TICK_NS).and_then(|ns| now.checked_add(ns));
@@ -252,29 +274,33 @@ impl Hpet {
         self.alarm.set(earliest);
     }
 
-    fn fire(&mut self, index: usize) {
+    /// Interrupts; `missed` matches before this went unnoticed, if they count.
+    fn fire(&mut self, index: usize, missed: Option<u64>) {
         if self.timers[index].config & LEVEL != 0 {
             self.status |= 1 << index;
             self.drive(index, true);
+        } else if let (Some(missed), Some(line)) = (missed, self.line(index)) {
+            line.tick(missed + 1);
         } else {
             self.drive(index, true);
             self.drive(index, false);
         }
     }
 
-    /// Moves a periodic comparator to its next match, past those missed.
-    fn advance(&mut self, index: usize, expiry: u64, now: u64) {
+    /// Moves a periodic comparator to its next match, past those missed, which it counts.
+    fn advance(&mut self, index: usize, expiry: u64, now: u64) -> Option<u64> {
         let timer = &mut self.timers[index];
         timer.expiry = None;
         if !timer.periodic() || timer.period == 0 {
-            return;
+            return None;
         }
-        let Some(period_ns) = timer.period.checked_mul(TICK_NS) else { return };
+        let period_ns = timer.period.checked_mul(TICK_NS)?;
         let late = now - expiry + MIN_PERIOD_NS.saturating_sub(period_ns);
         let periods = late / period_ns + 1;
         let counts = periods.wrapping_mul(timer.period);
         timer.comparator = timer.comparator.wrapping_add(counts) & timer.mask();
         timer.expiry = expiry.checked_add(periods.saturating_mul(period_ns));
+        missed(now - expiry, period_ns)
     }
 }
 
@@ -308,8 +334,8 @@ impl Timed for Hpet {
     fn expire(&mut self, now: u64) {
         for index in 0..TIMERS {
             if let Some(expiry) = self.timers[index].expiry.filter(|at| *at <= now) {
-                self.advance(index, expiry, now);
-                self.fire(index);
+                let missed = self.advance(index, expiry, now);
+                self.fire(index, missed);
             }
         }
         self.update_alarm();

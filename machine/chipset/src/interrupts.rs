@@ -19,10 +19,11 @@ use bus::{Device, InterruptLine, MsiSink};
 
 use crate::ioapic::{IoApic, PINS};
 use crate::lapic::ApicBus;
-use crate::lapic::message::Message;
+use crate::lapic::message::{Message, Taken};
 use crate::lapic::state::Effect;
 use crate::lock;
 use crate::pic::Pic;
+use crate::time::BACKLOG;
 
 /// GSI of ISA interrupt 0, the timer.
 pub const TIMER_GSI: u32 = 2;
@@ -30,21 +31,59 @@ pub const TIMER_GSI: u32 = 2;
 struct Controllers {
     /// How many sources assert each GSI: the wires are ORed.
     asserted: [u32; PINS],
+    /// Ticks owed on each GSI, see [`InterruptLine::tick`].
+    owed: [u64; PINS],
     ioapic: IoApic,
     pic: Pic,
+}
+
+impl Controllers {
+    fn set_gsi(&mut self, gsi: usize, level: bool, apics: &ApicBus) -> Taken {
+        let by_pic = isa_irq(gsi).map_or(Taken::No, |irq| self.pic.set_irq(irq, level));
+        by_pic.max(self.ioapic.set_pin(gsi, level, apics))
+    }
+
+    /// Ticks once; of `count` ticks, those that nothing took yet are owed. While nothing takes any,
+    /// they are lost, as on hardware.
+    fn tick(&mut self, gsi: usize, count: u64, apics: &ApicBus) {
+        let taken = match self.asserted[gsi] {
+            0 => self.set_gsi(gsi, true, apics),
+            _ => Taken::Merged,
+        };
+        if self.asserted[gsi] == 0 {
+            self.set_gsi(gsi, false, apics);
+        }
+        let owed = &mut self.owed[gsi];
+        *owed = match taken {
+            Taken::No => 0,
+            Taken::Merged => (*owed + count).min(BACKLOG),
+            Taken::Yes => (*owed + count - 1).min(BACKLOG),
+        };
+    }
+
+    /// A CPU took `vector`: what the clock behind it owes, it pays by one more tick.
+    fn repay(&mut self, vector: u8, apics: &ApicBus) {
+        let by_pic = |gsi| isa_irq(gsi).is_some_and(|irq| self.pic.sends(irq, vector));
+        let is_for = |gsi: &usize| self.ioapic.sends(*gsi, vector) || by_pic(*gsi);
+        let Some(gsi) = (0..PINS).filter(|gsi| self.owed[*gsi] != 0).find(is_for) else { return };
+        self.owed[gsi] -= 1;
+        self.tick(gsi, 1, apics);
+    }
 }
 
 /// The interrupt controllers outside the CPUs, and the way to those inside.
 pub(crate) struct Interrupts {
     controllers: Mutex<Controllers>,
+    /// Ticks are owed. Changes only under the controllers' lock.
+    owing: AtomicBool,
     apics: ApicBus,
 }
 
 impl Interrupts {
     pub(crate) fn new(apics: ApicBus) -> Self {
-        let controllers =
-            Controllers { asserted: [0; PINS], ioapic: IoApic::new(), pic: Pic::new() };
-        Self { controllers: Mutex::new(controllers), apics }
+        let (asserted, owed) = ([0; PINS], [0; PINS]);
+        let controllers = Controllers { asserted, owed, ioapic: IoApic::new(), pic: Pic::new() };
+        Self { controllers: Mutex::new(controllers), owing: AtomicBool::new(false), apics }
     }
 
     /// Every access to the 8259s goes through here, so that LINT0 follows them.
@@ -71,11 +110,24 @@ impl Interrupts {
             if (before == 0) == (*count == 0) {
                 return;
             }
-            if let Some(irq) = isa_irq(gsi) {
-                controllers.pic.set_irq(irq, level);
-            }
-            controllers.ioapic.set_pin(gsi, level, &self.apics);
+            controllers.set_gsi(gsi, level, &self.apics);
         });
+    }
+
+    /// Changes what is owed.
+    fn with_ticks(&self, change: impl FnOnce(&mut Controllers)) {
+        self.with(|controllers| {
+            change(controllers);
+            let owing = controllers.owed.iter().any(|owed| *owed != 0);
+            self.owing.store(owing, Ordering::Relaxed);
+        });
+    }
+
+    /// A CPU took an interrupt.
+    pub(crate) fn taken(&self, vector: u8) {
+        if self.owing.load(Ordering::Relaxed) {
+            self.with_ticks(|controllers| controllers.repay(vector, &self.apics));
+        }
     }
 
     /// The 8259s' vector, if they still interrupt.
@@ -116,6 +168,15 @@ impl InterruptLine for Line {
         if self.level.load(Ordering::Relaxed) != level {
             self.interrupts.drive(self.gsi, &self.level, level);
         }
+    }
+    fn tick(&self, count: u64) {
+        let Interrupts { apics, .. } = &*self.interrupts;
+        if count != 0 {
+            self.interrupts.with_ticks(|controllers| controllers.tick(self.gsi, count, apics));
+        }
+    }
+    fn forget_ticks(&self) {
+        self.interrupts.with_ticks(|controllers| controllers.owed[self.gsi] = 0);
     }
 }
 

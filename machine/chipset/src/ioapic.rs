@@ -4,7 +4,7 @@
 //! machine has no inverters between device and pin.
 
 use crate::lapic::ApicBus;
-use crate::lapic::message::{Delivery, Destination, Message};
+use crate::lapic::message::{Delivery, Destination, Message, Taken};
 
 /// Where the registers are, a GPA.
 pub const BASE: u64 = 0xfec0_0000;
@@ -44,27 +44,32 @@ impl IoApic {
         Self { id: 0, select: 0, table: [MASKED; PINS], asserted: 0 }
     }
 
-    pub(crate) fn set_pin(&mut self, pin: usize, level: bool, apics: &ApicBus) {
+    /// Drives a pin; what became of the interrupt, if this makes one.
+    pub(crate) fn set_pin(&mut self, pin: usize, level: bool, apics: &ApicBus) -> Taken {
         let bit = 1 << pin;
         let rising = level && self.asserted & bit == 0;
         self.asserted = if level { self.asserted | bit } else { self.asserted & !bit };
-        if rising {
-            self.service(pin, apics);
-        }
+        if rising { self.service(pin, apics) } else { Taken::No }
+    }
+
+    /// Whether the pin interrupts with this vector.
+    pub(crate) fn sends(&self, pin: usize, vector: u8) -> bool {
+        self.table[pin] & MASKED == 0 && self.table[pin] as u8 == vector
     }
 
     /// Sends the pin's message, unless masked or, if level-triggered, still being served. An edge
     /// on a masked pin is lost.
-    fn service(&mut self, pin: usize, apics: &ApicBus) {
+    fn service(&mut self, pin: usize, apics: &ApicBus) -> Taken {
         let entry = self.table[pin];
         if entry & (MASKED | REMOTE_IRR) != 0 {
-            return;
+            return Taken::No;
         }
         let level = entry & LEVEL != 0;
         let taken = apics.send(&message(entry));
-        if level && taken {
+        if level && taken != Taken::No {
             self.table[pin] |= REMOTE_IRR;
         }
+        taken
     }
 
     /// Sends again for a level-triggered pin that is still asserted.

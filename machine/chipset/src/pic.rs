@@ -1,6 +1,8 @@
 //! The pair of 8259A interrupt controllers (Intel 8259A data sheet), with the edge/level control
 //! registers of the ISA bridges (PIIX3 data sheet, ELCR).
 
+use crate::lapic::message::Taken;
+
 /// Command port of the master.
 pub const MASTER: u64 = 0x20;
 /// Command port of the slave.
@@ -69,9 +71,16 @@ impl Chip {
         }
     }
 
-    fn set_line(&mut self, input: u8, level: bool) {
+    /// Drives an input; what became of the request, if this makes one. A masked one waits, but for
+    /// good if nothing unmasks it: it counts as lost.
+    fn set_line(&mut self, input: u8, level: bool) -> Taken {
         let bit = 1 << input;
         let level_triggered = self.elcr & bit != 0;
+        let taken = match level {
+            true if self.imr & bit == 0 && self.irr & bit == 0 => Taken::Yes,
+            true if self.imr & bit == 0 => Taken::Merged,
+            _ => Taken::No,
+        };
         if level && (level_triggered || self.lines & bit == 0) {
             self.irr |= bit;
         }
@@ -79,6 +88,7 @@ impl Chip {
             self.irr &= !bit;
         }
         self.lines = if level { self.lines | bit } else { self.lines & !bit };
+        taken
     }
 
     /// The rank of the highest of a set of inputs: 0 is first. 8 if the set is empty.
@@ -216,14 +226,18 @@ impl Pic {
         self.master.request().is_some()
     }
 
-    /// Drives ISA interrupt `irq`, 0 to 15 but not 2.
-    pub(crate) fn set_irq(&mut self, irq: u8, level: bool) {
-        if irq < 8 {
-            self.master.set_line(irq, level);
-        } else {
-            self.slave.set_line(irq & 7, level);
-        }
+    /// Drives ISA interrupt `irq`, 0 to 15 but not 2; what became of the interrupt, if any.
+    pub(crate) fn set_irq(&mut self, irq: u8, level: bool) -> Taken {
+        let chip = if irq < 8 { &mut self.master } else { &mut self.slave };
+        let taken = chip.set_line(irq & 7, level);
         self.cascade();
+        taken
+    }
+
+    /// Whether ISA interrupt `irq` interrupts with this vector.
+    pub(crate) fn sends(&self, irq: u8, vector: u8) -> bool {
+        let chip = if irq < 8 { &self.master } else { &self.slave };
+        chip.base + (irq & 7) == vector
     }
 
     /// The master's cascade input requests exactly while the slave does: the slave drops its output

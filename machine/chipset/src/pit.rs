@@ -10,7 +10,7 @@ use host::Clock;
 
 use crate::alarm::Alarm;
 use crate::lock;
-use crate::time::{ns_for, ticks_in};
+use crate::time::{missed, ns_for, ticks_in};
 
 /// Ports of the counters and the control word.
 pub const BASE: u64 = 0x40;
@@ -283,6 +283,9 @@ impl Device for Pit {
                 Some(channel) => channel.write(*value, now),
                 None => self.control(*value, now),
             }
+            if port == 0 {
+                self.line.forget_ticks();
+            }
         }
         self.rearm(now);
     }
@@ -294,12 +297,15 @@ impl Timed for Pit {
     }
 
     fn expire(&mut self, now: u64) {
-        if self.alarm.take_due(now).is_none() {
-            return;
-        }
-        self.line.set(true);
-        self.line.set(false);
+        let Some(due) = self.alarm.take_due(now) else { return };
         let period = self.channels[0].periodic().then(|| ns_for(self.channels[0].count, HZ));
+        match period.and_then(|period| missed(now - due, period)) {
+            Some(missed) => self.line.tick(missed + 1),
+            None => {
+                self.line.set(true);
+                self.line.set(false);
+            }
+        }
         self.rearm(now + period.map_or(0, |ns| MIN_PERIOD_NS.saturating_sub(ns)));
     }
 }

@@ -61,6 +61,17 @@ impl Delivery {
     }
 }
 
+/// What became of an interrupt. The more of it there is, the greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Taken {
+    /// Nothing takes it: it is lost.
+    No,
+    /// One like it waits already, and they are one.
+    Merged,
+    /// It waits, or has acted.
+    Yes,
+}
+
 /// An interrupt message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {

@@ -17,7 +17,7 @@ use host::Clock;
 use x86::Fault;
 
 use crate::lock;
-use message::{Delivery, Destination, Message};
+use message::{Delivery, Destination, Message, Taken};
 use state::{BASE_ADDRESS, BASE_ENABLED, Shorthand, State};
 use timer::Timer;
 
@@ -97,8 +97,8 @@ impl Timed for LapicTimer {
 pub(crate) struct ApicBus(pub(crate) Vec<Arc<Lapic>>);
 
 impl ApicBus {
-    /// Delivers a message; false if no local APIC took it.
-    pub(crate) fn send(&self, message: &Message) -> bool {
+    /// Delivers a message; what became of it where it fared best.
+    pub(crate) fn send(&self, message: &Message) -> Taken {
         if message.delivery == Delivery::Lowest {
             return self.send_to_lowest(message);
         }
@@ -107,17 +107,21 @@ impl ApicBus {
             && id != message::BROADCAST
         {
             let target = self.0.get(id as usize);
-            return target.is_some_and(|lapic| lapic.with(|state| state.receive(message)));
+            return target.map_or(Taken::No, |lapic| lapic.with(|state| state.receive(message)));
         }
-        let receive =
-            |state: &mut State| state.matches(message.destination) && state.receive(message);
-        self.0.iter().filter(|lapic| lapic.with(receive)).count() > 0
+        let receive = |state: &mut State| match state.matches(message.destination) {
+            true => state.receive(message),
+            false => Taken::No,
+        };
+        self.0.iter().map(|lapic| lapic.with(receive)).max().unwrap_or(Taken::No)
     }
 
-    fn send_to_lowest(&self, message: &Message) -> bool {
+    fn send_to_lowest(&self, message: &Message) -> Taken {
         let priority = |state: &mut State| state.matches(message.destination).then(|| state.apr());
         let matching = self.0.iter().filter_map(|l| Some((l.with(priority)?, l)));
-        let Some((_, lapic)) = matching.min_by_key(|(priority, _)| *priority) else { return false };
+        let Some((_, lapic)) = matching.min_by_key(|(priority, _)| *priority) else {
+            return Taken::No;
+        };
         lapic.with(|state| state.receive(message))
     }
 

@@ -2,10 +2,11 @@
 
 use x86::Fault;
 
-use super::message::{BROADCAST, Delivery, Destination, Message};
+use super::message::{BROADCAST, Delivery, Destination, Message, Taken};
 use super::timer::{Mode, Timer};
 use super::vectors::VectorSet;
 use crate::pending;
+use crate::time::BACKLOG;
 
 /// APIC_BASE: this is the bootstrap processor.
 pub(crate) const BASE_BSP: u64 = 1 << 8;
@@ -101,6 +102,8 @@ pub(crate) struct State {
     icr: u64,
     lvt: [u32; 6],
     pub(crate) timer: Timer,
+    /// Interrupts the periodic timer owes: they came while one waited, or went unnoticed.
+    owed: u64,
     /// The wire from the 8259s.
     lint0: bool,
     /// A message with delivery mode ExtINT came.
@@ -129,6 +132,7 @@ impl State {
             icr: 0,
             lvt: [0; 6],
             timer,
+            owed: 0,
             lint0: false,
             ext_int: false,
             nmi: false,
@@ -153,6 +157,7 @@ impl State {
         (self.esr, self.errors, self.icr) = (0, 0, 0);
         self.lvt = [LVT_MASKED; 6];
         self.timer.reset();
+        self.owed = 0;
         self.ext_int = false;
     }
 
@@ -240,25 +245,36 @@ impl State {
         let vector = self.deliverable()?;
         self.irr.remove(vector);
         self.isr.insert(vector);
+        self.repay(vector);
         Some(vector)
     }
 
-    /// An interrupt arrives; false if the local APIC is disabled.
-    fn accept(&mut self, vector: u8, level: bool) -> bool {
+    /// The timer's interrupt was taken: the next of those it owes waits now.
+    fn repay(&mut self, vector: u8) {
+        let timer = self.lvt[lvt_index(reg::LVT_TIMER)];
+        if self.owed != 0 && timer & (LVT_MASKED | 0xff) == u32::from(vector) {
+            self.owed -= 1;
+            self.irr.insert(vector);
+        }
+    }
+
+    /// An interrupt arrives; nothing takes it if the local APIC is disabled.
+    fn accept(&mut self, vector: u8, level: bool) -> Taken {
         if !self.accepts() {
-            return false;
+            return Taken::No;
         }
         if vector < 16 {
             self.error(ESR_RECEIVE_VECTOR);
-            return true;
+            return Taken::Yes;
         }
+        let waits = self.irr.contains(vector);
         self.irr.insert(vector);
         if level {
             self.tmr.insert(vector);
         } else {
             self.tmr.remove(vector);
         }
-        true
+        if waits { Taken::Merged } else { Taken::Yes }
     }
 
     /// Whether a message to `destination` is for this local APIC (SDM 10.6.2).
@@ -280,8 +296,8 @@ impl State {
         }
     }
 
-    /// A message arrives; false if nothing took it.
-    pub(crate) fn receive(&mut self, message: &Message) -> bool {
+    /// A message arrives.
+    pub(crate) fn receive(&mut self, message: &Message) -> Taken {
         match message.delivery {
             Delivery::Fixed | Delivery::Lowest => {
                 return self.accept(message.vector, message.level);
@@ -292,7 +308,7 @@ impl State {
             Delivery::ExtInt => self.ext_int = true,
             Delivery::Smi | Delivery::Reserved => {}
         }
-        true
+        Taken::Yes
     }
 
     fn init(&mut self) {
@@ -335,9 +351,16 @@ impl State {
     }
 
     pub(crate) fn expire(&mut self, now: u64) {
-        if self.timer.expire(now) {
-            self.local_interrupt(reg::LVT_TIMER);
+        let Some(missed) = self.timer.expire(now) else { return };
+        match self.local_interrupt(reg::LVT_TIMER) {
+            Taken::No => self.owed = 0,
+            Taken::Merged => self.owe(missed.map_or(0, |missed| missed + 1)),
+            Taken::Yes => self.owe(missed.unwrap_or(0)),
         }
+    }
+
+    fn owe(&mut self, ticks: u64) {
+        self.owed = (self.owed + ticks).min(BACKLOG);
     }
 
     /// Accesses to the timer see it as of this moment, not as of when its thread last ran: an
@@ -359,20 +382,19 @@ impl State {
     }
 
     /// An interrupt by way of the LVT. (ExtINT needs none: it follows the level of LINT0.)
-    fn local_interrupt(&mut self, register: u32) {
+    fn local_interrupt(&mut self, register: u32) -> Taken {
         let lvt = self.lvt[lvt_index(register)];
         if lvt & LVT_MASKED != 0 {
-            return;
+            return Taken::No;
         }
         let pin = matches!(register, reg::LVT_LINT0 | reg::LVT_LINT1);
         match Delivery::from_bits(if pin { u64::from(lvt >> 8) } else { 0 }) {
-            Delivery::Fixed => {
-                self.accept(lvt as u8, false);
-            }
+            Delivery::Fixed => return self.accept(lvt as u8, false),
             Delivery::Nmi => self.nmi = true,
             Delivery::Init => self.init(),
-            _ => {}
+            _ => return Taken::No,
         }
+        Taken::Yes
     }
 
     fn error(&mut self, bit: u32) {
@@ -425,7 +447,10 @@ impl State {
             reg::SVR => self.set_svr(value),
             reg::ESR => self.esr = std::mem::take(&mut self.errors),
             reg::LVT_TIMER..=reg::LVT_ERROR => self.set_lvt(register, value),
-            reg::TIMER_INITIAL => self.timer.set_initial(value),
+            reg::TIMER_INITIAL => {
+                self.timer.set_initial(value);
+                self.owed = 0;
+            }
             reg::TIMER_DIVIDE => self.timer.set_divide_configuration(value),
             _ => return false,
         }
@@ -448,6 +473,7 @@ impl State {
         self.lvt[index] = value;
         if register == reg::LVT_TIMER {
             self.timer.set_mode(Mode::from_lvt(value));
+            self.owed = 0;
         }
     }
 

@@ -10,7 +10,7 @@ use host::Clock;
 use x86::cpuid::CRYSTAL_HZ;
 
 use crate::alarm::Alarm;
-use crate::time::NS_PER_S;
+use crate::time::{NS_PER_S, missed};
 
 /// Nanoseconds of a tick before the divider.
 const TICK_NS: u64 = NS_PER_S / CRYSTAL_HZ as u64;
@@ -163,29 +163,33 @@ impl Timer {
         self.alarm.deadline()
     }
 
-    /// Whether the timer interrupts at `now`. Periods missed are not made up for: their interrupts
-    /// would have merged in the IRR anyway.
-    pub(crate) fn expire(&mut self, now: u64) -> bool {
-        let Some(expiry) = self.alarm.take_due(now) else { return false };
+    /// Whether the timer interrupts at `now`: if so, how many interrupts went unnoticed before, or
+    /// nothing if none is owed, see [`missed`].
+    pub(crate) fn expire(&mut self, now: u64) -> Option<Option<u64>> {
+        let expiry = self.alarm.take_due(now)?;
         match self.mode {
-            Mode::OneShot => true,
-            Mode::Periodic => {
-                let period = self.period_ns();
-                if period != 0 {
-                    let late = now - expiry + MIN_PERIOD_NS.saturating_sub(period);
-                    self.alarm.set(Some(expiry + (late / period + 1) * period));
-                }
-                true
-            }
+            Mode::OneShot => Some(None),
+            Mode::Periodic => Some(self.reload(expiry, now)),
             Mode::TscDeadline if self.clock.tsc() < self.tsc_deadline => {
                 // The two clocks drift a little apart.
                 self.set_tsc_deadline(self.tsc_deadline);
-                false
+                None
             }
             Mode::TscDeadline => {
                 self.tsc_deadline = 0;
-                true
+                Some(None)
             }
         }
+    }
+
+    /// The next expiry after `now`; those missed since `expiry`.
+    fn reload(&mut self, expiry: u64, now: u64) -> Option<u64> {
+        let period = self.period_ns();
+        if period == 0 {
+            return None;
+        }
+        let late = now - expiry + MIN_PERIOD_NS.saturating_sub(period);
+        self.alarm.set(Some(expiry + (late / period + 1) * period));
+        missed(now - expiry, period)
     }
 }

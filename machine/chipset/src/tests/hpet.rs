@@ -154,3 +154,22 @@ fn unroutable_interrupts_go_nowhere() {
     machine.pass(1000);
     assert_eq!(machine.cpu().pending(), 0);
 }
+
+/// Linux's tick at boot: timer 0, periodic, in place of the PIT.
+#[test]
+fn ticks_missed_are_made_up_for() {
+    let machine = machine();
+    machine.route(2, 0x30);
+    machine.write64(timer(0), 1 << 6 | 1 << 3 | 1 << 2);
+    machine.write64(comparator(0), 400_000);
+    machine.write64(comparator(0), 400_000);
+    machine.write64(CONFIG, 3);
+    machine.oversleep(4_000_000 * 5);
+    assert_eq!(machine.burst(0x30), 5);
+    machine.oversleep(4_000_000);
+    machine.oversleep(4_000_000);
+    assert_eq!(machine.burst(0x30), 2);
+    machine.oversleep(4_000_000 * 5);
+    machine.write64(CONFIG, 0);
+    assert_eq!(machine.burst(0x30), 1, "a stopped clock owes nothing");
+}

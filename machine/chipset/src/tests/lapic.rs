@@ -409,3 +409,21 @@ fn a_due_interrupt_comes_before_a_new_count() {
     assert_eq!(machine.apic_read(0, TIMER_CURRENT), 0);
     assert_eq!(machine.cpu().acknowledge(), Some(0xec), "zero is seen no earlier");
 }
+
+#[test]
+fn periods_missed_are_made_up_for() {
+    let machine = Machine::new(1);
+    machine.apic_enable(0);
+    machine.apic_write(0, 0x3e0, 0xb);
+    machine.apic_write(0, 0x320, 1 << 17 | 0x40);
+    machine.apic_write(0, 0x380, 25_000_000 / 250);
+    machine.pass(0);
+    let period = machine.platform.timers.deadline().expect("armed");
+    machine.oversleep(period * 5);
+    assert_eq!(machine.burst(0x40), 5);
+    machine.oversleep(period * 100_000);
+    assert_eq!(machine.burst(0x40), 101, "bounded");
+    machine.oversleep(period * 5);
+    machine.apic_write(0, 0x320, 0x40);
+    assert_eq!(machine.burst(0x40), 1, "a mode set anew owes nothing");
+}

@@ -216,6 +216,18 @@ impl Machine {
         };
         (0..steps).filter(interrupted).count()
     }
+
+    /// Lets time pass while no thread of ours is scheduled, then lets the timer thread have its
+    /// turn.
+    fn oversleep(&self, ns: u64) {
+        self.pass_unseen(ns);
+        self.platform.timers.expire(self.now());
+    }
+
+    /// How often a vector interrupts CPU 0 while no time passes; each is ended.
+    fn burst(&self, vector: u8) -> usize {
+        self.count_interrupts(vector, 1000, 0)
+    }
 }
 
 #[test]

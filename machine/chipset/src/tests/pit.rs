@@ -197,3 +197,58 @@ fn too_fast_to_serve() {
     program(&machine, 0, 2, 1);
     assert!(machine.count_interrupts(0x30, 1000, 1000) <= 21, "at most one in 50 us");
 }
+
+/// A host that was away: the guest still gets every tick, one when it takes the other.
+#[test]
+fn ticks_missed_are_made_up_for() {
+    let machine = machine();
+    program(&machine, 0, 2, 4772); // 250 Hz
+    machine.oversleep(ns(4772 * 5));
+    assert_eq!(machine.burst(0x30), 5);
+    machine.oversleep(ns(4772));
+    machine.oversleep(ns(4772));
+    assert_eq!(machine.burst(0x30), 2, "the second came while the first waited");
+    assert_eq!(machine.count_interrupts(0x30, 1000, 1_000_000), 250);
+}
+
+/// As Linux has it before it finds the I/O APIC.
+#[test]
+fn ticks_missed_are_made_up_for_by_the_8259() {
+    let machine = Machine::new(1);
+    [(0x20, 0x11), (0x21, 0x30), (0x21, 4), (0x21, 1), (0x21, 0xfe)]
+        .iter()
+        .for_each(|(port, value)| machine.outb(*port, *value));
+    program(&machine, 0, 2, 4772);
+    machine.oversleep(ns(4772 * 5));
+    let taken = (0..10).filter(|_| {
+        let vector = machine.cpu().acknowledge();
+        machine.outb(0x20, 0x20);
+        vector == Some(0x30)
+    });
+    assert_eq!(taken.count(), 5);
+}
+
+#[test]
+fn ticks_owed_are_bounded_and_forgotten() {
+    let machine = machine();
+    program(&machine, 0, 2, 4772);
+    machine.oversleep(ns(4772 * 100_000));
+    assert_eq!(machine.burst(0x30), 101);
+    machine.oversleep(ns(4772 * 5));
+    program(&machine, 0, 0, 4772);
+    assert_eq!(machine.burst(0x30), 1, "a clock set anew owes nothing");
+    program(&machine, 0, 2, 4772);
+    machine.route(2, 1 << 16 | 0x30);
+    machine.oversleep(ns(4772 * 5));
+    machine.route(2, 0x30);
+    assert_eq!(machine.burst(0x30), 0, "ticks nothing takes are lost");
+}
+
+/// A guest that cannot follow its clock must still get on.
+#[test]
+fn fast_ticks_merge() {
+    let machine = machine();
+    program(&machine, 0, 2, 200);
+    machine.oversleep(ns(200 * 50));
+    assert_eq!(machine.burst(0x30), 1);
+}
