@@ -55,7 +55,7 @@ fn main() -> ExitCode {
             pack(kernel, script.as_deref(), &output).map(|()| 0)
         }
         Task::Demo => demo::demo(),
-        Task::Bench(arguments) => bench::bench(&arguments).map(|()| 0),
+        Task::Bench(arguments) => bench::bench(&arguments),
         Task::Layers => layers::check().map(|()| 0),
         Task::Test => checks::test().map(|()| 0),
     };

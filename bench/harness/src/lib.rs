@@ -9,9 +9,11 @@
 //! - [`protocol`] is what is said between the two.
 //! - [`schedule`] takes turns among [`seat`]s; [`life`] measures starting and idling, by what
 //!   [`processes`] take of the host; [`record`] is what comes out.
-//! - [`stats`] and [`table`] show it.
+//! - [`stats`], [`table`] and [`page`] show it; [`compare`] tells changes from noise.
 
+pub mod compare;
 pub mod life;
+pub mod page;
 pub mod peers;
 pub mod processes;
 pub mod program;

@@ -80,11 +80,23 @@ pub fn measure(
 ) -> (Vec<Environment>, Vec<Row>) {
     let mut seats: Vec<_> = peers.iter().map(Seat::new).collect();
     let bar = progress(rows.len());
-    let mut starts = None;
-    let measured =
-        rows.iter().map(|row| measure_row(&mut seats, &mut starts, row, pace, &bar)).collect();
+    let (mut starts, begun) = (None, Instant::now());
+    let mut measured = Vec::new();
+    for (done, row) in rows.iter().enumerate() {
+        let pace = share(pace, begun.elapsed(), rows.len() - done);
+        measured.push(measure_row(&mut seats, &mut starts, row, &pace, &bar));
+    }
     bar.finish_and_clear();
     (seats.iter().map(Seat::environment).collect(), measured)
+}
+
+/// Rows differ in what they take, so one may take some of what others leave.
+const GENEROSITY: u32 = 3;
+
+/// The pace for one of `rows` that are left.
+fn share(pace: &Pace, spent: Duration, rows: usize) -> Pace {
+    let left = pace.total.map(|total| total.saturating_sub(spent));
+    Pace { total: left.map(|left| left / rows.max(1) as u32 * GENEROSITY), ..*pace }
 }
 
 fn measure_row(
@@ -116,7 +128,11 @@ fn take_turns(
     bar: &ProgressBar,
 ) -> Vec<Measurement> {
     let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
-    for _ in 0..pace.batches {
+    let begun = Instant::now();
+    for round in 0..pace.batches {
+        if round > 0 && pace.total.is_some_and(|total| begun.elapsed() >= total) {
+            break;
+        }
         for (seat, course) in seats.iter_mut().zip(&mut courses) {
             if !course.is_over(pace) {
                 bar.set_message(format!("{row} in {}", seat.peer.name()));
@@ -135,8 +151,22 @@ fn progress(steps: usize) -> ProgressBar {
 
 #[cfg(test)]
 mod tests {
-    use super::clock_error;
-    use std::time::Duration;
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_shared() {
+        let second = Duration::from_secs(1);
+        let pace = Pace {
+            batches: 5,
+            batch: second,
+            row: second,
+            answer: second,
+            start: second,
+            total: Some(second * 100),
+        };
+        assert_eq!(share(&pace, second * 40, 20).total, Some(second * 9));
+        assert_eq!(share(&pace, second * 200, 1).total, Some(Duration::ZERO));
+    }
 
     #[test]
     fn a_slow_clock_is_noticed() {

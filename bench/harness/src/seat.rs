@@ -22,6 +22,8 @@ pub struct Pace {
     pub answer: Duration,
     /// What a start may take.
     pub start: Duration,
+    /// What everything should take: as it runs out, rows get fewer batches, but never none.
+    pub total: Option<Duration>,
 }
 
 /// How often an environment may fail before it is given up.

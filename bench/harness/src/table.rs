@@ -84,9 +84,13 @@ pub fn multiple_text(multiple: f64) -> String {
     }
 }
 
-/// A figure with its unit.
+/// A figure with its unit; `x` is that of multiples.
 pub fn quantity(value: f64, unit: &str) -> String {
-    if unit == "ns" { duration(value) } else { format!("{value:.1} {unit}") }
+    match unit {
+        "ns" => duration(value),
+        "x" => multiple_text(value),
+        unit => format!("{value:.1} {unit}"),
+    }
 }
 
 /// Nanoseconds in a readable unit.
@@ -100,7 +104,7 @@ pub fn duration(ns: f64) -> String {
 }
 
 /// The first column to the left, all others to the right.
-fn grid(lines: &[Vec<String>]) -> String {
+pub fn grid(lines: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let widths = lines.iter().filter_map(|line| line.get(column)).map(|c| c.chars().count());
         widths.max().unwrap_or(0)

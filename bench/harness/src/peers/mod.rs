@@ -48,8 +48,17 @@ pub struct Setup {
     pub initrd: PathBuf,
     /// Further words of every machine's kernel command line.
     pub append: String,
-    /// The ring3 to measure: a suffix for its environments' names (often empty), and the program.
-    pub ring3: Vec<(String, PathBuf)>,
+    /// The ring3 to measure, or several of them.
+    pub ring3: Vec<Ring3>,
+}
+
+/// A ring3 to measure.
+#[derive(Clone, Debug)]
+pub struct Ring3 {
+    /// What its environments' names end in; empty or `@REVISION`.
+    pub suffix: String,
+    /// The program.
+    pub program: PathBuf,
 }
 
 /// An environment that can be started.

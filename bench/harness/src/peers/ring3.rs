@@ -5,7 +5,7 @@ use std::{path::Path, process::Command};
 use super::{Found, MEMORY, Peer, Setup, missing, version_of};
 
 pub(super) fn find(setup: &Setup) -> Vec<Found> {
-    setup.ring3.iter().flat_map(|(suffix, program)| engines_of(setup, suffix, program)).collect()
+    setup.ring3.iter().flat_map(|ring3| engines_of(setup, &ring3.suffix, &ring3.program)).collect()
 }
 
 fn engines_of(setup: &Setup, suffix: &str, program: &Path) -> Vec<Found> {

@@ -1,27 +1,24 @@
 //! `cargo xtask bench`: gets everything ready for the harness and shows what it measured.
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+mod files;
+mod revisions;
 
-use anyhow::{Context, Result, ensure};
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result};
 use clap::Args;
 use harness::{
+    compare::{self, Change, Verdict},
+    page,
     peers::{self, Setup},
-    program,
     record::{self, Machine, Report},
     schedule,
     seat::Pace,
     table,
 };
 
-use crate::{
-    assets::{Assets, Kernel},
-    checks::{build_ring3, root},
-    cpio::Archive,
-};
+use self::files::Files;
+use crate::{assets::Kernel, checks::root};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,10 +28,20 @@ Examples:
   Some rows, in some environments (native is always measured):
     cargo xtask bench --quick --peers ring3:direct,qemu --rows getppid,fork
 
+  What changed since a revision, or between two results:
+    cargo xtask bench --quick --ab HEAD~5
+    cargo xtask bench --compare old.json new.json
+
+  A page with plots and history:
+    cargo xtask bench --from old.json new.json --html bench.html
+
   The same guest by hand; type `run getppid 100` and `quit`:
     cargo xtask bench --initramfs bench.cpio
     ring3 run --kernel VMLINUZ --initrd bench.cpio --append 'console=ttyS0 quiet'
 ";
+
+/// What rows may take together in a quick run; starts of environments and builds come on top.
+const QUICK: Duration = Duration::from_secs(150);
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -55,9 +62,21 @@ pub struct Arguments {
     /// Write the result
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write the result as one page, with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// A ring3 that is built already [default: build the release]
     #[arg(long, value_name = "FILE")]
     ring3: Option<PathBuf>,
+    /// Take turns with ring3 as it was at another revision, and say what changed since
+    #[arg(long, value_name = "REV")]
+    ab: Option<String>,
+    /// Measure nothing: say what changed between two results
+    #[arg(long, num_args = 2, value_names = ["A.json", "B.json"])]
+    compare: Vec<PathBuf>,
+    /// Measure nothing: show these results, the last one with those before it as its history
+    #[arg(long, num_args = 1.., value_name = "FILE")]
+    from: Vec<PathBuf>,
     /// The kernel that machines boot
     #[arg(long, value_enum, default_value_t = Kernel::BookwormCloud)]
     kernel: Kernel,
@@ -69,35 +88,54 @@ pub struct Arguments {
     initramfs: Option<PathBuf>,
 }
 
-/// Does what is asked.
+/// Does what is asked. 1 if it was a comparison and something got slower.
 ///
 /// # Errors
 /// Something cannot be built or fetched, or the arguments name what is not there.
-pub fn bench(arguments: &Arguments) -> Result<()> {
+pub fn bench(arguments: &Arguments) -> Result<u8> {
+    if let [before, after] = &arguments.compare[..] {
+        let (before, after) = (Report::read(before)?, Report::read(after)?);
+        return Ok(tell(&compare::reports(&before, &after)));
+    }
+    if !arguments.from.is_empty() {
+        return show(arguments).map(|()| 0);
+    }
     let files = Files::prepare(arguments.kernel)?;
     if let Some(output) = &arguments.initramfs {
-        return files.write_initramfs(output);
+        return files.write_initramfs(output).map(|()| 0);
     }
+    let ring3 = revisions::programs(arguments.ring3.as_deref(), arguments.ab.as_deref())?;
+    let before = ring3.get(1).map(|ring3| ring3.suffix.clone());
     let directory = tempfile::Builder::new().prefix("ring3-bench-").tempdir()?;
-    let setup = files.setup(directory.path(), arguments)?;
+    let setup = files.setup(directory.path(), &arguments.append, ring3)?;
     let report = measure(arguments, &setup)?;
     print!("{}", table::render(&report));
-    if let Some(file) = &arguments.json {
-        report.write(file)?;
-    }
-    Ok(())
+    arguments.write(&report)?;
+    Ok(before.map_or(0, |suffix| tell(&compare::suffixed(&report, &suffix))))
 }
 
-fn ring3(arguments: &Arguments) -> Result<PathBuf> {
-    let Some(program) = &arguments.ring3 else { return build_ring3() };
-    ensure!(program.exists(), "{} does not exist: --ring3 names a built ring3", program.display());
-    Ok(program.canonicalize()?)
+/// Prints what changed; 1 if something got slower.
+fn tell(changes: &[Change]) -> u8 {
+    print!("\n{}", compare::render(changes));
+    u8::from(changes.iter().any(|change| change.verdict() == Verdict::Slower))
+}
+
+/// Shows results that are there already.
+fn show(arguments: &Arguments) -> Result<()> {
+    let reports = arguments.from.iter().map(|file| Report::read(file));
+    let reports = reports.collect::<Result<Vec<_>, _>>()?;
+    let last = reports.last().context("--from names no result")?;
+    print!("{}", table::render(last));
+    if let Some(file) = &arguments.html {
+        page::write(&reports, file)?;
+    }
+    Ok(())
 }
 
 fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
     let (mut machine, date) = (Machine::here(), record::now());
     let mut missing = Vec::new();
-    let found = peers::find(&arguments.peers, setup)?.into_iter();
+    let found = peers::find(&arguments.peers(), setup)?.into_iter();
     let peers: Vec<_> = found.filter_map(|found| found.map_err(|m| missing.push(m)).ok()).collect();
     let rows = schedule::rows(&peers[0], &arguments.rows)?;
     let pace = arguments.pace();
@@ -110,6 +148,24 @@ fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
 }
 
 impl Arguments {
+    fn write(&self, report: &Report) -> Result<()> {
+        if let Some(file) = &self.json {
+            report.write(file)?;
+        }
+        if let Some(file) = &self.html {
+            page::write(std::slice::from_ref(report), file)?;
+        }
+        Ok(())
+    }
+
+    /// Environments to measure; of two revisions only ring3, unless more is asked for.
+    fn peers(&self) -> Vec<String> {
+        match (&self.ab, self.peers.is_empty()) {
+            (Some(_), true) => vec!["ring3".to_owned()],
+            _ => self.peers.clone(),
+        }
+    }
+
     fn pace(&self) -> Pace {
         let (batches, batch, row, answer) = match (self.quick, self.full) {
             (true, _) => (5, 20, 3, 30),
@@ -122,62 +178,7 @@ impl Arguments {
             row: Duration::from_secs(row),
             answer: Duration::from_secs(answer),
             start: Duration::from_secs(120),
+            total: self.quick.then_some(QUICK),
         }
     }
-}
-
-/// What machines are made of.
-struct Files {
-    program: PathBuf,
-    busybox: Vec<u8>,
-    kernel: PathBuf,
-}
-
-impl Files {
-    fn prepare(kernel: Kernel) -> Result<Self> {
-        let target =
-            env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
-        let assets = Assets::open()?;
-        let (busybox, kernel) = (assets.busybox()?, assets.kernel(kernel)?.image);
-        Ok(Self { program: program::build(&target.join("bench"))?, busybox, kernel })
-    }
-
-    fn setup(&self, directory: &Path, arguments: &Arguments) -> Result<Setup> {
-        let (busybox, initrd) = (directory.join("sh"), directory.join("initrd.cpio"));
-        fs::write(&busybox, &self.busybox)?;
-        make_executable(&busybox)?;
-        fs::write(&initrd, self.initramfs()?)?;
-        let (program, kernel) = (self.program.clone(), self.kernel.clone());
-        let (append, ring3) = (arguments.append.clone(), vec![(String::new(), ring3(arguments)?)]);
-        Ok(Setup { program, busybox, kernel, initrd, append, ring3 })
-    }
-
-    /// The program as the first process, and busybox as its shell.
-    fn initramfs(&self) -> Result<Vec<u8>> {
-        let program = fs::read(&self.program)?;
-        let mut archive = Archive::new();
-        for directory in ["bin", "dev", "proc", "sys", "tmp"] {
-            archive.directory(directory);
-        }
-        archive.character_device("dev/console", 5, 1);
-        archive.file("bin/sh", 0o755, &self.busybox);
-        archive.file("init", 0o755, &program);
-        Ok(archive.finish())
-    }
-
-    fn write_initramfs(&self, output: &Path) -> Result<()> {
-        fs::write(output, self.initramfs()?)
-            .with_context(|| format!("cannot write {}", output.display()))?;
-        println!(
-            "ring3 run --kernel {} --initrd {} --append 'console=ttyS0 quiet'",
-            self.kernel.display(),
-            output.display()
-        );
-        Ok(())
-    }
-}
-
-fn make_executable(file: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    Ok(fs::set_permissions(file, fs::Permissions::from_mode(0o755))?)
 }
