@@ -64,12 +64,28 @@ pub struct Program {
     pub path: PathBuf,
 }
 
-impl Assets {
+/// What testing needs of the cache beyond guests.
+pub trait SelfTestAssets {
     /// The full kernel of Debian 13 with its self-tests; fetched if not in the cache.
     ///
     /// # Errors
     /// Neither the cache has it nor can it be fetched.
-    pub fn self_test_kernel(&self) -> Result<SelfTestKernel> {
+    fn self_test_kernel(&self) -> Result<SelfTestKernel>;
+    /// The image of memtest86+ for x86-64; fetched if not in the cache.
+    ///
+    /// # Errors
+    /// Neither the cache has it nor can it be fetched.
+    fn memtest(&self) -> Result<PathBuf>;
+    /// The kselftests for x86 of Linux 6.12; built if not in the cache. Without a compiler that
+    /// makes 32-bit programs there are only the 64-bit ones.
+    ///
+    /// # Errors
+    /// Neither the cache has them nor can they be built.
+    fn kselftests(&self) -> Result<Vec<Program>>;
+}
+
+impl SelfTestAssets for Assets {
+    fn self_test_kernel(&self) -> Result<SelfTestKernel> {
         self.entry(KERNEL_ENTRY, |fresh| {
             let archive = self.archive(Suite::Trixie)?;
             let package = archive.resolve(Kernel::TrixieFull.meta_package())?;
@@ -80,11 +96,7 @@ impl Assets {
         Ok(SelfTestKernel { image: directory.join("vmlinuz"), modules })
     }
 
-    /// The image of memtest86+ for x86-64; fetched if not in the cache.
-    ///
-    /// # Errors
-    /// Neither the cache has it nor can it be fetched.
-    pub fn memtest(&self) -> Result<PathBuf> {
+    fn memtest(&self) -> Result<PathBuf> {
         let file = "memtest86+x64.bin";
         self.entry(MEMTEST_ENTRY, |fresh| {
             let archive = self.archive(Suite::Trixie)?;
@@ -95,12 +107,7 @@ impl Assets {
         Ok(self.directory(MEMTEST_ENTRY).join(file))
     }
 
-    /// The kselftests for x86 of Linux 6.12; built if not in the cache. Without a compiler that
-    /// makes 32-bit programs there are only the 64-bit ones.
-    ///
-    /// # Errors
-    /// Neither the cache has them nor can they be built.
-    pub fn kselftests(&self) -> Result<Vec<Program>> {
+    fn kselftests(&self) -> Result<Vec<Program>> {
         let manifest = self.entry(KSELFTESTS_ENTRY, |fresh| {
             let archive = self.archive(Suite::Trixie)?;
             let unpacked = unpack(&archive, SOURCE_PACKAGE, fresh)?;

@@ -2,7 +2,7 @@
 //! and executes it at once, in long immediates, odd shifts and every width.
 
 use anyhow::{Context, Result, ensure};
-use xtask::assets::Assets;
+use xtask::{assets::Assets, self_tests::SelfTestAssets};
 
 use crate::{
     console::Console,

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
-use xtask::assets::Assets;
+use xtask::{assets::Assets, self_tests::SelfTestAssets};
 
 use crate::{
     console::Console,

@@ -12,7 +12,7 @@ use xtask::{
     assets::{Assets, Kernel},
     command::progress,
     initramfs::File,
-    self_tests::Program,
+    self_tests::{Program, SelfTestAssets},
 };
 
 use crate::{

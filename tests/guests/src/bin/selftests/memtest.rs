@@ -8,7 +8,7 @@
 use std::ops::ControlFlow;
 
 use anyhow::{Context, Result, ensure};
-use xtask::{assets::Assets, command::progress};
+use xtask::{assets::Assets, command::progress, self_tests::SelfTestAssets};
 
 use crate::{
     machine::{Limits, Machine},

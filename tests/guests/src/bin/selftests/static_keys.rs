@@ -2,7 +2,7 @@
 //! go. The module loads only if all of them go right.
 
 use anyhow::{Result, ensure};
-use xtask::assets::Assets;
+use xtask::{assets::Assets, self_tests::SelfTestAssets};
 
 use crate::{
     console::Console,

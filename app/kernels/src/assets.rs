@@ -48,18 +48,35 @@ pub enum Kernel {
     TrixieCloud,
     /// Linux 6.12 for any machine, from Debian 13.
     TrixieFull,
+    /// The newest Linux for cloud machines, from Debian unstable.
+    SidCloud,
 }
 
+/// The kernels by the names users give.
+pub const NAMED: [(&str, Kernel); 4] = [
+    ("debian-12", Kernel::BookwormCloud),
+    ("debian-13", Kernel::TrixieCloud),
+    ("debian-13-full", Kernel::TrixieFull),
+    ("debian-sid", Kernel::SidCloud),
+];
+
 impl Kernel {
-    pub(crate) const fn suite(self) -> Suite {
+    /// The kernel users call by this name.
+    pub fn named(name: &str) -> Option<Self> {
+        NAMED.iter().find(|(known, _)| *known == name).map(|(_, kernel)| *kernel)
+    }
+    /// The suite it is from.
+    pub const fn suite(self) -> Suite {
         match self {
             Self::BookwormCloud => Suite::Bookworm,
             Self::TrixieCloud | Self::TrixieFull => Suite::Trixie,
+            Self::SidCloud => Suite::Sid,
         }
     }
-    pub(crate) const fn meta_package(self) -> &'static str {
+    /// The package that stands for the newest of its kind.
+    pub const fn meta_package(self) -> &'static str {
         match self {
-            Self::BookwormCloud | Self::TrixieCloud => "linux-image-cloud-amd64",
+            Self::BookwormCloud | Self::TrixieCloud | Self::SidCloud => "linux-image-cloud-amd64",
             Self::TrixieFull => "linux-image-amd64",
         }
     }
@@ -68,6 +85,7 @@ impl Kernel {
             Self::BookwormCloud => "kernel-bookworm-cloud",
             Self::TrixieCloud => "kernel-trixie-cloud",
             Self::TrixieFull => "kernel-trixie-full",
+            Self::SidCloud => "kernel-sid-cloud",
         }
     }
 }
@@ -81,12 +99,13 @@ pub struct KernelFiles {
     pub modules: Vec<Module>,
 }
 
-/// The SHA-256 of each file of an entry.
+/// What an entry holds: the SHA-256 of each of its files.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Manifest {
-    pub(crate) package: String,
+pub struct Manifest {
+    /// The package it is from.
+    pub package: String,
     /// Names relative to the entry, in the order given at creation, with lower-case hex digests.
-    pub(crate) files: Vec<(String, String)>,
+    pub files: Vec<(String, String)>,
 }
 
 /// The cache.
@@ -134,6 +153,25 @@ impl Assets {
         Ok(KernelFiles { image: directory.join("vmlinuz"), modules })
     }
 
+    /// The package a kernel in the cache is from; `None` if it is not there or damaged.
+    pub fn installed(&self, kernel: Kernel) -> Option<String> {
+        Manifest::verified(&self.root.join(kernel.entry())).map(|manifest| manifest.package)
+    }
+
+    /// Removes a kernel from the cache; whether it was there.
+    ///
+    /// # Errors
+    /// Its files cannot be removed.
+    pub fn remove(&self, kernel: Kernel) -> Result<bool> {
+        let directory = self.root.join(kernel.entry());
+        if !directory.exists() {
+            return Ok(false);
+        }
+        fs::remove_dir_all(&directory)
+            .with_context(|| format!("cannot remove {}", directory.display()))?;
+        Ok(true)
+    }
+
     /// The statically linked busybox; fetched if it is not in the cache.
     ///
     /// # Errors
@@ -149,17 +187,24 @@ impl Assets {
         Ok(fs::read(self.root.join(name).join("busybox"))?)
     }
 
-    pub(crate) fn archive(&self, suite: Suite) -> Result<Archive> {
+    /// A suite of the archive, its package lists fetched.
+    ///
+    /// # Errors
+    /// The archive cannot be reached.
+    pub fn archive(&self, suite: Suite) -> Result<Archive> {
         Archive::open(suite, self.root.join("apt").join(suite.name()))
     }
 
     /// Where an entry is, if it is.
-    pub(crate) fn directory(&self, name: &str) -> PathBuf {
+    pub fn directory(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 
     /// The manifest of a verified entry; `make` fills a fresh directory if there is none.
-    pub(crate) fn entry(
+    ///
+    /// # Errors
+    /// `make` failed, or the cache cannot be written.
+    pub fn entry(
         &self,
         name: &str,
         make: impl FnOnce(&Path) -> Result<Manifest>,
@@ -183,7 +228,10 @@ impl Assets {
 
 impl Manifest {
     /// Describes files of a directory.
-    pub(crate) fn of(package: &str, directory: &Path, files: &[String]) -> Result<Self> {
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn of(package: &str, directory: &Path, files: &[String]) -> Result<Self> {
         let digests = files.iter().map(|file| Ok((file.clone(), digest(&directory.join(file))?)));
         Ok(Self { package: package.to_owned(), files: digests.collect::<Result<_>>()? })
     }
@@ -205,7 +253,10 @@ fn digest(path: &Path) -> Result<String> {
 }
 
 /// Downloads and unpacks a package next to where it is needed.
-pub(crate) fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<tempfile::TempDir> {
+///
+/// # Errors
+/// It cannot be downloaded or unpacked.
+pub fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<tempfile::TempDir> {
     let parent = near.parent().unwrap_or(near);
     let directory = tempfile::Builder::new().prefix(".package-").tempdir_in(parent)?;
     let file = archive.download(package, directory.path())?;
@@ -216,7 +267,10 @@ pub(crate) fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<te
 }
 
 /// Keeps of a kernel package the image and the modules that `choose` names.
-pub(crate) fn unpack_kernel(
+///
+/// # Errors
+/// It cannot be fetched, or is not as kernel packages are.
+pub fn unpack_kernel(
     archive: &Archive,
     package: &str,
     fresh: &Path,

@@ -25,6 +25,8 @@ pub enum Suite {
     Bookworm,
     /// Debian 13: Linux 6.12.
     Trixie,
+    /// Debian unstable: the newest Linux.
+    Sid,
 }
 
 impl Suite {
@@ -33,6 +35,7 @@ impl Suite {
         match self {
             Self::Bookworm => "bookworm",
             Self::Trixie => "trixie",
+            Self::Sid => "sid",
         }
     }
 }

@@ -1,0 +1,13 @@
+//! Kernels to boot, from Debian's archive, and what packs a first root file system for them.
+//!
+//! - [`archive`] fetches packages from Debian's archive, as root or not, verified by apt.
+//! - [`assets`] keeps what they contain in a cache and checks it before every use.
+//! - [`modules`] finds kernel modules and the order to load them in.
+//! - [`cpio`] writes the archive Linux unpacks as its first root file system.
+//! - [`command`] runs other programs.
+
+pub mod archive;
+pub mod assets;
+pub mod command;
+pub mod cpio;
+pub mod modules;
