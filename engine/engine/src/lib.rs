@@ -45,7 +45,7 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     fn ram(&self) -> &ram::Ram {
         (**self).ram()
     }
-    fn details(&mut self) -> Vec<(&'static str, u64)> {
+    fn details(&mut self) -> Vec<(String, u64)> {
         (**self).details()
     }
 }
@@ -69,7 +69,7 @@ pub trait Engine {
     /// Guest RAM.
     fn ram(&self) -> &ram::Ram;
     /// What this kind of engine counts besides: name and count.
-    fn details(&mut self) -> Vec<(&'static str, u64)> {
+    fn details(&mut self) -> Vec<(String, u64)> {
         Vec::new()
     }
 }

@@ -48,7 +48,7 @@ pub struct Statistics {
     /// Port accesses.
     pub port_accesses: u64,
     /// What the engine counts besides: name and count.
-    pub engine: Vec<(&'static str, u64)>,
+    pub engine: Vec<(String, u64)>,
     /// Nanoseconds halted.
     pub halted_ns: u64,
     /// Nanoseconds executing.
@@ -100,7 +100,7 @@ impl fmt::Display for Statistics {
             writeln!(f, "{:>20} {count:>16}", format!("exception {vector}"))?;
         }
         for (name, count) in &self.engine {
-            writeln!(f, "{name:>20} {count:>16}")?;
+            writeln!(f, "{name:>28} {count:>8}")?;
         }
         writeln!(f, "{:>20} {:>16.3} s", "executing", seconds(self.running_ns))?;
         writeln!(f, "{:>20} {:>16.3} s", "halted", seconds(self.halted_ns))?;

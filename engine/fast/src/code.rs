@@ -105,13 +105,6 @@ impl Code {
         Some(page)
     }
 
-    /// Points the jump at `site` to the block at its target, if there is one.
-    pub fn link(&mut self, pages: &mut Pages, site: u64) {
-        if let Some(site) = u32::try_from(site).ok().filter(|site| *site != 0) {
-            self.cache.link(&mut View(pages), site);
-        }
-    }
-
     /// The guest instruction that a host PC belongs to.
     pub fn position(&self, pc: u64) -> Option<Position> {
         self.cache.position(pc)

@@ -56,7 +56,10 @@ impl Fast {
     /// Goes on after an exit from translated code.
     pub(crate) fn kernel_exit(&mut self, kind: ExitKind) -> Result<(), Error> {
         match kind {
-            ExitKind::CallOut | ExitKind::Sysret => {
+            ExitKind::CallOut | ExitKind::Sysret | ExitKind::LoadVectors => {
+                if kind != ExitKind::Sysret {
+                    self.statistics.call_out(self.pages.frame().exit_info);
+                }
                 self.take_state();
                 self.interpret();
                 Ok(())
@@ -70,26 +73,14 @@ impl Fast {
                 self.interpret();
                 Ok(())
             }
-            ExitKind::Miss => self.miss(),
-            ExitKind::InterruptWindow | ExitKind::Kicked | ExitKind::None => {
+            // The next look for the block at RIP makes it, and what jumps to it is linked.
+            ExitKind::Miss | ExitKind::InterruptWindow | ExitKind::Kicked | ExitKind::None => {
                 self.take_state();
                 Ok(())
             }
             ExitKind::UserSignal => self.user_exit(),
             ExitKind::KernelSignal => self.kernel_signal(),
         }
-    }
-
-    /// The block at RIP is wanted by the jump that the exit names.
-    fn miss(&mut self) -> Result<(), Error> {
-        let site = self.pages.frame().exit_info;
-        self.take_state();
-        let before = self.code.cache.counters.cleared;
-        let found = self.block_at_rip().is_some();
-        if found && self.code.cache.counters.cleared == before {
-            self.code.link(&mut self.pages, site);
-        }
-        Ok(())
     }
 
     /// A signal in translated code: the frame has the host's registers.

@@ -19,6 +19,7 @@
 //! - `code`: translations.
 
 mod code;
+mod home;
 mod kernel;
 mod operand;
 mod regions;
@@ -32,6 +33,7 @@ mod user;
 use bus::Kicker;
 use code::Code;
 use engine::{Attention, Board, Engine};
+use home::Home;
 use frame::{ExitKind, KERNEL_START, go};
 use ram::Ram;
 use shadow::Answer;
@@ -66,6 +68,7 @@ pub struct Fast {
     code: Code,
     modes: Modes,
     statistics: Statistics,
+    home: Home,
 }
 
 struct WedgeKicker(Kick);
@@ -96,7 +99,7 @@ impl Fast {
         let slots = Slots::new(board.ram().clone(), kick);
         let code = Code::new(&mut pages);
         let statistics = Statistics::default();
-        Ok(Self { cpu, board, pages, slots, code, modes, statistics })
+        Ok(Self { cpu, board, pages, slots, code, modes, statistics, home: Home::new() })
     }
 
     /// Brings everything derived from guest memory up to date and selects the current slot.
@@ -195,6 +198,7 @@ impl Fast {
 
 impl Engine for Fast {
     fn run(&mut self, budget: u64) -> Exit {
+        self.home.look(&self.slots.processes());
         loop {
             if let Some(exit) = self.cpu.must_exit(&mut self.board) {
                 return exit;
@@ -229,7 +233,7 @@ impl Engine for Fast {
     fn ram(&self) -> &Ram {
         self.board.ram()
     }
-    fn details(&mut self) -> Vec<(&'static str, u64)> {
+    fn details(&mut self) -> Vec<(String, u64)> {
         let f = self.pages.frame();
         let own = [
             ("user entries", f.user_entries),
@@ -244,6 +248,8 @@ impl Engine for Fast {
             ("translations dropped", cache.dropped),
             ("cache clearings", cache.cleared),
         ];
-        self.statistics.rows().into_iter().chain(own).chain(code).collect()
+        let counts = self.statistics.rows().into_iter().chain(own).chain(code);
+        let named = counts.map(|(name, count)| (name.to_owned(), count));
+        named.chain(self.statistics.call_outs()).collect()
     }
 }

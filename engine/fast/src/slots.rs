@@ -41,6 +41,11 @@ impl Slots {
         Ok(())
     }
 
+    /// The slots' processes.
+    pub fn processes(&self) -> Vec<i32> {
+        self.spaces.iter().map(|space| space.wedge.pid()).collect()
+    }
+
     /// The current slot.
     pub fn current(&mut self) -> Result<&mut Space, Error> {
         self.spaces.last_mut().ok_or(Error::Gone)

@@ -37,6 +37,7 @@ pub fn load(vcpu: &Vcpu, f: &mut Frame) {
     f.percpu = f.gs_base.wrapping_add(host_bias(f.gs_base));
     (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
     (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
+    f.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
     selectors(vcpu, f);
     load_vectors(&vcpu.fpu, &mut f.vectors.0);
 }

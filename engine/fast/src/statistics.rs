@@ -1,14 +1,19 @@
 //! What the engine has done.
 
 use frame::ExitKind;
+use iced_x86::Code;
+use std::collections::HashMap;
+
+/// Reasons for call-outs that are shown.
+const SHOWN: usize = 12;
 
 /// Counters since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Times a wedge got its turn.
     pub entries: u64,
     /// Exits by kind, see [`ExitKind`].
-    pub exits: [u64; 9],
+    pub exits: [u64; 10],
     /// Page faults answered with a mapping.
     pub mapped: u64,
     /// Instructions interpreted one by one.
@@ -19,6 +24,8 @@ pub struct Statistics {
     pub flushes: u64,
     /// System calls that came to the monitor.
     pub system_calls: u64,
+    /// Call-outs by instruction code.
+    reasons: HashMap<u64, u64>,
 }
 
 impl Statistics {
@@ -43,6 +50,23 @@ impl Statistics {
         ]
     }
 
+    /// Counts a call-out for an instruction with this code.
+    pub fn call_out(&mut self, code: u64) {
+        *self.reasons.entry(code).or_default() += 1;
+    }
+
+    /// The most frequent reasons for call-outs.
+    pub fn call_outs(&self) -> Vec<(String, u64)> {
+        let name = |code: u64| match Code::try_from(code as usize) {
+            Ok(code) => format!("call-outs, {code:?}"),
+            Err(_) => "call-outs, unknown".to_owned(),
+        };
+        let mut all: Vec<_> = self.reasons.iter().map(|(code, n)| (name(*code), *n)).collect();
+        all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        all.truncate(SHOWN);
+        all
+    }
+
     /// Counts an exit the wedge has told.
     pub fn exit(&mut self, kind: u64) -> ExitKind {
         let kind = match kind {
@@ -54,6 +78,7 @@ impl Statistics {
             6 => ExitKind::KernelSignal,
             7 => ExitKind::UserSignal,
             8 => ExitKind::Kicked,
+            9 => ExitKind::LoadVectors,
             _ => ExitKind::None,
         };
         self.exits[kind as usize] += 1;

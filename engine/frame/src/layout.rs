@@ -105,6 +105,9 @@ pub enum ExitKind {
     UserSignal = 7,
     /// A kick before anything has run.
     Kicked = 8,
+    /// XRSTOR from [`Frame::operand`] at RIP's instruction, going on at [`Frame::next`]; the wedge
+    /// does it unless it cannot.
+    LoadVectors = 9,
 }
 
 /// How guest code goes on, in [`Frame::go`].
@@ -173,6 +176,14 @@ pub struct Frame {
     pub host_gs: u64,
     /// Top of this is where translated code may push, when RSP is not the guest's.
     pub stack: [u64; 8],
+    /// Address of the operand of what the wedge is to do, GVA.
+    pub operand: u64,
+    /// GVA of the instruction behind it.
+    pub next: u64,
+    /// The vector components the guest knows.
+    pub vector_mask: u64,
+    /// TSC_AUX.
+    pub tsc_aux: u64,
     /// Bits 39 to 47: the index into [`REGIONS`].
     pub region_mask: u64,
     /// The guest's FS base.

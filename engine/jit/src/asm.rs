@@ -123,6 +123,12 @@ impl Assembler {
         self.put(&insn.expect("mov r64, m64"));
     }
 
+    /// `mov register, word slot`; the rest of the register stays.
+    pub fn load_half(&mut self, register: Register, slot: Slot) {
+        let insn = Instruction::with2(Code::Mov_r16_rm16, register, self.frame(slot));
+        self.put(&insn.expect("mov r16, m16"));
+    }
+
     /// `mov qword slot, value` for a value that sign-extends from 32 bits.
     pub fn store_imm(&mut self, slot: Slot, value: i32) {
         let insn = Instruction::with2(Code::Mov_rm64_imm32, self.frame(slot), value);

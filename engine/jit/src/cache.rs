@@ -72,8 +72,10 @@ pub struct Cache {
     blocks: BTreeMap<u64, Placed>,
     by_guest: HashMap<Key, u64>,
     by_page: HashMap<u64, Vec<u64>>,
-    /// Displacements (offset in the cache) that point at a block, with the stub they came from.
+    /// Displacements that point at a block (by its HVA), with the stub they came from.
     incoming: HashMap<u64, Vec<Incoming>>,
+    /// Displacements that wait for a block.
+    waiting: HashMap<Key, Vec<Incoming>>,
     /// What happened.
     pub counters: Counters,
 }
@@ -115,6 +117,7 @@ impl Cache {
             by_guest: HashMap::new(),
             by_page: HashMap::new(),
             incoming: HashMap::new(),
+            waiting: HashMap::new(),
             counters: Counters::default(),
         };
         cache.reset_table(memory);
@@ -181,8 +184,34 @@ impl Cache {
             links: block.links,
             pages,
         };
-        self.blocks.insert(placed.host, placed);
+        let (host, links) = (placed.host, placed.links.clone());
+        self.blocks.insert(host, placed);
         self.publish(memory, key.0, key.1);
+        for site in self.waiting.remove(&key).unwrap_or_default() {
+            self.connect(memory, site, host);
+        }
+        for link in links {
+            let site = host + u64::from(link.displacement);
+            let from = Incoming { site, stub: host + u64::from(link.stub) };
+            self.aim(memory, from, (link.target, link.alignment));
+        }
+    }
+
+    /// Points a jump at the block for its target as soon as there is one.
+    fn aim(&mut self, memory: &mut impl CodeMemory, from: Incoming, target: Key) {
+        match self.find(target.0, target.1) {
+            Some(to) => self.connect(memory, from, to),
+            None => self.waiting.entry(target).or_default().push(from),
+        }
+    }
+
+    /// Points a jump of a live block at a block.
+    fn connect(&mut self, memory: &mut impl CodeMemory, from: Incoming, to: u64) {
+        if self.block_at(from.site).is_some() {
+            self.point(memory, from.site, to);
+            self.incoming.entry(to).or_default().push(from);
+            self.counters.linked += 1;
+        }
     }
 
     /// Lets indirect jumps find the block for a guest address again, after another one with the same
@@ -199,20 +228,6 @@ impl Cache {
         let table = stubs::table(&self.layout, key.1) - self.layout.table;
         let (keys, values) = stubs::table_slot(key.0);
         (table + keys as u64, table + values as u64)
-    }
-
-    /// Points the jump whose displacement is at `site` (an offset into the cache, from an exit) at
-    /// the block for its target. Ignored unless the site is really a jump of a live block.
-    pub fn link(&mut self, memory: &mut impl CodeMemory, site: u32) {
-        let at = self.layout.cache + u64::from(site);
-        let Some(from) = self.block_at(at) else { return };
-        let offset = (at - from.host) as u32;
-        let Some(link) = from.links.iter().find(|l| l.displacement == offset) else { return };
-        let stub = from.host + u64::from(link.stub);
-        let Some(to) = self.find(link.target, link.alignment) else { return };
-        self.point(memory, at, to);
-        self.incoming.entry(to).or_default().push(Incoming { site: at, stub });
-        self.counters.linked += 1;
     }
 
     /// Makes the displacement at HVA `site` lead to HVA `to`.
@@ -250,9 +265,10 @@ impl Cache {
         }
         let (keys, _) = self.table_words(block.key);
         memory.write_table(keys, u64::from(block.key.0 & 0xffff == 0));
-        for incoming in self.incoming.remove(&host).unwrap_or_default() {
-            if self.block_at(incoming.site).is_some() {
-                self.point(memory, incoming.site, incoming.stub);
+        for from in self.incoming.remove(&host).unwrap_or_default() {
+            if self.block_at(from.site).is_some() {
+                self.point(memory, from.site, from.stub);
+                self.waiting.entry(block.key).or_default().push(from);
             }
         }
     }
@@ -268,6 +284,7 @@ impl Cache {
         self.by_guest.clear();
         self.by_page.clear();
         self.incoming.clear();
+        self.waiting.clear();
         self.next = stubs::LEN;
         self.counters.cleared += 1;
     }

@@ -51,6 +51,14 @@ pub enum Rule {
     SwapGs,
     /// A segment selector into a register.
     ReadSelector,
+    /// A segment selector into memory.
+    StoreSelector,
+    /// RDTSCP.
+    ReadTime,
+    /// XSAVE and XSAVEOPT.
+    SaveVectors,
+    /// XRSTOR.
+    LoadVectors,
     /// RDFSBASE and RDGSBASE.
     ReadBase,
     /// WRFSBASE and WRGSBASE.
@@ -78,10 +86,16 @@ pub fn rule(insn: &Instruction) -> Rule {
         Mnemonic::Pop if insn.code() == Code::Pop_r64 => Pop,
         Mnemonic::Lea if insn.is_ip_rel_memory_operand() => LoadAddress,
         Mnemonic::Lea => Copy,
+        // With REX.B it is XCHG to AMD's CPUs.
+        Mnemonic::Pause if insn.len() > 2 => CallOut,
         Mnemonic::Swapgs => SwapGs,
         Mnemonic::Rdfsbase | Mnemonic::Rdgsbase if insn.op0_register().is_gpr64() => ReadBase,
         Mnemonic::Wrfsbase | Mnemonic::Wrgsbase if insn.op0_register().is_gpr64() => WriteBase,
         Mnemonic::Mov if reads_selector(insn) => ReadSelector,
+        Mnemonic::Mov if stores_selector(insn) => StoreSelector,
+        Mnemonic::Rdtscp => ReadTime,
+        Mnemonic::Xsave64 | Mnemonic::Xsaveopt64 if vectors_operand(insn) => SaveVectors,
+        Mnemonic::Xrstor64 if vectors_operand(insn) => LoadVectors,
         _ => match insn.flow_control() {
             FlowControl::Next if is_string(insn) => String,
             FlowControl::Next => straight(insn),
@@ -93,7 +107,7 @@ pub fn rule(insn: &Instruction) -> Rule {
 fn push(insn: &Instruction) -> Rule {
     match insn.code() {
         Code::Push_r64 | Code::Pushq_imm8 | Code::Pushq_imm32 => Rule::Push,
-        Code::Push_rm64 if biased_segment(insn) => Rule::Push,
+        Code::Push_rm64 if insn.memory_segment() != Register::FS => Rule::Push,
         _ => Rule::CallOut,
     }
 }
@@ -124,10 +138,32 @@ fn biased_segment(insn: &Instruction) -> bool {
     !matches!(insn.memory_segment(), Register::FS | Register::GS)
 }
 
-/// `mov r32, Sreg` or `mov r64, Sreg`, not of SS or CS, which the wedge changes.
+/// A selector into a register of any size.
 fn reads_selector(insn: &Instruction) -> bool {
-    matches!(insn.code(), Code::Mov_r32m16_Sreg | Code::Mov_r64m16_Sreg)
-        && insn.op0_kind() == OpKind::Register
+    moves_selector(insn.code()) && insn.op0_kind() == OpKind::Register
+}
+
+/// A selector into memory, always two bytes.
+fn stores_selector(insn: &Instruction) -> bool {
+    moves_selector(insn.code()) && in_memory(insn)
+}
+
+fn moves_selector(code: Code) -> bool {
+    matches!(code, Code::Mov_rm16_Sreg | Code::Mov_r32m16_Sreg | Code::Mov_r64m16_Sreg)
+}
+
+/// The operand is in memory that needs only the bias.
+fn in_memory(insn: &Instruction) -> bool {
+    insn.op0_kind() == OpKind::Memory && biased_segment(insn)
+}
+
+/// The same, not by way of RAX or RDX, which hold the mask.
+fn vectors_operand(insn: &Instruction) -> bool {
+    let mask = |r: Register| matches!(r.full_register(), Register::RAX | Register::RDX);
+    in_memory(insn)
+        && !insn.is_ip_rel_memory_operand()
+        && !mask(insn.memory_base())
+        && !mask(insn.memory_index())
 }
 
 fn is_string(insn: &Instruction) -> bool {

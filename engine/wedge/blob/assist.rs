@@ -4,6 +4,7 @@
 //! the monitor with the state untouched.
 
 use crate::{
+    host::load_vectors_careful,
     layout::{BIAS, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES, go},
     turns,
 };
@@ -88,11 +89,28 @@ fn find(guest: u64, alignment: bool) -> u64 {
 pub fn after_block(f: &mut Frame) -> bool {
     const SYSRET: u64 = ExitKind::Sysret as u64;
     const IRET: u64 = ExitKind::Iret as u64;
+    const LOAD_VECTORS: u64 = ExitKind::LoadVectors as u64;
     match f.exit_kind {
+        LOAD_VECTORS => load_guest_vectors(f),
         SYSRET if f.fast != 0 => sysret(f),
         IRET if f.fast != 0 => iret(f),
         _ => false,
     }
+}
+
+/// XRSTOR of what the guest asks for, if it is in order.
+fn load_guest_vectors(f: &mut Frame) -> bool {
+    const RAX: usize = 0;
+    let area = f.operand.wrapping_add(BIAS);
+    let next = find(f.next, f.alignment_flag != 0);
+    let known = f.operand >= KERNEL_START && area % 64 == 0 && next != 0;
+    if !known || !load_vectors_careful(area, f.gpr[RAX] & f.vector_mask) {
+        return false;
+    }
+    f.rip = f.next;
+    f.jump = next;
+    f.go = go::BLOCK;
+    true
 }
 
 /// An interrupt is due as soon as interrupts are enabled.

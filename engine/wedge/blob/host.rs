@@ -1,7 +1,7 @@
 //! Host calls. The filter lets them pass only from here and only with the secret.
 
 use crate::{die, shared};
-use core::arch::asm;
+use core::arch::{asm, naked_asm};
 
 pub const MMAP: u64 = 9;
 pub const MPROTECT: u64 = 10;
@@ -44,18 +44,35 @@ pub extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, fd: u64, offset:
     result
 }
 
-/// Loads x87, SSE and AVX state from an XSAVE area.
-///
+/// Loads x87, SSE and AVX state from an XSAVE area that is in order.
+pub fn load_vectors(area: *const u8) {
+    if !load_vectors_careful(area as u64, 7) {
+        die();
+    }
+}
+
+/// Loads components of an XSAVE area; false if the area is missing or bad.
+pub fn load_vectors_careful(area: u64, components: u64) -> bool {
+    load_components(area, shared().secret, components) != 0
+}
+
 /// XRSTOR can load the protection-key register too, so guest code that jumps to it could open all
 /// keys: what only legitimate callers know is asked for right behind it.
-#[inline(never)]
-pub fn load_vectors(area: *const u8) {
-    let secret = shared().secret;
-    // SAFETY: the area is whole: written by XSAVE or by the host.
-    unsafe {
-        asm!("xrstor64 [rdi]", "lea rax, [rip + shared_page]", "cmp rsi, [rax]", "je 2f", "ud2", "2:",
-            in("rdi") area, in("rsi") secret, inlateout("eax") 7 => _, in("edx") 0);
-    }
+#[unsafe(naked)]
+extern "C" fn load_components(area: u64, secret: u64, components: u64) -> u64 {
+    naked_asm!(
+        "mov eax, edx",
+        "and eax, 7",
+        "xor edx, edx",
+        ".globl careful_xrstor", "careful_xrstor:",
+        "xrstor64 [rdi]",
+        "lea rax, [rip + shared_page]", "cmp rsi, [rax]", "jne 9f", "mov eax, 1", "ret", "9: ud2")
+}
+
+/// PC of an instruction whose fault is a failure of [`load_vectors_careful`].
+#[unsafe(naked)]
+pub extern "C" fn careful_xrstor() -> u64 {
+    naked_asm!("lea rax, [rip + careful_xrstor]", "ret")
 }
 
 /// Stores x87, SSE and AVX state.

@@ -123,7 +123,9 @@ fn in_cache(pc: u64) -> bool {
 fn own(signal: u64, context: &mut Context) {
     if signal == SIGTRAP && context.flags & TF != 0 {
         context.flags &= !TF;
-    } else if context.rip == assist::load_careful as *const () as u64 {
+    } else if context.rip == assist::load_careful as *const () as u64
+        || context.rip == host::careful_xrstor()
+    {
         context.rip = assist::load_failed as *const () as u64;
     } else {
         die();

@@ -11,6 +11,7 @@
 //! guest's and the window, and registers are all it gets back. What it writes to shared pages the
 //! monitor takes as a guest's registers, never as addresses or sizes of its own.
 
+pub mod affinity;
 mod memory;
 mod pages;
 mod process;

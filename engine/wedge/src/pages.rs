@@ -32,6 +32,7 @@ impl Pages {
         let frame = pages.frame();
         frame.bias = BIAS;
         frame.region_mask = 0x1ff << 39;
+        frame.vector_mask = 7;
         for region in 0..512 {
             pages.set_region(region, bias_of(region));
         }

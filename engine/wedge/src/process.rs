@@ -100,6 +100,11 @@ impl Wedge {
         if self.orders.len() == MAX_ORDERS { self.hand_over().map(drop) } else { Ok(()) }
     }
 
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
     /// Guest code is about to run here: kicks reach it from now on.
     pub fn aim_kicks(&self) {
         self.kick.aim(self.pid);

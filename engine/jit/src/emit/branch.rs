@@ -24,7 +24,7 @@ impl Emitter<'_> {
 
     pub(super) fn call(&mut self, insn: &Instruction) -> Flow {
         if !self.push_return(insn) {
-            return self.call_out(insn.ip());
+            return self.call_out(insn);
         }
         self.go_on(insn.near_branch_target());
         Flow::Ends
@@ -40,7 +40,7 @@ impl Emitter<'_> {
 
     pub(super) fn call_indirect(&mut self, insn: &Instruction, _bytes: &[u8]) -> Flow {
         if i32::try_from(insn.next_ip() as i64).is_err() || !self.load_target(insn) {
-            return self.call_out(insn.ip());
+            return self.call_out(insn);
         }
         self.push_return(insn);
         self.look_up();
@@ -49,7 +49,7 @@ impl Emitter<'_> {
 
     pub(super) fn jump_indirect(&mut self, insn: &Instruction, _bytes: &[u8]) -> Flow {
         if !self.load_target(insn) {
-            return self.call_out(insn.ip());
+            return self.call_out(insn);
         }
         self.look_up();
         Flow::Ends

@@ -22,14 +22,18 @@ impl Emitter<'_> {
         Flow::On
     }
 
-    /// Interrupts are taken after the instruction that follows STI. Where that one leaves the
-    /// block, the interpreter does the STI, and does it exactly.
+    /// Interrupts are taken after the instruction that follows STI. Where that one leaves the block
+    /// they are taken before it; where it is interpreted, which may be to halt, so is the STI.
     pub(super) fn set_interrupts(&mut self, insn: &Instruction, follower: Option<Rule>) -> Flow {
-        if !follower.is_some_and(stays) {
-            return self.call_out(insn.ip());
-        }
+        let Some(follower) = follower.filter(|rule| *rule != Rule::CallOut) else {
+            return self.call_out(insn);
+        };
         self.asm.store_imm(slot!(interrupt_flag), flags::IF as i32);
-        self.shadow = true;
+        if stays(follower) {
+            self.shadow = true;
+        } else {
+            self.check_pending(insn.next_ip());
+        }
         Flow::On
     }
 
@@ -86,7 +90,7 @@ impl Emitter<'_> {
     /// All status flags are replaced, so they are free once it is clear that the value is usual.
     pub(super) fn pop_flags(&mut self, insn: &Instruction) -> Flow {
         if self.alignment {
-            return self.call_out(insn.ip());
+            return self.call_out(insn);
         }
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, Register::RAX);
@@ -100,7 +104,7 @@ impl Emitter<'_> {
         let usual = self.asm.jrcxz();
         self.asm.load(Register::RAX, spill(0));
         self.asm.load(Register::RCX, spill(1));
-        self.call_out(insn.ip());
+        self.call_out(insn);
         self.asm.bind_short(usual);
         self.asm.mov(Register::RCX, Register::RAX);
         self.with_imm(Code::And_rm32_imm32, Register::ECX, flags::IF as u32);
@@ -159,5 +163,9 @@ fn stays(rule: Rule) -> bool {
             | Rule::Leave
             | Rule::PushFlags
             | Rule::SetAlignment(_)
+            | Rule::SwapGs
+            | Rule::ReadSelector
+            | Rule::ReadBase
+            | Rule::WriteBase
     )
 }

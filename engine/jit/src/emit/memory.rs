@@ -30,14 +30,14 @@ impl Emitter<'_> {
                 changed.set_segment_prefix(segment);
                 self.asm.try_put(&changed)
             };
-            return if done { Flow::On } else { self.call_out(insn.ip()) };
+            return if done { Flow::On } else { self.call_out(insn) };
         }
         match with_prefix(bytes, segment) {
             Some(changed) => {
                 self.asm.raw(&changed);
                 Flow::On
             }
-            None => self.call_out(insn.ip()),
+            None => self.call_out(insn),
         }
     }
 
@@ -48,7 +48,7 @@ impl Emitter<'_> {
         let wide = |r: Register| r == Register::None || r == Register::RIP || r.is_gpr64();
         let usual = wide(insn.memory_base()) && wide(insn.memory_index());
         if bias == Register::None || !usual {
-            return self.call_out(insn.ip());
+            return self.call_out(insn);
         }
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, address);
@@ -65,7 +65,7 @@ impl Emitter<'_> {
         if !self.asm.try_put(&changed) {
             self.asm.load(address, spill(0));
             self.asm.load(bias, spill(1));
-            return self.call_out(insn.ip());
+            return self.call_out(insn);
         }
         self.asm.load(address, spill(0));
         self.asm.load(bias, spill(1));
@@ -82,7 +82,7 @@ impl Emitter<'_> {
             self.asm.mov_imm(into, insn.memory_displacement64());
             return;
         }
-        let memory = operand(insn, Register::None);
+        let memory = flat_operand(insn, Register::None);
         self.asm.lea(into, memory);
     }
 
@@ -105,7 +105,7 @@ impl Emitter<'_> {
             self.asm.mov_imm(to, insn.ip_rel_memory_address());
             return Flow::On;
         }
-        self.call_out(insn.ip())
+        self.call_out(insn)
     }
 
     /// Loads the operand of an indirect branch or a PUSH into `into`, which may be one of its own
@@ -115,14 +115,16 @@ impl Emitter<'_> {
             self.asm.mov(into, insn.op0_register());
             return true;
         }
-        if self.alignment && !on_stack(insn) {
+        if self.alignment && !on_stack(insn) && insn.memory_segment() != Register::GS {
             return false;
         }
         let mut changed = *insn;
         if insn.is_ip_rel_memory_operand() && !absolute(&mut changed) {
             return false;
         }
-        self.asm.load_mem(into, operand(&changed, Register::GS));
+        let per_cpu = insn.memory_segment() == Register::GS;
+        let segment = if per_cpu { Register::FS } else { Register::GS };
+        self.asm.load_mem(into, flat_operand(&changed, segment));
         true
     }
 }
@@ -132,7 +134,8 @@ pub(super) fn on_stack(insn: &Instruction) -> bool {
     insn.memory_base() == Register::RSP
 }
 
-fn operand(insn: &Instruction, segment: Register) -> MemoryOperand {
+/// The memory operand with another segment.
+pub(super) fn flat_operand(insn: &Instruction, segment: Register) -> MemoryOperand {
     MemoryOperand::new(
         insn.memory_base(),
         insn.memory_index(),
@@ -145,7 +148,7 @@ fn operand(insn: &Instruction, segment: Register) -> MemoryOperand {
 }
 
 /// Makes a RIP-relative operand absolute; false if its address does not sign-extend from 32 bits.
-fn absolute(insn: &mut Instruction) -> bool {
+pub(super) fn absolute(insn: &mut Instruction) -> bool {
     let address = insn.ip_rel_memory_address();
     insn.set_memory_base(Register::None);
     insn.set_memory_displ_size(8);

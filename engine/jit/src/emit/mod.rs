@@ -6,6 +6,7 @@ mod memory;
 mod stack;
 mod segment;
 mod string;
+mod vectors;
 
 use crate::{
     Layout,
@@ -96,11 +97,15 @@ impl<'a> Emitter<'a> {
             Rule::Return => self.ret(insn),
             Rule::SwapGs => self.swap_gs(),
             Rule::ReadSelector => self.read_selector(insn),
+            Rule::StoreSelector => self.store_selector(insn),
+            Rule::ReadTime => self.read_time(),
+            Rule::SaveVectors => self.save_vectors(insn),
+            Rule::LoadVectors => self.load_vectors(insn),
             Rule::ReadBase => self.read_base(insn),
             Rule::WriteBase => self.write_base(insn),
             Rule::Sysret => self.leave_for(ExitKind::Sysret, insn.ip()),
             Rule::Iret => self.leave_for(ExitKind::Iret, insn.ip()),
-            Rule::CallOut => self.call_out(insn.ip()),
+            Rule::CallOut => self.call_out(insn),
         }
     }
 
@@ -144,9 +149,9 @@ impl<'a> Emitter<'a> {
         self.asm.jmp(self.stubs.exit);
     }
 
-    /// Has the instruction at `guest` interpreted.
-    fn call_out(&mut self, guest: u64) -> Flow {
-        self.exit(ExitKind::CallOut, 0, guest);
+    /// Has the instruction interpreted; the exit's detail is its code.
+    fn call_out(&mut self, insn: &Instruction) -> Flow {
+        self.exit(ExitKind::CallOut, insn.code() as u32, insn.ip());
         Flow::Ends
     }
 

@@ -1,7 +1,10 @@
 //! Segment bases and selectors: words of the frame. The host's GS base stays the bias; the host's FS
 //! base follows the guest's GS base.
 
-use super::Emitter;
+use super::{
+    Emitter,
+    memory::{absolute, flat_operand, on_stack},
+};
 use crate::{
     asm::{Slot, slot, spill, sum},
     recover::Fixes,
@@ -35,15 +38,32 @@ impl Emitter<'_> {
     }
 
     pub(super) fn read_selector(&mut self, insn: &Instruction) -> Flow {
-        let slot = match insn.op1_register() {
-            Register::CS => slot!(cs),
-            Register::SS => slot!(ss),
-            Register::DS => slot!(ds),
-            Register::ES => slot!(es),
-            Register::FS => slot!(fs),
-            _ => slot!(gs),
-        };
-        self.asm.load(insn.op0_register().full_register(), slot);
+        let (to, slot) = (insn.op0_register(), selector_slot(insn));
+        if to.size() == 2 {
+            self.asm.load_half(to, slot);
+        } else {
+            self.asm.load(to.full_register(), slot);
+        }
+        Flow::On
+    }
+
+    pub(super) fn store_selector(&mut self, insn: &Instruction) -> Flow {
+        let [scratch, _] = self.scratch(insn);
+        let mut changed = *insn;
+        if self.alignment && !on_stack(insn) || scratch == Register::None {
+            return self.call_out(insn);
+        }
+        if insn.is_ip_rel_memory_operand() && !absolute(&mut changed) {
+            return self.call_out(insn);
+        }
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, scratch);
+        self.asm.load(scratch, selector_slot(insn));
+        let to = flat_operand(&changed, Register::GS);
+        let half = Register::AX + scratch.number() as u32;
+        let store = Instruction::with2(Code::Mov_rm16_r16, to, half);
+        self.asm.put(&store.expect("mov m16, r16"));
+        self.asm.load(scratch, spill(0));
         Flow::On
     }
 
@@ -65,6 +85,17 @@ impl Emitter<'_> {
         self.asm.store(slot!(gs_base), base);
         self.asm.load(scratch, spill(0));
         Flow::On
+    }
+}
+
+fn selector_slot(insn: &Instruction) -> Slot {
+    match insn.op1_register() {
+        Register::CS => slot!(cs),
+        Register::SS => slot!(ss),
+        Register::DS => slot!(ds),
+        Register::ES => slot!(es),
+        Register::FS => slot!(fs),
+        _ => slot!(gs),
     }
 }
 

@@ -18,7 +18,7 @@ impl Emitter<'_> {
                 self.put_aside(&mut fixes, 0, Register::RAX);
                 if !self.load_operand(insn, Register::RAX) {
                     self.asm.load(Register::RAX, spill(0));
-                    return self.call_out(insn.ip());
+                    return self.call_out(insn);
                 }
                 self.asm.store_mem(top, Register::RAX);
                 self.asm.load(Register::RAX, spill(0));

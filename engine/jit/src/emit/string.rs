@@ -32,7 +32,7 @@ fn pointers(insn: &Instruction) -> Option<Pointers> {
 impl Emitter<'_> {
     pub(super) fn string(&mut self, insn: &Instruction, bytes: &[u8]) -> Flow {
         let (Some(pointers), Some(prefixed)) = (pointers(insn), with_gs(bytes)) else {
-            return self.call_out(insn.ip());
+            return self.call_out(insn);
         };
         match (self.alignment, pointers.destination) {
             (true, _) => self.string_either(bytes, &pointers),
