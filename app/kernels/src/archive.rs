@@ -83,6 +83,24 @@ impl Archive {
         Ok(package.to_owned())
     }
 
+    /// These packages and all they depend on, sorted. Where there are alternatives, all of them.
+    ///
+    /// # Errors
+    /// One of them is not in the suite.
+    pub fn closure(&self, packages: &[&str]) -> Result<Vec<String>> {
+        let kinds = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"];
+        let mut command = self.apt("apt-cache");
+        command.args(["depends", "--recurse"]).args(kinds.map(|kind| format!("--no-{kind}")));
+        let text = output(command.args(packages))?;
+        // Packages begin lines; their dependencies are indented, virtual packages in brackets.
+        let is_package =
+            |line: &&str| line.starts_with(|first: char| first.is_ascii_alphanumeric());
+        let mut names: Vec<_> = text.lines().filter(is_package).map(str::to_owned).collect();
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
     /// Downloads a package into a directory and returns the file.
     ///
     /// # Errors

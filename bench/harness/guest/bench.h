@@ -16,10 +16,14 @@ struct row {
     void (*teardown)(void); /* after the last; may be NULL */
 };
 
-extern const struct row compute_rows[], memory_rows[], call_rows[], process_rows[], fault_rows[], file_rows[];
+extern const struct row compute_rows[], memory_rows[], call_rows[], process_rows[], fault_rows[], file_rows[],
+    program_rows[];
 
 /* A directory in memory (tmpfs), and this program, for rows that need files or start programs. */
 extern const char *scratch, *self_path, *shell_path;
+
+/* Root directory of other programs, where there are any. */
+extern const char *userland;
 
 /* A scratch file's path; the buffer is overwritten by the next call. */
 const char *scratch_file(const char *name);

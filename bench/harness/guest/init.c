@@ -37,6 +37,17 @@ static void load_modules(void)
         fclose(order);
 }
 
+/* Other programs are on the first disk, if there is one, which UML calls ubda. */
+static void mount_userland(void)
+{
+    mkdir("/mnt", 0755);
+    if (mount("/dev/vda", "/mnt", "ext4", MS_RDONLY, NULL) != 0 &&
+        mount("/dev/ubda", "/mnt", "ext4", MS_RDONLY, NULL) != 0)
+        return;
+    mount_one("tmpfs", "/mnt/tmp");
+    mount_one("devtmpfs", "/mnt/dev");
+}
+
 _Noreturn void run_as_init(void (*work)(char **arguments), char **arguments)
 {
     mount_one("proc", "/proc");
@@ -44,6 +55,7 @@ _Noreturn void run_as_init(void (*work)(char **arguments), char **arguments)
     mount_one("devtmpfs", "/dev");
     mount_one("tmpfs", "/tmp");
     load_modules();
+    mount_userland();
     pid_t child = fork();
     if (child == 0) {
         work(arguments);

@@ -22,9 +22,11 @@
 #include "init.h"
 
 
-const char *scratch = "/tmp", *self_path = "/proc/self/exe", *shell_path = "/bin/sh";
+const char *scratch = "/tmp", *self_path = "/proc/self/exe", *shell_path = "/bin/sh",
+           *userland = "/mnt";
 
-static const struct row *const groups[] = { compute_rows, memory_rows, call_rows, process_rows, fault_rows, file_rows };
+static const struct row *const groups[] = { compute_rows, memory_rows, call_rows, process_rows, fault_rows, file_rows,
+                                             program_rows };
 
 /* The row whose setup is in force, and how often its operation fits into `budget` milliseconds. */
 static const struct row *current;
@@ -203,6 +205,8 @@ int main(int argc, char **argv)
         scratch = getenv("BENCH_SCRATCH");
     if (getenv("BENCH_SHELL"))
         shell_path = getenv("BENCH_SHELL");
+    if (getenv("BENCH_USERLAND"))
+        userland = getenv("BENCH_USERLAND");
     if (getpid() == 1 && strstr(argv[0], "init"))
         run_as_init(work_in_machine, argv + 1);
     work(argv + 1);

@@ -25,9 +25,17 @@ const OPTIONS: [&str; 7] = [
     "-Werror",
 ];
 
+/// The group of rows that run other programs, and those rows.
+pub const ROWS: [&str; 7] = ["programs", "pystart", "python", "sqlite", "gzip", "zstd", "compile"];
+
 /// Where the sources are.
-fn sources() -> PathBuf {
+pub fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("guest")
+}
+
+/// Where the scripts are that run other programs, and their input.
+pub fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("userland")
 }
 
 /// The program's file in `directory`, built unless it is there already.

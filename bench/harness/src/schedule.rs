@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::{
     Error, life,
     peers::{Peer, Work},
-    protocol,
+    program, protocol,
     record::{Environment, Measurement, NATIVE, Row},
     seat::{Pace, Seat},
     session::Session,
@@ -53,11 +53,16 @@ fn clock_error(guest: u64, host: Duration) -> Option<String> {
     off.then(|| format!("its clock is wrong: {guest:.2} s passed there, {host:.2} s here"))
 }
 
-/// Which rows there are, asked of the native program; those named, or all.
+/// Which rows there are, asked of the native program: those named, or all; rows of other programs
+/// only where there are such programs.
 ///
 /// # Errors
 /// The native program fails, or there is no such row.
-pub fn rows(native: &Peer, names: &[String]) -> Result<Vec<protocol::Row>, Error> {
+pub fn rows(
+    native: &Peer,
+    names: &[String],
+    with_programs: bool,
+) -> Result<Vec<protocol::Row>, Error> {
     let patience = Duration::from_secs(20);
     let session = Session::start(native.command(Work::Serve), patience);
     let inside = session.and_then(|mut session| session.rows(patience)).map_err(Error::Native)?;
@@ -68,7 +73,11 @@ pub fn rows(native: &Peer, names: &[String]) -> Result<Vec<protocol::Row>, Error
         let (name, known) = (name.clone(), known.join(", "));
         return Err(Error::Unknown { kind: "row", name, known });
     }
-    let wanted = |row: &protocol::Row| names.is_empty() || names.iter().any(|n| matches(row, n));
+    let possible = |row: &protocol::Row| with_programs || row.group != program::ROWS[0];
+    let wanted = |row: &protocol::Row| match names {
+        [] => possible(row),
+        names => names.iter().any(|name| matches(row, name)),
+    };
     Ok(rows.into_iter().filter(wanted).collect())
 }
 

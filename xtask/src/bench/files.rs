@@ -8,12 +8,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use harness::{
-    peers::{Ring3, Setup},
+    peers::{Ring3, Setup, Userland},
     program,
 };
 
+use super::userland;
 use crate::{
-    assets::{Assets, Kernel},
+    assets::{Assets, Kernel, KernelFiles},
     checks::root,
     cpio::Archive,
 };
@@ -22,15 +23,17 @@ use crate::{
 pub(super) struct Files {
     program: PathBuf,
     busybox: Vec<u8>,
-    kernel: PathBuf,
+    kernel: KernelFiles,
+    userland: Option<Userland>,
 }
 
 impl Files {
     /// Builds or fetches everything.
-    pub(super) fn prepare(kernel: Kernel) -> Result<Self> {
+    pub(super) fn prepare(kernel: Kernel, with_programs: bool) -> Result<Self> {
         let assets = Assets::open()?;
-        let (busybox, kernel) = (assets.busybox()?, assets.kernel(kernel)?.image);
-        Ok(Self { program: program::build(&workshop())?, busybox, kernel })
+        let userland = with_programs.then(|| userland::prepare(&assets)).transpose()?;
+        let (busybox, kernel) = (assets.busybox()?, assets.kernel(kernel)?);
+        Ok(Self { program: program::build(&workshop())?, busybox, kernel, userland })
     }
 
     /// What environments are made of, with files in `directory`.
@@ -39,22 +42,33 @@ impl Files {
         fs::write(&busybox, &self.busybox)?;
         make_executable(&busybox)?;
         fs::write(&initrd, self.initramfs()?)?;
-        let (program, kernel) = (self.program.clone(), self.kernel.clone());
-        let append = append.to_owned();
-        Ok(Setup { program, busybox, kernel, initrd, append, ring3 })
+        let (program, kernel) = (self.program.clone(), self.kernel.image.clone());
+        let (append, userland) = (append.to_owned(), self.userland.clone());
+        Ok(Setup { program, busybox, kernel, initrd, userland, append, ring3 })
     }
 
     /// The program as the first process, and busybox as its shell.
     fn initramfs(&self) -> Result<Vec<u8>> {
         let program = fs::read(&self.program)?;
         let mut archive = Archive::new();
-        for directory in ["bin", "dev", "proc", "sys", "tmp"] {
+        for directory in ["bin", "dev", "mnt", "modules", "proc", "sys", "tmp"] {
             archive.directory(directory);
         }
         archive.character_device("dev/console", 5, 1);
         archive.file("bin/sh", 0o755, &self.busybox);
         archive.file("init", 0o755, &program);
+        self.add_modules(&mut archive);
         Ok(archive.finish())
+    }
+
+    /// Modules make starts slower, and only the disk needs them.
+    fn add_modules(&self, archive: &mut Archive) {
+        let mut order = String::new();
+        for module in self.userland.iter().flat_map(|_| &self.kernel.modules) {
+            archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.content);
+            order += &format!("{}\n", module.name);
+        }
+        archive.file("modules/order", 0o644, order.as_bytes());
     }
 
     /// Writes the root file system and says how to boot it.
@@ -63,7 +77,7 @@ impl Files {
             .with_context(|| format!("cannot write {}", output.display()))?;
         println!(
             "ring3 run --kernel {} --initrd {} --append 'console=ttyS0 quiet'",
-            self.kernel.display(),
+            self.kernel.image.display(),
             output.display()
         );
         Ok(())

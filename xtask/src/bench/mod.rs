@@ -2,6 +2,7 @@
 
 mod files;
 mod revisions;
+mod userland;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,6 +12,7 @@ use harness::{
     compare::{self, Change, Verdict},
     page,
     peers::{self, Setup},
+    program,
     record::{self, Machine, Report},
     schedule,
     seat::Pace,
@@ -50,13 +52,14 @@ pub struct Arguments {
     /// Environments to measure, separated by commas: ring3, ring3:ENGINE, qemu, uml, gvisor [default: all there are]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     peers: Vec<String>,
-    /// Rows to measure, or groups of them, separated by commas [default: all]
+    /// Rows to measure, or groups of them, separated by commas; `programs` are Debian's, which are
+    /// fetched [default: all, those of `programs` only with --full]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     rows: Vec<String>,
     /// Under three minutes: short batches, five of each
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// Long batches, and many
+    /// Long batches, and many, and rows of whole programs
     #[arg(long)]
     full: bool,
     /// Write the result
@@ -100,7 +103,7 @@ pub fn bench(arguments: &Arguments) -> Result<u8> {
     if !arguments.from.is_empty() {
         return show(arguments).map(|()| 0);
     }
-    let files = Files::prepare(arguments.kernel)?;
+    let files = Files::prepare(arguments.kernel, arguments.with_programs())?;
     if let Some(output) = &arguments.initramfs {
         return files.write_initramfs(output).map(|()| 0);
     }
@@ -137,7 +140,7 @@ fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
     let mut missing = Vec::new();
     let found = peers::find(&arguments.peers(), setup)?.into_iter();
     let peers: Vec<_> = found.filter_map(|found| found.map_err(|m| missing.push(m)).ok()).collect();
-    let rows = schedule::rows(&peers[0], &arguments.rows)?;
+    let rows = schedule::rows(&peers[0], &arguments.rows, setup.userland.is_some())?;
     let pace = arguments.pace();
     let (environments, rows) = schedule::measure(&peers, &rows, &pace);
     machine.load.1 = record::load();
@@ -156,6 +159,12 @@ impl Arguments {
             page::write(std::slice::from_ref(report), file)?;
         }
         Ok(())
+    }
+
+    /// Whether rows of whole programs are asked for; they need a download.
+    fn with_programs(&self) -> bool {
+        let of_programs = |name: &String| program::ROWS.contains(&name.as_str());
+        self.rows.iter().any(of_programs) || (self.full && self.rows.is_empty())
     }
 
     /// Environments to measure; of two revisions only ring3, unless more is asked for.

@@ -16,11 +16,12 @@ pub(super) fn find(setup: &Setup) -> Vec<Found> {
         return vec![missing("gvisor", why)];
     };
     let (bench, busybox) = (setup.program.clone(), setup.busybox.clone());
+    let userland = setup.variable();
     vec![Ok(Peer::new("gvisor", version, move |work| {
         let mut command = Command::new(&program);
         command.args(["--network=none", "--ignore-cgroups", "--platform=systrap", "do"]);
         command.args(["--force-overlay=true", "--", "/usr/bin/env"]);
-        command.arg(format!("BENCH_SHELL={}", busybox.display())).arg(&bench);
+        command.arg(format!("BENCH_SHELL={}", busybox.display())).args(&userland).arg(&bench);
         command.args(["once"].into_iter().filter(|_| work == Work::Once));
         command
     }))]

@@ -46,10 +46,21 @@ pub struct Setup {
     pub kernel: PathBuf,
     /// A root file system with the program as its `/init`, and busybox.
     pub initrd: PathBuf,
+    /// Other programs, for rows that run them.
+    pub userland: Option<Userland>,
     /// Further words of every machine's kernel command line.
     pub append: String,
     /// The ring3 to measure, or several of them.
     pub ring3: Vec<Ring3>,
+}
+
+/// Debian programs in a root directory of their own.
+#[derive(Clone, Debug)]
+pub struct Userland {
+    /// As a directory of the host.
+    pub directory: PathBuf,
+    /// As an ext4 image, which machines have as their first disk, read-only.
+    pub image: PathBuf,
 }
 
 /// A ring3 to measure.
@@ -168,6 +179,18 @@ fn version_of(program: &Path, option: &str) -> Option<String> {
 }
 
 impl Setup {
+    /// The disk that machines have, if any.
+    fn disk(&self) -> Option<PathBuf> {
+        Some(self.userland.as_ref()?.image.clone())
+    }
+
+    /// The variable that tells the guest program where other programs are, where it runs on the
+    /// host's files.
+    fn variable(&self) -> Option<String> {
+        let directory = self.userland.as_ref()?.directory.display();
+        Some(format!("BENCH_USERLAND={directory}"))
+    }
+
     /// The kernel command line; `console` is the option that names it.
     fn append(&self, console: &str) -> impl Fn(Work) -> String + 'static {
         let words = format!("{console} {APPEND} {}", self.append);

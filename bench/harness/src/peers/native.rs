@@ -10,9 +10,11 @@ const SCRATCH: &str = "/dev/shm";
 
 pub(super) fn find(setup: &Setup) -> Vec<Found> {
     let (program, busybox) = (setup.program.clone(), setup.busybox.clone());
+    let userland = setup.userland.as_ref().map(|userland| userland.directory.clone());
     let command = move |work| {
         let mut command = Command::new(&program);
         command.env("BENCH_SCRATCH", SCRATCH).env("BENCH_SHELL", &busybox);
+        command.envs(userland.iter().map(|directory| ("BENCH_USERLAND", directory)));
         if work == Work::Once {
             command.arg("once");
         }

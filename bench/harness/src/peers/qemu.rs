@@ -22,6 +22,8 @@ fn peer(setup: &Setup, name: &str, program: PathBuf) -> Found {
         return missing(name, format!("{what} is not installed: the package is qemu-system-x86"));
     };
     let (kernel, initrd) = (setup.kernel.clone(), setup.initrd.clone());
+    let disk = setup.disk();
+    let disk = disk.map(|disk| format!("file={},format=raw,if=virtio,readonly=on", disk.display()));
     let append = setup.append("console=ttyS0");
     Ok(Peer::new(name, version, move |work| {
         let mut command = Command::new(&program);
@@ -29,6 +31,7 @@ fn peer(setup: &Setup, name: &str, program: PathBuf) -> Found {
         command.args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"]);
         command.arg("-kernel").arg(&kernel).arg("-initrd").arg(&initrd);
         command.args(["-append", &append(work)]);
+        command.args(disk.iter().flat_map(|disk| ["-drive", disk]));
         command
     }))
 }

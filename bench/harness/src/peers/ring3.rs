@@ -37,11 +37,13 @@ fn peer(setup: &Setup, suffix: &str, program: &Path, version: &str, engine: &str
     let (kernel, initrd) = (setup.kernel.clone(), setup.initrd.clone());
     let (program, name) = (program.to_owned(), format!("ring3:{engine}{suffix}"));
     let (engine, append) = (engine.to_owned(), setup.append("console=ttyS0"));
+    let disk = setup.disk().map(|disk| format!("{},readonly", disk.display()));
     Peer::new(name, version, move |work| {
         let mut command = Command::new(&program);
         command.args(["run", "--engine", &engine, "--memory", &format!("{MEMORY}M")]);
         command.arg("--kernel").arg(&kernel).arg("--initrd").arg(&initrd);
         command.args(["--append", &append(work)]);
+        command.args(disk.iter().flat_map(|disk| ["--disk", disk]));
         command
     })
 }

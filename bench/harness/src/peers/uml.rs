@@ -34,11 +34,13 @@ pub(super) fn find(setup: &Setup) -> Vec<Found> {
 
 fn peer(setup: &Setup, name: &str, program: &Path, version: &str, option: &'static str) -> Found {
     let (program, initrd) = (program.to_owned(), setup.initrd.clone());
+    let disk = setup.disk().map(|disk| format!("ubd0r={}", disk.display()));
     let append = setup.append("console=tty0");
     Ok(Peer::new(name, version, move |work| {
         let mut command = Command::new(&program);
         command.arg(format!("mem={MEMORY}M")).arg(format!("initrd={}", initrd.display()));
         command.args(["con=null", "con0=fd:0,fd:1", "con1=fd:0,fd:1"]);
+        command.args(&disk);
         command.args(Some(option).filter(|option| !option.is_empty()));
         command.args(append(work).split_whitespace());
         command

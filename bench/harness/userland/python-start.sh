@@ -1,0 +1,1 @@
+exec /usr/bin/python3.11 -I -S -c 'raise SystemExit(42)'

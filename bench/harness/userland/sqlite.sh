@@ -1,0 +1,1 @@
+exec /usr/bin/sqlite3 -batch -bail :memory: < /bench/sqlite.sql
