@@ -9,11 +9,15 @@ use std::{
     time::Duration,
 };
 
-use fast::{Fast, Modes};
 use engine::{Attention, Board, Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
+use fast::{Fast, Modes};
 use x86::Vcpu;
 
-use crate::{Ended, EngineKind, Error, Machine, console::Outlet, timer, timer::Alarm};
+use crate::{
+    Ended, EngineKind, Error, Machine,
+    console::Outlet,
+    timer::{self, Alarm, Punctual},
+};
 
 /// A machine that runs.
 pub struct Running {
@@ -29,8 +33,10 @@ pub(crate) fn start(
     machine: Machine,
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<Running, Error> {
-    let Machine { vcpu, engine: kind, parts, timers, alarm, events, control, outlet, .. } = machine;
-    timer::start(timers, Arc::clone(&alarm), Arc::clone(&parts.clock))?;
+    let Machine { vcpu, engine: kind, mut parts, timers, alarm, events, control, outlet, .. } =
+        machine;
+    timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
+    parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
     let (ready_sender, ready) = channel();
     let (statistics_sender, statistics) = channel();
     let vcpu_control = control.clone();

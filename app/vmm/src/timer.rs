@@ -1,7 +1,16 @@
-//! The thread that sleeps on behalf of all devices.
+//! The thread that sleeps on behalf of all devices, and the clock that makes up for its lateness.
+//!
+//! On a host with more to do than it has CPUs the timer thread may get its turn long after a
+//! deadline, while the vCPU runs on and reads times past it: a guest that waits for a tick by
+//! looking at the clock then finds that none came. So the vCPU's own clock is [`Punctual`]: whoever
+//! reads a time from it that a deadline precedes lets the devices act first, as the timer thread
+//! would have.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -17,6 +26,8 @@ use crate::Error;
 pub(crate) struct Alarm {
     state: Mutex<AlarmState>,
     changed: Condvar,
+    /// The TSC at the earliest deadline, or before it: zero if that moved and nobody looked yet.
+    due: AtomicU64,
 }
 
 #[derive(Default)]
@@ -27,6 +38,7 @@ struct AlarmState {
 
 impl Rearm for Alarm {
     fn rearm(&self) {
+        self.due.store(0, Ordering::Relaxed);
         self.set(|state| state.moved = true);
     }
 }
@@ -61,6 +73,64 @@ impl Alarm {
     }
 }
 
+/// The devices' timers with the clock they go by.
+#[derive(Clone)]
+struct Timers {
+    wheel: TimerWheel,
+    alarm: Arc<Alarm>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Timers {
+    /// Lets the devices act on what is due; how long there is nothing more to do then.
+    fn expire(&self) -> Option<Duration> {
+        // What moves while we look is at zero again, and stays there.
+        self.alarm.due.store(u64::MAX, Ordering::Relaxed);
+        self.wheel.expire(self.clock.monotonic_ns());
+        let nap = self.wheel.deadline().map(|at| at.saturating_sub(self.clock.monotonic_ns()));
+        self.alarm.due.fetch_min(self.tsc_in(nap), Ordering::Relaxed);
+        nap.map(Duration::from_nanos)
+    }
+
+    /// The TSC in so many nanoseconds.
+    fn tsc_in(&self, nap: Option<u64>) -> u64 {
+        let Some(nap) = nap else { return u64::MAX };
+        let ticks = u128::from(nap) * u128::from(self.clock.tsc_hz()) / 1_000_000_000;
+        self.clock.tsc().saturating_add(u64::try_from(ticks).unwrap_or(u64::MAX))
+    }
+}
+
+/// A clock on which no deadline passes unnoticed. For the vCPU's thread, which must hold no lock of a
+/// device while it reads it.
+pub(crate) struct Punctual(Timers);
+
+impl Punctual {
+    /// A punctual `clock`.
+    pub(crate) fn new(wheel: TimerWheel, alarm: Arc<Alarm>, clock: Arc<dyn Clock>) -> Self {
+        Self(Timers { wheel, alarm, clock })
+    }
+}
+
+impl Clock for Punctual {
+    fn tsc(&self) -> u64 {
+        let tsc = self.0.clock.tsc();
+        if tsc >= self.0.alarm.due.load(Ordering::Relaxed) {
+            self.0.expire();
+        }
+        tsc
+    }
+    fn monotonic_ns(&self) -> u64 {
+        self.tsc();
+        self.0.clock.monotonic_ns()
+    }
+    fn wall_clock_ns(&self) -> u64 {
+        self.0.clock.wall_clock_ns()
+    }
+    fn tsc_hz(&self) -> u64 {
+        self.0.clock.tsc_hz()
+    }
+}
+
 /// Starts the thread. A deadline that moves between looking and sleeping is not lost: the alarm
 /// remembers it.
 pub(crate) fn start(
@@ -68,15 +138,8 @@ pub(crate) fn start(
     alarm: Arc<Alarm>,
     clock: Arc<dyn Clock>,
 ) -> Result<(), Error> {
-    let run = move || {
-        loop {
-            wheel.expire(clock.monotonic_ns());
-            let nap = wheel.deadline().map(|at| at.saturating_sub(clock.monotonic_ns()));
-            if !alarm.sleep(nap.map(Duration::from_nanos)) {
-                return;
-            }
-        }
-    };
+    let timers = Timers { wheel, alarm, clock };
+    let run = move || while timers.alarm.sleep(timers.expire()) {};
     thread::Builder::new().name("timer".into()).spawn(run).map_err(Error::Thread)?;
     Ok(())
 }
@@ -137,5 +200,24 @@ mod tests {
         }
         assert!(fired.load(Ordering::SeqCst) >= due, "not early");
         alarm.end();
+    }
+
+    /// Nobody sleeps for the device here: it fires because somebody looks at the clock.
+    #[test]
+    fn a_deadline_does_not_pass_the_clock_unnoticed() {
+        let (alarm, fired) = (Arc::new(Alarm::default()), Arc::new(AtomicU64::new(0)));
+        let device = Arc::new(Mutex::new(Once { deadline: None, fired: Arc::clone(&fired) }));
+        let mut wheel = TimerWheel::new();
+        wheel.insert(device.clone());
+        let clock = Punctual::new(wheel, Arc::clone(&alarm), Arc::new(Real(Instant::now())));
+        let due = clock.monotonic_ns() + 10_000_000;
+        device.lock().expect("no panic").deadline = Some(due);
+        alarm.rearm();
+        while clock.tsc() < due {
+            let fired = fired.load(Ordering::SeqCst);
+            assert!(fired == 0 || fired >= due, "not early");
+        }
+        clock.tsc();
+        assert!(fired.load(Ordering::SeqCst) >= due, "not late");
     }
 }

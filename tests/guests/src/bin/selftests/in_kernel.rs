@@ -16,9 +16,8 @@ use crate::{
     machine::{Limits, Machine},
 };
 
-/// A host so busy that the guest misses ticks would make it panic at boot (hence `no_timer_check`)
-/// and call itself stuck later (`nosoftlockup`). One that is stuck runs into our own time limit.
-const CMDLINE: &str = "console=ttyS0 panic=-1 no_timer_check nosoftlockup";
+/// Nothing that would keep the kernel from checking its machine.
+const CMDLINE: &str = "console=ttyS0 panic=-1";
 const MEMORY: u32 = 512;
 
 /// What a guest is given.
