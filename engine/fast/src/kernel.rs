@@ -56,7 +56,10 @@ impl Fast {
     /// Goes on after an exit from translated code.
     pub(crate) fn kernel_exit(&mut self, kind: ExitKind) -> Result<(), Error> {
         match kind {
-            ExitKind::CallOut | ExitKind::Sysret | ExitKind::LoadVectors => {
+            ExitKind::CallOut
+            | ExitKind::Sysret
+            | ExitKind::LoadVectors
+            | ExitKind::InvalidatePage => {
                 if kind != ExitKind::Sysret {
                     self.statistics.call_out(self.pages.frame().exit_info);
                 }
@@ -74,7 +77,10 @@ impl Fast {
                 Ok(())
             }
             // The next look for the block at RIP makes it, and what jumps to it is linked.
-            ExitKind::Miss | ExitKind::InterruptWindow | ExitKind::Kicked | ExitKind::None => {
+            ExitKind::None => self.lost(),
+            // The frame has the host's registers, and nothing has run.
+            ExitKind::Kicked if self.pages.frame().go == go::RAW => self.reach_boundary(),
+            ExitKind::Miss | ExitKind::InterruptWindow | ExitKind::Kicked => {
                 self.take_state();
                 Ok(())
             }
@@ -103,11 +109,6 @@ impl Fast {
             }
             match self.enter(go::RAW)? {
                 ExitKind::KernelSignal => {}
-                // Nothing has run, and the instruction can be started over.
-                ExitKind::Kicked if self.pages.frame().go == go::RAW => {
-                    self.take_recovered(&position);
-                    return Ok(());
-                }
                 kind => return self.kernel_exit(kind),
             }
         }
@@ -214,7 +215,7 @@ impl Fast {
         self.pages.frame().go = how;
         let space = self.slots.current()?;
         space.wedge.aim_kicks();
-        if !space.wedge.run()? {
+        if !space.run()? {
             return Err(Error::Gone); // nothing had been ordered
         }
         let kind = self.pages.frame().reason;
@@ -224,11 +225,11 @@ impl Fast {
     /// Guest code stopped where no guest code is: the wedge is not to be believed any more.
     fn lost(&mut self) -> Result<(), Error> {
         let f = self.pages.frame();
-        let (pc, signal, trap) = (f.pc, f.signal, f.trap);
+        let (pc, signal, trap, address) = (f.pc, f.signal, f.trap, f.address);
         let bytes: Vec<u8> = (0..12).map(|n| self.code.byte(&self.pages, pc + n)).collect();
         let position = self.code.position(pc);
         tracing::error!(
-            "translated code stopped at {pc:#x} by signal {signal}, exception {trap}: {bytes:02x?}, {position:x?}"
+            "stopped at {pc:#x} by signal {signal}, exception {trap}, address {address:#x}: {bytes:02x?}, {position:x?}"
         );
         Err(Error::Gone)
     }

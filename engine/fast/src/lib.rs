@@ -131,7 +131,10 @@ impl Fast {
             self.pages.frame().reason = ExitKind::Kicked as u64;
             return Ok(ExitKind::Kicked);
         }
-        let done = space.wedge.run()?;
+        let done = space.run()?;
+        for gva in space.take_invalidated() {
+            self.cpu.forget_page(gva);
+        }
         if !done {
             self.pages.frame().go = go::NOTHING;
             space.forget();
@@ -240,6 +243,9 @@ impl Engine for Fast {
             ("fast system calls", f.fast_system_calls),
             ("fast user returns", f.fast_returns),
             ("fast kernel returns", f.fast_kernel_returns),
+            ("fast mappings", f.fast_mapped),
+            ("fast page faults", f.fast_faults),
+            ("fast invalidations", f.fast_invalidations),
         ];
         let cache = self.code.cache.counters;
         let code = [

@@ -6,7 +6,9 @@
 //! user code faults on it and is interpreted, and translated code that accesses user memory finds the
 //! address poisoned ([`wedge::Pages::give_to_kernel`]).
 
-use frame::{BIAS, KERNEL_START, NO_USER, TOP, UPPER_USER, WINDOW};
+use frame::{BIAS, KERNEL_START, NO_USER, RAM, RAM_MAX, TOP, UPPER_USER, WINDOW};
+
+const _: () = assert!(WINDOW >> REGION_BITS == 3 && RAM >> REGION_BITS == 4 && RAM_MAX >> REGION_BITS == 2);
 
 /// log2 of a region's bytes.
 const REGION_BITS: u32 = 39;
@@ -30,16 +32,13 @@ impl Regions {
 
     /// A user page may be installed here.
     pub fn user(&self, gva: u64) -> bool {
-        gva < TOP as u64
-            && !(NO_USER..UPPER_USER).contains(&gva)
-            && Self::of(gva) != Self::of(WINDOW as u64)
-            && !self.is_kernel(Self::of(gva))
+        Self::mappable(gva) && !self.is_kernel(Self::of(gva))
     }
 
     /// The HVA of a kernel page, if one may be installed there.
     pub fn kernel(gva: u64) -> Option<u64> {
         let hva = gva.wrapping_add(BIAS);
-        (gva >= KERNEL_START && Self::of(hva) != Self::of(WINDOW as u64)).then_some(hva)
+        (gva >= KERNEL_START && Self::mappable(hva)).then_some(hva)
     }
 
     /// Gives a region to the kernel; false if it was its own already.
@@ -52,8 +51,8 @@ impl Regions {
 
     /// The ranges of HVAs that may hold guest pages.
     pub fn all() -> [(u64, u64); 3] {
-        let window = extent(Self::of(WINDOW as u64));
-        [(0, window.0), (window.0 + window.1, NO_USER), (UPPER_USER, TOP as u64)]
+        let window = extent(Self::of(WINDOW as u64)).0;
+        [(0, window), ((RAM + RAM_MAX) as u64, NO_USER), (UPPER_USER, TOP as u64)]
     }
 
     /// A guest page may lie at this HVA.

@@ -65,6 +65,7 @@ pub struct Space {
     user_regions: [u64; 4],
     /// Some kernel page mapped is not global.
     local_kernel: bool,
+    invalidated: Vec<u64>,
 }
 
 impl Space {
@@ -77,7 +78,45 @@ impl Space {
             writable: HashMap::new(),
             user_regions: [0; 4],
             local_kernel: false,
+            invalidated: Vec::new(),
         }
+    }
+
+    /// Has guest code run, or orders carried out; false if they could not be.
+    pub fn run(&mut self) -> Result<bool, Error> {
+        let large = self.large.keys().any(|hva| self.user_regions[Regions::of(*hva) / 64] >> (Regions::of(*hva) % 64) & 1 == 1);
+        self.wedge.allow(MAX_MAPPINGS.saturating_sub(self.mappings), large);
+        let done = self.wedge.run()?;
+        for order in self.wedge.take_made() {
+            self.absorb(&order);
+        }
+        Ok(done)
+    }
+
+    /// Takes note of what the wedge has done by itself.
+    fn absorb(&mut self, order: &Order) {
+        let Order { address: hva, len, offset, protection } = *order;
+        if protection == 0 {
+            self.invalidated.push(hva);
+            return;
+        }
+        self.mappings += 1;
+        if protection & KERNEL_PAGE == 0 {
+            let region = Regions::of(hva);
+            self.user_regions[region / 64] |= 1 << (region % 64);
+        }
+        let writable = protection & WRITE != 0;
+        if len != PAGE {
+            self.forget_within(hva, len);
+            self.large.insert(hva, Large { len, offset, writable, protection });
+        } else if writable {
+            self.writable.entry(offset).or_default().push(hva);
+        }
+    }
+
+    /// User pages whose translations the wedge has dropped by itself: GVAs.
+    pub fn take_invalidated(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.invalidated)
     }
 
     /// Drops every mapping.

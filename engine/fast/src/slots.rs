@@ -60,7 +60,13 @@ impl Slots {
     /// An empty slot: a fresh one, or the least recently used one without its user pages.
     fn take(&mut self, cr3: u64, pages: &Pages) -> Result<Space, Error> {
         if self.spaces.len() < MAX_SLOTS {
-            let wedge = Wedge::start(self.ram.fd(), pages, self.kick.clone())?;
+            let ram = wedge::Ram {
+                fd: self.ram.fd(),
+                len: self.ram.len(),
+                low: self.ram.low_len(),
+                marks: self.ram.marks_fd(),
+            };
+            let wedge = Wedge::start(ram, pages, self.kick.clone())?;
             return Ok(Space::new(wedge, cr3));
         }
         let mut space = self.spaces.remove(0);

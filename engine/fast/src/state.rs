@@ -19,6 +19,10 @@ use x86_interp::Cpu;
 const USER_FLAGS: u64 = flags::STATUS | flags::TF | flags::DF | flags::NT | flags::AC | flags::ID;
 /// Flags translated code keeps in the host's RFLAGS.
 const IN_HOST: u64 = flags::STATUS | flags::DF | flags::ID;
+/// Last byte of the page-fault gate.
+const IDT_USED: u16 = 14 * 16 + 15;
+/// Last byte of RSP0.
+const TSS_USED: u32 = 11;
 /// DR7: some breakpoint is enabled.
 const BREAKPOINTS: u64 = 0xff;
 
@@ -38,6 +42,10 @@ pub fn load(vcpu: &Vcpu, f: &mut Frame) {
     (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
     (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
     f.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
+    (f.cr2, f.cr3) = (vcpu.cr2, vcpu.cr3);
+    f.walks = walks(vcpu).into();
+    f.idt = if vcpu.idtr.limit >= IDT_USED { vcpu.idtr.base } else { 0 };
+    f.tss = if vcpu.tr.limit >= TSS_USED { vcpu.tr.base } else { 0 };
     selectors(vcpu, f);
     load_vectors(&vcpu.fpu, &mut f.vectors.0);
 }
@@ -57,6 +65,11 @@ pub fn may_cross(vcpu: &Vcpu) -> bool {
         && !vcpu.nmi_blocked
 }
 
+/// The guest's paging is of the kind the wedge can walk.
+fn walks(vcpu: &Vcpu) -> bool {
+    vcpu.long_mode() && vcpu.efer & efer::NXE != 0 && vcpu.cr0 & cr0::WP != 0
+}
+
 /// What it came back with.
 pub fn store(f: &Frame, cpu: &mut Cpu<Board>) {
     let user = f.cpl == 3;
@@ -64,6 +77,7 @@ pub fn store(f: &Frame, cpu: &mut Cpu<Board>) {
     let vcpu = &mut cpu.vcpu;
     vcpu.gpr = f.gpr;
     vcpu.rip = f.rip;
+    vcpu.cr2 = f.cr2;
     vcpu.rflags = flags::FIXED
         | if user {
             f.rflags & USER_FLAGS | vcpu.rflags & flags::IOPL | flags::IF

@@ -13,7 +13,7 @@ pub struct Statistics {
     /// Times a wedge got its turn.
     pub entries: u64,
     /// Exits by kind, see [`ExitKind`].
-    pub exits: [u64; 10],
+    pub exits: [u64; 11],
     /// Page faults answered with a mapping.
     pub mapped: u64,
     /// Instructions interpreted one by one.
@@ -79,6 +79,7 @@ impl Statistics {
             7 => ExitKind::UserSignal,
             8 => ExitKind::Kicked,
             9 => ExitKind::LoadVectors,
+            10 => ExitKind::InvalidatePage,
             _ => ExitKind::None,
         };
         self.exits[kind as usize] += 1;

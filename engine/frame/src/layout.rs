@@ -31,11 +31,17 @@ pub const CACHE: usize = WINDOW + 0x2000_0000;
 /// Bytes of the code cache.
 pub const CACHE_LEN: usize = 64 << 20;
 /// End of the part of the window that may be mapped.
-pub const WINDOW_END: usize = CACHE + CACHE_LEN;
+pub const WINDOW_END: usize = MARKS + RAM_MAX / 4096;
 /// End of user addresses.
 pub const TOP: usize = 0x7fff_ffff_f000;
 /// Added to a kernel GVA to get its HVA, modulo 2^64.
 pub const BIAS: u64 = 0x7e00_0000_0000;
+/// HVA of all of guest RAM, closed to user code: where the wedge reads page tables.
+pub const RAM: usize = 0x0200_0000_0000;
+/// The most RAM that has room there, in bytes.
+pub const RAM_MAX: usize = 1 << 40;
+/// The marks of RAM pages, a byte each: not zero means that the monitor decides.
+pub const MARKS: usize = WINDOW + 0x4000_0000;
 /// The first kernel GVA that has an HVA.
 pub const KERNEL_START: u64 = 0xffff_8200_0000_0000;
 /// From here to [`UPPER_USER`] no user page is installed: small kernel addresses end up here.
@@ -51,6 +57,10 @@ pub const REGIONS_LEN: usize = 4096;
 pub const POISON: u64 = 1 << 62;
 /// Orders taken at once.
 pub const MAX_ORDERS: usize = 128;
+/// Mappings a wedge makes by itself before it tells the monitor.
+pub const MAX_MADE: usize = 200;
+/// Hints about what is mapped.
+pub const HINTS: usize = 2048;
 /// `Shared::turn`: the monitor acts.
 pub const MONITOR: u32 = 0;
 /// `Shared::turn`: the wedge acts.
@@ -108,6 +118,9 @@ pub enum ExitKind {
     /// XRSTOR from [`Frame::operand`] at RIP's instruction, going on at [`Frame::next`]; the wedge
     /// does it unless it cannot.
     LoadVectors = 9,
+    /// INVLPG of [`Frame::operand`] at RIP's instruction, going on at [`Frame::next`]; the wedge does
+    /// it unless it cannot.
+    InvalidatePage = 10,
 }
 
 /// How guest code goes on, in [`Frame::go`].
@@ -230,6 +243,18 @@ pub struct Frame {
     pub star: u64,
     /// The wedge may do SYSCALL, SYSRET and IRET itself.
     pub fast: u64,
+    /// CR2 and CR3.
+    pub cr2: u64,
+    /// See `cr2`.
+    pub cr3: u64,
+    /// The wedge may walk the guest's page tables: 4-level paging with NX and WP.
+    pub walks: u64,
+    /// The guest's IDT: GVA, zero if it is not the usual one.
+    pub idt: u64,
+    /// The guest's 64-bit TSS: GVA, zero if it is not the usual one.
+    pub tss: u64,
+    /// The page fault last delivered to the guest's kernel: RIP, GVA and access.
+    pub faulted: [u64; 3],
     /// The guest's GDT: GVA.
     pub gdt: u64,
     /// Its limit, bytes minus one.
@@ -242,6 +267,12 @@ pub struct Frame {
     pub fast_returns: u64,
     /// Interrupt returns inside the kernel without the monitor.
     pub fast_kernel_returns: u64,
+    /// Pages mapped without the monitor.
+    pub fast_mapped: u64,
+    /// Page faults delivered to the guest's kernel without the monitor.
+    pub fast_faults: u64,
+    /// INVLPGs done without the monitor.
+    pub fast_invalidations: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
     pub vectors: Vectors,
 }
@@ -263,6 +294,14 @@ pub struct Shared {
     pub blob_end: u64,
     /// The protection key of what user code must not touch, zero without keys.
     pub key: u64,
+    /// Bytes of guest RAM, and how many of them lie at GPA 0 and up; the rest begins at 4 GiB.
+    pub ram_len: u64,
+    /// See `ram_len`.
+    pub ram_low: u64,
+    /// Mappings the wedge may still make by itself.
+    pub budget: u64,
+    /// Not zero: something larger than a page may be mapped among the user's.
+    pub large: u64,
     /// Whose turn it is.
     pub turn: core::sync::atomic::AtomicU32,
     /// Not zero once the wedge is ready.
@@ -273,4 +312,10 @@ pub struct Shared {
     pub order_count: u64,
     /// The orders.
     pub orders: [Order; MAX_ORDERS],
+    /// How many of `made` are.
+    pub made_count: u64,
+    /// What the wedge has mapped, or with no protection unmapped, by itself.
+    pub made: [Order; MAX_MADE],
+    /// Pages that are probably mapped, each with its protection: no harm if not.
+    pub hints: [u64; HINTS],
 }

@@ -53,6 +53,10 @@ pub enum Rule {
     ReadSelector,
     /// A segment selector into memory.
     StoreSelector,
+    /// MOV from CR2 and CR3.
+    ReadControl,
+    /// INVLPG.
+    InvalidatePage,
     /// RDTSCP.
     ReadTime,
     /// XSAVE and XSAVEOPT.
@@ -93,6 +97,8 @@ pub fn rule(insn: &Instruction) -> Rule {
         Mnemonic::Wrfsbase | Mnemonic::Wrgsbase if insn.op0_register().is_gpr64() => WriteBase,
         Mnemonic::Mov if reads_selector(insn) => ReadSelector,
         Mnemonic::Mov if stores_selector(insn) => StoreSelector,
+        Mnemonic::Mov if reads_control(insn) => ReadControl,
+        Mnemonic::Invlpg if biased_segment(insn) && !insn.is_ip_rel_memory_operand() => InvalidatePage,
         Mnemonic::Rdtscp => ReadTime,
         Mnemonic::Xsave64 | Mnemonic::Xsaveopt64 if vectors_operand(insn) => SaveVectors,
         Mnemonic::Xrstor64 if vectors_operand(insn) => LoadVectors,
@@ -136,6 +142,10 @@ fn indirect_operand(insn: &Instruction) -> bool {
 /// The memory operand is relative to neither FS nor GS.
 fn biased_segment(insn: &Instruction) -> bool {
     !matches!(insn.memory_segment(), Register::FS | Register::GS)
+}
+
+fn reads_control(insn: &Instruction) -> bool {
+    insn.code() == Code::Mov_r64_cr && matches!(insn.op1_register(), Register::CR2 | Register::CR3)
 }
 
 /// A selector into a register of any size.

@@ -4,9 +4,10 @@
 //! the monitor with the state untouched.
 
 use crate::{
+    fault,
     host::load_vectors_careful,
     layout::{BIAS, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES, go},
-    turns,
+    mmu, shared, turns,
 };
 use core::arch::naked_asm;
 
@@ -49,7 +50,7 @@ pub fn system_call(f: &mut Frame) -> ! {
 }
 
 /// Goes on in translated code at RIP, with these flags.
-fn enter_kernel(f: &mut Frame, flags: u64) {
+pub fn enter_kernel(f: &mut Frame, flags: u64) {
     f.cpl = 0;
     f.interrupt_flag = flags & IF;
     f.alignment_flag = flags & AC;
@@ -89,11 +90,13 @@ fn find(guest: u64, alignment: bool) -> u64 {
 pub fn after_block(f: &mut Frame) -> bool {
     const SYSRET: u64 = ExitKind::Sysret as u64;
     const IRET: u64 = ExitKind::Iret as u64;
+    const INVALIDATE: u64 = ExitKind::InvalidatePage as u64;
     const LOAD_VECTORS: u64 = ExitKind::LoadVectors as u64;
     match f.exit_kind {
         LOAD_VECTORS => load_guest_vectors(f),
         SYSRET if f.fast != 0 => sysret(f),
         IRET if f.fast != 0 => iret(f),
+        INVALIDATE if f.walks != 0 => invalidate(f),
         _ => false,
     }
 }
@@ -105,6 +108,17 @@ fn load_guest_vectors(f: &mut Frame) -> bool {
     let next = find(f.next, f.alignment_flag != 0);
     let known = f.operand >= KERNEL_START && area % 64 == 0 && next != 0;
     if !known || !load_vectors_careful(area, f.gpr[RAX] & f.vector_mask) {
+        return false;
+    }
+    f.rip = f.next;
+    f.jump = next;
+    f.go = go::BLOCK;
+    true
+}
+
+fn invalidate(f: &mut Frame) -> bool {
+    let next = find(f.next, f.alignment_flag != 0);
+    if next == 0 || !mmu::invalidate(f, shared(), f.operand) {
         return false;
     }
     f.rip = f.next;
@@ -168,6 +182,9 @@ fn iret_to_user(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     f.gpr[RSP] = rsp;
     (f.cs, f.ss) = (cs & 0xffff, ss & 0xffff);
     enter_user(f, rip, flags);
+    if f.walks != 0 {
+        fault::before_return(f);
+    }
     true
 }
 
@@ -187,6 +204,12 @@ fn iret_to_kernel(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     true
 }
 
+/// The selector is of flat 64-bit kernel code; `None` if that cannot be read.
+pub fn kernel_code(f: &mut Frame, selector: u64) -> Option<bool> {
+    let found = descriptor(f, selector)?;
+    Some(found == 0x00af_9a00_0000_ffff && selector & 3 == 0)
+}
+
 /// A code or data descriptor of the GDT, without its accessed bit.
 fn descriptor(f: &mut Frame, selector: u64) -> Option<u64> {
     let index = selector & 0xfff8;
@@ -197,7 +220,7 @@ fn descriptor(f: &mut Frame, selector: u64) -> Option<u64> {
 }
 
 /// Reads guest kernel memory, if it is mapped; if not, the exit's detail says what is missing.
-fn kernel_word(f: &mut Frame, address: u64) -> Option<u64> {
+pub fn kernel_word(f: &mut Frame, address: u64) -> Option<u64> {
     let mut value = 0;
     let known = address >= KERNEL_START && load_careful(address.wrapping_add(BIAS), &mut value) != 0;
     if !known {

@@ -4,7 +4,7 @@ use crate::{
     frame,
     host::{self, call, load_vectors},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, KICK, REGIONS, REGIONS_LEN, STACK, STACK_LEN, TOP, WINDOW, WINDOW_END,
+        ALT_STACK, ALT_STACK_LEN, KICK, RAM, REGIONS, REGIONS_LEN, STACK, STACK_LEN, TOP, WINDOW, WINDOW_END,
     },
     shared,
     signal::{RESTORER, on_signal, on_signal_keys},
@@ -36,8 +36,8 @@ fn alone() {
     call(host::ARCH_PRCTL, 0x1012, 0, 0, 0, 0); // ARCH_SET_CPUID: CPUID faults from now on
     call(host::SET_ROBUST_LIST, 0, 24, 0, 0, 0);
     call(host::SET_TID_ADDRESS, 0, 0, 0, 0, 0);
-    let table_end = REGIONS + REGIONS_LEN;
-    for (from, to) in [(0, WINDOW), (WINDOW_END, REGIONS), (table_end, TOP)] {
+    let (ram_end, table_end) = (RAM + shared().ram_len as usize, REGIONS + REGIONS_LEN);
+    for (from, to) in [(0, WINDOW), (WINDOW_END, RAM), (ram_end, REGIONS), (table_end, TOP)] {
         if call(host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0) != 0 {
             crate::die();
         }

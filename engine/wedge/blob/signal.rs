@@ -4,7 +4,7 @@
 //! signal stack and goes on afresh. Only what interrupted the wedge itself is resumed.
 
 use crate::{
-    assist, die, frame,
+    assist, die, fault, frame,
     gates::in_gate,
     host::{self, load_vectors},
     layout::{
@@ -21,7 +21,9 @@ pub const RESTORER: u64 = 1;
 /// leave it.
 const ROUTINE: u64 = 512;
 const SIGTRAP: u64 = 5;
+const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
+const PAGE_FAULT: u64 = 14;
 const TF: u64 = 1 << 8;
 
 /// The machine context of a signal frame.
@@ -110,7 +112,7 @@ extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
         (mode::KERNEL, true) if routine < 3 => f.kicked = 1,
         (mode::USER, _) => user(f, signal, context, info),
         (mode::KERNEL, _) if in_cache(pc) => kernel(f, signal, context, info),
-        (_, false) => own(signal, context),
+        (_, false) => own(f, signal, context),
         _ => die(),
     }
 }
@@ -119,17 +121,26 @@ fn in_cache(pc: u64) -> bool {
     pc.wrapping_sub(CACHE as u64) < CACHE_LEN as u64
 }
 
-/// A fault of the wedge's own: in a careful access, or the end of single-stepping guest code.
-fn own(signal: u64, context: &mut Context) {
+/// A fault of the wedge's own: in a careful access, or the end of single-stepping guest code. Any
+/// other is told to the monitor, which gives up.
+fn own(f: &mut Frame, signal: u64, context: &mut Context) {
+    let careful = [
+        assist::load_careful as *const () as u64,
+        fault::store_careful as *const () as u64,
+        host::careful_xrstor(),
+    ];
     if signal == SIGTRAP && context.flags & TF != 0 {
         context.flags &= !TF;
-    } else if context.rip == assist::load_careful as *const () as u64
-        || context.rip == host::careful_xrstor()
-    {
+    } else if careful.contains(&context.rip) {
         context.rip = assist::load_failed as *const () as u64;
     } else {
-        die();
+        (f.signal, f.pc, f.address, f.trap) = (signal, context.rip, context.cr2, context.trap);
+        restart(broken);
     }
+}
+
+extern "C" fn broken() -> ! {
+    turns::exit(ExitKind::None)
 }
 
 extern "C" fn kicked_in_gate() -> ! {
@@ -147,11 +158,20 @@ fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     }
     // AUDIT_ARCH_X86_64, SYS_SECCOMP, and not the vsyscall page.
     let system_call = signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.address == f.rip;
-    if system_call && f.fast != 0 { restart(system_call_entry) } else { restart(user_exit) }
+    let page_fault = signal == SIGSEGV && f.trap == PAGE_FAULT;
+    match f.fast != 0 {
+        true if system_call => restart(system_call_entry),
+        true if page_fault => restart(user_fault),
+        _ => restart(user_exit),
+    }
 }
 
 extern "C" fn user_exit() -> ! {
     turns::exit(ExitKind::UserSignal)
+}
+
+extern "C" fn user_fault() -> ! {
+    fault::user(frame())
 }
 
 extern "C" fn system_call_entry() -> ! {
@@ -162,7 +182,12 @@ fn kernel(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     save(f, signal, context, info);
     f.pc = context.rip;
     f.host_flags = context.flags & !TF;
-    restart(kernel_exit)
+    let page_fault = signal == SIGSEGV && f.trap == PAGE_FAULT;
+    restart(if page_fault { kernel_fault } else { kernel_exit })
+}
+
+extern "C" fn kernel_fault() -> ! {
+    fault::kernel(frame())
 }
 
 extern "C" fn kernel_exit() -> ! {

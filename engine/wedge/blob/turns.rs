@@ -4,10 +4,10 @@ use crate::{
     die, frame,
     host::{self, call, load_vectors, map, store_vectors},
     layout::{
-        ExitKind, KERNEL_PAGE, MAX_ORDERS, MONITOR, NO_USER, Order, Shared, TOP, UPPER_USER, WEDGE, WINDOW,
+        ExitKind, KERNEL_PAGE, MAX_ORDERS, MONITOR, NO_USER, Order, RAM, RAM_MAX, Shared, TOP, UPPER_USER, WEDGE, WINDOW,
         WINDOW_LEN, go, mode,
     },
-    run, shared,
+    mmu, run, shared,
 };
 use core::sync::atomic::Ordering;
 
@@ -45,6 +45,9 @@ fn hand_over(s: &mut Shared) {
 
 fn obey(s: &mut Shared) {
     s.failed = 0;
+    if s.order_count != 0 {
+        mmu::forget_hints(s);
+    }
     let count = (s.order_count as usize).min(MAX_ORDERS);
     for at in 0..count {
         let Some(order) = s.orders.get(at).copied() else { break };
@@ -61,7 +64,7 @@ fn apply(order: &Order, s: &Shared) -> i64 {
     let Order { address, len, offset, protection } = *order;
     let end = address.wrapping_add(len);
     let window = address < (WINDOW + WINDOW_LEN) as u64 && end > WINDOW as u64;
-    let reserved = address < UPPER_USER && end > NO_USER;
+    let reserved = address < UPPER_USER && end > NO_USER || address < (RAM + RAM_MAX) as u64 && end > RAM as u64;
     if window || reserved || end > TOP as u64 || end < address {
         die();
     }

@@ -12,16 +12,19 @@
 //! - `run` enters guest code, `gates` are the last instructions of that.
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
+//! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
 //! - `turns` talks to the monitor.
 #![no_std]
 #![no_main]
 
 mod assist;
+mod fault;
 mod gates;
 mod host;
 #[path = "../../frame/src/layout.rs"]
 #[allow(dead_code, reason = "the monitor uses the rest")]
 mod layout;
+mod mmu;
 mod run;
 mod setup;
 mod signal;

@@ -18,7 +18,7 @@ mod process;
 
 pub use frame::{KERNEL_PAGE, Order, TOP, WINDOW, WINDOW_LEN};
 pub use pages::Pages;
-pub use process::{Error, Kick, Wedge};
+pub use process::{Error, Kick, Ram, Wedge};
 
 /// Protection keys can be used: the CPU and the host have them, and the host delivers signals to
 /// a stack with a key (since Linux 6.12).

@@ -2,7 +2,7 @@
 
 use crate::memory::MemoryObject;
 use frame::{
-    BIAS, CACHE_LEN, FRAME_LEN, Frame, KERNEL_START, POISON, REGIONS_LEN, TABLES_LEN, WINDOW,
+    BIAS, CACHE_LEN, FRAME_LEN, Frame, KERNEL_START, POISON, RAM, RAM_MAX, REGIONS_LEN, TABLES_LEN, WINDOW,
 };
 use std::io;
 
@@ -89,7 +89,8 @@ fn bias_of(region: usize) -> u64 {
     match region {
         _ if region >= kernel => BIAS,
         256.. => POISON,
-        _ if region == WINDOW >> 39 || is_reserved(region) => POISON,
+        _ if (WINDOW >> 39..(RAM + RAM_MAX) >> 39).contains(&region) => POISON,
+        _ if is_reserved(region) => POISON,
         _ => 0,
     }
 }

@@ -4,8 +4,8 @@
 
 use crate::{Pages, memory::MemoryObject};
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, FRAME, FRAME_LEN, GATE, KICK, MAX_ORDERS,
-    MONITOR, Order, REGIONS, REGIONS_LEN, SHARED, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN,
+    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, FRAME, FRAME_LEN, GATE, KICK, MARKS, MAX_MADE, MAX_ORDERS,
+    MONITOR, Order, RAM, RAM_MAX, REGIONS, REGIONS_LEN, SHARED, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN,
     WEDGE,
 };
 use std::{
@@ -51,6 +51,19 @@ impl Kick {
     }
 }
 
+/// Guest RAM, as a wedge needs it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ram<'a> {
+    /// Its memory object.
+    pub fd: BorrowedFd<'a>,
+    /// Its bytes, at most [`RAM_MAX`].
+    pub len: u64,
+    /// How many of them lie at GPA 0 and up; the rest begins at 4 GiB.
+    pub low: u64,
+    /// Memory object with a byte a page, not zero if the monitor decides what becomes of it.
+    pub marks: BorrowedFd<'a>,
+}
+
 /// A wedge process.
 #[derive(Debug)]
 pub struct Wedge {
@@ -65,10 +78,15 @@ impl Wedge {
     ///
     /// # Errors
     /// If the host refuses a process, memory or the sandbox.
-    pub fn start(ram: BorrowedFd<'_>, pages: &Pages, kick: Kick) -> Result<Self, Error> {
+    pub fn start(ram: Ram<'_>, pages: &Pages, kick: Kick) -> Result<Self, Error> {
+        if ram.len > RAM_MAX as u64 {
+            return Err(Error::Start(io::ErrorKind::OutOfMemory.into()));
+        }
         let mut shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
-        prepare(shared.get_mut(), ram.as_raw_fd());
+        prepare(shared.get_mut(), &ram);
         let parts = Parts {
+            ram: (ram.fd.as_raw_fd(), ram.len as usize),
+            marks: ram.marks.as_raw_fd(),
             image: image()?,
             shared: shared.fd(),
             frame: pages.frame_fd(),
@@ -117,6 +135,21 @@ impl Wedge {
     /// If the process is gone.
     pub fn run(&mut self) -> Result<bool, Error> {
         self.hand_over()
+    }
+
+    /// What the wedge has mapped, or with no protection unmapped, by itself since the last call.
+    pub fn take_made(&mut self) -> Vec<Order> {
+        let shared = self.shared.get_mut();
+        let count = (shared.made_count as usize).min(MAX_MADE);
+        shared.made_count = 0;
+        shared.made[..count].to_vec()
+    }
+
+    /// How many mappings the wedge may make by itself, and whether large user pages may be mapped.
+    pub fn allow(&mut self, mappings: usize, large: bool) {
+        let shared = self.shared.get_mut();
+        shared.budget = mappings as u64;
+        shared.large = large.into();
     }
 
     /// Carries out what has been ordered and, if the frame says so, runs guest code.
@@ -171,12 +204,13 @@ impl Drop for Wedge {
     }
 }
 
-fn prepare(shared: &mut Shared, ram: i32) {
+fn prepare(shared: &mut Shared, ram: &Ram<'_>) {
     let mut secret = [0; 8];
     // SAFETY: fills eight bytes of ours.
     unsafe { libc::getrandom(secret.as_mut_ptr().cast(), 8, 0) };
     shared.secret = u64::from_le_bytes(secret);
-    shared.ram = ram as u64;
+    shared.ram = ram.fd.as_raw_fd() as u64;
+    (shared.ram_len, shared.ram_low) = (ram.len, ram.low);
     shared.blob_end = (BLOB + IMAGE.len()) as u64;
     shared.key = u64::from(crate::keys());
 }
@@ -207,6 +241,9 @@ struct Parts {
     tables: i32,
     cache: i32,
     regions: i32,
+    marks: i32,
+    /// With its length in bytes.
+    ram: (i32, usize),
 }
 
 const R: i32 = libc::PROT_READ;
@@ -224,6 +261,8 @@ fn become_wedge(parts: &Parts) -> ! {
         (TABLES, TABLES_LEN, R, parts.tables),
         (CACHE, CACHE_LEN, RX, parts.cache),
         (REGIONS, REGIONS_LEN, R, parts.regions),
+        (MARKS, (parts.ram.1 / PAGE).next_multiple_of(PAGE), R, parts.marks),
+        (RAM, parts.ram.1, RW, parts.ram.0),
     ];
     // SAFETY: this process is about to be nothing but the window.
     unsafe {

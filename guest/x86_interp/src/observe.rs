@@ -95,6 +95,12 @@ impl<S: System> Cpu<S> {
         self.tlb.forbid_writes(page);
     }
 
+    /// The observer has dropped the translation of a page for the guest: so does the interpreter.
+    pub fn forget_page(&mut self, linear: u64) {
+        self.tlb.flush_page(linear);
+        self.blocks.forget_addresses();
+    }
+
     /// Takes the record.
     pub fn take_record(&mut self, sys: &mut S) -> Record {
         if sys.ram().has_stale_code() {

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-use crate::PAGE;
+use crate::{PAGE, RamError, mapping::Marks};
 
 /// Something was made from the page's bytes.
 const CODE: u8 = 1 << 0;
@@ -26,7 +26,7 @@ const STALE: u8 = 1 << 1;
 const ROM: u8 = 1 << 2;
 
 pub(crate) struct PageMap {
-    marks: Box<[AtomicU8]>,
+    pub(crate) marks: Marks,
     any_stale: AtomicBool,
     stale: Mutex<Vec<u64>>,
     /// The process may use expedited membarriers.
@@ -34,15 +34,15 @@ pub(crate) struct PageMap {
 }
 
 impl PageMap {
-    pub(crate) fn new(pages: u64) -> Self {
-        let marks = (0..pages).map(|_| AtomicU8::new(0)).collect();
+    pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
+        let marks = Marks::new(pages)?;
         let barriers = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
-        Self { marks, any_stale: AtomicBool::new(false), stale: Mutex::default(), barriers }
+        Ok(Self { marks, any_stale: AtomicBool::new(false), stale: Mutex::default(), barriers })
     }
 
     #[inline]
     fn mark(&self, offset: u64) -> &AtomicU8 {
-        &self.marks[(offset / PAGE) as usize]
+        self.marks.get(offset / PAGE)
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<u64>> {

@@ -97,7 +97,7 @@ impl Ram {
         }
         let layout = Layout::new(len);
         let mapping = Mapping::new(len)?;
-        let pages = Arc::new(PageMap::new(len / PAGE));
+        let pages = Arc::new(PageMap::new(len / PAGE)?);
         let dma = dma::map(&mapping, layout, &pages)?;
         let view = mapping.view();
         Ok(Self { view, layout, pages, shared: Arc::new(Inner { mapping, dma }) })
@@ -122,6 +122,12 @@ impl Ram {
     /// The memfd behind RAM, sealed against resizing.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.shared.mapping.file().as_fd()
+    }
+
+    /// The memfd of the marks that engines in other processes look at: a byte a page of RAM, zero if
+    /// the page may be written at will.
+    pub fn marks_fd(&self) -> BorrowedFd<'_> {
+        self.pages.marks.file().as_fd()
     }
 
     /// RAM as the rust-vmm crates want it: the same bytes at the same GPAs. Writes through it are

@@ -71,6 +71,28 @@ impl Drop for Mapping {
     }
 }
 
+/// One byte a page, in memory that other processes can map too.
+pub(crate) struct Marks(Mapping);
+
+impl Marks {
+    /// Zeroed marks for so many pages, which are not none.
+    pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
+        Mapping::new(pages.next_multiple_of(crate::PAGE)).map(Self)
+    }
+
+    /// The mark of a page.
+    #[inline]
+    pub(crate) fn get(&self, page: u64) -> &AtomicU8 {
+        assert!(page < self.0.len, "a page outside RAM");
+        // SAFETY: inside the mapping, which lives as long as `self`; bytes are always valid.
+        unsafe { AtomicU8::from_ptr(self.0.base.as_ptr().add(page as usize)) }
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.0.file
+    }
+}
+
 /// Where the mapping is. Kept next to an `Arc` of its [`Mapping`].
 #[derive(Clone, Copy)]
 pub(crate) struct View {

@@ -1,6 +1,7 @@
 //! The sequences, one file per kind of instruction.
 
 mod branch;
+mod control;
 mod flags;
 mod memory;
 mod stack;
@@ -98,6 +99,8 @@ impl<'a> Emitter<'a> {
             Rule::SwapGs => self.swap_gs(),
             Rule::ReadSelector => self.read_selector(insn),
             Rule::StoreSelector => self.store_selector(insn),
+            Rule::ReadControl => self.read_control(insn),
+            Rule::InvalidatePage => self.invalidate_page(insn),
             Rule::ReadTime => self.read_time(),
             Rule::SaveVectors => self.save_vectors(insn),
             Rule::LoadVectors => self.load_vectors(insn),

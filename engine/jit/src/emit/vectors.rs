@@ -37,14 +37,7 @@ impl Emitter<'_> {
         if self.alignment && !on_stack(insn) {
             return self.call_out(insn);
         }
-        let mut fixes = Fixes::default();
-        self.put_aside(&mut fixes, 0, Register::RAX);
-        self.effective_address(insn, Register::RAX);
-        self.asm.store(slot!(operand), Register::RAX);
-        self.asm.load(Register::RAX, spill(0));
-        self.store_constant(slot!(next), insn.next_ip());
-        self.exit(ExitKind::LoadVectors, insn.code() as u32, insn.ip());
-        Flow::Ends
+        self.with_address(insn, ExitKind::LoadVectors)
     }
 
     /// RDTSC that waits for what comes before it, and the guest's TSC_AUX.

@@ -1,0 +1,35 @@
+//! Control registers and translations: what the frame knows, and what the wedge can do.
+
+use super::Emitter;
+use crate::{
+    asm::{slot, spill},
+    recover::Fixes,
+    translate::Flow,
+};
+use frame::ExitKind;
+use iced_x86::{Instruction, Register};
+
+impl Emitter<'_> {
+    pub(super) fn read_control(&mut self, insn: &Instruction) -> Flow {
+        let page_fault = insn.op1_register() == Register::CR2;
+        let slot = if page_fault { slot!(cr2) } else { slot!(cr3) };
+        self.asm.load(insn.op0_register(), slot);
+        Flow::On
+    }
+
+    pub(super) fn invalidate_page(&mut self, insn: &Instruction) -> Flow {
+        self.with_address(insn, ExitKind::InvalidatePage)
+    }
+
+    /// Has the wedge do something with the address of the instruction's operand.
+    pub(super) fn with_address(&mut self, insn: &Instruction, kind: ExitKind) -> Flow {
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, Register::RAX);
+        self.effective_address(insn, Register::RAX);
+        self.asm.store(slot!(operand), Register::RAX);
+        self.asm.load(Register::RAX, spill(0));
+        self.store_constant(slot!(next), insn.next_ip());
+        self.exit(kind, insn.code() as u32, insn.ip());
+        Flow::Ends
+    }
+}

@@ -1,0 +1,129 @@
+//! Page faults without the monitor: answered with a mapping, or delivered to the guest's kernel.
+
+use crate::{
+    assist,
+    layout::{BIAS, ExitKind, Frame, KERNEL_START, Shared, go},
+    mmu::{self, Access, Walk},
+    run, shared, turns,
+};
+use core::arch::naked_asm;
+
+/// Page-fault error code.
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const FETCH: u64 = 1 << 4;
+const PAGE_FAULT: u64 = 14;
+/// RFLAGS an interrupt gate clears: TF, IF, NT, RF, VM.
+const CLEARED: u64 = 1 << 8 | 1 << 9 | 1 << 14 | 1 << 16 | 1 << 17;
+const RF: u64 = 1 << 16;
+const RSP: usize = 4;
+
+/// User code has faulted; its state is in the frame.
+pub fn user(f: &mut Frame) -> ! {
+    let s = shared();
+    let (gva, code) = (f.address, f.error);
+    if f.walks == 0 || gva >> 47 != 0 || f.rip >> 47 != 0 {
+        turns::exit(ExitKind::UserSignal);
+    }
+    let access = Access { write: code & WRITE != 0, user: true };
+    let done = match mmu::walk(f, s, gva, access) {
+        // Whether a page may be executed is the monitor's to decide.
+        Walk::Found(_) if code & FETCH != 0 => false,
+        Walk::Found(leaf) => {
+            f.go = go::USER;
+            mmu::install(f, s, gva, leaf)
+        }
+        Walk::Fault(present) => deliver(f, gva, present | code & (WRITE | FETCH) | USER),
+        Walk::Unknown => false,
+    };
+    if done { run::run() } else { turns::exit(ExitKind::UserSignal) }
+}
+
+/// Translated code has faulted; the frame has the host's registers. What cannot be mapped needs the
+/// exact state, which the monitor knows.
+pub fn kernel(f: &mut Frame) -> ! {
+    let s = shared();
+    let access = Access { write: f.error & WRITE != 0, user: false };
+    let done = f.walks != 0
+        && kernel_address(f, s).is_some_and(|gva| match mmu::walk(f, s, gva, access) {
+            Walk::Found(leaf) => mmu::install(f, s, gva, leaf),
+            _ => false,
+        });
+    if done {
+        f.go = go::RAW;
+        run::run()
+    }
+    turns::exit(ExitKind::KernelSignal)
+}
+
+/// The guest address that a host address stands for. Inside STAC..CLAC it is the user's unless the
+/// guest has kernel memory where it would be the kernel's.
+fn kernel_address(f: &Frame, s: &Shared) -> Option<u64> {
+    let gva = f.address.wrapping_sub(BIAS);
+    if f.alignment_flag == 0 {
+        return (gva >= KERNEL_START).then_some(gva);
+    }
+    let top = Access { write: false, user: false };
+    let alias = gva >= KERNEL_START && !matches!(mmu::walk(f, s, gva, top), Walk::Fault(0));
+    (!alias && f.address >> 47 == 0).then_some(f.address)
+}
+
+/// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). False, and
+/// nothing changed, if anything about it is not ordinary.
+fn deliver(f: &mut Frame, gva: u64, code: u64) -> bool {
+    let Some((handler, selector)) = gate(f) else { return false };
+    if f.tss < KERNEL_START || assist::kernel_code(f, selector) != Some(true) {
+        return false;
+    }
+    let Some(stack) = assist::kernel_word(f, f.tss + 4) else { return false };
+    let words = [f.ss, f.gpr[RSP], f.rflags | RF, f.cs, f.rip, code];
+    let mut top = stack & !15;
+    for word in words {
+        top = top.wrapping_sub(8);
+        let there = top >= KERNEL_START && store_careful(top.wrapping_add(BIAS), word) != 0;
+        if !there {
+            return false;
+        }
+    }
+    f.faulted = [f.rip, gva, code];
+    f.gpr[RSP] = top;
+    (f.cs, f.ss) = (selector, 0);
+    f.cr2 = gva;
+    f.rip = handler;
+    f.fast_faults += 1;
+    assist::enter_kernel(f, f.rflags & !CLEARED);
+    true
+}
+
+/// Handler and code selector of the page-fault gate.
+fn gate(f: &mut Frame) -> Option<(u64, u64)> {
+    if f.idt < KERNEL_START {
+        return None;
+    }
+    let low = assist::kernel_word(f, f.idt + PAGE_FAULT * 16)?;
+    let high = assist::kernel_word(f, f.idt + PAGE_FAULT * 16 + 8)?;
+    // Present, interrupt gate, no IST.
+    let ordinary = low >> 40 & 0x9f == 0x8e && low >> 32 & 7 == 0;
+    let handler = low & 0xffff | low >> 32 & 0xffff_0000 | high << 32;
+    (ordinary && handler >= KERNEL_START).then_some((handler, low >> 16 & 0xffff))
+}
+
+/// User code goes on where it had faulted: what it will need is mapped before it faults again.
+pub fn before_return(f: &mut Frame) {
+    let [rip, gva, code] = f.faulted;
+    if rip != f.rip || gva == 0 || code & FETCH != 0 {
+        return;
+    }
+    f.faulted = [0; 3];
+    let access = Access { write: code & WRITE != 0, user: true };
+    let s = shared();
+    if let Walk::Found(leaf) = mmu::walk(f, s, gva, access) {
+        mmu::install(f, s, gva, leaf);
+    }
+}
+
+/// Stores a word; the fault of its first instruction becomes a zero result.
+#[unsafe(naked)]
+pub extern "C" fn store_careful(address: u64, value: u64) -> u64 {
+    naked_asm!("mov [rdi], rsi", "mov eax, 1", "ret")
+}

@@ -1,0 +1,283 @@
+//! Answering page faults from the guest's page tables, without the monitor.
+//!
+//! The same as the monitor does (`fast::shadow`), for the ordinary cases: 4 KiB pages of RAM, and 2 MiB
+//! ones of the user's, that nothing is decoded from and that need not be executable. What is mapped is
+//! noted for the monitor, which has to take it away again when code appears in it.
+
+use crate::{
+    host::map,
+    host::{MUNMAP, PKEY_MPROTECT, call},
+    layout::{
+        BIAS, Frame, HINTS, KERNEL_PAGE, KERNEL_START, MARKS, MAX_MADE, Order, POISON, RAM, REGIONS, Shared,
+    },
+};
+use core::arch::asm;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+const P: u64 = 1;
+const RW: u64 = 1 << 1;
+const US: u64 = 1 << 2;
+const A: u64 = 1 << 5;
+const D: u64 = 1 << 6;
+const PS: u64 = 1 << 7;
+const G: u64 = 1 << 8;
+const ADDRESS: u64 = ((1 << 46) - 1) & !0xfff;
+/// Reserved in every entry.
+const RESERVED: u64 = ((1 << 52) - 1) & !((1 << 46) - 1);
+const PAGE: u64 = 4096;
+const LARGE: u64 = 1 << 21;
+const AROUND: u64 = 16;
+const HIGH_BASE: u64 = 1 << 32;
+const READ: u64 = 1;
+const WRITE: u64 = 2;
+
+/// The access to be translated.
+#[derive(Clone, Copy)]
+pub struct Access {
+    pub write: bool,
+    /// From user code; else from the kernel, with SMAP lifted as far as the address is the user's.
+    pub user: bool,
+}
+
+/// What a walk found.
+pub enum Walk {
+    Found(Leaf),
+    /// The guest takes a page fault with this P bit.
+    Fault(u64),
+    /// Not an ordinary case.
+    Unknown,
+}
+
+#[derive(Clone, Copy)]
+pub struct Leaf {
+    offset: u64,
+    large: bool,
+    writable: bool,
+    user: bool,
+    global: bool,
+}
+
+/// Offset in RAM of a page at a GPA.
+fn ram_offset(s: &Shared, gpa: u64) -> Option<u64> {
+    if gpa < s.ram_low {
+        return Some(gpa);
+    }
+    let above = gpa.checked_sub(HIGH_BASE)?;
+    (above < s.ram_len - s.ram_low).then(|| s.ram_low + above)
+}
+
+fn mark(offset: u64) -> u8 {
+    // SAFETY: there is a mark for every page of RAM.
+    unsafe { core::ptr::read_volatile((MARKS as u64 + offset / PAGE) as *const u8) }
+}
+
+/// An entry of a page table that is ordinary RAM.
+fn entry(s: &Shared, table: u64, index: u64) -> Option<&'static AtomicU64> {
+    let offset = ram_offset(s, table & ADDRESS).filter(|offset| mark(*offset) == 0)?;
+    // SAFETY: inside RAM, aligned; others write it atomically.
+    Some(unsafe { &*((RAM as u64 + offset + index * 8) as *const AtomicU64) })
+}
+
+/// Walks the guest's page tables for an access, setting accessed and dirty bits.
+pub fn walk(f: &Frame, s: &Shared, gva: u64, access: Access) -> Walk {
+    let (mut table, mut rights) = (f.cr3, RW | US);
+    for shift in [39, 30, 21, 12] {
+        let Some(slot) = entry(s, table, gva >> shift & 0x1ff) else { return Walk::Unknown };
+        let value = slot.load(Ordering::Relaxed);
+        if value & P == 0 {
+            return Walk::Fault(0);
+        }
+        let leaf = shift == 12 || value & PS != 0;
+        let odd = leaf && (shift > 21 || shift == 21 && value & 0x1f_e000 != 0);
+        if value & RESERVED != 0 || odd {
+            return Walk::Unknown;
+        }
+        rights &= value;
+        if leaf {
+            return finish(s, slot, value, rights, gva, access, shift == 21);
+        }
+        if value & A == 0 {
+            slot.fetch_or(A, Ordering::Relaxed);
+        }
+        table = value;
+    }
+    Walk::Unknown
+}
+
+fn finish(
+    s: &Shared,
+    slot: &AtomicU64,
+    value: u64,
+    rights: u64,
+    gva: u64,
+    access: Access,
+    large: bool,
+) -> Walk {
+    let denied = access.user && rights & US == 0 || access.write && rights & RW == 0;
+    if denied {
+        return Walk::Fault(P);
+    }
+    let wanted = value | A | if access.write { D } else { 0 };
+    if wanted != value && slot.compare_exchange(value, wanted, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        return Walk::Unknown;
+    }
+    let inside = if large { gva & (LARGE - PAGE) } else { 0 };
+    match ram_offset(s, (value & ADDRESS & !if large { LARGE - 1 } else { 0 }) + inside) {
+        Some(offset) => Walk::Found(Leaf {
+            offset,
+            large,
+            writable: rights & RW != 0 && wanted & D != 0,
+            user: rights & US != 0,
+            global: value & G != 0,
+        }),
+        None => Walk::Unknown,
+    }
+}
+
+/// Maps what a walk has found, and its neighbours. False if that is the monitor's to decide.
+pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf) -> bool {
+    let kernel = gva >> 63 == 1;
+    let hva = if kernel { gva.wrapping_add(BIAS) } else { gva };
+    let page = hva & !(PAGE - 1);
+    if kernel == leaf.user || kernel && (!leaf.global || leaf.large) || !owns(hva, kernel) {
+        return false;
+    }
+    if leaf.large && map_large(f, s, hva, leaf) {
+        return true;
+    }
+    if mark(leaf.offset) != 0 || !make(f, s, page, PAGE, leaf.offset, rights(leaf, kernel)) {
+        return false;
+    }
+    if !leaf.large {
+        around(f, s, gva, kernel);
+    }
+    true
+}
+
+fn rights(leaf: Leaf, kernel: bool) -> u64 {
+    READ | if leaf.writable { WRITE } else { 0 } | if kernel { KERNEL_PAGE } else { 0 }
+}
+
+/// The region of an HVA is the user's or the kernel's, as asked.
+fn owns(hva: u64, kernel: bool) -> bool {
+    // SAFETY: the table has 512 entries.
+    let owner = unsafe { *(REGIONS as *const u64).add((hva >> 39) as usize & 0x1ff) };
+    let mappable = hva >> 39 != RAM as u64 >> 39 && hva >> 39 != (RAM as u64 >> 39) + 1;
+    mappable && owner == if kernel { POISON } else { 0 }
+}
+
+/// A user's 2 MiB page that nothing is decoded from, as one mapping.
+fn map_large(f: &mut Frame, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
+    let offset = leaf.offset & !(LARGE - 1);
+    let whole = offset % LARGE == 0 && offset + LARGE <= s.ram_len;
+    if !whole || (0..LARGE / PAGE).any(|n| mark(offset + n * PAGE) != 0) {
+        return false;
+    }
+    s.large = 1;
+    make(f, s, hva & !(LARGE - 1), LARGE, offset, rights(leaf, false))
+}
+
+/// Maps pages around `gva` that the guest has used already and that are not mapped yet.
+fn around(f: &mut Frame, s: &mut Shared, gva: u64, kernel: bool) {
+    let Some(table) = last_table(f, s, gva) else { return };
+    let first = gva & !(AROUND * PAGE - 1);
+    for n in 0..AROUND {
+        let at = first + n * PAGE;
+        if at == gva & !(PAGE - 1) {
+            continue;
+        }
+        let Some(slot) = entry(s, table, at >> 12 & 0x1ff) else { return };
+        let value = slot.load(Ordering::Relaxed);
+        let used = value & (P | A | US) == P | A | if kernel { 0 } else { US };
+        if !used || value & RESERVED != 0 || kernel && value & G == 0 {
+            continue;
+        }
+        let Some(offset) = ram_offset(s, value & ADDRESS) else { continue };
+        let writable = value & RW != 0 && value & D != 0 && table & RW != 0;
+        let leaf = Leaf { offset, large: false, writable, user: !kernel, global: true };
+        let hva = if kernel { at.wrapping_add(BIAS) } else { at };
+        let protection = rights(leaf, kernel);
+        if mark(offset) == 0 && !hinted(s, hva, protection) && !make(f, s, hva, PAGE, offset, protection) {
+            return;
+        }
+    }
+}
+
+/// Address of the last-level table for `gva`, with RW set only if all levels above allow writing.
+/// The faulting page has been walked, so the path is good.
+fn last_table(f: &Frame, s: &Shared, gva: u64) -> Option<u64> {
+    let (mut table, mut rights) = (f.cr3, RW);
+    for shift in [39, 30, 21] {
+        let value = entry(s, table, gva >> shift & 0x1ff)?.load(Ordering::Relaxed);
+        if value & P == 0 || value & PS != 0 {
+            return None;
+        }
+        rights &= value;
+        table = value;
+    }
+    Some(table & ADDRESS | rights)
+}
+
+/// Nothing is known to be mapped.
+pub fn forget_hints(s: &mut Shared) {
+    // SAFETY: clears the table; there is no memset here.
+    unsafe {
+        asm!("rep stosq", inout("rdi") s.hints.as_mut_ptr() => _, inout("rcx") HINTS => _, in("rax") 0);
+    }
+}
+
+fn hint(hva: u64) -> usize {
+    (hva / PAGE) as usize % HINTS
+}
+
+fn hinted(s: &Shared, hva: u64, protection: u64) -> bool {
+    s.hints.get(hint(hva)) == Some(&(hva | protection & 7))
+}
+
+/// Maps RAM and notes it for the monitor.
+fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protection: u64) -> bool {
+    if s.budget == 0 || s.made_count as usize >= MAX_MADE {
+        return false;
+    }
+    let kernel = protection & KERNEL_PAGE != 0;
+    let populate = if len < LARGE && !(kernel && s.key != 0) { 0x8000 } else { 0 };
+    let access = protection & 7;
+    if map(hva, len, access, 0x11 | populate, s.ram, offset) < 0 {
+        return false;
+    }
+    if kernel && s.key != 0 && call(PKEY_MPROTECT, hva, len, access, s.key, 0) != 0 {
+        return false;
+    }
+    s.budget -= 1;
+    f.fast_mapped += 1;
+    note(s, Order { address: hva, len, offset, protection });
+    if let Some(hint) = s.hints.get_mut(hint(hva)) {
+        *hint = hva | access;
+    }
+    true
+}
+
+fn note(s: &mut Shared, order: Order) {
+    let at = s.made_count as usize;
+    if let Some(made) = s.made.get_mut(at) {
+        *made = order;
+        s.made_count += 1;
+    }
+}
+
+/// INVLPG of a user's page. False if it is the monitor's to do.
+pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
+    let page = gva & !(PAGE - 1);
+    if s.large != 0 || s.made_count as usize >= MAX_MADE || !owns(page, false) || gva >= BIAS && gva < KERNEL_START {
+        return false;
+    }
+    if call(MUNMAP, page, PAGE, 0, 0, 0) != 0 {
+        return false;
+    }
+    if let Some(hint) = s.hints.get_mut(hint(page)) {
+        *hint = 0;
+    }
+    note(s, Order { address: page, len: PAGE, offset: 0, protection: 0 });
+    f.fast_invalidations += 1;
+    true
+}
