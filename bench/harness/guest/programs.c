@@ -31,15 +31,27 @@ static pid_t start(const char *script)
     return child;
 }
 
+/* What is wrong with how a program ended. */
+static const char *verdict(int status)
+{
+    static char wrong[100];
+    if (WIFSIGNALED(status))
+        snprintf(wrong, sizeof wrong, "a program was killed by signal %d", WTERMSIG(status));
+    else if (WEXITSTATUS(status) == 127)
+        return "cannot enter or start the programs' root";
+    else
+        snprintf(wrong, sizeof wrong, "a program failed with %d, or its result is wrong", WEXITSTATUS(status));
+    return status == TRUE_CODE << 8 ? NULL : wrong;
+}
+
 static const char *run(const char *script, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
         int status;
         pid_t child = start(script);
         CHECK(child > 0 && waitpid(child, &status, 0) == child, "cannot start a program");
-        CHECK(WIFEXITED(status), "a program was killed");
-        CHECK(WEXITSTATUS(status) != 127, "cannot enter or start the programs' root");
-        CHECK(WEXITSTATUS(status) == TRUE_CODE, "a program failed or its result is wrong");
+        const char *wrong = verdict(status);
+        CHECK(!wrong, wrong);
     }
     return NULL;
 }

@@ -54,7 +54,7 @@ pub fn build(directory: &Path) -> Result<PathBuf, Error> {
     Ok(program)
 }
 
-/// Files whose names end in `extension`, sorted.
+/// Sources whose names end in one of `extensions`, sorted.
 fn files(extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let directory = sources();
     let entries = fs::read_dir(&directory).map_err(Error::file(&directory))?;
@@ -69,7 +69,9 @@ fn files(extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
 
 fn compile(output: &Path) -> Result<(), Error> {
     let mut cc = Command::new("cc");
-    cc.args(OPTIONS).arg("-o").arg(output).args(files(&["c"])?).arg("-lm");
+    let page = sources().join("page.s");
+    cc.args(OPTIONS).arg("-o").arg(output);
+    cc.arg(&page).args(files(&["c"])?).arg(&page).arg("-lm");
     match cc.output() {
         Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::NoCompiler),
         Err(error) => Err(Error::file("cc")(error)),
@@ -85,7 +87,7 @@ fn digest() -> Result<String, Error> {
     if let Ok(version) = Command::new("cc").arg("--version").output() {
         hash.update(version.stdout);
     }
-    for path in files(&["c", "h"])? {
+    for path in files(&["c", "h", "s"])? {
         hash.update(fs::read(&path).map_err(Error::file(&path))?);
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())

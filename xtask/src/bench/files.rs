@@ -17,7 +17,11 @@ use crate::{
     assets::{Assets, Kernel, KernelFiles},
     checks::root,
     cpio::Archive,
+    modules::ModuleTree,
 };
+
+/// What a machine needs for its disk, where its kernel does not have it built in.
+const DISK_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 
 /// What machines are made of.
 pub(super) struct Files {
@@ -57,18 +61,22 @@ impl Files {
         archive.character_device("dev/console", 5, 1);
         archive.file("bin/sh", 0o755, &self.busybox);
         archive.file("init", 0o755, &program);
-        self.add_modules(&mut archive);
+        self.add_modules(&mut archive)?;
         Ok(archive.finish())
     }
 
     /// Modules make starts slower, and only the disk needs them.
-    fn add_modules(&self, archive: &mut Archive) {
+    fn add_modules(&self, archive: &mut Archive) -> Result<()> {
         let mut order = String::new();
-        for module in self.userland.iter().flat_map(|_| &self.kernel.modules) {
-            archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.content);
-            order += &format!("{}\n", module.name);
+        if self.userland.is_some() {
+            let directory = self.kernel.image.with_file_name("modules");
+            for module in ModuleTree::scan(&directory)?.closure(&DISK_MODULES)? {
+                archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.content);
+                order += &format!("{}\n", module.name);
+            }
         }
         archive.file("modules/order", 0o644, order.as_bytes());
+        Ok(())
     }
 
     /// Writes the root file system and says how to boot it.

@@ -177,6 +177,8 @@ impl Arguments {
 
     fn pace(&self) -> Pace {
         let (batches, batch, row, answer) = match (self.quick, self.full) {
+            // What whole programs take cannot be made less.
+            (true, _) if self.with_programs() => (5, 20, 3, 120),
             (true, _) => (5, 20, 3, 30),
             (_, true) => (15, 200, 120, 300),
             _ => (7, 50, 20, 120),
