@@ -47,9 +47,6 @@ use x86::{
 };
 use x86_interp::{Counters, Cpu, Exit, Leave, System, pending};
 
-/// Instructions interpreted at a time on a page of user code that cannot run directly.
-const MAX_ON_A_PAGE: usize = 10_000;
-
 /// Which code is run how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
@@ -170,17 +167,6 @@ impl Fast {
         state::store(f, &mut self.cpu);
     }
 
-    /// Interprets user code until it leaves the page it is on.
-    fn interpret_page(&mut self) {
-        let page = |v: &Vcpu| (v.cpl(), v.rip & !0xfff);
-        let here = page(&self.cpu.vcpu);
-        for _ in 0..MAX_ON_A_PAGE {
-            self.interpret();
-            if page(&self.cpu.vcpu) != here || self.cpu.must_exit(&mut self.board).is_some() {
-                break;
-            }
-        }
-    }
 
     /// Interprets one instruction.
     fn interpret(&mut self) {

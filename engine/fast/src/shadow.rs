@@ -2,10 +2,11 @@
 
 use crate::{
     regions::{Regions, extent},
-    scan,
+    scan::{self, Patch},
 };
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap};
+use frame::{COPY, POKE, PROTECT};
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
 use x86::paging::{self, Access, Roots, Translation, WalkMemory};
 use x86_interp::{GuestRam, RamPage};
@@ -65,7 +66,11 @@ pub struct Space {
     user_regions: [u64; 4],
     /// Some kernel page mapped is not global.
     local_kernel: bool,
+    /// A large page of the user's has been mapped from here.
+    user_large: bool,
     invalidated: Vec<u64>,
+    /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
+    copies: HashMap<u64, Vec<u64>>,
 }
 
 impl Space {
@@ -78,14 +83,15 @@ impl Space {
             writable: HashMap::new(),
             user_regions: [0; 4],
             local_kernel: false,
+            user_large: false,
             invalidated: Vec::new(),
+            copies: HashMap::new(),
         }
     }
 
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
-        let large = self.large.keys().any(|hva| self.user_regions[Regions::of(*hva) / 64] >> (Regions::of(*hva) % 64) & 1 == 1);
-        self.wedge.allow(MAX_MAPPINGS.saturating_sub(self.mappings), large);
+        self.wedge.allow(MAX_MAPPINGS.saturating_sub(self.mappings), self.user_large);
         let done = self.wedge.run()?;
         for order in self.wedge.take_made() {
             self.absorb(&order);
@@ -97,6 +103,7 @@ impl Space {
     fn absorb(&mut self, order: &Order) {
         let Order { address: hva, len, offset, protection } = *order;
         if protection == 0 {
+            self.forget_within(hva, len);
             self.invalidated.push(hva);
             return;
         }
@@ -129,6 +136,7 @@ impl Space {
         self.mappings = 0;
         self.large.clear();
         self.writable.clear();
+        self.copies.clear();
         self.user_regions = [0; 4];
         self.local_kernel = false;
         Ok(())
@@ -145,6 +153,7 @@ impl Space {
             }
         }
         self.user_regions = [0; 4];
+        self.user_large = false;
         Ok(())
     }
 
@@ -153,10 +162,12 @@ impl Space {
         let (start, len) = extent(region);
         let gone = |hva: u64| hva.wrapping_sub(start) < len;
         self.large.retain(|hva, _| !gone(*hva));
-        self.writable.retain(|_, places| {
-            places.retain(|hva| !gone(*hva));
-            !places.is_empty()
-        });
+        for places in [&mut self.writable, &mut self.copies] {
+            places.retain(|_, hvas| {
+                hvas.retain(|hva| !gone(*hva));
+                !hvas.is_empty()
+            });
+        }
         let top = wedge::TOP as u64;
         self.unmap(start, len.min(top - start))
     }
@@ -252,7 +263,7 @@ impl Space {
         roots: Roots,
         place: Place,
         found: &Translation,
-        Access { write, fetch, .. }: Access,
+        Access { write, .. }: Access,
     ) -> Result<Answer, Error> {
         // Writes to code go through the interpreter, which has what was made from it dropped.
         let page = ram.page(found.gpa & !(PAGE - 1));
@@ -262,9 +273,6 @@ impl Space {
         let code = found.executable && !place.kernel;
         if found.page_bits >= 21 && !code && self.map_large(ram, roots, place, found)? {
             return Ok(Answer::Mapped);
-        }
-        if fetch && page.is_some_and(|page| !self.may_execute(ram, page.offset)) {
-            return Ok(Answer::Interpret);
         }
         if !self.map_page(ram, place, found, write)? {
             return Ok(Answer::Interpret);
@@ -289,24 +297,41 @@ impl Space {
         }
         let written = found.writable && found.dirty && page.writable;
         let writable = written && !ram.is_code(page.offset);
-        let execute = found.executable && !place.kernel && self.may_execute(ram, page.offset);
+        let execute = found.executable && !place.kernel;
         let hva = place.hva & !(PAGE - 1);
         if writable {
             self.writable.entry(page.offset).or_default().push(hva);
         }
         self.note(place, found);
-        self.map(hva, PAGE, page.offset, protection(place, execute, writable))?;
+        let patches = if execute { patches(ram, page.offset) } else { Vec::new() };
+        if patches.is_empty() {
+            self.map(hva, PAGE, page.offset, protection(place, execute, writable))?;
+        } else {
+            self.map_patched(hva, page.offset, &patches)?;
+        }
         Ok(true)
     }
 
-    /// The RAM page at this offset holds nothing that user code may not execute directly.
-    fn may_execute(&self, ram: &Ram, offset: u64) -> bool {
-        if wedge::cpuid_faults() {
-            return true;
+    /// Maps a changed copy of a page of code. The page counts as code from now on, so that a write
+    /// to it comes to light ([`Space::drop_copies`]).
+    fn map_patched(&mut self, hva: u64, offset: u64, patches: &[Patch]) -> Result<(), Error> {
+        self.copies.entry(offset).or_default().push(hva);
+        self.map(hva, PAGE, offset, COPY)?;
+        for patch in patches {
+            let (address, bytes) = (hva + patch.at as u64, patch.bytes);
+            let order = Order { address, len: patch.len, offset: bytes, protection: POKE };
+            self.wedge.order(order)?;
         }
-        let mut bytes = [0; PAGE as usize];
-        ram.read(offset, &mut bytes);
-        !scan::holds_cpuid(&bytes)
+        let protection = PROTECT | READ | EXECUTE;
+        self.wedge.order(Order { address: hva, len: PAGE, offset: 0, protection })
+    }
+
+    /// Drops the changed copies of a RAM page (by offset) that has been written.
+    pub fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
+        for hva in self.copies.remove(&offset).unwrap_or_default() {
+            self.unmap(hva, PAGE)?;
+        }
+        Ok(())
     }
 
     fn note(&mut self, place: Place, found: &Translation) {
@@ -351,6 +376,7 @@ impl Space {
             return Ok(false);
         }
         self.note(place, found);
+        self.user_large |= !place.kernel;
         self.map_run(ram, hva, len, offset, place, found)?;
         Ok(true)
     }
@@ -414,6 +440,17 @@ fn protection(place: Place, execute: bool, writable: bool) -> u64 {
     let execute = if execute { EXECUTE } else { 0 };
     let kernel = if place.kernel { KERNEL_PAGE } else { 0 };
     READ | execute | kernel | if writable { WRITE } else { 0 }
+}
+
+/// What has to be changed in a page of code before user code may execute it. Such a page is marked.
+fn patches(ram: &Ram, offset: u64) -> Vec<Patch> {
+    let mut bytes = [0; PAGE as usize];
+    ram.read(offset, &mut bytes);
+    let found = scan::patches(&bytes);
+    if !found.is_empty() {
+        ram.mark_code(offset);
+    }
+    found
 }
 
 /// The first page of the 2 MiB around a translation, if all of them are contiguous writable RAM.

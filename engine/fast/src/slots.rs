@@ -93,6 +93,11 @@ impl Slots {
         for page in &record.code_pages {
             self.protect(*page);
         }
+        for page in &record.stale_pages {
+            for space in &mut self.spaces {
+                let _ = space.drop_copies(*page);
+            }
+        }
     }
 
     /// No slot may write the RAM page at this offset any more without a fault.

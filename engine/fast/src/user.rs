@@ -88,7 +88,6 @@ impl Fast {
         let mut ram = self.board.ram();
         match paging::walk(&mut ram, roots, gva, access) {
             Err(fault) => self.cpu.exception(&mut self.board, fault),
-            Ok(_) if access.fetch => self.interpret_page(),
             Ok(_) => self.interpret(),
         }
     }

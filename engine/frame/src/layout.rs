@@ -59,6 +59,8 @@ pub const POISON: u64 = 1 << 62;
 pub const MAX_ORDERS: usize = 128;
 /// Mappings a wedge makes by itself before it tells the monitor.
 pub const MAX_MADE: usize = 200;
+/// Large user pages a wedge maps by itself.
+pub const MAX_LARGE: usize = 64;
 /// Hints about what is mapped.
 pub const HINTS: usize = 2048;
 /// `Shared::turn`: the monitor acts.
@@ -90,6 +92,12 @@ pub struct Order {
 
 /// In [`Order::protection`]: user code must not get at it.
 pub const KERNEL_PAGE: u64 = 1 << 16;
+/// In [`Order::protection`]: a private copy of the page, to be changed by [`POKE`].
+pub const COPY: u64 = 1 << 17;
+/// In [`Order::protection`]: writes the [`Order::len`] bytes (1 to 8) in [`Order::offset`].
+pub const POKE: u64 = 1 << 18;
+/// In [`Order::protection`]: only the protection changes.
+pub const PROTECT: u64 = 1 << 19;
 
 /// Why translated code exits, in [`Frame::exit_kind`], and why the wedge gives the monitor its turn, in
 /// [`Frame::reason`].
@@ -300,8 +308,10 @@ pub struct Shared {
     pub ram_low: u64,
     /// Mappings the wedge may still make by itself.
     pub budget: u64,
-    /// Not zero: something larger than a page may be mapped among the user's.
+    /// Not zero: the monitor has mapped something larger than a page among the user's.
     pub large: u64,
+    /// The 2 MiB pages of the user's that the wedge has mapped by itself: HVAs, zero for none.
+    pub larges: [u64; MAX_LARGE],
     /// Whose turn it is.
     pub turn: core::sync::atomic::AtomicU32,
     /// Not zero once the wedge is ready.

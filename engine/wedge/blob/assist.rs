@@ -104,9 +104,10 @@ pub fn after_block(f: &mut Frame) -> bool {
 /// XRSTOR of what the guest asks for, if it is in order.
 fn load_guest_vectors(f: &mut Frame) -> bool {
     const RAX: usize = 0;
-    let area = f.operand.wrapping_add(BIAS);
+    let area = host_address(f.operand);
     let next = find(f.next, f.alignment_flag != 0);
-    let known = f.operand >= KERNEL_START && area % 64 == 0 && next != 0;
+    let open = f.operand >= KERNEL_START || f.alignment_flag != 0;
+    let known = open && area % 64 == 0 && area >> 47 == 0 && next != 0;
     if !known || !load_vectors_careful(area, f.gpr[RAX] & f.vector_mask) {
         return false;
     }

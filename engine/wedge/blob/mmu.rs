@@ -8,7 +8,7 @@ use crate::{
     host::map,
     host::{MUNMAP, PKEY_MPROTECT, call},
     layout::{
-        BIAS, Frame, HINTS, KERNEL_PAGE, KERNEL_START, MARKS, MAX_MADE, Order, POISON, RAM, REGIONS, Shared,
+        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, Order, POISON, RAM, REGIONS, Shared,
     },
 };
 use core::arch::asm;
@@ -173,8 +173,31 @@ fn map_large(f: &mut Frame, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
     if !whole || (0..LARGE / PAGE).any(|n| mark(offset + n * PAGE) != 0) {
         return false;
     }
-    s.large = 1;
-    make(f, s, hva & !(LARGE - 1), LARGE, offset, rights(leaf, false))
+    let base = hva & !(LARGE - 1);
+    let Some(free) = s.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
+    let made = make(f, s, base, LARGE, offset, rights(leaf, false));
+    if made && let Some(slot) = s.larges.get_mut(free) {
+        *slot = base;
+    }
+    made
+}
+
+/// A range is mapped anew or not at all.
+pub fn forget(s: &mut Shared, from: u64, to: u64) {
+    if to - from > HINTS as u64 * PAGE {
+        forget_hints(s);
+    } else {
+        for page in (from..to).step_by(PAGE as usize) {
+            if let Some(hint) = s.hints.get_mut(hint(page)) {
+                *hint = 0;
+            }
+        }
+    }
+    for at in &mut s.larges {
+        if *at >= from && *at < to {
+            *at = 0;
+        }
+    }
 }
 
 /// Maps pages around `gva` that the guest has used already and that are not mapped yet.
@@ -268,16 +291,17 @@ fn note(s: &mut Shared, order: Order) {
 /// INVLPG of a user's page. False if it is the monitor's to do.
 pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
     let page = gva & !(PAGE - 1);
-    if s.large != 0 || s.made_count as usize >= MAX_MADE || !owns(page, false) || gva >= BIAS && gva < KERNEL_START {
+    if s.large != 0 || s.made_count as usize >= MAX_MADE || gva >> 47 != 0 || !owns(page, false) {
         return false;
     }
-    if call(MUNMAP, page, PAGE, 0, 0, 0) != 0 {
+    let base = page & !(LARGE - 1);
+    let large = s.larges.contains(&base);
+    let (page, len) = if large { (base, LARGE) } else { (page, PAGE) };
+    if call(MUNMAP, page, len, 0, 0, 0) != 0 {
         return false;
     }
-    if let Some(hint) = s.hints.get_mut(hint(page)) {
-        *hint = 0;
-    }
-    note(s, Order { address: page, len: PAGE, offset: 0, protection: 0 });
+    forget(s, page, page + len);
+    note(s, Order { address: page, len, offset: 0, protection: 0 });
     f.fast_invalidations += 1;
     true
 }

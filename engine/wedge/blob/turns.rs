@@ -4,7 +4,7 @@ use crate::{
     die, frame,
     host::{self, call, load_vectors, map, store_vectors},
     layout::{
-        ExitKind, KERNEL_PAGE, MAX_ORDERS, MONITOR, NO_USER, Order, RAM, RAM_MAX, Shared, TOP, UPPER_USER, WEDGE, WINDOW,
+        COPY, ExitKind, KERNEL_PAGE, MAX_ORDERS, MONITOR, NO_USER, Order, POKE, PROTECT, RAM, RAM_MAX, Shared, TOP, UPPER_USER, WEDGE, WINDOW,
         WINDOW_LEN, go, mode,
     },
     mmu, run, shared,
@@ -45,9 +45,6 @@ fn hand_over(s: &mut Shared) {
 
 fn obey(s: &mut Shared) {
     s.failed = 0;
-    if s.order_count != 0 {
-        mmu::forget_hints(s);
-    }
     let count = (s.order_count as usize).min(MAX_ORDERS);
     for at in 0..count {
         let Some(order) = s.orders.get(at).copied() else { break };
@@ -60,7 +57,16 @@ fn obey(s: &mut Shared) {
     s.order_count = 0;
 }
 
-fn apply(order: &Order, s: &Shared) -> i64 {
+/// Writes bytes into a private copy that has just been mapped.
+fn poke(address: u64, len: u64, bytes: u64) -> i64 {
+    for n in 0..len.min(8) {
+        // SAFETY: an address outside the window; if it is not mapped, this process ends.
+        unsafe { *((address + n) as *mut u8) = (bytes >> (n * 8)) as u8 };
+    }
+    0
+}
+
+fn apply(order: &Order, s: &mut Shared) -> i64 {
     let Order { address, len, offset, protection } = *order;
     let end = address.wrapping_add(len);
     let window = address < (WINDOW + WINDOW_LEN) as u64 && end > WINDOW as u64;
@@ -68,8 +74,19 @@ fn apply(order: &Order, s: &Shared) -> i64 {
     if window || reserved || end > TOP as u64 || end < address {
         die();
     }
+    mmu::forget(s, address, end);
     if protection == 0 {
         return call(host::MUNMAP, address, len, 0, 0, 0);
+    }
+    if protection & POKE != 0 {
+        return poke(address, len, offset);
+    }
+    if protection & PROTECT != 0 {
+        return call(host::MPROTECT, address, len, protection & 7, 0, 0);
+    }
+    if protection & COPY != 0 {
+        // MAP_PRIVATE | MAP_FIXED | MAP_POPULATE
+        return map(address, len, 3, 0x8012, s.ram, offset);
     }
     let (rights, kernel) = (protection & !KERNEL_PAGE, protection & KERNEL_PAGE != 0);
     // MAP_SHARED | MAP_FIXED, and MAP_POPULATE for user pages of less than a large page.

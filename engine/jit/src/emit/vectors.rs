@@ -1,9 +1,9 @@
 //! XSAVE and XRSTOR: the guest's vector registers are the host's, but the host has more of them, so
 //! the mask of what to save is cut to what the guest knows. And RDTSCP.
 
-use super::{Emitter, memory::{flat_operand, on_stack}};
+use super::Emitter;
 use crate::{
-    asm::{slot, spill},
+    asm::{register, slot, spill, sum},
     recover::Fixes,
     translate::Flow,
 };
@@ -13,30 +13,43 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 impl Emitter<'_> {
     /// XSAVEOPT may save what it would rather leave out; so it becomes XSAVE.
     pub(super) fn save_vectors(&mut self, insn: &Instruction) -> Flow {
-        if self.alignment && !on_stack(insn) {
-            return self.call_out(insn);
-        }
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, Register::RAX);
         self.put_aside(&mut fixes, 1, Register::RDX);
+        let [address, bias] = self.scratch_beside_mask(insn);
+        self.put_aside(&mut fixes, 2, address);
+        self.put_aside(&mut fixes, 3, bias);
+        self.effective_address(insn, address);
+        self.bias_for(address, bias);
         let hva = self.asm.slot_hva(slot!(vector_mask));
         let known = MemoryOperand::with_base_displ(Register::RIP, hva as i64);
-        let cut = Instruction::with3(Code::VEX_Pext_r32_r32_rm32, Register::EAX, Register::EAX, known);
+        let (to, from) = (Register::EAX, Register::EAX);
+        let cut = Instruction::with3(Code::VEX_Pext_r32_r32_rm32, to, from, known);
         self.asm.put(&cut.expect("pext"));
         self.asm.mov_imm(Register::RDX, 0);
-        let to = flat_operand(insn, Register::GS);
-        let save = Instruction::with1(Code::Xsave64_mem, to);
+        let save = Instruction::with1(Code::Xsave64_mem, sum(address, bias));
         self.asm.put(&save.expect("xsave64"));
-        self.asm.load(Register::RAX, spill(0));
-        self.asm.load(Register::RDX, spill(1));
+        for (index, register) in [Register::RAX, Register::RDX, address, bias].iter().enumerate() {
+            self.asm.load(*register, spill(index));
+        }
         Flow::On
+    }
+
+    /// Two registers that are neither the mask nor in the operand nor RSP.
+    fn scratch_beside_mask(&self, insn: &Instruction) -> [Register; 2] {
+        let used = [
+            Register::RAX,
+            Register::RDX,
+            Register::RSP,
+            insn.memory_base().full_register(),
+            insn.memory_index().full_register(),
+        ];
+        let mut free = (0..16).map(register).filter(|r| !used.contains(r));
+        [(); 2].map(|()| free.next().expect("eleven are free"))
     }
 
     /// The wedge does it: user code that can jump here must not find an XRSTOR.
     pub(super) fn load_vectors(&mut self, insn: &Instruction) -> Flow {
-        if self.alignment && !on_stack(insn) {
-            return self.call_out(insn);
-        }
         self.with_address(insn, ExitKind::LoadVectors)
     }
 
