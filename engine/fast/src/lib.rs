@@ -102,14 +102,14 @@ impl Fast {
     /// Brings everything derived from guest memory up to date and selects the current slot.
     fn synchronize(&mut self) -> Result<(), Error> {
         let record = self.cpu.take_record(&mut self.board);
-        if record.is_empty() {
-            return self.slots.select(self.cpu.vcpu.cr3, &self.pages);
+        let pcid = self.cpu.pcid().into();
+        if !record.is_empty() {
+            self.statistics.flushes += record.flushes.len() as u64;
+            let roots = Roots::from(&self.cpu.vcpu);
+            self.code.apply(&mut self.pages, self.board.ram(), roots, &record);
+            self.slots.apply(&record, roots, pcid);
         }
-        self.statistics.flushes += record.flushes.len() as u64;
-        let roots = Roots::from(&self.cpu.vcpu);
-        self.code.apply(&mut self.pages, self.board.ram(), roots, &record);
-        self.slots.apply(&record);
-        self.slots.select(self.cpu.vcpu.cr3, &self.pages)
+        self.slots.select(pcid, &self.pages)
     }
 
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.

@@ -54,10 +54,12 @@ struct Large {
 /// A wedge and what is mapped in it.
 pub struct Space {
     pub wedge: Wedge,
-    /// CR3 without the no-flush bit.
-    pub cr3: u64,
+    /// Process-context identifier, zero if there are none.
+    pub pcid: u64,
     /// Mappings made since the last clearing.
     mappings: usize,
+    /// The user's mappings of one page each, by HVA: offset in RAM and protection.
+    pages: BTreeMap<u64, (u64, u64)>,
     /// Large mappings by HVA.
     large: BTreeMap<u64, Large>,
     /// Where RAM pages (by offset) are mapped writable one by one: HVAs.
@@ -74,11 +76,12 @@ pub struct Space {
 }
 
 impl Space {
-    pub fn new(wedge: Wedge, cr3: u64) -> Self {
+    pub fn new(wedge: Wedge, pcid: u64) -> Self {
         Self {
             wedge,
-            cr3,
+            pcid,
             mappings: 0,
+            pages: BTreeMap::new(),
             large: BTreeMap::new(),
             writable: HashMap::new(),
             user_regions: [0; 4],
@@ -104,6 +107,7 @@ impl Space {
         let Order { address: hva, len, offset, protection } = *order;
         if protection == 0 {
             self.forget_within(hva, len);
+            self.pages.remove(&hva);
             self.invalidated.push(hva);
             return;
         }
@@ -116,7 +120,12 @@ impl Space {
         if len != PAGE {
             self.forget_within(hva, len);
             self.large.insert(hva, Large { len, offset, writable, protection });
-        } else if writable {
+            return;
+        }
+        if protection & KERNEL_PAGE == 0 {
+            self.pages.insert(hva, (offset, protection));
+        }
+        if writable {
             self.writable.entry(offset).or_default().push(hva);
         }
     }
@@ -137,6 +146,7 @@ impl Space {
         self.large.clear();
         self.writable.clear();
         self.copies.clear();
+        self.pages.clear();
         self.user_regions = [0; 4];
         self.local_kernel = false;
         Ok(())
@@ -152,9 +162,45 @@ impl Space {
                 self.clear_region(region)?;
             }
         }
+        self.pages.clear();
         self.user_regions = [0; 4];
         self.user_large = false;
         Ok(())
+    }
+
+    /// Drops every mapping that is not global and not what the page tables say now: after a fork most
+    /// are, and need not be faulted in again.
+    pub fn revalidate(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        if self.local_kernel || self.user_large || self.has_user_large() {
+            return self.clear_local();
+        }
+        let mut gone = Vec::new();
+        let mut read_only = Vec::new();
+        for (hva, (offset, protection)) in &self.pages {
+            match still_good(ram, roots, *hva, *offset, *protection) {
+                Standing::Good => {}
+                Standing::ReadOnly => read_only.push(*hva),
+                Standing::Gone => gone.push(*hva),
+            }
+        }
+        for (start, end) in runs(&read_only) {
+            let protection = PROTECT | READ;
+            self.wedge.order(Order { address: start, len: end - start, offset: 0, protection })?;
+        }
+        for hva in read_only {
+            self.pages.entry(hva).and_modify(|(_, protection)| *protection &= !WRITE);
+        }
+        for (start, end) in runs(&gone) {
+            self.unmap(start, end - start)?;
+        }
+        for hva in gone {
+            self.pages.remove(&hva);
+        }
+        Ok(())
+    }
+
+    fn has_user_large(&self) -> bool {
+        self.large.values().any(|large| large.protection & KERNEL_PAGE == 0)
     }
 
     /// Drops everything in a region.
@@ -162,6 +208,7 @@ impl Space {
         let (start, len) = extent(region);
         let gone = |hva: u64| hva.wrapping_sub(start) < len;
         self.large.retain(|hva, _| !gone(*hva));
+        self.pages.retain(|hva, _| !gone(*hva));
         for places in [&mut self.writable, &mut self.copies] {
             places.retain(|_, hvas| {
                 hvas.retain(|hva| !gone(*hva));
@@ -194,7 +241,10 @@ impl Space {
                 self.large.remove(&start);
                 self.unmap(start, large.len)
             }
-            None => self.unmap(hva, PAGE),
+            None => {
+                self.pages.remove(&hva);
+                self.unmap(hva, PAGE)
+            }
         }
     }
 
@@ -207,6 +257,7 @@ impl Space {
     pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
         let single = self.writable.remove(&offset).unwrap_or_default();
         for hva in single {
+            self.pages.remove(&hva);
             self.unmap(hva, PAGE)?;
         }
         let within = |l: &Large| l.writable && offset.wrapping_sub(l.offset) < l.len;
@@ -304,6 +355,9 @@ impl Space {
         }
         self.note(place, found);
         let patches = if execute { patches(ram, page.offset) } else { Vec::new() };
+        if !place.kernel {
+            self.pages.insert(hva, (page.offset, protection(place, execute, writable)));
+        }
         if patches.is_empty() {
             self.map(hva, PAGE, page.offset, protection(place, execute, writable))?;
         } else {
@@ -329,6 +383,7 @@ impl Space {
     /// Drops the changed copies of a RAM page (by offset) that has been written.
     pub fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
         for hva in self.copies.remove(&offset).unwrap_or_default() {
+            self.pages.remove(&hva);
             self.unmap(hva, PAGE)?;
         }
         Ok(())
@@ -440,6 +495,40 @@ fn protection(place: Place, execute: bool, writable: bool) -> u64 {
     let execute = if execute { EXECUTE } else { 0 };
     let kernel = if place.kernel { KERNEL_PAGE } else { 0 };
     READ | execute | kernel | if writable { WRITE } else { 0 }
+}
+
+/// What has become of a mapping.
+enum Standing {
+    Good,
+    /// It may not be written any more.
+    ReadOnly,
+    Gone,
+}
+
+/// Compares a page's mapping with what would be mapped now.
+fn still_good(ram: &Ram, roots: Roots, hva: u64, offset: u64, protection: u64) -> Standing {
+    let Some(found) = leaf(ram, roots, hva, true) else { return Standing::Gone };
+    let same = ram.page(found.gpa).is_some_and(|page| page.offset == offset);
+    if !same || protection & EXECUTE != 0 && !found.executable {
+        return Standing::Gone;
+    }
+    match protection & WRITE != 0 && !(found.writable && found.dirty) {
+        false => Standing::Good,
+        true if protection & EXECUTE == 0 => Standing::ReadOnly,
+        true => Standing::Gone,
+    }
+}
+
+/// Adjacent pages, ascending, as ranges.
+fn runs(pages: &[u64]) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for page in pages {
+        match runs.last_mut() {
+            Some((_, end)) if *end == *page => *end += PAGE,
+            _ => runs.push((*page, *page + PAGE)),
+        }
+    }
+    runs
 }
 
 /// What has to be changed in a page of code before user code may execute it. Such a page is marked.

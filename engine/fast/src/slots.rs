@@ -28,14 +28,15 @@ impl Slots {
         Self { ram, kick, spaces: Vec::new(), regions: Regions::default() }
     }
 
-    /// Makes the slot for an address space the current one.
-    pub fn select(&mut self, cr3: u64, pages: &Pages) -> Result<(), Error> {
-        if self.spaces.last().is_some_and(|space| space.cr3 == cr3) {
+    /// Makes the slot for a process-context identifier the current one. As in a TLB, it is the
+    /// identifier that tells spaces apart: who loads another page table under the same one flushes.
+    pub fn select(&mut self, pcid: u64, pages: &Pages) -> Result<(), Error> {
+        if self.spaces.last().is_some_and(|space| space.pcid == pcid) {
             return Ok(());
         }
-        let space = match self.spaces.iter().position(|space| space.cr3 == cr3) {
+        let space = match self.spaces.iter().position(|space| space.pcid == pcid) {
             Some(at) => self.spaces.remove(at),
-            None => self.take(cr3, pages)?,
+            None => self.take(pcid, pages)?,
         };
         self.spaces.push(space);
         Ok(())
@@ -58,7 +59,7 @@ impl Slots {
     }
 
     /// An empty slot: a fresh one, or the least recently used one without its user pages.
-    fn take(&mut self, cr3: u64, pages: &Pages) -> Result<Space, Error> {
+    fn take(&mut self, pcid: u64, pages: &Pages) -> Result<Space, Error> {
         if self.spaces.len() < MAX_SLOTS {
             let ram = wedge::Ram {
                 fd: self.ram.fd(),
@@ -67,21 +68,25 @@ impl Slots {
                 marks: self.ram.marks_fd(),
             };
             let wedge = Wedge::start(ram, pages, self.kick.clone())?;
-            return Ok(Space::new(wedge, cr3));
+            return Ok(Space::new(wedge, pcid));
         }
         let mut space = self.spaces.remove(0);
-        space.clear_all()?;
-        space.cr3 = cr3;
+        space.clear_local()?;
+        space.pcid = pcid;
         Ok(space)
     }
 
-    /// Does what the interpreter has reported. A slot whose process fails shows it when it runs.
-    pub fn apply(&mut self, record: &Record) {
+    /// Does what the interpreter has reported; `roots` are the current space's. A slot whose process
+    /// fails shows it when it runs.
+    pub fn apply(&mut self, record: &Record, roots: Roots, current: u64) {
         for flush in &record.flushes {
             for space in &mut self.spaces {
-                let same = |pcid: u16| space.cr3 & 0xfff == u64::from(pcid);
+                let same = |pcid: u16| space.pcid == u64::from(pcid);
                 let _ = match *flush {
                     Flush::All => space.clear_all(),
+                    Flush::Space { pcid } if same(pcid) && space.pcid == current => {
+                        space.revalidate(&self.ram, roots)
+                    }
                     Flush::Space { pcid } if same(pcid) => space.clear_local(),
                     Flush::Page { pcid, linear } if same(pcid) || linear >= UPPER_HALF => {
                         space.drop_page(linear)

@@ -124,7 +124,7 @@ impl<S: System> Cpu<S> {
     }
 
     /// The current PCID, zero while there are none.
-    pub(crate) fn pcid(&self) -> u16 {
+    pub fn pcid(&self) -> u16 {
         if self.vcpu.cr4 & cr4::PCIDE != 0 { (self.vcpu.cr3 & 0xfff) as u16 } else { 0 }
     }
 }
