@@ -1,5 +1,7 @@
 //! A report as text.
 
+use std::collections::BTreeMap;
+
 use crate::{
     record::{Measurement, NATIVE, Report, Row},
     stats,
@@ -128,17 +130,27 @@ fn notes(report: &Report) -> String {
     for missing in &report.missing {
         text += &format!("\n{} was not measured: {}", missing.name, missing.why);
     }
-    for row in &report.rows {
-        for (environment, measurement) in &row.results {
-            if let Some(error) = &measurement.error {
-                text += &format!("\n{} in {environment}: {error}", row.name);
-            }
-        }
+    for ((environment, error), rows) in failures(report) {
+        text += &format!("\n{environment} failed in {}: {error}", rows.join(", "));
     }
     if !text.is_empty() {
         text += "\n";
     }
     text
+}
+
+/// Rows by environment and what went wrong: what does not start fails in all rows alike.
+fn failures(report: &Report) -> BTreeMap<(&str, &str), Vec<&str>> {
+    let mut failures = BTreeMap::new();
+    for row in &report.rows {
+        for (environment, measurement) in &row.results {
+            if let Some(error) = &measurement.error {
+                let rows: &mut Vec<_> = failures.entry((&environment[..], &error[..])).or_default();
+                rows.push(&row.name[..]);
+            }
+        }
+    }
+    failures
 }
 
 #[cfg(test)]

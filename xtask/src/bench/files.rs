@@ -12,7 +12,7 @@ use harness::{
     program,
 };
 
-use super::userland;
+use super::{packages, userland};
 use crate::{
     assets::{Assets, Kernel, KernelFiles},
     checks::root,
@@ -29,15 +29,17 @@ pub(super) struct Files {
     busybox: Vec<u8>,
     kernel: KernelFiles,
     userland: Option<Userland>,
+    newest: Option<PathBuf>,
 }
 
 impl Files {
     /// Builds or fetches everything.
-    pub(super) fn prepare(kernel: Kernel, with_programs: bool) -> Result<Self> {
+    pub(super) fn prepare(kernel: Kernel, with_programs: bool, with_newest: bool) -> Result<Self> {
         let assets = Assets::open()?;
         let userland = with_programs.then(|| userland::prepare(&assets)).transpose()?;
+        let newest = with_newest.then(|| packages::newest(&assets)).transpose()?;
         let (busybox, kernel) = (assets.busybox()?, assets.kernel(kernel)?);
-        Ok(Self { program: program::build(&workshop())?, busybox, kernel, userland })
+        Ok(Self { program: program::build(&workshop())?, busybox, kernel, userland, newest })
     }
 
     /// What environments are made of, with files in `directory`.
@@ -47,8 +49,9 @@ impl Files {
         make_executable(&busybox)?;
         fs::write(&initrd, self.initramfs()?)?;
         let (program, kernel) = (self.program.clone(), self.kernel.image.clone());
-        let (append, userland) = (append.to_owned(), self.userland.clone());
-        Ok(Setup { program, busybox, kernel, initrd, userland, append, ring3 })
+        let (userland, newest) = (self.userland.clone(), self.newest.clone());
+        let append = append.to_owned();
+        Ok(Setup { program, busybox, kernel, initrd, userland, newest, append, ring3 })
     }
 
     /// The program as the first process, and busybox as its shell.

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: gets everything ready for the harness and shows what it measured.
 
 mod files;
+mod packages;
 mod revisions;
 mod userland;
 
@@ -62,6 +63,9 @@ pub struct Arguments {
     /// Long batches, and many, and rows of whole programs
     #[arg(long)]
     full: bool,
+    /// Measure also the newest QEMU and UML, which are fetched from Debian unstable
+    #[arg(long)]
+    newest: bool,
     /// Write the result
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -103,7 +107,7 @@ pub fn bench(arguments: &Arguments) -> Result<u8> {
     if !arguments.from.is_empty() {
         return show(arguments).map(|()| 0);
     }
-    let files = Files::prepare(arguments.kernel, arguments.with_programs())?;
+    let files = Files::prepare(arguments.kernel, arguments.with_programs(), arguments.newest)?;
     if let Some(output) = &arguments.initramfs {
         return files.write_initramfs(output).map(|()| 0);
     }

@@ -14,8 +14,9 @@ use anyhow::{Context, Result};
 use harness::{peers::Userland, program};
 use sha2::{Digest, Sha256};
 
+use super::packages::unpack_all;
 use crate::{
-    archive::{Archive, Suite},
+    archive::Suite,
     assets::{Assets, Manifest},
     command::{output, progress},
 };
@@ -23,9 +24,6 @@ use crate::{
 /// What rows run. What these depend on comes with them.
 const PACKAGES: [&str; 7] =
     ["busybox-static", "gcc", "gzip", "libc6-dev", "python3.11-minimal", "sqlite3", "zstd"];
-/// What no row looks at.
-const UNUSED: [&str; 5] =
-    ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var"];
 /// Directories that something is mounted on, or written to.
 const MOUNT_POINTS: [&str; 3] = ["tmp", "dev", "bench/source"];
 const DIRECTORY: &str = "root";
@@ -42,7 +40,7 @@ pub(super) fn prepare(assets: &Assets) -> Result<Userland> {
     assets.entry(&entry, |fresh| {
         let root = fresh.join(DIRECTORY);
         fs::create_dir_all(&root)?;
-        unpack_all(&assets.archive(Suite::Bookworm)?, &root)?;
+        unpack_all(&assets.archive(Suite::Bookworm)?, &PACKAGES, &root)?;
         add_scripts(&root)?;
         make_image(&root, &fresh.join(IMAGE))?;
         Manifest::of(&PACKAGES.join(" "), fresh, &[IMAGE.to_owned()])
@@ -75,19 +73,6 @@ fn digest() -> Result<String> {
         hash.update(fs::read(from)?);
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-fn unpack_all(archive: &Archive, root: &Path) -> Result<()> {
-    let downloads = tempfile::Builder::new().prefix("ring3-packages-").tempdir()?;
-    for package in archive.closure(&PACKAGES)? {
-        let file = archive.download(&package, downloads.path())?;
-        output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(root))?;
-        fs::remove_file(file)?;
-    }
-    for directory in UNUSED.map(|name| root.join(name)).iter().filter(|path| path.exists()) {
-        fs::remove_dir_all(directory)?;
-    }
-    Ok(())
 }
 
 fn add_scripts(root: &Path) -> Result<()> {

@@ -10,7 +10,7 @@ const PROGRAM: &str = "runsc";
 
 pub(super) fn find(setup: &Setup) -> Vec<Found> {
     let program = env::var_os(OVERRIDE).map_or_else(|| PROGRAM.into(), PathBuf::from);
-    let Some(version) = version_of(&program, "--version") else {
+    let Some(version) = version_of(Command::new(&program).arg("--version")) else {
         let why =
             format!("{} is not installed: see gvisor.dev, or set {OVERRIDE}", program.display());
         return vec![missing("gvisor", why)];

@@ -3,17 +3,14 @@
 //! Each says how to start it, with the program's lines on standard input and output. What is not
 //! on the machine is missing, with the reason and what to do; nothing stands in for it.
 
+mod foreign;
 mod gvisor;
 mod native;
 mod qemu;
 mod ring3;
 mod uml;
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fmt, path::PathBuf, process::Command};
 
 use crate::{
     Error,
@@ -48,6 +45,8 @@ pub struct Setup {
     pub initrd: PathBuf,
     /// Other programs, for rows that run them.
     pub userland: Option<Userland>,
+    /// Where the newest QEMU and UML are unpacked, if they are to be measured too.
+    pub newest: Option<PathBuf>,
     /// Further words of every machine's kernel command line.
     pub append: String,
     /// The ring3 to measure, or several of them.
@@ -172,8 +171,8 @@ fn missing(name: &str, why: impl Into<String>) -> Found {
 }
 
 /// The first line a program prints about itself; `None` if it cannot be run.
-fn version_of(program: &Path, option: &str) -> Option<String> {
-    let output = Command::new(program).arg(option).output().ok()?;
+fn version_of(command: &mut Command) -> Option<String> {
+    let output = command.output().ok().filter(|output| output.status.success())?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Some(text.lines().next().unwrap_or_default().trim().to_owned())
 }

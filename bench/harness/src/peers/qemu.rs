@@ -1,32 +1,45 @@
 //! QEMU, translating: the other way to run an unmodified kernel without hardware virtualization.
 
-use std::{env, path::PathBuf, process::Command};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use super::{Found, MEMORY, Peer, Setup, missing, version_of};
+use super::{Found, MEMORY, Peer, Setup, foreign, missing, version_of};
 
-/// Where a QEMU newer than the distribution's may be.
+/// Names another QEMU than the one on the path.
 const OVERRIDE: &str = "RING3_BENCH_QEMU";
 const PROGRAM: &str = "qemu-system-x86_64";
+/// Firmware, where QEMU is not installed but unpacked.
+const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 
 pub(super) fn find(setup: &Setup) -> Vec<Found> {
-    let mut found = vec![peer(setup, "qemu", PROGRAM.into())];
-    if let Some(program) = env::var_os(OVERRIDE) {
-        found.push(peer(setup, "qemu:new", program.into()));
-    }
-    found
+    let program = env::var_os(OVERRIDE).map_or_else(|| PROGRAM.into(), PathBuf::from);
+    let installed = peer(setup, "qemu", move || Command::new(&program));
+    let newest = setup.newest.clone().map(|root| peer(setup, "qemu:newest", move || newest(&root)));
+    [installed].into_iter().chain(newest).collect()
 }
 
-fn peer(setup: &Setup, name: &str, program: PathBuf) -> Found {
-    let Some(version) = version_of(&program, "--version") else {
-        let what = program.display();
-        return missing(name, format!("{what} is not installed: the package is qemu-system-x86"));
+fn newest(root: &Path) -> Command {
+    let mut command = foreign::loaded(root, &format!("usr/bin/{PROGRAM}"));
+    command.args(FIRMWARE.iter().flat_map(|path| ["-L".into(), root.join(path)]));
+    command
+}
+
+fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> Found {
+    let Some(version) = version_of(program().arg("--version")) else {
+        return missing(
+            name,
+            format!("{PROGRAM} is not installed: the package is qemu-system-x86"),
+        );
     };
     let (kernel, initrd) = (setup.kernel.clone(), setup.initrd.clone());
     let disk = setup.disk();
     let disk = disk.map(|disk| format!("file={},format=raw,if=virtio,readonly=on", disk.display()));
     let append = setup.append("console=ttyS0");
     Ok(Peer::new(name, version, move |work| {
-        let mut command = Command::new(&program);
+        let mut command = program();
         command.args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", &MEMORY.to_string()]);
         command.args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"]);
         command.arg("-kernel").arg(&kernel).arg("-initrd").arg(&initrd);

@@ -9,7 +9,7 @@ pub(super) fn find(setup: &Setup) -> Vec<Found> {
 }
 
 fn engines_of(setup: &Setup, suffix: &str, program: &Path) -> Vec<Found> {
-    let Some(version) = version_of(program, "--version") else {
+    let Some(version) = version_of(Command::new(program).arg("--version")) else {
         return vec![missing(
             &format!("ring3{suffix}"),
             format!("{} does not run", program.display()),

@@ -1,14 +1,10 @@
 //! User-Mode Linux: a kernel ported to be a process. Not unmodified, but the same system calls.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{env, path::PathBuf, process::Command};
 
-use super::{Found, MEMORY, Peer, Setup, missing, version_of};
+use super::{Found, MEMORY, Peer, Setup, foreign, missing, version_of};
 
-/// Where a UML newer than the distribution's may be.
+/// Names another UML than the one on the path.
 const OVERRIDE: &str = "RING3_BENCH_UML";
 const PROGRAM: &str = "linux.uml";
 /// The first release that can intercept system calls by seccomp.
@@ -16,35 +12,45 @@ const SECCOMP_SINCE: (u32, u32) = (6, 16);
 
 pub(super) fn find(setup: &Setup) -> Vec<Found> {
     let program = env::var_os(OVERRIDE).map_or_else(|| PROGRAM.into(), PathBuf::from);
-    let Some(version) = version_of(&program, "--version") else {
-        let what = program.display();
-        return vec![missing(
-            "uml",
-            format!("{what} is not installed: the package is user-mode-linux"),
-        )];
-    };
-    if release(&version) < Some(SECCOMP_SINCE) {
-        return vec![peer(setup, "uml", &program, &version, "")];
+    let mut found = modes(setup, "uml", "", move || Command::new(&program));
+    if let Some(root) = setup.newest.clone() {
+        let program = move || foreign::rooted(&root, &format!("/usr/bin/{PROGRAM}"));
+        found.extend(modes(setup, "uml:newest", foreign::HOST, program));
     }
-    vec![
-        peer(setup, "uml:ptrace", &program, &version, "seccomp=off"),
-        peer(setup, "uml:seccomp", &program, &version, "seccomp=on"),
-    ]
+    found
 }
 
-fn peer(setup: &Setup, name: &str, program: &Path, version: &str, option: &'static str) -> Found {
-    let (program, initrd) = (program.to_owned(), setup.initrd.clone());
-    let disk = setup.disk().map(|disk| format!("ubd0r={}", disk.display()));
-    let append = setup.append("console=tty0");
-    Ok(Peer::new(name, version, move |work| {
-        let mut command = Command::new(&program);
-        command.arg(format!("mem={MEMORY}M")).arg(format!("initrd={}", initrd.display()));
-        command.args(["con=null", "con0=fd:0,fd:1", "con1=fd:0,fd:1"]);
-        command.args(&disk);
-        command.args(Some(option).filter(|option| !option.is_empty()));
-        command.args(append(work).split_whitespace());
-        command
-    }))
+/// One environment for each way it can intercept system calls; it sees the host's files in `host`.
+fn modes(
+    setup: &Setup,
+    name: &str,
+    host: &str,
+    program: impl Fn() -> Command + Clone + 'static,
+) -> Vec<Found> {
+    let Some(version) = version_of(program().arg("--version")) else {
+        let why = format!("{PROGRAM} is not installed: the package is user-mode-linux");
+        return vec![missing(name, why)];
+    };
+    let arguments = |mode: &str| -> Vec<String> {
+        let initrd = format!("initrd={host}{}", setup.initrd.display());
+        let disk = setup.disk().map(|disk| format!("ubd0r={host}{}", disk.display()));
+        let console = ["con=null", "con0=fd:0,fd:1", "con1=fd:0,fd:1"].map(str::to_owned);
+        let words = [format!("mem={MEMORY}M"), initrd, mode.to_owned()].into_iter();
+        words.chain(console).chain(disk).filter(|word| !word.is_empty()).collect()
+    };
+    let peer = |name: &str, mode: &str| {
+        let (program, arguments) = (program.clone(), arguments(mode));
+        let append = setup.append("console=tty0");
+        Ok(Peer::new(name, version.clone(), move |work| {
+            let mut command = program();
+            command.args(&arguments).args(append(work).split_whitespace());
+            command
+        }))
+    };
+    if release(&version) < Some(SECCOMP_SINCE) {
+        return vec![peer(name, "")];
+    }
+    vec![peer(name, "seccomp=off"), peer(&format!("{name}-seccomp"), "seccomp=on")]
 }
 
 /// Major and minor number of a release such as `6.1.90`.

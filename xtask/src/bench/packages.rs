@@ -1,0 +1,59 @@
+//! Debian packages unpacked, not installed: what is measured needs nothing that their
+//! maintainers' scripts would do, and so nothing needs root.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Result;
+
+use crate::{
+    archive::{Archive, Suite},
+    assets::{Assets, Manifest},
+    command::output,
+};
+
+/// What nothing that is measured looks at.
+const UNUSED: [&str; 5] =
+    ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var"];
+/// Peers that Debian has.
+const PEERS: [&str; 2] = ["qemu-system-x86", "user-mode-linux"];
+const PROGRAMS: [&str; 2] = ["usr/bin/qemu-system-x86_64", "usr/bin/linux.uml"];
+const ENTRY: &str = "bench-newest";
+
+/// Unpacks these packages and all they depend on.
+///
+/// # Errors
+/// One of them is not in the archive, or the archive cannot be reached.
+pub(super) fn unpack_all(archive: &Archive, packages: &[&str], root: &Path) -> Result<()> {
+    let downloads = tempfile::Builder::new().prefix("ring3-packages-").tempdir()?;
+    for package in archive.closure(packages)? {
+        let file = archive.download(&package, downloads.path())?;
+        output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(root))?;
+        fs::remove_file(file)?;
+    }
+    for directory in UNUSED.map(|name| root.join(name)).iter().filter(|path| path.exists()) {
+        fs::remove_dir_all(directory)?;
+    }
+    Ok(())
+}
+
+/// Where the newest QEMU and UML are, from Debian unstable; fetched if not in the cache. They stay
+/// what they were when fetched: remove the directory for newer ones.
+///
+/// # Errors
+/// Neither the cache has them nor can they be fetched.
+pub(super) fn newest(assets: &Assets) -> Result<PathBuf> {
+    assets.entry(ENTRY, |fresh| {
+        // Links that an installation has before its packages.
+        for directory in ["lib", "lib64"] {
+            symlink(Path::new("usr").join(directory), fresh.join(directory))?;
+        }
+        unpack_all(&assets.archive(Suite::Sid)?, &PEERS, fresh)?;
+        Manifest::of(&PEERS.join(" "), fresh, &PROGRAMS.map(str::to_owned))
+    })?;
+    Ok(assets.directory(ENTRY))
+}
