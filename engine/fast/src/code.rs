@@ -1,7 +1,7 @@
 //! Translated kernel code: finding it, making it, and dropping what has become stale.
 
 use engine::Board;
-use frame::{BIAS, CACHE, CACHE_LEN, FRAME, REGIONS, TABLES};
+use frame::{BIAS, CACHE, FRAME, REGIONS, STUBS, TABLES};
 use jit::{
     Layout,
     cache::{Cache, CodeMemory, Position, Refused},
@@ -22,7 +22,7 @@ const LAYOUT: Layout = Layout {
     bias: BIAS,
     regions: REGIONS as u64,
     cache: CACHE as u64,
-    cache_len: CACHE_LEN as u64,
+    cache_len: (STUBS - CACHE) as u64,
     frame: FRAME as u64,
     table: TABLES as u64,
 };

@@ -84,6 +84,7 @@ impl Fast {
                 self.take_state();
                 Ok(())
             }
+            ExitKind::HotSite => self.hot_site(),
             ExitKind::UserSignal => self.user_exit(),
             ExitKind::KernelSignal => self.kernel_signal(),
         }

@@ -25,6 +25,7 @@ mod operand;
 mod regions;
 mod scan;
 mod shadow;
+mod sites;
 mod slots;
 mod state;
 mod statistics;
@@ -229,6 +230,7 @@ impl Engine for Fast {
             ("fast system calls", f.fast_system_calls),
             ("fast user returns", f.fast_returns),
             ("fast kernel returns", f.fast_kernel_returns),
+            ("patched system calls", f.patched_system_calls),
             ("fast mappings", f.fast_mapped),
             ("fast page faults", f.fast_faults),
             ("fast invalidations", f.fast_invalidations),

@@ -6,7 +6,7 @@
 //! user code faults on it and is interpreted, and translated code that accesses user memory finds the
 //! address poisoned ([`wedge::Pages::give_to_kernel`]).
 
-use frame::{BIAS, KERNEL_START, NO_USER, RAM, RAM_MAX, TOP, UPPER_USER, WINDOW};
+use frame::{BIAS, KERNEL_START, NO_USER, RAM, RAM_MAX, SITES, SITES_LEN, TOP, UPPER_USER, WINDOW};
 
 const _: () = assert!(WINDOW >> REGION_BITS == 3 && RAM >> REGION_BITS == 4 && RAM_MAX >> REGION_BITS == 2);
 
@@ -50,9 +50,16 @@ impl Regions {
     }
 
     /// The ranges of HVAs that may hold guest pages.
-    pub fn all() -> [(u64, u64); 3] {
+    pub fn all() -> [(u64, u64); 4] {
         let window = extent(Self::of(WINDOW as u64)).0;
-        [(0, window), ((RAM + RAM_MAX) as u64, NO_USER), (UPPER_USER, TOP as u64)]
+        let (sites, sites_end) = (SITES as u64, (SITES + SITES_LEN) as u64);
+        [(0, sites), (sites_end, window), ((RAM + RAM_MAX) as u64, NO_USER), (UPPER_USER, TOP as u64)]
+    }
+
+    /// The parts of a range that may hold guest pages.
+    pub fn parts(start: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
+        let cut = move |(from, to): (u64, u64)| (from.max(start), to.min(start + len));
+        Self::all().into_iter().map(cut).filter(|(from, to)| from < to)
     }
 
     /// A guest page may lie at this HVA.

@@ -1,6 +1,7 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 
 use crate::{
+    sites::Sites,
     regions::{Regions, extent},
     scan::{self, Patch},
 };
@@ -71,12 +72,14 @@ pub struct Space {
     /// A large page of the user's has been mapped from here.
     user_large: bool,
     invalidated: Vec<u64>,
+    /// Patched system calls, of all spaces.
+    sites: Sites,
     /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
     copies: HashMap<u64, Vec<u64>>,
 }
 
 impl Space {
-    pub fn new(wedge: Wedge, pcid: u64) -> Self {
+    pub fn new(wedge: Wedge, pcid: u64, sites: Sites) -> Self {
         Self {
             wedge,
             pcid,
@@ -88,6 +91,7 @@ impl Space {
             local_kernel: false,
             user_large: false,
             invalidated: Vec::new(),
+            sites,
             copies: HashMap::new(),
         }
     }
@@ -215,8 +219,10 @@ impl Space {
                 !hvas.is_empty()
             });
         }
-        let top = wedge::TOP as u64;
-        self.unmap(start, len.min(top - start))
+        for (from, to) in Regions::parts(start, len) {
+            self.unmap(from, to - from)?;
+        }
+        Ok(())
     }
 
     /// After orders have failed: starts over with nothing mapped.
@@ -354,7 +360,7 @@ impl Space {
             self.writable.entry(page.offset).or_default().push(hva);
         }
         self.note(place, found);
-        let patches = if execute { patches(ram, page.offset) } else { Vec::new() };
+        let patches = if execute { self.patches(ram, hva, page.offset) } else { Vec::new() };
         if !place.kernel {
             self.pages.insert(hva, (page.offset, protection(place, execute, writable)));
         }
@@ -364,6 +370,30 @@ impl Space {
             self.map_patched(hva, page.offset, &patches)?;
         }
         Ok(true)
+    }
+
+    /// What has to be changed in a page of code before user code executes it, and what makes it
+    /// faster. Such a page is marked.
+    fn patches(&self, ram: &Ram, hva: u64, offset: u64) -> Vec<Patch> {
+        let mut bytes = [0; PAGE as usize];
+        ram.read(offset, &mut bytes);
+        let mut found = scan::patches(&bytes);
+        found.extend(self.sites.patches(hva, &bytes));
+        if !found.is_empty() {
+            ram.mark_code(offset);
+        }
+        found
+    }
+
+    /// Maps the page of a system call that has become worth patching anew, if it is mapped.
+    pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
+        let hva = gva & !(PAGE - 1);
+        let Some((offset, protection)) = self.pages.get(&hva).copied() else { return Ok(()) };
+        let patches = self.patches(ram, hva, offset);
+        if protection & (EXECUTE | WRITE) == EXECUTE && !patches.is_empty() {
+            self.map_patched(hva, offset, &patches)?;
+        }
+        Ok(())
     }
 
     /// Maps a changed copy of a page of code. The page counts as code from now on, so that a write
@@ -529,17 +559,6 @@ fn runs(pages: &[u64]) -> Vec<(u64, u64)> {
         }
     }
     runs
-}
-
-/// What has to be changed in a page of code before user code may execute it. Such a page is marked.
-fn patches(ram: &Ram, offset: u64) -> Vec<Patch> {
-    let mut bytes = [0; PAGE as usize];
-    ram.read(offset, &mut bytes);
-    let found = scan::patches(&bytes);
-    if !found.is_empty() {
-        ram.mark_code(offset);
-    }
-    found
 }
 
 /// The first page of the 2 MiB around a translation, if all of them are contiguous writable RAM.

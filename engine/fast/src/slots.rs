@@ -3,7 +3,9 @@
 use crate::{
     regions::Regions,
     shadow::{Answer, Space},
+    sites::Sites,
 };
+use frame::SITE_LEN;
 use ram::Ram;
 use wedge::{Error, Kick, Pages, Wedge};
 use x86::paging::{Access, Roots};
@@ -21,11 +23,13 @@ pub struct Slots {
     spaces: Vec<Space>,
     /// Whose regions are whose, in all slots.
     regions: Regions,
+    /// Patched system calls, in all slots.
+    sites: Sites,
 }
 
 impl Slots {
     pub fn new(ram: Ram, kick: Kick) -> Self {
-        Self { ram, kick, spaces: Vec::new(), regions: Regions::default() }
+        Self { ram, kick, spaces: Vec::new(), regions: Regions::default(), sites: Sites::default() }
     }
 
     /// Makes the slot for a process-context identifier the current one. As in a TLB, it is the
@@ -40,6 +44,13 @@ impl Slots {
         };
         self.spaces.push(space);
         Ok(())
+    }
+
+    /// The system call of the current slot that ends at `back` is worth patching.
+    pub fn patch(&mut self, pages: &mut Pages, back: u64, number: u32) -> Result<(), Error> {
+        let space = self.spaces.last_mut().ok_or(Error::Gone)?;
+        self.sites.add(pages, back, number, space.wedge.patched_entry());
+        space.patch_page(&self.ram, back - SITE_LEN)
     }
 
     /// The slots' processes.
@@ -68,7 +79,7 @@ impl Slots {
                 marks: self.ram.marks_fd(),
             };
             let wedge = Wedge::start(ram, pages, self.kick.clone())?;
-            return Ok(Space::new(wedge, pcid));
+            return Ok(Space::new(wedge, pcid, self.sites.clone()));
         }
         let mut space = self.spaces.remove(0);
         space.clear_local()?;

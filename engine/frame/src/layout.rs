@@ -30,6 +30,26 @@ pub const TABLES: usize = WINDOW + 0x1000_0000;
 pub const CACHE: usize = WINDOW + 0x2000_0000;
 /// Bytes of the code cache.
 pub const CACHE_LEN: usize = 64 << 20;
+/// Where a patched system call finds its stub: 8-byte pointers. The address is chosen so that
+/// `jmp [SITES + n]` ends in the bytes of SYSCALL: `mov eax, nr; syscall` is patched in its first
+/// five bytes, and a jump to the SYSCALL itself still finds it.
+pub const SITES: usize = 0x050f_0000;
+/// Bytes of the table.
+pub const SITES_LEN: usize = 0x1_0000;
+/// Entries of the table.
+pub const MAX_SITES: usize = SITES_LEN / 8;
+/// The stubs: the end of the code cache.
+pub const STUBS: usize = CACHE + CACHE_LEN - MAX_SITES * STUB_LEN;
+/// Bytes of a stub: `mov eax, nr; movabs rcx, behind the call; jmp` to the blob's entry.
+pub const STUB_LEN: usize = 32;
+/// Offset in a stub of the address behind the call.
+pub const STUB_RETURN: usize = 7;
+/// Bytes of a patchable site, SYSCALL included.
+pub const SITE_LEN: u64 = 7;
+/// System calls by trap after which a site is worth patching.
+pub const HOT: u8 = 32;
+/// Counters for that.
+pub const HEAT: usize = 256;
 /// End of the part of the window that may be mapped.
 pub const WINDOW_END: usize = MARKS + RAM_MAX / 4096;
 /// End of user addresses.
@@ -129,6 +149,8 @@ pub enum ExitKind {
     /// INVLPG of [`Frame::operand`] at RIP's instruction, going on at [`Frame::next`]; the wedge does
     /// it unless it cannot.
     InvalidatePage = 10,
+    /// A system call whose site is worth patching; RIP is behind it.
+    HotSite = 11,
 }
 
 /// How guest code goes on, in [`Frame::go`].
@@ -275,6 +297,8 @@ pub struct Frame {
     pub fast_returns: u64,
     /// Interrupt returns inside the kernel without the monitor.
     pub fast_kernel_returns: u64,
+    /// System calls from patched sites.
+    pub patched_system_calls: u64,
     /// Pages mapped without the monitor.
     pub fast_mapped: u64,
     /// Page faults delivered to the guest's kernel without the monitor.
@@ -322,6 +346,10 @@ pub struct Shared {
     pub order_count: u64,
     /// The orders.
     pub orders: [Order; MAX_ORDERS],
+    /// The blob's entry for patched system calls: HVA.
+    pub patched_entry: u64,
+    /// System calls by trap, by a hash of their sites.
+    pub heat: [u8; HEAT],
     /// How many of `made` are.
     pub made_count: u64,
     /// What the wedge has mapped, or with no protection unmapped, by itself.

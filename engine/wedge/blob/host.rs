@@ -93,3 +93,10 @@ pub fn set_bases(fs: u64, gs: u64) {
 fn canonical(address: u64) -> bool {
     ((address as i64) << 16 >> 16) as u64 == address
 }
+
+/// Reads a word of the user's memory, if it is mapped.
+pub fn user_word(address: u64) -> Option<u64> {
+    let mut value = 0;
+    let known = address >> 47 == 0 && crate::assist::load_careful(address, &mut value) != 0;
+    known.then_some(value)
+}

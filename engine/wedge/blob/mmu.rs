@@ -8,7 +8,7 @@ use crate::{
     host::map,
     host::{MUNMAP, PKEY_MPROTECT, call},
     layout::{
-        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, Order, POISON, RAM, REGIONS, Shared,
+        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, Order, POISON, RAM, REGIONS, SITES, Shared,
     },
 };
 use core::arch::asm;
@@ -163,7 +163,8 @@ fn owns(hva: u64, kernel: bool) -> bool {
     // SAFETY: the table has 512 entries.
     let owner = unsafe { *(REGIONS as *const u64).add((hva >> 39) as usize & 0x1ff) };
     let mappable = hva >> 39 != RAM as u64 >> 39 && hva >> 39 != (RAM as u64 >> 39) + 1;
-    mappable && owner == if kernel { POISON } else { 0 }
+    let sites = hva.wrapping_sub(SITES as u64 & !(LARGE - 1)) < LARGE;
+    mappable && !sites && owner == if kernel { POISON } else { 0 }
 }
 
 /// A user's 2 MiB page that nothing is decoded from, as one mapping.

@@ -4,8 +4,9 @@ use crate::{
     frame,
     host::{self, call, load_vectors},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, KICK, RAM, REGIONS, REGIONS_LEN, STACK, STACK_LEN, TOP, WINDOW, WINDOW_END,
+        ALT_STACK, ALT_STACK_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, STACK_LEN, TOP, WINDOW, WINDOW_END,
     },
+    patched::{entry_with_keys, entry_without_keys},
     shared,
     signal::{RESTORER, on_signal, on_signal_keys},
     turns,
@@ -25,6 +26,9 @@ extern "C" fn main() -> ! {
     alone();
     signals();
     filter();
+    let keys = shared().key != 0;
+    let entry = if keys { entry_with_keys as *const () } else { entry_without_keys as *const () };
+    shared().patched_entry = entry as u64;
     shared().ready = 1;
     load_vectors(frame().vectors.0.as_ptr());
     turns::hand_over_and_run()
@@ -37,7 +41,8 @@ fn alone() {
     call(host::SET_ROBUST_LIST, 0, 24, 0, 0, 0);
     call(host::SET_TID_ADDRESS, 0, 0, 0, 0, 0);
     let (ram_end, table_end) = (RAM + shared().ram_len as usize, REGIONS + REGIONS_LEN);
-    for (from, to) in [(0, WINDOW), (WINDOW_END, RAM), (ram_end, REGIONS), (table_end, TOP)] {
+    let sites_end = SITES + SITES_LEN;
+    for (from, to) in [(0, SITES), (sites_end, WINDOW), (WINDOW_END, RAM), (ram_end, REGIONS), (table_end, TOP)] {
         if call(host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0) != 0 {
             crate::die();
         }

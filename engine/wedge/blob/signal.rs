@@ -10,6 +10,7 @@ use crate::{
     layout::{
         ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, WINDOW, mode,
     },
+    patched,
     run::restart,
     shared, turns,
 };
@@ -149,7 +150,7 @@ extern "C" fn kicked_in_gate() -> ! {
 
 fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     save(f, signal, context, info);
-    f.rip = context.rip;
+    f.rip = patched::site_of(context.rip).unwrap_or(context.rip);
     f.rflags = context.flags;
     // SAFETY: reads two registers.
     unsafe {
@@ -175,7 +176,11 @@ extern "C" fn user_fault() -> ! {
 }
 
 extern "C" fn system_call_entry() -> ! {
-    assist::system_call(frame())
+    let f = frame();
+    if patched::is_hot(f.rip) {
+        turns::exit(ExitKind::HotSite);
+    }
+    assist::system_call(f)
 }
 
 fn kernel(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {

@@ -13,6 +13,7 @@
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
+//! - `patched` is where patched system calls arrive.
 //! - `turns` talks to the monitor.
 #![no_std]
 #![no_main]
@@ -25,6 +26,7 @@ mod host;
 #[allow(dead_code, reason = "the monitor uses the rest")]
 mod layout;
 mod mmu;
+mod patched;
 mod run;
 mod setup;
 mod signal;

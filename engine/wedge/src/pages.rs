@@ -2,7 +2,7 @@
 
 use crate::memory::MemoryObject;
 use frame::{
-    BIAS, CACHE_LEN, FRAME_LEN, Frame, KERNEL_START, POISON, RAM, RAM_MAX, REGIONS_LEN, TABLES_LEN, WINDOW,
+    BIAS, CACHE, CACHE_LEN, FRAME_LEN, Frame, KERNEL_START, POISON, RAM, RAM_MAX, REGIONS_LEN, SITES_LEN, STUB_LEN, STUBS, TABLES_LEN, WINDOW,
 };
 use std::io;
 
@@ -15,6 +15,7 @@ pub struct Pages {
     tables: Bytes,
     cache: Bytes,
     regions: Bytes,
+    sites: Bytes,
 }
 
 impl Pages {
@@ -28,6 +29,7 @@ impl Pages {
             tables: MemoryObject::new("ring3-jumps", TABLES_LEN)?,
             cache: MemoryObject::new("ring3-code", CACHE_LEN)?,
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
+            sites: MemoryObject::new("ring3-sites", SITES_LEN)?,
         };
         let frame = pages.frame();
         frame.bias = BIAS;
@@ -68,6 +70,24 @@ impl Pages {
         self.regions.write(region * 8, &bias.to_le_bytes());
     }
 
+    /// Makes the stub of a patched system call with a number, whose site ends at `back` (GVA), and which
+    /// goes on at `entry` (HVA).
+    pub fn make_stub(&mut self, index: usize, number: u32, back: u64, entry: u64) {
+        let at = STUBS + index * STUB_LEN;
+        let mut code = vec![0xb8];
+        code.extend(number.to_le_bytes());
+        code.extend([0x48, 0xb9]);
+        code.extend(back.to_le_bytes());
+        code.push(0xe9);
+        let distance = entry.wrapping_sub(at as u64 + code.len() as u64 + 4) as u32;
+        code.extend(distance.to_le_bytes());
+        self.cache.write(at - CACHE, &code);
+        self.sites.write(index * 8, &(at as u64).to_le_bytes());
+    }
+
+    pub(crate) fn sites_fd(&self) -> i32 {
+        self.sites.fd()
+    }
     pub(crate) fn frame_fd(&self) -> i32 {
         self.frame.fd()
     }

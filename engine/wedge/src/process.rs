@@ -5,7 +5,7 @@
 use crate::{Pages, memory::MemoryObject};
 use frame::{
     ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, FRAME, FRAME_LEN, GATE, KICK, MARKS, MAX_MADE, MAX_ORDERS,
-    MONITOR, Order, RAM, RAM_MAX, REGIONS, REGIONS_LEN, SHARED, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN,
+    MONITOR, Order, RAM, RAM_MAX, REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN,
     WEDGE,
 };
 use std::{
@@ -93,6 +93,7 @@ impl Wedge {
             tables: pages.tables_fd(),
             cache: pages.cache_fd(),
             regions: pages.regions_fd(),
+            sites: pages.sites_fd(),
         };
         // SAFETY: the child only makes plain system calls and then is the blob.
         let pid = unsafe { libc::fork() };
@@ -143,6 +144,11 @@ impl Wedge {
         let count = (shared.made_count as usize).min(MAX_MADE);
         shared.made_count = 0;
         shared.made[..count].to_vec()
+    }
+
+    /// Where stubs of patched system calls go on: HVA, the same in all wedges.
+    pub fn patched_entry(&self) -> u64 {
+        self.shared.get().patched_entry
     }
 
     /// How many mappings the wedge may make by itself, and whether large user pages may be mapped.
@@ -241,6 +247,7 @@ struct Parts {
     tables: i32,
     cache: i32,
     regions: i32,
+    sites: i32,
     marks: i32,
     /// With its length in bytes.
     ram: (i32, usize),
@@ -270,6 +277,7 @@ fn become_wedge(parts: &Parts) -> ! {
         forget_rseq();
         fixed(BLOB, IMAGE.len().next_multiple_of(PAGE), RX, parts.image);
         fixed(GATE, PAGE, RW, -1);
+        fixed(SITES, SITES_LEN, R, parts.sites);
         let key = if crate::keys() { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } else { 0 };
         for (at, len, protection, fd) in closed {
             fixed(at, len, protection, fd);

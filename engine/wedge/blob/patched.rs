@@ -1,0 +1,107 @@
+//! System calls from patched sites: no signal, no host call.
+//!
+//! A site `mov eax, nr; syscall` jumps through a table to a stub, which loads the number and the
+//! address behind the call and comes here. RCX and R11 are lost in a system call, so there are two
+//! registers to work with; everything else is the user's.
+
+use crate::{
+    assist, frame,
+    host::user_word,
+    layout::{Frame, HEAT, HOT, SITE_LEN, STACK, STACK_LEN, STUB_LEN, STUB_RETURN, STUBS, mode},
+    shared,
+};
+use core::{arch::{asm, naked_asm}, mem::offset_of};
+
+macro_rules! entry {
+    ($name:ident, $($open:literal),*) => {
+        /// EAX is the number, RCX the address behind the call.
+        ///
+        /// Nothing established before the keys are opened is relied on after it: user code can jump
+        /// anywhere in here, and then has done no more than a system call with odd registers.
+        #[unsafe(naked)]
+        pub extern "C" fn $name() {
+            naked_asm!(
+                "mov [rip + gate_page + 64], rsp",
+                "lea rsp, [rip + gate_page + 512]",
+                "pushfq",
+                "pop r11",
+                "mov [rip + gate_page + 72], rax",
+                "mov [rip + gate_page + 80], rcx",
+                "mov [rip + gate_page + 88], rdx",
+                $($open,)*
+                "movabs rsp, {stack}",
+                "push 0x202",
+                "popfq",
+                "lea rcx, [rip + frame_page]",
+                "mov [rcx + {gpr} + 24], rbx",
+                "mov [rcx + {gpr} + 40], rbp",
+                "mov [rcx + {gpr} + 48], rsi",
+                "mov [rcx + {gpr} + 56], rdi",
+                "mov [rcx + {gpr} + 64], r8",
+                "mov [rcx + {gpr} + 72], r9",
+                "mov [rcx + {gpr} + 80], r10",
+                "mov [rcx + {gpr} + 96], r12",
+                "mov [rcx + {gpr} + 104], r13",
+                "mov [rcx + {gpr} + 112], r14",
+                "mov [rcx + {gpr} + 120], r15",
+                "mov [rcx + {rflags}], r11",
+                "mov rax, [rip + gate_page + 72]",
+                "mov [rcx + {gpr}], rax",
+                "mov rax, [rip + gate_page + 88]",
+                "mov [rcx + {gpr} + 16], rax",
+                "mov rax, [rip + gate_page + 64]",
+                "mov [rcx + {gpr} + 32], rax",
+                "mov rax, [rip + gate_page + 80]",
+                "mov [rcx + {rip}], rax",
+                "xor ebp, ebp",
+                "call {body}",
+                "ud2",
+                stack = const STACK + STACK_LEN,
+                gpr = const offset_of!(Frame, gpr),
+                rip = const offset_of!(Frame, rip),
+                rflags = const offset_of!(Frame, rflags),
+                body = sym arrived)
+        }
+    };
+}
+
+entry!(entry_with_keys, "xor eax, eax", "xor ecx, ecx", "xor edx, edx", "wrpkru");
+entry!(entry_without_keys, "nop");
+
+extern "C" fn arrived() -> ! {
+    let f = frame();
+    f.mode = mode::WEDGE;
+    // SAFETY: reads two registers.
+    unsafe {
+        asm!("rdfsbase {}", out(reg) f.fs_base);
+        asm!("rdgsbase {}", out(reg) f.gs_base);
+    }
+    f.patched_system_calls += 1;
+    assist::system_call(f)
+}
+
+/// If `rip` lies in a stub: where the site is, from which the call can be started over.
+pub fn site_of(rip: u64) -> Option<u64> {
+    let into = rip.wrapping_sub(STUBS as u64);
+    if into >= (crate::layout::MAX_SITES * STUB_LEN) as u64 {
+        return None;
+    }
+    let stub = STUBS as u64 + into / STUB_LEN as u64 * STUB_LEN as u64;
+    // SAFETY: inside the code cache.
+    let back = unsafe { core::ptr::read_unaligned((stub + STUB_RETURN as u64) as *const u64) };
+    Some(back.wrapping_sub(SITE_LEN))
+}
+
+/// A system call has come by trap to `rip`: is its site worth patching now?
+pub fn is_hot(rip: u64) -> bool {
+    let s = shared();
+    let Some(heat) = s.heat.get_mut((rip ^ rip >> 8) as usize % HEAT) else { return false };
+    *heat = heat.wrapping_add(1);
+    if *heat != HOT {
+        return false;
+    }
+    *heat = 0;
+    // mov eax, imm32 (below 4096); syscall
+    let word = user_word(rip.wrapping_sub(8)).unwrap_or(0) >> 8;
+    word & 0xff == 0xb8 && word >> 40 == 0x050f && word >> 8 & 0xffff_f000 == 0
+}
