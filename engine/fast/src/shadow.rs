@@ -374,15 +374,28 @@ impl Space {
 
     /// What has to be changed in a page of code before user code executes it, and what makes it
     /// faster. Such a page is marked.
-    fn patches(&self, ram: &Ram, hva: u64, offset: u64) -> Vec<Patch> {
+    fn patches(&mut self, ram: &Ram, hva: u64, offset: u64) -> Vec<Patch> {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
         let mut found = scan::patches(&bytes);
-        found.extend(self.sites.patches(hva, &bytes));
+        let (calls, displaced) = self.sites.patches(hva, &bytes);
+        found.extend(calls);
+        for rip in displaced {
+            self.wedge.displaced(rip);
+        }
         if !found.is_empty() {
             ram.mark_code(offset);
         }
         found
+    }
+
+    /// The page of user code at `gva` that is mapped: its GVA and the guest's bytes.
+    pub fn code_page(&self, ram: &Ram, gva: u64) -> Option<(u64, Vec<u8>)> {
+        let page = gva & !(PAGE - 1);
+        let (offset, _) = self.pages.get(&page)?;
+        let mut bytes = vec![0; PAGE as usize];
+        ram.read(*offset, &mut bytes);
+        Some((page, bytes))
     }
 
     /// Maps the page of a system call that has become worth patching anew, if it is mapped.

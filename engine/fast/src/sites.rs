@@ -1,7 +1,9 @@
 //! System calls of user code that are patched to come to the wedge without a signal.
 //!
 //! The bytes `mov eax, nr; syscall` become `jmp [SITES + index * 8]`, whose last two bytes are those of
-//! the SYSCALL (see [`frame::SITES`]). Only a site that has trapped often, at exactly that SYSCALL,
+//! the SYSCALL (see [`frame::SITES`]): a jump to it still finds it. The bytes `syscall; cmp rax, imm32`
+//! become the same; there the compare is displaced, and whoever goes on behind the call is sent to a
+//! copy of it (`patched::resume_at` in the wedge). Only a site that has trapped often, at exactly that SYSCALL,
 //! is patched, so the bytes are known to be instructions; the page is a copy that only execution
 //! sees, and a write to the page drops it.
 
@@ -12,61 +14,99 @@ use std::{
     collections::{BTreeMap, HashMap},
     rc::Rc,
 };
-use wedge::Pages;
+use wedge::{Call, Pages};
 
 /// A site.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Site {
-    number: u32,
+    call: Call,
     index: usize,
 }
 
-/// The sites of all spaces, by the GVA behind the call. An index belongs to an address and a number.
+impl Site {
+    /// First byte of the patch, for a call that ends at `back`.
+    fn start(&self, back: u64) -> u64 {
+        match self.call {
+            Call::Number(_) => back - SITE_LEN,
+            Call::Compared(_) => back - 2,
+        }
+    }
+}
+
+/// The sites of all spaces, by the GVA behind the call. An index belongs to an address and a call.
 #[derive(Clone, Debug, Default)]
 pub struct Sites(Rc<RefCell<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
     by_address: BTreeMap<u64, Vec<Site>>,
-    indices: HashMap<(u64, u32), usize>,
+    indices: HashMap<(u64, Call), usize>,
 }
 
+/// What is patched in a page, and behind which calls an instruction is displaced (GVA).
+pub type Patches = (Vec<Patch>, Vec<u64>);
+
 impl Sites {
-    /// Notes that the system call that ends at `back`, with this number, is worth patching; makes its
-    /// stub, which goes on at `entry`. False if there is no room.
-    pub fn add(&self, pages: &mut Pages, back: u64, number: u32, entry: u64) -> bool {
+    /// Notes that the system call that ends at `back` is worth patching; makes its stub, which goes on
+    /// at `entry`. False if there is no room.
+    pub fn add(&self, pages: &mut Pages, back: u64, call: Call, entry: u64) -> bool {
         let mut inner = self.0.borrow_mut();
         let index = inner.indices.len();
-        if index >= MAX_SITES || inner.indices.contains_key(&(back, number)) {
+        if index >= MAX_SITES || inner.indices.contains_key(&(back, call)) {
             return false;
         }
-        pages.make_stub(index, number, back, entry);
-        inner.indices.insert((back, number), index);
-        inner.by_address.entry(back).or_default().push(Site { number, index });
+        pages.make_stub(index, call, back, entry);
+        inner.indices.insert((back, call), index);
+        inner.by_address.entry(back).or_default().push(Site { call, index });
         true
     }
 
     /// The patches for the page at `hva` with these bytes.
-    pub fn patches(&self, hva: u64, bytes: &[u8]) -> Vec<Patch> {
+    pub fn patches(&self, hva: u64, bytes: &[u8]) -> Patches {
         let inner = self.0.borrow();
-        let page = hva + SITE_LEN..=hva + bytes.len() as u64;
-        let sites = inner.by_address.range(page).flat_map(|(back, sites)| {
-            let at = (back - hva - SITE_LEN) as usize;
-            sites.iter().map(move |site| (at, *site))
-        });
-        sites.filter(|(at, site)| holds(&bytes[*at..], site.number)).map(patch).collect()
+        let mut found = Patches::default();
+        for (back, sites) in inner.by_address.range(hva + 2..hva + bytes.len() as u64) {
+            for site in sites {
+                let at = site.start(*back).wrapping_sub(hva) as usize;
+                if bytes.get(at..).is_some_and(|bytes| holds(bytes, site.call)) {
+                    found.0.push(patch(at, site));
+                    found.1.extend(matches!(site.call, Call::Compared(_)).then_some(*back));
+                }
+            }
+        }
+        found
     }
 }
 
-/// `mov eax, number; syscall`
-fn holds(bytes: &[u8], number: u32) -> bool {
-    bytes[0] == 0xb8 && bytes[1..5] == number.to_le_bytes() && bytes[5..7] == [0x0f, 0x05]
+/// The bytes are the call's.
+fn holds(bytes: &[u8], call: Call) -> bool {
+    let expected = match call {
+        Call::Number(n) => [&[0xb8], &n.to_le_bytes()[..], &[0x0f, 0x05]].concat(),
+        Call::Compared(n) => [&[0x0f, 0x05, 0x48, 0x3d], &n.to_le_bytes()[..]].concat(),
+    };
+    bytes.starts_with(&expected)
 }
 
-/// `jmp [SITES + index * 8]`, without the last two bytes.
-fn patch((at, site): (usize, Site)) -> Patch {
+/// The call whose bytes end (with a compare: go on) at `back` in a page of code at `page` (GVA).
+pub fn call_at(page: u64, bytes: &[u8], back: u64) -> Option<Call> {
+    let at = back.checked_sub(page)? as usize;
+    let word = |from: usize| bytes.get(from..from + 4)?.try_into().ok().map(u32::from_le_bytes);
+    let calls = [
+        at.checked_sub(6).and_then(word).map(Call::Number),
+        word(at + 2).map(Call::Compared),
+    ];
+    let here = |call: &Call| {
+        let start = Site { call: *call, index: 0 }.start(back).wrapping_sub(page) as usize;
+        bytes.get(start..).is_some_and(|bytes| holds(bytes, *call))
+    };
+    calls.into_iter().flatten().find(here)
+}
+
+/// `jmp [SITES + index * 8]`: before a SYSCALL without its last two bytes, which are the same.
+fn patch(at: usize, site: &Site) -> Patch {
     let slot = (SITES + site.index * 8) as u64;
-    Patch { at, len: 5, bytes: 0x25_24ff | (slot & 0xffff) << 24 }
+    let len = if matches!(site.call, Call::Number(_)) { 5 } else { 7 };
+    Patch { at, len, bytes: 0x25_24ff | slot << 24 }
 }
 
 const _: () = assert!(SITES & 0xffff == 0 && SITES >> 16 == 0x050f && MAX_SITES * 8 <= 0x1_0000);
@@ -75,21 +115,43 @@ const _: () = assert!(SITES & 0xffff == 0 && SITES >> 16 == 0x050f && MAX_SITES 
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_site_keeps_its_syscall() {
+    fn patched(page: &mut [u8], at: usize, bytes: &[u8], back: u64) -> iced_x86::Instruction {
+        page[at..at + bytes.len()].copy_from_slice(bytes);
+        let call = call_at(0x40_1000, page, back).expect("it can be patched");
         let sites = Sites::default();
-        let inner = Inner {
-            by_address: [(0x40_1027, vec![Site { number: 39, index: 3 }])].into(),
-            indices: [((0x40_1027, 39), 3)].into(),
-        };
-        *sites.0.borrow_mut() = inner;
+        let site = Site { call, index: 3 };
+        sites.0.borrow_mut().by_address.insert(back, vec![site]);
+        let (patches, displaced) = sites.patches(0x40_1000, page);
+        assert_eq!(displaced.is_empty(), matches!(call, Call::Number(_)));
+        let Patch { at, len, bytes } = patches[0];
+        page[at..at + len as usize].copy_from_slice(&bytes.to_le_bytes()[..len as usize]);
+        iced_x86::Decoder::new(64, &page[at..], 0).decode()
+    }
+
+    #[test]
+    fn a_numbered_call_keeps_its_syscall() {
         let mut page = vec![0x90; 4096];
-        assert_eq!(sites.patches(0x40_1000, &page), []);
-        page[0x20..0x27].copy_from_slice(&[0xb8, 39, 0, 0, 0, 0x0f, 0x05]);
-        let patch = sites.patches(0x40_1000, &page)[0];
-        page[0x20..0x25].copy_from_slice(&patch.bytes.to_le_bytes()[..5]);
-        let insn = iced_x86::Decoder::new(64, &page[0x20..], 0).decode();
+        let call = [0xb8, 39, 0, 0, 0, 0x0f, 0x05];
+        let insn = patched(&mut page, 0x20, &call, 0x40_1027);
         assert_eq!((insn.len(), insn.memory_displacement64()), (7, SITES as u64 + 24));
         assert_eq!(insn.mnemonic(), iced_x86::Mnemonic::Jmp);
+        assert_eq!(page[0x25..0x27], [0x0f, 0x05]);
+    }
+
+    #[test]
+    fn a_compared_call_keeps_what_follows() {
+        let mut page = vec![0x90; 4096];
+        let call = [0x0f, 0x05, 0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff];
+        let insn = patched(&mut page, 0x20, &call, 0x40_1022);
+        assert_eq!((insn.len(), insn.memory_displacement64()), (7, SITES as u64 + 24));
+        assert_eq!(page[0x28], 0x90);
+    }
+
+    #[test]
+    fn other_bytes_are_left_alone() {
+        let page = vec![0x90; 4096];
+        assert_eq!(call_at(0x40_1000, &page, 0x40_1027), None);
+        assert_eq!(call_at(0x40_1000, &page, 0x40_1001), None);
+        assert_eq!(call_at(0x40_1000, &page, 0x40_1fff), None);
     }
 }

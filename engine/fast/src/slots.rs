@@ -3,9 +3,8 @@
 use crate::{
     regions::Regions,
     shadow::{Answer, Space},
-    sites::Sites,
+    sites::{self, Sites},
 };
-use frame::SITE_LEN;
 use ram::Ram;
 use wedge::{Error, Kick, Pages, Wedge};
 use x86::paging::{Access, Roots};
@@ -46,11 +45,15 @@ impl Slots {
         Ok(())
     }
 
-    /// The system call of the current slot that ends at `back` is worth patching.
-    pub fn patch(&mut self, pages: &mut Pages, back: u64, number: u32) -> Result<(), Error> {
+    /// The system call of the current slot that ends at `back` (GVA) is worth patching.
+    pub fn patch(&mut self, pages: &mut Pages, back: u64) -> Result<(), Error> {
         let space = self.spaces.last_mut().ok_or(Error::Gone)?;
-        self.sites.add(pages, back, number, space.wedge.patched_entry());
-        space.patch_page(&self.ram, back - SITE_LEN)
+        let Some((page, bytes)) = space.code_page(&self.ram, back) else { return Ok(()) };
+        if let Some(call) = sites::call_at(page, &bytes, back) {
+            self.sites.add(pages, back, call, space.wedge.patched_entry());
+            space.patch_page(&self.ram, page)?;
+        }
+        Ok(())
     }
 
     /// The slots' processes.

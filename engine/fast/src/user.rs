@@ -7,7 +7,7 @@ use x86::{
     Fault,
     exception::pf,
     paging::{self, Access, Roots},
-    reg, vector,
+    vector,
 };
 use x86_interp::System;
 
@@ -51,13 +51,11 @@ impl Fast {
 
     /// The system call that has just trapped is worth patching; it is made again then.
     pub(crate) fn hot_site(&mut self) -> Result<(), Error> {
-        let f = self.pages.frame();
-        f.cpl = 3;
-        let (back, number) = (f.rip, f.gpr[reg::RAX] as u32);
+        self.pages.frame().cpl = 3;
         self.take_state();
+        let back = self.cpu.vcpu.rip;
         self.cpu.vcpu.rip = back.wrapping_sub(2);
-        let whole = back & 0xfff >= frame::SITE_LEN;
-        if whole { self.slots.patch(&mut self.pages, back, number) } else { Ok(()) }
+        self.slots.patch(&mut self.pages, back)
     }
 
     /// Goes on after an exit from user code, whose state is in the frame.

@@ -40,12 +40,18 @@ pub const SITES_LEN: usize = 0x1_0000;
 pub const MAX_SITES: usize = SITES_LEN / 8;
 /// The stubs: the end of the code cache.
 pub const STUBS: usize = CACHE + CACHE_LEN - MAX_SITES * STUB_LEN;
-/// Bytes of a stub: `mov eax, nr; movabs rcx, behind the call; jmp` to the blob's entry.
-pub const STUB_LEN: usize = 32;
+/// Bytes of a stub: `mov eax, nr; movabs rcx, behind the call; jmp` to the blob's entry; and its
+/// tail, where the site goes on.
+pub const STUB_LEN: usize = 64;
+/// Offset in a stub of its tail: the instruction that the patch has displaced, and a jump back.
+pub const STUB_TAIL: usize = 32;
 /// Offset in a stub of the address behind the call.
 pub const STUB_RETURN: usize = 7;
-/// Bytes of a patchable site, SYSCALL included.
+/// Bytes of a patch: of `mov eax, nr; syscall`, where it leaves the SYSCALL, or of `syscall;
+/// cmp rax, imm32`, of which it leaves the last byte.
 pub const SITE_LEN: u64 = 7;
+/// Bytes of `cmp rax, imm32`.
+pub const CMP_LEN: u64 = 6;
 /// System calls by trap after which a site is worth patching.
 pub const HOT: u8 = 32;
 /// Counters for that.
@@ -185,6 +191,8 @@ pub struct Frame {
     pub gpr: [u64; 16],
     /// GVA of the next instruction.
     pub rip: u64,
+    /// Where user code at `rip` goes on: elsewhere if a patch is in its place.
+    pub user_rip: u64,
     /// User code's RFLAGS. In translated code: see `host_flags`.
     pub rflags: u64,
     /// Guest registers that a translated sequence put aside, in order of use.
@@ -350,6 +358,9 @@ pub struct Shared {
     pub patched_entry: u64,
     /// System calls by trap, by a hash of their sites.
     pub heat: [u8; HEAT],
+    /// By the low twelve bits of the address behind them: there may be system calls whose following
+    /// instruction has been displaced.
+    pub displaced: [u64; 64],
     /// How many of `made` are.
     pub made_count: u64,
     /// What the wedge has mapped, or with no protection unmapped, by itself.

@@ -69,7 +69,7 @@ macro_rules! to_user {
                 user = const mode::USER,
                 entries = const offset_of!(Frame, user_entries),
                 gpr = const offset_of!(Frame, gpr),
-                rip = const offset_of!(Frame, rip),
+                rip = const offset_of!(Frame, user_rip),
                 rflags = const offset_of!(Frame, rflags))
         }
     };

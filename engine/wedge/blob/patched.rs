@@ -1,13 +1,16 @@
 //! System calls from patched sites: no signal, no host call.
 //!
-//! A site `mov eax, nr; syscall` jumps through a table to a stub, which loads the number and the
-//! address behind the call and comes here. RCX and R11 are lost in a system call, so there are two
+//! A site `mov eax, nr; syscall` or `syscall; cmp rax, imm32` jumps through a table to a stub, which
+//! loads the address behind the call (and the number) and comes here. RCX and R11 are lost in a system call, so there are two
 //! registers to work with; everything else is the user's.
 
 use crate::{
     assist, frame,
     host::user_word,
-    layout::{Frame, HEAT, HOT, SITE_LEN, STACK, STACK_LEN, STUB_LEN, STUB_RETURN, STUBS, mode},
+    layout::{
+        CMP_LEN, Frame, HEAT, HOT, MAX_SITES, SITE_LEN, STACK, STACK_LEN, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
+        Shared, mode,
+    },
     shared,
 };
 use core::{arch::{asm, naked_asm}, mem::offset_of};
@@ -80,16 +83,55 @@ extern "C" fn arrived() -> ! {
     assist::system_call(f)
 }
 
-/// If `rip` lies in a stub: where the site is, from which the call can be started over.
+/// First byte of a stub that loads the number: MOV EAX, imm32.
+const MOV_EAX: u64 = 0xb8;
+/// `jmp [disp32]`
+const JUMP: u64 = 0x25_24ff;
+/// `syscall`, and `cmp rax, imm32`
+const SYSCALL: u64 = 0x050f;
+const CMP_RAX: u64 = 0x3d48;
+
+fn stub(index: u64) -> u64 {
+    STUBS as u64 + index * STUB_LEN as u64
+}
+
+fn stub_word(at: u64) -> u64 {
+    // SAFETY: callers stay inside the code cache.
+    unsafe { core::ptr::read_unaligned(at as *const u64) }
+}
+
+/// If `rip` lies in a stub: the user's RIP that it stands for. A call that has not been made yet is
+/// started over.
 pub fn site_of(rip: u64) -> Option<u64> {
     let into = rip.wrapping_sub(STUBS as u64);
-    if into >= (crate::layout::MAX_SITES * STUB_LEN) as u64 {
+    if into >= (MAX_SITES * STUB_LEN) as u64 {
         return None;
     }
-    let stub = STUBS as u64 + into / STUB_LEN as u64 * STUB_LEN as u64;
-    // SAFETY: inside the code cache.
-    let back = unsafe { core::ptr::read_unaligned((stub + STUB_RETURN as u64) as *const u64) };
-    Some(back.wrapping_sub(SITE_LEN))
+    let start = stub(into / STUB_LEN as u64);
+    let back = stub_word(start + STUB_RETURN as u64);
+    let before = if stub_word(start) & 0xff == MOV_EAX { SITE_LEN } else { 2 };
+    Some(match rip - start {
+        at if at < STUB_TAIL as u64 => back.wrapping_sub(before),
+        at if at == STUB_TAIL as u64 => back,
+        _ => back.wrapping_add(CMP_LEN),
+    })
+}
+
+/// Where user code at `rip` really goes on: if the instruction there has been displaced by a patch,
+/// in the stub's tail.
+pub fn resume_at(s: &Shared, rip: u64) -> u64 {
+    let low = rip & 0xfff;
+    let maybe = s.displaced.get(low as usize / 64).is_some_and(|word| word >> (low % 64) & 1 == 1);
+    if !maybe {
+        return rip;
+    }
+    let Some(word) = user_word(rip.wrapping_sub(2)) else { return rip };
+    let patched = word & 0xff_ffff == JUMP && word >> 40 & 0xffff == SYSCALL;
+    if !patched {
+        return rip;
+    }
+    let start = stub((word >> 24 & 0xffff) / 8);
+    if stub_word(start + STUB_RETURN as u64) == rip { start + STUB_TAIL as u64 } else { rip }
 }
 
 /// A system call has come by trap to `rip`: is its site worth patching now?
@@ -102,6 +144,8 @@ pub fn is_hot(rip: u64) -> bool {
     }
     *heat = 0;
     // mov eax, imm32 (below 4096); syscall
-    let word = user_word(rip.wrapping_sub(8)).unwrap_or(0) >> 8;
-    word & 0xff == 0xb8 && word >> 40 == 0x050f && word >> 8 & 0xffff_f000 == 0
+    let before = user_word(rip.wrapping_sub(8)).unwrap_or(0) >> 8;
+    let number = before & 0xff == MOV_EAX && before >> 40 == SYSCALL && before >> 8 & 0xffff_f000 == 0;
+    let after = user_word(rip.wrapping_sub(2)).unwrap_or(0);
+    number || after & 0xffff == SYSCALL && after >> 16 & 0xffff == CMP_RAX
 }

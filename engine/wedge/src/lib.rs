@@ -17,7 +17,7 @@ mod pages;
 mod process;
 
 pub use frame::{KERNEL_PAGE, Order, TOP, WINDOW, WINDOW_LEN};
-pub use pages::Pages;
+pub use pages::{Call, Pages};
 pub use process::{Error, Kick, Ram, Wedge};
 
 /// Protection keys can be used: the CPU and the host have them, and the host delivers signals to

@@ -2,11 +2,20 @@
 
 use crate::memory::MemoryObject;
 use frame::{
-    BIAS, CACHE, CACHE_LEN, FRAME_LEN, Frame, KERNEL_START, POISON, RAM, RAM_MAX, REGIONS_LEN, SITES_LEN, STUB_LEN, STUBS, TABLES_LEN, WINDOW,
+    BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, POISON, RAM, RAM_MAX, REGIONS_LEN, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, WINDOW,
 };
 use std::io;
 
 type Bytes = MemoryObject<[u8; 0]>;
+
+/// A system call that can be patched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// `mov eax, number; syscall`
+    Number(u32),
+    /// `syscall; cmp rax, value`
+    Compared(u32),
+}
 
 /// The pages. The monitor writes them; wedges can write the frame only.
 #[derive(Debug)]
@@ -70,17 +79,26 @@ impl Pages {
         self.regions.write(region * 8, &bias.to_le_bytes());
     }
 
-    /// Makes the stub of a patched system call with a number, whose site ends at `back` (GVA), and which
-    /// goes on at `entry` (HVA).
-    pub fn make_stub(&mut self, index: usize, number: u32, back: u64, entry: u64) {
+    /// Makes the stub of a patched system call that ends at `back` (GVA) and goes on at `entry` (HVA):
+    /// with the number it loads, or with the compare that follows it.
+    pub fn make_stub(&mut self, index: usize, call: Call, back: u64, entry: u64) {
         let at = STUBS + index * STUB_LEN;
-        let mut code = vec![0xb8];
-        code.extend(number.to_le_bytes());
+        let mut code = match call {
+            Call::Number(number) => [&[0xb8], &number.to_le_bytes()[..]].concat(),
+            Call::Compared(_) => vec![0x0f, 0x1f, 0x44, 0, 0], // nop
+        };
         code.extend([0x48, 0xb9]);
         code.extend(back.to_le_bytes());
         code.push(0xe9);
         let distance = entry.wrapping_sub(at as u64 + code.len() as u64 + 4) as u32;
         code.extend(distance.to_le_bytes());
+        if let Call::Compared(with) = call {
+            code.resize(STUB_TAIL, 0xcc);
+            code.extend([0x48, 0x3d]);
+            code.extend(with.to_le_bytes());
+            code.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
+            code.extend((back + CMP_LEN).to_le_bytes());
+        }
         self.cache.write(at - CACHE, &code);
         self.sites.write(index * 8, &(at as u64).to_le_bytes());
     }

@@ -151,6 +151,12 @@ impl Wedge {
         self.shared.get().patched_entry
     }
 
+    /// An instruction at `rip` (GVA), behind a system call, has been displaced by a patch.
+    pub fn displaced(&mut self, rip: u64) {
+        let low = rip as usize & 0xfff;
+        self.shared.get_mut().displaced[low / 64] |= 1 << (low % 64);
+    }
+
     /// How many mappings the wedge may make by itself, and whether large user pages may be mapped.
     pub fn allow(&mut self, mappings: usize, large: bool) {
         let shared = self.shared.get_mut();
