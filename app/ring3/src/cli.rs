@@ -147,15 +147,15 @@ pub struct DoctorArguments {
 /// How guest code is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
-    /// The best this host can do; at present the interpreter
+    /// The best this host can do: fast, or else the interpreter
     Auto,
     /// The reference interpreter
     Interp,
-    /// User code directly on the CPU, the kernel translated (experimental)
+    /// User code directly on the CPU, the kernel translated
     Fast,
-    /// User code directly on the CPU, the kernel interpreted (experimental)
+    /// User code directly on the CPU, the kernel interpreted (to narrow down a failure)
     Direct,
-    /// User code interpreted, the kernel translated (experimental)
+    /// User code interpreted, the kernel translated (to narrow down a failure)
     Jit,
 }
 

@@ -50,7 +50,8 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
 
 fn engine(choice: EngineChoice) -> EngineKind {
     match choice {
-        EngineChoice::Auto | EngineChoice::Interp => EngineKind::Interpreter,
+        EngineChoice::Auto => EngineKind::Auto,
+        EngineChoice::Interp => EngineKind::Interpreter,
         EngineChoice::Direct => EngineKind::Direct,
         EngineChoice::Jit => EngineKind::Jit,
         EngineChoice::Fast => EngineKind::Fast,

@@ -56,8 +56,10 @@ pub struct Description {
 /// What executes guest code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineKind {
-    /// The reference interpreter.
+    /// The best this host can run.
     #[default]
+    Auto,
+    /// The reference interpreter.
     Interpreter,
     /// 64-bit user code directly on the CPU, kernel code translated.
     Fast,

@@ -11,7 +11,9 @@ use std::{
 
 use engine::{Attention, Board, Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
 use fast::{Fast, Modes};
+use ram::Ram;
 use x86::Vcpu;
+use x86_interp::System;
 
 use crate::{
     Ended, EngineKind, Error, Machine,
@@ -66,13 +68,30 @@ pub(crate) fn start(
     Ok(Running { control, alarm, outlet, statistics })
 }
 
+/// The best engine this host can run, where none is asked for.
+fn settle(kind: EngineKind, ram: &Ram) -> EngineKind {
+    if kind != EngineKind::Auto {
+        return kind;
+    }
+    if let Err(reason) = fast::check_host(ram) {
+        tracing::warn!("the fast engine cannot run here, so guest code is interpreted: {reason}");
+        return EngineKind::Interpreter;
+    }
+    if !fast::kernel_is_closed() {
+        tracing::info!("no protection keys: programs in the guest can reach the guest kernel's memory");
+    }
+    EngineKind::Fast
+}
+
 fn engine_of(
     kind: EngineKind,
     vcpu: Vcpu,
     board: Board,
     attention: &Attention,
 ) -> Result<Box<dyn Engine>, Error> {
-    let modes = match kind {
+    let modes = match settle(kind, board.ram()) {
+        // Settled.
+        EngineKind::Auto => return Err(Error::Assembly("no engine was chosen".to_owned())),
         EngineKind::Interpreter => return Ok(Box::new(Interpreter::new(vcpu, board))),
         EngineKind::Fast => Modes { user_direct: true, kernel_translated: true },
         EngineKind::Direct => Modes { user_direct: true, kernel_translated: false },

@@ -69,6 +69,28 @@ pub struct Fast {
     home: Home,
 }
 
+/// Why this host cannot run the fast engine, if it cannot; tried, not guessed.
+///
+/// # Errors
+/// What is missing, in words.
+pub fn check_host(ram: &Ram) -> Result<(), String> {
+    if !std::arch::is_x86_feature_detected!("bmi2") {
+        return Err("the CPU has no BMI2".to_owned());
+    }
+    if !wedge::bases_are_ours() {
+        return Err("the host does not let programs use FSGSBASE (Linux 5.9 and later do)".to_owned());
+    }
+    let pages = Pages::new().map_err(|error| error.to_string())?;
+    let mut slots = Slots::new(ram.clone(), Kick::default());
+    slots.select(0, &pages).map_err(|error| error.to_string())
+}
+
+/// Guest user code is kept from the guest kernel's memory: the host has protection keys. Without them
+/// only the host is closed to it.
+pub fn kernel_is_closed() -> bool {
+    wedge::keys()
+}
+
 struct WedgeKicker(Kick);
 
 impl Kicker for WedgeKicker {

@@ -30,6 +30,11 @@ pub fn keys() -> bool {
     })
 }
 
+/// The host lets programs read and write the segment bases.
+pub fn bases_are_ours() -> bool {
+    process::has_fsgsbase()
+}
+
 /// The host can make CPUID fault in user code.
 pub fn cpuid_faults() -> bool {
     static FAULTS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();

@@ -312,6 +312,13 @@ unsafe fn fixed(at: usize, len: usize, protection: i32, fd: i32) {
     }
 }
 
+/// The host's kernel has told that FSGSBASE may be used.
+pub(crate) fn has_fsgsbase() -> bool {
+    const HWCAP2_FSGSBASE: u64 = 1 << 1;
+    // SAFETY: reads the auxiliary vector.
+    unsafe { libc::getauxval(libc::AT_HWCAP2) & HWCAP2_FSGSBASE != 0 }
+}
+
 /// The host knows ARCH_SET_CPUID. Asks for what is the case anyway: that CPUID does not fault.
 pub(crate) fn can_fault_cpuid() -> bool {
     const ARCH_SET_CPUID: i32 = 0x1012;
