@@ -2,7 +2,7 @@
 //!
 //! Three parts that know as little of each other as they can:
 //!
-//! - **Bodies** ([`Rng`], [`Console`], [`Block`], [`Net`], [`Fs`]) implement [`VirtioDevice`]. A body sees device
+//! - **Bodies** ([`Rng`], [`Console`], [`Block`], [`Net`], [`Fs`], [`vsock::Vsock`]) implement [`VirtioDevice`]. A body sees device
 //!   configuration bytes and queues of buffers. It knows neither PCI, nor which thread or process
 //!   it runs in, nor how the driver is told.
 //! - **Rings** ([`Queue`], [`Chain`]) take requests from guest memory and give them back. The ring
@@ -67,6 +67,7 @@ mod rng;
 mod runner;
 mod running;
 mod transport;
+pub mod vsock;
 
 pub use block::{Block, BlockBackend, FileImage, ImageError, SECTOR};
 pub use chain::{Buffer, Chain, MAX_CHAIN};

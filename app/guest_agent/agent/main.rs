@@ -1,0 +1,58 @@
+//! The first process of a guest: sets it up, runs one command for the host, reports how it ended.
+//!
+//! It must not end: the kernel panics if its first process does. Whatever goes wrong is told to the
+//! host if it can be, else to the console, and then the machine is switched off.
+
+mod net;
+mod process;
+#[allow(dead_code)] // the host's half of it
+#[path = "../src/protocol.rs"]
+mod protocol;
+mod relay;
+mod setup;
+mod sys;
+
+use std::{fs::File, io::Write};
+
+use protocol::{Request, message};
+
+fn main() {
+    let control = match setup::first() {
+        Ok(control) => control,
+        Err(problem) => {
+            eprintln!("ring3-agent: {problem}");
+            return sys::power_off();
+        }
+    };
+    let mut report = control.try_clone().unwrap_or_else(|_| sys::power_off());
+    if let Err((kind, problem)) = serve(control) {
+        tell(&mut report, kind, problem.len() as u32);
+        // As above: nobody else to tell.
+        let _ = report.write_all(problem.as_bytes());
+    }
+    // The host switches the machine off once it has read everything.
+    sys::sleep_then_power_off();
+}
+
+/// Sets up, runs, reports; an error is a message to the host and its text.
+fn serve(control: File) -> Result<(), (u8, String)> {
+    let failed = |problem| (message::FAILED, problem);
+    let bytes = std::fs::read(protocol::REQUEST_FILE)
+        .map_err(|error| failed(format!("{}: {error}", protocol::REQUEST_FILE)))?;
+    let request = Request::decode(&bytes).ok_or_else(|| failed("damaged request".to_owned()))?;
+    setup::root(&request).map_err(failed)?;
+    if request.network {
+        net::configure().map_err(failed)?;
+    }
+    let mut report = control.try_clone().map_err(|error| failed(error.to_string()))?;
+    let running = process::start(&request)?;
+    tell(&mut report, message::STARTED, 0);
+    let (kind, number) = process::finish(running, control);
+    tell(&mut report, kind, number);
+    Ok(())
+}
+
+fn tell(control: &mut File, kind: u8, number: u32) {
+    // A host that does not listen any more is about to switch the machine off.
+    let _ = control.write_all(&protocol::encode(kind, number));
+}

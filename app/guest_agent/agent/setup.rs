@@ -1,0 +1,104 @@
+//! From an empty machine to the host's files: modules, mounts, the new root.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io,
+    os::unix::{ffi::OsStrExt, fs::symlink},
+    path::Path,
+};
+
+use crate::{
+    protocol::{self, Request},
+    sys::{self, MS_MOVE, MS_RDONLY},
+};
+
+/// Where the new root is put together.
+const NEW: &str = "/new";
+
+type Result<T> = std::result::Result<T, String>;
+
+/// Kernel file systems, modules, and the connection to the host.
+pub fn first() -> Result<File> {
+    for (kind, target) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
+        mount(kind.as_bytes(), target.as_bytes(), kind, 0, "")?;
+    }
+    load_modules()?;
+    sys::connect_to_host(protocol::CONTROL).map_err(|error| format!("no vsock: {error}"))
+}
+
+fn load_modules() -> Result<()> {
+    let order = fs::read_to_string(protocol::MODULE_ORDER);
+    for name in order.map_err(|error| error.to_string())?.lines() {
+        let path = format!("/modules/{name}.ko");
+        let image = fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
+        sys::load_module(&image).map_err(|error| format!("module {name}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// The host's root below a private overlay, the shared folders, kernel file systems; then all that
+/// becomes the root.
+pub fn root(request: &Request) -> Result<()> {
+    for directory in ["/lower", "/over", NEW] {
+        make(directory.as_ref())?;
+    }
+    mount(protocol::ROOT_TAG.as_bytes(), b"/lower", "virtiofs", MS_RDONLY, "")?;
+    mount(b"overlay", b"/over", "tmpfs", 0, "mode=755")?;
+    make("/over/upper".as_ref())?;
+    make("/over/work".as_ref())?;
+    let layers = "lowerdir=/lower,upperdir=/over/upper,workdir=/over/work";
+    mount(b"overlay", NEW.as_bytes(), "overlay", 0, layers)?;
+    kernel_mounts()?;
+    request.shares.iter().try_for_each(|(tag, path)| share(tag, path))?;
+    std::env::set_current_dir(NEW).map_err(|error| error.to_string())?;
+    mount(b".", b"/", "", MS_MOVE, "")?;
+    std::os::unix::fs::chroot(".").map_err(|error| format!("chroot: {error}"))?;
+    std::env::set_current_dir("/").map_err(|error| error.to_string())?;
+    sys::set_host_name("ring3");
+    Ok(())
+}
+
+fn kernel_mounts() -> Result<()> {
+    let mounts = [
+        ("proc", "/proc", ""),
+        ("sysfs", "/sys", ""),
+        ("devtmpfs", "/dev", ""),
+        ("devpts", "/dev/pts", "mode=620,gid=5,ptmxmode=666"),
+        ("tmpfs", "/dev/shm", "mode=1777"),
+        ("tmpfs", "/run", "mode=755"),
+    ];
+    for (kind, path, data) in mounts {
+        let target = format!("{NEW}{path}");
+        make(target.as_ref())?;
+        mount(kind.as_bytes(), target.as_bytes(), kind, 0, data)?;
+    }
+    let links = [("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")];
+    for (name, target) in links {
+        // devtmpfs has only what drivers made; if one of these is there, it is as good.
+        let _ = symlink(format!("/proc/self/{target}"), format!("{NEW}/dev/{name}"));
+    }
+    // Only some programs need it, and not every kernel has it.
+    let _ = mount(b"cgroup2", format!("{NEW}/sys/fs/cgroup").as_bytes(), "cgroup2", 0, "");
+    Ok(())
+}
+
+fn share(tag: &[u8], path: &[u8]) -> Result<()> {
+    let target = [NEW.as_bytes(), path].concat();
+    make(Path::new(OsStr::from_bytes(&target)))?;
+    mount(tag, &target, "virtiofs", 0, "")
+}
+
+fn make(path: &Path) -> Result<()> {
+    match fs::create_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(format!("{}: {error}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn mount(source: &[u8], target: &[u8], kind: &str, flags: u64, data: &str) -> Result<()> {
+    sys::mount_at(source, target, kind, flags, data)
+        .map_err(|error| format!("mount {}: {error}", String::from_utf8_lossy(target)))
+}

@@ -1,0 +1,199 @@
+//! The system calls std has no name for.
+
+use std::{
+    ffi::{CString, c_char, c_int, c_long, c_ulong, c_void},
+    fs::File,
+    io,
+    os::fd::{AsRawFd, FromRawFd},
+    time::Duration,
+};
+
+pub const MS_RDONLY: c_ulong = 1;
+pub const MS_MOVE: c_ulong = 8192;
+pub const SIGKILL: c_int = 9;
+const AF_VSOCK: c_int = 40;
+const SOCK_STREAM_CLOEXEC: c_int = 1 | 0o2000000;
+const HOST: u32 = 2;
+const RB_POWER_OFF: c_int = 0x4321_fedc;
+const SYS_INIT_MODULE: c_long = 175;
+const TIOCSCTTY: c_ulong = 0x540e;
+const TIOCSWINSZ: c_ulong = 0x5414;
+const TIOCGPTPEER: c_ulong = 0x5441;
+const TIOCSPTLCK: c_ulong = 0x4004_5431;
+const O_RDWR_NOCTTY_CLOEXEC: c_ulong = 2 | 0o400 | 0o2000000;
+
+unsafe extern "C" {
+    fn mount(
+        source: *const c_char,
+        target: *const c_char,
+        kind: *const c_char,
+        flags: c_ulong,
+        data: *const c_void,
+    ) -> c_int;
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    fn connect(fd: c_int, address: *const c_void, len: u32) -> c_int;
+    fn syscall(number: c_long, ...) -> c_long;
+    fn ioctl(fd: c_int, request: c_ulong, ...) -> c_int;
+    fn setsid() -> c_int;
+    fn setgroups(count: usize, groups: *const u32) -> c_int;
+    fn setgid(group: u32) -> c_int;
+    fn setuid(user: u32) -> c_int;
+    fn kill(process: c_int, signal: c_int) -> c_int;
+    fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int;
+    fn reboot(command: c_int) -> c_int;
+    fn sethostname(name: *const c_char, len: usize) -> c_int;
+    fn sync();
+    fn umask(mask: u32) -> u32;
+}
+
+fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn c_string(bytes: &[u8]) -> io::Result<CString> {
+    CString::new(bytes).map_err(io::Error::other)
+}
+
+/// Mounts a file system.
+pub fn mount_at(
+    source: &[u8],
+    target: &[u8],
+    kind: &str,
+    flags: c_ulong,
+    data: &str,
+) -> io::Result<()> {
+    let (source, target) = (c_string(source)?, c_string(target)?);
+    let (kind, data) = (c_string(kind.as_bytes())?, c_string(data.as_bytes())?);
+    // SAFETY: four C strings that outlive the call.
+    check(unsafe {
+        mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, data.as_ptr().cast())
+    })
+    .map(drop)
+}
+
+/// Loads a module.
+pub fn load_module(image: &[u8]) -> io::Result<()> {
+    // SAFETY: the image and an empty C string, both outliving the call.
+    let result = unsafe { syscall(SYS_INIT_MODULE, image.as_ptr(), image.len(), c"".as_ptr()) };
+    check(result as c_int).map(drop)
+}
+
+#[repr(C)]
+struct VsockAddress {
+    family: u16,
+    reserved: u16,
+    port: u32,
+    cid: u32,
+    flags: u8,
+    zero: [u8; 3],
+}
+
+/// Connects to a port of the host.
+pub fn connect_to_host(port: u32) -> io::Result<File> {
+    // SAFETY: plain numbers.
+    let fd = check(unsafe { socket(AF_VSOCK, SOCK_STREAM_CLOEXEC, 0) })?;
+    // SAFETY: a new descriptor nobody else has.
+    let file = unsafe { File::from_raw_fd(fd) };
+    let family = AF_VSOCK as u16;
+    let address = VsockAddress { family, reserved: 0, port, cid: HOST, flags: 0, zero: [0; 3] };
+    let len = size_of::<VsockAddress>() as u32;
+    // SAFETY: an address of the length given.
+    check(unsafe { connect(fd, (&raw const address).cast(), len) })?;
+    Ok(file)
+}
+
+/// An ioctl that reads or writes `argument`, whose type must be the request's.
+pub fn control<T>(fd: &impl AsRawFd, request: c_ulong, argument: &mut T) -> io::Result<()> {
+    // SAFETY: callers in this program pair each request with its argument's type.
+    check(unsafe { ioctl(fd.as_raw_fd(), request, &raw mut *argument) }).map(drop)
+}
+
+/// A datagram socket to configure interfaces with.
+pub fn inet_socket() -> io::Result<File> {
+    const AF_INET: c_int = 2;
+    const SOCK_DGRAM: c_int = 2;
+    // SAFETY: plain numbers; then a new descriptor nobody else has.
+    check(unsafe { socket(AF_INET, SOCK_DGRAM, 0) }).map(|fd| unsafe { File::from_raw_fd(fd) })
+}
+
+/// A new terminal: its master's and its slave's side.
+pub fn terminal() -> io::Result<(File, File)> {
+    let master = File::options().read(true).write(true).open("/dev/ptmx")?;
+    control(&master, TIOCSPTLCK, &mut (0 as c_int))?;
+    // SAFETY: the argument is flags, by value; then a new descriptor nobody else has.
+    let slave = check(unsafe { ioctl(master.as_raw_fd(), TIOCGPTPEER, O_RDWR_NOCTTY_CLOEXEC) })?;
+    // SAFETY: as above.
+    Ok((master, unsafe { File::from_raw_fd(slave) }))
+}
+
+/// Sets a terminal's size.
+pub fn set_window(terminal: &File, rows: u16, columns: u16) -> io::Result<()> {
+    control(terminal, TIOCSWINSZ, &mut [rows, columns, 0, 0])
+}
+
+/// In the command's process, before it becomes the command: a session of its own (with standard
+/// input as its terminal, if so), then the user and groups.
+pub fn become_user(user: u32, groups: &[u32], terminal: bool) -> io::Result<()> {
+    // SAFETY: plain numbers, and a list of the length given. Nothing here allocates or locks, as
+    // must be between fork and exec.
+    unsafe {
+        check(setsid())?;
+        if terminal {
+            check(ioctl(0, TIOCSCTTY, 0 as c_ulong))?;
+        }
+        check(setgroups(groups.len(), groups.as_ptr()))?;
+        check(setgid(groups.first().copied().unwrap_or(user)))?;
+        check(setuid(user))?;
+        umask(0o022);
+    }
+    Ok(())
+}
+
+/// Sends a signal to the processes of a group (negative), to one, or to all (-1).
+pub fn signal(process: c_int, signal: c_int) {
+    // SAFETY: plain numbers. What is gone needs no signal.
+    unsafe { kill(process, signal) };
+}
+
+/// Waits for any child: which one, and its wait status. `None` when there are none.
+pub fn wait_any() -> Option<(c_int, c_int)> {
+    let mut status = 0;
+    loop {
+        // SAFETY: a place for the status.
+        let process = unsafe { waitpid(-1, &raw mut status, 0) };
+        if process > 0 {
+            return Some((process, status));
+        }
+        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return None;
+        }
+    }
+}
+
+/// Sets the host name.
+pub fn set_host_name(name: &str) {
+    // SAFETY: a string of the length given. A guest without a name works as well.
+    unsafe { sethostname(name.as_ptr().cast(), name.len()) };
+}
+
+/// Has everything written to where it is kept.
+pub fn sync_all() {
+    // SAFETY: always.
+    unsafe { sync() };
+}
+
+/// Switches the machine off.
+pub fn power_off() -> ! {
+    sync_all();
+    // SAFETY: this is what we want.
+    unsafe { reboot(RB_POWER_OFF) };
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Leaves the host time to switch the machine off itself.
+pub fn sleep_then_power_off() -> ! {
+    std::thread::sleep(Duration::from_secs(60));
+    power_off()
+}

@@ -1,0 +1,169 @@
+//! What host and agent say to each other.
+//!
+//! The request travels in the first root file system, as records of `key value NUL`; values are C
+//! strings already. Everything later is messages of five bytes on the control connection, a kind and
+//! a number; a failure is followed by as many bytes of text.
+
+/// Where the request is in the first root file system.
+pub const REQUEST_FILE: &str = "/request";
+/// Where the names of the modules are, in the order to load them.
+pub const MODULE_ORDER: &str = "/modules/order";
+
+/// The host's ports: control, and the command's standard streams.
+pub const CONTROL: u32 = 1024;
+/// Standard input.
+pub const STDIN: u32 = 1025;
+/// Standard output, or all output if there is a terminal.
+pub const STDOUT: u32 = 1026;
+/// Standard error.
+pub const STDERR: u32 = 1027;
+
+/// The tag of the host's root file system.
+pub const ROOT_TAG: &str = "ring3-root";
+
+/// What a control message is; its number is in parentheses.
+pub mod message {
+    /// To the agent: send the command this signal.
+    pub const SIGNAL: u8 = b'S';
+    /// To the agent: the terminal's size (rows << 16 | columns).
+    pub const WINDOW: u8 = b'W';
+    /// From the agent: the command runs (0).
+    pub const STARTED: u8 = b'R';
+    /// From the agent: the command exited (status).
+    pub const EXITED: u8 = b'E';
+    /// From the agent: the command was killed (signal).
+    pub const KILLED: u8 = b'K';
+    /// From the agent: there is no such command (bytes of text that follows).
+    pub const NOT_FOUND: u8 = b'N';
+    /// From the agent: the command may not be run (bytes of text that follows).
+    pub const NOT_RUN: u8 = b'X';
+    /// From the agent: the guest could not be set up (bytes of text that follows).
+    pub const FAILED: u8 = b'F';
+}
+
+/// Bytes of a message.
+pub const MESSAGE: usize = 5;
+
+/// A message as bytes.
+pub fn encode(kind: u8, number: u32) -> [u8; MESSAGE] {
+    let [a, b, c, d] = number.to_le_bytes();
+    [kind, a, b, c, d]
+}
+
+/// A message's kind and number.
+pub fn decode([kind, a, b, c, d]: [u8; MESSAGE]) -> (u8, u32) {
+    (kind, u32::from_le_bytes([a, b, c, d]))
+}
+
+/// What the agent is to run, and in which surroundings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// The command and its arguments.
+    pub arguments: Vec<Vec<u8>>,
+    /// Its environment, as `NAME=value`.
+    pub environment: Vec<Vec<u8>>,
+    /// Its working directory.
+    pub directory: Vec<u8>,
+    /// Its user.
+    pub user: u32,
+    /// Its groups, the first one first.
+    pub groups: Vec<u32>,
+    /// Further folders: tag and where to mount it.
+    pub shares: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Its terminal's rows and columns, if it has a terminal.
+    pub terminal: Option<(u16, u16)>,
+    /// There is a network to be set up.
+    pub network: bool,
+}
+
+impl Request {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut put = |key: &str, value: &[u8]| {
+            bytes.extend_from_slice(key.as_bytes());
+            bytes.push(b' ');
+            bytes.extend_from_slice(value);
+            bytes.push(0);
+        };
+        self.arguments.iter().for_each(|argument| put("argument", argument));
+        self.environment.iter().for_each(|variable| put("environment", variable));
+        put("directory", &self.directory);
+        put("user", self.user.to_string().as_bytes());
+        self.groups.iter().for_each(|group| put("group", group.to_string().as_bytes()));
+        for (tag, path) in &self.shares {
+            put("tag", tag);
+            put("mount", path);
+        }
+        if let Some((rows, columns)) = self.terminal {
+            put("rows", rows.to_string().as_bytes());
+            put("columns", columns.to_string().as_bytes());
+        }
+        if self.network {
+            put("network", b"");
+        }
+        bytes
+    }
+
+    /// From bytes; `None` if they are damaged.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut request = Self::default();
+        for record in bytes.split_inclusive(|&byte| byte == 0) {
+            let record = record.strip_suffix(&[0])?;
+            let space = record.iter().position(|&byte| byte == b' ')?;
+            let (key, value) = (record.get(..space)?, record.get(space + 1..)?);
+            request.record(key, value)?;
+        }
+        Some(request)
+    }
+
+    fn record(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
+        let text = std::str::from_utf8(value);
+        match key {
+            b"argument" => self.arguments.push(value.to_vec()),
+            b"environment" => self.environment.push(value.to_vec()),
+            b"directory" => self.directory = value.to_vec(),
+            b"user" => self.user = text.ok()?.parse().ok()?,
+            b"group" => self.groups.push(text.ok()?.parse().ok()?),
+            b"tag" => self.shares.push((value.to_vec(), Vec::new())),
+            b"mount" => self.shares.last_mut()?.1 = value.to_vec(),
+            b"rows" => self.terminal = Some((text.ok()?.parse().ok()?, 0)),
+            b"columns" => self.terminal.as_mut()?.1 = text.ok()?.parse().ok()?,
+            b"network" => self.network = true,
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_survives_the_journey() {
+        let request = Request {
+            arguments: vec![b"printf".to_vec(), b"a b\n".to_vec(), Vec::new(), vec![0xff]],
+            environment: vec![b"A=b=c".to_vec()],
+            directory: b"/some where".to_vec(),
+            user: 1000,
+            groups: vec![1000, 27],
+            shares: vec![(b"tag".to_vec(), b"/path".to_vec())],
+            terminal: Some((24, 80)),
+            network: true,
+        };
+        assert_eq!(Request::decode(&request.encode()), Some(request));
+    }
+
+    #[test]
+    fn damage_is_seen() {
+        for bytes in [&b"argument x"[..], b"argument\0", b"user x\0", b"mount /x\0", b"huh 1\0"] {
+            assert_eq!(Request::decode(bytes), None);
+        }
+    }
+
+    #[test]
+    fn messages() {
+        assert_eq!(decode(encode(message::EXITED, 0x0102_0304)), (message::EXITED, 0x0102_0304));
+    }
+}
