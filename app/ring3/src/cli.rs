@@ -7,7 +7,12 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::BootProtocol;
 
-use crate::{net::NetArgument, share::ShareArgument};
+use crate::{
+    exec::arguments::{ExecArguments, ShellArguments},
+    kernel::KernelArguments,
+    net::NetArgument,
+    share::ShareArgument,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,6 +35,9 @@ Examples:
   A multiboot kernel with modules (Xen, kvm-unit-tests):
     ring3 run --kernel xen --append com1=115200,8n1 --module 'vmlinuz console=hvc0' \\
         --module initrd.img
+
+  A command under Debian 12's kernel, with your files and in this folder:
+    ring3 exec -- make test
 
   What this host offers:
     ring3 doctor
@@ -70,6 +78,12 @@ pub enum Command {
     /// Boot a kernel and run it until it switches itself off
     #[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n{EXIT_CODES}"))]
     Run(Box<RunArguments>),
+    /// Run a command under another kernel, with this host's files
+    Exec(Box<ExecArguments>),
+    /// An interactive shell under another kernel, with this host's files
+    Shell(Box<ShellArguments>),
+    /// List, fetch or remove kernels
+    Kernel(KernelArguments),
     /// Say what this host offers, and what it means for speed
     Doctor(DoctorArguments),
 }
@@ -217,7 +231,8 @@ impl FromStr for DiskArgument {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// A positive number of seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
     let value: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     match Duration::try_from_secs_f64(value) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
@@ -234,7 +249,7 @@ mod tests {
         let words = line.split_whitespace();
         match Arguments::try_parse_from(["ring3", "run"].into_iter().chain(words))?.command {
             Command::Run(run) => Ok(*run),
-            Command::Doctor(_) => unreachable!("run was asked for"),
+            _ => unreachable!("run was asked for"),
         }
     }
 

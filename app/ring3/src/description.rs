@@ -11,7 +11,7 @@ use host_linux::probe;
 use vmm::{Description, Disk, EngineKind, ModuleFile};
 
 use crate::{
-    cli::{DiskArgument, EngineChoice, RunArguments},
+    cli::{DiskArgument, EngineChoice, MemorySize, RunArguments},
     failure::Failure,
 };
 
@@ -21,9 +21,8 @@ const PAGE: u64 = 4096;
 
 /// Reads and checks everything a run needs.
 pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
-    check_cpus(arguments.cpus)?;
+    check_machine(arguments.cpus, arguments.memory)?;
     let memory = arguments.memory.0;
-    check_memory(memory, probe::memory_total())?;
     let read = |what, path: &Path| read_file(what, path, memory);
     let kernel = read("kernel", &arguments.kernel)?;
     let mut modules = Vec::new();
@@ -48,7 +47,14 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     })
 }
 
-fn engine(choice: EngineChoice) -> EngineKind {
+/// Checks what every kind of guest has.
+pub fn check_machine(cpus: u32, memory: MemorySize) -> Result<(), Failure> {
+    check_cpus(cpus)?;
+    check_memory(memory.0, probe::memory_total())
+}
+
+/// The engine that was asked for.
+pub fn engine(choice: EngineChoice) -> EngineKind {
     match choice {
         EngineChoice::Auto => EngineKind::Auto,
         EngineChoice::Interp => EngineKind::Interpreter,

@@ -15,6 +15,10 @@ impl Failure {
     pub fn usage(message: impl Into<String>) -> Self {
         Self { code: 2, message: message.into() }
     }
+    /// The same with another exit code.
+    pub fn with_code(self, code: u8) -> Self {
+        Self { code, ..self }
+    }
     /// ring3 or the host failed: exit code 1.
     pub fn host(message: impl Into<String>) -> Self {
         Self { code: 1, message: message.into() }

@@ -5,7 +5,9 @@ mod console;
 mod description;
 mod doctor;
 mod escape;
+mod exec;
 mod failure;
+mod kernel;
 mod net;
 mod outcome;
 mod run;
@@ -22,6 +24,9 @@ fn main() -> ExitCode {
     log_to_stderr();
     let result = match arguments.command {
         Command::Run(run) => run::run(&run),
+        Command::Exec(command) => exec::exec(&command),
+        Command::Shell(shell) => exec::shell(&shell),
+        Command::Kernel(arguments) => kernel::kernel(&arguments),
         Command::Doctor(doctor) => {
             println!("{}", doctor::survey(doctor.json));
             Ok(0)

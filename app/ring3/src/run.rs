@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// How long a stopped machine may take to come to rest before we leave anyway.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What ends a run.
 #[derive(Debug)]
@@ -42,7 +42,9 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let interactive = arguments.console == ConsoleChoice::Stdio;
     let mut attachments = net::attach(&arguments.net)?;
     attachments.extend(share::attach(&arguments.share)?);
-    let host = host(interactive, attachments);
+    let console: Box<dyn Write + Send> =
+        if interactive { Box::new(std::io::stdout()) } else { Box::new(std::io::sink()) };
+    let host = host(console, attachments);
     let machine = Machine::build(&description, host).map_err(failure)?;
     drop(description);
 
@@ -67,14 +69,13 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     Ok(outcome.code())
 }
 
-fn host(interactive: bool, attachments: Vec<Attachment>) -> Host {
-    let output: Box<dyn Write + Send> =
-        if interactive { Box::new(std::io::stdout()) } else { Box::new(std::io::sink()) };
+/// This host, with the first serial port's output going to `console`.
+pub fn host(console: Box<dyn Write + Send>, attachments: Vec<Attachment>) -> Host {
     Host {
         clock: Arc::new(LinuxClock::new()),
         entropy: Arc::new(LinuxEntropy),
         cpuid,
-        console: output,
+        console,
         attachments,
     }
 }
@@ -85,7 +86,8 @@ fn cpuid(leaf: u32, subleaf: u32) -> vmm::CpuidResult {
     vmm::CpuidResult { eax: host.eax, ebx: host.ebx, ecx: host.ecx, edx: host.edx }
 }
 
-fn failure(error: vmm::Error) -> Failure {
+/// Why there is no machine, as an exit code and a line.
+pub fn failure(error: vmm::Error) -> Failure {
     if error.is_users() {
         Failure::usage(error.to_string())
     } else {

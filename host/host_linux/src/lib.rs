@@ -7,6 +7,7 @@ pub mod cpu;
 mod entropy;
 pub mod probe;
 pub mod terminal;
+pub mod user;
 
 pub use clock::{LinuxClock, TscSource};
 pub use entropy::LinuxEntropy;

@@ -41,3 +41,16 @@ pub fn restore() {
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &settings);
     }
 }
+
+/// Whether standard output is a terminal.
+pub fn stdout_is_terminal() -> bool {
+    isatty(std::io::stdout())
+}
+
+/// Rows and columns of the terminal at standard output; 24 by 80 where nobody knows.
+pub fn size() -> (u16, u16) {
+    match rustix::termios::tcgetwinsize(std::io::stdout()) {
+        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row, size.ws_col),
+        _ => (24, 80),
+    }
+}

@@ -22,9 +22,6 @@ use virtio::FileServer;
 
 use messages::{Messages, REFUSAL, refusal};
 
-/// "Read-only file system".
-const EROFS: i32 = 30;
-
 /// How long the guest may rely on what it was told of a file that the host may change.
 const TRUST: Duration = Duration::from_secs(1);
 /// The same for a folder that is only read: long enough to start programs without asking again.
@@ -81,7 +78,7 @@ impl FolderServer {
 impl FileServer for FolderServer {
     fn answer(&mut self, request: &[u8], room: usize) -> &[u8] {
         if self.readonly && !readonly::may_pass(request) {
-            self.refusal = refusal(request, EROFS);
+            self.refusal = refusal(request, readonly::error_of(request));
             return &self.refusal;
         }
         self.messages.exchange(request, room)
@@ -123,6 +120,9 @@ mod tests {
     use super::*;
     use std::fs;
 
+    const EROFS: i32 = 30;
+    const ENOSYS: i32 = 38;
+    const IOCTL: u32 = 39;
     const LOOKUP: u32 = 1;
     const INIT: u32 = 26;
     const MKDIR: u32 = 9;
@@ -188,6 +188,7 @@ mod tests {
         mkdir.extend(b"new\0");
         assert_eq!(ask(&mut server, &request(MKDIR, ROOT, &mkdir)).0, -EROFS);
         assert!(!directory.path().join("shared/new").exists());
+        assert_eq!(ask(&mut server, &request(IOCTL, ROOT, &[0; 32])).0, -ENOSYS);
         assert_eq!(ask(&mut server, &request(LOOKUP, ROOT, b"file\0")).0, 0);
         let (directory, mut server) = served(false);
         assert_eq!(ask(&mut server, &request(MKDIR, ROOT, &mkdir)).0, 0);

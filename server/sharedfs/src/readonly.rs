@@ -2,6 +2,9 @@
 
 use fuse_backend_rs::abi::fuse_abi::Opcode;
 
+/// "Read-only file system", "function not implemented".
+const EROFS: i32 = 30;
+const ENOSYS: i32 = 38;
 const IN_HEADER: usize = 40;
 /// Access mode, O_CREAT, O_TRUNC and O_APPEND of open flags.
 const WRITING: u32 = 0o3 | 0o100 | 0o1000 | 0o2000;
@@ -36,6 +39,14 @@ pub(crate) fn may_pass(request: &[u8]) -> bool {
         _ if opcode == Opcode::Open as u32 => word(request, IN_HEADER) & WRITING == 0,
         _ => READING.iter().any(|&reading| reading as u32 == opcode),
     }
+}
+
+/// How a request that may not pass is answered. Whoever asks a file for what this server has not,
+/// such as its inode flags, must not be told that the question would change it.
+pub(crate) fn error_of(request: &[u8]) -> i32 {
+    const NOT_CHANGING: [Opcode; 3] = [Opcode::Ioctl, Opcode::Getlk, Opcode::Bmap];
+    let opcode = word(request, 4);
+    if NOT_CHANGING.iter().any(|&other| other as u32 == opcode) { ENOSYS } else { EROFS }
 }
 
 /// All ones beyond the end: no opcode, and flags that write.

@@ -148,7 +148,9 @@ impl State {
             tracing::error!(%error, "cannot watch a socket");
             return self.reply(ports, operation::RESET);
         }
-        self.connections.insert(ports, Connection::new(stream, token));
+        let mut connection = Connection::new(stream, token);
+        connection.learn(header);
+        self.connections.insert(ports, connection);
         self.reply(ports, operation::RESPONSE);
     }
 

@@ -37,7 +37,6 @@ impl Guest {
 
     fn connects(&mut self, buffer: u32) {
         self.says(operation::REQUEST, 0, buffer, 0, &[]);
-        self.says(operation::CREDIT_UPDATE, 0, buffer, 0, &[]);
         assert_eq!(self.hears().0.operation, operation::RESPONSE);
     }
 

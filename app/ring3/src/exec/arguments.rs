@@ -1,0 +1,94 @@
+//! What `ring3 exec` and `ring3 shell` can be asked.
+
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+use clap::Args;
+
+use crate::{
+    cli::{EngineChoice, MemorySize, seconds},
+    net::NetArgument,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  Run a program under Debian 12's kernel, with your files and in this folder:
+    ring3 exec -- uname -a
+
+  Build and test what is here, under Debian 13's kernel:
+    ring3 exec --kernel debian-13 --memory 2G -- make test
+
+  A shell as root of the guest, with a network:
+    ring3 shell --root --net user
+";
+
+const STATUS: &str = "\
+Exit status: the command's own; 128 + N if signal N killed it; 127 if there is no such command, 126 if
+it cannot be run, 125 if there is no guest to run it in, 124 if --timeout expired.
+";
+
+/// A command to run in a guest.
+#[derive(Debug, Args)]
+#[command(after_help = format!("{EXAMPLES}\n{STATUS}"))]
+pub struct ExecArguments {
+    /// The guest.
+    #[command(flatten)]
+    pub guest: GuestArguments,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<OsString>,
+}
+
+/// A shell in a guest.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ShellArguments {
+    /// The guest.
+    #[command(flatten)]
+    pub guest: GuestArguments,
+}
+
+/// A guest that has this host's files.
+#[derive(Debug, Args)]
+pub struct GuestArguments {
+    /// A kernel by name (see `ring3 kernel list`), fetched if need be, or a bzImage
+    #[arg(long, short = 'k', value_name = "NAME|FILE", default_value = "debian-12")]
+    pub kernel: String,
+    /// Where a bzImage's modules are (a lib/modules/RELEASE folder); those of a named kernel are known
+    #[arg(long, value_name = "DIR")]
+    pub modules: Option<PathBuf>,
+    /// Folder whose changes are real, as those of the current one are; can be repeated
+    ///
+    /// Everything else of the file system is read-only below a private overlay: the command may
+    /// change it, and the changes are gone when it ends.
+    #[arg(long, value_name = "DIR")]
+    pub rw: Vec<PathBuf>,
+    /// Keep the current folder's changes private too
+    #[arg(long)]
+    pub private: bool,
+    /// Network interface, as for `ring3 run`; without it there is only loopback
+    #[arg(long, value_name = "user[,hostfwd=...]")]
+    pub net: Option<NetArgument>,
+    /// Environment variable to pass on, or to set; can be repeated
+    ///
+    /// Passed on anyway: PATH, HOME, USER, LOGNAME, SHELL, TERM, COLORTERM, TZ, EDITOR, LANG, LC_*.
+    #[arg(long, short = 'e', value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// Run as the guest's root instead of as the user you are
+    #[arg(long)]
+    pub root: bool,
+    /// Guest memory: a number of MiB, or with a suffix K, M, G or T
+    #[arg(long, short = 'm', value_name = "SIZE", default_value = "1G")]
+    pub memory: MemorySize,
+    /// Number of virtual CPUs; only 1 so far
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: u32,
+    /// How guest code is run
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    pub engine: EngineChoice,
+    /// Show what the guest's kernel prints, on standard error
+    #[arg(long, short = 'v')]
+    pub verbose: bool,
+    /// Give up after this long, with exit status 124
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+}

@@ -1,0 +1,221 @@
+//! What the guest is made of: the request to its agent, its first root file system, its folders.
+
+use std::{
+    env,
+    ffi::OsString,
+    io,
+    os::unix::{ffi::OsStrExt, net::UnixStream},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use guest_agent::{AGENT, protocol, protocol::Request};
+use host_linux::{terminal, user};
+use kernels::{cpio::Archive, modules::Module};
+use sharedfs::Folder;
+use sockets::Sockets;
+use virtio::vsock::{self, Vsock};
+use vmm::{Attachment, BootProtocol, Description, ModuleFile};
+
+use super::{arguments::GuestArguments, kernel};
+use crate::{
+    description,
+    failure::Failure,
+    net,
+    share::{self, ShareArgument},
+};
+
+/// The guest's address on vsock.
+const CID: u64 = 3;
+/// Quiet, at once dead if dead, and without what only costs time in a machine of a minute.
+const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 random.trust_cpu=on tsc=reliable \
+                       no_timer_check mitigations=off nowatchdog 8250.nr_uarts=1";
+/// Variables passed on without being asked for.
+const PASSED: [&str; 10] =
+    ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLORTERM", "TZ", "EDITOR", "LANG"];
+const DEFAULT_SHELL: &str = "/bin/sh";
+
+/// What is to be run.
+#[derive(Clone, Copy)]
+pub enum Command<'a> {
+    /// This.
+    Given(&'a [OsString]),
+    /// The user's shell.
+    Shell,
+}
+
+/// A guest to be built.
+pub struct Made {
+    pub description: Description,
+    pub attachments: Vec<Attachment>,
+}
+
+/// Describes the guest and opens what it shares.
+pub fn make(
+    arguments: &GuestArguments,
+    command: Command<'_>,
+    on_terminal: bool,
+) -> Result<Made, Failure> {
+    description::check_machine(arguments.cpus, arguments.memory)?;
+    let directory = env::current_dir().map_err(|error| {
+        Failure::host(format!("the current folder: {error}; change to another"))
+    })?;
+    let folders = writable(arguments, &directory)?;
+    let request = request(arguments, command, &directory, &folders, on_terminal)?;
+    let mut attachments = vec![shared(Path::new("/"), protocol::ROOT_TAG, true)?];
+    for (index, folder) in folders.iter().enumerate() {
+        attachments.push(shared(folder, &tag(index), false)?);
+    }
+    attachments.extend(net::attach(arguments.net.as_slice())?);
+    let kernel = kernel::find(arguments)?;
+    let initrd = first_root(&request, &kernel.modules);
+    let description = Description {
+        kernel: kernel.image,
+        modules: vec![ModuleFile { data: initrd, cmdline: String::new() }],
+        cmdline: CMDLINE.to_owned(),
+        protocol: BootProtocol::Auto,
+        memory: arguments.memory.0,
+        cpus: arguments.cpus,
+        disks: Vec::new(),
+        engine: description::engine(arguments.engine),
+        test_devices: false,
+    };
+    Ok(Made { description, attachments })
+}
+
+/// The device of the guest's connections.
+pub fn sockets(ports: Vec<(u32, UnixStream)>) -> io::Result<Attachment> {
+    let mut sockets = Sockets::new(ports)?;
+    let start = sockets.starter();
+    Ok(Attachment {
+        device: Box::new(Vsock::new(Box::new(sockets), CID)),
+        connect: Box::new(move |doorbell| {
+            start(Arc::new(move || doorbell.ring(vsock::RECEIVE)));
+        }),
+    })
+}
+
+fn tag(index: usize) -> String {
+    format!("ring3-{index}")
+}
+
+fn shared(path: &Path, tag: &str, readonly: bool) -> Result<Attachment, Failure> {
+    let folder = Folder { path: path.to_owned(), readonly };
+    share::device(&ShareArgument { folder, tag: tag.to_owned() })
+}
+
+/// The folders whose changes are real, outer ones first: an inner one is mounted over its outer one.
+fn writable(arguments: &GuestArguments, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut folders = Vec::new();
+    for folder in &arguments.rw {
+        let shown = folder.display();
+        let real = folder.canonicalize();
+        let real = real.map_err(|error| Failure::usage(format!("--rw {shown}: {error}")))?;
+        if real == Path::new("/") {
+            return Err(Failure::usage(
+                "--rw /: the whole file system cannot be shared for writing",
+            ));
+        }
+        folders.push(real);
+    }
+    if !arguments.private && directory != Path::new("/") {
+        folders.push(directory.to_owned());
+    }
+    folders.sort();
+    folders.dedup();
+    Ok(folders)
+}
+
+fn request(
+    arguments: &GuestArguments,
+    command: Command<'_>,
+    directory: &Path,
+    folders: &[PathBuf],
+    on_terminal: bool,
+) -> Result<Request, Failure> {
+    let (user, groups) = if arguments.root { (0, vec![0]) } else { user::current() };
+    let shares = folders.iter().enumerate();
+    let shares =
+        shares.map(|(i, path)| (tag(i).into_bytes(), path.as_os_str().as_bytes().to_vec()));
+    let terminal = on_terminal.then(terminal::size);
+    Ok(Request {
+        arguments: words(command),
+        environment: environment(&arguments.env)?,
+        directory: directory.as_os_str().as_bytes().to_vec(),
+        user,
+        groups,
+        shares: shares.collect(),
+        terminal,
+        network: arguments.net.is_some(),
+    })
+}
+
+fn words(command: Command<'_>) -> Vec<Vec<u8>> {
+    match command {
+        Command::Given(words) => words.iter().map(|word| word.as_bytes().to_vec()).collect(),
+        Command::Shell => {
+            let shell = env::var_os("SHELL").filter(|shell| Path::new(shell).is_absolute());
+            vec![shell.map_or(DEFAULT_SHELL.into(), |shell| shell.as_bytes().to_vec())]
+        }
+    }
+}
+
+/// The variables passed on, then those asked for.
+fn environment(asked: &[String]) -> Result<Vec<Vec<u8>>, Failure> {
+    let passed = env::vars_os().filter(|(name, _)| {
+        name.to_str().is_some_and(|name| PASSED.contains(&name) || name.starts_with("LC_"))
+    });
+    let join = |name: &[u8], value: &[u8]| [name, b"=", value].concat();
+    let mut all: Vec<_> =
+        passed.map(|(name, value)| join(name.as_bytes(), value.as_bytes())).collect();
+    for variable in asked {
+        match variable.split_once('=') {
+            Some(("", _)) => {
+                return Err(Failure::usage(format!("--env {variable}: the name is missing")));
+            }
+            Some(_) => all.push(variable.clone().into_bytes()),
+            None => all.extend(
+                env::var_os(variable).map(|value| join(variable.as_bytes(), value.as_bytes())),
+            ),
+        }
+    }
+    Ok(all)
+}
+
+/// The agent as `/init`, the request, and the modules.
+fn first_root(request: &Request, modules: &[Module]) -> Vec<u8> {
+    let mut archive = Archive::new();
+    ["dev", "proc", "sys", "modules"].iter().for_each(|name| archive.directory(name));
+    archive.character_device("dev/console", 5, 1);
+    archive.file("init", 0o755, AGENT);
+    let inside = |path: &'static str| path.trim_start_matches('/');
+    archive.file(inside(protocol::REQUEST_FILE), 0o600, &request.encode());
+    let order: String = modules.iter().map(|module| format!("{}\n", module.name)).collect();
+    archive.file(inside(protocol::MODULE_ORDER), 0o644, order.as_bytes());
+    for module in modules {
+        archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.content);
+    }
+    archive.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_set_or_passed_on() {
+        let asked = ["A=b=c".to_owned(), "RING3_SURELY_UNSET".to_owned()];
+        let all = environment(&asked).expect("sound");
+        assert_eq!(all.last().expect("one"), b"A=b=c");
+        assert!(environment(&["=x".to_owned()]).is_err());
+        assert!(all.iter().all(|variable| !variable.starts_with(b"CARGO")), "filtered");
+    }
+
+    #[test]
+    fn the_first_root_has_an_init() {
+        let archive = first_root(&Request::default(), &[]);
+        let name = b"init\0";
+        assert!(archive.windows(name.len()).any(|window| window == name));
+        assert!(archive.len() > AGENT.len());
+    }
+}

@@ -1,0 +1,60 @@
+//! Which kernel a guest runs, and the modules it needs before it has a file system.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use kernels::{
+    assets::{Assets, Kernel, NAMED},
+    modules::{Module, ModuleTree},
+};
+
+use super::arguments::GuestArguments;
+use crate::failure::Failure;
+
+/// What the guest's root and its connections need; a kernel may have some built in.
+const MODULES: [&str; 6] =
+    ["virtio_pci", "virtio_rng", "overlay", "virtiofs", "vmw_vsock_virtio_transport", "virtio_net"];
+
+/// A kernel with its modules in the order to load them.
+pub struct GuestKernel {
+    pub image: Vec<u8>,
+    pub modules: Vec<Module>,
+}
+
+/// Finds, and if need be fetches, the kernel that was asked for.
+pub fn find(arguments: &GuestArguments) -> Result<GuestKernel, Failure> {
+    let name = &arguments.kernel;
+    let (image, modules) = match (Kernel::named(name), &arguments.modules) {
+        (Some(kernel), None) => named(kernel)?,
+        (Some(_), Some(_)) => {
+            return Err(Failure::usage(format!("--modules: {name} has its own; leave it out")));
+        }
+        (None, modules) => (file(name)?, modules.clone()),
+    };
+    let load = |error: anyhow::Error| Failure::usage(format!("--kernel {name}: {error:#}"));
+    let content = fs::read(&image).map_err(|error| load(error.into()))?;
+    let modules = modules.map(|folder| needed(&folder)).transpose().map_err(load)?;
+    Ok(GuestKernel { image: content, modules: modules.unwrap_or_default() })
+}
+
+fn named(kernel: Kernel) -> Result<(PathBuf, Option<PathBuf>), Failure> {
+    let files = Assets::open().and_then(|assets| assets.kernel(kernel));
+    let files = files.map_err(|error| Failure::host(format!("{error:#}")))?;
+    let modules = files.image.with_file_name("modules");
+    Ok((files.image, Some(modules)))
+}
+
+fn file(name: &str) -> Result<PathBuf, Failure> {
+    let path = Path::new(name);
+    if path.is_file() {
+        return Ok(path.to_owned());
+    }
+    let names = NAMED.map(|(name, _)| name).join(", ");
+    Err(Failure::usage(format!("--kernel {name}: neither a file nor one of {names}")))
+}
+
+fn needed(folder: &Path) -> anyhow::Result<Vec<Module>> {
+    ModuleTree::scan(folder)?.closure(&MODULES)
+}

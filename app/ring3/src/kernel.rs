@@ -1,0 +1,97 @@
+//! `ring3 kernel`: the kernels that can be had, and those that are here.
+
+use clap::{Args, Subcommand};
+use kernels::assets::{Assets, Kernel, NAMED};
+
+use crate::failure::Failure;
+
+const EXAMPLES: &str = "\
+Examples:
+  ring3 kernel list
+  ring3 kernel install debian-13
+  ring3 exec --kernel debian-13 -- uname -r
+";
+
+/// What to do with kernels.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct KernelArguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+/// What to do with kernels.
+#[derive(Debug, Subcommand)]
+pub enum Action {
+    /// List the kernels by name, and which are installed
+    List,
+    /// Fetch kernels from Debian's archive, verified by apt, into the user's cache
+    Install {
+        /// Names, as listed
+        #[arg(required = true, value_parser = known)]
+        names: Vec<Named>,
+    },
+    /// Remove kernels from the cache
+    Remove {
+        /// Names, as listed
+        #[arg(required = true, value_parser = known)]
+        names: Vec<Named>,
+    },
+}
+
+/// A kernel and what it is called.
+#[derive(Clone, Copy, Debug)]
+pub struct Named {
+    name: &'static str,
+    kernel: Kernel,
+}
+
+fn known(text: &str) -> Result<Named, String> {
+    let found = NAMED.iter().find(|(name, _)| *name == text);
+    found.map(|&(name, kernel)| Named { name, kernel }).ok_or_else(|| {
+        let names = NAMED.map(|(name, _)| name).join(", ");
+        format!("there is no such kernel; there are {names}")
+    })
+}
+
+/// Does it.
+pub fn kernel(arguments: &KernelArguments) -> Result<u8, Failure> {
+    let host = |error: anyhow::Error| Failure::host(format!("{error:#}"));
+    let assets = Assets::open().map_err(host)?;
+    match &arguments.action {
+        Action::List => list(&assets),
+        Action::Install { names } => {
+            names.iter().try_for_each(|named| install(&assets, *named)).map_err(host)?;
+        }
+        Action::Remove { names } => {
+            names.iter().try_for_each(|named| remove(&assets, *named))?;
+        }
+    }
+    Ok(0)
+}
+
+fn list(assets: &Assets) {
+    for (name, kernel) in NAMED {
+        let suite = kernel.suite().name();
+        let state = assets.installed(kernel).unwrap_or_else(|| "not installed".to_owned());
+        println!("{name:<16}{suite:<10}{state}");
+    }
+}
+
+fn install(assets: &Assets, Named { name, kernel }: Named) -> anyhow::Result<()> {
+    let files = assets.kernel(kernel)?;
+    println!("{name}: {}", files.image.display());
+    Ok(())
+}
+
+fn remove(assets: &Assets, Named { name, kernel }: Named) -> Result<(), Failure> {
+    match assets.remove(kernel) {
+        Ok(true) => {
+            println!("{name}: removed");
+            Ok(())
+        }
+        Ok(false) => Err(Failure::usage(format!("{name} is not installed"))),
+        Err(error) => Err(Failure::host(format!("{error:#}"))),
+    }
+}

@@ -1,0 +1,83 @@
+//! `ring3 exec`: a command under another kernel has its streams, its files, its signals, its status.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+};
+
+use anyhow::{Context, Result, ensure};
+use guests::ring3;
+use tempfile::TempDir;
+
+const TIMEOUT: &str = "400";
+
+fn exec(directory: &Path, script: &str) -> Result<Command> {
+    let mut command = Command::new(ring3()?);
+    command.args(["exec", "--memory", "512M", "--timeout", TIMEOUT, "--", "sh", "-c", script]);
+    command.current_dir(directory).stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ok(command)
+}
+
+/// Every byte value, in no simple order.
+fn noise(len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+#[test]
+fn streams_files_and_status_are_the_commands() -> Result<()> {
+    let directory = TempDir::new()?;
+    let private = format!("/etc/ring3-test-{}", std::process::id());
+    let script = format!(
+        "cat; printf 'to stderr' >&2; pwd > made; uname -r >> made; echo x > {private} || exit 1; \
+         cat {private} > /dev/null && sleep 1000 & exit 42"
+    );
+    let mut child = exec(directory.path(), &script)?.spawn()?;
+    let input = noise(1 << 20);
+    let mut stdin = child.stdin.take().context("no standard input")?;
+    let sent = input.clone();
+    let writer = thread::spawn(move || stdin.write_all(&sent));
+    let output = child.wait_with_output()?;
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(42), "{:?}: {messages}", output.status);
+    ensure!(output.stdout == input, "{} bytes came back", output.stdout.len());
+    ensure!(messages == "to stderr", "{messages}");
+    writer.join().ok().context("the writer failed")??;
+    let made = fs::read_to_string(directory.path().join("made"))?;
+    let here = directory.path().canonicalize()?;
+    ensure!(made.starts_with(&format!("{}\n6.1.", here.display())), "{made}");
+    ensure!(!Path::new(&private).exists(), "the host's files have changed");
+    Ok(())
+}
+
+#[test]
+fn a_signal_reaches_the_command() -> Result<()> {
+    let directory = TempDir::new()?;
+    let script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.1; done";
+    let mut child = exec(directory.path(), script)?.spawn()?;
+    let mut stdout = BufReader::new(child.stdout.take().context("no standard output")?);
+    let mut line = String::new();
+    stdout.read_line(&mut line)?;
+    ensure!(line == "ready\n", "{line}");
+    let pid = child.id().to_string();
+    ensure!(Command::new("kill").args(["-TERM", &pid]).status()?.success());
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest)?;
+    ensure!(rest == "caught\n", "{rest}");
+    ensure!(child.wait()?.code() == Some(5));
+    Ok(())
+}
+
+#[test]
+fn a_command_that_is_not_there_is_127() -> Result<()> {
+    let mut command = Command::new(ring3()?);
+    command.args(["exec", "--timeout", TIMEOUT, "--", "no-such-command"]);
+    let output = command.stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(127), "{:?}: {said}", output.status);
+    ensure!(said.trim() == "ring3: no-such-command: command not found", "{said}");
+    Ok(())
+}
