@@ -14,5 +14,8 @@ fn main() {
     rustc.args(["-Ctarget-feature=+crt-static", "-Crelocation-model=static", "-Cpanic=abort"]);
     rustc.args(["-Copt-level=s", "-Cstrip=symbols", "-Clto=fat", "-Ccodegen-units=1"]);
     let status = rustc.arg("-o").arg(&program).status().expect("rustc runs");
-    assert!(status.success(), "the guest agent does not build; libc6-dev has what it is linked with");
+    assert!(
+        status.success(),
+        "the guest agent does not build; libc6-dev has what it is linked with"
+    );
 }
