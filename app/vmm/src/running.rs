@@ -78,7 +78,9 @@ fn settle(kind: EngineKind, ram: &Ram) -> EngineKind {
         return EngineKind::Interpreter;
     }
     if !fast::kernel_is_closed() {
-        tracing::info!("no protection keys: programs in the guest can reach the guest kernel's memory");
+        tracing::info!(
+            "no protection keys: programs in the guest can reach the guest kernel's memory"
+        );
     }
     EngineKind::Fast
 }

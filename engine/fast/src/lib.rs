@@ -34,8 +34,8 @@ mod user;
 use bus::Kicker;
 use code::Code;
 use engine::{Attention, Board, Engine};
-use home::Home;
 use frame::{ExitKind, KERNEL_START, go};
+use home::Home;
 use ram::Ram;
 use shadow::Answer;
 use slots::Slots;
@@ -78,7 +78,9 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
         return Err("the CPU has no BMI2".to_owned());
     }
     if !wedge::bases_are_ours() {
-        return Err("the host does not let programs use FSGSBASE (Linux 5.9 and later do)".to_owned());
+        return Err(
+            "the host does not let programs use FSGSBASE (Linux 5.9 and later do)".to_owned()
+        );
     }
     let pages = Pages::new().map_err(|error| error.to_string())?;
     let mut slots = Slots::new(ram.clone(), Kick::default());
@@ -189,7 +191,6 @@ impl Fast {
         f.go = go::NOTHING;
         state::store(f, &mut self.cpu);
     }
-
 
     /// Interprets one instruction.
     fn interpret(&mut self) {

@@ -55,9 +55,8 @@ fn addresses<'a>(
         }
         _ => 0,
     };
-    let operands = (0..insn.op_count()).filter(|i| {
-        !matches!(insn.op_kind(*i), OpKind::Register | OpKind::NearBranch64)
-    });
+    let operands = (0..insn.op_count())
+        .filter(|i| !matches!(insn.op_kind(*i), OpKind::Register | OpKind::NearBranch64));
     let operands =
         operands.filter_map(move |i| insn.virtual_address(i, 0, |r, _, _| Some(value(r))));
     // A push writes below RSP, everything else that uses the stack reads at it.

@@ -8,7 +8,8 @@
 
 use frame::{BIAS, KERNEL_START, NO_USER, RAM, RAM_MAX, SITES, SITES_LEN, TOP, UPPER_USER, WINDOW};
 
-const _: () = assert!(WINDOW >> REGION_BITS == 3 && RAM >> REGION_BITS == 4 && RAM_MAX >> REGION_BITS == 2);
+const _: () =
+    assert!(WINDOW >> REGION_BITS == 3 && RAM >> REGION_BITS == 4 && RAM_MAX >> REGION_BITS == 2);
 
 /// log2 of a region's bytes.
 const REGION_BITS: u32 = 39;
@@ -43,7 +44,7 @@ impl Regions {
 
     /// Gives a region to the kernel; false if it was its own already.
     pub fn give_to_kernel(&mut self, region: usize) -> bool {
-        let (word, bit) = (&mut self.kernel[region / 64 & 3], 1 << (region & 63));
+        let (word, bit) = (&mut self.kernel[(region / 64) & 3], 1 << (region & 63));
         let news = *word & bit == 0;
         *word |= bit;
         news
@@ -53,7 +54,12 @@ impl Regions {
     pub fn all() -> [(u64, u64); 4] {
         let window = extent(Self::of(WINDOW as u64)).0;
         let (sites, sites_end) = (SITES as u64, (SITES + SITES_LEN) as u64);
-        [(0, sites), (sites_end, window), ((RAM + RAM_MAX) as u64, NO_USER), (UPPER_USER, TOP as u64)]
+        [
+            (0, sites),
+            (sites_end, window),
+            ((RAM + RAM_MAX) as u64, NO_USER),
+            (UPPER_USER, TOP as u64),
+        ]
     }
 
     /// The parts of a range that may hold guest pages.
@@ -69,7 +75,7 @@ impl Regions {
 
     /// Whether a region is the kernel's.
     pub fn is_kernel(&self, region: usize) -> bool {
-        self.kernel[region / 64 & 3] >> (region & 63) & 1 == 1
+        self.kernel[(region / 64) & 3] >> (region & 63) & 1 == 1
     }
 }
 

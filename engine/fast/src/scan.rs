@@ -83,9 +83,10 @@ mod tests {
 
     #[test]
     fn near_the_start_there_is_less_to_go_by() {
-        let mut page = page();
-        page[0..2].copy_from_slice(&CPUID);
-        page[7..9].copy_from_slice(&CPUID);
-        assert_eq!(cpuids(&page).collect::<Vec<_>>(), [0, 7]);
+        for at in [0, 14] {
+            let mut page = page();
+            page[at..at + 2].copy_from_slice(&CPUID);
+            assert_eq!(cpuids(&page).collect::<Vec<_>>(), [at]);
+        }
     }
 }

@@ -1,13 +1,13 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 
 use crate::{
-    sites::Sites,
     regions::{Regions, extent},
     scan::{self, Patch},
+    sites::Sites,
 };
+use frame::{COPY, POKE, PROTECT};
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap};
-use frame::{COPY, POKE, PROTECT};
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
 use x86::paging::{self, Access, Roots, Translation, WalkMemory};
 use x86_interp::{GuestRam, RamPage};
@@ -451,7 +451,10 @@ impl Space {
         found: &Translation,
     ) -> Result<bool, Error> {
         let Some(first) = large_page(ram, found) else { return Ok(false) };
-        if self.large_at(place.hva).is_some_and(|(_, l)| l.writable == (found.writable && found.dirty)) {
+        if self
+            .large_at(place.hva)
+            .is_some_and(|(_, l)| l.writable == (found.writable && found.dirty))
+        {
             return Ok(false); // a page of it has been mapped apart
         }
         let base = place.gva & !(LARGE - 1);
@@ -462,7 +465,10 @@ impl Space {
             while base - start < reach && start & (reach * 2 - 1) != 0 && fits(start - LARGE) {
                 start -= LARGE;
             }
-            while end - base < reach && (end.wrapping_add(1)) & (reach * 2 - 1) != 0 && fits(end + 1) {
+            while end - base < reach
+                && (end.wrapping_add(1)) & (reach * 2 - 1) != 0
+                && fits(end + 1)
+            {
                 end += LARGE;
             }
         }
@@ -583,7 +589,14 @@ fn large_page(ram: &Ram, found: &Translation) -> Option<RamPage> {
 }
 
 /// The large page at `gva` is like the one at `base`, whose RAM starts at `offset`, and continues it.
-fn neighbour(ram: &Ram, roots: Roots, gva: u64, like: &Translation, offset: u64, base: u64) -> bool {
+fn neighbour(
+    ram: &Ram,
+    roots: Roots,
+    gva: u64,
+    like: &Translation,
+    offset: u64,
+    base: u64,
+) -> bool {
     let Some(found) = large_leaf(ram, roots, gva) else { return false };
     let same = (found.writable, found.user, found.global, found.dirty)
         == (like.writable, like.user, like.global, like.dirty);

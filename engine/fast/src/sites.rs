@@ -91,10 +91,8 @@ fn holds(bytes: &[u8], call: Call) -> bool {
 pub fn call_at(page: u64, bytes: &[u8], back: u64) -> Option<Call> {
     let at = back.checked_sub(page)? as usize;
     let word = |from: usize| bytes.get(from..from + 4)?.try_into().ok().map(u32::from_le_bytes);
-    let calls = [
-        at.checked_sub(6).and_then(word).map(Call::Number),
-        word(at + 2).map(Call::Compared),
-    ];
+    let calls =
+        [at.checked_sub(6).and_then(word).map(Call::Number), word(at + 2).map(Call::Compared)];
     let here = |call: &Call| {
         let start = Site { call: *call, index: 0 }.start(back).wrapping_sub(page) as usize;
         bytes.get(start..).is_some_and(|bytes| holds(bytes, *call))

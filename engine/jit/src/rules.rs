@@ -98,7 +98,9 @@ pub fn rule(insn: &Instruction) -> Rule {
         Mnemonic::Mov if reads_selector(insn) => ReadSelector,
         Mnemonic::Mov if stores_selector(insn) => StoreSelector,
         Mnemonic::Mov if reads_control(insn) => ReadControl,
-        Mnemonic::Invlpg if biased_segment(insn) && !insn.is_ip_rel_memory_operand() => InvalidatePage,
+        Mnemonic::Invlpg if biased_segment(insn) && !insn.is_ip_rel_memory_operand() => {
+            InvalidatePage
+        }
         Mnemonic::Rdtscp => ReadTime,
         Mnemonic::Xsave64 | Mnemonic::Xsaveopt64 if vectors_operand(insn) => SaveVectors,
         Mnemonic::Xrstor64 if vectors_operand(insn) => LoadVectors,

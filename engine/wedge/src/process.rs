@@ -4,9 +4,9 @@
 
 use crate::{Pages, memory::MemoryObject};
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, FRAME, FRAME_LEN, GATE, KICK, MARKS, MAX_MADE, MAX_ORDERS,
-    MONITOR, Order, RAM, RAM_MAX, REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN,
-    WEDGE,
+    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, FRAME, FRAME_LEN, GATE, KICK, MARKS,
+    MAX_MADE, MAX_ORDERS, MONITOR, Order, RAM, RAM_MAX, REGIONS, REGIONS_LEN, SHARED, SITES,
+    SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN, WEDGE,
 };
 use std::{
     io,
@@ -287,8 +287,8 @@ fn become_wedge(parts: &Parts) -> ! {
         let key = if crate::keys() { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } else { 0 };
         for (at, len, protection, fd) in closed {
             fixed(at, len, protection, fd);
-            let marked = key == 0
-                || libc::syscall(libc::SYS_pkey_mprotect, at, len, protection, key) == 0;
+            let marked =
+                key == 0 || libc::syscall(libc::SYS_pkey_mprotect, at, len, protection, key) == 0;
             if !marked {
                 libc::_exit(112);
             }

@@ -4,8 +4,8 @@ mod branch;
 mod control;
 mod flags;
 mod memory;
-mod stack;
 mod segment;
+mod stack;
 mod string;
 mod vectors;
 
