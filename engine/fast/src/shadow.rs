@@ -121,16 +121,18 @@ impl Space {
             self.user_regions[region / 64] |= 1 << (region % 64);
         }
         let writable = protection & WRITE != 0;
-        if len != PAGE {
+        if len >= LARGE {
             self.forget_within(hva, len);
             self.large.insert(hva, Large { len, offset, writable, protection });
             return;
         }
-        if protection & KERNEL_PAGE == 0 {
-            self.pages.insert(hva, (offset, protection));
-        }
-        if writable {
-            self.writable.entry(offset).or_default().push(hva);
+        for at in (0..len).step_by(PAGE as usize) {
+            if protection & KERNEL_PAGE == 0 {
+                self.pages.insert(hva + at, (offset + at, protection));
+            }
+            if writable {
+                self.writable.entry(offset + at).or_default().push(hva + at);
+            }
         }
     }
 

@@ -293,6 +293,8 @@ pub struct Frame {
     pub tss: u64,
     /// The page fault last delivered to the guest's kernel: RIP, GVA and access.
     pub faulted: [u64; 3],
+    /// A user page that INVLPG has dropped but that is still mapped: zero before user code runs.
+    pub deferred: u64,
     /// The guest's GDT: GVA.
     pub gdt: u64,
     /// Its limit, bytes minus one.

@@ -10,6 +10,7 @@ use crate::{
     layout::{
         BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, Order, POISON, RAM, REGIONS, SITES, Shared,
     },
+    shared,
 };
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -21,12 +22,15 @@ const A: u64 = 1 << 5;
 const D: u64 = 1 << 6;
 const PS: u64 = 1 << 7;
 const G: u64 = 1 << 8;
+const NX: u64 = 1 << 63;
 const ADDRESS: u64 = ((1 << 46) - 1) & !0xfff;
 /// Reserved in every entry.
 const RESERVED: u64 = ((1 << 52) - 1) & !((1 << 46) - 1);
 const PAGE: u64 = 4096;
 const LARGE: u64 = 1 << 21;
 const AROUND: u64 = 16;
+/// Pages mapped at once at the most.
+const REACH: u64 = 64;
 const HIGH_BASE: u64 = 1 << 32;
 const READ: u64 = 1;
 const WRITE: u64 = 2;
@@ -145,13 +149,61 @@ pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf) -> bool {
     if leaf.large && map_large(f, s, hva, leaf) {
         return true;
     }
-    if mark(leaf.offset) != 0 || !make(f, s, page, PAGE, leaf.offset, rights(leaf, kernel)) {
+    if mark(leaf.offset) != 0 {
         return false;
     }
-    if !leaf.large {
-        around(f, s, gva, kernel);
+    if leaf.large {
+        return make(f, s, page, PAGE, leaf.offset, rights(leaf, kernel));
     }
+    let run = Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf, kernel) };
+    let Some(table) = last_table(f, s, gva) else { return make_run(f, s, run, kernel) };
+    let run = extend(s, table, run, kernel);
+    if !make_run(f, s, run, kernel) {
+        return false;
+    }
+    around(f, s, table, run, kernel);
     true
+}
+
+/// Pages to be mapped at once: contiguous in RAM, with the same rights.
+#[derive(Clone, Copy)]
+struct Run {
+    gva: u64,
+    len: u64,
+    offset: u64,
+    rights: u64,
+}
+
+fn make_run(f: &mut Frame, s: &mut Shared, run: Run, kernel: bool) -> bool {
+    let hva = if kernel { run.gva.wrapping_add(BIAS) } else { run.gva };
+    make(f, s, hva, run.len, run.offset, run.rights)
+}
+
+/// What the guest's last-level table says about a page that it has used already, if that is ordinary.
+fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
+    let value = entry(s, table, gva >> 12 & 0x1ff)?.load(Ordering::Relaxed);
+    let used = value & (P | A | US) == P | A | if kernel { 0 } else { US };
+    // A user page that may be executed is mapped so by the monitor: it is left as it is.
+    let code = !kernel && value & NX == 0;
+    if !used || code || value & RESERVED != 0 || kernel && value & G == 0 {
+        return None;
+    }
+    let offset = ram_offset(s, value & ADDRESS).filter(|offset| mark(*offset) == 0)?;
+    let writable = value & RW != 0 && value & D != 0 && table & RW != 0;
+    let leaf = Leaf { offset, large: false, writable, user: !kernel, global: true };
+    Some(Run { gva, len: PAGE, offset, rights: rights(leaf, kernel) })
+}
+
+/// Adds what follows the run in the same table and continues it.
+fn extend(s: &Shared, table: u64, mut run: Run, kernel: bool) -> Run {
+    while run.len < REACH * PAGE && (run.gva + run.len) & (LARGE - 1) != 0 {
+        let next = run.gva + run.len;
+        match used_page(s, table, next, kernel) {
+            Some(page) if page.offset == run.offset + run.len && page.rights == run.rights => run.len += PAGE,
+            _ => break,
+        }
+    }
+    run
 }
 
 fn rights(leaf: Leaf, kernel: bool) -> u64 {
@@ -201,29 +253,23 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
     }
 }
 
-/// Maps pages around `gva` that the guest has used already and that are not mapped yet.
-fn around(f: &mut Frame, s: &mut Shared, gva: u64, kernel: bool) {
-    let Some(table) = last_table(f, s, gva) else { return };
-    let first = gva & !(AROUND * PAGE - 1);
-    for n in 0..AROUND {
-        let at = first + n * PAGE;
-        if at == gva & !(PAGE - 1) {
-            continue;
-        }
-        let Some(slot) = entry(s, table, at >> 12 & 0x1ff) else { return };
-        let value = slot.load(Ordering::Relaxed);
-        let used = value & (P | A | US) == P | A | if kernel { 0 } else { US };
-        if !used || value & RESERVED != 0 || kernel && value & G == 0 {
-            continue;
-        }
-        let Some(offset) = ram_offset(s, value & ADDRESS) else { continue };
-        let writable = value & RW != 0 && value & D != 0 && table & RW != 0;
-        let leaf = Leaf { offset, large: false, writable, user: !kernel, global: true };
+/// Maps pages around a run that the guest has used already and that are not mapped yet.
+fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
+    let first = run.gva & !(AROUND * PAGE - 1);
+    let mut at = first;
+    while at < first + AROUND * PAGE {
+        let done = at >= run.gva && at < run.gva + run.len;
+        let page = if done { None } else { used_page(s, table, at, kernel) };
         let hva = if kernel { at.wrapping_add(BIAS) } else { at };
-        let protection = rights(leaf, kernel);
-        if mark(offset) == 0 && !hinted(s, hva, protection) && !make(f, s, hva, PAGE, offset, protection) {
+        let Some(page) = page.filter(|page| !hinted(s, hva, page.rights)) else {
+            at += PAGE;
+            continue;
+        };
+        let more = extend(s, table, page, kernel);
+        if !make_run(f, s, more, kernel) {
             return;
         }
+        at += more.len;
     }
 }
 
@@ -275,8 +321,13 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     s.budget -= 1;
     f.fast_mapped += 1;
     note(s, Order { address: hva, len, offset, protection });
-    if let Some(hint) = s.hints.get_mut(hint(hva)) {
-        *hint = hva | access;
+    for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
+        if let Some(hint) = s.hints.get_mut(hint(page)) {
+            *hint = page | access;
+        }
+        if f.deferred == page {
+            f.deferred = 0;
+        }
     }
     true
 }
@@ -289,6 +340,15 @@ fn note(s: &mut Shared, order: Order) {
     }
 }
 
+/// The page whose invalidation was put off is dropped now.
+pub fn finish_deferred(f: &mut Frame) {
+    let page = core::mem::take(&mut f.deferred);
+    if page != 0 {
+        call(MUNMAP, page, PAGE, 0, 0, 0);
+        forget(shared(), page, page + PAGE);
+    }
+}
+
 /// INVLPG of a user's page. False if it is the monitor's to do.
 pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
     let page = gva & !(PAGE - 1);
@@ -297,6 +357,14 @@ pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
     }
     let base = page & !(LARGE - 1);
     let large = s.larges.contains(&base);
+    if !large && f.faulted[1] & !(PAGE - 1) == page && f.deferred == 0 {
+        // The page whose fault the guest is answering: it is about to be mapped anew. Until then its
+        // mapping, which does not allow what faulted, shows what the new page started with.
+        f.deferred = page;
+        note(s, Order { address: page, len: PAGE, offset: 0, protection: 0 });
+        f.fast_invalidations += 1;
+        return true;
+    }
     let (page, len) = if large { (base, LARGE) } else { (page, PAGE) };
     if call(MUNMAP, page, len, 0, 0, 0) != 0 {
         return false;

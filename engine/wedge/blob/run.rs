@@ -5,7 +5,7 @@ use crate::{
     gates::{enter_block, enter_user, enter_user_without_keys, resume_raw},
     host::set_bases,
     layout::{ExitKind, Frame, STACK, STACK_LEN, go},
-    patched::resume_at,
+    mmu, patched::resume_at,
     shared, turns,
 };
 use core::arch::asm;
@@ -43,6 +43,7 @@ pub fn restart(then: extern "C" fn() -> !) -> ! {
 
 /// Returns only if a kick came first.
 fn enter_user_code(f: &mut Frame) -> u64 {
+    mmu::finish_deferred(f);
     let s = shared();
     f.user_rip = resume_at(s, f.rip);
     set_bases(f.fs_base, f.gs_base);

@@ -20,6 +20,7 @@ pub fn exit(kind: ExitKind) -> ! {
 pub fn hand_over_and_run() -> ! {
     let f = frame();
     f.mode = mode::WEDGE;
+    mmu::finish_deferred(f);
     // The monitor looks at everything a kick can be about.
     f.kicked = 0;
     store_vectors(f.vectors.0.as_mut_ptr());
