@@ -38,7 +38,7 @@ static void load_modules(void)
         fclose(order);
 }
 
-/* Other programs are on the first disk, if there is one, which UML calls ubda. */
+/* Other programs are on the first disk, if there is one, which UML calls ubda; scripts for them came with us. */
 static void mount_userland(void)
 {
     mkdir("/mnt", 0755);
@@ -47,6 +47,8 @@ static void mount_userland(void)
         return;
     mount_one("tmpfs", "/mnt/tmp");
     mount_one("devtmpfs", "/mnt/dev");
+    if (mount("/bench", "/mnt/bench", NULL, MS_BIND, NULL) != 0)
+        printf("init: cannot mount the scripts: %s\n", strerror(errno));
 }
 
 _Noreturn void run_as_init(void (*work)(char **arguments), char **arguments)

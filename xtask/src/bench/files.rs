@@ -65,6 +65,7 @@ impl Files {
         archive.file("bin/sh", 0o755, &self.busybox);
         archive.file("init", 0o755, &program);
         self.add_modules(&mut archive)?;
+        self.add_scripts(&mut archive)?;
         Ok(archive.finish())
     }
 
@@ -79,6 +80,18 @@ impl Files {
             }
         }
         archive.file("modules/order", 0o644, order.as_bytes());
+        Ok(())
+    }
+
+    /// Scripts for the programs on the disk.
+    fn add_scripts(&self, archive: &mut Archive) -> Result<()> {
+        if self.userland.is_some() {
+            archive.directory("bench");
+            archive.directory("bench/source");
+            for (name, content) in userland::scripts()? {
+                archive.file(&name, 0o644, &content);
+            }
+        }
         Ok(())
     }
 
