@@ -2,18 +2,20 @@
 #![no_main]
 
 use bus::Device;
+use host::Entropy;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ram::Ram;
-use virtio::{Console, Entropy, InputBuffer, Rng};
+use std::sync::Arc;
+use virtio::{Console, InputBuffer, Rng};
 
 /// Entropy of a kind.
 struct Fives;
 
 impl Entropy for Fives {
-    fn fill(&mut self, data: &mut [u8]) -> std::io::Result<()> {
+    fn fill(&self, data: &mut [u8]) -> bool {
         data.fill(5);
-        Ok(())
+        true
     }
 }
 
@@ -45,7 +47,7 @@ fn access(device: &mut dyn Device, len: u64, offset: u64, size: u8, write: Optio
 fuzz_target!(|accesses: Vec<Access>| {
     let ram = Ram::new(fuzz::RAM).expect("a little memory");
     let host = fuzz::empty_bus();
-    fuzz::plug(&host, Rng::new(Box::new(Fives)), &ram);
+    fuzz::plug(&host, Rng::new(Arc::new(Fives)), &ram);
     let console = Console::new(Box::new(InputBuffer::default()), Box::new(std::io::sink()));
     fuzz::plug(&host, console, &ram);
     let (mut ports, mut ecam, mut window) = (host.config_ports(), host.ecam(), host.window());

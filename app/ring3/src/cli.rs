@@ -115,7 +115,7 @@ pub struct RunArguments {
     /// How guest code is run
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub engine: EngineChoice,
-    /// Where the first serial port goes
+    /// Which of the guest's consoles is here
     #[arg(long, value_enum, default_value_t = ConsoleChoice::Stdio)]
     pub console: ConsoleChoice,
     /// Raw disk image, a virtio block device; can be repeated
@@ -173,12 +173,14 @@ pub enum EngineChoice {
     Jit,
 }
 
-/// Where the first serial port goes.
+/// Which of the guest's consoles is at standard input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ConsoleChoice {
-    /// Standard input and output
+    /// The first serial port: console=ttyS0
     Stdio,
-    /// Nowhere
+    /// A virtio console: console=hvc0; what the serial port prints is shown, too
+    Virtio,
+    /// None
     None,
 }
 

@@ -1,4 +1,4 @@
-//! The guest's serial port at our standard input and output.
+//! Our standard input and output as a guest's console.
 //!
 //! The terminal is raw while the guest runs. It is given back on every way out: when the
 //! [`RawTerminal`] is dropped, in the panic hook, and by the main thread after a signal, which
@@ -6,17 +6,15 @@
 
 use std::{io::Read, sync::mpsc::Sender, thread};
 
-use host_linux::terminal;
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    iterator::Signals,
-};
-use vmm::ConsoleInput;
-
 use crate::{
     escape::{self, Escapes, Key},
     failure::Failure,
     run::Event,
+};
+use host_linux::terminal;
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
 };
 
 /// The terminal in raw mode until dropped.
@@ -62,7 +60,7 @@ pub fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
 }
 
 /// Feeds standard input to the guest until it ends; escapes count on terminals only.
-pub fn read_stdin(input: ConsoleInput, events: Sender<Event>) {
+pub fn read_stdin(input: impl Fn(&[u8]) + Send + 'static, events: Sender<Event>) {
     let interactive = terminal::stdin_is_terminal();
     thread::spawn(move || {
         let mut escapes = interactive.then(Escapes::default);
@@ -70,7 +68,7 @@ pub fn read_stdin(input: ConsoleInput, events: Sender<Event>) {
         while let Ok(count @ 1..) = std::io::stdin().lock().read(&mut buffer) {
             let bytes = buffer.get(..count).unwrap_or_default();
             match &mut escapes {
-                None => input.push(bytes),
+                None => input(bytes),
                 Some(escapes) => {
                     let keys: Vec<_> = bytes.iter().filter_map(|&b| escapes.key(b)).collect();
                     if !act(&keys, &input, &events) {
@@ -83,10 +81,10 @@ pub fn read_stdin(input: ConsoleInput, events: Sender<Event>) {
 }
 
 /// False once the user has left.
-fn act(keys: &[Key], input: &ConsoleInput, events: &Sender<Event>) -> bool {
+fn act(keys: &[Key], input: &impl Fn(&[u8]), events: &Sender<Event>) -> bool {
     for key in keys {
         match key {
-            Key::Guest(byte) => input.push(&[*byte]),
+            Key::Guest(byte) => input(&[*byte]),
             Key::Help => eprint!("\r\nring3: {}\r\n", escape::HELP),
             Key::Leave => {
                 // Nobody listening means the machine has ended anyway.

@@ -7,6 +7,7 @@ mod doctor;
 mod escape;
 mod exec;
 mod failure;
+mod hvc;
 mod kernel;
 mod net;
 mod outcome;

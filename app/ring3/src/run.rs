@@ -17,6 +17,7 @@ use crate::{
     console::{RawTerminal, read_stdin, watch_signals},
     description::describe,
     failure::Failure,
+    hvc::Keyboard,
     net,
     outcome::{Outcome, Summary},
     share,
@@ -39,9 +40,11 @@ pub enum Event {
 /// Runs a machine to its end; returns the exit code.
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let description = describe(arguments)?;
-    let interactive = arguments.console == ConsoleChoice::Stdio;
+    let interactive = arguments.console != ConsoleChoice::None;
     let mut attachments = net::attach(&arguments.net)?;
     attachments.extend(share::attach(&arguments.share)?);
+    let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
+    attachments.extend(keyboard.as_ref().map(Keyboard::console));
     let console: Box<dyn Write + Send> =
         if interactive { Box::new(std::io::stdout()) } else { Box::new(std::io::sink()) };
     let host = host(console, attachments);
@@ -51,8 +54,11 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let (sender, events) = channel();
     watch_signals(sender.clone())?;
     let terminal = if interactive { Some(RawTerminal::enter()?) } else { None };
-    if interactive {
-        read_stdin(machine.console_input(), sender.clone());
+    if let Some(keyboard) = keyboard {
+        read_stdin(move |bytes| keyboard.push(bytes), sender.clone());
+    } else if interactive {
+        let serial = machine.console_input();
+        read_stdin(move |bytes| serial.push(bytes), sender.clone());
     }
     let started = Instant::now();
     let running = machine

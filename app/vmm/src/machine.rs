@@ -7,7 +7,7 @@ use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart}
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
 use pci::PciHost;
 use ram::Ram;
-use virtio::{Block, Doorbell, Execution, FileImage, HostEntropy, Rng, VirtioDevice, VirtioPci};
+use virtio::{Block, Doorbell, Execution, FileImage, Rng, VirtioDevice, VirtioPci};
 use x86::{Fault, Vcpu, cpuid};
 
 use crate::{
@@ -178,10 +178,11 @@ fn add_devices(
     description: &Description,
     entropy: &Arc<dyn host::Entropy>,
 ) -> Result<(), Error> {
-    let rng = Rng::new(Box::new(HostEntropy(Arc::clone(entropy))));
-    add_device(pci, ram, Box::new(rng))?;
+    let rng = Rng::new(Arc::clone(entropy));
+    add_served(pci, ram, Box::new(rng), Execution::Inline)?;
     for (index, disk) in description.disks.iter().enumerate() {
-        add_device(pci, ram, Box::new(block_device(index, disk)?))?;
+        // On a thread of its own: a flush takes as long as the host's disk.
+        add_served(pci, ram, Box::new(block_device(index, disk)?), Execution::Worker)?;
     }
     Ok(())
 }
@@ -189,10 +190,6 @@ fn add_devices(
 fn block_device(index: usize, disk: &Disk) -> Result<Block, Error> {
     let image = FileImage::open(&disk.path, disk.readonly)?;
     Ok(Block::new(Box::new(image), &format!("ring3-disk{index}")))
-}
-
-fn add_device(pci: &PciHost, ram: &Ram, device: Box<dyn VirtioDevice>) -> Result<(), Error> {
-    add_served(pci, ram, device, Execution::Inline).map(drop)
 }
 
 /// Adds a device with a thread of its own, and has it connected.

@@ -87,16 +87,18 @@ impl Timers {
         // What moves while we look is at zero again, and stays there.
         self.alarm.due.store(u64::MAX, Ordering::Relaxed);
         self.wheel.expire(self.clock.monotonic_ns());
-        let nap = self.wheel.deadline().map(|at| at.saturating_sub(self.clock.monotonic_ns()));
-        self.alarm.due.fetch_min(self.tsc_in(nap), Ordering::Relaxed);
-        nap.map(Duration::from_nanos)
+        let at = self.wheel.deadline()?;
+        // In this order the TSC is that of the deadline or less, never more.
+        let tsc = self.clock.tsc();
+        let nap = at.saturating_sub(self.clock.monotonic_ns());
+        self.alarm.due.fetch_min(tsc.saturating_add(self.ticks(nap)), Ordering::Relaxed);
+        Some(Duration::from_nanos(nap))
     }
 
-    /// The TSC in so many nanoseconds.
-    fn tsc_in(&self, nap: Option<u64>) -> u64 {
-        let Some(nap) = nap else { return u64::MAX };
-        let ticks = u128::from(nap) * u128::from(self.clock.tsc_hz()) / 1_000_000_000;
-        self.clock.tsc().saturating_add(u64::try_from(ticks).unwrap_or(u64::MAX))
+    /// Ticks of the TSC in so many nanoseconds.
+    fn ticks(&self, ns: u64) -> u64 {
+        let ticks = u128::from(ns) * u128::from(self.clock.tsc_hz()) / 1_000_000_000;
+        u64::try_from(ticks).unwrap_or(u64::MAX)
     }
 }
 

@@ -34,6 +34,11 @@ impl InputBuffer {
     pub fn push(&self, data: &[u8]) {
         lock(&self.0).extend(data);
     }
+
+    /// How many bytes the guest has not taken yet.
+    pub fn waiting(&self) -> usize {
+        lock(&self.0).len()
+    }
 }
 
 impl ConsoleInput for InputBuffer {

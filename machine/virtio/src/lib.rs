@@ -79,7 +79,7 @@ pub use device::VirtioDevice;
 pub use fs::{FileServer, Fs, MAX_MESSAGE as FS_MAX_MESSAGE};
 pub use net::{Net, NetBackend, RECEIVE as NET_RECEIVE, TRANSMIT as NET_TRANSMIT};
 pub use queue::{Queue, RingError};
-pub use rng::{Entropy, HostEntropy, Rng};
+pub use rng::Rng;
 pub use runner::{Doorbell, Execution};
 pub use transport::{VirtioError, VirtioPci};
 

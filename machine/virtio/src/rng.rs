@@ -1,43 +1,22 @@
 //! Entropy source (virtio 1.2 section 5.4): fills buffers with random bytes.
 
 use crate::{Queue, RingError, VirtioDevice};
-use std::io;
 use std::sync::Arc;
+
+use host::Entropy;
 
 /// Bytes given for one request at most; the specification allows fewer than asked for.
 const MAX_BYTES: u64 = 4096;
 const QUEUES: [u16; 1] = [64];
 
-/// Where random bytes come from.
-pub trait Entropy: Send {
-    /// Fills `data`.
-    ///
-    /// # Errors
-    /// The host has no randomness.
-    fn fill(&mut self, data: &mut [u8]) -> io::Result<()>;
-}
-
-/// The host's randomness.
-#[derive(Clone)]
-pub struct HostEntropy(pub Arc<dyn host::Entropy>);
-
-impl Entropy for HostEntropy {
-    fn fill(&mut self, data: &mut [u8]) -> io::Result<()> {
-        match self.0.fill(data) {
-            true => Ok(()),
-            false => Err(io::Error::other("the host has no randomness")),
-        }
-    }
-}
-
 /// The device body.
 pub struct Rng {
-    entropy: Box<dyn Entropy>,
+    entropy: Arc<dyn Entropy>,
 }
 
 impl Rng {
     /// A device that hands out `entropy`.
-    pub fn new(entropy: Box<dyn Entropy>) -> Self {
+    pub fn new(entropy: Arc<dyn Entropy>) -> Self {
         Self { entropy }
     }
 }
@@ -61,8 +40,8 @@ impl VirtioDevice for Rng {
                 return Err(RingError::NoRoom);
             }
             let mut bytes = vec![0; chain.writable.len().min(MAX_BYTES) as usize];
-            if let Err(error) = self.entropy.fill(&mut bytes) {
-                tracing::error!(%error, "no entropy for the guest");
+            if !self.entropy.fill(&mut bytes) {
+                tracing::error!("the host has no randomness for the guest");
                 bytes.clear();
             }
             chain.writable.write(queue.memory(), 0, &bytes)?;

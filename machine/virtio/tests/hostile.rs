@@ -6,7 +6,9 @@ use driver::{
     ACKNOWLEDGE, DRIVER, DRIVER_OK, Desc, FEATURES_OK, INDIRECT, INDIRECT_DESC, Machine,
     NEEDS_RESET, NEXT, RAM, Ring, SIZE, VERSION_1, WRITE,
 };
-use virtio::{Entropy, Rng};
+use host::Entropy;
+use std::sync::Arc;
+use virtio::Rng;
 
 const BUFFER: u64 = 0x20_0000;
 const TABLE: u64 = 0x30_0000;
@@ -15,19 +17,19 @@ const TABLE: u64 = 0x30_0000;
 struct Noise;
 
 impl Entropy for Noise {
-    fn fill(&mut self, data: &mut [u8]) -> std::io::Result<()> {
+    fn fill(&self, data: &mut [u8]) -> bool {
         let mut state = 1_u32;
         for byte in data {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             *byte = (state >> 24) as u8;
         }
-        Ok(())
+        true
     }
 }
 
 /// Lets `mischief` arrange the ring, and checks that the device stops and recovers.
 fn needs_reset(mischief: impl FnOnce(&mut Ring)) {
-    let mut machine = Machine::new(Rng::new(Box::new(Noise)));
+    let mut machine = Machine::new(Rng::new(Arc::new(Noise)));
     machine.enable_msix(2);
     let mut ring = machine.start(VERSION_1 | INDIRECT_DESC).remove(0);
     mischief(&mut ring);
@@ -162,7 +164,7 @@ fn more_than_4_gib_in_a_chain() {
 
 /// Enables queue 0 with a field of the common configuration changed; the device must refuse.
 fn refuses_queue(offset: u64, value: &[u8]) {
-    let mut machine = Machine::new(Rng::new(Box::new(Noise)));
+    let mut machine = Machine::new(Rng::new(Arc::new(Noise)));
     let ring = machine.prepare(VERSION_1).remove(0);
     machine.set_status(0);
     machine.set_status(ACKNOWLEDGE | DRIVER);
@@ -204,7 +206,7 @@ fn queue_sizes() {
 
 #[test]
 fn queue_enabled_before_negotiation() {
-    let mut machine = Machine::new(Rng::new(Box::new(Noise)));
+    let mut machine = Machine::new(Rng::new(Arc::new(Noise)));
     let ring = machine.prepare(VERSION_1).remove(0);
     machine.set_status(0);
     machine.place(0, &ring);
@@ -216,7 +218,7 @@ fn queue_enabled_before_negotiation() {
 #[test]
 fn rings_overwritten_while_running() {
     // The device's own structures as buffers: it writes random bytes over its rings.
-    let mut machine = Machine::new(Rng::new(Box::new(Noise)));
+    let mut machine = Machine::new(Rng::new(Arc::new(Noise)));
     let mut ring = machine.start(VERSION_1).remove(0);
     ring.offer_chain(&[(ring.descriptors, 0x1000, true), (ring.used, 0x1000, true)]);
     machine.notify(0);

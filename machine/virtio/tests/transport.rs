@@ -6,21 +6,23 @@ use driver::{
     ACKNOWLEDGE, DRIVER, DRIVER_OK, EVENT_IDX, FEATURES_OK, INDIRECT_DESC, Machine, NEEDS_RESET,
     RING_RESET, VERSION_1,
 };
-use virtio::{Entropy, Rng};
+use host::Entropy;
+use std::sync::Arc;
+use virtio::Rng;
 
 const BUFFER: u64 = 0x20_0000;
 
 /// Hands out 0x5a.
 struct FakeEntropy;
 impl Entropy for FakeEntropy {
-    fn fill(&mut self, data: &mut [u8]) -> std::io::Result<()> {
+    fn fill(&self, data: &mut [u8]) -> bool {
         data.fill(0x5a);
-        Ok(())
+        true
     }
 }
 
 fn machine() -> Machine {
-    Machine::new(Rng::new(Box::new(FakeEntropy)))
+    Machine::new(Rng::new(Arc::new(FakeEntropy)))
 }
 
 fn bytes_at(machine: &Machine, gpa: u64, len: usize) -> Vec<u8> {

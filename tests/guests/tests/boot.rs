@@ -62,6 +62,15 @@ fn the_kernel_trusts_its_clocks() -> Result<()> {
 }
 
 #[test]
+fn a_virtio_console_prints_and_hears() -> Result<()> {
+    let script = "exec 3<> /dev/hvc0; echo speak >&3; read word <&3; echo heard $word >&3";
+    let guest = Guest::new(Kernel::BookwormCloud).runs(script).with("--console").with("virtio");
+    let guest = guest.is_typed_after("speak", "friend\n").boots()?;
+    guest.prints(&["heard friend", "init: script ended with 0"])?;
+    guest.powers_off()
+}
+
+#[test]
 fn a_shell_obeys_what_is_typed() -> Result<()> {
     let shell = Guest::new(Kernel::BookwormCloud).runs("setsid cttyhack sh -i");
     let guest = shell
