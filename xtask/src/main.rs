@@ -41,7 +41,7 @@ enum Task {
     /// Boot an unmodified Debian kernel to a shell on this terminal
     Demo,
     /// Measure ring3 beside native and every peer on this machine
-    Bench(bench::Arguments),
+    Bench(Box<bench::Arguments>),
     /// Check that crates depend only on the layers they may
     Layers,
     /// Run every check: format, lints, layers, unit and boot tests

@@ -13,6 +13,7 @@
 
 pub mod compare;
 pub mod life;
+mod orphans;
 pub mod page;
 pub mod peers;
 pub mod processes;

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::protocol::{self, Batch, Message, Row};
+use crate::{
+    orphans,
+    protocol::{self, Batch, Message, Row},
+};
 
 /// How many console lines are kept to explain a failure.
 const TAIL: usize = 12;
@@ -80,6 +83,7 @@ impl Session {
         let program = command.get_program().to_string_lossy().into_owned();
         let start = |error| Failure::Start(format!("{program}: {error}"));
         let mut child = command.spawn().map_err(start)?;
+        orphans::add(child.id());
         let input = child.stdin.take();
         let (sender, lines) = channel();
         let streams: [Option<Box<dyn std::io::Read + Send>>; 2] = [
@@ -218,10 +222,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         drop(self.input.take());
-        if let Some(group) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            // It may have ended by itself.
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
+        orphans::end(self.child.id());
         let _ = self.child.wait();
     }
 }

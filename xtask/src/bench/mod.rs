@@ -75,6 +75,9 @@ pub struct Arguments {
     /// A ring3 that is built already [default: build the release]
     #[arg(long, value_name = "FILE")]
     ring3: Option<PathBuf>,
+    /// Which revision --ring3 is, for the result [default: the tree's]
+    #[arg(long, value_name = "REV", requires = "ring3")]
+    revision: Option<String>,
     /// Take turns with ring3 as it was at another revision, and say what changed since
     #[arg(long, value_name = "REV")]
     ab: Option<String>,
@@ -148,7 +151,7 @@ fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
     let pace = arguments.pace();
     let (environments, rows) = schedule::measure(&peers, &rows, &pace);
     machine.load.1 = record::load();
-    let revision = record::revision(&root());
+    let revision = arguments.revision.clone().unwrap_or_else(|| record::revision(&root()));
     let effort = record::Effort { batches: pace.batches, batch: pace.batch.as_millis() as u64 };
     let schema = record::SCHEMA;
     Ok(Report { schema, date, revision, machine, effort, environments, missing, rows })
