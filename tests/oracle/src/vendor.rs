@@ -11,7 +11,7 @@ use iced_x86::{
 };
 use x86::{Fault, Vcpu, flags, reg, seg, vector};
 
-use crate::state::{Case, Outcome, Stop};
+use crate::state::{Case, Outcome, State, Stop};
 use crate::undefined::{Undefined, operand_address, repeats};
 
 /// Who made the host CPU.
@@ -128,65 +128,90 @@ impl Vendor {
             return None;
         }
         let insns = case.instructions();
-        let at_end = insns.iter().find(|insn| insn.ip() == other.state.rip);
-        match at_end.map(Instruction::mnemonic) {
-            Some(M::INVALID) => {
-                return Some("AMD: does not look at every VEX bit, or has further instructions");
+        let at = |rip: u64| insns.iter().find(|insn| insn.ip() == rip);
+        let further = at(other.state.rip).and_then(exists_there);
+        let Stop::Fault(fault) = native.stop else { return further };
+        let insn = at(native.state.rip)?;
+        further.or_else(|| match fault.vector {
+            vector::AC if checks_alignment(insn) => Some(ALIGNMENT),
+            vector::GP | vector::SS | vector::PF | vector::AC => {
+                limits(insn, native, other).or_else(|| looks_at_memory(insn, other.stop))
             }
-            Some(M::Ud0 | M::Ud1) => return Some("AMD: does not fetch all of UD0 and UD1"),
-            _ => {}
-        }
-        let Stop::Fault(fault) = native.stop else { return None };
-        let insn = insns.iter().find(|insn| insn.ip() == native.state.rip)?;
-        let other_fault = if let Stop::Fault(fault) = other.stop { fault.vector } else { 0 };
-        let same_place = native.state.rip == other.state.rip;
-        let memory = matches!(fault.vector, vector::GP | vector::SS | vector::PF | vector::AC);
-        let aligning = native.state.rflags & flags::AC != 0;
-        match insn.mnemonic() {
-            _ if fault.vector == vector::AC && checks_alignment(insn) => {
-                Some("AMD: checks the alignment of more accesses")
-            }
-            _ if wraps(other.stop) && same_place && fault.vector != vector::PF => {
-                Some("AMD: checks limits before pages")
-            }
-            M::Vcvtps2ph if memory && other_fault == vector::XM => {
-                Some("AMD: VCVTPS2PH looks at its operand first")
-            }
-            M::Vcvtps2ph if fault.vector == vector::XM => {
+            vector::XM if insn.mnemonic() == M::Vcvtps2ph => {
                 Some("AMD: VCVTPS2PH underflows with tiny exact halves")
             }
-            M::Call if memory && same_place => Some("AMD: CALL looks at its target first"),
-            M::Bound if memory => Some("AMD: BOUND reads both bounds first"),
-            M::Sysret if fault.vector == vector::GP && other_fault == vector::UD => {
-                Some("AMD: SYSRET exists outside 64-bit mode")
-            }
-            _ if memory && aligning && same_place => {
-                Some("AMD: checks alignment after other things")
-            }
-            _ if memory && is_x87_store(insn) => {
-                Some("AMD: an x87 store that does not happen faults")
-            }
-            _ if memory && (is_segment_load(insn) || is_segment_push(insn)) => {
-                Some("AMD: segment registers take all of the stack's slot")
-            }
-            M::Movsxd if memory && insn.op0_register().size() == 2 => {
-                Some("AMD: MOVSXD to 16 bits reads 32")
-            }
-            _ if memory && matches!(insn.memory_segment(), Register::FS | Register::GS) => {
-                Some("AMD: the offset into a segment must be canonical, too")
-            }
-            M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq if memory => {
-                Some("AMD: masked moves wrap at 64 KiB")
-            }
-            M::Reservednop if fault.vector == vector::UD => {
+            vector::UD if insn.mnemonic() == M::Reservednop => {
                 Some("AMD: PREFETCHW of a register is invalid")
             }
-            M::Iret | M::Iretd | M::Iretq | M::Retf if memory => {
-                Some("AMD: a far return looks at more of RIP and the stack")
-            }
             _ => None,
-        }
+        })
     }
+}
+
+const ALIGNMENT: &str = "AMD: checks the alignment of more accesses";
+
+/// An instruction that is invalid on Intel's CPUs, and why it may not be on AMD's.
+fn exists_there(insn: &Instruction) -> Option<&'static str> {
+    match insn.mnemonic() {
+        M::INVALID => Some("AMD: does not look at every VEX bit, or has further instructions"),
+        M::Ud0 | M::Ud1 => Some("AMD: does not fetch all of UD0 and UD1"),
+        _ => None,
+    }
+}
+
+/// Segments and alignment, looked at in another order.
+fn limits(insn: &Instruction, native: &Outcome, other: &Outcome) -> Option<&'static str> {
+    let same_place = native.state.rip == other.state.rip;
+    let page = matches!(native.stop, Stop::Fault(fault) if fault.vector == vector::PF);
+    if same_place && !page && wraps(other.stop) {
+        Some("AMD: checks limits before pages")
+    } else if same_place && native.state.rflags & flags::AC != 0 {
+        Some("AMD: checks alignment after other things")
+    } else if !page && offset(insn, &native.state).is_some_and(|offset| !is_canonical(offset)) {
+        Some("AMD: the offset into a segment must be canonical, too")
+    } else if same_place && insn.mnemonic() == M::Call {
+        Some("AMD: CALL looks at its target first")
+    } else {
+        None
+    }
+}
+
+/// Instructions that look at memory where Intel's do not, or earlier.
+fn looks_at_memory(insn: &Instruction, other: Stop) -> Option<&'static str> {
+    let other = if let Stop::Fault(fault) = other { fault.vector } else { 0 };
+    match insn.mnemonic() {
+        M::Vcvtps2ph if other == vector::XM => Some("AMD: VCVTPS2PH looks at its operand first"),
+        M::Sysret if other == vector::UD => Some("AMD: SYSRET exists outside 64-bit mode"),
+        M::Bound => Some("AMD: BOUND reads both bounds first"),
+        M::Movsxd if insn.op0_register().size() == 2 => Some("AMD: MOVSXD to 16 bits reads 32"),
+        M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => {
+            Some("AMD: masked moves wrap at 64 KiB")
+        }
+        M::Iret | M::Iretd | M::Iretq | M::Retf => {
+            Some("AMD: a far return looks at more of RIP and the stack")
+        }
+        _ if is_x87_store(insn) => Some("AMD: an x87 store that does not happen faults"),
+        _ if is_segment_load(insn) || is_segment_push(insn) => {
+            Some("AMD: segment registers take all of the stack's slot")
+        }
+        _ => None,
+    }
+}
+
+/// The offset of a memory operand into FS or GS.
+fn offset(insn: &Instruction, state: &State) -> Option<u64> {
+    let based = matches!(insn.memory_segment(), Register::FS | Register::GS);
+    let operand = insn.op_kinds().position(|kind| kind == OpKind::Memory).filter(|_| based)?;
+    insn.virtual_address(operand as u32, 0, |register, _, _| match register {
+        r if r.is_gpr64() => state.gpr.get(r.number()).copied(),
+        r if r.is_gpr32() => Some(state.gpr.get(r.number())? & 0xffff_ffff),
+        r if r.is_segment_register() => Some(0),
+        _ => None,
+    })
+}
+
+fn is_canonical(address: u64) -> bool {
+    (address as i64) << 16 >> 16 == address as i64
 }
 
 /// Whether AMD's CPUs decode the instruction otherwise.
