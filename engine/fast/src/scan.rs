@@ -1,19 +1,31 @@
 //! What user code must not execute as it is, and what stands in its place.
 //!
-//! Where the host cannot make CPUID fault, user code that executed it would find features whose state
-//! the guest kernel does not keep (AVX-512). So it becomes UD2, in a copy of the page that only
-//! execution sees, and the interpreter, which sees the guest's own bytes, executes it.
+//! - Where the host cannot make CPUID fault, user code that executed it would find features whose state
+//!   the guest kernel does not keep (AVX-512). So it becomes UD2, and the interpreter, which sees the
+//!   guest's own bytes, executes it.
+//! - Where the host has more vector state than the guest knows, XSAVE and XRSTOR with a wide mask reach
+//!   beyond the area that the guest's CPUID told the program to provide. Where the mask is a constant
+//!   just before it (ld.so's resolver), it is cut to what the guest knows; any other becomes UD2.
 //!
-//! The two bytes also occur inside other instructions: code is decoded from many places before
-//! them, which soon agree on where instructions start. A CPUID across a page border is not found.
+//! The changes are made in a copy of the page that only execution sees. The bytes looked for also occur
+//! inside other instructions: code is decoded from many places before them, which soon agree on where
+//! instructions start. An instruction across a page border is not found.
 
 use iced_x86::{Decoder, DecoderOptions};
 
 const CPUID: [u8; 2] = [0x0f, 0xa2];
 const UD2: u64 = 0x0b0f;
+/// First bytes of XSAVE and XRSTOR, which a ModR/M byte with 4 or 5 in its middle follows.
+const XSAVE: [u8; 2] = [0x0f, 0xae];
+/// `xor edx, edx` behind `mov eax, imm32`: XSAVE's mask.
+const MASK: [u8; 2] = [0x31, 0xd2];
+/// How far before XSAVE its mask is loaded at the most.
+const MASK_REACH: usize = 128;
+/// The vector state the guest knows.
+const KNOWN: u8 = 7;
 /// How far before a candidate decoding starts, nearest and farthest.
-const NEAREST: usize = 17;
-const FARTHEST: usize = 48;
+const NEAREST: usize = 128;
+const FARTHEST: usize = 192;
 
 /// Bytes to be put into a copy of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,17 +40,45 @@ pub struct Patch {
 
 /// What has to be changed in a page of user code.
 pub fn patches(page: &[u8]) -> Vec<Patch> {
-    if wedge::cpuid_faults() {
-        return Vec::new();
+    let mut found = Vec::new();
+    if !wedge::cpuid_faults() {
+        found.extend(cpuids(page).map(|at| Patch { at, len: 2, bytes: UD2 }));
     }
-    cpuids(page).map(|at| Patch { at, len: 2, bytes: UD2 }).collect()
+    if wedge::has_more_vectors() {
+        found.extend(xsaves(page).map(|at| narrow(page, at)));
+    }
+    found
+}
+
+/// Has the XSAVE or XRSTOR at `at` reach no further than the guest knows.
+fn narrow(page: &[u8], at: usize) -> Patch {
+    let mask = |from: &usize| {
+        let load = &page[*from..at];
+        load[0] == 0xb8 && load[2..5] == [0; 3] && load[5..7] == MASK
+    };
+    let nearest = (at.saturating_sub(MASK_REACH)..at.saturating_sub(6)).rev().find(mask);
+    match nearest {
+        Some(load) => Patch { at: load + 1, len: 1, bytes: u64::from(page[load + 1] & KNOWN) },
+        None => Patch { at, len: 2, bytes: UD2 },
+    }
 }
 
 /// Where the CPUID instructions of a page are, as far as can be told.
 fn cpuids(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    occurrences(page, CPUID).filter(|at| is_instruction(page, *at))
+}
+
+/// Where the XSAVE and XRSTOR instructions of a page are, behind their prefixes.
+fn xsaves(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    let memory = |at: &usize| page.get(at + 2).is_some_and(|m| matches!(m >> 3 & 7, 4 | 5) && m >> 6 != 3);
+    let rex = |at: usize| at.checked_sub(1).is_some_and(|before| page[before] & 0xf0 == 0x40);
+    let whole = move |at: usize| is_instruction(page, if rex(at) { at - 1 } else { at });
+    occurrences(page, XSAVE).filter(memory).filter(move |at| whole(*at))
+}
+
+fn occurrences(page: &[u8], bytes: [u8; 2]) -> impl Iterator<Item = usize> + '_ {
     let pairs = page.windows(2).enumerate();
-    let candidates = pairs.filter(|(_, pair)| *pair == CPUID).map(|(at, _)| at);
-    candidates.filter(|at| is_instruction(page, *at))
+    pairs.filter(move |(_, pair)| *pair == bytes).map(|(at, _)| at)
 }
 
 /// Most of the decodings that pass `at` have an instruction start there.
@@ -79,6 +119,39 @@ mod tests {
         let mut page = page();
         page[700..707].copy_from_slice(&[0x48, 0x05, 0x00, 0x0f, 0xa2, 0x00, 0x90]); // add rax, imm32
         assert_eq!(cpuids(&page).count(), 0);
+    }
+
+    /// Where ld.so saves the registers: zeros before it make decodings agree late.
+    #[test]
+    fn zeros_do_not_hide_an_instruction() {
+        let mut page = page();
+        let clear = [0x48, 0x89, 0x94, 0x24, 0x78, 0x02, 0x00, 0x00]; // mov [rsp+278h], rdx
+        for n in 0..7 {
+            page[637 + n * 8..645 + n * 8].copy_from_slice(&clear);
+        }
+        page[693..700].copy_from_slice(&[0x0f, 0xae, 0x64, 0x24, 0x40, 0x90, 0x90]);
+        assert_eq!(xsaves(&page).collect::<Vec<_>>(), [693]);
+    }
+
+    #[test]
+    fn a_constant_mask_is_cut() {
+        let mut page = page();
+        let load = [0xb8, 0xee, 0, 0, 0, 0x31, 0xd2]; // mov eax, 0eeh; xor edx, edx
+        page[679..686].copy_from_slice(&load);
+        page[693..700].copy_from_slice(&[0x0f, 0xae, 0x64, 0x24, 0x40, 0x90, 0x90]);
+        assert_eq!(narrow(&page, 693), Patch { at: 680, len: 1, bytes: 6 });
+        page[679] = 0x90;
+        assert_eq!(narrow(&page, 693), Patch { at: 693, len: 2, bytes: UD2 });
+    }
+
+    #[test]
+    fn lfence_is_left_alone() {
+        let mut page = page();
+        page[700..707].copy_from_slice(&[0x0f, 0xae, 0x64, 0x24, 0x40, 0x90, 0x90]); // xsave [rsp+40h]
+        page[1400..1407].copy_from_slice(&[0x48, 0x0f, 0xae, 0x27, 0x90, 0x90, 0x90]); // xsave64 [rdi]
+        page[2100..2107].copy_from_slice(&[0x0f, 0xae, 0xe8, 0x90, 0x90, 0x90, 0x90]); // lfence
+        page[2800..2807].copy_from_slice(&[0x0f, 0xae, 0x6c, 0x24, 0x40, 0x90, 0x90]); // xrstor [rsp+40h]
+        assert_eq!(xsaves(&page).collect::<Vec<_>>(), [700, 1401, 2800]);
     }
 
     #[test]

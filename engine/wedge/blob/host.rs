@@ -56,6 +56,16 @@ pub fn load_vectors_careful(area: u64, components: u64) -> bool {
     load_components(area, shared().secret, components) != 0
 }
 
+/// Puts all vector state but the protection keys into what an area without it says: its initial state.
+pub fn reset_vectors(area: *const u8) {
+    let secret = shared().secret;
+    // SAFETY: an area in order; as for `load_components`.
+    unsafe {
+        asm!("xrstor64 [rdi]", "lea rax, [rip + shared_page]", "cmp rsi, [rax]", "je 2f", "ud2", "2:",
+            in("rdi") area, in("rsi") secret, inlateout("eax") 0xe7 => _, in("edx") 0);
+    }
+}
+
 /// XRSTOR can load the protection-key register too, so guest code that jumps to it could open all
 /// keys: what only legitimate callers know is asked for right behind it.
 #[unsafe(naked)]

@@ -30,6 +30,8 @@ extern "C" fn main() -> ! {
     let entry = if keys { entry_with_keys as *const () } else { entry_without_keys as *const () };
     shared().patched_entry = entry as u64;
     shared().ready = 1;
+    // What the guest does not know of is in its initial state from here on.
+    host::reset_vectors(frame().vectors.0.as_ptr());
     load_vectors(frame().vectors.0.as_ptr());
     turns::hand_over_and_run()
 }

@@ -41,6 +41,12 @@ pub fn cpuid_faults() -> bool {
     *FAULTS.get_or_init(process::can_fault_cpuid)
 }
 
+/// The host has vector state enabled beyond x87, SSE and AVX.
+pub fn has_more_vectors() -> bool {
+    static MORE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *MORE.get_or_init(|| process::enabled_vectors() & !7 != 0)
+}
+
 /// The host's Linux version.
 fn release() -> (u32, u32) {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

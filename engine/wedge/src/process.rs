@@ -312,6 +312,17 @@ unsafe fn fixed(at: usize, len: usize, protection: i32, fd: i32) {
     }
 }
 
+/// XCR0.
+pub(crate) fn enabled_vectors() -> u64 {
+    let (low, high): (u32, u32);
+    // SAFETY: the host's kernel has enabled XSAVE wherever signal frames carry AVX state; XCR0 exists.
+    unsafe {
+        std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high,
+            options(nomem, nostack, preserves_flags));
+    }
+    u64::from(high) << 32 | u64::from(low)
+}
+
 /// The host's kernel has told that FSGSBASE may be used.
 pub(crate) fn has_fsgsbase() -> bool {
     const HWCAP2_FSGSBASE: u64 = 1 << 1;
