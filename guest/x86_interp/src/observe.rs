@@ -4,7 +4,10 @@
 //! before it runs anything: every flush the guest asked for, every page the interpreter decoded
 //! code from (which must not be written behind its back), and every such page that was written.
 
-use crate::{cpu::Cpu, system::{GuestRam, System}};
+use crate::{
+    cpu::Cpu,
+    system::{GuestRam, System},
+};
 use x86::{control::cr4, flags};
 
 /// Translations the guest has declared stale.
@@ -117,8 +120,10 @@ impl<S: System> Cpu<S> {
         }
         match v.cpl() {
             3 => self.observer.leave.user,
-            0 => self.observer.leave.kernel.is_some_and(|start| v.rip >= start)
-                && v.rflags & !PLAIN == 0,
+            0 => {
+                self.observer.leave.kernel.is_some_and(|start| v.rip >= start)
+                    && v.rflags & !PLAIN == 0
+            }
             _ => false,
         }
     }
