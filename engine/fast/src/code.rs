@@ -16,6 +16,8 @@ use x86_interp::{Flush, GuestRam, Record, System};
 const PAGE: u64 = 4096;
 /// Bytes of the longest instruction.
 const LONGEST: usize = 15;
+/// Bytes of the longest block.
+const NEAR_END: u64 = 64 * LONGEST as u64;
 const FETCH: Access = Access { write: false, fetch: true, user: false, smap_override: false };
 
 const LAYOUT: Layout = Layout {
@@ -65,12 +67,16 @@ impl Code {
             self.cache.publish(&mut View(pages), guest, alignment);
             return Some(host);
         }
-        let mut bytes = Vec::with_capacity(PAGE as usize);
-        let first = self.fetch(board, roots, guest, &mut bytes, marked)?;
+        let (first, mut bytes) = self.fetch(board, roots, guest, marked)?;
         let here = bytes.len();
-        let second = self.fetch(board, roots, guest + here as u64, &mut bytes, marked);
-        bytes.truncate(here + LONGEST);
-        let sources = [first, second.unwrap_or(first)];
+        let mut sources = [first; 2];
+        // Only the last instruction of a page can need the next one.
+        if guest & (PAGE - 1) >= PAGE - NEAR_END
+            && let Some((second, more)) = self.fetch(board, roots, guest + here as u64, marked)
+        {
+            bytes.extend(more.iter().take(LONGEST));
+            sources[1] = second;
+        }
         let made = self.cache.add(&mut View(pages), guest, &bytes, here, alignment, sources);
         match made {
             Ok(host) => Some(host),
@@ -82,15 +88,15 @@ impl Code {
         }
     }
 
-    /// Adds the guest's bytes from `guest` to the end of its page; gives the RAM page's offset.
+    /// The guest's bytes from `guest` to the end of its page, as far as a block can need them, and the
+    /// RAM page's offset.
     fn fetch(
         &mut self,
         board: &Board,
         roots: Roots,
         guest: u64,
-        bytes: &mut Vec<u8>,
         marked: &mut Vec<u64>,
-    ) -> Option<u64> {
+    ) -> Option<(u64, Vec<u8>)> {
         let ram = board.ram();
         let offset = physical(ram, roots, guest)?;
         let page = offset & !(PAGE - 1);
@@ -99,10 +105,9 @@ impl Code {
             marked.push(page);
         }
         self.pages.insert(guest & !(PAGE - 1), page);
-        let start = bytes.len();
-        bytes.resize(start + (PAGE - (guest & (PAGE - 1))) as usize, 0);
-        ram.read(offset, &mut bytes[start..]);
-        Some(page)
+        let mut bytes = vec![0; (PAGE - (guest & (PAGE - 1))).min(NEAR_END) as usize];
+        ram.read(offset, &mut bytes);
+        Some((page, bytes))
     }
 
     /// The guest instruction that a host PC belongs to.
