@@ -70,7 +70,8 @@ fn cpuids(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
 
 /// Where the XSAVE and XRSTOR instructions of a page are, behind their prefixes.
 fn xsaves(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
-    let memory = |at: &usize| page.get(at + 2).is_some_and(|m| matches!(m >> 3 & 7, 4 | 5) && m >> 6 != 3);
+    let memory =
+        |at: &usize| page.get(at + 2).is_some_and(|m| matches!(m >> 3 & 7, 4 | 5) && m >> 6 != 3);
     let rex = |at: usize| at.checked_sub(1).is_some_and(|before| page[before] & 0xf0 == 0x40);
     let whole = move |at: usize| is_instruction(page, if rex(at) { at - 1 } else { at });
     occurrences(page, XSAVE).filter(memory).filter(move |at| whole(*at))
