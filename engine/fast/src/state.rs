@@ -3,7 +3,6 @@
 //! What comes back is believed as far as guest code could have made it itself: any registers, either
 //! privilege level, and the flat segments that SYSCALL, SYSRET and IRET load.
 
-use crate::regions::host_bias;
 use engine::Board;
 use frame::Frame;
 use x86::{
@@ -38,7 +37,7 @@ pub fn load(vcpu: &Vcpu, f: &mut Frame) {
     f.fs_base = vcpu.seg[seg::FS].base;
     f.gs_base = vcpu.seg[seg::GS].base;
     f.kernel_gs_base = vcpu.kernel_gs_base;
-    f.percpu = f.gs_base.wrapping_add(host_bias(f.gs_base));
+    f.percpu = frame::percpu(f.gs_base);
     (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
     (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
     f.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;

@@ -68,6 +68,9 @@ pub const RAM: usize = 0x0200_0000_0000;
 pub const RAM_MAX: usize = 1 << 40;
 /// The marks of RAM pages, a byte each: not zero means that the monitor decides.
 pub const MARKS: usize = WINDOW + 0x4000_0000;
+/// The host's FS base in translated code while the guest's GS base is a user address: whatever
+/// kernel code adds to it, the host refuses the access.
+pub const NOWHERE: u64 = 0xffff_8000_0000_0000;
 /// The first kernel GVA that has an HVA.
 pub const KERNEL_START: u64 = 0xffff_8200_0000_0000;
 /// From here to [`UPPER_USER`] no user page is installed: small kernel addresses end up here.
@@ -220,8 +223,10 @@ pub struct Frame {
     pub pending: u64,
     /// What GS base is in translated code: the bias from GVA to HVA.
     pub bias: u64,
-    /// What FS base is in translated code: the guest's GS base plus the bias.
+    /// What FS base is in translated code, see [`percpu()`].
     pub percpu: u64,
+    /// [`NOWHERE`].
+    pub nowhere: u64,
     /// The status flags, DF and ID as translated code starts and ends with them.
     pub host_flags: u64,
     /// An [`ExitKind`]: why translated code exits.
@@ -380,4 +385,9 @@ pub struct Shared {
     pub made: [Order; MAX_MADE],
     /// Pages that are probably mapped, each with its protection: no harm if not.
     pub hints: [u64; HINTS],
+}
+
+/// The host's FS base in translated code, for a GS base of the guest.
+pub fn percpu(gs_base: u64) -> u64 {
+    if gs_base >> 63 == 0 { NOWHERE } else { gs_base.wrapping_add(BIAS) }
 }

@@ -249,6 +249,20 @@ impl Assembler {
         self.with1(code, register);
     }
 
+    /// An instruction with two register operands and a third of either kind.
+    pub(crate) fn op3(&mut self, code: Code, to: Register, a: Register, b: impl Into<Operand>) {
+        let insn = match b.into() {
+            Operand::Register(r) => Instruction::with3(code, to, a, r),
+            Operand::Memory(m) => Instruction::with3(code, to, a, m),
+        };
+        self.put(&insn.expect("a three-operand form"));
+    }
+
+    /// The frame slot as an operand.
+    pub fn slot_operand(&self, slot: Slot) -> MemoryOperand {
+        self.frame(slot)
+    }
+
     /// An instruction without operands.
     pub fn op(&mut self, code: Code) {
         self.put(&Instruction::with(code));
@@ -260,7 +274,7 @@ impl Assembler {
     }
 }
 
-enum Operand {
+pub(crate) enum Operand {
     Register(Register),
     Memory(MemoryOperand),
 }

@@ -7,7 +7,8 @@ use crate::{
     fault,
     host::load_vectors_careful,
     layout::{
-        BIAS, DEEP, DEEP_REACH, DEEP_SLOTS, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES, deep_slot, go,
+        BIAS, DEEP, DEEP_REACH, DEEP_SLOTS, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES,
+        deep_slot, go, percpu,
     },
     mmu, shared, turns,
 };
@@ -57,7 +58,7 @@ pub fn enter_kernel(f: &mut Frame, flags: u64) {
     f.interrupt_flag = flags & IF;
     f.alignment_flag = flags & AC;
     f.host_flags = flags & IN_HOST;
-    f.percpu = host_address(f.gs_base);
+    f.percpu = percpu(f.gs_base);
     f.go = go::BLOCK;
     match find(f.rip, flags & AC != 0) {
         0 => {

@@ -2,7 +2,7 @@
 
 use crate::memory::MemoryObject;
 use frame::{
-    BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, POISON, RAM, RAM_MAX,
+    BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, NOWHERE, POISON, RAM, RAM_MAX,
     REGIONS_LEN, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, WINDOW,
 };
 use std::io;
@@ -43,6 +43,7 @@ impl Pages {
         };
         let frame = pages.frame();
         frame.bias = BIAS;
+        frame.nowhere = NOWHERE;
         frame.region_mask = 0x1ff << 39;
         frame.vector_mask = 7;
         for region in 0..512 {

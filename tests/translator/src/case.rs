@@ -4,7 +4,7 @@ use iced_x86::{
     Code, Decoder, DecoderOptions, Encoder, Instruction, MemoryOperand, OpKind, Register,
 };
 use oracle::random::Random;
-use x86::{flags, reg};
+use x86::{flags, reg, seg};
 
 /// GVA of the code page; like a kernel's text it lies in the top 2 GiB.
 pub const CODE: u64 = 0xffff_ffff_8100_0000;
@@ -14,6 +14,8 @@ pub const DATA: u64 = 0xffff_ffff_8200_0000;
 pub const DATA_LEN: u64 = 4 * 4096;
 /// GVA of the guest's GS base, inside the data.
 pub const PERCPU: u64 = DATA + 0x2000;
+/// Bytes of the largest XSAVE area the code may write.
+const VECTORS_LEN: u64 = 1024;
 /// GVA of user pages, reachable inside STAC..CLAC.
 pub const USER: u64 = 0x0000_0000_0100_0000;
 /// Bytes of user memory.
@@ -32,6 +34,16 @@ pub struct Case {
     pub xmm: [[u8; 16]; 16],
     /// Kernel data, then user data.
     pub memory: Vec<u8>,
+    /// Selectors of ES, CS, SS, DS, FS and GS.
+    pub selectors: [u16; 6],
+    /// FS base; the GS base is [`PERCPU`].
+    pub fs_base: u64,
+    /// The GS base that SWAPGS exchanges.
+    pub kernel_gs_base: u64,
+    /// TSC_AUX.
+    pub tsc_aux: u64,
+    /// An interrupt waits for IF.
+    pub pending: bool,
 }
 
 impl Case {
@@ -56,8 +68,18 @@ impl Case {
         for byte in xmm.iter_mut().flatten() {
             *byte = r.bits() as u8;
         }
-        let code = code(&mut r, alignment);
-        Self { code, gpr, rflags, xmm, memory }
+        Self {
+            code: code(&mut r, alignment),
+            gpr,
+            rflags,
+            xmm,
+            memory,
+            selectors: selectors(&mut r),
+            fs_base: pointer(&mut r),
+            kernel_gs_base: pointer(&mut r),
+            tsc_aux: r.bits() & 0xffff_ffff,
+            pending: r.below(3) == 0,
+        }
     }
 
     /// The code, disassembled.
@@ -79,6 +101,22 @@ fn interesting(r: &mut Random) -> u64 {
         5 => r.below(64),
         _ => r.bits(),
     }
+}
+
+/// Any selectors; those of CS and SS with a privilege level of zero.
+fn selectors(r: &mut Random) -> [u16; 6] {
+    let mut selectors = [0; 6];
+    for selector in &mut selectors {
+        *selector = r.bits() as u16;
+    }
+    selectors[seg::CS] &= !3;
+    selectors[seg::SS] &= !3;
+    selectors
+}
+
+/// A canonical address, the kernel's or the user's.
+fn pointer(r: &mut Random) -> u64 {
+    r.pick(&[DATA, DATA + 0x1000, PERCPU, USER, 0, 1 << 45])
 }
 
 fn code(r: &mut Random, alignment: bool) -> Vec<u8> {
@@ -158,7 +196,17 @@ fn unwanted(insn: &Instruction) -> bool {
         )
         || matches!(
             insn.mnemonic(),
-            Ldmxcsr | Vldmxcsr | Fldcw | Fldenv | Frstor | Fnsave | Fnstenv
+            Xsave
+                | Xsave64
+                | Xsaveopt
+                | Xsaveopt64
+                | Ldmxcsr
+                | Vldmxcsr
+                | Fldcw
+                | Fldenv
+                | Frstor
+                | Fnsave
+                | Fnstenv
         )
         || insn.mnemonic() == Mov && insn.op0_register().is_segment_register()
         || insn.cpuid_features().iter().any(|f| format!("{f:?}").contains("AVX"))
@@ -199,39 +247,113 @@ fn steer_memory(r: &mut Random, insn: &mut Instruction) {
 
 /// What random bytes hardly give.
 fn template(r: &mut Random, at: u64, alignment: &mut bool) -> Option<Vec<u8>> {
-    let insn = match r.below(16) {
-        0 => return Some(vec![0x9c]), // pushfq
-        1 => return Some(vec![0x50 | r.below(8) as u8]),
-        2 => return Some(vec![0x58 | r.below(8) as u8]),
-        3 => return Some(vec![0xc9]), // leave
-        4 => return Some(vec![0xfa]), // cli
-        5 => return Some(vec![0xfb]), // sti
-        6 => {
+    match r.below(8) {
+        0 => Some(flags_and_stack(r)),
+        1 => {
             *alignment = !*alignment;
-            return Some(vec![0x0f, 0x01, if *alignment { 0xcb } else { 0xca }]);
+            Some(vec![0x0f, 0x01, if *alignment { 0xcb } else { 0xca }])
         }
-        7 | 8 => return Some(string(r)),
-        9 => return Some(vec![0x70 | r.below(16) as u8, 0]), // jcc to the next instruction
-        10 => return Some(vec![0xe8, 0, 0, 0, 0]),           // call the next instruction
-        11 => Instruction::with_branch(Code::Jmp_rel32_64, at + 5),
-        12 => Instruction::with2(
-            Code::Lea_r64_m,
-            Register::RAX + r.below(16) as u32,
-            MemoryOperand::with_base_displ(Register::RIP, (CODE + r.below(4096)) as i64),
-        ),
-        13 => Instruction::with2(
-            Code::Mov_r64_rm64,
-            Register::RAX + r.below(16) as u32,
-            MemoryOperand::with_base_displ(Register::RIP, (CODE + r.below(4088)) as i64),
-        ),
-        14 => Instruction::with1(
-            Code::Push_rm64,
-            MemoryOperand::with_base_displ(Register::RSP, r.below(0x100) as i64),
-        ),
-        _ => return Some(vec![0x9d]), // popfq
+        2 => Some(string(r)),
+        3 => Some(transfer(r, at)),
+        4 => Some(segments(r)),
+        5 => saved_vectors(r, at),
+        _ => constructed(r, at),
+    }
+}
+
+fn flags_and_stack(r: &mut Random) -> Vec<u8> {
+    match r.below(7) {
+        0 => vec![0x9c], // pushfq
+        1 => vec![0x9d], // popfq
+        2 => vec![0x50 | r.below(8) as u8],
+        3 => vec![0x58 | r.below(8) as u8],
+        4 => vec![0xc9], // leave
+        5 => vec![0xfa], // cli
+        _ => vec![0xfb], // sti
+    }
+}
+
+/// Transfers to the next instruction.
+fn transfer(r: &mut Random, at: u64) -> Vec<u8> {
+    match r.below(5) {
+        0 => vec![0x70 | r.below(16) as u8, 0],      // jcc
+        1 => vec![0xe8, 0, 0, 0, 0],                 // call
+        2 => vec![0xe9, 0, 0, 0, 0],                 // jmp
+        3 => with_address(&[0x68], at + 6, &[0xc3]), // push, ret
+        // mov rax; jmp or call rax
+        _ => with_address(&[0x48, 0xc7, 0xc0], at + 9, &[0xff, r.pick(&[0xe0, 0xd0])]),
+    }
+}
+
+/// Code around an address of the top 2 GiB, which sign-extends from 32 bits.
+fn with_address(before: &[u8], address: u64, after: &[u8]) -> Vec<u8> {
+    [before, &(address as u32).to_le_bytes(), after].concat()
+}
+
+/// Bases and selectors, read and written.
+fn segments(r: &mut Random) -> Vec<u8> {
+    let register = r.below(8) as u8;
+    match r.below(6) {
+        0 => vec![0x0f, 0x01, 0xf8],                        // swapgs
+        1 => vec![0xf3, 0x48, 0x0f, 0xae, 0xc0 | register], // rdfsbase
+        2 => vec![0xf3, 0x48, 0x0f, 0xae, 0xc8 | register], // rdgsbase
+        3 => vec![0xf3, 0x48, 0x0f, 0xae, 0xd0 | register], // wrfsbase
+        4 => vec![0xf3, 0x48, 0x0f, 0xae, 0xd8 | register], // wrgsbase
+        // mov r, sreg, of each size
+        _ => {
+            let operand = 0xc0 | (r.below(6) as u8) << 3 | register;
+            r.pick(&[&[0x66][..], &[], &[0x48]]).iter().chain(&[0x8c, operand]).copied().collect()
+        }
+    }
+}
+
+/// XSAVE of x87 or SSE state, which both sides know. RDTSCP, of which only TSC_AUX can be compared.
+fn saved_vectors(r: &mut Random, at: u64) -> Option<Vec<u8>> {
+    if r.below(2) == 0 {
+        return Some(vec![0x0f, 0x01, 0xf9, 0xb8, 0, 0, 0, 0, 0xba, 0, 0, 0, 0]);
+    }
+    let area = DATA + r.below((DATA_LEN - VECTORS_LEN) / 64) * 64 + u64::from(r.below(20) == 0);
+    let to = MemoryOperand::with_displ(area, 8);
+    let save = Instruction::with1(Code::Xsave64_mem, to).ok()?;
+    // mov eax, SSE
+    let mut code = vec![0xb8, 2, 0, 0, 0];
+    code.extend(encode(&save, at + code.len() as u64)?);
+    // MXCSR_MASK is the CPU's: mov dword [area + 28], 0
+    code.extend(with_address(&[0xc7, 0x04, 0x25], area + 28, &[0; 4]));
+    Some(code)
+}
+
+/// Memory operands of kinds that matter.
+fn constructed(r: &mut Random, at: u64) -> Option<Vec<u8>> {
+    let any = Register::RAX + r.below(16) as u32;
+    let relative = |r: &mut Random| {
+        MemoryOperand::with_base_displ(Register::RIP, (CODE + r.below(4088)) as i64)
     };
+    let gs = |displacement: u64| {
+        let at = displacement.wrapping_sub(PERCPU - DATA) as i64;
+        MemoryOperand::new(Register::None, Register::None, 1, at, 8, false, Register::GS)
+    };
+    let insn = match r.below(6) {
+        0 => Instruction::with2(Code::Lea_r64_m, any, relative(r)),
+        1 => Instruction::with2(Code::Mov_r64_rm64, any, relative(r)),
+        2 => {
+            let slot = MemoryOperand::with_base_displ(Register::RSP, r.below(0x100) as i64);
+            Instruction::with1(Code::Push_rm64, slot)
+        }
+        3 => Instruction::with1(Code::Push_rm64, gs(r.below(DATA_LEN - 8))),
+        4 => Instruction::with2(Code::Add_r64_rm64, any, gs(r.below(DATA_LEN - 8))),
+        _ => {
+            let segment = r.pick(&[Register::ES, Register::CS, Register::SS, Register::DS]);
+            let to = MemoryOperand::with_displ(DATA + r.below(DATA_LEN - 8), 8);
+            Instruction::with2(Code::Mov_rm16_Sreg, to, segment)
+        }
+    };
+    encode(&insn.ok()?, at)
+}
+
+fn encode(insn: &Instruction, at: u64) -> Option<Vec<u8>> {
     let mut encoder = Encoder::new(64);
-    encoder.encode(&insn.ok()?, at).ok()?;
+    encoder.encode(insn, at).ok()?;
     Some(encoder.take_buffer())
 }
 

@@ -10,7 +10,10 @@ use crate::{
     rig::{Ending, Rig},
 };
 use anyhow::Result;
-use x86::flags;
+use x86::{flags, seg};
+
+/// Bytes of memory that differ, at the most, of one case.
+const SHOWN: usize = 16;
 
 /// What differs, in words.
 #[derive(Clone, Debug)]
@@ -27,7 +30,7 @@ pub fn check(
 ) -> Result<Option<Difference>> {
     let translated = rig.run(case)?;
     interpreter.load(case);
-    let standing = interpreter.run_to(case, translated.rip);
+    let standing = interpreter.run_to(translated.rip);
     if standing.ignored.all.is_some() {
         return Ok(None);
     }
@@ -37,9 +40,12 @@ pub fn check(
     }
     compare(&mut found, &translated, interpreter, standing.ignored.flags);
     // A fault in the middle of a repeated instruction leaves its RIP but not its registers alone.
-    if translated.fault && !found.is_empty() && interpreter.faults_next() {
+    if translated.fault
+        && !found.is_empty()
+        && let Some(open) = interpreter.faults_next()
+    {
         found.clear();
-        compare(&mut found, &translated, interpreter, standing.ignored.flags);
+        compare(&mut found, &translated, interpreter, standing.ignored.flags | open.flags);
     }
     Ok((!found.is_empty()).then(|| Difference(found.join("\n"))))
 }
@@ -57,12 +63,17 @@ fn compare(found: &mut Vec<String>, translated: &Ending, interpreter: &Interpret
     }
     let compared = (flags::STATUS | flags::DF | flags::IF | flags::AC | flags::ID) & !ignored;
     differ("rflags".into(), translated.rflags & compared, v.rflags & compared);
+    let bases = [v.seg[seg::FS].base, v.seg[seg::GS].base, v.kernel_gs_base];
+    for (name, (a, b)) in ["fs", "gs", "other gs"].iter().zip(translated.bases.iter().zip(bases)) {
+        differ(format!("{name} base"), *a, b);
+    }
     for (index, (a, b)) in translated.xmm.iter().zip(&v.fpu.xmm).enumerate() {
         let word = |x: &[u8; 16]| u128::from_le_bytes(*x);
         differ(format!("xmm{index}"), word(a) as u64, word(b) as u64);
         differ(format!("xmm{index} high"), (word(a) >> 64) as u64, (word(b) >> 64) as u64);
     }
-    for (offset, (a, b)) in translated.memory.iter().zip(&memory).enumerate() {
+    let bytes = translated.memory.iter().zip(&memory).enumerate();
+    for (offset, (a, b)) in bytes.filter(|(_, (a, b))| a != b).take(SHOWN) {
         differ(format!("memory {offset:x}"), u64::from(*a), u64::from(*b));
     }
 }

@@ -2,11 +2,15 @@
 
 use crate::case::{CODE, Case, DATA, DATA_LEN, PERCPU, USER, USER_LEN};
 use anyhow::Result;
-use iced_x86::{Decoder, DecoderOptions};
-use oracle::undefined::{Ignored, Undefined};
+use iced_x86::{Decoder, DecoderOptions, Instruction};
+use oracle::{
+    Vendor,
+    undefined::{Ignored, Undefined},
+};
 use x86::{
     Fault, Vcpu,
     control::{cr0, cr4, efer},
+    fpu::xstate,
     paging::{P, RW, US},
     seg,
     segment::attr,
@@ -14,6 +18,8 @@ use x86::{
 use x86_interp::{Cpu, GuestRam, System};
 
 const ROOT: u64 = 0x1000;
+const CR4: u64 =
+    cr4::PAE | cr4::OSFXSR | cr4::OSXMMEXCPT | cr4::OSXSAVE | cr4::FSGSBASE | cr4::SMAP | cr4::SMEP;
 const IMAGE: u64 = 0x4_0000;
 /// Steps after which a case counts as lost.
 const MAX_STEPS: usize = 10_000;
@@ -22,6 +28,8 @@ const MAX_STEPS: usize = 10_000;
 pub struct Interpreter {
     cpu: Cpu<oracle::interp::Machine>,
     machine: oracle::interp::Machine,
+    program: Vec<Instruction>,
+    vendor: Vendor,
 }
 
 /// Where it stands.
@@ -40,7 +48,7 @@ impl Interpreter {
     pub fn new() -> Result<Self> {
         let machine = oracle::interp::Machine::new()?;
         let mut next = ROOT;
-        let mut map = |gva: u64, gpa: u64, user: u64| {
+        let mut map = |gva: u64, gpa: u64, rights: u64| {
             let mut table = ROOT;
             for shift in [39, 30, 21] {
                 let slot = table + (gva >> shift & 0x1ff) * 8;
@@ -50,14 +58,15 @@ impl Interpreter {
                 }
                 table = machine.ram().load64(slot) & x86::paging::ADDRESS;
             }
-            machine.ram().store64(table + (gva >> 12 & 0x1ff) * 8, gpa | P | RW | user);
+            machine.ram().store64(table + (gva >> 12 & 0x1ff) * 8, gpa | P | rights);
         };
         map(CODE, IMAGE, 0);
         for page in (0..DATA_LEN).step_by(4096) {
-            map(DATA + page, IMAGE + 4096 + page, 0);
+            map(DATA + page, IMAGE + 4096 + page, RW);
         }
-        map(USER, IMAGE + 4096 + DATA_LEN, US);
-        Ok(Self { cpu: Cpu::new(Vcpu::default()), machine })
+        map(USER, IMAGE + 4096 + DATA_LEN, RW | US);
+        let (cpu, vendor) = (Cpu::new(Vcpu::default()), Vendor::of_host());
+        Ok(Self { cpu, machine, program: Vec::new(), vendor })
     }
 
     /// Starts a case over.
@@ -68,46 +77,56 @@ impl Interpreter {
         ram.write(IMAGE, &code);
         ram.note_write(IMAGE, 4096);
         ram.write(IMAGE + 4096, &case.memory);
+        self.program =
+            Decoder::with_ip(64, &case.code, CODE, DecoderOptions::NONE).iter().collect();
         self.cpu.vcpu = kernel(case);
         self.cpu.state_changed();
     }
 
-    /// Steps until RIP is `rip`, at least `least` steps, or an exception.
-    pub fn run_to(&mut self, case: &Case, rip: u64) -> Standing {
-        let program: Vec<_> =
-            Decoder::with_ip(64, &case.code, CODE, DecoderOptions::NONE).into_iter().collect();
+    /// Steps until RIP is `rip`, or an exception.
+    pub fn run_to(&mut self, rip: u64) -> Standing {
         let mut undefined = Undefined::default();
         for _ in 0..MAX_STEPS {
             let before = self.cpu.vcpu.rip;
             if before == rip {
                 return Standing { fault: None, ignored: undefined.ignored() };
             }
-            let insn = program.iter().find(|insn| insn.ip() == before);
-            if let Some(insn) = insn {
+            let insn = self.instruction(before);
+            if let Some(insn) = &insn {
                 undefined.before(insn, &self.cpu.vcpu);
             }
             if let Err(fault) = self.cpu.step(&mut self.machine) {
+                if let Some(insn) = &insn {
+                    self.vendor.faulted(insn, fault, &mut undefined);
+                }
                 return Standing { fault: Some(fault), ignored: undefined.ignored() };
             }
             if let Some(insn) = insn.filter(|_| self.cpu.vcpu.rip != before) {
-                undefined.after(insn);
+                undefined.after(&insn);
             }
         }
         Standing { fault: None, ignored: undefined.ignored() }
     }
 
-    /// Goes on with the instruction at RIP, however often it repeats, and tells whether it faults.
-    pub fn faults_next(&mut self) -> bool {
-        let rip = self.cpu.vcpu.rip;
+    fn instruction(&self, rip: u64) -> Option<Instruction> {
+        self.program.iter().find(|insn| insn.ip() == rip).copied()
+    }
+
+    /// Goes on with the instruction at RIP, however often it repeats; if it faults, what the host
+    /// CPU's maker leaves open then.
+    pub fn faults_next(&mut self) -> Option<Ignored> {
+        let insn = self.instruction(self.cpu.vcpu.rip)?;
         for _ in 0..MAX_STEPS {
-            if self.cpu.step(&mut self.machine).is_err() {
-                return true;
+            if let Err(fault) = self.cpu.step(&mut self.machine) {
+                let mut undefined = Undefined::default();
+                self.vendor.faulted(&insn, fault, &mut undefined);
+                return Some(undefined.ignored());
             }
-            if self.cpu.vcpu.rip != rip {
-                return false;
+            if self.cpu.vcpu.rip != insn.ip() {
+                return None;
             }
         }
-        false
+        None
     }
 
     /// The state.
@@ -130,14 +149,21 @@ fn kernel(case: &Case) -> Vcpu {
         rflags: case.rflags,
         cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::AM | cr0::PG,
         cr3: ROOT,
-        cr4: cr4::PAE | cr4::OSFXSR | cr4::OSXMMEXCPT | cr4::SMAP | cr4::SMEP,
+        cr4: CR4,
         efer: efer::SCE | efer::LME | efer::LMA | efer::NXE,
         ..Vcpu::default()
     };
     v.seg[seg::CS].attr |= attr::L;
     v.seg[seg::CS].attr &= !(3 << attr::DPL_SHIFT);
     v.seg[seg::SS].attr &= !(3 << attr::DPL_SHIFT);
+    for (segment, selector) in v.seg.iter_mut().zip(case.selectors) {
+        segment.selector = selector;
+    }
+    v.seg[seg::FS].base = case.fs_base;
     v.seg[seg::GS].base = PERCPU;
+    v.kernel_gs_base = case.kernel_gs_base;
+    v.tsc_aux = case.tsc_aux;
+    v.xcr0 = xstate::SUPPORTED;
     v.fpu.xmm = case.xmm;
     v
 }

@@ -9,21 +9,23 @@
 
 use crate::case::{CODE, Case, DATA, DATA_LEN, PERCPU, USER, USER_LEN};
 use anyhow::{Context, Result, bail, ensure};
-use frame::Frame;
+use frame::{ExitKind, Frame, NOWHERE};
 use jit::{
     Layout,
     cache::{Cache, CodeMemory},
     stubs::{self, Stubs},
 };
 use std::{ptr, slice};
-use x86::flags;
+use x86::{flags, fpu::xstate};
 
 const WINDOW: u64 = 0x2100_0000_0000;
 const CACHE_LEN: u64 = 1 << 20;
 const TABLES_LEN: u64 = 2 * stubs::TABLE_LEN as u64;
+const BIAS: u64 = 0x7e00_0000_0000;
 /// Where everything is in parent and child.
 pub const LAYOUT: Layout = Layout {
-    bias: 0x7e00_0000_0000,
+    bias: BIAS,
+    regions: BIAS + 0x7fff_0000,
     cache: WINDOW,
     cache_len: CACHE_LEN,
     frame: WINDOW + CACHE_LEN,
@@ -33,6 +35,9 @@ pub const LAYOUT: Layout = Layout {
 const VIEW: u64 = 0x2200_0000_0000;
 /// [`Talk`] lies behind the frame.
 const TALK: u64 = LAYOUT.frame + 0x8000;
+const REGIONS_LEN: u64 = 512 * 8;
+/// Blocks of a case that are translated.
+const MAX_BLOCKS: usize = 32;
 
 /// What parent and child tell each other.
 #[repr(C, align(64))]
@@ -60,6 +65,8 @@ pub struct Ending {
     pub xmm: [[u8; 16]; 16],
     /// Kernel data, then user data.
     pub memory: Vec<u8>,
+    /// FS base, GS base and the GS base that SWAPGS exchanges.
+    pub bases: [u64; 3],
 }
 
 /// The pair of processes.
@@ -137,6 +144,8 @@ impl Rig {
         map(data, 0, CODE.wrapping_add(LAYOUT.bias), 4096, write)?;
         map(data, 4096, DATA.wrapping_add(LAYOUT.bias), DATA_LEN, write)?;
         map(data, 4096 + DATA_LEN, USER, USER_LEN, write)?;
+        map(memfd(REGIONS_LEN)?, 0, LAYOUT.regions, REGIONS_LEN, write)?;
+        fill_regions();
         let cache = Cache::new(LAYOUT, &mut View);
         let (child_in, to_child) = pipe()?;
         let (from_child, child_out) = pipe()?;
@@ -149,17 +158,12 @@ impl Rig {
         }
     }
 
-    /// Runs a case to its first exit or fault.
+    /// Runs a case until it faults or exits for more than a block that is not translated yet.
     ///
     /// # Errors
     /// If the child is gone or stands where no block is.
     pub fn run(&mut self, case: &Case) -> Result<Ending> {
         self.cache.clear(&mut View);
-        let alignment = case.rflags & flags::AC != 0;
-        let host = self
-            .cache
-            .add(&mut View, CODE, &case.code, alignment, 0)
-            .map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))?;
         // SAFETY: mapped for good; the child waits.
         unsafe {
             let text = bytes_at(CODE.wrapping_add(LAYOUT.bias), 4096);
@@ -169,9 +173,31 @@ impl Rig {
             bytes_at(DATA.wrapping_add(LAYOUT.bias), kernel.len()).copy_from_slice(kernel);
             bytes_at(USER, user.len()).copy_from_slice(user);
         }
-        prepare(case, host);
-        self.child_runs()?;
+        prepare(case);
+        for _ in 0..MAX_BLOCKS {
+            let Some(host) = self.block(case)? else { break };
+            frame().jump = host;
+            self.child_runs()?;
+            if talk().signal != 0 || frame().exit_kind != ExitKind::Miss as u64 {
+                break;
+            }
+        }
         self.ending()
+    }
+
+    /// The block at RIP, if that lies in the case's code.
+    fn block(&mut self, case: &Case) -> Result<Option<u64>> {
+        let (rip, alignment) = (frame().rip, frame().alignment_flag != 0);
+        if let Some(host) = self.cache.find(rip, alignment) {
+            self.cache.publish(&mut View, rip, alignment);
+            return Ok(Some(host));
+        }
+        let Some(bytes) = case.code.get(rip.wrapping_sub(CODE) as usize..) else { return Ok(None) };
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let made = self.cache.add(&mut View, rip, bytes, bytes.len(), alignment, [0; 2]);
+        made.map(Some).map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))
     }
 
     fn child_runs(&mut self) -> Result<()> {
@@ -187,8 +213,8 @@ impl Rig {
 
     fn ending(&self) -> Result<Ending> {
         let (f, t) = (frame(), talk());
-        let mut gpr = f.vcpu.gpr;
-        let mut rip = f.vcpu.rip;
+        let mut gpr = f.gpr;
+        let mut rip = f.rip;
         if t.signal != 0 {
             let position = self.cache.position(t.pc).context("a fault outside every block")?;
             position.mark.fixes.apply(&mut gpr, &f.spill, LAYOUT.bias);
@@ -205,7 +231,8 @@ impl Rig {
             let kernel = bytes_at(DATA.wrapping_add(LAYOUT.bias), DATA_LEN as usize);
             [&*kernel, bytes_at(USER, USER_LEN as usize)].concat()
         };
-        Ok(Ending { fault: t.signal != 0, rip, gpr, rflags, xmm, memory })
+        let bases = [f.fs_base, f.gs_base, f.kernel_gs_base];
+        Ok(Ending { fault: t.signal != 0, rip, gpr, rflags, xmm, memory, bases })
     }
 }
 
@@ -219,16 +246,35 @@ impl Drop for Rig {
     }
 }
 
-fn prepare(case: &Case, host: u64) {
+/// The kernel's addresses get the bias, the user's none.
+fn fill_regions() {
+    for region in 0..512 {
+        let bias = if region < 256 { 0 } else { LAYOUT.bias };
+        // SAFETY: the table is mapped for good, and the child is not there yet.
+        unsafe { bytes_at(LAYOUT.regions + region * 8, 8) }.copy_from_slice(&bias.to_le_bytes());
+    }
+}
+
+fn prepare(case: &Case) {
     let f = frame();
-    f.vcpu.gpr = case.gpr;
-    f.jump = host;
+    f.gpr = case.gpr;
+    f.rip = CODE;
+    [f.es, f.cs, f.ss, f.ds, f.fs, f.gs] = case.selectors.map(u64::from);
+    (f.fs_base, f.gs_base, f.kernel_gs_base) = (case.fs_base, PERCPU, case.kernel_gs_base);
+    f.tsc_aux = case.tsc_aux;
+    f.region_mask = 0x1ff << 39;
+    f.vector_mask = xstate::SUPPORTED;
     f.interrupt_flag = case.rflags & flags::IF;
     f.alignment_flag = case.rflags & flags::AC;
     f.host_flags = case.rflags & (flags::STATUS | flags::DF | flags::ID) | 0x202;
     f.bias = LAYOUT.bias;
+    f.nowhere = NOWHERE;
     f.percpu = PERCPU.wrapping_add(LAYOUT.bias);
-    f.pending = 0;
+    f.pending = case.pending.into();
+    prepare_vectors(case);
+}
+
+fn prepare_vectors(case: &Case) {
     let t = talk();
     t.signal = 0;
     t.guest_fx = [0; 512];
@@ -252,6 +298,8 @@ fn serve(from: i32, to: i32) -> ! {
     // SAFETY: a single-threaded process that only runs what the parent put into the cache.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        // A kernel's text cannot be written.
+        libc::mprotect(CODE.wrapping_add(LAYOUT.bias) as *mut _, 4096, libc::PROT_READ);
         catch_signals();
         while libc::read(from, byte.as_mut_ptr().cast(), 1) == 1 {
             enter();
@@ -310,7 +358,7 @@ extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, context: *mut libc
         libc::REG_R15,
     ];
     let frame = frame();
-    for (slot, index) in frame.vcpu.gpr.iter_mut().zip(ORDER) {
+    for (slot, index) in frame.gpr.iter_mut().zip(ORDER) {
         *slot = registers[index as usize] as u64;
     }
     frame.host_flags = registers[libc::REG_EFL as usize] as u64;

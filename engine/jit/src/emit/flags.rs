@@ -99,8 +99,7 @@ impl Emitter<'_> {
         // Any other bit? Extracting them makes zero or not, without flags.
         self.asm.mov_imm(Register::RCX, u64::from(!(POPPABLE as u32)));
         let (all, other) = (Register::RAX, Register::RCX);
-        let extract = Instruction::with3(Code::VEX_Pext_r64_r64_rm64, other, all, other);
-        self.asm.put(&extract.expect("pext"));
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, other, all, other);
         let usual = self.asm.jrcxz();
         self.asm.load(Register::RAX, spill(0));
         self.asm.load(Register::RCX, spill(1));

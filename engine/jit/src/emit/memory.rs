@@ -89,10 +89,8 @@ impl Emitter<'_> {
     /// `bias` := what has to be added to `address`, which may be the kernel's or the user's. An
     /// address of the user's where kernel memory lies becomes non-canonical.
     pub(super) fn bias_for(&mut self, address: Register, bias: Register) {
-        let hva = self.asm.slot_hva(slot!(region_mask));
-        let mask = MemoryOperand::with_base_displ(Register::RIP, hva as i64);
-        let region = Instruction::with3(Code::VEX_Pext_r64_r64_rm64, bias, address, mask);
-        self.asm.put(&region.expect("pext"));
+        let mask = self.asm.slot_operand(slot!(region_mask));
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, bias, address, mask);
         let table = self.layout.regions.wrapping_sub(self.layout.bias) as i64;
         let entry = MemoryOperand::new(Register::None, bias, 8, table, 8, false, Register::GS);
         self.asm.load_mem(bias, entry);
@@ -141,7 +139,7 @@ pub(super) fn flat_operand(insn: &Instruction, segment: Register) -> MemoryOpera
         insn.memory_index(),
         insn.memory_index_scale(),
         insn.memory_displacement64() as i64,
-        if insn.memory_displ_size() == 0 { 0 } else { 8 },
+        insn.memory_displ_size(),
         false,
         segment,
     )

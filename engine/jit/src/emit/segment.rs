@@ -14,27 +14,37 @@ use iced_x86::{Code, Instruction, Mnemonic, Register};
 
 impl Emitter<'_> {
     pub(super) fn swap_gs(&mut self) -> Flow {
-        let (active, other) = (Register::RAX, Register::RCX);
+        let (active, other, scratch) = (Register::RAX, Register::RCX, Register::RDX);
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, active);
         self.put_aside(&mut fixes, 1, other);
+        self.put_aside(&mut fixes, 2, scratch);
         self.asm.load(active, slot!(kernel_gs_base));
-        self.load_host_base(active, other);
+        self.load_host_base(active, other, scratch);
         self.asm.load(other, slot!(gs_base));
         self.asm.store(slot!(kernel_gs_base), other);
         self.asm.store(slot!(gs_base), active);
+        self.asm.load(scratch, spill(2));
         self.asm.load(other, spill(1));
         self.asm.load(active, spill(0));
         Flow::On
     }
 
-    /// The host's FS base follows a new GS base of the guest; `scratch` is lost. It faults before
-    /// anything is changed.
-    fn load_host_base(&mut self, base: Register, scratch: Register) {
-        self.bias_for(base, scratch);
-        self.asm.lea(scratch, sum(scratch, base));
-        self.asm.reg1(Code::Wrfsbase_r64, scratch);
-        self.asm.store(slot!(percpu), scratch);
+    /// The host's FS base follows a new GS base of the guest, as [`frame::percpu`] says, by the sign of
+    /// the address and without flags; both scratch registers are lost. It faults before anything is
+    /// changed.
+    fn load_host_base(&mut self, base: Register, sign: Register, biased: Register) {
+        self.asm.mov_imm(sign, u64::MAX);
+        self.asm.op3(Code::VEX_Sarx_r64_rm64_r64, sign, base, sign);
+        self.asm.mov_imm(biased, self.layout.bias);
+        self.asm.lea(biased, sum(base, biased));
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, biased, biased, sign);
+        self.asm.reg1(Code::Not_rm64, sign);
+        let nowhere = self.asm.slot_operand(slot!(nowhere));
+        self.asm.op3(Code::VEX_Pdep_r64_r64_rm64, sign, sign, nowhere);
+        self.asm.lea(sign, sum(sign, biased));
+        self.asm.reg1(Code::Wrfsbase_r64, sign);
+        self.asm.store(slot!(percpu), sign);
     }
 
     pub(super) fn read_selector(&mut self, insn: &Instruction) -> Flow {
@@ -72,18 +82,23 @@ impl Emitter<'_> {
         Flow::On
     }
 
+    /// The host's CPU judges whether the new base is canonical.
     pub(super) fn write_base(&mut self, insn: &Instruction) -> Flow {
         let base = insn.op0_register();
-        if !matches!(insn.mnemonic(), Mnemonic::Wrgsbase) {
-            self.asm.store(slot!(fs_base), base);
-            return Flow::On;
-        }
-        let scratch = if base == Register::RAX { Register::RCX } else { Register::RAX };
+        let [host, bias] = self.scratch(insn);
         let mut fixes = Fixes::default();
-        self.put_aside(&mut fixes, 0, scratch);
-        self.load_host_base(base, scratch);
-        self.asm.store(slot!(gs_base), base);
-        self.asm.load(scratch, spill(0));
+        self.put_aside(&mut fixes, 0, host);
+        self.put_aside(&mut fixes, 1, bias);
+        self.asm.reg1(Code::Wrfsbase_r64, base);
+        if insn.mnemonic() == Mnemonic::Wrgsbase {
+            self.load_host_base(base, host, bias);
+        } else {
+            self.asm.load(host, slot!(percpu));
+            self.asm.reg1(Code::Wrfsbase_r64, host);
+        }
+        self.asm.store(base_slot(insn), base);
+        self.asm.load(host, spill(0));
+        self.asm.load(bias, spill(1));
         Flow::On
     }
 }

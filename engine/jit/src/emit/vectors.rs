@@ -8,7 +8,7 @@ use crate::{
     translate::Flow,
 };
 use frame::ExitKind;
-use iced_x86::{Code, Instruction, MemoryOperand, Register};
+use iced_x86::{Code, Instruction, Register};
 
 impl Emitter<'_> {
     /// XSAVEOPT may save what it would rather leave out; so it becomes XSAVE.
@@ -20,12 +20,13 @@ impl Emitter<'_> {
         self.put_aside(&mut fixes, 2, address);
         self.put_aside(&mut fixes, 3, bias);
         self.effective_address(insn, address);
-        self.bias_for(address, bias);
-        let hva = self.asm.slot_hva(slot!(vector_mask));
-        let known = MemoryOperand::with_base_displ(Register::RIP, hva as i64);
-        let (to, from) = (Register::EAX, Register::EAX);
-        let cut = Instruction::with3(Code::VEX_Pext_r32_r32_rm32, to, from, known);
-        self.asm.put(&cut.expect("pext"));
+        if self.alignment {
+            self.bias_for(address, bias);
+        } else {
+            self.asm.mov_imm(bias, self.layout.bias);
+        }
+        let known = self.asm.slot_operand(slot!(vector_mask));
+        self.asm.op3(Code::VEX_Pext_r32_r32_rm32, Register::EAX, Register::EAX, known);
         self.asm.mov_imm(Register::RDX, 0);
         let save = Instruction::with1(Code::Xsave64_mem, sum(address, bias));
         self.asm.put(&save.expect("xsave64"));
