@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::BootProtocol;
 
 use crate::{
+    disk::{DiskArgument, ImageArguments},
     exec::arguments::{ExecArguments, ShellArguments},
     kernel::KernelArguments,
     net::NetArgument,
@@ -84,6 +85,8 @@ pub enum Command {
     Shell(Box<ShellArguments>),
     /// List, fetch or remove kernels
     Kernel(KernelArguments),
+    /// Make disk images
+    Image(ImageArguments),
     /// Say what this host offers, and what it means for speed
     Doctor(DoctorArguments),
 }
@@ -118,8 +121,14 @@ pub struct RunArguments {
     /// Which of the guest's consoles is here
     #[arg(long, value_enum, default_value_t = ConsoleChoice::Stdio)]
     pub console: ConsoleChoice,
-    /// Raw disk image, a virtio block device; can be repeated
-    #[arg(long, value_name = "FILE[,readonly]")]
+    /// Disk image, a virtio block device; can be repeated
+    ///
+    /// The format is raw, or qcow2 if the name ends so, or what format= says. cache=none passes the host's
+    /// page cache by.
+    #[arg(
+        long,
+        value_name = "FILE[,format=raw|qcow2][,readonly][,cache=writeback|none][,serial=TEXT]"
+    )]
     pub disk: Vec<DiskArgument>,
     /// Network interface with a network of its own, without privileges; can be repeated
     ///
@@ -206,33 +215,6 @@ impl FromStr for MemorySize {
     }
 }
 
-/// A disk image and how to open it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskArgument {
-    /// The image.
-    pub path: PathBuf,
-    /// The guest may not write.
-    pub readonly: bool,
-}
-
-impl FromStr for DiskArgument {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (path, readonly) = match text.rsplit_once(',') {
-            Some((path, "readonly" | "ro")) => (path, true),
-            Some((_, option)) if !option.contains(['/', '.']) => {
-                return Err(format!("unknown option `{option}`; the only one is `readonly`"));
-            }
-            _ => (text, false),
-        };
-        if path.is_empty() {
-            return Err("the file name is empty".to_owned());
-        }
-        Ok(Self { path: path.into(), readonly })
-    }
-}
-
 /// A positive number of seconds.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let value: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
@@ -269,16 +251,6 @@ mod tests {
         for wrong in ["", "G", "-1", "1.5G", "1X", "99999999999T", "1 G"] {
             assert!(size(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn disks() {
-        let disk = |text: &str| text.parse::<DiskArgument>();
-        assert!(!disk("a.img").expect("plain").readonly);
-        assert!(disk("a.img,readonly").expect("read-only").readonly);
-        assert_eq!(disk("a,b.img").expect("a comma in the name").path, PathBuf::from("a,b.img"));
-        assert!(disk("a.img,readwrite").is_err());
-        assert!(disk(",readonly").is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod cli;
 mod console;
 mod description;
+mod disk;
 mod doctor;
 mod escape;
 mod exec;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Exec(command) => exec::exec(&command),
         Command::Shell(shell) => exec::shell(&shell),
         Command::Kernel(arguments) => kernel::kernel(&arguments),
+        Command::Image(arguments) => disk::image(&arguments),
         Command::Doctor(doctor) => {
             println!("{}", doctor::survey(doctor.json));
             Ok(0)

@@ -16,6 +16,7 @@ use crate::{
     cli::{ConsoleChoice, RunArguments},
     console::{RawTerminal, read_stdin, watch_signals},
     description::describe,
+    disk,
     failure::Failure,
     hvc::Keyboard,
     net,
@@ -41,7 +42,8 @@ pub enum Event {
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let description = describe(arguments)?;
     let interactive = arguments.console != ConsoleChoice::None;
-    let mut attachments = net::attach(&arguments.net)?;
+    let mut attachments = disk::attach(&arguments.disk)?;
+    attachments.extend(net::attach(&arguments.net)?);
     attachments.extend(share::attach(&arguments.share)?);
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(Keyboard::console));
