@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::BootProtocol;
 
 use crate::{
+    control::{PsArguments, Target},
     disk::{DiskArgument, ImageArguments},
     exec::arguments::{ExecArguments, ShellArguments},
     kernel::KernelArguments,
@@ -87,6 +88,21 @@ pub enum Command {
     Kernel(KernelArguments),
     /// Make disk images
     Image(ImageArguments),
+    /// List running machines
+    Ps(PsArguments),
+    /// Switch a machine off at the mains
+    Stop(Target),
+    /// Make a machine stand still
+    Pause(Target),
+    /// Let a machine go on
+    Resume(Target),
+    /// Print a shell's completions, to be put where the shell looks for them
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page: ring3 man | man -l -
+    Man,
     /// Say what this host offers, and what it means for speed
     Doctor(DoctorArguments),
 }
@@ -97,6 +113,9 @@ pub struct RunArguments {
     /// Kernel to boot: a bzImage, an ELF file with a PVH note, or a multiboot image
     #[arg(long, short = 'k', value_name = "FILE")]
     pub kernel: PathBuf,
+    /// What `ring3 ps` calls the machine; the process number if not given
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
     /// Initial RAM disk for it
     #[arg(long, short = 'i', value_name = "FILE")]
     pub initrd: Option<PathBuf>,
