@@ -50,7 +50,7 @@ mount -t ext4 /dev/vda /mnt && echo mounted
 cat /mnt/base
 echo changed > /mnt/base; seq 1 100000 > /mnt/numbers; sync; md5sum < /mnt/numbers
 rm /mnt/numbers; fstrim /mnt && echo trimmed
-cat /sys/block/vda/serial
+echo serial $(cat /sys/block/vda/serial)
 umount /mnt && echo unmounted
 ";
 
@@ -70,7 +70,7 @@ fn a_qcow2_overlay_takes_the_changes_and_its_base_none() -> Result<()> {
     let guest = Guest::new(Kernel::BookwormCloud).runs(OVERLAY);
     let disk = format!("{},serial=OVER-1", overlay.display());
     let finished = guest.with("--disk").with(&disk).boots()?;
-    finished.prints(&["mounted", "from the base", SUM, "trimmed", "OVER-1", "unmounted"])?;
+    finished.prints(&["mounted", "from the base", SUM, "trimmed", "serial OVER-1", "unmounted"])?;
     finished.powers_off()?;
     ensure!(std::fs::read(&base)? == before, "the base has changed");
 
