@@ -38,7 +38,7 @@ pub enum Error {
     #[error("the benchmark's program does not build:\n{0}")]
     DoesNotBuild(String),
     /// A file cannot be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot use {}", path.display())]
     File {
         /// Which.
         path: PathBuf,
@@ -46,7 +46,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file is not what `--json` writes.
-    #[error("{} is not a result of the benchmark: {source}", path.display())]
+    #[error("{} is not a result of the benchmark", path.display())]
     NotAResult {
         /// Which.
         path: PathBuf,

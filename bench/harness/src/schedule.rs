@@ -137,6 +137,10 @@ fn take_turns(
     bar: &ProgressBar,
 ) -> Vec<Measurement> {
     let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
+    // Starts take no time from rows. What does not start says so when its turn comes.
+    for seat in seats.iter_mut() {
+        let _ = seat.session(pace);
+    }
     let begun = Instant::now();
     for round in 0..pace.batches {
         if round > 0 && pace.total.is_some_and(|total| begun.elapsed() >= total) {
