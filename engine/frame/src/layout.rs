@@ -76,7 +76,7 @@ pub const KERNEL_START: u64 = 0xffff_8200_0000_0000;
 /// From here to [`UPPER_USER`] no user page is installed: small kernel addresses end up here.
 pub const NO_USER: u64 = BIAS;
 /// See [`NO_USER`].
-pub const UPPER_USER: u64 = 0x7f00_0000_0000;
+pub const UPPER_USER: u64 = 0x7e80_0000_0000;
 /// HVA of the table of biases by address bits 39 to 47: what translated code adds to an address
 /// that may be the user's or the kernel's. Within 2 GiB of [`BIAS`], so that it is reached by GS.
 pub const REGIONS: usize = BIAS as usize + 0x7fff_0000;

@@ -107,9 +107,9 @@ extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
     let wedge_text = pc >= WINDOW as u64 && pc < shared().blob_end;
     let routine = pc.wrapping_sub(CACHE as u64) / ROUTINE;
     match (f.mode, signal == KICK as u64) {
-        (_, true) if wedge_text && in_gate(pc) => restart(kicked_in_gate),
+        (_, true) if wedge_text && in_gate(pc) => give_up_gate(context),
         (_, true) if wedge_text => f.kicked = 1,
-        (mode::KERNEL, true) if routine == 0 => restart(kicked_in_gate),
+        (mode::KERNEL, true) if routine == 0 => give_up_gate(context),
         (mode::KERNEL, true) if routine < 3 => f.kicked = 1,
         (mode::USER, _) => user(f, signal, context, info),
         (mode::KERNEL, _) if in_cache(pc) => kernel(f, signal, context, info),
@@ -142,6 +142,13 @@ fn own(f: &mut Frame, signal: u64, context: &mut Context) {
 
 extern "C" fn broken() -> ! {
     turns::exit(ExitKind::None)
+}
+
+/// The guest's registers are still in the frame, but for its vectors: the host has put them into the
+/// signal frame and cleared those in the CPU.
+fn give_up_gate(context: &Context) -> ! {
+    load_vectors(context.vectors);
+    restart(kicked_in_gate)
 }
 
 extern "C" fn kicked_in_gate() -> ! {
