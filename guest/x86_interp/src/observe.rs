@@ -4,8 +4,11 @@
 //! before it runs anything: every flush the guest asked for, every page the interpreter decoded
 //! code from (which must not be written behind its back), and every such page that was written.
 
-use crate::{cpu::Cpu, system::{GuestRam, System}};
-use x86::{control::cr4, flags};
+use crate::{
+    cpu::Cpu,
+    system::{GuestRam, System},
+};
+use x86::{Segment, control::cr4, flags};
 
 /// Translations the guest has declared stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,16 +112,28 @@ impl<S: System> Cpu<S> {
         std::mem::take(&mut self.observer.record)
     }
 
+    /// Code run by the observer has loaded a data segment register by itself: it now holds what the
+    /// guest's tables say, nothing if they refuse.
+    pub fn adopt_selector(&mut self, sys: &mut S, register: usize, selector: u16) {
+        if self.vcpu.seg[register].selector != selector
+            && self.load_segment(sys, register, selector).is_err()
+        {
+            self.vcpu.seg[register] = Segment::null(0, 0);
+        }
+    }
+
     /// The observer has the code that comes next, and it needs no watching by instruction.
     pub fn leaves_to_observer(&self) -> bool {
         let v = &self.vcpu;
-        if !self.observer.on || !v.is_64bit() || self.must_step() {
+        if !self.observer.on || !v.is_64bit() || self.must_step() || self.watching {
             return false;
         }
         match v.cpl() {
             3 => self.observer.leave.user,
-            0 => self.observer.leave.kernel.is_some_and(|start| v.rip >= start)
-                && v.rflags & !PLAIN == 0,
+            0 => {
+                self.observer.leave.kernel.is_some_and(|start| v.rip >= start)
+                    && v.rflags & !PLAIN == 0
+            }
             _ => false,
         }
     }
