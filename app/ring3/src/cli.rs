@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::BootProtocol;
 
 use crate::{
+    control::{PsArguments, Target},
+    disk::{DiskArgument, ImageArguments},
     exec::arguments::{ExecArguments, ShellArguments},
     kernel::KernelArguments,
     net::NetArgument,
@@ -84,6 +86,23 @@ pub enum Command {
     Shell(Box<ShellArguments>),
     /// List, fetch or remove kernels
     Kernel(KernelArguments),
+    /// Make disk images
+    Image(ImageArguments),
+    /// List running machines
+    Ps(PsArguments),
+    /// Switch a machine off at the mains
+    Stop(Target),
+    /// Make a machine stand still
+    Pause(Target),
+    /// Let a machine go on
+    Resume(Target),
+    /// Print a shell's completions, to be put where the shell looks for them
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page: ring3 man | man -l -
+    Man,
     /// Say what this host offers, and what it means for speed
     Doctor(DoctorArguments),
 }
@@ -94,6 +113,9 @@ pub struct RunArguments {
     /// Kernel to boot: a bzImage, an ELF file with a PVH note, or a multiboot image
     #[arg(long, short = 'k', value_name = "FILE")]
     pub kernel: PathBuf,
+    /// What `ring3 ps` calls the machine; the process number if not given
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
     /// Initial RAM disk for it
     #[arg(long, short = 'i', value_name = "FILE")]
     pub initrd: Option<PathBuf>,
@@ -118,8 +140,14 @@ pub struct RunArguments {
     /// Which of the guest's consoles is here
     #[arg(long, value_enum, default_value_t = ConsoleChoice::Stdio)]
     pub console: ConsoleChoice,
-    /// Raw disk image, a virtio block device; can be repeated
-    #[arg(long, value_name = "FILE[,readonly]")]
+    /// Disk image, a virtio block device; can be repeated
+    ///
+    /// The format is raw, or qcow2 if the name ends so, or what format= says. cache=none passes the host's
+    /// page cache by.
+    #[arg(
+        long,
+        value_name = "FILE[,format=raw|qcow2][,readonly][,cache=writeback|none][,serial=TEXT]"
+    )]
     pub disk: Vec<DiskArgument>,
     /// Network interface with a network of its own, without privileges; can be repeated
     ///
@@ -206,33 +234,6 @@ impl FromStr for MemorySize {
     }
 }
 
-/// A disk image and how to open it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskArgument {
-    /// The image.
-    pub path: PathBuf,
-    /// The guest may not write.
-    pub readonly: bool,
-}
-
-impl FromStr for DiskArgument {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (path, readonly) = match text.rsplit_once(',') {
-            Some((path, "readonly" | "ro")) => (path, true),
-            Some((_, option)) if !option.contains(['/', '.']) => {
-                return Err(format!("unknown option `{option}`; the only one is `readonly`"));
-            }
-            _ => (text, false),
-        };
-        if path.is_empty() {
-            return Err("the file name is empty".to_owned());
-        }
-        Ok(Self { path: path.into(), readonly })
-    }
-}
-
 /// A positive number of seconds.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let value: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
@@ -269,16 +270,6 @@ mod tests {
         for wrong in ["", "G", "-1", "1.5G", "1X", "99999999999T", "1 G"] {
             assert!(size(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn disks() {
-        let disk = |text: &str| text.parse::<DiskArgument>();
-        assert!(!disk("a.img").expect("plain").readonly);
-        assert!(disk("a.img,readonly").expect("read-only").readonly);
-        assert_eq!(disk("a,b.img").expect("a comma in the name").path, PathBuf::from("a,b.img"));
-        assert!(disk("a.img,readwrite").is_err());
-        assert!(disk(",readonly").is_err());
     }
 
     #[test]

@@ -8,10 +8,10 @@ use std::{
 };
 
 use host_linux::probe;
-use vmm::{Description, Disk, EngineKind, ModuleFile};
+use vmm::{Description, EngineKind, ModuleFile};
 
 use crate::{
-    cli::{DiskArgument, EngineChoice, MemorySize, RunArguments},
+    cli::{EngineChoice, MemorySize, RunArguments},
     failure::Failure,
 };
 
@@ -41,7 +41,6 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         protocol: arguments.boot_protocol,
         memory,
         cpus: arguments.cpus,
-        disks: arguments.disk.iter().map(disk).collect(),
         engine: engine(arguments.engine),
         test_devices: arguments.test_devices,
     })
@@ -62,10 +61,6 @@ pub fn engine(choice: EngineChoice) -> EngineKind {
         EngineChoice::Jit => EngineKind::Jit,
         EngineChoice::Fast => EngineKind::Fast,
     }
-}
-
-fn disk(argument: &DiskArgument) -> Disk {
-    Disk { path: argument.path.clone(), readonly: argument.readonly }
 }
 
 fn check_cpus(cpus: u32) -> Result<(), Failure> {

@@ -2,7 +2,9 @@
 
 mod cli;
 mod console;
+mod control;
 mod description;
+mod disk;
 mod doctor;
 mod escape;
 mod exec;
@@ -14,11 +16,12 @@ mod outcome;
 mod run;
 mod share;
 
-use std::process::ExitCode;
+use std::{io::stdout, process::ExitCode};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use cli::{Arguments, Command};
+use control::Order;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -28,6 +31,16 @@ fn main() -> ExitCode {
         Command::Exec(command) => exec::exec(&command),
         Command::Shell(shell) => exec::shell(&shell),
         Command::Kernel(arguments) => kernel::kernel(&arguments),
+        Command::Image(arguments) => disk::image(&arguments),
+        Command::Ps(arguments) => control::ps(&arguments),
+        Command::Stop(target) => control::order(&target, Order::Stop),
+        Command::Pause(target) => control::order(&target, Order::Pause),
+        Command::Resume(target) => control::order(&target, Order::Resume),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Arguments::command(), "ring3", &mut stdout());
+            Ok(0)
+        }
+        Command::Man => manual(),
         Command::Doctor(doctor) => {
             println!("{}", doctor::survey(doctor.json));
             Ok(0)
@@ -40,6 +53,13 @@ fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// The manual page of everything, as roff.
+fn manual() -> Result<u8, failure::Failure> {
+    let page = clap_mangen::Man::new(Arguments::command());
+    page.render(&mut stdout()).map_err(|error| failure::Failure::host(error.to_string()))?;
+    Ok(0)
 }
 
 /// Diagnostics for developers, off unless RING3_LOG asks for them (`RING3_LOG=debug`).

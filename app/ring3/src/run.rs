@@ -4,18 +4,20 @@ use std::{
     io::Write,
     sync::{
         Arc,
-        mpsc::{Receiver, RecvTimeoutError, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     time::{Duration, Instant},
 };
 
 use host_linux::{LinuxClock, LinuxEntropy, cpu};
-use vmm::{Attachment, Ended, Host, Machine, Statistics};
+use vmm::{Attachment, Ended, Host, Machine, Running, Statistics};
 
 use crate::{
     cli::{ConsoleChoice, RunArguments},
     console::{RawTerminal, read_stdin, watch_signals},
+    control::{self, Asked, Listener, Order, Status},
     description::describe,
+    disk,
     failure::Failure,
     hvc::Keyboard,
     net,
@@ -26,7 +28,10 @@ use crate::{
 /// How long a stopped machine may take to come to rest before we leave anyway.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What ends a run.
+/// The state of a machine told to stop.
+const STOPPING: &str = "stopping";
+
+/// What ends a run, or happens in it.
 #[derive(Debug)]
 pub enum Event {
     /// The machine ended by itself.
@@ -35,13 +40,16 @@ pub enum Event {
     Leave,
     /// A signal arrived.
     Signal(i32),
+    /// The control socket has an order.
+    Control(Asked),
 }
 
 /// Runs a machine to its end; returns the exit code.
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let description = describe(arguments)?;
     let interactive = arguments.console != ConsoleChoice::None;
-    let mut attachments = net::attach(&arguments.net)?;
+    let mut attachments = disk::attach(&arguments.disk)?;
+    attachments.extend(net::attach(&arguments.net)?);
     attachments.extend(share::attach(&arguments.share)?);
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(Keyboard::console));
@@ -60,6 +68,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
         let serial = machine.console_input();
         read_stdin(move |bytes| serial.push(bytes), sender.clone());
     }
+    let listener = listen(sender.clone());
     let started = Instant::now();
     let running = machine
         .start(move |ended| {
@@ -67,7 +76,8 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
             let _ = sender.send(Event::Ended(ended));
         })
         .map_err(failure)?;
-    let outcome = wait(&events, arguments.timeout)?;
+    let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
+    drop(listener);
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(PATIENCE);
     drop(terminal);
@@ -101,18 +111,70 @@ pub fn failure(error: vmm::Error) -> Failure {
     }
 }
 
-fn wait(events: &Receiver<Event>, timeout: Option<Duration>) -> Result<Outcome, Failure> {
+/// Waits for the end, doing meanwhile what the control socket asks for.
+fn wait(
+    events: &Receiver<Event>,
+    running: &Running,
+    mut status: Status,
+    timeout: Option<Duration>,
+) -> Result<Outcome, Failure> {
     // Without a timeout, far enough ahead to never come, yet a time the clock can express.
     const NEVER: Duration = Duration::from_secs(1 << 32);
-    match events.recv_timeout(timeout.unwrap_or(NEVER)) {
-        Ok(Event::Ended(ended)) => Ok(Outcome::Machine(ended)),
-        Ok(Event::Leave) => Ok(Outcome::Left),
-        Ok(Event::Signal(number)) => Ok(Outcome::Signal(number)),
-        Err(RecvTimeoutError::Timeout) => Ok(Outcome::TimedOut),
-        Err(RecvTimeoutError::Disconnected) => {
-            Err(Failure::host("the virtual CPU's thread failed; this is a bug in ring3"))
-        }
+    let started = Instant::now();
+    let deadline = started + timeout.unwrap_or(NEVER);
+    loop {
+        let event = events.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        return match event {
+            Ok(Event::Control(asked)) => {
+                status.seconds = started.elapsed().as_secs_f64();
+                obey(asked, running, &mut status);
+                if status.state == STOPPING { Ok(Outcome::Left) } else { continue }
+            }
+            Ok(Event::Ended(ended)) => Ok(Outcome::Machine(ended)),
+            Ok(Event::Leave) => Ok(Outcome::Left),
+            Ok(Event::Signal(number)) => Ok(Outcome::Signal(number)),
+            Err(RecvTimeoutError::Timeout) => Ok(Outcome::TimedOut),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Failure::host("the virtual CPU's thread failed; this is a bug in ring3"))
+            }
+        };
     }
+}
+
+fn obey(asked: Asked, running: &Running, status: &mut Status) {
+    match asked.order {
+        Order::Status => {}
+        Order::Pause => {
+            running.pause(true);
+            "paused".clone_into(&mut status.state);
+        }
+        Order::Resume => {
+            running.pause(false);
+            "running".clone_into(&mut status.state);
+        }
+        Order::Stop => STOPPING.clone_into(&mut status.state),
+    }
+    // A client that has left needs no answer.
+    let _ = asked.reply.send(status.clone());
+}
+
+fn status(arguments: &RunArguments) -> Status {
+    let pid = std::process::id();
+    Status {
+        name: arguments.name.clone().unwrap_or_else(|| pid.to_string()),
+        pid,
+        state: "running".to_owned(),
+        seconds: 0.0,
+        memory: arguments.memory.0,
+        kernel: arguments.kernel.display().to_string(),
+    }
+}
+
+/// A machine that cannot be controlled is still one that runs.
+fn listen(sender: Sender<Event>) -> Option<Listener> {
+    control::listen(move |asked| sender.send(Event::Control(asked)).is_ok())
+        .inspect_err(|error| eprintln!("ring3: no control socket: {error}"))
+        .ok()
 }
 
 fn tell(

@@ -7,9 +7,6 @@ pub enum Error {
     /// The kernel, or what comes with it, cannot be booted.
     #[error(transparent)]
     Boot(#[from] boot::Error),
-    /// A disk image cannot be used.
-    #[error(transparent)]
-    Disk(#[from] virtio::ImageError),
     /// The host does not give the memory.
     #[error(transparent)]
     Memory(#[from] ram::RamError),
@@ -30,7 +27,7 @@ pub enum Error {
 impl Error {
     /// Whether what was asked for is at fault, rather than the host or ourselves.
     pub fn is_users(&self) -> bool {
-        matches!(self, Self::Boot(_) | Self::Disk(_) | Self::Pci(_))
+        matches!(self, Self::Boot(_) | Self::Pci(_))
             || matches!(self, Self::Memory(ram::RamError::BadSize { .. }))
     }
 }

@@ -18,7 +18,7 @@ mod machine;
 mod running;
 mod timer;
 
-use std::{io::Write, path::PathBuf, sync::Arc};
+use std::{io::Write, sync::Arc};
 
 pub use boot::BootProtocol;
 pub use console::ConsoleInput;
@@ -45,8 +45,6 @@ pub struct Description {
     pub memory: u64,
     /// Number of vCPUs; only one is supported so far.
     pub cpus: u32,
-    /// Virtio block devices, in order.
-    pub disks: Vec<Disk>,
     /// What executes guest code.
     pub engine: EngineKind,
     /// The devices kvm-unit-tests drive: echo ports, interrupt line ports, memory that is a device.
@@ -78,15 +76,6 @@ pub struct ModuleFile {
     pub cmdline: String,
 }
 
-/// A raw disk image.
-#[derive(Clone, Debug)]
-pub struct Disk {
-    /// The file or block device.
-    pub path: PathBuf,
-    /// The guest may not write.
-    pub readonly: bool,
-}
-
 /// What the machine needs of its host.
 pub struct Host {
     /// Time.
@@ -97,7 +86,7 @@ pub struct Host {
     pub cpuid: fn(u32, u32) -> CpuidResult,
     /// Where the first serial port's output goes.
     pub console: Box<dyn Write + Send>,
-    /// Devices whose other side the caller has made: networks, shared folders, sockets.
+    /// Devices whose other side the caller has made: disks, networks, shared folders, sockets.
     pub attachments: Vec<Attachment>,
 }
 

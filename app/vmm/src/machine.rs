@@ -7,11 +7,11 @@ use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart}
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
 use pci::PciHost;
 use ram::Ram;
-use virtio::{Block, Doorbell, Execution, FileImage, Rng, VirtioDevice, VirtioPci};
+use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioPci};
 use x86::{Fault, Vcpu, cpuid};
 
 use crate::{
-    Attachment, ConsoleInput, Description, Disk, Ended, EngineKind, Error, Host, Running,
+    Attachment, ConsoleInput, Description, Ended, EngineKind, Error, Host, Running,
     console::Outlet, events::Events, running, timer::Alarm,
 };
 
@@ -75,7 +75,8 @@ impl Machine {
         };
         let platform = Platform::new(&settings, around, &mut ports, &mut mmio).map_err(assembly)?;
         let pci = pci_host(&platform, &mut ports, &mut mmio)?;
-        add_devices(&pci, &ram, description, &host.entropy)?;
+        let rng = Box::new(Rng::new(Arc::clone(&host.entropy)));
+        add_device(&pci, &ram, rng, Execution::Inline)?;
         host.attachments.into_iter().try_for_each(|device| attach(&pci, &ram, device))?;
         let apic = platform.cpus.into_iter().next().ok_or_else(|| assembly("no local APIC"))?;
         let settings = cpuid::Settings { tsc_hz: host.clock.tsc_hz(), cpus: description.cpus };
@@ -172,34 +173,14 @@ fn pci_host(platform: &Platform, ports: &mut Bus, mmio: &mut Bus) -> Result<PciH
     Ok(host)
 }
 
-fn add_devices(
-    pci: &PciHost,
-    ram: &Ram,
-    description: &Description,
-    entropy: &Arc<dyn host::Entropy>,
-) -> Result<(), Error> {
-    let rng = Rng::new(Arc::clone(entropy));
-    add_served(pci, ram, Box::new(rng), Execution::Inline)?;
-    for (index, disk) in description.disks.iter().enumerate() {
-        // On a thread of its own: a flush takes as long as the host's disk.
-        add_served(pci, ram, Box::new(block_device(index, disk)?), Execution::Worker)?;
-    }
-    Ok(())
-}
-
-fn block_device(index: usize, disk: &Disk) -> Result<Block, Error> {
-    let image = FileImage::open(&disk.path, disk.readonly)?;
-    Ok(Block::new(Box::new(image), &format!("ring3-disk{index}")))
-}
-
 /// Adds a device with a thread of its own, and has it connected.
 fn attach(pci: &PciHost, ram: &Ram, attachment: Attachment) -> Result<(), Error> {
-    let doorbell = add_served(pci, ram, attachment.device, Execution::Worker)?;
+    let doorbell = add_device(pci, ram, attachment.device, Execution::Worker)?;
     (attachment.connect)(doorbell);
     Ok(())
 }
 
-fn add_served(
+fn add_device(
     pci: &PciHost,
     ram: &Ram,
     device: Box<dyn VirtioDevice>,

@@ -60,7 +60,11 @@ pub(crate) fn measure(
 /// Starts every environment several times: `boot` and `start`.
 fn starts(seats: &[Seat<'_>], pace: &Pace) -> (Vec<Measurement>, Vec<Measurement>) {
     let mut all: Vec<_> = seats.iter().map(|_| Course::default()).collect();
-    for _ in 0..pace.batches {
+    let begun = Instant::now();
+    for round in 0..pace.batches {
+        if round > 0 && pace.total.is_some_and(|total| begun.elapsed() >= total) {
+            break;
+        }
         for (seat, course) in seats.iter().zip(&mut all) {
             if course.boot.error.is_none() && course.spent < pace.row {
                 course.step(seat.peer, pace.start);

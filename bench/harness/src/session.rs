@@ -2,7 +2,6 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
-    os::unix::process::CommandExt,
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
     thread,
@@ -45,6 +44,18 @@ fn console(tail: &str) -> String {
     if tail.is_empty() { String::new() } else { format!("; its console: {tail}") }
 }
 
+/// The command in a session of its own. All its processes can then be ended together; and the
+/// scheduler, which shares CPUs out among sessions first, treats environments alike on a busy
+/// machine, however many processes they are.
+fn in_own_session(command: &Command) -> Command {
+    let mut own = Command::new("setsid");
+    own.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        value.map(|value| own.env(name, value));
+    }
+    own
+}
+
 /// A line of the console and when it arrived.
 type Line = (Instant, String);
 
@@ -76,12 +87,11 @@ impl Session {
     }
 
     /// Starts a command without waiting.
-    pub(crate) fn spawn(mut command: Command) -> Result<Self, Failure> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own, so that all its processes can be ended together.
-        command.process_group(0);
+    pub(crate) fn spawn(command: Command) -> Result<Self, Failure> {
         let program = command.get_program().to_string_lossy().into_owned();
         let start = |error| Failure::Start(format!("{program}: {error}"));
+        let mut command = in_own_session(&command);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(start)?;
         orphans::add(child.id());
         let input = child.stdin.take();

@@ -133,10 +133,21 @@ fn notes(report: &Report) -> String {
     for ((environment, error), rows) in failures(report) {
         text += &format!("\n{environment} failed in {}: {error}", rows.join(", "));
     }
+    let few = few(report);
+    if few > 0 {
+        text += &format!("\n{few} figures are of fewer batches, to save time; the JSON has all.");
+    }
     if !text.is_empty() {
         text += "\n";
     }
     text
+}
+
+/// Figures of fewer batches than were asked for, though nothing went wrong.
+fn few(report: &Report) -> usize {
+    let figures = report.rows.iter().flat_map(|row| row.results.values());
+    let whole = figures.filter(|m| m.error.is_none());
+    whole.filter(|measurement| measurement.samples.len() < report.effort.batches).count()
 }
 
 /// Rows by environment and what went wrong: what does not start fails in all rows alike.

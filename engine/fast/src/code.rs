@@ -1,14 +1,14 @@
 //! Translated kernel code: finding it, making it, and dropping what has become stale.
 
 use engine::Board;
-use frame::{BIAS, CACHE, FRAME, REGIONS, STUBS, TABLES};
+use frame::{BIAS, CACHE, FRAME, KERNEL_START, REGIONS, STUBS, TABLES};
 use jit::{
     Layout,
     cache::{Cache, CodeMemory, Position, Refused},
     stubs::Stubs,
 };
 use ram::Ram;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use wedge::Pages;
 use x86::paging::{self, Access, Roots};
 use x86_interp::{Flush, GuestRam, Record, System};
@@ -16,6 +16,10 @@ use x86_interp::{Flush, GuestRam, Record, System};
 const PAGE: u64 = 4096;
 /// Bytes of the longest instruction.
 const LONGEST: usize = 15;
+/// Blocks made beside the one that is asked for.
+const AHEAD: usize = 12;
+/// Bytes of the longest block.
+const NEAR_END: u64 = 64 * LONGEST as u64;
 const FETCH: Access = Access { write: false, fetch: true, user: false, smap_override: false };
 
 const LAYOUT: Layout = Layout {
@@ -65,32 +69,71 @@ impl Code {
             self.cache.publish(&mut View(pages), guest, alignment);
             return Some(host);
         }
-        let mut bytes = Vec::with_capacity(PAGE as usize);
-        let first = self.fetch(board, roots, guest, &mut bytes, marked)?;
-        let here = bytes.len();
-        let second = self.fetch(board, roots, guest + here as u64, &mut bytes, marked);
-        bytes.truncate(here + LONGEST);
-        let sources = [first, second.unwrap_or(first)];
-        let made = self.cache.add(&mut View(pages), guest, &bytes, here, alignment, sources);
-        match made {
-            Ok(host) => Some(host),
-            Err(Refused::Untranslatable) => None,
+        let made = self.make(pages, board, roots, (guest, alignment), marked);
+        let host = match made? {
+            Ok(host) => host,
+            Err(Refused::Untranslatable) => return None,
             Err(Refused::Full) => {
                 self.cache.clear(&mut View(pages));
-                self.cache.add(&mut View(pages), guest, &bytes, here, alignment, sources).ok()
+                self.make(pages, board, roots, (guest, alignment), marked)?.ok()?
+            }
+        };
+        self.go_ahead(pages, board, roots, host, marked);
+        Some(host)
+    }
+
+    /// Makes what the block at `host` leads to, and what that leads to: asking for each in turn would
+    /// cost more than some that are never used.
+    fn go_ahead(
+        &mut self,
+        pages: &mut Pages,
+        board: &Board,
+        roots: Roots,
+        host: u64,
+        marked: &mut Vec<u64>,
+    ) {
+        let mut queue: VecDeque<_> = self.cache.targets(host).into();
+        let mut left = AHEAD;
+        while let Some(target) = queue.pop_front().filter(|_| left > 0) {
+            let new = target.0 >= KERNEL_START && self.cache.find(target.0, target.1).is_none();
+            if new && let Some(Ok(host)) = self.make(pages, board, roots, target, marked) {
+                left -= 1;
+                queue.extend(self.cache.targets(host));
             }
         }
     }
 
-    /// Adds the guest's bytes from `guest` to the end of its page; gives the RAM page's offset.
+    /// Makes the block at a kernel GVA for a value of the virtual AC; `None` if there is no RAM.
+    fn make(
+        &mut self,
+        pages: &mut Pages,
+        board: &Board,
+        roots: Roots,
+        (guest, alignment): (u64, bool),
+        marked: &mut Vec<u64>,
+    ) -> Option<Result<u64, Refused>> {
+        let (first, mut bytes) = self.fetch(board, roots, guest, marked)?;
+        let here = bytes.len();
+        let mut sources = [first; 2];
+        // Only the last instruction of a page can need the next one.
+        if guest & (PAGE - 1) >= PAGE - NEAR_END
+            && let Some((second, more)) = self.fetch(board, roots, guest + here as u64, marked)
+        {
+            bytes.extend(more.iter().take(LONGEST));
+            sources[1] = second;
+        }
+        Some(self.cache.add(&mut View(pages), guest, &bytes, here, alignment, sources))
+    }
+
+    /// The guest's bytes from `guest` to the end of its page, as far as a block can need them, and the
+    /// RAM page's offset.
     fn fetch(
         &mut self,
         board: &Board,
         roots: Roots,
         guest: u64,
-        bytes: &mut Vec<u8>,
         marked: &mut Vec<u64>,
-    ) -> Option<u64> {
+    ) -> Option<(u64, Vec<u8>)> {
         let ram = board.ram();
         let offset = physical(ram, roots, guest)?;
         let page = offset & !(PAGE - 1);
@@ -99,10 +142,9 @@ impl Code {
             marked.push(page);
         }
         self.pages.insert(guest & !(PAGE - 1), page);
-        let start = bytes.len();
-        bytes.resize(start + (PAGE - (guest & (PAGE - 1))) as usize, 0);
-        ram.read(offset, &mut bytes[start..]);
-        Some(page)
+        let mut bytes = vec![0; (PAGE - (guest & (PAGE - 1))).min(NEAR_END) as usize];
+        ram.read(offset, &mut bytes);
+        Some((page, bytes))
     }
 
     /// The guest instruction that a host PC belongs to.

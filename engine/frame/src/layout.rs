@@ -102,8 +102,19 @@ pub const KICK: i32 = 10;
 pub const TABLE_SLOTS: usize = 1 << 16;
 /// Bytes of one table: a word of keys and a word of values a slot.
 pub const TABLE_LEN: usize = TABLE_SLOTS * 16;
-/// Bytes of both.
-pub const TABLES_LEN: usize = 2 * TABLE_LEN;
+/// Slots of the table behind them, which the wedge searches: 8-byte GVA, 8-byte HVA.
+pub const DEEP_SLOTS: usize = 1 << 17;
+/// Slots looked at for one GVA.
+pub const DEEP_REACH: usize = 8;
+/// Offset in the tables of that table.
+pub const DEEP: usize = 2 * TABLE_LEN;
+/// Bytes of all.
+pub const TABLES_LEN: usize = DEEP + DEEP_SLOTS * 16;
+
+/// Where the search for a GVA starts.
+pub const fn deep_slot(guest: u64) -> usize {
+    (guest.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47) as usize & (DEEP_SLOTS - 1)
+}
 
 /// A change of the wedge's mappings.
 #[repr(C)]

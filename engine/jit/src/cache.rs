@@ -11,6 +11,7 @@ use crate::{
     recover::{Mark, mark_at},
     stubs, translate,
 };
+use frame::{DEEP, DEEP_REACH, DEEP_SLOTS, deep_slot};
 use std::collections::{BTreeMap, HashMap};
 
 /// The monitor's view of the code cache and the indirect-jump tables.
@@ -37,6 +38,11 @@ impl From<Untranslatable> for Refused {
     fn from(_: Untranslatable) -> Self {
         Self::Untranslatable
     }
+}
+
+/// The slots of the searched table where a GVA can be.
+fn deep_slots(guest: u64) -> impl Iterator<Item = usize> {
+    (0..DEEP_REACH).map(move |n| (deep_slot(guest) + n) & (DEEP_SLOTS - 1))
 }
 
 /// A placed block.
@@ -74,6 +80,8 @@ pub struct Cache {
     by_page: HashMap<u64, Vec<u64>>,
     /// Displacements that point at a block (by its HVA), with the stub they came from.
     incoming: HashMap<u64, Vec<Incoming>>,
+    /// What the searched table holds: GVAs, zero for none.
+    deep: Vec<u64>,
     /// Displacements that wait for a block.
     waiting: HashMap<Key, Vec<Incoming>>,
     /// What happened.
@@ -117,6 +125,7 @@ impl Cache {
             by_guest: HashMap::new(),
             by_page: HashMap::new(),
             incoming: HashMap::new(),
+            deep: vec![0; DEEP_SLOTS],
             waiting: HashMap::new(),
             counters: Counters::default(),
         };
@@ -216,12 +225,38 @@ impl Cache {
 
     /// Lets indirect jumps find the block for a guest address again, after another one with the same
     /// low address bits had taken its place in the table.
-    pub fn publish(&self, memory: &mut impl CodeMemory, guest: u64, alignment: bool) {
+    pub fn publish(&mut self, memory: &mut impl CodeMemory, guest: u64, alignment: bool) {
         if let Some(host) = self.find(guest, alignment) {
             let (keys, values) = self.table_words((guest, alignment));
             memory.write_table(values, host);
             memory.write_table(keys, guest.wrapping_neg());
+            if !alignment {
+                self.enter_deep(memory, guest, host);
+            }
         }
+    }
+
+    /// Puts a block into the searched table, if there is room for it.
+    fn enter_deep(&mut self, memory: &mut impl CodeMemory, guest: u64, host: u64) {
+        let free = |at: &usize| matches!(self.deep[*at], 0) || self.deep[*at] == guest;
+        let Some(slot) = deep_slots(guest).find(free) else { return };
+        self.deep[slot] = guest;
+        let at = (DEEP + slot * 16) as u64;
+        memory.write_table(at + 8, host);
+        memory.write_table(at, guest);
+    }
+
+    fn leave_deep(&mut self, memory: &mut impl CodeMemory, guest: u64) {
+        if let Some(slot) = deep_slots(guest).find(|at| self.deep[*at] == guest) {
+            self.deep[slot] = 0;
+            memory.write_table((DEEP + slot * 16) as u64, 0);
+        }
+    }
+
+    /// Where a block's direct jumps lead.
+    pub fn targets(&self, host: u64) -> Vec<(u64, bool)> {
+        let links = self.blocks.get(&host).map(|block| block.links.as_slice()).unwrap_or_default();
+        links.iter().map(|link| (link.target, link.alignment)).collect()
     }
 
     fn table_words(&self, key: Key) -> (u64, u64) {
@@ -265,6 +300,9 @@ impl Cache {
         }
         let (keys, _) = self.table_words(block.key);
         memory.write_table(keys, u64::from(block.key.0 & 0xffff == 0));
+        if !block.key.1 {
+            self.leave_deep(memory, block.key.0);
+        }
         for from in self.incoming.remove(&host).unwrap_or_default() {
             if self.block_at(from.site).is_some() {
                 self.point(memory, from.site, from.stub);
@@ -279,6 +317,7 @@ impl Cache {
         for key in keys {
             let (word, _) = self.table_words(key);
             memory.write_table(word, u64::from(key.0 & 0xffff == 0));
+            self.leave_deep(memory, key.0);
         }
         self.blocks.clear();
         self.by_guest.clear();

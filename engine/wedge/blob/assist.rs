@@ -7,7 +7,8 @@ use crate::{
     fault,
     host::load_vectors_careful,
     layout::{
-        BIAS, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES, go, percpu,
+        BIAS, DEEP, DEEP_REACH, DEEP_SLOTS, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES,
+        deep_slot, go, percpu,
     },
     mmu, shared, turns,
 };
@@ -76,25 +77,52 @@ fn host_address(address: u64) -> u64 {
     address.wrapping_add(bias)
 }
 
-/// HVA of the block for a guest address, zero if the table does not know it.
-fn find(guest: u64, alignment: bool) -> u64 {
+/// HVA of the block for a guest address, zero if the tables do not know it.
+pub fn find(guest: u64, alignment: bool) -> u64 {
     let table = TABLES + if alignment { TABLE_LEN } else { 0 };
     let slot = guest as usize & (TABLE_SLOTS - 1);
     // SAFETY: the tables are mapped for good.
     unsafe {
         let key = *((table + slot * 8) as *const u64);
         let value = *((table + (TABLE_SLOTS + slot) * 8) as *const u64);
-        if key.wrapping_add(guest) == 0 { value } else { 0 }
+        if key.wrapping_add(guest) == 0 { value } else { search(guest, alignment) }
     }
+}
+
+/// The same, in the table behind the others; it has no room for the rare blocks inside STAC..CLAC.
+fn search(guest: u64, alignment: bool) -> u64 {
+    if alignment {
+        return 0;
+    }
+    for n in 0..DEEP_REACH {
+        let slot = (deep_slot(guest) + n) & (DEEP_SLOTS - 1);
+        let at = (TABLES + DEEP + slot * 16) as *const u64;
+        // SAFETY: as above.
+        unsafe {
+            if *at == guest {
+                return *at.add(1);
+            }
+        }
+    }
+    0
+}
+
+/// An indirect jump has missed its table, in which two addresses can be in each other's way.
+fn miss(f: &mut Frame) -> bool {
+    f.jump = find(f.rip, f.alignment_flag != 0);
+    f.go = go::BLOCK;
+    f.jump != 0
 }
 
 /// Translated code has exited. True: go on with `Frame::go`. False: the monitor is needed.
 pub fn after_block(f: &mut Frame) -> bool {
     const SYSRET: u64 = ExitKind::Sysret as u64;
     const IRET: u64 = ExitKind::Iret as u64;
+    const MISS: u64 = ExitKind::Miss as u64;
     const INVALIDATE: u64 = ExitKind::InvalidatePage as u64;
     const LOAD_VECTORS: u64 = ExitKind::LoadVectors as u64;
     match f.exit_kind {
+        MISS if f.exit_info == 0 => miss(f),
         LOAD_VECTORS => load_guest_vectors(f),
         SYSRET if f.fast != 0 => sysret(f),
         IRET if f.fast != 0 => iret(f),

@@ -13,14 +13,14 @@ use frame::{ExitKind, Frame, NOWHERE};
 use jit::{
     Layout,
     cache::{Cache, CodeMemory},
-    stubs::{self, Stubs},
+    stubs::Stubs,
 };
 use std::{ptr, slice};
 use x86::{flags, fpu::xstate};
 
 const WINDOW: u64 = 0x2100_0000_0000;
 const CACHE_LEN: u64 = 1 << 20;
-const TABLES_LEN: u64 = 2 * stubs::TABLE_LEN as u64;
+const TABLES_LEN: u64 = frame::TABLES_LEN as u64;
 const BIAS: u64 = 0x7e00_0000_0000;
 /// Where everything is in parent and child.
 pub const LAYOUT: Layout = Layout {

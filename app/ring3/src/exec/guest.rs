@@ -76,7 +76,6 @@ pub fn make(
         protocol: BootProtocol::Auto,
         memory: arguments.memory.0,
         cpus: arguments.cpus,
-        disks: Vec::new(),
         engine: description::engine(arguments.engine),
         test_devices: false,
     };

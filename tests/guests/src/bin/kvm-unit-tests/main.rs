@@ -37,6 +37,9 @@ struct Arguments {
     /// The program under test
     #[arg(long, value_name = "PATH", default_value = "target/release/ring3")]
     ring3: PathBuf,
+    /// How ring3 runs guest code, see `ring3 run --help`
+    #[arg(long, default_value = "auto")]
+    engine: String,
     /// Run only the test of this name; can be repeated
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
@@ -53,7 +56,7 @@ struct Arguments {
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    let runner = Runner::new(&arguments.ring3, arguments.patience)?;
+    let runner = Runner::new(&arguments.ring3, &arguments.engine, arguments.patience)?;
     let mut results = Vec::new();
     for (test, program) in selected(&arguments)? {
         print!("{:<42} ", test.name);

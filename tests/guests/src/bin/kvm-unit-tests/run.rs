@@ -19,6 +19,7 @@ use crate::{
 /// Starts tests.
 pub struct Runner {
     ring3: PathBuf,
+    engine: String,
     patience: u64,
 }
 
@@ -39,13 +40,13 @@ impl Runner {
     ///
     /// # Errors
     /// There is no such program.
-    pub fn new(ring3: &Path, patience: u64) -> Result<Self> {
+    pub fn new(ring3: &Path, engine: &str, patience: u64) -> Result<Self> {
         ensure!(
             ring3.is_file(),
             "{} does not exist: run `cargo build --release -p ring3`, or say --ring3 PATH",
             ring3.display()
         );
-        Ok(Self { ring3: ring3.into(), patience })
+        Ok(Self { ring3: ring3.into(), engine: engine.to_owned(), patience })
     }
 
     /// Runs a test, which is `program`, to its end.
@@ -75,7 +76,16 @@ impl Runner {
         command.arg("run").arg("--kernel").arg(program);
         // In one word: arguments of programs begin with dashes.
         command.arg(format!("--append={}", test.arguments));
-        command.args(["--memory", &memory, "--timeout", &timeout, "--test-devices", "--json"]);
+        command.args([
+            "--engine",
+            &self.engine,
+            "--memory",
+            &memory,
+            "--timeout",
+            &timeout,
+            "--test-devices",
+            "--json",
+        ]);
         let environment = NamedTempFile::new()?;
         if let Some(variables) = scope::environment(test) {
             fs::write(environment.path(), variables)?;

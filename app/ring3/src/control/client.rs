@@ -1,0 +1,97 @@
+//! The user's side: `ring3 ps`, `stop`, `pause`, `resume`.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
+
+use clap::Args;
+
+use super::{Order, Reply, Request, Status, folder};
+use crate::failure::Failure;
+
+const PATIENCE: Duration = Duration::from_secs(6);
+
+/// What to list.
+#[derive(Debug, Args)]
+pub struct PsArguments {
+    /// Print JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A machine.
+#[derive(Debug, Args)]
+pub struct Target {
+    /// Its name, or the number of its process
+    pub machine: String,
+}
+
+/// `ring3 ps`.
+pub fn ps(arguments: &PsArguments) -> Result<u8, Failure> {
+    let machines = machines()?;
+    if arguments.json {
+        let lines = machines.iter().filter_map(|machine| serde_json::to_string(machine).ok());
+        lines.for_each(|line| println!("{line}"));
+        return Ok(0);
+    }
+    println!("{:<16}{:<9}{:<10}{:>10}{:>10}  KERNEL", "NAME", "PID", "STATE", "SECONDS", "MEMORY");
+    for machine in machines {
+        let Status { name, pid, state, seconds, memory, kernel } = machine;
+        println!("{name:<16}{pid:<9}{state:<10}{seconds:>10.0}{:>9}M  {kernel}", memory >> 20);
+    }
+    Ok(0)
+}
+
+/// Gives the machine an order.
+pub fn order(target: &Target, order: Order) -> Result<u8, Failure> {
+    let wanted = &target.machine;
+    let named = |machine: &Status| machine.name == *wanted || machine.pid.to_string() == *wanted;
+    let found: Vec<_> = machines()?.into_iter().filter(named).collect();
+    match found.as_slice() {
+        [] => Err(Failure::usage(format!("no machine is called {wanted}; `ring3 ps` lists them"))),
+        [machine] => tell(machine.pid, order).map(|_| 0),
+        _ => Err(Failure::usage(format!("{wanted} is the name of several; give a process number"))),
+    }
+}
+
+fn tell(pid: u32, order: Order) -> Result<Status, Failure> {
+    let host = |error: io::Error| Failure::host(format!("machine {pid}: {error}"));
+    ask(&folder().map_err(host)?.join(format!("{pid}.sock")), order).map_err(host)
+}
+
+/// All machines of this user that answer. Sockets nobody listens on any more are removed.
+fn machines() -> Result<Vec<Status>, Failure> {
+    let host = |error: io::Error| Failure::host(format!("control sockets: {error}"));
+    let mut machines = Vec::new();
+    for entry in fs::read_dir(folder().map_err(host)?).map_err(host)?.flatten() {
+        match ask(&entry.path(), Order::Status) {
+            Ok(status) => machines.push(status),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                // Whoever else removes it does the same.
+                let _ = fs::remove_file(entry.path());
+            }
+            // It ends just now.
+            Err(_) => {}
+        }
+    }
+    machines.sort_by_key(|machine| machine.pid);
+    Ok(machines)
+}
+
+fn ask(socket: &Path, order: Order) -> io::Result<Status> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut request = serde_json::to_string(&Request { command: order })?;
+    request.push('\n');
+    stream.write_all(request.as_bytes())?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    match serde_json::from_str(&line)? {
+        Reply::Status(status) => Ok(status),
+        Reply::Error { error } => Err(io::Error::other(error)),
+    }
+}

@@ -1,0 +1,85 @@
+//! The control socket of a running machine, and the commands that speak to it.
+//!
+//! Each `ring3 run` listens on a Unix socket of its own in the user's runtime folder. A client sends
+//! one JSON object a line, `{"command": "status"}`, and gets one a line back: the machine's status, or
+//! `{"error": "..."}`. `docs/control.md` lists the commands.
+
+mod client;
+mod server;
+
+use std::{
+    env, fs, io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::PathBuf,
+};
+
+use serde::{Deserialize, Serialize};
+
+pub use client::{PsArguments, Target, order, ps};
+pub use server::{Asked, Listener, listen};
+
+/// What a machine can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// Say how it is.
+    Status,
+    /// Stand still.
+    Pause,
+    /// Go on.
+    Resume,
+    /// End, as if switched off at the mains.
+    Stop,
+}
+
+/// A line of a client.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    command: Order,
+}
+
+/// How a machine is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its name.
+    pub name: String,
+    /// The process it runs in.
+    pub pid: u32,
+    /// `running`, `paused` or `stopping`.
+    pub state: String,
+    /// Seconds since it was switched on.
+    pub seconds: f64,
+    /// Bytes of memory it has.
+    pub memory: u64,
+    /// Its kernel's file.
+    pub kernel: String,
+}
+
+/// A line of a server.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Reply {
+    Status(Status),
+    Error { error: String },
+}
+
+/// The user's folder of sockets: made if need be, and nobody else's.
+fn folder() -> io::Result<PathBuf> {
+    let uid = host_linux::user::current().0;
+    let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    let path = match runtime {
+        Some(runtime) => PathBuf::from(runtime).join("ring3"),
+        None => env::temp_dir().join(format!("ring3-{uid}")),
+    };
+    match fs::DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let metadata = fs::symlink_metadata(&path)?;
+    if !metadata.is_dir() || metadata.uid() != uid || metadata.mode() & 0o022 != 0 {
+        let path = path.display();
+        return Err(io::Error::other(format!("{path} is not a folder that only you may write to")));
+    }
+    Ok(path)
+}

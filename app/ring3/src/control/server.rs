@@ -1,0 +1,126 @@
+//! The machine's side: a thread that takes clients, one after the other, and asks the main thread.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::PathBuf,
+    sync::mpsc::{SyncSender, sync_channel},
+    thread,
+    time::Duration,
+};
+
+use super::{Order, Reply, Request, Status, folder};
+
+/// The longest line a client may send.
+const MAX_LINE: u64 = 4096;
+/// How long a client may keep others waiting.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// An order and where its answer goes.
+#[derive(Debug)]
+pub struct Asked {
+    /// The order.
+    pub order: Order,
+    /// Takes the answer.
+    pub reply: SyncSender<Status>,
+}
+
+/// The socket; removed when dropped.
+pub struct Listener(PathBuf);
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // A socket left behind is noticed by the next client.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Listens for orders, each of which is given to `ask`; false from it ends the thread.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn listen(ask: impl Fn(Asked) -> bool + Send + 'static) -> io::Result<Listener> {
+    let path = folder()?.join(format!("{}.sock", std::process::id()));
+    // Of a process that had our number and did not end well.
+    let _ = fs::remove_file(&path);
+    let listener = UnixListener::bind(&path)?;
+    thread::Builder::new().name("control".into()).spawn(move || {
+        for client in listener.incoming().flatten() {
+            // A client that fails has failed by itself.
+            let _ = serve(&client, &ask);
+        }
+    })?;
+    Ok(Listener(path))
+}
+
+fn serve(client: &UnixStream, ask: &impl Fn(Asked) -> bool) -> io::Result<()> {
+    client.set_read_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(PATIENCE))?;
+    let mut lines = BufReader::new(client);
+    loop {
+        let mut line = String::new();
+        if lines.by_ref().take(MAX_LINE).read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let mut text = serde_json::to_string(&answer(&line, ask))?;
+        text.push('\n');
+        let mut writer = client;
+        writer.write_all(text.as_bytes())?;
+        if !line.ends_with('\n') {
+            return Ok(());
+        }
+    }
+}
+
+fn answer(line: &str, ask: &impl Fn(Asked) -> bool) -> Reply {
+    let error = |error: String| Reply::Error { error };
+    let request: Request = match serde_json::from_str(line) {
+        Ok(request) => request,
+        Err(problem) => return error(format!("not a request: {problem}")),
+    };
+    let (reply, answer) = sync_channel(1);
+    if !ask(Asked { order: request.command, reply }) {
+        return error("the machine has ended".to_owned());
+    }
+    answer.recv_timeout(PATIENCE).map_or_else(|problem| error(problem.to_string()), Reply::Status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status {
+        let (name, state, kernel) = ("a".to_owned(), "running".to_owned(), "k".to_owned());
+        Status { name, pid: 1, state, seconds: 1.5, memory: 1 << 30, kernel }
+    }
+
+    #[test]
+    fn lines_are_answered_one_by_one() {
+        let (client, server) = UnixStream::pair().expect("a pair");
+        thread::spawn(move || {
+            serve(&server, &|asked: Asked| {
+                assert_eq!(asked.order, Order::Pause);
+                asked.reply.send(status()).is_ok()
+            })
+        });
+        let mut writer = &client;
+        writer
+            .write_all(b"{\"command\": \"pause\"}\n{\"command\": \"fly\"}\nnonsense\n")
+            .expect("sent");
+        let mut lines = BufReader::new(&client).lines().map(|line| line.expect("a line"));
+        let first: Status = serde_json::from_str(&lines.next().expect("one")).expect("a status");
+        assert_eq!(first, status());
+        assert!(lines.next().expect("two").contains("unknown variant `fly`"));
+        assert!(lines.next().expect("three").contains("not a request"));
+    }
+
+    #[test]
+    fn an_endless_line_is_cut_off() {
+        let (client, server) = UnixStream::pair().expect("a pair");
+        let served = thread::spawn(move || serve(&server, &|_: Asked| true));
+        // The server may hang up before it has read everything.
+        let _ = (&client).write_all(&[b'x'; 100_000]);
+        served.join().expect("no panic").expect("ended");
+    }
+}

@@ -1,0 +1,184 @@
+//! `--disk`: images for the guest; `ring3 image`: new ones.
+
+use std::{path::PathBuf, str::FromStr};
+
+use clap::{Args, Subcommand};
+use images::{Cache, Creation, Format, Image};
+use virtio::Block;
+use vmm::Attachment;
+
+use crate::{cli::MemorySize, failure::Failure};
+
+/// Bytes of a serial number at most.
+const SERIAL_MAX: usize = 20;
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskArgument {
+    /// The image.
+    pub image: Image,
+    /// What the guest sees as its serial number.
+    pub serial: Option<String>,
+}
+
+impl FromStr for DiskArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let image =
+            Image { path: PathBuf::new(), format: None, readonly: false, cache: Cache::default() };
+        let mut disk = Self { image, serial: None };
+        let mut path = text;
+        // Options are at the end; what is before the first of them is the name, commas and all.
+        while let Some((rest, word)) = path.rsplit_once(',') {
+            if !disk.option(word)? {
+                break;
+            }
+            path = rest;
+        }
+        if path.is_empty() {
+            return Err("the file name is empty".to_owned());
+        }
+        disk.image.path = path.into();
+        Ok(disk)
+    }
+}
+
+impl DiskArgument {
+    /// Takes an option; false if it is rather part of a name.
+    fn option(&mut self, word: &str) -> Result<bool, String> {
+        match word.split_once('=') {
+            Some(("format", format)) => self.image.format = Some(format.parse()?),
+            Some(("cache", cache)) => self.image.cache = parse_cache(cache)?,
+            Some(("serial", serial)) => self.serial = Some(parse_serial(serial)?),
+            None if word == "readonly" || word == "ro" => self.image.readonly = true,
+            _ if word.contains(['/', '.']) => return Ok(false),
+            _ => {
+                return Err(format!(
+                    "unknown option `{word}`; there are format=, readonly, cache= and serial="
+                ));
+            }
+        }
+        Ok(true)
+    }
+
+    fn attach(&self, index: usize) -> Result<Attachment, Failure> {
+        let backend = images::open(&self.image);
+        let backend = backend.map_err(|error| Failure::usage(format!("--disk: {error}")))?;
+        let serial = self.serial.clone().unwrap_or_else(|| format!("ring3-disk{index}"));
+        Ok(Attachment {
+            device: Box::new(Block::new(backend, &serial)),
+            connect: Box::new(drop), // the guest asks, the host only answers
+        })
+    }
+}
+
+fn parse_cache(text: &str) -> Result<Cache, String> {
+    match text {
+        "writeback" => Ok(Cache::Writeback),
+        "none" => Ok(Cache::None),
+        _ => Err(format!("unknown cache `{text}`; there are writeback and none")),
+    }
+}
+
+fn parse_serial(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() > SERIAL_MAX || !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(format!(
+            "`{text}` is not a serial number: 1 to {SERIAL_MAX} printable characters"
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// Opens all disks.
+pub fn attach(disks: &[DiskArgument]) -> Result<Vec<Attachment>, Failure> {
+    disks.iter().enumerate().map(|(index, disk)| disk.attach(index)).collect()
+}
+
+/// What to do with images.
+#[derive(Debug, Args)]
+pub struct ImageArguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: ImageAction,
+}
+
+/// What to do with images.
+#[derive(Debug, Subcommand)]
+pub enum ImageAction {
+    /// Make an empty disk, or one that shows another until it is written to
+    Create(CreateArguments),
+}
+
+/// An image to make.
+#[derive(Debug, Args)]
+pub struct CreateArguments {
+    /// Where; nothing may be there yet
+    pub file: PathBuf,
+    /// The disk's size, such as 512M or 4G; a backing image's if none is given
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<MemorySize>,
+    /// raw or qcow2; by the file's name if not given
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+    /// Image that shows through until it is overwritten (qcow2 only)
+    #[arg(long, value_name = "FILE")]
+    pub backing: Option<PathBuf>,
+    /// The backing image's format; by its name if not given
+    #[arg(long, value_name = "FORMAT", requires = "backing")]
+    pub backing_format: Option<Format>,
+}
+
+/// `ring3 image`.
+pub fn image(arguments: &ImageArguments) -> Result<u8, Failure> {
+    let ImageAction::Create(wanted) = &arguments.action;
+    let backing = wanted.backing.clone().map(|path| {
+        let format = wanted.backing_format.unwrap_or_else(|| Format::of_name(&path));
+        (path, format)
+    });
+    let creation = Creation {
+        path: wanted.file.clone(),
+        format: wanted.format.unwrap_or_else(|| Format::of_name(&wanted.file)),
+        size: wanted.size.map(|MemorySize(bytes)| bytes),
+        backing,
+    };
+    images::create(&creation).map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms() {
+        let disk = |text: &str| text.parse::<DiskArgument>();
+        let plain = disk("a.img").expect("plain");
+        assert!(!plain.image.readonly && plain.image.format.is_none());
+        let all = disk("d/a.img,format=qcow2,readonly,cache=none,serial=X1").expect("everything");
+        assert_eq!(all.image.path, PathBuf::from("d/a.img"));
+        assert_eq!((all.image.format, all.image.readonly), (Some(Format::Qcow2), true));
+        assert_eq!((all.image.cache, all.serial.as_deref()), (Cache::None, Some("X1")));
+        let comma = disk("a,b.img,ro").expect("a comma in the name");
+        assert_eq!((comma.image.path, comma.image.readonly), (PathBuf::from("a,b.img"), true));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, part) in [
+            ("a.img,readwrite", "unknown option `readwrite`"),
+            (",readonly", "name is empty"),
+            ("a.img,format=vmdk", "unknown format"),
+            ("a.img,cache=fast", "unknown cache"),
+            ("a.img,serial=", "serial number"),
+            ("a.img,serial=123456789012345678901", "serial number"),
+        ] {
+            let error = text.parse::<DiskArgument>().expect_err(text);
+            assert!(error.contains(part), "{error}");
+        }
+        let missing: DiskArgument = "/nonexistent/disk.img".parse().expect("sound");
+        let failure = attach(&[missing]).err().expect("refused");
+        assert_eq!(failure.code, 2);
+        assert!(failure.to_string().contains("does not exist"), "{failure}");
+    }
+}
