@@ -189,7 +189,7 @@ impl Fast {
     fn take_state(&mut self) {
         let f = self.pages.frame();
         f.go = go::NOTHING;
-        state::store(f, &mut self.cpu);
+        state::store(f, &mut self.cpu, &mut self.board);
     }
 
     /// Interprets one instruction.

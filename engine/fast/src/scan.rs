@@ -6,6 +6,9 @@
 //! - Where the host has more vector state than the guest knows, XSAVE and XRSTOR with a wide mask reach
 //!   beyond the area that the guest's CPUID told the program to provide. Where the mask is a constant
 //!   just before it (ld.so's resolver), it is cut to what the guest knows; any other becomes UD2.
+//! - LAR and LSL answer from the host's descriptor tables, and LSL of Linux's segment for that purpose
+//!   and RDPID give the host's number of the CPU. They become UD2. RDTSCP gives that number, too, but
+//!   clocks are read by it; it stays.
 //!
 //! The changes are made in a copy of the page that only execution sees. The bytes looked for also occur
 //! inside other instructions: code is decoded from many places before them, which soon agree on where
@@ -17,6 +20,11 @@ const CPUID: [u8; 2] = [0x0f, 0xa2];
 const UD2: u64 = 0x0b0f;
 /// First bytes of XSAVE and XRSTOR, which a ModR/M byte with 4 or 5 in its middle follows.
 const XSAVE: [u8; 2] = [0x0f, 0xae];
+const LAR: [u8; 2] = [0x0f, 0x02];
+const LSL: [u8; 2] = [0x0f, 0x03];
+/// RDPID behind its prefix, which a ModR/M byte follows.
+const RDPID: [u8; 2] = [0x0f, 0xc7];
+const REPEAT: u8 = 0xf3;
 /// `xor edx, edx` behind `mov eax, imm32`: XSAVE's mask.
 const MASK: [u8; 2] = [0x31, 0xd2];
 /// How far before XSAVE its mask is loaded at the most.
@@ -40,7 +48,7 @@ pub struct Patch {
 
 /// What has to be changed in a page of user code.
 pub fn patches(page: &[u8]) -> Vec<Patch> {
-    let mut found = Vec::new();
+    let mut found: Vec<_> = host_answers(page).map(|at| Patch { at, len: 2, bytes: UD2 }).collect();
     if !wedge::cpuid_faults() {
         found.extend(cpuids(page).map(|at| Patch { at, len: 2, bytes: UD2 }));
     }
@@ -66,6 +74,19 @@ fn narrow(page: &[u8], at: usize) -> Patch {
 /// Where the CPUID instructions of a page are, as far as can be told.
 fn cpuids(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
     occurrences(page, CPUID).filter(|at| is_instruction(page, *at))
+}
+
+/// Where the instructions are, behind their prefixes, that answer from what is the host's.
+fn host_answers(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    let whole = |at: &usize| {
+        is_instruction(page, *at) || at.checked_sub(1).is_some_and(|at| is_instruction(page, at))
+    };
+    let rdpid = |at: &usize| {
+        let register = page.get(at + 2).is_some_and(|m| *m >= 0xf8);
+        register && at.checked_sub(1).is_some_and(|before| page[before] == REPEAT)
+    };
+    let descriptors = occurrences(page, LAR).chain(occurrences(page, LSL));
+    descriptors.chain(occurrences(page, RDPID).filter(rdpid)).filter(whole)
 }
 
 /// Where the XSAVE and XRSTOR instructions of a page are, behind their prefixes.
@@ -113,6 +134,17 @@ mod tests {
         assert_eq!(cpuids(&page).count(), 0);
         page[700..702].copy_from_slice(&CPUID);
         assert_eq!(cpuids(&page).collect::<Vec<_>>(), [700]);
+    }
+
+    #[test]
+    fn what_answers_for_the_host_is_found() {
+        let mut page = page();
+        page[700..703].copy_from_slice(&[0x0f, 0x02, 0xc1]); // lar eax, cx
+        page[1400..1404].copy_from_slice(&[0x48, 0x0f, 0x03, 0xc1]); // lsl rax, cx
+        page[2100..2104].copy_from_slice(&[0xf3, 0x0f, 0xc7, 0xf8]); // rdpid rax
+        page[2800..2804].copy_from_slice(&[0x0f, 0xc7, 0xf8, 0x90]); // rdseed eax
+        page[3500..3507].copy_from_slice(&[0x48, 0x05, 0x00, 0x0f, 0x02, 0x00, 0x90]); // add rax, imm32
+        assert_eq!(host_answers(&page).collect::<Vec<_>>(), [700, 1401, 2101]);
     }
 
     #[test]

@@ -22,6 +22,11 @@ const IN_HOST: u64 = flags::STATUS | flags::DF | flags::ID;
 const IDT_USED: u16 = 14 * 16 + 15;
 /// Last byte of RSP0.
 const TSS_USED: u32 = 11;
+/// In a selector: of the LDT.
+const LOCAL: u16 = 4;
+/// What a data segment register can hold on the host as well as in the guest: nothing, Linux's data
+/// segment, and its code segments.
+const HOST_SELECTORS: [u16; 7] = [0, 1, 2, 3, 0x2b, 0x23, 0x33];
 /// DR7: some breakpoint is enabled.
 const BREAKPOINTS: u64 = 0xff;
 
@@ -38,6 +43,7 @@ pub fn load(vcpu: &Vcpu, f: &mut Frame) {
     f.gs_base = vcpu.seg[seg::GS].base;
     f.kernel_gs_base = vcpu.kernel_gs_base;
     f.percpu = frame::percpu(f.gs_base);
+    f.compatibility = 0;
     (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
     (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
     f.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
@@ -62,6 +68,7 @@ pub fn may_cross(vcpu: &Vcpu) -> bool {
         && vcpu.dr[7] & BREAKPOINTS == 0
         && vcpu.rflags & flags::IOPL == 0
         && !vcpu.nmi_blocked
+        && plain_data(vcpu)
 }
 
 /// The guest's paging is of the kind the wedge can walk.
@@ -69,10 +76,27 @@ fn walks(vcpu: &Vcpu) -> bool {
     vcpu.long_mode() && vcpu.efer & efer::NXE != 0 && vcpu.cr0 & cr0::WP != 0
 }
 
+/// User code with this state can run on the CPU: what the CPU would show it of its segments is what
+/// the guest has put there, and the CPU can go to RIP.
+pub fn runs_directly(vcpu: &Vcpu) -> bool {
+    let table = |segment: usize| vcpu.seg[segment].selector & LOCAL == 0;
+    table(seg::CS) && table(seg::SS) && plain_data(vcpu) && vcpu.rip >> 47 == 0
+}
+
+/// The data segment registers hold what the host lets them hold.
+fn plain_data(vcpu: &Vcpu) -> bool {
+    let data = [seg::DS, seg::ES, seg::FS, seg::GS];
+    data.iter().all(|segment| HOST_SELECTORS.contains(&vcpu.seg[*segment].selector))
+}
+
 /// What it came back with.
-pub fn store(f: &Frame, cpu: &mut Cpu<Board>) {
+pub fn store(f: &Frame, cpu: &mut Cpu<Board>, board: &mut Board) {
     let user = f.cpl == 3;
     store_segments(f, cpu, if user { 3 } else { 0 });
+    for (segment, selector) in [(seg::DS, f.ds), (seg::ES, f.es), (seg::FS, f.fs), (seg::GS, f.gs)]
+    {
+        cpu.adopt_selector(board, segment, selector as u16);
+    }
     let vcpu = &mut cpu.vcpu;
     vcpu.gpr = f.gpr;
     vcpu.rip = f.rip;
@@ -99,7 +123,7 @@ fn store_segments(f: &Frame, cpu: &mut Cpu<Board>, cpl: u8) {
     if same {
         return;
     }
-    cpu.set_flat(cs, ss, cpl, true);
+    cpu.set_flat(cs, ss, cpl, f.compatibility == 0 || cpl == 0);
     if ss & !3 == 0 {
         cpu.vcpu.seg[seg::SS] = Segment::null(ss, cpl);
     }

@@ -6,6 +6,7 @@ use wedge::Error;
 use x86::{
     Fault,
     exception::pf,
+    flags,
     paging::{self, Access, Roots},
     vector,
 };
@@ -29,7 +30,7 @@ enum Stop {
     Vsyscall(u64),
     /// A page fault at a GVA, with the CPU's error code.
     PageFault(u64, u32),
-    /// An instruction trapped; RIP is behind it.
+    /// INT3 or INT1 trapped; RIP is behind it.
     Breakpoint,
     /// A single step, complete.
     Step,
@@ -40,6 +41,10 @@ enum Stop {
 impl Fast {
     /// Runs user code until it does something that has to be interpreted, and has that done.
     pub(crate) fn user_code(&mut self) -> Result<(), Error> {
+        if !state::runs_directly(&self.cpu.vcpu) {
+            self.interpret();
+            return Ok(());
+        }
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, f);
         f.pending = 0;
@@ -118,7 +123,7 @@ fn stop(f: &Frame) -> Stop {
         SIGSYS if f.address & !0xfff == VSYSCALL => Stop::Vsyscall(f.address),
         SIGSYS => Stop::SystemCall,
         SIGSEGV if f.trap == u64::from(vector::PF) => Stop::PageFault(f.address, f.error as u32),
-        SIGTRAP if f.trap == u64::from(vector::DB) => Stop::Step,
+        SIGTRAP if f.trap == u64::from(vector::DB) && f.rflags & flags::TF != 0 => Stop::Step,
         SIGTRAP => Stop::Breakpoint,
         _ => Stop::Fault,
     }

@@ -273,6 +273,8 @@ pub struct Frame {
     pub fs: u64,
     /// See `cs`.
     pub gs: u64,
+    /// Not zero: user code has gone over to 32-bit code by itself.
+    pub compatibility: u64,
     /// See [`mode`].
     pub mode: u64,
     /// See [`go`].

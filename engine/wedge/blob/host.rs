@@ -1,6 +1,6 @@
 //! Host calls. The filter lets them pass only from here and only with the secret.
 
-use crate::{die, shared};
+use crate::{die, layout::Frame, shared};
 use core::arch::{asm, naked_asm};
 
 pub const MMAP: u64 = 9;
@@ -98,6 +98,36 @@ pub fn set_bases(fs: u64, gs: u64) {
     }
     // SAFETY: the wedge itself uses neither.
     unsafe { asm!("wrfsbase {}", "wrgsbase {}", in(reg) fs, in(reg) gs) };
+}
+
+/// Takes the segment bases and selectors that user code may have changed.
+pub fn save_segments(f: &mut Frame) {
+    // SAFETY: reads registers.
+    unsafe {
+        asm!("rdfsbase {}", out(reg) f.fs_base);
+        asm!("rdgsbase {}", out(reg) f.gs_base);
+        asm!("mov {0:e}, ds", "mov {1:e}, es", "mov {2:e}, fs", "mov {3:e}, gs",
+            out(reg) f.ds, out(reg) f.es, out(reg) f.fs, out(reg) f.gs);
+    }
+}
+
+/// Loads the data segment selectors user code runs with, where they differ. The monitor sees to it
+/// that they are some the host has; the bases of FS and GS are lost.
+pub fn set_selectors(f: &Frame) {
+    let (ds, es, fs, gs): (u64, u64, u64, u64);
+    // SAFETY: reads four registers.
+    unsafe {
+        asm!("mov {0:e}, ds", "mov {1:e}, es", "mov {2:e}, fs", "mov {3:e}, gs",
+            out(reg) ds, out(reg) es, out(reg) fs, out(reg) gs);
+    }
+    if (ds, es, fs, gs) == (f.ds, f.es, f.fs, f.gs) {
+        return;
+    }
+    // SAFETY: in 64-bit mode DS and ES mean nothing, and the wedge uses neither FS nor GS.
+    unsafe {
+        asm!("mov ds, {0:e}", "mov es, {1:e}", "mov fs, {2:e}", "mov gs, {3:e}",
+            in(reg) f.ds, in(reg) f.es, in(reg) f.fs, in(reg) f.gs);
+    }
 }
 
 fn canonical(address: u64) -> bool {

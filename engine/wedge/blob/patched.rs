@@ -6,14 +6,14 @@
 
 use crate::{
     assist, frame,
-    host::user_word,
+    host::{save_segments, user_word},
     layout::{
         CMP_LEN, Frame, HEAT, HOT, MAX_SITES, SITE_LEN, STACK, STACK_LEN, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
         Shared, mode,
     },
     shared,
 };
-use core::{arch::{asm, naked_asm}, mem::offset_of};
+use core::{arch::naked_asm, mem::offset_of};
 
 macro_rules! entry {
     ($name:ident, $($open:literal),*) => {
@@ -74,11 +74,7 @@ entry!(entry_without_keys, "nop");
 extern "C" fn arrived() -> ! {
     let f = frame();
     f.mode = mode::WEDGE;
-    // SAFETY: reads two registers.
-    unsafe {
-        asm!("rdfsbase {}", out(reg) f.fs_base);
-        asm!("rdgsbase {}", out(reg) f.gs_base);
-    }
+    save_segments(f);
     f.patched_system_calls += 1;
     assist::system_call(f)
 }

@@ -3,7 +3,7 @@
 use crate::{
     assist, frame,
     gates::{enter_block, enter_user, enter_user_without_keys, resume_raw},
-    host::set_bases,
+    host::{set_bases, set_selectors},
     layout::{ExitKind, Frame, STACK, STACK_LEN, go},
     mmu, patched::resume_at,
     shared, turns,
@@ -46,6 +46,7 @@ fn enter_user_code(f: &mut Frame) -> u64 {
     mmu::finish_deferred(f);
     let s = shared();
     f.user_rip = resume_at(s, f.rip);
+    set_selectors(f);
     set_bases(f.fs_base, f.gs_base);
     if s.key != 0 { enter_user() } else { enter_user_without_keys() };
     0

@@ -6,7 +6,7 @@
 use crate::{
     assist, die, fault, frame,
     gates::in_gate,
-    host::{self, load_vectors},
+    host::{self, load_vectors, save_segments},
     layout::{
         ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, WINDOW, mode,
     },
@@ -14,7 +14,7 @@ use crate::{
     run::restart,
     shared, turns,
 };
-use core::arch::{asm, naked_asm};
+use core::arch::naked_asm;
 
 /// What marks a signal frame as written by the host: our "restorer".
 pub const RESTORER: u64 = 1;
@@ -26,6 +26,8 @@ const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
 const PAGE_FAULT: u64 = 14;
 const TF: u64 = 1 << 8;
+/// The host's selector of 64-bit user code.
+const USER_CS: u64 = 0x33;
 
 /// The machine context of a signal frame.
 #[repr(C)]
@@ -159,18 +161,30 @@ fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     save(f, signal, context, info);
     f.rip = patched::site_of(context.rip).unwrap_or(context.rip);
     f.rflags = context.flags;
-    // SAFETY: reads two registers.
-    unsafe {
-        asm!("rdfsbase {}", out(reg) f.fs_base);
-        asm!("rdgsbase {}", out(reg) f.gs_base);
+    save_segments(f);
+    let cs = context.selectors & 0xffff;
+    f.compatibility = (cs != USER_CS).into();
+    if f.compatibility != 0 {
+        f.cs = cs;
     }
     // AUDIT_ARCH_X86_64, SYS_SECCOMP, and not the vsyscall page.
     let system_call = signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.address == f.rip;
+    if system_call {
+        restore_number(f, info[3] as i32);
+    }
     let page_fault = signal == SIGSEGV && f.trap == PAGE_FAULT;
-    match f.fast != 0 {
+    match f.fast != 0 && f.compatibility == 0 {
         true if system_call => restart(system_call_entry),
         true if page_fault => restart(user_fault),
         _ => restart(user_exit),
+    }
+}
+
+/// The host takes some numbers of system calls for its own results, on the way to a signal, and
+/// changes RAX.
+fn restore_number(f: &mut Frame, number: i32) {
+    if f.gpr[0] as i32 != number {
+        f.gpr[0] = number as i64 as u64;
     }
 }
 

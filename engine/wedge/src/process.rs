@@ -280,6 +280,7 @@ fn become_wedge(parts: &Parts) -> ! {
     // SAFETY: this process is about to be nothing but the window.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        forget_handlers();
         forget_rseq();
         fixed(BLOB, IMAGE.len().next_multiple_of(PAGE), RX, parts.image);
         fixed(GATE, PAGE, RW, -1);
@@ -335,6 +336,18 @@ pub(crate) fn can_fault_cpuid() -> bool {
     const ARCH_SET_CPUID: i32 = 0x1012;
     // SAFETY: changes nothing.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_CPUID, 1) == 0 }
+}
+
+/// The monitor's signal handlers are about to be unmapped, and what is sent to the whole process group
+/// is the monitor's to answer.
+///
+/// # Safety
+/// In the child only.
+unsafe fn forget_handlers() {
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: ignoring runs no code; where the host refuses it, nothing changes.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
 }
 
 /// Unregisters glibc's rseq area: it is about to be unmapped, and the kernel writes it.

@@ -8,7 +8,7 @@ use crate::{
     cpu::Cpu,
     system::{GuestRam, System},
 };
-use x86::{control::cr4, flags};
+use x86::{Segment, control::cr4, flags};
 
 /// Translations the guest has declared stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,10 +112,20 @@ impl<S: System> Cpu<S> {
         std::mem::take(&mut self.observer.record)
     }
 
+    /// Code run by the observer has loaded a data segment register by itself: it now holds what the
+    /// guest's tables say, nothing if they refuse.
+    pub fn adopt_selector(&mut self, sys: &mut S, register: usize, selector: u16) {
+        if self.vcpu.seg[register].selector != selector
+            && self.load_segment(sys, register, selector).is_err()
+        {
+            self.vcpu.seg[register] = Segment::null(0, 0);
+        }
+    }
+
     /// The observer has the code that comes next, and it needs no watching by instruction.
     pub fn leaves_to_observer(&self) -> bool {
         let v = &self.vcpu;
-        if !self.observer.on || !v.is_64bit() || self.must_step() {
+        if !self.observer.on || !v.is_64bit() || self.must_step() || self.watching {
             return false;
         }
         match v.cpl() {
