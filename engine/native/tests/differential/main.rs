@@ -199,9 +199,10 @@ fn forgive_amd(case: &Case, expected: &mut Outcome, found: &mut Outcome) {
         (outcome.fpu.fop, outcome.fpu.fip, outcome.fpu.fdp) = (0, 0, 0);
         outcome.rflags &= !undefined_flags(case);
         if stores_fpu_state(case.insn.mnemonic()) {
-            let at = (case.memory_address() - MEMORY_ADDRESS) as usize;
-            let own = outcome.memory.iter_mut().skip(at).take(32).enumerate();
-            own.filter(|(i, _)| matches!(i, 6..24 | 28..32)).for_each(|(_, byte)| *byte = 0);
+            let start = case.memory_address();
+            let into = |i: usize| (MEMORY_ADDRESS + i as u64).wrapping_sub(start);
+            let own = outcome.memory.iter_mut().enumerate();
+            own.filter(|(i, _)| matches!(into(*i), 6..24 | 28..32)).for_each(|(_, byte)| *byte = 0);
         }
     }
 }
