@@ -5,11 +5,10 @@
 //! - [`initramfs`] packs a root file system.
 //! - [`demo`], [`bench`], [`checks`] and [`layers`] are the tasks themselves.
 
-pub use kernels::{archive, assets, cpio, modules};
+pub use kernels::{archive, assets, command, cpio, modules};
 
 pub mod bench;
 pub mod checks;
-pub mod command;
 pub mod demo;
 pub mod initramfs;
 pub mod layers;

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
 /// Programs we call and the Debian package that has each.
-const PACKAGES: [(&str, &str); 9] = [
+const PACKAGES: [(&str, &str); 10] = [
     ("apt-get", "apt"),
     ("apt-cache", "apt"),
     ("dpkg-deb", "dpkg"),
@@ -20,6 +20,7 @@ const PACKAGES: [(&str, &str); 9] = [
     ("rustfmt", "rustfmt (or rustup component add rustfmt)"),
     ("strace", "strace"),
     ("mke2fs", "e2fsprogs"),
+    ("git", "git"),
     ("make", "make"),
     ("tar", "tar"),
 ];
