@@ -195,7 +195,7 @@ impl Code {
 }
 
 /// RAM offset of a kernel GVA that may be executed.
-fn physical(mut ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
+pub fn physical(mut ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
     let found = paging::walk(&mut ram, roots, gva, FETCH).ok()?;
     let page = ram.page(found.gpa & !(PAGE - 1))?;
     Some(page.offset + (found.gpa & (PAGE - 1)))

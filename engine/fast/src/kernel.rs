@@ -76,10 +76,10 @@ impl Fast {
                 self.interpret();
                 Ok(())
             }
-            // The next look for the block at RIP makes it, and what jumps to it is linked.
             ExitKind::None => self.lost(),
             // The frame has the host's registers, and nothing has run.
             ExitKind::Kicked if self.pages.frame().go == go::RAW => self.reach_boundary(),
+            // The next look for the block at RIP makes it, and what jumps to it is linked.
             ExitKind::Miss | ExitKind::InterruptWindow | ExitKind::Kicked => {
                 self.take_state();
                 Ok(())
@@ -214,9 +214,8 @@ impl Fast {
     /// Goes on in the middle of translated code.
     fn resume(&mut self, how: u64) -> Result<ExitKind, Error> {
         self.pages.frame().go = how;
-        let space = self.slots.current()?;
-        space.wedge.aim_kicks();
-        if !space.run()? {
+        self.slots.current()?.wedge.aim_kicks();
+        if !self.take_turns()? {
             return Err(Error::Gone); // nothing had been ordered
         }
         let kind = self.pages.frame().reason;

@@ -145,25 +145,31 @@ impl Fast {
             && self.modes.kernel_translated
             && state::may_cross(&self.cpu.vcpu))
         .into();
-        let space = self.slots.current()?;
-        space.wedge.aim_kicks();
+        self.slots.current()?.wedge.aim_kicks();
         self.statistics.entries += 1;
         // Whoever sets a bit after this look finds the aim already taken.
         if self.board.pending() & pending::EXIT != 0 {
             self.pages.frame().reason = ExitKind::Kicked as u64;
             return Ok(ExitKind::Kicked);
         }
-        let done = space.run()?;
-        for gva in space.take_invalidated() {
-            self.cpu.forget_page(gva);
-        }
-        if !done {
+        if !self.take_turns()? {
             self.pages.frame().go = go::NOTHING;
-            space.forget();
+            self.slots.current()?.forget();
             self.pages.frame().go = how;
             return Ok(ExitKind::Kicked);
         }
         Ok(self.statistics.exit(self.pages.frame().reason))
+    }
+
+    /// Gives the current slot its turn. The translations it has dropped by itself are the interpreter's,
+    /// too. False if its orders could not be carried out.
+    fn take_turns(&mut self) -> Result<bool, Error> {
+        let space = self.slots.current()?;
+        let done = space.run()?;
+        for gva in space.take_invalidated() {
+            self.cpu.forget_page(gva);
+        }
+        Ok(done)
     }
 
     /// Answers a page fault with a mapping, if the guest's page tables can.

@@ -3,19 +3,14 @@
 //! Inside STAC..CLAC a host address can stand for a user's address or for a kernel's; only the
 //! instruction and its registers tell.
 
-use crate::regions::host_bias;
+use crate::{code::physical, regions::host_bias};
 use engine::Board;
 use iced_x86::{Decoder, DecoderOptions, Instruction, OpKind, Register};
-use x86::{
-    Vcpu,
-    paging::{self, Access, Roots},
-    seg,
-};
+use x86::{Vcpu, paging::Roots, seg};
 use x86_interp::{GuestRam, System};
 
 /// Bytes of the largest operand.
 const LARGEST: u64 = 64;
-const FETCH: Access = Access { write: false, fetch: true, user: false, smap_override: false };
 
 /// The guest address at which the instruction at `rip` accesses the host address `hva`.
 pub fn gva(board: &Board, vcpu: &Vcpu, rip: u64, gpr: &[u64; 16], hva: u64) -> Option<u64> {
@@ -31,10 +26,8 @@ fn fetch(board: &Board, vcpu: &Vcpu, rip: u64) -> [u8; 15] {
     let mut bytes = [0; 15];
     for (n, byte) in bytes.iter_mut().enumerate() {
         let at = rip.wrapping_add(n as u64);
-        let mut ram = board.ram();
-        let Ok(found) = paging::walk(&mut ram, Roots::from(vcpu), at, FETCH) else { break };
-        let Some(page) = ram.page(found.gpa & !0xfff) else { break };
-        *byte = ram.load8(page.offset + (found.gpa & 0xfff));
+        let Some(offset) = physical(board.ram(), Roots::from(vcpu), at) else { break };
+        *byte = board.ram().load8(offset);
     }
     bytes
 }

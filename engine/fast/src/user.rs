@@ -92,9 +92,7 @@ impl Fast {
         self.interpret();
         Ok(())
     }
-}
 
-impl Fast {
     /// Has the guest take its page fault; where the guest's page tables allow the access, the
     /// instruction is interpreted.
     fn page_fault(&mut self, gva: u64, access: Access) {

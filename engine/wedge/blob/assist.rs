@@ -54,19 +54,22 @@ pub fn system_call(f: &mut Frame) -> ! {
 
 /// Goes on in translated code at RIP, with these flags.
 pub fn enter_kernel(f: &mut Frame, flags: u64) {
+    let block = find(f.rip, flags & AC != 0);
+    enter_kernel_at(f, flags, block);
+    if block == 0 {
+        f.exit_info = 0;
+        turns::exit(ExitKind::Miss)
+    }
+}
+
+fn enter_kernel_at(f: &mut Frame, flags: u64, block: u64) {
     f.cpl = 0;
     f.interrupt_flag = flags & IF;
     f.alignment_flag = flags & AC;
     f.host_flags = flags & IN_HOST;
     f.percpu = percpu(f.gs_base);
     f.go = go::BLOCK;
-    match find(f.rip, flags & AC != 0) {
-        0 => {
-            f.exit_info = 0;
-            turns::exit(ExitKind::Miss)
-        }
-        host => f.jump = host,
-    }
+    f.jump = block;
 }
 
 /// What translated code would reach by this address.
@@ -78,7 +81,7 @@ fn host_address(address: u64) -> u64 {
 }
 
 /// HVA of the block for a guest address, zero if the tables do not know it.
-pub fn find(guest: u64, alignment: bool) -> u64 {
+fn find(guest: u64, alignment: bool) -> u64 {
     let table = TABLES + if alignment { TABLE_LEN } else { 0 };
     let slot = guest as usize & (TABLE_SLOTS - 1);
     // SAFETY: the tables are mapped for good.
@@ -141,8 +144,13 @@ fn load_guest_vectors(f: &mut Frame) -> bool {
     if !known || !load_vectors_careful(area, f.gpr[RAX] & f.vector_mask) {
         return false;
     }
+    go_on_behind(f, next)
+}
+
+/// The instruction has been done: the block behind it comes next.
+fn go_on_behind(f: &mut Frame, block: u64) -> bool {
     f.rip = f.next;
-    f.jump = next;
+    f.jump = block;
     f.go = go::BLOCK;
     true
 }
@@ -152,10 +160,7 @@ fn invalidate(f: &mut Frame) -> bool {
     if next == 0 || !mmu::invalidate(f, shared(), f.operand) {
         return false;
     }
-    f.rip = f.next;
-    f.jump = next;
-    f.go = go::BLOCK;
-    true
+    go_on_behind(f, next)
 }
 
 /// An interrupt is due as soon as interrupts are enabled.
@@ -221,7 +226,7 @@ fn iret_to_user(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
 
 fn iret_to_kernel(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     let stack = ss & 0xffff == 0 || descriptor(f, ss) == Some(0x00cf_9200_0000_ffff);
-    let flat = descriptor(f, cs) == Some(0x00af_9a00_0000_ffff) && stack && ss & 3 == 0;
+    let flat = kernel_code(f, cs) == Some(true) && stack && ss & 3 == 0;
     let ordinary = flags & !ORDINARY_KERNEL == 0 && !open_to_interrupt(f, flags);
     let known = find(rip, flags & AC != 0);
     if !flat || !ordinary || rip < KERNEL_START || known == 0 {
@@ -231,7 +236,7 @@ fn iret_to_kernel(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     (f.cs, f.ss) = (cs & 0xffff, ss & 0xffff);
     f.rip = rip;
     f.fast_kernel_returns += 1;
-    enter_kernel(f, flags);
+    enter_kernel_at(f, flags, known);
     true
 }
 
