@@ -24,6 +24,7 @@ mod kernel;
 mod operand;
 mod regions;
 mod scan;
+mod scans;
 mod shadow;
 mod sites;
 mod slots;

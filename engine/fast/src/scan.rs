@@ -15,6 +15,7 @@
 //! instructions start. An instruction across a page border is not found.
 
 use iced_x86::{Decoder, DecoderOptions};
+use std::iter;
 
 const CPUID: [u8; 2] = [0x0f, 0xa2];
 const UD2: u64 = 0x0b0f;
@@ -31,6 +32,8 @@ const MASK: [u8; 2] = [0x31, 0xd2];
 const MASK_REACH: usize = 128;
 /// The vector state the guest knows.
 const KNOWN: u8 = 7;
+/// Prefixes looked at before an opcode.
+const MAX_PREFIXES: usize = 3;
 /// How far before a candidate decoding starts, nearest and farthest.
 const NEAREST: usize = 128;
 const FARTHEST: usize = 192;
@@ -78,29 +81,31 @@ fn cpuids(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
 
 /// Where the instructions are, behind their prefixes, that answer from what is the host's.
 fn host_answers(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
-    let whole = |at: &usize| {
-        is_instruction(page, *at) || at.checked_sub(1).is_some_and(|at| is_instruction(page, at))
-    };
     let rdpid = |at: &usize| {
         let register = page.get(at + 2).is_some_and(|m| *m >= 0xf8);
         register && at.checked_sub(1).is_some_and(|before| page[before] == REPEAT)
     };
     let descriptors = occurrences(page, LAR).chain(occurrences(page, LSL));
-    descriptors.chain(occurrences(page, RDPID).filter(rdpid)).filter(whole)
+    descriptors.chain(occurrences(page, RDPID).filter(rdpid)).filter(|at| is_opcode(page, *at))
 }
 
 /// Where the XSAVE and XRSTOR instructions of a page are, behind their prefixes.
 fn xsaves(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
     let memory =
         |at: &usize| page.get(at + 2).is_some_and(|m| matches!(m >> 3 & 7, 4 | 5) && m >> 6 != 3);
-    let rex = |at: usize| at.checked_sub(1).is_some_and(|before| page[before] & 0xf0 == 0x40);
-    let whole = move |at: usize| is_instruction(page, if rex(at) { at - 1 } else { at });
-    occurrences(page, XSAVE).filter(memory).filter(move |at| whole(*at))
+    occurrences(page, XSAVE).filter(memory).filter(|at| is_opcode(page, *at))
 }
 
 fn occurrences(page: &[u8], bytes: [u8; 2]) -> impl Iterator<Item = usize> + '_ {
     let pairs = page.windows(2).enumerate();
     pairs.filter(move |(_, pair)| *pair == bytes).map(|(at, _)| at)
+}
+
+/// An instruction starts at `at` or at one of the prefixes before it.
+fn is_opcode(page: &[u8], at: usize) -> bool {
+    let prefix = |at: &usize| matches!(page[*at], 0x40..=0x4f | 0x66 | 0xf2 | 0xf3);
+    let prefixes = (0..at).rev().take(MAX_PREFIXES).take_while(prefix);
+    iter::once(at).chain(prefixes).any(|start| is_instruction(page, start))
 }
 
 /// Most of the decodings that pass `at` have an instruction start there.
@@ -145,6 +150,15 @@ mod tests {
         page[2800..2804].copy_from_slice(&[0x0f, 0xc7, 0xf8, 0x90]); // rdseed eax
         page[3500..3507].copy_from_slice(&[0x48, 0x05, 0x00, 0x0f, 0x02, 0x00, 0x90]); // add rax, imm32
         assert_eq!(host_answers(&page).collect::<Vec<_>>(), [700, 1401, 2101]);
+    }
+
+    /// Any two bytes may be those of a displacement right behind an opcode of one byte.
+    #[test]
+    fn a_displacement_is_not_one() {
+        let mut page = page();
+        page[700..707].copy_from_slice(&[0xe8, 0x0f, 0x03, 0x00, 0x00, 0x90, 0x90]); // call +30fh
+        page[1400..1407].copy_from_slice(&[0xe9, 0x0f, 0x02, 0x00, 0x00, 0x90, 0x90]); // jmp +20fh
+        assert_eq!(host_answers(&page).count(), 0);
     }
 
     #[test]

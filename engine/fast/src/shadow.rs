@@ -2,7 +2,8 @@
 
 use crate::{
     regions::{Regions, extent},
-    scan::{self, Patch},
+    scan::Patch,
+    scans::Scans,
     sites::Sites,
 };
 use frame::{COPY, POKE, PROTECT};
@@ -74,12 +75,14 @@ pub struct Space {
     invalidated: Vec<u64>,
     /// Patched system calls, of all spaces.
     sites: Sites,
+    /// What is known of pages of code, of all spaces.
+    scans: Scans,
     /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
     copies: HashMap<u64, Vec<u64>>,
 }
 
 impl Space {
-    pub fn new(wedge: Wedge, pcid: u64, sites: Sites) -> Self {
+    pub fn new(wedge: Wedge, pcid: u64, sites: Sites, scans: Scans) -> Self {
         Self {
             wedge,
             pcid,
@@ -92,6 +95,7 @@ impl Space {
             user_large: false,
             invalidated: Vec::new(),
             sites,
+            scans,
             copies: HashMap::new(),
         }
     }
@@ -379,7 +383,7 @@ impl Space {
     fn patches(&mut self, ram: &Ram, hva: u64, offset: u64) -> Vec<Patch> {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
-        let mut found = scan::patches(&bytes);
+        let mut found = self.scans.patches(offset, &bytes);
         let (calls, displaced) = self.sites.patches(hva, &bytes);
         found.extend(calls);
         for rip in displaced {

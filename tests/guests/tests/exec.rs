@@ -74,8 +74,7 @@ fn a_signal_reaches_the_command() -> Result<()> {
 #[test]
 fn a_command_that_is_not_there_is_127() -> Result<()> {
     let mut command = Command::new(ring3()?);
-    // The fast engine loses the agent's child here (CAVEATS.md): user code has to be interpreted.
-    command.args(["exec", "--engine", "jit", "--timeout", TIMEOUT, "--", "no-such-command"]);
+    command.args(["exec", "--timeout", TIMEOUT, "--", "no-such-command"]);
     let output = command.stdin(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(127), "{:?}: {said}", output.status);
