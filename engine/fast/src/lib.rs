@@ -184,9 +184,9 @@ impl Fast {
                     return Ok(true);
                 }
                 Answer::Interpret => return Ok(false),
-                Answer::NeedsRegion(region) => {
-                    self.pages.give_to_kernel(region);
-                    self.slots.give_to_kernel(region);
+                Answer::NeedsRegion(hva) => {
+                    self.pages.give_to_kernel(hva);
+                    self.slots.give_to_kernel(hva);
                 }
             }
         }

@@ -75,7 +75,7 @@ extern "C" fn common() {
         "shr rax, 15",
         "cmp eax, {stack}",
         "jne 9f",
-        "shr rax, 26",
+        "shr rax, 32",
         "jne 9f",
         "cmp qword ptr [rsp], {restorer}",
         "jne 9f",
@@ -100,7 +100,7 @@ extern "C" fn common() {
 }
 
 const _: () = assert!(ALT_STACK % ALT_STACK_LEN == 0 && ALT_STACK_LEN == 1 << 15);
-const _: () = assert!(ALT_STACK >> 15 < 1 << 26);
+const _: () = assert!(ALT_STACK >> 15 < 1 << 32);
 
 /// What was interrupted? Returns to have the wedge go on.
 extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {

@@ -4,8 +4,8 @@ use crate::{
     die, frame,
     host::{self, call, load_vectors, map, store_vectors},
     layout::{
-        COPY, ExitKind, KERNEL_PAGE, MAX_ORDERS, MONITOR, NO_USER, Order, POKE, PROTECT, RAM, RAM_MAX, SITES, SITES_LEN, Shared, TOP, UPPER_USER, WEDGE, WINDOW,
-        WINDOW_LEN, go, mode,
+        COPY, ExitKind, KERNEL_PAGE, MAX_ORDERS, MONITOR, NO_USER, Order, POKE, PROTECT, SITES, SITES_LEN, Shared, TOP, UPPER_USER, WEDGE, go,
+        mode,
     },
     mmu, run, shared,
 };
@@ -70,10 +70,9 @@ fn poke(address: u64, len: u64, bytes: u64) -> i64 {
 fn apply(order: &Order, s: &mut Shared) -> i64 {
     let Order { address, len, offset, protection } = *order;
     let end = address.wrapping_add(len);
-    let window = address < (WINDOW + WINDOW_LEN) as u64 && end > WINDOW as u64;
-    let reserved = address < UPPER_USER && end > NO_USER || address < (RAM + RAM_MAX) as u64 && end > RAM as u64
-        || address < (SITES + SITES_LEN) as u64 && end > SITES as u64;
-    if window || reserved || end > TOP as u64 || end < address {
+    let ours = |from: u64, to: u64| address < to && end > from;
+    let reserved = ours(NO_USER, UPPER_USER) || ours(SITES as u64, (SITES + SITES_LEN) as u64);
+    if reserved || end > TOP as u64 || end < address {
         die();
     }
     mmu::forget(s, address, end);

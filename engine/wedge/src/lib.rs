@@ -16,7 +16,7 @@ mod memory;
 mod pages;
 mod process;
 
-pub use frame::{KERNEL_PAGE, Order, TOP, WINDOW, WINDOW_LEN};
+pub use frame::{KERNEL_PAGE, Order};
 pub use pages::{Call, Pages};
 pub use process::{Error, Kick, Ram, Wedge};
 
