@@ -335,7 +335,8 @@ impl Space {
         if !self.map_page(ram, place, found, write)? {
             return Ok(Answer::Interpret);
         }
-        if found.page_bits == 12 {
+        // The wedge maps by itself what lies around the user's.
+        if found.page_bits == 12 && place.kernel {
             self.map_around(ram, roots, place)?;
         }
         Ok(Answer::Mapped)

@@ -223,6 +223,19 @@ pub mod mode {
     pub const KERNEL: u64 = 2;
 }
 
+/// What CPUID answers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cpuid {
+    /// EAX and ECX before it.
+    pub asked: [u32; 2],
+    /// EAX, EBX, ECX and EDX behind it.
+    pub registers: [u32; 4],
+}
+
+/// Answers of CPUID that are kept.
+pub const MAX_CPUID: usize = 64;
+
 /// The vCPU page.
 #[repr(C, align(4096))]
 #[derive(Clone, Debug)]
@@ -359,6 +372,12 @@ pub struct Frame {
     pub fast_faults: u64,
     /// INVLPGs done without the monitor.
     pub fast_invalidations: u64,
+    /// What CPUID has answered, as far as is known.
+    pub cpuid: [Cpuid; MAX_CPUID],
+    /// How many of those are.
+    pub cpuid_count: u64,
+    /// CPUIDs of user code answered without the monitor.
+    pub fast_cpuids: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
     pub vectors: Vectors,
 }

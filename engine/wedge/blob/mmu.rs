@@ -57,7 +57,7 @@ pub enum Walk {
 
 #[derive(Clone, Copy)]
 pub struct Leaf {
-    offset: u64,
+    pub offset: u64,
     large: bool,
     writable: bool,
     user: bool,
