@@ -119,7 +119,10 @@ impl Space {
             self.invalidated.push(hva);
             return;
         }
-        self.mappings += 1;
+        if protection & PROTECT == 0 {
+            self.mappings += 1;
+        }
+        let protection = protection & !PROTECT;
         if protection & KERNEL_PAGE == 0 {
             self.user_regions.add(hva);
         }
