@@ -1,13 +1,13 @@
 //! What user code must not execute as it is, and what stands in its place.
 //!
 //! - Where the host cannot make CPUID fault, user code that executed it would find features whose state
-//!   the guest kernel does not keep (AVX-512). So it becomes UD2, and the interpreter, which sees the
+//!   the guest kernel does not keep (AVX-512). So it becomes HLT, which faults, and the interpreter, which sees the
 //!   guest's own bytes, executes it.
 //! - Where the host has more vector state than the guest knows, XSAVE and XRSTOR with a wide mask reach
 //!   beyond the area that the guest's CPUID told the program to provide. Where the mask is a constant
-//!   just before it (ld.so's resolver), it is cut to what the guest knows; any other becomes UD2.
+//!   just before it (ld.so's resolver), it is cut to what the guest knows; any other becomes HLT.
 //! - LAR and LSL answer from the host's descriptor tables, and LSL of Linux's segment for that purpose
-//!   and RDPID give the host's number of the CPU. They become UD2. RDTSCP gives that number, too, but
+//!   and RDPID give the host's number of the CPU. They become HLT. RDTSCP gives that number, too, but
 //!   clocks are read by it; it stays.
 //!
 //! The changes are made in a copy of the page that only execution sees. The bytes looked for also occur
@@ -18,7 +18,9 @@ use iced_x86::{Decoder, DecoderOptions};
 use std::iter;
 
 const CPUID: [u8; 2] = [0x0f, 0xa2];
-const UD2: u64 = 0x0b0f;
+/// First byte of what stands in the place of others: it faults in user code, and the host is quicker
+/// about that fault than about UD2's.
+const HLT: u64 = 0xf4;
 /// First bytes of XSAVE and XRSTOR, which a ModR/M byte with 4 or 5 in its middle follows.
 const XSAVE: [u8; 2] = [0x0f, 0xae];
 const LAR: [u8; 2] = [0x0f, 0x02];
@@ -51,9 +53,9 @@ pub struct Patch {
 
 /// What has to be changed in a page of user code.
 pub fn patches(page: &[u8]) -> Vec<Patch> {
-    let mut found: Vec<_> = host_answers(page).map(|at| Patch { at, len: 2, bytes: UD2 }).collect();
+    let mut found: Vec<_> = host_answers(page).map(|at| Patch { at, len: 1, bytes: HLT }).collect();
     if !wedge::cpuid_faults() {
-        found.extend(cpuids(page).map(|at| Patch { at, len: 2, bytes: UD2 }));
+        found.extend(cpuids(page).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if wedge::has_more_vectors() {
         found.extend(xsaves(page).map(|at| narrow(page, at)));
@@ -70,7 +72,7 @@ fn narrow(page: &[u8], at: usize) -> Patch {
     let nearest = (at.saturating_sub(MASK_REACH)..at.saturating_sub(6)).rev().find(mask);
     match nearest {
         Some(load) => Patch { at: load + 1, len: 1, bytes: u64::from(page[load + 1] & KNOWN) },
-        None => Patch { at, len: 2, bytes: UD2 },
+        None => Patch { at, len: 1, bytes: HLT },
     }
 }
 
@@ -188,7 +190,7 @@ mod tests {
         page[693..700].copy_from_slice(&[0x0f, 0xae, 0x64, 0x24, 0x40, 0x90, 0x90]);
         assert_eq!(narrow(&page, 693), Patch { at: 680, len: 1, bytes: 6 });
         page[679] = 0x90;
-        assert_eq!(narrow(&page, 693), Patch { at: 693, len: 2, bytes: UD2 });
+        assert_eq!(narrow(&page, 693), Patch { at: 693, len: 1, bytes: HLT });
     }
 
     #[test]

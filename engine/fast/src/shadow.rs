@@ -119,7 +119,10 @@ impl Space {
             self.invalidated.push(hva);
             return;
         }
-        self.mappings += 1;
+        if protection & PROTECT == 0 {
+            self.mappings += 1;
+        }
+        let protection = protection & !PROTECT;
         if protection & KERNEL_PAGE == 0 {
             self.user_regions.add(hva);
         }
@@ -335,7 +338,8 @@ impl Space {
         if !self.map_page(ram, place, found, write)? {
             return Ok(Answer::Interpret);
         }
-        if found.page_bits == 12 {
+        // The wedge maps by itself what lies around the user's.
+        if found.page_bits == 12 && place.kernel {
             self.map_around(ram, roots, place)?;
         }
         Ok(Answer::Mapped)

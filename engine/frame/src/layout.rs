@@ -223,6 +223,19 @@ pub mod mode {
     pub const KERNEL: u64 = 2;
 }
 
+/// What CPUID answers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cpuid {
+    /// EAX and ECX before it.
+    pub asked: [u32; 2],
+    /// EAX, EBX, ECX and EDX behind it.
+    pub registers: [u32; 4],
+}
+
+/// Answers of CPUID that are kept.
+pub const MAX_CPUID: usize = 64;
+
 /// The vCPU page.
 #[repr(C, align(4096))]
 #[derive(Clone, Debug)]
@@ -359,6 +372,12 @@ pub struct Frame {
     pub fast_faults: u64,
     /// INVLPGs done without the monitor.
     pub fast_invalidations: u64,
+    /// What CPUID has answered, as far as is known.
+    pub cpuid: [Cpuid; MAX_CPUID],
+    /// How many of those are.
+    pub cpuid_count: u64,
+    /// CPUIDs of user code answered without the monitor.
+    pub fast_cpuids: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
     pub vectors: Vectors,
 }
@@ -367,6 +386,16 @@ pub struct Frame {
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vectors(pub [u8; 832]);
+
+/// A page of the guest's and how it is mapped.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hint {
+    /// HVA, and in its lowest bits the protection; zero for none.
+    pub page: u64,
+    /// Offset in guest RAM.
+    pub offset: u64,
+}
 
 /// What the monitor and one wedge tell each other.
 #[repr(C, align(4096))]
@@ -411,8 +440,8 @@ pub struct Shared {
     pub made_count: u64,
     /// What the wedge has mapped, or with no protection unmapped, by itself.
     pub made: [Order; MAX_MADE],
-    /// Pages that are probably mapped, each with its protection: no harm if not.
-    pub hints: [u64; HINTS],
+    /// Pages that the wedge has mapped and nobody has changed since.
+    pub hints: [Hint; HINTS],
 }
 
 /// The host's FS base in translated code, for a GS base of the guest.

@@ -4,14 +4,14 @@
 //! signal stack and goes on afresh. Only what interrupted the wedge itself is resumed.
 
 use crate::{
-    assist, die, fault, frame,
+    assist, cpuid, die, fault, frame,
     gates::in_gate,
     host::{self, load_vectors, save_segments},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, WINDOW, mode,
+        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, WINDOW, go, mode,
     },
     patched,
-    run::restart,
+    run::{self, restart},
     shared, turns,
 };
 use core::arch::naked_asm;
@@ -24,6 +24,7 @@ const ROUTINE: u64 = 512;
 const SIGTRAP: u64 = 5;
 const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
+const GENERAL_PROTECTION: u64 = 13;
 const PAGE_FAULT: u64 = 14;
 const TF: u64 = 1 << 8;
 /// The host's selector of 64-bit user code.
@@ -173,9 +174,11 @@ fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
         restore_number(f, info[3] as i32);
     }
     let page_fault = signal == SIGSEGV && f.trap == PAGE_FAULT;
+    let protection = signal == SIGSEGV && f.trap == GENERAL_PROTECTION;
     match f.fast != 0 && f.compatibility == 0 {
         true if system_call => restart(system_call_entry),
         true if page_fault => restart(user_fault),
+        true if protection => restart(user_protection),
         _ => restart(user_exit),
     }
 }
@@ -194,6 +197,16 @@ extern "C" fn user_exit() -> ! {
 
 extern "C" fn user_fault() -> ! {
     fault::user(frame())
+}
+
+extern "C" fn user_protection() -> ! {
+    let f = frame();
+    if !cpuid::answer(f) {
+        turns::exit(ExitKind::UserSignal);
+    }
+    f.fast_cpuids += 1;
+    f.go = go::USER;
+    run::run()
 }
 
 extern "C" fn system_call_entry() -> ! {
