@@ -355,7 +355,7 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
         return false;
     }
     let kernel = protection & KERNEL_PAGE != 0;
-    let populate = if len < LARGE && !(kernel && s.key != 0) { 0x8000 } else { 0 };
+    let populate = if len > PAGE && len < LARGE && !(kernel && s.key != 0) { 0x8000 } else { 0 };
     let access = protection & 7;
     if map(hva, len, access, 0x11 | populate, s.ram, offset) < 0 {
         return false;
