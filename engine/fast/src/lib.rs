@@ -15,13 +15,15 @@
 //! - `lib.rs`: who runs next.
 //! - `user`, `kernel`: one stretch of guest code, and what ended it.
 //! - `state`: the architectural state to the frame and back.
-//! - `shadow`, `slots`, `regions`: host mappings.
+//! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
+//!   their model test, `tests/shadow`.
 //! - `code`: translations.
 
 mod code;
 mod home;
 mod kernel;
 mod operand;
+mod process;
 mod regions;
 mod scan;
 mod shadow;
@@ -36,12 +38,13 @@ use code::Code;
 use engine::{Attention, Board, Engine};
 use frame::{ExitKind, KERNEL_START, go};
 use home::Home;
+pub use process::Process;
 use ram::Ram;
-use shadow::Answer;
-use slots::Slots;
+pub use shadow::{Answer, Space};
+pub use slots::Slots;
 pub use statistics::Statistics;
 use std::sync::Arc;
-use wedge::{Error, Kick, Pages};
+use wedge::{Error, Kick, Pages, Wedge};
 use x86::{
     Vcpu,
     paging::{Access, Roots},
@@ -83,7 +86,7 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
         );
     }
     let pages = Pages::new().map_err(|error| error.to_string())?;
-    let mut slots = Slots::new(ram.clone(), Kick::default());
+    let mut slots = Slots::<Wedge>::new(ram.clone(), Kick::default());
     slots.select(0, &pages).map_err(|error| error.to_string())
 }
 

@@ -1,6 +1,7 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 
 use crate::{
+    process::Process,
     regions::{Regions, extent},
     scan::{self, Patch},
     sites::Sites,
@@ -53,8 +54,8 @@ struct Large {
 }
 
 /// A wedge and what is mapped in it.
-pub struct Space {
-    pub wedge: Wedge,
+pub struct Space<W = Wedge> {
+    pub wedge: W,
     /// Process-context identifier, zero if there are none.
     pub pcid: u64,
     /// Mappings made since the last clearing.
@@ -78,8 +79,8 @@ pub struct Space {
     copies: HashMap<u64, Vec<u64>>,
 }
 
-impl Space {
-    pub fn new(wedge: Wedge, pcid: u64, sites: Sites) -> Self {
+impl<W: Process> Space<W> {
+    pub fn new(wedge: W, pcid: u64, sites: Sites) -> Self {
         Self {
             wedge,
             pcid,
@@ -102,6 +103,9 @@ impl Space {
         let done = self.wedge.run()?;
         for order in self.wedge.take_made() {
             self.absorb(&order);
+        }
+        if self.mappings > MAX_MAPPINGS + frame::MAX_MADE {
+            self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
         }
         Ok(done)
     }

@@ -1,6 +1,7 @@
 //! A slot per guest address space, so that a context switch changes processes, not mappings.
 
 use crate::{
+    process::Process,
     regions::Regions,
     shadow::{Answer, Space},
     sites::{self, Sites},
@@ -16,17 +17,17 @@ const MAX_SLOTS: usize = 12;
 const UPPER_HALF: u64 = 1 << 63;
 
 /// The slots, least recently used first.
-pub struct Slots {
+pub struct Slots<W = Wedge> {
     ram: Ram,
     kick: Kick,
-    spaces: Vec<Space>,
+    spaces: Vec<Space<W>>,
     /// Whose regions are whose, in all slots.
     regions: Regions,
     /// Patched system calls, in all slots.
     sites: Sites,
 }
 
-impl Slots {
+impl<W: Process> Slots<W> {
     pub fn new(ram: Ram, kick: Kick) -> Self {
         Self { ram, kick, spaces: Vec::new(), regions: Regions::default(), sites: Sites::default() }
     }
@@ -62,7 +63,7 @@ impl Slots {
     }
 
     /// The current slot.
-    pub fn current(&mut self) -> Result<&mut Space, Error> {
+    pub fn current(&mut self) -> Result<&mut Space<W>, Error> {
         self.spaces.last_mut().ok_or(Error::Gone)
     }
 
@@ -73,7 +74,7 @@ impl Slots {
     }
 
     /// An empty slot: a fresh one, or the least recently used one without its user pages.
-    fn take(&mut self, pcid: u64, pages: &Pages) -> Result<Space, Error> {
+    fn take(&mut self, pcid: u64, pages: &Pages) -> Result<Space<W>, Error> {
         if self.spaces.len() < MAX_SLOTS {
             let ram = wedge::Ram {
                 fd: self.ram.fd(),
@@ -81,7 +82,7 @@ impl Slots {
                 low: self.ram.low_len(),
                 marks: self.ram.marks_fd(),
             };
-            let wedge = Wedge::start(ram, pages, self.kick.clone())?;
+            let wedge = W::start(ram, pages, self.kick.clone())?;
             return Ok(Space::new(wedge, pcid, self.sites.clone()));
         }
         let mut space = self.spaces.remove(0);

@@ -66,6 +66,8 @@ pub const BIAS: u64 = 0x7e00_0000_0000;
 pub const RAM: usize = 0x0200_0000_0000;
 /// The most RAM that has room there, in bytes.
 pub const RAM_MAX: usize = 1 << 40;
+/// The descriptor of guest RAM in a wedge, the only one it has.
+pub const RAM_FD: u64 = 0;
 /// The marks of RAM pages, a byte each: not zero means that the monitor decides.
 pub const MARKS: usize = WINDOW + 0x4000_0000;
 /// The host's FS base in translated code while the guest's GS base is a user address: whatever
@@ -88,6 +90,8 @@ pub const POISON: u64 = 1 << 62;
 pub const MAX_ORDERS: usize = 128;
 /// Mappings a wedge makes by itself before it tells the monitor.
 pub const MAX_MADE: usize = 200;
+/// Bytes of small pages that a wedge maps at once at the most.
+pub const MAX_RUN: u64 = 64 * 4096;
 /// Large user pages a wedge maps by itself.
 pub const MAX_LARGE: usize = 64;
 /// Hints about what is mapped.
@@ -348,8 +352,6 @@ pub struct Vectors(pub [u8; 832]);
 pub struct Shared {
     /// The secret a host call from the wedge must carry.
     pub secret: u64,
-    /// Descriptor of guest RAM.
-    pub ram: u64,
     /// One past the blob's last byte.
     pub blob_end: u64,
     /// The protection key of what user code must not touch, zero without keys.

@@ -5,10 +5,10 @@
 //! noted for the monitor, which has to take it away again when code appears in it.
 
 use crate::{
-    host::map,
-    host::{MUNMAP, PKEY_MPROTECT, call},
+    host::{MAP_POPULATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, Order, POISON, RAM, REGIONS, SITES, Shared,
+        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, POISON, RAM, REGIONS,
+        SITES, Shared,
     },
     shared,
 };
@@ -30,7 +30,7 @@ const PAGE: u64 = 4096;
 const LARGE: u64 = 1 << 21;
 const AROUND: u64 = 16;
 /// Pages mapped at once at the most.
-const REACH: u64 = 64;
+const REACH: u64 = MAX_RUN / PAGE;
 const HIGH_BASE: u64 = 1 << 32;
 const READ: u64 = 1;
 const WRITE: u64 = 2;
@@ -122,7 +122,9 @@ fn finish(
         return Walk::Fault(P);
     }
     let wanted = value | A | if access.write { D } else { 0 };
-    if wanted != value && slot.compare_exchange(value, wanted, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+    if wanted != value
+        && slot.compare_exchange(value, wanted, Ordering::SeqCst, Ordering::Relaxed).is_err()
+    {
         return Walk::Unknown;
     }
     let inside = if large { gva & (LARGE - PAGE) } else { 0 };
@@ -155,7 +157,12 @@ pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf) -> bool {
     if leaf.large {
         return make(f, s, page, PAGE, leaf.offset, rights(leaf, kernel));
     }
-    let run = Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf, kernel) };
+    let run = Run {
+        gva: gva & !(PAGE - 1),
+        len: PAGE,
+        offset: leaf.offset,
+        rights: rights(leaf, kernel),
+    };
     let Some(table) = last_table(f, s, gva) else { return make_run(f, s, run, kernel) };
     let run = extend(s, table, run, kernel);
     if !make_run(f, s, run, kernel) {
@@ -199,7 +206,9 @@ fn extend(s: &Shared, table: u64, mut run: Run, kernel: bool) -> Run {
     while run.len < REACH * PAGE && (run.gva + run.len) & (LARGE - 1) != 0 {
         let next = run.gva + run.len;
         match used_page(s, table, next, kernel) {
-            Some(page) if page.offset == run.offset + run.len && page.rights == run.rights => run.len += PAGE,
+            Some(page) if page.offset == run.offset + run.len && page.rights == run.rights => {
+                run.len += PAGE
+            }
             _ => break,
         }
     }
@@ -310,9 +319,9 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
         return false;
     }
     let kernel = protection & KERNEL_PAGE != 0;
-    let populate = if len < LARGE && !(kernel && s.key != 0) { 0x8000 } else { 0 };
+    let populate = if len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
     let access = protection & 7;
-    if map(hva, len, access, 0x11 | populate, s.ram, offset) < 0 {
+    if map(hva, len, access, MAP_SHARED | populate, offset) < 0 {
         return false;
     }
     if kernel && s.key != 0 && call(PKEY_MPROTECT, hva, len, access, s.key, 0) != 0 {

@@ -5,7 +5,7 @@ use frame::{
     BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, NOWHERE, POISON, RAM, RAM_MAX,
     REGIONS_LEN, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, WINDOW,
 };
-use std::io;
+use std::{io, os::fd::BorrowedFd};
 
 type Bytes = MemoryObject<[u8; 0]>;
 
@@ -41,6 +41,9 @@ impl Pages {
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
             sites: MemoryObject::new("ring3-sites", SITES_LEN)?,
         };
+        for object in [&pages.tables, &pages.cache, &pages.regions, &pages.sites] {
+            object.seal()?;
+        }
         let frame = pages.frame();
         frame.bias = BIAS;
         frame.nowhere = NOWHERE;
@@ -103,6 +106,11 @@ impl Pages {
         }
         self.cache.write(at - CACHE, &code);
         self.sites.write(index * 8, &(at as u64).to_le_bytes());
+    }
+
+    /// The table of biases, as translated code and wedges map it.
+    pub fn regions(&self) -> BorrowedFd<'_> {
+        self.regions.as_fd()
     }
 
     pub(crate) fn sites_fd(&self) -> i32 {
