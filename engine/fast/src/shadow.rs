@@ -481,8 +481,8 @@ impl<W: Process> Space<W> {
         let len = end - start + 1;
         let offset = first.offset - (base - start);
         let hva = start.wrapping_add(place.hva.wrapping_sub(place.gva));
-        let usable = Regions::mappable(hva) && Regions::mappable(hva + (len - 1));
-        if !usable {
+        let whole = Regions::parts(hva, len).eq([(hva, hva + len)]);
+        if !whole {
             return Ok(false);
         }
         self.note(place, found);

@@ -89,7 +89,7 @@ pub fn map(at: u64, len: u64, protection: u64, flags: u64, offset: u64) -> i64 {
 }
 
 /// The wedge's other host calls.
-pub fn call(number: u64, at: u64, len: u64, protection: u64, _: u64, key: u64) -> i64 {
+pub fn call(number: u64, at: u64, len: u64, protection: u64, key: u64, _: u64) -> i64 {
     CURRENT.with_borrow_mut(|maps| match number {
         MUNMAP => maps.retain(|hva, _| hva.wrapping_sub(at) >= len),
         MPROTECT | PKEY_MPROTECT => {
