@@ -26,6 +26,7 @@ mod operand;
 mod process;
 mod regions;
 mod scan;
+mod scans;
 mod shadow;
 mod sites;
 mod slots;

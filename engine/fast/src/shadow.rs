@@ -3,7 +3,8 @@
 use crate::{
     process::Process,
     regions::{Regions, extent},
-    scan::{self, Patch},
+    scan::Patch,
+    scans::Scans,
     sites::Sites,
 };
 use frame::{COPY, POKE, PROTECT};
@@ -75,12 +76,14 @@ pub struct Space<W = Wedge> {
     invalidated: Vec<u64>,
     /// Patched system calls, of all spaces.
     sites: Sites,
+    /// What is known of pages of code, of all spaces.
+    scans: Scans,
     /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
     copies: HashMap<u64, Vec<u64>>,
 }
 
 impl<W: Process> Space<W> {
-    pub fn new(wedge: W, pcid: u64, sites: Sites) -> Self {
+    pub fn new(wedge: W, pcid: u64, sites: Sites, scans: Scans) -> Self {
         Self {
             wedge,
             pcid,
@@ -93,6 +96,7 @@ impl<W: Process> Space<W> {
             user_large: false,
             invalidated: Vec::new(),
             sites,
+            scans,
             copies: HashMap::new(),
         }
     }
@@ -383,7 +387,7 @@ impl<W: Process> Space<W> {
     fn patches(&mut self, ram: &Ram, hva: u64, offset: u64) -> Vec<Patch> {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
-        let mut found = scan::patches(&bytes);
+        let mut found = self.scans.patches(offset, &bytes);
         let (calls, displaced) = self.sites.patches(hva, &bytes);
         found.extend(calls);
         for rip in displaced {

@@ -56,6 +56,7 @@ impl Sites {
             return false;
         }
         pages.make_stub(index, call, back, entry);
+        pages.note_site(back - 2);
         inner.indices.insert((back, call), index);
         inner.by_address.entry(back).or_default().push(Site { call, index });
         true

@@ -3,6 +3,7 @@
 use crate::{
     process::Process,
     regions::Regions,
+    scans::Scans,
     shadow::{Answer, Space},
     sites::{self, Sites},
 };
@@ -25,11 +26,14 @@ pub struct Slots<W = Wedge> {
     regions: Regions,
     /// Patched system calls, in all slots.
     sites: Sites,
+    /// What is known of pages of code, in all slots.
+    scans: Scans,
 }
 
 impl<W: Process> Slots<W> {
     pub fn new(ram: Ram, kick: Kick) -> Self {
-        Self { ram, kick, spaces: Vec::new(), regions: Regions::default(), sites: Sites::default() }
+        let (regions, sites, scans) = Default::default();
+        Self { ram, kick, spaces: Vec::new(), regions, sites, scans }
     }
 
     /// Makes the slot for a process-context identifier the current one. As in a TLB, it is the
@@ -83,7 +87,7 @@ impl<W: Process> Slots<W> {
                 marks: self.ram.marks_fd(),
             };
             let wedge = W::start(ram, pages, self.kick.clone())?;
-            return Ok(Space::new(wedge, pcid, self.sites.clone()));
+            return Ok(Space::new(wedge, pcid, self.sites.clone(), self.scans.clone()));
         }
         let mut space = self.spaces.remove(0);
         space.clear_local()?;

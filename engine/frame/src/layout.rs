@@ -112,12 +112,23 @@ pub const DEEP_SLOTS: usize = 1 << 17;
 pub const DEEP_REACH: usize = 8;
 /// Offset in the tables of that table.
 pub const DEEP: usize = 2 * TABLE_LEN;
+/// Offset in the tables of a bit for each page of user code, by [`site_page`]: it may hold patched
+/// system calls.
+pub const SITE_PAGES: usize = DEEP + DEEP_SLOTS * 16;
+/// log2 of those bits.
+const SITE_PAGE_BITS: u32 = 16;
 /// Bytes of all.
-pub const TABLES_LEN: usize = DEEP + DEEP_SLOTS * 16;
+pub const TABLES_LEN: usize = SITE_PAGES + (1 << SITE_PAGE_BITS) / 8;
 
 /// Where the search for a GVA starts.
 pub const fn deep_slot(guest: u64) -> usize {
     (guest.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47) as usize & (DEEP_SLOTS - 1)
+}
+
+/// The word and the bit in it that stand for the page of a GVA, and for others.
+pub const fn site_page(gva: u64) -> (usize, u32) {
+    let bit = (gva >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SITE_PAGE_BITS);
+    (bit as usize / 64, bit as u32 % 64)
 }
 
 /// A change of the wedge's mappings.

@@ -25,13 +25,11 @@ pub fn user(f: &mut Frame) -> ! {
     if f.walks == 0 || gva >> 47 != 0 || f.rip >> 47 != 0 {
         turns::exit(ExitKind::UserSignal);
     }
-    let access = Access { write: code & WRITE != 0, user: true };
+    let access = user_access(code);
     let done = match mmu::walk(f, s, gva, access) {
-        // Whether a page may be executed is the monitor's to decide.
-        Walk::Found(_) if code & FETCH != 0 => false,
         Walk::Found(leaf) => {
             f.go = go::USER;
-            mmu::install(f, s, gva, leaf)
+            mmu::install(f, s, gva, leaf, access)
         }
         Walk::Fault(present) => deliver(f, gva, present | code & (WRITE | FETCH) | USER),
         Walk::Unknown => false,
@@ -39,14 +37,19 @@ pub fn user(f: &mut Frame) -> ! {
     if done { run::run() } else { turns::exit(ExitKind::UserSignal) }
 }
 
+/// What the CPU's error code says about an access by user code.
+fn user_access(code: u64) -> Access {
+    Access { write: code & WRITE != 0, fetch: code & FETCH != 0, user: true }
+}
+
 /// Translated code has faulted; the frame has the host's registers. What cannot be mapped needs the
 /// exact state, which the monitor knows.
 pub fn kernel(f: &mut Frame) -> ! {
     let s = shared();
-    let access = Access { write: f.error & WRITE != 0, user: false };
+    let access = Access { write: f.error & WRITE != 0, fetch: false, user: false };
     let done = f.walks != 0
         && kernel_address(f, s).is_some_and(|gva| match mmu::walk(f, s, gva, access) {
-            Walk::Found(leaf) => mmu::install(f, s, gva, leaf),
+            Walk::Found(leaf) => mmu::install(f, s, gva, leaf, access),
             _ => false,
         });
     if done {
@@ -63,7 +66,7 @@ fn kernel_address(f: &Frame, s: &Shared) -> Option<u64> {
     if f.alignment_flag == 0 {
         return (gva >= KERNEL_START).then_some(gva);
     }
-    let top = Access { write: false, user: false };
+    let top = Access { write: false, fetch: false, user: false };
     let alias = gva >= KERNEL_START && !matches!(mmu::walk(f, s, gva, top), Walk::Fault(0));
     (!alias && f.address >> 47 == 0).then_some(f.address)
 }
@@ -111,14 +114,14 @@ fn gate(f: &mut Frame) -> Option<(u64, u64)> {
 /// User code goes on where it had faulted: what it will need is mapped before it faults again.
 pub fn before_return(f: &mut Frame) {
     let [rip, gva, code] = f.faulted;
-    if rip != f.rip || gva == 0 || code & FETCH != 0 {
+    if rip != f.rip || gva == 0 {
         return;
     }
     f.faulted = [0; 3];
-    let access = Access { write: code & WRITE != 0, user: true };
+    let access = user_access(code);
     let s = shared();
     if let Walk::Found(leaf) = mmu::walk(f, s, gva, access) {
-        mmu::install(f, s, gva, leaf);
+        mmu::install(f, s, gva, leaf, access);
     }
 }
 

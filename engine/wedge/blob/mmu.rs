@@ -1,16 +1,16 @@
 //! Answering page faults from the guest's page tables, without the monitor.
 //!
 //! The same as the monitor does (`fast::shadow`), for the ordinary cases: 4 KiB pages of RAM, and 2 MiB
-//! ones of the user's, that nothing is decoded from and that need not be executable. What is mapped is
-//! noted for the monitor, which has to take it away again when code appears in it.
+//! ones of the user's, that nothing is decoded from. Of what may be executed only the pages in which the
+//! monitor would change nothing ([`text`]). What is mapped is noted for the monitor, which has to take it
+//! away again when code appears in it.
 
 use crate::{
     host::{MAP_POPULATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, POISON, RAM, REGIONS,
-        SITES, Shared,
+        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, POISON, RAM, REGIONS, SITES, Shared,
     },
-    shared,
+    shared, text,
 };
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -34,11 +34,13 @@ const REACH: u64 = MAX_RUN / PAGE;
 const HIGH_BASE: u64 = 1 << 32;
 const READ: u64 = 1;
 const WRITE: u64 = 2;
+const EXECUTE: u64 = 4;
 
 /// The access to be translated.
 #[derive(Clone, Copy)]
 pub struct Access {
     pub write: bool,
+    pub fetch: bool,
     /// From user code; else from the kernel, with SMAP lifted as far as the address is the user's.
     pub user: bool,
 }
@@ -58,6 +60,7 @@ pub struct Leaf {
     large: bool,
     writable: bool,
     user: bool,
+    executable: bool,
     global: bool,
 }
 
@@ -84,7 +87,7 @@ fn entry(s: &Shared, table: u64, index: u64) -> Option<&'static AtomicU64> {
 
 /// Walks the guest's page tables for an access, setting accessed and dirty bits.
 pub fn walk(f: &Frame, s: &Shared, gva: u64, access: Access) -> Walk {
-    let (mut table, mut rights) = (f.cr3, RW | US);
+    let (mut table, mut rights, mut no_execute) = (f.cr3, RW | US, 0);
     for shift in [39, 30, 21, 12] {
         let Some(slot) = entry(s, table, gva >> shift & 0x1ff) else { return Walk::Unknown };
         let value = slot.load(Ordering::Relaxed);
@@ -97,8 +100,9 @@ pub fn walk(f: &Frame, s: &Shared, gva: u64, access: Access) -> Walk {
             return Walk::Unknown;
         }
         rights &= value;
+        no_execute |= value & NX;
         if leaf {
-            return finish(s, slot, value, rights, gva, access, shift == 21);
+            return finish(s, slot, value, rights | no_execute, gva, access, shift == 21);
         }
         if value & A == 0 {
             slot.fetch_or(A, Ordering::Relaxed);
@@ -117,14 +121,14 @@ fn finish(
     access: Access,
     large: bool,
 ) -> Walk {
-    let denied = access.user && rights & US == 0 || access.write && rights & RW == 0;
+    let denied = access.user && rights & US == 0
+        || access.write && rights & RW == 0
+        || access.fetch && rights & NX != 0;
     if denied {
         return Walk::Fault(P);
     }
     let wanted = value | A | if access.write { D } else { 0 };
-    if wanted != value
-        && slot.compare_exchange(value, wanted, Ordering::SeqCst, Ordering::Relaxed).is_err()
-    {
+    if wanted != value && slot.compare_exchange(value, wanted, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         return Walk::Unknown;
     }
     let inside = if large { gva & (LARGE - PAGE) } else { 0 };
@@ -134,6 +138,7 @@ fn finish(
             large,
             writable: rights & RW != 0 && wanted & D != 0,
             user: rights & US != 0,
+            executable: rights & NX == 0,
             global: value & G != 0,
         }),
         None => Walk::Unknown,
@@ -141,28 +146,26 @@ fn finish(
 }
 
 /// Maps what a walk has found, and its neighbours. False if that is the monitor's to decide.
-pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf) -> bool {
+pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Access) -> bool {
     let kernel = gva >> 63 == 1;
     let hva = if kernel { gva.wrapping_add(BIAS) } else { gva };
     let page = hva & !(PAGE - 1);
     if kernel == leaf.user || kernel && (!leaf.global || leaf.large) || !owns(hva, kernel) {
         return false;
     }
-    if leaf.large && map_large(f, s, hva, leaf) {
+    if leaf.large && !access.fetch && map_large(f, s, hva, leaf) {
         return true;
     }
-    if mark(leaf.offset) != 0 {
+    let mut run = Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf, kernel) };
+    if run.rights & EXECUTE != 0 && !run.is_plain() {
+        run.rights &= !EXECUTE;
+    }
+    if mark(leaf.offset) != 0 || access.fetch && run.rights & EXECUTE == 0 {
         return false;
     }
     if leaf.large {
-        return make(f, s, page, PAGE, leaf.offset, rights(leaf, kernel));
+        return make(f, s, page, PAGE, leaf.offset, run.rights);
     }
-    let run = Run {
-        gva: gva & !(PAGE - 1),
-        len: PAGE,
-        offset: leaf.offset,
-        rights: rights(leaf, kernel),
-    };
     let Some(table) = last_table(f, s, gva) else { return make_run(f, s, run, kernel) };
     let run = extend(s, table, run, kernel);
     if !make_run(f, s, run, kernel) {
@@ -181,6 +184,19 @@ struct Run {
     rights: u64,
 }
 
+impl Run {
+    /// What user code finds in its first page may be executed as it is.
+    fn is_plain(&self) -> bool {
+        text::is_plain(self.gva, self.offset)
+    }
+
+    /// The other one, of one page, continues it.
+    fn continues(&self, next: &Run) -> bool {
+        let adjacent = next.offset == self.offset + self.len && next.rights == self.rights;
+        adjacent && (next.rights & EXECUTE == 0 || next.is_plain())
+    }
+}
+
 fn make_run(f: &mut Frame, s: &mut Shared, run: Run, kernel: bool) -> bool {
     let hva = if kernel { run.gva.wrapping_add(BIAS) } else { run.gva };
     make(f, s, hva, run.len, run.offset, run.rights)
@@ -190,14 +206,14 @@ fn make_run(f: &mut Frame, s: &mut Shared, run: Run, kernel: bool) -> bool {
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     let value = entry(s, table, gva >> 12 & 0x1ff)?.load(Ordering::Relaxed);
     let used = value & (P | A | US) == P | A | if kernel { 0 } else { US };
-    // A user page that may be executed is mapped so by the monitor: it is left as it is.
-    let code = !kernel && value & NX == 0;
-    if !used || code || value & RESERVED != 0 || kernel && value & G == 0 {
+    let executable = !kernel && (value | table) & NX == 0;
+    // What may be written and executed is the monitor's to map.
+    if !used || executable && value & RW != 0 || value & RESERVED != 0 || kernel && value & G == 0 {
         return None;
     }
     let offset = ram_offset(s, value & ADDRESS).filter(|offset| mark(*offset) == 0)?;
     let writable = value & RW != 0 && value & D != 0 && table & RW != 0;
-    let leaf = Leaf { offset, large: false, writable, user: !kernel, global: true };
+    let leaf = Leaf { offset, large: false, writable, user: !kernel, executable, global: true };
     Some(Run { gva, len: PAGE, offset, rights: rights(leaf, kernel) })
 }
 
@@ -206,9 +222,7 @@ fn extend(s: &Shared, table: u64, mut run: Run, kernel: bool) -> Run {
     while run.len < REACH * PAGE && (run.gva + run.len) & (LARGE - 1) != 0 {
         let next = run.gva + run.len;
         match used_page(s, table, next, kernel) {
-            Some(page) if page.offset == run.offset + run.len && page.rights == run.rights => {
-                run.len += PAGE
-            }
+            Some(page) if run.continues(&page) => run.len += PAGE,
             _ => break,
         }
     }
@@ -216,7 +230,12 @@ fn extend(s: &Shared, table: u64, mut run: Run, kernel: bool) -> Run {
 }
 
 fn rights(leaf: Leaf, kernel: bool) -> u64 {
-    READ | if leaf.writable { WRITE } else { 0 } | if kernel { KERNEL_PAGE } else { 0 }
+    let more = match (kernel, leaf.writable, leaf.executable) {
+        (true, ..) => KERNEL_PAGE,
+        (false, false, true) => EXECUTE,
+        _ => 0,
+    };
+    READ | more | if leaf.writable { WRITE } else { 0 }
 }
 
 /// The region of an HVA is the user's or the kernel's, as asked.
@@ -265,16 +284,26 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
 /// Maps pages around a run that the guest has used already and that are not mapped yet.
 fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
     let first = run.gva & !(AROUND * PAGE - 1);
+    // A page on its own costs as much now as when it is asked for; it will be, if the one before the
+    // run has been.
+    let ahead = kernel || is_hinted(s, run.gva.wrapping_sub(PAGE));
     let mut at = first;
     while at < first + AROUND * PAGE {
         let done = at >= run.gva && at < run.gva + run.len;
         let page = if done { None } else { used_page(s, table, at, kernel) };
         let hva = if kernel { at.wrapping_add(BIAS) } else { at };
-        let Some(page) = page.filter(|page| !hinted(s, hva, page.rights)) else {
+        let new = |page: &Run| {
+            !hinted(s, hva, page.rights) && (page.rights & EXECUTE == 0 || page.is_plain())
+        };
+        let Some(page) = page.filter(new) else {
             at += PAGE;
             continue;
         };
         let more = extend(s, table, page, kernel);
+        if more.len == PAGE && !ahead {
+            at += PAGE;
+            continue;
+        }
         if !make_run(f, s, more, kernel) {
             return;
         }
@@ -282,19 +311,21 @@ fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
     }
 }
 
-/// Address of the last-level table for `gva`, with RW set only if all levels above allow writing.
+/// Address of the last-level table for `gva`, with RW set only if all levels above allow writing, and
+/// NX if one of them forbids execution.
 /// The faulting page has been walked, so the path is good.
 fn last_table(f: &Frame, s: &Shared, gva: u64) -> Option<u64> {
-    let (mut table, mut rights) = (f.cr3, RW);
+    let (mut table, mut rights, mut no_execute) = (f.cr3, RW, 0);
     for shift in [39, 30, 21] {
         let value = entry(s, table, gva >> shift & 0x1ff)?.load(Ordering::Relaxed);
         if value & P == 0 || value & PS != 0 {
             return None;
         }
         rights &= value;
+        no_execute |= value & NX;
         table = value;
     }
-    Some(table & ADDRESS | rights)
+    Some(table & ADDRESS | rights | no_execute)
 }
 
 /// Nothing is known to be mapped.
@@ -307,6 +338,11 @@ pub fn forget_hints(s: &mut Shared) {
 
 fn hint(hva: u64) -> usize {
     (hva / PAGE) as usize % HINTS
+}
+
+/// The page is probably mapped, however.
+fn is_hinted(s: &Shared, hva: u64) -> bool {
+    s.hints.get(hint(hva)).is_some_and(|hint| hint & !7 == hva)
 }
 
 fn hinted(s: &Shared, hva: u64, protection: u64) -> bool {

@@ -13,6 +13,7 @@
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
+//! - `text` tells which pages of user code it may map.
 //! - `patched` is where patched system calls arrive.
 //! - `turns` talks to the monitor, `orders` does what it says.
 #![no_std]
@@ -32,6 +33,7 @@ mod patched;
 mod run;
 mod setup;
 mod signal;
+mod text;
 mod turns;
 
 use core::arch::asm;

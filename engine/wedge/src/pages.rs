@@ -3,7 +3,7 @@
 use crate::memory::MemoryObject;
 use frame::{
     BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, NOWHERE, POISON, RAM, RAM_MAX,
-    REGIONS_LEN, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, WINDOW,
+    REGIONS_LEN, SITE_PAGES, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, WINDOW, site_page,
 };
 use std::{io, os::fd::BorrowedFd};
 
@@ -75,6 +75,13 @@ impl Pages {
         self.tables.write(offset as usize, &value.to_le_bytes());
     }
 
+    /// The page of user code at `gva` may hold patched system calls.
+    pub fn note_site(&mut self, gva: u64) {
+        let (word, bit) = site_page(gva);
+        let at = SITE_PAGES + word * 8 + bit as usize / 8;
+        self.tables.write(at, &[self.tables.byte(at) | 1 << (bit % 8)]);
+    }
+
     /// From now on kernel memory may lie where user addresses with these bits 39 to 47 would.
     pub fn give_to_kernel(&mut self, region: usize) {
         self.set_region(region & 0xff, POISON);
@@ -111,6 +118,11 @@ impl Pages {
     /// The table of biases, as translated code and wedges map it.
     pub fn regions(&self) -> BorrowedFd<'_> {
         self.regions.as_fd()
+    }
+
+    /// The indirect-jump tables, as wedges map them.
+    pub fn tables(&self) -> BorrowedFd<'_> {
+        self.tables.as_fd()
     }
 
     pub(crate) fn sites_fd(&self) -> i32 {

@@ -170,10 +170,10 @@ impl World {
                 return;
             }
             let frame = self.pages.frame();
-            let asked = mmu::Access { write: access.write, user: true };
+            let asked = mmu::Access { write: access.write, fetch: access.fetch, user: true };
             let walk = mmu::walk(frame, shared, gva, asked);
             let mapped = match walk {
-                Walk::Found(leaf) if !access.fetch => mmu::install(frame, shared, gva, leaf),
+                Walk::Found(leaf) => mmu::install(frame, shared, gva, leaf, asked),
                 Walk::Fault(_) => return self.page_fault(gva, access),
                 _ => false,
             };
@@ -199,13 +199,13 @@ impl World {
         self.user = true;
         let frame = self.pages.frame();
         let [_, gva, code] = frame.faulted;
-        if gva == 0 || code & 16 != 0 || self.random.chance(20) {
+        if gva == 0 || self.random.chance(20) {
             return;
         }
         frame.faulted = [0; 3];
-        let access = mmu::Access { write: code & 2 != 0, user: true };
+        let access = mmu::Access { write: code & 2 != 0, fetch: code & 16 != 0, user: true };
         if let Walk::Found(leaf) = mmu::walk(frame, shared, gva, access) {
-            mmu::install(frame, shared, gva, leaf);
+            mmu::install(frame, shared, gva, leaf, access);
         }
         self.fill();
     }
@@ -222,7 +222,7 @@ impl World {
         let gva = tables::some_page(&mut self.random, false);
         let write = self.random.chance(50);
         let access = Access { write, smap_override: true, ..Access::default() };
-        let top = mmu::Access { write: false, user: false };
+        let top = mmu::Access { write: false, fetch: false, user: false };
         let alias = gva.wrapping_sub(BIAS);
         let kernel = alias >= KERNEL_START
             && !matches!(mmu::walk(self.pages.frame(), shared, alias, top), Walk::Fault(0));
@@ -239,9 +239,9 @@ impl World {
             return;
         }
         let frame = self.pages.frame();
-        let asked = mmu::Access { write: access.write, user: false };
+        let asked = mmu::Access { write: access.write, fetch: false, user: false };
         let mapped = match mmu::walk(frame, shared, gva, asked) {
-            Walk::Found(leaf) => mmu::install(frame, shared, gva, leaf),
+            Walk::Found(leaf) => mmu::install(frame, shared, gva, leaf, asked),
             _ => false,
         };
         self.fill();

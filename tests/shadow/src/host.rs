@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 pub use crate::filter::{MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT};
-use crate::layout::{MARKS, RAM, REGIONS, REGIONS_LEN, Shared};
+use crate::layout::{MARKS, RAM, REGIONS, REGIONS_LEN, Shared, TABLES, TABLES_LEN};
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
@@ -15,6 +15,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
     ptr,
 };
+use wedge::Pages;
 
 pub const PAGE: u64 = 4096;
 const NO_MEMORY: i64 = -12;
@@ -144,7 +145,7 @@ pub fn fresh_shared(ram: &wedge::Ram<'_>) -> Box<Shared> {
 ///
 /// # Errors
 /// If the host refuses.
-pub fn map_windows(ram: &ram::Ram, regions: BorrowedFd<'_>) -> io::Result<()> {
+pub fn map_windows(ram: &ram::Ram, pages: &Pages) -> io::Result<()> {
     let len = ram.len() as usize;
     fixed(RAM, len, libc::PROT_READ | libc::PROT_WRITE, ram.fd())?;
     fixed(
@@ -153,7 +154,8 @@ pub fn map_windows(ram: &ram::Ram, regions: BorrowedFd<'_>) -> io::Result<()> {
         libc::PROT_READ,
         ram.marks_fd(),
     )?;
-    fixed(REGIONS, REGIONS_LEN, libc::PROT_READ, regions)
+    fixed(TABLES, TABLES_LEN, libc::PROT_READ, pages.tables())?;
+    fixed(REGIONS, REGIONS_LEN, libc::PROT_READ, pages.regions())
 }
 
 fn fixed(at: usize, len: usize, protection: i32, fd: BorrowedFd<'_>) -> io::Result<()> {

@@ -25,12 +25,19 @@ mod tlb;
 #[allow(dead_code, reason = "the wedge uses the rest")]
 #[path = "../../../engine/wedge/blob/filter.rs"]
 mod filter;
-// UNSAFETY: the wedge reads RAM, marks and regions at the fixed addresses where [`host`] maps them.
+// UNSAFETY: the wedge reads RAM, marks, tables and regions at the fixed addresses where [`host`] maps them.
 #[allow(unsafe_code, dead_code, reason = "as above")]
 #[path = "../../../engine/wedge/blob/mmu.rs"]
+#[rustfmt::skip]
 mod mmu;
 #[path = "../../../engine/wedge/blob/orders.rs"]
+#[rustfmt::skip]
 mod orders;
+// UNSAFETY: as `mmu`.
+#[allow(unsafe_code)]
+#[path = "../../../engine/wedge/blob/text.rs"]
+#[rustfmt::skip]
+mod text;
 use frame as layout;
 use host::{die, shared};
 

@@ -38,7 +38,7 @@ impl Run {
     pub fn new(seed: u64) -> Result<Self> {
         let ram = Ram::new(tables::RAM_LEN)?;
         let pages = Pages::new()?;
-        host::map_windows(&ram, pages.regions())?;
+        host::map_windows(&ram, &pages)?;
         let (tables, tlb, random) = (Tables::new(&ram), Tlb::default(), Random::new(seed));
         for frame in 0..tables::FRAMES {
             ram.write(

@@ -1,0 +1,50 @@
+//! What was found in pages of user code, so that the same page is not searched for every program.
+//!
+//! A page that has been written meanwhile does not count: the bytes are kept, and compared.
+
+use crate::scan::{self, Patch};
+use std::{cell::RefCell, collections::HashMap, rc::Rc};
+
+/// Pages remembered; programs share most of theirs.
+const MAX_PAGES: usize = 512;
+
+/// What was found, for all spaces.
+#[derive(Clone, Debug, Default)]
+pub struct Scans(Rc<RefCell<HashMap<u64, Scan>>>);
+
+#[derive(Debug)]
+struct Scan {
+    bytes: Box<[u8]>,
+    patches: Vec<Patch>,
+}
+
+impl Scans {
+    /// What has to be changed in the page at an offset in RAM, which holds these bytes.
+    pub fn patches(&self, offset: u64, bytes: &[u8]) -> Vec<Patch> {
+        let mut known = self.0.borrow_mut();
+        if let Some(scan) = known.get(&offset).filter(|scan| *scan.bytes == *bytes) {
+            return scan.patches.clone();
+        }
+        if known.len() >= MAX_PAGES {
+            known.clear();
+        }
+        let patches = scan::patches(bytes);
+        known.insert(offset, Scan { bytes: bytes.into(), patches: patches.clone() });
+        patches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_was_written_is_searched_again() {
+        let scans = Scans::default();
+        let mut page = vec![0x90; 4096];
+        assert_eq!(scans.patches(0x1000, &page), []);
+        page[700..703].copy_from_slice(&[0x0f, 0x02, 0xc1]); // lar eax, cx
+        assert_eq!(scans.patches(0x1000, &page).len(), 1);
+        assert_eq!(scans.patches(0x1000, &page), scan::patches(&page));
+    }
+}
