@@ -110,24 +110,29 @@ pub const TABLE_LEN: usize = TABLE_SLOTS * 16;
 pub const DEEP_SLOTS: usize = 1 << 17;
 /// Slots looked at for one GVA.
 pub const DEEP_REACH: usize = 8;
-/// Offset in the tables of that table.
+/// Offset in the tables of that table, which is that much longer than its slots.
 pub const DEEP: usize = 2 * TABLE_LEN;
 /// Offset in the tables of a bit for each page of user code, by [`site_page`]: it may hold patched
 /// system calls.
-pub const SITE_PAGES: usize = DEEP + DEEP_SLOTS * 16;
+pub const SITE_PAGES: usize = DEEP + (DEEP_SLOTS + DEEP_REACH) * 16;
 /// log2 of those bits.
 const SITE_PAGE_BITS: u32 = 16;
 /// Bytes of all.
 pub const TABLES_LEN: usize = SITE_PAGES + (1 << SITE_PAGE_BITS) / 8;
 
-/// Where the search for a GVA starts.
+/// A GVA times this, without its lowest [`DEEP_SHIFT`] bits, is where the search for it starts.
+pub const DEEP_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+/// See [`DEEP_FACTOR`].
+pub const DEEP_SHIFT: u32 = 64 - DEEP_SLOTS.trailing_zeros();
+
+/// Where the search for a GVA starts; it ends before `DEEP_REACH` slots, the table never.
 pub const fn deep_slot(guest: u64) -> usize {
-    (guest.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47) as usize & (DEEP_SLOTS - 1)
+    (guest.wrapping_mul(DEEP_FACTOR) >> DEEP_SHIFT) as usize
 }
 
 /// The word and the bit in it that stand for the page of a GVA, and for others.
 pub const fn site_page(gva: u64) -> (usize, u32) {
-    let bit = (gva >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SITE_PAGE_BITS);
+    let bit = (gva >> 12).wrapping_mul(DEEP_FACTOR) >> (64 - SITE_PAGE_BITS);
     (bit as usize / 64, bit as u32 % 64)
 }
 

@@ -42,7 +42,7 @@ impl From<Untranslatable> for Refused {
 
 /// The slots of the searched table where a GVA can be.
 fn deep_slots(guest: u64) -> impl Iterator<Item = usize> {
-    (0..DEEP_REACH).map(move |n| (deep_slot(guest) + n) & (DEEP_SLOTS - 1))
+    (0..DEEP_REACH).map(move |n| deep_slot(guest) + n)
 }
 
 /// A placed block.
@@ -125,7 +125,7 @@ impl Cache {
             by_guest: HashMap::new(),
             by_page: HashMap::new(),
             incoming: HashMap::new(),
-            deep: vec![0; DEEP_SLOTS],
+            deep: vec![0; DEEP_SLOTS + DEEP_REACH],
             waiting: HashMap::new(),
             counters: Counters::default(),
         };

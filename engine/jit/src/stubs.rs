@@ -4,7 +4,7 @@
 
 use crate::{
     Layout,
-    asm::{Assembler, gpr, register, slot, spill, sum},
+    asm::{Assembler, gpr, plus, register, slot, spill, sum},
 };
 use frame::ExitKind;
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
@@ -13,6 +13,9 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 pub const LEN: u64 = 4096;
 /// Bytes for one of them.
 const ROUTINE: u64 = 512;
+/// Slots looked at in the table behind the others; the wedge looks at all.
+const PROBES: usize = 4;
+const _: () = assert!(PROBES <= frame::DEEP_REACH);
 pub use frame::{TABLE_LEN, TABLE_SLOTS};
 
 /// HVAs of the routines.
@@ -122,8 +125,9 @@ fn leave(layout: &Layout, at: u64) -> Vec<u8> {
     a.finish()
 }
 
-/// The key is compared by adding the address to its stored negation: zero means equal, and no
-/// flag is touched.
+/// Two addresses can be in each other's way in a table: the one behind it is searched next, as far as
+/// there are blocks for both values of the virtual AC in it. No flag is touched: a key is compared by
+/// adding the address to its stored negation, which makes zero if they are equal.
 fn indirect(layout: &Layout, stubs: &Stubs, alignment: bool) -> Vec<u8> {
     let (target, index, word) = (Register::RAX, Register::RDX, Register::RCX);
     let keys = table(layout, alignment);
@@ -136,6 +140,15 @@ fn indirect(layout: &Layout, stubs: &Stubs, alignment: bool) -> Vec<u8> {
     a.load_mem(word, MemoryOperand::with_base_index_scale(word, index, 8));
     a.lea(word, sum(word, target));
     let hit = a.jrcxz();
+    let missed = a.jmp(stubs.exit);
+    a.bind_short(hit);
+    a.lea_hva(word, keys + TABLE_SLOTS as u64 * 8);
+    a.load_mem(word, MemoryOperand::with_base_index_scale(word, index, 8));
+    jump_to_found(&mut a);
+    a.bind(missed);
+    if !alignment {
+        search(&mut a, layout);
+    }
     a.store(slot!(rip), target);
     a.load(index, spill(2));
     a.load(word, spill(1));
@@ -143,13 +156,40 @@ fn indirect(layout: &Layout, stubs: &Stubs, alignment: bool) -> Vec<u8> {
     a.store_imm(slot!(exit_info), 0);
     a.store_imm(slot!(exit_kind), ExitKind::Miss as i32);
     a.jmp(stubs.exit);
-    a.bind_short(hit);
-    a.lea_hva(word, keys + TABLE_SLOTS as u64 * 8);
-    a.load_mem(word, MemoryOperand::with_base_index_scale(word, index, 8));
-    a.store(slot!(jump), word);
-    a.load(index, spill(2));
-    a.load(word, spill(1));
-    a.load(target, spill(0));
-    a.jmp_slot(slot!(jump));
     a.finish()
+}
+
+/// Jumps to the HVA in RCX with the registers of the guest.
+fn jump_to_found(a: &mut Assembler) {
+    a.store(slot!(jump), Register::RCX);
+    a.load(Register::RDX, spill(2));
+    a.load(Register::RCX, spill(1));
+    a.load(Register::RAX, spill(0));
+    a.jmp_slot(slot!(jump));
+}
+
+/// Jumps to the block for the GVA in RAX if it is in the table behind the others; goes on if not. RCX
+/// and RDX are lost.
+fn search(a: &mut Assembler, layout: &Layout) {
+    let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);
+    a.mov_imm(at, frame::DEEP_FACTOR);
+    a.op3(Code::VEX_Mulx_r64_r64_rm64, word, at, target);
+    a.mov_imm(word, frame::DEEP_SHIFT.into());
+    a.op3(Code::VEX_Shrx_r64_rm64_r64, at, at, word);
+    a.lea(at, sum(at, at));
+    a.lea_hva(word, layout.table + frame::DEEP as u64);
+    a.lea(at, MemoryOperand::with_base_index_scale(word, at, 8));
+    let hits = [(); PROBES].map(|_| {
+        a.load_mem(word, plus(at, 0));
+        a.reg1(Code::Not_rm64, word);
+        a.lea(word, MemoryOperand::with_base_index_scale_displ_size(word, target, 1, 1, 1));
+        let hit = a.jrcxz();
+        a.lea(at, plus(at, 16));
+        hit
+    });
+    let missed = a.jmp_short();
+    hits.into_iter().for_each(|hit| a.bind_short(hit));
+    a.load_mem(word, plus(at, 8));
+    jump_to_found(a);
+    a.bind_short(missed);
 }

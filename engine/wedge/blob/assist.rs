@@ -7,7 +7,7 @@ use crate::{
     fault,
     host::load_vectors_careful,
     layout::{
-        BIAS, DEEP, DEEP_REACH, DEEP_SLOTS, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES,
+        BIAS, DEEP, DEEP_REACH, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES,
         deep_slot, go, percpu,
     },
     mmu, shared, turns,
@@ -98,7 +98,7 @@ fn search(guest: u64, alignment: bool) -> u64 {
         return 0;
     }
     for n in 0..DEEP_REACH {
-        let slot = (deep_slot(guest) + n) & (DEEP_SLOTS - 1);
+        let slot = deep_slot(guest) + n;
         let at = (TABLES + DEEP + slot * 16) as *const u64;
         // SAFETY: as above.
         unsafe {
