@@ -184,6 +184,7 @@ impl Fast {
             match self.slots.answer(roots, gva, access)? {
                 Answer::Mapped => {
                     self.statistics.mapped += 1;
+                    self.protect_marked()?;
                     return Ok(true);
                 }
                 Answer::Interpret => return Ok(false),
@@ -193,6 +194,15 @@ impl Fast {
                 }
             }
         }
+    }
+
+    /// Nobody may write pages unnoticed that changed copies have just been made of.
+    fn protect_marked(&mut self) -> Result<(), Error> {
+        for page in self.slots.current()?.take_marked() {
+            self.cpu.forbid_writes(page);
+            self.slots.protect(page);
+        }
+        Ok(())
     }
 
     /// Takes the state from the frame.

@@ -60,7 +60,8 @@ impl Fast {
         self.take_state();
         let back = self.cpu.vcpu.rip;
         self.cpu.vcpu.rip = back.wrapping_sub(2);
-        self.slots.patch(&mut self.pages, back)
+        self.slots.patch(&mut self.pages, back)?;
+        self.protect_marked()
     }
 
     /// Goes on after an exit from user code, whose state is in the frame.

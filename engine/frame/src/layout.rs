@@ -158,6 +158,8 @@ pub const COPY: u64 = 1 << 17;
 pub const POKE: u64 = 1 << 18;
 /// In [`Order::protection`]: only the protection changes.
 pub const PROTECT: u64 = 1 << 19;
+/// In [`Order::protection`] of what a wedge has mapped by itself: the guest's page is a large one.
+pub const PIECE: u64 = 1 << 20;
 
 /// Why translated code exits, in [`Frame::exit_kind`], and why the wedge gives the monitor its turn, in
 /// [`Frame::reason`].
@@ -380,7 +382,8 @@ pub struct Shared {
     pub budget: u64,
     /// Not zero: the monitor has mapped something larger than a page among the user's.
     pub large: u64,
-    /// The 2 MiB pages of the user's that the wedge has mapped by itself: HVAs, zero for none.
+    /// The 2 MiB pages of the user's that the wedge has mapped by itself, or pieces of them: HVAs, zero for
+    /// none.
     pub larges: [u64; MAX_LARGE],
     /// Whose turn it is.
     pub turn: core::sync::atomic::AtomicU32,

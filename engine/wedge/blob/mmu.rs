@@ -8,7 +8,7 @@
 use crate::{
     host::{MAP_POPULATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, POISON, RAM, REGIONS, SITES, Shared,
+        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, RAM, REGIONS, SITES, Shared,
     },
     shared, text,
 };
@@ -164,7 +164,7 @@ pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Acce
         return false;
     }
     if leaf.large {
-        return make(f, s, page, PAGE, leaf.offset, run.rights);
+        return map_piece(f, s, page, run);
     }
     let Some(table) = last_table(f, s, gva) else { return make_run(f, s, run, kernel) };
     let run = extend(s, table, run, kernel);
@@ -256,7 +256,19 @@ fn map_large(f: &mut Frame, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
     }
     let base = hva & !(LARGE - 1);
     let Some(free) = s.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
-    let made = make(f, s, base, LARGE, offset, rights(leaf, false));
+    // What may be executed is looked at page by page.
+    let made = make(f, s, base, LARGE, offset, rights(leaf, false) & !EXECUTE);
+    if made && let Some(slot) = s.larges.get_mut(free) {
+        *slot = base;
+    }
+    made
+}
+
+/// One page of a user's 2 MiB page, which an INVLPG of any other part of it drops, too.
+fn map_piece(f: &mut Frame, s: &mut Shared, hva: u64, run: Run) -> bool {
+    let base = hva & !(LARGE - 1);
+    let Some(free) = s.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
+    let made = make(f, s, hva, PAGE, run.offset, run.rights | PIECE);
     if made && let Some(slot) = s.larges.get_mut(free) {
         *slot = base;
     }
@@ -275,7 +287,7 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
         }
     }
     for at in &mut s.larges {
-        if *at >= from && *at < to {
+        if *at >= from && *at + LARGE <= to {
             *at = 0;
         }
     }

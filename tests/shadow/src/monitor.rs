@@ -193,7 +193,12 @@ impl Run {
             let answer = self.slots.answer(roots, gva, access)?;
             with(World::fill);
             match answer {
-                Answer::Mapped => return Ok(()),
+                Answer::Mapped => {
+                    for page in self.slots.current()?.take_marked() {
+                        self.slots.protect(page);
+                    }
+                    return Ok(());
+                }
                 Answer::Interpret => return Ok(with(|world| world.interpret(gva, access))),
                 Answer::NeedsRegion(region) => self.give_to_kernel(region),
             }
