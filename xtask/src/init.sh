@@ -21,7 +21,11 @@ else
     echo "Linux $(uname -r), $(nproc) CPU, booted in $(cut -d' ' -f1 /proc/uptime) s."
     echo "exit or poweroff ends the machine; Ctrl-A X kills it."
     cd /root
-    setsid cttyhack sh -l
+    # These programs ask the first process by signals, which a shell hears while it waits.
+    trap 'sync; poweroff -f' USR1 USR2
+    trap 'sync; reboot -f' TERM
+    setsid cttyhack sh -l &
+    wait $!
 fi
 sync
 poweroff -f

@@ -25,7 +25,8 @@ const TESTS: [&str; 4] = ["test_bpf", "test_static_key_base", "test_static_keys"
 
 const KERNEL_ENTRY: &str = "self-tests-trixie-full";
 const MEMTEST_ENTRY: &str = "memtest";
-const KSELFTESTS_ENTRY: &str = "kselftests-x86";
+/// The 64-bit programs, and both kinds: what there is depends on the compiler.
+const KSELFTESTS_ENTRIES: [&str; 2] = ["kselftests-x86-64", "kselftests-x86"];
 const SOURCE_PACKAGE: &str = "linux-source-6.12";
 
 /// What of it the programs are built from.
@@ -77,7 +78,7 @@ pub trait SelfTestAssets {
     /// Neither the cache has it nor can it be fetched.
     fn memtest(&self) -> Result<PathBuf>;
     /// The kselftests for x86 of Linux 6.12; built if not in the cache. Without a compiler that
-    /// makes 32-bit programs there are only the 64-bit ones.
+    /// makes 32-bit programs ([`makes_32_bit_programs`]) there are only the 64-bit ones.
     ///
     /// # Errors
     /// Neither the cache has them nor can they be built.
@@ -108,16 +109,31 @@ impl SelfTestAssets for Assets {
     }
 
     fn kselftests(&self) -> Result<Vec<Program>> {
-        let manifest = self.entry(KSELFTESTS_ENTRY, |fresh| {
+        let name = KSELFTESTS_ENTRIES[usize::from(makes_32_bit_programs()?)];
+        let manifest = self.entry(name, |fresh| {
             let archive = self.archive(Suite::Trixie)?;
             let unpacked = unpack(&archive, SOURCE_PACKAGE, fresh)?;
             let names = build_kselftests(unpacked.path(), fresh)?;
             Manifest::of(SOURCE_PACKAGE, fresh, &names)
         })?;
-        let directory = self.directory(KSELFTESTS_ENTRY);
+        let directory = self.directory(name);
         let programs = manifest.files.into_iter();
         Ok(programs.map(|(name, _)| Program { path: directory.join(&name), name }).collect())
     }
+}
+
+/// Whether the compiler can link 32-bit programs: Debian has what it takes in `gcc-multilib`.
+///
+/// # Errors
+/// There is no compiler.
+pub fn makes_32_bit_programs() -> Result<bool> {
+    let scratch = tempfile::tempdir()?;
+    let source = scratch.path().join("empty.c");
+    fs::write(&source, "int main(void) { return 0; }\n")?;
+    output(Command::new("gcc").arg("--version"))?;
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-m32", "-static", "-o"]).arg(scratch.path().join("empty")).arg(&source);
+    Ok(output(&mut gcc).is_ok())
 }
 
 fn tests_and_tested(tree: &ModuleTree) -> Vec<String> {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
 /// Programs we call and the Debian package that has each.
-const PACKAGES: [(&str, &str); 10] = [
+const PACKAGES: [(&str, &str); 11] = [
     ("apt-get", "apt"),
     ("apt-cache", "apt"),
     ("dpkg-deb", "dpkg"),
@@ -22,6 +22,7 @@ const PACKAGES: [(&str, &str); 10] = [
     ("mke2fs", "e2fsprogs"),
     ("git", "git"),
     ("make", "make"),
+    ("gcc", "gcc"),
     ("tar", "tar"),
 ];
 

@@ -59,7 +59,8 @@ pub fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Feeds standard input to the guest until it ends; escapes count on terminals only.
+/// Feeds standard input to the guest until it ends; escapes count on terminals only. A terminal that
+/// ends has hung up, whether or not a signal tells so: only the session's leader gets one.
 pub fn read_stdin(input: impl Fn(&[u8]) + Send + 'static, events: Sender<Event>) {
     let interactive = terminal::stdin_is_terminal();
     thread::spawn(move || {
@@ -76,6 +77,10 @@ pub fn read_stdin(input: impl Fn(&[u8]) + Send + 'static, events: Sender<Event>)
                     }
                 }
             }
+        }
+        if interactive {
+            // Nobody listening means the machine has ended anyway.
+            let _ = events.send(Event::Signal(SIGHUP));
         }
     });
 }

@@ -37,6 +37,19 @@ fn a_triple_fault_shows_the_cpu() {
     }
 }
 
+/// Beyond memory there is nothing: reads give ones, writes are lost, and ones are no instruction.
+#[test]
+fn nothing_is_where_no_memory_is() {
+    for engine in ["interp", "auto"] {
+        let lost = run(tiny::JUMP_NOWHERE, LONG, &["--engine", engine]);
+        let said = messages(&lost);
+        assert_eq!(lost.status.code(), Some(6), "{engine}: {said}");
+        assert!(said.contains("RIP 0000000040000000"), "{engine}: {said}");
+        let ones = run(tiny::WRITE_NOWHERE, LONG, &["--engine", engine]);
+        assert_eq!(ones.status.code(), Some(0xff), "{engine}: {}", messages(&ones));
+    }
+}
+
 #[test]
 fn timeout() {
     for code in [tiny::SPIN, tiny::HALT] {

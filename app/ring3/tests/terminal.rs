@@ -28,7 +28,8 @@ struct Session {
 
 impl Session {
     fn start(code: &[u8]) -> Self {
-        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let controller = openpt(flags).expect("a terminal");
         grantpt(&controller).expect("granted");
         unlockpt(&controller).expect("unlocked");
         let name = ptsname(&controller, Vec::new()).expect("named");
@@ -100,6 +101,14 @@ fn a_signal_restores_the_terminal() {
         kill_process(process, signal).expect("sent");
         assert_eq!(session.ends().code(), Some(code));
     }
+}
+
+/// The process is not the terminal's session leader, so no signal tells it.
+#[test]
+fn a_terminal_that_hangs_up_ends_the_machine() {
+    let Session { keyboard, mut child, .. } = Session::start(tiny::HALT);
+    drop(keyboard);
+    assert_eq!(child.wait().expect("it ended").code(), Some(129));
 }
 
 #[test]

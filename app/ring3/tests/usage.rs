@@ -56,6 +56,29 @@ fn sizes_and_numbers() {
 }
 
 #[test]
+fn options_that_contradict_each_other() {
+    let (_path, kernel) = tiny_kernel();
+    refuses(&["run", "--kernel", &kernel, "--initrd", "a", "--module", "b"], "--module");
+    refuses(&["run", "--kernel", &kernel, "--memory", "1G", "--memory", "2G"], "--memory");
+    let disk = tempfile::NamedTempFile::new().expect("a file");
+    disk.as_file().set_len(1 << 20).expect("long enough");
+    let path = disk.path().display().to_string();
+    refuses(&["run", "--kernel", &kernel, "--disk", &path, "--disk", &path], &path);
+}
+
+#[test]
+fn what_does_not_fit() {
+    let (_path, kernel) = tiny_kernel();
+    // One is larger than memory; the other is not, but memory has more to hold.
+    for (size, part) in [(64 << 20, "larger than the guest's memory"), (16 << 20, "does not fit")] {
+        let large = tempfile::NamedTempFile::new().expect("a file");
+        large.as_file().set_len(size).expect("long enough");
+        let module = large.path().display().to_string();
+        refuses(&["run", "--memory", "16M", "--kernel", &kernel, "--module", &module], part);
+    }
+}
+
+#[test]
 fn help_teaches() {
     let help = ring3(&["--help"]);
     assert!(help.status.success());

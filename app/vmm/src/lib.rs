@@ -26,7 +26,7 @@ pub use engine::{Report, Statistics};
 pub use error::Error;
 pub use events::Ended;
 pub use machine::Machine;
-pub use running::Running;
+pub use running::{Running, check_fast_engine};
 pub use virtio::{Doorbell, VirtioDevice};
 pub use x86::cpuid::CpuidResult;
 

@@ -21,6 +21,9 @@ use crate::{
     timer::{self, Alarm, Punctual},
 };
 
+/// RAM of a machine that is only tried, in bytes.
+const TRIAL_RAM: u64 = 1 << 20;
+
 /// A machine that runs.
 pub struct Running {
     control: Control,
@@ -66,6 +69,15 @@ pub(crate) fn start(
     let failed = || Error::Assembly("the vCPU thread did not start".to_owned());
     ready.recv().map_err(|_| failed())??;
     Ok(Running { control, alarm, outlet, statistics })
+}
+
+/// Whether [`EngineKind::Auto`] is the fast engine on this host, found out by trying.
+///
+/// # Errors
+/// Says why it is the interpreter.
+pub fn check_fast_engine() -> Result<(), String> {
+    let ram = Ram::new(TRIAL_RAM).map_err(|error| error.to_string())?;
+    fast::check_host(&ram)
 }
 
 /// The best engine this host can run, where none is asked for.

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
+    time::SystemTime,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -38,6 +39,8 @@ pub struct Finished {
     pub console: String,
     /// What ring3 itself said.
     pub messages: String,
+    /// How much of the console there was at which time.
+    arrivals: Vec<(usize, SystemTime)>,
 }
 
 impl Guest {
@@ -65,6 +68,11 @@ impl Guest {
     pub fn has_disk(mut self, image: &Path) -> Self {
         self.options.extend(["--disk".to_owned(), image.display().to_string()]);
         self
+    }
+
+    /// The reference interpreter runs it, whatever this host could do.
+    pub fn interpreted(self) -> Self {
+        self.with("--engine").with("interp")
     }
 
     /// A further option of ring3.
@@ -107,6 +115,17 @@ impl Finished {
     pub fn line(&self, prefix: &str) -> Result<&str> {
         let line = self.console.lines().find_map(|line| line.strip_prefix(prefix));
         line.with_context(|| format!("no line begins with `{prefix}`:\n{}", self.tail()))
+    }
+
+    /// When the first line that begins with `prefix` had been printed to its end.
+    ///
+    /// # Errors
+    /// There is none; the error shows the end of the console.
+    pub fn time_of(&self, prefix: &str) -> Result<SystemTime> {
+        let rest = self.line(prefix)?;
+        let end = rest.as_ptr().addr() + rest.len() - self.console.as_ptr().addr();
+        let arrival = self.arrivals.iter().find(|(length, _)| *length >= end);
+        arrival.map(|(_, time)| *time).context("the line never arrived")
     }
 
     /// Checks that every one of `lines` was printed, in this order.
@@ -158,8 +177,12 @@ fn temporary(content: &[u8]) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-/// Runs the command to its end, typing what the dialogue says.
-fn converse(command: &mut Command, dialogue: &[(String, String)]) -> Result<Finished> {
+/// Runs the command to its end, typing what the dialogue says: inputs, each with what is printed
+/// before it.
+///
+/// # Errors
+/// It cannot be run. How it ends is no error.
+pub fn converse(command: &mut Command, dialogue: &[(String, String)]) -> Result<Finished> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
     let mut stdin = child.stdin.take().context("no standard input")?;
@@ -169,30 +192,51 @@ fn converse(command: &mut Command, dialogue: &[(String, String)]) -> Result<Fini
         let mut text = Vec::new();
         stderr.read_to_end(&mut text).map(|_| text)
     });
-    let mut console = Vec::new();
+    let mut console = Console::default();
     for (prompt, input) in dialogue {
-        if !read_past(&mut stdout, &mut console, prompt)? {
+        if !console.reads_past(&mut stdout, prompt)? {
             break;
         }
         // A guest that ends without reading its input is not our failure.
         let _ = stdin.write_all(input.as_bytes());
     }
     drop(stdin);
-    stdout.read_to_end(&mut console)?;
+    while console.reads(&mut stdout)? {}
     let messages = messages.join().ok().context("the reader failed")??;
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).replace('\r', "");
-    Ok(Finished { code: child.wait()?.code(), console: text(console), messages: text(messages) })
+    let messages = String::from_utf8_lossy(&messages).replace('\r', "");
+    let Console { text: console, arrivals, .. } = console;
+    Ok(Finished { code: child.wait()?.code(), console, messages, arrivals })
 }
 
-/// Reads until something new ends in `prompt`; false if the end comes first.
-fn read_past(from: &mut impl Read, console: &mut Vec<u8>, prompt: &str) -> Result<bool> {
-    let start = console.len();
-    let mut byte = [0];
-    while from.read(&mut byte)? == 1 {
-        console.push(byte[0]);
-        if console[start..].ends_with(prompt.as_bytes()) {
-            return Ok(true);
+/// What has been read of a console, without carriage returns.
+#[derive(Default)]
+struct Console {
+    text: String,
+    /// Where the last prompt ended.
+    answered: usize,
+    arrivals: Vec<(usize, SystemTime)>,
+}
+
+impl Console {
+    /// Reads what there is; false at the end.
+    fn reads(&mut self, from: &mut impl Read) -> Result<bool> {
+        let mut bytes = [0; 4096];
+        let count = from.read(&mut bytes)?;
+        self.text += &String::from_utf8_lossy(&bytes[..count]).replace('\r', "");
+        self.arrivals.push((self.text.len(), SystemTime::now()));
+        Ok(count > 0)
+    }
+
+    /// Reads until `prompt` comes after the one before; false if the end does.
+    fn reads_past(&mut self, from: &mut impl Read, prompt: &str) -> Result<bool> {
+        loop {
+            if let Some(at) = self.text[self.answered..].find(prompt) {
+                self.answered += at + prompt.len();
+                return Ok(true);
+            }
+            if !self.reads(from)? {
+                return Ok(false);
+            }
         }
     }
-    Ok(false)
 }

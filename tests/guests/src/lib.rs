@@ -5,4 +5,4 @@
 
 mod guest;
 
-pub use guest::{Finished, Guest, ring3};
+pub use guest::{Finished, Guest, converse, ring3};

@@ -1,6 +1,6 @@
 //! Stock Debian kernels from power-on to power-off.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Result, ensure};
 use guests::Guest;
@@ -25,31 +25,54 @@ const EXPECTED: [&str; 13] = [
     "init: script ended with 0",
 ];
 
-fn boots_and_works(kernel: Kernel) -> Result<()> {
-    let guest = Guest::new(kernel).runs(USERLAND).boots()?;
+fn boots_and_works(guest: Guest) -> Result<()> {
+    let guest = guest.runs(USERLAND).boots()?;
     guest.prints(&EXPECTED)?;
     guest.powers_off()?;
     let slept: u64 = guest.line("slept ")?.parse()?;
     ensure!((2..=4).contains(&slept), "sleep 2 took {slept} s");
     let date: u64 = guest.line("date ")?.parse()?;
-    let host = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let host = guest.time_of("date ")?.duration_since(UNIX_EPOCH)?.as_secs();
     ensure!(host.abs_diff(date) <= 2, "the guest says {date}, the host {host}");
     Ok(())
 }
 
 #[test]
 fn linux_6_1_cloud() -> Result<()> {
-    boots_and_works(Kernel::BookwormCloud)
+    boots_and_works(Guest::new(Kernel::BookwormCloud))
+}
+
+#[test]
+fn linux_6_1_cloud_interpreted() -> Result<()> {
+    boots_and_works(Guest::new(Kernel::BookwormCloud).interpreted())
 }
 
 #[test]
 fn linux_6_12_cloud() -> Result<()> {
-    boots_and_works(Kernel::TrixieCloud)
+    boots_and_works(Guest::new(Kernel::TrixieCloud))
+}
+
+#[test]
+fn linux_6_12_cloud_interpreted() -> Result<()> {
+    boots_and_works(Guest::new(Kernel::TrixieCloud).interpreted())
 }
 
 #[test]
 fn linux_6_12_full() -> Result<()> {
-    boots_and_works(Kernel::TrixieFull)
+    boots_and_works(Guest::new(Kernel::TrixieFull))
+}
+
+/// The loader's identity that Linux shows tells by which door it came in.
+#[test]
+fn both_of_linux_s_doors() -> Result<()> {
+    for (protocol, loader) in [("linux", "loader 255"), ("pvh", "loader 176")] {
+        let guest = Guest::new(Kernel::BookwormCloud).with("--boot-protocol").with(protocol);
+        let script = "echo loader $(cat /proc/sys/kernel/bootloader_type)";
+        let guest = guest.runs(script).boots()?;
+        guest.prints(&[loader])?;
+        guest.powers_off()?;
+    }
+    Ok(())
 }
 
 #[test]

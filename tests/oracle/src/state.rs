@@ -102,6 +102,16 @@ impl Case {
         decoder.into_iter().collect()
     }
 
+    /// The instruction at an address, in the code or wherever a jump led; `None` outside memory.
+    pub fn instruction_at(&self, rip: u64) -> Option<Instruction> {
+        const LONGEST: u64 = 15;
+        let image = self.image();
+        let bytes = (rip..rip.saturating_add(LONGEST)).map_while(image_offset);
+        let bytes: Vec<_> = bytes.map(|offset| image[offset]).collect();
+        let mut decoder = Decoder::with_ip(self.state.bits(), &bytes, rip, DecoderOptions::NONE);
+        decoder.can_decode().then(|| decoder.decode())
+    }
+
     /// The address after the last instruction.
     pub fn end(&self) -> u64 {
         self.state.rip.wrapping_add(self.code.len() as u64)
@@ -198,6 +208,17 @@ mod tests {
         assert_eq!(runs.len(), 2);
         assert_eq!(runs[0], Patch { address: DATA.base + 1, bytes: vec![7, 8] });
         assert_eq!(runs[1].address, DATA.base + 100);
+    }
+
+    #[test]
+    fn instructions_are_found_off_the_beaten_track() {
+        let (state, code) = (State::default(), vec![0x66, 0x90, 0xca, 0xfa, 0x1e]);
+        let case = Case { state, code, background: 0, patches: vec![] };
+        let code = |offset| Some(case.instruction_at(CODE.base + offset)?.code());
+        assert_eq!(code(1), Some(iced_x86::Code::Nopd), "in the middle of another");
+        assert_eq!(code(2), Some(iced_x86::Code::Retfd_imm16));
+        assert_eq!(code(5), Some(iced_x86::Code::Hlt), "behind the code");
+        assert!(case.instruction_at(0).is_none());
     }
 
     #[test]

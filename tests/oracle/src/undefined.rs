@@ -149,6 +149,11 @@ impl Undefined {
         self.ignored.memory.iter().any(overlap)
     }
 
+    /// Whether any memory at all is not compared.
+    pub fn ignores_some_memory(&self) -> bool {
+        !self.ignored.memory.is_empty()
+    }
+
     /// Nor are these flags.
     pub fn ignore_flags(&mut self, flags: u64) {
         self.ignored.flags |= flags;

@@ -73,7 +73,10 @@ impl Vendor {
         }
         let len = insn.memory_size().size() as u64;
         let operand = operand_address(insn, vcpu).map(|start| start..start.saturating_add(len));
-        if operand.is_some_and(|operand| undefined.ignores_memory(&operand)) {
+        // A gather reads here and there.
+        let reads = operand.is_some_and(|operand| undefined.ignores_memory(&operand))
+            || is_gather(insn) && undefined.ignores_some_memory();
+        if reads {
             undefined.open("AMD: reads or writes what is the maker's own");
         }
         let pops = insn.stack_pointer_increment() > 0 || insn.mnemonic() == M::Leave;
@@ -127,12 +130,13 @@ impl Vendor {
         if self == Self::Intel {
             return None;
         }
-        let insns = case.instructions();
-        let at = |rip: u64| insns.iter().find(|insn| insn.ip() == rip);
-        let further = at(other.state.rip).and_then(exists_there);
-        let Stop::Fault(fault) = native.stop else { return further };
-        let insn = at(native.state.rip)?;
-        further.or_else(|| match fault.vector {
+        let at = |rip| case.instruction_at(rip);
+        if let Some(further) = at(other.state.rip).as_ref().and_then(exists_there) {
+            return Some(further);
+        }
+        let Stop::Fault(fault) = native.stop else { return None };
+        let insn = &at(native.state.rip)?;
+        match fault.vector {
             vector::AC if checks_alignment(insn) => Some(ALIGNMENT),
             vector::GP | vector::SS | vector::PF | vector::AC => {
                 limits(insn, native, other).or_else(|| looks_at_memory(insn, other.stop))
@@ -144,7 +148,7 @@ impl Vendor {
                 Some("AMD: PREFETCHW of a register is invalid")
             }
             _ => None,
-        })
+        }
     }
 }
 
@@ -201,7 +205,8 @@ fn looks_at_memory(insn: &Instruction, other: Stop) -> Option<&'static str> {
 /// The offset of a memory operand into FS or GS.
 fn offset(insn: &Instruction, state: &State) -> Option<u64> {
     let based = matches!(insn.memory_segment(), Register::FS | Register::GS);
-    let operand = insn.op_kinds().position(|kind| kind == OpKind::Memory).filter(|_| based)?;
+    let in_segment = |kind| matches!(kind, OpKind::Memory | OpKind::MemorySegRSI);
+    let operand = insn.op_kinds().position(in_segment).filter(|_| based)?;
     insn.virtual_address(operand as u32, 0, |register, _, _| match register {
         r if r.is_gpr64() => state.gpr.get(r.number()).copied(),
         r if r.is_gpr32() => Some(state.gpr.get(r.number())? & 0xffff_ffff),

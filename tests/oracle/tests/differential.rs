@@ -1,5 +1,7 @@
 //! The interpreter against the host CPU: a bounded campaign, and every case that once failed.
 
+use std::path::{Path, PathBuf};
+
 use oracle::campaign::{self, Plan};
 use oracle::{CaseFile, Checker, Vendor, compare, forms};
 
@@ -45,26 +47,45 @@ fn run(bits: u32) {
     assert!(untried.is_empty(), "never ran: {untried:?}");
 }
 
+/// Where the makers of CPUs differ, each is right: no outcome is recorded, and none is a difference.
+#[test]
+fn cases_the_makers_differ_on() {
+    let mut checker = Checker::new().unwrap();
+    let files = case_files("cases/makers");
+    for (name, file) in &files {
+        let report = checker.check(&file.case).unwrap();
+        assert!(report.differences.is_empty(), "{name}: {:#?}", report.differences);
+    }
+    assert!(!files.is_empty(), "the case files are gone");
+}
+
 /// The native outcome in the file is from the CPU the case was found on; others may differ in what
 /// the architecture leaves open, so it is compared like any other outcome.
 #[test]
 fn cases_that_once_failed() {
     let mut checker = Checker::new().unwrap();
-    let mut replayed = 0;
-    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/cases")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "case") {
-            continue;
-        }
-        let text = std::fs::read_to_string(&path).unwrap();
-        let file = CaseFile::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let files = case_files("cases");
+    for (name, file) in &files {
         let report = checker.check(&file.case).unwrap();
-        assert!(report.differences.is_empty(), "{}: {:#?}", path.display(), report.differences);
-        let expected = file.expected.unwrap_or_else(|| panic!("{}: no outcome", path.display()));
+        assert!(report.differences.is_empty(), "{name}: {:#?}", report.differences);
+        let expected = file.expected.as_ref().unwrap_or_else(|| panic!("{name}: no outcome"));
         let interpreted = &report.interpreted;
-        let lines = compare::differences(&expected, &interpreted.outcome, &interpreted.ignored);
-        assert!(lines.is_empty(), "{}: as recorded: {lines:#?}", path.display());
-        replayed += 1;
+        let lines = compare::differences(expected, &interpreted.outcome, &interpreted.ignored);
+        assert!(lines.is_empty(), "{name}: as recorded: {lines:#?}");
     }
-    assert!(replayed > 0, "the case files are gone");
+    assert!(!files.is_empty(), "the case files are gone");
+}
+
+/// The case files of a folder, by name.
+fn case_files(folder: &str) -> Vec<(String, CaseFile)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let cases = paths.filter(|path| path.extension().is_some_and(|extension| extension == "case"));
+    let read = |path: PathBuf| {
+        let name = path.display().to_string();
+        let file = CaseFile::parse(&std::fs::read_to_string(path).unwrap());
+        let file = file.unwrap_or_else(|error| panic!("{name}: {error}"));
+        (name, file)
+    };
+    cases.map(read).collect()
 }

@@ -22,6 +22,10 @@ pub const DEBUG_EXIT: &[u8] = b"\xb0\x15\xe6\xf4";
 pub const RESET: &[u8] = b"\xb0\xfe\xe6\x64";
 /// `lidt [ENTRY + 8]; int3`, and an empty table behind it.
 pub const TRIPLE_FAULT: &[u8] = b"\x0f\x01\x1d\x28\x00\x10\x00\xcc\0\0\0\0\0\0\0\0";
+/// `mov eax, NOWHERE; jmp eax`
+pub const JUMP_NOWHERE: &[u8] = b"\xb8\0\0\0\x40\xff\xe0";
+/// `mov eax, NOWHERE; mov [eax], esp; mov eax, [eax]; out 0xf4, al`
+pub const WRITE_NOWHERE: &[u8] = b"\xb8\0\0\0\x40\x89\x20\x8b\x00\xe6\xf4";
 /// `jmp .`
 pub const SPIN: &[u8] = b"\xeb\xfe";
 /// `cli; hlt`

@@ -2,7 +2,10 @@
 #![allow(dead_code, missing_docs)]
 
 use iced_x86::Instruction;
-use std::{cell::RefCell, collections::BTreeMap};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+};
 use x86::{
     Fault, Vcpu,
     cpuid::{Model, Settings},
@@ -16,6 +19,8 @@ pub struct FakeRam {
     bytes: RefCell<Vec<u8>>,
     code: RefCell<Vec<bool>>,
     stale: RefCell<Vec<u64>>,
+    /// The GPA of a page that is ROM.
+    pub rom: Cell<Option<u64>>,
 }
 
 impl FakeRam {
@@ -24,6 +29,7 @@ impl FakeRam {
             bytes: RefCell::new(vec![0; size]),
             code: RefCell::new(vec![false; size / 4096]),
             stale: RefCell::default(),
+            rom: Cell::default(),
         }
     }
     fn get<const N: usize>(&self, offset: u64) -> [u8; N] {
@@ -38,8 +44,8 @@ impl FakeRam {
 
 impl GuestRam for FakeRam {
     fn page(&self, gpa: u64) -> Option<RamPage> {
-        let inside = (gpa as usize) < self.bytes.borrow().len();
-        inside.then_some(RamPage { offset: gpa & !0xfff, writable: true })
+        let (inside, offset) = ((gpa as usize) < self.bytes.borrow().len(), gpa & !0xfff);
+        inside.then_some(RamPage { offset, writable: self.rom.get() != Some(offset) })
     }
     fn load8(&self, offset: u64) -> u8 {
         u8::from_le_bytes(self.get(offset))

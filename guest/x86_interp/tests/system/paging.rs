@@ -246,3 +246,20 @@ fn a_store_across_pages_is_all_or_nothing() {
     assert_eq!(lab.v().cr2, PAGE + 0x1000, "the page at fault");
     assert_eq!(lab.sys.ram.load32(PAGE + 0xffc), 0x1111_1111);
 }
+
+/// Whoever answers for what is not RAM may drop it; the ROM stays as it is, and can be read.
+#[test]
+fn stores_to_rom_do_not_reach_it() {
+    let mut lab = Lab::new();
+    lab.sys.ram.store32(PAGE, 0x1111_1111);
+    lab.sys.ram.rom.set(Some(PAGE));
+    lab.v().gpr[reg::RCX] = 0x2222_2222;
+    lab.kernel(|a| {
+        a.mov(dword_ptr(PAGE), ecx)?;
+        a.lock().add(dword_ptr(PAGE), ecx)?;
+        a.mov(eax, dword_ptr(PAGE))
+    });
+    lab.finishes();
+    assert_eq!(lab.gpr(reg::RAX), 0x1111_1111);
+    assert_eq!(lab.sys.ram.load32(PAGE), 0x1111_1111);
+}

@@ -13,9 +13,10 @@ mod shared;
 mod tests;
 
 use std::io;
+use std::ops::Range;
 use std::time::Duration;
 
-use crate::layout::IMAGE_LEN;
+use crate::layout::{IMAGE_LEN, image_offset};
 use crate::state::{Case, Outcome, START_FLAGS, Stop, changes};
 use frame::{Frame, SIGRETURN_FLAGS};
 use shared::Shared;
@@ -121,6 +122,15 @@ impl NativeRunner {
         }
     }
 
+    /// Whether the scratch process has memory at `address` that no case is given: it is a copy of ours, at
+    /// addresses that are new in each run. A case that comes upon it does there what it would not do in
+    /// the interpreter.
+    pub fn has_of_its_own(&self, address: u64) -> bool {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+        let is_mapped = maps.lines().filter_map(range).any(|range| range.contains(&address));
+        is_mapped && image_offset(address).is_none()
+    }
+
     fn attempt(&mut self, case: &Case, image: &[u8; IMAGE_LEN]) -> Result<Outcome, RunnerError> {
         let (mut frame, at) = self.frame()?;
         frame.load(&case.state);
@@ -189,6 +199,13 @@ impl NativeRunner {
             self.pid = 0;
         }
     }
+}
+
+/// The addresses of a line of /proc/PID/maps.
+fn range(line: &str) -> Option<Range<u64>> {
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some(number(start)?..number(end)?)
 }
 
 impl Drop for NativeRunner {

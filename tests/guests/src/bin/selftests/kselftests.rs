@@ -12,7 +12,7 @@ use xtask::{
     assets::{Assets, Kernel},
     command::progress,
     initramfs::File,
-    self_tests::{Program, SelfTestAssets},
+    self_tests::{Program, SelfTestAssets, makes_32_bit_programs},
 };
 
 use crate::{
@@ -75,6 +75,9 @@ impl fmt::Display for Outcome {
 /// A program that passes on the host did not pass in ring3.
 pub fn run(assets: &Assets, filter: &str, limits: Limits<'_>) -> Result<String> {
     let mut programs = assets.kselftests()?;
+    if !makes_32_bit_programs()? {
+        println!("only 64-bit kselftests: for the others, install the package gcc-multilib");
+    }
     programs.retain(|program| program.name.contains(filter));
     ensure!(!programs.is_empty(), "no kselftest has `{filter}` in its name");
     let host = on_the_host(&programs)?;
