@@ -87,7 +87,7 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
         );
     }
     let pages = Pages::new().map_err(|error| error.to_string())?;
-    let mut slots = Slots::<Wedge>::new(ram.clone(), Kick::default());
+    let mut slots = Slots::<Wedge>::new(ram.clone(), true, Kick::default());
     slots.select(0, &pages).map_err(|error| error.to_string())
 }
 
@@ -122,7 +122,7 @@ impl Fast {
         let kick = Kick::default();
         attention.forward(Arc::new(WedgeKicker(kick.clone())));
         let mut pages = Pages::new().map_err(Error::Start)?;
-        let slots = Slots::new(board.ram().clone(), kick);
+        let slots = Slots::new(board.ram().clone(), modes.kernel_translated, kick);
         let code = Code::new(&mut pages);
         let statistics = Statistics::default();
         Ok(Self { cpu, board, pages, slots, code, modes, statistics, home: Home::new() })
@@ -209,6 +209,9 @@ impl Fast {
     fn take_state(&mut self) {
         let f = self.pages.frame();
         f.go = go::NOTHING;
+        if !self.modes.kernel_translated {
+            state::only_user(f, &self.cpu.vcpu);
+        }
         state::store(f, &mut self.cpu, &mut self.board);
     }
 

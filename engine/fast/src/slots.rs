@@ -20,6 +20,8 @@ const UPPER_HALF: u64 = 1 << 63;
 /// The slots, least recently used first.
 pub struct Slots<W = Wedge> {
     ram: Ram,
+    /// Kernel code runs in the slots, too.
+    kernel: bool,
     kick: Kick,
     spaces: Vec<Space<W>>,
     /// Whose regions are whose, in all slots.
@@ -31,9 +33,9 @@ pub struct Slots<W = Wedge> {
 }
 
 impl<W: Process> Slots<W> {
-    pub fn new(ram: Ram, kick: Kick) -> Self {
+    pub fn new(ram: Ram, kernel: bool, kick: Kick) -> Self {
         let (regions, sites, scans) = Default::default();
-        Self { ram, kick, spaces: Vec::new(), regions, sites, scans }
+        Self { ram, kernel, kick, spaces: Vec::new(), regions, sites, scans }
     }
 
     /// Makes the slot for a process-context identifier the current one. As in a TLB, it is the
@@ -85,6 +87,7 @@ impl<W: Process> Slots<W> {
                 len: self.ram.len(),
                 low: self.ram.low_len(),
                 marks: self.ram.marks_fd(),
+                walked: self.kernel,
             };
             let wedge = W::start(ram, pages, self.kick.clone())?;
             return Ok(Space::new(wedge, pcid, self.sites.clone(), self.scans.clone()));

@@ -48,9 +48,15 @@ impl Fast {
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, f);
         f.pending = 0;
-        match self.enter(go::USER)? {
-            ExitKind::UserSignal => self.user_exit(),
-            kind => self.kernel_exit(kind),
+        match (self.enter(go::USER)?, self.modes.kernel_translated) {
+            (ExitKind::UserSignal, _) => self.user_exit(),
+            (kind, true) => self.kernel_exit(kind),
+            (ExitKind::Kicked, false) => {
+                self.take_state();
+                Ok(())
+            }
+            // Whatever user code has the wedge say: no kernel code has run.
+            (_, false) => self.user_exit(),
         }
     }
 

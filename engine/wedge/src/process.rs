@@ -64,6 +64,8 @@ pub struct Ram<'a> {
     pub low: u64,
     /// Memory object with a byte a page, not zero if the monitor decides what becomes of it.
     pub marks: BorrowedFd<'a>,
+    /// The wedge walks the guest's page tables, for which it has all of RAM in its window.
+    pub walked: bool,
 }
 
 /// A wedge process.
@@ -93,6 +95,7 @@ impl Wedge {
         prepare(shared.get_mut(), &ram);
         let parts = Parts {
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
+            walked: ram.walked,
             marks: ram.marks.as_raw_fd(),
             image: image()?,
             shared: shared.fd(),
@@ -250,7 +253,7 @@ fn prepare(shared: &mut Shared, ram: &Ram<'_>) {
     // SAFETY: fills eight bytes of ours.
     unsafe { libc::getrandom(secret.as_mut_ptr().cast(), 8, 0) };
     shared.secret = u64::from_le_bytes(secret);
-    (shared.ram_len, shared.ram_low) = (ram.len, ram.low);
+    (shared.ram_len, shared.ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
     shared.blob_end = (BLOB + IMAGE.len()) as u64;
     shared.key = u64::from(crate::keys());
 }
@@ -286,6 +289,7 @@ struct Parts {
     marks: i32,
     /// With its length in bytes.
     ram: (i32, usize),
+    walked: bool,
 }
 
 const R: i32 = libc::PROT_READ;
@@ -306,6 +310,7 @@ fn become_wedge(parts: &Parts) -> ! {
         (MARKS, (parts.ram.1 / PAGE).next_multiple_of(PAGE), R, parts.marks),
         (RAM, parts.ram.1, RW, parts.ram.0),
     ];
+    let closed = &closed[..if parts.walked { closed.len() } else { closed.len() - 2 }];
     // SAFETY: this process is about to be nothing but the window.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -315,7 +320,7 @@ fn become_wedge(parts: &Parts) -> ! {
         fixed(GATE, PAGE, RW, -1);
         fixed(SITES, SITES_LEN, R, parts.sites);
         let key = if crate::keys() { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } else { 0 };
-        for (at, len, protection, fd) in closed {
+        for (at, len, protection, fd) in closed.iter().copied() {
             fixed(at, len, protection, fd);
             let marked =
                 key == 0 || libc::syscall(libc::SYS_pkey_mprotect, at, len, protection, key) == 0;

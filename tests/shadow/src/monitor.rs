@@ -46,7 +46,7 @@ impl Run {
                 &CPUID[..(frame % 3) as usize],
             );
         }
-        let slots = Slots::new(ram.clone(), Kick::default());
+        let slots = Slots::new(ram.clone(), true, Kick::default());
         let (user, exit, violation) = (true, Exit::None, None);
         let world = World { ram, pages, tables, tlb, random, space: 0, user, exit, violation };
         WORLD.set(Some(world));
