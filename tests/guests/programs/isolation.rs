@@ -252,7 +252,6 @@ fn host_calls(o: &mut Outcome) {
     o.attempt("hidden syscall", Needs::Nothing, Fine, hidden_call);
     o.attempt("int 0x80", Needs::Nothing, Fine, interrupt_80);
     o.attempt("sysenter", Needs::Nothing, Killed, code!("mov eax, 20", "sysenter"));
-    o.attempt("vsyscall call", Needs::Nothing, Fine, code!("xor edi, edi", "mov rax, -10485760 + 0x400", "call rax"));
     o.attempt("vsyscall read", Needs::Nothing, Signal(SEGV), || load(0xffff_ffff_ff60_0000));
 }
 
