@@ -71,6 +71,10 @@ pub struct Fast {
     modes: Modes,
     statistics: Statistics,
     home: Home,
+    /// Answers of CPUID given to the wedges so far.
+    learnt: usize,
+    /// CR4 and XCR0 at that time.
+    learnt_under: (u64, u64),
 }
 
 /// Why this host cannot run the fast engine, if it cannot; tried, not guessed.
@@ -125,7 +129,8 @@ impl Fast {
         let slots = Slots::new(board.ram().clone(), modes.kernel_translated, kick);
         let code = Code::new(&mut pages);
         let statistics = Statistics::default();
-        Ok(Self { cpu, board, pages, slots, code, modes, statistics, home: Home::new() })
+        let (home, learnt, learnt_under) = (Home::new(), 0, (0, 0));
+        Ok(Self { cpu, board, pages, slots, code, modes, statistics, home, learnt, learnt_under })
     }
 
     /// Brings everything derived from guest memory up to date and selects the current slot.
@@ -143,6 +148,7 @@ impl Fast {
 
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.
     fn enter(&mut self, how: u64) -> Result<ExitKind, Error> {
+        self.check_learnt();
         let f = self.pages.frame();
         f.go = how;
         f.fast = (self.modes.user_direct
@@ -188,9 +194,9 @@ impl Fast {
                     return Ok(true);
                 }
                 Answer::Interpret => return Ok(false),
-                Answer::NeedsRegion(region) => {
-                    self.pages.give_to_kernel(region);
-                    self.slots.give_to_kernel(region);
+                Answer::NeedsRegion(hva) => {
+                    self.pages.give_to_kernel(hva);
+                    self.slots.give_to_kernel(hva);
                 }
             }
         }
@@ -277,6 +283,7 @@ impl Engine for Fast {
             ("fast user returns", f.fast_returns),
             ("fast kernel returns", f.fast_kernel_returns),
             ("patched system calls", f.patched_system_calls),
+            ("fast CPUIDs", f.fast_cpuids),
             ("fast mappings", f.fast_mapped),
             ("fast page faults", f.fast_faults),
             ("fast invalidations", f.fast_invalidations),

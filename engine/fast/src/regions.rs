@@ -1,113 +1,106 @@
 //! Who has which part of a wedge's address space.
 //!
 //! User addresses are the host's own; kernel addresses appear [`BIAS`] above theirs, modulo 2^64, among
-//! them. Regions of 512 GiB keep the two apart: a region belongs to user code until kernel memory is to
+//! them. Regions of 1 GiB keep the two apart: a region belongs to user code until kernel memory is to
 //! be mapped there, and to the kernel from then on. A user page in a kernel region is never installed:
 //! user code faults on it and is interpreted, and translated code that accesses user memory finds the
-//! address poisoned ([`wedge::Pages::give_to_kernel`]).
+//! address poisoned ([`wedge::Pages::give_to_kernel`]). A kernel has memory in some dozen regions of
+//! 131,072, so programs hardly ever meet one.
 
-use frame::{BIAS, KERNEL_START, NO_USER, RAM, RAM_MAX, SITES, SITES_LEN, TOP, UPPER_USER, WINDOW};
-
-const _: () =
-    assert!(WINDOW >> REGION_BITS == 3 && RAM >> REGION_BITS == 4 && RAM_MAX >> REGION_BITS == 2);
-
-/// log2 of a region's bytes.
-const REGION_BITS: u32 = 39;
+use frame::{BIAS, KERNEL_START, NO_USER, REGION_BITS, SITES, SITES_LEN, TOP, UPPER_USER, region};
+use std::collections::BTreeSet;
 
 /// What translated code adds to an address, while no region has changed hands.
 pub fn host_bias(gva: u64) -> u64 {
     if gva >> 47 == 0 { 0 } else { BIAS }
 }
 
-/// Whose regions are whose.
+/// Some regions.
 #[derive(Clone, Debug, Default)]
-pub struct Regions {
-    kernel: [u64; 4],
-}
+pub struct Regions(BTreeSet<usize>);
 
 impl Regions {
-    /// The region of an HVA.
-    pub fn of(hva: u64) -> usize {
-        (hva >> REGION_BITS) as usize & 0xff
+    /// Adds the region of an HVA; false if it was there already.
+    pub fn add(&mut self, hva: u64) -> bool {
+        self.0.insert(region(hva))
     }
 
-    /// A user page may be installed here.
-    pub fn user(&self, gva: u64) -> bool {
-        Self::mappable(gva) && !self.is_kernel(Self::of(gva))
+    /// Whether the region of an HVA is there.
+    pub fn has(&self, hva: u64) -> bool {
+        self.0.contains(&region(hva))
     }
 
-    /// The HVA of a kernel page, if one may be installed there.
-    pub fn kernel(gva: u64) -> Option<u64> {
-        let hva = gva.wrapping_add(BIAS);
-        (gva >= KERNEL_START && Self::mappable(hva)).then_some(hva)
-    }
-
-    /// Gives a region to the kernel; false if it was its own already.
-    pub fn give_to_kernel(&mut self, region: usize) -> bool {
-        let (word, bit) = (&mut self.kernel[(region / 64) & 3], 1 << (region & 63));
-        let news = *word & bit == 0;
-        *word |= bit;
-        news
-    }
-
-    /// The ranges of HVAs that may hold guest pages.
-    pub fn all() -> [(u64, u64); 4] {
-        let window = extent(Self::of(WINDOW as u64)).0;
-        let (sites, sites_end) = (SITES as u64, (SITES + SITES_LEN) as u64);
-        [
-            (0, sites),
-            (sites_end, window),
-            ((RAM + RAM_MAX) as u64, NO_USER),
-            (UPPER_USER, TOP as u64),
-        ]
-    }
-
-    /// The parts of a range that may hold guest pages.
-    pub fn parts(start: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
-        let cut = move |(from, to): (u64, u64)| (from.max(start), to.min(start + len));
-        Self::all().into_iter().map(cut).filter(|(from, to)| from < to)
-    }
-
-    /// A guest page may lie at this HVA.
-    pub fn mappable(hva: u64) -> bool {
-        Self::all().iter().any(|(from, to)| (*from..*to).contains(&hva))
-    }
-
-    /// Whether a region is the kernel's.
-    pub fn is_kernel(&self, region: usize) -> bool {
-        self.kernel[(region / 64) & 3] >> (region & 63) & 1 == 1
+    /// Takes all out: first HVAs.
+    pub fn take(&mut self) -> impl Iterator<Item = u64> + use<> {
+        std::mem::take(&mut self.0).into_iter().map(|region| (region as u64) << REGION_BITS)
     }
 }
 
-/// First HVA of a region, and its length in bytes.
-pub fn extent(region: usize) -> (u64, u64) {
-    ((region as u64) << REGION_BITS, 1 << REGION_BITS)
+/// First HVA of an HVA's region, and its length in bytes.
+pub fn extent(hva: u64) -> (u64, u64) {
+    let len = 1 << REGION_BITS;
+    (hva & !(len - 1), len)
+}
+
+/// The HVA of a kernel page, if one may be installed there.
+pub fn kernel_hva(gva: u64) -> Option<u64> {
+    let hva = gva.wrapping_add(BIAS);
+    (gva >= KERNEL_START && is_mappable(hva)).then_some(hva)
+}
+
+/// The ranges of HVAs that may hold guest pages.
+pub fn mappable() -> [(u64, u64); 3] {
+    [(0, SITES as u64), ((SITES + SITES_LEN) as u64, NO_USER), (UPPER_USER, TOP as u64)]
+}
+
+/// The parts of a range that may hold guest pages.
+pub fn mappable_parts(start: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
+    let cut = move |(from, to): (u64, u64)| (from.max(start), to.min(start + len));
+    mappable().into_iter().map(cut).filter(|(from, to)| from < to)
+}
+
+/// A guest page may lie at this HVA.
+pub fn is_mappable(hva: u64) -> bool {
+    mappable().iter().any(|(from, to)| (*from..*to).contains(&hva))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use frame::WINDOW;
 
     #[test]
     fn a_region_changes_hands_once() {
-        let mut regions = Regions::default();
-        assert!(regions.user(0x5555_0000_0000));
-        let hva = Regions::kernel(0xffff_8880_0000_0000).expect("the direct map has a place");
-        assert_eq!(hva, 0x0680_0000_0000);
-        assert!(regions.user(hva));
-        assert!(regions.give_to_kernel(Regions::of(hva)));
-        assert!(!regions.give_to_kernel(Regions::of(hva)));
-        assert!(!regions.user(hva));
+        let mut kernel = Regions::default();
+        let hva = kernel_hva(0xffff_8880_4000_0000).expect("the direct map has a place");
+        assert_eq!(hva, 0x0680_4000_0000);
+        assert!(!kernel.has(hva));
+        assert!(kernel.add(hva));
+        assert!(!kernel.add(hva + 0x3fff_ffff));
+        assert!(kernel.has(hva) && !kernel.has(hva - 1) && !kernel.has(hva + 0x4000_0000));
+        assert_eq!(kernel.take().collect::<Vec<_>>(), [hva]);
     }
 
     #[test]
     fn what_is_nobodys() {
-        let regions = Regions::default();
-        assert!(!regions.user(WINDOW as u64 + 0x1000));
-        assert!(!regions.user(NO_USER));
-        assert!(regions.user(UPPER_USER));
-        assert!(!regions.user(1 << 47));
-        assert_eq!(Regions::kernel(0xffff_8000_0000_0000), None);
-        assert_eq!(Regions::kernel(0xffff_ffff_8000_0000), Some(0x7dff_8000_0000));
+        assert!(!is_mappable(WINDOW as u64 + 0x1000));
+        assert!(!is_mappable(NO_USER));
+        assert!(is_mappable(UPPER_USER));
+        assert!(!is_mappable(1 << 47));
+        assert_eq!(kernel_hva(0xffff_8000_0000_0000), None);
+        assert_eq!(kernel_hva(0xffff_ffff_8000_0000), Some(0x7dff_8000_0000));
+    }
+
+    /// What is the wedge's own and what is the guest's have nothing in common.
+    #[test]
+    fn the_reserved_part_holds_all_there_is() {
+        let reserved = NO_USER..UPPER_USER;
+        let table = frame::REGIONS as u64..(frame::REGIONS + frame::REGIONS_LEN) as u64;
+        let window = WINDOW as u64..frame::WINDOW_END as u64;
+        let ram = frame::RAM as u64..(frame::RAM + frame::RAM_MAX) as u64;
+        for (part, next) in [(&table, &window), (&window, &ram)] {
+            assert!(reserved.contains(&part.start) && part.end <= next.start);
+        }
+        assert!(ram.end <= reserved.end && frame::WINDOW_END <= WINDOW + frame::WINDOW_LEN);
     }
 }

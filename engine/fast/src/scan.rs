@@ -1,14 +1,16 @@
 //! What user code must not execute as it is, and what stands in its place.
 //!
 //! - Where the host cannot make CPUID fault, user code that executed it would find features whose state
-//!   the guest kernel does not keep (AVX-512). So it becomes UD2, and the interpreter, which sees the
+//!   the guest kernel does not keep (AVX-512). So it becomes HLT, which faults, and the interpreter, which sees the
 //!   guest's own bytes, executes it.
 //! - Where the host has more vector state than the guest knows, XSAVE and XRSTOR with a wide mask reach
 //!   beyond the area that the guest's CPUID told the program to provide. Where the mask is a constant
-//!   just before it (ld.so's resolver), it is cut to what the guest knows; any other becomes UD2.
+//!   just before it (ld.so's resolver), it is cut to what the guest knows; any other becomes HLT.
 //! - LAR and LSL answer from the host's descriptor tables, and LSL of Linux's segment for that purpose
-//!   and RDPID give the host's number of the CPU. They become UD2. RDTSCP gives that number, too, but
+//!   and RDPID give the host's number of the CPU. They become HLT. RDTSCP gives that number, too, but
 //!   clocks are read by it; it stays.
+//!
+//! - RDPKRU and WRPKRU, which the guest's CPU does not have, become UD2 where the host's has them.
 //!
 //! The changes are made in a copy of the page that only execution sees. The bytes looked for also occur
 //! inside other instructions: code is decoded from many places before them, which soon agree on where
@@ -18,9 +20,14 @@ use iced_x86::{Decoder, DecoderOptions};
 use std::iter;
 
 const CPUID: [u8; 2] = [0x0f, 0xa2];
-const UD2: u64 = 0x0b0f;
+/// First byte of what stands in the place of others: it faults in user code, and the host is quicker
+/// about that fault than about UD2's.
+const HLT: u64 = 0xf4;
 /// First bytes of XSAVE and XRSTOR, which a ModR/M byte with 4 or 5 in its middle follows.
 const XSAVE: [u8; 2] = [0x0f, 0xae];
+/// First bytes of RDPKRU and WRPKRU, which one of the others follows.
+const KEYS: [u8; 2] = [0x0f, 0x01];
+const KEYS_ENDS: [u8; 2] = [0xee, 0xef];
 const LAR: [u8; 2] = [0x0f, 0x02];
 const LSL: [u8; 2] = [0x0f, 0x03];
 /// RDPID behind its prefix, which a ModR/M byte follows.
@@ -51,9 +58,12 @@ pub struct Patch {
 
 /// What has to be changed in a page of user code.
 pub fn patches(page: &[u8]) -> Vec<Patch> {
-    let mut found: Vec<_> = host_answers(page).map(|at| Patch { at, len: 2, bytes: UD2 }).collect();
+    let mut found: Vec<_> = host_answers(page).map(|at| Patch { at, len: 1, bytes: HLT }).collect();
     if !wedge::cpuid_faults() {
-        found.extend(cpuids(page).map(|at| Patch { at, len: 2, bytes: UD2 }));
+        found.extend(cpuids(page).map(|at| Patch { at, len: 1, bytes: HLT }));
+    }
+    if wedge::keys() {
+        found.extend(keys(page).map(|at| Patch { at, len: 2, bytes: UD2 }));
     }
     if wedge::has_more_vectors() {
         found.extend(xsaves(page).map(|at| narrow(page, at)));
@@ -70,7 +80,7 @@ fn narrow(page: &[u8], at: usize) -> Patch {
     let nearest = (at.saturating_sub(MASK_REACH)..at.saturating_sub(6)).rev().find(mask);
     match nearest {
         Some(load) => Patch { at: load + 1, len: 1, bytes: u64::from(page[load + 1] & KNOWN) },
-        None => Patch { at, len: 2, bytes: UD2 },
+        None => Patch { at, len: 1, bytes: HLT },
     }
 }
 
@@ -94,6 +104,12 @@ fn xsaves(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
     let memory =
         |at: &usize| page.get(at + 2).is_some_and(|m| matches!(m >> 3 & 7, 4 | 5) && m >> 6 != 3);
     occurrences(page, XSAVE).filter(memory).filter(|at| is_opcode(page, *at))
+}
+
+/// Where the RDPKRU and WRPKRU instructions of a page are.
+fn keys(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    let whole = |at: &usize| page.get(at + 2).is_some_and(|end| KEYS_ENDS.contains(end));
+    occurrences(page, KEYS).filter(whole).filter(|at| is_instruction(page, *at))
 }
 
 fn occurrences(page: &[u8], bytes: [u8; 2]) -> impl Iterator<Item = usize> + '_ {
@@ -162,6 +178,16 @@ mod tests {
     }
 
     #[test]
+    fn key_instructions_are_found() {
+        let mut page = page();
+        page[700..703].copy_from_slice(&[0x0f, 0x01, 0xef]); // wrpkru
+        page[1400..1403].copy_from_slice(&[0x0f, 0x01, 0xee]); // rdpkru
+        page[2100..2103].copy_from_slice(&[0x0f, 0x01, 0xd0]); // xgetbv
+        page[2800..2807].copy_from_slice(&[0x48, 0x05, 0x0f, 0x01, 0xef, 0x00, 0x90]); // add rax, imm32
+        assert_eq!(keys(&page).collect::<Vec<_>>(), [700, 1400]);
+    }
+
+    #[test]
     fn an_immediate_is_not_one() {
         let mut page = page();
         page[700..707].copy_from_slice(&[0x48, 0x05, 0x00, 0x0f, 0xa2, 0x00, 0x90]); // add rax, imm32
@@ -188,7 +214,7 @@ mod tests {
         page[693..700].copy_from_slice(&[0x0f, 0xae, 0x64, 0x24, 0x40, 0x90, 0x90]);
         assert_eq!(narrow(&page, 693), Patch { at: 680, len: 1, bytes: 6 });
         page[679] = 0x90;
-        assert_eq!(narrow(&page, 693), Patch { at: 693, len: 2, bytes: UD2 });
+        assert_eq!(narrow(&page, 693), Patch { at: 693, len: 1, bytes: HLT });
     }
 
     #[test]

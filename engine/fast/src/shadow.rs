@@ -2,7 +2,7 @@
 
 use crate::{
     process::Process,
-    regions::{Regions, extent},
+    regions::{self, Regions, extent},
     scan::Patch,
     scans::Scans,
     sites::Sites,
@@ -39,8 +39,8 @@ const RESERVED: u64 = (1 << 52) - (1 << paging::PHYS_BITS);
 pub enum Answer {
     /// The page is mapped now: go on.
     Mapped,
-    /// The page is the kernel's, in a region that has not been given to it.
-    NeedsRegion(usize),
+    /// The page is the kernel's, at an HVA in a region that has not been given to it.
+    NeedsRegion(u64),
     /// Not the host's to answer: interpret the instruction.
     Interpret,
 }
@@ -79,7 +79,7 @@ pub struct Space<W = Wedge> {
     /// Where RAM pages (by offset) are mapped writable one by one: HVAs.
     writable: HashMap<u64, Vec<u64>>,
     /// Regions with anything of the user's in them.
-    user_regions: [u64; 4],
+    user_regions: Regions,
     /// Some kernel page mapped is not global.
     local_kernel: bool,
     /// A large page of the user's has been mapped from here.
@@ -104,7 +104,7 @@ impl<W: Process> Space<W> {
             large: BTreeMap::new(),
             parts: HashSet::new(),
             writable: HashMap::new(),
-            user_regions: [0; 4],
+            user_regions: Regions::default(),
             local_kernel: false,
             user_large: false,
             invalidated: Vec::new(),
@@ -143,8 +143,7 @@ impl<W: Process> Space<W> {
         let protection = protection & !PIECE;
         self.mappings += 1;
         if protection & KERNEL_PAGE == 0 {
-            let region = Regions::of(hva);
-            self.user_regions[region / 64] |= 1 << (region % 64);
+            self.user_regions.add(hva);
         }
         let writable = protection & WRITE != 0;
         if len >= LARGE {
@@ -170,7 +169,7 @@ impl<W: Process> Space<W> {
     /// Drops every mapping.
     pub fn clear_all(&mut self) -> Result<(), Error> {
         if self.mappings != 0 {
-            for (from, to) in Regions::all() {
+            for (from, to) in regions::mappable() {
                 self.unmap(from, to - from)?;
             }
         }
@@ -180,7 +179,8 @@ impl<W: Process> Space<W> {
         self.writable.clear();
         self.copies.clear();
         self.pages.clear();
-        self.user_regions = [0; 4];
+        self.user_regions = Regions::default();
+        self.user_large = false;
         self.local_kernel = false;
         Ok(())
     }
@@ -190,13 +190,10 @@ impl<W: Process> Space<W> {
         if self.local_kernel {
             return self.clear_all();
         }
-        for region in 0..256 {
-            if self.user_regions[region / 64] >> (region % 64) & 1 == 1 {
-                self.clear_region(region)?;
-            }
+        for hva in self.user_regions.take() {
+            self.clear_region(hva)?;
         }
         self.pages.clear();
-        self.user_regions = [0; 4];
         self.user_large = false;
         Ok(())
     }
@@ -236,9 +233,9 @@ impl<W: Process> Space<W> {
         self.large.values().any(|large| large.protection & KERNEL_PAGE == 0)
     }
 
-    /// Drops everything in a region.
-    pub fn clear_region(&mut self, region: usize) -> Result<(), Error> {
-        let (start, len) = extent(region);
+    /// Drops everything in the region of an HVA.
+    pub fn clear_region(&mut self, hva: u64) -> Result<(), Error> {
+        let (start, len) = extent(hva);
         let gone = |hva: u64| hva.wrapping_sub(start) < len;
         self.large.retain(|hva, _| !gone(*hva));
         self.parts.retain(|(hva, _)| !gone(*hva));
@@ -249,7 +246,7 @@ impl<W: Process> Space<W> {
                 !hvas.is_empty()
             });
         }
-        for (from, to) in Regions::parts(start, len) {
+        for (from, to) in regions::mappable_parts(start, len) {
             self.unmap(from, to - from)?;
         }
         Ok(())
@@ -265,13 +262,9 @@ impl<W: Process> Space<W> {
     /// Drops the mapping of one page.
     pub fn drop_page(&mut self, gva: u64) -> Result<(), Error> {
         let gva = gva & !(PAGE - 1);
-        let hva = if gva >> 63 == 0 { Some(gva) } else { Regions::kernel(gva) };
-        let Some(hva) = hva.filter(|hva| *hva < wedge::TOP as u64 && self.mappings != 0) else {
-            return Ok(());
-        };
-        if !Regions::mappable(hva) {
-            return Ok(());
-        }
+        let hva = if gva >> 63 == 0 { Some(gva) } else { regions::kernel_hva(gva) };
+        let mapped = |hva: &u64| regions::is_mappable(*hva) && self.mappings != 0;
+        let Some(hva) = hva.filter(mapped) else { return Ok(()) };
         for bits in LARGE_PAGES {
             let (start, len) = part(hva, bits);
             if self.parts.remove(&(start, len)) {
@@ -340,14 +333,16 @@ impl<W: Process> Space<W> {
         &mut self,
         ram: &Ram,
         roots: Roots,
-        regions: &Regions,
+        kernel_regions: &Regions,
         gva: u64,
         access: Access,
     ) -> Result<Answer, Error> {
         let kernel = gva >> 63 == 1;
         let hva = match kernel {
-            true => Regions::kernel(gva).filter(|_| !access.user && !access.fetch),
-            false => regions.user(gva).then_some(gva),
+            true => regions::kernel_hva(gva).filter(|_| !access.user && !access.fetch),
+            false => {
+                Some(gva).filter(|gva| regions::is_mappable(*gva) && !kernel_regions.has(*gva))
+            }
         };
         let Some(hva) = hva else { return Ok(Answer::Interpret) };
         let Ok(found) = paging::walk(&mut &*ram, roots, gva, access) else {
@@ -356,8 +351,8 @@ impl<W: Process> Space<W> {
         if access.write && !found.writable || !kernel && !found.user {
             return Ok(Answer::Interpret);
         }
-        if kernel && !regions.is_kernel(Regions::of(hva)) {
-            return Ok(Answer::NeedsRegion(Regions::of(hva)));
+        if kernel && !kernel_regions.has(hva) {
+            return Ok(Answer::NeedsRegion(hva));
         }
         if self.mappings > MAX_MAPPINGS {
             self.clear_all()?;
@@ -385,7 +380,8 @@ impl<W: Process> Space<W> {
         if !self.map_page(ram, place, found, write)? {
             return Ok(Answer::Interpret);
         }
-        if found.page_bits == 12 {
+        // The wedge maps by itself what lies around the user's.
+        if found.page_bits == 12 && place.kernel {
             self.map_around(ram, roots, place)?;
         }
         Ok(Answer::Mapped)
@@ -499,8 +495,7 @@ impl<W: Process> Space<W> {
         if place.kernel {
             self.local_kernel |= !found.global;
         } else {
-            let region = Regions::of(place.hva);
-            self.user_regions[region / 64] |= 1 << (region % 64);
+            self.user_regions.add(place.hva);
         }
     }
 
@@ -538,7 +533,7 @@ impl<W: Process> Space<W> {
         let len = end - start + 1;
         let offset = first.offset - (base - start);
         let hva = start.wrapping_add(place.hva.wrapping_sub(place.gva));
-        let whole = Regions::parts(hva, len).eq([(hva, hva + len)]);
+        let whole = regions::mappable_parts(hva, len).eq([(hva, hva + len)]);
         if !whole {
             return Ok(false);
         }
@@ -589,7 +584,7 @@ impl<W: Process> Space<W> {
             let Some(found) = leaf(ram, roots, gva, !place.kernel) else { continue };
             let hva = gva.wrapping_add(place.hva.wrapping_sub(place.gva));
             let plain = ram.page(found.gpa).is_some_and(|page| !ram.is_code(page.offset));
-            if plain && Regions::mappable(hva) {
+            if plain && regions::is_mappable(hva) {
                 self.map_page(ram, Place { gva, hva, ..place }, &found, false)?;
             }
         }

@@ -24,8 +24,8 @@ pub struct Slots<W = Wedge> {
     kernel: bool,
     kick: Kick,
     spaces: Vec<Space<W>>,
-    /// Whose regions are whose, in all slots.
-    regions: Regions,
+    /// The regions that are the kernel's, in all slots.
+    kernel_regions: Regions,
     /// Patched system calls, in all slots.
     sites: Sites,
     /// What is known of pages of code, in all slots.
@@ -34,8 +34,8 @@ pub struct Slots<W = Wedge> {
 
 impl<W: Process> Slots<W> {
     pub fn new(ram: Ram, kernel: bool, kick: Kick) -> Self {
-        let (regions, sites, scans) = Default::default();
-        Self { ram, kernel, kick, spaces: Vec::new(), regions, sites, scans }
+        let (kernel_regions, sites, scans) = Default::default();
+        Self { ram, kernel, kick, spaces: Vec::new(), kernel_regions, sites, scans }
     }
 
     /// Makes the slot for a process-context identifier the current one. As in a TLB, it is the
@@ -76,7 +76,7 @@ impl<W: Process> Slots<W> {
     /// Answers a page fault in the current slot.
     pub fn answer(&mut self, roots: Roots, gva: u64, access: Access) -> Result<Answer, Error> {
         let space = self.spaces.last_mut().ok_or(Error::Gone)?;
-        space.answer(&self.ram, roots, &self.regions, gva, access)
+        space.answer(&self.ram, roots, &self.kernel_regions, gva, access)
     }
 
     /// An empty slot: a fresh one, or the least recently used one without its user pages.
@@ -134,14 +134,12 @@ impl<W: Process> Slots<W> {
         }
     }
 
-    /// Kernel memory is to be mapped in a region: it becomes the kernel's. True if that is news.
-    pub fn give_to_kernel(&mut self, region: usize) -> bool {
-        let news = self.regions.give_to_kernel(region);
-        if news {
+    /// Kernel memory is to be mapped in the region of an HVA: it becomes the kernel's.
+    pub fn give_to_kernel(&mut self, hva: u64) {
+        if self.kernel_regions.add(hva) {
             for space in &mut self.spaces {
-                let _ = space.clear_region(region);
+                let _ = space.clear_region(hva);
             }
         }
-        news
     }
 }

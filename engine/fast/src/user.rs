@@ -1,16 +1,16 @@
 //! User code, directly on the CPU.
 
 use crate::{Fast, state};
-use frame::{ExitKind, Frame, KICK, go};
+use frame::{Cpuid, ExitKind, Frame, KICK, go};
 use wedge::Error;
 use x86::{
     Fault,
     exception::pf,
     flags,
     paging::{self, Access, Roots},
-    vector,
+    reg, vector,
 };
-use x86_interp::System;
+use x86_interp::{GuestRam, System};
 
 const SIGTRAP: u64 = 5;
 const SIGSEGV: u64 = 11;
@@ -96,8 +96,56 @@ impl Fast {
             Stop::Breakpoint => v.rip = v.rip.wrapping_sub(1),
             Stop::Fault => {}
         }
-        self.interpret();
+        match stop {
+            Stop::Fault => self.interpret_and_learn(),
+            _ => self.interpret(),
+        }
         Ok(())
+    }
+
+    /// Interprets one instruction; what CPUID answers, the wedge may answer the next time.
+    fn interpret_and_learn(&mut self) {
+        let asked = [self.cpu.vcpu.gpr[reg::RAX] as u32, self.cpu.vcpu.gpr[reg::RCX] as u32];
+        let cpuid = self.is_cpuid();
+        self.interpret();
+        if cpuid {
+            let [eax, ecx, edx, ebx] = [reg::RAX, reg::RCX, reg::RDX, reg::RBX]
+                .map(|register| self.cpu.vcpu.gpr[register] as u32);
+            self.learn(Cpuid { asked, registers: [eax, ebx, ecx, edx] });
+        }
+    }
+
+    /// The instruction at RIP is CPUID.
+    fn is_cpuid(&self) -> bool {
+        let v = &self.cpu.vcpu;
+        let access = Access { write: false, fetch: true, user: true, smap_override: false };
+        let mut ram = self.board.ram();
+        let found = paging::walk(&mut ram, Roots::from(v), v.rip, access);
+        let page = found.ok().and_then(|found| Some((found.gpa, ram.page(found.gpa & !0xfff)?)));
+        let mut bytes = [0; 2];
+        let whole = page.filter(|(gpa, _)| gpa & 0xfff < 0xfff);
+        if let Some((gpa, page)) = whole {
+            ram.read(page.offset + (gpa & 0xfff), &mut bytes);
+        }
+        bytes == [0x0f, 0xa2]
+    }
+
+    /// Keeps an answer of CPUID, in the oldest one's place if need be.
+    fn learn(&mut self, answer: Cpuid) {
+        let f = self.pages.frame();
+        let at = self.learnt % f.cpuid.len();
+        self.learnt += 1;
+        f.cpuid[at] = answer;
+        f.cpuid_count = self.learnt.min(f.cpuid.len()) as u64;
+    }
+
+    /// What CPUID answers depends on these registers: forgets what was learnt under others.
+    pub(crate) fn check_learnt(&mut self) {
+        let under = (self.cpu.vcpu.cr4, self.cpu.vcpu.xcr0);
+        if under != self.learnt_under {
+            (self.learnt, self.learnt_under) = (0, under);
+            self.pages.frame().cpuid_count = 0;
+        }
     }
 
     /// Has the guest take its page fault; where the guest's page tables allow the access, the

@@ -1,9 +1,10 @@
 // What monitor, wedge and translated code agree on. The wedge is built without crates and includes
 // this file, so it names nothing but core.
 
-/// The wedge's window: one aligned 4 GiB, so that a filter needs one comparison per half. User
-/// programs do not map here; if one does, its pages are never installed.
-pub const WINDOW: usize = 0x0180_0000_0000;
+/// The wedge's window: one aligned 4 GiB, so that a filter needs one comparison per half. It lies, like
+/// all that is not the guest's, between [`NO_USER`] and [`UPPER_USER`]. Programs choose addresses at
+/// random (JavaScript engines do), so what is taken from them elsewhere is as little as possible.
+pub const WINDOW: usize = BIAS as usize + 0x40_0000_0000;
 /// Bytes of the window.
 pub const WINDOW_LEN: usize = 1 << 32;
 /// The blob: text and constants, read-execute.
@@ -63,9 +64,9 @@ pub const TOP: usize = 0x7fff_ffff_f000;
 /// Added to a kernel GVA to get its HVA, modulo 2^64.
 pub const BIAS: u64 = 0x7e00_0000_0000;
 /// HVA of all of guest RAM, closed to user code: where the wedge reads page tables.
-pub const RAM: usize = 0x0200_0000_0000;
+pub const RAM: usize = BIAS as usize + 0x48_0000_0000;
 /// The most RAM that has room there, in bytes.
-pub const RAM_MAX: usize = 1 << 40;
+pub const RAM_MAX: usize = UPPER_USER as usize - RAM;
 /// The descriptor of guest RAM in a wedge, the only one it has.
 pub const RAM_FD: u64 = 0;
 /// The marks of RAM pages, a byte each: not zero means that the monitor decides.
@@ -79,11 +80,15 @@ pub const KERNEL_START: u64 = 0xffff_8200_0000_0000;
 pub const NO_USER: u64 = BIAS;
 /// See [`NO_USER`].
 pub const UPPER_USER: u64 = 0x7e80_0000_0000;
-/// HVA of the table of biases by address bits 39 to 47: what translated code adds to an address
-/// that may be the user's or the kernel's. Within 2 GiB of [`BIAS`], so that it is reached by GS.
-pub const REGIONS: usize = BIAS as usize + 0x7fff_0000;
+/// log2 of the bytes of a region: user and kernel memory do not share one.
+pub const REGION_BITS: u32 = 30;
+/// Regions of a 48-bit address space.
+pub const REGION_COUNT: usize = 1 << (48 - REGION_BITS);
+/// HVA of the table of biases by region: what translated code adds to an address that may be the
+/// user's or the kernel's. Within 2 GiB of [`BIAS`], so that it is reached by GS.
+pub const REGIONS: usize = BIAS as usize + 0x7fc0_0000;
 /// Bytes of that table.
-pub const REGIONS_LEN: usize = 4096;
+pub const REGIONS_LEN: usize = REGION_COUNT * 8;
 /// Entry of [`REGIONS`] that makes any address non-canonical.
 pub const POISON: u64 = 1 << 62;
 /// Orders taken at once.
@@ -134,6 +139,11 @@ pub const fn deep_slot(guest: u64) -> usize {
 pub const fn site_page(gva: u64) -> (usize, u32) {
     let bit = (gva >> 12).wrapping_mul(DEEP_FACTOR) >> (64 - SITE_PAGE_BITS);
     (bit as usize / 64, bit as u32 % 64)
+}
+
+/// The region of an address, as an index into [`REGIONS`].
+pub const fn region(address: u64) -> usize {
+    (address >> REGION_BITS) as usize & (REGION_COUNT - 1)
 }
 
 /// A change of the wedge's mappings.
@@ -219,6 +229,19 @@ pub mod mode {
     pub const KERNEL: u64 = 2;
 }
 
+/// What CPUID answers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cpuid {
+    /// EAX and ECX before it.
+    pub asked: [u32; 2],
+    /// EAX, EBX, ECX and EDX behind it.
+    pub registers: [u32; 4],
+}
+
+/// Answers of CPUID that are kept.
+pub const MAX_CPUID: usize = 64;
+
 /// The vCPU page.
 #[repr(C, align(4096))]
 #[derive(Clone, Debug)]
@@ -273,7 +296,7 @@ pub struct Frame {
     pub vector_mask: u64,
     /// TSC_AUX.
     pub tsc_aux: u64,
-    /// Bits 39 to 47: the index into [`REGIONS`].
+    /// The bits of an address that are the index into [`REGIONS`].
     pub region_mask: u64,
     /// The guest's FS base.
     pub fs_base: u64,
@@ -355,6 +378,12 @@ pub struct Frame {
     pub fast_faults: u64,
     /// INVLPGs done without the monitor.
     pub fast_invalidations: u64,
+    /// What CPUID has answered, as far as is known.
+    pub cpuid: [Cpuid; MAX_CPUID],
+    /// How many of those are.
+    pub cpuid_count: u64,
+    /// CPUIDs of user code answered without the monitor.
+    pub fast_cpuids: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
     pub vectors: Vectors,
 }

@@ -8,7 +8,7 @@ use crate::{
     host::load_vectors_careful,
     layout::{
         BIAS, DEEP, DEEP_REACH, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES,
-        deep_slot, go, percpu,
+        deep_slot, go, percpu, region,
     },
     mmu, shared, turns,
 };
@@ -74,9 +74,8 @@ fn enter_kernel_at(f: &mut Frame, flags: u64, block: u64) {
 
 /// What translated code would reach by this address.
 fn host_address(address: u64) -> u64 {
-    let region = address >> 39 & 0x1ff;
-    // SAFETY: the table has 512 entries.
-    let bias = unsafe { *(REGIONS as *const u64).add(region as usize) };
+    // SAFETY: the table has an entry for every region.
+    let bias = unsafe { *(REGIONS as *const u64).add(region(address)) };
     address.wrapping_add(bias)
 }
 

@@ -9,6 +9,7 @@ use crate::{
     host::{MAP_POPULATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
         BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, RAM, REGIONS, SITES, Shared,
+        region,
     },
     shared, text,
 };
@@ -56,7 +57,7 @@ pub enum Walk {
 
 #[derive(Clone, Copy)]
 pub struct Leaf {
-    offset: u64,
+    pub offset: u64,
     large: bool,
     writable: bool,
     user: bool,
@@ -240,11 +241,10 @@ fn rights(leaf: Leaf, kernel: bool) -> u64 {
 
 /// The region of an HVA is the user's or the kernel's, as asked.
 fn owns(hva: u64, kernel: bool) -> bool {
-    // SAFETY: the table has 512 entries.
-    let owner = unsafe { *(REGIONS as *const u64).add((hva >> 39) as usize & 0x1ff) };
-    let mappable = hva >> 39 != RAM as u64 >> 39 && hva >> 39 != (RAM as u64 >> 39) + 1;
+    // SAFETY: the table has an entry for every region.
+    let owner = unsafe { *(REGIONS as *const u64).add(region(hva)) };
     let sites = hva.wrapping_sub(SITES as u64 & !(LARGE - 1)) < LARGE;
-    mappable && !sites && owner == if kernel { POISON } else { 0 }
+    !sites && owner == if kernel { POISON } else { 0 }
 }
 
 /// A user's 2 MiB page that nothing is decoded from, as one mapping.

@@ -44,7 +44,7 @@ fn alone() {
     call(host::SET_TID_ADDRESS, 0, 0, 0, 0, 0);
     let (ram_end, table_end) = (RAM + shared().ram_len as usize, REGIONS + REGIONS_LEN);
     let sites_end = SITES + SITES_LEN;
-    for (from, to) in [(0, SITES), (sites_end, WINDOW), (WINDOW_END, RAM), (ram_end, REGIONS), (table_end, TOP)] {
+    for (from, to) in [(0, SITES), (sites_end, REGIONS), (table_end, WINDOW), (WINDOW_END, RAM), (ram_end, TOP)] {
         if call(host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0) != 0 {
             crate::die();
         }

@@ -4,14 +4,14 @@
 //! signal stack and goes on afresh. Only what interrupted the wedge itself is resumed.
 
 use crate::{
-    assist, die, fault, frame,
+    assist, cpuid, die, fault, frame,
     gates::in_gate,
     host::{self, load_vectors, save_segments},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, WINDOW, mode,
+        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, WINDOW, go, mode,
     },
     patched,
-    run::restart,
+    run::{self, restart},
     shared, turns,
 };
 use core::arch::naked_asm;
@@ -24,6 +24,7 @@ const ROUTINE: u64 = 512;
 const SIGTRAP: u64 = 5;
 const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
+const GENERAL_PROTECTION: u64 = 13;
 const PAGE_FAULT: u64 = 14;
 const TF: u64 = 1 << 8;
 /// The host's selector of 64-bit user code.
@@ -75,7 +76,7 @@ extern "C" fn common() {
         "shr rax, 15",
         "cmp eax, {stack}",
         "jne 9f",
-        "shr rax, 26",
+        "shr rax, 32",
         "jne 9f",
         "cmp qword ptr [rsp], {restorer}",
         "jne 9f",
@@ -100,7 +101,7 @@ extern "C" fn common() {
 }
 
 const _: () = assert!(ALT_STACK % ALT_STACK_LEN == 0 && ALT_STACK_LEN == 1 << 15);
-const _: () = assert!(ALT_STACK >> 15 < 1 << 26);
+const _: () = assert!(ALT_STACK >> 15 < 1 << 32);
 
 /// What was interrupted? Returns to have the wedge go on.
 extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
@@ -173,9 +174,11 @@ fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
         restore_number(f, info[3] as i32);
     }
     let page_fault = signal == SIGSEGV && f.trap == PAGE_FAULT;
+    let protection = signal == SIGSEGV && f.trap == GENERAL_PROTECTION;
     match f.fast != 0 && f.compatibility == 0 {
         true if system_call => restart(system_call_entry),
         true if page_fault => restart(user_fault),
+        true if protection => restart(user_protection),
         _ => restart(user_exit),
     }
 }
@@ -194,6 +197,16 @@ extern "C" fn user_exit() -> ! {
 
 extern "C" fn user_fault() -> ! {
     fault::user(frame())
+}
+
+extern "C" fn user_protection() -> ! {
+    let f = frame();
+    if !cpuid::answer(f) {
+        turns::exit(ExitKind::UserSignal);
+    }
+    f.fast_cpuids += 1;
+    f.go = go::USER;
+    run::run()
 }
 
 extern "C" fn system_call_entry() -> ! {

@@ -13,6 +13,7 @@
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
+//! - `cpuid` answers CPUID.
 //! - `text` tells which pages of user code it may map.
 //! - `patched` is where patched system calls arrive.
 //! - `turns` talks to the monitor, `orders` does what it says.
@@ -20,6 +21,7 @@
 #![no_main]
 
 mod assist;
+mod cpuid;
 mod fault;
 mod filter;
 mod gates;

@@ -27,7 +27,7 @@ mod filter_tests;
 #[cfg(test)]
 use frame as layout;
 
-pub use frame::{KERNEL_PAGE, Order, TOP, WINDOW, WINDOW_LEN};
+pub use frame::{KERNEL_PAGE, Order};
 pub use pages::{Call, Pages};
 pub use process::{Error, Kick, Ram, Wedge};
 

@@ -2,8 +2,9 @@
 
 use crate::memory::MemoryObject;
 use frame::{
-    BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, NOWHERE, POISON, RAM, RAM_MAX,
-    REGIONS_LEN, SITE_PAGES, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, WINDOW, site_page,
+    BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, NO_USER, NOWHERE, POISON,
+    REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS,
+    TABLES_LEN, UPPER_USER, region, site_page,
 };
 use std::{io, os::fd::BorrowedFd};
 
@@ -47,10 +48,13 @@ impl Pages {
         let frame = pages.frame();
         frame.bias = BIAS;
         frame.nowhere = NOWHERE;
-        frame.region_mask = 0x1ff << 39;
+        frame.region_mask = (REGION_COUNT as u64 - 1) << REGION_BITS;
         frame.vector_mask = 7;
-        for region in 0..512 {
-            pages.set_region(region, bias_of(region));
+        for at in 0..REGION_COUNT {
+            match bias_of((at as u64) << REGION_BITS) {
+                0 => {} // as it is
+                bias => pages.set_region(at, bias),
+            }
         }
         Ok(pages)
     }
@@ -82,9 +86,9 @@ impl Pages {
         self.tables.write(at, &[self.tables.byte(at) | 1 << (bit % 8)]);
     }
 
-    /// From now on kernel memory may lie where user addresses with these bits 39 to 47 would.
-    pub fn give_to_kernel(&mut self, region: usize) {
-        self.set_region(region & 0xff, POISON);
+    /// From now on kernel memory may lie in the region of an HVA, where user addresses would.
+    pub fn give_to_kernel(&mut self, hva: u64) {
+        self.set_region(region(hva), POISON);
     }
 
     fn set_region(&mut self, region: usize, bias: u64) {
@@ -142,20 +146,13 @@ impl Pages {
     }
 }
 
-/// What translated code adds to addresses with these bits 39 to 47 while no kernel memory lies
-/// where user addresses would.
-fn bias_of(region: usize) -> u64 {
-    let kernel = (KERNEL_START >> 39 & 0x1ff) as usize;
-    match region {
-        _ if region >= kernel => BIAS,
-        256.. => POISON,
-        _ if (WINDOW >> 39..(RAM + RAM_MAX) >> 39).contains(&region) => POISON,
-        _ if is_reserved(region) => POISON,
+/// What translated code adds to the addresses (48 bits) of a region while no kernel memory lies where
+/// user addresses would.
+fn bias_of(address: u64) -> u64 {
+    const KERNEL: u64 = KERNEL_START & ((1 << 48) - 1);
+    match address {
+        KERNEL.. => BIAS,
+        0x8000_0000_0000.. | NO_USER..UPPER_USER => POISON,
         _ => 0,
     }
-}
-
-/// Where small kernel addresses end up.
-fn is_reserved(region: usize) -> bool {
-    (frame::NO_USER >> 39..frame::UPPER_USER >> 39).contains(&(region as u64))
 }

@@ -1,0 +1,47 @@
+//! CPUID by user code, from what the interpreter has answered before.
+//!
+//! Programs ask some sixty times while they start. CPUID faults where the host can have it fault, and
+//! where it cannot, another instruction that faults stands in its place (`fast::scan`): what counts is
+//! what the guest has there.
+
+use crate::{
+    layout::{Cpuid, Frame, RAM},
+    mmu::{self, Access, Walk},
+    shared,
+};
+
+/// CPUID's two bytes.
+const CPUID: u16 = 0xa20f;
+const PAGE: u64 = 4096;
+const RAX: usize = 0;
+const RCX: usize = 1;
+const RDX: usize = 2;
+const RBX: usize = 3;
+
+/// User code, whose state is in the frame, has had a general-protection fault. True if that was CPUID and
+/// it has been done.
+pub fn answer(f: &mut Frame) -> bool {
+    let asked = [f.gpr[RAX] as u32, f.gpr[RCX] as u32];
+    let known = |answer: &&Cpuid| answer.asked == asked;
+    let Some(answer) = f.cpuid.iter().take(f.cpuid_count as usize).find(known).copied() else { return false };
+    if f.rip >> 47 != 0 || !is_cpuid(f) {
+        return false;
+    }
+    let [eax, ebx, ecx, edx] = answer.registers;
+    (f.gpr[RAX], f.gpr[RBX], f.gpr[RCX], f.gpr[RDX]) = (eax.into(), ebx.into(), ecx.into(), edx.into());
+    f.rip += 2;
+    true
+}
+
+/// The guest has CPUID at RIP.
+fn is_cpuid(f: &Frame) -> bool {
+    let fetch = Access { write: false, fetch: true, user: true };
+    let inside = f.rip & (PAGE - 1);
+    if f.walks == 0 || inside == PAGE - 1 {
+        return false;
+    }
+    let Walk::Found(leaf) = mmu::walk(f, shared(), f.rip, fetch) else { return false };
+    let at = RAM as u64 + leaf.offset + inside;
+    // SAFETY: inside the RAM window.
+    unsafe { core::ptr::read_unaligned(at as *const u16) == CPUID }
+}
