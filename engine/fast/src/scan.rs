@@ -9,8 +9,7 @@
 //! - LAR and LSL answer from the host's descriptor tables, and LSL of Linux's segment for that purpose
 //!   and RDPID give the host's number of the CPU. They become HLT. RDTSCP gives that number, too, but
 //!   clocks are read by it; it stays.
-//!
-//! - RDPKRU and WRPKRU, which the guest's CPU does not have, become UD2 where the host's has them.
+//! - RDPKRU and WRPKRU, which the guest's CPU does not have, become HLT where the host's has them.
 //!
 //! The changes are made in a copy of the page that only execution sees. The bytes looked for also occur
 //! inside other instructions: code is decoded from many places before them, which soon agree on where
@@ -63,7 +62,7 @@ pub fn patches(page: &[u8]) -> Vec<Patch> {
         found.extend(cpuids(page).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if wedge::keys() {
-        found.extend(keys(page).map(|at| Patch { at, len: 2, bytes: UD2 }));
+        found.extend(keys(page).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if wedge::has_more_vectors() {
         found.extend(xsaves(page).map(|at| narrow(page, at)));

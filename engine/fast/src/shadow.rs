@@ -64,6 +64,7 @@ struct Large {
 
 /// A wedge and what is mapped in it.
 pub struct Space<W = Wedge> {
+    /// The process.
     pub wedge: W,
     /// Process-context identifier, zero if there are none.
     pub pcid: u64,
@@ -95,7 +96,7 @@ pub struct Space<W = Wedge> {
 }
 
 impl<W: Process> Space<W> {
-    pub fn new(wedge: W, pcid: u64, sites: Sites, scans: Scans) -> Self {
+    pub(crate) fn new(wedge: W, pcid: u64, sites: Sites, scans: Scans) -> Self {
         Self {
             wedge,
             pcid,
@@ -285,7 +286,7 @@ impl<W: Process> Space<W> {
             self.unmap(at, len)?;
         }
         self.forget_pages(start, len);
-        for (from, to) in Regions::parts(start, len) {
+        for (from, to) in regions::mappable_parts(start, len) {
             self.unmap(from, to - from)?;
         }
         Ok(())

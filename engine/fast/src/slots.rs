@@ -33,6 +33,7 @@ pub struct Slots<W = Wedge> {
 }
 
 impl<W: Process> Slots<W> {
+    /// No slots yet. With `kernel`, kernel code is to run in them, too.
     pub fn new(ram: Ram, kernel: bool, kick: Kick) -> Self {
         let (kernel_regions, sites, scans) = Default::default();
         Self { ram, kernel, kick, spaces: Vec::new(), kernel_regions, sites, scans }

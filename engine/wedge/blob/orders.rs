@@ -4,8 +4,7 @@ use crate::{
     die,
     host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
     layout::{
-        COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, Order, POKE, PROTECT, RAM, RAM_MAX, SITES,
-        SITES_LEN, Shared, TOP, UPPER_USER, WINDOW, WINDOW_LEN,
+        COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, Order, POKE, PROTECT, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
     },
     mmu,
 };
@@ -28,11 +27,9 @@ pub fn obey(s: &mut Shared) {
 fn apply(order: &Order, s: &mut Shared) -> i64 {
     let Order { address, len, offset, protection } = *order;
     let end = address.wrapping_add(len);
-    let window = address < (WINDOW + WINDOW_LEN) as u64 && end > WINDOW as u64;
-    let reserved = address < UPPER_USER && end > NO_USER
-        || address < (RAM + RAM_MAX) as u64 && end > RAM as u64
-        || address < (SITES + SITES_LEN) as u64 && end > SITES as u64;
-    if window || reserved || end > TOP as u64 || end < address {
+    let ours = |from: u64, to: u64| address < to && end > from;
+    let reserved = ours(NO_USER, UPPER_USER) || ours(SITES as u64, (SITES + SITES_LEN) as u64);
+    if reserved || end > TOP as u64 || end < address {
         die();
     }
     mmu::forget(s, address, end);

@@ -11,7 +11,7 @@ use crate::{
     tlb::{self, Tlb},
 };
 use fast::Process;
-use frame::{BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, REGIONS, Shared};
+use frame::{BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, REGIONS, Shared, region};
 use oracle::random::Random;
 use ram::Ram;
 use std::cell::RefCell;
@@ -252,7 +252,7 @@ impl World {
 
     /// Translated code finds no user memory there.
     fn is_poisoned(&self, gva: u64) -> bool {
-        host::word(REGIONS as u64 + (gva >> 39) * 8) != 0
+        host::word((REGIONS + region(gva) * 8) as u64) != 0
     }
 
     /// The host lets an access through, which is made then.

@@ -53,7 +53,7 @@ impl Run {
         let mut run = Self { seed, slots, record: Record::default() };
         run.load_root();
         for area in tables::KERNEL {
-            run.give_to_kernel((area.wrapping_add(BIAS) >> 39) as usize);
+            run.give_to_kernel(area.wrapping_add(BIAS));
         }
         Ok(run)
     }
@@ -200,14 +200,14 @@ impl Run {
                     return Ok(());
                 }
                 Answer::Interpret => return Ok(with(|world| world.interpret(gva, access))),
-                Answer::NeedsRegion(region) => self.give_to_kernel(region),
+                Answer::NeedsRegion(hva) => self.give_to_kernel(hva),
             }
         }
     }
 
-    fn give_to_kernel(&mut self, region: usize) {
-        with(|world| world.pages.give_to_kernel(region));
-        self.slots.give_to_kernel(region);
+    fn give_to_kernel(&mut self, hva: u64) {
+        with(|world| world.pages.give_to_kernel(hva));
+        self.slots.give_to_kernel(hva);
     }
 }
 
