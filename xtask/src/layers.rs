@@ -96,6 +96,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn this_workspace_keeps_to_them() {
+        check().expect("only arrows that ARCHITECTURE.md allows");
+    }
+
+    #[test]
     fn arrows_point_down() {
         assert!(allowed(("machine", "chipset"), ("guest", "x86")));
         assert!(allowed(("machine", "virtio"), ("machine", "pci")));

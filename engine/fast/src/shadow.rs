@@ -141,8 +141,10 @@ impl<W: Process> Space<W> {
         if protection & PIECE != 0 {
             self.parts.insert(part(hva, LARGE_BITS));
         }
-        let protection = protection & !PIECE;
-        self.mappings += 1;
+        if protection & PROTECT == 0 {
+            self.mappings += 1;
+        }
+        let protection = protection & !(PIECE | PROTECT);
         if protection & KERNEL_PAGE == 0 {
             self.user_regions.add(hva);
         }

@@ -393,6 +393,16 @@ pub struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vectors(pub [u8; 832]);
 
+/// A page of the guest's and how it is mapped.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hint {
+    /// HVA, and in its lowest bits the protection; zero for none.
+    pub page: u64,
+    /// Offset in guest RAM.
+    pub offset: u64,
+}
+
 /// What the monitor and one wedge tell each other.
 #[repr(C, align(4096))]
 #[derive(Debug)]
@@ -435,8 +445,8 @@ pub struct Shared {
     pub made_count: u64,
     /// What the wedge has mapped, or with no protection unmapped, by itself.
     pub made: [Order; MAX_MADE],
-    /// Pages that are probably mapped, each with its protection: no harm if not.
-    pub hints: [u64; HINTS],
+    /// Pages that the wedge has mapped and nobody has changed since.
+    pub hints: [Hint; HINTS],
 }
 
 /// The host's FS base in translated code, for a GS base of the guest.

@@ -6,10 +6,10 @@
 //! away again when code appears in it.
 
 use crate::{
-    host::{MAP_POPULATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, call, map},
+    host::{MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BIAS, Frame, HINTS, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, RAM, REGIONS, SITES, Shared,
-        region,
+        BIAS, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
+        SITES, Shared, region,
     },
     shared, text,
 };
@@ -282,7 +282,7 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
     } else {
         for page in (from..to).step_by(PAGE as usize) {
             if let Some(hint) = s.hints.get_mut(hint(page)) {
-                *hint = 0;
+                *hint = Hint { page: 0, offset: 0 };
             }
         }
     }
@@ -330,7 +330,7 @@ fn last_table(f: &Frame, s: &Shared, gva: u64) -> Option<u64> {
     let (mut table, mut rights, mut no_execute) = (f.cr3, RW, 0);
     for shift in [39, 30, 21] {
         let value = entry(s, table, gva >> shift & 0x1ff)?.load(Ordering::Relaxed);
-        if value & P == 0 || value & PS != 0 {
+        if value & (P | A) != P | A || value & PS != 0 {
             return None;
         }
         rights &= value;
@@ -344,7 +344,7 @@ fn last_table(f: &Frame, s: &Shared, gva: u64) -> Option<u64> {
 pub fn forget_hints(s: &mut Shared) {
     // SAFETY: clears the table; there is no memset here.
     unsafe {
-        asm!("rep stosq", inout("rdi") s.hints.as_mut_ptr() => _, inout("rcx") HINTS => _, in("rax") 0);
+        asm!("rep stosq", inout("rdi") s.hints.as_mut_ptr() => _, inout("rcx") HINTS * size_of::<Hint>() / 8 => _, in("rax") 0);
     }
 }
 
@@ -354,11 +354,11 @@ fn hint(hva: u64) -> usize {
 
 /// The page is probably mapped, however.
 fn is_hinted(s: &Shared, hva: u64) -> bool {
-    s.hints.get(hint(hva)).is_some_and(|hint| hint & !7 == hva)
+    s.hints.get(hint(hva)).is_some_and(|hint| hint.page & !7 == hva)
 }
 
 fn hinted(s: &Shared, hva: u64, protection: u64) -> bool {
-    s.hints.get(hint(hva)) == Some(&(hva | protection & 7))
+    s.hints.get(hint(hva)).is_some_and(|hint| hint.page == hva | protection & 7)
 }
 
 /// Maps RAM and notes it for the monitor.
@@ -380,7 +380,7 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     note(s, Order { address: hva, len, offset, protection });
     for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
         if let Some(hint) = s.hints.get_mut(hint(page)) {
-            *hint = page | access;
+            *hint = Hint { page: page | access, offset: offset + (page - hva) };
         }
         if f.deferred == page {
             f.deferred = 0;
@@ -401,9 +401,34 @@ fn note(s: &mut Shared, order: Order) {
 pub fn finish_deferred(f: &mut Frame) {
     let page = core::mem::take(&mut f.deferred);
     if page != 0 {
-        call(MUNMAP, page, PAGE, 0, 0, 0);
-        forget(shared(), page, page + PAGE);
+        drop_page(shared(), page);
     }
+}
+
+/// Takes a page of the user's away. What is left of its mapping makes the next one cheaper: the host need
+/// not free its page tables.
+fn drop_page(s: &mut Shared, page: u64) -> bool {
+    forget(s, page, page + PAGE);
+    call(MPROTECT, page, PAGE, 0, 0, 0) == 0 || call(MUNMAP, page, PAGE, 0, 0, 0) == 0
+}
+
+/// The guest still maps a page to what is mapped there, and has used it: the translation is loaded anew at
+/// once, as a TLB may do, and only what the page allows changes.
+fn reload(f: &Frame, s: &mut Shared, page: u64) -> bool {
+    let now = last_table(f, s, page).and_then(|table| used_page(s, table, page, false));
+    let (Some(now), Some(hint)) = (now, s.hints.get_mut(hint(page))) else { return false };
+    let same = hint.page & !7 == page && hint.offset == now.offset;
+    if !same || (hint.page | now.rights) & EXECUTE != 0 {
+        return false;
+    }
+    if hint.page & 7 != now.rights {
+        if call(MPROTECT, page, PAGE, now.rights, 0, 0) != 0 {
+            return false;
+        }
+        hint.page = page | now.rights;
+        note(s, Order { address: page, len: PAGE, offset: now.offset, protection: PROTECT | now.rights });
+    }
+    true
 }
 
 /// INVLPG of a user's page. False if it is the monitor's to do.
@@ -422,8 +447,13 @@ pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
         f.fast_invalidations += 1;
         return true;
     }
+    if !large && reload(f, s, page) {
+        f.fast_invalidations += 1;
+        return true;
+    }
     let (page, len) = if large { (base, LARGE) } else { (page, PAGE) };
-    if call(MUNMAP, page, len, 0, 0, 0) != 0 {
+    let done = if large { call(MUNMAP, page, len, 0, 0, 0) == 0 } else { drop_page(s, page) };
+    if !done {
         return false;
     }
     forget(s, page, page + len);

@@ -31,7 +31,8 @@ fn a_file_is_there_after_a_second_boot() -> Result<()> {
     File::create(&image)?.set_len(64 << 20)?;
     output(Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(&image))?;
 
-    let first = Guest::new(Kernel::BookwormCloud).runs(WRITE).has_disk(&image).boots()?;
+    let first = Guest::new(Kernel::BookwormCloud).interpreted().runs(WRITE);
+    let first = first.has_disk(&image).boots()?;
     first.prints(&["mounted", SUM, "unmounted"])?;
     first.powers_off()?;
 

@@ -19,6 +19,7 @@ use wedge::{Error, Kick, Pages};
 use x86::paging::Access;
 use x86_interp::GuestRam;
 
+const READ: u64 = 1;
 const WRITE: u64 = 2;
 const EXECUTE: u64 = 4;
 /// Steps of guest code between two turns of the monitor, at most.
@@ -263,7 +264,8 @@ impl World {
         }
         let has = |wanted: bool, right| !wanted || mapping.protection & right != 0;
         let open = keys_open || !mapping.key;
-        let passes = open && has(access.write, WRITE) && has(access.fetch, EXECUTE);
+        let passes =
+            open && has(true, READ) && has(access.write, WRITE) && has(access.fetch, EXECUTE);
         if passes && access.write {
             self.ram.store64(mapping.offset + (gva & (PAGE - 1)), self.random.bits());
         }
@@ -303,7 +305,8 @@ impl World {
         let deferred = self.pages.frame().deferred;
         host::each(|hva, mapping| {
             // The wedge drops it before user code runs; `mmu::invalidate` says why it may wait.
-            if hva != deferred && !self.is_covered(hva, mapping) {
+            let open = mapping.protection != 0 && hva != deferred;
+            if open && !self.is_covered(hva, mapping) {
                 found = Some(format!("{mapping:x?} at {hva:#x}"));
             }
         });

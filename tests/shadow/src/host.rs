@@ -92,16 +92,22 @@ pub fn map(at: u64, len: u64, protection: u64, flags: u64, offset: u64) -> i64 {
 /// The wedge's other host calls.
 pub fn call(number: u64, at: u64, len: u64, protection: u64, key: u64, _: u64) -> i64 {
     CURRENT.with_borrow_mut(|maps| match number {
-        MUNMAP => maps.retain(|hva, _| hva.wrapping_sub(at) >= len),
+        MUNMAP => {
+            maps.retain(|hva, _| hva.wrapping_sub(at) >= len);
+            0
+        }
         MPROTECT | PKEY_MPROTECT => {
+            if maps.range(at..at + len).count() as u64 != len / PAGE {
+                return NO_MEMORY;
+            }
             for (_, mapping) in maps.range_mut(at..at + len) {
                 mapping.protection = protection;
                 mapping.key |= number == PKEY_MPROTECT && key != 0;
             }
+            0
         }
         _ => panic!("host call {number}"),
-    });
-    0
+    })
 }
 
 /// The wedge's own store into a private copy: what stands there is not the model's concern.
