@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
 /// Programs we call and the Debian package that has each.
-const PACKAGES: [(&str, &str); 11] = [
+const PACKAGES: [(&str, &str); 14] = [
     ("apt-get", "apt"),
     ("apt-cache", "apt"),
     ("dpkg-deb", "dpkg"),
@@ -24,6 +24,9 @@ const PACKAGES: [(&str, &str); 11] = [
     ("make", "make"),
     ("gcc", "gcc"),
     ("tar", "tar"),
+    ("mmdebstrap", "mmdebstrap"),
+    ("unshare", "util-linux"),
+    ("passt", "passt"),
 ];
 
 /// A program that is not installed, in one line.

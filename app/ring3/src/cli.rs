@@ -26,6 +26,9 @@ Examples:
     ring3 run --kernel vmlinuz --initrd initrd.img --append 'console=ttyS0 root=/dev/vda' \\
         --memory 2G --disk debian.img
 
+  What is in a file, but with more memory:
+    ring3 run --config debian.toml --memory 4G
+
   A network, with port 8080 of this host leading to the guest's port 80:
     ring3 run --kernel vmlinuz --initrd initrd.img --append console=ttyS0 \\
         --net user,hostfwd=tcp:127.0.0.1:8080-:80
@@ -92,6 +95,8 @@ pub enum Command {
     Ps(PsArguments),
     /// Switch a machine off at the mains
     Stop(Target),
+    /// Attach to a machine's console; Ctrl-A X leaves it, and the machine goes on
+    Console(Target),
     /// Make a machine stand still
     Pause(Target),
     /// Let a machine go on
@@ -110,6 +115,10 @@ pub enum Command {
 /// A machine to run.
 #[derive(Debug, Args)]
 pub struct RunArguments {
+    /// Options from a TOML file: `memory = "2G"` is --memory 2G, `stats = true` is --stats, and a list repeats
+    /// its option. Files are meant from where it is; options of the command line win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Kernel to boot: a bzImage, an ELF file with a PVH note, or a multiboot image
     #[arg(long, short = 'k', value_name = "FILE")]
     pub kernel: PathBuf,
@@ -149,14 +158,16 @@ pub struct RunArguments {
         value_name = "FILE[,format=raw|qcow2][,readonly][,cache=writeback|none][,serial=TEXT]"
     )]
     pub disk: Vec<DiskArgument>,
-    /// Network interface with a network of its own, without privileges; can be repeated
+    /// Network interface; can be repeated
     ///
-    /// The guest gets an address by DHCP and reaches what this host reaches; the host itself is
+    /// user is a network of its own, without privileges; passt is that of the program passt; socket leads to
+    /// the other machine that is given the same path; tap is a device of this host. With user, the guest gets an address by DHCP and reaches what this host reaches; the host itself is
     /// 10.0.2.2. Each hostfwd makes a port of this host lead to one of the guest's; restrict
     /// keeps the guest from the host's own services (its loopback).
     #[arg(
         long,
-        value_name = "user[,hostfwd=tcp:ADDRESS:PORT-:PORT][,dns=ADDRESS][,mac=MAC][,restrict]"
+        value_name = "user[,hostfwd=tcp:ADDRESS:PORT-:PORT][,dns=ADDRESS][,restrict]|\
+                      passt[,hostfwd=...]|socket,path=FILE|tap,ifname=NAME"
     )]
     pub net: Vec<NetArgument>,
     /// Folder of this host for the guest, which mounts it by its tag; can be repeated

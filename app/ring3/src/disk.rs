@@ -1,13 +1,31 @@
 //! `--disk`: images for the guest; `ring3 image`: new ones.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use clap::{Args, Subcommand};
 use images::{Cache, Creation, Format, Image};
 use virtio::Block;
 use vmm::Attachment;
 
-use crate::{cli::MemorySize, failure::Failure};
+use crate::{
+    cli::MemorySize,
+    debian::{self, DebianArguments},
+    failure::Failure,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  An empty disk, and one that shows another until it is written to:
+    ring3 image create disk.img --size 4G
+    ring3 image create work.qcow2 --backing disk.img
+
+  A disk with Debian on it, and running it:
+    ring3 image create debian --suite bookworm --size 4G
+    ring3 run --config debian.toml
+";
 
 /// Bytes of a serial number at most.
 const SERIAL_MAX: usize = 20;
@@ -112,9 +130,15 @@ pub enum ImageAction {
 
 /// An image to make.
 #[derive(Debug, Args)]
+#[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
+#[command(after_help = EXAMPLES)]
 pub struct CreateArguments {
+    /// A system to install on it.
+    #[command(subcommand)]
+    pub system: Option<System>,
     /// Where; nothing may be there yet
-    pub file: PathBuf,
+    #[arg(required = true)]
+    pub file: Option<PathBuf>,
     /// The disk's size, such as 512M or 4G; a backing image's if none is given
     #[arg(long, value_name = "SIZE")]
     pub size: Option<MemorySize>,
@@ -129,16 +153,31 @@ pub struct CreateArguments {
     pub backing_format: Option<Format>,
 }
 
+/// A system on a disk.
+#[derive(Debug, Subcommand)]
+pub enum System {
+    /// Install Debian on a new disk, without root; says how to run it
+    Debian(DebianArguments),
+}
+
 /// `ring3 image`.
 pub fn image(arguments: &ImageArguments) -> Result<u8, Failure> {
     let ImageAction::Create(wanted) = &arguments.action;
+    match (&wanted.system, &wanted.file) {
+        (Some(System::Debian(debian)), _) => debian::create(debian),
+        (None, Some(file)) => create(wanted, file),
+        (None, None) => Err(Failure::usage("image create: the file's name is missing")),
+    }
+}
+
+fn create(wanted: &CreateArguments, file: &Path) -> Result<u8, Failure> {
     let backing = wanted.backing.clone().map(|path| {
         let format = wanted.backing_format.unwrap_or_else(|| Format::of_name(&path));
         (path, format)
     });
     let creation = Creation {
-        path: wanted.file.clone(),
-        format: wanted.format.unwrap_or_else(|| Format::of_name(&wanted.file)),
+        path: file.to_owned(),
+        format: wanted.format.unwrap_or_else(|| Format::of_name(file)),
         size: wanted.size.map(|MemorySize(bytes)| bytes),
         backing,
     };

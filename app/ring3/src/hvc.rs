@@ -1,4 +1,4 @@
-//! The guest's virtio console at our standard input and output.
+//! The guest's virtio console at our standard input and output, and whoever attaches to it.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -8,6 +8,8 @@ use std::{
 
 use virtio::{CONSOLE_RECEIVE, Console, Doorbell, InputBuffer};
 use vmm::Attachment;
+
+use crate::control::Screen;
 
 /// Bytes of input that wait for the guest at the most, give or take one read.
 const CAPACITY: usize = 1 << 16;
@@ -22,12 +24,12 @@ pub struct Keyboard {
 }
 
 impl Keyboard {
-    /// A console with this keyboard, printing to standard output.
-    pub fn console(&self) -> Attachment {
+    /// A console with this keyboard, printing to `screen`.
+    pub fn console(&self, screen: Screen) -> Attachment {
         let input = Box::new(self.buffer.clone());
         let doorbell = Arc::clone(&self.doorbell);
         Attachment {
-            device: Box::new(Console::new(input, Box::new(std::io::stdout()))),
+            device: Box::new(Console::new(input, Box::new(screen))),
             connect: Box::new(move |bell| {
                 // Connected once.
                 let _ = doorbell.set(bell);

@@ -1,8 +1,10 @@
 //! `ring3`: the command line. It picks the host, [`vmm`] does the rest.
 
 mod cli;
+mod config;
 mod console;
 mod control;
+mod debian;
 mod description;
 mod disk;
 mod doctor;
@@ -22,9 +24,16 @@ use clap::{CommandFactory, Parser};
 
 use cli::{Arguments, Command};
 use control::Order;
+use failure::Failure;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    match config::expand(std::env::args_os().collect()) {
+        Ok(words) => act(Arguments::parse_from(words)),
+        Err(failure) => fail(&failure),
+    }
+}
+
+fn act(arguments: Arguments) -> ExitCode {
     log_to_stderr();
     let result = match arguments.command {
         Command::Run(run) => run::run(&run),
@@ -34,6 +43,7 @@ fn main() -> ExitCode {
         Command::Image(arguments) => disk::image(&arguments),
         Command::Ps(arguments) => control::ps(&arguments),
         Command::Stop(target) => control::order(&target, Order::Stop),
+        Command::Console(target) => control::console(&target),
         Command::Pause(target) => control::order(&target, Order::Pause),
         Command::Resume(target) => control::order(&target, Order::Resume),
         Command::Completions { shell } => {
@@ -46,19 +56,18 @@ fn main() -> ExitCode {
             Ok(0)
         }
     };
-    match result {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            eprintln!("ring3: {failure}");
-            ExitCode::from(failure.code)
-        }
-    }
+    result.map_or_else(|failure| fail(&failure), ExitCode::from)
+}
+
+fn fail(failure: &Failure) -> ExitCode {
+    eprintln!("ring3: {failure}");
+    ExitCode::from(failure.code)
 }
 
 /// The manual page of everything, as roff.
-fn manual() -> Result<u8, failure::Failure> {
+fn manual() -> Result<u8, Failure> {
     let page = clap_mangen::Man::new(Arguments::command());
-    page.render(&mut stdout()).map_err(|error| failure::Failure::host(error.to_string()))?;
+    page.render(&mut stdout()).map_err(|error| Failure::host(error.to_string()))?;
     Ok(0)
 }
 

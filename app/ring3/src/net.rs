@@ -2,22 +2,35 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    path::PathBuf,
     str::FromStr,
 };
 
 use usernet::{Config, Forward};
-use virtio::{NET_RECEIVE, Net};
+use virtio::{NET_RECEIVE, Net, NetBackend};
 use vmm::Attachment;
+use wires::Wire;
 
 use crate::failure::Failure;
 
 /// A network interface.
 #[derive(Clone, Debug)]
 pub struct NetArgument {
-    forwards: Vec<Forward>,
+    kind: Kind,
     mac: Option<[u8; 6]>,
-    name_server: Option<SocketAddr>,
-    host_access: bool,
+}
+
+/// What it is connected to.
+#[derive(Clone, Debug)]
+enum Kind {
+    /// A network of ours.
+    User { forwards: Vec<Forward>, name_server: Option<SocketAddr>, host_access: bool },
+    /// passt's.
+    Passt { forwards: Vec<Forward> },
+    /// The other machine that was given this path.
+    Socket { path: PathBuf },
+    /// A device of the host.
+    Tap { name: String },
 }
 
 impl FromStr for NetArgument {
@@ -25,51 +38,128 @@ impl FromStr for NetArgument {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut words = text.split(',');
-        match words.next() {
-            Some("user") => {}
-            other => {
-                let kind = other.unwrap_or_default();
-                return Err(format!("unknown network `{kind}`; the only one so far is `user`"));
+        let kind = Kind::named(words.next().unwrap_or_default())?;
+        let mut net = Self { kind, mac: None };
+        words.try_for_each(|word| net.option(word))?;
+        net.kind.check().map(|()| net)
+    }
+}
+
+impl Kind {
+    fn named(name: &str) -> Result<Self, String> {
+        match name {
+            "user" => {
+                let (forwards, name_server) = Default::default();
+                Ok(Self::User { forwards, name_server, host_access: true })
             }
+            "passt" => Ok(Self::Passt { forwards: Vec::new() }),
+            "socket" => Ok(Self::Socket { path: PathBuf::new() }),
+            "tap" => Ok(Self::Tap { name: String::new() }),
+            _ => Err(format!("unknown network `{name}`; there are user, passt, socket and tap")),
         }
-        let (forwards, mac, name_server) = Default::default();
-        let mut net = Self { forwards, mac, name_server, host_access: true };
-        words.try_for_each(|word| net.option(word)).map(|()| net)
+    }
+
+    fn options(&self) -> &'static str {
+        match self {
+            Self::User { .. } => "hostfwd=, dns=, mac=, restrict",
+            Self::Passt { .. } => "hostfwd=, mac=",
+            Self::Socket { .. } => "path=, mac=",
+            Self::Tap { .. } => "ifname=, mac=",
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Socket { path } if path.as_os_str().is_empty() => {
+                Err("path= is missing: socket,path=FILE".to_owned())
+            }
+            Self::Tap { name } if name.is_empty() => {
+                Err("ifname= is missing: tap,ifname=NAME".to_owned())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
 impl NetArgument {
     fn option(&mut self, word: &str) -> Result<(), String> {
-        match word.split_once('=') {
-            Some(("hostfwd", forward)) => {
-                self.forwards.push(forward.parse().map_err(|e| format!("hostfwd: {e}"))?);
+        match (word.split_once('='), &mut self.kind) {
+            (Some(("mac", mac)), _) => self.mac = Some(parse_mac(mac)?),
+            (
+                Some(("hostfwd", forward)),
+                Kind::User { forwards, .. } | Kind::Passt { forwards },
+            ) => forwards.push(forward.parse().map_err(|error| format!("hostfwd: {error}"))?),
+            (Some(("dns", address)), Kind::User { name_server, .. }) => {
+                *name_server = Some(parse_name_server(address)?);
             }
-            Some(("mac", mac)) => self.mac = Some(parse_mac(mac)?),
-            Some(("dns", address)) => self.name_server = Some(parse_name_server(address)?),
-            None if word == "restrict" => self.host_access = false,
-            _ => {
-                return Err(format!("unknown option `{word}`; there are hostfwd=, mac=, restrict"));
+            (None, Kind::User { host_access, .. }) if word == "restrict" => *host_access = false,
+            (Some(("path", file)), Kind::Socket { path }) => *path = file.into(),
+            (Some(("ifname", device)), Kind::Tap { name }) => *name = device.to_owned(),
+            (_, kind) => {
+                return Err(format!("unknown option `{word}`; there are {}", kind.options()));
             }
         }
         Ok(())
     }
 
+    /// Whether it has the addresses of [`usernet`].
+    pub fn is_user(&self) -> bool {
+        matches!(self.kind, Kind::User { .. })
+    }
+
     fn attach(&self, index: usize) -> Result<Attachment, Failure> {
-        let (forwards, host_access) = (self.forwards.clone(), self.host_access);
-        let mut config = Config { forwards, host_access, ..Config::default() };
-        config.name_server = self.name_server.or(config.name_server);
-        let cable = usernet::start(&config).map_err(|error| match error {
-            usernet::Error::Forward { .. } => Failure::usage(format!("--net: {error}")),
-            usernet::Error::Host(_) => Failure::host(format!("--net: {error}")),
-        })?;
-        let connect = cable.ringer();
-        let mac = self.mac.unwrap_or([0x52, 0x54, 0x00, 0x12, 0x34, 0x56 + index as u8]);
-        Ok(Attachment {
-            device: Box::new(Net::new(Box::new(cable), mac)),
-            connect: Box::new(|doorbell| {
-                connect(Box::new(move || doorbell.ring(NET_RECEIVE)));
-            }),
-        })
+        let mac = self.mac.unwrap_or_else(|| self.own_mac(index as u8));
+        match &self.kind {
+            Kind::User { forwards, name_server, host_access } => {
+                let (forwards, host_access) = (forwards.clone(), *host_access);
+                let mut config = Config { forwards, host_access, ..Config::default() };
+                config.name_server = name_server.or(config.name_server);
+                let cable = usernet::start(&config).map_err(user_failure)?;
+                let connect = cable.ringer();
+                Ok(attachment(Box::new(cable), mac, connect))
+            }
+            Kind::Passt { forwards } => wire(wires::passt(forwards), mac),
+            Kind::Socket { path } => wire(wires::socket(path), mac),
+            Kind::Tap { name } => wire(wires::tap(name), mac),
+        }
+    }
+
+    /// An address for who gave none. Networks of one guest may all have the same; others need one of their own.
+    fn own_mac(&self, index: u8) -> [u8; 6] {
+        match &self.kind {
+            Kind::User { .. } | Kind::Passt { .. } => [0x52, 0x54, 0x00, 0x12, 0x34, 0x56 + index],
+            Kind::Socket { .. } | Kind::Tap { .. } => {
+                let [a, b, c, d] = std::process::id().to_be_bytes();
+                [0x52, 0x54 ^ index, a, b, c, d]
+            }
+        }
+    }
+}
+
+fn wire(wire: Result<Wire, wires::Error>, mac: [u8; 6]) -> Result<Attachment, Failure> {
+    let wire = wire.map_err(|error| match error {
+        wires::Error::Host(_) => Failure::host(format!("--net: {error}")),
+        _ => Failure::usage(format!("--net: {error}")),
+    })?;
+    let connect = wire.ringer();
+    Ok(attachment(Box::new(wire), mac, connect))
+}
+
+fn user_failure(error: usernet::Error) -> Failure {
+    match error {
+        usernet::Error::Forward { .. } => Failure::usage(format!("--net: {error}")),
+        usernet::Error::Host(_) => Failure::host(format!("--net: {error}")),
+    }
+}
+
+fn attachment(
+    backend: Box<dyn NetBackend>,
+    mac: [u8; 6],
+    connect: impl FnOnce(Box<dyn Fn() + Send>) + Send + 'static,
+) -> Attachment {
+    Attachment {
+        device: Box::new(Net::new(backend, mac)),
+        connect: Box::new(|doorbell| connect(Box::new(move || doorbell.ring(NET_RECEIVE)))),
     }
 }
 
@@ -97,18 +187,32 @@ mod tests {
 
     #[test]
     fn forms() {
-        let net: NetArgument = "user".parse().expect("the least");
-        assert!(net.host_access && net.forwards.is_empty());
+        let parse = |text: &str| text.parse::<NetArgument>().expect(text);
+        let user = parse("user").kind;
+        assert!(
+            matches!(user, Kind::User { forwards, host_access: true, .. } if forwards.is_empty())
+        );
         let all = "user,hostfwd=tcp::8080-:80,hostfwd=udp::53-:53,mac=02:00:00:00:00:01,restrict";
-        let net: NetArgument = all.parse().expect("everything");
-        assert_eq!((net.forwards.len(), net.host_access), (2, false));
+        let net = parse(all);
         assert_eq!(net.mac, Some([2, 0, 0, 0, 0, 1]));
+        assert!(
+            matches!(net.kind, Kind::User { forwards, host_access: false, .. } if forwards.len() == 2)
+        );
+        let passt = parse("passt,hostfwd=tcp::8080-:80").kind;
+        assert!(matches!(passt, Kind::Passt { forwards } if forwards.len() == 1));
+        let socket = parse("socket,path=/run/cable").kind;
+        assert!(matches!(socket, Kind::Socket { path } if path.to_str() == Some("/run/cable")));
+        assert!(matches!(parse("tap,ifname=tap0").kind, Kind::Tap { name } if name == "tap0"));
     }
 
     #[test]
     fn mistakes_are_named() {
         for (text, part) in [
-            ("tap", "unknown network `tap`"),
+            ("bridge", "unknown network `bridge`"),
+            ("tap", "ifname= is missing"),
+            ("socket", "path= is missing"),
+            ("socket,path=x,hostfwd=tcp::1-:1", "there are path="),
+            ("passt,restrict", "there are hostfwd="),
             ("", "unknown network"),
             ("user,fast", "unknown option `fast`"),
             ("user,hostfwd=80", "not a forward"),

@@ -1,7 +1,7 @@
 //! `ring3 run`.
 
 use std::{
-    io::Write,
+    io::{self, Write},
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -15,7 +15,7 @@ use vmm::{Attachment, Ended, Host, Machine, Running, Statistics};
 use crate::{
     cli::{ConsoleChoice, RunArguments},
     console::{RawTerminal, read_stdin, watch_signals},
-    control::{self, Asked, Listener, Order, Status},
+    control::{self, Asked, Listener, Order, Screen, Status},
     description::describe,
     disk,
     failure::Failure,
@@ -51,24 +51,24 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let mut attachments = disk::attach(&arguments.disk)?;
     attachments.extend(net::attach(&arguments.net)?);
     attachments.extend(share::attach(&arguments.share)?);
+    let own = interactive.then(|| Box::new(std::io::stdout()) as Box<dyn Write + Send>);
+    let screen = Screen::new(own);
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
-    attachments.extend(keyboard.as_ref().map(Keyboard::console));
-    let console: Box<dyn Write + Send> =
-        if interactive { Box::new(std::io::stdout()) } else { Box::new(std::io::sink()) };
-    let host = host(console, attachments);
-    let machine = Machine::build(&description, host).map_err(failure)?;
+    attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
+    let machine = Machine::build(&description, host(Box::new(screen.clone()), attachments));
+    let machine = machine.map_err(failure)?;
     drop(description);
 
     let (sender, events) = channel();
     watch_signals(sender.clone())?;
     let terminal = if interactive { Some(RawTerminal::enter()?) } else { None };
-    if let Some(keyboard) = keyboard {
-        read_stdin(move |bytes| keyboard.push(bytes), sender.clone());
-    } else if interactive {
-        let serial = machine.console_input();
-        read_stdin(move |bytes| serial.push(bytes), sender.clone());
+    let input = input(keyboard, &machine);
+    let viewers = control::serve_console(screen, input.clone());
+    let viewers = controllable(viewers);
+    if interactive {
+        read_stdin(move |bytes| input(bytes), sender.clone());
     }
-    let listener = listen(sender.clone());
+    let listener = controllable(listen(sender.clone()));
     let started = Instant::now();
     let running = machine
         .start(move |ended| {
@@ -77,7 +77,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
         })
         .map_err(failure)?;
     let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
-    drop(listener);
+    drop((listener, viewers));
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(PATIENCE);
     drop(terminal);
@@ -170,11 +170,21 @@ fn status(arguments: &RunArguments) -> Status {
     }
 }
 
-/// A machine that cannot be controlled is still one that runs.
-fn listen(sender: Sender<Event>) -> Option<Listener> {
+fn listen(sender: Sender<Event>) -> io::Result<Listener> {
     control::listen(move |asked| sender.send(Event::Control(asked)).is_ok())
-        .inspect_err(|error| eprintln!("ring3: no control socket: {error}"))
-        .ok()
+}
+
+/// A machine that cannot be controlled is still one that runs.
+fn controllable(listener: io::Result<Listener>) -> Option<Listener> {
+    listener.inspect_err(|error| eprintln!("ring3: no control socket: {error}")).ok()
+}
+
+/// What is typed goes to the virtio console if there is one, or to the serial port.
+fn input(keyboard: Option<Keyboard>, machine: &Machine) -> impl Fn(&[u8]) + Clone + Send + use<> {
+    let serial = machine.console_input();
+    move |bytes| {
+        keyboard.as_ref().map_or_else(|| serial.push(bytes), |keyboard| keyboard.push(bytes))
+    }
 }
 
 fn tell(

@@ -8,9 +8,13 @@ fn ring3(arguments: &[&str]) -> Output {
 
 /// Exit code 2 with `part` in the first line of standard error.
 fn refuses(arguments: &[&str], part: &str) {
+    refuses_with(2, arguments, part);
+}
+
+fn refuses_with(code: i32, arguments: &[&str], part: &str) {
     let output = ring3(arguments);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
     let first = said.lines().next().unwrap_or_default();
     assert!(first.contains(part), "{arguments:?}: no `{part}` in `{first}`");
 }
@@ -53,6 +57,39 @@ fn sizes_and_numbers() {
     run(&["--engine", "kvm"], "kvm");
     run(&["--boot-protocol", "bios"], "bios");
     run(&["--frobnicate"], "--frobnicate");
+}
+
+#[test]
+fn images_and_configurations() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let debian = |options: &[&str], part| {
+        refuses(&[&["image", "create", "debian"], options].concat(), part);
+    };
+    debian(&[&path("d.img"), "--size", "100M"], "1024M");
+    debian(&[&path("d.qcow2")], "--backing");
+    debian(&[&path("d.img"), "--suite", "slink"], "slink");
+    std::fs::write(path("d.vmlinuz"), "precious").expect("written");
+    debian(&[&path("d.img")], "d.vmlinuz exists already");
+    assert!(!directory.path().join("d.img").exists());
+    refuses(&["image", "create", &path("new.img")], "size");
+    refuses(&["run", "--config", &path("missing.toml")], "missing.toml");
+    std::fs::write(path("vm.toml"), "kernel = [").expect("written");
+    refuses(&["run", "--config", &path("vm.toml")], "vm.toml");
+}
+
+#[test]
+fn networks() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("no-socket");
+    std::fs::write(&file, "precious").expect("written");
+    let (_path, kernel) = tiny_kernel();
+    let net = |net: &str, part| refuses(&["run", "--kernel", &kernel, "--net", net], part);
+    net("carrier-pigeon", "carrier-pigeon");
+    net(&format!("socket,path={}", file.display()), "no-socket");
+    net("socket,path=/nowhere/cable", "/nowhere/cable");
+    net("tap,ifname=much-too-long-a-name", "1 to 15");
+    refuses_with(125, &["exec", "--net", "tap,ifname=t", "--", "true"], "only user");
 }
 
 #[test]

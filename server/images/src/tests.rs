@@ -138,3 +138,71 @@ fn new_images_replace_nothing() {
         assert!(!path.exists());
     }
 }
+
+/// Bytes the file takes on the host.
+fn used(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    path.metadata().expect("there").blocks() * 512
+}
+
+#[test]
+fn a_raw_disk_gives_what_it_does_not_need_back_to_the_host() {
+    let directory = TempDir::new().expect("a folder");
+    for cache in [Cache::Writeback, Cache::None] {
+        let path = made(&directory, &format!("{cache:?}.img"), None);
+        let mut disk = open(&Image { cache, ..image(&path) }).expect("opened");
+        disk.write_at(0, &vec![7; 8 << 20]).expect("written");
+        disk.flush().expect("flushed");
+        let full = used(&path);
+        disk.discard(0, 4 << 20).expect("discarded");
+        let half = used(&path);
+        assert!(half + (3 << 20) < full, "{half} of {full} after a discard");
+        disk.write_zeroes(4 << 20, 4 << 20, true).expect("zeroed");
+        let least = used(&path);
+        assert!(least + (3 << 20) < half, "{least} of {half} after zeroes");
+        let mut data = [1; 512];
+        disk.read_at((8 << 20) - 512, &mut data).expect("read");
+        assert_eq!(data, [0; 512]);
+    }
+}
+
+#[test]
+fn a_qcow2_disk_uses_again_what_was_discarded() {
+    let directory = TempDir::new().expect("a folder");
+    let path = made(&directory, "disk.qcow2", None);
+    let mut disk = open(&image(&path)).expect("opened");
+    disk.write_at(0, &vec![7; 8 << 20]).expect("written");
+    disk.flush().expect("flushed");
+    let full = used(&path);
+    for round in 1..4 {
+        disk.discard(0, 8 << 20).expect("discarded");
+        disk.write_at(0, &vec![round; 8 << 20]).expect("written");
+        disk.flush().expect("flushed");
+    }
+    let again = used(&path);
+    assert!(again < full + (1 << 20), "{full} bytes grew to {again}");
+}
+
+#[test]
+fn without_a_cache_the_page_cache_is_passed_by() {
+    let directory = TempDir::new().expect("a folder");
+    let path = made(&directory, "disk.img", None);
+    let disk = open(&Image { cache: Cache::None, ..image(&path) }).expect("opened");
+    assert!(is_open_directly(&path), "O_DIRECT is not set");
+    drop(disk);
+    let _disk = open(&image(&path)).expect("opened");
+    assert!(!is_open_directly(&path), "O_DIRECT is set");
+}
+
+/// Whether one of our descriptors of the file has O_DIRECT.
+fn is_open_directly(path: &Path) -> bool {
+    const O_DIRECT: u32 = 0o40000;
+    let descriptors = fs::read_dir("/proc/self/fd").expect("listed").flatten();
+    let ours = descriptors.filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == path));
+    let flags = |name| {
+        let info = fs::read_to_string(Path::new("/proc/self/fdinfo").join(name)).expect("read");
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).expect("flags");
+        u32::from_str_radix(flags.trim(), 8).expect("octal")
+    };
+    ours.map(|entry| flags(entry.file_name())).any(|flags| flags & O_DIRECT != 0)
+}

@@ -95,6 +95,16 @@ impl Guest {
     /// # Errors
     /// As for [`Guest::boots`].
     pub fn boots_by(self, command: &mut Command) -> Result<Finished> {
+        let _initrd = self.prepares(command)?;
+        converse(command, &self.dialogue)
+    }
+
+    /// Gives `command`, which is ring3 or runs it, the options that boot this guest, for callers that
+    /// watch over it themselves. The file must live until the guest has started.
+    ///
+    /// # Errors
+    /// It cannot be fetched or packed.
+    pub fn prepares(&self, command: &mut Command) -> Result<NamedTempFile> {
         let assets = Assets::open()?;
         let kernel = assets.kernel(self.kernel)?;
         let purpose = Purpose::Script(&self.script);
@@ -103,7 +113,7 @@ impl Guest {
         command.arg("run").arg("--kernel").arg(&kernel.image).arg("--initrd").arg(initrd.path());
         command.args(["--append", &self.cmdline, "--memory", "512M", "--timeout", &timeout]);
         command.args(&self.options);
-        converse(command, &self.dialogue)
+        Ok(initrd)
     }
 }
 

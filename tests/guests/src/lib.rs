@@ -4,5 +4,6 @@
 //! printed. It sees of ring3 what a user sees: options, output, exit code.
 
 mod guest;
+pub mod power_cut;
 
 pub use guest::{Finished, Guest, converse, ring3};

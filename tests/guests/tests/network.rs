@@ -108,3 +108,62 @@ fn out_in_and_names() -> Result<()> {
     );
     Ok(())
 }
+
+const FIRST: &str = "
+ifconfig eth0 10.1.0.1 netmask 255.255.255.0 up
+timeout 200 nc -l -p 7 -e cat
+echo served
+";
+
+const SECOND: &str = "
+ifconfig eth0 10.1.0.2 netmask 255.255.255.0 up
+until ping -c 1 -W 1 10.1.0.1 >/dev/null; do :; done
+until echo hello | timeout 20 nc 10.1.0.1 7; do sleep 1; done
+";
+
+/// Two machines that are given the same socket have a cable between them.
+#[test]
+fn two_machines() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let net = format!("socket,path={}", folder.path().join("cable").display());
+    let boots = |script: &str| {
+        Guest::new(Kernel::BookwormCloud).runs(script).with("--net").with(&net).boots()
+    };
+    let (first, second) = thread::scope(|scope| {
+        let first = scope.spawn(|| boots(FIRST));
+        let second = boots(SECOND);
+        (first.join().ok().context("the first machine failed"), second)
+    });
+    let (first, second) = (first??, second?);
+    second.prints(&["hello"])?;
+    second.powers_off()?;
+    first.prints(&["served"])?;
+    first.powers_off()
+}
+
+/// passt gives the guest an address and leads to the host, where it is installed.
+#[test]
+#[ignore = "needs the package passt"]
+fn passt() -> Result<()> {
+    let listener = TcpListener::bind("0.0.0.0:0")?;
+    let port = listener.local_addr()?.port().to_string();
+    thread::spawn(move || listener.accept()?.0.write_all(b"hello from the host\n"));
+    let guest = Guest::new(Kernel::BookwormCloud).runs(&PASST.replace("PORT", &port));
+    let finished = guest.with("--net").with("passt").boots()?;
+    finished.prints(&["hello from the host"])?;
+    finished.powers_off()
+}
+
+/// The gateway is the host.
+const PASST: &str = r#"
+cat > /lease <<'END'
+[ "$1" = bound ] || exit 0
+ifconfig $interface $ip netmask $subnet mtu 1500
+ip route add $router dev $interface; ip route add default via $router
+echo $router > /router
+END
+chmod +x /lease
+ifconfig eth0 up
+udhcpc -q -f -n -i eth0 -s /lease
+timeout 60 nc $(cat /router) PORT </dev/null
+"#;

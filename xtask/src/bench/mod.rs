@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: gets everything ready for the harness and shows what it measured.
 
 mod files;
-mod packages;
+pub mod packages;
 mod revisions;
 mod userland;
 

@@ -28,7 +28,7 @@ const ENTRY: &str = "bench-newest";
 ///
 /// # Errors
 /// One of them is not in the archive, or the archive cannot be reached.
-pub(super) fn unpack_all(archive: &Archive, packages: &[&str], root: &Path) -> Result<()> {
+pub fn unpack_all(archive: &Archive, packages: &[&str], root: &Path) -> Result<()> {
     let downloads = tempfile::Builder::new().prefix("ring3-packages-").tempdir()?;
     for package in archive.closure(packages)? {
         let file = archive.download(&package, downloads.path())?;

@@ -48,12 +48,19 @@ pub fn ps(arguments: &PsArguments) -> Result<u8, Failure> {
 
 /// Gives the machine an order.
 pub fn order(target: &Target, order: Order) -> Result<u8, Failure> {
+    tell(find(target)?.pid, order).map(|_| 0)
+}
+
+/// The machine that is meant.
+pub(super) fn find(target: &Target) -> Result<Status, Failure> {
     let wanted = &target.machine;
     let named = |machine: &Status| machine.name == *wanted || machine.pid.to_string() == *wanted;
-    let found: Vec<_> = machines()?.into_iter().filter(named).collect();
-    match found.as_slice() {
-        [] => Err(Failure::usage(format!("no machine is called {wanted}; `ring3 ps` lists them"))),
-        [machine] => tell(machine.pid, order).map(|_| 0),
+    let mut found: Vec<_> = machines()?.into_iter().filter(named).collect();
+    match (found.pop(), found.is_empty()) {
+        (None, _) => {
+            Err(Failure::usage(format!("no machine is called {wanted}; `ring3 ps` lists them")))
+        }
+        (Some(machine), true) => Ok(machine),
         _ => Err(Failure::usage(format!("{wanted} is the name of several; give a process number"))),
     }
 }
@@ -68,11 +75,15 @@ fn machines() -> Result<Vec<Status>, Failure> {
     let host = |error: io::Error| Failure::host(format!("control sockets: {error}"));
     let mut machines = Vec::new();
     for entry in fs::read_dir(folder().map_err(host)?).map_err(host)?.flatten() {
+        if entry.path().extension().is_none_or(|extension| extension != "sock") {
+            continue;
+        }
         match ask(&entry.path(), Order::Status) {
             Ok(status) => machines.push(status),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                // Whoever else removes it does the same.
+                // Whoever else removes them does the same.
                 let _ = fs::remove_file(entry.path());
+                let _ = fs::remove_file(entry.path().with_extension("console"));
             }
             // It ends just now.
             Err(_) => {}

@@ -5,6 +5,7 @@
 //! `{"error": "..."}`. `docs/control.md` lists the commands.
 
 mod client;
+mod console;
 mod server;
 
 use std::{
@@ -16,6 +17,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use client::{PsArguments, Target, order, ps};
+pub use console::{Screen, console, serve as serve_console};
 pub use server::{Asked, Listener, listen};
 
 /// What a machine can be told.

@@ -27,7 +27,7 @@ pub struct Asked {
 }
 
 /// The socket; removed when dropped.
-pub struct Listener(PathBuf);
+pub struct Listener(pub(super) PathBuf);
 
 impl Drop for Listener {
     fn drop(&mut self) {

@@ -57,6 +57,9 @@ pub fn make(
     on_terminal: bool,
 ) -> Result<Made, Failure> {
     description::check_machine(arguments.cpus, arguments.memory)?;
+    if arguments.net.as_ref().is_some_and(|net| !net.is_user()) {
+        return Err(Failure::usage("--net: there is only user here; `ring3 run` has the others"));
+    }
     let directory = env::current_dir().map_err(|error| {
         Failure::host(format!("the current folder: {error}; change to another"))
     })?;

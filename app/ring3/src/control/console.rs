@@ -1,0 +1,208 @@
+//! The console of a running machine for whoever attaches: `ring3 console NAME`.
+//!
+//! The machine's output goes to its own standard output, as ever, and to viewers; who attaches first sees the last
+//! of what was printed. A viewer that does not read is left behind. What viewers type reaches the guest.
+
+use std::{
+    collections::VecDeque,
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::{
+        fd::AsFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::channel},
+    thread,
+    time::Duration,
+};
+
+use super::{Listener, Target, client::find, folder};
+use crate::{
+    console::{RawTerminal, read_stdin, watch_signals},
+    failure::Failure,
+    outcome::Outcome,
+    run::Event,
+};
+
+/// Bytes of past output a new viewer sees.
+const PAST: usize = 16 << 10;
+
+/// How long a viewer may keep others waiting.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// The writer of a console.
+#[derive(Clone)]
+pub struct Screen(Arc<Mutex<State>>);
+
+struct State {
+    /// Where output goes besides; none, or no more.
+    own: Option<Box<dyn Write + Send>>,
+    past: VecDeque<u8>,
+    viewers: Vec<UnixStream>,
+}
+
+impl Screen {
+    /// A screen that also writes to `own`.
+    pub fn new(own: Option<Box<dyn Write + Send>>) -> Self {
+        let (past, viewers) = (VecDeque::new(), Vec::new());
+        Self(Arc::new(Mutex::new(State { own, past, viewers })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, viewer: &UnixStream) -> io::Result<()> {
+        let mut viewer = viewer.try_clone()?;
+        viewer.set_write_timeout(Some(PATIENCE))?;
+        let mut state = self.lock();
+        viewer.write_all(state.past.make_contiguous())?;
+        state.viewers.push(viewer);
+        Ok(())
+    }
+}
+
+impl Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut state = self.lock();
+        state.past.extend(bytes);
+        let old = state.past.len().saturating_sub(PAST);
+        state.past.drain(..old);
+        state.viewers.retain_mut(|viewer| viewer.write_all(bytes).is_ok());
+        // A closed pipe swallows the rest.
+        state.own.take_if(|own| own.write_all(bytes).and_then(|()| own.flush()).is_err());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Lets viewers attach to `screen`; what they type goes to `input`.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn serve(
+    screen: Screen,
+    input: impl Fn(&[u8]) + Clone + Send + 'static,
+) -> io::Result<Listener> {
+    let path = socket_of(std::process::id())?;
+    // Of a process that had our number and did not end well.
+    let _ = fs::remove_file(&path);
+    let listener = UnixListener::bind(&path)?;
+    thread::Builder::new().name("viewers".into()).spawn(move || {
+        for viewer in listener.incoming().flatten() {
+            let input = input.clone();
+            // A viewer that fails has failed by itself.
+            if screen.add(&viewer).is_ok() {
+                let _ = thread::Builder::new().spawn(move || listen_to(&viewer, input));
+            }
+        }
+    })?;
+    Ok(Listener(path))
+}
+
+fn listen_to(viewer: &UnixStream, input: impl Fn(&[u8])) {
+    let mut buffer = [0; 4096];
+    let mut reader = viewer;
+    while let Ok(count @ 1..) = reader.read(&mut buffer) {
+        input(&buffer[..count]);
+    }
+}
+
+fn socket_of(pid: u32) -> io::Result<PathBuf> {
+    Ok(folder()?.join(format!("{pid}.console")))
+}
+
+/// `ring3 console`: until the machine ends, or the user leaves by Ctrl-A X. The machine goes on.
+pub fn console(target: &Target) -> Result<u8, Failure> {
+    let machine = find(target)?;
+    let wrong = |error: io::Error| Failure::host(format!("console of {}: {error}", machine.name));
+    let stream = socket_of(machine.pid).and_then(UnixStream::connect).map_err(wrong)?;
+    let (mut output, keyboard) = (stream.try_clone().map_err(wrong)?, stream);
+    // Not by way of std's buffer, which keeps prompts to itself.
+    let screen = io::stdout().as_fd().try_clone_to_owned().map_err(wrong)?;
+    let (sender, events) = channel();
+    watch_signals(sender.clone())?;
+    let terminal = RawTerminal::enter()?;
+    let push = move |bytes: &[u8]| {
+        // What a machine that has ended does not hear is not missed.
+        let _ = (&keyboard).write_all(bytes);
+    };
+    read_stdin(push, sender.clone());
+    thread::spawn(move || {
+        show(&mut output, &mut File::from(screen));
+        // Nobody listening means the user has left anyway.
+        let _ = sender.send(Event::Leave);
+    });
+    let event = events.recv();
+    drop(terminal);
+    match event {
+        Ok(Event::Signal(number)) => Ok(Outcome::Signal(number).code()),
+        _ => Ok(0),
+    }
+}
+
+/// Copies until either end closes. Not by `io::copy`: it has the kernel splice, which keeps a pipe locked, unread,
+/// for as long as it waits for more.
+fn show(from: &mut UnixStream, to: &mut File) {
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        if to.write_all(&buffer[..count]).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn viewer(screen: &Screen) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        screen.add(&theirs).expect("added");
+        ours
+    }
+
+    fn read(mut viewer: &UnixStream, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        viewer.read_exact(&mut bytes).expect("read");
+        bytes
+    }
+
+    #[test]
+    fn viewers_see_what_was_and_what_comes() {
+        let mut screen = Screen::new(None);
+        screen.write_all(b"before ").expect("written");
+        let first = viewer(&screen);
+        screen.write_all(b"after").expect("written");
+        let second = viewer(&screen);
+        assert_eq!(read(&first, 12), b"before after");
+        assert_eq!(read(&second, 12), b"before after");
+    }
+
+    #[test]
+    fn only_the_last_of_the_past_is_kept() {
+        let mut screen = Screen::new(None);
+        screen.write_all(&[b'x'; PAST]).expect("written");
+        screen.write_all(b"end").expect("written");
+        let late = viewer(&screen);
+        drop(screen);
+        let bytes = read(&late, PAST);
+        assert_eq!(bytes[PAST - 3..], *b"end");
+    }
+
+    #[test]
+    fn a_viewer_that_does_not_read_is_left_behind() {
+        let mut screen = Screen::new(None);
+        let _sleeper = viewer(&screen);
+        let gone = viewer(&screen);
+        drop(gone);
+        for _ in 0..200 {
+            screen.write_all(&[b'x'; 16 << 10]).expect("the machine goes on");
+        }
+        assert!(screen.lock().viewers.is_empty());
+    }
+}

@@ -1,0 +1,110 @@
+//! Two machines given the same path have a cable between them: the first listens, the second connects.
+//!
+//! The one that listens takes the next when the other leaves. QEMU can be at either end
+//! (`-netdev stream,id=n,server=off,addr.type=unix,addr.path=PATH`).
+
+use std::{
+    fs,
+    io::ErrorKind,
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use crate::{ETHERNET_MTU, Error, Sender, Wire, inbox::Inbox, stream};
+
+/// How long the other end may leave a frame unread before the connection is given up.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The other end, while there is one.
+type Peer = Arc<Mutex<Option<Arc<UnixStream>>>>;
+
+fn lock(peer: &Peer) -> MutexGuard<'_, Option<Arc<UnixStream>>> {
+    peer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Socket {
+    peer: Peer,
+    /// To be removed at the end.
+    path: Option<PathBuf>,
+}
+
+impl Sender for Socket {
+    fn send(&mut self, frame: &[u8]) {
+        let Some(peer) = lock(&self.peer).clone() else { return };
+        if let Err(error) = stream::send(&peer, frame) {
+            tracing::warn!(%error, "the cable's other end");
+            stream::hang_up(&peer);
+            lock(&self.peer).take_if(|now| Arc::ptr_eq(now, &peer));
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        lock(&self.peer).take().inspect(|peer| stream::hang_up(peer));
+        // Whoever comes next does without it.
+        let _ = self.path.take().map(fs::remove_file);
+    }
+}
+
+/// A cable to the other machine that is given `path`.
+///
+/// # Errors
+/// There can be no socket at that path, or what is there is none.
+pub fn socket(path: &Path) -> Result<Wire, Error> {
+    let wrong = |source| Error::Socket { path: path.into(), source };
+    let (peer, inbox) = (Peer::default(), Arc::new(Inbox::default()));
+    let listener = match UnixStream::connect(path) {
+        Ok(stream) => {
+            *lock(&peer) = Some(prepared(stream)?);
+            None
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Some(UnixListener::bind(path)),
+        // Left behind by a machine that was killed.
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused && is_socket(path) => {
+            Some(fs::remove_file(path).and_then(|()| UnixListener::bind(path)))
+        }
+        Err(error) => Some(Err(error)),
+    };
+    let listener = listener.transpose().map_err(wrong)?;
+    let own = listener.is_some().then(|| path.to_owned());
+    let (there, frames) = (Arc::clone(&peer), Arc::clone(&inbox));
+    thread::Builder::new().name("cable".into()).spawn(move || serve(listener, &there, &frames))?;
+    Ok(Wire { sender: Box::new(Socket { peer, path: own }), inbox, mtu: ETHERNET_MTU })
+}
+
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
+}
+
+pub(crate) fn prepared(stream: UnixStream) -> Result<Arc<UnixStream>, Error> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(Arc::new(stream))
+}
+
+/// Receives from the peer there is, or from one after the other.
+fn serve(listener: Option<UnixListener>, peer: &Peer, inbox: &Inbox) {
+    let Some(listener) = listener else { return receive(peer, inbox) };
+    for stream in listener.incoming().flatten() {
+        if inbox.is_closed() {
+            return;
+        }
+        if let Ok(stream) = prepared(stream) {
+            *lock(peer) = Some(stream);
+            receive(peer, inbox);
+        }
+    }
+}
+
+fn receive(peer: &Peer, inbox: &Inbox) {
+    let Some(stream) = lock(peer).clone() else { return };
+    if let Err(error) = stream::receive(&stream, inbox) {
+        tracing::warn!(%error, "the cable's other end");
+    }
+    stream::hang_up(&stream);
+    lock(peer).take_if(|now| Arc::ptr_eq(now, &stream));
+}
