@@ -108,11 +108,24 @@ impl Fast {
                 self.interpret();
                 return Ok(());
             }
+            if self.note_interrupt() {
+                return self.reach_boundary();
+            }
             match self.enter(go::RAW)? {
                 ExitKind::KernelSignal => {}
                 kind => return self.kernel_exit(kind),
             }
         }
+    }
+
+    /// Tells translated code whether an interrupt waits: its kick may have come while the wedge was on its
+    /// way here, and then there is no other. True if something is to be taken now.
+    fn note_interrupt(&mut self) -> bool {
+        let waiting = self.board.pending();
+        let interrupt = waiting & pending::INTERRUPT != 0;
+        let f = self.pages.frame();
+        f.pending = interrupt.into();
+        interrupt && f.interrupt_flag != 0 || waiting & pending::NMI != 0
     }
 
     /// Maps what a translated instruction has missed; false if it has to be interpreted.
@@ -181,11 +194,12 @@ impl Fast {
         string && position.into == 0 && (repeat(byte(0)) || byte(0) == GS && repeat(byte(1)))
     }
 
-    /// The routine that leaves translated code has been reached: it is run, not stepped through.
+    /// The routine that leaves translated code has been reached: it is run, not stepped through. The wedge
+    /// does what is its to do then, but does not go on: what waits has used up its kick.
     fn run_to_exit(&mut self) -> Result<(), Error> {
         loop {
-            match self.resume(go::RAW)? {
-                ExitKind::Kicked if self.pages.frame().go == go::RAW => {}
+            match self.resume(go::LEAVE)? {
+                ExitKind::Kicked if self.pages.frame().go == go::LEAVE => {}
                 kind => return self.kernel_exit(kind),
             }
         }

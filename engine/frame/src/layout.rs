@@ -217,6 +217,8 @@ pub mod go {
     pub const RAW: u64 = 3;
     /// The same, for one host instruction.
     pub const STEP: u64 = 4;
+    /// The same, until translated code is left, and no further.
+    pub const LEAVE: u64 = 5;
 }
 
 /// What the wedge is doing, in [`Frame::mode`].

@@ -367,7 +367,7 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
         return false;
     }
     let kernel = protection & KERNEL_PAGE != 0;
-    let populate = if len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
+    let populate = if len > PAGE && len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
     let access = protection & 7;
     if map(hva, len, access, MAP_SHARED | populate, offset) < 0 {
         return false;

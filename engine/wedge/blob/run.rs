@@ -14,6 +14,7 @@ use core::arch::asm;
 pub extern "C" fn run() -> ! {
     let f = frame();
     loop {
+        let how = f.go;
         let exited = match f.go {
             go::USER => enter_user_code(f),
             go::BLOCK => enter_block(),
@@ -28,6 +29,9 @@ pub extern "C" fn run() -> ! {
         if !assist::after_block(f) {
             f.reason = f.exit_kind;
             turns::hand_over_and_run();
+        }
+        if how == go::LEAVE {
+            turns::exit(ExitKind::Kicked);
         }
     }
 }

@@ -71,6 +71,20 @@ fn a_signal_reaches_the_command() -> Result<()> {
     Ok(())
 }
 
+/// Each interrupt comes once: one that is lost is the last one, since the timer is set anew by its handler.
+#[test]
+fn no_interrupt_is_lost_among_system_calls() -> Result<()> {
+    let directory = TempDir::new()?;
+    let source = directory.path().join("ticks.c");
+    fs::write(&source, include_str!("ticks.c"))?;
+    let program = directory.path().join("ticks");
+    ensure!(Command::new("cc").arg(&source).arg("-o").arg(&program).status()?.success());
+    let output = exec(directory.path(), "./ticks")?.stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success() && said == "4000 ticks\n", "{:?}: {said}", output.status);
+    Ok(())
+}
+
 #[test]
 fn a_command_that_is_not_there_is_127() -> Result<()> {
     let mut command = Command::new(ring3()?);
