@@ -15,13 +15,15 @@
 //! - `lib.rs`: who runs next.
 //! - `user`, `kernel`: one stretch of guest code, and what ended it.
 //! - `state`: the architectural state to the frame and back.
-//! - `shadow`, `slots`, `regions`: host mappings.
+//! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
+//!   their model test, `tests/shadow`.
 //! - `code`: translations.
 
 mod code;
 mod home;
 mod kernel;
 mod operand;
+mod process;
 mod regions;
 mod scan;
 mod scans;
@@ -37,12 +39,13 @@ use code::Code;
 use engine::{Attention, Board, Engine};
 use frame::{ExitKind, KERNEL_START, go};
 use home::Home;
+pub use process::Process;
 use ram::Ram;
-use shadow::Answer;
-use slots::Slots;
+pub use shadow::{Answer, Space};
+pub use slots::Slots;
 pub use statistics::Statistics;
 use std::sync::Arc;
-use wedge::{Error, Kick, Pages};
+use wedge::{Error, Kick, Pages, Wedge};
 use x86::{
     Vcpu,
     paging::{Access, Roots},
@@ -88,7 +91,7 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
         );
     }
     let pages = Pages::new().map_err(|error| error.to_string())?;
-    let mut slots = Slots::new(ram.clone(), Kick::default());
+    let mut slots = Slots::<Wedge>::new(ram.clone(), true, Kick::default());
     slots.select(0, &pages).map_err(|error| error.to_string())
 }
 
@@ -123,7 +126,7 @@ impl Fast {
         let kick = Kick::default();
         attention.forward(Arc::new(WedgeKicker(kick.clone())));
         let mut pages = Pages::new().map_err(Error::Start)?;
-        let slots = Slots::new(board.ram().clone(), kick);
+        let slots = Slots::new(board.ram().clone(), modes.kernel_translated, kick);
         let code = Code::new(&mut pages);
         let statistics = Statistics::default();
         let (home, learnt, learnt_under) = (Home::new(), 0, (0, 0));
@@ -187,6 +190,7 @@ impl Fast {
             match self.slots.answer(roots, gva, access)? {
                 Answer::Mapped => {
                     self.statistics.mapped += 1;
+                    self.protect_marked()?;
                     return Ok(true);
                 }
                 Answer::Interpret => return Ok(false),
@@ -198,10 +202,22 @@ impl Fast {
         }
     }
 
+    /// Nobody may write pages unnoticed that changed copies have just been made of.
+    fn protect_marked(&mut self) -> Result<(), Error> {
+        for page in self.slots.current()?.take_marked() {
+            self.cpu.forbid_writes(page);
+            self.slots.protect(page);
+        }
+        Ok(())
+    }
+
     /// Takes the state from the frame.
     fn take_state(&mut self) {
         let f = self.pages.frame();
         f.go = go::NOTHING;
+        if !self.modes.kernel_translated {
+            state::only_user(f, &self.cpu.vcpu);
+        }
         state::store(f, &mut self.cpu, &mut self.board);
     }
 

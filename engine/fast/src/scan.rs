@@ -9,6 +9,7 @@
 //! - LAR and LSL answer from the host's descriptor tables, and LSL of Linux's segment for that purpose
 //!   and RDPID give the host's number of the CPU. They become HLT. RDTSCP gives that number, too, but
 //!   clocks are read by it; it stays.
+//! - RDPKRU and WRPKRU, which the guest's CPU does not have, become HLT where the host's has them.
 //!
 //! The changes are made in a copy of the page that only execution sees. The bytes looked for also occur
 //! inside other instructions: code is decoded from many places before them, which soon agree on where
@@ -23,6 +24,9 @@ const CPUID: [u8; 2] = [0x0f, 0xa2];
 const HLT: u64 = 0xf4;
 /// First bytes of XSAVE and XRSTOR, which a ModR/M byte with 4 or 5 in its middle follows.
 const XSAVE: [u8; 2] = [0x0f, 0xae];
+/// First bytes of RDPKRU and WRPKRU, which one of the others follows.
+const KEYS: [u8; 2] = [0x0f, 0x01];
+const KEYS_ENDS: [u8; 2] = [0xee, 0xef];
 const LAR: [u8; 2] = [0x0f, 0x02];
 const LSL: [u8; 2] = [0x0f, 0x03];
 /// RDPID behind its prefix, which a ModR/M byte follows.
@@ -56,6 +60,9 @@ pub fn patches(page: &[u8]) -> Vec<Patch> {
     let mut found: Vec<_> = host_answers(page).map(|at| Patch { at, len: 1, bytes: HLT }).collect();
     if !wedge::cpuid_faults() {
         found.extend(cpuids(page).map(|at| Patch { at, len: 1, bytes: HLT }));
+    }
+    if wedge::keys() {
+        found.extend(keys(page).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if wedge::has_more_vectors() {
         found.extend(xsaves(page).map(|at| narrow(page, at)));
@@ -96,6 +103,12 @@ fn xsaves(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
     let memory =
         |at: &usize| page.get(at + 2).is_some_and(|m| matches!(m >> 3 & 7, 4 | 5) && m >> 6 != 3);
     occurrences(page, XSAVE).filter(memory).filter(|at| is_opcode(page, *at))
+}
+
+/// Where the RDPKRU and WRPKRU instructions of a page are.
+fn keys(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    let whole = |at: &usize| page.get(at + 2).is_some_and(|end| KEYS_ENDS.contains(end));
+    occurrences(page, KEYS).filter(whole).filter(|at| is_instruction(page, *at))
 }
 
 fn occurrences(page: &[u8], bytes: [u8; 2]) -> impl Iterator<Item = usize> + '_ {
@@ -161,6 +174,16 @@ mod tests {
         page[700..707].copy_from_slice(&[0xe8, 0x0f, 0x03, 0x00, 0x00, 0x90, 0x90]); // call +30fh
         page[1400..1407].copy_from_slice(&[0xe9, 0x0f, 0x02, 0x00, 0x00, 0x90, 0x90]); // jmp +20fh
         assert_eq!(host_answers(&page).count(), 0);
+    }
+
+    #[test]
+    fn key_instructions_are_found() {
+        let mut page = page();
+        page[700..703].copy_from_slice(&[0x0f, 0x01, 0xef]); // wrpkru
+        page[1400..1403].copy_from_slice(&[0x0f, 0x01, 0xee]); // rdpkru
+        page[2100..2103].copy_from_slice(&[0x0f, 0x01, 0xd0]); // xgetbv
+        page[2800..2807].copy_from_slice(&[0x48, 0x05, 0x0f, 0x01, 0xef, 0x00, 0x90]); // add rax, imm32
+        assert_eq!(keys(&page).collect::<Vec<_>>(), [700, 1400]);
     }
 
     #[test]

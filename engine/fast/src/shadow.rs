@@ -1,14 +1,15 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 
 use crate::{
+    process::Process,
     regions::{self, Regions, extent},
     scan::Patch,
     scans::Scans,
     sites::Sites,
 };
-use frame::{COPY, POKE, PROTECT};
+use frame::{COPY, PIECE, POKE, PROTECT};
 use ram::Ram;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
 use x86::paging::{self, Access, Roots, Translation, WalkMemory};
 use x86_interp::{GuestRam, RamPage};
@@ -24,6 +25,14 @@ const AROUND: u64 = 16;
 const LARGE_AROUND: u64 = 16;
 /// Mappings one space may hold; the host allows 65,530 and fails badly near that.
 const MAX_MAPPINGS: usize = 30_000;
+
+/// log2 of the bytes of a large page.
+const LARGE_BITS: u32 = 21;
+/// The sizes of the guest's large pages, in the same way.
+const LARGE_PAGES: [u32; 3] = [LARGE_BITS, 22, 30];
+
+/// Bits that make an entry of a page table fault.
+const RESERVED: u64 = (1 << 52) - (1 << paging::PHYS_BITS);
 
 /// What a page fault came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +63,9 @@ struct Large {
 }
 
 /// A wedge and what is mapped in it.
-pub struct Space {
-    pub wedge: Wedge,
+pub struct Space<W = Wedge> {
+    /// The process.
+    pub wedge: W,
     /// Process-context identifier, zero if there are none.
     pub pcid: u64,
     /// Mappings made since the last clearing.
@@ -64,6 +74,9 @@ pub struct Space {
     pages: BTreeMap<u64, (u64, u64)>,
     /// Large mappings by HVA.
     large: BTreeMap<u64, Large>,
+    /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
+    /// one drops all.
+    parts: HashSet<(u64, u64)>,
     /// Where RAM pages (by offset) are mapped writable one by one: HVAs.
     writable: HashMap<u64, Vec<u64>>,
     /// Regions with anything of the user's in them.
@@ -73,6 +86,7 @@ pub struct Space {
     /// A large page of the user's has been mapped from here.
     user_large: bool,
     invalidated: Vec<u64>,
+    marked: Vec<u64>,
     /// Patched system calls, of all spaces.
     sites: Sites,
     /// What is known of pages of code, of all spaces.
@@ -81,19 +95,21 @@ pub struct Space {
     copies: HashMap<u64, Vec<u64>>,
 }
 
-impl Space {
-    pub fn new(wedge: Wedge, pcid: u64, sites: Sites, scans: Scans) -> Self {
+impl<W: Process> Space<W> {
+    pub(crate) fn new(wedge: W, pcid: u64, sites: Sites, scans: Scans) -> Self {
         Self {
             wedge,
             pcid,
             mappings: 0,
             pages: BTreeMap::new(),
             large: BTreeMap::new(),
+            parts: HashSet::new(),
             writable: HashMap::new(),
             user_regions: Regions::default(),
             local_kernel: false,
             user_large: false,
             invalidated: Vec::new(),
+            marked: Vec::new(),
             sites,
             scans,
             copies: HashMap::new(),
@@ -107,6 +123,9 @@ impl Space {
         for order in self.wedge.take_made() {
             self.absorb(&order);
         }
+        if self.mappings > MAX_MAPPINGS + frame::MAX_MADE {
+            self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
+        }
         Ok(done)
     }
 
@@ -115,14 +134,17 @@ impl Space {
         let Order { address: hva, len, offset, protection } = *order;
         if protection == 0 {
             self.forget_within(hva, len);
-            self.pages.remove(&hva);
+            self.forget_pages(hva, len);
             self.invalidated.push(hva);
             return;
+        }
+        if protection & PIECE != 0 {
+            self.parts.insert(part(hva, LARGE_BITS));
         }
         if protection & PROTECT == 0 {
             self.mappings += 1;
         }
-        let protection = protection & !PROTECT;
+        let protection = protection & !(PIECE | PROTECT);
         if protection & KERNEL_PAGE == 0 {
             self.user_regions.add(hva);
         }
@@ -156,6 +178,7 @@ impl Space {
         }
         self.mappings = 0;
         self.large.clear();
+        self.parts.clear();
         self.writable.clear();
         self.copies.clear();
         self.pages.clear();
@@ -218,6 +241,7 @@ impl Space {
         let (start, len) = extent(hva);
         let gone = |hva: u64| hva.wrapping_sub(start) < len;
         self.large.retain(|hva, _| !gone(*hva));
+        self.parts.retain(|(hva, _)| !gone(*hva));
         self.pages.retain(|hva, _| !gone(*hva));
         for places in [&mut self.writable, &mut self.copies] {
             places.retain(|_, hvas| {
@@ -244,15 +268,36 @@ impl Space {
         let hva = if gva >> 63 == 0 { Some(gva) } else { regions::kernel_hva(gva) };
         let mapped = |hva: &u64| regions::is_mappable(*hva) && self.mappings != 0;
         let Some(hva) = hva.filter(mapped) else { return Ok(()) };
-        match self.large_at(hva) {
-            Some((start, large)) => {
-                self.large.remove(&start);
-                self.unmap(start, large.len)
+        for bits in LARGE_PAGES {
+            let (start, len) = part(hva, bits);
+            if self.parts.remove(&(start, len)) {
+                self.drop_range(start, len)?;
             }
-            None => {
-                self.pages.remove(&hva);
-                self.unmap(hva, PAGE)
-            }
+        }
+        self.drop_range(hva, PAGE)
+    }
+
+    /// Drops the mappings of a range, and large ones that reach into it as a whole.
+    fn drop_range(&mut self, start: u64, len: u64) -> Result<(), Error> {
+        let reaches = |(at, large): (&u64, &Large)| {
+            (at + large.len > start && *at < start + len).then_some((*at, large.len))
+        };
+        let reaching: Vec<_> = self.large.iter().filter_map(reaches).collect();
+        for (at, len) in reaching {
+            self.large.remove(&at);
+            self.unmap(at, len)?;
+        }
+        self.forget_pages(start, len);
+        for (from, to) in regions::mappable_parts(start, len) {
+            self.unmap(from, to - from)?;
+        }
+        Ok(())
+    }
+
+    fn forget_pages(&mut self, start: u64, len: u64) {
+        let gone: Vec<_> = self.pages.range(start..start + len).map(|(at, _)| *at).collect();
+        for at in gone {
+            self.pages.remove(&at);
         }
     }
 
@@ -388,10 +433,18 @@ impl Space {
         for rip in displaced {
             self.wedge.displaced(rip);
         }
-        if !found.is_empty() {
-            ram.mark_code(offset);
+        if found.is_empty() || ram.is_code(offset) {
+            return found;
         }
-        found
+        // Writes come to light only from here on: what was read before may be stale.
+        ram.mark_code(offset);
+        self.marked.push(offset);
+        self.patches(ram, hva, offset)
+    }
+
+    /// RAM pages (by offset) that have become code: no space may write them without a fault any more.
+    pub fn take_marked(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.marked)
     }
 
     /// The page of user code at `gva` that is mapped: its GVA and the guest's bytes.
@@ -438,6 +491,10 @@ impl Space {
     }
 
     fn note(&mut self, place: Place, found: &Translation) {
+        if found.page_bits > 12 {
+            self.parts.insert(part(place.hva, found.page_bits));
+            self.user_large |= !place.kernel;
+        }
         if place.kernel {
             self.local_kernel |= !found.global;
         } else {
@@ -479,12 +536,11 @@ impl Space {
         let len = end - start + 1;
         let offset = first.offset - (base - start);
         let hva = start.wrapping_add(place.hva.wrapping_sub(place.gva));
-        let usable = regions::is_mappable(hva) && regions::is_mappable(hva + (len - 1));
-        if !usable {
+        let whole = regions::mappable_parts(hva, len).eq([(hva, hva + len)]);
+        if !whole {
             return Ok(false);
         }
         self.note(place, found);
-        self.user_large |= !place.kernel;
         self.map_run(ram, hva, len, offset, place, found)?;
         Ok(true)
     }
@@ -548,6 +604,11 @@ fn protection(place: Place, execute: bool, writable: bool) -> u64 {
     let execute = if execute { EXECUTE } else { 0 };
     let kernel = if place.kernel { KERNEL_PAGE } else { 0 };
     READ | execute | kernel | if writable { WRITE } else { 0 }
+}
+
+/// The page of so many bits around an HVA: its first HVA and its bytes.
+fn part(hva: u64, bits: u32) -> (u64, u64) {
+    (hva >> bits << bits, 1 << bits)
 }
 
 /// What has become of a mapping.
@@ -625,7 +686,8 @@ fn descend(mut memory: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
     let mut no_execute = 0;
     for shift in [39, 30, 21, 12] {
         let entry = memory.read_u64(table + (gva >> shift & 0x1ff) * 8);
-        if entry & paging::P == 0 || entry & paging::A == 0 {
+        let used = paging::P | paging::A;
+        if entry & used != used || entry & RESERVED != 0 {
             return None;
         }
         rights &= entry;

@@ -1,6 +1,7 @@
 //! A slot per guest address space, so that a context switch changes processes, not mappings.
 
 use crate::{
+    process::Process,
     regions::Regions,
     scans::Scans,
     shadow::{Answer, Space},
@@ -17,10 +18,12 @@ const MAX_SLOTS: usize = 12;
 const UPPER_HALF: u64 = 1 << 63;
 
 /// The slots, least recently used first.
-pub struct Slots {
+pub struct Slots<W = Wedge> {
     ram: Ram,
+    /// Kernel code runs in the slots, too.
+    kernel: bool,
     kick: Kick,
-    spaces: Vec<Space>,
+    spaces: Vec<Space<W>>,
     /// The regions that are the kernel's, in all slots.
     kernel_regions: Regions,
     /// Patched system calls, in all slots.
@@ -29,10 +32,11 @@ pub struct Slots {
     scans: Scans,
 }
 
-impl Slots {
-    pub fn new(ram: Ram, kick: Kick) -> Self {
+impl<W: Process> Slots<W> {
+    /// No slots yet. With `kernel`, kernel code is to run in them, too.
+    pub fn new(ram: Ram, kernel: bool, kick: Kick) -> Self {
         let (kernel_regions, sites, scans) = Default::default();
-        Self { ram, kick, spaces: Vec::new(), kernel_regions, sites, scans }
+        Self { ram, kernel, kick, spaces: Vec::new(), kernel_regions, sites, scans }
     }
 
     /// Makes the slot for a process-context identifier the current one. As in a TLB, it is the
@@ -66,7 +70,7 @@ impl Slots {
     }
 
     /// The current slot.
-    pub fn current(&mut self) -> Result<&mut Space, Error> {
+    pub fn current(&mut self) -> Result<&mut Space<W>, Error> {
         self.spaces.last_mut().ok_or(Error::Gone)
     }
 
@@ -77,15 +81,16 @@ impl Slots {
     }
 
     /// An empty slot: a fresh one, or the least recently used one without its user pages.
-    fn take(&mut self, pcid: u64, pages: &Pages) -> Result<Space, Error> {
+    fn take(&mut self, pcid: u64, pages: &Pages) -> Result<Space<W>, Error> {
         if self.spaces.len() < MAX_SLOTS {
             let ram = wedge::Ram {
                 fd: self.ram.fd(),
                 len: self.ram.len(),
                 low: self.ram.low_len(),
                 marks: self.ram.marks_fd(),
+                walked: self.kernel,
             };
-            let wedge = Wedge::start(ram, pages, self.kick.clone())?;
+            let wedge = W::start(ram, pages, self.kick.clone())?;
             return Ok(Space::new(wedge, pcid, self.sites.clone(), self.scans.clone()));
         }
         let mut space = self.spaces.remove(0);

@@ -89,6 +89,15 @@ fn plain_data(vcpu: &Vcpu) -> bool {
     data.iter().all(|segment| HOST_SELECTORS.contains(&vcpu.seg[*segment].selector))
 }
 
+/// Nothing but user code has run: without protection keys it can write the frame, and is believed no more
+/// than user code could have done.
+pub fn only_user(f: &mut Frame, vcpu: &Vcpu) {
+    f.cpl = 3;
+    f.cs = if f.compatibility == 0 { vcpu.seg[seg::CS].selector.into() } else { f.cs | 3 };
+    f.ss = vcpu.seg[seg::SS].selector.into();
+    (f.kernel_gs_base, f.cr2) = (vcpu.kernel_gs_base, vcpu.cr2);
+}
+
 /// What it came back with.
 pub fn store(f: &Frame, cpu: &mut Cpu<Board>, board: &mut Board) {
     let user = f.cpl == 3;

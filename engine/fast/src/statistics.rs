@@ -24,8 +24,8 @@ pub struct Statistics {
     pub flushes: u64,
     /// System calls that came to the monitor.
     pub system_calls: u64,
-    /// Call-outs by instruction code.
-    reasons: HashMap<u64, u64>,
+    /// Call-outs by instruction code, as far as it is one: guest code can make the wedge say anything.
+    reasons: HashMap<Option<Code>, u64>,
 }
 
 impl Statistics {
@@ -52,14 +52,14 @@ impl Statistics {
 
     /// Counts a call-out for an instruction with this code.
     pub fn call_out(&mut self, code: u64) {
-        *self.reasons.entry(code).or_default() += 1;
+        *self.reasons.entry(Code::try_from(code as usize).ok()).or_default() += 1;
     }
 
     /// The most frequent reasons for call-outs.
     pub fn call_outs(&self) -> Vec<(String, u64)> {
-        let name = |code: u64| match Code::try_from(code as usize) {
-            Ok(code) => format!("call-outs, {code:?}"),
-            Err(_) => "call-outs, unknown".to_owned(),
+        let name = |code: Option<Code>| match code {
+            Some(code) => format!("call-outs, {code:?}"),
+            None => "call-outs, unknown".to_owned(),
         };
         let mut all: Vec<_> = self.reasons.iter().map(|(code, n)| (name(*code), *n)).collect();
         all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));

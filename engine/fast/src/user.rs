@@ -48,9 +48,15 @@ impl Fast {
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, f);
         f.pending = 0;
-        match self.enter(go::USER)? {
-            ExitKind::UserSignal => self.user_exit(),
-            kind => self.kernel_exit(kind),
+        match (self.enter(go::USER)?, self.modes.kernel_translated) {
+            (ExitKind::UserSignal, _) => self.user_exit(),
+            (kind, true) => self.kernel_exit(kind),
+            (ExitKind::Kicked, false) => {
+                self.take_state();
+                Ok(())
+            }
+            // Whatever user code has the wedge say: no kernel code has run.
+            (_, false) => self.user_exit(),
         }
     }
 
@@ -60,7 +66,8 @@ impl Fast {
         self.take_state();
         let back = self.cpu.vcpu.rip;
         self.cpu.vcpu.rip = back.wrapping_sub(2);
-        self.slots.patch(&mut self.pages, back)
+        self.slots.patch(&mut self.pages, back)?;
+        self.protect_marked()
     }
 
     /// Goes on after an exit from user code, whose state is in the frame.

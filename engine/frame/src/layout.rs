@@ -67,6 +67,8 @@ pub const BIAS: u64 = 0x7e00_0000_0000;
 pub const RAM: usize = BIAS as usize + 0x48_0000_0000;
 /// The most RAM that has room there, in bytes.
 pub const RAM_MAX: usize = UPPER_USER as usize - RAM;
+/// The descriptor of guest RAM in a wedge, the only one it has.
+pub const RAM_FD: u64 = 0;
 /// The marks of RAM pages, a byte each: not zero means that the monitor decides.
 pub const MARKS: usize = WINDOW + 0x4000_0000;
 /// The host's FS base in translated code while the guest's GS base is a user address: whatever
@@ -93,6 +95,8 @@ pub const POISON: u64 = 1 << 62;
 pub const MAX_ORDERS: usize = 128;
 /// Mappings a wedge makes by itself before it tells the monitor.
 pub const MAX_MADE: usize = 200;
+/// Bytes of small pages that a wedge maps at once at the most.
+pub const MAX_RUN: u64 = 64 * 4096;
 /// Large user pages a wedge maps by itself.
 pub const MAX_LARGE: usize = 64;
 /// Hints about what is mapped.
@@ -164,6 +168,8 @@ pub const COPY: u64 = 1 << 17;
 pub const POKE: u64 = 1 << 18;
 /// In [`Order::protection`]: only the protection changes.
 pub const PROTECT: u64 = 1 << 19;
+/// In [`Order::protection`] of what a wedge has mapped by itself: the guest's page is a large one.
+pub const PIECE: u64 = 1 << 20;
 
 /// Why translated code exits, in [`Frame::exit_kind`], and why the wedge gives the monitor its turn, in
 /// [`Frame::reason`].
@@ -405,8 +411,6 @@ pub struct Hint {
 pub struct Shared {
     /// The secret a host call from the wedge must carry.
     pub secret: u64,
-    /// Descriptor of guest RAM.
-    pub ram: u64,
     /// One past the blob's last byte.
     pub blob_end: u64,
     /// The protection key of what user code must not touch, zero without keys.
@@ -419,7 +423,8 @@ pub struct Shared {
     pub budget: u64,
     /// Not zero: the monitor has mapped something larger than a page among the user's.
     pub large: u64,
-    /// The 2 MiB pages of the user's that the wedge has mapped by itself: HVAs, zero for none.
+    /// The 2 MiB pages of the user's that the wedge has mapped by itself, or pieces of them: HVAs, zero for
+    /// none.
     pub larges: [u64; MAX_LARGE],
     /// Whose turn it is.
     pub turn: core::sync::atomic::AtomicU32,

@@ -1,22 +1,16 @@
 //! Host calls. The filter lets them pass only from here and only with the secret.
 
-use crate::{die, layout::Frame, shared};
+pub use crate::filter::{FUTEX, MPROTECT, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, SIGRETURN};
+use crate::{die, filter::MMAP, layout::{Frame, RAM_FD}, shared};
 use core::arch::{asm, naked_asm};
 
-pub const MMAP: u64 = 9;
-pub const MPROTECT: u64 = 10;
-pub const MUNMAP: u64 = 11;
 pub const SIGACTION: u64 = 13;
-pub const SIGRETURN: u64 = 15;
 pub const SIGALTSTACK: u64 = 131;
 pub const PRCTL: u64 = 157;
 pub const ARCH_PRCTL: u64 = 158;
-pub const FUTEX: u64 = 202;
 pub const SET_TID_ADDRESS: u64 = 218;
-pub const EXIT_GROUP: u64 = 231;
 pub const SET_ROBUST_LIST: u64 = 273;
 pub const SECCOMP: u64 = 317;
-pub const PKEY_MPROTECT: u64 = 329;
 
 /// Every call but mmap. The sixth argument is always the secret.
 #[inline(never)]
@@ -32,9 +26,9 @@ pub extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
 
 /// Maps guest RAM. The secret rides in the halves of `fd` and `prot` the host ignores.
 #[inline(never)]
-pub extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, fd: u64, offset: u64) -> i64 {
+pub extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, offset: u64) -> i64 {
     let result;
-    let fd = fd & 0xffff_ffff | shared().secret & !0xffff_ffff;
+    let fd = RAM_FD | shared().secret & !0xffff_ffff;
     let prot = prot & 0xffff_ffff | shared().secret << 32;
     // SAFETY: maps guest pages at guest addresses only.
     unsafe {
@@ -139,4 +133,13 @@ pub fn user_word(address: u64) -> Option<u64> {
     let mut value = 0;
     let known = address >> 47 == 0 && crate::assist::load_careful(address, &mut value) != 0;
     known.then_some(value)
+}
+
+/// Writes bytes into a private copy that has just been mapped.
+pub fn poke(address: u64, len: u64, bytes: u64) -> i64 {
+    for n in 0..len.min(8) {
+        // SAFETY: an address outside the window; if it is not mapped, this process ends.
+        unsafe { *((address + n) as *mut u8) = (bytes >> (n * 8)) as u8 };
+    }
+    0
 }

@@ -6,10 +6,10 @@
 //! away again when code appears in it.
 
 use crate::{
-    host::map,
-    host::{MPROTECT, MUNMAP, PKEY_MPROTECT, call},
+    host::{MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BIAS, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, Order, POISON, PROTECT, RAM, REGIONS, SITES, Shared, region,
+        BIAS, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
+        SITES, Shared, region,
     },
     shared, text,
 };
@@ -31,7 +31,7 @@ const PAGE: u64 = 4096;
 const LARGE: u64 = 1 << 21;
 const AROUND: u64 = 16;
 /// Pages mapped at once at the most.
-const REACH: u64 = 64;
+const REACH: u64 = MAX_RUN / PAGE;
 const HIGH_BASE: u64 = 1 << 32;
 const READ: u64 = 1;
 const WRITE: u64 = 2;
@@ -165,7 +165,7 @@ pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Acce
         return false;
     }
     if leaf.large {
-        return make(f, s, page, PAGE, leaf.offset, run.rights);
+        return map_piece(f, s, page, run);
     }
     let Some(table) = last_table(f, s, gva) else { return make_run(f, s, run, kernel) };
     let run = extend(s, table, run, kernel);
@@ -256,7 +256,19 @@ fn map_large(f: &mut Frame, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
     }
     let base = hva & !(LARGE - 1);
     let Some(free) = s.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
-    let made = make(f, s, base, LARGE, offset, rights(leaf, false));
+    // What may be executed is looked at page by page.
+    let made = make(f, s, base, LARGE, offset, rights(leaf, false) & !EXECUTE);
+    if made && let Some(slot) = s.larges.get_mut(free) {
+        *slot = base;
+    }
+    made
+}
+
+/// One page of a user's 2 MiB page, which an INVLPG of any other part of it drops, too.
+fn map_piece(f: &mut Frame, s: &mut Shared, hva: u64, run: Run) -> bool {
+    let base = hva & !(LARGE - 1);
+    let Some(free) = s.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
+    let made = make(f, s, hva, PAGE, run.offset, run.rights | PIECE);
     if made && let Some(slot) = s.larges.get_mut(free) {
         *slot = base;
     }
@@ -275,7 +287,7 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
         }
     }
     for at in &mut s.larges {
-        if *at >= from && *at < to {
+        if *at >= from && *at + LARGE <= to {
             *at = 0;
         }
     }
@@ -355,9 +367,9 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
         return false;
     }
     let kernel = protection & KERNEL_PAGE != 0;
-    let populate = if len > PAGE && len < LARGE && !(kernel && s.key != 0) { 0x8000 } else { 0 };
+    let populate = if len > PAGE && len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
     let access = protection & 7;
-    if map(hva, len, access, 0x11 | populate, s.ram, offset) < 0 {
+    if map(hva, len, access, MAP_SHARED | populate, offset) < 0 {
         return false;
     }
     if kernel && s.key != 0 && call(PKEY_MPROTECT, hva, len, access, s.key, 0) != 0 {

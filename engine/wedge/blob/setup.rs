@@ -1,7 +1,7 @@
 //! Making the process a wedge.
 
 use crate::{
-    frame,
+    filter, frame,
     host::{self, call, load_vectors},
     layout::{
         ALT_STACK, ALT_STACK_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, STACK_LEN, TOP, WINDOW, WINDOW_END,
@@ -25,7 +25,7 @@ extern "C" fn wedge_start() -> ! {
 extern "C" fn main() -> ! {
     alone();
     signals();
-    filter();
+    admit();
     let keys = shared().key != 0;
     let entry = if keys { entry_with_keys as *const () } else { entry_without_keys as *const () };
     shared().patched_entry = entry as u64;
@@ -73,56 +73,12 @@ fn signals() {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Bpf {
-    code: u16,
-    yes: u8,
-    no: u8,
-    k: u32,
-}
-
-const LOAD: u16 = 0x20;
-const EQUAL: u16 = 0x15;
-const ABOVE: u16 = 0x35;
-const RETURN: u16 = 6;
-const ALL_SET: u16 = 0x45;
-const ALLOW: u32 = 0x7fff_0000;
-const TRAP: u32 = 0x0003_0000;
-
 /// Calls only from the blob, only these few, only with the secret; anything else is a SIGSYS.
-fn filter() {
+fn admit() {
     let s = shared();
-    let (high, low) = ((s.secret >> 32) as u32, s.secret as u32);
-    let op = |code, yes, no, k| Bpf { code, yes, no, k };
-    let program = [
-        op(LOAD, 0, 0, 4), // arch
-        op(EQUAL, 0, 23, 0xc000_003e),
-        op(LOAD, 0, 0, 12), // instruction pointer, high
-        op(EQUAL, 0, 21, (WINDOW >> 32) as u32),
-        op(LOAD, 0, 0, 8), // low; the window starts at zero
-        op(ABOVE, 19, 0, s.blob_end as u32),
-        op(LOAD, 0, 0, 0), // number
-        op(EQUAL, 10, 0, host::MMAP as u32),
-        op(EQUAL, 5, 0, host::MPROTECT as u32),
-        op(EQUAL, 4, 0, host::PKEY_MPROTECT as u32),
-        op(EQUAL, 3, 0, host::MUNMAP as u32),
-        op(EQUAL, 2, 0, host::FUTEX as u32),
-        op(EQUAL, 1, 0, host::SIGRETURN as u32),
-        op(EQUAL, 0, 11, host::EXIT_GROUP as u32),
-        op(LOAD, 0, 0, 60), // sixth argument, high
-        op(EQUAL, 0, 9, high),
-        op(LOAD, 0, 0, 56),
-        op(EQUAL, 6, 7, low),
-        op(LOAD, 0, 0, 52), // mmap: descriptor, high half
-        op(EQUAL, 0, 5, high),
-        op(LOAD, 0, 0, 36), // protection, high half
-        op(EQUAL, 0, 3, low),
-        op(LOAD, 0, 0, 40), // flags must say MAP_FIXED
-        op(ALL_SET, 0, 1, 0x10),
-        op(RETURN, 0, 0, ALLOW),
-        op(RETURN, 0, 0, TRAP),
-    ];
+    // SAFETY: the far end of the stack, which is zeroed and not in use.
+    let program = unsafe { &mut *(STACK as *mut filter::Program) };
+    filter::write(program, s.secret, s.blob_end);
     let fprog = [program.len() as u64, program.as_ptr() as u64];
     call(host::PRCTL, 38, 1, 0, 0, 0); // PR_SET_NO_NEW_PRIVS
     // SECCOMP_FILTER_FLAG_SPEC_ALLOW: hosts before 5.16 switch speculation off without it.

@@ -8,7 +8,7 @@
 //! The wedge is a state machine: [`run::run`] goes on as `Frame::go` says; whatever ends guest code
 //! puts the state into the [`layout::Frame`] and comes back to `run` on a fresh stack.
 //!
-//! - `setup` makes the process a wedge: memory, signal handlers, the filter.
+//! - `setup` makes the process a wedge: memory, signal handlers; `filter` says which host calls it has.
 //! - `run` enters guest code, `gates` are the last instructions of that.
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
@@ -16,19 +16,21 @@
 //! - `cpuid` answers CPUID.
 //! - `text` tells which pages of user code it may map.
 //! - `patched` is where patched system calls arrive.
-//! - `turns` talks to the monitor.
+//! - `turns` talks to the monitor, `orders` does what it says.
 #![no_std]
 #![no_main]
 
 mod assist;
 mod cpuid;
 mod fault;
+mod filter;
 mod gates;
 mod host;
 #[path = "../../frame/src/layout.rs"]
 #[allow(dead_code, reason = "the monitor uses the rest")]
 mod layout;
 mod mmu;
+mod orders;
 mod patched;
 mod run;
 mod setup;

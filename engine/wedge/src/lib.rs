@@ -7,14 +7,25 @@
 //! of the process is gone, and a filter admits only the host calls the blob needs, from its own text,
 //! with a secret guest code cannot read.
 //!
-//! Why guest code cannot reach the host: it has no host call (the filter), no memory but the
-//! guest's and the window, and registers are all it gets back. What it writes to shared pages the
-//! monitor takes as a guest's registers, never as addresses or sizes of its own.
+//! Why guest code cannot reach the host: it has no host call but those of the filter, which concern its
+//! own process (`blob/filter.rs`); no descriptor but guest RAM's, no memory but the guest's and the
+//! window, of which what others execute or believe is sealed against writing; and registers are all it gets back. What it writes to shared pages the
+//! monitor takes as a guest's registers, never as addresses or sizes of its own. `docs/isolation.md`
+//! has the argument at length.
 
 pub mod affinity;
 mod memory;
 mod pages;
 mod process;
+
+#[cfg(test)]
+#[allow(dead_code, reason = "the blob uses the rest")]
+#[path = "../blob/filter.rs"]
+mod filter;
+#[cfg(test)]
+mod filter_tests;
+#[cfg(test)]
+use frame as layout;
 
 pub use frame::{KERNEL_PAGE, Order};
 pub use pages::{Call, Pages};

@@ -6,7 +6,7 @@ use std::{
     ffi::CString,
     io,
     marker::PhantomData,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr::{self, NonNull},
 };
 
@@ -33,7 +33,7 @@ impl<T> MemoryObject<T> {
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: plain system calls; the descriptor is ours.
         let fd = unsafe {
-            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
+            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
             if fd < 0 || libc::ftruncate(fd, len as i64) != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -50,6 +50,22 @@ impl<T> MemoryObject<T> {
             }
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// From now on nobody can make a mapping that writes it, nor make one writable, nor change its
+    /// length. Writes by this mapping go on.
+    pub fn seal(&self) -> io::Result<()> {
+        let seals =
+            libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: a plain system call on our own descriptor.
+        match unsafe { libc::fcntl(self.fd(), libc::F_ADD_SEALS, seals) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     pub fn fd(&self) -> i32 {

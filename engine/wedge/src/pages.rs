@@ -6,7 +6,7 @@ use frame::{
     REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS,
     TABLES_LEN, UPPER_USER, region, site_page,
 };
-use std::io;
+use std::{io, os::fd::BorrowedFd};
 
 type Bytes = MemoryObject<[u8; 0]>;
 
@@ -42,6 +42,9 @@ impl Pages {
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
             sites: MemoryObject::new("ring3-sites", SITES_LEN)?,
         };
+        for object in [&pages.tables, &pages.cache, &pages.regions, &pages.sites] {
+            object.seal()?;
+        }
         let frame = pages.frame();
         frame.bias = BIAS;
         frame.nowhere = NOWHERE;
@@ -114,6 +117,16 @@ impl Pages {
         }
         self.cache.write(at - CACHE, &code);
         self.sites.write(index * 8, &(at as u64).to_le_bytes());
+    }
+
+    /// The table of biases, as translated code and wedges map it.
+    pub fn regions(&self) -> BorrowedFd<'_> {
+        self.regions.as_fd()
+    }
+
+    /// The indirect-jump tables, as wedges map them.
+    pub fn tables(&self) -> BorrowedFd<'_> {
+        self.tables.as_fd()
     }
 
     pub(crate) fn sites_fd(&self) -> i32 {

@@ -5,8 +5,8 @@
 use crate::{Pages, memory::MemoryObject};
 use frame::{
     ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, FRAME, FRAME_LEN, GATE, KICK, MARKS,
-    MAX_MADE, MAX_ORDERS, MONITOR, Order, RAM, RAM_MAX, REGIONS, REGIONS_LEN, SHARED, SITES,
-    SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN, WEDGE,
+    MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN,
+    SHARED, SITES, SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN, TOP, WEDGE,
 };
 use std::{
     io,
@@ -20,6 +20,8 @@ use std::{
 
 static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
 const PAGE: usize = 4096;
+/// Bytes of a large page.
+const LARGE: u64 = 1 << 21;
 
 /// Why a wedge cannot be started or has stopped working.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +64,8 @@ pub struct Ram<'a> {
     pub low: u64,
     /// Memory object with a byte a page, not zero if the monitor decides what becomes of it.
     pub marks: BorrowedFd<'a>,
+    /// The wedge walks the guest's page tables, for which it has all of RAM in its window.
+    pub walked: bool,
 }
 
 /// A wedge process.
@@ -71,6 +75,11 @@ pub struct Wedge {
     shared: MemoryObject<Shared>,
     orders: Vec<Order>,
     kick: Kick,
+    ram_len: u64,
+    /// Orders could not be carried out, and guest code has not run since.
+    failed: bool,
+    /// Read before guest code has run.
+    patched_entry: u64,
 }
 
 impl Wedge {
@@ -86,6 +95,7 @@ impl Wedge {
         prepare(shared.get_mut(), &ram);
         let parts = Parts {
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
+            walked: ram.walked,
             marks: ram.marks.as_raw_fd(),
             image: image()?,
             shared: shared.fd(),
@@ -101,8 +111,11 @@ impl Wedge {
             -1 => Err(io::Error::last_os_error().into()),
             0 => become_wedge(&parts),
             _ => {
-                let mut wedge = Self { pid, shared, orders: Vec::new(), kick };
+                let (orders, ram_len) = (Vec::new(), ram.len);
+                let mut wedge =
+                    Self { pid, shared, orders, kick, ram_len, failed: false, patched_entry: 0 };
                 wedge.wait()?; // until it is ready
+                wedge.patched_entry = wedge.shared.get().patched_entry;
                 Ok(wedge)
             }
         }
@@ -115,8 +128,11 @@ impl Wedge {
     /// If the process is gone.
     pub fn order(&mut self, order: Order) -> Result<(), Error> {
         self.orders.push(order);
-        // A failure leaves something unmapped, which shows as a fault.
-        if self.orders.len() == MAX_ORDERS { self.hand_over().map(drop) } else { Ok(()) }
+        if self.orders.len() == MAX_ORDERS {
+            // The orders behind one that fails are not carried out: what they were to take away is there.
+            self.failed |= !self.hand_over()?;
+        }
+        Ok(())
     }
 
     /// The process.
@@ -135,20 +151,25 @@ impl Wedge {
     /// # Errors
     /// If the process is gone.
     pub fn run(&mut self) -> Result<bool, Error> {
+        if std::mem::take(&mut self.failed) {
+            return Ok(false);
+        }
         self.hand_over()
     }
 
-    /// What the wedge has mapped, or with no protection unmapped, by itself since the last call.
+    /// What the wedge has mapped, or with no protection unmapped, by itself since the last call. What
+    /// no wedge does has been written by guest code, and is left out.
     pub fn take_made(&mut self) -> Vec<Order> {
         let shared = self.shared.get_mut();
         let count = (shared.made_count as usize).min(MAX_MADE);
         shared.made_count = 0;
-        shared.made[..count].to_vec()
+        let made = shared.made[..count].to_vec();
+        made.into_iter().filter(|order| is_possible(order, self.ram_len)).collect()
     }
 
     /// Where stubs of patched system calls go on: HVA, the same in all wedges.
     pub fn patched_entry(&self) -> u64 {
-        self.shared.get().patched_entry
+        self.patched_entry
     }
 
     /// An instruction at `rip` (GVA), behind a system call, has been displaced by a patch.
@@ -216,13 +237,23 @@ impl Drop for Wedge {
     }
 }
 
+/// A wedge can have carried this out.
+fn is_possible(order: &Order, ram_len: u64) -> bool {
+    let page = PAGE as u64;
+    let whole = [order.address, order.len, order.offset].iter().all(|n| n.is_multiple_of(page));
+    let inside = |start: u64, end: u64| start <= end && order.len <= end - start;
+    whole
+        && (order.len <= MAX_RUN || order.len == LARGE)
+        && inside(order.address, TOP as u64)
+        && inside(order.offset, ram_len)
+}
+
 fn prepare(shared: &mut Shared, ram: &Ram<'_>) {
     let mut secret = [0; 8];
     // SAFETY: fills eight bytes of ours.
     unsafe { libc::getrandom(secret.as_mut_ptr().cast(), 8, 0) };
     shared.secret = u64::from_le_bytes(secret);
-    shared.ram = ram.fd.as_raw_fd() as u64;
-    (shared.ram_len, shared.ram_low) = (ram.len, ram.low);
+    (shared.ram_len, shared.ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
     shared.blob_end = (BLOB + IMAGE.len()) as u64;
     shared.key = u64::from(crate::keys());
 }
@@ -235,6 +266,7 @@ fn image() -> io::Result<i32> {
     }
     let object = MemoryObject::new("ring3-wedge", IMAGE.len().next_multiple_of(PAGE))?;
     object.write(0, IMAGE);
+    object.seal()?;
     Ok(OBJECT.get_or_init(|| object).fd())
 }
 
@@ -257,6 +289,7 @@ struct Parts {
     marks: i32,
     /// With its length in bytes.
     ram: (i32, usize),
+    walked: bool,
 }
 
 const R: i32 = libc::PROT_READ;
@@ -277,6 +310,7 @@ fn become_wedge(parts: &Parts) -> ! {
         (MARKS, (parts.ram.1 / PAGE).next_multiple_of(PAGE), R, parts.marks),
         (RAM, parts.ram.1, RW, parts.ram.0),
     ];
+    let closed = &closed[..if parts.walked { closed.len() } else { closed.len() - 2 }];
     // SAFETY: this process is about to be nothing but the window.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -286,7 +320,7 @@ fn become_wedge(parts: &Parts) -> ! {
         fixed(GATE, PAGE, RW, -1);
         fixed(SITES, SITES_LEN, R, parts.sites);
         let key = if crate::keys() { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } else { 0 };
-        for (at, len, protection, fd) in closed {
+        for (at, len, protection, fd) in closed.iter().copied() {
             fixed(at, len, protection, fd);
             let marked =
                 key == 0 || libc::syscall(libc::SYS_pkey_mprotect, at, len, protection, key) == 0;
@@ -294,6 +328,8 @@ fn become_wedge(parts: &Parts) -> ! {
                 libc::_exit(112);
             }
         }
+        keep_only(parts.ram.0);
+        be_the_first_to_go();
         std::arch::asm!("jmp {}", in(reg) BLOB, options(noreturn))
     }
 }
@@ -310,6 +346,38 @@ unsafe fn fixed(at: usize, len: usize, protection: i32, fd: i32) {
         if libc::mmap(at as *mut _, len, protection, flags, fd, 0) != at as *mut _ {
             libc::_exit(111);
         }
+    }
+}
+
+/// Guest code may come to make host calls, and these take descriptors: there is none but guest RAM's.
+///
+/// # Safety
+/// In the child only.
+unsafe fn keep_only(ram: i32) {
+    // SAFETY: descriptors of this process, which uses no other any more.
+    unsafe {
+        let kept = libc::dup2(ram, RAM_FD as i32) >= 0
+            && libc::syscall(libc::SYS_close_range, RAM_FD + 1, u32::MAX, 0) == 0;
+        if !kept {
+            libc::_exit(113);
+        }
+    }
+}
+
+/// Guest code can make this process take memory, by page tables and private pages. If the host runs out
+/// of it, nobody else is to be killed for that, and nothing is to be written to a disk. Best effort.
+///
+/// # Safety
+/// In the child only.
+unsafe fn be_the_first_to_go() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let worst = c"1000";
+    // SAFETY: plain system calls; the strings are constants.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
+        libc::write(file, worst.as_ptr().cast(), worst.count_bytes());
+        libc::close(file);
     }
 }
 
@@ -365,5 +433,34 @@ unsafe fn forget_rseq() {
         std::arch::asm!("rdfsbase {}", out(reg) thread, options(nomem, nostack));
         let area = thread.wrapping_add_signed(__rseq_offset);
         libc::syscall(libc::SYS_rseq, area, 32.max(__rseq_size), 1, 0x5305_3053u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guest code that owns its wedge can claim anything.
+    #[test]
+    fn claims_are_checked() {
+        const RAM: u64 = 1 << 30;
+        let honest = Order { address: 0x40_0000, len: 4096, offset: RAM - 4096, protection: 3 };
+        let unmapped = Order { protection: 0, offset: 0, ..honest };
+        let large = Order { len: LARGE, offset: RAM - LARGE, ..honest };
+        for order in [honest, unmapped, large] {
+            assert!(is_possible(&order, RAM), "{order:x?}");
+        }
+        let lies = [
+            Order { address: u64::MAX & !0xfff, ..honest },
+            Order { address: TOP as u64, ..honest },
+            Order { address: 0x40_0001, ..honest },
+            Order { len: u64::MAX & !0xfff, ..honest },
+            Order { len: LARGE * 2, offset: 0, ..honest },
+            Order { offset: RAM, ..honest },
+            Order { offset: u64::MAX & !0xfff, ..honest },
+        ];
+        for order in lies {
+            assert!(!is_possible(&order, RAM), "{order:x?}");
+        }
     }
 }

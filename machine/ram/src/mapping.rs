@@ -34,12 +34,16 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Creates and maps a zeroed memfd of `len` bytes, which is not zero.
     pub(crate) fn new(len: u64) -> Result<Self, RamError> {
+        Self::with_seals(len, SealFlags::SEAL)
+    }
+
+    /// The same, sealed against resizing and as said.
+    fn with_seals(len: u64, seals: SealFlags) -> Result<Self, RamError> {
         let host = |step| move |e: rustix::io::Errno| RamError::Host { len, step, error: e.into() };
         let fd = memfd_create("ring3-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(host("memfd_create"))?;
         ftruncate(&fd, len).map_err(host("set size"))?;
-        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-            .map_err(host("seal"))?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | seals).map_err(host("seal"))?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
         let base = unsafe {
@@ -77,7 +81,13 @@ pub(crate) struct Marks(Mapping);
 impl Marks {
     /// Zeroed marks for so many pages, which are not none.
     pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
-        Mapping::new(pages.next_multiple_of(crate::PAGE)).map(Self)
+        let len = pages.next_multiple_of(crate::PAGE);
+        let mapping = Mapping::with_seals(len, SealFlags::empty())?;
+        // Engines in other processes look at them; what they write there would be believed here.
+        let seals = SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        let host = |e: rustix::io::Errno| RamError::Host { len, step: "seal", error: e.into() };
+        fcntl_add_seals(&mapping.file, seals).map_err(host)?;
+        Ok(Self(mapping))
     }
 
     /// The mark of a page.

@@ -1,0 +1,60 @@
+//! What the shadow MMU asks of a wedge. There is a second one in `tests/shadow`, whose host mappings are
+//! a table, and which counts what they grant.
+
+use wedge::{Error, Kick, Order, Pages, Ram, Wedge};
+
+/// A process that holds host mappings.
+pub trait Process: Sized {
+    /// Starts it; see [`Wedge::start`], as for the others.
+    ///
+    /// # Errors
+    /// As there.
+    fn start(ram: Ram<'_>, pages: &Pages, kick: Kick) -> Result<Self, Error>;
+    /// Changes its mappings before guest code runs the next time.
+    ///
+    /// # Errors
+    /// As there.
+    fn order(&mut self, order: Order) -> Result<(), Error>;
+    /// Has it run; false if orders could not be carried out.
+    ///
+    /// # Errors
+    /// As there.
+    fn run(&mut self) -> Result<bool, Error>;
+    /// What it has mapped and unmapped by itself.
+    fn take_made(&mut self) -> Vec<Order>;
+    /// How much it may.
+    fn allow(&mut self, mappings: usize, large: bool);
+    /// The instruction at a GVA has been displaced by a patch.
+    fn displaced(&mut self, rip: u64);
+    /// HVA where stubs of patched system calls go on.
+    fn patched_entry(&self) -> u64;
+    /// Its number.
+    fn pid(&self) -> i32;
+}
+
+impl Process for Wedge {
+    fn start(ram: Ram<'_>, pages: &Pages, kick: Kick) -> Result<Self, Error> {
+        Self::start(ram, pages, kick)
+    }
+    fn order(&mut self, order: Order) -> Result<(), Error> {
+        self.order(order)
+    }
+    fn run(&mut self) -> Result<bool, Error> {
+        self.run()
+    }
+    fn take_made(&mut self) -> Vec<Order> {
+        self.take_made()
+    }
+    fn allow(&mut self, mappings: usize, large: bool) {
+        self.allow(mappings, large);
+    }
+    fn displaced(&mut self, rip: u64) {
+        self.displaced(rip);
+    }
+    fn patched_entry(&self) -> u64 {
+        self.patched_entry()
+    }
+    fn pid(&self) -> i32 {
+        self.pid()
+    }
+}

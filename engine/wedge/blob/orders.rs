@@ -1,0 +1,56 @@
+//! Carrying out the monitor's orders.
+
+use crate::{
+    die,
+    host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
+    layout::{
+        COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, Order, POKE, PROTECT, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
+    },
+    mmu,
+};
+
+/// Carries out what the monitor has ordered, up to the first that fails.
+pub fn obey(s: &mut Shared) {
+    s.failed = 0;
+    let count = (s.order_count as usize).min(MAX_ORDERS);
+    for at in 0..count {
+        let Some(order) = s.orders.get(at).copied() else { break };
+        let result = apply(&order, s);
+        if result < 0 {
+            s.failed = result;
+            break;
+        }
+    }
+    s.order_count = 0;
+}
+
+fn apply(order: &Order, s: &mut Shared) -> i64 {
+    let Order { address, len, offset, protection } = *order;
+    let end = address.wrapping_add(len);
+    let ours = |from: u64, to: u64| address < to && end > from;
+    let reserved = ours(NO_USER, UPPER_USER) || ours(SITES as u64, (SITES + SITES_LEN) as u64);
+    if reserved || end > TOP as u64 || end < address {
+        die();
+    }
+    mmu::forget(s, address, end);
+    if protection == 0 {
+        return call(host::MUNMAP, address, len, 0, 0, 0);
+    }
+    if protection & POKE != 0 {
+        return host::poke(address, len, offset);
+    }
+    if protection & PROTECT != 0 {
+        return call(host::MPROTECT, address, len, protection & 7, 0, 0);
+    }
+    if protection & COPY != 0 {
+        return map(address, len, 3, MAP_PRIVATE | MAP_POPULATE, offset);
+    }
+    let (rights, kernel) = (protection & !KERNEL_PAGE, protection & KERNEL_PAGE != 0);
+    // User pages of less than a large page are there at once.
+    let populate = if len < 1 << 21 && !kernel { MAP_POPULATE } else { 0 };
+    let result = map(address, len, rights, MAP_SHARED | populate, offset);
+    if result < 0 || !kernel || s.key == 0 {
+        return result;
+    }
+    call(host::PKEY_MPROTECT, address, len, rights, s.key, 0)
+}

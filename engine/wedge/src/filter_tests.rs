@@ -1,0 +1,151 @@
+//! The filter that wedges install, asked what it lets through.
+
+use crate::filter::{
+    ABOVE, ALLOW, AT_LEAST, Bpf, EQUAL, FUTEX, LOAD, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MMAP,
+    MPROTECT, MUNMAP, PKEY_MPROTECT, Program, RETURN, SIGRETURN, write,
+};
+use frame::{BLOB, RAM_FD};
+
+const SECRET: u64 = 0x0123_4567_89ab_cdef;
+const BLOB_END: u64 = BLOB as u64 + 0x4000;
+const X86_64: u32 = 0xc000_003e;
+const I386: u32 = 0x4000_0003;
+
+/// `struct seccomp_data`.
+#[derive(Clone, Copy)]
+struct Call {
+    number: u32,
+    arch: u32,
+    pointer: u64,
+    arguments: [u64; 6],
+}
+
+impl Call {
+    /// As the blob makes it.
+    fn new(number: u64, mut arguments: [u64; 6]) -> Self {
+        if number == MMAP {
+            arguments[4] |= SECRET & !0xffff_ffff;
+            arguments[2] |= SECRET << 32;
+        } else {
+            arguments[5] = SECRET;
+        }
+        Self { number: number as u32, arch: X86_64, pointer: BLOB as u64 + 0x1000, arguments }
+    }
+
+    fn word(&self, offset: u32) -> u32 {
+        let half = |value: u64| (value >> (offset % 8 * 8)) as u32;
+        match offset {
+            0 => self.number,
+            4 => self.arch,
+            8 | 12 => half(self.pointer),
+            _ => half(self.arguments[(offset as usize - 16) / 8]),
+        }
+    }
+
+    fn passes(&self) -> bool {
+        let none = Bpf { code: RETURN, yes: 0, no: 0, k: 0 };
+        let mut program: Program = [none; _];
+        write(&mut program, SECRET, BLOB_END);
+        run(&program, self) == ALLOW
+    }
+}
+
+/// What the host does with a filter.
+fn run(program: &[Bpf], call: &Call) -> u32 {
+    let (mut at, mut value) = (0, 0);
+    loop {
+        let Bpf { code, yes, no, k } = program[at];
+        let taken = match code {
+            LOAD => {
+                value = call.word(k);
+                at += 1;
+                continue;
+            }
+            EQUAL => value == k,
+            ABOVE => value > k,
+            AT_LEAST => value >= k,
+            RETURN => return k,
+            _ => panic!("instruction {code:#x}"),
+        };
+        at += 1 + usize::from(if taken { yes } else { no });
+    }
+}
+
+fn honest() -> Vec<Call> {
+    let map = |flags| Call::new(MMAP, [0x40_0000, 4096, 3, flags, RAM_FD, 0x1000]);
+    let maps = [MAP_SHARED, MAP_SHARED | MAP_POPULATE, MAP_PRIVATE | MAP_POPULATE].map(map);
+    let others = [
+        Call::new(MPROTECT, [0x40_0000, 4096, 5, 0, 0, 0]),
+        Call::new(PKEY_MPROTECT, [0x40_0000, 4096, 3, 1, 0, 0]),
+        Call::new(MUNMAP, [0x40_0000, 4096, 0, 0, 0, 0]),
+        Call::new(FUTEX, [BLOB as u64, 0, 1, 0, 0, 0]),
+        Call::new(FUTEX, [BLOB as u64, 1, 1, 0, 0, 0]),
+        Call::new(SIGRETURN, [0; 6]),
+    ];
+    maps.into_iter().chain(others).collect()
+}
+
+#[test]
+fn what_the_blob_needs_passes() {
+    assert!(honest().iter().all(Call::passes));
+}
+
+#[test]
+fn only_the_blob_calls() {
+    for call in honest() {
+        for pointer in [0, 0x40_0000, BLOB as u64 - 1, BLOB_END, BLOB as u64 + (1 << 32)] {
+            assert!(!Call { pointer, ..call }.passes(), "{} from {pointer:#x}", call.number);
+        }
+        assert!(!Call { arch: I386, ..call }.passes());
+        assert!(!Call { number: call.number | 0x4000_0000, ..call }.passes(), "x32");
+    }
+}
+
+#[test]
+fn nothing_passes_without_the_secret() {
+    for call in honest() {
+        for bit in 0..64 {
+            let mut call = call;
+            match (call.number == MMAP as u32, bit) {
+                (false, _) => call.arguments[5] ^= 1 << bit,
+                (true, 0..32) => call.arguments[2] ^= 1 << (bit + 32),
+                (true, _) => call.arguments[4] ^= 1 << bit,
+            }
+            assert!(!call.passes(), "{}, bit {bit}", call.number);
+        }
+    }
+}
+
+/// Guest code that has the secret: only these calls, whatever the arguments.
+#[test]
+fn the_secret_opens_six_calls() {
+    let open = [MMAP, MPROTECT, PKEY_MPROTECT, MUNMAP, FUTEX, SIGRETURN];
+    let arguments = [0x40_0000, 0, 3, MAP_SHARED, RAM_FD, 0];
+    for number in 0..2000 {
+        let passes = Call::new(number, arguments).passes();
+        assert_eq!(passes, open.contains(&number), "call {number}");
+    }
+}
+
+#[test]
+fn only_guest_ram_is_mapped() {
+    let flags = [MAP_SHARED, MAP_SHARED | MAP_POPULATE, MAP_PRIVATE | MAP_POPULATE];
+    for fd in (1..64).map(|n| RAM_FD + n).chain([0xffff_ffff]) {
+        for flags in flags {
+            assert!(!Call::new(MMAP, [0, 4096, 3, flags, fd, 0]).passes(), "descriptor {fd}");
+        }
+    }
+    // Anonymous memory has no descriptor, and without MAP_FIXED the host would choose the place.
+    for bit in 0..64 {
+        let other = MAP_SHARED ^ 1 << bit;
+        let known = flags.contains(&other);
+        assert_eq!(Call::new(MMAP, [0, 4096, 3, other, RAM_FD, 0]).passes(), known, "{other:#x}");
+    }
+}
+
+#[test]
+fn futexes_wait_and_wake() {
+    for operation in 2..0x200 {
+        assert!(!Call::new(FUTEX, [BLOB as u64, operation, 0, 0, 0, 0]).passes(), "{operation}");
+    }
+}

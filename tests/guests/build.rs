@@ -1,0 +1,17 @@
+//! Builds the programs that run inside guests: static, by calling rustc directly, because cargo cannot
+//! build one package's program into another.
+
+use std::{path::Path, process::Command};
+
+fn main() {
+    let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
+    let program = Path::new(&out).join("isolation");
+    println!("cargo::rerun-if-changed=programs");
+    println!("cargo::rerun-if-changed=../../engine/frame/src/layout.rs");
+    println!("cargo::rerun-if-changed=build.rs");
+    let mut rustc = Command::new(std::env::var("RUSTC").expect("cargo sets RUSTC"));
+    rustc.args(["--edition=2024", "--crate-name=isolation", "programs/isolation.rs"]);
+    rustc.args(["-Ctarget-feature=+crt-static", "-Crelocation-model=static", "-Cpanic=abort"]);
+    let status = rustc.args(["-Copt-level=1", "-o"]).arg(&program).status().expect("rustc runs");
+    assert!(status.success(), "the guests' program does not build");
+}

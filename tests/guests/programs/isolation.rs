@@ -1,0 +1,326 @@
+//! A program of the guest that tries to get out of what a program may do: into the guest's kernel, into
+//! the wedge that runs it, to the host. Each attempt is a process of its own, and must end as it would
+//! on a CPU that knows nothing of ring3.
+//!
+//! Its arguments say what is closed to it: `kernel` (the guest kernel's memory), `wedge` (the wedge's own
+//! pages). Attempts on what is not closed are skipped, and said to be.
+
+use std::arch::asm;
+
+#[allow(dead_code, reason = "monitor and wedge use the rest")]
+#[path = "../../../engine/frame/src/layout.rs"]
+mod layout;
+use layout::{BIAS, BLOB, CACHE, FRAME, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
+
+unsafe extern "C" {
+    fn fork() -> i32;
+    fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+    fn _exit(code: i32) -> !;
+    fn alarm(seconds: u32) -> u32;
+}
+
+const ILL: i32 = 4;
+const TRAP: i32 = 5;
+const BUS: i32 = 7;
+const SEGV: i32 = 11;
+const GETPID: u64 = 39;
+const UNAME: u64 = 63;
+const MMAP: u64 = 9;
+/// Bytes of the blob's text looked at.
+const TEXT: usize = 0x4000;
+/// An address where nothing is mapped.
+const NOWHERE: u64 = 0x0300_0000_0000;
+/// Where the kernel's direct map and text lie on Debian's kernels without KASLR.
+const KERNEL: [u64; 3] = [0xffff_8880_0000_1000, 0xffff_8880_0100_0000, 0xffff_ffff_8100_0000];
+
+/// How an attempt must end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// By a signal.
+    Signal(i32),
+    /// By any signal.
+    Killed,
+    /// By itself, and not as hoped.
+    Unsatisfied,
+    /// It goes on: whatever was asked for was done by the guest's kernel, as usual.
+    Fine,
+    /// As [`End::Fine`], or by a signal.
+    Unharmed,
+    /// In any way: a program may do this, and what comes of it is its own affair.
+    Any,
+}
+use End::{Any, Fine, Killed, Signal, Unharmed, Unsatisfied};
+
+/// What must be closed for an attempt to be tried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    Kernel,
+    Wedge,
+}
+
+struct Outcome {
+    closed: Vec<Needs>,
+    failed: u32,
+}
+
+impl Outcome {
+    fn attempt(&mut self, name: &str, needs: Needs, expected: End, attempt: impl FnOnce() -> bool) {
+        if !self.closed.contains(&needs) {
+            println!("{name}: skipped: no protection keys");
+            return;
+        }
+        let ended = ended(attempt);
+        let right = match expected {
+            Any => true,
+            Killed => matches!(ended, Signal(_)),
+            Unharmed => ended != Unsatisfied,
+            expected => ended == expected,
+        };
+        self.failed += u32::from(!right);
+        println!("{name}: {}: {ended:?}", if right { "ok" } else { "FAILED" });
+    }
+}
+
+/// Runs an attempt in a process of its own.
+fn ended(attempt: impl FnOnce() -> bool) -> End {
+    let mut status = 0;
+    // SAFETY: one thread; the child only makes its attempt and ends.
+    unsafe {
+        match fork() {
+            0 => {
+                alarm(10);
+                _exit(if attempt() { 0 } else { 1 })
+            }
+            child => waitpid(child, &mut status, 0),
+        };
+    }
+    match (status & 0x7f, status >> 8 & 0xff) {
+        (0, 0) => Fine,
+        (0, _) => Unsatisfied,
+        (signal, _) => Signal(signal),
+    }
+}
+
+fn load(at: u64) -> bool {
+    // SAFETY: the attempt; whatever it does, it does to this process.
+    unsafe { core::ptr::read_volatile(at as *const u64) };
+    true
+}
+
+fn store(at: u64) -> bool {
+    // SAFETY: as `load`.
+    unsafe { core::ptr::write_volatile(at as *mut u8, 0) };
+    true
+}
+
+fn jump(at: u64) -> bool {
+    // SAFETY: as `load`.
+    unsafe { asm!("call {}", in(reg) at, clobber_abi("C")) };
+    true
+}
+
+/// Where the wedge's SYSCALLs are; none where there is no wedge.
+fn wedge_calls() -> Vec<u64> {
+    if ended(|| load(BLOB as u64)) != Fine {
+        return Vec::new();
+    }
+    // SAFETY: the blob is mapped; it is longer than what is looked at.
+    let text = unsafe { core::slice::from_raw_parts(BLOB as *const u8, TEXT) };
+    let calls = text.windows(2).enumerate().filter(|(_, pair)| **pair == [0x0f, 0x05]);
+    calls.map(|(at, _)| (BLOB + at) as u64).collect()
+}
+
+/// SYSCALL at `at`, with these registers. What follows one of the wedge's ends in a few pops and a
+/// return, all of which find the way back.
+fn call_from(at: u64, number: u64, a: [u64; 6]) -> u64 {
+    let result;
+    // SAFETY: as `load`; R15 keeps the stack.
+    unsafe {
+        asm!(
+            "push rbx", "push rbp", "push r15",
+            "mov r15, rsp",
+            "lea rcx, [rip + 2f]",
+            ".rept 12", "push rcx", ".endr",
+            "jmp r11",
+            "2: mov rsp, r15",
+            "pop r15", "pop rbp", "pop rbx",
+            inlateout("rax") number => result, inlateout("r11") at => _,
+            in("rdi") a[0], in("rsi") a[1], in("rdx") a[2], in("r10") a[3], in("r8") a[4], in("r9") a[5],
+            lateout("rcx") _, lateout("r12") _, lateout("r13") _, lateout("r14") _,
+        );
+    }
+    result
+}
+
+/// What the kernel says it is, asked at one of the program's own SYSCALLs or elsewhere.
+fn system_name(at: Option<u64>, secret: u64) -> [u8; 390] {
+    let mut name = [0; 390];
+    let buffer = name.as_mut_ptr() as u64;
+    let own: u64;
+    // SAFETY: takes an address.
+    unsafe { asm!("lea {}, [rip + 3f]", "jmp 4f", "3: syscall", "ret", "4:", out(reg) own) };
+    call_from(at.unwrap_or(own), UNAME, [buffer, 0, 0, 0, 0, secret]);
+    name
+}
+
+/// A host call would show the host's kernel.
+fn asks_the_guest(at: u64, secret: u64) -> bool {
+    system_name(Some(at), secret) == system_name(None, 0)
+}
+
+/// The host's descriptors, mapped with the secret where a mapping says so. (The first is guest RAM.)
+fn maps_nothing(at: u64, secret: u64) -> bool {
+    let (protection, high) = (1 | secret << 32, secret & !0xffff_ffff);
+    (1..512).all(|fd| {
+        let arguments = [NOWHERE, 4096, protection, 0x11, fd | high, 0];
+        call_from(at, MMAP, arguments) != NOWHERE
+    })
+}
+
+/// SYSCALL inside another instruction.
+fn hidden_call() -> bool {
+    let (hidden, plain): (u64, u64);
+    // SAFETY: getpid.
+    unsafe {
+        asm!("lea rdx, [rip + 2f]", "add rdx, 2", "jmp rdx",
+            "2: .byte 0x48, 0xb9, 0x0f, 0x05, 0xeb, 0x04, 0, 0, 0, 0", // movabs rcx, imm64; in it: syscall; jmp +4
+            inlateout("rax") GETPID => hidden, out("rdx") _, lateout("rcx") _, lateout("r11") _);
+        asm!("syscall", inlateout("rax") GETPID => plain, lateout("rcx") _, lateout("r11") _);
+    }
+    hidden == plain
+}
+
+/// The 32-bit getpid.
+fn interrupt_80() -> bool {
+    let (old, plain): (u64, u64);
+    // SAFETY: getpid.
+    unsafe {
+        asm!("int 0x80", inlateout("rax") 20u64 => old, lateout("r8") _, lateout("r9") _, lateout("r10") _, lateout("r11") _);
+        asm!("syscall", inlateout("rax") GETPID => plain, lateout("rcx") _, lateout("r11") _);
+    }
+    old == plain
+}
+
+/// An attempt that is a few instructions.
+macro_rules! code {
+    ($($line:literal),*) => {
+        || {
+            // SAFETY: as `load`.
+            unsafe { asm!($($line,)* out("rax") _, out("rcx") _, out("rdx") _, out("r11") _) };
+            true
+        }
+    };
+}
+
+fn memory(o: &mut Outcome) {
+    for kernel in KERNEL {
+        let window = kernel.wrapping_add(BIAS);
+        o.attempt(&format!("load kernel {kernel:#x}"), Needs::Nothing, Signal(SEGV), || load(kernel));
+        o.attempt(&format!("load window {window:#x}"), Needs::Kernel, Signal(SEGV), || load(window));
+        o.attempt(&format!("store window {window:#x}"), Needs::Kernel, Signal(SEGV), || store(window));
+        o.attempt(&format!("jump window {window:#x}"), Needs::Nothing, Signal(SEGV), || jump(window));
+    }
+    let ram = RAM as u64 + 0x10_0000;
+    o.attempt("load guest RAM", Needs::Kernel, Signal(SEGV), || load(ram));
+    o.attempt("store guest RAM", Needs::Kernel, Signal(SEGV), || store(ram));
+    o.attempt("jump guest RAM", Needs::Nothing, Signal(SEGV), || jump(ram));
+    for (name, at) in [("shared", SHARED), ("frame", FRAME), ("stack", STACK)] {
+        o.attempt(&format!("load {name} page"), Needs::Wedge, Signal(SEGV), || load(at as u64));
+        o.attempt(&format!("store {name} page"), Needs::Wedge, Signal(SEGV), || store(at as u64));
+        o.attempt(&format!("jump {name} page"), Needs::Nothing, Signal(SEGV), || jump(at as u64));
+    }
+    let sealed = [("blob", BLOB), ("code", CACHE), ("tables", TABLES), ("regions", REGIONS), ("sites", SITES)];
+    for (name, at) in sealed {
+        o.attempt(&format!("store {name}"), Needs::Nothing, Signal(SEGV), || store(at as u64));
+    }
+}
+
+fn host_calls(o: &mut Outcome) {
+    let calls = wedge_calls();
+    // Where it can be read, it is used.
+    let secret = if o.closed.contains(&Needs::Wedge) || calls.is_empty() {
+        0x0123_4567_89ab_cdef
+    } else {
+        // SAFETY: mapped, where it is not closed.
+        unsafe { core::ptr::read_volatile(SHARED as *const u64) }
+    };
+    for at in calls {
+        o.attempt(&format!("uname at {at:#x}"), Needs::Nothing, Unharmed, || asks_the_guest(at, secret));
+        o.attempt(&format!("mmap at {at:#x}"), Needs::Nothing, Unharmed, || maps_nothing(at, secret));
+    }
+    o.attempt("hidden syscall", Needs::Nothing, Fine, hidden_call);
+    o.attempt("int 0x80", Needs::Nothing, Fine, interrupt_80);
+    o.attempt("sysenter", Needs::Nothing, Killed, code!("mov eax, 20", "sysenter"));
+    o.attempt("vsyscall read", Needs::Nothing, Signal(SEGV), || load(0xffff_ffff_ff60_0000));
+}
+
+fn instructions(o: &mut Outcome) {
+    let privileged: [(&str, fn() -> bool); 10] = [
+        ("cli", code!("cli")),
+        ("hlt", code!("hlt")),
+        ("in", code!("in al, 0x60")),
+        ("rdmsr", code!("mov ecx, 0xc0000080", "rdmsr")),
+        ("wrmsr", code!("mov ecx, 0xc0000080", "xor eax, eax", "xor edx, edx", "wrmsr")),
+        ("mov cr3", code!("mov rax, cr3")),
+        ("mov dr7", code!("mov rax, dr7")),
+        ("swapgs", code!("swapgs")),
+        ("invlpg", code!("invlpg [rsp]")),
+        ("xsetbv", code!("xor ecx, ecx", "mov eax, 7", "xor edx, edx", "xsetbv")),
+    ];
+    for (name, attempt) in privileged {
+        o.attempt(name, Needs::Nothing, Signal(SEGV), attempt);
+    }
+    // The guest's CPU has no protection keys.
+    o.attempt("wrpkru", Needs::Nothing, Signal(ILL), code!("xor eax, eax", "xor ecx, ecx", "xor edx, edx", "wrpkru"));
+    o.attempt("xrstor of keys", Needs::Nothing, Signal(SEGV), code!(
+        "sub rsp, 4096", "and rsp, -64", "mov rdi, rsp", "xor eax, eax", "mov ecx, 512", "rep stosq",
+        "mov dword ptr [rsp + 512], 0x200", "mov eax, 0x200", "xor edx, edx", "xrstor64 [rsp]"));
+}
+
+fn odd_states(o: &mut Outcome) {
+    o.attempt("far return to kernel code", Needs::Nothing, Signal(SEGV), code!(
+        "push 0x10", "lea rax, [rip + 2f]", "push rax", "retfq", "2: nop"));
+    o.attempt("kernel data segment", Needs::Nothing, Signal(SEGV), code!("mov eax, 0x18", "mov ds, eax"));
+    o.attempt("kernel stack segment", Needs::Nothing, Signal(SEGV), code!("mov eax, 0x18", "mov ss, eax"));
+    o.attempt("user data segment", Needs::Nothing, Fine, code!("mov eax, 0x2b", "mov ds, eax", "mov es, eax"));
+    o.attempt("trap flag", Needs::Nothing, Signal(TRAP), code!(
+        "pushfq", "or dword ptr [rsp], 0x100", "popfq", "nop"));
+    o.attempt("alignment check", Needs::Nothing, Signal(BUS), code!(
+        "pushfq", "or dword ptr [rsp], 0x40000", "popfq", "mov eax, [rsp + 1]"));
+    o.attempt("system call with nested task", Needs::Nothing, Fine, code!(
+        "pushfq", "or dword ptr [rsp], 0x4000", "popfq", "mov eax, 39", "syscall"));
+    o.attempt("stack beyond canonical", Needs::Nothing, Signal(BUS), code!("mov rsp, 0x4000000000000000", "push rax"));
+    o.attempt("stack in the kernel", Needs::Nothing, Signal(SEGV), code!("mov rsp, 0xffff888001000000", "push rax"));
+    o.attempt("jump beyond canonical", Needs::Nothing, Signal(SEGV), || jump(1 << 62));
+    o.attempt("jump to the kernel", Needs::Nothing, Signal(SEGV), || jump(KERNEL[2]));
+}
+
+/// The stubs of patched system calls: each makes a call that its site would have made.
+fn stubs(o: &mut Outcome) {
+    if wedge_calls().is_empty() {
+        return;
+    }
+    for n in 0..MAX_SITES.min(64) {
+        // SAFETY: the table is mapped where a wedge is.
+        let stub = unsafe { core::ptr::read_volatile((SITES + n * 8) as *const u64) };
+        if stub != 0 {
+            o.attempt(&format!("stub {n}"), Needs::Nothing, Any, || jump(stub));
+        }
+    }
+}
+
+fn main() {
+    let mut closed = vec![Needs::Nothing];
+    for argument in std::env::args().skip(1) {
+        closed.push(if argument == "kernel" { Needs::Kernel } else { Needs::Wedge });
+    }
+    let mut outcome = Outcome { closed, failed: 0 };
+    memory(&mut outcome);
+    host_calls(&mut outcome);
+    instructions(&mut outcome);
+    odd_states(&mut outcome);
+    stubs(&mut outcome);
+    println!("isolation: {} failed", outcome.failed);
+    std::process::exit((outcome.failed != 0).into());
+}

@@ -1,0 +1,69 @@
+//! A program of the guest that tries to get out (`programs/isolation.rs`) gets what a CPU would give it.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use guests::ring3;
+use tempfile::TempDir;
+
+static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/isolation"));
+
+fn program() -> Result<(TempDir, PathBuf)> {
+    let directory = TempDir::new()?;
+    let program = directory.path().join("isolation");
+    fs::write(&program, PROGRAM)?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    Ok((directory, program))
+}
+
+/// Runs the program in a guest; `closed` is what it must not get at.
+fn attempts(engine: &str, closed: &[&str]) -> Result<()> {
+    let (directory, program) = program()?;
+    let mut command = Command::new(ring3()?);
+    command.args(["exec", "--engine", engine, "--memory", "512M", "--timeout", "400", "--"]);
+    let output = command.arg(&program).args(closed).current_dir(directory.path()).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{:?}: {messages}\n{said}", output.status);
+    ensure!(said.ends_with("isolation: 0 failed\n"), "{messages}\n{said}");
+    println!("{said}");
+    Ok(())
+}
+
+/// The host closes memory of a process to parts of it (as the fast engine asks, `wedge::keys`).
+fn has_keys() -> Result<bool> {
+    let cpus = fs::read_to_string("/proc/cpuinfo")?;
+    let flags = cpus.lines().find(|line| line.starts_with("flags")).context("no flags")?;
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    let release = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    Ok(flags.split(' ').any(|flag| flag == "ospke") && release >= (6, 12))
+}
+
+#[test]
+fn user_code_beside_the_kernel() -> Result<()> {
+    attempts("fast", if has_keys()? { &["kernel", "wedge"] } else { &[] })
+}
+
+/// Where the kernel is interpreted, its memory is not in the program's process at all.
+#[test]
+fn user_code_by_itself() -> Result<()> {
+    attempts("direct", if has_keys()? { &["kernel", "wedge"] } else { &["kernel"] })
+}
+
+#[test]
+fn user_code_interpreted() -> Result<()> {
+    attempts("jit", &["kernel", "wedge"])
+}
+
+/// What the program expects is what this host's CPU gives it.
+#[test]
+fn the_cpu_itself() -> Result<()> {
+    let (_directory, program) = program()?;
+    let output = Command::new(&program).args(["kernel", "wedge"]).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    // WRPKRU, and XRSTOR of what it writes, are instructions where there are keys.
+    let known = if has_keys()? { 2 } else { 0 };
+    ensure!(said.ends_with(&format!("isolation: {known} failed\n")), "{said}");
+    Ok(())
+}

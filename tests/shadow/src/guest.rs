@@ -1,0 +1,341 @@
+//! The guest, and the wedge it runs in.
+//!
+//! The wedge here does what `engine/wedge/blob/fault.rs` does around the wedge's own `walk`, `install`,
+//! `invalidate` and `finish_deferred`; the guest does what an operating system and its programs may.
+
+use crate::{
+    host::{self, Mappings, PAGE},
+    mmu::{self, Walk},
+    orders::obey,
+    tables::{self, Tables},
+    tlb::{self, Tlb},
+};
+use fast::Process;
+use frame::{BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, REGIONS, Shared, region};
+use oracle::random::Random;
+use ram::Ram;
+use std::cell::RefCell;
+use wedge::{Error, Kick, Pages};
+use x86::paging::Access;
+use x86_interp::GuestRam;
+
+const READ: u64 = 1;
+const WRITE: u64 = 2;
+const EXECUTE: u64 = 4;
+/// Steps of guest code between two turns of the monitor, at most.
+const STRETCH: u64 = 16;
+
+/// Why the wedge gives up its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// A kick.
+    None,
+    /// An access the wedge does not decide.
+    Access(u64, Access),
+    /// INVLPG of a GVA.
+    Invalidate(u64),
+}
+
+/// The guest's state, and what a TLB may hold of it.
+pub struct World {
+    pub ram: Ram,
+    pub pages: Pages,
+    pub tables: Tables,
+    pub tlb: Tlb,
+    pub random: Random,
+    /// The address space, which is the PCID too.
+    pub space: u64,
+    pub user: bool,
+    pub exit: Exit,
+    pub violation: Option<String>,
+}
+
+thread_local! {
+    /// The guest that runs: wedges are started by the code under test, which knows nothing of it.
+    pub static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+}
+
+/// Looks at, or changes, the guest that runs.
+pub fn with<T>(inside: impl FnOnce(&mut World) -> T) -> T {
+    WORLD.with_borrow_mut(|world| inside(world.as_mut().expect("a guest runs")))
+}
+
+/// A wedge whose host is a table.
+pub struct Wedge {
+    maps: Mappings,
+    shared: Box<Shared>,
+    orders: Vec<Order>,
+    failed: bool,
+}
+
+impl Wedge {
+    /// Obeys orders, then does what follows; false if an order failed.
+    fn hand_over(&mut self, then: impl FnOnce(&mut Shared)) -> bool {
+        let orders = std::mem::take(&mut self.orders);
+        self.shared.orders[..orders.len()].copy_from_slice(&orders);
+        self.shared.order_count = orders.len() as u64;
+        host::enter(&mut self.maps, &mut self.shared, |shared| {
+            obey(shared);
+            if shared.failed == 0 {
+                then(shared);
+            }
+            shared.failed == 0
+        })
+    }
+}
+
+impl Process for Wedge {
+    fn start(ram: wedge::Ram<'_>, _: &Pages, _: Kick) -> Result<Self, Error> {
+        let (maps, orders) = (Mappings::new(), Vec::new());
+        Ok(Self { maps, shared: host::fresh_shared(&ram), orders, failed: false })
+    }
+    fn order(&mut self, order: Order) -> Result<(), Error> {
+        self.orders.push(order);
+        if self.orders.len() == MAX_ORDERS {
+            self.failed |= !self.hand_over(|_| ());
+        }
+        Ok(())
+    }
+    fn run(&mut self) -> Result<bool, Error> {
+        if std::mem::take(&mut self.failed) {
+            return Ok(false);
+        }
+        Ok(self.hand_over(|shared| with(|world| world.run(shared))))
+    }
+    fn take_made(&mut self) -> Vec<Order> {
+        let count = std::mem::take(&mut self.shared.made_count) as usize;
+        self.shared.made[..count.min(MAX_MADE)].to_vec()
+    }
+    fn allow(&mut self, mappings: usize, large: bool) {
+        (self.shared.budget, self.shared.large) = (mappings as u64, large.into());
+    }
+    fn displaced(&mut self, _: u64) {}
+    fn patched_entry(&self) -> u64 {
+        0
+    }
+    fn pid(&self) -> i32 {
+        0
+    }
+}
+
+impl World {
+    /// GPA of the current top table.
+    pub fn root(&self) -> u64 {
+        self.tables.root(self.space)
+    }
+
+    /// The CPU may have looked at the tables.
+    pub fn fill(&mut self) {
+        self.tlb.fill(&self.ram, self.root(), self.space);
+    }
+
+    /// A stretch of guest code.
+    fn run(&mut self, shared: &mut Shared) {
+        self.exit = Exit::None;
+        self.check();
+        for _ in 0..self.random.below(STRETCH) {
+            if self.violation.is_none() && self.exit == Exit::None {
+                self.step(shared);
+                self.check();
+            }
+        }
+        mmu::finish_deferred(self.pages.frame());
+    }
+
+    fn step(&mut self, shared: &mut Shared) {
+        match (self.user, self.random.below(10)) {
+            (true, 0) => self.user = false,
+            (true, _) => self.user_code(shared),
+            (false, 0) => self.return_to_user(shared),
+            (false, 1..4) => {
+                self.tables.change(&self.ram, &mut self.random);
+                self.fill();
+            }
+            (false, 4..6) => self.invalidate(shared),
+            (false, 6) => self.open_access(shared),
+            (false, _) => self.kernel_access(shared),
+        }
+    }
+
+    fn user_code(&mut self, shared: &mut Shared) {
+        mmu::finish_deferred(self.pages.frame());
+        let gva = tables::some_page(&mut self.random, false);
+        let (write, fetch) = self.random.pick(&[(false, false), (true, false), (false, true)]);
+        self.user_access(shared, gva, Access { write, fetch, user: true, smap_override: false });
+    }
+
+    /// As `fault::user`, until the host lets the access through.
+    fn user_access(&mut self, shared: &mut Shared, gva: u64, access: Access) {
+        for _ in 0..2 {
+            if self.passes(gva, gva, access, false) {
+                return;
+            }
+            let frame = self.pages.frame();
+            let asked = mmu::Access { write: access.write, fetch: access.fetch, user: true };
+            let walk = mmu::walk(frame, shared, gva, asked);
+            let mapped = match walk {
+                Walk::Found(leaf) => mmu::install(frame, shared, gva, leaf, asked),
+                Walk::Fault(_) => return self.page_fault(gva, access),
+                _ => false,
+            };
+            self.fill();
+            if !mapped {
+                self.exit = Exit::Access(gva, access);
+                return;
+            }
+        }
+        self.violated(format!("{access:?} to {gva:#x}: mapped, and faults again"));
+    }
+
+    /// The guest's own page fault: its kernel runs.
+    fn page_fault(&mut self, gva: u64, access: Access) {
+        self.must_be_denied(gva, access);
+        let code = if access.write { 2 } else { 0 } | if access.fetch { 16 } else { 0 };
+        self.pages.frame().faulted = [1, gva, code];
+        self.user = false;
+    }
+
+    /// As `fault::before_return`.
+    fn return_to_user(&mut self, shared: &mut Shared) {
+        self.user = true;
+        let frame = self.pages.frame();
+        let [_, gva, code] = frame.faulted;
+        if gva == 0 || self.random.chance(20) {
+            return;
+        }
+        frame.faulted = [0; 3];
+        let access = mmu::Access { write: code & 2 != 0, fetch: code & 16 != 0, user: true };
+        if let Walk::Found(leaf) = mmu::walk(frame, shared, gva, access) {
+            mmu::install(frame, shared, gva, leaf, access);
+        }
+        self.fill();
+    }
+
+    /// Kernel code on kernel memory, as `fault::kernel`.
+    fn kernel_access(&mut self, shared: &mut Shared) {
+        let gva = tables::some_page(&mut self.random, true);
+        let access = Access { write: self.random.chance(50), ..Access::default() };
+        self.supervisor(shared, gva, gva.wrapping_add(BIAS), access);
+    }
+
+    /// Kernel code on user memory, inside STAC..CLAC.
+    fn open_access(&mut self, shared: &mut Shared) {
+        let gva = tables::some_page(&mut self.random, false);
+        let write = self.random.chance(50);
+        let access = Access { write, smap_override: true, ..Access::default() };
+        let top = mmu::Access { write: false, fetch: false, user: false };
+        let alias = gva.wrapping_sub(BIAS);
+        let kernel = alias >= KERNEL_START
+            && !matches!(mmu::walk(self.pages.frame(), shared, alias, top), Walk::Fault(0));
+        self.fill();
+        if kernel || self.is_poisoned(gva) {
+            self.exit = Exit::Access(gva, access);
+        } else {
+            self.supervisor(shared, gva, gva, access);
+        }
+    }
+
+    fn supervisor(&mut self, shared: &mut Shared, gva: u64, hva: u64, access: Access) {
+        if self.passes(gva, hva, access, true) {
+            return;
+        }
+        let frame = self.pages.frame();
+        let asked = mmu::Access { write: access.write, fetch: false, user: false };
+        let mapped = match mmu::walk(frame, shared, gva, asked) {
+            Walk::Found(leaf) => mmu::install(frame, shared, gva, leaf, asked),
+            _ => false,
+        };
+        self.fill();
+        if !mapped || !self.passes(gva, hva, access, true) {
+            self.exit = Exit::Access(gva, access);
+        }
+    }
+
+    /// Translated code finds no user memory there.
+    fn is_poisoned(&self, gva: u64) -> bool {
+        host::word((REGIONS + region(gva) * 8) as u64) != 0
+    }
+
+    /// The host lets an access through, which is made then.
+    fn passes(&mut self, gva: u64, hva: u64, access: Access, keys_open: bool) -> bool {
+        let Some(mapping) = host::mapping(hva) else { return false };
+        if gva >> 63 == 1 && !mapping.key {
+            self.violated(format!("kernel address {gva:#x} reaches {mapping:x?}"));
+        }
+        let has = |wanted: bool, right| !wanted || mapping.protection & right != 0;
+        let open = keys_open || !mapping.key;
+        let passes =
+            open && has(true, READ) && has(access.write, WRITE) && has(access.fetch, EXECUTE);
+        if passes && access.write {
+            self.ram.store64(mapping.offset + (gva & (PAGE - 1)), self.random.bits());
+        }
+        passes
+    }
+
+    /// INVLPG by translated code.
+    fn invalidate(&mut self, shared: &mut Shared) {
+        let faulted = self.pages.frame().faulted[1];
+        let kernel = self.random.chance(20);
+        let gva = match faulted != 0 && self.random.chance(50) {
+            true => faulted,
+            false => tables::some_page(&mut self.random, kernel),
+        };
+        if !mmu::invalidate(self.pages.frame(), shared, gva) {
+            self.exit = Exit::Invalidate(gva);
+            return;
+        }
+        self.tlb.flush_page(self.space, gva);
+        self.fill();
+    }
+
+    /// The tables deny the access: whoever raises a page fault for it is right.
+    pub fn must_be_denied(&mut self, gva: u64, access: Access) {
+        let Some((entry, _)) = tlb::walk(&self.ram, self.root(), gva, false) else { return };
+        let level = if access.user { entry.user } else { !entry.user || access.smap_override };
+        let allowed =
+            level && (!access.write || entry.writable) && (!access.fetch || entry.execute);
+        if allowed {
+            self.violated(format!("a page fault for {access:?} to {gva:#x}, which has {entry:x?}"));
+        }
+    }
+
+    /// Looks at every mapping of the wedge.
+    fn check(&mut self) {
+        let mut found = None;
+        let deferred = self.pages.frame().deferred;
+        host::each(|hva, mapping| {
+            // The wedge drops it before user code runs; `mmu::invalidate` says why it may wait.
+            let open = mapping.protection != 0 && hva != deferred;
+            if open && !self.is_covered(hva, mapping) {
+                found = Some(format!("{mapping:x?} at {hva:#x}"));
+            }
+        });
+        if let Some(found) = found {
+            self.violated(found);
+        }
+    }
+
+    fn is_covered(&self, hva: u64, mapping: &host::Mapping) -> bool {
+        let gva = if mapping.key { hva.wrapping_sub(BIAS) } else { hva };
+        let (write, execute) = (mapping.protection & WRITE != 0, mapping.protection & EXECUTE != 0);
+        let granted = self.tlb.of(self.space, gva).any(|entry| {
+            entry.gpa == mapping.offset
+                && entry.user != mapping.key
+                && (!write || entry.write)
+                && (!execute || entry.execute)
+        });
+        let stale = mapping.copy.as_ref().is_some_and(|copy| self.page(mapping.offset) != *copy);
+        let code_written = write && self.ram.is_code(mapping.offset);
+        granted && !stale && !code_written && !(mapping.key && execute)
+    }
+
+    fn page(&self, offset: u64) -> Vec<u8> {
+        let mut bytes = vec![0; PAGE as usize];
+        self.ram.read(offset, &mut bytes);
+        bytes
+    }
+
+    fn violated(&mut self, what: String) {
+        self.violation.get_or_insert(what);
+    }
+}

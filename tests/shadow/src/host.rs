@@ -1,0 +1,172 @@
+//! The host of the model: a table of mappings instead of a process.
+//!
+//! It answers the wedge's host calls with the host's own laws (a fixed mapping replaces what was there,
+//! a file page shows the file) and refuses some, as a host does that runs out of mappings.
+// UNSAFETY: maps RAM, marks and regions where the wedge's code looks for them, and lends out the shared
+// pages of the wedge that runs.
+#![allow(unsafe_code)]
+
+pub use crate::filter::{MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT};
+use crate::layout::{MARKS, RAM, REGIONS, REGIONS_LEN, Shared, TABLES, TABLES_LEN};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    ptr,
+};
+use wedge::Pages;
+
+pub const PAGE: u64 = 4096;
+const NO_MEMORY: i64 = -12;
+
+/// What is mapped at a page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Offset in RAM.
+    pub offset: u64,
+    /// As mmap takes it.
+    pub protection: u64,
+    /// Closed to user code.
+    pub key: bool,
+    /// What a private copy has been made from.
+    pub copy: Option<Vec<u8>>,
+}
+
+/// The mappings of a process, by HVA of the page.
+pub type Mappings = BTreeMap<u64, Mapping>;
+
+thread_local! {
+    static CURRENT: RefCell<Mappings> = const { RefCell::new(BTreeMap::new()) };
+    static SHARED_PAGES: Cell<*mut Shared> = const { Cell::new(ptr::null_mut()) };
+    /// Mappings until one is refused.
+    static UNTIL_REFUSAL: Cell<u64> = const { Cell::new(u64::MAX) };
+}
+
+/// Runs `inside` as code of the process with these mappings and shared pages.
+pub fn enter<T>(
+    maps: &mut Mappings,
+    shared: &mut Shared,
+    inside: impl FnOnce(&mut Shared) -> T,
+) -> T {
+    CURRENT.with_borrow_mut(|current| std::mem::swap(current, maps));
+    SHARED_PAGES.set(shared);
+    let result = inside(shared);
+    SHARED_PAGES.set(ptr::null_mut());
+    CURRENT.with_borrow_mut(|current| std::mem::swap(current, maps));
+    result
+}
+
+/// Has the host refuse the mapping after so many.
+pub fn refuse_after(mappings: u64) {
+    UNTIL_REFUSAL.set(mappings);
+}
+
+/// What is mapped at an HVA in the process that runs.
+pub fn mapping(hva: u64) -> Option<Mapping> {
+    CURRENT.with_borrow(|maps| maps.get(&(hva & !(PAGE - 1))).cloned())
+}
+
+/// Looks at every mapping of the process that runs.
+pub fn each(mut look: impl FnMut(u64, &Mapping)) {
+    CURRENT.with_borrow(|maps| maps.iter().for_each(|(hva, mapping)| look(*hva, mapping)));
+}
+
+/// The wedge's host call: maps RAM.
+pub fn map(at: u64, len: u64, protection: u64, flags: u64, offset: u64) -> i64 {
+    let left = UNTIL_REFUSAL.get();
+    UNTIL_REFUSAL.set(if left == 0 { u64::MAX } else { left - 1 });
+    if left == 0 {
+        return NO_MEMORY;
+    }
+    let private = flags & 0xf == MAP_PRIVATE & 0xf;
+    for n in (0..len).step_by(PAGE as usize) {
+        let offset = offset + n;
+        let copy = private.then(|| ram_page(offset));
+        let page = Mapping { offset, protection: protection & 7, key: false, copy };
+        CURRENT.with_borrow_mut(|maps| maps.insert(at + n, page));
+    }
+    at as i64
+}
+
+/// The wedge's other host calls.
+pub fn call(number: u64, at: u64, len: u64, protection: u64, key: u64, _: u64) -> i64 {
+    CURRENT.with_borrow_mut(|maps| match number {
+        MUNMAP => {
+            maps.retain(|hva, _| hva.wrapping_sub(at) >= len);
+            0
+        }
+        MPROTECT | PKEY_MPROTECT => {
+            if maps.range(at..at + len).count() as u64 != len / PAGE {
+                return NO_MEMORY;
+            }
+            for (_, mapping) in maps.range_mut(at..at + len) {
+                mapping.protection = protection;
+                mapping.key |= number == PKEY_MPROTECT && key != 0;
+            }
+            0
+        }
+        _ => panic!("host call {number}"),
+    })
+}
+
+/// The wedge's own store into a private copy: what stands there is not the model's concern.
+pub fn poke(address: u64, _: u64, _: u64) -> i64 {
+    assert!(mapping(address).is_some_and(|m| m.copy.is_some()), "a poke at {address:#x}");
+    0
+}
+
+/// The wedge ends itself.
+pub fn die() -> ! {
+    panic!("the wedge refuses an order")
+}
+
+/// The shared pages of the process that runs.
+pub fn shared() -> &'static mut Shared {
+    // SAFETY: the wedge's code runs inside `enter` only, on this thread, and lends them out as here.
+    unsafe { &mut *SHARED_PAGES.get() }
+}
+
+/// A word of the regions' table.
+pub fn word(at: u64) -> u64 {
+    // SAFETY: `map_windows` has mapped it.
+    unsafe { *(at as *const u64) }
+}
+
+fn ram_page(offset: u64) -> Vec<u8> {
+    // SAFETY: inside RAM, which is mapped; nobody writes it meanwhile.
+    unsafe { std::slice::from_raw_parts((RAM as u64 + offset) as *const u8, PAGE as usize) }
+        .to_vec()
+}
+
+/// The shared pages of a wedge that starts.
+pub fn fresh_shared(ram: &wedge::Ram<'_>) -> Box<Shared> {
+    // SAFETY: plain numbers, for which zero is a value.
+    let mut shared: Box<Shared> = unsafe { Box::new_zeroed().assume_init() };
+    (shared.key, shared.ram_len, shared.ram_low) = (1, ram.len, ram.low);
+    shared
+}
+
+/// Maps what the wedge's code reads, where it reads it.
+///
+/// # Errors
+/// If the host refuses.
+pub fn map_windows(ram: &ram::Ram, pages: &Pages) -> io::Result<()> {
+    let len = ram.len() as usize;
+    fixed(RAM, len, libc::PROT_READ | libc::PROT_WRITE, ram.fd())?;
+    fixed(
+        MARKS,
+        (len / PAGE as usize).next_multiple_of(PAGE as usize),
+        libc::PROT_READ,
+        ram.marks_fd(),
+    )?;
+    fixed(TABLES, TABLES_LEN, libc::PROT_READ, pages.tables())?;
+    fixed(REGIONS, REGIONS_LEN, libc::PROT_READ, pages.regions())
+}
+
+fn fixed(at: usize, len: usize, protection: i32, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    // SAFETY: addresses of the wedge's window, where nothing else of this process lies.
+    let mapped = unsafe { libc::mmap(at as *mut _, len, protection, flags, fd.as_raw_fd(), 0) };
+    if mapped as usize == at { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

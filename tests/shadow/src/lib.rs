@@ -1,0 +1,44 @@
+//! The law of the shadow MMU: no host mapping grants what the guest's page tables, and the stale entries
+//! that a TLB may hold, do not.
+//!
+//! Tested is the code that runs: the monitor's half (`fast::Slots`, `fast::Space`) over a wedge whose host
+//! is a table ([`host`]), and the wedge's half, whose files (`engine/wedge/blob/mmu.rs`, `orders.rs`) are
+//! compiled in here over the same host. A guest that does random things to random page tables
+//! ([`guest`], [`tables`]) runs on both, and beside it a model of an x86 TLB that knows nothing of either
+//! ([`tlb`]): it remembers every translation that the tables have allowed since the guest flushed it.
+//! Whenever guest code is about to run, every mapping of its wedge must be covered by that memory:
+//!
+//! - the page, the rights, dirty before writable, executable only if so allowed;
+//! - kernel pages behind the protection key, user pages not;
+//! - no page writable that code was made from, no changed copy older than its page.
+//!
+//! Where the model is narrower than the architecture: lower-half pages are not global (ring3 keeps them
+//! per PCID), and the kernel has touched its regions before user pages appear in them (CAVEATS.md).
+
+mod guest;
+mod host;
+mod monitor;
+mod tables;
+mod tlb;
+
+// What the wedge's files expect of their crate.
+#[allow(dead_code, reason = "the wedge uses the rest")]
+#[path = "../../../engine/wedge/blob/filter.rs"]
+mod filter;
+// UNSAFETY: the wedge reads RAM, marks, tables and regions at the fixed addresses where [`host`] maps them.
+#[allow(unsafe_code, dead_code, reason = "as above")]
+#[path = "../../../engine/wedge/blob/mmu.rs"]
+#[rustfmt::skip]
+mod mmu;
+#[path = "../../../engine/wedge/blob/orders.rs"]
+#[rustfmt::skip]
+mod orders;
+// UNSAFETY: as `mmu`.
+#[allow(unsafe_code)]
+#[path = "../../../engine/wedge/blob/text.rs"]
+#[rustfmt::skip]
+mod text;
+use frame as layout;
+use host::{die, shared};
+
+pub use monitor::Run;

@@ -1,0 +1,241 @@
+//! A run: what `fast::Fast` does around its slots, with a guest that does random things.
+
+use crate::{
+    guest::{Exit, WORLD, Wedge, World, with},
+    host,
+    tables::{self, Tables},
+    tlb::Tlb,
+};
+use anyhow::{Result, bail};
+use fast::{Answer, Slots};
+use frame::BIAS;
+use oracle::random::Random;
+use ram::Ram;
+use wedge::{Kick, Pages};
+use x86::{
+    control::{cr0, cr4, efer},
+    paging::{self, Access, Roots},
+};
+use x86_interp::{Flush, GuestRam, Record};
+
+/// CPUID, which hosts that cannot make it fault have patched in a copy.
+const CPUID: [u8; 2] = [0x0f, 0xa2];
+const PAGE: u64 = 4096;
+
+/// A guest, from one seed, on one thread: guests of one process use the same fixed addresses.
+pub struct Run {
+    seed: u64,
+    slots: Slots<Wedge>,
+    /// What the guest has done since the slots were told.
+    record: Record,
+}
+
+impl Run {
+    /// A guest with nothing mapped.
+    ///
+    /// # Errors
+    /// If the host has no memory.
+    pub fn new(seed: u64) -> Result<Self> {
+        let ram = Ram::new(tables::RAM_LEN)?;
+        let pages = Pages::new()?;
+        host::map_windows(&ram, &pages)?;
+        let (tables, tlb, random) = (Tables::new(&ram), Tlb::default(), Random::new(seed));
+        for frame in 0..tables::FRAMES {
+            ram.write(
+                tables::FIRST_FRAME + frame * PAGE + 64 * frame,
+                &CPUID[..(frame % 3) as usize],
+            );
+        }
+        let slots = Slots::new(ram.clone(), true, Kick::default());
+        let (user, exit, violation) = (true, Exit::None, None);
+        let world = World { ram, pages, tables, tlb, random, space: 0, user, exit, violation };
+        WORLD.set(Some(world));
+        let mut run = Self { seed, slots, record: Record::default() };
+        run.load_root();
+        for area in tables::KERNEL {
+            run.give_to_kernel(area.wrapping_add(BIAS));
+        }
+        Ok(run)
+    }
+
+    /// Lets the guest run.
+    ///
+    /// # Errors
+    /// A mapping grants what no TLB would, or an access is not answered as the guest's tables say.
+    pub fn steps(&mut self, steps: u64) -> Result<()> {
+        for step in 0..steps {
+            self.step()?;
+            if let Some(violation) = with(|world| world.violation.take()) {
+                bail!("seed {}, step {step}: {violation}", self.seed);
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<()> {
+        self.event();
+        self.synchronize()?;
+        let space = self.slots.current()?;
+        if !space.run()? {
+            space.forget();
+            return Ok(());
+        }
+        space.take_invalidated();
+        match with(|world| world.exit) {
+            Exit::None => {}
+            Exit::Access(gva, access) => self.access(gva, access)?,
+            Exit::Invalidate(linear) => self.invalidate(linear),
+        }
+        Ok(())
+    }
+
+    /// As `Fast::synchronize`.
+    fn synchronize(&mut self) -> Result<()> {
+        let mut record = std::mem::take(&mut self.record);
+        let (roots, pcid) = with(|world| {
+            record.stale_pages = world.ram.take_stale_code();
+            (roots(world), world.space)
+        });
+        self.slots.apply(&record, roots, pcid);
+        with(|world| self.slots.select(pcid, &world.pages))?;
+        Ok(())
+    }
+
+    /// Something that the interpreter does, or another part of the machine.
+    fn event(&mut self) {
+        let (event, some) = with(|world| {
+            let frame = tables::FIRST_FRAME + world.random.below(tables::FRAMES) * PAGE;
+            (world.random.below(100), frame)
+        });
+        match event {
+            0..4 => self.switch(true),
+            4..8 => self.switch(false),
+            8..10 => self.flush_space(),
+            10 => self.flush_all(),
+            11..13 => self.invalidate_elsewhere(),
+            13..16 => {
+                with(|world| world.ram.mark_code(some));
+                self.record.code_pages.push(some);
+            }
+            16..19 => with(|world| world.write(some + 8)),
+            19 => host::refuse_after(with(|world| world.random.below(40))),
+            _ => {}
+        }
+    }
+
+    /// MOV CR3, with or without a flush.
+    fn switch(&mut self, flush: bool) {
+        let space = with(|world| {
+            world.space = world.random.below(tables::SPACES);
+            world.space
+        });
+        if flush {
+            self.record.flushes.push(Flush::Space { pcid: space as u16 });
+            with(|world| world.tlb.flush_space(space));
+        }
+        self.load_root();
+    }
+
+    fn load_root(&mut self) {
+        with(|world| {
+            let roots = roots(world);
+            let frame = world.pages.frame();
+            (frame.cr3, frame.walks) = (roots.cr3, 1);
+            world.fill();
+        });
+    }
+
+    /// INVPCID of a PCID that need not be the current one.
+    fn flush_space(&mut self) {
+        let pcid = with(|world| world.random.below(tables::SPACES));
+        self.record.flushes.push(Flush::Space { pcid: pcid as u16 });
+        with(|world| {
+            world.tlb.flush_space(pcid);
+            world.fill();
+        });
+    }
+
+    fn flush_all(&mut self) {
+        self.record.flushes.push(Flush::All);
+        with(|world| {
+            world.tlb.flush_all();
+            world.fill();
+        });
+    }
+
+    /// INVPCID of one page under some PCID; the model does not ask for more to be dropped.
+    fn invalidate_elsewhere(&mut self) {
+        let (pcid, linear) = with(|world| {
+            let pcid = world.random.below(tables::SPACES);
+            (pcid, tables::some_page(&mut world.random, false))
+        });
+        self.record.flushes.push(Flush::Page { pcid: pcid as u16, linear });
+        with(|world| {
+            world.tlb.flush_page(pcid, linear);
+            world.fill();
+        });
+    }
+
+    /// INVLPG, interpreted.
+    fn invalidate(&mut self, linear: u64) {
+        let pcid = with(|world| world.space);
+        self.record.flushes.push(Flush::Page { pcid: pcid as u16, linear });
+        with(|world| {
+            world.tlb.flush_page(pcid, linear);
+            world.fill();
+        });
+    }
+
+    /// As `Fast::answer` and what follows it: the access is mapped for, or interpreted.
+    fn access(&mut self, gva: u64, access: Access) -> Result<()> {
+        let roots = with(|world| roots(world));
+        loop {
+            let answer = self.slots.answer(roots, gva, access)?;
+            with(World::fill);
+            match answer {
+                Answer::Mapped => {
+                    for page in self.slots.current()?.take_marked() {
+                        self.slots.protect(page);
+                    }
+                    return Ok(());
+                }
+                Answer::Interpret => return Ok(with(|world| world.interpret(gva, access))),
+                Answer::NeedsRegion(hva) => self.give_to_kernel(hva),
+            }
+        }
+    }
+
+    fn give_to_kernel(&mut self, hva: u64) {
+        with(|world| world.pages.give_to_kernel(hva));
+        self.slots.give_to_kernel(hva);
+    }
+}
+
+impl World {
+    fn interpret(&mut self, gva: u64, access: Access) {
+        let roots = roots(self);
+        match paging::walk(&mut &self.ram, roots, gva, access) {
+            Err(_) => self.must_be_denied(gva, access),
+            Ok(found) if access.write => self.write(found.gpa),
+            Ok(_) => {}
+        }
+        self.fill();
+    }
+
+    /// A write that is noted: by the interpreter, or a device.
+    fn write(&mut self, gpa: u64) {
+        if self.ram.page(gpa).is_some() {
+            self.ram.store64(gpa, self.random.bits());
+            self.ram.note_write(gpa, 8);
+        }
+    }
+}
+
+fn roots(world: &World) -> Roots {
+    Roots {
+        cr0: cr0::PG | cr0::WP | cr0::PE,
+        cr3: world.root() | world.space,
+        cr4: cr4::PAE | cr4::PGE | cr4::PCIDE | cr4::SMAP | cr4::SMEP,
+        efer: efer::LME | efer::LMA | efer::NXE,
+    }
+}

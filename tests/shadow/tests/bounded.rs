@@ -1,0 +1,11 @@
+//! The bounded form of the long run: `cargo run --release -p shadow -- --runs 1000`.
+
+use shadow::Run;
+
+#[test]
+fn no_mapping_grants_what_the_tables_do_not() {
+    for seed in 0..40 {
+        let mut run = Run::new(seed).expect("the host gives memory");
+        run.steps(2_000).unwrap_or_else(|violation| panic!("{violation:#}"));
+    }
+}
