@@ -11,7 +11,7 @@
 //!   clocks are read by it; it stays.
 //! - RDPKRU and WRPKRU, which the guest's CPU does not have, become HLT where the host's has them.
 //!
-//! The changes are made in a copy of the page that only execution sees. The bytes looked for also occur
+//! The changes are made in a private copy of the page, which the program's own loads see, too. The bytes looked for also occur
 //! inside other instructions: code is decoded from many places before them, which soon agree on where
 //! instructions start. An instruction across a page border is not found.
 

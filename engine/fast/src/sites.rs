@@ -4,8 +4,8 @@
 //! the SYSCALL (see [`frame::SITES`]): a jump to it still finds it. The bytes `syscall; cmp rax, imm32`
 //! become the same; there the compare is displaced, and whoever goes on behind the call is sent to a
 //! copy of it (`patched::resume_at` in the wedge). Only a site that has trapped often, at exactly that SYSCALL,
-//! is patched, so the bytes are known to be instructions; the page is a copy that only execution
-//! sees, and a write to the page drops it.
+//! is patched, so the bytes are known to be instructions; the page is a copy of this process's,
+//! and a write to the page drops it.
 
 use crate::scan::Patch;
 use frame::{MAX_SITES, SITE_LEN, SITES};
