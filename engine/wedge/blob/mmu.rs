@@ -250,7 +250,7 @@ fn owns(hva: u64, kernel: bool) -> bool {
 /// A user's 2 MiB page that nothing is decoded from, as one mapping.
 fn map_large(f: &mut Frame, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
     let offset = leaf.offset & !(LARGE - 1);
-    let whole = offset % LARGE == 0 && offset + LARGE <= s.ram_len;
+    let whole = offset.is_multiple_of(LARGE) && offset + LARGE <= s.ram_len;
     if !whole || (0..LARGE / PAGE).any(|n| mark(offset + n * PAGE) != 0) {
         return false;
     }

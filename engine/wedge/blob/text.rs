@@ -28,7 +28,7 @@ fn has_sites(gva: u64) -> bool {
 fn is_plain_word(page: u64, at: u64) -> bool {
     // SAFETY: inside the RAM window, aligned.
     let word = unsafe { core::ptr::read_volatile((page + at) as *const u64) };
-    let other = word ^ EACH * ESCAPE as u64;
+    let other = word ^ (EACH * ESCAPE as u64);
     // The lowest bit set is at a zero byte; higher ones may not be.
     let mut zeros = other.wrapping_sub(EACH) & !other & EACH << 7;
     while zeros != 0 {

@@ -326,7 +326,8 @@ impl World {
         });
         let stale = mapping.copy.as_ref().is_some_and(|copy| self.page(mapping.offset) != *copy);
         let code_written = write && self.ram.is_code(mapping.offset);
-        granted && !stale && !code_written && !(mapping.key && execute)
+        let exposed = mapping.key && execute;
+        granted && !stale && !code_written && !exposed
     }
 
     fn page(&self, offset: u64) -> Vec<u8> {

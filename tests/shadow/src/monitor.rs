@@ -199,7 +199,10 @@ impl Run {
                     }
                     return Ok(());
                 }
-                Answer::Interpret => return Ok(with(|world| world.interpret(gva, access))),
+                Answer::Interpret => {
+                    with(|world| world.interpret(gva, access));
+                    return Ok(());
+                }
                 Answer::NeedsRegion(hva) => self.give_to_kernel(hva),
             }
         }

@@ -48,7 +48,7 @@ impl Tlb {
         let own = |shift: u32| self.0.get(&(pcid, gva >> shift << shift, shift));
         let mut found = Vec::new();
         for shift in [12, 21] {
-            let inside = gva & (1 << shift) - 1;
+            let inside = gva & ((1 << shift) - 1);
             let others = (0..tables::SPACES).filter(|other| *other != pcid);
             let global = others
                 .filter_map(|other| self.0.get(&(other, gva >> shift << shift, shift)))
