@@ -40,19 +40,29 @@ impl Suite {
     }
 }
 
+/// What kind of package.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Built packages.
+    Binary,
+    /// Source packages.
+    Source,
+}
+
 /// One suite of the archive with its package lists fetched.
 #[derive(Debug)]
 pub struct Archive {
     suite: Suite,
+    kind: Kind,
     directory: PathBuf,
 }
 
 impl Archive {
-    /// Fetches the suite's package lists into `directory`.
+    /// Fetches the suite's lists of packages of a kind into `directory`.
     ///
     /// # Errors
     /// apt is missing or cannot reach the archive.
-    pub fn open(suite: Suite, directory: PathBuf) -> Result<Self> {
+    pub fn open(suite: Suite, kind: Kind, directory: PathBuf) -> Result<Self> {
         if !Path::new(KEYRING).exists() {
             bail!("{KEYRING} is missing: install the package debian-archive-keyring");
         }
@@ -60,7 +70,7 @@ impl Archive {
             let path = directory.join(sub);
             fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         }
-        let archive = Self { suite, directory };
+        let archive = Self { suite, kind, directory };
         fs::write(archive.sources(), archive.source_entry())?;
         fs::write(archive.directory.join("status"), "")?;
         let bar = progress(format!("fetching the package lists of Debian {}", suite.name()));
@@ -116,13 +126,29 @@ impl Archive {
             .with_context(|| format!("apt-get left no file for {package}"))
     }
 
+    /// Downloads the files of a source package into an empty directory.
+    ///
+    /// # Errors
+    /// There is no such package, or the archive cannot be reached.
+    pub fn download_source(&self, package: &str, into: &Path) -> Result<()> {
+        let bar = progress(format!("downloading the source of {package}"));
+        let mut command = self.apt("apt-get");
+        output(command.args(["source", "--download-only", package]).current_dir(into))?;
+        bar.finish_and_clear();
+        Ok(())
+    }
+
     fn sources(&self) -> PathBuf {
         self.directory.join("ring3.sources")
     }
 
     fn source_entry(&self) -> String {
+        let kind = match self.kind {
+            Kind::Binary => "deb",
+            Kind::Source => "deb-src",
+        };
         format!(
-            "Types: deb\nURIs: {}\nSuites: {}\nComponents: main\nArchitectures: amd64\n\
+            "Types: {kind}\nURIs: {}\nSuites: {}\nComponents: main\nArchitectures: amd64\n\
              Signed-By: {KEYRING}\n",
             mirror(),
             self.suite.name()

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    archive::{Archive, Suite},
+    archive::{Archive, Kind, Suite},
     command::{output, progress},
     modules::{Module, ModuleTree},
 };
@@ -192,7 +192,29 @@ impl Assets {
     /// # Errors
     /// The archive cannot be reached.
     pub fn archive(&self, suite: Suite) -> Result<Archive> {
-        Archive::open(suite, self.root.join("apt").join(suite.name()))
+        Archive::open(suite, Kind::Binary, self.root.join("apt").join(suite.name()))
+    }
+
+    /// A source package, unpacked with Debian's changes into a new folder; fetched if it is not in the
+    /// cache.
+    ///
+    /// # Errors
+    /// Neither the cache has it nor can it be fetched.
+    pub fn source(&self, suite: Suite, package: &str, into: &Path) -> Result<()> {
+        let name = format!("source-{}-{package}", suite.name());
+        let manifest = self.entry(&name, |fresh| {
+            let lists = self.root.join("apt").join(format!("{}-sources", suite.name()));
+            Archive::open(suite, Kind::Source, lists)?.download_source(package, fresh)?;
+            let files = fs::read_dir(fresh)?.map(|entry| Ok(entry?.file_name()));
+            let files: Vec<_> = files.collect::<Result<_>>()?;
+            let files: Vec<_> = files.iter().map(|f| f.to_string_lossy().into_owned()).collect();
+            Manifest::of(package, fresh, &files)
+        })?;
+        let description = manifest.files.iter().find(|(file, _)| file.ends_with(".dsc"));
+        let (description, _) = description.with_context(|| format!("no source of {package}"))?;
+        let mut unpack = Command::new("dpkg-source");
+        unpack.args(["--no-check", "-x"]).arg(self.directory(&name).join(description)).arg(into);
+        output(&mut unpack).map(drop)
     }
 
     /// Where an entry is, if it is.

@@ -12,10 +12,11 @@ use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
 /// Programs we call and the Debian package that has each.
-const PACKAGES: [(&str, &str); 14] = [
+const PACKAGES: [(&str, &str); 15] = [
     ("apt-get", "apt"),
     ("apt-cache", "apt"),
     ("dpkg-deb", "dpkg"),
+    ("dpkg-source", "dpkg-dev"),
     ("cargo", "cargo (or rustup)"),
     ("rustfmt", "rustfmt (or rustup component add rustfmt)"),
     ("strace", "strace"),

@@ -16,8 +16,6 @@ const SIGTRAP: u64 = 5;
 const SIGSEGV: u64 = 11;
 /// The instruction's only byte.
 const PUSHFQ: u8 = 0x9c;
-/// The GS segment override.
-const GS: u8 = 0x65;
 /// Host instructions between two boundaries of the guest's at the most.
 const MAX_STEPS: u64 = 100_000;
 
@@ -164,7 +162,7 @@ impl Fast {
         for _ in 0..MAX_STEPS {
             let pc = self.pages.frame().pc;
             if let Some(position) = self.code.position(pc)
-                && (position.exact() || self.repeats(&position, pc))
+                && (position.exact() || position.repeats(self.code_at(pc)))
             {
                 self.take_recovered(&position);
                 return Ok(());
@@ -184,14 +182,8 @@ impl Fast {
         self.lost()
     }
 
-    /// The host is about to execute a repeated string instruction, which can be interrupted between
-    /// any two iterations: undoing what was done around it gives an exact state.
-    fn repeats(&self, position: &Position, pc: u64) -> bool {
-        let byte = |n: u64| self.code.byte(&self.pages, pc + n);
-        let repeat = |b: u8| matches!(b, 0xf2 | 0xf3);
-        let fixes = &position.mark.fixes;
-        let string = fixes.rdi.is_some() || fixes.rsi.is_some();
-        string && position.into == 0 && (repeat(byte(0)) || byte(0) == GS && repeat(byte(1)))
+    fn code_at(&self, pc: u64) -> [u8; 2] {
+        [0, 1].map(|n| self.code.byte(&self.pages, pc + n))
     }
 
     /// The routine that leaves translated code has been reached: it is run, not stepped through. The wedge

@@ -14,6 +14,9 @@ use crate::{
 use frame::{DEEP, DEEP_REACH, DEEP_SLOTS, deep_slot};
 use std::collections::{BTreeMap, HashMap};
 
+/// The GS segment override.
+const GS: u8 = 0x65;
+
 /// The monitor's view of the code cache and the indirect-jump tables.
 pub trait CodeMemory {
     /// Writes code at an offset into the cache.
@@ -111,6 +114,16 @@ impl Position {
     /// The PC is an exact guest instruction boundary.
     pub fn exact(&self) -> bool {
         self.into == 0 && self.mark.boundary
+    }
+
+    /// The host is about to execute a repeated string instruction, which can be interrupted between
+    /// any two iterations: undoing what was done around it gives an exact state. `code` is what lies at
+    /// the PC.
+    pub fn repeats(&self, code: [u8; 2]) -> bool {
+        let repeat = |byte: u8| matches!(byte, 0xf2 | 0xf3);
+        let fixes = &self.mark.fixes;
+        let string = fixes.rdi.is_some() || fixes.rsi.is_some();
+        string && self.into == 0 && (repeat(code[0]) || code[0] == GS && repeat(code[1]))
     }
 }
 

@@ -41,3 +41,21 @@ fn memory_is_sound() -> Result<()> {
 fn user_programs_find_no_difference() -> Result<()> {
     pass("kselftests")
 }
+
+#[test]
+#[ignore = "minutes"]
+fn a_compiler_makes_the_same_bytes() -> Result<()> {
+    pass("compile")
+}
+
+#[test]
+#[ignore = "minutes"]
+fn other_compilers_work_while_programs_run() -> Result<()> {
+    pass("runtimes")
+}
+
+#[test]
+#[ignore = "minutes"]
+fn loads_that_check_themselves_find_nothing() -> Result<()> {
+    pass("stress")
+}

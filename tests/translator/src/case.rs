@@ -1,7 +1,7 @@
 //! A random stretch of kernel code with the state it starts in.
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, Encoder, Instruction, MemoryOperand, OpKind, Register,
+    Code, Decoder, DecoderOptions, Encoder, Instruction, MemoryOperand, Mnemonic, OpKind, Register,
 };
 use oracle::random::Random;
 use x86::{flags, reg, seg};
@@ -20,6 +20,9 @@ const VECTORS_LEN: u64 = 1024;
 pub const USER: u64 = 0x0000_0000_0100_0000;
 /// Bytes of user memory.
 pub const USER_LEN: u64 = 4096;
+
+/// Bytes of MOV EAX, imm32.
+const MOV_LEN: u64 = 5;
 
 /// A case.
 #[derive(Clone, Debug)]
@@ -80,6 +83,17 @@ impl Case {
             tsc_aux: r.bits() & 0xffff_ffff,
             pending: r.below(3) == 0,
         }
+    }
+
+    /// Nothing at `rip` is the CPU's own: the time that RDTSCP has put into registers, and the mask
+    /// XSAVE has put into memory, have been overwritten.
+    pub fn is_settled(&self, rip: u64) -> bool {
+        let mut code = Decoder::with_ip(64, &self.code, CODE, DecoderOptions::NONE);
+        !code.iter().any(|insn| match insn.mnemonic() {
+            Mnemonic::Rdtscp => [0, MOV_LEN].contains(&rip.wrapping_sub(insn.next_ip())),
+            Mnemonic::Xsave64 => rip == insn.next_ip(),
+            _ => false,
+        })
     }
 
     /// The code, disassembled.

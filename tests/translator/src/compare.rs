@@ -10,10 +10,13 @@ use crate::{
     rig::{Ending, Rig},
 };
 use anyhow::Result;
-use x86::{flags, seg};
+use x86::{flags, reg, seg};
 
 /// Bytes of memory that differ, at the most, of one case.
 const SHOWN: usize = 16;
+
+/// Boundaries of a case that are all tried; of those behind them ever fewer.
+const EACH: u64 = 100;
 
 /// What differs, in words.
 #[derive(Clone, Debug)]
@@ -29,25 +32,77 @@ pub fn check(
     case: &Case,
 ) -> Result<Option<Difference>> {
     let translated = rig.run(case)?;
+    Ok(at_its_end(interpreter, case, &translated))
+}
+
+/// Runs a case on both sides once for every boundary between its instructions, and between iterations of
+/// repeated ones, with an interrupt there: the state it finds must be the interpreter's, and so must the
+/// end of what goes on afterwards. The number of interrupts is added to `taken`.
+///
+/// # Errors
+/// If the rig breaks down.
+pub fn check_interrupted(
+    rig: &mut Rig,
+    interpreter: &mut Interpreter,
+    case: &Case,
+    taken: &mut u64,
+) -> Result<Option<Difference>> {
+    let (mut steps, mut interrupts) = (0, 0);
+    while let Some(run) = rig.run_interrupted(case, steps)? {
+        let middle = if case.is_settled(run.taken.rip) {
+            in_the_middle(interpreter, case, &run.taken)
+        } else {
+            None
+        };
+        if let Some(Difference(text)) = middle.or_else(|| at_its_end(interpreter, case, &run.end)) {
+            let place = run.taken.rip;
+            return Ok(Some(Difference(format!("interrupted at {place:x}:\n{text}"))));
+        }
+        *taken += 1;
+        interrupts += 1;
+        // Instructions can be repeated thousands of times.
+        let skipped = 1_u64 << u64::saturating_sub(interrupts, EACH).min(20);
+        steps = run.after + skipped;
+    }
+    Ok(None)
+}
+
+fn in_the_middle(interpreter: &mut Interpreter, case: &Case, taken: &Ending) -> Option<Difference> {
+    interpreter.load(case);
+    let standing = interpreter.run_to_iteration(taken.rip, taken.gpr[reg::RCX]);
+    let mut found = Vec::new();
+    match standing.fault {
+        _ if standing.ignored.all.is_some() => return None,
+        Some(fault) => found.push(format!("only the interpreter faults: {fault:x?}")),
+        None => compare(&mut found, taken, interpreter, standing.ignored.flags),
+    }
+    (!found.is_empty()).then(|| Difference(found.join("\n")))
+}
+
+fn at_its_end(
+    interpreter: &mut Interpreter,
+    case: &Case,
+    translated: &Ending,
+) -> Option<Difference> {
     interpreter.load(case);
     let standing = interpreter.run_to(translated.rip);
     if standing.ignored.all.is_some() {
-        return Ok(None);
+        return None;
     }
     let mut found = Vec::new();
     if let (Some(fault), false) = (standing.fault, translated.fault) {
         found.push(format!("only the interpreter faults: {fault:x?}"));
     }
-    compare(&mut found, &translated, interpreter, standing.ignored.flags);
+    compare(&mut found, translated, interpreter, standing.ignored.flags);
     // A fault in the middle of a repeated instruction leaves its RIP but not its registers alone.
     if translated.fault
         && !found.is_empty()
         && let Some(open) = interpreter.faults_next()
     {
         found.clear();
-        compare(&mut found, &translated, interpreter, standing.ignored.flags | open.flags);
+        compare(&mut found, translated, interpreter, standing.ignored.flags | open.flags);
     }
-    Ok((!found.is_empty()).then(|| Difference(found.join("\n"))))
+    (!found.is_empty()).then(|| Difference(found.join("\n")))
 }
 
 fn compare(found: &mut Vec<String>, translated: &Ending, interpreter: &Interpreter, ignored: u64) {

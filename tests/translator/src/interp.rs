@@ -12,7 +12,7 @@ use x86::{
     control::{cr0, cr4, efer},
     fpu::xstate,
     paging::{P, RW, US},
-    seg,
+    reg, seg,
     segment::attr,
 };
 use x86_interp::{Cpu, GuestRam, System};
@@ -106,6 +106,29 @@ impl Interpreter {
             }
         }
         Standing { fault: None, ignored: undefined.ignored() }
+    }
+
+    /// Steps until RIP is `rip`; if the instruction there is repeated, until `left` iterations are left
+    /// of it. Flags are then as before the first.
+    pub fn run_to_iteration(&mut self, rip: u64, left: u64) -> Standing {
+        let standing = self.run_to(rip);
+        let v = &mut self.cpu.vcpu;
+        let rflags = v.rflags;
+        let done = v.gpr[reg::RCX].wrapping_sub(left);
+        let repeated = self
+            .program
+            .iter()
+            .any(|insn| insn.ip() == rip && (insn.has_rep_prefix() || insn.has_repne_prefix()));
+        if standing.fault.is_some() || done == 0 || !repeated {
+            return standing;
+        }
+        v.gpr[reg::RCX] = done;
+        let fault = self.cpu.step(&mut self.machine).err();
+        let v = &mut self.cpu.vcpu;
+        (v.rip, v.rflags) = (rip, rflags);
+        v.gpr[reg::RCX] = v.gpr[reg::RCX].wrapping_add(left);
+        self.cpu.state_changed();
+        Standing { fault, ..standing }
     }
 
     fn instruction(&self, rip: u64) -> Option<Instruction> {

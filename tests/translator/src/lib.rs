@@ -6,7 +6,8 @@
 //! stands at the same guest address. Registers, flags and memory must then agree.
 //!
 //! What is compared is the whole contract of a block: every instruction executed exactly once,
-//! faults undone to the start of their instruction, no flag clobbered by a sequence.
+//! faults undone to the start of their instruction, no flag clobbered by a sequence. Some cases are also
+//! run with an interrupt at each boundary between their instructions ([`check_interrupted`]).
 
 pub mod case;
 pub mod compare;
@@ -14,4 +15,4 @@ pub mod interp;
 pub mod rig;
 
 pub use case::Case;
-pub use compare::{Difference, check};
+pub use compare::{Difference, check, check_interrupted};

@@ -3,14 +3,14 @@
 use anyhow::Result;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use translator::{Case, check, interp::Interpreter, rig::Rig};
+use translator::{Case, check, check_interrupted, interp::Interpreter, rig::Rig};
 
 /// Compare translated kernel code with the interpreter.
 #[derive(Parser)]
 #[command(
     version,
     after_help = "A difference is printed with the seed that shows it again:\n  \
-    translator --seed SEED --sequences 1"
+    translator --seed SEED --sequences 1 --interrupt-every 1"
 )]
 struct Arguments {
     /// Random sequences to run.
@@ -19,6 +19,9 @@ struct Arguments {
     /// Seed of the first; the others follow.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Interrupt one sequence of so many at each of its boundaries.
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    interrupt_every: u64,
     /// Stop after this many differences.
     #[arg(long, default_value_t = 5)]
     differences: u64,
@@ -30,10 +33,14 @@ fn main() -> Result<()> {
     let mut interpreter = Interpreter::new()?;
     let bar = ProgressBar::new(arguments.sequences);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} sequences, {per_sec}")?);
-    let mut differences = 0;
+    let (mut differences, mut interrupts) = (0, 0);
     for seed in arguments.seed..arguments.seed + arguments.sequences {
         let case = Case::random(seed);
-        if let Some(difference) = check(&mut rig, &mut interpreter, &case)? {
+        let mut found = check(&mut rig, &mut interpreter, &case)?;
+        if found.is_none() && seed % arguments.interrupt_every.max(1) == 0 {
+            found = check_interrupted(&mut rig, &mut interpreter, &case, &mut interrupts)?;
+        }
+        if let Some(difference) = found {
             bar.suspend(|| println!("seed {seed}:\n{}{}\n", case.listing(), difference.0));
             differences += 1;
             if differences == arguments.differences {
@@ -43,6 +50,7 @@ fn main() -> Result<()> {
         bar.inc(1);
     }
     bar.abandon();
-    println!("{} sequences, {differences} differences", bar.position());
+    let sequences = bar.position();
+    println!("{sequences} sequences, {interrupts} interrupts, {differences} differences");
     std::process::exit(i32::from(differences != 0));
 }

@@ -48,6 +48,37 @@ struct Talk {
     signal: u64,
     /// Host PC it interrupted.
     pc: u64,
+    /// Host instructions that are left until an interrupt comes; [`NEVER`]: none comes.
+    steps: u64,
+    /// Host instructions single-stepped so far.
+    stepped: u64,
+    /// PC of the last one.
+    last: u64,
+    /// The interrupt has been taken.
+    interrupted: u64,
+    /// PCs at which it can be.
+    boundaries: [u64; MAX_BOUNDARIES],
+    boundary_count: usize,
+}
+
+/// Flags translated code keeps in the host's.
+const IN_HOST: u64 = flags::STATUS | flags::DF | flags::ID;
+/// For [`Talk::steps`].
+const NEVER: u64 = u64::MAX;
+/// Boundaries of a case's code, at the most.
+const MAX_BOUNDARIES: usize = 256;
+/// PUSHFQ's only byte.
+const PUSHFQ: u8 = 0x9c;
+
+/// How an interrupted run went.
+#[derive(Clone, Debug)]
+pub struct Interrupted {
+    /// Host instructions executed until then.
+    pub after: u64,
+    /// Where it was taken, between two guest instructions or two iterations of one.
+    pub taken: Ending,
+    /// How the run ended that went on from there.
+    pub end: Ending,
 }
 
 /// How a run ended.
@@ -163,6 +194,37 @@ impl Rig {
     /// # Errors
     /// If the child is gone or stands where no block is.
     pub fn run(&mut self, case: &Case) -> Result<Ending> {
+        self.start(case);
+        self.go_on(case)?;
+        self.ending()
+    }
+
+    /// Runs a case with an interrupt `steps` host instructions after its start: the state at the next
+    /// boundary, as the engine would take it, and how the rest ends that begins there. `None` if the case
+    /// ends before.
+    ///
+    /// # Errors
+    /// As for [`Rig::run`].
+    pub fn run_interrupted(&mut self, case: &Case, steps: u64) -> Result<Option<Interrupted>> {
+        self.start(case);
+        talk().steps = steps;
+        self.go_on(case)?;
+        let t = talk();
+        t.steps = NEVER;
+        if t.interrupted == 0 {
+            return Ok(None);
+        }
+        let after = t.stepped;
+        let taken = Ending { fault: false, ..self.ending()? };
+        let f = frame();
+        (f.gpr, f.rip) = (taken.gpr, taken.rip);
+        f.host_flags = taken.rflags & IN_HOST | 0x202;
+        (t.signal, t.interrupted) = (0, 0);
+        self.go_on(case)?;
+        Ok(Some(Interrupted { after, taken, end: self.ending()? }))
+    }
+
+    fn start(&mut self, case: &Case) {
         self.cache.clear(&mut View);
         // SAFETY: mapped for good; the child waits.
         unsafe {
@@ -174,15 +236,43 @@ impl Rig {
             bytes_at(USER, user.len()).copy_from_slice(user);
         }
         prepare(case);
+    }
+
+    fn go_on(&mut self, case: &Case) -> Result<()> {
         for _ in 0..MAX_BLOCKS {
             let Some(host) = self.block(case)? else { break };
-            frame().jump = host;
+            let f = frame();
+            f.jump = host;
+            f.host_flags &= !flags::TF;
+            if talk().steps != NEVER {
+                f.host_flags |= flags::TF;
+                self.list_boundaries();
+            }
             self.child_runs()?;
             if talk().signal != 0 || frame().exit_kind != ExitKind::Miss as u64 {
                 break;
             }
         }
-        self.ending()
+        Ok(())
+    }
+
+    /// Tells the child where the engine takes interrupts.
+    fn list_boundaries(&self) {
+        let (_, used) = self.cache.size();
+        let all = LAYOUT.cache + jit::stubs::LEN..LAYOUT.cache + used;
+        let boundaries = all.filter(|pc| self.is_boundary(*pc));
+        let t = talk();
+        t.boundary_count = 0;
+        for (slot, pc) in t.boundaries.iter_mut().zip(boundaries) {
+            *slot = pc;
+            t.boundary_count += 1;
+        }
+    }
+
+    fn is_boundary(&self, pc: u64) -> bool {
+        // SAFETY: the cache is mapped for good, and more than two bytes longer than what is in use.
+        let code = unsafe { *(pc as *const [u8; 2]) };
+        self.cache.position(pc).is_some_and(|found| found.exact() || found.repeats(code))
     }
 
     /// The block at RIP, if that lies in the case's code.
@@ -220,8 +310,7 @@ impl Rig {
             position.mark.fixes.apply(&mut gpr, &f.spill, LAYOUT.bias);
             rip = position.guest;
         }
-        let in_host = flags::STATUS | flags::DF | flags::ID;
-        let rflags = f.host_flags & in_host | f.interrupt_flag | f.alignment_flag | flags::FIXED;
+        let rflags = f.host_flags & IN_HOST | f.interrupt_flag | f.alignment_flag | flags::FIXED;
         let mut xmm = [[0; 16]; 16];
         for (register, bytes) in xmm.iter_mut().zip(t.guest_fx[160..].chunks_exact(16)) {
             register.copy_from_slice(bytes);
@@ -266,7 +355,7 @@ fn prepare(case: &Case) {
     f.vector_mask = xstate::SUPPORTED;
     f.interrupt_flag = case.rflags & flags::IF;
     f.alignment_flag = case.rflags & flags::AC;
-    f.host_flags = case.rflags & (flags::STATUS | flags::DF | flags::ID) | 0x202;
+    f.host_flags = case.rflags & IN_HOST | 0x202;
     f.bias = LAYOUT.bias;
     f.nowhere = NOWHERE;
     f.percpu = PERCPU.wrapping_add(LAYOUT.bias);
@@ -276,7 +365,7 @@ fn prepare(case: &Case) {
 
 fn prepare_vectors(case: &Case) {
     let t = talk();
-    t.signal = 0;
+    (t.signal, t.steps, t.stepped, t.last, t.interrupted) = (0, NEVER, 0, 0, 0);
     t.guest_fx = [0; 512];
     t.guest_fx[0..2].copy_from_slice(&0x37fu16.to_le_bytes());
     t.guest_fx[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
@@ -339,6 +428,9 @@ extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, context: *mut libc
     // SAFETY: the kernel passes a valid context on the alternate stack.
     let context = unsafe { &mut *context };
     let registers = &mut context.uc_mcontext.gregs;
+    if signal == libc::SIGTRAP && talk().steps != NEVER && steps_on(registers) {
+        return;
+    }
     const ORDER: [i32; 16] = [
         libc::REG_RAX,
         libc::REG_RCX,
@@ -366,6 +458,41 @@ extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, context: *mut libc
     talk.signal = signal as u64;
     talk.pc = registers[libc::REG_RIP as usize] as u64;
     registers[libc::REG_RIP as usize] = Stubs::of(&LAYOUT).leave as i64;
+}
+
+/// A host instruction has been single-stepped: true if there is another one. The wedge's part of it, and
+/// the routine that leaves, are not the guest's.
+fn steps_on(registers: &mut [i64]) -> bool {
+    let (t, pc) = (talk(), registers[libc::REG_RIP as usize] as u64);
+    let stubs = Stubs::of(&LAYOUT);
+    if t.last != 0 && byte_at(t.last) == PUSHFQ {
+        frame().stack[7] &= !flags::TF;
+    }
+    t.last = 0;
+    let leaves = (stubs.exit..stubs.indirect[0]).contains(&pc);
+    let flags = &mut registers[libc::REG_EFL as usize];
+    if leaves || pc.wrapping_sub(LAYOUT.cache) >= CACHE_LEN {
+        *flags &= !(flags::TF as i64);
+        return true;
+    }
+    // POPFQ may have cleared it.
+    *flags |= flags::TF as i64;
+    if pc < stubs.exit {
+        return true;
+    }
+    t.last = pc;
+    if t.stepped >= t.steps && t.boundaries[..t.boundary_count].contains(&pc) {
+        t.interrupted = 1;
+        *flags &= !(flags::TF as i64);
+        return false;
+    }
+    t.stepped += 1;
+    true
+}
+
+fn byte_at(pc: u64) -> u8 {
+    // SAFETY: a PC in the code cache.
+    unsafe { *(pc as *const u8) }
 }
 
 /// # Safety

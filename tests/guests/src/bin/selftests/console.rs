@@ -39,9 +39,10 @@ impl Console {
         self.lines().find_map(|line| line.strip_prefix(prefix)).map(str::trim)
     }
 
-    /// The first sign that the kernel is unwell.
+    /// The first sign that the kernel is unwell. Of programs that die it says so, too, by "traps:".
     pub fn complaint(&self) -> Option<&str> {
-        self.lines().find(|line| UNWELL.iter().any(|sign| line.contains(sign)))
+        let mut kernels = self.lines().filter(|line| !line.starts_with("traps: "));
+        kernels.find(|line| UNWELL.iter().any(|sign| line.contains(sign)))
     }
 
     /// The last lines.

@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     ops::ControlFlow,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -18,6 +18,8 @@ pub struct Limits<'a> {
     pub timeout: Duration,
     /// The engine, by the name ring3 has for it.
     pub engine: &'a str,
+    /// QEMU runs the machine instead, translating all of it.
+    pub qemu: bool,
     /// Its console is copied to ours.
     pub verbose: bool,
 }
@@ -66,15 +68,18 @@ impl Machine<'_> {
             }
         }
         let status = child.wait()?;
-        ensure!(status.success(), "ring3 ended with {status}");
+        ensure!(status.success(), "{:?} ended with {status}", command.get_program());
         Ok(())
     }
 
     fn command(&self, limits: Limits<'_>) -> Result<Command> {
-        let ring3 = checks::ring3();
-        let hint = "run `cargo build --release -p ring3`";
-        ensure!(ring3.exists(), "{} does not exist: {hint}", ring3.display());
-        let mut command = Command::new(ring3);
+        let mut command = if limits.qemu { self.qemu(limits) } else { self.ring3(limits)? };
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        Ok(command)
+    }
+
+    fn ring3(&self, limits: Limits<'_>) -> Result<Command> {
+        let mut command = Command::new(ring3()?);
         command.arg("run").arg("--kernel").arg(self.kernel).args(["--append", self.cmdline]);
         if let Some(initrd) = self.initrd {
             command.arg("--initrd").arg(initrd);
@@ -82,7 +87,30 @@ impl Machine<'_> {
         command.args(["--memory", &format!("{}M", self.memory)]);
         command.args(["--engine", limits.engine]);
         command.args(["--timeout", &limits.timeout.as_secs().to_string()]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
         Ok(command)
     }
+
+    /// QEMU has no bound on its time: `timeout` gives it one.
+    fn qemu(&self, limits: Limits<'_>) -> Command {
+        let mut command = Command::new("timeout");
+        command.arg(limits.timeout.as_secs().to_string()).arg("qemu-system-x86_64");
+        command.args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-nodefaults", "-no-reboot"]);
+        command.args(["-display", "none", "-serial", "stdio", "-m", &format!("{}M", self.memory)]);
+        command.arg("-kernel").arg(self.kernel).args(["-append", self.cmdline]);
+        if let Some(initrd) = self.initrd {
+            command.arg("-initrd").arg(initrd);
+        }
+        command
+    }
+}
+
+/// The released program.
+///
+/// # Errors
+/// It has not been built.
+pub fn ring3() -> Result<PathBuf> {
+    let ring3 = checks::ring3();
+    let hint = "run `cargo build --release -p ring3`";
+    ensure!(ring3.exists(), "{} does not exist: {hint}", ring3.display());
+    Ok(ring3)
 }

@@ -5,16 +5,22 @@
 //! exact figures a sound machine gives.
 
 mod bpf;
+mod compile;
 mod console;
 mod crypto;
+mod in_guest;
 mod in_kernel;
 mod kselftests;
+mod ltp;
 mod machine;
 mod memtest;
+mod runtimes;
 mod screen;
 mod static_keys;
+mod stress;
 
 use std::{
+    path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -35,12 +41,21 @@ struct Arguments {
     /// Guest memory for memtest86+, in MiB; what the tests take grows with it
     #[arg(long, default_value_t = 16)]
     memtest_memory: u32,
-    /// Run only the kselftests whose name contains this
+    /// Run only the kselftests and LTP tests whose name contains this
     #[arg(long, default_value = "")]
     filter: String,
+    /// Seconds stress-ng takes, over all its classes
+    #[arg(long, default_value_t = 600)]
+    stress_seconds: u64,
+    /// Where the Linux Test Project is installed
+    #[arg(long, value_name = "DIR")]
+    ltp: Option<PathBuf>,
     /// How ring3 runs guest code, see `ring3 run --help`
     #[arg(long, default_value = "auto")]
     engine: String,
+    /// Have QEMU run the guests instead, translating them (not memtest86+ and what uses `ring3 exec`)
+    #[arg(long)]
+    qemu: bool,
     /// Print what the guests' consoles print
     #[arg(long, short)]
     verbose: bool,
@@ -59,17 +74,35 @@ enum Which {
     Memtest,
     /// Linux's kselftests for x86, compared with the same programs on the host
     Kselftests,
-    /// All of them
+    /// stress-ng --verify: processor, memory, processes, signals, futexes, pipes
+    Stress,
+    /// C projects, compiled to the same bytes as on the host
+    Compile,
+    /// Python's regression tests; programs for Node and Java
+    Runtimes,
+    /// The Linux Test Project's system calls, compared with QEMU; needs --ltp
+    Ltp,
+    /// All of them but ltp
     All,
 }
 
-const EACH: [Which; 5] =
-    [Which::StaticKeys, Which::Bpf, Which::Crypto, Which::Memtest, Which::Kselftests];
+const EACH: [Which; 8] = [
+    Which::StaticKeys,
+    Which::Bpf,
+    Which::Crypto,
+    Which::Memtest,
+    Which::Kselftests,
+    Which::Compile,
+    Which::Runtimes,
+    Which::Stress,
+];
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let all = arguments.which.contains(&Which::All);
-    let chosen = EACH.into_iter().filter(|which| all || arguments.which.contains(which));
+    let known = EACH.into_iter().chain([Which::Ltp]);
+    let asked = |which: &Which| arguments.which.contains(which) || all && *which != Which::Ltp;
+    let chosen = known.filter(asked);
     let outcomes: Vec<bool> = chosen.map(|which| report(which, &arguments)).collect();
     let passed = outcomes.iter().filter(|passed| **passed).count();
     println!("self-tests: {passed} passed, {} failed", outcomes.len() - passed);
@@ -95,6 +128,7 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
     let limits = machine::Limits {
         timeout: Duration::from_secs(arguments.timeout),
         engine: &arguments.engine,
+        qemu: arguments.qemu,
         verbose: arguments.verbose,
     };
     match which {
@@ -103,6 +137,10 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
         Which::Crypto => crypto::run(&assets, limits),
         Which::Memtest => memtest::run(&assets, arguments.memtest_memory, limits),
         Which::Kselftests => kselftests::run(&assets, &arguments.filter, limits),
+        Which::Stress => stress::run(arguments.stress_seconds, limits),
+        Which::Compile => compile::run(&assets, limits),
+        Which::Runtimes => runtimes::run(limits),
+        Which::Ltp => ltp::run(&assets, arguments.ltp.as_deref(), &arguments.filter, limits),
         Which::All => Ok(String::new()),
     }
 }
