@@ -279,7 +279,8 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
     } else {
         for page in (from..to).step_by(PAGE as usize) {
             if let Some(hint) = s.hints.get_mut(hint(page)) {
-                *hint = Hint { page: 0, offset: 0 };
+                // SAFETY: a reference. Of plain stores the compiler makes a memset, which is not here.
+                unsafe { core::ptr::write_volatile(hint, Hint { page: 0, offset: 0 }) }
             }
         }
     }
@@ -362,7 +363,7 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
         return false;
     }
     let kernel = protection & KERNEL_PAGE != 0;
-    let populate = if len > PAGE && len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
+    let populate = if len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
     let access = protection & 7;
     if map(hva, len, access, MAP_SHARED | populate, offset) < 0 {
         return false;
