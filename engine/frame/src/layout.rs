@@ -109,7 +109,7 @@ pub const WEDGE: u32 = 1;
 pub const KICK: i32 = 10;
 /// Slots of one indirect-jump table: one for each value of an address's low 16 bits.
 pub const TABLE_SLOTS: usize = 1 << 16;
-/// Bytes of one table: a word of keys and a word of values a slot.
+/// Bytes of one table: an 8-byte key, the negated GVA, and an 8-byte HVA a slot.
 pub const TABLE_LEN: usize = TABLE_SLOTS * 16;
 /// Slots of the table behind them, which the wedge searches: 8-byte GVA, 8-byte HVA.
 pub const DEEP_SLOTS: usize = 1 << 17;

@@ -2,7 +2,7 @@
 // UNSAFETY: forks, maps memory at fixed addresses and shares it with another process.
 #![allow(unsafe_code)]
 
-use crate::{Pages, memory::MemoryObject};
+use crate::{Pages, cpuid, memory::MemoryObject};
 use frame::{
     ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, FRAME, FRAME_LEN, GATE, KICK, MARKS,
     MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN,
@@ -83,7 +83,7 @@ pub struct Wedge {
 }
 
 impl Wedge {
-    /// Starts a wedge over guest RAM and a vCPU's pages.
+    /// Starts a wedge over guest RAM and a vCPU's pages, from the thread that is going to take turns with it.
     ///
     /// # Errors
     /// If the host refuses a process, memory or the sandbox.
@@ -91,6 +91,7 @@ impl Wedge {
         if ram.len > RAM_MAX as u64 {
             return Err(Error::Start(io::ErrorKind::OutOfMemory.into()));
         }
+        cpuid::fault_as_in_wedges()?;
         let mut shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
         prepare(shared.get_mut(), &ram);
         let parts = Parts {
