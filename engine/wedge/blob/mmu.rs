@@ -6,9 +6,9 @@
 //! away again when code appears in it.
 
 use crate::{
-    host::{MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
+    host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BIAS, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
+        BIAS, EMPTY, EMPTY_PAGE, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
         SITES, Shared, region,
     },
     shared, text,
@@ -157,8 +157,11 @@ pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Acce
     if leaf.large && !access.fetch && map_large(f, s, hva, leaf) {
         return true;
     }
-    if mark(leaf.offset) != 0 {
-        return false;
+    match mark(leaf.offset) {
+        0 if is_worth_asking(s, leaf, kernel) => return false,
+        0 => {}
+        EMPTY_PAGE if !leaf.writable && !leaf.large && !access.fetch => return map_empty(f, s, page, leaf.offset),
+        _ => return false,
     }
     let mut run = Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf, kernel) };
     if !run.is_as_it_may_be() {
@@ -204,6 +207,32 @@ impl Run {
 fn make_run(f: &mut Frame, s: &mut Shared, run: Run, kernel: bool) -> bool {
     let hva = if kernel { run.gva.wrapping_add(BIAS) } else { run.gva };
     make(f, s, hva, run.len, run.offset, run.rights)
+}
+
+/// A page that is mapped for reading twice in a row is likely to be the guest's empty one, which the
+/// monitor can mark.
+fn is_worth_asking(s: &mut Shared, leaf: Leaf, kernel: bool) -> bool {
+    if kernel || leaf.writable || leaf.executable {
+        return false;
+    }
+    core::mem::replace(&mut s.shared_page, leaf.offset) == leaf.offset
+}
+
+/// Maps an empty page for reading, as far as it fills the pages behind this one, too: memory without
+/// content is as good, and one mapping for all of them. The monitor takes it away when the page is written.
+fn map_empty(f: &mut Frame, s: &mut Shared, page: u64, offset: u64) -> bool {
+    let mut len = PAGE;
+    if let Some(table) = last_table(f, s, page) {
+        let again = |gva: u64| {
+            let value = entry(s, table, gva >> 12 & 0x1ff).map_or(0, |entry| entry.load(Ordering::Relaxed));
+            let shown = value & (P | A | US | RW) == P | A | US && value & RESERVED == 0;
+            shown && ram_offset(s, value & ADDRESS) == Some(offset)
+        };
+        while len < MAX_RUN && (page + len) & (LARGE - 1) != 0 && again(page + len) {
+            len += PAGE;
+        }
+    }
+    make(f, s, page, len, offset, READ | EMPTY)
 }
 
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary.
@@ -363,9 +392,10 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
         return false;
     }
     let kernel = protection & KERNEL_PAGE != 0;
+    let empty = protection & EMPTY != 0;
     let populate = if len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
     let access = protection & 7;
-    if map(hva, len, access, MAP_SHARED | populate, offset) < 0 {
+    if map(hva, len, access, if empty { MAP_EMPTY } else { MAP_SHARED | populate }, offset) < 0 {
         return false;
     }
     if kernel && s.key != 0 && call(PKEY_MPROTECT, hva, len, access, s.key, 0) != 0 {
@@ -376,7 +406,8 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     note(s, Order { address: hva, len, offset, protection });
     for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
         if let Some(hint) = s.hints.get_mut(hint(page)) {
-            *hint = Hint { page: page | access, offset: offset + (page - hva) };
+            let inside = if empty { 0 } else { page - hva };
+            *hint = Hint { page: page | access, offset: offset + inside };
         }
         if f.deferred == page {
             f.deferred = 0;

@@ -4,7 +4,7 @@
 
 use crate::{Pages, cpuid, memory::MemoryObject};
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, FRAME, FRAME_LEN, GATE, KICK, MARKS,
+    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, KICK, MARKS,
     MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN,
     SHARED, SITES, SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN, TOP, WEDGE,
 };
@@ -242,11 +242,12 @@ impl Drop for Wedge {
 fn is_possible(order: &Order, ram_len: u64) -> bool {
     let page = PAGE as u64;
     let whole = [order.address, order.len, order.offset].iter().all(|n| n.is_multiple_of(page));
-    let inside = |start: u64, end: u64| start <= end && order.len <= end - start;
+    let inside = |start: u64, len: u64, end: u64| start <= end && len <= end - start;
+    let source = if order.protection & EMPTY != 0 { page } else { order.len };
     whole
         && (order.len <= MAX_RUN || order.len == LARGE)
-        && inside(order.address, TOP as u64)
-        && inside(order.offset, ram_len)
+        && inside(order.address, order.len, TOP as u64)
+        && inside(order.offset, source, ram_len)
 }
 
 fn prepare(shared: &mut Shared, ram: &Ram<'_>) {
@@ -448,7 +449,8 @@ mod tests {
         let honest = Order { address: 0x40_0000, len: 4096, offset: RAM - 4096, protection: 3 };
         let unmapped = Order { protection: 0, offset: 0, ..honest };
         let large = Order { len: LARGE, offset: RAM - LARGE, ..honest };
-        for order in [honest, unmapped, large] {
+        let empty = Order { len: MAX_RUN, protection: EMPTY | 1, ..honest };
+        for order in [honest, unmapped, large, empty] {
             assert!(is_possible(&order, RAM), "{order:x?}");
         }
         let lies = [
