@@ -59,6 +59,11 @@ pub fn mappable_parts(start: u64, len: u64) -> impl Iterator<Item = (u64, u64)> 
     mappable().into_iter().map(cut).filter(|(from, to)| from < to)
 }
 
+/// An HVA lies in the table of patched system calls.
+pub fn is_in_sites(hva: u64) -> bool {
+    hva.wrapping_sub(SITES as u64) < SITES_LEN as u64
+}
+
 /// A guest page may lie at this HVA.
 pub fn is_mappable(hva: u64) -> bool {
     mappable().iter().any(|(from, to)| (*from..*to).contains(&hva))

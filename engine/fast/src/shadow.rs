@@ -7,7 +7,7 @@ use crate::{
     scans::Scans,
     sites::Sites,
 };
-use frame::{COPY, EMPTY, PIECE, POKE, PROTECT};
+use frame::{COPY, EMPTY, NEAR_SITES, OPEN_SITES, PIECE, POKE, PROTECT, SITES, near_sites};
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
@@ -93,6 +93,10 @@ pub struct Space<W = Wedge> {
     sites: Sites,
     /// What is known of pages of code, of all spaces.
     scans: Scans,
+    /// User pages have been mapped near the table of patched system calls.
+    near_sites: bool,
+    /// That table is known to be closed.
+    sites_closed: bool,
     /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
     copies: HashMap<u64, Vec<u64>>,
     /// RAM pages (by offset) that memory without content may stand for.
@@ -116,6 +120,8 @@ impl<W: Process> Space<W> {
             marked: Vec::new(),
             sites,
             scans,
+            near_sites: false,
+            sites_closed: false,
             copies: HashMap::new(),
             empty: HashSet::new(),
         }
@@ -123,6 +129,7 @@ impl<W: Process> Space<W> {
 
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
+        self.attend_to_sites()?;
         self.wedge.allow(MAX_MAPPINGS.saturating_sub(self.mappings), self.user_large);
         let done = self.wedge.run()?;
         for order in self.wedge.take_made() {
@@ -134,6 +141,38 @@ impl<W: Process> Space<W> {
         Ok(done)
     }
 
+    /// The wedge closes its table of patched system calls as soon as a program has pages near it: calls
+    /// are not patched then. Once there are none any more it is opened.
+    fn attend_to_sites(&mut self) -> Result<(), Error> {
+        if !self.near_sites {
+            return Ok(());
+        }
+        if !self.has_near_sites() {
+            (self.near_sites, self.sites_closed) = (false, false);
+            let (address, len, offset, protection) = (0, 0, 0, OPEN_SITES);
+            return self.wedge.order(Order { address, len, offset, protection });
+        }
+        if !self.sites_closed {
+            self.sites_closed = true;
+            let mut copies: Vec<u64> = self.copies.drain().flat_map(|(_, hvas)| hvas).collect();
+            copies.sort_unstable();
+            copies.dedup();
+            self.unmap_pages(&copies)?;
+        }
+        Ok(())
+    }
+
+    fn has_near_sites(&self) -> bool {
+        let (start, len) = regions::extent(SITES as u64);
+        let small = self.pages.range(NEAR_SITES..start + len).next().is_some();
+        let mut large = self.large.iter().filter(|(_, large)| large.protection & KERNEL_PAGE == 0);
+        small || large.any(|(hva, large)| near_sites(*hva, large.len))
+    }
+
+    fn note_near_sites(&mut self, hva: u64, len: u64, protection: u64) {
+        self.near_sites |= protection & KERNEL_PAGE == 0 && near_sites(hva, len);
+    }
+
     /// Takes note of what the wedge has done by itself.
     fn absorb(&mut self, order: &Order) {
         let Order { address: hva, len, offset, protection } = *order;
@@ -143,6 +182,7 @@ impl<W: Process> Space<W> {
             self.invalidated.push(hva);
             return;
         }
+        self.note_near_sites(hva, len, protection);
         if protection & PIECE != 0 {
             self.parts.insert(part(hva, LARGE_BITS));
         }
@@ -447,10 +487,12 @@ impl<W: Process> Space<W> {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
         let mut found = self.scans.patches(offset, &bytes);
-        let (calls, displaced) = self.sites.patches(hva, &bytes);
-        found.extend(calls);
-        for rip in displaced {
-            self.wedge.displaced(rip);
+        if !self.near_sites {
+            let (calls, displaced) = self.sites.patches(hva, &bytes);
+            found.extend(calls);
+            for rip in displaced {
+                self.wedge.displaced(rip);
+            }
         }
         if found.is_empty() || ram.is_code(offset) {
             return found;
@@ -629,6 +671,7 @@ impl<W: Process> Space<W> {
 
     fn map(&mut self, address: u64, len: u64, offset: u64, protection: u64) -> Result<(), Error> {
         self.mappings += 1;
+        self.note_near_sites(address, len, protection);
         self.wedge.order(Order { address, len, offset, protection })
     }
 }

@@ -1,6 +1,6 @@
 //! User code, directly on the CPU.
 
-use crate::{Fast, code, state};
+use crate::{Fast, code, regions, state};
 use frame::{Cpuid, ExitKind, Frame, KICK, go};
 use wedge::Error;
 use x86::{
@@ -84,6 +84,8 @@ impl Fast {
                 self.cpu.exception(&mut self.board, Fault::debug(SINGLE_STEP));
                 return Ok(());
             }
+            // The instruction may be the jump that stands for a patched system call.
+            Stop::PageFault(gva, _) if regions::is_in_sites(gva) => {}
             Stop::PageFault(gva, code) => {
                 if !self.answer(gva, access(code))? {
                     self.page_fault(gva, access(code));

@@ -37,6 +37,10 @@ pub const CACHE_LEN: usize = 64 << 20;
 pub const SITES: usize = 0x050f_0000;
 /// Bytes of the table.
 pub const SITES_LEN: usize = 0x1_0000;
+/// A program with pages from here to the end of the table's region may have, or come to have, some where the
+/// table is. Small programs at fixed addresses end before it, their heaps included: Linux starts those
+/// up to 32 MiB behind the program.
+pub const NEAR_SITES: u64 = 0x02a0_0000;
 /// Entries of the table.
 pub const MAX_SITES: usize = SITES_LEN / 8;
 /// The stubs: the end of the code cache.
@@ -143,6 +147,11 @@ pub const fn site_page(gva: u64) -> (usize, u32) {
     (bit as usize / 64, bit as u32 % 64)
 }
 
+/// A range of the user's reaches into the neighbourhood of [`SITES`].
+pub const fn near_sites(address: u64, len: u64) -> bool {
+    region(address) == region(SITES as u64) && address + len > NEAR_SITES
+}
+
 /// The region of an address, as an index into [`REGIONS`].
 pub const fn region(address: u64) -> usize {
     (address >> REGION_BITS) as usize & (REGION_COUNT - 1)
@@ -175,6 +184,8 @@ pub const PIECE: u64 = 1 << 20;
 /// In [`Order::protection`] of what a wedge has mapped by itself: memory without content stands for the page
 /// of RAM at [`Order::offset`], which is empty, in all of the range.
 pub const EMPTY: u64 = 1 << 21;
+/// In [`Order::protection`]: the table of patched system calls is open to user code again, nothing else.
+pub const OPEN_SITES: u64 = 1 << 22;
 
 /// Why translated code exits, in [`Frame::exit_kind`], and why the wedge gives the monitor its turn, in
 /// [`Frame::reason`].
@@ -433,6 +444,8 @@ pub struct Shared {
     /// The 2 MiB pages of the user's that the wedge has mapped by itself, or pieces of them: HVAs, zero for
     /// none.
     pub larges: [u64; MAX_LARGE],
+    /// Not zero: the table of patched system calls is closed to user code.
+    pub sites_closed: u64,
     /// Whose turn it is.
     pub turn: core::sync::atomic::AtomicU32,
     /// Not zero once the wedge is ready.

@@ -11,7 +11,7 @@ use crate::{
         BIAS, EMPTY, EMPTY_PAGE, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
         SITES, Shared, region,
     },
-    shared, text,
+    shared, sites, text,
 };
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -395,6 +395,9 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     let empty = protection & EMPTY != 0;
     let populate = if len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
     let access = protection & 7;
+    if !kernel && !sites::make_way(s, hva, len) {
+        return false;
+    }
     if map(hva, len, access, if empty { MAP_EMPTY } else { MAP_SHARED | populate }, offset) < 0 {
         return false;
     }

@@ -4,9 +4,9 @@ use crate::{
     die,
     host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
     layout::{
-        COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, Order, POKE, PROTECT, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
+        COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, OPEN_SITES, Order, POKE, PROTECT, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
     },
-    mmu,
+    mmu, sites,
 };
 
 /// Carries out what the monitor has ordered, up to the first that fails.
@@ -26,6 +26,9 @@ pub fn obey(s: &mut Shared) {
 
 fn apply(order: &Order, s: &mut Shared) -> i64 {
     let Order { address, len, offset, protection } = *order;
+    if protection == OPEN_SITES {
+        return sites::open(s);
+    }
     let end = address.wrapping_add(len);
     let ours = |from: u64, to: u64| address < to && end > from;
     let reserved = ours(NO_USER, UPPER_USER) || ours(SITES as u64, (SITES + SITES_LEN) as u64);
@@ -41,6 +44,9 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
     }
     if protection & PROTECT != 0 {
         return call(host::MPROTECT, address, len, protection & 7, 0, 0);
+    }
+    if protection & KERNEL_PAGE == 0 && !sites::make_way(s, address, len) {
+        die();
     }
     if protection & COPY != 0 {
         return map(address, len, 3, MAP_PRIVATE | MAP_POPULATE, offset);

@@ -15,7 +15,7 @@
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
 //! - `cpuid` answers CPUID.
 //! - `text` tells which pages of user code it may map.
-//! - `patched` is where patched system calls arrive.
+//! - `patched` is where patched system calls arrive, `sites` keeps their table out of the program's way.
 //! - `turns` talks to the monitor, `orders` does what it says.
 #![no_std]
 #![no_main]
@@ -35,6 +35,7 @@ mod patched;
 mod run;
 mod setup;
 mod signal;
+mod sites;
 mod text;
 mod turns;
 

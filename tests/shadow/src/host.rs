@@ -9,7 +9,7 @@
 pub use crate::filter::{
     MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT,
 };
-use crate::layout::{MARKS, RAM, REGIONS, REGIONS_LEN, Shared, TABLES, TABLES_LEN};
+use crate::layout::{MARKS, RAM, REGIONS, REGIONS_LEN, SITES, Shared, TABLES, TABLES_LEN};
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
@@ -95,6 +95,7 @@ pub fn map(at: u64, len: u64, protection: u64, flags: u64, offset: u64) -> i64 {
 /// The wedge's other host calls.
 pub fn call(number: u64, at: u64, len: u64, protection: u64, key: u64, _: u64) -> i64 {
     CURRENT.with_borrow_mut(|maps| match number {
+        MPROTECT if at == SITES as u64 => 0, // the table is not guest memory
         MUNMAP => {
             maps.retain(|hva, _| hva.wrapping_sub(at) >= len);
             0

@@ -33,6 +33,9 @@ mod mmu;
 #[path = "../../../engine/wedge/blob/orders.rs"]
 #[rustfmt::skip]
 mod orders;
+#[path = "../../../engine/wedge/blob/sites.rs"]
+#[rustfmt::skip]
+mod sites;
 // UNSAFETY: as `mmu`.
 #[allow(unsafe_code)]
 #[path = "../../../engine/wedge/blob/text.rs"]

@@ -123,7 +123,10 @@ impl Interpreter {
             return standing;
         }
         v.gpr[reg::RCX] = done;
-        let fault = self.cpu.step(&mut self.machine).err();
+        let mut fault = None;
+        while fault.is_none() && self.cpu.vcpu.rip == rip {
+            fault = self.cpu.step(&mut self.machine).err();
+        }
         let v = &mut self.cpu.vcpu;
         (v.rip, v.rflags) = (rip, rflags);
         v.gpr[reg::RCX] = v.gpr[reg::RCX].wrapping_add(left);

@@ -1,0 +1,25 @@
+//! The table of patched system calls lies among the user's pages: user code can load from it, and would,
+//! where the program has memory of its own. So it is closed as soon as the program has pages anywhere near.
+//! Loads then fault, and are interpreted; so are the jumps of calls that had been patched before.
+
+use crate::{
+    host::{MPROTECT, call},
+    layout::{SITES, SITES_LEN, Shared, near_sites},
+};
+
+const READ: u64 = 1;
+
+/// Pages of the user's are about to be mapped. False if the host does not let the table be closed.
+pub fn make_way(s: &mut Shared, address: u64, len: u64) -> bool {
+    if s.sites_closed != 0 || !near_sites(address, len) {
+        return true;
+    }
+    s.sites_closed = 1;
+    call(MPROTECT, SITES as u64, SITES_LEN as u64, 0, 0, 0) == 0
+}
+
+/// There are none any more.
+pub fn open(s: &mut Shared) -> i64 {
+    s.sites_closed = 0;
+    call(MPROTECT, SITES as u64, SITES_LEN as u64, READ, 0, 0)
+}
