@@ -48,7 +48,7 @@ pub enum Event {
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let description = describe(arguments)?;
     let interactive = arguments.console != ConsoleChoice::None;
-    let mut attachments = disk::attach(&arguments.disk)?;
+    let mut attachments = disk::attach(&arguments.disk, arguments.devices)?;
     attachments.extend(net::attach(&arguments.net)?);
     attachments.extend(share::attach(&arguments.share)?);
     let own = interactive.then(|| Box::new(std::io::stdout()) as Box<dyn Write + Send>);

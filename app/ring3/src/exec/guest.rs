@@ -89,12 +89,10 @@ pub fn make(
 pub fn sockets(ports: Vec<(u32, UnixStream)>) -> io::Result<Attachment> {
     let mut sockets = Sockets::new(ports)?;
     let start = sockets.starter();
-    Ok(Attachment {
-        device: Box::new(Vsock::new(Box::new(sockets), CID)),
-        connect: Box::new(move |doorbell| {
-            start(Arc::new(move || doorbell.ring(vsock::RECEIVE)));
-        }),
-    })
+    let device = Box::new(Vsock::new(Box::new(sockets), CID));
+    Ok(Attachment::new(device, move |doorbell| {
+        start(Arc::new(move || doorbell.ring(vsock::RECEIVE)));
+    }))
 }
 
 fn tag(index: usize) -> String {
