@@ -195,8 +195,13 @@ impl Code {
 }
 
 /// RAM offset of a kernel GVA that may be executed.
-pub fn physical(mut ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
-    let found = paging::walk(&mut ram, roots, gva, FETCH).ok()?;
+pub fn physical(ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
+    offset(ram, roots, gva, FETCH)
+}
+
+/// RAM offset of a GVA that may be accessed so.
+pub fn offset(mut ram: &Ram, roots: Roots, gva: u64, access: Access) -> Option<u64> {
+    let found = paging::walk(&mut ram, roots, gva, access).ok()?;
     let page = ram.page(found.gpa & !(PAGE - 1))?;
     Some(page.offset + (found.gpa & (PAGE - 1)))
 }

@@ -28,11 +28,10 @@ impl Fast {
             self.interpret();
             return Ok(());
         };
-        let waiting = self.board.pending();
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, f);
-        f.pending = u64::from(waiting & pending::INTERRUPT != 0);
         f.jump = host;
+        self.note_interrupt();
         let kind = self.enter(go::BLOCK)?;
         self.kernel_exit(kind)
     }
@@ -46,10 +45,7 @@ impl Fast {
         let (code, pages) = (&mut self.code, &mut self.pages);
         pages.frame().go = go::NOTHING;
         let host = code.block(pages, &self.board, roots, rip, alignment, &mut marked);
-        for page in marked {
-            self.cpu.forbid_writes(page);
-            self.slots.protect(page);
-        }
+        self.protect(marked);
         host
     }
 

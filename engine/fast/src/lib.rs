@@ -190,7 +190,8 @@ impl Fast {
             match self.slots.answer(roots, gva, access)? {
                 Answer::Mapped => {
                     self.statistics.mapped += 1;
-                    self.protect_marked()?;
+                    let marked = self.slots.current()?.take_marked();
+                    self.protect(marked);
                     return Ok(true);
                 }
                 Answer::Interpret => return Ok(false),
@@ -202,13 +203,12 @@ impl Fast {
         }
     }
 
-    /// Nobody may write pages unnoticed that changed copies have just been made of.
-    fn protect_marked(&mut self) -> Result<(), Error> {
-        for page in self.slots.current()?.take_marked() {
+    /// Nobody may write pages unnoticed that code or changed copies have just been made of.
+    fn protect(&mut self, pages: Vec<u64>) {
+        for page in pages {
             self.cpu.forbid_writes(page);
             self.slots.protect(page);
         }
-        Ok(())
     }
 
     /// Takes the state from the frame.

@@ -7,7 +7,7 @@ use crate::{
     scans::Scans,
     sites::Sites,
 };
-use frame::{COPY, PIECE, POKE, PROTECT};
+use frame::{COPY, EMPTY, PIECE, POKE, PROTECT};
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
@@ -33,6 +33,8 @@ const LARGE_PAGES: [u32; 3] = [LARGE_BITS, 22, 30];
 
 /// Bits that make an entry of a page table fault.
 const RESERVED: u64 = (1 << 52) - (1 << paging::PHYS_BITS);
+
+const _: () = assert!(frame::EMPTY_PAGE == ram::EMPTY_PAGE);
 
 /// What a page fault came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +95,8 @@ pub struct Space<W = Wedge> {
     scans: Scans,
     /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
     copies: HashMap<u64, Vec<u64>>,
+    /// RAM pages (by offset) that memory without content may stand for.
+    empty: HashSet<u64>,
 }
 
 impl<W: Process> Space<W> {
@@ -113,6 +117,7 @@ impl<W: Process> Space<W> {
             sites,
             scans,
             copies: HashMap::new(),
+            empty: HashSet::new(),
         }
     }
 
@@ -144,6 +149,10 @@ impl<W: Process> Space<W> {
         if protection & PROTECT == 0 {
             self.mappings += 1;
         }
+        let empty = protection & EMPTY != 0;
+        if empty {
+            self.empty.insert(offset);
+        }
         let protection = protection & !(PIECE | PROTECT);
         if protection & KERNEL_PAGE == 0 {
             self.user_regions.add(hva);
@@ -155,11 +164,12 @@ impl<W: Process> Space<W> {
             return;
         }
         for at in (0..len).step_by(PAGE as usize) {
+            let offset = if empty { offset } else { offset + at };
             if protection & KERNEL_PAGE == 0 {
-                self.pages.insert(hva + at, (offset + at, protection));
+                self.pages.insert(hva + at, (offset, protection));
             }
             if writable {
-                self.writable.entry(offset + at).or_default().push(hva + at);
+                self.writable.entry(offset).or_default().push(hva + at);
             }
         }
     }
@@ -181,6 +191,7 @@ impl<W: Process> Space<W> {
         self.parts.clear();
         self.writable.clear();
         self.copies.clear();
+        self.empty.clear();
         self.pages.clear();
         self.user_regions = Regions::default();
         self.user_large = false;
@@ -223,11 +234,16 @@ impl<W: Process> Space<W> {
         for hva in read_only {
             self.pages.entry(hva).and_modify(|(_, protection)| *protection &= !WRITE);
         }
-        for (start, end) in runs(&gone) {
+        self.unmap_pages(&gone)
+    }
+
+    /// Drops pages of the user's, given in ascending order.
+    fn unmap_pages(&mut self, gone: &[u64]) -> Result<(), Error> {
+        for (start, end) in runs(gone) {
             self.unmap(start, end - start)?;
         }
         for hva in gone {
-            self.pages.remove(&hva);
+            self.pages.remove(hva);
         }
         Ok(())
     }
@@ -411,6 +427,9 @@ impl<W: Process> Space<W> {
         }
         self.note(place, found);
         let patches = if execute { self.patches(ram, hva, page.offset) } else { Vec::new() };
+        if !place.kernel && !execute && !found.writable && !ram.is_code(page.offset) {
+            self.mark_empty(ram, page.offset);
+        }
         if !place.kernel {
             self.pages.insert(hva, (page.offset, protection(place, execute, writable)));
         }
@@ -440,6 +459,13 @@ impl<W: Process> Space<W> {
         ram.mark_code(offset);
         self.marked.push(offset);
         self.patches(ram, hva, offset)
+    }
+
+    /// A page that is empty is marked, so that the wedge need not map it page by page.
+    fn mark_empty(&mut self, ram: &Ram, offset: u64) {
+        if ram.mark_empty(offset) {
+            self.marked.push(offset);
+        }
     }
 
     /// RAM pages (by offset) that have become code: no space may write them without a fault any more.
@@ -481,8 +507,15 @@ impl<W: Process> Space<W> {
         self.wedge.order(Order { address: hva, len: PAGE, offset: 0, protection })
     }
 
-    /// Drops the changed copies of a RAM page (by offset) that has been written.
+    /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it
+    /// while it is empty.
     pub fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
+        if self.empty.remove(&offset) {
+            let stands = |(of, protection): &(u64, u64)| *of == offset && protection & EMPTY != 0;
+            let stand_ins = self.pages.iter().filter(|(_, page)| stands(page));
+            let gone: Vec<u64> = stand_ins.map(|(hva, _)| *hva).collect();
+            self.unmap_pages(&gone)?;
+        }
         for hva in self.copies.remove(&offset).unwrap_or_default() {
             self.pages.remove(&hva);
             self.unmap(hva, PAGE)?;

@@ -1,6 +1,6 @@
 //! User code, directly on the CPU.
 
-use crate::{Fast, state};
+use crate::{Fast, code, state};
 use frame::{Cpuid, ExitKind, Frame, KICK, go};
 use wedge::Error;
 use x86::{
@@ -67,7 +67,9 @@ impl Fast {
         let back = self.cpu.vcpu.rip;
         self.cpu.vcpu.rip = back.wrapping_sub(2);
         self.slots.patch(&mut self.pages, back)?;
-        self.protect_marked()
+        let marked = self.slots.current()?.take_marked();
+        self.protect(marked);
+        Ok(())
     }
 
     /// Goes on after an exit from user code, whose state is in the frame.
@@ -119,13 +121,11 @@ impl Fast {
     fn is_cpuid(&self) -> bool {
         let v = &self.cpu.vcpu;
         let access = Access { write: false, fetch: true, user: true, smap_override: false };
-        let mut ram = self.board.ram();
-        let found = paging::walk(&mut ram, Roots::from(v), v.rip, access);
-        let page = found.ok().and_then(|found| Some((found.gpa, ram.page(found.gpa & !0xfff)?)));
+        let ram = self.board.ram();
+        let at = code::offset(ram, Roots::from(v), v.rip, access);
         let mut bytes = [0; 2];
-        let whole = page.filter(|(gpa, _)| gpa & 0xfff < 0xfff);
-        if let Some((gpa, page)) = whole {
-            ram.read(page.offset + (gpa & 0xfff), &mut bytes);
+        if let Some(at) = at.filter(|at| at & 0xfff < 0xfff) {
+            ram.read(at, &mut bytes);
         }
         bytes == [0x0f, 0xa2]
     }

@@ -71,6 +71,8 @@ pub const RAM_MAX: usize = UPPER_USER as usize - RAM;
 pub const RAM_FD: u64 = 0;
 /// The marks of RAM pages, a byte each: not zero means that the monitor decides.
 pub const MARKS: usize = WINDOW + 0x4000_0000;
+/// The mark of an empty page that nobody can write unnoticed.
+pub const EMPTY_PAGE: u8 = 9;
 /// The host's FS base in translated code while the guest's GS base is a user address: whatever
 /// kernel code adds to it, the host refuses the access.
 pub const NOWHERE: u64 = 0xffff_8000_0000_0000;
@@ -109,7 +111,7 @@ pub const WEDGE: u32 = 1;
 pub const KICK: i32 = 10;
 /// Slots of one indirect-jump table: one for each value of an address's low 16 bits.
 pub const TABLE_SLOTS: usize = 1 << 16;
-/// Bytes of one table: a word of keys and a word of values a slot.
+/// Bytes of one table: an 8-byte key, the negated GVA, and an 8-byte HVA a slot.
 pub const TABLE_LEN: usize = TABLE_SLOTS * 16;
 /// Slots of the table behind them, which the wedge searches: 8-byte GVA, 8-byte HVA.
 pub const DEEP_SLOTS: usize = 1 << 17;
@@ -170,6 +172,9 @@ pub const POKE: u64 = 1 << 18;
 pub const PROTECT: u64 = 1 << 19;
 /// In [`Order::protection`] of what a wedge has mapped by itself: the guest's page is a large one.
 pub const PIECE: u64 = 1 << 20;
+/// In [`Order::protection`] of what a wedge has mapped by itself: memory without content stands for the page
+/// of RAM at [`Order::offset`], which is empty, in all of the range.
+pub const EMPTY: u64 = 1 << 21;
 
 /// Why translated code exits, in [`Frame::exit_kind`], and why the wedge gives the monitor its turn, in
 /// [`Frame::reason`].
@@ -419,6 +424,8 @@ pub struct Shared {
     pub ram_len: u64,
     /// See `ram_len`.
     pub ram_low: u64,
+    /// Offset in RAM of the last page of the user's that was mapped for reading only.
+    pub shared_page: u64,
     /// Mappings the wedge may still make by itself.
     pub budget: u64,
     /// Not zero: the monitor has mapped something larger than a page among the user's.

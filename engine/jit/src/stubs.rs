@@ -48,8 +48,8 @@ pub fn table(layout: &Layout, alignment: bool) -> u64 {
 
 /// Byte offsets, in its table, of the key (the negated GVA) and the value (the HVA) for a GVA.
 pub fn table_slot(guest: u64) -> (usize, usize) {
-    let index = guest as usize & (TABLE_SLOTS - 1);
-    (index * 8, (TABLE_SLOTS + index) * 8)
+    let slot = (guest as usize & (TABLE_SLOTS - 1)) * 16;
+    (slot, slot + 8)
 }
 
 /// The routines' code, [`LEN`] bytes.
@@ -129,28 +129,28 @@ fn leave(layout: &Layout, at: u64) -> Vec<u8> {
 /// there are blocks for both values of the virtual AC in it. No flag is touched: a key is compared by
 /// adding the address to its stored negation, which makes zero if they are equal.
 fn indirect(layout: &Layout, stubs: &Stubs, alignment: bool) -> Vec<u8> {
-    let (target, index, word) = (Register::RAX, Register::RDX, Register::RCX);
-    let keys = table(layout, alignment);
+    let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);
     let mut a = Assembler::new(*layout, stubs.indirect[usize::from(alignment)]);
     a.store(spill(1), word);
-    a.store(spill(2), index);
+    a.store(spill(2), at);
     let low = Instruction::with2(Code::Movzx_r32_rm16, Register::EDX, Register::AX);
     a.put(&low.expect("movzx r32, r16"));
-    a.lea_hva(word, keys);
-    a.load_mem(word, MemoryOperand::with_base_index_scale(word, index, 8));
+    a.lea(at, sum(at, at));
+    a.lea_hva(word, table(layout, alignment));
+    a.lea(at, MemoryOperand::with_base_index_scale(word, at, 8));
+    a.load_mem(word, plus(at, 0));
     a.lea(word, sum(word, target));
     let hit = a.jrcxz();
     let missed = a.jmp(stubs.exit);
     a.bind_short(hit);
-    a.lea_hva(word, keys + TABLE_SLOTS as u64 * 8);
-    a.load_mem(word, MemoryOperand::with_base_index_scale(word, index, 8));
+    a.load_mem(word, plus(at, 8));
     jump_to_found(&mut a);
     a.bind(missed);
     if !alignment {
         search(&mut a, layout);
     }
     a.store(slot!(rip), target);
-    a.load(index, spill(2));
+    a.load(at, spill(2));
     a.load(word, spill(1));
     a.load(target, spill(0));
     a.store_imm(slot!(exit_info), 0);

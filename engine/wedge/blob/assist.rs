@@ -85,8 +85,7 @@ fn find(guest: u64, alignment: bool) -> u64 {
     let slot = guest as usize & (TABLE_SLOTS - 1);
     // SAFETY: the tables are mapped for good.
     unsafe {
-        let key = *((table + slot * 8) as *const u64);
-        let value = *((table + (TABLE_SLOTS + slot) * 8) as *const u64);
+        let [key, value] = *((table + slot * 16) as *const [u64; 2]);
         if key.wrapping_add(guest) == 0 { value } else { search(guest, alignment) }
     }
 }

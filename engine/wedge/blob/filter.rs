@@ -3,8 +3,8 @@
 //! Guest code may come to own its wedge: the guest's kernel reaches the window by addresses of its own,
 //! user code does where there are no protection keys, and both can jump to the blob's host calls. So
 //! the secret only keeps honest code from being made a tool. What protects the host is that whatever
-//! passes, with any arguments, concerns this process and guest RAM alone: `mmap` maps RAM and nothing
-//! else (it is the only descriptor the process has), over what is there and not where the host likes;
+//! passes, with any arguments, concerns this process and guest RAM alone: `mmap` maps RAM (it is the only
+//! descriptor the process has) or memory without content, over what is there and not where the host likes;
 //! `mprotect` and `munmap` change what this process sees; `futex` waits and wakes; `sigreturn` loads
 //! registers. Anything else is a SIGSYS. `docs/isolation.md` goes through them.
 //!
@@ -23,7 +23,9 @@ pub const PKEY_MPROTECT: u64 = 329;
 pub const MAP_SHARED: u64 = 0x11;
 /// For a copy of a page, which is to be changed.
 pub const MAP_PRIVATE: u64 = 0x12;
-/// To be added to either.
+/// Memory without content.
+pub const MAP_EMPTY: u64 = 0x32;
+/// To be added to any of them.
 pub const MAP_POPULATE: u64 = 0x8000;
 /// The highest of `FUTEX_WAIT` and `FUTEX_WAKE`.
 const FUTEX_WAKE: u32 = 1;
@@ -76,7 +78,7 @@ enum Value {
 }
 use Value::{BlobEnd, Plain, SecretHigh, SecretLow};
 
-const LEN: usize = 33;
+const LEN: usize = 34;
 /// A filter.
 pub type Program = [Bpf; LEN];
 /// The filter of any wedge: without what differs between them, and jumps by their purpose.
@@ -111,6 +113,7 @@ const PROGRAM: [(Bpf, Value); LEN] = [
     load(argument(3)),
     case(MAP_SHARED, TO_ALLOW),
     case(MAP_SHARED | MAP_POPULATE, TO_ALLOW),
+    case(MAP_EMPTY, TO_ALLOW),
     (op(EQUAL, TO_ALLOW, TO_TRAP, (MAP_PRIVATE | MAP_POPULATE) as u32), Plain),
     (op(RETURN, NEXT, NEXT, ALLOW), Plain),
     (op(RETURN, NEXT, NEXT, TRAP), Plain),

@@ -1,6 +1,6 @@
 //! Host calls. The filter lets them pass only from here and only with the secret.
 
-pub use crate::filter::{FUTEX, MPROTECT, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, SIGRETURN};
+pub use crate::filter::{FUTEX, MAP_EMPTY, MPROTECT, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, SIGRETURN};
 use crate::{die, filter::MMAP, layout::{Frame, RAM_FD}, shared};
 use core::arch::{asm, naked_asm};
 
@@ -24,7 +24,7 @@ pub extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
     result
 }
 
-/// Maps guest RAM. The secret rides in the halves of `fd` and `prot` the host ignores.
+/// Maps guest RAM, or memory without content. The secret rides in the halves of `fd` and `prot` the host ignores.
 #[inline(never)]
 pub extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, offset: u64) -> i64 {
     let result;

@@ -6,9 +6,9 @@
 //! away again when code appears in it.
 
 use crate::{
-    host::{MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
+    host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BIAS, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
+        BIAS, EMPTY, EMPTY_PAGE, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
         SITES, Shared, region,
     },
     shared, text,
@@ -157,15 +157,21 @@ pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Acce
     if leaf.large && !access.fetch && map_large(f, s, hva, leaf) {
         return true;
     }
+    match mark(leaf.offset) {
+        0 if is_worth_asking(s, leaf, kernel) => return false,
+        0 => {}
+        EMPTY_PAGE if !leaf.writable && !leaf.large && !access.fetch => return map_empty(f, s, page, leaf.offset),
+        _ => return false,
+    }
     let mut run = Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf, kernel) };
-    if run.rights & EXECUTE != 0 && !run.is_plain() {
+    if !run.is_as_it_may_be() {
         run.rights &= !EXECUTE;
     }
-    if mark(leaf.offset) != 0 || access.fetch && run.rights & EXECUTE == 0 {
+    if access.fetch && run.rights & EXECUTE == 0 {
         return false;
     }
     if leaf.large {
-        return map_piece(f, s, page, run);
+        return make_of_large(f, s, page, PAGE, run.offset, run.rights | PIECE);
     }
     let Some(table) = last_table(f, s, gva) else { return make_run(f, s, run, kernel) };
     let run = extend(s, table, run, kernel);
@@ -186,21 +192,47 @@ struct Run {
 }
 
 impl Run {
-    /// What user code finds in its first page may be executed as it is.
-    fn is_plain(&self) -> bool {
-        text::is_plain(self.gva, self.offset)
+    /// If its first page may be executed, then as it is.
+    fn is_as_it_may_be(&self) -> bool {
+        self.rights & EXECUTE == 0 || text::is_plain(self.gva, self.offset)
     }
 
     /// The other one, of one page, continues it.
     fn continues(&self, next: &Run) -> bool {
         let adjacent = next.offset == self.offset + self.len && next.rights == self.rights;
-        adjacent && (next.rights & EXECUTE == 0 || next.is_plain())
+        adjacent && next.is_as_it_may_be()
     }
 }
 
 fn make_run(f: &mut Frame, s: &mut Shared, run: Run, kernel: bool) -> bool {
     let hva = if kernel { run.gva.wrapping_add(BIAS) } else { run.gva };
     make(f, s, hva, run.len, run.offset, run.rights)
+}
+
+/// A page that is mapped for reading twice in a row is likely to be the guest's empty one, which the
+/// monitor can mark.
+fn is_worth_asking(s: &mut Shared, leaf: Leaf, kernel: bool) -> bool {
+    if kernel || leaf.writable || leaf.executable {
+        return false;
+    }
+    core::mem::replace(&mut s.shared_page, leaf.offset) == leaf.offset
+}
+
+/// Maps an empty page for reading, as far as it fills the pages behind this one, too: memory without
+/// content is as good, and one mapping for all of them. The monitor takes it away when the page is written.
+fn map_empty(f: &mut Frame, s: &mut Shared, page: u64, offset: u64) -> bool {
+    let mut len = PAGE;
+    if let Some(table) = last_table(f, s, page) {
+        let again = |gva: u64| {
+            let value = entry(s, table, gva >> 12 & 0x1ff).map_or(0, |entry| entry.load(Ordering::Relaxed));
+            let shown = value & (P | A | US | RW) == P | A | US && value & RESERVED == 0;
+            shown && ram_offset(s, value & ADDRESS) == Some(offset)
+        };
+        while len < MAX_RUN && (page + len) & (LARGE - 1) != 0 && again(page + len) {
+            len += PAGE;
+        }
+    }
+    make(f, s, page, len, offset, READ | EMPTY)
 }
 
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary.
@@ -254,21 +286,15 @@ fn map_large(f: &mut Frame, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
     if !whole || (0..LARGE / PAGE).any(|n| mark(offset + n * PAGE) != 0) {
         return false;
     }
-    let base = hva & !(LARGE - 1);
-    let Some(free) = s.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
     // What may be executed is looked at page by page.
-    let made = make(f, s, base, LARGE, offset, rights(leaf, false) & !EXECUTE);
-    if made && let Some(slot) = s.larges.get_mut(free) {
-        *slot = base;
-    }
-    made
+    make_of_large(f, s, hva & !(LARGE - 1), LARGE, offset, rights(leaf, false) & !EXECUTE)
 }
 
-/// One page of a user's 2 MiB page, which an INVLPG of any other part of it drops, too.
-fn map_piece(f: &mut Frame, s: &mut Shared, hva: u64, run: Run) -> bool {
+/// Maps a user's 2 MiB page or one page of it, which an INVLPG of any other part of it drops, too.
+fn make_of_large(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protection: u64) -> bool {
     let base = hva & !(LARGE - 1);
     let Some(free) = s.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
-    let made = make(f, s, hva, PAGE, run.offset, run.rights | PIECE);
+    let made = make(f, s, hva, len, offset, protection);
     if made && let Some(slot) = s.larges.get_mut(free) {
         *slot = base;
     }
@@ -282,7 +308,8 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
     } else {
         for page in (from..to).step_by(PAGE as usize) {
             if let Some(hint) = s.hints.get_mut(hint(page)) {
-                *hint = Hint { page: 0, offset: 0 };
+                // SAFETY: a reference. Of plain stores the compiler makes a memset, which is not here.
+                unsafe { core::ptr::write_volatile(hint, Hint { page: 0, offset: 0 }) }
             }
         }
     }
@@ -304,9 +331,7 @@ fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
         let done = at >= run.gva && at < run.gva + run.len;
         let page = if done { None } else { used_page(s, table, at, kernel) };
         let hva = if kernel { at.wrapping_add(BIAS) } else { at };
-        let new = |page: &Run| {
-            !hinted(s, hva, page.rights) && (page.rights & EXECUTE == 0 || page.is_plain())
-        };
+        let new = |page: &Run| !hinted(s, hva, page.rights) && page.is_as_it_may_be();
         let Some(page) = page.filter(new) else {
             at += PAGE;
             continue;
@@ -367,9 +392,10 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
         return false;
     }
     let kernel = protection & KERNEL_PAGE != 0;
-    let populate = if len > PAGE && len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
+    let empty = protection & EMPTY != 0;
+    let populate = if len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
     let access = protection & 7;
-    if map(hva, len, access, MAP_SHARED | populate, offset) < 0 {
+    if map(hva, len, access, if empty { MAP_EMPTY } else { MAP_SHARED | populate }, offset) < 0 {
         return false;
     }
     if kernel && s.key != 0 && call(PKEY_MPROTECT, hva, len, access, s.key, 0) != 0 {
@@ -380,7 +406,8 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     note(s, Order { address: hva, len, offset, protection });
     for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
         if let Some(hint) = s.hints.get_mut(hint(page)) {
-            *hint = Hint { page: page | access, offset: offset + (page - hva) };
+            let inside = if empty { 0 } else { page - hva };
+            *hint = Hint { page: page | access, offset: offset + inside };
         }
         if f.deferred == page {
             f.deferred = 0;
@@ -456,7 +483,9 @@ pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
     if !done {
         return false;
     }
-    forget(s, page, page + len);
+    if large {
+        forget(s, page, page + len);
+    }
     note(s, Order { address: page, len, offset: 0, protection: 0 });
     f.fast_invalidations += 1;
     true

@@ -14,6 +14,7 @@
 //! has the argument at length.
 
 pub mod affinity;
+mod cpuid;
 mod memory;
 mod pages;
 mod process;

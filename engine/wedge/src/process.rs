@@ -2,9 +2,9 @@
 // UNSAFETY: forks, maps memory at fixed addresses and shares it with another process.
 #![allow(unsafe_code)]
 
-use crate::{Pages, memory::MemoryObject};
+use crate::{Pages, cpuid, memory::MemoryObject};
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, FRAME, FRAME_LEN, GATE, KICK, MARKS,
+    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, KICK, MARKS,
     MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN,
     SHARED, SITES, SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN, TOP, WEDGE,
 };
@@ -83,7 +83,7 @@ pub struct Wedge {
 }
 
 impl Wedge {
-    /// Starts a wedge over guest RAM and a vCPU's pages.
+    /// Starts a wedge over guest RAM and a vCPU's pages, from the thread that is going to take turns with it.
     ///
     /// # Errors
     /// If the host refuses a process, memory or the sandbox.
@@ -91,6 +91,7 @@ impl Wedge {
         if ram.len > RAM_MAX as u64 {
             return Err(Error::Start(io::ErrorKind::OutOfMemory.into()));
         }
+        cpuid::fault_as_in_wedges()?;
         let mut shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
         prepare(shared.get_mut(), &ram);
         let parts = Parts {
@@ -241,11 +242,12 @@ impl Drop for Wedge {
 fn is_possible(order: &Order, ram_len: u64) -> bool {
     let page = PAGE as u64;
     let whole = [order.address, order.len, order.offset].iter().all(|n| n.is_multiple_of(page));
-    let inside = |start: u64, end: u64| start <= end && order.len <= end - start;
+    let inside = |start: u64, len: u64, end: u64| start <= end && len <= end - start;
+    let source = if order.protection & EMPTY != 0 { page } else { order.len };
     whole
         && (order.len <= MAX_RUN || order.len == LARGE)
-        && inside(order.address, TOP as u64)
-        && inside(order.offset, ram_len)
+        && inside(order.address, order.len, TOP as u64)
+        && inside(order.offset, source, ram_len)
 }
 
 fn prepare(shared: &mut Shared, ram: &Ram<'_>) {
@@ -447,7 +449,8 @@ mod tests {
         let honest = Order { address: 0x40_0000, len: 4096, offset: RAM - 4096, protection: 3 };
         let unmapped = Order { protection: 0, offset: 0, ..honest };
         let large = Order { len: LARGE, offset: RAM - LARGE, ..honest };
-        for order in [honest, unmapped, large] {
+        let empty = Order { len: MAX_RUN, protection: EMPTY | 1, ..honest };
+        for order in [honest, unmapped, large, empty] {
             assert!(is_possible(&order, RAM), "{order:x?}");
         }
         let lies = [

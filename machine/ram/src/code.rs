@@ -31,6 +31,10 @@ const CODE: u8 = 1 << 0;
 const STALE: u8 = 1 << 1;
 /// The guest cannot write the page.
 const ROM: u8 = 1 << 2;
+/// The page is empty, and something was made from that.
+const EMPTY: u8 = 1 << 3;
+/// The mark of a page that is empty ([`crate::Ram::mark_empty`]) and not stale.
+pub const EMPTY_PAGE: u8 = CODE | EMPTY;
 
 /// Pages are in the list of stale ones.
 const LISTED: u8 = 1 << 0;
@@ -84,6 +88,18 @@ impl PageMap {
             let _ = membarrier(MembarrierCommand::PrivateExpedited);
         }
         fence(Ordering::SeqCst);
+    }
+
+    /// Marks a page as empty that `is_empty`, which is asked again once a write would come to light.
+    pub(crate) fn mark_empty(&self, offset: u64, is_empty: impl Fn() -> bool) -> bool {
+        let empty = is_empty() && {
+            self.mark_code(offset);
+            is_empty()
+        };
+        if empty {
+            self.mark(offset).fetch_or(EMPTY, Ordering::SeqCst);
+        }
+        empty
     }
 
     #[inline]
@@ -148,7 +164,7 @@ impl PageMap {
             self.notes.state().fetch_and(!LISTED, Ordering::Relaxed);
         }
         for &offset in list.iter() {
-            self.mark(offset).fetch_and(!(CODE | STALE), Ordering::AcqRel);
+            self.mark(offset).fetch_and(!(CODE | STALE | EMPTY), Ordering::AcqRel);
         }
         std::mem::take(&mut list)
     }

@@ -26,6 +26,7 @@ mod tests;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+pub use code::EMPTY_PAGE;
 pub use dma::{DmaMemory, WriteNotes};
 pub use layout::{HIGH_BASE, LOW_MAX};
 use rustix::mm::ProtFlags;
@@ -143,6 +144,17 @@ impl Ram {
     /// The memfd behind RAM, sealed against resizing.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.shared.mapping.file().as_fd()
+    }
+
+    /// Marks the page at an offset like code if it holds nothing but zeros, and as such ([`EMPTY_PAGE`]); false
+    /// if it does not.
+    pub fn mark_empty(&self, offset: u64) -> bool {
+        let is_empty = || {
+            let mut bytes = [0; PAGE as usize];
+            self.view.read(offset & !(PAGE - 1), &mut bytes);
+            bytes.iter().all(|byte| *byte == 0)
+        };
+        self.pages.mark_empty(offset, is_empty)
     }
 
     /// The memfd of the marks that engines in other processes look at: a byte a page of RAM, zero if

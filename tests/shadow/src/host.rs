@@ -6,7 +6,9 @@
 // pages of the wedge that runs.
 #![allow(unsafe_code)]
 
-pub use crate::filter::{MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT};
+pub use crate::filter::{
+    MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT,
+};
 use crate::layout::{MARKS, RAM, REGIONS, REGIONS_LEN, Shared, TABLES, TABLES_LEN};
 use std::{
     cell::{Cell, RefCell},
@@ -79,10 +81,11 @@ pub fn map(at: u64, len: u64, protection: u64, flags: u64, offset: u64) -> i64 {
     if left == 0 {
         return NO_MEMORY;
     }
-    let private = flags & 0xf == MAP_PRIVATE & 0xf;
+    let (private, empty) = (flags & 0xf == MAP_PRIVATE & 0xf, flags == MAP_EMPTY);
     for n in (0..len).step_by(PAGE as usize) {
-        let offset = offset + n;
-        let copy = private.then(|| ram_page(offset));
+        let offset = if empty { offset } else { offset + n };
+        let content = || if empty { vec![0; PAGE as usize] } else { ram_page(offset) };
+        let copy = private.then(content);
         let page = Mapping { offset, protection: protection & 7, key: false, copy };
         CURRENT.with_borrow_mut(|maps| maps.insert(at + n, page));
     }

@@ -118,7 +118,8 @@ impl Run {
                 self.record.code_pages.push(some);
             }
             16..19 => with(|world| world.write(some + 8)),
-            19 => host::refuse_after(with(|world| world.random.below(40))),
+            19 => with(|world| world.clear(tables::EMPTY_FRAME)),
+            20 => host::refuse_after(with(|world| world.random.below(40))),
             _ => {}
         }
     }
@@ -223,6 +224,12 @@ impl World {
             Ok(_) => {}
         }
         self.fill();
+    }
+
+    /// A device writes zeros.
+    fn clear(&mut self, gpa: u64) {
+        self.ram.write(gpa, &[0; PAGE as usize]);
+        self.ram.note_write(gpa, PAGE);
     }
 
     /// A write that is noted: by the interpreter, or a device.

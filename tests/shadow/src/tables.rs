@@ -15,6 +15,8 @@ pub const SPACES: u64 = 3;
 pub const FRAMES: u64 = 24;
 /// GPA of the first, inside the first large one.
 pub const FIRST_FRAME: u64 = 0x80_0000;
+/// GPA of one that is empty most of the time, and mapped in many places.
+pub const EMPTY_FRAME: u64 = FIRST_FRAME + 3 * PAGE;
 const LARGE_FRAMES: [u64; 2] = [0x80_0000, 0xa0_0000];
 /// Not RAM: a device.
 const DEVICE: u64 = 0xfee0_0000;
@@ -113,7 +115,11 @@ impl Tables {
     pub fn change(&self, ram: &Ram, random: &mut Random) {
         let level = random.pick(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3]);
         let entries = &self.entries[level];
-        let (at, gva) = entries[random.below(entries.len() as u64) as usize];
+        let index = random.below(entries.len() as u64) as usize;
+        let (at, gva) = entries[index];
+        if level == 0 && gva >> 63 == 0 && random.chance(10) {
+            return show_empty(ram, &entries[index..]);
+        }
         let old = ram.load64(at);
         let value = match level {
             0 => leaf(random, gva, FIRST_FRAME, PAGE),
@@ -124,6 +130,12 @@ impl Tables {
         let value = if random.chance(20) { old ^ flip(random, level) } else { value };
         ram.store64(at, if gva >> 63 == 0 { value & !G } else { value });
     }
+}
+
+/// The empty frame in several places at once, as where memory has been read and not been written yet.
+fn show_empty(ram: &Ram, entries: &[(u64, u64)]) {
+    let users = entries.iter().take_while(|(_, gva)| gva >> 63 == 0);
+    users.take(10).for_each(|(at, _)| ram.store64(*at, EMPTY_FRAME | P | A | US | NX));
 }
 
 fn large_frame(gva: u64) -> u64 {
