@@ -55,7 +55,9 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
     let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
     let socket = socket.map_err(|error| Failure::host(error.to_string()))?;
     let body = body(arguments).and_then(|body| {
-        jail::enter().map_err(|problem| Failure::host(format!("a device's filter: {problem}")))?;
+        jail::enter().map_err(|problem| {
+            Failure::host(format!("a device's filter: {problem}; --devices inline does without"))
+        })?;
         Ok(body)
     });
     let problem = body.as_ref().err().map(ToString::to_string);
