@@ -18,7 +18,7 @@ use std::{
 };
 
 use fuse_backend_rs::passthrough::{CachePolicy, Config, PassthroughFs};
-use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit};
 use virtio::FileServer;
 
 use messages::{Messages, REFUSAL, refusal};
@@ -72,8 +72,8 @@ impl FolderServer {
         raise_file_limit();
         let file_system = PassthroughFs::new(config(path, folder.readonly)).map_err(refused)?;
         file_system.import().map_err(refused)?;
-        let messages = Messages::new(file_system).map_err(Error::Host)?;
         let is_root = geteuid().is_root();
+        let messages = Messages::new(file_system, (!is_root).then(own)).map_err(Error::Host)?;
         Ok(Self { messages, readonly: folder.readonly, is_root, refusal: [0; REFUSAL] })
     }
 }
@@ -89,6 +89,12 @@ impl FileServer for FolderServer {
             None => self.messages.exchange(request, room),
         }
     }
+}
+
+/// Who we are, as a request's header has it.
+fn own() -> [u8; 8] {
+    let numbers = [geteuid().as_raw(), getegid().as_raw()].map(u32::to_le_bytes);
+    numbers.concat().try_into().unwrap_or_default()
 }
 
 /// The folder's real path, if it is one that can be listed.

@@ -153,7 +153,7 @@ impl Server {
     /// Serves a queue as far as that goes.
     fn run(&mut self, index: usize) {
         let Some(ring) = self.rings.get_mut(index) else { return };
-        if let Some(mut kick) = ring.bell().and_then(|_| ring.kick.as_ref()) {
+        if let Some(mut kick) = ring.bell().and(ring.kick.as_ref()) {
             // The number says how often it was rung, which does not matter.
             let _ = kick.read(&mut [0; 8]);
         }

@@ -26,8 +26,7 @@ const GROWTH: u64 = 16 << 10;
 const SCRIPT: &str = "
 ifconfig eth0 10.0.2.15 netmask 255.255.255.0 mtu 65520
 route add default gw 10.0.2.2
-mkdir /www && printf hello > /www/index.html
-httpd -p 80 -h /www
+visits serve 80 hello &
 visits echo 7 &
 visits 10.0.2.2:PORT hello 100
 read line

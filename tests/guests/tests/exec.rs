@@ -136,6 +136,7 @@ fn an_ordinary_user_needs_no_capability() -> Result<()> {
     let messages = String::from_utf8_lossy(&output.stderr);
     ensure!(said.starts_with(&format!("{user}\nCapEff:\t0000000000000000\n")), "{said}{messages}");
     ensure!(!is_root || !said.contains("secret"), "{said}");
+    ensure!(!messages.contains("ERROR") && !messages.contains("not permitted"), "{messages}");
     ensure!(!said.contains("private"), "/etc is root's in the guest, too: {said}");
     let made = fs::metadata(inside("work/made"))?;
     ensure!(made.uid() == user, "it belongs to {}", made.uid());
