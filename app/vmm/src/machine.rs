@@ -20,6 +20,9 @@ const DEBUG_EXIT_PORT: u16 = 0xf4;
 /// The first I/O APIC input of PCI's INTx wires.
 const PCI_GSI: u32 = 16;
 
+/// What a device has done when the machine has come to rest.
+pub(crate) type Release = Box<dyn FnOnce() + Send>;
+
 /// A machine that has not run yet.
 pub struct Machine {
     pub(crate) vcpu: Vcpu,
@@ -30,6 +33,7 @@ pub struct Machine {
     pub(crate) events: Arc<Events>,
     pub(crate) control: Control,
     pub(crate) outlet: Outlet,
+    pub(crate) releases: Vec<Release>,
     uart: Shared<Uart>,
 }
 
@@ -77,7 +81,8 @@ impl Machine {
         let pci = pci_host(&platform, &mut ports, &mut mmio)?;
         let rng = Box::new(Rng::new(Arc::clone(&host.entropy)));
         add_device(&pci, &ram, rng, Execution::Inline)?;
-        host.attachments.into_iter().try_for_each(|device| attach(&pci, &ram, device))?;
+        let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
+        let releases = releases.collect::<Result<_, _>>()?;
         let apic = platform.cpus.into_iter().next().ok_or_else(|| assembly("no local APIC"))?;
         let settings = cpuid::Settings { tsc_hz: host.clock.tsc_hz(), cpus: description.cpus };
         let parts = Parts {
@@ -92,7 +97,7 @@ impl Machine {
         };
         let (timers, uart) = (platform.timers, platform.uart);
         let engine = description.engine;
-        Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, uart })
+        Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, releases, uart })
     }
 
     /// Where the guest's input goes.
@@ -173,11 +178,11 @@ fn pci_host(platform: &Platform, ports: &mut Bus, mmio: &mut Bus) -> Result<PciH
     Ok(host)
 }
 
-/// Adds a device with a thread of its own, and has it connected.
-fn attach(pci: &PciHost, ram: &Ram, attachment: Attachment) -> Result<(), Error> {
-    let doorbell = add_device(pci, ram, attachment.device, Execution::Worker)?;
+/// Adds a device and has it connected; returns how it is released.
+fn attach(pci: &PciHost, ram: &Ram, attachment: Attachment) -> Result<Release, Error> {
+    let doorbell = add_device(pci, ram, attachment.device, attachment.execution)?;
     (attachment.connect)(doorbell);
-    Ok(())
+    Ok(attachment.release)
 }
 
 fn add_device(

@@ -131,14 +131,18 @@ impl<W: Process> Space<W> {
     pub fn run(&mut self) -> Result<bool, Error> {
         self.attend_to_sites()?;
         self.wedge.allow(MAX_MAPPINGS.saturating_sub(self.mappings), self.user_large);
-        let done = self.wedge.run()?;
+        self.wedge.run()
+    }
+
+    /// Takes note of what the wedge has done by itself.
+    pub fn catch_up(&mut self) -> Result<(), Error> {
         for order in self.wedge.take_made() {
             self.absorb(&order);
         }
         if self.mappings > MAX_MAPPINGS + frame::MAX_MADE {
             self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
         }
-        Ok(done)
+        Ok(())
     }
 
     /// The wedge closes its table of patched system calls as soon as a program has pages near it: calls
@@ -173,7 +177,7 @@ impl<W: Process> Space<W> {
         self.near_sites |= protection & KERNEL_PAGE == 0 && near_sites(hva, len);
     }
 
-    /// Takes note of what the wedge has done by itself.
+    /// Takes note of a mapping that the wedge has made or taken away.
     fn absorb(&mut self, order: &Order) {
         let Order { address: hva, len, offset, protection } = *order;
         if protection == 0 {
