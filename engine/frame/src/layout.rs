@@ -389,6 +389,8 @@ pub struct Frame {
     pub cpuid: [Cpuid; MAX_CPUID],
     /// How many of those are.
     pub cpuid_count: u64,
+    /// Not zero: the monitor is told of each exit of translated code, even of what the wedge could do.
+    pub alone: u64,
     /// CPUIDs of user code answered without the monitor.
     pub fast_cpuids: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.

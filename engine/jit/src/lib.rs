@@ -26,7 +26,7 @@ pub mod rules;
 pub mod stubs;
 mod translate;
 
-pub use block::{Block, Link};
+pub use block::{Block, Link, Lookup};
 pub use translate::{Request, Untranslatable, translate};
 
 /// Where things are in every wedge process. All addresses are HVAs.

@@ -75,10 +75,4 @@ impl Emitter<'_> {
         self.look_up();
         Flow::Ends
     }
-
-    /// Jumps to the block for the GVA in RAX.
-    fn look_up(&mut self) {
-        let stub = self.stubs.indirect[usize::from(self.alignment)];
-        self.asm.jmp(stub);
-    }
 }
