@@ -5,7 +5,7 @@
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vmm::BootProtocol;
+use vmm::{BootProtocol, LockStep};
 
 use crate::{
     control::{PsArguments, Target},
@@ -146,6 +146,20 @@ pub struct RunArguments {
     /// How guest code is run
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub engine: EngineChoice,
+    /// Compare translated kernel code with the interpreter, and stop at the first difference
+    ///
+    /// For developers of ring3. Each block of code is compared the first few times it runs: runs=N says how
+    /// often, runs=all each time (very slow). from=N starts after so many turns of the process that runs guest
+    /// code ("wedge turns" of --stats), every=N compares all blocks anew after so many.
+    #[arg(
+        long,
+        value_name = "runs=N|all,from=N,every=N",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        hide_short_help = true
+    )]
+    pub lock_step: Option<LockStep>,
     /// Which of the guest's consoles is here
     #[arg(long, value_enum, default_value_t = ConsoleChoice::Stdio)]
     pub console: ConsoleChoice,

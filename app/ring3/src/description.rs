@@ -8,7 +8,7 @@ use std::{
 };
 
 use host_linux::probe;
-use vmm::{Description, EngineKind, ModuleFile};
+use vmm::{Description, EngineKind, LockStep, ModuleFile};
 
 use crate::{
     cli::{EngineChoice, MemorySize, RunArguments},
@@ -41,7 +41,8 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         protocol: arguments.boot_protocol,
         memory,
         cpus: arguments.cpus,
-        engine: engine(arguments.engine),
+        engine: engine(arguments.engine, arguments.lock_step)?,
+        lock_step: arguments.lock_step,
         test_devices: arguments.test_devices,
     })
 }
@@ -52,14 +53,18 @@ pub fn check_machine(cpus: u32, memory: MemorySize) -> Result<(), Failure> {
     check_memory(memory.0, probe::memory_total())
 }
 
-/// The engine that was asked for.
-pub fn engine(choice: EngineChoice) -> EngineKind {
+/// The engine that was asked for; to be compared, it must be one that translates.
+pub fn engine(choice: EngineChoice, lock_step: Option<LockStep>) -> Result<EngineKind, Failure> {
     match choice {
-        EngineChoice::Auto => EngineKind::Auto,
-        EngineChoice::Interp => EngineKind::Interpreter,
-        EngineChoice::Direct => EngineKind::Direct,
-        EngineChoice::Jit => EngineKind::Jit,
-        EngineChoice::Fast => EngineKind::Fast,
+        EngineChoice::Interp | EngineChoice::Direct if lock_step.is_some() => Err(Failure::usage(
+            "--lock-step: this engine translates nothing; give --engine fast or --engine jit",
+        )),
+        EngineChoice::Auto if lock_step.is_some() => Ok(EngineKind::Fast),
+        EngineChoice::Auto => Ok(EngineKind::Auto),
+        EngineChoice::Interp => Ok(EngineKind::Interpreter),
+        EngineChoice::Direct => Ok(EngineKind::Direct),
+        EngineChoice::Jit => Ok(EngineKind::Jit),
+        EngineChoice::Fast => Ok(EngineKind::Fast),
     }
 }
 
@@ -157,6 +162,14 @@ mod tests {
             let failure = check_memory(bytes, host).expect_err("refused");
             assert!(failure.to_string().contains(part), "{failure}");
         }
+    }
+
+    #[test]
+    fn what_is_compared_is_translated() {
+        let every = Some(LockStep::default());
+        assert_eq!(engine(EngineChoice::Auto, every).ok(), Some(EngineKind::Fast));
+        assert_eq!(engine(EngineChoice::Interp, every).expect_err("refused").code, 2);
+        assert_eq!(engine(EngineChoice::Interp, None).ok(), Some(EngineKind::Interpreter));
     }
 
     #[test]

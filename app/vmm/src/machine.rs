@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use bus::{Bus, InterruptLine, Kicker, Rearm, Shared};
 use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart};
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
+use fast::LockStep;
 use pci::PciHost;
 use ram::Ram;
 use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioPci};
@@ -23,7 +24,7 @@ const PCI_GSI: u32 = 16;
 /// A machine that has not run yet.
 pub struct Machine {
     pub(crate) vcpu: Vcpu,
-    pub(crate) engine: EngineKind,
+    pub(crate) engine: (EngineKind, Option<LockStep>),
     pub(crate) parts: Parts,
     pub(crate) timers: TimerWheel,
     pub(crate) alarm: Arc<Alarm>,
@@ -91,7 +92,7 @@ impl Machine {
             attention,
         };
         let (timers, uart) = (platform.timers, platform.uart);
-        let engine = description.engine;
+        let engine = (description.engine, description.lock_step);
         Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, uart })
     }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use engine::{Attention, Board, Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
-use fast::{Fast, Modes};
+use fast::{Fast, LockStep, Modes};
 use ram::Ram;
 use x86::Vcpu;
 use x86_interp::System;
@@ -38,8 +38,8 @@ pub(crate) fn start(
     machine: Machine,
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<Running, Error> {
-    let Machine { vcpu, engine: kind, mut parts, timers, alarm, events, control, outlet, .. } =
-        machine;
+    let Machine { vcpu, engine, mut parts, timers, alarm, events, control, outlet, .. } = machine;
+    let (kind, lock_step) = engine;
     timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
     parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
     let (ready_sender, ready) = channel();
@@ -48,7 +48,8 @@ pub(crate) fn start(
     let run = move || {
         let (apic, clock) = (Arc::clone(&parts.apic), Arc::clone(&parts.clock));
         let attention = Arc::clone(&parts.attention);
-        let made = parts.board().and_then(|board| engine_of(kind, vcpu, board, &attention));
+        let made =
+            parts.board().and_then(|board| engine_of(kind, lock_step, vcpu, board, &attention));
         let engine = match made {
             Ok(engine) => engine,
             // Nobody listening means the machine was given up already.
@@ -60,6 +61,7 @@ pub(crate) fn start(
         let ended = match vcpu.run() {
             engine::Ended::Stopped => events.take().unwrap_or(Ended::Stopped),
             engine::Ended::TripleFault(report) => Ended::TripleFault(report),
+            engine::Ended::Failed(failure) => Ended::Failed(failure),
         };
         // Whoever gave up waiting for statistics has none.
         let _ = statistics_sender.send(vcpu.statistics());
@@ -99,6 +101,7 @@ fn settle(kind: EngineKind, ram: &Ram) -> EngineKind {
 
 fn engine_of(
     kind: EngineKind,
+    lock_step: Option<LockStep>,
     vcpu: Vcpu,
     board: Board,
     attention: &Attention,
@@ -107,9 +110,9 @@ fn engine_of(
         // Settled.
         EngineKind::Auto => return Err(Error::Assembly("no engine was chosen".to_owned())),
         EngineKind::Interpreter => return Ok(Box::new(Interpreter::new(vcpu, board))),
-        EngineKind::Fast => Modes { user_direct: true, kernel_translated: true },
-        EngineKind::Direct => Modes { user_direct: true, kernel_translated: false },
-        EngineKind::Jit => Modes { user_direct: false, kernel_translated: true },
+        EngineKind::Fast => Modes { user_direct: true, kernel_translated: true, lock_step },
+        EngineKind::Direct => Modes { user_direct: true, kernel_translated: false, lock_step },
+        EngineKind::Jit => Modes { user_direct: false, kernel_translated: true, lock_step },
     };
     let engine = Fast::new(vcpu, board, attention, modes);
     Ok(Box::new(engine.map_err(|error| Error::Assembly(error.to_string()))?))

@@ -4,7 +4,7 @@ use engine::Board;
 use frame::{BIAS, CACHE, FRAME, KERNEL_START, REGIONS, STUBS, TABLES};
 use jit::{
     Layout,
-    cache::{Cache, CodeMemory, Position, Refused},
+    cache::{Cache, CodeMemory, Position, Refused, trial::ALWAYS},
     stubs::Stubs,
 };
 use ram::Ram;
@@ -161,6 +161,17 @@ impl Code {
     /// A byte of the code cache.
     pub fn byte(&self, pages: &Pages, pc: u64) -> u8 {
         pages.code_byte(pc.wrapping_sub(LAYOUT.cache))
+    }
+
+    /// Drops everything; what is made from now on runs alone so many times (`None`: each time).
+    pub fn start_trials(&mut self, pages: &mut Pages, runs: Option<u32>) {
+        self.cache.clear(&mut View(pages));
+        self.cache.try_new_blocks(runs.unwrap_or(ALWAYS));
+    }
+
+    /// A block on trial has run alone.
+    pub fn ran_alone(&mut self, pages: &mut Pages, host: u64) {
+        self.cache.ran_alone(&mut View(pages), host);
     }
 
     /// Drops what the interpreter has reported stale.

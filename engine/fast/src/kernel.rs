@@ -24,12 +24,15 @@ const MAX_STEPS: u64 = 100_000;
 impl Fast {
     /// Runs translated code until it does something that has to be interpreted, and has that done.
     pub(crate) fn kernel_code(&mut self) -> Result<(), Error> {
+        self.start_comparing();
         let Some(host) = self.block_at_rip() else {
             self.interpret();
             return Ok(());
         };
+        let alone = self.open_comparison(host);
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, f);
+        f.alone = alone.into();
         f.jump = host;
         self.note_interrupt();
         let kind = self.enter(go::BLOCK)?;
@@ -37,7 +40,7 @@ impl Fast {
     }
 
     /// The translated block at RIP.
-    fn block_at_rip(&mut self) -> Option<u64> {
+    pub(crate) fn block_at_rip(&mut self) -> Option<u64> {
         let v = &self.cpu.vcpu;
         let (roots, rip) = (Roots::from(v), v.rip);
         let alignment = v.rflags & flags::AC != 0;

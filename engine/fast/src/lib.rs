@@ -18,10 +18,12 @@
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
 //! - `code`: translations.
+//! - `lockstep`: translated blocks against the interpreter, if asked for.
 
 mod code;
 mod home;
 mod kernel;
+mod lockstep;
 mod operand;
 mod process;
 mod regions;
@@ -39,6 +41,8 @@ use code::Code;
 use engine::{Attention, Board, Engine};
 use frame::{ExitKind, KERNEL_START, go};
 use home::Home;
+use lockstep::Checker;
+pub use lockstep::LockStep;
 pub use process::Process;
 use ram::Ram;
 pub use shadow::{Answer, Space};
@@ -59,6 +63,8 @@ pub struct Modes {
     pub user_direct: bool,
     /// Kernel code is translated; otherwise it is interpreted.
     pub kernel_translated: bool,
+    /// Translated code is compared with the interpreter.
+    pub lock_step: Option<LockStep>,
 }
 
 /// The engine.
@@ -75,6 +81,9 @@ pub struct Fast {
     learnt: usize,
     /// CR4 and XCR0 at that time.
     learnt_under: (u64, u64),
+    checker: Option<Box<Checker>>,
+    /// Why it cannot go on.
+    failure: Option<String>,
 }
 
 /// Why this host cannot run the fast engine, if it cannot; tried, not guessed.
@@ -129,8 +138,22 @@ impl Fast {
         let slots = Slots::new(board.ram().clone(), modes.kernel_translated, kick);
         let code = Code::new(&mut pages);
         let statistics = Statistics::default();
-        let (home, learnt, learnt_under) = (Home::new(), 0, (0, 0));
-        Ok(Self { cpu, board, pages, slots, code, modes, statistics, home, learnt, learnt_under })
+        let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));
+        let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
+        Ok(Self {
+            cpu,
+            board,
+            pages,
+            slots,
+            code,
+            modes,
+            statistics,
+            home: Home::new(),
+            learnt: 0,
+            learnt_under: (0, 0),
+            checker,
+            failure: None,
+        })
     }
 
     /// Brings everything derived from guest memory up to date and selects the current slot.
@@ -142,6 +165,9 @@ impl Fast {
             let roots = Roots::from(&self.cpu.vcpu);
             self.code.apply(&mut self.pages, self.board.ram(), roots, &record);
             self.slots.apply(&record, roots, pcid);
+            if let Some(checker) = &mut self.checker {
+                checker.note_stale(&record.stale_pages);
+            }
         }
         self.slots.select(pcid, &self.pages)
     }
@@ -219,6 +245,7 @@ impl Fast {
             state::only_user(f, &self.cpu.vcpu);
         }
         state::store(f, &mut self.cpu, &mut self.board);
+        self.close_comparison();
     }
 
     /// Interprets one instruction.
@@ -251,8 +278,9 @@ impl Engine for Fast {
                     exit => return exit,
                 }
             }
-            if let Err(error) = self.guest_code() {
-                tracing::error!("{error}");
+            let done = self.guest_code();
+            self.failure = done.err().map(|error| error.to_string()).or_else(|| self.difference());
+            if self.failure.is_some() {
                 return Exit::Shutdown;
             }
         }
@@ -274,6 +302,9 @@ impl Engine for Fast {
     }
     fn ram(&self) -> &Ram {
         self.board.ram()
+    }
+    fn failure(&mut self) -> Option<String> {
+        self.failure.take()
     }
     fn details(&mut self) -> Vec<(String, u64)> {
         let f = self.pages.frame();
@@ -297,6 +328,7 @@ impl Engine for Fast {
         ];
         let counts = self.statistics.rows().into_iter().chain(own).chain(code);
         let named = counts.map(|(name, count)| (name.to_owned(), count));
-        named.chain(self.statistics.call_outs()).collect()
+        let compared = self.checker.iter().flat_map(|checker| checker.rows());
+        named.chain(compared).chain(self.statistics.call_outs()).collect()
     }
 }

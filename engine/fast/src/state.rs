@@ -43,7 +43,7 @@ pub fn load(vcpu: &Vcpu, f: &mut Frame) {
     f.gs_base = vcpu.seg[seg::GS].base;
     f.kernel_gs_base = vcpu.kernel_gs_base;
     f.percpu = frame::percpu(f.gs_base);
-    f.compatibility = 0;
+    (f.compatibility, f.alone) = (0, 0);
     (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
     (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
     f.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;

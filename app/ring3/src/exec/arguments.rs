@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::Args;
+use vmm::LockStep;
 
 use crate::{
     cli::{EngineChoice, MemorySize, seconds},
@@ -85,6 +86,16 @@ pub struct GuestArguments {
     /// How guest code is run
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub engine: EngineChoice,
+    /// Compare translated kernel code with the interpreter, as for `ring3 run`
+    #[arg(
+        long,
+        value_name = "runs=N|all,from=N,every=N",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        hide_short_help = true
+    )]
+    pub lock_step: Option<LockStep>,
     /// Show what the guest's kernel prints, on standard error
     #[arg(long, short = 'v')]
     pub verbose: bool,

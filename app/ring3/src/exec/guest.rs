@@ -79,7 +79,8 @@ pub fn make(
         protocol: BootProtocol::Auto,
         memory: arguments.memory.0,
         cpus: arguments.cpus,
-        engine: description::engine(arguments.engine),
+        engine: description::engine(arguments.engine, arguments.lock_step)?,
+        lock_step: arguments.lock_step,
         test_devices: false,
     };
     Ok(Made { description, attachments })
