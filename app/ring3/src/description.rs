@@ -8,10 +8,10 @@ use std::{
 };
 
 use host_linux::probe;
-use vmm::{Description, EngineKind, LockStep, ModuleFile};
+use vmm::{Description, EngineKind, ModuleFile};
 
 use crate::{
-    cli::{EngineChoice, MemorySize, RunArguments},
+    cli::{EngineArguments, EngineChoice, MemorySize, RunArguments},
     failure::Failure,
 };
 
@@ -41,8 +41,9 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         protocol: arguments.boot_protocol,
         memory,
         cpus: arguments.cpus,
-        engine: engine(arguments.engine, arguments.lock_step)?,
-        lock_step: arguments.lock_step,
+        engine: engine(&arguments.engine)?,
+        lock_step: arguments.engine.lock_step,
+        translate_user: arguments.engine.translate_user,
         test_devices: arguments.test_devices,
     })
 }
@@ -53,18 +54,23 @@ pub fn check_machine(cpus: u32, memory: MemorySize) -> Result<(), Failure> {
     check_memory(memory.0, probe::memory_total())
 }
 
-/// The engine that was asked for; to be compared, it must be one that translates.
-pub fn engine(choice: EngineChoice, lock_step: Option<LockStep>) -> Result<EngineKind, Failure> {
-    match choice {
-        EngineChoice::Interp | EngineChoice::Direct if lock_step.is_some() => Err(Failure::usage(
-            "--lock-step: this engine translates nothing; give --engine fast or --engine jit",
+/// The engine that was asked for; it must be one that can do what was asked for besides.
+pub fn engine(arguments: &EngineArguments) -> Result<EngineKind, Failure> {
+    use EngineChoice::*;
+    let (lock_step, translate_user) = (arguments.lock_step.is_some(), arguments.translate_user);
+    match arguments.engine {
+        Interp | Jit if translate_user => Err(Failure::usage(
+            "--translate-user: this engine interprets user code; give --engine fast or direct",
         )),
-        EngineChoice::Auto if lock_step.is_some() => Ok(EngineKind::Fast),
-        EngineChoice::Auto => Ok(EngineKind::Auto),
-        EngineChoice::Interp => Ok(EngineKind::Interpreter),
-        EngineChoice::Direct => Ok(EngineKind::Direct),
-        EngineChoice::Jit => Ok(EngineKind::Jit),
-        EngineChoice::Fast => Ok(EngineKind::Fast),
+        Interp | Direct if lock_step && !translate_user => Err(Failure::usage(
+            "--lock-step: this engine translates nothing; give --engine fast or jit",
+        )),
+        Auto if lock_step || translate_user => Ok(EngineKind::Fast),
+        Auto => Ok(EngineKind::Auto),
+        Interp => Ok(EngineKind::Interpreter),
+        Direct => Ok(EngineKind::Direct),
+        Jit => Ok(EngineKind::Jit),
+        Fast => Ok(EngineKind::Fast),
     }
 }
 
@@ -126,6 +132,7 @@ fn read_file(what: &str, path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vmm::LockStep;
 
     fn message(result: Result<Vec<u8>, Failure>) -> String {
         let failure = result.expect_err("it fails");
@@ -165,11 +172,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compared_is_translated() {
-        let every = Some(LockStep::default());
-        assert_eq!(engine(EngineChoice::Auto, every).ok(), Some(EngineKind::Fast));
-        assert_eq!(engine(EngineChoice::Interp, every).expect_err("refused").code, 2);
-        assert_eq!(engine(EngineChoice::Interp, None).ok(), Some(EngineKind::Interpreter));
+    fn engines_that_translate() {
+        let ask = |choice, compare: bool, translate_user| {
+            let lock_step = compare.then(LockStep::default);
+            engine(&EngineArguments { engine: choice, lock_step, translate_user })
+        };
+        assert_eq!(ask(EngineChoice::Auto, true, false).ok(), Some(EngineKind::Fast));
+        assert_eq!(ask(EngineChoice::Auto, false, true).ok(), Some(EngineKind::Fast));
+        assert_eq!(ask(EngineChoice::Direct, true, true).ok(), Some(EngineKind::Direct));
+        assert_eq!(ask(EngineChoice::Direct, true, false).expect_err("refused").code, 2);
+        assert_eq!(ask(EngineChoice::Jit, false, true).expect_err("refused").code, 2);
+        assert_eq!(ask(EngineChoice::Interp, true, false).expect_err("refused").code, 2);
+        assert_eq!(ask(EngineChoice::Interp, false, false).ok(), Some(EngineKind::Interpreter));
     }
 
     #[test]

@@ -50,6 +50,8 @@ pub struct Description {
     pub engine: EngineKind,
     /// Translated code is compared with the interpreter, if there is any.
     pub lock_step: Option<LockStep>,
+    /// 64-bit user code is translated, too, where it would run directly.
+    pub translate_user: bool,
     /// The devices kvm-unit-tests drive: echo ports, interrupt line ports, memory that is a device.
     pub test_devices: bool,
 }

@@ -21,10 +21,17 @@ const DEBUG_EXIT_PORT: u16 = 0xf4;
 /// The first I/O APIC input of PCI's INTx wires.
 const PCI_GSI: u32 = 16;
 
+/// Which engine runs guest code, and how.
+pub(crate) struct Choice {
+    pub(crate) kind: EngineKind,
+    pub(crate) lock_step: Option<LockStep>,
+    pub(crate) translate_user: bool,
+}
+
 /// A machine that has not run yet.
 pub struct Machine {
     pub(crate) vcpu: Vcpu,
-    pub(crate) engine: (EngineKind, Option<LockStep>),
+    pub(crate) engine: Choice,
     pub(crate) parts: Parts,
     pub(crate) timers: TimerWheel,
     pub(crate) alarm: Arc<Alarm>,
@@ -92,7 +99,11 @@ impl Machine {
             attention,
         };
         let (timers, uart) = (platform.timers, platform.uart);
-        let engine = (description.engine, description.lock_step);
+        let engine = Choice {
+            kind: description.engine,
+            lock_step: description.lock_step,
+            translate_user: description.translate_user,
+        };
         Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, uart })
     }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use engine::{Attention, Board, Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
-use fast::{Fast, LockStep, Modes};
+use fast::{Fast, Modes, User};
 use ram::Ram;
 use x86::Vcpu;
 use x86_interp::System;
@@ -18,6 +18,7 @@ use x86_interp::System;
 use crate::{
     Ended, EngineKind, Error, Machine,
     console::Outlet,
+    machine::Choice,
     timer::{self, Alarm, Punctual},
 };
 
@@ -39,7 +40,6 @@ pub(crate) fn start(
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<Running, Error> {
     let Machine { vcpu, engine, mut parts, timers, alarm, events, control, outlet, .. } = machine;
-    let (kind, lock_step) = engine;
     timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
     parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
     let (ready_sender, ready) = channel();
@@ -48,8 +48,7 @@ pub(crate) fn start(
     let run = move || {
         let (apic, clock) = (Arc::clone(&parts.apic), Arc::clone(&parts.clock));
         let attention = Arc::clone(&parts.attention);
-        let made =
-            parts.board().and_then(|board| engine_of(kind, lock_step, vcpu, board, &attention));
+        let made = parts.board().and_then(|board| engine_of(&engine, vcpu, board, &attention));
         let engine = match made {
             Ok(engine) => engine,
             // Nobody listening means the machine was given up already.
@@ -100,20 +99,21 @@ fn settle(kind: EngineKind, ram: &Ram) -> EngineKind {
 }
 
 fn engine_of(
-    kind: EngineKind,
-    lock_step: Option<LockStep>,
+    choice: &Choice,
     vcpu: Vcpu,
     board: Board,
     attention: &Attention,
 ) -> Result<Box<dyn Engine>, Error> {
-    let modes = match settle(kind, board.ram()) {
+    let direct = if choice.translate_user { User::Translated } else { User::Direct };
+    let (user, kernel_translated) = match settle(choice.kind, board.ram()) {
         // Settled.
         EngineKind::Auto => return Err(Error::Assembly("no engine was chosen".to_owned())),
         EngineKind::Interpreter => return Ok(Box::new(Interpreter::new(vcpu, board))),
-        EngineKind::Fast => Modes { user_direct: true, kernel_translated: true, lock_step },
-        EngineKind::Direct => Modes { user_direct: true, kernel_translated: false, lock_step },
-        EngineKind::Jit => Modes { user_direct: false, kernel_translated: true, lock_step },
+        EngineKind::Fast => (direct, true),
+        EngineKind::Direct => (direct, false),
+        EngineKind::Jit => (User::Interpreted, true),
     };
+    let modes = Modes { user, kernel_translated, lock_step: choice.lock_step };
     let engine = Fast::new(vcpu, board, attention, modes);
     Ok(Box::new(engine.map_err(|error| Error::Assembly(error.to_string()))?))
 }

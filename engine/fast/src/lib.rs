@@ -17,10 +17,11 @@
 //! - `state`: the architectural state to the frame and back.
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
-//! - `code`: translations.
+//! - `code`, `codes`: translations, the kernel's and, if asked for, the user's.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
 mod code;
+mod codes;
 mod home;
 mod kernel;
 mod lockstep;
@@ -37,10 +38,11 @@ mod statistics;
 mod user;
 
 use bus::Kicker;
-use code::Code;
+use codes::Codes;
 use engine::{Attention, Board, Engine};
 use frame::{ExitKind, KERNEL_START, go};
 use home::Home;
+use jit::Level;
 use lockstep::Checker;
 pub use lockstep::LockStep;
 pub use process::Process;
@@ -56,11 +58,22 @@ use x86::{
 };
 use x86_interp::{Counters, Cpu, Exit, Leave, System, pending};
 
+/// How user code is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// By the interpreter.
+    Interpreted,
+    /// Directly on the CPU, if it is 64-bit code.
+    Direct,
+    /// As kernel code is, if it is 64-bit code.
+    Translated,
+}
+
 /// Which code is run how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
-    /// 64-bit user code runs directly; otherwise it is interpreted.
-    pub user_direct: bool,
+    /// User code.
+    pub user: User,
     /// Kernel code is translated; otherwise it is interpreted.
     pub kernel_translated: bool,
     /// Translated code is compared with the interpreter.
@@ -73,7 +86,7 @@ pub struct Fast {
     board: Board,
     pages: Pages,
     slots: Slots,
-    code: Code,
+    codes: Codes,
     modes: Modes,
     statistics: Statistics,
     home: Home,
@@ -131,12 +144,12 @@ impl Fast {
     ) -> Result<Self, Error> {
         let mut cpu = Cpu::new(vcpu);
         let kernel = modes.kernel_translated.then_some(KERNEL_START);
-        cpu.observe(Leave { user: modes.user_direct, kernel });
+        cpu.observe(Leave { user: modes.user != User::Interpreted, kernel });
         let kick = Kick::default();
         attention.forward(Arc::new(WedgeKicker(kick.clone())));
         let mut pages = Pages::new().map_err(Error::Start)?;
         let slots = Slots::new(board.ram().clone(), modes.kernel_translated, kick);
-        let code = Code::new(&mut pages);
+        let codes = Codes::new(&mut pages, modes.user == User::Translated);
         let statistics = Statistics::default();
         let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));
         let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
@@ -145,7 +158,7 @@ impl Fast {
             board,
             pages,
             slots,
-            code,
+            codes,
             modes,
             statistics,
             home: Home::new(),
@@ -163,7 +176,7 @@ impl Fast {
         if !record.is_empty() {
             self.statistics.flushes += record.flushes.len() as u64;
             let roots = Roots::from(&self.cpu.vcpu);
-            self.code.apply(&mut self.pages, self.board.ram(), roots, &record);
+            self.codes.apply(&mut self.pages, self.board.ram(), roots, &record);
             self.slots.apply(&record, roots, pcid);
             if let Some(checker) = &mut self.checker {
                 checker.note_stale(&record.stale_pages);
@@ -177,7 +190,7 @@ impl Fast {
         self.check_learnt();
         let f = self.pages.frame();
         f.go = how;
-        f.fast = (self.modes.user_direct
+        f.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
             && state::may_cross(&self.cpu.vcpu))
         .into();
@@ -204,6 +217,7 @@ impl Fast {
         let done = space.run()?;
         for gva in space.take_invalidated() {
             self.cpu.forget_page(gva);
+            self.codes.forget_page(&mut self.pages, gva);
         }
         Ok(done)
     }
@@ -244,7 +258,13 @@ impl Fast {
         if !self.modes.kernel_translated {
             state::only_user(f, &self.cpu.vcpu);
         }
+        if self.modes.user == User::Translated && f.cpl == 3 {
+            state::from_translated_user(f);
+        }
         state::store(f, &mut self.cpu, &mut self.board);
+        // The CPU has noted where the last x87 instruction's translation lies.
+        let fpu = &mut self.cpu.vcpu.fpu;
+        fpu.fip = self.codes.position(fpu.fip).map_or(fpu.fip, |at| at.guest);
         self.close_comparison();
     }
 
@@ -260,7 +280,7 @@ impl Fast {
         self.synchronize()?;
         match self.cpu.vcpu.cpl() {
             3 => self.user_code(),
-            _ => self.kernel_code(),
+            _ => self.translated_code(Level::Kernel),
         }
     }
 }
@@ -319,7 +339,7 @@ impl Engine for Fast {
             ("fast page faults", f.fast_faults),
             ("fast invalidations", f.fast_invalidations),
         ];
-        let cache = self.code.cache.counters;
+        let cache = self.codes.kernel().cache.counters;
         let code = [
             ("blocks translated", cache.translated),
             ("jumps linked", cache.linked),

@@ -76,6 +76,12 @@ fn linux_6_1_cloud_in_lock_step() -> Result<()> {
     Ok(())
 }
 
+/// Its programs, too, are translated rather than run directly.
+#[test]
+fn linux_6_1_cloud_with_translated_programs() -> Result<()> {
+    boots_and_works(Guest::new(Kernel::BookwormCloud).with("--translate-user"))
+}
+
 /// The loader's identity that Linux shows tells by which door it came in.
 #[test]
 fn both_of_linux_s_doors() -> Result<()> {

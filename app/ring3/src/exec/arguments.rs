@@ -3,10 +3,9 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::Args;
-use vmm::LockStep;
 
 use crate::{
-    cli::{EngineChoice, MemorySize, seconds},
+    cli::{EngineArguments, MemorySize, seconds},
     net::NetArgument,
 };
 
@@ -83,19 +82,9 @@ pub struct GuestArguments {
     /// Number of virtual CPUs; only 1 so far
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: u32,
-    /// How guest code is run
-    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
-    pub engine: EngineChoice,
-    /// Compare translated kernel code with the interpreter, as for `ring3 run`
-    #[arg(
-        long,
-        value_name = "runs=N|all,from=N,every=N",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "",
-        hide_short_help = true
-    )]
-    pub lock_step: Option<LockStep>,
+    /// How guest code is run.
+    #[command(flatten)]
+    pub engine: EngineArguments,
     /// Show what the guest's kernel prints, on standard error
     #[arg(long, short = 'v')]
     pub verbose: bool,

@@ -21,8 +21,8 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-use crate::Fast;
-use jit::cache::Source;
+use crate::{Fast, code::byte};
+use jit::{Level, cache::Source};
 use ram::Ram;
 use report::Report;
 use scratch::Scratch;
@@ -79,6 +79,7 @@ impl FromStr for LockStep {
 
 /// A block that is running alone.
 struct Open {
+    level: Level,
     host: u64,
     source: Source,
     code: Vec<u8>,
@@ -142,11 +143,17 @@ impl Checker {
     }
 
     /// Has the interpreter run the block that is to run; gives pages it has decoded code from.
-    fn open(&mut self, ram: &Ram, vcpu: &Vcpu, host: u64, source: Source) -> Vec<u64> {
+    fn open(
+        &mut self,
+        ram: &Ram,
+        vcpu: &Vcpu,
+        (level, host): (Level, u64),
+        source: Source,
+    ) -> Vec<u64> {
         let code = code(ram, &source);
         self.machine.start_over(&std::mem::take(&mut self.stale));
-        let trace = Trace::record(&mut self.cpu, &mut self.machine, vcpu, &code);
-        self.open = Some(Open { host, source, code, trace });
+        let trace = Trace::record(&mut self.cpu, &mut self.machine, vcpu, (level, &code));
+        self.open = Some(Open { level, host, source, code, trace });
         self.machine.take_marked()
     }
 
@@ -195,13 +202,14 @@ fn code(ram: &Ram, source: &Source) -> Vec<u8> {
 impl Fast {
     /// The block at an HVA is to run next: if it is on trial, it is run by the interpreter first. True
     /// if it is to run alone.
-    pub(crate) fn open_comparison(&mut self, host: u64) -> bool {
-        let Some(checker) = &mut self.checker else { return false };
-        let Some(source) = self.code.cache.source(host).filter(|_| self.code.cache.on_trial(host))
-        else {
+    pub(crate) fn open_comparison(&mut self, level: Level, host: u64) -> bool {
+        let (Some(checker), Some(code)) = (&mut self.checker, self.codes.at(level)) else {
             return false;
         };
-        let marked = checker.open(self.board.ram(), &self.cpu.vcpu, host, source);
+        let Some(source) = code.cache.source(host).filter(|_| code.cache.on_trial(host)) else {
+            return false;
+        };
+        let marked = checker.open(self.board.ram(), &self.cpu.vcpu, (level, host), source);
         self.protect(marked);
         true
     }
@@ -215,7 +223,8 @@ impl Fast {
     pub(crate) fn start_comparing(&mut self) {
         let Some(checker) = &mut self.checker else { return };
         if checker.is_due(self.statistics.entries) {
-            self.code.start_trials(&mut self.pages, checker.options.runs);
+            let runs = checker.options.runs;
+            self.codes.each().for_each(|code| code.start_trials(&mut self.pages, runs));
         }
     }
 
@@ -223,19 +232,20 @@ impl Fast {
     pub(crate) fn close_comparison(&mut self) {
         let Some(checker) = &mut self.checker else { return };
         let Some(open) = checker.open.take() else { return };
+        let Some(code) = self.codes.at(open.level) else { return };
         let v = &self.cpu.vcpu;
         let targets: Vec<u64> =
-            self.code.cache.targets(open.host).into_iter().map(|(target, _)| target).collect();
+            code.cache.targets(open.host).into_iter().map(|(target, _)| target).collect();
         let verdict = open.trace.judge(v, self.board.ram(), &targets);
         checker.count(&open, &verdict, v.rip);
         if let Verdict::Different(fields) = &verdict {
-            let byte = |n| self.code.byte(&self.pages, open.host + n);
+            let byte = |n| byte(&self.pages, open.host + n);
             let host: Vec<u8> = (0..open.source.host_len.into()).map(byte).collect();
             checker.explain(&open, fields, v.rip, &host);
         }
         let nothing_to_compare = open.trace.moments.len() == 1;
         if verdict != Verdict::Idle || nothing_to_compare {
-            self.code.ran_alone(&mut self.pages, open.host);
+            code.ran_alone(&mut self.pages, open.host);
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use super::scratch::{Accesses, Scratch};
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, RflagsBits};
-use jit::rules::{Rule, rule};
+use jit::{
+    Level,
+    rules::{Rule, rule},
+};
 use x86::{Fault, Vcpu, flags};
 use x86_interp::Cpu;
 
@@ -70,12 +73,12 @@ impl Trace {
         cpu: &mut Cpu<Scratch>,
         machine: &mut Scratch,
         start: &Vcpu,
-        code: &[u8],
+        (level, code): (Level, &[u8]),
     ) -> Self {
         cpu.vcpu = start.clone();
         cpu.state_changed();
         let mut moments = Vec::new();
-        let end = follow(cpu, machine, code, &mut moments);
+        let end = follow(cpu, machine, (level, code), &mut moments);
         Self { moments, accesses: machine.take_accesses(), end }
     }
 }
@@ -83,7 +86,7 @@ impl Trace {
 fn follow(
     cpu: &mut Cpu<Scratch>,
     machine: &mut Scratch,
-    code: &[u8],
+    (level, code): (Level, &[u8]),
     moments: &mut Vec<Moment>,
 ) -> End {
     let mut undefined = 0;
@@ -94,7 +97,7 @@ fn follow(
         let repeats = next.is_some_and(|insn| repeats(&insn));
         moments.push(Moment { vcpu, undefined, repeats, progress });
         let Some(insn) = next else { return End::Complete };
-        if is_monitors(rule(&insn)) {
+        if is_monitors(rule(&insn, level)) {
             return End::Complete;
         }
         if let Some(reason) = open(&insn, undefined) {

@@ -64,7 +64,7 @@ impl<'a> Emitter<'a> {
         self.guest = (insn.ip() - self.request.guest) as u32;
         self.mark(true, Fixes::default());
         let shadow = std::mem::take(&mut self.shadow);
-        let flow = self.apply(rule(insn), insn, bytes, follower);
+        let flow = self.apply(rule(insn, self.layout.level), insn, bytes, follower);
         if shadow && flow == Flow::On {
             self.check_pending(insn.next_ip());
         }
