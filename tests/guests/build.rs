@@ -3,15 +3,22 @@
 
 use std::{path::Path, process::Command};
 
+const PROGRAMS: [&str; 2] = ["isolation", "visits"];
+
 fn main() {
-    let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
-    let program = Path::new(&out).join("isolation");
     println!("cargo::rerun-if-changed=programs");
+    println!("cargo::rerun-if-changed=src/visits.rs");
     println!("cargo::rerun-if-changed=../../engine/frame/src/layout.rs");
     println!("cargo::rerun-if-changed=build.rs");
+    PROGRAMS.into_iter().for_each(build);
+}
+
+fn build(name: &str) {
+    let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
+    let program = Path::new(&out).join(name);
     let mut rustc = Command::new(std::env::var("RUSTC").expect("cargo sets RUSTC"));
-    rustc.args(["--edition=2024", "--crate-name=isolation", "programs/isolation.rs"]);
+    rustc.args(["--edition=2024", "--crate-name", name]).arg(format!("programs/{name}.rs"));
     rustc.args(["-Ctarget-feature=+crt-static", "-Crelocation-model=static", "-Cpanic=abort"]);
     let status = rustc.args(["-Copt-level=1", "-o"]).arg(&program).status().expect("rustc runs");
-    assert!(status.success(), "the guests' program does not build");
+    assert!(status.success(), "the guests' program {name} does not build");
 }

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{output, progress};
+use crate::command::{output, percentage, watch};
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
@@ -63,10 +63,9 @@ impl Archive {
         let archive = Self { suite, directory };
         fs::write(archive.sources(), archive.source_entry())?;
         fs::write(archive.directory.join("status"), "")?;
-        let bar = progress(format!("fetching the package lists of Debian {}", suite.name()));
-        output(archive.apt("apt-get").arg("update"))
+        let what = format!("fetching the package lists of Debian {}", suite.name());
+        fetch(archive.apt("apt-get").arg("update"), what)
             .with_context(|| format!("cannot reach Debian's archive for {}", suite.name()))?;
-        bar.finish_and_clear();
         Ok(archive)
     }
 
@@ -106,9 +105,11 @@ impl Archive {
     /// # Errors
     /// There is no such package, or the archive cannot be reached.
     pub fn download(&self, package: &str, into: &Path) -> Result<PathBuf> {
-        let bar = progress(format!("downloading {package}"));
-        output(self.apt("apt-get").args(["download", package]).current_dir(into))?;
-        bar.finish_and_clear();
+        let mut command = self.apt("apt-get");
+        fetch(
+            command.args(["download", package]).current_dir(into),
+            format!("downloading {package}"),
+        )?;
         let prefix = format!("{package}_");
         let mut files = fs::read_dir(into)?.filter_map(|entry| Some(entry.ok()?.path()));
         files
@@ -154,6 +155,25 @@ impl Archive {
     }
 }
 
+/// Has apt fetch something, with a bar that shows how far it is.
+fn fetch(apt: &mut Command, what: String) -> Result<()> {
+    let bar = percentage(what);
+    let outcome = watch(apt.arg("-oAPT::Status-Fd=1"), |line| {
+        if let Some(percent) = percent_in(line) {
+            bar.set_position(percent);
+        }
+    });
+    bar.finish_and_clear();
+    outcome
+}
+
+/// How far apt is with fetching: `dlstatus:1:23.4567:Retrieving file 1 of 1` (apt's README.progress-reporting).
+fn percent_in(line: &str) -> Option<u64> {
+    let (_, rest) = line.strip_prefix("dlstatus:")?.split_once(':')?;
+    let percent: f64 = rest.split(':').next()?.parse().ok()?;
+    Some(percent as u64)
+}
+
 /// The mirror this machine is configured for.
 fn mirror() -> String {
     let mut command = Command::new("apt-get");
@@ -169,7 +189,16 @@ fn mirror_in(targets: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::mirror_in;
+    use super::*;
+
+    #[test]
+    fn apt_says_how_far_it_is() {
+        let line = "dlstatus:1:23.4567:Retrieving file 1 of 1";
+        assert_eq!(percent_in(line), Some(23));
+        for line in ["", "dlstatus:", "dlstatus:1:x:", "pmstatus:dpkg:10:x", "Get:1 http://x"] {
+            assert_eq!(percent_in(line), None, "{line}");
+        }
+    }
 
     #[test]
     fn the_mirror_is_debians_main_archive() {

@@ -6,6 +6,7 @@
 
 use std::{
     env, fs,
+    io::Read,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -23,6 +24,8 @@ use crate::{
 /// Layout version of the cache; a new one leaves old entries alone.
 const VERSION: &str = "v2";
 const MANIFEST: &str = "manifest.json";
+/// Bytes looked at at a time.
+const PIECE: usize = 256 << 10;
 
 /// Modules guests are given, where their kernel does not have them built in.
 const MODULES: [&str; 11] = [
@@ -248,8 +251,15 @@ impl Manifest {
 }
 
 fn digest(path: &Path) -> Result<String> {
-    let hash = Sha256::digest(fs::read(path)?);
-    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
+    let (mut file, mut piece) = (fs::File::open(path)?, vec![0; PIECE]);
+    let mut hash = Sha256::new();
+    loop {
+        match file.read(&mut piece)? {
+            0 => break,
+            count => hash.update(&piece[..count]),
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Downloads and unpacks a package next to where it is needed.

@@ -2,14 +2,15 @@
 
 use std::{
     ffi::OsStr,
-    io::ErrorKind,
+    io::{self, BufRead, BufReader, ErrorKind},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressStyle};
 
 /// Programs we call and the Debian package that has each.
 const PACKAGES: [(&str, &str); 14] = [
@@ -46,15 +47,49 @@ fn missing(program: &str) -> String {
 /// The program is missing, or failed: then the error carries its standard error.
 pub fn output(command: &mut Command) -> Result<String> {
     let name = name_of(command);
-    let output = match command.stdin(Stdio::null()).output() {
-        Err(error) if error.kind() == ErrorKind::NotFound => bail!(missing(&name)),
-        other => other.with_context(|| format!("cannot run `{name}`"))?,
-    };
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{name}` failed ({}): {}", output.status, said.trim());
-    }
+    let output = started(command.stdin(Stdio::null()).output(), &name)?;
+    succeeded(&name, output.status, &String::from_utf8_lossy(&output.stderr))?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs to the end, telling `hear` of each line of standard output when it comes.
+///
+/// # Errors
+/// As for [`output`].
+pub fn watch(command: &mut Command, mut hear: impl FnMut(&str)) -> Result<()> {
+    let name = name_of(command);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = started(command.spawn(), &name)?;
+    let said = said(&mut child);
+    let lines = child.stdout.take().map(|stdout| BufReader::new(stdout).lines());
+    for line in lines.into_iter().flatten() {
+        hear(&line?);
+    }
+    let said = said.join().unwrap_or_default();
+    succeeded(&name, child.wait()?, &said)
+}
+
+/// Collects what a program says on standard error.
+fn said(child: &mut Child) -> thread::JoinHandle<String> {
+    let stderr = child.stderr.take();
+    thread::spawn(move || {
+        // What cannot be read explains nothing.
+        stderr.and_then(|stderr| io::read_to_string(stderr).ok()).unwrap_or_default()
+    })
+}
+
+fn started<T>(outcome: io::Result<T>, name: &str) -> Result<T> {
+    match outcome {
+        Err(error) if error.kind() == ErrorKind::NotFound => bail!(missing(name)),
+        other => other.with_context(|| format!("cannot run `{name}`")),
+    }
+}
+
+fn succeeded(name: &str, status: ExitStatus, said: &str) -> Result<()> {
+    if !status.success() {
+        bail!("`{name}` failed ({status}): {}", said.trim());
+    }
+    Ok(())
 }
 
 /// Runs with our own standard streams.
@@ -63,11 +98,9 @@ pub fn output(command: &mut Command) -> Result<String> {
 /// The program is missing or failed.
 pub fn run(command: &mut Command) -> Result<()> {
     let name = name_of(command);
-    match command.status() {
-        Err(error) if error.kind() == ErrorKind::NotFound => bail!(missing(&name)),
-        Err(error) => Err(error).with_context(|| format!("cannot run `{name}`")),
-        Ok(status) if !status.success() => bail!("`{name}` failed ({status})"),
-        Ok(_) => Ok(()),
+    match started(command.status(), &name)? {
+        status if !status.success() => bail!("`{name}` failed ({status})"),
+        _ => Ok(()),
     }
 }
 
@@ -76,9 +109,20 @@ fn name_of(command: &Command) -> String {
     program.file_name().unwrap_or(OsStr::new("program")).to_string_lossy().into_owned()
 }
 
-/// A spinner that says what takes so long; it appears on terminals only.
+/// A spinner that says what takes so long, and how long it has taken; it appears on terminals only.
 pub fn progress(message: impl Into<String>) -> ProgressBar {
-    let bar = ProgressBar::new_spinner().with_message(message.into());
+    shown(ProgressBar::new_spinner(), "{spinner} {msg} ({elapsed})", message.into())
+}
+
+/// A bar of 100 steps for what is known to come to an end; it appears on terminals only.
+pub fn percentage(message: impl Into<String>) -> ProgressBar {
+    shown(ProgressBar::new(100), "{msg} [{bar:30}] {percent} % ({elapsed})", message.into())
+}
+
+fn shown(bar: ProgressBar, template: &str, message: String) -> ProgressBar {
+    let style = ProgressStyle::with_template(template);
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner()).progress_chars("=> ");
+    let bar = bar.with_style(style).with_message(message);
     bar.enable_steady_tick(Duration::from_millis(120));
     bar
 }
@@ -92,6 +136,17 @@ mod tests {
         let error = output(Command::new("sh").args(["-c", "echo because >&2; exit 3"]));
         let text = format!("{:#}", error.expect_err("it fails"));
         assert!(text.contains("because") && text.contains("`sh`"), "{text}");
+    }
+
+    #[test]
+    fn lines_are_heard_and_failures_carry_what_was_said() {
+        let mut heard = Vec::new();
+        let script = "echo one; echo because >&2; echo two; exit $0";
+        watch(Command::new("sh").args(["-c", script, "0"]), |line| heard.push(line.to_owned()))
+            .expect("it succeeds");
+        assert_eq!(heard, ["one", "two"]);
+        let error = watch(Command::new("sh").args(["-c", script, "3"]), |_| {});
+        assert!(format!("{:#}", error.expect_err("it fails")).contains("because"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use vmm::{BootProtocol, LockStep};
 
 use crate::{
     control::{PsArguments, Target},
+    device::DeviceArguments,
     disk::{DiskArgument, ImageArguments},
     exec::arguments::{ExecArguments, ShellArguments},
     kernel::KernelArguments,
@@ -108,6 +109,9 @@ pub enum Command {
     },
     /// Print the manual page: ring3 man | man -l -
     Man,
+    /// Serve a device for a machine; ring3 itself starts it
+    #[command(hide = true)]
+    Device(DeviceArguments),
     /// Say what this host offers, and what it means for speed
     Doctor(DoctorArguments),
 }
@@ -175,6 +179,10 @@ pub struct RunArguments {
     /// In the guest: mount -t virtiofs TAG /mnt. With ro, the guest cannot change it.
     #[arg(long, value_name = "DIR:TAG[:ro]")]
     pub share: Vec<ShareArgument>,
+    /// Where disks are served: in processes of their own, which can reach nothing else, or in the machine's (to look for a
+    /// failure)
+    #[arg(long, value_enum, default_value_t = DevicesChoice::Processes)]
+    pub devices: DevicesChoice,
     /// Add the devices kvm-unit-tests drive (QEMU's pc-testdev)
     #[arg(long)]
     pub test_devices: bool,
@@ -237,6 +245,15 @@ pub enum EngineChoice {
     Direct,
     /// User code interpreted, the kernel translated (to narrow down a failure)
     Jit,
+}
+
+/// Where devices are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DevicesChoice {
+    /// Each in a process of its own
+    Processes,
+    /// By threads of the machine's process
+    Inline,
 }
 
 /// Which of the guest's consoles is at standard input and output.

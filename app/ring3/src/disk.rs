@@ -3,16 +3,19 @@
 use std::{
     path::{Path, PathBuf},
     str::FromStr,
+    thread,
+    time::{Duration, Instant},
 };
 
 use clap::{Args, Subcommand};
 use images::{Cache, Creation, Format, Image};
-use virtio::Block;
+use virtio::{Block, BrokenDisk, SECTOR, VirtioDevice};
 use vmm::Attachment;
 
 use crate::{
-    cli::MemorySize,
+    cli::{DevicesChoice, MemorySize},
     debian::{self, DebianArguments},
+    device,
     failure::Failure,
 };
 
@@ -27,6 +30,9 @@ Examples:
     ring3 run --config debian.toml
 ";
 
+/// How long an image in use is tried, and how often.
+const PATIENCE: Duration = Duration::from_millis(400);
+const GLANCE: Duration = Duration::from_millis(10);
 /// Bytes of a serial number at most.
 const SERIAL_MAX: usize = 20;
 
@@ -37,6 +43,8 @@ pub struct DiskArgument {
     pub image: Image,
     /// What the guest sees as its serial number.
     pub serial: Option<String>,
+    /// All of this as it was given.
+    pub text: String,
 }
 
 impl FromStr for DiskArgument {
@@ -45,7 +53,7 @@ impl FromStr for DiskArgument {
     fn from_str(text: &str) -> Result<Self, String> {
         let image =
             Image { path: PathBuf::new(), format: None, readonly: false, cache: Cache::default() };
-        let mut disk = Self { image, serial: None };
+        let mut disk = Self { image, serial: None, text: text.to_owned() };
         let mut path = text;
         // Options are at the end; what is before the first of them is the name, commas and all.
         while let Some((rest, word)) = path.rsplit_once(',') {
@@ -80,15 +88,44 @@ impl DiskArgument {
         Ok(true)
     }
 
-    fn attach(&self, index: usize) -> Result<Attachment, Failure> {
-        let backend = images::open(&self.image);
-        let backend = backend.map_err(|error| Failure::usage(format!("--disk: {error}")))?;
-        let serial = self.serial.clone().unwrap_or_else(|| format!("ring3-disk{index}"));
-        Ok(Attachment {
-            device: Box::new(Block::new(backend, &serial)),
-            connect: Box::new(drop), // the guest asks, the host only answers
-        })
+    /// Opens it as the machine's disk of this number. One that is in use is tried for a moment: the machine that has it may have
+    /// been killed, and its device not be gone yet.
+    pub fn body(&self, index: usize) -> Result<Block, Failure> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.open(index) {
+                Err(error) if error.is_in_use() && Instant::now() < deadline => {
+                    thread::sleep(GLANCE);
+                }
+                opened => {
+                    return opened.map_err(|error| Failure::usage(format!("--disk: {error}")));
+                }
+            }
+        }
     }
+
+    fn open(&self, index: usize) -> Result<Block, images::Error> {
+        let backend = images::open(&self.image)?;
+        let serial = self.serial.clone().unwrap_or_else(|| format!("ring3-disk{index}"));
+        Ok(Block::new(backend, &serial))
+    }
+
+    fn attach(&self, index: usize, devices: DevicesChoice) -> Result<Attachment, Failure> {
+        match devices {
+            // The guest asks, the host only answers.
+            DevicesChoice::Inline => Ok(Attachment::new(Box::new(self.body(index)?), drop)),
+            DevicesChoice::Processes => {
+                let words = ["disk", "--", &index.to_string(), &self.text];
+                device::attach(words.map(str::to_owned).to_vec(), "--disk", Some(broken))
+            }
+        }
+    }
+}
+
+/// What answers for a disk that is gone, of as many sectors as its configuration says.
+fn broken(config: &[u8]) -> Box<dyn VirtioDevice> {
+    let sectors = config.first_chunk().copied().map_or(0, u64::from_le_bytes);
+    Box::new(Block::new(Box::new(BrokenDisk::new(sectors.saturating_mul(SECTOR))), ""))
 }
 
 fn parse_cache(text: &str) -> Result<Cache, String> {
@@ -109,8 +146,8 @@ fn parse_serial(text: &str) -> Result<String, String> {
 }
 
 /// Opens all disks.
-pub fn attach(disks: &[DiskArgument]) -> Result<Vec<Attachment>, Failure> {
-    disks.iter().enumerate().map(|(index, disk)| disk.attach(index)).collect()
+pub fn attach(disks: &[DiskArgument], devices: DevicesChoice) -> Result<Vec<Attachment>, Failure> {
+    disks.iter().enumerate().map(|(index, disk)| disk.attach(index, devices)).collect()
 }
 
 /// What to do with images.
@@ -216,7 +253,7 @@ mod tests {
             assert!(error.contains(part), "{error}");
         }
         let missing: DiskArgument = "/nonexistent/disk.img".parse().expect("sound");
-        let failure = attach(&[missing]).err().expect("refused");
+        let failure = attach(&[missing], DevicesChoice::Inline).err().expect("refused");
         assert_eq!(failure.code, 2);
         assert!(failure.to_string().contains("does not exist"), "{failure}");
     }

@@ -28,13 +28,10 @@ impl Keyboard {
     pub fn console(&self, screen: Screen) -> Attachment {
         let input = Box::new(self.buffer.clone());
         let doorbell = Arc::clone(&self.doorbell);
-        Attachment {
-            device: Box::new(Console::new(input, Box::new(screen))),
-            connect: Box::new(move |bell| {
-                // Connected once.
-                let _ = doorbell.set(bell);
-            }),
-        }
+        Attachment::new(Box::new(Console::new(input, Box::new(screen))), move |bell| {
+            // Connected once.
+            let _ = doorbell.set(bell);
+        })
     }
 
     /// Gives input; waits while the guest has plenty it has not read.

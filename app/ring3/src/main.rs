@@ -6,6 +6,7 @@ mod console;
 mod control;
 mod debian;
 mod description;
+mod device;
 mod disk;
 mod doctor;
 mod escape;
@@ -51,6 +52,7 @@ fn act(arguments: Arguments) -> ExitCode {
             Ok(0)
         }
         Command::Man => manual(),
+        Command::Device(arguments) => device::device(&arguments),
         Command::Doctor(doctor) => {
             println!("{}", doctor::survey(doctor.json));
             Ok(0)

@@ -157,10 +157,9 @@ fn attachment(
     mac: [u8; 6],
     connect: impl FnOnce(Box<dyn Fn() + Send>) + Send + 'static,
 ) -> Attachment {
-    Attachment {
-        device: Box::new(Net::new(backend, mac)),
-        connect: Box::new(|doorbell| connect(Box::new(move || doorbell.ring(NET_RECEIVE)))),
-    }
+    Attachment::new(Box::new(Net::new(backend, mac)), |doorbell| {
+        connect(Box::new(move || doorbell.ring(NET_RECEIVE)));
+    })
 }
 
 fn parse_name_server(text: &str) -> Result<SocketAddr, String> {

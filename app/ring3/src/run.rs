@@ -6,6 +6,7 @@ use std::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -46,16 +47,17 @@ pub enum Event {
 
 /// Runs a machine to its end; returns the exit code.
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
+    let clock = start_clock();
     let description = describe(arguments)?;
     let interactive = arguments.console != ConsoleChoice::None;
-    let mut attachments = disk::attach(&arguments.disk)?;
+    let mut attachments = disk::attach(&arguments.disk, arguments.devices)?;
     attachments.extend(net::attach(&arguments.net)?);
     attachments.extend(share::attach(&arguments.share)?);
     let own = interactive.then(|| Box::new(std::io::stdout()) as Box<dyn Write + Send>);
     let screen = Screen::new(own);
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
-    let machine = Machine::build(&description, host(Box::new(screen.clone()), attachments));
+    let machine = Machine::build(&description, host(clock, Box::new(screen.clone()), attachments));
     let machine = machine.map_err(failure)?;
     drop(description);
 
@@ -85,10 +87,20 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     Ok(outcome.code())
 }
 
+/// Begins to read the host's clock, which takes a while where its frequency must be measured.
+pub fn start_clock() -> JoinHandle<LinuxClock> {
+    thread::spawn(LinuxClock::new)
+}
+
 /// This host, with the first serial port's output going to `console`.
-pub fn host(console: Box<dyn Write + Send>, attachments: Vec<Attachment>) -> Host {
+pub fn host(
+    clock: JoinHandle<LinuxClock>,
+    console: Box<dyn Write + Send>,
+    attachments: Vec<Attachment>,
+) -> Host {
     Host {
-        clock: Arc::new(LinuxClock::new()),
+        // Measuring cannot fail; if the thread could, this one measures.
+        clock: Arc::new(clock.join().unwrap_or_default()),
         entropy: Arc::new(LinuxEntropy),
         cpuid,
         console,

@@ -46,10 +46,8 @@ pub fn device(share: &ShareArgument) -> Result<Attachment, Failure> {
         sharedfs::Error::Folder { .. } => Failure::usage(format!("--share: {error}")),
         sharedfs::Error::Host(_) => Failure::host(format!("--share: {error}")),
     })?;
-    Ok(Attachment {
-        device: Box::new(Fs::new(Box::new(server), &share.tag)),
-        connect: Box::new(drop), // the guest asks, the host only answers
-    })
+    // The guest asks, the host only answers.
+    Ok(Attachment::new(Box::new(Fs::new(Box::new(server), &share.tag)), drop))
 }
 
 /// Opens all folders; two of one tag are refused.

@@ -4,7 +4,7 @@ mod tiny;
 
 use std::{
     io::{Read, Write},
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -120,5 +120,42 @@ fn signals_end_the_machine() {
         let kill = format!("kill -{signal} {}", child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
         assert_eq!(child.wait().expect("it ended").code(), Some(code), "SIG{signal}");
+    }
+}
+
+/// Runs a machine that switches itself off, with a disk.
+fn with_disk(disk: &str) -> Output {
+    run(tiny::POWER_OFF, LONG, &["--disk", disk])
+}
+
+/// One writer or several readers, told in one line; whoever is killed leaves no lock behind.
+#[test]
+fn an_image_in_use_is_refused_to_other_machines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["disk.img", "disk.qcow2"] {
+        let disk = folder.path().join(name).display().to_string();
+        let mut create = Command::new(env!("CARGO_BIN_EXE_ring3"));
+        create.args(["image", "create", &disk, "--size", "1M"]);
+        assert!(create.status().expect("ring3 starts").success());
+        let kernel = kernel(tiny::HALT);
+        let mut owner = ring3(&kernel, LONG).args(["--disk", &disk]).spawn().expect("it starts");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while with_disk(&disk).status.success() {
+            assert!(Instant::now() < deadline, "{name} was never refused");
+        }
+        for option in ["", ",readonly"] {
+            let refused = with_disk(&format!("{disk}{option}"));
+            let said = messages(&refused);
+            assert_eq!(refused.status.code(), Some(2), "{said}");
+            assert!(said.contains(name) && said.contains("in use"), "{said}");
+        }
+        owner.kill().expect("it was still there");
+        owner.wait().expect("it ended");
+        assert!(with_disk(&disk).status.success(), "{name} is free again");
+        let reader = format!("{disk},readonly");
+        let mut first = ring3(&kernel, LONG).args(["--disk", &reader]).spawn().expect("it starts");
+        assert!(with_disk(&reader).status.success(), "two readers of {name}");
+        first.kill().expect("it was still there");
+        first.wait().expect("it ended");
     }
 }

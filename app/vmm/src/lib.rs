@@ -28,7 +28,7 @@ pub use events::Ended;
 pub use fast::LockStep;
 pub use machine::Machine;
 pub use running::{Running, check_fast_engine};
-pub use virtio::{Doorbell, VirtioDevice};
+pub use virtio::{Doorbell, Execution, VirtioDevice};
 pub use x86::cpuid::CpuidResult;
 
 /// What to build.
@@ -95,10 +95,25 @@ pub struct Host {
     pub attachments: Vec<Attachment>,
 }
 
-/// A virtio device made by the caller. Each is served by a thread of its own.
+/// A virtio device made by the caller.
 pub struct Attachment {
     /// The device body.
     pub device: Box<dyn VirtioDevice>,
+    /// Which thread serves it: one of its own, unless it only passes on what it is asked.
+    pub execution: Execution,
     /// Told how to have the device look for what the host has for the guest.
     pub connect: Box<dyn FnOnce(Doorbell) + Send>,
+    /// Called when the machine has come to rest.
+    pub release: Box<dyn FnOnce() + Send>,
+}
+
+impl Attachment {
+    /// A device with a thread of its own, of which nothing is left when the machine has come to rest.
+    pub fn new(
+        device: Box<dyn VirtioDevice>,
+        connect: impl FnOnce(Doorbell) + Send + 'static,
+    ) -> Self {
+        let (connect, release) = (Box::new(connect), Box::new(|| {}));
+        Self { device, execution: Execution::Worker, connect, release }
+    }
 }

@@ -28,6 +28,9 @@ pub(crate) struct Choice {
     pub(crate) translate_user: bool,
 }
 
+/// What a device has done when the machine has come to rest.
+pub(crate) type Release = Box<dyn FnOnce() + Send>;
+
 /// A machine that has not run yet.
 pub struct Machine {
     pub(crate) vcpu: Vcpu,
@@ -38,6 +41,7 @@ pub struct Machine {
     pub(crate) events: Arc<Events>,
     pub(crate) control: Control,
     pub(crate) outlet: Outlet,
+    pub(crate) releases: Vec<Release>,
     uart: Shared<Uart>,
 }
 
@@ -85,7 +89,8 @@ impl Machine {
         let pci = pci_host(&platform, &mut ports, &mut mmio)?;
         let rng = Box::new(Rng::new(Arc::clone(&host.entropy)));
         add_device(&pci, &ram, rng, Execution::Inline)?;
-        host.attachments.into_iter().try_for_each(|device| attach(&pci, &ram, device))?;
+        let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
+        let releases = releases.collect::<Result<_, _>>()?;
         let apic = platform.cpus.into_iter().next().ok_or_else(|| assembly("no local APIC"))?;
         let settings = cpuid::Settings { tsc_hz: host.clock.tsc_hz(), cpus: description.cpus };
         let parts = Parts {
@@ -104,7 +109,7 @@ impl Machine {
             lock_step: description.lock_step,
             translate_user: description.translate_user,
         };
-        Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, uart })
+        Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, releases, uart })
     }
 
     /// Where the guest's input goes.
@@ -185,11 +190,11 @@ fn pci_host(platform: &Platform, ports: &mut Bus, mmio: &mut Bus) -> Result<PciH
     Ok(host)
 }
 
-/// Adds a device with a thread of its own, and has it connected.
-fn attach(pci: &PciHost, ram: &Ram, attachment: Attachment) -> Result<(), Error> {
-    let doorbell = add_device(pci, ram, attachment.device, Execution::Worker)?;
+/// Adds a device and has it connected; returns how it is released.
+fn attach(pci: &PciHost, ram: &Ram, attachment: Attachment) -> Result<Release, Error> {
+    let doorbell = add_device(pci, ram, attachment.device, attachment.execution)?;
     (attachment.connect)(doorbell);
-    Ok(())
+    Ok(attachment.release)
 }
 
 fn add_device(

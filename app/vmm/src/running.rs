@@ -18,7 +18,7 @@ use x86_interp::System;
 use crate::{
     Ended, EngineKind, Error, Machine,
     console::Outlet,
-    machine::Choice,
+    machine::{Choice, Release},
     timer::{self, Alarm, Punctual},
 };
 
@@ -30,6 +30,7 @@ pub struct Running {
     control: Control,
     alarm: Arc<Alarm>,
     outlet: Outlet,
+    releases: Vec<Release>,
     /// The vCPU thread's last word.
     statistics: Receiver<Statistics>,
 }
@@ -39,7 +40,8 @@ pub(crate) fn start(
     machine: Machine,
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<Running, Error> {
-    let Machine { vcpu, engine, mut parts, timers, alarm, events, control, outlet, .. } = machine;
+    let Machine { vcpu, engine, mut parts, timers, alarm, events, control, .. } = machine;
+    let Machine { outlet, releases, .. } = machine;
     timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
     parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
     let (ready_sender, ready) = channel();
@@ -69,7 +71,7 @@ pub(crate) fn start(
     thread::Builder::new().name("vcpu0".into()).spawn(run).map_err(Error::Thread)?;
     let failed = || Error::Assembly("the vCPU thread did not start".to_owned());
     ready.recv().map_err(|_| failed())??;
-    Ok(Running { control, alarm, outlet, statistics })
+    Ok(Running { control, alarm, outlet, releases, statistics })
 }
 
 /// Whether [`EngineKind::Auto`] is the fast engine on this host, found out by trying.
@@ -132,6 +134,7 @@ impl Running {
         let statistics = self.statistics.recv_timeout(patience).ok();
         self.outlet.drain(patience);
         self.alarm.end();
+        self.releases.into_iter().for_each(|release| release());
         statistics
     }
 }

@@ -64,6 +64,7 @@ impl Fast {
             ExitKind::CallOut
             | ExitKind::Sysret
             | ExitKind::LoadVectors
+            | ExitKind::LoadSpace
             | ExitKind::InvalidatePage => {
                 if kind != ExitKind::Sysret {
                     self.statistics.call_out(self.pages.frame().exit_info);

@@ -51,7 +51,7 @@ pub use shadow::{Answer, Space};
 pub use slots::Slots;
 pub use statistics::Statistics;
 use std::sync::Arc;
-use wedge::{Error, Kick, Pages, Wedge};
+use wedge::{Error, Pages, Turns, Wedge};
 use x86::{
     Vcpu,
     paging::{Access, Roots},
@@ -113,7 +113,7 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
         );
     }
     let pages = Pages::new().map_err(|error| error.to_string())?;
-    let mut slots = Slots::<Wedge>::new(ram.clone(), true, Kick::default());
+    let mut slots = Slots::<Wedge>::new(ram.clone(), true);
     slots.select(0, &pages).map_err(|error| error.to_string())
 }
 
@@ -123,7 +123,7 @@ pub fn kernel_is_closed() -> bool {
     wedge::keys()
 }
 
-struct WedgeKicker(Kick);
+struct WedgeKicker(Turns);
 
 impl Kicker for WedgeKicker {
     fn kick(&self) {
@@ -145,10 +145,9 @@ impl Fast {
         let mut cpu = Cpu::new(vcpu);
         let kernel = modes.kernel_translated.then_some(KERNEL_START);
         cpu.observe(Leave { user: modes.user != User::Interpreted, kernel });
-        let kick = Kick::default();
-        attention.forward(Arc::new(WedgeKicker(kick.clone())));
         let mut pages = Pages::new().map_err(Error::Start)?;
-        let slots = Slots::new(board.ram().clone(), modes.kernel_translated, kick);
+        attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
+        let slots = Slots::new(board.ram().clone(), modes.kernel_translated);
         let codes = Codes::new(&mut pages, modes.user == User::Translated);
         let statistics = Statistics::default();
         let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));
@@ -210,14 +209,18 @@ impl Fast {
         Ok(self.statistics.exit(self.pages.frame().reason))
     }
 
-    /// Gives the current slot its turn. The translations it has dropped by itself are the interpreter's,
-    /// too. False if its orders could not be carried out.
+    /// Gives the current slot its turn. What has become of translations since is the interpreter's, too: those
+    /// that wedges have dropped by themselves, and the space they have gone to. False if orders could not be
+    /// carried out.
     fn take_turns(&mut self) -> Result<bool, Error> {
-        let space = self.slots.current()?;
-        let done = space.run()?;
-        for gva in space.take_invalidated() {
+        let done = self.slots.run(self.modes.kernel_translated)?;
+        for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
             self.codes.forget_page(&mut self.pages, gva);
+        }
+        if self.modes.kernel_translated {
+            self.cpu.adopt_space(self.pages.frame().cr3);
+            self.slots.select(self.cpu.pcid().into(), &self.pages)?;
         }
         Ok(done)
     }
@@ -335,6 +338,7 @@ impl Engine for Fast {
             ("fast kernel returns", f.fast_kernel_returns),
             ("patched system calls", f.patched_system_calls),
             ("fast CPUIDs", f.fast_cpuids),
+            ("fast address spaces", f.hand_overs),
             ("fast mappings", f.fast_mapped),
             ("fast page faults", f.fast_faults),
             ("fast invalidations", f.fast_invalidations),

@@ -1,7 +1,7 @@
 //! What the shadow MMU asks of a wedge. There is a second one in `tests/shadow`, whose host mappings are
 //! a table, and which counts what they grant.
 
-use wedge::{Error, Kick, Order, Pages, Ram, Wedge};
+use wedge::{Error, Order, Pages, Ram, Wedge};
 
 /// A process that holds host mappings.
 pub trait Process: Sized {
@@ -9,7 +9,7 @@ pub trait Process: Sized {
     ///
     /// # Errors
     /// As there.
-    fn start(ram: Ram<'_>, pages: &Pages, kick: Kick) -> Result<Self, Error>;
+    fn start(ram: Ram<'_>, pages: &Pages, number: usize) -> Result<Self, Error>;
     /// Changes its mappings before guest code runs the next time.
     ///
     /// # Errors
@@ -20,6 +20,8 @@ pub trait Process: Sized {
     /// # Errors
     /// As there.
     fn run(&mut self) -> Result<bool, Error>;
+    /// Guest code may go on here, in the space of a PCID, without the monitor, or may not.
+    fn publish(&self, pcid: Option<u64>);
     /// What it has mapped and unmapped by itself.
     fn take_made(&mut self) -> Vec<Order>;
     /// How much it may.
@@ -33,14 +35,17 @@ pub trait Process: Sized {
 }
 
 impl Process for Wedge {
-    fn start(ram: Ram<'_>, pages: &Pages, kick: Kick) -> Result<Self, Error> {
-        Self::start(ram, pages, kick)
+    fn start(ram: Ram<'_>, pages: &Pages, number: usize) -> Result<Self, Error> {
+        Self::start(ram, pages, number)
     }
     fn order(&mut self, order: Order) -> Result<(), Error> {
         self.order(order)
     }
     fn run(&mut self) -> Result<bool, Error> {
         self.run()
+    }
+    fn publish(&self, pcid: Option<u64>) {
+        self.publish(pcid);
     }
     fn take_made(&mut self) -> Vec<Order> {
         self.take_made()

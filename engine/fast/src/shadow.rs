@@ -124,17 +124,21 @@ impl<W: Process> Space<W> {
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
         self.wedge.allow(MAX_MAPPINGS.saturating_sub(self.mappings), self.user_large);
-        let done = self.wedge.run()?;
+        self.wedge.run()
+    }
+
+    /// Takes note of what the wedge has done by itself.
+    pub fn catch_up(&mut self) -> Result<(), Error> {
         for order in self.wedge.take_made() {
             self.absorb(&order);
         }
         if self.mappings > MAX_MAPPINGS + frame::MAX_MADE {
             self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
         }
-        Ok(done)
+        Ok(())
     }
 
-    /// Takes note of what the wedge has done by itself.
+    /// Takes note of a mapping that the wedge has made or taken away.
     fn absorb(&mut self, order: &Order) {
         let Order { address: hva, len, offset, protection } = *order;
         if protection == 0 {

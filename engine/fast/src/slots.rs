@@ -8,12 +8,12 @@ use crate::{
     sites::{self, Sites},
 };
 use ram::Ram;
-use wedge::{Error, Kick, Pages, Wedge};
+use wedge::{Error, Pages, Wedge};
 use x86::paging::{Access, Roots};
 use x86_interp::{Flush, Record};
 
 /// Address spaces kept; Linux uses six PCIDs a CPU.
-const MAX_SLOTS: usize = 12;
+const MAX_SLOTS: usize = frame::MAX_WEDGES;
 /// The first GVA of the upper half.
 const UPPER_HALF: u64 = 1 << 63;
 
@@ -22,7 +22,6 @@ pub struct Slots<W = Wedge> {
     ram: Ram,
     /// Kernel code runs in the slots, too.
     kernel: bool,
-    kick: Kick,
     spaces: Vec<Space<W>>,
     /// The regions that are the kernel's, in all slots.
     kernel_regions: Regions,
@@ -34,9 +33,9 @@ pub struct Slots<W = Wedge> {
 
 impl<W: Process> Slots<W> {
     /// No slots yet. With `kernel`, kernel code is to run in them, too.
-    pub fn new(ram: Ram, kernel: bool, kick: Kick) -> Self {
+    pub fn new(ram: Ram, kernel: bool) -> Self {
         let (kernel_regions, sites, scans) = Default::default();
-        Self { ram, kernel, kick, spaces: Vec::new(), kernel_regions, sites, scans }
+        Self { ram, kernel, spaces: Vec::new(), kernel_regions, sites, scans }
     }
 
     /// Makes the slot for a process-context identifier the current one. As in a TLB, it is the
@@ -74,6 +73,22 @@ impl<W: Process> Slots<W> {
         self.spaces.last_mut().ok_or(Error::Gone)
     }
 
+    /// Has guest code run in the current slot, and with `passing` in those that it selects by itself and that
+    /// have no orders; false if orders could not be carried out.
+    pub fn run(&mut self, passing: bool) -> Result<bool, Error> {
+        for space in &self.spaces {
+            space.wedge.publish(passing.then_some(space.pcid));
+        }
+        let done = self.current()?.run()?;
+        self.spaces.iter_mut().try_for_each(Space::catch_up)?;
+        Ok(done)
+    }
+
+    /// User pages whose translations the wedges have dropped by themselves: GVAs.
+    pub fn take_invalidated(&mut self) -> Vec<u64> {
+        self.spaces.iter_mut().flat_map(Space::take_invalidated).collect()
+    }
+
     /// Answers a page fault in the current slot.
     pub fn answer(&mut self, roots: Roots, gva: u64, access: Access) -> Result<Answer, Error> {
         let space = self.spaces.last_mut().ok_or(Error::Gone)?;
@@ -90,7 +105,7 @@ impl<W: Process> Slots<W> {
                 marks: self.ram.marks_fd(),
                 walked: self.kernel,
             };
-            let wedge = W::start(ram, pages, self.kick.clone())?;
+            let wedge = W::start(ram, pages, self.spaces.len() + 1)?;
             return Ok(Space::new(wedge, pcid, self.sites.clone(), self.scans.clone()));
         }
         let mut space = self.spaces.remove(0);

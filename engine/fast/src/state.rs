@@ -7,7 +7,7 @@ use engine::Board;
 use frame::Frame;
 use x86::{
     Segment, Vcpu,
-    control::{cr0, efer},
+    control::{cr0, cr4, efer},
     flags,
     fpu::{FpuState, MXCSR_INIT, xstate},
     reg, seg,
@@ -49,6 +49,7 @@ pub fn load(vcpu: &Vcpu, f: &mut Frame) {
     f.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
     (f.cr2, f.cr3) = (vcpu.cr2, vcpu.cr3);
     f.walks = walks(vcpu).into();
+    f.pcids = vcpu.cr4 & cr4::PCIDE;
     f.idt = if vcpu.idtr.limit >= IDT_USED { vcpu.idtr.base } else { 0 };
     f.tss = if vcpu.tr.limit >= TSS_USED { vcpu.tr.base } else { 0 };
     selectors(vcpu, f);

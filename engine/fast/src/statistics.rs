@@ -13,7 +13,7 @@ pub struct Statistics {
     /// Times a wedge got its turn.
     pub entries: u64,
     /// Exits by kind, see [`ExitKind`].
-    pub exits: [u64; 12],
+    pub exits: [u64; 13],
     /// Page faults answered with a mapping.
     pub mapped: u64,
     /// Instructions interpreted one by one.
@@ -81,6 +81,7 @@ impl Statistics {
             9 => ExitKind::LoadVectors,
             10 => ExitKind::InvalidatePage,
             11 => ExitKind::HotSite,
+            12 => ExitKind::LoadSpace,
             _ => ExitKind::None,
         };
         self.exits[kind as usize] += 1;

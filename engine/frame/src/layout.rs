@@ -1,6 +1,8 @@
 // What monitor, wedge and translated code agree on. The wedge is built without crates and includes
 // this file, so it names nothing but core.
 
+use core::sync::atomic::AtomicU32;
+
 /// The wedge's window: one aligned 4 GiB, so that a filter needs one comparison per half. It lies, like
 /// all that is not the guest's, between [`NO_USER`] and [`UPPER_USER`]. Programs choose addresses at
 /// random (JavaScript engines do), so what is taken from them elsewhere is as little as possible.
@@ -21,6 +23,8 @@ pub const ALT_STACK: usize = WINDOW + 0x30_0000;
 pub const ALT_STACK_LEN: usize = 0x8000;
 /// The gate page: what the last instructions before user code read. User code can read and write it.
 pub const GATE: usize = WINDOW + 0x38_0000;
+/// Whose turn it is, shared by all wedges of a vCPU ([`Turns`]).
+pub const TURNS: usize = WINDOW + 0x39_0000;
 /// The vCPU page, shared by all wedges of a vCPU.
 pub const FRAME: usize = WINDOW + 0x40_0000;
 /// Bytes of it.
@@ -103,10 +107,10 @@ pub const MAX_RUN: u64 = 64 * 4096;
 pub const MAX_LARGE: usize = 64;
 /// Hints about what is mapped.
 pub const HINTS: usize = 2048;
-/// `Shared::turn`: the monitor acts.
-pub const MONITOR: u32 = 0;
-/// `Shared::turn`: the wedge acts.
-pub const WEDGE: u32 = 1;
+/// Wedges of a vCPU; their numbers start at one.
+pub const MAX_WEDGES: usize = 12;
+/// The monitor's number.
+pub const MONITOR: usize = 0;
 /// The signal that makes running guest code come back.
 pub const KICK: i32 = 10;
 /// Slots of one indirect-jump table: one for each value of an address's low 16 bits.
@@ -214,6 +218,9 @@ pub enum ExitKind {
     InvalidatePage = 10,
     /// A system call whose site is worth patching; RIP is behind it.
     HotSite = 11,
+    /// MOV to CR3 of [`Frame::operand`] at RIP's instruction, going on at [`Frame::next`]; the wedge does it
+    /// unless it cannot.
+    LoadSpace = 12,
 }
 
 /// How guest code goes on, in [`Frame::go`].
@@ -363,6 +370,8 @@ pub struct Frame {
     pub cr3: u64,
     /// The wedge may walk the guest's page tables: 4-level paging with NX and WP.
     pub walks: u64,
+    /// Not zero: translations have process-context identifiers.
+    pub pcids: u64,
     /// The guest's IDT: GVA, zero if it is not the usual one.
     pub idt: u64,
     /// The guest's 64-bit TSS: GVA, zero if it is not the usual one.
@@ -385,6 +394,8 @@ pub struct Frame {
     pub fast_kernel_returns: u64,
     /// System calls from patched sites.
     pub patched_system_calls: u64,
+    /// Address spaces selected without the monitor.
+    pub hand_overs: u64,
     /// Pages mapped without the monitor.
     pub fast_mapped: u64,
     /// Page faults delivered to the guest's kernel without the monitor.
@@ -441,10 +452,10 @@ pub struct Shared {
     /// The 2 MiB pages of the user's that the wedge has mapped by itself, or pieces of them: HVAs, zero for
     /// none.
     pub larges: [u64; MAX_LARGE],
-    /// Whose turn it is.
-    pub turn: core::sync::atomic::AtomicU32,
+    /// The wedge's number.
+    pub number: u64,
     /// Not zero once the wedge is ready.
-    pub ready: u32,
+    pub ready: u64,
     /// Negated error number of the first order that failed, zero if none.
     pub failed: i64,
     /// Orders given.
@@ -464,6 +475,20 @@ pub struct Shared {
     pub made: [Order; MAX_MADE],
     /// Pages that the wedge has mapped and nobody has changed since.
     pub hints: [Hint; HINTS],
+}
+
+/// Whose turn it is: the monitor's or one wedge's, by number. Wedges can write it as they like; what they
+/// gain is that guest code runs in several of them at once.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Turns {
+    /// Not zero: it is the turn of the one with this number, who waits for that.
+    pub words: [AtomicU32; MAX_WEDGES + 1],
+    /// The wedge that has the turn or had it last.
+    pub current: AtomicU32,
+    /// By wedge, the PCID of the space it holds plus one: it can go on there by itself, the monitor has no
+    /// orders for it. Zero if not.
+    pub spaces: [AtomicU32; MAX_WEDGES + 1],
 }
 
 /// The host's FS base in translated code, for a GS base of the guest.

@@ -57,6 +57,8 @@ pub enum Rule {
     StoreSelector,
     /// MOV from CR2 and CR3.
     ReadControl,
+    /// MOV to CR3.
+    LoadSpace,
     /// INVLPG.
     InvalidatePage,
     /// RDTSCP.
@@ -152,6 +154,7 @@ fn common(insn: &Instruction, level: Level) -> Rule {
         Mnemonic::Mov if reads_selector(insn) => ReadSelector,
         Mnemonic::Mov if stores_selector(insn) => StoreSelector,
         Mnemonic::Mov if reads_control(insn) => ReadControl,
+        Mnemonic::Mov if insn.op0_register() == Register::CR3 => LoadSpace,
         Mnemonic::Invlpg if biased_segment(insn) && !insn.is_ip_rel_memory_operand() => {
             InvalidatePage
         }

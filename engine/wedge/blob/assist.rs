@@ -31,6 +31,11 @@ const SYSRET_FLAGS: u64 = 0x003c_7fd7;
 /// Flags user code may have that need no watching.
 const ORDINARY_USER: u64 = CF_TO_OF | IF | DF | NT | AC | ID | 2;
 const ORDINARY_KERNEL: u64 = IN_HOST | IF | AC | 2;
+/// CR3: translations may stay, and the process-context identifier.
+const KEEP: u64 = 1 << 63;
+const PCID: u64 = 0xfff;
+/// Bits of a GPA.
+const PHYSICAL_BITS: u32 = 46;
 const USER_END: u64 = 0x7fff_ffff_f000;
 const RCX: usize = 1;
 const RSP: usize = 4;
@@ -122,12 +127,14 @@ pub fn after_block(f: &mut Frame) -> bool {
     const MISS: u64 = ExitKind::Miss as u64;
     const INVALIDATE: u64 = ExitKind::InvalidatePage as u64;
     const LOAD_VECTORS: u64 = ExitKind::LoadVectors as u64;
+    const LOAD_SPACE: u64 = ExitKind::LoadSpace as u64;
     match f.exit_kind {
         MISS if f.exit_info == 0 => miss(f),
         LOAD_VECTORS => load_guest_vectors(f),
         SYSRET if f.fast != 0 => sysret(f),
         IRET if f.fast != 0 => iret(f),
         INVALIDATE if f.walks != 0 => invalidate(f),
+        LOAD_SPACE if f.walks != 0 && f.pcids != 0 => load_space(f),
         _ => false,
     }
 }
@@ -159,6 +166,23 @@ fn invalidate(f: &mut Frame) -> bool {
         return false;
     }
     go_on_behind(f, next)
+}
+
+/// MOV to CR3 that keeps translations, of a space that some wedge holds: that one goes on.
+fn load_space(f: &mut Frame) -> bool {
+    let root = f.operand & !KEEP;
+    let next = find(f.next, f.alignment_flag != 0);
+    if f.operand & KEEP == 0 || root >> PHYSICAL_BITS != 0 || next == 0 {
+        return false;
+    }
+    let Some(to) = turns::holder(root & PCID) else { return false };
+    f.cr3 = root;
+    f.hand_overs += 1;
+    go_on_behind(f, next);
+    if to as u64 != shared().number {
+        turns::pass_on(to);
+    }
+    true
 }
 
 /// An interrupt is due as soon as interrupts are enabled.

@@ -160,7 +160,9 @@ pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Acce
     match mark(leaf.offset) {
         0 if is_worth_asking(s, leaf, kernel) => return false,
         0 => {}
-        EMPTY_PAGE if !leaf.writable && !leaf.large && !access.fetch => return map_empty(f, s, page, leaf.offset),
+        EMPTY_PAGE if !kernel && !leaf.writable && !leaf.large && !access.fetch => {
+            return map_empty(f, s, page, leaf.offset);
+        }
         _ => return false,
     }
     let mut run = Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf, kernel) };
@@ -238,7 +240,7 @@ fn map_empty(f: &mut Frame, s: &mut Shared, page: u64, offset: u64) -> bool {
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary.
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     let value = entry(s, table, gva >> 12 & 0x1ff)?.load(Ordering::Relaxed);
-    let used = value & (P | A | US) == P | A | if kernel { 0 } else { US };
+    let used = value & (P | A | US) == P | A | if kernel { 0 } else { US } && (kernel || table & US != 0);
     let executable = !kernel && (value | table) & NX == 0;
     // What may be written and executed is the monitor's to map.
     if !used || executable && value & RW != 0 || value & RESERVED != 0 || kernel && value & G == 0 {
@@ -348,11 +350,10 @@ fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
     }
 }
 
-/// Address of the last-level table for `gva`, with RW set only if all levels above allow writing, and
-/// NX if one of them forbids execution.
-/// The faulting page has been walked, so the path is good.
+/// Address of the last-level table for `gva`, with RW and US set only if all levels above allow writing and
+/// the user's accesses, and NX if one of them forbids execution.
 fn last_table(f: &Frame, s: &Shared, gva: u64) -> Option<u64> {
-    let (mut table, mut rights, mut no_execute) = (f.cr3, RW, 0);
+    let (mut table, mut rights, mut no_execute) = (f.cr3, RW | US, 0);
     for shift in [39, 30, 21] {
         let value = entry(s, table, gva >> shift & 0x1ff)?.load(Ordering::Relaxed);
         if value & (P | A) != P | A || value & PS != 0 {

@@ -1,14 +1,20 @@
-//! Taking turns with the monitor.
+//! Taking turns with the monitor and the other wedges.
+//!
+//! A wedge gives its turn away and waits until it gets one. As a rule that goes to the monitor and comes
+//! from it; when the guest selects an address space whose wedge has nothing to do first, it goes there.
 
 use crate::{
     frame,
     host::{self, call, load_vectors, store_vectors},
-    layout::{ExitKind, MONITOR, Shared, WEDGE, go, mode},
+    layout::{ExitKind, MONITOR, Shared, go, mode},
     mmu,
     orders::obey,
-    run, shared,
+    run, shared, whose_turn,
 };
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+const WAIT: u64 = 0;
+const WAKE: u64 = 1;
 
 /// Tells the monitor why guest code stopped, and goes on when and as it says.
 pub fn exit(kind: ExitKind) -> ! {
@@ -17,28 +23,56 @@ pub fn exit(kind: ExitKind) -> ! {
 }
 
 pub fn hand_over_and_run() -> ! {
+    // The monitor looks at everything a kick can be about.
+    frame().kicked = 0;
+    wait_after(MONITOR)
+}
+
+/// The wedge that can go on in the space with a PCID at once.
+pub fn holder(pcid: u64) -> Option<usize> {
+    let holds = |space: &AtomicU32| u64::from(space.load(Ordering::Relaxed)) == pcid + 1;
+    whose_turn().spaces.iter().position(holds)
+}
+
+/// Has another wedge go on as the frame says.
+pub fn pass_on(to: usize) -> ! {
+    let turns = whose_turn();
+    turns.current.store(to as u32, Ordering::SeqCst);
+    // A kick for this wedge has arrived once a host call is over, and the other one sees it in the frame.
+    wake(&turns.spaces[0]);
+    wait_after(to)
+}
+
+/// Gives somebody the turn, and goes on when and as the frame says.
+fn wait_after(to: usize) -> ! {
     let f = frame();
     f.mode = mode::WEDGE;
     mmu::finish_deferred(f);
-    // The monitor looks at everything a kick can be about.
-    f.kicked = 0;
     store_vectors(f.vectors.0.as_mut_ptr());
-    hand_over(shared());
+    hand_over(shared(), to);
     load_vectors(f.vectors.0.as_ptr());
     run::restart(run::run)
 }
 
-/// Gives the monitor its turn, and obeys its orders when it is ours again.
-fn hand_over(s: &mut Shared) {
+/// Gives somebody the turn, and obeys the monitor's orders when it is ours again.
+fn hand_over(s: &mut Shared, mut to: usize) {
+    let Some(own) = whose_turn().words.get(s.number as usize) else { crate::die() };
     loop {
-        s.turn.store(MONITOR, Ordering::SeqCst);
-        call(host::FUTEX, &raw const s.turn as u64, 1, 1, 0, 0);
-        while s.turn.load(Ordering::SeqCst) != WEDGE {
-            call(host::FUTEX, &raw const s.turn as u64, 0, MONITOR as u64, 0, 0);
+        if let Some(word) = whose_turn().words.get(to) {
+            word.store(1, Ordering::SeqCst);
+            wake(word);
+        }
+        while own.swap(0, Ordering::SeqCst) == 0 {
+            call(host::FUTEX, own.as_ptr() as u64, WAIT, 0, 0, 0);
         }
         obey(s);
         if s.failed == 0 && frame().go != go::NOTHING {
             return;
         }
+        to = MONITOR;
     }
+}
+
+fn wake(word: &AtomicU32) {
+    call(host::FUTEX, word.as_ptr() as u64, WAKE, 1, 0, 0);
 }

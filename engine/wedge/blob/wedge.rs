@@ -39,7 +39,7 @@ mod text;
 mod turns;
 
 use core::arch::asm;
-use layout::{FRAME, Frame, SHARED, Shared};
+use layout::{FRAME, Frame, SHARED, Shared, TURNS, Turns};
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -60,4 +60,9 @@ fn shared() -> &'static mut Shared {
 fn frame() -> &'static mut Frame {
     // SAFETY: as for the shared pages; only one wedge of a vCPU runs at a time.
     unsafe { &mut *(FRAME as *mut Frame) }
+}
+
+fn whose_turn() -> &'static Turns {
+    // SAFETY: as for the shared pages; all of it is atomic.
+    unsafe { &*(TURNS as *const Turns) }
 }

@@ -18,6 +18,7 @@ mod cpuid;
 mod memory;
 mod pages;
 mod process;
+mod turns;
 
 #[cfg(test)]
 #[allow(dead_code, reason = "the blob uses the rest")]
@@ -30,7 +31,8 @@ use frame as layout;
 
 pub use frame::{KERNEL_PAGE, Order};
 pub use pages::{Call, Pages};
-pub use process::{Error, Kick, Ram, Wedge};
+pub use process::{Error, Ram, Wedge};
+pub use turns::Turns;
 
 /// Protection keys can be used: the CPU and the host have them, and the host delivers signals to
 /// a stack with a key (since Linux 6.12).

@@ -1,6 +1,7 @@
 //! The pages all wedges of a vCPU share: the frame, the code cache and its tables.
 
 use crate::memory::MemoryObject;
+use crate::turns::Turns;
 use frame::{
     BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, NO_USER, NOWHERE, POISON,
     REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS,
@@ -19,7 +20,7 @@ pub enum Call {
     Compared(u32),
 }
 
-/// The pages. The monitor writes them; wedges can write the frame only.
+/// The pages. The monitor writes them; wedges can write the frame and the turns only.
 #[derive(Debug)]
 pub struct Pages {
     frame: MemoryObject<Frame>,
@@ -27,6 +28,7 @@ pub struct Pages {
     cache: Bytes,
     regions: Bytes,
     sites: Bytes,
+    turns: Turns,
 }
 
 impl Pages {
@@ -41,6 +43,7 @@ impl Pages {
             cache: MemoryObject::new("ring3-code", CACHE_LEN)?,
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
             sites: MemoryObject::new("ring3-sites", SITES_LEN)?,
+            turns: Turns::new()?,
         };
         for object in [&pages.tables, &pages.cache, &pages.regions, &pages.sites] {
             object.seal()?;
@@ -62,6 +65,11 @@ impl Pages {
     /// The frame. Wedges change it while they have the turn.
     pub fn frame(&mut self) -> &mut Frame {
         self.frame.get_mut()
+    }
+
+    /// Whose turn it is.
+    pub fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// Writes code at an offset into the cache.

@@ -2,20 +2,17 @@
 // UNSAFETY: forks, maps memory at fixed addresses and shares it with another process.
 #![allow(unsafe_code)]
 
-use crate::{Pages, cpuid, memory::MemoryObject};
+use crate::{Pages, cpuid, memory::MemoryObject, turns::Turns};
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, KICK, MARKS,
-    MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN,
-    SHARED, SITES, SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN, TOP, WEDGE,
+    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, MARKS,
+    MAX_MADE, MAX_ORDERS, MAX_RUN, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN, SHARED,
+    SITES, SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN, TOP, TURNS, Turns as TurnsPage,
 };
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
     ptr,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicI32, Ordering},
-    },
+    sync::OnceLock,
 };
 
 static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
@@ -32,25 +29,6 @@ pub enum Error {
     /// The process is gone.
     #[error("a process running guest code ended unexpectedly")]
     Gone,
-}
-
-/// Makes guest code come back, from any thread; sticky until the next run.
-#[derive(Clone, Debug, Default)]
-pub struct Kick(Arc<AtomicI32>);
-
-impl Kick {
-    /// Kicks the wedge that runs, if one does.
-    pub fn kick(&self) {
-        let pid = self.0.load(Ordering::SeqCst);
-        if pid > 0 {
-            // SAFETY: a child of ours that is not reaped while it is set here.
-            unsafe { libc::kill(pid, KICK) };
-        }
-    }
-    /// From now on kicks reach this process (zero: none).
-    fn aim(&self, pid: i32) {
-        self.0.store(pid, Ordering::SeqCst);
-    }
 }
 
 /// Guest RAM, as a wedge needs it.
@@ -74,7 +52,8 @@ pub struct Wedge {
     pid: i32,
     shared: MemoryObject<Shared>,
     orders: Vec<Order>,
-    kick: Kick,
+    turns: Turns,
+    number: usize,
     ram_len: u64,
     /// Orders could not be carried out, and guest code has not run since.
     failed: bool,
@@ -83,17 +62,18 @@ pub struct Wedge {
 }
 
 impl Wedge {
-    /// Starts a wedge over guest RAM and a vCPU's pages, from the thread that is going to take turns with it.
+    /// Starts the wedge with a number (from 1 to [`frame::MAX_WEDGES`]) over guest RAM and a vCPU's pages, from
+    /// the thread that is going to take turns with it.
     ///
     /// # Errors
     /// If the host refuses a process, memory or the sandbox.
-    pub fn start(ram: Ram<'_>, pages: &Pages, kick: Kick) -> Result<Self, Error> {
+    pub fn start(ram: Ram<'_>, pages: &Pages, number: usize) -> Result<Self, Error> {
         if ram.len > RAM_MAX as u64 {
             return Err(Error::Start(io::ErrorKind::OutOfMemory.into()));
         }
         cpuid::fault_as_in_wedges()?;
         let mut shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
-        prepare(shared.get_mut(), &ram);
+        prepare(shared.get_mut(), &ram, number);
         let parts = Parts {
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
             walked: ram.walked,
@@ -101,6 +81,7 @@ impl Wedge {
             image: image()?,
             shared: shared.fd(),
             frame: pages.frame_fd(),
+            turns: pages.turns().fd(),
             tables: pages.tables_fd(),
             cache: pages.cache_fd(),
             regions: pages.regions_fd(),
@@ -112,9 +93,11 @@ impl Wedge {
             -1 => Err(io::Error::last_os_error().into()),
             0 => become_wedge(&parts),
             _ => {
-                let (orders, ram_len) = (Vec::new(), ram.len);
+                let (orders, ram_len, turns) = (Vec::new(), ram.len, pages.turns().clone());
+                turns.set_pid(number, pid);
+                let (failed, patched_entry) = (false, 0);
                 let mut wedge =
-                    Self { pid, shared, orders, kick, ram_len, failed: false, patched_entry: 0 };
+                    Self { pid, shared, orders, turns, number, ram_len, failed, patched_entry };
                 wedge.wait()?; // until it is ready
                 wedge.patched_entry = wedge.shared.get().patched_entry;
                 Ok(wedge)
@@ -143,7 +126,14 @@ impl Wedge {
 
     /// Guest code is about to run here: kicks reach it from now on.
     pub fn aim_kicks(&self) {
-        self.kick.aim(self.pid);
+        self.turns.aim(self.number);
+    }
+
+    /// Guest code may go on here, in the space of a PCID, without the monitor; with `None` it may not. It may
+    /// not either while there are orders.
+    pub fn publish(&self, pcid: Option<u64>) {
+        let idle = self.orders.is_empty() && !self.failed;
+        self.turns.publish(self.number, pcid.filter(|_| idle));
     }
 
     /// Runs guest code as the frame says until it stops; false if the orders could not all be
@@ -201,23 +191,14 @@ impl Wedge {
     }
 
     fn take_turns(&mut self) -> Result<(), Error> {
-        let turn = &self.shared.get().turn;
-        turn.store(WEDGE, Ordering::SeqCst);
-        futex(turn.as_ptr(), libc::FUTEX_WAKE, 1, false);
+        self.turns.give(self.number);
         self.wait()
     }
 
     /// Waits for our turn; a dead process is noticed within a second.
     fn wait(&mut self) -> Result<(), Error> {
-        let turn = &self.shared.get().turn;
-        while turn.load(Ordering::SeqCst) != MONITOR || self.shared.get().ready == 0 {
-            futex(turn.as_ptr(), libc::FUTEX_WAIT, turn.load(Ordering::SeqCst), true);
-            let mut status = 0;
-            // SAFETY: our own child.
-            if unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) } == self.pid {
-                tracing::debug!(status, "a wedge has ended");
-                self.pid = 0;
-                self.kick.aim(0);
+        while !self.turns.wait() {
+            if self.turns.has_lost_one() {
                 return Err(Error::Gone);
             }
         }
@@ -230,7 +211,7 @@ impl Drop for Wedge {
         // SAFETY: our own child.
         unsafe {
             if self.pid > 0 {
-                self.kick.aim(0);
+                self.turns.set_pid(self.number, 0);
                 libc::kill(self.pid, libc::SIGKILL);
                 libc::waitpid(self.pid, ptr::null_mut(), 0);
             }
@@ -250,7 +231,8 @@ fn is_possible(order: &Order, ram_len: u64) -> bool {
         && inside(order.offset, source, ram_len)
 }
 
-fn prepare(shared: &mut Shared, ram: &Ram<'_>) {
+fn prepare(shared: &mut Shared, ram: &Ram<'_>, number: usize) {
+    shared.number = number as u64;
     let mut secret = [0; 8];
     // SAFETY: fills eight bytes of ours.
     unsafe { libc::getrandom(secret.as_mut_ptr().cast(), 8, 0) };
@@ -272,18 +254,12 @@ fn image() -> io::Result<i32> {
     Ok(OBJECT.get_or_init(|| object).fd())
 }
 
-fn futex(word: *mut u32, operation: i32, value: u32, timed: bool) {
-    let second = libc::timespec { tv_sec: 1, tv_nsec: 0 };
-    let timeout = if timed { &raw const second } else { ptr::null() };
-    // SAFETY: the word stays mapped; waking and waiting touch nothing else.
-    unsafe { libc::syscall(libc::SYS_futex, word, operation, value, timeout) };
-}
-
 /// Descriptors of what a wedge consists of.
 struct Parts {
     image: i32,
     shared: i32,
     frame: i32,
+    turns: i32,
     tables: i32,
     cache: i32,
     regions: i32,
@@ -305,6 +281,7 @@ fn become_wedge(parts: &Parts) -> ! {
         (SHARED, shared_len, RW, parts.shared),
         (STACK, STACK_LEN, RW, -1),
         (ALT_STACK, ALT_STACK_LEN, RW, -1),
+        (TURNS, size_of::<TurnsPage>(), RW, parts.turns),
         (FRAME, FRAME_LEN, RW, parts.frame),
         (TABLES, TABLES_LEN, R, parts.tables),
         (CACHE, CACHE_LEN, RX, parts.cache),

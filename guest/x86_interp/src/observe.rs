@@ -8,7 +8,7 @@ use crate::{
     cpu::Cpu,
     system::{GuestRam, System},
 };
-use x86::{Segment, control::cr4, flags};
+use x86::{Segment, control::cr4, flags, paging};
 
 /// Translations the guest has declared stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +102,14 @@ impl<S: System> Cpu<S> {
     pub fn forget_page(&mut self, linear: u64) {
         self.tlb.flush_page(linear);
         self.blocks.forget_addresses();
+    }
+
+    /// A MOV to CR3 that keeps all translations has been executed elsewhere.
+    pub fn adopt_space(&mut self, cr3: u64) {
+        if cr3 != self.vcpu.cr3 {
+            self.vcpu.cr3 = cr3 & ((1 << paging::PHYS_BITS) - 1);
+            self.forget_translations();
+        }
     }
 
     /// Takes the record.

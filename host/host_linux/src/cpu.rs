@@ -18,3 +18,9 @@ pub fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
     // SAFETY: CPUID exists on every x86-64 CPU.
     unsafe { core::arch::x86_64::__cpuid_count(leaf, subleaf) }
 }
+
+/// Whether the CPU has random numbers of its own (RDRAND).
+pub fn has_random_numbers() -> bool {
+    const RDRAND: u32 = 1 << 30;
+    cpuid(1, 0).ecx & RDRAND != 0
+}

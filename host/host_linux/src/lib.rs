@@ -6,6 +6,7 @@ mod clock;
 pub mod cpu;
 mod entropy;
 pub mod probe;
+pub mod process;
 pub mod terminal;
 pub mod user;
 

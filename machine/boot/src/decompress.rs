@@ -6,7 +6,12 @@
 //! that carry no checksum.
 
 use crate::{Error, bytes};
-use std::io::Read;
+use std::{
+    io::Read,
+    num::NonZero,
+    sync::{Mutex, PoisonError},
+    thread,
+};
 
 /// No kernel is larger than this, in bytes; a file that unpacks to more is damaged or hostile.
 const MAX_UNPACKED: usize = 512 << 20;
@@ -125,10 +130,62 @@ fn zstd(data: &[u8], limit: usize) -> Result<Vec<u8>, String> {
 
 /// The frame of `lz4 -l`: a magic, then blocks of at most 8 MiB, each after its compressed size.
 /// No checksum, no end mark. Frames may follow each other.
+///
+/// Blocks know nothing of each other, so CPUs share them. Each is given the room it can need, and the gaps are closed
+/// afterwards; kernels have none, because all their blocks but the last unpack to 8 MiB.
 fn lz4_legacy(data: &[u8], limit: usize) -> Result<Vec<u8>, String> {
-    let mut unpacked = Vec::new();
-    let mut rest = data;
-    let mut block = vec![0; LZ4_BLOCK];
+    let blocks = lz4_blocks(data)?;
+    let rooms: Vec<_> = blocks.iter().map(|packed| lz4_room(packed)).collect();
+    let room = rooms.iter().sum();
+    if room > MAX_UNPACKED {
+        return Err(format!("it unpacks to more than {limit} bytes"));
+    }
+    let mut unpacked = vec![0; room];
+    let lens = lz4_unpack(&blocks, split(&mut unpacked, &rooms))?;
+    close_gaps(&mut unpacked, &rooms, &lens);
+    if unpacked.len() > limit {
+        return Err(format!("it unpacks to more than {limit} bytes"));
+    }
+    Ok(unpacked)
+}
+
+/// The most bytes a block can unpack to: 255 for each of its own.
+fn lz4_room(packed: &[u8]) -> usize {
+    packed.len().saturating_mul(255).min(LZ4_BLOCK)
+}
+
+/// Unpacks each block to its place; returns their lengths.
+fn lz4_unpack(blocks: &[&[u8]], places: Vec<&mut [u8]>) -> Result<Vec<usize>, String> {
+    let mut lens = vec![Ok(0); blocks.len()];
+    let work = Mutex::new(blocks.iter().zip(places).zip(&mut lens));
+    let unpack_some = || {
+        // What is locked is an iterator, which a panic leaves as it was.
+        let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
+        while let Some(((packed, place), len)) = next() {
+            *len = lz4_flex::block::decompress_into(packed, place).map_err(|e| e.to_string());
+        }
+    };
+    thread::scope(|scope| {
+        let others = thread::available_parallelism().map_or(1, NonZero::get) - 1;
+        (0..others.min(blocks.len() / 2)).for_each(|_| drop(scope.spawn(unpack_some)));
+        unpack_some();
+    });
+    lens.into_iter().collect()
+}
+
+/// Consecutive parts of these lengths.
+fn split<'a>(mut bytes: &'a mut [u8], lens: &[usize]) -> Vec<&'a mut [u8]> {
+    let part = |len: &usize| {
+        let (part, rest) = std::mem::take(&mut bytes).split_at_mut(*len);
+        bytes = rest;
+        part
+    };
+    lens.iter().map(part).collect()
+}
+
+/// The blocks of a legacy frame, packed.
+fn lz4_blocks(data: &[u8]) -> Result<Vec<&[u8]>, String> {
+    let (mut blocks, mut rest) = (Vec::new(), data);
     while let Some((head, tail)) = rest.split_first_chunk() {
         rest = tail;
         if *head == LZ4_MAGIC {
@@ -137,12 +194,20 @@ fn lz4_legacy(data: &[u8], limit: usize) -> Result<Vec<u8>, String> {
         let size = u64::from(u32::from_le_bytes(*head));
         let packed = bytes::slice(rest, 0, size).ok_or("a block reaches beyond the end")?;
         rest = &rest[packed.len()..];
-        let len =
-            lz4_flex::block::decompress_into(packed, &mut block).map_err(|e| e.to_string())?;
-        unpacked.extend_from_slice(&block[..len]);
-        if unpacked.len() > limit {
-            return Err(format!("it unpacks to more than {limit} bytes"));
-        }
+        blocks.push(packed);
     }
-    if rest.is_empty() { Ok(unpacked) } else { Err("bytes follow the last block".into()) }
+    if rest.is_empty() { Ok(blocks) } else { Err("bytes follow the last block".into()) }
+}
+
+/// Moves what was unpacked behind blocks that are shorter than their rooms.
+fn close_gaps(unpacked: &mut Vec<u8>, rooms: &[usize], lens: &[usize]) {
+    let (mut start, mut end) = (0, 0);
+    for (room, len) in rooms.iter().zip(lens) {
+        if start != end {
+            unpacked.copy_within(start..start + len, end);
+        }
+        start += room;
+        end += len;
+    }
+    unpacked.truncate(end);
 }

@@ -145,7 +145,7 @@ impl PciHost {
         ConfigPorts::new(self.clone())
     }
 
-    /// The device for the 256 MiB at [`crate::ECAM_BASE`].
+    /// The device for what is at [`crate::ECAM_BASE`].
     pub fn ecam(&self) -> Ecam {
         Ecam::new(self.clone())
     }

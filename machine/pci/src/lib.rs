@@ -32,7 +32,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! ACPI must say the same: MCFG with [`ECAM_BASE`] (segment 0, buses 0 to 255), a PNP0A08 root with
+//! ACPI must say the same: MCFG with [`ECAM_BASE`] (segment 0, bus 0), a PNP0A08 root with
 //! the window in `_CRS`, and a `_PRT` from [`interrupt_gsi`].
 //!
 //! # Lock order
@@ -62,8 +62,9 @@ pub use ports::{ConfigPorts, Ecam, MmioWindow};
 pub const CONFIG_PORTS: u64 = 0xcf8;
 /// GPA of the enhanced configuration access window (PCIe 5.0 section 7.2.2).
 pub const ECAM_BASE: u64 = 0xe000_0000;
-/// Bytes of the enhanced configuration access window: 256 buses.
-pub const ECAM_SIZE: u64 = 256 << 20;
+/// Bytes of the enhanced configuration access window: that of the one bus there is. Systems look for something on every bus the
+/// window could have, an exit for each look.
+pub const ECAM_SIZE: u64 = 1 << 20;
 /// GPA of the window that memory BARs are decoded in.
 pub const WINDOW_BASE: u64 = 0xc000_0000;
 /// Bytes of the window that memory BARs are decoded in.

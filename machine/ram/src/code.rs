@@ -7,16 +7,23 @@
 //! puts a full fence into every running thread of the process. A store before it is seen by the
 //! reader; a store after it sees the mark.
 //!
+//! Devices write much at a time and may be in other processes, which that `membarrier` does not reach: they pay for a
+//! fence of their own ([`PageMap::note_dma`]). A process that serves a device ([`PageMap::of_another`]) may look at the marks
+//! and not change them; what it writes to goes into [`Notes`], where the worst it can do is to have code translated anew.
+//!
 //! The list of stale pages is behind a mutex, touched once for each page that goes stale. A page
 //! marked again while stale stays stale: whatever was made from it is dropped once more than
 //! strictly needed, never once less.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-use crate::{PAGE, RamError, mapping::Marks};
+use crate::{
+    PAGE, RamError,
+    mapping::{Marks, Notes},
+};
 
 /// Something was made from the page's bytes.
 const CODE: u8 = 1 << 0;
@@ -29,19 +36,39 @@ const EMPTY: u8 = 1 << 3;
 /// The mark of a page that is empty ([`crate::Ram::mark_empty`]) and not stale.
 pub const EMPTY_PAGE: u8 = CODE | EMPTY;
 
+/// Pages are in the list of stale ones.
+const LISTED: u8 = 1 << 0;
+/// Other processes have noted pages.
+const NOTED: u8 = 1 << 1;
+
+/// Whose the marks are.
+enum Role {
+    /// Ours.
+    Owner {
+        /// The process may use expedited membarriers.
+        barriers: bool,
+    },
+    /// Another process's.
+    Reporter,
+}
+
 pub(crate) struct PageMap {
     pub(crate) marks: Marks,
-    any_stale: AtomicBool,
+    pub(crate) notes: Notes,
     stale: Mutex<Vec<u64>>,
-    /// The process may use expedited membarriers.
-    barriers: bool,
+    role: Role,
 }
 
 impl PageMap {
     pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
-        let marks = Marks::new(pages)?;
+        let (marks, notes) = (Marks::new(pages)?, Notes::new(pages)?);
         let barriers = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
-        Ok(Self { marks, any_stale: AtomicBool::new(false), stale: Mutex::default(), barriers })
+        Ok(Self { marks, notes, stale: Mutex::default(), role: Role::Owner { barriers } })
+    }
+
+    /// Another process's marks, and where to report to it.
+    pub(crate) fn of_another(marks: Marks, notes: Notes) -> Self {
+        Self { marks, notes, stale: Mutex::default(), role: Role::Reporter }
     }
 
     #[inline]
@@ -54,8 +81,9 @@ impl PageMap {
     }
 
     pub(crate) fn mark_code(&self, offset: u64) {
+        let Role::Owner { barriers } = self.role else { return };
         let before = self.mark(offset).fetch_or(CODE, Ordering::SeqCst);
-        if before & CODE == 0 && self.barriers {
+        if before & CODE == 0 && barriers {
             // Cannot fail once registered; if it could, the fence below is what is left.
             let _ = membarrier(MembarrierCommand::PrivateExpedited);
         }
@@ -91,23 +119,50 @@ impl PageMap {
         }
     }
 
+    /// As [`PageMap::note_write`], for writers that no `membarrier` of the marks' owner reaches.
+    pub(crate) fn note_dma(&self, offset: u64, len: u64) {
+        fence(Ordering::SeqCst);
+        self.note_write(offset, len);
+    }
+
     #[cold]
     fn go_stale(&self, offset: u64) {
-        let mut list = self.list();
+        if matches!(self.role, Role::Reporter) {
+            self.notes.page(offset / PAGE).store(1, Ordering::Release);
+            self.notes.state().fetch_or(NOTED, Ordering::Release);
+            return;
+        }
+        self.add_stale(&mut self.list(), offset);
+    }
+
+    fn add_stale(&self, list: &mut Vec<u64>, offset: u64) {
         if self.mark(offset).fetch_or(STALE, Ordering::AcqRel) & STALE == 0 {
             list.push(offset);
-            self.any_stale.store(true, Ordering::Release);
+            self.notes.state().fetch_or(LISTED, Ordering::Release);
         }
     }
 
     #[inline]
     pub(crate) fn has_stale(&self) -> bool {
-        self.any_stale.load(Ordering::Relaxed)
+        self.notes.state().load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes what other processes noted. A note that comes while we look leaves the state set for the next time.
+    fn take_notes(&self, list: &mut Vec<u64>) {
+        for page in 0..self.notes.pages() {
+            let noted = self.notes.page(page);
+            if noted.load(Ordering::Relaxed) != 0 && noted.swap(0, Ordering::AcqRel) != 0 {
+                self.add_stale(list, page * PAGE);
+            }
+        }
     }
 
     pub(crate) fn take_stale(&self) -> Vec<u64> {
         let mut list = self.list();
-        self.any_stale.store(false, Ordering::Relaxed);
+        if self.notes.state().swap(0, Ordering::AcqRel) & NOTED != 0 {
+            self.take_notes(&mut list);
+            self.notes.state().fetch_and(!LISTED, Ordering::Relaxed);
+        }
         for &offset in list.iter() {
             self.mark(offset).fetch_and(!(CODE | STALE | EMPTY), Ordering::AcqRel);
         }

@@ -65,7 +65,7 @@ impl BitmapSlice for NotesFrom<'_> {}
 
 impl Bitmap for NotesFrom<'_> {
     fn mark_dirty(&self, offset: usize, len: usize) {
-        self.pages.note_write(self.base + offset as u64, len as u64);
+        self.pages.note_dma(self.base + offset as u64, len as u64);
     }
     fn dirty_at(&self, _: usize) -> bool {
         false

@@ -23,18 +23,19 @@ mod mapping;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use code::EMPTY_PAGE;
 pub use dma::{DmaMemory, WriteNotes};
 pub use layout::{HIGH_BASE, LOW_MAX};
+use rustix::mm::ProtFlags;
 use x86::paging::WalkMemory;
 use x86_interp::{GuestRam, RamPage};
 
 use code::PageMap;
 use layout::Layout;
-use mapping::Mapping;
+use mapping::{Mapping, Marks, Notes};
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -104,6 +105,26 @@ impl Ram {
         Ok(Self { view, layout, pages, shared: Arc::new(Inner { mapping, dma }) })
     }
 
+    /// The RAM of another process, for a device that is served in this one. What is written here is reported there.
+    ///
+    /// # Errors
+    /// These are not what [`Ram::fd`], [`Ram::marks_fd`] and [`Ram::notes_fd`] gave, or the host refuses.
+    pub fn of_another(memory: OwnedFd, marks: OwnedFd, notes: OwnedFd) -> Result<Self, RamError> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let mapping = Mapping::of_another(memory.into(), access)?;
+        let view = mapping.view();
+        let len = mapping.len();
+        if len < MIN_LEN || !len.is_multiple_of(PAGE) {
+            return Err(RamError::BadSize { len });
+        }
+        let layout = Layout::new(len);
+        let marks = Marks::of_another(marks.into(), len / PAGE)?;
+        let notes = Notes::of_another(notes.into(), len / PAGE)?;
+        let pages = Arc::new(PageMap::of_another(marks, notes));
+        let dma = dma::map(&mapping, layout, &pages)?;
+        Ok(Self { view, layout, pages, shared: Arc::new(Inner { mapping, dma }) })
+    }
+
     /// Bytes of RAM.
     #[allow(clippy::len_without_is_empty)] // there is always at least 1 MiB
     pub fn len(&self) -> u64 {
@@ -142,6 +163,11 @@ impl Ram {
         self.pages.marks.file().as_fd()
     }
 
+    /// The memfd in which processes that serve devices report what they wrote ([`Ram::of_another`]).
+    pub fn notes_fd(&self) -> BorrowedFd<'_> {
+        self.pages.notes.file().as_fd()
+    }
+
     /// RAM as the rust-vmm crates want it: the same bytes at the same GPAs. Writes through it are
     /// noted as [`GuestRam::note_write`] does.
     pub fn dma(&self) -> &DmaMemory {
@@ -170,7 +196,7 @@ impl Ram {
     pub fn write_gpa(&self, gpa: u64, data: &[u8]) -> Result<(), OutOfRam> {
         let offset = self.offset(gpa, data.len() as u64)?;
         self.view.write(offset, data);
-        self.note_write(offset, data.len() as u64);
+        self.pages.note_dma(offset, data.len() as u64);
         Ok(())
     }
 

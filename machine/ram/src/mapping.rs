@@ -14,7 +14,9 @@ use std::fs::File;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::RamError;
@@ -44,26 +46,58 @@ impl Mapping {
             .map_err(host("memfd_create"))?;
         ftruncate(&fd, len).map_err(host("set size"))?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | seals).map_err(host("seal"))?;
+        Self::of(fd.into(), len, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// Maps a file of `len` bytes, which cannot shrink.
+    fn of(file: File, len: u64, access: ProtFlags) -> Result<Self, RamError> {
+        let host = |e: rustix::io::Errno| RamError::Host { len, step: "map", error: e.into() };
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
-        let base = unsafe {
-            mmap(ptr::null_mut(), len as usize, ProtFlags::READ | ProtFlags::WRITE, flags, &fd, 0)
-        }
-        .map_err(host("map"))?;
+        let base = unsafe { mmap(ptr::null_mut(), len as usize, access, flags, &file, 0) };
+        let base = base.map_err(host)?;
         // SAFETY: the range was just mapped. A host without huge pages for shared memory refuses;
         // that costs speed only.
         let _ = unsafe { madvise(base, len as usize, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).expect("mmap does not map page zero unasked");
-        Ok(Self { file: fd.into(), base, len })
+        Ok(Self { file, base, len })
+    }
+
+    /// Maps a memory object of another process's, if it is sealed against shrinking.
+    pub(crate) fn of_another(file: File, access: ProtFlags) -> Result<Self, RamError> {
+        let host =
+            |step| move |e: rustix::io::Errno| RamError::Host { len: 0, step, error: e.into() };
+        // Not the library's way, which asks by a call that can name files: who serves a device may not make it.
+        let len = fstat(&file).map_err(host("size"))?.st_size.cast_unsigned();
+        let seals = fcntl_get_seals(&file).map_err(host("seals"))?;
+        if len == 0 || !seals.contains(SealFlags::SHRINK) {
+            return Err(RamError::BadSize { len });
+        }
+        Self::of(file, len, access)
     }
 
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
+    /// Its bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
     /// A view, good while `self` lives: whoever keeps one keeps the mapping too.
     pub(crate) fn view(&self) -> View {
         View { base: self.base, len: self.len }
+    }
+}
+
+impl Mapping {
+    /// A byte that others may change at any moment. Of a mapping that may not be written, it can be loaded only.
+    #[inline]
+    fn byte(&self, at: u64) -> &AtomicU8 {
+        assert!(at < self.len, "a page outside RAM");
+        // SAFETY: inside the mapping, which lives as long as `self`; bytes are always valid.
+        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(at as usize)) }
     }
 }
 
@@ -90,12 +124,58 @@ impl Marks {
         Ok(Self(mapping))
     }
 
+    /// Another process's marks, of at least so many pages. They can be looked at only.
+    pub(crate) fn of_another(file: File, pages: u64) -> Result<Self, RamError> {
+        let mapping = Mapping::of_another(file, ProtFlags::READ)?;
+        if mapping.len < pages {
+            Err(RamError::BadSize { len: mapping.len })
+        } else {
+            Ok(Self(mapping))
+        }
+    }
+
     /// The mark of a page.
     #[inline]
     pub(crate) fn get(&self, page: u64) -> &AtomicU8 {
-        assert!(page < self.0.len, "a page outside RAM");
-        // SAFETY: inside the mapping, which lives as long as `self`; bytes are always valid.
-        unsafe { AtomicU8::from_ptr(self.0.base.as_ptr().add(page as usize)) }
+        self.0.byte(page)
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.0.file
+    }
+}
+
+/// What other processes say they have written: a byte a page, and one that says whether to look at them.
+pub(crate) struct Notes(Mapping);
+
+impl Notes {
+    /// None noted, of so many pages.
+    pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
+        let len = pages.next_multiple_of(crate::PAGE) + crate::PAGE;
+        Ok(Self(Mapping::with_seals(len, SealFlags::SEAL)?))
+    }
+
+    /// Where another process wants to be told, of at least so many pages.
+    pub(crate) fn of_another(file: File, pages: u64) -> Result<Self, RamError> {
+        let mapping = Mapping::of_another(file, ProtFlags::READ | ProtFlags::WRITE)?;
+        let notes = Self(mapping);
+        if notes.pages() < pages { Err(RamError::BadSize { len: notes.0.len }) } else { Ok(notes) }
+    }
+
+    /// Whether there is anything to look at.
+    #[inline]
+    pub(crate) fn state(&self) -> &AtomicU8 {
+        self.0.byte(0)
+    }
+
+    /// The note of a page.
+    pub(crate) fn page(&self, page: u64) -> &AtomicU8 {
+        self.0.byte(crate::PAGE + page)
+    }
+
+    /// How many pages there can be notes of.
+    pub(crate) fn pages(&self) -> u64 {
+        self.0.len.saturating_sub(crate::PAGE)
     }
 
     pub(crate) fn file(&self) -> &File {

@@ -200,3 +200,48 @@ fn marks_and_writes_never_miss_each_other() {
         assert_eq!(ram.take_stale_code(), [0x2000]);
     }
 }
+
+/// The same RAM as a process that serves a device has it.
+fn of_another(ram: &Ram) -> Ram {
+    let [memory, marks, notes] =
+        [ram.fd(), ram.marks_fd(), ram.notes_fd()].map(|fd| fd.try_clone_to_owned().unwrap());
+    Ram::of_another(memory, marks, notes).unwrap()
+}
+
+#[test]
+fn what_another_process_writes_over_code_is_stale() {
+    let ram = Ram::new(2 * MIB).unwrap();
+    let device = of_another(&ram);
+    assert_eq!(device.len(), ram.len());
+    ram.mark_code(0x3000);
+    ram.mark_code(0x5000);
+    device.dma().write_slice(&[1; 0x1000], GuestAddress(0x1000)).unwrap();
+    assert!(!ram.has_stale_code(), "nobody made anything of that page");
+    device.dma().write_slice(&[7; 0x2001], GuestAddress(0x3000)).unwrap();
+    assert_eq!(ram.load8(0x5000), 7);
+    assert!(ram.has_stale_code());
+    assert_eq!(ram.take_stale_code(), [0x3000, 0x5000]);
+    assert!(!ram.has_stale_code() && ram.take_stale_code().is_empty());
+    device.dma().write_slice(&[8], GuestAddress(0x3000)).unwrap();
+    assert!(!ram.has_stale_code(), "the mark is gone with what was made");
+    ram.mark_code(0x3000);
+    ram.note_write(0x3000, 1);
+    device.dma().write_slice(&[9], GuestAddress(0x3000)).unwrap();
+    assert_eq!(ram.take_stale_code(), [0x3000], "once, though noted on both sides");
+}
+
+#[test]
+fn what_another_process_gives_is_checked() {
+    let (ram, small) = (Ram::new(2 * MIB).unwrap(), Ram::new(MIB).unwrap());
+    let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+    let parts = (own(ram.fd()), own(ram.marks_fd()), own(small.notes_fd()));
+    // Both are rounded up to a page, so the notes of less RAM do as well as long as they are long enough.
+    assert!(Ram::of_another(parts.0, parts.1, parts.2).is_ok());
+    let unsealed = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&unsealed, 2 * MIB).unwrap();
+    let unsealed = Ram::of_another(unsealed, own(ram.marks_fd()), own(ram.notes_fd()));
+    assert!(unsealed.is_err());
+    // A page of marks is enough for 16 MiB.
+    let large = Ram::new(17 * MIB).unwrap();
+    assert!(Ram::of_another(own(large.fd()), own(ram.marks_fd()), own(large.notes_fd())).is_err());
+}

@@ -32,6 +32,16 @@ pub trait VirtioDevice: Send {
     /// The driver broke the ring or a request in a way no status can tell; the device will need a
     /// reset.
     fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError>;
+    /// Queue `index` may not be touched any more until it is to be processed again. For bodies that have it served
+    /// elsewhere.
+    fn stop(&mut self, _index: usize) {}
+    /// Queue `index`, which was stopped, will begin at its beginning if it is processed again.
+    fn forget(&mut self, _index: usize) {}
+    /// Whether another body, made as this one was, could take its place at any moment and nothing that the driver was told
+    /// would be untrue: all state is with the driver, or where the next one finds it.
+    fn is_replaceable(&self) -> bool {
+        false
+    }
     /// The driver reset the device: everything negotiated is void. Host resources stay.
     fn reset(&mut self) {}
 }

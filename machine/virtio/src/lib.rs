@@ -69,7 +69,7 @@ mod running;
 mod transport;
 pub mod vsock;
 
-pub use block::{Block, BlockBackend, FileImage, ImageError, SECTOR};
+pub use block::{Block, BlockBackend, BrokenDisk, FileImage, ImageError, SECTOR};
 pub use chain::{Buffer, Chain, MAX_CHAIN};
 pub use console::{
     Console, ConsoleInput, ConsoleSize, InputBuffer, RECEIVE as CONSOLE_RECEIVE,
@@ -78,7 +78,7 @@ pub use console::{
 pub use device::VirtioDevice;
 pub use fs::{FileServer, Fs, MAX_MESSAGE as FS_MAX_MESSAGE};
 pub use net::{Net, NetBackend, RECEIVE as NET_RECEIVE, TRANSMIT as NET_TRANSMIT};
-pub use queue::{Queue, RingError};
+pub use queue::{Interrupt, Queue, RingError, Shape};
 pub use rng::Rng;
 pub use runner::{Doorbell, Execution};
 pub use transport::{VirtioError, VirtioPci};

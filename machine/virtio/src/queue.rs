@@ -6,7 +6,7 @@
 
 use crate::{Chain, chain::MAX_CHAIN};
 use ram::{DmaMemory, Ram};
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue as Ring, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -53,23 +53,31 @@ pub enum RingError {
     /// Memory that was checked before is not accessible.
     #[error("guest memory not accessible")]
     Memory,
+    /// Whoever serves the queue for us says so, or is gone.
+    #[error("the queue is not served any more")]
+    Elsewhere,
 }
 
 /// Where the driver put a queue and how long it is.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Shape {
-    pub(crate) size: u16,
-    pub(crate) descriptors: u64,
-    pub(crate) available: u64,
-    pub(crate) used: u64,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Descriptors.
+    pub size: u16,
+    /// The descriptor table, a GPA.
+    pub descriptors: u64,
+    /// The ring of what the driver makes available, a GPA.
+    pub available: u64,
+    /// The ring of what the device has used, a GPA.
+    pub used: u64,
 }
 
 /// How the driver is interrupted for one queue; this is all a queue knows of the transport.
-pub(crate) type Interrupt = Box<dyn Fn() + Send>;
+pub type Interrupt = Arc<dyn Fn() + Send + Sync>;
 
 /// A virtqueue the driver enabled.
 pub struct Queue {
     ring: Ring,
+    shape: Shape,
     memory: Ram,
     interrupt: Interrupt,
     /// Something was given back since the driver was last told.
@@ -78,7 +86,10 @@ pub struct Queue {
 
 impl Queue {
     /// Checks and starts a queue of at most `max_size`.
-    pub(crate) fn new(
+    ///
+    /// # Errors
+    /// The shape is none a queue can have.
+    pub fn new(
         shape: Shape,
         max_size: u16,
         event_idx: bool,
@@ -97,12 +108,47 @@ impl Queue {
         if !ring.is_valid(memory.dma()) {
             return Err(bad_address());
         }
-        Ok(Self { ring, memory, interrupt, used_something: false })
+        Ok(Self { ring, shape, memory, interrupt, used_something: false })
+    }
+
+    /// Where the driver put it.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// What interrupts the driver, whether it wants to be or not.
+    pub fn interrupt(&self) -> Interrupt {
+        Arc::clone(&self.interrupt)
+    }
+
+    /// How many requests, modulo 2^16, have been given back since the driver made the queue.
+    ///
+    /// # Errors
+    /// The used ring is not accessible.
+    pub fn given_back(&self) -> Result<u16, RingError> {
+        let index = self.ring.used_idx(self.memory.dma(), Ordering::Acquire);
+        Ok(index.map_err(|_| RingError::Memory)?.0)
+    }
+
+    /// Makes a new queue go on where another, of the same shape, was: with this request, counted modulo 2^16, next.
+    pub fn go_on_from(&mut self, next: u16) {
+        self.ring.set_next_avail(next);
+        self.ring.set_next_used(next);
+    }
+
+    /// The request, counted modulo 2^16, that is next.
+    pub fn next(&self) -> u16 {
+        self.ring.next_avail()
     }
 
     /// Guest memory, to read and write requests' buffers with.
     pub fn memory(&self) -> &DmaMemory {
         self.memory.dma()
+    }
+
+    /// The RAM it is in.
+    pub fn ram(&self) -> &Ram {
+        &self.memory
     }
 
     /// Takes the next request; `None` when there is none, after asking to be notified of more.

@@ -134,7 +134,7 @@ impl Running {
             return Err(RingError::NotNegotiated);
         }
         let (memory, interrupts) = (self.memory.clone(), self.interrupts.clone());
-        let interrupt = Box::new(move || interrupts.queue(index));
+        let interrupt = Arc::new(move || interrupts.queue(index));
         slot.queue = Some(Queue::new(slot.shape, slot.max_size, event_idx, memory, interrupt)?);
         Ok(())
     }
@@ -143,12 +143,17 @@ impl Running {
     pub(crate) fn reset_queue(&mut self, index: usize) {
         let allowed = self.driver_features & RING_RESET != 0;
         if let Some(slot) = self.queues.get_mut(index).filter(|_| allowed) {
+            self.device.stop(index);
+            self.device.forget(index);
             *slot = QueueSlot::new(slot.max_size);
         }
     }
 
     /// Whether the function may access memory.
     pub(crate) fn set_bus_master(&mut self, on: bool) {
+        if self.bus_master && !on {
+            (0..self.queues.len()).for_each(|index| self.device.stop(index));
+        }
         self.bus_master = on;
     }
 

@@ -13,6 +13,7 @@ use crate::{Cache, Error, Format, Image, lock::lock};
 pub(crate) struct Layered {
     access: FormatAccess<File>,
     len: u64,
+    format: Format,
     readonly: bool,
     flush_failed: bool,
     /// Held for as long as the image is open.
@@ -41,7 +42,7 @@ impl Layered {
             return Err(ImageError::PartialSector { path: path.clone(), len }.into());
         }
         let readonly = *readonly;
-        Ok(Self { access, len, readonly, flush_failed: false, _locks: locks.0 })
+        Ok(Self { access, len, format, readonly, flush_failed: false, _locks: locks.0 })
     }
 }
 
@@ -106,6 +107,11 @@ impl BlockBackend for Layered {
 
     fn is_read_only(&self) -> bool {
         self.readonly
+    }
+
+    /// imago keeps tables of qcow2 images to itself until they are flushed.
+    fn writes_through(&self) -> bool {
+        self.format == Format::Raw || self.readonly
     }
 
     fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {

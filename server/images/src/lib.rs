@@ -108,6 +108,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether another process, or another disk, has it: which may change.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, Self::Image(ImageError::InUse(_)))
+    }
+}
+
 /// Opens and locks an image.
 ///
 /// # Errors

@@ -3,10 +3,11 @@
 //! The file system is fuse-backend-rs's passthrough: every file the guest knows is an `O_PATH`
 //! descriptor opened one name at a time without following links, so no name and no symbolic link leads out
 //! of the folder, and devices and sockets of the host cannot be opened. `messages` hands it requests;
-//! `readonly` decides which of them may pass.
+//! `readonly` decides which of them may pass, `atime` what an ordinary user may not ask the host for.
 //!
 //! Files are created as the user that runs ring3. As root, they belong to the guest's user.
 
+mod atime;
 mod messages;
 mod readonly;
 
@@ -17,7 +18,7 @@ use std::{
 };
 
 use fuse_backend_rs::passthrough::{CachePolicy, Config, PassthroughFs};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit};
 use virtio::FileServer;
 
 use messages::{Messages, REFUSAL, refusal};
@@ -56,6 +57,7 @@ pub enum Error {
 pub struct FolderServer {
     messages: Messages,
     readonly: bool,
+    is_root: bool,
     refusal: [u8; REFUSAL],
 }
 
@@ -70,8 +72,9 @@ impl FolderServer {
         raise_file_limit();
         let file_system = PassthroughFs::new(config(path, folder.readonly)).map_err(refused)?;
         file_system.import().map_err(refused)?;
-        let messages = Messages::new(file_system).map_err(Error::Host)?;
-        Ok(Self { messages, readonly: folder.readonly, refusal: [0; REFUSAL] })
+        let is_root = geteuid().is_root();
+        let messages = Messages::new(file_system, (!is_root).then(own)).map_err(Error::Host)?;
+        Ok(Self { messages, readonly: folder.readonly, is_root, refusal: [0; REFUSAL] })
     }
 }
 
@@ -81,8 +84,17 @@ impl FileServer for FolderServer {
             self.refusal = refusal(request, readonly::error_of(request));
             return &self.refusal;
         }
-        self.messages.exchange(request, room)
+        match atime::without_wish(request).filter(|_| !self.is_root) {
+            Some(plain) => self.messages.exchange(&plain, room),
+            None => self.messages.exchange(request, room),
+        }
     }
+}
+
+/// Who we are, as a request's header has it.
+fn own() -> [u8; 8] {
+    let numbers = [geteuid().as_raw(), getegid().as_raw()].map(u32::to_le_bytes);
+    numbers.concat().try_into().unwrap_or_default()
 }
 
 /// The folder's real path, if it is one that can be listed.

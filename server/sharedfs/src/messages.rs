@@ -17,6 +17,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 /// Bytes of an answer that is an error: a header.
 pub(crate) const REFUSAL: usize = 16;
 const EINVAL: i32 = 22;
+/// Where a request's header has the user and the group.
+const WHO: usize = 24;
 const RING: u16 = 4;
 const DESCRIPTORS: GuestAddress = GuestAddress(0);
 const AVAILABLE: GuestAddress = GuestAddress(0x1000);
@@ -34,6 +36,8 @@ pub(crate) struct Messages {
     server: Server<PassthroughFs>,
     memory: GuestMemoryMmap,
     queue: Queue,
+    /// The user and group we are, as a request names them, unless we may become others.
+    own: Option<[u8; 8]>,
     /// Chains made available so far.
     count: u16,
     answer: Vec<u8>,
@@ -41,7 +45,7 @@ pub(crate) struct Messages {
 
 impl Messages {
     /// Makes the memory and the ring.
-    pub(crate) fn new(file_system: PassthroughFs) -> Result<Self, String> {
+    pub(crate) fn new(file_system: PassthroughFs, own: Option<[u8; 8]>) -> Result<Self, String> {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), SIZE)]);
         let memory = memory.map_err(|error| error.to_string())?;
         let mut queue = Queue::new(RING).map_err(|error| error.to_string())?;
@@ -51,7 +55,7 @@ impl Messages {
         queue.set_used_ring_address(low(USED), None);
         queue.set_ready(true);
         let server = Server::new(file_system);
-        Ok(Self { server, memory, queue, count: 0, answer: Vec::new() })
+        Ok(Self { server, memory, queue, own, count: 0, answer: Vec::new() })
     }
 
     /// Has a request answered; damaged ones by an error.
@@ -67,6 +71,11 @@ impl Messages {
     fn try_exchange(&mut self, request: &[u8], room: usize) -> Result<(), String> {
         let memory = &self.memory;
         memory.write_slice(request, REQUEST).map_err(|error| error.to_string())?;
+        if self.own.is_some_and(|own| request.get(WHO..WHO + 8) == Some(&own)) {
+            // To the library it is root's, which for it means as whoever we are. It could become who we are, but not "root" again.
+            let who = GuestAddress(REQUEST.0 + WHO as u64);
+            memory.write_slice(&[0; 8], who).map_err(|error| error.to_string())?;
+        }
         offer(memory, self.count, request.len(), room).map_err(|error| error.to_string())?;
         self.count = self.count.wrapping_add(1);
         let chain = self.queue.pop_descriptor_chain(memory).ok_or("no chain")?;

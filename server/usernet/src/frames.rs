@@ -36,7 +36,7 @@ pub(crate) fn ethernet(
 }
 
 /// An IPv4 packet in a frame.
-fn ipv4(
+pub(crate) fn ipv4(
     mac: EthernetAddress,
     (from, to): (Ipv4Addr, Ipv4Addr),
     protocol: IpProtocol,

@@ -186,6 +186,8 @@ impl Gateway {
                 swept = std::time::Instant::now();
                 self.flows.sweep();
                 self.ports.sweep();
+                // Whom the host had no descriptor for when they came is told of only once.
+                self.accept_all();
             }
             self.relay();
         }
@@ -284,9 +286,13 @@ impl Gateway {
             self.wire.guest = from;
         }
         if first {
-            let listeners: Vec<_> = self.listeners.keys().copied().collect();
-            listeners.into_iter().for_each(|listener| self.accept(listener));
+            self.accept_all();
         }
+    }
+
+    fn accept_all(&mut self) {
+        let listeners: Vec<_> = self.listeners.keys().copied().collect();
+        listeners.into_iter().for_each(|listener| self.accept(listener));
     }
 
     /// Handles an IP packet; true if it is for smoltcp, `None` if it is damaged.

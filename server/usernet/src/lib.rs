@@ -29,6 +29,8 @@
 
 mod dhcp;
 mod forward;
+#[cfg(test)]
+mod frame_tests;
 mod frames;
 mod gateway;
 mod link;

@@ -24,7 +24,7 @@ use smoltcp::{
 use crate::{Config, GATEWAY, host_target};
 
 /// Connections at once.
-const MAX_FLOWS: usize = 2048;
+pub(crate) const MAX_FLOWS: usize = 2048;
 /// Bytes of each smoltcp socket's buffers; their pages are taken only when used.
 const BUFFER: usize = 256 << 10;
 /// A silent peer is asked after this long, and given up after the second.

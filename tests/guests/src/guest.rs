@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 use xtask::{
     assets::{Assets, Kernel},
     checks,
-    initramfs::{self, Purpose},
+    initramfs::{self, File, Purpose},
 };
 
 /// Seconds a guest may take; the reference interpreter on a busy machine needs some.
@@ -26,6 +26,7 @@ pub struct Guest {
     kernel: Kernel,
     script: String,
     dialogue: Vec<(String, String)>,
+    files: Vec<File>,
     cmdline: String,
     options: Vec<String>,
 }
@@ -47,8 +48,8 @@ impl Guest {
     /// A kernel from Debian with nothing to do but power off.
     pub fn new(kernel: Kernel) -> Self {
         let cmdline = "console=ttyS0 panic=-1".to_owned();
-        let (script, dialogue, options) = (String::new(), Vec::new(), Vec::new());
-        Self { kernel, script, dialogue, cmdline, options }
+        let (script, dialogue, files, options) = Default::default();
+        Self { kernel, script, dialogue, files, cmdline, options }
     }
 
     /// What its userland does before powering off.
@@ -61,6 +62,13 @@ impl Guest {
     /// like a real serial port, it does not hear what comes before it listens.
     pub fn is_typed_after(mut self, prompt: &str, input: &str) -> Self {
         self.dialogue.push((prompt.to_owned(), input.to_owned()));
+        self
+    }
+
+    /// A program its userland can call.
+    pub fn has_program(mut self, name: &str, content: &[u8]) -> Self {
+        let (path, permissions) = (format!("bin/{name}"), 0o755);
+        self.files.push(File { path, permissions, content: content.to_vec() });
         self
     }
 
@@ -108,7 +116,9 @@ impl Guest {
         let assets = Assets::open()?;
         let kernel = assets.kernel(self.kernel)?;
         let purpose = Purpose::Script(&self.script);
-        let initrd = temporary(&initramfs::build(&assets.busybox()?, &kernel.modules, purpose))?;
+        let (busybox, modules) = (assets.busybox()?, &kernel.modules);
+        let initrd = initramfs::build_with(&busybox, modules, &self.files, purpose);
+        let initrd = temporary(&initrd)?;
         let timeout = TIMEOUT.to_string();
         command.arg("run").arg("--kernel").arg(&kernel.image).arg("--initrd").arg(initrd.path());
         command.args(["--append", &self.cmdline, "--memory", "512M", "--timeout", &timeout]);

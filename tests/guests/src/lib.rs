@@ -4,6 +4,9 @@
 //! printed. It sees of ring3 what a user sees: options, output, exit code.
 
 mod guest;
+mod machine;
 pub mod power_cut;
+pub mod visits;
 
 pub use guest::{Finished, Guest, converse, ring3};
+pub use machine::Machine;

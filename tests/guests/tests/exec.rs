@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
+    os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -11,6 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use guests::ring3;
 use tempfile::TempDir;
+use xtask::assets::{Assets, Kernel};
 
 const TIMEOUT: &str = "400";
 
@@ -93,5 +95,50 @@ fn a_command_that_is_not_there_is_127() -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(127), "{:?}: {said}", output.status);
     ensure!(said.trim() == "ring3: no-such-command: command not found", "{said}");
+    Ok(())
+}
+
+/// Nobody's user.
+const NOBODY: u32 = 65_534;
+
+/// An ordinary user has all of it, without a capability, and keeps to that user's rights on both sides.
+#[test]
+fn an_ordinary_user_needs_no_capability() -> Result<()> {
+    let directory = TempDir::new()?;
+    let inside = |name: &str| directory.path().join(name);
+    // The user may see neither where this program was built nor the cache of who runs the test.
+    fs::copy(ring3()?, inside("ring3"))?;
+    let cached = Assets::open()?;
+    cached.kernel(Kernel::BookwormCloud)?;
+    let from = cached.directory("kernel-bookworm-cloud");
+    let to = inside("cache/ring3/v2");
+    fs::create_dir_all(&to)?;
+    ensure!(Command::new("cp").arg("-r").arg(from).arg(&to).status()?.success());
+    fs::write(inside("secret"), "secret")?;
+    fs::set_permissions(inside("secret"), fs::Permissions::from_mode(0o600))?;
+    fs::create_dir(inside("work"))?;
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755))?;
+    let is_root = fs::metadata(inside("secret"))?.uid() == 0;
+    let user = if is_root { NOBODY } else { fs::metadata(inside("secret"))?.uid() };
+
+    let mut setpriv = Command::new("setpriv");
+    setpriv.args(["--no-new-privs", "--inh-caps=-all"]);
+    if is_root {
+        chown(inside("work"), Some(NOBODY), Some(NOBODY))?;
+        setpriv.args(["--bounding-set=-all", "--clear-groups"]);
+        setpriv.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]);
+    }
+    let script = "id -u; grep CapEff /proc/self/status; echo made > made; cat ../secret; touch /etc/private && echo private";
+    setpriv.arg(inside("ring3")).args(["exec", "--memory", "512M", "--timeout", TIMEOUT, "--"]);
+    setpriv.args(["sh", "-c", script]).current_dir(inside("work"));
+    let output = setpriv.env("XDG_CACHE_HOME", inside("cache")).stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.starts_with(&format!("{user}\nCapEff:\t0000000000000000\n")), "{said}{messages}");
+    ensure!(!is_root || !said.contains("secret"), "{said}");
+    ensure!(!messages.contains("ERROR") && !messages.contains("not permitted"), "{messages}");
+    ensure!(!said.contains("private"), "/etc is root's in the guest, too: {said}");
+    let made = fs::metadata(inside("work/made"))?;
+    ensure!(made.uid() == user, "it belongs to {}", made.uid());
     Ok(())
 }

@@ -15,7 +15,7 @@ use frame::{BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, REGIONS, Shared, re
 use oracle::random::Random;
 use ram::Ram;
 use std::cell::RefCell;
-use wedge::{Error, Kick, Pages};
+use wedge::{Error, Pages};
 use x86::paging::Access;
 use x86_interp::GuestRam;
 
@@ -85,7 +85,7 @@ impl Wedge {
 }
 
 impl Process for Wedge {
-    fn start(ram: wedge::Ram<'_>, _: &Pages, _: Kick) -> Result<Self, Error> {
+    fn start(ram: wedge::Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
         let (maps, orders) = (Mappings::new(), Vec::new());
         Ok(Self { maps, shared: host::fresh_shared(&ram), orders, failed: false })
     }
@@ -102,6 +102,7 @@ impl Process for Wedge {
         }
         Ok(self.hand_over(|shared| with(|world| world.run(shared))))
     }
+    fn publish(&self, _: Option<u64>) {}
     fn take_made(&mut self) -> Vec<Order> {
         let count = std::mem::take(&mut self.shared.made_count) as usize;
         self.shared.made[..count.min(MAX_MADE)].to_vec()

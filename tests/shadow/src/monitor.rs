@@ -11,7 +11,7 @@ use fast::{Answer, Slots};
 use frame::BIAS;
 use oracle::random::Random;
 use ram::Ram;
-use wedge::{Kick, Pages};
+use wedge::Pages;
 use x86::{
     control::{cr0, cr4, efer},
     paging::{self, Access, Roots},
@@ -46,7 +46,7 @@ impl Run {
                 &CPUID[..(frame % 3) as usize],
             );
         }
-        let slots = Slots::new(ram.clone(), true, Kick::default());
+        let slots = Slots::new(ram.clone(), true);
         let (user, exit, violation) = (true, Exit::None, None);
         let world = World { ram, pages, tables, tlb, random, space: 0, user, exit, violation };
         WORLD.set(Some(world));
@@ -75,12 +75,11 @@ impl Run {
     fn step(&mut self) -> Result<()> {
         self.event();
         self.synchronize()?;
-        let space = self.slots.current()?;
-        if !space.run()? {
-            space.forget();
+        if !self.slots.run(true)? {
+            self.slots.current()?.forget();
             return Ok(());
         }
-        space.take_invalidated();
+        self.slots.take_invalidated();
         match with(|world| world.exit) {
             Exit::None => {}
             Exit::Access(gva, access) => self.access(gva, access)?,

@@ -85,9 +85,15 @@ pub struct GuestArguments {
     /// How guest code is run.
     #[command(flatten)]
     pub engine: EngineArguments,
+    /// Further arguments of the guest's kernel, such as initcall_debug
+    #[arg(long, value_name = "STRING")]
+    pub append: Option<String>,
     /// Show what the guest's kernel prints, on standard error
     #[arg(long, short = 'v')]
     pub verbose: bool,
+    /// Print counters to standard error at the end
+    #[arg(long)]
+    pub stats: bool,
     /// Give up after this long, with exit status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<Duration>,

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use host_linux::cpu;
 use kernels::{
     assets::{Assets, Kernel, NAMED},
     modules::{Module, ModuleTree},
@@ -14,8 +15,11 @@ use super::arguments::GuestArguments;
 use crate::failure::Failure;
 
 /// What the guest's root and its connections need; a kernel may have some built in.
-const MODULES: [&str; 6] =
-    ["virtio_pci", "virtio_rng", "overlay", "virtiofs", "vmw_vsock_virtio_transport", "virtio_net"];
+const MODULES: [&str; 4] = ["virtio_pci", "overlay", "virtiofs", "vmw_vsock_virtio_transport"];
+/// What a network needs.
+const NETWORK: &str = "virtio_net";
+/// Randomness, where the CPU has none that the guest's kernel could trust.
+const RANDOM: &str = "virtio_rng";
 
 /// A kernel with its modules in the order to load them.
 pub struct GuestKernel {
@@ -35,7 +39,8 @@ pub fn find(arguments: &GuestArguments) -> Result<GuestKernel, Failure> {
     };
     let load = |error: anyhow::Error| Failure::usage(format!("--kernel {name}: {error:#}"));
     let content = fs::read(&image).map_err(|error| load(error.into()))?;
-    let modules = modules.map(|folder| needed(&folder)).transpose().map_err(load)?;
+    let network = arguments.net.is_some();
+    let modules = modules.map(|folder| needed(&folder, network)).transpose().map_err(load)?;
     Ok(GuestKernel { image: content, modules: modules.unwrap_or_default() })
 }
 
@@ -55,6 +60,10 @@ fn file(name: &str) -> Result<PathBuf, Failure> {
     Err(Failure::usage(format!("--kernel {name}: neither a file nor one of {names}")))
 }
 
-fn needed(folder: &Path) -> anyhow::Result<Vec<Module>> {
-    ModuleTree::scan(folder)?.closure(&MODULES)
+/// Modules in the order to load them: each takes the guest some milliseconds.
+fn needed(folder: &Path, network: bool) -> anyhow::Result<Vec<Module>> {
+    let mut names = MODULES.to_vec();
+    names.extend(network.then_some(NETWORK));
+    names.extend((!cpu::has_random_numbers()).then_some(RANDOM));
+    ModuleTree::scan(folder)?.closure(&names)
 }

@@ -63,13 +63,14 @@ fn connections() -> std::io::Result<Connections> {
 
 fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, Failure> {
     let on_terminal = terminal::stdin_is_terminal() && terminal::stdout_is_terminal();
+    let clock = run::start_clock();
     let made = guest::make(arguments, command, on_terminal)?;
     let host = |error: std::io::Error| Failure::host(error.to_string());
     let Connections { ours, guests } = connections().map_err(host)?;
     let mut attachments = made.attachments;
     attachments.push(guest::sockets(guests).map_err(host)?);
     let tail = ConsoleTail::new(arguments.verbose);
-    let host_parts = run::host(Box::new(tail.clone()), attachments);
+    let host_parts = run::host(clock, Box::new(tail.clone()), attachments);
     let machine = Machine::build(&made.description, host_parts).map_err(run::failure)?;
     drop(made.description);
 
@@ -86,7 +87,10 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     if outcome.as_ref().is_ok_and(session::Outcome::has_output) {
         streams.drain();
     }
-    running.finish(run::PATIENCE);
+    let statistics = running.finish(run::PATIENCE);
     drop(raw);
+    if let Some(statistics) = statistics.filter(|_| arguments.stats) {
+        eprintln!("{statistics}");
+    }
     outcome.and_then(session::Outcome::code)
 }

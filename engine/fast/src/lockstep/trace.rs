@@ -114,7 +114,7 @@ fn follow(
 /// Translated code leaves it to the monitor.
 fn is_monitors(rule: Rule) -> bool {
     use Rule::*;
-    matches!(rule, CallOut | Sysret | Iret | LoadVectors | InvalidatePage)
+    matches!(rule, CallOut | Sysret | Iret | LoadSpace | LoadVectors | InvalidatePage)
 }
 
 fn open(insn: &Instruction, undefined: u64) -> Option<Reason> {

@@ -21,6 +21,11 @@ impl Emitter<'_> {
         self.with_address(insn, ExitKind::InvalidatePage)
     }
 
+    pub(super) fn load_space(&mut self, insn: &Instruction) -> Flow {
+        self.asm.store(slot!(operand), insn.op1_register());
+        self.exit_before(insn, ExitKind::LoadSpace)
+    }
+
     /// Has the wedge do something with the address of the instruction's operand.
     pub(super) fn with_address(&mut self, insn: &Instruction, kind: ExitKind) -> Flow {
         let mut fixes = Fixes::default();
@@ -28,6 +33,11 @@ impl Emitter<'_> {
         self.effective_address(insn, Register::RAX);
         self.asm.store(slot!(operand), Register::RAX);
         self.asm.load(Register::RAX, spill(0));
+        self.exit_before(insn, kind)
+    }
+
+    /// Exits at an instruction that the wedge may do and go on behind.
+    fn exit_before(&mut self, insn: &Instruction, kind: ExitKind) -> Flow {
         self.store_constant(slot!(next), insn.next_ip());
         self.exit(kind, insn.code() as u32, insn.ip());
         Flow::Ends

@@ -102,6 +102,7 @@ impl<'a> Emitter<'a> {
             Rule::ReadSelector => self.read_selector(insn),
             Rule::StoreSelector => self.store_selector(insn),
             Rule::ReadControl => self.read_control(insn),
+            Rule::LoadSpace => self.load_space(insn),
             Rule::InvalidatePage => self.invalidate_page(insn),
             Rule::ReadTime => self.read_time(),
             Rule::SaveVectors => self.save_vectors(insn),

@@ -48,13 +48,13 @@ fn pci_root(out: &mut Vec<u8>) {
     Device::new("PCI0".into(), names.to_vec()).to_aml_bytes(out);
 }
 
-/// `_CRS` of the root: buses, its own configuration ports, and what it passes on.
+/// `_CRS` of the root: its one bus, its own configuration ports, and what it passes on.
 fn pci_resources() -> Vec<u8> {
     let window_end = pci::WINDOW_BASE + pci::WINDOW_SIZE - 1;
     let cache = AddressSpaceCacheable::NotCacheable;
     let (base, end) = (pci::WINDOW_BASE as u32, window_end as u32);
     super::bytes_of(&ResourceTemplate::new(vec![
-        &AddressSpace::<u16>::new_bus_number(0, 255),
+        &AddressSpace::<u16>::new_bus_number(0, 0),
         &IO::new(CONFIG_PORTS, CONFIG_PORTS, 1, CONFIG_LEN),
         &AddressSpace::<u16>::new_io(0, CONFIG_PORTS - 1, None),
         &AddressSpace::<u16>::new_io(CONFIG_PORTS + u16::from(CONFIG_LEN), 0xffff, None),

@@ -9,10 +9,10 @@ use chipset::hpet;
 /// Least period of the HPET's periodic mode without lost ticks, in ticks.
 const MIN_TICK: u16 = 0x80;
 
-/// PCI Express configuration space of segment 0, all buses.
+/// PCI Express configuration space of segment 0, bus 0.
 pub(super) fn mcfg_table() -> MCFG {
     let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    mcfg.add_ecam(pci::ECAM_BASE, 0, 0, 255);
+    mcfg.add_ecam(pci::ECAM_BASE, 0, 0, 0);
     mcfg
 }
 

@@ -87,7 +87,7 @@ fn the_memory_map_covers_ram_and_nothing_else() {
         (0x9_fc00, 0x400, 2),
         (0xe_0000, 0x2_0000, 2),
         (0x10_0000, RAM - 0x10_0000, 1),
-        (0xe000_0000, 0x1000_0000, 2),
+        (0xe000_0000, 0x10_0000, 2),
     ];
     assert_eq!(map, expected);
 }

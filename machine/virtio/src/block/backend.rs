@@ -13,6 +13,10 @@ pub trait BlockBackend: Send {
     fn len(&self) -> u64;
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
+    /// Whether what was written is read by whoever opens the same contents next, though it was not flushed.
+    fn writes_through(&self) -> bool {
+        false
+    }
     /// Fills all of `data`.
     ///
     /// # Errors

@@ -144,6 +144,10 @@ impl BlockBackend for FileImage {
         self.read_only
     }
 
+    fn writes_through(&self) -> bool {
+        true
+    }
+
     fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(data, offset)
     }

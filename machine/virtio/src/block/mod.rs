@@ -1,10 +1,12 @@
 //! Block device (virtio 1.2 section 5.2).
 
 mod backend;
+mod broken;
 mod file;
 mod request;
 
 pub use backend::{BlockBackend, SECTOR};
+pub use broken::BrokenDisk;
 pub use file::{FileImage, ImageError};
 
 use crate::{Chain, Queue, RingError, VirtioDevice};
@@ -189,6 +191,10 @@ impl VirtioDevice for Block {
 
     fn queue_sizes(&self) -> &[u16] {
         &QUEUES
+    }
+
+    fn is_replaceable(&self) -> bool {
+        self.backend.writes_through()
     }
 
     fn config(&self) -> Vec<u8> {

@@ -1,0 +1,130 @@
+//! `ring3 device`: the process of one device, and its start.
+//!
+//! The monitor starts this program anew with a socket as its standard input and a pipe as its standard output. The device opens
+//! what it serves, shuts itself in, says in one line on the pipe what it is, and serves until the monitor hangs up. It dies
+//! with the monitor however that dies.
+
+use std::{
+    io::{self, BufRead, BufReader},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::{Args, Subcommand};
+use host_linux::process;
+use vhost_user::{
+    Error, Identity, Process, Remote, Reserve, Spawn, Started, introduce, introduced, jail,
+};
+use virtio::VirtioDevice;
+use vmm::{Attachment, Execution};
+
+use crate::{disk::DiskArgument, failure::Failure};
+
+/// How long a device may take to end by itself.
+const PATIENCE: Duration = Duration::from_secs(2);
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// A device to serve.
+#[derive(Debug, Args)]
+pub struct DeviceArguments {
+    /// Which.
+    #[command(subcommand)]
+    pub kind: Kind,
+}
+
+/// Which device.
+#[derive(Debug, Subcommand)]
+pub enum Kind {
+    /// A disk
+    Disk {
+        /// Its place among the machine's disks
+        index: usize,
+        /// As `ring3 run --disk` has it
+        disk: DiskArgument,
+    },
+}
+
+/// The process of a device, from its start to its end.
+pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
+    process::die_with_parent().map_err(|error| Failure::host(error.to_string()))?;
+    let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
+    let socket = socket.map_err(|error| Failure::host(error.to_string()))?;
+    let body = body(arguments).and_then(|body| {
+        jail::enter().map_err(|problem| {
+            Failure::host(format!("a device's filter: {problem}; --devices inline does without"))
+        })?;
+        Ok(body)
+    });
+    let problem = body.as_ref().err().map(ToString::to_string);
+    let identity = body.as_ref().ok().map(|body| Identity::of(&**body));
+    let words = identity.as_ref().ok_or(problem.as_deref().unwrap_or_default());
+    introduce(&mut io::stdout(), words).map_err(|error| Failure::host(error.to_string()))?;
+    // Whoever refuses has said why.
+    let Ok(body) = body else { return Ok(1) };
+    let served = vhost_user::serve(body, socket);
+    served.map(|()| 0).map_err(|error| Failure::host(format!("a device's process: {error}")))
+}
+
+fn body(arguments: &DeviceArguments) -> Result<Box<dyn VirtioDevice>, Failure> {
+    match &arguments.kind {
+        Kind::Disk { index, disk } => Ok(Box::new(disk.body(*index)?)),
+    }
+}
+
+/// A device that is served by a process of its own, which these words of `ring3 device` start.
+pub fn attach(
+    words: Vec<String>,
+    option: &'static str,
+    reserve: Option<Reserve>,
+) -> Result<Attachment, Failure> {
+    let spawn: Spawn = Box::new(move || start(&words));
+    let remote = Remote::new(spawn, reserve).map_err(|error| match error {
+        Error::Refused(problem) => Failure::usage(problem),
+        error => Failure::host(format!("{option}: {error}")),
+    })?;
+    let (connect, release) = (Box::new(remote.connector()), Box::new(remote.releaser()));
+    let device = Box::new(remote);
+    // It only passes doorbells on, for which no thread is worth waking.
+    Ok(Attachment { device, execution: Execution::Inline, connect, release })
+}
+
+fn start(words: &[String]) -> Result<Started, Error> {
+    let (socket, theirs) = UnixStream::pair()?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("ring3").arg("device").args(words);
+    command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::piped());
+    // A terminal's Ctrl-C is for the monitor, which ends its devices in order.
+    command.process_group(0);
+    let mut child = command.spawn()?;
+    // It holds a copy of the other end, which would keep the socket open after the child's end.
+    drop(command);
+    let said = child.stdout.take();
+    let process = Box::new(DeviceProcess(child));
+    let mut line = String::new();
+    if let Some(said) = said {
+        BufReader::new(said).read_line(&mut line)?;
+    }
+    Ok(Started { socket, identity: introduced(&line)?, process })
+}
+
+/// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.
+struct DeviceProcess(Child);
+
+impl Process for DeviceProcess {}
+
+impl Drop for DeviceProcess {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(GLANCE);
+        }
+        // One that has ended needs no killing.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,367 @@
+//! The server's side: a body serves queues that another process's transport carries.
+//!
+//! One thread does everything, so that a message finds no request under way: whoever is told where a queue stopped knows that
+//! nothing of it is touched any more.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use ram::Ram;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+};
+use vhost::vhost_user::{
+    BackendReqHandler, Error as Refusal, GpuBackend, Result as Answer,
+    VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
+    message::{
+        VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags,
+        VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig,
+        VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags,
+        VhostUserVringState,
+    },
+};
+use virtio::{Queue, Shape, VirtioDevice};
+
+use crate::{MARKS, NOTES};
+
+/// VIRTIO_F_VERSION_1, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC.
+const RING_FEATURES: u64 = 1 << 32 | EVENT_IDX | 1 << 28;
+const EVENT_IDX: u64 = 1 << 29;
+
+/// Serves until the monitor hangs up.
+///
+/// # Errors
+/// The host refuses, or the monitor breaks the protocol.
+pub fn serve(device: Box<dyn VirtioDevice>, socket: UnixStream) -> io::Result<()> {
+    let server = Arc::new(Mutex::new(Server::new(device)));
+    let mut handler = BackendReqHandler::from_stream(socket.try_clone()?, Arc::clone(&server));
+    loop {
+        let (asked, rung) = wait(&socket, &server)?;
+        for index in rung {
+            lock(&server).run(index);
+        }
+        if asked {
+            match handler.handle_request() {
+                Ok(()) => {}
+                Err(Refusal::Disconnected) => return Ok(()),
+                Err(Refusal::SocketBroken(_) | Refusal::PartialMessage) => return Ok(()),
+                Err(error) => return Err(io::Error::other(error.to_string())),
+            }
+        }
+    }
+}
+
+fn lock(server: &Mutex<Server>) -> MutexGuard<'_, Server> {
+    server.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for the monitor or a doorbell: whether the monitor says something, and the queues that were rung.
+fn wait(socket: &UnixStream, server: &Mutex<Server>) -> io::Result<(bool, Vec<usize>)> {
+    let server = lock(server);
+    let kicks = server.rings.iter().enumerate();
+    let kicks: Vec<_> = kicks.filter_map(|(i, ring)| Some((i, ring.bell()?))).collect();
+    let mut polled = vec![PollFd::new(socket, PollFlags::IN)];
+    polled.extend(kicks.iter().map(|(_, kick)| PollFd::new(kick, PollFlags::IN)));
+    match poll(&mut polled, None) {
+        Err(Errno::INTR) | Ok(_) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+    let asked = polled.first().is_some_and(is_ready);
+    let rung = kicks.iter().zip(polled.iter().skip(1)).filter(|(_, fd)| is_ready(fd));
+    Ok((asked, rung.map(|((index, _), _)| *index).collect()))
+}
+
+/// A queue as the monitor has described it so far.
+#[derive(Default)]
+struct Ring {
+    shape: Shape,
+    /// The request that is next, modulo 2^16.
+    base: u16,
+    kick: Option<File>,
+    call: Option<Arc<File>>,
+    error: Option<File>,
+    enabled: bool,
+    queue: Option<Queue>,
+}
+
+impl Ring {
+    /// The doorbell of a queue that runs.
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.kick.as_ref().filter(|_| self.queue.is_some()).map(AsFd::as_fd)
+    }
+
+    fn stop(&mut self) {
+        if let Some(queue) = self.queue.take() {
+            self.base = queue.next();
+        }
+    }
+}
+
+struct Server {
+    device: Box<dyn VirtioDevice>,
+    memory: Option<Ram>,
+    features: u64,
+    rings: Vec<Ring>,
+}
+
+impl Server {
+    fn new(device: Box<dyn VirtioDevice>) -> Self {
+        let rings = device.queue_sizes().iter().map(|_| Ring::default()).collect();
+        Self { device, memory: None, features: 0, rings }
+    }
+
+    fn ring(&mut self, index: impl TryInto<usize>) -> Answer<&mut Ring> {
+        let index = index.try_into().ok();
+        index.and_then(|index| self.rings.get_mut(index)).ok_or(Refusal::InvalidParam)
+    }
+
+    /// Starts a queue if everything is known of it.
+    fn start(&mut self, index: usize) -> Answer<()> {
+        let event_idx = self.features & EVENT_IDX != 0;
+        let max = self.device.queue_sizes().get(index).copied().ok_or(Refusal::InvalidParam)?;
+        let memory = self.memory.clone();
+        let ring = self.ring(index)?;
+        let (Some(memory), Some(_), Some(call)) = (memory, &ring.kick, &ring.call) else {
+            return Ok(());
+        };
+        if ring.queue.is_some() || !ring.enabled {
+            return Ok(());
+        }
+        let call = Arc::clone(call);
+        // A monitor that does not take it any more has hung up.
+        let interrupt = Arc::new(move || drop((&*call).write(&1_u64.to_ne_bytes())));
+        match Queue::new(ring.shape, max, event_idx, memory, interrupt) {
+            Ok(mut queue) => {
+                queue.go_on_from(ring.base);
+                ring.queue = Some(queue);
+                self.run(index);
+            }
+            Err(error) => self.fail(index, &error.to_string()),
+        }
+        Ok(())
+    }
+
+    /// Serves a queue as far as that goes.
+    fn run(&mut self, index: usize) {
+        let Some(ring) = self.rings.get_mut(index) else { return };
+        if let Some(mut kick) = ring.bell().and(ring.kick.as_ref()) {
+            // The number says how often it was rung, which does not matter.
+            let _ = kick.read(&mut [0; 8]);
+        }
+        let Some(queue) = &mut ring.queue else { return };
+        let served = self.device.process(index, queue);
+        if let Err(error) = served.and(queue.tell_driver()) {
+            self.fail(index, &error.to_string());
+        }
+    }
+
+    /// The driver broke a queue: it stops, and the monitor is told.
+    fn fail(&mut self, index: usize, problem: &str) {
+        tracing::warn!(index, problem, "virtio driver error");
+        let Some(ring) = self.rings.get_mut(index) else { return };
+        ring.stop();
+        ring.enabled = false;
+        if let Some(error) = &mut ring.error {
+            // As for interrupts.
+            let _ = error.write(&1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// The memory region that begins at `at`, out of those the monitor sent.
+fn region(regions: &[VhostUserMemoryRegion], files: &[File], at: u64) -> Answer<OwnedFd> {
+    let found = regions.iter().position(|region| region.guest_phys_addr == at);
+    let file = found.and_then(|index| files.get(index)).ok_or(Refusal::InvalidParam)?;
+    let file = file.try_clone().map_err(Refusal::ReqHandlerError)?;
+    Ok(file.into())
+}
+
+impl VhostUserBackendReqHandlerMut for Server {
+    fn set_owner(&mut self) -> Answer<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Answer<()> {
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Answer<()> {
+        self.rings.iter_mut().for_each(|ring| *ring = Ring::default());
+        self.device.reset();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Answer<u64> {
+        let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+        Ok(self.device.features() | RING_FEATURES | protocol)
+    }
+
+    fn set_features(&mut self, features: u64) -> Answer<()> {
+        self.features = features;
+        self.device.negotiated(features & !VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits());
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Answer<Option<Vec<u64>>> {
+        let memory = region(regions, &files, 0)?;
+        let (marks, notes) = (region(regions, &files, MARKS)?, region(regions, &files, NOTES)?);
+        let memory = Ram::of_another(memory, marks, notes);
+        self.memory =
+            Some(memory.map_err(|error| Refusal::ReqHandlerError(io::Error::other(error)))?);
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Answer<()> {
+        self.ring(index)?.shape.size = u16::try_from(num).map_err(|_| Refusal::InvalidParam)?;
+        Ok(())
+    }
+
+    /// Addresses are GPAs here: that is what the monitor's memory table makes of them.
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Answer<()> {
+        let shape = &mut self.ring(index)?.shape;
+        *shape = Shape { size: shape.size, descriptors, available, used };
+        Ok(())
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Answer<()> {
+        self.ring(index)?.base = base as u16;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Answer<VhostUserVringState> {
+        let ring = self.ring(index)?;
+        ring.stop();
+        (ring.kick, ring.enabled) = (None, false);
+        Ok(VhostUserVringState::new(index, ring.base.into()))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Answer<()> {
+        self.ring(index)?.kick = file;
+        self.start(index.into())
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Answer<()> {
+        self.ring(index)?.call = file.map(Arc::new);
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Answer<()> {
+        self.ring(index)?.error = file;
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Answer<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::RESET_DEVICE)
+    }
+
+    fn set_protocol_features(&mut self, _features: u64) -> Answer<()> {
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Answer<u64> {
+        Ok(self.rings.len() as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Answer<()> {
+        let ring = self.ring(index)?;
+        ring.enabled = enable;
+        if enable {
+            return self.start(index as usize);
+        }
+        ring.stop();
+        Ok(())
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Answer<Vec<u8>> {
+        let (start, end) = (offset as usize, offset as usize + size as usize);
+        self.device.config().get(start..end).map(<[u8]>::to_vec).ok_or(Refusal::InvalidParam)
+    }
+
+    fn set_config(&mut self, offset: u32, data: &[u8], _flags: VhostUserConfigFlags) -> Answer<()> {
+        self.device.config_write(offset as usize, data);
+        Ok(())
+    }
+
+    // What is below was not offered.
+
+    fn set_gpu_socket(&mut self, _: GpuBackend) -> Answer<()> {
+        Err(Refusal::InvalidOperation("there is no display"))
+    }
+
+    fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Answer<File> {
+        Err(Refusal::InvalidOperation("there are no shared objects"))
+    }
+
+    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Answer<(VhostUserInflight, File)> {
+        Err(Refusal::InvalidOperation("requests are given back in order"))
+    }
+
+    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _: File) -> Answer<()> {
+        Err(Refusal::InvalidOperation("requests are given back in order"))
+    }
+
+    fn get_max_mem_slots(&mut self) -> Answer<u64> {
+        Err(Refusal::InvalidOperation("memory does not change"))
+    }
+
+    fn add_mem_region(
+        &mut self,
+        _: &VhostUserSingleMemoryRegion,
+        _: File,
+        _: Option<bool>,
+    ) -> Answer<Option<u64>> {
+        Err(Refusal::InvalidOperation("memory does not change"))
+    }
+
+    fn remove_mem_region(&mut self, _: &VhostUserSingleMemoryRegion) -> Answer<()> {
+        Err(Refusal::InvalidOperation("memory does not change"))
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _: VhostTransferStateDirection,
+        _: VhostTransferStatePhase,
+        _: File,
+    ) -> Answer<Option<File>> {
+        Err(Refusal::InvalidOperation("there is no migration"))
+    }
+
+    fn check_device_state(&mut self) -> Answer<()> {
+        Err(Refusal::InvalidOperation("there is no migration"))
+    }
+
+    fn get_shmem_config(&mut self) -> Answer<VhostUserShMemConfig> {
+        Err(Refusal::InvalidOperation("there is no shared memory"))
+    }
+
+    fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Answer<()> {
+        Err(Refusal::InvalidOperation("there is no migration"))
+    }
+}

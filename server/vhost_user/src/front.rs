@@ -1,0 +1,277 @@
+//! What stands for a body in the monitor: it has queues served by a server in another process.
+//!
+//! Lock order: the transport's device → the link → interrupts. The thread that watches the server takes the link, and gives it back
+//! before it interrupts the driver or rings the transport.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, RawFd},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    thread,
+};
+
+use virtio::{Doorbell, Interrupt, Queue, RingError, VirtioDevice};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use crate::{
+    Error,
+    link::{Link, Spawn},
+};
+
+/// Features of rings and transports (virtio 1.2 section 6): the monitor's transport has its own.
+const RESERVED: u64 = ((1 << 42) - 1) & !((1 << 24) - 1);
+
+struct Shared {
+    link: Mutex<Link>,
+    doorbell: OnceLock<Doorbell>,
+}
+
+impl Shared {
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A device served by another process.
+pub struct Remote {
+    shared: Arc<Shared>,
+    device_type: u16,
+    class: u32,
+    queues: Vec<u16>,
+    features: u64,
+    config: Vec<u8>,
+    /// Answers when there is no server any more.
+    reserve: Option<Box<dyn VirtioDevice>>,
+    /// Queues that it has taken over.
+    taken_over: Vec<usize>,
+}
+
+/// What answers in place of a server that is gone, made from the configuration structure as it was.
+pub type Reserve = fn(config: &[u8]) -> Box<dyn VirtioDevice>;
+
+impl Remote {
+    /// Starts the server.
+    ///
+    /// # Errors
+    /// It refuses, or the host does.
+    pub fn new(spawn: Spawn, reserve: Option<Reserve>) -> Result<Self, Error> {
+        let mut link = Link::new(spawn)?;
+        let config = link.config()?;
+        let features = link.offered & !RESERVED;
+        let identity = link.identity.clone();
+        let shared = Arc::new(Shared { link: Mutex::new(link), doorbell: OnceLock::new() });
+        let watched = Arc::clone(&shared);
+        let name = format!("server-{}", identity.device_type);
+        thread::Builder::new().name(name).spawn(move || watch(&watched))?;
+        let (device_type, class, queues) = (identity.device_type, identity.class, identity.queues);
+        let reserve = reserve.map(|reserve| reserve(&config));
+        let taken_over = Vec::new();
+        Ok(Self { shared, device_type, class, queues, features, config, reserve, taken_over })
+    }
+
+    /// A function that sets how the transport is told that the server is gone for good.
+    pub fn connector(&self) -> impl FnOnce(Doorbell) + Send + use<> {
+        let shared = Arc::clone(&self.shared);
+        // It is connected once.
+        move |doorbell| drop(shared.doorbell.set(doorbell))
+    }
+
+    /// A function that ends the server, once nobody asks it for anything any more.
+    pub fn releaser(&self) -> impl FnOnce() + Send + use<> {
+        let shared = Arc::clone(&self.shared);
+        move || shared.link().close()
+    }
+}
+
+/// A server that does not answer is about to be found to have ended.
+fn told(outcome: Result<(), Error>) {
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "a device's server");
+    }
+}
+
+impl VirtioDevice for Remote {
+    fn device_type(&self) -> u16 {
+        self.device_type
+    }
+
+    fn class(&self) -> u32 {
+        self.class
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.queues
+    }
+
+    fn config(&self) -> Vec<u8> {
+        self.config.clone()
+    }
+
+    fn config_write(&mut self, offset: usize, data: &[u8]) {
+        let mut link = self.shared.link();
+        told(link.write_config(offset, data));
+        if let Ok(config) = link.config() {
+            self.config = config;
+        }
+    }
+
+    fn negotiated(&mut self, features: u64) {
+        let mut link = self.shared.link();
+        told(link.negotiated(features));
+        self.reserve.iter_mut().for_each(|reserve| reserve.negotiated(features));
+        // What it is may depend on what was agreed on.
+        if let Ok(config) = link.config() {
+            self.config = config;
+        }
+    }
+
+    fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
+        let mut link = self.shared.link();
+        if link.broken {
+            return Err(RingError::Elsewhere);
+        }
+        if link.gone {
+            drop(link);
+            return self.answer_in_its_place(index, queue);
+        }
+        if !link.is_running(index) {
+            told(link.start(index, queue.shape(), queue.interrupt(), queue.ram()));
+        }
+        link.kick(index);
+        Ok(())
+    }
+
+    fn stop(&mut self, index: usize) {
+        told(self.shared.link().stop(index));
+        self.taken_over.retain(|taken| *taken != index);
+    }
+
+    fn forget(&mut self, index: usize) {
+        self.shared.link().forget(index);
+    }
+
+    fn reset(&mut self) {
+        told(self.shared.link().reset());
+        self.taken_over.clear();
+        self.reserve.iter_mut().for_each(|reserve| reserve.reset());
+    }
+}
+
+impl Remote {
+    /// Has the reserve answer what the server has not.
+    fn answer_in_its_place(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
+        let reserve = self.reserve.as_mut().ok_or(RingError::Elsewhere)?;
+        if !self.taken_over.contains(&index) {
+            queue.go_on_from(queue.given_back()?);
+            self.taken_over.push(index);
+        }
+        reserve.process(index, queue)
+    }
+}
+
+/// Passes interrupts on, and has a server that ended replaced, until that fails.
+fn watch(shared: &Shared) {
+    loop {
+        let outcome = wait(shared).map_err(Error::from).and_then(|()| shared.link().start_anew());
+        match outcome {
+            Ok(Some(interrupts)) => {
+                tracing::warn!("a device's server has ended and was started anew");
+                interrupts.iter().for_each(|interrupt| interrupt());
+            }
+            Ok(None) => return,
+            Err(error) => {
+                tracing::error!(%error, "a device has no server any more");
+                shared.link().gone = true;
+                return ring_all(shared);
+            }
+        }
+    }
+}
+
+/// What an event of the watched server is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Ended,
+    Call(usize),
+    Broke(usize),
+}
+
+impl Event {
+    fn number(self) -> u64 {
+        match self {
+            Self::Ended => 0,
+            Self::Call(index) => 1 + 2 * index as u64,
+            Self::Broke(index) => 2 + 2 * index as u64,
+        }
+    }
+
+    fn numbered(number: u64) -> Self {
+        match (number, number.saturating_sub(1) as usize / 2) {
+            (0, _) => Self::Ended,
+            (odd, index) if odd % 2 == 1 => Self::Call(index),
+            (_, index) => Self::Broke(index),
+        }
+    }
+}
+
+/// Has the server's events reported.
+fn watched(link: &Link) -> io::Result<Epoll> {
+    let epoll = Epoll::new()?;
+    let add = |fd: RawFd, event: Event, what| {
+        epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(what, event.number()))
+    };
+    add(link.socket.as_raw_fd(), Event::Ended, EventSet::READ_HANG_UP)?;
+    for (index, ring) in link.rings.iter().enumerate() {
+        add(ring.call.as_raw_fd(), Event::Call(index), EventSet::IN)?;
+        add(ring.error.as_raw_fd(), Event::Broke(index), EventSet::IN)?;
+    }
+    Ok(epoll)
+}
+
+/// Waits for what the server says and passes it on, until it has ended.
+fn wait(shared: &Shared) -> io::Result<()> {
+    let epoll = watched(&shared.link())?;
+    let mut events = [EpollEvent::default(); 16];
+    loop {
+        let count = match epoll.wait(-1, &mut events) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            other => other?,
+        };
+        let happened = events.iter().take(count).map(|event| Event::numbered(event.data()));
+        let happened: Vec<_> = happened.collect();
+        let (due, broke) = heard(&shared.link(), &happened);
+        due.iter().for_each(|interrupt| interrupt());
+        if broke {
+            shared.link().broken = true;
+            ring_all(shared);
+        }
+        if happened.contains(&Event::Ended) {
+            return Ok(());
+        }
+    }
+}
+
+/// Takes note of events: the interrupts that are due, and whether a queue is broken.
+fn heard(link: &Link, happened: &[Event]) -> (Vec<Interrupt>, bool) {
+    let (mut due, mut broke) = (Vec::new(), false);
+    for event in happened {
+        match event {
+            Event::Ended => {}
+            Event::Call(index) => due.extend(link.called(*index)),
+            Event::Broke(index) => broke |= link.broke(*index),
+        }
+    }
+    (due, broke)
+}
+
+/// Has the transport look at every queue, and so find out what has happened.
+fn ring_all(shared: &Shared) {
+    let queues = shared.link().rings.len();
+    if let Some(doorbell) = shared.doorbell.get() {
+        (0..queues).for_each(|index| doorbell.ring(index));
+    }
+}

@@ -1,0 +1,137 @@
+//! Virtio devices in processes of their own, by vhost-user.
+//!
+//! A device's body ([`virtio::VirtioDevice`]) knows neither process nor transport, so the same body serves in the monitor or
+//! here. What goes where:
+//!
+//! | monitor | server |
+//! |---|---|
+//! | [`Remote`] stands for the body: configuration, features; the first doorbell of a queue has it served there, further ones are an eventfd | [`serve`] has the body serve the queues |
+//! | a thread passes interrupts on, and starts the server anew when it ends | [`jail`] takes from the process what the body does not need |
+//!
+//! The protocol is vhost-user's. Two memory regions are ours ([`MARKS`], [`NOTES`]): where the engine marks pages that code was made
+//! of, which the server may look at, and where the server notes such pages when it writes them (see the crate `ram`).
+//!
+//! # A server that ends
+//!
+//! If its body is replaceable ([`VirtioDevice::is_replaceable`]), [`Remote`] asks its owner for another and tells it where each queue
+//! was: at the first request that was not given back. Requests are given back in order, so those that were under way are executed
+//! again, which a disk does not mind.
+//!
+//! One that cannot be replaced, or ends time and again, is given up. What its owner has in reserve answers from then on: of a disk,
+//! that every request fails. Without a reserve the device needs a reset, as the driver is told, and stays broken.
+
+mod back;
+mod front;
+pub mod jail;
+mod link;
+
+use std::{
+    io::{self, Write},
+    os::unix::net::UnixStream,
+};
+
+pub use back::serve;
+pub use front::{Remote, Reserve};
+pub use link::{Process, Spawn};
+use virtio::VirtioDevice;
+
+/// Where, in place of a GPA, the memory table has the marks of code pages.
+pub const MARKS: u64 = 1 << 62;
+/// Where it has the notes of what was written.
+pub const NOTES: u64 = 1 << 62 | 1 << 61;
+
+/// Why a device has no server.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It says so itself, for a reason the user can do something about.
+    #[error("{0}")]
+    Refused(String),
+    /// It ended, or the host refuses.
+    #[error("the process of a device: {0}")]
+    Host(#[from] io::Error),
+    /// The two do not understand each other.
+    #[error("the process of a device: {0}")]
+    Protocol(#[from] vhost::Error),
+}
+
+/// What a device is, as its server says before anything else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Device ID.
+    pub device_type: u16,
+    /// PCI class code.
+    pub class: u32,
+    /// Bytes of its configuration structure.
+    pub config: usize,
+    /// Another server can take its place without loss.
+    pub replaceable: bool,
+    /// The largest size of each queue.
+    pub queues: Vec<u16>,
+}
+
+impl Identity {
+    /// What a body is.
+    pub fn of(device: &dyn VirtioDevice) -> Self {
+        Self {
+            device_type: device.device_type(),
+            class: device.class(),
+            config: device.config().len(),
+            replaceable: device.is_replaceable(),
+            queues: device.queue_sizes().to_vec(),
+        }
+    }
+}
+
+/// Tells the monitor what there is here, or why there is nothing: one line.
+///
+/// # Errors
+/// Nobody listens.
+pub fn introduce(to: &mut impl Write, what: Result<&Identity, &str>) -> io::Result<()> {
+    match what {
+        Ok(Identity { device_type, class, config, replaceable, queues }) => {
+            let replaceable = u8::from(*replaceable);
+            let queues: Vec<_> = queues.iter().map(u16::to_string).collect();
+            writeln!(
+                to,
+                "device {device_type} {class} {config} {replaceable} {}",
+                queues.join(" ")
+            )?;
+        }
+        Err(problem) => writeln!(to, "refused {}", problem.replace('\n', "; "))?,
+    }
+    to.flush()
+}
+
+/// What a server's first line says.
+///
+/// # Errors
+/// It refuses, or ended without a line.
+pub fn introduced(line: &str) -> Result<Identity, Error> {
+    if let Some(problem) = line.strip_prefix("refused ") {
+        return Err(Error::Refused(problem.trim().to_owned()));
+    }
+    let numbers = line.strip_prefix("device ").unwrap_or_default().split_whitespace();
+    let numbers: Result<Vec<u32>, _> = numbers.map(str::parse).collect();
+    match numbers.unwrap_or_default().as_slice() {
+        [device_type, class, config, replaceable, queues @ ..] if !queues.is_empty() => {
+            Ok(Identity {
+                device_type: *device_type as u16,
+                class: *class,
+                config: *config as usize,
+                replaceable: *replaceable != 0,
+                queues: queues.iter().map(|&size| size as u16).collect(),
+            })
+        }
+        _ => Err(io::Error::other(format!("it ended at once, saying `{}`", line.trim())).into()),
+    }
+}
+
+/// A server that has been started: its end of the protocol, what it is, and how to end it.
+pub struct Started {
+    /// The protocol's socket.
+    pub socket: UnixStream,
+    /// What it serves.
+    pub identity: Identity,
+    /// Ends it when dropped.
+    pub process: Box<dyn Process>,
+}

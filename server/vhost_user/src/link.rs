@@ -1,0 +1,348 @@
+//! The monitor's end of the protocol: one server, what it has been told, and the next one, should it end.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::Shutdown,
+    os::{
+        fd::{AsRawFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ram::{HIGH_BASE, Ram};
+use vhost::{
+    VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,
+    vhost_user::{
+        Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
+        message::VhostUserConfigFlags,
+    },
+};
+use virtio::{Interrupt, Shape};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::{Error, Identity, MARKS, NOTES, Started};
+
+/// A server that ends this often in [`WHILE`] is given up.
+const MOST_ENDS: usize = 5;
+const WHILE: Duration = Duration::from_secs(60);
+
+/// Starts a server.
+pub type Spawn = Box<dyn Fn() -> Result<Started, Error> + Send>;
+
+/// A process that is ended when this is dropped.
+pub trait Process: Send {}
+
+/// A queue that is served elsewhere, or was, or will be.
+pub(crate) struct Ring {
+    kick: EventFd,
+    pub(crate) call: EventFd,
+    pub(crate) error: EventFd,
+    /// Where it goes on when it is started again.
+    base: u16,
+    pub(crate) running: Option<Running>,
+}
+
+/// A queue while it is served.
+pub(crate) struct Running {
+    shape: Shape,
+    pub(crate) interrupt: Interrupt,
+}
+
+impl Ring {
+    fn new() -> io::Result<Self> {
+        let event = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
+        Ok(Self { kick: event()?, call: event()?, error: event()?, base: 0, running: None })
+    }
+}
+
+/// A server with all that makes another take its place.
+pub(crate) struct Link {
+    spawn: Spawn,
+    frontend: Frontend,
+    pub(crate) socket: UnixStream,
+    process: Option<Box<dyn Process>>,
+    /// It is to end.
+    closing: bool,
+    pub(crate) identity: Identity,
+    pub(crate) offered: u64,
+    /// Features negotiated, if they have been.
+    features: Option<u64>,
+    /// What the driver wrote into the configuration structure.
+    written: BTreeMap<usize, Vec<u8>>,
+    memory: Option<Ram>,
+    pub(crate) rings: Vec<Ring>,
+    ends: Vec<Instant>,
+    /// It has told of a queue that the driver broke.
+    pub(crate) broken: bool,
+    /// There is no server any more, and there will be none.
+    pub(crate) gone: bool,
+}
+
+impl Link {
+    pub(crate) fn new(spawn: Spawn) -> Result<Self, Error> {
+        let Started { socket, identity, process } = spawn()?;
+        let rings = identity.queues.iter().map(|_| Ring::new()).collect::<Result<_, _>>()?;
+        let (frontend, socket) = connect(socket, &identity)?;
+        let offered = greet(&frontend)?;
+        Ok(Self {
+            spawn,
+            frontend,
+            socket,
+            process: Some(process),
+            closing: false,
+            identity,
+            offered,
+            features: None,
+            written: BTreeMap::new(),
+            memory: None,
+            rings,
+            ends: Vec::new(),
+            broken: false,
+            gone: false,
+        })
+    }
+
+    /// What is due when a queue's server calls.
+    pub(crate) fn called(&self, index: usize) -> Option<Interrupt> {
+        let ring = self.rings.get(index)?;
+        // How often it called does not matter.
+        let _ = ring.call.read();
+        ring.running.as_ref().map(|running| Arc::clone(&running.interrupt))
+    }
+
+    /// Whether the server says that the driver broke a queue.
+    pub(crate) fn broke(&self, index: usize) -> bool {
+        self.rings.get(index).is_some_and(|ring| ring.error.read().is_ok())
+    }
+
+    /// Has the server end, and waits until it has.
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+        // One that has ended already needs no hanging up.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        self.process = None;
+    }
+
+    pub(crate) fn config(&mut self) -> Result<Vec<u8>, Error> {
+        let room = vec![0; self.identity.config];
+        if room.is_empty() {
+            return Ok(room);
+        }
+        let flags = VhostUserConfigFlags::empty();
+        let (_, config) = self.frontend.get_config(0, room.len() as u32, flags, &room)?;
+        Ok(config)
+    }
+
+    pub(crate) fn write_config(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
+        self.written.insert(offset, data.to_vec());
+        if self.gone {
+            return Ok(());
+        }
+        self.send_config(offset, data)
+    }
+
+    fn send_config(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
+        let flags = VhostUserConfigFlags::WRITABLE;
+        Ok(self.frontend.set_config(offset as u32, flags, data)?)
+    }
+
+    pub(crate) fn negotiated(&mut self, features: u64) -> Result<(), Error> {
+        self.features = Some(features);
+        if self.gone {
+            return Ok(());
+        }
+        let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+        Ok(self.frontend.set_features(features & self.offered | protocol)?)
+    }
+
+    pub(crate) fn is_running(&self, index: usize) -> bool {
+        self.rings.get(index).is_some_and(|ring| ring.running.is_some())
+    }
+
+    /// Has a queue served from where it is.
+    pub(crate) fn start(
+        &mut self,
+        index: usize,
+        shape: Shape,
+        interrupt: Interrupt,
+        memory: &Ram,
+    ) -> Result<(), Error> {
+        if self.memory.is_none() {
+            self.send_memory(memory)?;
+            self.memory = Some(memory.clone());
+        }
+        if let Some(ring) = self.rings.get_mut(index) {
+            ring.running = Some(Running { shape, interrupt });
+        }
+        self.send_ring(index)
+    }
+
+    fn send_memory(&self, memory: &Ram) -> Result<(), Error> {
+        let region =
+            |at: u64, len: u64, offset: u64, fd: BorrowedFd<'_>| VhostUserMemoryRegionInfo {
+                guest_phys_addr: at,
+                memory_size: len,
+                userspace_addr: at,
+                mmap_offset: offset,
+                mmap_handle: fd.as_raw_fd(),
+            };
+        let mut regions = vec![region(0, memory.low_len(), 0, memory.fd())];
+        if memory.high_len() > 0 {
+            let (len, offset) = (memory.high_len(), memory.low_len());
+            regions.push(region(HIGH_BASE, len, offset, memory.fd()));
+        }
+        let pages = memory.len() / ram::PAGE;
+        regions.push(region(MARKS, pages, 0, memory.marks_fd()));
+        regions.push(region(NOTES, pages, 0, memory.notes_fd()));
+        Ok(self.frontend.set_mem_table(&regions).map(drop)?)
+    }
+
+    fn send_ring(&mut self, index: usize) -> Result<(), Error> {
+        let max = self.identity.queues.get(index).copied().unwrap_or_default();
+        let Some(ring) = self.rings.get(index) else { return Ok(()) };
+        let Some(Running { shape, .. }) = &ring.running else { return Ok(()) };
+        let place = VringConfigData {
+            queue_max_size: max,
+            queue_size: shape.size,
+            flags: 0,
+            desc_table_addr: shape.descriptors,
+            used_ring_addr: shape.used,
+            avail_ring_addr: shape.available,
+            log_addr: None,
+        };
+        self.frontend.set_vring_num(index, shape.size)?;
+        self.frontend.set_vring_addr(index, &place)?;
+        self.frontend.set_vring_base(index, ring.base)?;
+        self.frontend.set_vring_call(index, &ring.call)?;
+        self.frontend.set_vring_err(index, &ring.error)?;
+        self.frontend.set_vring_kick(index, &ring.kick)?;
+        Ok(self.frontend.set_vring_enable(index, true)?)
+    }
+
+    pub(crate) fn kick(&self, index: usize) {
+        if let Some(ring) = self.rings.get(index) {
+            // One that has been rung 2^64 times will be looked at anyway.
+            let _ = ring.kick.write(1);
+        }
+    }
+
+    /// Stops a queue; when this returns nobody touches it.
+    pub(crate) fn stop(&mut self, index: usize) -> Result<(), Error> {
+        let Some(ring) = self.rings.get_mut(index) else { return Ok(()) };
+        if ring.running.take().is_some() && !self.gone {
+            ring.base = self.frontend.get_vring_base(index)? as u16;
+        }
+        Ok(())
+    }
+
+    /// A queue that is made anew begins at its beginning.
+    pub(crate) fn forget(&mut self, index: usize) {
+        if let Some(ring) = self.rings.get_mut(index) {
+            ring.base = 0;
+        }
+    }
+
+    pub(crate) fn reset(&mut self) -> Result<(), Error> {
+        let stopped = (0..self.rings.len()).try_for_each(|index| self.stop(index));
+        (0..self.rings.len()).for_each(|index| self.forget(index));
+        (self.features, self.broken) = (None, false);
+        self.written.clear();
+        if self.gone {
+            return Ok(());
+        }
+        stopped?;
+        Ok(self.frontend.reset_device()?)
+    }
+
+    /// Another server in place of one that has ended, with every queue at its first request that was not given back.
+    /// Returns the interrupts that are due: it may have ended between giving a request back and saying so. `None` if it was to end.
+    pub(crate) fn start_anew(&mut self) -> Result<Option<Vec<Interrupt>>, Error> {
+        if self.closing {
+            return Ok(None);
+        }
+        if !self.identity.replaceable {
+            return Err(io::Error::other("it has ended with what it had not written yet").into());
+        }
+        loop {
+            self.ends.retain(|end| end.elapsed() < WHILE);
+            self.ends.push(Instant::now());
+            if self.ends.len() > MOST_ENDS {
+                let ends = self.ends.len();
+                return Err(io::Error::other(format!("it has ended {ends} times")).into());
+            }
+            match self.start_another() {
+                // This one has ended while it was told.
+                Err(Error::Protocol(error)) => tracing::warn!(%error, "a device's server"),
+                outcome => break outcome?,
+            }
+        }
+        let running = self.rings.iter().filter_map(|ring| ring.running.as_ref());
+        Ok(Some(running.map(|running| Arc::clone(&running.interrupt)).collect()))
+    }
+
+    fn start_another(&mut self) -> Result<(), Error> {
+        // The last one has gone, and its locks with it, before its successor is asked for.
+        self.process = None;
+        let Started { socket, identity, process } = (self.spawn)()?;
+        if identity != self.identity {
+            return Err(io::Error::other("what it serves has changed").into());
+        }
+        (self.frontend, self.socket) = connect(socket, &identity)?;
+        self.process = Some(process);
+        greet(&self.frontend)?;
+        self.tell_again()
+    }
+
+    /// Tells a new server what the one before knew.
+    fn tell_again(&mut self) -> Result<(), Error> {
+        if let Some(features) = self.features {
+            self.negotiated(features)?;
+        }
+        for (offset, data) in self.written.clone() {
+            self.send_config(offset, &data)?;
+        }
+        let Some(memory) = self.memory.clone() else { return Ok(()) };
+        self.send_memory(&memory)?;
+        for index in 0..self.rings.len() {
+            if let Some(ring) = self.rings.get_mut(index) {
+                ring.go_on(&memory);
+            }
+            self.send_ring(index)?;
+        }
+        Ok(())
+    }
+}
+
+impl Ring {
+    /// Sets where it goes on to what the used ring says has been given back.
+    fn go_on(&mut self, memory: &Ram) {
+        let Some(Running { shape, .. }) = &self.running else { return };
+        let mut index = [0; 2];
+        // The ring was checked to be RAM when it was started, and RAM stays.
+        if memory.read_gpa(shape.used + 2, &mut index).is_ok() {
+            self.base = u16::from_le_bytes(index);
+        }
+    }
+}
+
+fn connect(socket: UnixStream, identity: &Identity) -> Result<(Frontend, UnixStream), Error> {
+    let other = socket.try_clone()?;
+    Ok((Frontend::from_stream(socket, identity.queues.len() as u64), other))
+}
+
+/// The first words; returns what the server offers.
+fn greet(frontend: &Frontend) -> Result<u64, Error> {
+    let mut frontend = frontend.clone();
+    frontend.set_owner()?;
+    let offered = frontend.get_features()?;
+    let wanted = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::RESET_DEVICE;
+    let has = frontend.get_protocol_features()?;
+    if !has.contains(wanted) {
+        return Err(io::Error::other("it lacks configuration or reset").into());
+    }
+    frontend.set_protocol_features(wanted)?;
+    Ok(offered)
+}

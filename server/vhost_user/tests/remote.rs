@@ -1,0 +1,294 @@
+//! A driver, a device in the monitor's place of which another thread serves, and servers that end in the middle.
+
+#[path = "../../../machine/virtio/tests/driver/mod.rs"]
+mod driver;
+
+use std::{
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use driver::{DRIVER_OK, Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
+use vhost_user::{Error, Identity, Process, Remote, Reserve, Spawn, Started, serve};
+use virtio::{Queue, RingError, VirtioDevice};
+use x86_interp::GuestRam;
+
+const BUFFER: u64 = 0x20_0000;
+const ANSWER: u64 = 0x20_1000;
+const FEATURE: u64 = 1 << 5;
+const QUEUES: [u16; 2] = [SIZE, SIZE];
+
+/// What the tests know of all servers there have been.
+#[derive(Default)]
+struct Host {
+    started: AtomicUsize,
+    irreplaceable: AtomicUsize,
+    /// So many of them end at their next request, with it in their hands.
+    doomed: AtomicUsize,
+    served: AtomicUsize,
+    negotiated: Mutex<Vec<u64>>,
+}
+
+/// Answers each request by its bytes, each one higher.
+struct Adder {
+    host: Arc<Host>,
+    socket: UnixStream,
+    configuration: [u8; 4],
+}
+
+impl VirtioDevice for Adder {
+    fn device_type(&self) -> u16 {
+        4
+    }
+    fn class(&self) -> u32 {
+        0xff_00_00
+    }
+    fn features(&self) -> u64 {
+        FEATURE
+    }
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUES
+    }
+    fn config(&self) -> Vec<u8> {
+        self.configuration.to_vec()
+    }
+    fn config_write(&mut self, offset: usize, data: &[u8]) {
+        self.configuration[offset..offset + data.len()].copy_from_slice(data);
+    }
+    fn negotiated(&mut self, features: u64) {
+        self.host.negotiated.lock().unwrap().push(features);
+    }
+    fn is_replaceable(&self) -> bool {
+        self.host.irreplaceable.load(Ordering::SeqCst) == 0
+    }
+    fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
+        while let Some(chain) = queue.pop()? {
+            let less = |doomed: usize| doomed.checked_sub(1);
+            if self.host.doomed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
+                self.socket.shutdown(Shutdown::Both).unwrap();
+                return Ok(());
+            }
+            let mut data = vec![0; chain.readable.len() as usize];
+            chain.readable.read(queue.memory(), 0, &mut data)?;
+            data.iter_mut().for_each(|byte| *byte += 1);
+            chain.writable.write(queue.memory(), 0, &data)?;
+            queue.complete(chain, data.len() as u32)?;
+            self.host.served.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+}
+
+struct Thread;
+impl Process for Thread {}
+
+fn spawner(host: &Arc<Host>) -> Spawn {
+    let host = Arc::clone(host);
+    Box::new(move || {
+        let (socket, theirs) = UnixStream::pair()?;
+        host.started.fetch_add(1, Ordering::SeqCst);
+        let device =
+            Adder { host: Arc::clone(&host), socket: theirs.try_clone()?, configuration: [7; 4] };
+        let identity = Identity::of(&device);
+        thread::spawn(move || drop(serve(Box::new(device), theirs)));
+        Ok(Started { socket, identity, process: Box::new(Thread) })
+    })
+}
+
+struct Bench {
+    host: Arc<Host>,
+    machine: Machine,
+    rings: Vec<Ring>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::with(Host::default(), None)
+    }
+
+    fn with(host: Host, reserve: Option<Reserve>) -> Self {
+        let host = Arc::new(host);
+        let remote = Remote::new(spawner(&host), reserve).expect("a server");
+        let connect = remote.connector();
+        let mut machine = Machine::new(remote);
+        connect(machine.doorbell.clone());
+        machine.enable_msix(3);
+        let rings = machine.start(VERSION_1 | FEATURE);
+        machine.set_common(16, &0_u16.to_le_bytes());
+        Self { host, machine, rings }
+    }
+
+    /// Offers a request to a queue and rings.
+    fn asks(&mut self, queue: usize, data: &[u8]) {
+        self.machine.ram.write_gpa(BUFFER, data).unwrap();
+        let len = data.len() as u32;
+        self.rings[queue].offer_chain(&[(BUFFER, len, false), (ANSWER, len, true)]);
+        self.machine.notify(queue as u16);
+    }
+
+    fn answered(&mut self, queue: usize) -> Vec<u8> {
+        let (_, len) = until(|| self.rings[queue].take_used());
+        let mut answer = vec![0; len as usize];
+        self.machine.ram.read_gpa(ANSWER, &mut answer).unwrap();
+        answer
+    }
+
+    fn is_served(&mut self, queue: usize, data: &[u8]) {
+        self.asks(queue, data);
+        let expected: Vec<_> = data.iter().map(|byte| byte + 1).collect();
+        assert_eq!(self.answered(queue), expected);
+    }
+}
+
+/// Waits until there is something.
+fn until<T>(mut is_there: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        match is_there() {
+            Some(found) => return found,
+            None => assert!(Instant::now() < deadline, "it never came"),
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn requests_are_served_elsewhere_and_the_driver_is_told() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.machine.offered() & 0xff_ffff, FEATURE);
+    assert_eq!(bench.machine.device_config::<4>(0), [7; 4]);
+    assert_eq!(*bench.host.negotiated.lock().unwrap(), [VERSION_1 | FEATURE]);
+    for (number, queue) in [0, 1, 0, 0, 1].into_iter().enumerate() {
+        bench.is_served(queue, &[number as u8; 3000]);
+        let data = until(|| bench.machine.take_messages().pop());
+        assert_eq!(data, 0x41 + queue as u32, "the queue's own vector");
+    }
+    let structure = bench.machine.structure(4);
+    bench.machine.mmio_write(structure + 1, &[9]);
+    assert_eq!(bench.machine.device_config::<4>(0), [7, 9, 7, 7], "the server has it");
+}
+
+#[test]
+fn a_server_that_ends_in_the_middle_of_a_request_is_replaced_and_the_request_is_served() {
+    let mut bench = Bench::new();
+    let structure = bench.machine.structure(4);
+    bench.machine.mmio_write(structure, &[1]);
+    bench.is_served(0, b"before");
+    bench.is_served(1, b"other");
+    for round in 1..=3 {
+        bench.host.doomed.store(1, Ordering::SeqCst);
+        bench.is_served(0, b"during");
+        assert_eq!(bench.host.started.load(Ordering::SeqCst), 1 + round);
+        bench.is_served(1, b"after");
+    }
+    assert_eq!(bench.host.served.load(Ordering::SeqCst), 8, "each once");
+    assert_eq!(bench.machine.device_config::<4>(0), [1, 7, 7, 7], "what the driver wrote stays");
+    assert_eq!(bench.machine.status() & NEEDS_RESET, 0);
+}
+
+#[test]
+fn a_server_that_ends_time_and_again_is_given_up_and_the_driver_told() {
+    let mut bench = Bench::new();
+    bench.is_served(0, b"before");
+    bench.host.doomed.store(100, Ordering::SeqCst);
+    bench.asks(0, b"during");
+    until(|| (bench.machine.status() & NEEDS_RESET != 0).then_some(()));
+    let started = bench.host.started.load(Ordering::SeqCst);
+    assert!((3..20).contains(&started), "{started} servers");
+    until(|| bench.machine.take_messages().contains(&0x40).then_some(()));
+    // The rest of the machine goes on: the driver can look at the device, and give it up.
+    bench.machine.set_status(0);
+    assert_eq!(bench.machine.status(), 0);
+}
+
+/// Gives every request back with nothing in it.
+struct Nothing;
+
+impl VirtioDevice for Nothing {
+    fn device_type(&self) -> u16 {
+        4
+    }
+    fn class(&self) -> u32 {
+        0xff_00_00
+    }
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUES
+    }
+    fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
+        while let Some(chain) = queue.pop()? {
+            queue.complete(chain, 0)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_server_that_cannot_be_replaced_is_not_and_the_reserve_answers() {
+    let host = Host { irreplaceable: AtomicUsize::new(1), ..Host::default() };
+    let mut bench = Bench::with(host, Some(|_| Box::new(Nothing)));
+    bench.is_served(0, b"before");
+    bench.is_served(1, b"before");
+    bench.host.doomed.store(1, Ordering::SeqCst);
+    bench.asks(0, b"during");
+    assert_eq!(bench.answered(0), b"", "the request it had in its hands");
+    for queue in [0, 1, 1, 0] {
+        bench.asks(queue, b"after");
+        assert_eq!(bench.answered(queue), b"");
+    }
+    assert_eq!(bench.host.started.load(Ordering::SeqCst), 1, "there was no other");
+    assert_eq!(bench.machine.status() & NEEDS_RESET, 0);
+    bench.rings = bench.machine.start(VERSION_1 | FEATURE);
+    bench.asks(0, b"after a reset");
+    assert_eq!(bench.answered(0), b"");
+}
+
+#[test]
+fn a_driver_that_breaks_its_queue_needs_a_reset_and_has_the_device_again() {
+    let mut bench = Bench::new();
+    bench.is_served(0, b"before");
+    let available = bench.rings[0].available;
+    bench.rings[0].write16(available + 2, 0x7777);
+    bench.machine.notify(0);
+    until(|| (bench.machine.status() & NEEDS_RESET != 0).then_some(()));
+    bench.rings = bench.machine.start(VERSION_1 | FEATURE);
+    assert_eq!(bench.machine.status() & (NEEDS_RESET | DRIVER_OK), DRIVER_OK);
+    bench.is_served(0, b"after");
+    bench.is_served(1, b"after");
+    assert_eq!(bench.host.started.load(Ordering::SeqCst), 1, "the server was not at fault");
+}
+
+#[test]
+fn without_bus_mastering_nothing_is_touched() {
+    let mut bench = Bench::new();
+    bench.is_served(0, b"before");
+    bench.machine.set_config(4, 0x0002);
+    bench.asks(0, b"during");
+    thread::sleep(Duration::from_millis(50));
+    assert!(bench.rings[0].take_used().is_none());
+    bench.machine.set_config(4, 0x0006);
+    assert_eq!(bench.answered(0), b"evsjoh");
+}
+
+/// Code that is read from a disk is as new as code that is stored.
+#[test]
+fn what_a_server_writes_over_code_is_known_to_be_stale() {
+    let mut bench = Bench::new();
+    bench.is_served(0, b"before");
+    bench.machine.ram.take_stale_code();
+    bench.machine.ram.mark_code(ANSWER);
+    bench.is_served(0, b"during");
+    assert_eq!(bench.machine.ram.take_stale_code(), [ANSWER]);
+}
+
+#[test]
+fn a_server_that_refuses_says_why() {
+    let refuses = Box::new(|| Err(Error::Refused("no such disk".to_owned())));
+    let refused = Remote::new(refuses, None);
+    assert_eq!(refused.err().expect("refused").to_string(), "no such disk");
+}
