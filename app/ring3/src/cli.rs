@@ -5,7 +5,7 @@
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vmm::BootProtocol;
+use vmm::{BootProtocol, LockStep};
 
 use crate::{
     control::{PsArguments, Target},
@@ -147,9 +147,9 @@ pub struct RunArguments {
     /// Number of virtual CPUs; only 1 so far
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: u32,
-    /// How guest code is run
-    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
-    pub engine: EngineChoice,
+    /// How guest code is run.
+    #[command(flatten)]
+    pub engine: EngineArguments,
     /// Which of the guest's consoles is here
     #[arg(long, value_enum, default_value_t = ConsoleChoice::Stdio)]
     pub console: ConsoleChoice,
@@ -195,6 +195,33 @@ pub struct RunArguments {
     /// Give up after this long, with exit code 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<Duration>,
+}
+
+/// How guest code is run.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct EngineArguments {
+    /// How guest code is run
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    pub engine: EngineChoice,
+    /// Compare translated kernel code with the interpreter, and stop at the first difference
+    ///
+    /// For developers of ring3. Each block of code is compared the first few times it runs: runs=N says how
+    /// often, runs=all each time (very slow). from=N starts after so many turns of the process that runs guest
+    /// code ("wedge turns" of --stats), every=N compares all blocks anew after so many.
+    #[arg(
+        long,
+        value_name = "runs=N|all,from=N,every=N",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        hide_short_help = true
+    )]
+    pub lock_step: Option<LockStep>,
+    /// Translate user code, too, instead of running it directly
+    ///
+    /// For developers of ring3: programs exercise the translator then. Slow.
+    #[arg(long, hide_short_help = true)]
+    pub translate_user: bool,
 }
 
 /// A survey to make.
@@ -304,7 +331,7 @@ mod tests {
     fn defaults() {
         let run = parse("--kernel vmlinuz").expect("enough");
         assert_eq!(run.memory, MemorySize(1 << 30));
-        assert_eq!((run.cpus, run.engine), (1, EngineChoice::Auto));
+        assert_eq!((run.cpus, run.engine.engine), (1, EngineChoice::Auto));
         assert_eq!(run.timeout, None);
     }
 

@@ -11,7 +11,7 @@ use host_linux::probe;
 use vmm::{Description, EngineKind, ModuleFile};
 
 use crate::{
-    cli::{EngineChoice, MemorySize, RunArguments},
+    cli::{EngineArguments, EngineChoice, MemorySize, RunArguments},
     failure::Failure,
 };
 
@@ -41,7 +41,9 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         protocol: arguments.boot_protocol,
         memory,
         cpus: arguments.cpus,
-        engine: engine(arguments.engine),
+        engine: engine(&arguments.engine)?,
+        lock_step: arguments.engine.lock_step,
+        translate_user: arguments.engine.translate_user,
         test_devices: arguments.test_devices,
     })
 }
@@ -52,14 +54,23 @@ pub fn check_machine(cpus: u32, memory: MemorySize) -> Result<(), Failure> {
     check_memory(memory.0, probe::memory_total())
 }
 
-/// The engine that was asked for.
-pub fn engine(choice: EngineChoice) -> EngineKind {
-    match choice {
-        EngineChoice::Auto => EngineKind::Auto,
-        EngineChoice::Interp => EngineKind::Interpreter,
-        EngineChoice::Direct => EngineKind::Direct,
-        EngineChoice::Jit => EngineKind::Jit,
-        EngineChoice::Fast => EngineKind::Fast,
+/// The engine that was asked for; it must be one that can do what was asked for besides.
+pub fn engine(arguments: &EngineArguments) -> Result<EngineKind, Failure> {
+    use EngineChoice::*;
+    let (lock_step, translate_user) = (arguments.lock_step.is_some(), arguments.translate_user);
+    match arguments.engine {
+        Interp | Jit if translate_user => Err(Failure::usage(
+            "--translate-user: this engine interprets user code; give --engine fast or direct",
+        )),
+        Interp | Direct if lock_step && !translate_user => Err(Failure::usage(
+            "--lock-step: this engine translates nothing; give --engine fast or jit",
+        )),
+        Auto if lock_step || translate_user => Ok(EngineKind::Fast),
+        Auto => Ok(EngineKind::Auto),
+        Interp => Ok(EngineKind::Interpreter),
+        Direct => Ok(EngineKind::Direct),
+        Jit => Ok(EngineKind::Jit),
+        Fast => Ok(EngineKind::Fast),
     }
 }
 
@@ -121,6 +132,7 @@ fn read_file(what: &str, path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vmm::LockStep;
 
     fn message(result: Result<Vec<u8>, Failure>) -> String {
         let failure = result.expect_err("it fails");
@@ -157,6 +169,21 @@ mod tests {
             let failure = check_memory(bytes, host).expect_err("refused");
             assert!(failure.to_string().contains(part), "{failure}");
         }
+    }
+
+    #[test]
+    fn engines_that_translate() {
+        let ask = |choice, compare: bool, translate_user| {
+            let lock_step = compare.then(LockStep::default);
+            engine(&EngineArguments { engine: choice, lock_step, translate_user })
+        };
+        assert_eq!(ask(EngineChoice::Auto, true, false).ok(), Some(EngineKind::Fast));
+        assert_eq!(ask(EngineChoice::Auto, false, true).ok(), Some(EngineKind::Fast));
+        assert_eq!(ask(EngineChoice::Direct, true, true).ok(), Some(EngineKind::Direct));
+        assert_eq!(ask(EngineChoice::Direct, true, false).expect_err("refused").code, 2);
+        assert_eq!(ask(EngineChoice::Jit, false, true).expect_err("refused").code, 2);
+        assert_eq!(ask(EngineChoice::Interp, true, false).expect_err("refused").code, 2);
+        assert_eq!(ask(EngineChoice::Interp, false, false).ok(), Some(EngineKind::Interpreter));
     }
 
     #[test]

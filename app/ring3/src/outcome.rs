@@ -24,7 +24,7 @@ impl Outcome {
             Self::Machine(Ended::Reset) => 4,
             Self::Machine(Ended::TripleFault(_)) => 6,
             Self::Machine(Ended::DebugExit(value)) => value << 1 | 1,
-            Self::Machine(Ended::Stopped) => 1,
+            Self::Machine(Ended::Stopped | Ended::Failed(_)) => 1,
             Self::TimedOut => 124,
             Self::Signal(number) => 128 | (number & 0x7f) as u8,
         }
@@ -38,6 +38,7 @@ impl Outcome {
             Self::Machine(Ended::TripleFault(_)) => "triple-fault",
             Self::Machine(Ended::DebugExit(_)) => "debug-exit",
             Self::Machine(Ended::Stopped) => "stopped",
+            Self::Machine(Ended::Failed(_)) => "failed",
             Self::Left => "left",
             Self::TimedOut => "timeout",
             Self::Signal(_) => "signal",
@@ -52,6 +53,7 @@ impl Outcome {
             Self::Machine(Ended::TripleFault(report)) => {
                 Some(format!("triple fault: the guest's kernel crashed\n{report}"))
             }
+            Self::Machine(Ended::Failed(failure)) => Some(failure.clone()),
             Self::Machine(Ended::Stopped) => Some("the machine was stopped".to_owned()),
             Self::TimedOut => Some("timeout: the guest was still running".to_owned()),
             Self::Signal(number) => Some(format!("ended by signal {number}")),

@@ -16,6 +16,8 @@ pub enum Ended {
     DebugExit(u8),
     /// The guest's kernel could not even handle a double fault.
     TripleFault(Box<Report>),
+    /// The engine could not go on, in words.
+    Failed(String),
     /// It was stopped from outside.
     Stopped,
 }

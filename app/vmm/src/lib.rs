@@ -25,6 +25,7 @@ pub use console::ConsoleInput;
 pub use engine::{Report, Statistics};
 pub use error::Error;
 pub use events::Ended;
+pub use fast::LockStep;
 pub use machine::Machine;
 pub use running::{Running, check_fast_engine};
 pub use virtio::{Doorbell, Execution, VirtioDevice};
@@ -47,6 +48,10 @@ pub struct Description {
     pub cpus: u32,
     /// What executes guest code.
     pub engine: EngineKind,
+    /// Translated code is compared with the interpreter, if there is any.
+    pub lock_step: Option<LockStep>,
+    /// 64-bit user code is translated, too, where it would run directly.
+    pub translate_user: bool,
     /// The devices kvm-unit-tests drive: echo ports, interrupt line ports, memory that is a device.
     pub test_devices: bool,
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use engine::{Attention, Board, Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
-use fast::{Fast, Modes};
+use fast::{Fast, Modes, User};
 use ram::Ram;
 use x86::Vcpu;
 use x86_interp::System;
@@ -18,7 +18,7 @@ use x86_interp::System;
 use crate::{
     Ended, EngineKind, Error, Machine,
     console::Outlet,
-    machine::Release,
+    machine::{Choice, Release},
     timer::{self, Alarm, Punctual},
 };
 
@@ -40,7 +40,7 @@ pub(crate) fn start(
     machine: Machine,
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<Running, Error> {
-    let Machine { vcpu, engine: kind, mut parts, timers, alarm, events, control, .. } = machine;
+    let Machine { vcpu, engine, mut parts, timers, alarm, events, control, .. } = machine;
     let Machine { outlet, releases, .. } = machine;
     timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
     parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
@@ -50,7 +50,7 @@ pub(crate) fn start(
     let run = move || {
         let (apic, clock) = (Arc::clone(&parts.apic), Arc::clone(&parts.clock));
         let attention = Arc::clone(&parts.attention);
-        let made = parts.board().and_then(|board| engine_of(kind, vcpu, board, &attention));
+        let made = parts.board().and_then(|board| engine_of(&engine, vcpu, board, &attention));
         let engine = match made {
             Ok(engine) => engine,
             // Nobody listening means the machine was given up already.
@@ -62,6 +62,7 @@ pub(crate) fn start(
         let ended = match vcpu.run() {
             engine::Ended::Stopped => events.take().unwrap_or(Ended::Stopped),
             engine::Ended::TripleFault(report) => Ended::TripleFault(report),
+            engine::Ended::Failed(failure) => Ended::Failed(failure),
         };
         // Whoever gave up waiting for statistics has none.
         let _ = statistics_sender.send(vcpu.statistics());
@@ -100,19 +101,21 @@ fn settle(kind: EngineKind, ram: &Ram) -> EngineKind {
 }
 
 fn engine_of(
-    kind: EngineKind,
+    choice: &Choice,
     vcpu: Vcpu,
     board: Board,
     attention: &Attention,
 ) -> Result<Box<dyn Engine>, Error> {
-    let modes = match settle(kind, board.ram()) {
+    let direct = if choice.translate_user { User::Translated } else { User::Direct };
+    let (user, kernel_translated) = match settle(choice.kind, board.ram()) {
         // Settled.
         EngineKind::Auto => return Err(Error::Assembly("no engine was chosen".to_owned())),
         EngineKind::Interpreter => return Ok(Box::new(Interpreter::new(vcpu, board))),
-        EngineKind::Fast => Modes { user_direct: true, kernel_translated: true },
-        EngineKind::Direct => Modes { user_direct: true, kernel_translated: false },
-        EngineKind::Jit => Modes { user_direct: false, kernel_translated: true },
+        EngineKind::Fast => (direct, true),
+        EngineKind::Direct => (direct, false),
+        EngineKind::Jit => (User::Interpreted, true),
     };
+    let modes = Modes { user, kernel_translated, lock_step: choice.lock_step };
     let engine = Fast::new(vcpu, board, attention, modes);
     Ok(Box::new(engine.map_err(|error| Error::Assembly(error.to_string()))?))
 }

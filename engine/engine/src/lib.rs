@@ -45,6 +45,9 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     fn ram(&self) -> &ram::Ram {
         (**self).ram()
     }
+    fn failure(&mut self) -> Option<String> {
+        (**self).failure()
+    }
     fn details(&mut self) -> Vec<(String, u64)> {
         (**self).details()
     }
@@ -68,6 +71,10 @@ pub trait Engine {
     fn traffic(&self) -> (u64, u64);
     /// Guest RAM.
     fn ram(&self) -> &ram::Ram;
+    /// Why it cannot go on, if [`Exit::Shutdown`] was not the guest's doing.
+    fn failure(&mut self) -> Option<String> {
+        None
+    }
     /// What this kind of engine counts besides: name and count.
     fn details(&mut self) -> Vec<(String, u64)> {
         Vec::new()

@@ -20,6 +20,8 @@ pub enum Ended {
     Stopped,
     /// Triple fault: an exception while delivering a double fault (SDM 6.15).
     TripleFault(Box<Report>),
+    /// The engine cannot go on, in words.
+    Failed(String),
 }
 
 /// A vCPU being driven.
@@ -80,9 +82,16 @@ impl<E: Engine> VcpuLoop<E> {
             Exit::InterruptWindow => self.deliver_interrupt(),
             Exit::NmiWindow => self.deliver_nmi(),
             Exit::Halted => self.halt(),
-            Exit::Shutdown => return Some(Ended::TripleFault(Box::new(self.report()))),
+            Exit::Shutdown => return Some(self.shut_down()),
         }
         None
+    }
+
+    fn shut_down(&mut self) -> Ended {
+        match self.engine.failure() {
+            Some(failure) => Ended::Failed(failure),
+            None => Ended::TripleFault(Box::new(self.report())),
+        }
     }
 
     fn deliver_interrupt(&mut self) {

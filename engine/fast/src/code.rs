@@ -1,10 +1,12 @@
-//! Translated kernel code: finding it, making it, and dropping what has become stale.
+//! Translated code: finding it, making it, and dropping what has become stale.
 
 use engine::Board;
-use frame::{BIAS, CACHE, FRAME, KERNEL_START, REGIONS, STUBS, TABLES};
+use frame::{
+    BIAS, CACHE, FRAME, KERNEL_START, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN, USER_TABLES,
+};
 use jit::{
-    Layout,
-    cache::{Cache, CodeMemory, Position, Refused},
+    Layout, Level,
+    cache::{Cache, CodeMemory, Position, Refused, trial::ALWAYS},
     stubs::Stubs,
 };
 use ram::Ram;
@@ -22,39 +24,76 @@ const AHEAD: usize = 12;
 const NEAR_END: u64 = 64 * LONGEST as u64;
 const FETCH: Access = Access { write: false, fetch: true, user: false, smap_override: false };
 
-const LAYOUT: Layout = Layout {
-    bias: BIAS,
-    regions: REGIONS as u64,
-    cache: CACHE as u64,
-    cache_len: (STUBS - CACHE) as u64,
-    frame: FRAME as u64,
-    table: TABLES as u64,
-};
-
-struct View<'a>(&'a mut Pages);
-
-impl CodeMemory for View<'_> {
-    fn write_code(&mut self, offset: u64, bytes: &[u8]) {
-        self.0.write_code(offset, bytes);
-    }
-    fn write_table(&mut self, offset: u64, value: u64) {
-        self.0.write_table(offset, value);
+/// Where the code of a level lies: the kernel's and the user's share nothing, so that the user's can
+/// be dropped whenever another address space comes.
+fn layout(level: Level) -> Layout {
+    let kernel = Layout {
+        level,
+        bias: BIAS,
+        regions: REGIONS as u64,
+        cache: CACHE as u64,
+        cache_len: (USER_CACHE - CACHE) as u64,
+        frame: FRAME as u64,
+        table: TABLES as u64,
+    };
+    match level {
+        Level::Kernel => kernel,
+        Level::User => Layout {
+            bias: 0,
+            cache: USER_CACHE as u64,
+            cache_len: USER_CACHE_LEN as u64,
+            table: (TABLES + USER_TABLES) as u64,
+            ..kernel
+        },
     }
 }
 
-/// The translated code of a vCPU.
+/// The part of the shared pages where the code of a layout lies.
+struct View<'a>(&'a mut Pages, &'a Layout);
+
+impl CodeMemory for View<'_> {
+    fn write_code(&mut self, offset: u64, bytes: &[u8]) {
+        self.0.write_code(self.1.cache - CACHE as u64 + offset, bytes);
+    }
+    fn write_table(&mut self, offset: u64, value: u64) {
+        self.0.write_table(self.1.table - TABLES as u64 + offset, value);
+    }
+}
+
+/// The translated code of a vCPU, the kernel's or the current address space's.
 pub struct Code {
     pub cache: Cache,
-    /// RAM offset of each page of kernel addresses that code was made from, by GVA.
+    layout: Layout,
+    /// RAM offset of each page that code was made from, by GVA.
     pages: HashMap<u64, u64>,
 }
 
 impl Code {
-    pub fn new(pages: &mut Pages) -> Self {
-        Self { cache: Cache::new(LAYOUT, &mut View(pages)), pages: HashMap::new() }
+    pub fn new(pages: &mut Pages, level: Level) -> Self {
+        let layout = layout(level);
+        let cache = Cache::new(layout, &mut View(pages, &layout));
+        Self { cache, layout, pages: HashMap::new() }
     }
 
-    /// HVA of the block at a kernel GVA, made if need be. RAM pages that now hold code are added to
+    /// Drops everything.
+    pub fn clear(&mut self, pages: &mut Pages) {
+        self.cache.clear(&mut View(pages, &self.layout));
+        self.pages.clear();
+    }
+
+    fn access(&self) -> Access {
+        Access { user: self.layout.level == Level::User, ..FETCH }
+    }
+
+    /// Code can be made from what lies at this GVA.
+    fn covers(&self, gva: u64) -> bool {
+        match self.layout.level {
+            Level::Kernel => gva >= KERNEL_START,
+            Level::User => gva >> 47 == 0,
+        }
+    }
+
+    /// HVA of the block at a GVA, made if need be. RAM pages that now hold code are added to
     /// `marked`. `None`: the instruction has to be interpreted.
     pub fn block(
         &mut self,
@@ -66,7 +105,7 @@ impl Code {
         marked: &mut Vec<u64>,
     ) -> Option<u64> {
         if let Some(host) = self.cache.find(guest, alignment) {
-            self.cache.publish(&mut View(pages), guest, alignment);
+            self.cache.publish(&mut View(pages, &self.layout), guest, alignment);
             return Some(host);
         }
         let made = self.make(pages, board, roots, (guest, alignment), marked);
@@ -74,7 +113,7 @@ impl Code {
             Ok(host) => host,
             Err(Refused::Untranslatable) => return None,
             Err(Refused::Full) => {
-                self.cache.clear(&mut View(pages));
+                self.cache.clear(&mut View(pages, &self.layout));
                 self.make(pages, board, roots, (guest, alignment), marked)?.ok()?
             }
         };
@@ -95,7 +134,7 @@ impl Code {
         let mut queue: VecDeque<_> = self.cache.targets(host).into();
         let mut left = AHEAD;
         while let Some(target) = queue.pop_front().filter(|_| left > 0) {
-            let new = target.0 >= KERNEL_START && self.cache.find(target.0, target.1).is_none();
+            let new = self.covers(target.0) && self.cache.find(target.0, target.1).is_none();
             if new && let Some(Ok(host)) = self.make(pages, board, roots, target, marked) {
                 left -= 1;
                 queue.extend(self.cache.targets(host));
@@ -103,7 +142,7 @@ impl Code {
         }
     }
 
-    /// Makes the block at a kernel GVA for a value of the virtual AC; `None` if there is no RAM.
+    /// Makes the block at a GVA for a value of the virtual AC; `None` if there is no RAM.
     fn make(
         &mut self,
         pages: &mut Pages,
@@ -122,7 +161,14 @@ impl Code {
             bytes.extend(more.iter().take(LONGEST));
             sources[1] = second;
         }
-        Some(self.cache.add(&mut View(pages), guest, &bytes, here, alignment, sources))
+        Some(self.cache.add(
+            &mut View(pages, &self.layout),
+            guest,
+            &bytes,
+            here,
+            alignment,
+            sources,
+        ))
     }
 
     /// The guest's bytes from `guest` to the end of its page, as far as a block can need them, and the
@@ -135,7 +181,7 @@ impl Code {
         marked: &mut Vec<u64>,
     ) -> Option<(u64, Vec<u8>)> {
         let ram = board.ram();
-        let offset = physical(ram, roots, guest)?;
+        let offset = offset(ram, roots, guest, self.access())?;
         let page = offset & !(PAGE - 1);
         if !ram.is_code(page) {
             ram.mark_code(page);
@@ -154,35 +200,48 @@ impl Code {
 
     /// A host PC lies in the routines that leave translated code.
     pub fn is_exit(&self, pc: u64) -> bool {
-        let routines = Stubs::of(&LAYOUT);
+        let routines = Stubs::of(&self.layout);
         (routines.exit..routines.indirect[0]).contains(&pc)
     }
 
-    /// A byte of the code cache.
-    pub fn byte(&self, pages: &Pages, pc: u64) -> u8 {
-        pages.code_byte(pc.wrapping_sub(LAYOUT.cache))
+    /// Drops everything; what is made from now on runs alone so many times (`None`: each time).
+    pub fn start_trials(&mut self, pages: &mut Pages, runs: Option<u32>) {
+        self.cache.clear(&mut View(pages, &self.layout));
+        self.cache.try_new_blocks(runs.unwrap_or(ALWAYS));
+    }
+
+    /// A block on trial has run alone.
+    pub fn ran_alone(&mut self, pages: &mut Pages, host: u64) {
+        self.cache.ran_alone(&mut View(pages, &self.layout), host);
     }
 
     /// Drops what the interpreter has reported stale.
     pub fn apply(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, record: &Record) {
         for page in &record.stale_pages {
-            self.cache.drop_page(&mut View(pages), *page);
+            self.cache.drop_page(&mut View(pages, &self.layout), *page);
         }
         for flush in &record.flushes {
             match *flush {
                 Flush::Page { linear, .. } => self.check(pages, ram, roots, linear & !(PAGE - 1)),
                 Flush::All => self.check_all(pages, ram, roots),
+                Flush::Space { .. } if self.layout.level == Level::User => self.clear(pages),
                 Flush::Space { .. } => {}
             }
         }
     }
 
-    /// Drops the code made from a page of kernel addresses that is not mapped as it was.
+    /// Drops the code made from a page, by GVA.
+    pub fn forget_page(&mut self, pages: &mut Pages, gva: u64) {
+        if let Some(page) = self.pages.remove(&(gva & !(PAGE - 1))) {
+            self.cache.drop_page(&mut View(pages, &self.layout), page);
+        }
+    }
+
+    /// Drops the code made from a page that is not mapped as it was.
     fn check(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, gva: u64) {
         let Some(page) = self.pages.get(&gva).copied() else { return };
-        if physical(ram, roots, gva) != Some(page) {
-            self.pages.remove(&gva);
-            self.cache.drop_page(&mut View(pages), page);
+        if offset(ram, roots, gva, self.access()) != Some(page) {
+            self.forget_page(pages, gva);
         }
     }
 
@@ -192,6 +251,11 @@ impl Code {
             self.check(pages, ram, roots, gva);
         }
     }
+}
+
+/// A byte of the code cache.
+pub fn byte(pages: &Pages, pc: u64) -> u8 {
+    pages.code_byte(pc.wrapping_sub(CACHE as u64))
 }
 
 /// RAM offset of a kernel GVA that may be executed.

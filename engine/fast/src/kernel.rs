@@ -1,14 +1,14 @@
-//! Kernel code, translated.
+//! Translated code: the kernel's, and the user's if asked for.
 
-use crate::{Fast, operand, state};
-use frame::{BIAS, ExitKind, KICK, go};
-use jit::cache::Position;
+use crate::{Fast, User, code::byte, codes::bias_at, operand, state};
+use frame::{BIAS, ExitKind, KERNEL_START, KICK, go};
+use jit::{Level, cache::Position};
 use wedge::Error;
 use x86::{
     exception::pf,
     flags,
-    paging::{Access, Roots},
-    vector,
+    paging::{self, Access, Roots},
+    reg, vector,
 };
 use x86_interp::{System, pending};
 
@@ -21,13 +21,19 @@ const MAX_STEPS: u64 = 100_000;
 
 impl Fast {
     /// Runs translated code until it does something that has to be interpreted, and has that done.
-    pub(crate) fn kernel_code(&mut self) -> Result<(), Error> {
-        let Some(host) = self.block_at_rip() else {
+    pub(crate) fn translated_code(&mut self, level: Level) -> Result<(), Error> {
+        self.start_comparing();
+        let Some(host) = self.block_at_rip(level) else {
             self.interpret();
             return Ok(());
         };
+        let alone = self.open_comparison(level, host);
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, f);
+        if level == Level::User {
+            state::load_translated_user(f);
+        }
+        f.alone = alone.into();
         f.jump = host;
         self.note_interrupt();
         let kind = self.enter(go::BLOCK)?;
@@ -35,14 +41,17 @@ impl Fast {
     }
 
     /// The translated block at RIP.
-    fn block_at_rip(&mut self) -> Option<u64> {
+    pub(crate) fn block_at_rip(&mut self, level: Level) -> Option<u64> {
         let v = &self.cpu.vcpu;
         let (roots, rip) = (Roots::from(v), v.rip);
         let alignment = v.rflags & flags::AC != 0;
         let mut marked = Vec::new();
-        let (code, pages) = (&mut self.code, &mut self.pages);
+        let (codes, pages) = (&mut self.codes, &mut self.pages);
         pages.frame().go = go::NOTHING;
-        let host = code.block(pages, &self.board, roots, rip, alignment, &mut marked);
+        if level == Level::User {
+            codes.enter_space(pages, v.cr3);
+        }
+        let host = codes.at(level)?.block(pages, &self.board, roots, rip, alignment, &mut marked);
         self.protect(marked);
         host
     }
@@ -65,7 +74,7 @@ impl Fast {
             ExitKind::Iret => {
                 let missing = self.pages.frame().exit_info;
                 self.take_state();
-                if missing >= frame::KERNEL_START {
+                if missing >= KERNEL_START {
                     self.answer(missing, Access::default())?;
                 }
                 self.interpret();
@@ -74,6 +83,11 @@ impl Fast {
             ExitKind::None => self.lost(),
             // The frame has the host's registers, and nothing has run.
             ExitKind::Kicked if self.pages.frame().go == go::RAW => self.reach_boundary(),
+            ExitKind::Miss if self.led_nowhere() => {
+                self.take_state();
+                self.interpret();
+                Ok(())
+            }
             // The next look for the block at RIP makes it, and what jumps to it is linked.
             ExitKind::Miss | ExitKind::InterruptWindow | ExitKind::Kicked => {
                 self.take_state();
@@ -85,6 +99,17 @@ impl Fast {
         }
     }
 
+    /// A program has jumped to what is no address: it stands at the jump again, which is to fault.
+    fn led_nowhere(&mut self) -> bool {
+        let translated = self.modes.user == User::Translated;
+        let f = self.pages.frame();
+        let nowhere = translated && f.cpl == 3 && !paging::canonical(f.rip);
+        if nowhere {
+            (f.rip, f.gpr[reg::RSP]) = (f.next, f.spill[3]);
+        }
+        nowhere
+    }
+
     /// A signal in translated code: the frame has the host's registers.
     fn kernel_signal(&mut self) -> Result<(), Error> {
         loop {
@@ -94,7 +119,7 @@ impl Fast {
             if signal == KICK as u64 {
                 return self.reach_boundary();
             }
-            let Some(position) = self.code.position(self.pages.frame().pc) else {
+            let Some(position) = self.codes.position(self.pages.frame().pc) else {
                 return self.lost();
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
@@ -127,28 +152,29 @@ impl Fast {
     fn kernel_page_fault(&mut self, position: &Position) -> Result<bool, Error> {
         let f = self.pages.frame();
         let (hva, code) = (f.address, f.error as u32);
-        let open = f.alignment_flag != 0;
-        let gva = match open {
-            false => Some(hva.wrapping_sub(BIAS)),
-            true => {
+        let (user, open) = (f.cpl == 3, f.alignment_flag != 0);
+        let gva = match (user, open) {
+            (true, _) => Some(hva).filter(|gva| gva >> 47 == 0),
+            (false, false) => Some(hva.wrapping_sub(BIAS)).filter(|gva| *gva >= KERNEL_START),
+            (false, true) => {
                 let mut gpr = f.gpr;
                 position.mark.fixes.apply(&mut gpr, &f.spill, BIAS);
                 operand::gva(&self.board, &self.cpu.vcpu, position.guest, &gpr, hva)
             }
         };
         let write = code & pf::WRITE != 0;
-        let access = Access { write, fetch: false, user: false, smap_override: open };
+        let access = Access { write, fetch: false, user, smap_override: open && !user };
         match gva {
-            Some(gva) if open || gva >= frame::KERNEL_START => self.answer(gva, access),
-            _ => Ok(false),
+            Some(gva) => self.answer(gva, access),
+            None => Ok(false),
         }
     }
 
     /// Takes the state at the start of the guest instruction a host PC belongs to.
     fn take_recovered(&mut self, position: &Position) {
         let f = self.pages.frame();
-        let (mut gpr, spill) = (f.gpr, f.spill);
-        position.mark.fixes.apply(&mut gpr, &spill, BIAS);
+        let (mut gpr, spill, bias) = (f.gpr, f.spill, bias_at(f.pc));
+        position.mark.fixes.apply(&mut gpr, &spill, bias);
         f.gpr = gpr;
         f.rip = position.guest;
         self.take_state();
@@ -158,13 +184,13 @@ impl Fast {
     fn reach_boundary(&mut self) -> Result<(), Error> {
         for _ in 0..MAX_STEPS {
             let pc = self.pages.frame().pc;
-            if let Some(position) = self.code.position(pc)
+            if let Some(position) = self.codes.position(pc)
                 && (position.exact() || position.repeats(self.code_at(pc)))
             {
                 self.take_recovered(&position);
                 return Ok(());
             }
-            if self.code.is_exit(pc) {
+            if self.codes.is_exit(pc) {
                 return self.run_to_exit();
             }
             self.statistics.stepped += 1;
@@ -180,7 +206,7 @@ impl Fast {
     }
 
     fn code_at(&self, pc: u64) -> [u8; 2] {
-        [0, 1].map(|n| self.code.byte(&self.pages, pc + n))
+        [0, 1].map(|n| byte(&self.pages, pc + n))
     }
 
     /// The routine that leaves translated code has been reached: it is run, not stepped through. The wedge
@@ -197,7 +223,7 @@ impl Fast {
     /// Runs one host instruction of translated code.
     fn step_host(&mut self) -> Result<ExitKind, Error> {
         let pc = self.pages.frame().pc;
-        let pushes_flags = self.code.byte(&self.pages, pc) == PUSHFQ;
+        let pushes_flags = byte(&self.pages, pc) == PUSHFQ;
         self.pages.frame().host_flags |= flags::TF;
         let kind = loop {
             match self.resume(go::STEP)? {
@@ -229,8 +255,8 @@ impl Fast {
     fn lost(&mut self) -> Result<(), Error> {
         let f = self.pages.frame();
         let (pc, signal, trap, address) = (f.pc, f.signal, f.trap, f.address);
-        let bytes: Vec<u8> = (0..12).map(|n| self.code.byte(&self.pages, pc + n)).collect();
-        let position = self.code.position(pc);
+        let bytes: Vec<u8> = (0..12).map(|n| byte(&self.pages, pc + n)).collect();
+        let position = self.codes.position(pc);
         tracing::error!(
             "stopped at {pc:#x} by signal {signal}, exception {trap}, address {address:#x}: {bytes:02x?}, {position:x?}"
         );

@@ -17,11 +17,14 @@
 //! - `state`: the architectural state to the frame and back.
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
-//! - `code`: translations.
+//! - `code`, `codes`: translations, the kernel's and, if asked for, the user's.
+//! - `lockstep`: translated blocks against the interpreter, if asked for.
 
 mod code;
+mod codes;
 mod home;
 mod kernel;
+mod lockstep;
 mod operand;
 mod process;
 mod regions;
@@ -35,10 +38,13 @@ mod statistics;
 mod user;
 
 use bus::Kicker;
-use code::Code;
+use codes::Codes;
 use engine::{Attention, Board, Engine};
 use frame::{ExitKind, KERNEL_START, go};
 use home::Home;
+use jit::Level;
+use lockstep::Checker;
+pub use lockstep::LockStep;
 pub use process::Process;
 use ram::Ram;
 pub use shadow::{Answer, Space};
@@ -52,13 +58,26 @@ use x86::{
 };
 use x86_interp::{Counters, Cpu, Exit, Leave, System, pending};
 
+/// How user code is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// By the interpreter.
+    Interpreted,
+    /// Directly on the CPU, if it is 64-bit code.
+    Direct,
+    /// As kernel code is, if it is 64-bit code.
+    Translated,
+}
+
 /// Which code is run how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
-    /// 64-bit user code runs directly; otherwise it is interpreted.
-    pub user_direct: bool,
+    /// User code.
+    pub user: User,
     /// Kernel code is translated; otherwise it is interpreted.
     pub kernel_translated: bool,
+    /// Translated code is compared with the interpreter.
+    pub lock_step: Option<LockStep>,
 }
 
 /// The engine.
@@ -67,7 +86,7 @@ pub struct Fast {
     board: Board,
     pages: Pages,
     slots: Slots,
-    code: Code,
+    codes: Codes,
     modes: Modes,
     statistics: Statistics,
     home: Home,
@@ -75,6 +94,9 @@ pub struct Fast {
     learnt: usize,
     /// CR4 and XCR0 at that time.
     learnt_under: (u64, u64),
+    checker: Option<Box<Checker>>,
+    /// Why it cannot go on.
+    failure: Option<String>,
 }
 
 /// Why this host cannot run the fast engine, if it cannot; tried, not guessed.
@@ -122,14 +144,28 @@ impl Fast {
     ) -> Result<Self, Error> {
         let mut cpu = Cpu::new(vcpu);
         let kernel = modes.kernel_translated.then_some(KERNEL_START);
-        cpu.observe(Leave { user: modes.user_direct, kernel });
+        cpu.observe(Leave { user: modes.user != User::Interpreted, kernel });
         let mut pages = Pages::new().map_err(Error::Start)?;
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let slots = Slots::new(board.ram().clone(), modes.kernel_translated);
-        let code = Code::new(&mut pages);
+        let codes = Codes::new(&mut pages, modes.user == User::Translated);
         let statistics = Statistics::default();
-        let (home, learnt, learnt_under) = (Home::new(), 0, (0, 0));
-        Ok(Self { cpu, board, pages, slots, code, modes, statistics, home, learnt, learnt_under })
+        let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));
+        let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
+        Ok(Self {
+            cpu,
+            board,
+            pages,
+            slots,
+            codes,
+            modes,
+            statistics,
+            home: Home::new(),
+            learnt: 0,
+            learnt_under: (0, 0),
+            checker,
+            failure: None,
+        })
     }
 
     /// Brings everything derived from guest memory up to date and selects the current slot.
@@ -139,8 +175,11 @@ impl Fast {
         if !record.is_empty() {
             self.statistics.flushes += record.flushes.len() as u64;
             let roots = Roots::from(&self.cpu.vcpu);
-            self.code.apply(&mut self.pages, self.board.ram(), roots, &record);
+            self.codes.apply(&mut self.pages, self.board.ram(), roots, &record);
             self.slots.apply(&record, roots, pcid);
+            if let Some(checker) = &mut self.checker {
+                checker.note_stale(&record.stale_pages);
+            }
         }
         self.slots.select(pcid, &self.pages)
     }
@@ -150,7 +189,7 @@ impl Fast {
         self.check_learnt();
         let f = self.pages.frame();
         f.go = how;
-        f.fast = (self.modes.user_direct
+        f.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
             && state::may_cross(&self.cpu.vcpu))
         .into();
@@ -177,6 +216,7 @@ impl Fast {
         let done = self.slots.run(self.modes.kernel_translated)?;
         for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
+            self.codes.forget_page(&mut self.pages, gva);
         }
         if self.modes.kernel_translated {
             self.cpu.adopt_space(self.pages.frame().cr3);
@@ -221,7 +261,14 @@ impl Fast {
         if !self.modes.kernel_translated {
             state::only_user(f, &self.cpu.vcpu);
         }
+        if self.modes.user == User::Translated && f.cpl == 3 {
+            state::from_translated_user(f);
+        }
         state::store(f, &mut self.cpu, &mut self.board);
+        // The CPU has noted where the last x87 instruction's translation lies.
+        let fpu = &mut self.cpu.vcpu.fpu;
+        fpu.fip = self.codes.position(fpu.fip).map_or(fpu.fip, |at| at.guest);
+        self.close_comparison();
     }
 
     /// Interprets one instruction.
@@ -236,7 +283,7 @@ impl Fast {
         self.synchronize()?;
         match self.cpu.vcpu.cpl() {
             3 => self.user_code(),
-            _ => self.kernel_code(),
+            _ => self.translated_code(Level::Kernel),
         }
     }
 }
@@ -254,8 +301,9 @@ impl Engine for Fast {
                     exit => return exit,
                 }
             }
-            if let Err(error) = self.guest_code() {
-                tracing::error!("{error}");
+            let done = self.guest_code();
+            self.failure = done.err().map(|error| error.to_string()).or_else(|| self.difference());
+            if self.failure.is_some() {
                 return Exit::Shutdown;
             }
         }
@@ -278,6 +326,9 @@ impl Engine for Fast {
     fn ram(&self) -> &Ram {
         self.board.ram()
     }
+    fn failure(&mut self) -> Option<String> {
+        self.failure.take()
+    }
     fn details(&mut self) -> Vec<(String, u64)> {
         let f = self.pages.frame();
         let own = [
@@ -292,7 +343,7 @@ impl Engine for Fast {
             ("fast page faults", f.fast_faults),
             ("fast invalidations", f.fast_invalidations),
         ];
-        let cache = self.code.cache.counters;
+        let cache = self.codes.kernel().cache.counters;
         let code = [
             ("blocks translated", cache.translated),
             ("jumps linked", cache.linked),
@@ -301,6 +352,7 @@ impl Engine for Fast {
         ];
         let counts = self.statistics.rows().into_iter().chain(own).chain(code);
         let named = counts.map(|(name, count)| (name.to_owned(), count));
-        named.chain(self.statistics.call_outs()).collect()
+        let compared = self.checker.iter().flat_map(|checker| checker.rows());
+        named.chain(compared).chain(self.statistics.call_outs()).collect()
     }
 }

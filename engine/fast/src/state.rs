@@ -42,8 +42,8 @@ pub fn load(vcpu: &Vcpu, f: &mut Frame) {
     f.fs_base = vcpu.seg[seg::FS].base;
     f.gs_base = vcpu.seg[seg::GS].base;
     f.kernel_gs_base = vcpu.kernel_gs_base;
-    f.percpu = frame::percpu(f.gs_base);
-    f.compatibility = 0;
+    (f.bias, f.percpu) = (frame::BIAS, frame::percpu(f.gs_base));
+    (f.compatibility, f.alone) = (0, 0);
     (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
     (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
     f.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
@@ -88,6 +88,21 @@ pub fn runs_directly(vcpu: &Vcpu) -> bool {
 fn plain_data(vcpu: &Vcpu) -> bool {
     let data = [seg::DS, seg::ES, seg::FS, seg::GS];
     data.iter().all(|segment| HOST_SELECTORS.contains(&vcpu.seg[*segment].selector))
+}
+
+/// What is to run is user code, translated: its addresses are the host's, and the host's FS base is its own.
+pub fn load_translated_user(f: &mut Frame) {
+    (f.bias, f.percpu) = (0, f.fs_base);
+}
+
+/// It has run, and its flags are where translated code has them.
+pub fn from_translated_user(f: &mut Frame) {
+    f.rflags = f.host_flags & IN_HOST | flags::IF | flags::FIXED;
+}
+
+/// User code that could run directly can be translated: its flags are such as translated code keeps.
+pub fn can_be_translated(vcpu: &Vcpu) -> bool {
+    vcpu.rflags & !(IN_HOST | flags::IF | flags::FIXED) == 0
 }
 
 /// Nothing but user code has run: without protection keys it can write the frame, and is believed no more

@@ -1,7 +1,8 @@
-//! User code, directly on the CPU.
+//! User code, directly on the CPU or translated.
 
-use crate::{Fast, code, regions, state};
+use crate::{Fast, User, code, regions, state};
 use frame::{Cpuid, ExitKind, Frame, KICK, go};
+use jit::Level;
 use wedge::Error;
 use x86::{
     Fault,
@@ -45,6 +46,9 @@ impl Fast {
             self.interpret();
             return Ok(());
         }
+        if self.modes.user == User::Translated {
+            return self.translated_user_code();
+        }
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, f);
         f.pending = 0;
@@ -58,6 +62,14 @@ impl Fast {
             // Whatever user code has the wedge say: no kernel code has run.
             (_, false) => self.user_exit(),
         }
+    }
+
+    fn translated_user_code(&mut self) -> Result<(), Error> {
+        if state::can_be_translated(&self.cpu.vcpu) {
+            return self.translated_code(Level::User);
+        }
+        self.interpret();
+        Ok(())
     }
 
     /// The system call that has just trapped is worth patching; it is made again then.

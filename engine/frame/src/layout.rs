@@ -132,8 +132,14 @@ pub const DEEP: usize = 2 * TABLE_LEN;
 pub const SITE_PAGES: usize = DEEP + (DEEP_SLOTS + DEEP_REACH) * 16;
 /// log2 of those bits.
 const SITE_PAGE_BITS: u32 = 16;
+/// Offset in the tables of those for translated user code, whole pages.
+pub const USER_TABLES: usize = (SITE_PAGES + (1 << SITE_PAGE_BITS) / 8).next_multiple_of(4096);
 /// Bytes of all.
-pub const TABLES_LEN: usize = SITE_PAGES + (1 << SITE_PAGE_BITS) / 8;
+pub const TABLES_LEN: usize = USER_TABLES + SITE_PAGES;
+/// Translated user code lies at the end of the code cache, before the stubs: bytes.
+pub const USER_CACHE_LEN: usize = 24 << 20;
+/// Its first byte.
+pub const USER_CACHE: usize = STUBS - USER_CACHE_LEN;
 
 /// A GVA times this, without its lowest [`DEEP_SHIFT`] bits, is where the search for it starts.
 pub const DEEP_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -411,6 +417,8 @@ pub struct Frame {
     pub cpuid: [Cpuid; MAX_CPUID],
     /// How many of those are.
     pub cpuid_count: u64,
+    /// Not zero: the monitor is told of each exit of translated code, even of what the wedge could do.
+    pub alone: u64,
     /// CPUIDs of user code answered without the monitor.
     pub fast_cpuids: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.

@@ -15,6 +15,15 @@ pub struct Link {
     pub alignment: bool,
 }
 
+/// A jump out of a block to the routine that looks up where it leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    /// Offset of the displacement in the block's code.
+    pub displacement: u32,
+    /// RFLAGS.AC there.
+    pub alignment: bool,
+}
+
 /// A translated block.
 #[derive(Clone, Debug)]
 pub struct Block {
@@ -32,4 +41,6 @@ pub struct Block {
     pub marks: Vec<Mark>,
     /// Jumps that can be linked.
     pub links: Vec<Link>,
+    /// Jumps to computed targets.
+    pub lookups: Vec<Lookup>,
 }

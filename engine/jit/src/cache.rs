@@ -4,6 +4,10 @@
 //! memory is the monitor's writable view of what the wedge executes. Space is handed out upwards;
 //! when it is used up everything is dropped (a booted kernel fits several times over). Dropping a
 //! block unlinks every jump to it, so that a block is never reached from a stale one.
+//!
+//! Blocks can be put on trial ([`trial`]): they run alone, so that each run can be looked at.
+
+pub mod trial;
 
 use crate::{
     Layout, Request, Untranslatable,
@@ -56,8 +60,24 @@ struct Placed {
     len: u32,
     marks: Vec<Mark>,
     links: Vec<crate::Link>,
+    lookups: Vec<crate::Lookup>,
+    /// Runs that it is to make alone yet.
+    trial: u32,
     /// RAM offsets of the pages its bytes come from, the same twice if it is one.
     pages: [u64; 2],
+}
+
+/// What a block was made from, and how long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// GVA of its first instruction.
+    pub guest: u64,
+    /// Bytes of guest code.
+    pub guest_len: u32,
+    /// Bytes of host code.
+    pub host_len: u32,
+    /// RAM offsets of the pages the guest code lies in, the same twice if it is one.
+    pub pages: [u64; 2],
 }
 
 /// What the cache has done.
@@ -87,6 +107,8 @@ pub struct Cache {
     deep: Vec<u64>,
     /// Displacements that wait for a block.
     waiting: HashMap<Key, Vec<Incoming>>,
+    /// Runs that new blocks are to make alone.
+    trial: u32,
     /// What happened.
     pub counters: Counters,
 }
@@ -140,6 +162,7 @@ impl Cache {
             incoming: HashMap::new(),
             deep: vec![0; DEEP_SLOTS + DEEP_REACH],
             waiting: HashMap::new(),
+            trial: 0,
             counters: Counters::default(),
         };
         cache.reset_table(memory);
@@ -177,7 +200,8 @@ impl Cache {
         let host = self.layout.cache + self.next;
         let cache_offset = self.next as u32;
         let request = Request { guest, bytes, here, alignment, host, cache_offset };
-        let block = translate(&self.layout, &request)?;
+        let mut block = translate(&self.layout, &request)?;
+        self.isolate(&mut block);
         if self.next + block.code.len() as u64 + 16 > self.layout.cache_len {
             return Err(Refused::Full);
         }
@@ -204,14 +228,23 @@ impl Cache {
             len: block.code.len() as u32,
             marks: block.marks,
             links: block.links,
+            lookups: block.lookups,
+            trial: self.trial,
             pages,
         };
-        let (host, links) = (placed.host, placed.links.clone());
-        self.blocks.insert(host, placed);
+        self.blocks.insert(placed.host, placed);
+        if self.trial == 0 {
+            self.integrate(memory, key, block.host);
+        }
+    }
+
+    /// Has others find a block, and lets it go on to others.
+    fn integrate(&mut self, memory: &mut impl CodeMemory, key: Key, host: u64) {
         self.publish(memory, key.0, key.1);
         for site in self.waiting.remove(&key).unwrap_or_default() {
             self.connect(memory, site, host);
         }
+        let links = self.blocks.get(&host).map(|block| block.links.clone()).unwrap_or_default();
         for link in links {
             let site = host + u64::from(link.displacement);
             let from = Incoming { site, stub: host + u64::from(link.stub) };
@@ -221,7 +254,7 @@ impl Cache {
 
     /// Points a jump at the block for its target as soon as there is one.
     fn aim(&mut self, memory: &mut impl CodeMemory, from: Incoming, target: Key) {
-        match self.find(target.0, target.1) {
+        match self.find(target.0, target.1).filter(|to| !self.on_trial(*to)) {
             Some(to) => self.connect(memory, from, to),
             None => self.waiting.entry(target).or_default().push(from),
         }
@@ -239,7 +272,7 @@ impl Cache {
     /// Lets indirect jumps find the block for a guest address again, after another one with the same
     /// low address bits had taken its place in the table.
     pub fn publish(&mut self, memory: &mut impl CodeMemory, guest: u64, alignment: bool) {
-        if let Some(host) = self.find(guest, alignment) {
+        if let Some(host) = self.find(guest, alignment).filter(|host| !self.on_trial(*host)) {
             let (keys, values) = self.table_words((guest, alignment));
             memory.write_table(values, host);
             memory.write_table(keys, guest.wrapping_neg());
@@ -346,8 +379,13 @@ impl Cache {
         (self.blocks.len(), self.next)
     }
 
-    /// GVA, length in bytes and RAM pages of the guest code of the block a host PC lies in.
-    pub fn source(&self, pc: u64) -> Option<(u64, u32, [u64; 2])> {
-        self.block_at(pc).map(|b| (b.key.0, b.guest_len, b.pages))
+    /// What the block a host PC lies in was made from.
+    pub fn source(&self, pc: u64) -> Option<Source> {
+        self.block_at(pc).map(|block| Source {
+            guest: block.key.0,
+            guest_len: block.guest_len,
+            host_len: block.len,
+            pages: block.pages,
+        })
     }
 }

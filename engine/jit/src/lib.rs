@@ -1,4 +1,4 @@
-//! The same-ISA translator for guest kernel code.
+//! The same-ISA translator for guest kernel code, and for user code if asked for.
 //!
 //! Kernel addresses cannot exist in a host process, so the kernel half of the guest's address
 //! space appears at `guest + bias`, and the host's GS base holds the bias. Translated code keeps
@@ -26,13 +26,16 @@ pub mod rules;
 pub mod stubs;
 mod translate;
 
-pub use block::{Block, Link};
+pub use block::{Block, Link, Lookup};
+pub use rules::Level;
 pub use translate::{Request, Untranslatable, translate};
 
 /// Where things are in every wedge process. All addresses are HVAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Added to a kernel GVA to get its HVA, modulo 2^64.
+    /// Whose code is translated.
+    pub level: Level,
+    /// Added to a GVA to get its HVA, modulo 2^64: what the host's GS base is.
     pub bias: u64,
     /// What to add to an address that may be the user's or the kernel's, by its bits 39 to 47: 512
     /// words, within 2 GiB of the bias. An entry may be one that makes the address non-canonical.

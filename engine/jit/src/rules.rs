@@ -1,7 +1,8 @@
 //! What becomes of a guest kernel instruction: the one table.
 //!
 //! Only what is known to behave the same in user mode is copied; everything not named here
-//! is a call-out, so a forgotten instruction is slow, never wrong.
+//! is a call-out, so a forgotten instruction is slow, never wrong. User code has the same table, less
+//! what only a kernel may do.
 
 use iced_x86::{
     Code, CpuidFeature, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind,
@@ -15,7 +16,8 @@ pub enum Rule {
     Copy,
     /// One memory operand: through the bias.
     Memory,
-    /// One memory operand relative to the guest's GS base: through the host's FS base.
+    /// One memory operand relative to the guest's GS base (in user code: FS base): through the host's
+    /// FS base.
     PerCpu,
     /// LEA of a RIP-relative address: a constant.
     LoadAddress,
@@ -77,8 +79,60 @@ pub enum Rule {
     CallOut,
 }
 
+/// Whose code it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Level {
+    /// The kernel's.
+    #[default]
+    Kernel,
+    /// A program's.
+    User,
+}
+
+impl Level {
+    /// The guest segment whose base the host's FS base follows.
+    pub fn base_in_fs(self) -> Register {
+        match self {
+            Self::Kernel => Register::GS,
+            Self::User => Register::FS,
+        }
+    }
+}
+
 /// Chooses the rule.
-pub fn rule(insn: &Instruction) -> Rule {
+pub fn rule(insn: &Instruction, level: Level) -> Rule {
+    match common(insn, level) {
+        rule if level == Level::Kernel || is_users(rule) => rule,
+        _ => Rule::CallOut,
+    }
+}
+
+/// User code may do it, and it means the same there; the rest is known to the frame in kernel code only.
+fn is_users(rule: Rule) -> bool {
+    use Rule::*;
+    matches!(
+        rule,
+        Copy | Memory
+            | PerCpu
+            | LoadAddress
+            | Push
+            | Pop
+            | Leave
+            | PushFlags
+            | String
+            | Call
+            | CallIndirect
+            | Jump
+            | JumpIndirect
+            | Conditional
+            | Return
+            | ReadSelector
+            | StoreSelector
+            | ReadTime
+    )
+}
+
+fn common(insn: &Instruction, level: Level) -> Rule {
     use Rule::*;
     match insn.mnemonic() {
         Mnemonic::Cli => SetInterrupts(false),
@@ -88,7 +142,7 @@ pub fn rule(insn: &Instruction) -> Rule {
         Mnemonic::Pushfq => PushFlags,
         Mnemonic::Popfq => PopFlags,
         Mnemonic::Leave if insn.code() == Code::Leaveq => Leave,
-        Mnemonic::Push => push(insn),
+        Mnemonic::Push => push(insn, level),
         Mnemonic::Pop if insn.code() == Code::Pop_r64 => Pop,
         Mnemonic::Lea if insn.is_ip_rel_memory_operand() => LoadAddress,
         Mnemonic::Lea => Copy,
@@ -109,16 +163,16 @@ pub fn rule(insn: &Instruction) -> Rule {
         Mnemonic::Xrstor64 if vectors_operand(insn) => LoadVectors,
         _ => match insn.flow_control() {
             FlowControl::Next if is_string(insn) => String,
-            FlowControl::Next => straight(insn),
+            FlowControl::Next => straight(insn, level),
             _ => branch(insn),
         },
     }
 }
 
-fn push(insn: &Instruction) -> Rule {
+fn push(insn: &Instruction, level: Level) -> Rule {
     match insn.code() {
         Code::Push_r64 | Code::Pushq_imm8 | Code::Pushq_imm32 => Rule::Push,
-        Code::Push_rm64 if insn.memory_segment() != Register::FS => Rule::Push,
+        Code::Push_rm64 if is_reached(insn, level) => Rule::Push,
         _ => Rule::CallOut,
     }
 }
@@ -142,6 +196,11 @@ fn branch(insn: &Instruction) -> Rule {
 /// A register or a memory operand that needs only the bias.
 fn indirect_operand(insn: &Instruction) -> bool {
     insn.op0_kind() == OpKind::Register || biased_segment(insn)
+}
+
+/// The operand is relative to no segment base but the one the host's FS base follows.
+fn is_reached(insn: &Instruction, level: Level) -> bool {
+    biased_segment(insn) || insn.memory_segment() == level.base_in_fs()
 }
 
 /// The memory operand is relative to neither FS nor GS.
@@ -196,7 +255,7 @@ fn is_string(insn: &Instruction) -> bool {
 }
 
 /// Instructions that go on with the next one.
-fn straight(insn: &Instruction) -> Rule {
+fn straight(insn: &Instruction, level: Level) -> Rule {
     if !same_in_user_mode(insn) {
         return Rule::CallOut;
     }
@@ -206,8 +265,8 @@ fn straight(insn: &Instruction) -> Rule {
         (_, true, _) => Rule::CallOut,
         (false, ..) if touches_memory(insn) => Rule::CallOut,
         (false, ..) => Rule::Copy,
-        (true, _, Register::GS) => Rule::PerCpu,
-        (true, _, Register::FS) => Rule::CallOut,
+        (true, ..) if !is_reached(insn, level) => Rule::CallOut,
+        (true, _, Register::FS | Register::GS) => Rule::PerCpu,
         (true, ..) => Rule::Memory,
     }
 }
@@ -353,7 +412,7 @@ mod tests {
     use iced_x86::{Decoder, DecoderOptions};
 
     fn rule_of(bytes: &[u8]) -> Rule {
-        rule(&Decoder::new(64, bytes, DecoderOptions::NONE).decode())
+        rule(&Decoder::new(64, bytes, DecoderOptions::NONE).decode(), Level::Kernel)
     }
 
     #[test]
@@ -380,6 +439,29 @@ mod tests {
             assert_eq!(rule_of(bytes), Rule::CallOut, "{bytes:x?}");
         }
         assert_eq!(rule_of(&[0xf3, 0x0f, 0xc7, 0xf9]), Rule::CallOut); // rdpid rcx
+    }
+
+    #[test]
+    fn user_code_may_do_less() {
+        let user = |bytes: &[u8]| {
+            rule(&Decoder::new(64, bytes, DecoderOptions::NONE).decode(), Level::User)
+        };
+        assert_eq!(user(&[0x48, 0x01, 0xd8]), Rule::Copy); // add rax, rbx
+        assert_eq!(user(&[0x64, 0x48, 0x8b, 0x04, 0x25, 0, 0, 0, 0]), Rule::PerCpu);
+        assert_eq!(user(&[0x65, 0x48, 0x8b, 0x04, 0x25, 0, 0, 0, 0]), Rule::CallOut);
+        assert_eq!(user(&[0x9c]), Rule::PushFlags);
+        for bytes in [
+            &[0xfa][..],                     // cli
+            &[0x9d],                         // popfq
+            &[0x0f, 0x01, 0xcb],             // stac
+            &[0x0f, 0x01, 0xf8],             // swapgs
+            &[0x0f, 0x20, 0xd0],             // mov rax, cr2
+            &[0x48, 0xcf],                   // iretq
+            &[0x0f, 0x05],                   // syscall
+            &[0xf3, 0x48, 0x0f, 0xae, 0xd0], // wrfsbase rax
+        ] {
+            assert_eq!(user(bytes), Rule::CallOut, "{bytes:x?}");
+        }
     }
 
     #[test]

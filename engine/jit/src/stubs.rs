@@ -31,13 +31,15 @@ pub struct Stubs {
     /// Jumps to the block for the GVA in RAX (the guest's RAX is in spill slot 0), for the
     /// virtual AC clear and set.
     pub indirect: [u64; 2],
+    /// The same, but no block is found: for those that are to run alone.
+    pub alone: u64,
 }
 
 impl Stubs {
     /// Where the routines are.
     pub fn of(layout: &Layout) -> Self {
         let at = |n: u64| layout.cache + n * ROUTINE;
-        Self { enter: at(0), exit: at(1), leave: at(2), indirect: [at(3), at(4)] }
+        Self { enter: at(0), exit: at(1), leave: at(2), indirect: [at(3), at(4)], alone: at(5) }
     }
 }
 
@@ -62,6 +64,7 @@ pub fn generate(layout: &Layout) -> Vec<u8> {
         leave(layout, stubs.leave),
         indirect(layout, &stubs, false),
         indirect(layout, &stubs, true),
+        alone(layout, &stubs),
     ];
     for mut code in routines {
         assert!(code.len() <= ROUTINE as usize, "a routine outgrew its place");
@@ -149,14 +152,25 @@ fn indirect(layout: &Layout, stubs: &Stubs, alignment: bool) -> Vec<u8> {
     if !alignment {
         search(&mut a, layout);
     }
-    a.store(slot!(rip), target);
     a.load(at, spill(2));
     a.load(word, spill(1));
-    a.load(target, spill(0));
+    miss(&mut a, stubs);
+    a.finish()
+}
+
+fn alone(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
+    let mut a = Assembler::new(*layout, stubs.alone);
+    miss(&mut a, stubs);
+    a.finish()
+}
+
+/// Leaves for want of a block for the GVA in RAX.
+fn miss(a: &mut Assembler, stubs: &Stubs) {
+    a.store(slot!(rip), Register::RAX);
+    a.load(Register::RAX, spill(0));
     a.store_imm(slot!(exit_info), 0);
     a.store_imm(slot!(exit_kind), ExitKind::Miss as i32);
     a.jmp(stubs.exit);
-    a.finish()
 }
 
 /// Jumps to the HVA in RCX with the registers of the guest.

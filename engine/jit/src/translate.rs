@@ -58,7 +58,7 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
         let offset = (insn.ip() - request.guest) as usize;
         let after = offset + insn.len();
         let bytes = &request.bytes[offset..after];
-        if emitter.instruction(&insn, bytes, follower(request.bytes, after)) == Flow::Ends {
+        if emitter.instruction(&insn, bytes, follower(layout, request.bytes, after)) == Flow::Ends {
             return Ok(emitter.finish(end));
         }
     }
@@ -79,7 +79,7 @@ fn next(decoder: &mut Decoder<'_>) -> Option<Instruction> {
 }
 
 /// The rule of the instruction at `offset`, if it lies wholly in the bytes.
-fn follower(bytes: &[u8], offset: usize) -> Option<Rule> {
+fn follower(layout: &Layout, bytes: &[u8], offset: usize) -> Option<Rule> {
     let mut decoder = Decoder::new(64, bytes.get(offset..)?, DecoderOptions::NONE);
-    next(&mut decoder).map(|insn| rule(&insn))
+    next(&mut decoder).map(|insn| rule(&insn, layout.level))
 }

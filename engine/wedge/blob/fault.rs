@@ -45,11 +45,12 @@ fn user_access(code: u64) -> Access {
 }
 
 /// Translated code has faulted; the frame has the host's registers. What cannot be mapped needs the
-/// exact state, which the monitor knows.
+/// exact state, which the monitor knows. User code reaches its own addresses, never the kernel's.
 pub fn kernel(f: &mut Frame) -> ! {
     let s = shared();
     let access = Access { write: f.error & WRITE != 0, fetch: false, user: false };
     let done = f.walks != 0
+        && f.cpl == 0
         && kernel_address(f, s).is_some_and(|gva| match mmu::walk(f, s, gva, access) {
             Walk::Found(leaf) => mmu::install(f, s, gva, leaf, access),
             _ => false,

@@ -26,7 +26,7 @@ pub extern "C" fn run() -> ! {
         if exited == 0 {
             turns::exit(ExitKind::Kicked);
         }
-        if !assist::after_block(f) {
+        if f.alone != 0 || !assist::after_block(f) {
             f.reason = f.exit_kind;
             turns::hand_over_and_run();
         }

@@ -62,6 +62,26 @@ fn linux_6_12_full() -> Result<()> {
     boots_and_works(Guest::new(Kernel::TrixieFull))
 }
 
+/// Every block of the kernel's that runs is compared with the interpreter; a difference ends the machine.
+#[test]
+fn linux_6_1_cloud_in_lock_step() -> Result<()> {
+    let guest = Guest::new(Kernel::BookwormCloud).with("--lock-step").with("--stats");
+    let guest = guest.runs(USERLAND).boots()?;
+    guest.prints(&EXPECTED)?;
+    guest.powers_off()?;
+    let mut words =
+        guest.messages.lines().filter_map(|line| line.trim().strip_prefix("blocks compared"));
+    let compared: u64 = words.next().unwrap_or_default().trim().parse()?;
+    ensure!(compared > 50_000, "only {compared} blocks were compared");
+    Ok(())
+}
+
+/// Its programs, too, are translated rather than run directly.
+#[test]
+fn linux_6_1_cloud_with_translated_programs() -> Result<()> {
+    boots_and_works(Guest::new(Kernel::BookwormCloud).with("--translate-user"))
+}
+
 /// The loader's identity that Linux shows tells by which door it came in.
 #[test]
 fn both_of_linux_s_doors() -> Result<()> {

@@ -11,7 +11,7 @@ use crate::case::{CODE, Case, DATA, DATA_LEN, PERCPU, USER, USER_LEN};
 use anyhow::{Context, Result, bail, ensure};
 use frame::{ExitKind, Frame, NOWHERE};
 use jit::{
-    Layout,
+    Layout, Level,
     cache::{Cache, CodeMemory},
     stubs::Stubs,
 };
@@ -24,6 +24,7 @@ const TABLES_LEN: u64 = frame::TABLES_LEN as u64;
 const BIAS: u64 = 0x7e00_0000_0000;
 /// Where everything is in parent and child.
 pub const LAYOUT: Layout = Layout {
+    level: Level::Kernel,
     bias: BIAS,
     regions: BIAS + 0x7fff_0000,
     cache: WINDOW,

@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::Args;
 
 use crate::{
-    cli::{EngineChoice, MemorySize, seconds},
+    cli::{EngineArguments, MemorySize, seconds},
     net::NetArgument,
 };
 
@@ -82,9 +82,9 @@ pub struct GuestArguments {
     /// Number of virtual CPUs; only 1 so far
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: u32,
-    /// How guest code is run
-    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
-    pub engine: EngineChoice,
+    /// How guest code is run.
+    #[command(flatten)]
+    pub engine: EngineArguments,
     /// Further arguments of the guest's kernel, such as initcall_debug
     #[arg(long, value_name = "STRING")]
     pub append: Option<String>,

@@ -83,7 +83,9 @@ pub fn make(
         protocol: BootProtocol::Auto,
         memory: arguments.memory.0,
         cpus: arguments.cpus,
-        engine: description::engine(arguments.engine),
+        engine: description::engine(&arguments.engine)?,
+        lock_step: arguments.engine.lock_step,
+        translate_user: arguments.engine.translate_user,
         test_devices: false,
     };
     Ok(Made { description, attachments })

@@ -186,6 +186,7 @@ fn why(ended: &Ended) -> String {
     match ended {
         Ended::TripleFault(report) => format!("triple fault: the guest's kernel crashed\n{report}"),
         Ended::Reset => "the guest's kernel gave up (a panic)".to_owned(),
+        Ended::Failed(failure) => failure.clone(),
         _ => "the guest ended before the command did".to_owned(),
     }
 }

@@ -2,8 +2,9 @@
 
 use super::Emitter;
 use crate::{
-    asm::{biased, spill},
+    asm::{biased, slot, spill},
     recover::Fixes,
+    rules::Level,
     translate::Flow,
 };
 use iced_x86::{Instruction, Register};
@@ -23,62 +24,71 @@ impl Emitter<'_> {
     }
 
     pub(super) fn call(&mut self, insn: &Instruction) -> Flow {
-        if !self.push_return(insn) {
-            return self.call_out(insn);
-        }
+        self.push_return(insn, Fixes::default());
         self.go_on(insn.near_branch_target());
         Flow::Ends
     }
 
-    /// The guest return address, which is a constant of the top 2 GiB.
-    fn push_return(&mut self, insn: &Instruction) -> bool {
-        let Ok(next) = i32::try_from(insn.next_ip() as i64) else { return false };
-        self.asm.store_mem_imm(biased(Register::RSP, -8), next);
+    /// The guest return address: a constant of the top 2 GiB in most kernels, or any. `fixes` are those
+    /// that hold here; the second spill slot is free.
+    fn push_return(&mut self, insn: &Instruction, mut fixes: Fixes) {
+        let (next, top) = (insn.next_ip(), biased(Register::RSP, -8));
+        if let Ok(near) = i32::try_from(next as i64) {
+            self.asm.store_mem_imm(top, near);
+        } else {
+            self.put_aside(&mut fixes, 1, Register::RCX);
+            self.asm.mov_imm(Register::RCX, next);
+            self.asm.store_mem(top, Register::RCX);
+            self.asm.load(Register::RCX, spill(1));
+        }
         self.lower_stack();
-        true
     }
 
     pub(super) fn call_indirect(&mut self, insn: &Instruction, _bytes: &[u8]) -> Flow {
-        if i32::try_from(insn.next_ip() as i64).is_err() || !self.load_target(insn) {
-            return self.call_out(insn);
-        }
-        self.push_return(insn);
+        self.note_jump(insn);
+        let Some(fixes) = self.load_target(insn) else { return self.call_out(insn) };
+        self.push_return(insn, fixes);
         self.look_up();
         Flow::Ends
     }
 
     pub(super) fn jump_indirect(&mut self, insn: &Instruction, _bytes: &[u8]) -> Flow {
-        if !self.load_target(insn) {
+        self.note_jump(insn);
+        if self.load_target(insn).is_none() {
             return self.call_out(insn);
         }
         self.look_up();
         Flow::Ends
     }
 
-    /// The target into RAX, which is put aside. On failure nothing is changed.
-    fn load_target(&mut self, insn: &Instruction) -> bool {
+    /// A jump of a program's may lead to what is no address, and then faults itself: notes where it is,
+    /// and RSP.
+    fn note_jump(&mut self, insn: &Instruction) {
+        if self.layout.level == Level::User {
+            self.store_constant(slot!(next), insn.ip());
+            self.asm.store(spill(3), Register::RSP);
+        }
+    }
+
+    /// The target into RAX, which is put aside; what to fix from then on. On failure nothing is changed.
+    fn load_target(&mut self, insn: &Instruction) -> Option<Fixes> {
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, Register::RAX);
         if self.load_operand(insn, Register::RAX) {
-            return true;
+            return Some(fixes);
         }
         self.asm.load(Register::RAX, spill(0));
-        false
+        None
     }
 
     pub(super) fn ret(&mut self, insn: &Instruction) -> Flow {
         let arguments = if insn.op_count() == 1 { i64::from(insn.immediate16()) } else { 0 };
+        self.note_jump(insn);
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, Register::RAX);
         self.asm.load_mem(Register::RAX, biased(Register::RSP, 0));
         self.raise_stack(8 + arguments);
         self.look_up();
         Flow::Ends
-    }
-
-    /// Jumps to the block for the GVA in RAX.
-    fn look_up(&mut self) {
-        let stub = self.stubs.indirect[usize::from(self.alignment)];
-        self.asm.jmp(stub);
     }
 }

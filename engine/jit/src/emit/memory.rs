@@ -17,7 +17,7 @@ impl Emitter<'_> {
         self.overridden(insn, bytes, Register::GS)
     }
 
-    /// One memory operand relative to the guest's GS base.
+    /// One memory operand relative to the segment base that the host's FS base follows.
     pub(super) fn per_cpu(&mut self, insn: &Instruction, bytes: &[u8]) -> Flow {
         self.overridden(insn, bytes, Register::FS)
     }
@@ -25,12 +25,7 @@ impl Emitter<'_> {
     /// The instruction with another segment.
     fn overridden(&mut self, insn: &Instruction, bytes: &[u8], segment: Register) -> Flow {
         if insn.is_ip_rel_memory_operand() {
-            let mut changed = *insn;
-            let done = absolute(&mut changed) && {
-                changed.set_segment_prefix(segment);
-                self.asm.try_put(&changed)
-            };
-            return if done { Flow::On } else { self.call_out(insn) };
+            return self.relative(insn, segment);
         }
         match with_prefix(bytes, segment) {
             Some(changed) => {
@@ -39,6 +34,28 @@ impl Emitter<'_> {
             }
             None => self.call_out(insn),
         }
+    }
+
+    /// A RIP-relative operand: absolute if its address fits into 32 bits, or else by way of a register.
+    fn relative(&mut self, insn: &Instruction, segment: Register) -> Flow {
+        let mut changed = *insn;
+        changed.set_segment_prefix(segment);
+        if absolute(&mut changed) && self.asm.try_put(&changed) {
+            return Flow::On;
+        }
+        let [address, _] = self.scratch(insn);
+        if address == Register::None {
+            return self.call_out(insn);
+        }
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, address);
+        self.asm.mov_imm(address, insn.ip_rel_memory_address());
+        changed.set_memory_base(address);
+        changed.set_memory_displ_size(0);
+        changed.set_memory_displacement64(0);
+        let done = self.asm.try_put(&changed);
+        self.asm.load(address, spill(0));
+        if done { Flow::On } else { self.call_out(insn) }
     }
 
     /// Inside STAC..CLAC the address may be the user's (as it is) or the kernel's (biased): its
@@ -118,10 +135,13 @@ impl Emitter<'_> {
         }
         let mut changed = *insn;
         if insn.is_ip_rel_memory_operand() && !absolute(&mut changed) {
-            return false;
+            self.asm.mov_imm(into, insn.ip_rel_memory_address());
+            changed.set_memory_base(into);
+            changed.set_memory_displ_size(0);
+            changed.set_memory_displacement64(0);
         }
-        let per_cpu = insn.memory_segment() == Register::GS;
-        let segment = if per_cpu { Register::FS } else { Register::GS };
+        let in_fs = insn.memory_segment() == self.layout.level.base_in_fs();
+        let segment = if in_fs { Register::FS } else { Register::GS };
         self.asm.load_mem(into, flat_operand(&changed, segment));
         true
     }

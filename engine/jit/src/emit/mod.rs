@@ -12,7 +12,7 @@ mod vectors;
 use crate::{
     Layout,
     asm::{Assembler, Slot, register, slot, spill},
-    block::{Block, Link},
+    block::{Block, Link, Lookup},
     recover::{Fixes, Mark},
     rules::{Rule, rule},
     stubs::Stubs,
@@ -29,6 +29,7 @@ pub(crate) struct Emitter<'a> {
     stubs: Stubs,
     marks: Vec<Mark>,
     links: Vec<Link>,
+    lookups: Vec<Lookup>,
     /// Offset of the current guest instruction.
     guest: u32,
     /// The virtual RFLAGS.AC here.
@@ -46,6 +47,7 @@ impl<'a> Emitter<'a> {
             stubs: Stubs::of(layout),
             marks: Vec::new(),
             links: Vec::new(),
+            lookups: Vec::new(),
             guest: 0,
             alignment: request.alignment,
             shadow: false,
@@ -62,7 +64,7 @@ impl<'a> Emitter<'a> {
         self.guest = (insn.ip() - self.request.guest) as u32;
         self.mark(true, Fixes::default());
         let shadow = std::mem::take(&mut self.shadow);
-        let flow = self.apply(rule(insn), insn, bytes, follower);
+        let flow = self.apply(rule(insn, self.layout.level), insn, bytes, follower);
         if shadow && flow == Flow::On {
             self.check_pending(insn.next_ip());
         }
@@ -178,6 +180,13 @@ impl<'a> Emitter<'a> {
         self.links.push(Link { displacement, stub: 0, target, alignment });
     }
 
+    /// Jumps to the block for the GVA in RAX.
+    fn look_up(&mut self) {
+        let alignment = self.alignment;
+        let displacement = self.asm.jmp(self.stubs.indirect[usize::from(alignment)]) as u32;
+        self.lookups.push(Lookup { displacement, alignment });
+    }
+
     /// Two registers the instruction does not use, other than RSP.
     fn scratch(&self, insn: &Instruction) -> [Register; 2] {
         let mut factory = InstructionInfoFactory::new();
@@ -206,6 +215,7 @@ impl<'a> Emitter<'a> {
             code: self.asm.finish(),
             marks: self.marks,
             links: self.links,
+            lookups: self.lookups,
         }
     }
 }

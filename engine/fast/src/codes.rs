@@ -1,0 +1,81 @@
+//! The translated code of both levels.
+
+use crate::code::Code;
+use frame::{BIAS, STUBS, USER_CACHE};
+use jit::{Level, cache::Position};
+use ram::Ram;
+use wedge::Pages;
+use x86::paging::Roots;
+use x86_interp::Record;
+
+/// The kernel's code and, if user code is translated, that of one address space's programs.
+pub struct Codes {
+    kernel: Code,
+    user: Option<Code>,
+    /// CR3 of that address space.
+    space: u64,
+}
+
+impl Codes {
+    pub fn new(pages: &mut Pages, user_translated: bool) -> Self {
+        let kernel = Code::new(pages, Level::Kernel);
+        let user = user_translated.then(|| Code::new(pages, Level::User));
+        Self { kernel, user, space: 0 }
+    }
+
+    /// A level's code, if it is translated.
+    pub fn at(&mut self, level: Level) -> Option<&mut Code> {
+        match level {
+            Level::Kernel => Some(&mut self.kernel),
+            Level::User => self.user.as_mut(),
+        }
+    }
+
+    /// All there is.
+    pub fn each(&mut self) -> impl Iterator<Item = &mut Code> {
+        std::iter::once(&mut self.kernel).chain(&mut self.user)
+    }
+
+    /// The kernel's.
+    pub fn kernel(&self) -> &Code {
+        &self.kernel
+    }
+
+    /// User code in the address space with this CR3 comes next: that of another is dropped.
+    pub fn enter_space(&mut self, pages: &mut Pages, cr3: u64) {
+        if let Some(user) = self.user.as_mut().filter(|_| self.space != cr3) {
+            self.space = cr3;
+            user.clear(pages);
+        }
+    }
+
+    /// The translation of a user page has been dropped: so is the code made from it, whatever the space.
+    pub fn forget_page(&mut self, pages: &mut Pages, gva: u64) {
+        if let Some(user) = &mut self.user {
+            user.forget_page(pages, gva);
+        }
+    }
+
+    /// The guest instruction that a host PC belongs to.
+    pub fn position(&self, pc: u64) -> Option<Position> {
+        let user = || self.user.as_ref().and_then(|user| user.position(pc));
+        self.kernel.position(pc).or_else(user)
+    }
+
+    /// A host PC lies in the routines that leave translated code.
+    pub fn is_exit(&self, pc: u64) -> bool {
+        self.kernel.is_exit(pc) || self.user.as_ref().is_some_and(|user| user.is_exit(pc))
+    }
+
+    /// Drops what the interpreter has reported stale.
+    pub fn apply(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, record: &Record) {
+        for code in self.each() {
+            code.apply(pages, ram, roots, record);
+        }
+    }
+}
+
+/// What translated code at a host PC adds to addresses.
+pub fn bias_at(pc: u64) -> u64 {
+    if (USER_CACHE as u64..STUBS as u64).contains(&pc) { 0 } else { BIAS }
+}

@@ -1,0 +1,251 @@
+//! Lock-step: each block of translated code against the interpreter, in a running guest.
+//!
+//! Before a block runs, the interpreter runs it from the same state in a [`scratch`] machine, whose
+//! writes go nowhere; that gives the state before each instruction, a [`trace`]. Then the
+//! translated block runs, alone: it is linked to nothing, and the wedge does nothing by itself.
+//! Wherever it comes back (a fault or an interrupt can end it early) the interpreter must have
+//! come by with the same registers and the same writes; that is the [`verdict`]. The first difference stops the
+//! machine with a [`report`].
+//!
+//! A block that has been compared a few times becomes one like any other, so that a whole boot
+//! takes seconds. Not compared is what comes behind an instruction that answers differently each
+//! time, or reads an undefined flag; where another device or thread has changed memory that the
+//! block read; writes of translated code to where the interpreter does not write, unless somebody reads
+//! them; and what the wedge does by itself when nobody compares.
+
+mod report;
+mod scratch;
+mod trace;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use crate::{Fast, code::byte};
+use jit::{Level, cache::Source};
+use ram::Ram;
+use report::Report;
+use scratch::Scratch;
+use std::{collections::VecDeque, io, str::FromStr};
+use trace::{REASONS, Trace};
+use verdict::{Field, Verdict};
+use x86::Vcpu;
+use x86_interp::{Cpu, GuestRam, System};
+
+const PAGE: u64 = 4096;
+/// Blocks remembered for a report.
+const PAST: usize = 16;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockStep {
+    /// How often each block; `None`: each time it runs.
+    pub runs: Option<u32>,
+    /// Turns of the wedge before the first comparison.
+    pub from: u64,
+    /// All blocks are compared anew after so many turns.
+    pub every: Option<u64>,
+}
+
+impl Default for LockStep {
+    fn default() -> Self {
+        Self { runs: Some(4), from: 0, every: None }
+    }
+}
+
+impl FromStr for LockStep {
+    type Err = String;
+
+    /// `runs=N|all,from=N,every=N`, each of them or none.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut options = Self::default();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let number = || {
+                let number = value.parse::<u32>().ok().filter(|number| *number > 0);
+                number.ok_or_else(|| format!("{key}={value}: not a number above 0"))
+            };
+            match key {
+                "runs" if value == "all" => options.runs = None,
+                "runs" => options.runs = Some(number()?),
+                "from" => options.from = number()?.into(),
+                "every" => options.every = Some(number()?.into()),
+                _ => return Err(format!("`{part}`: there are runs=N|all, from=N and every=N")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// A block that is running alone.
+struct Open {
+    level: Level,
+    host: u64,
+    source: Source,
+    code: Vec<u8>,
+    trace: Trace,
+}
+
+/// The comparison of a vCPU's blocks.
+pub struct Checker {
+    options: LockStep,
+    /// The turn at which all blocks are compared anew.
+    next: Option<u64>,
+    machine: Scratch,
+    cpu: Cpu<Scratch>,
+    open: Option<Open>,
+    past: VecDeque<(u64, u64)>,
+    /// Pages of code that have been written since the last block.
+    stale: Vec<u64>,
+    compared: u64,
+    instructions: u64,
+    not_compared: [u64; REASONS.len()],
+    report: Option<String>,
+}
+
+impl Checker {
+    pub fn new(options: LockStep, ram: Ram) -> io::Result<Self> {
+        Ok(Self {
+            options,
+            next: Some(options.from),
+            machine: Scratch::new(ram)?,
+            cpu: Cpu::new(Vcpu::default()),
+            open: None,
+            past: VecDeque::new(),
+            stale: Vec::new(),
+            compared: 0,
+            instructions: 0,
+            not_compared: [0; REASONS.len()],
+            report: None,
+        })
+    }
+
+    /// Code pages at these offsets have been written.
+    pub fn note_stale(&mut self, pages: &[u64]) {
+        self.stale.extend(pages);
+    }
+
+    /// What has been done.
+    pub fn rows(&self) -> Vec<(String, u64)> {
+        let done =
+            [("blocks compared", self.compared), ("instructions compared", self.instructions)];
+        let not = REASONS.into_iter().zip(self.not_compared);
+        done.into_iter().chain(not).map(|(name, count)| (name.to_owned(), count)).collect()
+    }
+
+    /// From this turn on all blocks are compared anew.
+    fn is_due(&mut self, turns: u64) -> bool {
+        let due = self.next.is_some_and(|next| turns >= next);
+        if due {
+            self.next = self.options.every.map(|every| turns + every);
+        }
+        due
+    }
+
+    /// Has the interpreter run the block that is to run; gives pages it has decoded code from.
+    fn open(
+        &mut self,
+        ram: &Ram,
+        vcpu: &Vcpu,
+        (level, host): (Level, u64),
+        source: Source,
+    ) -> Vec<u64> {
+        let code = code(ram, &source);
+        self.machine.start_over(&std::mem::take(&mut self.stale));
+        let trace = Trace::record(&mut self.cpu, &mut self.machine, vcpu, (level, &code));
+        self.open = Some(Open { level, host, source, code, trace });
+        self.machine.take_marked()
+    }
+
+    fn explain(&mut self, open: &Open, fields: &[Field], rip: u64, host: &[u8]) {
+        let past = self.past.iter().map(|(from, to)| format!("{from:016x} to {to:016x}"));
+        let report = Report {
+            fields,
+            trace: &open.trace,
+            rip,
+            guest: (open.source.guest, &open.code),
+            host: (open.host, host),
+            past: past.collect(),
+        };
+        self.report = Some(report.text());
+    }
+
+    fn count(&mut self, open: &Open, verdict: &Verdict, rip: u64) {
+        match verdict {
+            Verdict::Same(instructions) => {
+                self.compared += 1;
+                self.instructions += *instructions as u64;
+            }
+            Verdict::NotCompared(reason) => self.not_compared[*reason as usize] += 1,
+            Verdict::Idle | Verdict::Different(_) => {}
+        }
+        if self.past.len() == PAST {
+            self.past.pop_front();
+        }
+        self.past.push_back((open.source.guest, rip));
+    }
+}
+
+/// The block's bytes.
+fn code(ram: &Ram, source: &Source) -> Vec<u8> {
+    let mut code = vec![0; source.guest_len as usize];
+    let into = source.guest & (PAGE - 1);
+    let here = code.len().min((PAGE - into) as usize);
+    let (first, second) = code.split_at_mut(here);
+    ram.read(source.pages[0] + into, first);
+    if !second.is_empty() {
+        ram.read(source.pages[1], second);
+    }
+    code
+}
+
+impl Fast {
+    /// The block at an HVA is to run next: if it is on trial, it is run by the interpreter first. True
+    /// if it is to run alone.
+    pub(crate) fn open_comparison(&mut self, level: Level, host: u64) -> bool {
+        let (Some(checker), Some(code)) = (&mut self.checker, self.codes.at(level)) else {
+            return false;
+        };
+        let Some(source) = code.cache.source(host).filter(|_| code.cache.on_trial(host)) else {
+            return false;
+        };
+        let marked = checker.open(self.board.ram(), &self.cpu.vcpu, (level, host), source);
+        self.protect(marked);
+        true
+    }
+
+    /// The report of a difference that has been found.
+    pub(crate) fn difference(&mut self) -> Option<String> {
+        self.checker.as_mut()?.report.take()
+    }
+
+    /// Starts comparing all blocks, if that is due. No block may be in use.
+    pub(crate) fn start_comparing(&mut self) {
+        let Some(checker) = &mut self.checker else { return };
+        if checker.is_due(self.statistics.entries) {
+            let runs = checker.options.runs;
+            self.codes.each().for_each(|code| code.start_trials(&mut self.pages, runs));
+        }
+    }
+
+    /// Translated code has come back, its state has been taken.
+    pub(crate) fn close_comparison(&mut self) {
+        let Some(checker) = &mut self.checker else { return };
+        let Some(open) = checker.open.take() else { return };
+        let Some(code) = self.codes.at(open.level) else { return };
+        let v = &self.cpu.vcpu;
+        let targets: Vec<u64> =
+            code.cache.targets(open.host).into_iter().map(|(target, _)| target).collect();
+        let verdict = open.trace.judge(v, self.board.ram(), &targets);
+        checker.count(&open, &verdict, v.rip);
+        if let Verdict::Different(fields) = &verdict {
+            let byte = |n| byte(&self.pages, open.host + n);
+            let host: Vec<u8> = (0..open.source.host_len.into()).map(byte).collect();
+            checker.explain(&open, fields, v.rip, &host);
+        }
+        let nothing_to_compare = open.trace.moments.len() == 1;
+        if verdict != Verdict::Idle || nothing_to_compare {
+            code.ran_alone(&mut self.pages, open.host);
+        }
+    }
+}

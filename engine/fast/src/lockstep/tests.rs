@@ -1,0 +1,312 @@
+//! A kernel and a program of a few instructions, compared.
+
+use super::*;
+use crate::{Modes, User};
+use engine::{Attention, Board, BoardParts, Engine, LocalApic};
+use host_fake::{FakeClock, FakeEntropy};
+use std::sync::Arc;
+use x86::{
+    Fault,
+    control::{cr0, cr4, efer},
+    cpuid::{CpuidResult, Model, Settings},
+    flags,
+    fpu::xstate,
+    paging::{ADDRESS, P, RW, US},
+    seg,
+    segment::attr,
+};
+use x86_interp::Exit;
+
+/// GVA of the code, and its place in RAM.
+const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
+/// GVA of the data, whose middle is the top of the stack, and its place in RAM.
+const DATA: (u64, u64) = (0xffff_ffff_8200_0000, 0x5_0000);
+/// GVA of the program, and its place in RAM.
+const PROGRAM: (u64, u64) = (0x5555_0000_0000, 0x6_0000);
+/// GVA of the program's data, whose middle is the top of the stack, and its place in RAM.
+const HEAP: (u64, u64) = (0x7fff_0000_0000, 0x7_0000);
+const ROOT: u64 = 0x1000;
+/// Bytes before the loop.
+const HEAD: usize = 5;
+
+/// Counts down from 100, stores, calls, halts.
+const KERNEL: &[u8] = &[
+    0xb9, 0x64, 0, 0, 0, // mov ecx, 100
+    0x48, 0x01, 0xc8, // add rax, rcx
+    0x9c, // pushfq
+    0x5a, // pop rdx
+    0x48, 0xc7, 0x04, 0x25, 0x10, 0, 0, 0x82, 5, 0, 0, 0, // mov qword [DATA + 16], 5
+    0xff, 0xc9, // dec ecx
+    0x75, 0xeb, // jnz to add
+    0xe8, 1, 0, 0, 0,    // call
+    0xf4, // hlt
+    0x0f, 0x31, // rdtsc
+    0x31, 0xd2, // xor edx, edx
+    0xc3, // ret
+];
+
+/// Reads relative to RIP and to FS, calls, writes its own code, and does what it may not.
+const USER: &[u8] = &[
+    0xb9, 0x0a, 0, 0, 0, // mov ecx, 10
+    0x48, 0x03, 0x05, 0xf4, 0xff, 0xff, 0xff, // add rax, [rip - 12], the start
+    0x64, 0x48, 0x03, 0x04, 0x25, 0x10, 0, 0, 0, // add rax, fs:[16]
+    0xe8, 0x11, 0, 0, 0, // call
+    0xff, 0xc9, // dec ecx
+    0x75, 0xe7, // jnz to the first add
+    0xc6, 0x05, 0x08, 0, 0, 0, 0x07, // mov byte [rip + 8], 7, into what is called
+    0xe8, 0x01, 0, 0, 0,    // call
+    0xf4, // hlt
+    0x55, // push rbp
+    0xb2, 0x05, // mov dl, 5
+    0x50, // push rax
+    0x9c, // pushfq
+    0x5b, 0x5b, 0x5d, // pop rbx, rbx, rbp
+    0xff, 0x25, 0x01, 0, 0, 0,    // jmp [rip + 1]
+    0xc3, // ret
+    0x39, 0, 0, 0, 0x55, 0x55, 0, 0, // its address
+];
+
+/// Offset of its RET.
+const RETURN: u64 = 57;
+
+struct NoApic;
+
+impl LocalApic for NoApic {
+    fn pending(&self) -> u32 {
+        0
+    }
+    fn acknowledge(&self) -> Option<u8> {
+        None
+    }
+    fn take_nmi(&self) -> bool {
+        false
+    }
+    fn enabled(&self) -> bool {
+        false
+    }
+    fn cr8(&self) -> u8 {
+        0
+    }
+    fn set_cr8(&self, _: u8) {}
+    fn msr_read(&self, _: u32) -> Result<u64, Fault> {
+        Err(Fault::gp(0))
+    }
+    fn msr_write(&self, _: u32, _: u64) -> Result<(), Fault> {
+        Err(Fault::gp(0))
+    }
+    fn mmio_read(&self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+    fn mmio_write(&self, _: u64, _: &[u8]) -> bool {
+        false
+    }
+}
+
+fn board(ram: Ram) -> Board {
+    Board::new(BoardParts {
+        ram,
+        ports: bus::Bus::new(),
+        mmio: bus::Bus::new(),
+        apic: Arc::new(NoApic),
+        apic_id: 0,
+        cpuid: Arc::new(Model::new(
+            |_, _| CpuidResult::default(),
+            Settings { tsc_hz: 1_000_000_000, cpus: 1 },
+        )),
+        clock: Arc::new(FakeClock::default()),
+        entropy: Arc::new(FakeEntropy::new(1)),
+        vector_unit: Box::new(native::HostVectorUnit::new().expect("executable memory")),
+        attention: Arc::new(Attention::default()),
+    })
+}
+
+/// RAM with the kernel and its page tables.
+fn memory() -> Ram {
+    let ram = Ram::new(2 << 20).expect("memory");
+    let mut last = ROOT;
+    for ((gva, gpa), rights) in [(CODE, 0), (DATA, 0), (PROGRAM, US), (HEAP, US)] {
+        let mut table = ROOT;
+        for shift in [39, 30, 21] {
+            let slot = table + (gva >> shift & 0x1ff) * 8;
+            if ram.load64(slot) == 0 {
+                last += PAGE;
+                ram.store64(slot, last | P | RW | US);
+            }
+            table = ram.load64(slot) & ADDRESS;
+        }
+        ram.store64(table + (gva >> 12 & 0x1ff) * 8, gpa | P | RW | rights);
+    }
+    ram.write(CODE.1, KERNEL);
+    ram.write(PROGRAM.1, USER);
+    ram
+}
+
+fn state() -> Vcpu {
+    let mut v = Vcpu {
+        rip: CODE.0,
+        cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::AM | cr0::PG,
+        cr3: ROOT,
+        cr4: cr4::PAE | cr4::OSFXSR | cr4::OSXMMEXCPT | cr4::OSXSAVE | cr4::FSGSBASE | cr4::SMAP,
+        efer: efer::SCE | efer::LME | efer::LMA | efer::NXE,
+        xcr0: xstate::SUPPORTED,
+        ..Vcpu::default()
+    };
+    v.gpr[x86::reg::RSP] = DATA.0 + PAGE / 2;
+    v.seg[seg::CS].attr |= attr::L;
+    for segment in [seg::CS, seg::SS] {
+        v.seg[segment].attr &= !(3 << attr::DPL_SHIFT);
+    }
+    v
+}
+
+/// The state of the program.
+fn user_state() -> Vcpu {
+    let mut v = Vcpu { rip: PROGRAM.0, rflags: flags::FIXED | flags::IF, ..state() };
+    v.gpr[x86::reg::RSP] = HEAP.0 + PAGE / 2;
+    for segment in [seg::CS, seg::SS] {
+        v.seg[segment].attr |= 3 << attr::DPL_SHIFT;
+    }
+    v.seg[seg::FS].base = HEAP.0;
+    v
+}
+
+fn machine(lock_step: LockStep) -> Fast {
+    running(state(), User::Direct, lock_step)
+}
+
+fn running(vcpu: Vcpu, user: User, lock_step: LockStep) -> Fast {
+    let modes = Modes { user, kernel_translated: true, lock_step: Some(lock_step) };
+    Fast::new(vcpu, board(memory()), &Attention::default(), modes).expect("an engine")
+}
+
+/// Counters by name.
+fn count(fast: &mut Fast, name: &str) -> u64 {
+    let found = fast.details().into_iter().find(|(row, _)| row == name);
+    found.unwrap_or_else(|| panic!("no counter {name}")).1
+}
+
+#[test]
+fn right_translations_differ_nowhere() {
+    let mut fast = machine(LockStep { runs: None, ..LockStep::default() });
+    let exit = fast.run(u64::MAX);
+    assert_eq!((exit, fast.failure()), (Exit::Halted, None));
+    assert_eq!(fast.ram().load64(DATA.1 + 16), 5);
+    // The head with the first round, and the others; the return is behind RDTSC.
+    assert_eq!(count(&mut fast, "blocks compared"), 100);
+    assert_eq!(count(&mut fast, "instructions compared"), 100 * 6 + 1 + 1);
+    assert_eq!(count(&mut fast, "not compared: time or chance"), 1);
+}
+
+#[test]
+fn what_has_been_compared_often_enough_runs_as_ever() {
+    let mut fast = machine(LockStep { runs: Some(3), ..LockStep::default() });
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
+    assert_eq!(count(&mut fast, "blocks compared"), 1 + 3);
+}
+
+#[test]
+fn user_code_is_translated_and_compared() {
+    let lock_step = LockStep { runs: None, ..LockStep::default() };
+    let mut fast = running(user_state(), User::Translated, lock_step);
+    // It may not halt, and nobody takes the exception.
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Shutdown, None));
+    let v = fast.vcpu();
+    assert_eq!((v.rip, v.gpr[x86::reg::RCX]), (PROGRAM.0 + 42, 0));
+    assert_eq!(v.gpr[x86::reg::RDX] & 0xff, 7, "the code as it is now");
+    assert_eq!(v.gpr[x86::reg::RSP], HEAP.0 + PAGE / 2);
+    // Each round has a block to the call, the called one, its RET, and one behind it.
+    assert!(count(&mut fast, "blocks compared") >= 40);
+}
+
+/// A RET to what is no address faults where it is.
+#[test]
+fn a_jump_to_nowhere_faults_at_the_jump() {
+    let mut vcpu = user_state();
+    vcpu.rip = PROGRAM.0 + RETURN;
+    let lock_step = LockStep { runs: None, ..LockStep::default() };
+    let mut fast = running(vcpu, User::Translated, lock_step);
+    fast.ram().store64(HEAP.1 + PAGE / 2, 1 << 62);
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Shutdown, None));
+    let v = fast.vcpu();
+    assert_eq!((v.rip, v.gpr[x86::reg::RSP]), (PROGRAM.0 + RETURN, HEAP.0 + PAGE / 2));
+}
+
+/// The CPU notes the host's address of an x87 instruction that has raised an exception.
+#[test]
+fn the_last_x87_instruction_is_the_guests() {
+    // fldcw [rip + 7]; fld1; fldz; fdivp; hlt; the control word, with division by zero unmasked
+    let code = [0xd9, 0x2d, 7, 0, 0, 0, 0xd9, 0xe8, 0xd9, 0xee, 0xde, 0xf9, 0xf4, 0x7b, 0x03];
+    let mut fast = running(user_state(), User::Translated, LockStep::default());
+    fast.ram().write(PROGRAM.1, &code);
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Shutdown, None));
+    assert_eq!(fast.vcpu().fpu.fip, PROGRAM.0 + 10);
+}
+
+/// Wedges drop translations of user pages by themselves.
+#[test]
+fn user_code_goes_with_its_page() {
+    let mut fast = running(user_state(), User::Translated, LockStep::default());
+    fast.run(u64::MAX);
+    let known = |fast: &mut Fast| {
+        let code = fast.codes.at(Level::User).expect("translated");
+        code.cache.find(PROGRAM.0 + 42, false).is_some()
+    };
+    assert!(known(&mut fast));
+    fast.codes.forget_page(&mut fast.pages, PROGRAM.0 + 7);
+    assert!(!known(&mut fast));
+}
+
+#[test]
+fn comparing_starts_when_it_is_to() {
+    let mut fast = machine(LockStep { from: 1_000_000, ..LockStep::default() });
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
+    assert_eq!(count(&mut fast, "blocks compared"), 0);
+}
+
+/// Runs the kernel with a byte of its first block's translation changed; what is said.
+fn spoiled(find: &[u8], into: usize, by: u8) -> String {
+    let mut fast = machine(LockStep::default());
+    fast.start_comparing();
+    let host = fast.block_at_rip(Level::Kernel).expect("a block");
+    let code: Vec<u8> = (0..200).map(|n| byte(&fast.pages, host + n)).collect();
+    let at = code.windows(find.len()).position(|part| part == find).expect("is copied");
+    fast.pages.write_code(host - frame::CACHE as u64 + (at + into) as u64, &[by]);
+    assert_eq!(fast.run(u64::MAX), Exit::Shutdown);
+    fast.failure().expect("a difference")
+}
+
+#[test]
+fn a_wrong_register_is_found() {
+    let report = spoiled(&KERNEL[..HEAD], 1, 0x65);
+    let line = report.lines().find(|line| line.contains("rcx")).expect("named");
+    assert!(line.ends_with('*'), "{report}");
+    assert!(line.contains("64") && line.contains("63"), "{report}");
+    for part in ["guest code:", "host code:", "ffffffff81000000 b964000000", "dec ecx"] {
+        assert!(report.contains(part), "no {part} in\n{report}");
+    }
+}
+
+#[test]
+fn a_wrong_write_is_found() {
+    let report = spoiled(&[0x82, 5, 0, 0, 0], 1, 7);
+    let line = report.lines().find(|line| line.contains("ram 0x50010")).expect("named");
+    assert!(line.contains("0007") && line.contains("0005"), "{report}");
+}
+
+#[test]
+fn a_wrong_jump_is_found() {
+    let report = spoiled(&[0xff, 0xc9, 0x0f, 0x85], 3, 0x84); // je
+    assert!(report.contains("differs where it has come to"), "{report}");
+}
+
+#[test]
+fn options() {
+    let parse = |text: &str| text.parse::<LockStep>();
+    assert_eq!(parse(""), Ok(LockStep::default()));
+    let all = LockStep { runs: None, from: 7, every: Some(9) };
+    assert_eq!(parse("runs=all,from=7,every=9"), Ok(all));
+    assert_eq!(parse("runs=9").map(|options| options.runs), Ok(Some(9)));
+    for wrong in ["runs", "runs=0", "from=x", "for=1"] {
+        assert!(parse(wrong).is_err(), "{wrong}");
+    }
+}
