@@ -123,12 +123,14 @@ impl Net {
         let room: u64 = chains.iter().map(|chain| chain.writable.len()).sum();
         packet.truncate(if room < total as u64 { 0 } else { total });
         let mut rest = packet.as_slice();
+        let mut filled = Vec::with_capacity(chains.len());
         for chain in chains {
             let (piece, tail) = rest.split_at(rest.len().min(chain.writable.len() as usize));
             chain.writable.write(queue.memory(), 0, piece)?;
-            queue.complete(chain, piece.len() as u32)?;
+            filled.push((chain, piece.len() as u32));
             rest = tail;
         }
+        queue.complete_together(filled)?;
         Ok(true)
     }
 

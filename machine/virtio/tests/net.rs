@@ -4,7 +4,13 @@ mod driver;
 
 use driver::{Desc, Machine, Ring, VERSION_1, WRITE};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
 use virtio::{NET_RECEIVE, Net, NetBackend};
 
 const MRG_RXBUF: u64 = 1 << 15;
@@ -155,4 +161,29 @@ fn a_buffer_without_room_for_the_header_breaks_the_device() {
     host.offers(1, HEADER - 1);
     host.arrives(&frame(20));
     assert_ne!(host.machine.status() & driver::NEEDS_RESET, 0);
+}
+
+/// A driver that polls takes the whole frame as soon as it sees the first buffer.
+#[test]
+fn a_frame_of_several_buffers_appears_at_once() {
+    let mut host = host(MRG_RXBUF);
+    let (ram, index) = (host.machine.ram.clone(), host.receive.used + 2);
+    let done = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&done);
+    let driver = thread::spawn(move || {
+        let mut parts = 0;
+        while !ended.load(Ordering::Relaxed) {
+            let mut seen = [0; 2];
+            ram.read_gpa(index, &mut seen).unwrap();
+            parts += u32::from(!u16::from_le_bytes(seen).is_multiple_of(3));
+        }
+        parts
+    });
+    for _ in 0..20_000 {
+        host.offers(3, 400);
+        host.arrives(&frame(1000));
+        assert_eq!(std::iter::from_fn(|| host.receive.take_used()).count(), 3);
+    }
+    done.store(true, Ordering::Relaxed);
+    assert_eq!(driver.join().unwrap(), 0, "parts of frames seen");
 }
