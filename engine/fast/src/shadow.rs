@@ -7,7 +7,9 @@ use crate::{
     scans::Scans,
     sites::Sites,
 };
-use frame::{COPY, EMPTY, NEAR_SITES, OPEN_SITES, PIECE, POKE, PROTECT, SITES, near_sites};
+use frame::{
+    COPY, EMPTY, NEAR_SITES, NEAR_SITES_END, OPEN_SITES, PIECE, POKE, PROTECT, near_sites,
+};
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
@@ -167,8 +169,7 @@ impl<W: Process> Space<W> {
     }
 
     fn has_near_sites(&self) -> bool {
-        let (start, len) = regions::extent(SITES as u64);
-        let small = self.pages.range(NEAR_SITES..start + len).next().is_some();
+        let small = self.pages.range(NEAR_SITES..NEAR_SITES_END).next().is_some();
         let mut large = self.large.iter().filter(|(_, large)| large.protection & KERNEL_PAGE == 0);
         small || large.any(|(hva, large)| near_sites(*hva, large.len))
     }

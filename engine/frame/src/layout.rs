@@ -41,10 +41,12 @@ pub const CACHE_LEN: usize = 64 << 20;
 pub const SITES: usize = 0x050f_0000;
 /// Bytes of the table.
 pub const SITES_LEN: usize = 0x1_0000;
-/// A program with pages from here to the end of the table's region may have, or come to have, some where the
-/// table is. Small programs at fixed addresses end before it, their heaps included: Linux starts those
-/// up to 32 MiB behind the program.
+/// A program with pages from here to [`NEAR_SITES_END`] may have, or come to have, some where the table is.
+/// Small programs at fixed addresses end before it, their heaps included, if Linux starts those up to
+/// 32 MiB behind the program; where that is up to 1 GiB, few of them begin here.
 pub const NEAR_SITES: u64 = 0x02a0_0000;
+/// See [`NEAR_SITES`].
+pub const NEAR_SITES_END: u64 = SITES as u64 + 0x400_0000;
 /// Entries of the table.
 pub const MAX_SITES: usize = SITES_LEN / 8;
 /// The stubs: the end of the code cache.
@@ -159,7 +161,7 @@ pub const fn site_page(gva: u64) -> (usize, u32) {
 
 /// A range of the user's reaches into the neighbourhood of [`SITES`].
 pub const fn near_sites(address: u64, len: u64) -> bool {
-    region(address) == region(SITES as u64) && address + len > NEAR_SITES
+    address < NEAR_SITES_END && address + len > NEAR_SITES
 }
 
 /// The region of an address, as an index into [`REGIONS`].
