@@ -12,6 +12,7 @@ use std::{
     thread,
 };
 use virtio::{NET_RECEIVE, Net, NetBackend};
+use vm_memory::{Bytes, GuestAddress};
 
 const MRG_RXBUF: u64 = 1 << 15;
 const GUEST_CSUM: u64 = 1 << 1;
@@ -173,9 +174,8 @@ fn a_frame_of_several_buffers_appears_at_once() {
     let driver = thread::spawn(move || {
         let mut parts = 0;
         while !ended.load(Ordering::Relaxed) {
-            let mut seen = [0; 2];
-            ram.read_gpa(index, &mut seen).unwrap();
-            parts += u32::from(!u16::from_le_bytes(seen).is_multiple_of(3));
+            let seen: u16 = ram.dma().load(GuestAddress(index), Ordering::Acquire).unwrap();
+            parts += u32::from(!seen.is_multiple_of(3));
         }
         parts
     });
