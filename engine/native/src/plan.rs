@@ -11,6 +11,7 @@ use iced_x86::{
     RflagsBits,
 };
 use x86::flags;
+use x86_interp::rflags;
 
 use crate::features;
 
@@ -121,7 +122,7 @@ impl Plan {
             vex: insn.encoding() == EncodingKind::VEX,
             wide: (0..insn.op_count()).any(|i| insn.op_register(i).is_ymm()),
             reads_flags: insn.rflags_read() & STATUS_BITS != 0,
-            flags_written: status_flags(insn.rflags_modified()),
+            flags_written: rflags(insn.rflags_modified()) & flags::STATUS,
             kind,
             insn,
         })
@@ -256,18 +257,3 @@ const STATUS_BITS: u32 = RflagsBits::OF
     | RflagsBits::AF
     | RflagsBits::CF
     | RflagsBits::PF;
-
-fn status_flags(bits: u32) -> u64 {
-    [
-        (RflagsBits::OF, flags::OF),
-        (RflagsBits::SF, flags::SF),
-        (RflagsBits::ZF, flags::ZF),
-        (RflagsBits::AF, flags::AF),
-        (RflagsBits::CF, flags::CF),
-        (RflagsBits::PF, flags::PF),
-    ]
-    .into_iter()
-    .filter(|(bit, _)| bits & bit != 0)
-    .map(|(_, flag)| flag)
-    .sum()
-}

@@ -7,45 +7,38 @@
 // UNSAFETY: a signal handler that reads the code and writes the registers of what it interrupted.
 #![allow(unsafe_code)]
 
-use std::{arch::x86_64::__cpuid_count, io, mem::zeroed, ptr, sync::OnceLock};
+use std::{arch::x86_64::__cpuid_count, mem::zeroed, ptr, sync::OnceLock};
 
 const ARCH_SET_CPUID: i32 = 0x1012;
 const CPUID: [u8; 2] = [0x0f, 0xa2];
 /// General protection.
 const GP: i64 = 13;
 
-/// What SIGSEGV did before.
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+/// What SIGSEGV did before; `None` if the host let nothing be changed.
+static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
 /// Has CPUID fault in this thread if it does in wedges.
-pub(crate) fn fault_as_in_wedges() -> io::Result<()> {
-    if crate::cpuid_faults() {
-        if BEFORE.get().is_none() {
-            let before = answer_faults()?;
-            BEFORE.get_or_init(|| before);
-        }
+pub(crate) fn fault_as_in_wedges() {
+    if crate::cpuid_faults() && BEFORE.get_or_init(answer_faults).is_some() {
         faults(true);
     }
-    Ok(())
 }
 
-/// Whether CPUID works, for this thread.
+/// Has CPUID fault in this thread, or not.
 fn faults(yes: bool) {
     // SAFETY: concerns this thread's CPUID only; there is a handler.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_CPUID, i32::from(!yes)) };
 }
 
 /// Installs the handler; what was there before.
-fn answer_faults() -> io::Result<libc::sigaction> {
+fn answer_faults() -> Option<libc::sigaction> {
     // SAFETY: all-zero is a valid action; the handler does what handlers may do.
     unsafe {
         let (mut action, mut before): (libc::sigaction, libc::sigaction) = (zeroed(), zeroed());
         action.sa_sigaction = on_fault as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-        match libc::sigaction(libc::SIGSEGV, &raw const action, &raw mut before) {
-            0 => Ok(before),
-            _ => Err(io::Error::last_os_error()),
-        }
+        let done = libc::sigaction(libc::SIGSEGV, &raw const action, &raw mut before) == 0;
+        done.then_some(before)
     }
 }
 
@@ -59,7 +52,7 @@ extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut libc::ucon
         let protection = registers[libc::REG_TRAPNO as usize] == GP;
         if protection && ptr::read_unaligned(rip as *const [u8; 2]) == CPUID {
             answer(registers);
-        } else if let Some(before) = BEFORE.get() {
+        } else if let Some(Some(before)) = BEFORE.get() {
             libc::sigaction(libc::SIGSEGV, before, ptr::null_mut());
         } else {
             libc::signal(libc::SIGSEGV, libc::SIG_DFL);
@@ -99,7 +92,7 @@ mod tests {
         };
         let expected = ask();
         let faulting = std::thread::spawn(move || {
-            fault_as_in_wedges().expect("a handler");
+            fault_as_in_wedges();
             ask()
         });
         assert_eq!(faulting.join().expect("it goes on"), expected);

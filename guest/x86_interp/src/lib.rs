@@ -20,6 +20,7 @@ mod debug;
 mod decode;
 mod descriptor;
 mod exec;
+mod iced_flags;
 mod interrupt;
 mod memory;
 mod observe;
@@ -30,5 +31,6 @@ mod task;
 mod tlb;
 
 pub use cpu::{Counters, Cpu, Exit, pending};
+pub use iced_flags::rflags;
 pub use observe::{Flush, Leave, Record};
 pub use system::{CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit};

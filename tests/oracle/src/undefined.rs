@@ -7,8 +7,9 @@
 
 use std::ops::Range;
 
-use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register, RflagsBits};
+use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 use x86::{Fault, Vcpu, flags, reg, seg, vector};
+use x86_interp::rflags;
 
 use crate::layout::WINDOWS;
 
@@ -61,7 +62,7 @@ pub struct Undefined {
 impl Undefined {
     /// To be called before `insn` runs, on the state it runs on.
     pub fn before(&mut self, insn: &Instruction, vcpu: &Vcpu) {
-        if from_iced(insn.rflags_read()) & self.ignored.flags != 0 {
+        if rflags(insn.rflags_read()) & self.ignored.flags != 0 {
             self.open("reads an undefined flag");
         }
         if undefined_result(insn, vcpu) {
@@ -92,7 +93,7 @@ impl Undefined {
     pub fn after(&mut self, insn: &Instruction) {
         if always_writes_flags(insn) {
             let written = insn.rflags_written() | insn.rflags_cleared() | insn.rflags_set();
-            self.ignored.flags &= !from_iced(written);
+            self.ignored.flags &= !rflags(written);
         }
         self.ignored.flags |= self.next;
     }
@@ -241,20 +242,6 @@ pub(crate) fn operand_address(insn: &Instruction, vcpu: &Vcpu) -> Option<u64> {
     })
 }
 
-/// iced's flag bits as RFLAGS bits.
-fn from_iced(bits: u32) -> u64 {
-    const MAP: [(u32, u64); 7] = [
-        (RflagsBits::OF, flags::OF),
-        (RflagsBits::SF, flags::SF),
-        (RflagsBits::ZF, flags::ZF),
-        (RflagsBits::AF, flags::AF),
-        (RflagsBits::CF, flags::CF),
-        (RflagsBits::PF, flags::PF),
-        (RflagsBits::DF, flags::DF),
-    ];
-    MAP.iter().filter(|(iced, _)| bits & iced != 0).map(|(_, flag)| flag).sum()
-}
-
 /// Unless its count is zero.
 fn always_writes_flags(insn: &Instruction) -> bool {
     !is_shift(insn.mnemonic()) && !repeats(insn)
@@ -299,7 +286,7 @@ fn undefined_flags(insn: &Instruction, vcpu: &Vcpu) -> u64 {
     use Mnemonic as M;
     let mnemonic = insn.mnemonic();
     if !is_shift(mnemonic) {
-        return from_iced(insn.rflags_undefined());
+        return rflags(insn.rflags_undefined());
     }
     let (count, bits) = shift_count(insn, vcpu);
     if count == 0 {

@@ -1,13 +1,13 @@
 //! What the interpreter makes of a block: the state before each of its instructions.
 
 use super::scratch::{Accesses, Scratch};
-use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, RflagsBits};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use jit::{
     Level,
     rules::{Rule, rule},
 };
 use x86::{Fault, Vcpu, flags};
-use x86_interp::Cpu;
+use x86_interp::{Cpu, rflags};
 
 /// Bursts of a repeated string instruction that are followed.
 const MAX_BURSTS: usize = 64;
@@ -126,7 +126,7 @@ fn open(insn: &Instruction, undefined: u64) -> Option<Reason> {
     if varies {
         return Some(Reason::Varies);
     }
-    (from_iced(insn.rflags_read()) & undefined != 0).then_some(Reason::UndefinedFlag)
+    (rflags(insn.rflags_read()) & undefined != 0).then_some(Reason::UndefinedFlag)
 }
 
 /// Executes the instruction at `rip` with all its repetitions.
@@ -158,24 +158,10 @@ fn undefined_after(insn: &Instruction, before: u64) -> u64 {
     // With a count of zero these write nothing.
     let perhaps = repeats(insn)
         || matches!(insn.mnemonic(), Shl | Sal | Shr | Sar | Rol | Ror | Rcl | Rcr | Shld | Shrd);
-    let left = if perhaps { before } else { before & !from_iced(written) };
+    let left = if perhaps { before } else { before & !rflags(written) };
     // The manuals leave AF open; every CPU clears it.
     let cleared = if matches!(insn.mnemonic(), And | Or | Xor | Test) { flags::AF } else { 0 };
-    left | from_iced(insn.rflags_undefined()) & !cleared
-}
-
-/// iced's flag bits as RFLAGS bits.
-fn from_iced(bits: u32) -> u64 {
-    const MAP: [(u32, u64); 7] = [
-        (RflagsBits::OF, flags::OF),
-        (RflagsBits::SF, flags::SF),
-        (RflagsBits::ZF, flags::ZF),
-        (RflagsBits::AF, flags::AF),
-        (RflagsBits::CF, flags::CF),
-        (RflagsBits::PF, flags::PF),
-        (RflagsBits::DF, flags::DF),
-    ];
-    MAP.iter().filter(|(iced, _)| bits & iced != 0).map(|(_, flag)| flag).sum()
+    left | rflags(insn.rflags_undefined()) & !cleared
 }
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ mod oracle;
 use std::collections::BTreeMap;
 
 use generate::{Case, Random};
-use iced_x86::{Code, CpuidFeature, EncodingKind, Mnemonic, RflagsBits};
+use iced_x86::{Code, CpuidFeature, EncodingKind, Mnemonic};
 use interpreter::Interpreter;
 use native::HostVectorUnit;
 use oracle::{INSTRUCTION_ADDRESS, MEMORY, MEMORY_ADDRESS, Oracle, Outcome};
 use x86::{flags, fpu::FpuState, vector};
-use x86_interp::{VectorOperands, VectorUnit};
+use x86_interp::{VectorOperands, VectorUnit, rflags};
 
 /// Cases per instruction and kind of operand.
 const ROUNDS: usize = 60;
@@ -232,14 +232,7 @@ fn stores_fpu_state(mnemonic: Mnemonic) -> bool {
 
 /// Flags the instruction leaves undefined, as in RFLAGS.
 fn undefined_flags(case: &Case) -> u64 {
-    const MAP: [(u32, u64); 4] = [
-        (RflagsBits::AF, flags::AF),
-        (RflagsBits::PF, flags::PF),
-        (RflagsBits::SF, flags::SF),
-        (RflagsBits::OF, flags::OF),
-    ];
-    let undefined = case.insn.rflags_undefined();
-    MAP.iter().filter(|(iced, _)| undefined & iced != 0).map(|(_, flag)| flag).sum()
+    rflags(case.insn.rflags_undefined()) & (flags::AF | flags::PF | flags::SF | flags::OF)
 }
 
 /// Known differences in the flags that come with #XM: the precision flag of an unmasked overflow

@@ -3,7 +3,7 @@
 //! CPU and kernel; what passes there has to pass in ring3.
 
 use std::{
-    fmt, fs,
+    fs,
     process::{Command, Stdio},
 };
 
@@ -19,6 +19,7 @@ use crate::{
     console::Console,
     in_kernel::{self, Userland},
     machine::Limits,
+    outcome::{Outcome, side_by_side},
 };
 
 /// Seconds a program may take on the host.
@@ -27,47 +28,6 @@ const HOST_SECONDS: u32 = 60;
 const GUEST_SECONDS: u32 = 600;
 /// Exit code of a program that found nothing to test (tools/testing/selftests/kselftest.h).
 const SKIPPED: i32 = 4;
-/// Exit codes of `timeout`, for a program it had to end.
-const TIMED_OUT: [i32; 3] = [124, 137, 143];
-
-/// How a program ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    Passed,
-    Skipped,
-    TimedOut,
-    Failed(i32),
-    /// It was not seen to end.
-    Lost,
-}
-
-impl Outcome {
-    fn of(code: i32) -> Self {
-        match code {
-            0 => Self::Passed,
-            SKIPPED => Self::Skipped,
-            code if TIMED_OUT.contains(&code) => Self::TimedOut,
-            code => Self::Failed(code),
-        }
-    }
-
-    /// Whether a program that ends so has shown no fault of the machine.
-    fn is_good(self) -> bool {
-        matches!(self, Self::Passed | Self::Skipped)
-    }
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Passed => f.pad("passed"),
-            Self::Skipped => f.pad("skipped"),
-            Self::TimedOut => f.pad("timed out"),
-            Self::Failed(code) => f.pad(&format!("failed ({code})")),
-            Self::Lost => f.pad("lost"),
-        }
-    }
-}
 
 /// Runs them here and there.
 ///
@@ -89,7 +49,7 @@ pub fn run(assets: &Assets, filter: &str, limits: Limits<'_>) -> Result<String> 
     let rows = programs.iter().zip(host);
     let rows: Vec<_> =
         rows.map(|(program, host)| (&*program.name, host, ended(&console, program))).collect();
-    println!("{}", table(&rows));
+    println!("{}", side_by_side(["kselftest", "host", "ring3"], &rows));
     verdict(&rows)
 }
 
@@ -103,7 +63,7 @@ fn on_the_host(programs: &[Program]) -> Result<Vec<Outcome>> {
         command.args(["--kill-after=5", &HOST_SECONDS.to_string()]).arg(&program.path);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let status = command.status().context("cannot run `timeout`")?;
-        outcomes.push(Outcome::of(status.code().unwrap_or(-1)));
+        outcomes.push(Outcome::of(status.code().unwrap_or(-1), SKIPPED));
     }
     bar.finish_and_clear();
     Ok(outcomes)
@@ -130,14 +90,7 @@ fn script(programs: &[Program]) -> String {
 
 fn ended(console: &Console, program: &Program) -> Outcome {
     let code = console.after(&format!("kselftest: ended {} ", program.name));
-    code.and_then(|code| code.parse().ok()).map_or(Outcome::Lost, Outcome::of)
-}
-
-fn table(rows: &[(&str, Outcome, Outcome)]) -> String {
-    let head = format!("{:32} {:12} ring3\n", "kselftest", "host");
-    let row =
-        |(name, host, guest): &(&str, Outcome, Outcome)| format!("{name:32} {host:12} {guest}\n");
-    head + &rows.iter().map(row).collect::<String>()
+    Outcome::shown(code, SKIPPED)
 }
 
 fn verdict(rows: &[(&str, Outcome, Outcome)]) -> Result<String> {

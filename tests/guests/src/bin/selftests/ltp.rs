@@ -7,7 +7,7 @@
 
 use std::{
     collections::BTreeSet,
-    fmt, fs,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -23,10 +23,13 @@ use crate::{
     console::Console,
     in_kernel::{self, Userland},
     machine::Limits,
+    outcome::{Outcome, side_by_side},
 };
 
 /// Seconds a test may take: those that wait for real time need some, whatever runs them.
 const SECONDS: u32 = 60;
+/// Exit status of a test that found nothing to test (LTP's include/tst_res_flags.h).
+const SKIPPED: i32 = 32;
 /// Names of tests begin with one of these, and go on with digits or an underscore.
 const FAMILIES: [&str; 106] = [
     "abort",
@@ -144,43 +147,6 @@ struct Test {
     command: String,
 }
 
-/// How a test ended, by its exit status (LTP's include/tst_res_flags.h).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    Passed,
-    /// There is nothing to test here.
-    Skipped,
-    Failed(u32),
-    TimedOut,
-    Lost,
-}
-
-impl Outcome {
-    fn of(status: u32) -> Self {
-        match status {
-            0 => Self::Passed,
-            32 => Self::Skipped,
-            124 | 137 | 143 => Self::TimedOut,
-            other => Self::Failed(other),
-        }
-    }
-    fn is_good(self) -> bool {
-        matches!(self, Self::Passed | Self::Skipped)
-    }
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Passed => f.pad("passed"),
-            Self::Skipped => f.pad("skipped"),
-            Self::Failed(status) => f.pad(&format!("failed ({status})")),
-            Self::TimedOut => f.pad("timed out"),
-            Self::Lost => f.pad("lost"),
-        }
-    }
-}
-
 /// Runs the tests installed in `directory` whose names contain `filter`, in both machines.
 ///
 /// # Errors
@@ -200,7 +166,7 @@ pub fn run(
     let there = outcomes(assets, &files, &tests, Limits { qemu: true, ..limits })?;
     let names = tests.iter().map(|test| &*test.name);
     let rows: Vec<_> = names.zip(here).zip(there).map(|((name, a), b)| (name, a, b)).collect();
-    println!("{}", table(&rows));
+    println!("{}", side_by_side(["LTP", "ring3", "QEMU"], &rows));
     verdict(&rows)
 }
 
@@ -291,14 +257,7 @@ fn outcomes(
 
 fn ended(console: &Console, test: &Test) -> Outcome {
     let status = console.after(&format!("ltp: {} ", test.name));
-    status.and_then(|status| status.parse().ok()).map_or(Outcome::Lost, Outcome::of)
-}
-
-fn table(rows: &[(&str, Outcome, Outcome)]) -> String {
-    let head = format!("{:32} {:12} QEMU\n", "LTP", "ring3");
-    let row =
-        |(name, here, there): &(&str, Outcome, Outcome)| format!("{name:32} {here:12} {there}\n");
-    head + &rows.iter().map(row).collect::<String>()
+    Outcome::shown(status, SKIPPED)
 }
 
 fn verdict(rows: &[(&str, Outcome, Outcome)]) -> Result<String> {

@@ -14,6 +14,7 @@ mod kselftests;
 mod ltp;
 mod machine;
 mod memtest;
+mod outcome;
 mod runtimes;
 mod screen;
 mod static_keys;
