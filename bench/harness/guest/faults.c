@@ -17,16 +17,32 @@ static char *map(size_t size)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-/* Writes to each page; what was there must be zero. */
-static const char *touch_pages(char *memory, size_t size)
+/* Whether the pages hold what was written to them. */
+static const char *kept(const char *memory, size_t size)
 {
-    for (size_t at = 0; at < size; at += PAGE) {
-        CHECK(memory[at] == 0, "a fresh page is not empty");
-        memory[at] = (char)(at / PAGE | 1);
-    }
     for (size_t at = 0; at < size; at += 16 * PAGE)
         CHECK(memory[at] == (char)(at / PAGE | 1), "a page was lost");
     return NULL;
+}
+
+/* Writes to each page, and learns in the same access that it was empty. */
+static const char *write_pages(char *memory, size_t size)
+{
+    for (size_t at = 0; at < size; at += PAGE) {
+        char before = __atomic_exchange_n(&memory[at], (char)(at / PAGE | 1), __ATOMIC_RELAXED);
+        CHECK(before == 0, "a fresh page is not empty");
+    }
+    return kept(memory, size);
+}
+
+/* Reads each page and then writes to it. */
+static const char *read_and_write_pages(char *memory, size_t size)
+{
+    for (size_t at = 0; at < size; at += PAGE) {
+        CHECK(*(volatile char *)&memory[at] == 0, "a fresh page is not empty");
+        memory[at] = (char)(at / PAGE | 1);
+    }
+    return kept(memory, size);
 }
 
 static const char *faults_run(uint64_t n)
@@ -35,25 +51,35 @@ static const char *faults_run(uint64_t n)
         char *memory = map(FAULTS * PAGE);
         CHECK(memory, "no memory");
         madvise(memory, FAULTS * PAGE, MADV_NOHUGEPAGE);
-        const char *wrong = touch_pages(memory, FAULTS * PAGE);
+        const char *wrong = write_pages(memory, FAULTS * PAGE);
         CHECK(!wrong, wrong);
         munmap(memory, FAULTS * PAGE);
     }
     return NULL;
 }
 
-static const char *touch_run(uint64_t n)
+static const char *huge_pages(uint64_t n, const char *(*pages)(char *, size_t))
 {
     for (uint64_t i = 0; i < n; i++) {
         char *memory = map(TOUCHED + HUGE);
         CHECK(memory, "no memory");
         char *aligned = (char *)(((uintptr_t)memory + HUGE - 1) & ~(HUGE - 1));
         madvise(aligned, TOUCHED, MADV_HUGEPAGE);
-        const char *wrong = touch_pages(aligned, TOUCHED);
+        const char *wrong = pages(aligned, TOUCHED);
         CHECK(!wrong, wrong);
         munmap(memory, TOUCHED + HUGE);
     }
     return NULL;
+}
+
+static const char *touch_run(uint64_t n)
+{
+    return huge_pages(n, write_pages);
+}
+
+static const char *zeropage_run(uint64_t n)
+{
+    return huge_pages(n, read_and_write_pages);
 }
 
 static const char *mmap_run(uint64_t n)
@@ -90,7 +116,9 @@ static const char *mprotect_run(uint64_t n)
 
 const struct row fault_rows[] = {
     { "faults", "memory management", "4,096 page faults of 4 KB, with their mapping", faults_run, NULL, NULL },
-    { "touch", "memory management", "touch every page of 64 MB, huge pages allowed", touch_run, NULL, NULL },
+    { "touch", "memory management", "write to every page of 64 MB, huge pages allowed", touch_run, NULL, NULL },
+    { "zeropage", "memory management", "read, then write, every page of 64 MB, huge pages allowed", zeropage_run, NULL,
+      NULL },
     { "mmap", "memory management", "mmap and munmap of 64 KB", mmap_run, NULL, NULL },
     { "mprotect", "memory management", "mprotect twice and touch", mprotect_run, page_setup, page_teardown },
     ROWS_END,
