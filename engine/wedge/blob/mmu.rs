@@ -394,7 +394,8 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     }
     let kernel = protection & KERNEL_PAGE != 0;
     let empty = protection & EMPTY != 0;
-    let populate = if len < LARGE && !(kernel && s.key != 0) { MAP_POPULATE } else { 0 };
+    // Of the kernel's large pages most is not used, nor has the host memory for it.
+    let populate = if kernel && (len >= LARGE || s.key != 0) { 0 } else { MAP_POPULATE };
     let access = protection & 7;
     if !kernel && !sites::make_way(s, hva, len) {
         return false;

@@ -52,8 +52,7 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
         return map(address, len, 3, MAP_PRIVATE | MAP_POPULATE, offset);
     }
     let (rights, kernel) = (protection & !KERNEL_PAGE, protection & KERNEL_PAGE != 0);
-    // User pages of less than a large page are there at once.
-    let populate = if len < 1 << 21 && !kernel { MAP_POPULATE } else { 0 };
+    let populate = if kernel { 0 } else { MAP_POPULATE };
     let result = map(address, len, rights, MAP_SHARED | populate, offset);
     if result < 0 || !kernel || s.key == 0 {
         return result;
