@@ -78,20 +78,23 @@ static const char *time_of(uint64_t n, uint64_t *ns)
     return wrong;
 }
 
-/* Finds how often the operation fits into the budget; the last try has warmed everything up. */
+/* Finds how often the operation fits into the budget; the last try has warmed everything up. What seems to be enough
+ * is tried once more, lest one late wake-up stand for all that follows. */
 static const char *calibrate(uint64_t milliseconds)
 {
     const uint64_t goal = milliseconds * 1000000;
-    uint64_t n = 1, ns = 0;
+    uint64_t n = 1, ns = 0, last = 0;
     for (;;) {
         const char *wrong = time_of(n, &ns);
         CHECK(!wrong, wrong);
         uint64_t fit = ns ? (uint64_t)((double)n * (double)goal / (double)ns) : n * 16;
-        if (ns >= goal / 4 || fit <= n) {
+        if (ns >= goal / 4 && (n == last || ns >= 8 * goal)) {
             iterations = fit ? fit : 1;
             return NULL;
         }
-        n = fit < n * 16 ? fit : n * 16;
+        last = n;
+        if (ns < goal / 4)
+            n = fit < n * 16 ? fit : n * 16;
     }
 }
 
