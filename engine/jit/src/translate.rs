@@ -6,7 +6,7 @@ use crate::{
     emit::Emitter,
     rules::{Rule, rule},
 };
-use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
+use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic};
 
 /// Guest instructions in a block at the most.
 const MAX_INSTRUCTIONS: usize = 64;
@@ -58,7 +58,9 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
         let offset = (insn.ip() - request.guest) as usize;
         let after = offset + insn.len();
         let bytes = &request.bytes[offset..after];
-        if emitter.instruction(&insn, bytes, follower(layout, request.bytes, after)) == Flow::Ends {
+        let sti = insn.mnemonic() == Mnemonic::Sti;
+        let follower = if sti { follower(layout, request.bytes, after) } else { None };
+        if emitter.instruction(&insn, bytes, follower) == Flow::Ends {
             return Ok(emitter.finish(end));
         }
     }

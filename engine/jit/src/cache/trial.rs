@@ -17,25 +17,27 @@ impl Cache {
 
     /// The block at an HVA is on trial.
     pub fn on_trial(&self, host: u64) -> bool {
-        self.blocks.get(&host).is_some_and(|block| block.trial > 0)
+        self.number_at(host).is_some_and(|number| !self.is_open(number))
     }
 
     /// The block at an HVA, which is on trial, has run alone.
     pub fn ran_alone(&mut self, memory: &mut impl CodeMemory, host: u64) {
-        let Some(block) = self.blocks.get_mut(&host).filter(|block| block.trial != ALWAYS) else {
+        let Some(number) = self.number_at(host) else { return };
+        let block = &mut self.blocks[number as usize];
+        if block.trial == ALWAYS {
             return;
-        };
+        }
         block.trial = block.trial.saturating_sub(1);
         if block.trial > 0 {
             return;
         }
-        let key = block.key;
+        let lookups = std::mem::take(&mut block.lookups);
         let stubs = Stubs::of(&self.layout);
-        for lookup in block.lookups.clone() {
+        for lookup in lookups {
             let site = host + u64::from(lookup.displacement);
             self.point(memory, site, stubs.indirect[usize::from(lookup.alignment)]);
         }
-        self.integrate(memory, key, host);
+        self.integrate(memory, number);
     }
 
     /// While there are trials a new block looks nothing up.
