@@ -28,6 +28,7 @@ mod home;
 mod kernel;
 mod lockstep;
 mod operand;
+mod plausible;
 mod process;
 mod regions;
 mod scan;
