@@ -644,10 +644,10 @@ impl<W: Process> Space<W> {
         if !writable {
             return Ok(());
         }
-        for at in (0..len).step_by(PAGE as usize) {
-            if ram.is_code(offset + at) {
-                self.map(hva + at, PAGE, offset + at, protection & !WRITE)?;
-            }
+        let pages = (0..len).step_by(PAGE as usize);
+        let code: Vec<u64> = pages.filter(|at| ram.is_code(offset + at)).collect();
+        for (start, end) in runs(&code) {
+            self.map(hva + start, end - start, offset + start, protection & !WRITE)?;
         }
         Ok(())
     }

@@ -110,6 +110,8 @@ pub struct Cache {
     next: u64,
     /// By host address, because space is handed out upwards.
     blocks: Vec<Placed>,
+    /// Their host addresses, to be searched.
+    starts: Vec<u64>,
     jumps: Vec<Jump>,
     marks: Vec<Mark>,
     by_guest: FxHashMap<Key, Number>,
@@ -160,6 +162,7 @@ impl Cache {
             layout,
             next: stubs::LEN,
             blocks: Vec::new(),
+            starts: Vec::new(),
             jumps: Vec::new(),
             marks: Vec::new(),
             by_guest: FxHashMap::default(),
@@ -250,6 +253,7 @@ impl Cache {
             lookups: if self.trial == 0 { Vec::new() } else { block.lookups },
             pages,
         };
+        self.starts.push(placed.host);
         self.blocks.push(placed);
         if self.trial == 0 {
             self.integrate(memory, number);
@@ -310,7 +314,13 @@ impl Cache {
     }
 
     fn number_at(&self, hva: u64) -> Option<Number> {
-        let after = self.blocks.partition_point(|block| block.host <= hva);
+        // Mostly it is the newest that is asked for.
+        let newest = self.starts.last().is_some_and(|start| *start <= hva);
+        let after = if newest {
+            self.starts.len()
+        } else {
+            self.starts.partition_point(|start| *start <= hva)
+        };
         let number = after.checked_sub(1)?;
         let block = &self.blocks[number];
         let inside = block.live && hva < block.host + u64::from(block.len);
@@ -365,6 +375,7 @@ impl Cache {
             self.leave_deep(memory, key.0);
         }
         self.blocks.clear();
+        self.starts.clear();
         self.by_guest.clear();
         self.by_page.clear();
         self.jumps.clear();
