@@ -155,7 +155,7 @@ fn user_failure(error: usernet::Error) -> Failure {
 fn attachment(
     backend: Box<dyn NetBackend>,
     mac: [u8; 6],
-    connect: impl FnOnce(Box<dyn Fn() + Send>) + Send + 'static,
+    connect: impl FnOnce(Box<dyn Fn() + Send + Sync>) + Send + 'static,
 ) -> Attachment {
     Attachment::new(Box::new(Net::new(backend, mac)), |doorbell| {
         connect(Box::new(move || doorbell.ring(NET_RECEIVE)));

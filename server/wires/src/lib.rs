@@ -25,7 +25,7 @@ pub use socket::socket;
 pub use tap::tap;
 
 /// Has the device look for frames to receive.
-pub type Ring = Box<dyn Fn() + Send>;
+pub type Ring = Box<dyn Fn() + Send + Sync>;
 
 /// Packets of networks that make no other promise.
 const ETHERNET_MTU: u16 = 1500;

@@ -4,8 +4,8 @@
 //! (`-netdev stream,id=n,server=off,addr.type=unix,addr.path=PATH`).
 
 use std::{
-    fs,
-    io::ErrorKind,
+    fs::{self, File},
+    io::{self, ErrorKind},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -55,25 +55,45 @@ impl Drop for Socket {
 /// # Errors
 /// There can be no socket at that path, or what is there is none.
 pub fn socket(path: &Path) -> Result<Wire, Error> {
-    let wrong = |source| Error::Socket { path: path.into(), source };
     let (peer, inbox) = (Peer::default(), Arc::new(Inbox::default()));
-    let listener = match UnixStream::connect(path) {
-        Ok(stream) => {
+    let listener = match meet(path).map_err(|source| Error::Socket { path: path.into(), source })? {
+        End::Connected(stream) => {
             *lock(&peer) = Some(prepared(stream)?);
             None
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => Some(UnixListener::bind(path)),
-        // Left behind by a machine that was killed.
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused && is_socket(path) => {
-            Some(fs::remove_file(path).and_then(|()| UnixListener::bind(path)))
-        }
-        Err(error) => Some(Err(error)),
+        End::Listening(listener) => Some(listener),
     };
-    let listener = listener.transpose().map_err(wrong)?;
     let own = listener.is_some().then(|| path.to_owned());
     let (there, frames) = (Arc::clone(&peer), Arc::clone(&inbox));
     thread::Builder::new().name("cable".into()).spawn(move || serve(listener, &there, &frames))?;
     Ok(Wire { sender: Box::new(Socket { peer, path: own }), inbox, mtu: ETHERNET_MTU })
+}
+
+/// Which end of a cable we are.
+enum End {
+    Connected(UnixStream),
+    Listening(UnixListener),
+}
+
+/// Connects to whoever listens, or listens. Two that come at once take turns: to the second the first would else look as if it
+/// had been killed, after it has made its socket and before it listens.
+fn meet(path: &Path) -> io::Result<End> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let turn = File::open(folder.unwrap_or(Path::new(".")))?;
+    // Given back when it is closed.
+    turn.lock()?;
+    match UnixStream::connect(path) {
+        Ok(stream) => Ok(End::Connected(stream)),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            UnixListener::bind(path).map(End::Listening)
+        }
+        // Left behind by a machine that was killed.
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused && is_socket(path) => {
+            fs::remove_file(path)?;
+            UnixListener::bind(path).map(End::Listening)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn is_socket(path: &Path) -> bool {
