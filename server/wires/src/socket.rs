@@ -78,8 +78,7 @@ enum End {
 /// Connects to whoever listens, or listens. Two that come at once take turns: to the second the first would else look as if it
 /// had been killed, after it has made its socket and before it listens.
 fn meet(path: &Path) -> io::Result<End> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let turn = File::open(folder.unwrap_or(Path::new(".")))?;
+    let turn = folder_of(path)?;
     // Given back when it is closed.
     turn.lock()?;
     match UnixStream::connect(path) {
@@ -94,6 +93,21 @@ fn meet(path: &Path) -> io::Result<End> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Removes a socket at which nobody listens any more: whoever made it could not.
+pub fn forget(path: &Path) {
+    // What stays behind is replaced by the next machine that is given the path.
+    let _turn = folder_of(path).and_then(|folder| folder.lock().map(|()| folder));
+    let refused = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
+    if is_socket(path) && UnixStream::connect(path).is_err_and(refused) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+fn folder_of(path: &Path) -> io::Result<File> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -113,9 +127,12 @@ fn serve(listener: Option<UnixListener>, peer: &Peer, inbox: &Inbox) {
         if inbox.is_closed() {
             return;
         }
-        if let Ok(stream) = prepared(stream) {
-            *lock(peer) = Some(stream);
-            receive(peer, inbox);
+        match prepared(stream) {
+            Ok(stream) => {
+                *lock(peer) = Some(stream);
+                receive(peer, inbox);
+            }
+            Err(error) => tracing::warn!(%error, "the cable's other end"),
         }
     }
 }
