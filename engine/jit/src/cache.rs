@@ -7,19 +7,15 @@
 //!
 //! Blocks can be put on trial ([`trial`]): they run alone, so that each run can be looked at.
 
+mod books;
 mod jumps;
 pub mod trial;
 
-use crate::{
-    Layout, Request, Untranslatable,
-    block::Block,
-    recover::{Mark, mark_at},
-    stubs, translate,
-};
+use crate::{Layout, Request, Untranslatable, block::Block, recover::Mark, stubs, translate};
+use books::{Books, Number};
 use frame::{DEEP, DEEP_REACH, DEEP_SLOTS, deep_slot};
-use jumps::Jump;
 use rustc_hash::FxHashMap;
-use std::ops::Range;
+use trial::Trials;
 
 /// The GS segment override.
 const GS: u8 = 0x65;
@@ -34,9 +30,6 @@ pub trait CodeMemory {
 
 /// A block's identity: GVA and virtual RFLAGS.AC.
 type Key = (u64, bool);
-
-/// Which block, or which jump, in the order they were made.
-type Number = u32;
 
 /// Why a block could not be provided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,26 +49,6 @@ impl From<Untranslatable> for Refused {
 /// The slots of the searched table where a GVA can be.
 fn deep_slots(guest: u64) -> impl Iterator<Item = usize> {
     (0..DEEP_REACH).map(move |n| deep_slot(guest) + n)
-}
-
-/// A placed block.
-struct Placed {
-    key: Key,
-    guest_len: u32,
-    host: u64,
-    len: u32,
-    /// It has not been dropped.
-    live: bool,
-    marks: Range<Number>,
-    jumps: Range<Number>,
-    /// The first of the jumps that lead here.
-    incoming: Option<Number>,
-    returns: Option<Key>,
-    /// Runs that it is to make alone yet, and what it looks up when it has.
-    trial: u32,
-    lookups: Vec<crate::Lookup>,
-    /// RAM offsets of the pages its bytes come from, the same twice if it is one.
-    pages: [u64; 2],
 }
 
 /// What a block was made from, and how long it is.
@@ -108,20 +81,16 @@ pub struct Counters {
 pub struct Cache {
     layout: Layout,
     next: u64,
-    /// By host address, because space is handed out upwards.
-    blocks: Vec<Placed>,
-    /// Their host addresses, to be searched.
-    starts: Vec<u64>,
-    jumps: Vec<Jump>,
-    marks: Vec<Mark>,
+    books: Books,
     by_guest: FxHashMap<Key, Number>,
     by_page: FxHashMap<u64, Vec<Number>>,
     /// What the searched table holds: GVAs, zero for none.
     deep: Vec<u64>,
     /// The first of the jumps that wait for a block.
     waiting: FxHashMap<Key, Number>,
-    /// Runs that new blocks are to make alone.
-    trial: u32,
+    /// Where the newest block leads: its jumps, and its call when it returns.
+    ahead: Vec<Key>,
+    trials: Trials,
     /// What happened.
     pub counters: Counters,
 }
@@ -161,15 +130,13 @@ impl Cache {
         let mut cache = Self {
             layout,
             next: stubs::LEN,
-            blocks: Vec::new(),
-            starts: Vec::new(),
-            jumps: Vec::new(),
-            marks: Vec::new(),
+            books: Books::default(),
             by_guest: FxHashMap::default(),
             by_page: FxHashMap::default(),
             deep: vec![0; DEEP_SLOTS + DEEP_REACH],
             waiting: FxHashMap::default(),
-            trial: 0,
+            ahead: Vec::new(),
+            trials: Trials::default(),
             counters: Counters::default(),
         };
         cache.reset_table(memory);
@@ -186,16 +153,11 @@ impl Cache {
 
     /// HVA of the block for a guest address, if there is one.
     pub fn find(&self, guest: u64, alignment: bool) -> Option<u64> {
-        self.number(guest, alignment).map(|number| self.blocks[number as usize].host)
+        self.number(guest, alignment).map(|number| self.books.host(number))
     }
 
     fn number(&self, guest: u64, alignment: bool) -> Option<Number> {
         self.by_guest.get(&(guest, alignment)).copied()
-    }
-
-    /// Others may find the block.
-    fn is_open(&self, number: Number) -> bool {
-        self.blocks[number as usize].trial == 0
     }
 
     /// Translates the bytes at `guest` and places the block. The first `here` bytes come from one
@@ -218,7 +180,8 @@ impl Cache {
         let request = Request { guest, bytes, here, alignment, host, cache_offset };
         let mut block = translate(&self.layout, &request)?;
         self.isolate(&mut block);
-        if self.next + block.code.len() as u64 + 16 > self.layout.cache_len {
+        let fits = self.next + block.code.len() as u64 + 16 <= self.layout.cache_len;
+        if !fits || !self.books.have_room(&block) {
             return Err(Refused::Full);
         }
         memory.write_code(self.next, &block.code);
@@ -231,33 +194,24 @@ impl Cache {
     }
 
     fn enter(&mut self, memory: &mut impl CodeMemory, block: Block, pages: [u64; 2]) {
-        let (number, key) = (self.blocks.len() as Number, (block.guest, block.alignment));
+        let key = (block.guest, block.alignment);
+        let number = self.books.enter(&block, pages);
         self.by_guest.insert(key, number);
         self.by_page.entry(pages[0]).or_default().push(number);
         if pages[1] != pages[0] {
             self.by_page.entry(pages[1]).or_default().push(number);
         }
-        let first_mark = self.marks.len() as Number;
-        self.marks.extend(&block.marks);
-        let placed = Placed {
-            key,
-            guest_len: block.guest_len,
-            host: block.host,
-            len: block.code.len() as u32,
-            live: true,
-            marks: first_mark..self.marks.len() as Number,
-            jumps: self.enter_jumps(&block.links),
-            incoming: None,
-            returns: block.returns,
-            trial: self.trial,
-            lookups: if self.trial == 0 { Vec::new() } else { block.lookups },
-            pages,
-        };
-        self.starts.push(placed.host);
-        self.blocks.push(placed);
-        if self.trial == 0 {
+        self.ahead.clear();
+        self.ahead.extend(block.links.iter().map(|link| (link.target, link.alignment)));
+        self.ahead.extend(block.returns);
+        if !self.trials.begin(number, block.lookups) {
             self.integrate(memory, number);
         }
+    }
+
+    /// What is likely to be asked for after the newest block: where its jumps lead, and where its call returns to.
+    pub fn ahead(&self) -> &[(u64, bool)] {
+        &self.ahead
     }
 
     /// Has others find a block, and lets it go on to others.
@@ -269,13 +223,15 @@ impl Cache {
     /// Lets indirect jumps find the block for a guest address again, after another one with the same
     /// low address bits had taken its place in the table.
     pub fn publish(&mut self, memory: &mut impl CodeMemory, guest: u64, alignment: bool) {
-        if let Some(number) = self.number(guest, alignment).filter(|number| self.is_open(*number)) {
+        if let Some(number) =
+            self.number(guest, alignment).filter(|number| self.trials.over(*number))
+        {
             self.show(memory, number);
         }
     }
 
     fn show(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        let Placed { key, host, .. } = self.blocks[number as usize];
+        let (key, host) = (self.books.key(number), self.books.host(number));
         let (keys, values) = self.table_words(key);
         memory.write_table(values, host);
         memory.write_table(keys, key.0.wrapping_neg());
@@ -313,32 +269,13 @@ impl Cache {
         memory.write_code(site - self.layout.cache, &distance.to_le_bytes());
     }
 
-    fn number_at(&self, hva: u64) -> Option<Number> {
-        // Mostly it is the newest that is asked for.
-        let newest = self.starts.last().is_some_and(|start| *start <= hva);
-        let after = if newest {
-            self.starts.len()
-        } else {
-            self.starts.partition_point(|start| *start <= hva)
-        };
-        let number = after.checked_sub(1)?;
-        let block = &self.blocks[number];
-        let inside = block.live && hva < block.host + u64::from(block.len);
-        inside.then_some(number as Number)
-    }
-
-    fn block_at(&self, hva: u64) -> Option<&Placed> {
-        self.number_at(hva).map(|number| &self.blocks[number as usize])
-    }
-
     /// The guest instruction a host PC belongs to.
     pub fn position(&self, pc: u64) -> Option<Position> {
-        let block = self.block_at(pc)?;
-        let offset = (pc - block.host) as u32;
-        let marks = &self.marks[block.marks.start as usize..block.marks.end as usize];
-        let mark = mark_at(marks, offset)?;
-        let guest = block.key.0 + u64::from(mark.guest);
-        Some(Position { guest, into: offset - mark.host, mark: *mark })
+        let number = self.books.at(pc)?;
+        let offset = (pc - self.books.host(number)) as u32;
+        let mark = self.books.mark(number, offset)?;
+        let guest = self.books.key(number).0 + u64::from(mark.guest);
+        Some(Position { guest, into: offset - mark.host, mark })
     }
 
     /// Drops every block made from the RAM page at `page`.
@@ -349,11 +286,10 @@ impl Cache {
     }
 
     fn drop_block(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        let block = &mut self.blocks[number as usize];
-        if !std::mem::take(&mut block.live) {
+        if !self.books.drop(number) {
             return;
         }
-        let key = block.key;
+        let key = self.books.key(number);
         self.counters.dropped += 1;
         if self.by_guest.get(&key) == Some(&number) {
             self.by_guest.remove(&key);
@@ -374,12 +310,10 @@ impl Cache {
             memory.write_table(word, u64::from(key.0 & 0xffff == 0));
             self.leave_deep(memory, key.0);
         }
-        self.blocks.clear();
-        self.starts.clear();
+        self.books = Books::default();
+        self.trials.forget();
         self.by_guest.clear();
         self.by_page.clear();
-        self.jumps.clear();
-        self.marks.clear();
         self.waiting.clear();
         self.next = stubs::LEN;
         self.counters.cleared += 1;
@@ -392,11 +326,6 @@ impl Cache {
 
     /// What the block a host PC lies in was made from.
     pub fn source(&self, pc: u64) -> Option<Source> {
-        self.block_at(pc).map(|block| Source {
-            guest: block.key.0,
-            guest_len: block.guest_len,
-            host_len: block.len,
-            pages: block.pages,
-        })
+        self.books.at(pc).map(|number| self.books.source(number))
     }
 }
