@@ -287,11 +287,6 @@ impl Fast {
 
     fn guest_code(&mut self) -> Result<(), Error> {
         self.synchronize()?;
-        // What waits has used up its kick, and is to be taken behind this instruction.
-        if self.cpu.vcpu.interrupt_shadow {
-            self.interpret();
-            return Ok(());
-        }
         match self.cpu.vcpu.cpl() {
             3 => self.user_code(),
             _ => self.translated_code(Level::Kernel),

@@ -255,10 +255,10 @@ fn an_interrupt_waits_for_what_follows_sti() {
     let attention = Attention::default();
     attention.set_interrupts(pending::INTERRUPT);
     let mut fast = attending(state(), User::Direct, LockStep::default(), attention);
-    fast.ram().write(CODE.1, &[0xfb, 0xac, 0x90, 0xf4]); // sti; lodsb; nop; hlt
+    fast.ram().write(CODE.1, &[0xac, 0xfb, 0xac, 0x90, 0xf4]); // lodsb; sti; lodsb; nop; hlt
     fast.cpu.vcpu.gpr[x86::reg::RSI] = DATA.0;
     assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::InterruptWindow, None));
-    assert_eq!(fast.vcpu().rip, CODE.0 + 2);
+    assert_eq!(fast.vcpu().rip, CODE.0 + 3);
 }
 
 /// The CPU notes the host's address of an x87 instruction that has raised an exception.
