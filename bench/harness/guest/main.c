@@ -6,6 +6,7 @@
  *
  *   list              describes every row
  *   run ROW MS        one batch of about MS milliseconds
+ *   serve NAME PORT   starts a server that is measured from outside; `unserve` ends it
  *   quit              ends (and switches the machine off, where this program is its first process)
  *
  * "bench once" starts one command and ends; "bench ROW..." measures rows and ends.
@@ -20,7 +21,7 @@
 
 #include "bench.h"
 #include "init.h"
-
+#include "services.h"
 
 const char *scratch = "/tmp", *self_path = "/proc/self/exe", *shell_path = "/bin/sh",
            *userland = "/mnt";
@@ -155,19 +156,34 @@ static void once(void)
     printf("@bench {\"finished\":\"%s\"}\n", wrong ? wrong : "");
 }
 
+static void serve_others(const char *name, unsigned port)
+{
+    finish();
+    const char *wrong = start_service(name, port);
+    if (wrong)
+        printf("@bench {\"error\":\"%s\",\"at\":%llu}\n", wrong, (unsigned long long)now());
+    else
+        printf("@bench {\"serving\":\"%s\"}\n", name);
+}
+
 static void serve(void)
 {
     char line[256], name[64];
-    unsigned milliseconds;
+    unsigned milliseconds, port;
     greet();
     while (fgets(line, sizeof line, stdin) && strcmp(line, "quit\n") != 0) {
         if (sscanf(line, "run %63s %u", name, &milliseconds) == 2)
             batch(name, milliseconds);
+        else if (sscanf(line, "serve %63s %u", name, &port) == 2)
+            serve_others(name, port);
+        else if (strcmp(line, "unserve\n") == 0)
+            stop_service();
         else if (strcmp(line, "list\n") == 0)
             list();
         else
             printf("@bench {\"error\":\"not understood\",\"at\":%llu}\n", (unsigned long long)now());
     }
+    stop_service();
     finish();
 }
 
