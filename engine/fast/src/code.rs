@@ -19,7 +19,7 @@ const PAGE: u64 = 4096;
 /// Bytes of the longest instruction.
 const LONGEST: usize = 15;
 /// Blocks made beside the one that is asked for.
-const AHEAD: usize = 12;
+const AHEAD: usize = 10;
 /// Bytes of the longest block.
 const NEAR_END: u64 = 64 * LONGEST as u64;
 const FETCH: Access = Access { write: false, fetch: true, user: false, smap_override: false };
@@ -121,7 +121,7 @@ impl Code {
         Some(host)
     }
 
-    /// Makes what the block at `host` leads to, and what that leads to: asking for each in turn would
+    /// Makes what the block at `host` leads to, and what that leads to, what is called and what follows a call: asking for each in turn would
     /// cost more than some that are never used.
     fn go_ahead(
         &mut self,
@@ -131,13 +131,13 @@ impl Code {
         host: u64,
         marked: &mut Vec<u64>,
     ) {
-        let mut queue: VecDeque<_> = self.cache.targets(host).into();
+        let mut queue: VecDeque<_> = self.cache.ahead(host).into();
         let mut left = AHEAD;
         while let Some(target) = queue.pop_front().filter(|_| left > 0) {
             let new = self.covers(target.0) && self.cache.find(target.0, target.1).is_none();
             if new && let Some(Ok(host)) = self.make(pages, board, roots, target, marked) {
                 left -= 1;
-                queue.extend(self.cache.targets(host));
+                queue.extend(self.cache.ahead(host));
             }
         }
     }

@@ -69,6 +69,9 @@ impl Fast {
                 }
                 self.take_state();
                 self.interpret();
+                if kind == ExitKind::LoadSpace {
+                    self.pass_through();
+                }
                 Ok(())
             }
             ExitKind::Iret => {
@@ -125,6 +128,10 @@ impl Fast {
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
             if !page_fault || !self.kernel_page_fault(&position)? {
                 self.take_recovered(&position);
+                // Where the window would have the user's half are no host addresses.
+                if signal == SIGSEGV && trap == u64::from(vector::GP) {
+                    self.apart.note(&self.cpu.vcpu);
+                }
                 self.interpret();
                 return Ok(());
             }

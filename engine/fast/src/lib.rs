@@ -18,8 +18,10 @@
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
 //! - `code`, `codes`: translations, the kernel's and, if asked for, the user's.
+//! - `apart`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
+mod apart;
 mod code;
 mod codes;
 mod home;
@@ -37,6 +39,7 @@ mod state;
 mod statistics;
 mod user;
 
+use apart::Apart;
 use bus::Kicker;
 use codes::Codes;
 use engine::{Attention, Board, Engine};
@@ -90,6 +93,7 @@ pub struct Fast {
     modes: Modes,
     statistics: Statistics,
     home: Home,
+    apart: Apart,
     /// Answers of CPUID given to the wedges so far.
     learnt: usize,
     /// CR4 and XCR0 at that time.
@@ -161,6 +165,7 @@ impl Fast {
             modes,
             statistics,
             home: Home::new(),
+            apart: Apart::default(),
             learnt: 0,
             learnt_under: (0, 0),
             checker,

@@ -43,4 +43,6 @@ pub struct Block {
     pub links: Vec<Link>,
     /// Jumps to computed targets.
     pub lookups: Vec<Lookup>,
+    /// GVA behind the call at its end, and RFLAGS.AC there as far as this block knows.
+    pub returns: Option<(u64, bool)>,
 }

@@ -61,6 +61,7 @@ struct Placed {
     marks: Vec<Mark>,
     links: Vec<crate::Link>,
     lookups: Vec<crate::Lookup>,
+    returns: Option<Key>,
     /// Runs that it is to make alone yet.
     trial: u32,
     /// RAM offsets of the pages its bytes come from, the same twice if it is one.
@@ -229,6 +230,7 @@ impl Cache {
             marks: block.marks,
             links: block.links,
             lookups: block.lookups,
+            returns: block.returns,
             trial: self.trial,
             pages,
         };
@@ -303,6 +305,12 @@ impl Cache {
     pub fn targets(&self, host: u64) -> Vec<(u64, bool)> {
         let links = self.blocks.get(&host).map(|block| block.links.as_slice()).unwrap_or_default();
         links.iter().map(|link| (link.target, link.alignment)).collect()
+    }
+
+    /// What is likely to be asked for after a block: where its jumps lead, and where its call returns to.
+    pub fn ahead(&self, host: u64) -> Vec<(u64, bool)> {
+        let returns = self.blocks.get(&host).and_then(|block| block.returns);
+        self.targets(host).into_iter().chain(returns).collect()
     }
 
     fn table_words(&self, key: Key) -> (u64, u64) {

@@ -96,6 +96,17 @@ impl Case {
         })
     }
 
+    /// At `rip` an instruction compares again and again: what the flags are in between is the CPU's affair. Intel's
+    /// have them of the last comparison, AMD's those from before the first until it is done.
+    pub fn compares_repeatedly(&self, rip: u64) -> bool {
+        use Mnemonic::{Cmpsb, Cmpsd, Cmpsq, Cmpsw, Scasb, Scasd, Scasq, Scasw};
+        let mut code = Decoder::with_ip(64, &self.code, CODE, DecoderOptions::NONE);
+        code.iter().filter(|insn| insn.ip() == rip).any(|insn| {
+            let m = insn.mnemonic();
+            matches!(m, Cmpsb | Cmpsw | Cmpsd | Cmpsq | Scasb | Scasw | Scasd | Scasq)
+        })
+    }
+
     /// The code, disassembled.
     pub fn listing(&self) -> String {
         let mut text = String::new();

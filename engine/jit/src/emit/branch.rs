@@ -33,6 +33,7 @@ impl Emitter<'_> {
     /// that hold here; the second spill slot is free.
     fn push_return(&mut self, insn: &Instruction, mut fixes: Fixes) {
         let (next, top) = (insn.next_ip(), biased(Register::RSP, -8));
+        self.returns = Some(next);
         if let Ok(near) = i32::try_from(next as i64) {
             self.asm.store_mem_imm(top, near);
         } else {

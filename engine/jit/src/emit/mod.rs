@@ -30,6 +30,8 @@ pub(crate) struct Emitter<'a> {
     marks: Vec<Mark>,
     links: Vec<Link>,
     lookups: Vec<Lookup>,
+    /// Where a call at the end will return to.
+    returns: Option<u64>,
     /// Offset of the current guest instruction.
     guest: u32,
     /// The virtual RFLAGS.AC here.
@@ -48,6 +50,7 @@ impl<'a> Emitter<'a> {
             marks: Vec::new(),
             links: Vec::new(),
             lookups: Vec::new(),
+            returns: None,
             guest: 0,
             alignment: request.alignment,
             shadow: false,
@@ -216,6 +219,7 @@ impl<'a> Emitter<'a> {
             marks: self.marks,
             links: self.links,
             lookups: self.lookups,
+            returns: self.returns.map(|guest| (guest, self.alignment)),
         }
     }
 }

@@ -1,0 +1,43 @@
+//! Spaces apart, which kernels enter for a moment: Linux patches its text through one, and calls the
+//! firmware in another.
+//!
+//! Such a space has pages of the kernel's in the user's half, which no wedge maps; every access to one is
+//! interpreted, and each costs a turn or two. So what the kernel does there is interpreted from the load
+//! of CR3 on. Debian's 6.1 patches 8,600 lock prefixes when it finds one CPU.
+//!
+//! Interpreting is always right; only how long is a matter of taste.
+
+use crate::Fast;
+use x86::{Vcpu, flags, paging::ADDRESS};
+
+/// Instructions interpreted in one visit at the most.
+const VISIT: usize = 400;
+
+/// The space apart, if one was seen.
+#[derive(Default)]
+pub struct Apart(Option<u64>);
+
+impl Apart {
+    /// Kernel code has accessed something in the user's half of this space, and not as the user's.
+    pub fn note(&mut self, vcpu: &Vcpu) {
+        self.0 = Some(vcpu.cr3 & ADDRESS);
+    }
+
+    fn is(&self, vcpu: &Vcpu) -> bool {
+        self.0 == Some(vcpu.cr3 & ADDRESS)
+    }
+}
+
+impl Fast {
+    /// Interprets on while the guest is in a space apart and can take no interrupts.
+    pub(crate) fn pass_through(&mut self) {
+        for _ in 0..VISIT {
+            let v = &self.cpu.vcpu;
+            if !self.apart.is(v) || v.cpl() == 3 || v.rflags & flags::IF != 0 {
+                return;
+            }
+            self.interpret();
+        }
+        self.apart = Apart::default();
+    }
+}
