@@ -70,3 +70,30 @@ fn start(peer: &Peer, patience: Duration) -> Result<(Duration, u64), Failure> {
     let families = sessions.iter().map(|session| processes::family(session.id()));
     Ok((time, families.map(|family| processes::memory(&family)).sum()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn peer(script: &'static str) -> Peer {
+        Peer::new("shell", "", move |_| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        })
+    }
+
+    #[test]
+    fn all_have_to_be_ready() {
+        let slow = r#"sleep 0.5; echo '@bench {"ready":"Linux 1","at":0}'; read line"#;
+        let (time, memory) = start(&peer(slow), SOON).expect("all are ready");
+        assert!(time >= Duration::from_millis(500), "{time:?}");
+        assert!(memory > MANY as u64 * 50_000, "{MANY} shells take more than {memory} bytes");
+        let failure = start(&peer("echo no; exit 1"), SOON).expect_err("none is ready");
+        assert_eq!(failure, Failure::Ended("no".to_owned()));
+    }
+}

@@ -95,7 +95,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    fn new(
+    pub(crate) fn new(
         name: impl Into<String>,
         version: impl Into<String>,
         command: impl Fn(Work) -> Command + 'static,
