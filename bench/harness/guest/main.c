@@ -33,6 +33,9 @@ static const struct row *const groups[] = { compute_rows, memory_rows, call_rows
 static const struct row *current;
 static uint64_t iterations, budget;
 
+/* So many budgets are very long. */
+enum { LONG = 100 };
+
 const char *scratch_file(const char *name)
 {
     static char path[4096];
@@ -80,8 +83,9 @@ static const char *time_of(uint64_t n, uint64_t *ns)
 }
 
 /* Finds how often the operation fits into the budget; the last try has warmed everything up. What seems to be enough
- * is tried once more, lest one late wake-up stand for all that follows. */
-static const char *calibrate(uint64_t milliseconds)
+ * is tried once more, lest one late wake-up stand for all that follows. What takes very long needs no second try: it was cold only at its
+ * beginning, so its time is given back as `whole`. */
+static const char *calibrate(uint64_t milliseconds, uint64_t *whole)
 {
     const uint64_t goal = milliseconds * 1000000;
     uint64_t n = 1, ns = 0, last = 0;
@@ -91,6 +95,7 @@ static const char *calibrate(uint64_t milliseconds)
         uint64_t fit = ns ? (uint64_t)((double)n * (double)goal / (double)ns) : n * 16;
         if (ns >= goal / 4 && (n == last || ns >= 8 * goal)) {
             iterations = fit ? fit : 1;
+            *whole = n == 1 && ns > LONG * goal ? ns : 0;
             return NULL;
         }
         last = n;
@@ -99,7 +104,7 @@ static const char *calibrate(uint64_t milliseconds)
     }
 }
 
-static const char *prepare(const struct row *row, uint64_t milliseconds)
+static const char *prepare(const struct row *row, uint64_t milliseconds, uint64_t *whole)
 {
     if (current != row) {
         finish();
@@ -111,15 +116,15 @@ static const char *prepare(const struct row *row, uint64_t milliseconds)
     if (iterations && budget == milliseconds)
         return NULL;
     budget = milliseconds;
-    return calibrate(milliseconds);
+    return calibrate(milliseconds, whole);
 }
 
 static void batch(const char *name, uint64_t milliseconds)
 {
     const struct row *row = find(name);
     uint64_t ns = 0;
-    const char *wrong = row ? prepare(row, milliseconds) : "no such row";
-    if (!wrong)
+    const char *wrong = row ? prepare(row, milliseconds, &ns) : "no such row";
+    if (!wrong && !ns)
         wrong = time_of(iterations, &ns);
     if (wrong)
         printf("@bench {\"row\":\"%s\",\"error\":\"%s\",\"at\":%llu}\n", name, wrong, (unsigned long long)now());
