@@ -192,7 +192,7 @@ impl Arguments {
             (true, _) if self.with_programs() => (5, 20, 3, 300),
             (true, _) => (5, 20, 3, 30),
             (_, true) => (15, 200, 120, 600),
-            _ => (7, 50, 20, 300),
+            _ => (7, 50, 8, 300),
         };
         Pace {
             batches,
