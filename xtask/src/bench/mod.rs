@@ -43,7 +43,8 @@ Examples:
     ring3 run --kernel VMLINUZ --initrd bench.cpio --append 'console=ttyS0 quiet'
 ";
 
-/// What rows may take together in a quick run; starts of environments and builds come on top.
+/// What rows may take together in a quick run without whole programs; starts of environments and
+/// builds come on top.
 const QUICK: Duration = Duration::from_secs(150);
 
 /// What to measure.
@@ -200,7 +201,7 @@ impl Arguments {
             row: Duration::from_secs(row),
             answer: Duration::from_secs(answer),
             start: Duration::from_secs(120),
-            total: self.quick.then_some(QUICK),
+            total: (self.quick && !self.with_programs()).then_some(QUICK),
         }
     }
 }
