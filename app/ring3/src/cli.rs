@@ -179,7 +179,7 @@ pub struct RunArguments {
     /// In the guest: mount -t virtiofs TAG /mnt. With ro, the guest cannot change it.
     #[arg(long, value_name = "DIR:TAG[:ro]")]
     pub share: Vec<ShareArgument>,
-    /// Where disks are served: in processes of their own, which can reach nothing else, or in the machine's (to look for a
+    /// Where disks, networks and folders are served: in processes of their own, which can reach nothing else, or in the machine's (to look for a
     /// failure)
     #[arg(long, value_enum, default_value_t = DevicesChoice::Processes)]
     pub devices: DevicesChoice,

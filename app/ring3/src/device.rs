@@ -10,6 +10,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt},
     },
+    path::PathBuf,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -17,13 +18,20 @@ use std::{
 
 use clap::{Args, Subcommand};
 use host_linux::process;
+use sharedfs::Folder;
 use vhost_user::{
-    Error, Identity, Process, Remote, Reserve, Spawn, Started, introduce, introduced, jail,
+    Bell, Error, Identity, Process, Remote, Reserve, Served, Spawn, Started, introduce, introduced,
+    jail, room,
 };
-use virtio::VirtioDevice;
+use virtio::{NET_RECEIVE, VirtioDevice};
 use vmm::{Attachment, Execution};
 
-use crate::{disk::DiskArgument, failure::Failure};
+use crate::{
+    disk::DiskArgument,
+    failure::Failure,
+    net::{self, NetArgument},
+    share,
+};
 
 /// How long a device may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -47,6 +55,31 @@ pub enum Kind {
         /// As `ring3 run --disk` has it
         disk: DiskArgument,
     },
+    /// A folder
+    Share {
+        /// What the guest mounts it by
+        tag: String,
+        /// Not to be changed
+        #[arg(long)]
+        readonly: bool,
+        /// The folder
+        folder: PathBuf,
+    },
+    /// A network interface
+    Net {
+        /// Its address
+        #[arg(long)]
+        mac: String,
+        /// As `ring3 run --net` has it
+        net: NetArgument,
+    },
+}
+
+/// A device's body with what it needs.
+struct Body {
+    device: Box<dyn VirtioDevice>,
+    bell: Option<Bell>,
+    served: Served,
 }
 
 /// The process of a device, from its start to its end.
@@ -55,25 +88,55 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
     let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
     let socket = socket.map_err(|error| Failure::host(error.to_string()))?;
     let body = body(arguments).and_then(|body| {
-        jail::enter().map_err(|problem| {
+        jail::enter(body.served).map_err(|problem| {
             Failure::host(format!("a device's filter: {problem}; --devices inline does without"))
         })?;
         Ok(body)
     });
     let problem = body.as_ref().err().map(ToString::to_string);
-    let identity = body.as_ref().ok().map(|body| Identity::of(&**body));
+    let identity = body.as_ref().ok().map(|body| Identity::of(&*body.device));
     let words = identity.as_ref().ok_or(problem.as_deref().unwrap_or_default());
     introduce(&mut io::stdout(), words).map_err(|error| Failure::host(error.to_string()))?;
     // Whoever refuses has said why.
-    let Ok(body) = body else { return Ok(1) };
-    let served = vhost_user::serve(body, socket);
+    let Ok(Body { device, bell, .. }) = body else { return Ok(1) };
+    let served = vhost_user::serve(device, bell, socket);
     served.map(|()| 0).map_err(|error| Failure::host(format!("a device's process: {error}")))
 }
 
-fn body(arguments: &DeviceArguments) -> Result<Box<dyn VirtioDevice>, Failure> {
+fn body(arguments: &DeviceArguments) -> Result<Body, Failure> {
     match &arguments.kind {
-        Kind::Disk { index, disk } => Ok(Box::new(disk.body(*index)?)),
+        Kind::Disk { index, disk } => {
+            let device = Box::new(disk.body(*index)?);
+            Ok(Body { device, bell: None, served: Served::Disk })
+        }
+        Kind::Share { tag, readonly, folder } => {
+            let folder = Folder { path: folder.clone(), readonly: *readonly };
+            share_body(tag, folder)
+        }
+        Kind::Net { mac, net } => net_body(mac, net),
     }
+}
+
+/// Opens a folder from where there is nothing else.
+fn share_body(tag: &str, mut folder: Folder) -> Result<Body, Failure> {
+    let host = |problem: String| Failure::host(format!("--share: {problem}"));
+    let place = room::move_in(&folder.path, folder.readonly);
+    folder.path = place.map_err(|error| host(error.to_string()))?;
+    let device = share::body(&folder, tag)?;
+    if !room::lock(&folder.path).map_err(host)? {
+        tracing::warn!("this host has no Landlock");
+    }
+    let served = Served::Folder { readonly: folder.readonly };
+    Ok(Body { device: Box::new(device), bell: None, served })
+}
+
+fn net_body(mac: &str, net: &NetArgument) -> Result<Body, Failure> {
+    let mac = net::parse_mac(mac).map_err(Failure::usage)?;
+    let (device, connect) = net.body(mac)?;
+    let bell = Bell::new(NET_RECEIVE).map_err(|error| Failure::host(error.to_string()))?;
+    connect(Box::new(bell.ringer()));
+    let served = if net.is_user() { Served::Network } else { Served::Cable };
+    Ok(Body { device: Box::new(device), bell: Some(bell), served })
 }
 
 /// A device that is served by a process of its own, which these words of `ring3 device` start.

@@ -7,18 +7,24 @@ use std::{
 };
 
 use usernet::{Config, Forward};
-use virtio::{NET_RECEIVE, Net, NetBackend};
+use vhost_user::Reserve;
+use virtio::{NET_RECEIVE, Net};
 use vmm::Attachment;
 use wires::Wire;
 
-use crate::failure::Failure;
+use crate::{cli::DevicesChoice, device, failure::Failure};
 
 /// A network interface.
 #[derive(Clone, Debug)]
 pub struct NetArgument {
     kind: Kind,
     mac: Option<[u8; 6]>,
+    /// All of this as it was given.
+    text: String,
 }
+
+/// Sets who is told of frames for the guest.
+pub type Connect = Box<dyn FnOnce(Box<dyn Fn() + Send + Sync>) + Send>;
 
 /// What it is connected to.
 #[derive(Clone, Debug)]
@@ -39,7 +45,7 @@ impl FromStr for NetArgument {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut words = text.split(',');
         let kind = Kind::named(words.next().unwrap_or_default())?;
-        let mut net = Self { kind, mac: None };
+        let mut net = Self { kind, mac: None, text: text.to_owned() };
         words.try_for_each(|word| net.option(word))?;
         net.kind.check().map(|()| net)
     }
@@ -107,16 +113,44 @@ impl NetArgument {
         matches!(self.kind, Kind::User { .. })
     }
 
-    fn attach(&self, index: usize) -> Result<Attachment, Failure> {
+    fn attach(&self, index: usize, devices: DevicesChoice) -> Result<Attachment, Failure> {
         let mac = self.mac.unwrap_or_else(|| self.own_mac(index as u8));
+        match devices {
+            DevicesChoice::Inline => {
+                let (net, connect) = self.body(mac)?;
+                Ok(Attachment::new(Box::new(net), |doorbell| {
+                    connect(Box::new(move || doorbell.ring(NET_RECEIVE)));
+                }))
+            }
+            DevicesChoice::Processes => self.in_a_process(mac),
+        }
+    }
+
+    fn in_a_process(&self, mac: [u8; 6]) -> Result<Attachment, Failure> {
+        let mac: Vec<_> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+        let words = ["net", "--mac", &mac.join(":"), "--", &self.text].map(str::to_owned);
+        let cut: Reserve = |config| Box::new(Net::cut(config));
+        let mut attachment = device::attach(words.to_vec(), "--net", Some(cut))?;
+        if let Kind::Socket { path } = &self.kind {
+            let (path, release) = (path.clone(), attachment.release);
+            attachment.release = Box::new(move || {
+                release();
+                wires::forget(&path);
+            });
+        }
+        Ok(attachment)
+    }
+
+    /// The interface's body, and how it is told of what comes.
+    pub fn body(&self, mac: [u8; 6]) -> Result<(Net, Connect), Failure> {
         match &self.kind {
             Kind::User { forwards, name_server, host_access } => {
                 let (forwards, host_access) = (forwards.clone(), *host_access);
                 let mut config = Config { forwards, host_access, ..Config::default() };
                 config.name_server = name_server.or(config.name_server);
                 let cable = usernet::start(&config).map_err(user_failure)?;
-                let connect = cable.ringer();
-                Ok(attachment(Box::new(cable), mac, connect))
+                let connect = Box::new(cable.ringer());
+                Ok((Net::new(Box::new(cable), mac), connect))
             }
             Kind::Passt { forwards } => wire(wires::passt(forwards), mac),
             Kind::Socket { path } => wire(wires::socket(path), mac),
@@ -136,13 +170,13 @@ impl NetArgument {
     }
 }
 
-fn wire(wire: Result<Wire, wires::Error>, mac: [u8; 6]) -> Result<Attachment, Failure> {
+fn wire(wire: Result<Wire, wires::Error>, mac: [u8; 6]) -> Result<(Net, Connect), Failure> {
     let wire = wire.map_err(|error| match error {
         wires::Error::Host(_) => Failure::host(format!("--net: {error}")),
         _ => Failure::usage(format!("--net: {error}")),
     })?;
-    let connect = wire.ringer();
-    Ok(attachment(Box::new(wire), mac, connect))
+    let connect = Box::new(wire.ringer());
+    Ok((Net::new(Box::new(wire), mac), connect))
 }
 
 fn user_failure(error: usernet::Error) -> Failure {
@@ -152,23 +186,14 @@ fn user_failure(error: usernet::Error) -> Failure {
     }
 }
 
-fn attachment(
-    backend: Box<dyn NetBackend>,
-    mac: [u8; 6],
-    connect: impl FnOnce(Box<dyn Fn() + Send>) + Send + 'static,
-) -> Attachment {
-    Attachment::new(Box::new(Net::new(backend, mac)), |doorbell| {
-        connect(Box::new(move || doorbell.ring(NET_RECEIVE)));
-    })
-}
-
 fn parse_name_server(text: &str) -> Result<SocketAddr, String> {
     let address = text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 53));
     let address = address.or_else(|_| text.parse());
     address.map_err(|_| format!("`{text}` is not a name server such as 192.0.2.1 or 127.0.0.1:53"))
 }
 
-fn parse_mac(text: &str) -> Result<[u8; 6], String> {
+/// An interface's address.
+pub fn parse_mac(text: &str) -> Result<[u8; 6], String> {
     let wrong = || format!("`{text}` is not a unicast address such as 52:54:00:12:34:56");
     let bytes: Result<Vec<_>, _> = text.split(':').map(|b| u8::from_str_radix(b, 16)).collect();
     let mac: [u8; 6] = bytes.map_err(|_| wrong())?.try_into().map_err(|_| wrong())?;
@@ -176,8 +201,8 @@ fn parse_mac(text: &str) -> Result<[u8; 6], String> {
 }
 
 /// Starts the networks of all interfaces.
-pub fn attach(nets: &[NetArgument]) -> Result<Vec<Attachment>, Failure> {
-    nets.iter().enumerate().map(|(index, net)| net.attach(index)).collect()
+pub fn attach(nets: &[NetArgument], devices: DevicesChoice) -> Result<Vec<Attachment>, Failure> {
+    nets.iter().enumerate().map(|(index, net)| net.attach(index, devices)).collect()
 }
 
 #[cfg(test)]
@@ -229,7 +254,7 @@ mod tests {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = taken.local_addr().expect("an address").port();
         let net: NetArgument = format!("user,hostfwd=tcp::{port}-:80").parse().expect("sound");
-        let failure = attach(&[net]).err().expect("the port is taken");
+        let failure = attach(&[net], DevicesChoice::Inline).err().expect("the port is taken");
         assert_eq!(failure.code, 2);
         assert!(failure.to_string().contains(&port.to_string()), "{failure}");
     }

@@ -51,8 +51,8 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let description = describe(arguments)?;
     let interactive = arguments.console != ConsoleChoice::None;
     let mut attachments = disk::attach(&arguments.disk, arguments.devices)?;
-    attachments.extend(net::attach(&arguments.net)?);
-    attachments.extend(share::attach(&arguments.share)?);
+    attachments.extend(net::attach(&arguments.net, arguments.devices)?);
+    attachments.extend(share::attach(&arguments.share, arguments.devices)?);
     let own = interactive.then(|| Box::new(std::io::stdout()) as Box<dyn Write + Send>);
     let screen = Screen::new(own);
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);

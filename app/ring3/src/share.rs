@@ -3,10 +3,11 @@
 use std::{path::PathBuf, str::FromStr};
 
 use sharedfs::{Folder, FolderServer};
+use vhost_user::Reserve;
 use virtio::Fs;
 use vmm::Attachment;
 
-use crate::failure::Failure;
+use crate::{cli::DevicesChoice, device, failure::Failure};
 
 /// Bytes of a tag at most.
 const TAG_MAX: usize = 36;
@@ -40,24 +41,46 @@ impl FromStr for ShareArgument {
     }
 }
 
-/// Opens a folder as a device.
-pub fn device(share: &ShareArgument) -> Result<Attachment, Failure> {
-    let server = FolderServer::open(&share.folder).map_err(|error| match error {
-        sharedfs::Error::Folder { .. } => Failure::usage(format!("--share: {error}")),
-        sharedfs::Error::Host(_) => Failure::host(format!("--share: {error}")),
-    })?;
-    // The guest asks, the host only answers.
-    Ok(Attachment::new(Box::new(Fs::new(Box::new(server), &share.tag)), drop))
+/// Opens a folder.
+pub fn body(folder: &Folder, tag: &str) -> Result<Fs, Failure> {
+    let server = FolderServer::open(folder).map_err(refused)?;
+    Ok(Fs::new(Box::new(server), tag))
 }
 
-/// Opens all folders; two of one tag are refused.
-pub fn attach(shares: &[ShareArgument]) -> Result<Vec<Attachment>, Failure> {
+fn refused(error: sharedfs::Error) -> Failure {
+    match error {
+        sharedfs::Error::Folder { .. } => Failure::usage(format!("--share: {error}")),
+        sharedfs::Error::Host(_) => Failure::host(format!("--share: {error}")),
+    }
+}
+
+/// Has a folder served as a device.
+pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachment, Failure> {
+    let ShareArgument { folder, tag } = share;
+    match devices {
+        // The guest asks, the host only answers.
+        DevicesChoice::Inline => Ok(Attachment::new(Box::new(body(folder, tag)?), drop)),
+        DevicesChoice::Processes => {
+            let real = folder.find().map_err(refused)?;
+            let readonly = folder.readonly.then_some("--readonly");
+            let words = ["share"].into_iter().chain(readonly).chain(["--", tag, &real]);
+            let gone: Reserve = |config| Box::new(Fs::gone(config));
+            device::attach(words.map(str::to_owned).collect(), "--share", Some(gone))
+        }
+    }
+}
+
+/// Has all folders served; two of one tag are refused.
+pub fn attach(
+    shares: &[ShareArgument],
+    devices: DevicesChoice,
+) -> Result<Vec<Attachment>, Failure> {
     for (index, share) in shares.iter().enumerate() {
         if shares[..index].iter().any(|other| other.tag == share.tag) {
             return Err(Failure::usage(format!("--share: two folders have the tag {}", share.tag)));
         }
     }
-    shares.iter().map(device).collect()
+    shares.iter().map(|share| device(share, devices)).collect()
 }
 
 #[cfg(test)]
@@ -81,9 +104,9 @@ mod tests {
         }
         let twice: Vec<ShareArgument> =
             vec![".:a".parse().expect("one"), "/:a".parse().expect("two")];
-        let failure = attach(&twice).err().expect("refused");
+        let failure = attach(&twice, DevicesChoice::Processes).err().expect("refused");
         assert!(failure.to_string().contains("the tag a"), "{failure}");
         let absent = vec!["/nonexistent/x:a".parse().expect("sound")];
-        assert_eq!(attach(&absent).err().expect("refused").code, 2);
+        assert_eq!(attach(&absent, DevicesChoice::Processes).err().expect("refused").code, 2);
     }
 }

@@ -117,27 +117,20 @@ impl Code {
                 self.make(pages, board, roots, (guest, alignment), marked)?.ok()?
             }
         };
-        self.go_ahead(pages, board, roots, host, marked);
+        self.go_ahead(pages, board, roots, marked);
         Some(host)
     }
 
-    /// Makes what the block at `host` leads to, and what that leads to, what is called and what follows a call: asking for each in turn would
+    /// Makes what the newest block leads to, and what that leads to, what is called and what follows a call: asking for each in turn would
     /// cost more than some that are never used.
-    fn go_ahead(
-        &mut self,
-        pages: &mut Pages,
-        board: &Board,
-        roots: Roots,
-        host: u64,
-        marked: &mut Vec<u64>,
-    ) {
-        let mut queue: VecDeque<_> = self.cache.ahead(host).into();
+    fn go_ahead(&mut self, pages: &mut Pages, board: &Board, roots: Roots, marked: &mut Vec<u64>) {
+        let mut queue: VecDeque<_> = self.cache.ahead().to_vec().into();
         let mut left = AHEAD;
         while let Some(target) = queue.pop_front().filter(|_| left > 0) {
             let new = self.covers(target.0) && self.cache.find(target.0, target.1).is_none();
-            if new && let Some(Ok(host)) = self.make(pages, board, roots, target, marked) {
+            if new && let Some(Ok(_)) = self.make(pages, board, roots, target, marked) {
                 left -= 1;
-                queue.extend(self.cache.ahead(host));
+                queue.extend(self.cache.ahead());
             }
         }
     }

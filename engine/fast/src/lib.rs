@@ -28,6 +28,7 @@ mod home;
 mod kernel;
 mod lockstep;
 mod operand;
+mod plausible;
 mod process;
 mod regions;
 mod scan;
@@ -286,6 +287,11 @@ impl Fast {
 
     fn guest_code(&mut self) -> Result<(), Error> {
         self.synchronize()?;
+        // What waits has used up its kick, and is to be taken behind this instruction.
+        if self.cpu.vcpu.interrupt_shadow {
+            self.interpret();
+            return Ok(());
+        }
         match self.cpu.vcpu.cpl() {
             3 => self.user_code(),
             _ => self.translated_code(Level::Kernel),

@@ -12,10 +12,10 @@
 //! - RDPKRU and WRPKRU, which the guest's CPU does not have, become HLT where the host's has them.
 //!
 //! The changes are made in a private copy of the page, which the program's own loads see, too. The bytes looked for also occur
-//! inside other instructions: code is decoded from many places before them, which soon agree on where
-//! instructions start. An instruction across a page border is not found.
+//! inside other instructions, where decoding tells, and in data among code, where it does not: see
+//! [`crate::plausible`]. An instruction across a page border is not found.
 
-use iced_x86::{Decoder, DecoderOptions};
+use crate::plausible::{ENOUGH, ENOUGH_WRITTEN, LONGEST, is_instruction};
 use std::iter;
 
 const CPUID: [u8; 2] = [0x0f, 0xa2];
@@ -40,9 +40,6 @@ const MASK_REACH: usize = 128;
 const KNOWN: u8 = 7;
 /// Prefixes looked at before an opcode.
 const MAX_PREFIXES: usize = 3;
-/// How far before a candidate decoding starts, nearest and farthest.
-const NEAREST: usize = 128;
-const FARTHEST: usize = 192;
 
 /// Bytes to be put into a copy of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,17 +52,20 @@ pub struct Patch {
     pub bytes: u64,
 }
 
-/// What has to be changed in a page of user code.
-pub fn patches(page: &[u8]) -> Vec<Patch> {
-    let mut found: Vec<_> = host_answers(page).map(|at| Patch { at, len: 1, bytes: HLT }).collect();
+/// What has to be changed in a page of user code. What a program has `written` itself holds more tables
+/// than questions that the host would answer wrongly: nobody makes those at run time.
+pub fn patches(page: &[u8], written: bool) -> Vec<Patch> {
+    let enough = if written { ENOUGH_WRITTEN } else { ENOUGH };
+    let answers = host_answers(page).filter(|_| !written);
+    let mut found: Vec<_> = answers.map(|at| Patch { at, len: 1, bytes: HLT }).collect();
     if !wedge::cpuid_faults() {
-        found.extend(cpuids(page).map(|at| Patch { at, len: 1, bytes: HLT }));
+        found.extend(cpuids(page, enough).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if wedge::keys() {
         found.extend(keys(page).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if wedge::has_more_vectors() {
-        found.extend(xsaves(page).map(|at| narrow(page, at)));
+        found.extend(xsaves(page, enough).map(|at| narrow(page, at)));
     }
     found
 }
@@ -84,8 +84,8 @@ fn narrow(page: &[u8], at: usize) -> Patch {
 }
 
 /// Where the CPUID instructions of a page are, as far as can be told.
-fn cpuids(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
-    occurrences(page, CPUID).filter(|at| is_instruction(page, *at))
+fn cpuids(page: &[u8], enough: usize) -> impl Iterator<Item = usize> + '_ {
+    occurrences(page, CPUID).filter(move |at| is_instruction(page, *at, enough))
 }
 
 /// Where the instructions are, behind their prefixes, that answer from what is the host's.
@@ -95,20 +95,22 @@ fn host_answers(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
         register && at.checked_sub(1).is_some_and(|before| page[before] == REPEAT)
     };
     let descriptors = occurrences(page, LAR).chain(occurrences(page, LSL));
-    descriptors.chain(occurrences(page, RDPID).filter(rdpid)).filter(|at| is_opcode(page, *at))
+    let all = descriptors.chain(occurrences(page, RDPID).filter(rdpid));
+    // At the start of a page they are more likely the end of a displacement.
+    all.filter(|at| *at >= LONGEST && is_opcode(page, *at, ENOUGH))
 }
 
 /// Where the XSAVE and XRSTOR instructions of a page are, behind their prefixes.
-fn xsaves(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
+fn xsaves(page: &[u8], enough: usize) -> impl Iterator<Item = usize> + '_ {
     let memory =
         |at: &usize| page.get(at + 2).is_some_and(|m| matches!(m >> 3 & 7, 4 | 5) && m >> 6 != 3);
-    occurrences(page, XSAVE).filter(memory).filter(|at| is_opcode(page, *at))
+    occurrences(page, XSAVE).filter(memory).filter(move |at| is_opcode(page, *at, enough))
 }
 
 /// Where the RDPKRU and WRPKRU instructions of a page are.
 fn keys(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
     let whole = |at: &usize| page.get(at + 2).is_some_and(|end| KEYS_ENDS.contains(end));
-    occurrences(page, KEYS).filter(whole).filter(|at| is_instruction(page, *at))
+    occurrences(page, KEYS).filter(whole).filter(|at| is_instruction(page, *at, ENOUGH))
 }
 
 fn occurrences(page: &[u8], bytes: [u8; 2]) -> impl Iterator<Item = usize> + '_ {
@@ -117,26 +119,10 @@ fn occurrences(page: &[u8], bytes: [u8; 2]) -> impl Iterator<Item = usize> + '_ 
 }
 
 /// An instruction starts at `at` or at one of the prefixes before it.
-fn is_opcode(page: &[u8], at: usize) -> bool {
+fn is_opcode(page: &[u8], at: usize, enough: usize) -> bool {
     let prefix = |at: &usize| matches!(page[*at], 0x40..=0x4f | 0x66 | 0xf2 | 0xf3);
     let prefixes = (0..at).rev().take(MAX_PREFIXES).take_while(prefix);
-    iter::once(at).chain(prefixes).any(|start| is_instruction(page, start))
-}
-
-/// Most of the decodings that pass `at` have an instruction start there.
-fn is_instruction(page: &[u8], at: usize) -> bool {
-    let first = at.saturating_sub(FARTHEST);
-    let last = at.saturating_sub(NEAREST).max(first + 1).min(at + 1);
-    let hits = (first..last).filter(|start| starts_at(page, *start, at)).count();
-    hits * 2 >= last - first
-}
-
-fn starts_at(page: &[u8], start: usize, at: usize) -> bool {
-    let mut decoder = Decoder::new(64, &page[start..], DecoderOptions::NONE);
-    while decoder.position() < at - start {
-        let _ = decoder.decode();
-    }
-    decoder.position() == at - start
+    iter::once(at).chain(prefixes).any(|start| is_instruction(page, start, enough))
 }
 
 #[cfg(test)]
@@ -151,18 +137,18 @@ mod tests {
     #[test]
     fn an_instruction_is_found() {
         let mut page = page();
-        assert_eq!(cpuids(&page).count(), 0);
-        page[700..702].copy_from_slice(&CPUID);
-        assert_eq!(cpuids(&page).collect::<Vec<_>>(), [700]);
+        assert_eq!(cpuids(&page, ENOUGH).count(), 0);
+        page[700..707].copy_from_slice(&[0x0f, 0xa2, 0x90, 0x90, 0x90, 0x90, 0x90]);
+        assert_eq!(cpuids(&page, ENOUGH).collect::<Vec<_>>(), [700]);
     }
 
     #[test]
     fn what_answers_for_the_host_is_found() {
         let mut page = page();
-        page[700..703].copy_from_slice(&[0x0f, 0x02, 0xc1]); // lar eax, cx
-        page[1400..1404].copy_from_slice(&[0x48, 0x0f, 0x03, 0xc1]); // lsl rax, cx
-        page[2100..2104].copy_from_slice(&[0xf3, 0x0f, 0xc7, 0xf8]); // rdpid rax
-        page[2800..2804].copy_from_slice(&[0x0f, 0xc7, 0xf8, 0x90]); // rdseed eax
+        page[700..707].copy_from_slice(&[0x0f, 0x02, 0xc1, 0x90, 0x90, 0x90, 0x90]); // lar eax, cx
+        page[1400..1407].copy_from_slice(&[0x48, 0x0f, 0x03, 0xc1, 0x90, 0x90, 0x90]); // lsl rax, cx
+        page[2100..2107].copy_from_slice(&[0xf3, 0x0f, 0xc7, 0xf8, 0x90, 0x90, 0x90]); // rdpid rax
+        page[2800..2807].copy_from_slice(&[0x0f, 0xc7, 0xf8, 0x90, 0x90, 0x90, 0x90]); // rdseed eax
         page[3500..3507].copy_from_slice(&[0x48, 0x05, 0x00, 0x0f, 0x02, 0x00, 0x90]); // add rax, imm32
         assert_eq!(host_answers(&page).collect::<Vec<_>>(), [700, 1401, 2101]);
     }
@@ -179,9 +165,9 @@ mod tests {
     #[test]
     fn key_instructions_are_found() {
         let mut page = page();
-        page[700..703].copy_from_slice(&[0x0f, 0x01, 0xef]); // wrpkru
-        page[1400..1403].copy_from_slice(&[0x0f, 0x01, 0xee]); // rdpkru
-        page[2100..2103].copy_from_slice(&[0x0f, 0x01, 0xd0]); // xgetbv
+        page[700..707].copy_from_slice(&[0x0f, 0x01, 0xef, 0x90, 0x90, 0x90, 0x90]); // wrpkru
+        page[1400..1407].copy_from_slice(&[0x0f, 0x01, 0xee, 0x90, 0x90, 0x90, 0x90]); // rdpkru
+        page[2100..2107].copy_from_slice(&[0x0f, 0x01, 0xd0, 0x90, 0x90, 0x90, 0x90]); // xgetbv
         page[2800..2807].copy_from_slice(&[0x48, 0x05, 0x0f, 0x01, 0xef, 0x00, 0x90]); // add rax, imm32
         assert_eq!(keys(&page).collect::<Vec<_>>(), [700, 1400]);
     }
@@ -190,7 +176,7 @@ mod tests {
     fn an_immediate_is_not_one() {
         let mut page = page();
         page[700..707].copy_from_slice(&[0x48, 0x05, 0x00, 0x0f, 0xa2, 0x00, 0x90]); // add rax, imm32
-        assert_eq!(cpuids(&page).count(), 0);
+        assert_eq!(cpuids(&page, ENOUGH).count(), 0);
     }
 
     /// Where ld.so saves the registers: zeros before it make decodings agree late.
@@ -202,7 +188,7 @@ mod tests {
             page[637 + n * 8..645 + n * 8].copy_from_slice(&clear);
         }
         page[693..700].copy_from_slice(&[0x0f, 0xae, 0x64, 0x24, 0x40, 0x90, 0x90]);
-        assert_eq!(xsaves(&page).collect::<Vec<_>>(), [693]);
+        assert_eq!(xsaves(&page, ENOUGH).collect::<Vec<_>>(), [693]);
     }
 
     #[test]
@@ -223,15 +209,53 @@ mod tests {
         page[1400..1407].copy_from_slice(&[0x48, 0x0f, 0xae, 0x27, 0x90, 0x90, 0x90]); // xsave64 [rdi]
         page[2100..2107].copy_from_slice(&[0x0f, 0xae, 0xe8, 0x90, 0x90, 0x90, 0x90]); // lfence
         page[2800..2807].copy_from_slice(&[0x0f, 0xae, 0x6c, 0x24, 0x40, 0x90, 0x90]); // xrstor [rsp+40h]
-        assert_eq!(xsaves(&page).collect::<Vec<_>>(), [700, 1401, 2800]);
+        assert_eq!(xsaves(&page, ENOUGH).collect::<Vec<_>>(), [700, 1401, 2800]);
     }
 
     #[test]
     fn near_the_start_there_is_less_to_go_by() {
-        for at in [0, 14] {
+        for at in [0, 3, 14] {
             let mut page = page();
+            page[..21].fill(0x90);
             page[at..at + 2].copy_from_slice(&CPUID);
-            assert_eq!(cpuids(&page).collect::<Vec<_>>(), [at]);
+            assert_eq!(cpuids(&page, ENOUGH).collect::<Vec<_>>(), [at]);
+            page[at..at + 3].copy_from_slice(&[0x0f, 0x03, 0x00]);
+            assert_eq!(host_answers(&page).count(), 0);
         }
+    }
+
+    /// Small numbers, as compilers at run time keep them beside their code; and the tables of ciphers.
+    #[test]
+    fn data_are_left_alone() {
+        let mut random = 1u64;
+        let mut byte = |below: u64| {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            ((random >> 33) % below) as u8
+        };
+        let (mut looked_at, mut found) = (0, 0);
+        for below in [32, 256] {
+            for _ in 0..500 {
+                let page: Vec<u8> = (0..4096).map(|_| byte(below)).collect();
+                looked_at +=
+                    [CPUID, LAR, LSL].map(|b| occurrences(&page, b).count()).iter().sum::<usize>();
+                found += cpuids(&page, ENOUGH).count() + host_answers(&page).count();
+            }
+        }
+        assert!(looked_at > 3000 && found < 4, "{found} of {looked_at}");
+    }
+
+    /// Where HotSpot asks: pushes, the question, stores.
+    #[test]
+    fn code_that_asks_is_found() {
+        let code = [
+            0x55, 0x53, 0x51, 0x52, 0x48, 0x89, 0xf5, // push rbp, rbx, rcx, rdx; mov rbp, rsi
+            0xb8, 7, 0, 0, 0, 0x31, 0xc9, 0x0f, 0xa2, // mov eax, 7; xor ecx, ecx; cpuid
+            0x48, 0x8d, 0x75, 0x20, 0x89, 0x06, 0x89, 0x5e,
+            4, // lea rsi, [rbp+20h]; mov [rsi], eax; ...
+            0x5a, 0x59, 0x5b, 0x5d, 0xc3, // pop rdx, rcx, rbx, rbp; ret
+        ];
+        let mut page = vec![0; 4096];
+        page[1024..1024 + code.len()].copy_from_slice(&code);
+        assert_eq!(cpuids(&page, ENOUGH).collect::<Vec<_>>(), [1038]);
     }
 }

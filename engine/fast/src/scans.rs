@@ -10,7 +10,7 @@ const MAX_PAGES: usize = 512;
 
 /// What was found, for all spaces.
 #[derive(Clone, Debug, Default)]
-pub struct Scans(Rc<RefCell<HashMap<u64, Scan>>>);
+pub struct Scans(Rc<RefCell<HashMap<(u64, bool), Scan>>>);
 
 #[derive(Debug)]
 struct Scan {
@@ -19,17 +19,18 @@ struct Scan {
 }
 
 impl Scans {
-    /// What has to be changed in the page at an offset in RAM, which holds these bytes.
-    pub fn patches(&self, offset: u64, bytes: &[u8]) -> Vec<Patch> {
+    /// What has to be changed in the page at an offset in RAM, which holds these bytes and which the
+    /// program has `written`, or may write.
+    pub fn patches(&self, offset: u64, bytes: &[u8], written: bool) -> Vec<Patch> {
         let mut known = self.0.borrow_mut();
-        if let Some(scan) = known.get(&offset).filter(|scan| *scan.bytes == *bytes) {
+        if let Some(scan) = known.get(&(offset, written)).filter(|scan| *scan.bytes == *bytes) {
             return scan.patches.clone();
         }
         if known.len() >= MAX_PAGES {
             known.clear();
         }
-        let patches = scan::patches(bytes);
-        known.insert(offset, Scan { bytes: bytes.into(), patches: patches.clone() });
+        let patches = scan::patches(bytes, written);
+        known.insert((offset, written), Scan { bytes: bytes.into(), patches: patches.clone() });
         patches
     }
 }
@@ -42,9 +43,10 @@ mod tests {
     fn a_page_that_was_written_is_searched_again() {
         let scans = Scans::default();
         let mut page = vec![0x90; 4096];
-        assert_eq!(scans.patches(0x1000, &page), []);
+        assert_eq!(scans.patches(0x1000, &page, false), []);
         page[700..703].copy_from_slice(&[0x0f, 0x02, 0xc1]); // lar eax, cx
-        assert_eq!(scans.patches(0x1000, &page).len(), 1);
-        assert_eq!(scans.patches(0x1000, &page), scan::patches(&page));
+        assert_eq!(scans.patches(0x1000, &page, false).len(), 1);
+        assert_eq!(scans.patches(0x1000, &page, false), scan::patches(&page, false));
+        assert_eq!(scans.patches(0x1000, &page, true), []);
     }
 }

@@ -471,7 +471,9 @@ impl<W: Process> Space<W> {
             self.writable.entry(page.offset).or_default().push(hva);
         }
         self.note(place, found);
-        let patches = if execute { self.patches(ram, hva, page.offset) } else { Vec::new() };
+        let touched = found.writable || found.dirty;
+        let patches =
+            if execute { self.patches(ram, hva, page.offset, touched) } else { Vec::new() };
         if !place.kernel && !execute && !found.writable && !ram.is_code(page.offset) {
             self.mark_empty(ram, page.offset);
         }
@@ -487,11 +489,11 @@ impl<W: Process> Space<W> {
     }
 
     /// What has to be changed in a page of code before user code executes it, and what makes it
-    /// faster. Such a page is marked.
-    fn patches(&mut self, ram: &Ram, hva: u64, offset: u64) -> Vec<Patch> {
+    /// faster. Such a page is marked. The program has `written` it, or may.
+    fn patches(&mut self, ram: &Ram, hva: u64, offset: u64, written: bool) -> Vec<Patch> {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
-        let mut found = self.scans.patches(offset, &bytes);
+        let mut found = self.scans.patches(offset, &bytes, written);
         if !self.near_sites {
             let (calls, displaced) = self.sites.patches(hva, &bytes);
             found.extend(calls);
@@ -505,7 +507,7 @@ impl<W: Process> Space<W> {
         // Writes come to light only from here on: what was read before may be stale.
         ram.mark_code(offset);
         self.marked.push(offset);
-        self.patches(ram, hva, offset)
+        self.patches(ram, hva, offset, written)
     }
 
     /// A page that is empty is marked, so that the wedge need not map it page by page.
@@ -533,7 +535,7 @@ impl<W: Process> Space<W> {
     pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
         let hva = gva & !(PAGE - 1);
         let Some((offset, protection)) = self.pages.get(&hva).copied() else { return Ok(()) };
-        let patches = self.patches(ram, hva, offset);
+        let patches = self.patches(ram, hva, offset, protection & WRITE != 0);
         if protection & (EXECUTE | WRITE) == EXECUTE && !patches.is_empty() {
             self.map_patched(hva, offset, &patches)?;
         }
@@ -642,10 +644,10 @@ impl<W: Process> Space<W> {
         if !writable {
             return Ok(());
         }
-        for at in (0..len).step_by(PAGE as usize) {
-            if ram.is_code(offset + at) {
-                self.map(hva + at, PAGE, offset + at, protection & !WRITE)?;
-            }
+        let pages = (0..len).step_by(PAGE as usize);
+        let code: Vec<u64> = pages.filter(|at| ram.is_code(offset + at)).collect();
+        for (start, end) in runs(&code) {
+            self.map(hva + start, end - start, offset + start, protection & !WRITE)?;
         }
         Ok(())
     }

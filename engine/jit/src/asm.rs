@@ -1,7 +1,7 @@
 //! A thin assembler over iced's encoder: host instructions at known host addresses.
 
 use crate::Layout;
-use iced_x86::{Code, Encoder, Instruction, MemoryOperand, Register};
+use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
 /// A word of the [`frame::Frame`], by its byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,23 +78,29 @@ impl Assembler {
     /// # Panics
     /// If it cannot be encoded: sequences are built from forms that can.
     pub fn put(&mut self, insn: &Instruction) {
-        let at = self.here();
-        if let Err(error) = self.encoder.encode(insn, at) {
+        if let Err(error) = self.encode(insn) {
             panic!("unencodable host instruction {insn}: {error}");
         }
-        self.bytes.append(&mut self.encoder.take_buffer());
     }
 
     /// Emits an instruction taken from the guest and changed; false (and nothing emitted) if the
     /// change made it unencodable.
     #[must_use]
     pub fn try_put(&mut self, insn: &Instruction) -> bool {
-        let at = self.here();
-        let done = self.encoder.encode(insn, at).is_ok();
-        let mut buffer = self.encoder.take_buffer();
-        if done {
-            self.bytes.append(&mut buffer);
+        let len = self.len();
+        let done = self.encode(insn).is_ok();
+        if !done {
+            self.bytes.truncate(len);
         }
+        done
+    }
+
+    /// The encoder has the bytes for that time: it writes behind them.
+    fn encode(&mut self, insn: &Instruction) -> Result<usize, IcedError> {
+        let at = self.here();
+        self.encoder.set_buffer(std::mem::take(&mut self.bytes));
+        let done = self.encoder.encode(insn, at);
+        self.bytes = self.encoder.take_buffer();
         done
     }
 

@@ -7,16 +7,15 @@
 //!
 //! Blocks can be put on trial ([`trial`]): they run alone, so that each run can be looked at.
 
+mod books;
+mod jumps;
 pub mod trial;
 
-use crate::{
-    Layout, Request, Untranslatable,
-    block::Block,
-    recover::{Mark, mark_at},
-    stubs, translate,
-};
+use crate::{Layout, Request, Untranslatable, block::Block, recover::Mark, stubs, translate};
+use books::{Books, Number};
 use frame::{DEEP, DEEP_REACH, DEEP_SLOTS, deep_slot};
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use trial::Trials;
 
 /// The GS segment override.
 const GS: u8 = 0x65;
@@ -52,22 +51,6 @@ fn deep_slots(guest: u64) -> impl Iterator<Item = usize> {
     (0..DEEP_REACH).map(move |n| deep_slot(guest) + n)
 }
 
-/// A placed block.
-struct Placed {
-    key: Key,
-    guest_len: u32,
-    host: u64,
-    len: u32,
-    marks: Vec<Mark>,
-    links: Vec<crate::Link>,
-    lookups: Vec<crate::Lookup>,
-    returns: Option<Key>,
-    /// Runs that it is to make alone yet.
-    trial: u32,
-    /// RAM offsets of the pages its bytes come from, the same twice if it is one.
-    pages: [u64; 2],
-}
-
 /// What a block was made from, and how long it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
@@ -98,28 +81,18 @@ pub struct Counters {
 pub struct Cache {
     layout: Layout,
     next: u64,
-    /// By host address.
-    blocks: BTreeMap<u64, Placed>,
-    by_guest: HashMap<Key, u64>,
-    by_page: HashMap<u64, Vec<u64>>,
-    /// Displacements that point at a block (by its HVA), with the stub they came from.
-    incoming: HashMap<u64, Vec<Incoming>>,
+    books: Books,
+    by_guest: FxHashMap<Key, Number>,
+    by_page: FxHashMap<u64, Vec<Number>>,
     /// What the searched table holds: GVAs, zero for none.
     deep: Vec<u64>,
-    /// Displacements that wait for a block.
-    waiting: HashMap<Key, Vec<Incoming>>,
-    /// Runs that new blocks are to make alone.
-    trial: u32,
+    /// The first of the jumps that wait for a block.
+    waiting: FxHashMap<Key, Number>,
+    /// Where the newest block leads: its jumps, and its call when it returns.
+    ahead: Vec<Key>,
+    trials: Trials,
     /// What happened.
     pub counters: Counters,
-}
-
-#[derive(Clone, Copy)]
-struct Incoming {
-    /// HVA of the displacement.
-    site: u64,
-    /// HVA it pointed at while unlinked.
-    stub: u64,
 }
 
 /// Where a host PC stands.
@@ -157,13 +130,13 @@ impl Cache {
         let mut cache = Self {
             layout,
             next: stubs::LEN,
-            blocks: BTreeMap::new(),
-            by_guest: HashMap::new(),
-            by_page: HashMap::new(),
-            incoming: HashMap::new(),
+            books: Books::new(),
+            by_guest: FxHashMap::default(),
+            by_page: FxHashMap::default(),
             deep: vec![0; DEEP_SLOTS + DEEP_REACH],
-            waiting: HashMap::new(),
-            trial: 0,
+            waiting: FxHashMap::default(),
+            ahead: Vec::new(),
+            trials: Trials::default(),
             counters: Counters::default(),
         };
         cache.reset_table(memory);
@@ -180,6 +153,10 @@ impl Cache {
 
     /// HVA of the block for a guest address, if there is one.
     pub fn find(&self, guest: u64, alignment: bool) -> Option<u64> {
+        self.number(guest, alignment).map(|number| self.books.host(number))
+    }
+
+    fn number(&self, guest: u64, alignment: bool) -> Option<Number> {
         self.by_guest.get(&(guest, alignment)).copied()
     }
 
@@ -203,7 +180,8 @@ impl Cache {
         let request = Request { guest, bytes, here, alignment, host, cache_offset };
         let mut block = translate(&self.layout, &request)?;
         self.isolate(&mut block);
-        if self.next + block.code.len() as u64 + 16 > self.layout.cache_len {
+        let fits = self.next + block.code.len() as u64 + 16 <= self.layout.cache_len;
+        if !fits || !self.books.have_room(&block) {
             return Err(Refused::Full);
         }
         memory.write_code(self.next, &block.code);
@@ -217,70 +195,48 @@ impl Cache {
 
     fn enter(&mut self, memory: &mut impl CodeMemory, block: Block, pages: [u64; 2]) {
         let key = (block.guest, block.alignment);
-        self.by_guest.insert(key, block.host);
-        self.by_page.entry(pages[0]).or_default().push(block.host);
+        let number = self.books.enter(&block, pages);
+        self.by_guest.insert(key, number);
+        self.by_page.entry(pages[0]).or_default().push(number);
         if pages[1] != pages[0] {
-            self.by_page.entry(pages[1]).or_default().push(block.host);
+            self.by_page.entry(pages[1]).or_default().push(number);
         }
-        let placed = Placed {
-            key,
-            guest_len: block.guest_len,
-            host: block.host,
-            len: block.code.len() as u32,
-            marks: block.marks,
-            links: block.links,
-            lookups: block.lookups,
-            returns: block.returns,
-            trial: self.trial,
-            pages,
-        };
-        self.blocks.insert(placed.host, placed);
-        if self.trial == 0 {
-            self.integrate(memory, key, block.host);
+        self.ahead.clear();
+        self.ahead.extend(block.links.iter().map(|link| (link.target, link.alignment)));
+        self.ahead.extend(block.returns);
+        if !self.trials.begin(number, block.lookups) {
+            self.integrate(memory, number);
         }
+    }
+
+    /// What is likely to be asked for after the newest block: where its jumps lead, and where its call returns to.
+    pub fn ahead(&self) -> &[(u64, bool)] {
+        &self.ahead
     }
 
     /// Has others find a block, and lets it go on to others.
-    fn integrate(&mut self, memory: &mut impl CodeMemory, key: Key, host: u64) {
-        self.publish(memory, key.0, key.1);
-        for site in self.waiting.remove(&key).unwrap_or_default() {
-            self.connect(memory, site, host);
-        }
-        let links = self.blocks.get(&host).map(|block| block.links.clone()).unwrap_or_default();
-        for link in links {
-            let site = host + u64::from(link.displacement);
-            let from = Incoming { site, stub: host + u64::from(link.stub) };
-            self.aim(memory, from, (link.target, link.alignment));
-        }
-    }
-
-    /// Points a jump at the block for its target as soon as there is one.
-    fn aim(&mut self, memory: &mut impl CodeMemory, from: Incoming, target: Key) {
-        match self.find(target.0, target.1).filter(|to| !self.on_trial(*to)) {
-            Some(to) => self.connect(memory, from, to),
-            None => self.waiting.entry(target).or_default().push(from),
-        }
-    }
-
-    /// Points a jump of a live block at a block.
-    fn connect(&mut self, memory: &mut impl CodeMemory, from: Incoming, to: u64) {
-        if self.block_at(from.site).is_some() {
-            self.point(memory, from.site, to);
-            self.incoming.entry(to).or_default().push(from);
-            self.counters.linked += 1;
-        }
+    fn integrate(&mut self, memory: &mut impl CodeMemory, number: Number) {
+        self.show(memory, number);
+        self.join(memory, number);
     }
 
     /// Lets indirect jumps find the block for a guest address again, after another one with the same
     /// low address bits had taken its place in the table.
     pub fn publish(&mut self, memory: &mut impl CodeMemory, guest: u64, alignment: bool) {
-        if let Some(host) = self.find(guest, alignment).filter(|host| !self.on_trial(*host)) {
-            let (keys, values) = self.table_words((guest, alignment));
-            memory.write_table(values, host);
-            memory.write_table(keys, guest.wrapping_neg());
-            if !alignment {
-                self.enter_deep(memory, guest, host);
-            }
+        if let Some(number) =
+            self.number(guest, alignment).filter(|number| self.trials.over(*number))
+        {
+            self.show(memory, number);
+        }
+    }
+
+    fn show(&mut self, memory: &mut impl CodeMemory, number: Number) {
+        let (key, host) = (self.books.key(number), self.books.host(number));
+        let (keys, values) = self.table_words(key);
+        memory.write_table(values, host);
+        memory.write_table(keys, key.0.wrapping_neg());
+        if !key.1 {
+            self.enter_deep(memory, key.0, host);
         }
     }
 
@@ -301,18 +257,6 @@ impl Cache {
         }
     }
 
-    /// Where a block's direct jumps lead.
-    pub fn targets(&self, host: u64) -> Vec<(u64, bool)> {
-        let links = self.blocks.get(&host).map(|block| block.links.as_slice()).unwrap_or_default();
-        links.iter().map(|link| (link.target, link.alignment)).collect()
-    }
-
-    /// What is likely to be asked for after a block: where its jumps lead, and where its call returns to.
-    pub fn ahead(&self, host: u64) -> Vec<(u64, bool)> {
-        let returns = self.blocks.get(&host).and_then(|block| block.returns);
-        self.targets(host).into_iter().chain(returns).collect()
-    }
-
     fn table_words(&self, key: Key) -> (u64, u64) {
         let table = stubs::table(&self.layout, key.1) - self.layout.table;
         let (keys, values) = stubs::table_slot(key.0);
@@ -325,44 +269,37 @@ impl Cache {
         memory.write_code(site - self.layout.cache, &distance.to_le_bytes());
     }
 
-    fn block_at(&self, hva: u64) -> Option<&Placed> {
-        let (_, block) = self.blocks.range(..=hva).next_back()?;
-        (hva < block.host + u64::from(block.len)).then_some(block)
-    }
-
     /// The guest instruction a host PC belongs to.
     pub fn position(&self, pc: u64) -> Option<Position> {
-        let block = self.block_at(pc)?;
-        let offset = (pc - block.host) as u32;
-        let mark = mark_at(&block.marks, offset)?;
-        let guest = block.key.0 + u64::from(mark.guest);
-        Some(Position { guest, into: offset - mark.host, mark: *mark })
+        let number = self.books.at(pc)?;
+        let offset = (pc - self.books.host(number)) as u32;
+        let mark = self.books.mark(number, offset)?;
+        let guest = self.books.key(number).0 + u64::from(mark.guest);
+        Some(Position { guest, into: offset - mark.host, mark })
     }
 
     /// Drops every block made from the RAM page at `page`.
     pub fn drop_page(&mut self, memory: &mut impl CodeMemory, page: u64) {
-        for host in self.by_page.remove(&page).unwrap_or_default() {
-            self.drop_block(memory, host);
+        for number in self.by_page.remove(&page).unwrap_or_default() {
+            self.drop_block(memory, number);
         }
     }
 
-    fn drop_block(&mut self, memory: &mut impl CodeMemory, host: u64) {
-        let Some(block) = self.blocks.remove(&host) else { return };
+    fn drop_block(&mut self, memory: &mut impl CodeMemory, number: Number) {
+        if !self.books.drop(number) {
+            return;
+        }
+        let key = self.books.key(number);
         self.counters.dropped += 1;
-        if self.by_guest.get(&block.key) == Some(&host) {
-            self.by_guest.remove(&block.key);
+        if self.by_guest.get(&key) == Some(&number) {
+            self.by_guest.remove(&key);
         }
-        let (keys, _) = self.table_words(block.key);
-        memory.write_table(keys, u64::from(block.key.0 & 0xffff == 0));
-        if !block.key.1 {
-            self.leave_deep(memory, block.key.0);
+        let (keys, _) = self.table_words(key);
+        memory.write_table(keys, u64::from(key.0 & 0xffff == 0));
+        if !key.1 {
+            self.leave_deep(memory, key.0);
         }
-        for from in self.incoming.remove(&host).unwrap_or_default() {
-            if self.block_at(from.site).is_some() {
-                self.point(memory, from.site, from.stub);
-                self.waiting.entry(block.key).or_default().push(from);
-            }
-        }
+        self.part(memory, number);
     }
 
     /// Drops everything.
@@ -373,10 +310,10 @@ impl Cache {
             memory.write_table(word, u64::from(key.0 & 0xffff == 0));
             self.leave_deep(memory, key.0);
         }
-        self.blocks.clear();
+        self.books.clear();
+        self.trials.forget();
         self.by_guest.clear();
         self.by_page.clear();
-        self.incoming.clear();
         self.waiting.clear();
         self.next = stubs::LEN;
         self.counters.cleared += 1;
@@ -384,16 +321,11 @@ impl Cache {
 
     /// Blocks, and bytes of code in use.
     pub fn size(&self) -> (usize, u64) {
-        (self.blocks.len(), self.next)
+        (self.by_guest.len(), self.next)
     }
 
     /// What the block a host PC lies in was made from.
     pub fn source(&self, pc: u64) -> Option<Source> {
-        self.block_at(pc).map(|block| Source {
-            guest: block.key.0,
-            guest_len: block.guest_len,
-            host_len: block.len,
-            pages: block.pages,
-        })
+        self.books.at(pc).map(|number| self.books.source(number))
     }
 }

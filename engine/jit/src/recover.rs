@@ -7,7 +7,7 @@
 //! synchronous fault is undone with the fixes.
 
 /// An amount that was added to a pointer register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bias {
     /// The layout's bias.
     Fixed,
@@ -16,7 +16,7 @@ pub enum Bias {
 }
 
 /// What to undo to get the state at the start of the guest instruction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Fixes {
     /// Bias to take off RSI.
     pub rsi: Option<Bias>,
@@ -63,10 +63,4 @@ pub struct Mark {
     pub boundary: bool,
     /// What to undo.
     pub fixes: Fixes,
-}
-
-/// The mark that covers a host offset.
-pub fn mark_at(marks: &[Mark], host: u32) -> Option<&Mark> {
-    let after = marks.partition_point(|mark| mark.host <= host);
-    marks.get(after.checked_sub(1)?)
 }

@@ -6,7 +6,7 @@ use crate::{
     emit::Emitter,
     rules::{Rule, rule},
 };
-use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
+use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic};
 
 /// Guest instructions in a block at the most.
 const MAX_INSTRUCTIONS: usize = 64;
@@ -49,7 +49,7 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
     let mut decoder = Decoder::with_ip(64, request.bytes, request.guest, DecoderOptions::NONE);
     let mut emitter = Emitter::new(layout, request);
     let mut end = request.guest;
-    for _ in 0..MAX_INSTRUCTIONS {
+    for left in (0..MAX_INSTRUCTIONS).rev() {
         if decoder.position() >= request.here {
             break;
         }
@@ -58,7 +58,9 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
         let offset = (insn.ip() - request.guest) as usize;
         let after = offset + insn.len();
         let bytes = &request.bytes[offset..after];
-        if emitter.instruction(&insn, bytes, follower(layout, request.bytes, after)) == Flow::Ends {
+        let sti = left != 0 && after < request.here && insn.mnemonic() == Mnemonic::Sti;
+        let follower = if sti { follower(layout, request.bytes, after) } else { None };
+        if emitter.instruction(&insn, bytes, follower) == Flow::Ends {
             return Ok(emitter.finish(end));
         }
     }
@@ -78,7 +80,7 @@ fn next(decoder: &mut Decoder<'_>) -> Option<Instruction> {
     (decoder.last_error() != DecoderError::NoMoreBytes).then_some(insn)
 }
 
-/// The rule of the instruction at `offset`, if it lies wholly in the bytes.
+/// The rule of the block's next instruction, at `offset`, if it lies wholly in the bytes.
 fn follower(layout: &Layout, bytes: &[u8], offset: usize) -> Option<Rule> {
     let mut decoder = Decoder::new(64, bytes.get(offset..)?, DecoderOptions::NONE);
     next(&mut decoder).map(|insn| rule(&insn, layout.level))

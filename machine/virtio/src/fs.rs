@@ -19,6 +19,34 @@ pub trait FileServer: Send {
     fn answer(&mut self, request: &[u8], room: usize) -> &[u8];
 }
 
+/// Answers for a folder that nobody serves any more: every request fails, so that the guest's programs know.
+struct GoneFolder {
+    refusal: [u8; REFUSAL],
+}
+
+/// Bytes of an answer that is an error: `struct fuse_out_header`.
+const REFUSAL: usize = 16;
+const EIO: i32 = 5;
+/// FUSE_FORGET, FUSE_INTERRUPT, FUSE_BATCH_FORGET: nobody waits for an answer.
+const UNANSWERED: [u32; 3] = [2, 36, 42];
+
+impl FileServer for GoneFolder {
+    fn answer(&mut self, request: &[u8], _room: usize) -> &[u8] {
+        // Behind its length a request has its opcode and its number.
+        let Some((&opcode, rest)) = request.get(4..).and_then(<[u8]>::split_first_chunk) else {
+            return &[];
+        };
+        let Some(number) = rest.first_chunk::<8>() else { return &[] };
+        if UNANSWERED.contains(&u32::from_le_bytes(opcode)) {
+            return &[];
+        }
+        self.refusal[..4].copy_from_slice(&(REFUSAL as u32).to_le_bytes());
+        self.refusal[4..8].copy_from_slice(&(-EIO).to_le_bytes());
+        self.refusal[8..].copy_from_slice(number);
+        &self.refusal
+    }
+}
+
 /// The device body.
 pub struct Fs {
     server: Box<dyn FileServer>,
@@ -32,6 +60,14 @@ impl Fs {
         let mut field = [0; TAG];
         field.iter_mut().zip(tag.bytes()).for_each(|(to, from)| *to = from);
         Self { server, tag: field, request: Vec::new() }
+    }
+
+    /// What is left of a folder whose configuration structure was this.
+    pub fn gone(config: &[u8]) -> Self {
+        let mut tag = [0; TAG];
+        tag.iter_mut().zip(config).for_each(|(to, from)| *to = *from);
+        let server = Box::new(GoneFolder { refusal: [0; REFUSAL] });
+        Self { server, tag, request: Vec::new() }
     }
 
     /// Bytes of the answer written.

@@ -40,6 +40,26 @@ pub trait NetBackend: Send {
     }
 }
 
+/// A cable with nothing at its other end.
+struct CutCable {
+    mtu: u16,
+}
+
+impl NetBackend for CutCable {
+    fn send(&mut self, _: &[u8]) {}
+
+    fn receive(&mut self, _: &mut Vec<u8>) -> bool {
+        false
+    }
+
+    fn mtu(&self) -> u16 {
+        self.mtu
+    }
+}
+
+/// Where the configuration structure has the MTU, behind address, status and number of queue pairs.
+const MTU: usize = 10;
+
 /// The device body.
 pub struct Net {
     backend: Box<dyn NetBackend>,
@@ -54,6 +74,14 @@ impl Net {
     /// An interface with this address, connected to `backend`.
     pub fn new(backend: Box<dyn NetBackend>, mac: [u8; 6]) -> Self {
         Self { backend, mac, features: 0, pending: None }
+    }
+
+    /// What is left of an interface whose configuration structure was this: its frames are lost.
+    pub fn cut(config: &[u8]) -> Self {
+        let mac = config.first_chunk().copied().unwrap_or_default();
+        let mtu = config.get(MTU..).and_then(<[u8]>::first_chunk).copied();
+        let mtu = mtu.map_or(1500, u16::from_le_bytes);
+        Self::new(Box::new(CutCable { mtu }), mac)
     }
 
     fn longest_frame(&self) -> usize {
@@ -206,6 +234,11 @@ impl VirtioDevice for Net {
             RECEIVE => self.receive(queue),
             _ => self.transmit(queue),
         }
+    }
+
+    /// Frames may be lost, and connections end.
+    fn is_replaceable(&self) -> bool {
+        true
     }
 
     fn reset(&mut self) {

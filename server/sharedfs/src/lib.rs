@@ -37,6 +37,16 @@ pub struct Folder {
     pub readonly: bool,
 }
 
+impl Folder {
+    /// Where it really is, if it is a folder that can be listed.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn find(&self) -> Result<String, Error> {
+        checked(&self.path).map_err(|error| Error::Folder { path: self.path.clone(), error })
+    }
+}
+
 /// Why a folder cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -68,7 +78,7 @@ impl FolderServer {
     /// See [`Error`].
     pub fn open(folder: &Folder) -> Result<Self, Error> {
         let refused = |error| Error::Folder { path: folder.path.clone(), error };
-        let path = checked(&folder.path).map_err(refused)?;
+        let path = folder.find()?;
         raise_file_limit();
         let file_system = PassthroughFs::new(config(path, folder.readonly)).map_err(refused)?;
         file_system.import().map_err(refused)?;

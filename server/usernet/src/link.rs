@@ -21,7 +21,7 @@ use crate::MTU;
 const CAPACITY: usize = 256;
 
 /// Has the device look for frames to receive.
-pub type Ring = Box<dyn Fn() + Send>;
+pub type Ring = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 struct State {

@@ -3,11 +3,12 @@
 use std::{
     collections::HashMap,
     io::ErrorKind,
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    net::{SocketAddr, SocketAddrV4},
     time::{Duration, Instant},
 };
 
 use mio::{Interest, Registry, Token, net::UdpSocket};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use crate::{Config, host_target, tcp::Ends};
 
@@ -117,13 +118,16 @@ impl Ports {
     }
 }
 
+/// Not bound by name: the process may be one that is not allowed to.
 fn connected(target: SocketAddr, registry: &Registry, token: Token) -> std::io::Result<UdpSocket> {
-    let any = match target {
-        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-        SocketAddr::V6(_) => SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0)),
+    let family = match target {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let mut socket = UdpSocket::bind(any)?;
-    socket.connect(target)?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::DGRAM, flags, None)?;
+    connect(&socket, &target)?;
+    let mut socket = UdpSocket::from_std(socket.into());
     registry.register(&mut socket, token, Interest::READABLE)?;
     Ok(socket)
 }

@@ -15,7 +15,7 @@ use std::{
 
 use ram::Ram;
 use rustix::{
-    event::{PollFd, PollFlags, poll},
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
 };
 use vhost::vhost_user::{
@@ -36,12 +36,40 @@ use crate::{MARKS, NOTES};
 const RING_FEATURES: u64 = 1 << 32 | EVENT_IDX | 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
 
+/// Rung by other threads of the server's when the host has something for a queue: a device that does not only answer has one.
+pub struct Bell {
+    event: Arc<File>,
+    queue: usize,
+}
+
+impl Bell {
+    /// A bell of this queue.
+    ///
+    /// # Errors
+    /// The host gives no descriptor.
+    pub fn new(queue: usize) -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { event: Arc::new(event.into()), queue })
+    }
+
+    /// A function that rings it, from any thread.
+    pub fn ringer(&self) -> impl Fn() + Send + Sync + use<> {
+        let event = Arc::clone(&self.event);
+        // One that has been rung 2^64 times will be looked at anyway.
+        move || drop((&*event).write(&1_u64.to_ne_bytes()))
+    }
+}
+
 /// Serves until the monitor hangs up.
 ///
 /// # Errors
 /// The host refuses, or the monitor breaks the protocol.
-pub fn serve(device: Box<dyn VirtioDevice>, socket: UnixStream) -> io::Result<()> {
-    let server = Arc::new(Mutex::new(Server::new(device)));
+pub fn serve(
+    device: Box<dyn VirtioDevice>,
+    bell: Option<Bell>,
+    socket: UnixStream,
+) -> io::Result<()> {
+    let server = Arc::new(Mutex::new(Server::new(device, bell)));
     let mut handler = BackendReqHandler::from_stream(socket.try_clone()?, Arc::clone(&server));
     loop {
         let (asked, rung) = wait(&socket, &server)?;
@@ -63,11 +91,13 @@ fn lock(server: &Mutex<Server>) -> MutexGuard<'_, Server> {
     server.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for the monitor or a doorbell: whether the monitor says something, and the queues that were rung.
+/// Waits for the monitor, a doorbell or the host: whether the monitor says something, and the queues that were rung.
 fn wait(socket: &UnixStream, server: &Mutex<Server>) -> io::Result<(bool, Vec<usize>)> {
     let server = lock(server);
     let kicks = server.rings.iter().enumerate();
-    let kicks: Vec<_> = kicks.filter_map(|(i, ring)| Some((i, ring.bell()?))).collect();
+    let kicks = kicks.filter_map(|(i, ring)| Some((i, ring.bell()?)));
+    let own = server.bell.iter().map(|bell| (bell.queue, bell.event.as_fd()));
+    let kicks: Vec<_> = own.chain(kicks).collect();
     let mut polled = vec![PollFd::new(socket, PollFlags::IN)];
     polled.extend(kicks.iter().map(|(_, kick)| PollFd::new(kick, PollFlags::IN)));
     match poll(&mut polled, None) {
@@ -77,7 +107,10 @@ fn wait(socket: &UnixStream, server: &Mutex<Server>) -> io::Result<(bool, Vec<us
     let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
     let asked = polled.first().is_some_and(is_ready);
     let rung = kicks.iter().zip(polled.iter().skip(1)).filter(|(_, fd)| is_ready(fd));
-    Ok((asked, rung.map(|((index, _), _)| *index).collect()))
+    let rung = rung.map(|((index, _), _)| *index).collect();
+    // Silent from now on: the queues are looked at after this.
+    server.bell.iter().for_each(|bell| drop((&*bell.event).read(&mut [0; 8])));
+    Ok((asked, rung))
 }
 
 /// A queue as the monitor has described it so far.
@@ -108,15 +141,16 @@ impl Ring {
 
 struct Server {
     device: Box<dyn VirtioDevice>,
+    bell: Option<Bell>,
     memory: Option<Ram>,
     features: u64,
     rings: Vec<Ring>,
 }
 
 impl Server {
-    fn new(device: Box<dyn VirtioDevice>) -> Self {
+    fn new(device: Box<dyn VirtioDevice>, bell: Option<Bell>) -> Self {
         let rings = device.queue_sizes().iter().map(|_| Ring::default()).collect();
-        Self { device, memory: None, features: 0, rings }
+        Self { device, bell, memory: None, features: 0, rings }
     }
 
     fn ring(&mut self, index: impl TryInto<usize>) -> Answer<&mut Ring> {

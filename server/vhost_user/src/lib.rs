@@ -6,7 +6,7 @@
 //! | monitor | server |
 //! |---|---|
 //! | [`Remote`] stands for the body: configuration, features; the first doorbell of a queue has it served there, further ones are an eventfd | [`serve`] has the body serve the queues |
-//! | a thread passes interrupts on, and starts the server anew when it ends | [`jail`] takes from the process what the body does not need |
+//! | a thread passes interrupts on, and starts the server anew when it ends | [`jail`] and [`room`] take from the process what the body does not need, as the module `policy` has it |
 //!
 //! The protocol is vhost-user's. Two memory regions are ours ([`MARKS`], [`NOTES`]): where the engine marks pages that code was made
 //! of, which the server may look at, and where the server notes such pages when it writes them (see the crate `ram`).
@@ -24,15 +24,18 @@ mod back;
 mod front;
 pub mod jail;
 mod link;
+mod policy;
+pub mod room;
 
 use std::{
     io::{self, Write},
     os::unix::net::UnixStream,
 };
 
-pub use back::serve;
+pub use back::{Bell, serve};
 pub use front::{Remote, Reserve};
 pub use link::{Process, Spawn};
+pub use policy::Served;
 use virtio::VirtioDevice;
 
 /// Where, in place of a GPA, the memory table has the marks of code pages.

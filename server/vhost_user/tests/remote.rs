@@ -8,14 +8,14 @@ use std::{
     os::unix::net::UnixStream,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
 use driver::{DRIVER_OK, Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
-use vhost_user::{Error, Identity, Process, Remote, Reserve, Spawn, Started, serve};
+use vhost_user::{Bell, Error, Identity, Process, Remote, Reserve, Spawn, Started, serve};
 use virtio::{Queue, RingError, VirtioDevice};
 use x86_interp::GuestRam;
 
@@ -33,6 +33,10 @@ struct Host {
     doomed: AtomicUsize,
     served: AtomicUsize,
     negotiated: Mutex<Vec<u64>>,
+    /// What they answer with is not there yet.
+    has_nothing: AtomicBool,
+    /// Rings the last of them.
+    ringer: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 /// Answers each request by its bytes, each one higher.
@@ -68,6 +72,9 @@ impl VirtioDevice for Adder {
         self.host.irreplaceable.load(Ordering::SeqCst) == 0
     }
     fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
+        if self.host.has_nothing.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         while let Some(chain) = queue.pop()? {
             let less = |doomed: usize| doomed.checked_sub(1);
             if self.host.doomed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
@@ -95,8 +102,9 @@ fn spawner(host: &Arc<Host>) -> Spawn {
         host.started.fetch_add(1, Ordering::SeqCst);
         let device =
             Adder { host: Arc::clone(&host), socket: theirs.try_clone()?, configuration: [7; 4] };
-        let identity = Identity::of(&device);
-        thread::spawn(move || drop(serve(Box::new(device), theirs)));
+        let (identity, bell) = (Identity::of(&device), Bell::new(1)?);
+        *host.ringer.lock().unwrap() = Some(Box::new(bell.ringer()));
+        thread::spawn(move || drop(serve(Box::new(device), Some(bell), theirs)));
         Ok(Started { socket, identity, process: Box::new(Thread) })
     })
 }
@@ -284,6 +292,20 @@ fn what_a_server_writes_over_code_is_known_to_be_stale() {
     bench.machine.ram.mark_code(ANSWER);
     bench.is_served(0, b"during");
     assert_eq!(bench.machine.ram.take_stale_code(), [ANSWER]);
+}
+
+#[test]
+fn what_the_host_has_for_a_queue_reaches_it() {
+    let mut bench = Bench::new();
+    bench.is_served(1, b"before");
+    bench.host.has_nothing.store(true, Ordering::SeqCst);
+    bench.asks(1, b"during");
+    thread::sleep(Duration::from_millis(50));
+    assert!(bench.rings[1].take_used().is_none(), "there is nothing yet");
+    bench.host.has_nothing.store(false, Ordering::SeqCst);
+    let ring = bench.host.ringer.lock().unwrap().take().expect("a server");
+    ring();
+    assert_eq!(bench.answered(1), b"evsjoh");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::Ring;
@@ -19,7 +19,7 @@ pub(crate) struct Inbox {
 #[derive(Default)]
 struct State {
     frames: VecDeque<Vec<u8>>,
-    ring: Option<Ring>,
+    ring: Option<Arc<dyn Fn() + Send + Sync>>,
     closed: bool,
 }
 
@@ -30,7 +30,7 @@ impl Inbox {
 
     /// Who is told of frames. Those that came before are told of at once.
     pub(crate) fn tell(&self, ring: Ring) {
-        self.lock().ring = Some(ring);
+        self.lock().ring = Some(ring.into());
         self.ring();
     }
 
@@ -48,11 +48,11 @@ impl Inbox {
         true
     }
 
+    /// Not under our lock: it locks the device, whose thread may want ours. Two may ring at once, and one that found the other
+    /// ringing could not leave it to that: the device may have looked already.
     fn ring(&self) {
-        // Taken out while it is called: it locks the device, whose thread may want our lock.
-        let Some(ring) = self.lock().ring.take() else { return };
-        ring();
-        self.lock().ring.get_or_insert(ring);
+        let ring = self.lock().ring.clone();
+        ring.iter().for_each(|ring| ring());
     }
 
     pub(crate) fn take(&self) -> Option<Vec<u8>> {

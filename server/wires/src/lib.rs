@@ -21,11 +21,11 @@ use virtio::NetBackend;
 
 use inbox::Inbox;
 pub use passt::passt;
-pub use socket::socket;
+pub use socket::{forget, socket};
 pub use tap::tap;
 
 /// Has the device look for frames to receive.
-pub type Ring = Box<dyn Fn() + Send>;
+pub type Ring = Box<dyn Fn() + Send + Sync>;
 
 /// Packets of networks that make no other promise.
 const ETHERNET_MTU: u16 = 1500;

@@ -4,8 +4,8 @@
 //! (`-netdev stream,id=n,server=off,addr.type=unix,addr.path=PATH`).
 
 use std::{
-    fs,
-    io::ErrorKind,
+    fs::{self, File},
+    io::{self, ErrorKind},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -55,25 +55,59 @@ impl Drop for Socket {
 /// # Errors
 /// There can be no socket at that path, or what is there is none.
 pub fn socket(path: &Path) -> Result<Wire, Error> {
-    let wrong = |source| Error::Socket { path: path.into(), source };
     let (peer, inbox) = (Peer::default(), Arc::new(Inbox::default()));
-    let listener = match UnixStream::connect(path) {
-        Ok(stream) => {
+    let listener = match meet(path).map_err(|source| Error::Socket { path: path.into(), source })? {
+        End::Connected(stream) => {
             *lock(&peer) = Some(prepared(stream)?);
             None
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => Some(UnixListener::bind(path)),
-        // Left behind by a machine that was killed.
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused && is_socket(path) => {
-            Some(fs::remove_file(path).and_then(|()| UnixListener::bind(path)))
-        }
-        Err(error) => Some(Err(error)),
+        End::Listening(listener) => Some(listener),
     };
-    let listener = listener.transpose().map_err(wrong)?;
     let own = listener.is_some().then(|| path.to_owned());
     let (there, frames) = (Arc::clone(&peer), Arc::clone(&inbox));
     thread::Builder::new().name("cable".into()).spawn(move || serve(listener, &there, &frames))?;
     Ok(Wire { sender: Box::new(Socket { peer, path: own }), inbox, mtu: ETHERNET_MTU })
+}
+
+/// Which end of a cable we are.
+enum End {
+    Connected(UnixStream),
+    Listening(UnixListener),
+}
+
+/// Connects to whoever listens, or listens. Two that come at once take turns: to the second the first would else look as if it
+/// had been killed, after it has made its socket and before it listens.
+fn meet(path: &Path) -> io::Result<End> {
+    let turn = folder_of(path)?;
+    // Given back when it is closed.
+    turn.lock()?;
+    match UnixStream::connect(path) {
+        Ok(stream) => Ok(End::Connected(stream)),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            UnixListener::bind(path).map(End::Listening)
+        }
+        // Left behind by a machine that was killed.
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused && is_socket(path) => {
+            fs::remove_file(path)?;
+            UnixListener::bind(path).map(End::Listening)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a socket at which nobody listens any more: whoever made it could not.
+pub fn forget(path: &Path) {
+    // What stays behind is replaced by the next machine that is given the path.
+    let _turn = folder_of(path).and_then(|folder| folder.lock().map(|()| folder));
+    let refused = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
+    if is_socket(path) && UnixStream::connect(path).is_err_and(refused) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+fn folder_of(path: &Path) -> io::Result<File> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -93,9 +127,12 @@ fn serve(listener: Option<UnixListener>, peer: &Peer, inbox: &Inbox) {
         if inbox.is_closed() {
             return;
         }
-        if let Ok(stream) = prepared(stream) {
-            *lock(peer) = Some(stream);
-            receive(peer, inbox);
+        match prepared(stream) {
+            Ok(stream) => {
+                *lock(peer) = Some(stream);
+                receive(peer, inbox);
+            }
+            Err(error) => tracing::warn!(%error, "the cable's other end"),
         }
     }
 }

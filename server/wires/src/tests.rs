@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
-    sync::mpsc::channel,
+    sync::{Barrier, mpsc::channel},
     time::Duration,
 };
 
@@ -58,6 +58,28 @@ fn two_machines_on_one_path() {
     reaches(&mut third, &mut first, &[9; 60]);
     drop(first);
     assert!(!path.exists(), "it is removed by who made it");
+}
+
+/// Whoever is first listens, however close the other is behind.
+#[test]
+fn two_machines_that_start_at_once_have_one_cable() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for round in 0..200 {
+        let path = folder.path().join(format!("cable{round}"));
+        if round % 2 == 1 {
+            drop(UnixListener::bind(&path).expect("left behind"));
+        }
+        let both = Barrier::new(2);
+        let start = || {
+            both.wait();
+            socket(&path).expect("it listens or connects")
+        };
+        let (mut one, mut other) = std::thread::scope(|scope| {
+            let one = scope.spawn(start);
+            (start(), one.join().expect("a cable"))
+        });
+        reaches(&mut one, &mut other, &[7; 60]);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use guests::{
     Guest, Machine,
     visits::{self, serve},
@@ -20,7 +20,7 @@ const COUNT: u32 = 10_000;
 const PAGE: &str = "hello";
 /// Visitors of the guest at once.
 const VISITORS: u32 = 4;
-/// What ring3's own memory may have grown by, in KiB: less than one for each connection.
+/// What its own memory may have grown by, in KiB: less than one for each connection.
 const GROWTH: u64 = 16 << 10;
 
 const SCRIPT: &str = "
@@ -34,16 +34,16 @@ visits 10.0.2.2:PORT hello COUNT
 read line
 ";
 
-/// The monitor's process.
-struct Monitor(u32);
+/// The process that serves the network.
+struct Server(u32);
 
-impl Monitor {
-    /// The monitor's open descriptors.
+impl Server {
+    /// Its open descriptors.
     fn descriptors(&self) -> Result<usize> {
         Ok(fs::read_dir(format!("/proc/{}/fd", self.0))?.count())
     }
 
-    /// KiB of the monitor's own memory, the guest's not counted.
+    /// KiB of its own memory, the guest's not counted.
     fn memory(&self) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0))?;
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -101,28 +101,28 @@ fn ten_thousand_each_way() -> Result<()> {
     let forwards = format!("hostfwd=tcp:127.0.0.1:{web}-:80,hostfwd=udp:127.0.0.1:{udp}-:7");
     let guest = Guest::new(Kernel::BookwormCloud).has_program("visits", VISITS).runs(&script);
     let mut machine = Machine::start(&guest.with("--net").with(&format!("user,{forwards}")))?;
-    let monitor = Monitor(machine.process());
-
     machine.says("100 of 100 visits")?;
+    let [server] = machine.processes("net")?[..] else { bail!("not one process serves it") };
+    let server = Server(server);
     echoed(udp)?;
     let web = SocketAddr::from(([127, 0, 0, 1], web));
     ensure!(visits::visit(web)? == PAGE, "another page");
     thread::sleep(Duration::from_secs(2)); // for what the first visits left
-    let (descriptors, memory) = (monitor.descriptors()?, monitor.memory()?);
+    let (descriptors, memory) = (server.descriptors()?, server.memory()?);
 
     let started = Instant::now();
     let found = visited(web);
     ensure!(found == COUNT, "{found} of {COUNT} visits of the guest");
     println!("host to guest: {COUNT} connections in {:?}", started.elapsed());
-    monitor.has_descriptors(descriptors)?;
+    server.has_descriptors(descriptors)?;
 
     let started = Instant::now();
     machine.hears("")?;
     machine.says(&format!("{COUNT} of {COUNT} visits"))?;
     println!("guest to host: {COUNT} connections in {:?}", started.elapsed());
-    monitor.has_descriptors(descriptors)?;
+    server.has_descriptors(descriptors)?;
 
-    let grown = monitor.memory()?.saturating_sub(memory);
+    let grown = server.memory()?.saturating_sub(memory);
     println!("memory: {grown} KiB more than {memory} KiB");
     ensure!(grown < GROWTH, "{grown} KiB more than {memory} KiB");
     echoed(udp)?;

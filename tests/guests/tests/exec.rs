@@ -101,6 +101,13 @@ fn low_memory_is_the_programs() -> Result<()> {
 }
 
 #[test]
+fn tables_among_code_are_read_as_written() -> Result<()> {
+    let (code, said) = compiled("mixed", include_str!("mixed.c"))?;
+    ensure!(code == Some(0) && said == "what was written is read\n", "{code:?}: {said}");
+    Ok(())
+}
+
+#[test]
 fn a_command_that_is_not_there_is_127() -> Result<()> {
     let mut command = Command::new(ring3()?);
     command.args(["exec", "--timeout", TIMEOUT, "--", "no-such-command"]);

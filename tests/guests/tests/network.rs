@@ -3,13 +3,14 @@
 use std::{
     io::{Read, Write},
     net::{Shutdown, TcpListener, TcpStream, UdpSocket},
+    process::Command,
     thread,
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
-use guests::Guest;
-use xtask::assets::Kernel;
+use anyhow::{Context, Result, bail, ensure};
+use guests::{Guest, Machine};
+use xtask::{assets::Kernel, command::output};
 
 /// Bytes sent each way.
 const BULK: usize = 4 << 20;
@@ -109,6 +110,40 @@ fn out_in_and_names() -> Result<()> {
     Ok(())
 }
 
+const RECONNECTS: &str = "
+ifconfig eth0 10.0.2.15 netmask 255.255.255.0 mtu 65520
+timeout 120 nc 10.0.2.2 PORT </dev/null
+read line
+until timeout 5 nc 10.0.2.2 PORT </dev/null; do sleep 1; done
+timeout 120 nc -l -p 80 -e cat
+echo served
+";
+
+/// Whoever serves the network is killed; another takes its place, forwarded ports and all.
+#[test]
+fn a_network_whose_process_is_killed_comes_back() -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let port = listener.local_addr()?.port().to_string();
+    let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    thread::spawn(move || -> std::io::Result<()> {
+        listener.accept()?.0.write_all(b"first\n")?;
+        listener.accept()?.0.write_all(b"second\n")
+    });
+    let guest = Guest::new(Kernel::BookwormCloud).runs(&RECONNECTS.replace("PORT", &port));
+    let net = format!("user,hostfwd=tcp:127.0.0.1:{free}-:80");
+    let mut machine = Machine::start(&guest.with("--net").with(&net))?;
+    machine.says("first")?;
+    let [server] = machine.processes("net")?[..] else { bail!("not one process serves it") };
+    output(Command::new("kill").args(["-KILL", &server.to_string()]))?;
+    machine.hears("")?;
+    machine.says("second")?;
+    ensure!(visit(free)? == b"hello guest", "echoed otherwise");
+    machine.says("served")?;
+    machine.says("init: script ended with 0")?;
+    ensure!(machine.ends()?.success());
+    Ok(())
+}
+
 const FIRST: &str = "
 ifconfig eth0 10.1.0.1 netmask 255.255.255.0 up
 timeout 200 nc -l -p 7 -e cat
@@ -139,6 +174,60 @@ fn two_machines() -> Result<()> {
     second.powers_off()?;
     first.prints(&["served"])?;
     first.powers_off()
+}
+
+const TAP: &str = "
+ifconfig eth0 192.0.2.2 netmask 255.255.255.0 up
+until ping -c 1 -W 1 192.0.2.1 >/dev/null; do :; done
+ping -c 2 192.0.2.1 | grep transmitted
+head -c 4194304 /dev/zero | timeout 120 nc 192.0.2.1 PORT | md5sum
+";
+
+/// A network in which we are root, as whoever may make one is.
+fn network_of_its_own() -> Command {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--user", "--map-root-user", "--net"]);
+    unshare
+}
+
+/// A tap device leads to the host, where one can be made.
+#[test]
+fn tap() -> Result<()> {
+    let probe = network_of_its_own().args(["ip", "tuntap", "add", "tap0", "mode", "tap"]).output();
+    let problem = match &probe {
+        Ok(probe) => String::from_utf8_lossy(&probe.stderr).into_owned(),
+        Err(error) => error.to_string(),
+    };
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        eprintln!("SKIPPED: no tap device can be made here: {problem}");
+        return Ok(());
+    }
+    let mut inside = network_of_its_own();
+    inside.arg(std::env::current_exe()?);
+    let said = output(inside.args(["--exact", "tap_inside", "--ignored", "--nocapture"]))?;
+    ensure!(said.contains("1 passed"), "{said}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "run by `tap` in a network of its own"]
+fn tap_inside() -> Result<()> {
+    for words in ["tuntap add tap0 mode tap", "addr add 192.0.2.1/24 dev tap0", "link set tap0 up"]
+    {
+        output(Command::new("ip").args(words.split(' ')))?;
+    }
+    let listener = TcpListener::bind("192.0.2.1:0")?;
+    let script = TAP.replace("PORT", &listener.local_addr()?.port().to_string());
+    let echoed = thread::spawn(move || echo(&listener));
+    let guest = Guest::new(Kernel::BookwormCloud).runs(&script);
+    let finished = guest.with("--net").with("tap,ifname=tap0").boots()?;
+    finished.prints(&[
+        "2 packets transmitted, 2 packets received, 0% packet loss",
+        "b5cfa9d6c8febd618f91ac2843d50a1c  -",
+    ])?;
+    finished.powers_off()?;
+    ensure!(echoed.join().ok().context("the echo failed")?? == BULK, "bytes were lost");
+    Ok(())
 }
 
 /// passt gives the guest an address and leads to the host, where it is installed.

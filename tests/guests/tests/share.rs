@@ -1,11 +1,11 @@
 //! A folder of the host in a guest: read, written, seen from both sides, and read-only where asked.
 
-use std::{fs, os::unix::fs::MetadataExt};
+use std::{fs, os::unix::fs::MetadataExt, process::Command};
 
-use anyhow::{Result, ensure};
-use guests::Guest;
+use anyhow::{Result, bail, ensure};
+use guests::{Guest, Machine};
 use tempfile::TempDir;
-use xtask::assets::Kernel;
+use xtask::{assets::Kernel, command::output};
 
 const SCRIPT: &str = r"
 mkdir -p /work /lib
@@ -27,6 +27,41 @@ umount /work && echo unmounted
 
 /// MD5 of the numbers 1 to 100000, one a line.
 const SUM: &str = "dea9193b768319cbb4ff1a137ac03113  -";
+
+const ORPHANED: &str = "
+mkdir -p /work
+mount -t virtiofs work /work && cat /work/greeting
+exec 3</work/numbers && echo opened
+read line
+cat /work/other || echo cannot read
+ls /work/folder || echo cannot list
+cat <&3 >/dev/null || echo cannot go on reading
+mount -t tmpfs none /mnt && echo the rest goes on
+";
+
+/// Whoever serves a folder is killed: its files are errors, and nothing else is.
+#[test]
+fn a_folder_whose_process_is_killed_is_an_error() -> Result<()> {
+    let folder = TempDir::new()?;
+    for (name, content) in [("greeting", "hello\n"), ("other", "other\n"), ("numbers", "1\n")] {
+        fs::write(folder.path().join(name), content)?;
+    }
+    fs::create_dir(folder.path().join("folder"))?;
+    let guest = Guest::new(Kernel::BookwormCloud).runs(ORPHANED);
+    let share = format!("{}:work", folder.path().display());
+    let mut machine = Machine::start(&guest.with("--share").with(&share))?;
+    machine.says("hello")?;
+    machine.says("opened")?;
+    let [server] = machine.processes("share")?[..] else { bail!("not one process serves it") };
+    output(Command::new("kill").args(["-KILL", &server.to_string()]))?;
+    machine.hears("")?;
+    for line in ["cannot read", "cannot list", "cannot go on reading", "the rest goes on"] {
+        machine.says(line)?;
+    }
+    machine.says("init: script ended with 0")?;
+    ensure!(machine.ends()?.success());
+    Ok(())
+}
 
 #[test]
 fn a_folder_is_shared_both_ways() -> Result<()> {

@@ -110,6 +110,9 @@ fn at_its_end(
 
 fn compare(found: &mut Vec<String>, translated: &Ending, interpreter: &Interpreter, ignored: u64) {
     let (v, memory) = (interpreter.vcpu(), interpreter.memory());
+    if translated.window && v.interrupt_shadow {
+        found.push(format!("an interrupt is taken right behind STI, at {:x}", v.rip));
+    }
     let mut differ = |what: String, a: u64, b: u64| {
         if a != b {
             found.push(format!("{what}: translated {a:x}, interpreted {b:x}"));

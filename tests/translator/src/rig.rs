@@ -87,6 +87,8 @@ pub struct Interrupted {
 pub struct Ending {
     /// A fault rather than an exit.
     pub fault: bool,
+    /// An exit in which a waiting interrupt is taken.
+    pub window: bool,
     /// GVA of the next instruction, or of the faulting one.
     pub rip: u64,
     /// General registers.
@@ -216,7 +218,7 @@ impl Rig {
             return Ok(None);
         }
         let after = t.stepped;
-        let taken = Ending { fault: false, ..self.ending()? };
+        let taken = Ending { fault: false, window: true, ..self.ending()? };
         let f = frame();
         (f.gpr, f.rip) = (taken.gpr, taken.rip);
         f.host_flags = taken.rflags & IN_HOST | 0x202;
@@ -322,7 +324,9 @@ impl Rig {
             [&*kernel, bytes_at(USER, USER_LEN as usize)].concat()
         };
         let bases = [f.fs_base, f.gs_base, f.kernel_gs_base];
-        Ok(Ending { fault: t.signal != 0, rip, gpr, rflags, xmm, memory, bases })
+        let fault = t.signal != 0;
+        let window = !fault && f.exit_kind == ExitKind::InterruptWindow as u64;
+        Ok(Ending { fault, window, rip, gpr, rflags, xmm, memory, bases })
     }
 }
 

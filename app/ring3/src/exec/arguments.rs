@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::Args;
 
 use crate::{
-    cli::{EngineArguments, MemorySize, seconds},
+    cli::{DevicesChoice, EngineArguments, MemorySize, seconds},
     net::NetArgument,
 };
 
@@ -85,6 +85,10 @@ pub struct GuestArguments {
     /// How guest code is run.
     #[command(flatten)]
     pub engine: EngineArguments,
+    /// Where folders and the network are served: in processes of their own, which can reach nothing else, or in ring3's (to look
+    /// for a failure)
+    #[arg(long, value_enum, default_value_t = DevicesChoice::Processes)]
+    pub devices: DevicesChoice,
     /// Further arguments of the guest's kernel, such as initcall_debug
     #[arg(long, value_name = "STRING")]
     pub append: Option<String>,

@@ -19,6 +19,7 @@ use vmm::{Attachment, BootProtocol, Description, ModuleFile};
 
 use super::{arguments::GuestArguments, kernel};
 use crate::{
+    cli::DevicesChoice,
     description,
     failure::Failure,
     net,
@@ -69,11 +70,12 @@ pub fn make(
     })?;
     let folders = writable(arguments, &directory)?;
     let request = request(arguments, command, &directory, &folders, on_terminal)?;
-    let mut attachments = vec![shared(Path::new("/"), protocol::ROOT_TAG, true)?];
+    let devices = arguments.devices;
+    let mut attachments = vec![shared(Path::new("/"), protocol::ROOT_TAG, true, devices)?];
     for (index, folder) in folders.iter().enumerate() {
-        attachments.push(shared(folder, &tag(index), false)?);
+        attachments.push(shared(folder, &tag(index), false, devices)?);
     }
-    attachments.extend(net::attach(arguments.net.as_slice())?);
+    attachments.extend(net::attach(arguments.net.as_slice(), devices)?);
     let kernel = kernel::find(arguments)?;
     let initrd = first_root(&request, &kernel.modules);
     let description = Description {
@@ -110,9 +112,14 @@ fn tag(index: usize) -> String {
     format!("ring3-{index}")
 }
 
-fn shared(path: &Path, tag: &str, readonly: bool) -> Result<Attachment, Failure> {
+fn shared(
+    path: &Path,
+    tag: &str,
+    readonly: bool,
+    devices: DevicesChoice,
+) -> Result<Attachment, Failure> {
     let folder = Folder { path: path.to_owned(), readonly };
-    share::device(&ShareArgument { folder, tag: tag.to_owned() })
+    share::device(&ShareArgument { folder, tag: tag.to_owned() }, devices)
 }
 
 /// The folders whose changes are real, outer ones first: an inner one is mounted over its outer one.

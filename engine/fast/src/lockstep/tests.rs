@@ -15,7 +15,7 @@ use x86::{
     seg,
     segment::attr,
 };
-use x86_interp::Exit;
+use x86_interp::{Exit, pending};
 
 /// GVA of the code, and its place in RAM.
 const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
@@ -102,7 +102,7 @@ impl LocalApic for NoApic {
     }
 }
 
-fn board(ram: Ram) -> Board {
+fn board(ram: Ram, attention: Attention) -> Board {
     Board::new(BoardParts {
         ram,
         ports: bus::Bus::new(),
@@ -116,7 +116,7 @@ fn board(ram: Ram) -> Board {
         clock: Arc::new(FakeClock::default()),
         entropy: Arc::new(FakeEntropy::new(1)),
         vector_unit: Box::new(native::HostVectorUnit::new().expect("executable memory")),
-        attention: Arc::new(Attention::default()),
+        attention: Arc::new(attention),
     })
 }
 
@@ -175,8 +175,13 @@ fn machine(lock_step: LockStep) -> Fast {
 }
 
 fn running(vcpu: Vcpu, user: User, lock_step: LockStep) -> Fast {
+    attending(vcpu, user, lock_step, Attention::default())
+}
+
+fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) -> Fast {
     let modes = Modes { user, kernel_translated: true, lock_step: Some(lock_step) };
-    Fast::new(vcpu, board(memory()), &Attention::default(), modes).expect("an engine")
+    let board = board(memory(), attention);
+    Fast::new(vcpu, board, &Attention::default(), modes).expect("an engine")
 }
 
 /// Counters by name.
@@ -229,6 +234,31 @@ fn a_jump_to_nowhere_faults_at_the_jump() {
     assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Shutdown, None));
     let v = fast.vcpu();
     assert_eq!((v.rip, v.gpr[x86::reg::RSP]), (PROGRAM.0 + RETURN, HEAP.0 + PAGE / 2));
+}
+
+/// And so does a CALL, which has stored its return address by then, as on the CPU.
+#[test]
+fn a_call_to_nowhere_leaves_the_stack_pointer() {
+    let mut vcpu = user_state();
+    vcpu.gpr[x86::reg::RAX] = 1 << 62;
+    let mut fast = running(vcpu, User::Translated, LockStep::default());
+    fast.ram().write(PROGRAM.1, &[0xff, 0xd0]); // call rax
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Shutdown, None));
+    let v = fast.vcpu();
+    assert_eq!((v.rip, v.gpr[x86::reg::RSP]), (PROGRAM.0, HEAP.0 + PAGE / 2));
+    assert_eq!(fast.ram().load64(HEAP.1 + PAGE / 2 - 8), PROGRAM.0 + 2);
+}
+
+/// An STI that is interpreted shields what follows it, too.
+#[test]
+fn an_interrupt_waits_for_what_follows_sti() {
+    let attention = Attention::default();
+    attention.set_interrupts(pending::INTERRUPT);
+    let mut fast = attending(state(), User::Direct, LockStep::default(), attention);
+    fast.ram().write(CODE.1, &[0xfb, 0xac, 0x90, 0xf4]); // sti; lodsb; nop; hlt
+    fast.cpu.vcpu.gpr[x86::reg::RSI] = DATA.0;
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::InterruptWindow, None));
+    assert_eq!(fast.vcpu().rip, CODE.0 + 2);
 }
 
 /// The CPU notes the host's address of an x87 instruction that has raised an exception.

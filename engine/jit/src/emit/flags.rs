@@ -1,6 +1,6 @@
 //! RFLAGS: the status flags, DF and ID are the host's; IF and AC are words of the frame.
 
-use super::Emitter;
+use super::{Emitter, Shadow};
 use crate::{
     asm::{biased, slot, spill},
     recover::Fixes,
@@ -22,18 +22,22 @@ impl Emitter<'_> {
         Flow::On
     }
 
-    /// Interrupts are taken after the instruction that follows STI. Where that one leaves the block
-    /// they are taken before it; where it is interpreted, which may be to halt, so is the STI.
+    /// No interrupt is taken between STI and the instruction that follows it. Where that one leaves the
+    /// block, they are looked for before both; where it is interpreted, which may be to halt, or is the
+    /// wedge's, or can be interrupted itself, the STI is interpreted.
     pub(super) fn set_interrupts(&mut self, insn: &Instruction, follower: Option<Rule>) -> Flow {
-        let Some(follower) = follower.filter(|rule| *rule != Rule::CallOut) else {
+        let Some(follower) = follower.filter(|rule| !is_interruptible(*rule)) else {
             return self.call_out(insn);
         };
-        self.asm.store_imm(slot!(interrupt_flag), flags::IF as i32);
-        if stays(follower) {
-            self.shadow = true;
+        self.shadow = if stays(follower) {
+            Shadow::Checked
         } else {
-            self.check_pending(insn.next_ip());
-        }
+            self.unless_pending(|e| {
+                e.call_out(insn);
+            });
+            Shadow::Unchecked
+        };
+        self.asm.store_imm(slot!(interrupt_flag), flags::IF as i32);
         Flow::On
     }
 
@@ -47,11 +51,16 @@ impl Emitter<'_> {
     /// Leaves if an interrupt is pending; the virtual IF is set.
     pub(super) fn check_pending(&mut self, next: u64) {
         self.mark_restored();
+        self.unless_pending(|e| e.exit(ExitKind::InterruptWindow, 0, next));
+    }
+
+    /// Goes on if no interrupt is pending; what is emitted for the other case leaves.
+    fn unless_pending(&mut self, leave: impl FnOnce(&mut Self)) {
         self.asm.store(spill(0), Register::RCX);
         self.asm.load(Register::RCX, slot!(pending));
         let none = self.asm.jrcxz();
         self.asm.load(Register::RCX, spill(0));
-        self.exit(ExitKind::InterruptWindow, 0, next);
+        leave(self);
         self.asm.bind_short(none);
         self.asm.load(Register::RCX, spill(0));
     }
@@ -148,6 +157,12 @@ impl Emitter<'_> {
         fixes.spilled[2] = None;
         self.mark(false, *fixes);
     }
+}
+
+/// The interpreter or the wedge may come between the instruction before one with this rule and its end.
+fn is_interruptible(rule: Rule) -> bool {
+    use Rule::*;
+    matches!(rule, CallOut | String | Sysret | Iret | LoadVectors | LoadSpace | InvalidatePage)
 }
 
 /// The block goes on after an instruction with this rule, so a check can follow it.

@@ -21,6 +21,18 @@ use crate::{
 use frame::ExitKind;
 use iced_x86::{Code, Instruction, InstructionInfoFactory, MemoryOperand, Register};
 
+/// What an instruction means to interrupts around the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Shadow {
+    /// Nothing.
+    #[default]
+    None,
+    /// It is STI: none is taken before the next one. Behind it they are looked for.
+    Checked,
+    /// It is STI, and they have been looked for before it.
+    Unchecked,
+}
+
 /// Builds one block.
 pub(crate) struct Emitter<'a> {
     pub asm: Assembler,
@@ -36,8 +48,8 @@ pub(crate) struct Emitter<'a> {
     guest: u32,
     /// The virtual RFLAGS.AC here.
     alignment: bool,
-    /// An STI has just been emitted: look for pending interrupts after the next instruction.
-    shadow: bool,
+    /// What the instruction just emitted means to the next one.
+    shadow: Shadow,
 }
 
 impl<'a> Emitter<'a> {
@@ -53,7 +65,7 @@ impl<'a> Emitter<'a> {
             returns: None,
             guest: 0,
             alignment: request.alignment,
-            shadow: false,
+            shadow: Shadow::None,
         }
     }
 
@@ -65,10 +77,10 @@ impl<'a> Emitter<'a> {
         follower: Option<Rule>,
     ) -> Flow {
         self.guest = (insn.ip() - self.request.guest) as u32;
-        self.mark(true, Fixes::default());
         let shadow = std::mem::take(&mut self.shadow);
+        self.mark(shadow == Shadow::None, Fixes::default());
         let flow = self.apply(rule(insn, self.layout.level), insn, bytes, follower);
-        if shadow && flow == Flow::On {
+        if shadow == Shadow::Checked && flow == Flow::On {
             self.check_pending(insn.next_ip());
         }
         flow

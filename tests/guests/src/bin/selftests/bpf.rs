@@ -23,7 +23,8 @@ const SEGMENTS: u32 = 2;
 pub fn run(assets: &Assets, limits: Limits<'_>) -> Result<String> {
     let kernel = assets.self_test_kernel()?;
     let (files, _) = in_kernel::modules(&kernel, &["test_bpf"])?;
-    let userland = Userland { files: &files, script: SCRIPT, options: "" };
+    let userland =
+        Userland { files: &files, script: SCRIPT, options: "", memory: in_kernel::MEMORY };
     verdict(&in_kernel::boot(assets, &kernel.image, &userland, limits)?)
 }
 

@@ -49,7 +49,7 @@ pub fn run(assets: &Assets, limits: Limits<'_>) -> Result<String> {
         content: order.iter().flat_map(|name| [name.as_bytes(), b"\n"].concat()).collect(),
     });
     let options = "cryptomgr.notests=0";
-    let userland = Userland { files: &files, script: SCRIPT, options };
+    let userland = Userland { files: &files, script: SCRIPT, options, memory: in_kernel::MEMORY };
     verdict(&in_kernel::boot(assets, &kernel.image, &userland, limits)?, order.len())
 }
 

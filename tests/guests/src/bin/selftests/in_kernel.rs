@@ -18,7 +18,8 @@ use crate::{
 
 /// Nothing that would keep the kernel from checking its machine.
 const CMDLINE: &str = "console=ttyS0 panic=-1";
-const MEMORY: u32 = 512;
+/// Guest memory that is enough for most, in MiB.
+pub const MEMORY: u32 = 512;
 
 /// What a guest is given.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub struct Userland<'a> {
     pub script: &'a str,
     /// Words for the kernel's command line.
     pub options: &'a str,
+    /// Memory, in MiB: the files are in it twice while the guest unpacks them.
+    pub memory: u32,
 }
 
 /// Files with the named modules and what they depend on, and their names in the order to load.
@@ -65,7 +68,7 @@ pub fn boot(
         kernel: image,
         initrd: Some(initrd.path()),
         cmdline: cmdline.trim(),
-        memory: MEMORY,
+        memory: to.memory,
     };
     let mut console = Console::default();
     let bar = progress("booting");

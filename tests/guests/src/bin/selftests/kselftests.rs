@@ -44,7 +44,8 @@ pub fn run(assets: &Assets, filter: &str, limits: Limits<'_>) -> Result<String> 
     let image = assets.kernel(Kernel::TrixieFull)?.image;
     let files: Vec<_> = programs.iter().map(packed).collect::<Result<_>>()?;
     let script = script(&programs);
-    let userland = Userland { files: &files, script: &script, options: "" };
+    let userland =
+        Userland { files: &files, script: &script, options: "", memory: in_kernel::MEMORY };
     let console = in_kernel::boot(assets, &image, &userland, limits)?;
     let rows = programs.iter().zip(host);
     let rows: Vec<_> =

@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use tempfile::NamedTempFile;
 use xtask::{
     assets::{Assets, Kernel},
     command::output,
@@ -28,6 +29,8 @@ use crate::{
 
 /// Seconds a test may take: those that wait for real time need some, whatever runs them.
 const SECONDS: u32 = 60;
+/// Guest memory, in MiB: some of the tests take hundreds, and the files lie in memory, too.
+const MEMORY: u32 = 2048;
 /// Exit status of a test that found nothing to test (LTP's include/tst_res_flags.h).
 const SKIPPED: i32 = 32;
 /// Names of tests begin with one of these, and go on with digits or an underscore.
@@ -198,12 +201,13 @@ fn files(directory: &Path, tests: &[Test]) -> Result<Vec<File>> {
         let wanted = is_chosen(&name) || tests.iter().any(|test| test.command.contains(&name));
         if wanted && path.is_file() {
             libraries.extend(loaded(&path)?);
-            files.push(packed(&path, &name)?);
+            files.push(packed(stripped(&path)?, &name));
         }
     }
     for library in libraries {
         let name = library.file_name().context("no name")?.to_string_lossy().into_owned();
-        files.push(packed(&library, &name)?);
+        let content = fs::read(&library)?;
+        files.push(packed(content, &name));
     }
     let list: String =
         tests.iter().map(|test| format!("{} {}\n", test.name, test.command)).collect();
@@ -211,8 +215,20 @@ fn files(directory: &Path, tests: &[Test]) -> Result<Vec<File>> {
     Ok(files.into_iter().chain([list]).collect())
 }
 
-fn packed(path: &Path, name: &str) -> Result<File> {
-    Ok(File { path: format!("root/{name}"), permissions: 0o755, content: fs::read(path)? })
+fn packed(content: Vec<u8>, name: &str) -> File {
+    File { path: format!("root/{name}"), permissions: 0o755, content }
+}
+
+/// A program without what debuggers want, which is most of it; a script as it is.
+fn stripped(program: &Path) -> Result<Vec<u8>> {
+    let content = fs::read(program)?;
+    if !content.starts_with(b"\x7fELF") {
+        return Ok(content);
+    }
+    let smaller = NamedTempFile::new()?;
+    let mut strip = Command::new("strip");
+    output(strip.arg("-o").arg(smaller.path()).arg(program)).context("strip is of binutils")?;
+    Ok(fs::read(smaller.path())?)
 }
 
 /// The libraries a program loads, its loader included.
@@ -250,7 +266,7 @@ fn outcomes(
 ) -> Result<Vec<Outcome>> {
     let image = assets.kernel(Kernel::TrixieFull)?.image;
     let script = script();
-    let userland = Userland { files, script: &script, options: "" };
+    let userland = Userland { files, script: &script, options: "", memory: MEMORY };
     let console = in_kernel::boot(assets, &image, &userland, limits)?;
     Ok(tests.iter().map(|test| ended(&console, test)).collect())
 }

@@ -27,7 +27,8 @@ pub fn run(assets: &Assets, limits: Limits<'_>) -> Result<String> {
     let kernel = assets.self_test_kernel()?;
     let names = ["test_static_key_base", "test_static_keys"];
     let (files, _) = in_kernel::modules(&kernel, &names)?;
-    let userland = Userland { files: &files, script: SCRIPT, options: "" };
+    let userland =
+        Userland { files: &files, script: SCRIPT, options: "", memory: in_kernel::MEMORY };
     verdict(&in_kernel::boot(assets, &kernel.image, &userland, limits)?)
 }
 

@@ -1,0 +1,219 @@
+//! What is kept of each block, in order of host addresses, because space is handed out upwards.
+//!
+//! A booted kernel has a hundred thousand blocks with a million marks: all of it is packed. Blocks, marks and
+//! jumps lie in a vector each, those of a block end where the next one's begin, and what marks have to undo is
+//! one of a few hundred combinations. Nothing is taken out before all is.
+
+use super::{Key, Source};
+use crate::{
+    Link,
+    block::Block,
+    recover::{Fixes, Mark},
+};
+use rustc_hash::FxHashMap;
+use std::ops::Range;
+
+/// Which block, or which jump, in the order they were made.
+pub(super) type Number = u32;
+
+/// No jump.
+pub(super) const NONE: Number = Number::MAX;
+
+struct Placed {
+    guest: u64,
+    /// RAM page numbers of its bytes.
+    pages: [u32; 2],
+    first_mark: Number,
+    first_jump: Number,
+    /// The first of the jumps that lead here.
+    incoming: Number,
+    guest_len: u16,
+    len: u16,
+    alignment: bool,
+    /// It has not been dropped.
+    live: bool,
+}
+
+/// A mark; the last is which combination of `boundary` and `fixes`.
+struct Packed {
+    host: u16,
+    guest: u16,
+    kind: u16,
+}
+
+/// A direct jump of a block.
+pub(super) struct Jump {
+    /// Where it leads.
+    pub target: u64,
+    /// Its block.
+    pub from: Number,
+    /// The next one in the list it is in.
+    pub next: Number,
+    displacement: u16,
+    stub: u16,
+    alignment: bool,
+}
+
+/// Blocks there is address space for from the start.
+const BLOCKS: usize = 1 << 17;
+
+/// All blocks.
+pub(super) struct Books {
+    /// Host addresses.
+    starts: Vec<u64>,
+    blocks: Vec<Placed>,
+    marks: Vec<Packed>,
+    pub jumps: Vec<Jump>,
+    kinds: Vec<(bool, Fixes)>,
+    kind_of: FxHashMap<(bool, Fixes), u16>,
+}
+
+impl Books {
+    /// No blocks. Vectors that grow leave as much behind as they hold, so these have space for a kernel; what
+    /// is not used of it is no memory.
+    pub fn new() -> Self {
+        Self {
+            starts: Vec::with_capacity(BLOCKS),
+            blocks: Vec::with_capacity(BLOCKS),
+            marks: Vec::with_capacity(10 * BLOCKS),
+            jumps: Vec::with_capacity(2 * BLOCKS),
+            kinds: Vec::new(),
+            kind_of: FxHashMap::default(),
+        }
+    }
+
+    /// Forgets all blocks.
+    pub fn clear(&mut self) {
+        self.starts.clear();
+        self.blocks.clear();
+        self.marks.clear();
+        self.jumps.clear();
+        self.kinds.clear();
+        self.kind_of.clear();
+    }
+
+    /// A block can be entered.
+    pub fn have_room(&self, block: &Block) -> bool {
+        let short = |len: usize| len <= usize::from(u16::MAX);
+        let kinds = short(self.kinds.len() + block.marks.len());
+        let marks = self.marks.len() + block.marks.len() < NONE as usize;
+        kinds && marks && short(block.code.len())
+    }
+
+    /// Enters a block, which there is room for.
+    pub fn enter(&mut self, block: &Block, pages: [u64; 2]) -> Number {
+        let number = self.blocks.len() as Number;
+        let placed = Placed {
+            guest: block.guest,
+            pages: pages.map(|offset| (offset >> 12) as u32),
+            first_mark: self.marks.len() as Number,
+            first_jump: self.jumps.len() as Number,
+            incoming: NONE,
+            guest_len: block.guest_len as u16,
+            len: block.code.len() as u16,
+            alignment: block.alignment,
+            live: true,
+        };
+        self.starts.push(block.host);
+        self.blocks.push(placed);
+        for mark in &block.marks {
+            let kind = self.kind(mark);
+            self.marks.push(Packed { host: mark.host as u16, guest: mark.guest as u16, kind });
+        }
+        self.jumps.extend(block.links.iter().map(|link| Jump::new(number, link)));
+        number
+    }
+
+    fn kind(&mut self, mark: &Mark) -> u16 {
+        let kind = (mark.boundary, mark.fixes);
+        *self.kind_of.entry(kind).or_insert_with(|| {
+            self.kinds.push(kind);
+            (self.kinds.len() - 1) as u16
+        })
+    }
+
+    /// HVA of a block.
+    pub fn host(&self, number: Number) -> u64 {
+        self.starts[number as usize]
+    }
+
+    /// What a block is asked for by.
+    pub fn key(&self, number: Number) -> Key {
+        let block = &self.blocks[number as usize];
+        (block.guest, block.alignment)
+    }
+
+    /// A block has not been dropped.
+    pub fn is_live(&self, number: Number) -> bool {
+        self.blocks[number as usize].live
+    }
+
+    /// Notes that a block is dropped; false if it was already.
+    pub fn drop(&mut self, number: Number) -> bool {
+        std::mem::take(&mut self.blocks[number as usize].live)
+    }
+
+    /// The block that an HVA lies in.
+    pub fn at(&self, hva: u64) -> Option<Number> {
+        let number = self.starts.partition_point(|start| *start <= hva).checked_sub(1)?;
+        let block = &self.blocks[number];
+        let inside = hva < self.starts[number] + u64::from(block.len);
+        (block.live && inside).then_some(number as Number)
+    }
+
+    /// The mark that covers a host offset in a block.
+    pub fn mark(&self, number: Number, offset: u32) -> Option<Mark> {
+        let next = self.blocks.get(number as usize + 1).map(|block| block.first_mark as usize);
+        let first = self.blocks[number as usize].first_mark as usize;
+        let marks = &self.marks[first..next.unwrap_or(self.marks.len())];
+        let after = marks.partition_point(|mark| u32::from(mark.host) <= offset);
+        let mark = &marks[after.checked_sub(1)?];
+        let (boundary, fixes) = self.kinds[usize::from(mark.kind)];
+        Some(Mark { host: mark.host.into(), guest: mark.guest.into(), boundary, fixes })
+    }
+
+    /// A block's own jumps.
+    pub fn jumps_of(&self, number: Number) -> Range<Number> {
+        let next = self.blocks.get(number as usize + 1).map(|block| block.first_jump);
+        self.blocks[number as usize].first_jump..next.unwrap_or(self.jumps.len() as Number)
+    }
+
+    /// The first of the jumps that lead to a block.
+    pub fn incoming(&mut self, number: Number) -> &mut Number {
+        &mut self.blocks[number as usize].incoming
+    }
+
+    /// What a block was made from.
+    pub fn source(&self, number: Number) -> Source {
+        let block = &self.blocks[number as usize];
+        Source {
+            guest: block.guest,
+            guest_len: block.guest_len.into(),
+            host_len: block.len.into(),
+            pages: block.pages.map(|page| u64::from(page) << 12),
+        }
+    }
+}
+
+impl Jump {
+    fn new(from: Number, link: &Link) -> Self {
+        Self {
+            target: link.target,
+            from,
+            next: NONE,
+            displacement: link.displacement as u16,
+            stub: link.stub as u16,
+            alignment: link.alignment,
+        }
+    }
+
+    /// What it leads to.
+    pub fn key(&self) -> Key {
+        (self.target, self.alignment)
+    }
+
+    /// Offsets in its block: of its displacement, and of what that leads to while there is no block.
+    pub fn offsets(&self) -> (u64, u64) {
+        (self.displacement.into(), self.stub.into())
+    }
+}

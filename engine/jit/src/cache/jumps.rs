@@ -1,0 +1,67 @@
+//! Direct jumps between blocks.
+//!
+//! A jump is in one list at any time: of those that lead to a block, or of those that wait for one at a
+//! guest address. So the lists run through the jumps themselves, and linking allocates nothing. A dropped
+//! block's jumps stay in their lists, and are passed over, until everything is dropped.
+
+use super::{Cache, CodeMemory, Number, books::NONE};
+use std::mem::replace;
+
+impl Cache {
+    /// Points the jumps that wait for a block at it, and its own at others.
+    pub(super) fn join(&mut self, memory: &mut impl CodeMemory, number: Number) {
+        let mut next = self.waiting.remove(&self.books.key(number)).unwrap_or(NONE);
+        while next != NONE {
+            let jump = next;
+            next = self.books.jumps[jump as usize].next;
+            self.connect(memory, jump, number);
+        }
+        for jump in self.books.jumps_of(number) {
+            let (target, alignment) = self.books.jumps[jump as usize].key();
+            match self.number(target, alignment).filter(|to| self.trials.over(*to)) {
+                Some(to) => self.connect(memory, jump, to),
+                None => self.wait(jump),
+            }
+        }
+    }
+
+    /// Takes back the jumps to a block that is dropped.
+    pub(super) fn part(&mut self, memory: &mut impl CodeMemory, number: Number) {
+        let mut next = replace(self.books.incoming(number), NONE);
+        while next != NONE {
+            let jump = next;
+            let at = &self.books.jumps[jump as usize];
+            next = at.next;
+            if self.books.is_live(at.from) {
+                let (site, stub) = at.offsets();
+                let host = self.books.host(at.from);
+                self.point(memory, host + site, host + stub);
+                self.wait(jump);
+            }
+        }
+    }
+
+    /// Points a jump at a block, unless its own is dropped.
+    fn connect(&mut self, memory: &mut impl CodeMemory, jump: Number, to: Number) {
+        let at = &self.books.jumps[jump as usize];
+        if self.books.is_live(at.from) {
+            let site = self.books.host(at.from) + at.offsets().0;
+            self.point(memory, site, self.books.host(to));
+            let first = replace(self.books.incoming(to), jump);
+            self.books.jumps[jump as usize].next = first;
+            self.counters.linked += 1;
+        }
+    }
+
+    /// Points a jump at the block for its target as soon as there is one.
+    fn wait(&mut self, jump: Number) {
+        let at = &mut self.books.jumps[jump as usize];
+        at.next = self.waiting.insert(at.key(), jump).unwrap_or(NONE);
+    }
+
+    /// Where a block's direct jumps lead.
+    pub fn targets(&self, host: u64) -> Vec<(u64, bool)> {
+        let jumps = self.books.at(host).map(|number| self.books.jumps_of(number));
+        jumps.unwrap_or_default().map(|jump| self.books.jumps[jump as usize].key()).collect()
+    }
+}
