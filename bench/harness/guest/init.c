@@ -38,6 +38,25 @@ static void load_modules(void)
         fclose(order);
 }
 
+/* A network card, if there is one, is behind the host's translation of addresses, where ours is known. */
+static void bring_up_network(void)
+{
+    static const char script[] = "ip link set lo up; [ -e /sys/class/net/eth0 ] || exit 0;"
+                                 "ip address add 10.0.2.15/24 dev eth0 && ip link set eth0 up &&"
+                                 "ip route add default via 10.0.2.2";
+    if (WEXITSTATUS(system(script)) != 0)
+        printf("init: cannot set up the network\n");
+}
+
+/* The second disk may be written to. */
+static void name_disk(void)
+{
+    static const char *const disks[] = { "/dev/vdb", "/dev/ubdb" };
+    for (int i = 0; i < 2; i++)
+        if (access(disks[i], W_OK) == 0)
+            setenv("BENCH_DISK", disks[i], 1);
+}
+
 /* Other programs are on the first disk, if there is one, which UML calls ubda; scripts for them came with us. */
 static void mount_userland(void)
 {
@@ -47,8 +66,11 @@ static void mount_userland(void)
         return;
     mount_one("tmpfs", "/mnt/tmp");
     mount_one("devtmpfs", "/mnt/dev");
+    mount_one("proc", "/mnt/proc");
     if (mount("/bench", "/mnt/bench", NULL, MS_BIND, NULL) != 0)
         printf("init: cannot mount the scripts: %s\n", strerror(errno));
+    name_disk();
+    bring_up_network();
 }
 
 _Noreturn void run_as_init(void (*work)(char **arguments), char **arguments)

@@ -6,6 +6,7 @@
  *
  *   list              describes every row
  *   run ROW MS        one batch of about MS milliseconds
+ *   serve NAME PORT   starts a server that is measured from outside; `unserve` ends it
  *   quit              ends (and switches the machine off, where this program is its first process)
  *
  * "bench once" starts one command and ends; "bench ROW..." measures rows and ends.
@@ -20,7 +21,7 @@
 
 #include "bench.h"
 #include "init.h"
-
+#include "services.h"
 
 const char *scratch = "/tmp", *self_path = "/proc/self/exe", *shell_path = "/bin/sh",
            *userland = "/mnt";
@@ -31,6 +32,9 @@ static const struct row *const groups[] = { compute_rows, memory_rows, call_rows
 /* The row whose setup is in force, and how often its operation fits into `budget` milliseconds. */
 static const struct row *current;
 static uint64_t iterations, budget;
+
+/* So many budgets are very long. */
+enum { LONG = 100 };
 
 const char *scratch_file(const char *name)
 {
@@ -79,8 +83,9 @@ static const char *time_of(uint64_t n, uint64_t *ns)
 }
 
 /* Finds how often the operation fits into the budget; the last try has warmed everything up. What seems to be enough
- * is tried once more, lest one late wake-up stand for all that follows. */
-static const char *calibrate(uint64_t milliseconds)
+ * is tried once more, lest one late wake-up stand for all that follows. What takes very long needs no second try: it was cold only at its
+ * beginning, so its time is given back as `whole`. */
+static const char *calibrate(uint64_t milliseconds, uint64_t *whole)
 {
     const uint64_t goal = milliseconds * 1000000;
     uint64_t n = 1, ns = 0, last = 0;
@@ -90,6 +95,7 @@ static const char *calibrate(uint64_t milliseconds)
         uint64_t fit = ns ? (uint64_t)((double)n * (double)goal / (double)ns) : n * 16;
         if (ns >= goal / 4 && (n == last || ns >= 8 * goal)) {
             iterations = fit ? fit : 1;
+            *whole = n == 1 && ns > LONG * goal ? ns : 0;
             return NULL;
         }
         last = n;
@@ -98,7 +104,7 @@ static const char *calibrate(uint64_t milliseconds)
     }
 }
 
-static const char *prepare(const struct row *row, uint64_t milliseconds)
+static const char *prepare(const struct row *row, uint64_t milliseconds, uint64_t *whole)
 {
     if (current != row) {
         finish();
@@ -110,15 +116,15 @@ static const char *prepare(const struct row *row, uint64_t milliseconds)
     if (iterations && budget == milliseconds)
         return NULL;
     budget = milliseconds;
-    return calibrate(milliseconds);
+    return calibrate(milliseconds, whole);
 }
 
 static void batch(const char *name, uint64_t milliseconds)
 {
     const struct row *row = find(name);
     uint64_t ns = 0;
-    const char *wrong = row ? prepare(row, milliseconds) : "no such row";
-    if (!wrong)
+    const char *wrong = row ? prepare(row, milliseconds, &ns) : "no such row";
+    if (!wrong && !ns)
         wrong = time_of(iterations, &ns);
     if (wrong)
         printf("@bench {\"row\":\"%s\",\"error\":\"%s\",\"at\":%llu}\n", name, wrong, (unsigned long long)now());
@@ -155,19 +161,34 @@ static void once(void)
     printf("@bench {\"finished\":\"%s\"}\n", wrong ? wrong : "");
 }
 
+static void serve_others(const char *name, unsigned port)
+{
+    finish();
+    const char *wrong = start_service(name, port);
+    if (wrong)
+        printf("@bench {\"error\":\"%s\",\"at\":%llu}\n", wrong, (unsigned long long)now());
+    else
+        printf("@bench {\"serving\":\"%s\"}\n", name);
+}
+
 static void serve(void)
 {
     char line[256], name[64];
-    unsigned milliseconds;
+    unsigned milliseconds, port;
     greet();
     while (fgets(line, sizeof line, stdin) && strcmp(line, "quit\n") != 0) {
         if (sscanf(line, "run %63s %u", name, &milliseconds) == 2)
             batch(name, milliseconds);
+        else if (sscanf(line, "serve %63s %u", name, &port) == 2)
+            serve_others(name, port);
+        else if (strcmp(line, "unserve\n") == 0)
+            stop_service();
         else if (strcmp(line, "list\n") == 0)
             list();
         else
             printf("@bench {\"error\":\"not understood\",\"at\":%llu}\n", (unsigned long long)now());
     }
+    stop_service();
     finish();
 }
 

@@ -4,11 +4,44 @@
  */
 #define _GNU_SOURCE
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench.h"
+#include "programs.h"
+
+/* Devices that programs ask for, and have where a kernel fills `dev`; elsewhere the host's are mounted there. */
+static const char *const devices[] = { "null", "urandom", "zero" };
+
+static void bind_device(const char *name)
+{
+    char from[100], to[4096];
+    snprintf(from, sizeof from, "/dev/%s", name);
+    snprintf(to, sizeof to, "%s/dev/%s", userland, name);
+    mount(from, to, NULL, MS_BIND, NULL);
+}
+
+/* In a name space of its own, so that nobody else sees them and they end with the program. */
+static void bind_devices(void)
+{
+    char path[4096];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/dev/null", userland);
+    if (stat(path, &status) != 0 || S_ISCHR(status.st_mode))
+        return;
+    if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
+        return;
+    mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL);
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+        bind_device(devices[i]);
+}
 
 /* A user may change the root directory in a user namespace of his own. */
 static int enter(void)
@@ -18,12 +51,15 @@ static int enter(void)
     return chdir("/");
 }
 
-static pid_t start(const char *script)
+pid_t start_program(const char *script, const char *argument, bool with_devices)
 {
-    char *const arguments[] = { "sh", (char *)script, NULL };
+    char *const arguments[] = { "sh", (char *)script, (char *)argument, NULL };
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (with_devices)
+            bind_devices();
         if (enter() == 0)
             execve("/bin/busybox", arguments, environ);
         _exit(127);
@@ -31,8 +67,7 @@ static pid_t start(const char *script)
     return child;
 }
 
-/* What is wrong with how a program ended. */
-static const char *verdict(int status)
+const char *program_verdict(int status)
 {
     static char wrong[100];
     if (WIFSIGNALED(status))
@@ -44,17 +79,20 @@ static const char *verdict(int status)
     return status == TRUE_CODE << 8 ? NULL : wrong;
 }
 
-static const char *run(const char *script, uint64_t n)
+static const char *run_with(const char *script, const char *argument, bool with_devices, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
         int status;
-        pid_t child = start(script);
+        pid_t child = start_program(script, argument, with_devices);
         CHECK(child > 0 && waitpid(child, &status, 0) == child, "cannot start a program");
-        const char *wrong = verdict(status);
+        const char *wrong = program_verdict(status);
         CHECK(!wrong, wrong);
     }
     return NULL;
 }
+
+static const char *run(const char *script, uint64_t n) { return run_with(script, NULL, false, n); }
+static const char *fio(const char *part, uint64_t n) { return run_with("/bench/fio.sh", part, true, n); }
 
 static const char *setup(void)
 {
@@ -64,12 +102,29 @@ static const char *setup(void)
     return NULL;
 }
 
+/* A disk whose content fio can verify. */
+static const char *disk_setup(void)
+{
+    const char *wrong = setup();
+    CHECK(!wrong, wrong);
+    CHECK(getenv("BENCH_DISK"), "there is no disk to write to");
+    return fio("prepare", 1);
+}
+
+static void disk_teardown(void) { fio("clean", 1); }
+
 static const char *python_start(uint64_t n) { return run("/bench/python-start.sh", n); }
 static const char *python(uint64_t n) { return run("/bench/python.sh", n); }
 static const char *sqlite(uint64_t n) { return run("/bench/sqlite.sh", n); }
 static const char *gzip(uint64_t n) { return run("/bench/gzip.sh", n); }
 static const char *zstd(uint64_t n) { return run("/bench/zstd.sh", n); }
+static const char *go(uint64_t n) { return run("/bench/go.sh", n); }
+static const char *povray(uint64_t n) { return run("/bench/povray.sh", n); }
 static const char *compile(uint64_t n) { return run("/bench/compile.sh", n); }
+static const char *make_lua(uint64_t n) { return run_with("/bench/lua.sh", "1", false, n); }
+static const char *make_lua_parallel(uint64_t n) { return run_with("/bench/lua.sh", "4", false, n); }
+static const char *disk_random(uint64_t n) { return fio("random", n); }
+static const char *disk_sequential(uint64_t n) { return fio("sequential", n); }
 
 const struct row program_rows[] = {
     { "pystart", "programs", "start of Python 3.11", python_start, setup, NULL },
@@ -77,6 +132,12 @@ const struct row program_rows[] = {
     { "sqlite", "programs", "SQLite in memory: 20,000 rows inserted, indexed, joined and changed", sqlite, setup, NULL },
     { "gzip", "programs", "gzip of a library and back, 900 KB", gzip, setup, NULL },
     { "zstd", "programs", "zstd of a library and back, 1.9 MB", zstd, setup, NULL },
-    { "compile", "programs", "gcc -O2 of this benchmark's program, 11 files, linked and started", compile, setup, NULL },
+    { "go", "programs", "a Go program: goroutines, channels, maps, allocation", go, setup, NULL },
+    { "povray", "programs", "POV-Ray: a scene of mirrors and glass, 160 by 120 points", povray, setup, NULL },
+    { "compile", "programs", "gcc -O2 of this benchmark's program, 12 files, linked and started", compile, setup, NULL },
+    { "lua", "programs", "make of Lua 5.4, one job", make_lua, setup, NULL },
+    { "lua4", "programs", "make of Lua 5.4, four jobs", make_lua_parallel, setup, NULL },
+    { "diskrand", "programs", "fio: 4,096 reads of 4 KB at random of a disk, each verified", disk_random, disk_setup, disk_teardown },
+    { "diskseq", "programs", "fio: 64 MB of a disk written in order, read back and verified", disk_sequential, disk_setup, disk_teardown },
     ROWS_END,
 };

@@ -8,11 +8,14 @@
 //! - [`peers`] are the environments it can run in, [`session`] is one that runs.
 //! - [`protocol`] is what is said between the two.
 //! - [`schedule`] takes turns among [`seat`]s; [`life`] measures starting and idling, by what
-//!   [`processes`] take of the host; [`record`] is what comes out.
+//!   [`processes`] take of the host, and [`crowd`] many at once; [`network`] measures servers
+//!   inside from the host; [`record`] is what comes out.
 //! - [`stats`], [`table`] and [`page`] show it; [`compare`] tells changes from noise.
 
 pub mod compare;
+pub mod crowd;
 pub mod life;
+pub mod network;
 mod orphans;
 pub mod page;
 pub mod peers;

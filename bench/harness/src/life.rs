@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::{
+    crowd,
     peers::{Peer, Work},
     processes,
     protocol::{Message, Row},
@@ -19,11 +20,13 @@ use crate::{
 /// What these rows have in common.
 pub const GROUP: &str = "life";
 /// Names, what they are, and the unit of their figures.
-const ROWS: [(&str, &str, &str); 4] = [
+const ROWS: [(&str, &str, &str); 6] = [
     ("boot", "from the start of its process to the first program inside", "ns"),
     ("start", "from the start of its process to its end, after one command inside", "ns"),
     ("idle", "CPU while it waits, percent of one CPU", "%"),
     ("memory", "memory of its processes while it waits", "MiB"),
+    ("twenty", "twenty at once, with 128 MiB each: until the first program runs in all", "ns"),
+    ("twentymem", "memory of these twenty, then", "MiB"),
 ];
 
 /// The rows there are.
@@ -40,8 +43,16 @@ pub fn unit(row: &str) -> &'static str {
     ROWS.iter().find(|(name, ..)| *name == row).map_or("ns", |(.., unit)| *unit)
 }
 
-/// What was measured of starts, so that both rows about them need only one set of them.
-pub(crate) type Starts = Option<(Vec<Measurement>, Vec<Measurement>)>;
+/// Two rows that are measured together, by environment.
+pub(crate) type Pair = (Vec<Measurement>, Vec<Measurement>);
+
+/// What was measured of starts, so that both rows about them need only one set of them; and the same
+/// of many at once.
+#[derive(Default)]
+pub(crate) struct Starts {
+    single: Option<Pair>,
+    crowd: Option<Pair>,
+}
 
 /// One row in every environment: figures by environment, in their order.
 pub(crate) fn measure(
@@ -51,14 +62,16 @@ pub(crate) fn measure(
     pace: &Pace,
 ) -> Vec<Measurement> {
     match row {
-        "boot" => known.get_or_insert_with(|| starts(seats, pace)).0.clone(),
-        "start" => known.get_or_insert_with(|| starts(seats, pace)).1.clone(),
+        "boot" => known.single.get_or_insert_with(|| starts(seats, pace)).0.clone(),
+        "start" => known.single.get_or_insert_with(|| starts(seats, pace)).1.clone(),
+        "twenty" => known.crowd.get_or_insert_with(|| crowd::measure(seats, pace)).0.clone(),
+        "twentymem" => known.crowd.get_or_insert_with(|| crowd::measure(seats, pace)).1.clone(),
         _ => rests(row, seats, pace),
     }
 }
 
 /// Starts every environment several times: `boot` and `start`.
-fn starts(seats: &[Seat<'_>], pace: &Pace) -> (Vec<Measurement>, Vec<Measurement>) {
+fn starts(seats: &[Seat<'_>], pace: &Pace) -> Pair {
     let mut all: Vec<_> = seats.iter().map(|_| Course::default()).collect();
     let begun = Instant::now();
     for round in 0..pace.batches {
@@ -99,7 +112,7 @@ impl Course {
     }
 }
 
-fn add(measurement: &mut Measurement, sample: f64) {
+pub(crate) fn add(measurement: &mut Measurement, sample: f64) {
     measurement.samples.push(sample);
     measurement.iterations = 1;
 }

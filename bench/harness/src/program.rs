@@ -26,7 +26,10 @@ const OPTIONS: [&str; 7] = [
 ];
 
 /// The group of rows that run other programs, and those rows.
-pub const ROWS: [&str; 7] = ["programs", "pystart", "python", "sqlite", "gzip", "zstd", "compile"];
+pub const ROWS: [&str; 13] = [
+    "programs", "pystart", "python", "sqlite", "gzip", "zstd", "go", "povray", "compile", "lua",
+    "lua4", "diskrand", "diskseq",
+];
 
 /// Where the sources are.
 pub fn sources() -> PathBuf {

@@ -58,6 +58,11 @@ pub enum Message {
         /// What was wrong.
         error: String,
     },
+    /// A server can be reached.
+    Serving {
+        /// Its name.
+        serving: String,
+    },
     /// The command that a machine was started for has ended.
     Finished {
         /// What was wrong with it; empty if nothing was.

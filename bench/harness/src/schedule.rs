@@ -8,7 +8,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
-    Error, life,
+    Error, crowd, life, network,
     peers::{Peer, Work},
     program, protocol,
     record::{Environment, Measurement, NATIVE, Row},
@@ -53,8 +53,8 @@ fn clock_error(guest: u64, host: Duration) -> Option<String> {
     off.then(|| format!("its clock is wrong: {guest:.2} s passed there, {host:.2} s here"))
 }
 
-/// Which rows there are, asked of the native program: those named, or all; rows of other programs
-/// only where there are such programs.
+/// Which rows there are, asked of the native program: those named, or all; those that take
+/// long, or need other programs, only where there are such programs.
 ///
 /// # Errors
 /// The native program fails, or there is no such row.
@@ -66,14 +66,18 @@ pub fn rows(
     let patience = Duration::from_secs(20);
     let session = Session::start(native.command(Work::Serve), patience);
     let inside = session.and_then(|mut session| session.rows(patience)).map_err(Error::Native)?;
-    let rows: Vec<_> = life::rows().into_iter().chain(inside).collect();
+    let rows: Vec<_> = life::rows().into_iter().chain(inside).chain(network::rows()).collect();
     let matches = |row: &protocol::Row, name: &str| row.name == name || row.group == name;
     if let Some(name) = names.iter().find(|name| !rows.iter().any(|row| matches(row, name))) {
         let known: Vec<_> = rows.iter().map(|row| row.name.as_str()).collect();
         let (name, known) = (name.clone(), known.join(", "));
         return Err(Error::Unknown { kind: "row", name, known });
     }
-    let possible = |row: &protocol::Row| with_programs || row.group != program::ROWS[0];
+    let is_long = |row: &protocol::Row| {
+        let groups = [program::ROWS[0], network::GROUP];
+        groups.contains(&row.group.as_str()) || crowd::ROWS.contains(&row.name.as_str())
+    };
+    let possible = |row: &protocol::Row| with_programs || !is_long(row);
     let wanted = |row: &protocol::Row| match names {
         [] => possible(row),
         names => names.iter().any(|name| matches(row, name)),
@@ -89,7 +93,7 @@ pub fn measure(
 ) -> (Vec<Environment>, Vec<Row>) {
     let mut seats: Vec<_> = peers.iter().map(Seat::new).collect();
     let bar = progress(rows.len());
-    let (mut starts, begun) = (None, Instant::now());
+    let (mut starts, begun) = (life::Starts::default(), Instant::now());
     let mut measured = Vec::new();
     for (done, row) in rows.iter().enumerate() {
         let pace = share(pace, begun.elapsed(), rows.len() - done);
@@ -119,6 +123,8 @@ fn measure_row(
     let of_life = life::rows().contains(row);
     let measurements = if of_life {
         life::measure(&row.name, seats, starts, pace)
+    } else if row.group == network::GROUP {
+        network::measure(&row.name, seats, pace)
     } else {
         take_turns(&row.name, seats, pace, bar)
     };

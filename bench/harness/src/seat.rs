@@ -81,6 +81,17 @@ impl<'a> Seat<'a> {
         session.batch(row, pace.batch, pace.answer).map_err(|failure| self.failed(failure, 1))
     }
 
+    /// Starts a server in it.
+    pub(crate) fn serve(&mut self, name: &str, port: u16, pace: &Pace) -> Result<(), Failure> {
+        let session = self.session(pace)?;
+        session.serve(name, port, pace.answer).map_err(|failure| self.failed(failure, 1))
+    }
+
+    /// Ends the server in it; one that has ended with its environment has nothing left to say.
+    pub(crate) fn unserve(&mut self) {
+        let _ = self.session.as_mut().map(Session::unserve);
+    }
+
     /// What a report says of it.
     pub(crate) fn environment(&self) -> Environment {
         Environment {

@@ -67,6 +67,7 @@ pub struct Session {
     lines: Receiver<Line>,
     tail: Vec<String>,
     kernel: String,
+    started: Instant,
     boot: Duration,
 }
 
@@ -76,19 +77,25 @@ impl Session {
     /// # Errors
     /// It cannot be started, ends, or is not ready in time.
     pub fn start(command: Command, timeout: Duration) -> Result<Self, Failure> {
-        let started = Instant::now();
         let mut session = Self::spawn(command)?;
-        session.kernel = session.wait(timeout, |message| match message {
+        session.ready(timeout)?;
+        Ok(session)
+    }
+
+    /// Waits until the guest program is ready.
+    pub(crate) fn ready(&mut self, timeout: Duration) -> Result<(), Failure> {
+        self.kernel = self.wait(timeout, |message| match message {
             Message::Ready { ready } => Some(ready),
             _ => None,
         })?;
-        session.boot = started.elapsed();
-        Ok(session)
+        self.boot = self.started.elapsed();
+        Ok(())
     }
 
     /// Starts a command without waiting.
     pub(crate) fn spawn(command: Command) -> Result<Self, Failure> {
         let program = command.get_program().to_string_lossy().into_owned();
+        let started = Instant::now();
         let start = |error| Failure::Start(format!("{program}: {error}"));
         let mut command = in_own_session(&command);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -112,7 +119,7 @@ impl Session {
             });
         }
         let (tail, kernel, boot) = (Vec::new(), String::new(), Duration::ZERO);
-        Ok(Self { child, input, lines, tail, kernel, boot })
+        Ok(Self { child, input, lines, tail, kernel, started, boot })
     }
 
     /// Name and release of the kernel inside.
@@ -147,6 +154,28 @@ impl Session {
             _ => None,
         })?;
         answer.map(|batch| (batch, Instant::now())).map_err(Failure::Wrong)
+    }
+
+    /// Has the guest program start a server, and waits until it can be reached inside.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn serve(&mut self, name: &str, port: u16, timeout: Duration) -> Result<(), Failure> {
+        self.say(&format!("serve {name} {port}\n"))?;
+        let answer = self.wait(timeout, |message| match message {
+            Message::Serving { serving } if serving == name => Some(Ok(())),
+            Message::Error { error } => Some(Err(error)),
+            _ => None,
+        })?;
+        answer.map_err(Failure::Wrong)
+    }
+
+    /// Has the guest program end its server.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn unserve(&mut self) -> Result<(), Failure> {
+        self.say("unserve\n")
     }
 
     /// Every row the guest program has.

@@ -43,6 +43,16 @@ fn rows_of_programs_are_those_that_are_announced() {
 }
 
 #[test]
+fn a_server_that_is_not_there_is_an_error_and_no_end() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut session = start(directory.path());
+    let failure = session.serve("nonsense", 1, PATIENCE).expect_err("no such server");
+    assert!(failure.to_string().contains("cannot enter or start"), "{failure}");
+    session.unserve().expect("nothing to end");
+    session.batch("getppid", Duration::from_millis(1), PATIENCE).expect("it goes on");
+}
+
+#[test]
 fn what_is_not_there_is_an_error_and_no_end() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut session = start(directory.path());

@@ -130,7 +130,7 @@ impl Cache {
         let mut cache = Self {
             layout,
             next: stubs::LEN,
-            books: Books::default(),
+            books: Books::new(),
             by_guest: FxHashMap::default(),
             by_page: FxHashMap::default(),
             deep: vec![0; DEEP_SLOTS + DEEP_REACH],
@@ -310,7 +310,7 @@ impl Cache {
             memory.write_table(word, u64::from(key.0 & 0xffff == 0));
             self.leave_deep(memory, key.0);
         }
-        self.books = Books::default();
+        self.books.clear();
         self.trials.forget();
         self.by_guest.clear();
         self.by_page.clear();

@@ -3,7 +3,7 @@
 use std::{fs, process::Command};
 
 use anyhow::{Result, ensure};
-use guests::{Guest, ring3};
+use guests::{Guest, Machine, ring3};
 use tempfile::TempDir;
 use xtask::assets::Kernel;
 
@@ -39,4 +39,46 @@ fn a_kernel_panic_is_a_reset() -> Result<()> {
     ensure!(guest.console.contains("Kernel panic"), "no panic: {}", guest.messages);
     ensure!(guest.code == Some(4), "ended with {:?}", guest.code);
     Ok(())
+}
+
+/// What the machine of one vCPU takes beyond the RAM its guest has used: 48 MiB at the most, in all its processes.
+#[test]
+fn takes_little_memory_of_its_own() -> Result<()> {
+    let guest = Guest::new(Kernel::BookwormCloud).runs("echo up; read answer");
+    let mut machine = Machine::start(&guest)?;
+    machine.says("up")?;
+    let processes = family(machine.process())?;
+    let shares = processes.iter().map(|process| memory(*process)).collect::<Result<Vec<_>>>()?;
+    let (own, ram) = shares.iter().fold((0, 0), |(own, ram), share| (own + share.0, ram + share.1));
+    ensure!(ram > 16 << 10, "the guest's RAM is not to be seen: {ram} KiB");
+    ensure!(processes.len() > 2, "wedges are not to be seen");
+    ensure!(own < 48 << 10, "{own} KiB beside {ram} KiB of the guest's");
+    Ok(())
+}
+
+/// A process, its children and theirs.
+fn family(process: u32) -> Result<Vec<u32>> {
+    let mut all = vec![process];
+    for task in fs::read_dir(format!("/proc/{process}/task"))? {
+        let children = fs::read_to_string(task?.path().join("children"))?;
+        for child in children.split_whitespace() {
+            all.extend(family(child.parse()?)?);
+        }
+    }
+    Ok(all)
+}
+
+/// The process's share of memory, KiB: of its own and of the guest's RAM.
+fn memory(process: u32) -> Result<(u64, u64)> {
+    let (mut shares, mut is_ram) = ((0, 0), false);
+    for line in fs::read_to_string(format!("/proc/{process}/smaps"))?.lines() {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next()) {
+            (Some("Pss:"), Some(kib)) if is_ram => shares.1 += kib.parse::<u64>()?,
+            (Some("Pss:"), Some(kib)) => shares.0 += kib.parse::<u64>()?,
+            (Some(first), _) if first.contains('-') => is_ram = line.contains("memfd:ring3-ram"),
+            _ => {}
+        }
+    }
+    Ok(shares)
 }

@@ -20,8 +20,8 @@ use crate::{
     modules::ModuleTree,
 };
 
-/// What a machine needs for its disk, where its kernel does not have it built in.
-const DISK_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
+/// What a machine needs for its disks and network, where its kernel does not have it built in.
+const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "virtio_net", "crc32c_generic", "ext4"];
 
 /// What machines are made of.
 pub(super) struct Files {
@@ -69,12 +69,12 @@ impl Files {
         Ok(archive.finish())
     }
 
-    /// Modules make starts slower, and only the disk needs them.
+    /// Modules make starts slower, and only disks and networks need them.
     fn add_modules(&self, archive: &mut Archive) -> Result<()> {
         let mut order = String::new();
         if self.userland.is_some() {
             let directory = self.kernel.image.with_file_name("modules");
-            for module in ModuleTree::scan(&directory)?.closure(&DISK_MODULES)? {
+            for module in ModuleTree::scan(&directory)?.closure(&MODULES)? {
                 archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.content);
                 order += &format!("{}\n", module.name);
             }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use harness::{
     compare::{self, Change, Verdict},
-    page,
+    network, page,
     peers::{self, Setup},
     program,
     record::{self, Machine, Report},
@@ -43,7 +43,8 @@ Examples:
     ring3 run --kernel VMLINUZ --initrd bench.cpio --append 'console=ttyS0 quiet'
 ";
 
-/// What rows may take together in a quick run; starts of environments and builds come on top.
+/// What rows may take together in a quick run without whole programs; starts of environments and
+/// builds come on top.
 const QUICK: Duration = Duration::from_secs(150);
 
 /// What to measure.
@@ -53,14 +54,14 @@ pub struct Arguments {
     /// Environments to measure, separated by commas: ring3, ring3:ENGINE, qemu, uml, gvisor [default: all there are]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     peers: Vec<String>,
-    /// Rows to measure, or groups of them, separated by commas; `programs` are Debian's, which are
-    /// fetched [default: all, those of `programs` only with --full]
+    /// Rows to measure, or groups of them, separated by commas; `programs` and `network`
+    /// run Debian's, which are fetched [default: all; with --quick, those that need no others]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     rows: Vec<String>,
     /// Under three minutes: short batches, five of each
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// Long batches, and many, and rows of whole programs
+    /// Long batches, and many
     #[arg(long)]
     full: bool,
     /// Measure also the newest QEMU and UML, which are fetched from Debian unstable
@@ -171,7 +172,11 @@ impl Arguments {
     /// Whether rows of whole programs are asked for; they need a download.
     fn with_programs(&self) -> bool {
         let of_programs = |name: &String| program::ROWS.contains(&name.as_str());
-        self.rows.iter().any(of_programs) || (self.full && self.rows.is_empty())
+        let of_network = |name: &String| {
+            name == network::GROUP || network::rows().iter().any(|r| r.name == *name)
+        };
+        let named = self.rows.iter().any(|name| of_programs(name) || of_network(name));
+        named || (!self.quick && self.rows.is_empty())
     }
 
     /// Environments to measure; of two revisions only ring3, unless more is asked for.
@@ -185,10 +190,10 @@ impl Arguments {
     fn pace(&self) -> Pace {
         let (batches, batch, row, answer) = match (self.quick, self.full) {
             // What whole programs take cannot be made less.
-            (true, _) if self.with_programs() => (5, 20, 3, 120),
+            (true, _) if self.with_programs() => (5, 20, 3, 300),
             (true, _) => (5, 20, 3, 30),
-            (_, true) => (15, 200, 120, 300),
-            _ => (7, 50, 20, 120),
+            (_, true) => (15, 200, 120, 600),
+            _ => (7, 50, 8, 300),
         };
         Pace {
             batches,
@@ -196,7 +201,7 @@ impl Arguments {
             row: Duration::from_secs(row),
             answer: Duration::from_secs(answer),
             start: Duration::from_secs(120),
-            total: self.quick.then_some(QUICK),
+            total: (self.quick && !self.with_programs()).then_some(QUICK),
         }
     }
 }

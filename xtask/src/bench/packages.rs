@@ -19,19 +19,22 @@ use crate::{
 /// What nothing that is measured looks at.
 const UNUSED: [&str; 5] =
     ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var"];
+/// What packages depend on for their maintainers' scripts alone, by how their names begin.
+const UNRUN: [&str; 5] = ["cdebconf", "debconf", "libperl", "perl", "usrmerge"];
 /// Peers that Debian has.
 const PEERS: [&str; 2] = ["qemu-system-x86", "user-mode-linux"];
 const PROGRAMS: [&str; 2] = ["usr/bin/qemu-system-x86_64", "usr/bin/linux.uml"];
 const ENTRY: &str = "bench-newest";
 
-/// Unpacks these packages and all they depend on.
+/// Unpacks these packages and all they depend on, as far as it is ever run.
 ///
 /// # Errors
 /// One of them is not in the archive, or the archive cannot be reached.
 pub fn unpack_all(archive: &Archive, packages: &[&str], root: &Path) -> Result<()> {
     let downloads = tempfile::Builder::new().prefix("ring3-packages-").tempdir()?;
-    for package in archive.closure(packages)? {
-        let file = archive.download(&package, downloads.path())?;
+    let is_run = |package: &String| !UNRUN.iter().any(|prefix| package.starts_with(prefix));
+    let packages: Vec<_> = archive.closure(packages)?.into_iter().filter(is_run).collect();
+    for file in archive.download_all(&packages, downloads.path())? {
         output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(root))?;
         fs::remove_file(file)?;
     }

@@ -1,7 +1,7 @@
 //! Builds ring3 as it is, and as it was at another revision.
 //!
-//! The other revision is exported into a directory of its own, so that the checkout stays as it is
-//! and its build is kept for the next time.
+//! The other revision is exported into a directory of its own, so that the checkout stays as it is.
+//! Its program is kept for the next time, and what it depends on for the next revision.
 
 use std::{
     fs,
@@ -41,11 +41,15 @@ fn current(given: Option<&Path>) -> Result<PathBuf> {
 /// The program of another revision, and that revision's name.
 fn other(revision: &str) -> Result<(String, PathBuf)> {
     let name = resolve(revision)?;
-    let directory = workshop().join("revisions").join(&name);
-    let program = directory.join("target/release/ring3");
+    let revisions = workshop().join("revisions");
+    let program = revisions.join(format!("ring3-{name}"));
     if !program.exists() {
-        export(&name, &directory)?;
-        build(&directory)?;
+        let tree = revisions.join(&name);
+        export(&name, &tree)?;
+        let built = build(&tree, &revisions.join("target"))?;
+        fs::rename(&built, &program)
+            .with_context(|| format!("cannot move {} to {}", built.display(), program.display()))?;
+        fs::remove_dir_all(tree)?;
     }
     Ok((name, program))
 }
@@ -70,11 +74,13 @@ fn export(revision: &str, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-fn build(directory: &Path) -> Result<()> {
-    eprintln!("Building ring3 in {}", directory.display());
+/// Builds a tree in a directory that trees share; says where its program is.
+fn build(tree: &Path, target: &Path) -> Result<PathBuf> {
+    eprintln!("Building ring3 in {}", tree.display());
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--release", "--package", "ring3"]).current_dir(directory);
-    run(cargo.env("CARGO_TARGET_DIR", directory.join("target")))
+    cargo.args(["build", "--release", "--package", "ring3"]).current_dir(tree);
+    run(cargo.env("CARGO_TARGET_DIR", target))?;
+    Ok(target.join("release/ring3"))
 }
 
 #[cfg(test)]

@@ -1,29 +1,54 @@
-//! Debian programs for the benchmark's rows of whole programs: a root directory, and a disk image
-//! with the same content.
+//! Programs for the benchmark's rows of whole programs: a root directory, and a disk image with the
+//! same content. All are Debian's, but one of ours in Go, which Debian's compiler builds.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
 use anyhow::{Context, Result};
 use harness::{peers::Userland, program};
 
 use super::packages::unpack_all;
 use crate::{
-    archive::Suite,
+    archive::{Archive, Suite},
     assets::{Assets, Manifest},
     command::{output, progress},
 };
 
 /// What rows run. What these depend on comes with them.
-const PACKAGES: [&str; 7] =
-    ["busybox-static", "gcc", "gzip", "libc6-dev", "python3.11-minimal", "sqlite3", "zstd"];
+const PACKAGES: [&str; 12] = [
+    "busybox-static",
+    "fio",
+    "gcc",
+    "gzip",
+    "iperf3",
+    "libc6-dev",
+    "make",
+    "nginx",
+    "povray",
+    "python3.11-minimal",
+    "sqlite3",
+    "zstd",
+];
+/// What is compiled by a row, as source.
+const PROJECT: &str = "lua5.4";
+/// The Go compiler and its library, for as long as it takes to build one program.
+const GO: [&str; 1] = ["golang-1.19-go"];
 /// Name in the cache, to be changed with the packages.
-const ENTRY: &str = "bench-userland-1";
+const ENTRY: &str = "bench-userland-2";
 /// Directories that something is mounted on, or written to.
-const MOUNT_POINTS: [&str; 3] = ["tmp", "dev", "bench/source"];
+const MOUNT_POINTS: [&str; 5] = ["tmp", "dev", "proc", "bench/source", "src"];
+/// Devices that programs need where no kernel fills `dev`: the host's are mounted on these.
+const DEVICES: [&str; 3] = ["dev/null", "dev/urandom", "dev/zero"];
+/// Accounts, which nginx looks up.
+const ACCOUNTS: [(&str, &str); 2] = [
+    ("etc/passwd", "root:x:0:0:::\nnobody:x:65534:65534:::\n"),
+    ("etc/group", "root:x:0:\nnogroup:x:65534:\nnobody:x:65534:\n"),
+];
+/// What makefiles call.
+const APPLETS: [&str; 6] = ["cat", "cp", "ls", "mkdir", "rm", "sh"];
 const DIRECTORY: &str = "root";
 const IMAGE: &str = "userland.ext4";
-/// Size of the image: content is a third of it.
-const IMAGE_SIZE: &str = "768M";
+/// Size of the image: content is half of it.
+const IMAGE_SIZE: &str = "1536M";
 
 /// The programs; fetched if they are not in the cache. Scripts are ours and change, so they are
 /// not in the image; the directory gets them anew.
@@ -33,10 +58,11 @@ const IMAGE_SIZE: &str = "768M";
 pub(super) fn prepare(assets: &Assets) -> Result<Userland> {
     assets.entry(ENTRY, |fresh| {
         let root = fresh.join(DIRECTORY);
-        for directory in MOUNT_POINTS {
-            fs::create_dir_all(root.join(directory))?;
-        }
-        unpack_all(&assets.archive(Suite::Bookworm)?, &PACKAGES, &root)?;
+        let archive = assets.archive(Suite::Bookworm)?;
+        unpack_all(&archive, &PACKAGES, &root)?;
+        furnish(&root)?;
+        assets.source(Suite::Bookworm, PROJECT, &root.join("src/lua"))?;
+        build_go(&archive, fresh, &root.join("bin/bench-go"))?;
         make_image(&root, &fresh.join(IMAGE))?;
         Manifest::of(&PACKAGES.join(" "), fresh, &[IMAGE.to_owned()])
     })?;
@@ -46,6 +72,45 @@ pub(super) fn prepare(assets: &Assets) -> Result<Userland> {
         fs::write(directory.join(name), content)?;
     }
     Ok(Userland { directory, image })
+}
+
+/// What packages have their scripts, or the system, make.
+fn furnish(root: &Path) -> Result<()> {
+    for directory in MOUNT_POINTS {
+        fs::create_dir_all(root.join(directory))?;
+    }
+    for device in DEVICES {
+        fs::write(root.join(device), "")?;
+    }
+    for (file, content) in ACCOUNTS {
+        fs::write(root.join(file), content)?;
+    }
+    for applet in APPLETS.map(|name| root.join("bin").join(name)) {
+        if applet.symlink_metadata().is_err() {
+            symlink("busybox", applet)?;
+        }
+    }
+    Ok(())
+}
+
+/// Builds the program in Go, static, by Debian's compiler, which is of no use afterwards.
+fn build_go(archive: &Archive, near: &Path, program: &Path) -> Result<()> {
+    let compiler = tempfile::Builder::new().prefix(".go-").tempdir_in(near)?;
+    unpack_all(archive, &GO, compiler.path())?;
+    let bar = progress("building a program in Go");
+    let home = compiler.path().join("usr/lib/go-1.19");
+    let mut command = Command::new(home.join("bin/go"));
+    command.arg("build").arg("-o").arg(program).arg(harness::program::scripts().join("go.go"));
+    command.env("GOROOT", &home).env("GOCACHE", compiler.path().join("cache"));
+    command.envs([
+        ("CGO_ENABLED", "0"),
+        ("GO111MODULE", "off"),
+        ("GOFLAGS", ""),
+        ("GOAMD64", "v1"),
+    ]);
+    output(&mut command)?;
+    bar.finish_and_clear();
+    Ok(())
 }
 
 /// The scripts and sources that rows run, with their names in the root directory.

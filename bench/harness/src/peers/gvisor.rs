@@ -2,7 +2,7 @@
 
 use std::{env, path::PathBuf, process::Command};
 
-use super::{Found, Peer, Setup, Work, missing, version_of};
+use super::{Found, Peer, Setup, Work, missing, native, version_of};
 
 /// Where runsc is, if not on the path.
 const OVERRIDE: &str = "RING3_BENCH_RUNSC";
@@ -21,7 +21,11 @@ pub(super) fn find(setup: &Setup) -> Vec<Found> {
         let mut command = Command::new(&program);
         command.args(["--network=none", "--ignore-cgroups", "--platform=systrap", "do"]);
         command.args(["--force-overlay=true", "--", "/usr/bin/env"]);
-        command.arg(format!("BENCH_SHELL={}", busybox.display())).args(&userland).arg(&bench);
+        command
+            .arg(format!("BENCH_SHELL={}", busybox.display()))
+            .args(&userland)
+            .arg(native::DISK)
+            .arg(&bench);
         command.args(["once"].into_iter().filter(|_| work == Work::Once));
         command
     }))]

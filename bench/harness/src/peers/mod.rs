@@ -10,7 +10,7 @@ mod qemu;
 mod ring3;
 mod uml;
 
-use std::{fmt, path::PathBuf, process::Command};
+use std::{fmt, fs, net::TcpListener, path::PathBuf, process::Command};
 
 use crate::{
     Error,
@@ -20,8 +20,12 @@ use crate::{
 /// Kernel command line of every machine. The timer check would take a busy host for a broken
 /// timer.
 const APPEND: &str = "quiet loglevel=1 panic=-1 no_timer_check";
-/// Memory of every machine, in MiB.
-const MEMORY: u32 = 1024;
+/// Memory of a machine, in MiB; of one of many, the second.
+const MEMORY: [u32; 2] = [1024, 128];
+/// Where a server inside a machine listens.
+const SERVER: u16 = 8080;
+/// Size in bytes of the disk that rows write to.
+const SCRATCH: u64 = 128 << 20;
 
 /// What an environment is started for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +34,8 @@ pub enum Work {
     Serve,
     /// To run a command that does nothing, and end.
     Once,
+    /// To take orders, as one of many: with less memory, and no devices but a console.
+    Crowd,
 }
 
 /// What environments are made of.
@@ -71,20 +77,40 @@ pub struct Ring3 {
     pub program: PathBuf,
 }
 
+/// A port by which the host reaches a server inside.
+#[derive(Clone, Copy, Debug)]
+pub struct Door {
+    /// As the server knows it.
+    pub inside: u16,
+    /// On the host's loopback.
+    pub outside: u16,
+}
+
 /// An environment that can be started.
 pub struct Peer {
     name: String,
     version: String,
+    door: Option<Door>,
     command: Box<dyn Fn(Work) -> Command>,
 }
 
 impl Peer {
-    fn new(
+    pub(crate) fn new(
         name: impl Into<String>,
         version: impl Into<String>,
         command: impl Fn(Work) -> Command + 'static,
     ) -> Self {
-        Self { name: name.into(), version: version.into(), command: Box::new(command) }
+        let (name, version, command) = (name.into(), version.into(), Box::new(command));
+        Self { name, version, door: None, command }
+    }
+
+    fn with_door(self, door: Option<Door>) -> Self {
+        Self { door, ..self }
+    }
+
+    /// How the host reaches a server in it; `None` if it has no network.
+    pub fn door(&self) -> Option<Door> {
+        self.door
     }
 
     /// As on the command line.
@@ -166,6 +192,16 @@ fn unknown(name: &str, setup: &Setup) -> Error {
     Error::Unknown { kind: "environment", name: name.to_owned(), known: known.join(", ") }
 }
 
+/// A port of the host's loopback that nobody listens on.
+fn free_port() -> Option<u16> {
+    Some(TcpListener::bind(("127.0.0.1", 0)).ok()?.local_addr().ok()?.port())
+}
+
+/// The memory of a machine for this work, in MiB.
+fn memory(work: Work) -> u32 {
+    MEMORY[usize::from(work == Work::Crowd)]
+}
+
 fn missing(name: &str, why: impl Into<String>) -> Found {
     Err(Missing { name: name.to_owned(), why: why.into() })
 }
@@ -181,6 +217,21 @@ impl Setup {
     /// The disk that machines have, if any.
     fn disk(&self) -> Option<PathBuf> {
         Some(self.userland.as_ref()?.image.clone())
+    }
+
+    /// The disk that rows write to, new and empty, if other programs are to be run. It is as fast as
+    /// the host's cache of it.
+    fn scratch_disk(&self, peer: &str) -> Option<PathBuf> {
+        self.userland.as_ref()?;
+        let path = self.initrd.with_file_name(format!("disk-{}.raw", peer.replace(':', "-")));
+        let made = fs::File::create(&path).and_then(|file| file.set_len(SCRATCH));
+        made.is_ok().then_some(path)
+    }
+
+    /// The way to a server of a machine that has a network, if other programs are to be run.
+    fn door(&self) -> Option<Door> {
+        self.userland.as_ref()?;
+        Some(Door { inside: SERVER, outside: free_port()? })
     }
 
     /// The variable that tells the guest program where other programs are, where it runs on the

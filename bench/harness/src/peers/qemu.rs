@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use super::{Found, MEMORY, Peer, Setup, foreign, missing, version_of};
+use super::{Door, Found, Peer, Setup, Work, foreign, memory, missing, version_of};
 
 /// Names another QEMU than the one on the path.
 const OVERRIDE: &str = "RING3_BENCH_QEMU";
@@ -19,6 +19,13 @@ pub(super) fn find(setup: &Setup) -> Vec<Found> {
     let installed = peer(setup, "qemu", move || Command::new(&program));
     let newest = setup.newest.clone().map(|root| peer(setup, "qemu:newest", move || newest(&root)));
     [installed].into_iter().chain(newest).collect()
+}
+
+/// A network by translation of addresses, in which one of the machine's ports is one of the host's.
+fn network(door: &Door) -> [String; 4] {
+    let forward = format!("hostfwd=tcp:127.0.0.1:{}-:{}", door.outside, door.inside);
+    let device = "virtio-net-pci,netdev=bench,romfile=".to_owned();
+    ["-netdev".to_owned(), format!("user,id=bench,{forward}"), "-device".to_owned(), device]
 }
 
 fn newest(root: &Path) -> Command {
@@ -35,16 +42,34 @@ fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> F
         );
     };
     let (kernel, initrd) = (setup.kernel.clone(), setup.initrd.clone());
-    let disk = setup.disk();
-    let disk = disk.map(|disk| format!("file={},format=raw,if=virtio,readonly=on", disk.display()));
+    let disk = |disk: PathBuf| format!("file={},format=raw,if=virtio", disk.display());
+    let disks: Vec<_> =
+        [setup.disk().map(|path| disk(path) + ",readonly=on"), setup.scratch_disk(name).map(disk)]
+            .into_iter()
+            .flatten()
+            .collect();
+    let door = setup.door();
     let append = setup.append("console=ttyS0");
     Ok(Peer::new(name, version, move |work| {
         let mut command = program();
-        command.args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", &MEMORY.to_string()]);
+        command.args([
+            "-accel",
+            "tcg",
+            "-cpu",
+            "max",
+            "-smp",
+            "1",
+            "-m",
+            &memory(work).to_string(),
+        ]);
         command.args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"]);
         command.arg("-kernel").arg(&kernel).arg("-initrd").arg(&initrd);
         command.args(["-append", &append(work)]);
-        command.args(disk.iter().flat_map(|disk| ["-drive", disk]));
+        if work == Work::Serve {
+            command.args(disks.iter().flat_map(|disk| ["-drive", disk]));
+            command.args(door.iter().flat_map(network));
+        }
         command
-    }))
+    })
+    .with_door(door))
 }

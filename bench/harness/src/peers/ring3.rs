@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use super::{Found, MEMORY, Peer, Setup, missing, version_of};
+use super::{Door, Found, Peer, Setup, Work, memory, missing, version_of};
 
 pub(super) fn find(setup: &Setup) -> Vec<Found> {
     setup.ring3.iter().flat_map(|ring3| engines_of(setup, &ring3.suffix, &ring3.program)).collect()
@@ -37,15 +37,32 @@ fn peer(setup: &Setup, suffix: &str, program: &Path, version: &str, engine: &str
     let (kernel, initrd) = (setup.kernel.clone(), setup.initrd.clone());
     let (program, name) = (program.to_owned(), format!("ring3:{engine}{suffix}"));
     let (engine, append) = (engine.to_owned(), setup.append("console=ttyS0"));
-    let disk = setup.disk().map(|disk| format!("{},readonly", disk.display()));
+    let disks: Vec<_> = [
+        setup.disk().map(|path| format!("{},readonly", path.display())),
+        setup.scratch_disk(&name).map(|path| path.display().to_string()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let door = setup.door();
     Peer::new(name, version, move |work| {
         let mut command = Command::new(&program);
-        command.args(["run", "--engine", &engine, "--memory", &format!("{MEMORY}M")]);
+        command.args(["run", "--engine", &engine, "--memory", &format!("{}M", memory(work))]);
         command.arg("--kernel").arg(&kernel).arg("--initrd").arg(&initrd);
         command.args(["--append", &append(work)]);
-        command.args(disk.iter().flat_map(|disk| ["--disk", disk]));
+        if work == Work::Serve {
+            command.args(disks.iter().flat_map(|disk| ["--disk", disk]));
+            command.args(door.iter().flat_map(network));
+        }
         command
     })
+    .with_door(door)
+}
+
+/// A network by translation of addresses, in which one of the machine's ports is one of the host's.
+fn network(door: &Door) -> [String; 2] {
+    let forward = format!("hostfwd=tcp:127.0.0.1:{}-:{}", door.outside, door.inside);
+    ["--net".to_owned(), format!("user,{forward}")]
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{env, path::PathBuf, process::Command};
 
-use super::{Found, MEMORY, Peer, Setup, foreign, missing, version_of};
+use super::{Found, Peer, Setup, Work, foreign, memory, missing, version_of};
 
 /// Names another UML than the one on the path.
 const OVERRIDE: &str = "RING3_BENCH_UML";
@@ -31,19 +31,24 @@ fn modes(
         let why = format!("{PROGRAM} is not installed: the package is user-mode-linux");
         return vec![missing(name, why)];
     };
-    let arguments = |mode: &str| -> Vec<String> {
+    let arguments = |name: &str, mode: &str| -> Vec<String> {
         let initrd = format!("initrd={host}{}", setup.initrd.display());
         let disk = setup.disk().map(|disk| format!("ubd0r={host}{}", disk.display()));
+        let scratch = setup.scratch_disk(name);
+        let scratch = scratch.map(|disk| format!("ubd1={host}{}", disk.display()));
         let console = ["con=null", "con0=fd:0,fd:1", "con1=fd:0,fd:1"].map(str::to_owned);
-        let words = [format!("mem={MEMORY}M"), initrd, mode.to_owned()].into_iter();
-        words.chain(console).chain(disk).filter(|word| !word.is_empty()).collect()
+        let words = [initrd, mode.to_owned()].into_iter().chain(console);
+        words.chain(disk).chain(scratch).filter(|word| !word.is_empty()).collect()
     };
     let peer = |name: &str, mode: &str| {
-        let (program, arguments) = (program.clone(), arguments(mode));
+        let (program, arguments) = (program.clone(), arguments(name, mode));
         let append = setup.append("console=tty0");
         Ok(Peer::new(name, version.clone(), move |work| {
             let mut command = program();
-            command.args(&arguments).args(append(work).split_whitespace());
+            let disks = work == Work::Serve;
+            let arguments = arguments.iter().filter(|word| disks || !word.starts_with("ubd"));
+            command.arg(format!("mem={}M", memory(work))).args(arguments);
+            command.args(append(work).split_whitespace());
             command
         }))
     };

@@ -54,8 +54,10 @@ pub(super) struct Jump {
     alignment: bool,
 }
 
+/// Blocks there is address space for from the start.
+const BLOCKS: usize = 1 << 17;
+
 /// All blocks.
-#[derive(Default)]
 pub(super) struct Books {
     /// Host addresses.
     starts: Vec<u64>,
@@ -67,6 +69,29 @@ pub(super) struct Books {
 }
 
 impl Books {
+    /// No blocks. Vectors that grow leave as much behind as they hold, so these have space for a kernel; what
+    /// is not used of it is no memory.
+    pub fn new() -> Self {
+        Self {
+            starts: Vec::with_capacity(BLOCKS),
+            blocks: Vec::with_capacity(BLOCKS),
+            marks: Vec::with_capacity(10 * BLOCKS),
+            jumps: Vec::with_capacity(2 * BLOCKS),
+            kinds: Vec::new(),
+            kind_of: FxHashMap::default(),
+        }
+    }
+
+    /// Forgets all blocks.
+    pub fn clear(&mut self) {
+        self.starts.clear();
+        self.blocks.clear();
+        self.marks.clear();
+        self.jumps.clear();
+        self.kinds.clear();
+        self.kind_of.clear();
+    }
+
     /// A block can be entered.
     pub fn have_room(&self, block: &Block) -> bool {
         let short = |len: usize| len <= usize::from(u16::MAX);

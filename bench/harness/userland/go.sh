@@ -1,0 +1,1 @@
+exec /bin/bench-go
