@@ -240,10 +240,11 @@ impl Cache {
         }
     }
 
-    /// Puts a block into the searched table, if there is room for it.
+    /// Puts a block into the searched table, if there is room for it. It stays where it is: a slot before that
+    /// has become free must not have it, too.
     fn enter_deep(&mut self, memory: &mut impl CodeMemory, guest: u64, host: u64) {
-        let free = |at: &usize| matches!(self.deep[*at], 0) || self.deep[*at] == guest;
-        let Some(slot) = deep_slots(guest).find(free) else { return };
+        let holds = |what: u64| deep_slots(guest).find(|at| self.deep[*at] == what);
+        let Some(slot) = holds(guest).or_else(|| holds(0)) else { return };
         self.deep[slot] = guest;
         let at = (DEEP + slot * 16) as u64;
         memory.write_table(at + 8, host);
@@ -327,5 +328,51 @@ impl Cache {
     /// What the block a host PC lies in was made from.
     pub fn source(&self, pc: u64) -> Option<Source> {
         self.books.at(pc).map(|number| self.books.source(number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Level;
+
+    const LAYOUT: Layout = Layout {
+        level: Level::Kernel,
+        bias: 0x7e00_0000_0000,
+        regions: 0x7e00_7fff_0000,
+        cache: 0x2100_0000_0000,
+        cache_len: 1 << 20,
+        frame: 0x2100_0010_0000,
+        table: 0x2100_0011_0000,
+    };
+
+    /// The words of the tables.
+    #[derive(Default)]
+    struct Tables(FxHashMap<u64, u64>);
+
+    impl CodeMemory for Tables {
+        fn write_code(&mut self, _: u64, _: &[u8]) {}
+        fn write_table(&mut self, offset: u64, value: u64) {
+            self.0.insert(offset, value);
+        }
+    }
+
+    /// A block that has moved up in the searched table would be found after it has been dropped.
+    #[test]
+    fn a_dropped_block_is_not_found() {
+        let mut tables = Tables::default();
+        let mut cache = Cache::new(LAYOUT, &mut tables);
+        let first = 0xffff_ffff_8100_0000u64;
+        let meets = |other: &u64| deep_slot(*other) == deep_slot(first);
+        let second = (first + 16..).step_by(16).find(meets).expect("an address of the same slot");
+        for (guest, page) in [(first, 0x1000), (second, 0x2000)] {
+            cache.add(&mut tables, guest, &[0xf4], 1, false, [page; 2]).expect("a block");
+        }
+        cache.drop_page(&mut tables, 0x1000);
+        cache.publish(&mut tables, second, false);
+        cache.drop_page(&mut tables, 0x2000);
+        let left = deep_slots(second)
+            .filter(|at| tables.0.get(&((DEEP + at * 16) as u64)) == Some(&second));
+        assert_eq!(left.count(), 0);
     }
 }
