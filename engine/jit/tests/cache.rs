@@ -1,0 +1,171 @@
+//! The code cache against a model: whatever is made, dropped, shown again and cleared, in whatever order, nothing
+//! leads to a block but what asks for its guest address, and to none that was dropped.
+
+use frame::{DEEP, deep_slot};
+use jit::{
+    Layout, Level, Request,
+    cache::{Cache, CodeMemory, Refused},
+    stubs, translate,
+};
+use std::{collections::HashMap, sync::LazyLock};
+
+const LAYOUT: Layout = Layout {
+    level: Level::Kernel,
+    bias: 0,
+    regions: 0x10_0000_0000,
+    cache: 0x10_1000_0000,
+    // Less than all blocks need, so that it is full now and then.
+    cache_len: stubs::LEN + 0x4000,
+    frame: 0x10_2000_0000,
+    table: 0x10_3000_0000,
+};
+/// GVAs of the blocks: such as meet in few slots of the searched table.
+static GUESTS: LazyLock<Vec<u64>> = LazyLock::new(|| {
+    let all = (0xffff_ffff_8100_0000_u64..).step_by(32);
+    all.filter(|guest| deep_slot(*guest) < 64).take(BLOCKS as usize).collect()
+});
+const BLOCKS: u64 = 160;
+const PAGES: u64 = 16;
+const LENGTH: usize = 16;
+
+/// What wedges see.
+#[derive(Default)]
+struct Memory {
+    code: HashMap<u64, u8>,
+    tables: HashMap<u64, u64>,
+}
+
+impl CodeMemory for Memory {
+    fn write_code(&mut self, offset: u64, bytes: &[u8]) {
+        self.code.extend(bytes.iter().enumerate().map(|(n, byte)| (offset + n as u64, *byte)));
+    }
+    fn write_table(&mut self, offset: u64, value: u64) {
+        self.tables.insert(offset, value);
+    }
+}
+
+impl Memory {
+    fn word(&self, offset: u64) -> u64 {
+        self.tables.get(&offset).copied().unwrap_or(0)
+    }
+    /// HVA a jump's displacement leads to.
+    fn target(&self, site: u64) -> u64 {
+        let bytes = [0, 1, 2, 3].map(|n| self.code[&(site - LAYOUT.cache + n)]);
+        (site + 4).wrapping_add(i32::from_le_bytes(bytes) as u64)
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % limit
+    }
+}
+
+fn guest(index: u64) -> u64 {
+    GUESTS[index as usize]
+}
+
+/// Jumps or calls, perhaps under a condition, to another block.
+fn code(index: u64, random: &mut Random) -> [u8; LENGTH] {
+    let mut bytes = [0x90; LENGTH];
+    let mut at = 0;
+    for opcode in [&[0x0f, 0x84][..], if random.below(2) == 0 { &[0xe8] } else { &[0xe9] }] {
+        let end = at + opcode.len() + 4;
+        let to = guest(random.below(BLOCKS)).wrapping_sub(guest(index) + end as u64) as i32;
+        bytes[at..at + opcode.len()].copy_from_slice(opcode);
+        bytes[at + opcode.len()..end].copy_from_slice(&to.to_le_bytes());
+        at = end;
+    }
+    bytes
+}
+
+struct Model {
+    cache: Cache,
+    memory: Memory,
+    code: Vec<[u8; LENGTH]>,
+    random: Random,
+    full: u32,
+}
+
+impl Model {
+    fn new(seed: u64) -> Self {
+        let (mut memory, mut random) = (Memory::default(), Random(seed));
+        let cache = Cache::new(LAYOUT, &mut memory);
+        let code = (0..BLOCKS).map(|index| code(index, &mut random)).collect();
+        Self { cache, memory, code, random, full: 0 }
+    }
+
+    fn step(&mut self) {
+        let index = self.random.below(BLOCKS);
+        match self.random.below(20) {
+            0..=1 => self.write_page(index % PAGES),
+            2..=6 => self.cache.publish(&mut self.memory, guest(index), false),
+            _ if self.cache.find(guest(index), false).is_none() => self.add(index),
+            _ => {}
+        }
+    }
+
+    fn add(&mut self, index: u64) {
+        let (bytes, page) = (self.code[index as usize], (index % PAGES) << 12);
+        let memory = &mut self.memory;
+        let made = self.cache.add(memory, guest(index), &bytes, LENGTH, false, [page; 2]);
+        if made == Err(Refused::Full) {
+            self.full += 1;
+            self.cache.clear(memory);
+        }
+    }
+
+    fn write_page(&mut self, page: u64) {
+        for index in (page..BLOCKS).step_by(PAGES as usize) {
+            self.code[index as usize] = code(index, &mut self.random);
+        }
+        self.cache.drop_page(&mut self.memory, page << 12);
+    }
+
+    fn check(&self) {
+        let slots = self.memory.tables.keys().filter(|at| **at >= DEEP as u64 && **at % 16 == 0);
+        for (at, key) in slots.map(|at| (at, self.memory.word(*at))).filter(|(_, key)| *key != 0) {
+            assert_eq!(
+                Some(self.memory.word(at + 8)),
+                self.cache.find(key, false),
+                "deep, {key:x}"
+            );
+        }
+        (0..BLOCKS).for_each(|index| self.check_block(index));
+    }
+
+    fn check_block(&self, index: u64) {
+        let (gva, host) = (guest(index), self.cache.find(guest(index), false));
+        let (key, value) = stubs::table_slot(gva);
+        if self.memory.word(key as u64) == gva.wrapping_neg() {
+            assert_eq!(Some(self.memory.word(value as u64)), host, "table, {gva:x}");
+        }
+        let Some(host) = host else { return };
+        let bytes = &self.code[index as usize];
+        let cache_offset = (host - LAYOUT.cache) as u32;
+        let request =
+            Request { guest: gva, bytes, here: LENGTH, alignment: false, host, cache_offset };
+        for link in translate(&LAYOUT, &request).expect("a block").links {
+            let leads = self.memory.target(host + u64::from(link.displacement));
+            let stub = host + u64::from(link.stub);
+            assert_eq!(leads, self.cache.find(link.target, false).unwrap_or(stub), "from {gva:x}");
+        }
+    }
+}
+
+#[test]
+fn nothing_leads_to_a_block_that_was_dropped() {
+    let mut full = 0;
+    for seed in 0..20 {
+        let mut model = Model::new(seed);
+        for _ in 0..500 {
+            model.step();
+            model.check();
+        }
+        full += model.full;
+    }
+    assert!(full > 10, "cleared {full} times");
+}
