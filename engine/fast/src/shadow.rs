@@ -1,20 +1,24 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
+//!
+//! `large` maps large pages, `copies` changed copies of code, `walk` reads the guest's page tables.
+
+mod copies;
+mod large;
+mod walk;
 
 use crate::{
     process::Process,
     regions::{self, Regions, extent},
-    scan::Patch,
     scans::Scans,
     sites::Sites,
 };
-use frame::{
-    COPY, EMPTY, NEAR_SITES, NEAR_SITES_END, OPEN_SITES, PIECE, POKE, PROTECT, near_sites,
-};
+use frame::{EMPTY, NEAR_SITES, NEAR_SITES_END, OPEN_SITES, PIECE, PROTECT, near_sites};
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use walk::{Standing, leaf, still_good};
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
-use x86::paging::{self, Access, Roots, Translation, WalkMemory};
-use x86_interp::{GuestRam, RamPage};
+use x86::paging::{self, Access, Roots, Translation};
+use x86_interp::GuestRam;
 
 const READ: u64 = 1;
 const WRITE: u64 = 2;
@@ -23,8 +27,6 @@ const PAGE: u64 = 4096;
 const LARGE: u64 = 1 << 21;
 /// Pages looked at around a fault.
 const AROUND: u64 = 16;
-/// Large pages looked at around a fault in kernel memory.
-const LARGE_AROUND: u64 = 16;
 /// Mappings one space may hold; the host allows 65,530 and fails badly near that.
 const MAX_MAPPINGS: usize = 30_000;
 
@@ -362,11 +364,6 @@ impl<W: Process> Space<W> {
         }
     }
 
-    fn large_at(&self, hva: u64) -> Option<(u64, Large)> {
-        let (start, large) = self.large.range(..=hva).next_back()?;
-        (hva - start < large.len).then_some((*start, *large))
-    }
-
     /// The RAM page at this offset may not be written without a fault any more.
     pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
         let single = self.writable.remove(&offset).unwrap_or_default();
@@ -488,90 +485,6 @@ impl<W: Process> Space<W> {
         Ok(true)
     }
 
-    /// What has to be changed in a page of code before user code executes it, and what makes it
-    /// faster. Such a page is marked. The program has `written` it, or may.
-    fn patches(&mut self, ram: &Ram, hva: u64, offset: u64, written: bool) -> Vec<Patch> {
-        let mut bytes = [0; PAGE as usize];
-        ram.read(offset, &mut bytes);
-        let mut found = self.scans.patches(offset, &bytes, written);
-        if !self.near_sites {
-            let (calls, displaced) = self.sites.patches(hva, &bytes);
-            found.extend(calls);
-            for rip in displaced {
-                self.wedge.displaced(rip);
-            }
-        }
-        if found.is_empty() || ram.is_code(offset) {
-            return found;
-        }
-        // Writes come to light only from here on: what was read before may be stale.
-        ram.mark_code(offset);
-        self.marked.push(offset);
-        self.patches(ram, hva, offset, written)
-    }
-
-    /// A page that is empty is marked, so that the wedge need not map it page by page.
-    fn mark_empty(&mut self, ram: &Ram, offset: u64) {
-        if ram.mark_empty(offset) {
-            self.marked.push(offset);
-        }
-    }
-
-    /// RAM pages (by offset) that have become code: no space may write them without a fault any more.
-    pub fn take_marked(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.marked)
-    }
-
-    /// The page of user code at `gva` that is mapped: its GVA and the guest's bytes.
-    pub fn code_page(&self, ram: &Ram, gva: u64) -> Option<(u64, Vec<u8>)> {
-        let page = gva & !(PAGE - 1);
-        let (offset, _) = self.pages.get(&page)?;
-        let mut bytes = vec![0; PAGE as usize];
-        ram.read(*offset, &mut bytes);
-        Some((page, bytes))
-    }
-
-    /// Maps the page of a system call that has become worth patching anew, if it is mapped.
-    pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
-        let hva = gva & !(PAGE - 1);
-        let Some((offset, protection)) = self.pages.get(&hva).copied() else { return Ok(()) };
-        let patches = self.patches(ram, hva, offset, protection & WRITE != 0);
-        if protection & (EXECUTE | WRITE) == EXECUTE && !patches.is_empty() {
-            self.map_patched(hva, offset, &patches)?;
-        }
-        Ok(())
-    }
-
-    /// Maps a changed copy of a page of code. The page counts as code from now on, so that a write
-    /// to it comes to light ([`Space::drop_copies`]).
-    fn map_patched(&mut self, hva: u64, offset: u64, patches: &[Patch]) -> Result<(), Error> {
-        self.copies.entry(offset).or_default().push(hva);
-        self.map(hva, PAGE, offset, COPY)?;
-        for patch in patches {
-            let (address, bytes) = (hva + patch.at as u64, patch.bytes);
-            let order = Order { address, len: patch.len, offset: bytes, protection: POKE };
-            self.wedge.order(order)?;
-        }
-        let protection = PROTECT | READ | EXECUTE;
-        self.wedge.order(Order { address: hva, len: PAGE, offset: 0, protection })
-    }
-
-    /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it
-    /// while it is empty.
-    pub fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
-        if self.empty.remove(&offset) {
-            let stands = |(of, protection): &(u64, u64)| *of == offset && protection & EMPTY != 0;
-            let stand_ins = self.pages.iter().filter(|(_, page)| stands(page));
-            let gone: Vec<u64> = stand_ins.map(|(hva, _)| *hva).collect();
-            self.unmap_pages(&gone)?;
-        }
-        for hva in self.copies.remove(&offset).unwrap_or_default() {
-            self.pages.remove(&hva);
-            self.unmap(hva, PAGE)?;
-        }
-        Ok(())
-    }
-
     fn note(&mut self, place: Place, found: &Translation) {
         if found.page_bits > 12 {
             self.parts.insert(part(place.hva, found.page_bits));
@@ -582,79 +495,6 @@ impl<W: Process> Space<W> {
         } else {
             self.user_regions.add(place.hva);
         }
-    }
-
-    /// Maps the large page around `place` as one mapping, with its neighbours of the same kind if it
-    /// is the kernel's; its code pages are not writable. False if it is not all RAM.
-    fn map_large(
-        &mut self,
-        ram: &Ram,
-        roots: Roots,
-        place: Place,
-        found: &Translation,
-    ) -> Result<bool, Error> {
-        let Some(first) = large_page(ram, found) else { return Ok(false) };
-        if self
-            .large_at(place.hva)
-            .is_some_and(|(_, l)| l.writable == (found.writable && found.dirty))
-        {
-            return Ok(false); // a page of it has been mapped apart
-        }
-        let base = place.gva & !(LARGE - 1);
-        let (mut start, mut end) = (base, base + (LARGE - 1));
-        if place.kernel {
-            let fits = |gva: u64| neighbour(ram, roots, gva, found, first.offset, base);
-            let reach = LARGE_AROUND * LARGE;
-            while base - start < reach && start & (reach * 2 - 1) != 0 && fits(start - LARGE) {
-                start -= LARGE;
-            }
-            while end - base < reach
-                && (end.wrapping_add(1)) & (reach * 2 - 1) != 0
-                && fits(end + 1)
-            {
-                end += LARGE;
-            }
-        }
-        let len = end - start + 1;
-        let offset = first.offset - (base - start);
-        let hva = start.wrapping_add(place.hva.wrapping_sub(place.gva));
-        let whole = regions::mappable_parts(hva, len).eq([(hva, hva + len)]);
-        if !whole {
-            return Ok(false);
-        }
-        self.note(place, found);
-        self.map_run(ram, hva, len, offset, place, found)?;
-        Ok(true)
-    }
-
-    fn map_run(
-        &mut self,
-        ram: &Ram,
-        hva: u64,
-        len: u64,
-        offset: u64,
-        place: Place,
-        found: &Translation,
-    ) -> Result<(), Error> {
-        let writable = found.writable && found.dirty;
-        let protection = protection(place, false, writable);
-        self.forget_within(hva, len);
-        self.large.insert(hva, Large { len, offset, writable, protection });
-        self.map(hva, len, offset, protection)?;
-        if !writable {
-            return Ok(());
-        }
-        let pages = (0..len).step_by(PAGE as usize);
-        let code: Vec<u64> = pages.filter(|at| ram.is_code(offset + at)).collect();
-        for (start, end) in runs(&code) {
-            self.map(hva + start, end - start, offset + start, protection & !WRITE)?;
-        }
-        Ok(())
-    }
-
-    /// What was known about a range that is about to be mapped anew.
-    fn forget_within(&mut self, hva: u64, len: u64) {
-        self.large.retain(|at, l| at + l.len <= hva || *at >= hva + len);
     }
 
     /// Maps the neighbours whose page-table entries the guest has used already: a fault each
@@ -694,28 +534,6 @@ fn part(hva: u64, bits: u32) -> (u64, u64) {
     (hva >> bits << bits, 1 << bits)
 }
 
-/// What has become of a mapping.
-enum Standing {
-    Good,
-    /// It may not be written any more.
-    ReadOnly,
-    Gone,
-}
-
-/// Compares a page's mapping with what would be mapped now.
-fn still_good(ram: &Ram, roots: Roots, hva: u64, offset: u64, protection: u64) -> Standing {
-    let Some(found) = leaf(ram, roots, hva, true) else { return Standing::Gone };
-    let same = ram.page(found.gpa).is_some_and(|page| page.offset == offset);
-    if !same || protection & EXECUTE != 0 && !found.executable {
-        return Standing::Gone;
-    }
-    match protection & WRITE != 0 && !(found.writable && found.dirty) {
-        false => Standing::Good,
-        true if protection & EXECUTE == 0 => Standing::ReadOnly,
-        true => Standing::Gone,
-    }
-}
-
 /// Adjacent pages, ascending, as ranges.
 fn runs(pages: &[u64]) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -726,69 +544,4 @@ fn runs(pages: &[u64]) -> Vec<(u64, u64)> {
         }
     }
     runs
-}
-
-/// The first page of the 2 MiB around a translation, if all of them are contiguous writable RAM.
-fn large_page(ram: &Ram, found: &Translation) -> Option<RamPage> {
-    let gpa = found.gpa & !(LARGE - 1);
-    let (first, last) = (ram.page(gpa)?, ram.page(gpa + LARGE - PAGE)?);
-    let plain = first.writable && last.writable && last.offset == first.offset + LARGE - PAGE;
-    plain.then_some(first)
-}
-
-/// The large page at `gva` is like the one at `base`, whose RAM starts at `offset`, and continues it.
-fn neighbour(
-    ram: &Ram,
-    roots: Roots,
-    gva: u64,
-    like: &Translation,
-    offset: u64,
-    base: u64,
-) -> bool {
-    let Some(found) = large_leaf(ram, roots, gva) else { return false };
-    let same = (found.writable, found.user, found.global, found.dirty)
-        == (like.writable, like.user, like.global, like.dirty);
-    let expected = offset.wrapping_add(gva.wrapping_sub(base));
-    same && large_page(ram, &found).is_some_and(|page| page.offset == expected)
-}
-
-/// The large translation of a GVA, if the guest has used it already.
-fn large_leaf(ram: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
-    descend(ram, roots, gva).filter(|found| found.page_bits >= 21)
-}
-
-/// The small translation of a GVA, if the guest has used it already.
-fn leaf(ram: &Ram, roots: Roots, gva: u64, user: bool) -> Option<Translation> {
-    descend(ram, roots, gva).filter(|found| found.page_bits == 12 && found.user == user)
-}
-
-/// Walks without setting any bit; only through entries that are present and accessed.
-fn descend(mut memory: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
-    let mut table = roots.cr3 & paging::ADDRESS;
-    let mut rights = paging::RW | paging::US;
-    let mut no_execute = 0;
-    for shift in [39, 30, 21, 12] {
-        let entry = memory.read_u64(table + (gva >> shift & 0x1ff) * 8);
-        let used = paging::P | paging::A;
-        if entry & used != used || entry & RESERVED != 0 {
-            return None;
-        }
-        rights &= entry;
-        no_execute |= entry & paging::NX;
-        let large = shift != 39 && shift != 12 && entry & paging::PS != 0;
-        if large || shift == 12 {
-            let inside = (1 << shift) - 1;
-            return Some(Translation {
-                gpa: entry & paging::ADDRESS & !inside | gva & inside,
-                page_bits: shift,
-                writable: rights & paging::RW != 0,
-                user: rights & paging::US != 0,
-                executable: no_execute == 0,
-                global: entry & paging::G != 0,
-                dirty: entry & paging::D != 0,
-            });
-        }
-        table = entry & paging::ADDRESS;
-    }
-    None
 }

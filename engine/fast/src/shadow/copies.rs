@@ -1,0 +1,108 @@
+//! Pages of user code that are mapped as changed copies, and pages that are empty.
+//!
+//! A page counts as code from the moment a copy of it is made, so that a write to it comes to light and the copy
+//! goes. What stands for an empty page goes in the same way.
+
+use super::{EXECUTE, PAGE, READ, Space, WRITE};
+use crate::{process::Process, scan::Patch};
+use frame::{COPY, EMPTY, POKE, PROTECT};
+use ram::Ram;
+use wedge::{Error, Order};
+use x86_interp::GuestRam;
+
+impl<W: Process> Space<W> {
+    /// What has to be changed in a page of code before user code executes it, and what makes it
+    /// faster. Such a page is marked. The program has `written` it, or may.
+    pub(super) fn patches(
+        &mut self,
+        ram: &Ram,
+        hva: u64,
+        offset: u64,
+        written: bool,
+    ) -> Vec<Patch> {
+        let mut bytes = [0; PAGE as usize];
+        ram.read(offset, &mut bytes);
+        let mut found = self.scans.patches(offset, &bytes, written);
+        if !self.near_sites {
+            let (calls, displaced) = self.sites.patches(hva, &bytes);
+            found.extend(calls);
+            for rip in displaced {
+                self.wedge.displaced(rip);
+            }
+        }
+        if found.is_empty() || ram.is_code(offset) {
+            return found;
+        }
+        // Writes come to light only from here on: what was read before may be stale.
+        ram.mark_code(offset);
+        self.marked.push(offset);
+        self.patches(ram, hva, offset, written)
+    }
+
+    /// A page that is empty is marked, so that the wedge need not map it page by page.
+    pub(super) fn mark_empty(&mut self, ram: &Ram, offset: u64) {
+        if ram.mark_empty(offset) {
+            self.marked.push(offset);
+        }
+    }
+
+    /// RAM pages (by offset) that have become code: no space may write them without a fault any more.
+    pub fn take_marked(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.marked)
+    }
+
+    /// The page of user code at `gva` that is mapped: its GVA and the guest's bytes.
+    pub fn code_page(&self, ram: &Ram, gva: u64) -> Option<(u64, Vec<u8>)> {
+        let page = gva & !(PAGE - 1);
+        let (offset, _) = self.pages.get(&page)?;
+        let mut bytes = vec![0; PAGE as usize];
+        ram.read(*offset, &mut bytes);
+        Some((page, bytes))
+    }
+
+    /// Maps the page of a system call that has become worth patching anew, if it is mapped.
+    pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
+        let hva = gva & !(PAGE - 1);
+        let Some((offset, protection)) = self.pages.get(&hva).copied() else { return Ok(()) };
+        let patches = self.patches(ram, hva, offset, protection & WRITE != 0);
+        if protection & (EXECUTE | WRITE) == EXECUTE && !patches.is_empty() {
+            self.map_patched(hva, offset, &patches)?;
+        }
+        Ok(())
+    }
+
+    /// Maps a changed copy of a page of code. The page counts as code from now on, so that a write
+    /// to it comes to light ([`Space::drop_copies`]).
+    pub(super) fn map_patched(
+        &mut self,
+        hva: u64,
+        offset: u64,
+        patches: &[Patch],
+    ) -> Result<(), Error> {
+        self.copies.entry(offset).or_default().push(hva);
+        self.map(hva, PAGE, offset, COPY)?;
+        for patch in patches {
+            let (address, bytes) = (hva + patch.at as u64, patch.bytes);
+            let order = Order { address, len: patch.len, offset: bytes, protection: POKE };
+            self.wedge.order(order)?;
+        }
+        let protection = PROTECT | READ | EXECUTE;
+        self.wedge.order(Order { address: hva, len: PAGE, offset: 0, protection })
+    }
+
+    /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it
+    /// while it is empty.
+    pub fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
+        if self.empty.remove(&offset) {
+            let stands = |(of, protection): &(u64, u64)| *of == offset && protection & EMPTY != 0;
+            let stand_ins = self.pages.iter().filter(|(_, page)| stands(page));
+            let gone: Vec<u64> = stand_ins.map(|(hva, _)| *hva).collect();
+            self.unmap_pages(&gone)?;
+        }
+        for hva in self.copies.remove(&offset).unwrap_or_default() {
+            self.pages.remove(&hva);
+            self.unmap(hva, PAGE)?;
+        }
+        Ok(())
+    }
+}

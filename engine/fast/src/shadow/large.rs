@@ -1,0 +1,115 @@
+//! Large pages, each one mapping of the host's, and in kernel memory several.
+
+use super::{LARGE, Large, PAGE, Place, Space, WRITE, protection, runs, walk::large_leaf};
+use crate::{process::Process, regions};
+use ram::Ram;
+use wedge::Error;
+use x86::paging::{Roots, Translation};
+use x86_interp::{GuestRam, RamPage};
+
+/// Large pages looked at around a fault in kernel memory.
+const LARGE_AROUND: u64 = 16;
+
+impl<W: Process> Space<W> {
+    pub(super) fn large_at(&self, hva: u64) -> Option<(u64, Large)> {
+        let (start, large) = self.large.range(..=hva).next_back()?;
+        (hva - start < large.len).then_some((*start, *large))
+    }
+
+    /// Maps the large page around `place` as one mapping, with its neighbours of the same kind if it
+    /// is the kernel's; its code pages are not writable. False if it is not all RAM.
+    pub(super) fn map_large(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        place: Place,
+        found: &Translation,
+    ) -> Result<bool, Error> {
+        let Some(first) = large_page(ram, found) else { return Ok(false) };
+        if self
+            .large_at(place.hva)
+            .is_some_and(|(_, l)| l.writable == (found.writable && found.dirty))
+        {
+            return Ok(false); // a page of it has been mapped apart
+        }
+        let base = place.gva & !(LARGE - 1);
+        let (mut start, mut end) = (base, base + (LARGE - 1));
+        if place.kernel {
+            let fits = |gva: u64| neighbour(ram, roots, gva, found, first.offset, base);
+            let reach = LARGE_AROUND * LARGE;
+            while base - start < reach && start & (reach * 2 - 1) != 0 && fits(start - LARGE) {
+                start -= LARGE;
+            }
+            while end - base < reach
+                && (end.wrapping_add(1)) & (reach * 2 - 1) != 0
+                && fits(end + 1)
+            {
+                end += LARGE;
+            }
+        }
+        let len = end - start + 1;
+        let offset = first.offset - (base - start);
+        let hva = start.wrapping_add(place.hva.wrapping_sub(place.gva));
+        let whole = regions::mappable_parts(hva, len).eq([(hva, hva + len)]);
+        if !whole {
+            return Ok(false);
+        }
+        self.note(place, found);
+        self.map_run(ram, hva, len, offset, place, found)?;
+        Ok(true)
+    }
+
+    fn map_run(
+        &mut self,
+        ram: &Ram,
+        hva: u64,
+        len: u64,
+        offset: u64,
+        place: Place,
+        found: &Translation,
+    ) -> Result<(), Error> {
+        let writable = found.writable && found.dirty;
+        let protection = protection(place, false, writable);
+        self.forget_within(hva, len);
+        self.large.insert(hva, Large { len, offset, writable, protection });
+        self.map(hva, len, offset, protection)?;
+        if !writable {
+            return Ok(());
+        }
+        let pages = (0..len).step_by(PAGE as usize);
+        let code: Vec<u64> = pages.filter(|at| ram.is_code(offset + at)).collect();
+        for (start, end) in runs(&code) {
+            self.map(hva + start, end - start, offset + start, protection & !WRITE)?;
+        }
+        Ok(())
+    }
+
+    /// What was known about a range that is about to be mapped anew.
+    pub(super) fn forget_within(&mut self, hva: u64, len: u64) {
+        self.large.retain(|at, l| at + l.len <= hva || *at >= hva + len);
+    }
+}
+
+/// The first page of the 2 MiB around a translation, if all of them are contiguous writable RAM.
+fn large_page(ram: &Ram, found: &Translation) -> Option<RamPage> {
+    let gpa = found.gpa & !(LARGE - 1);
+    let (first, last) = (ram.page(gpa)?, ram.page(gpa + LARGE - PAGE)?);
+    let plain = first.writable && last.writable && last.offset == first.offset + LARGE - PAGE;
+    plain.then_some(first)
+}
+
+/// The large page at `gva` is like the one at `base`, whose RAM starts at `offset`, and continues it.
+fn neighbour(
+    ram: &Ram,
+    roots: Roots,
+    gva: u64,
+    like: &Translation,
+    offset: u64,
+    base: u64,
+) -> bool {
+    let Some(found) = large_leaf(ram, roots, gva) else { return false };
+    let same = (found.writable, found.user, found.global, found.dirty)
+        == (like.writable, like.user, like.global, like.dirty);
+    let expected = offset.wrapping_add(gva.wrapping_sub(base));
+    same && large_page(ram, &found).is_some_and(|page| page.offset == expected)
+}
