@@ -121,8 +121,8 @@ impl Code {
         Some(host)
     }
 
-    /// Makes what the newest block leads to, and what that leads to, what is called and what follows a call: asking for each in turn would
-    /// cost more than some that are never used.
+    /// Makes what the newest block leads to, and what that leads to, what is called and what follows a
+    /// call: asking for each in turn would cost more than some that are never used.
     fn go_ahead(&mut self, pages: &mut Pages, board: &Board, roots: Roots, marked: &mut Vec<u64>) {
         let mut queue: VecDeque<_> = self.cache.ahead().to_vec().into();
         let mut left = AHEAD;

@@ -79,6 +79,14 @@ pub enum Rule {
     CallOut,
 }
 
+impl Rule {
+    /// Translated code leaves it to the wedge or the interpreter.
+    pub fn is_left_to_others(self) -> bool {
+        use Rule::*;
+        matches!(self, CallOut | Sysret | Iret | LoadSpace | LoadVectors | InvalidatePage)
+    }
+}
+
 /// Whose code it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Level {

@@ -4,6 +4,7 @@ use std::{fs, process::Command};
 
 use anyhow::{Result, ensure};
 use guests::{Guest, Machine, ring3};
+use harness::processes::family;
 use tempfile::TempDir;
 use xtask::assets::Kernel;
 
@@ -47,25 +48,13 @@ fn takes_little_memory_of_its_own() -> Result<()> {
     let guest = Guest::new(Kernel::BookwormCloud).runs("echo up; read answer");
     let mut machine = Machine::start(&guest)?;
     machine.says("up")?;
-    let processes = family(machine.process())?;
+    let processes = family(machine.process());
     let shares = processes.iter().map(|process| memory(*process)).collect::<Result<Vec<_>>>()?;
     let (own, ram) = shares.iter().fold((0, 0), |(own, ram), share| (own + share.0, ram + share.1));
     ensure!(ram > 16 << 10, "the guest's RAM is not to be seen: {ram} KiB");
     ensure!(processes.len() > 2, "wedges are not to be seen");
     ensure!(own < 48 << 10, "{own} KiB beside {ram} KiB of the guest's");
     Ok(())
-}
-
-/// A process, its children and theirs.
-fn family(process: u32) -> Result<Vec<u32>> {
-    let mut all = vec![process];
-    for task in fs::read_dir(format!("/proc/{process}/task"))? {
-        let children = fs::read_to_string(task?.path().join("children"))?;
-        for child in children.split_whitespace() {
-            all.extend(family(child.parse()?)?);
-        }
-    }
-    Ok(all)
 }
 
 /// The process's share of memory, KiB: of its own and of the guest's RAM.

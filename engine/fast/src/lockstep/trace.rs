@@ -2,10 +2,7 @@
 
 use super::scratch::{Accesses, Scratch};
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
-use jit::{
-    Level,
-    rules::{Rule, rule},
-};
+use jit::{Level, rules::rule};
 use x86::{Fault, Vcpu, flags};
 use x86_interp::{Cpu, rflags};
 
@@ -97,7 +94,7 @@ fn follow(
         let repeats = next.is_some_and(|insn| repeats(&insn));
         moments.push(Moment { vcpu, undefined, repeats, progress });
         let Some(insn) = next else { return End::Complete };
-        if is_monitors(rule(&insn, level)) {
+        if rule(&insn, level).is_left_to_others() {
             return End::Complete;
         }
         if let Some(reason) = open(&insn, undefined) {
@@ -109,12 +106,6 @@ fn follow(
             Ok(None) => undefined = undefined_after(&insn, undefined),
         }
     }
-}
-
-/// Translated code leaves it to the monitor.
-fn is_monitors(rule: Rule) -> bool {
-    use Rule::*;
-    matches!(rule, CallOut | Sysret | Iret | LoadSpace | LoadVectors | InvalidatePage)
 }
 
 fn open(insn: &Instruction, undefined: u64) -> Option<Reason> {

@@ -161,8 +161,7 @@ impl Emitter<'_> {
 
 /// The interpreter or the wedge may come between the instruction before one with this rule and its end.
 fn is_interruptible(rule: Rule) -> bool {
-    use Rule::*;
-    matches!(rule, CallOut | String | Sysret | Iret | LoadVectors | LoadSpace | InvalidatePage)
+    rule == Rule::String || rule.is_left_to_others()
 }
 
 /// The block goes on after an instruction with this rule, so a check can follow it.
