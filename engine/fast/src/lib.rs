@@ -219,7 +219,8 @@ impl Fast {
     /// that wedges have dropped by themselves, and the space they have gone to. False if orders could not be
     /// carried out.
     fn take_turns(&mut self) -> Result<bool, Error> {
-        let done = self.slots.run(self.modes.kernel_translated)?;
+        let roots = Roots::from(&self.cpu.vcpu);
+        let done = self.slots.run(self.modes.kernel_translated, roots)?;
         for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
             self.codes.forget_page(&mut self.pages, gva);

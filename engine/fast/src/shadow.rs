@@ -1,9 +1,11 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 //!
-//! `large` maps large pages, `copies` changed copies of code, `walk` reads the guest's page tables.
+//! `large` maps large pages, `copies` changed copies of code, `near` keeps the table of patched system calls
+//! out of the program's way, `walk` reads the guest's page tables.
 
 mod copies;
 mod large;
+mod near;
 mod walk;
 
 use crate::{
@@ -12,7 +14,8 @@ use crate::{
     scans::Scans,
     sites::Sites,
 };
-use frame::{EMPTY, NEAR_SITES, NEAR_SITES_END, OPEN_SITES, PIECE, PROTECT, near_sites};
+use frame::{EMPTY, PIECE, PROTECT};
+use near::{Near, SitesTable};
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use walk::{Standing, leaf, still_good};
@@ -97,10 +100,10 @@ pub struct Space<W = Wedge> {
     sites: Sites,
     /// What is known of pages of code, of all spaces.
     scans: Scans,
-    /// User pages have been mapped near the table of patched system calls.
-    near_sites: bool,
-    /// That table is known to be closed.
-    sites_closed: bool,
+    /// What the program has near the table of patched system calls.
+    near: Near,
+    /// What has become of that table.
+    table: SitesTable,
     /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
     copies: HashMap<u64, Vec<u64>>,
     /// RAM pages (by offset) that memory without content may stand for.
@@ -124,8 +127,8 @@ impl<W: Process> Space<W> {
             marked: Vec::new(),
             sites,
             scans,
-            near_sites: false,
-            sites_closed: false,
+            near: Near::Unknown,
+            table: SitesTable::Open,
             copies: HashMap::new(),
             empty: HashSet::new(),
         }
@@ -133,7 +136,6 @@ impl<W: Process> Space<W> {
 
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
-        self.attend_to_sites()?;
         self.wedge.allow(MAX_MAPPINGS.saturating_sub(self.mappings), self.user_large);
         self.wedge.run()
     }
@@ -149,37 +151,6 @@ impl<W: Process> Space<W> {
         Ok(())
     }
 
-    /// The wedge closes its table of patched system calls as soon as a program has pages near it: calls
-    /// are not patched then. Once there are none any more it is opened.
-    fn attend_to_sites(&mut self) -> Result<(), Error> {
-        if !self.near_sites {
-            return Ok(());
-        }
-        if !self.has_near_sites() {
-            (self.near_sites, self.sites_closed) = (false, false);
-            let (address, len, offset, protection) = (0, 0, 0, OPEN_SITES);
-            return self.wedge.order(Order { address, len, offset, protection });
-        }
-        if !self.sites_closed {
-            self.sites_closed = true;
-            let mut copies: Vec<u64> = self.copies.drain().flat_map(|(_, hvas)| hvas).collect();
-            copies.sort_unstable();
-            copies.dedup();
-            self.unmap_pages(&copies)?;
-        }
-        Ok(())
-    }
-
-    fn has_near_sites(&self) -> bool {
-        let small = self.pages.range(NEAR_SITES..NEAR_SITES_END).next().is_some();
-        let mut large = self.large.iter().filter(|(_, large)| large.protection & KERNEL_PAGE == 0);
-        small || large.any(|(hva, large)| near_sites(*hva, large.len))
-    }
-
-    fn note_near_sites(&mut self, hva: u64, len: u64, protection: u64) {
-        self.near_sites |= protection & KERNEL_PAGE == 0 && near_sites(hva, len);
-    }
-
     /// Takes note of a mapping that the wedge has made or taken away.
     fn absorb(&mut self, order: &Order) {
         let Order { address: hva, len, offset, protection } = *order;
@@ -189,7 +160,7 @@ impl<W: Process> Space<W> {
             self.invalidated.push(hva);
             return;
         }
-        self.note_near_sites(hva, len, protection);
+        self.note_near(hva, len, protection);
         if protection & PIECE != 0 {
             self.parts.insert(part(hva, LARGE_BITS));
         }
@@ -243,6 +214,7 @@ impl<W: Process> Space<W> {
         self.user_regions = Regions::default();
         self.user_large = false;
         self.local_kernel = false;
+        self.near = Near::Unknown;
         Ok(())
     }
 
@@ -256,6 +228,7 @@ impl<W: Process> Space<W> {
         }
         self.pages.clear();
         self.user_large = false;
+        self.near = Near::Unknown;
         Ok(())
     }
 
@@ -265,6 +238,7 @@ impl<W: Process> Space<W> {
         if self.local_kernel || self.user_large || self.has_user_large() {
             return self.clear_local();
         }
+        self.near = Near::Unknown;
         let mut gone = Vec::new();
         let mut read_only = Vec::new();
         for (hva, (offset, protection)) in &self.pages {
@@ -321,6 +295,7 @@ impl<W: Process> Space<W> {
     /// After orders have failed: starts over with nothing mapped.
     pub fn forget(&mut self) {
         self.mappings = 1;
+        self.table = SitesTable::Between;
         // A failure here shows again at the next run.
         let _ = self.clear_all();
     }
@@ -518,7 +493,7 @@ impl<W: Process> Space<W> {
 
     fn map(&mut self, address: u64, len: u64, offset: u64, protection: u64) -> Result<(), Error> {
         self.mappings += 1;
-        self.note_near_sites(address, len, protection);
+        self.note_near(address, len, protection);
         self.wedge.order(Order { address, len, offset, protection })
     }
 }

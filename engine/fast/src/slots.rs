@@ -73,11 +73,13 @@ impl<W: Process> Slots<W> {
         self.spaces.last_mut().ok_or(Error::Gone)
     }
 
-    /// Has guest code run in the current slot, and with `passing` in those that it selects by itself and that
+    /// Has guest code run in the current slot, which has these page tables, and with `passing` in those that it selects by itself and that
     /// have no orders; false if orders could not be carried out.
-    pub fn run(&mut self, passing: bool) -> Result<bool, Error> {
+    pub fn run(&mut self, passing: bool, roots: Roots) -> Result<bool, Error> {
+        let current = self.spaces.last_mut().ok_or(Error::Gone)?;
+        current.attend_to_sites(&self.ram, roots)?;
         for space in &self.spaces {
-            space.wedge.publish(passing.then_some(space.pcid));
+            space.publish(passing);
         }
         let done = self.current()?.run()?;
         self.spaces.iter_mut().try_for_each(Space::catch_up)?;

@@ -198,6 +198,8 @@ pub const PIECE: u64 = 1 << 20;
 pub const EMPTY: u64 = 1 << 21;
 /// In [`Order::protection`]: the table of patched system calls is open to user code again, nothing else.
 pub const OPEN_SITES: u64 = 1 << 22;
+/// In [`Order::protection`]: that table is to be closed, nothing else.
+pub const CLOSE_SITES: u64 = 1 << 23;
 
 /// Why translated code exits, in [`Frame::exit_kind`], and why the wedge gives the monitor its turn, in
 /// [`Frame::reason`].
@@ -389,8 +391,8 @@ pub struct Frame {
     pub idt: u64,
     /// The guest's 64-bit TSS: GVA, zero if it is not the usual one.
     pub tss: u64,
-    /// The page fault last delivered to the guest's kernel: RIP, GVA and access.
-    pub faulted: [u64; 3],
+    /// The page fault last delivered to the guest's kernel: RIP, GVA, access and CR3.
+    pub faulted: [u64; 4],
     /// A user page that INVLPG has dropped but that is still mapped: zero before user code runs.
     pub deferred: u64,
     /// The guest's GDT: GVA.

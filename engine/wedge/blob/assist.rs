@@ -178,8 +178,6 @@ fn load_space(f: &mut Frame) -> bool {
     let Some(to) = turns::holder(root & PCID) else { return false };
     f.cr3 = root;
     f.hand_overs += 1;
-    // What faulted last, faulted in the other space.
-    f.faulted = [0; 3];
     go_on_behind(f, next);
     if to as u64 != shared().number {
         turns::pass_on(to);

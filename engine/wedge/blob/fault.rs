@@ -91,7 +91,7 @@ fn deliver(f: &mut Frame, gva: u64, code: u64) -> bool {
             return false;
         }
     }
-    f.faulted = [f.rip, gva, code];
+    f.faulted = [f.rip, gva, code, f.cr3];
     f.gpr[RSP] = top;
     (f.cs, f.ss) = (selector, 0);
     f.cr2 = gva;
@@ -116,11 +116,11 @@ fn gate(f: &mut Frame) -> Option<(u64, u64)> {
 
 /// User code goes on where it had faulted: what it will need is mapped before it faults again.
 pub fn before_return(f: &mut Frame) {
-    let [rip, gva, code] = f.faulted;
-    if rip != f.rip || gva == 0 {
+    let [rip, gva, code, space] = f.faulted;
+    if rip != f.rip || gva == 0 || space != f.cr3 {
         return;
     }
-    f.faulted = [0; 3];
+    f.faulted = [0; 4];
     let access = user_access(code);
     let s = shared();
     if let Walk::Found(leaf) = mmu::walk(f, s, gva, access) {

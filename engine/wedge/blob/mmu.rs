@@ -471,7 +471,9 @@ pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
     }
     let base = page & !(LARGE - 1);
     let large = s.larges.contains(&base);
-    if !large && f.faulted[1] & !(PAGE - 1) == page && f.deferred == 0 {
+    let [_, faulted, _, space] = f.faulted;
+    let answered = space == f.cr3 && faulted & !(PAGE - 1) == page;
+    if !large && answered && f.deferred == 0 {
         // The page whose fault the guest is answering: it is about to be mapped anew. Until then its
         // mapping, which does not allow what faulted, shows what the new page started with.
         f.deferred = page;

@@ -4,7 +4,7 @@ use crate::{
     die,
     host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
     layout::{
-        COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, OPEN_SITES, Order, POKE, PROTECT, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
+        CLOSE_SITES, COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, OPEN_SITES, Order, POKE, PROTECT, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
     },
     mmu, sites,
 };
@@ -26,8 +26,10 @@ pub fn obey(s: &mut Shared) {
 
 fn apply(order: &Order, s: &mut Shared) -> i64 {
     let Order { address, len, offset, protection } = *order;
-    if protection == OPEN_SITES {
-        return sites::open(s);
+    match protection {
+        OPEN_SITES => return sites::open(s),
+        CLOSE_SITES => return sites::close(s),
+        _ => {}
     }
     let end = address.wrapping_add(len);
     let ours = |from: u64, to: u64| address < to && end > from;

@@ -11,11 +11,16 @@ const READ: u64 = 1;
 
 /// Pages of the user's are about to be mapped. False if the host does not let the table be closed.
 pub fn make_way(s: &mut Shared, address: u64, len: u64) -> bool {
-    if s.sites_closed != 0 || !near_sites(address, len) {
-        return true;
+    !near_sites(address, len) || close(s) == 0
+}
+
+/// There are some, mapped or not.
+pub fn close(s: &mut Shared) -> i64 {
+    if s.sites_closed != 0 {
+        return 0;
     }
     s.sites_closed = 1;
-    call(MPROTECT, SITES as u64, SITES_LEN as u64, 0, 0, 0) == 0
+    call(MPROTECT, SITES as u64, SITES_LEN as u64, 0, 0, 0)
 }
 
 /// There are none any more.

@@ -11,7 +11,7 @@ use crate::{
     tlb::{self, Tlb},
 };
 use fast::Process;
-use frame::{BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, REGIONS, Shared, region};
+use frame::{BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, REGIONS, SITES, Shared, region};
 use oracle::random::Random;
 use ram::Ram;
 use std::cell::RefCell;
@@ -133,6 +133,7 @@ impl World {
     /// A stretch of guest code.
     fn run(&mut self, shared: &mut Shared) {
         self.exit = Exit::None;
+        self.check_sites(shared);
         self.check();
         for _ in 0..self.random.below(STRETCH) {
             if self.violation.is_none() && self.exit == Exit::None {
@@ -192,7 +193,8 @@ impl World {
     fn page_fault(&mut self, gva: u64, access: Access) {
         self.must_be_denied(gva, access);
         let code = if access.write { 2 } else { 0 } | if access.fetch { 16 } else { 0 };
-        self.pages.frame().faulted = [1, gva, code];
+        let frame = self.pages.frame();
+        frame.faulted = [1, gva, code, frame.cr3];
         self.user = false;
     }
 
@@ -200,11 +202,11 @@ impl World {
     fn return_to_user(&mut self, shared: &mut Shared) {
         self.user = true;
         let frame = self.pages.frame();
-        let [_, gva, code] = frame.faulted;
-        if gva == 0 || self.random.chance(20) {
+        let [_, gva, code, space] = frame.faulted;
+        if gva == 0 || space != frame.cr3 || self.random.chance(20) {
             return;
         }
-        frame.faulted = [0; 3];
+        frame.faulted = [0; 4];
         let access = mmu::Access { write: code & 2 != 0, fetch: code & 16 != 0, user: true };
         if let Walk::Found(leaf) = mmu::walk(frame, shared, gva, access) {
             mmu::install(frame, shared, gva, leaf, access);
@@ -297,6 +299,13 @@ impl World {
             level && (!access.write || entry.writable) && (!access.fetch || entry.execute);
         if allowed {
             self.violated(format!("a page fault for {access:?} to {gva:#x}, which has {entry:x?}"));
+        }
+    }
+
+    /// The program can have memory where the table of patched system calls is only if that is closed.
+    fn check_sites(&mut self, shared: &Shared) {
+        if shared.sites_closed == 0 && tlb::has_table(&self.ram, self.root(), SITES as u64) {
+            self.violated("the table of patched system calls is open".to_owned());
         }
     }
 

@@ -75,7 +75,8 @@ impl Run {
     fn step(&mut self) -> Result<()> {
         self.event();
         self.synchronize()?;
-        if !self.slots.run(true)? {
+        let roots = with(|world| roots(world));
+        if !self.slots.run(true, roots)? {
             self.slots.current()?.forget();
             return Ok(());
         }

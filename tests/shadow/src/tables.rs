@@ -23,8 +23,8 @@ const DEVICE: u64 = 0xfee0_0000;
 const TABLES: u64 = 0x10_0000;
 const PAGE: u64 = 4096;
 const LARGE: u64 = 1 << 21;
-/// 2 MiB areas of user addresses in use: of a program, in regions of the kernel's, beside the table of
-/// patched system calls.
+/// 2 MiB areas of user addresses in use: of a program, in regions of the kernel's, and, but in the first space,
+/// beside the table of patched system calls.
 const USER: [u64; 5] =
     [0x5555_5540_0000, 0x5555_5560_0000, 0x0680_0000_0000, 0x4700_0020_0000, 0x0500_0000];
 /// 2 MiB areas of kernel addresses: of the direct map, and of memory mapped page by page.
@@ -72,8 +72,9 @@ impl Tables {
             let root = tables.fresh();
             tables.roots.push(root);
         }
-        for root in tables.roots.clone() {
-            USER.iter().for_each(|area| tables.build(ram, root, *area, P | RW | US));
+        for (space, root) in tables.roots.clone().into_iter().enumerate() {
+            let areas = &USER[..if space == 0 { USER.len() - 1 } else { USER.len() }];
+            areas.iter().for_each(|area| tables.build(ram, root, *area, P | RW | US));
         }
         let (first, others) = (tables.roots[0], tables.roots[1..].to_vec());
         KERNEL.iter().for_each(|area| tables.build(ram, first, *area, P | RW));

@@ -106,6 +106,16 @@ pub fn walk(ram: &Ram, root: u64, gva: u64, filled: bool) -> Option<(Entry, u32)
     None
 }
 
+/// There is a table of small pages for a GVA, or a large page.
+pub fn has_table(ram: &Ram, root: u64, gva: u64) -> bool {
+    let entry = |table: u64, shift: u32| {
+        let value = ram.page(table).map_or(0, |_| ram.load64(table + (gva >> shift & 0x1ff) * 8));
+        Some(value).filter(|value| value & P != 0)
+    };
+    let second = entry(root, 39).and_then(|top| entry(top & ADDRESS, 30));
+    second.is_some_and(|second| second & PS != 0 || entry(second & ADDRESS, 21).is_some())
+}
+
 fn entry(leaf: u64, all: u64, any: u64, shift: u32) -> Entry {
     Entry {
         gpa: leaf & ADDRESS >> shift << shift,

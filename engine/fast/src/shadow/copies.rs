@@ -23,7 +23,7 @@ impl<W: Process> Space<W> {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
         let mut found = self.scans.patches(offset, &bytes, written);
-        if !self.near_sites {
+        if self.may_be_patched() {
             let (calls, displaced) = self.sites.patches(hva, &bytes);
             found.extend(calls);
             for rip in displaced {

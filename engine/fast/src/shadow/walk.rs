@@ -73,3 +73,16 @@ fn descend(mut memory: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
     }
     None
 }
+
+/// There is a table of small pages for a GVA, or a large page.
+pub(super) fn has_table(mut memory: &Ram, roots: Roots, gva: u64) -> bool {
+    let mut table = roots.cr3 & paging::ADDRESS;
+    for shift in [39, 30, 21] {
+        let entry = memory.read_u64(table + (gva >> shift & 0x1ff) * 8);
+        if entry & paging::P == 0 || shift != 39 && entry & paging::PS != 0 {
+            return entry & paging::P != 0;
+        }
+        table = entry & paging::ADDRESS;
+    }
+    true
+}

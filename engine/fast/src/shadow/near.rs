@@ -1,0 +1,90 @@
+//! Keeps the table of patched system calls out of the program's way.
+//!
+//! The table lies among the user's pages ([`frame::SITES`]), and user code can load from it. It is open only as
+//! long as the program has no memory near it. The wedge closes it before it maps any there; what is known here
+//! ends with every flush, because another program may have come, whose pages are anywhere but in the host's
+//! mappings. So the guest's page tables are asked then: the tables that lead to pages, not the pages, since
+//! those come and go.
+
+use super::{KERNEL_PAGE, LARGE, Space, walk::has_table};
+use crate::process::Process;
+use frame::{CLOSE_SITES, NEAR_SITES, NEAR_SITES_END, OPEN_SITES, SITES, SITES_LEN, near_sites};
+use ram::Ram;
+use wedge::{Error, Order};
+use x86::paging::Roots;
+
+/// What a program has near the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Near {
+    /// The program may be another than the one that was looked at.
+    Unknown,
+    Nothing,
+    Something,
+}
+
+/// What has become of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SitesTable {
+    Open,
+    /// The wedge may have closed it, and patched calls still lead there.
+    Between,
+    /// Nothing leads there any more.
+    Closed,
+}
+
+impl<W: Process> Space<W> {
+    /// Guest code may go on here whenever a wedge selects this space.
+    pub(crate) fn publish(&self, passing: bool) {
+        self.wedge.publish((passing && self.near != Near::Unknown).then_some(self.pcid));
+    }
+
+    /// Calls of this program may lead to the table.
+    pub(super) fn may_be_patched(&self) -> bool {
+        self.near == Near::Nothing
+    }
+
+    pub(super) fn note_near(&mut self, hva: u64, len: u64, protection: u64) {
+        if protection & KERNEL_PAGE == 0 && near_sites(hva, len) {
+            self.near = Near::Something;
+            if self.table == SitesTable::Open {
+                self.table = SitesTable::Between;
+            }
+        }
+    }
+
+    /// Opens or closes the table for the program with these page tables, which is about to run.
+    pub(crate) fn attend_to_sites(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        self.near = self.look(ram, roots);
+        match self.near {
+            Near::Something if self.table != SitesTable::Closed => {
+                self.table = SitesTable::Closed;
+                let mut copies: Vec<u64> = self.copies.drain().flat_map(|(_, hvas)| hvas).collect();
+                copies.sort_unstable();
+                copies.dedup();
+                self.unmap_pages(&copies)?;
+                self.order_sites(CLOSE_SITES)
+            }
+            Near::Nothing if self.table != SitesTable::Open => {
+                self.table = SitesTable::Open;
+                self.order_sites(OPEN_SITES)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Once nothing is known to be near, only the table's own place is looked at: what comes there is not
+    /// always mapped first.
+    fn look(&self, ram: &Ram, roots: Roots) -> Near {
+        let range = match self.near {
+            Near::Something => return Near::Something,
+            Near::Unknown => NEAR_SITES..NEAR_SITES_END,
+            Near::Nothing => SITES as u64..(SITES + SITES_LEN) as u64,
+        };
+        let found = range.step_by(LARGE as usize).any(|gva| has_table(ram, roots, gva));
+        if found { Near::Something } else { Near::Nothing }
+    }
+
+    fn order_sites(&mut self, protection: u64) -> Result<(), Error> {
+        self.wedge.order(Order { protection, ..Order::default() })
+    }
+}
