@@ -10,11 +10,12 @@ use vmm::{BootProtocol, LockStep};
 use crate::{
     control::{PsArguments, Target},
     device::DeviceArguments,
-    disk::{DiskArgument, ImageArguments},
+    disk::{DiskChoice, ImageArguments},
     exec::arguments::{ExecArguments, ShellArguments},
     kernel::KernelArguments,
     net::NetArgument,
-    share::ShareArgument,
+    serve::ServeArguments,
+    share::ShareChoice,
 };
 
 const EXAMPLES: &str = "\
@@ -109,6 +110,8 @@ pub enum Command {
     },
     /// Print the manual page: ring3 man | man -l -
     Man,
+    /// Serve a disk or a folder to another program's machine, such as QEMU's, by vhost-user
+    Serve(ServeArguments),
     /// Serve a device for a machine; ring3 itself starts it
     #[command(hide = true)]
     Device(DeviceArguments),
@@ -156,12 +159,14 @@ pub struct RunArguments {
     /// Disk image, a virtio block device; can be repeated
     ///
     /// The format is raw, or qcow2 if the name ends so, or what format= says. cache=none passes the host's
-    /// page cache by.
+    /// page cache by. vhost-user:SOCKET is a disk that another program serves there, such as
+    /// qemu-storage-daemon.
     #[arg(
         long,
-        value_name = "FILE[,format=raw|qcow2][,readonly][,cache=writeback|none][,serial=TEXT]"
+        value_name = "FILE[,format=raw|qcow2][,readonly][,cache=writeback|none][,serial=TEXT]|\
+                      vhost-user:SOCKET"
     )]
-    pub disk: Vec<DiskArgument>,
+    pub disk: Vec<DiskChoice>,
     /// Network interface; can be repeated
     ///
     /// user is a network of its own, without privileges; passt is that of the program passt; socket leads to
@@ -176,9 +181,10 @@ pub struct RunArguments {
     pub net: Vec<NetArgument>,
     /// Folder of this host for the guest, which mounts it by its tag; can be repeated
     ///
-    /// In the guest: mount -t virtiofs TAG /mnt. With ro, the guest cannot change it.
-    #[arg(long, value_name = "DIR:TAG[:ro]")]
-    pub share: Vec<ShareArgument>,
+    /// In the guest: mount -t virtiofs TAG /mnt. With ro, the guest cannot change it. vhost-user:SOCKET:TAG is a folder
+    /// that another program serves there, such as virtiofsd.
+    #[arg(long, value_name = "DIR:TAG[:ro]|vhost-user:SOCKET:TAG")]
+    pub share: Vec<ShareChoice>,
     /// Where disks, networks and folders are served: in processes of their own, which can reach nothing else, or in the machine's (to look for a
     /// failure)
     #[arg(long, value_enum, default_value_t = DevicesChoice::Processes)]

@@ -76,10 +76,25 @@ pub enum Kind {
 }
 
 /// A device's body with what it needs.
-struct Body {
+pub struct Body {
     device: Box<dyn VirtioDevice>,
     bell: Option<Bell>,
     served: Served,
+}
+
+impl Body {
+    /// Shuts this process in with what the body needs.
+    pub fn shut_in(&self) -> Result<(), Failure> {
+        jail::enter(self.served).map_err(|problem| {
+            Failure::host(format!("a device's filter: {problem}; --devices inline does without"))
+        })
+    }
+
+    /// Serves until the monitor hangs up.
+    pub fn serve(self, socket: UnixStream) -> Result<u8, Failure> {
+        let served = vhost_user::serve(self.device, self.bell, socket);
+        served.map(|()| 0).map_err(|error| Failure::host(format!("a device's process: {error}")))
+    }
 }
 
 /// The process of a device, from its start to its end.
@@ -87,28 +102,18 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
     process::die_with_parent().map_err(|error| Failure::host(error.to_string()))?;
     let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
     let socket = socket.map_err(|error| Failure::host(error.to_string()))?;
-    let body = body(arguments).and_then(|body| {
-        jail::enter(body.served).map_err(|problem| {
-            Failure::host(format!("a device's filter: {problem}; --devices inline does without"))
-        })?;
-        Ok(body)
-    });
+    let body = body(arguments).and_then(|body| body.shut_in().map(|()| body));
     let problem = body.as_ref().err().map(ToString::to_string);
     let identity = body.as_ref().ok().map(|body| Identity::of(&*body.device));
     let words = identity.as_ref().ok_or(problem.as_deref().unwrap_or_default());
     introduce(&mut io::stdout(), words).map_err(|error| Failure::host(error.to_string()))?;
     // Whoever refuses has said why.
-    let Ok(Body { device, bell, .. }) = body else { return Ok(1) };
-    let served = vhost_user::serve(device, bell, socket);
-    served.map(|()| 0).map_err(|error| Failure::host(format!("a device's process: {error}")))
+    body.map_or(Ok(1), |body| body.serve(socket))
 }
 
 fn body(arguments: &DeviceArguments) -> Result<Body, Failure> {
     match &arguments.kind {
-        Kind::Disk { index, disk } => {
-            let device = Box::new(disk.body(*index)?);
-            Ok(Body { device, bell: None, served: Served::Disk })
-        }
+        Kind::Disk { index, disk } => disk_body(*index, disk),
         Kind::Share { tag, readonly, folder } => {
             let folder = Folder { path: folder.clone(), readonly: *readonly };
             share_body(tag, folder)
@@ -117,8 +122,14 @@ fn body(arguments: &DeviceArguments) -> Result<Body, Failure> {
     }
 }
 
+/// Opens a disk.
+pub fn disk_body(index: usize, disk: &DiskArgument) -> Result<Body, Failure> {
+    let device = Box::new(disk.body(index)?);
+    Ok(Body { device, bell: None, served: Served::Disk })
+}
+
 /// Opens a folder from where there is nothing else.
-fn share_body(tag: &str, mut folder: Folder) -> Result<Body, Failure> {
+pub fn share_body(tag: &str, mut folder: Folder) -> Result<Body, Failure> {
     let host = |problem: String| Failure::host(format!("--share: {problem}"));
     let place = room::move_in(&folder.path, folder.readonly);
     folder.path = place.map_err(|error| host(error.to_string()))?;

@@ -17,6 +17,7 @@ use crate::{
     debian::{self, DebianArguments},
     device,
     failure::Failure,
+    foreign,
 };
 
 const EXAMPLES: &str = "\
@@ -35,6 +36,36 @@ const PATIENCE: Duration = Duration::from_millis(400);
 const GLANCE: Duration = Duration::from_millis(10);
 /// Bytes of a serial number at most.
 const SERIAL_MAX: usize = 20;
+
+/// What `--disk` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskChoice {
+    /// An image, which we serve.
+    Image(DiskArgument),
+    /// What another program serves at this socket.
+    Foreign(PathBuf),
+}
+
+impl FromStr for DiskChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix(foreign::PREFIX) {
+            Some("") => Err("the socket's name is empty: vhost-user:SOCKET".to_owned()),
+            Some(socket) => Ok(Self::Foreign(socket.into())),
+            None => text.parse().map(Self::Image),
+        }
+    }
+}
+
+impl DiskChoice {
+    fn attach(&self, index: usize, devices: DevicesChoice) -> Result<Attachment, Failure> {
+        match self {
+            Self::Image(disk) => disk.attach(index, devices),
+            Self::Foreign(socket) => foreign::disk(socket),
+        }
+    }
+}
 
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +177,7 @@ fn parse_serial(text: &str) -> Result<String, String> {
 }
 
 /// Opens all disks.
-pub fn attach(disks: &[DiskArgument], devices: DevicesChoice) -> Result<Vec<Attachment>, Failure> {
+pub fn attach(disks: &[DiskChoice], devices: DevicesChoice) -> Result<Vec<Attachment>, Failure> {
     disks.iter().enumerate().map(|(index, disk)| disk.attach(index, devices)).collect()
 }
 
@@ -252,7 +283,10 @@ mod tests {
             let error = text.parse::<DiskArgument>().expect_err(text);
             assert!(error.contains(part), "{error}");
         }
-        let missing: DiskArgument = "/nonexistent/disk.img".parse().expect("sound");
+        let foreign = "vhost-user:/run/disk.sock".parse();
+        assert_eq!(foreign, Ok(DiskChoice::Foreign("/run/disk.sock".into())));
+        assert!("vhost-user:".parse::<DiskChoice>().is_err());
+        let missing: DiskChoice = "/nonexistent/disk.img".parse().expect("sound");
         let failure = attach(&[missing], DevicesChoice::Inline).err().expect("refused");
         assert_eq!(failure.code, 2);
         assert!(failure.to_string().contains("does not exist"), "{failure}");

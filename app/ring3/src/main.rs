@@ -12,11 +12,13 @@ mod doctor;
 mod escape;
 mod exec;
 mod failure;
+mod foreign;
 mod hvc;
 mod kernel;
 mod net;
 mod outcome;
 mod run;
+mod serve;
 mod share;
 
 use std::{io::stdout, process::ExitCode};
@@ -52,6 +54,7 @@ fn act(arguments: Arguments) -> ExitCode {
             Ok(0)
         }
         Command::Man => manual(),
+        Command::Serve(arguments) => serve::serve(&arguments),
         Command::Device(arguments) => device::device(&arguments),
         Command::Doctor(doctor) => {
             println!("{}", doctor::survey(doctor.json));

@@ -7,10 +7,60 @@ use vhost_user::Reserve;
 use virtio::Fs;
 use vmm::Attachment;
 
-use crate::{cli::DevicesChoice, device, failure::Failure};
+use crate::{cli::DevicesChoice, device, failure::Failure, foreign};
 
 /// Bytes of a tag at most.
 const TAG_MAX: usize = 36;
+
+/// What `--share` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShareChoice {
+    /// A folder, which we serve.
+    Folder(ShareArgument),
+    /// What another program serves.
+    Foreign {
+        /// Where it listens.
+        socket: PathBuf,
+        /// What the guest mounts it by.
+        tag: String,
+    },
+}
+
+impl FromStr for ShareChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(rest) = text.strip_prefix(foreign::PREFIX) else {
+            return text.parse().map(Self::Folder);
+        };
+        let parts = rest.rsplit_once(':').filter(|(socket, _)| !socket.is_empty());
+        let (socket, tag) = parts.ok_or("give a socket and a tag: vhost-user:SOCKET:TAG")?;
+        Ok(Self::Foreign { socket: socket.into(), tag: checked(tag)? })
+    }
+}
+
+impl ShareChoice {
+    fn tag(&self) -> &str {
+        match self {
+            Self::Folder(ShareArgument { tag, .. }) | Self::Foreign { tag, .. } => tag,
+        }
+    }
+
+    fn attach(&self, devices: DevicesChoice) -> Result<Attachment, Failure> {
+        match self {
+            Self::Folder(share) => device(share, devices),
+            Self::Foreign { socket, tag } => foreign::share(socket, tag),
+        }
+    }
+}
+
+/// A tag, if it is one.
+fn checked(tag: &str) -> Result<String, String> {
+    if tag.is_empty() || tag.len() > TAG_MAX || tag.contains(['/', '\0']) {
+        return Err(format!("`{tag}` is not a tag: 1 to {TAG_MAX} characters without /"));
+    }
+    Ok(tag.to_owned())
+}
 
 /// A shared folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,11 +83,9 @@ impl FromStr for ShareArgument {
         if path.is_empty() {
             return Err("the folder's name is empty".to_owned());
         }
-        if tag.is_empty() || tag.len() > TAG_MAX || tag.contains(['/', '\0']) {
-            return Err(format!("`{tag}` is not a tag: 1 to {TAG_MAX} characters without /"));
-        }
+        let tag = checked(tag)?;
         let folder = Folder { path: PathBuf::from(path), readonly };
-        Ok(Self { folder, tag: tag.to_owned() })
+        Ok(Self { folder, tag })
     }
 }
 
@@ -47,7 +95,8 @@ pub fn body(folder: &Folder, tag: &str) -> Result<Fs, Failure> {
     Ok(Fs::new(Box::new(server), tag))
 }
 
-fn refused(error: sharedfs::Error) -> Failure {
+/// Why a folder is not shared.
+pub fn refused(error: sharedfs::Error) -> Failure {
     match error {
         sharedfs::Error::Folder { .. } => Failure::usage(format!("--share: {error}")),
         sharedfs::Error::Host(_) => Failure::host(format!("--share: {error}")),
@@ -71,16 +120,14 @@ pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachmen
 }
 
 /// Has all folders served; two of one tag are refused.
-pub fn attach(
-    shares: &[ShareArgument],
-    devices: DevicesChoice,
-) -> Result<Vec<Attachment>, Failure> {
+pub fn attach(shares: &[ShareChoice], devices: DevicesChoice) -> Result<Vec<Attachment>, Failure> {
     for (index, share) in shares.iter().enumerate() {
-        if shares[..index].iter().any(|other| other.tag == share.tag) {
-            return Err(Failure::usage(format!("--share: two folders have the tag {}", share.tag)));
+        if shares[..index].iter().any(|other| other.tag() == share.tag()) {
+            let tag = share.tag();
+            return Err(Failure::usage(format!("--share: two folders have the tag {tag}")));
         }
     }
-    shares.iter().map(|share| device(share, devices)).collect()
+    shares.iter().map(|share| share.attach(devices)).collect()
 }
 
 #[cfg(test)]
@@ -94,6 +141,9 @@ mod tests {
         assert_eq!(share.tag, "tag");
         let share: ShareArgument = ".:work".parse().expect("a share");
         assert!(!share.folder.readonly);
+        let foreign = "vhost-user:/run/a:b.sock:work".parse();
+        let (socket, tag) = (PathBuf::from("/run/a:b.sock"), "work".to_owned());
+        assert_eq!(foreign, Ok(ShareChoice::Foreign { socket, tag }));
     }
 
     #[test]
@@ -102,7 +152,10 @@ mod tests {
         for text in ["", "folder", ":tag", "folder:", "folder:a/b", long.as_str()] {
             assert!(text.parse::<ShareArgument>().is_err(), "{text}");
         }
-        let twice: Vec<ShareArgument> =
+        for text in ["vhost-user:", "vhost-user:socket", "vhost-user::tag", "vhost-user:socket:"] {
+            assert!(text.parse::<ShareChoice>().is_err(), "{text}");
+        }
+        let twice: Vec<ShareChoice> =
             vec![".:a".parse().expect("one"), "/:a".parse().expect("two")];
         let failure = attach(&twice, DevicesChoice::Processes).err().expect("refused");
         assert!(failure.to_string().contains("the tag a"), "{failure}");

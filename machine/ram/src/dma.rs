@@ -3,11 +3,11 @@
 //! A second mapping of the same memfd, in `vm-memory`'s types. Its dirty-bitmap hook is what tells
 //! the code-page map of writes by devices, so no device can forget to.
 
-use std::sync::Arc;
+use std::{fs::File, sync::Arc};
 
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
 use vm_memory::mmap::{MmapRegionBuilder, MmapRegionError};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::code::PageMap;
 use crate::{Layout, Mapping, RamError};
@@ -15,9 +15,9 @@ use crate::{Layout, Mapping, RamError};
 /// Guest RAM for `virtio-queue` and the like.
 pub type DmaMemory = GuestMemoryMmap<WriteNotes>;
 
-/// Tells the code-page map what a device wrote in one region of RAM.
+/// Tells the code-page map what a device wrote in one region of RAM, if there is a map.
 pub struct WriteNotes {
-    pages: Arc<PageMap>,
+    pages: Option<Arc<PageMap>>,
     /// Offset of the region in RAM.
     base: u64,
 }
@@ -25,7 +25,7 @@ pub struct WriteNotes {
 /// [`WriteNotes`] from some offset on.
 #[derive(Clone, Copy)]
 pub struct NotesFrom<'a> {
-    pages: &'a PageMap,
+    pages: Option<&'a PageMap>,
     base: u64,
 }
 
@@ -53,7 +53,7 @@ impl Bitmap for WriteNotes {
         false // no log is kept here: the map of code pages is not one of dirty pages
     }
     fn slice_at(&self, offset: usize) -> NotesFrom<'_> {
-        NotesFrom { pages: &self.pages, base: self.base + offset as u64 }
+        NotesFrom { pages: self.pages.as_deref(), base: self.base + offset as u64 }
     }
 }
 
@@ -65,7 +65,9 @@ impl BitmapSlice for NotesFrom<'_> {}
 
 impl Bitmap for NotesFrom<'_> {
     fn mark_dirty(&self, offset: usize, len: usize) {
-        self.pages.note_dma(self.base + offset as u64, len as u64);
+        if let Some(pages) = self.pages {
+            pages.note_dma(self.base + offset as u64, len as u64);
+        }
     }
     fn dirty_at(&self, _: usize) -> bool {
         false
@@ -73,6 +75,40 @@ impl Bitmap for NotesFrom<'_> {
     fn slice_at(&self, offset: usize) -> Self {
         Self { pages: self.pages, base: self.base + offset as u64 }
     }
+}
+
+/// A run of guest RAM in a file of another program's monitor.
+#[derive(Debug)]
+pub struct ForeignRange {
+    /// Where the guest has it.
+    pub gpa: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What it is in, and from which byte on.
+    pub file: File,
+    /// The first byte in the file.
+    pub offset: u64,
+}
+
+/// The RAM of a guest that another program runs, for a device that is served here. Who writes to it is told to nobody: such a program
+/// has no map of code pages.
+///
+/// # Errors
+/// Ranges overlap, or the host cannot map them.
+pub fn foreign(ranges: Vec<ForeignRange>) -> Result<DmaMemory, RamError> {
+    let len = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.len));
+    let host = |error| RamError::Host { len, step: "map for a device", error };
+    let regions = ranges.into_iter().map(|ForeignRange { gpa, len, file, offset }| {
+        // Beyond the end of a file is a bus error.
+        let holds = file.metadata().map_err(host)?.len();
+        if offset.checked_add(len).is_none_or(|end| end > holds) {
+            return Err(host(std::io::Error::other("the file is shorter than what it is to hold")));
+        }
+        region(gpa, len, FileOffset::new(file, offset), WriteNotes { pages: None, base: 0 })
+    });
+    let mut regions = regions.collect::<Result<Vec<_>, _>>()?;
+    regions.sort_by_key(|region| region.start_addr());
+    DmaMemory::from_regions(regions).map_err(|e| host(std::io::Error::other(e)))
 }
 
 /// Maps RAM once more, for devices.
@@ -83,18 +119,28 @@ pub(crate) fn map(
 ) -> Result<DmaMemory, RamError> {
     let host = |error| RamError::Host { len: layout.len(), step: "map for devices", error };
     let regions = layout.ranges().map(|(gpa, base, len)| {
-        let notes = WriteNotes { pages: Arc::clone(pages), base };
+        let notes = WriteNotes { pages: Some(Arc::clone(pages)), base };
         let file = mapping.file().try_clone().map_err(host)?;
-        let region = MmapRegionBuilder::new_with_bitmap(len as usize, notes)
-            .with_file_offset(FileOffset::new(file, base))
-            .with_mmap_prot(PROT_READ_WRITE)
-            .with_mmap_flags(MAP_SHARED_NORESERVE)
-            .build()
-            .map_err(|e| host(io_error(e)))?;
-        GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or(RamError::BadSize { len })
+        region(gpa, len, FileOffset::new(file, base), notes)
     });
     let regions = regions.collect::<Result<Vec<_>, _>>()?;
     DmaMemory::from_regions(regions).map_err(|e| host(std::io::Error::other(e)))
+}
+
+fn region(
+    gpa: u64,
+    len: u64,
+    place: FileOffset,
+    notes: WriteNotes,
+) -> Result<GuestRegionMmap<WriteNotes>, RamError> {
+    let host = |error| RamError::Host { len, step: "map for devices", error };
+    let region = MmapRegionBuilder::new_with_bitmap(len as usize, notes)
+        .with_file_offset(place)
+        .with_mmap_prot(PROT_READ_WRITE)
+        .with_mmap_flags(MAP_SHARED_NORESERVE)
+        .build()
+        .map_err(|e| host(io_error(e)))?;
+    GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or(RamError::BadSize { len })
 }
 
 const PROT_READ_WRITE: i32 =

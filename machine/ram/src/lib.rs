@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use code::EMPTY_PAGE;
-pub use dma::{DmaMemory, WriteNotes};
+pub use dma::{DmaMemory, ForeignRange, WriteNotes, foreign};
 pub use layout::{HIGH_BASE, LOW_MAX};
 use rustix::mm::ProtFlags;
 use x86::paging::WalkMemory;

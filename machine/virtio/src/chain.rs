@@ -86,6 +86,11 @@ impl Buffer {
         self.len == 0
     }
 
+    /// The lengths in bytes of the driver's parts.
+    pub fn parts(&self) -> impl Iterator<Item = u32> + '_ {
+        self.segments.iter().map(|(_, len)| *len)
+    }
+
     /// Copies bytes from `offset` out of the buffer.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! it, and copies the answer back. What the server looks at can therefore not change under it.
 
 use crate::{Chain, Queue, RingError, VirtioDevice};
+use ram::DmaMemory;
 
 /// High-priority requests (forgets), and all others.
 const QUEUES: [u16; 2] = [64, 1024];
@@ -26,23 +27,28 @@ struct GoneFolder {
 
 /// Bytes of an answer that is an error: `struct fuse_out_header`.
 const REFUSAL: usize = 16;
+/// Bytes of a request up to the end of its number.
+const QUESTION: usize = 16;
 const EIO: i32 = 5;
 /// FUSE_FORGET, FUSE_INTERRUPT, FUSE_BATCH_FORGET: nobody waits for an answer.
 const UNANSWERED: [u32; 3] = [2, 36, 42];
 
+/// The answer that a request failed, if it is one that has an answer.
+fn refusal(request: &[u8]) -> Option<[u8; REFUSAL]> {
+    // Behind its length a request has its opcode and its number.
+    let (&opcode, rest) = request.get(4..)?.split_first_chunk()?;
+    let number = rest.first_chunk::<8>()?;
+    let mut refusal = [0; REFUSAL];
+    refusal[..4].copy_from_slice(&(REFUSAL as u32).to_le_bytes());
+    refusal[4..8].copy_from_slice(&(-EIO).to_le_bytes());
+    refusal[8..].copy_from_slice(number);
+    (!UNANSWERED.contains(&u32::from_le_bytes(opcode))).then_some(refusal)
+}
+
 impl FileServer for GoneFolder {
     fn answer(&mut self, request: &[u8], _room: usize) -> &[u8] {
-        // Behind its length a request has its opcode and its number.
-        let Some((&opcode, rest)) = request.get(4..).and_then(<[u8]>::split_first_chunk) else {
-            return &[];
-        };
-        let Some(number) = rest.first_chunk::<8>() else { return &[] };
-        if UNANSWERED.contains(&u32::from_le_bytes(opcode)) {
-            return &[];
-        }
-        self.refusal[..4].copy_from_slice(&(REFUSAL as u32).to_le_bytes());
-        self.refusal[4..8].copy_from_slice(&(-EIO).to_le_bytes());
-        self.refusal[8..].copy_from_slice(number);
+        let Some(refusal) = refusal(request) else { return &[] };
+        self.refusal = refusal;
         &self.refusal
     }
 }
@@ -68,6 +74,26 @@ impl Fs {
         tag.iter_mut().zip(config).for_each(|(to, from)| *to = *from);
         let server = Box::new(GoneFolder { refusal: [0; REFUSAL] });
         Self { server, tag, request: Vec::new() }
+    }
+
+    /// The configuration structure of a folder that the guest mounts by this tag, of 1 to 36 bytes.
+    pub fn config_of(tag: &str) -> Vec<u8> {
+        Self::new(Box::new(GoneFolder { refusal: [0; REFUSAL] }), tag).config()
+    }
+
+    /// Answers one request that it failed; returns the bytes written.
+    ///
+    /// # Errors
+    /// Its buffers are not accessible.
+    pub fn refuse(chain: &Chain, memory: &DmaMemory) -> Result<u32, RingError> {
+        let mut request = [0; QUESTION];
+        if chain.readable.len() < QUESTION as u64 || chain.writable.len() < REFUSAL as u64 {
+            return Ok(0);
+        }
+        chain.readable.read(memory, 0, &mut request)?;
+        let Some(refusal) = refusal(&request) else { return Ok(0) };
+        chain.writable.write(memory, 0, &refusal)?;
+        Ok(REFUSAL as u32)
     }
 
     /// Bytes of the answer written.

@@ -81,7 +81,9 @@ pub type Interrupt = Arc<dyn Fn() + Send + Sync>;
 pub struct Queue {
     ring: Ring,
     shape: Shape,
-    memory: Ram,
+    memory: DmaMemory,
+    /// What the memory is of, if this program runs the guest.
+    ram: Option<Ram>,
     interrupt: Interrupt,
     event_idx: bool,
     /// Something was given back since the driver was last told.
@@ -102,6 +104,21 @@ impl Queue {
         memory: Ram,
         interrupt: Interrupt,
     ) -> Result<Self, RingError> {
+        let dma = memory.dma().clone();
+        Ok(Self { ram: Some(memory), ..Self::foreign(shape, max_size, event_idx, dma, interrupt)? })
+    }
+
+    /// As [`Queue::new`], in memory of another program's guest ([`ram::foreign`]).
+    ///
+    /// # Errors
+    /// As for [`Queue::new`].
+    pub fn foreign(
+        shape: Shape,
+        max_size: u16,
+        event_idx: bool,
+        memory: DmaMemory,
+        interrupt: Interrupt,
+    ) -> Result<Self, RingError> {
         let mut ring = Ring::new(max_size).map_err(|_| RingError::BadSize(max_size))?;
         ring.try_set_size(shape.size).map_err(|_| RingError::BadSize(shape.size))?;
         let Shape { descriptors, available, used, .. } = shape;
@@ -111,11 +128,11 @@ impl Queue {
         ring.try_set_used_ring_address(GuestAddress(used)).map_err(|_| bad_address())?;
         ring.set_event_idx(event_idx);
         ring.set_ready(true);
-        if !ring.is_valid(memory.dma()) {
+        if !ring.is_valid(&memory) {
             return Err(bad_address());
         }
-        let (used_something, told) = (false, 0);
-        Ok(Self { ring, shape, memory, interrupt, event_idx, used_something, told })
+        let (ram, used_something, told) = (None, false, 0);
+        Ok(Self { ring, shape, memory, ram, interrupt, event_idx, used_something, told })
     }
 
     /// Where the driver put it.
@@ -133,7 +150,7 @@ impl Queue {
     /// # Errors
     /// The used ring is not accessible.
     pub fn given_back(&self) -> Result<u16, RingError> {
-        let index = self.ring.used_idx(self.memory.dma(), Ordering::Acquire);
+        let index = self.ring.used_idx(&self.memory, Ordering::Acquire);
         Ok(index.map_err(|_| RingError::Memory)?.0)
     }
 
@@ -151,12 +168,12 @@ impl Queue {
 
     /// Guest memory, to read and write requests' buffers with.
     pub fn memory(&self) -> &DmaMemory {
-        self.memory.dma()
+        &self.memory
     }
 
-    /// The RAM it is in.
-    pub fn ram(&self) -> &Ram {
-        &self.memory
+    /// The RAM it is in, if this program runs the guest.
+    pub fn ram(&self) -> Option<&Ram> {
+        self.ram.as_ref()
     }
 
     /// Takes the next request; `None` when there is none, after asking to be notified of more.
@@ -167,12 +184,12 @@ impl Queue {
         if let Some(chain) = self.take()? {
             return Ok(Some(chain));
         }
-        let more = self.ring.enable_notification(self.memory.dma());
+        let more = self.ring.enable_notification(&self.memory);
         if more.map_err(|_| RingError::Memory)? { self.take() } else { Ok(None) }
     }
 
     fn take(&mut self) -> Result<Option<Chain>, RingError> {
-        let memory = self.memory.dma();
+        let memory = &self.memory;
         let mut heads = self.ring.iter(memory).map_err(|_| RingError::IndexJump)?;
         heads.next().map(|chain| Chain::collect(memory, chain)).transpose()
     }
@@ -189,7 +206,7 @@ impl Queue {
     /// # Errors
     /// The used ring is not accessible.
     pub fn complete(&mut self, chain: Chain, written: u32) -> Result<(), RingError> {
-        let result = self.ring.add_used(self.memory.dma(), chain.head, written);
+        let result = self.ring.add_used(&self.memory, chain.head, written);
         self.used_something = true;
         result.map_err(|_| RingError::Memory)
     }
@@ -214,7 +231,7 @@ impl Queue {
     fn write_used(&self, index: u16, head: u16, written: u32) -> Result<(), RingError> {
         let at = self.shape.used + 4 + u64::from(index % self.shape.size) * 8;
         let element = u64::from(head) | u64::from(written) << 32;
-        let memory = self.memory.dma();
+        let memory = &self.memory;
         memory.write_obj(element.to_le(), GuestAddress(at)).map_err(|_| RingError::Memory)
     }
 
@@ -247,7 +264,7 @@ impl Queue {
     /// A word of the available ring.
     fn available(&self, offset: u64) -> Result<u16, RingError> {
         let at = GuestAddress(self.shape.available + offset);
-        let word: Result<u16, _> = self.memory.dma().load(at, Ordering::Relaxed);
+        let word: Result<u16, _> = self.memory.load(at, Ordering::Relaxed);
         word.map(u16::from_le).map_err(|_| RingError::Memory)
     }
 }

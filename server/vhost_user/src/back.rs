@@ -2,10 +2,13 @@
 //!
 //! One thread does everything, so that a message finds no request under way: whoever is told where a queue stopped knows that
 //! nothing of it is touched any more.
+//!
+//! Whose transport it is shows in the memory table: our monitor's has the marks of code pages in it, another program's, such as QEMU's, has not.
 
 use std::{
     fs::File,
     io::{self, Read, Write},
+    iter,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -13,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use ram::Ram;
+use ram::{DmaMemory, ForeignRange, Ram, RamError};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::Errno,
@@ -28,7 +31,7 @@ use vhost::vhost_user::{
         VhostUserVringState,
     },
 };
-use virtio::{Queue, Shape, VirtioDevice};
+use virtio::{Interrupt, Queue, RingError, Shape, VirtioDevice};
 
 use crate::{MARKS, NOTES};
 
@@ -87,8 +90,8 @@ pub fn serve(
     }
 }
 
-fn lock(server: &Mutex<Server>) -> MutexGuard<'_, Server> {
-    server.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for the monitor, a doorbell or the host: whether the monitor says something, and the queues that were rung.
@@ -120,7 +123,8 @@ struct Ring {
     /// The request that is next, modulo 2^16.
     base: u16,
     kick: Option<File>,
-    call: Option<Arc<File>>,
+    /// Shared with the queue's interrupt: another program's monitor changes it while the queue runs.
+    call: Arc<Mutex<Option<File>>>,
     error: Option<File>,
     enabled: bool,
     queue: Option<Queue>,
@@ -139,10 +143,36 @@ impl Ring {
     }
 }
 
+/// The guest's memory.
+#[derive(Clone)]
+enum Memory {
+    /// Our monitor's.
+    Ours(Ram),
+    /// Another program's.
+    Foreign(DmaMemory),
+}
+
+impl Memory {
+    fn queue(
+        self,
+        shape: Shape,
+        max: u16,
+        event_idx: bool,
+        call: Interrupt,
+    ) -> Result<Queue, RingError> {
+        match self {
+            Self::Ours(ram) => Queue::new(shape, max, event_idx, ram, call),
+            Self::Foreign(memory) => Queue::foreign(shape, max, event_idx, memory, call),
+        }
+    }
+}
+
 struct Server {
     device: Box<dyn VirtioDevice>,
     bell: Option<Bell>,
-    memory: Option<Ram>,
+    memory: Option<Memory>,
+    /// The memory table: the monitor gives rings by addresses of its own.
+    regions: Vec<VhostUserMemoryRegion>,
     features: u64,
     rings: Vec<Ring>,
 }
@@ -150,7 +180,7 @@ struct Server {
 impl Server {
     fn new(device: Box<dyn VirtioDevice>, bell: Option<Bell>) -> Self {
         let rings = device.queue_sizes().iter().map(|_| Ring::default()).collect();
-        Self { device, bell, memory: None, features: 0, rings }
+        Self { device, bell, memory: None, regions: Vec::new(), features: 0, rings }
     }
 
     fn ring(&mut self, index: impl TryInto<usize>) -> Answer<&mut Ring> {
@@ -164,16 +194,13 @@ impl Server {
         let max = self.device.queue_sizes().get(index).copied().ok_or(Refusal::InvalidParam)?;
         let memory = self.memory.clone();
         let ring = self.ring(index)?;
-        let (Some(memory), Some(_), Some(call)) = (memory, &ring.kick, &ring.call) else {
-            return Ok(());
-        };
+        let (Some(memory), Some(_)) = (memory, &ring.kick) else { return Ok(()) };
         if ring.queue.is_some() || !ring.enabled {
             return Ok(());
         }
-        let call = Arc::clone(call);
-        // A monitor that does not take it any more has hung up.
-        let interrupt = Arc::new(move || drop((&*call).write(&1_u64.to_ne_bytes())));
-        match Queue::new(ring.shape, max, event_idx, memory, interrupt) {
+        let call = Arc::clone(&ring.call);
+        let interrupt = Arc::new(move || signal(&call));
+        match memory.queue(ring.shape, max, event_idx, interrupt) {
             Ok(mut queue) => {
                 queue.go_on_from(ring.base);
                 ring.queue = Some(queue);
@@ -209,6 +236,37 @@ impl Server {
             let _ = error.write(&1_u64.to_ne_bytes());
         }
     }
+}
+
+/// Has the monitor interrupt the driver.
+fn signal(call: &Mutex<Option<File>>) {
+    // A monitor that does not take it any more has hung up.
+    lock(call).iter_mut().for_each(|call| drop(call.write(&1_u64.to_ne_bytes())));
+}
+
+/// Where the guest has what the monitor has at `address`.
+fn translate(regions: &[VhostUserMemoryRegion], address: u64) -> Answer<u64> {
+    let place = |region: &VhostUserMemoryRegion| {
+        let offset = address.checked_sub(region.user_addr)?;
+        (offset < region.memory_size).then(|| region.guest_phys_addr.wrapping_add(offset))
+    };
+    regions.iter().find_map(place).ok_or(Refusal::InvalidParam)
+}
+
+/// The guest's memory of this table.
+fn memory(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Answer<Memory> {
+    let host = |error: RamError| Refusal::ReqHandlerError(io::Error::other(error));
+    if regions.iter().any(|region| region.guest_phys_addr == MARKS) {
+        let [memory, marks, notes] = [0, MARKS, NOTES].map(|at| region(regions, &files, at));
+        return Ram::of_another(memory?, marks?, notes?).map(Memory::Ours).map_err(host);
+    }
+    let ranges = regions.iter().zip(files).map(|(region, file)| ForeignRange {
+        gpa: region.guest_phys_addr,
+        len: region.memory_size,
+        file,
+        offset: region.mmap_offset,
+    });
+    ram::foreign(ranges.collect()).map(Memory::Foreign).map_err(host)
 }
 
 /// The memory region that begins at `at`, out of those the monitor sent.
@@ -251,11 +309,13 @@ impl VhostUserBackendReqHandlerMut for Server {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Answer<Option<Vec<u64>>> {
-        let memory = region(regions, &files, 0)?;
-        let (marks, notes) = (region(regions, &files, MARKS)?, region(regions, &files, NOTES)?);
-        let memory = Ram::of_another(memory, marks, notes);
-        self.memory =
-            Some(memory.map_err(|error| Refusal::ReqHandlerError(io::Error::other(error)))?);
+        self.memory = Some(memory(regions, files)?);
+        self.regions = regions.to_vec();
+        // Queues that run go on in the new table's memory.
+        for index in 0..self.rings.len() {
+            self.rings[index].stop();
+            self.start(index)?;
+        }
         Ok(None)
     }
 
@@ -264,7 +324,7 @@ impl VhostUserBackendReqHandlerMut for Server {
         Ok(())
     }
 
-    /// Addresses are GPAs here: that is what the monitor's memory table makes of them.
+    /// Addresses are the monitor's own; our monitor's are GPAs.
     fn set_vring_addr(
         &mut self,
         index: u32,
@@ -274,6 +334,9 @@ impl VhostUserBackendReqHandlerMut for Server {
         available: u64,
         _log: u64,
     ) -> Answer<()> {
+        let [descriptors, used, available] =
+            [descriptors, used, available].map(|at| translate(&self.regions, at));
+        let (descriptors, used, available) = (descriptors?, used?, available?);
         let shape = &mut self.ring(index)?.shape;
         *shape = Shape { size: shape.size, descriptors, available, used };
         Ok(())
@@ -297,7 +360,10 @@ impl VhostUserBackendReqHandlerMut for Server {
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Answer<()> {
-        self.ring(index)?.call = file.map(Arc::new);
+        let call = &self.ring(index)?.call;
+        let before = std::mem::replace(&mut *lock(call), file);
+        // What was said to the one before may not have been heard.
+        before.iter().for_each(|_| signal(call));
         Ok(())
     }
 
@@ -307,7 +373,9 @@ impl VhostUserBackendReqHandlerMut for Server {
     }
 
     fn get_protocol_features(&mut self) -> Answer<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::RESET_DEVICE)
+        Ok(VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::MQ)
     }
 
     fn set_protocol_features(&mut self, _features: u64) -> Answer<()> {
@@ -334,8 +402,9 @@ impl VhostUserBackendReqHandlerMut for Server {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Answer<Vec<u8>> {
-        let (start, end) = (offset as usize, offset as usize + size as usize);
-        self.device.config().get(start..end).map(<[u8]>::to_vec).ok_or(Refusal::InvalidParam)
+        // Another program may know of fields that the device has not.
+        let fields = self.device.config().into_iter().chain(iter::repeat(0));
+        Ok(fields.skip(offset as usize).take(size as usize).collect())
     }
 
     fn set_config(&mut self, offset: u32, data: &[u8], _flags: VhostUserConfigFlags) -> Answer<()> {

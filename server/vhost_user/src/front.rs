@@ -139,7 +139,8 @@ impl VirtioDevice for Remote {
             return self.answer_in_its_place(index, queue);
         }
         if !link.is_running(index) {
-            told(link.start(index, queue.shape(), queue.interrupt(), queue.ram()));
+            let ram = queue.ram().ok_or(RingError::Elsewhere)?;
+            told(link.start(index, queue.shape(), queue.interrupt(), ram));
         }
         link.kick(index);
         Ok(())

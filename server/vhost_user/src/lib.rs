@@ -19,13 +19,20 @@
 //!
 //! One that cannot be replaced, or ends time and again, is given up. What its owner has in reserve answers from then on: of a disk,
 //! that every request fails. Without a reserve the device needs a reset, as the driver is told, and stays broken.
+//!
+//! # Other programs
+//!
+//! [`serve`] takes other programs' monitors, too, and [`Foreign`] stands for a device that another program serves. Neither knows of our two
+//! regions; `foreign` says what takes their place.
 
 mod back;
+mod foreign;
 mod front;
 pub mod jail;
 mod link;
 mod policy;
 pub mod room;
+mod shadow;
 
 use std::{
     io::{self, Write},
@@ -33,6 +40,7 @@ use std::{
 };
 
 pub use back::{Bell, serve};
+pub use foreign::{Config, Foreign, Nature};
 pub use front::{Remote, Reserve};
 pub use link::{Process, Spawn};
 pub use policy::Served;

@@ -113,18 +113,35 @@ impl Guest {
     /// # Errors
     /// It cannot be fetched or packed.
     pub fn prepares(&self, command: &mut Command) -> Result<NamedTempFile> {
+        let BootFiles { kernel, initrd } = self.boot_files()?;
+        let timeout = TIMEOUT.to_string();
+        command.arg("run").arg("--kernel").arg(&kernel).arg("--initrd").arg(initrd.path());
+        command.args(["--append", &self.cmdline, "--memory", "512M", "--timeout", &timeout]);
+        command.args(&self.options);
+        Ok(initrd)
+    }
+
+    /// What it boots from, for other programs that run machines.
+    ///
+    /// # Errors
+    /// It cannot be fetched or packed.
+    pub fn boot_files(&self) -> Result<BootFiles> {
         let assets = Assets::open()?;
         let kernel = assets.kernel(self.kernel)?;
         let purpose = Purpose::Script(&self.script);
         let (busybox, modules) = (assets.busybox()?, &kernel.modules);
         let initrd = initramfs::build_with(&busybox, modules, &self.files, purpose);
-        let initrd = temporary(&initrd)?;
-        let timeout = TIMEOUT.to_string();
-        command.arg("run").arg("--kernel").arg(&kernel.image).arg("--initrd").arg(initrd.path());
-        command.args(["--append", &self.cmdline, "--memory", "512M", "--timeout", &timeout]);
-        command.args(&self.options);
-        Ok(initrd)
+        Ok(BootFiles { initrd: temporary(&initrd)?, kernel: kernel.image })
     }
+}
+
+/// What a guest boots from.
+#[derive(Debug)]
+pub struct BootFiles {
+    /// The kernel's image.
+    pub kernel: PathBuf,
+    /// Its first root file system, for as long as this lives.
+    pub initrd: NamedTempFile,
 }
 
 impl Finished {

@@ -8,5 +8,5 @@ mod machine;
 pub mod power_cut;
 pub mod visits;
 
-pub use guest::{Finished, Guest, converse, ring3};
+pub use guest::{BootFiles, Finished, Guest, converse, ring3};
 pub use machine::Machine;

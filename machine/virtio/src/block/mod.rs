@@ -10,6 +10,7 @@ pub use broken::BrokenDisk;
 pub use file::{FileImage, ImageError};
 
 use crate::{Chain, Queue, RingError, VirtioDevice};
+use ram::DmaMemory;
 use request::{RangeLimits, Reply, Request};
 use virtio_bindings::virtio_blk as spec;
 
@@ -55,6 +56,16 @@ impl Block {
         let mut id = [0; ID_LEN];
         id.iter_mut().zip(serial.bytes()).for_each(|(to, from)| *to = from);
         Self { backend, id, features: 0, writeback: true, piece: vec![0; PIECE] }
+    }
+
+    /// Answers one request that it failed; returns the bytes written.
+    ///
+    /// # Errors
+    /// It has no room for a status.
+    pub fn refuse(chain: &Chain, memory: &DmaMemory) -> Result<u32, RingError> {
+        let status_at = chain.writable.len().checked_sub(1).ok_or(RingError::NoRoom)?;
+        chain.writable.write(memory, status_at, &[Reply::FAILED.status])?;
+        Ok(Reply::FAILED.written(status_at))
     }
 
     /// Executes the request in `chain`; says how the driver is told.

@@ -1,0 +1,104 @@
+//! `ring3 serve`: a device of ours for another program's machine, by vhost-user.
+//!
+//! It listens, opens what it serves, takes one monitor's connection, and is from then on what `ring3 device` is, in the same jail. Like
+//! virtiofsd it ends when that monitor hangs up.
+
+use std::{
+    io::{self, ErrorKind},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, Subcommand};
+
+use crate::{
+    device::{disk_body, share_body},
+    disk::DiskArgument,
+    failure::Failure,
+    share::{self, ShareArgument},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  A disk for QEMU, whose guest's memory must be a file that can be shared:
+    ring3 serve disk debian.qcow2 --socket /tmp/disk.sock &
+    qemu-system-x86_64 -m 1G -object memory-backend-memfd,id=mem,size=1G,share=on \\
+        -machine q35,memory-backend=mem -chardev socket,id=disk,path=/tmp/disk.sock \\
+        -device vhost-user-blk-pci,chardev=disk,num-queues=1 ...
+
+  A folder for QEMU, which names its tag:
+    ring3 serve share src:work --socket /tmp/src.sock &
+    qemu-system-x86_64 ... -chardev socket,id=src,path=/tmp/src.sock \\
+        -device vhost-user-fs-pci,chardev=src,tag=work
+";
+
+/// A device to serve to another program.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArguments {
+    /// Which.
+    #[command(subcommand)]
+    kind: Kind,
+}
+
+/// Which device.
+#[derive(Debug, Subcommand)]
+enum Kind {
+    /// Serve a disk
+    #[command(after_help = EXAMPLES)]
+    Disk {
+        /// As `ring3 run --disk` has it
+        disk: DiskArgument,
+        /// Where to listen
+        #[arg(long, value_name = "FILE")]
+        socket: PathBuf,
+    },
+    /// Serve a folder
+    #[command(after_help = EXAMPLES)]
+    Share {
+        /// As `ring3 run --share` has it
+        share: ShareArgument,
+        /// Where to listen
+        #[arg(long, value_name = "FILE")]
+        socket: PathBuf,
+    },
+}
+
+/// Serves one machine, until it hangs up.
+pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
+    let (body, monitor) = match &arguments.kind {
+        Kind::Disk { disk, socket } => (disk_body(0, disk)?, accept(socket)?),
+        Kind::Share { share: ShareArgument { folder, tag }, socket } => {
+            folder.find().map_err(share::refused)?;
+            // Afterwards there is nothing but the folder, the socket's name included.
+            let monitor = accept(socket)?;
+            (share_body(tag, folder.clone())?, monitor)
+        }
+    };
+    body.shut_in()?;
+    body.serve(monitor)
+}
+
+/// Waits for a monitor; nobody else can come after it.
+fn accept(path: &Path) -> Result<UnixStream, Failure> {
+    let problem =
+        |error: io::Error| Failure::usage(format!("--socket {}: {error}", path.display()));
+    let listener = listen(path).map_err(problem)?;
+    let (monitor, _) = listener.accept().map_err(problem)?;
+    std::fs::remove_file(path).map_err(problem)?;
+    Ok(monitor)
+}
+
+/// Listens, in place of a server that has ended, too.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => match UnixStream::connect(path) {
+            Err(left) if left.kind() == ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)
+            }
+            _ => Err(io::Error::other("something listens or lies there; give another name")),
+        },
+        other => other,
+    }
+}
