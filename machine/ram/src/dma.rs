@@ -99,9 +99,9 @@ pub fn foreign(ranges: Vec<ForeignRange>) -> Result<DmaMemory, RamError> {
     let len = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.len));
     let host = |error| RamError::Host { len, step: "map for a device", error };
     let regions = ranges.into_iter().map(|ForeignRange { gpa, len, file, offset }| {
-        // Beyond the end of a file is a bus error.
-        let holds = file.metadata().map_err(host)?.len();
-        if offset.checked_add(len).is_none_or(|end| end > holds) {
+        // Beyond the end of a file is a bus error. Not by `File::metadata`, whose call a device's filter does not let through.
+        let holds = rustix::fs::fstat(&file).map_err(|e| host(e.into()))?.st_size;
+        if offset.checked_add(len).is_none_or(|end| end > holds.cast_unsigned()) {
             return Err(host(std::io::Error::other("the file is shorter than what it is to hold")));
         }
         region(gpa, len, FileOffset::new(file, offset), WriteNotes { pages: None, base: 0 })
