@@ -228,6 +228,11 @@ pub struct EngineArguments {
     /// For developers of ring3: programs exercise the translator then. Slow.
     #[arg(long, hide_short_help = true)]
     pub translate_user: bool,
+    /// How the host hands ring3 the system calls of programs in the guest
+    ///
+    /// For comparison. Calls that a program makes often are patched, and reach the host in neither way.
+    #[arg(long, value_enum, default_value_t = SystemCalls::Seccomp, hide_short_help = true)]
+    pub system_calls: SystemCalls,
 }
 
 /// A survey to make.
@@ -251,6 +256,15 @@ pub enum EngineChoice {
     Direct,
     /// User code interpreted, the kernel translated (to narrow down a failure)
     Jit,
+}
+
+/// How the host hands over system calls of the guest's programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SystemCalls {
+    /// By a seccomp filter
+    Seccomp,
+    /// By syscall user dispatch, in addition to the filter (Linux 5.11; slower)
+    Dispatch,
 }
 
 /// Where devices are served.

@@ -11,7 +11,7 @@ use host_linux::probe;
 use vmm::{Description, EngineKind, ModuleFile};
 
 use crate::{
-    cli::{EngineArguments, EngineChoice, MemorySize, RunArguments},
+    cli::{EngineArguments, EngineChoice, MemorySize, RunArguments, SystemCalls},
     failure::Failure,
 };
 
@@ -44,6 +44,7 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         engine: engine(&arguments.engine)?,
         lock_step: arguments.engine.lock_step,
         translate_user: arguments.engine.translate_user,
+        user_dispatch: arguments.engine.system_calls == SystemCalls::Dispatch,
         test_devices: arguments.test_devices,
     })
 }
@@ -58,14 +59,18 @@ pub fn check_machine(cpus: u32, memory: MemorySize) -> Result<(), Failure> {
 pub fn engine(arguments: &EngineArguments) -> Result<EngineKind, Failure> {
     use EngineChoice::*;
     let (lock_step, translate_user) = (arguments.lock_step.is_some(), arguments.translate_user);
+    let dispatch = arguments.system_calls == SystemCalls::Dispatch;
     match arguments.engine {
+        Interp | Jit if dispatch => Err(Failure::usage(
+            "--system-calls: this engine interprets user code; give --engine fast or direct",
+        )),
         Interp | Jit if translate_user => Err(Failure::usage(
             "--translate-user: this engine interprets user code; give --engine fast or direct",
         )),
         Interp | Direct if lock_step && !translate_user => Err(Failure::usage(
             "--lock-step: this engine translates nothing; give --engine fast or jit",
         )),
-        Auto if lock_step || translate_user => Ok(EngineKind::Fast),
+        Auto if lock_step || translate_user || dispatch => Ok(EngineKind::Fast),
         Auto => Ok(EngineKind::Auto),
         Interp => Ok(EngineKind::Interpreter),
         Direct => Ok(EngineKind::Direct),
@@ -173,10 +178,16 @@ mod tests {
 
     #[test]
     fn engines_that_translate() {
+        let with = |choice, lock_step, translate_user, system_calls| {
+            engine(&EngineArguments { engine: choice, lock_step, translate_user, system_calls })
+        };
         let ask = |choice, compare: bool, translate_user| {
             let lock_step = compare.then(LockStep::default);
-            engine(&EngineArguments { engine: choice, lock_step, translate_user })
+            with(choice, lock_step, translate_user, SystemCalls::Seccomp)
         };
+        let dispatch = |choice| with(choice, None, false, SystemCalls::Dispatch);
+        assert_eq!(dispatch(EngineChoice::Auto).ok(), Some(EngineKind::Fast));
+        assert_eq!(dispatch(EngineChoice::Jit).expect_err("refused").code, 2);
         assert_eq!(ask(EngineChoice::Auto, true, false).ok(), Some(EngineKind::Fast));
         assert_eq!(ask(EngineChoice::Auto, false, true).ok(), Some(EngineKind::Fast));
         assert_eq!(ask(EngineChoice::Direct, true, true).ok(), Some(EngineKind::Direct));

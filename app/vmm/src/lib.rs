@@ -52,6 +52,8 @@ pub struct Description {
     pub lock_step: Option<LockStep>,
     /// 64-bit user code is translated, too, where it would run directly.
     pub translate_user: bool,
+    /// The host hands over system calls of 64-bit user code by syscall user dispatch.
+    pub user_dispatch: bool,
     /// The devices kvm-unit-tests drive: echo ports, interrupt line ports, memory that is a device.
     pub test_devices: bool,
 }

@@ -26,6 +26,7 @@ pub(crate) struct Choice {
     pub(crate) kind: EngineKind,
     pub(crate) lock_step: Option<LockStep>,
     pub(crate) translate_user: bool,
+    pub(crate) user_dispatch: bool,
 }
 
 /// What a device has done when the machine has come to rest.
@@ -108,6 +109,7 @@ impl Machine {
             kind: description.engine,
             lock_step: description.lock_step,
             translate_user: description.translate_user,
+            user_dispatch: description.user_dispatch,
         };
         Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, releases, uart })
     }

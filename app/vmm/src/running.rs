@@ -115,7 +115,8 @@ fn engine_of(
         EngineKind::Direct => (direct, false),
         EngineKind::Jit => (User::Interpreted, true),
     };
-    let modes = Modes { user, kernel_translated, lock_step: choice.lock_step };
+    let Choice { lock_step, user_dispatch, .. } = *choice;
+    let modes = Modes { user, kernel_translated, lock_step, user_dispatch };
     let engine = Fast::new(vcpu, board, attention, modes);
     Ok(Box::new(engine.map_err(|error| Error::Assembly(error.to_string()))?))
 }

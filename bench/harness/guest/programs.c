@@ -136,7 +136,7 @@ const struct row program_rows[] = {
     { "povray", "programs", "POV-Ray: a scene of mirrors and glass, 160 by 120 points", povray, setup, NULL },
     { "compile", "programs", "gcc -O2 of this benchmark's program, 12 files, linked and started", compile, setup, NULL },
     { "lua", "programs", "make of Lua 5.4, one job", make_lua, setup, NULL },
-    { "lua4", "programs", "make of Lua 5.4, four jobs", make_lua_parallel, setup, NULL },
+    { "lua4", "programs", "make of Lua 5.4, four jobs on one CPU", make_lua_parallel, setup, NULL },
     { "diskrand", "programs", "fio: 4,096 reads of 4 KB at random of a disk, each verified", disk_random, disk_setup, disk_teardown },
     { "diskseq", "programs", "fio: 64 MB of a disk written in order, read back and verified", disk_sequential, disk_setup, disk_teardown },
     ROWS_END,

@@ -3,10 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    life::{Pair, add},
+    course::{self, Pair},
     peers::{Peer, Work},
     processes,
-    record::Measurement,
     seat::{Pace, Seat},
     session::{Failure, Session},
 };
@@ -22,40 +21,22 @@ const PATIENCE: u32 = 3;
 
 /// Starts many of every environment, one kind after the other: both rows.
 pub(crate) fn measure(seats: &[Seat<'_>], pace: &Pace) -> Pair {
-    let mut all: Vec<_> = seats.iter().map(|_| Course::default()).collect();
-    for _ in 0..ROUNDS.min(pace.batches) {
-        for (seat, course) in seats.iter().zip(&mut all) {
-            if course.time.error.is_none() && course.spent < pace.row {
-                course.step(seat.peer, pace.start * PATIENCE);
-            }
-        }
-    }
-    all.into_iter().map(|course| (course.time, course.memory)).unzip()
+    course::rounds(seats, ROUNDS.min(pace.batches), pace, |seat| {
+        check(seat.boot, pace.longest())?;
+        let (time, memory) = start(seat.peer, pace.start * PATIENCE)?;
+        Ok((time.as_nanos() as f64, memory as f64 / f64::from(1 << 20)))
+    })
 }
 
-/// Both rows in one environment, while they are measured.
-#[derive(Default)]
-struct Course {
-    time: Measurement,
-    memory: Measurement,
-    spent: Duration,
-}
-
-impl Course {
-    fn step(&mut self, peer: &Peer, patience: Duration) {
-        let started = Instant::now();
-        match start(peer, patience) {
-            Ok((time, memory)) => {
-                add(&mut self.time, time.as_nanos() as f64);
-                add(&mut self.memory, memory as f64 / f64::from(1 << 20));
-            }
-            Err(failure) => {
-                self.time.error = Some(failure.to_string());
-                self.memory.error = Some(failure.to_string());
-            }
-        }
-        self.spent += started.elapsed();
-    }
+/// Where one takes long to start, many are not tried: they would take all the host's CPUs for longer
+/// than `limit`.
+fn check(one: Option<Duration>, limit: Duration) -> Result<(), Failure> {
+    let cpus = processes::all_cpus().count().max(1);
+    let Some(one) = one.filter(|one| *one * MANY as u32 / cpus > limit) else { return Ok(()) };
+    let (one, limit) = (one.as_secs_f64(), limit.as_secs());
+    let why =
+        format!("not tried: one starts in {one:.1} s, so {MANY} would take more than {limit} s");
+    Err(Failure::NotAsked(why))
 }
 
 /// Until all are ready, and the bytes they then take.
@@ -85,6 +66,16 @@ mod tests {
             command.args(["-c", script]);
             command
         })
+    }
+
+    #[test]
+    fn many_of_what_starts_slowly_are_not_tried() {
+        let limit = Duration::from_secs(60);
+        assert_eq!(check(None, limit), Ok(()), "nothing is known");
+        assert_eq!(check(Some(Duration::from_secs(2)), limit), Ok(()));
+        let cpus = processes::all_cpus().count();
+        let failure = check(Some(Duration::from_secs(4) * cpus), limit).expect_err("80 s");
+        assert!(failure.to_string().contains("60 s"), "{failure}");
     }
 
     #[test]

@@ -8,12 +8,15 @@
 //! - [`peers`] are the environments it can run in, [`session`] is one that runs.
 //! - [`protocol`] is what is said between the two.
 //! - [`schedule`] takes turns among [`seat`]s; [`life`] measures starting and idling, by what
-//!   [`processes`] take of the host, and [`crowd`] many at once; [`network`] measures servers
-//!   inside from the host; [`record`] is what comes out.
+//!   [`processes`] take of the host, and [`crowd`] many at once, both by rounds of `course`; [`network`] measures servers
+//!   inside from the host; [`record`] is what comes out. `forecast` spares what would
+//!   take hours, `progress` tells how long the rest takes.
 //! - [`stats`], [`table`] and [`page`] show it; [`compare`] tells changes from noise.
 
 pub mod compare;
+mod course;
 pub mod crowd;
+mod forecast;
 pub mod life;
 pub mod network;
 mod orphans;
@@ -21,6 +24,7 @@ pub mod page;
 pub mod peers;
 pub mod processes;
 pub mod program;
+mod progress;
 pub mod protocol;
 pub mod record;
 pub mod schedule;

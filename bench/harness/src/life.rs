@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::{
+    course::{self, Pair},
     crowd,
     peers::{Peer, Work},
     processes,
@@ -31,20 +32,13 @@ const ROWS: [(&str, &str, &str); 6] = [
 
 /// The rows there are.
 pub fn rows() -> Vec<Row> {
-    let row = |(name, about, _): (&str, &str, &str)| {
-        let (name, group, about) = (name.to_owned(), GROUP.to_owned(), about.to_owned());
-        Row { name, group, about }
-    };
-    ROWS.map(row).to_vec()
+    ROWS.map(|(name, about, _)| Row::new(GROUP, name, about)).to_vec()
 }
 
 /// The unit of a row's figures.
 pub fn unit(row: &str) -> &'static str {
     ROWS.iter().find(|(name, ..)| *name == row).map_or("ns", |(.., unit)| *unit)
 }
-
-/// Two rows that are measured together, by environment.
-pub(crate) type Pair = (Vec<Measurement>, Vec<Measurement>);
 
 /// What was measured of starts, so that both rows about them need only one set of them; and the same
 /// of many at once.
@@ -72,49 +66,10 @@ pub(crate) fn measure(
 
 /// Starts every environment several times: `boot` and `start`.
 fn starts(seats: &[Seat<'_>], pace: &Pace) -> Pair {
-    let mut all: Vec<_> = seats.iter().map(|_| Course::default()).collect();
-    let begun = Instant::now();
-    for round in 0..pace.batches {
-        if round > 0 && pace.total.is_some_and(|total| begun.elapsed() >= total) {
-            break;
-        }
-        for (seat, course) in seats.iter().zip(&mut all) {
-            if course.boot.error.is_none() && course.spent < pace.row {
-                course.step(seat.peer, pace.start);
-            }
-        }
-    }
-    all.into_iter().map(|course| (course.boot, course.start)).unzip()
-}
-
-/// Both rows about starts in one environment, while they are measured.
-#[derive(Default)]
-struct Course {
-    boot: Measurement,
-    start: Measurement,
-    spent: Duration,
-}
-
-impl Course {
-    fn step(&mut self, peer: &Peer, timeout: Duration) {
-        let started = Instant::now();
-        match start(peer, timeout) {
-            Ok((boot, whole)) => {
-                add(&mut self.boot, boot.as_nanos() as f64);
-                add(&mut self.start, whole.as_nanos() as f64);
-            }
-            Err(failure) => {
-                self.boot.error = Some(failure.to_string());
-                self.start.error = Some(failure.to_string());
-            }
-        }
-        self.spent += started.elapsed();
-    }
-}
-
-pub(crate) fn add(measurement: &mut Measurement, sample: f64) {
-    measurement.samples.push(sample);
-    measurement.iterations = 1;
+    course::rounds(seats, pace.batches, pace, |seat| {
+        let (boot, whole) = start(seat.peer, pace.start)?;
+        Ok((boot.as_nanos() as f64, whole.as_nanos() as f64))
+    })
 }
 
 /// Until the first program, and until the end.
@@ -142,7 +97,7 @@ fn rests(row: &str, seats: &mut [Seat<'_>], pace: &Pace) -> Vec<Measurement> {
     for _ in 0..pace.batches {
         let figures = figures(row, &started, pace.batch * 20);
         for (measurement, figure) in all.iter_mut().zip(figures) {
-            figure.into_iter().for_each(|figure| add(measurement, figure));
+            figure.into_iter().for_each(|figure| measurement.add(figure));
         }
     }
     for (measurement, started) in all.iter_mut().zip(started) {

@@ -14,12 +14,12 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    life::add,
     peers::Door,
     program,
     protocol::Row,
     record::Measurement,
     seat::{Pace, Seat},
+    session::Failure,
 };
 
 /// What these rows have in common.
@@ -37,11 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The rows there are.
 pub fn rows() -> Vec<Row> {
-    let row = |(name, _, about): (&str, &str, &str)| {
-        let (name, group, about) = (name.to_owned(), GROUP.to_owned(), about.to_owned());
-        Row { name, group, about }
-    };
-    ROWS.map(row).to_vec()
+    ROWS.map(|(name, _, about)| Row::new(GROUP, name, about)).to_vec()
 }
 
 /// One row in every environment: figures by environment, in their order.
@@ -70,21 +66,22 @@ impl Course {
             ROWS.iter().find(|(name, ..)| *name == row).map_or(row, |(_, server, _)| server);
         let door = seat.peer.door();
         let served = match door {
-            None => Err("it has no network here".to_owned()),
-            Some(door) => seat.serve(server, door.inside, pace).map_err(|f| f.to_string()),
+            None => Err(Failure::NotAsked("it has no network here".to_owned())),
+            Some(door) => seat.serve(server, door.inside, pace),
         };
-        let measurement = Measurement { error: served.err(), ..Measurement::default() };
+        let mut measurement = Measurement::default();
+        let _ = served.map_err(|failure| measurement.stop(&failure));
         Self { door, measurement, spent: Duration::ZERO }
     }
 
     fn step(&mut self, row: &str, pace: &Pace) {
-        let Some(door) = self.door.filter(|_| self.measurement.error.is_none()) else { return };
+        let Some(door) = self.door.filter(|_| !self.measurement.is_stopped()) else { return };
         if self.spent >= pace.row {
             return;
         }
         let started = Instant::now();
         match client(row, door.outside, seconds(pace)) {
-            Ok(figure) => add(&mut self.measurement, figure),
+            Ok(figure) => self.measurement.add(figure),
             Err(error) => self.measurement.error = Some(error),
         }
         self.spent += started.elapsed();

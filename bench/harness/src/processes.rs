@@ -4,7 +4,15 @@
 //! are summed. Time is that of every thread's schedstat, which counts nanoseconds where
 //! `/proc/PID/stat` counts hundredths of a second.
 
-use std::{collections::BTreeSet, fs, time::Duration};
+use std::{collections::BTreeSet, fs, sync::LazyLock, time::Duration};
+
+use rustix::{
+    process::Pid,
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+};
+
+/// The CPUs that we had when we began.
+static ALL: LazyLock<CpuSet> = LazyLock::new(|| sched_getaffinity(None).unwrap_or_default());
 
 /// A process and all it started, as far as they live: descendants, and members of its group.
 pub fn family(root: u32) -> BTreeSet<u32> {
@@ -42,6 +50,30 @@ fn proportional(id: u32) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
+/// The CPUs that we may use.
+pub fn all_cpus() -> CpuSet {
+    *ALL
+}
+
+/// The last of them: the first one often has the host's interrupts.
+pub fn one_cpu() -> CpuSet {
+    let mut one = CpuSet::new();
+    let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| ALL.is_set(*cpu));
+    last.into_iter().for_each(|cpu| one.set(cpu));
+    one
+}
+
+/// Has a process, all it started, and what they will start, run on these CPUs alone. Twice, as a
+/// thread that was not asked yet may start another while others are.
+pub fn confine(root: u32, cpus: &CpuSet) {
+    for _ in 0..2 {
+        for thread in family(root).iter().flat_map(|id| numbers(&format!("/proc/{id}/task"))) {
+            // It may have ended.
+            let _ = sched_setaffinity(Pid::from_raw(thread as i32), cpus);
+        }
+    }
+}
+
 struct Process {
     id: u32,
     parent: u32,
@@ -67,7 +99,29 @@ fn numbers(directory: &str) -> impl Iterator<Item = u32> + use<> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Command, Stdio};
+    use std::{
+        io::{BufRead, BufReader, Write},
+        process::{Command, Stdio},
+    };
+
+    #[test]
+    fn what_is_confined_has_one_cpu_and_so_has_what_it_starts() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "while read line; do sh -c 'nproc; :'; done"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a shell");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut input = child.stdin.take().expect("piped");
+        let mut cpus_with = |mask: &CpuSet| -> u32 {
+            confine(child.id(), mask);
+            input.write_all(b"\n").expect("it reads");
+            lines.next().expect("an answer").expect("text").parse().expect("a number")
+        };
+        assert_eq!(cpus_with(&one_cpu()), 1);
+        assert_eq!(cpus_with(&all_cpus()), all_cpus().count(), "and back");
+        drop(input);
+        child.wait().expect("ended");
+    }
 
     #[test]
     fn a_family_is_found_and_measured() {

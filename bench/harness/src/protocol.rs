@@ -15,6 +15,14 @@ pub struct Row {
     pub about: String,
 }
 
+impl Row {
+    /// A row that is measured from the host.
+    pub fn new(group: &str, name: &str, about: &str) -> Self {
+        let [group, name, about] = [group, name, about].map(str::to_owned);
+        Self { name, group, about }
+    }
+}
+
 /// One batch of a row.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Batch {

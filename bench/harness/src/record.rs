@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path, process::Command, time::SystemT
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, life, stats};
+use crate::{Error, life, session::Failure, stats};
 
 /// Version of the format.
 pub const SCHEMA: u32 = 1;
@@ -30,6 +30,9 @@ pub struct Report {
     pub missing: Vec<Missing>,
     /// Rows, in the order to show them.
     pub rows: Vec<Row>,
+    /// Rows that were still to be measured when this was written; none if the run went to its end.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub left: Vec<String>,
 }
 
 /// The machine that everything ran on.
@@ -101,9 +104,31 @@ pub struct Measurement {
     /// Why there are no samples, or not all.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
+    /// Why it was not tried, where the environment cannot do it or would take too long.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub skipped: Option<String>,
 }
 
 impl Measurement {
+    /// A figure of one operation.
+    pub(crate) fn add(&mut self, sample: f64) {
+        self.samples.push(sample);
+        self.iterations = 1;
+    }
+
+    /// Has no figures, or no more.
+    pub(crate) fn stop(&mut self, failure: &Failure) {
+        match failure {
+            Failure::NotAsked(why) => self.skipped = Some(why.clone()),
+            failure => self.error = Some(failure.to_string()),
+        }
+    }
+
+    /// Whether there will be no more figures.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.error.is_some() || self.skipped.is_some()
+    }
+
     /// The median, if there is one.
     pub fn median(&self) -> Option<f64> {
         (!self.samples.is_empty()).then(|| stats::median(&self.samples))

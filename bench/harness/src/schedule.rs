@@ -5,12 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
-
 use crate::{
     Error, crowd, life, network,
     peers::{Peer, Work},
-    program, protocol,
+    program,
+    progress::{self, Progress},
+    protocol,
     record::{Environment, Measurement, NATIVE, Row},
     seat::{Pace, Seat},
     session::Session,
@@ -26,14 +26,33 @@ struct Course {
 
 impl Course {
     fn is_over(&self, pace: &Pace) -> bool {
-        self.measurement.error.is_some() || self.spent >= pace.row
+        self.measurement.is_stopped() || self.spent >= pace.row
+    }
+
+    /// A batch, unless there were enough, or what it took natively says that it would take too long.
+    fn turn(
+        &mut self,
+        seat: &mut Seat<'_>,
+        row: &str,
+        native: Option<f64>,
+        pace: &Pace,
+        progress: &Progress,
+    ) {
+        if self.first.is_none() && !self.measurement.is_stopped() {
+            let refusal = native.and_then(|native| seat.forecast.refuses(native, pace.longest()));
+            self.measurement.skipped = refusal;
+        }
+        if !self.is_over(pace) {
+            progress.environment(seat.peer.name());
+            self.step(seat, row, pace);
+        }
     }
 
     fn step(&mut self, seat: &mut Seat<'_>, row: &str, pace: &Pace) {
         let started = Instant::now();
         match seat.batch(row, pace) {
             Ok((batch, arrived)) => self.add(&batch, arrived),
-            Err(failure) => self.measurement.error = Some(failure.to_string()),
+            Err(failure) => self.measurement.stop(&failure),
         }
         self.spent += started.elapsed();
     }
@@ -85,31 +104,36 @@ pub fn rows(
     Ok(rows.into_iter().filter(wanted).collect())
 }
 
-/// Measures rows in all environments.
+/// Measures rows in all environments; hands over what there is after each row, so that nothing
+/// is lost if we are ended.
 pub fn measure(
     peers: &[Peer],
     rows: &[protocol::Row],
     pace: &Pace,
-) -> (Vec<Environment>, Vec<Row>) {
+    mut so_far: impl FnMut(Vec<Environment>, &[Row]),
+) {
     let mut seats: Vec<_> = peers.iter().map(Seat::new).collect();
-    let bar = progress(rows.len());
+    let mut progress = Progress::new(rows);
     let (mut starts, begun) = (life::Starts::default(), Instant::now());
     let mut measured = Vec::new();
     for (done, row) in rows.iter().enumerate() {
-        let pace = share(pace, begun.elapsed(), rows.len() - done);
-        measured.push(measure_row(&mut seats, &mut starts, row, &pace, &bar));
+        let left = rows[done..].iter().map(progress::weight).sum();
+        let pace = share(pace, begun.elapsed(), progress::weight(row), left);
+        progress.row(row);
+        measured.push(measure_row(&mut seats, &mut starts, row, &pace, &progress));
+        progress.done(row);
+        so_far(seats.iter().map(Seat::environment).collect(), &measured);
     }
-    bar.finish_and_clear();
-    (seats.iter().map(Seat::environment).collect(), measured)
+    progress.finish();
 }
 
 /// Rows differ in what they take, so one may take some of what others leave.
 const GENEROSITY: u32 = 3;
 
-/// The pace for one of `rows` that are left.
-fn share(pace: &Pace, spent: Duration, rows: usize) -> Pace {
-    let left = pace.total.map(|total| total.saturating_sub(spent));
-    Pace { total: left.map(|left| left / rows.max(1) as u32 * GENEROSITY), ..*pace }
+/// The pace for a row of this weight, where `left` is that of all that are left.
+fn share(pace: &Pace, spent: Duration, weight: u32, left: u32) -> Pace {
+    let time = pace.total.map(|total| total.saturating_sub(spent));
+    Pace { total: time.map(|time| time * weight / left.max(1) * GENEROSITY), ..*pace }
 }
 
 fn measure_row(
@@ -117,18 +141,16 @@ fn measure_row(
     starts: &mut life::Starts,
     row: &protocol::Row,
     pace: &Pace,
-    bar: &ProgressBar,
+    progress: &Progress,
 ) -> Row {
-    bar.set_message(row.name.clone());
     let of_life = life::rows().contains(row);
     let measurements = if of_life {
         life::measure(&row.name, seats, starts, pace)
     } else if row.group == network::GROUP {
         network::measure(&row.name, seats, pace)
     } else {
-        take_turns(&row.name, seats, pace, bar)
+        take_turns(row, seats, pace, progress)
     };
-    bar.inc(1);
     let names = seats.iter().map(|seat| seat.peer.name().to_owned());
     let results: BTreeMap<_, _> = names.zip(measurements).collect();
     debug_assert!(results.contains_key(NATIVE), "native is always measured");
@@ -137,35 +159,42 @@ fn measure_row(
 }
 
 fn take_turns(
-    row: &str,
+    row: &protocol::Row,
     seats: &mut [Seat<'_>],
     pace: &Pace,
-    bar: &ProgressBar,
+    progress: &Progress,
 ) -> Vec<Measurement> {
+    let of_programs = row.group == program::ROWS[0];
     let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
     // Starts take no time from rows. What does not start says so when its turn comes.
     for seat in seats.iter_mut() {
         let _ = seat.session(pace);
+        seat.confine(of_programs);
     }
     let begun = Instant::now();
     for round in 0..pace.batches {
         if round > 0 && pace.total.is_some_and(|total| begun.elapsed() >= total) {
             break;
         }
-        for (seat, course) in seats.iter_mut().zip(&mut courses) {
-            if !course.is_over(pace) {
-                bar.set_message(format!("{row} in {}", seat.peer.name()));
-                course.step(seat, row, pace);
-            }
+        for index in 0..seats.len() {
+            let native = courses[0].measurement.median().filter(|_| of_programs);
+            courses[index].turn(&mut seats[index], &row.name, native, pace, progress);
         }
+    }
+    if of_programs {
+        learn(seats, &courses);
     }
     courses.into_iter().map(|course| course.measurement).collect()
 }
 
-fn progress(steps: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}");
-    let bar = ProgressBar::new(steps as u64);
-    style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
+/// Forecasts of later rows come from how much slower than native, the first one, this one was.
+fn learn(seats: &mut [Seat<'_>], courses: &[Course]) {
+    let Some(native) = courses[0].measurement.median() else { return };
+    for (seat, course) in seats.iter_mut().zip(courses) {
+        if let Some(here) = course.measurement.median() {
+            seat.forecast.learn(native, here);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -183,8 +212,9 @@ mod tests {
             start: second,
             total: Some(second * 100),
         };
-        assert_eq!(share(&pace, second * 40, 20).total, Some(second * 9));
-        assert_eq!(share(&pace, second * 200, 1).total, Some(Duration::ZERO));
+        assert_eq!(share(&pace, second * 40, 1, 20).total, Some(second * 9));
+        assert_eq!(share(&pace, second * 40, 5, 20).total, Some(second * 45), "by weight");
+        assert_eq!(share(&pace, second * 200, 1, 1).total, Some(Duration::ZERO));
     }
 
     #[test]

@@ -1,16 +1,21 @@
 //! An environment at the table: started when its turn comes, and what became of it.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Div,
+    time::{Duration, Instant},
+};
 
 use crate::{
+    forecast::Forecast,
     peers::{Peer, Work},
+    processes,
     protocol::Batch,
     record::Environment,
     session::{Failure, Session},
 };
 
 /// How thorough to be.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     /// Batches of each row in each environment.
     pub batches: usize,
@@ -26,7 +31,18 @@ pub struct Pace {
     pub total: Option<Duration>,
 }
 
-/// How often an environment may fail before it is given up.
+impl Pace {
+    /// What one operation may be expected to take, or is not tried: half of what an answer may, as
+    /// forecasts err, and of what the row should take everywhere; but short ones are always tried.
+    pub(crate) fn longest(&self) -> Duration {
+        self.total.map_or(self.answer, |total| total.min(self.answer)).div(2).max(SHORT)
+    }
+}
+
+/// What is tried even if time has run out.
+const SHORT: Duration = Duration::from_secs(10);
+
+/// How often an environment may fail in a row before it is given up.
 const FAILURES: u32 = 3;
 
 /// An environment and what became of it.
@@ -34,13 +50,19 @@ pub(crate) struct Seat<'a> {
     pub(crate) peer: &'a Peer,
     session: Option<Session>,
     kernel: String,
+    /// What its last start took, if it was started.
+    pub(crate) boot: Option<Duration>,
     failures: u32,
     last: Option<Failure>,
+    /// What its rows of whole programs took.
+    pub(crate) forecast: Forecast,
 }
 
 impl<'a> Seat<'a> {
     pub(crate) fn new(peer: &'a Peer) -> Self {
-        Self { peer, session: None, kernel: String::new(), failures: 0, last: None }
+        let (session, boot, kernel) = (None, None, String::new());
+        let forecast = Forecast::default();
+        Self { peer, session, kernel, boot, failures: 0, last: None, forecast }
     }
 
     /// The running environment; started if it is not.
@@ -58,6 +80,7 @@ impl<'a> Seat<'a> {
         match Session::start(self.peer.command(Work::Serve), pace.start) {
             Ok(session) => {
                 self.kernel = session.kernel().to_owned();
+                self.boot = Some(session.boot());
                 self.session = Some(session);
                 Ok(())
             }
@@ -78,7 +101,20 @@ impl<'a> Seat<'a> {
     /// One batch of a row, and when it arrived.
     pub(crate) fn batch(&mut self, row: &str, pace: &Pace) -> Result<(Batch, Instant), Failure> {
         let session = self.session(pace)?;
-        session.batch(row, pace.batch, pace.answer).map_err(|failure| self.failed(failure, 1))
+        let batch = session.batch(row, pace.batch, pace.answer);
+        if batch.is_ok() {
+            self.failures = 0;
+        }
+        batch.map_err(|failure| self.failed(failure, 1))
+    }
+
+    /// Lets what runs in it have one CPU, as machines have, or all of ours; of machines, which
+    /// have one anyway, nothing changes.
+    pub(crate) fn confine(&mut self, to_one: bool) {
+        if let Some(session) = self.session.as_ref().filter(|_| self.peer.has_all_cpus()) {
+            let mask = if to_one { processes::one_cpu() } else { processes::all_cpus() };
+            processes::confine(session.id(), &mask);
+        }
     }
 
     /// Starts a server in it.
@@ -99,5 +135,45 @@ impl<'a> Seat<'a> {
             version: self.peer.version().to_owned(),
             kernel: self.kernel.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn less_is_tried_as_time_runs_out() {
+        let second = Duration::from_secs(1);
+        let longest = |total: Option<u32>| {
+            Pace { answer: second * 240, total: total.map(|t| second * t), ..Pace::default() }
+                .longest()
+        };
+        let tried = [None, Some(1000), Some(90), Some(0)].map(longest);
+        assert_eq!(tried, [120, 120, 45, 10].map(|seconds| second * seconds));
+    }
+
+    #[test]
+    fn an_environment_that_fails_now_and_then_is_not_given_up() {
+        let script = r#"echo '@bench {"ready":"Linux 1","at":0}'
+            while read run row length; do
+                [ $row = bad ] && exit 1
+                echo "@bench {\"row\":\"$row\",\"iterations\":1,\"ns\":1,\"at\":1}"
+            done"#;
+        let peer = Peer::new("shell", "", move |_| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", script]);
+            command
+        });
+        let (mut seat, wait) = (Seat::new(&peer), Duration::from_secs(20));
+        let pace = Pace { start: wait, answer: wait, ..Pace::default() };
+        for _ in 0..=FAILURES {
+            seat.batch("bad", &pace).expect_err("it ends");
+            seat.batch("good", &pace).expect("it was started again");
+        }
+        for _ in 0..FAILURES {
+            seat.batch("bad", &pace).expect_err("it ends");
+        }
+        seat.batch("good", &pace).expect_err("given up");
     }
 }

@@ -31,12 +31,15 @@ pub enum Failure {
     /// The guest program found a wrong result, or was refused something.
     #[error("{0}")]
     Wrong(String),
+    /// It was not asked, for this reason.
+    #[error("{0}")]
+    NotAsked(String),
 }
 
 impl Failure {
     /// Whether the environment is of no further use.
     pub const fn is_fatal(&self) -> bool {
-        !matches!(self, Self::Wrong(_))
+        !matches!(self, Self::Wrong(_) | Self::NotAsked(_))
     }
 }
 

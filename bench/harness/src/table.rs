@@ -55,7 +55,7 @@ fn cells(report: &Report) -> Vec<Vec<String>> {
 fn cell(row: &Row, environment: &str) -> String {
     let Some(measurement) = row.results.get(environment) else { return "-".to_owned() };
     if measurement.samples.is_empty() {
-        return "failed".to_owned();
+        return if measurement.skipped.is_some() { "skipped" } else { "failed" }.to_owned();
     }
     let absolute = || measurement.median().map(|m| quantity(m, &row.unit)).unwrap_or_default();
     let figure = match row.multiple(environment) {
@@ -130,8 +130,14 @@ fn notes(report: &Report) -> String {
     for missing in &report.missing {
         text += &format!("\n{} was not measured: {}", missing.name, missing.why);
     }
-    for ((environment, error), rows) in failures(report) {
+    for ((environment, error), rows) in rows_by(report, |m| m.error.as_deref()) {
         text += &format!("\n{environment} failed in {}: {error}", rows.join(", "));
+    }
+    for ((environment, why), rows) in rows_by(report, |m| m.skipped.as_deref()) {
+        text += &format!("\n{environment} skipped {}: {why}", rows.join(", "));
+    }
+    if !report.left.is_empty() {
+        text += &format!("\nthe run was ended before it came to {}", report.left.join(", "));
     }
     let few = few(report);
     if few > 0 {
@@ -146,17 +152,21 @@ fn notes(report: &Report) -> String {
 /// Figures of fewer batches than were asked for, though nothing went wrong.
 fn few(report: &Report) -> usize {
     let figures = report.rows.iter().flat_map(|row| row.results.values());
-    let whole = figures.filter(|m| m.error.is_none());
+    let whole = figures.filter(|m| !m.is_stopped());
     whole.filter(|measurement| measurement.samples.len() < report.effort.batches).count()
 }
 
-/// Rows by environment and what went wrong: what does not start fails in all rows alike.
-fn failures(report: &Report) -> BTreeMap<(&str, &str), Vec<&str>> {
+/// Rows by environment and what went wrong with them, or why they were skipped: what does not start
+/// fails in all rows alike.
+fn rows_by(
+    report: &Report,
+    why: impl Fn(&Measurement) -> Option<&str>,
+) -> BTreeMap<(&str, &str), Vec<&str>> {
     let mut failures = BTreeMap::new();
     for row in &report.rows {
         for (environment, measurement) in &row.results {
-            if let Some(error) = &measurement.error {
-                let rows: &mut Vec<_> = failures.entry((&environment[..], &error[..])).or_default();
+            if let Some(error) = why(measurement) {
+                let rows: &mut Vec<_> = failures.entry((&environment[..], error)).or_default();
                 rows.push(&row.name[..]);
             }
         }

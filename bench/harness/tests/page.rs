@@ -12,7 +12,16 @@ use regex_lite::Regex;
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
 fn measurement(samples: &[f64], error: Option<&str>) -> Measurement {
-    Measurement { samples: samples.to_vec(), iterations: 7, error: error.map(str::to_owned) }
+    Measurement {
+        samples: samples.to_vec(),
+        iterations: 7,
+        error: error.map(str::to_owned),
+        skipped: None,
+    }
+}
+
+fn skipped(why: &str) -> Measurement {
+    Measurement { skipped: Some(why.to_owned()), ..Measurement::default() }
 }
 
 fn row(name: &str, group: &str, unit: &str, results: &[(&str, Measurement)]) -> Row {
@@ -67,6 +76,7 @@ fn report(revision: &str, scale: f64) -> Report {
                 (NATIVE, measurement(&times(1e4), None)),
                 ("ring3:direct", measurement(&times(0.9e4), None)),
                 ("qemu", measurement(&[], Some("wrong result"))),
+                ("uml", skipped("too slow")),
             ],
         ),
     ];
@@ -76,9 +86,10 @@ fn report(revision: &str, scale: f64) -> Report {
         revision: revision.to_owned(),
         machine: Machine::here(),
         effort: Effort { batches: 4, batch: 20 },
-        environments: [NATIVE, "ring3:direct", "qemu"].map(environment).to_vec(),
+        environments: [NATIVE, "ring3:direct", "qemu", "uml"].map(environment).to_vec(),
         missing: vec![Missing { name: "uml".to_owned(), why: "not <here>".to_owned() }],
         rows,
+        left: vec!["lua".to_owned(), "netin".to_owned()],
     }
 }
 
@@ -129,7 +140,8 @@ fn shown(document: &str) -> BTreeMap<(String, String), Shown> {
 /// What it ought to show: scale from 0.1 to 1000 around everything in `report`.
 fn expected(row: &Row, environment: &str, measurement: &Measurement) -> Shown {
     let Some(median) = measurement.median() else {
-        return Shown { width: None, samples: vec![], figure: "failed".to_owned() };
+        let figure = if measurement.skipped.is_some() { "skipped" } else { "failed" };
+        return Shown { width: None, samples: vec![], figure: figure.to_owned() };
     };
     let base = match row.is_relative() {
         true => row.results[NATIVE].median().expect("measured"),
@@ -172,6 +184,7 @@ fn the_page_shows_what_the_json_says() {
     }
     assert_eq!(shown.len(), count, "and nothing else");
     assert!(document.contains("uml was not measured: not &lt;here&gt;"), "{document}");
+    assert!(document.contains("ended before it came to lua, netin"), "{document}");
     assert!(!document.contains("class=\"history\""), "one report has no history");
 }
 

@@ -74,12 +74,10 @@ impl Statistics {
     pub fn mips(&self) -> f64 {
         self.instructions as f64 * 1000.0 / self.running_ns.max(1) as f64
     }
-}
 
-impl fmt::Display for Statistics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = |ns: u64| ns as f64 / 1e9;
-        let rows = [
+    /// Everything counted, by name.
+    fn counts(&self) -> impl Iterator<Item = (String, u64)> {
+        let own = [
             ("instructions", self.instructions),
             ("blocks entered", self.blocks),
             ("blocks decoded", self.blocks_decoded),
@@ -93,18 +91,24 @@ impl fmt::Display for Statistics {
             ("MMIO accesses", self.mmio_accesses),
             ("port accesses", self.port_accesses),
         ];
-        for (name, value) in rows {
-            writeln!(f, "{name:>20} {value:>16}")?;
+        let named = own.into_iter().map(|(name, count)| (name.to_owned(), count));
+        let exceptions = self.exceptions.iter();
+        let exceptions = exceptions.map(|(vector, count)| (format!("exception {vector}"), *count));
+        named.chain(exceptions).chain(self.engine.iter().cloned())
+    }
+}
+
+impl fmt::Display for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        let lived = seconds(self.running_ns + self.halted_ns).max(1e-9);
+        for (name, count) in self.counts() {
+            let rate = count as f64 / lived;
+            writeln!(f, "{name:>28} {count:>16} {rate:>16.1}/s")?;
         }
-        for (vector, count) in &self.exceptions {
-            writeln!(f, "{:>20} {count:>16}", format!("exception {vector}"))?;
-        }
-        for (name, count) in &self.engine {
-            writeln!(f, "{name:>28} {count:>8}")?;
-        }
-        writeln!(f, "{:>20} {:>16.3} s", "executing", seconds(self.running_ns))?;
-        writeln!(f, "{:>20} {:>16.3} s", "halted", seconds(self.halted_ns))?;
-        write!(f, "{:>20} {:>16.1} million/s", "rate", self.mips())
+        writeln!(f, "{:>28} {:>16.3} s", "executing", seconds(self.running_ns))?;
+        writeln!(f, "{:>28} {:>16.3} s", "halted", seconds(self.halted_ns))?;
+        write!(f, "{:>28} {:>16.1} million/s of executing", "interpreted", self.mips())
     }
 }
 

@@ -47,7 +47,6 @@ impl Fast {
         let alignment = v.rflags & flags::AC != 0;
         let mut marked = Vec::new();
         let (codes, pages) = (&mut self.codes, &mut self.pages);
-        pages.frame().go = go::NOTHING;
         if level == Level::User {
             codes.enter_space(pages, v.cr3);
         }
@@ -118,7 +117,6 @@ impl Fast {
         loop {
             let f = self.pages.frame();
             let (signal, trap) = (f.signal, f.trap);
-            f.go = go::NOTHING;
             if signal == KICK as u64 {
                 return self.reach_boundary();
             }

@@ -44,7 +44,7 @@ use apart::Apart;
 use bus::Kicker;
 use codes::Codes;
 use engine::{Attention, Board, Engine};
-use frame::{ExitKind, KERNEL_START, go};
+use frame::{ExitKind, KERNEL_START};
 use home::Home;
 use jit::Level;
 use lockstep::Checker;
@@ -82,6 +82,8 @@ pub struct Modes {
     pub kernel_translated: bool,
     /// Translated code is compared with the interpreter.
     pub lock_step: Option<LockStep>,
+    /// The host hands over user code's system calls by syscall user dispatch.
+    pub user_dispatch: bool,
 }
 
 /// The engine.
@@ -151,6 +153,9 @@ impl Fast {
         let kernel = modes.kernel_translated.then_some(KERNEL_START);
         cpu.observe(Leave { user: modes.user != User::Interpreted, kernel });
         let mut pages = Pages::new().map_err(Error::Start)?;
+        if modes.user_dispatch {
+            pages.use_dispatch().map_err(Error::Start)?;
+        }
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let slots = Slots::new(board.ram().clone(), modes.kernel_translated);
         let codes = Codes::new(&mut pages, modes.user == User::Translated);
@@ -207,9 +212,7 @@ impl Fast {
             return Ok(ExitKind::Kicked);
         }
         if !self.take_turns()? {
-            self.pages.frame().go = go::NOTHING;
             self.slots.current()?.forget();
-            self.pages.frame().go = how;
             return Ok(ExitKind::Kicked);
         }
         Ok(self.statistics.exit(self.pages.frame().reason))
@@ -236,7 +239,6 @@ impl Fast {
     fn answer(&mut self, gva: u64, access: Access) -> Result<bool, Error> {
         let roots = Roots::from(&self.cpu.vcpu);
         loop {
-            self.pages.frame().go = go::NOTHING;
             match self.slots.answer(roots, gva, access)? {
                 Answer::Mapped => {
                     self.statistics.mapped += 1;
@@ -264,7 +266,6 @@ impl Fast {
     /// Takes the state from the frame.
     fn take_state(&mut self) {
         let f = self.pages.frame();
-        f.go = go::NOTHING;
         if !self.modes.kernel_translated {
             state::only_user(f, &self.cpu.vcpu);
         }

@@ -444,12 +444,17 @@ pub struct Hint {
     pub offset: u64,
 }
 
+/// The prctl that sets syscall user dispatch.
+pub const SYSCALL_USER_DISPATCH: u64 = 59;
+
 /// What the monitor and one wedge tell each other.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Shared {
     /// The secret a host call from the wedge must carry.
     pub secret: u64,
+    /// Not zero: user code's system calls are to come by syscall user dispatch.
+    pub user_dispatch: u64,
     /// One past the blob's last byte.
     pub blob_end: u64,
     /// The protection key of what user code must not touch, zero without keys.
@@ -475,6 +480,8 @@ pub struct Shared {
     pub ready: u64,
     /// Negated error number of the first order that failed, zero if none.
     pub failed: i64,
+    /// Not zero: orders are to be carried out, and nothing else.
+    pub orders_only: u64,
     /// Orders given.
     pub order_count: u64,
     /// The orders.

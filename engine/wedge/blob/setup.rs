@@ -4,7 +4,7 @@ use crate::{
     filter, frame,
     host::{self, call, load_vectors},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, STACK_LEN, TOP, WINDOW, WINDOW_END,
+        ALT_STACK, ALT_STACK_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, STACK_LEN, SYSCALL_USER_DISPATCH, TOP, WINDOW, WINDOW_END,
     },
     patched::{entry_with_keys, entry_without_keys},
     shared,
@@ -81,6 +81,10 @@ fn admit() {
     filter::write(program, s.secret, s.blob_end);
     let fprog = [program.len() as u64, program.as_ptr() as u64];
     call(host::PRCTL, 38, 1, 0, 0, 0); // PR_SET_NO_NEW_PRIVS
+    // All but the blob's own calls are a SIGSYS before any filter is asked.
+    if s.user_dispatch != 0 && call(host::PRCTL, SYSCALL_USER_DISPATCH, 1, WINDOW as u64, s.blob_end - WINDOW as u64, 0) != 0 {
+        crate::die();
+    }
     // SECCOMP_FILTER_FLAG_SPEC_ALLOW: hosts before 5.16 switch speculation off without it.
     if call(host::SECCOMP, 1, 4, fprog.as_ptr() as u64, 0, 0) != 0 {
         crate::die();

@@ -66,7 +66,7 @@ fn hand_over(s: &mut Shared, mut to: usize) {
             call(host::FUTEX, own.as_ptr() as u64, WAIT, 0, 0, 0);
         }
         obey(s);
-        if s.failed == 0 && frame().go != go::NOTHING {
+        if s.failed == 0 && s.orders_only == 0 && frame().go != go::NOTHING {
             return;
         }
         to = MONITOR;

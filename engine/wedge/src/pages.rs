@@ -1,6 +1,7 @@
 //! The pages all wedges of a vCPU share: the frame, the code cache and its tables.
 
 use crate::memory::MemoryObject;
+use crate::process;
 use crate::turns::Turns;
 use frame::{
     BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, NO_USER, NOWHERE, POISON,
@@ -29,6 +30,7 @@ pub struct Pages {
     regions: Bytes,
     sites: Bytes,
     turns: Turns,
+    pub(crate) user_dispatch: bool,
 }
 
 impl Pages {
@@ -44,6 +46,7 @@ impl Pages {
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
             sites: MemoryObject::new("ring3-sites", SITES_LEN)?,
             turns: Turns::new()?,
+            user_dispatch: false,
         };
         for object in [&pages.tables, &pages.cache, &pages.regions, &pages.sites] {
             object.seal()?;
@@ -65,6 +68,20 @@ impl Pages {
     /// The frame. Wedges change it while they have the turn.
     pub fn frame(&mut self) -> &mut Frame {
         self.frame.get_mut()
+    }
+
+    /// Wedges started from now on get user code's system calls by syscall user dispatch.
+    ///
+    /// # Errors
+    /// If the host has none.
+    pub fn use_dispatch(&mut self) -> io::Result<()> {
+        if !process::can_dispatch() {
+            return Err(io::Error::other(
+                "the host has no syscall user dispatch (Linux 5.11 and later do); leave out --system-calls dispatch",
+            ));
+        }
+        self.user_dispatch = true;
+        Ok(())
     }
 
     /// Whose turn it is.

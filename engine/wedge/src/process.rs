@@ -74,6 +74,7 @@ impl Wedge {
         cpuid::fault_as_in_wedges();
         let mut shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
         prepare(shared.get_mut(), &ram, number);
+        shared.get_mut().user_dispatch = pages.user_dispatch.into();
         let parts = Parts {
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
             walked: ram.walked,
@@ -105,8 +106,7 @@ impl Wedge {
         }
     }
 
-    /// Changes the mappings before guest code runs the next time. The frame must say that nothing is
-    /// to run, because a full list is carried out at once.
+    /// Changes the mappings before guest code runs the next time. A full list is carried out at once.
     ///
     /// # Errors
     /// If the process is gone.
@@ -114,7 +114,7 @@ impl Wedge {
         self.orders.push(order);
         if self.orders.len() == MAX_ORDERS {
             // The orders behind one that fails are not carried out: what they were to take away is there.
-            self.failed |= !self.hand_over()?;
+            self.failed |= !self.hand_over(true)?;
         }
         Ok(())
     }
@@ -145,7 +145,7 @@ impl Wedge {
         if std::mem::take(&mut self.failed) {
             return Ok(false);
         }
-        self.hand_over()
+        self.hand_over(false)
     }
 
     /// What the wedge has mapped, or with no protection unmapped, by itself since the last call. What
@@ -176,14 +176,15 @@ impl Wedge {
         shared.large = large.into();
     }
 
-    /// Carries out what has been ordered and, if the frame says so, runs guest code.
-    fn hand_over(&mut self) -> Result<bool, Error> {
+    /// Carries out what has been ordered and, unless `orders_only`, runs guest code.
+    fn hand_over(&mut self, orders_only: bool) -> Result<bool, Error> {
         let orders = std::mem::take(&mut self.orders);
         let shared = self.shared.get_mut();
         for (to, from) in shared.orders.iter_mut().zip(&orders) {
             *to = *from;
         }
         shared.order_count = orders.len() as u64;
+        shared.orders_only = orders_only.into();
         self.orders = orders;
         self.orders.clear();
         self.take_turns()?;
@@ -383,6 +384,12 @@ pub(crate) fn can_fault_cpuid() -> bool {
     const ARCH_SET_CPUID: i32 = 0x1012;
     // SAFETY: changes nothing.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_CPUID, 1) == 0 }
+}
+
+/// The host knows syscall user dispatch. Asks for what is the case anyway: that there is none.
+pub(crate) fn can_dispatch() -> bool {
+    // SAFETY: changes nothing.
+    unsafe { libc::prctl(frame::SYSCALL_USER_DISPATCH as i32, 0, 0, 0, 0) == 0 }
 }
 
 /// The monitor's signal handlers are about to be unmapped, and what is sent to the whole process group

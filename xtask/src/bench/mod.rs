@@ -14,7 +14,7 @@ use harness::{
     network, page,
     peers::{self, Setup},
     program,
-    record::{self, Machine, Report},
+    record::{self, Environment, Machine, Report, Row},
     schedule,
     seat::Pace,
     table,
@@ -27,6 +27,9 @@ const EXAMPLES: &str = "\
 Examples:
   Where ring3 stands, in three minutes:
     cargo xtask bench --quick
+
+  Everything, in about half an hour; what there is so far is in FILE after each row:
+    cargo xtask bench --full --json FILE --html PAGE
 
   Some rows, in some environments (native is always measured):
     cargo xtask bench --quick --peers ring3:direct,qemu --rows getppid,fork
@@ -47,6 +50,9 @@ Examples:
 /// builds come on top.
 const QUICK: Duration = Duration::from_secs(150);
 
+/// The same of all rows, in all environments.
+const FULL: Duration = Duration::from_secs(25 * 60);
+
 /// What to measure.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -61,7 +67,7 @@ pub struct Arguments {
     /// Under three minutes: short batches, five of each
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// Long batches, and many
+    /// All rows in all environments, in about half an hour: with --newest, seven batches of 50 ms
     #[arg(long)]
     full: bool,
     /// Measure also the newest QEMU and UML, which are fetched from Debian unstable
@@ -111,7 +117,8 @@ pub fn bench(arguments: &Arguments) -> Result<u8> {
     if !arguments.from.is_empty() {
         return show(arguments).map(|()| 0);
     }
-    let files = Files::prepare(arguments.kernel, arguments.with_programs(), arguments.newest)?;
+    let files =
+        Files::prepare(arguments.kernel, arguments.with_programs(), arguments.with_newest())?;
     if let Some(output) = &arguments.initramfs {
         return files.write_initramfs(output).map(|()| 0);
     }
@@ -121,7 +128,6 @@ pub fn bench(arguments: &Arguments) -> Result<u8> {
     let setup = files.setup(directory.path(), &arguments.append, ring3)?;
     let report = measure(arguments, &setup)?;
     print!("{}", table::render(&report));
-    arguments.write(&report)?;
     Ok(before.map_or(0, |suffix| tell(&compare::suffixed(&report, &suffix))))
 }
 
@@ -144,18 +150,45 @@ fn show(arguments: &Arguments) -> Result<()> {
 }
 
 fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
-    let (mut machine, date) = (Machine::here(), record::now());
+    let date = record::now();
     let mut missing = Vec::new();
     let found = peers::find(&arguments.peers(), setup)?.into_iter();
     let peers: Vec<_> = found.filter_map(|found| found.map_err(|m| missing.push(m)).ok()).collect();
     let rows = schedule::rows(&peers[0], &arguments.rows, setup.userland.is_some())?;
     let pace = arguments.pace();
-    let (environments, rows) = schedule::measure(&peers, &rows, &pace);
-    machine.load.1 = record::load();
     let revision = arguments.revision.clone().unwrap_or_else(|| record::revision(&root()));
     let effort = record::Effort { batches: pace.batches, batch: pace.batch.as_millis() as u64 };
-    let schema = record::SCHEMA;
-    Ok(Report { schema, date, revision, machine, effort, environments, missing, rows })
+    let (schema, machine) = (record::SCHEMA, Machine::here());
+    let left = rows.iter().map(|row| row.name.clone()).collect();
+    let (environments, measured) = (Vec::new(), Vec::new());
+    let mut report = Report {
+        schema,
+        date,
+        revision,
+        machine,
+        effort,
+        environments,
+        missing,
+        rows: measured,
+        left,
+    };
+    // What cannot be written is better known before than after.
+    arguments.write(&report)?;
+    schedule::measure(&peers, &rows, &pace, |environments, measured| {
+        add(&mut report, environments, measured);
+        if let Err(error) = arguments.write(&report) {
+            eprintln!("xtask: {error:#}");
+        }
+    });
+    Ok(report)
+}
+
+/// What is known after another row.
+fn add(report: &mut Report, environments: Vec<Environment>, rows: &[Row]) {
+    report.left.retain(|name| rows.iter().all(|row| row.name != *name));
+    report.rows = rows.to_vec();
+    report.environments = environments;
+    report.machine.load.1 = record::load();
 }
 
 impl Arguments {
@@ -179,6 +212,11 @@ impl Arguments {
         named || (!self.quick && self.rows.is_empty())
     }
 
+    /// Whether the newest peers are asked for; they need a download.
+    fn with_newest(&self) -> bool {
+        self.newest || (self.full && self.peers.is_empty() && self.ab.is_none())
+    }
+
     /// Environments to measure; of two revisions only ring3, unless more is asked for.
     fn peers(&self) -> Vec<String> {
         match (&self.ab, self.peers.is_empty()) {
@@ -187,12 +225,20 @@ impl Arguments {
         }
     }
 
+    /// What rows may take together, where that is promised.
+    fn total(&self) -> Option<Duration> {
+        match (self.quick, self.full) {
+            (true, _) => (!self.with_programs()).then_some(QUICK),
+            (_, full) => full.then_some(FULL),
+        }
+    }
+
     fn pace(&self) -> Pace {
         let (batches, batch, row, answer) = match (self.quick, self.full) {
             // What whole programs take cannot be made less.
             (true, _) if self.with_programs() => (5, 20, 3, 300),
             (true, _) => (5, 20, 3, 30),
-            (_, true) => (15, 200, 120, 600),
+            (_, true) => (7, 50, 8, 240),
             _ => (7, 50, 8, 300),
         };
         Pace {
@@ -201,7 +247,7 @@ impl Arguments {
             row: Duration::from_secs(row),
             answer: Duration::from_secs(answer),
             start: Duration::from_secs(120),
-            total: (self.quick && !self.with_programs()).then_some(QUICK),
+            total: self.total(),
         }
     }
 }

@@ -28,5 +28,6 @@ pub(super) fn find(setup: &Setup) -> Vec<Found> {
             .arg(&bench);
         command.args(["once"].into_iter().filter(|_| work == Work::Once));
         command
-    }))]
+    })
+    .with_all_cpus())]
 }

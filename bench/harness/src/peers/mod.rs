@@ -91,6 +91,7 @@ pub struct Peer {
     name: String,
     version: String,
     door: Option<Door>,
+    all_cpus: bool,
     command: Box<dyn Fn(Work) -> Command>,
 }
 
@@ -101,11 +102,21 @@ impl Peer {
         command: impl Fn(Work) -> Command + 'static,
     ) -> Self {
         let (name, version, command) = (name.into(), version.into(), Box::new(command));
-        Self { name, version, door: None, command }
+        Self { name, version, door: None, all_cpus: false, command }
     }
 
     fn with_door(self, door: Option<Door>) -> Self {
         Self { door, ..self }
+    }
+
+    /// It is no machine with one CPU, but runs programs on all of the host's.
+    fn with_all_cpus(self) -> Self {
+        Self { all_cpus: true, ..self }
+    }
+
+    /// Whether programs in it have more than one CPU.
+    pub(crate) fn has_all_cpus(&self) -> bool {
+        self.all_cpus
     }
 
     /// How the host reaches a server in it; `None` if it has no network.

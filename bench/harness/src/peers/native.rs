@@ -24,5 +24,5 @@ pub(super) fn find(setup: &Setup) -> Vec<Found> {
         }
         command
     };
-    vec![Ok(Peer::new(NATIVE, "", command).with_door(door))]
+    vec![Ok(Peer::new(NATIVE, "", command).with_door(door).with_all_cpus())]
 }

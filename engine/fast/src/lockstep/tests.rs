@@ -179,7 +179,8 @@ fn running(vcpu: Vcpu, user: User, lock_step: LockStep) -> Fast {
 }
 
 fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) -> Fast {
-    let modes = Modes { user, kernel_translated: true, lock_step: Some(lock_step) };
+    let modes =
+        Modes { user, kernel_translated: true, lock_step: Some(lock_step), user_dispatch: false };
     let board = board(memory(), attention);
     Fast::new(vcpu, board, &Attention::default(), modes).expect("an engine")
 }

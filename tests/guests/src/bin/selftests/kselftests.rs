@@ -18,6 +18,7 @@ use xtask::{
 use crate::{
     console::Console,
     in_kernel::{self, Userland},
+    is_wanted,
     machine::Limits,
     outcome::{Outcome, side_by_side},
 };
@@ -33,13 +34,16 @@ const SKIPPED: i32 = 4;
 ///
 /// # Errors
 /// A program that passes on the host did not pass in ring3.
-pub fn run(assets: &Assets, filter: &str, limits: Limits<'_>) -> Result<String> {
+pub fn run(assets: &Assets, parts: &[String], limits: Limits<'_>) -> Result<String> {
     let mut programs = assets.kselftests()?;
     if !makes_32_bit_programs()? {
         println!("only 64-bit kselftests: for the others, install the package gcc-multilib");
     }
-    programs.retain(|program| program.name.contains(filter));
-    ensure!(!programs.is_empty(), "no kselftest has `{filter}` in its name");
+    programs.retain(|program| is_wanted(&program.name, parts));
+    ensure!(
+        !programs.is_empty(),
+        "no kselftest has one of {parts:?} in its name: leave out --filter"
+    );
     let host = on_the_host(&programs)?;
     let image = assets.kernel(Kernel::TrixieFull)?.image;
     let files: Vec<_> = programs.iter().map(packed).collect::<Result<_>>()?;

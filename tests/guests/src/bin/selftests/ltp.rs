@@ -2,8 +2,8 @@
 //! has to pass here. They are built and installed by the user; nothing of theirs is in this tree.
 //!
 //! Chosen are the families that depend on the processor, its memory management and its interrupts:
-//! processes, memory, signals, timers, futexes, pipes. File systems, networks and users are the kernel's
-//! own affair.
+//! processes, memory, signals, timers, futexes, pipes; and of files and sockets what every program uses.
+//! Other file systems, networks and users are the kernel's own affair.
 
 use std::{
     collections::BTreeSet,
@@ -23,6 +23,7 @@ use xtask::{
 use crate::{
     console::Console,
     in_kernel::{self, Userland},
+    is_wanted,
     machine::Limits,
     outcome::{Outcome, side_by_side},
 };
@@ -34,7 +35,7 @@ const MEMORY: u32 = 2048;
 /// Exit status of a test that found nothing to test (LTP's include/tst_res_flags.h).
 const SKIPPED: i32 = 32;
 /// Names of tests begin with one of these, and go on with digits or an underscore.
-const FAMILIES: [&str; 106] = [
+const FAMILIES: [&str; 116] = [
     "abort",
     "alarm",
     "arch_prctl",
@@ -94,6 +95,8 @@ const FAMILIES: [&str; 106] = [
     "munlock",
     "munmap",
     "nanosleep",
+    "open",
+    "openat",
     "pause",
     "personality",
     "pidfd_open",
@@ -109,7 +112,10 @@ const FAMILIES: [&str; 106] = [
     "pselect",
     "ptrace",
     "read",
+    "readv",
     "remap_file_pages",
+    "rename",
+    "renameat",
     "rt_sigaction",
     "rt_sigprocmask",
     "rt_sigqueueinfo",
@@ -130,6 +136,9 @@ const FAMILIES: [&str; 106] = [
     "sigprocmask",
     "sigsuspend",
     "sigwait",
+    "socket",
+    "socketpair",
+    "stat",
     "string",
     "tgkill",
     "timer_create",
@@ -141,6 +150,8 @@ const FAMILIES: [&str; 106] = [
     "vfork",
     "wait",
     "waitpid",
+    "write",
+    "writev",
 ];
 
 /// A test of the list `runtest/syscalls`.
@@ -150,20 +161,21 @@ struct Test {
     command: String,
 }
 
-/// Runs the tests installed in `directory` whose names contain `filter`, in both machines.
+/// Runs the tests installed in `directory` whose names have one of `parts`, or all of them if
+/// there are none, in both machines.
 ///
 /// # Errors
 /// A test that passes in QEMU did not pass in ring3.
 pub fn run(
     assets: &Assets,
     directory: Option<&Path>,
-    filter: &str,
+    parts: &[String],
     limits: Limits<'_>,
 ) -> Result<String> {
     let directory = directory.context("say --ltp DIR: where LTP is installed (/opt/ltp, say)")?;
     let mut tests = tests(directory)?;
-    tests.retain(|test| test.name.contains(filter));
-    ensure!(!tests.is_empty(), "no test has `{filter}` in its name");
+    tests.retain(|test| is_wanted(&test.name, parts));
+    ensure!(!tests.is_empty(), "no test has one of {parts:?} in its name: leave out --filter");
     let files = files(directory, &tests)?;
     let here = outcomes(assets, &files, &tests, Limits { qemu: false, ..limits })?;
     let there = outcomes(assets, &files, &tests, Limits { qemu: true, ..limits })?;
@@ -238,16 +250,19 @@ fn loaded(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths.map(PathBuf::from).collect())
 }
 
-/// What happens in the guest.
+/// What happens in the guest. Some tests start programs with an empty environment, which have to find their
+/// libraries all the same, and some look for theirs where LTP is installed.
 fn script() -> String {
     format!(
-        "mkdir -p /lib64 /dev/shm /dev/pts\n\
+        "mkdir -p /lib /lib64 /dev/shm /dev/pts /root/testcases\n\
          ln -s /root/ld-linux-x86-64.so.2 /lib64\n\
+         ln -s /root/*.so* /lib\n\
+         ln -s /root /root/testcases/bin\n\
          mount -t tmpfs shm /dev/shm\n\
          mount -t devpts pts /dev/pts\n\
          echo nobody:x:65534:65534::/:/bin/sh >> /etc/passwd\n\
          echo nogroup:x:65534: >> /etc/group\n\
-         export LD_LIBRARY_PATH=/root PATH=/root:$PATH LTPROOT=/root TMPDIR=/tmp KCONFIG_SKIP_CHECK=1\n\
+         export PATH=/root:$PATH LTPROOT=/root TMPDIR=/tmp KCONFIG_SKIP_CHECK=1\n\
          cd /tmp\n\
          while read -r name command; do\n\
              timeout -k 5 {SECONDS} sh -c \"$command\" < /dev/null > /run/log 2>&1\n\

@@ -127,8 +127,7 @@ fn as_good(host: &Ended, guest: &Ended) -> Result<String> {
 
 /// The modules that failed, from the list behind `N tests failed:`.
 fn failures(ended: &Ended) -> Result<Vec<&str>> {
-    let came_to_an_end = ended.said.lines().any(|line| line.starts_with("Tests result: "));
-    if !came_to_an_end {
+    if !ended.said.lines().any(is_result) {
         bail!("Python's tests have no result:\n{}", ended.tail());
     }
     let mut lines = ended.said.lines().skip_while(|line| !is_heading(line));
@@ -137,6 +136,11 @@ fn failures(ended: &Ended) -> Result<Vec<&str>> {
     let names: Vec<_> = listed.flat_map(str::split_whitespace).collect();
     names.first().context("failures without names")?;
     Ok(names)
+}
+
+/// `Tests result: SUCCESS` in Python 3.11.2, `Result: SUCCESS` in 3.11.7.
+fn is_result(line: &str) -> bool {
+    line.starts_with("Result: ") || line.starts_with("Tests result: ")
 }
 
 /// `1 test failed:`, `2 tests failed:`.
@@ -164,6 +168,9 @@ mod tests {
         let error = as_good(&good, &bad).expect_err("worse").to_string();
         assert!(error.contains("test_a") && !error.contains("test_c\","), "{error}");
         as_good(&good, &ended("Killed\n")).expect_err("no result");
+        let newer = ended("1 test failed:\n    test_a\n\nResult: FAILURE\n");
+        as_good(&newer, &newer).expect("the same");
+        as_good(&good, &newer).expect_err("worse");
     }
 
     #[test]

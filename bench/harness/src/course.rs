@@ -1,0 +1,111 @@
+//! Rounds of what is measured by starting environments: two rows at once, as one start tells both.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    record::Measurement,
+    seat::{Pace, Seat},
+    session::Failure,
+};
+
+/// Two rows that are measured together, by environment.
+pub(crate) type Pair = (Vec<Measurement>, Vec<Measurement>);
+
+/// Measures every environment `rounds` times, in turns, as long as the pace allows; the first
+/// round is always whole.
+pub(crate) fn rounds(
+    seats: &[Seat<'_>],
+    rounds: usize,
+    pace: &Pace,
+    measure: impl Fn(&Seat<'_>) -> Result<(f64, f64), Failure>,
+) -> Pair {
+    let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
+    let begun = Instant::now();
+    for round in 0..rounds {
+        if round > 0 && pace.total.is_some_and(|total| begun.elapsed() >= total) {
+            break;
+        }
+        for (seat, course) in seats.iter().zip(&mut courses) {
+            if !course.is_over(pace) {
+                course.step(|| measure(seat));
+            }
+        }
+    }
+    courses.into_iter().map(|course| (course.first, course.second)).unzip()
+}
+
+/// Both rows in one environment, while they are measured.
+#[derive(Default)]
+struct Course {
+    first: Measurement,
+    second: Measurement,
+    spent: Duration,
+}
+
+impl Course {
+    fn is_over(&self, pace: &Pace) -> bool {
+        self.first.is_stopped() || self.spent >= pace.row
+    }
+
+    fn step(&mut self, measure: impl FnOnce() -> Result<(f64, f64), Failure>) {
+        let started = Instant::now();
+        match measure() {
+            Ok((first, second)) => {
+                self.first.add(first);
+                self.second.add(second);
+            }
+            Err(failure) => {
+                self.first.stop(&failure);
+                self.second.stop(&failure);
+            }
+        }
+        self.spent += started.elapsed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, process::Command};
+
+    use super::*;
+    use crate::peers::Peer;
+
+    fn pace(row: Duration) -> Pace {
+        Pace { row, ..Pace::default() }
+    }
+
+    #[test]
+    fn both_rows_get_what_one_measurement_tells_until_it_fails() {
+        let mut course = Course::default();
+        let pace = pace(Duration::from_secs(60));
+        course.step(|| Ok((1.0, 2.0)));
+        assert!(!course.is_over(&pace));
+        course.step(|| Err(Failure::Wrong("no".to_owned())));
+        assert!(course.is_over(&pace));
+        assert_eq!((course.first.samples, course.second.samples), (vec![1.0], vec![2.0]));
+        assert_eq!((course.first.error, course.second.error), (some("no"), some("no")));
+    }
+
+    fn some(text: &str) -> Option<String> {
+        Some(text.to_owned())
+    }
+
+    #[test]
+    fn a_slow_environment_has_one_round_and_the_others_all() {
+        let peers = ["slow", "quick"].map(|name| Peer::new(name, "", |_| Command::new("true")));
+        let seats: Vec<_> = peers.iter().map(Seat::new).collect();
+        let asked = Cell::new(0);
+        let (first, second) = rounds(&seats, 3, &pace(Duration::from_millis(40)), |seat| {
+            asked.set(asked.get() + 1);
+            if seat.peer.name() == "slow" {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Ok((f64::from(asked.get()), 0.0))
+        });
+        assert_eq!(
+            (&first[0].samples[..], &first[1].samples[..]),
+            (&[1.0][..], &[2.0, 3.0, 4.0][..])
+        );
+        assert_eq!(second[1].samples.len(), 3);
+    }
+}
