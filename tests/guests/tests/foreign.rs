@@ -23,11 +23,11 @@ const QEMU_SECONDS: &str = "400";
 const DISK: &str = "
 mount -t ext4 /dev/vda /mnt && echo mounted
 seq 1 100000 > /mnt/numbers
-cp /bin/busybox /mnt/program
+cp /bin/busybox /mnt/busybox
 i=0; while [ $i -lt 8 ]; do dd if=/dev/urandom of=/mnt/r$i bs=1M count=2 2>/dev/null; i=$((i+1)); done
 md5sum /mnt/r* > /tmp/sums
 sync; echo 3 > /proc/sys/vm/drop_caches
-/mnt/program md5sum < /mnt/numbers
+/mnt/busybox md5sum < /mnt/numbers
 md5sum -c /tmp/sums > /tmp/verdict && echo the same
 fstrim /mnt && echo trimmed
 umount /mnt && echo unmounted
@@ -39,10 +39,10 @@ const FOLDER: &str = "
 mkdir -p /work
 mount -t virtiofs work /work && echo mounted
 cat /work/greeting
-seq 1 100000 > /work/numbers; cp /bin/busybox /work/program
+seq 1 100000 > /work/numbers; cp /bin/busybox /work/busybox
 mkdir -p /work/deep/er && mv /work/numbers /work/deep/er/ && ln -s er/numbers /work/deep/link
 echo 3 > /proc/sys/vm/drop_caches
-/work/program md5sum < /work/deep/link
+/work/busybox md5sum < /work/deep/link
 i=0; while [ $i -lt 100 ]; do echo $i > /work/deep/f$i; i=$((i+1)); done; ls /work/deep | wc -l
 rm /work/doomed && umount /work && echo unmounted
 ";
