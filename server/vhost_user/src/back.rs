@@ -38,6 +38,8 @@ use crate::{MARKS, NOTES};
 /// VIRTIO_F_VERSION_1, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC.
 const RING_FEATURES: u64 = 1 << 32 | EVENT_IDX | 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
+/// Entries of another program's queues at the most: QEMU's limit. The protocol does not tell it ours.
+const FOREIGN_MAX: u16 = 1024;
 
 /// Rung by other threads of the server's when the host has something for a queue: a device that does not only answer has one.
 pub struct Bell {
@@ -162,7 +164,7 @@ impl Memory {
     ) -> Result<Queue, RingError> {
         match self {
             Self::Ours(ram) => Queue::new(shape, max, event_idx, ram, call),
-            Self::Foreign(memory) => Queue::foreign(shape, max, event_idx, memory, call),
+            Self::Foreign(memory) => Queue::foreign(shape, FOREIGN_MAX, event_idx, memory, call),
         }
     }
 }
