@@ -166,8 +166,10 @@ fn obey(asked: Asked, running: &Running, status: &mut Status) {
         }
         Order::Stop => STOPPING.clone_into(&mut status.state),
     }
-    // A client that has left needs no answer.
-    let _ = asked.reply.send(status.clone());
+    asked.answer(status.clone());
+    if asked.order == Order::Stop {
+        asked.wait(); // this process ends now, and with it the thread that answers
+    }
 }
 
 fn status(arguments: &RunArguments) -> Status {

@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::PathBuf,
-    sync::mpsc::{SyncSender, sync_channel},
+    sync::mpsc::{Receiver, SyncSender, channel, sync_channel},
     thread,
     time::Duration,
 };
@@ -22,8 +22,21 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Asked {
     /// The order.
     pub order: Order,
-    /// Takes the answer.
-    pub reply: SyncSender<Status>,
+    reply: SyncSender<Status>,
+    /// Disconnected once the client has been sent the answer.
+    written: Receiver<()>,
+}
+
+impl Asked {
+    /// Answers. A client that has left needs no answer.
+    pub fn answer(&self, status: Status) {
+        let _ = self.reply.send(status);
+    }
+
+    /// Waits until the client has its answer, or does not take it.
+    pub fn wait(&self) {
+        let _ = self.written.recv_timeout(PATIENCE);
+    }
 }
 
 /// The socket; removed when dropped.
@@ -63,7 +76,8 @@ fn serve(client: &UnixStream, ask: &impl Fn(Asked) -> bool) -> io::Result<()> {
         if lines.by_ref().take(MAX_LINE).read_line(&mut line)? == 0 {
             return Ok(());
         }
-        let mut text = serde_json::to_string(&answer(&line, ask))?;
+        let (_writing, written) = channel();
+        let mut text = serde_json::to_string(&answer(&line, written, ask))?;
         text.push('\n');
         let mut writer = client;
         writer.write_all(text.as_bytes())?;
@@ -73,14 +87,14 @@ fn serve(client: &UnixStream, ask: &impl Fn(Asked) -> bool) -> io::Result<()> {
     }
 }
 
-fn answer(line: &str, ask: &impl Fn(Asked) -> bool) -> Reply {
+fn answer(line: &str, written: Receiver<()>, ask: &impl Fn(Asked) -> bool) -> Reply {
     let error = |error: String| Reply::Error { error };
     let request: Request = match serde_json::from_str(line) {
         Ok(request) => request,
         Err(problem) => return error(format!("not a request: {problem}")),
     };
     let (reply, answer) = sync_channel(1);
-    if !ask(Asked { order: request.command, reply }) {
+    if !ask(Asked { order: request.command, reply, written }) {
         return error("the machine has ended".to_owned());
     }
     answer.recv_timeout(PATIENCE).map_or_else(|problem| error(problem.to_string()), Reply::Status)
@@ -101,7 +115,8 @@ mod tests {
         thread::spawn(move || {
             serve(&server, &|asked: Asked| {
                 assert_eq!(asked.order, Order::Pause);
-                asked.reply.send(status()).is_ok()
+                asked.answer(status());
+                true
             })
         });
         let mut writer = &client;
@@ -113,6 +128,22 @@ mod tests {
         assert_eq!(first, status());
         assert!(lines.next().expect("two").contains("unknown variant `fly`"));
         assert!(lines.next().expect("three").contains("not a request"));
+    }
+
+    /// Who ends the process after the answer would end its sending, too.
+    #[test]
+    fn an_answer_can_be_waited_for() {
+        let (client, server) = UnixStream::pair().expect("a pair");
+        let (sender, asked) = channel();
+        thread::spawn(move || serve(&server, &|asked: Asked| sender.send(asked).is_ok()));
+        (&client).write_all(b"{\"command\": \"stop\"}\n").expect("sent");
+        let asked = asked.recv().expect("asked");
+        asked.answer(status());
+        asked.wait();
+        client.set_nonblocking(true).expect("set");
+        let mut line = String::new();
+        BufReader::new(&client).read_line(&mut line).expect("it is there already");
+        assert!(line.contains("running"), "{line}");
     }
 
     #[test]
