@@ -6,14 +6,14 @@
 use std::{
     ffi::{OsStr, OsString},
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     slice,
 };
 
 use clap::{ArgAction, Command, CommandFactory};
 use toml::{Table, Value};
 
-use crate::{cli::Arguments, failure::Failure};
+use crate::{cli::Arguments, failure::Failure, foreign::PREFIX};
 
 const OPTION: &str = "--config";
 /// Options whose values begin with the name of a file.
@@ -85,16 +85,22 @@ fn word(key: &str, value: &Value, folder: &Path) -> Result<Option<OsString>, Str
         Value::String(text) => text.clone(),
         other => return Err(format!("{key}: a {} is no option's value", other.type_str())),
     };
-    let path = if FILES.contains(&key) { folder.join(&text) } else { PathBuf::from(&text) };
     let mut word = OsString::from(format!("--{key}="));
-    word.push(path);
+    match text.strip_prefix(PREFIX) {
+        _ if !FILES.contains(&key) => word.push(&text),
+        Some(socket) => word.extend([OsStr::new(PREFIX), folder.join(socket).as_os_str()]),
+        None => word.push(folder.join(&text)),
+    }
     Ok(Some(word))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{self, MemorySize, RunArguments};
+    use crate::{
+        cli::{self, MemorySize, RunArguments},
+        disk::DiskChoice,
+    };
     use clap::Parser;
 
     fn run(text: &str, further: &[&str]) -> Result<RunArguments, String> {
@@ -113,16 +119,21 @@ mod tests {
     #[test]
     fn keys_are_options() {
         let text = "kernel = 'k'\nmemory = '2G'\ntimeout = 5\nstats = true\njson = false\n\
-                    disk = ['a.img', '/b.img,readonly']\nappend = 'root=/dev/vda quiet'\n";
+                    disk = ['a.img', '/b.img,readonly', 'vhost-user:s']\nappend = 'root=/dev/vda quiet'\n";
         let run = run(text, &[]).expect("sound");
         assert_eq!(run.memory, MemorySize(2 << 30));
         assert_eq!(
             (run.stats, run.json, run.append.as_str()),
             (true, false, "root=/dev/vda quiet")
         );
-        assert_eq!(run.disk.len(), 2);
-        assert_eq!(run.disk[0].image.path.parent(), run.kernel.parent(), "from where the file is");
-        assert_eq!(run.disk[1].image.path, PathBuf::from("/b.img"));
+        let [DiskChoice::Image(first), DiskChoice::Image(second), DiskChoice::Foreign(socket)] =
+            run.disk.as_slice()
+        else {
+            panic!("{:?}", run.disk)
+        };
+        assert_eq!(first.image.path.parent(), run.kernel.parent(), "from where the file is");
+        assert_eq!(second.image.path, Path::new("/b.img"));
+        assert_eq!(socket.parent(), run.kernel.parent());
     }
 
     #[test]
