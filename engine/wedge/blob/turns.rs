@@ -65,8 +65,10 @@ fn hand_over(s: &mut Shared, mut to: usize) {
         while own.swap(0, Ordering::SeqCst) == 0 {
             call(host::FUTEX, own.as_ptr() as u64, WAIT, 0, 0, 0);
         }
+        // The next turn may come from another wedge.
+        let orders_only = core::mem::take(&mut s.orders_only) != 0;
         obey(s);
-        if s.failed == 0 && s.orders_only == 0 && frame().go != go::NOTHING {
+        if s.failed == 0 && !orders_only && frame().go != go::NOTHING {
             return;
         }
         to = MONITOR;

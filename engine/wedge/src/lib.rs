@@ -28,6 +28,8 @@ mod filter;
 mod filter_tests;
 #[cfg(test)]
 use frame as layout;
+#[cfg(test)]
+mod order_tests;
 
 pub use frame::{KERNEL_PAGE, Order};
 pub use pages::{Call, Pages};

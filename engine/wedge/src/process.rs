@@ -73,8 +73,7 @@ impl Wedge {
         }
         cpuid::fault_as_in_wedges();
         let mut shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
-        prepare(shared.get_mut(), &ram, number);
-        shared.get_mut().user_dispatch = pages.user_dispatch.into();
+        prepare(shared.get_mut(), &ram, pages, number);
         let parts = Parts {
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
             walked: ram.walked,
@@ -191,7 +190,7 @@ impl Wedge {
         Ok(self.shared.get().failed == 0)
     }
 
-    fn take_turns(&mut self) -> Result<(), Error> {
+    pub(crate) fn take_turns(&mut self) -> Result<(), Error> {
         self.turns.give(self.number);
         self.wait()
     }
@@ -232,7 +231,7 @@ fn is_possible(order: &Order, ram_len: u64) -> bool {
         && inside(order.offset, source, ram_len)
 }
 
-fn prepare(shared: &mut Shared, ram: &Ram<'_>, number: usize) {
+fn prepare(shared: &mut Shared, ram: &Ram<'_>, pages: &Pages, number: usize) {
     shared.number = number as u64;
     let mut secret = [0; 8];
     // SAFETY: fills eight bytes of ours.
@@ -241,6 +240,7 @@ fn prepare(shared: &mut Shared, ram: &Ram<'_>, number: usize) {
     (shared.ram_len, shared.ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
     shared.blob_end = (BLOB + IMAGE.len()) as u64;
     shared.key = u64::from(crate::keys());
+    shared.user_dispatch = pages.user_dispatch.into();
 }
 
 /// The blob as a memory object, made once.

@@ -1,18 +1,18 @@
 //! Orders are carried out before guest code runs, however many there are, and guest code does not run before
 //! it is told to: what it did then would be nobody's.
 
+use crate::{Order, Pages, Wedge};
 use frame::{MAX_ORDERS, go};
 use ram::Ram;
-use wedge::{Order, Pages, Wedge};
 
 const RAM_LEN: u64 = 1 << 20;
 /// Where nothing is mapped: user code that goes on there comes back at once.
 const NOWHERE: u64 = 0x5555_5555_0000;
 
-#[test]
-fn a_full_list_runs_no_guest_code() {
+/// A wedge that is to go on with user code.
+fn ready() -> (Wedge, Pages) {
     let ram = Ram::new(RAM_LEN).expect("the host gives memory");
-    let parts = wedge::Ram {
+    let parts = crate::Ram {
         fd: ram.fd(),
         len: ram.len(),
         low: ram.low_len(),
@@ -20,15 +20,34 @@ fn a_full_list_runs_no_guest_code() {
         walked: true,
     };
     let mut pages = Pages::new().expect("the host gives memory");
-    let mut wedge = Wedge::start(parts, &pages, 1).expect("the host gives a process");
+    let wedge = Wedge::start(parts, &pages, 1).expect("the host gives a process");
     let frame = pages.frame();
     (frame.go, frame.rip) = (go::USER, NOWHERE);
-    for _ in 0..2 * MAX_ORDERS + 1 {
+    (wedge, pages)
+}
+
+fn order(wedge: &mut Wedge, times: usize) {
+    for _ in 0..times {
         let (offset, protection) = (0, 0);
         let order = Order { address: NOWHERE, len: 4096, offset, protection };
         wedge.order(order).expect("the process lives");
     }
+}
+
+#[test]
+fn a_full_list_runs_no_guest_code() {
+    let (mut wedge, mut pages) = ready();
+    order(&mut wedge, 2 * MAX_ORDERS + 1);
     assert_eq!(pages.frame().user_entries, 0);
     assert!(wedge.run().expect("the process lives"));
+    assert_eq!(pages.frame().user_entries, 1);
+}
+
+/// Another wedge gives a turn without the monitor, which has no orders left.
+#[test]
+fn the_turn_after_a_full_list_may_be_anybodys() {
+    let (mut wedge, mut pages) = ready();
+    order(&mut wedge, MAX_ORDERS);
+    wedge.take_turns().expect("the process lives");
     assert_eq!(pages.frame().user_entries, 1);
 }
