@@ -4,8 +4,8 @@
 //! virtiofsd it ends when that monitor hangs up.
 
 use std::{
-    io::{self, ErrorKind},
-    os::unix::net::{UnixListener, UnixStream},
+    io,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
 };
 
@@ -83,22 +83,8 @@ pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
 fn accept(path: &Path) -> Result<UnixStream, Failure> {
     let problem =
         |error: io::Error| Failure::usage(format!("--socket {}: {error}", path.display()));
-    let listener = listen(path).map_err(problem)?;
+    let listener = wires::listen(path).map_err(problem)?;
     let (monitor, _) = listener.accept().map_err(problem)?;
     std::fs::remove_file(path).map_err(problem)?;
     Ok(monitor)
-}
-
-/// Listens, in place of a server that has ended, too.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => match UnixStream::connect(path) {
-            Err(left) if left.kind() == ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path)?;
-                UnixListener::bind(path)
-            }
-            _ => Err(io::Error::other("something listens or lies there; give another name")),
-        },
-        other => other,
-    }
 }

@@ -21,7 +21,7 @@ use virtio::NetBackend;
 
 use inbox::Inbox;
 pub use passt::passt;
-pub use socket::{forget, socket};
+pub use socket::{forget, listen, socket};
 pub use tap::tap;
 
 /// Has the device look for frames to receive.

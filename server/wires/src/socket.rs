@@ -95,6 +95,20 @@ fn meet(path: &Path) -> io::Result<End> {
     }
 }
 
+/// Listens at `path`, in place of who was killed there, too; what is no socket stays.
+///
+/// # Errors
+/// Somebody listens there, something else lies there, or there can be no socket.
+pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    let taken = || io::Error::other("something listens or lies there; give another name");
+    match meet(path) {
+        Ok(End::Listening(listener)) => Ok(listener),
+        Ok(End::Connected(_)) => Err(taken()),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Err(taken()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Removes a socket at which nobody listens any more: whoever made it could not.
 pub fn forget(path: &Path) {
     // What stays behind is replaced by the next machine that is given the path.

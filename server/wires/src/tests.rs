@@ -95,6 +95,20 @@ fn a_socket_left_behind_is_replaced_and_other_files_are_not() {
 }
 
 #[test]
+fn who_only_listens_replaces_no_file_and_nobody() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("server");
+    drop(UnixListener::bind(&path).expect("left behind"));
+    let listening = listen(&path).expect("it listens");
+    listen(&path).expect_err("somebody listens");
+    drop(listening);
+    let precious = folder.path().join("precious");
+    std::fs::write(&precious, "precious").expect("written");
+    listen(&precious).expect_err("no socket");
+    assert_eq!(std::fs::read(&precious).expect("still there"), b"precious");
+}
+
+#[test]
 fn frames_have_their_lengths_before_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cable");
