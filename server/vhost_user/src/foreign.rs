@@ -26,7 +26,7 @@ use std::{
 
 use ram::{DmaMemory, Ram};
 use vhost::{
-    VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,
+    VhostBackend,
     vhost_user::{
         Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
         message::VhostUserConfigFlags,
@@ -40,6 +40,7 @@ use vmm_sys_util::{
 
 use crate::{
     Error,
+    link::{Bells, region, serve_ring},
     shadow::{SIZE, Shadow},
 };
 
@@ -169,27 +170,14 @@ impl Foreign {
 
     fn start(&mut self, index: usize) -> Result<(), vhost::Error> {
         if !self.has_memory {
-            self.frontend.set_mem_table(&[region(&self.memory)])?;
+            let memory = &self.memory;
+            self.frontend.set_mem_table(&[region(BASE, memory.len(), 0, memory.fd())])?;
             self.has_memory = true;
         }
         let line = &mut self.lines[index];
         let shape = line.shadow.shape(BASE);
-        let place = VringConfigData {
-            queue_max_size: SIZE,
-            queue_size: SIZE,
-            flags: 0,
-            desc_table_addr: shape.descriptors,
-            used_ring_addr: shape.used,
-            avail_ring_addr: shape.available,
-            log_addr: None,
-        };
-        let frontend = &mut self.frontend;
-        frontend.set_vring_num(index, SIZE)?;
-        frontend.set_vring_addr(index, &place)?;
-        frontend.set_vring_base(index, 0)?;
-        frontend.set_vring_call(index, &line.call)?;
-        frontend.set_vring_kick(index, &line.kick)?;
-        frontend.set_vring_enable(index, true)?;
+        let bells = Bells { kick: &line.kick, call: &line.call, error: None };
+        serve_ring(&mut self.frontend, index, SIZE, shape, 0, &bells)?;
         line.running = true;
         Ok(())
     }
@@ -328,17 +316,6 @@ impl VirtioDevice for Foreign {
 
     fn reset(&mut self) {
         (0..self.lines.len()).for_each(|index| self.forget(index));
-    }
-}
-
-/// Our memory, as the server is told of it.
-fn region(memory: &Ram) -> VhostUserMemoryRegionInfo {
-    VhostUserMemoryRegionInfo {
-        guest_phys_addr: BASE,
-        memory_size: memory.len(),
-        userspace_addr: BASE,
-        mmap_offset: 0,
-        mmap_handle: memory.fd().as_raw_fd(),
     }
 }
 

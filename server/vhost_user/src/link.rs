@@ -181,14 +181,6 @@ impl Link {
     }
 
     fn send_memory(&self, memory: &Ram) -> Result<(), Error> {
-        let region =
-            |at: u64, len: u64, offset: u64, fd: BorrowedFd<'_>| VhostUserMemoryRegionInfo {
-                guest_phys_addr: at,
-                memory_size: len,
-                userspace_addr: at,
-                mmap_offset: offset,
-                mmap_handle: fd.as_raw_fd(),
-            };
         let mut regions = vec![region(0, memory.low_len(), 0, memory.fd())];
         if memory.high_len() > 0 {
             let (len, offset) = (memory.high_len(), memory.low_len());
@@ -204,22 +196,8 @@ impl Link {
         let max = self.identity.queues.get(index).copied().unwrap_or_default();
         let Some(ring) = self.rings.get(index) else { return Ok(()) };
         let Some(Running { shape, .. }) = &ring.running else { return Ok(()) };
-        let place = VringConfigData {
-            queue_max_size: max,
-            queue_size: shape.size,
-            flags: 0,
-            desc_table_addr: shape.descriptors,
-            used_ring_addr: shape.used,
-            avail_ring_addr: shape.available,
-            log_addr: None,
-        };
-        self.frontend.set_vring_num(index, shape.size)?;
-        self.frontend.set_vring_addr(index, &place)?;
-        self.frontend.set_vring_base(index, ring.base)?;
-        self.frontend.set_vring_call(index, &ring.call)?;
-        self.frontend.set_vring_err(index, &ring.error)?;
-        self.frontend.set_vring_kick(index, &ring.kick)?;
-        Ok(self.frontend.set_vring_enable(index, true)?)
+        let bells = Bells { kick: &ring.kick, call: &ring.call, error: Some(&ring.error) };
+        Ok(serve_ring(&mut self.frontend, index, max, *shape, ring.base, &bells)?)
     }
 
     pub(crate) fn kick(&self, index: usize) {
@@ -326,6 +304,56 @@ impl Ring {
             self.base = u16::from_le_bytes(index);
         }
     }
+}
+
+/// Memory, as a server is told of it: it finds at `at` what the descriptor has from `offset` on.
+pub(crate) fn region(
+    at: u64,
+    len: u64,
+    offset: u64,
+    fd: BorrowedFd<'_>,
+) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: at,
+        memory_size: len,
+        userspace_addr: at,
+        mmap_offset: offset,
+        mmap_handle: fd.as_raw_fd(),
+    }
+}
+
+/// The events of a queue.
+pub(crate) struct Bells<'a> {
+    pub(crate) kick: &'a EventFd,
+    pub(crate) call: &'a EventFd,
+    pub(crate) error: Option<&'a EventFd>,
+}
+
+/// Tells a server all of a queue, and has it served from the request that is `base` on.
+pub(crate) fn serve_ring(
+    frontend: &mut Frontend,
+    index: usize,
+    max: u16,
+    shape: Shape,
+    base: u16,
+    bells: &Bells<'_>,
+) -> Result<(), vhost::Error> {
+    let place = VringConfigData {
+        queue_max_size: max,
+        queue_size: shape.size,
+        flags: 0,
+        desc_table_addr: shape.descriptors,
+        used_ring_addr: shape.used,
+        avail_ring_addr: shape.available,
+        log_addr: None,
+    };
+    frontend.set_vring_num(index, shape.size)?;
+    frontend.set_vring_addr(index, &place)?;
+    frontend.set_vring_base(index, base)?;
+    frontend.set_vring_call(index, bells.call)?;
+    bells.error.map_or(Ok(()), |error| frontend.set_vring_err(index, error))?;
+    frontend.set_vring_kick(index, bells.kick)?;
+    frontend.set_vring_enable(index, true)
 }
 
 fn connect(socket: UnixStream, identity: &Identity) -> Result<(Frontend, UnixStream), Error> {
