@@ -43,21 +43,34 @@ pub(super) fn leaf(ram: &Ram, roots: Roots, gva: u64, user: bool) -> Option<Tran
     descend(ram, roots, gva).filter(|found| found.page_bits == 12 && found.user == user)
 }
 
+/// The entries that lead to a GVA, each with log2 of the bytes it stands for, down to that of a page or the first that
+/// is not present.
+fn path(mut memory: &Ram, roots: Roots, gva: u64) -> impl Iterator<Item = (u32, u64)> {
+    let mut table = Some(roots.cr3 & paging::ADDRESS);
+    [39, 30, 21, 12].into_iter().map_while(move |shift| {
+        let entry = memory.read_u64(table? + (gva >> shift & 0x1ff) * 8);
+        let leads_on = entry & paging::P != 0 && !is_leaf(shift, entry);
+        table = leads_on.then_some(entry & paging::ADDRESS);
+        Some((shift, entry))
+    })
+}
+
+fn is_leaf(shift: u32, entry: u64) -> bool {
+    shift == 12 || shift != 39 && entry & paging::PS != 0
+}
+
 /// Walks without setting any bit; only through entries that are present and accessed.
-fn descend(mut memory: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
-    let mut table = roots.cr3 & paging::ADDRESS;
+fn descend(ram: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
     let mut rights = paging::RW | paging::US;
     let mut no_execute = 0;
-    for shift in [39, 30, 21, 12] {
-        let entry = memory.read_u64(table + (gva >> shift & 0x1ff) * 8);
+    for (shift, entry) in path(ram, roots, gva) {
         let used = paging::P | paging::A;
         if entry & used != used || entry & RESERVED != 0 {
             return None;
         }
         rights &= entry;
         no_execute |= entry & paging::NX;
-        let large = shift != 39 && shift != 12 && entry & paging::PS != 0;
-        if large || shift == 12 {
+        if is_leaf(shift, entry) {
             let inside = (1 << shift) - 1;
             return Some(Translation {
                 gpa: entry & paging::ADDRESS & !inside | gva & inside,
@@ -69,20 +82,13 @@ fn descend(mut memory: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
                 dirty: entry & paging::D != 0,
             });
         }
-        table = entry & paging::ADDRESS;
     }
     None
 }
 
 /// There is a table of small pages for a GVA, or a large page.
-pub(super) fn has_table(mut memory: &Ram, roots: Roots, gva: u64) -> bool {
-    let mut table = roots.cr3 & paging::ADDRESS;
-    for shift in [39, 30, 21] {
-        let entry = memory.read_u64(table + (gva >> shift & 0x1ff) * 8);
-        if entry & paging::P == 0 || shift != 39 && entry & paging::PS != 0 {
-            return entry & paging::P != 0;
-        }
-        table = entry & paging::ADDRESS;
-    }
-    true
+pub(super) fn has_table(ram: &Ram, roots: Roots, gva: u64) -> bool {
+    path(ram, roots, gva)
+        .take_while(|(shift, _)| *shift > 12)
+        .all(|(_, entry)| entry & paging::P != 0)
 }
