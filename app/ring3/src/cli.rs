@@ -235,6 +235,13 @@ pub struct EngineArguments {
     pub system_calls: SystemCalls,
 }
 
+impl EngineArguments {
+    /// System calls come by syscall user dispatch.
+    pub fn user_dispatch(&self) -> bool {
+        self.system_calls == SystemCalls::Dispatch
+    }
+}
+
 /// A survey to make.
 #[derive(Debug, Args)]
 pub struct DoctorArguments {

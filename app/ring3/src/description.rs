@@ -11,7 +11,7 @@ use host_linux::probe;
 use vmm::{Description, EngineKind, ModuleFile};
 
 use crate::{
-    cli::{EngineArguments, EngineChoice, MemorySize, RunArguments, SystemCalls},
+    cli::{EngineArguments, EngineChoice, MemorySize, RunArguments},
     failure::Failure,
 };
 
@@ -44,7 +44,7 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         engine: engine(&arguments.engine)?,
         lock_step: arguments.engine.lock_step,
         translate_user: arguments.engine.translate_user,
-        user_dispatch: arguments.engine.system_calls == SystemCalls::Dispatch,
+        user_dispatch: arguments.engine.user_dispatch(),
         test_devices: arguments.test_devices,
     })
 }
@@ -59,7 +59,7 @@ pub fn check_machine(cpus: u32, memory: MemorySize) -> Result<(), Failure> {
 pub fn engine(arguments: &EngineArguments) -> Result<EngineKind, Failure> {
     use EngineChoice::*;
     let (lock_step, translate_user) = (arguments.lock_step.is_some(), arguments.translate_user);
-    let dispatch = arguments.system_calls == SystemCalls::Dispatch;
+    let dispatch = arguments.user_dispatch();
     match arguments.engine {
         Interp | Jit if dispatch => Err(Failure::usage(
             "--system-calls: this engine interprets user code; give --engine fast or direct",
@@ -137,6 +137,7 @@ fn read_file(what: &str, path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::SystemCalls;
     use vmm::LockStep;
 
     fn message(result: Result<Vec<u8>, Failure>) -> String {

@@ -19,7 +19,7 @@ use vmm::{Attachment, BootProtocol, Description, ModuleFile};
 
 use super::{arguments::GuestArguments, kernel};
 use crate::{
-    cli::{DevicesChoice, SystemCalls},
+    cli::DevicesChoice,
     description,
     failure::Failure,
     net,
@@ -88,7 +88,7 @@ pub fn make(
         engine: description::engine(&arguments.engine)?,
         lock_step: arguments.engine.lock_step,
         translate_user: arguments.engine.translate_user,
-        user_dispatch: arguments.engine.system_calls == SystemCalls::Dispatch,
+        user_dispatch: arguments.engine.user_dispatch(),
         test_devices: false,
     };
     Ok(Made { description, attachments })
