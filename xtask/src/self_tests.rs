@@ -1,4 +1,4 @@
-//! Programs that test the machine they run on: a kernel with its own self-tests, memtest86+, and
+//! Programs that test the machine they run on: a kernel with its own self-tests, memtest86+, Xen, and
 //! the x86 programs of the kernel's kselftests, built here from Debian's source package.
 //!
 //! None of it is in the source tree: like other guests it lives in the cache.
@@ -23,8 +23,13 @@ const CRYPTO: [&str; 3] = ["kernel/crypto", "kernel/arch/x86/crypto", "kernel/li
 /// Modules that are tests.
 const TESTS: [&str; 4] = ["test_bpf", "test_static_key_base", "test_static_keys", "tcrypt"];
 
-const KERNEL_ENTRY: &str = "self-tests-trixie-full";
+/// Modules that show what Xen tells its first domain.
+pub const XEN_MODULES: [&str; 2] = ["xen_privcmd", "xenfs"];
+
+const KERNEL_ENTRY: &str = "self-tests-trixie-full-2";
 const MEMTEST_ENTRY: &str = "memtest";
+const XEN_ENTRY: &str = "xen-4.20";
+const XEN_PACKAGE: &str = "xen-hypervisor-4.20-amd64";
 /// The 64-bit programs, and both kinds: what there is depends on the compiler.
 const KSELFTESTS_ENTRIES: [&str; 2] = ["kselftests-x86-64", "kselftests-x86"];
 const SOURCE_PACKAGE: &str = "linux-source-6.12";
@@ -42,16 +47,16 @@ const SOURCES: [&str; 4] = [
 pub struct SelfTestKernel {
     /// The bzImage.
     pub image: PathBuf,
-    /// `test_bpf`, `test_static_keys`, everything that registers cryptographic algorithms, and what
-    /// these depend on.
+    /// `test_bpf`, `test_static_keys`, everything that registers cryptographic algorithms, what shows
+    /// Xen, and what these depend on.
     pub modules: ModuleTree,
 }
 
 impl SelfTestKernel {
-    /// Every module that is not itself a test; nearly all register cryptographic algorithms.
+    /// Every module that is not itself a test and not for Xen; nearly all register cryptographic algorithms.
     pub fn crypto(&self) -> Vec<&str> {
         let mut names = self.modules.names_below("");
-        names.retain(|name| !TESTS.contains(name));
+        names.retain(|name| !TESTS.contains(name) && !XEN_MODULES.contains(name));
         names
     }
 }
@@ -77,6 +82,11 @@ pub trait SelfTestAssets {
     /// # Errors
     /// Neither the cache has it nor can it be fetched.
     fn memtest(&self) -> Result<PathBuf>;
+    /// The image of Xen 4.20, compressed as Debian has it; fetched if not in the cache.
+    ///
+    /// # Errors
+    /// Neither the cache has it nor can it be fetched.
+    fn xen(&self) -> Result<PathBuf>;
     /// The kselftests for x86 of Linux 6.12; built if not in the cache. Without a compiler that
     /// makes 32-bit programs ([`makes_32_bit_programs`]) there are only the 64-bit ones.
     ///
@@ -98,14 +108,11 @@ impl SelfTestAssets for Assets {
     }
 
     fn memtest(&self) -> Result<PathBuf> {
-        let file = "memtest86+x64.bin";
-        self.entry(MEMTEST_ENTRY, |fresh| {
-            let archive = self.archive(Suite::Trixie)?;
-            let unpacked = unpack(&archive, "memtest86+", fresh)?;
-            fs::copy(unpacked.path().join("boot").join(file), fresh.join(file))?;
-            Manifest::of("memtest86+", fresh, &[file.to_owned()])
-        })?;
-        Ok(self.directory(MEMTEST_ENTRY).join(file))
+        boot_file(self, MEMTEST_ENTRY, "memtest86+", "memtest86+x64.bin")
+    }
+
+    fn xen(&self) -> Result<PathBuf> {
+        boot_file(self, XEN_ENTRY, XEN_PACKAGE, "xen-4.20-amd64.gz")
     }
 
     fn kselftests(&self) -> Result<Vec<Program>> {
@@ -120,6 +127,18 @@ impl SelfTestAssets for Assets {
         let programs = manifest.files.into_iter();
         Ok(programs.map(|(name, _)| Program { path: directory.join(&name), name }).collect())
     }
+}
+
+/// What a package of Debian 13 has in `/boot`, under a name in the cache.
+fn boot_file(assets: &Assets, entry: &str, package: &str, file: &str) -> Result<PathBuf> {
+    assets.entry(entry, |fresh| {
+        let archive = assets.archive(Suite::Trixie)?;
+        let unpacked = unpack(&archive, package, fresh)?;
+        fs::copy(unpacked.path().join("boot").join(file), fresh.join(file))
+            .with_context(|| format!("{package} has no /boot/{file}"))?;
+        Manifest::of(package, fresh, &[file.to_owned()])
+    })?;
+    Ok(assets.directory(entry).join(file))
 }
 
 /// Whether the compiler can link 32-bit programs: Debian has what it takes in `gcc-multilib`.
@@ -138,7 +157,8 @@ pub fn makes_32_bit_programs() -> Result<bool> {
 
 fn tests_and_tested(tree: &ModuleTree) -> Vec<String> {
     let tested = CRYPTO.iter().flat_map(|folder| tree.names_below(folder));
-    TESTS.iter().copied().chain(tested).map(str::to_owned).collect()
+    let named = TESTS.iter().chain(&XEN_MODULES).copied();
+    named.chain(tested).map(str::to_owned).collect()
 }
 
 /// Builds with the kernel's own Makefile, which knows what each program needs; returns the names.

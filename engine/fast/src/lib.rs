@@ -62,6 +62,10 @@ use x86::{
 };
 use x86_interp::{Counters, Cpu, Exit, Leave, System, pending};
 
+/// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
+/// in ring 3 are there.
+const USER_END: u64 = 1 << 47;
+
 /// How user code is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
@@ -150,8 +154,9 @@ impl Fast {
         modes: Modes,
     ) -> Result<Self, Error> {
         let mut cpu = Cpu::new(vcpu);
+        let user = (modes.user != User::Interpreted).then_some(USER_END);
         let kernel = modes.kernel_translated.then_some(KERNEL_START);
-        cpu.observe(Leave { user: modes.user != User::Interpreted, kernel });
+        cpu.observe(Leave { user, kernel });
         let mut pages = Pages::new().map_err(Error::Start)?;
         if modes.user_dispatch {
             pages.use_dispatch().map_err(Error::Start)?;

@@ -78,10 +78,10 @@ fn walks(vcpu: &Vcpu) -> bool {
 }
 
 /// User code with this state can run on the CPU: what the CPU would show it of its segments is what
-/// the guest has put there, and the CPU can go to RIP.
+/// the guest has put there.
 pub fn runs_directly(vcpu: &Vcpu) -> bool {
     let table = |segment: usize| vcpu.seg[segment].selector & LOCAL == 0;
-    table(seg::CS) && table(seg::SS) && plain_data(vcpu) && vcpu.rip >> 47 == 0
+    table(seg::CS) && table(seg::SS) && plain_data(vcpu)
 }
 
 /// The data segment registers hold what the host lets them hold.

@@ -50,8 +50,8 @@ impl Record {
 /// The code that [`Cpu::run`] leaves to the observer, all of it 64-bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leave {
-    /// User code.
-    pub user: bool,
+    /// User code below this GVA.
+    pub user: Option<u64>,
     /// Kernel code at this GVA or above.
     pub kernel: Option<u64>,
 }
@@ -137,7 +137,7 @@ impl<S: System> Cpu<S> {
             return false;
         }
         match v.cpl() {
-            3 => self.observer.leave.user,
+            3 => self.observer.leave.user.is_some_and(|end| v.rip < end),
             0 => {
                 self.observer.leave.kernel.is_some_and(|start| v.rip >= start)
                     && v.rflags & !PLAIN == 0

@@ -9,5 +9,6 @@ mod debug;
 mod exceptions;
 mod lab;
 mod legacy;
+mod observer;
 mod paging;
 mod transfers;

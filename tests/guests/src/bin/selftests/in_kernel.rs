@@ -67,9 +67,18 @@ pub fn boot(
     let machine = Machine {
         kernel: image,
         initrd: Some(initrd.path()),
+        modules: &[],
         cmdline: cmdline.trim(),
         memory: to.memory,
     };
+    watch(&machine, limits)
+}
+
+/// Runs a machine with Linux's console until it powers off.
+///
+/// # Errors
+/// It did not come to its end; the error shows the end of its console.
+pub fn watch(machine: &Machine<'_>, limits: Limits<'_>) -> Result<Console> {
     let mut console = Console::default();
     let bar = progress("booting");
     let ended = machine.run(limits, &mut |printed| {

@@ -31,6 +31,8 @@ pub struct Machine<'a> {
     pub kernel: &'a Path,
     /// Its first root file system, if it wants one.
     pub initrd: Option<&'a Path>,
+    /// What a multiboot kernel is given instead: files, each with its arguments after a space.
+    pub modules: &'a [String],
     /// Its command line.
     pub cmdline: &'a str,
     /// Memory, in MiB.
@@ -84,6 +86,7 @@ impl Machine<'_> {
         if let Some(initrd) = self.initrd {
             command.arg("--initrd").arg(initrd);
         }
+        command.args(self.modules.iter().flat_map(|module| ["--module", module]));
         command.args(["--memory", &format!("{}M", self.memory)]);
         command.args(["--engine", limits.engine]);
         command.args(["--timeout", &limits.timeout.as_secs().to_string()]);

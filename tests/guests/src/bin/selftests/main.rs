@@ -19,6 +19,7 @@ mod runtimes;
 mod screen;
 mod static_keys;
 mod stress;
+mod xen;
 
 use std::{
     path::PathBuf,
@@ -54,7 +55,7 @@ struct Arguments {
     /// How ring3 runs guest code, see `ring3 run --help`
     #[arg(long, default_value = "auto")]
     engine: String,
-    /// Have QEMU run the guests instead, translating them (not memtest86+ and what uses `ring3 exec`)
+    /// Have QEMU run the guests instead, translating them (not memtest86+, Xen and what uses `ring3 exec`)
     #[arg(long)]
     qemu: bool,
     /// Print what the guests' consoles print
@@ -73,6 +74,8 @@ enum Which {
     Crypto,
     /// memtest86+, its tests 0 to 9
     Memtest,
+    /// Xen 4.20 and a stock kernel as its paravirtualized first domain
+    Xen,
     /// Linux's kselftests for x86, compared with the same programs on the host
     Kselftests,
     /// stress-ng --verify: processor, memory, processes, signals, futexes, pipes
@@ -87,11 +90,12 @@ enum Which {
     All,
 }
 
-const EACH: [Which; 8] = [
+const EACH: [Which; 9] = [
     Which::StaticKeys,
     Which::Bpf,
     Which::Crypto,
     Which::Memtest,
+    Which::Xen,
     Which::Kselftests,
     Which::Compile,
     Which::Runtimes,
@@ -142,6 +146,7 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
         Which::StaticKeys => static_keys::run(&assets, limits),
         Which::Crypto => crypto::run(&assets, limits),
         Which::Memtest => memtest::run(&assets, arguments.memtest_memory, limits),
+        Which::Xen => xen::run(&assets, limits),
         Which::Kselftests => kselftests::run(&assets, &arguments.filter, limits),
         Which::Stress => stress::run(arguments.stress_seconds, limits),
         Which::Compile => compile::run(&assets, limits),

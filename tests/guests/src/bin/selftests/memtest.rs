@@ -25,7 +25,7 @@ const END: u32 = 10;
 /// A test found errors, or they did not end in time.
 pub fn run(assets: &Assets, memory: u32, limits: Limits<'_>) -> Result<String> {
     let kernel = assets.memtest()?;
-    let machine = Machine { kernel: &kernel, initrd: None, cmdline: CMDLINE, memory };
+    let machine = Machine { kernel: &kernel, initrd: None, modules: &[], cmdline: CMDLINE, memory };
     let (mut screen, mut pass) = (Screen::new(), Pass::default());
     let bar = progress("memtest86+ starts");
     let ended = machine.run(limits, &mut |printed| {

@@ -1,0 +1,44 @@
+//! Which code the interpreter leaves to an observer that runs it by other means.
+
+use crate::lab::{Lab, PML4, USER};
+use iced_x86::code_asm::*;
+use x86::reg;
+use x86_interp::{Exit, GuestRam, Leave};
+
+/// Where the upper half begins, and with it another view of the lab's memory.
+const UPPER: u64 = 0xffff_8000_0000_0000;
+const USER_END: u64 = 1 << 47;
+const BUDGET: u64 = 100;
+
+/// User code in the upper half that counts up RAX and goes on in the lower half, where it does so again.
+fn lab(user: Option<u64>) -> Lab {
+    let mut lab = Lab::new();
+    let lower = lab.sys.ram.load64(PML4);
+    lab.sys.ram.store64(PML4 + 256 * 8, lower);
+    lab.cpu.observe(Leave { user, kernel: None });
+    lab.user(|a| {
+        a.inc(rax)?;
+        a.jmp(rcx)
+    });
+    let v = lab.v();
+    (v.rip, v.gpr[reg::RAX], v.gpr[reg::RCX]) = (UPPER + USER, 0, USER);
+    lab
+}
+
+/// A hypervisor's guest has its kernel there, in ring 3, and no engine but this one takes it: to come back at
+/// each instruction would be its end.
+#[test]
+fn user_code_above_the_bound_runs_here() {
+    let mut lab = lab(Some(USER_END));
+    assert_eq!(lab.cpu.run(&mut lab.sys, BUDGET), Exit::Leave);
+    assert_eq!((lab.v().rip, lab.v().gpr[reg::RAX]), (USER, 1));
+    assert_eq!(lab.cpu.run(&mut lab.sys, BUDGET), Exit::Leave);
+    assert_eq!(lab.v().gpr[reg::RAX], 1, "what is below is left to the observer");
+}
+
+#[test]
+fn without_a_bound_all_user_code_runs_here() {
+    let mut lab = lab(None);
+    assert_eq!(lab.cpu.run(&mut lab.sys, BUDGET), Exit::Budget);
+    assert!(lab.v().gpr[reg::RAX] > 1);
+}
