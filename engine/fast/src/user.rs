@@ -18,6 +18,8 @@ const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
 /// DR6.BS: single step.
 const SINGLE_STEP: u64 = 1 << 14;
+/// Instructions interpreted at a time where user code cannot run directly.
+const STAY: usize = 10_000;
 /// The page of Linux's old system-call entries (GVA).
 const VSYSCALL: u64 = 0xffff_ffff_ff60_0000;
 
@@ -169,7 +171,24 @@ impl Fast {
         let mut ram = self.board.ram();
         match paging::walk(&mut ram, roots, gva, access) {
             Err(fault) => self.cpu.exception(&mut self.board, fault),
+            Ok(_) if access.fetch => self.stay(),
             Ok(_) => self.interpret(),
+        }
+    }
+
+    /// Interprets user code that cannot be shown to the CPU while it is in the same region: each of its
+    /// instructions would come back here. Xen has memory where the regions of the programs of its domains are.
+    fn stay(&mut self) {
+        let here = frame::region(self.cpu.vcpu.rip);
+        for _ in 0..STAY {
+            self.interpret();
+            let v = &self.cpu.vcpu;
+            if v.cpl() != 3 || frame::region(v.rip) != here {
+                return;
+            }
+            if self.cpu.must_exit(&mut self.board).is_some() {
+                return;
+            }
         }
     }
 }
