@@ -8,6 +8,7 @@ mod bpf;
 mod compile;
 mod console;
 mod crypto;
+mod debian;
 mod in_guest;
 mod in_kernel;
 mod kselftests;
@@ -42,7 +43,7 @@ struct Arguments {
     /// Guest memory for memtest86+, in MiB; what the tests take grows with it
     #[arg(long, default_value_t = 16)]
     memtest_memory: u32,
-    /// Run only the kselftests and LTP tests whose name contains this; can be repeated
+    /// Run only the kselftests, LTP tests and workloads of debian whose name contains this; can be repeated
     #[arg(long, value_name = "PART")]
     filter: Vec<String>,
     /// Seconds stress-ng takes, over all its classes
@@ -83,11 +84,13 @@ enum Which {
     Runtimes,
     /// The Linux Test Project's system calls, compared with QEMU; needs --ltp
     Ltp,
+    /// A Debian with systemd that installs packages and runs servers, containers, rules, modules
+    Debian,
     /// All of them but ltp
     All,
 }
 
-const EACH: [Which; 8] = [
+const EACH: [Which; 9] = [
     Which::StaticKeys,
     Which::Bpf,
     Which::Crypto,
@@ -96,6 +99,7 @@ const EACH: [Which; 8] = [
     Which::Compile,
     Which::Runtimes,
     Which::Stress,
+    Which::Debian,
 ];
 
 fn main() -> ExitCode {
@@ -147,6 +151,7 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
         Which::Compile => compile::run(&assets, limits),
         Which::Runtimes => runtimes::run(limits),
         Which::Ltp => ltp::run(&assets, arguments.ltp.as_deref(), &arguments.filter, limits),
+        Which::Debian => debian::run(&assets, &arguments.filter, limits),
         Which::All => Ok(String::new()),
     }
 }
