@@ -10,6 +10,7 @@ mod console;
 mod crypto;
 mod in_guest;
 mod in_kernel;
+mod keys;
 mod kselftests;
 mod ltp;
 mod machine;
@@ -81,13 +82,15 @@ enum Which {
     Compile,
     /// Python's regression tests; programs for Node and Java
     Runtimes,
+    /// What programs get at on a host with protection keys, which is a machine of QEMU's
+    Keys,
     /// The Linux Test Project's system calls, compared with QEMU; needs --ltp
     Ltp,
     /// All of them but ltp
     All,
 }
 
-const EACH: [Which; 8] = [
+const EACH: [Which; 9] = [
     Which::StaticKeys,
     Which::Bpf,
     Which::Crypto,
@@ -96,6 +99,7 @@ const EACH: [Which; 8] = [
     Which::Compile,
     Which::Runtimes,
     Which::Stress,
+    Which::Keys,
 ];
 
 fn main() -> ExitCode {
@@ -146,6 +150,7 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
         Which::Stress => stress::run(arguments.stress_seconds, limits),
         Which::Compile => compile::run(&assets, limits),
         Which::Runtimes => runtimes::run(limits),
+        Which::Keys => keys::run(&assets, limits),
         Which::Ltp => ltp::run(&assets, arguments.ltp.as_deref(), &arguments.filter, limits),
         Which::All => Ok(String::new()),
     }
