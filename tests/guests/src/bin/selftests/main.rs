@@ -11,6 +11,7 @@ mod crypto;
 mod debian;
 mod in_guest;
 mod in_kernel;
+mod keys;
 mod kselftests;
 mod ltp;
 mod machine;
@@ -82,6 +83,8 @@ enum Which {
     Compile,
     /// Python's regression tests; programs for Node and Java
     Runtimes,
+    /// What programs get at on a host with protection keys, which is a machine of QEMU's
+    Keys,
     /// The Linux Test Project's system calls, compared with QEMU; needs --ltp
     Ltp,
     /// A Debian with systemd that installs packages and runs servers, containers, rules, modules
@@ -90,7 +93,7 @@ enum Which {
     All,
 }
 
-const EACH: [Which; 9] = [
+const EACH: [Which; 10] = [
     Which::StaticKeys,
     Which::Bpf,
     Which::Crypto,
@@ -99,6 +102,7 @@ const EACH: [Which; 9] = [
     Which::Compile,
     Which::Runtimes,
     Which::Stress,
+    Which::Keys,
     Which::Debian,
 ];
 
@@ -150,6 +154,7 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
         Which::Stress => stress::run(arguments.stress_seconds, limits),
         Which::Compile => compile::run(&assets, limits),
         Which::Runtimes => runtimes::run(limits),
+        Which::Keys => keys::run(&assets, limits),
         Which::Ltp => ltp::run(&assets, arguments.ltp.as_deref(), &arguments.filter, limits),
         Which::Debian => debian::run(&assets, &arguments.filter, limits),
         Which::All => Ok(String::new()),
