@@ -1,6 +1,7 @@
 # Boots the systemd of a root file system ($1, an image) natively on this terminal, as a container. Its mounts are its own
-# and end with it.
+# and end with it, and it ends with the process whose number it writes to $2.
 set -eu
+echo $$ > "$2"
 inside='
     mount --make-rprivate /
     mount -o loop "$1" /mnt

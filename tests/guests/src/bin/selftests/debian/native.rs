@@ -26,12 +26,19 @@ pub fn container(scratch: &Path, disk: &Path) -> Result<Option<Duration>> {
     }
     let script = scratch.join("container.sh");
     fs::write(&script, CONTAINER)?;
-    let (script, disk) = (script.display(), disk.display());
+    let number = scratch.join("container.pid");
+    let (script, disk, file) = (script.display(), disk.display(), number.display());
     // systemd wants a terminal for a console; `script` is of the package bsdutils, which every Debian has.
     let mut command = Command::new("script");
-    command.args(["-qec", &format!("sh '{script}' '{disk}'"), "/dev/null"]).stderr(Stdio::null());
+    command
+        .args(["-qec", &format!("sh '{script}' '{disk}' '{file}'"), "/dev/null"])
+        .stderr(Stdio::null());
     let start = Instant::now();
     let mut container = Session::start(command, false)?;
-    container.reads_past(LOGIN).context("a container of this host")?;
-    Ok(Some(start.elapsed()))
+    let came = container.reads_past(LOGIN).context("a container of this host");
+    let elapsed = start.elapsed();
+    // The terminal's end, at the latest, mostly ends it: then there is nothing to kill.
+    let _ = output(Command::new("kill").args(["-KILL", fs::read_to_string(&number)?.trim()]));
+    came?;
+    Ok(Some(elapsed))
 }
