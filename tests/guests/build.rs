@@ -3,7 +3,7 @@
 
 use std::{path::Path, process::Command};
 
-const PROGRAMS: [&str; 2] = ["isolation", "visits"];
+const PROGRAMS: [&str; 3] = ["hostile_frames", "isolation", "visits"];
 
 fn main() {
     println!("cargo::rerun-if-changed=programs");

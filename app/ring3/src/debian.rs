@@ -23,6 +23,9 @@ const MAKE: &str = include_str!("debian.sh");
 /// What a machine has beyond what apt needs to run.
 const PACKAGES: &str = "ca-certificates,dbus,e2fsprogs,initramfs-tools,iproute2,kmod,less,\
                         linux-image-cloud-amd64,procps,systemd-resolved,systemd-sysv,udev";
+/// What an ordinary user lacks in whose hands mmdebstrap finds no way to be root.
+const NO_RANGE: &str = "an ordinary user needs the package uidmap and a range of users in /etc/subuid and /etc/subgid, \
+                        as adduser gives them (usermod --add-subuids 100000-165535 --add-subgids 100000-165535 NAME)";
 /// Bytes below which no Debian fits.
 const LEAST: u64 = 1 << 30;
 
@@ -127,7 +130,13 @@ fn install(arguments: &DebianArguments, archive: &Path) -> Result<()> {
     command.arg(format!("--include={packages}"));
     // A hook with a space in it is run by a shell, with the file system as $1.
     command.arg(format!("--extract-hook={EARLY}")).arg(format!("--customize-hook={LATE}"));
-    output(command.arg(suite).arg(archive))?;
+    output(command.arg(suite).arg(archive)).map_err(|error| {
+        if format!("{error:#}").contains("unable to pick chroot mode") {
+            error.context(NO_RANGE)
+        } else {
+            error
+        }
+    })?;
     bar.finish_and_clear();
     Ok(())
 }

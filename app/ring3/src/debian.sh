@@ -9,4 +9,6 @@ tar -xf "$1" -C "$scratch" --exclude='./dev/*'
 cp "$scratch"/boot/vmlinuz-* "$4"
 cp "$scratch"/boot/initrd.img-* "$5"
 chmod 644 "$4" "$5"
+# Debian has it where ordinary users do not look.
+PATH=$PATH:/usr/sbin:/sbin
 mke2fs -q -t ext4 -L root -d "$scratch" "$2" "$(($3 / 1024))k"

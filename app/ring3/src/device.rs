@@ -83,11 +83,10 @@ pub struct Body {
 }
 
 impl Body {
-    /// Shuts this process in with what the body needs.
-    pub fn shut_in(&self) -> Result<(), Failure> {
-        jail::enter(self.served).map_err(|problem| {
-            Failure::host(format!("a device's filter: {problem}; --devices inline does without"))
-        })
+    /// Shuts this process in with what the body needs; `otherwise` says what to do where that fails.
+    pub fn shut_in(&self, otherwise: &str) -> Result<(), Failure> {
+        jail::enter(self.served)
+            .map_err(|problem| Failure::host(format!("a device's filter: {problem}; {otherwise}")))
     }
 
     /// Serves until the monitor hangs up.
@@ -102,7 +101,8 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
     process::die_with_parent().map_err(|error| Failure::host(error.to_string()))?;
     let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
     let socket = socket.map_err(|error| Failure::host(error.to_string()))?;
-    let body = body(arguments).and_then(|body| body.shut_in().map(|()| body));
+    let otherwise = "--devices inline does without";
+    let body = body(arguments).and_then(|body| body.shut_in(otherwise).map(|()| body));
     let problem = body.as_ref().err().map(ToString::to_string);
     let identity = body.as_ref().ok().map(|body| Identity::of(&*body.device));
     let words = identity.as_ref().ok_or(problem.as_deref().unwrap_or_default());

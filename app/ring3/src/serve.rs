@@ -75,7 +75,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
             (share_body(tag, folder.clone())?, monitor)
         }
     };
-    body.shut_in()?;
+    body.shut_in("this needs a host with seccomp filters (CONFIG_SECCOMP_FILTER)")?;
     body.serve(monitor)
 }
 

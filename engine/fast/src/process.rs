@@ -5,6 +5,9 @@ use wedge::{Error, Order, Pages, Ram, Wedge};
 
 /// A process that holds host mappings.
 pub trait Process: Sized {
+    /// So many mappings may be made before it is looked at how many are left.
+    const MAX_MAPPINGS: usize;
+
     /// Starts it; see [`Wedge::start`], as for the others.
     ///
     /// # Errors
@@ -35,6 +38,9 @@ pub trait Process: Sized {
 }
 
 impl Process for Wedge {
+    /// The host allows 65,530 and fails badly near that.
+    const MAX_MAPPINGS: usize = 30_000;
+
     fn start(ram: Ram<'_>, pages: &Pages, number: usize) -> Result<Self, Error> {
         Self::start(ram, pages, number)
     }

@@ -5,7 +5,8 @@
 //!   guest's own bytes, executes it.
 //! - Where the host has more vector state than the guest knows, XSAVE and XRSTOR with a wide mask reach
 //!   beyond the area that the guest's CPUID told the program to provide. Where the mask is a constant
-//!   just before it (ld.so's resolver), it is cut to what the guest knows; any other becomes HLT.
+//!   just before it (ld.so's resolver), it is cut to what the guest knows; any other becomes HLT, and so does every XRSTOR where
+//!   it could load protection keys: whoever jumps to it brings a mask of their own.
 //! - LAR and LSL answer from the host's descriptor tables, and LSL of Linux's segment for that purpose
 //!   and RDPID give the host's number of the CPU. They become HLT. RDTSCP gives that number, too, but
 //!   clocks are read by it; it stays.
@@ -65,19 +66,20 @@ pub fn patches(page: &[u8], written: bool) -> Vec<Patch> {
         found.extend(keys(page).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if wedge::has_more_vectors() {
-        found.extend(xsaves(page, enough).map(|at| narrow(page, at)));
+        found.extend(xsaves(page, enough).map(|at| narrow(page, at, wedge::keys())));
     }
     found
 }
 
-/// Has the XSAVE or XRSTOR at `at` reach no further than the guest knows.
-fn narrow(page: &[u8], at: usize) -> Patch {
+/// Has the XSAVE or XRSTOR at `at` reach no further than the guest knows, however it is come to if the host has `keys`.
+fn narrow(page: &[u8], at: usize, keys: bool) -> Patch {
+    let restores = page[at + 2] >> 3 & 7 == 5;
     let mask = |from: &usize| {
         let load = &page[*from..at];
         load[0] == 0xb8 && load[2..5] == [0; 3] && load[5..7] == MASK
     };
     let nearest = (at.saturating_sub(MASK_REACH)..at.saturating_sub(6)).rev().find(mask);
-    match nearest {
+    match nearest.filter(|_| !(keys && restores)) {
         Some(load) => Patch { at: load + 1, len: 1, bytes: u64::from(page[load + 1] & KNOWN) },
         None => Patch { at, len: 1, bytes: HLT },
     }
@@ -197,9 +199,18 @@ mod tests {
         let load = [0xb8, 0xee, 0, 0, 0, 0x31, 0xd2]; // mov eax, 0eeh; xor edx, edx
         page[679..686].copy_from_slice(&load);
         page[693..700].copy_from_slice(&[0x0f, 0xae, 0x64, 0x24, 0x40, 0x90, 0x90]);
-        assert_eq!(narrow(&page, 693), Patch { at: 680, len: 1, bytes: 6 });
+        assert_eq!(narrow(&page, 693, true), Patch { at: 680, len: 1, bytes: 6 });
         page[679] = 0x90;
-        assert_eq!(narrow(&page, 693), Patch { at: 693, len: 1, bytes: HLT });
+        assert_eq!(narrow(&page, 693, false), Patch { at: 693, len: 1, bytes: HLT });
+    }
+
+    #[test]
+    fn keys_are_not_restored_with_any_mask() {
+        let mut page = page();
+        page[679..686].copy_from_slice(&[0xb8, 6, 0, 0, 0, 0x31, 0xd2]); // mov eax, 6; xor edx, edx
+        page[693..700].copy_from_slice(&[0x0f, 0xae, 0x6c, 0x24, 0x40, 0x90, 0x90]); // xrstor [rsp+40h]
+        assert_eq!(narrow(&page, 693, true), Patch { at: 693, len: 1, bytes: HLT });
+        assert_eq!(narrow(&page, 693, false), Patch { at: 680, len: 1, bytes: 6 });
     }
 
     #[test]

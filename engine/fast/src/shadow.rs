@@ -1,8 +1,9 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 //!
-//! `large` maps large pages, `copies` changed copies of code, `near` keeps the table of patched system calls
+//! `budget` keeps the number of mappings down, `large` maps large pages, `copies` changed copies of code, `near` keeps the table of patched system calls
 //! out of the program's way, `walk` reads the guest's page tables.
 
+mod budget;
 mod copies;
 mod large;
 mod near;
@@ -30,8 +31,6 @@ const PAGE: u64 = 4096;
 const LARGE: u64 = 1 << 21;
 /// Pages looked at around a fault.
 const AROUND: u64 = 16;
-/// Mappings one space may hold; the host allows 65,530 and fails badly near that.
-const MAX_MAPPINGS: usize = 30_000;
 
 /// log2 of the bytes of a large page.
 const LARGE_BITS: u32 = 21;
@@ -77,9 +76,12 @@ pub struct Space<W = Wedge> {
     pub wedge: W,
     /// Process-context identifier, zero if there are none.
     pub pcid: u64,
-    /// Mappings made since the last clearing.
+    /// Mappings made since the last clearing, or since they were counted.
     mappings: usize,
-    /// The user's mappings of one page each, by HVA: offset in RAM and protection.
+    /// So many of them are not in `pages`.
+    others: usize,
+    /// The user's mappings of one page each, by HVA: offset in RAM and protection, which is zero where the wedge
+    /// has closed one and left it.
     pages: BTreeMap<u64, (u64, u64)>,
     /// Large mappings by HVA.
     large: BTreeMap<u64, Large>,
@@ -116,6 +118,7 @@ impl<W: Process> Space<W> {
             wedge,
             pcid,
             mappings: 0,
+            others: 0,
             pages: BTreeMap::new(),
             large: BTreeMap::new(),
             parts: HashSet::new(),
@@ -136,7 +139,7 @@ impl<W: Process> Space<W> {
 
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
-        self.wedge.allow(MAX_MAPPINGS.saturating_sub(self.mappings), self.user_large);
+        self.wedge.allow(W::MAX_MAPPINGS.saturating_sub(self.mappings), self.user_large);
         self.wedge.run()
     }
 
@@ -145,7 +148,7 @@ impl<W: Process> Space<W> {
         for order in self.wedge.take_made() {
             self.absorb(&order);
         }
-        if self.mappings > MAX_MAPPINGS + frame::MAX_MADE {
+        if self.mappings > W::MAX_MAPPINGS + frame::MAX_MADE {
             self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
         }
         Ok(())
@@ -156,7 +159,7 @@ impl<W: Process> Space<W> {
         let Order { address: hva, len, offset, protection } = *order;
         if protection == 0 {
             self.forget_within(hva, len);
-            self.forget_pages(hva, len);
+            self.close_pages(hva, len);
             self.invalidated.push(hva);
             return;
         }
@@ -176,6 +179,9 @@ impl<W: Process> Space<W> {
             self.user_regions.add(hva);
         }
         let writable = protection & WRITE != 0;
+        if len >= LARGE || protection & KERNEL_PAGE != 0 {
+            self.others += 1;
+        }
         if len >= LARGE {
             self.forget_within(hva, len);
             self.large.insert(hva, Large { len, offset, writable, protection });
@@ -204,7 +210,7 @@ impl<W: Process> Space<W> {
                 self.unmap(from, to - from)?;
             }
         }
-        self.mappings = 0;
+        (self.mappings, self.others) = (0, 0);
         self.large.clear();
         self.parts.clear();
         self.writable.clear();
@@ -306,6 +312,7 @@ impl<W: Process> Space<W> {
         let hva = if gva >> 63 == 0 { Some(gva) } else { regions::kernel_hva(gva) };
         let mapped = |hva: &u64| regions::is_mappable(*hva) && self.mappings != 0;
         let Some(hva) = hva.filter(mapped) else { return Ok(()) };
+        self.others += (gva >> 63) as usize; // what is cut in two
         for bits in LARGE_PAGES {
             let (start, len) = part(hva, bits);
             if self.parts.remove(&(start, len)) {
@@ -339,6 +346,13 @@ impl<W: Process> Space<W> {
         }
     }
 
+    /// The wedge has closed what was mapped in a range, or taken it away.
+    fn close_pages(&mut self, start: u64, len: u64) {
+        for (_, page) in self.pages.range_mut(start..start + len) {
+            *page = (0, 0);
+        }
+    }
+
     /// The RAM page at this offset may not be written without a fault any more.
     pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
         let single = self.writable.remove(&offset).unwrap_or_default();
@@ -355,6 +369,7 @@ impl<W: Process> Space<W> {
             .collect();
         for (hva, protection) in places {
             self.mappings += 2;
+            self.others += 2;
             self.wedge.order(Order { address: hva, len: PAGE, offset, protection })?;
         }
         Ok(())
@@ -390,9 +405,7 @@ impl<W: Process> Space<W> {
         if kernel && !kernel_regions.has(hva) {
             return Ok(Answer::NeedsRegion(hva));
         }
-        if self.mappings > MAX_MAPPINGS {
-            self.clear_all()?;
-        }
+        self.make_room()?;
         self.install(ram, roots, Place { gva, hva, kernel }, &found, access)
     }
 
@@ -449,13 +462,14 @@ impl<W: Process> Space<W> {
         if !place.kernel && !execute && !found.writable && !ram.is_code(page.offset) {
             self.mark_empty(ram, page.offset);
         }
+        let rights = protection(place, execute, writable);
         if !place.kernel {
-            self.pages.insert(hva, (page.offset, protection(place, execute, writable)));
+            self.pages.insert(hva, (page.offset, rights));
         }
-        if patches.is_empty() {
-            self.map(hva, PAGE, page.offset, protection(place, execute, writable))?;
-        } else {
-            self.map_patched(hva, page.offset, &patches)?;
+        match (patches.is_empty(), place.kernel) {
+            (false, _) => self.map_patched(hva, page.offset, &patches)?,
+            (true, false) => self.map_one(hva, page.offset, rights)?,
+            (true, true) => self.map(hva, PAGE, page.offset, rights)?,
         }
         Ok(true)
     }
@@ -492,6 +506,22 @@ impl<W: Process> Space<W> {
     }
 
     fn map(&mut self, address: u64, len: u64, offset: u64, protection: u64) -> Result<(), Error> {
+        self.others += 1;
+        self.order_mapping(address, len, offset, protection)
+    }
+
+    /// Maps a page of the user's that is among `pages`.
+    fn map_one(&mut self, hva: u64, offset: u64, protection: u64) -> Result<(), Error> {
+        self.order_mapping(hva, PAGE, offset, protection)
+    }
+
+    fn order_mapping(
+        &mut self,
+        address: u64,
+        len: u64,
+        offset: u64,
+        protection: u64,
+    ) -> Result<(), Error> {
         self.mappings += 1;
         self.note_near(address, len, protection);
         self.wedge.order(Order { address, len, offset, protection })

@@ -23,8 +23,8 @@ pub const PKEY_MPROTECT: u64 = 329;
 pub const MAP_SHARED: u64 = 0x11;
 /// For a copy of a page, which is to be changed.
 pub const MAP_PRIVATE: u64 = 0x12;
-/// Memory without content.
-pub const MAP_EMPTY: u64 = 0x32;
+/// Memory without content, that is read soon.
+pub const MAP_EMPTY: u64 = 0x32 | MAP_POPULATE;
 /// To be added to any of them.
 pub const MAP_POPULATE: u64 = 0x8000;
 /// The highest of `FUTEX_WAIT` and `FUTEX_WAKE`.

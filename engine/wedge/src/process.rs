@@ -6,7 +6,8 @@ use crate::{Pages, cpuid, memory::MemoryObject, turns::Turns};
 use frame::{
     ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, MARKS,
     MAX_MADE, MAX_ORDERS, MAX_RUN, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN, SHARED,
-    SITES, SITES_LEN, STACK, STACK_LEN, Shared, TABLES, TABLES_LEN, TOP, TURNS, Turns as TurnsPage,
+    SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES, TABLES_LEN, TOP, TURNS,
+    Turns as TurnsPage,
 };
 use std::{
     io,
@@ -302,6 +303,8 @@ fn become_wedge(parts: &Parts) -> ! {
         let key = if crate::keys() { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } else { 0 };
         for (at, len, protection, fd) in closed.iter().copied() {
             fixed(at, len, protection, fd);
+            // The stubs, at the end of the cache, load with the keys closed where they go on.
+            let len = if at == CACHE { STUBS - CACHE } else { len };
             let marked =
                 key == 0 || libc::syscall(libc::SYS_pkey_mprotect, at, len, protection, key) == 0;
             if !marked {

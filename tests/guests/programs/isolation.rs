@@ -3,7 +3,8 @@
 //! on a CPU that knows nothing of ring3.
 //!
 //! Its arguments say what is closed to it: `kernel` (the guest kernel's memory), `wedge` (the wedge's own
-//! pages). Attempts on what is not closed are skipped, and said to be.
+//! pages); and `unaligned`, that the host's CPU does not check alignment. Attempts on what is not closed, or not checked,
+//! are skipped, and said to be.
 
 use std::arch::asm;
 
@@ -51,12 +52,13 @@ enum End {
 }
 use End::{Any, Fine, Killed, Signal, Unharmed, Unsatisfied};
 
-/// What must be closed for an attempt to be tried.
+/// What must be closed, or checked by the CPU, for an attempt to be tried.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nothing,
     Kernel,
     Wedge,
+    Alignment,
 }
 
 struct Outcome {
@@ -67,7 +69,7 @@ struct Outcome {
 impl Outcome {
     fn attempt(&mut self, name: &str, needs: Needs, expected: End, attempt: impl FnOnce() -> bool) {
         if !self.closed.contains(&needs) {
-            println!("{name}: skipped: no protection keys");
+            println!("{name}: skipped: the host has no means");
             return;
         }
         let ended = ended(attempt);
@@ -276,6 +278,10 @@ fn instructions(o: &mut Outcome) {
     o.attempt("xrstor of keys", Needs::Nothing, Signal(SEGV), code!(
         "sub rsp, 4096", "and rsp, -64", "mov rdi, rsp", "xor eax, eax", "mov ecx, 512", "rep stosq",
         "mov dword ptr [rsp + 512], 0x200", "mov eax, 0x200", "xor edx, edx", "xrstor64 [rsp]"));
+    o.attempt("xrstor of keys past its mask", Needs::Nothing, Signal(SEGV), code!(
+        "sub rsp, 4096", "and rsp, -64", "mov rdi, rsp", "xor eax, eax", "mov ecx, 512", "rep stosq",
+        "mov dword ptr [rsp + 512], 0x200", "mov eax, 0x200", "xor edx, edx", "jmp 2f",
+        "mov eax, 7", "xor edx, edx", "2: xrstor64 [rsp]"));
 }
 
 fn odd_states(o: &mut Outcome) {
@@ -286,7 +292,7 @@ fn odd_states(o: &mut Outcome) {
     o.attempt("user data segment", Needs::Nothing, Fine, code!("mov eax, 0x2b", "mov ds, eax", "mov es, eax"));
     o.attempt("trap flag", Needs::Nothing, Signal(TRAP), code!(
         "pushfq", "or dword ptr [rsp], 0x100", "popfq", "nop"));
-    o.attempt("alignment check", Needs::Nothing, Signal(BUS), code!(
+    o.attempt("alignment check", Needs::Alignment, Signal(BUS), code!(
         "pushfq", "or dword ptr [rsp], 0x40000", "popfq", "mov eax, [rsp + 1]"));
     o.attempt("system call with nested task", Needs::Nothing, Fine, code!(
         "pushfq", "or dword ptr [rsp], 0x4000", "popfq", "mov eax, 39", "syscall"));
@@ -312,9 +318,13 @@ fn stubs(o: &mut Outcome) {
 }
 
 fn main() {
-    let mut closed = vec![Needs::Nothing];
+    let mut closed = vec![Needs::Nothing, Needs::Alignment];
     for argument in std::env::args().skip(1) {
-        closed.push(if argument == "kernel" { Needs::Kernel } else { Needs::Wedge });
+        match argument.as_str() {
+            "kernel" => closed.push(Needs::Kernel),
+            "wedge" => closed.push(Needs::Wedge),
+            _ => closed.retain(|needs| *needs != Needs::Alignment),
+        }
     }
     let mut outcome = Outcome { closed, failed: 0 };
     memory(&mut outcome);

@@ -168,12 +168,16 @@ impl Finished {
     /// Checks that every one of `lines` was printed, in this order.
     ///
     /// # Errors
-    /// Names the first one missing and shows the end of the console.
+    /// Names the first one missing, and shows the end of the console and how the machine ended.
     pub fn prints(&self, lines: &[&str]) -> Result<()> {
         let mut printed = self.console.lines();
         for line in lines {
             let found = printed.any(|printed| printed.trim_end() == *line);
-            ensure!(found, "the guest did not print `{line}`:\n{}", self.tail());
+            let (code, messages, tail) = (self.code, &self.messages, self.tail());
+            ensure!(
+                found,
+                "the guest did not print `{line}`, ended with {code:?}: {messages}\n{tail}"
+            );
         }
         Ok(())
     }

@@ -144,6 +144,52 @@ fn a_network_whose_process_is_killed_comes_back() -> Result<()> {
     Ok(())
 }
 
+static HOSTILE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hostile_frames"));
+
+const ATTACKS: &str = r#"
+cat > /lease <<'END'
+[ "$1" = bound ] || exit 0
+echo "lease $ip $router $dns $mtu"
+END
+chmod +x /lease
+dmesg -n 1
+ifconfig eth0 10.0.2.15 netmask 255.255.255.0 mtu 65520
+until ping -c 1 -W 1 10.0.2.2 >/dev/null; do :; done
+echo begins
+hostile_frames eth0
+udhcpc -q -f -n -O mtu -i eth0 -s /lease 2>/dev/null
+until ping -c 1 -W 1 10.0.2.2 >/dev/null; do :; done
+ping -c 2 10.0.2.2 | grep transmitted
+nslookup host.example 10.0.2.3 | grep 192.0.2.5
+timeout 120 nc -l -p 80 -e cat
+echo served
+"#;
+
+/// A guest whose root sends what no sound one does has the network afterwards that it had before, served by the same process.
+#[test]
+fn hostile_frames_are_survived() -> Result<()> {
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let net =
+        format!("user,restrict,dns={},hostfwd=tcp:127.0.0.1:{free}-:80", socket.local_addr()?);
+    thread::spawn(move || answer(&socket));
+    let guest = Guest::new(Kernel::BookwormCloud).runs(ATTACKS);
+    let guest = guest.has_program("hostile_frames", HOSTILE).with("--net").with(&net);
+    let mut machine = Machine::start(&guest)?;
+    machine.says("begins")?;
+    let before = machine.processes("net")?;
+    println!("{}", machine.says("hostile: done")?);
+    machine.says("lease 10.0.2.15 10.0.2.2 10.0.2.3 65520")?;
+    machine.says("2 packets transmitted, 2 packets received, 0% packet loss")?;
+    machine.says("Address: 192.0.2.5")?;
+    ensure!(visit(free)? == b"hello guest", "echoed otherwise");
+    machine.says("served")?;
+    ensure!(before.len() == 1 && before == machine.processes("net")?, "another process serves it");
+    machine.says("init: script ended with 0")?;
+    ensure!(machine.ends()?.success());
+    Ok(())
+}
+
 const FIRST: &str = "
 ifconfig eth0 10.1.0.1 netmask 255.255.255.0 up
 timeout 200 nc -l -p 7 -e cat

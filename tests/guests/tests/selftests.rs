@@ -65,3 +65,9 @@ fn other_compilers_work_while_programs_run() -> Result<()> {
 fn loads_that_check_themselves_find_nothing() -> Result<()> {
     pass("stress")
 }
+
+#[test]
+#[ignore = "minutes, and packages from Debian's archive"]
+fn a_distribution_is_used() -> Result<()> {
+    pass("debian")
+}

@@ -85,6 +85,8 @@ impl Wedge {
 }
 
 impl Process for Wedge {
+    const MAX_MAPPINGS: usize = 64;
+
     fn start(ram: wedge::Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
         let (maps, orders) = (Mappings::new(), Vec::new());
         Ok(Self { maps, shared: host::fresh_shared(&ram), orders, failed: false })

@@ -54,7 +54,7 @@ impl<W: Process> Space<W> {
     /// The page of user code at `gva` that is mapped: its GVA and the guest's bytes.
     pub fn code_page(&self, ram: &Ram, gva: u64) -> Option<(u64, Vec<u8>)> {
         let page = gva & !(PAGE - 1);
-        let (offset, _) = self.pages.get(&page)?;
+        let (offset, _) = self.pages.get(&page).filter(|(_, rights)| rights & EXECUTE != 0)?;
         let mut bytes = vec![0; PAGE as usize];
         ram.read(*offset, &mut bytes);
         Some((page, bytes))
@@ -64,8 +64,11 @@ impl<W: Process> Space<W> {
     pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
         let hva = gva & !(PAGE - 1);
         let Some((offset, protection)) = self.pages.get(&hva).copied() else { return Ok(()) };
-        let patches = self.patches(ram, hva, offset, protection & WRITE != 0);
-        if protection & (EXECUTE | WRITE) == EXECUTE && !patches.is_empty() {
+        if protection & (EXECUTE | WRITE) != EXECUTE {
+            return Ok(());
+        }
+        let patches = self.patches(ram, hva, offset, false);
+        if !patches.is_empty() {
             self.map_patched(hva, offset, &patches)?;
         }
         Ok(())
@@ -80,7 +83,7 @@ impl<W: Process> Space<W> {
         patches: &[Patch],
     ) -> Result<(), Error> {
         self.copies.entry(offset).or_default().push(hva);
-        self.map(hva, PAGE, offset, COPY)?;
+        self.map_one(hva, offset, COPY)?;
         for patch in patches {
             let (address, bytes) = (hva + patch.at as u64, patch.bytes);
             let order = Order { address, len: patch.len, offset: bytes, protection: POKE };

@@ -8,8 +8,10 @@ mod bpf;
 mod compile;
 mod console;
 mod crypto;
+mod debian;
 mod in_guest;
 mod in_kernel;
+mod keys;
 mod kselftests;
 mod ltp;
 mod machine;
@@ -43,7 +45,7 @@ struct Arguments {
     /// Guest memory for memtest86+, in MiB; what the tests take grows with it
     #[arg(long, default_value_t = 16)]
     memtest_memory: u32,
-    /// Run only the kselftests and LTP tests whose name contains this; can be repeated
+    /// Run only the kselftests, LTP tests and workloads of debian whose name contains this; can be repeated
     #[arg(long, value_name = "PART")]
     filter: Vec<String>,
     /// Seconds stress-ng takes, over all its classes
@@ -84,13 +86,17 @@ enum Which {
     Compile,
     /// Python's regression tests; programs for Node and Java
     Runtimes,
+    /// What programs get at on a host with protection keys, which is a machine of QEMU's
+    Keys,
     /// The Linux Test Project's system calls, compared with QEMU; needs --ltp
     Ltp,
+    /// A Debian with systemd that installs packages and runs servers, containers, rules, modules
+    Debian,
     /// All of them but ltp
     All,
 }
 
-const EACH: [Which; 9] = [
+const EACH: [Which; 11] = [
     Which::StaticKeys,
     Which::Bpf,
     Which::Crypto,
@@ -100,6 +106,8 @@ const EACH: [Which; 9] = [
     Which::Compile,
     Which::Runtimes,
     Which::Stress,
+    Which::Keys,
+    Which::Debian,
 ];
 
 fn main() -> ExitCode {
@@ -151,7 +159,9 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
         Which::Stress => stress::run(arguments.stress_seconds, limits),
         Which::Compile => compile::run(&assets, limits),
         Which::Runtimes => runtimes::run(limits),
+        Which::Keys => keys::run(&assets, limits),
         Which::Ltp => ltp::run(&assets, arguments.ltp.as_deref(), &arguments.filter, limits),
+        Which::Debian => debian::run(&assets, &arguments.filter, limits),
         Which::All => Ok(String::new()),
     }
 }
