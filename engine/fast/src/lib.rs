@@ -26,6 +26,8 @@ mod code;
 mod codes;
 mod home;
 mod kernel;
+#[cfg(test)]
+mod kick_tests;
 mod lockstep;
 mod operand;
 mod plausible;
@@ -38,6 +40,8 @@ mod sites;
 mod slots;
 mod state;
 mod statistics;
+#[cfg(test)]
+mod test_machine;
 mod user;
 
 use apart::Apart;

@@ -8,7 +8,7 @@ use crate::{
     gates::in_gate,
     host::{self, load_vectors, save_segments},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, WINDOW, go, mode,
+        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, USER_CACHE, WINDOW, go, mode,
     },
     patched,
     run::{self, restart},
@@ -108,17 +108,24 @@ extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
     let f = frame();
     let pc = context.rip;
     let wedge_text = pc >= WINDOW as u64 && pc < shared().blob_end;
-    let routine = pc.wrapping_sub(CACHE as u64) / ROUTINE;
+    let enters = routine(pc, CACHE) == 0;
+    // Part of the state is in the frame already, and the registers are no longer the guest's.
+    let leaves = [CACHE, USER_CACHE].iter().any(|cache| matches!(routine(pc, *cache), 1 | 2));
     match (f.mode, signal == KICK as u64) {
         (_, true) if wedge_text && in_gate(pc) => give_up_gate(context),
         (_, true) if wedge_text => f.kicked = 1,
-        (mode::KERNEL, true) if routine == 0 => give_up_gate(context),
-        (mode::KERNEL, true) if routine < 3 => f.kicked = 1,
+        (mode::KERNEL, true) if enters => give_up_gate(context),
+        (mode::KERNEL, true) if leaves => f.kicked = 1,
         (mode::USER, _) => user(f, signal, context, info),
         (mode::KERNEL, _) if in_cache(pc) => kernel(f, signal, context, info),
         (_, false) => own(f, signal, context),
         _ => die(),
     }
+}
+
+/// Which routine of the code cache that begins there a PC lies in; those of user code lie in a cache of their own.
+fn routine(pc: u64, cache: usize) -> u64 {
+    pc.wrapping_sub(cache as u64) / ROUTINE
 }
 
 fn in_cache(pc: u64) -> bool {

@@ -1,20 +1,13 @@
 //! A kernel and a program of a few instructions, compared.
 
 use super::*;
-use crate::{Modes, User};
-use engine::{Attention, Board, BoardParts, Engine, LocalApic};
-use host_fake::{FakeClock, FakeEntropy};
-use std::sync::Arc;
-use x86::{
-    Fault,
-    control::{cr0, cr4, efer},
-    cpuid::{CpuidResult, Model, Settings},
-    flags,
-    fpu::xstate,
-    paging::{ADDRESS, P, RW, US},
-    seg,
-    segment::attr,
+use crate::{
+    Modes, User,
+    test_machine::{board, kernel_state, map},
 };
+use engine::{Attention, Engine};
+use std::sync::Arc;
+use x86::{flags, paging::US, seg, segment::attr};
 use x86_interp::{Exit, pending};
 
 /// GVA of the code, and its place in RAM.
@@ -25,7 +18,6 @@ const DATA: (u64, u64) = (0xffff_ffff_8200_0000, 0x5_0000);
 const PROGRAM: (u64, u64) = (0x5555_0000_0000, 0x6_0000);
 /// GVA of the program's data, whose middle is the top of the stack, and its place in RAM.
 const HEAP: (u64, u64) = (0x7fff_0000_0000, 0x7_0000);
-const ROOT: u64 = 0x1000;
 /// Bytes before the loop.
 const HEAD: usize = 5;
 
@@ -69,94 +61,17 @@ const USER: &[u8] = &[
 /// Offset of its RET.
 const RETURN: u64 = 57;
 
-struct NoApic;
-
-impl LocalApic for NoApic {
-    fn pending(&self) -> u32 {
-        0
-    }
-    fn acknowledge(&self) -> Option<u8> {
-        None
-    }
-    fn take_nmi(&self) -> bool {
-        false
-    }
-    fn enabled(&self) -> bool {
-        false
-    }
-    fn cr8(&self) -> u8 {
-        0
-    }
-    fn set_cr8(&self, _: u8) {}
-    fn msr_read(&self, _: u32) -> Result<u64, Fault> {
-        Err(Fault::gp(0))
-    }
-    fn msr_write(&self, _: u32, _: u64) -> Result<(), Fault> {
-        Err(Fault::gp(0))
-    }
-    fn mmio_read(&self, _: u64, _: &mut [u8]) -> bool {
-        false
-    }
-    fn mmio_write(&self, _: u64, _: &[u8]) -> bool {
-        false
-    }
-}
-
-fn board(ram: Ram, attention: Attention) -> Board {
-    Board::new(BoardParts {
-        ram,
-        ports: bus::Bus::new(),
-        mmio: bus::Bus::new(),
-        apic: Arc::new(NoApic),
-        apic_id: 0,
-        cpuid: Arc::new(Model::new(
-            |_, _| CpuidResult::default(),
-            Settings { tsc_hz: 1_000_000_000, cpus: 1 },
-        )),
-        clock: Arc::new(FakeClock::default()),
-        entropy: Arc::new(FakeEntropy::new(1)),
-        vector_unit: Box::new(native::HostVectorUnit::new().expect("executable memory")),
-        attention: Arc::new(attention),
-    })
-}
-
-/// RAM with the kernel and its page tables.
+/// RAM with the kernel, the program and their page tables.
 fn memory() -> Ram {
     let ram = Ram::new(2 << 20).expect("memory");
-    let mut last = ROOT;
-    for ((gva, gpa), rights) in [(CODE, 0), (DATA, 0), (PROGRAM, US), (HEAP, US)] {
-        let mut table = ROOT;
-        for shift in [39, 30, 21] {
-            let slot = table + (gva >> shift & 0x1ff) * 8;
-            if ram.load64(slot) == 0 {
-                last += PAGE;
-                ram.store64(slot, last | P | RW | US);
-            }
-            table = ram.load64(slot) & ADDRESS;
-        }
-        ram.store64(table + (gva >> 12 & 0x1ff) * 8, gpa | P | RW | rights);
-    }
+    map(&ram, &[(CODE, 0), (DATA, 0), (PROGRAM, US), (HEAP, US)]);
     ram.write(CODE.1, KERNEL);
     ram.write(PROGRAM.1, USER);
     ram
 }
 
 fn state() -> Vcpu {
-    let mut v = Vcpu {
-        rip: CODE.0,
-        cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::AM | cr0::PG,
-        cr3: ROOT,
-        cr4: cr4::PAE | cr4::OSFXSR | cr4::OSXMMEXCPT | cr4::OSXSAVE | cr4::FSGSBASE | cr4::SMAP,
-        efer: efer::SCE | efer::LME | efer::LMA | efer::NXE,
-        xcr0: xstate::SUPPORTED,
-        ..Vcpu::default()
-    };
-    v.gpr[x86::reg::RSP] = DATA.0 + PAGE / 2;
-    v.seg[seg::CS].attr |= attr::L;
-    for segment in [seg::CS, seg::SS] {
-        v.seg[segment].attr &= !(3 << attr::DPL_SHIFT);
-    }
-    v
+    kernel_state(CODE.0, DATA.0 + PAGE / 2)
 }
 
 /// The state of the program.
@@ -181,7 +96,7 @@ fn running(vcpu: Vcpu, user: User, lock_step: LockStep) -> Fast {
 fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) -> Fast {
     let modes =
         Modes { user, kernel_translated: true, lock_step: Some(lock_step), user_dispatch: false };
-    let board = board(memory(), attention);
+    let board = board(memory(), Arc::new(attention));
     Fast::new(vcpu, board, &Attention::default(), modes).expect("an engine")
 }
 

@@ -1,0 +1,108 @@
+//! A machine for this crate's tests: RAM, page tables and one CPU, without devices.
+
+use engine::{Attention, Board, BoardParts, LocalApic};
+use host_fake::{FakeClock, FakeEntropy};
+use ram::Ram;
+use std::sync::Arc;
+use x86::{
+    Fault, Vcpu,
+    control::{cr0, cr4, efer},
+    cpuid::{CpuidResult, Model, Settings},
+    fpu::xstate,
+    paging::{ADDRESS, P, RW, US},
+    reg, seg,
+    segment::attr,
+};
+use x86_interp::GuestRam;
+
+/// GPA of the uppermost page table; the others follow.
+const ROOT: u64 = 0x1000;
+const PAGE: u64 = 4096;
+
+struct NoApic;
+
+impl LocalApic for NoApic {
+    fn pending(&self) -> u32 {
+        0
+    }
+    fn acknowledge(&self) -> Option<u8> {
+        None
+    }
+    fn take_nmi(&self) -> bool {
+        false
+    }
+    fn enabled(&self) -> bool {
+        false
+    }
+    fn cr8(&self) -> u8 {
+        0
+    }
+    fn set_cr8(&self, _: u8) {}
+    fn msr_read(&self, _: u32) -> Result<u64, Fault> {
+        Err(Fault::gp(0))
+    }
+    fn msr_write(&self, _: u32, _: u64) -> Result<(), Fault> {
+        Err(Fault::gp(0))
+    }
+    fn mmio_read(&self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+    fn mmio_write(&self, _: u64, _: &[u8]) -> bool {
+        false
+    }
+}
+
+/// A board without devices.
+pub fn board(ram: Ram, attention: Arc<Attention>) -> Board {
+    Board::new(BoardParts {
+        ram,
+        ports: bus::Bus::new(),
+        mmio: bus::Bus::new(),
+        apic: Arc::new(NoApic),
+        apic_id: 0,
+        cpuid: Arc::new(Model::new(
+            |_, _| CpuidResult::default(),
+            Settings { tsc_hz: 1_000_000_000, cpus: 1 },
+        )),
+        clock: Arc::new(FakeClock::default()),
+        entropy: Arc::new(FakeEntropy::new(1)),
+        vector_unit: Box::new(native::HostVectorUnit::new().expect("executable memory")),
+        attention,
+    })
+}
+
+/// Page tables for pages: their GVA, their GPA, and [`US`] if they are the user's.
+pub fn map(ram: &Ram, pages: &[((u64, u64), u64)]) {
+    let mut last = ROOT;
+    for ((gva, gpa), rights) in pages {
+        let mut table = ROOT;
+        for shift in [39, 30, 21] {
+            let slot = table + (gva >> shift & 0x1ff) * 8;
+            if ram.load64(slot) == 0 {
+                last += PAGE;
+                ram.store64(slot, last | P | RW | US);
+            }
+            table = ram.load64(slot) & ADDRESS;
+        }
+        ram.store64(table + (gva >> 12 & 0x1ff) * 8, gpa | P | RW | rights);
+    }
+}
+
+/// A kernel at this RIP with this stack, over the page tables of [`map`].
+pub fn kernel_state(rip: u64, stack: u64) -> Vcpu {
+    let mut v = Vcpu {
+        rip,
+        cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::AM | cr0::PG,
+        cr3: ROOT,
+        cr4: cr4::PAE | cr4::OSFXSR | cr4::OSXMMEXCPT | cr4::OSXSAVE | cr4::FSGSBASE | cr4::SMAP,
+        efer: efer::SCE | efer::LME | efer::LMA | efer::NXE,
+        xcr0: xstate::SUPPORTED,
+        ..Vcpu::default()
+    };
+    v.gpr[reg::RSP] = stack;
+    v.seg[seg::CS].attr |= attr::L;
+    for segment in [seg::CS, seg::SS] {
+        v.seg[segment].attr &= !(3 << attr::DPL_SHIFT);
+    }
+    v
+}
