@@ -76,8 +76,11 @@ struct Large {
 pub struct Space<W = Wedge> {
     /// The process.
     pub wedge: W,
-    /// Process-context identifier, zero if there are none.
-    pub pcid: u64,
+    /// Process-context identifier, zero if the guest uses none; `None` while the slot is parked: nothing may run
+    /// here then before it has been compared with page tables.
+    pub pcid: Option<u64>,
+    /// GPA of the top page table that guest code ran with here last.
+    pub root: u64,
     /// Mappings made since the last clearing, or since they were counted.
     mappings: usize,
     /// So many of them are not in `pages`.
@@ -118,7 +121,8 @@ impl<W: Process> Space<W> {
     pub(crate) fn new(wedge: W, pcid: u64, sites: Sites, scans: Scans) -> Self {
         Self {
             wedge,
-            pcid,
+            pcid: Some(pcid),
+            root: 0,
             mappings: 0,
             others: 0,
             pages: BTreeMap::new(),
