@@ -129,7 +129,7 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
     }
     let pages = Pages::new().map_err(|error| error.to_string())?;
     let mut slots = Slots::<Wedge>::new(ram.clone(), true);
-    slots.select(0, &pages).map_err(|error| error.to_string())
+    slots.select(0, Roots::default(), &pages).map_err(|error| error.to_string())
 }
 
 /// Guest user code is kept from the guest kernel's memory: the host has protection keys. Without them
@@ -201,7 +201,7 @@ impl Fast {
                 checker.note_stale(&record.stale_pages);
             }
         }
-        self.slots.select(pcid, &self.pages)
+        self.slots.select(pcid, Roots::from(&self.cpu.vcpu), &self.pages)
     }
 
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.
@@ -239,7 +239,8 @@ impl Fast {
         }
         if self.modes.kernel_translated {
             self.cpu.adopt_space(self.pages.frame().cr3);
-            self.slots.select(self.cpu.pcid().into(), &self.pages)?;
+            let roots = Roots::from(&self.cpu.vcpu);
+            self.slots.select(self.cpu.pcid().into(), roots, &self.pages)?;
         }
         Ok(done)
     }

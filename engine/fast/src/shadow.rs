@@ -1,11 +1,12 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 //!
-//! `budget` keeps the number of mappings down, `large` maps large pages, `copies` changed copies of code, `near` keeps the table of patched system calls
+//! `budget` keeps the number of mappings down, `large` maps large pages, `copies` changed copies of code, `local` the kernel's pages that are not global, `near` keeps the table of patched system calls
 //! out of the program's way, `walk` reads the guest's page tables.
 
 mod budget;
 mod copies;
 mod large;
+mod local;
 mod near;
 mod walk;
 
@@ -16,6 +17,7 @@ use crate::{
     sites::Sites,
 };
 use frame::{EMPTY, PIECE, PROTECT};
+use local::Locals;
 use near::{Near, SitesTable};
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -74,8 +76,11 @@ struct Large {
 pub struct Space<W = Wedge> {
     /// The process.
     pub wedge: W,
-    /// Process-context identifier, zero if there are none.
-    pub pcid: u64,
+    /// Process-context identifier, zero if the guest uses none; `None` while the slot is parked: nothing may run
+    /// here then before it has been compared with page tables.
+    pub pcid: Option<u64>,
+    /// GPA of the top page table that guest code ran with here last.
+    pub root: u64,
     /// Mappings made since the last clearing, or since they were counted.
     mappings: usize,
     /// So many of them are not in `pages`.
@@ -92,8 +97,8 @@ pub struct Space<W = Wedge> {
     writable: HashMap<u64, Vec<u64>>,
     /// Regions with anything of the user's in them.
     user_regions: Regions,
-    /// Some kernel page mapped is not global.
-    local_kernel: bool,
+    /// The kernel's mappings that are not global.
+    local_kernel: Locals,
     /// A large page of the user's has been mapped from here.
     user_large: bool,
     invalidated: Vec<u64>,
@@ -116,7 +121,8 @@ impl<W: Process> Space<W> {
     pub(crate) fn new(wedge: W, pcid: u64, sites: Sites, scans: Scans) -> Self {
         Self {
             wedge,
-            pcid,
+            pcid: Some(pcid),
+            root: 0,
             mappings: 0,
             others: 0,
             pages: BTreeMap::new(),
@@ -124,7 +130,7 @@ impl<W: Process> Space<W> {
             parts: HashSet::new(),
             writable: HashMap::new(),
             user_regions: Regions::default(),
-            local_kernel: false,
+            local_kernel: Locals::default(),
             user_large: false,
             invalidated: Vec::new(),
             marked: Vec::new(),
@@ -219,16 +225,18 @@ impl<W: Process> Space<W> {
         self.pages.clear();
         self.user_regions = Regions::default();
         self.user_large = false;
-        self.local_kernel = false;
+        self.local_kernel.clear();
         self.near = Near::Unknown;
         Ok(())
     }
 
     /// Drops every mapping that is not global.
     pub fn clear_local(&mut self) -> Result<(), Error> {
-        if self.local_kernel {
-            return self.clear_all();
-        }
+        self.clear_local_kernel()?;
+        self.clear_user()
+    }
+
+    fn clear_user(&mut self) -> Result<(), Error> {
         for hva in self.user_regions.take() {
             self.clear_region(hva)?;
         }
@@ -241,8 +249,9 @@ impl<W: Process> Space<W> {
     /// Drops every mapping that is not global and not what the page tables say now: after a fork most
     /// are, and need not be faulted in again.
     pub fn revalidate(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
-        if self.local_kernel || self.user_large || self.has_user_large() {
-            return self.clear_local();
+        self.revalidate_local_kernel(ram, roots)?;
+        if self.user_large || self.has_user_large() {
+            return self.clear_user();
         }
         self.near = Near::Unknown;
         let mut gone = Vec::new();
@@ -285,6 +294,7 @@ impl<W: Process> Space<W> {
         let gone = |hva: u64| hva.wrapping_sub(start) < len;
         self.large.retain(|hva, _| !gone(*hva));
         self.parts.retain(|(hva, _)| !gone(*hva));
+        self.local_kernel.forget(start, len);
         self.pages.retain(|hva, _| !gone(*hva));
         for places in [&mut self.writable, &mut self.copies] {
             places.retain(|_, hvas| {
@@ -330,9 +340,11 @@ impl<W: Process> Space<W> {
         let reaching: Vec<_> = self.large.iter().filter_map(reaches).collect();
         for (at, len) in reaching {
             self.large.remove(&at);
+            self.local_kernel.forget(at, len);
             self.unmap(at, len)?;
         }
         self.forget_pages(start, len);
+        self.local_kernel.forget(start, len);
         for (from, to) in regions::mappable_parts(start, len) {
             self.unmap(from, to - from)?;
         }
@@ -463,8 +475,10 @@ impl<W: Process> Space<W> {
             self.mark_empty(ram, page.offset);
         }
         let rights = protection(place, execute, writable);
-        if !place.kernel {
-            self.pages.insert(hva, (page.offset, rights));
+        match place.kernel {
+            true if !found.global => self.local_kernel.add(hva, PAGE, page.offset, writable),
+            true => {}
+            false => drop(self.pages.insert(hva, (page.offset, rights))),
         }
         match (patches.is_empty(), place.kernel) {
             (false, _) => self.map_patched(hva, page.offset, &patches)?,
@@ -479,9 +493,7 @@ impl<W: Process> Space<W> {
             self.parts.insert(part(place.hva, found.page_bits));
             self.user_large |= !place.kernel;
         }
-        if place.kernel {
-            self.local_kernel |= !found.global;
-        } else {
+        if !place.kernel {
             self.user_regions.add(place.hva);
         }
     }

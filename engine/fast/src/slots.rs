@@ -1,4 +1,8 @@
 //! A slot per guest address space, so that a context switch changes processes, not mappings.
+//!
+//! An operating system has more processes than identifiers for them and gives one's to another, with a flush. The
+//! slot of the first is *parked* then: nothing runs in it, and when its page table is loaded again, under whatever
+//! identifier, what it holds is compared with what that says now, which costs less than filling another.
 
 use crate::{
     process::Process,
@@ -9,13 +13,18 @@ use crate::{
 };
 use ram::Ram;
 use wedge::{Error, Pages, Wedge};
-use x86::paging::{Access, Roots};
+use x86::paging::{self, Access, Roots};
 use x86_interp::{Flush, Record};
 
-/// Address spaces kept; Linux uses six PCIDs a CPU.
+/// Address spaces kept; Linux uses seven PCIDs a CPU.
 const MAX_SLOTS: usize = frame::MAX_WEDGES;
 /// The first GVA of the upper half.
 const UPPER_HALF: u64 = 1 << 63;
+
+/// GPA of the top page table.
+fn root(roots: Roots) -> u64 {
+    roots.cr3 & paging::ADDRESS
+}
 
 /// The slots, least recently used first.
 pub struct Slots<W = Wedge> {
@@ -38,15 +47,15 @@ impl<W: Process> Slots<W> {
         Self { ram, kernel, spaces: Vec::new(), kernel_regions, sites, scans }
     }
 
-    /// Makes the slot for a process-context identifier the current one. As in a TLB, it is the
-    /// identifier that tells spaces apart: who loads another page table under the same one flushes.
-    pub fn select(&mut self, pcid: u64, pages: &Pages) -> Result<(), Error> {
-        if self.spaces.last().is_some_and(|space| space.pcid == pcid) {
+    /// Makes the slot for a process-context identifier, with these page tables, the current one. As in a TLB, it is
+    /// the identifier that tells spaces apart: who loads another page table under the same one flushes.
+    pub fn select(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<(), Error> {
+        if self.spaces.last().is_some_and(|space| space.pcid == Some(pcid)) {
             return Ok(());
         }
-        let space = match self.spaces.iter().position(|space| space.pcid == pcid) {
+        let space = match self.spaces.iter().position(|space| space.pcid == Some(pcid)) {
             Some(at) => self.spaces.remove(at),
-            None => self.take(pcid, pages)?,
+            None => self.take(pcid, roots, pages)?,
         };
         self.spaces.push(space);
         Ok(())
@@ -77,6 +86,7 @@ impl<W: Process> Slots<W> {
     /// have no orders; false if orders could not be carried out.
     pub fn run(&mut self, passing: bool, roots: Roots) -> Result<bool, Error> {
         let current = self.spaces.last_mut().ok_or(Error::Gone)?;
+        current.root = root(roots);
         current.attend_to_sites(&self.ram, roots)?;
         for space in &self.spaces {
             space.publish(passing);
@@ -97,23 +107,31 @@ impl<W: Process> Slots<W> {
         space.answer(&self.ram, roots, &self.kernel_regions, gva, access)
     }
 
-    /// An empty slot: a fresh one, or the least recently used one without its user pages.
-    fn take(&mut self, pcid: u64, pages: &Pages) -> Result<Space<W>, Error> {
-        if self.spaces.len() < MAX_SLOTS {
-            let ram = wedge::Ram {
-                fd: self.ram.fd(),
-                len: self.ram.len(),
-                low: self.ram.low_len(),
-                marks: self.ram.marks_fd(),
-                walked: self.kernel,
-            };
-            let wedge = W::start(ram, pages, self.spaces.len() + 1)?;
-            return Ok(Space::new(wedge, pcid, self.sites.clone(), self.scans.clone()));
-        }
-        let mut space = self.spaces.remove(0);
-        space.clear_local()?;
-        space.pcid = pcid;
+    /// A slot for a space that has none: the one parked with its page table, a fresh one, or the one not used for
+    /// longest, with what is right in it.
+    fn take(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<Space<W>, Error> {
+        let own = |space: &Space<W>| space.pcid.is_none() && space.root == root(roots);
+        let at = match self.spaces.iter().position(own) {
+            Some(parked) => parked,
+            None if self.spaces.len() < MAX_SLOTS => return self.start(pcid, pages),
+            None => 0,
+        };
+        let mut space = self.spaces.remove(at);
+        space.pcid = Some(pcid);
+        space.revalidate(&self.ram, roots)?;
         Ok(space)
+    }
+
+    fn start(&self, pcid: u64, pages: &Pages) -> Result<Space<W>, Error> {
+        let ram = wedge::Ram {
+            fd: self.ram.fd(),
+            len: self.ram.len(),
+            low: self.ram.low_len(),
+            marks: self.ram.marks_fd(),
+            walked: self.kernel,
+        };
+        let wedge = W::start(ram, pages, self.spaces.len() + 1)?;
+        Ok(Space::new(wedge, pcid, self.sites.clone(), self.scans.clone()))
     }
 
     /// Does what the interpreter has reported; `roots` are the current space's. A slot whose process
@@ -121,13 +139,20 @@ impl<W: Process> Slots<W> {
     pub fn apply(&mut self, record: &Record, roots: Roots, current: u64) {
         for flush in &record.flushes {
             for space in &mut self.spaces {
-                let same = |pcid: u16| space.pcid == u64::from(pcid);
+                let same = |pcid: u16| space.pcid == Some(pcid.into());
                 let _ = match *flush {
                     Flush::All => space.clear_all(),
-                    Flush::Space { pcid } if same(pcid) && space.pcid == current => {
+                    Flush::Space { pcid }
+                        if same(pcid)
+                            && space.pcid == Some(current)
+                            && space.root == root(roots) =>
+                    {
                         space.revalidate(&self.ram, roots)
                     }
-                    Flush::Space { pcid } if same(pcid) => space.clear_local(),
+                    Flush::Space { pcid } if same(pcid) => {
+                        space.pcid = None;
+                        Ok(())
+                    }
                     Flush::Page { pcid, linear } if same(pcid) || linear >= UPPER_HALF => {
                         space.drop_page(linear)
                     }

@@ -127,9 +127,14 @@ impl World {
         self.tables.root(self.space)
     }
 
+    /// The current space's identifier.
+    pub fn pcid(&self) -> u64 {
+        self.space % tables::PCIDS
+    }
+
     /// The CPU may have looked at the tables.
     pub fn fill(&mut self) {
-        self.tlb.fill(&self.ram, self.root(), self.space);
+        self.tlb.fill(&self.ram, self.root(), self.pcid());
     }
 
     /// A stretch of guest code.
@@ -289,7 +294,7 @@ impl World {
             self.exit = Exit::Invalidate(gva);
             return;
         }
-        self.tlb.flush_page(self.space, gva);
+        self.tlb.flush_page(self.pcid(), gva);
         self.fill();
     }
 
@@ -330,7 +335,7 @@ impl World {
     fn is_covered(&self, hva: u64, mapping: &host::Mapping) -> bool {
         let gva = if mapping.key { hva.wrapping_sub(BIAS) } else { hva };
         let (write, execute) = (mapping.protection & WRITE != 0, mapping.protection & EXECUTE != 0);
-        let granted = self.tlb.of(self.space, gva).any(|entry| {
+        let granted = self.tlb.of(self.pcid(), gva).any(|entry| {
             entry.gpa == mapping.offset
                 && entry.user != mapping.key
                 && (!write || entry.write)

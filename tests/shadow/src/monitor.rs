@@ -30,6 +30,8 @@ pub struct Run {
     slots: Slots<Wedge>,
     /// What the guest has done since the slots were told.
     record: Record,
+    /// The space that an identifier was used for last.
+    loaded: [u64; tables::PCIDS as usize],
 }
 
 impl Run {
@@ -54,7 +56,7 @@ impl Run {
         WORLD.set(Some(world));
         // In some runs little is flushed, and mappings grow many.
         let events = [100, 500, 2500][(seed % 3) as usize];
-        let mut run = Self { seed, events, slots, record: Record::default() };
+        let mut run = Self { seed, events, slots, record: Record::default(), loaded: [0, 1, 2] };
         run.load_root();
         for area in tables::KERNEL {
             run.give_to_kernel(area.wrapping_add(BIAS));
@@ -98,10 +100,10 @@ impl Run {
         let mut record = std::mem::take(&mut self.record);
         let (roots, pcid) = with(|world| {
             record.stale_pages = world.ram.take_stale_code();
-            (roots(world), world.space)
+            (roots(world), world.pcid())
         });
         self.slots.apply(&record, roots, pcid);
-        with(|world| self.slots.select(pcid, &world.pages))?;
+        with(|world| self.slots.select(pcid, roots, &world.pages))?;
         Ok(())
     }
 
@@ -128,15 +130,16 @@ impl Run {
         }
     }
 
-    /// MOV CR3, with or without a flush.
+    /// MOV CR3, with or without a flush; who gives an identifier to another space flushes.
     fn switch(&mut self, flush: bool) {
-        let space = with(|world| {
+        let (space, pcid) = with(|world| {
             world.space = world.random.below(tables::SPACES);
-            world.space
+            (world.space, world.pcid())
         });
-        if flush {
-            self.record.flushes.push(Flush::Space { pcid: space as u16 });
-            with(|world| world.tlb.flush_space(space));
+        if flush || self.loaded[pcid as usize] != space {
+            self.loaded[pcid as usize] = space;
+            self.record.flushes.push(Flush::Space { pcid: pcid as u16 });
+            with(|world| world.tlb.flush_space(pcid));
         }
         self.load_root();
     }
@@ -152,7 +155,7 @@ impl Run {
 
     /// INVPCID of a PCID that need not be the current one.
     fn flush_space(&mut self) {
-        let pcid = with(|world| world.random.below(tables::SPACES));
+        let pcid = with(|world| world.random.below(tables::PCIDS));
         self.record.flushes.push(Flush::Space { pcid: pcid as u16 });
         with(|world| {
             world.tlb.flush_space(pcid);
@@ -171,7 +174,7 @@ impl Run {
     /// INVPCID of one page under some PCID; the model does not ask for more to be dropped.
     fn invalidate_elsewhere(&mut self) {
         let (pcid, linear) = with(|world| {
-            let pcid = world.random.below(tables::SPACES);
+            let pcid = world.random.below(tables::PCIDS);
             (pcid, tables::some_page(&mut world.random, false))
         });
         self.record.flushes.push(Flush::Page { pcid: pcid as u16, linear });
@@ -183,7 +186,7 @@ impl Run {
 
     /// INVLPG, interpreted.
     fn invalidate(&mut self, linear: u64) {
-        let pcid = with(|world| world.space);
+        let pcid = with(|world| world.pcid());
         self.record.flushes.push(Flush::Page { pcid: pcid as u16, linear });
         with(|world| {
             world.tlb.flush_page(pcid, linear);
@@ -248,7 +251,7 @@ impl World {
 fn roots(world: &World) -> Roots {
     Roots {
         cr0: cr0::PG | cr0::WP | cr0::PE,
-        cr3: world.root() | world.space,
+        cr3: world.root() | world.pcid(),
         cr4: cr4::PAE | cr4::PGE | cr4::PCIDE | cr4::SMAP | cr4::SMEP,
         efer: efer::LME | efer::LMA | efer::NXE,
     }

@@ -10,7 +10,9 @@ use x86_interp::GuestRam;
 /// Bytes of guest RAM.
 pub const RAM_LEN: u64 = 16 << 20;
 /// Address spaces.
-pub const SPACES: u64 = 3;
+pub const SPACES: u64 = 5;
+/// Process-context identifiers, which they share.
+pub const PCIDS: u64 = 3;
 /// Small frames that are mapped.
 pub const FRAMES: u64 = 24;
 /// GPA of the first, inside the first large one.

@@ -49,7 +49,7 @@ impl Tlb {
         let mut found = Vec::new();
         for shift in [12, 21] {
             let inside = gva & ((1 << shift) - 1);
-            let others = (0..tables::SPACES).filter(|other| *other != pcid);
+            let others = (0..tables::PCIDS).filter(|other| *other != pcid);
             let global = others
                 .filter_map(|other| self.0.get(&(other, gva >> shift << shift, shift)))
                 .flatten()

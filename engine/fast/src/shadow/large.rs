@@ -72,6 +72,9 @@ impl<W: Process> Space<W> {
         let protection = protection(place, false, writable);
         self.forget_within(hva, len);
         self.large.insert(hva, Large { len, offset, writable, protection });
+        if place.kernel && !found.global {
+            self.local_kernel.add(hva, len, offset, writable);
+        }
         self.map(hva, len, offset, protection)?;
         if !writable {
             return Ok(());
@@ -88,6 +91,17 @@ impl<W: Process> Space<W> {
     pub(super) fn forget_within(&mut self, hva: u64, len: u64) {
         self.large.retain(|at, l| at + l.len <= hva || *at >= hva + len);
     }
+}
+
+/// The page tables say of every large page in a mapping of the kernel's, which need not be global, what is mapped.
+pub(super) fn is_still_large(ram: &Ram, roots: Roots, hva: u64, large: &Large) -> bool {
+    let gva = hva.wrapping_sub(frame::BIAS);
+    (0..large.len).step_by(LARGE as usize).all(|at| {
+        large_leaf(ram, roots, gva.wrapping_add(at)).is_some_and(|found| {
+            let here = large_page(ram, &found).is_some_and(|page| page.offset == large.offset + at);
+            here && !found.user && (found.writable && found.dirty || !large.writable)
+        })
+    })
 }
 
 /// The first page of the 2 MiB around a translation, if all of them are contiguous writable RAM.

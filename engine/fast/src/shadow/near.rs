@@ -35,7 +35,7 @@ pub(super) enum SitesTable {
 impl<W: Process> Space<W> {
     /// Guest code may go on here whenever a wedge selects this space.
     pub(crate) fn publish(&self, passing: bool) {
-        self.wedge.publish((passing && self.near != Near::Unknown).then_some(self.pcid));
+        self.wedge.publish(self.pcid.filter(|_| passing && self.near != Near::Unknown));
     }
 
     /// Calls of this program may lead to the table.

@@ -1,0 +1,88 @@
+//! The kernel's mappings that are not global.
+//!
+//! A kernel has its own memory in all spaces and marks it global, for flushes to leave it alone. Linux does not for
+//! pages of its direct map that modules and BPF programs have had: their rights were taken away for a while, and the mark
+//! does not come back with them. There are some dozen of them, and any may be a page table or a stack that every fork
+//! touches; were everything of a space dropped for one of them, each flush would cost what a new space does. So it is
+//! known which they are, a flush drops them alone, and where the new page tables are at hand, only what these do not
+//! say any more: a TLB may have loaded the same again at once.
+//!
+//! Why none is forgotten: a mapping is noted when it is ordered, by where it lies and how long it is, and its note goes
+//! only with the mapping. A note that outlives it costs a drop of what is there, or nothing. The model in `tests/shadow`
+//! has such pages, small and large.
+
+use super::{Large, Space, large::is_still_large, walk::leaf};
+use crate::process::Process;
+use ram::Ram;
+use std::collections::BTreeMap;
+use wedge::Error;
+use x86::paging::Roots;
+use x86_interp::GuestRam;
+
+/// To drop more than so many one by one is not worth it: a kernel that has none global.
+const MANY: usize = 256;
+
+/// The mappings, by HVA and bytes.
+#[derive(Default)]
+pub(super) struct Locals(BTreeMap<(u64, u64), Local>);
+
+#[derive(Clone, Copy)]
+struct Local {
+    /// In RAM.
+    offset: u64,
+    writable: bool,
+}
+
+impl Locals {
+    /// One is made.
+    pub(super) fn add(&mut self, hva: u64, len: u64, offset: u64, writable: bool) {
+        self.0.insert((hva, len), Local { offset, writable });
+    }
+
+    /// What is in a range of HVAs is gone.
+    pub(super) fn forget(&mut self, start: u64, len: u64) {
+        self.0.retain(|(at, bytes), _| *at < start || at + bytes > start + len);
+    }
+
+    /// Nothing is mapped.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl<W: Process> Space<W> {
+    /// Drops all of them.
+    pub(super) fn clear_local_kernel(&mut self) -> Result<(), Error> {
+        let all: Vec<_> = self.local_kernel.0.keys().copied().collect();
+        self.drop_local(&all)
+    }
+
+    /// Drops those that are not what the page tables say now.
+    pub(super) fn revalidate_local_kernel(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        let stale = |((hva, len), local): (&(u64, u64), &Local)| {
+            (!is_still_said(ram, roots, *hva, *len, *local)).then_some((*hva, *len))
+        };
+        let gone: Vec<_> = self.local_kernel.0.iter().filter_map(stale).collect();
+        self.drop_local(&gone)
+    }
+
+    fn drop_local(&mut self, gone: &[(u64, u64)]) -> Result<(), Error> {
+        if gone.len() > MANY {
+            return self.clear_all();
+        }
+        gone.iter().try_for_each(|(hva, len)| self.drop_range(*hva, *len))
+    }
+}
+
+/// The page tables would have the same mapping made.
+fn is_still_said(ram: &Ram, roots: Roots, hva: u64, len: u64, local: Local) -> bool {
+    let Local { offset, writable } = local;
+    if len >= super::LARGE {
+        let protection = wedge::KERNEL_PAGE;
+        return is_still_large(ram, roots, hva, &Large { len, offset, writable, protection });
+    }
+    leaf(ram, roots, hva.wrapping_sub(frame::BIAS), false).is_some_and(|found| {
+        let same = ram.page(found.gpa).is_some_and(|page| page.offset == offset);
+        same && (found.writable && found.dirty || !writable)
+    })
+}
