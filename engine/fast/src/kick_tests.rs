@@ -234,7 +234,7 @@ impl Ending {
         ram.read(HEAP.1, &mut heap);
         ram.read(DATA.1 + WORK, &mut work);
         // What the last x87 instruction was shows to programs on some CPUs only.
-        let fpu = FpuState { fop: 0, fip: 0, fdp: 0, ..v.fpu.clone() };
+        let fpu = FpuState { fop: 0, fip: 0, fdp: 0, ..v.fpu };
         let bases = [v.seg[seg::FS].base, v.seg[seg::GS].base, v.kernel_gs_base];
         Self { gpr: v.gpr, rip: v.rip, rflags: v.rflags, bases, fpu, heap, work }
     }
