@@ -1,5 +1,8 @@
 //! Translated code: the kernel's, and the user's if asked for.
 
+#[cfg(test)]
+mod tests;
+
 use crate::{Fast, User, code::byte, codes::bias_at, operand, state};
 use frame::{BIAS, ExitKind, KERNEL_START, KICK, go};
 use jit::{Level, cache::Position};
@@ -250,7 +253,8 @@ impl Fast {
         self.pages.frame().go = how;
         self.slots.current()?.wedge.aim_kicks();
         if !self.take_turns()? {
-            return Err(Error::Gone); // nothing had been ordered
+            self.slots.current()?.forget();
+            return Ok(ExitKind::Kicked);
         }
         let kind = self.pages.frame().reason;
         Ok(self.statistics.exit(kind))

@@ -46,6 +46,14 @@ impl From<Untranslatable> for Refused {
     }
 }
 
+/// What an empty slot of the searched table holds: no GVA that is searched for there. Where that for zero begins it
+/// is not zero.
+const fn empty_deep(slot: usize) -> u64 {
+    (slot < DEEP_REACH) as u64
+}
+
+const _: () = assert!(deep_slot(0) == 0 && deep_slot(1) >= DEEP_REACH);
+
 /// The slots of the searched table where a GVA can be.
 fn deep_slots(guest: u64) -> impl Iterator<Item = usize> {
     (0..DEEP_REACH).map(move |n| deep_slot(guest) + n)
@@ -143,11 +151,15 @@ impl Cache {
         cache
     }
 
-    /// Slot 0 must not match address zero: its empty key is one no address of that slot negates to.
+    /// No slot must match address zero while it is empty: the key of slot 0 is one no address of that slot negates
+    /// to, and for those of the searched table see [`empty_deep`].
     fn reset_table(&mut self, memory: &mut impl CodeMemory) {
         for alignment in [false, true] {
             let table = stubs::table(&self.layout, alignment) - self.layout.table;
             memory.write_table(table, 1);
+        }
+        for slot in deep_slots(0) {
+            memory.write_table((DEEP + slot * 16) as u64, empty_deep(slot));
         }
     }
 
@@ -235,7 +247,7 @@ impl Cache {
         let (keys, values) = self.table_words(key);
         memory.write_table(values, host);
         memory.write_table(keys, key.0.wrapping_neg());
-        if !key.1 {
+        if !key.1 && key.0 != 0 {
             self.enter_deep(memory, key.0, host);
         }
     }
@@ -254,7 +266,7 @@ impl Cache {
     fn leave_deep(&mut self, memory: &mut impl CodeMemory, guest: u64) {
         if let Some(slot) = deep_slots(guest).find(|at| self.deep[*at] == guest) {
             self.deep[slot] = 0;
-            memory.write_table((DEEP + slot * 16) as u64, 0);
+            memory.write_table((DEEP + slot * 16) as u64, empty_deep(slot));
         }
     }
 

@@ -1,7 +1,7 @@
 //! The code cache against a model: whatever is made, dropped, shown again and cleared, in whatever order, nothing
 //! leads to a block but what asks for its guest address, and to none that was dropped.
 
-use frame::{DEEP, deep_slot};
+use frame::{DEEP, DEEP_REACH, deep_slot};
 use jit::{
     Layout, Level, Request,
     cache::{Cache, CodeMemory, Refused},
@@ -19,10 +19,11 @@ const LAYOUT: Layout = Layout {
     frame: 0x10_2000_0000,
     table: 0x10_3000_0000,
 };
-/// GVAs of the blocks: such as meet in few slots of the searched table.
+/// GVAs of the blocks: zero, and such as meet in few slots of the searched table.
 static GUESTS: LazyLock<Vec<u64>> = LazyLock::new(|| {
     let all = (0xffff_ffff_8100_0000_u64..).step_by(32);
-    all.filter(|guest| deep_slot(*guest) < 64).take(BLOCKS as usize).collect()
+    let near = all.filter(|guest| deep_slot(*guest) < 64);
+    [0].into_iter().chain(near).take(BLOCKS as usize).collect()
 });
 const BLOCKS: u64 = 160;
 const PAGES: u64 = 16;
@@ -126,15 +127,14 @@ impl Model {
     }
 
     fn check(&self) {
-        let slots = self.memory.tables.keys().filter(|at| **at >= DEEP as u64 && **at % 16 == 0);
-        for (at, key) in slots.map(|at| (at, self.memory.word(*at))).filter(|(_, key)| *key != 0) {
-            assert_eq!(
-                Some(self.memory.word(at + 8)),
-                self.cache.find(key, false),
-                "deep, {key:x}"
-            );
-        }
         (0..BLOCKS).for_each(|index| self.check_block(index));
+    }
+
+    /// What a search for a GVA can find.
+    fn found(&self, gva: u64) -> impl Iterator<Item = u64> {
+        let slots = deep_slot(gva)..deep_slot(gva) + DEEP_REACH;
+        let keys = slots.map(|slot| (DEEP + slot * 16) as u64);
+        keys.filter(move |at| self.memory.word(*at) == gva).map(|at| self.memory.word(at + 8))
     }
 
     fn check_block(&self, index: u64) {
@@ -143,6 +143,7 @@ impl Model {
         if self.memory.word(key as u64) == gva.wrapping_neg() {
             assert_eq!(Some(self.memory.word(value as u64)), host, "table, {gva:x}");
         }
+        self.found(gva).for_each(|found| assert_eq!(Some(found), host, "deep, {gva:x}"));
         let Some(host) = host else { return };
         let bytes = &self.code[index as usize];
         let cache_offset = (host - LAYOUT.cache) as u32;

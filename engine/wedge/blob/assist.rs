@@ -129,12 +129,14 @@ pub fn after_block(f: &mut Frame) -> bool {
     const LOAD_VECTORS: u64 = ExitKind::LoadVectors as u64;
     const LOAD_SPACE: u64 = ExitKind::LoadSpace as u64;
     match f.exit_kind {
-        MISS if f.exit_info == 0 => miss(f),
+        // The tables are the kernel's.
+        MISS if f.exit_info == 0 && f.cpl == 0 => miss(f),
         LOAD_VECTORS => load_guest_vectors(f),
         SYSRET if f.fast != 0 => sysret(f),
         IRET if f.fast != 0 => iret(f),
         INVALIDATE if f.walks != 0 => invalidate(f),
-        LOAD_SPACE if f.walks != 0 && f.pcids != 0 => load_space(f),
+        // Another wedge would not know that it is to go no further.
+        LOAD_SPACE if f.walks != 0 && f.pcids != 0 && f.go != go::LEAVE => load_space(f),
         _ => false,
     }
 }

@@ -16,6 +16,7 @@ const PAGE_FAULT: u64 = 14;
 /// RFLAGS an interrupt gate clears: TF, IF, NT, RF, VM.
 const CLEARED: u64 = 1 << 8 | 1 << 9 | 1 << 14 | 1 << 16 | 1 << 17;
 const RF: u64 = 1 << 16;
+const TF: u64 = 1 << 8;
 const RSP: usize = 4;
 
 /// User code has faulted; its state is in the frame.
@@ -56,7 +57,11 @@ pub fn kernel(f: &mut Frame) -> ! {
             _ => false,
         });
     if done {
-        f.go = go::RAW;
+        // A step is not over: the kick that it was for would be lost.
+        match f.go {
+            go::STEP => f.host_flags |= TF,
+            _ => f.go = go::RAW,
+        }
         run::run()
     }
     turns::exit(ExitKind::KernelSignal)

@@ -1,0 +1,158 @@
+//! Guest code that jumps to where none is, and guest code that is stopped in the middle of an instruction.
+
+use crate::{
+    Fast, Modes, User, state,
+    test_machine::{board, kernel_state, map},
+};
+use bus::Kicker;
+use engine::{Attention, Engine};
+use frame::{ExitKind, KICK};
+use jit::Level;
+use ram::Ram;
+use std::sync::Arc;
+use wedge::Order;
+use x86::{
+    Activity, Vcpu,
+    control::cr4,
+    flags,
+    paging::{G, US},
+    reg, seg,
+    segment::attr,
+};
+use x86_interp::{Exit, GuestRam};
+
+const PAGE: u64 = 4096;
+/// GVA of the kernel's code, and its place in RAM. So for the others.
+const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
+/// The middle is the top of the kernel's stack.
+const DATA: (u64, u64) = (0xffff_ffff_8200_0000, 0x5_0000);
+/// So here; not mapped together with it.
+const OTHER: (u64, u64) = (0xffff_ffff_8300_0000, 0x7_0000);
+const PROGRAM: (u64, u64) = (0x5555_0000_0000, 0x6_0000);
+/// CR3: translations may stay.
+const KEEP: u64 = 1 << 63;
+
+fn machine(vcpu: Vcpu, user: User, kernel: &[u8], program: &[u8]) -> Fast {
+    attending(Arc::default(), vcpu, user, kernel, program)
+}
+
+fn attending(
+    attention: Arc<Attention>,
+    vcpu: Vcpu,
+    user: User,
+    kernel: &[u8],
+    program: &[u8],
+) -> Fast {
+    let ram = Ram::new(2 << 20).expect("memory");
+    map(&ram, &[(CODE, G), (DATA, G), (OTHER, G), (PROGRAM, US)]);
+    ram.write(CODE.1, kernel);
+    ram.write(PROGRAM.1, program);
+    let modes = Modes { user, kernel_translated: true, lock_step: None, user_dispatch: false };
+    Fast::new(vcpu, board(ram, Arc::clone(&attention)), &attention, modes).expect("an engine")
+}
+
+fn in_kernel() -> Vcpu {
+    kernel_state(CODE.0, DATA.0 + PAGE / 2)
+}
+
+fn in_program() -> Vcpu {
+    let mut v = Vcpu { rip: PROGRAM.0, rflags: flags::FIXED | flags::IF, ..in_kernel() };
+    for segment in [seg::CS, seg::SS] {
+        v.seg[segment].attr |= 3 << attr::DPL_SHIFT;
+    }
+    v
+}
+
+/// Nobody takes the guest's exception, which is what ends it: the engine has not failed.
+fn ends_with_a_fault_at(fast: &mut Fast, rip: u64) {
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Shutdown, None));
+    assert_eq!(fast.vcpu().rip, rip);
+}
+
+/// An empty slot of the tables that jumps search is no block for address zero.
+#[test]
+fn a_jump_to_zero_faults_there() {
+    let jump = [0x31, 0xc0, 0xff, 0xe0]; // xor eax, eax; jmp rax
+    ends_with_a_fault_at(&mut machine(in_kernel(), User::Direct, &jump, &[]), 0);
+    ends_with_a_fault_at(&mut machine(in_program(), User::Translated, &[], &jump), 0);
+    ends_with_a_fault_at(&mut machine(in_program(), User::Direct, &[], &jump), 0);
+}
+
+/// The kernel's translations are not for programs.
+#[test]
+fn a_program_s_jump_into_the_kernel_faults_there() {
+    let kernel = [0xff, 0xc3, 0xf4]; // inc ebx; hlt
+    let program = [0x48, 0xc7, 0xc0, 0, 0, 0, 0x81, 0xff, 0xe0]; // mov rax, CODE; jmp rax
+    let mut fast = machine(in_kernel(), User::Translated, &kernel, &program);
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
+    fast.cpu.vcpu = in_program();
+    fast.cpu.state_changed();
+    ends_with_a_fault_at(&mut fast, CODE.0);
+    assert_eq!(fast.vcpu().gpr[reg::RBX], 0);
+}
+
+/// A kick has come in the first instruction of the block at RIP, behind its first host instruction of so many bytes.
+fn kicked_in_the_middle(fast: &mut Fast, bytes: u64) {
+    fast.synchronize().expect("a wedge");
+    let host = fast.block_at_rip(Level::Kernel).expect("a block");
+    assert!(fast.codes.position(host + bytes).is_some_and(|at| !at.exact()));
+    let f = fast.pages.frame();
+    state::load(&fast.cpu.vcpu, f);
+    f.spill[0] = f.gpr[reg::RAX];
+    (f.pc, f.signal) = (host + bytes, KICK as u64);
+}
+
+/// A kick in the middle of a PUSHFQ whose stack is not mapped yet; the wedge can map it.
+fn kicked_in_a_push() -> Fast {
+    let (attention, push) = (Arc::new(Attention::default()), [0x9c, 0xf4]); // pushfq; hlt
+    let v = kernel_state(CODE.0, OTHER.0 + PAGE / 2);
+    let mut fast = attending(Arc::clone(&attention), v, User::Direct, &push, &[]);
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
+    fast.cpu.vcpu = in_kernel();
+    fast.cpu.state_changed();
+    attention.kick();
+    kicked_in_the_middle(&mut fast, 7); // RAX has been put aside
+    fast
+}
+
+/// The wedge maps what a single step has missed, and the step is still the only one.
+#[test]
+fn a_step_over_a_page_fault_is_one_step() {
+    let mut fast = kicked_in_a_push();
+    let mapped = fast.pages.frame().fast_mapped;
+    fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
+    assert!(fast.pages.frame().fast_mapped > mapped, "by the wedge");
+    assert_eq!(fast.vcpu().rip, CODE.0 + 1);
+}
+
+/// What is run to its exit goes no further, not in another wedge either.
+#[test]
+fn a_switch_of_spaces_that_is_run_to_its_exit_goes_no_further() {
+    // mov cr3, rax; mov cr3, rbx; mov cr3, rax; mov cr3, rbx; hlt
+    let kernel = [0x0f, 0x22, 0xd8, 0x0f, 0x22, 0xdb, 0x0f, 0x22, 0xd8, 0x0f, 0x22, 0xdb, 0xf4];
+    let mut v = in_kernel();
+    v.cr4 |= cr4::PCIDE;
+    let root = v.cr3;
+    v.cr3 = root | 1;
+    (v.gpr[reg::RAX], v.gpr[reg::RBX]) = (KEEP | root | 2, KEEP | root | 1);
+    let mut fast = machine(v, User::Direct, &kernel, &[]);
+    for _ in 0..2 {
+        assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
+        (fast.cpu.vcpu.rip, fast.cpu.vcpu.activity) = (CODE.0, Activity::Running);
+    }
+    assert_eq!(fast.pages.frame().hand_overs, 4, "both spaces have wedges");
+    kicked_in_the_middle(&mut fast, 7); // the operand has been stored
+    fast.pages.frame().operand = fast.cpu.vcpu.gpr[reg::RAX];
+    fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
+    assert_eq!((fast.vcpu().rip, fast.vcpu().cr3), (CODE.0 + 3, root | 2));
+}
+
+/// Orders that could not be carried out before a step are given up, as they are elsewhere.
+#[test]
+fn a_step_survives_orders_that_fail() {
+    let mut fast = kicked_in_a_push();
+    let unaligned = Order { address: PROGRAM.0 + 1, len: PAGE, offset: 0, protection: 1 };
+    fast.slots.current().and_then(|space| space.wedge.order(unaligned)).expect("the wedge lives");
+    fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
+    assert_eq!(fast.vcpu().rip, CODE.0 + 1);
+}
