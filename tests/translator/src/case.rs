@@ -1,19 +1,47 @@
-//! A random stretch of kernel code with the state it starts in.
+//! A random stretch of code, a kernel's or a program's, with the state it starts in.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, Encoder, Instruction, MemoryOperand, Mnemonic, OpKind, Register,
 };
+use jit::Level;
 use oracle::random::Random;
 use x86::{flags, reg, seg};
 
-/// GVA of the code page; like a kernel's text it lies in the top 2 GiB.
-pub const CODE: u64 = 0xffff_ffff_8100_0000;
-/// GVA of the kernel's data pages, in the top 2 GiB so that absolute operands reach them.
-pub const DATA: u64 = 0xffff_ffff_8200_0000;
 /// Bytes of data. The page before and after are not mapped.
 pub const DATA_LEN: u64 = 4 * 4096;
-/// GVA of the guest's GS base, inside the data.
-pub const PERCPU: u64 = DATA + 0x2000;
+
+/// Whose code it is, and where its memory lies (GVAs).
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The kernel's or a program's.
+    pub level: Level,
+    /// The code page.
+    pub code: u64,
+    /// The data pages, where absolute operands reach them.
+    pub data: u64,
+}
+
+impl Place {
+    /// A kernel's text and data lie in the top 2 GiB, a program's text wherever.
+    pub const fn of(level: Level) -> Self {
+        match level {
+            Level::Kernel => {
+                Self { level, code: 0xffff_ffff_8100_0000, data: 0xffff_ffff_8200_0000 }
+            }
+            Level::User => Self { level, code: 0x5555_0000_0000, data: 0x2000_0000 },
+        }
+    }
+
+    /// Base of the segment that the host's FS base follows, inside the data.
+    pub const fn base(&self) -> u64 {
+        self.data + 0x2000
+    }
+
+    fn is_kernel(&self) -> bool {
+        self.level == Level::Kernel
+    }
+}
+
 /// Bytes of the largest XSAVE area the code may write.
 const VECTORS_LEN: u64 = 1024;
 /// GVA of user pages, reachable inside STAC..CLAC.
@@ -27,7 +55,9 @@ const MOV_LEN: u64 = 5;
 /// A case.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Instructions at [`CODE`], ending in HLT.
+    /// Where it lies.
+    pub place: Place,
+    /// Instructions, ending in HLT.
     pub code: Vec<u8>,
     /// General registers.
     pub gpr: [u64; 16],
@@ -39,8 +69,8 @@ pub struct Case {
     pub memory: Vec<u8>,
     /// Selectors of ES, CS, SS, DS, FS and GS.
     pub selectors: [u16; 6],
-    /// FS base; the GS base is [`PERCPU`].
-    pub fs_base: u64,
+    /// The base of FS in kernel code, of GS in a program's; the other is [`Place::base`].
+    pub other_base: u64,
     /// The GS base that SWAPGS exchanges.
     pub kernel_gs_base: u64,
     /// TSC_AUX.
@@ -51,44 +81,54 @@ pub struct Case {
 
 impl Case {
     /// The case of a seed.
-    pub fn random(seed: u64) -> Self {
+    pub fn random(seed: u64, level: Level) -> Self {
+        let place = Place::of(level);
         let mut r = Random::new(seed);
         let mut gpr = [0; 16];
         for value in &mut gpr {
-            *value = interesting(&mut r);
+            *value = interesting(&mut r, &place);
         }
-        gpr[reg::RSP] = DATA + 0x1000 + r.below(0x200) * 8;
-        let alignment = r.below(4) == 0;
+        gpr[reg::RSP] = place.data + 0x1000 + r.below(0x200) * 8;
+        let alignment = r.below(4) == 0 && place.is_kernel();
         let mut rflags = flags::FIXED | r.bits() & (flags::STATUS | flags::ID);
         rflags |= if r.below(6) == 0 { flags::DF } else { 0 };
-        rflags |= if r.below(2) == 0 { flags::IF } else { 0 };
+        rflags |= if r.below(2) == 0 || !place.is_kernel() { flags::IF } else { 0 };
         rflags |= if alignment { flags::AC } else { 0 };
         let mut memory = vec![0; (DATA_LEN + USER_LEN) as usize];
         for word in memory.chunks_exact_mut(8) {
-            word.copy_from_slice(&interesting(&mut r).to_le_bytes());
+            word.copy_from_slice(&interesting(&mut r, &place).to_le_bytes());
         }
         let mut xmm = [[0; 16]; 16];
         for byte in xmm.iter_mut().flatten() {
             *byte = r.bits() as u8;
         }
         Self {
-            code: code(&mut r, alignment),
+            place,
+            code: code(&mut r, &place, alignment),
             gpr,
             rflags,
             xmm,
             memory,
-            selectors: selectors(&mut r),
-            fs_base: pointer(&mut r),
-            kernel_gs_base: pointer(&mut r),
+            selectors: selectors(&mut r, &place),
+            other_base: pointer(&mut r, &place),
+            kernel_gs_base: pointer(&mut r, &place),
             tsc_aux: r.bits() & 0xffff_ffff,
             pending: r.below(3) == 0,
+        }
+    }
+
+    /// The bases of FS and GS.
+    pub fn bases(&self) -> (u64, u64) {
+        match self.place.level {
+            Level::Kernel => (self.other_base, self.place.base()),
+            Level::User => (self.place.base(), self.other_base),
         }
     }
 
     /// Nothing at `rip` is the CPU's own: the time that RDTSCP has put into registers, and the mask
     /// XSAVE has put into memory, have been overwritten.
     pub fn is_settled(&self, rip: u64) -> bool {
-        let mut code = Decoder::with_ip(64, &self.code, CODE, DecoderOptions::NONE);
+        let mut code = Decoder::with_ip(64, &self.code, self.place.code, DecoderOptions::NONE);
         !code.iter().any(|insn| match insn.mnemonic() {
             Mnemonic::Rdtscp => [0, MOV_LEN].contains(&rip.wrapping_sub(insn.next_ip())),
             Mnemonic::Xsave64 => rip == insn.next_ip(),
@@ -100,7 +140,7 @@ impl Case {
     /// have them of the last comparison, AMD's those from before the first until it is done.
     pub fn compares_repeatedly(&self, rip: u64) -> bool {
         use Mnemonic::{Cmpsb, Cmpsd, Cmpsq, Cmpsw, Scasb, Scasd, Scasq, Scasw};
-        let mut code = Decoder::with_ip(64, &self.code, CODE, DecoderOptions::NONE);
+        let mut code = Decoder::with_ip(64, &self.code, self.place.code, DecoderOptions::NONE);
         code.iter().filter(|insn| insn.ip() == rip).any(|insn| {
             let m = insn.mnemonic();
             matches!(m, Cmpsb | Cmpsw | Cmpsd | Cmpsq | Scasb | Scasw | Scasd | Scasq)
@@ -110,7 +150,7 @@ impl Case {
     /// The code, disassembled.
     pub fn listing(&self) -> String {
         let mut text = String::new();
-        for insn in &mut Decoder::with_ip(64, &self.code, CODE, DecoderOptions::NONE) {
+        for insn in &mut Decoder::with_ip(64, &self.code, self.place.code, DecoderOptions::NONE) {
             text += &format!("  {:x}: {insn}\n", insn.ip());
         }
         text
@@ -118,49 +158,51 @@ impl Case {
 }
 
 /// A value at a border, a pointer into one of the windows, or noise.
-fn interesting(r: &mut Random) -> u64 {
+fn interesting(r: &mut Random, p: &Place) -> u64 {
     match r.below(8) {
         0 => r.pick(&[0, 1, 2, 7, 8, 63, 64, u64::MAX, 1 << 63, (1 << 63) - 1, 0x8000_0000, 0xff]),
-        1..=3 => DATA + r.below(DATA_LEN),
+        1..=3 => p.data + r.below(DATA_LEN),
         4 => USER + r.below(USER_LEN),
         5 => r.below(64),
         _ => r.bits(),
     }
 }
 
-/// Any selectors; those of CS and SS with a privilege level of zero.
-fn selectors(r: &mut Random) -> [u16; 6] {
+/// Any selectors; those of CS and SS with the privilege level.
+fn selectors(r: &mut Random, p: &Place) -> [u16; 6] {
     let mut selectors = [0; 6];
     for selector in &mut selectors {
         *selector = r.bits() as u16;
     }
-    selectors[seg::CS] &= !3;
-    selectors[seg::SS] &= !3;
+    let privilege = if p.is_kernel() { 0 } else { 3 };
+    for segment in [seg::CS, seg::SS] {
+        selectors[segment] = selectors[segment] & !3 | privilege;
+    }
     selectors
 }
 
 /// A canonical address, the kernel's or the user's.
-fn pointer(r: &mut Random) -> u64 {
-    r.pick(&[DATA, DATA + 0x1000, PERCPU, USER, 0, 1 << 45])
+fn pointer(r: &mut Random, p: &Place) -> u64 {
+    r.pick(&[p.data, p.data + 0x1000, p.base(), USER, 0, 1 << 45])
 }
 
-fn code(r: &mut Random, alignment: bool) -> Vec<u8> {
+fn code(r: &mut Random, p: &Place, alignment: bool) -> Vec<u8> {
     let mut alignment = alignment;
     let mut code = Vec::new();
     for _ in 0..1 + r.below(7) {
-        let at = CODE + code.len() as u64;
-        code.extend(instruction(r, at, &mut alignment));
+        let at = p.code + code.len() as u64;
+        code.extend(instruction(r, p, at, &mut alignment));
     }
     code.push(0xf4);
     code
 }
 
 /// One encodable instruction, from a template or from random bytes.
-fn instruction(r: &mut Random, at: u64, alignment: &mut bool) -> Vec<u8> {
+fn instruction(r: &mut Random, p: &Place, at: u64, alignment: &mut bool) -> Vec<u8> {
     loop {
         let bytes = match r.below(5) {
-            0 => template(r, at, alignment),
-            _ => noise(r, at),
+            0 => template(r, p, at, alignment),
+            _ => noise(r, p, at),
         };
         if let Some(bytes) = bytes {
             return bytes;
@@ -169,7 +211,7 @@ fn instruction(r: &mut Random, at: u64, alignment: &mut bool) -> Vec<u8> {
 }
 
 /// Random bytes that decode to something, with its memory operand steered.
-fn noise(r: &mut Random, at: u64) -> Option<Vec<u8>> {
+fn noise(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
     let mut bytes = [0u8; 15];
     for byte in &mut bytes {
         *byte = r.bits() as u8;
@@ -180,7 +222,7 @@ fn noise(r: &mut Random, at: u64) -> Option<Vec<u8>> {
         return None;
     }
     if (0..insn.op_count()).any(|i| insn.op_kind(i) == OpKind::Memory) {
-        steer_memory(r, &mut insn);
+        steer_memory(r, p, &mut insn);
         let mut encoder = Encoder::new(64);
         encoder.encode(&insn, at).ok()?;
         return Some(encoder.take_buffer());
@@ -238,18 +280,18 @@ fn unwanted(insn: &Instruction) -> bool {
 }
 
 /// Most memory operands must be valid, or no case gets past its first.
-fn steer_memory(r: &mut Random, insn: &mut Instruction) {
+fn steer_memory(r: &mut Random, p: &Place, insn: &mut Instruction) {
     if insn.is_vsib() || (r.below(12) == 0) {
         return;
     }
     let offset = r.below(DATA_LEN - 64) & !if r.below(2) == 0 { 15 } else { 0 };
-    let target = if insn.segment_prefix() == Register::GS {
-        offset.wrapping_sub(PERCPU - DATA)
+    let target = if insn.segment_prefix() == p.level.base_in_fs() {
+        offset.wrapping_sub(p.base() - p.data)
     } else {
         if insn.segment_prefix() != Register::None {
             insn.set_segment_prefix(Register::None);
         }
-        DATA + offset
+        p.data + offset
     };
     match r.below(3) {
         // A stack slot.
@@ -271,18 +313,20 @@ fn steer_memory(r: &mut Random, insn: &mut Instruction) {
 }
 
 /// What random bytes hardly give.
-fn template(r: &mut Random, at: u64, alignment: &mut bool) -> Option<Vec<u8>> {
+fn template(r: &mut Random, p: &Place, at: u64, alignment: &mut bool) -> Option<Vec<u8>> {
     match r.below(8) {
         0 => Some(flags_and_stack(r)),
+        // What only a kernel may do ends a program's case.
+        1 | 4 | 5 if !p.is_kernel() => constructed(r, p, at),
         1 => {
             *alignment = !*alignment;
             Some(vec![0x0f, 0x01, if *alignment { 0xcb } else { 0xca }])
         }
         2 => Some(string(r)),
-        3 => Some(transfer(r, at)),
+        3 => Some(transfer(r, p, at)),
         4 => Some(segments(r)),
-        5 => saved_vectors(r, at),
-        _ => constructed(r, at),
+        5 => saved_vectors(r, p, at),
+        _ => constructed(r, p, at),
     }
 }
 
@@ -299,11 +343,16 @@ fn flags_and_stack(r: &mut Random) -> Vec<u8> {
 }
 
 /// Transfers to the next instruction.
-fn transfer(r: &mut Random, at: u64) -> Vec<u8> {
+fn transfer(r: &mut Random, p: &Place, at: u64) -> Vec<u8> {
     match r.below(5) {
-        0 => vec![0x70 | r.below(16) as u8, 0],      // jcc
-        1 => vec![0xe8, 0, 0, 0, 0],                 // call
-        2 => vec![0xe9, 0, 0, 0, 0],                 // jmp
+        0 => vec![0x70 | r.below(16) as u8, 0], // jcc
+        1 => vec![0xe8, 0, 0, 0, 0],            // call
+        2 => vec![0xe9, 0, 0, 0, 0],            // jmp
+        // mov rax; jmp or call rax, or push, ret
+        _ if !p.is_kernel() => {
+            let way = r.pick(&[[0xff, 0xe0], [0xff, 0xd0], [0x50, 0xc3]]);
+            [&[0x48, 0xb8], &(at + 12).to_le_bytes()[..], &way].concat()
+        }
         3 => with_address(&[0x68], at + 6, &[0xc3]), // push, ret
         // mov rax; jmp or call rax
         _ => with_address(&[0x48, 0xc7, 0xc0], at + 9, &[0xff, r.pick(&[0xe0, 0xd0])]),
@@ -333,11 +382,11 @@ fn segments(r: &mut Random) -> Vec<u8> {
 }
 
 /// XSAVE of x87 or SSE state, which both sides know. RDTSCP, of which only TSC_AUX can be compared.
-fn saved_vectors(r: &mut Random, at: u64) -> Option<Vec<u8>> {
+fn saved_vectors(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
     if r.below(2) == 0 {
         return Some(vec![0x0f, 0x01, 0xf9, 0xb8, 0, 0, 0, 0, 0xba, 0, 0, 0, 0]);
     }
-    let area = DATA + r.below((DATA_LEN - VECTORS_LEN) / 64) * 64 + u64::from(r.below(20) == 0);
+    let area = p.data + r.below((DATA_LEN - VECTORS_LEN) / 64) * 64 + u64::from(r.below(20) == 0);
     let to = MemoryOperand::with_displ(area, 8);
     let save = Instruction::with1(Code::Xsave64_mem, to).ok()?;
     // mov eax, SSE
@@ -349,14 +398,14 @@ fn saved_vectors(r: &mut Random, at: u64) -> Option<Vec<u8>> {
 }
 
 /// Memory operands of kinds that matter.
-fn constructed(r: &mut Random, at: u64) -> Option<Vec<u8>> {
+fn constructed(r: &mut Random, p: &Place, at: u64) -> Option<Vec<u8>> {
     let any = Register::RAX + r.below(16) as u32;
     let relative = |r: &mut Random| {
-        MemoryOperand::with_base_displ(Register::RIP, (CODE + r.below(4088)) as i64)
+        MemoryOperand::with_base_displ(Register::RIP, (p.code + r.below(4088)) as i64)
     };
-    let gs = |displacement: u64| {
-        let at = displacement.wrapping_sub(PERCPU - DATA) as i64;
-        MemoryOperand::new(Register::None, Register::None, 1, at, 8, false, Register::GS)
+    let based = |displacement: u64| {
+        let (at, segment) = (displacement.wrapping_sub(p.base() - p.data), p.level.base_in_fs());
+        MemoryOperand::new(Register::None, Register::None, 1, at as i64, 8, false, segment)
     };
     let insn = match r.below(6) {
         0 => Instruction::with2(Code::Lea_r64_m, any, relative(r)),
@@ -365,11 +414,11 @@ fn constructed(r: &mut Random, at: u64) -> Option<Vec<u8>> {
             let slot = MemoryOperand::with_base_displ(Register::RSP, r.below(0x100) as i64);
             Instruction::with1(Code::Push_rm64, slot)
         }
-        3 => Instruction::with1(Code::Push_rm64, gs(r.below(DATA_LEN - 8))),
-        4 => Instruction::with2(Code::Add_r64_rm64, any, gs(r.below(DATA_LEN - 8))),
+        3 => Instruction::with1(Code::Push_rm64, based(r.below(DATA_LEN - 8))),
+        4 => Instruction::with2(Code::Add_r64_rm64, any, based(r.below(DATA_LEN - 8))),
         _ => {
             let segment = r.pick(&[Register::ES, Register::CS, Register::SS, Register::DS]);
-            let to = MemoryOperand::with_displ(DATA + r.below(DATA_LEN - 8), 8);
+            let to = MemoryOperand::with_displ(p.data + r.below(DATA_LEN - 8), 8);
             Instruction::with2(Code::Mov_rm16_Sreg, to, segment)
         }
     };

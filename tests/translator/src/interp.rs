@@ -1,8 +1,9 @@
 //! The interpreter's side: the same case in a machine that is nothing but memory.
 
-use crate::case::{CODE, Case, DATA, DATA_LEN, PERCPU, USER, USER_LEN};
+use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
 use anyhow::Result;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
+use jit::Level;
 use oracle::{
     Vendor,
     undefined::{Ignored, Undefined},
@@ -26,6 +27,7 @@ const MAX_STEPS: usize = 10_000;
 
 /// The interpreter in its machine.
 pub struct Interpreter {
+    place: Place,
     cpu: Cpu<oracle::interp::Machine>,
     machine: oracle::interp::Machine,
     program: Vec<Instruction>,
@@ -45,7 +47,8 @@ impl Interpreter {
     ///
     /// # Errors
     /// If the host has no memory.
-    pub fn new() -> Result<Self> {
+    pub fn new(level: Level) -> Result<Self> {
+        let place = Place::of(level);
         let machine = oracle::interp::Machine::new()?;
         let mut next = ROOT;
         let mut map = |gva: u64, gpa: u64, rights: u64| {
@@ -60,13 +63,14 @@ impl Interpreter {
             }
             machine.ram().store64(table + (gva >> 12 & 0x1ff) * 8, gpa | P | rights);
         };
-        map(CODE, IMAGE, 0);
+        let own = if level == Level::User { US } else { 0 };
+        map(place.code, IMAGE, own);
         for page in (0..DATA_LEN).step_by(4096) {
-            map(DATA + page, IMAGE + 4096 + page, RW);
+            map(place.data + page, IMAGE + 4096 + page, RW | own);
         }
         map(USER, IMAGE + 4096 + DATA_LEN, RW | US);
         let (cpu, vendor) = (Cpu::new(Vcpu::default()), Vendor::of_host());
-        Ok(Self { cpu, machine, program: Vec::new(), vendor })
+        Ok(Self { place, cpu, machine, program: Vec::new(), vendor })
     }
 
     /// Starts a case over.
@@ -77,9 +81,10 @@ impl Interpreter {
         ram.write(IMAGE, &code);
         ram.note_write(IMAGE, 4096);
         ram.write(IMAGE + 4096, &case.memory);
-        self.program =
-            Decoder::with_ip(64, &case.code, CODE, DecoderOptions::NONE).iter().collect();
-        self.cpu.vcpu = kernel(case);
+        self.program = Decoder::with_ip(64, &case.code, self.place.code, DecoderOptions::NONE)
+            .iter()
+            .collect();
+        self.cpu.vcpu = state(case);
         self.cpu.state_changed();
     }
 
@@ -168,10 +173,11 @@ impl Interpreter {
     }
 }
 
-fn kernel(case: &Case) -> Vcpu {
+fn state(case: &Case) -> Vcpu {
+    let place = &case.place;
     let mut v = Vcpu {
         gpr: case.gpr,
-        rip: CODE,
+        rip: place.code,
         rflags: case.rflags,
         cr0: cr0::PE | cr0::MP | cr0::ET | cr0::NE | cr0::WP | cr0::AM | cr0::PG,
         cr3: ROOT,
@@ -180,13 +186,15 @@ fn kernel(case: &Case) -> Vcpu {
         ..Vcpu::default()
     };
     v.seg[seg::CS].attr |= attr::L;
-    v.seg[seg::CS].attr &= !(3 << attr::DPL_SHIFT);
-    v.seg[seg::SS].attr &= !(3 << attr::DPL_SHIFT);
+    let user = place.level == Level::User;
+    for segment in [seg::CS, seg::SS] {
+        v.seg[segment].attr &= !(3 << attr::DPL_SHIFT);
+        v.seg[segment].attr |= if user { 3 << attr::DPL_SHIFT } else { 0 };
+    }
     for (segment, selector) in v.seg.iter_mut().zip(case.selectors) {
         segment.selector = selector;
     }
-    v.seg[seg::FS].base = case.fs_base;
-    v.seg[seg::GS].base = PERCPU;
+    (v.seg[seg::FS].base, v.seg[seg::GS].base) = case.bases();
     v.kernel_gs_base = case.kernel_gs_base;
     v.tsc_aux = case.tsc_aux;
     v.xcr0 = xstate::SUPPORTED;

@@ -1,11 +1,12 @@
-//! Translated kernel code against the interpreter, for as many random cases as asked for.
+//! Translated code against the interpreter, for as many random cases as asked for.
 
 use anyhow::Result;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use jit::Level;
 use translator::{Case, check, check_interrupted, interp::Interpreter, rig::Rig};
 
-/// Compare translated kernel code with the interpreter.
+/// Compare translated code with the interpreter.
 #[derive(Parser)]
 #[command(
     version,
@@ -22,6 +23,9 @@ struct Arguments {
     /// Interrupt one sequence of so many at each of its boundaries.
     #[arg(long, default_value_t = 100, value_name = "N")]
     interrupt_every: u64,
+    /// Programs' code in place of a kernel's.
+    #[arg(long)]
+    programs: bool,
     /// Stop after this many differences.
     #[arg(long, default_value_t = 5)]
     differences: u64,
@@ -29,13 +33,14 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let mut rig = Rig::new()?;
-    let mut interpreter = Interpreter::new()?;
+    let level = if arguments.programs { Level::User } else { Level::Kernel };
+    let mut rig = Rig::new(level)?;
+    let mut interpreter = Interpreter::new(level)?;
     let bar = ProgressBar::new(arguments.sequences);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} sequences, {per_sec}")?);
     let (mut differences, mut interrupts) = (0, 0);
     for seed in arguments.seed..arguments.seed + arguments.sequences {
-        let case = Case::random(seed);
+        let case = Case::random(seed, level);
         let mut found = check(&mut rig, &mut interpreter, &case)?;
         if found.is_none() && seed % arguments.interrupt_every.max(1) == 0 {
             found = check_interrupted(&mut rig, &mut interpreter, &case, &mut interrupts)?;

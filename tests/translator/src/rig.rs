@@ -7,7 +7,7 @@
 // UNSAFETY: maps memory at fixed addresses, forks, handles signals and calls generated code.
 #![allow(unsafe_code)]
 
-use crate::case::{CODE, Case, DATA, DATA_LEN, PERCPU, USER, USER_LEN};
+use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
 use anyhow::{Context, Result, bail, ensure};
 use frame::{ExitKind, Frame, NOWHERE};
 use jit::{
@@ -22,8 +22,8 @@ const WINDOW: u64 = 0x2100_0000_0000;
 const CACHE_LEN: u64 = 1 << 20;
 const TABLES_LEN: u64 = frame::TABLES_LEN as u64;
 const BIAS: u64 = 0x7e00_0000_0000;
-/// Where everything is in parent and child.
-pub const LAYOUT: Layout = Layout {
+/// Where everything is in parent and child; a program's code has no bias.
+const LAYOUT: Layout = Layout {
     level: Level::Kernel,
     bias: BIAS,
     regions: BIAS + 0x7fff_0000,
@@ -105,6 +105,8 @@ pub struct Ending {
 
 /// The pair of processes.
 pub struct Rig {
+    place: Place,
+    layout: Layout,
     cache: Cache,
     child: libc::pid_t,
     to_child: i32,
@@ -162,11 +164,14 @@ fn map(fd: i32, offset: u64, at: u64, len: u64, protection: i32) -> Result<()> {
 }
 
 impl Rig {
-    /// Maps everything and forks the child.
+    /// Maps everything for code of a level and forks the child.
     ///
     /// # Errors
     /// If the host refuses a mapping or a process.
-    pub fn new() -> Result<Self> {
+    pub fn new(level: Level) -> Result<Self> {
+        let place = Place::of(level);
+        let bias = if level == Level::User { 0 } else { BIAS };
+        let layout = Layout { level, bias, ..LAYOUT };
         let write = libc::PROT_READ | libc::PROT_WRITE;
         let code = memfd(CACHE_LEN)?;
         map(code, 0, LAYOUT.cache, CACHE_LEN, libc::PROT_READ | libc::PROT_EXEC)?;
@@ -175,20 +180,20 @@ impl Rig {
         map(rest, 0, LAYOUT.frame, 0x1_0000, write)?;
         map(rest, 0x1_0000, LAYOUT.table, TABLES_LEN, write)?;
         let data = memfd(4096 + DATA_LEN + USER_LEN)?;
-        map(data, 0, CODE.wrapping_add(LAYOUT.bias), 4096, write)?;
-        map(data, 4096, DATA.wrapping_add(LAYOUT.bias), DATA_LEN, write)?;
+        map(data, 0, place.code.wrapping_add(bias), 4096, write)?;
+        map(data, 4096, place.data.wrapping_add(bias), DATA_LEN, write)?;
         map(data, 4096 + DATA_LEN, USER, USER_LEN, write)?;
         map(memfd(REGIONS_LEN)?, 0, LAYOUT.regions, REGIONS_LEN, write)?;
         fill_regions();
-        let cache = Cache::new(LAYOUT, &mut View);
+        let cache = Cache::new(layout, &mut View);
         let (child_in, to_child) = pipe()?;
         let (from_child, child_out) = pipe()?;
         // SAFETY: the child runs nothing but `serve`, which allocates nothing.
         let child = unsafe { libc::fork() };
         match child {
-            0 => serve(child_in, child_out),
+            0 => serve(child_in, child_out, place.code.wrapping_add(bias)),
             -1 => bail!("cannot fork: {}", std::io::Error::last_os_error()),
-            _ => Ok(Self { cache, child, to_child, from_child }),
+            _ => Ok(Self { place, layout, cache, child, to_child, from_child }),
         }
     }
 
@@ -227,18 +232,42 @@ impl Rig {
         Ok(Some(Interrupted { after, taken, end: self.ending()? }))
     }
 
+    /// Where guest code has its own memory at a GVA.
+    fn hva(&self, gva: u64) -> u64 {
+        gva.wrapping_add(self.layout.bias)
+    }
+
     fn start(&mut self, case: &Case) {
         self.cache.clear(&mut View);
         // SAFETY: mapped for good; the child waits.
         unsafe {
-            let text = bytes_at(CODE.wrapping_add(LAYOUT.bias), 4096);
+            let text = bytes_at(self.hva(self.place.code), 4096);
             text.fill(0xcc);
             text[..case.code.len()].copy_from_slice(&case.code);
             let (kernel, user) = case.memory.split_at(DATA_LEN as usize);
-            bytes_at(DATA.wrapping_add(LAYOUT.bias), kernel.len()).copy_from_slice(kernel);
+            bytes_at(self.hva(self.place.data), kernel.len()).copy_from_slice(kernel);
             bytes_at(USER, user.len()).copy_from_slice(user);
         }
-        prepare(case);
+        self.prepare(case);
+    }
+
+    fn prepare(&self, case: &Case) {
+        let f = frame();
+        f.gpr = case.gpr;
+        f.rip = self.place.code;
+        [f.es, f.cs, f.ss, f.ds, f.fs, f.gs] = case.selectors.map(u64::from);
+        ((f.fs_base, f.gs_base), f.kernel_gs_base) = (case.bases(), case.kernel_gs_base);
+        f.tsc_aux = case.tsc_aux;
+        f.region_mask = 0x1ff << 39;
+        f.vector_mask = xstate::SUPPORTED;
+        f.interrupt_flag = case.rflags & flags::IF;
+        f.alignment_flag = case.rflags & flags::AC;
+        f.host_flags = case.rflags & IN_HOST | 0x202;
+        f.bias = self.layout.bias;
+        f.nowhere = NOWHERE;
+        f.percpu = self.hva(self.place.base());
+        f.pending = case.pending.into();
+        prepare_vectors(case);
     }
 
     fn go_on(&mut self, case: &Case) -> Result<()> {
@@ -285,7 +314,9 @@ impl Rig {
             self.cache.publish(&mut View, rip, alignment);
             return Ok(Some(host));
         }
-        let Some(bytes) = case.code.get(rip.wrapping_sub(CODE) as usize..) else { return Ok(None) };
+        let Some(bytes) = case.code.get(rip.wrapping_sub(self.place.code) as usize..) else {
+            return Ok(None);
+        };
         if bytes.is_empty() {
             return Ok(None);
         }
@@ -310,7 +341,7 @@ impl Rig {
         let mut rip = f.rip;
         if t.signal != 0 {
             let position = self.cache.position(t.pc).context("a fault outside every block")?;
-            position.mark.fixes.apply(&mut gpr, &f.spill, LAYOUT.bias);
+            position.mark.fixes.apply(&mut gpr, &f.spill, self.layout.bias);
             rip = position.guest;
         }
         let rflags = f.host_flags & IN_HOST | f.interrupt_flag | f.alignment_flag | flags::FIXED;
@@ -320,7 +351,7 @@ impl Rig {
         }
         // SAFETY: mapped for good; the child waits.
         let memory = unsafe {
-            let kernel = bytes_at(DATA.wrapping_add(LAYOUT.bias), DATA_LEN as usize);
+            let kernel = bytes_at(self.hva(self.place.data), DATA_LEN as usize);
             [&*kernel, bytes_at(USER, USER_LEN as usize)].concat()
         };
         let bases = [f.fs_base, f.gs_base, f.kernel_gs_base];
@@ -349,25 +380,6 @@ fn fill_regions() {
     }
 }
 
-fn prepare(case: &Case) {
-    let f = frame();
-    f.gpr = case.gpr;
-    f.rip = CODE;
-    [f.es, f.cs, f.ss, f.ds, f.fs, f.gs] = case.selectors.map(u64::from);
-    (f.fs_base, f.gs_base, f.kernel_gs_base) = (case.fs_base, PERCPU, case.kernel_gs_base);
-    f.tsc_aux = case.tsc_aux;
-    f.region_mask = 0x1ff << 39;
-    f.vector_mask = xstate::SUPPORTED;
-    f.interrupt_flag = case.rflags & flags::IF;
-    f.alignment_flag = case.rflags & flags::AC;
-    f.host_flags = case.rflags & IN_HOST | 0x202;
-    f.bias = LAYOUT.bias;
-    f.nowhere = NOWHERE;
-    f.percpu = PERCPU.wrapping_add(LAYOUT.bias);
-    f.pending = case.pending.into();
-    prepare_vectors(case);
-}
-
 fn prepare_vectors(case: &Case) {
     let t = talk();
     (t.signal, t.steps, t.stepped, t.last, t.interrupted) = (0, NEVER, 0, 0, 0);
@@ -386,14 +398,14 @@ fn pipe() -> Result<(i32, i32)> {
     Ok((ends[0], ends[1]))
 }
 
-/// The child.
-fn serve(from: i32, to: i32) -> ! {
+/// The child; its guest code lies at HVA `code`.
+fn serve(from: i32, to: i32, code: u64) -> ! {
     let mut byte = [0u8];
     // SAFETY: a single-threaded process that only runs what the parent put into the cache.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        // A kernel's text cannot be written.
-        libc::mprotect(CODE.wrapping_add(LAYOUT.bias) as *mut _, 4096, libc::PROT_READ);
+        // Text cannot be written.
+        libc::mprotect(code as *mut _, 4096, libc::PROT_READ);
         catch_signals();
         while libc::read(from, byte.as_mut_ptr().cast(), 1) == 1 {
             enter();
