@@ -1,9 +1,10 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 //!
-//! `budget` keeps the number of mappings down, `large` maps large pages, `copies` changed copies of code, `local` the kernel's pages that are not global, `near` keeps the table of patched system calls
+//! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages, `copies` changed copies of code, `local` the kernel's pages that are not global, `near` keeps the table of patched system calls
 //! out of the program's way, `walk` reads the guest's page tables.
 
 mod budget;
+mod compare;
 mod copies;
 mod large;
 mod local;
@@ -21,7 +22,7 @@ use local::Locals;
 use near::{Near, SitesTable};
 use ram::Ram;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use walk::{Standing, leaf, still_good};
+use walk::leaf;
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
 use x86::paging::{self, Access, Roots, Translation};
 use x86_interp::GuestRam;
@@ -88,6 +89,8 @@ pub struct Space<W = Wedge> {
     /// The user's mappings of one page each, by HVA: offset in RAM and protection, which is zero where the wedge
     /// has closed one and left it.
     pages: BTreeMap<u64, (u64, u64)>,
+    /// The kernel's mappings of one page each, in the same way.
+    kernel: BTreeMap<u64, (u64, u64)>,
     /// Large mappings by HVA.
     large: BTreeMap<u64, Large>,
     /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
@@ -126,6 +129,7 @@ impl<W: Process> Space<W> {
             mappings: 0,
             others: 0,
             pages: BTreeMap::new(),
+            kernel: BTreeMap::new(),
             large: BTreeMap::new(),
             parts: HashSet::new(),
             writable: HashMap::new(),
@@ -190,14 +194,13 @@ impl<W: Process> Space<W> {
         }
         if len >= LARGE {
             self.forget_within(hva, len);
+            self.forget_pages(hva, len);
             self.large.insert(hva, Large { len, offset, writable, protection });
             return;
         }
         for at in (0..len).step_by(PAGE as usize) {
             let offset = if empty { offset } else { offset + at };
-            if protection & KERNEL_PAGE == 0 {
-                self.pages.insert(hva + at, (offset, protection));
-            }
+            self.pages_of(protection).insert(hva + at, (offset, protection));
             if writable {
                 self.writable.entry(offset).or_default().push(hva + at);
             }
@@ -223,6 +226,7 @@ impl<W: Process> Space<W> {
         self.copies.clear();
         self.empty.clear();
         self.pages.clear();
+        self.kernel.clear();
         self.user_regions = Regions::default();
         self.user_large = false;
         self.local_kernel.clear();
@@ -246,48 +250,6 @@ impl<W: Process> Space<W> {
         Ok(())
     }
 
-    /// Drops every mapping that is not global and not what the page tables say now: after a fork most
-    /// are, and need not be faulted in again.
-    pub fn revalidate(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
-        self.revalidate_local_kernel(ram, roots)?;
-        if self.user_large || self.has_user_large() {
-            return self.clear_user();
-        }
-        self.near = Near::Unknown;
-        let mut gone = Vec::new();
-        let mut read_only = Vec::new();
-        for (hva, (offset, protection)) in &self.pages {
-            match still_good(ram, roots, *hva, *offset, *protection) {
-                Standing::Good => {}
-                Standing::ReadOnly => read_only.push(*hva),
-                Standing::Gone => gone.push(*hva),
-            }
-        }
-        for (start, end) in runs(&read_only) {
-            let protection = PROTECT | READ;
-            self.wedge.order(Order { address: start, len: end - start, offset: 0, protection })?;
-        }
-        for hva in read_only {
-            self.pages.entry(hva).and_modify(|(_, protection)| *protection &= !WRITE);
-        }
-        self.unmap_pages(&gone)
-    }
-
-    /// Drops pages of the user's, given in ascending order.
-    fn unmap_pages(&mut self, gone: &[u64]) -> Result<(), Error> {
-        for (start, end) in runs(gone) {
-            self.unmap(start, end - start)?;
-        }
-        for hva in gone {
-            self.pages.remove(hva);
-        }
-        Ok(())
-    }
-
-    fn has_user_large(&self) -> bool {
-        self.large.values().any(|large| large.protection & KERNEL_PAGE == 0)
-    }
-
     /// Drops everything in the region of an HVA.
     pub fn clear_region(&mut self, hva: u64) -> Result<(), Error> {
         let (start, len) = extent(hva);
@@ -296,6 +258,7 @@ impl<W: Process> Space<W> {
         self.parts.retain(|(hva, _)| !gone(*hva));
         self.local_kernel.forget(start, len);
         self.pages.retain(|hva, _| !gone(*hva));
+        self.kernel.retain(|hva, _| !gone(*hva));
         for places in [&mut self.writable, &mut self.copies] {
             places.retain(|_, hvas| {
                 hvas.retain(|hva| !gone(*hva));
@@ -352,9 +315,11 @@ impl<W: Process> Space<W> {
     }
 
     fn forget_pages(&mut self, start: u64, len: u64) {
-        let gone: Vec<_> = self.pages.range(start..start + len).map(|(at, _)| *at).collect();
-        for at in gone {
-            self.pages.remove(&at);
+        for pages in [&mut self.pages, &mut self.kernel] {
+            let gone: Vec<_> = pages.range(start..start + len).map(|(at, _)| *at).collect();
+            for at in gone {
+                pages.remove(&at);
+            }
         }
     }
 
@@ -370,6 +335,7 @@ impl<W: Process> Space<W> {
         let single = self.writable.remove(&offset).unwrap_or_default();
         for hva in single {
             self.pages.remove(&hva);
+            self.kernel.remove(&hva);
             self.unmap(hva, PAGE)?;
         }
         let within = |l: &Large| l.writable && offset.wrapping_sub(l.offset) < l.len;
@@ -475,10 +441,9 @@ impl<W: Process> Space<W> {
             self.mark_empty(ram, page.offset);
         }
         let rights = protection(place, execute, writable);
-        match place.kernel {
-            true if !found.global => self.local_kernel.add(hva, PAGE, page.offset, writable),
-            true => {}
-            false => drop(self.pages.insert(hva, (page.offset, rights))),
+        self.pages_of(rights).insert(hva, (page.offset, rights));
+        if place.kernel && !found.global {
+            self.local_kernel.add(hva, PAGE, page.offset, writable);
         }
         match (patches.is_empty(), place.kernel) {
             (false, _) => self.map_patched(hva, page.offset, &patches)?,

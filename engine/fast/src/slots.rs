@@ -141,7 +141,10 @@ impl<W: Process> Slots<W> {
             for space in &mut self.spaces {
                 let same = |pcid: u16| space.pcid == Some(pcid.into());
                 let _ = match *flush {
-                    Flush::All => space.clear_all(),
+                    Flush::All => {
+                        let goes_on = space.pcid == Some(current) && space.root == root(roots);
+                        space.revalidate_all(&self.ram, roots, goes_on)
+                    }
                     Flush::Space { pcid }
                         if same(pcid)
                             && space.pcid == Some(current)

@@ -85,7 +85,7 @@ impl Wedge {
 }
 
 impl Process for Wedge {
-    const MAX_MAPPINGS: usize = 64;
+    const MAX_MAPPINGS: usize = 160;
 
     fn start(ram: wedge::Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
         let (maps, orders) = (Mappings::new(), Vec::new());

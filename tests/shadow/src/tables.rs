@@ -149,7 +149,9 @@ fn large_frame(gva: u64) -> u64 {
 fn leaf(random: &mut Random, gva: u64, first: u64, size: u64) -> u64 {
     let frame = match random.below(20) {
         0 => DEVICE & !(size - 1),
-        1..=9 if size == PAGE => first + random.below(FRAMES) * PAGE,
+        // One that a large page shows at the same place.
+        1..=4 if size == PAGE => large_frame(gva) + gva % LARGE,
+        5..=9 if size == PAGE => first + random.below(FRAMES) * PAGE,
         _ if size == PAGE => first + gva / PAGE % FRAMES * PAGE,
         _ => first,
     };
@@ -162,7 +164,7 @@ fn leaf(random: &mut Random, gva: u64, first: u64, size: u64) -> u64 {
 /// A change of one right; of the entries above the last level, one that leaves them usable as a rule.
 fn flip(random: &mut Random, level: usize) -> u64 {
     match level {
-        0 => random.pick(&[P, RW, RW, US, A, D, D, NX, 1 << 50]),
-        _ => random.pick(&[P, RW, US, A, NX]),
+        0 => random.pick(&[P, RW, RW, US, A, D, D, NX, G, G, 1 << 50]),
+        _ => random.pick(&[P, RW, US, A, NX, G]),
     }
 }

@@ -1,6 +1,8 @@
 //! Large pages, each one mapping of the host's, and in kernel memory several.
 
-use super::{LARGE, Large, PAGE, Place, Space, WRITE, protection, runs, walk::large_leaf};
+use super::{
+    KERNEL_PAGE, LARGE, Large, PAGE, Place, Space, WRITE, protection, runs, walk::large_leaf,
+};
 use crate::{process::Process, regions};
 use ram::Ram;
 use wedge::Error;
@@ -59,6 +61,23 @@ impl<W: Process> Space<W> {
         Ok(true)
     }
 
+    /// Drops large pages, the kernel's global ones or the user's, that are not what the page tables say now.
+    pub(super) fn revalidate_large(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        kernel: bool,
+    ) -> Result<(), Error> {
+        let stale = |(hva, large): (&u64, &Large)| {
+            let asked = (large.protection & KERNEL_PAGE != 0) == kernel
+                && !self.local_kernel.has(*hva, large.len);
+            let gone = asked && !is_still_large(ram, roots, *hva, large, kernel);
+            gone.then_some((*hva, large.len))
+        };
+        let gone: Vec<_> = self.large.iter().filter_map(stale).collect();
+        gone.iter().try_for_each(|(hva, len)| self.drop_range(*hva, *len))
+    }
+
     fn map_run(
         &mut self,
         ram: &Ram,
@@ -71,6 +90,7 @@ impl<W: Process> Space<W> {
         let writable = found.writable && found.dirty;
         let protection = protection(place, false, writable);
         self.forget_within(hva, len);
+        self.forget_pages(hva, len);
         self.large.insert(hva, Large { len, offset, writable, protection });
         if place.kernel && !found.global {
             self.local_kernel.add(hva, len, offset, writable);
@@ -93,13 +113,23 @@ impl<W: Process> Space<W> {
     }
 }
 
-/// The page tables say of every large page in a mapping of the kernel's, which need not be global, what is mapped.
-pub(super) fn is_still_large(ram: &Ram, roots: Roots, hva: u64, large: &Large) -> bool {
-    let gva = hva.wrapping_sub(frame::BIAS);
+/// The page tables say of every large page in a mapping what is mapped; with `global`, as global ones.
+pub(super) fn is_still_large(
+    ram: &Ram,
+    roots: Roots,
+    hva: u64,
+    large: &Large,
+    global: bool,
+) -> bool {
+    let kernel = large.protection & KERNEL_PAGE != 0;
+    let gva = if kernel { hva.wrapping_sub(frame::BIAS) } else { hva };
     (0..large.len).step_by(LARGE as usize).all(|at| {
         large_leaf(ram, roots, gva.wrapping_add(at)).is_some_and(|found| {
             let here = large_page(ram, &found).is_some_and(|page| page.offset == large.offset + at);
-            here && !found.user && (found.writable && found.dirty || !large.writable)
+            let writable = found.writable && found.dirty;
+            here && found.user != kernel
+                && (found.global || !global)
+                && (writable || !large.writable)
         })
     })
 }

@@ -39,6 +39,11 @@ impl Locals {
         self.0.insert((hva, len), Local { offset, writable });
     }
 
+    /// There is one just there.
+    pub(super) fn has(&self, hva: u64, len: u64) -> bool {
+        self.0.contains_key(&(hva, len))
+    }
+
     /// What is in a range of HVAs is gone.
     pub(super) fn forget(&mut self, start: u64, len: u64) {
         self.0.retain(|(at, bytes), _| *at < start || at + bytes > start + len);
@@ -79,7 +84,8 @@ fn is_still_said(ram: &Ram, roots: Roots, hva: u64, len: u64, local: Local) -> b
     let Local { offset, writable } = local;
     if len >= super::LARGE {
         let protection = wedge::KERNEL_PAGE;
-        return is_still_large(ram, roots, hva, &Large { len, offset, writable, protection });
+        let large = Large { len, offset, writable, protection };
+        return is_still_large(ram, roots, hva, &large, false);
     }
     leaf(ram, roots, hva.wrapping_sub(frame::BIAS), false).is_some_and(|found| {
         let same = ram.page(found.gpa).is_some_and(|page| page.offset == offset);

@@ -1,7 +1,8 @@
 //! Walks of the guest's page tables that leave no trace, and what they say of mappings made before.
 
-use super::{EXECUTE, RESERVED, WRITE};
+use super::{EXECUTE, KERNEL_PAGE, RESERVED, WRITE, part};
 use ram::Ram;
+use std::collections::HashSet;
 use x86::paging::{self, Roots, Translation, WalkMemory};
 use x86_interp::GuestRam;
 
@@ -13,15 +14,22 @@ pub(super) enum Standing {
     Gone,
 }
 
-/// Compares a page's mapping with what would be mapped now.
+/// Compares a page's mapping, at an offset and with a protection, with what would be mapped now; the kernel's as global.
 pub(super) fn still_good(
     ram: &Ram,
     roots: Roots,
     hva: u64,
-    offset: u64,
-    protection: u64,
+    (offset, protection): (u64, u64),
+    parts: &HashSet<(u64, u64)>,
 ) -> Standing {
-    let Some(found) = leaf(ram, roots, hva, true) else { return Standing::Gone };
+    let kernel = protection & KERNEL_PAGE != 0;
+    let gva = if kernel { hva.wrapping_sub(frame::BIAS) } else { hva };
+    // Of a large page only what is known to be a part of it: a flush of any part drops all.
+    let small = |bits: u32| bits == 12 || parts.contains(&part(hva, bits));
+    let right = |found: &Translation| {
+        found.user != kernel && (found.global || !kernel) && small(found.page_bits)
+    };
+    let Some(found) = descend(ram, roots, gva).filter(right) else { return Standing::Gone };
     let same = ram.page(found.gpa).is_some_and(|page| page.offset == offset);
     if !same || protection & EXECUTE != 0 && !found.executable {
         return Standing::Gone;

@@ -1,0 +1,92 @@
+//! What is left of a space's mappings after a flush: what the page tables still say.
+//!
+//! A TLB may load a translation again as soon as it has been flushed, so a mapping that would be made again now may as
+//! well stay; after a fork, and after the flushes of everything with which Linux changes its own memory, most
+//! would. What is compared is all that went into the mapping: the page, the rights, the dirty bit before
+//! writing, whose it is, whether it is global; and, of large pages, that flushes of their parts still find them.
+
+use super::{
+    KERNEL_PAGE, Near, PAGE, PROTECT, READ, Space, WRITE, runs,
+    walk::{Standing, still_good},
+};
+use crate::process::Process;
+use ram::Ram;
+use std::collections::BTreeMap;
+use wedge::{Error, Order};
+use x86::{
+    control::{cr0, efer},
+    paging::Roots,
+};
+
+impl<W: Process> Space<W> {
+    /// Drops every mapping that is not global and not what the page tables say now.
+    pub fn revalidate(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        self.near = Near::Unknown;
+        self.revalidate_local_kernel(ram, roots)?;
+        self.revalidate_large(ram, roots, false)?;
+        self.revalidate_pages(ram, roots, false)
+    }
+
+    /// Drops every mapping that is not what the page tables say now, the global ones included. With `current` they are this
+    /// space's own; another's say nothing of its user pages, which are compared when it comes back: it is parked.
+    pub fn revalidate_all(&mut self, ram: &Ram, roots: Roots, current: bool) -> Result<(), Error> {
+        let modes = efer::LMA | efer::NXE;
+        if roots.cr0 & cr0::PG == 0 || roots.efer & modes != modes {
+            return self.clear_all(); // what is compared means something else there
+        }
+        if !current {
+            self.pcid = None;
+        }
+        self.revalidate_large(ram, roots, true)?;
+        self.revalidate_pages(ram, roots, true)?;
+        if current { self.revalidate(ram, roots) } else { Ok(()) }
+    }
+
+    fn revalidate_pages(&mut self, ram: &Ram, roots: Roots, kernel: bool) -> Result<(), Error> {
+        let (mut gone, mut read_only) = (Vec::new(), Vec::new());
+        for (hva, page) in if kernel { &self.kernel } else { &self.pages } {
+            if kernel && self.local_kernel.has(*hva, PAGE) {
+                continue;
+            }
+            match still_good(ram, roots, *hva, *page, &self.parts) {
+                Standing::Good => {}
+                Standing::ReadOnly if !kernel => read_only.push(*hva),
+                _ => gone.push(*hva),
+            }
+        }
+        if kernel {
+            self.others += runs(&gone).len(); // what is cut in two
+        }
+        self.protect_pages(&read_only)?;
+        self.unmap_pages(&gone)
+    }
+
+    /// Makes pages of the user's read-only, given in ascending order.
+    fn protect_pages(&mut self, pages: &[u64]) -> Result<(), Error> {
+        for (start, end) in runs(pages) {
+            let protection = PROTECT | READ;
+            self.wedge.order(Order { address: start, len: end - start, offset: 0, protection })?;
+        }
+        for hva in pages {
+            self.pages.entry(*hva).and_modify(|(_, protection)| *protection &= !WRITE);
+        }
+        Ok(())
+    }
+
+    /// Drops pages, given in ascending order.
+    pub(super) fn unmap_pages(&mut self, gone: &[u64]) -> Result<(), Error> {
+        for (start, end) in runs(gone) {
+            self.unmap(start, end - start)?;
+        }
+        for hva in gone {
+            self.pages.remove(hva);
+            self.kernel.remove(hva);
+        }
+        Ok(())
+    }
+
+    /// The table that has a page.
+    pub(super) fn pages_of(&mut self, protection: u64) -> &mut BTreeMap<u64, (u64, u64)> {
+        if protection & KERNEL_PAGE == 0 { &mut self.pages } else { &mut self.kernel }
+    }
+}
