@@ -189,6 +189,9 @@ impl<W: Process> Space<W> {
             self.user_regions.add(hva);
         }
         let writable = protection & WRITE != 0;
+        if protection & KERNEL_PAGE != 0 {
+            self.local_kernel.forget(hva, len);
+        }
         if len >= LARGE || protection & KERNEL_PAGE != 0 {
             self.others += 1;
         }
@@ -442,6 +445,9 @@ impl<W: Process> Space<W> {
         }
         let rights = protection(place, execute, writable);
         self.pages_of(rights).insert(hva, (page.offset, rights));
+        if place.kernel {
+            self.local_kernel.forget(hva, PAGE);
+        }
         if place.kernel && !found.global {
             self.local_kernel.add(hva, PAGE, page.offset, writable);
         }

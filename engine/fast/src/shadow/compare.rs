@@ -23,6 +23,10 @@ impl<W: Process> Space<W> {
     pub fn revalidate(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
         self.near = Near::Unknown;
         self.revalidate_local_kernel(ram, roots)?;
+        if self.user_large {
+            // While there are large pages that the wedge does not know of, each INVLPG is the monitor's to do.
+            return self.clear_user();
+        }
         self.revalidate_large(ram, roots, false)?;
         self.revalidate_pages(ram, roots, false)
     }

@@ -89,8 +89,10 @@ impl<W: Process> Space<W> {
     ) -> Result<(), Error> {
         let writable = found.writable && found.dirty;
         let protection = protection(place, false, writable);
+        self.drop_partly_covered(hva, len)?;
         self.forget_within(hva, len);
         self.forget_pages(hva, len);
+        self.local_kernel.forget(hva, len);
         self.large.insert(hva, Large { len, offset, writable, protection });
         if place.kernel && !found.global {
             self.local_kernel.add(hva, len, offset, writable);
@@ -105,6 +107,18 @@ impl<W: Process> Space<W> {
             self.map(hva + start, end - start, offset + start, protection & !WRITE)?;
         }
         Ok(())
+    }
+
+    /// Drops large mappings of which a part would stay when a range is mapped anew.
+    fn drop_partly_covered(&mut self, hva: u64, len: u64) -> Result<(), Error> {
+        let partly = |(at, l): (&u64, &Large)| {
+            let (start, end) = (*at, at + l.len);
+            let apart = end <= hva || start >= hva + len;
+            let covered = start >= hva && end <= hva + len;
+            (!apart && !covered).then_some((start, l.len))
+        };
+        let gone: Vec<_> = self.large.iter().filter_map(partly).collect();
+        gone.iter().try_for_each(|(at, len)| self.drop_range(*at, *len))
     }
 
     /// What was known about a range that is about to be mapped anew.

@@ -8,7 +8,7 @@
 //! say any more: a TLB may have loaded the same again at once.
 //!
 //! Why none is forgotten: a mapping is noted when it is ordered, by where it lies and how long it is, and its note goes
-//! only with the mapping. A note that outlives it costs a drop of what is there, or nothing. The model in `tests/shadow`
+//! only with the mapping, and with whatever is mapped in its place. The model in `tests/shadow`
 //! has such pages, small and large.
 
 use super::{Large, Space, large::is_still_large, walk::leaf};
