@@ -1,7 +1,8 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 //!
-//! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages, `copies` changed copies of code, `local` the kernel's pages that are not global, `near` keeps the table of patched system calls
-//! out of the program's way, `walk` reads the guest's page tables.
+//! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages,
+//! `copies` changed copies of code; `local` knows the kernel's pages that are not global, `near` keeps the table of
+//! patched system calls out of the program's way, `walk` reads the guest's page tables.
 
 mod budget;
 mod compare;
@@ -237,12 +238,7 @@ impl<W: Process> Space<W> {
         Ok(())
     }
 
-    /// Drops every mapping that is not global.
-    pub fn clear_local(&mut self) -> Result<(), Error> {
-        self.clear_local_kernel()?;
-        self.clear_user()
-    }
-
+    /// Drops every mapping of the user's.
     fn clear_user(&mut self) -> Result<(), Error> {
         for hva in self.user_regions.take() {
             self.clear_region(hva)?;
@@ -310,7 +306,6 @@ impl<W: Process> Space<W> {
             self.unmap(at, len)?;
         }
         self.forget_pages(start, len);
-        self.local_kernel.forget(start, len);
         for (from, to) in regions::mappable_parts(start, len) {
             self.unmap(from, to - from)?;
         }
@@ -318,6 +313,7 @@ impl<W: Process> Space<W> {
     }
 
     fn forget_pages(&mut self, start: u64, len: u64) {
+        self.local_kernel.forget(start, len);
         for pages in [&mut self.pages, &mut self.kernel] {
             let gone: Vec<_> = pages.range(start..start + len).map(|(at, _)| *at).collect();
             for at in gone {
@@ -447,9 +443,9 @@ impl<W: Process> Space<W> {
         self.pages_of(rights).insert(hva, (page.offset, rights));
         if place.kernel {
             self.local_kernel.forget(hva, PAGE);
-        }
-        if place.kernel && !found.global {
-            self.local_kernel.add(hva, PAGE, page.offset, writable);
+            if !found.global {
+                self.local_kernel.add(hva, PAGE);
+            }
         }
         match (patches.is_empty(), place.kernel) {
             (false, _) => self.map_patched(hva, page.offset, &patches)?,

@@ -140,16 +140,10 @@ impl<W: Process> Slots<W> {
         for flush in &record.flushes {
             for space in &mut self.spaces {
                 let same = |pcid: u16| space.pcid == Some(pcid.into());
+                let goes_on = space.pcid == Some(current) && space.root == root(roots);
                 let _ = match *flush {
-                    Flush::All => {
-                        let goes_on = space.pcid == Some(current) && space.root == root(roots);
-                        space.revalidate_all(&self.ram, roots, goes_on)
-                    }
-                    Flush::Space { pcid }
-                        if same(pcid)
-                            && space.pcid == Some(current)
-                            && space.root == root(roots) =>
-                    {
+                    Flush::All => space.revalidate_all(&self.ram, roots, goes_on),
+                    Flush::Space { pcid } if same(pcid) && goes_on => {
                         space.revalidate(&self.ram, roots)
                     }
                     Flush::Space { pcid } if same(pcid) => {

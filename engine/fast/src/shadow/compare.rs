@@ -52,7 +52,7 @@ impl<W: Process> Space<W> {
             if kernel && self.local_kernel.has(*hva, PAGE) {
                 continue;
             }
-            match still_good(ram, roots, *hva, *page, &self.parts) {
+            match still_good(ram, roots, *hva, *page, &self.parts, kernel) {
                 Standing::Good => {}
                 Standing::ReadOnly if !kernel => read_only.push(*hva),
                 _ => gone.push(*hva),

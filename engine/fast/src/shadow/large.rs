@@ -92,10 +92,9 @@ impl<W: Process> Space<W> {
         self.drop_partly_covered(hva, len)?;
         self.forget_within(hva, len);
         self.forget_pages(hva, len);
-        self.local_kernel.forget(hva, len);
         self.large.insert(hva, Large { len, offset, writable, protection });
         if place.kernel && !found.global {
-            self.local_kernel.add(hva, len, offset, writable);
+            self.local_kernel.add(hva, len);
         }
         self.map(hva, len, offset, protection)?;
         if !writable {

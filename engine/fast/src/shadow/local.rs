@@ -11,42 +11,38 @@
 //! only with the mapping, and with whatever is mapped in its place. The model in `tests/shadow`
 //! has such pages, small and large.
 
-use super::{Large, Space, large::is_still_large, walk::leaf};
+use super::{
+    LARGE, Space,
+    large::is_still_large,
+    walk::{Standing, still_good},
+};
 use crate::process::Process;
 use ram::Ram;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use wedge::Error;
 use x86::paging::Roots;
-use x86_interp::GuestRam;
 
 /// To drop more than so many one by one is not worth it: a kernel that has none global.
 const MANY: usize = 256;
 
-/// The mappings, by HVA and bytes.
+/// The mappings, by HVA and bytes; what they show is known where all mappings are.
 #[derive(Default)]
-pub(super) struct Locals(BTreeMap<(u64, u64), Local>);
-
-#[derive(Clone, Copy)]
-struct Local {
-    /// In RAM.
-    offset: u64,
-    writable: bool,
-}
+pub(super) struct Locals(BTreeSet<(u64, u64)>);
 
 impl Locals {
     /// One is made.
-    pub(super) fn add(&mut self, hva: u64, len: u64, offset: u64, writable: bool) {
-        self.0.insert((hva, len), Local { offset, writable });
+    pub(super) fn add(&mut self, hva: u64, len: u64) {
+        self.0.insert((hva, len));
     }
 
     /// There is one just there.
     pub(super) fn has(&self, hva: u64, len: u64) -> bool {
-        self.0.contains_key(&(hva, len))
+        self.0.contains(&(hva, len))
     }
 
     /// What is in a range of HVAs is gone.
     pub(super) fn forget(&mut self, start: u64, len: u64) {
-        self.0.retain(|(at, bytes), _| *at < start || at + bytes > start + len);
+        self.0.retain(|(at, bytes)| *at < start || at + bytes > start + len);
     }
 
     /// Nothing is mapped.
@@ -56,39 +52,25 @@ impl Locals {
 }
 
 impl<W: Process> Space<W> {
-    /// Drops all of them.
-    pub(super) fn clear_local_kernel(&mut self) -> Result<(), Error> {
-        let all: Vec<_> = self.local_kernel.0.keys().copied().collect();
-        self.drop_local(&all)
-    }
-
     /// Drops those that are not what the page tables say now.
     pub(super) fn revalidate_local_kernel(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
-        let stale = |((hva, len), local): (&(u64, u64), &Local)| {
-            (!is_still_said(ram, roots, *hva, *len, *local)).then_some((*hva, *len))
-        };
-        let gone: Vec<_> = self.local_kernel.0.iter().filter_map(stale).collect();
-        self.drop_local(&gone)
-    }
-
-    fn drop_local(&mut self, gone: &[(u64, u64)]) -> Result<(), Error> {
+        let stale = |(hva, len): &&(u64, u64)| !self.is_still_said(ram, roots, *hva, *len);
+        let gone: Vec<_> = self.local_kernel.0.iter().filter(stale).copied().collect();
         if gone.len() > MANY {
             return self.clear_all();
         }
         gone.iter().try_for_each(|(hva, len)| self.drop_range(*hva, *len))
     }
-}
 
-/// The page tables would have the same mapping made.
-fn is_still_said(ram: &Ram, roots: Roots, hva: u64, len: u64, local: Local) -> bool {
-    let Local { offset, writable } = local;
-    if len >= super::LARGE {
-        let protection = wedge::KERNEL_PAGE;
-        let large = Large { len, offset, writable, protection };
-        return is_still_large(ram, roots, hva, &large, false);
+    /// The page tables would have the same mapping made, global or not.
+    fn is_still_said(&self, ram: &Ram, roots: Roots, hva: u64, len: u64) -> bool {
+        if len >= LARGE {
+            let large = self.large.get(&hva).filter(|large| large.len == len);
+            return large.is_some_and(|large| is_still_large(ram, roots, hva, large, false));
+        }
+        self.kernel.get(&hva).is_some_and(|page| {
+            let standing = still_good(ram, roots, hva, *page, &self.parts, false);
+            matches!(standing, Standing::Good)
+        })
     }
-    leaf(ram, roots, hva.wrapping_sub(frame::BIAS), false).is_some_and(|found| {
-        let same = ram.page(found.gpa).is_some_and(|page| page.offset == offset);
-        same && (found.writable && found.dirty || !writable)
-    })
 }

@@ -14,20 +14,22 @@ pub(super) enum Standing {
     Gone,
 }
 
-/// Compares a page's mapping, at an offset and with a protection, with what would be mapped now; the kernel's as global.
+/// Compares a page's mapping, at an offset and with a protection, with what would be mapped now; with `global`, as
+/// a global one.
 pub(super) fn still_good(
     ram: &Ram,
     roots: Roots,
     hva: u64,
     (offset, protection): (u64, u64),
     parts: &HashSet<(u64, u64)>,
+    global: bool,
 ) -> Standing {
     let kernel = protection & KERNEL_PAGE != 0;
     let gva = if kernel { hva.wrapping_sub(frame::BIAS) } else { hva };
     // Of a large page only what is known to be a part of it: a flush of any part drops all.
     let small = |bits: u32| bits == 12 || parts.contains(&part(hva, bits));
     let right = |found: &Translation| {
-        found.user != kernel && (found.global || !kernel) && small(found.page_bits)
+        found.user != kernel && (found.global || !global) && small(found.page_bits)
     };
     let Some(found) = descend(ram, roots, gva).filter(right) else { return Standing::Gone };
     let same = ram.page(found.gpa).is_some_and(|page| page.offset == offset);
