@@ -11,20 +11,14 @@ use crate::{
 /// Two rows that are measured together, by environment.
 pub(crate) type Pair = (Vec<Measurement>, Vec<Measurement>);
 
-/// Measures every environment `rounds` times, in turns, as long as the pace allows; the first
-/// round is always whole.
+/// Measures every environment in turns, as often as the pace asks for and allows.
 pub(crate) fn rounds(
     seats: &[Seat<'_>],
-    rounds: usize,
     pace: &Pace,
     measure: impl Fn(&Seat<'_>) -> Result<(f64, f64), Failure>,
 ) -> Pair {
     let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
-    let begun = Instant::now();
-    for round in 0..rounds {
-        if round > 0 && pace.total.is_some_and(|total| begun.elapsed() >= total) {
-            break;
-        }
+    for _ in 0..pace.batches {
         for (seat, course) in seats.iter().zip(&mut courses) {
             if !course.is_over(pace) {
                 course.step(|| measure(seat));
@@ -44,7 +38,7 @@ struct Course {
 
 impl Course {
     fn is_over(&self, pace: &Pace) -> bool {
-        self.first.is_stopped() || self.spent >= pace.row
+        self.first.is_stopped() || pace.is_enough(self.first.samples.len(), self.spent)
     }
 
     fn step(&mut self, measure: impl FnOnce() -> Result<(f64, f64), Failure>) {
@@ -71,7 +65,7 @@ mod tests {
     use crate::peers::Peer;
 
     fn pace(row: Duration) -> Pace {
-        Pace { row, ..Pace::default() }
+        Pace { row, batches: 7, ..Pace::default() }
     }
 
     #[test]
@@ -91,21 +85,19 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_environment_has_one_round_and_the_others_all() {
+    fn a_slow_environment_has_the_fewest_rounds_and_the_others_all() {
         let peers = ["slow", "quick"].map(|name| Peer::new(name, "", |_| Command::new("true")));
         let seats: Vec<_> = peers.iter().map(Seat::new).collect();
         let asked = Cell::new(0);
-        let (first, second) = rounds(&seats, 3, &pace(Duration::from_millis(40)), |seat| {
+        let (first, second) = rounds(&seats, &pace(Duration::from_millis(40)), |seat| {
             asked.set(asked.get() + 1);
             if seat.peer.name() == "slow" {
                 std::thread::sleep(Duration::from_millis(50));
             }
             Ok((f64::from(asked.get()), 0.0))
         });
-        assert_eq!(
-            (&first[0].samples[..], &first[1].samples[..]),
-            (&[1.0][..], &[2.0, 3.0, 4.0][..])
-        );
-        assert_eq!(second[1].samples.len(), 3);
+        assert_eq!(first[0].samples, [1.0, 3.0, 5.0, 7.0, 9.0], "no fewer than five");
+        assert_eq!(first[1].samples, [2.0, 4.0, 6.0, 8.0, 10.0, 11.0, 12.0]);
+        assert_eq!(second[1].samples.len(), 7);
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     course::{self, Pair},
     peers::{Peer, Work},
     processes,
-    seat::{Pace, Seat},
+    seat::{self, Pace, Seat},
     session::{Failure, Session},
 };
 
@@ -14,14 +14,13 @@ use crate::{
 pub const ROWS: [&str; 2] = ["twenty", "twentymem"];
 /// How many there are at once.
 const MANY: usize = 20;
-/// How often that is tried, at most.
-const ROUNDS: usize = 3;
 /// How much longer many may take to start than one.
 const PATIENCE: u32 = 3;
 
 /// Starts many of every environment, one kind after the other: both rows.
 pub(crate) fn measure(seats: &[Seat<'_>], pace: &Pace) -> Pair {
-    course::rounds(seats, ROUNDS.min(pace.batches), pace, |seat| {
+    let pace = &Pace { batches: pace.batches.min(seat::LEAST), ..*pace };
+    course::rounds(seats, pace, |seat| {
         check(seat.boot, pace.longest())?;
         let (time, memory) = start(seat.peer, pace.start * PATIENCE)?;
         Ok((time.as_nanos() as f64, memory as f64 / f64::from(1 << 20)))

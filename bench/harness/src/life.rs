@@ -66,7 +66,7 @@ pub(crate) fn measure(
 
 /// Starts every environment several times: `boot` and `start`.
 fn starts(seats: &[Seat<'_>], pace: &Pace) -> Pair {
-    course::rounds(seats, pace.batches, pace, |seat| {
+    course::rounds(seats, pace, |seat| {
         let (boot, whole) = start(seat.peer, pace.start)?;
         Ok((boot.as_nanos() as f64, whole.as_nanos() as f64))
     })

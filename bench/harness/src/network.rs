@@ -76,7 +76,7 @@ impl Course {
 
     fn step(&mut self, row: &str, pace: &Pace) {
         let Some(door) = self.door.filter(|_| !self.measurement.is_stopped()) else { return };
-        if self.spent >= pace.row {
+        if pace.is_enough(self.measurement.samples.len(), self.spent) {
             return;
         }
         let started = Instant::now();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use humantime::format_duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{crowd, life, network, program, protocol::Row};
+use crate::{life, network, program, protocol::Row};
 
 /// Progress through rows.
 pub(crate) struct Progress {
@@ -64,14 +64,16 @@ impl Progress {
 
 /// What a row takes when all environments run it, beside others: halves of what one takes whose
 /// operation is short.
-pub(crate) fn weight(row: &Row) -> u32 {
-    match row.group.as_str() {
-        _ if crowd::ROWS.first() == Some(&row.name.as_str()) => 30,
+fn weight(row: &Row) -> u32 {
+    match (row.group.as_str(), row.name.as_str()) {
+        (_, "lua" | "lua4") => 240,
+        (_, "twenty") => 150,
+        (_, "compile") => 120,
         // Measured together with another.
-        _ if crowd::ROWS.contains(&row.name.as_str()) || row.name == "start" => 0,
-        life::GROUP => 3,
-        network::GROUP => 4,
-        group if group == program::ROWS[0] => 10,
+        (_, "twentymem" | "start") => 0,
+        (life::GROUP, _) => 10,
+        (network::GROUP, _) => 24,
+        (group, _) if group == program::ROWS[0] => 14,
         _ => 2,
     }
 }

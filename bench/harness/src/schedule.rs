@@ -9,7 +9,7 @@ use crate::{
     Error, crowd, life, network,
     peers::{Peer, Work},
     program,
-    progress::{self, Progress},
+    progress::Progress,
     protocol,
     record::{Environment, Measurement, NATIVE, Row},
     seat::{Pace, Seat},
@@ -26,7 +26,7 @@ struct Course {
 
 impl Course {
     fn is_over(&self, pace: &Pace) -> bool {
-        self.measurement.is_stopped() || self.spent >= pace.row
+        self.measurement.is_stopped() || pace.is_enough(self.measurement.samples.len(), self.spent)
     }
 
     /// A batch, unless there were enough, or what it took natively says that it would take too long.
@@ -114,26 +114,14 @@ pub fn measure(
 ) {
     let mut seats: Vec<_> = peers.iter().map(Seat::new).collect();
     let mut progress = Progress::new(rows);
-    let (mut starts, begun) = (life::Starts::default(), Instant::now());
-    let mut measured = Vec::new();
-    for (done, row) in rows.iter().enumerate() {
-        let left = rows[done..].iter().map(progress::weight).sum();
-        let pace = share(pace, begun.elapsed(), progress::weight(row), left);
+    let (mut starts, mut measured) = (life::Starts::default(), Vec::new());
+    for row in rows {
         progress.row(row);
-        measured.push(measure_row(&mut seats, &mut starts, row, &pace, &progress));
+        measured.push(measure_row(&mut seats, &mut starts, row, pace, &progress));
         progress.done(row);
         so_far(seats.iter().map(Seat::environment).collect(), &measured);
     }
     progress.finish();
-}
-
-/// Rows differ in what they take, so one may take some of what others leave.
-const GENEROSITY: u32 = 3;
-
-/// The pace for a row of this weight, where `left` is that of all that are left.
-fn share(pace: &Pace, spent: Duration, weight: u32, left: u32) -> Pace {
-    let time = pace.total.map(|total| total.saturating_sub(spent));
-    Pace { total: time.map(|time| time * weight / left.max(1) * GENEROSITY), ..*pace }
 }
 
 fn measure_row(
@@ -171,11 +159,7 @@ fn take_turns(
         let _ = seat.session(pace);
         seat.confine(of_programs);
     }
-    let begun = Instant::now();
-    for round in 0..pace.batches {
-        if round > 0 && pace.total.is_some_and(|total| begun.elapsed() >= total) {
-            break;
-        }
+    for _ in 0..pace.batches {
         for index in 0..seats.len() {
             let native = courses[0].measurement.median().filter(|_| of_programs);
             courses[index].turn(&mut seats[index], &row.name, native, pace, progress);
@@ -200,22 +184,6 @@ fn learn(seats: &mut [Seat<'_>], courses: &[Course]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_left_is_shared() {
-        let second = Duration::from_secs(1);
-        let pace = Pace {
-            batches: 5,
-            batch: second,
-            row: second,
-            answer: second,
-            start: second,
-            total: Some(second * 100),
-        };
-        assert_eq!(share(&pace, second * 40, 1, 20).total, Some(second * 9));
-        assert_eq!(share(&pace, second * 40, 5, 20).total, Some(second * 45), "by weight");
-        assert_eq!(share(&pace, second * 200, 1, 1).total, Some(Duration::ZERO));
-    }
 
     #[test]
     fn a_slow_clock_is_noticed() {

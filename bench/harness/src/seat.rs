@@ -1,9 +1,6 @@
 //! An environment at the table: started when its turn comes, and what became of it.
 
-use std::{
-    ops::Div,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use crate::{
     forecast::Forecast,
@@ -21,26 +18,29 @@ pub struct Pace {
     pub batches: usize,
     /// Length of a batch.
     pub batch: Duration,
-    /// What a row may take in one environment; a slower one gets fewer batches.
+    /// What a row may take in one environment; a slower one gets fewer batches, but never less than [`LEAST`].
     pub row: Duration,
     /// What one answer may take.
     pub answer: Duration,
     /// What a start may take.
     pub start: Duration,
-    /// What everything should take: as it runs out, rows get fewer batches, but never none.
-    pub total: Option<Duration>,
 }
 
 impl Pace {
     /// What one operation may be expected to take, or is not tried: half of what an answer may, as
-    /// forecasts err, and of what the row should take everywhere; but short ones are always tried.
+    /// forecasts err.
     pub(crate) fn longest(&self) -> Duration {
-        self.total.map_or(self.answer, |total| total.min(self.answer)).div(2).max(SHORT)
+        self.answer / 2
+    }
+
+    /// An environment has had this row's batches, of which there are so many and which took so long.
+    pub(crate) fn is_enough(&self, batches: usize, spent: Duration) -> bool {
+        batches >= LEAST.min(self.batches) && spent >= self.row
     }
 }
 
-/// What is tried even if time has run out.
-const SHORT: Duration = Duration::from_secs(10);
+/// Batches of a row in every environment, however slow: fewer have no spread.
+pub const LEAST: usize = 5;
 
 /// How often an environment may fail in a row before it is given up.
 const FAILURES: u32 = 3;
@@ -143,14 +143,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn less_is_tried_as_time_runs_out() {
+    fn no_environment_is_too_slow_for_five_batches() {
         let second = Duration::from_secs(1);
-        let longest = |total: Option<u32>| {
-            Pace { answer: second * 240, total: total.map(|t| second * t), ..Pace::default() }
-                .longest()
-        };
-        let tried = [None, Some(1000), Some(90), Some(0)].map(longest);
-        assert_eq!(tried, [120, 120, 45, 10].map(|seconds| second * seconds));
+        let pace = Pace { batches: 7, row: second * 8, ..Pace::default() };
+        assert!(!pace.is_enough(4, second * 4000));
+        assert!(pace.is_enough(5, second * 8));
+        assert!(!pace.is_enough(6, second * 7));
+        assert!(Pace { batches: 3, ..pace }.is_enough(3, second * 8), "where fewer are asked for");
     }
 
     #[test]

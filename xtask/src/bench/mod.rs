@@ -28,7 +28,7 @@ Examples:
   Where ring3 stands, in three minutes:
     cargo xtask bench --quick
 
-  Everything, in about half an hour; what there is so far is in FILE after each row:
+  Everything, in about an hour; what there is so far is in FILE after each row:
     cargo xtask bench --full --json FILE --html PAGE
 
   Some rows, in some environments (native is always measured):
@@ -46,18 +46,11 @@ Examples:
     ring3 run --kernel VMLINUZ --initrd bench.cpio --append 'console=ttyS0 quiet'
 ";
 
-/// What rows may take together in a quick run without whole programs; starts of environments and
-/// builds come on top.
-const QUICK: Duration = Duration::from_secs(150);
-
-/// The same of all rows, in all environments.
-const FULL: Duration = Duration::from_secs(25 * 60);
-
 /// What to measure.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// Environments to measure, separated by commas: ring3, ring3:ENGINE, qemu, uml, gvisor [default: all there are]
+    /// Environments to measure, separated by commas: ring3 (all engines), ring3:ENGINE, qemu, uml, gvisor [default: all there are, of ring3 the fast engine]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     peers: Vec<String>,
     /// Rows to measure, or groups of them, separated by commas; `programs` and `network`
@@ -67,7 +60,7 @@ pub struct Arguments {
     /// Under three minutes: short batches, five of each
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// All rows in all environments, in about half an hour: with --newest, seven batches of 50 ms
+    /// All rows in all environments, in about an hour: with --newest, seven batches of 50 ms
     #[arg(long)]
     full: bool,
     /// Measure also the newest QEMU and UML, which are fetched from Debian unstable
@@ -220,16 +213,8 @@ impl Arguments {
     /// Environments to measure; of two revisions only ring3, unless more is asked for.
     fn peers(&self) -> Vec<String> {
         match (&self.ab, self.peers.is_empty()) {
-            (Some(_), true) => vec!["ring3".to_owned()],
+            (Some(_), true) => vec!["ring3:fast".to_owned()],
             _ => self.peers.clone(),
-        }
-    }
-
-    /// What rows may take together, where that is promised.
-    fn total(&self) -> Option<Duration> {
-        match (self.quick, self.full) {
-            (true, _) => (!self.with_programs()).then_some(QUICK),
-            (_, full) => full.then_some(FULL),
         }
     }
 
@@ -247,7 +232,6 @@ impl Arguments {
             row: Duration::from_secs(row),
             answer: Duration::from_secs(answer),
             start: Duration::from_secs(120),
-            total: self.total(),
         }
     }
 }

@@ -159,8 +159,11 @@ const FAMILIES: [Family; 5] = [
     ("gvisor", gvisor::find),
 ];
 
-/// Finds the environments named (`ring3`, `ring3:direct`, `qemu`), or all if none is; native is
-/// always first.
+/// The engine that ring3 uses unless told otherwise; the others are measured on request.
+const DEFAULT_ENGINE: &str = "ring3:fast";
+
+/// Finds the environments named (`ring3`, `ring3:direct`, `qemu`), or all if none is, but of ring3's
+/// engines only the usual one; native is always first.
 ///
 /// # Errors
 /// A name means nothing.
@@ -169,7 +172,9 @@ pub fn find(names: &[String], setup: &Setup) -> Result<Vec<Found>, Error> {
     for (family, members) in FAMILIES.iter().skip(1) {
         let wanted = |name: &str| {
             let stem = name.split('@').next().unwrap_or(name);
-            names.is_empty() || names.iter().any(|wanted| wanted == family || wanted == stem)
+            let usual = *family != "ring3" || stem == DEFAULT_ENGINE;
+            let named = names.iter().any(|wanted| wanted == family || wanted == stem);
+            named || names.is_empty() && usual
         };
         let of_family = |name: &&String| name.split(':').next() == Some(family);
         if names.is_empty() || names.iter().any(|name| of_family(&name)) {
