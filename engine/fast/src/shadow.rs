@@ -174,7 +174,7 @@ impl<W: Process> Space<W> {
             self.invalidated.push(hva);
             return;
         }
-        self.note_near(hva, len, protection);
+        self.note_near(hva, protection);
         if protection & PIECE != 0 {
             self.parts.insert(part(hva, LARGE_BITS));
         }
@@ -502,7 +502,7 @@ impl<W: Process> Space<W> {
         protection: u64,
     ) -> Result<(), Error> {
         self.mappings += 1;
-        self.note_near(address, len, protection);
+        self.note_near(address, protection);
         self.wedge.order(Order { address, len, offset, protection })
     }
 }

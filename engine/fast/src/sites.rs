@@ -1,9 +1,9 @@
 //! System calls of user code that are patched to come to the wedge without a signal.
 //!
-//! The bytes `mov eax, nr; syscall` become `jmp [SITES + index * 8]`, whose last two bytes are those of
-//! the SYSCALL (see [`frame::SITES`]): a jump to it still finds it. The bytes `syscall; cmp rax, imm32`
-//! become the same; there the compare is displaced, and whoever goes on behind the call is sent to a
-//! copy of it (`patched::resume_at` in the wedge). Only a site that has trapped often, at exactly that SYSCALL,
+//! The bytes `mov eax, nr; syscall` become `jmp [SITES + index * 8]`, whose last two bytes are no instruction
+//! (see [`frame::SITES`]): a jump to the SYSCALL itself traps, and is found (`patched::call_at` in the wedge).
+//! The bytes `syscall; cmp rax, imm32` become the same; there the compare is displaced, and whoever goes on
+//! behind the call is sent to a copy of it (`patched::resume_at` in the wedge). Only a site that has trapped often, at exactly that SYSCALL,
 //! is patched, so the bytes are known to be instructions; the page is a copy of this process's,
 //! and a write to the page drops it.
 
@@ -101,14 +101,13 @@ pub fn call_at(page: u64, bytes: &[u8], back: u64) -> Option<Call> {
     calls.into_iter().flatten().find(here)
 }
 
-/// `jmp [SITES + index * 8]`: before a SYSCALL without its last two bytes, which are the same.
+/// `jmp [SITES + index * 8]`
 fn patch(at: usize, site: &Site) -> Patch {
     let slot = (SITES + site.index * 8) as u64;
-    let len = if matches!(site.call, Call::Number(_)) { 5 } else { 7 };
-    Patch { at, len, bytes: 0x25_24ff | slot << 24 }
+    Patch { at, len: SITE_LEN, bytes: 0x25_24ff | slot << 24 }
 }
 
-const _: () = assert!(SITES & 0xffff == 0 && SITES >> 16 == 0x050f && MAX_SITES * 8 <= 0x1_0000);
+const _: () = assert!(SITES & 0xffff == 0 && SITES >> 16 == 0x0006 && MAX_SITES * 8 <= 0x1_0000);
 
 #[cfg(test)]
 mod tests {
@@ -128,13 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn a_numbered_call_keeps_its_syscall() {
+    fn a_numbered_call_has_no_instruction_in_its_middle() {
         let mut page = vec![0x90; 4096];
         let call = [0xb8, 39, 0, 0, 0, 0x0f, 0x05];
         let insn = patched(&mut page, 0x20, &call, 0x40_1027);
         assert_eq!((insn.len(), insn.memory_displacement64()), (7, SITES as u64 + 24));
         assert_eq!(insn.mnemonic(), iced_x86::Mnemonic::Jmp);
-        assert_eq!(page[0x25..0x27], [0x0f, 0x05]);
+        let middle = iced_x86::Decoder::new(64, &page[0x25..], 0).decode();
+        assert!(middle.is_invalid(), "{middle}");
     }
 
     #[test]

@@ -35,18 +35,16 @@ pub const TABLES: usize = WINDOW + 0x1000_0000;
 pub const CACHE: usize = WINDOW + 0x2000_0000;
 /// Bytes of the code cache.
 pub const CACHE_LEN: usize = 64 << 20;
-/// Where a patched system call finds its stub: 8-byte pointers. The address is chosen so that
-/// `jmp [SITES + n]` ends in the bytes of SYSCALL: `mov eax, nr; syscall` is patched in its first
-/// five bytes, and a jump to the SYSCALL itself still finds it.
-pub const SITES: usize = 0x050f_0000;
+/// Where a patched system call finds its stub: 8-byte pointers. `jmp [SITES + n]` takes the place of `mov
+/// eax, nr; syscall`, and its last two bytes, the upper half of this address, that of the SYSCALL: 06 is no
+/// instruction, so a jump to the SYSCALL is #UD, and found by that. No program for Linux has memory here
+/// unless it asks for that very address, and null pointers do not reach that far.
+pub const SITES: usize = 0x0006_0000;
 /// Bytes of the table.
 pub const SITES_LEN: usize = 0x1_0000;
-/// A program with pages from here to [`NEAR_SITES_END`] may have, or come to have, some where the table is.
-/// Small programs at fixed addresses end before it, their heaps included, if Linux starts those up to
-/// 32 MiB behind the program; where that is up to 1 GiB, few of them begin here.
-pub const NEAR_SITES: u64 = 0x02a0_0000;
-/// See [`NEAR_SITES`].
-pub const NEAR_SITES_END: u64 = SITES as u64 + 0x400_0000;
+/// A program with pages below this address may have, or come to have, some where the table is: what one page
+/// table of the guest's leads to. Programs at fixed addresses begin here (lld's) or higher.
+pub const NEAR_SITES_END: u64 = 2 << 20;
 /// Entries of the table.
 pub const MAX_SITES: usize = SITES_LEN / 8;
 /// The stubs: the end of the code cache.
@@ -58,8 +56,8 @@ pub const STUB_LEN: usize = 64;
 pub const STUB_TAIL: usize = 32;
 /// Offset in a stub of the address behind the call.
 pub const STUB_RETURN: usize = 7;
-/// Bytes of a patch: of `mov eax, nr; syscall`, where it leaves the SYSCALL, or of `syscall;
-/// cmp rax, imm32`, of which it leaves the last byte.
+/// Bytes of a patch: of `mov eax, nr; syscall`, or of `syscall; cmp rax, imm32`, of which it leaves the last
+/// byte.
 pub const SITE_LEN: u64 = 7;
 /// Bytes of `cmp rax, imm32`.
 pub const CMP_LEN: u64 = 6;
@@ -159,9 +157,9 @@ pub const fn site_page(gva: u64) -> (usize, u32) {
     (bit as usize / 64, bit as u32 % 64)
 }
 
-/// A range of the user's reaches into the neighbourhood of [`SITES`].
-pub const fn near_sites(address: u64, len: u64) -> bool {
-    address < NEAR_SITES_END && address + len > NEAR_SITES
+/// What the user has at this address and up may be in the neighbourhood of [`SITES`].
+pub const fn near_sites(address: u64) -> bool {
+    address < NEAR_SITES_END
 }
 
 /// The region of an address, as an index into [`REGIONS`].

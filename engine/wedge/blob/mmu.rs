@@ -397,7 +397,7 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     // Of the kernel's large pages most is not used, nor has the host memory for it.
     let populate = if kernel && (len >= LARGE || s.key != 0) { 0 } else { MAP_POPULATE };
     let access = protection & 7;
-    if !kernel && !sites::make_way(s, hva, len) {
+    if !kernel && !sites::make_way(s, hva) {
         return false;
     }
     if map(hva, len, access, if empty { MAP_EMPTY } else { MAP_SHARED | populate }, offset) < 0 {

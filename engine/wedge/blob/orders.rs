@@ -47,7 +47,7 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
     if protection & PROTECT != 0 {
         return call(host::MPROTECT, address, len, protection & 7, 0, 0);
     }
-    if protection & KERNEL_PAGE == 0 && !sites::make_way(s, address, len) {
+    if protection & KERNEL_PAGE == 0 && !sites::make_way(s, address) {
         die();
     }
     if protection & COPY != 0 {

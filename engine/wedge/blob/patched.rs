@@ -1,14 +1,15 @@
 //! System calls from patched sites: no signal, no host call.
 //!
 //! A site `mov eax, nr; syscall` or `syscall; cmp rax, imm32` jumps through a table to a stub, which
-//! loads the address behind the call (and the number) and comes here. RCX and R11 are lost in a system call, so there are two
+//! loads the address behind the call (and the number) and comes here. Code that jumps into the middle of the
+//! former, as a kernel does that starts a call over, finds no instruction there ([`call_at`]). RCX and R11 are lost in a system call, so there are two
 //! registers to work with; everything else is the user's.
 
 use crate::{
     assist, frame,
     host::{save_segments, user_word},
     layout::{
-        CMP_LEN, Frame, HEAT, HOT, MAX_SITES, SITE_LEN, STACK, STACK_LEN, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
+        CMP_LEN, Frame, HEAT, HOT, MAX_SITES, SITE_LEN, SITES, STACK, STACK_LEN, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
         Shared, mode,
     },
     shared,
@@ -113,6 +114,21 @@ pub fn site_of(rip: u64) -> Option<u64> {
     })
 }
 
+/// The stub of the patch at `at`, if there is one.
+fn stub_of_patch(at: u64) -> Option<u64> {
+    // Not a byte of another page, which may not be mapped.
+    let word = if at & 0xfff == 0 { user_word(at)? } else { user_word(at.wrapping_sub(1))? >> 8 };
+    let is_patch = word & 0xff_ffff == JUMP && word >> 40 & 0xffff == SITES as u64 >> 16;
+    is_patch.then(|| stub((word >> 24 & 0xffff) / 8))
+}
+
+/// The address behind the SYSCALL at `rip` whose bytes are the end of a patch, if one is.
+pub fn call_at(rip: u64) -> Option<u64> {
+    let start = stub_of_patch(rip.wrapping_add(2).wrapping_sub(SITE_LEN))?;
+    let back = stub_word(start + STUB_RETURN as u64);
+    (stub_word(start) & 0xff == MOV_EAX && back == rip.wrapping_add(2)).then_some(back)
+}
+
 /// Where user code at `rip` really goes on: if the instruction there has been displaced by a patch,
 /// in the stub's tail.
 pub fn resume_at(s: &Shared, rip: u64) -> u64 {
@@ -121,13 +137,10 @@ pub fn resume_at(s: &Shared, rip: u64) -> u64 {
     if !maybe {
         return rip;
     }
-    let Some(word) = user_word(rip.wrapping_sub(2)) else { return rip };
-    let patched = word & 0xff_ffff == JUMP && word >> 40 & 0xffff == SYSCALL;
-    if !patched {
-        return rip;
+    match stub_of_patch(rip.wrapping_sub(2)) {
+        Some(start) if stub_word(start + STUB_RETURN as u64) == rip => start + STUB_TAIL as u64,
+        _ => rip,
     }
-    let start = stub((word >> 24 & 0xffff) / 8);
-    if stub_word(start + STUB_RETURN as u64) == rip { start + STUB_TAIL as u64 } else { rip }
 }
 
 /// A system call has come by trap to `rip`: is its site worth patching now?

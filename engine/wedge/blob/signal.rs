@@ -21,6 +21,7 @@ pub const RESTORER: u64 = 1;
 /// Bytes of one of the code cache's routines; the first enters translated code, the second and third
 /// leave it.
 const ROUTINE: u64 = 512;
+const SIGILL: u64 = 4;
 const SIGTRAP: u64 = 5;
 const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
@@ -183,6 +184,7 @@ fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     let page_fault = signal == SIGSEGV && f.trap == PAGE_FAULT;
     let protection = signal == SIGSEGV && f.trap == GENERAL_PROTECTION;
     match f.fast != 0 && f.compatibility == 0 {
+        _ if signal == SIGILL && f.compatibility == 0 => restart(user_illegal),
         true if system_call => restart(system_call_entry),
         true if page_fault => restart(user_fault),
         true if protection => restart(user_protection),
@@ -214,6 +216,17 @@ extern "C" fn user_protection() -> ! {
     f.fast_cpuids += 1;
     f.go = go::USER;
     run::run()
+}
+
+/// Where there would be a SYSCALL but for a patch, the frame becomes that of its trap.
+extern "C" fn user_illegal() -> ! {
+    let f = frame();
+    let Some(back) = patched::call_at(f.rip) else { turns::exit(ExitKind::UserSignal) };
+    (f.signal, f.rip, f.address) = (SIGSYS, back, back);
+    if f.fast != 0 {
+        assist::system_call(f)
+    }
+    turns::exit(ExitKind::UserSignal)
 }
 
 extern "C" fn system_call_entry() -> ! {

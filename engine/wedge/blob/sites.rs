@@ -10,8 +10,8 @@ use crate::{
 const READ: u64 = 1;
 
 /// Pages of the user's are about to be mapped. False if the host does not let the table be closed.
-pub fn make_way(s: &mut Shared, address: u64, len: u64) -> bool {
-    !near_sites(address, len) || close(s) == 0
+pub fn make_way(s: &mut Shared, address: u64) -> bool {
+    !near_sites(address) || close(s) == 0
 }
 
 /// There are some, mapped or not.

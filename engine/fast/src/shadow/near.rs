@@ -3,12 +3,12 @@
 //! The table lies among the user's pages ([`frame::SITES`]), and user code can load from it. It is open only as
 //! long as the program has no memory near it. The wedge closes it before it maps any there; what is known here
 //! ends with every flush, because another program may have come, whose pages are anywhere but in the host's
-//! mappings. So the guest's page tables are asked then: the tables that lead to pages, not the pages, since
+//! mappings. So the guest's page tables are asked then: whether one leads there, not whether it has pages, since
 //! those come and go.
 
-use super::{KERNEL_PAGE, LARGE, Space, walk::has_table};
+use super::{KERNEL_PAGE, Space, walk::has_table};
 use crate::process::Process;
-use frame::{CLOSE_SITES, NEAR_SITES, NEAR_SITES_END, OPEN_SITES, SITES, SITES_LEN, near_sites};
+use frame::{CLOSE_SITES, OPEN_SITES, SITES, near_sites};
 use ram::Ram;
 use wedge::{Error, Order};
 use x86::paging::Roots;
@@ -43,8 +43,8 @@ impl<W: Process> Space<W> {
         self.near == Near::Nothing
     }
 
-    pub(super) fn note_near(&mut self, hva: u64, len: u64, protection: u64) {
-        if protection & KERNEL_PAGE == 0 && near_sites(hva, len) {
+    pub(super) fn note_near(&mut self, hva: u64, protection: u64) {
+        if protection & KERNEL_PAGE == 0 && near_sites(hva) {
             self.near = Near::Something;
             if self.table == SitesTable::Open {
                 self.table = SitesTable::Between;
@@ -72,16 +72,10 @@ impl<W: Process> Space<W> {
         }
     }
 
-    /// Once nothing is known to be near, only the table's own place is looked at: what comes there is not
-    /// always mapped first.
+    /// What comes there is not always mapped first, so the page tables are asked even if nothing was there.
     fn look(&self, ram: &Ram, roots: Roots) -> Near {
-        let range = match self.near {
-            Near::Something => return Near::Something,
-            Near::Unknown => NEAR_SITES..NEAR_SITES_END,
-            Near::Nothing => SITES as u64..(SITES + SITES_LEN) as u64,
-        };
-        let found = range.step_by(LARGE as usize).any(|gva| has_table(ram, roots, gva));
-        if found { Near::Something } else { Near::Nothing }
+        let something = self.near == Near::Something || has_table(ram, roots, SITES as u64);
+        if something { Near::Something } else { Near::Nothing }
     }
 
     fn order_sites(&mut self, protection: u64) -> Result<(), Error> {
