@@ -9,13 +9,13 @@ use engine::{Attention, Engine};
 use frame::{ExitKind, KICK};
 use jit::Level;
 use ram::Ram;
-use std::sync::Arc;
+use std::{sync::Arc, thread, time::Duration};
 use wedge::Order;
 use x86::{
     Activity, Vcpu,
     control::cr4,
     flags,
-    paging::{G, US},
+    paging::{A, D, G, P, PS, RW, US},
     reg, seg,
     segment::attr,
 };
@@ -47,6 +47,10 @@ fn attending(
     map(&ram, &[(CODE, G), (DATA, G), (OTHER, G), (PROGRAM, US)]);
     ram.write(CODE.1, kernel);
     ram.write(PROGRAM.1, program);
+    started(ram, attention, vcpu, user)
+}
+
+fn started(ram: Ram, attention: Arc<Attention>, vcpu: Vcpu, user: User) -> Fast {
     let modes = Modes { user, kernel_translated: true, lock_step: None, user_dispatch: false };
     Fast::new(vcpu, board(ram, Arc::clone(&attention)), &attention, modes).expect("an engine")
 }
@@ -155,4 +159,49 @@ fn a_step_survives_orders_that_fail() {
     fast.slots.current().and_then(|space| space.wedge.order(unaligned)).expect("the wedge lives");
     fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
     assert_eq!(fast.vcpu().rip, CODE.0 + 1);
+}
+
+/// The direct map, in large pages that are one run of RAM.
+const DIRECT: u64 = 0xffff_8880_0000_0000;
+const DIRECT_LEN: u64 = 64 << 20;
+
+/// Its page tables, in RAM that tests leave alone.
+fn map_direct(ram: &Ram, root: u64) {
+    const LARGE: u64 = 2 << 20;
+    let (upper, lower) = (0x3_0000, 0x3_1000);
+    let top = root + (DIRECT >> 39 & 0x1ff) * 8;
+    ram.store64(top, upper | P | RW);
+    ram.store64(upper + (DIRECT >> 30 & 0x1ff) * 8, lower | P | RW);
+    for n in 0..DIRECT_LEN / LARGE {
+        ram.store64(lower + n * 8, (n * LARGE) | P | RW | A | D | PS | G);
+    }
+}
+
+/// A copy between large pages far from each other needs both mapped at once: whatever is mapped around one
+/// leaves the other where it is.
+#[test]
+fn a_copy_between_large_pages_ends() {
+    // again: rep movsb; sub rsi, rdx; sub rdi, rdx; mov ecx, edx; xchg rdi, rsi; dec ebx; jne again; hlt
+    let copy = [
+        0xf3, 0xa4, 0x48, 0x29, 0xd6, 0x48, 0x29, 0xd7, 0x89, 0xd1, 0x48, 0x87, 0xf7, 0xff, 0xcb,
+        0x75, 0xef, 0xf4,
+    ];
+    let ram = Ram::new(DIRECT_LEN + (2 << 20)).expect("memory");
+    let mut v = in_kernel();
+    v.cr4 |= cr4::PGE;
+    map(&ram, &[(CODE, G), (DATA, G)]);
+    map_direct(&ram, v.cr3);
+    ram.write(CODE.1, &copy);
+    for (register, value) in [(reg::RCX, 16), (reg::RDX, 16), (reg::RBX, 100)] {
+        v.gpr[register] = value;
+    }
+    (v.gpr[reg::RSI], v.gpr[reg::RDI]) = (DIRECT + (10 << 20), DIRECT + (50 << 20));
+    let attention = Arc::new(Attention::default());
+    let mut fast = started(ram, Arc::clone(&attention), v, User::Direct);
+    thread::spawn(move || {
+        thread::sleep(Duration::from_secs(10));
+        attention.kick();
+    });
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None), "within ten seconds");
+    assert!(fast.statistics.mapped <= 4, "{} faults", fast.statistics.mapped);
 }

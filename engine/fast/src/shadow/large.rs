@@ -1,4 +1,7 @@
 //! Large pages, each one mapping of the host's, and in kernel memory several.
+//!
+//! Those that become one mapping lie in one window of fixed place, so two faults find the same pages or pages apart. Around each fault
+//! as many would be mappings that overlap, of which each drops the other, and a copy from one to the other never ends.
 
 use super::{
     KERNEL_PAGE, LARGE, Large, PAGE, Place, Space, WRITE, protection, runs, walk::large_leaf,
@@ -9,8 +12,8 @@ use wedge::Error;
 use x86::paging::{Roots, Translation};
 use x86_interp::{GuestRam, RamPage};
 
-/// Large pages looked at around a fault in kernel memory.
-const LARGE_AROUND: u64 = 16;
+/// Bytes of kernel memory that may become one mapping, aligned to as many.
+const WINDOW: u64 = 32 * LARGE;
 
 impl<W: Process> Space<W> {
     pub(super) fn large_at(&self, hva: u64) -> Option<(u64, Large)> {
@@ -38,14 +41,10 @@ impl<W: Process> Space<W> {
         let (mut start, mut end) = (base, base + (LARGE - 1));
         if place.kernel {
             let fits = |gva: u64| neighbour(ram, roots, gva, found, first.offset, base);
-            let reach = LARGE_AROUND * LARGE;
-            while base - start < reach && start & (reach * 2 - 1) != 0 && fits(start - LARGE) {
+            while start & (WINDOW - 1) != 0 && fits(start - LARGE) {
                 start -= LARGE;
             }
-            while end - base < reach
-                && (end.wrapping_add(1)) & (reach * 2 - 1) != 0
-                && fits(end + 1)
-            {
+            while end.wrapping_add(1) & (WINDOW - 1) != 0 && fits(end + 1) {
                 end += LARGE;
             }
         }
