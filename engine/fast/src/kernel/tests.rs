@@ -82,6 +82,17 @@ fn a_jump_to_zero_faults_there() {
     ends_with_a_fault_at(&mut machine(in_program(), User::Direct, &[], &jump), 0);
 }
 
+/// A kernel may keep the time-stamp counter from its programs (PR_SET_TSC).
+#[test]
+fn a_program_that_may_not_read_the_counter_faults() {
+    let mut v = in_program();
+    v.cr4 |= cr4::TSD;
+    for user in [User::Direct, User::Translated, User::Interpreted] {
+        let rdtsc = [0x90, 0x0f, 0x31];
+        ends_with_a_fault_at(&mut machine(v.clone(), user, &[], &rdtsc), PROGRAM.0 + 1);
+    }
+}
+
 /// The kernel's translations are not for programs.
 #[test]
 fn a_program_s_jump_into_the_kernel_faults_there() {
