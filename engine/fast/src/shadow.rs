@@ -115,6 +115,8 @@ pub struct Space<W = Wedge> {
     near: Near,
     /// What has become of that table.
     table: SitesTable,
+    /// There was a flush of everything while nothing ran here.
+    stale: bool,
     /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
     copies: HashMap<u64, Vec<u64>>,
     /// RAM pages (by offset) that memory without content may stand for.
@@ -143,6 +145,7 @@ impl<W: Process> Space<W> {
             scans,
             near: Near::Unknown,
             table: SitesTable::Open,
+            stale: false,
             copies: HashMap::new(),
             empty: HashSet::new(),
         }

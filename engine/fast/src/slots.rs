@@ -2,7 +2,8 @@
 //!
 //! An operating system has more processes than identifiers for them and gives one's to another, with a flush. The
 //! slot of the first is *parked* then: nothing runs in it, and when its page table is loaded again, under whatever
-//! identifier, what it holds is compared with what that says now, which costs less than filling another.
+//! identifier, what it holds is compared with what that says now, which costs less than filling another, and makes
+//! one comparison of all the flushes until then.
 
 use crate::{
     process::Process,
@@ -118,7 +119,7 @@ impl<W: Process> Slots<W> {
         };
         let mut space = self.spaces.remove(at);
         space.pcid = Some(pcid);
-        space.revalidate(&self.ram, roots)?;
+        space.come_back(&self.ram, roots)?;
         Ok(space)
     }
 
@@ -142,12 +143,16 @@ impl<W: Process> Slots<W> {
                 let same = |pcid: u16| space.pcid == Some(pcid.into());
                 let goes_on = space.pcid == Some(current) && space.root == root(roots);
                 let _ = match *flush {
-                    Flush::All => space.revalidate_all(&self.ram, roots, goes_on),
+                    Flush::All if goes_on => space.revalidate_all(&self.ram, roots),
                     Flush::Space { pcid } if same(pcid) && goes_on => {
                         space.revalidate(&self.ram, roots)
                     }
+                    Flush::All => {
+                        space.park(true);
+                        Ok(())
+                    }
                     Flush::Space { pcid } if same(pcid) => {
-                        space.pcid = None;
+                        space.park(false);
                         Ok(())
                     }
                     Flush::Page { pcid, linear } if same(pcid) || linear >= UPPER_HALF => {

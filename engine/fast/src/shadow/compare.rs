@@ -7,7 +7,7 @@
 
 use super::{
     KERNEL_PAGE, Near, PAGE, PROTECT, READ, Space, WRITE, runs,
-    walk::{Standing, still_good},
+    walk::{Standing, Walker, still_good},
 };
 use crate::process::Process;
 use ram::Ram;
@@ -19,6 +19,21 @@ use x86::{
 };
 
 impl<W: Process> Space<W> {
+    /// Parks it: nothing runs here until its page table is loaded again, and then what is mapped is compared
+    /// with that. With `all` there was a flush of everything: the global mappings, too.
+    pub fn park(&mut self, all: bool) {
+        self.pcid = None;
+        self.stale |= all;
+    }
+
+    /// Drops what is not what the page tables say now, after all flushes while it was parked.
+    pub fn come_back(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        if std::mem::take(&mut self.stale) {
+            return self.revalidate_all(ram, roots);
+        }
+        self.revalidate(ram, roots)
+    }
+
     /// Drops every mapping that is not global and not what the page tables say now.
     pub fn revalidate(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
         self.near = Near::Unknown;
@@ -31,28 +46,25 @@ impl<W: Process> Space<W> {
         self.revalidate_pages(ram, roots, false)
     }
 
-    /// Drops every mapping that is not what the page tables say now, the global ones included. With `current` they are this
-    /// space's own; another's say nothing of its user pages, which are compared when it comes back: it is parked.
-    pub fn revalidate_all(&mut self, ram: &Ram, roots: Roots, current: bool) -> Result<(), Error> {
+    /// Drops every mapping that is not what the page tables say now, the global ones included.
+    pub fn revalidate_all(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
         let modes = efer::LMA | efer::NXE;
         if roots.cr0 & cr0::PG == 0 || roots.efer & modes != modes {
             return self.clear_all(); // what is compared means something else there
         }
-        if !current {
-            self.pcid = None;
-        }
         self.revalidate_large(ram, roots, true)?;
         self.revalidate_pages(ram, roots, true)?;
-        if current { self.revalidate(ram, roots) } else { Ok(()) }
+        self.revalidate(ram, roots)
     }
 
     fn revalidate_pages(&mut self, ram: &Ram, roots: Roots, kernel: bool) -> Result<(), Error> {
         let (mut gone, mut read_only) = (Vec::new(), Vec::new());
+        let mut walker = Walker::new(ram, roots);
         for (hva, page) in if kernel { &self.kernel } else { &self.pages } {
             if kernel && self.local_kernel.has(*hva, PAGE) {
                 continue;
             }
-            match still_good(ram, roots, *hva, *page, &self.parts, kernel) {
+            match still_good(&mut walker, *hva, *page, &self.parts, kernel) {
                 Standing::Good => {}
                 Standing::ReadOnly if !kernel => read_only.push(*hva),
                 _ => gone.push(*hva),

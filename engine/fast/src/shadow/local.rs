@@ -14,7 +14,7 @@
 use super::{
     LARGE, Space,
     large::is_still_large,
-    walk::{Standing, still_good},
+    walk::{Standing, Walker, still_good},
 };
 use crate::process::Process;
 use ram::Ram;
@@ -54,7 +54,9 @@ impl Locals {
 impl<W: Process> Space<W> {
     /// Drops those that are not what the page tables say now.
     pub(super) fn revalidate_local_kernel(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
-        let stale = |(hva, len): &&(u64, u64)| !self.is_still_said(ram, roots, *hva, *len);
+        let mut walker = Walker::new(ram, roots);
+        let stale =
+            |(hva, len): &&(u64, u64)| !self.is_still_said(ram, roots, &mut walker, *hva, *len);
         let gone: Vec<_> = self.local_kernel.0.iter().filter(stale).copied().collect();
         if gone.len() > MANY {
             return self.clear_all();
@@ -63,13 +65,20 @@ impl<W: Process> Space<W> {
     }
 
     /// The page tables would have the same mapping made, global or not.
-    fn is_still_said(&self, ram: &Ram, roots: Roots, hva: u64, len: u64) -> bool {
+    fn is_still_said(
+        &self,
+        ram: &Ram,
+        roots: Roots,
+        walker: &mut Walker<'_>,
+        hva: u64,
+        len: u64,
+    ) -> bool {
         if len >= LARGE {
             let large = self.large.get(&hva).filter(|large| large.len == len);
             return large.is_some_and(|large| is_still_large(ram, roots, hva, large, false));
         }
         self.kernel.get(&hva).is_some_and(|page| {
-            let standing = still_good(ram, roots, hva, *page, &self.parts, false);
+            let standing = still_good(walker, hva, *page, &self.parts, false);
             matches!(standing, Standing::Good)
         })
     }

@@ -1,6 +1,6 @@
 //! Walks of the guest's page tables that leave no trace, and what they say of mappings made before.
 
-use super::{EXECUTE, KERNEL_PAGE, RESERVED, WRITE, part};
+use super::{EXECUTE, KERNEL_PAGE, LARGE_BITS, RESERVED, WRITE, part};
 use ram::Ram;
 use std::collections::HashSet;
 use x86::paging::{self, Roots, Translation, WalkMemory};
@@ -17,8 +17,7 @@ pub(super) enum Standing {
 /// Compares a page's mapping, at an offset and with a protection, with what would be mapped now; with `global`, as
 /// a global one.
 pub(super) fn still_good(
-    ram: &Ram,
-    roots: Roots,
+    walker: &mut Walker<'_>,
     hva: u64,
     (offset, protection): (u64, u64),
     parts: &HashSet<(u64, u64)>,
@@ -31,8 +30,8 @@ pub(super) fn still_good(
     let right = |found: &Translation| {
         found.user != kernel && (found.global || !global) && small(found.page_bits)
     };
-    let Some(found) = descend(ram, roots, gva).filter(right) else { return Standing::Gone };
-    let same = ram.page(found.gpa).is_some_and(|page| page.offset == offset);
+    let Some(found) = walker.find(gva).filter(right) else { return Standing::Gone };
+    let same = walker.ram.page(found.gpa).is_some_and(|page| page.offset == offset);
     if !same || protection & EXECUTE != 0 && !found.executable {
         return Standing::Gone;
     }
@@ -71,29 +70,78 @@ fn is_leaf(shift: u32, entry: u64) -> bool {
 
 /// Walks without setting any bit; only through entries that are present and accessed.
 fn descend(ram: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
-    let mut rights = paging::RW | paging::US;
-    let mut no_execute = 0;
-    for (shift, entry) in path(ram, roots, gva) {
+    Some(Step::top(roots).down(ram, gva, 12)?.translation(gva))
+}
+
+/// The same for many GVAs in ascending order: what the upper levels say is asked once for each 2 MiB.
+pub(super) struct Walker<'a> {
+    ram: &'a Ram,
+    roots: Roots,
+    /// The 2 MiB last asked for, and the entry for them.
+    upper: Option<(u64, Option<Step>)>,
+}
+
+impl<'a> Walker<'a> {
+    pub(super) fn new(ram: &'a Ram, roots: Roots) -> Self {
+        Self { ram, roots, upper: None }
+    }
+
+    fn find(&mut self, gva: u64) -> Option<Translation> {
+        let upper = match self.upper {
+            Some((known, upper)) if known == gva >> LARGE_BITS => upper,
+            _ => Step::top(self.roots).down(self.ram, gva, LARGE_BITS),
+        };
+        self.upper = Some((gva >> LARGE_BITS, upper));
+        Some(upper?.down(self.ram, gva, 12)?.translation(gva))
+    }
+}
+
+/// How far down a walk is.
+#[derive(Clone, Copy)]
+struct Step {
+    /// log2 of the bytes that the entry stands for.
+    shift: u32,
+    entry: u64,
+    /// What all entries so far allow.
+    rights: u64,
+    no_execute: u64,
+}
+
+impl Step {
+    fn top(roots: Roots) -> Self {
+        let rights = paging::RW | paging::US;
+        Self { shift: 48, entry: roots.cr3 & paging::ADDRESS, rights, no_execute: 0 }
+    }
+
+    /// Down to the entry for so many bytes (log2), or that of a larger page.
+    fn down(mut self, mut ram: &Ram, gva: u64, shift: u32) -> Option<Self> {
         let used = paging::P | paging::A;
-        if entry & used != used || entry & RESERVED != 0 {
-            return None;
+        while self.shift > shift && !is_leaf(self.shift, self.entry) {
+            let next = self.shift - 9;
+            let at = (self.entry & paging::ADDRESS) + (gva >> next & 0x1ff) * 8;
+            let entry = ram.read_u64(at);
+            if entry & used != used || entry & RESERVED != 0 {
+                return None;
+            }
+            (self.shift, self.entry) = (next, entry);
+            self.rights &= entry;
+            self.no_execute |= entry & paging::NX;
         }
-        rights &= entry;
-        no_execute |= entry & paging::NX;
-        if is_leaf(shift, entry) {
-            let inside = (1 << shift) - 1;
-            return Some(Translation {
-                gpa: entry & paging::ADDRESS & !inside | gva & inside,
-                page_bits: shift,
-                writable: rights & paging::RW != 0,
-                user: rights & paging::US != 0,
-                executable: no_execute == 0,
-                global: entry & paging::G != 0,
-                dirty: entry & paging::D != 0,
-            });
+        Some(self)
+    }
+
+    fn translation(self, gva: u64) -> Translation {
+        let inside = (1 << self.shift) - 1;
+        Translation {
+            gpa: self.entry & paging::ADDRESS & !inside | gva & inside,
+            page_bits: self.shift,
+            writable: self.rights & paging::RW != 0,
+            user: self.rights & paging::US != 0,
+            executable: self.no_execute == 0,
+            global: self.entry & paging::G != 0,
+            dirty: self.entry & paging::D != 0,
         }
     }
-    None
 }
 
 /// There is a table of small pages for a GVA, or a large page.
