@@ -36,6 +36,8 @@ use crate::{
 /// How long a device may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(2);
 const GLANCE: Duration = Duration::from_millis(2);
+/// How long it may take to answer: it may have a flush to finish first, on a disk that others keep busy.
+const ANSWER: Duration = Duration::from_secs(60);
 
 /// A device to serve.
 #[derive(Debug, Args)]
@@ -183,7 +185,7 @@ fn start(words: &[String]) -> Result<Started, Error> {
     if let Some(said) = said {
         BufReader::new(said).read_line(&mut line)?;
     }
-    Ok(Started { socket, identity: introduced(&line)?, process })
+    Ok(Started { socket, identity: introduced(&line)?, patience: ANSWER, process })
 }
 
 /// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.

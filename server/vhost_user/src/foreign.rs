@@ -8,6 +8,7 @@
 //! give back what it has when the driver resets the device: one that is later counts as gone, since it could write into what comes next.
 
 use std::{
+    fmt::Display,
     io,
     net::Shutdown,
     os::{
@@ -18,7 +19,6 @@ use std::{
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
-        mpsc::{RecvTimeoutError, channel},
     },
     thread,
     time::{Duration, Instant},
@@ -41,6 +41,7 @@ use vmm_sys_util::{
 use crate::{
     Error,
     link::{Bells, region, serve_ring},
+    patience::within,
     shadow::{SIZE, Shadow},
 };
 
@@ -124,8 +125,9 @@ impl Foreign {
             problem(format!("no server can be reached ({error}); start it before the machine"))
         })?;
         let mut frontend = Frontend::from_stream(socket.try_clone()?, nature.queues.len() as u64);
-        let greeted = within(&socket, || greet(&mut frontend, &nature));
-        let (offered, config) = greeted.map_err(problem)?;
+        let greeted = within(&socket, PATIENCE, || greet(&mut frontend, &nature));
+        let (offered, config) =
+            greeted.unwrap_or_else(|| Err(stranger(late()))).map_err(problem)?;
         let memory = Shadow::memory(nature.queues.len()).map_err(io::Error::other)?;
         let lines = (0..nature.queues.len()).map(|index| Line::new(&memory, index));
         let lines = lines.collect::<io::Result<Vec<_>>>()?;
@@ -162,7 +164,8 @@ impl Foreign {
         let told = self.socket.try_clone();
         let told = told
             .map_err(|error| error.to_string())
-            .and_then(|socket| within(&socket, || what(self)).map_err(|error| error.to_string()));
+            .and_then(|socket| within(&socket, PATIENCE, || what(self)).ok_or_else(late))
+            .and_then(|told| told.map_err(|error| error.to_string()));
         if let Err(problem) = told {
             self.give_up(&problem);
         }
@@ -319,27 +322,18 @@ impl VirtioDevice for Foreign {
     }
 }
 
-/// Does something with the server, which is hung up on if it takes too long: the library would wait for ever.
-fn within<T>(socket: &UnixStream, what: impl FnOnce() -> T) -> T {
-    let (done, waiting) = channel::<()>();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            if waiting.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                // One that has hung up needs no hanging up.
-                let _ = socket.shutdown(Shutdown::Both);
-            }
-        });
-        let outcome = what();
-        drop(done);
-        outcome
-    })
+fn late() -> String {
+    format!("it has not answered for {} s", PATIENCE.as_secs())
+}
+
+fn stranger(problem: impl Display) -> String {
+    format!("it does not answer as a vhost-user server ({problem})")
 }
 
 /// The first words: what the server offers, and the configuration structure; or what is wrong with it.
 fn greet(frontend: &mut Frontend, nature: &Nature) -> Result<(u64, Vec<u8>), String> {
-    let mute = |error: vhost::Error| format!("it does not answer as a vhost-user server ({error})");
-    frontend.set_owner().map_err(mute)?;
-    let offered = frontend.get_features().map_err(mute)?;
+    frontend.set_owner().map_err(stranger)?;
+    let offered = frontend.get_features().map_err(stranger)?;
     let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
     if offered & VERSION_1 == 0 || offered & protocol == 0 {
         return Err(format!("it lacks virtio 1.0 or protocol features (it has {offered:#x})"));
@@ -351,9 +345,9 @@ fn greet(frontend: &mut Frontend, nature: &Nature) -> Result<(u64, Vec<u8>), Str
             "it offers what no {name} has ({unknown:#x}); it serves another device"
         ));
     }
-    let has = frontend.get_protocol_features().map_err(mute)?;
+    let has = frontend.get_protocol_features().map_err(stranger)?;
     let wanted = has & VhostUserProtocolFeatures::CONFIG;
-    frontend.set_protocol_features(wanted).map_err(mute)?;
+    frontend.set_protocol_features(wanted).map_err(stranger)?;
     let len = match &nature.config {
         Config::Known(config) => return Ok((offered, config.clone())),
         Config::Asked(len) => *len,
