@@ -120,7 +120,7 @@ fn body(arguments: &DeviceArguments) -> Result<Body, Failure> {
             let folder = Folder { path: folder.clone(), readonly: *readonly };
             share_body(tag, folder)
         }
-        Kind::Net { mac, net } => net_body(mac, net),
+        Kind::Net { mac, net } => net_body(net::parse_mac(mac).map_err(Failure::usage)?, net),
     }
 }
 
@@ -143,8 +143,8 @@ pub fn share_body(tag: &str, mut folder: Folder) -> Result<Body, Failure> {
     Ok(Body { device: Box::new(device), bell: None, served })
 }
 
-fn net_body(mac: &str, net: &NetArgument) -> Result<Body, Failure> {
-    let mac = net::parse_mac(mac).map_err(Failure::usage)?;
+/// Starts a network.
+pub fn net_body(mac: [u8; 6], net: &NetArgument) -> Result<Body, Failure> {
     let (device, connect) = net.body(mac)?;
     let bell = Bell::new(NET_RECEIVE).map_err(|error| Failure::host(error.to_string()))?;
     connect(Box::new(bell.ringer()));

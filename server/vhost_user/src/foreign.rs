@@ -1,4 +1,4 @@
-//! A device that another program serves, at a socket: qemu-storage-daemon, virtiofsd and the like.
+//! A device that another program serves, at a socket: qemu-storage-daemon, virtiofsd, passt and the like.
 //!
 //! Such a server differs from ours in three things. It does not say which code it has written over, it gives requests back in any order, and nobody
 //! can start another in its place. So we stand between: requests are taken from the guest's queue and offered in one of ours
@@ -68,10 +68,14 @@ pub struct Nature {
     pub known: u64,
     /// Those of them that the guest may have.
     pub passed: u64,
+    /// What the guest may have besides, and the server hears nothing of.
+    pub ours: u64,
     /// The configuration structure.
     pub config: Config,
     /// All of an answer counts, however many bytes the server says it has written.
     pub whole_answers: bool,
+    /// The queue whose requests wait for what may never come: the server is not asked to give them back, nor are they refused.
+    pub patient: Option<usize>,
     /// Refuses a request; returns the bytes written.
     pub refuse: fn(&Chain, &DmaMemory) -> Result<u32, RingError>,
 }
@@ -119,11 +123,20 @@ impl Foreign {
     /// # Errors
     /// Nobody listens there, or whoever does is no server of such a device.
     pub fn connect(path: &Path, nature: Nature) -> Result<Self, Error> {
-        let problem =
-            |problem: String| Error::Refused(format!("vhost-user:{}: {problem}", path.display()));
+        let name = format!("vhost-user:{}", path.display());
         let socket = UnixStream::connect(path).map_err(|error| {
-            problem(format!("no server can be reached ({error}); start it before the machine"))
+            let why = format!("no server can be reached ({error}); start it before the machine");
+            Error::Refused(format!("{name}: {why}"))
         })?;
+        Self::at(socket, &name, nature)
+    }
+
+    /// The device of the server at the other end, which errors call `name`.
+    ///
+    /// # Errors
+    /// It is no server of such a device.
+    pub fn at(socket: UnixStream, name: &str, nature: Nature) -> Result<Self, Error> {
+        let problem = |problem: String| Error::Refused(format!("{name}: {problem}"));
         let mut frontend = Frontend::from_stream(socket.try_clone()?, nature.queues.len() as u64);
         let greeted = within(&socket, PATIENCE, || greet(&mut frontend, &nature));
         let (offered, config) =
@@ -142,6 +155,19 @@ impl Foreign {
         let shared = Arc::clone(&self.shared);
         // It is connected once.
         move |doorbell| drop(shared.doorbell.set(doorbell))
+    }
+
+    /// A function that hangs up, once nobody asks the server for anything any more.
+    ///
+    /// # Errors
+    /// The host gives no descriptor.
+    pub fn releaser(&self) -> io::Result<impl FnOnce() + Send + use<>> {
+        let (socket, shared) = (self.socket.try_clone()?, Arc::clone(&self.shared));
+        Ok(move || {
+            shared.gone.store(true, Ordering::Release);
+            // One that has hung up needs no hanging up.
+            let _ = socket.shutdown(Shutdown::Both);
+        })
     }
 
     fn is_gone(&self) -> bool {
@@ -209,19 +235,21 @@ impl Foreign {
         Ok(())
     }
 
+    /// Together, since a frame's buffers are told of together.
     fn give_back(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
-        loop {
-            let shadow = &mut self.lines[index].shadow;
+        let shadow = &mut self.lines[index].shadow;
+        let mut done = Vec::new();
+        for _ in 0..shadow.waiting()? {
             match shadow.take(queue.memory(), self.nature.whole_answers) {
-                Ok(None) => return Ok(()),
-                Ok(Some((chain, written))) => queue.complete(chain, written)?,
+                Ok(taken) => done.extend(taken),
                 Err(RingError::Elsewhere) => {
                     self.give_up("it gave a request back that it did not have");
-                    return Ok(());
+                    break;
                 }
                 Err(error) => return Err(error),
             }
         }
+        queue.complete_together(done)
     }
 
     fn refuse(&self, chain: Chain, queue: &mut Queue) -> Result<(), RingError> {
@@ -230,6 +258,9 @@ impl Foreign {
     }
 
     fn refuse_all(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
+        if self.nature.patient == Some(index) {
+            return Ok(());
+        }
         for chain in self.lines[index].shadow.take_all() {
             self.refuse(chain, queue)?;
         }
@@ -244,7 +275,9 @@ impl Foreign {
         if !std::mem::take(&mut self.lines[index].running) {
             return;
         }
-        self.drain(index);
+        if self.nature.patient != Some(index) {
+            self.drain(index);
+        }
         self.tell(|foreign| foreign.frontend.get_vring_base(index).map(drop));
     }
 
@@ -280,7 +313,7 @@ impl VirtioDevice for Foreign {
     }
 
     fn features(&self) -> u64 {
-        self.offered & self.nature.passed
+        self.offered & self.nature.passed | self.nature.ours
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -399,7 +432,9 @@ fn pass_on(epoll: &Epoll, calls: &[EventFd], shared: &Shared) -> io::Result<()> 
         for event in events.iter().take(count) {
             let index = event.data() as usize;
             let Some(call) = calls.get(index) else {
-                tracing::error!("another program's server has hung up");
+                if !shared.gone.load(Ordering::Acquire) {
+                    tracing::error!("another program's server has hung up");
+                }
                 return Ok(());
             };
             // How often it called does not matter.

@@ -26,6 +26,7 @@
 //! regions; `foreign` says what takes their place.
 
 mod back;
+mod early;
 mod foreign;
 mod front;
 pub mod jail;
