@@ -110,7 +110,7 @@ pub enum Command {
     },
     /// Print the manual page: ring3 man | man -l -
     Man,
-    /// Serve a disk or a folder to another program's machine, such as QEMU's, by vhost-user
+    /// Serve a disk, a folder or a network to another program's machine, such as QEMU's, by vhost-user
     Serve(ServeArguments),
     /// Serve a device for a machine; ring3 itself starts it
     #[command(hide = true)]
@@ -169,14 +169,15 @@ pub struct RunArguments {
     pub disk: Vec<DiskChoice>,
     /// Network interface; can be repeated
     ///
-    /// user is a network of its own, without privileges; passt is that of the program passt; socket leads to
-    /// the other machine that is given the same path; tap is a device of this host. With user, the guest gets an address by DHCP and reaches what this host reaches; the host itself is
+    /// user is a network of its own, without privileges; passt is that of the program passt (of 2025 or later); socket leads to
+    /// the other machine that is given the same path; tap is a device of this host; vhost-user:SOCKET is what
+    /// another program serves there. With user, the guest gets an address by DHCP and reaches what this host reaches; the host itself is
     /// 10.0.2.2. Each hostfwd makes a port of this host lead to one of the guest's; restrict
     /// keeps the guest from the host's own services (its loopback).
     #[arg(
         long,
         value_name = "user[,hostfwd=tcp:ADDRESS:PORT-:PORT][,dns=ADDRESS][,restrict]|\
-                      passt[,hostfwd=...]|socket,path=FILE|tap,ifname=NAME"
+                      passt[,hostfwd=...]|socket,path=FILE|tap,ifname=NAME|vhost-user:SOCKET"
     )]
     pub net: Vec<NetArgument>,
     /// Folder of this host for the guest, which mounts it by its tag; can be repeated

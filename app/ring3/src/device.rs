@@ -36,6 +36,8 @@ use crate::{
 /// How long a device may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(2);
 const GLANCE: Duration = Duration::from_millis(2);
+/// How long it may take to answer: it may have a flush to finish first, on a disk that others keep busy.
+const ANSWER: Duration = Duration::from_secs(60);
 
 /// A device to serve.
 #[derive(Debug, Args)]
@@ -118,7 +120,7 @@ fn body(arguments: &DeviceArguments) -> Result<Body, Failure> {
             let folder = Folder { path: folder.clone(), readonly: *readonly };
             share_body(tag, folder)
         }
-        Kind::Net { mac, net } => net_body(mac, net),
+        Kind::Net { mac, net } => net_body(net::parse_mac(mac).map_err(Failure::usage)?, net),
     }
 }
 
@@ -141,8 +143,8 @@ pub fn share_body(tag: &str, mut folder: Folder) -> Result<Body, Failure> {
     Ok(Body { device: Box::new(device), bell: None, served })
 }
 
-fn net_body(mac: &str, net: &NetArgument) -> Result<Body, Failure> {
-    let mac = net::parse_mac(mac).map_err(Failure::usage)?;
+/// Starts a network.
+pub fn net_body(mac: [u8; 6], net: &NetArgument) -> Result<Body, Failure> {
     let (device, connect) = net.body(mac)?;
     let bell = Bell::new(NET_RECEIVE).map_err(|error| Failure::host(error.to_string()))?;
     connect(Box::new(bell.ringer()));
@@ -183,7 +185,7 @@ fn start(words: &[String]) -> Result<Started, Error> {
     if let Some(said) = said {
         BufReader::new(said).read_line(&mut line)?;
     }
-    Ok(Started { socket, identity: introduced(&line)?, process })
+    Ok(Started { socket, identity: introduced(&line)?, patience: ANSWER, process })
 }
 
 /// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.

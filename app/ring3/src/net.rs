@@ -12,7 +12,7 @@ use virtio::{NET_RECEIVE, Net};
 use vmm::Attachment;
 use wires::Wire;
 
-use crate::{cli::DevicesChoice, device, failure::Failure};
+use crate::{cli::DevicesChoice, device, failure::Failure, foreign};
 
 /// A network interface.
 #[derive(Clone, Debug)]
@@ -37,6 +37,8 @@ enum Kind {
     Socket { path: PathBuf },
     /// A device of the host.
     Tap { name: String },
+    /// What another program serves.
+    Foreign { socket: PathBuf },
 }
 
 impl FromStr for NetArgument {
@@ -53,6 +55,9 @@ impl FromStr for NetArgument {
 
 impl Kind {
     fn named(name: &str) -> Result<Self, String> {
+        if let Some(socket) = name.strip_prefix(foreign::PREFIX) {
+            return Ok(Self::Foreign { socket: socket.into() });
+        }
         match name {
             "user" => {
                 let (forwards, name_server) = Default::default();
@@ -61,7 +66,9 @@ impl Kind {
             "passt" => Ok(Self::Passt { forwards: Vec::new() }),
             "socket" => Ok(Self::Socket { path: PathBuf::new() }),
             "tap" => Ok(Self::Tap { name: String::new() }),
-            _ => Err(format!("unknown network `{name}`; there are user, passt, socket and tap")),
+            _ => Err(format!(
+                "unknown network `{name}`; there are user, passt, socket, tap and vhost-user:SOCKET"
+            )),
         }
     }
 
@@ -71,6 +78,7 @@ impl Kind {
             Self::Passt { .. } => "hostfwd=, mac=",
             Self::Socket { .. } => "path=, mac=",
             Self::Tap { .. } => "ifname=, mac=",
+            Self::Foreign { .. } => "mac=",
         }
     }
 
@@ -81,6 +89,9 @@ impl Kind {
             }
             Self::Tap { name } if name.is_empty() => {
                 Err("ifname= is missing: tap,ifname=NAME".to_owned())
+            }
+            Self::Foreign { socket } if socket.as_os_str().is_empty() => {
+                Err("give a socket: vhost-user:SOCKET".to_owned())
             }
             _ => Ok(()),
         }
@@ -115,15 +126,19 @@ impl NetArgument {
 
     fn attach(&self, index: usize, devices: DevicesChoice) -> Result<Attachment, Failure> {
         let mac = self.mac.unwrap_or_else(|| self.own_mac(index as u8));
-        match devices {
-            DevicesChoice::Inline => {
-                let (net, connect) = self.body(mac)?;
-                Ok(Attachment::new(Box::new(net), |doorbell| {
-                    connect(Box::new(move || doorbell.ring(NET_RECEIVE)));
-                }))
-            }
-            DevicesChoice::Processes => self.in_a_process(mac),
+        match (&self.kind, devices) {
+            (Kind::Foreign { socket }, _) => foreign::net(socket, mac),
+            (Kind::Passt { forwards }, _) => foreign::passt(forwards, mac),
+            (_, DevicesChoice::Inline) => self.inline(mac),
+            (_, DevicesChoice::Processes) => self.in_a_process(mac),
         }
+    }
+
+    fn inline(&self, mac: [u8; 6]) -> Result<Attachment, Failure> {
+        let (net, connect) = self.body(mac)?;
+        Ok(Attachment::new(Box::new(net), |doorbell| {
+            connect(Box::new(move || doorbell.ring(NET_RECEIVE)));
+        }))
     }
 
     fn in_a_process(&self, mac: [u8; 6]) -> Result<Attachment, Failure> {
@@ -152,17 +167,19 @@ impl NetArgument {
                 let connect = Box::new(cable.ringer());
                 Ok((Net::new(Box::new(cable), mac), connect))
             }
-            Kind::Passt { forwards } => wire(wires::passt(forwards), mac),
             Kind::Socket { path } => wire(wires::socket(path), mac),
             Kind::Tap { name } => wire(wires::tap(name), mac),
+            Kind::Passt { .. } | Kind::Foreign { .. } => Err(Failure::usage(
+                "passt and vhost-user:SOCKET are served by another program already: give user, socket or tap",
+            )),
         }
     }
 
     /// An address for who gave none. Networks of one guest may all have the same; others need one of their own.
-    fn own_mac(&self, index: u8) -> [u8; 6] {
+    pub fn own_mac(&self, index: u8) -> [u8; 6] {
         match &self.kind {
             Kind::User { .. } | Kind::Passt { .. } => [0x52, 0x54, 0x00, 0x12, 0x34, 0x56 + index],
-            Kind::Socket { .. } | Kind::Tap { .. } => {
+            Kind::Socket { .. } | Kind::Tap { .. } | Kind::Foreign { .. } => {
                 let [a, b, c, d] = std::process::id().to_be_bytes();
                 [0x52, 0x54 ^ index, a, b, c, d]
             }
@@ -227,6 +244,9 @@ mod tests {
         let socket = parse("socket,path=/run/cable").kind;
         assert!(matches!(socket, Kind::Socket { path } if path.to_str() == Some("/run/cable")));
         assert!(matches!(parse("tap,ifname=tap0").kind, Kind::Tap { name } if name == "tap0"));
+        let foreign = parse("vhost-user:/run/a:b.sock,mac=02:00:00:00:00:01").kind;
+        let expected = PathBuf::from("/run/a:b.sock");
+        assert!(matches!(foreign, Kind::Foreign { socket } if socket == expected));
     }
 
     #[test]
@@ -237,6 +257,8 @@ mod tests {
             ("socket", "path= is missing"),
             ("socket,path=x,hostfwd=tcp::1-:1", "there are path="),
             ("passt,restrict", "there are hostfwd="),
+            ("vhost-user:", "give a socket"),
+            ("vhost-user:x,restrict", "there are mac="),
             ("", "unknown network"),
             ("user,fast", "unknown option `fast`"),
             ("user,hostfwd=80", "not a forward"),

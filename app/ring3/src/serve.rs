@@ -12,9 +12,10 @@ use std::{
 use clap::{Args, Subcommand};
 
 use crate::{
-    device::{disk_body, share_body},
+    device::{disk_body, net_body, share_body},
     disk::DiskArgument,
     failure::Failure,
+    net::NetArgument,
     share::{self, ShareArgument},
 };
 
@@ -30,6 +31,11 @@ Examples:
     ring3 serve share src:work --socket /tmp/src.sock &
     qemu-system-x86_64 ... -chardev socket,id=src,path=/tmp/src.sock \\
         -device vhost-user-fs-pci,chardev=src,tag=work
+
+  A network for QEMU, which names its interface's address:
+    ring3 serve net user,hostfwd=tcp:127.0.0.1:2222-:22 --socket /tmp/net.sock &
+    qemu-system-x86_64 ... -chardev socket,id=net,path=/tmp/net.sock \\
+        -netdev vhost-user,id=user,chardev=net -device virtio-net-pci,netdev=user
 ";
 
 /// A device to serve to another program.
@@ -53,6 +59,15 @@ enum Kind {
         #[arg(long, value_name = "FILE")]
         socket: PathBuf,
     },
+    /// Serve a network interface
+    #[command(after_help = EXAMPLES)]
+    Net {
+        /// As `ring3 run --net` has it
+        net: NetArgument,
+        /// Where to listen
+        #[arg(long, value_name = "FILE")]
+        socket: PathBuf,
+    },
     /// Serve a folder
     #[command(after_help = EXAMPLES)]
     Share {
@@ -68,6 +83,7 @@ enum Kind {
 pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
     let (body, monitor) = match &arguments.kind {
         Kind::Disk { disk, socket } => (disk_body(0, disk)?, accept(socket)?),
+        Kind::Net { net, socket } => (net_body(net.own_mac(0), net)?, accept(socket)?),
         Kind::Share { share: ShareArgument { folder, tag }, socket } => {
             folder.find().map_err(share::refused)?;
             // Afterwards there is nothing but the folder, the socket's name included.

@@ -84,6 +84,15 @@ impl Net {
         Self::new(Box::new(CutCable { mtu }), mac)
     }
 
+    /// The configuration structure of an interface with this address, whose network carries packets of `mtu` bytes.
+    pub fn config_of(mac: [u8; 6], mtu: u16) -> Vec<u8> {
+        let mut config = mac.to_vec();
+        config.extend_from_slice(&(spec::VIRTIO_NET_S_LINK_UP as u16).to_le_bytes());
+        config.extend_from_slice(&1_u16.to_le_bytes()); // queue pairs
+        config.extend_from_slice(&mtu.to_le_bytes());
+        config
+    }
+
     fn longest_frame(&self) -> usize {
         usize::from(self.backend.mtu()) + ETHERNET + VLAN_TAG
     }
@@ -218,11 +227,7 @@ impl VirtioDevice for Net {
     }
 
     fn config(&self) -> Vec<u8> {
-        let mut config = self.mac.to_vec();
-        config.extend_from_slice(&(spec::VIRTIO_NET_S_LINK_UP as u16).to_le_bytes());
-        config.extend_from_slice(&1_u16.to_le_bytes()); // queue pairs
-        config.extend_from_slice(&self.backend.mtu().to_le_bytes());
-        config
+        Self::config_of(self.mac, self.backend.mtu())
     }
 
     fn negotiated(&mut self, features: u64) {

@@ -33,7 +33,7 @@ use vhost::vhost_user::{
 };
 use virtio::{Interrupt, Queue, RingError, Shape, VirtioDevice};
 
-use crate::{MARKS, NOTES};
+use crate::{MARKS, NOTES, early::Enabling};
 
 /// VIRTIO_F_VERSION_1, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC.
 const RING_FEATURES: u64 = 1 << 32 | EVENT_IDX | 1 << 28;
@@ -82,11 +82,15 @@ pub fn serve(
             lock(&server).run(index);
         }
         if asked {
-            match handler.handle_request() {
-                Ok(()) => {}
-                Err(Refusal::Disconnected) => return Ok(()),
-                Err(Refusal::SocketBroken(_) | Refusal::PartialMessage) => return Ok(()),
-                Err(error) => return Err(io::Error::other(error.to_string())),
+            let enabling = Enabling::peek(&socket);
+            match (handler.handle_request(), enabling) {
+                (Ok(()), _) => {}
+                (Err(Refusal::Disconnected), _) => return Ok(()),
+                (Err(Refusal::SocketBroken(_) | Refusal::PartialMessage), _) => return Ok(()),
+                (Err(Refusal::InactiveFeature(_)), Some(early)) => {
+                    lock(&server).enable_early(early, &socket)?;
+                }
+                (Err(error), _) => return Err(io::Error::other(error.to_string())),
             }
         }
     }
@@ -211,6 +215,11 @@ impl Server {
             Err(error) => self.fail(index, &error.to_string()),
         }
         Ok(())
+    }
+
+    fn enable_early(&mut self, early: Enabling, socket: &UnixStream) -> io::Result<()> {
+        let done = self.set_vring_enable(early.queue, early.enable).is_ok();
+        early.answer(socket, done)
     }
 
     /// Serves a queue as far as that goes.

@@ -1,4 +1,4 @@
-//! A device that another program serves, at a socket: qemu-storage-daemon, virtiofsd and the like.
+//! A device that another program serves, at a socket: qemu-storage-daemon, virtiofsd, passt and the like.
 //!
 //! Such a server differs from ours in three things. It does not say which code it has written over, it gives requests back in any order, and nobody
 //! can start another in its place. So we stand between: requests are taken from the guest's queue and offered in one of ours
@@ -8,6 +8,7 @@
 //! give back what it has when the driver resets the device: one that is later counts as gone, since it could write into what comes next.
 
 use std::{
+    fmt::Display,
     io,
     net::Shutdown,
     os::{
@@ -18,7 +19,6 @@ use std::{
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
-        mpsc::{RecvTimeoutError, channel},
     },
     thread,
     time::{Duration, Instant},
@@ -41,6 +41,7 @@ use vmm_sys_util::{
 use crate::{
     Error,
     link::{Bells, region, serve_ring},
+    patience::within,
     shadow::{SIZE, Shadow},
 };
 
@@ -67,10 +68,14 @@ pub struct Nature {
     pub known: u64,
     /// Those of them that the guest may have.
     pub passed: u64,
+    /// What the guest may have besides, and the server hears nothing of.
+    pub ours: u64,
     /// The configuration structure.
     pub config: Config,
     /// All of an answer counts, however many bytes the server says it has written.
     pub whole_answers: bool,
+    /// The queue whose requests wait for what may never come: the server is not asked to give them back, nor are they refused.
+    pub patient: Option<usize>,
     /// Refuses a request; returns the bytes written.
     pub refuse: fn(&Chain, &DmaMemory) -> Result<u32, RingError>,
 }
@@ -118,14 +123,24 @@ impl Foreign {
     /// # Errors
     /// Nobody listens there, or whoever does is no server of such a device.
     pub fn connect(path: &Path, nature: Nature) -> Result<Self, Error> {
-        let problem =
-            |problem: String| Error::Refused(format!("vhost-user:{}: {problem}", path.display()));
+        let name = format!("vhost-user:{}", path.display());
         let socket = UnixStream::connect(path).map_err(|error| {
-            problem(format!("no server can be reached ({error}); start it before the machine"))
+            let why = format!("no server can be reached ({error}); start it before the machine");
+            Error::Refused(format!("{name}: {why}"))
         })?;
+        Self::at(socket, &name, nature)
+    }
+
+    /// The device of the server at the other end, which errors call `name`.
+    ///
+    /// # Errors
+    /// It is no server of such a device.
+    pub fn at(socket: UnixStream, name: &str, nature: Nature) -> Result<Self, Error> {
+        let problem = |problem: String| Error::Refused(format!("{name}: {problem}"));
         let mut frontend = Frontend::from_stream(socket.try_clone()?, nature.queues.len() as u64);
-        let greeted = within(&socket, || greet(&mut frontend, &nature));
-        let (offered, config) = greeted.map_err(problem)?;
+        let greeted = within(&socket, PATIENCE, || greet(&mut frontend, &nature));
+        let (offered, config) =
+            greeted.unwrap_or_else(|| Err(stranger(late()))).map_err(problem)?;
         let memory = Shadow::memory(nature.queues.len()).map_err(io::Error::other)?;
         let lines = (0..nature.queues.len()).map(|index| Line::new(&memory, index));
         let lines = lines.collect::<io::Result<Vec<_>>>()?;
@@ -140,6 +155,19 @@ impl Foreign {
         let shared = Arc::clone(&self.shared);
         // It is connected once.
         move |doorbell| drop(shared.doorbell.set(doorbell))
+    }
+
+    /// A function that hangs up, once nobody asks the server for anything any more.
+    ///
+    /// # Errors
+    /// The host gives no descriptor.
+    pub fn releaser(&self) -> io::Result<impl FnOnce() + Send + use<>> {
+        let (socket, shared) = (self.socket.try_clone()?, Arc::clone(&self.shared));
+        Ok(move || {
+            shared.gone.store(true, Ordering::Release);
+            // One that has hung up needs no hanging up.
+            let _ = socket.shutdown(Shutdown::Both);
+        })
     }
 
     fn is_gone(&self) -> bool {
@@ -162,7 +190,8 @@ impl Foreign {
         let told = self.socket.try_clone();
         let told = told
             .map_err(|error| error.to_string())
-            .and_then(|socket| within(&socket, || what(self)).map_err(|error| error.to_string()));
+            .and_then(|socket| within(&socket, PATIENCE, || what(self)).ok_or_else(late))
+            .and_then(|told| told.map_err(|error| error.to_string()));
         if let Err(problem) = told {
             self.give_up(&problem);
         }
@@ -206,19 +235,21 @@ impl Foreign {
         Ok(())
     }
 
+    /// Together, since a frame's buffers are told of together.
     fn give_back(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
-        loop {
-            let shadow = &mut self.lines[index].shadow;
+        let shadow = &mut self.lines[index].shadow;
+        let mut done = Vec::new();
+        for _ in 0..shadow.waiting()? {
             match shadow.take(queue.memory(), self.nature.whole_answers) {
-                Ok(None) => return Ok(()),
-                Ok(Some((chain, written))) => queue.complete(chain, written)?,
+                Ok(taken) => done.extend(taken),
                 Err(RingError::Elsewhere) => {
                     self.give_up("it gave a request back that it did not have");
-                    return Ok(());
+                    break;
                 }
                 Err(error) => return Err(error),
             }
         }
+        queue.complete_together(done)
     }
 
     fn refuse(&self, chain: Chain, queue: &mut Queue) -> Result<(), RingError> {
@@ -227,6 +258,9 @@ impl Foreign {
     }
 
     fn refuse_all(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
+        if self.nature.patient == Some(index) {
+            return Ok(());
+        }
         for chain in self.lines[index].shadow.take_all() {
             self.refuse(chain, queue)?;
         }
@@ -241,7 +275,9 @@ impl Foreign {
         if !std::mem::take(&mut self.lines[index].running) {
             return;
         }
-        self.drain(index);
+        if self.nature.patient != Some(index) {
+            self.drain(index);
+        }
         self.tell(|foreign| foreign.frontend.get_vring_base(index).map(drop));
     }
 
@@ -277,7 +313,7 @@ impl VirtioDevice for Foreign {
     }
 
     fn features(&self) -> u64 {
-        self.offered & self.nature.passed
+        self.offered & self.nature.passed | self.nature.ours
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -319,27 +355,18 @@ impl VirtioDevice for Foreign {
     }
 }
 
-/// Does something with the server, which is hung up on if it takes too long: the library would wait for ever.
-fn within<T>(socket: &UnixStream, what: impl FnOnce() -> T) -> T {
-    let (done, waiting) = channel::<()>();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            if waiting.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                // One that has hung up needs no hanging up.
-                let _ = socket.shutdown(Shutdown::Both);
-            }
-        });
-        let outcome = what();
-        drop(done);
-        outcome
-    })
+fn late() -> String {
+    format!("it has not answered for {} s", PATIENCE.as_secs())
+}
+
+fn stranger(problem: impl Display) -> String {
+    format!("it does not answer as a vhost-user server ({problem})")
 }
 
 /// The first words: what the server offers, and the configuration structure; or what is wrong with it.
 fn greet(frontend: &mut Frontend, nature: &Nature) -> Result<(u64, Vec<u8>), String> {
-    let mute = |error: vhost::Error| format!("it does not answer as a vhost-user server ({error})");
-    frontend.set_owner().map_err(mute)?;
-    let offered = frontend.get_features().map_err(mute)?;
+    frontend.set_owner().map_err(stranger)?;
+    let offered = frontend.get_features().map_err(stranger)?;
     let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
     if offered & VERSION_1 == 0 || offered & protocol == 0 {
         return Err(format!("it lacks virtio 1.0 or protocol features (it has {offered:#x})"));
@@ -351,9 +378,9 @@ fn greet(frontend: &mut Frontend, nature: &Nature) -> Result<(u64, Vec<u8>), Str
             "it offers what no {name} has ({unknown:#x}); it serves another device"
         ));
     }
-    let has = frontend.get_protocol_features().map_err(mute)?;
+    let has = frontend.get_protocol_features().map_err(stranger)?;
     let wanted = has & VhostUserProtocolFeatures::CONFIG;
-    frontend.set_protocol_features(wanted).map_err(mute)?;
+    frontend.set_protocol_features(wanted).map_err(stranger)?;
     let len = match &nature.config {
         Config::Known(config) => return Ok((offered, config.clone())),
         Config::Asked(len) => *len,
@@ -405,7 +432,9 @@ fn pass_on(epoll: &Epoll, calls: &[EventFd], shared: &Shared) -> io::Result<()> 
         for event in events.iter().take(count) {
             let index = event.data() as usize;
             let Some(call) = calls.get(index) else {
-                tracing::error!("another program's server has hung up");
+                if !shared.gone.load(Ordering::Acquire) {
+                    tracing::error!("another program's server has hung up");
+                }
                 return Ok(());
             };
             // How often it called does not matter.

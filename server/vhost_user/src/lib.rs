@@ -26,10 +26,12 @@
 //! regions; `foreign` says what takes their place.
 
 mod back;
+mod early;
 mod foreign;
 mod front;
 pub mod jail;
 mod link;
+mod patience;
 mod policy;
 pub mod room;
 mod shadow;
@@ -37,6 +39,7 @@ mod shadow;
 use std::{
     io::{self, Write},
     os::unix::net::UnixStream,
+    time::Duration,
 };
 
 pub use back::{Bell, serve};
@@ -63,6 +66,9 @@ pub enum Error {
     /// The two do not understand each other.
     #[error("the process of a device: {0}")]
     Protocol(#[from] vhost::Error),
+    /// It was hung up on.
+    #[error("the process of a device has not answered for {0:?}")]
+    Mute(Duration),
 }
 
 /// What a device is, as its server says before anything else.
@@ -143,6 +149,8 @@ pub struct Started {
     pub socket: UnixStream,
     /// What it serves.
     pub identity: Identity,
+    /// How long it may take to answer, which includes what it does for the guest at that moment.
+    pub patience: Duration,
     /// Ends it when dropped.
     pub process: Box<dyn Process>,
 }

@@ -1,4 +1,7 @@
 //! The monitor's end of the protocol: one server, what it has been told, and the next one, should it end.
+//!
+//! A server that is asked something and mute for too long is ended like one that hung up, since whoever asked holds up the guest. It is ended before
+//! the question fails, so that nobody touches the guest's queues afterwards.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +26,7 @@ use vhost::{
 use virtio::{Interrupt, Shape};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::{Error, Identity, MARKS, NOTES, Started};
+use crate::{Error, Identity, MARKS, NOTES, Started, patience::within};
 
 /// A server that ends this often in [`WHILE`] is given up.
 const MOST_ENDS: usize = 5;
@@ -64,6 +67,8 @@ pub(crate) struct Link {
     frontend: Frontend,
     pub(crate) socket: UnixStream,
     process: Option<Box<dyn Process>>,
+    /// How long it may take to answer.
+    patience: Duration,
     /// It is to end.
     closing: bool,
     pub(crate) identity: Identity,
@@ -83,18 +88,18 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn new(spawn: Spawn) -> Result<Self, Error> {
-        let Started { socket, identity, process } = spawn()?;
+        let Started { socket, identity, patience, process } = spawn()?;
         let rings = identity.queues.iter().map(|_| Ring::new()).collect::<Result<_, _>>()?;
         let (frontend, socket) = connect(socket, &identity)?;
-        let offered = greet(&frontend)?;
-        Ok(Self {
+        let mut link = Self {
             spawn,
             frontend,
             socket,
             process: Some(process),
+            patience,
             closing: false,
             identity,
-            offered,
+            offered: 0,
             features: None,
             written: BTreeMap::new(),
             memory: None,
@@ -102,7 +107,21 @@ impl Link {
             ends: Vec::new(),
             broken: false,
             gone: false,
-        })
+        };
+        link.offered = link.ask(greet)?;
+        Ok(link)
+    }
+
+    /// Asks the server, or tells it something. If it is mute it has ended when this returns.
+    fn ask<T, E>(&mut self, what: impl FnOnce(&mut Frontend) -> Result<T, E>) -> Result<T, Error>
+    where
+        Error: From<E>,
+    {
+        let Some(answer) = within(&self.socket, self.patience, || what(&mut self.frontend)) else {
+            self.process = None;
+            return Err(Error::Mute(self.patience));
+        };
+        Ok(answer?)
     }
 
     /// What is due when a queue's server calls.
@@ -132,7 +151,8 @@ impl Link {
             return Ok(room);
         }
         let flags = VhostUserConfigFlags::empty();
-        let (_, config) = self.frontend.get_config(0, room.len() as u32, flags, &room)?;
+        let (_, config) =
+            self.ask(|server| server.get_config(0, room.len() as u32, flags, &room))?;
         Ok(config)
     }
 
@@ -146,7 +166,7 @@ impl Link {
 
     fn send_config(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
         let flags = VhostUserConfigFlags::WRITABLE;
-        Ok(self.frontend.set_config(offset as u32, flags, data)?)
+        self.ask(|server| server.set_config(offset as u32, flags, data))
     }
 
     pub(crate) fn negotiated(&mut self, features: u64) -> Result<(), Error> {
@@ -155,7 +175,8 @@ impl Link {
             return Ok(());
         }
         let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-        Ok(self.frontend.set_features(features & self.offered | protocol)?)
+        let agreed = features & self.offered | protocol;
+        self.ask(|server| server.set_features(agreed))
     }
 
     pub(crate) fn is_running(&self, index: usize) -> bool {
@@ -180,7 +201,7 @@ impl Link {
         self.send_ring(index)
     }
 
-    fn send_memory(&self, memory: &Ram) -> Result<(), Error> {
+    fn send_memory(&mut self, memory: &Ram) -> Result<(), Error> {
         let mut regions = vec![region(0, memory.low_len(), 0, memory.fd())];
         if memory.high_len() > 0 {
             let (len, offset) = (memory.high_len(), memory.low_len());
@@ -189,15 +210,18 @@ impl Link {
         let pages = memory.len() / ram::PAGE;
         regions.push(region(MARKS, pages, 0, memory.marks_fd()));
         regions.push(region(NOTES, pages, 0, memory.notes_fd()));
-        Ok(self.frontend.set_mem_table(&regions).map(drop)?)
+        self.ask(|server| server.set_mem_table(&regions).map(drop))
     }
 
     fn send_ring(&mut self, index: usize) -> Result<(), Error> {
         let max = self.identity.queues.get(index).copied().unwrap_or_default();
         let Some(ring) = self.rings.get(index) else { return Ok(()) };
         let Some(Running { shape, .. }) = &ring.running else { return Ok(()) };
-        let bells = Bells { kick: &ring.kick, call: &ring.call, error: Some(&ring.error) };
-        Ok(serve_ring(&mut self.frontend, index, max, *shape, ring.base, &bells)?)
+        let (shape, base) = (*shape, ring.base);
+        let (kick, call, error) =
+            (ring.kick.try_clone()?, ring.call.try_clone()?, ring.error.try_clone()?);
+        let bells = Bells { kick: &kick, call: &call, error: Some(&error) };
+        self.ask(|server| serve_ring(server, index, max, shape, base, &bells))
     }
 
     pub(crate) fn kick(&self, index: usize) {
@@ -209,9 +233,18 @@ impl Link {
 
     /// Stops a queue; when this returns nobody touches it.
     pub(crate) fn stop(&mut self, index: usize) -> Result<(), Error> {
-        let Some(ring) = self.rings.get_mut(index) else { return Ok(()) };
-        if ring.running.take().is_some() && !self.gone {
-            ring.base = self.frontend.get_vring_base(index)? as u16;
+        if !self.is_running(index) {
+            return Ok(());
+        }
+        let base = (!self.gone).then(|| self.ask(|server| server.get_vring_base(index)));
+        let (Some(ring), Some(memory)) = (self.rings.get_mut(index), &self.memory) else {
+            return Ok(());
+        };
+        // What has ended cannot say where it was, but what it gave back is known.
+        ring.go_on(memory);
+        ring.running = None;
+        if let Some(base) = base {
+            ring.base = base? as u16;
         }
         Ok(())
     }
@@ -224,15 +257,16 @@ impl Link {
     }
 
     pub(crate) fn reset(&mut self) -> Result<(), Error> {
-        let stopped = (0..self.rings.len()).try_for_each(|index| self.stop(index));
+        // All of them, whatever becomes of one: another server is told of what runs.
+        let stopped: Vec<_> = (0..self.rings.len()).map(|index| self.stop(index)).collect();
         (0..self.rings.len()).for_each(|index| self.forget(index));
         (self.features, self.broken) = (None, false);
         self.written.clear();
         if self.gone {
             return Ok(());
         }
-        stopped?;
-        Ok(self.frontend.reset_device()?)
+        stopped.into_iter().collect::<Result<(), _>>()?;
+        self.ask(|server| server.reset_device())
     }
 
     /// Another server in place of one that has ended, with every queue at its first request that was not given back.
@@ -264,13 +298,13 @@ impl Link {
     fn start_another(&mut self) -> Result<(), Error> {
         // The last one has gone, and its locks with it, before its successor is asked for.
         self.process = None;
-        let Started { socket, identity, process } = (self.spawn)()?;
+        let Started { socket, identity, patience, process } = (self.spawn)()?;
         if identity != self.identity {
             return Err(io::Error::other("what it serves has changed").into());
         }
         (self.frontend, self.socket) = connect(socket, &identity)?;
-        self.process = Some(process);
-        greet(&self.frontend)?;
+        (self.process, self.patience) = (Some(process), patience);
+        self.ask(greet)?;
         self.tell_again()
     }
 
@@ -362,8 +396,7 @@ fn connect(socket: UnixStream, identity: &Identity) -> Result<(Frontend, UnixStr
 }
 
 /// The first words; returns what the server offers.
-fn greet(frontend: &Frontend) -> Result<u64, Error> {
-    let mut frontend = frontend.clone();
+fn greet(frontend: &mut Frontend) -> Result<u64, Error> {
     frontend.set_owner()?;
     let offered = frontend.get_features()?;
     let wanted = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::RESET_DEVICE;

@@ -174,6 +174,11 @@ impl Shadow {
         self.under_way.is_empty()
     }
 
+    /// How many requests the server says it has given back that have not been taken.
+    pub(crate) fn waiting(&self) -> Result<u16, RingError> {
+        Ok(self.load(USED + INDEX)?.wrapping_sub(self.seen))
+    }
+
     /// A request that the server has given back, with its answer where the guest wants it, and how many bytes the server says it has written.
     /// If `whole`, all of the answer is copied whatever it says: a disk's status is behind what may be missing.
     pub(crate) fn take(
@@ -190,7 +195,7 @@ impl Shadow {
 
     /// A request that the server has given back, its answer where the server put it, and how many bytes it says that is.
     pub(crate) fn returned(&mut self) -> Result<Option<(Taken, u32)>, RingError> {
-        if self.load(USED + INDEX)? == self.seen {
+        if self.waiting()? == 0 {
             return Ok(None);
         }
         let at = self.at + USED + ELEMENTS + 8 * u64::from(self.seen % SIZE);

@@ -4,6 +4,7 @@
 mod driver;
 
 use std::{
+    io::{Read, Write},
     net::Shutdown,
     os::unix::net::{UnixListener, UnixStream},
     path::PathBuf,
@@ -23,6 +24,7 @@ const BUFFER: u64 = 0x20_0000;
 const ANSWER: u64 = 0x30_0000;
 const FEATURE: u64 = 1 << 5;
 const HIDDEN: u64 = 1 << 6;
+const OURS: u64 = 1 << 7;
 const REFUSED: u8 = 0xee;
 
 /// What a server does with its requests.
@@ -79,6 +81,8 @@ impl VirtioDevice for Adder {
         vec![1, 2, 3, 4]
     }
     fn negotiated(&mut self, features: u64) {
+        // The driver has reset the device since.
+        self.held.clear();
         self.negotiated.send(features).unwrap();
     }
     fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
@@ -113,6 +117,8 @@ fn nature() -> Nature {
         passed: FEATURE,
         config: Config::Asked(4),
         whole_answers: false,
+        ours: 0,
+        patient: None,
         refuse,
     }
 }
@@ -144,14 +150,19 @@ fn adder(manner: Manner, negotiated: Sender<u64>) -> (tempfile::TempDir, PathBuf
 
 impl Bench {
     fn new(manner: Manner) -> Self {
+        Self::with(manner, nature())
+    }
+
+    fn with(manner: Manner, nature: Nature) -> Self {
         let (sender, negotiated) = channel();
         let (_directory, path) = adder(manner, sender);
-        let foreign = Foreign::connect(&path, nature()).expect("a server");
+        let foreign = Foreign::connect(&path, nature).expect("a server");
         let connect = foreign.connector();
         let mut machine = Machine::new(foreign);
         connect(machine.doorbell.clone());
         machine.enable_msix(3);
-        let rings = machine.start(VERSION_1 | FEATURE);
+        let features = machine.offered() & (FEATURE | OURS);
+        let rings = machine.start(VERSION_1 | features);
         machine.set_common(16, &0_u16.to_le_bytes());
         Self { negotiated, machine, rings, _directory }
     }
@@ -267,6 +278,58 @@ fn after_a_reset_everything_begins_anew() {
         bench.is_served(1, b"after");
     }
     assert_eq!(bench.machine.status() & NEEDS_RESET, 0);
+}
+
+/// Requests that may never be answered, as those for a network's frames.
+#[test]
+fn a_patient_queue_is_not_waited_for() {
+    let mut bench = Bench::with(Manner::Backwards, Nature { patient: Some(1), ..nature() });
+    for _ in 0..3 {
+        bench.asks(1, 0, b"never answered");
+        let start = Instant::now();
+        bench.rings = bench.machine.start(VERSION_1 | FEATURE);
+        assert!(start.elapsed() < Duration::from_secs(4), "a reset waits for the server");
+    }
+    bench.asks(1, 0, b"first");
+    bench.asks(1, 1, b"second");
+    assert_eq!(bench.answered(1, 1), b"tfdpoe");
+    assert_eq!(bench.answered(1, 0), b"gjstu");
+}
+
+#[test]
+fn a_patient_queue_is_silent_when_its_server_has_gone() {
+    let mut bench = Bench::with(Manner::Ends, Nature { patient: Some(1), ..nature() });
+    bench.asks(1, 0, b"never answered");
+    bench.is_refused(0);
+    bench.asks(1, 1, b"nor this");
+    bench.is_refused(0);
+    assert!(bench.rings[1].take_used().is_none(), "something came");
+}
+
+/// As QEMU 11 does.
+#[test]
+fn a_queue_that_is_enabled_before_all_else_is_answered_for() {
+    const ENABLE: u32 = 18;
+    let (_directory, path) = adder(Manner::Sound, channel().0);
+    let mut monitor = UnixStream::connect(&path).unwrap();
+    monitor.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let bytes = |words: [u32; 5]| words.map(u32::to_ne_bytes).concat();
+    let asks = 1 | 1 << 3;
+    for (queue, flags, failed) in [(0, 1, None), (1, asks, Some(0)), (9, asks, Some(1))] {
+        monitor.write_all(&bytes([ENABLE, flags, 8, queue, 1])).unwrap();
+        let Some(failed) = failed else { continue };
+        let mut answer = [0; 20];
+        monitor.read_exact(&mut answer).unwrap();
+        assert_eq!(answer.to_vec(), bytes([ENABLE, 1 | 1 << 2, 8, failed, 0]), "queue {queue}");
+    }
+}
+
+#[test]
+fn features_of_ours_are_no_business_of_the_servers() {
+    let mut bench = Bench::with(Manner::Sound, Nature { ours: OURS, ..nature() });
+    assert_eq!(bench.machine.offered() & 0xff_ffff, FEATURE | OURS);
+    assert_eq!(bench.negotiated.recv().unwrap(), VERSION_1 | FEATURE);
+    bench.is_served(0, b"request");
 }
 
 #[test]

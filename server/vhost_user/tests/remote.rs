@@ -10,7 +10,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -23,6 +23,9 @@ const BUFFER: u64 = 0x20_0000;
 const ANSWER: u64 = 0x20_1000;
 const FEATURE: u64 = 1 << 5;
 const QUEUES: [u16; 2] = [SIZE, SIZE];
+/// How long a server may be mute, and longer than any test that goes well takes.
+const PATIENCE: Duration = Duration::from_secs(2);
+const AGES: Duration = Duration::from_secs(20);
 
 /// What the tests know of all servers there have been.
 #[derive(Default)]
@@ -33,6 +36,9 @@ struct Host {
     doomed: AtomicUsize,
     served: AtomicUsize,
     negotiated: Mutex<Vec<u64>>,
+    /// The next request keeps its server busy until that is ended, or for ages.
+    sticky: AtomicBool,
+    ended: AtomicUsize,
     /// What they answer with is not there yet.
     has_nothing: AtomicBool,
     /// Rings the last of them.
@@ -76,6 +82,10 @@ impl VirtioDevice for Adder {
             return Ok(());
         }
         while let Some(chain) = queue.pop()? {
+            if self.host.sticky.swap(false, Ordering::SeqCst) {
+                self.host.hangs();
+                return Ok(());
+            }
             let less = |doomed: usize| doomed.checked_sub(1);
             if self.host.doomed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
                 self.socket.shutdown(Shutdown::Both).unwrap();
@@ -92,8 +102,26 @@ impl VirtioDevice for Adder {
     }
 }
 
-struct Thread;
+impl Host {
+    fn hangs(&self) {
+        let (before, start) = (self.ended.load(Ordering::SeqCst), Instant::now());
+        while self.ended.load(Ordering::SeqCst) == before && start.elapsed() < AGES {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Stands for a process: dropped, it has ended.
+struct Thread(Arc<Host>, Option<JoinHandle<()>>);
+
 impl Process for Thread {}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::SeqCst);
+        self.1.take().into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
 
 fn spawner(host: &Arc<Host>) -> Spawn {
     let host = Arc::clone(host);
@@ -104,8 +132,9 @@ fn spawner(host: &Arc<Host>) -> Spawn {
             Adder { host: Arc::clone(&host), socket: theirs.try_clone()?, configuration: [7; 4] };
         let (identity, bell) = (Identity::of(&device), Bell::new(1)?);
         *host.ringer.lock().unwrap() = Some(Box::new(bell.ringer()));
-        thread::spawn(move || drop(serve(Box::new(device), Some(bell), theirs)));
-        Ok(Started { socket, identity, process: Box::new(Thread) })
+        let thread = thread::spawn(move || drop(serve(Box::new(device), Some(bell), theirs)));
+        let process = Box::new(Thread(Arc::clone(&host), Some(thread)));
+        Ok(Started { socket, identity, patience: PATIENCE, process })
     })
 }
 
@@ -152,6 +181,17 @@ impl Bench {
         let expected: Vec<_> = data.iter().map(|byte| byte + 1).collect();
         assert_eq!(self.answered(queue), expected);
     }
+}
+
+/// Has the server of queue 0 hang, and resets the device.
+fn hang_and_reset(bench: &mut Bench) {
+    bench.is_served(0, b"before");
+    bench.host.sticky.store(true, Ordering::SeqCst);
+    bench.asks(0, b"during");
+    until(|| (!bench.host.sticky.load(Ordering::SeqCst)).then_some(()));
+    let start = Instant::now();
+    bench.rings = bench.machine.start(VERSION_1 | FEATURE);
+    assert!(start.elapsed() < AGES / 2, "the driver waited for {:?}", start.elapsed());
 }
 
 /// Waits until there is something.
@@ -306,6 +346,42 @@ fn what_the_host_has_for_a_queue_reaches_it() {
     let ring = bench.host.ringer.lock().unwrap().take().expect("a server");
     ring();
     assert_eq!(bench.answered(1), b"evsjoh");
+}
+
+#[test]
+fn a_server_that_hangs_is_replaced_once_it_is_waited_for() {
+    let mut bench = Bench::new();
+    hang_and_reset(&mut bench);
+    bench.is_served(0, b"after");
+    bench.is_served(1, b"after");
+    assert_eq!(bench.host.started.load(Ordering::SeqCst), 2);
+    assert_eq!(bench.machine.status() & NEEDS_RESET, 0);
+}
+
+#[test]
+fn a_server_that_hangs_and_cannot_be_replaced_is_given_up() {
+    let host = Host { irreplaceable: AtomicUsize::new(1), ..Host::default() };
+    let mut bench = Bench::with(host, Some(|_| Box::new(Nothing)));
+    hang_and_reset(&mut bench);
+    bench.asks(0, b"after");
+    assert_eq!(bench.answered(0), b"", "the reserve's");
+    assert_eq!(bench.host.started.load(Ordering::SeqCst), 1);
+}
+
+/// One that is mute from the first.
+#[test]
+fn a_server_that_does_not_greet_is_none() {
+    let device = Nothing;
+    let identity = Identity::of(&device);
+    let others = Mutex::new(Vec::new());
+    let spawn: Spawn = Box::new(move || {
+        let (socket, theirs) = UnixStream::pair()?;
+        others.lock().unwrap().push(theirs);
+        let process = Box::new(Thread(Arc::default(), None));
+        Ok(Started { socket, identity: identity.clone(), patience: PATIENCE, process })
+    });
+    let error = Remote::new(spawn, None).err().expect("mute").to_string();
+    assert_eq!(error, "the process of a device has not answered for 2s");
 }
 
 #[test]

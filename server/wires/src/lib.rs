@@ -1,10 +1,10 @@
-//! Network cables whose other ends are somebody else's: another machine's socket, passt, a tap device of the host.
+//! Networks whose other ends are somebody else's: another machine's socket, a tap device of the host, and passt.
 //!
 //! - `inbox`: frames for the guest, read by a thread, until the device takes them.
-//! - `stream`: frames on a stream socket, each after its length, as QEMU and passt write them.
+//! - `stream`: frames on a stream socket, each after its length, as QEMU writes them.
 //! - `socket`: the stream between two machines that were given the same path.
-//! - `passt`: the stream to a program that turns frames into connections.
 //! - `tap`: a device of the host's kernel.
+//! - `passt`: the start of a program that serves a whole interface.
 //!
 //! Who is at the other end is not trusted more than the guest: lengths are bounded, and what cannot be a
 //! frame ends the connection. A frame that nobody takes is lost, as on any wire.
@@ -20,7 +20,7 @@ use std::{io, path::PathBuf, sync::Arc};
 use virtio::NetBackend;
 
 use inbox::Inbox;
-pub use passt::passt;
+pub use passt::Server as PasstServer;
 pub use socket::{forget, listen, socket};
 pub use tap::tap;
 
@@ -66,7 +66,6 @@ trait Sender: Send {
 pub struct Wire {
     sender: Box<dyn Sender>,
     inbox: Arc<Inbox>,
-    mtu: u16,
 }
 
 impl Wire {
@@ -87,7 +86,7 @@ impl NetBackend for Wire {
     }
 
     fn mtu(&self) -> u16 {
-        self.mtu
+        ETHERNET_MTU
     }
 }
 

@@ -1,83 +1,86 @@
-//! The network of passt, a program that turns frames into the host's connections: IPv6 and all, with
-//! the host's own addresses. It gets one end of a socket pair as its standard input and ends with us.
+//! passt, a program that turns frames into the host's connections: IPv6 and all, with the host's own addresses.
+//!
+//! It serves a network interface by vhost-user, over one end of a socket pair that it gets as its standard input, and ends with us. What
+//! it served before 2025, frames one after the other on a stream, is not spoken here: through such a passt (Debian 12's) what comes in
+//! stops after about 1 MB, with QEMU as well.
 
 use std::{
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    io::ErrorKind,
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt},
+    },
     process::{Child, Command, Stdio},
-    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use usernet::{Forward, MTU, Protocol};
+use usernet::{Forward, Protocol};
 
-use crate::{Error, Sender, Wire, inbox::Inbox, socket::prepared, stream};
+use crate::Error;
 
+/// The program, which is looked for in `PATH`.
+const PROGRAM: &str = "passt";
+const VHOST_USER: &str = "--vhost-user";
 /// Mistakes that passt finds, it finds this soon.
 const STARTUP: Duration = Duration::from_millis(150);
 
-struct Passt {
-    stream: Arc<UnixStream>,
-    process: Child,
-}
+/// A passt that serves a network interface. It is ended when this is dropped.
+pub struct Server(Child);
 
-impl Sender for Passt {
-    fn send(&mut self, frame: &[u8]) {
-        if let Err(error) = stream::send(&self.stream, frame) {
-            tracing::warn!(%error, "passt");
-            stream::hang_up(&self.stream);
+impl Server {
+    /// Starts one that leads these ports of the host to the guest, and returns our end of the protocol.
+    ///
+    /// # Errors
+    /// passt is not installed, too old, or cannot be run. What it does not like about the ports it says instead of answering ([`Server::refusal`]).
+    pub fn start(forwards: &[Forward]) -> Result<(Self, UnixStream), Error> {
+        knows_vhost_user(PROGRAM)?;
+        let (ours, its) = UnixStream::pair()?;
+        let mut command = Command::new(PROGRAM);
+        command.args(["--foreground", "--quiet", "--fd", "0", VHOST_USER]).args(options(forwards));
+        command.stdin(Stdio::from(OwnedFd::from(its))).stdout(Stdio::null());
+        // A terminal's Ctrl-C is for the monitor, whose end is its.
+        command.process_group(0);
+        // The command holds a copy of the other end, which would keep the socket open after its end, and goes now.
+        Ok((Self(command.spawn()?), ours))
+    }
+
+    /// How it ended, if it has or does so at once.
+    pub fn refusal(&mut self) -> Option<Error> {
+        let deadline = Instant::now() + STARTUP;
+        while Instant::now() < deadline {
+            if let Ok(Some(status)) = self.0.try_wait() {
+                let why = format!("it ended at once ({status}); it has said why");
+                return Some(Error::Passt(why));
+            }
+            thread::sleep(Duration::from_millis(10));
         }
+        None
     }
 }
 
-impl Drop for Passt {
+impl Drop for Server {
     fn drop(&mut self) {
-        stream::hang_up(&self.stream);
-        // It ends when the stream does, but need not take its time.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        // One that has ended needs no killing.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
-/// A cable to a passt of its own, which leads these ports of the host to the guest.
-///
-/// # Errors
-/// passt is not installed, or does not like what it is asked for.
-pub fn passt(forwards: &[Forward]) -> Result<Wire, Error> {
-    let (ours, its) = UnixStream::pair()?;
-    let mut command = Command::new("passt");
-    command.args(["--foreground", "--quiet", "--fd", "0"]).args(options(forwards));
-    command.stdin(Stdio::from(OwnedFd::from(its))).stdout(Stdio::null());
-    let mut process = command.spawn().map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            Error::Passt("it is not installed: install the package passt, or use user".to_owned())
+/// Asks it for what it can do by vhost-user, which one that cannot takes for a mistake.
+fn knows_vhost_user(program: &str) -> Result<(), Error> {
+    let mut command = Command::new(program);
+    command.args([VHOST_USER, "--print-capabilities"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let problem = match command.status() {
+        Ok(status) if status.success() => return Ok(()),
+        Ok(_) => "the one that is installed has no vhost-user: one of 2025 or later is needed, such as Debian 13's; or use user".to_owned(),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            "it is not installed: install the package passt, of 2025 or later, or use user".to_owned()
         }
-        _ => Error::Passt(error.to_string()),
-    })?;
-    // It holds a copy of the other end, which would keep the stream open after its end.
-    drop(command);
-    starts(&mut process)?;
-    let (stream, inbox) = (prepared(ours)?, Arc::new(Inbox::default()));
-    let (its, frames) = (Arc::clone(&stream), Arc::clone(&inbox));
-    thread::Builder::new().name("passt".into()).spawn(move || {
-        match stream::receive(&its, &frames) {
-            Ok(()) if !frames.is_closed() => tracing::warn!("passt has ended"),
-            Ok(()) => {}
-            Err(error) => tracing::warn!(%error, "passt"),
-        }
-    })?;
-    Ok(Wire { sender: Box::new(Passt { stream, process }), inbox, mtu: MTU })
-}
-
-fn starts(process: &mut Child) -> Result<(), Error> {
-    let deadline = Instant::now() + STARTUP;
-    while Instant::now() < deadline {
-        if let Some(status) = process.try_wait()? {
-            return Err(Error::Passt(format!("it ended at once ({status}); it has said why")));
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+        Err(error) => error.to_string(),
+    };
+    Err(Error::Passt(problem))
 }
 
 fn options(forwards: &[Forward]) -> Vec<String> {
@@ -94,6 +97,8 @@ fn options(forwards: &[Forward]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
     use super::*;
 
     #[test]
@@ -102,5 +107,26 @@ mod tests {
         let forwards = [forward("tcp:127.0.0.1:8080-:80"), forward("udp::5353-:53")];
         let expected = ["--tcp-ports", "127.0.0.1/8080:80", "--udp-ports", "127.0.0.1/5353:53"];
         assert_eq!(options(&forwards), expected);
+    }
+
+    /// A program that takes these words for what `pattern` says, and any others for a mistake.
+    fn impostor(directory: &tempfile::TempDir, pattern: &str) -> String {
+        let path = directory.path().join("program");
+        let script = format!("#!/bin/sh\ncase \"$*\" in {pattern}) exit 0;; esac\nexit 1\n");
+        fs::write(&path, script).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("allowed");
+        path.display().to_string()
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let said = |program: &str| knows_vhost_user(program).err().map(|error| error.to_string());
+        let old = said(&impostor(&directory, "--socket*")).expect("too old");
+        assert!(old.contains("one of 2025 or later is needed"), "{old}");
+        let absent = said(&directory.path().join("absent").display().to_string());
+        assert!(absent.expect("absent").contains("it is not installed"));
+        let new = impostor(&directory, "'--vhost-user --print-capabilities'");
+        assert_eq!(said(&new), None);
     }
 }

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{ETHERNET_MTU, Error, Sender, Wire, inbox::Inbox, stream};
+use crate::{Error, Sender, Wire, inbox::Inbox, stream};
 
 /// How long the other end may leave a frame unread before the connection is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -66,7 +66,7 @@ pub fn socket(path: &Path) -> Result<Wire, Error> {
     let own = listener.is_some().then(|| path.to_owned());
     let (there, frames) = (Arc::clone(&peer), Arc::clone(&inbox));
     thread::Builder::new().name("cable".into()).spawn(move || serve(listener, &there, &frames))?;
-    Ok(Wire { sender: Box::new(Socket { peer, path: own }), inbox, mtu: ETHERNET_MTU })
+    Ok(Wire { sender: Box::new(Socket { peer, path: own }), inbox })
 }
 
 /// Which end of a cable we are.

@@ -17,7 +17,7 @@ use rustix::{
     ioctl::{Setter, ioctl},
 };
 
-use crate::{ETHERNET_MTU, Error, Sender, Wire, inbox::Inbox};
+use crate::{Error, Sender, Wire, inbox::Inbox};
 
 /// `TUNSETIFF`, `IFF_TAP` and `IFF_NO_PI` of linux/if_tun.h.
 const TUNSETIFF: u32 = 0x4004_54ca;
@@ -61,7 +61,7 @@ pub fn tap(name: &str) -> Result<Wire, Error> {
             }
         }
     })?;
-    Ok(Wire { sender: Box::new(device), inbox, mtu: ETHERNET_MTU })
+    Ok(Wire { sender: Box::new(device), inbox })
 }
 
 fn open(name: &str) -> Result<File, String> {
