@@ -10,7 +10,8 @@ use jit::{
     stubs::Stubs,
 };
 use ram::Ram;
-use std::collections::{HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 use wedge::Pages;
 use x86::paging::{self, Access, Roots};
 use x86_interp::{Flush, GuestRam, Record, System};
@@ -65,14 +66,14 @@ pub struct Code {
     pub cache: Cache,
     layout: Layout,
     /// RAM offset of each page that code was made from, by GVA.
-    pages: HashMap<u64, u64>,
+    pages: FxHashMap<u64, u64>,
 }
 
 impl Code {
     pub fn new(pages: &mut Pages, level: Level) -> Self {
         let layout = layout(level);
         let cache = Cache::new(layout, &mut View(pages, &layout));
-        Self { cache, layout, pages: HashMap::new() }
+        Self { cache, layout, pages: FxHashMap::default() }
     }
 
     /// Drops everything.

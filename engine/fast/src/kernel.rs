@@ -130,10 +130,14 @@ impl Fast {
             if !page_fault || !self.kernel_page_fault(&position)? {
                 self.take_recovered(&position);
                 // Where the window would have the user's half are no host addresses.
-                if signal == SIGSEGV && trap == u64::from(vector::GP) {
+                let apart = signal == SIGSEGV && trap == u64::from(vector::GP);
+                if apart {
                     self.apart.note(&self.cpu.vcpu);
                 }
                 self.interpret();
+                if apart {
+                    self.pass_through();
+                }
                 return Ok(());
             }
             if self.note_interrupt() {

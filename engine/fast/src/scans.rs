@@ -3,14 +3,15 @@
 //! A page that has been written meanwhile does not count: the bytes are kept, and compared.
 
 use crate::scan::{self, Patch};
-use std::{cell::RefCell, collections::HashMap, rc::Rc};
+use rustc_hash::FxHashMap;
+use std::{cell::RefCell, rc::Rc};
 
 /// Pages remembered; programs share most of theirs.
 const MAX_PAGES: usize = 512;
 
 /// What was found, for all spaces.
 #[derive(Clone, Debug, Default)]
-pub struct Scans(Rc<RefCell<HashMap<(u64, bool), Scan>>>);
+pub struct Scans(Rc<RefCell<FxHashMap<(u64, bool), Scan>>>);
 
 #[derive(Debug)]
 struct Scan {

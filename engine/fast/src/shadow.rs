@@ -2,7 +2,8 @@
 //!
 //! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages,
 //! `copies` changed copies of code; `local` knows the kernel's pages that are not global, `near` keeps the table of
-//! patched system calls out of the program's way, `walk` reads the guest's page tables.
+//! patched system calls out of the program's way, `places` where RAM pages are mapped, `walk` reads the guest's page
+//! tables.
 
 mod budget;
 mod compare;
@@ -10,6 +11,7 @@ mod copies;
 mod large;
 mod local;
 mod near;
+mod places;
 mod walk;
 
 use crate::{
@@ -21,8 +23,10 @@ use crate::{
 use frame::{EMPTY, PIECE, PROTECT};
 use local::Locals;
 use near::{Near, SitesTable};
+use places::Places;
 use ram::Ram;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use rustc_hash::FxHashSet;
+use std::collections::BTreeMap;
 use walk::leaf;
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
 use x86::paging::{self, Access, Roots, Translation};
@@ -96,9 +100,9 @@ pub struct Space<W = Wedge> {
     large: BTreeMap<u64, Large>,
     /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
     /// one drops all.
-    parts: HashSet<(u64, u64)>,
+    parts: FxHashSet<(u64, u64)>,
     /// Where RAM pages (by offset) are mapped writable one by one: HVAs.
-    writable: HashMap<u64, Vec<u64>>,
+    writable: Places,
     /// Regions with anything of the user's in them.
     user_regions: Regions,
     /// The kernel's mappings that are not global.
@@ -118,9 +122,9 @@ pub struct Space<W = Wedge> {
     /// There was a flush of everything while nothing ran here.
     stale: bool,
     /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
-    copies: HashMap<u64, Vec<u64>>,
+    copies: Places,
     /// RAM pages (by offset) that memory without content may stand for.
-    empty: HashSet<u64>,
+    empty: FxHashSet<u64>,
 }
 
 impl<W: Process> Space<W> {
@@ -134,8 +138,8 @@ impl<W: Process> Space<W> {
             pages: BTreeMap::new(),
             kernel: BTreeMap::new(),
             large: BTreeMap::new(),
-            parts: HashSet::new(),
-            writable: HashMap::new(),
+            parts: FxHashSet::default(),
+            writable: Places::default(),
             user_regions: Regions::default(),
             local_kernel: Locals::default(),
             user_large: false,
@@ -146,8 +150,8 @@ impl<W: Process> Space<W> {
             near: Near::Unknown,
             table: SitesTable::Open,
             stale: false,
-            copies: HashMap::new(),
-            empty: HashSet::new(),
+            copies: Places::default(),
+            empty: FxHashSet::default(),
         }
     }
 
@@ -209,7 +213,7 @@ impl<W: Process> Space<W> {
             let offset = if empty { offset } else { offset + at };
             self.pages_of(protection).insert(hva + at, (offset, protection));
             if writable {
-                self.writable.entry(offset).or_default().push(hva + at);
+                self.writable.add(offset, hva + at);
             }
         }
     }
@@ -262,10 +266,7 @@ impl<W: Process> Space<W> {
         self.pages.retain(|hva, _| !gone(*hva));
         self.kernel.retain(|hva, _| !gone(*hva));
         for places in [&mut self.writable, &mut self.copies] {
-            places.retain(|_, hvas| {
-                hvas.retain(|hva| !gone(*hva));
-                !hvas.is_empty()
-            });
+            places.retain(|_, hva| !gone(hva));
         }
         for (from, to) in regions::mappable_parts(start, len) {
             self.unmap(from, to - from)?;
@@ -334,7 +335,7 @@ impl<W: Process> Space<W> {
 
     /// The RAM page at this offset may not be written without a fault any more.
     pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
-        let single = self.writable.remove(&offset).unwrap_or_default();
+        let single = self.writable.take(offset);
         for hva in single {
             self.pages.remove(&hva);
             self.kernel.remove(&hva);
@@ -433,7 +434,7 @@ impl<W: Process> Space<W> {
         let execute = found.executable && !place.kernel;
         let hva = place.hva & !(PAGE - 1);
         if writable {
-            self.writable.entry(page.offset).or_default().push(hva);
+            self.writable.add(page.offset, hva);
         }
         self.note(place, found);
         let touched = found.writable || found.dirty;

@@ -66,6 +66,7 @@ fn selectors(vcpu: &Vcpu, f: &mut Frame) {
 pub fn may_cross(vcpu: &Vcpu) -> bool {
     vcpu.efer & efer::SCE != 0
         && vcpu.cr0 & (cr0::TS | cr0::EM) == 0
+        && vcpu.cr4 & cr4::TSD == 0
         && vcpu.dr[7] & BREAKPOINTS == 0
         && vcpu.rflags & flags::IOPL == 0
         && !vcpu.nmi_blocked
@@ -78,10 +79,10 @@ fn walks(vcpu: &Vcpu) -> bool {
 }
 
 /// User code with this state can run on the CPU: what the CPU would show it of its segments is what
-/// the guest has put there.
+/// the guest has put there, and it may read the counter, as it may on the host.
 pub fn runs_directly(vcpu: &Vcpu) -> bool {
     let table = |segment: usize| vcpu.seg[segment].selector & LOCAL == 0;
-    table(seg::CS) && table(seg::SS) && plain_data(vcpu)
+    vcpu.cr4 & cr4::TSD == 0 && table(seg::CS) && table(seg::SS) && plain_data(vcpu)
 }
 
 /// The data segment registers hold what the host lets them hold.

@@ -82,6 +82,17 @@ fn a_jump_to_zero_faults_there() {
     ends_with_a_fault_at(&mut machine(in_program(), User::Direct, &[], &jump), 0);
 }
 
+/// A kernel may keep the time-stamp counter from its programs (PR_SET_TSC).
+#[test]
+fn a_program_that_may_not_read_the_counter_faults() {
+    let mut v = in_program();
+    v.cr4 |= cr4::TSD;
+    for user in [User::Direct, User::Translated, User::Interpreted] {
+        let rdtsc = [0x90, 0x0f, 0x31];
+        ends_with_a_fault_at(&mut machine(v.clone(), user, &[], &rdtsc), PROGRAM.0 + 1);
+    }
+}
+
 /// The kernel's translations are not for programs.
 #[test]
 fn a_program_s_jump_into_the_kernel_faults_there() {
@@ -159,6 +170,26 @@ fn a_step_survives_orders_that_fail() {
     fast.slots.current().and_then(|space| space.wedge.order(unaligned)).expect("the wedge lives");
     fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
     assert_eq!(fast.vcpu().rip, CODE.0 + 1);
+}
+
+/// Stores of a kernel's to a page of its own in the user's half, where each faults, as Linux has them when it clears
+/// the text of a program of BPF.
+#[test]
+fn stores_in_a_space_apart_are_interpreted_in_one_go() {
+    // again: mov [rdi], rax; add rdi, 8; dec ecx; jne again; hlt
+    let fill = [0x48, 0x89, 0x07, 0x48, 0x83, 0xc7, 0x08, 0xff, 0xc9, 0x75, 0xf5, 0xf4];
+    let ram = Ram::new(2 << 20).expect("memory");
+    map(&ram, &[(CODE, G), (DATA, G), (PROGRAM, 0)]);
+    ram.write(CODE.1, &fill);
+    let mut v = in_kernel();
+    (v.gpr[reg::RAX], v.gpr[reg::RDI], v.gpr[reg::RCX]) = (u64::MAX / 5, PROGRAM.0, PAGE / 8);
+    let mut fast = started(ram.clone(), Arc::default(), v, User::Direct);
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
+    let mut read = vec![0; PAGE as usize];
+    ram.read(PROGRAM.1, &mut read);
+    assert!(read.iter().all(|byte| *byte == 0x33), "all of it is filled");
+    let signals = fast.statistics.exits[ExitKind::KernelSignal as usize];
+    assert!(signals <= 2, "{signals} signals");
 }
 
 /// The direct map, in large pages that are one run of RAM.

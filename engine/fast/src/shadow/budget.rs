@@ -30,18 +30,13 @@ impl<W: Process> Space<W> {
     /// Forgets where RAM pages were mapped once.
     fn compact(&mut self) {
         let (pages, user) = (&self.pages, &self.user_regions);
-        let mapped = |hva: &u64, of: u64, rights: u64| {
+        let mapped = |hva: u64, of: u64, rights: u64| {
             let shown =
                 |(offset, protection): &(u64, u64)| *offset == of && protection & rights == rights;
-            !user.has(*hva) || pages.get(hva).is_some_and(shown)
+            !user.has(hva) || pages.get(&hva).is_some_and(shown)
         };
         for (places, rights) in [(&mut self.writable, WRITE), (&mut self.copies, 0)] {
-            places.retain(|offset, hvas| {
-                hvas.sort_unstable();
-                hvas.dedup();
-                hvas.retain(|hva| mapped(hva, *offset, rights));
-                !hvas.is_empty()
-            });
+            places.retain(|offset, hva| mapped(hva, offset, rights));
         }
     }
 }

@@ -82,7 +82,7 @@ impl<W: Process> Space<W> {
         offset: u64,
         patches: &[Patch],
     ) -> Result<(), Error> {
-        self.copies.entry(offset).or_default().push(hva);
+        self.copies.add(offset, hva);
         self.map_one(hva, offset, COPY)?;
         for patch in patches {
             let (address, bytes) = (hva + patch.at as u64, patch.bytes);
@@ -102,7 +102,7 @@ impl<W: Process> Space<W> {
             let gone: Vec<u64> = stand_ins.map(|(hva, _)| *hva).collect();
             self.unmap_pages(&gone)?;
         }
-        for hva in self.copies.remove(&offset).unwrap_or_default() {
+        for hva in self.copies.take(offset) {
             self.pages.remove(&hva);
             self.unmap(hva, PAGE)?;
         }

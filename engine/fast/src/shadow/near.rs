@@ -58,9 +58,7 @@ impl<W: Process> Space<W> {
         match self.near {
             Near::Something if self.table != SitesTable::Closed => {
                 self.table = SitesTable::Closed;
-                let mut copies: Vec<u64> = self.copies.drain().flat_map(|(_, hvas)| hvas).collect();
-                copies.sort_unstable();
-                copies.dedup();
+                let copies = self.copies.take_all();
                 self.unmap_pages(&copies)?;
                 self.order_sites(CLOSE_SITES)
             }

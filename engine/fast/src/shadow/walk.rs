@@ -2,7 +2,7 @@
 
 use super::{EXECUTE, KERNEL_PAGE, LARGE_BITS, RESERVED, WRITE, part};
 use ram::Ram;
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 use x86::paging::{self, Roots, Translation, WalkMemory};
 use x86_interp::GuestRam;
 
@@ -20,7 +20,7 @@ pub(super) fn still_good(
     walker: &mut Walker<'_>,
     hva: u64,
     (offset, protection): (u64, u64),
-    parts: &HashSet<(u64, u64)>,
+    parts: &FxHashSet<(u64, u64)>,
     global: bool,
 ) -> Standing {
     let kernel = protection & KERNEL_PAGE != 0;

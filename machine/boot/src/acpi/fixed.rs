@@ -15,18 +15,19 @@ const NO_C3: u16 = 1001;
 /// Where the century is in the clock's CMOS RAM.
 const CMOS_CENTURY: u8 = 0x32;
 
-/// The table, pointing to the other two. The power-management timer has 24 bits. The machine is in ACPI mode from the start: there is no
+/// The table, pointing to the other two, by the old fields and the extended ones. The power-management timer has 24 bits. The machine is in ACPI mode from the start: there is no
 /// SMI command port to switch it by.
 pub(super) fn table(dsdt: u64, facs: u64) -> FADT {
     let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
         .dsdt_64(dsdt)
-        .firmware_ctrl_32(facs as u32)
+        .firmware_ctrl_64(facs)
         .preferred_pm_profile(PmProfile::Unspecified);
     for flag in [Flags::Wbinvd, Flags::ProcC1, Flags::SlpButton, Flags::FixRtc, Flags::ResetRegSup]
     {
         fadt = fadt.flag(flag);
     }
     fadt.dsdt = (dsdt as u32).into();
+    fadt.firmware_ctrl = (facs as u32).into();
     fadt.sci_int = (SCI_GSI as u16).into();
     fadt.p_lvl2_lat = NO_C2.into();
     fadt.p_lvl3_lat = NO_C3.into();
