@@ -3,6 +3,7 @@
 use engine::Board;
 use frame::{
     BIAS, CACHE, FRAME, KERNEL_START, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN, USER_TABLES,
+    keys,
 };
 use jit::{
     Layout, Level,
@@ -55,6 +56,9 @@ struct View<'a>(&'a mut Pages, &'a Layout);
 impl CodeMemory for View<'_> {
     fn write_code(&mut self, offset: u64, bytes: &[u8]) {
         self.0.write_code(self.1.cache - CACHE as u64 + offset, bytes);
+    }
+    fn is_closed(&self, offset: u64, bytes: &[u8]) -> bool {
+        !wedge::keys() || !opens_keys(self.0, self.1.cache - CACHE as u64 + offset, bytes)
     }
     fn write_table(&mut self, offset: u64, value: u64) {
         self.0.write_table(self.1.table - TABLES as u64 + offset, value);
@@ -262,4 +266,40 @@ pub fn offset(mut ram: &Ram, roots: Roots, gva: u64, access: Access) -> Option<u
     let found = paging::walk(&mut ram, roots, gva, access).ok()?;
     let page = ram.page(found.gpa & !(PAGE - 1))?;
     Some(page.offset + (found.gpa & (PAGE - 1)))
+}
+
+/// These bytes at an offset into the cache, with those beside them, have what opens protection keys.
+fn opens_keys(pages: &Pages, offset: u64, bytes: &[u8]) -> bool {
+    let end = offset + bytes.len() as u64;
+    let before = (offset.saturating_sub(2)..offset).map(|at| pages.code_byte(at));
+    let behind = (end..end + 2).map(|at| pages.code_byte(at));
+    let all: Vec<u8> = before.chain(bytes.iter().copied()).chain(behind).collect();
+    keys::find(&all).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jit::stubs;
+
+    /// What is in front of a block is another's, and what is behind it may be an old one's.
+    #[test]
+    fn keys_are_not_opened_across_blocks() {
+        let mut pages = Pages::new().expect("the host has memory");
+        pages.write_code(0x5002, &[0x0f, 0x01]);
+        assert!(opens_keys(&pages, 0x5004, &[0xef]));
+        assert!(!opens_keys(&pages, 0x5005, &[0xef]));
+        pages.write_code(0x6004, &[0xef]);
+        assert!(opens_keys(&pages, 0x6000, &[0x90, 0x90, 0x0f, 0x01]));
+        assert!(!opens_keys(&pages, 0x6000, &[0x90, 0x90, 0x0f, 0x0f]));
+    }
+
+    /// The routines of both levels have nothing that opens keys.
+    #[test]
+    fn routines_do_not_open_keys() {
+        for level in [Level::Kernel, Level::User] {
+            let routines = stubs::generate(&layout(level));
+            assert_eq!(keys::find(&routines), None);
+        }
+    }
 }

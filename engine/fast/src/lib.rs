@@ -249,11 +249,13 @@ impl Fast {
     fn answer(&mut self, gva: u64, access: Access) -> Result<bool, Error> {
         let roots = Roots::from(&self.cpu.vcpu);
         loop {
-            match self.slots.answer(roots, gva, access)? {
+            let answer = self.slots.answer(roots, gva, access)?;
+            // What was searched and must not be executed has been marked, too.
+            let marked = self.slots.current()?.take_marked();
+            self.protect(marked);
+            match answer {
                 Answer::Mapped => {
                     self.statistics.mapped += 1;
-                    let marked = self.slots.current()?.take_marked();
-                    self.protect(marked);
                     return Ok(true);
                 }
                 Answer::Interpret => return Ok(false),
@@ -368,7 +370,8 @@ impl Engine for Fast {
             ("translations dropped", cache.dropped),
             ("cache clearings", cache.cleared),
         ];
-        let counts = self.statistics.rows().into_iter().chain(own).chain(code);
+        let searches = self.slots.searches();
+        let counts = self.statistics.rows().into_iter().chain(own).chain(code).chain(searches);
         let named = counts.map(|(name, count)| (name.to_owned(), count));
         let compared = self.checker.iter().flat_map(|checker| checker.rows());
         named.chain(compared).chain(self.statistics.call_outs()).collect()

@@ -35,6 +35,8 @@ pub trait Process: Sized {
     fn patched_entry(&self) -> u64;
     /// Its number.
     fn pid(&self) -> i32;
+    /// User code executes copies of pages only, in which it looks for what opens protection keys.
+    fn searches(&self) -> bool;
 }
 
 impl Process for Wedge {
@@ -67,5 +69,8 @@ impl Process for Wedge {
     }
     fn pid(&self) -> i32 {
         self.pid()
+    }
+    fn searches(&self) -> bool {
+        wedge::keys()
     }
 }

@@ -10,7 +10,8 @@
 //! - LAR and LSL answer from the host's descriptor tables, and LSL of Linux's segment for that purpose
 //!   and RDPID give the host's number of the CPU. They become HLT. RDTSCP gives that number, too, but
 //!   clocks are read by it; it stays.
-//! - RDPKRU and WRPKRU, which the guest's CPU does not have, become HLT where the host's has them.
+//! - RDPKRU and WRPKRU, which the guest's CPU does not have, become HLT where the host's has them. What is left of their bytes and
+//!   XRSTOR's, in the middle of others, keeps a page from being executed at all (`shadow/closed.rs`).
 //!
 //! The changes are made in a private copy of the page, which the program's own loads see, too. The bytes looked for also occur
 //! inside other instructions, where decoding tells, and in data among code, where it does not: see

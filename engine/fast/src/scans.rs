@@ -4,14 +4,20 @@
 
 use crate::scan::{self, Patch};
 use rustc_hash::FxHashMap;
-use std::{cell::RefCell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
 
 /// Pages remembered; programs share most of theirs.
 const MAX_PAGES: usize = 512;
 
 /// What was found, for all spaces.
 #[derive(Clone, Debug, Default)]
-pub struct Scans(Rc<RefCell<FxHashMap<(u64, bool), Scan>>>);
+pub struct Scans {
+    known: Rc<RefCell<FxHashMap<(u64, bool), Scan>>>,
+    searches: Rc<Cell<Searches>>,
+}
 
 #[derive(Debug)]
 struct Scan {
@@ -19,11 +25,30 @@ struct Scan {
     patches: Vec<Patch>,
 }
 
+/// What came of the search for what opens protection keys.
+#[derive(Clone, Copy, Debug, Default)]
+struct Searches {
+    mapped: u64,
+    open: u64,
+    refused: u64,
+}
+
+/// How the search of a page ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// It may be executed, as far as the monitor can tell.
+    Closed,
+    /// It has what opens keys, even when it is changed as it must be.
+    Open,
+    /// The wedge has seen what the monitor could not: at a border, or written a moment before.
+    Refused,
+}
+
 impl Scans {
     /// What has to be changed in the page at an offset in RAM, which holds these bytes and which the
     /// program has `written`, or may write.
     pub fn patches(&self, offset: u64, bytes: &[u8], written: bool) -> Vec<Patch> {
-        let mut known = self.0.borrow_mut();
+        let mut known = self.known.borrow_mut();
         if let Some(scan) = known.get(&(offset, written)).filter(|scan| *scan.bytes == *bytes) {
             return scan.patches.clone();
         }
@@ -33,6 +58,27 @@ impl Scans {
         let patches = scan::patches(bytes, written);
         known.insert((offset, written), Scan { bytes: bytes.into(), patches: patches.clone() });
         patches
+    }
+
+    /// Counts a search.
+    pub fn count(&self, search: Search) {
+        let mut searches = self.searches.get();
+        match search {
+            Search::Closed => searches.mapped += 1,
+            Search::Open => searches.open += 1,
+            Search::Refused => searches.refused += 1,
+        }
+        self.searches.set(searches);
+    }
+
+    /// Name and count of each.
+    pub fn searches(&self) -> [(&'static str, u64); 3] {
+        let Searches { mapped, open, refused } = self.searches.get();
+        [
+            ("code pages searched for keys", mapped + open),
+            ("code pages that open keys", open),
+            ("code pages refused by the wedge", refused),
+        ]
     }
 }
 

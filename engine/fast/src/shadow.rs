@@ -1,11 +1,12 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 //!
 //! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages,
-//! `copies` changed copies of code; `local` knows the kernel's pages that are not global, `near` keeps the table of
-//! patched system calls out of the program's way, `places` where RAM pages are mapped, `walk` reads the guest's page
-//! tables.
+//! `copies` changed copies of code, `closed` what may be executed where there are protection keys; `local` knows the
+//! kernel's pages that are not global, `near` keeps the table of patched system calls out of the program's way, `places`
+//! where RAM pages are mapped, `walk` reads the guest's page tables.
 
 mod budget;
+mod closed;
 mod compare;
 mod copies;
 mod large;
@@ -20,7 +21,7 @@ use crate::{
     scans::Scans,
     sites::Sites,
 };
-use frame::{EMPTY, PIECE, PROTECT};
+use frame::{EMPTY, PIECE, PROTECT, REFUSED};
 use local::Locals;
 use near::{Near, SitesTable};
 use places::Places;
@@ -125,6 +126,8 @@ pub struct Space<W = Wedge> {
     copies: Places,
     /// RAM pages (by offset) that memory without content may stand for.
     empty: FxHashSet<u64>,
+    /// Pages that the wedge has refused to have executed since they were last asked for: HVAs.
+    refused: FxHashSet<u64>,
 }
 
 impl<W: Process> Space<W> {
@@ -152,6 +155,7 @@ impl<W: Process> Space<W> {
             stale: false,
             copies: Places::default(),
             empty: FxHashSet::default(),
+            refused: FxHashSet::default(),
         }
     }
 
@@ -175,6 +179,10 @@ impl<W: Process> Space<W> {
     /// Takes note of a mapping that the wedge has made or taken away.
     fn absorb(&mut self, order: &Order) {
         let Order { address: hva, len, offset, protection } = *order;
+        if protection & REFUSED != 0 {
+            self.refuse(hva);
+            return;
+        }
         if protection == 0 {
             self.forget_within(hva, len);
             self.close_pages(hva, len);
@@ -236,6 +244,7 @@ impl<W: Process> Space<W> {
         self.writable.clear();
         self.copies.clear();
         self.empty.clear();
+        self.refused.clear();
         self.pages.clear();
         self.kernel.clear();
         self.user_regions = Regions::default();
@@ -386,6 +395,9 @@ impl<W: Process> Space<W> {
         if kernel && !kernel_regions.has(hva) {
             return Ok(Answer::NeedsRegion(hva));
         }
+        if access.fetch && self.refused.remove(&(hva & !(PAGE - 1))) {
+            return Ok(Answer::Interpret);
+        }
         self.make_room()?;
         self.install(ram, roots, Place { gva, hva, kernel }, &found, access)
     }
@@ -396,7 +408,7 @@ impl<W: Process> Space<W> {
         roots: Roots,
         place: Place,
         found: &Translation,
-        Access { write, .. }: Access,
+        Access { write, fetch, .. }: Access,
     ) -> Result<Answer, Error> {
         // Writes to code go through the interpreter, which has what was made from it dropped.
         let page = ram.page(found.gpa & !(PAGE - 1));
@@ -406,6 +418,9 @@ impl<W: Process> Space<W> {
         let code = found.executable && !place.kernel;
         if found.page_bits >= 21 && !code && self.map_large(ram, roots, place, found)? {
             return Ok(Answer::Mapped);
+        }
+        if fetch && self.wedge.searches() {
+            return self.map_code(ram, roots, place, found);
         }
         if !self.map_page(ram, place, found, write)? {
             return Ok(Answer::Interpret);
@@ -431,7 +446,8 @@ impl<W: Process> Space<W> {
         }
         let written = found.writable && found.dirty && page.writable;
         let writable = written && !ram.is_code(page.offset);
-        let execute = found.executable && !place.kernel;
+        let executable = found.executable && !place.kernel;
+        let execute = executable && !self.wedge.searches();
         let hva = place.hva & !(PAGE - 1);
         if writable {
             self.writable.add(page.offset, hva);
@@ -440,7 +456,7 @@ impl<W: Process> Space<W> {
         let touched = found.writable || found.dirty;
         let patches =
             if execute { self.patches(ram, hva, page.offset, touched) } else { Vec::new() };
-        if !place.kernel && !execute && !found.writable && !ram.is_code(page.offset) {
+        if !place.kernel && !executable && !found.writable && !ram.is_code(page.offset) {
             self.mark_empty(ram, page.offset);
         }
         let rights = protection(place, execute, writable);

@@ -48,14 +48,14 @@ pub type Patches = (Vec<Patch>, Vec<u64>);
 
 impl Sites {
     /// Notes that the system call that ends at `back` is worth patching; makes its stub, which goes on
-    /// at `entry`. False if there is no room.
+    /// at `entry`. False if there is no room, or must be no such stub.
     pub fn add(&self, pages: &mut Pages, back: u64, call: Call, entry: u64) -> bool {
         let mut inner = self.0.borrow_mut();
         let index = inner.indices.len();
-        if index >= MAX_SITES || inner.indices.contains_key(&(back, call)) {
+        let room = index < MAX_SITES && !inner.indices.contains_key(&(back, call));
+        if !room || !pages.make_stub(index, call, back, entry) {
             return false;
         }
-        pages.make_stub(index, call, back, entry);
         pages.note_site(back - 2);
         inner.indices.insert((back, call), index);
         inner.by_address.entry(back).or_default().push(Site { call, index });

@@ -73,6 +73,11 @@ impl<W: Process> Slots<W> {
         Ok(())
     }
 
+    /// What came of the search for what opens protection keys: name and count of each.
+    pub fn searches(&self) -> [(&'static str, u64); 3] {
+        self.scans.searches()
+    }
+
     /// The slots' processes.
     pub fn processes(&self) -> Vec<i32> {
         self.spaces.iter().map(|space| space.wedge.pid()).collect()

@@ -198,6 +198,9 @@ pub const EMPTY: u64 = 1 << 21;
 pub const OPEN_SITES: u64 = 1 << 22;
 /// In [`Order::protection`]: that table is to be closed, nothing else.
 pub const CLOSE_SITES: u64 = 1 << 23;
+/// In [`Order::protection`] of what a wedge says it has done: the page was to be executed, and has bytes that open
+/// protection keys. It is not mapped.
+pub const REFUSED: u64 = 1 << 24;
 
 /// Why translated code exits, in [`Frame::exit_kind`], and why the wedge gives the monitor its turn, in
 /// [`Frame::reason`].
@@ -457,6 +460,8 @@ pub struct Shared {
     pub blob_end: u64,
     /// The protection key of what user code must not touch, zero without keys.
     pub key: u64,
+    /// Not zero: what user code executes are copies of pages, and no bytes of them open protection keys.
+    pub searched: u64,
     /// Bytes of guest RAM, and how many of them lie at GPA 0 and up; the rest begins at 4 GiB.
     pub ram_len: u64,
     /// See `ram_len`.

@@ -7,6 +7,8 @@
 //! without checking it.
 #![no_std]
 
+/// Bytes that let a program load the protection-key register.
+pub mod keys;
 mod layout;
 
 pub use layout::*;

@@ -24,6 +24,9 @@ const GS: u8 = 0x65;
 pub trait CodeMemory {
     /// Writes code at an offset into the cache.
     fn write_code(&mut self, offset: u64, bytes: &[u8]);
+    /// With these bytes there, user code that jumps into the cache finds nothing that opens protection keys, or
+    /// there are none. Immediate operands are the guest's, and a program has a say in some of them: packet filters are compiled.
+    fn is_closed(&self, offset: u64, bytes: &[u8]) -> bool;
     /// Writes a word at an offset into the tables.
     fn write_table(&mut self, offset: u64, value: u64);
 }
@@ -34,7 +37,7 @@ type Key = (u64, bool);
 /// Why a block could not be provided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The first instruction does not lie wholly in the bytes.
+    /// The first instruction does not lie wholly in the bytes, or the code would open protection keys.
     Untranslatable,
     /// No room: call [`Cache::clear`] and try again.
     Full,
@@ -196,6 +199,9 @@ impl Cache {
         if !fits || !self.books.have_room(&block) {
             return Err(Refused::Full);
         }
+        if !memory.is_closed(self.next, &block.code) {
+            return Err(Refused::Untranslatable);
+        }
         memory.write_code(self.next, &block.code);
         self.next = (self.next + block.code.len() as u64).next_multiple_of(16);
         self.counters.translated += 1;
@@ -276,10 +282,20 @@ impl Cache {
         (table + keys as u64, table + values as u64)
     }
 
-    /// Makes the displacement at HVA `site` lead to HVA `to`.
-    fn point(&self, memory: &mut impl CodeMemory, site: u64, to: u64) {
-        let distance = to.wrapping_sub(site + 4) as i32;
-        memory.write_code(site - self.layout.cache, &distance.to_le_bytes());
+    /// Makes the displacement at HVA `site` lead to HVA `to`; false if it must not have such bytes.
+    fn point(&self, memory: &mut impl CodeMemory, site: u64, to: u64) -> bool {
+        let at = site - self.layout.cache;
+        let closed = memory.is_closed(at, &distance(site, to));
+        if closed {
+            memory.write_code(at, &distance(site, to));
+        }
+        closed
+    }
+
+    /// Makes the displacement at HVA `site` lead to HVA `to` again, as when its block was made: that it may have such
+    /// bytes was found then, and what is beside it has not changed.
+    fn point_back(&self, memory: &mut impl CodeMemory, site: u64, to: u64) {
+        memory.write_code(site - self.layout.cache, &distance(site, to));
     }
 
     /// The guest instruction a host PC belongs to.
@@ -343,6 +359,11 @@ impl Cache {
     }
 }
 
+/// The displacement at `site` that leads to `to`, both HVAs.
+fn distance(site: u64, to: u64) -> [u8; 4] {
+    (to.wrapping_sub(site + 4) as i32).to_le_bytes()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -364,6 +385,9 @@ mod tests {
 
     impl CodeMemory for Tables {
         fn write_code(&mut self, _: u64, _: &[u8]) {}
+        fn is_closed(&self, _: u64, bytes: &[u8]) -> bool {
+            frame::keys::find(bytes).is_none()
+        }
         fn write_table(&mut self, offset: u64, value: u64) {
             self.0.insert(offset, value);
         }
@@ -386,5 +410,48 @@ mod tests {
         let left = deep_slots(second)
             .filter(|at| tables.0.get(&((DEEP + at * 16) as u64)) == Some(&second));
         assert_eq!(left.count(), 0);
+    }
+    /// User code can jump into the middle of the block.
+    #[test]
+    fn code_that_would_open_keys_is_not_made() {
+        let mut tables = Tables::default();
+        let mut cache = Cache::new(LAYOUT, &mut tables);
+        let mut add = |code: &[u8]| {
+            cache.add(&mut tables, 0xffff_ffff_8100_0000, code, code.len(), false, [0x1000; 2])
+        };
+        let compare = [0x3d, 0x0f, 0x01, 0xef, 0xc3, 0xf4]; // cmp eax, imm32; hlt
+        assert_eq!(add(&compare), Err(Refused::Untranslatable));
+        add(&[0x3d, 0x0f, 0x01, 0xee, 0xc3, 0xf4]).expect("another number");
+    }
+
+    /// A jump whose displacement would open keys leads out of its block, and is taken back like others.
+    #[test]
+    fn a_jump_that_would_open_keys_is_not_linked() {
+        const FROM: u64 = 0xffff_ffff_8100_0000;
+        let mut memory = Once::default();
+        let mut cache = Cache::new(LAYOUT, &mut memory);
+        let jump = [0xe9, 0xfb, 0x0f, 0, 0]; // to FROM + 1000h
+        let mut add = |memory: &mut Once, guest, code: &[u8], page| {
+            cache.add(memory, guest, code, code.len(), false, [page; 2]).expect("a block");
+            cache.counters.linked
+        };
+        add(&mut memory, FROM, &jump, 0x1000);
+        memory.0 = true;
+        assert_eq!(add(&mut memory, FROM + 0x1000, &[0xf4], 0x2000), 0);
+        cache.drop_page(&mut memory, 0x2000);
+        cache.add(&mut memory, FROM + 0x1000, &[0xf4], 1, false, [0x2000; 2]).expect("a block");
+        assert_eq!(cache.counters.linked, 1);
+    }
+
+    /// Refuses a displacement, once if it is told to.
+    #[derive(Default)]
+    struct Once(bool, std::cell::Cell<bool>);
+
+    impl CodeMemory for Once {
+        fn write_code(&mut self, _: u64, _: &[u8]) {}
+        fn is_closed(&self, _: u64, bytes: &[u8]) -> bool {
+            bytes.len() != 4 || !self.0 || self.1.replace(true)
+        }
+        fn write_table(&mut self, _: u64, _: u64) {}
     }
 }

@@ -40,6 +40,9 @@ impl CodeMemory for Memory {
     fn write_code(&mut self, offset: u64, bytes: &[u8]) {
         self.code.extend(bytes.iter().enumerate().map(|(n, byte)| (offset + n as u64, *byte)));
     }
+    fn is_closed(&self, _: u64, _: &[u8]) -> bool {
+        true
+    }
     fn write_table(&mut self, offset: u64, value: u64) {
         self.tables.insert(offset, value);
     }

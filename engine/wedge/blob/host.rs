@@ -135,6 +135,11 @@ pub fn user_word(address: u64) -> Option<u64> {
     known.then_some(value)
 }
 
+/// Where the bytes of a page that is mapped at an HVA can be read.
+pub fn shown(page: u64) -> u64 {
+    page
+}
+
 /// Writes bytes into a private copy that has just been mapped.
 pub fn poke(address: u64, len: u64, bytes: u64) -> i64 {
     for n in 0..len.min(8) {

@@ -2,7 +2,7 @@
 //!
 //! The same as the monitor does (`fast::shadow`), for the ordinary cases: 4 KiB pages of RAM, and 2 MiB
 //! ones of the user's, that nothing is decoded from. Of what may be executed only the pages in which the
-//! monitor would change nothing ([`text`]). What is mapped is noted for the monitor, which has to take it
+//! monitor would change nothing ([`text`]), and none where protection keys are in use. What is mapped is noted for the monitor, which has to take it
 //! away again when code appears in it.
 
 use crate::{
@@ -61,6 +61,7 @@ pub struct Leaf {
     large: bool,
     writable: bool,
     user: bool,
+    /// It may be mapped to be executed: where pages are searched for what opens keys that is the monitor's to do.
     executable: bool,
     global: bool,
 }
@@ -139,7 +140,7 @@ fn finish(
             large,
             writable: rights & RW != 0 && wanted & D != 0,
             user: rights & US != 0,
-            executable: rights & NX == 0,
+            executable: rights & NX == 0 && s.searched == 0,
             global: value & G != 0,
         }),
         None => Walk::Unknown,
@@ -241,7 +242,7 @@ fn map_empty(f: &mut Frame, s: &mut Shared, page: u64, offset: u64) -> bool {
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     let value = entry(s, table, gva >> 12 & 0x1ff)?.load(Ordering::Relaxed);
     let used = value & (P | A | US) == P | A | if kernel { 0 } else { US } && (kernel || table & US != 0);
-    let executable = !kernel && (value | table) & NX == 0;
+    let executable = s.searched == 0 && !kernel && (value | table) & NX == 0;
     // What may be written and executed is the monitor's to map.
     if !used || executable && value & RW != 0 || value & RESERVED != 0 || kernel && value & G == 0 {
         return None;
@@ -421,7 +422,8 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     true
 }
 
-fn note(s: &mut Shared, order: Order) {
+/// Tells the monitor of it, if there is room.
+pub fn note(s: &mut Shared, order: Order) {
     let at = s.made_count as usize;
     if let Some(made) = s.made.get_mut(at) {
         *made = order;

@@ -4,10 +4,14 @@ use crate::{
     die,
     host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
     layout::{
-        CLOSE_SITES, COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, OPEN_SITES, Order, POKE, PROTECT, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
+        CLOSE_SITES, COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, OPEN_SITES, Order, POKE, PROTECT, REFUSED, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
     },
-    mmu, sites,
+    mmu, sites, text,
 };
+
+const PAGE: u64 = 4096;
+const READ: u64 = 1;
+const EXECUTE: u64 = 4;
 
 /// Carries out what the monitor has ordered, up to the first that fails.
 pub fn obey(s: &mut Shared) {
@@ -44,6 +48,9 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
     if protection & POKE != 0 {
         return host::poke(address, len, offset);
     }
+    if s.searched != 0 && protection & EXECUTE != 0 {
+        return open_code(s, order);
+    }
     if protection & PROTECT != 0 {
         return call(host::MPROTECT, address, len, protection & 7, 0, 0);
     }
@@ -60,4 +67,18 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
         return result;
     }
     call(host::PKEY_MPROTECT, address, len, rights, s.key, 0)
+}
+
+/// Lets user code execute a page, a copy that has just been made and that nothing else can write. A page that
+/// could open protection keys is taken away, and the monitor told.
+fn open_code(s: &mut Shared, order: &Order) -> i64 {
+    let Order { address, len, protection, .. } = *order;
+    if protection != PROTECT | READ | EXECUTE || len != PAGE {
+        die();
+    }
+    if text::is_closed(address) {
+        return call(host::MPROTECT, address, len, READ | EXECUTE, 0, 0);
+    }
+    mmu::note(s, Order { protection: REFUSED, ..*order });
+    call(host::MUNMAP, address, len, 0, 0, 0)
 }

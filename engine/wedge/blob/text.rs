@@ -1,11 +1,21 @@
-//! Pages of user code without the monitor.
+//! Pages of user code: which the wedge may map without the monitor, and which may be executed at all where there
+//! are protection keys.
 //!
 //! The monitor changes some instructions before user code may execute them (`fast::scan`), and patches
 //! system calls (`fast::sites`). A page may be mapped here only if it surely has neither: what is looked
 //! for is a superset, found without decoding, and what may begin at the page's end counts. The bytes are
 //! looked at each time, so that nothing has to be known about writes to the page.
+//!
+//! Where there are protection keys ([`is_closed`]) user code executes copies of pages that only this process has: devices write
+//! guest RAM while user code runs, and what they write nobody has searched. A copy is searched when it is complete, byte by byte, and with
+//! the bytes beside it: whichever of two neighbours comes later sees the other. What is beside it counts even if it is not to be executed;
+//! that is seldom wrong, and costs no more than that the page is interpreted.
 
-use crate::layout::{RAM, SITE_PAGES, TABLES, site_page};
+use crate::{
+    host::{shown, user_word},
+    keys,
+    layout::{RAM, SITE_PAGES, TABLES, site_page},
+};
 
 const PAGE: u64 = 4096;
 /// First byte of all that is looked for.
@@ -14,7 +24,40 @@ const EACH: u64 = 0x0101_0101_0101_0101;
 
 /// The page at `gva`, at this offset in RAM, may be executed as it is.
 pub fn is_plain(gva: u64, offset: u64) -> bool {
-    !has_sites(gva) && (0..PAGE).step_by(8).all(|at| is_plain_word(RAM as u64 + offset, at))
+    !has_sites(gva) && !has(RAM as u64 + offset, is_odd)
+}
+
+/// The copy mapped at `page` (HVA) has no bytes that open protection keys, nor do bytes across its borders.
+pub fn is_closed(page: u64) -> bool {
+    let bytes = shown(page);
+    !has(bytes, opens_keys) && is_closed_below(page, bytes) && is_closed_above(page, bytes)
+}
+
+/// Two bytes of the page below and one of this one, or one and two.
+fn is_closed_below(page: u64, bytes: u64) -> bool {
+    let [first, second] = two(bytes);
+    let may_end = matches!(first, 0x01 | 0xae) || keys::opens([0x0f, 0x01, first]) || keys::opens([0x0f, 0xae, first]);
+    let below = if may_end { user_word(page.wrapping_sub(8)).unwrap_or(0) } else { 0 };
+    let [last_but_one, last] = [(below >> 48) as u8, (below >> 56) as u8];
+    !keys::opens([last_but_one, last, first]) && !keys::opens([last, first, second])
+}
+
+/// The same with the page above.
+fn is_closed_above(page: u64, bytes: u64) -> bool {
+    let [last_but_one, last] = two(bytes + PAGE - 2);
+    let above = if keys::may_begin([last_but_one, last]) { user_word(page + PAGE).unwrap_or(0) } else { 0 };
+    let [first, second] = [above as u8, (above >> 8) as u8];
+    !keys::opens([last_but_one, last, first]) && !keys::opens([last, first, second])
+}
+
+fn two(at: u64) -> [u8; 2] {
+    // SAFETY: callers stay inside a page that is mapped.
+    unsafe { core::ptr::read_volatile(at as *const [u8; 2]) }
+}
+
+/// Somewhere in a page, whose bytes are readable at `page`, is an escape byte of this kind.
+fn has(page: u64, kind: fn(u64, u64) -> bool) -> bool {
+    (0..PAGE).step_by(8).any(|at| word_has(page, at, kind))
 }
 
 /// There may be patched system calls in the page.
@@ -24,21 +67,27 @@ fn has_sites(gva: u64) -> bool {
     unsafe { *((TABLES + SITE_PAGES + word * 8) as *const u64) >> bit & 1 == 1 }
 }
 
-/// Nothing begins in these eight bytes of a page.
-fn is_plain_word(page: u64, at: u64) -> bool {
-    // SAFETY: inside the RAM window, aligned.
+/// One is in these eight bytes of a page.
+fn word_has(page: u64, at: u64, kind: fn(u64, u64) -> bool) -> bool {
+    // SAFETY: inside a page that is readable, aligned.
     let word = unsafe { core::ptr::read_volatile((page + at) as *const u64) };
     let other = word ^ (EACH * ESCAPE as u64);
     // The lowest bit set is at a zero byte; higher ones may not be.
     let mut zeros = other.wrapping_sub(EACH) & !other & EACH << 7;
     while zeros != 0 {
         let n = zeros.trailing_zeros() as u64 / 8;
-        if word >> (n * 8) & 0xff == ESCAPE as u64 && is_odd(page, at + n) {
-            return false;
+        if word >> (n * 8) & 0xff == ESCAPE as u64 && kind(page, at + n) {
+            return true;
         }
         zeros &= zeros - 1;
     }
-    true
+    false
+}
+
+/// The escape byte at `at` begins bytes that open keys, all of them in the page.
+fn opens_keys(page: u64, at: u64) -> bool {
+    let [second, third] = if at + 2 < PAGE { two(page + at + 1) } else { [0; 2] };
+    keys::opens([ESCAPE, second, third])
 }
 
 /// The escape byte at `at` may begin one of the instructions the monitor looks for: LAR, LSL, CPUID;
@@ -47,8 +96,7 @@ fn is_odd(page: u64, at: u64) -> bool {
     if at + 2 >= PAGE {
         return true;
     }
-    // SAFETY: inside the page, as was just checked.
-    let [second, third] = unsafe { core::ptr::read_volatile((page + at + 1) as *const [u8; 2]) };
+    let [second, third] = two(page + at + 1);
     match second {
         0x02 | 0x03 | 0xa2 => true,
         0x01 => third == 0xef,

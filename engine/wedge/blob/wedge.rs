@@ -14,7 +14,7 @@
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
 //! - `cpuid` answers CPUID.
-//! - `text` tells which pages of user code it may map.
+//! - `text` tells which pages of user code it may map; `keys` are bytes that must not be in them.
 //! - `patched` is where patched system calls arrive, `sites` keeps their table out of the program's way.
 //! - `turns` talks to the monitor, `orders` does what it says.
 #![no_std]
@@ -26,6 +26,9 @@ mod fault;
 mod filter;
 mod gates;
 mod host;
+#[path = "../../frame/src/keys.rs"]
+#[allow(dead_code, reason = "the monitor uses the rest")]
+mod keys;
 #[path = "../../frame/src/layout.rs"]
 #[allow(dead_code, reason = "the monitor uses the rest")]
 mod layout;

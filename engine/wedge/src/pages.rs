@@ -6,7 +6,7 @@ use crate::turns::Turns;
 use frame::{
     BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, NO_USER, NOWHERE, POISON,
     REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS,
-    TABLES_LEN, UPPER_USER, region, site_page,
+    TABLES_LEN, UPPER_USER, keys, region, site_page,
 };
 use std::{io, os::fd::BorrowedFd};
 
@@ -121,8 +121,9 @@ impl Pages {
     }
 
     /// Makes the stub of a patched system call that ends at `back` (GVA) and goes on at `entry` (HVA):
-    /// with the number it loads, or with the compare that follows it.
-    pub fn make_stub(&mut self, index: usize, call: Call, back: u64, entry: u64) {
+    /// with the number it loads, or with the compare that follows it. False, and no stub, if it would have bytes
+    /// that open protection keys: most of them are the program's choice, which can jump to any.
+    pub fn make_stub(&mut self, index: usize, call: Call, back: u64, entry: u64) -> bool {
         let at = STUBS + index * STUB_LEN;
         let mut code = match call {
             Call::Number(number) => [&[0xb8], &number.to_le_bytes()[..]].concat(),
@@ -140,8 +141,12 @@ impl Pages {
             code.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
             code.extend((back + CMP_LEN).to_le_bytes());
         }
+        if keys::find(&code).is_some() {
+            return false;
+        }
         self.cache.write(at - CACHE, &code);
         self.sites.write(index * 8, &(at as u64).to_le_bytes());
+        true
     }
 
     /// The table of biases, as translated code and wedges map it.
@@ -179,5 +184,22 @@ fn bias_of(address: u64) -> u64 {
         KERNEL.. => BIAS,
         0x8000_0000_0000.. | NO_USER..UPPER_USER => POISON,
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program chooses where its calls are, and what it compares their results with.
+    #[test]
+    fn stubs_do_not_open_keys() {
+        let mut pages = Pages::new().expect("the host has memory");
+        let mut stub = |call, back| pages.make_stub(0, call, back, frame::BLOB as u64);
+        assert!(stub(Call::Number(39), 0x40_010f));
+        assert!(!stub(Call::Number(39), 0x1000_c3ef_010f));
+        assert!(!stub(Call::Compared(0xfff), 0x1000_c3ef_010f - CMP_LEN));
+        assert!(!stub(Call::Compared(0xc3ef_010f), 0x40_010f));
+        assert!(!stub(Call::Compared(0xc32f_ae0f), 0x40_010f));
     }
 }

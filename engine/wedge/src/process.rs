@@ -241,6 +241,7 @@ fn prepare(shared: &mut Shared, ram: &Ram<'_>, pages: &Pages, number: usize) {
     (shared.ram_len, shared.ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
     shared.blob_end = (BLOB + IMAGE.len()) as u64;
     shared.key = u64::from(crate::keys());
+    shared.searched = shared.key;
     shared.user_dispatch = pages.user_dispatch.into();
 }
 
@@ -428,6 +429,14 @@ unsafe fn forget_rseq() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// User code can jump to each of them: `gates`, `patched` and `signal` have one WRPKRU each, and `host` two XRSTORs, which
+    /// say what keeps it from gaining anything. There must be none inside other instructions.
+    #[test]
+    fn the_blob_opens_keys_only_where_it_means_to() {
+        let opens = |bytes: &&[u8]| frame::keys::find(bytes).is_some();
+        assert_eq!(IMAGE.windows(3).filter(opens).count(), 5);
+    }
 
     /// Guest code that owns its wedge can claim anything.
     #[test]

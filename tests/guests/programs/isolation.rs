@@ -13,6 +13,9 @@ use std::arch::asm;
 mod layout;
 use layout::{BIAS, BLOB, CACHE, FRAME, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
 
+#[path = "isolation/keys.rs"]
+mod keys;
+
 unsafe extern "C" {
     fn fork() -> i32;
     fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
@@ -330,6 +333,7 @@ fn main() {
     memory(&mut outcome);
     host_calls(&mut outcome);
     instructions(&mut outcome);
+    keys::attempts(&mut outcome);
     odd_states(&mut outcome);
     stubs(&mut outcome);
     println!("isolation: {} failed", outcome.failed);

@@ -11,7 +11,9 @@ use crate::{
     tlb::{self, Tlb},
 };
 use fast::Process;
-use frame::{BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, REGIONS, SITES, Shared, region};
+use frame::{
+    BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, REGIONS, SITES, Shared, keys, region,
+};
 use oracle::random::Random;
 use ram::Ram;
 use std::cell::RefCell;
@@ -119,6 +121,9 @@ impl Process for Wedge {
     fn pid(&self) -> i32 {
         0
     }
+    fn searches(&self) -> bool {
+        self.shared.searched != 0
+    }
 }
 
 impl World {
@@ -141,11 +146,11 @@ impl World {
     fn run(&mut self, shared: &mut Shared) {
         self.exit = Exit::None;
         self.check_sites(shared);
-        self.check();
+        self.check(shared);
         for _ in 0..self.random.below(STRETCH) {
             if self.violation.is_none() && self.exit == Exit::None {
                 self.step(shared);
-                self.check();
+                self.check(shared);
             }
         }
         mmu::finish_deferred(self.pages.frame());
@@ -277,9 +282,18 @@ impl World {
         let passes =
             open && has(true, READ) && has(access.write, WRITE) && has(access.fetch, EXECUTE);
         if passes && access.write {
-            self.ram.store64(mapping.offset + (gva & (PAGE - 1)), self.random.bits());
+            let value = self.value();
+            self.ram.store64(mapping.offset + (gva & (PAGE - 1)), value);
         }
         passes
+    }
+
+    /// What somebody writes: anything, and now and then what opens protection keys, or a part of it.
+    pub fn value(&mut self) -> u64 {
+        let any = self.random.bits();
+        let keys =
+            [0xef_010f, 0x2f_ae0f, 0xef, 0xef01, 0x2f, 0x010f << 48, 0xae0f << 48, 0x0f << 56];
+        if self.random.chance(30) { self.random.pick(&keys) } else { any }
     }
 
     /// INVLPG by translated code.
@@ -317,7 +331,7 @@ impl World {
     }
 
     /// Looks at every mapping of the wedge.
-    fn check(&mut self) {
+    fn check(&mut self, shared: &Shared) {
         let mut found = None;
         let deferred = self.pages.frame().deferred;
         host::each(|hva, mapping| {
@@ -325,6 +339,9 @@ impl World {
             let open = mapping.protection != 0 && hva != deferred;
             if open && !self.is_covered(hva, mapping) {
                 found = Some(format!("{mapping:x?} at {hva:#x}"));
+            }
+            if shared.searched != 0 && opens_keys(hva, mapping) {
+                found = Some(format!("what opens keys is executable at {hva:#x}: {mapping:x?}"));
             }
         });
         if let Some(found) = found {
@@ -356,4 +373,16 @@ impl World {
     fn violated(&mut self, what: String) {
         self.violation.get_or_insert(what);
     }
+}
+
+/// User code can execute what nobody has searched, or what opens protection keys.
+fn opens_keys(hva: u64, mapping: &host::Mapping) -> bool {
+    if mapping.protection & EXECUTE == 0 {
+        return false;
+    }
+    let next = host::mapping(hva + PAGE).filter(|next| next.protection & EXECUTE != 0);
+    let (Some(bytes), next) = (&mapping.copy, next.and_then(|next| next.copy)) else { return true };
+    let next = next.iter().flat_map(|bytes| bytes.iter().take(2));
+    let bytes: Vec<u8> = bytes.iter().chain(next).copied().collect();
+    keys::find(&bytes).is_some()
 }

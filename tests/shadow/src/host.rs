@@ -41,6 +41,8 @@ pub type Mappings = BTreeMap<u64, Mapping>;
 thread_local! {
     static CURRENT: RefCell<Mappings> = const { RefCell::new(BTreeMap::new()) };
     static SHARED_PAGES: Cell<*mut Shared> = const { Cell::new(ptr::null_mut()) };
+    /// Wedges that start look for what opens protection keys.
+    static SEARCHING: Cell<bool> = const { Cell::new(false) };
     /// Mappings until one is refused.
     static UNTIL_REFUSAL: Cell<u64> = const { Cell::new(u64::MAX) };
 }
@@ -57,6 +59,11 @@ pub fn enter<T>(
     SHARED_PAGES.set(ptr::null_mut());
     CURRENT.with_borrow_mut(|current| std::mem::swap(current, maps));
     result
+}
+
+/// Has wedges that are started look for what opens protection keys.
+pub fn search(searching: bool) {
+    SEARCHING.set(searching);
 }
 
 /// Has the host refuse the mapping after so many.
@@ -120,6 +127,19 @@ pub fn poke(address: u64, _: u64, _: u64) -> i64 {
     0
 }
 
+/// Where the bytes of the copy mapped at an HVA are.
+pub fn shown(page: u64) -> u64 {
+    CURRENT.with_borrow(|maps| maps[&page].copy.as_ref().expect("a copy").as_ptr() as u64)
+}
+
+/// Eight bytes of the user's memory, if it is mapped.
+pub fn user_word(at: u64) -> Option<u64> {
+    let page = mapping(at).filter(|page| page.protection != 0)?;
+    let bytes = page.copy.unwrap_or_else(|| ram_page(page.offset));
+    let word = bytes[(at & (PAGE - 1)) as usize..][..8].try_into().expect("eight bytes");
+    Some(u64::from_le_bytes(word))
+}
+
 /// The wedge ends itself.
 pub fn die() -> ! {
     panic!("the wedge refuses an order")
@@ -148,6 +168,7 @@ pub fn fresh_shared(ram: &wedge::Ram<'_>) -> Box<Shared> {
     // SAFETY: plain numbers, for which zero is a value.
     let mut shared: Box<Shared> = unsafe { Box::new_zeroed().assume_init() };
     (shared.key, shared.ram_len, shared.ram_low) = (1, ram.len, ram.low);
+    shared.searched = SEARCHING.get().into();
     shared
 }
 

@@ -10,7 +10,9 @@
 //!
 //! - the page, the rights, dirty before writable, executable only if so allowed;
 //! - kernel pages behind the protection key, user pages not;
-//! - no page writable that code was made from, no changed copy older than its page.
+//! - no page writable that code was made from, no changed copy older than its page;
+//! - in every other run, nothing executable for user code but copies, and in these no bytes that open protection keys, across
+//!   their borders neither. Pages are full of such bytes, and of such as make them with what is beside them.
 //!
 //! Where the model is narrower than the architecture: lower-half pages are not global (ring3 keeps them
 //! per PCID), and the kernel has touched its regions before user pages appear in them (CAVEATS.md).
@@ -41,7 +43,11 @@ mod sites;
 #[path = "../../../engine/wedge/blob/text.rs"]
 #[rustfmt::skip]
 mod text;
+#[cfg(test)]
+mod text_tests;
+
 use frame as layout;
+use frame::keys;
 use host::{die, shared};
 
 pub use monitor::Run;

@@ -20,6 +20,9 @@ use x86_interp::{Flush, GuestRam, Record};
 
 /// CPUID, which hosts that cannot make it fault have patched in a copy.
 const CPUID: [u8; 2] = [0x0f, 0xa2];
+/// What pages start and end with: some of it opens protection keys where they meet.
+const STARTS: [[u8; 2]; 4] = [[0xef, 0x90], [0x01, 0xef], [0xae, 0x2f], [0x2f, 0x90]];
+const ENDS: [[u8; 2]; 3] = [[0x90, 0x0f], [0x0f, 0x01], [0x0f, 0xae]];
 const PAGE: u64 = 4096;
 
 /// A guest, from one seed, on one thread: guests of one process use the same fixed addresses.
@@ -43,12 +46,16 @@ impl Run {
         let ram = Ram::new(tables::RAM_LEN)?;
         let pages = Pages::new()?;
         host::map_windows(&ram, &pages)?;
-        let (tables, tlb, random) = (Tables::new(&ram), Tlb::default(), Random::new(seed));
+        let (tables, tlb, mut random) = (Tables::new(&ram), Tlb::default(), Random::new(seed));
+        host::search(seed % 2 == 1);
         for frame in 0..tables::FRAMES {
             ram.write(
                 tables::FIRST_FRAME + frame * PAGE + 64 * frame,
                 &CPUID[..(frame % 3) as usize],
             );
+            let page = tables::FIRST_FRAME + frame * PAGE;
+            ram.write(page, &random.pick(&STARTS));
+            ram.write(page + PAGE - 2, &random.pick(&ENDS));
         }
         let slots = Slots::new(ram.clone(), true);
         let (user, exit, violation) = (true, Exit::None, None);
@@ -123,7 +130,10 @@ impl Run {
                 with(|world| world.ram.mark_code(some));
                 self.record.code_pages.push(some);
             }
-            16..19 => with(|world| world.write(some + 8)),
+            16..19 => with(|world| {
+                let at = world.random.pick(&[0, 8, PAGE - 8]);
+                world.write(some + at);
+            }),
             19 => with(|world| world.clear(tables::EMPTY_FRAME)),
             20 => host::refuse_after(with(|world| world.random.below(40))),
             _ => {}
@@ -200,13 +210,11 @@ impl Run {
         loop {
             let answer = self.slots.answer(roots, gva, access)?;
             with(World::fill);
+            for page in self.slots.current()?.take_marked() {
+                self.slots.protect(page);
+            }
             match answer {
-                Answer::Mapped => {
-                    for page in self.slots.current()?.take_marked() {
-                        self.slots.protect(page);
-                    }
-                    return Ok(());
-                }
+                Answer::Mapped => return Ok(()),
                 Answer::Interpret => {
                     with(|world| world.interpret(gva, access));
                     return Ok(());
@@ -242,7 +250,8 @@ impl World {
     /// A write that is noted: by the interpreter, or a device.
     fn write(&mut self, gpa: u64) {
         if self.ram.page(gpa).is_some() {
-            self.ram.store64(gpa, self.random.bits());
+            let value = self.value();
+            self.ram.store64(gpa, value);
             self.ram.note_write(gpa, 8);
         }
     }

@@ -121,6 +121,9 @@ impl CodeMemory for View {
         // SAFETY: the view of the cache is CACHE_LEN bytes at VIEW, and the child is not running.
         unsafe { bytes_at(VIEW + offset, bytes.len()) }.copy_from_slice(bytes);
     }
+    fn is_closed(&self, _: u64, _: &[u8]) -> bool {
+        true
+    }
     fn write_table(&mut self, offset: u64, value: u64) {
         assert!(offset + 8 <= TABLES_LEN);
         // SAFETY: the tables are TABLES_LEN bytes at LAYOUT.table, writable.

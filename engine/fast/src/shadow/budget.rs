@@ -78,6 +78,9 @@ mod tests {
         fn pid(&self) -> i32 {
             0
         }
+        fn searches(&self) -> bool {
+            false
+        }
     }
 
     fn space() -> Space<Listener> {

@@ -24,6 +24,11 @@ impl Places {
         found
     }
 
+    /// Forgets that a RAM page is at an HVA.
+    pub(super) fn remove(&mut self, offset: u64, hva: u64) {
+        self.0.remove(&(offset, hva));
+    }
+
     /// Forgets everything, and says where there was any: HVAs, ascending.
     pub(super) fn take_all(&mut self) -> Vec<u64> {
         let all = std::mem::take(&mut self.0).into_iter().map(|(_, hva)| hva);

@@ -35,18 +35,21 @@ impl Cache {
             if self.books.is_live(at.from) {
                 let (site, stub) = at.offsets();
                 let host = self.books.host(at.from);
-                self.point(memory, host + site, host + stub);
+                self.point_back(memory, host + site, host + stub);
                 self.wait(jump);
             }
         }
     }
 
-    /// Points a jump at a block, unless its own is dropped.
+    /// Points a jump at a block, unless its own is dropped. One that must not have such bytes waits for the next block
+    /// for its target.
     fn connect(&mut self, memory: &mut impl CodeMemory, jump: Number, to: Number) {
         let at = &self.books.jumps[jump as usize];
         if self.books.is_live(at.from) {
             let site = self.books.host(at.from) + at.offsets().0;
-            self.point(memory, site, self.books.host(to));
+            if !self.point(memory, site, self.books.host(to)) {
+                return self.wait(jump);
+            }
             let first = replace(self.books.incoming(to), jump);
             self.books.jumps[jump as usize].next = first;
             self.counters.linked += 1;

@@ -1,0 +1,93 @@
+//! The wedge's search for what opens protection keys: at every place of a page, and across both borders.
+
+use crate::{
+    host::{self, Mapping, Mappings, PAGE},
+    text,
+};
+use frame::keys;
+
+const AT: u64 = 0x40_0000;
+const LEN: usize = PAGE as usize;
+
+/// Everything of three bytes that opens keys.
+fn openers() -> impl Iterator<Item = [u8; 3]> {
+    let operands = (0..=255).filter(|operand| operand >> 3 & 7 == 5 && operand >> 6 != 3);
+    operands.map(|operand: u8| [0x0f, 0xae, operand]).chain([[0x0f, 0x01, 0xef]])
+}
+
+/// Whether the first of these pages may be executed, which are copies one behind the other, from `from` on.
+fn is_closed(from: u64, pages: &[&[u8]], page: u64) -> bool {
+    let ram = ram::Ram::new(1 << 20).expect("the host has memory");
+    let parts = wedge::Ram {
+        fd: ram.fd(),
+        len: ram.len(),
+        low: ram.low_len(),
+        marks: ram.marks_fd(),
+        walked: true,
+    };
+    let copy = |(n, bytes): (usize, &&[u8])| {
+        let copy = Some(bytes.to_vec());
+        (from + n as u64 * PAGE, Mapping { offset: 0, protection: 3, key: false, copy })
+    };
+    let mut maps: Mappings = pages.iter().enumerate().map(copy).collect();
+    host::enter(&mut maps, &mut host::fresh_shared(&parts), |_| text::is_closed(page))
+}
+
+fn with(bytes: &[u8], at: usize) -> Vec<u8> {
+    let mut page = vec![0x90; LEN];
+    page[at..at + bytes.len()].copy_from_slice(bytes);
+    page
+}
+
+#[test]
+fn every_form_is_found_at_every_place() {
+    assert_eq!(openers().count(), 25);
+    for opener in openers() {
+        for at in (0..40).chain(LEN - 40..=LEN - 3) {
+            assert!(!is_closed(AT, &[&with(&opener, at)], AT), "{opener:x?} at {at}");
+        }
+    }
+    for at in 0..=LEN - 3 {
+        assert!(!is_closed(AT, &[&with(&[0x0f, 0x01, 0xef], at)], AT), "at {at}");
+    }
+}
+
+#[test]
+fn every_form_is_found_across_a_border_from_both_sides() {
+    for opener in openers() {
+        for split in [1, 2] {
+            let (low, high) = opener.split_at(split);
+            let (low, high) = (with(low, LEN - split), with(high, 0));
+            for page in [AT, AT + PAGE] {
+                assert!(!is_closed(AT, &[&low, &high], page), "{opener:x?}: {split} and the rest");
+            }
+            assert!(is_closed(AT, &[&low], AT), "nothing is behind it");
+            assert!(is_closed(AT, &[&high], AT), "nothing is before it");
+        }
+    }
+}
+
+#[test]
+fn what_only_looks_like_it_may_be_executed() {
+    for (second, operand) in [0x01, 0xae].into_iter().flat_map(|b| (0..=255).map(move |o| (b, o))) {
+        let bytes = [0x0f, second, operand];
+        if keys::opens(bytes) {
+            continue;
+        }
+        let (low, high) = (with(&bytes[..2], LEN - 2), with(&bytes[2..], 0));
+        assert!(is_closed(AT, &[&with(&bytes, 100)], AT), "{bytes:x?}");
+        assert!(is_closed(AT, &[&low, &high], AT) && is_closed(AT, &[&low, &high], AT + PAGE));
+    }
+}
+
+/// A third byte that begins another one.
+#[test]
+fn one_behind_the_other_is_found() {
+    for bytes in [
+        &[0x0f, 0x0f, 0x01, 0xef][..],
+        &[0x0f, 0x01, 0x0f, 0xae, 0x2f],
+        &[0x0f, 0xae, 0x0f, 0x01, 0xef],
+    ] {
+        assert!((0..64).all(|at| !is_closed(AT, &[&with(bytes, at)], AT)), "{bytes:x?}");
+    }
+}
