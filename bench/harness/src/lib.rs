@@ -9,7 +9,8 @@
 //! - [`protocol`] is what is said between the two.
 //! - [`schedule`] takes turns among [`seat`]s; [`life`] measures starting and idling, by what
 //!   [`processes`] take of the host, and [`crowd`] many at once, both by rounds of `course`; [`network`] measures servers
-//!   inside from the host; [`record`] is what comes out. `forecast` spares what would
+//!   inside from the host; [`record`] is what comes out, and `resume` goes on with what was
+//!   ended. `forecast` spares what would
 //!   take hours, `progress` tells how long the rest takes.
 //! - [`stats`], [`table`] and [`page`] show it; [`compare`] tells changes from noise.
 
@@ -27,6 +28,7 @@ pub mod program;
 mod progress;
 pub mod protocol;
 pub mod record;
+mod resume;
 pub mod schedule;
 pub mod seat;
 pub mod session;
@@ -59,6 +61,17 @@ pub enum Error {
         path: PathBuf,
         /// Why.
         source: serde_json::Error,
+    },
+    /// A run cannot go on with another one's result.
+    #[error(
+        "{} is of a run with another {what}, which cannot be gone on with: leave out --resume",
+        path.display()
+    )]
+    OtherRun {
+        /// Its result.
+        path: PathBuf,
+        /// What is not the same.
+        what: &'static str,
     },
     /// A name on the command line means nothing.
     #[error("there is no {kind} `{name}`; there are: {known}")]

@@ -14,7 +14,7 @@ use harness::{
     network, page,
     peers::{self, Setup},
     program,
-    record::{self, Environment, Machine, Report, Row},
+    record::{self, Machine, Report},
     schedule,
     seat::Pace,
     table,
@@ -30,6 +30,8 @@ Examples:
 
   Everything, in about an hour; what there is so far is in FILE after each row:
     cargo xtask bench --full --json FILE --html PAGE
+  and to go on with it, should it be ended:
+    cargo xtask bench --full --json FILE --html PAGE --resume
 
   Some rows, in some environments (native is always measured):
     cargo xtask bench --quick --peers ring3:direct,qemu --rows getppid,fork
@@ -69,6 +71,9 @@ pub struct Arguments {
     /// Write the result
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Go on with the run that wrote --json's file: measure the rows that it did not come to
+    #[arg(long, requires = "json")]
+    resume: bool,
     /// Write the result as one page, with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -165,23 +170,21 @@ fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
         rows: measured,
         left,
     };
+    if let (true, Some(file)) = (arguments.resume, &arguments.json) {
+        let names: Vec<_> = peers.iter().map(|peer| peer.name()).collect();
+        report = report.resumed(file, &names)?;
+    }
     // What cannot be written is better known before than after.
     arguments.write(&report)?;
+    let (kept, mut rows) = (report.rows.len(), rows);
+    rows.retain(|row| report.left.contains(&row.name));
     schedule::measure(&peers, &rows, &pace, |environments, measured| {
-        add(&mut report, environments, measured);
+        report.add(kept, environments, measured, record::load());
         if let Err(error) = arguments.write(&report) {
             eprintln!("xtask: {error:#}");
         }
     });
     Ok(report)
-}
-
-/// What is known after another row.
-fn add(report: &mut Report, environments: Vec<Environment>, rows: &[Row]) {
-    report.left.retain(|name| rows.iter().all(|row| row.name != *name));
-    report.rows = rows.to_vec();
-    report.environments = environments;
-    report.machine.load.1 = record::load();
 }
 
 impl Arguments {
