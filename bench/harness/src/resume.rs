@@ -37,7 +37,14 @@ impl Report {
         self.rows.truncate(kept);
         self.rows.extend_from_slice(rows);
         self.left.retain(|name| rows.iter().all(|row| row.name != *name));
-        self.environments = environments;
+        for mut environment in environments {
+            match self.environments.iter_mut().find(|known| known.name == environment.name) {
+                // Rows that were skipped in it all do not say what runs there.
+                Some(known) if environment.kernel.is_empty() => known.version = environment.version,
+                Some(known) => std::mem::swap(known, &mut environment),
+                None => self.environments.push(environment),
+            }
+        }
         self.machine.load.1 = load;
     }
 }
@@ -58,7 +65,7 @@ mod tests {
         let environment = |name: &str| Environment {
             name: name.to_owned(),
             version: String::new(),
-            kernel: String::new(),
+            kernel: "Linux".to_owned(),
         };
         Report {
             schema: SCHEMA,
@@ -82,12 +89,14 @@ mod tests {
         fresh.date = "later".to_owned();
         let mut report = fresh.resumed(&file, &["native", "qemu"]).unwrap();
         assert_eq!(report, ended());
-        let (kept, environments) = (report.rows.len(), report.environments.clone());
+        let (kept, mut environments) = (report.rows.len(), report.environments.clone());
+        environments[1].kernel = String::new();
         report.add(kept, environments.clone(), &[row("fib")], 1.0);
         report.add(kept, environments, &[row("fib"), row("nginx")], 1.5);
         let names: Vec<_> = report.rows.iter().map(|row| row.name.as_str()).collect();
         assert_eq!((names, report.left.len()), (vec!["boot", "fib", "nginx"], 0));
         assert_eq!(report.machine.load.1, 1.5);
+        assert_eq!(report.environments, ended().environments);
     }
 
     #[test]
