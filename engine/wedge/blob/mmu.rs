@@ -334,13 +334,13 @@ fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
         let done = at >= run.gva && at < run.gva + run.len;
         let page = if done { None } else { used_page(s, table, at, kernel) };
         let hva = if kernel { at.wrapping_add(BIAS) } else { at };
-        let new = |page: &Run| !hinted(s, hva, page.rights) && page.is_as_it_may_be();
-        let Some(page) = page.filter(new) else {
+        let Some(page) = page.filter(|page| !hinted(s, hva, page.rights)) else {
             at += PAGE;
             continue;
         };
         let more = extend(s, table, page, kernel);
-        if more.len == PAGE && !ahead {
+        let alone = more.len == PAGE && !ahead;
+        if alone || !page.is_as_it_may_be() {
             at += PAGE;
             continue;
         }

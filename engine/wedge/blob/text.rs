@@ -15,12 +15,10 @@ use crate::{
     host::{shown, user_word},
     keys,
     layout::{RAM, SITE_PAGES, TABLES, site_page},
+    search::{ESCAPE, has},
 };
 
 const PAGE: u64 = 4096;
-/// First byte of all that is looked for.
-const ESCAPE: u8 = 0x0f;
-const EACH: u64 = 0x0101_0101_0101_0101;
 
 /// The page at `gva`, at this offset in RAM, may be executed as it is.
 pub fn is_plain(gva: u64, offset: u64) -> bool {
@@ -55,33 +53,11 @@ fn two(at: u64) -> [u8; 2] {
     unsafe { core::ptr::read_volatile(at as *const [u8; 2]) }
 }
 
-/// Somewhere in a page, whose bytes are readable at `page`, is an escape byte of this kind.
-fn has(page: u64, kind: fn(u64, u64) -> bool) -> bool {
-    (0..PAGE).step_by(8).any(|at| word_has(page, at, kind))
-}
-
 /// There may be patched system calls in the page.
 fn has_sites(gva: u64) -> bool {
     let (word, bit) = site_page(gva);
     // SAFETY: inside the tables, which are mapped for good.
     unsafe { *((TABLES + SITE_PAGES + word * 8) as *const u64) >> bit & 1 == 1 }
-}
-
-/// One is in these eight bytes of a page.
-fn word_has(page: u64, at: u64, kind: fn(u64, u64) -> bool) -> bool {
-    // SAFETY: inside a page that is readable, aligned.
-    let word = unsafe { core::ptr::read_volatile((page + at) as *const u64) };
-    let other = word ^ (EACH * ESCAPE as u64);
-    // The lowest bit set is at a zero byte; higher ones may not be.
-    let mut zeros = other.wrapping_sub(EACH) & !other & EACH << 7;
-    while zeros != 0 {
-        let n = zeros.trailing_zeros() as u64 / 8;
-        if word >> (n * 8) & 0xff == ESCAPE as u64 && kind(page, at + n) {
-            return true;
-        }
-        zeros &= zeros - 1;
-    }
-    false
 }
 
 /// The escape byte at `at` begins bytes that open keys, all of them in the page.

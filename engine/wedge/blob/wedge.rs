@@ -36,6 +36,7 @@ mod mmu;
 mod orders;
 mod patched;
 mod run;
+mod search;
 mod setup;
 mod signal;
 mod sites;

@@ -30,6 +30,12 @@ mod filter_tests;
 use frame as layout;
 #[cfg(test)]
 mod order_tests;
+#[cfg(test)]
+#[allow(unsafe_code, reason = "reads the page it searches by its address")]
+#[path = "../blob/search.rs"]
+mod search;
+#[cfg(test)]
+mod search_tests;
 
 pub use frame::{KERNEL_PAGE, Order};
 pub use pages::{Call, Pages};
