@@ -177,7 +177,7 @@ fn config(name: &str, files: &Files) -> String {
     let (kernel, initrd) = (file(&files.kernel), file(&files.initrd));
     format!(
         "# Debian: log in as root, without a password.\nkernel = {kernel:?}\ninitrd = {initrd:?}\n\
-         append = \"console=ttyS0 root=/dev/vda rw quiet noreplace-smp\"\nmemory = \"1G\"\ndisk = [{name:?}]\n\
+         append = \"console=ttyS0 root=/dev/vda rootfstype=ext4 rw quiet noreplace-smp\"\nmemory = \"1G\"\ndisk = [{name:?}]\n\
          net = [\"user\"]\n"
     )
 }

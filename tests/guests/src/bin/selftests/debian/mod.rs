@@ -28,11 +28,11 @@ use session::Session;
 use visitor::Visitor;
 
 /// Name in the cache of the image, and what is in it.
-const ENTRY: &str = "debian-bookworm-1";
+const ENTRY: &str = "debian-bookworm-2";
 const IMAGE: &str = "debian.img";
 const FILES: [&str; 3] = [IMAGE, "debian.vmlinuz", "debian.initrd"];
 /// As `ring3 image create` writes it into `debian.toml`.
-const CMDLINE: &str = "console=ttyS0 root=/dev/vda rw quiet noreplace-smp";
+const CMDLINE: &str = "console=ttyS0 root=/dev/vda rootfstype=ext4 rw quiet noreplace-smp";
 /// From power-on to a login at most so many times what the kernel takes and the same system in a container.
 const MOST: f64 = 5.0;
 /// Runs one workload.
