@@ -3,7 +3,7 @@
 //!
 //! The monitor changes some instructions before user code may execute them (`fast::scan`), and patches
 //! system calls (`fast::sites`). A page may be mapped here only if it surely has neither: what is looked
-//! for is a superset, found without decoding, and what may begin at the page's end counts. The bytes are
+//! for is a superset, found without decoding. The bytes are
 //! looked at each time, so that nothing has to be known about writes to the page.
 //!
 //! Where there are protection keys ([`is_closed`]) user code executes copies of pages that only this process has: devices write
@@ -66,13 +66,14 @@ fn opens_keys(page: u64, at: u64) -> bool {
     keys::opens([ESCAPE, second, third])
 }
 
-/// The escape byte at `at` may begin one of the instructions the monitor looks for: LAR, LSL, CPUID;
-/// WRPKRU; XSAVE, XRSTOR; RDPID.
+/// The escape byte at `at` may begin one of the instructions the monitor looks for, as far as it finds them, which is inside a
+/// page: LAR, LSL, CPUID; WRPKRU; XSAVE, XRSTOR; RDPID.
 fn is_odd(page: u64, at: u64) -> bool {
-    if at + 2 >= PAGE {
-        return true;
+    if at + 1 >= PAGE {
+        return false;
     }
-    let [second, third] = two(page + at + 1);
+    let [_, second] = two(page + at);
+    let third = if at + 2 < PAGE { two(page + at + 1)[1] } else { 0 };
     match second {
         0x02 | 0x03 | 0xa2 => true,
         0x01 => third == 0xef,
