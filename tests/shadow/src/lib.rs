@@ -35,6 +35,10 @@ mod mmu;
 #[path = "../../../engine/wedge/blob/orders.rs"]
 #[rustfmt::skip]
 mod orders;
+// UNSAFETY: as `mmu`.
+#[allow(unsafe_code, dead_code, reason = "as above")]
+#[path = "../../../engine/wedge/blob/search.rs"]
+mod search;
 #[path = "../../../engine/wedge/blob/sites.rs"]
 #[rustfmt::skip]
 mod sites;
