@@ -126,7 +126,7 @@ impl Code {
         Some(host)
     }
 
-    /// Makes what the newest block leads to, and what that leads to, what is called and what follows a
+    /// Makes what the newest block leads to for certain, and what that leads to, what is called and what follows a
     /// call: asking for each in turn would cost more than some that are never used.
     fn go_ahead(&mut self, pages: &mut Pages, board: &Board, roots: Roots, marked: &mut Vec<u64>) {
         let mut queue: VecDeque<_> = self.cache.ahead().to_vec().into();

@@ -13,6 +13,8 @@ pub struct Link {
     pub target: u64,
     /// RFLAGS.AC at the target, as far as this block knows.
     pub alignment: bool,
+    /// It is no branch: who gets as far as the jump takes it.
+    pub always: bool,
 }
 
 /// A jump out of a block to the routine that looks up where it leads.

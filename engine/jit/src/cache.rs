@@ -99,7 +99,7 @@ pub struct Cache {
     deep: Vec<u64>,
     /// The first of the jumps that wait for a block.
     waiting: FxHashMap<Key, Number>,
-    /// Where the newest block leads: its jumps, and its call when it returns.
+    /// Where the newest block leads for certain: its last jump, and its call when it returns.
     ahead: Vec<Key>,
     trials: Trials,
     /// What happened.
@@ -220,14 +220,16 @@ impl Cache {
             self.by_page.entry(pages[1]).or_default().push(number);
         }
         self.ahead.clear();
-        self.ahead.extend(block.links.iter().map(|link| (link.target, link.alignment)));
+        let certain = block.links.iter().filter(|link| link.always);
+        self.ahead.extend(certain.map(|link| (link.target, link.alignment)));
         self.ahead.extend(block.returns);
         if !self.trials.begin(number, block.lookups) {
             self.integrate(memory, number);
         }
     }
 
-    /// What is likely to be asked for after the newest block: where its jumps lead, and where its call returns to.
+    /// What is likely to be asked for after the newest block: where its last jump leads, and where its call returns to. Half of what its branches
+    /// lead to would never run.
     pub fn ahead(&self) -> &[(u64, bool)] {
         &self.ahead
     }

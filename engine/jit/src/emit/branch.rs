@@ -19,7 +19,7 @@ impl Emitter<'_> {
     pub(super) fn conditional(&mut self, insn: &Instruction) -> Flow {
         let condition = insn.condition_code() as u8 - 1;
         let displacement = self.asm.jcc(condition, self.layout.cache);
-        self.link(displacement, insn.near_branch_target());
+        self.link(displacement, insn.near_branch_target(), false);
         Flow::On
     }
 

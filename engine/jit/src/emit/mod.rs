@@ -185,14 +185,14 @@ impl<'a> Emitter<'a> {
     /// Falls through to the instruction at `guest`.
     pub fn go_on(&mut self, guest: u64) {
         let displacement = self.asm.jmp(self.stubs.exit);
-        self.link(displacement, guest);
+        self.link(displacement, guest, true);
     }
 
-    /// Notes a direct jump to `target`; its stub is emitted at the end.
-    fn link(&mut self, displacement: usize, target: u64) {
+    /// Notes a direct jump to `target`, taken `always` or at times; its stub is emitted at the end.
+    fn link(&mut self, displacement: usize, target: u64, always: bool) {
         let alignment = self.alignment;
         let displacement = displacement as u32;
-        self.links.push(Link { displacement, stub: 0, target, alignment });
+        self.links.push(Link { displacement, stub: 0, target, alignment, always });
     }
 
     /// Jumps to the block for the GVA in RAX.
