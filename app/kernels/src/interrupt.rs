@@ -58,7 +58,7 @@ impl Guard {
         let mut state = state();
         if !state.listens {
             let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-            let hear = move || signals.forever().for_each(|number| hear(number));
+            let hear = move || signals.forever().for_each(hear);
             thread::Builder::new().name("interrupts".into()).spawn(hear)?;
             state.listens = true;
         }
