@@ -79,15 +79,14 @@ impl Archive {
         Ok(archive)
     }
 
-    /// The package a meta-package such as `linux-image-cloud-amd64` stands for.
+    /// The kernel a meta-package such as `linux-image-cloud-amd64` stands for.
     ///
     /// # Errors
     /// There is no such package in the suite.
     pub fn resolve(&self, meta: &str) -> Result<String> {
         let depends = output(self.apt("apt-cache").args(["depends", meta]))?;
-        let first = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
-        let package = first.with_context(|| {
-            format!("Debian {} has no package {meta} with dependencies", self.suite.name())
+        let package = kernel_in(&depends).with_context(|| {
+            format!("Debian {} has no package {meta} that depends on a kernel", self.suite.name())
         })?;
         Ok(package.to_owned())
     }
@@ -206,6 +205,12 @@ fn fetch(apt: &mut Command, what: String) -> Result<()> {
     outcome
 }
 
+/// The kernel among a package's dependencies, as `apt-cache depends` lists them. Sid's has others before it.
+fn kernel_in(depends: &str) -> Option<&str> {
+    let packages = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    packages.into_iter().find(|package| package.starts_with("linux-image-"))
+}
+
 /// How far apt is with fetching: `dlstatus:1:23.4567:Retrieving file 1 of 1` (apt's README.progress-reporting).
 fn percent_in(line: &str) -> Option<u64> {
     let (_, rest) = line.strip_prefix("dlstatus:")?.split_once(':')?;
@@ -237,6 +242,13 @@ mod tests {
         for line in ["", "dlstatus:", "dlstatus:1:x:", "pmstatus:dpkg:10:x", "Get:1 http://x"] {
             assert_eq!(percent_in(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn a_kernel_is_found_among_dependencies() {
+        let sid = "linux-image-cloud-amd64\n  Depends: linux-base-cloud-amd64\n  Depends: linux-image-7.0-cloud-amd64\n";
+        assert_eq!(kernel_in(sid), Some("linux-image-7.0-cloud-amd64"));
+        assert_eq!(kernel_in("linux-image-cloud-amd64\n  Depends: linux-base\n"), None);
     }
 
     #[test]

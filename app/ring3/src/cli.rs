@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::{BootProtocol, LockStep};
 
 use crate::{
-    control::{PsArguments, Target},
+    control::{PsArguments, StatsArguments, Target},
     device::DeviceArguments,
     disk::{DiskChoice, ImageArguments},
     exec::arguments::{ExecArguments, ShellArguments},
@@ -95,6 +95,8 @@ pub enum Command {
     Image(ImageArguments),
     /// List running machines
     Ps(PsArguments),
+    /// Say what a machine takes of this host: CPU time and memory
+    Stats(StatsArguments),
     /// Switch a machine off at the mains
     Stop(Target),
     /// Attach to a machine's console; Ctrl-A X leaves it, and the machine goes on

@@ -45,6 +45,7 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Kernel(arguments) => kernel::kernel(&arguments),
         Command::Image(arguments) => disk::image(&arguments),
         Command::Ps(arguments) => control::ps(&arguments),
+        Command::Stats(arguments) => control::stats(&arguments),
         Command::Stop(target) => control::order(&target, Order::Stop),
         Command::Console(target) => control::console(&target),
         Command::Pause(target) => control::order(&target, Order::Pause),

@@ -155,7 +155,7 @@ fn wait(
 
 fn obey(asked: Asked, running: &Running, status: &mut Status) {
     match asked.order {
-        Order::Status => {}
+        Order::Status | Order::Stats => {}
         Order::Pause => {
             running.pause(true);
             "paused".clone_into(&mut status.state);
@@ -181,6 +181,7 @@ fn status(arguments: &RunArguments) -> Status {
         seconds: 0.0,
         memory: arguments.memory.0,
         kernel: arguments.kernel.display().to_string(),
+        stats: None,
     }
 }
 

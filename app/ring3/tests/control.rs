@@ -90,9 +90,29 @@ fn pause_resume_stop() {
 }
 
 #[test]
+fn stats_are_what_the_machine_takes_of_the_host() {
+    let machine = Machine::start(tiny::SPIN);
+    let stats = || -> serde_json::Value {
+        let output = machine.ring3(&["stats", "web", "--json"]);
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    };
+    let (first, deadline) = (stats(), Instant::now() + Duration::from_secs(20));
+    assert_eq!((&first["name"], &first["state"]), (&"web".into(), &"running".into()));
+    let number = |stats: &serde_json::Value, key: &str| stats["stats"][key].as_f64().expect(key);
+    assert!(number(&first, "memory_used") > 1e6 && number(&first, "processes") >= 1.0, "{first}");
+    while number(&stats(), "cpu_seconds") <= number(&first, "cpu_seconds") {
+        assert!(Instant::now() < deadline, "a machine that spins takes no time");
+    }
+    let said = machine.ring3(&["stats", "web"]).stdout;
+    assert!(String::from_utf8_lossy(&said).contains("of CPU time"));
+    let listed = machine.ring3(&["ps", "--json"]).stdout;
+    assert!(!String::from_utf8_lossy(&listed).contains("stats"), "nobody asked for them");
+}
+
+#[test]
 fn machines_that_are_not_there() {
     let folder = TempDir::new().expect("a folder");
-    for command in ["console", "stop", "pause", "resume"] {
+    for command in ["console", "stats", "stop", "pause", "resume"] {
         let mut ring3 = Command::new(env!("CARGO_BIN_EXE_ring3"));
         ring3.args([command, "nobody"]).env("XDG_RUNTIME_DIR", folder.path());
         let output = ring3.output().expect("ring3 starts");

@@ -8,6 +8,7 @@ mod entropy;
 pub mod probe;
 pub mod process;
 pub mod terminal;
+pub mod usage;
 pub mod user;
 
 pub use clock::{LinuxClock, TscSource};

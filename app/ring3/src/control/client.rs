@@ -10,7 +10,7 @@ use std::{
 
 use clap::Args;
 
-use super::{Order, Reply, Request, Status, folder};
+use super::{Order, Reply, Request, Stats, Status, folder};
 use crate::failure::Failure;
 
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -30,6 +30,34 @@ pub struct Target {
     pub machine: String,
 }
 
+/// A machine whose use of the host is asked for.
+#[derive(Debug, Args)]
+pub struct StatsArguments {
+    /// Which
+    #[command(flatten)]
+    pub target: Target,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ring3 stats`.
+pub fn stats(arguments: &StatsArguments) -> Result<u8, Failure> {
+    let status = tell(find(&arguments.target)?.pid, Order::Stats)?;
+    if arguments.json {
+        let line = serde_json::to_string(&status);
+        println!("{}", line.map_err(|error| Failure::host(error.to_string()))?);
+        return Ok(0);
+    }
+    let Stats { processes, cpu_seconds, memory_used } = status.stats.ok_or_else(|| {
+        Failure::host(format!("machine {}: it is of a ring3 without `stats`", status.name))
+    })?;
+    let Status { name, seconds, memory, .. } = status;
+    println!("{name}: {cpu_seconds:.1} s of CPU time in {seconds:.1} s, by {processes} processes");
+    println!("{name}: {} MiB of memory; the guest has {} MiB", memory_used >> 20, memory >> 20);
+    Ok(0)
+}
+
 /// `ring3 ps`.
 pub fn ps(arguments: &PsArguments) -> Result<u8, Failure> {
     let machines = machines()?;
@@ -40,7 +68,7 @@ pub fn ps(arguments: &PsArguments) -> Result<u8, Failure> {
     }
     println!("{:<16}{:<9}{:<10}{:>10}{:>10}  KERNEL", "NAME", "PID", "STATE", "SECONDS", "MEMORY");
     for machine in machines {
-        let Status { name, pid, state, seconds, memory, kernel } = machine;
+        let Status { name, pid, state, seconds, memory, kernel, .. } = machine;
         println!("{name:<16}{pid:<9}{state:<10}{seconds:>10.0}{:>9}M  {kernel}", memory >> 20);
     }
     Ok(0)

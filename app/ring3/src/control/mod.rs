@@ -14,9 +14,10 @@ use std::{
     path::PathBuf,
 };
 
+use host_linux::usage::{self, Usage};
 use serde::{Deserialize, Serialize};
 
-pub use client::{PsArguments, Target, order, ps};
+pub use client::{PsArguments, StatsArguments, Target, order, ps, stats};
 pub use console::{Screen, console, serve as serve_console};
 pub use server::{Asked, Listener, listen};
 
@@ -26,6 +27,8 @@ pub use server::{Asked, Listener, listen};
 pub enum Order {
     /// Say how it is.
     Status,
+    /// Say besides what it takes of the host.
+    Stats,
     /// Stand still.
     Pause,
     /// Go on.
@@ -56,6 +59,28 @@ pub struct Status {
     pub memory: u64,
     /// Its kernel's file.
     pub kernel: String,
+    /// What it takes of the host, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stats: Option<Stats>,
+}
+
+/// What all processes of a machine take of the host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// How many there are.
+    pub processes: usize,
+    /// Seconds of CPU time.
+    pub cpu_seconds: f64,
+    /// Bytes of memory, the guest's RAM as far as it was touched included.
+    pub memory_used: u64,
+}
+
+impl Stats {
+    /// This machine's, now.
+    fn now() -> Self {
+        let Usage { processes, cpu, memory } = usage::usage();
+        Self { processes, cpu_seconds: cpu.as_secs_f64(), memory_used: memory }
+    }
 }
 
 /// A line of a server.

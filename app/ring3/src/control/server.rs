@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Order, Reply, Request, Status, folder};
+use super::{Order, Reply, Request, Stats, Status, folder};
 
 /// The longest line a client may send.
 const MAX_LINE: u64 = 4096;
@@ -97,7 +97,13 @@ fn answer(line: &str, written: Receiver<()>, ask: &impl Fn(Asked) -> bool) -> Re
     if !ask(Asked { order: request.command, reply, written }) {
         return error("the machine has ended".to_owned());
     }
-    answer.recv_timeout(PATIENCE).map_or_else(|problem| error(problem.to_string()), Reply::Status)
+    let mut status = match answer.recv_timeout(PATIENCE) {
+        Ok(status) => status,
+        Err(problem) => return error(problem.to_string()),
+    };
+    // Not by the main thread: this looks through the host's processes.
+    status.stats = (request.command == Order::Stats).then(Stats::now);
+    Reply::Status(status)
 }
 
 #[cfg(test)]
@@ -106,7 +112,7 @@ mod tests {
 
     fn status() -> Status {
         let (name, state, kernel) = ("a".to_owned(), "running".to_owned(), "k".to_owned());
-        Status { name, pid: 1, state, seconds: 1.5, memory: 1 << 30, kernel }
+        Status { name, pid: 1, state, seconds: 1.5, memory: 1 << 30, kernel, stats: None }
     }
 
     #[test]
