@@ -91,6 +91,15 @@ impl Archive {
         Ok(package.to_owned())
     }
 
+    /// The packages that a kernel's consists of: since Debian 14 there are two others with its image and its modules.
+    ///
+    /// # Errors
+    /// There is no such package in the suite.
+    pub fn parts(&self, package: &str) -> Result<Vec<String>> {
+        let depends = output(self.apt("apt-cache").args(["depends", package]))?;
+        Ok(parts_in(&depends, package))
+    }
+
     /// These packages and all they depend on, sorted. Where there are alternatives, all of them.
     ///
     /// # Errors
@@ -205,10 +214,22 @@ fn fetch(apt: &mut Command, what: String) -> Result<()> {
     outcome
 }
 
-/// The kernel among a package's dependencies, as `apt-cache depends` lists them. Sid's has others before it.
+/// A package's dependencies, as `apt-cache depends` lists them.
+fn dependencies(depends: &str) -> impl Iterator<Item = &str> {
+    depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "))
+}
+
+/// The kernel among them. Sid's has others before it.
 fn kernel_in(depends: &str) -> Option<&str> {
-    let packages = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-    packages.into_iter().find(|package| package.starts_with("linux-image-"))
+    dependencies(depends).find(|package| package.starts_with("linux-image-"))
+}
+
+/// A kernel's package and those of its release that it depends on.
+fn parts_in(depends: &str, package: &str) -> Vec<String> {
+    let release = package.strip_prefix("linux-image-").unwrap_or(package);
+    let parts = ["linux-binary-", "linux-modules-"].map(|part| format!("{part}{release}"));
+    let needed = dependencies(depends).filter(|one| parts.iter().any(|part| part == one));
+    std::iter::once(package).chain(needed).map(str::to_owned).collect()
 }
 
 /// How far apt is with fetching: `dlstatus:1:23.4567:Retrieving file 1 of 1` (apt's README.progress-reporting).
@@ -249,6 +270,18 @@ mod tests {
         let sid = "linux-image-cloud-amd64\n  Depends: linux-base-cloud-amd64\n  Depends: linux-image-7.0-cloud-amd64\n";
         assert_eq!(kernel_in(sid), Some("linux-image-7.0-cloud-amd64"));
         assert_eq!(kernel_in("linux-image-cloud-amd64\n  Depends: linux-base\n"), None);
+    }
+
+    #[test]
+    fn a_kernel_of_several_packages_is_all_of_them() {
+        let depends = "linux-image-7\n |Depends: dracut\n  Depends: linux-base-7\n  Depends: linux-binary-7\n  \
+                       Depends: linux-modules-7\n  Suggests: linux-doc-7\n";
+        let parts = ["linux-image-7", "linux-binary-7", "linux-modules-7"];
+        assert_eq!(parts_in(depends, "linux-image-7"), parts);
+        assert_eq!(
+            parts_in("linux-image-6\n  Depends: kmod\n", "linux-image-6"),
+            ["linux-image-6"]
+        );
     }
 
     #[test]

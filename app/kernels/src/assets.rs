@@ -309,14 +309,22 @@ pub fn unpack_kernel(
     fresh: &Path,
     choose: impl FnOnce(&ModuleTree) -> Vec<String>,
 ) -> Result<Manifest> {
-    let unpacked = unpack(archive, package, fresh)?;
+    let parts = archive.parts(package)?;
+    let parts =
+        parts.iter().map(|part| unpack(archive, part, fresh)).collect::<Result<Vec<_>>>()?;
+    let find = |names: [&str; 2]| {
+        let places = parts.iter().flat_map(|part| names.map(|name| part.path().join(name)));
+        places.into_iter().find(|place| place.exists())
+    };
     let release = package.strip_prefix("linux-image-").unwrap_or(package);
-    let image = unpacked.path().join("boot").join(format!("vmlinuz-{release}"));
-    fs::copy(&image, fresh.join("vmlinuz"))
-        .with_context(|| format!("{package} has no {}", image.display()))?;
-    let lib = ["lib/modules", "usr/lib/modules"].map(|lib| unpacked.path().join(lib));
-    let lib = lib.iter().find(|lib| lib.exists()).context("the package has no modules")?;
-    let tree = ModuleTree::scan(&lib.join(release))?;
+    let modules = ["lib", "usr/lib"].map(|lib| format!("{lib}/modules/{release}/kernel"));
+    let images = [format!("boot/vmlinuz-{release}"), format!("usr/lib/modules/{release}/vmlinuz")];
+    let image = find(images.each_ref().map(String::as_str));
+    let image = image.with_context(|| format!("{package} has no {}", images[0]))?;
+    fs::copy(&image, fresh.join("vmlinuz"))?;
+    let kernel = find(modules.each_ref().map(String::as_str));
+    let kernel = kernel.context("the package has no modules")?;
+    let tree = ModuleTree::scan(kernel.parent().unwrap_or(&kernel))?;
     let names = choose(&tree);
     let modules = tree.closure(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
     fs::create_dir_all(fresh.join("modules"))?;
