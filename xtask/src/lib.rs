@@ -5,7 +5,7 @@
 //! - [`initramfs`] packs a root file system.
 //! - [`demo`], [`bench`], [`checks`] and [`layers`] are the tasks themselves.
 
-pub use kernels::{archive, assets, command, cpio, modules};
+pub use kernels::{archive, assets, command, cpio, modules, scratch};
 
 pub mod bench;
 pub mod checks;

@@ -19,6 +19,7 @@ use crate::{
     archive::{Archive, Kind, Suite},
     command::{output, progress},
     modules::{Module, ModuleTree},
+    scratch::Scratch,
 };
 
 /// Layout version of the cache; a new one leaves old entries alone.
@@ -240,7 +241,7 @@ impl Assets {
         }
         fs::create_dir_all(&self.root)
             .with_context(|| format!("cannot make {}", self.root.display()))?;
-        let fresh = tempfile::Builder::new().prefix(".fresh-").tempdir_in(&self.root)?;
+        let fresh = Scratch::new(&self.root, ".fresh-")?;
         let manifest = make(fresh.path()).with_context(|| format!("cannot fetch {name}"))?;
         fs::write(fresh.path().join(MANIFEST), serde_json::to_vec_pretty(&manifest)?)?;
         if directory.exists() {
@@ -288,9 +289,9 @@ fn digest(path: &Path) -> Result<String> {
 ///
 /// # Errors
 /// It cannot be downloaded or unpacked.
-pub fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<tempfile::TempDir> {
+pub fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<Scratch> {
     let parent = near.parent().unwrap_or(near);
-    let directory = tempfile::Builder::new().prefix(".package-").tempdir_in(parent)?;
+    let directory = Scratch::new(parent, ".package-")?;
     let file = archive.download(package, directory.path())?;
     let bar = progress(format!("unpacking {package}"));
     output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(directory.path()))?;
@@ -354,6 +355,7 @@ mod tests {
     fn a_failed_fetch_leaves_no_entry() {
         let cache = tempfile::tempdir().expect("a directory");
         let assets = Assets::at(cache.path().to_owned());
+        fs::create_dir(cache.path().join(".fresh-killed")).expect("as a killed one leaves it");
         assets.entry("x", |_| anyhow::bail!("no network")).expect_err("it failed");
         assert!(!cache.path().join("x").exists());
         assert_eq!(fs::read_dir(cache.path()).expect("readable").count(), 0, "nothing left over");

@@ -2,15 +2,17 @@
 
 use std::{
     ffi::OsStr,
-    io::{self, BufRead, BufReader, ErrorKind},
+    io::{self, BufRead, BufReader, ErrorKind, Read},
     path::Path,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     thread,
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::interrupt::Worker;
 
 /// Programs we call and the Debian package that has each.
 const PACKAGES: [(&str, &str); 15] = [
@@ -48,9 +50,10 @@ fn missing(program: &str) -> String {
 /// The program is missing, or failed: then the error carries its standard error.
 pub fn output(command: &mut Command) -> Result<String> {
     let name = name_of(command);
-    let output = started(command.stdin(Stdio::null()).output(), &name)?;
-    succeeded(&name, output.status, &String::from_utf8_lossy(&output.stderr))?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let mut text = Vec::new();
+    let copy = |stdout: &mut ChildStdout| stdout.read_to_end(&mut text).map(drop);
+    attend(command, &name, copy)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Runs to the end, telling `hear` of each line of standard output when it comes.
@@ -59,15 +62,23 @@ pub fn output(command: &mut Command) -> Result<String> {
 /// As for [`output`].
 pub fn watch(command: &mut Command, mut hear: impl FnMut(&str)) -> Result<()> {
     let name = name_of(command);
+    attend(command, &name, |stdout| {
+        BufReader::new(stdout).lines().try_for_each(|line| line.map(|line| hear(&line)))
+    })
+}
+
+/// Runs to the end, with `read` for its standard output.
+fn attend(
+    command: &mut Command,
+    name: &str,
+    read: impl FnOnce(&mut ChildStdout) -> io::Result<()>,
+) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = started(command.spawn(), &name)?;
-    let said = said(&mut child);
-    let lines = child.stdout.take().map(|stdout| BufReader::new(stdout).lines());
-    for line in lines.into_iter().flatten() {
-        hear(&line?);
-    }
+    let mut worker = started(Worker::start(command), name)?;
+    let said = said(&mut worker.0);
+    worker.0.stdout.as_mut().map_or(Ok(()), read)?;
     let said = said.join().unwrap_or_default();
-    succeeded(&name, child.wait()?, &said)
+    succeeded(name, worker.0.wait()?, &said)
 }
 
 /// Collects what a program says on standard error.

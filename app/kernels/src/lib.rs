@@ -4,10 +4,13 @@
 //! - [`assets`] keeps what they contain in a cache and checks it before every use.
 //! - [`modules`] finds kernel modules and the order to load them in.
 //! - [`cpio`] writes the archive Linux unpacks as its first root file system.
-//! - [`command`] runs other programs.
+//! - [`command`] runs other programs, [`interrupt`] ends them when we are told to end.
+//! - [`scratch`] is where things are made until they are complete.
 
 pub mod archive;
 pub mod assets;
 pub mod command;
 pub mod cpio;
+pub mod interrupt;
 pub mod modules;
+pub mod scratch;

@@ -13,7 +13,11 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use kernels::command::{output, progress};
+use kernels::{
+    command::{output, progress},
+    interrupt::Guard,
+    scratch::Scratch,
+};
 
 use crate::{cli::MemorySize, failure::Failure};
 
@@ -79,11 +83,8 @@ impl Files {
 pub fn create(arguments: &DebianArguments) -> Result<u8, Failure> {
     let files = Files::beside(&arguments.file);
     check(arguments, &files)?;
-    let made = make(arguments, &files);
-    if made.is_err() {
-        // Half a system is none; what was not made yet is not there.
-        files.all().map(fs::remove_file).into_iter().for_each(drop);
-    }
+    let guard = Guard::new();
+    let made = guard.map_err(Into::into).and_then(|_guard| make(arguments, &files));
     made.map_err(|error| Failure::host(format!("{error:#}")))?;
     println!("ring3 run --config {}", files.config.display());
     Ok(0)
@@ -109,12 +110,14 @@ fn make(arguments: &DebianArguments, files: &Files) -> Result<()> {
     let folder = files.disk.parent().filter(|parent| !parent.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     // Not in /tmp: it is large.
-    let scratch = tempfile::Builder::new().prefix(".ring3-debian-").tempdir_in(folder);
-    let scratch = scratch.with_context(|| format!("cannot write to {}", folder.display()))?;
+    let scratch = Scratch::new(folder, ".ring3-debian-")?;
     let archive = scratch.path().join("root.tar");
     install(arguments, &archive)?;
-    lay_out(&archive, files, arguments.size)?;
-    fs::write(&files.config, config(&name, files))?;
+    let made = Files::beside(&scratch.path().join(&*name));
+    lay_out(&archive, &made, arguments.size)?;
+    fs::write(&made.config, config(&name, files))?;
+    // Half a system is none: they come when all are there.
+    made.all().into_iter().zip(files.all()).try_for_each(|(from, to)| fs::rename(from, to))?;
     Ok(())
 }
 

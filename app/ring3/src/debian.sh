@@ -3,7 +3,9 @@
 set -eu
 umask 022
 scratch=$(mktemp -d "$2.XXXXXX")
+# What is in it belongs to the namespace's users: nobody outside could remove it.
 trap 'rm -rf "$scratch"' EXIT
+trap 'exit 1' HUP INT TERM
 # Device nodes cannot be made in a user namespace, and the kernel provides them.
 tar -xf "$1" -C "$scratch" --exclude='./dev/*'
 cp "$scratch"/boot/vmlinuz-* "$4"

@@ -12,7 +12,8 @@ cat > "$1/etc/initramfs-tools/scripts/init-bottom/udev" << 'END'
 #!/bin/sh
 [ "$1" = prereqs ] && exit 0
 mount -n -o move /dev "${rootmnt:?}/dev"
-rm -rf /dev
+# An initrd has one or the other.
+if command -v nuke > /dev/null; then nuke /dev; else rm -rf /dev; fi
 ln -s "$rootmnt/dev" /dev
 END
 chmod 755 "$1"/etc/initramfs-tools/scripts/init-*/udev

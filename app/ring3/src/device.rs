@@ -5,7 +5,7 @@
 //! with the monitor however that dies.
 
 use std::{
-    io::{self, BufRead, BufReader},
+    io,
     os::{
         fd::{AsFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt},
@@ -181,11 +181,8 @@ fn start(words: &[String]) -> Result<Started, Error> {
     drop(command);
     let said = child.stdout.take();
     let process = Box::new(DeviceProcess(child));
-    let mut line = String::new();
-    if let Some(said) = said {
-        BufReader::new(said).read_line(&mut line)?;
-    }
-    Ok(Started { socket, identity: introduced(&line)?, patience: ANSWER, process })
+    let said = said.ok_or_else(|| io::Error::other("it has no standard output"))?;
+    Ok(Started { socket, identity: introduced(said, ANSWER)?, patience: ANSWER, process })
 }
 
 /// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.

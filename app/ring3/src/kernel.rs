@@ -1,7 +1,10 @@
 //! `ring3 kernel`: the kernels that can be had, and those that are here.
 
 use clap::{Args, Subcommand};
-use kernels::assets::{Assets, Kernel, NAMED};
+use kernels::{
+    assets::{Assets, Kernel, NAMED},
+    interrupt::Guard,
+};
 
 use crate::failure::Failure;
 
@@ -62,6 +65,7 @@ pub fn kernel(arguments: &KernelArguments) -> Result<u8, Failure> {
     match &arguments.action {
         Action::List => list(&assets),
         Action::Install { names } => {
+            let _guard = Guard::new().map_err(|error| host(error.into()))?;
             names.iter().try_for_each(|named| install(&assets, *named)).map_err(host)?;
         }
         Action::Remove { names } => {

@@ -61,7 +61,12 @@ fn act(arguments: Arguments) -> ExitCode {
             Ok(0)
         }
     };
-    result.map_or_else(|failure| fail(&failure), ExitCode::from)
+    match (result, kernels::interrupt::signal()) {
+        (Ok(code), _) => ExitCode::from(code),
+        (Err(failure), None) => fail(&failure),
+        // What it failed for is known to whoever did that.
+        (Err(_), Some(number)) => fail(&Failure::host("interrupted").with_code(128 + number as u8)),
+    }
 }
 
 fn fail(failure: &Failure) -> ExitCode {

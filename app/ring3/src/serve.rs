@@ -1,7 +1,7 @@
 //! `ring3 serve`: a device of ours for another program's machine, by vhost-user.
 //!
-//! It listens, opens what it serves, takes one monitor's connection, and is from then on what `ring3 device` is, in the same jail. Like
-//! virtiofsd it ends when that monitor hangs up.
+//! It listens, opens what it serves, says where to find it, takes one monitor's connection, and is from then on what `ring3 device` is,
+//! in the same jail. Like virtiofsd it ends when that monitor hangs up.
 
 use std::{
     io,
@@ -82,12 +82,12 @@ enum Kind {
 /// Serves one machine, until it hangs up.
 pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
     let (body, monitor) = match &arguments.kind {
-        Kind::Disk { disk, socket } => (disk_body(0, disk)?, accept(socket)?),
-        Kind::Net { net, socket } => (net_body(net.own_mac(0), net)?, accept(socket)?),
+        Kind::Disk { disk, socket } => (disk_body(0, disk)?, accept(socket, "disk")?),
+        Kind::Net { net, socket } => (net_body(net.own_mac(0), net)?, accept(socket, "net")?),
         Kind::Share { share: ShareArgument { folder, tag }, socket } => {
             folder.find().map_err(share::refused)?;
             // Afterwards there is nothing but the folder, the socket's name included.
-            let monitor = accept(socket)?;
+            let monitor = accept(socket, "share")?;
             (share_body(tag, folder.clone())?, monitor)
         }
     };
@@ -95,12 +95,22 @@ pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
     body.serve(monitor)
 }
 
-/// Waits for a monitor; nobody else can come after it.
-fn accept(path: &Path) -> Result<UnixStream, Failure> {
+/// Waits for a monitor, which needs to be told where and how; nobody else can come after it.
+fn accept(path: &Path, option: &str) -> Result<UnixStream, Failure> {
     let problem =
         |error: io::Error| Failure::usage(format!("--socket {}: {error}", path.display()));
     let listener = wires::listen(path).map_err(problem)?;
+    eprintln!("ring3: {}", invitation(path, option));
     let (monitor, _) = listener.accept().map_err(problem)?;
     std::fs::remove_file(path).map_err(problem)?;
     Ok(monitor)
+}
+
+/// What the user is to do next.
+fn invitation(path: &Path, option: &str) -> String {
+    let (path, tag) = (path.display(), if option == "share" { ":TAG" } else { "" });
+    format!(
+        "waiting at {path} for one machine: `ring3 run --{option} vhost-user:{path}{tag} ...`, or QEMU's as \
+         `ring3 serve --help` shows"
+    )
 }

@@ -37,8 +37,10 @@ pub mod room;
 mod shadow;
 
 use std::{
-    io::{self, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
@@ -53,6 +55,9 @@ use virtio::VirtioDevice;
 pub const MARKS: u64 = 1 << 62;
 /// Where it has the notes of what was written.
 pub const NOTES: u64 = 1 << 62 | 1 << 61;
+
+/// The longest first line of a server, in bytes.
+const MAX_LINE: u64 = 16 << 10;
 
 /// Why a device has no server.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +74,12 @@ pub enum Error {
     /// It was hung up on.
     #[error("the process of a device has not answered for {0:?}")]
     Mute(Duration),
+    /// It never said what it is.
+    #[error(
+        "the process of a device has not said for {0:?} what it serves; is that on a file system that does not answer, \
+         or this host too busy?"
+    )]
+    Silent(Duration),
 }
 
 /// What a device is, as its server says before anything else.
@@ -119,11 +130,26 @@ pub fn introduce(to: &mut impl Write, what: Result<&Identity, &str>) -> io::Resu
     to.flush()
 }
 
-/// What a server's first line says.
+/// What a server says first on `from`, for which it has as long as `patience`. One that is still silent then should be ended: until
+/// its end of the pipe closes, a thread listens to it.
 ///
 /// # Errors
-/// It refuses, or ended without a line.
-pub fn introduced(line: &str) -> Result<Identity, Error> {
+/// It refuses, or ended without a line, or says nothing.
+pub fn introduced(from: impl Read + Send + 'static, patience: Duration) -> Result<Identity, Error> {
+    let (sender, line) = mpsc::channel();
+    thread::Builder::new().name("introduction".into()).spawn(move || {
+        let mut line = String::new();
+        let read = BufReader::new(from.take(MAX_LINE)).read_line(&mut line);
+        // Nobody listening means that the time is over.
+        let _ = sender.send(read.map(|_| line));
+    })?;
+    match line.recv_timeout(patience) {
+        Ok(line) => identity_in(&line?),
+        Err(_) => Err(Error::Silent(patience)),
+    }
+}
+
+fn identity_in(line: &str) -> Result<Identity, Error> {
     if let Some(problem) = line.strip_prefix("refused ") {
         return Err(Error::Refused(problem.trim().to_owned()));
     }
@@ -153,4 +179,52 @@ pub struct Started {
     pub patience: Duration,
     /// Ends it when dropped.
     pub process: Box<dyn Process>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    const AGES: Duration = Duration::from_secs(20);
+
+    fn identity() -> Identity {
+        let queues = vec![256, 128];
+        Identity { device_type: 2, class: 0x01_00_00, config: 60, replaceable: true, queues }
+    }
+
+    /// What a server says with these words, after which it stays.
+    fn heard(words: &[u8]) -> (Result<Identity, Error>, UnixStream) {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        theirs.write_all(words).expect("said");
+        (introduced(ours, AGES), theirs)
+    }
+
+    #[test]
+    fn what_is_said_is_heard() {
+        let mut words = Vec::new();
+        introduce(&mut words, Ok(&identity())).expect("said");
+        assert_eq!(heard(&words).0.expect("understood"), identity());
+        words.clear();
+        introduce(&mut words, Err("no\nsuch file")).expect("said");
+        let (refused, _server) = heard(&words);
+        assert!(matches!(refused, Err(Error::Refused(problem)) if problem == "no; such file"));
+        let (nonsense, _server) = heard(b"device two\n");
+        assert!(nonsense.expect_err("nonsense").to_string().contains("`device two`"));
+        let (endless, _server) = heard(&[b'x'; MAX_LINE as usize]);
+        endless.expect_err("not a line");
+    }
+
+    /// One whose file is where nothing answers stands still before it has said a word.
+    #[test]
+    fn a_server_that_says_nothing_is_not_waited_for_forever() {
+        let started = Instant::now();
+        for words in ["", "device 2 65536"] {
+            let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+            theirs.write_all(words.as_bytes()).expect("said");
+            let silent = introduced(ours, Duration::from_millis(50)).expect_err("no line");
+            assert!(silent.to_string().contains("50ms"), "{silent}");
+        }
+        assert!(started.elapsed() < AGES);
+    }
 }

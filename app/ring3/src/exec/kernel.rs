@@ -7,7 +7,8 @@ use std::{
 
 use host_linux::cpu;
 use kernels::{
-    assets::{Assets, Kernel, NAMED},
+    assets::{Assets, Kernel, KernelFiles, NAMED},
+    interrupt::{self, Guard},
     modules::{Module, ModuleTree},
 };
 
@@ -45,10 +46,17 @@ pub fn find(arguments: &GuestArguments) -> Result<GuestKernel, Failure> {
 }
 
 fn named(kernel: Kernel) -> Result<(PathBuf, Option<PathBuf>), Failure> {
-    let files = Assets::open().and_then(|assets| assets.kernel(kernel));
-    let files = files.map_err(|error| Failure::host(format!("{error:#}")))?;
+    let files = fetched(kernel).map_err(|error| Failure::host(format!("{error:#}")))?;
     let modules = files.image.with_file_name("modules");
     Ok((files.image, Some(modules)))
+}
+
+fn fetched(kernel: Kernel) -> anyhow::Result<KernelFiles> {
+    let assets = Assets::open()?;
+    let _guard = Guard::new()?;
+    let files = assets.kernel(kernel)?;
+    anyhow::ensure!(interrupt::signal().is_none(), "interrupted");
+    Ok(files)
 }
 
 fn file(name: &str) -> Result<PathBuf, Failure> {

@@ -10,6 +10,7 @@ use std::{
 
 use guest_agent::protocol::{self, MESSAGE, message};
 use host_linux::terminal;
+use kernels::interrupt;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH},
     iterator::Signals,
@@ -88,6 +89,7 @@ pub struct Session {
 pub fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
     let watched = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH];
     let mut signals = Signals::new(watched)?;
+    interrupt::leave_to_others();
     let events = events.clone();
     thread::spawn(move || {
         signals.forever().try_for_each(|signal| events.send(Event::Signal(signal)))

@@ -17,10 +17,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use tempfile::TempDir;
 use xtask::{
     assets::{Assets, Manifest},
     command::{output, progress},
+    scratch::Scratch,
 };
 
 use crate::{is_wanted, machine::Limits, machine::ring3};
@@ -73,7 +73,7 @@ const BARE: [&str; 4] = ["boot", "loop", "module", "log"];
 /// Names each workload that failed.
 pub fn run(assets: &Assets, parts: &[String], limits: Limits<'_>) -> Result<String> {
     ensure!(!limits.qemu, "debian: runs in ring3 alone, leave out --qemu");
-    let scratch = tempfile::Builder::new().prefix(".debian-").tempdir_in(image(assets)?)?;
+    let scratch = Scratch::new(&image(assets)?, ".debian-")?;
     let disk = copied(assets, scratch.path())?;
     let visitor = Visitor::new(scratch.path(), [free_port()?, free_port()?])?;
     shared(scratch.path())?;
@@ -195,7 +195,7 @@ fn kernel_time(guest: &mut Session) -> Result<Duration> {
 /// The time to a login, held against the kernel's and a container's.
 fn boot_time(
     assets: &Assets,
-    scratch: TempDir,
+    scratch: Scratch,
     login: Duration,
     kernel: Duration,
 ) -> Result<String> {
@@ -223,6 +223,7 @@ fn free_port() -> Result<u16> {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use tempfile::TempDir;
 
     /// The guest's shell, on the host, with these workloads.
     fn shell(workloads: &[(&str, &str)]) -> Result<(Session, TempDir)> {
