@@ -110,8 +110,12 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page: ring3 man | man -l -
-    Man,
+    /// Print a manual page, of ring3 or of one of its commands: ring3 man run | man -l -
+    Man {
+        /// The command, such as `run` or `image create`
+        #[arg(value_name = "COMMAND")]
+        command: Vec<String>,
+    },
     /// Serve a disk, a folder or a network to another program's machine, such as QEMU's, by vhost-user
     Serve(ServeArguments),
     /// Serve a device for a machine; ring3 itself starts it

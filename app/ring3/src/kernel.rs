@@ -6,7 +6,9 @@ use kernels::{
     interrupt::Guard,
 };
 
-use crate::failure::Failure;
+use serde::Serialize;
+
+use crate::{failure::Failure, output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,7 +30,11 @@ pub struct KernelArguments {
 #[derive(Debug, Subcommand)]
 pub enum Action {
     /// List the kernels by name, and which are installed
-    List,
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Fetch kernels from Debian's archive, verified by apt, into the user's cache
     Install {
         /// Names, as listed
@@ -63,7 +69,7 @@ pub fn kernel(arguments: &KernelArguments) -> Result<u8, Failure> {
     let host = |error: anyhow::Error| Failure::host(format!("{error:#}"));
     let assets = Assets::open().map_err(host)?;
     match &arguments.action {
-        Action::List => list(&assets),
+        Action::List { json } => return output::print(&list(&assets, *json)),
         Action::Install { names } => {
             let _guard = Guard::new().map_err(|error| host(error.into()))?;
             names.iter().try_for_each(|named| install(&assets, *named)).map_err(host)?;
@@ -75,12 +81,29 @@ pub fn kernel(arguments: &KernelArguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn list(assets: &Assets) {
-    for (name, kernel) in NAMED {
-        let suite = kernel.suite().name();
-        let state = assets.installed(kernel).unwrap_or_else(|| "not installed".to_owned());
-        println!("{name:<16}{suite:<10}{state}");
+/// A line of the list.
+#[derive(Serialize)]
+struct Line {
+    name: &'static str,
+    suite: &'static str,
+    /// Its release, if it is here.
+    installed: Option<String>,
+}
+
+fn list(assets: &Assets, json: bool) -> String {
+    let line = |(name, kernel): (&'static str, Kernel)| Line {
+        name,
+        suite: kernel.suite().name(),
+        installed: assets.installed(kernel),
+    };
+    let lines = NAMED.map(line);
+    if json {
+        return serde_json::to_string_pretty(&lines).unwrap_or_default() + "\n";
     }
+    let text = |Line { name, suite, installed }: &Line| {
+        format!("{name:<16}{suite:<10}{}\n", installed.as_deref().unwrap_or("not installed"))
+    };
+    lines.iter().map(text).collect()
 }
 
 fn install(assets: &Assets, Named { name, kernel }: Named) -> anyhow::Result<()> {

@@ -17,11 +17,12 @@ mod hvc;
 mod kernel;
 mod net;
 mod outcome;
+mod output;
 mod run;
 mod serve;
 mod share;
 
-use std::{io::stdout, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
@@ -51,16 +52,14 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Pause(target) => control::order(&target, Order::Pause),
         Command::Resume(target) => control::order(&target, Order::Resume),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Arguments::command(), "ring3", &mut stdout());
-            Ok(0)
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "ring3", &mut script);
+            output::print(&String::from_utf8_lossy(&script))
         }
-        Command::Man => manual(),
+        Command::Man { command } => manual(&command),
         Command::Serve(arguments) => serve::serve(&arguments),
         Command::Device(arguments) => device::device(&arguments),
-        Command::Doctor(doctor) => {
-            println!("{}", doctor::survey(doctor.json));
-            Ok(0)
-        }
+        Command::Doctor(doctor) => output::print(&(doctor::survey(doctor.json) + "\n")),
     };
     match (result, kernels::interrupt::signal()) {
         (Ok(code), _) => ExitCode::from(code),
@@ -75,11 +74,19 @@ fn fail(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.code)
 }
 
-/// The manual page of everything, as roff.
-fn manual() -> Result<u8, Failure> {
-    let page = clap_mangen::Man::new(Arguments::command());
-    page.render(&mut stdout()).map_err(|error| Failure::host(error.to_string()))?;
-    Ok(0)
+/// The manual page of ring3, or of the command that `path` names, as roff.
+fn manual(path: &[String]) -> Result<u8, Failure> {
+    let mut command = Arguments::command();
+    command.build(); // gives the commands below their full names
+    for name in path {
+        let found = command.find_subcommand(name).filter(|found| !found.is_hide_set()).cloned();
+        command =
+            found.ok_or_else(|| Failure::usage(format!("man: there is no command `{name}`")))?;
+    }
+    let mut page = Vec::new();
+    let rendered = clap_mangen::Man::new(command).render(&mut page);
+    rendered.map_err(|error| Failure::host(error.to_string()))?;
+    output::print(&String::from_utf8_lossy(&page))
 }
 
 /// Diagnostics for developers, off unless RING3_LOG asks for them (`RING3_LOG=debug`).

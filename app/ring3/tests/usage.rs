@@ -20,6 +20,23 @@ fn refuses_with(code: i32, arguments: &[&str], part: &str) {
 }
 
 #[test]
+fn every_command_has_its_manual_page() {
+    for path in [&["run"][..], &["image", "create", "debian"], &["kernel", "list"]] {
+        let output = ring3(&[&["man"], path].concat());
+        let page = String::from_utf8_lossy(&output.stdout).replace("\\-", "-");
+        assert!(output.status.success() && page.contains(&path.join("-")), "{path:?}: {page}");
+    }
+    refuses(&["man", "nothing"], "`nothing`");
+}
+
+#[test]
+fn kernels_are_listed_as_json_too() {
+    let output = ring3(&["kernel", "list", "--json"]);
+    let kernels: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(kernels.iter().any(|kernel| kernel["name"] == "debian-12"), "{kernels:?}");
+}
+
+#[test]
 fn files() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = |name: &str, content: &[u8]| {

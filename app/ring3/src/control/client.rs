@@ -11,7 +11,7 @@ use std::{
 use clap::Args;
 
 use super::{Order, Reply, Request, Stats, Status, folder};
-use crate::failure::Failure;
+use crate::{failure::Failure, output};
 
 const PATIENCE: Duration = Duration::from_secs(6);
 
@@ -46,16 +46,18 @@ pub fn stats(arguments: &StatsArguments) -> Result<u8, Failure> {
     let status = tell(find(&arguments.target)?.pid, Order::Stats)?;
     if arguments.json {
         let line = serde_json::to_string(&status);
-        println!("{}", line.map_err(|error| Failure::host(error.to_string()))?);
-        return Ok(0);
+        return output::print(&(line.map_err(|error| Failure::host(error.to_string()))? + "\n"));
     }
     let Stats { processes, cpu_seconds, memory_used } = status.stats.ok_or_else(|| {
         Failure::host(format!("machine {}: it is of a ring3 without `stats`", status.name))
     })?;
     let Status { name, seconds, memory, .. } = status;
-    println!("{name}: {cpu_seconds:.1} s of CPU time in {seconds:.1} s, by {processes} processes");
-    println!("{name}: {} MiB of memory; the guest has {} MiB", memory_used >> 20, memory >> 20);
-    Ok(0)
+    output::print(&format!(
+        "{name}: {cpu_seconds:.1} s of CPU time in {seconds:.1} s, by {processes} processes\n\
+         {name}: {} MiB of memory; the guest has {} MiB\n",
+        memory_used >> 20,
+        memory >> 20
+    ))
 }
 
 /// `ring3 ps`.
@@ -63,15 +65,15 @@ pub fn ps(arguments: &PsArguments) -> Result<u8, Failure> {
     let machines = machines()?;
     if arguments.json {
         let lines = machines.iter().filter_map(|machine| serde_json::to_string(machine).ok());
-        lines.for_each(|line| println!("{line}"));
-        return Ok(0);
+        return output::print(&lines.map(|line| line + "\n").collect::<String>());
     }
-    println!("{:<16}{:<9}{:<10}{:>10}{:>10}  KERNEL", "NAME", "PID", "STATE", "SECONDS", "MEMORY");
-    for machine in machines {
+    let [name, pid, state, seconds, memory] = ["NAME", "PID", "STATE", "SECONDS", "MEMORY"];
+    let head = format!("{name:<16}{pid:<9}{state:<10}{seconds:>10}{memory:>10}  KERNEL\n");
+    let line = |machine: &Status| {
         let Status { name, pid, state, seconds, memory, kernel, .. } = machine;
-        println!("{name:<16}{pid:<9}{state:<10}{seconds:>10.0}{:>9}M  {kernel}", memory >> 20);
-    }
-    Ok(0)
+        format!("{name:<16}{pid:<9}{state:<10}{seconds:>10.0}{:>9}M  {kernel}\n", memory >> 20)
+    };
+    output::print(&(head + &machines.iter().map(line).collect::<String>()))
 }
 
 /// Gives the machine an order.
