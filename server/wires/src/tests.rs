@@ -67,7 +67,7 @@ fn two_machines_that_start_at_once_have_one_cable() {
     for round in 0..200 {
         let path = folder.path().join(format!("cable{round}"));
         if round % 2 == 1 {
-            drop(UnixListener::bind(&path).expect("left behind"));
+            leave_behind(&path);
         }
         let both = Barrier::new(2);
         let start = || {
@@ -82,11 +82,19 @@ fn two_machines_that_start_at_once_have_one_cable() {
     }
 }
 
+/// A socket at which nobody listens. Another test's program that has just been forked may hold on to it until it is executed.
+fn leave_behind(path: &Path) {
+    drop(UnixListener::bind(path).expect("bound"));
+    while UnixStream::connect(path).is_ok() {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_socket_left_behind_is_replaced_and_other_files_are_not() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cable");
-    drop(UnixListener::bind(&path).expect("bound"));
+    leave_behind(&path);
     drop(socket(&path).expect("it listens"));
     std::fs::write(&path, "precious").expect("written");
     assert!(refusal(socket(&path)).contains("cable"));
@@ -98,7 +106,7 @@ fn a_socket_left_behind_is_replaced_and_other_files_are_not() {
 fn who_only_listens_replaces_no_file_and_nobody() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("server");
-    drop(UnixListener::bind(&path).expect("left behind"));
+    leave_behind(&path);
     let listening = listen(&path).expect("it listens");
     listen(&path).expect_err("somebody listens");
     drop(listening);

@@ -107,6 +107,24 @@ fn tables_among_code_are_read_as_written() -> Result<()> {
     Ok(())
 }
 
+/// git, make, cargo and, where it is installed, npm; and the host sees what they made.
+#[test]
+fn builds_work_in_a_shared_folder() -> Result<()> {
+    let directory = TempDir::new()?;
+    let cargo = env!("CARGO");
+    let script = format!("CARGO={cargo}\n{}", include_str!("../programs/builds.sh"));
+    let output = exec(directory.path(), &script)?.output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && output.stdout.ends_with(b"all built\n"), "{said}");
+    let mut git = Command::new("git");
+    git.args(["-c", "safe.directory=*", "status", "--short"]);
+    let status = git.current_dir(directory.path().join("project")).output()?;
+    ensure!(status.status.success() && status.stdout.is_empty(), "{status:?}");
+    let built = Command::new(directory.path().join("crate/target/debug/hello")).output()?;
+    ensure!(built.stdout == b"35\n", "{built:?}");
+    Ok(())
+}
+
 #[test]
 fn a_command_that_is_not_there_is_127() -> Result<()> {
     let mut command = Command::new(ring3()?);
