@@ -24,7 +24,9 @@ pub fn first() -> Result<File> {
         mount(kind.as_bytes(), target.as_bytes(), kind, 0, "")?;
     }
     load_modules()?;
-    sys::connect_to_host(protocol::CONTROL).map_err(|error| format!("no vsock: {error}"))
+    sys::connect_to_host(protocol::CONTROL).map_err(|error| {
+        format!("no vsock: {error} (a kernel that is a file may need --modules)")
+    })
 }
 
 fn load_modules() -> Result<()> {
