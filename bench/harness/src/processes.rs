@@ -4,8 +4,9 @@
 //! are summed. Time is that of every thread's schedstat, which counts nanoseconds where
 //! `/proc/PID/stat` counts hundredths of a second.
 
-use std::{collections::BTreeSet, fs, sync::LazyLock, time::Duration};
+use std::{collections::BTreeSet, fs, iter, sync::LazyLock, time::Duration};
 
+use host_linux::usage::{self, numbers};
 use rustix::{
     process::Pid,
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
@@ -16,17 +17,8 @@ static ALL: LazyLock<CpuSet> = LazyLock::new(|| sched_getaffinity(None).unwrap_o
 
 /// A process and all it started, as far as they live: descendants, and members of its group.
 pub fn family(root: u32) -> BTreeSet<u32> {
-    let all: Vec<_> = numbers("/proc").filter_map(Process::read).collect();
-    let mut family = BTreeSet::from([root]);
-    loop {
-        let joins = |p: &&Process| family.contains(&p.parent) || p.group == root;
-        let joined: Vec<_> = all.iter().filter(joins).map(|process| process.id).collect();
-        let before = family.len();
-        family.extend(joined);
-        if family.len() == before {
-            return family;
-        }
-    }
+    let found = usage::family(root, |process| process.group == root);
+    iter::once(root).chain(found.iter().map(|process| process.id)).collect()
 }
 
 /// CPU time that these processes' living threads have used.
@@ -41,13 +33,7 @@ pub fn cpu_time(family: &BTreeSet<u32>) -> Duration {
 
 /// Memory in bytes: private pages, and of shared ones their share.
 pub fn memory(family: &BTreeSet<u32>) -> u64 {
-    family.iter().filter_map(|id| proportional(*id)).sum()
-}
-
-fn proportional(id: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{id}/smaps_rollup")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+    family.iter().filter_map(|id| usage::memory(*id)).sum()
 }
 
 /// The CPUs that we may use.
@@ -72,28 +58,6 @@ pub fn confine(root: u32, cpus: &CpuSet) {
             let _ = sched_setaffinity(Pid::from_raw(thread as i32), cpus);
         }
     }
-}
-
-struct Process {
-    id: u32,
-    parent: u32,
-    group: u32,
-}
-
-impl Process {
-    /// From `/proc/PID/stat`, whose second field may contain anything but ends at the last `)`.
-    fn read(id: u32) -> Option<Self> {
-        let text = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-        let mut fields = text.rsplit_once(") ")?.1.split(' ').skip(1);
-        let mut next = || fields.next()?.parse().ok();
-        Some(Self { id, parent: next()?, group: next()? })
-    }
-}
-
-/// Names in a directory that are numbers.
-fn numbers(directory: &str) -> impl Iterator<Item = u32> + use<> {
-    let entries = fs::read_dir(directory).into_iter().flatten();
-    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 #[cfg(test)]

@@ -18,35 +18,38 @@ pub struct Usage {
 
 /// Now. A process that ends meanwhile, or hides what it takes, counts as nothing.
 pub fn usage() -> Usage {
-    let family = family(std::process::id());
+    let family = family(std::process::id(), |_| false);
     let ticks: u64 = family.iter().map(|process| process.ticks).sum();
     let cpu = Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second());
-    let memory = family.iter().filter_map(|process| proportional(process.id)).sum();
+    let memory = family.iter().filter_map(|process| memory(process.id)).sum();
     Usage { processes: family.len(), cpu, memory }
 }
 
-/// A process and its descendants.
-fn family(root: u32) -> Vec<Process> {
-    let names = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let all: Vec<_> = numbers.filter_map(Process::read).collect();
+/// A process and its descendants, as far as they live, and those that are `also` of the family, with theirs.
+pub fn family(root: u32, also: impl Fn(&Process) -> bool) -> Vec<Process> {
+    let all: Vec<_> = numbers("/proc").filter_map(Process::read).collect();
     let mut ids = BTreeSet::from([root]);
     loop {
         let before = ids.len();
-        let children = all.iter().filter(|process| ids.contains(&process.parent));
-        let children: Vec<_> = children.map(|process| process.id).collect();
-        ids.extend(children);
+        let joins = |process: &&Process| ids.contains(&process.parent) || also(process);
+        let joined: Vec<_> = all.iter().filter(joins).map(|process| process.id).collect();
+        ids.extend(joined);
         if ids.len() == before {
             return all.into_iter().filter(|process| ids.contains(&process.id)).collect();
         }
     }
 }
 
-struct Process {
-    id: u32,
-    parent: u32,
+/// What `/proc/PID/stat` says of a process.
+pub struct Process {
+    /// Its number.
+    pub id: u32,
+    /// Its parent's.
+    pub parent: u32,
+    /// Its process group's.
+    pub group: u32,
     /// CPU time of its own and of children it has waited for, in the host's clock ticks.
-    ticks: u64,
+    pub ticks: u64,
 }
 
 impl Process {
@@ -54,19 +57,26 @@ impl Process {
         Self::parse(id, &fs::read_to_string(format!("/proc/{id}/stat")).ok()?)
     }
 
-    /// The second field may contain anything but ends at the last `)`; the fourth is the parent, 14 to 17 are times.
+    /// The second field may contain anything but ends at the last `)`; the fourth is the parent, the fifth the group, 14 to 17 are times.
     fn parse(id: u32, text: &str) -> Option<Self> {
         let fields: Vec<_> = text.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
         let times = fields.get(11..15)?.iter().map(|time| time.parse::<u64>().ok());
-        let parent = fields.get(1)?.parse().ok()?;
-        Some(Self { id, parent, ticks: times.sum::<Option<u64>>()? })
+        let number = |at: usize| fields.get(at)?.parse().ok();
+        Some(Self { id, parent: number(1)?, group: number(2)?, ticks: times.sum::<Option<u64>>()? })
     }
 }
 
-fn proportional(id: u32) -> Option<u64> {
+/// A process's memory in bytes: private pages, and of shared ones its share.
+pub fn memory(id: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{id}/smaps_rollup")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
+/// Names in a directory that are numbers.
+pub fn numbers(directory: &str) -> impl Iterator<Item = u32> + use<> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 #[cfg(test)]
@@ -81,7 +91,7 @@ mod tests {
     fn a_process_is_read_whatever_its_name() {
         let text = "7 (a) (b) 9) S 3 7 7 0 -1 4194304 90 0 0 0 11 5 2 1 20 0 1 0 100";
         let process = Process::parse(7, text).expect("a process");
-        assert_eq!((process.parent, process.ticks), (3, 19));
+        assert_eq!((process.parent, process.group, process.ticks), (3, 7, 19));
         assert!(Process::parse(7, "7 (cut) S 3").is_none());
     }
 
