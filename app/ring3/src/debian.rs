@@ -14,12 +14,12 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use kernels::{
-    command::{output, progress},
+    command::{self, progress},
     interrupt::Guard,
     scratch::Scratch,
 };
 
-use crate::{cli::MemorySize, failure::Failure};
+use crate::{cli::MemorySize, failure::Failure, output};
 
 const EARLY: &str = include_str!("debian_early.sh");
 const LATE: &str = include_str!("debian_late.sh");
@@ -86,8 +86,7 @@ pub fn create(arguments: &DebianArguments) -> Result<u8, Failure> {
     let guard = Guard::new();
     let made = guard.map_err(Into::into).and_then(|_guard| make(arguments, &files));
     made.map_err(|error| Failure::host(format!("{error:#}")))?;
-    println!("ring3 run --config {}", files.config.display());
-    Ok(0)
+    output::print(&format!("ring3 run --config {}\n", files.config.display()))
 }
 
 fn check(arguments: &DebianArguments, files: &Files) -> Result<(), Failure> {
@@ -133,7 +132,7 @@ fn install(arguments: &DebianArguments, archive: &Path) -> Result<()> {
     command.arg(format!("--include={packages}"));
     // A hook with a space in it is run by a shell, with the file system as $1.
     command.arg(format!("--extract-hook={EARLY}")).arg(format!("--customize-hook={LATE}"));
-    output(command.arg(suite).arg(archive)).map_err(|error| {
+    command::output(command.arg(suite).arg(archive)).map_err(|error| {
         if format!("{error:#}").contains("unable to pick chroot mode") {
             error.context(NO_RANGE)
         } else {
@@ -153,7 +152,7 @@ fn lay_out(archive: &Path, files: &Files, MemorySize(bytes): MemorySize) -> Resu
     let bar = progress("making the file system");
     let mut command = as_root();
     command.args(["sh", "-c", MAKE, "sh"]).arg(archive).arg(&files.disk).arg(bytes.to_string());
-    output(command.arg(&files.kernel).arg(&files.initrd)).map_err(|error| {
+    command::output(command.arg(&files.kernel).arg(&files.initrd)).map_err(|error| {
         if format!("{error:#}").contains("Could not allocate block") {
             error.context(format!("it does not fit in {}M: give more --size", bytes >> 20))
         } else {

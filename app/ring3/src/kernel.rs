@@ -5,7 +5,6 @@ use kernels::{
     assets::{Assets, Kernel, NAMED},
     interrupt::Guard,
 };
-
 use serde::Serialize;
 
 use crate::{failure::Failure, output};
@@ -66,13 +65,12 @@ fn known(text: &str) -> Result<Named, String> {
 
 /// Does it.
 pub fn kernel(arguments: &KernelArguments) -> Result<u8, Failure> {
-    let host = |error: anyhow::Error| Failure::host(format!("{error:#}"));
     let assets = Assets::open().map_err(host)?;
     match &arguments.action {
         Action::List { json } => return output::print(&list(&assets, *json)),
         Action::Install { names } => {
             let _guard = Guard::new().map_err(|error| host(error.into()))?;
-            names.iter().try_for_each(|named| install(&assets, *named)).map_err(host)?;
+            names.iter().try_for_each(|named| install(&assets, *named))?;
         }
         Action::Remove { names } => {
             names.iter().try_for_each(|named| remove(&assets, *named))?;
@@ -106,19 +104,19 @@ fn list(assets: &Assets, json: bool) -> String {
     lines.iter().map(text).collect()
 }
 
-fn install(assets: &Assets, Named { name, kernel }: Named) -> anyhow::Result<()> {
-    let files = assets.kernel(kernel)?;
-    println!("{name}: {}", files.image.display());
-    Ok(())
+fn install(assets: &Assets, Named { name, kernel }: Named) -> Result<(), Failure> {
+    let files = assets.kernel(kernel).map_err(host)?;
+    output::print(&format!("{name}: {}\n", files.image.display())).map(drop)
 }
 
 fn remove(assets: &Assets, Named { name, kernel }: Named) -> Result<(), Failure> {
     match assets.remove(kernel) {
-        Ok(true) => {
-            println!("{name}: removed");
-            Ok(())
-        }
+        Ok(true) => output::print(&format!("{name}: removed\n")).map(drop),
         Ok(false) => Err(Failure::usage(format!("{name} is not installed"))),
-        Err(error) => Err(Failure::host(format!("{error:#}"))),
+        Err(error) => Err(host(error)),
     }
+}
+
+fn host(error: anyhow::Error) -> Failure {
+    Failure::host(format!("{error:#}"))
 }
