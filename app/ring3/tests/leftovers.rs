@@ -16,8 +16,9 @@ use tempfile::TempDir;
 const SLOW: &str = "#!/bin/sh
 trap 'echo ended > \"$NOTES/ended\"; exit 1' TERM
 for archive; do :; done
+sleep 60 &
 echo half > \"$archive\" && echo began > \"$NOTES/began\"
-sleep 60 & wait
+wait
 ";
 
 /// `ring3 image create debian` in the folder `images`, once its work has begun.
