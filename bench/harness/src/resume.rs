@@ -37,11 +37,11 @@ impl Report {
         self.rows.truncate(kept);
         self.rows.extend_from_slice(rows);
         self.left.retain(|name| rows.iter().all(|row| row.name != *name));
-        for mut environment in environments {
+        for environment in environments {
             match self.environments.iter_mut().find(|known| known.name == environment.name) {
                 // Rows that were skipped in it all do not say what runs there.
                 Some(known) if environment.kernel.is_empty() => known.version = environment.version,
-                Some(known) => std::mem::swap(known, &mut environment),
+                Some(known) => *known = environment,
                 None => self.environments.push(environment),
             }
         }

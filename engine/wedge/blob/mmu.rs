@@ -334,16 +334,13 @@ fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
         let done = at >= run.gva && at < run.gva + run.len;
         let page = if done { None } else { used_page(s, table, at, kernel) };
         let hva = if kernel { at.wrapping_add(BIAS) } else { at };
-        let Some(page) = page.filter(|page| !hinted(s, hva, page.rights)) else {
+        let new = page.filter(|page| !hinted(s, hva, page.rights));
+        let more = new.map(|page| extend(s, table, page, kernel));
+        // Looking at a page of code takes longest, so that comes last.
+        let Some(more) = more.filter(|more| (more.len > PAGE || ahead) && more.is_as_it_may_be()) else {
             at += PAGE;
             continue;
         };
-        let more = extend(s, table, page, kernel);
-        let alone = more.len == PAGE && !ahead;
-        if alone || !page.is_as_it_may_be() {
-            at += PAGE;
-            continue;
-        }
         if !make_run(f, s, more, kernel) {
             return;
         }
