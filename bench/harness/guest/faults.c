@@ -1,5 +1,7 @@
 /* Rows of the memory manager: page faults, mappings, protections. */
 #define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "bench.h"
@@ -114,6 +116,37 @@ static const char *mprotect_run(uint64_t n)
     return NULL;
 }
 
+/* Memory that comes and goes, in the sizes for which the C library asks the kernel. */
+static const char *churn_run(uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        for (size_t size = 64 << 10; size <= 16 << 20; size *= 4) {
+            char *memory = malloc(size);
+            CHECK(memory, "no memory");
+            memset(memory, (int)i | 1, size);
+            HIDE(memory);
+            CHECK(memory[size - 1] == (char)(i | 1), "a byte was lost");
+            free(memory);
+        }
+    return NULL;
+}
+
+/* As programs do that show each other pictures or messages. */
+static const char *sharechurn_run(uint64_t n)
+{
+    const size_t size = 1 << 20;
+    for (uint64_t i = 0; i < n; i++) {
+        char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        CHECK(memory != MAP_FAILED, "no memory");
+        for (size_t at = 0; at < size; at += size / 16) {
+            CHECK(memory[at] == 0, "a fresh page is not empty");
+            memory[at] = 1;
+        }
+        CHECK(munmap(memory, size) == 0, "cannot unmap");
+    }
+    return NULL;
+}
+
 const struct row fault_rows[] = {
     { "faults", "memory management", "4,096 page faults of 4 KB, with their mapping", faults_run, NULL, NULL },
     { "touch", "memory management", "write to every page of 64 MB, huge pages allowed", touch_run, NULL, NULL },
@@ -121,5 +154,7 @@ const struct row fault_rows[] = {
       NULL },
     { "mmap", "memory management", "mmap and munmap of 64 KB", mmap_run, NULL, NULL },
     { "mprotect", "memory management", "mprotect twice and touch", mprotect_run, page_setup, page_teardown },
+    { "churn", "memory management", "malloc, fill and free of 64 KB, 256 KB, 1 MB, 4 MB and 16 MB", churn_run, NULL, NULL },
+    { "sharechurn", "memory management", "1 MB of shared memory mapped, 16 pages touched, unmapped", sharechurn_run, NULL, NULL },
     ROWS_END,
 };

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -193,12 +195,61 @@ static const char *shell_run(uint64_t n)
     return NULL;
 }
 
+/* A process with memory of its own, whose child uses a part of it. */
+#define PAGE ((size_t)4096)
+enum { OWNED = 1000, USED = 200 };
+
+static char *owned;
+
+static const char *owner_setup(void)
+{
+    owned = mmap(NULL, OWNED * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(owned != MAP_FAILED, "no memory");
+    madvise(owned, OWNED * PAGE, MADV_NOHUGEPAGE);
+    for (size_t i = 0; i < OWNED; i++)
+        owned[i * PAGE] = (char)(i | 1);
+    return NULL;
+}
+
+static void owner_teardown(void) { munmap(owned, OWNED * PAGE); }
+
+/* What the child does with every fifth page. */
+static int use_pages(bool write)
+{
+    for (size_t i = 0; i < OWNED; i += OWNED / USED) {
+        if (owned[i * PAGE] != (char)(i | 1))
+            return 1;
+        if (write)
+            owned[i * PAGE + 1] = 1;
+    }
+    return TRUE_CODE;
+}
+
+static const char *owner_run(uint64_t n, bool write)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        pid_t child = fork();
+        if (child == 0)
+            _exit(use_pages(write));
+        const char *wrong = wait_for(child, TRUE_CODE);
+        CHECK(!wrong, wrong);
+    }
+    for (size_t i = 0; i < OWNED; i++)
+        CHECK(owned[i * PAGE + 1] == 0, "a child wrote to its parent's page");
+    return NULL;
+}
+
+static const char *forkread_run(uint64_t n) { return owner_run(n, false); }
+static const char *forkwrite_run(uint64_t n) { return owner_run(n, true); }
+
 const struct row process_rows[] = {
     { "pipe", "processes", "round trip of a byte through pipes between two processes on one CPU", trip_run, trip_setup, partner_teardown },
     { "ctx16k", "processes", "the same, each process reading 16 KB at every turn (lat_ctx)", trip_run, ctx16_setup, partner_teardown },
     { "ctx64k", "processes", "the same with 64 KB", trip_run, ctx64_setup, partner_teardown },
     { "pipe64k", "processes", "64 KB through a pipe, written and read by one process", pipe64_run, pipe64_setup, pipe64_teardown },
     { "fork", "processes", "fork, exit and wait", fork_run, NULL, NULL },
+    { "forkread", "processes", "fork of a process with 1,000 pages, of which the child reads 200", forkread_run, owner_setup, owner_teardown },
+    { "forkwrite", "processes", "the same, the child writes them", forkwrite_run, owner_setup, owner_teardown },
     { "exec", "processes", "vfork, exec of a static program and wait", vfork_run, NULL, NULL },
     { "shell", "processes", "fork, exec of busybox sh -c true and wait", shell_run, NULL, NULL },
     ROWS_END,

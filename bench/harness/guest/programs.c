@@ -114,6 +114,11 @@ static const char *disk_setup(void)
 static void disk_teardown(void) { fio("clean", 1); }
 
 static const char *python_start(uint64_t n) { return run("/bench/python-start.sh", n); }
+static const char *python_import(uint64_t n) { return run("/bench/python-import.sh", n); }
+static const char *dynamic_exec(uint64_t n) { return run("/bench/dynexec.sh", n); }
+static const char *bash_fork(uint64_t n) { return run("/bench/bashfork.sh", n); }
+static const char *perl_start(uint64_t n) { return run("/bench/perl-start.sh", n); }
+static const char *gcc_hello(uint64_t n) { return run("/bench/gcc-hello.sh", n); }
 static const char *python(uint64_t n) { return run("/bench/python.sh", n); }
 static const char *sqlite(uint64_t n) { return run("/bench/sqlite.sh", n); }
 static const char *gzip(uint64_t n) { return run("/bench/gzip.sh", n); }
@@ -127,6 +132,11 @@ static const char *disk_random(uint64_t n) { return fio("random", n); }
 static const char *disk_sequential(uint64_t n) { return fio("sequential", n); }
 
 const struct row program_rows[] = {
+    { "dynexec", "programs", "100 x /bin/true, dynamically linked, from bash", dynamic_exec, setup, NULL },
+    { "bashfork", "programs", "100 x (:) in bash", bash_fork, setup, NULL },
+    { "perlstart", "programs", "20 x perl -e 1 from bash", perl_start, setup, NULL },
+    { "gcchello", "programs", "gcc -O2 of one small file, linked and started", gcc_hello, setup, NULL },
+    { "pyimport", "programs", "start of Python 3.11, import json and re", python_import, setup, NULL },
     { "pystart", "programs", "start of Python 3.11", python_start, setup, NULL },
     { "python", "programs", "Python 3.11: a tree, queens, dictionaries and strings", python, setup, NULL },
     { "sqlite", "programs", "SQLite in memory: 20,000 rows inserted, indexed, joined and changed", sqlite, setup, NULL },
@@ -134,7 +144,7 @@ const struct row program_rows[] = {
     { "zstd", "programs", "zstd of a library and back, 1.9 MB", zstd, setup, NULL },
     { "go", "programs", "a Go program: goroutines, channels, maps, allocation", go, setup, NULL },
     { "povray", "programs", "POV-Ray: a scene of mirrors and glass, 160 by 120 points", povray, setup, NULL },
-    { "compile", "programs", "gcc -O2 of this benchmark's program, 12 files, linked and started", compile, setup, NULL },
+    { "compile", "programs", "gcc -O2 of this benchmark's program, 13 files, linked and started", compile, setup, NULL },
     { "lua", "programs", "make of Lua 5.4, one job", make_lua, setup, NULL },
     { "lua4", "programs", "make of Lua 5.4, four jobs on one CPU", make_lua_parallel, setup, NULL },
     { "diskrand", "programs", "fio: 4,096 reads of 4 KB at random of a disk, each verified", disk_random, disk_setup, disk_teardown },

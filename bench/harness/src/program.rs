@@ -26,10 +26,13 @@ const OPTIONS: [&str; 7] = [
 ];
 
 /// The group of rows that run other programs, and those rows.
-pub const ROWS: [&str; 13] = [
-    "programs", "pystart", "python", "sqlite", "gzip", "zstd", "go", "povray", "compile", "lua",
+pub const ROWS: [&str; 18] = [
+    "programs", "dynexec", "bashfork", "perlstart", "gcchello", "pyimport", "pystart", "python", "sqlite", "gzip", "zstd", "go", "povray", "compile", "lua",
     "lua4", "diskrand", "diskseq",
 ];
+
+/// The group of rows that take many pages, and so the time to touch them.
+pub const SCATTERED: &str = "scattered memory";
 
 /// Where the sources are.
 pub fn sources() -> PathBuf {

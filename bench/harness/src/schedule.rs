@@ -93,7 +93,7 @@ pub fn rows(
         return Err(Error::Unknown { kind: "row", name, known });
     }
     let is_long = |row: &protocol::Row| {
-        let groups = [program::ROWS[0], network::GROUP];
+        let groups = [program::ROWS[0], program::SCATTERED, network::GROUP];
         groups.contains(&row.group.as_str()) || crowd::ROWS.contains(&row.name.as_str())
     };
     let possible = |row: &protocol::Row| with_programs || !is_long(row);

@@ -14,15 +14,19 @@ use crate::{
 };
 
 /// What rows run. What these depend on comes with them.
-const PACKAGES: [&str; 12] = [
+const PACKAGES: [&str; 16] = [
+    "bash",
     "busybox-static",
+    "coreutils",
     "fio",
     "gcc",
     "gzip",
     "iperf3",
     "libc6-dev",
+    "libpython3.11-stdlib",
     "make",
     "nginx",
+    "perl-base",
     "povray",
     "python3.11-minimal",
     "sqlite3",
@@ -33,7 +37,7 @@ const PROJECT: &str = "lua5.4";
 /// The Go compiler and its library, for as long as it takes to build one program.
 const GO: [&str; 1] = ["golang-1.19-go"];
 /// Name in the cache, to be changed with the packages.
-const ENTRY: &str = "bench-userland-2";
+const ENTRY: &str = "bench-userland-3";
 /// Directories that something is mounted on, or written to.
 const MOUNT_POINTS: [&str; 5] = ["tmp", "dev", "proc", "bench/source", "src"];
 /// Devices that programs need where no kernel fills `dev`: the host's are mounted on these.
@@ -86,9 +90,11 @@ fn furnish(root: &Path) -> Result<()> {
         fs::write(root.join(file), content)?;
     }
     for applet in APPLETS.map(|name| root.join("bin").join(name)) {
-        if applet.symlink_metadata().is_err() {
-            symlink("busybox", applet)?;
+        // coreutils' are other programs than those that were measured before it came.
+        if applet.symlink_metadata().is_ok() {
+            fs::remove_file(&applet)?;
         }
+        symlink("busybox", applet)?;
     }
     Ok(())
 }
