@@ -27,8 +27,24 @@ const OPTIONS: [&str; 7] = [
 
 /// The group of rows that run other programs, and those rows.
 pub const ROWS: [&str; 18] = [
-    "programs", "dynexec", "bashfork", "perlstart", "gcchello", "pyimport", "pystart", "python", "sqlite", "gzip", "zstd", "go", "povray", "compile", "lua",
-    "lua4", "diskrand", "diskseq",
+    "programs",
+    "dynexec",
+    "bashfork",
+    "perlstart",
+    "gcchello",
+    "pyimport",
+    "pystart",
+    "python",
+    "sqlite",
+    "gzip",
+    "zstd",
+    "go",
+    "povray",
+    "compile",
+    "lua",
+    "lua4",
+    "diskrand",
+    "diskseq",
 ];
 
 /// The group of rows that take many pages, and so the time to touch them.
