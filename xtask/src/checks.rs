@@ -1,35 +1,27 @@
-//! `cargo xtask test` and `cargo xtask ci`: every check, and one line that counts.
+//! `cargo xtask test`: every check, and one line that counts.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
 
-use crate::command::run;
+use crate::{
+    assets::{Assets, Kernel},
+    command::run,
+    self_tests::SelfTestAssets,
+    tally::{Allowed, Skip, Tally},
+};
 
-/// How many tests passed and failed, over all test programs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    passed: u64,
-    failed: u64,
-}
-
-impl Tally {
-    /// Adds a line of output, if it is a test program's result.
-    fn add(&mut self, line: &str) {
-        let Some(result) = line.trim().strip_prefix("test result: ") else { return };
-        let count = |what| {
-            let parts = result.split([';', '.']);
-            let part = parts.map(str::trim).find_map(|part| part.strip_suffix(what))?;
-            part.trim().parse::<u64>().ok()
-        };
-        self.passed += count("passed").unwrap_or(0);
-        self.failed += count("failed").unwrap_or(0);
-    }
-}
+/// Skips that are allowed, and why.
+const ALLOWED: &str = ".ci/skips";
+/// Has test programs say what passing tests print: that is where a test says that it was skipped.
+const SHOW: &str = "--show-output";
 
 /// The top of the source tree.
 pub fn root() -> PathBuf {
@@ -37,56 +29,104 @@ pub fn root() -> PathBuf {
     manifest.parent().unwrap_or(manifest).to_owned()
 }
 
-/// Runs every check and prints `N passed, N failed`. Checks that are not test programs (format,
-/// lints) count as one each.
+/// Runs every check and prints `N passed, N failed, N skipped`. Checks that are not test programs (format,
+/// lints) count as one each. A skip that [`ALLOWED`] does not hold counts as a failure.
 ///
 /// # Errors
 /// A check failed, or cargo could not be run.
 pub fn test() -> Result<()> {
+    let allowed = root().join(ALLOWED);
+    let allowed = fs::read_to_string(&allowed).with_context(|| allowed.display().to_string())?;
+    let allowed = Allowed::parse(&allowed);
+    let kernels = stock_kernels();
+    if let Err(error) = &kernels {
+        println!("there are no kernels to load: {error:#}");
+    }
+    let kernels = kernels.as_ref().ok().map(TempDir::path);
     let mut tally = Tally::default();
     let mut broken = Vec::new();
-    let checks: [(&str, &[&str]); 5] = [
+    let checks: [(&str, &[&str]); 6] = [
         ("format", &["fmt", "--all", "--check"]),
         ("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-        ("unit tests", &["test", "--workspace", "--exclude", "guests", "--no-fail-fast"]),
+        (
+            "unit tests",
+            &["test", "--workspace", "--exclude", "guests", "--no-fail-fast", "--", SHOW],
+        ),
         ("the program to boot guests with", &["build", "--release", "--package", "ring3"]),
         // One guest at a time: a guest whose timer thread gets no CPU finds its timer broken.
         (
             "boot tests",
-            &["test", "--package", "guests", "--no-fail-fast", "--", "--test-threads=1"],
+            &["test", "--package", "guests", "--no-fail-fast", "--", SHOW, "--test-threads=1"],
         ),
+        ("loading of stock kernels", &["test", "--package", "boot", "--", SHOW, "--ignored"]),
     ];
     for (name, arguments) in checks {
         println!("==> {name}: cargo {}", arguments.join(" "));
-        let before = tally;
-        let succeeded = cargo(arguments, &mut tally)?;
-        let counted = tally != before;
-        match (succeeded, counted) {
-            (true, false) => tally.passed += 1,
+        let (passed, failed) = (tally.passed, tally.failed);
+        match (cargo(arguments, kernels, &mut tally)?, tally.passed == passed) {
+            (true, true) => tally.passed += 1,
+            (true, false) => {}
             (false, _) => {
-                tally.failed += u64::from(tally.failed == before.failed);
+                tally.failed += u64::from(tally.failed == failed);
                 broken.push(name);
             }
-            (true, true) => {}
         }
+    }
+    let skipped = skips(&mut tally, &allowed);
+    if skipped < tally.skips.len() {
+        broken.push("skips");
     }
     for name in &broken {
         println!("failed: {name}");
     }
-    println!("{} passed, {} failed", tally.passed, tally.failed);
+    println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, skipped);
     if broken.is_empty() { Ok(()) } else { bail!("{} of the checks failed", broken.len()) }
 }
 
+/// Says what was skipped; returns how much of it may be, and counts the rest as failures.
+fn skips(tally: &mut Tally, allowed: &Allowed) -> usize {
+    let (fine, wrong): (Vec<&Skip>, Vec<_>) =
+        tally.skips.iter().partition(|skip| allowed.has(skip));
+    for (skips, whether) in [(&fine, "on"), (&wrong, "NOT on")] {
+        if !skips.is_empty() {
+            println!("==> skipped, and {whether} the list {ALLOWED}:");
+        }
+        for skip in skips {
+            println!("    {skip}");
+        }
+    }
+    tally.failed += wrong.len() as u64;
+    fine.len()
+}
+
+/// A directory of the kernels that distributions ship, as the tests of `boot` want them.
+fn stock_kernels() -> Result<TempDir> {
+    let assets = Assets::open()?;
+    let directory = tempfile::tempdir()?;
+    for (name, file) in [
+        ("vmlinuz-6.1", assets.kernel(Kernel::BookwormCloud)?.image),
+        ("vmlinuz-6.12", assets.kernel(Kernel::TrixieCloud)?.image),
+        ("memtest86+x64.bin", assets.memtest()?),
+        ("xen-4.20-amd64.gz", assets.xen()?),
+    ] {
+        symlink(file, directory.path().join(name))?;
+    }
+    Ok(directory)
+}
+
 /// Runs cargo, passing its output on and counting results; whether it succeeded.
-fn cargo(arguments: &[&str], tally: &mut Tally) -> Result<bool> {
+fn cargo(arguments: &[&str], kernels: Option<&Path>, tally: &mut Tally) -> Result<bool> {
     let mut command = Command::new(env!("CARGO"));
     command.args(arguments).current_dir(root()).stdout(Stdio::piped());
+    command.envs(kernels.map(|kernels| ("RING3_KERNELS", kernels)));
     let mut child = command.spawn().context("cannot run cargo")?;
     let output = child.stdout.take().context("cargo has no output")?;
-    for line in BufReader::new(output).lines() {
+    for line in BufReader::new(output).split(b'\n') {
         let line = line?;
-        println!("{line}");
-        tally.add(&line);
+        let line = String::from_utf8_lossy(&line);
+        if tally.add(&line) {
+            println!("{line}");
+        }
     }
     Ok(child.wait()?.success())
 }
@@ -106,22 +146,4 @@ pub fn build_ring3() -> Result<PathBuf> {
 pub fn ring3() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| root().join("target")).join("release/ring3")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn results_are_summed() {
-        let mut tally = Tally::default();
-        for line in [
-            "test result: ok. 11 passed; 0 failed; 0 ignored; 0 measured; finished in 0.01s",
-            "test a::b ... ok",
-            "test result: FAILED. 2 passed; 3 failed; 1 ignored; 0 measured; finished in 0.01s",
-        ] {
-            tally.add(line);
-        }
-        assert_eq!(tally, Tally { passed: 13, failed: 3 });
-    }
 }

@@ -107,7 +107,7 @@ fn opened(html: &str) -> Option<String> {
         assert!(done.status.success(), "{browser}: {}", String::from_utf8_lossy(&done.stderr));
         return Some(text);
     }
-    eprintln!("skipped: there is no browser; install the package chromium");
+    eprintln!("SKIPPED: there is no browser; install the package chromium");
     None
 }
 

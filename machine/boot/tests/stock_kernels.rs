@@ -34,7 +34,7 @@ fn load(kernel: &[u8], protocol: BootProtocol) -> (Ram, Loaded) {
 }
 
 #[test]
-#[ignore = "needs kernel images in RING3_KERNELS"]
+#[ignore = "run by `cargo xtask test`, which puts kernels into RING3_KERNELS"]
 fn linux_is_unpacked_and_entered_in_64_bit_mode() {
     for (path, kernel) in kernels("vmlinuz") {
         let (ram, loaded) = load(&kernel, BootProtocol::Auto);
@@ -49,7 +49,7 @@ fn linux_is_unpacked_and_entered_in_64_bit_mode() {
 }
 
 #[test]
-#[ignore = "needs kernel images in RING3_KERNELS"]
+#[ignore = "run by `cargo xtask test`, which puts kernels into RING3_KERNELS"]
 fn linux_has_a_pvh_entry_and_a_bzimage_entry() {
     for (_, kernel) in kernels("vmlinuz") {
         let (_, pvh) = load(&kernel, BootProtocol::Pvh);
@@ -60,7 +60,7 @@ fn linux_has_a_pvh_entry_and_a_bzimage_entry() {
 }
 
 #[test]
-#[ignore = "needs kernel images in RING3_KERNELS"]
+#[ignore = "run by `cargo xtask test`, which puts kernels into RING3_KERNELS"]
 fn a_damaged_linux_is_refused() {
     for (_, kernel) in kernels("vmlinuz") {
         let refused = |kernel: &[u8]| {
@@ -78,7 +78,7 @@ fn a_damaged_linux_is_refused() {
 }
 
 #[test]
-#[ignore = "needs kernel images in RING3_KERNELS"]
+#[ignore = "run by `cargo xtask test`, which puts kernels into RING3_KERNELS"]
 fn memtest_is_entered_as_it_is() {
     for (path, kernel) in kernels("memtest86+") {
         let (_, loaded) = load(&kernel, BootProtocol::Auto);
@@ -90,7 +90,7 @@ fn memtest_is_entered_as_it_is() {
 }
 
 #[test]
-#[ignore = "needs kernel images in RING3_KERNELS"]
+#[ignore = "run by `cargo xtask test`, which puts kernels into RING3_KERNELS"]
 fn xen_is_unpacked_and_entered_by_multiboot() {
     for (_, kernel) in kernels("xen-") {
         let (_, loaded) = load(&kernel, BootProtocol::Auto);

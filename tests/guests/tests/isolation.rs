@@ -40,15 +40,31 @@ fn has_keys() -> Result<bool> {
     Ok(flags.split(' ').any(|flag| flag == "ospke") && release >= (6, 12))
 }
 
+/// What the host closes to user code, if it has the means; says so if it does not.
+fn closed_by_keys(
+    closed: &'static [&'static str],
+    anyway: usize,
+) -> Result<&'static [&'static str]> {
+    if has_keys()? {
+        return Ok(closed);
+    }
+    let (anyway, open) = closed.split_at(anyway);
+    eprintln!(
+        "SKIPPED IN PART: without protection keys nothing closes the memory of: {}",
+        open.join(", ")
+    );
+    Ok(anyway)
+}
+
 #[test]
 fn user_code_beside_the_kernel() -> Result<()> {
-    attempts("fast", if has_keys()? { &["kernel", "wedge"] } else { &[] })
+    attempts("fast", closed_by_keys(&["kernel", "wedge"], 0)?)
 }
 
 /// Where the kernel is interpreted, its memory is not in the program's process at all.
 #[test]
 fn user_code_by_itself() -> Result<()> {
-    attempts("direct", if has_keys()? { &["kernel", "wedge"] } else { &["kernel"] })
+    attempts("direct", closed_by_keys(&["kernel", "wedge"], 1)?)
 }
 
 #[test]

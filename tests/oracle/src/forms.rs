@@ -80,6 +80,11 @@ pub const OFFERED: [CpuidFeature; 55] = {
     ]
 };
 
+/// What of [`OFFERED`] the host does not have: nothing of it is tested here.
+pub fn missing() -> Vec<CpuidFeature> {
+    OFFERED.iter().copied().filter(|feature| !host_has(*feature)).collect()
+}
+
 /// The features `code` needs are all offered on this host: what user code can execute follows it.
 pub fn offered(code: Code) -> bool {
     code.cpuid_features().iter().all(|feature| OFFERED.contains(feature) && host_has(*feature))
