@@ -3,7 +3,7 @@
 //! - [`kernels`] fetches and keeps guests; its modules are here too.
 //! - [`self_tests`] keeps programs that test the machine they run on.
 //! - [`initramfs`] packs a root file system.
-//! - [`demo`], [`bench`], [`checks`] and [`layers`] are the tasks themselves; [`tally`] counts tests.
+//! - [`demo`], [`bench`], [`checks`], [`layers`] and [`markdown`] are the tasks themselves; [`tally`] counts tests.
 
 pub use kernels::{archive, assets, command, cpio, modules, scratch};
 
@@ -12,5 +12,6 @@ pub mod checks;
 pub mod demo;
 pub mod initramfs;
 pub mod layers;
+pub mod markdown;
 pub mod self_tests;
 pub mod tally;

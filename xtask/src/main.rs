@@ -12,7 +12,7 @@ use xtask::{
     assets::{Assets, Kernel},
     bench, checks, demo,
     initramfs::{self, Purpose},
-    layers,
+    layers, markdown,
 };
 
 #[derive(Parser)]
@@ -44,6 +44,8 @@ enum Task {
     Bench(Box<bench::Arguments>),
     /// Check that crates depend only on the layers they may
     Layers,
+    /// Check that lines and table cells of documents are short
+    Markdown,
     /// Run every check: format, lints, layers, unit and boot tests
     Test,
 }
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Task::Demo => demo::demo(),
         Task::Bench(arguments) => bench::bench(&arguments),
         Task::Layers => layers::check().map(|()| 0),
+        Task::Markdown => markdown::check().map(|()| 0),
         Task::Test => checks::test().map(|()| 0),
     };
     match result {

@@ -50,8 +50,24 @@ fn excluded(text: &mut String, bits: u32) {
     }
     let _ = writeln!(text, "\n## Offered by the CPU model, not tested here\n");
     for (reason, forms) in by_reason {
-        let _ = writeln!(text, "- {reason}: {}", forms.join(", "));
+        list(text, reason, &forms);
     }
+}
+
+/// An item of a list, in lines of fewer than 110 columns.
+fn list(text: &mut String, name: &str, forms: &[String]) {
+    let _ = write!(text, "- {name}:");
+    let mut column = name.len() + 3;
+    for (index, form) in forms.iter().enumerate() {
+        let comma = if index + 1 < forms.len() { "," } else { "" };
+        if column + form.len() + 2 > 108 {
+            text.push_str("\n ");
+            column = 1;
+        }
+        let _ = write!(text, " {form}{comma}");
+        column += form.len() + 1 + comma.len();
+    }
+    text.push('\n');
 }
 
 /// By feature: the forms are many.
