@@ -20,6 +20,7 @@
 pub mod asm;
 pub mod block;
 pub mod cache;
+mod copied;
 mod emit;
 pub mod recover;
 pub mod rules;
@@ -37,8 +38,9 @@ pub struct Layout {
     pub level: Level,
     /// Added to a GVA to get its HVA, modulo 2^64: what the host's GS base is.
     pub bias: u64,
-    /// What to add to an address that may be the user's or the kernel's, by its bits 39 to 47: 512
-    /// words, within 2 GiB of the bias. An entry may be one that makes the address non-canonical.
+    /// What to add to an address that may be the user's or the kernel's: a table of words, within 2 GiB of
+    /// the bias, by those bits of the address that `Frame::region_mask` holds. An entry may be one that makes
+    /// the address non-canonical.
     pub regions: u64,
     /// The code cache.
     pub cache: u64,

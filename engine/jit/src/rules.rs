@@ -1,13 +1,14 @@
 //! What becomes of a guest kernel instruction: the one table.
 //!
-//! Only what is known to behave the same in user mode is copied; everything not named here
-//! is a call-out, so a forgotten instruction is slow, never wrong. User code has the same table, less
-//! what only a kernel may do.
+//! Only what is known to behave the same in user mode is copied ([`copied`] lists it); everything not named
+//! there or here is a call-out, so a forgotten instruction is slow, never wrong. User code has the same
+//! table, less what only a kernel may do.
 
 use iced_x86::{
-    Code, CpuidFeature, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind,
-    Register,
+    Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register,
 };
+
+use crate::copied;
 
 /// What to emit for an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -287,131 +288,10 @@ fn touches_memory(insn: &Instruction) -> bool {
 /// The instruction's effect on registers and its memory operand does not depend on the privilege
 /// level, on control registers or on anything the host keeps for itself.
 fn same_in_user_mode(insn: &Instruction) -> bool {
-    !insn.is_privileged()
-        && !insn.is_save_restore_instruction()
-        && insn.cpuid_features().iter().all(|f| known(*f))
-        && !sensitive(insn.mnemonic())
-}
-
-/// Behaves differently, or reads what is the host's, without trapping.
-fn sensitive(mnemonic: Mnemonic) -> bool {
-    use Mnemonic::*;
-    matches!(
-        mnemonic,
-        Sgdt | Sidt
-            | Sldt
-            | Str
-            | Smsw
-            | Lar
-            | Lsl
-            | Verr
-            | Verw
-            | Cpuid
-            | Rdtscp
-            | Rdpid
-            | Rdpmc
-            | Xgetbv
-            | Xsetbv
-            | Rdfsbase
-            | Rdgsbase
-            | Wrfsbase
-            | Wrgsbase
-            | Rdpkru
-            | Wrpkru
-            | Int
-            | Int1
-            | Int3
-            | Into
-            | Hlt
-            | In
-            | Out
-            | Enter
-            | Popf
-            | Pushf
-            | Popfd
-            | Pushfd
-            | Maskmovq
-            | Maskmovdqu
-            | Vmaskmovdqu
-            | Xlatb
-            | Pop
-            | Push
-            | Mwait
-            | Monitor
-            | Loadall
-            | Ud0
-            | Ud1
-            | Ud2
-            | Syscall
-            | Sysret
-            | Sysenter
-            | Sysexit
-            | Iretq
-            | Swapgs
-            | Fxsave
-            | Fxsave64
-            | Fxrstor
-            | Fxrstor64
-            | Lds
-            | Les
-            | Lfs
-            | Lgs
-            | Lss
-            | Emms
-    )
-}
-
-/// Extensions whose instructions may be copied.
-fn known(feature: CpuidFeature) -> bool {
-    use CpuidFeature::*;
-    matches!(
-        feature,
-        INTEL8086
-            | INTEL186
-            | INTEL286
-            | INTEL386
-            | INTEL486
-            | X64
-            | CMOV
-            | MULTIBYTENOP
-            | PAUSE
-            | FPU
-            | FPU287
-            | FPU387
-            | MMX
-            | SSE
-            | SSE2
-            | SSE3
-            | SSSE3
-            | SSE4_1
-            | SSE4_2
-            | POPCNT
-            | AES
-            | PCLMULQDQ
-            | SHA
-            | AVX
-            | AVX2
-            | FMA
-            | F16C
-            | BMI1
-            | BMI2
-            | ADX
-            | MOVBE
-            | LZCNT
-            | CX8
-            | CMPXCHG16B
-            | CLFSH
-            | CLFLUSHOPT
-            | CLWB
-            | PREFETCHW
-            | RDRAND
-            | RDSEED
-            | TSC
-            | CET_IBT
-            | GFNI
-            | VAES
-            | VPCLMULQDQ
-    )
+    copied::has(insn.mnemonic())
+        && insn.cpuid_features().iter().all(|feature| copied::has_extension(*feature))
+        // Of MOV, the forms with control and debug registers.
+        && !insn.is_privileged()
 }
 
 #[cfg(test)]
@@ -443,6 +323,10 @@ mod tests {
             &[0x0f, 0xae, 0x03],     // fxsave [rbx]
             &[0x0f, 0xb2, 0x03],     // lss eax, [rbx]
             &[0x66, 0xc9],           // leave with 16-bit operands
+            &[0x0f, 0x77],           // emms
+            &[0x0f, 0x18, 0xf8],     // a reserved no-operation
+            &[0x0f, 0xc7, 0x23],     // xsavec [rbx]
+            &[0x0f, 0x01, 0xe8],     // serialize
         ] {
             assert_eq!(rule_of(bytes), Rule::CallOut, "{bytes:x?}");
         }
