@@ -9,7 +9,7 @@ use vmm::{BootProtocol, LockStep};
 
 use crate::{
     control::{PsArguments, StatsArguments, Target},
-    device::DeviceArguments,
+    device::{DeviceArguments, Nearness},
     disk::{DiskChoice, ImageArguments},
     exec::arguments::{ExecArguments, ShellArguments},
     kernel::KernelArguments,
@@ -284,10 +284,22 @@ pub enum SystemCalls {
 /// Where devices are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DevicesChoice {
-    /// Each in a process of its own
+    /// Each in a process of its own; disks and folders come to the vCPU's CPU while the guest waits for small answers
     Processes,
+    /// Each in a process of its own, on whatever CPU is free
+    Apart,
     /// By threads of the machine's process
     Inline,
+}
+
+impl DevicesChoice {
+    /// Where a disk's or folder's process runs, if it has one.
+    pub fn nearness(self) -> Nearness {
+        match self {
+            Self::Processes => Nearness::Near,
+            Self::Apart | Self::Inline => Nearness::Apart,
+        }
+    }
 }
 
 /// Which of the guest's consoles is at standard input and output.

@@ -18,7 +18,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use host_linux::process;
-use sharedfs::Folder;
+use sharedfs::{Folder, Keeping};
 use vhost_user::{
     Bell, Error, Identity, Process, Remote, Reserve, Served, Spawn, Started, introduce, introduced,
     jail, room,
@@ -64,6 +64,12 @@ pub enum Kind {
         /// Not to be changed
         #[arg(long)]
         readonly: bool,
+        /// Asked for anew after a second
+        #[arg(long, conflicts_with = "lasting")]
+        fresh: bool,
+        /// Relied on for as long as the guest runs
+        #[arg(long)]
+        lasting: bool,
         /// The folder
         folder: PathBuf,
     },
@@ -116,8 +122,13 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
 fn body(arguments: &DeviceArguments) -> Result<Body, Failure> {
     match &arguments.kind {
         Kind::Disk { index, disk } => disk_body(*index, disk),
-        Kind::Share { tag, readonly, folder } => {
-            let folder = Folder { path: folder.clone(), readonly: *readonly };
+        Kind::Share { tag, readonly, fresh, lasting, folder } => {
+            let keeping = match (fresh, lasting) {
+                (true, _) => Keeping::Fresh,
+                (_, true) => Keeping::Lasting,
+                _ => Keeping::Usual,
+            };
+            let folder = Folder { keeping, ..Folder::new(folder, *readonly) };
             share_body(tag, folder)
         }
         Kind::Net { mac, net } => net_body(net::parse_mac(mac).map_err(Failure::usage)?, net),
@@ -152,17 +163,30 @@ pub fn net_body(mac: [u8; 6], net: &NetArgument) -> Result<Body, Failure> {
     Ok(Body { device: Box::new(device), bell: Some(bell), served })
 }
 
+/// On which CPU a device's process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nearness {
+    /// On the vCPU's, while that is faster.
+    Near,
+    /// Wherever there is room.
+    Apart,
+}
+
 /// A device that is served by a process of its own, which these words of `ring3 device` start.
 pub fn attach(
     words: Vec<String>,
     option: &'static str,
     reserve: Option<Reserve>,
+    nearness: Nearness,
 ) -> Result<Attachment, Failure> {
     let spawn: Spawn = Box::new(move || start(&words));
     let remote = Remote::new(spawn, reserve).map_err(|error| match error {
         Error::Refused(problem) => Failure::usage(problem),
         error => Failure::host(format!("{option}: {error}")),
     })?;
+    if nearness == Nearness::Near {
+        remote.come_near();
+    }
     let (connect, release) = (Box::new(remote.connector()), Box::new(remote.releaser()));
     let device = Box::new(remote);
     // It only passes doorbells on, for which no thread is worth waking.
@@ -188,7 +212,11 @@ fn start(words: &[String]) -> Result<Started, Error> {
 /// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.
 struct DeviceProcess(Child);
 
-impl Process for DeviceProcess {}
+impl Process for DeviceProcess {
+    fn id(&self) -> Option<u32> {
+        Some(self.0.id())
+    }
+}
 
 impl Drop for DeviceProcess {
     fn drop(&mut self) {

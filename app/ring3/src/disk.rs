@@ -145,9 +145,10 @@ impl DiskArgument {
         match devices {
             // The guest asks, the host only answers.
             DevicesChoice::Inline => Ok(Attachment::new(Box::new(self.body(index)?), drop)),
-            DevicesChoice::Processes => {
+            DevicesChoice::Processes | DevicesChoice::Apart => {
                 let words = ["disk", "--", &index.to_string(), &self.text];
-                device::attach(words.map(str::to_owned).to_vec(), "--disk", Some(broken))
+                let words = words.map(str::to_owned).to_vec();
+                device::attach(words, "--disk", Some(broken), devices.nearness())
             }
         }
     }

@@ -22,7 +22,7 @@ mod run;
 mod serve;
 mod share;
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
 use clap::{CommandFactory, Parser};
 
@@ -30,8 +30,11 @@ use cli::{Arguments, Command};
 use control::Order;
 use failure::Failure;
 
+/// The library of shared folders takes an error that it passes on to the guest for one of its own.
+const QUIET: &str = "error,fuse_backend_rs=off";
+
 fn main() -> ExitCode {
-    match config::expand(std::env::args_os().collect()) {
+    match config::expand(env::args_os().collect()) {
         Ok(words) => act(Arguments::parse_from(words)),
         Err(failure) => fail(&failure),
     }
@@ -91,6 +94,7 @@ fn manual(path: &[String]) -> Result<u8, Failure> {
 
 /// Diagnostics for developers, off unless RING3_LOG asks for them (`RING3_LOG=debug`).
 fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::from_env("RING3_LOG");
+    let filter = env::var("RING3_LOG").unwrap_or_else(|_| QUIET.to_owned());
+    let filter = tracing_subscriber::EnvFilter::new(filter);
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }

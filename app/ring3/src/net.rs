@@ -12,7 +12,12 @@ use virtio::{NET_RECEIVE, Net};
 use vmm::Attachment;
 use wires::Wire;
 
-use crate::{cli::DevicesChoice, device, failure::Failure, foreign};
+use crate::{
+    cli::DevicesChoice,
+    device::{self, Nearness},
+    failure::Failure,
+    foreign,
+};
 
 /// A network interface.
 #[derive(Clone, Debug)]
@@ -130,7 +135,7 @@ impl NetArgument {
             (Kind::Foreign { socket }, _) => foreign::net(socket, mac),
             (Kind::Passt { forwards }, _) => foreign::passt(forwards, mac),
             (_, DevicesChoice::Inline) => self.inline(mac),
-            (_, DevicesChoice::Processes) => self.in_a_process(mac),
+            (_, DevicesChoice::Processes | DevicesChoice::Apart) => self.in_a_process(mac),
         }
     }
 
@@ -145,7 +150,7 @@ impl NetArgument {
         let mac: Vec<_> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
         let words = ["net", "--mac", &mac.join(":"), "--", &self.text].map(str::to_owned);
         let cut: Reserve = |config| Box::new(Net::cut(config));
-        let mut attachment = device::attach(words.to_vec(), "--net", Some(cut))?;
+        let mut attachment = device::attach(words.to_vec(), "--net", Some(cut), Nearness::Apart)?;
         if let Kind::Socket { path } = &self.kind {
             let (path, release) = (path.clone(), attachment.release);
             attachment.release = Box::new(move || {

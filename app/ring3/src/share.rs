@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, str::FromStr};
 
-use sharedfs::{Folder, FolderServer};
+use sharedfs::{Folder, FolderServer, Keeping};
 use vhost_user::Reserve;
 use virtio::Fs;
 use vmm::Attachment;
@@ -84,7 +84,7 @@ impl FromStr for ShareArgument {
             return Err("the folder's name is empty".to_owned());
         }
         let tag = checked(tag)?;
-        let folder = Folder { path: PathBuf::from(path), readonly };
+        let folder = Folder::new(path, readonly);
         Ok(Self { folder, tag })
     }
 }
@@ -109,12 +109,19 @@ pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachmen
     match devices {
         // The guest asks, the host only answers.
         DevicesChoice::Inline => Ok(Attachment::new(Box::new(body(folder, tag)?), drop)),
-        DevicesChoice::Processes => {
+        DevicesChoice::Processes | DevicesChoice::Apart => {
             let real = folder.find().map_err(refused)?;
             let readonly = folder.readonly.then_some("--readonly");
-            let words = ["share"].into_iter().chain(readonly).chain(["--", tag, &real]);
+            let keeping = match folder.keeping {
+                Keeping::Fresh => Some("--fresh"),
+                Keeping::Usual => None,
+                Keeping::Lasting => Some("--lasting"),
+            };
+            let words = ["share"].into_iter().chain(readonly).chain(keeping);
+            let words = words.chain(["--", tag, &real]);
             let gone: Reserve = |config| Box::new(Fs::gone(config));
-            device::attach(words.map(str::to_owned).collect(), "--share", Some(gone))
+            let words = words.map(str::to_owned).collect();
+            device::attach(words, "--share", Some(gone), devices.nearness())
         }
     }
 }

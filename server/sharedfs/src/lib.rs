@@ -1,15 +1,24 @@
 //! A folder of the host for a guest, served without privileges.
 //!
-//! The file system is fuse-backend-rs's passthrough: every file the guest knows is an `O_PATH`
-//! descriptor opened one name at a time without following links, so no name and no symbolic link leads out
-//! of the folder, and devices and sockets of the host cannot be opened. `messages` hands it requests;
-//! `readonly` decides which of them may pass, `atime` what an ordinary user may not ask the host for.
+//! fuse-backend-rs decodes requests and encodes answers (`messages`, `answers`); what is behind them is ours (`tree`), because the library's
+//! own file system holds a descriptor for each file the guest knows, and a tree may have more files than a process may have
+//! descriptors. `nodes` keeps a bounded number of them and finds the other files again. No name and no symbolic link leads out of the folder,
+//! and devices and sockets of the host cannot be opened. `readonly` decides which requests may pass, `atime` what an ordinary user may
+//! not ask the host for.
 //!
 //! Files are created as the user that runs ring3. As root, they belong to the guest's user.
 
+mod answers;
 mod atime;
+mod closing;
+mod identity;
+mod listing;
 mod messages;
+mod nodes;
+mod open_files;
 mod readonly;
+mod rights;
+mod tree;
 
 use std::{
     io,
@@ -17,16 +26,34 @@ use std::{
     time::Duration,
 };
 
-use fuse_backend_rs::passthrough::{CachePolicy, Config, PassthroughFs};
-use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit};
+use rustix::{
+    fs::{CWD, Mode, OFlags, openat},
+    process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit, umask},
+};
 use virtio::FileServer;
 
+use answers::Answers;
 use messages::{Messages, REFUSAL, refusal};
+use tree::Tree;
 
 /// How long the guest may rely on what it was told of a file that the host may change.
 const TRUST: Duration = Duration::from_secs(1);
 /// The same for a folder that is only read: long enough to start programs without asking again.
 const READONLY_TRUST: Duration = Duration::from_secs(60);
+/// For as long as the guest runs: ten years.
+const LASTING_TRUST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// How long the guest may rely on what it was told of a folder that is only read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keeping {
+    /// No longer than of a folder that is written.
+    Fresh,
+    /// A minute.
+    #[default]
+    Usual,
+    /// For as long as it runs. It opens files without a word, and its extended attributes are not there.
+    Lasting,
+}
 
 /// What to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,15 +62,42 @@ pub struct Folder {
     pub path: PathBuf,
     /// The guest may not change anything.
     pub readonly: bool,
+    /// How long it may rely on what it was told, if it may not.
+    pub keeping: Keeping,
+}
+
+/// How long the guest may rely on what it is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trust {
+    /// Of names and attributes.
+    held: Duration,
+    /// Of names that are not there. The host must be able to make a file that the guest waits for.
+    absent: Duration,
+    lasting: bool,
 }
 
 impl Folder {
+    /// A folder whose changes the guest and the host see of each other soon.
+    pub fn new(path: impl Into<PathBuf>, readonly: bool) -> Self {
+        Self { path: path.into(), readonly, keeping: Keeping::Usual }
+    }
+
     /// Where it really is, if it is a folder that can be listed.
     ///
     /// # Errors
     /// It is not.
     pub fn find(&self) -> Result<String, Error> {
         checked(&self.path).map_err(|error| Error::Folder { path: self.path.clone(), error })
+    }
+
+    fn trust(&self) -> Trust {
+        let (held, lasting) = match self.keeping {
+            _ if !self.readonly => (TRUST, false),
+            Keeping::Fresh => (TRUST, false),
+            Keeping::Usual => (READONLY_TRUST, false),
+            Keeping::Lasting => (LASTING_TRUST, true),
+        };
+        Trust { held, absent: if lasting { held } else { Duration::ZERO }, lasting }
     }
 }
 
@@ -79,11 +133,20 @@ impl FolderServer {
     pub fn open(folder: &Folder) -> Result<Self, Error> {
         let refused = |error| Error::Folder { path: folder.path.clone(), error };
         let path = folder.find()?;
-        raise_file_limit();
-        let file_system = PassthroughFs::new(config(path, folder.readonly)).map_err(refused)?;
-        file_system.import().map_err(refused)?;
+        let limit = raise_file_limit();
+        let place = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |path: &str| openat(CWD, path, place, Mode::empty());
+        let (root, descriptors) = (open(&path), open("/proc/self/fd"));
+        let (root, descriptors) = (
+            root.map_err(|error| refused(error.into()))?,
+            descriptors.map_err(|error| Error::Host(format!("/proc/self/fd: {error}")))?,
+        );
+        // The guest's programs have their own, which requests have in them.
+        umask(Mode::empty());
+        let tree = Tree::new(root, descriptors, folder.trust(), limit).map_err(refused)?;
+        let answers = Answers::new(tree).map_err(refused)?;
         let is_root = geteuid().is_root();
-        let messages = Messages::new(file_system, (!is_root).then(own)).map_err(Error::Host)?;
+        let messages = Messages::new(answers, (!is_root).then(own)).map_err(Error::Host)?;
         Ok(Self { messages, readonly: folder.readonly, is_root, refusal: [0; REFUSAL] })
     }
 }
@@ -115,25 +178,16 @@ fn checked(path: &Path) -> io::Result<String> {
     text.map_err(|_| io::Error::other("its name is not UTF-8; rename it or share its parent"))
 }
 
-fn config(root_dir: String, readonly: bool) -> Config {
-    let trust = if readonly { READONLY_TRUST } else { TRUST };
-    Config {
-        root_dir,
-        xattr: true,
-        do_import: true,
-        cache_policy: if readonly { CachePolicy::Always } else { CachePolicy::Auto },
-        attr_timeout: trust,
-        entry_timeout: trust,
-        ..Config::default()
-    }
-}
-
-/// Each file the guest knows takes a descriptor.
-fn raise_file_limit() {
+/// Has this process be allowed as many descriptors as it may; returns how many.
+fn raise_file_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "few files can be open at once");
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum.unwrap_or(u64::MAX),
+        Err(error) => {
+            tracing::warn!(%error, "few files can be open at once");
+            limit.current.unwrap_or(u64::MAX)
+        }
     }
 }
 
@@ -177,7 +231,7 @@ mod tests {
         std::os::unix::fs::symlink("../secret", directory.path().join("shared/link"))
             .expect("linked");
         let path = directory.path().join("shared");
-        let mut server = FolderServer::open(&Folder { path, readonly }).expect("served");
+        let mut server = FolderServer::open(&Folder::new(path, readonly)).expect("served");
         let mut init = 7_u32.to_le_bytes().to_vec();
         init.extend(31_u32.to_le_bytes());
         init.extend([0; 8]);
@@ -233,7 +287,7 @@ mod tests {
     #[test]
     fn what_cannot_be_shared_is_named() {
         for path in ["/nonexistent/folder", "/etc/passwd"] {
-            let folder = Folder { path: path.into(), readonly: false };
+            let folder = Folder::new(path, false);
             let error = FolderServer::open(&folder).err().expect("refused").to_string();
             assert!(error.contains(path), "{error}");
         }

@@ -7,12 +7,13 @@
 
 use fuse_backend_rs::{
     api::server::Server,
-    passthrough::PassthroughFs,
     transport::{Reader, VirtioFsWriter},
 };
 use virtio::FS_MAX_MESSAGE;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::answers::Answers;
 
 /// Bytes of an answer that is an error: a header.
 pub(crate) const REFUSAL: usize = 16;
@@ -33,7 +34,7 @@ const WRITE: u16 = 2;
 
 /// The library with its memory.
 pub(crate) struct Messages {
-    server: Server<PassthroughFs>,
+    server: Server<Answers>,
     memory: GuestMemoryMmap,
     queue: Queue,
     /// The user and group we are, as a request names them, unless we may become others.
@@ -45,7 +46,7 @@ pub(crate) struct Messages {
 
 impl Messages {
     /// Makes the memory and the ring.
-    pub(crate) fn new(file_system: PassthroughFs, own: Option<[u8; 8]>) -> Result<Self, String> {
+    pub(crate) fn new(answers: Answers, own: Option<[u8; 8]>) -> Result<Self, String> {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), SIZE)]);
         let memory = memory.map_err(|error| error.to_string())?;
         let mut queue = Queue::new(RING).map_err(|error| error.to_string())?;
@@ -54,7 +55,7 @@ impl Messages {
         queue.set_avail_ring_address(low(AVAILABLE), None);
         queue.set_used_ring_address(low(USED), None);
         queue.set_ready(true);
-        let server = Server::new(file_system);
+        let server = Server::new(answers);
         Ok(Self { server, memory, queue, own, count: 0, answer: Vec::new() })
     }
 

@@ -10,12 +10,14 @@ use std::{
     thread,
 };
 
+use rustix::process::Pid;
 use virtio::{Doorbell, Interrupt, Queue, RingError, VirtioDevice};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::{
     Error,
     link::{Link, Spawn},
+    near::{Near, Place},
 };
 
 /// Features of rings and transports (virtio 1.2 section 6): the monitor's transport has its own.
@@ -24,6 +26,7 @@ const RESERVED: u64 = ((1 << 42) - 1) & !((1 << 24) - 1);
 struct Shared {
     link: Mutex<Link>,
     doorbell: OnceLock<Doorbell>,
+    near: OnceLock<Near>,
 }
 
 impl Shared {
@@ -59,7 +62,8 @@ impl Remote {
         let config = link.config()?;
         let features = link.offered & !RESERVED;
         let identity = link.identity.clone();
-        let shared = Arc::new(Shared { link: Mutex::new(link), doorbell: OnceLock::new() });
+        let (doorbell, near) = (OnceLock::new(), OnceLock::new());
+        let shared = Arc::new(Shared { link: Mutex::new(link), doorbell, near });
         let watched = Arc::clone(&shared);
         let name = format!("server-{}", identity.device_type);
         thread::Builder::new().name(name).spawn(move || watch(&watched))?;
@@ -67,6 +71,14 @@ impl Remote {
         let reserve = reserve.map(|reserve| reserve(&config));
         let taken_over = Vec::new();
         Ok(Self { shared, device_type, class, queues, features, config, reserve, taken_over })
+    }
+
+    /// Has the server come to the vCPU's own CPU while that is faster.
+    pub fn come_near(&self) {
+        if let Some(near) = Near::new() {
+            // The first one is as good.
+            let _ = self.shared.near.set(near);
+        }
     }
 
     /// A function that sets how the transport is told that the server is gone for good.
@@ -141,6 +153,9 @@ impl VirtioDevice for Remote {
         if !link.is_running(index) {
             let ram = queue.ram().ok_or(RingError::Elsewhere)?;
             told(link.start(index, queue.shape(), queue.interrupt(), ram));
+        }
+        if let Some(near) = self.shared.near.get() {
+            near.ring();
         }
         link.kick(index);
         Ok(())
@@ -237,6 +252,7 @@ fn watched(link: &Link) -> io::Result<Epoll> {
 fn wait(shared: &Shared) -> io::Result<()> {
     let epoll = watched(&shared.link())?;
     let mut events = [EpollEvent::default(); 16];
+    let mut place = Place::default();
     loop {
         let count = match epoll.wait(-1, &mut events) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -244,20 +260,25 @@ fn wait(shared: &Shared) -> io::Result<()> {
         };
         let happened = events.iter().take(count).map(|event| Event::numbered(event.data()));
         let happened: Vec<_> = happened.collect();
-        let (due, broke) = heard(&shared.link(), &happened);
+        let (due, broke, server) = heard(&shared.link(), &happened);
         due.iter().for_each(|interrupt| interrupt());
+        if let Some(near) = shared.near.get().filter(|_| !due.is_empty()) {
+            place.answered(near, server);
+        }
         if broke {
             shared.link().broken = true;
             ring_all(shared);
         }
         if happened.contains(&Event::Ended) {
+            // Its successor begins where this thread is.
+            shared.near.get().iter().for_each(|near| place.leave(near, server));
             return Ok(());
         }
     }
 }
 
-/// Takes note of events: the interrupts that are due, and whether a queue is broken.
-fn heard(link: &Link, happened: &[Event]) -> (Vec<Interrupt>, bool) {
+/// Takes note of events: the interrupts that are due, whether a queue is broken, and whose events they are.
+fn heard(link: &Link, happened: &[Event]) -> (Vec<Interrupt>, bool, Option<Pid>) {
     let (mut due, mut broke) = (Vec::new(), false);
     for event in happened {
         match event {
@@ -266,7 +287,7 @@ fn heard(link: &Link, happened: &[Event]) -> (Vec<Interrupt>, bool) {
             Event::Broke(index) => broke |= link.broke(*index),
         }
     }
-    (due, broke)
+    (due, broke, link.server())
 }
 
 /// Has the transport look at every queue, and so find out what has happened.

@@ -31,6 +31,7 @@ mod foreign;
 mod front;
 pub mod jail;
 mod link;
+mod near;
 mod patience;
 mod policy;
 pub mod room;

@@ -16,6 +16,7 @@ use std::{
 };
 
 use ram::{HIGH_BASE, Ram};
+use rustix::process::Pid;
 use vhost::{
     VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,
     vhost_user::{
@@ -36,7 +37,12 @@ const WHILE: Duration = Duration::from_secs(60);
 pub type Spawn = Box<dyn Fn() -> Result<Started, Error> + Send>;
 
 /// A process that is ended when this is dropped.
-pub trait Process: Send {}
+pub trait Process: Send {
+    /// Its number, if it is one of its own whose place among the CPUs we may choose.
+    fn id(&self) -> Option<u32> {
+        None
+    }
+}
 
 /// A queue that is served elsewhere, or was, or will be.
 pub(crate) struct Ring {
@@ -222,6 +228,12 @@ impl Link {
             (ring.kick.try_clone()?, ring.call.try_clone()?, ring.error.try_clone()?);
         let bells = Bells { kick: &kick, call: &call, error: Some(&error) };
         self.ask(|server| serve_ring(server, index, max, shape, base, &bells))
+    }
+
+    /// The server's process.
+    pub(crate) fn server(&self) -> Option<Pid> {
+        let id = self.process.as_ref()?.id()?;
+        Pid::from_raw(id.try_into().ok()?)
     }
 
     pub(crate) fn kick(&self, index: usize) {

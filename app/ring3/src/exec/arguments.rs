@@ -65,6 +65,13 @@ pub struct GuestArguments {
     /// Keep the current folder's changes private too
     #[arg(long)]
     pub private: bool,
+    /// Ask the host for its files anew after a second, and for their extended attributes
+    ///
+    /// Otherwise the command sees a file outside of the folders whose changes are real as it was when the command
+    /// first looked at it, whatever the host does to it meanwhile, and sees no extended attributes there (capabilities of files,
+    /// access control lists). With this it runs slower.
+    #[arg(long)]
+    pub fresh: bool,
     /// Network interface, as for `ring3 run`; without it there is only loopback
     #[arg(long, value_name = "user[,hostfwd=...]")]
     pub net: Option<NetArgument>,

@@ -12,7 +12,7 @@ use std::{
 use guest_agent::{AGENT, protocol, protocol::Request};
 use host_linux::{terminal, user};
 use kernels::{cpio::Archive, modules::Module};
-use sharedfs::Folder;
+use sharedfs::{Folder, Keeping};
 use sockets::Sockets;
 use virtio::vsock::{self, Vsock};
 use vmm::{Attachment, BootProtocol, Description, ModuleFile};
@@ -71,9 +71,11 @@ pub fn make(
     let folders = writable(arguments, &directory)?;
     let request = request(arguments, command, &directory, &folders, on_terminal)?;
     let devices = arguments.devices;
-    let mut attachments = vec![shared(Path::new("/"), protocol::ROOT_TAG, true, devices)?];
+    let keeping = if arguments.fresh { Keeping::Fresh } else { Keeping::Lasting };
+    let root = Folder { keeping, ..Folder::new("/", true) };
+    let mut attachments = vec![shared(root, protocol::ROOT_TAG, devices)?];
     for (index, folder) in folders.iter().enumerate() {
-        attachments.push(shared(folder, &tag(index), false, devices)?);
+        attachments.push(shared(Folder::new(folder, false), &tag(index), devices)?);
     }
     attachments.extend(net::attach(arguments.net.as_slice(), devices)?);
     let kernel = kernel::find(arguments)?;
@@ -113,13 +115,7 @@ fn tag(index: usize) -> String {
     format!("ring3-{index}")
 }
 
-fn shared(
-    path: &Path,
-    tag: &str,
-    readonly: bool,
-    devices: DevicesChoice,
-) -> Result<Attachment, Failure> {
-    let folder = Folder { path: path.to_owned(), readonly };
+fn shared(folder: Folder, tag: &str, devices: DevicesChoice) -> Result<Attachment, Failure> {
     share::device(&ShareArgument { folder, tag: tag.to_owned() }, devices)
 }
 
