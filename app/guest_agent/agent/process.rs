@@ -3,17 +3,17 @@
 use std::{
     ffi::OsStr,
     fs::File,
-    io::{ErrorKind, Read},
+    io::{ErrorKind, Read, Write},
     os::{
         fd::OwnedFd,
         unix::{ffi::OsStrExt, process::CommandExt},
     },
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread::{self, JoinHandle},
 };
 
 use crate::{
-    protocol::{self, MESSAGE, Request, message},
+    protocol::{self, MESSAGE, Request, Stream, message},
     relay, sys,
 };
 
@@ -42,20 +42,41 @@ pub fn start(request: &Request) -> Result<Running, Failure> {
 
 fn start_on_pipes(request: &Request) -> Result<Running, Failure> {
     let mut command = command(request, false)?;
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(stream(request, 0)?).stdout(stream(request, 1)?).stderr(stream(request, 2)?);
     let mut child = command.spawn().map_err(|error| not_started(request, &error))?;
-    let input = port(protocol::STDIN)?;
-    let missing = || failed("a standard stream is missing");
-    let stdin = OwnedFd::from(child.stdin.take().ok_or_else(missing)?);
-    thread::spawn(move || relay::copy(input, File::from(stdin)));
-    let stdout = OwnedFd::from(child.stdout.take().ok_or_else(missing)?);
-    let stderr = OwnedFd::from(child.stderr.take().ok_or_else(missing)?);
+    if let Some(stdin) = child.stdin.take().map(OwnedFd::from) {
+        let input = port(protocol::STDIN)?;
+        thread::spawn(move || relay::copy(input, File::from(stdin)));
+    }
+    let stdout = child.stdout.take().map(|stream| (OwnedFd::from(stream), protocol::STDOUT));
     let mut outputs = Vec::new();
-    for (stream, number) in [(stdout, protocol::STDOUT), (stderr, protocol::STDERR)] {
-        let to = port(number)?;
-        outputs.push(thread::spawn(move || relay::copy(File::from(stream), to)));
+    for (stream, number) in stdout.into_iter().chain(errors(&mut child)) {
+        outputs.push(carry(File::from(stream), port(number)?));
     }
     Ok(Running { process: child.id() as i32, terminal: None, outputs })
+}
+
+fn errors(child: &mut Child) -> Option<(OwnedFd, u32)> {
+    child.stderr.take().map(|stream| (OwnedFd::from(stream), protocol::STDERR))
+}
+
+/// Carries output to the host; what nobody reads there breaks the command's pipe.
+fn carry(from: File, to: File) -> JoinHandle<()> {
+    thread::spawn(move || relay::copy_while_read(from, to))
+}
+
+/// A standard stream of the command: a pipe, unless it needs no connection.
+fn stream(request: &Request, number: u8) -> Result<Stdio, Failure> {
+    match request.streams.iter().find(|stream| stream.number == number) {
+        None => Ok(Stdio::piped()),
+        // It is closed in the command's process.
+        Some(Stream { opened: None, .. }) => Ok(Stdio::null()),
+        Some(Stream { opened: Some((access, path)), .. }) => {
+            let (read, write) = (*access != 1, *access != 0);
+            let file = File::options().read(read).write(write).open(path);
+            file.map(Stdio::from).map_err(|error| failed(format!("{path}: {error}")))
+        }
+    }
 }
 
 fn start_on_terminal(request: &Request, (rows, columns): (u16, u16)) -> Result<Running, Failure> {
@@ -63,13 +84,18 @@ fn start_on_terminal(request: &Request, (rows, columns): (u16, u16)) -> Result<R
     sys::set_window(&master, rows, columns).map_err(failed)?;
     let mut command = command(request, true)?;
     command.stdin(slave.try_clone().map_err(failed)?);
-    command.stdout(slave.try_clone().map_err(failed)?).stderr(slave);
-    let child = command.spawn().map_err(|error| not_started(request, &error))?;
+    command.stdout(slave.try_clone().map_err(failed)?);
+    let apart = request.errors || request.streams.iter().any(|stream| stream.number == 2);
+    command.stderr(if apart { stream(request, 2)? } else { slave.into() });
+    let mut child = command.spawn().map_err(|error| not_started(request, &error))?;
     drop(command); // with it goes our hold of the slave side
     let (input, output) = (port(protocol::STDIN)?, port(protocol::STDOUT)?);
     let (to, from) = (master.try_clone().map_err(failed)?, master.try_clone().map_err(failed)?);
     thread::spawn(move || relay::copy(input, to));
-    let outputs = vec![thread::spawn(move || relay::copy(from, output))];
+    let mut outputs = vec![carry(from, output)];
+    if let Some((stream, number)) = errors(&mut child) {
+        outputs.push(carry(File::from(stream), port(number)?));
+    }
     Ok(Running { process: child.id() as i32, terminal: Some(master), outputs })
 }
 
@@ -88,8 +114,16 @@ fn command(request: &Request, terminal: bool) -> Result<Command, Failure> {
         }
     }
     let (user, groups) = (request.user, request.groups.clone());
-    // SAFETY: `become_user` neither allocates nor locks.
-    unsafe { command.pre_exec(move || sys::become_user(user, &groups, terminal)) };
+    let (umask, ignored) = (request.umask, request.ignored);
+    let closed = request.streams.iter().filter(|stream| stream.opened.is_none());
+    let closed: Vec<_> = closed.map(|stream| i32::from(stream.number)).collect();
+    let prepare = move || {
+        sys::become_user(user, &groups, terminal)?;
+        sys::inherit(umask, ignored, &closed);
+        Ok(())
+    };
+    // SAFETY: `become_user` and `inherit` neither allocate nor lock.
+    unsafe { command.pre_exec(prepare) };
     Ok(command)
 }
 
@@ -114,7 +148,7 @@ pub fn finish(running: Running, control: File) -> (u8, u32) {
         }
     };
     // What it left in the background has no terminal and no machine any more.
-    sys::signal(-1, sys::SIGKILL);
+    sys::send_signal(-1, sys::SIGKILL);
     while sys::wait_any().is_some() {}
     for output in outputs {
         // It has told of its panic itself.
@@ -131,7 +165,11 @@ fn obey(mut control: File, process: i32, terminal: Option<&File>) {
     let mut bytes = [0; MESSAGE];
     while control.read_exact(&mut bytes).is_ok() {
         match protocol::decode(bytes) {
-            (message::SIGNAL, number) => sys::signal(-process, number as i32),
+            (message::SIGNAL, number) => {
+                sys::send_signal(-process, number as i32);
+                // A host that is gone needs no answer.
+                let _ = control.write_all(&protocol::encode(message::SENT, number));
+            }
             (message::WINDOW, size) => {
                 if let Some(terminal) = terminal {
                     // A terminal that refuses keeps its size.

@@ -11,6 +11,7 @@ use std::{
 pub const MS_RDONLY: c_ulong = 1;
 pub const MS_MOVE: c_ulong = 8192;
 pub const SIGKILL: c_int = 9;
+const SIG_IGN: usize = 1;
 const AF_VSOCK: c_int = 40;
 const SOCK_STREAM_CLOEXEC: c_int = 1 | 0o2000000;
 const HOST: u32 = 2;
@@ -44,6 +45,17 @@ unsafe extern "C" {
     fn sethostname(name: *const c_char, len: usize) -> c_int;
     fn sync();
     fn umask(mask: u32) -> u32;
+    fn close(fd: c_int) -> c_int;
+    fn signal(number: c_int, handler: usize) -> usize;
+    fn poll(fds: *mut Poll, count: c_ulong, timeout: c_int) -> c_int;
+}
+
+/// `struct pollfd`.
+#[repr(C)]
+struct Poll {
+    fd: c_int,
+    events: i16,
+    happened: i16,
 }
 
 fn check(result: c_int) -> io::Result<c_int> {
@@ -144,15 +156,43 @@ pub fn become_user(user: u32, groups: &[u32], terminal: bool) -> io::Result<()> 
         check(setgroups(groups.len(), groups.as_ptr()))?;
         check(setgid(groups.first().copied().unwrap_or(user)))?;
         check(setuid(user))?;
-        umask(0o022);
     }
     Ok(())
 }
 
+/// There, too: what a program has from whoever starts it. Streams `closed` are closed.
+pub fn inherit(mask: u32, ignored: u64, closed: &[c_int]) {
+    // SAFETY: plain numbers; the streams are this process's own, which is about to become another program.
+    unsafe {
+        umask(mask);
+        for number in (1..=64).filter(|number| ignored >> (number - 1) & 1 != 0) {
+            signal(number, SIG_IGN);
+        }
+        for &number in closed {
+            close(number);
+        }
+    }
+}
+
 /// Sends a signal to the processes of a group (negative), to one, or to all (-1).
-pub fn signal(process: c_int, signal: c_int) {
+pub fn send_signal(process: c_int, signal: c_int) {
     // SAFETY: plain numbers. What is gone needs no signal.
     unsafe { kill(process, signal) };
+}
+
+/// Waits until `from` can be read, or has ended; false once the other end of the connection `to` has hung up.
+pub fn wait_while_read(from: &File, to: &File) -> bool {
+    const POLLIN: i16 = 1;
+    const POLLRDHUP: i16 = 0x2000;
+    let one = |file: &File, events| Poll { fd: file.as_raw_fd(), events, happened: 0 };
+    let mut both = [one(from, POLLIN), one(to, POLLRDHUP)];
+    // SAFETY: a list of the length given.
+    while unsafe { poll(both.as_mut_ptr(), 2, -1) } < 0 {
+        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return true;
+        }
+    }
+    both[1].happened == 0
 }
 
 /// Waits for any child: which one, and its wait status. `None` when there are none.

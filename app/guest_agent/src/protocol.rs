@@ -27,6 +27,8 @@ pub mod message {
     pub const SIGNAL: u8 = b'S';
     /// To the agent: the terminal's size (rows << 16 | columns).
     pub const WINDOW: u8 = b'W';
+    /// From the agent: the command has been sent this signal.
+    pub const SENT: u8 = b'A';
     /// From the agent: the command runs (0).
     pub const STARTED: u8 = b'R';
     /// From the agent: the command exited (status).
@@ -55,6 +57,34 @@ pub fn decode([kind, a, b, c, d]: [u8; MESSAGE]) -> (u8, u32) {
     (kind, u32::from_le_bytes([a, b, c, d]))
 }
 
+/// A standard stream that the command has without the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// 0, 1 or 2.
+    pub number: u8,
+    /// How to open it (0 to read, 1 to write, 2 both), and what; closed if there is nothing.
+    pub opened: Option<(u8, String)>,
+}
+
+impl Stream {
+    fn encode(&self) -> String {
+        match &self.opened {
+            Some((access, path)) => format!("{} {access} {path}", self.number),
+            None => self.number.to_string(),
+        }
+    }
+
+    fn decode(text: &str) -> Option<Self> {
+        let mut words = text.splitn(3, ' ');
+        let number = words.next()?.parse().ok()?;
+        let opened = match words.next() {
+            Some(access) => Some((access.parse().ok()?, words.next()?.to_owned())),
+            None => None,
+        };
+        Some(Self { number, opened })
+    }
+}
+
 /// What the agent is to run, and in which surroundings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
@@ -72,6 +102,14 @@ pub struct Request {
     pub shares: Vec<(Vec<u8>, Vec<u8>)>,
     /// Its terminal's rows and columns, if it has a terminal.
     pub terminal: Option<(u16, u16)>,
+    /// Its standard error has a connection even if it has a terminal.
+    pub errors: bool,
+    /// Standard streams that need no connection.
+    pub streams: Vec<Stream>,
+    /// Permissions it takes from files it makes.
+    pub umask: u32,
+    /// Signals it ignores from its start: signal N is bit N - 1.
+    pub ignored: u64,
     /// There is a network to be set up.
     pub network: bool,
 }
@@ -98,6 +136,12 @@ impl Request {
         if let Some((rows, columns)) = self.terminal {
             put("rows", rows.to_string().as_bytes());
             put("columns", columns.to_string().as_bytes());
+        }
+        self.streams.iter().for_each(|stream| put("stream", stream.encode().as_bytes()));
+        put("umask", self.umask.to_string().as_bytes());
+        put("ignored", self.ignored.to_string().as_bytes());
+        if self.errors {
+            put("errors", b"");
         }
         if self.network {
             put("network", b"");
@@ -129,6 +173,10 @@ impl Request {
             b"mount" => self.shares.last_mut()?.1 = value.to_vec(),
             b"rows" => self.terminal = Some((text.ok()?.parse().ok()?, 0)),
             b"columns" => self.terminal.as_mut()?.1 = text.ok()?.parse().ok()?,
+            b"stream" => self.streams.push(Stream::decode(text.ok()?)?),
+            b"umask" => self.umask = text.ok()?.parse().ok()?,
+            b"ignored" => self.ignored = text.ok()?.parse().ok()?,
+            b"errors" => self.errors = true,
             b"network" => self.network = true,
             _ => return None,
         }
@@ -150,6 +198,13 @@ mod tests {
             groups: vec![1000, 27],
             shares: vec![(b"tag".to_vec(), b"/path".to_vec())],
             terminal: Some((24, 80)),
+            errors: true,
+            streams: vec![
+                Stream { number: 0, opened: None },
+                Stream { number: 1, opened: Some((1, "/dev/full".to_owned())) },
+            ],
+            umask: 0o77,
+            ignored: 1 << 63,
             network: true,
         };
         assert_eq!(Request::decode(&request.encode()), Some(request));
@@ -157,7 +212,14 @@ mod tests {
 
     #[test]
     fn damage_is_seen() {
-        for bytes in [&b"argument x"[..], b"argument\0", b"user x\0", b"mount /x\0", b"huh 1\0"] {
+        for bytes in [
+            &b"argument x"[..],
+            b"argument\0",
+            b"user x\0",
+            b"mount /x\0",
+            b"stream 1 1\0",
+            b"huh 1\0",
+        ] {
             assert_eq!(Request::decode(bytes), None);
         }
     }

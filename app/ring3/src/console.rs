@@ -9,6 +9,7 @@ use std::{io::Read, sync::mpsc::Sender, thread};
 use crate::{
     escape::{self, Escapes, Key},
     failure::Failure,
+    output,
     run::Event,
 };
 use host_linux::terminal;
@@ -21,11 +22,12 @@ use signal_hook::{
 pub struct RawTerminal(());
 
 impl RawTerminal {
-    /// Makes the terminal at standard input raw, if it is one.
+    /// Makes the terminal at standard input raw, if it is one: at once, or when it is ours.
     pub fn enter() -> Result<Self, Failure> {
         if terminal::stdin_is_terminal() {
             restore_on_panic();
-            terminal::make_raw().map_err(|e| Failure::host(format!("terminal: {e}")))?;
+            terminal::make_raw_in_foreground()
+                .map_err(|e| Failure::host(format!("terminal: {e}")))?;
         }
         Ok(Self(()))
     }
@@ -66,7 +68,7 @@ pub fn read_stdin(input: impl Fn(&[u8]) + Send + 'static, events: Sender<Event>)
     thread::spawn(move || {
         let mut escapes = interactive.then(Escapes::default);
         let mut buffer = [0; 4096];
-        while let Ok(count @ 1..) = std::io::stdin().lock().read(&mut buffer) {
+        while let Ok(count @ 1..) = read_in_foreground(&mut buffer) {
             let bytes = buffer.get(..count).unwrap_or_default();
             match &mut escapes {
                 None => input(bytes),
@@ -85,12 +87,18 @@ pub fn read_stdin(input: impl Fn(&[u8]) + Send + 'static, events: Sender<Event>)
     });
 }
 
+/// A terminal that is another's now is not read: that would stop us.
+fn read_in_foreground(buffer: &mut [u8]) -> std::io::Result<usize> {
+    terminal::wait_for_foreground();
+    std::io::stdin().lock().read(buffer)
+}
+
 /// False once the user has left.
 fn act(keys: &[Key], input: &impl Fn(&[u8]), events: &Sender<Event>) -> bool {
     for key in keys {
         match key {
             Key::Guest(byte) => input(&[*byte]),
-            Key::Help => eprint!("\r\nring3: {}\r\n", escape::HELP),
+            Key::Help => output::say(&format!("\r\nring3: {}\r\n", escape::HELP)),
             Key::Leave => {
                 // Nobody listening means the machine has ended anyway.
                 let _ = events.send(Event::Leave);

@@ -33,8 +33,8 @@ use crate::{
     share,
 };
 
-/// How long a device may take to end by itself.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a device may take to end by itself: less than its machine may.
+const PATIENCE: Duration = Duration::from_millis(1400);
 const GLANCE: Duration = Duration::from_millis(2);
 /// How long it may take to answer: it may have a flush to finish first, on a disk that others keep busy.
 const ANSWER: Duration = Duration::from_secs(60);

@@ -73,7 +73,7 @@ fn act(arguments: Arguments) -> ExitCode {
 }
 
 fn fail(failure: &Failure) -> ExitCode {
-    eprintln!("ring3: {failure}");
+    output::complain(&failure.to_string());
     ExitCode::from(failure.code)
 }
 

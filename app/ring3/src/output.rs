@@ -1,13 +1,28 @@
-//! What commands print on standard output, for readers that may have read enough: `ring3 ps | head -1` is no failure,
-//! and no panic, which is what `println!` makes of it.
+//! What commands print: on standard output for readers that may have read enough (`ring3 ps | head -1` is no failure,
+//! and no panic, which is what `println!` makes of it), and on standard error.
 
 use std::io::{self, ErrorKind, Write};
+
+use host_linux::inherited;
 
 use crate::failure::Failure;
 
 /// Prints a text that ends its lines itself; what `act` returns for a command that has done that.
 pub fn print(text: &str) -> Result<u8, Failure> {
+    if inherited::is_closed(1) {
+        return Err(Failure::host("standard output: it is closed"));
+    }
     print_to(&mut io::stdout(), text)
+}
+
+/// Says something on standard error, whether or not that takes it: where it does not, there is the exit code (`eprintln!` would panic).
+pub fn say(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// A line of ours on standard error.
+pub fn complain(problem: &str) {
+    say(&format!("ring3: {problem}\n"));
 }
 
 fn print_to(output: &mut impl Write, text: &str) -> Result<u8, Failure> {

@@ -23,7 +23,7 @@ use crate::{
     hvc::Keyboard,
     net,
     outcome::{Outcome, Summary},
-    share,
+    output, share,
 };
 
 /// How long a stopped machine may take to come to rest before we leave anyway.
@@ -39,6 +39,8 @@ pub enum Event {
     Ended(Ended),
     /// The user left.
     Leave,
+    /// What is shown to the user cannot be.
+    Mute(io::Error),
     /// A signal arrived.
     Signal(i32),
     /// The control socket has an order.
@@ -47,7 +49,7 @@ pub enum Event {
 
 /// Runs a machine to its end; returns the exit code.
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
-    let clock = start_clock();
+    let clock = start_clock()?;
     let description = describe(arguments)?;
     let interactive = arguments.console != ConsoleChoice::None;
     let mut attachments = disk::attach(&arguments.disk, arguments.devices)?;
@@ -57,6 +59,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let screen = Screen::new(own);
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
+    let shown = screen.clone();
     let machine = Machine::build(&description, host(clock, Box::new(screen.clone()), attachments));
     let machine = machine.map_err(failure)?;
     drop(description);
@@ -70,7 +73,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     if interactive {
         read_stdin(move |bytes| input(bytes), sender.clone());
     }
-    let listener = controllable(listen(sender.clone()));
+    let listener = controllable(listen(sender.clone(), Event::Control));
     let started = Instant::now();
     let running = machine
         .start(move |ended| {
@@ -83,13 +86,19 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(PATIENCE);
     drop(terminal);
+    let lost = shown.failure();
+    lost.iter().for_each(|problem| output::complain(problem));
     tell(arguments, &outcome, seconds, statistics.as_ref());
-    Ok(outcome.code())
+    Ok(if lost.is_some() { outcome.code().max(1) } else { outcome.code() })
 }
 
 /// Begins to read the host's clock, which takes a while where its frequency must be measured.
-pub fn start_clock() -> JoinHandle<LinuxClock> {
-    thread::spawn(LinuxClock::new)
+///
+/// # Errors
+/// The host gives no thread.
+pub fn start_clock() -> Result<JoinHandle<LinuxClock>, Failure> {
+    let started = thread::Builder::new().name("clock".into()).spawn(LinuxClock::new);
+    started.map_err(|error| failure(vmm::Error::Thread(error)))
 }
 
 /// This host, with the first serial port's output going to `console`.
@@ -139,11 +148,10 @@ fn wait(
         return match event {
             Ok(Event::Control(asked)) => {
                 status.seconds = started.elapsed().as_secs_f64();
-                obey(asked, running, &mut status);
-                if status.state == STOPPING { Ok(Outcome::Left) } else { continue }
+                if obey(asked, running, &mut status) { Ok(Outcome::Left) } else { continue }
             }
             Ok(Event::Ended(ended)) => Ok(Outcome::Machine(ended)),
-            Ok(Event::Leave) => Ok(Outcome::Left),
+            Ok(Event::Leave | Event::Mute(_)) => Ok(Outcome::Left),
             Ok(Event::Signal(number)) => Ok(Outcome::Signal(number)),
             Err(RecvTimeoutError::Timeout) => Ok(Outcome::TimedOut),
             Err(RecvTimeoutError::Disconnected) => {
@@ -153,7 +161,8 @@ fn wait(
     }
 }
 
-fn obey(asked: Asked, running: &Running, status: &mut Status) {
+/// Does what the control socket asks for; true if that is to end the machine.
+pub fn obey(asked: Asked, running: &Running, status: &mut Status) -> bool {
     match asked.order {
         Order::Status | Order::Stats => {}
         Order::Pause => {
@@ -167,31 +176,26 @@ fn obey(asked: Asked, running: &Running, status: &mut Status) {
         Order::Stop => STOPPING.clone_into(&mut status.state),
     }
     asked.answer(status.clone());
-    if asked.order == Order::Stop {
+    let ends = asked.order == Order::Stop;
+    if ends {
         asked.wait(); // this process ends now, and with it the thread that answers
     }
+    ends
 }
 
 fn status(arguments: &RunArguments) -> Status {
-    let pid = std::process::id();
-    Status {
-        name: arguments.name.clone().unwrap_or_else(|| pid.to_string()),
-        pid,
-        state: "running".to_owned(),
-        seconds: 0.0,
-        memory: arguments.memory.0,
-        kernel: arguments.kernel.display().to_string(),
-        stats: None,
-    }
+    let kernel = arguments.kernel.display().to_string();
+    Status::new(arguments.name.clone(), arguments.memory.0, kernel)
 }
 
-fn listen(sender: Sender<Event>) -> io::Result<Listener> {
-    control::listen(move |asked| sender.send(Event::Control(asked)).is_ok())
+/// Listens for orders, each of which becomes an event.
+pub fn listen<E: Send + 'static>(sender: Sender<E>, event: fn(Asked) -> E) -> io::Result<Listener> {
+    control::listen(move |asked| sender.send(event(asked)).is_ok())
 }
 
 /// A machine that cannot be controlled is still one that runs.
 fn controllable(listener: io::Result<Listener>) -> Option<Listener> {
-    listener.inspect_err(|error| eprintln!("ring3: no control socket: {error}")).ok()
+    listener.inspect_err(|error| output::complain(&format!("no control socket: {error}"))).ok()
 }
 
 /// What is typed goes to the virtio console if there is one, or to the serial port.
@@ -209,14 +213,14 @@ fn tell(
     statistics: Option<&Statistics>,
 ) {
     if let Some(message) = outcome.message() {
-        eprintln!("ring3: {message}");
+        output::complain(&message);
     }
     if arguments.json {
         let statistics = statistics.filter(|_| arguments.stats);
         let (outcome, exit_code) = (outcome.name(), outcome.code());
         let summary = Summary { outcome, exit_code, seconds, statistics };
-        eprintln!("{}", serde_json::to_string(&summary).unwrap_or_default());
+        output::say(&(serde_json::to_string(&summary).unwrap_or_default() + "\n"));
     } else if let Some(statistics) = statistics.filter(|_| arguments.stats) {
-        eprintln!("{statistics}");
+        output::say(&format!("{statistics}\n"));
     }
 }

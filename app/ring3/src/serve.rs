@@ -16,6 +16,7 @@ use crate::{
     disk::DiskArgument,
     failure::Failure,
     net::NetArgument,
+    output,
     share::{self, ShareArgument},
 };
 
@@ -100,7 +101,7 @@ fn accept(path: &Path, option: &str) -> Result<UnixStream, Failure> {
     let problem =
         |error: io::Error| Failure::usage(format!("--socket {}: {error}", path.display()));
     let listener = wires::listen(path).map_err(problem)?;
-    eprintln!("ring3: {}", invitation(path, option));
+    output::complain(&invitation(path, option));
     let (monitor, _) = listener.accept().map_err(problem)?;
     std::fs::remove_file(path).map_err(problem)?;
     Ok(monitor)

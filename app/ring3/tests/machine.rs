@@ -98,6 +98,17 @@ fn a_reader_that_went_away_is_no_problem() {
     assert_eq!(child.wait().expect("it ended").code(), Some(124));
 }
 
+/// What the guest printed is lost, and that is told.
+#[test]
+fn a_full_disk_is_a_problem() {
+    let kernel = kernel(tiny::CHATTER);
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("the host has it");
+    let output = ring3(&kernel, "0.5").stdout(full).output().expect("ring3 starts");
+    let said = messages(&output);
+    assert_eq!(output.status.code(), Some(124), "{said}");
+    assert!(said.contains("standard output: No space left"), "{said}");
+}
+
 #[test]
 fn a_reader_that_never_reads_cannot_hold_us() {
     let kernel = kernel(tiny::CHATTER);

@@ -30,6 +30,19 @@ fn every_command_has_its_manual_page() {
 }
 
 #[test]
+fn what_cannot_be_printed_is_a_failure() {
+    for output in [">/dev/full", ">&-"] {
+        let script = format!("\"$0\" doctor {output}");
+        let mut shell = Command::new("sh");
+        let output = shell.args(["-c", &script, env!("CARGO_BIN_EXE_ring3")]).output();
+        let output = output.expect("a shell");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with("ring3: standard output: "), "{said}");
+    }
+}
+
+#[test]
 fn kernels_are_listed_as_json_too() {
     let output = ring3(&["kernel", "list", "--json"]);
     let kernels: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).expect("JSON");

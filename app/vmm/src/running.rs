@@ -6,7 +6,7 @@ use std::{
         mpsc::{Receiver, channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use engine::{Attention, Board, Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
@@ -121,6 +121,26 @@ fn engine_of(
     Ok(Box::new(engine.map_err(|error| Error::Assembly(error.to_string()))?))
 }
 
+fn until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// Releases all devices at once: none has to wait for one that stands still. What is returned says so of each, and is disconnected after the last.
+fn release(releases: Vec<Release>) -> Receiver<()> {
+    let (sender, released) = channel();
+    for release in releases {
+        let sender = sender.clone();
+        let release = move || {
+            release();
+            // Nobody listens after the time is over.
+            let _ = sender.send(());
+        };
+        // On a host that gives no thread, the process's end is what ends its servers.
+        let _ = thread::Builder::new().name("release".into()).spawn(release);
+    }
+    released
+}
+
 impl Running {
     /// Makes the vCPU stand still, or go on.
     pub fn pause(&self, pause: bool) {
@@ -128,14 +148,36 @@ impl Running {
     }
 
     /// Stops the machine if it has not ended, lets its output out, and returns what it did; `None`
-    /// if it does not come to rest within `patience`.
+    /// if it does not come to rest. Whatever stands still is left behind after `patience`.
     pub fn finish(self, patience: Duration) -> Option<Statistics> {
+        let deadline = Instant::now() + patience;
         self.control.order(Order::Stop);
         self.outlet.close();
-        let statistics = self.statistics.recv_timeout(patience).ok();
-        self.outlet.drain(patience);
+        // It may wait for the answer of a server that stands still, and goes on when that is hung up on.
+        let statistics = self.statistics.recv_timeout(patience / 4).ok();
+        let released = release(self.releases);
+        let statistics = statistics.or_else(|| self.statistics.recv_timeout(patience / 4).ok());
+        self.outlet.drain(until(deadline));
         self.alarm.end();
-        self.releases.into_iter().for_each(|release| release());
+        // Each has released its device, or the time is over.
+        while released.recv_timeout(until(deadline)).is_ok() {}
         statistics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_stands_still_holds_up_no_other() {
+        let (sender, seen) = channel();
+        let stuck: Release = Box::new(|| thread::sleep(Duration::from_secs(3600)));
+        let free: Release = Box::new(move || sender.send(()).expect("seen"));
+        let released = release(vec![stuck, free]);
+        seen.recv_timeout(Duration::from_secs(20)).expect("released");
+        released.recv_timeout(Duration::from_secs(20)).expect("told of");
+        let stuck = released.recv_timeout(Duration::from_millis(50));
+        assert!(stuck.is_err());
     }
 }

@@ -5,8 +5,10 @@
 mod clock;
 pub mod cpu;
 mod entropy;
+pub mod inherited;
 pub mod probe;
 pub mod process;
+pub mod streams;
 pub mod terminal;
 pub mod usage;
 pub mod user;

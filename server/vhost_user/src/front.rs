@@ -91,7 +91,12 @@ impl Remote {
     /// A function that ends the server, once nobody asks it for anything any more.
     pub fn releaser(&self) -> impl FnOnce() + Send + use<> {
         let shared = Arc::clone(&self.shared);
-        move || shared.link().close()
+        // Before the link is taken: whoever has it may wait for the server's answer.
+        let line = shared.link().line();
+        move || {
+            line.close();
+            shared.link().close();
+        }
     }
 }
 

@@ -11,7 +11,10 @@ use std::{
         fd::{AsRawFd, BorrowedFd},
         unix::net::UnixStream,
     },
-    sync::Arc,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -67,6 +70,41 @@ impl Ring {
     }
 }
 
+/// The line to the server of the moment, for whoever has it end: others may hold the link and wait for that server's answer.
+#[derive(Default)]
+pub(crate) struct Line {
+    closed: AtomicBool,
+    socket: Mutex<Option<UnixStream>>,
+}
+
+impl Line {
+    fn socket(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// To this server from now on.
+    fn leads_to(&self, socket: &UnixStream) -> io::Result<()> {
+        *self.socket() = Some(socket.try_clone()?);
+        if self.is_closed() {
+            self.close();
+        }
+        Ok(())
+    }
+
+    /// Hangs up, on every server to come, too.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        if let Some(socket) = &*self.socket() {
+            // One that has ended already needs no hanging up.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
 /// A server with all that makes another take its place.
 pub(crate) struct Link {
     spawn: Spawn,
@@ -75,8 +113,7 @@ pub(crate) struct Link {
     process: Option<Box<dyn Process>>,
     /// How long it may take to answer.
     patience: Duration,
-    /// It is to end.
-    closing: bool,
+    line: Arc<Line>,
     pub(crate) identity: Identity,
     pub(crate) offered: u64,
     /// Features negotiated, if they have been.
@@ -103,7 +140,7 @@ impl Link {
             socket,
             process: Some(process),
             patience,
-            closing: false,
+            line: Arc::new(Line::default()),
             identity,
             offered: 0,
             features: None,
@@ -114,8 +151,14 @@ impl Link {
             broken: false,
             gone: false,
         };
+        link.line.leads_to(&link.socket)?;
         link.offered = link.ask(greet)?;
         Ok(link)
+    }
+
+    /// By which the server can be hung up on while somebody waits for its answer.
+    pub(crate) fn line(&self) -> Arc<Line> {
+        Arc::clone(&self.line)
     }
 
     /// Asks the server, or tells it something. If it is mute it has ended when this returns.
@@ -143,11 +186,8 @@ impl Link {
         self.rings.get(index).is_some_and(|ring| ring.error.read().is_ok())
     }
 
-    /// Has the server end, and waits until it has.
+    /// Waits until the server has ended, which is hung up on.
     pub(crate) fn close(&mut self) {
-        self.closing = true;
-        // One that has ended already needs no hanging up.
-        let _ = self.socket.shutdown(Shutdown::Both);
         self.process = None;
     }
 
@@ -284,7 +324,7 @@ impl Link {
     /// Another server in place of one that has ended, with every queue at its first request that was not given back.
     /// Returns the interrupts that are due: it may have ended between giving a request back and saying so. `None` if it was to end.
     pub(crate) fn start_anew(&mut self) -> Result<Option<Vec<Interrupt>>, Error> {
-        if self.closing {
+        if self.line.is_closed() {
             return Ok(None);
         }
         if !self.identity.replaceable {
@@ -316,6 +356,7 @@ impl Link {
         }
         (self.frontend, self.socket) = connect(socket, &identity)?;
         (self.process, self.patience) = (Some(process), patience);
+        self.line.leads_to(&self.socket)?;
         self.ask(greet)?;
         self.tell_again()
     }

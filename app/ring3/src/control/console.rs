@@ -38,6 +38,8 @@ pub struct Screen(Arc<Mutex<State>>);
 struct State {
     /// Where output goes besides; none, or no more.
     own: Option<Box<dyn Write + Send>>,
+    /// Why it takes no more, if not because its reader has gone.
+    failure: Option<io::Error>,
     past: VecDeque<u8>,
     viewers: Vec<UnixStream>,
 }
@@ -46,7 +48,15 @@ impl Screen {
     /// A screen that also writes to `own`.
     pub fn new(own: Option<Box<dyn Write + Send>>) -> Self {
         let (past, viewers) = (VecDeque::new(), Vec::new());
-        Self(Arc::new(Mutex::new(State { own, past, viewers })))
+        Self(Arc::new(Mutex::new(State { own, failure: None, past, viewers })))
+    }
+
+    /// Why standard output has not got all that was printed; nothing if nobody is there to read it.
+    pub fn failure(&self) -> Option<String> {
+        // Whoever has it waits for a reader, so that nothing has failed.
+        let state = self.0.try_lock().ok()?;
+        let failure = state.failure.as_ref()?;
+        Some(format!("standard output: {failure}; not all that the guest printed is there"))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -70,8 +80,12 @@ impl Write for Screen {
         let old = state.past.len().saturating_sub(PAST);
         state.past.drain(..old);
         state.viewers.retain_mut(|viewer| viewer.write_all(bytes).is_ok());
-        // A closed pipe swallows the rest.
-        state.own.take_if(|own| own.write_all(bytes).and_then(|()| own.flush()).is_err());
+        let written = state.own.as_mut().map(|own| own.write_all(bytes).and_then(|()| own.flush()));
+        if let Some(Err(error)) = written {
+            // A closed pipe swallows the rest.
+            state.own = None;
+            state.failure = Some(error).filter(|error| error.kind() != io::ErrorKind::BrokenPipe);
+        }
         Ok(bytes.len())
     }
 
@@ -120,7 +134,13 @@ fn socket_of(pid: u32) -> io::Result<PathBuf> {
 pub fn console(target: &Target) -> Result<u8, Failure> {
     let machine = find(target)?;
     let wrong = |error: io::Error| Failure::host(format!("console of {}: {error}", machine.name));
-    let stream = socket_of(machine.pid).and_then(UnixStream::connect).map_err(wrong)?;
+    let path = socket_of(machine.pid).map_err(wrong)?;
+    if !path.exists() {
+        let problem =
+            "it has none that others can see: one of `ring3 exec` keeps it to itself (-v shows it)";
+        return Err(Failure::usage(format!("console of {}: {problem}", machine.name)));
+    }
+    let stream = UnixStream::connect(path).map_err(wrong)?;
     let (mut output, keyboard) = (stream.try_clone().map_err(wrong)?, stream);
     // Not by way of std's buffer, which keeps prompts to itself.
     let screen = io::stdout().as_fd().try_clone_to_owned().map_err(wrong)?;
@@ -133,27 +153,29 @@ pub fn console(target: &Target) -> Result<u8, Failure> {
     };
     read_stdin(push, sender.clone());
     thread::spawn(move || {
-        show(&mut output, &mut File::from(screen));
+        let shown = show(&mut output, &mut File::from(screen));
         // Nobody listening means the user has left anyway.
-        let _ = sender.send(Event::Leave);
+        let _ = sender.send(shown.map_or_else(Event::Mute, |()| Event::Leave));
     });
     let event = events.recv();
     drop(terminal);
     match event {
         Ok(Event::Signal(number)) => Ok(Outcome::Signal(number).code()),
+        Ok(Event::Mute(error)) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::host(format!("standard output: {error}")))
+        }
         _ => Ok(0),
     }
 }
 
-/// Copies until either end closes. Not by `io::copy`: it has the kernel splice, which keeps a pipe locked, unread,
+/// Copies until the machine ends, or the output takes no more. Not by `io::copy`: it has the kernel splice, which keeps a pipe locked, unread,
 /// for as long as it waits for more.
-fn show(from: &mut UnixStream, to: &mut File) {
+fn show(from: &mut UnixStream, to: &mut File) -> io::Result<()> {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
-        if to.write_all(&buffer[..count]).is_err() {
-            return;
-        }
+        to.write_all(&buffer[..count])?;
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -181,6 +203,21 @@ mod tests {
         let second = viewer(&screen);
         assert_eq!(read(&first, 12), b"before after");
         assert_eq!(read(&second, 12), b"before after");
+    }
+
+    #[test]
+    fn a_full_disk_is_told_of_and_a_reader_that_went_is_not() {
+        let full = File::options().write(true).open("/dev/full").expect("the host has it");
+        let (reader, gone) = io::pipe().expect("a pipe");
+        drop(reader);
+        let outputs: [Box<dyn Write + Send>; 2] = [Box::new(full), Box::new(gone)];
+        let failures = outputs.map(|output| {
+            let mut screen = Screen::new(Some(output));
+            screen.write_all(b"lost").expect("the machine goes on");
+            screen.failure()
+        });
+        assert!(failures[0].as_ref().is_some_and(|told| told.contains("No space left")));
+        assert_eq!(failures[1], None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The control socket of a running machine, and the commands that speak to it.
 //!
-//! Each `ring3 run` listens on a Unix socket of its own in the user's runtime folder. A client sends
+//! Each machine listens on a Unix socket of its own in the user's runtime folder. A client sends
 //! one JSON object a line, `{"command": "status"}`, and gets one a line back: the machine's status, or
 //! `{"error": "..."}`. `docs/control.md` lists the commands.
 
@@ -62,6 +62,15 @@ pub struct Status {
     /// What it takes of the host, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stats: Option<Stats>,
+}
+
+impl Status {
+    /// A machine in this process, switched on now; its name is the process's number if it has no other.
+    pub fn new(name: Option<String>, memory: u64, kernel: String) -> Self {
+        let pid = std::process::id();
+        let name = name.unwrap_or_else(|| pid.to_string());
+        Self { name, pid, state: "running".to_owned(), seconds: 0.0, memory, kernel, stats: None }
+    }
 }
 
 /// What all processes of a machine take of the host.

@@ -23,7 +23,8 @@ Examples:
 
 const STATUS: &str = "\
 Exit status: the command's own; 128 + N if signal N killed it; 127 if there is no such command, 126 if
-it cannot be run, 125 if there is no guest to run it in, 124 if --timeout expired.
+it cannot be run, 125 if there is no guest to run it in, 124 if --timeout expired; 128 + N if signal N ended
+ring3 itself, 137 if `ring3 stop` did; 1 if the command succeeded, but not all that it wrote could be passed on.
 ";
 
 /// A command to run in a guest.
@@ -105,6 +106,15 @@ pub struct GuestArguments {
     /// Print counters to standard error at the end
     #[arg(long)]
     pub stats: bool,
+    /// What `ring3 ps` and the others call it; the number of its process if none is given
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// How long the command may go on after SIGTERM; then its machine is ended, and the exit status is 143
+    ///
+    /// The same goes for SIGINT, SIGHUP and SIGQUIT if the guest stands still and does not take them. A second SIGTERM, a second
+    /// or more after the first, ends the machine at once.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
+    pub grace: Duration,
     /// Give up after this long, with exit status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<Duration>,

@@ -10,14 +10,14 @@ use std::{
 };
 
 use guest_agent::{AGENT, protocol, protocol::Request};
-use host_linux::{terminal, user};
+use host_linux::{inherited, terminal, user};
 use kernels::{cpio::Archive, modules::Module};
 use sharedfs::{Folder, Keeping};
 use sockets::Sockets;
 use virtio::vsock::{self, Vsock};
 use vmm::{Attachment, BootProtocol, Description, ModuleFile};
 
-use super::{arguments::GuestArguments, kernel};
+use super::{arguments::GuestArguments, kernel, streams::Plan};
 use crate::{
     cli::DevicesChoice,
     description,
@@ -59,7 +59,7 @@ pub struct Made {
 pub fn make(
     arguments: &GuestArguments,
     command: Command<'_>,
-    on_terminal: bool,
+    streams: &Plan,
 ) -> Result<Made, Failure> {
     description::check_machine(arguments.cpus, arguments.memory)?;
     if arguments.net.as_ref().is_some_and(|net| !net.is_user()) {
@@ -69,7 +69,7 @@ pub fn make(
         Failure::host(format!("the current folder: {error}; change to another"))
     })?;
     let folders = writable(arguments, &directory)?;
-    let request = request(arguments, command, &directory, &folders, on_terminal)?;
+    let request = request(arguments, command, &directory, &folders, streams)?;
     let devices = arguments.devices;
     let keeping = if arguments.fresh { Keeping::Fresh } else { Keeping::Lasting };
     let root = Folder { keeping, ..Folder::new("/", true) };
@@ -146,13 +146,13 @@ fn request(
     command: Command<'_>,
     directory: &Path,
     folders: &[PathBuf],
-    on_terminal: bool,
+    streams: &Plan,
 ) -> Result<Request, Failure> {
     let (user, groups) = if arguments.root { (0, vec![0]) } else { user::current() };
     let shares = folders.iter().enumerate();
     let shares =
         shares.map(|(i, path)| (tag(i).into_bytes(), path.as_os_str().as_bytes().to_vec()));
-    let terminal = on_terminal.then(terminal::size);
+    let terminal = streams.on_terminal.then(terminal::size);
     Ok(Request {
         arguments: words(command),
         environment: environment(&arguments.env)?,
@@ -161,6 +161,10 @@ fn request(
         groups,
         shares: shares.collect(),
         terminal,
+        errors: streams.errors_apart,
+        streams: streams.elsewhere().to_vec(),
+        umask: inherited::umask(),
+        ignored: inherited::ignored_signals(),
         network: arguments.net.is_some(),
     })
 }

@@ -16,17 +16,16 @@ mod kernel;
 mod session;
 mod streams;
 
-use std::{os::unix::net::UnixStream, sync::mpsc::channel};
+use std::{os::unix::net::UnixStream, sync::mpsc::channel, time::Instant};
 
 use guest_agent::protocol;
-use host_linux::terminal;
 use vmm::Machine;
 
-use crate::{console::RawTerminal, failure::Failure, run};
+use crate::{console::RawTerminal, control::Status, failure::Failure, output, run};
 use arguments::{ExecArguments, GuestArguments, ShellArguments};
 use guest::Command;
 use session::{Event, Session};
-use streams::{ConsoleTail, Streams};
+use streams::{ConsoleTail, Plan};
 
 /// The exit status when there is no guest to run the command in.
 const NO_GUEST: u8 = 125;
@@ -62,9 +61,9 @@ fn connections() -> std::io::Result<Connections> {
 }
 
 fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, Failure> {
-    let on_terminal = terminal::stdin_is_terminal() && terminal::stdout_is_terminal();
-    let clock = run::start_clock();
-    let made = guest::make(arguments, command, on_terminal)?;
+    let streams = Plan::new();
+    let clock = run::start_clock()?;
+    let made = guest::make(arguments, command, &streams)?;
     let host = |error: std::io::Error| Failure::host(error.to_string());
     let Connections { ours, guests } = connections().map_err(host)?;
     let mut attachments = made.attachments;
@@ -76,21 +75,36 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
 
     let (sender, events) = channel();
     let [control, stdin, stdout, stderr] = ours;
-    let raw = if on_terminal { Some(RawTerminal::enter()?) } else { None };
-    let streams = Streams::start(stdin, stdout, stderr, on_terminal).map_err(host)?;
+    let raw = if streams.on_terminal { Some(RawTerminal::enter()?) } else { None };
+    let carried = sender.clone();
+    // As below: nobody listens once the session has ended.
+    let carried = move |what| drop(carried.send(Event::Carried(what)));
+    let outputs = streams.start([stdin, stdout, stderr], carried).map_err(host)?;
     session::watch_signals(&sender).map_err(host)?;
-    session::watch_control(control.try_clone().map_err(host)?, sender.clone());
+    session::watch_control(&control, sender.clone()).map_err(host)?;
+    let listener = run::listen(sender.clone(), Event::Control);
+    let listener = listener.inspect_err(|error| tracing::warn!(%error, "no control socket"));
     let on_end = move |ended| drop(sender.send(Event::Ended(ended)));
     let running = machine.start(on_end).map_err(run::failure)?;
-    let session = Session { events, control, tail, timeout: arguments.timeout };
-    let outcome = session.wait();
-    if outcome.as_ref().is_ok_and(session::Outcome::has_output) {
-        streams.drain();
-    }
+    let mut status = status(arguments);
+    let started = Instant::now();
+    let obey = Box::new(|asked| {
+        status.seconds = started.elapsed().as_secs_f64();
+        run::obey(asked, &running, &mut status)
+    });
+    let (timeout, grace) = (arguments.timeout, arguments.grace);
+    let mut session = Session { events, control, tail, timeout, grace, outputs, obey };
+    let ending = session.wait();
+    drop((session, listener));
     let statistics = running.finish(run::PATIENCE);
     drop(raw);
     if let Some(statistics) = statistics.filter(|_| arguments.stats) {
-        eprintln!("{statistics}");
+        output::say(&format!("{statistics}\n"));
     }
-    outcome.and_then(session::Outcome::code)
+    ending.map(|ending| ending.tell())
+}
+
+fn status(arguments: &GuestArguments) -> Status {
+    let (name, kernel) = (arguments.name.clone(), arguments.kernel.clone());
+    Status::new(name, arguments.memory.0, kernel)
 }

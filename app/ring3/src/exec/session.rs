@@ -9,21 +9,27 @@ use std::{
 };
 
 use guest_agent::protocol::{self, MESSAGE, message};
-use host_linux::terminal;
+use host_linux::{inherited, terminal};
 use kernels::interrupt;
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH},
+    consts::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH},
     iterator::Signals,
 };
 use vmm::Ended;
 
-use super::streams::ConsoleTail;
-use crate::failure::Failure;
+use super::streams::{Carried, ConsoleTail};
+use crate::{control::Asked, failure::Failure, output};
 
 /// The longest text an agent may send.
 const MAX_TEXT: u32 = 64 << 10;
-/// As many interrupts in a row end ring3 itself: the guest may not hear them.
+/// As many interrupts in a row end ring3 itself: the command may not heed them.
 const INSISTED: u32 = 5;
+/// Signals closer together are one: timeout(1) sends each to its command and once more to the command's group.
+const ECHO: Duration = Duration::from_secs(1);
+/// How long the guest may take to take a message.
+const BRIEFLY: Duration = Duration::from_millis(100);
+/// The exit status where the command succeeded and what it wrote is not all where it should be.
+const LOST: u8 = 1;
 
 /// What happens.
 #[derive(Debug)]
@@ -36,6 +42,10 @@ pub enum Event {
     Hung,
     /// A signal arrived.
     Signal(i32),
+    /// A standard stream is through.
+    Carried(Carried),
+    /// The control socket has an order.
+    Control(Asked),
 }
 
 /// How the command ended.
@@ -49,57 +59,122 @@ pub enum Outcome {
     NotRun { status: u8, problem: String },
     /// The time was up.
     TimedOut,
-    /// A signal ended ring3.
-    Signal(i32),
+    /// A signal ended ring3, with what is to be said about that.
+    Signal(i32, Option<String>),
+    /// `ring3 stop` did.
+    Stopped,
 }
 
 impl Outcome {
     /// Whether it ran to its end, so that all of its output is on its way.
-    pub fn has_output(&self) -> bool {
+    fn has_output(&self) -> bool {
         matches!(self, Self::Exited(_) | Self::Killed(_))
     }
 
     /// The exit status.
-    pub fn code(self) -> Result<u8, Failure> {
+    fn status(&self) -> u8 {
         match self {
-            Self::Exited(status) => Ok(status),
-            Self::Killed(signal) => Ok(128 | signal & 0x7f),
-            Self::Signal(signal) => Ok(128 | (signal & 0x7f) as u8),
-            Self::NotRun { status, problem } => {
-                eprintln!("ring3: {problem}");
-                Ok(status)
-            }
-            Self::TimedOut => {
-                eprintln!("ring3: timeout: the command was still running");
-                Ok(124)
-            }
+            Self::Exited(status) | Self::NotRun { status, .. } => *status,
+            Self::Killed(signal) => 128 | signal & 0x7f,
+            Self::Signal(signal, _) => 128 | (signal & 0x7f) as u8,
+            Self::TimedOut => 124,
+            Self::Stopped => 128 | SIGKILL as u8,
+        }
+    }
+
+    /// What to tell the user.
+    fn message(&self) -> Option<&str> {
+        match self {
+            Self::Exited(_) | Self::Killed(_) => None,
+            Self::NotRun { problem, .. } => Some(problem),
+            Self::TimedOut => Some("timeout: the command was still running"),
+            Self::Signal(_, message) => message.as_deref(),
+            Self::Stopped => Some("stopped by `ring3 stop`"),
         }
     }
 }
 
+/// How a session ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ending {
+    pub outcome: Outcome,
+    /// What went wrong with its standard streams.
+    pub problems: Vec<String>,
+}
+
+impl Ending {
+    /// Tells the user, and returns the exit status.
+    pub fn tell(&self) -> u8 {
+        let lines = self.outcome.message().into_iter();
+        lines.chain(self.problems.iter().map(String::as_str)).for_each(output::complain);
+        let status = self.outcome.status();
+        if status == 0 && !self.problems.is_empty() { LOST } else { status }
+    }
+}
+
 /// A guest on its way.
-pub struct Session {
+pub struct Session<'a> {
     pub events: Receiver<Event>,
     pub control: UnixStream,
     pub tail: ConsoleTail,
     pub timeout: Option<Duration>,
+    /// How long the command may go on after SIGTERM, and the guest without taking a signal.
+    pub grace: Duration,
+    /// How many outputs have not ended.
+    pub outputs: usize,
+    /// Obeys orders of the control socket; true from it ends the session.
+    pub obey: Box<dyn FnMut(Asked) -> bool + 'a>,
 }
 
-/// Turns signals into events.
+/// A signal that asks the command to end.
+#[derive(Clone, Copy)]
+struct Urge {
+    signal: i32,
+    at: Instant,
+    /// The agent has sent it.
+    sent: bool,
+}
+
+impl Urge {
+    /// Whether the machine is to be ended unless the command is soon. Of signals that a program may well go on after, only if the guest does not
+    /// even take them.
+    fn is_pressing(&self) -> bool {
+        self.signal == SIGTERM || !self.sent
+    }
+}
+
+/// How far a session has come.
+#[derive(Default)]
+struct Course {
+    /// The command runs.
+    runs: bool,
+    /// Interrupts in a row.
+    interrupts: u32,
+    urge: Option<Urge>,
+    problems: Vec<String>,
+    /// The command has ended.
+    outcome: Option<Outcome>,
+}
+
+/// Turns signals into events, but for those that were ignored when we started: the command ignores them, too.
 pub fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
     let watched = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH];
+    let watched = watched.into_iter().filter(|&signal| !inherited::is_ignored(signal));
     let mut signals = Signals::new(watched)?;
     interrupt::leave_to_others();
     let events = events.clone();
-    thread::spawn(move || {
+    thread::Builder::new().name("signals".into()).spawn(move || {
         signals.forever().try_for_each(|signal| events.send(Event::Signal(signal)))
-    });
+    })?;
     Ok(())
 }
 
 /// Turns the agent's messages into events.
-pub fn watch_control(mut control: UnixStream, events: Sender<Event>) {
-    thread::spawn(move || {
+pub fn watch_control(control: &UnixStream, events: Sender<Event>) -> io::Result<()> {
+    // A guest that stands still takes nothing, and must not hold us up.
+    control.set_write_timeout(Some(BRIEFLY))?;
+    let mut control = control.try_clone()?;
+    thread::Builder::new().name("agent".into()).spawn(move || {
         while let Ok((kind, number, text)) = hear(&mut control) {
             if events.send(Event::Said(kind, number, text)).is_err() {
                 return;
@@ -107,7 +182,8 @@ pub fn watch_control(mut control: UnixStream, events: Sender<Event>) {
         }
         // Nobody listening means the command has ended.
         let _ = events.send(Event::Hung);
-    });
+    })?;
+    Ok(())
 }
 
 fn hear(control: &mut UnixStream) -> io::Result<(u8, u32, String)> {
@@ -121,42 +197,117 @@ fn hear(control: &mut UnixStream) -> io::Result<(u8, u32, String)> {
     Ok((kind, number, String::from_utf8_lossy(&text).into_owned()))
 }
 
-impl Session {
-    /// Waits for the command's end, passing signals on.
-    pub fn wait(&self) -> Result<Outcome, Failure> {
+impl Session<'_> {
+    /// Waits for the command's end and that of its output, passing signals on.
+    pub fn wait(&mut self) -> Result<Ending, Failure> {
         let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
-        let (mut runs, mut interrupts) = (false, 0);
-        loop {
-            let event = match self.next(deadline) {
-                Ok(event) => event,
-                Err(RecvTimeoutError::Timeout) => return Ok(Outcome::TimedOut),
+        let mut course = Course::default();
+        let outcome = loop {
+            if self.outputs == 0 && course.outcome.is_some() {
+                break course.outcome.take();
+            }
+            let cut = match self.next(deadline, &course) {
+                Ok(event) => self.heed(event, &mut course)?,
+                Err(RecvTimeoutError::Timeout) => Some(self.late(deadline, &course)),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::host("the virtual CPU failed; this is a bug in ring3"));
                 }
             };
-            interrupts = if matches!(event, Event::Signal(SIGINT)) { interrupts + 1 } else { 0 };
-            match event {
-                Event::Signal(SIGWINCH) => self.resize(),
-                Event::Signal(signal) if runs && interrupts < INSISTED => {
-                    self.say(message::SIGNAL, signal as u32);
-                }
-                Event::Signal(signal) => return Ok(Outcome::Signal(signal)),
-                Event::Said(message::STARTED, ..) => {
-                    runs = true;
-                    self.resize();
-                }
-                Event::Said(kind, number, text) => return self.outcome(kind, number, text),
-                Event::Hung => return Err(self.lost("the guest's agent is gone")),
-                Event::Ended(ended) => return Err(self.lost(&why(&ended))),
+            if cut.is_some() {
+                break cut;
             }
-        }
+        };
+        let outcome = outcome.ok_or_else(|| Failure::host("no outcome; this is a bug in ring3"))?;
+        Ok(Ending { outcome, problems: course.problems })
     }
 
-    fn next(&self, deadline: Option<Instant>) -> Result<Event, RecvTimeoutError> {
-        match deadline {
+    /// The next event, unless it comes too late for the user or for a signal.
+    fn next(&self, deadline: Option<Instant>, course: &Course) -> Result<Event, RecvTimeoutError> {
+        let urge = course.urge.filter(|urge| course.outcome.is_none() && urge.is_pressing());
+        let given_up = urge.and_then(|urge| urge.at.checked_add(self.grace));
+        match deadline.into_iter().chain(given_up).min() {
             None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(at) => self.events.recv_timeout(at.saturating_duration_since(Instant::now())),
         }
+    }
+
+    /// Why the time is up.
+    fn late(&self, deadline: Option<Instant>, course: &Course) -> Outcome {
+        match course.urge {
+            Some(urge) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {
+                let what = if urge.sent {
+                    "the command was"
+                } else {
+                    "the guest had not taken it and was"
+                };
+                let (signal, seconds) = (urge.signal, self.grace.as_secs_f64());
+                let message =
+                    format!("signal {signal}: {what} still running after {seconds} s (--grace)");
+                Outcome::Signal(signal, Some(message))
+            }
+            _ => Outcome::TimedOut,
+        }
+    }
+
+    /// Acts on an event; `Some` if it ends the session at once.
+    fn heed(&mut self, event: Event, course: &mut Course) -> Result<Option<Outcome>, Failure> {
+        let interrupted = matches!(event, Event::Signal(SIGINT));
+        course.interrupts = if interrupted { course.interrupts + 1 } else { 0 };
+        let over = course.outcome.is_some();
+        match event {
+            Event::Signal(SIGWINCH) => self.resize(),
+            Event::Signal(signal) => return Ok(self.signal(signal, course)),
+            Event::Said(message::STARTED, ..) => {
+                course.runs = true;
+                self.resize();
+            }
+            Event::Said(message::SENT, ..) => {
+                course.urge.iter_mut().for_each(|urge| urge.sent = true);
+            }
+            Event::Said(kind, number, text) => {
+                let outcome = self.outcome(kind, number, text)?;
+                // Of a command that never ran there is no output.
+                if !outcome.has_output() {
+                    return Ok(Some(outcome));
+                }
+                course.outcome = Some(outcome);
+            }
+            Event::Carried(carried) => self.note(carried, course),
+            Event::Control(asked) => return Ok((self.obey)(asked).then_some(Outcome::Stopped)),
+            // All it had to say has been said.
+            Event::Hung | Event::Ended(_) if over => {}
+            Event::Hung => return Err(self.lost("the guest's agent is gone")),
+            Event::Ended(ended) => return Err(self.lost(&why(&ended))),
+        }
+        Ok(None)
+    }
+
+    fn note(&mut self, carried: Carried, course: &mut Course) {
+        let problem = match carried {
+            Carried::Input(problem) => Some(problem),
+            Carried::Output(problem) => {
+                self.outputs = self.outputs.saturating_sub(1);
+                problem
+            }
+        };
+        course.problems.extend(problem);
+    }
+
+    /// Passes a signal on; ends the session if there is nobody to pass it to, or whoever sent it insists.
+    fn signal(&mut self, signal: i32, course: &mut Course) -> Option<Outcome> {
+        let asks_to_end = matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
+        let alone = !course.runs || course.outcome.is_some();
+        let pressed = course.urge.is_some_and(|urge| {
+            urge.at.elapsed() >= ECHO && (!urge.sent || signal == SIGTERM && urge.signal == SIGTERM)
+        });
+        if alone || course.interrupts >= INSISTED || asks_to_end && pressed {
+            return Some(Outcome::Signal(signal, None));
+        }
+        if asks_to_end && course.urge.is_none_or(|urge| !urge.is_pressing()) {
+            course.urge = Some(Urge { signal, at: Instant::now(), sent: false });
+        }
+        self.say(message::SIGNAL, signal as u32);
+        None
     }
 
     fn outcome(&self, kind: u8, number: u32, text: String) -> Result<Outcome, Failure> {
@@ -175,8 +326,8 @@ impl Session {
     }
 
     fn say(&self, kind: u8, number: u32) {
-        // An agent that is gone is noticed by its connection's end.
-        let _ = (&self.control).write_all(&protocol::encode(kind, number));
+        // An agent that is gone is noticed by its connection's end, and one that takes nothing by its silence.
+        let _ = (&self.control).write(&protocol::encode(kind, number));
     }
 
     fn lost(&self, problem: &str) -> Failure {
@@ -194,50 +345,5 @@ fn why(ended: &Ended) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::mpsc::channel;
-
-    fn session(events: Vec<Event>) -> (Session, UnixStream) {
-        let (sender, receiver) = channel();
-        events.into_iter().for_each(|event| sender.send(event).expect("kept"));
-        let (control, agent) = UnixStream::pair().expect("a pair");
-        let (tail, timeout) = (ConsoleTail::new(false), Some(Duration::from_secs(5)));
-        (Session { events: receiver, control, tail, timeout }, agent)
-    }
-
-    fn said(kind: u8, number: u32) -> Event {
-        Event::Said(kind, number, String::new())
-    }
-
-    #[test]
-    fn the_exit_status_is_the_commands() {
-        let (session, _agent) = session(vec![said(message::STARTED, 0), said(message::EXITED, 7)]);
-        assert_eq!(session.wait().and_then(Outcome::code), Ok(7));
-        let (session, _agent) = self::session(vec![said(message::KILLED, 9)]);
-        assert_eq!(session.wait().and_then(Outcome::code), Ok(137));
-        let (session, _agent) = self::session(vec![said(message::NOT_FOUND, 0)]);
-        assert_eq!(session.wait().and_then(Outcome::code), Ok(127));
-    }
-
-    #[test]
-    fn signals_are_passed_on_once_the_command_runs() {
-        let events =
-            vec![said(message::STARTED, 0), Event::Signal(SIGTERM), said(message::KILLED, 15)];
-        let (session, mut agent) = session(events);
-        assert_eq!(session.wait(), Ok(Outcome::Killed(15)));
-        let mut bytes = [0; 2 * MESSAGE];
-        agent.read_exact(&mut bytes).expect("a size and a signal");
-        assert_eq!(bytes[MESSAGE..], protocol::encode(message::SIGNAL, 15));
-        let (session, _agent) = self::session(vec![Event::Signal(SIGINT)]);
-        assert_eq!(session.wait(), Ok(Outcome::Signal(SIGINT)));
-    }
-
-    #[test]
-    fn a_guest_that_ends_early_is_an_error_with_its_last_words() {
-        let (mut session, _agent) = session(vec![Event::Ended(Ended::Reset)]);
-        session.tail.write_all(b"Kernel panic - not syncing\n").expect("kept");
-        let failure = session.wait().expect_err("no outcome").to_string();
-        assert!(failure.contains("panic") && failure.contains("not syncing"), "{failure}");
-    }
-}
+#[path = "session_tests.rs"]
+mod tests;
