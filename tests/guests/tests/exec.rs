@@ -125,6 +125,32 @@ fn builds_work_in_a_shared_folder() -> Result<()> {
     Ok(())
 }
 
+/// The host's root is kept as it was first seen, unless the command is to look again.
+#[test]
+fn a_file_of_the_root_is_kept_or_looked_at_again() -> Result<()> {
+    for (option, expected) in [("--devices=processes", "old"), ("--fresh", "other")] {
+        let (here, outside) = (TempDir::new()?, TempDir::new()?);
+        let file = outside.path().join("file");
+        fs::write(&file, "old")?;
+        let shown = file.display();
+        let script = format!("cat {shown}; echo; read go; sleep 2; cat {shown}");
+        let mut command = Command::new(ring3()?);
+        command.args(["exec", option, "--timeout", TIMEOUT, "--", "sh", "-c", &script]);
+        command.current_dir(here.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut stdout = BufReader::new(child.stdout.take().context("no standard output")?);
+        let mut line = String::new();
+        stdout.read_line(&mut line)?;
+        ensure!(line == "old\n", "{option}: {line}");
+        fs::write(&file, "other")?;
+        child.stdin.take().context("no standard input")?.write_all(b"go\n")?;
+        let mut rest = String::new();
+        stdout.read_to_string(&mut rest)?;
+        ensure!(rest == expected && child.wait()?.success(), "{option}: {rest}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_command_that_is_not_there_is_127() -> Result<()> {
     let mut command = Command::new(ring3()?);
