@@ -219,8 +219,6 @@ struct Apic(CpuInterrupts);
 impl LocalApic for Apic {
     /// INIT and start-up IPIs are for further vCPUs; a lone one has nobody to send them.
     fn pending(&self) -> u32 {
-        const _: () = assert!(chipset::pending::INTERRUPT == pending::INTERRUPT);
-        const _: () = assert!(chipset::pending::NMI == pending::NMI);
         self.0.pending() & (pending::INTERRUPT | pending::NMI)
     }
     fn acknowledge(&self) -> Option<u8> {

@@ -10,7 +10,7 @@ use std::sync::{
     atomic::{AtomicU8, AtomicU32, Ordering},
 };
 
-use x86_interp::pending;
+use contract::pending;
 
 /// What waits for one vCPU.
 #[derive(Default)]

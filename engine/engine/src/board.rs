@@ -21,7 +21,7 @@ const CPUID_APIC: u32 = 1 << 9;
 
 /// A CPU's local APIC, and how it reaches the CPU.
 pub trait LocalApic: Send + Sync {
-    /// What waits: a set of [`x86_interp::pending`] bits without `EXIT`.
+    /// What waits: a set of [`contract::pending`] bits without `EXIT`.
     fn pending(&self) -> u32;
     /// Takes the interrupt to deliver now: its vector, or `None` if none is left.
     fn acknowledge(&self) -> Option<u8>;

@@ -1,10 +1,10 @@
 //! The reference engine: the interpreter on a board.
 
-use ram::Ram;
+use contract::{Counters, Engine, Exit, GuestRam};
 use x86::Vcpu;
-use x86_interp::{Counters, Cpu, Exit, System};
+use x86_interp::{Cpu, System};
 
-use crate::{Board, Engine};
+use crate::Board;
 
 /// The reference CPU and the machine around it.
 pub struct Interpreter {
@@ -38,7 +38,7 @@ impl Engine for Interpreter {
     fn traffic(&self) -> (u64, u64) {
         self.board.traffic()
     }
-    fn ram(&self) -> &Ram {
+    fn ram(&self) -> &dyn GuestRam {
         self.board.ram()
     }
 }

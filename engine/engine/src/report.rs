@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use contract::GuestRam;
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
-use ram::Ram;
 use serde::Serialize;
 use x86::{
     Vcpu,
@@ -15,6 +15,8 @@ use crate::{Counters, EventLog};
 
 /// Bytes of code shown at RIP.
 const CODE_BYTES: u64 = 48;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// Instructions shown at RIP.
 const CODE_LINES: usize = 8;
 
@@ -117,7 +119,7 @@ impl fmt::Display for Statistics {
 pub struct Report(String);
 
 impl Report {
-    pub(crate) fn new(vcpu: &Vcpu, ram: &Ram, log: &EventLog) -> Self {
+    pub(crate) fn new(vcpu: &Vcpu, ram: &dyn GuestRam, log: &EventLog) -> Self {
         let mut text = registers(vcpu);
         text.push_str("code at RIP:\n");
         for line in code(vcpu, ram) {
@@ -169,7 +171,7 @@ fn registers(v: &Vcpu) -> String {
 }
 
 /// The instructions at RIP, as far as they can be read.
-fn code(v: &Vcpu, ram: &Ram) -> Vec<String> {
+fn code(v: &Vcpu, ram: &dyn GuestRam) -> Vec<String> {
     let start = if v.is_64bit() { v.rip } else { v.rip.wrapping_add(v.seg[seg::CS].base) };
     let bytes: Vec<u8> =
         (0..CODE_BYTES).map_while(|i| peek(v, ram, start.wrapping_add(i))).collect();
@@ -192,29 +194,28 @@ fn code(v: &Vcpu, ram: &Ram) -> Vec<String> {
 }
 
 /// The byte at a linear address, read without any effect on the guest.
-fn peek(v: &Vcpu, ram: &Ram, linear: u64) -> Option<u8> {
+fn peek(v: &Vcpu, ram: &dyn GuestRam, linear: u64) -> Option<u8> {
     let access = Access { fetch: true, user: v.cpl() == 3, ..Access::default() };
     let page = paging::walk(&mut Frozen(ram), Roots::from(v), linear, access).ok()?;
-    let mut byte = [0];
-    ram.read_gpa(page.gpa, &mut byte).ok()?;
-    Some(byte[0])
+    offset(ram, page.gpa).map(|offset| ram.load8(offset))
+}
+
+/// The offset in guest RAM of a GPA.
+fn offset(ram: &dyn GuestRam, gpa: u64) -> Option<u64> {
+    let page = ram.page(gpa)?;
+    Some(page.offset + gpa % PAGE)
 }
 
 /// RAM whose page tables a walk does not change.
-struct Frozen<'a>(&'a Ram);
+struct Frozen<'a>(&'a dyn GuestRam);
 
 impl WalkMemory for Frozen<'_> {
+    // Where there is no RAM the bus floats: all ones. An entry never crosses a page.
     fn read_u64(&mut self, gpa: u64) -> u64 {
-        let mut word = [0xff; 8];
-        // Where there is no RAM the bus floats: the word stays all ones.
-        let _ = self.0.read_gpa(gpa, &mut word);
-        u64::from_le_bytes(word)
+        offset(self.0, gpa).map_or(u64::MAX, |offset| self.0.load64(offset))
     }
     fn read_u32(&mut self, gpa: u64) -> u32 {
-        let mut word = [0xff; 4];
-        // As above.
-        let _ = self.0.read_gpa(gpa, &mut word);
-        u32::from_le_bytes(word)
+        offset(self.0, gpa).map_or(u32::MAX, |offset| self.0.load32(offset))
     }
     fn cas_u64(&mut self, _: u64, _: u64, _: u64) -> bool {
         true
@@ -228,6 +229,7 @@ impl WalkMemory for Frozen<'_> {
 mod tests {
     use super::*;
     use crate::Event;
+    use ram::Ram;
 
     #[test]
     fn a_report_shows_registers_code_and_events() {

@@ -135,6 +135,7 @@ mod tests {
     use super::*;
     use crate::pending;
     use bus::Kicker;
+    use contract::{Counters, GuestRam};
     use ram::Ram;
     use std::{
         collections::VecDeque,
@@ -145,7 +146,6 @@ mod tests {
         time::Duration,
     };
     use x86::{Fault, Vcpu};
-    use x86_interp::Counters;
 
     /// Does what it was told to, in order, and notes what it was asked.
     struct Scripted {
@@ -178,7 +178,7 @@ mod tests {
         fn traffic(&self) -> (u64, u64) {
             (0, 0)
         }
-        fn ram(&self) -> &Ram {
+        fn ram(&self) -> &dyn GuestRam {
             &self.ram
         }
     }

@@ -64,7 +64,7 @@ use x86::{
     Vcpu,
     paging::{Access, Roots},
 };
-use x86_interp::{Counters, Cpu, Exit, Leave, System, pending};
+use x86_interp::{Counters, Cpu, Exit, GuestRam, Leave, System, pending};
 
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
 /// in ring 3 are there.
@@ -343,7 +343,7 @@ impl Engine for Fast {
     fn traffic(&self) -> (u64, u64) {
         self.board.traffic()
     }
-    fn ram(&self) -> &Ram {
+    fn ram(&self) -> &dyn GuestRam {
         self.board.ram()
     }
     fn failure(&mut self) -> Option<String> {

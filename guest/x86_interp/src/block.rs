@@ -11,9 +11,10 @@ use crate::{
     decode,
     memory::Place,
     op::Op,
-    system::{GuestRam, System},
+    system::System,
     tlb::{Right, View},
 };
+use contract::GuestRam;
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},

@@ -5,60 +5,11 @@ use crate::{
     debug::{TrapRule, dr6},
     observe::{Flush, Observer},
     op::{Op, RegRef, mask},
-    system::{GuestRam, System, VectorOperands},
+    system::{System, VectorOperands},
     tlb::{Tlb, View},
 };
+use contract::{Counters, Exit, GuestRam, pending};
 use x86::{Activity, Fault, Vcpu, control::cr0, flags, paging, seg, vector};
-
-/// Bits of [`System::pending`].
-pub mod pending {
-    /// A maskable interrupt waits (it is delivered when the guest allows it).
-    pub const INTERRUPT: u32 = 1 << 0;
-    /// A non-maskable interrupt waits.
-    pub const NMI: u32 = 1 << 1;
-    /// [`super::Cpu::run`] must return.
-    pub const EXIT: u32 = 1 << 2;
-}
-
-/// Why [`Cpu::run`] returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// The instruction budget is used up.
-    Budget,
-    /// [`pending::EXIT`] was set.
-    Requested,
-    /// A maskable interrupt waits and can be delivered now with [`Cpu::interrupt`].
-    InterruptWindow,
-    /// An NMI waits and can be delivered now with [`Cpu::nmi`].
-    NmiWindow,
-    /// HLT: nothing to do until an interrupt.
-    Halted,
-    /// Triple fault.
-    Shutdown,
-    /// The observer has the code that comes next, see [`Cpu::observe`].
-    Leave,
-}
-
-/// What the CPU has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Instructions completed.
-    pub instructions: u64,
-    /// Blocks entered.
-    pub blocks: u64,
-    /// Blocks decoded.
-    pub blocks_decoded: u64,
-    /// Page walks.
-    pub tlb_misses: u64,
-    /// TLB flushes, whole.
-    pub tlb_flushes: u64,
-    /// Exceptions delivered, by vector.
-    pub exceptions: [u64; 32],
-    /// Interrupts delivered.
-    pub interrupts: u64,
-    /// Code pages whose blocks were dropped because the page was written.
-    pub code_pages_dropped: u64,
-}
 
 /// The reference CPU over a [`System`].
 pub struct Cpu<S: System> {

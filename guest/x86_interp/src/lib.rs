@@ -30,7 +30,8 @@ mod system;
 mod task;
 mod tlb;
 
-pub use cpu::{Counters, Cpu, Exit, pending};
+pub use contract::{Counters, Exit, GuestRam, RamPage, pending};
+pub use cpu::Cpu;
 pub use iced_flags::rflags;
 pub use observe::{Flush, Leave, Record};
-pub use system::{CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit};
+pub use system::{CpuidResult, System, UnitCode, VectorOperands, VectorUnit};

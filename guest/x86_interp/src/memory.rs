@@ -5,9 +5,10 @@
 
 use crate::{
     cpu::Cpu,
-    system::{GuestRam, System},
+    system::System,
     tlb::{Right, View},
 };
+use contract::GuestRam;
 use x86::{
     Fault,
     control::cr4,

@@ -4,10 +4,8 @@
 //! before it runs anything: every flush the guest asked for, every page the interpreter decoded
 //! code from (which must not be written behind its back), and every such page that was written.
 
-use crate::{
-    cpu::Cpu,
-    system::{GuestRam, System},
-};
+use crate::{cpu::Cpu, system::System};
+use contract::GuestRam;
 use x86::{Segment, control::cr4, flags, paging};
 
 /// Translations the guest has declared stale.

@@ -8,18 +8,6 @@ use crate::interrupts::Interrupts;
 use crate::lapic::Lapic;
 use crate::lapic::state::{BASE_ENABLED, Effect};
 
-/// Bits of [`CpuInterrupts::pending`].
-pub mod pending {
-    /// A maskable interrupt can be delivered, as far as priorities go: RFLAGS.IF is the CPU's.
-    pub const INTERRUPT: u32 = 1 << 0;
-    /// A non-maskable interrupt.
-    pub const NMI: u32 = 1 << 1;
-    /// INIT.
-    pub const INIT: u32 = 1 << 2;
-    /// A start-up IPI (SIPI).
-    pub const START_UP: u32 = 1 << 3;
-}
-
 /// What a vCPU asks of the interrupt system. Clones are handles to the same local APIC.
 #[derive(Clone)]
 pub struct CpuInterrupts {

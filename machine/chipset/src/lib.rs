@@ -41,7 +41,8 @@ mod tests;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use cpu::{CpuInterrupts, pending};
+pub use contract::pending;
+pub use cpu::CpuInterrupts;
 pub use events::{MachineEvent, MachineEvents};
 pub use interrupts::{InterruptController, NoSuchGsi, TIMER_GSI};
 pub use platform::{Platform, PlatformError, Settings, Surroundings};

@@ -27,11 +27,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use code::EMPTY_PAGE;
+use contract::{GuestRam, RamPage};
 pub use dma::{DmaMemory, ForeignRange, WriteNotes, foreign};
 pub use layout::{HIGH_BASE, LOW_MAX};
 use rustix::mm::ProtFlags;
 use x86::paging::WalkMemory;
-use x86_interp::{GuestRam, RamPage};
 
 use code::PageMap;
 use layout::Layout;

@@ -1,8 +1,8 @@
 //! RAM as its users rely on it.
 
+use contract::GuestRam;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 use x86::paging::WalkMemory;
-use x86_interp::GuestRam;
 
 use super::*;
 

@@ -13,12 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use contract::GuestRam;
 use driver::{Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
 use ram::DmaMemory;
 use vhost_user::{Config, Foreign, Nature, serve};
 use virtio::{Chain, Queue, RingError, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress};
-use x86_interp::GuestRam;
 
 const BUFFER: u64 = 0x20_0000;
 const ANSWER: u64 = 0x30_0000;

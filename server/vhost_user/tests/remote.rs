@@ -14,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use contract::GuestRam;
 use driver::{DRIVER_OK, Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
 use vhost_user::{Bell, Error, Identity, Process, Remote, Reserve, Spawn, Started, serve};
 use virtio::{Queue, RingError, VirtioDevice};
-use x86_interp::GuestRam;
 
 const BUFFER: u64 = 0x20_0000;
 const ANSWER: u64 = 0x20_1000;

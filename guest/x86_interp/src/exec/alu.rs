@@ -5,8 +5,9 @@ use crate::{
     cpu::Cpu,
     memory::Target,
     op::{Destination, Dst, Handler, Imm, Mem, Op, Source, Src, by_size, mask},
-    system::{GuestRam, System},
+    system::System,
 };
+use contract::GuestRam;
 use iced_x86::{Instruction, Mnemonic, OpKind};
 use x86::{Fault, flags};
 

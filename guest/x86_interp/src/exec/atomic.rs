@@ -8,8 +8,9 @@ use crate::{
     cpu::Cpu,
     memory::Target,
     op::{Handler, Op, RegRef, by_size},
-    system::{GuestRam, System},
+    system::System,
 };
+use contract::GuestRam;
 use iced_x86::{Instruction, Mnemonic};
 use std::cell::Cell;
 use x86::{Fault, flags, reg};

@@ -7,9 +7,10 @@
 use crate::{
     cpu::Cpu,
     op::{Handler, Op, RegRef, address_mask, address_size, by_size, mask, segment_index},
-    system::{GuestRam, System},
+    system::System,
     tlb::Right,
 };
+use contract::GuestRam;
 use iced_x86::{Instruction, Mnemonic, OpKind};
 use x86::{Fault, flags, reg, seg};
 

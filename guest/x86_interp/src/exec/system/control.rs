@@ -4,12 +4,8 @@
 //! CR3 bit 63 (keep this PCID's translations) is permission, never an order.
 
 use super::{first16, put16};
-use crate::{
-    cpu::Cpu,
-    exec::Choice,
-    op::Op,
-    system::{GuestRam, System},
-};
+use crate::{cpu::Cpu, exec::Choice, op::Op, system::System};
+use contract::GuestRam;
 use iced_x86::{Instruction, Mnemonic, Register};
 use x86::{
     Fault,

@@ -4,9 +4,10 @@ use crate::{
     cpu::Cpu,
     memory::{ram_load, ram_store},
     op::Op,
-    system::{GuestRam, System},
+    system::System,
     tlb::Right,
 };
+use contract::GuestRam;
 use x86::Fault;
 
 /// 128 bits. As bytes, not as a `u128`: that would live in general registers.

@@ -9,9 +9,10 @@ use super::permit::{self, Class, EXCEPTIONS};
 use crate::{
     cpu::Cpu,
     op::{Handler, Op},
-    system::{GuestRam, System, UnitCode},
+    system::{System, UnitCode},
     tlb::{Right, View},
 };
+use contract::GuestRam;
 use iced_x86::{
     EncodingKind, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess,
     OpKind,

@@ -1,0 +1,124 @@
+//! What those who run a vCPU and those who execute its code owe each other.
+//!
+//! An [`Engine`] executes guest instructions until something outside has to act; [`Exit`] lists what that can be.
+//! [`pending`] has the events that wait for a vCPU. [`GuestRam`] is guest memory, with the marks that keep
+//! translations from becoming stale. Neither the interpreter nor an engine owns these, and nothing here decodes
+//! an instruction. The crate is of the guest layer, as the interpreter implements it.
+
+mod memory;
+
+pub use memory::{GuestRam, RamPage};
+
+use x86::Vcpu;
+
+/// Events that wait for a vCPU: bits of a set.
+pub mod pending {
+    /// A maskable interrupt, as far as priorities go. RFLAGS.IF is the vCPU's.
+    pub const INTERRUPT: u32 = 1 << 0;
+    /// A non-maskable interrupt.
+    pub const NMI: u32 = 1 << 1;
+    /// [`super::Engine::run`] must return.
+    pub const EXIT: u32 = 1 << 2;
+    /// INIT.
+    pub const INIT: u32 = 1 << 3;
+    /// A start-up IPI (SIPI).
+    pub const START_UP: u32 = 1 << 4;
+}
+
+/// Why [`Engine::run`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The instruction budget is used up.
+    Budget,
+    /// [`pending::EXIT`] was set.
+    Requested,
+    /// A maskable interrupt waits and can be delivered now with [`Engine::interrupt`].
+    InterruptWindow,
+    /// An NMI waits and can be delivered now with [`Engine::nmi`].
+    NmiWindow,
+    /// HLT: nothing to do until an interrupt.
+    Halted,
+    /// Triple fault, or the engine cannot go on: [`Engine::failure`] tells which.
+    Shutdown,
+    /// The interpreter stands before code that another engine has asked to run itself.
+    Leave,
+}
+
+/// What the CPU has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Instructions completed.
+    pub instructions: u64,
+    /// Blocks entered.
+    pub blocks: u64,
+    /// Blocks decoded.
+    pub blocks_decoded: u64,
+    /// Page walks.
+    pub tlb_misses: u64,
+    /// TLB flushes, whole.
+    pub tlb_flushes: u64,
+    /// Exceptions delivered, by vector.
+    pub exceptions: [u64; 32],
+    /// Interrupts delivered.
+    pub interrupts: u64,
+    /// Code pages whose blocks were dropped because the page was written.
+    pub code_pages_dropped: u64,
+}
+
+/// Executes guest code on one vCPU.
+pub trait Engine {
+    /// Runs until something outside has to act, for about `budget` instructions at the most. See
+    /// [`Exit`] for what can end it.
+    fn run(&mut self, budget: u64) -> Exit;
+    /// Delivers a maskable interrupt; only after [`Exit::InterruptWindow`] or [`Exit::Halted`]
+    /// with interrupts enabled.
+    fn interrupt(&mut self, vector: u8);
+    /// Delivers an NMI; only while NMIs are not blocked.
+    fn nmi(&mut self);
+    /// The architectural state, complete and exact whenever [`Engine::run`] is not running.
+    fn vcpu(&self) -> &Vcpu;
+    /// What has been done so far.
+    fn counters(&self) -> Counters;
+    /// Accesses to device memory and to ports so far.
+    fn traffic(&self) -> (u64, u64);
+    /// Guest RAM.
+    fn ram(&self) -> &dyn GuestRam;
+    /// Why it cannot go on, if [`Exit::Shutdown`] was not the guest's doing.
+    fn failure(&mut self) -> Option<String> {
+        None
+    }
+    /// What this kind of engine counts besides: name and count.
+    fn details(&mut self) -> Vec<(String, u64)> {
+        Vec::new()
+    }
+}
+
+impl<E: Engine + ?Sized> Engine for Box<E> {
+    fn run(&mut self, budget: u64) -> Exit {
+        (**self).run(budget)
+    }
+    fn interrupt(&mut self, vector: u8) {
+        (**self).interrupt(vector);
+    }
+    fn nmi(&mut self) {
+        (**self).nmi();
+    }
+    fn vcpu(&self) -> &Vcpu {
+        (**self).vcpu()
+    }
+    fn counters(&self) -> Counters {
+        (**self).counters()
+    }
+    fn traffic(&self) -> (u64, u64) {
+        (**self).traffic()
+    }
+    fn ram(&self) -> &dyn GuestRam {
+        (**self).ram()
+    }
+    fn failure(&mut self) -> Option<String> {
+        (**self).failure()
+    }
+    fn details(&mut self) -> Vec<(String, u64)> {
+        (**self).details()
+    }
+}
