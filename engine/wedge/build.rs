@@ -1,10 +1,12 @@
-//! Builds the wedge blob: a no_std program linked flat at the window's address.
+//! Builds the wedge blob: a no_std program linked flat at the window's address. The addresses in it are those of
+//! the layout (`frame`), from which the linker script gets its symbols.
 //!
 //! On stable, for the host target, by calling rustc directly: cargo cannot build one package's
 //! artefact into another, and a workspace member would be built as an ordinary program. Without SSE,
 //! because the wedge runs with the guest's vectors live; the target x86_64-unknown-none would do that
 //! without rustc's warning, where it is installed.
 
+use frame::{BLOB, FRAME, GATE, SHARED};
 use std::path::Path;
 use std::process::Command;
 
@@ -38,6 +40,9 @@ fn main() {
         "-Cdebuginfo=0",
     ]);
     rustc.args(linking.map(|argument| format!("-Clink-arg={argument}")));
+    let addresses =
+        [("window", BLOB), ("shared_page", SHARED), ("gate_page", GATE), ("frame_page", FRAME)];
+    rustc.args(addresses.map(|(name, at)| format!("-Clink-arg=-Wl,--defsym={name}={at:#x}")));
     let status = rustc.arg("-o").arg(&blob).status().expect("rustc runs");
     assert!(status.success(), "the wedge blob does not build");
 }
