@@ -8,7 +8,7 @@ use std::{
 };
 
 use host_linux::probe;
-use vmm::{Description, EngineKind, ModuleFile};
+use vmm::{Description, EngineKind, EngineOptions, ModuleFile};
 
 use crate::{
     cli::{EngineArguments, EngineChoice, MemorySize, RunArguments},
@@ -42,9 +42,6 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         memory,
         cpus: arguments.cpus,
         engine: engine(&arguments.engine)?,
-        lock_step: arguments.engine.lock_step,
-        translate_user: arguments.engine.translate_user,
-        user_dispatch: arguments.engine.user_dispatch(),
         test_devices: arguments.test_devices,
     })
 }
@@ -56,11 +53,21 @@ pub fn check_machine(cpus: u32, memory: MemorySize) -> Result<(), Failure> {
 }
 
 /// The engine that was asked for; it must be one that can do what was asked for besides.
-pub fn engine(arguments: &EngineArguments) -> Result<EngineKind, Failure> {
+pub fn engine(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
+    let EngineArguments { lock_step, translate_user, .. } = *arguments;
+    let user_dispatch = arguments.user_dispatch();
+    let kind = kind(arguments.engine, lock_step.is_some(), translate_user, user_dispatch)?;
+    Ok(EngineOptions { kind, lock_step, translate_user, user_dispatch })
+}
+
+fn kind(
+    choice: EngineChoice,
+    lock_step: bool,
+    translate_user: bool,
+    dispatch: bool,
+) -> Result<EngineKind, Failure> {
     use EngineChoice::*;
-    let (lock_step, translate_user) = (arguments.lock_step.is_some(), arguments.translate_user);
-    let dispatch = arguments.user_dispatch();
-    match arguments.engine {
+    match choice {
         Interp | Jit if dispatch => Err(Failure::usage(
             "--system-calls: this engine interprets user code; give --engine fast or direct",
         )),
@@ -180,7 +187,9 @@ mod tests {
     #[test]
     fn engines_that_translate() {
         let with = |choice, lock_step, translate_user, system_calls| {
-            engine(&EngineArguments { engine: choice, lock_step, translate_user, system_calls })
+            let arguments =
+                EngineArguments { engine: choice, lock_step, translate_user, system_calls };
+            engine(&arguments).map(|options| options.kind)
         };
         let ask = |choice, compare: bool, translate_user| {
             let lock_step = compare.then(LockStep::default);

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Write},
+    path::Path,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -61,7 +62,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
     let shown = screen.clone();
     let machine = Machine::build(&description, host(clock, Box::new(screen.clone()), attachments));
-    let machine = machine.map_err(failure)?;
+    let machine = machine.map_err(|error| failure_of(&arguments.kernel, error))?;
     drop(description);
 
     let (sender, events) = channel();
@@ -129,6 +130,16 @@ pub fn failure(error: vmm::Error) -> Failure {
         Failure::usage(error.to_string())
     } else {
         Failure::host(error.to_string())
+    }
+}
+
+/// The same; a complaint about the kernel names its file.
+fn failure_of(kernel: &Path, error: vmm::Error) -> Failure {
+    match error {
+        vmm::Error::Boot(error) if error.is_of_kernel() => {
+            Failure::usage(format!("--kernel {}: {error}", kernel.display()))
+        }
+        error => failure(error),
     }
 }
 

@@ -64,6 +64,11 @@ fn files() {
     refuses(&["run", "--kernel", "/"], "directory");
     refuses(&["run", "--kernel", &empty], "empty");
     refuses(&["run", "--kernel", &text], "not a kernel");
+    // Whatever is wrong with the kernel, its file is named.
+    let cut = file("cut", &bzimage_without_its_end());
+    for kernel in [&text, &cut] {
+        refuses(&["run", "--kernel", kernel], &format!("--kernel {kernel}: "));
+    }
     refuses(&["run", "--kernel", &text, "--initrd", "/nowhere/initrd"], "/nowhere/initrd");
     refuses(&["run", "--kernel", &text, "--module", "/nowhere/module a b"], "/nowhere/module");
     let (_path, kernel) = tiny_kernel();
@@ -176,4 +181,14 @@ fn tiny_kernel() -> (tempfile::TempPath, String) {
     let path = tiny::kernel(tiny::POWER_OFF).into_temp_path();
     let name = path.display().to_string();
     (path, name)
+}
+
+/// A boot sector and setup header that announce a kernel which is not there.
+fn bzimage_without_its_end() -> Vec<u8> {
+    let mut image = vec![0; 1024];
+    image[0x1f1] = 4;
+    image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
+    image[0x202..0x206].copy_from_slice(b"HdrS");
+    image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
+    image
 }

@@ -46,16 +46,23 @@ pub struct Description {
     pub memory: u64,
     /// Number of vCPUs; only one is supported so far.
     pub cpus: u32,
-    /// What executes guest code.
-    pub engine: EngineKind,
+    /// What executes guest code, and how.
+    pub engine: EngineOptions,
+    /// The devices kvm-unit-tests drive: echo ports, interrupt line ports, memory that is a device.
+    pub test_devices: bool,
+}
+
+/// What executes guest code, and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineOptions {
+    /// Which engine.
+    pub kind: EngineKind,
     /// Translated code is compared with the interpreter, if there is any.
     pub lock_step: Option<LockStep>,
     /// 64-bit user code is translated, too, where it would run directly.
     pub translate_user: bool,
     /// The host hands over system calls of 64-bit user code by syscall user dispatch.
     pub user_dispatch: bool,
-    /// The devices kvm-unit-tests drive: echo ports, interrupt line ports, memory that is a device.
-    pub test_devices: bool,
 }
 
 /// What executes guest code.

@@ -5,14 +5,13 @@ use std::sync::{Arc, Mutex};
 use bus::{Bus, InterruptLine, Kicker, Rearm, Shared};
 use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart};
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
-use fast::LockStep;
 use pci::PciHost;
 use ram::Ram;
 use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioPci};
 use x86::{Fault, Vcpu, cpuid};
 
 use crate::{
-    Attachment, ConsoleInput, Description, Ended, EngineKind, Error, Host, Running,
+    Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, Host, Running,
     console::Outlet, events::Events, running, timer::Alarm,
 };
 
@@ -21,21 +20,13 @@ const DEBUG_EXIT_PORT: u16 = 0xf4;
 /// The first I/O APIC input of PCI's INTx wires.
 const PCI_GSI: u32 = 16;
 
-/// Which engine runs guest code, and how.
-pub(crate) struct Choice {
-    pub(crate) kind: EngineKind,
-    pub(crate) lock_step: Option<LockStep>,
-    pub(crate) translate_user: bool,
-    pub(crate) user_dispatch: bool,
-}
-
 /// What a device has done when the machine has come to rest.
 pub(crate) type Release = Box<dyn FnOnce() + Send>;
 
 /// A machine that has not run yet.
 pub struct Machine {
     pub(crate) vcpu: Vcpu,
-    pub(crate) engine: Choice,
+    pub(crate) engine: EngineOptions,
     pub(crate) parts: Parts,
     pub(crate) timers: TimerWheel,
     pub(crate) alarm: Arc<Alarm>,
@@ -105,12 +96,7 @@ impl Machine {
             attention,
         };
         let (timers, uart) = (platform.timers, platform.uart);
-        let engine = Choice {
-            kind: description.engine,
-            lock_step: description.lock_step,
-            translate_user: description.translate_user,
-            user_dispatch: description.user_dispatch,
-        };
+        let engine = description.engine;
         Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, releases, uart })
     }
 

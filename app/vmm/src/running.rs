@@ -16,9 +16,9 @@ use x86::Vcpu;
 use x86_interp::System;
 
 use crate::{
-    Ended, EngineKind, Error, Machine,
+    Ended, EngineKind, EngineOptions, Error, Machine,
     console::Outlet,
-    machine::{Choice, Release},
+    machine::Release,
     timer::{self, Alarm, Punctual},
 };
 
@@ -50,7 +50,7 @@ pub(crate) fn start(
     let run = move || {
         let (apic, clock) = (Arc::clone(&parts.apic), Arc::clone(&parts.clock));
         let attention = Arc::clone(&parts.attention);
-        let made = parts.board().and_then(|board| engine_of(&engine, vcpu, board, &attention));
+        let made = parts.board().and_then(|board| engine_of(engine, vcpu, board, &attention));
         let engine = match made {
             Ok(engine) => engine,
             // Nobody listening means the machine was given up already.
@@ -101,7 +101,7 @@ fn settle(kind: EngineKind, ram: &Ram) -> EngineKind {
 }
 
 fn engine_of(
-    choice: &Choice,
+    choice: EngineOptions,
     vcpu: Vcpu,
     board: Board,
     attention: &Attention,
@@ -115,7 +115,7 @@ fn engine_of(
         EngineKind::Direct => (direct, false),
         EngineKind::Jit => (User::Interpreted, true),
     };
-    let Choice { lock_step, user_dispatch, .. } = *choice;
+    let EngineOptions { lock_step, user_dispatch, .. } = choice;
     let modes = Modes { user, kernel_translated, lock_step, user_dispatch };
     let engine = Fast::new(vcpu, board, attention, modes);
     Ok(Box::new(engine.map_err(|error| Error::Assembly(error.to_string()))?))

@@ -129,3 +129,15 @@ pub enum Error {
     #[error(transparent)]
     OutsideRam(#[from] ram::OutOfRam),
 }
+
+impl Error {
+    /// It is about the kernel's file, not about what comes with it or the machine.
+    pub fn is_of_kernel(&self) -> bool {
+        match self {
+            Self::NoRoomAt { what, .. } | Self::DoesNotFit { what, .. } => what.contains("kernel"),
+            Self::RamTooSmall { .. } | Self::CommandLineNul(_) | Self::CpuCount(_) => false,
+            Self::OutsideRam(_) => false,
+            _ => true,
+        }
+    }
+}

@@ -88,9 +88,6 @@ pub fn make(
         memory: arguments.memory.0,
         cpus: arguments.cpus,
         engine: description::engine(&arguments.engine)?,
-        lock_step: arguments.engine.lock_step,
-        translate_user: arguments.engine.translate_user,
-        user_dispatch: arguments.engine.user_dispatch(),
         test_devices: false,
     };
     Ok(Made { description, attachments })
