@@ -394,7 +394,8 @@ pub struct Frame {
     pub tss: u64,
     /// The page fault last delivered to the guest's kernel: RIP, GVA, access and CR3.
     pub faulted: [u64; 4],
-    /// A user page that INVLPG has dropped but that is still mapped: zero before user code runs.
+    /// A user page that INVLPG has dropped but that is still mapped: zero before user code runs, and before
+    /// kernel code can reach the user's memory.
     pub deferred: u64,
     /// The guest's GDT: GVA.
     pub gdt: u64,

@@ -68,6 +68,9 @@ pub fn enter_kernel(f: &mut Frame, flags: u64) {
 }
 
 fn enter_kernel_at(f: &mut Frame, flags: u64, block: u64) {
+    if flags & AC != 0 {
+        mmu::finish_deferred(f);
+    }
     f.cpl = 0;
     f.interrupt_flag = flags & IF;
     f.alignment_flag = flags & AC;

@@ -428,7 +428,8 @@ pub fn note(s: &mut Shared, order: Order) {
     }
 }
 
-/// The page whose invalidation was put off is dropped now.
+/// The page whose invalidation was put off is dropped now: before user code runs, before kernel code may
+/// reach user memory (AC is set), and before anybody else has the turn.
 pub fn finish_deferred(f: &mut Frame) {
     let page = core::mem::take(&mut f.deferred);
     if page != 0 {
@@ -472,9 +473,11 @@ pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
     let large = s.larges.contains(&base);
     let [_, faulted, _, space] = f.faulted;
     let answered = space == f.cr3 && faulted & !(PAGE - 1) == page;
-    if !large && answered && f.deferred == 0 {
-        // The page whose fault the guest is answering: it is about to be mapped anew. Until then its
-        // mapping, which does not allow what faulted, shows what the new page started with.
+    if !large && answered && f.deferred == 0 && f.alignment_flag == 0 {
+        // The page whose fault the guest is answering: it is about to be mapped anew, by one host call that
+        // takes the old mapping away as well. Nobody can tell that the old mapping is still there: user code
+        // does not run before `finish_deferred`, and kernel code reaches the user's memory only with AC set.
+        // Whatever sets AC finishes it first: STAC (`jit::emit`), IRET and entries (`assist`), the monitor.
         f.deferred = page;
         note(s, Order { address: page, len: PAGE, offset: 0, protection: 0 });
         f.fast_invalidations += 1;

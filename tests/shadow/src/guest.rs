@@ -160,6 +160,8 @@ impl World {
         match (self.user, self.random.below(10)) {
             (true, 0) => self.user = false,
             (true, _) => self.user_code(shared),
+            // What has been put off is looked at before it is done.
+            (false, 1..6) if self.pages.frame().deferred != 0 => self.open_access(shared),
             (false, 0) => self.return_to_user(shared),
             (false, 1..4) => {
                 self.tables.change(&self.ram, &mut self.random);
@@ -235,7 +237,13 @@ impl World {
 
     /// Kernel code on user memory, inside STAC..CLAC.
     fn open_access(&mut self, shared: &mut Shared) {
-        let gva = tables::some_page(&mut self.random, false);
+        let deferred = self.pages.frame().deferred;
+        let gva = match deferred != 0 && self.random.chance(50) {
+            true => deferred,
+            false => tables::some_page(&mut self.random, false),
+        };
+        // STAC is interpreted then, and the wedge drops the page before it hands over (translator, `invalidation`).
+        mmu::finish_deferred(self.pages.frame());
         let write = self.random.chance(50);
         let access = Access { write, smap_override: true, ..Access::default() };
         let top = mmu::Access { write: false, fetch: false, user: false };
@@ -281,6 +289,11 @@ impl World {
         let open = keys_open || !mapping.key;
         let passes =
             open && has(true, READ) && has(access.write, WRITE) && has(access.fetch, EXECUTE);
+        if passes && hva == self.pages.frame().deferred && !self.is_covered(hva, &mapping) {
+            self.violated(format!(
+                "an access to {gva:#x}, which was invalidated, finds {mapping:x?}"
+            ));
+        }
         if passes && access.write {
             let value = self.value();
             self.ram.store64(mapping.offset + (gva & (PAGE - 1)), value);
@@ -304,6 +317,11 @@ impl World {
             true => faulted,
             false => tables::some_page(&mut self.random, kernel),
         };
+        if gva == faulted && self.random.chance(50) {
+            let root = self.root();
+            self.tables.replace(&self.ram, &mut self.random, root, gva & !(PAGE - 1));
+            self.fill();
+        }
         if !mmu::invalidate(self.pages.frame(), shared, gva) {
             self.exit = Exit::Invalidate(gva);
             return;
@@ -335,7 +353,7 @@ impl World {
         let mut found = None;
         let deferred = self.pages.frame().deferred;
         host::each(|hva, mapping| {
-            // The wedge drops it before user code runs; `mmu::invalidate` says why it may wait.
+            // The wedge drops it before anybody can reach it (`passes`); `mmu::invalidate` says why it may wait.
             let open = mapping.protection != 0 && hva != deferred;
             if open && !self.is_covered(hva, mapping) {
                 found = Some(format!("{mapping:x?} at {hva:#x}"));

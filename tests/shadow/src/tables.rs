@@ -114,6 +114,22 @@ impl Tables {
         self.entries[0].extend((0..USED).map(leaf));
     }
 
+    /// Replaces the small page at a GVA by another one that user code may write, as a kernel does that copies a page
+    /// on write, or takes it away; nothing if no table of small pages is there.
+    pub fn replace(&self, ram: &Ram, random: &mut Random, root: u64, gva: u64) {
+        let mut table = root;
+        for shift in [39, 30, 21] {
+            let value = ram.load64(table + (gva >> shift & 0x1ff) * 8);
+            if value & (P | PS) != P || ram.page(value & x86::paging::ADDRESS).is_none() {
+                return;
+            }
+            table = value & x86::paging::ADDRESS;
+        }
+        let page = FIRST_FRAME + random.below(FRAMES) * PAGE;
+        let new = if random.chance(30) { 0 } else { page | P | RW | US | A | D | NX };
+        ram.store64(table + (gva >> 12 & 0x1ff) * 8, new);
+    }
+
     /// Changes an entry at random, as a kernel may: any value, at any time.
     pub fn change(&self, ram: &Ram, random: &mut Random) {
         let level = random.pick(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3]);

@@ -235,6 +235,11 @@ impl Rig {
         Ok(Some(Interrupted { after, taken, end: self.ending()? }))
     }
 
+    /// A page whose invalidation is put off, zero if there is none, in all runs to come.
+    pub fn put_off(&self, page: u64) {
+        frame().deferred = page;
+    }
+
     /// Where guest code has its own memory at a GVA.
     fn hva(&self, gva: u64) -> u64 {
         gva.wrapping_add(self.layout.bias)

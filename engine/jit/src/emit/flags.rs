@@ -2,7 +2,7 @@
 
 use super::{Emitter, Shadow};
 use crate::{
-    asm::{biased, slot, spill},
+    asm::{Slot, biased, slot, spill},
     recover::Fixes,
     rules::Rule,
     translate::Flow,
@@ -41,7 +41,14 @@ impl Emitter<'_> {
         Flow::On
     }
 
-    pub(super) fn set_alignment(&mut self, on: bool) -> Flow {
+    /// STAC and CLAC. STAC opens the user's memory: if an invalidation there was put off, STAC is interpreted,
+    /// and the wedge carries out the invalidation before it hands over.
+    pub(super) fn set_alignment(&mut self, insn: &Instruction, on: bool) -> Flow {
+        if on {
+            self.unless(slot!(deferred), |e| {
+                e.call_out(insn);
+            });
+        }
         let value = if on { flags::AC as i32 } else { 0 };
         self.asm.store_imm(slot!(alignment_flag), value);
         self.alignment = on;
@@ -56,8 +63,13 @@ impl Emitter<'_> {
 
     /// Goes on if no interrupt is pending; what is emitted for the other case leaves.
     fn unless_pending(&mut self, leave: impl FnOnce(&mut Self)) {
+        self.unless(slot!(pending), leave);
+    }
+
+    /// Goes on if a word is zero; what is emitted for the other case leaves. Changes no flag.
+    fn unless(&mut self, word: Slot, leave: impl FnOnce(&mut Self)) {
         self.asm.store(spill(0), Register::RCX);
-        self.asm.load(Register::RCX, slot!(pending));
+        self.asm.load(Register::RCX, word);
         let none = self.asm.jrcxz();
         self.asm.load(Register::RCX, spill(0));
         leave(self);
@@ -161,7 +173,7 @@ impl Emitter<'_> {
 
 /// The interpreter or the wedge may come between the instruction before one with this rule and its end.
 fn is_interruptible(rule: Rule) -> bool {
-    rule == Rule::String || rule.is_left_to_others()
+    matches!(rule, Rule::String | Rule::SetAlignment(true)) || rule.is_left_to_others()
 }
 
 /// The block goes on after an instruction with this rule, so a check can follow it.
@@ -175,7 +187,7 @@ fn stays(rule: Rule) -> bool {
             | Rule::Pop
             | Rule::Leave
             | Rule::PushFlags
-            | Rule::SetAlignment(_)
+            | Rule::SetAlignment(false)
             | Rule::SwapGs
             | Rule::ReadSelector
             | Rule::ReadBase

@@ -105,7 +105,7 @@ impl<'a> Emitter<'a> {
             Rule::PopFlags => self.pop_flags(insn),
             Rule::SetInterrupts(false) => self.clear_interrupts(),
             Rule::SetInterrupts(true) => self.set_interrupts(insn, follower),
-            Rule::SetAlignment(on) => self.set_alignment(on),
+            Rule::SetAlignment(on) => self.set_alignment(insn, on),
             Rule::String => self.string(insn, bytes),
             Rule::Call => self.call(insn),
             Rule::CallIndirect => self.call_indirect(insn, bytes),
