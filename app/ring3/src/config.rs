@@ -97,10 +97,7 @@ fn word(key: &str, value: &Value, folder: &Path) -> Result<Option<OsString>, Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        cli::{self, MemorySize, RunArguments},
-        disk::DiskChoice,
-    };
+    use crate::{cli, disk::DiskChoice, run_arguments::RunArguments, values::MemorySize};
     use clap::Parser;
 
     fn run(text: &str, further: &[&str]) -> Result<RunArguments, String> {

@@ -19,7 +19,7 @@ use kernels::{
     scratch::Scratch,
 };
 
-use crate::{cli::MemorySize, failure::Failure, output};
+use crate::{failure::Failure, output, values::MemorySize};
 
 const EARLY: &str = include_str!("debian_early.sh");
 const LATE: &str = include_str!("debian_late.sh");

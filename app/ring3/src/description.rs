@@ -11,8 +11,9 @@ use host_linux::probe;
 use vmm::{Description, EngineKind, EngineOptions, ModuleFile};
 
 use crate::{
-    cli::{EngineArguments, EngineChoice, MemorySize, RunArguments},
     failure::Failure,
+    run_arguments::RunArguments,
+    values::{EngineArguments, EngineChoice, MemorySize},
 };
 
 /// Less than this boots no kernel we know.
@@ -144,7 +145,7 @@ fn read_file(what: &str, path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::SystemCalls;
+    use crate::values::SystemCalls;
     use vmm::LockStep;
 
     fn message(result: Result<Vec<u8>, Failure>) -> String {

@@ -31,6 +31,7 @@ use crate::{
     failure::Failure,
     net::{self, NetArgument},
     share,
+    values::Nearness,
 };
 
 /// How long a device may take to end by itself: less than its machine may.
@@ -161,15 +162,6 @@ pub fn net_body(mac: [u8; 6], net: &NetArgument) -> Result<Body, Failure> {
     connect(Box::new(bell.ringer()));
     let served = if net.is_user() { Served::Network } else { Served::Cable };
     Ok(Body { device: Box::new(device), bell: Some(bell), served })
-}
-
-/// On which CPU a device's process runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nearness {
-    /// On the vCPU's, while that is faster.
-    Near,
-    /// Wherever there is room.
-    Apart,
 }
 
 /// A device that is served by a process of its own, which these words of `ring3 device` start.

@@ -13,11 +13,11 @@ use virtio::{Block, BrokenDisk, SECTOR, VirtioDevice};
 use vmm::Attachment;
 
 use crate::{
-    cli::{DevicesChoice, MemorySize},
     debian::{self, DebianArguments},
     device,
     failure::Failure,
     foreign,
+    values::{DevicesChoice, MemorySize},
 };
 
 const EXAMPLES: &str = "\

@@ -19,8 +19,10 @@ mod net;
 mod outcome;
 mod output;
 mod run;
+mod run_arguments;
 mod serve;
 mod share;
+mod values;
 
 use std::{env, process::ExitCode};
 

@@ -13,10 +13,10 @@ use vmm::Attachment;
 use wires::Wire;
 
 use crate::{
-    cli::DevicesChoice,
-    device::{self, Nearness},
+    device,
     failure::Failure,
     foreign,
+    values::{DevicesChoice, Nearness},
 };
 
 /// A network interface.

@@ -15,7 +15,6 @@ use host_linux::{LinuxClock, LinuxEntropy, cpu};
 use vmm::{Attachment, Ended, Host, Machine, Running, Statistics};
 
 use crate::{
-    cli::{ConsoleChoice, RunArguments},
     console::{RawTerminal, read_stdin, watch_signals},
     control::{self, Asked, Listener, Order, Screen, Status},
     description::describe,
@@ -24,7 +23,10 @@ use crate::{
     hvc::Keyboard,
     net,
     outcome::{Outcome, Summary},
-    output, share,
+    output,
+    run_arguments::RunArguments,
+    share,
+    values::ConsoleChoice,
 };
 
 /// How long a stopped machine may take to come to rest before we leave anyway.

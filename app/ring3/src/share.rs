@@ -7,7 +7,7 @@ use vhost_user::Reserve;
 use virtio::Fs;
 use vmm::Attachment;
 
-use crate::{cli::DevicesChoice, device, failure::Failure, foreign};
+use crate::{device, failure::Failure, foreign, values::DevicesChoice};
 
 /// Bytes of a tag at most.
 const TAG_MAX: usize = 36;

@@ -5,8 +5,8 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::Args;
 
 use crate::{
-    cli::{DevicesChoice, EngineArguments, MemorySize, seconds},
     net::NetArgument,
+    values::{DevicesChoice, EngineArguments, MemorySize, seconds},
 };
 
 const EXAMPLES: &str = "\

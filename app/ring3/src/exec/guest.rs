@@ -19,11 +19,11 @@ use vmm::{Attachment, BootProtocol, Description, ModuleFile};
 
 use super::{arguments::GuestArguments, kernel, streams::Plan};
 use crate::{
-    cli::DevicesChoice,
     description,
     failure::Failure,
     net,
     share::{self, ShareArgument},
+    values::DevicesChoice,
 };
 
 /// The guest's address on vsock.

@@ -1,0 +1,98 @@
+//! The options of `ring3 run`.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use vmm::BootProtocol;
+
+use crate::{
+    disk::DiskChoice,
+    net::NetArgument,
+    share::ShareChoice,
+    values::{ConsoleChoice, DevicesChoice, EngineArguments, MemorySize, seconds},
+};
+
+/// A machine to run.
+#[derive(Debug, Args)]
+pub struct RunArguments {
+    /// Options from a TOML file: `memory = "2G"` is --memory 2G, `stats = true` is --stats, and a list repeats
+    /// its option. Files are meant from where it is; options of the command line win
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Kernel to boot: a bzImage, an ELF file with a PVH note, or a multiboot image
+    #[arg(long, short = 'k', value_name = "FILE")]
+    pub kernel: PathBuf,
+    /// What `ring3 ps` calls the machine; the process number if not given
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Initial RAM disk for it
+    #[arg(long, short = 'i', value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+    /// Kernel command line
+    #[arg(long, short = 'a', value_name = "STRING", default_value = "")]
+    pub append: String,
+    /// Module for a multiboot kernel, with its own command line after a space; can be repeated
+    #[arg(long, value_name = "FILE [ARGS]", conflicts_with = "initrd")]
+    pub module: Vec<String>,
+    /// How to start the kernel: auto, linux, bzimage, pvh or multiboot
+    #[arg(long, value_name = "PROTOCOL", default_value_t = BootProtocol::Auto)]
+    pub boot_protocol: BootProtocol,
+    /// Guest memory: a number of MiB, or with a suffix K, M, G or T
+    #[arg(long, short = 'm', value_name = "SIZE", default_value = "1G")]
+    pub memory: MemorySize,
+    /// Number of virtual CPUs; only 1 so far
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: u32,
+    /// How guest code is run.
+    #[command(flatten)]
+    pub engine: EngineArguments,
+    /// Which of the guest's consoles is here
+    #[arg(long, value_enum, default_value_t = ConsoleChoice::Stdio)]
+    pub console: ConsoleChoice,
+    /// Disk image, a virtio block device; can be repeated
+    ///
+    /// The format is raw, or qcow2 if the name ends so, or what format= says. cache=none passes the host's
+    /// page cache by. vhost-user:SOCKET is a disk that another program serves there, such as
+    /// qemu-storage-daemon.
+    #[arg(
+        long,
+        value_name = "FILE[,format=raw|qcow2][,readonly][,cache=writeback|none][,serial=TEXT]|\
+                      vhost-user:SOCKET"
+    )]
+    pub disk: Vec<DiskChoice>,
+    /// Network interface; can be repeated
+    ///
+    /// user is a network of its own, without privileges; passt is that of the program passt (of 2025 or later); socket leads to
+    /// the other machine that is given the same path; tap is a device of this host; vhost-user:SOCKET is what
+    /// another program serves there. With user, the guest gets an address by DHCP and reaches what this host reaches; the host itself is
+    /// 10.0.2.2. Each hostfwd makes a port of this host lead to one of the guest's; restrict
+    /// keeps the guest from the host's own services (its loopback).
+    #[arg(
+        long,
+        value_name = "user[,hostfwd=tcp:ADDRESS:PORT-:PORT][,dns=ADDRESS][,restrict]|\
+                      passt[,hostfwd=...]|socket,path=FILE|tap,ifname=NAME|vhost-user:SOCKET"
+    )]
+    pub net: Vec<NetArgument>,
+    /// Folder of this host for the guest, which mounts it by its tag; can be repeated
+    ///
+    /// In the guest: mount -t virtiofs TAG /mnt. With ro, the guest cannot change it. vhost-user:SOCKET:TAG is a folder
+    /// that another program serves there, such as virtiofsd.
+    #[arg(long, value_name = "DIR:TAG[:ro]|vhost-user:SOCKET:TAG")]
+    pub share: Vec<ShareChoice>,
+    /// Where disks, networks and folders are served: in processes of their own, which can reach nothing else, or in the machine's (to look for a
+    /// failure)
+    #[arg(long, value_enum, default_value_t = DevicesChoice::Processes)]
+    pub devices: DevicesChoice,
+    /// Add the devices kvm-unit-tests drive (QEMU's pc-testdev)
+    #[arg(long)]
+    pub test_devices: bool,
+    /// Print counters to standard error at the end
+    #[arg(long)]
+    pub stats: bool,
+    /// Print how it ended, and the counters, to standard error as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Give up after this long, with exit code 124
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+}

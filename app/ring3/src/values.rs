@@ -1,0 +1,157 @@
+//! Values that options of several commands take. Nothing here knows a command.
+
+use std::{str::FromStr, time::Duration};
+
+use clap::{Args, ValueEnum};
+use vmm::LockStep;
+
+/// How guest code is run.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct EngineArguments {
+    /// How guest code is run
+    #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
+    pub engine: EngineChoice,
+    /// Compare translated kernel code with the interpreter, and stop at the first difference
+    ///
+    /// For developers of ring3. Each block of code is compared the first few times it runs: runs=N says how
+    /// often, runs=all each time (very slow). from=N starts after so many turns of the process that runs guest
+    /// code ("wedge turns" of --stats), every=N compares all blocks anew after so many.
+    #[arg(
+        long,
+        value_name = "runs=N|all,from=N,every=N",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        hide_short_help = true
+    )]
+    pub lock_step: Option<LockStep>,
+    /// Translate user code, too, instead of running it directly
+    ///
+    /// For developers of ring3: programs exercise the translator then. Slow.
+    #[arg(long, hide_short_help = true)]
+    pub translate_user: bool,
+    /// How the host hands ring3 the system calls of programs in the guest
+    ///
+    /// For comparison. Calls that a program makes often are patched, and reach the host in neither way.
+    #[arg(long, value_enum, default_value_t = SystemCalls::Seccomp, hide_short_help = true)]
+    pub system_calls: SystemCalls,
+}
+
+impl EngineArguments {
+    /// System calls come by syscall user dispatch.
+    pub fn user_dispatch(&self) -> bool {
+        self.system_calls == SystemCalls::Dispatch
+    }
+}
+
+/// How guest code is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineChoice {
+    /// The best this host can do: fast, or else the interpreter
+    Auto,
+    /// The reference interpreter
+    Interp,
+    /// User code directly on the CPU, the kernel translated
+    Fast,
+    /// User code directly on the CPU, the kernel interpreted (to narrow down a failure)
+    Direct,
+    /// User code interpreted, the kernel translated (to narrow down a failure)
+    Jit,
+}
+
+/// How the host hands over system calls of the guest's programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SystemCalls {
+    /// By a seccomp filter
+    Seccomp,
+    /// By syscall user dispatch, in addition to the filter (Linux 5.11; slower)
+    Dispatch,
+}
+
+/// Where devices are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DevicesChoice {
+    /// Each in a process of its own; disks and folders come to the vCPU's CPU while the guest waits for small answers
+    Processes,
+    /// Each in a process of its own, on whatever CPU is free
+    Apart,
+    /// By threads of the machine's process
+    Inline,
+}
+
+impl DevicesChoice {
+    /// Where a disk's or folder's process runs, if it has one.
+    pub fn nearness(self) -> Nearness {
+        match self {
+            Self::Processes => Nearness::Near,
+            Self::Apart | Self::Inline => Nearness::Apart,
+        }
+    }
+}
+
+/// Which of the guest's consoles is at standard input and output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConsoleChoice {
+    /// The first serial port: console=ttyS0
+    Stdio,
+    /// A virtio console: console=hvc0; what the serial port prints is shown, too
+    Virtio,
+    /// None
+    None,
+}
+
+/// An amount of memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemorySize(pub u64);
+
+impl FromStr for MemorySize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a size such as 512M or 2G");
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+            "K" | "KB" | "KIB" => 10,
+            "" | "M" | "MB" | "MIB" => 20,
+            "G" | "GB" | "GIB" => 30,
+            "T" | "TB" | "TIB" => 40,
+            _ => return Err(wrong()),
+        };
+        let count: u64 = digits.parse().map_err(|_| wrong())?;
+        count.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text} is too much"))
+    }
+}
+
+/// A positive number of seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(value) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("must be more than 0 seconds".to_owned()),
+    }
+}
+
+/// On which CPU a device's process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nearness {
+    /// On the vCPU's, while that is faster.
+    Near,
+    /// Wherever there is room.
+    Apart,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        let size = |text: &str| text.parse().map(|MemorySize(bytes)| bytes);
+        assert_eq!(size("512"), Ok(512 << 20));
+        assert_eq!(size("1g"), Ok(1 << 30));
+        assert_eq!(size("64KiB"), Ok(64 << 10));
+        for wrong in ["", "G", "-1", "1.5G", "1X", "99999999999T", "1 G"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+}
