@@ -8,7 +8,7 @@
 //! - [`peers`] are the environments it can run in, [`session`] is one that runs.
 //! - [`protocol`] is what is said between the two.
 //! - [`schedule`] takes turns among [`seat`]s; [`life`] measures starting and idling, by what
-//!   [`processes`] take of the host, and [`crowd`] many at once, both by rounds of `course`; [`network`] measures servers
+//!   [`processes`] take of the host, and [`density`] many at once, both by rounds of `course`; [`network`] measures servers
 //!   inside from the host; [`record`] is what comes out, and `resume` goes on with what was
 //!   ended. `forecast` spares what would
 //!   take hours, `progress` tells how long the rest takes.
@@ -16,7 +16,7 @@
 
 pub mod compare;
 mod course;
-pub mod crowd;
+pub mod density;
 mod forecast;
 pub mod life;
 pub mod network;

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     course::{self, Pair},
-    crowd,
+    density,
     peers::{Peer, Work},
     processes,
     protocol::{Message, Row},
@@ -45,7 +45,7 @@ pub fn unit(row: &str) -> &'static str {
 #[derive(Default)]
 pub(crate) struct Starts {
     single: Option<Pair>,
-    crowd: Option<Pair>,
+    density: Option<Pair>,
 }
 
 /// One row in every environment: figures by environment, in their order.
@@ -58,8 +58,8 @@ pub(crate) fn measure(
     match row {
         "boot" => known.single.get_or_insert_with(|| starts(seats, pace)).0.clone(),
         "start" => known.single.get_or_insert_with(|| starts(seats, pace)).1.clone(),
-        "twenty" => known.crowd.get_or_insert_with(|| crowd::measure(seats, pace)).0.clone(),
-        "twentymem" => known.crowd.get_or_insert_with(|| crowd::measure(seats, pace)).1.clone(),
+        "twenty" => known.density.get_or_insert_with(|| density::measure(seats, pace)).0.clone(),
+        "twentymem" => known.density.get_or_insert_with(|| density::measure(seats, pace)).1.clone(),
         _ => rests(row, seats, pace),
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    Error, crowd, life, network,
+    Error, density, life, network,
     peers::{Peer, Work},
     program,
     progress::Progress,
@@ -94,7 +94,7 @@ pub fn rows(
     }
     let is_long = |row: &protocol::Row| {
         let groups = [program::ROWS[0], program::SCATTERED, network::GROUP];
-        groups.contains(&row.group.as_str()) || crowd::ROWS.contains(&row.name.as_str())
+        groups.contains(&row.group.as_str()) || density::ROWS.contains(&row.name.as_str())
     };
     let possible = |row: &protocol::Row| with_programs || !is_long(row);
     let wanted = |row: &protocol::Row| match names {

@@ -35,7 +35,7 @@ pub enum Work {
     /// To run a command that does nothing, and end.
     Once,
     /// To take orders, as one of many: with less memory, and no devices but a console.
-    Crowd,
+    Density,
 }
 
 /// What environments are made of.
@@ -215,7 +215,7 @@ fn free_port() -> Option<u16> {
 
 /// The memory of a machine for this work, in MiB.
 fn memory(work: Work) -> u32 {
-    MEMORY[usize::from(work == Work::Crowd)]
+    MEMORY[usize::from(work == Work::Density)]
 }
 
 fn missing(name: &str, why: impl Into<String>) -> Found {

@@ -41,7 +41,7 @@ fn check(one: Option<Duration>, limit: Duration) -> Result<(), Failure> {
 /// Until all are ready, and the bytes they then take.
 fn start(peer: &Peer, patience: Duration) -> Result<(Duration, u64), Failure> {
     let started = Instant::now();
-    let sessions = (0..MANY).map(|_| Session::spawn(peer.command(Work::Crowd)));
+    let sessions = (0..MANY).map(|_| Session::spawn(peer.command(Work::Density)));
     let mut sessions = sessions.collect::<Result<Vec<_>, _>>()?;
     for session in &mut sessions {
         session.ready(patience.saturating_sub(started.elapsed()))?;
