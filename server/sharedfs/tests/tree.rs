@@ -162,3 +162,75 @@ fn a_link_in_place_of_a_folder_leads_nowhere() {
     assert!(client.create(link.node, b"b").is_err());
     assert!(!at("outside/b").exists());
 }
+
+#[test]
+fn a_path_may_be_longer_than_the_host_takes_at_once() {
+    const DEEP: usize = 60;
+    let directory = tempfile::tempdir().expect("a folder");
+    let mut client = writable(directory.path());
+    let name = vec![b'n'; 200];
+    let mut folders = vec![ROOT];
+    for _ in 0..DEEP {
+        let made = client.make_folder(folders[folders.len() - 1], &name).expect("made");
+        folders.push(made.node);
+    }
+    let deepest = folders[DEEP];
+    let (made, handle) = client.create(deepest, b"a").expect("made");
+    client.release(made.node, handle).expect("closed");
+    for folder in &folders {
+        assert!(client.attributes(*folder).expect("there").is_folder());
+    }
+    assert_eq!(client.attributes(made.node).expect("there").ino, made.ino);
+    client.remove(deepest, b"a").expect("removed");
+    // Nobody could remove them by path.
+    for folder in folders[..DEEP].iter().rev() {
+        client.remove_folder(*folder, &name).expect("removed");
+    }
+}
+
+#[test]
+fn only_files_and_folders_are_opened() {
+    const EBADF: i32 = 9;
+    let directory = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| directory.path().join(name);
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).expect("a socket");
+    std::os::unix::fs::symlink("/etc/passwd", at("link")).expect("linked");
+    let fifo = rustix::fs::FileType::Fifo;
+    let mode = rustix::fs::Mode::from_raw_mode(0o644);
+    rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), fifo, mode, 0).expect("a FIFO");
+    let mut client = writable(directory.path());
+    for name in ["socket", "link", "fifo"] {
+        let found = client.lookup(ROOT, name.as_bytes()).expect("there");
+        // Opening a FIFO would wait for its other end.
+        assert_eq!(client.open(found.node, 0), Err(EBADF), "{name}");
+        assert_eq!(client.attributes(found.node).expect("there").ino, found.ino);
+    }
+}
+
+#[test]
+fn a_large_folder_is_listed_once_while_it_shrinks() {
+    const FILES: usize = 5000;
+    let directory = tempfile::tempdir().expect("a folder");
+    for i in 0..FILES {
+        fs::write(directory.path().join(i.to_string()), "").expect("written");
+    }
+    let mut client = writable(directory.path());
+    for plus in [false, true] {
+        let all = client.list(ROOT, plus).expect("listed");
+        let names: std::collections::HashSet<_> = all.iter().map(|listed| &listed.name).collect();
+        assert_eq!((names.len(), all.len()), (FILES + 2, FILES + 2));
+    }
+    let stays = |name: &[u8]| name.last().is_some_and(|digit| digit % 2 == 0);
+    let mut asked = 0;
+    let all = client.list_meanwhile(ROOT, &mut || {
+        for i in (asked * 100..asked * 100 + 100).filter(|i| i % 2 == 1) {
+            // Those beyond the last one are not there.
+            let _ = fs::remove_file(directory.path().join(i.to_string()));
+        }
+        asked += 1;
+    });
+    let left = all.expect("listed").into_iter().filter(|listed| stays(&listed.name));
+    let names: Vec<_> = left.map(|listed| listed.name).filter(|name| name[0] != b'.').collect();
+    let different: std::collections::HashSet<_> = names.iter().collect();
+    assert_eq!((names.len(), different.len()), (FILES / 2, FILES / 2), "what stays is listed once");
+}

@@ -165,12 +165,35 @@ impl Client {
         self.ask(10, folder, &with_name(&[], &[name])).map(drop)
     }
 
+    pub fn make_folder(&mut self, folder: u64, name: &[u8]) -> Answer<Found> {
+        let body = with_name(&words(&[0o755, 0]), &[name]);
+        self.ask(9, folder, &body).map(|answer| entry(&answer))
+    }
+
+    pub fn remove_folder(&mut self, folder: u64, name: &[u8]) -> Answer<()> {
+        self.ask(11, folder, &with_name(&[], &[name])).map(drop)
+    }
+
     pub fn link(&mut self, node: u64, folder: u64, name: &[u8]) -> Answer<Found> {
         self.ask(13, folder, &with_name(&node.to_le_bytes(), &[name])).map(|answer| entry(&answer))
     }
 
     /// Everything in a folder, in answers as short as Linux 6.1 asks for.
     pub fn list(&mut self, node: u64, plus: bool) -> Answer<Vec<Listed>> {
+        self.list_by(node, plus, &mut || {})
+    }
+
+    /// The same, while something happens between questions.
+    pub fn list_meanwhile(&mut self, node: u64, what: &mut dyn FnMut()) -> Answer<Vec<Listed>> {
+        self.list_by(node, true, what)
+    }
+
+    fn list_by(
+        &mut self,
+        node: u64,
+        plus: bool,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Answer<Vec<Listed>> {
         let opened = self.ask(27, node, &words(&[0o200_000, 0]));
         let handle = match &opened {
             Ok(answer) => u64_at(answer, 0),
@@ -179,6 +202,7 @@ impl Client {
         };
         let (mut all, mut offset) = (Vec::new(), 0);
         loop {
+            meanwhile();
             let body = reading(handle, offset, 4096);
             let answer = self.ask(if plus { 44 } else { 28 }, node, &body)?;
             if answer.is_empty() {
