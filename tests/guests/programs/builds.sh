@@ -52,5 +52,7 @@ if command -v npm > /dev/null; then
     npm install --offline --silent ../dependency > /dev/null
     test "$(npm run -s start)" = 42
     cd ../..
+else
+    echo without npm >&2
 fi
 echo all built
