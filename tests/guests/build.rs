@@ -3,7 +3,7 @@
 
 use std::{path::Path, process::Command};
 
-const PROGRAMS: [&str; 3] = ["hostile_frames", "isolation", "visits"];
+const PROGRAMS: [&str; 4] = ["hostile_frames", "isolation", "traps", "visits"];
 
 fn main() {
     println!("cargo::rerun-if-changed=programs");

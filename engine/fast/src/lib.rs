@@ -109,6 +109,8 @@ pub struct Fast {
     learnt: usize,
     /// CR4 and XCR0 at that time.
     learnt_under: (u64, u64),
+    /// The host leaves RIP at INT1 when that traps.
+    int1_stays: bool,
     checker: Option<Box<Checker>>,
     /// Why it cannot go on.
     failure: Option<String>,
@@ -183,6 +185,7 @@ impl Fast {
             apart: Apart::default(),
             learnt: 0,
             learnt_under: (0, 0),
+            int1_stays: false,
             checker,
             failure: None,
         })

@@ -14,6 +14,8 @@ use x86::{
 use x86_interp::{GuestRam, System};
 
 const SIGTRAP: u64 = 5;
+/// The host's code for a SIGTRAP that is neither a single step nor a breakpoint of the debug registers.
+const TRAP_BRKPT: u64 = 1;
 const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
 /// DR6.BS: single step.
@@ -22,6 +24,13 @@ const SINGLE_STEP: u64 = 1 << 14;
 const STAY: usize = 10_000;
 /// The page of Linux's old system-call entries (GVA).
 const VSYSCALL: u64 = 0xffff_ffff_ff60_0000;
+
+const CPUID: [u8; 2] = [0x0f, 0xa2];
+const INT1: u8 = 0xf1;
+const INT3: u8 = 0xcc;
+const INTO: u8 = 0xce;
+/// Bytes of the longest instruction.
+const LONGEST: u64 = 15;
 
 /// Why user code stopped.
 enum Stop {
@@ -33,8 +42,10 @@ enum Stop {
     Vsyscall(u64),
     /// A page fault at a GVA, with the CPU's error code.
     PageFault(u64, u32),
-    /// INT3 or INT1 trapped; RIP is behind it.
-    Breakpoint,
+    /// INT3, INTO or INT n trapped, by one of its two encodings: the opcode of the one without an operand. RIP is behind it.
+    SoftwareInterrupt(u8),
+    /// INT1 trapped.
+    Int1,
     /// A single step, complete.
     Step,
     /// An instruction faulted; RIP is at it.
@@ -111,7 +122,8 @@ impl Fast {
                 v.rip = v.rip.wrapping_sub(2);
             }
             Stop::Vsyscall(entry) => state::push_back(v, entry),
-            Stop::Breakpoint => v.rip = v.rip.wrapping_sub(1),
+            Stop::SoftwareInterrupt(opcode) => self.back_to_interrupt(opcode),
+            Stop::Int1 => self.back_to_int1(),
             Stop::Fault => {}
         }
         match stop {
@@ -135,15 +147,46 @@ impl Fast {
 
     /// The instruction at RIP is CPUID.
     fn is_cpuid(&self) -> bool {
-        let v = &self.cpu.vcpu;
+        let rip = self.cpu.vcpu.rip;
+        [rip, rip.wrapping_add(1)].map(|at| self.code_byte(at)) == CPUID.map(Some)
+    }
+
+    /// A byte of user code, if user code may be executed there.
+    fn code_byte(&self, gva: u64) -> Option<u8> {
         let access = Access { write: false, fetch: true, user: true, smap_override: false };
         let ram = self.board.ram();
-        let at = code::offset(ram, Roots::from(v), v.rip, access);
-        let mut bytes = [0; 2];
-        if let Some(at) = at.filter(|at| at & 0xfff < 0xfff) {
-            ram.read(at, &mut bytes);
+        let at = code::offset(ram, Roots::from(&self.cpu.vcpu), gva, access)?;
+        let mut byte = [0];
+        ram.read(at, &mut byte);
+        Some(byte[0])
+    }
+
+    /// Sets RIP back over the interrupt that has trapped: the byte `opcode`, or INT and a number, which is never
+    /// the opcode of an interrupt that traps. Prefixes before it mean nothing.
+    fn back_to_interrupt(&mut self, opcode: u8) {
+        let rip = self.cpu.vcpu.rip;
+        let short = self.code_byte(rip.wrapping_sub(1)) == Some(opcode);
+        self.cpu.vcpu.rip = rip.wrapping_sub(if short { 1 } else { 2 });
+    }
+
+    /// Sets RIP back over the INT1 that has trapped. CPUs leave RIP behind it (SDM, INT n), and some hosts that are virtual
+    /// machines themselves at it. Where the bytes allow both, what this host did before decides.
+    fn back_to_int1(&mut self) {
+        let rip = self.cpu.vcpu.rip;
+        let behind = self.code_byte(rip.wrapping_sub(1)) == Some(INT1);
+        if behind != self.is_int1(rip) {
+            self.int1_stays = !behind;
         }
-        bytes == [0x0f, 0xa2]
+        if !self.int1_stays {
+            self.cpu.vcpu.rip = rip.wrapping_sub(1);
+        }
+    }
+
+    /// The instruction at a GVA is INT1.
+    fn is_int1(&self, gva: u64) -> bool {
+        let bytes = (0..LONGEST).map_while(|n| self.code_byte(gva.wrapping_add(n)));
+        let prefix = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf2 | 0xf3);
+        bytes.skip_while(prefix).next() == Some(INT1)
     }
 
     /// Keeps an answer of CPUID, in the oldest one's place if need be.
@@ -209,8 +252,10 @@ fn stop(f: &Frame) -> Stop {
         SIGSYS if f.address & !0xfff == VSYSCALL => Stop::Vsyscall(f.address),
         SIGSYS => Stop::SystemCall,
         SIGSEGV if f.trap == u64::from(vector::PF) => Stop::PageFault(f.address, f.error as u32),
-        SIGTRAP if f.trap == u64::from(vector::DB) && f.rflags & flags::TF != 0 => Stop::Step,
-        SIGTRAP => Stop::Breakpoint,
+        SIGSEGV if f.trap == u64::from(vector::OF) => Stop::SoftwareInterrupt(INTO),
+        SIGTRAP if f.trap == u64::from(vector::BP) => Stop::SoftwareInterrupt(INT3),
+        SIGTRAP if f.rflags & flags::TF != 0 && f.code != TRAP_BRKPT => Stop::Step,
+        SIGTRAP => Stop::Int1,
         _ => Stop::Fault,
     }
 }

@@ -13,18 +13,19 @@ use crate::{
 /// CPUID's two bytes.
 const CPUID: u16 = 0xa20f;
 const PAGE: u64 = 4096;
+const TF: u64 = 1 << 8;
 const RAX: usize = 0;
 const RCX: usize = 1;
 const RDX: usize = 2;
 const RBX: usize = 3;
 
 /// User code, whose state is in the frame, has had a general-protection fault. True if that was CPUID and
-/// it has been done.
+/// it has been done. If it is single-stepped, more than that is to be done.
 pub fn answer(f: &mut Frame) -> bool {
     let asked = [f.gpr[RAX] as u32, f.gpr[RCX] as u32];
     let known = |answer: &&Cpuid| answer.asked == asked;
     let Some(answer) = f.cpuid.iter().take(f.cpuid_count as usize).find(known).copied() else { return false };
-    if f.rip >> 47 != 0 || !is_cpuid(f) {
+    if f.rflags & TF != 0 || f.rip >> 47 != 0 || !is_cpuid(f) {
         return false;
     }
     let [eax, ebx, ecx, edx] = answer.registers;

@@ -168,7 +168,11 @@ extern "C" fn kicked_in_gate() -> ! {
 
 fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     save(f, signal, context, info);
-    f.rip = patched::site_of(context.rip).unwrap_or(context.rip);
+    let site = patched::site_of(context.rip);
+    f.rip = site.unwrap_or(context.rip);
+    if site.is_some() && signal == SIGTRAP {
+        f.signal = KICK as u64; // a step to the stub is none of the program's
+    }
     f.rflags = context.flags;
     save_segments(f);
     let cs = context.selectors & 0xffff;

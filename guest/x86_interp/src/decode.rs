@@ -41,6 +41,9 @@ pub(crate) fn one<S: System>(sys: &mut S, bytes: &[u8], bits: u32) -> Op<S> {
 
 /// The bytes hold a whole instruction (valid or not).
 pub(crate) fn complete(bytes: &[u8], bits: u32) -> bool {
+    if is_undefined_at_once(bytes, bits) {
+        return true;
+    }
     let mut decoder = Decoder::with_ip(bits, bytes, 0, DecoderOptions::NONE);
     let _ = decoder.decode();
     decoder.last_error() != DecoderError::NoMoreBytes
@@ -78,6 +81,32 @@ fn endless(bytes: &[u8], bits: u32) -> bool {
     let mut decoder = Decoder::with_ip(bits, &bytes[1..MAX_LENGTH], 0, DecoderOptions::NONE);
     let _ = decoder.decode();
     is_prefix(bytes[0], bits) && decoder.last_error() == DecoderError::NoMoreBytes
+}
+
+/// The opcode is one of those without operands that 64-bit mode has dropped: the CPU looks at nothing behind
+/// it. The decoder wants a ModR/M byte.
+fn is_undefined_at_once(bytes: &[u8], bits: u32) -> bool {
+    let opcode = bytes.iter().find(|byte| !is_prefix(**byte, bits));
+    let dropped = |opcode: &u8| {
+        matches!(
+            opcode,
+            0x06 | 0x07
+                | 0x0e
+                | 0x16
+                | 0x17
+                | 0x1e
+                | 0x1f
+                | 0x27
+                | 0x2f
+                | 0x37
+                | 0x3f
+                | 0x60
+                | 0x61
+                | 0xce
+                | 0xd6
+        )
+    };
+    bits == 64 && opcode.is_some_and(dropped)
 }
 
 fn is_prefix(byte: u8, bits: u32) -> bool {
