@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use bus::{Bus, InterruptLine, Kicker, Rearm, Shared};
 use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart};
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
-use pci::PciHost;
+use pci::{MmioWindow, PciHost};
 use ram::Ram;
 use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioPci};
-use x86::{Fault, Vcpu, cpuid};
+use x86::{Fault, Vcpu, cpuid, paging::PHYS_BITS};
 
 use crate::{
     Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, Host, Running,
@@ -78,7 +78,7 @@ impl Machine {
             fw_cfg: true,
         };
         let platform = Platform::new(&settings, around, &mut ports, &mut mmio).map_err(assembly)?;
-        let pci = pci_host(&platform, &mut ports, &mut mmio)?;
+        let pci = pci_host(&platform, &ram, &mut ports, &mut mmio)?;
         let rng = Box::new(Rng::new(Arc::clone(&host.entropy)));
         add_device(&pci, &ram, rng, Execution::Inline)?;
         let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
@@ -162,10 +162,16 @@ fn load(ram: &Ram, description: &Description) -> Result<Vcpu, Error> {
     Ok(loaded.vcpu)
 }
 
-fn pci_host(platform: &Platform, ports: &mut Bus, mmio: &mut Bus) -> Result<PciHost, Error> {
+fn pci_host(
+    platform: &Platform,
+    ram: &Ram,
+    ports: &mut Bus,
+    mmio: &mut Bus,
+) -> Result<PciHost, Error> {
     let mut lines: Vec<Arc<dyn InterruptLine>> = Vec::new();
     for gsi in PCI_GSI..PCI_GSI + 8 {
-        lines.push(platform.interrupts.line(gsi).map_err(assembly)?);
+        let line = platform.interrupts.pci_line(gsi, pci::wire_irq(gsi));
+        lines.push(line.map_err(assembly)?);
     }
     let lines = lines.try_into().map_err(|_| assembly("eight INTx wires"))?;
     let host = PciHost::new(lines, Arc::new(platform.interrupts.clone()));
@@ -175,6 +181,10 @@ fn pci_host(platform: &Platform, ports: &mut Bus, mmio: &mut Bus) -> Result<PciH
     mmio.insert(pci::ECAM_BASE, pci::ECAM_SIZE, ecam).map_err(assembly)?;
     let window = Arc::new(Mutex::new(host.window()));
     mmio.insert(pci::WINDOW_BASE, pci::WINDOW_SIZE, window).map_err(assembly)?;
+    // What is not RAM is PCI's: systems that do not know the window move BARs up there.
+    let above = ram::HIGH_BASE + ram.high_len();
+    let window = Arc::new(Mutex::new(MmioWindow::new(host.clone(), above)));
+    mmio.insert(above, (1 << PHYS_BITS) - above, window).map_err(assembly)?;
     Ok(host)
 }
 

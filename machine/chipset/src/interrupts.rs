@@ -6,7 +6,8 @@
 //! MSI ------------------------------------------------- message -------/
 //! ```
 //!
-//! GSIs 0 to 15 are the ISA interrupts, but for the timer: ISA IRQ 0 is GSI 2, as on every PC.
+//! GSIs 0 to 15 are the ISA interrupts, but for the timer: ISA IRQ 0 is GSI 2, as on every PC. PCI's wires go to a GSI from 16
+//! on and, for systems without an I/O APIC, to an 8259 input of their own, as chipsets since ICH route them.
 //! One lock covers I/O APIC, 8259s and the wires into them, so a wire's edges reach both in order.
 //!
 //! Lock order: device, then these controllers, then one local APIC, then the kick. What a local
@@ -28,9 +29,14 @@ use crate::time::BACKLOG;
 /// GSI of ISA interrupt 0, the timer.
 pub const TIMER_GSI: u32 = 2;
 
+/// 8259 inputs.
+const ISA_IRQS: usize = 16;
+/// Where wires end: in a GSI, or in an 8259 input and nothing else.
+const ENDS: usize = PINS + ISA_IRQS;
+
 struct Controllers {
-    /// How many sources assert each GSI: the wires are ORed.
-    asserted: [u32; PINS],
+    /// How many sources assert each end of wires: they are ORed.
+    asserted: [u32; ENDS],
     /// Ticks owed on each GSI, see [`InterruptLine::tick`].
     owed: [u64; PINS],
     ioapic: IoApic,
@@ -38,20 +44,31 @@ struct Controllers {
 }
 
 impl Controllers {
-    fn set_gsi(&mut self, gsi: usize, level: bool, apics: &ApicBus) -> Taken {
-        let by_pic = isa_irq(gsi).map_or(Taken::No, |irq| self.pic.set_irq(irq, level));
-        by_pic.max(self.ioapic.set_pin(gsi, level, apics))
+    fn set_end(&mut self, end: usize, level: bool, apics: &ApicBus) -> Taken {
+        let by_pic = isa_irq(end).map_or(Taken::No, |irq| {
+            self.pic.set_irq(irq, level || self.is_asserted_beside(end, irq))
+        });
+        match end {
+            0..PINS => by_pic.max(self.ioapic.set_pin(end, level, apics)),
+            _ => by_pic,
+        }
+    }
+
+    /// Another end asserts the same 8259 input.
+    fn is_asserted_beside(&self, end: usize, irq: u8) -> bool {
+        let same = |other: &usize| *other != end && isa_irq(*other) == Some(irq);
+        (0..ENDS).filter(same).any(|other| self.asserted[other] != 0)
     }
 
     /// Ticks once; of `count` ticks, those that nothing took yet are owed. While nothing takes any,
     /// they are lost, as on hardware.
     fn tick(&mut self, gsi: usize, count: u64, apics: &ApicBus) {
         let taken = match self.asserted[gsi] {
-            0 => self.set_gsi(gsi, true, apics),
+            0 => self.set_end(gsi, true, apics),
             _ => Taken::Merged,
         };
         if self.asserted[gsi] == 0 {
-            self.set_gsi(gsi, false, apics);
+            self.set_end(gsi, false, apics);
         }
         let owed = &mut self.owed[gsi];
         *owed = match taken {
@@ -81,7 +98,7 @@ pub(crate) struct Interrupts {
 
 impl Interrupts {
     pub(crate) fn new(apics: ApicBus) -> Self {
-        let (asserted, owed) = ([0; PINS], [0; PINS]);
+        let (asserted, owed) = ([0; ENDS], [0; PINS]);
         let controllers = Controllers { asserted, owed, ioapic: IoApic::new(), pic: Pic::new() };
         Self { controllers: Mutex::new(controllers), owing: AtomicBool::new(false), apics }
     }
@@ -98,19 +115,19 @@ impl Interrupts {
         result
     }
 
-    /// One source's wire into a GSI is driven to `level`; `wire` is its level so far.
-    fn drive(&self, gsi: usize, wire: &AtomicBool, level: bool) {
+    /// One source's wire is driven to `level`; `wire` is its level so far.
+    fn drive(&self, end: usize, wire: &AtomicBool, level: bool) {
         self.with(|controllers| {
             if wire.swap(level, Ordering::Relaxed) == level {
                 return;
             }
-            let count = &mut controllers.asserted[gsi];
+            let count = &mut controllers.asserted[end];
             let before = *count;
             *count = if level { before + 1 } else { before - 1 };
             if (before == 0) == (*count == 0) {
                 return;
             }
-            controllers.set_gsi(gsi, level, &self.apics);
+            controllers.set_end(end, level, &self.apics);
         });
     }
 
@@ -146,19 +163,20 @@ impl Interrupts {
     }
 }
 
-/// The ISA interrupt of a GSI. GSI 0 is the pin firmware would wire to the 8259s: nothing is.
-fn isa_irq(gsi: usize) -> Option<u8> {
-    match gsi {
+/// The ISA interrupt at an end of wires. GSI 0 is the pin firmware would wire to the 8259s: nothing is.
+fn isa_irq(end: usize) -> Option<u8> {
+    match end {
         2 => Some(0),
-        1..16 => Some(gsi as u8),
+        1..ISA_IRQS => Some(end as u8),
+        PINS..ENDS => Some((end - PINS) as u8),
         _ => None,
     }
 }
 
-/// One source's wire into a GSI.
+/// One source's wire.
 struct Line {
     interrupts: Arc<Interrupts>,
-    gsi: usize,
+    end: usize,
     /// Changes only under the controllers' lock.
     level: AtomicBool,
 }
@@ -166,17 +184,26 @@ struct Line {
 impl InterruptLine for Line {
     fn set(&self, level: bool) {
         if self.level.load(Ordering::Relaxed) != level {
-            self.interrupts.drive(self.gsi, &self.level, level);
+            self.interrupts.drive(self.end, &self.level, level);
         }
     }
     fn tick(&self, count: u64) {
         let Interrupts { apics, .. } = &*self.interrupts;
         if count != 0 {
-            self.interrupts.with_ticks(|controllers| controllers.tick(self.gsi, count, apics));
+            self.interrupts.with_ticks(|controllers| controllers.tick(self.end, count, apics));
         }
     }
     fn forget_ticks(&self) {
-        self.interrupts.with_ticks(|controllers| controllers.owed[self.gsi] = 0);
+        self.interrupts.with_ticks(|controllers| controllers.owed[self.end] = 0);
+    }
+}
+
+/// One of PCI's wires: into a GSI, and into an 8259 input.
+struct PciLine([Line; 2]);
+
+impl InterruptLine for PciLine {
+    fn set(&self, level: bool) {
+        self.0.iter().for_each(|line| line.set(level));
     }
 }
 
@@ -207,9 +234,27 @@ impl InterruptController {
         if gsi as usize >= PINS {
             return Err(NoSuchGsi(gsi));
         }
+        Ok(Arc::new(self.wire(gsi as usize)))
+    }
+
+    fn wire(&self, end: usize) -> Line {
         let level = AtomicBool::new(false);
-        let interrupts = Arc::clone(&self.interrupts);
-        Ok(Arc::new(Line { interrupts, gsi: gsi as usize, level }))
+        Line { interrupts: Arc::clone(&self.interrupts), end, level }
+    }
+
+    /// A new wire of PCI's into `gsi`, and into the 8259 input `irq` for systems without an I/O APIC: one that is
+    /// level-triggered from now on, as firmware leaves it.
+    ///
+    /// # Errors
+    /// The I/O APIC has no such pin.
+    pub fn pci_line(&self, gsi: u32, irq: u8) -> Result<Arc<dyn InterruptLine>, NoSuchGsi> {
+        let irq = irq % ISA_IRQS as u8;
+        if gsi as usize >= PINS {
+            return Err(NoSuchGsi(gsi));
+        }
+        self.interrupts.with(|controllers| controllers.pic.make_level_triggered(irq));
+        let ends = [gsi as usize, PINS + usize::from(irq)];
+        Ok(Arc::new(PciLine(ends.map(|end| self.wire(end)))))
     }
 
     /// A new wire into ISA interrupt `irq`.

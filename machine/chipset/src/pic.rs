@@ -285,6 +285,12 @@ impl Pic {
         self.cascade();
     }
 
+    /// What firmware does with an ISA interrupt that PCI's wires are routed to.
+    pub(crate) fn make_level_triggered(&mut self, irq: u8) {
+        let slave = irq >= 8;
+        self.write_elcr(slave, self.read_elcr(slave) | 1 << (irq & 7));
+    }
+
     pub(crate) fn read_elcr(&self, slave: bool) -> u8 {
         if slave { self.slave.elcr } else { self.master.elcr }
     }

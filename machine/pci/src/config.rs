@@ -93,9 +93,9 @@ impl ConfigSpace {
         self.allow(INTERRUPT_LINE, &[0xff]);
     }
 
-    /// What firmware would leave in the interrupt line register: the GSI.
-    pub(crate) fn set_interrupt_line(&mut self, gsi: u8) {
-        self.put(INTERRUPT_LINE, &[gsi]);
+    /// What firmware would leave in the interrupt line register: the 8259 input, for systems that know no better.
+    pub(crate) fn set_interrupt_line(&mut self, irq: u8) {
+        self.put(INTERRUPT_LINE, &[irq]);
     }
 
     /// The declared INTx pin, 0 for none.

@@ -24,6 +24,18 @@ pub fn interrupt_gsi(slot: u8, pin: u8) -> u8 {
     16 + (slot.wrapping_add(pin) & 7)
 }
 
+/// The ISA interrupt that the same pin drives where there is no I/O APIC: one of two that no device of a PC has.
+pub fn interrupt_irq(slot: u8, pin: u8) -> u8 {
+    wire_irq(interrupt_gsi(slot, pin).into())
+}
+
+const ISA_IRQS: [u8; 2] = [10, 11];
+
+/// The ISA interrupt of the wire at a GSI, 16 to 23.
+pub fn wire_irq(gsi: u32) -> u8 {
+    ISA_IRQS[gsi as usize % ISA_IRQS.len()]
+}
+
 type SharedFunction = Arc<Mutex<dyn Function>>;
 
 /// The bus behind the bridge. Clones are the same bus.
@@ -89,7 +101,7 @@ impl Function for HostBridge {
 }
 
 impl PciHost {
-    /// An empty bus with the bridge in slot 0. `lines` are GSIs 16 to 23.
+    /// An empty bus with the bridge in slot 0. `lines` are GSIs 16 to 23, each with its ISA interrupt ([`wire_irq`]).
     pub fn new(lines: [Arc<dyn InterruptLine>; 8], msi: Arc<dyn MsiSink>) -> Self {
         let mut functions = [const { None }; SLOTS];
         let bridge = HostBridge(ConfigSpace::new(HOST_BRIDGE));
@@ -132,7 +144,7 @@ impl PciHost {
         config.set_memory_enabled();
         match config.interrupt_pin() {
             0 => {}
-            pin => config.set_interrupt_line(interrupt_gsi(slot.number, pin)),
+            pin => config.set_interrupt_line(interrupt_irq(slot.number, pin)),
         }
         self.0.reroute(slot.number, function.config());
         let function = Arc::new(Mutex::new(function));

@@ -16,7 +16,7 @@
 //! # impl bus::InterruptLine for Nothing { fn set(&self, _: bool) {} }
 //! # impl bus::MsiSink for Nothing { fn send(&self, _: u64, _: u32) {} }
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // The I/O APIC's inputs 16 to 23, and the local APICs.
+//! // The I/O APIC's inputs 16 to 23 (and the 8259 inputs of `wire_irq`), and the local APICs.
 //! let lines: [Arc<dyn bus::InterruptLine>; 8] = std::array::from_fn(|_| Arc::new(Nothing) as _);
 //! let host = pci::PciHost::new(lines, Arc::new(Nothing));
 //!
@@ -33,7 +33,8 @@
 //! ```
 //!
 //! ACPI must say the same: MCFG with [`ECAM_BASE`] (segment 0, bus 0), a PNP0A08 root with
-//! the window in `_CRS`, and a `_PRT` from [`interrupt_gsi`].
+//! the window in `_CRS`, and a `_PRT` from [`interrupt_gsi`] or, for systems that leave the I/O APIC
+//! alone, [`interrupt_irq`].
 //!
 //! # Lock order
 //!
@@ -53,7 +54,7 @@ pub use bar::{Bar, BarWidth};
 pub use capability::Capability;
 pub use config::{ConfigSpace, Identity};
 pub use function::{Endpoint, Function};
-pub use host::{PciHost, Slot, interrupt_gsi};
+pub use host::{PciHost, Slot, interrupt_gsi, interrupt_irq, wire_irq};
 pub use intx::Intx;
 pub use msix::{MsiTable, Msix};
 pub use ports::{ConfigPorts, Ecam, MmioWindow};

@@ -4,7 +4,7 @@
 use bus::{Device, InterruptLine, MsiSink};
 use pci::{
     Bar, ConfigSpace, Endpoint, Function, Identity, MsiTable, PciError, PciHost, WINDOW_BASE,
-    interrupt_gsi,
+    interrupt_gsi, interrupt_irq, wire_irq,
 };
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -186,7 +186,8 @@ fn accesses_across_the_end_of_a_bar_reach_nobody() {
 fn slots_eight_apart_share_a_wire() {
     let bench = Bench::new(9);
     assert_eq!((interrupt_gsi(1, 1), interrupt_gsi(9, 1)), (18, 18));
-    assert_eq!(bench.ecam(9, 0x3c) & 0xffff, 0x0112);
+    assert_eq!(bench.ecam(9, 0x3c) & 0xffff, 0x010a, "INTA# on IRQ 10");
+    assert_eq!((wire_irq(18), wire_irq(19), interrupt_irq(2, 1)), (10, 11, 11));
     let intx = |card: usize| bench.cards[card].lock().unwrap().endpoint.intx().clone();
     let level = || bench.wires[2].0.load(Ordering::SeqCst);
     intx(0).set_pending(true);

@@ -36,7 +36,7 @@ fn the_function_says_who_it_is() {
     let mut machine = machine();
     assert_eq!(machine.config(0), 0x1044_1af4);
     assert_eq!(machine.config(8) & 0xff, 1, "modern devices have revision 1 or more");
-    assert_eq!(machine.config(0x3c) & 0xffff, 0x0112, "INTA# on GSI 18");
+    assert_eq!(machine.config(0x3c) & 0xffff, 0x010a, "INTA# on IRQ 10");
     let ids: Vec<u8> = machine.capabilities().into_iter().map(|(_, id)| id).collect();
     assert_eq!(ids, [0x11, 9, 9, 9, 9], "no device configuration, hence four structures");
     let features = INDIRECT_DESC | EVENT_IDX | VERSION_1 | RING_RESET;

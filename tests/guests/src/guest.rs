@@ -78,6 +78,12 @@ impl Guest {
         self
     }
 
+    /// More of its kernel's command line.
+    pub fn is_told(mut self, parameters: &str) -> Self {
+        self.cmdline = format!("{} {parameters}", self.cmdline);
+        self
+    }
+
     /// The reference interpreter runs it, whatever this host could do.
     pub fn interpreted(self) -> Self {
         self.with("--engine").with("interp")

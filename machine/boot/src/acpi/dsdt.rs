@@ -1,10 +1,11 @@
 //! The DSDT: devices a system cannot discover by itself, in AML (ACPI 6.5, chapters 6 and 20).
 //!
-//! Nothing here runs: there are no methods, only names and resources.
+//! Little here runs: a system says which interrupt controllers it uses (`_PIC`), and `_PRT` depends on that. All else are names
+//! and resources.
 
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
-    Package, PackageBuilder, ResourceTemplate, Scope,
+    AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, IO, If, Interrupt, Memory32Fixed,
+    Method, Name, Package, PackageBuilder, Path, ResourceTemplate, Return, Scope, Store,
 };
 use acpi_tables::{Aml, AmlSink, sdt::Sdt};
 use chipset::{hpet, power, rtc, uart};
@@ -18,6 +19,8 @@ const CONFIG_PORTS: u16 = pci::CONFIG_PORTS as u16;
 const CONFIG_LEN: u8 = 8;
 /// ISA interrupt of the real-time clock.
 const RTC_IRQ: u32 = 8;
+/// What `_PIC` was told: 0 are the 8259s.
+const CONTROLLERS: &str = "\\PICM";
 
 /// The table for `cpus` CPUs.
 pub(super) fn table(cpus: u32) -> Sdt {
@@ -27,6 +30,7 @@ pub(super) fn table(cpus: u32) -> Sdt {
     legacy_devices(&mut devices);
     (0..cpus).for_each(|id| cpu(id, &mut devices));
     let mut aml = Scope::raw("_SB_".into(), devices);
+    interrupt_model(&mut aml);
     let soft_off = Package::new(vec![&power::S5, &power::S5, &0_u8, &0_u8]);
     Name::new("_S5_".into(), &soft_off).to_aml_bytes(&mut aml);
     let mut table = super::sdt(*b"DSDT", 2);
@@ -34,16 +38,29 @@ pub(super) fn table(cpus: u32) -> Sdt {
     table
 }
 
+/// `_PIC` (5.8.1).
+fn interrupt_model(out: &mut Vec<u8>) {
+    let model = Path::new(CONTROLLERS);
+    Name::new(CONTROLLERS.into(), &0_u8).to_aml_bytes(out);
+    Method::new("_PIC".into(), 1, false, vec![&Store::new(&model, &Arg(0))]).to_aml_bytes(out);
+}
+
 /// The PCI Express root: what it decodes, and where INTx pins go.
 fn pci_root(out: &mut Vec<u8>) {
-    let names: [&dyn Aml; 7] = [
+    let (by_gsi, by_irq) = (Path::new("PRTA"), Path::new("PRTP"));
+    let (by_gsi, by_irq) = (Return::new(&by_gsi), Return::new(&by_irq));
+    let model = Path::new(CONTROLLERS);
+    let apics = If::new(&model, vec![&by_gsi]);
+    let names: [&dyn Aml; 9] = [
         &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
         &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
         &Name::new("_SEG".into(), &0_u8),
         &Name::new("_BBN".into(), &0_u8),
         &Name::new("_UID".into(), &0_u8),
         &Name::new("_CRS".into(), &Bytes(pci_resources())),
-        &Name::new("_PRT".into(), &interrupt_routes()),
+        &Name::new("PRTA".into(), &interrupt_routes(pci::interrupt_gsi)),
+        &Name::new("PRTP".into(), &interrupt_routes(pci::interrupt_irq)),
+        &Method::new("_PRT".into(), 0, false, vec![&apics, &by_irq]),
     ];
     Device::new("PCI0".into(), names.to_vec()).to_aml_bytes(out);
 }
@@ -62,15 +79,15 @@ fn pci_resources() -> Vec<u8> {
     ]))
 }
 
-/// `_PRT` (6.2.13): for each pin of each slot, the GSI it is wired to. No link devices: the wires
+/// `_PRT` (6.2.13): for each pin of each slot, the GSI it is `wired` to. No link devices: the wires
 /// cannot be moved.
-fn interrupt_routes() -> PackageBuilder {
+fn interrupt_routes(wired: fn(u8, u8) -> u8) -> PackageBuilder {
     const ALL_FUNCTIONS: u32 = 0xffff;
     let mut routes = PackageBuilder::new();
     for slot in 0..SLOTS {
         for pin in 0..PINS {
             let address = u32::from(slot) << 16 | ALL_FUNCTIONS;
-            let gsi = pci::interrupt_gsi(slot, pin + 1);
+            let gsi = wired(slot, pin + 1);
             routes.add_element(&Package::new(vec![&address, &pin, &0_u8, &gsi]));
         }
     }

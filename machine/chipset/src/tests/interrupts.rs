@@ -91,6 +91,33 @@ fn pic_level_triggered_by_elcr() {
     assert_eq!(machine.cpu().pending(), 0);
 }
 
+/// The wires of two slots share an input: it falls with the last of them.
+#[test]
+fn pci_wires_reach_the_pic() {
+    let machine = Machine::new(1);
+    let [first, second] =
+        [18, 20].map(|gsi| machine.platform.interrupts.pci_line(gsi, 10).unwrap());
+    assert_eq!((machine.inb(0x4d0), machine.inb(0x4d1)), (0, 1 << 2), "as firmware leaves it");
+    init_pic(&machine);
+    let end_of_interrupt = || [0xa0, 0x20].map(|port| machine.outb(port, 0x20));
+    first.set(true);
+    second.set(true);
+    assert_eq!(machine.cpu().acknowledge(), Some(0x2a));
+    first.set(false);
+    end_of_interrupt();
+    assert_eq!(machine.cpu().acknowledge(), Some(0x2a), "the other is asserted still");
+    second.set(false);
+    end_of_interrupt();
+    assert_eq!(machine.cpu().pending(), 0);
+    let isa = machine.platform.interrupts.isa_line(10).unwrap();
+    first.set(true);
+    isa.set(true);
+    isa.set(false);
+    assert_eq!(machine.cpu().acknowledge(), Some(0x2a));
+    end_of_interrupt();
+    assert_eq!(machine.cpu().pending(), pending::INTERRUPT, "an ISA card's edge has not ended it");
+}
+
 #[test]
 fn pic_rotation_special_mask_auto_eoi_and_poll() {
     let machine = Machine::new(1);
