@@ -13,8 +13,8 @@
 //! - RDPKRU and WRPKRU, which the guest's CPU does not have, become HLT where the host's has them. What is left of their bytes and
 //!   XRSTOR's, in the middle of others, keeps a page from being executed at all (`shadow/closed.rs`).
 //!
-//! The changes are made in a private copy of the page, which the program's own loads see, too. The bytes looked for also occur
-//! inside other instructions, where decoding tells, and in data among code, where it does not: see
+//! The changes are made in a private copy of the page, which the program's own loads see, too, once it has executed the page
+//! (`shadow/texts.rs` says how readers of code get on). The bytes looked for also occur inside other instructions, where decoding tells, and in data among code, where it does not: see
 //! [`crate::plausible`]. An instruction across a page border is not found.
 
 use crate::plausible::{ENOUGH, ENOUGH_WRITTEN, LONGEST, is_instruction};

@@ -3,7 +3,7 @@
 //! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages,
 //! `copies` changed copies of code, `closed` what may be executed where there are protection keys; `local` knows the
 //! kernel's pages that are not global, `near` keeps the table of patched system calls out of the program's way, `places`
-//! where RAM pages are mapped, `walk` reads the guest's page tables.
+//! where RAM pages are mapped, `texts` which programs read their own code, `walk` reads the guest's page tables.
 
 mod budget;
 mod closed;
@@ -13,6 +13,7 @@ mod large;
 mod local;
 mod near;
 mod places;
+mod texts;
 mod walk;
 
 use crate::{
@@ -28,6 +29,7 @@ use places::Places;
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
+use texts::Texts;
 use walk::leaf;
 use wedge::{Error, KERNEL_PAGE, Order, Wedge};
 use x86::paging::{self, Access, Roots, Translation};
@@ -128,6 +130,8 @@ pub struct Space<W = Wedge> {
     empty: FxHashSet<u64>,
     /// Pages that the wedge has refused to have executed since they were last asked for: HVAs.
     refused: FxHashSet<u64>,
+    /// Code that the program has read.
+    texts: Texts,
 }
 
 impl<W: Process> Space<W> {
@@ -156,6 +160,7 @@ impl<W: Process> Space<W> {
             copies: Places::default(),
             empty: FxHashSet::default(),
             refused: FxHashSet::default(),
+            texts: Texts::default(),
         }
     }
 
@@ -248,6 +253,7 @@ impl<W: Process> Space<W> {
         self.pages.clear();
         self.kernel.clear();
         self.user_regions = Regions::default();
+        self.texts.clear();
         self.user_large = false;
         self.local_kernel.clear();
         self.near = Near::Unknown;
@@ -399,6 +405,9 @@ impl<W: Process> Space<W> {
             return Ok(Answer::Interpret);
         }
         self.make_room()?;
+        if !kernel && !access.fetch && !access.write && found.executable && !found.writable {
+            self.text_is_read(ram, roots, gva)?;
+        }
         self.install(ram, roots, Place { gva, hva, kernel }, &found, access)
     }
 
@@ -422,7 +431,7 @@ impl<W: Process> Space<W> {
         if fetch && self.wedge.searches() {
             return self.map_code(ram, roots, place, found);
         }
-        if !self.map_page(ram, place, found, write)? {
+        if !self.map_page(ram, place, found, write, fetch)? {
             return Ok(Answer::Interpret);
         }
         // The wedge maps by itself what lies around the user's.
@@ -432,13 +441,16 @@ impl<W: Process> Space<W> {
         Ok(Answer::Mapped)
     }
 
-    /// Maps one 4 KiB page; false if it is not RAM, or written and not writable RAM.
+    /// Maps one 4 KiB page; false if it is not RAM, or written and not writable RAM, or to be changed before it is
+    /// executed while the program reads it. What is to be changed is so only for a fetch: until then it is shown as it is, and not
+    /// to be executed.
     fn map_page(
         &mut self,
         ram: &Ram,
         place: Place,
         found: &Translation,
         write: bool,
+        fetch: bool,
     ) -> Result<bool, Error> {
         let Some(page) = ram.page(found.gpa & !(PAGE - 1)) else { return Ok(false) };
         if write && !page.writable {
@@ -447,13 +459,22 @@ impl<W: Process> Space<W> {
         let written = found.writable && found.dirty && page.writable;
         let writable = written && !ram.is_code(page.offset);
         let executable = found.executable && !place.kernel;
-        let execute = executable && !self.wedge.searches();
         let hva = place.hva & !(PAGE - 1);
+        let touched = found.writable || found.dirty;
+        let mut execute = executable && !self.wedge.searches();
+        if execute
+            && (!fetch || self.texts.has(hva))
+            && self.is_changed(ram, hva, page.offset, touched)
+        {
+            if fetch && self.texts.is_interpreted(hva) {
+                return Ok(false);
+            }
+            execute = fetch;
+        }
         if writable {
             self.writable.add(page.offset, hva);
         }
         self.note(place, found);
-        let touched = found.writable || found.dirty;
         let patches =
             if execute { self.patches(ram, hva, page.offset, touched) } else { Vec::new() };
         if !place.kernel && !executable && !found.writable && !ram.is_code(page.offset) {
@@ -498,7 +519,7 @@ impl<W: Process> Space<W> {
             let hva = gva.wrapping_add(place.hva.wrapping_sub(place.gva));
             let plain = ram.page(found.gpa).is_some_and(|page| !ram.is_code(page.offset));
             if plain && regions::is_mappable(hva) {
-                self.map_page(ram, Place { gva, hva, ..place }, &found, false)?;
+                self.map_page(ram, Place { gva, hva, ..place }, &found, false, false)?;
             }
         }
         Ok(())

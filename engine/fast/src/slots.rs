@@ -7,7 +7,7 @@
 
 use crate::{
     process::Process,
-    regions::Regions,
+    regions::{self, Regions},
     scans::Scans,
     shadow::{Answer, Space},
     sites::{self, Sites},
@@ -42,6 +42,11 @@ pub struct Slots<W = Wedge> {
 }
 
 impl<W: Process> Slots<W> {
+    /// Memory at a GVA of the user's may be mapped at that address.
+    pub fn may_show(&self, gva: u64) -> bool {
+        regions::is_mappable(gva) && !self.kernel_regions.has(gva)
+    }
+
     /// No slots yet. With `kernel`, kernel code is to run in them, too.
     pub fn new(ram: Ram, kernel: bool) -> Self {
         let (kernel_regions, sites, scans) = Default::default();

@@ -1,7 +1,7 @@
 //! User code, directly on the CPU or translated.
 
 use crate::{Fast, User, code, regions, state};
-use frame::{Cpuid, ExitKind, Frame, KICK, go};
+use frame::{Cpuid, ExitKind, Frame, KICK, REGION_BITS, go};
 use jit::Level;
 use wedge::Error;
 use x86::{
@@ -22,6 +22,8 @@ const SIGSYS: u64 = 31;
 const SINGLE_STEP: u64 = 1 << 14;
 /// Instructions interpreted at a time where user code cannot run directly.
 const STAY: usize = 10_000;
+/// log2 of the bytes of a page.
+const PAGE_BITS: u32 = 12;
 /// The page of Linux's old system-call entries (GVA).
 const VSYSCALL: u64 = 0xffff_ffff_ff60_0000;
 
@@ -184,9 +186,9 @@ impl Fast {
 
     /// The instruction at a GVA is INT1.
     fn is_int1(&self, gva: u64) -> bool {
-        let bytes = (0..LONGEST).map_while(|n| self.code_byte(gva.wrapping_add(n)));
+        let mut bytes = (0..LONGEST).map_while(|n| self.code_byte(gva.wrapping_add(n)));
         let prefix = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf2 | 0xf3);
-        bytes.skip_while(prefix).next() == Some(INT1)
+        bytes.find(|byte| !prefix(byte)) == Some(INT1)
     }
 
     /// Keeps an answer of CPUID, in the oldest one's place if need be.
@@ -214,19 +216,21 @@ impl Fast {
         let mut ram = self.board.ram();
         match paging::walk(&mut ram, roots, gva, access) {
             Err(fault) => self.cpu.exception(&mut self.board, fault),
-            Ok(_) if access.fetch => self.stay(),
+            Ok(_) if access.fetch => {
+                self.stay(if self.slots.may_show(gva) { PAGE_BITS } else { REGION_BITS })
+            }
             Ok(_) => self.interpret(),
         }
     }
 
-    /// Interprets user code that cannot be shown to the CPU while it is in the same region: each of its
-    /// instructions would come back here. Xen has memory where the regions of the programs of its domains are.
-    fn stay(&mut self) {
-        let here = frame::region(self.cpu.vcpu.rip);
+    /// Interprets user code that cannot be shown to the CPU while it is in the same page or region, of so many `bits`: each
+    /// of its instructions would come back here. Xen has memory where the regions of the programs of its domains are.
+    fn stay(&mut self, bits: u32) {
+        let here = self.cpu.vcpu.rip >> bits;
         for _ in 0..STAY {
             self.interpret();
             let v = &self.cpu.vcpu;
-            if v.cpl() != 3 || frame::region(v.rip) != here {
+            if v.cpl() != 3 || v.rip >> bits != here {
                 return;
             }
             if self.cpu.must_exit(&mut self.board).is_some() {

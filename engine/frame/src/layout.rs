@@ -478,6 +478,8 @@ pub struct Shared {
     pub larges: [u64; MAX_LARGE],
     /// Not zero: the table of patched system calls is closed to user code.
     pub sites_closed: u64,
+    /// Not zero: there are, or were, changed copies of pages of code.
+    pub copied: u64,
     /// The wedge's number.
     pub number: u64,
     /// Not zero once the wedge is ready.

@@ -155,6 +155,9 @@ pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Acce
     if kernel == leaf.user || kernel && (!leaf.global || leaf.large) || !owns(hva, kernel) {
         return false;
     }
+    if s.copied != 0 && !kernel && leaf.executable && !leaf.writable && !access.fetch {
+        return false; // the program reads its code, of which it has changed copies
+    }
     if leaf.large && !access.fetch && map_large(f, s, hva, leaf) {
         return true;
     }

@@ -58,6 +58,7 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
         die();
     }
     if protection & COPY != 0 {
+        s.copied = 1;
         return map(address, len, 3, MAP_PRIVATE | MAP_POPULATE, offset);
     }
     let (rights, kernel) = (protection & !KERNEL_PAGE, protection & KERNEL_PAGE != 0);

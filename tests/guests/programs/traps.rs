@@ -201,7 +201,12 @@ fn show(line: &mut String, seen: &Seen, traced: bool, shows_rax: bool) {
         _ => format!("{address:x}"),
     };
     let Seen { signal, code, error, trap, flags, selector, .. } = seen;
-    let _ = write!(line, " | {signal} code {code:x} addr {} rip {}", near(seen.address), near(seen.rip));
+    let _ = write!(
+        line,
+        " | {signal} code {code:x} addr {} rip {}",
+        near(seen.address),
+        near(seen.rip)
+    );
     if !traced {
         let _ = write!(line, " err {error:x} trap {trap}");
     }
@@ -243,7 +248,12 @@ const R_SP: usize = 19;
 /// The same as seen by a tracer that has it go on by `request`.
 fn traced(case: &Case, request: i64) {
     let at = place(case);
-    let mut line = format!("{} {:?} {}:", case.name, case.place, if request == STEP { "stepped" } else { "traced" });
+    let mut line = format!(
+        "{} {:?} {}:",
+        case.name,
+        case.place,
+        if request == STEP { "stepped" } else { "traced" }
+    );
     // SAFETY: plain system calls on a child of ours.
     unsafe {
         let child = fork();
@@ -344,7 +354,8 @@ fn software_interrupts(selector: u64) -> Vec<Case> {
     for (n, (name, insn, shows_rax)) in INSTRUCTIONS.into_iter().enumerate() {
         for prefix in PREFIXES.into_iter().take(if n < TRAPS { PREFIXES.len() } else { 3 }) {
             // REX and 32-bit code: other instructions. What INT1 leaves in RIP is not the same on all hosts, and its cases are compared with INT3's.
-            let skipped = selector == NARROW && matches!(prefix, [0x48 | 0x4f]) || name == "int1" && prefix == [0xcc];
+            let skipped = selector == NARROW && matches!(prefix, [0x48 | 0x4f])
+                || name == "int1" && prefix == [0xcc];
             if skipped {
                 continue;
             }
@@ -357,7 +368,15 @@ fn software_interrupts(selector: u64) -> Vec<Case> {
                 for place in places {
                     let name = format!("{mode} {name} {prefix:02x?} flags {flags:x}");
                     let bytes = bytes.clone();
-                    all.push(Case { name, bytes, selector, flags, place: *place, loops: false, shows_rax });
+                    all.push(Case {
+                        name,
+                        bytes,
+                        selector,
+                        flags,
+                        place: *place,
+                        loops: false,
+                        shows_rax,
+                    });
                 }
             }
         }
@@ -392,8 +411,11 @@ fn steps() -> Vec<Case> {
     let store = [&[0x48, 0x89, 0x0c, 0x25], &fresh[..]].concat();
     let jump = [&[0xb9], &fresh[..], &[0xff, 0xe1]].concat();
     let number = [&[0xb8, 0xff, 0x0f, 0, 0, 0x0f, 0x05][..], &[0xff, 0xcb, 0x75, 0xf4]].concat();
-    let compared =
-        [&[0x0f, 0x05, 0x48, 0x3d, 1, 0xf0, 0xff, 0xff, 0xb8, 0xff, 0x7f, 0, 0][..], &[0xff, 0xcb, 0x75, 0xee]].concat();
+    let compared = [
+        &[0x0f, 0x05, 0x48, 0x3d, 1, 0xf0, 0xff, 0xff, 0xb8, 0xff, 0x7f, 0, 0][..],
+        &[0xff, 0xcb, 0x75, 0xee],
+    ]
+    .concat();
     let list: [(&str, Vec<u8>, bool, bool); 12] = [
         ("nop", vec![0x90], false, false),
         ("cpuid", vec![0x31, 0xc0, 0x31, 0xc9, 0x0f, 0xa2], false, false),
@@ -413,7 +435,15 @@ fn steps() -> Vec<Case> {
         for flags in [FLAGS, FLAGS | TF] {
             let name = format!("64 {name} flags {flags:x}");
             let bytes = bytes.clone();
-            all.push(Case { name, bytes, selector: WIDE, flags, place: Place::Inside, loops, shows_rax });
+            all.push(Case {
+                name,
+                bytes,
+                selector: WIDE,
+                flags,
+                place: Place::Inside,
+                loops,
+                shows_rax,
+            });
         }
     }
     all
@@ -422,11 +452,17 @@ fn steps() -> Vec<Case> {
 fn main() {
     // SAFETY: plain system calls.
     unsafe {
-        let stack = Stack { at: null_mut::<u8>().wrapping_add(0x1c00_0000), flags: 0, len: 0x1_0000 };
+        let stack =
+            Stack { at: null_mut::<u8>().wrapping_add(0x1c00_0000), flags: 0, len: 0x1_0000 };
         map(0x1c00_0000, 0x1_0000, 3);
         assert_eq!(sigaltstack(&stack, null_mut()), 0);
         // With information, on that stack, not blocked.
-        let action = Action { handler: on_signal as *const () as usize, flags: 0x4800_0004, restorer: 0, mask: [0; 16] };
+        let action = Action {
+            handler: on_signal as *const () as usize,
+            flags: 0x4800_0004,
+            restorer: 0,
+            mask: [0; 16],
+        };
         for signal in [4, 5, 7, 8, 11] {
             act(signal, &action);
         }
@@ -457,7 +493,12 @@ unsafe fn act(signal: i32, action: &Action) {
         flags: i32,
         restorer: usize,
     }
-    let libc = Libc { handler: action.handler, mask: action.mask, flags: action.flags as i32, restorer: 0 };
+    let libc = Libc {
+        handler: action.handler,
+        mask: action.mask,
+        flags: action.flags as i32,
+        restorer: 0,
+    };
     // SAFETY: as the C library wants it.
     assert_eq!(unsafe { sigaction(signal, (&raw const libc).cast(), null_mut()) }, 0);
 }

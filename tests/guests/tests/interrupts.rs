@@ -25,7 +25,8 @@ fn hears_its_devices(kernel: Kernel, parameters: &str, by: &str) -> Result<()> {
     let guest = guest.with("--net").with("user").boots()?;
     let answered = "2 packets transmitted, 2 packets received, 0% packet loss";
     guest.prints(&["8388608", "written", answered, "done"]).context(parameters.to_owned())?;
-    let lines: Vec<_> = guest.console.lines().filter(|line| line.starts_with("interrupts:")).collect();
+    let lines: Vec<_> =
+        guest.console.lines().filter(|line| line.starts_with("interrupts:")).collect();
     let right = !lines.is_empty() && lines.iter().all(|line| line.contains(by));
     ensure!(right, "{parameters}: not by {by}: {lines:#?}");
     ensure!(guest.code == Some(4), "{parameters}: ended with {:?}", guest.code);

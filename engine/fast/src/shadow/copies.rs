@@ -23,7 +23,7 @@ impl<W: Process> Space<W> {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
         let mut found = self.scans.patches(offset, &bytes, written);
-        if self.may_be_patched() {
+        if self.may_be_patched() && !self.texts.has(hva) {
             let (calls, displaced) = self.sites.patches(hva, &bytes);
             found.extend(calls);
             for rip in displaced {
@@ -37,6 +37,15 @@ impl<W: Process> Space<W> {
         ram.mark_code(offset);
         self.marked.push(offset);
         self.patches(ram, hva, offset, written)
+    }
+
+    /// Something has to be changed in a page of code before user code executes it.
+    pub(super) fn is_changed(&self, ram: &Ram, hva: u64, offset: u64, written: bool) -> bool {
+        let mut bytes = [0; PAGE as usize];
+        ram.read(offset, &mut bytes);
+        let calls = self.may_be_patched() && !self.texts.has(hva);
+        !self.scans.patches(offset, &bytes, written).is_empty()
+            || calls && !self.sites.patches(hva, &bytes).0.is_empty()
     }
 
     /// A page that is empty is marked, so that the wedge need not map it page by page.
@@ -64,7 +73,7 @@ impl<W: Process> Space<W> {
     pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
         let hva = gva & !(PAGE - 1);
         let Some((offset, protection)) = self.pages.get(&hva).copied() else { return Ok(()) };
-        if protection & (EXECUTE | WRITE) != EXECUTE {
+        if protection & (EXECUTE | WRITE) != EXECUTE || self.texts.has(hva) {
             return Ok(());
         }
         let patches = self.patches(ram, hva, offset, false);

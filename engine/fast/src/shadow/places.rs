@@ -24,6 +24,13 @@ impl Places {
         found
     }
 
+    /// Forgets everything in a range, and says where there was any: HVAs, ascending.
+    pub(super) fn take_within(&mut self, range: &std::ops::Range<u64>) -> Vec<u64> {
+        let found = self.0.extract_if(.., |(_, hva)| range.contains(hva)).map(|(_, hva)| hva);
+        let found: BTreeSet<u64> = found.collect();
+        found.into_iter().collect()
+    }
+
     /// Forgets that a RAM page is at an HVA.
     pub(super) fn remove(&mut self, offset: u64, hva: u64) {
         self.0.remove(&(offset, hva));
@@ -59,6 +66,8 @@ mod tests {
         assert_eq!(places.take(1), [10, 20]);
         assert_eq!(places.take(1), [0; 0]);
         places.retain(|offset, _| offset != 3);
+        places.add(7, 30);
+        assert_eq!(places.take_within(&(20..31)), [30]);
         assert_eq!(places.take_all(), [10]);
         assert_eq!(places.take(2), [0; 0]);
     }

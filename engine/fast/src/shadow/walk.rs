@@ -86,7 +86,8 @@ impl<'a> Walker<'a> {
         Self { ram, roots, upper: None }
     }
 
-    fn find(&mut self, gva: u64) -> Option<Translation> {
+    /// The translation of a GVA, if the guest has used it already.
+    pub(super) fn find(&mut self, gva: u64) -> Option<Translation> {
         let upper = match self.upper {
             Some((known, upper)) if known == gva >> LARGE_BITS => upper,
             _ => Step::top(self.roots).down(self.ram, gva, LARGE_BITS),

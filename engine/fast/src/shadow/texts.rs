@@ -1,0 +1,141 @@
+//! Programs that read their own code: debuggers of themselves, checksums, translators.
+//!
+//! What user code executes may be a changed copy ([`super::copies`]), and what it reads there then are the changes: the host
+//! has no memory that can be executed and not read. But a reader of code mostly reads more than was executed, page after page,
+//! and comes upon pages that are not mapped. From then on nothing is changed in that text: its copies go, system calls made
+//! there trap, and a page that must not be executed as it is, is interpreted; unless that comes to too much, since the page may hold
+//! what the program does all the time.
+//!
+//! A few pages are not yet a reader: old linkers put a program's constants among its code.
+//!
+//! A text is what the program may execute around a page, up to a page that it may not. Pages it has not used count as
+//! either.
+
+use super::{PAGE, Space, walk::Walker};
+use crate::process::Process;
+use ram::Ram;
+use rustc_hash::FxHashMap;
+use std::{collections::VecDeque, ops::Range};
+use wedge::Error;
+use x86::paging::Roots;
+
+/// Texts remembered; what is forgotten is found again, or changed.
+const MAX_TEXTS: usize = 64;
+/// Pages not used, one beside the other, that still lie in a text.
+const MAX_GAP: u64 = 4096;
+/// Pages read one behind the other that make a reader.
+const READER: u32 = 8;
+/// Times that control may come to a page to be interpreted there.
+const MAX_VISITS: u32 = 1000;
+
+/// Code that the program has read: HVAs.
+#[derive(Default)]
+pub(super) struct Texts {
+    known: VecDeque<Range<u64>>,
+    /// The page of code that was read last, and how many right before it.
+    last: (u64, u32),
+    /// Visits to pages that were to be interpreted.
+    visits: FxHashMap<u64, u32>,
+}
+
+impl Texts {
+    pub(super) fn has(&self, hva: u64) -> bool {
+        self.known.iter().any(|text| text.contains(&hva))
+    }
+
+    fn add(&mut self, text: Range<u64>) {
+        if self.known.len() == MAX_TEXTS {
+            self.known.pop_front();
+        }
+        self.known.push_back(text);
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// A page of code is read; true if that makes a reader.
+    fn reads_on(&mut self, page: u64) -> bool {
+        let (last, count) = self.last;
+        let count = if page == last + PAGE { count + 1 } else { 0 };
+        self.last = (page, count);
+        count + 1 >= READER
+    }
+
+    /// Control comes to a page that would have to be changed; whether it is to be interpreted there.
+    pub(super) fn is_interpreted(&mut self, page: u64) -> bool {
+        if !self.has(page) {
+            return false;
+        }
+        if self.visits.len() > MAX_TEXTS * MAX_TEXTS {
+            self.visits.clear();
+        }
+        let visits = self.visits.entry(page).or_default();
+        *visits += 1;
+        *visits < MAX_VISITS
+    }
+}
+
+impl<W: Process> Space<W> {
+    /// The program, or the guest's kernel for it, reads code at a GVA: what is mapped of it from now on is what it
+    /// would see on a CPU.
+    pub(super) fn text_is_read(&mut self, ram: &Ram, roots: Roots, gva: u64) -> Result<(), Error> {
+        let page = gva & !(PAGE - 1);
+        if self.texts.has(page) || !self.texts.reads_on(page) {
+            return Ok(());
+        }
+        let text = text_around(ram, roots, page);
+        let copies = self.copies.take_within(&text);
+        self.texts.add(text);
+        self.unmap_pages(&copies)
+    }
+}
+
+/// What may be executed around a page.
+fn text_around(ram: &Ram, roots: Roots, page: u64) -> Range<u64> {
+    let (mut above, mut below) = (Walker::new(ram, roots), Walker::new(ram, roots));
+    let up = (page / PAGE + 1..1 << 35).map(|number| number * PAGE);
+    let down = (0..page / PAGE).rev().map(|number| number * PAGE);
+    let end = last_of_text(&mut above, up).unwrap_or(page) + PAGE;
+    last_of_text(&mut below, down).unwrap_or(page)..end
+}
+
+/// The last of these pages, in this order, that the program has used and may execute, before one that it may not.
+fn last_of_text(walker: &mut Walker<'_>, pages: impl Iterator<Item = u64>) -> Option<u64> {
+    let (mut last, mut gap) = (None, 0);
+    for page in pages {
+        match walker.find(page) {
+            Some(found) if found.user && found.executable => (last, gap) = (Some(page), 0),
+            None if gap < MAX_GAP => gap += 1,
+            _ => break,
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_reads_one_page_after_the_other() {
+        let mut texts = Texts::default();
+        for n in 0..100 {
+            assert!(!texts.reads_on(0x40_0000 + n % 7 * PAGE), "constants among code");
+        }
+        let pages: Vec<bool> = (0..10).map(|n| texts.reads_on(0x50_0000 + n * PAGE)).collect();
+        assert_eq!(pages.iter().position(|reads| *reads), Some(READER as usize - 1));
+    }
+
+    #[test]
+    fn what_is_executed_often_is_not_interpreted_for_ever() {
+        let mut texts = Texts::default();
+        assert!(!texts.is_interpreted(0x40_0000), "nobody has read it");
+        texts.add(0x40_0000..0x41_0000);
+        let visits = (0..2 * MAX_VISITS).filter(|_| texts.is_interpreted(0x40_1000)).count();
+        assert_eq!(visits, MAX_VISITS as usize - 1);
+        assert!(texts.is_interpreted(0x40_2000));
+        texts.clear();
+        assert!(!texts.is_interpreted(0x40_2000));
+    }
+}
