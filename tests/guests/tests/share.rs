@@ -1,9 +1,9 @@
 //! A folder of the host in a guest: read, written, seen from both sides, and read-only where asked.
 
-use std::{fs, os::unix::fs::MetadataExt, process::Command};
+use std::{env, fs, os::unix::fs::MetadataExt, process::Command};
 
 use anyhow::{Result, bail, ensure};
-use guests::{Guest, Machine};
+use guests::{Guest, Machine, ring3};
 use tempfile::TempDir;
 use xtask::{assets::Kernel, command::output};
 
@@ -98,4 +98,26 @@ fn a_folder_is_shared_both_ways() -> Result<()> {
     ensure!(!work.join("doomed").exists());
     ensure!(fs::read_to_string(library.path().join("greeting"))? == "read me\n");
     Ok(())
+}
+
+/// fsx, pjdfstest and stress-ng in the folder that `exec` shares for writing. `SUITES` names the folder they are in, `SECONDS_EACH` how long
+/// fsx runs (60).
+#[test]
+#[ignore = "minutes, and suites to install: SUITES names their folder"]
+fn suites_of_file_systems() -> Result<()> {
+    let folder = TempDir::new()?;
+    let suites = env::var("SUITES").unwrap_or_else(|_| "/usr/local/bin".to_owned());
+    let seconds = env::var("SECONDS_EACH").unwrap_or_else(|_| "60".to_owned());
+    let mut command = Command::new(ring3()?);
+    command.args(["exec", "--root", "--env", &format!("SUITES={suites}")]);
+    command.args(["--env", &format!("SECONDS_EACH={seconds}"), "--", "sh", "-c"]);
+    command.arg(include_str!("../programs/file_suites.sh"));
+    let said = command.current_dir(folder.path()).output()?;
+    let said = format!("{}{}", output_of(&said.stdout), output_of(&said.stderr));
+    ensure!(said.ends_with("all suites passed\n"), "{said}");
+    Ok(())
+}
+
+fn output_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
