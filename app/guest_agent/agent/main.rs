@@ -3,6 +3,7 @@
 //! It must not end: the kernel panics if its first process does. Whatever goes wrong is told to the
 //! host if it can be, else to the console, and then the machine is switched off.
 
+mod clock;
 mod net;
 mod process;
 #[allow(dead_code)] // the host's half of it
@@ -40,7 +41,10 @@ fn serve(control: File) -> Result<(), (u8, String)> {
     let bytes = std::fs::read(protocol::REQUEST_FILE)
         .map_err(|error| failed(format!("{}: {error}", protocol::REQUEST_FILE)))?;
     let request = Request::decode(&bytes).ok_or_else(|| failed("damaged request".to_owned()))?;
+    let mut host = control.try_clone().map_err(|error| failed(error.to_string()))?;
+    clock::set(&mut host).map_err(|error| failed(format!("clock: {error}")))?;
     setup::root(&request).map_err(failed)?;
+    net::loopback();
     if request.network {
         net::configure().map_err(failed)?;
     }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use crate::{
+    clock,
     protocol::{self, MESSAGE, Request, Stream, message},
     relay, sys,
 };
@@ -169,6 +170,10 @@ fn obey(mut control: File, process: i32, terminal: Option<&File>) {
                 sys::send_signal(-process, number as i32);
                 // A host that is gone needs no answer.
                 let _ = control.write_all(&protocol::encode(message::SENT, number));
+            }
+            (message::TIME, khz) => {
+                // A clock that cannot be set goes as it does.
+                let _ = clock::follow(&mut control, khz);
             }
             (message::WINDOW, size) => {
                 if let Some(terminal) = terminal {

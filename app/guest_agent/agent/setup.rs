@@ -52,7 +52,8 @@ pub fn root(request: &Request) -> Result<()> {
     mount(b"overlay", b"/over", "tmpfs", 0, "mode=755")?;
     make("/over/upper".as_ref())?;
     make("/over/work".as_ref())?;
-    let layers = "lowerdir=/lower,upperdir=/over/upper,workdir=/over/work";
+    // With numbers that tell layers apart, a file has the same in its directory and by itself.
+    let layers = "lowerdir=/lower,upperdir=/over/upper,workdir=/over/work,xino=on";
     mount(b"overlay", NEW.as_bytes(), "overlay", 0, layers)?;
     kernel_mounts()?;
     request.shares.iter().try_for_each(|(tag, path)| share(tag, path))?;

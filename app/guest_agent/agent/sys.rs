@@ -12,6 +12,9 @@ pub const MS_RDONLY: c_ulong = 1;
 pub const MS_MOVE: c_ulong = 8192;
 pub const SIGKILL: c_int = 9;
 const SIG_IGN: usize = 1;
+const CLOCK_REALTIME: c_int = 0;
+const ADJ_OFFSET_SINGLESHOT: u32 = 0x8001;
+const SECOND: i64 = 1_000_000_000;
 const AF_VSOCK: c_int = 40;
 const SOCK_STREAM_CLOEXEC: c_int = 1 | 0o2000000;
 const HOST: u32 = 2;
@@ -47,7 +50,26 @@ unsafe extern "C" {
     fn umask(mask: u32) -> u32;
     fn close(fd: c_int) -> c_int;
     fn signal(number: c_int, handler: usize) -> usize;
+    fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_int;
+    fn clock_settime(clock: c_int, time: *const Timespec) -> c_int;
+    fn adjtimex(change: *mut Timex) -> c_int;
     fn poll(fds: *mut Poll, count: c_ulong, timeout: c_int) -> c_int;
+}
+
+/// `struct timespec`.
+#[repr(C)]
+struct Timespec {
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+/// `struct timex`, of which only the beginning is used.
+#[repr(C)]
+struct Timex {
+    modes: u32,
+    pad: u32,
+    offset: i64,
+    rest: [u64; 24],
 }
 
 /// `struct pollfd`.
@@ -178,6 +200,28 @@ pub fn inherit(mask: u32, ignored: u64, closed: &[c_int]) {
 pub fn send_signal(process: c_int, signal: c_int) {
     // SAFETY: plain numbers. What is gone needs no signal.
     unsafe { kill(process, signal) };
+}
+
+/// What time it is, in nanoseconds since 1970.
+pub fn time() -> io::Result<i64> {
+    let mut time = Timespec { seconds: 0, nanoseconds: 0 };
+    // SAFETY: room for the answer.
+    check(unsafe { clock_gettime(CLOCK_REALTIME, &raw mut time) })?;
+    Ok(time.seconds * SECOND + time.nanoseconds)
+}
+
+/// Sets the clock.
+pub fn set_time(ns: i64) -> io::Result<()> {
+    let time = Timespec { seconds: ns.div_euclid(SECOND), nanoseconds: ns.rem_euclid(SECOND) };
+    // SAFETY: a structure that outlives the call.
+    check(unsafe { clock_settime(CLOCK_REALTIME, &raw const time) }).map(drop)
+}
+
+/// Has the clock make up for so many nanoseconds without a jump.
+pub fn slew_time(ns: i64) -> io::Result<()> {
+    let mut change = Timex { modes: ADJ_OFFSET_SINGLESHOT, pad: 0, offset: ns / 1000, rest: [0; 24] };
+    // SAFETY: a whole structure of the kernel's size that outlives the call.
+    check(unsafe { adjtimex(&raw mut change) }).map(drop)
 }
 
 /// Waits until `from` can be read, or has ended; false once the other end of the connection `to` has hung up.

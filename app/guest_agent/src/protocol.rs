@@ -27,6 +27,8 @@ pub mod message {
     pub const SIGNAL: u8 = b'S';
     /// To the agent: the terminal's size (rows << 16 | columns).
     pub const WINDOW: u8 = b'W';
+    /// To the agent: what time it is (kHz of the time-stamp counter; [`Time`](super::Time) follows). The first message of all, and later now and then.
+    pub const TIME: u8 = b'T';
     /// From the agent: the command has been sent this signal.
     pub const SENT: u8 = b'A';
     /// From the agent: the command runs (0).
@@ -55,6 +57,34 @@ pub fn encode(kind: u8, number: u32) -> [u8; MESSAGE] {
 /// A message's kind and number.
 pub fn decode([kind, a, b, c, d]: [u8; MESSAGE]) -> (u8, u32) {
     (kind, u32::from_le_bytes([a, b, c, d]))
+}
+
+/// A moment: the host's clock and the time-stamp counter, which host and guest share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time {
+    /// Ticks of the counter in a millisecond.
+    pub khz: u32,
+    /// The counter.
+    pub tsc: u64,
+    /// Nanoseconds since 1970.
+    pub wall_ns: u64,
+}
+
+impl Time {
+    /// Bytes that follow the message.
+    pub const BYTES: usize = 16;
+
+    /// The message with what follows.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = encode(message::TIME, self.khz);
+        [&head[..], &self.tsc.to_le_bytes(), &self.wall_ns.to_le_bytes()].concat()
+    }
+
+    /// From the message's number and what follows.
+    pub fn decode(khz: u32, bytes: [u8; Self::BYTES]) -> Self {
+        let both = u128::from_le_bytes(bytes);
+        Self { khz, tsc: both as u64, wall_ns: (both >> 64) as u64 }
+    }
 }
 
 /// A standard stream that the command has without the host.
@@ -222,6 +252,15 @@ mod tests {
         ] {
             assert_eq!(Request::decode(bytes), None);
         }
+    }
+
+    #[test]
+    fn times() {
+        let time = Time { khz: 2_400_000, tsc: u64::MAX - 1, wall_ns: 1 << 60 };
+        let bytes = time.encode();
+        let (head, rest) = bytes.split_first_chunk().expect("a message");
+        assert_eq!(decode(*head), (message::TIME, time.khz));
+        assert_eq!(Time::decode(time.khz, rest.try_into().expect("the rest")), time);
     }
 
     #[test]

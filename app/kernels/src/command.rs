@@ -75,19 +75,20 @@ fn attend(
 ) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut worker = started(Worker::start(command), name)?;
-    let said = said(&mut worker.0);
+    let said = said(&mut worker.0)?;
     worker.0.stdout.as_mut().map_or(Ok(()), read)?;
     let said = said.join().unwrap_or_default();
     succeeded(name, worker.0.wait()?, &said)
 }
 
 /// Collects what a program says on standard error.
-fn said(child: &mut Child) -> thread::JoinHandle<String> {
+fn said(child: &mut Child) -> Result<thread::JoinHandle<String>> {
     let stderr = child.stderr.take();
-    thread::spawn(move || {
+    let listen = move || {
         // What cannot be read explains nothing.
         stderr.and_then(|stderr| io::read_to_string(stderr).ok()).unwrap_or_default()
-    })
+    };
+    thread::Builder::new().name("said".into()).spawn(listen).context("cannot start a thread")
 }
 
 fn started<T>(outcome: io::Result<T>, name: &str) -> Result<T> {

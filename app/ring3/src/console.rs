@@ -14,7 +14,7 @@ use crate::{
 };
 use host_linux::terminal;
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGXCPU},
     iterator::Signals,
 };
 
@@ -49,23 +49,29 @@ fn restore_on_panic() {
 
 /// Turns the signals that ask us to end into events.
 pub fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGXCPU])
         .map_err(|error| Failure::host(format!("signals: {error}")))?;
-    thread::spawn(move || {
+    let watch = move || {
         for signal in signals.forever() {
             if events.send(Event::Signal(signal)).is_err() {
                 return;
             }
         }
-    });
-    Ok(())
+    };
+    start("signals", watch)
 }
 
 /// Feeds standard input to the guest until it ends; escapes count on terminals only. A terminal that
 /// ends has hung up, whether or not a signal tells so: only the session's leader gets one.
-pub fn read_stdin(input: impl Fn(&[u8]) + Send + 'static, events: Sender<Event>) {
+///
+/// # Errors
+/// The host gives no thread.
+pub fn read_stdin(
+    input: impl Fn(&[u8]) + Send + 'static,
+    events: Sender<Event>,
+) -> Result<(), Failure> {
     let interactive = terminal::stdin_is_terminal();
-    thread::spawn(move || {
+    let read = move || {
         let mut escapes = interactive.then(Escapes::default);
         let mut buffer = [0; 4096];
         while let Ok(count @ 1..) = read_in_foreground(&mut buffer) {
@@ -84,7 +90,14 @@ pub fn read_stdin(input: impl Fn(&[u8]) + Send + 'static, events: Sender<Event>)
             // Nobody listening means the machine has ended anyway.
             let _ = events.send(Event::Signal(SIGHUP));
         }
-    });
+    };
+    start("stdin", read)
+}
+
+/// Starts a thread.
+pub fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let started = thread::Builder::new().name(name.to_owned()).spawn(run);
+    started.map(drop).map_err(|error| Failure::host(format!("cannot start a thread: {error}")))
 }
 
 /// A terminal that is another's now is not read: that would stop us.

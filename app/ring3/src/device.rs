@@ -8,10 +8,14 @@ use std::{
     io,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::{net::UnixStream, process::CommandExt},
+        unix::{
+            net::UnixStream,
+            process::{CommandExt, ExitStatusExt},
+        },
     },
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
@@ -30,7 +34,7 @@ use crate::{
     disk::DiskArgument,
     failure::Failure,
     net::{self, NetArgument},
-    share,
+    output, share,
     values::Nearness,
 };
 
@@ -115,7 +119,9 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
     let problem = body.as_ref().err().map(ToString::to_string);
     let identity = body.as_ref().ok().map(|body| Identity::of(&*body.device));
     let words = identity.as_ref().ok_or(problem.as_deref().unwrap_or_default());
-    introduce(&mut io::stdout(), words).map_err(|error| Failure::host(error.to_string()))?;
+    if introduce(&mut io::stdout(), words).is_err() {
+        return Ok(1); // the monitor has ended, and has said why
+    }
     // Whoever refuses has said why.
     body.map_or(Ok(1), |body| body.serve(socket))
 }
@@ -164,6 +170,22 @@ pub fn net_body(mac: [u8; 6], net: &NetArgument) -> Result<Body, Failure> {
     Ok(Body { device: Box::new(device), bell: Some(bell), served })
 }
 
+/// Who is told of a device that is gone for good; without one the user is, and the guest goes on with errors in its place.
+static TOLD: OnceLock<Box<dyn Fn(String) + Send + Sync>> = OnceLock::new();
+
+/// Sets who is told of a device that is gone for good.
+pub fn tell_losses(tell: impl Fn(String) + Send + Sync + 'static) {
+    // A process has one machine.
+    let _ = TOLD.set(Box::new(tell));
+}
+
+fn lost(what: &str) {
+    match TOLD.get() {
+        Some(tell) => tell(what.to_owned()),
+        None => output::complain(&format!("{what}; the guest has errors in its place from now on")),
+    }
+}
+
 /// A device that is served by a process of its own, which these words of `ring3 device` start.
 pub fn attach(
     words: Vec<String>,
@@ -171,11 +193,14 @@ pub fn attach(
     reserve: Option<Reserve>,
     nearness: Nearness,
 ) -> Result<Attachment, Failure> {
+    let what =
+        [words.first(), words.last()].into_iter().flatten().cloned().collect::<Vec<_>>().join(" ");
     let spawn: Spawn = Box::new(move || start(&words));
     let remote = Remote::new(spawn, reserve).map_err(|error| match error {
         Error::Refused(problem) => Failure::usage(problem),
         error => Failure::host(format!("{option}: {error}")),
     })?;
+    remote.on_end(Box::new(move |error| lost(&format!("{option}: {what} is gone: {error}"))));
     if nearness == Nearness::Near {
         remote.come_near();
     }
@@ -205,17 +230,39 @@ fn start(words: &[String]) -> Result<Started, Error> {
 struct DeviceProcess(Child);
 
 impl Process for DeviceProcess {
+    fn fate(&mut self) -> String {
+        match self.end() {
+            Some(status) => status.signal().map_or_else(
+                || format!("has ended ({status})"),
+                |signal| {
+                    format!("was killed by signal {signal}, perhaps for want of memory on the host")
+                },
+            ),
+            None => "has hung up".to_owned(),
+        }
+    }
+
     fn id(&self) -> Option<u32> {
         Some(self.0.id())
     }
 }
 
+impl DeviceProcess {
+    /// How it has ended, if it does so soon.
+    fn end(&mut self) -> Option<ExitStatus> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.0.try_wait() {
+                Ok(None) if Instant::now() < deadline => thread::sleep(GLANCE),
+                other => return other.ok().flatten(),
+            }
+        }
+    }
+}
+
 impl Drop for DeviceProcess {
     fn drop(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
-        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
-            thread::sleep(GLANCE);
-        }
+        self.end();
         // One that has ended needs no killing.
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -27,6 +27,7 @@ mod values;
 use std::{env, process::ExitCode};
 
 use clap::{CommandFactory, Parser};
+use host_linux::limits;
 
 use cli::{Arguments, Command};
 use control::Order;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
 
 fn act(arguments: Arguments) -> ExitCode {
     log_to_stderr();
+    limits::prepare();
     let result = match arguments.command {
         Command::Run(run) => run::run(&run),
         Command::Exec(command) => exec::exec(&command),

@@ -3,7 +3,7 @@
 
 use std::io::{self, ErrorKind, Write};
 
-use host_linux::inherited;
+use host_linux::{inherited, limits};
 
 use crate::failure::Failure;
 
@@ -20,9 +20,10 @@ pub fn say(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// A line of ours on standard error.
+/// A line of ours on standard error, with the limit that may be behind what it says.
 pub fn complain(problem: &str) {
-    say(&format!("ring3: {problem}\n"));
+    let hint = limits::hint(problem).map(|hint| format!("; {hint}")).unwrap_or_default();
+    say(&format!("ring3: {problem}{hint}\n"));
 }
 
 fn print_to(output: &mut impl Write, text: &str) -> Result<u8, Failure> {

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use host_linux::{LinuxClock, LinuxEntropy, cpu};
+use host_linux::{LinuxClock, LinuxEntropy, cpu, limits};
 use vmm::{Attachment, Ended, Host, Machine, Running, Statistics};
 
 use crate::{
@@ -54,6 +54,7 @@ pub enum Event {
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let clock = start_clock()?;
     let description = describe(arguments)?;
+    check_limits(description.memory)?;
     let interactive = arguments.console != ConsoleChoice::None;
     let mut attachments = disk::attach(&arguments.disk, arguments.devices)?;
     attachments.extend(net::attach(&arguments.net, arguments.devices)?);
@@ -63,7 +64,8 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
     let shown = screen.clone();
-    let machine = Machine::build(&description, host(clock, Box::new(screen.clone()), attachments));
+    let machine =
+        Machine::build(&description, host(ready(clock), Box::new(screen.clone()), attachments));
     let machine = machine.map_err(|error| failure_of(&arguments.kernel, error))?;
     drop(description);
 
@@ -74,7 +76,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let viewers = control::serve_console(screen, input.clone());
     let viewers = controllable(viewers);
     if interactive {
-        read_stdin(move |bytes| input(bytes), sender.clone());
+        read_stdin(move |bytes| input(bytes), sender.clone())?;
     }
     let listener = controllable(listen(sender.clone(), Event::Control));
     let started = Instant::now();
@@ -84,6 +86,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
             let _ = sender.send(Event::Ended(ended));
         })
         .map_err(failure)?;
+    tell_engine(&running);
     let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
     drop((listener, viewers));
     let seconds = started.elapsed().as_secs_f64();
@@ -95,6 +98,19 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     Ok(if lost.is_some() { outcome.code().max(1) } else { outcome.code() })
 }
 
+/// Refuses a machine that the limits of this process leave no room for.
+pub fn check_limits(memory: u64) -> Result<(), Failure> {
+    limits::refusal(memory).map_or(Ok(()), |problem| Err(Failure::host(problem)))
+}
+
+/// Says so if guest code is interpreted without anybody having asked for that.
+pub fn tell_engine(running: &Running) {
+    if let Some(reason) = running.fallback() {
+        let cost = "guest code is interpreted, which is tens of times slower (`ring3 doctor`)";
+        output::complain(&format!("{cost}: {reason}"));
+    }
+}
+
 /// Begins to read the host's clock, which takes a while where its frequency must be measured.
 ///
 /// # Errors
@@ -104,20 +120,18 @@ pub fn start_clock() -> Result<JoinHandle<LinuxClock>, Failure> {
     started.map_err(|error| failure(vmm::Error::Thread(error)))
 }
 
+/// The clock, once it can be read. Measuring cannot fail; if the thread could, this one measures.
+pub fn ready(clock: JoinHandle<LinuxClock>) -> LinuxClock {
+    clock.join().unwrap_or_default()
+}
+
 /// This host, with the first serial port's output going to `console`.
 pub fn host(
-    clock: JoinHandle<LinuxClock>,
+    clock: LinuxClock,
     console: Box<dyn Write + Send>,
     attachments: Vec<Attachment>,
 ) -> Host {
-    Host {
-        // Measuring cannot fail; if the thread could, this one measures.
-        clock: Arc::new(clock.join().unwrap_or_default()),
-        entropy: Arc::new(LinuxEntropy),
-        cpuid,
-        console,
-        attachments,
-    }
+    Host { clock: Arc::new(clock), entropy: Arc::new(LinuxEntropy), cpuid, console, attachments }
 }
 
 /// The host's CPUID in the model's terms.

@@ -16,6 +16,9 @@ pub enum Error {
     /// The host CPU cannot do the floating point and SIMD of the guest.
     #[error("floating point: {0}")]
     VectorUnit(String),
+    /// The host does not give what the engine needs.
+    #[error("{0}")]
+    Engine(String),
     /// The host gives no thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),

@@ -33,6 +33,7 @@ pub struct Running {
     releases: Vec<Release>,
     /// The vCPU thread's last word.
     statistics: Receiver<Statistics>,
+    fallback: Option<String>,
 }
 
 /// Starts the timer and vCPU threads.
@@ -51,13 +52,13 @@ pub(crate) fn start(
         let (apic, clock) = (Arc::clone(&parts.apic), Arc::clone(&parts.clock));
         let attention = Arc::clone(&parts.attention);
         let made = parts.board().and_then(|board| engine_of(engine, vcpu, board, &attention));
-        let engine = match made {
-            Ok(engine) => engine,
+        let (engine, fallback) = match made {
+            Ok(made) => made,
             // Nobody listening means the machine was given up already.
             Err(error) => return drop(ready_sender.send(Err(error))),
         };
         // As above.
-        let _ = ready_sender.send(Ok(()));
+        let _ = ready_sender.send(Ok(fallback));
         let mut vcpu = VcpuLoop::new(engine, apic, attention, vcpu_control, clock);
         let ended = match vcpu.run() {
             engine::Ended::Stopped => events.take().unwrap_or(Ended::Stopped),
@@ -70,8 +71,8 @@ pub(crate) fn start(
     };
     thread::Builder::new().name("vcpu0".into()).spawn(run).map_err(Error::Thread)?;
     let failed = || Error::Assembly("the vCPU thread did not start".to_owned());
-    ready.recv().map_err(|_| failed())??;
-    Ok(Running { control, alarm, outlet, releases, statistics })
+    let fallback = ready.recv().map_err(|_| failed())??;
+    Ok(Running { control, alarm, outlet, releases, statistics, fallback })
 }
 
 /// Whether [`EngineKind::Auto`] is the fast engine on this host, found out by trying.
@@ -84,41 +85,45 @@ pub fn check_fast_engine() -> Result<(), String> {
 }
 
 /// The best engine this host can run, where none is asked for.
-fn settle(kind: EngineKind, ram: &Ram) -> EngineKind {
+///
+/// # Errors
+/// Says why it is the interpreter.
+fn settle(kind: EngineKind, ram: &Ram) -> Result<EngineKind, String> {
     if kind != EngineKind::Auto {
-        return kind;
+        return Ok(kind);
     }
-    if let Err(reason) = fast::check_host(ram) {
-        tracing::warn!("the fast engine cannot run here, so guest code is interpreted: {reason}");
-        return EngineKind::Interpreter;
-    }
+    fast::check_host(ram)?;
     if !fast::kernel_is_closed() {
         tracing::info!(
             "no protection keys: programs in the guest can reach the guest kernel's memory"
         );
     }
-    EngineKind::Fast
+    Ok(EngineKind::Fast)
 }
+
+/// An engine, and why it is the interpreter if nobody asked for that.
+type Made = (Box<dyn Engine>, Option<String>);
 
 fn engine_of(
     choice: EngineOptions,
     vcpu: Vcpu,
     board: Board,
     attention: &Attention,
-) -> Result<Box<dyn Engine>, Error> {
+) -> Result<Made, Error> {
     let direct = if choice.translate_user { User::Translated } else { User::Direct };
     let (user, kernel_translated) = match settle(choice.kind, board.ram()) {
         // Settled.
-        EngineKind::Auto => return Err(Error::Assembly("no engine was chosen".to_owned())),
-        EngineKind::Interpreter => return Ok(Box::new(Interpreter::new(vcpu, board))),
-        EngineKind::Fast => (direct, true),
-        EngineKind::Direct => (direct, false),
-        EngineKind::Jit => (User::Interpreted, true),
+        Ok(EngineKind::Auto) => return Err(Error::Assembly("no engine was chosen".to_owned())),
+        Err(reason) => return Ok((Box::new(Interpreter::new(vcpu, board)), Some(reason))),
+        Ok(EngineKind::Interpreter) => return Ok((Box::new(Interpreter::new(vcpu, board)), None)),
+        Ok(EngineKind::Fast) => (direct, true),
+        Ok(EngineKind::Direct) => (direct, false),
+        Ok(EngineKind::Jit) => (User::Interpreted, true),
     };
     let EngineOptions { lock_step, user_dispatch, .. } = choice;
     let modes = Modes { user, kernel_translated, lock_step, user_dispatch };
     let engine = Fast::new(vcpu, board, attention, modes);
-    Ok(Box::new(engine.map_err(|error| Error::Assembly(error.to_string()))?))
+    Ok((Box::new(engine.map_err(|error| Error::Engine(error.to_string()))?), None))
 }
 
 fn until(deadline: Instant) -> Duration {
@@ -142,6 +147,11 @@ fn release(releases: Vec<Release>) -> Receiver<()> {
 }
 
 impl Running {
+    /// Why guest code is interpreted, if it is without anybody having asked for that.
+    pub fn fallback(&self) -> Option<&str> {
+        self.fallback.as_deref()
+    }
+
     /// Makes the vCPU stand still, or go on.
     pub fn pause(&self, pause: bool) {
         self.control.order(if pause { Order::Pause } else { Order::Run });

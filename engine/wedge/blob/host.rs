@@ -10,6 +10,7 @@ pub const PRCTL: u64 = 157;
 pub const ARCH_PRCTL: u64 = 158;
 pub const SET_TID_ADDRESS: u64 = 218;
 pub const SET_ROBUST_LIST: u64 = 273;
+pub const EXIT_GROUP: u64 = 231;
 pub const SECCOMP: u64 = 317;
 
 /// Every call but mmap. The sixth argument is always the secret.

@@ -83,10 +83,17 @@ fn admit() {
     call(host::PRCTL, 38, 1, 0, 0, 0); // PR_SET_NO_NEW_PRIVS
     // All but the blob's own calls are a SIGSYS before any filter is asked.
     if s.user_dispatch != 0 && call(host::PRCTL, SYSCALL_USER_DISPATCH, 1, WINDOW as u64, s.blob_end - WINDOW as u64, 0) != 0 {
-        crate::die();
+        refuse();
     }
     // SECCOMP_FILTER_FLAG_SPEC_ALLOW: hosts before 5.16 switch speculation off without it.
     if call(host::SECCOMP, 1, 4, fprog.as_ptr() as u64, 0, 0) != 0 {
-        crate::die();
+        refuse();
     }
+}
+
+/// Ends: nothing may run here unadmitted. Signals are for guest code already, so that an invalid instruction would be taken for one of
+/// its own, and the monitor be told that all is well.
+fn refuse() -> ! {
+    call(host::EXIT_GROUP, 1, 0, 0, 0, 0);
+    crate::die()
 }

@@ -30,6 +30,12 @@ pub enum Error {
     /// The process is gone.
     #[error("a process running guest code ended unexpectedly")]
     Gone,
+    /// It was killed: nobody here does that.
+    #[error(
+        "a process running guest code was killed by signal {0}, perhaps for want of memory on the host (its kernel's log says so): \
+         give the guest less (--memory), or the host more, and start it again"
+    )]
+    Killed(i32),
 }
 
 /// Guest RAM, as a wedge needs it.
@@ -199,8 +205,13 @@ impl Wedge {
     /// Waits for our turn; a dead process is noticed within a second.
     fn wait(&mut self) -> Result<(), Error> {
         while !self.turns.wait() {
-            if self.turns.has_lost_one() {
-                return Err(Error::Gone);
+            if let Some(status) = self.turns.lost_one() {
+                let killed = libc::WIFSIGNALED(status);
+                return Err(if killed {
+                    Error::Killed(libc::WTERMSIG(status))
+                } else {
+                    Error::Gone
+                });
             }
         }
         Ok(())

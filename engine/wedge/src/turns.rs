@@ -86,15 +86,13 @@ impl Turns {
         own.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// One of the wedges has ended.
-    pub(crate) fn has_lost_one(&self) -> bool {
-        self.0.pids.iter().any(|known| {
+    /// One of the wedges has ended, with this status.
+    pub(crate) fn lost_one(&self) -> Option<i32> {
+        self.0.pids.iter().find_map(|known| {
             let pid = known.load(Ordering::SeqCst);
-            let ended = pid > 0 && ended(pid);
-            if ended {
-                known.store(0, Ordering::SeqCst);
-            }
-            ended
+            let status = (pid > 0).then(|| ended(pid)).flatten()?;
+            known.store(0, Ordering::SeqCst);
+            Some(status)
         })
     }
 
@@ -108,15 +106,12 @@ fn signal(pid: i32) {
     unsafe { libc::kill(pid, KICK) };
 }
 
-/// Reaps a child that has ended.
-fn ended(pid: i32) -> bool {
+/// Reaps a child that has ended; returns its status.
+fn ended(pid: i32) -> Option<i32> {
     let mut status = 0;
     // SAFETY: our own child.
     let ended = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == pid;
-    if ended {
-        tracing::debug!(status, "a wedge has ended");
-    }
-    ended
+    ended.then_some(status)
 }
 
 fn futex(word: &AtomicU32, operation: i32, value: u32, timed: bool) {

@@ -48,6 +48,11 @@ impl LinuxClock {
         Self { tsc_hz, source }
     }
 
+    /// The time-stamp counter and nanoseconds since 1970 at the same moment.
+    pub fn moment(&self) -> (u64, u64) {
+        simultaneous(ClockId::Realtime)
+    }
+
     /// Where the TSC's frequency was learnt.
     pub fn tsc_source(&self) -> TscSource {
         self.source
@@ -109,9 +114,9 @@ fn tsc_from_cpuid(cpuid: impl Fn(u32, u32) -> CpuidResult) -> Option<(u64, TscSo
 
 /// Counts ticks against CLOCK_MONOTONIC_RAW.
 fn calibrate() -> u64 {
-    let (tsc_start, ns_start) = simultaneous();
+    let (tsc_start, ns_start) = simultaneous(ClockId::MonotonicRaw);
     std::thread::sleep(CALIBRATION);
-    let (tsc_end, ns_end) = simultaneous();
+    let (tsc_end, ns_end) = simultaneous(ClockId::MonotonicRaw);
     let ticks = u128::from(tsc_end.wrapping_sub(tsc_start));
     let elapsed = u128::from(ns_end.saturating_sub(ns_start)).max(1);
     u64::try_from(ticks * 1_000_000_000 / elapsed).unwrap_or(u64::MAX).max(1)
@@ -119,10 +124,10 @@ fn calibrate() -> u64 {
 
 /// The TSC and the clock at the same moment: the pair, out of several, with the least time between
 /// the readings, because on a busy host we may lose the CPU at any point.
-fn simultaneous() -> (u64, u64) {
+fn simultaneous(clock: ClockId) -> (u64, u64) {
     let pair = || {
         let before = cpu::rdtsc();
-        let ns = nanoseconds(clock_gettime(ClockId::MonotonicRaw));
+        let ns = nanoseconds(clock_gettime(clock));
         let width = cpu::rdtsc().wrapping_sub(before);
         (width, before.wrapping_add(width / 2), ns)
     };

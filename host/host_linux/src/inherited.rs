@@ -36,6 +36,9 @@ extern "C" fn note() {
     let ignored = (1..=SIGNALS).filter(|number| is_ignored_now(*number));
     let ignored = ignored.fold(0, |all, number| all | 1 << (number - 1));
     IGNORED.store(ignored, Ordering::Relaxed);
+    // A file that grows beyond `ulimit -f` is an error then, as it is for std what SIGPIPE would tell.
+    // SAFETY: ignoring a signal runs nothing.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 fn is_ignored_now(signal: i32) -> bool {

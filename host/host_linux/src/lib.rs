@@ -6,6 +6,7 @@ mod clock;
 pub mod cpu;
 mod entropy;
 pub mod inherited;
+pub mod limits;
 pub mod probe;
 pub mod process;
 pub mod streams;

@@ -167,7 +167,10 @@ fn lz4_unpack(blocks: &[&[u8]], places: Vec<&mut [u8]>) -> Result<Vec<usize>, St
     };
     thread::scope(|scope| {
         let others = thread::available_parallelism().map_or(1, NonZero::get) - 1;
-        (0..others.min(blocks.len() / 2)).for_each(|_| drop(scope.spawn(unpack_some)));
+        for _ in 0..others.min(blocks.len() / 2) {
+            // Who is not there leaves more to the others.
+            let _ = thread::Builder::new().spawn_scoped(scope, unpack_some);
+        }
         unpack_some();
     });
     lens.into_iter().collect()

@@ -27,9 +27,21 @@ struct Shared {
     link: Mutex<Link>,
     doorbell: OnceLock<Doorbell>,
     near: OnceLock<Near>,
+    /// Is told when there is no server any more.
+    mourner: OnceLock<Mourner>,
 }
 
+/// Is told why there is no server any more.
+pub type Mourner = Box<dyn Fn(&Error) + Send + Sync>;
+
 impl Shared {
+    fn tell_of_the_end(&self, error: &Error) {
+        match self.mourner.get() {
+            Some(tell) => tell(error),
+            None => tracing::error!(%error, "a device has no server any more"),
+        }
+    }
+
     fn link(&self) -> MutexGuard<'_, Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -63,7 +75,8 @@ impl Remote {
         let features = link.offered & !RESERVED;
         let identity = link.identity.clone();
         let (doorbell, near) = (OnceLock::new(), OnceLock::new());
-        let shared = Arc::new(Shared { link: Mutex::new(link), doorbell, near });
+        let mourner = OnceLock::new();
+        let shared = Arc::new(Shared { link: Mutex::new(link), doorbell, near, mourner });
         let watched = Arc::clone(&shared);
         let name = format!("server-{}", identity.device_type);
         thread::Builder::new().name(name).spawn(move || watch(&watched))?;
@@ -79,6 +92,12 @@ impl Remote {
             // The first one is as good.
             let _ = self.shared.near.set(near);
         }
+    }
+
+    /// Sets who is told when the server is gone for good.
+    pub fn on_end(&self, mourner: Mourner) {
+        // There is one.
+        let _ = self.shared.mourner.set(mourner);
     }
 
     /// A function that sets how the transport is told that the server is gone for good.
@@ -205,9 +224,9 @@ fn watch(shared: &Shared) {
             }
             Ok(None) => return,
             Err(error) => {
-                tracing::error!(%error, "a device has no server any more");
                 shared.link().gone = true;
-                return ring_all(shared);
+                ring_all(shared);
+                return shared.tell_of_the_end(&error);
             }
         }
     }

@@ -69,6 +69,9 @@ pub enum Error {
     /// It ended, or the host refuses.
     #[error("the process of a device: {0}")]
     Host(#[from] io::Error),
+    /// What became of it; nothing can take its place.
+    #[error("its process {0}")]
+    Ended(String),
     /// The two do not understand each other.
     #[error("the process of a device: {0}")]
     Protocol(#[from] vhost::Error),

@@ -41,6 +41,11 @@ pub type Spawn = Box<dyn Fn() -> Result<Started, Error> + Send>;
 
 /// A process that is ended when this is dropped.
 pub trait Process: Send {
+    /// How it has ended, its socket being closed: "was killed by signal 9".
+    fn fate(&mut self) -> String {
+        "has ended".to_owned()
+    }
+
     /// Its number, if it is one of its own whose place among the CPUs we may choose.
     fn id(&self) -> Option<u32> {
         None
@@ -328,7 +333,9 @@ impl Link {
             return Ok(None);
         }
         if !self.identity.replaceable {
-            return Err(io::Error::other("it has ended with what it had not written yet").into());
+            let fate =
+                self.process.as_mut().map_or_else(|| "has ended".to_owned(), |own| own.fate());
+            return Err(Error::Ended(fate));
         }
         loop {
             self.ends.retain(|end| end.elapsed() < WHILE);

@@ -19,7 +19,7 @@ use std::{
 
 use super::{Listener, Target, client::find, folder};
 use crate::{
-    console::{RawTerminal, read_stdin, watch_signals},
+    console::{RawTerminal, read_stdin, start, watch_signals},
     failure::Failure,
     outcome::Outcome,
     run::Event,
@@ -151,12 +151,12 @@ pub fn console(target: &Target) -> Result<u8, Failure> {
         // What a machine that has ended does not hear is not missed.
         let _ = (&keyboard).write_all(bytes);
     };
-    read_stdin(push, sender.clone());
-    thread::spawn(move || {
+    read_stdin(push, sender.clone())?;
+    start("show", move || {
         let shown = show(&mut output, &mut File::from(screen));
         // Nobody listening means the user has left anyway.
         let _ = sender.send(shown.map_or_else(Event::Mute, |()| Event::Leave));
-    });
+    })?;
     let event = events.recv();
     drop(terminal);
     match event {

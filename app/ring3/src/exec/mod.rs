@@ -8,11 +8,13 @@
 //! - `kernel`: which kernel, and its modules.
 //! - `guest`: what the guest is made of: the request, the first root file system, folders.
 //! - `streams`: standard input and output, and the guest's console.
+//! - `pace`: the guest's clock by the host's.
 //! - `session`: from the first event to the command's end.
 
 pub mod arguments;
 mod guest;
 mod kernel;
+mod pace;
 mod session;
 mod streams;
 
@@ -21,9 +23,10 @@ use std::{os::unix::net::UnixStream, sync::mpsc::channel, time::Instant};
 use guest_agent::protocol;
 use vmm::Machine;
 
-use crate::{console::RawTerminal, control::Status, failure::Failure, output, run};
+use crate::{console::RawTerminal, control::Status, device, failure::Failure, output, run};
 use arguments::{ExecArguments, GuestArguments, ShellArguments};
 use guest::Command;
+use pace::Pace;
 use session::{Event, Session};
 use streams::{ConsoleTail, Plan};
 
@@ -61,6 +64,7 @@ fn connections() -> std::io::Result<Connections> {
 }
 
 fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, Failure> {
+    run::check_limits(arguments.memory.0)?;
     let streams = Plan::new();
     let clock = run::start_clock()?;
     let made = guest::make(arguments, command, &streams)?;
@@ -69,7 +73,8 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     let mut attachments = made.attachments;
     attachments.push(guest::sockets(guests).map_err(host)?);
     let tail = ConsoleTail::new(arguments.verbose);
-    let host_parts = run::host(clock, Box::new(tail.clone()), attachments);
+    let clock = run::ready(clock);
+    let host_parts = run::host(clock.clone(), Box::new(tail.clone()), attachments);
     let machine = Machine::build(&made.description, host_parts).map_err(run::failure)?;
     drop(made.description);
 
@@ -84,8 +89,11 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     session::watch_control(&control, sender.clone()).map_err(host)?;
     let listener = run::listen(sender.clone(), Event::Control);
     let listener = listener.inspect_err(|error| tracing::warn!(%error, "no control socket"));
+    let lost = sender.clone();
+    device::tell_losses(move |what| drop(lost.send(Event::Lost(what))));
     let on_end = move |ended| drop(sender.send(Event::Ended(ended)));
     let running = machine.start(on_end).map_err(run::failure)?;
+    run::tell_engine(&running);
     let mut status = status(arguments);
     let started = Instant::now();
     let obey = Box::new(|asked| {
@@ -93,7 +101,8 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
         run::obey(asked, &running, &mut status)
     });
     let (timeout, grace) = (arguments.timeout, arguments.grace);
-    let mut session = Session { events, control, tail, timeout, grace, outputs, obey };
+    let pace = Pace::new(clock);
+    let mut session = Session { events, control, tail, timeout, grace, outputs, obey, pace };
     let ending = session.wait();
     drop((session, listener));
     let statistics = running.finish(run::PATIENCE);

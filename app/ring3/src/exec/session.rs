@@ -12,12 +12,15 @@ use guest_agent::protocol::{self, MESSAGE, message};
 use host_linux::{inherited, terminal};
 use kernels::interrupt;
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH},
+    consts::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGXCPU},
     iterator::Signals,
 };
 use vmm::Ended;
 
-use super::streams::{Carried, ConsoleTail};
+use super::{
+    pace::Pace,
+    streams::{Carried, ConsoleTail},
+};
 use crate::{control::Asked, failure::Failure, output};
 
 /// The longest text an agent may send.
@@ -46,6 +49,8 @@ pub enum Event {
     Carried(Carried),
     /// The control socket has an order.
     Control(Asked),
+    /// The guest has lost what it cannot do without.
+    Lost(String),
 }
 
 /// How the command ended.
@@ -122,6 +127,8 @@ pub struct Session<'a> {
     pub grace: Duration,
     /// How many outputs have not ended.
     pub outputs: usize,
+    /// When the agent is told the time.
+    pub pace: Pace,
     /// Obeys orders of the control socket; true from it ends the session.
     pub obey: Box<dyn FnMut(Asked) -> bool + 'a>,
 }
@@ -158,7 +165,7 @@ struct Course {
 
 /// Turns signals into events, but for those that were ignored when we started: the command ignores them, too.
 pub fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
-    let watched = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH];
+    let watched = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGXCPU];
     let watched = watched.into_iter().filter(|&signal| !inherited::is_ignored(signal));
     let mut signals = Signals::new(watched)?;
     interrupt::leave_to_others();
@@ -202,6 +209,8 @@ impl Session<'_> {
     pub fn wait(&mut self) -> Result<Ending, Failure> {
         let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
         let mut course = Course::default();
+        // It waits there for the agent.
+        self.tell_time();
         let outcome = loop {
             if self.outputs == 0 && course.outcome.is_some() {
                 break course.outcome.take();
@@ -222,12 +231,22 @@ impl Session<'_> {
     }
 
     /// The next event, unless it comes too late for the user or for a signal.
-    fn next(&self, deadline: Option<Instant>, course: &Course) -> Result<Event, RecvTimeoutError> {
+    fn next(
+        &mut self,
+        deadline: Option<Instant>,
+        course: &Course,
+    ) -> Result<Event, RecvTimeoutError> {
         let urge = course.urge.filter(|urge| course.outcome.is_none() && urge.is_pressing());
         let given_up = urge.and_then(|urge| urge.at.checked_add(self.grace));
-        match deadline.into_iter().chain(given_up).min() {
-            None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => self.events.recv_timeout(at.saturating_duration_since(Instant::now())),
+        let last = deadline.into_iter().chain(given_up).min();
+        loop {
+            let until = last.map_or(self.pace.due, |last| last.min(self.pace.due));
+            match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Err(RecvTimeoutError::Timeout) if last.is_none_or(|last| until < last) => {
+                    self.tell_time();
+                }
+                other => return other,
+            }
         }
     }
 
@@ -256,6 +275,11 @@ impl Session<'_> {
         let over = course.outcome.is_some();
         match event {
             Event::Signal(SIGWINCH) => self.resize(),
+            // It is ring3's time that is over.
+            Event::Signal(SIGXCPU) => {
+                let message = format!("ended by signal {SIGXCPU}: its CPU time is used up");
+                return Ok(Some(Outcome::Signal(SIGXCPU, Some(message))));
+            }
             Event::Signal(signal) => return Ok(self.signal(signal, course)),
             Event::Said(message::STARTED, ..) => {
                 course.runs = true;
@@ -273,9 +297,15 @@ impl Session<'_> {
                 course.outcome = Some(outcome);
             }
             Event::Carried(carried) => self.note(carried, course),
-            Event::Control(asked) => return Ok((self.obey)(asked).then_some(Outcome::Stopped)),
+            Event::Control(asked) => {
+                let ends = (self.obey)(asked);
+                // It may be one to go on after a pause.
+                self.tell_time();
+                return Ok(ends.then_some(Outcome::Stopped));
+            }
             // All it had to say has been said.
-            Event::Hung | Event::Ended(_) if over => {}
+            Event::Hung | Event::Ended(_) | Event::Lost(_) if over => {}
+            Event::Lost(what) => return Err(self.lost(&what)),
             Event::Hung => return Err(self.lost("the guest's agent is gone")),
             Event::Ended(ended) => return Err(self.lost(&why(&ended))),
         }
@@ -326,8 +356,17 @@ impl Session<'_> {
     }
 
     fn say(&self, kind: u8, number: u32) {
+        self.send(&protocol::encode(kind, number));
+    }
+
+    fn tell_time(&mut self) {
+        let message = self.pace.message();
+        self.send(&message);
+    }
+
+    fn send(&self, message: &[u8]) {
         // An agent that is gone is noticed by its connection's end, and one that takes nothing by its silence.
-        let _ = (&self.control).write(&protocol::encode(kind, number));
+        let _ = (&self.control).write(message);
     }
 
     fn lost(&self, problem: &str) -> Failure {

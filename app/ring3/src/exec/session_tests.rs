@@ -15,6 +15,7 @@ fn session(events: Vec<Event>) -> (Session<'static>, UnixStream, Sender<Event>) 
         timeout: Some(Duration::from_secs(20)),
         grace: Duration::from_secs(10),
         outputs: 0,
+        pace: Pace::new(host_linux::LinuxClock::new()),
         obey: Box::new(|_| true),
     };
     (session, agent, sender)
@@ -58,9 +59,10 @@ fn signals_are_passed_on_once_the_command_runs() {
     let events = vec![said(message::STARTED, 0), Event::Signal(SIGTERM), said(message::KILLED, 15)];
     let (mut session, mut agent, _sender) = session(events);
     assert_eq!(session.wait().expect("an end").outcome, Outcome::Killed(15));
-    let mut bytes = [0; 2 * MESSAGE];
-    agent.read_exact(&mut bytes).expect("a size and a signal");
-    assert_eq!(bytes[MESSAGE..], protocol::encode(message::SIGNAL, 15));
+    let mut bytes = [0; 3 * MESSAGE + protocol::Time::BYTES];
+    agent.read_exact(&mut bytes).expect("the time, a size and a signal");
+    assert_eq!(bytes[0], message::TIME);
+    assert!(bytes.ends_with(&protocol::encode(message::SIGNAL, 15)));
     assert_eq!(outcome(vec![Event::Signal(SIGINT)]).status(), 130);
 }
 
