@@ -37,6 +37,9 @@ use failure::Failure;
 const QUIET: &str = "error,fuse_backend_rs=off";
 
 fn main() -> ExitCode {
+    if let Some(problem) = limits::stack_refusal() {
+        return fail(&Failure::host(problem));
+    }
     match config::expand(env::args_os().collect()) {
         Ok(words) => act(Arguments::parse_from(words)),
         Err(failure) => fail(&failure),

@@ -6,6 +6,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that a machine with a few devices has open.
 const DESCRIPTORS: u64 = 128;
+/// Bytes of stack of the main thread.
+const STACK: u64 = 1 << 20;
 /// Bytes of addresses that the monitor needs beside twice the guest's memory.
 const ADDRESSES: u64 = 512 << 20;
 
@@ -20,6 +22,12 @@ pub fn prepare() {
     // What the host refuses stays as it was.
     let _ = setrlimit(Resource::Nofile, files);
     let _ = setrlimit(Resource::Cpu, time);
+}
+
+/// Why this program cannot run at all; asked before anything else.
+pub fn stack_refusal() -> Option<String> {
+    let limit = raised(Resource::Stack, STACK)? >> 10;
+    Some(format!("stacks are limited to {limit} KiB (ulimit -s); ring3 needs {} KiB", STACK >> 10))
 }
 
 /// Why there can be no machine with so many bytes of memory, if that is plain at once.

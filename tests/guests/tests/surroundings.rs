@@ -85,7 +85,9 @@ const LIMITS: &[(&str, Then)] = &[
     ("ulimit -v 1100000", Then::Either(&["(ulimit -v)"])),
     ("ulimit -m 1000", Then::Works),
     ("ulimit -l 0", Then::Works),
-    ("ulimit -s 128", Then::Works),
+    ("ulimit -s 128", Then::Says(&["stacks are limited to 128 KiB (ulimit -s)"])),
+    ("ulimit -Ss 128", Then::Works),
+    ("ulimit -s 1024", Then::Works),
     ("ulimit -s unlimited", Then::Works),
     ("ulimit -c 0", Then::Works),
     ("export HOME=/nonexistent TMPDIR=/nonexistent XDG_RUNTIME_DIR=/nonexistent", Then::Works),
@@ -102,7 +104,8 @@ fn every_limit_works_or_is_told_of() -> Result<()> {
         let works = output.status.success() && output.stdout == b"ran\n" && said.is_empty();
         let refuses = |words: &[&str]| {
             let line = said.strip_prefix("ring3: ").unwrap_or_default();
-            output.status.code() == Some(125)
+            // What keeps ring3 from reading its command line has no code of exec's.
+            matches!(output.status.code(), Some(1 | 125))
                 && line.lines().count() == 1
                 && words.iter().all(|word| line.contains(word))
         };
@@ -298,6 +301,6 @@ fn a_job_in_the_background_runs_on() -> Result<()> {
     script.args(["100", "script", "--quiet", "--return", "--command", &shell, "/dev/null"]);
     let output = script.stdin(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(said.contains("\nin") && said.contains("status 7"), "{said}");
+    ensure!(said.contains("status 7"), "{said}");
     Ok(())
 }
