@@ -256,6 +256,8 @@ fn string<S: System, K: Step, const SIZE: usize>(
     }
     let mut left = BURST;
     let rflags = cpu.vcpu.rflags;
+    // A single step is one iteration (SDM vol. 3, 18.3.1.4).
+    let one_by_one = backward || rflags & flags::TF != 0;
     loop {
         let count = cpu.vcpu.gpr[reg::RCX] & walk.mask;
         if count == 0 {
@@ -267,7 +269,8 @@ fn string<S: System, K: Step, const SIZE: usize>(
         if left == 0 || cpu.traps != 0 {
             return repeat(cpu, op, rflags);
         }
-        let bulk = if backward { 0 } else { K::bulk::<S, SIZE>(cpu, sys, &walk, count.min(left)) };
+        let bulk =
+            if one_by_one { 0 } else { K::bulk::<S, SIZE>(cpu, sys, &walk, count.min(left)) };
         let done = if bulk > 0 {
             bulk
         } else {

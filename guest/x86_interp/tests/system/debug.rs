@@ -82,6 +82,24 @@ fn string_iterations_are_stepped_one_by_one() {
     assert_ne!(lab.frame().rflags & flags::RF, 0, "more iterations follow");
 }
 
+/// Where the TLB has the pages, many iterations are done at once: not while single-stepping.
+#[test]
+fn string_iterations_in_known_pages_are_stepped_one_by_one() {
+    let mut lab = Lab::new();
+    lab.kernel(|a| {
+        a.lodsb()?;
+        a.stosb()?;
+        a.push(0x102)?;
+        a.popfq()?;
+        a.rep().movsb()
+    });
+    lab.v().gpr[reg::RCX] = 3;
+    lab.v().gpr[reg::RSI] = PAGE;
+    lab.v().gpr[reg::RDI] = PAGE + 2048;
+    assert_eq!(lab.lands(), vector::DB);
+    assert_eq!(lab.gpr(reg::RCX), 2);
+}
+
 #[test]
 fn syscall_hides_the_step_and_sysret_brings_it_at_once() {
     let mut lab = Lab::new();
