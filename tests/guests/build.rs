@@ -10,14 +10,23 @@ fn main() {
     println!("cargo::rerun-if-changed=src/visits.rs");
     println!("cargo::rerun-if-changed=../../engine/frame/src/layout.rs");
     println!("cargo::rerun-if-changed=build.rs");
-    PROGRAMS.into_iter().for_each(build);
+    PROGRAMS.into_iter().for_each(|name| build(name, &format!("programs/{name}.rs"), &[]));
+    build("chance", "programs/chance/main.rs", &BARE);
 }
 
-fn build(name: &str) {
+/// What makes a program that has no C library, away from where programs by chance have their memory.
+const BARE: [&str; 4] = [
+    "-Clink-arg=-nostartfiles",
+    "-Clink-arg=-nostdlib",
+    "-Clink-arg=-static",
+    "-Clink-arg=-Wl,--image-base=0x800000",
+];
+
+fn build(name: &str, source: &str, further: &[&str]) {
     let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     let program = Path::new(&out).join(name);
     let mut rustc = Command::new(std::env::var("RUSTC").expect("cargo sets RUSTC"));
-    rustc.args(["--edition=2024", "--crate-name", name]).arg(format!("programs/{name}.rs"));
+    rustc.args(["--edition=2024", "--crate-name", name]).arg(source).args(further);
     rustc.args(["-Ctarget-feature=+crt-static", "-Crelocation-model=static", "-Cpanic=abort"]);
     let status = rustc.args(["-Copt-level=1", "-o"]).arg(&program).status().expect("rustc runs");
     assert!(status.success(), "the guests' program {name} does not build");

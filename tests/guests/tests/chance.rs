@@ -1,0 +1,59 @@
+//! Programs by chance: what they see in a guest is what they see on the host. `chance --count 10000` runs the long
+//! form; a program it finds belongs into `programs/chance/kept`, where the test below runs it for good.
+
+use anyhow::{Result, ensure};
+use guests::chance::{Place, Program, Runs, Scope, cases};
+
+/// Cases of the oracle to choose from.
+const CASES: usize = 400;
+const SEED: u64 = 1;
+const KEPT: &str = include_str!("../programs/chance/kept");
+
+fn guest(engine: &str) -> Place {
+    Place::Guest { engine: engine.to_owned(), kernel: "debian-12".to_owned(), timeout: 400 }
+}
+
+fn agree(programs: &[Program], engine: &str) -> Result<()> {
+    let runs = Runs::new(&cases(SEED, CASES)?)?;
+    let differences = runs.compare(programs, &guest(engine))?;
+    let lines: String = differences.iter().map(|found| format!("{}\n", found.program)).collect();
+    ensure!(
+        differences.is_empty(),
+        "{engine}: see `chance --engine {engine} --program LINE`:\n{lines}"
+    );
+    Ok(())
+}
+
+fn first(count: u64) -> Vec<Program> {
+    (0..count).map(|number| Program::new(SEED, number, Scope::default())).collect()
+}
+
+#[test]
+fn a_hundred_programs_run_directly() -> Result<()> {
+    agree(&first(100), "fast")
+}
+
+#[test]
+fn programs_run_in_the_other_engines() -> Result<()> {
+    agree(&first(20), "jit")?;
+    agree(&first(20), "direct")
+}
+
+/// What has once been found.
+#[test]
+fn kept_programs_run_everywhere() -> Result<()> {
+    let lines = KEPT.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let programs = lines.map(str::parse).collect::<Result<Vec<Program>>>()?;
+    agree(&programs, "fast")?;
+    agree(&programs, "interp")
+}
+
+/// The comparison can fail: a program that looks at the kernel's version is told from itself.
+#[test]
+fn a_difference_is_found() -> Result<()> {
+    let runs = Runs::new(&cases(SEED, 2)?)?;
+    let line = "x 10000000000 20000000000 30000000000 40000000000 peek:0 kernel:0 peek:0";
+    let differences = runs.compare(&[line.parse()?], &guest("fast"))?;
+    ensure!(differences.len() == 1 && differences[0].step == 1, "{differences:?}");
+    Ok(())
+}
