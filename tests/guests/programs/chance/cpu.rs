@@ -233,8 +233,7 @@ extern "C" fn handle(signal: i32, info: *const i32, context: *mut Context) {
     // SAFETY: the kernel gives a handler its information and context; nothing but this handler uses the
     // statics while the code runs.
     unsafe {
-        let stop = &mut *(&raw mut STOP);
-        *stop = Stop {
+        let mut stop = Stop {
             signal,
             code: *info.add(2),
             address: info.cast::<u64>().add(2).read(),
@@ -247,7 +246,7 @@ extern "C" fn handle(signal: i32, info: *const i32, context: *mut Context) {
         if !fpu.is_null() {
             core::ptr::copy_nonoverlapping(fpu, (&raw mut stop.fpu).cast(), FPU_LEN);
         }
-        let goes_on = HOOK.is_some_and(|hook| hook(stop));
+        let goes_on = HOOK.is_some_and(|hook| hook(&mut stop));
         if !INSIDE && stop.is_fault() {
             note!("a fault of this program's own: ");
             stop.note(Open::default());
@@ -259,6 +258,7 @@ extern "C" fn handle(signal: i32, info: *const i32, context: *mut Context) {
             *context = changed;
             return;
         }
+        STOP = stop;
         chance_leave()
     }
 }
@@ -374,7 +374,9 @@ impl Stop {
             note!(" {:x}", c.registers[at] & mask);
         }
         self.fpu.settle();
-        note!(" fpu={:x}\n", digest(&self.fpu.bytes));
+        let word = |at: usize| u16::from_le_bytes([self.fpu.bytes[at], self.fpu.bytes[at + 1]]);
+        note!(" control {:x} {:x} {:x} {:x}", word(0), word(2), word(4), word(24));
+        note!(" fpu={:x}\n", digest(&self.fpu.bytes[32..]));
     }
 
     /// Notes which signal it is.

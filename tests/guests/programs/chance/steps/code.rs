@@ -149,7 +149,7 @@ pub fn exec(random: &mut Random, world: &World) {
 
 /// Accesses of all sizes with the alignment check on.
 pub fn align(random: &mut Random, world: &World) {
-    let pieces: [&[u8]; 10] = [
+    let pieces: [&[u8]; 9] = [
         &[0x8b, 0x07],
         &[0x48, 0x8b, 0x07],
         &[0x66, 0x8b, 0x07],
@@ -157,7 +157,6 @@ pub fn align(random: &mut Random, world: &World) {
         &[0x89, 0x07],
         &[0x48, 0x01, 0x07],
         &[0xf0, 0x0f, 0xc1, 0x07],
-        &[0x48, 0x0f, 0xba, 0x2f, 3],
         &[0xff, 0x07],
         &[0x0f, 0xb7, 0x07],
     ];

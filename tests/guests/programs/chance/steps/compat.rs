@@ -13,10 +13,9 @@ use crate::{
 /// Upper halves of registers are undefined after 32-bit code, and R8 to R15 are.
 const OPEN: Open = Open { flags: 0, upper_halves: u16::MAX };
 
-const PIECES: [&[u8]; 38] = [
+const PIECES: [&[u8]; 37] = [
     &[0x90],
     &[0x43],
-    &[0x60, 0x61],
     &[0x06, 0x07],
     &[0x1e, 0x1f],
     &[0x9c, 0x58],

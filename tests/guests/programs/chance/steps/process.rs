@@ -21,7 +21,7 @@ pub fn fork(random: &mut Random, world: &World) {
     let child = sys!(FORK);
     if child == 0 {
         super::memory::peek(&mut inner, world);
-        let steps = [super::memory::map, super::memory::copy, code::exec];
+        let steps = [super::memory::map, super::memory::copy, code::align];
         for _ in 0..inner.below(4) {
             inner.pick(&steps)(&mut inner, world);
         }

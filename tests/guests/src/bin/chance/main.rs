@@ -83,7 +83,10 @@ fn main() -> Result<ExitCode> {
 
 /// Writes programs and cases for a `chance` that is run by hand.
 fn keep(arguments: &Arguments, cases: &[u8], folder: &Path) -> Result<ExitCode> {
-    let lines: String = programs(arguments)?.iter().map(|program| format!("{program}\n")).collect();
+    let lines: String = programs(arguments, &arguments.engine[0])?
+        .iter()
+        .map(|program| format!("{program}\n"))
+        .collect();
     fs::create_dir_all(folder)?;
     fs::write(folder.join("programs"), lines)?;
     fs::write(folder.join("cases"), cases)?;
@@ -97,7 +100,7 @@ fn place(arguments: &Arguments, engine: &str) -> Place {
 }
 
 /// The programs asked for.
-fn programs(arguments: &Arguments) -> Result<Vec<Program>> {
+fn programs(arguments: &Arguments, engine: &str) -> Result<Vec<Program>> {
     if let Some(file) = &arguments.programs {
         let text =
             fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -107,7 +110,8 @@ fn programs(arguments: &Arguments) -> Result<Vec<Program>> {
             .map(str::parse)
             .collect();
     }
-    let scope = Scope { window: arguments.window, sites: arguments.sites };
+    let open = matches!(engine, "auto" | "fast" | "direct");
+    let scope = Scope { window: arguments.window, sites: arguments.sites, open };
     let program = |number| {
         let mut program = Program::new(arguments.seed, number, scope);
         let only = &arguments.only;
@@ -120,7 +124,7 @@ fn programs(arguments: &Arguments) -> Result<Vec<Program>> {
 
 /// Runs them all; how many differ.
 fn search(arguments: &Arguments, runs: &Runs, engine: &str, place: &Place) -> Result<usize> {
-    let programs = programs(arguments)?;
+    let programs = programs(arguments, engine)?;
     let mut failed = 0;
     for batch in programs.chunks(arguments.batch.max(1) as usize) {
         let differences = runs.compare(batch, place)?;
