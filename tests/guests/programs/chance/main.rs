@@ -3,7 +3,7 @@
 //!
 //! A line is a name, the places (page addresses) that the program uses, and its steps: kind and number.
 //! It has no C library, so that nothing but its own image is in its address space, at fixed addresses, and
-//! nothing it sees depends on where or when it runs. `docs/guests.md` says how to use it.
+//! nothing it sees depends on where or when it runs. `docs/chance.md` says how to use it.
 
 #![no_std]
 #![no_main]
