@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use guests::chance::{Place, Program, Runs, Scope, cases};
 
 /// Cases of the oracle to choose from.
-const CASES: usize = 400;
+const CASES: usize = 4000;
 const SEED: u64 = 1;
 const KEPT: &str = include_str!("../programs/chance/kept");
 
