@@ -110,7 +110,7 @@ fn programs(arguments: &Arguments, engine: &str) -> Result<Vec<Program>> {
             .map(str::parse)
             .collect();
     }
-    let open = matches!(engine, "auto" | "fast" | "direct");
+    let open = matches!(engine, "auto" | "fast");
     let scope = Scope { window: arguments.window, sites: arguments.sites, open };
     let program = |number| {
         let mut program = Program::new(arguments.seed, number, scope);
