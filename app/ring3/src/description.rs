@@ -58,7 +58,8 @@ pub fn engine(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
     let EngineArguments { lock_step, translate_user, .. } = *arguments;
     let user_dispatch = arguments.user_dispatch();
     let kind = kind(arguments.engine, lock_step.is_some(), translate_user, user_dispatch)?;
-    Ok(EngineOptions { kind, lock_step, translate_user, user_dispatch })
+    let unmap_flushed = arguments.unmap_flushed();
+    Ok(EngineOptions { kind, lock_step, translate_user, user_dispatch, unmap_flushed })
 }
 
 fn kind(
@@ -145,7 +146,7 @@ fn read_file(what: &str, path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::values::SystemCalls;
+    use crate::values::{Flushed, SystemCalls};
     use vmm::LockStep;
 
     fn message(result: Result<Vec<u8>, Failure>) -> String {
@@ -188,8 +189,13 @@ mod tests {
     #[test]
     fn engines_that_translate() {
         let with = |choice, lock_step, translate_user, system_calls| {
-            let arguments =
-                EngineArguments { engine: choice, lock_step, translate_user, system_calls };
+            let arguments = EngineArguments {
+                engine: choice,
+                lock_step,
+                translate_user,
+                system_calls,
+                flushed: Flushed::Close,
+            };
             engine(&arguments).map(|options| options.kind)
         };
         let ask = |choice, compare: bool, translate_user| {

@@ -156,7 +156,7 @@ fn limits() -> Vec<Finding> {
         fact(
             "vm.max_map_count",
             number(probe::max_map_count()),
-            "bounds the guest pages mapped at once; more means fewer faults to refill them",
+            "a program slows down whose scattered pages are more than these; 1048576 is enough for 1.7 GiB of them",
         ),
         fact(
             "vm.mmap_min_addr",

@@ -5,6 +5,15 @@ use std::{str::FromStr, time::Duration};
 use clap::{Args, ValueEnum};
 use vmm::LockStep;
 
+/// What becomes of flushed mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Flushed {
+    /// They stay, without rights, until the next flush
+    Close,
+    /// They are taken away
+    Unmap,
+}
+
 /// How guest code is run.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct EngineArguments {
@@ -35,12 +44,22 @@ pub struct EngineArguments {
     /// For comparison. Calls that a program makes often are patched, and reach the host in neither way.
     #[arg(long, value_enum, default_value_t = SystemCalls::Seccomp, hide_short_help = true)]
     pub system_calls: SystemCalls,
+    /// What becomes of host mappings that the guest's page tables do not say any more
+    ///
+    /// For comparison. What is closed is shown again at a third of the price, when the guest comes back to it.
+    #[arg(long, value_enum, default_value_t = Flushed::Close, hide_short_help = true)]
+    pub flushed: Flushed,
 }
 
 impl EngineArguments {
     /// System calls come by syscall user dispatch.
     pub fn user_dispatch(&self) -> bool {
         self.system_calls == SystemCalls::Dispatch
+    }
+
+    /// Flushed mappings are taken away.
+    pub fn unmap_flushed(&self) -> bool {
+        self.flushed == Flushed::Unmap
     }
 }
 

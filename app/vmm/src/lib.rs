@@ -63,6 +63,8 @@ pub struct EngineOptions {
     pub translate_user: bool,
     /// The host hands over system calls of 64-bit user code by syscall user dispatch.
     pub user_dispatch: bool,
+    /// Host mappings of pages that the guest's page tables do not say any more are taken away, not closed.
+    pub unmap_flushed: bool,
 }
 
 /// What executes guest code.

@@ -120,8 +120,9 @@ fn engine_of(
         Ok(EngineKind::Direct) => (direct, false),
         Ok(EngineKind::Jit) => (User::Interpreted, true),
     };
-    let EngineOptions { lock_step, user_dispatch, .. } = choice;
-    let modes = Modes { user, kernel_translated, lock_step, user_dispatch };
+    let EngineOptions { lock_step, user_dispatch, unmap_flushed, .. } = choice;
+    let keeps = !unmap_flushed;
+    let modes = Modes { user, kernel_translated, lock_step, user_dispatch, keeps };
     let engine = Fast::new(vcpu, board, attention, modes);
     Ok((Box::new(engine.map_err(|error| Error::Engine(error.to_string()))?), None))
 }

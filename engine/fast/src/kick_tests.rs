@@ -311,7 +311,8 @@ fn in_a_storm(start: &Vcpu, modes: Modes, slow: bool) -> (Ending, u64) {
 }
 
 fn ends_as_ever(user: User, kernel_translated: bool) {
-    let modes = Modes { user, kernel_translated, lock_step: None, user_dispatch: false };
+    let modes =
+        Modes { user, kernel_translated, lock_step: None, user_dispatch: false, keeps: true };
     let (start, attention) = (state(), Arc::new(Attention::default()));
     let board = board(memory(), Arc::clone(&attention));
     let undisturbed = run(&mut Interpreter::new(start.clone(), board), &attention);

@@ -92,6 +92,8 @@ pub struct Modes {
     pub lock_step: Option<LockStep>,
     /// The host hands over user code's system calls by syscall user dispatch.
     pub user_dispatch: bool,
+    /// What the guest's page tables do not say any more is closed, not unmapped.
+    pub keeps: bool,
 }
 
 /// The engine.
@@ -166,6 +168,9 @@ impl Fast {
         let mut pages = Pages::new().map_err(Error::Start)?;
         if modes.user_dispatch {
             pages.use_dispatch().map_err(Error::Start)?;
+        }
+        if !modes.keeps {
+            pages.unmap_flushed();
         }
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let slots = Slots::new(board.ram().clone(), modes.kernel_translated);
@@ -363,6 +368,7 @@ impl Engine for Fast {
             ("fast CPUIDs", f.fast_cpuids),
             ("fast address spaces", f.hand_overs),
             ("fast mappings", f.fast_mapped),
+            ("fast protections", f.fast_shown),
             ("fast page faults", f.fast_faults),
             ("fast invalidations", f.fast_invalidations),
         ];

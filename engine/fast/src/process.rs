@@ -6,7 +6,7 @@ use wedge::{Error, Order, Pages, Ram, Wedge};
 /// A process that holds host mappings.
 pub trait Process: Sized {
     /// So many mappings may be made before it is looked at how many are left.
-    const MAX_MAPPINGS: usize;
+    fn max_mappings() -> usize;
 
     /// Starts it; see [`Wedge::start`], as for the others.
     ///
@@ -33,6 +33,8 @@ pub trait Process: Sized {
     fn displaced(&mut self, rip: u64);
     /// HVA where stubs of patched system calls go on.
     fn patched_entry(&self) -> u64;
+    /// What the page tables do not say any more is closed, not unmapped.
+    fn keeps(&self) -> bool;
     /// Its number.
     fn pid(&self) -> i32;
     /// User code executes copies of pages only, in which it looks for what opens protection keys.
@@ -40,9 +42,9 @@ pub trait Process: Sized {
 }
 
 impl Process for Wedge {
-    /// The host allows 65,530 and fails badly near that.
-    const MAX_MAPPINGS: usize = 30_000;
-
+    fn max_mappings() -> usize {
+        wedge::max_mappings()
+    }
     fn start(ram: Ram<'_>, pages: &Pages, number: usize) -> Result<Self, Error> {
         Self::start(ram, pages, number)
     }
@@ -66,6 +68,9 @@ impl Process for Wedge {
     }
     fn patched_entry(&self) -> u64 {
         self.patched_entry()
+    }
+    fn keeps(&self) -> bool {
+        self.keeps()
     }
     fn pid(&self) -> i32 {
         self.pid()

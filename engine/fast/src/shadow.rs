@@ -94,11 +94,13 @@ pub struct Space<W = Wedge> {
     mappings: usize,
     /// So many of them are not in `pages`.
     others: usize,
-    /// The user's mappings of one page each, by HVA: offset in RAM and protection, which is zero where the wedge
-    /// has closed one and left it.
+    /// The user's mappings of one page each, by HVA: offset in RAM and protection, which is zero where one is closed
+    /// and left.
     pages: BTreeMap<u64, (u64, u64)>,
     /// The kernel's mappings of one page each, in the same way.
     kernel: BTreeMap<u64, (u64, u64)>,
+    /// The user's pages behind this HVA are given up next, if there are too many.
+    given_up: u64,
     /// Large mappings by HVA.
     large: BTreeMap<u64, Large>,
     /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
@@ -144,6 +146,7 @@ impl<W: Process> Space<W> {
             others: 0,
             pages: BTreeMap::new(),
             kernel: BTreeMap::new(),
+            given_up: 0,
             large: BTreeMap::new(),
             parts: FxHashSet::default(),
             writable: Places::default(),
@@ -166,7 +169,7 @@ impl<W: Process> Space<W> {
 
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
-        self.wedge.allow(W::MAX_MAPPINGS.saturating_sub(self.mappings), self.user_large);
+        self.wedge.allow(W::max_mappings().saturating_sub(self.mappings), self.user_large);
         self.wedge.run()
     }
 
@@ -175,7 +178,7 @@ impl<W: Process> Space<W> {
         for order in self.wedge.take_made() {
             self.absorb(&order);
         }
-        if self.mappings > W::MAX_MAPPINGS + frame::MAX_MADE {
+        if self.mappings > W::max_mappings() + frame::MAX_MADE {
             self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
         }
         Ok(())
@@ -559,13 +562,13 @@ fn part(hva: u64, bits: u32) -> (u64, u64) {
     (hva >> bits << bits, 1 << bits)
 }
 
-/// Adjacent pages, ascending, as ranges.
-fn runs(pages: &[u64]) -> Vec<(u64, u64)> {
+/// Adjacent pages of this size, ascending, as ranges.
+fn runs(pages: &[u64], size: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for page in pages {
         match runs.last_mut() {
-            Some((_, end)) if *end == *page => *end += PAGE,
-            _ => runs.push((*page, *page + PAGE)),
+            Some((_, end)) if *end == *page => *end += size,
+            _ => runs.push((*page, *page + size)),
         }
     }
     runs

@@ -118,11 +118,14 @@ impl<W: Process> Slots<W> {
         space.answer(&self.ram, roots, &self.kernel_regions, gva, access)
     }
 
-    /// A slot for a space that has none: the one parked with its page table, a fresh one, or the one not used for
-    /// longest, with what is right in it.
+    /// A slot for a space that has none: the one parked with its page table, one parked in which pages of the same
+    /// program are mapped, a fresh one, or the one not used for longest, with what is right in it.
     fn take(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<Space<W>, Error> {
         let own = |space: &Space<W>| space.pcid.is_none() && space.root == root(roots);
-        let at = match self.spaces.iter().position(own) {
+        let fits = |space: &Space<W>| space.pcid.is_none() && space.fits(&self.ram, roots);
+        let both = self.spaces.iter().position(|space| own(space) && fits(space));
+        let known = both.or_else(|| self.spaces.iter().rposition(fits));
+        let at = match known.or_else(|| self.spaces.iter().position(own)) {
             Some(parked) => parked,
             None if self.spaces.len() < MAX_SLOTS => return self.start(pcid, pages),
             None => 0,

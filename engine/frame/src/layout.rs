@@ -415,6 +415,8 @@ pub struct Frame {
     pub hand_overs: u64,
     /// Pages mapped without the monitor.
     pub fast_mapped: u64,
+    /// Pages whose mapping was still there, and got its rights back or others, without the monitor.
+    pub fast_shown: u64,
     /// Page faults delivered to the guest's kernel without the monitor.
     pub fast_faults: u64,
     /// INVLPGs done without the monitor.
@@ -436,7 +438,7 @@ pub struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vectors(pub [u8; 832]);
 
-/// A page of the guest's and how it is mapped.
+/// A page of the guest's and how it is mapped. Without protection it is closed: the mapping is there, and shows nothing.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hint {
@@ -473,6 +475,8 @@ pub struct Shared {
     pub budget: u64,
     /// Not zero: the monitor has mapped something larger than a page among the user's.
     pub large: u64,
+    /// Not zero: what is mapped may be shown again, or with other rights, by changing its protection.
+    pub keeps: u64,
     /// The 2 MiB pages of the user's that the wedge has mapped by itself, or pieces of them: HVAs, zero for
     /// none.
     pub larges: [u64; MAX_LARGE],

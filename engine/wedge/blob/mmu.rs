@@ -180,6 +180,9 @@ pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Acce
         return make_of_large(f, s, page, PAGE, run.offset, run.rights | PIECE);
     }
     let Some(table) = last_table(f, s, gva) else { return make_run(f, s, run, kernel) };
+    if !kernel && show_again(f, s, table, run) {
+        return true;
+    }
     let run = extend(s, table, run, kernel);
     if !make_run(f, s, run, kernel) {
         return false;
@@ -326,6 +329,68 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
     }
 }
 
+/// The monitor closes a range: what is mapped there stays, to be shown again.
+pub fn close(s: &mut Shared, from: u64, to: u64) {
+    for page in (from..to).step_by(PAGE as usize) {
+        if let Some(hint) = s.hints.get_mut(hint(page)) && hint.page & !7 == page {
+            hint.page = page;
+        }
+    }
+}
+
+/// What is mapped at a page shows the same of RAM, with these rights; none if it is closed.
+fn shows(s: &Shared, page: u64, offset: u64, rights: u64) -> bool {
+    let hint = s.hints.get(hint(page));
+    page != 0 && hint.is_some_and(|hint| hint.page == page | rights && hint.offset == offset)
+}
+
+/// What is mapped there shows the page already, but is closed or allows less: its protection is changed, which costs a third of
+/// a mapping, and that of closed pages beside it in the same call.
+fn show_again(f: &mut Frame, s: &mut Shared, table: u64, run: Run) -> bool {
+    if s.keeps == 0 || !sites::make_way(s, run.gva) {
+        return false;
+    }
+    let (mut from, mut to) = (run.gva, run.gva + PAGE);
+    if shows(s, run.gva, run.offset, 0) {
+        let first = run.gva & !(AROUND * PAGE - 1);
+        while from > first && is_like(s, table, from - PAGE, run.rights) {
+            from -= PAGE;
+        }
+        while to < first + AROUND * PAGE && is_like(s, table, to, run.rights) {
+            to += PAGE;
+        }
+    } else if run.rights != READ | WRITE || !shows(s, run.gva, run.offset, READ) {
+        return false;
+    }
+    show(f, s, from, to, run.rights)
+}
+
+/// A closed page that shows what the guest's table says, to be opened with these rights.
+fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
+    let said = used_page(s, table, page, false).filter(|said| shows(s, page, said.offset, 0));
+    said.is_some_and(|said| said.rights == rights && said.is_as_it_may_be())
+}
+
+/// Changes the protection of pages that are mapped, and tells the monitor.
+fn show(f: &mut Frame, s: &mut Shared, from: u64, to: u64, rights: u64) -> bool {
+    let pages = (to - from) / PAGE;
+    let room = MAX_MADE as u64 - s.made_count.min(MAX_MADE as u64);
+    if room < pages || call(MPROTECT, from, to - from, rights, 0, 0) != 0 {
+        return false;
+    }
+    for page in (from..to).step_by(PAGE as usize) {
+        let Some(hint) = s.hints.get_mut(hint(page)) else { continue };
+        hint.page = page | rights;
+        let offset = hint.offset;
+        note(s, Order { address: page, len: PAGE, offset, protection: PROTECT | rights });
+        if f.deferred == page {
+            f.deferred = 0;
+        }
+    }
+    f.fast_shown += pages;
+    true
+}
+
 /// Maps pages around a run that the guest has used already and that are not mapped yet.
 fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
     let first = run.gva & !(AROUND * PAGE - 1);
@@ -381,7 +446,7 @@ fn hint(hva: u64) -> usize {
 
 /// The page is probably mapped, however.
 fn is_hinted(s: &Shared, hva: u64) -> bool {
-    s.hints.get(hint(hva)).is_some_and(|hint| hint.page & !7 == hva)
+    s.hints.get(hint(hva)).is_some_and(|hint| hint.page & !7 == hva && hint.page != hva)
 }
 
 fn hinted(s: &Shared, hva: u64, protection: u64) -> bool {
@@ -412,8 +477,9 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     note(s, Order { address: hva, len, offset, protection });
     for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
         if let Some(hint) = s.hints.get_mut(hint(page)) {
-            let inside = if empty { 0 } else { page - hva };
-            *hint = Hint { page: page | access, offset: offset + inside };
+            // What stands for an empty page shows nothing of RAM.
+            let offset = if empty { u64::MAX } else { offset + (page - hva) };
+            *hint = Hint { page: page | access, offset };
         }
         if f.deferred == page {
             f.deferred = 0;

@@ -41,6 +41,10 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
     if reserved || end > TOP as u64 || end < address {
         die();
     }
+    if protection == PROTECT {
+        mmu::close(s, address, end);
+        return call(host::MPROTECT, address, len, 0, 0, 0);
+    }
     mmu::forget(s, address, end);
     if protection == 0 {
         return call(host::MUNMAP, address, len, 0, 0, 0);

@@ -52,6 +52,24 @@ pub fn keys() -> bool {
     })
 }
 
+/// Mappings the host allows a process, if it does not say.
+const DEFAULT_MAP_COUNT: usize = 65_530;
+/// More than these are of no use: they are as many pages as 1.7 GiB have, and cost the host a hundred megabytes of its own.
+const ENOUGH: usize = 450_000;
+
+/// So many mappings may be made in a wedge: what the host allows, but for some that come of cutting others.
+pub fn max_mappings() -> usize {
+    static MOST: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *MOST.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        most_of(text.trim().parse().unwrap_or(DEFAULT_MAP_COUNT))
+    })
+}
+
+fn most_of(allowed: usize) -> usize {
+    (allowed - allowed / 9).min(ENOUGH)
+}
+
 /// The host lets programs read and write the segment bases.
 pub fn bases_are_ours() -> bool {
     process::has_fsgsbase()
@@ -74,4 +92,13 @@ fn release() -> (u32, u32) {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = text.split(['.', '-', '\n']).map_while(|part| part.parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_the_host_allows_is_used_but_for_some() {
+        assert_eq!(super::most_of(65_530), 58_249);
+        assert_eq!(super::most_of(1 << 20), super::ENOUGH);
+    }
 }

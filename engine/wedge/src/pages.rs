@@ -31,6 +31,7 @@ pub struct Pages {
     sites: Bytes,
     turns: Turns,
     pub(crate) user_dispatch: bool,
+    pub(crate) keeps: bool,
 }
 
 impl Pages {
@@ -47,6 +48,7 @@ impl Pages {
             sites: MemoryObject::new("ring3-sites", SITES_LEN)?,
             turns: Turns::new()?,
             user_dispatch: false,
+            keeps: true,
         };
         for object in [&pages.tables, &pages.cache, &pages.regions, &pages.sites] {
             object.seal()?;
@@ -82,6 +84,11 @@ impl Pages {
         }
         self.user_dispatch = true;
         Ok(())
+    }
+
+    /// Wedges started from now on unmap what the guest's page tables do not say any more, rather than close it.
+    pub fn unmap_flushed(&mut self) {
+        self.keeps = false;
     }
 
     /// Whose turn it is.

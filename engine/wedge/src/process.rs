@@ -66,6 +66,7 @@ pub struct Wedge {
     failed: bool,
     /// Read before guest code has run.
     patched_entry: u64,
+    keeps: bool,
 }
 
 impl Wedge {
@@ -103,8 +104,18 @@ impl Wedge {
                 let (orders, ram_len, turns) = (Vec::new(), ram.len, pages.turns().clone());
                 turns.set_pid(number, pid);
                 let (failed, patched_entry) = (false, 0);
-                let mut wedge =
-                    Self { pid, shared, orders, turns, number, ram_len, failed, patched_entry };
+                let keeps = pages.keeps;
+                let mut wedge = Self {
+                    pid,
+                    shared,
+                    orders,
+                    turns,
+                    number,
+                    ram_len,
+                    failed,
+                    patched_entry,
+                    keeps,
+                };
                 wedge.wait()?; // until it is ready
                 wedge.patched_entry = wedge.shared.get().patched_entry;
                 Ok(wedge)
@@ -128,6 +139,11 @@ impl Wedge {
     /// The process.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// What the page tables do not say any more is closed, not unmapped.
+    pub fn keeps(&self) -> bool {
+        self.keeps
     }
 
     /// Guest code is about to run here: kicks reach it from now on.
@@ -254,6 +270,7 @@ fn prepare(shared: &mut Shared, ram: &Ram<'_>, pages: &Pages, number: usize) {
     shared.key = u64::from(crate::keys());
     shared.searched = shared.key;
     shared.user_dispatch = pages.user_dispatch.into();
+    shared.keeps = pages.keeps.into();
 }
 
 /// The blob as a memory object, made once.

@@ -89,6 +89,12 @@ fn linux_6_1_cloud_with_user_dispatch() -> Result<()> {
     boots_and_works(Guest::new(Kernel::BookwormCloud).with("--system-calls=dispatch"))
 }
 
+/// Its host mappings are taken away with each flush, and made anew.
+#[test]
+fn linux_6_1_cloud_with_flushed_pages_unmapped() -> Result<()> {
+    boots_and_works(Guest::new(Kernel::BookwormCloud).with("--flushed=unmap"))
+}
+
 /// The loader's identity that Linux shows tells by which door it came in.
 #[test]
 fn both_of_linux_s_doors() -> Result<()> {

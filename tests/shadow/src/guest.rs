@@ -48,6 +48,8 @@ pub struct World {
     /// The address space, which is the PCID too.
     pub space: u64,
     pub user: bool,
+    /// Pages come and go, and come back as they were.
+    pub calm: bool,
     pub exit: Exit,
     pub violation: Option<String>,
 }
@@ -72,7 +74,7 @@ pub struct Wedge {
 
 impl Wedge {
     /// Obeys orders, then does what follows; false if an order failed.
-    fn hand_over(&mut self, then: impl FnOnce(&mut Shared)) -> bool {
+    pub fn hand_over(&mut self, then: impl FnOnce(&mut Shared)) -> bool {
         let orders = std::mem::take(&mut self.orders);
         self.shared.orders[..orders.len()].copy_from_slice(&orders);
         self.shared.order_count = orders.len() as u64;
@@ -87,8 +89,9 @@ impl Wedge {
 }
 
 impl Process for Wedge {
-    const MAX_MAPPINGS: usize = 160;
-
+    fn max_mappings() -> usize {
+        160
+    }
     fn start(ram: wedge::Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
         let (maps, orders) = (Mappings::new(), Vec::new());
         Ok(Self { maps, shared: host::fresh_shared(&ram), orders, failed: false })
@@ -117,6 +120,9 @@ impl Process for Wedge {
     fn displaced(&mut self, _: u64) {}
     fn patched_entry(&self) -> u64 {
         0
+    }
+    fn keeps(&self) -> bool {
+        self.shared.keeps != 0
     }
     fn pid(&self) -> i32 {
         0
@@ -163,6 +169,10 @@ impl World {
             // What has been put off is looked at before it is done.
             (false, 1..6) if self.pages.frame().deferred != 0 => self.open_access(shared),
             (false, 0) => self.return_to_user(shared),
+            (false, 1..4) if self.calm => {
+                self.tables.toggle(&self.ram, &mut self.random);
+                self.fill();
+            }
             (false, 1..4) => {
                 self.tables.change(&self.ram, &mut self.random);
                 self.fill();
@@ -181,7 +191,7 @@ impl World {
     }
 
     /// As `fault::user`, until the host lets the access through.
-    fn user_access(&mut self, shared: &mut Shared, gva: u64, access: Access) {
+    pub fn user_access(&mut self, shared: &mut Shared, gva: u64, access: Access) {
         for _ in 0..2 {
             if self.passes(gva, gva, access, false) {
                 return;

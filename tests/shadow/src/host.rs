@@ -43,6 +43,7 @@ thread_local! {
     static SHARED_PAGES: Cell<*mut Shared> = const { Cell::new(ptr::null_mut()) };
     /// Wedges that start look for what opens protection keys.
     static SEARCHING: Cell<bool> = const { Cell::new(false) };
+    static KEEPING: Cell<bool> = const { Cell::new(false) };
     /// Mappings until one is refused.
     static UNTIL_REFUSAL: Cell<u64> = const { Cell::new(u64::MAX) };
 }
@@ -64,6 +65,11 @@ pub fn enter<T>(
 /// Has wedges that are started look for what opens protection keys.
 pub fn search(searching: bool) {
     SEARCHING.set(searching);
+}
+
+/// Has wedges that are started keep what has been flushed, closed.
+pub fn keep(keeping: bool) {
+    KEEPING.set(keeping);
 }
 
 /// Has the host refuse the mapping after so many.
@@ -169,6 +175,7 @@ pub fn fresh_shared(ram: &wedge::Ram<'_>) -> Box<Shared> {
     let mut shared: Box<Shared> = unsafe { Box::new_zeroed().assume_init() };
     (shared.key, shared.ram_len, shared.ram_low) = (1, ram.len, ram.low);
     shared.searched = SEARCHING.get().into();
+    shared.keeps = KEEPING.get().into();
     shared
 }
 

@@ -48,6 +48,7 @@ impl Run {
         host::map_windows(&ram, &pages)?;
         let (tables, tlb, mut random) = (Tables::new(&ram), Tlb::default(), Random::new(seed));
         host::search(seed % 2 == 1);
+        host::keep(seed % 5 != 0);
         for frame in 0..tables::FRAMES {
             ram.write(
                 tables::FIRST_FRAME + frame * PAGE + 64 * frame,
@@ -59,7 +60,11 @@ impl Run {
         }
         let slots = Slots::new(ram.clone(), true);
         let (user, exit, violation) = (true, Exit::None, None);
-        let world = World { ram, pages, tables, tlb, random, space: 0, user, exit, violation };
+        // In some the same pages come and go.
+        let calm = seed % 4 == 3;
+        (0..if calm { 3_000 } else { 0 }).for_each(|_| tables.change(&ram, &mut random));
+        let world =
+            World { ram, pages, tables, tlb, random, space: 0, user, calm, exit, violation };
         WORLD.set(Some(world));
         // In some runs little is flushed, and mappings grow many.
         let events = [100, 500, 2500][(seed % 3) as usize];
@@ -111,6 +116,7 @@ impl Run {
         });
         self.slots.apply(&record, roots, pcid);
         with(|world| self.slots.select(pcid, roots, &world.pages))?;
+        with(|world| world.fill()); // a slot that is recycled loads translations
         Ok(())
     }
 
@@ -126,6 +132,7 @@ impl Run {
             8..10 => self.flush_space(),
             10 => self.flush_all(),
             11..13 => self.invalidate_elsewhere(),
+            13..21 if with(|world| world.calm && !world.random.chance(2)) => {}
             13..16 => {
                 with(|world| world.ram.mark_code(some));
                 self.record.code_pages.push(some);
@@ -263,5 +270,62 @@ fn roots(world: &World) -> Roots {
         cr3: world.root() | world.pcid(),
         cr4: cr4::PAE | cr4::PGE | cr4::PCIDE | cr4::SMAP | cr4::SMEP,
         efer: efer::LME | efer::LMA | efer::NXE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fast::Process as _;
+    use x86::paging::{A, D, NX, P, RW, US};
+
+    const GVA: u64 = 0x5555_5540_3000;
+    /// A run in which nothing is searched for what opens keys.
+    const SEED: u64 = 2;
+
+    /// User code accesses the page; what its wedge has done is noted.
+    fn touch(run: &mut Run, write: bool) {
+        let access = Access { write, user: true, ..Access::default() };
+        let space = run.slots.current().expect("a slot");
+        space.wedge.allow(100, false);
+        let done = space.wedge.hand_over(|shared| with(|w| w.user_access(shared, GVA, access)));
+        space.catch_up().expect("noted");
+        assert!(done && with(|w| w.exit == Exit::None && w.violation.is_none()));
+    }
+
+    /// The page's entry becomes this, and the space is flushed.
+    fn set(run: &mut Run, value: u64) {
+        let (ram, roots) = with(|w| {
+            let at = w.tables.entry_for(GVA);
+            w.ram.store64(at, value);
+            (w.ram.clone(), roots(w))
+        });
+        run.slots.current().expect("a slot").revalidate(&ram, roots).expect("compared");
+    }
+
+    fn shown() -> u64 {
+        with(|w| w.pages.frame().fast_shown)
+    }
+
+    /// A page that the tables do not say for a while keeps its mapping; another frame at the same place gets its own.
+    #[test]
+    fn what_comes_back_is_shown_again() {
+        let mut run = Run::new(SEED).expect("the host gives memory");
+        run.synchronize().expect("a slot");
+        let frame = |n: u64| (tables::FIRST_FRAME + n * PAGE) | P | US | A | NX;
+        set(&mut run, frame(1));
+        touch(&mut run, false);
+        assert_eq!(shown(), 0, "it is new");
+        set(&mut run, frame(1) | RW | D);
+        touch(&mut run, true);
+        assert_eq!(shown(), 1, "it may be written");
+        set(&mut run, 0);
+        set(&mut run, frame(1) | RW | D);
+        touch(&mut run, false);
+        assert_eq!(shown(), 2, "it is back");
+        set(&mut run, 0);
+        set(&mut run, frame(2) | RW | D);
+        touch(&mut run, false);
+        assert_eq!(shown(), 2, "another has come");
     }
 }

@@ -130,6 +130,20 @@ impl Tables {
         ram.store64(table + (gva >> 12 & 0x1ff) * 8, new);
     }
 
+    /// GPA of the entry for a page in use of the first space.
+    #[cfg(test)]
+    pub fn entry_for(&self, gva: u64) -> u64 {
+        let found = self.entries[0].iter().find(|(_, at)| *at == gva);
+        found.expect("a page in use").0
+    }
+
+    /// Takes a page away, or a right, or gives it back.
+    pub fn toggle(&self, ram: &Ram, random: &mut Random) {
+        let (at, _) = self.entries[0][random.below(self.entries[0].len() as u64) as usize];
+        let right = random.pick(&[P, P, P, RW, A, D]);
+        ram.store64(at, ram.load64(at) ^ right);
+    }
+
     /// Changes an entry at random, as a kernel may: any value, at any time.
     pub fn change(&self, ram: &Ram, random: &mut Random) {
         let level = random.pick(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3]);

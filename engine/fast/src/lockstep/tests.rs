@@ -94,8 +94,13 @@ fn running(vcpu: Vcpu, user: User, lock_step: LockStep) -> Fast {
 }
 
 fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) -> Fast {
-    let modes =
-        Modes { user, kernel_translated: true, lock_step: Some(lock_step), user_dispatch: false };
+    let modes = Modes {
+        user,
+        kernel_translated: true,
+        lock_step: Some(lock_step),
+        user_dispatch: false,
+        keeps: true,
+    };
     let board = board(memory(), Arc::new(attention));
     Fast::new(vcpu, board, &Attention::default(), modes).expect("an engine")
 }

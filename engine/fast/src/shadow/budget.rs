@@ -1,11 +1,15 @@
 //! How many mappings the host has to hold for one space.
 //!
-//! The host allows 65,530 to a process and fails badly near that, so a space stops long before. Counting what
-//! is made is cheap and never too little, but says nothing of what has gone since; so when that count is at its end,
-//! what is left is counted, and only a space that really holds too much starts over. The tables that say where
+//! The host allows so many to a process (`vm.max_map_count`), and a space stops before. Counting what is made is cheap, but
+//! says nothing of what has gone since; so when that count is at its end, what is left is counted, and only a space that
+//! really holds too much gives some up: the user's pages behind those given up the last time, by address, a quarter of all there may be. To
+//! start over instead costs a program whose pages are many and far apart all of them each time. The tables that say where
 //! RAM pages are mapped hold on to what has gone in the same way, and are cleared of it at the same time.
+//!
+//! A mapping that is cut into three counts as two, so the host's count can be the larger one. If the host then refuses one,
+//! the space starts over (`Fast::enter`): slow, and right.
 
-use super::{Space, WRITE};
+use super::{LARGE, Space, WRITE, runs};
 use crate::process::Process;
 use wedge::Error;
 
@@ -15,15 +19,32 @@ const MAY_BE_LEFT: usize = 75;
 impl<W: Process> Space<W> {
     /// There is room for more mappings from here on.
     pub(super) fn make_room(&mut self) -> Result<(), Error> {
-        if self.mappings <= W::MAX_MAPPINGS {
+        if self.mappings <= W::max_mappings() {
             return Ok(());
         }
         // A page of the user's is one mapping at the most, whatever has been cut out around it.
         self.mappings = self.pages.len() + self.others;
-        if self.mappings > W::MAX_MAPPINGS * MAY_BE_LEFT / 100 {
-            return self.clear_all();
+        if self.mappings > W::max_mappings() * MAY_BE_LEFT / 100 {
+            self.give_up_some(W::max_mappings() * (100 - MAY_BE_LEFT) / 100)?;
         }
         self.compact();
+        Ok(())
+    }
+
+    /// Drops so many of the user's pages, and what else is in the same 2 MiB, or all there is if they are fewer.
+    fn give_up_some(&mut self, count: usize) -> Result<(), Error> {
+        if self.pages.len() < count {
+            return self.clear_all();
+        }
+        let onwards = self.pages.range(self.given_up..).chain(self.pages.range(..self.given_up));
+        let mut blocks: Vec<u64> = onwards.take(count).map(|(hva, _)| hva & !(LARGE - 1)).collect();
+        self.given_up = blocks.last().map_or(0, |last| last + LARGE);
+        blocks.sort_unstable();
+        blocks.dedup();
+        for (start, end) in runs(&blocks, LARGE) {
+            self.drop_range(start, end - start)?;
+        }
+        self.mappings = self.pages.len() + self.others;
         Ok(())
     }
 
@@ -54,8 +75,9 @@ mod tests {
     struct Listener(Vec<Order>);
 
     impl Process for Listener {
-        const MAX_MAPPINGS: usize = 100;
-
+        fn max_mappings() -> usize {
+            100
+        }
         fn start(_: Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
             Ok(Self::default())
         }
@@ -74,6 +96,9 @@ mod tests {
         fn displaced(&mut self, _: u64) {}
         fn patched_entry(&self) -> u64 {
             0
+        }
+        fn keeps(&self) -> bool {
+            true
         }
         fn pid(&self) -> i32 {
             0
@@ -122,12 +147,41 @@ mod tests {
         assert_eq!(space.wedge.0.len(), 1);
     }
 
+    /// Pages 2 MiB apart.
+    fn apart(page: u64) -> Order {
+        Order { address: page * LARGE, ..shown(page) }
+    }
+
     #[test]
-    fn a_space_that_is_full_starts_over() {
+    fn a_space_that_is_full_gives_up_a_quarter_by_address() {
         let mut space = space();
-        (1..=101).for_each(|page| space.absorb(&shown(page)));
+        (1..=101).for_each(|page| space.absorb(&apart(page)));
         space.make_room().expect("listens");
-        assert_eq!(space.mappings, 0);
+        let unmap = |start: u64, len| Order {
+            address: start * LARGE,
+            len: len * LARGE,
+            offset: 0,
+            protection: 0,
+        };
+        assert_eq!((space.mappings, std::mem::take(&mut space.wedge.0)), (76, vec![unmap(1, 25)]));
+        (1..=25).for_each(|page| space.absorb(&apart(page)));
+        space.given_up = 90 * LARGE; // around the end
+        space.make_room().expect("listens");
+        assert_eq!(
+            (space.mappings, std::mem::take(&mut space.wedge.0)),
+            (76, vec![unmap(1, 13), unmap(90, 12)])
+        );
+    }
+
+    /// What is not the user's cannot be given up in parts.
+    #[test]
+    fn a_space_full_of_others_starts_over() {
+        let mut space = space();
+        space.others = 90;
+        (1..=20).for_each(|page| space.absorb(&apart(page)));
+        space.mappings = 101;
+        space.make_room().expect("listens");
+        assert_eq!((space.mappings, space.pages.len()), (0, 0));
         assert!(!space.wedge.0.is_empty());
     }
 
@@ -140,7 +194,7 @@ mod tests {
             space.absorb(&Order { protection: 0, ..shown(page) });
         }
         space.make_room().expect("listens");
-        assert_eq!(space.mappings, 0);
+        assert!(space.mappings < 100);
         assert!(!space.wedge.0.is_empty());
     }
 }

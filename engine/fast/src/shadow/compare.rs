@@ -4,9 +4,18 @@
 //! well stay; after a fork, and after the flushes of everything with which Linux changes its own memory, most
 //! would. What is compared is all that went into the mapping: the page, the rights, the dirty bit before
 //! writing, whose it is, whether it is global; and, of large pages, that flushes of their parts still find them.
+//!
+//! What the page tables do not say is *closed*, if it shows a page of RAM: the mapping stays, without rights. A child that has been forked
+//! has none of its program's text in its page tables at first, and will have the same there, at the same addresses, as soon as it runs it; to give
+//! rights back costs a third of a mapping, and little more for sixteen pages than for one. What is closed and not shown again by the next comparison is
+//! unmapped.
+//!
+//! A child's page tables say of no page that it has been accessed. A CPU may load such translations as soon as they are there, and sets
+//! the bit then; so is done once, when a child first runs, with those pages that are mapped here already. If none of them are in the page
+//! tables it is another program that has come, and nothing of what is mapped will be of use.
 
 use super::{
-    KERNEL_PAGE, Near, PAGE, PROTECT, READ, Space, WRITE, runs,
+    EXECUTE, KERNEL_PAGE, LARGE_BITS, Near, PAGE, PROTECT, READ, Space, WRITE, part, runs,
     walk::{Standing, Walker, still_good},
 };
 use crate::process::Process;
@@ -15,8 +24,23 @@ use std::collections::BTreeMap;
 use wedge::{Error, Order};
 use x86::{
     control::{cr0, efer},
-    paging::Roots,
+    paging::{self, Access, Roots},
 };
+use x86_interp::GuestRam;
+
+/// Pages looked at to tell whether a space fits a process, and how many of them its page tables must have.
+const SAMPLE: (usize, usize) = (24, 3);
+
+/// Who the page tables belong to that a space is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// The process it was of.
+    Same,
+    /// One that has just been forked from such a process, and has not run: none of its pages has been used.
+    Newborn,
+    /// Another, or nobody knows.
+    Other,
+}
 
 impl<W: Process> Space<W> {
     /// Parks it: nothing runs here until its page table is loaded again, and then what is mapped is compared
@@ -28,58 +52,147 @@ impl<W: Process> Space<W> {
 
     /// Drops what is not what the page tables say now, after all flushes while it was parked.
     pub fn come_back(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        let owner = match self.sample(ram, roots) {
+            (present, 0) if present >= SAMPLE.1 => Owner::Newborn,
+            // The page of the top table may have come to be another's.
+            (present, _) if present != 0 && self.root == roots.cr3 & paging::ADDRESS => Owner::Same,
+            _ => Owner::Other,
+        };
+        let owner = if self.wedge.keeps() { owner } else { Owner::Same };
         if std::mem::take(&mut self.stale) {
-            return self.revalidate_all(ram, roots);
+            return self.compare_all(ram, roots, owner);
         }
-        self.revalidate(ram, roots)
+        self.compare(ram, roots, owner)
+    }
+
+    /// How many pages of a sample of the user's these page tables have, and how many of those have been used.
+    fn sample(&self, ram: &Ram, roots: Roots) -> (usize, usize) {
+        let mut walker = Walker::new(ram, roots).with_unused();
+        let sample: Vec<u64> = self.pages.keys().rev().take(SAMPLE.0).copied().collect();
+        let present = sample.iter().filter(|hva| walker.find(**hva).is_some()).count();
+        let mut walker = Walker::new(ram, roots);
+        (present, sample.iter().filter(|hva| walker.find(**hva).is_some()).count())
+    }
+
+    /// Pages of a process with these page tables are probably where they were mapped here: it is the same program at the same
+    /// addresses, as a child is that has been forked.
+    pub fn fits(&self, ram: &Ram, roots: Roots) -> bool {
+        self.wedge.keeps() && self.sample(ram, roots).0 >= SAMPLE.1
     }
 
     /// Drops every mapping that is not global and not what the page tables say now.
     pub fn revalidate(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        self.compare(ram, roots, Owner::Same)
+    }
+
+    fn compare(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
         self.near = Near::Unknown;
         self.revalidate_local_kernel(ram, roots)?;
-        if self.user_large {
-            // While there are large pages that the wedge does not know of, each INVLPG is the monitor's to do.
+        // While there are large pages that the wedge does not know of, each INVLPG is the monitor's to do.
+        if self.user_large || owner == Owner::Other {
             return self.clear_user();
         }
         self.revalidate_large(ram, roots, false)?;
-        self.revalidate_pages(ram, roots, false)
+        self.revalidate_user(ram, roots, owner)
     }
 
     /// Drops every mapping that is not what the page tables say now, the global ones included.
     pub fn revalidate_all(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        self.compare_all(ram, roots, Owner::Same)
+    }
+
+    fn compare_all(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
         let modes = efer::LMA | efer::NXE;
         if roots.cr0 & cr0::PG == 0 || roots.efer & modes != modes {
             return self.clear_all(); // what is compared means something else there
         }
         self.revalidate_large(ram, roots, true)?;
-        self.revalidate_pages(ram, roots, true)?;
-        self.revalidate(ram, roots)
+        self.revalidate_kernel(ram, roots)?;
+        self.compare(ram, roots, owner)
     }
 
-    fn revalidate_pages(&mut self, ram: &Ram, roots: Roots, kernel: bool) -> Result<(), Error> {
-        let (mut gone, mut read_only) = (Vec::new(), Vec::new());
+    fn revalidate_kernel(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
         let mut walker = Walker::new(ram, roots);
-        for (hva, page) in if kernel { &self.kernel } else { &self.pages } {
-            if kernel && self.local_kernel.has(*hva, PAGE) {
-                continue;
+        let mut gone = Vec::new();
+        for (hva, page) in &self.kernel {
+            let local = self.local_kernel.has(*hva, PAGE);
+            let mut standing = || still_good(&mut walker, *hva, *page, &self.parts, true);
+            if !local && !matches!(standing(), Standing::Good) {
+                gone.push(*hva);
             }
-            match still_good(&mut walker, *hva, *page, &self.parts, kernel) {
+        }
+        self.others += runs(&gone, PAGE).len(); // what is cut in two
+        self.unmap_pages(&gone)
+    }
+
+    fn revalidate_user(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
+        let newborn = owner == Owner::Newborn;
+        let (mut gone, mut read_only) = (Vec::new(), Vec::new());
+        let (mut closed, mut moved) = (Vec::new(), Vec::new());
+        let mut walker = Walker::new(ram, roots);
+        if newborn {
+            walker = walker.with_unused();
+        }
+        for (hva, page) in &self.pages {
+            match still_good(&mut walker, *hva, *page, &self.parts, false) {
+                Standing::Good | Standing::ReadOnly if newborn && !is_used(ram, roots, *hva) => {
+                    gone.push(*hva);
+                }
                 Standing::Good => {}
-                Standing::ReadOnly if !kernel => read_only.push(*hva),
+                Standing::ReadOnly => read_only.push(*hva),
+                _ if newborn && self.has_data(ram, roots, &mut walker, *hva) => moved.push(*hva),
+                _ if self.may_be_closed(*hva, *page) => closed.push(*hva),
                 _ => gone.push(*hva),
             }
         }
-        if kernel {
-            self.others += runs(&gone).len(); // what is cut in two
-        }
         self.protect_pages(&read_only)?;
-        self.unmap_pages(&gone)
+        self.close(&closed)?;
+        self.unmap_pages(&gone)?;
+        moved.into_iter().try_for_each(|hva| self.map_data(ram, &mut walker, hva))
+    }
+
+    /// A newborn process has data there, elsewhere in RAM than what is mapped: what its brother had, it will need.
+    fn has_data(&self, ram: &Ram, roots: Roots, walker: &mut Walker<'_>, hva: u64) -> bool {
+        let found = walker.find(hva).filter(|found| found.user && found.page_bits == 12);
+        let data = found.filter(|found| !found.executable && !found.writable);
+        let plain = data
+            .and_then(|found| ram.page(found.gpa))
+            .is_some_and(|page| !ram.is_code(page.offset));
+        plain && !self.parts.contains(&part(hva, LARGE_BITS)) && is_used(ram, roots, hva)
+    }
+
+    fn map_data(&mut self, ram: &Ram, walker: &mut Walker<'_>, hva: u64) -> Result<(), Error> {
+        let Some(page) = walker.find(hva).and_then(|found| ram.page(found.gpa)) else {
+            return Ok(());
+        };
+        self.pages.insert(hva, (page.offset, READ));
+        self.map_one(hva, page.offset, READ)
+    }
+
+    /// What is mapped there may be shown again: it is a page of RAM as it is, and was open since the last comparison.
+    fn may_be_closed(&self, hva: u64, (offset, protection): (u64, u64)) -> bool {
+        let plain = protection & !(READ | WRITE | EXECUTE) == 0 && protection != 0;
+        plain
+            && self.wedge.keeps()
+            && !self.parts.contains(&part(hva, LARGE_BITS))
+            && !self.copies.has(offset, hva)
+    }
+
+    /// Closes pages of the user's, given in ascending order.
+    fn close(&mut self, pages: &[u64]) -> Result<(), Error> {
+        for (start, end) in runs(pages, PAGE) {
+            let (len, protection) = (end - start, PROTECT);
+            self.wedge.order(Order { address: start, len, offset: 0, protection })?;
+        }
+        for hva in pages {
+            self.pages.entry(*hva).and_modify(|(_, protection)| *protection = 0);
+        }
+        Ok(())
     }
 
     /// Makes pages of the user's read-only, given in ascending order.
     fn protect_pages(&mut self, pages: &[u64]) -> Result<(), Error> {
-        for (start, end) in runs(pages) {
+        for (start, end) in runs(pages, PAGE) {
             let protection = PROTECT | READ;
             self.wedge.order(Order { address: start, len: end - start, offset: 0, protection })?;
         }
@@ -91,7 +204,7 @@ impl<W: Process> Space<W> {
 
     /// Drops pages, given in ascending order.
     pub(super) fn unmap_pages(&mut self, gone: &[u64]) -> Result<(), Error> {
-        for (start, end) in runs(gone) {
+        for (start, end) in runs(gone, PAGE) {
             self.unmap(start, end - start)?;
         }
         for hva in gone {
@@ -105,4 +218,10 @@ impl<W: Process> Space<W> {
     pub(super) fn pages_of(&mut self, protection: u64) -> &mut BTreeMap<u64, (u64, u64)> {
         if protection & KERNEL_PAGE == 0 { &mut self.pages } else { &mut self.kernel }
     }
+}
+
+/// The CPU loads a newborn process's translation before it is asked for, as it may: the page counts as accessed from then on.
+fn is_used(mut ram: &Ram, roots: Roots, gva: u64) -> bool {
+    let access = Access { user: true, ..Access::default() };
+    paging::walk(&mut ram, roots, gva, access).is_ok()
 }

@@ -101,7 +101,7 @@ impl<W: Process> Space<W> {
         }
         let pages = (0..len).step_by(PAGE as usize);
         let code: Vec<u64> = pages.filter(|at| ram.is_code(offset + at)).collect();
-        for (start, end) in runs(&code) {
+        for (start, end) in runs(&code, PAGE) {
             self.map(hva + start, end - start, offset + start, protection & !WRITE)?;
         }
         Ok(())

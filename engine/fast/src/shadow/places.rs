@@ -36,6 +36,11 @@ impl Places {
         self.0.remove(&(offset, hva));
     }
 
+    /// A RAM page has been mapped at an HVA.
+    pub(super) fn has(&self, offset: u64, hva: u64) -> bool {
+        self.0.contains(&(offset, hva))
+    }
+
     /// Forgets everything, and says where there was any: HVAs, ascending.
     pub(super) fn take_all(&mut self) -> Vec<u64> {
         let all = std::mem::take(&mut self.0).into_iter().map(|(_, hva)| hva);

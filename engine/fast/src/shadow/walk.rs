@@ -79,11 +79,18 @@ pub(super) struct Walker<'a> {
     roots: Roots,
     /// The 2 MiB last asked for, and the entry for them.
     upper: Option<(u64, Option<Step>)>,
+    /// What a page's entry must have.
+    wanted: u64,
 }
 
 impl<'a> Walker<'a> {
     pub(super) fn new(ram: &'a Ram, roots: Roots) -> Self {
-        Self { ram, roots, upper: None }
+        Self { ram, roots, upper: None, wanted: paging::P | paging::A }
+    }
+
+    /// Finds pages that have not been accessed, too.
+    pub(super) fn with_unused(self) -> Self {
+        Self { wanted: paging::P, ..self }
     }
 
     /// The translation of a GVA, if the guest has used it already.
@@ -93,7 +100,7 @@ impl<'a> Walker<'a> {
             _ => Step::top(self.roots).down(self.ram, gva, LARGE_BITS),
         };
         self.upper = Some((gva >> LARGE_BITS, upper));
-        Some(upper?.down(self.ram, gva, 12)?.translation(gva))
+        Some(upper?.down_to(self.ram, gva, 12, self.wanted)?.translation(gva))
     }
 }
 
@@ -115,13 +122,17 @@ impl Step {
     }
 
     /// Down to the entry for so many bytes (log2), or that of a larger page.
-    fn down(mut self, mut ram: &Ram, gva: u64, shift: u32) -> Option<Self> {
-        let used = paging::P | paging::A;
+    fn down(self, ram: &Ram, gva: u64, shift: u32) -> Option<Self> {
+        self.down_to(ram, gva, shift, paging::P | paging::A)
+    }
+
+    /// The same, through entries with these bits.
+    fn down_to(mut self, mut ram: &Ram, gva: u64, shift: u32, wanted: u64) -> Option<Self> {
         while self.shift > shift && !is_leaf(self.shift, self.entry) {
             let next = self.shift - 9;
             let at = (self.entry & paging::ADDRESS) + (gva >> next & 0x1ff) * 8;
             let entry = ram.read_u64(at);
-            if entry & used != used || entry & RESERVED != 0 {
+            if entry & wanted != wanted || entry & RESERVED != 0 {
                 return None;
             }
             (self.shift, self.entry) = (next, entry);
