@@ -2,9 +2,11 @@
 //!
 //! The monitor starts this program anew with a socket as its standard input and a pipe as its standard output. The device opens
 //! what it serves, shuts itself in, says in one line on the pipe what it is, and serves until the monitor hangs up. It dies
-//! with the monitor however that dies.
+//! with the monitor however that dies. It has no other descriptor than these and standard error, and of the environment what says
+//! how to report.
 
 use std::{
+    ffi::OsStr,
     io,
     os::{
         fd::{AsFd, OwnedFd},
@@ -21,7 +23,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use host_linux::process;
+use host_linux::{process, user};
 use sharedfs::{Folder, Keeping};
 use vhost_user::{
     Bell, Error, Identity, Process, Remote, Reserve, Served, Spawn, Started, introduce, introduced,
@@ -75,6 +77,9 @@ pub enum Kind {
         /// Relied on for as long as the guest runs
         #[arg(long)]
         lasting: bool,
+        /// May get device nodes and programs with rights of their own
+        #[arg(long)]
+        privileged: bool,
         /// The folder
         folder: PathBuf,
     },
@@ -88,20 +93,39 @@ pub enum Kind {
     },
 }
 
-/// A device's body with what it needs.
+/// What a device's process begins with once it can do nothing else.
+type Start = Box<dyn FnOnce() -> Result<(Box<dyn VirtioDevice>, Option<Bell>), Failure>>;
+
+/// A device with what it serves open, before its process is shut in.
+pub struct Opened {
+    served: Served,
+    start: Start,
+}
+
+/// A device's body in a process that is shut in.
 pub struct Body {
     device: Box<dyn VirtioDevice>,
     bell: Option<Bell>,
-    served: Served,
+}
+
+impl Opened {
+    /// Shuts this process in with what the body needs; `otherwise` says what to do where that fails. It ends when `monitor` hangs up,
+    /// or, if it stands still then, some time later.
+    pub fn shut_in(self, monitor: &UnixStream, otherwise: &str) -> Result<Body, Failure> {
+        let host = |problem: String| Failure::host(format!("a device's process: {problem}"));
+        if !matches!(self.served, Served::Folder { .. }) {
+            room::leave_all(self.served != Served::Network).map_err(|e| host(e.to_string()))?;
+            room::lock_out().map_err(host)?;
+        }
+        let (device, bell) = (self.start)()?;
+        vhost_user::leave_after(monitor, ANSWER).map_err(|e| host(e.to_string()))?;
+        let filter = |problem| host(format!("its filter: {problem}; {otherwise}"));
+        jail::enter(self.served).map_err(filter)?;
+        Ok(Body { device, bell })
+    }
 }
 
 impl Body {
-    /// Shuts this process in with what the body needs; `otherwise` says what to do where that fails.
-    pub fn shut_in(&self, otherwise: &str) -> Result<(), Failure> {
-        jail::enter(self.served)
-            .map_err(|problem| Failure::host(format!("a device's filter: {problem}; {otherwise}")))
-    }
-
     /// Serves until the monitor hangs up.
     pub fn serve(self, socket: UnixStream) -> Result<u8, Failure> {
         let served = vhost_user::serve(self.device, self.bell, socket);
@@ -111,11 +135,12 @@ impl Body {
 
 /// The process of a device, from its start to its end.
 pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
-    process::die_with_parent().map_err(|error| Failure::host(error.to_string()))?;
-    let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
-    let socket = socket.map_err(|error| Failure::host(error.to_string()))?;
-    let otherwise = "--devices inline does without";
-    let body = body(arguments).and_then(|body| body.shut_in(otherwise).map(|()| body));
+    let host = |error: io::Error| Failure::host(error.to_string());
+    process::keep_only_standard_streams().map_err(host)?;
+    process::die_with_parent().map_err(host)?;
+    let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from).map_err(host)?;
+    let body =
+        body(arguments).and_then(|opened| opened.shut_in(&socket, "--devices inline does without"));
     let problem = body.as_ref().err().map(ToString::to_string);
     let identity = body.as_ref().ok().map(|body| Identity::of(&*body.device));
     let words = identity.as_ref().ok_or(problem.as_deref().unwrap_or_default());
@@ -126,48 +151,59 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
     body.map_or(Ok(1), |body| body.serve(socket))
 }
 
-fn body(arguments: &DeviceArguments) -> Result<Body, Failure> {
+fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
     match &arguments.kind {
         Kind::Disk { index, disk } => disk_body(*index, disk),
-        Kind::Share { tag, readonly, fresh, lasting, folder } => {
+        Kind::Share { tag, readonly, fresh, lasting, privileged, folder } => {
             let keeping = match (fresh, lasting) {
                 (true, _) => Keeping::Fresh,
                 (_, true) => Keeping::Lasting,
                 _ => Keeping::Usual,
             };
-            let folder = Folder { keeping, ..Folder::new(folder, *readonly) };
-            share_body(tag, folder)
+            let privileged = *privileged;
+            let folder = Folder { keeping, privileged, ..Folder::new(folder, *readonly) };
+            Ok(share_body(tag, folder))
         }
         Kind::Net { mac, net } => net_body(net::parse_mac(mac).map_err(Failure::usage)?, net),
     }
 }
 
 /// Opens a disk.
-pub fn disk_body(index: usize, disk: &DiskArgument) -> Result<Body, Failure> {
+pub fn disk_body(index: usize, disk: &DiskArgument) -> Result<Opened, Failure> {
     let device = Box::new(disk.body(index)?);
-    Ok(Body { device, bell: None, served: Served::Disk })
+    Ok(Opened { served: Served::Disk, start: Box::new(|| Ok((device, None))) })
 }
 
 /// Opens a folder from where there is nothing else.
-pub fn share_body(tag: &str, mut folder: Folder) -> Result<Body, Failure> {
-    let host = |problem: String| Failure::host(format!("--share: {problem}"));
-    let place = room::move_in(&folder.path, folder.readonly);
-    folder.path = place.map_err(|error| host(error.to_string()))?;
-    let device = share::body(&folder, tag)?;
-    if !room::lock(&folder.path).map_err(host)? {
-        tracing::warn!("this host has no Landlock");
-    }
-    let served = Served::Folder { readonly: folder.readonly };
-    Ok(Body { device: Box::new(device), bell: None, served })
+pub fn share_body(tag: &str, mut folder: Folder) -> Opened {
+    let Folder { readonly, privileged, .. } = folder;
+    let tag = tag.to_owned();
+    let start = move || {
+        let host = |problem: String| Failure::host(format!("--share: {problem}"));
+        let place = room::move_in(&folder.path, readonly, privileged);
+        folder.path = place.map_err(|error| host(error.to_string()))?;
+        let device: Box<dyn VirtioDevice> = Box::new(share::body(&folder, &tag)?);
+        if !room::lock(&folder.path).map_err(host)? {
+            tracing::warn!("this host has no Landlock");
+        }
+        Ok((device, None))
+    };
+    // What an ordinary user's server makes has no more rights than the user.
+    let privileged = privileged || user::current().0 != 0;
+    Opened { served: Served::Folder { readonly, privileged }, start: Box::new(start) }
 }
 
-/// Starts a network.
-pub fn net_body(mac: [u8; 6], net: &NetArgument) -> Result<Body, Failure> {
-    let (device, connect) = net.body(mac)?;
+/// Opens a network's ports and descriptors.
+pub fn net_body(mac: [u8; 6], net: &NetArgument) -> Result<Opened, Failure> {
+    let (open, served) = (net.open(mac)?, net.served());
     let bell = Bell::new(NET_RECEIVE).map_err(|error| Failure::host(error.to_string()))?;
-    connect(Box::new(bell.ringer()));
-    let served = if net.is_user() { Served::Network } else { Served::Cable };
-    Ok(Body { device: Box::new(device), bell: Some(bell), served })
+    let start = move || {
+        let (device, connect) = open()?;
+        connect(Box::new(bell.ringer()));
+        let device: Box<dyn VirtioDevice> = Box::new(device);
+        Ok((device, Some(bell)))
+    };
+    Ok(Opened { served, start: Box::new(start) })
 }
 
 /// Who is told of a device that is gone for good; without one the user is, and the guest goes on with errors in its place.
@@ -215,6 +251,8 @@ fn start(words: &[String]) -> Result<Started, Error> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("ring3").arg("device").args(words);
     command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::piped());
+    // It needs nothing of what is said to us, which may be secret, but how to report.
+    command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_for_devices(name)));
     // A terminal's Ctrl-C is for the monitor, which ends its devices in order.
     command.process_group(0);
     let mut child = command.spawn()?;
@@ -224,6 +262,11 @@ fn start(words: &[String]) -> Result<Started, Error> {
     let process = Box::new(DeviceProcess(child));
     let said = said.ok_or_else(|| io::Error::other("it has no standard output"))?;
     Ok(Started { socket, identity: introduced(said, ANSWER)?, patience: ANSWER, process })
+}
+
+/// Variables that say how to report.
+fn is_for_devices(name: &OsStr) -> bool {
+    ["RING3_LOG", "RUST_BACKTRACE", "NO_COLOR"].iter().any(|known| name == *known)
 }
 
 /// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.

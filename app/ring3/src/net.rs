@@ -6,11 +6,10 @@ use std::{
     str::FromStr,
 };
 
-use usernet::{Config, Forward};
-use vhost_user::Reserve;
+use usernet::{Config, Forward, Reach};
+use vhost_user::{Reserve, Served};
 use virtio::{NET_RECEIVE, Net};
 use vmm::Attachment;
-use wires::Wire;
 
 use crate::{
     device,
@@ -31,11 +30,14 @@ pub struct NetArgument {
 /// Sets who is told of frames for the guest.
 pub type Connect = Box<dyn FnOnce(Box<dyn Fn() + Send + Sync>) + Send>;
 
+/// Starts an interface whose descriptors are open: its body, and how that is told of what comes.
+pub type Open = Box<dyn FnOnce() -> Result<(Net, Connect), Failure>>;
+
 /// What it is connected to.
 #[derive(Clone, Debug)]
 enum Kind {
     /// A network of ours.
-    User { forwards: Vec<Forward>, name_server: Option<SocketAddr>, host_access: bool },
+    User { forwards: Vec<Forward>, name_server: Option<SocketAddr>, reach: Reach },
     /// passt's.
     Passt { forwards: Vec<Forward> },
     /// The other machine that was given this path.
@@ -65,8 +67,8 @@ impl Kind {
         }
         match name {
             "user" => {
-                let (forwards, name_server) = Default::default();
-                Ok(Self::User { forwards, name_server, host_access: true })
+                let (forwards, name_server, reach) = Default::default();
+                Ok(Self::User { forwards, name_server, reach })
             }
             "passt" => Ok(Self::Passt { forwards: Vec::new() }),
             "socket" => Ok(Self::Socket { path: PathBuf::new() }),
@@ -79,7 +81,7 @@ impl Kind {
 
     fn options(&self) -> &'static str {
         match self {
-            Self::User { .. } => "hostfwd=, dns=, mac=, restrict",
+            Self::User { .. } => "hostfwd=, dns=, mac=, restrict, allow=",
             Self::Passt { .. } => "hostfwd=, mac=",
             Self::Socket { .. } => "path=, mac=",
             Self::Tap { .. } => "ifname=, mac=",
@@ -114,7 +116,10 @@ impl NetArgument {
             (Some(("dns", address)), Kind::User { name_server, .. }) => {
                 *name_server = Some(parse_name_server(address)?);
             }
-            (None, Kind::User { host_access, .. }) if word == "restrict" => *host_access = false,
+            (None, Kind::User { reach, .. }) if word == "restrict" => reach.restrict(),
+            (Some(("allow", rule)), Kind::User { reach, .. }) => {
+                reach.allow(rule.parse().map_err(|error| format!("allow: {error}"))?)?;
+            }
             (Some(("path", file)), Kind::Socket { path }) => *path = file.into(),
             (Some(("ifname", device)), Kind::Tap { name }) => *name = device.to_owned(),
             (_, kind) => {
@@ -122,6 +127,11 @@ impl NetArgument {
             }
         }
         Ok(())
+    }
+
+    /// What a process that serves it may do.
+    pub fn served(&self) -> Served {
+        if self.is_user() { Served::Network } else { Served::Cable }
     }
 
     /// Whether it has the addresses of [`usernet`].
@@ -140,7 +150,7 @@ impl NetArgument {
     }
 
     fn inline(&self, mac: [u8; 6]) -> Result<Attachment, Failure> {
-        let (net, connect) = self.body(mac)?;
+        let (net, connect) = self.open(mac)?()?;
         Ok(Attachment::new(Box::new(net), |doorbell| {
             connect(Box::new(move || doorbell.ring(NET_RECEIVE)));
         }))
@@ -161,16 +171,19 @@ impl NetArgument {
         Ok(attachment)
     }
 
-    /// The interface's body, and how it is told of what comes.
-    pub fn body(&self, mac: [u8; 6]) -> Result<(Net, Connect), Failure> {
+    /// Opens what the interface is connected to; what is returned starts it.
+    pub fn open(&self, mac: [u8; 6]) -> Result<Open, Failure> {
         match &self.kind {
-            Kind::User { forwards, name_server, host_access } => {
-                let (forwards, host_access) = (forwards.clone(), *host_access);
-                let mut config = Config { forwards, host_access, ..Config::default() };
+            Kind::User { forwards, name_server, reach } => {
+                let (forwards, reach) = (forwards.clone(), reach.clone());
+                let mut config = Config { forwards, reach, ..Config::default() };
                 config.name_server = name_server.or(config.name_server);
-                let cable = usernet::start(&config).map_err(user_failure)?;
-                let connect = Box::new(cable.ringer());
-                Ok((Net::new(Box::new(cable), mac), connect))
+                let network = usernet::open(&config).map_err(user_failure)?;
+                Ok(Box::new(move || {
+                    let cable = network.start().map_err(user_failure)?;
+                    let connect = Box::new(cable.ringer());
+                    Ok((Net::new(Box::new(cable), mac), connect))
+                }))
             }
             Kind::Socket { path } => wire(wires::socket(path), mac),
             Kind::Tap { name } => wire(wires::tap(name), mac),
@@ -192,13 +205,20 @@ impl NetArgument {
     }
 }
 
-fn wire(wire: Result<Wire, wires::Error>, mac: [u8; 6]) -> Result<(Net, Connect), Failure> {
-    let wire = wire.map_err(|error| match error {
+fn wire(ready: Result<wires::Ready, wires::Error>, mac: [u8; 6]) -> Result<Open, Failure> {
+    let ready = ready.map_err(wire_failure)?;
+    Ok(Box::new(move || {
+        let wire = ready.start().map_err(wire_failure)?;
+        let connect = Box::new(wire.ringer());
+        Ok((Net::new(Box::new(wire), mac), connect))
+    }))
+}
+
+fn wire_failure(error: wires::Error) -> Failure {
+    match error {
         wires::Error::Host(_) => Failure::host(format!("--net: {error}")),
         _ => Failure::usage(format!("--net: {error}")),
-    })?;
-    let connect = Box::new(wire.ringer());
-    Ok((Net::new(Box::new(wire), mac), connect))
+    }
 }
 
 fn user_failure(error: usernet::Error) -> Failure {
@@ -236,14 +256,16 @@ mod tests {
         let parse = |text: &str| text.parse::<NetArgument>().expect(text);
         let user = parse("user").kind;
         assert!(
-            matches!(user, Kind::User { forwards, host_access: true, .. } if forwards.is_empty())
+            matches!(user, Kind::User { forwards, reach: Reach::Everything, .. } if forwards.is_empty())
         );
-        let all = "user,hostfwd=tcp::8080-:80,hostfwd=udp::53-:53,mac=02:00:00:00:00:01,restrict";
+        let all = "user,hostfwd=tcp::8080-:80,hostfwd=udp::53-:53,mac=02:00:00:00:00:01,restrict,\
+                   allow=10.0.2.2:5432,allow=192.168.0.0/16:*";
         let net = parse(all);
         assert_eq!(net.mac, Some([2, 0, 0, 0, 0, 1]));
-        assert!(
-            matches!(net.kind, Kind::User { forwards, host_access: false, .. } if forwards.len() == 2)
-        );
+        let Kind::User { forwards, reach: Reach::Public(rules), .. } = net.kind else {
+            panic!("{net:?}");
+        };
+        assert_eq!((forwards.len(), rules.len()), (2, 2));
         let passt = parse("passt,hostfwd=tcp::8080-:80").kind;
         assert!(matches!(passt, Kind::Passt { forwards } if forwards.len() == 1));
         let socket = parse("socket,path=/run/cable").kind;
@@ -266,6 +288,8 @@ mod tests {
             ("vhost-user:x,restrict", "there are mac="),
             ("", "unknown network"),
             ("user,fast", "unknown option `fast`"),
+            ("user,allow=10.0.0.1:80", "restrict comes before"),
+            ("user,restrict,allow=10.0.0.1", "not a rule"),
             ("user,hostfwd=80", "not a forward"),
             ("user,mac=01:00:00:00:00:01", "unicast"),
             ("user,mac=1:2:3", "unicast"),

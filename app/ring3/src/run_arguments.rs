@@ -66,18 +66,21 @@ pub struct RunArguments {
     /// the other machine that is given the same path; tap is a device of this host; vhost-user:SOCKET is what
     /// another program serves there. With user, the guest gets an address by DHCP and reaches what this host reaches; the host itself is
     /// 10.0.2.2. Each hostfwd makes a port of this host lead to one of the guest's; restrict
-    /// keeps the guest from the host's own services (its loopback).
+    /// leaves the guest public addresses only: none of this host's, none of the networks it is on, no private,
+    /// link-local or metadata address. Each allow=CIDR:PORT behind it opens some again, such as
+    /// allow=10.0.2.2:5432 for a port of this host's loopback.
     #[arg(
         long,
-        value_name = "user[,hostfwd=tcp:ADDRESS:PORT-:PORT][,dns=ADDRESS][,restrict]|\
+        value_name = "user[,hostfwd=tcp:ADDRESS:PORT-:PORT][,dns=ADDRESS][,restrict[,allow=CIDR:PORT]]|\
                       passt[,hostfwd=...]|socket,path=FILE|tap,ifname=NAME|vhost-user:SOCKET"
     )]
     pub net: Vec<NetArgument>,
     /// Folder of this host for the guest, which mounts it by its tag; can be repeated
     ///
-    /// In the guest: mount -t virtiofs TAG /mnt. With ro, the guest cannot change it. vhost-user:SOCKET:TAG is a folder
+    /// In the guest: mount -t virtiofs TAG /mnt. With ro, the guest cannot change it. Where ring3 runs as root the guest
+    /// can make no device nodes and no setuid programs in it; with privileged it can. vhost-user:SOCKET:TAG is a folder
     /// that another program serves there, such as virtiofsd.
-    #[arg(long, value_name = "DIR:TAG[:ro]|vhost-user:SOCKET:TAG")]
+    #[arg(long, value_name = "DIR:TAG[:ro|:privileged]|vhost-user:SOCKET:TAG")]
     pub share: Vec<ShareChoice>,
     /// Where disks, networks and folders are served: in processes of their own, which can reach nothing else, or in the machine's (to look for a
     /// failure)

@@ -10,6 +10,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use host_linux::process;
 
 use crate::{
     device::{disk_body, net_body, share_body},
@@ -82,18 +83,19 @@ enum Kind {
 
 /// Serves one machine, until it hangs up.
 pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
-    let (body, monitor) = match &arguments.kind {
-        Kind::Disk { disk, socket } => (disk_body(0, disk)?, accept(socket, "disk")?),
-        Kind::Net { net, socket } => (net_body(net.own_mac(0), net)?, accept(socket, "net")?),
+    process::keep_only_standard_streams().map_err(|error| Failure::host(error.to_string()))?;
+    let (opened, socket, option) = match &arguments.kind {
+        Kind::Disk { disk, socket } => (disk_body(0, disk)?, socket, "disk"),
+        Kind::Net { net, socket } => (net_body(net.own_mac(0), net)?, socket, "net"),
         Kind::Share { share: ShareArgument { folder, tag }, socket } => {
             folder.find().map_err(share::refused)?;
-            // Afterwards there is nothing but the folder, the socket's name included.
-            let monitor = accept(socket, "share")?;
-            (share_body(tag, folder.clone())?, monitor)
+            (share_body(tag, folder.clone()), socket, "share")
         }
     };
-    body.shut_in("this needs a host with seccomp filters (CONFIG_SECCOMP_FILTER)")?;
-    body.serve(monitor)
+    // Afterwards there are no names, the socket's included.
+    let monitor = accept(socket, option)?;
+    let otherwise = "this needs a host with seccomp filters (CONFIG_SECCOMP_FILTER)";
+    opened.shut_in(&monitor, otherwise)?.serve(monitor)
 }
 
 /// Waits for a monitor, which needs to be told where and how; nobody else can come after it.

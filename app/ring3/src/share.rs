@@ -75,16 +75,18 @@ impl FromStr for ShareArgument {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (rest, readonly) = match text.strip_suffix(":ro") {
-            Some(rest) => (rest, true),
-            None => (text, false),
+        let suffix = |suffix| text.strip_suffix(suffix);
+        let (rest, readonly, privileged) = match (suffix(":ro"), suffix(":privileged")) {
+            (Some(rest), _) => (rest, true, false),
+            (_, Some(rest)) => (rest, false, true),
+            _ => (text, false, false),
         };
         let (path, tag) = rest.rsplit_once(':').ok_or("give a folder and a tag, as in src:work")?;
         if path.is_empty() {
             return Err("the folder's name is empty".to_owned());
         }
         let tag = checked(tag)?;
-        let folder = Folder::new(path, readonly);
+        let folder = Folder { privileged, ..Folder::new(path, readonly) };
         Ok(Self { folder, tag })
     }
 }
@@ -117,7 +119,9 @@ pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachmen
                 Keeping::Usual => None,
                 Keeping::Lasting => Some("--lasting"),
             };
-            let words = ["share"].into_iter().chain(readonly).chain(keeping);
+            let privileged = folder.privileged.then_some("--privileged");
+            let options = readonly.into_iter().chain(keeping).chain(privileged);
+            let words = ["share"].into_iter().chain(options);
             let words = words.chain(["--", tag, &real]);
             let gone: Reserve = |config| Box::new(Fs::gone(config));
             let words = words.map(str::to_owned).collect();
@@ -147,7 +151,9 @@ mod tests {
         assert_eq!((share.folder.path, share.folder.readonly), (PathBuf::from("/a:b/c"), true));
         assert_eq!(share.tag, "tag");
         let share: ShareArgument = ".:work".parse().expect("a share");
-        assert!(!share.folder.readonly);
+        assert!(!share.folder.readonly && !share.folder.privileged);
+        let share: ShareArgument = ".:work:privileged".parse().expect("a share");
+        assert!(!share.folder.readonly && share.folder.privileged);
         let foreign = "vhost-user:/run/a:b.sock:work".parse();
         let (socket, tag) = (PathBuf::from("/run/a:b.sock"), "work".to_owned());
         assert_eq!(foreign, Ok(ShareChoice::Foreign { socket, tag }));

@@ -3,8 +3,8 @@
 //! fuse-backend-rs decodes requests and encodes answers (`messages`, `answers`); what is behind them is ours (`tree`), because the library's
 //! own file system holds a descriptor for each file the guest knows, and a tree may have more files than a process may have
 //! descriptors. `nodes` keeps a bounded number of them and finds the other files again. No name and no symbolic link leads out of the folder,
-//! and devices and sockets of the host cannot be opened. `readonly` decides which requests may pass, `atime` what an ordinary user may
-//! not ask the host for.
+//! and devices and sockets of the host cannot be opened. `readonly` and `privilege` decide which requests may pass, `atime` what an
+//! ordinary user may not ask the host for.
 //!
 //! Files are created as the user that runs ring3. As root, they belong to the guest's user.
 
@@ -16,6 +16,7 @@ mod listing;
 mod messages;
 mod nodes;
 mod open_files;
+mod privilege;
 mod readonly;
 mod rights;
 mod tree;
@@ -64,6 +65,8 @@ pub struct Folder {
     pub readonly: bool,
     /// How long it may rely on what it was told, if it may not.
     pub keeping: Keeping,
+    /// The guest may make device nodes, and programs that run with the rights of their owner, even if we are root.
+    pub privileged: bool,
 }
 
 /// How long the guest may rely on what it is told.
@@ -79,7 +82,7 @@ pub(crate) struct Trust {
 impl Folder {
     /// A folder whose changes the guest and the host see of each other soon.
     pub fn new(path: impl Into<PathBuf>, readonly: bool) -> Self {
-        Self { path: path.into(), readonly, keeping: Keeping::Usual }
+        Self { path: path.into(), readonly, keeping: Keeping::Usual, privileged: false }
     }
 
     /// Where it really is, if it is a folder that can be listed.
@@ -121,6 +124,8 @@ pub enum Error {
 pub struct FolderServer {
     messages: Messages,
     readonly: bool,
+    /// As root, the guest may make what gives others rights.
+    privileged: bool,
     is_root: bool,
     refusal: [u8; REFUSAL],
 }
@@ -147,7 +152,8 @@ impl FolderServer {
         let answers = Answers::new(tree).map_err(refused)?;
         let is_root = geteuid().is_root();
         let messages = Messages::new(answers, (!is_root).then(own)).map_err(Error::Host)?;
-        Ok(Self { messages, readonly: folder.readonly, is_root, refusal: [0; REFUSAL] })
+        let Folder { readonly, privileged, .. } = *folder;
+        Ok(Self { messages, readonly, privileged, is_root, refusal: [0; REFUSAL] })
     }
 }
 
@@ -157,10 +163,24 @@ impl FileServer for FolderServer {
             self.refusal = refusal(request, readonly::error_of(request));
             return &self.refusal;
         }
+        if self.is_root && !self.privileged && self.gives_rights(request) {
+            self.refusal = refusal(request, privilege::EPERM);
+            return &self.refusal;
+        }
         match atime::without_wish(request).filter(|_| !self.is_root) {
             Some(plain) => self.messages.exchange(&plain, room),
             None => self.messages.exchange(request, room),
         }
+    }
+}
+
+impl FolderServer {
+    /// Whether a request would make what gives others rights.
+    fn gives_rights(&mut self, request: &[u8]) -> bool {
+        let messages = &mut self.messages;
+        privilege::is_wanted(request, |node| {
+            privilege::kind_in(messages.exchange(&privilege::question(node), privilege::ANSWER))
+        })
     }
 }
 
@@ -194,7 +214,7 @@ fn raise_file_limit() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::{fs, os::unix::fs::MetadataExt};
 
     const EROFS: i32 = 30;
     const ENOSYS: i32 = 38;
@@ -269,6 +289,66 @@ mod tests {
         let (directory, mut server) = served(false);
         assert_eq!(ask(&mut server, &request(MKDIR, ROOT, &mkdir)).0, 0);
         assert!(directory.path().join("shared/new").exists());
+    }
+
+    /// Body of a SETATTR that sets the mode.
+    fn chmod(mode: u32) -> Vec<u8> {
+        let mut body = vec![0; 88];
+        body[0] = 1;
+        body[68..72].copy_from_slice(&mode.to_le_bytes());
+        body
+    }
+
+    /// Bodies of MKNOD, by mode and device number, and of CREATE.
+    fn mknod(mode: u32, number: u32) -> Vec<u8> {
+        [&mode.to_le_bytes()[..], &number.to_le_bytes(), &[0; 8], b"node\0"].concat()
+    }
+    fn create(mode: u32) -> Vec<u8> {
+        [&2_u32.to_le_bytes()[..], &mode.to_le_bytes(), &[0; 8], b"made\0"].concat()
+    }
+
+    /// As root, which is who these tests are run by where it matters.
+    #[test]
+    fn programs_and_nodes_with_rights_of_their_own_are_not_made() {
+        const EPERM: i32 = 1;
+        let [setattr, mknod_, create_, setxattr] = [4, 8, 35, 21];
+        let (directory, mut server) = served(false);
+        server.is_root = true;
+        let node = |server: &mut FolderServer, name: &[u8]| {
+            let (error, entry) = ask(server, &request(LOOKUP, ROOT, name));
+            assert_eq!(error, 0);
+            u64::from_le_bytes(entry[..8].try_into().expect("eight bytes"))
+        };
+        fs::create_dir(directory.path().join("shared/folder")).expect("made");
+        let (file, folder) = (node(&mut server, b"file\0"), node(&mut server, b"folder\0"));
+        let capability = [&[0; 8][..], b"security.capability\0", &[0; 20]].concat();
+        for (opcode, node, body) in [
+            (setattr, file, chmod(0o104_755)),
+            (setattr, file, chmod(0o102_755)),
+            // It says of itself that it is a folder.
+            (setattr, file, chmod(0o042_755)),
+            (mknod_, ROOT, mknod(0o020_600, 0x103)),
+            (mknod_, ROOT, mknod(0o060_600, 0)),
+            (mknod_, ROOT, mknod(0o104_755, 0)),
+            (create_, ROOT, create(0o104_755)),
+            (setxattr, file, capability),
+        ] {
+            let asked = request(opcode, node, &body);
+            assert_eq!(ask(&mut server, &asked).0, -EPERM, "{opcode} {body:?}");
+        }
+        assert!(!directory.path().join("shared/node").exists());
+        assert!(!directory.path().join("shared/made").exists());
+        let mode = fs::metadata(directory.path().join("shared/file")).expect("there").mode();
+        assert_eq!(mode & 0o7000, 0);
+        for (opcode, node, body) in [
+            (setattr, file, chmod(0o100_700)),
+            (setattr, folder, chmod(0o042_755)),
+            (mknod_, ROOT, mknod(0o100_600, 0)),
+        ] {
+            assert_eq!(ask(&mut server, &request(opcode, node, &body)).0, 0, "{opcode} {body:?}");
+        }
+        server.privileged = true;
+        assert_eq!(ask(&mut server, &request(setattr, file, &chmod(0o104_755))).0, 0);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use smoltcp::{
 use virtio::NetBackend;
 
 use crate::{
-    Cable, Config, GATEWAY, GUEST, MTU, NAME_SERVER, frames, frames::GATEWAY_MAC, start,
+    Cable, Config, GATEWAY, GUEST, MTU, NAME_SERVER, Reach, frames, frames::GATEWAY_MAC, start,
     tcp::MAX_FLOWS,
 };
 
@@ -90,7 +90,7 @@ impl Guest {
 
 /// A network that reaches nothing outside.
 fn closed() -> Config {
-    Config { forwards: Vec::new(), name_server: None, host_access: false }
+    Config { forwards: Vec::new(), name_server: None, reach: Reach::Public(Vec::new()) }
 }
 
 fn from_guest(mut frame: Vec<u8>) -> Vec<u8> {
@@ -250,7 +250,7 @@ fn descriptors() -> usize {
 fn a_flood_of_connections_is_bounded_and_the_network_goes_on() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let to = SocketAddrV4::new(GATEWAY, listener.local_addr().expect("an address").port());
-    let mut guest = Guest::new(&Config { host_access: true, ..closed() });
+    let mut guest = Guest::new(&Config { reach: Reach::Everything, ..closed() });
     let before = descriptors();
     for port in 0..u16::try_from(2 * MAX_FLOWS).expect("ports") {
         guest.cable.send(&syn(1024 + port, to));
@@ -291,5 +291,39 @@ fn forwarded_datagrams_and_their_answers_find_their_peers() {
         let mut answer = [0; 16];
         assert_eq!(peer.recv(&mut answer).expect("answered"), 1);
         assert_eq!(answer[0], number as u8);
+    }
+}
+
+/// An address of this host's that is not its loopback's, if it has one.
+fn other_address() -> Option<Ipv4Addr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
+    // Sends nothing; the kernel picks the address it would send from.
+    socket.connect(("192.0.2.1", 9)).ok()?;
+    match socket.local_addr().expect("an address").ip() {
+        std::net::IpAddr::V4(own) => Some(own),
+        std::net::IpAddr::V6(_) => None,
+    }
+}
+
+/// Whether a guest's connection to `to` comes to a listener at that address.
+fn arrives(reach: Reach, to: Ipv4Addr) -> bool {
+    let bound = if to == GATEWAY { Ipv4Addr::LOCALHOST } else { to };
+    let listener = TcpListener::bind((bound, 0)).expect("a port");
+    listener.set_nonblocking(true).expect("set");
+    let port = listener.local_addr().expect("an address").port();
+    let mut guest = Guest::new(&Config { reach, ..closed() });
+    guest.cable.send(&syn(2000, SocketAddrV4::new(to, port)));
+    guest.asks_the_gateway();
+    listener.accept().is_ok()
+}
+
+#[test]
+fn a_restricted_guest_does_not_reach_this_host_by_any_of_its_addresses() {
+    let addresses = [Some(GATEWAY), other_address()].into_iter().flatten();
+    for address in addresses {
+        assert!(arrives(Reach::Everything, address), "{address}");
+        assert!(!arrives(Reach::Public(Vec::new()), address), "{address}");
+        let rule = format!("{address}/32:*").parse().expect("a rule");
+        assert!(arrives(Reach::Public(vec![rule]), address), "{address}, allowed");
     }
 }

@@ -23,7 +23,8 @@ use smoltcp::{
 };
 
 use crate::{
-    Cable, Config, Error, Forward, GATEWAY, MTU, NAME_SERVER, PREFIX, Protocol, dhcp, frames, link,
+    Cable, Config, Error, Forward, GATEWAY, MTU, NAME_SERVER, PREFIX, Protocol, Targets, dhcp,
+    frames, link,
     link::GatewayEnd,
     tcp::Flows,
     udp::{Inbound, MAX_DATAGRAM, Ports},
@@ -91,7 +92,7 @@ impl TxToken for Sender<'_> {
 
 /// Everything the thread owns.
 struct Gateway {
-    config: Config,
+    targets: Targets,
     poll: Poll,
     next_token: usize,
     wire: Wire,
@@ -104,31 +105,32 @@ struct Gateway {
     buffer: Vec<u8>,
 }
 
-/// Starts the thread.
-pub(crate) fn start(config: &Config) -> Result<Cable, Error> {
-    let poll = Poll::new()?;
-    let (cable, end) = Cable::new(link::waker(poll.registry(), WAKE)?);
-    let mut wire =
-        Wire { cable: end, guest: EthernetAddress::BROADCAST, received: VecDeque::new() };
-    let interface = interface(&mut wire);
-    let mut gateway = Gateway {
-        config: config.clone(),
-        poll,
-        next_token: 1,
-        wire,
-        interface,
-        sockets: SocketSet::new(Vec::new()),
-        flows: Flows::default(),
-        ports: Ports::default(),
-        listeners: HashMap::new(),
-        inbound: Vec::new(),
-        buffer: vec![0; MAX_DATAGRAM],
-    };
-    for &forward in &config.forwards {
-        gateway.listen(forward).map_err(|error| Error::Forward { forward, error })?;
+/// A network with its ports open, before it has a thread.
+pub struct Network {
+    gateway: Gateway,
+    cable: Cable,
+}
+
+impl Network {
+    pub(crate) fn open(config: &Config) -> Result<Self, Error> {
+        let poll = Poll::new()?;
+        let (cable, end) = Cable::new(link::waker(poll.registry(), WAKE)?);
+        let mut gateway = Gateway::new(Targets::new(config), poll, end);
+        for &forward in &config.forwards {
+            gateway.listen(forward).map_err(|error| Error::Forward { forward, error })?;
+        }
+        Ok(Self { gateway, cable })
     }
-    thread::Builder::new().name("usernet".into()).spawn(move || gateway.run())?;
-    Ok(cable)
+
+    /// Starts the thread; returns the guest's end of the cable.
+    ///
+    /// # Errors
+    /// The host has no thread for it.
+    pub fn start(self) -> Result<Cable, Error> {
+        let gateway = self.gateway;
+        thread::Builder::new().name("usernet".into()).spawn(move || gateway.run())?;
+        Ok(self.cable)
+    }
 }
 
 fn interface(wire: &mut Wire) -> Interface {
@@ -143,6 +145,25 @@ fn interface(wire: &mut Wire) -> Interface {
 }
 
 impl Gateway {
+    fn new(targets: Targets, poll: Poll, cable: GatewayEnd) -> Self {
+        let (guest, received) = (EthernetAddress::BROADCAST, VecDeque::new());
+        let mut wire = Wire { cable, guest, received };
+        let interface = interface(&mut wire);
+        Self {
+            targets,
+            poll,
+            next_token: 1,
+            wire,
+            interface,
+            sockets: SocketSet::new(Vec::new()),
+            flows: Flows::default(),
+            ports: Ports::default(),
+            listeners: HashMap::new(),
+            inbound: Vec::new(),
+            buffer: vec![0; MAX_DATAGRAM],
+        }
+    }
+
     fn token(&mut self) -> Token {
         self.next_token += 1;
         Token(self.next_token)
@@ -323,7 +344,7 @@ impl Gateway {
         );
         let token = self.token();
         let registry = (self.poll.registry(), token);
-        self.flows.segment(ends, opens, &self.config, &mut self.sockets, registry);
+        self.flows.segment(ends, opens, &self.targets, &mut self.sockets, registry);
         if opens {
             // Each first SYN meets the one socket that listens for it before the next is made.
             self.interface.poll(Instant::now(), &mut self.wire, &mut self.sockets);
@@ -346,7 +367,7 @@ impl Gateway {
         );
         let token = self.token();
         let registry = (self.poll.registry(), token);
-        self.ports.send(ends, datagram.payload(), &self.config, registry);
+        self.ports.send(ends, datagram.payload(), &self.targets, registry);
         Some(false)
     }
 

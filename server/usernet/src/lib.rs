@@ -16,6 +16,7 @@
 //! - `frames`, `dhcp`: bytes to meaning and back, by smoltcp's wire formats.
 //! - `tcp`: smoltcp's sockets on the guest's side, the host's on the other, bytes between them.
 //! - `udp`: one host socket per pair of guest and remote ports, forgotten when idle.
+//! - `reach`: which addresses there are for the guest.
 //! - `gateway`: who gets which packet, and the thread that waits for all of them.
 //!
 //! # Hostile guests
@@ -23,7 +24,7 @@
 //! Frames are parsed by checked accessors only. What the guest can make us hold is bounded: frames
 //! under way, connections, UDP ports. A guest that exceeds a bound loses frames or connections; the host
 //! process keeps its file descriptors. The host's loopback is reachable through the gateway's address
-//! only, unless [`Config::host_access`] is off.
+//! only, and what else is near the host as [`Config::reach`] says.
 //!
 //! IPv6, fragments, and ICMP beyond the gateway are not carried.
 
@@ -34,13 +35,18 @@ mod frame_tests;
 mod frames;
 mod gateway;
 mod link;
+mod reach;
 mod tcp;
 mod udp;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 pub use forward::{Forward, ForwardError, Protocol};
+pub use gateway::Network;
 pub use link::{Cable, Ring};
+pub use reach::{Allow, AllowError, Reach};
+
+use reach::Near;
 
 /// The guest's address.
 pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
@@ -62,14 +68,15 @@ pub struct Config {
     pub forwards: Vec<Forward>,
     /// Where names are asked for; none: the guest gets no answers.
     pub name_server: Option<SocketAddr>,
-    /// The gateway's address leads to the host's loopback.
-    pub host_access: bool,
+    /// What the guest may reach. The name server it may always ask.
+    pub reach: Reach,
 }
 
 impl Default for Config {
-    /// No forwarded ports, the host's first name server, host access.
+    /// No forwarded ports, the host's first name server, everything to be reached.
     fn default() -> Self {
-        Self { forwards: Vec::new(), name_server: host_name_server(), host_access: true }
+        let (forwards, reach) = Default::default();
+        Self { forwards, name_server: host_name_server(), reach }
     }
 }
 
@@ -89,12 +96,20 @@ pub enum Error {
     Host(#[from] std::io::Error),
 }
 
+/// Opens the ports of a network, which has no thread yet: a process that is to give up rights can do so before it has any.
+///
+/// # Errors
+/// See [`Error`].
+pub fn open(config: &Config) -> Result<Network, Error> {
+    Network::open(config)
+}
+
 /// Starts a network; returns the guest's end of the cable. It ends when the cable is dropped.
 ///
 /// # Errors
 /// See [`Error`].
 pub fn start(config: &Config) -> Result<Cable, Error> {
-    gateway::start(config)
+    open(config)?.start()
 }
 
 /// The first name server in /etc/resolv.conf.
@@ -108,14 +123,31 @@ fn first_name_server(text: &str) -> Option<SocketAddr> {
     addresses.next().map(|address| SocketAddr::new(address, DNS_PORT))
 }
 
-/// Where the host connects to for an address the guest names; `None` where it may not.
-fn host_target(config: &Config, to: Ipv4Addr, port: u16) -> Option<SocketAddr> {
-    match to {
-        GATEWAY => config.host_access.then(|| (Ipv4Addr::LOCALHOST, port).into()),
-        NAME_SERVER => config.name_server.filter(|_| port == DNS_PORT),
-        _ if to.is_loopback() || to.is_multicast() || to.is_broadcast() => None,
-        _ if to.is_unspecified() || is_ours(to) => None,
-        _ => Some((to, port).into()),
+/// What the guest may reach, and how its addresses become the host's.
+#[derive(Debug)]
+struct Targets {
+    name_server: Option<SocketAddr>,
+    reach: Reach,
+    near: Near,
+}
+
+impl Targets {
+    fn new(config: &Config) -> Self {
+        let (name_server, reach) = (config.name_server, config.reach.clone());
+        let near = if reach == Reach::Everything { Near::default() } else { Near::of_this_host() };
+        Self { name_server, reach, near }
+    }
+
+    /// Where the host connects to for an address the guest names; `None` where it may not.
+    fn find(&self, to: Ipv4Addr, port: u16) -> Option<SocketAddr> {
+        let target = match to {
+            NAME_SERVER => return self.name_server.filter(|_| port == DNS_PORT),
+            GATEWAY => (Ipv4Addr::LOCALHOST, port).into(),
+            _ if to.is_loopback() || to.is_multicast() || to.is_broadcast() => return None,
+            _ if to.is_unspecified() || is_ours(to) => return None,
+            _ => (to, port).into(),
+        };
+        self.reach.allows(to.into(), target, &self.near).then_some(target)
     }
 }
 
@@ -135,17 +167,33 @@ mod tests {
         assert_eq!(first_name_server("nameserver fe80::1%eth0\nnothing"), None);
     }
 
+    fn target(reach: Reach, ip: [u8; 4]) -> Option<SocketAddr> {
+        let config = Config { name_server: None, reach, ..Config::default() };
+        Targets::new(&config).find(ip.into(), 80)
+    }
+
     #[test]
     fn the_hosts_loopback_is_behind_the_gateway_only() {
-        let mut config = Config { name_server: None, ..Config::default() };
-        let target = |config: &Config, ip: [u8; 4]| host_target(config, ip.into(), 80);
-        assert_eq!(target(&config, [10, 0, 2, 2]), Some(([127, 0, 0, 1], 80).into()));
-        assert_eq!(target(&config, [127, 0, 0, 1]), None);
-        assert_eq!(target(&config, [0, 0, 0, 0]), None);
-        assert_eq!(target(&config, [10, 0, 2, 99]), None);
-        assert_eq!(target(&config, [10, 0, 2, 3]), None);
-        assert_eq!(target(&config, [192, 0, 2, 7]), Some(([192, 0, 2, 7], 80).into()));
-        config.host_access = false;
-        assert_eq!(target(&config, [10, 0, 2, 2]), None);
+        let open = |ip| target(Reach::Everything, ip);
+        assert_eq!(open([10, 0, 2, 2]), Some(([127, 0, 0, 1], 80).into()));
+        assert_eq!(open([127, 0, 0, 1]), None);
+        assert_eq!(open([0, 0, 0, 0]), None);
+        assert_eq!(open([10, 0, 2, 99]), None);
+        assert_eq!(open([10, 0, 2, 3]), None);
+        assert_eq!(open([192, 0, 2, 7]), Some(([192, 0, 2, 7], 80).into()));
+        assert_eq!(open([192, 168, 0, 7]), Some(([192, 168, 0, 7], 80).into()));
+    }
+
+    #[test]
+    fn a_restricted_guest_reaches_the_public_and_what_rules_say() {
+        let restricted = |ip| target(Reach::Public(Vec::new()), ip);
+        assert_eq!(restricted([10, 0, 2, 2]), None);
+        assert_eq!(restricted([192, 168, 0, 7]), None);
+        assert_eq!(restricted([169, 254, 169, 254]), None);
+        assert_eq!(restricted([203, 0, 113, 7]), Some(([203, 0, 113, 7], 80).into()));
+        let rules = || Reach::Public(vec!["10.0.2.2:80".parse().expect("a rule")]);
+        assert_eq!(target(rules(), [10, 0, 2, 2]), Some(([127, 0, 0, 1], 80).into()));
+        assert_eq!(target(rules(), [10, 0, 2, 3]), None);
+        assert_eq!(target(rules(), [127, 0, 0, 1]), None, "nor by its own name");
     }
 }

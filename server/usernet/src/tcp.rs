@@ -21,7 +21,7 @@ use smoltcp::{
     time::Duration,
 };
 
-use crate::{Config, GATEWAY, host_target};
+use crate::{GATEWAY, Targets};
 
 /// Connections at once.
 pub(crate) const MAX_FLOWS: usize = 2048;
@@ -77,7 +77,7 @@ impl Flows {
         &mut self,
         ends: Ends,
         opens: bool,
-        config: &Config,
+        targets: &Targets,
         sockets: &mut SocketSet<'_>,
         registry: (&Registry, Token),
     ) {
@@ -89,7 +89,7 @@ impl Flows {
         if !opens || self.flows.len() >= MAX_FLOWS {
             return;
         }
-        let Some(target) = host_target(config, *remote.ip(), remote.port()) else { return };
+        let Some(target) = targets.find(*remote.ip(), remote.port()) else { return };
         let stream = match TcpStream::connect(target) {
             Ok(stream) => stream,
             Err(error) => return tracing::info!(%target, %error, "cannot connect"),

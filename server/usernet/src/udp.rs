@@ -10,7 +10,7 @@ use std::{
 use mio::{Interest, Registry, Token, net::UdpSocket};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
-use crate::{Config, host_target, tcp::Ends};
+use crate::{Targets, tcp::Ends};
 
 /// Ports in use at once; beyond them the longest idle is forgotten.
 const MAX_PORTS: usize = 512;
@@ -38,11 +38,11 @@ impl Ports {
         &mut self,
         ends: Ends,
         payload: &[u8],
-        config: &Config,
+        targets: &Targets,
         (registry, token): (&Registry, Token),
     ) {
         let known = self.by_ends.get(&ends).copied();
-        let Some(token) = known.or_else(|| self.open(ends, config, registry, token)) else {
+        let Some(token) = known.or_else(|| self.open(ends, targets, registry, token)) else {
             return;
         };
         if let Some(port) = self.ports.get_mut(&token) {
@@ -55,7 +55,7 @@ impl Ports {
     fn open(
         &mut self,
         ends: Ends,
-        config: &Config,
+        targets: &Targets,
         registry: &Registry,
         token: Token,
     ) -> Option<Token> {
@@ -63,7 +63,7 @@ impl Ports {
             self.forget_oldest();
         }
         let (_, remote) = ends;
-        let target = host_target(config, *remote.ip(), remote.port())?;
+        let target = targets.find(*remote.ip(), remote.port())?;
         let socket = connected(target, registry, token);
         let socket =
             socket.map_err(|error| tracing::debug!(%target, %error, "no host socket")).ok()?;

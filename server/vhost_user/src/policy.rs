@@ -23,6 +23,8 @@ pub enum Served {
     Folder {
         /// The guest cannot change it.
         readonly: bool,
+        /// The guest may make programs that run with the rights of their owners.
+        privileged: bool,
     },
 }
 
@@ -34,7 +36,7 @@ const EVERY: &[i64] = &[
     libc::SYS_writev,
     libc::SYS_lseek,
     libc::SYS_fstat,
-    libc::SYS_fcntl,
+    libc::SYS_fcntl, // see below
     libc::SYS_close,
     libc::SYS_dup,
     // The monitor.
@@ -156,6 +158,31 @@ const MEMORY: &[Rule] = &[
     (libc::SYS_mprotect, &[(2, without(libc::PROT_EXEC), 0)]),
 ];
 
+const fn command(number: i32) -> Condition {
+    (1, SeccompCmpOp::Eq, number.cast_unsigned() as u64)
+}
+
+/// Of every server: copies of descriptors, and what their flags are. Nobody's signals: an owner, a signal number, leases and notices
+/// of changes send those.
+const DESCRIPTORS: &[Rule] = &[
+    (libc::SYS_fcntl, &[command(libc::F_DUPFD_CLOEXEC)]),
+    (libc::SYS_fcntl, &[command(libc::F_GETFD)]),
+    (libc::SYS_fcntl, &[command(libc::F_SETFD)]),
+    (libc::SYS_fcntl, &[command(libc::F_GETFL)]),
+    (libc::SYS_fcntl, &[command(libc::F_GET_SEALS)]),
+    // Whoever waits for an event that a server shares with it must not be made to wait for ever.
+    (libc::SYS_fcntl, &[command(libc::F_SETFL), (2, ONLY_SILENT, SILENT)]),
+];
+
+/// Never waits, and sends no signals.
+const SILENT: u64 = libc::O_NONBLOCK.cast_unsigned() as u64;
+const ONLY_SILENT: SeccompCmpOp =
+    SeccompCmpOp::MaskedEq((libc::O_NONBLOCK | libc::O_ASYNC).cast_unsigned() as u64);
+
+/// What the guest has opened a file for changes with each request: whether it appends, for one. Still no signals.
+const FILE_RULES: &[Rule] =
+    &[(libc::SYS_fcntl, &[command(libc::F_SETFL), (2, without(libc::O_ASYNC), 0)])];
+
 const IPV4: Condition = (0, SeccompCmpOp::Eq, libc::AF_INET as u64);
 const IPV6: Condition = (0, SeccompCmpOp::Eq, libc::AF_INET6 as u64);
 /// A socket's type is beside flags.
@@ -187,17 +214,28 @@ const CHANGING: i32 =
 /// A folder that is not to change is not opened for that.
 const READONLY_RULES: &[Rule] = &[(libc::SYS_openat, &[(2, without(CHANGING), 0)])];
 
+/// Nothing becomes a program that runs with the rights of its owner. (The argument says nothing where no file is made.)
+const PLAIN_RULES: &[Rule] = &[
+    (libc::SYS_openat, &[(3, without(SETUID), 0)]),
+    (libc::SYS_mknodat, &[(2, without(SETUID), 0)]),
+    (libc::SYS_fchmod, &[(1, without(SETUID), 0)]),
+    (libc::SYS_fchmodat, &[(2, without(SETUID), 0)]),
+];
+const SETUID: i32 = libc::S_ISUID.cast_signed();
+
 /// A server's calls: each with the rules of which one must hold, or with none.
 pub(crate) fn of(served: Served) -> Result<Vec<(i64, Vec<SeccompRule>)>, BackendError> {
-    let (calls, rules): (&[&[i64]], &[Rule]) = match served {
+    let (calls, rules): (&[&[i64]], &[&[Rule]]) = match served {
         Served::Disk => (&[FILES], &[]),
-        Served::Cable => (&[SOCKETS], CABLE_RULES),
-        Served::Network => (&[SOCKETS, CONNECTIONS], CONNECTION_RULES),
-        Served::Folder { readonly: true } => (&[FILES, NAMES], READONLY_RULES),
-        Served::Folder { readonly: false } => (&[FILES, NAMES, CHANGES], &[]),
+        Served::Cable => (&[SOCKETS], &[CABLE_RULES]),
+        Served::Network => (&[SOCKETS, CONNECTIONS], &[CONNECTION_RULES]),
+        Served::Folder { readonly: true, .. } => (&[FILES, NAMES], &[FILE_RULES, READONLY_RULES]),
+        Served::Folder { privileged: true, .. } => (&[FILES, NAMES, CHANGES], &[FILE_RULES]),
+        Served::Folder { .. } => (&[FILES, NAMES, CHANGES], &[FILE_RULES, PLAIN_RULES]),
     };
     let calls = iter::once(EVERY).chain(calls.iter().copied()).flatten().copied();
-    let rules: Vec<_> = MEMORY.iter().chain(rules).collect();
+    let rules: Vec<_> =
+        [MEMORY, DESCRIPTORS].into_iter().chain(rules.iter().copied()).flatten().collect();
     let calls = calls.chain(MEMORY.iter().map(|(call, _)| *call));
     calls.map(|call| Ok((call, rules_of(call, &rules)?))).collect()
 }

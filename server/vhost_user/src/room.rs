@@ -1,14 +1,17 @@
-//! Which names a server of a folder can reach: those in the folder.
+//! What a server can reach by name, and as whom: a folder's server the folder, all others nothing.
 //!
-//! Two means, each where the host has it:
+//! Three means, each where the host has it:
 //!
-//! - A mount namespace in which there is nothing but the folder and the server's own descriptors ([`move_in`]). It needs root
-//!   (CAP_SYS_ADMIN). Devices in the folder are none there, nothing in it can be executed, and a folder that is shared for reading is
-//!   mounted so. Afterwards the capabilities go that do not concern files and their owners.
-//! - Landlock ([`lock`]), which needs no privilege: files outside of the folder cannot be opened, made, renamed or removed, whatever name
-//!   they are asked for by, and no process outside can be traced or sent a signal.
+//! - Namespaces of its own: no mounts, network, or processes of others. A folder's server moves into a mount namespace in which
+//!   there is nothing but the folder and the server's own descriptors ([`move_in`]), for which it needs root (CAP_SYS_ADMIN).
+//!   Devices in the folder are none there, nothing in it can be executed, and a folder that is shared for reading is mounted so. The
+//!   others move into an empty one ([`leave_all`]), an ordinary user's by way of a user namespace.
+//! - Capabilities: a folder's server keeps those that concern files and their owners, the others none.
+//! - Landlock ([`lock`], [`lock_out`]), which needs no privilege: files outside of the folder cannot be opened, made, renamed or
+//!   removed, whatever name they are asked for by; no process outside can be traced or sent a signal, by whatever means; no abstract
+//!   socket outside can be connected to.
 //!
-//! An ordinary user's server has the second only: with a user namespace the guest would see the files of all other users
+//! A folder's server of an ordinary user has Landlock only: with a user namespace the guest would see the files of all other users
 //! as nobody's. What Landlock leaves open is attributes: the server could look at those of files outside and, if the folder is
 //! shared for writing, change the modes and times of the user's own files.
 
@@ -22,8 +25,9 @@ use std::{
 };
 
 use landlock::{
-    ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, RestrictionStatus,
-    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd,
+    RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
+    Scope,
 };
 use rustix::{
     fs::CWD,
@@ -32,7 +36,7 @@ use rustix::{
         OpenTreeFlags, UnmountFlags, fsconfig_create, fsmount, fsopen, mount_change, move_mount,
         open_tree, unmount,
     },
-    process::{chdir, pivot_root},
+    process::{chdir, getegid, geteuid, pivot_root},
     thread::{
         CapabilitySet, CapabilitySets, UnshareFlags, capabilities, set_capabilities, unshare_unsafe,
     },
@@ -47,11 +51,12 @@ const DESCRIPTORS: &str = "/proc/self/fd";
 const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// Moves into a mount namespace of the folder's own, if the host lets us, and gives up what a file server has no use for. Returns where the
-/// folder is from then on. There must be no other thread.
+/// folder is from then on. With `privileged` the guest may make device nodes and programs that run with rights of their own, as far as we
+/// may. There must be no other thread.
 ///
 /// # Errors
 /// We have root's rights and cannot give them up.
-pub fn move_in(folder: &Path, readonly: bool) -> io::Result<PathBuf> {
+pub fn move_in(folder: &Path, readonly: bool, privileged: bool) -> io::Result<PathBuf> {
     let sets = capabilities(None)?;
     let mut place = folder.to_owned();
     if sets.effective.contains(CapabilitySet::SYS_ADMIN) {
@@ -60,20 +65,49 @@ pub fn move_in(folder: &Path, readonly: bool) -> io::Result<PathBuf> {
             Err(error) => tracing::warn!(%error, "no mount namespace for a shared folder"),
         }
     }
-    give_up(sets)?;
+    give_up(sets, privileged)?;
     Ok(place)
 }
 
-/// Keeps the rights to files of any owner and to become any user, of those there are.
-fn give_up(sets: CapabilitySets) -> io::Result<()> {
-    let kept = CapabilitySet::CHOWN
+/// Moves where there are no files, with `network` no network either, and gives up all rights. There must be no other thread.
+/// Whatever the host does not allow is left out: the filter refuses the calls in any case.
+///
+/// # Errors
+/// We have root's rights and cannot give them up.
+pub fn leave_all(network: bool) -> io::Result<()> {
+    let (user, group) = (geteuid(), getegid());
+    let mut wanted = UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    wanted.set(UnshareFlags::NEWNET, network);
+    let privileged = capabilities(None)?.effective.contains(CapabilitySet::SYS_ADMIN);
+    wanted.set(UnshareFlags::NEWUSER, !privileged);
+    // SAFETY: as in `furnish`.
+    let moved = unsafe { unshare_unsafe(wanted) }.map_err(io::Error::from).and_then(|()| empty());
+    if let Err(error) = moved {
+        tracing::info!(%error, ?user, ?group, "no namespaces for a device");
+    }
+    let none = CapabilitySet::empty();
+    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    Ok(set_capabilities(None, none)?)
+}
+
+/// An empty root in place of the one there is.
+fn empty() -> io::Result<()> {
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    put(&empty_root()?, SITE)?;
+    take_for_root()
+}
+
+/// Keeps the rights to files of any owner and to become any user, of those there are. Without privilege those go that make device
+/// nodes and programs with rights of their own.
+fn give_up(sets: CapabilitySets, privileged: bool) -> io::Result<()> {
+    let mut kept = CapabilitySet::CHOWN
         | CapabilitySet::DAC_OVERRIDE
         | CapabilitySet::FOWNER
-        | CapabilitySet::FSETID
         | CapabilitySet::SETUID
-        | CapabilitySet::SETGID
-        | CapabilitySet::MKNOD
-        | CapabilitySet::SETFCAP;
+        | CapabilitySet::SETGID;
+    // With FSETID a program that is written would keep its owner's rights.
+    let more = CapabilitySet::FSETID | CapabilitySet::MKNOD | CapabilitySet::SETFCAP;
+    kept.set(more, privileged);
     let (effective, permitted) = (sets.effective & kept, sets.permitted & kept);
     let inheritable = CapabilitySet::empty();
     Ok(set_capabilities(None, CapabilitySets { effective, permitted, inheritable })?)
@@ -81,7 +115,7 @@ fn give_up(sets: CapabilitySets) -> io::Result<()> {
 
 fn furnish(folder: &Path, readonly: bool) -> io::Result<()> {
     // SAFETY: what is unsafe about unshare is a table of descriptors that some thread believes shared; mounts are not that.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNS)? };
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS)? };
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let tree = open_tree(CWD, folder, clone | OpenTreeFlags::AT_RECURSIVE)?;
@@ -123,11 +157,7 @@ fn restrict(tree: &OwnedFd, readonly: bool) -> io::Result<()> {
 
 /// An empty root with the folder and our descriptors in it, in place of the one there is.
 fn build(tree: &OwnedFd, descriptors: &OwnedFd) -> io::Result<()> {
-    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_create(&context)?;
-    let empty = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-    let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, empty)?;
-    put(&root, SITE)?;
+    put(&empty_root()?, SITE)?;
     for (mount, place) in [(tree, FOLDER), (descriptors, DESCRIPTORS)] {
         let place = format!("{SITE}{place}");
         fs::create_dir_all(&place)?;
@@ -135,6 +165,18 @@ fn build(tree: &OwnedFd, descriptors: &OwnedFd) -> io::Result<()> {
     }
     // The library opens it, and reads it only to make file handles, which it does not make for us.
     fs::write(format!("{SITE}{MOUNTS}"), "")?;
+    take_for_root()
+}
+
+fn empty_root() -> io::Result<OwnedFd> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+/// Makes what is mounted at the site the root.
+fn take_for_root() -> io::Result<()> {
     chdir(SITE)?;
     pivot_root(".", ".")?;
     // What was the root is above the one that is.
@@ -158,14 +200,28 @@ pub fn lock(folder: &Path) -> Result<bool, String> {
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
+/// Has no files be opened, made, renamed and removed at all from now on, nor ports be listened at; false where the host has no Landlock.
+/// There must be no other thread.
+///
+/// # Errors
+/// The host has it, and refuses.
+pub fn lock_out() -> Result<bool, String> {
+    let locked = || rules()?.handle_access(AccessNet::BindTcp)?.create()?.restrict_self();
+    let status = locked().map_err(|error: RulesetError| error.to_string())?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}
+
 fn restrict_names(folder: PathFd) -> Result<RestrictionStatus, RulesetError> {
-    let everything = AccessFs::from_all(ABI::V5);
-    let granted = everything & !(AccessFs::Execute | AccessFs::IoctlDev);
-    Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(everything)?
-        .scope(Scope::AbstractUnixSocket | Scope::Signal)?
-        .create()?
-        .add_rule(PathBeneath::new(folder, granted))?
-        .restrict_self()
+    let granted = AccessFs::from_all(FILES) & !(AccessFs::Execute | AccessFs::IoctlDev);
+    rules()?.create()?.add_rule(PathBeneath::new(folder, granted))?.restrict_self()
+}
+
+/// The Landlock whose rights to files we name.
+const FILES: ABI = ABI::V5;
+
+/// Nothing is allowed of what Landlock knows of files, signals and abstract sockets.
+fn rules() -> Result<Ruleset, RulesetError> {
+    let rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
+    let rules = rules.handle_access(AccessFs::from_all(FILES))?;
+    rules.scope(Scope::AbstractUnixSocket | Scope::Signal)
 }

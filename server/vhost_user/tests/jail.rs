@@ -2,16 +2,20 @@
 //!
 //! A jail is for a whole process and for good, so each prisoner is this program anew, running one of the tests that are ignored.
 
+// UNSAFETY: fcntl with commands that rustix has no safe wrapper for.
+#![allow(unsafe_code)]
+
 use std::{
     env,
     fs::{self, File, OpenOptions},
     io::{self, Error, ErrorKind, Read, Write},
     net::{TcpListener, TcpStream, UdpSocket},
     os::{
-        fd::BorrowedFd,
+        fd::{AsRawFd, BorrowedFd},
+        linux::net::SocketAddrExt,
         unix::{
             fs::{FileExt, PermissionsExt, symlink},
-            net::{UnixListener, UnixStream},
+            net::{SocketAddr, UnixListener, UnixStream},
         },
     },
     path::{Path, PathBuf},
@@ -27,7 +31,7 @@ use rustix::{
     },
     net::{AddressFamily, SocketType, socket},
     process::{Pid, Signal, geteuid, getppid, kill_process},
-    thread::{Gid, Uid, set_thread_gid, set_thread_uid},
+    thread::{CapabilitySet, Gid, Uid, capabilities, set_thread_gid, set_thread_uid},
 };
 use vhost_user::{Served, jail, room};
 
@@ -85,6 +89,97 @@ fn attempts_of_all(keeper: Pid) -> Vec<(&'static str, io::Result<()>)> {
     ]
 }
 
+/// By way of descriptors: who is sent signals when something comes or changes.
+fn attempts_by_fcntl(keeper: Pid) -> Vec<(&'static str, io::Result<()>)> {
+    const F_SETSIG: i32 = 10;
+    const F_SETOWN_EX: i32 = 15;
+    const F_NOTIFY: i32 = 1026;
+    let owner = [1, keeper.as_raw_nonzero().get()]; // F_OWNER_PID
+    let owner = owner.as_ptr() as libc::c_long;
+    let keeper = keeper.as_raw_nonzero().get().into();
+    let tried = |name, command: i32, argument: libc::c_long| {
+        // SAFETY: each command takes a number, or reads two words that are there.
+        let done = unsafe { libc::fcntl(1, command, argument) };
+        (name, if done < 0 { Err(Error::last_os_error()) } else { Ok(()) })
+    };
+    let asynchronous = (libc::O_ASYNC | libc::O_NONBLOCK).into();
+    vec![
+        tried("an owner", libc::F_SETOWN, keeper),
+        tried("an owner of another kind", F_SETOWN_EX, owner),
+        tried("a signal's number", F_SETSIG, libc::SIGUSR1.into()),
+        tried("a signal when something comes", libc::F_SETFL, asynchronous),
+        tried("a signal when a file is opened", libc::F_SETLEASE, libc::F_RDLCK.into()),
+        tried("a signal when a folder changes", F_NOTIFY, 1),
+        tried("a larger pipe", libc::F_SETPIPE_SZ, 1 << 20),
+    ]
+}
+
+/// Without the filter, which refuses the calls: what holds a server that finds other calls for the same.
+fn attempts_past_the_filter(keeper: Pid, abstract_socket: &SocketAddr) {
+    let (end, mut other) = UnixStream::pair().expect("a pair");
+    // SAFETY: commands that take numbers.
+    let owned = unsafe {
+        libc::fcntl(end.as_raw_fd(), libc::F_SETOWN, keeper.as_raw_nonzero().get());
+        libc::fcntl(end.as_raw_fd(), libc::F_SETFL, libc::O_ASYNC)
+    };
+    assert_eq!(owned, 0, "nothing but Landlock is in its way");
+    // Its keeper ends by SIGIO if it gets one.
+    other.write_all(b"x").expect("written");
+    denied(vec![
+        ("a signal", kill_process(keeper, Signal::CONT).map_err(Error::from)),
+        ("a socket without a name", UnixStream::connect_addr(abstract_socket).map(drop)),
+        ("a file", File::open("/etc/passwd").map(drop)),
+    ]);
+}
+
+/// A name of a socket that is no file's.
+fn abstract_name(port: u16) -> SocketAddr {
+    SocketAddr::from_abstract_name(format!("ring3-jail-{port}")).expect("a name")
+}
+
+/// Whether this host's Landlock knows signals and abstract sockets (Linux 6.12).
+fn has_scopes() -> bool {
+    // SAFETY: asks for the version.
+    unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) >= 6 }
+}
+
+#[test]
+#[ignore = "run by a keeper: a prisoner"]
+fn prisoner_without_a_filter() {
+    let Given { folder, port, keeper } = given();
+    room::leave_all(false).expect("rights given up");
+    room::lock_out().expect("Landlock");
+    let sets = capabilities(None).expect("told");
+    assert!((sets.effective | sets.permitted | sets.inheritable).is_empty(), "{sets:?}");
+    if !has_scopes() {
+        println!("{SKIPPED}this host's Landlock has no scopes");
+        return;
+    }
+    attempts_past_the_filter(keeper, &abstract_name(port));
+    File::open(folder.join("inside")).expect_err("no names at all");
+    TcpListener::bind("127.0.0.1:0").expect_err("no ports");
+}
+
+#[test]
+#[ignore = "run by a keeper: a prisoner"]
+fn prisoner_in_a_folder_without_a_filter() {
+    let Given { folder, port, keeper } = given();
+    let place = room::move_in(&folder.join("folder"), false, false).expect("a room");
+    room::lock(&place).expect("Landlock");
+    let sets = capabilities(None).expect("told");
+    let dear = CapabilitySet::MKNOD
+        | CapabilitySet::SETFCAP
+        | CapabilitySet::FSETID
+        | CapabilitySet::KILL
+        | CapabilitySet::SYS_ADMIN;
+    assert!((sets.effective & dear).is_empty(), "{sets:?}");
+    if has_scopes() {
+        attempts_past_the_filter(keeper, &abstract_name(port));
+    } else {
+        println!("{SKIPPED}this host's Landlock has no scopes");
+    }
+}
+
 /// Fails if an attempt succeeded, or failed because there was nothing to have where there is.
 fn denied(attempts: Vec<(&'static str, io::Result<()>)>) {
     for (what, outcome) in attempts {
@@ -104,6 +199,7 @@ fn prisoner_with_a_disk() {
     let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("another");
     let theirs = [memory.fd(), memory.marks_fd(), memory.notes_fd()].map(own);
     let (mut pipe, mut other) = io::pipe().expect("a pipe");
+    leave(true);
     jail::enter(Served::Disk).expect("filters");
     file.write_all_at(b"stored", 4096).expect("written");
     let mut data = [0; 6];
@@ -117,6 +213,7 @@ fn prisoner_with_a_disk() {
     let memory = ram::Ram::of_another(memory, marks, notes).expect("guest memory");
     memory.write_gpa(0x1000, b"stored").expect("written");
     denied(attempts_of_all(keeper));
+    denied(attempts_by_fcntl(keeper));
     denied(vec![
         ("its own name", File::open(folder.join("inside")).map(drop)),
         ("a connection", TcpStream::connect(("127.0.0.1", port)).map(drop)),
@@ -129,6 +226,7 @@ fn prisoner_with_a_disk() {
 fn prisoner_with_a_network() {
     let Given { folder, port, keeper } = given();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    leave(false);
     // The filter is for threads there were before, too.
     let (go, gone) = std::sync::mpsc::channel();
     let thread = thread::spawn(move || {
@@ -145,6 +243,7 @@ fn prisoner_with_a_network() {
     go.send(()).expect("it waits");
     denied(vec![("a file, by another thread", thread.join().expect("it lived"))]);
     denied(attempts_of_all(keeper));
+    denied(attempts_by_fcntl(keeper));
     denied(vec![
         ("another port", UdpSocket::bind("127.0.0.1:0").map(drop)),
         ("the folder", File::open(folder.join("inside")).map(drop)),
@@ -157,6 +256,7 @@ fn prisoner_with_a_cable() {
     let Given { folder, port, keeper } = given();
     let listener = UnixListener::bind(folder.join("cable")).expect("a socket");
     let mut caller = UnixStream::connect(folder.join("cable")).expect("connected");
+    leave(true);
     jail::enter(Served::Cable).expect("filters");
     let (mut stream, _) = listener.accept().expect("the other machine");
     stream.set_write_timeout(Some(Duration::from_secs(5))).expect("an option");
@@ -164,6 +264,7 @@ fn prisoner_with_a_cable() {
     let mut data = [0; 5];
     caller.read_exact(&mut data).expect("read");
     denied(attempts_of_all(keeper));
+    denied(attempts_by_fcntl(keeper));
     denied(vec![
         ("a connection", TcpStream::connect(("127.0.0.1", port)).map(drop)),
         ("datagrams", UdpSocket::bind("127.0.0.1:0").map(drop)),
@@ -171,16 +272,22 @@ fn prisoner_with_a_cable() {
     ]);
 }
 
+/// Leaves all names behind, as servers of no folder do.
+fn leave(network: bool) {
+    room::leave_all(network).expect("rights given up");
+    room::lock_out().expect("Landlock, if there is any");
+}
+
 /// Enters as a folder's server does; says where the folder is then, and whether by a namespace.
 fn enter(folder: &Path, readonly: bool) -> (PathBuf, bool) {
-    let place = room::move_in(folder, readonly).expect("a room");
+    let place = room::move_in(folder, readonly, false).expect("a room");
     let has_namespace = place != folder;
     let has_landlock = room::lock(&place).expect("Landlock, if there is any");
     if !has_namespace && !has_landlock {
         eprintln!("{SKIPPED}this host has neither namespaces for us nor Landlock");
         std::process::exit(0);
     }
-    jail::enter(Served::Folder { readonly }).expect("filters");
+    jail::enter(Served::Folder { readonly, privileged: false }).expect("filters");
     (place, has_namespace)
 }
 
@@ -242,8 +349,10 @@ fn prisoner_with_a_folder() {
     rename(&place.join("new"), &place.join("newer")).expect("renamed");
     open_to_all(&place.join("newer")).expect("changed");
     denied(attempts_of_all(keeper));
+    denied(attempts_by_fcntl(keeper));
     denied(ways_out(&place, &outside, keeper));
     denied(changes_outside(&place, &outside));
+    denied(vec![("a program with rights of its own", own_program(&place.join("newer")))]);
     if has_namespace {
         denied(vec![
             ("attributes", fs::metadata(outside.join("secret")).map(drop)),
@@ -251,6 +360,11 @@ fn prisoner_with_a_folder() {
             ("a device of the host", device(&place)),
         ]);
     }
+}
+
+/// Makes a program that would run with the rights of its owner.
+fn own_program(path: &Path) -> io::Result<()> {
+    Ok(chmodat(CWD, path, Mode::from_raw_mode(0o4777), AtFlags::empty())?)
 }
 
 /// Makes the host's null device anew and opens it.
@@ -277,6 +391,7 @@ fn prisoner_with_a_folder_to_read() {
     let (place, _) = enter(&outside.join("folder"), true);
     assert_eq!(fs::read(place.join("inside")).expect("read"), b"inside");
     denied(attempts_of_all(keeper));
+    denied(attempts_by_fcntl(keeper));
     denied(ways_out(&place, &outside, keeper));
     denied(changes_outside(&place, &outside));
     denied(vec![
@@ -297,6 +412,8 @@ fn a_server_reaches_what_it_serves_and_nothing_else() {
         "prisoner_with_a_folder",
         "prisoner_with_a_folder_of_an_ordinary_user",
         "prisoner_with_a_folder_to_read",
+        "prisoner_without_a_filter",
+        "prisoner_in_a_folder_without_a_filter",
     ] {
         let outside = tempfile::tempdir().expect("a folder");
         let folder = outside.path().join("folder");
@@ -311,7 +428,9 @@ fn a_server_reaches_what_it_serves_and_nothing_else() {
             fs::set_permissions(path, PermissionsExt::from_mode(0o777)).expect("open to all");
         }
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        imprison(prisoner, outside.path(), listener.local_addr().expect("it").port());
+        let port = listener.local_addr().expect("it").port();
+        let _abstract = UnixListener::bind_addr(&abstract_name(port)).expect("a socket");
+        imprison(prisoner, outside.path(), port);
         assert_eq!(fs::read(outside.path().join("secret")).expect("untouched"), b"secret");
     }
 }

@@ -62,6 +62,19 @@ trait Sender: Send {
     fn send(&mut self, frame: &[u8]);
 }
 
+/// A cable whose descriptors are open and that has no thread yet: a process that is to give up rights can do so before it has any.
+pub struct Ready(Box<dyn FnOnce() -> Result<Wire, Error>>);
+
+impl Ready {
+    /// Starts the thread that reads; returns the guest's end.
+    ///
+    /// # Errors
+    /// The host has no thread for it.
+    pub fn start(self) -> Result<Wire, Error> {
+        self.0()
+    }
+}
+
 /// The guest's end of a cable. Dropping it tells the other end, if that can be told.
 pub struct Wire {
     sender: Box<dyn Sender>,

@@ -13,10 +13,13 @@ use std::{
     time::Duration,
 };
 
-use crate::{Error, Sender, Wire, inbox::Inbox, stream};
+use crate::{Error, Ready, Sender, Wire, inbox::Inbox, stream};
 
 /// How long the other end may leave a frame unread before the connection is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long to wait where the host does not give what it takes.
+const BREATH: Duration = Duration::from_millis(100);
 
 /// The other end, while there is one.
 type Peer = Arc<Mutex<Option<Arc<UnixStream>>>>;
@@ -54,8 +57,8 @@ impl Drop for Socket {
 ///
 /// # Errors
 /// There can be no socket at that path, or what is there is none.
-pub fn socket(path: &Path) -> Result<Wire, Error> {
-    let (peer, inbox) = (Peer::default(), Arc::new(Inbox::default()));
+pub fn socket(path: &Path) -> Result<Ready, Error> {
+    let peer = Peer::default();
     let listener = match meet(path).map_err(|source| Error::Socket { path: path.into(), source })? {
         End::Connected(stream) => {
             *lock(&peer) = Some(prepared(stream)?);
@@ -63,10 +66,15 @@ pub fn socket(path: &Path) -> Result<Wire, Error> {
         }
         End::Listening(listener) => Some(listener),
     };
-    let own = listener.is_some().then(|| path.to_owned());
-    let (there, frames) = (Arc::clone(&peer), Arc::clone(&inbox));
+    let path = listener.is_some().then(|| path.to_owned());
+    Ok(Ready(Box::new(move || start(listener, Socket { peer, path }))))
+}
+
+fn start(listener: Option<UnixListener>, socket: Socket) -> Result<Wire, Error> {
+    let inbox = Arc::new(Inbox::default());
+    let (there, frames) = (Arc::clone(&socket.peer), Arc::clone(&inbox));
     thread::Builder::new().name("cable".into()).spawn(move || serve(listener, &there, &frames))?;
-    Ok(Wire { sender: Box::new(Socket { peer, path: own }), inbox })
+    Ok(Wire { sender: Box::new(socket), inbox })
 }
 
 /// Which end of a cable we are.
@@ -137,10 +145,15 @@ pub(crate) fn prepared(stream: UnixStream) -> Result<Arc<UnixStream>, Error> {
 /// Receives from the peer there is, or from one after the other.
 fn serve(listener: Option<UnixListener>, peer: &Peer, inbox: &Inbox) {
     let Some(listener) = listener else { return receive(peer, inbox) };
-    for stream in listener.incoming().flatten() {
+    for stream in listener.incoming() {
         if inbox.is_closed() {
             return;
         }
+        // Where the host has no descriptors left, asking again at once would not help.
+        let Ok(stream) = stream else {
+            thread::sleep(BREATH);
+            continue;
+        };
         match prepared(stream) {
             Ok(stream) => {
                 *lock(peer) = Some(stream);

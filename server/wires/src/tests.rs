@@ -41,7 +41,12 @@ fn reaches(from: &mut Wire, to: &mut Wire, frame: &[u8]) {
     panic!("nothing arrived");
 }
 
-fn refusal(result: Result<Wire, Error>) -> String {
+/// A cable with its thread.
+fn cable(path: &Path) -> Result<Wire, Error> {
+    socket(path)?.start()
+}
+
+fn refusal(result: Result<Ready, Error>) -> String {
     result.err().expect("it is refused").to_string()
 }
 
@@ -49,12 +54,12 @@ fn refusal(result: Result<Wire, Error>) -> String {
 fn two_machines_on_one_path() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cable");
-    let mut first = socket(&path).expect("it listens");
-    let mut second = socket(&path).expect("it connects");
+    let mut first = cable(&path).expect("it listens");
+    let mut second = cable(&path).expect("it connects");
     reaches(&mut second, &mut first, &[7; 60]);
     reaches(&mut first, &mut second, &[8; 1514]);
     drop(second);
-    let mut third = socket(&path).expect("it connects");
+    let mut third = cable(&path).expect("it connects");
     reaches(&mut third, &mut first, &[9; 60]);
     drop(first);
     assert!(!path.exists(), "it is removed by who made it");
@@ -72,7 +77,7 @@ fn two_machines_that_start_at_once_have_one_cable() {
         let both = Barrier::new(2);
         let start = || {
             both.wait();
-            socket(&path).expect("it listens or connects")
+            cable(&path).expect("it listens or connects")
         };
         let (mut one, mut other) = std::thread::scope(|scope| {
             let one = scope.spawn(start);
@@ -95,7 +100,7 @@ fn a_socket_left_behind_is_replaced_and_other_files_are_not() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cable");
     leave_behind(&path);
-    drop(socket(&path).expect("it listens"));
+    drop(cable(&path).expect("it listens"));
     std::fs::write(&path, "precious").expect("written");
     assert!(refusal(socket(&path)).contains("cable"));
     assert_eq!(std::fs::read(&path).expect("still there"), b"precious");
@@ -121,7 +126,7 @@ fn frames_have_their_lengths_before_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cable");
     let listener = UnixListener::bind(&path).expect("bound");
-    let mut wire = socket(&path).expect("it connects");
+    let mut wire = cable(&path).expect("it connects");
     let (mut other, _) = listener.accept().expect("it is there");
     wire.send(&[1, 2, 3]);
     let mut bytes = [0; 7];
@@ -137,7 +142,7 @@ fn frames_have_their_lengths_before_them() {
 fn what_is_no_frame_ends_the_connection() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cable");
-    let mut wire = socket(&path).expect("it listens");
+    let mut wire = cable(&path).expect("it listens");
     let mut hostile = UnixStream::connect(&path).expect("connected");
     hostile.set_read_timeout(Some(PATIENCE)).expect("set");
     hostile.write_all(&[0xff; 4]).expect("written");

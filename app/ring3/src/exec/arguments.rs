@@ -73,7 +73,14 @@ pub struct GuestArguments {
     /// access control lists). With this it runs slower.
     #[arg(long)]
     pub fresh: bool,
+    /// As root of this host, let the command make device nodes and setuid programs in the folders whose changes are real
+    ///
+    /// They would be this host's. Without this option such files are refused.
+    #[arg(long, hide_short_help = true)]
+    pub privileged_files: bool,
     /// Network interface, as for `ring3 run`; without it there is only loopback
+    ///
+    /// With user, the command reaches what this host reaches; with user,restrict public addresses only.
     #[arg(long, value_name = "user[,hostfwd=...]")]
     pub net: Option<NetArgument>,
     /// Environment variable to pass on, or to set; can be repeated

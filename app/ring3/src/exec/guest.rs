@@ -75,7 +75,9 @@ pub fn make(
     let root = Folder { keeping, ..Folder::new("/", true) };
     let mut attachments = vec![shared(root, protocol::ROOT_TAG, devices)?];
     for (index, folder) in folders.iter().enumerate() {
-        attachments.push(shared(Folder::new(folder, false), &tag(index), devices)?);
+        let privileged = arguments.privileged_files;
+        let folder = Folder { privileged, ..Folder::new(folder, false) };
+        attachments.push(shared(folder, &tag(index), devices)?);
     }
     attachments.extend(net::attach(arguments.net.as_slice(), devices)?);
     let kernel = kernel::find(arguments)?;
