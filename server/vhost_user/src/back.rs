@@ -7,18 +7,26 @@
 
 use std::{
     fs::File,
-    io::{self, Read, Write},
+    io::{
+        self,
+        ErrorKind::{Interrupted, WouldBlock},
+        Read, Write,
+    },
     iter,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
+    process,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
 };
 
 use ram::{DmaMemory, ForeignRange, Ram, RamError};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::Errno,
 };
 use vhost::vhost_user::{
@@ -96,6 +104,26 @@ pub fn serve(
     }
 }
 
+/// Has this process end `patience` after the monitor has hung up, whatever it is doing: a file that the monitor gave us may never answer.
+/// To be called before there is a filter, which allows no more threads.
+///
+/// # Errors
+/// The host gives no descriptor or thread.
+pub fn leave_after(socket: &UnixStream, patience: Duration) -> io::Result<()> {
+    let socket = socket.try_clone()?;
+    thread::Builder::new().name("end".into()).spawn(move || {
+        let hung_up = || {
+            let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
+            poll(&mut polled, None).is_ok_and(|count| count > 0)
+        };
+        while !hung_up() {}
+        thread::sleep(patience);
+        tracing::error!("a device's process has not ended by itself");
+        process::exit(1);
+    })?;
+    Ok(())
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -140,6 +168,17 @@ impl Ring {
     /// The doorbell of a queue that runs.
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         self.kick.as_ref().filter(|_| self.queue.is_some()).map(AsFd::as_fd)
+    }
+
+    /// Makes the doorbell silent. One that cannot be read, such as a pipe whose other end is closed, would be ready for ever.
+    fn take_kick(&mut self) {
+        // The number says how often it was rung, which does not matter.
+        let read = self.kick.as_mut().map(|kick| kick.read(&mut [0; 8]));
+        match read {
+            None | Some(Ok(1..)) => {}
+            Some(Err(error)) if matches!(error.kind(), WouldBlock | Interrupted) => {}
+            Some(_) => self.kick = None,
+        }
     }
 
     fn stop(&mut self) {
@@ -225,9 +264,8 @@ impl Server {
     /// Serves a queue as far as that goes.
     fn run(&mut self, index: usize) {
         let Some(ring) = self.rings.get_mut(index) else { return };
-        if let Some(mut kick) = ring.bell().and(ring.kick.as_ref()) {
-            // The number says how often it was rung, which does not matter.
-            let _ = kick.read(&mut [0; 8]);
+        if ring.bell().is_some() {
+            ring.take_kick();
         }
         let Some(queue) = &mut ring.queue else { return };
         let served = self.device.process(index, queue);
@@ -247,6 +285,16 @@ impl Server {
             let _ = error.write(&1_u64.to_ne_bytes());
         }
     }
+}
+
+/// An event that never has us wait: whoever is at its other end may let it be full, or empty.
+fn patient(file: Option<File>) -> Answer<Option<File>> {
+    let host = |error: Errno| Refusal::ReqHandlerError(error.into());
+    if let Some(file) = &file {
+        let flags = fcntl_getfl(file).map_err(host)?;
+        fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(host)?;
+    }
+    Ok(file)
 }
 
 /// Has the monitor interrupt the driver.
@@ -366,11 +414,12 @@ impl VhostUserBackendReqHandlerMut for Server {
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Answer<()> {
-        self.ring(index)?.kick = file;
+        self.ring(index)?.kick = patient(file)?;
         self.start(index.into())
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Answer<()> {
+        let file = patient(file)?;
         let call = &self.ring(index)?.call;
         let before = std::mem::replace(&mut *lock(call), file);
         // What was said to the one before may not have been heard.
@@ -379,7 +428,7 @@ impl VhostUserBackendReqHandlerMut for Server {
     }
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Answer<()> {
-        self.ring(index)?.error = file;
+        self.ring(index)?.error = patient(file)?;
         Ok(())
     }
 

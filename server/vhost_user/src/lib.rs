@@ -45,7 +45,7 @@ use std::{
     time::Duration,
 };
 
-pub use back::{Bell, serve};
+pub use back::{Bell, leave_after, serve};
 pub use foreign::{Config, Foreign, Nature};
 pub use front::{Remote, Reserve};
 pub use link::{Process, Spawn};

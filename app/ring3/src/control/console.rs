@@ -7,6 +7,7 @@ use std::{
     collections::VecDeque,
     fs::{self, File},
     io::{self, Read, Write},
+    net::Shutdown,
     os::{
         fd::AsFd,
         unix::net::{UnixListener, UnixStream},
@@ -17,7 +18,12 @@ use std::{
     time::Duration,
 };
 
-use super::{Listener, Target, client::find, folder};
+use super::{
+    Listener, Target,
+    client::find,
+    crowd::{self, Leaves, Room},
+    folder,
+};
 use crate::{
     console::{RawTerminal, read_stdin, start, watch_signals},
     failure::Failure,
@@ -31,6 +37,8 @@ const PAST: usize = 16 << 10;
 /// How long a viewer may keep others waiting.
 const PATIENCE: Duration = Duration::from_millis(200);
 
+const VIEWERS: Room = Room { name: "viewer", most: 32, leaves: Leaves::Newest };
+
 /// The writer of a console.
 #[derive(Clone)]
 pub struct Screen(Arc<Mutex<State>>);
@@ -41,14 +49,15 @@ struct State {
     /// Why it takes no more, if not because its reader has gone.
     failure: Option<io::Error>,
     past: VecDeque<u8>,
-    viewers: Vec<UnixStream>,
+    viewers: Vec<(u64, UnixStream)>,
+    next: u64,
 }
 
 impl Screen {
     /// A screen that also writes to `own`.
     pub fn new(own: Option<Box<dyn Write + Send>>) -> Self {
         let (past, viewers) = (VecDeque::new(), Vec::new());
-        Self(Arc::new(Mutex::new(State { own, failure: None, past, viewers })))
+        Self(Arc::new(Mutex::new(State { own, failure: None, past, viewers, next: 0 })))
     }
 
     /// Why standard output has not got all that was printed; nothing if nobody is there to read it.
@@ -63,13 +72,21 @@ impl Screen {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, viewer: &UnixStream) -> io::Result<()> {
+    /// Shows everything to a viewer from now on; its number.
+    fn add(&self, viewer: &UnixStream) -> io::Result<u64> {
         let mut viewer = viewer.try_clone()?;
         viewer.set_write_timeout(Some(PATIENCE))?;
         let mut state = self.lock();
         viewer.write_all(state.past.make_contiguous())?;
-        state.viewers.push(viewer);
-        Ok(())
+        state.next += 1;
+        let number = state.next;
+        state.viewers.push((number, viewer));
+        Ok(number)
+    }
+
+    /// A viewer has left.
+    fn remove(&self, number: u64) {
+        self.lock().viewers.retain(|(known, _)| *known != number);
     }
 }
 
@@ -79,7 +96,14 @@ impl Write for Screen {
         state.past.extend(bytes);
         let old = state.past.len().saturating_sub(PAST);
         state.past.drain(..old);
-        state.viewers.retain_mut(|viewer| viewer.write_all(bytes).is_ok());
+        state.viewers.retain_mut(|(_, viewer)| {
+            let seen = viewer.write_all(bytes).is_ok();
+            if !seen {
+                // Whoever listens to it stops. One that has left needs no hanging up.
+                let _ = viewer.shutdown(Shutdown::Both);
+            }
+            seen
+        });
         let written = state.own.as_mut().map(|own| own.write_all(bytes).and_then(|()| own.flush()));
         if let Some(Err(error)) = written {
             // A closed pipe swallows the rest.
@@ -106,16 +130,23 @@ pub fn serve(
     // Of a process that had our number and did not end well.
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path)?;
-    thread::Builder::new().name("viewers".into()).spawn(move || {
-        for viewer in listener.incoming().flatten() {
-            let input = input.clone();
-            // A viewer that fails has failed by itself.
-            if screen.add(&viewer).is_ok() {
-                let _ = thread::Builder::new().spawn(move || listen_to(&viewer, input));
-            }
-        }
-    })?;
+    let viewers = move || show_to_all(&listener, screen, input);
+    thread::Builder::new().name("viewers".into()).spawn(viewers)?;
     Ok(Listener(path))
+}
+
+fn show_to_all(
+    listener: &UnixListener,
+    screen: Screen,
+    input: impl Fn(&[u8]) + Clone + Send + 'static,
+) {
+    crowd::serve_all(listener, VIEWERS, move |viewer| {
+        // A viewer that fails has failed by itself.
+        if let Ok(number) = screen.add(viewer) {
+            listen_to(viewer, &input);
+            screen.remove(number);
+        }
+    });
 }
 
 fn listen_to(viewer: &UnixStream, input: impl Fn(&[u8])) {
@@ -186,6 +217,20 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         screen.add(&theirs).expect("added");
         ours
+    }
+
+    #[test]
+    fn a_thousand_viewers_leave_nothing_behind() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("bound");
+        let screen = Screen::new(None);
+        let shown = screen.clone();
+        thread::spawn(move || show_to_all(&listener, shown, |_: &[u8]| {}));
+        crowd::tests::besiege(&path, VIEWERS.name, || {
+            screen.clone().write_all(b"shown").expect("the machine goes on");
+        });
+        assert!(screen.lock().viewers.is_empty());
     }
 
     fn read(mut viewer: &UnixStream, count: usize) -> Vec<u8> {

@@ -6,6 +6,7 @@
 
 mod client;
 mod console;
+mod crowd;
 mod server;
 
 use std::{

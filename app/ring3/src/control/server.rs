@@ -1,4 +1,4 @@
-//! The machine's side: a thread that takes clients, one after the other, and asks the main thread.
+//! The machine's side: a thread takes clients, others serve them and ask the main thread.
 
 use std::{
     fs,
@@ -10,12 +10,17 @@ use std::{
     time::Duration,
 };
 
-use super::{Order, Reply, Request, Stats, Status, folder};
+use super::{
+    Order, Reply, Request, Stats, Status,
+    crowd::{self, Leaves, Room},
+    folder,
+};
 
 /// The longest line a client may send.
 const MAX_LINE: u64 = 4096;
-/// How long a client may keep others waiting.
+/// How long a client may be silent.
 const PATIENCE: Duration = Duration::from_secs(5);
+const CLIENTS: Room = Room { name: "control-client", most: 16, leaves: Leaves::Oldest };
 
 /// An order and where its answer goes.
 #[derive(Debug)]
@@ -49,22 +54,24 @@ impl Drop for Listener {
     }
 }
 
-/// Listens for orders, each of which is given to `ask`; false from it ends the thread.
+/// Listens for orders, each of which is given to `ask`; false from it means that there is nobody to ask any more.
 ///
 /// # Errors
 /// The socket cannot be made.
-pub fn listen(ask: impl Fn(Asked) -> bool + Send + 'static) -> io::Result<Listener> {
+pub fn listen(ask: impl Fn(Asked) -> bool + Clone + Send + 'static) -> io::Result<Listener> {
     let path = folder()?.join(format!("{}.sock", std::process::id()));
     // Of a process that had our number and did not end well.
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path)?;
-    thread::Builder::new().name("control".into()).spawn(move || {
-        for client in listener.incoming().flatten() {
-            // A client that fails has failed by itself.
-            let _ = serve(&client, &ask);
-        }
-    })?;
+    thread::Builder::new().name("control".into()).spawn(move || serve_all(&listener, ask))?;
     Ok(Listener(path))
+}
+
+fn serve_all(listener: &UnixListener, ask: impl Fn(Asked) -> bool + Clone + Send + 'static) {
+    crowd::serve_all(listener, CLIENTS, move |client| {
+        // A client that fails has failed by itself.
+        let _ = serve(client, &ask);
+    });
 }
 
 fn serve(client: &UnixStream, ask: &impl Fn(Asked) -> bool) -> io::Result<()> {
@@ -153,11 +160,56 @@ mod tests {
     }
 
     #[test]
+    fn a_thousand_hostile_clients_keep_nobody_waiting_and_leave_nothing_behind() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("bound");
+        thread::spawn(move || {
+            serve_all(&listener, |asked: Asked| {
+                asked.answer(status());
+                true
+            });
+        });
+        crowd::tests::besiege(&path, CLIENTS.name, || {
+            let client = UnixStream::connect(&path).expect("connected");
+            client.set_read_timeout(Some(PATIENCE / 2)).expect("set");
+            (&client).write_all(b"{\"command\": \"status\"}\n").expect("asked");
+            let mut line = String::new();
+            BufReader::new(&client).read_line(&mut line).expect("answered");
+            assert!(line.contains("running"), "{line}");
+        });
+    }
+
+    #[test]
     fn an_endless_line_is_cut_off() {
         let (client, server) = UnixStream::pair().expect("a pair");
         let served = thread::spawn(move || serve(&server, &|_: Asked| true));
         // The server may hang up before it has read everything.
         let _ = (&client).write_all(&[b'x'; 100_000]);
         served.join().expect("no panic").expect("ended");
+    }
+
+    fn sound_lines() -> Vec<Vec<u8>> {
+        ["status", "stats", "pause", "resume", "stop"]
+            .map(|order| format!("{{\"command\": \"{order}\"}}\n").into_bytes())
+            .to_vec()
+    }
+
+    /// Each line has an answer that is one line of JSON.
+    #[test]
+    fn any_line_is_answered() {
+        fn run(bytes: &[u8]) {
+            for line in String::from_utf8_lossy(bytes).lines() {
+                let (_writing, written) = channel();
+                let reply = answer(line, written, &|asked: Asked| {
+                    // What looks through the host's processes takes too long here.
+                    asked.answer(status());
+                    asked.order != Order::Stats
+                });
+                let text = serde_json::to_string(&reply).expect("JSON");
+                assert!(!text.contains('\n'), "{text}");
+            }
+        }
+        fuzzer::test(fuzzer::Target { name: "control", seeds: sound_lines, run });
     }
 }

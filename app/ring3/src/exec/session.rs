@@ -176,13 +176,18 @@ pub fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
-/// Turns the agent's messages into events.
+/// Turns the agent's messages into events. The agent is the guest's: one that says again and again that the command has started must
+/// not fill memory.
 pub fn watch_control(control: &UnixStream, events: Sender<Event>) -> io::Result<()> {
     // A guest that stands still takes nothing, and must not hold us up.
     control.set_write_timeout(Some(BRIEFLY))?;
     let mut control = control.try_clone()?;
     thread::Builder::new().name("agent".into()).spawn(move || {
+        let mut started = false;
         while let Ok((kind, number, text)) = hear(&mut control) {
+            if kind == message::STARTED && std::mem::replace(&mut started, true) {
+                continue;
+            }
             if events.send(Event::Said(kind, number, text)).is_err() {
                 return;
             }

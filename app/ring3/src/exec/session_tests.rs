@@ -117,3 +117,17 @@ fn a_guest_that_ends_early_is_an_error_with_its_last_words() {
     let failure = session.wait().expect_err("no outcome").to_string();
     assert!(failure.contains("panic") && failure.contains("not syncing"), "{failure}");
 }
+
+#[test]
+fn an_agent_that_repeats_itself_fills_no_memory() {
+    let (sender, events) = channel();
+    let (control, mut agent) = UnixStream::pair().expect("a pair");
+    watch_control(&control, sender).expect("watched");
+    agent.write_all(&protocol::encode(message::STARTED, 0).repeat(100_000)).expect("heard");
+    agent.write_all(&protocol::encode(message::EXITED, 3)).expect("heard");
+    let first: Vec<_> = events.iter().take(2).collect();
+    assert!(
+        matches!(first[..], [Event::Said(message::STARTED, ..), Event::Said(message::EXITED, 3, _)]),
+        "{first:?}"
+    );
+}
