@@ -15,6 +15,7 @@ mod failure;
 mod foreign;
 mod hvc;
 mod kernel;
+mod log;
 mod net;
 mod outcome;
 mod output;
@@ -33,9 +34,6 @@ use cli::{Arguments, Command};
 use control::Order;
 use failure::Failure;
 
-/// The library of shared folders takes an error that it passes on to the guest for one of its own.
-const QUIET: &str = "error,fuse_backend_rs=off";
-
 fn main() -> ExitCode {
     if let Some(problem) = limits::stack_refusal() {
         return fail(&Failure::host(problem));
@@ -47,7 +45,7 @@ fn main() -> ExitCode {
 }
 
 fn act(arguments: Arguments) -> ExitCode {
-    log_to_stderr();
+    log::start();
     limits::prepare();
     let result = match arguments.command {
         Command::Run(run) => run::run(&run),
@@ -71,6 +69,7 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Device(arguments) => device::device(&arguments),
         Command::Doctor(doctor) => output::print(&(doctor::survey(doctor.json) + "\n")),
     };
+    log::end();
     match (result, kernels::interrupt::signal()) {
         (Ok(code), _) => ExitCode::from(code),
         (Err(failure), None) => fail(&failure),
@@ -97,11 +96,4 @@ fn manual(path: &[String]) -> Result<u8, Failure> {
     let rendered = clap_mangen::Man::new(command).render(&mut page);
     rendered.map_err(|error| Failure::host(error.to_string()))?;
     output::print(&String::from_utf8_lossy(&page))
-}
-
-/// Diagnostics for developers, off unless RING3_LOG asks for them (`RING3_LOG=debug`).
-fn log_to_stderr() {
-    let filter = env::var("RING3_LOG").unwrap_or_else(|_| QUIET.to_owned());
-    let filter = tracing_subscriber::EnvFilter::new(filter);
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }
