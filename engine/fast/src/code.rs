@@ -69,7 +69,7 @@ impl CodeMemory for View<'_> {
 pub struct Code {
     pub cache: Cache,
     layout: Layout,
-    /// RAM offset of each page that code was made from, by GVA.
+    /// RAM offset of each page that code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
 }
 
@@ -118,7 +118,7 @@ impl Code {
             Ok(host) => host,
             Err(Refused::Untranslatable) => return None,
             Err(Refused::Full) => {
-                self.cache.clear(&mut View(pages, &self.layout));
+                self.clear(pages);
                 self.make(pages, board, roots, (guest, alignment), marked)?.ok()?
             }
         };
@@ -152,21 +152,24 @@ impl Code {
         let (first, mut bytes) = self.fetch(board, roots, guest, marked)?;
         let here = bytes.len();
         let mut sources = [first; 2];
+        let behind = guest.wrapping_add(here as u64);
         // Only the last instruction of a page can need the next one.
         if guest & (PAGE - 1) >= PAGE - NEAR_END
-            && let Some((second, more)) = self.fetch(board, roots, guest + here as u64, marked)
+            && let Some((second, more)) = self.fetch(board, roots, behind, marked)
         {
             bytes.extend(more.iter().take(LONGEST));
             sources[1] = second;
         }
-        Some(self.cache.add(
-            &mut View(pages, &self.layout),
-            guest,
-            &bytes,
-            here,
-            alignment,
-            sources,
-        ))
+        let mut view = View(pages, &self.layout);
+        let made = self.cache.add(&mut view, guest, &bytes, here, alignment, sources);
+        if made.is_ok() {
+            // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.
+            self.pages.insert(guest & !(PAGE - 1), first);
+            if sources[1] != first {
+                self.pages.insert(behind & !(PAGE - 1), sources[1]);
+            }
+        }
+        Some(made)
     }
 
     /// The guest's bytes from `guest` to the end of its page, as far as a block can need them, and the
@@ -185,7 +188,6 @@ impl Code {
             ram.mark_code(page);
             marked.push(page);
         }
-        self.pages.insert(guest & !(PAGE - 1), page);
         let mut bytes = vec![0; (PAGE - (guest & (PAGE - 1))).min(NEAR_END) as usize];
         ram.read(offset, &mut bytes);
         Some((page, bytes))
@@ -204,7 +206,7 @@ impl Code {
 
     /// Drops everything; what is made from now on runs alone so many times (`None`: each time).
     pub fn start_trials(&mut self, pages: &mut Pages, runs: Option<u32>) {
-        self.cache.clear(&mut View(pages, &self.layout));
+        self.clear(pages);
         self.cache.try_new_blocks(runs.unwrap_or(ALWAYS));
     }
 
@@ -292,6 +294,46 @@ mod tests {
         pages.write_code(0x6004, &[0xef]);
         assert!(opens_keys(&pages, 0x6000, &[0x90, 0x90, 0x0f, 0x01]));
         assert!(!opens_keys(&pages, 0x6000, &[0x90, 0x90, 0x0f, 0x0f]));
+    }
+
+    /// Page tables in which all of the upper half is one page of code.
+    fn endless(code: &[u8]) -> (Ram, Roots) {
+        use x86::paging::{P, RW};
+        const PAGE_OF_CODE: u64 = 0x8000;
+        let ram = Ram::new(2 << 20).expect("memory");
+        for slot in 0..512 {
+            for (table, next) in [(0x1000, 0x2000), (0x2000, 0x3000), (0x3000, 0x4000)] {
+                ram.store64(table + slot * 8, next | P | RW);
+            }
+            ram.store64(0x4000 + slot * 8, PAGE_OF_CODE | P | RW);
+        }
+        ram.write(PAGE_OF_CODE, code);
+        let state = crate::test_machine::kernel_state(0, 0);
+        (ram, Roots::from(&state))
+    }
+
+    /// A guest that runs one page at ever-new addresses.
+    fn runs_everywhere(code: &[u8], pages: u64) -> Code {
+        let (ram, roots) = endless(code);
+        let mut host = Pages::new().expect("the host has memory");
+        let board = crate::test_machine::board(ram, Default::default());
+        let mut translated = Code::new(&mut host, Level::Kernel);
+        let mut marked = Vec::new();
+        for page in 0..pages {
+            let gva = KERNEL_START + page * PAGE;
+            translated.block(&mut host, &board, roots, gva, false, &mut marked);
+        }
+        translated
+    }
+
+    #[test]
+    fn a_page_at_ever_new_addresses_is_forgotten_when_the_cache_is_full() {
+        const MOST: usize = 3 << 16;
+        const MORE: usize = MOST + 10_000;
+        let code = runs_everywhere(&[0xc3], MORE as u64); // ret
+        let (blocks, _) = code.cache.size();
+        assert!(code.cache.counters.cleared > 0 && blocks <= MOST, "{blocks} blocks");
+        assert!(code.pages.len() <= 2 * blocks, "{} pages", code.pages.len());
     }
 
     /// The routines of both levels have nothing that opens keys.

@@ -25,6 +25,8 @@ mod apart;
 mod code;
 mod codes;
 mod home;
+#[cfg(test)]
+mod hostile_tests;
 mod kernel;
 #[cfg(test)]
 mod kick_tests;
@@ -198,6 +200,12 @@ impl Fast {
 
     /// Brings everything derived from guest memory up to date and selects the current slot.
     fn synchronize(&mut self) -> Result<(), Error> {
+        self.follow_record();
+        self.slots.select(self.cpu.pcid().into(), Roots::from(&self.cpu.vcpu), &self.pages)
+    }
+
+    /// Brings everything derived from guest memory up to date.
+    fn follow_record(&mut self) {
         let record = self.cpu.take_record(&mut self.board);
         let pcid = self.cpu.pcid().into();
         if !record.is_empty() {
@@ -209,7 +217,6 @@ impl Fast {
                 checker.note_stale(&record.stale_pages);
             }
         }
-        self.slots.select(pcid, Roots::from(&self.cpu.vcpu), &self.pages)
     }
 
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.
@@ -322,6 +329,9 @@ impl Engine for Fast {
         loop {
             if let Some(exit) = self.cpu.must_exit(&mut self.board) {
                 return exit;
+            }
+            if self.cpu.has_long_record() {
+                self.follow_record();
             }
             if !self.cpu.leaves_to_observer() {
                 match self.cpu.run(&mut self.board, budget) {

@@ -5,7 +5,7 @@
 //! kernel's pages that are not global, `near` keeps the table of patched system calls out of the program's way, `places`
 //! where RAM pages are mapped, `texts` which programs read their own code, `walk` reads the guest's page tables.
 
-mod budget;
+pub(crate) mod budget;
 mod closed;
 mod compare;
 mod copies;
@@ -173,15 +173,14 @@ impl<W: Process> Space<W> {
         self.wedge.run()
     }
 
-    /// Takes note of what the wedge has done by itself.
-    pub fn catch_up(&mut self) -> Result<(), Error> {
-        for order in self.wedge.take_made() {
-            self.absorb(&order);
-        }
+    /// Takes note of what the wedge has done by itself; how much that was.
+    pub fn catch_up(&mut self) -> Result<usize, Error> {
+        let made = self.wedge.take_made();
+        made.iter().for_each(|order| self.absorb(order));
         if self.mappings > W::max_mappings() + frame::MAX_MADE {
             self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
         }
-        Ok(())
+        Ok(made.len())
     }
 
     /// Takes note of a mapping that the wedge has made or taken away.

@@ -9,7 +9,7 @@ use crate::{
     process::Process,
     regions::{self, Regions},
     scans::Scans,
-    shadow::{Answer, Space},
+    shadow::{Answer, Space, budget::most_entries},
     sites::{self, Sites},
 };
 use ram::Ram;
@@ -19,8 +19,12 @@ use x86_interp::{Flush, Record};
 
 /// Address spaces kept; Linux uses seven PCIDs a CPU.
 const MAX_SLOTS: usize = frame::MAX_WEDGES;
+/// So many claims of wedges are believed before it is looked at what they take.
+pub(crate) const CLAIMS: usize = 1024;
 /// The first GVA of the upper half.
 const UPPER_HALF: u64 = 1 << 63;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 
 /// GPA of the top page table.
 fn root(roots: Roots) -> u64 {
@@ -39,6 +43,8 @@ pub struct Slots<W = Wedge> {
     sites: Sites,
     /// What is known of pages of code, in all slots.
     scans: Scans,
+    /// What wedges have said they have mapped since it was looked at what that takes.
+    claims: usize,
 }
 
 impl<W: Process> Slots<W> {
@@ -50,7 +56,7 @@ impl<W: Process> Slots<W> {
     /// No slots yet. With `kernel`, kernel code is to run in them, too.
     pub fn new(ram: Ram, kernel: bool) -> Self {
         let (kernel_regions, sites, scans) = Default::default();
-        Self { ram, kernel, spaces: Vec::new(), kernel_regions, sites, scans }
+        Self { ram, kernel, spaces: Vec::new(), kernel_regions, sites, scans, claims: 0 }
     }
 
     /// Makes the slot for a process-context identifier, with these page tables, the current one. As in a TLB, it is
@@ -103,8 +109,28 @@ impl<W: Process> Slots<W> {
             space.publish(passing);
         }
         let done = self.current()?.run()?;
-        self.spaces.iter_mut().try_for_each(Space::catch_up)?;
+        for space in &mut self.spaces {
+            self.claims += space.catch_up()?;
+        }
+        if self.claims >= CLAIMS {
+            self.keep_bounds()?;
+        }
         Ok(done)
+    }
+
+    /// Starts the largest spaces over as long as all together take more than they may.
+    fn keep_bounds(&mut self) -> Result<(), Error> {
+        self.claims = 0;
+        while self.entries() > most_entries(self.ram.len() / PAGE) {
+            let largest = self.spaces.iter_mut().max_by_key(|space| space.entries());
+            largest.ok_or(Error::Gone)?.clear_all()?;
+        }
+        Ok(())
+    }
+
+    /// What is kept of all spaces.
+    pub(crate) fn entries(&self) -> usize {
+        self.spaces.iter().map(Space::entries).sum()
     }
 
     /// User pages whose translations the wedges have dropped by themselves: GVAs.

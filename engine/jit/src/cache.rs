@@ -305,7 +305,7 @@ impl Cache {
         let number = self.books.at(pc)?;
         let offset = (pc - self.books.host(number)) as u32;
         let mark = self.books.mark(number, offset)?;
-        let guest = self.books.key(number).0 + u64::from(mark.guest);
+        let guest = self.books.key(number).0.wrapping_add(mark.guest.into());
         Some(Position { guest, into: offset - mark.host, mark })
     }
 

@@ -55,7 +55,8 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
         }
         let Some(insn) = next(&mut decoder) else { break };
         end = insn.next_ip();
-        let offset = (insn.ip() - request.guest) as usize;
+        // The last bytes of the address space have the first behind them.
+        let offset = insn.ip().wrapping_sub(request.guest) as usize;
         let after = offset + insn.len();
         let bytes = &request.bytes[offset..after];
         let sti = left != 0 && after < request.here && insn.mnemonic() == Mnemonic::Sti;

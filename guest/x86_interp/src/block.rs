@@ -3,7 +3,8 @@
 //! Blocks are keyed by where their first byte lies in RAM and by the code size, never by linear
 //! address, so one copy serves every address space. A block lies within one page; its page is
 //! marked in RAM, and any write to it makes the page stale, upon which all its blocks are dropped
-//! before anything else runs. A small cache in front maps linear addresses to blocks; it is
+//! before anything else runs. A guest can have code at every byte of its memory, so there is a limit: beyond it all blocks are
+//! dropped. A small cache in front maps linear addresses to blocks; it is
 //! valid for one generation, which ends with every TLB flush.
 
 use crate::{
@@ -23,10 +24,19 @@ use std::{
 use x86::{Fault, seg};
 
 const NEAR_SLOTS: usize = 8192;
+/// What all blocks together may weigh: some 40 MiB.
+const MAX_WEIGHT: usize = 1 << 19;
 
 /// Straight-line instructions; only the last one surely ends it, others may leave early.
 pub(crate) struct Block<S: System> {
     pub ops: Box<[Op<S>]>,
+}
+
+impl<S: System> Block<S> {
+    /// Its instructions, and two for what is kept of it besides.
+    fn weight(&self) -> usize {
+        self.ops.len() + 2
+    }
 }
 
 struct Near<S: System> {
@@ -40,6 +50,8 @@ type Page<S> = HashMap<u32, Rc<Block<S>>, BuildHasherDefault<Mix>>;
 pub(crate) struct BlockCache<S: System> {
     /// By RAM offset of the page, then by offset in the page and code size.
     pages: HashMap<u64, Page<S>, BuildHasherDefault<Mix>>,
+    /// Of all blocks.
+    weight: usize,
     near: Box<[Near<S>]>,
     generation: u32,
 }
@@ -71,6 +83,7 @@ impl<S: System> BlockCache<S> {
         let near = || Near { linear: 0, stamp: 0, block: None };
         Self {
             pages: HashMap::default(),
+            weight: 0,
             near: (0..NEAR_SLOTS).map(|_| near()).collect(),
             generation: 1,
         }
@@ -89,12 +102,29 @@ impl<S: System> BlockCache<S> {
 
     /// The RAM page at `offset` was written.
     pub fn drop_page(&mut self, offset: u64) {
-        self.pages.remove(&offset);
+        let gone = self.pages.remove(&offset).into_iter().flatten();
+        self.weight -= gone.map(|(_, block)| block.weight()).sum::<usize>();
         self.forget_addresses();
+    }
+
+    /// Enters a block, making room for it by dropping all if need be.
+    fn enter(&mut self, page: u64, key: u32, block: Rc<Block<S>>) {
+        if self.weight + block.weight() > MAX_WEIGHT {
+            self.pages.clear();
+            self.near.iter_mut().for_each(|near| near.block = None);
+            self.weight = 0;
+        }
+        self.weight += block.weight();
+        self.pages.entry(page).or_default().insert(key, block);
     }
 }
 
 impl<S: System> Cpu<S> {
+    /// Decoded instructions that are kept, with two for each block of them: never more than half a million.
+    pub fn kept_code(&self) -> usize {
+        self.blocks.weight
+    }
+
     /// The block at RIP.
     #[inline]
     pub(crate) fn fetch(&mut self, sys: &mut S) -> Result<Rc<Block<S>>, Fault> {
@@ -149,7 +179,7 @@ impl<S: System> Cpu<S> {
         }
         self.counters.blocks_decoded += 1;
         let block = Rc::new(Block { ops: ops.into_boxed_slice() });
-        self.blocks.pages.entry(page).or_default().insert(key, block.clone());
+        self.blocks.enter(page, key, block.clone());
         Ok(Some(block))
     }
 

@@ -81,7 +81,7 @@ impl<S: System> Cpu<S> {
             if let Some(exit) = self.must_exit(sys) {
                 return exit;
             }
-            if self.counters.instructions >= end {
+            if self.counters.instructions >= end || self.has_long_record() {
                 return Exit::Budget;
             }
             if self.leaves_to_observer() {

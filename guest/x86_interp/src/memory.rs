@@ -433,7 +433,7 @@ fn mmio_read<S: System>(sys: &mut S, gpa: u64, data: &mut [u8]) {
         let size = bus_size(rest.len());
         let (part, tail) = rest.split_at_mut(size);
         sys.mmio_read(at, part);
-        at += size as u64;
+        at = at.wrapping_add(size as u64);
         rest = tail;
     }
 }
@@ -445,7 +445,7 @@ fn mmio_write<S: System>(sys: &mut S, gpa: u64, data: &[u8]) {
         let size = bus_size(rest.len());
         let (part, tail) = rest.split_at(size);
         sys.mmio_write(at, part);
-        at += size as u64;
+        at = at.wrapping_add(size as u64);
         rest = tail;
     }
 }

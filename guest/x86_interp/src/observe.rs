@@ -54,6 +54,9 @@ pub struct Leave {
     pub kernel: Option<u64>,
 }
 
+/// Entries of a kind in a record that is to be taken.
+const LONG: usize = 1024;
+
 /// RFLAGS bits with which kernel code can be left to the observer.
 const PLAIN: u64 = flags::STATUS | flags::DF | flags::IF | flags::AC | flags::ID | flags::FIXED;
 
@@ -63,22 +66,27 @@ pub(crate) struct Observer {
     on: bool,
     leave: Leave,
     record: Record,
+    /// The record has [`LONG`] entries of a kind.
+    long: bool,
 }
 
 impl Observer {
     pub fn flush(&mut self, flush: Flush) {
         if self.on {
             self.record.flushes.push(flush);
+            self.long |= self.record.flushes.len() >= LONG;
         }
     }
     pub fn code_page(&mut self, offset: u64) {
         if self.on {
             self.record.code_pages.push(offset);
+            self.long |= self.record.code_pages.len() >= LONG;
         }
     }
     pub fn stale_page(&mut self, offset: u64) {
         if self.on {
             self.record.stale_pages.push(offset);
+            self.long |= self.record.stale_pages.len() >= LONG;
         }
     }
 }
@@ -110,11 +118,18 @@ impl<S: System> Cpu<S> {
         }
     }
 
+    /// The record is to be taken before more code runs: as long as code does not leave to the observer, nobody else would, and a guest
+    /// can have it grow for ever. [`Cpu::run`] ends with [`crate::Exit::Budget`] then.
+    pub fn has_long_record(&self) -> bool {
+        self.observer.long
+    }
+
     /// Takes the record.
     pub fn take_record(&mut self, sys: &mut S) -> Record {
         if sys.ram().has_stale_code() {
             self.drop_stale_code(sys);
         }
+        self.observer.long = false;
         std::mem::take(&mut self.observer.record)
     }
 

@@ -8,15 +8,31 @@
 //!
 //! A mapping that is cut into three counts as two, so the host's count can be the larger one. If the host then refuses one,
 //! the space starts over (`Fast::enter`): slow, and right.
+//!
+//! What a wedge says it has mapped is a guest's word, and takes memory of ours: so many entries, for all spaces together, as
+//! [`most_entries`] says.
 
 use super::{LARGE, Space, WRITE, runs};
 use crate::process::Process;
 use wedge::Error;
 
+/// Entries there may be of a machine with so many pages of RAM: one for where each is mapped, one for that it may be written there,
+/// and one to spare, some 40 bytes each, thus 3 % of RAM; and 10 MiB more.
+pub(crate) fn most_entries(ram_pages: u64) -> usize {
+    (1 << 18) + 3 * ram_pages as usize
+}
+
 /// So many of a hundred of them it may hold then; counting again soon is not worth it.
 const MAY_BE_LEFT: usize = 75;
 
 impl<W: Process> Space<W> {
+    /// What is kept of this space, in entries of all tables.
+    pub(crate) fn entries(&self) -> usize {
+        let pages = self.pages.len() + self.kernel.len() + self.large.len();
+        let places = self.writable.len() + self.copies.len() + self.local_kernel.len();
+        pages + places + self.parts.len() + self.empty.len() + self.refused.len()
+    }
+
     /// There is room for more mappings from here on.
     pub(super) fn make_room(&mut self) -> Result<(), Error> {
         if self.mappings <= W::max_mappings() {
@@ -183,6 +199,65 @@ mod tests {
         space.make_room().expect("listens");
         assert_eq!((space.mappings, space.pages.len()), (0, 0));
         assert!(!space.wedge.0.is_empty());
+    }
+
+    /// A hostile wedge's word for mappings that cost the host nothing, each for another page.
+    #[derive(Default)]
+    struct Liar(u64);
+
+    impl Process for Liar {
+        const MAX_MAPPINGS: usize = 30_000;
+
+        fn start(_: Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
+            Ok(Self::default())
+        }
+        fn order(&mut self, _: Order) -> Result<(), Error> {
+            Ok(())
+        }
+        fn run(&mut self) -> Result<bool, Error> {
+            Ok(true)
+        }
+        fn publish(&self, _: Option<u64>) {}
+        fn take_made(&mut self) -> Vec<Order> {
+            let kinds = [frame::PROTECT | READ | WRITE, frame::REFUSED, frame::PIECE | READ, 0];
+            let claim = |number: u64| {
+                let protection = kinds[(number % 4) as usize];
+                let (address, len) = (number % (1 << 30) * 64 * PAGE, 64 * PAGE);
+                Order { address, len, offset: 0, protection }
+            };
+            let claims = self.0..self.0 + frame::MAX_MADE as u64;
+            self.0 = claims.end;
+            claims.map(claim).collect()
+        }
+        fn allow(&mut self, _: usize, _: bool) {}
+        fn displaced(&mut self, _: u64) {}
+        fn patched_entry(&self) -> u64 {
+            0
+        }
+        fn pid(&self) -> i32 {
+            0
+        }
+        fn searches(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn what_a_hostile_wedge_says_takes_no_more_memory_than_it_may() {
+        let ram = ram::Ram::new(1 << 20).expect("memory");
+        let most = most_entries(ram.len() / PAGE);
+        let pages = Pages::new().expect("the host has memory");
+        let mut slots = crate::slots::Slots::<Liar>::new(ram, true);
+        slots.select(1, Default::default(), &pages).expect("a slot");
+        let mut largest = 0;
+        for _ in 0..400 {
+            slots.run(false, Default::default()).expect("it runs");
+            slots.take_invalidated();
+            largest = largest.max(slots.entries());
+        }
+        // It is looked at now and then only.
+        let between = 2 * crate::slots::CLAIMS * 64;
+        assert!((most / 2..most + between).contains(&largest), "{largest} of {most}");
     }
 
     /// A page that the wedge has closed is still one of the host's mappings.

@@ -45,6 +45,11 @@ impl Locals {
         self.0.retain(|(at, bytes)| *at < start || at + bytes > start + len);
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Nothing is mapped.
     pub(super) fn clear(&mut self) {
         self.0.clear();

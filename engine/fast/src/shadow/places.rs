@@ -53,6 +53,11 @@ impl Places {
         self.0.retain(|(offset, hva)| keep(*offset, *hva));
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -56,6 +56,11 @@ pub(super) struct Jump {
 
 /// Blocks there is address space for from the start.
 const BLOCKS: usize = 1 << 17;
+/// Blocks, marks and jumps there may be, with which the books take some 50 MiB at the most: a guest can have its code be in the
+/// smallest of pieces. A kernel that has booted has half of them.
+const MAX_BLOCKS: usize = 3 << 16;
+const MAX_MARKS: usize = 10 * MAX_BLOCKS;
+const MAX_JUMPS: usize = 2 * MAX_BLOCKS;
 
 /// All blocks.
 pub(super) struct Books {
@@ -96,8 +101,9 @@ impl Books {
     pub fn have_room(&self, block: &Block) -> bool {
         let short = |len: usize| len <= usize::from(u16::MAX);
         let kinds = short(self.kinds.len() + block.marks.len());
-        let marks = self.marks.len() + block.marks.len() < NONE as usize;
-        kinds && marks && short(block.code.len())
+        let marks = self.marks.len() + block.marks.len() <= MAX_MARKS;
+        let jumps = self.jumps.len() + block.links.len() <= MAX_JUMPS;
+        kinds && marks && jumps && self.blocks.len() < MAX_BLOCKS && short(block.code.len())
     }
 
     /// Enters a block, which there is room for.

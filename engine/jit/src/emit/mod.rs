@@ -76,7 +76,7 @@ impl<'a> Emitter<'a> {
         bytes: &[u8],
         follower: Option<Rule>,
     ) -> Flow {
-        self.guest = (insn.ip() - self.request.guest) as u32;
+        self.guest = insn.ip().wrapping_sub(self.request.guest) as u32;
         let shadow = std::mem::take(&mut self.shadow);
         self.mark(shadow == Shadow::None, Fixes::default());
         let flow = self.apply(rule(insn, self.layout.level), insn, bytes, follower);
@@ -224,7 +224,7 @@ impl<'a> Emitter<'a> {
         }
         Block {
             guest: self.request.guest,
-            guest_len: (end - self.request.guest) as u32,
+            guest_len: end.wrapping_sub(self.request.guest) as u32,
             alignment: self.request.alignment,
             host: self.request.host,
             code: self.asm.finish(),

@@ -3,6 +3,7 @@
 use crate::lab::*;
 use iced_x86::code_asm::*;
 use x86::reg;
+use x86_interp::GuestRam;
 
 #[test]
 fn a_store_into_the_same_block_takes_effect() {
@@ -96,4 +97,20 @@ fn an_instruction_across_pages_runs_and_faults_on_the_second() {
     lab.kernel(|a| a.call(rsi));
     assert_eq!(lab.lands(), x86::vector::PF);
     assert_eq!((lab.v().cr2, lab.coded_frame().1.rip), (PAGE + 0x1000, PAGE + 0xffd));
+}
+
+/// A guest that has code at every byte of its memory.
+#[test]
+fn what_is_kept_of_code_has_a_limit() {
+    const MOST: usize = 1 << 19;
+    let mut lab = Lab::new();
+    lab.kernel(|a| a.nop());
+    lab.sys.ram.write(LARGE, &vec![0x90; 1 << 21]);
+    let mut largest = 0;
+    for at in 0..30_000 {
+        lab.v().rip = LARGE + at;
+        lab.cpu.run(&mut lab.sys, 1);
+        largest = largest.max(lab.cpu.kept_code());
+    }
+    assert!((MOST / 2..=MOST).contains(&largest), "{largest}");
 }

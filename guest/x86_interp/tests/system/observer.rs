@@ -42,3 +42,22 @@ fn without_a_bound_all_user_code_runs_here() {
     assert_eq!(lab.cpu.run(&mut lab.sys, BUDGET), Exit::Budget);
     assert!(lab.v().gpr[reg::RAX] > 1);
 }
+
+/// A guest that flushes and flushes in code that is never left, and pages that are code and are written, again and again.
+#[test]
+fn what_is_recorded_does_not_grow_for_ever() {
+    const LONG: usize = 2000;
+    let mut lab = Lab::new();
+    lab.cpu.observe(Leave::default());
+    lab.kernel(|a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.invlpg(ptr(rax))?;
+        a.jmp(again)
+    });
+    for _ in 0..20 {
+        assert_eq!(lab.cpu.run(&mut lab.sys, 1_000_000), Exit::Budget);
+        let record = lab.cpu.take_record(&mut lab.sys);
+        assert!((1..LONG).contains(&record.flushes.len()), "{}", record.flushes.len());
+    }
+}
