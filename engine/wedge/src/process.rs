@@ -12,7 +12,6 @@ use frame::{
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
-    ptr,
     sync::OnceLock,
 };
 
@@ -102,7 +101,11 @@ impl Wedge {
             0 => become_wedge(&parts),
             _ => {
                 let (orders, ram_len, turns) = (Vec::new(), ram.len, pages.turns().clone());
-                turns.set_pid(number, pid);
+                if let Err(error) = turns.adopt(number, pid) {
+                    // SAFETY: a child of ours that nobody has reaped.
+                    unsafe { libc::kill(pid, libc::SIGKILL) };
+                    return Err(error.into());
+                }
                 let (failed, patched_entry) = (false, 0);
                 let keeps = pages.keeps;
                 let mut wedge = Self {
@@ -236,14 +239,7 @@ impl Wedge {
 
 impl Drop for Wedge {
     fn drop(&mut self) {
-        // SAFETY: our own child.
-        unsafe {
-            if self.pid > 0 {
-                self.turns.set_pid(self.number, 0);
-                libc::kill(self.pid, libc::SIGKILL);
-                libc::waitpid(self.pid, ptr::null_mut(), 0);
-            }
-        }
+        self.turns.end(self.number);
     }
 }
 
@@ -342,6 +338,8 @@ fn become_wedge(parts: &Parts) -> ! {
         }
         keep_only(parts.ram.0);
         be_the_first_to_go();
+        give_up_rights();
+        limit(parts.ram.1 as u64);
         std::arch::asm!("jmp {}", in(reg) BLOB, options(noreturn))
     }
 }
@@ -382,14 +380,55 @@ unsafe fn keep_only(ram: i32) {
 /// # Safety
 /// In the child only.
 unsafe fn be_the_first_to_go() {
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let worst = c"1000";
     // SAFETY: plain system calls; the strings are constants.
     unsafe {
-        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
         libc::write(file, worst.as_ptr().cast(), worst.count_bytes());
         libc::close(file);
+    }
+}
+
+/// What is root's outside is nothing here: guest code needs no rights, whoever runs it.
+///
+/// # Safety
+/// In the child only.
+unsafe fn give_up_rights() {
+    /// `_LINUX_CAPABILITY_VERSION_3`, for this process; and three sets of 64 bits, in halves.
+    const VERSION: [u32; 2] = [0x2008_0522, 0];
+    let none = [0_u32; 6];
+    // SAFETY: the call reads both.
+    unsafe {
+        if libc::syscall(libc::SYS_capset, VERSION.as_ptr(), none.as_ptr()) != 0 {
+            libc::_exit(114);
+        }
+    }
+}
+
+/// Bytes a wedge may have of memory that it writes and shares with nobody: stacks, and pages of code while they are changed.
+const PRIVATE: u64 = 64 << 20;
+/// Address space beyond RAM: the window, and memory without content.
+const SPACE: u64 = 32 << 30;
+
+/// What the host grants at the most, in case something gets by what it may ask for. A guest may have its RAM mapped several times.
+///
+/// # Safety
+/// In the child only.
+unsafe fn limit(ram: u64) {
+    let limits = [
+        (libc::RLIMIT_CORE, 0),
+        (libc::RLIMIT_FSIZE, 0),
+        (libc::RLIMIT_MEMLOCK, 0),
+        (libc::RLIMIT_MSGQUEUE, 0),
+        (libc::RLIMIT_NPROC, 0),
+        (libc::RLIMIT_NOFILE, RAM_FD + 1),
+        (libc::RLIMIT_DATA, PRIVATE),
+        (libc::RLIMIT_AS, SPACE + 4 * ram),
+    ];
+    for (resource, most) in limits {
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: reads the structure. Where the host's own limit is lower, that stays.
+        unsafe { libc::setrlimit(resource, &raw const limit) };
     }
 }
 

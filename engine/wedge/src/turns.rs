@@ -5,10 +5,12 @@
 use crate::memory::MemoryObject;
 use frame::{KICK, MAX_WEDGES, MONITOR};
 use std::{
-    io, ptr,
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    ptr,
     sync::{
-        Arc,
-        atomic::{AtomicI32, AtomicU32, Ordering},
+        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU32, Ordering},
     },
 };
 
@@ -22,25 +24,50 @@ pub struct Turns(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     page: MemoryObject<frame::Turns>,
-    /// Processes by number, zero for none.
-    pids: [AtomicI32; MAX_WEDGES + 1],
+    /// Processes by number, until they are reaped.
+    children: [RwLock<Option<Child>>; MAX_WEDGES + 1],
 }
+
+/// A process of ours. A descriptor stands for it, which means no other, unlike a number that is given again once it is reaped.
+#[derive(Debug)]
+struct Child(OwnedFd);
 
 impl Turns {
     pub(crate) fn new() -> io::Result<Self> {
         let page = MemoryObject::new("ring3-turns", size_of::<frame::Turns>())?;
-        Ok(Self(Arc::new(Inner { page, pids: Default::default() })))
+        Ok(Self(Arc::new(Inner { page, children: Default::default() })))
     }
 
     pub(crate) fn fd(&self) -> i32 {
         self.0.page.fd()
     }
 
-    /// The process of the wedge with a number.
-    pub(crate) fn set_pid(&self, number: usize, pid: i32) {
-        if let Some(known) = self.0.pids.get(number) {
-            known.store(pid, Ordering::SeqCst);
+    /// The wedge with a number is this child of ours, which has not been reaped.
+    pub(crate) fn adopt(&self, number: usize, pid: i32) -> io::Result<()> {
+        let child = Child::new(pid)?;
+        if let Some(mut known) = self.child_mut(number) {
+            *known = Some(child);
         }
+        Ok(())
+    }
+
+    /// Ends the wedge with a number.
+    pub(crate) fn end(&self, number: usize) {
+        let child = self.child_mut(number).and_then(|mut known| known.take());
+        if let Some(child) = child {
+            child.signal(libc::SIGKILL);
+            child.reap(0);
+        }
+    }
+
+    fn child(&self, number: usize) -> Option<RwLockReadGuard<'_, Option<Child>>> {
+        let known = self.0.children.get(number)?;
+        Some(known.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn child_mut(&self, number: usize) -> Option<RwLockWriteGuard<'_, Option<Child>>> {
+        let known = self.0.children.get(number)?;
+        Some(known.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Kicks reach the wedge with this number from now on, and those that it passes its turn on to.
@@ -59,9 +86,8 @@ impl Turns {
     pub fn kick(&self) {
         for _ in 0..FOLLOW {
             let current = self.page().current.load(Ordering::SeqCst);
-            let pid = self.0.pids.get(current as usize).map_or(0, |pid| pid.load(Ordering::SeqCst));
-            if pid > 0 {
-                signal(pid);
+            if let Some(child) = self.child(current as usize).as_deref().and_then(Option::as_ref) {
+                child.signal(KICK);
             }
             if self.page().current.load(Ordering::SeqCst) == current {
                 return;
@@ -88,10 +114,10 @@ impl Turns {
 
     /// One of the wedges has ended, with this status.
     pub(crate) fn lost_one(&self) -> Option<i32> {
-        self.0.pids.iter().find_map(|known| {
-            let pid = known.load(Ordering::SeqCst);
-            let status = (pid > 0).then(|| ended(pid)).flatten()?;
-            known.store(0, Ordering::SeqCst);
+        (0..=MAX_WEDGES).find_map(|number| {
+            let mut known = self.child_mut(number)?;
+            let status = known.as_ref().and_then(|child| child.reap(libc::WNOHANG))?;
+            *known = None;
             Some(status)
         })
     }
@@ -101,17 +127,38 @@ impl Turns {
     }
 }
 
-fn signal(pid: i32) {
-    // SAFETY: a child of ours that is not reaped while its number is known.
-    unsafe { libc::kill(pid, KICK) };
-}
+impl Child {
+    fn new(pid: i32) -> io::Result<Self> {
+        // SAFETY: makes a descriptor, which is ours then.
+        unsafe {
+            match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(Self(OwnedFd::from_raw_fd(fd as i32))),
+            }
+        }
+    }
 
-/// Reaps a child that has ended; returns its status.
-fn ended(pid: i32) -> Option<i32> {
-    let mut status = 0;
-    // SAFETY: our own child.
-    let ended = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == pid;
-    ended.then_some(status)
+    /// Sends a signal; one that has ended needs none.
+    fn signal(&self, number: i32) {
+        let none = ptr::null::<libc::siginfo_t>();
+        // SAFETY: touches no memory.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), number, none, 0) };
+    }
+
+    /// Reaps it once it has ended, waiting for that unless the options say otherwise; returns how it ended, as waitpid(2) says it.
+    fn reap(&self, options: i32) -> Option<i32> {
+        // SAFETY: the structure is plain data, for which zero is a value.
+        let mut status: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let (fd, options) = (self.0.as_raw_fd() as libc::id_t, libc::WEXITED | options);
+        // SAFETY: our own child; writes the structure.
+        let done = unsafe { libc::waitid(libc::P_PIDFD, fd, &raw mut status, options) };
+        if done != 0 || status.si_signo == 0 {
+            return None;
+        }
+        // SAFETY: a child's end has a status.
+        let number = unsafe { status.si_status() };
+        Some(if status.si_code == libc::CLD_EXITED { number << 8 } else { number })
+    }
 }
 
 fn futex(word: &AtomicU32, operation: i32, value: u32, timed: bool) {
@@ -119,4 +166,32 @@ fn futex(word: &AtomicU32, operation: i32, value: u32, timed: bool) {
     let timeout = if timed { &raw const second } else { ptr::null() };
     // SAFETY: the word stays mapped; waking and waiting touch nothing else.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, timeout) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A child that has ended by itself is reaped once; who ends it then ends nobody else, whatever has its number.
+    #[test]
+    fn what_has_been_reaped_is_not_signalled() {
+        let turns = Turns::new().expect("memory");
+        // SAFETY: the child makes one system call.
+        let pid = unsafe {
+            match libc::fork() {
+                0 => libc::_exit(7),
+                pid => pid,
+            }
+        };
+        turns.adopt(1, pid).expect("a descriptor");
+        while turns.lost_one().is_none() {
+            std::thread::yield_now();
+        }
+        assert_eq!(turns.lost_one(), None, "it is lost once");
+        assert!(turns.child(1).is_some_and(|known| known.is_none()));
+        turns.aim(1);
+        turns.kick();
+        turns.end(1);
+        assert!(turns.adopt(1, pid).is_err(), "there is no such process any more");
+    }
 }

@@ -9,7 +9,7 @@ use engine::{Attention, Engine};
 use frame::{ExitKind, KICK};
 use jit::Level;
 use ram::Ram;
-use std::{sync::Arc, thread, time::Duration};
+use std::{fs, sync::Arc, thread, time::Duration};
 use wedge::Order;
 use x86::{
     Activity, Vcpu,
@@ -236,4 +236,24 @@ fn a_copy_between_large_pages_ends() {
     });
     assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None), "within ten seconds");
     assert!(fast.statistics.mapped <= 4, "{} faults", fast.statistics.mapped);
+}
+
+/// What a process holds of the host's once guest code runs in it, whoever started it.
+#[test]
+fn a_wedge_has_no_rights_no_descriptor_but_ram_s_and_limits() {
+    let mut fast = machine(in_kernel(), User::Direct, &[0xf4], &[]); // hlt
+    assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
+    let pid = fast.slots.processes()[0];
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).expect("it lives");
+    let (status, limits) = (read("status"), read("limits"));
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert!(status.contains(&format!("{set}:\t0000000000000000\n")), "{set}: {status}");
+    }
+    assert!(status.contains("NoNewPrivs:\t1\n") && status.contains("Seccomp:\t2\n"), "{status}");
+    for limit in ["Max data size", "Max address space", "Max processes", "Max file size"] {
+        let line = limits.lines().find(|line| line.starts_with(limit)).expect("listed");
+        assert!(!line.contains("unlimited"), "{line}");
+    }
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("listed").count();
+    assert_eq!(descriptors, 1, "guest RAM");
 }
