@@ -165,4 +165,30 @@ mod tests {
         let words = ["ring3", "exec", "--", "x", "--config", "y"].map(OsString::from).to_vec();
         assert_eq!(expand(words.clone()).ok(), Some(words));
     }
+
+    fn sound_files() -> Vec<Vec<u8>> {
+        let texts = [
+            "kernel = \"vmlinuz\"\nmemory = \"1G\"\ndisk = [\"a.img\", \"vhost-user:b\"]\nstats = true\n",
+            "net = [\"user,restrict,allow=10.0.2.2:80\"]\ntimeout = 5\nshare = \"src:work:ro\"\njson = false\n",
+        ];
+        texts.map(|text| text.as_bytes().to_vec()).to_vec()
+    }
+
+    /// Not a panic, whatever a file holds.
+    #[test]
+    fn any_file_is_told_what_is_wrong_with_it() {
+        fn run(bytes: &[u8]) {
+            let Some(table) =
+                std::str::from_utf8(bytes).ok().and_then(|text| text.parse::<Table>().ok())
+            else {
+                return;
+            };
+            for (key, value) in &table {
+                if let Err(problem) = option(key, value, Path::new("/folder")) {
+                    assert!(!problem.is_empty(), "{key}");
+                }
+            }
+        }
+        fuzzer::test(fuzzer::Target { name: "toml", seeds: sound_files, run });
+    }
 }

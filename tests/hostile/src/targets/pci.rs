@@ -1,23 +1,21 @@
-//! Anything written to configuration space and the BAR window of a bus with two devices.
-#![no_main]
+//! Anything written to configuration space, MSI-X tables and the BAR window of a bus with two devices.
 
-use bus::Device;
-use host::Entropy;
-use libfuzzer_sys::arbitrary::{self, Arbitrary};
-use libfuzzer_sys::fuzz_target;
-use ram::Ram;
 use std::sync::Arc;
+
+use arbitrary::Arbitrary;
+use bus::Device;
+use host_fake::FakeEntropy;
+use ram::Ram;
 use virtio::{Console, InputBuffer, Rng};
 
-/// Entropy of a kind.
-struct Fives;
+use super::{all, none};
+use crate::devices::{RAM, empty_bus, plug};
+use fuzzer::Target;
 
-impl Entropy for Fives {
-    fn fill(&self, data: &mut [u8]) -> bool {
-        data.fill(5);
-        true
-    }
-}
+pub(crate) const TARGET: Target = Target { name: "pci", seeds: none, run };
+
+/// Accesses of one input.
+const MOST: usize = 400;
 
 #[derive(Arbitrary, Debug)]
 enum Access {
@@ -44,14 +42,14 @@ fn access(device: &mut dyn Device, len: u64, offset: u64, size: u8, write: Optio
     }
 }
 
-fuzz_target!(|accesses: Vec<Access>| {
-    let ram = Ram::new(fuzz::RAM).expect("a little memory");
-    let host = fuzz::empty_bus();
-    fuzz::plug(&host, Rng::new(Arc::new(Fives)), &ram);
+fn run(bytes: &[u8]) {
+    let ram = Ram::new(RAM).expect("a little memory");
+    let host = empty_bus();
+    plug(&host, Rng::new(Arc::new(FakeEntropy::new(5))), &ram);
     let console = Console::new(Box::new(InputBuffer::default()), Box::new(std::io::sink()));
-    fuzz::plug(&host, console, &ram);
+    plug(&host, console, &ram);
     let (mut ports, mut ecam, mut window) = (host.config_ports(), host.ecam(), host.window());
-    for one in accesses {
+    for one in all::<Access>(bytes, MOST) {
         match one {
             Access::Ports { slot, register, byte, size, write } => {
                 let address = 1 << 31 | u32::from(slot % 4) << 11 | u32::from(register & 0xfc);
@@ -84,4 +82,4 @@ fuzz_target!(|accesses: Vec<Access>| {
         window.read((slot - 1) * 0x8000 + 18, &mut queues);
         assert_eq!(u16::from_le_bytes(queues), slot as u16, "memory decoding works after reset");
     }
-});
+}

@@ -3,15 +3,15 @@
 //! The guest's deeds are mostly well-formed (its rings are where the device expects them, its
 //! accesses hit registers), because noise alone would never get past negotiation.
 
+use arbitrary::Arbitrary;
 use bus::{Device, InterruptLine, MsiSink};
-use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use pci::{Ecam, MmioWindow, PciHost};
 use ram::Ram;
 use std::sync::Arc;
 use virtio::{Doorbell, Execution, VirtioDevice, VirtioPci};
 
 /// Bytes of guest RAM.
-pub const RAM: u64 = 1 << 20;
+pub(crate) const RAM: u64 = 1 << 20;
 /// Entries of the queues the guest sets up.
 const QUEUE_SIZE: u16 = 8;
 const DESCRIPTORS: u64 = 0;
@@ -31,13 +31,13 @@ impl MsiSink for Nowhere {
 }
 
 /// An empty bus.
-pub fn empty_bus() -> PciHost {
+pub(crate) fn empty_bus() -> PciHost {
     let lines: [Arc<dyn InterruptLine>; 8] = std::array::from_fn(|_| Arc::new(Nowhere) as _);
     PciHost::new(lines, Arc::new(Nowhere))
 }
 
 /// Adds a device to a bus.
-pub fn plug(host: &PciHost, device: impl VirtioDevice + 'static, ram: &Ram) -> Doorbell {
+pub(crate) fn plug(host: &PciHost, device: impl VirtioDevice + 'static, ram: &Ram) -> Doorbell {
     let slot = host.reserve().expect("a free slot");
     let (msi, line) = (slot.msi(), slot.line());
     let function = VirtioPci::new(Box::new(device), ram.clone(), msi, line, Execution::Inline)
@@ -49,7 +49,7 @@ pub fn plug(host: &PciHost, device: impl VirtioDevice + 'static, ram: &Ram) -> D
 
 /// What a guest may do.
 #[derive(Arbitrary, Debug)]
-pub enum Deed {
+pub(crate) enum Deed {
     /// Writes guest memory.
     Memory { gpa: u16, bytes: Vec<u8> },
     /// Writes a descriptor of a queue.
@@ -75,19 +75,19 @@ pub enum Deed {
 }
 
 /// A device at slot 1 and the guest's hands on it.
-pub struct Guest {
+pub(crate) struct Guest {
     ram: Ram,
     host: PciHost,
     ecam: Ecam,
     window: MmioWindow,
     available: [u16; 64],
     /// The device's doorbell.
-    pub doorbell: Doorbell,
+    pub(crate) doorbell: Doorbell,
 }
 
 impl Guest {
     /// A machine with `device`, memory decoding and bus mastering on.
-    pub fn new(device: impl VirtioDevice + 'static) -> Self {
+    pub(crate) fn new(device: impl VirtioDevice + 'static) -> Self {
         let ram = Ram::new(RAM).expect("a little memory");
         let host = empty_bus();
         let doorbell = plug(&host, device, &ram);
@@ -111,14 +111,14 @@ impl Guest {
     }
 
     /// Device status.
-    pub fn status(&mut self) -> u8 {
+    pub(crate) fn status(&mut self) -> u8 {
         let mut status = [0];
         self.window.read(20, &mut status);
         status[0]
     }
 
     /// Does it.
-    pub fn perform(&mut self, deed: &Deed) {
+    pub(crate) fn perform(&mut self, deed: &Deed) {
         match *deed {
             Deed::Memory { gpa, ref bytes } => self.write_memory(gpa.into(), bytes),
             Deed::Describe { queue, index, gpa, len, flags, next } => {
@@ -144,7 +144,15 @@ impl Guest {
     }
 
     /// Writes descriptor `index` of a queue.
-    pub fn describe(&self, queue: u8, index: u16, gpa: u64, len: u32, flags: u16, next: u16) {
+    pub(crate) fn describe(
+        &self,
+        queue: u8,
+        index: u16,
+        gpa: u64,
+        len: u32,
+        flags: u16,
+        next: u16,
+    ) {
         let mut bytes = gpa.to_le_bytes().to_vec();
         bytes.extend(len.to_le_bytes());
         bytes.extend(flags.to_le_bytes());
@@ -153,7 +161,7 @@ impl Guest {
     }
 
     /// Makes the chain at `head` available.
-    pub fn offer(&mut self, queue: u8, head: u16) {
+    pub(crate) fn offer(&mut self, queue: u8, head: u16) {
         let next = &mut self.available[usize::from(queue % 64)];
         let slot = u64::from(*next % QUEUE_SIZE);
         *next = next.wrapping_add(1);
@@ -163,14 +171,14 @@ impl Guest {
     }
 
     /// The used index of a queue.
-    pub fn used_index(&self, queue: u8) -> u16 {
+    pub(crate) fn used_index(&self, queue: u8) -> u16 {
         let mut index = [0; 2];
         self.ram.read_gpa(ring(queue) + USED + 2, &mut index).expect("in RAM");
         u16::from_le_bytes(index)
     }
 
     /// Writes a block request's header.
-    pub fn header(&self, gpa: u64, kind: u8, sector: u8) {
+    pub(crate) fn header(&self, gpa: u64, kind: u8, sector: u8) {
         let mut header = u32::from(kind).to_le_bytes().to_vec();
         header.extend([0; 4]);
         header.extend(u64::from(sector).to_le_bytes());
@@ -178,12 +186,12 @@ impl Guest {
     }
 
     /// Rings a doorbell.
-    pub fn notify(&mut self, queue: u8) {
+    pub(crate) fn notify(&mut self, queue: u8) {
         self.window.write(0x3000 + 4 * u64::from(queue), &[queue, 0]);
     }
 
     /// Negotiates what is offered of `features`, and enables the first queues on fresh rings.
-    pub fn start(&mut self, features: u64) {
+    pub(crate) fn start(&mut self, features: u64) {
         self.common(20, &[0]);
         self.common(20, &[3]);
         for select in 0..2_u32 {
@@ -227,20 +235,20 @@ impl Guest {
     }
 
     /// Presses the machine's reset button and turns the device on again.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.host.reset();
         self.config_write(4, &[6, 0]);
     }
 
     /// Reads guest memory.
-    pub fn memory<const N: usize>(&self, gpa: u64) -> [u8; N] {
+    pub(crate) fn memory<const N: usize>(&self, gpa: u64) -> [u8; N] {
         let mut data = [0; N];
         self.ram.read_gpa(gpa, &mut data).expect("in RAM");
         data
     }
 
     /// Writes guest memory inside RAM.
-    pub fn set_memory(&self, gpa: u64, data: &[u8]) {
+    pub(crate) fn set_memory(&self, gpa: u64, data: &[u8]) {
         self.ram.write_gpa(gpa, data).expect("in RAM");
     }
 }

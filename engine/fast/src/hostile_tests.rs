@@ -1,0 +1,95 @@
+//! A wedge that writes anything into the page it shares with the monitor: what comes of that is what a guest's registers may be.
+
+use std::cell::RefCell;
+
+use engine::Attention;
+use fuzzer::Target;
+use ram::Ram;
+use x86::{Vcpu, paging::G};
+use x86_interp::GuestRam;
+
+use crate::{
+    Fast, Modes, User,
+    test_machine::{board, kernel_state, map},
+};
+
+const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
+const DATA: (u64, u64) = (0xffff_ffff_8200_0000, 0x5_0000);
+/// Instructions that the interpreter goes on for.
+const BUDGET: u64 = 50;
+
+thread_local! {
+    static MACHINE: RefCell<Option<Fast>> = const { RefCell::new(None) };
+}
+
+fn start() -> Vcpu {
+    kernel_state(CODE.0, DATA.0 + 0x800)
+}
+
+fn machine() -> Fast {
+    let ram = Ram::new(2 << 20).expect("memory");
+    map(&ram, &[(CODE, G), (DATA, G)]);
+    ram.write(CODE.1, &[0x90; 4000]);
+    let attention = std::sync::Arc::new(Attention::default());
+    let modes = Modes {
+        user: User::Direct,
+        kernel_translated: true,
+        lock_step: None,
+        user_dispatch: false,
+    };
+    Fast::new(start(), board(ram, attention.clone()), &attention, modes).expect("an engine")
+}
+
+/// Writes all that a wedge tells by, from these bytes.
+fn tamper(fast: &mut Fast, bytes: &[u8]) {
+    let mut words = bytes.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_le_bytes(word)
+    });
+    let mut word = || words.next().unwrap_or_default();
+    let f = fast.pages.frame();
+    f.gpr.iter_mut().for_each(|register| *register = word());
+    f.spill.iter_mut().for_each(|register| *register = word());
+    (f.rip, f.user_rip, f.rflags, f.host_flags) = (word(), word(), word(), word());
+    (f.jump, f.pc, f.interrupt_flag, f.alignment_flag) = (word(), word(), word(), word());
+    (f.exit_kind, f.reason, f.exit_info) = (word(), word() % 16, word());
+    (f.operand, f.next, f.signal) = (word(), word(), word());
+    (f.fs_base, f.gs_base, f.kernel_gs_base) = (word(), word(), word());
+    (f.cr2, f.cr3, f.go, f.compatibility) = (word(), word(), word(), word());
+    // Mostly one of the two that there are.
+    f.cpl = [0, 3, 3, word()][(word() % 4) as usize];
+    (f.es, f.cs, f.ss, f.ds, f.fs, f.gs) = (word(), word(), word(), word(), word(), word());
+    f.vectors.0.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = word().to_le_bytes());
+}
+
+fn run(bytes: &[u8]) {
+    MACHINE.with_borrow_mut(|fast| {
+        let fast = fast.get_or_insert_with(machine);
+        fast.cpu.vcpu = start();
+        fast.cpu.state_changed();
+        tamper(fast, bytes);
+        let (reason, pc) = (fast.pages.frame().reason, fast.pages.frame().pc);
+        fast.statistics.exit(reason);
+        fast.codes.position(pc);
+        fast.take_state();
+        assert!(matches!(fast.cpu.vcpu.cpl(), 0 | 3));
+        for _ in 0..BUDGET {
+            fast.interpret();
+        }
+        fast.follow_record();
+    });
+}
+
+/// States of a program and of a kernel, and anything.
+fn seeds() -> Vec<Vec<u8>> {
+    let kernel: Vec<u64> =
+        (0..20).map(|n| DATA.0 + n * 8).chain([CODE.0, CODE.0, 0x202, 2]).collect();
+    let bytes: Vec<u8> = kernel.iter().flat_map(|word| word.to_le_bytes()).collect();
+    vec![bytes.clone(), [bytes, vec![0x5a; 700]].concat(), (0..=255).cycle().take(1000).collect()]
+}
+
+#[test]
+fn any_page_of_a_wedge_is_a_guests_registers() {
+    fuzzer::test(Target { name: "wedge", seeds, run });
+}

@@ -1,0 +1,53 @@
+//! Every boundary of ring3 that takes bytes somebody hostile may have made, each as a [`Target`] of the fuzzer.
+//!
+//! Tests run each for some seconds; `cargo run --profile fuzz -p hostile` does for hours; the folder `fuzz/` runs the same targets with
+//! coverage. The boundaries inside of programs and of the engine have their targets beside them: the control socket's JSON and
+//! configuration files in `app/ring3`, what wedges say in `engine/fast`.
+//!
+//! | target | input | fails when |
+//! |---|---|---|
+//! | `kernel` | a kernel file, modules, a command line | a panic, or parts outside of RAM |
+//! | `qcow2` | an image | a panic, or data beyond the disk |
+//! | `block`, `net`, `fs`, `vsock`, `rng`, `console` | guest memory, rings, registers and doorbells | a panic; a reset does not mend it |
+//! | `pci` | accesses to configuration space, BARs and MSI-X tables | a panic; identities change |
+//! | `fuse` | requests of a guest's kernel to a shared folder | a panic; something outside of the folder has changed |
+//! | `usernet` | frames | a panic; the gateway does not answer any more |
+//! | `sockets` | vsock packets to the host's ends of streams | a panic |
+//! | `monitor` | what a vhost-user monitor says to a server of ours | a panic, a hang, descriptors left |
+//! | `server` | what a vhost-user server says to our monitor | a panic, a hang |
+//! | `agent` | a request to the agent, and its messages | a panic; what is read is not what was said |
+//! | `chipset` | accesses to ports and MMIO, and time | a panic |
+//! | `interpreter` | registers and code | a panic |
+//! | `translator` | code at any address | a panic; blocks that do not lie in the cache |
+
+mod devices;
+mod targets;
+
+pub use fuzzer::Target;
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    targets::kernel::TARGET,
+    targets::qcow2::TARGET,
+    targets::virtio::BLOCK,
+    targets::virtio::NET,
+    targets::virtio::FS,
+    targets::virtio::VSOCK,
+    targets::virtio::RNG,
+    targets::virtio::CONSOLE,
+    targets::pci::TARGET,
+    targets::fuse::TARGET,
+    targets::usernet::TARGET,
+    targets::sockets::TARGET,
+    targets::monitor::TARGET,
+    targets::server::TARGET,
+    targets::agent::TARGET,
+    targets::chipset::TARGET,
+    targets::interpreter::TARGET,
+    targets::translator::TARGET,
+];
+
+/// The target of a name.
+pub fn find(name: &str) -> Option<Target> {
+    TARGETS.iter().find(|target| target.name == name).copied()
+}

@@ -1,0 +1,33 @@
+//! What the guest's agent is told, and says.
+
+use guest_agent::protocol::{self, MESSAGE, Request};
+
+use fuzzer::Target;
+
+pub(crate) const TARGET: Target = Target { name: "agent", seeds, run };
+
+fn seeds() -> Vec<Vec<u8>> {
+    let request = Request {
+        arguments: vec![b"printf".to_vec(), b"a b\n".to_vec(), vec![0xff]],
+        environment: vec![b"A=b=c".to_vec()],
+        directory: b"/some where".to_vec(),
+        user: 1000,
+        groups: vec![1000, 27],
+        shares: vec![(b"tag".to_vec(), b"/path".to_vec())],
+        terminal: Some((24, 80)),
+        network: true,
+        ..Request::default()
+    };
+    vec![request.encode(), Request::default().encode()]
+}
+
+fn run(bytes: &[u8]) {
+    if let Some(request) = Request::decode(bytes) {
+        // What has been understood can be said again.
+        assert_eq!(Request::decode(&request.encode()).as_ref(), Some(&request));
+    }
+    for message in bytes.as_chunks::<MESSAGE>().0 {
+        let (kind, number) = protocol::decode(*message);
+        assert_eq!(protocol::encode(kind, number), *message);
+    }
+}
