@@ -75,12 +75,19 @@ where
     Ok(FormatAccess::new(format))
 }
 
+/// Files an image may consist of. Each is opened within the opening of the one before, and one could be its own backing file.
+const MOST_FILES: usize = 32;
+
 /// Locks every file an image refers to, for reading, before it is opened.
 struct Locks(Vec<fs::File>);
 
 impl Locks {
     fn add(&mut self, path: Option<&Path>, shared: bool) -> io::Result<()> {
         let path = path.ok_or_else(|| io::Error::other("a backing file without a name"))?;
+        if self.0.len() >= MOST_FILES {
+            let problem = format!("{} leads to {MOST_FILES} backing files or more", path.display());
+            return Err(io::Error::other(problem));
+        }
         self.0.push(lock(path, shared).map_err(io::Error::other)?);
         Ok(())
     }

@@ -206,3 +206,15 @@ fn is_open_directly(path: &Path) -> bool {
     };
     ours.map(|entry| flags(entry.file_name())).any(|flags| flags & O_DIRECT != 0)
 }
+
+/// To open each file takes stack, and it could go on for ever.
+#[test]
+fn an_image_that_is_its_own_backing_file_is_refused() {
+    let directory = TempDir::new().expect("a folder");
+    let below = made(&directory, "below.qcow2", None);
+    let above = made(&directory, "above.qcow2", Some(&below));
+    fs::remove_file(&below).expect("removed");
+    std::os::unix::fs::symlink(&above, &below).expect("linked");
+    let said = message(&Image { readonly: true, ..image(&above) });
+    assert!(said.contains("backing files or more"), "{said}");
+}

@@ -127,7 +127,10 @@ fn an_agent_that_repeats_itself_fills_no_memory() {
     agent.write_all(&protocol::encode(message::EXITED, 3)).expect("heard");
     let first: Vec<_> = events.iter().take(2).collect();
     assert!(
-        matches!(first[..], [Event::Said(message::STARTED, ..), Event::Said(message::EXITED, 3, _)]),
+        matches!(
+            first[..],
+            [Event::Said(message::STARTED, ..), Event::Said(message::EXITED, 3, _)]
+        ),
         "{first:?}"
     );
 }

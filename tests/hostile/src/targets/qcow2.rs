@@ -1,4 +1,5 @@
-//! Disk images that somebody else has made.
+//! Disk images that somebody else has made, read. Not written: imago allocates a damaged image's reference counts without end, which
+//! ends the disk's process by its stack (CAVEATS.md).
 
 use std::{cell::RefCell, fs, path::PathBuf};
 
@@ -26,8 +27,8 @@ fn folder() -> PathBuf {
     })
 }
 
-fn image(path: PathBuf) -> Image {
-    Image { path, format: Some(Format::Qcow2), readonly: false, cache: Cache::Writeback }
+fn image(path: PathBuf, readonly: bool) -> Image {
+    Image { path, format: Some(Format::Qcow2), readonly, cache: Cache::Writeback }
 }
 
 /// An empty image, and one with some data.
@@ -38,7 +39,7 @@ fn seeds() -> Vec<Vec<u8>> {
             Creation { path: path.clone(), format: Format::Qcow2, size: Some(DISK), backing: None };
         images::create(&creation).expect("an image");
         if data {
-            let mut disk = images::open(&image(path.clone())).expect("opened");
+            let mut disk = images::open(&image(path.clone(), false)).expect("opened");
             disk.write_at(0, &[1; 4096]).expect("written");
             disk.write_at(DISK / 2, &[2; 512]).expect("written");
             disk.flush().expect("flushed");
@@ -55,18 +56,13 @@ fn run(bytes: &[u8]) {
     let path = folder().join("image");
     fs::write(&path, bytes).expect("written");
     // That it is refused is no failure.
-    let Ok(mut disk) = images::open(&image(path)) else { return };
+    let Ok(mut disk) = images::open(&image(path, true)) else { return };
     let len = disk.len();
     let mut data = vec![0; 4096];
     for at in [0, len / 2 / 512 * 512, len.saturating_sub(4096) / 512 * 512] {
         if at.checked_add(4096).is_some_and(|end| end <= len) {
             // Damage shows as an error here, too.
             let _ = disk.read_at(at, &mut data);
-            // Not to data that is somewhere far away: the host's disk is not to be filled.
-            if at < DISK {
-                let _ = disk.write_at(at, &data[..512]);
-            }
         }
     }
-    let _ = disk.flush();
 }
