@@ -48,7 +48,7 @@ impl Run {
         host::map_windows(&ram, &pages)?;
         let (tables, tlb, mut random) = (Tables::new(&ram), Tlb::default(), Random::new(seed));
         host::search(seed % 2 == 1);
-        host::keep(seed % 5 != 0);
+        host::keep(!seed.is_multiple_of(5));
         for frame in 0..tables::FRAMES {
             ram.write(
                 tables::FIRST_FRAME + frame * PAGE + 64 * frame,
