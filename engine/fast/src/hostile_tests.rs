@@ -36,6 +36,7 @@ fn machine() -> Fast {
         kernel_translated: true,
         lock_step: None,
         user_dispatch: false,
+        keeps: true,
     };
     Fast::new(start(), board(ram, attention.clone()), &attention, modes).expect("an engine")
 }

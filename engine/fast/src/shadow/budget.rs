@@ -206,8 +206,9 @@ mod tests {
     struct Liar(u64);
 
     impl Process for Liar {
-        const MAX_MAPPINGS: usize = 30_000;
-
+        fn max_mappings() -> usize {
+            30_000
+        }
         fn start(_: Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
             Ok(Self::default())
         }
@@ -233,6 +234,9 @@ mod tests {
         fn displaced(&mut self, _: u64) {}
         fn patched_entry(&self) -> u64 {
             0
+        }
+        fn keeps(&self) -> bool {
+            true
         }
         fn pid(&self) -> i32 {
             0
