@@ -36,9 +36,6 @@ extern "C" fn note() {
     let ignored = (1..=SIGNALS).filter(|number| is_ignored_now(*number));
     let ignored = ignored.fold(0, |all, number| all | 1 << (number - 1));
     IGNORED.store(ignored, Ordering::Relaxed);
-    // A file that grows beyond `ulimit -f` is an error then, as it is for std what SIGPIPE would tell.
-    // SAFETY: ignoring a signal runs nothing.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 fn is_ignored_now(signal: i32) -> bool {
@@ -47,6 +44,13 @@ fn is_ignored_now(signal: i32) -> bool {
     // SAFETY: a question, with room for the answer.
     let answered = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) } == 0;
     answered && action.sa_sigaction == libc::SIG_IGN
+}
+
+/// Has a file that grows beyond `ulimit -f` be an error, as std has what SIGPIPE would tell. For `main`: who only links this crate
+/// keeps its signals, and leaves them to what it starts.
+pub fn ignore_file_size_signal() {
+    // SAFETY: ignoring a signal runs nothing.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Whether standard input (0), output (1) or error (2) was closed.

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use crate::inherited;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that a machine with a few devices has open.
@@ -13,6 +14,7 @@ const ADDRESSES: u64 = 512 << 20;
 
 /// Takes what is there to be taken: as many descriptors as are allowed, and a warning a second before the CPU time is over.
 pub fn prepare() {
+    inherited::ignore_file_size_signal();
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     let mut time = getrlimit(Resource::Cpu);
