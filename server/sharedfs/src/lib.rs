@@ -161,11 +161,11 @@ impl FileServer for FolderServer {
     fn answer(&mut self, request: &[u8], room: usize) -> &[u8] {
         if self.readonly && !readonly::may_pass(request) {
             self.refusal = refusal(request, readonly::error_of(request));
-            return &self.refusal;
+            return &self.refusal[..self.refusal.len().min(room)];
         }
         if self.is_root && !self.privileged && self.gives_rights(request) {
             self.refusal = refusal(request, privilege::EPERM);
-            return &self.refusal;
+            return &self.refusal[..self.refusal.len().min(room)];
         }
         match atime::without_wish(request).filter(|_| !self.is_root) {
             Some(plain) => self.messages.exchange(&plain, room),

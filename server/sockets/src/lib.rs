@@ -51,7 +51,7 @@ struct State {
 /// The connections of one guest.
 pub struct Sockets {
     state: Arc<Mutex<State>>,
-    waker: Waker,
+    waker: Arc<Waker>,
     poll: Option<Poll>,
 }
 
@@ -62,7 +62,7 @@ impl Sockets {
     /// The host gives no poll descriptor.
     pub fn new(ports: impl IntoIterator<Item = (u32, UnixStream)>) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), STOP)?;
+        let waker = Arc::new(Waker::new(poll.registry(), STOP)?);
         let mut offered = BTreeMap::new();
         for (port, stream) in ports {
             stream.set_nonblocking(true)?;
@@ -77,10 +77,15 @@ impl Sockets {
     /// A function that starts the waiting thread, given who is told. It ends when this is dropped.
     pub fn starter(&mut self) -> impl FnOnce(Ring) + Send + 'static {
         let (poll, state) = (self.poll.take(), Arc::clone(&self.state));
+        // A waker that is dropped takes its event along: the thread holds it until it has ended.
+        let waker = Arc::clone(&self.waker);
         move |ring| {
             let Some(poll) = poll else { return };
             lock(&state).ring = Some(Arc::clone(&ring));
-            let wait = move || wait(poll, &state, &ring);
+            let wait = move || {
+                wait(poll, &state, &ring);
+                drop(waker);
+            };
             if let Err(error) = thread::Builder::new().name("sockets".into()).spawn(wait) {
                 tracing::error!(%error, "no thread for the guest's sockets");
             }

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    sync::mpsc::channel,
+    sync::mpsc::{RecvTimeoutError, channel},
     time::Duration,
 };
 
@@ -127,4 +127,15 @@ fn unknown_ports_and_second_connections_are_refused() {
     guest.sockets.packet(&header, &[]);
     let (reply, _) = guest.hears();
     assert_eq!((reply.operation, reply.host_port), (operation::RESET, 99));
+}
+
+/// A machine's end leaves neither thread nor descriptor: what the thread tells is given up with it.
+#[test]
+fn the_waiting_thread_ends_with_the_sockets() {
+    for _ in 0..200 {
+        let (Guest { sockets, bells }, _host) = guest();
+        drop(sockets);
+        let end = bells.recv_timeout(Duration::from_secs(20));
+        assert_eq!(end, Err(RecvTimeoutError::Disconnected));
+    }
 }

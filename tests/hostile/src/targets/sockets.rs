@@ -4,6 +4,8 @@ use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use arbitrary::Arbitrary;
@@ -18,6 +20,8 @@ pub(crate) const TARGET: Target = Target { name: "sockets", seeds: none, run };
 /// Deeds of one input.
 const MOST: usize = 200;
 const PORTS: [u32; 3] = [1, 2, 3];
+/// How long a thread may take to end.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Arbitrary, Debug)]
 enum Deed {
@@ -44,7 +48,8 @@ fn run(bytes: &[u8]) {
         (port, theirs)
     });
     let mut sockets = Sockets::new(ports).expect("sockets");
-    sockets.starter()(Arc::new(|| {}));
+    let told: sockets::Ring = Arc::new(|| {});
+    sockets.starter()(Arc::clone(&told));
     let mut data = Vec::new();
     for deed in all::<Deed>(bytes, MOST) {
         match deed {
@@ -78,5 +83,16 @@ fn run(bytes: &[u8]) {
             }
             Deed::Reset => sockets.reset(),
         }
+    }
+    drop(sockets);
+    has_ended(&told);
+}
+
+/// The thread that waits for the sockets ends with them, and gives up what it tells.
+fn has_ended(told: &sockets::Ring) {
+    let started = Instant::now();
+    while Arc::strong_count(told) > 1 {
+        assert!(started.elapsed() < PATIENCE, "a thread is left behind");
+        thread::yield_now();
     }
 }
