@@ -18,10 +18,12 @@
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
 //! - `code`, `codes`: translations, the kernel's and, if asked for, the user's.
+//! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
 //! - `apart`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
 mod apart;
+mod claims;
 mod code;
 mod codes;
 mod home;
@@ -30,6 +32,7 @@ mod kernel;
 mod kick_tests;
 mod lockstep;
 mod operand;
+mod place;
 mod plausible;
 mod process;
 mod regions;
@@ -46,12 +49,14 @@ mod user;
 
 use apart::Apart;
 use bus::Kicker;
+use claims::Claims;
 use codes::Codes;
 use engine::{Attention, Board, Engine};
-use frame::{ExitKind, KERNEL_START};
+use frame::ExitKind;
 use home::Home;
 use jit::Level;
 use lockstep::Checker;
+use place::Moves;
 pub use lockstep::LockStep;
 pub use process::Process;
 use ram::Ram;
@@ -64,7 +69,7 @@ use x86::{
     Vcpu,
     paging::{Access, Roots},
 };
-use x86_interp::{Counters, Cpu, Exit, Leave, System, pending};
+use x86_interp::{Counters, Cpu, Exit, System, pending};
 
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
 /// in ring 3 are there.
@@ -105,6 +110,10 @@ pub struct Fast {
     statistics: Statistics,
     home: Home,
     apart: Apart,
+    claims: Claims,
+    moves: Moves,
+    /// A region has changed hands: addresses that translated code has computed before may be wrong.
+    regions_changed: bool,
     /// Answers of CPUID given to the wedges so far.
     learnt: usize,
     /// CR4 and XCR0 at that time.
@@ -127,8 +136,8 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
             "the host does not let programs use FSGSBASE (Linux 5.9 and later do)".to_owned()
         );
     }
-    let pages = Pages::new().map_err(|error| error.to_string())?;
-    let mut slots = Slots::<Wedge>::new(ram.clone(), true);
+    let pages = Pages::with_base(place::first()).map_err(|error| error.to_string())?;
+    let mut slots = Slots::<Wedge>::new(ram.clone(), pages.base(), true);
     slots.select(0, Roots::default(), &pages).map_err(|error| error.to_string())
 }
 
@@ -157,21 +166,18 @@ impl Fast {
         attention: &Attention,
         modes: Modes,
     ) -> Result<Self, Error> {
-        let mut cpu = Cpu::new(vcpu);
-        let user = (modes.user != User::Interpreted).then_some(USER_END);
-        let kernel = modes.kernel_translated.then_some(KERNEL_START);
-        cpu.observe(Leave { user, kernel });
-        let mut pages = Pages::new().map_err(Error::Start)?;
+        let cpu = Cpu::new(vcpu);
+        let mut pages = Pages::with_base(place::first()).map_err(Error::Start)?;
         if modes.user_dispatch {
             pages.use_dispatch().map_err(Error::Start)?;
         }
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
-        let slots = Slots::new(board.ram().clone(), modes.kernel_translated);
+        let slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         let codes = Codes::new(&mut pages, modes.user == User::Translated);
         let statistics = Statistics::default();
         let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));
         let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
-        Ok(Self {
+        let mut new = Self {
             cpu,
             board,
             pages,
@@ -181,11 +187,17 @@ impl Fast {
             statistics,
             home: Home::new(),
             apart: Apart::default(),
+            claims: Claims::default(),
+            moves: Moves::default(),
+            regions_changed: false,
             learnt: 0,
             learnt_under: (0, 0),
             checker,
             failure: None,
-        })
+        };
+        new.publish_claims();
+        new.cpu.observe(new.left_to_wedges());
+        Ok(new)
     }
 
     /// Brings everything derived from guest memory up to date and selects the current slot.
@@ -260,11 +272,18 @@ impl Fast {
                 }
                 Answer::Interpret => return Ok(false),
                 Answer::NeedsRegion(hva) => {
-                    self.pages.give_to_kernel(hva);
-                    self.slots.give_to_kernel(hva);
+                    self.give_to_kernel(hva);
+                    self.publish_claims();
+                    self.regions_changed = true;
                 }
             }
         }
+    }
+
+    /// Kernel memory is to be mapped in the region of an HVA.
+    pub(crate) fn give_to_kernel(&mut self, hva: u64) {
+        self.pages.give_to_kernel(hva);
+        self.slots.give_to_kernel(hva);
     }
 
     /// Nobody may write pages unnoticed that code or changed copies have just been made of.
@@ -315,6 +334,10 @@ impl Engine for Fast {
             if let Some(exit) = self.cpu.must_exit(&mut self.board) {
                 return exit;
             }
+            if let Err(error) = self.attend_to_claims() {
+                self.failure = Some(error.to_string());
+                return Exit::Shutdown;
+            }
             if !self.cpu.leaves_to_observer() {
                 match self.cpu.run(&mut self.board, budget) {
                     Exit::Leave => continue,
@@ -362,6 +385,7 @@ impl Engine for Fast {
             ("fast mappings", f.fast_mapped),
             ("fast page faults", f.fast_faults),
             ("fast invalidations", f.fast_invalidations),
+            ("moves out of a program's way", self.moves.count()),
         ];
         let cache = self.codes.kernel().cache.counters;
         let code = [

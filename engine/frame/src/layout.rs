@@ -3,6 +3,42 @@
 
 use core::sync::atomic::AtomicU32;
 
+/// Where the reserved part of a wedge's address space lies: what is the wedge's own, at the same distances from
+/// each other wherever that is. The constants of this file are the addresses of the usual base. It is one entry of
+/// the guest's uppermost page table, so a program whose pages are in its way has all of it moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Base(u64);
+
+impl Base {
+    /// The base of the reserved part in this entry of the uppermost page table.
+    pub const fn of_entry(entry: u16) -> Self {
+        Self(((entry as u64) << ENTRY_BITS).wrapping_sub(BIAS))
+    }
+
+    /// The entry of the uppermost page table.
+    pub const fn entry(self) -> u16 {
+        (self.bias() >> ENTRY_BITS) as u16
+    }
+
+    /// Where something lies that has the address `usual` with the usual base.
+    pub const fn at(self, usual: u64) -> u64 {
+        usual.wrapping_add(self.0)
+    }
+
+    /// Added to a kernel GVA to get its HVA, modulo 2^64.
+    pub const fn bias(self) -> u64 {
+        self.at(BIAS)
+    }
+
+    /// The first kernel GVA that has an HVA.
+    pub const fn kernel_start(self) -> u64 {
+        KERNEL_START.wrapping_sub(self.0)
+    }
+}
+
+/// log2 of the bytes that an entry of the uppermost page table stands for.
+pub const ENTRY_BITS: u32 = 39;
+
 /// The wedge's window: one aligned 4 GiB, so that a filter needs one comparison per half. It lies, like
 /// all that is not the guest's, between [`NO_USER`] and [`UPPER_USER`]. Programs choose addresses at
 /// random (JavaScript engines do), so what is taken from them elsewhere is as little as possible.
@@ -92,6 +128,9 @@ pub const NO_USER: u64 = BIAS;
 pub const UPPER_USER: u64 = 0x7e80_0000_0000;
 /// log2 of the bytes of a region: user and kernel memory do not share one.
 pub const REGION_BITS: u32 = 30;
+/// So many bytes before a region of the kernel's are no user pages installed: a string instruction that begins
+/// there would go on into the kernel's memory. The length of a large page, so that none is cut.
+pub const BORDER: u64 = 2 << 20;
 /// Regions of a 48-bit address space.
 pub const REGION_COUNT: usize = 1 << (48 - REGION_BITS);
 /// HVA of the table of biases by region: what translated code adds to an address that may be the
@@ -265,6 +304,34 @@ pub mod mode {
     pub const KERNEL: u64 = 2;
 }
 
+/// Regions in the reach of one entry of the uppermost page table that the kernel or the wedge has something in:
+/// where a program has pages there, too, its code cannot run beside that.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Index into the uppermost page table.
+    pub entry: u16,
+    /// Index of the first region into the table below it.
+    pub first: u16,
+    /// Index of the last region.
+    pub last: u16,
+}
+
+impl Claim {
+    /// Something of a range of HVAs is claimed.
+    pub const fn reaches(&self, start: u64, len: u64) -> bool {
+        let base = (self.entry as u64) << ENTRY_BITS;
+        let first = base + ((self.first as u64) << REGION_BITS);
+        let end = base + ((self.last as u64 + 1) << REGION_BITS);
+        start < end && start.saturating_add(len) > first
+    }
+}
+
+/// Claims that a wedge looks at; if there are more, it leaves every return to user code to the monitor.
+pub const MAX_CLAIMS: usize = 32;
+/// Claims that it looks at without a loop.
+pub const QUICK_CLAIMS: usize = 8;
+
 /// What CPUID answers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -418,6 +485,19 @@ pub struct Frame {
     pub fast_faults: u64,
     /// INVLPGs done without the monitor.
     pub fast_invalidations: u64,
+    /// Where user code must have no pages.
+    pub claims: [Claim; MAX_CLAIMS],
+    /// How many claims there are, perhaps more than [`Frame::claims`] holds.
+    pub claim_count: u64,
+    /// Offsets of their entries in the uppermost page table, some of them several times; all of them if there are no more than
+    /// so many.
+    pub claim_entries: [u16; QUICK_CLAIMS],
+    /// The number of the last system call.
+    pub call: u64,
+    /// First address and bytes of claimed memory that a program has been given; no bytes for none.
+    pub given: [u64; 2],
+    /// The same of such memory that it has given back.
+    pub taken: [u64; 2],
     /// What CPUID has answered, as far as is known.
     pub cpuid: [Cpuid; MAX_CPUID],
     /// How many of those are.
@@ -519,6 +599,6 @@ pub struct Turns {
 }
 
 /// The host's FS base in translated code, for a GS base of the guest.
-pub fn percpu(gs_base: u64) -> u64 {
-    if gs_base >> 63 == 0 { NOWHERE } else { gs_base.wrapping_add(BIAS) }
+pub fn percpu(gs_base: u64, bias: u64) -> u64 {
+    if gs_base >> 63 == 0 { NOWHERE } else { gs_base.wrapping_add(bias) }
 }

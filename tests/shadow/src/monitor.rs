@@ -57,7 +57,7 @@ impl Run {
             ram.write(page, &random.pick(&STARTS));
             ram.write(page + PAGE - 2, &random.pick(&ENDS));
         }
-        let slots = Slots::new(ram.clone(), true);
+        let slots = Slots::new(ram.clone(), pages.base(), true);
         let (user, exit, violation) = (true, Exit::None, None);
         let world = World { ram, pages, tables, tlb, random, space: 0, user, exit, violation };
         WORLD.set(Some(world));

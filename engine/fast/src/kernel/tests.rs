@@ -111,8 +111,9 @@ fn kicked_in_the_middle(fast: &mut Fast, bytes: u64) {
     fast.synchronize().expect("a wedge");
     let host = fast.block_at_rip(Level::Kernel).expect("a block");
     assert!(fast.codes.position(host + bytes).is_some_and(|at| !at.exact()));
+    let base = fast.pages.base();
     let f = fast.pages.frame();
-    state::load(&fast.cpu.vcpu, f);
+    state::load(&fast.cpu.vcpu, base, f);
     f.spill[0] = f.gpr[reg::RAX];
     (f.pc, f.signal) = (host + bytes, KICK as u64);
 }

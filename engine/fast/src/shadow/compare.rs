@@ -64,7 +64,7 @@ impl<W: Process> Space<W> {
             if kernel && self.local_kernel.has(*hva, PAGE) {
                 continue;
             }
-            match still_good(&mut walker, *hva, *page, &self.parts, kernel) {
+            match still_good(&mut walker, self.base, *hva, *page, &self.parts, kernel) {
                 Standing::Good => {}
                 Standing::ReadOnly if !kernel => read_only.push(*hva),
                 _ => gone.push(*hva),
