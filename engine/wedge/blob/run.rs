@@ -10,6 +10,8 @@ use crate::{
 };
 use core::arch::asm;
 
+const TF: u64 = 1 << 8;
+
 /// Goes on as `Frame::go` says, until the monitor is needed.
 pub extern "C" fn run() -> ! {
     let f = frame();
@@ -44,8 +46,11 @@ pub fn restart(then: extern "C" fn() -> !) -> ! {
     }
 }
 
-/// Returns only if a kick came first.
+/// Returns only if a kick came first. What is single-stepped is the monitor's: the gate would be stepped first.
 fn enter_user_code(f: &mut Frame) -> u64 {
+    if f.rflags & TF != 0 {
+        return 0;
+    }
     mmu::finish_deferred(f);
     let s = shared();
     f.user_rip = resume_at(s, f.rip);
