@@ -44,8 +44,7 @@ impl Claims {
     }
 
     /// The program that ran last is interpreted for them.
-    #[cfg(test)]
-    pub fn met(&self) -> bool {
+    pub fn are_met(&self) -> bool {
         self.met
     }
 

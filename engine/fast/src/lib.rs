@@ -223,6 +223,7 @@ impl Fast {
         f.go = how;
         f.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
+            && !self.claims.are_met()
             && state::may_cross(&self.cpu.vcpu))
         .into();
         self.slots.current()?.wedge.aim_kicks();

@@ -198,6 +198,8 @@ impl<W: Process> Space<W> {
         }
         if protection & PROTECT == 0 {
             self.mappings += 1;
+        } else {
+            self.invalidated.push(hva); // the wedge has loaded the translation anew
         }
         let empty = protection & EMPTY != 0;
         if empty {

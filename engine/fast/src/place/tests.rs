@@ -63,7 +63,7 @@ fn finds_its_own(mut fast: Fast) -> (u64, bool) {
     fast.cpu.state_changed();
     assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Shutdown, None));
     assert_eq!((fast.vcpu().rip, fast.vcpu().gpr[reg::RBX]), (PROGRAM.0 + 13, WORD));
-    (fast.moves.count(), fast.claims.met())
+    (fast.moves.count(), fast.claims.are_met())
 }
 
 #[test]
