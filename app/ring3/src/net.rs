@@ -30,7 +30,7 @@ pub struct NetArgument {
 /// Sets who is told of frames for the guest.
 pub type Connect = Box<dyn FnOnce(Box<dyn Fn() + Send + Sync>) + Send>;
 
-/// Starts an interface whose descriptors are open: its body, and how that is told of what comes.
+/// Starts an interface whose descriptors are open. Returns its body, and what connects the doorbell for received frames.
 pub type Open = Box<dyn FnOnce() -> Result<(Net, Connect), Failure>>;
 
 /// What it is connected to.

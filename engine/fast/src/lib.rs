@@ -113,7 +113,7 @@ pub struct Fast {
     learnt: usize,
     /// CR4 and XCR0 at that time.
     learnt_under: (u64, u64),
-    /// The host leaves RIP at INT1 when that traps.
+    /// On this host RIP still points at INT1 when INT1 traps.
     int1_stays: bool,
     checker: Option<Box<Checker>>,
     /// Why it cannot go on.

@@ -1,4 +1,4 @@
-//! The standard streams, as whoever started this process left them.
+//! The standard streams as the parent process set them up.
 
 use std::{
     io,
@@ -34,7 +34,7 @@ pub enum Access {
     Both = 2,
 }
 
-/// What standard input (0), output (1) or error (2) is.
+/// The kind of file behind standard input (0), output (1) or error (2).
 pub fn stream(number: u8) -> Stream {
     if inherited::is_closed(number) {
         return Stream::Closed;

@@ -20,7 +20,7 @@ use std::{
 
 use fastrand::Rng;
 
-/// Seconds a target has, unless the variable says otherwise.
+/// Seconds that a target runs in a test, unless [`VARIABLE`] is set.
 const SECONDS: f64 = 2.0;
 const VARIABLE: &str = "RING3_FUZZ_SECONDS";
 /// Where what has failed is written, if it is to go elsewhere than to the folder for temporary files.

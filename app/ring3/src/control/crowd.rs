@@ -10,15 +10,15 @@ use std::{
     time::Duration,
 };
 
-/// How long to wait where the host does not give what it takes.
+/// How long to wait when the host has no thread or descriptor for a client.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// Who leaves when another client comes than there is room for.
+/// Which client is disconnected when one more connects than the limit allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaves {
-    /// The one that has been there longest: whoever asks something is done soon.
+    /// The oldest connection: a request takes a moment only.
     Oldest,
-    /// The new one: whoever is there is at work.
+    /// The new connection: the older ones are in use.
     Newest,
 }
 

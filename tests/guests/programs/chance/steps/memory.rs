@@ -225,7 +225,7 @@ pub fn peek(_: &mut Random, world: &World) {
     }
 }
 
-/// All memory at the places, by the kernel's eyes.
+/// Prints all memory at the places as the kernel reads it.
 pub fn dump(_: &mut Random, world: &World) {
     let mut bytes = [0_u8; PAGE as usize];
     for (number, &place) in world.places.iter().enumerate() {
