@@ -3,10 +3,11 @@
 //!
 //! The real-mode part never runs here; its header is copied into the zero page.
 
-use crate::{Error, bytes, decompress::Format};
+use crate::{Error, bytes, crc, decompress::Format};
 use ram::HIGH_BASE;
 
 const FILE: &str = "bzImage";
+const DAMAGED: &str = "its checksum is not that of its bytes; copy it again";
 /// Start of the setup header, the same in the file and in the zero page.
 pub(crate) const HEADER: usize = 0x1f1;
 /// Bytes before the end of the header that `jump` at 0x200 gives the length from.
@@ -84,7 +85,18 @@ impl<'a> BzImage<'a> {
         }
         let payload = bytes::slice(self.protected, offset.into(), len.into())
             .ok_or(truncated("compressed kernel"))?;
-        Ok(Format::detect(payload).map(|format| (format, payload)))
+        let format = Format::detect(payload);
+        if format.is_some_and(Format::lacks_checksum) && crc::differs(self.without_signature()) {
+            return Err(Error::Malformed { file: FILE, what: DAMAGED });
+        }
+        Ok(format.map(|format| (format, payload)))
+    }
+
+    /// The file up to where its header says that it ends: a signature follows there.
+    fn without_signature(&self) -> &'a [u8] {
+        let units = self.field32(0x1f4, 0x0204).unwrap_or(0) as usize;
+        let setup = self.file.len() - self.protected.len();
+        self.file.get(..setup + units * 16).unwrap_or(self.file)
     }
 
     /// The image says it can be entered in 64-bit mode.

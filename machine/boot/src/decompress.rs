@@ -2,7 +2,7 @@
 //!
 //! A bzImage carries its kernel compressed and the code to unpack it; unpacking it here instead
 //! spares the guest a second of emulated decompression. The size of what comes out is bounded before
-//! it is produced, and for a bzImage is known beforehand, which also catches damage in the formats
+//! it is produced, and for a bzImage is known beforehand, which also catches most damage in the formats
 //! that carry no checksum.
 
 use crate::{Error, bytes};
@@ -63,6 +63,11 @@ impl Format {
     /// Whether [`Format::unpack`] knows how.
     pub(crate) fn is_supported(self) -> bool {
         !matches!(self, Self::Bzip2 | Self::Lzo)
+    }
+
+    /// Data can be damaged and yet unpack to as many bytes as before.
+    pub(crate) fn lacks_checksum(self) -> bool {
+        matches!(self, Self::Lz4 | Self::Lzma)
     }
 
     /// Unpacks all of `data`.

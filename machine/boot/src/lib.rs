@@ -11,6 +11,7 @@
 pub mod acpi;
 mod bytes;
 mod bzimage;
+mod crc;
 mod decompress;
 mod entry;
 mod error;
