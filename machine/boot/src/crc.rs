@@ -18,13 +18,12 @@ const SIGNED: [(usize, usize); 2] = [(24 + 64, 4), (24 + 112 + 4 * 8, 8)];
 /// Whether the sum at the end of `image`, a bzImage without what may follow it, is not that of its bytes. False for a
 /// kernel of a version that has none.
 pub(crate) fn differs(image: &[u8]) -> bool {
-    if !version(image).is_some_and(|v| v < DROPPED) {
-        return false;
-    }
-    image.split_last_chunk::<LEN>().is_some_and(|(summed, stored)| {
+    let has_sum = version(image).is_some_and(|v| v < DROPPED);
+    let wrong = |(summed, stored): (&[u8], &[u8; LEN])| {
         // The sum is stored without its last step, the complement.
         !sum(summed) != u32::from_le_bytes(*stored)
-    })
+    };
+    has_sum && image.split_last_chunk().is_some_and(wrong)
 }
 
 /// Version of the kernel as its text says: the first two numbers.
