@@ -66,14 +66,14 @@ mod tests {
         image[..2].copy_from_slice(b"MZ");
         image[PE_OFFSET..][..4].copy_from_slice(&0x80_u32.to_le_bytes());
         image[0x80..0x84].copy_from_slice(b"PE\0\0");
-        SIGNED.map(|(at, len)| image[0x80 + at..][..len].fill(0));
+        SIGNED.iter().for_each(|(at, len)| image[0x80 + at..][..*len].fill(0));
         image[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
         image[0x300..][..version.len()].copy_from_slice(version.as_bytes());
         let mut crc = Crc::new();
         crc.update(&image);
         image.extend((!crc.sum()).to_le_bytes());
         if signed {
-            SIGNED.map(|(at, len)| image[0x80 + at..][..len].fill(7));
+            SIGNED.iter().for_each(|(at, len)| image[0x80 + at..][..*len].fill(7));
         }
         image
     }
