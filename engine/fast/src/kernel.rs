@@ -87,7 +87,7 @@ impl Fast {
             }
             ExitKind::None => self.lost(),
             // The frame has the host's registers, and nothing has run.
-            ExitKind::Kicked if self.pages.frame().go == go::RAW => self.reach_boundary(),
+            ExitKind::Kicked if self.pages.frame().go == go::RAW => self.leave_raw(),
             ExitKind::Miss if self.led_nowhere() => {
                 self.take_state();
                 self.interpret();
@@ -101,6 +101,18 @@ impl Fast {
             ExitKind::HotSite => self.hot_site(),
             ExitKind::UserSignal => self.user_exit(),
             ExitKind::KernelSignal => self.kernel_signal(),
+        }
+    }
+
+    /// Goes no further in the middle of translated code. After a mapping that the host refuses its instruction is interpreted.
+    fn leave_raw(&mut self) -> Result<(), Error> {
+        let position = self.codes.position(self.pages.frame().pc);
+        match position.filter(|_| self.refused) {
+            Some(position) => {
+                self.take_recovered(&position);
+                Ok(())
+            }
+            None => self.reach_boundary(),
         }
     }
 

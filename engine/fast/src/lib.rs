@@ -116,6 +116,8 @@ pub struct Fast {
     /// On this host RIP still points at INT1 when INT1 traps.
     int1_stays: bool,
     checker: Option<Box<Checker>>,
+    /// The host has refused a mapping. The instruction that goes on would ask for it again, and is interpreted.
+    refused: bool,
     /// Why it cannot go on.
     failure: Option<String>,
 }
@@ -194,6 +196,7 @@ impl Fast {
             learnt_under: (0, 0),
             int1_stays: false,
             checker,
+            refused: false,
             failure: None,
         })
     }
@@ -237,6 +240,7 @@ impl Fast {
         }
         if !self.take_turns()? {
             self.slots.current()?.forget();
+            self.refused = true;
             return Ok(ExitKind::Kicked);
         }
         Ok(self.statistics.exit(self.pages.frame().reason))
@@ -316,6 +320,10 @@ impl Fast {
 
     fn guest_code(&mut self) -> Result<(), Error> {
         self.synchronize()?;
+        if std::mem::take(&mut self.refused) {
+            self.interpret();
+            return Ok(());
+        }
         match self.cpu.vcpu.cpl() {
             3 => self.user_code(),
             _ => self.translated_code(Level::Kernel),

@@ -48,9 +48,11 @@ pub fn kernel_hva(gva: u64) -> Option<u64> {
     (gva >= KERNEL_START && is_mappable(hva)).then_some(hva)
 }
 
-/// The ranges of HVAs that may hold guest pages.
+/// The ranges of HVAs that may hold guest pages. The host maps nothing at the lowest addresses for an ordinary user, and a wedge is
+/// one: a guest's program may have pages there.
 pub fn mappable() -> [(u64, u64); 3] {
-    [(0, SITES as u64), ((SITES + SITES_LEN) as u64, NO_USER), (UPPER_USER, TOP as u64)]
+    let lowest = wedge::lowest_address().min(SITES as u64);
+    [(lowest, SITES as u64), ((SITES + SITES_LEN) as u64, NO_USER), (UPPER_USER, TOP as u64)]
 }
 
 /// The parts of a range that may hold guest pages.
@@ -92,6 +94,7 @@ mod tests {
         assert!(!is_mappable(NO_USER));
         assert!(is_mappable(UPPER_USER));
         assert!(!is_mappable(1 << 47));
+        assert!(!is_mappable(0) && !is_mappable(0xf000) && is_mappable(SITES as u64 - 1));
         assert_eq!(kernel_hva(0xffff_8000_0000_0000), None);
         assert_eq!(kernel_hva(0xffff_ffff_8000_0000), Some(0x7dff_8000_0000));
     }

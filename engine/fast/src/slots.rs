@@ -12,6 +12,7 @@ use crate::{
     shadow::{Answer, Space, budget::most_entries},
     sites::{self, Sites},
 };
+use frame::{SITES, SITES_LEN};
 use ram::Ram;
 use wedge::{Error, Pages, Wedge};
 use x86::paging::{self, Access, Roots};
@@ -48,9 +49,10 @@ pub struct Slots<W = Wedge> {
 }
 
 impl<W: Process> Slots<W> {
-    /// Memory at a GVA of the user's may be mapped at that address.
-    pub fn may_show(&self, gva: u64) -> bool {
-        regions::is_mappable(gva) && !self.kernel_regions.has(gva)
+    /// Memory of the user's may be mapped in the region of a GVA of its own, if not at every page.
+    pub fn may_show_region(&self, gva: u64) -> bool {
+        let low = gva < SITES as u64 + SITES_LEN as u64;
+        (low || regions::is_mappable(gva)) && !self.kernel_regions.has(gva)
     }
 
     /// No slots yet. With `kernel`, kernel code is to run in them, too.

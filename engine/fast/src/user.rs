@@ -217,7 +217,7 @@ impl Fast {
         match paging::walk(&mut ram, roots, gva, access) {
             Err(fault) => self.cpu.exception(&mut self.board, fault),
             Ok(_) if access.fetch => {
-                self.stay(if self.slots.may_show(gva) { PAGE_BITS } else { REGION_BITS })
+                self.stay(if self.slots.may_show_region(gva) { PAGE_BITS } else { REGION_BITS })
             }
             Ok(_) => self.interpret(),
         }

@@ -70,6 +70,18 @@ fn most_of(allowed: usize) -> usize {
     (allowed - allowed / 9).min(ENOUGH)
 }
 
+/// Below this address no host need let a process map anything: the least that Linux's security modules ask for.
+const LOWEST: u64 = 0x1_0000;
+
+/// The lowest address at which memory can be mapped in a wedge.
+pub fn lowest_address() -> u64 {
+    static FIRST: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *FIRST.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr").unwrap_or_default();
+        text.trim().parse().unwrap_or(0).max(LOWEST).next_multiple_of(4096)
+    })
+}
+
 /// The host lets programs read and write the segment bases.
 pub fn bases_are_ours() -> bool {
     process::has_fsgsbase()

@@ -30,9 +30,7 @@ fn first(count: u64, open: bool) -> Vec<Program> {
     (0..count).map(|number| Program::new(SEED, number, scope)).collect()
 }
 
-/// Program 9 has stood still since code that is read is shown unchanged and flushed pages are closed; before, all hundred agreed.
 #[test]
-#[ignore = "the fast engine stands still in program 9 of seed 1: CAVEATS.md"]
 fn a_hundred_programs_run_directly() -> Result<()> {
     agree(&first(100, true), "fast")
 }

@@ -94,6 +94,36 @@ fn a_program_that_may_not_read_the_counter_faults() {
     }
 }
 
+/// Hosts map nothing at the lowest addresses, and guests do: what a program has there is interpreted, code and data.
+#[test]
+fn a_program_has_the_lowest_pages() {
+    const LOW: (u64, u64) = (0, 0x8_0000);
+    const LAST: u64 = 0xf000;
+    let ram = Ram::new(2 << 20).expect("memory");
+    map(&ram, &[(CODE, G), (DATA, G), (PROGRAM, US), (LOW, US), ((LAST, LOW.1 + PAGE), US)]);
+    ram.write(PROGRAM.1, &[0x8b, 0x04, 0x25, 0x10, 0xf0, 0, 0, 0xff, 0xe0]); // mov eax, [LAST + 10h]; jmp rax
+    ram.write(LOW.1 + PAGE + 0x10, &0x20u32.to_le_bytes());
+    ram.write(LOW.1 + 0x20, &[0xff, 0xc3, 0x0f, 0x0b]); // inc ebx; ud2
+    let mut fast = started(ram, Arc::default(), in_program(), User::Direct);
+    ends_with_a_fault_at(&mut fast, 0x22);
+    assert_eq!(fast.vcpu().gpr[reg::RBX], 1);
+}
+
+/// An instruction for which the host refuses a mapping, however often, is carried out all the same.
+#[test]
+fn what_the_host_does_not_map_is_interpreted() {
+    let program = [0xff, 0xc3, 0xff, 0xc3, 0x0f, 0x0b]; // inc ebx; inc ebx; ud2
+    let mut fast = machine(in_program(), User::Direct, &[], &program);
+    for done in 1..=2 {
+        fast.synchronize().expect("a wedge");
+        let refused = Order { address: 0, len: PAGE, offset: 0, protection: 1 };
+        fast.slots.current().expect("a slot").wedge.order(refused).expect("a process");
+        fast.guest_code().expect("a process");
+        fast.guest_code().expect("a process");
+        assert_eq!(fast.vcpu().gpr[reg::RBX], done);
+    }
+}
+
 /// The kernel's translations are not for programs.
 #[test]
 fn a_program_s_jump_into_the_kernel_faults_there() {

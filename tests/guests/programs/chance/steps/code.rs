@@ -1,6 +1,6 @@
 //! Code that runs on any registers, anywhere.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::{
     asm::Asm,
@@ -114,6 +114,12 @@ pub fn put_low(bytes: &[u8]) -> u64 {
 
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
+/// Pages below are such as hosts map for nobody: engines interpret what uses them.
+const LOWEST: u64 = 0x1_0000;
+const STATUS: u64 = 0x8d5;
+/// [`mend`] has mapped such a page.
+static LOW: AtomicBool = AtomicBool::new(false);
+
 /// Maps what was missing, a few times.
 fn mend(stop: &mut Stop) -> bool {
     let wanted = stop.signal == 11 && stop.context.trap == 14 && stop.context.error & 16 == 0;
@@ -123,6 +129,7 @@ fn mend(stop: &mut Stop) -> bool {
     }
     stop.note_signal();
     let page = stop.address & !(PAGE - 1);
+    LOW.fetch_or(page < LOWEST, Ordering::Relaxed);
     let result = if stop.code == 2 {
         sys!(MPROTECT, page, PAGE, 7)
     } else {
@@ -143,8 +150,12 @@ pub fn exec(random: &mut Random, world: &World) {
     let mut state = State::at(put(random, world, asm.bytes()));
     registers(random, world, &mut state);
     LEFT.store(random.below(5) as u32, Ordering::Relaxed);
+    LOW.store(false, Ordering::Relaxed);
     let hook: Option<cpu::Hook> = if random.chance(50) { Some(mend) } else { None };
-    cpu::run(&state, hook).note(Open::default());
+    let mut stop = cpu::run(&state, hook);
+    // What is interpreted has its own values of flags that are not defined.
+    let flags = if LOW.load(Ordering::Relaxed) { STATUS } else { 0 };
+    stop.note(Open { flags, ..Open::default() });
 }
 
 /// Accesses of all sizes with the alignment check on.
