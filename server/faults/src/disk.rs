@@ -1,0 +1,397 @@
+//! A disk with faults.
+
+use std::{io, thread, time::Duration};
+
+use virtio::{BlockBackend, SECTOR};
+
+use crate::{
+    DiskAction, Effect, Schedule,
+    cache::{Cache, Cut},
+    schedule::{Op, Request, Strike},
+};
+
+/// A disk whose requests meet the faults of a schedule.
+pub struct FaultyDisk {
+    backend: Box<dyn BlockBackend>,
+    schedule: Schedule<DiskAction>,
+    /// Kept only if the power can go.
+    cache: Option<Cache>,
+    gone: bool,
+    /// Where a request waits that is never answered; a test replaces it.
+    hang: fn() -> io::Error,
+}
+
+/// What faults made of a request.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// It is to be done, at this byte, with so many bytes.
+    Done { offset: u64, len: u64 },
+    /// It is acknowledged, and not done.
+    Dropped,
+}
+
+impl FaultyDisk {
+    /// `backend` with these faults.
+    pub fn new(backend: Box<dyn BlockBackend>, schedule: Schedule<DiskAction>) -> Self {
+        let loses_power = schedule.has(|action| *action == DiskAction::PowerCut);
+        let cache = loses_power.then(Cache::default);
+        Self { backend, schedule, cache, gone: false, hang: stand_still }
+    }
+
+    /// Meets the faults that strike this request. `data` is what is to be written.
+    fn meet(&mut self, op: Op, offset: u64, len: u64, data: &mut [u8]) -> io::Result<Fate> {
+        if self.gone {
+            return Err(io::Error::other("the disk is gone"));
+        }
+        let request = Request { op, bytes: offset..offset + len };
+        let mut fate = Fate::Done { offset, len };
+        for strike in self.schedule.strikes(&request) {
+            self.suffer(strike, &request, &mut fate, data)?;
+        }
+        Ok(fate)
+    }
+
+    fn suffer(
+        &mut self,
+        strike: Strike<DiskAction>,
+        request: &Request,
+        fate: &mut Fate,
+        data: &mut [u8],
+    ) -> io::Result<()> {
+        let effect = match strike.action {
+            DiskAction::ReadError | DiskAction::WriteError => return self.fail(strike, EIO),
+            DiskAction::Full => return self.fail(strike, ENOSPC),
+            DiskAction::Gone => {
+                self.gone = true;
+                return self.fail(strike, EIO);
+            }
+            DiskAction::Hang => {
+                self.schedule.record(strike, Effect::Hung);
+                return Err((self.hang)());
+            }
+            DiskAction::PowerCut => return self.lose_power(strike, request, data),
+            DiskAction::Latency(latency) => delay(latency),
+            DiskAction::Lost | DiskAction::IgnoredFlush => {
+                *fate = Fate::Dropped;
+                Effect::Dropped
+            }
+            DiskAction::Torn => self.tear(request, fate),
+            DiskAction::Misdirected(sectors) => self.misdirect(sectors, request, fate),
+            DiskAction::Corrupt(bits) => Effect::Corrupted(self.schedule.flip(bits, data)),
+        };
+        self.schedule.record(strike, effect);
+        Ok(())
+    }
+
+    fn fail(&mut self, strike: Strike<DiskAction>, errno: i32) -> io::Result<()> {
+        self.schedule.record(strike, Effect::Failed);
+        Err(io::Error::from_raw_os_error(errno))
+    }
+
+    /// Of a write of one sector nothing is written: a sector is never torn.
+    fn tear(&mut self, request: &Request, fate: &mut Fate) -> Effect {
+        let (offset, all) = (request.bytes.start, request.bytes.end - request.bytes.start);
+        let len = self.schedule.random().u64(..(all / SECTOR).max(1)) * SECTOR;
+        *fate = if len == 0 { Fate::Dropped } else { Fate::Done { offset, len } };
+        Effect::Torn(len)
+    }
+
+    /// A write that would miss the disk is lost.
+    fn misdirect(&mut self, sectors: i64, request: &Request, fate: &mut Fate) -> Effect {
+        let len = request.bytes.end - request.bytes.start;
+        let distance = sectors.saturating_mul(SECTOR as i64);
+        let there = request.bytes.start.checked_add_signed(distance);
+        let inside = |at: &u64| at.checked_add(len).is_some_and(|end| end <= self.backend.len());
+        match there.filter(inside) {
+            Some(offset) => {
+                *fate = Fate::Done { offset, len };
+                Effect::Misdirected(offset)
+            }
+            None => {
+                *fate = Fate::Dropped;
+                Effect::Dropped
+            }
+        }
+    }
+
+    /// The request that is under way may have reached the disk as well, or a part of it.
+    fn lose_power(
+        &mut self,
+        strike: Strike<DiskAction>,
+        request: &Request,
+        data: &mut [u8],
+    ) -> io::Result<()> {
+        if request.op == Op::Write && !self.backend.is_read_only() {
+            self.put(request.bytes.start, data)?;
+        }
+        let cache =
+            self.cache.as_mut().map(|cache| cache.cut(&mut *self.backend, self.schedule.random()));
+        let Cut { unflushed, reverted } =
+            cache.unwrap_or_else(|| Err(io::Error::other("no cache")))?;
+        self.gone = true;
+        self.schedule.record(strike, Effect::PowerCut { unflushed, reverted });
+        Err((self.hang)())
+    }
+
+    /// Writes, keeping what was there if a power cut could bring it back.
+    fn put(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.keep(offset, data.len() as u64)?;
+        self.backend.write_at(offset, data)
+    }
+
+    fn keep(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let Some(cache) = &mut self.cache else { return Ok(()) };
+        cache.keep(&mut *self.backend, offset, len)
+    }
+}
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+
+fn delay(latency: Duration) -> Effect {
+    thread::sleep(latency);
+    Effect::Delayed(latency.as_millis() as u64)
+}
+
+/// The device's process ends with its machine, however it stands.
+fn stand_still() -> io::Error {
+    loop {
+        thread::park();
+    }
+}
+
+impl BlockBackend for FaultyDisk {
+    fn len(&self) -> u64 {
+        self.backend.len()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.backend.is_read_only()
+    }
+
+    // `writes_through` stays false: another process in its place would not know how far its faults are.
+
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        if !self.gone {
+            self.backend.read_at(offset, data)?;
+        }
+        self.meet(Op::Read, offset, data.len() as u64, data).map(drop)
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut data = data.to_vec();
+        match self.meet(Op::Write, offset, data.len() as u64, &mut data)? {
+            Fate::Done { offset, len } => self.put(offset, &data[..len as usize]),
+            Fate::Dropped => Ok(()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.meet(Op::Flush, 0, 0, &mut [])? == Fate::Dropped {
+            return Ok(());
+        }
+        self.backend.flush()?;
+        self.cache.iter_mut().for_each(Cache::flushed);
+        Ok(())
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        self.meet(Op::Discard, offset, len, &mut [])?;
+        // What was discarded is undefined, so a power cut need not bring it back.
+        self.backend.discard(offset, len)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64, _: bool) -> io::Result<()> {
+        let zeroes = [0; 64 << 10];
+        let mut done = 0;
+        while done < len {
+            let count = (len - done).min(zeroes.len() as u64);
+            self.write_at(offset + done, &zeroes[..count as usize])?;
+            done += count;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Record, Scenario, Target};
+    use std::sync::{Arc, Mutex};
+
+    const SIZE: usize = 64 << 10;
+
+    /// What disk and test both see.
+    #[derive(Clone)]
+    struct Platter(Arc<Mutex<Vec<u8>>>);
+
+    impl BlockBackend for Platter {
+        fn len(&self) -> u64 {
+            SIZE as u64
+        }
+        fn is_read_only(&self) -> bool {
+            false
+        }
+        fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+            let at = offset as usize;
+            data.copy_from_slice(&self.0.lock().expect("whole")[at..at + data.len()]);
+            Ok(())
+        }
+        fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+            let at = offset as usize;
+            self.0.lock().expect("whole")[at..at + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+        fn discard(&mut self, _: u64, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_zeroes(&mut self, offset: u64, len: u64, _: bool) -> io::Result<()> {
+            self.write_at(offset, &vec![0; len as usize])
+        }
+    }
+
+    struct Bench {
+        disk: FaultyDisk,
+        platter: Platter,
+        records: Arc<Mutex<Vec<Record>>>,
+    }
+
+    impl Bench {
+        fn new(faults: &str, seed: u64) -> Self {
+            let scenario = Scenario::parse(&format!("seed = {seed}\n{faults}")).expect("sound");
+            let records: Arc<Mutex<Vec<Record>>> = Arc::default();
+            let recorder = records.clone();
+            let schedule = Schedule::new(
+                Target::Disk(0),
+                scenario.of_disk(0),
+                seed,
+                Box::new(move |record| recorder.lock().expect("whole").push(record.clone())),
+            );
+            let platter = Platter(Arc::new(Mutex::new(vec![0; SIZE])));
+            let mut disk = FaultyDisk::new(Box::new(platter.clone()), schedule);
+            disk.hang = || io::Error::other("hung");
+            Self { disk, platter, records }
+        }
+
+        fn one(action: &str, more: &str) -> Self {
+            Self::new(&format!("[[fault]]\non = 'disk0'\ndo = {action}\n{more}"), 1)
+        }
+
+        fn sector(&self, number: usize) -> Vec<u8> {
+            self.platter.0.lock().expect("whole")[number * 512..][..512].to_vec()
+        }
+
+        fn effects(&self) -> Vec<Effect> {
+            self.records.lock().expect("whole").iter().map(|r| r.effect.clone()).collect()
+        }
+    }
+
+    #[test]
+    fn writes_go_wrong_as_asked() {
+        let mut lost = Bench::one("'lost'", "request = 2");
+        (0..3).for_each(|n| lost.disk.write_at(n * 512, &[1; 512]).expect("acknowledged"));
+        let there: Vec<_> = (0..3).map(|n| lost.sector(n)[0]).collect();
+        assert_eq!((there, lost.effects()), (vec![1, 0, 1], vec![Effect::Dropped]));
+
+        let mut far = Bench::one("{ misdirected = 4 }", "times = 1");
+        far.disk.write_at(512, &[2; 512]).expect("acknowledged");
+        assert_eq!((far.sector(1)[0], far.sector(5)[0]), (0, 2));
+
+        let mut torn = Bench::one("'torn'", "");
+        torn.disk.write_at(0, &[3; 8192]).expect("acknowledged");
+        let [Effect::Torn(len)] = torn.effects()[..] else { panic!("{:?}", torn.effects()) };
+        let written = torn.platter.0.lock().expect("whole").iter().filter(|&&b| b == 3).count();
+        assert_eq!(written as u64, len);
+        assert!(len < 8192 && len.is_multiple_of(512));
+
+        let mut full = Bench::one("'full'", "");
+        let error = full.disk.write_at(0, &[1; 512]).expect_err("full");
+        assert_eq!(error.raw_os_error(), Some(ENOSPC));
+        full.disk.read_at(0, &mut [9; 512]).expect("reads are well");
+    }
+
+    #[test]
+    fn corruption_says_what_was_there() {
+        let mut bad = Bench::one("{ corrupt = 3 }", "op = 'read'");
+        bad.disk.write_at(0, &[0x55; 512]).expect("writes are well");
+        let mut data = [0; 512];
+        bad.disk.read_at(0, &mut data).expect("no error to be seen");
+        let differ: u32 = data.iter().map(|byte| (byte ^ 0x55).count_ones()).sum();
+        assert!(matches!(differ, 1 | 3), "a bit may have been flipped twice: {differ}");
+        let [Effect::Corrupted(bits)] = &bad.effects()[..] else { panic!("one record") };
+        let (at, _, after) = bits[2];
+        assert_eq!(data[at as usize], after);
+        assert_eq!(bad.sector(0), [0x55; 512], "the disk itself is well");
+    }
+
+    #[test]
+    fn a_disk_that_is_gone_stays_so() {
+        let mut gone = Bench::one("'gone'", "request = 2");
+        gone.disk.flush().expect("the first");
+        for _ in 0..3 {
+            gone.disk.read_at(0, &mut [0; 512]).expect_err("gone");
+        }
+        assert_eq!(gone.effects(), [Effect::Failed], "it went once");
+    }
+
+    /// Ten generations of every sector; the sixth was flushed. After a cut no sector is older, and all ages occur.
+    fn cut(faults: &str, seed: u64) -> Vec<u8> {
+        let mut bench = Bench::new(faults, seed);
+        for generation in 1..=10 {
+            for sector in 0..16 {
+                bench.disk.write_at(sector * 512, &[generation; 512]).expect("written");
+            }
+            if generation == 6 {
+                bench.disk.flush().expect("acknowledged");
+            }
+        }
+        bench.disk.read_at(0, &mut [0; 512]).expect_err("the cut");
+        bench.disk.write_at(0, &[99; 512]).expect_err("no power");
+        let ages: Vec<_> = (0..16).map(|sector| bench.sector(sector)[0]).collect();
+        assert!((0..16).all(|n| bench.sector(n).iter().all(|&b| b == ages[n])), "torn sectors");
+        ages
+    }
+
+    const CUT: &str = "[[fault]]\non = 'disk0'\ndo = 'power-cut'\nop = 'read'\n";
+
+    #[test]
+    fn what_was_flushed_survives_a_power_cut() {
+        let seen: Vec<_> = (0..20).flat_map(|seed| cut(CUT, seed)).collect();
+        assert!(seen.iter().all(|age| (6..=10).contains(age)), "{seen:?}");
+        assert!((6..=10).all(|age| seen.contains(&age)), "each may survive: {seen:?}");
+        assert_eq!(cut(CUT, 5), cut(CUT, 5), "repeatable");
+    }
+
+    #[test]
+    fn an_ignored_flush_loses_what_it_acknowledged() {
+        let faults = format!("{CUT}[[fault]]\nname = 'liar'\non = 'disk0'\ndo = 'ignored-flush'\n");
+        let seen: Vec<_> = (0..20).flat_map(|seed| cut(&faults, seed)).collect();
+        assert!(seen.iter().any(|age| *age < 6), "{seen:?}");
+    }
+
+    #[test]
+    fn a_full_cache_writes_back() {
+        let mut bench = Bench::new(CUT, 1);
+        let cache = bench.disk.cache.as_mut().expect("one");
+        let mut platter = bench.platter.clone();
+        for _ in 0..=((64 << 20) / SIZE) {
+            cache.keep(&mut platter, 0, SIZE as u64).expect("kept");
+        }
+        let cut = cache.cut(&mut platter, &mut fastrand::Rng::with_seed(1)).expect("cut");
+        assert_eq!(cut.unflushed, SIZE as u64 / 512);
+    }
+
+    #[test]
+    fn latency_and_hanging() {
+        let mut slow = Bench::one("{ latency = '20ms' }", "op = 'flush'");
+        let before = std::time::Instant::now();
+        slow.disk.flush().expect("late");
+        assert!(before.elapsed().as_millis() >= 20);
+        let mut hung = Bench::one("'hang'", "request = 1");
+        assert_eq!(hung.disk.flush().expect_err("never").to_string(), "hung");
+        assert_eq!(hung.effects(), [Effect::Hung]);
+    }
+}

@@ -1,0 +1,60 @@
+//! What was injected, as one line of JSON for each fault that struck.
+
+use serde::{Deserialize, Serialize};
+
+use crate::schedule::Op;
+
+/// A fault that struck a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The fault's name in the scenario.
+    pub fault: String,
+    /// The device, such as `disk0`.
+    pub on: String,
+    /// Seconds since the device was started.
+    pub seconds: f64,
+    /// What the guest asked for.
+    pub op: Op,
+    /// Number of the request among those the fault could have struck, from 1.
+    pub request: u64,
+    /// First byte on the disk; 0 for a network.
+    pub offset: u64,
+    /// Bytes of the request or frame.
+    pub len: u64,
+    /// What happened.
+    pub effect: Effect,
+}
+
+/// What a fault did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Effect {
+    /// The request failed.
+    Failed,
+    /// It was answered later, by so many milliseconds.
+    Delayed(u64),
+    /// It is never answered.
+    Hung,
+    /// A write or frame was acknowledged and dropped.
+    Dropped,
+    /// Only so many bytes from its beginning were written.
+    Torn(u64),
+    /// It was written at this byte instead.
+    Misdirected(u64),
+    /// Bits were flipped: byte within the request, value before, value after.
+    Corrupted(Vec<(u64, u8, u8)>),
+    /// A frame was sent twice.
+    Duplicated,
+    /// A frame was overtaken by the next one.
+    Reordered,
+    /// The power went. Of the sectors written since the last flush, so many were left with older contents.
+    PowerCut {
+        /// Sectors written since the last flush.
+        unflushed: u64,
+        /// Sectors of these that show older contents now.
+        reverted: u64,
+    },
+}
+
+/// Takes records. Called on the device's thread.
+pub type Recorder = Box<dyn FnMut(&Record) + Send>;
