@@ -26,7 +26,7 @@ pub struct Iteration {
 
 /// What a run came to, as a line of the results.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Result {
+pub struct Finished {
     /// The iteration's number.
     pub iteration: u64,
     /// What it came to.
@@ -48,7 +48,7 @@ const FILES: [&str; 3] = ["kernel", "initrd", "module"];
 
 impl Iteration {
     /// Runs it, with its disks in `scratch`.
-    pub fn run(&self, campaign: &Campaign, scratch: &Path) -> std::result::Result<Result, Failure> {
+    pub fn run(&self, campaign: &Campaign, scratch: &Path) -> Result<Finished, Failure> {
         let started = Instant::now();
         let disks = self.disks(campaign, scratch)?;
         let (mut console, mut code) = self.machine(&campaign.file.machine, &disks, campaign, scratch, true)?;
@@ -67,7 +67,7 @@ impl Iteration {
         };
         let seconds = started.elapsed().as_secs_f64();
         let console = tail(&console);
-        Ok(Result { iteration: self.number, verdict, reason, seconds, records, console })
+        Ok(Finished { iteration: self.number, verdict, reason, seconds, records, console })
     }
 
     /// Images over the campaign's disks, which stay as they are.
@@ -75,7 +75,7 @@ impl Iteration {
         &self,
         campaign: &Campaign,
         scratch: &Path,
-    ) -> std::result::Result<Vec<String>, Failure> {
+    ) -> Result<Vec<String>, Failure> {
         let disks = campaign.file.machine.get("disk").map(values).unwrap_or_default();
         let copy = |(number, text): (usize, &Value)| {
             let text = text.as_str().ok_or_else(|| Failure::usage("disk: not a file name"))?;
@@ -92,7 +92,7 @@ impl Iteration {
         campaign: &Campaign,
         scratch: &Path,
         with_faults: bool,
-    ) -> std::result::Result<(String, i32), Failure> {
+    ) -> Result<(String, i32), Failure> {
         let mut command = Command::new("/proc/self/exe");
         command.arg("run").args(words(options, &campaign.folder)?);
         disks.iter().for_each(|disk| {
@@ -108,7 +108,7 @@ impl Iteration {
     }
 }
 
-impl Result {
+impl Finished {
     /// One line for people.
     pub fn line(&self) -> String {
         let Self { iteration, verdict, reason, seconds, records, .. } = self;
@@ -120,7 +120,7 @@ impl Result {
 /// Exit codes of `ring3 run` that are about us and not about the guest.
 const OURS: [i32; 2] = [1, 2];
 
-fn run(mut command: Command, scratch: &Path) -> std::result::Result<(String, i32), Failure> {
+fn run(mut command: Command, scratch: &Path) -> Result<(String, i32), Failure> {
     let host = |error: std::io::Error| Failure::host(format!("a machine: {error}"));
     let (output, errors) = (scratch.join("console"), scratch.join("errors"));
     command.stdin(Stdio::null()).stdout(File::create(&output).map_err(host)?);
@@ -136,7 +136,7 @@ fn run(mut command: Command, scratch: &Path) -> std::result::Result<(String, i32
 }
 
 /// Options as words; disks are given otherwise.
-fn words(options: &Table, folder: &Path) -> std::result::Result<Vec<String>, Failure> {
+fn words(options: &Table, folder: &Path) -> Result<Vec<String>, Failure> {
     let mut words = Vec::new();
     for (key, value) in options.iter().filter(|(key, _)| *key != "disk") {
         for value in values(value) {
@@ -166,7 +166,7 @@ fn values(value: &Value) -> Vec<Value> {
 }
 
 /// An image over the disk that `text` names; returns what to say to `--disk`.
-fn overlay(text: &str, folder: &Path, path: PathBuf) -> std::result::Result<String, Failure> {
+fn overlay(text: &str, folder: &Path, path: PathBuf) -> Result<String, Failure> {
     let disk: DiskArgument = text.parse().map_err(Failure::usage)?;
     let below = folder.join(&disk.image.path);
     let format = disk.image.format.unwrap_or_else(|| Format::of_name(&below));
@@ -176,9 +176,9 @@ fn overlay(text: &str, folder: &Path, path: PathBuf) -> std::result::Result<Stri
     Ok(named)
 }
 
-fn records(log: &Path) -> std::result::Result<Vec<Record>, Failure> {
+fn records(log: &Path) -> Result<Vec<Record>, Failure> {
     let text = fs::read_to_string(log).unwrap_or_default();
-    let records: std::result::Result<_, _> = text.lines().map(serde_json::from_str).collect();
+    let records: Result<_, _> = text.lines().map(serde_json::from_str).collect();
     records.map_err(|error| Failure::host(format!("a record of a fault: {error}")))
 }
 

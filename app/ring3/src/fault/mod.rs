@@ -25,7 +25,7 @@ use clap::{Args, Subcommand};
 
 use crate::{failure::Failure, output};
 use campaign::Campaign;
-use iteration::{Iteration, Result as Finished};
+use iteration::{Finished, Iteration};
 use report::Report;
 use verdict::Verdict;
 
