@@ -9,6 +9,7 @@ use crate::{
     device::DeviceArguments,
     disk::ImageArguments,
     exec::arguments::{ExecArguments, ShellArguments},
+    fault::FaultArguments,
     kernel::KernelArguments,
     run_arguments::RunArguments,
     serve::ServeArguments,
@@ -56,7 +57,8 @@ Exit codes:
   0    the guest switched the machine off, or Ctrl-A X
   1    ring3 or the host failed
   2    the command line is wrong: an option, a file, a size
-  4    the guest asked for a reset
+  4    the guest asked for a reset, or a fault was one
+  5    a fault cut the power
   6    triple fault: the guest's kernel crashed too badly to say so
   124  --timeout expired
   128+N  signal N ended ring3 (130 SIGINT, 143 SIGTERM, 129 SIGHUP)
@@ -112,6 +114,8 @@ pub enum Command {
         #[arg(value_name = "COMMAND")]
         command: Vec<String>,
     },
+    /// Run machines whose parts fail on purpose, and count what that came to
+    Fault(FaultArguments),
     /// Serve a disk, a folder or a network to another program's machine, such as QEMU's, by vhost-user
     Serve(ServeArguments),
     /// Serve a device for a machine; ring3 itself starts it

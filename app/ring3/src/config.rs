@@ -17,7 +17,7 @@ use crate::{cli::Arguments, failure::Failure, foreign::PREFIX};
 
 const OPTION: &str = "--config";
 /// Options whose values begin with the name of a file.
-const FILES: [&str; 5] = ["kernel", "initrd", "module", "disk", "share"];
+const FILES: [&str; 7] = ["kernel", "initrd", "module", "disk", "share", "fault", "fault-log"];
 
 /// The command line with what is in configuration files.
 pub fn expand(words: Vec<OsString>) -> Result<Vec<OsString>, Failure> {

@@ -17,7 +17,10 @@ use std::{
     },
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
-    sync::OnceLock,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -35,6 +38,7 @@ use vmm::{Attachment, Execution};
 use crate::{
     disk::DiskArgument,
     failure::Failure,
+    fault::inject::{Elsewhere, Faults},
     net::{self, NetArgument},
     output, share,
     values::Nearness,
@@ -59,6 +63,9 @@ pub struct DeviceArguments {
 pub enum Kind {
     /// A disk
     Disk {
+        /// Faults to inject: a scenario's text
+        #[arg(long)]
+        fault: Option<String>,
         /// Its place among the machine's disks
         index: usize,
         /// As `ring3 run --disk` has it
@@ -88,6 +95,11 @@ pub enum Kind {
         /// Its address
         #[arg(long)]
         mac: String,
+        /// Faults to inject: a scenario's text
+        #[arg(long)]
+        fault: Option<String>,
+        /// Its place among the machine's networks
+        index: usize,
         /// As `ring3 run --net` has it
         net: NetArgument,
     },
@@ -153,7 +165,9 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
 
 fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
     match &arguments.kind {
-        Kind::Disk { index, disk } => disk_body(*index, disk),
+        Kind::Disk { fault, index, disk } => {
+            disk_body(*index, disk, Faults::of_process(fault.as_deref())?)
+        }
         Kind::Share { tag, readonly, fresh, lasting, privileged, folder } => {
             let keeping = match (fresh, lasting) {
                 (true, _) => Keeping::Fresh,
@@ -164,14 +178,28 @@ fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
             let folder = Folder { keeping, privileged, ..Folder::new(folder, *readonly) };
             Ok(share_body(tag, folder))
         }
-        Kind::Net { mac, net } => net_body(net::parse_mac(mac).map_err(Failure::usage)?, net),
+        Kind::Net { mac, fault, index, net } => {
+            let mac = net::parse_mac(mac).map_err(Failure::usage)?;
+            net_body(mac, net, *index, Faults::of_process(fault.as_deref())?)
+        }
     }
 }
 
 /// Opens a disk.
-pub fn disk_body(index: usize, disk: &DiskArgument) -> Result<Opened, Failure> {
-    let device = Box::new(disk.body(index)?);
-    Ok(Opened { served: Served::Disk, start: Box::new(|| Ok((device, None))) })
+pub fn disk_body(
+    index: usize,
+    disk: &DiskArgument,
+    mut faults: Option<Faults>,
+) -> Result<Opened, Failure> {
+    // A thread that listens to orders can begin only when the process is in its room.
+    let start_listening = faults.as_mut().map(Faults::postpone);
+    let device = Box::new(disk.body(index, faults)?);
+    let start = move || {
+        start_listening.map_or(Ok(()), |start| start())?;
+        let device: Box<dyn VirtioDevice> = device;
+        Ok((device, None))
+    };
+    Ok(Opened { served: Served::Disk, start: Box::new(start) })
 }
 
 /// Opens a folder from where there is nothing else.
@@ -194,8 +222,13 @@ pub fn share_body(tag: &str, mut folder: Folder) -> Opened {
 }
 
 /// Opens a network's ports and descriptors.
-pub fn net_body(mac: [u8; 6], net: &NetArgument) -> Result<Opened, Failure> {
-    let (open, served) = (net.open(mac)?, net.served());
+pub fn net_body(
+    mac: [u8; 6],
+    net: &NetArgument,
+    index: usize,
+    faults: Option<Faults>,
+) -> Result<Opened, Failure> {
+    let (open, served) = (net.open(mac, faults, index)?, net.served());
     let bell = Bell::new(NET_RECEIVE).map_err(|error| Failure::host(error.to_string()))?;
     let start = move || {
         let (device, connect) = open()?;
@@ -228,10 +261,11 @@ pub fn attach(
     option: &'static str,
     reserve: Option<Reserve>,
     nearness: Nearness,
+    faults: Option<Elsewhere>,
 ) -> Result<Attachment, Failure> {
     let what =
         [words.first(), words.last()].into_iter().flatten().cloned().collect::<Vec<_>>().join(" ");
-    let spawn: Spawn = Box::new(move || start(&words));
+    let spawn: Spawn = Box::new(move || start(&words, faults.as_ref()));
     let remote = Remote::new(spawn, reserve).map_err(|error| match error {
         Error::Refused(problem) => Failure::usage(problem),
         error => Failure::host(format!("{option}: {error}")),
@@ -246,11 +280,16 @@ pub fn attach(
     Ok(Attachment { device, execution: Execution::Inline, connect, release })
 }
 
-fn start(words: &[String]) -> Result<Started, Error> {
+fn start(words: &[String], faults: Option<&Elsewhere>) -> Result<Started, Error> {
     let (socket, theirs) = UnixStream::pair()?;
+    // A device with faults is given orders there, too.
+    let orders = faults.map(|_| UnixStream::pair()).transpose()?;
+    let (orders, output) = orders.map_or((None, Stdio::piped()), |(ours, theirs)| {
+        (Some(ours), Stdio::from(OwnedFd::from(theirs)))
+    });
     let mut command = Command::new("/proc/self/exe");
     command.arg0("ring3").arg("device").args(words);
-    command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::piped());
+    command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(output);
     // It needs nothing of what is said to us, which may be secret, but how to report.
     command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_for_devices(name)));
     // A terminal's Ctrl-C is for the monitor, which ends its devices in order.
@@ -259,9 +298,17 @@ fn start(words: &[String]) -> Result<Started, Error> {
     // It holds a copy of the other end, which would keep the socket open after the child's end.
     drop(command);
     let said = child.stdout.take();
-    let process = Box::new(DeviceProcess(child));
-    let said = said.ok_or_else(|| io::Error::other("it has no standard output"))?;
-    Ok(Started { socket, identity: introduced(said, ANSWER)?, patience: ANSWER, process })
+    let process = Box::new(DeviceProcess { child, stands_still: Arc::default() });
+    let identity = match (said, orders, faults) {
+        (Some(said), ..) => introduced(said, ANSWER)?.0,
+        (None, Some(orders), Some(faults)) => {
+            let (identity, records) = introduced(orders.try_clone()?, ANSWER)?;
+            faults.attend(records, orders, Arc::clone(&process.stands_still))?;
+            identity
+        }
+        _ => return Err(io::Error::other("it has no standard output").into()),
+    };
+    Ok(Started { socket, identity, patience: ANSWER, process })
 }
 
 /// Variables that say how to report.
@@ -270,7 +317,11 @@ fn is_for_devices(name: &OsStr) -> bool {
 }
 
 /// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.
-struct DeviceProcess(Child);
+struct DeviceProcess {
+    child: Child,
+    /// A fault has it answer nothing any more, so that it is not waited for.
+    stands_still: Arc<AtomicBool>,
+}
 
 impl Process for DeviceProcess {
     fn fate(&mut self) -> String {
@@ -286,7 +337,7 @@ impl Process for DeviceProcess {
     }
 
     fn id(&self) -> Option<u32> {
-        Some(self.0.id())
+        Some(self.child.id())
     }
 }
 
@@ -295,8 +346,10 @@ impl DeviceProcess {
     fn end(&mut self) -> Option<ExitStatus> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match self.0.try_wait() {
-                Ok(None) if Instant::now() < deadline => thread::sleep(GLANCE),
+            let hopeful =
+                || Instant::now() < deadline && !self.stands_still.load(Ordering::Acquire);
+            match self.child.try_wait() {
+                Ok(None) if hopeful() => thread::sleep(GLANCE),
                 other => return other.ok().flatten(),
             }
         }
@@ -307,7 +360,7 @@ impl Drop for DeviceProcess {
     fn drop(&mut self) {
         self.end();
         // One that has ended needs no killing.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -8,14 +8,16 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use faults::Target;
 use images::{Cache, Creation, Format, Image};
-use virtio::{Block, BrokenDisk, SECTOR, VirtioDevice};
+use virtio::{Block, BlockBackend, BrokenDisk, SECTOR, VirtioDevice};
 use vmm::Attachment;
 
 use crate::{
     debian::{self, DebianArguments},
     device,
     failure::Failure,
+    fault::inject::{Elsewhere, Faults, Injection},
     foreign,
     values::{DevicesChoice, MemorySize},
 };
@@ -59,9 +61,14 @@ impl FromStr for DiskChoice {
 }
 
 impl DiskChoice {
-    fn attach(&self, index: usize, devices: DevicesChoice) -> Result<Attachment, Failure> {
+    fn attach(
+        &self,
+        index: usize,
+        devices: DevicesChoice,
+        faults: Option<&Injection>,
+    ) -> Result<Attachment, Failure> {
         match self {
-            Self::Image(disk) => disk.attach(index, devices),
+            Self::Image(disk) => disk.attach(index, devices, faults),
             Self::Foreign(socket) => foreign::disk(socket),
         }
     }
@@ -121,10 +128,19 @@ impl DiskArgument {
 
     /// Opens it as the machine's disk of this number. One that is in use is tried for a moment: the machine that has it may have
     /// been killed, and its device not be gone yet.
-    pub fn body(&self, index: usize) -> Result<Block, Failure> {
+    pub fn body(&self, index: usize, faults: Option<Faults>) -> Result<Block, Failure> {
+        let mut backend = self.open()?;
+        if let Some(faults) = faults {
+            backend = faults.of_disk(backend, index)?;
+        }
+        let serial = self.serial.clone().unwrap_or_else(|| format!("ring3-disk{index}"));
+        Ok(Block::new(backend, &serial))
+    }
+
+    fn open(&self) -> Result<Box<dyn BlockBackend>, Failure> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match self.open(index) {
+            match images::open(&self.image) {
                 Err(error) if error.is_in_use() && Instant::now() < deadline => {
                     thread::sleep(GLANCE);
                 }
@@ -135,20 +151,25 @@ impl DiskArgument {
         }
     }
 
-    fn open(&self, index: usize) -> Result<Block, images::Error> {
-        let backend = images::open(&self.image)?;
-        let serial = self.serial.clone().unwrap_or_else(|| format!("ring3-disk{index}"));
-        Ok(Block::new(backend, &serial))
-    }
-
-    fn attach(&self, index: usize, devices: DevicesChoice) -> Result<Attachment, Failure> {
+    fn attach(
+        &self,
+        index: usize,
+        devices: DevicesChoice,
+        faults: Option<&Injection>,
+    ) -> Result<Attachment, Failure> {
+        let target = Target::Disk(index);
         match devices {
             // The guest asks, the host only answers.
-            DevicesChoice::Inline => Ok(Attachment::new(Box::new(self.body(index)?), drop)),
+            DevicesChoice::Inline => {
+                let faults = faults.and_then(|faults| faults.inline(target));
+                Ok(Attachment::new(Box::new(self.body(index, faults)?), drop))
+            }
             DevicesChoice::Processes | DevicesChoice::Apart => {
-                let words = ["disk", "--", &index.to_string(), &self.text];
-                let words = words.map(str::to_owned).to_vec();
-                device::attach(words, "--disk", Some(broken), devices.nearness())
+                let faults = faults.and_then(|faults| faults.elsewhere(target));
+                let mut words = vec!["disk".to_owned()];
+                words.extend(faults.iter().flat_map(Elsewhere::words));
+                words.extend(["--", &index.to_string(), &self.text].map(str::to_owned));
+                device::attach(words, "--disk", Some(broken), devices.nearness(), faults)
             }
         }
     }
@@ -178,8 +199,12 @@ fn parse_serial(text: &str) -> Result<String, String> {
 }
 
 /// Opens all disks.
-pub fn attach(disks: &[DiskChoice], devices: DevicesChoice) -> Result<Vec<Attachment>, Failure> {
-    disks.iter().enumerate().map(|(index, disk)| disk.attach(index, devices)).collect()
+pub fn attach(
+    disks: &[DiskChoice],
+    devices: DevicesChoice,
+    faults: Option<&Injection>,
+) -> Result<Vec<Attachment>, Failure> {
+    disks.iter().enumerate().map(|(index, disk)| disk.attach(index, devices, faults)).collect()
 }
 
 /// What to do with images.
@@ -288,7 +313,7 @@ mod tests {
         assert_eq!(foreign, Ok(DiskChoice::Foreign("/run/disk.sock".into())));
         assert!("vhost-user:".parse::<DiskChoice>().is_err());
         let missing: DiskChoice = "/nonexistent/disk.img".parse().expect("sound");
-        let failure = attach(&[missing], DevicesChoice::Inline).err().expect("refused");
+        let failure = attach(&[missing], DevicesChoice::Inline, None).err().expect("refused");
         assert_eq!(failure.code, 2);
         assert!(failure.to_string().contains("does not exist"), "{failure}");
     }

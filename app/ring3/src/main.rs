@@ -12,6 +12,7 @@ mod doctor;
 mod escape;
 mod exec;
 mod failure;
+mod fault;
 mod foreign;
 mod hvc;
 mod kernel;
@@ -65,6 +66,7 @@ fn act(arguments: Arguments) -> ExitCode {
             output::print(&String::from_utf8_lossy(&script))
         }
         Command::Man { command } => manual(&command),
+        Command::Fault(arguments) => fault::fault(&arguments),
         Command::Serve(arguments) => serve::serve(&arguments),
         Command::Device(arguments) => device::device(&arguments),
         Command::Doctor(doctor) => output::print(&(doctor::survey(doctor.json) + "\n")),

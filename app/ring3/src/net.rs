@@ -4,16 +4,19 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     str::FromStr,
+    sync::Arc,
 };
 
+use faults::Target;
 use usernet::{Config, Forward, Reach};
 use vhost_user::{Reserve, Served};
-use virtio::{NET_RECEIVE, Net};
+use virtio::{NET_RECEIVE, Net, NetBackend};
 use vmm::Attachment;
 
 use crate::{
     device,
     failure::Failure,
+    fault::inject::{Elsewhere, Faults, Injection},
     foreign,
     values::{DevicesChoice, Nearness},
 };
@@ -134,33 +137,60 @@ impl NetArgument {
         if self.is_user() { Served::Network } else { Served::Cable }
     }
 
+    /// Whether ring3 serves it, so that it can have faults.
+    pub fn is_ours(&self) -> bool {
+        !matches!(self.kind, Kind::Foreign { .. } | Kind::Passt { .. })
+    }
+
     /// Whether it has the addresses of [`usernet`].
     pub fn is_user(&self) -> bool {
         matches!(self.kind, Kind::User { .. })
     }
 
-    fn attach(&self, index: usize, devices: DevicesChoice) -> Result<Attachment, Failure> {
+    fn attach(
+        &self,
+        index: usize,
+        devices: DevicesChoice,
+        faults: Option<&Injection>,
+    ) -> Result<Attachment, Failure> {
+        let target = Target::Net(index);
         let mac = self.mac.unwrap_or_else(|| self.own_mac(index as u8));
         match (&self.kind, devices) {
             (Kind::Foreign { socket }, _) => foreign::net(socket, mac),
             (Kind::Passt { forwards }, _) => foreign::passt(forwards, mac),
-            (_, DevicesChoice::Inline) => self.inline(mac),
-            (_, DevicesChoice::Processes | DevicesChoice::Apart) => self.in_a_process(mac),
+            (_, DevicesChoice::Inline) => {
+                self.inline(mac, faults.and_then(|faults| faults.inline(target)), index)
+            }
+            (_, DevicesChoice::Processes | DevicesChoice::Apart) => {
+                self.in_a_process(mac, faults.and_then(|faults| faults.elsewhere(target)), index)
+            }
         }
     }
 
-    fn inline(&self, mac: [u8; 6]) -> Result<Attachment, Failure> {
-        let (net, connect) = self.open(mac)?()?;
+    fn inline(
+        &self,
+        mac: [u8; 6],
+        faults: Option<Faults>,
+        index: usize,
+    ) -> Result<Attachment, Failure> {
+        let (net, connect) = self.open(mac, faults, index)?()?;
         Ok(Attachment::new(Box::new(net), |doorbell| {
             connect(Box::new(move || doorbell.ring(NET_RECEIVE)));
         }))
     }
 
-    fn in_a_process(&self, mac: [u8; 6]) -> Result<Attachment, Failure> {
+    fn in_a_process(
+        &self,
+        mac: [u8; 6],
+        faults: Option<Elsewhere>,
+        index: usize,
+    ) -> Result<Attachment, Failure> {
         let mac: Vec<_> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-        let words = ["net", "--mac", &mac.join(":"), "--", &self.text].map(str::to_owned);
+        let mut words = ["net", "--mac", &mac.join(":")].map(str::to_owned).to_vec();
+        words.extend(faults.iter().flat_map(Elsewhere::words));
+        words.extend(["--", &index.to_string(), &self.text].map(str::to_owned));
         let cut: Reserve = |config| Box::new(Net::cut(config));
-        let mut attachment = device::attach(words.to_vec(), "--net", Some(cut), Nearness::Apart)?;
+        let mut attachment = device::attach(words, "--net", Some(cut), Nearness::Apart, faults)?;
         if let Kind::Socket { path } = &self.kind {
             let (path, release) = (path.clone(), attachment.release);
             attachment.release = Box::new(move || {
@@ -172,7 +202,12 @@ impl NetArgument {
     }
 
     /// Opens what the interface is connected to; what is returned starts it.
-    pub fn open(&self, mac: [u8; 6]) -> Result<Open, Failure> {
+    pub fn open(
+        &self,
+        mac: [u8; 6],
+        faults: Option<Faults>,
+        index: usize,
+    ) -> Result<Open, Failure> {
         match &self.kind {
             Kind::User { forwards, name_server, reach } => {
                 let (forwards, reach) = (forwards.clone(), reach.clone());
@@ -182,11 +217,11 @@ impl NetArgument {
                 Ok(Box::new(move || {
                     let cable = network.start().map_err(user_failure)?;
                     let connect = Box::new(cable.ringer());
-                    Ok((Net::new(Box::new(cable), mac), connect))
+                    interface(Box::new(cable), connect, mac, faults, index)
                 }))
             }
-            Kind::Socket { path } => wire(wires::socket(path), mac),
-            Kind::Tap { name } => wire(wires::tap(name), mac),
+            Kind::Socket { path } => wire(wires::socket(path), mac, faults, index),
+            Kind::Tap { name } => wire(wires::tap(name), mac, faults, index),
             Kind::Passt { .. } | Kind::Foreign { .. } => Err(Failure::usage(
                 "passt and vhost-user:SOCKET are served by another program already: give user, socket or tap",
             )),
@@ -205,13 +240,38 @@ impl NetArgument {
     }
 }
 
-fn wire(ready: Result<wires::Ready, wires::Error>, mac: [u8; 6]) -> Result<Open, Failure> {
+fn wire(
+    ready: Result<wires::Ready, wires::Error>,
+    mac: [u8; 6],
+    faults: Option<Faults>,
+    index: usize,
+) -> Result<Open, Failure> {
     let ready = ready.map_err(wire_failure)?;
     Ok(Box::new(move || {
         let wire = ready.start().map_err(wire_failure)?;
         let connect = Box::new(wire.ringer());
-        Ok((Net::new(Box::new(wire), mac), connect))
+        interface(Box::new(wire), connect, mac, faults, index)
     }))
+}
+
+/// The interface at the end of a cable, which may have faults.
+fn interface(
+    cable: Box<dyn NetBackend>,
+    connect: Connect,
+    mac: [u8; 6],
+    faults: Option<Faults>,
+    index: usize,
+) -> Result<(Net, Connect), Failure> {
+    let Some(faults) = faults else { return Ok((Net::new(cable, mac), connect)) };
+    let cable = faults.of_net(cable, index)?;
+    let ringer = cable.ringer();
+    let connect_both: Connect = Box::new(move |ring| {
+        let ring: Arc<dyn Fn() + Send + Sync> = Arc::from(ring);
+        let other = Arc::clone(&ring);
+        connect(Box::new(move || ring()));
+        ringer(Box::new(move || other()));
+    });
+    Ok((Net::new(Box::new(cable), mac), connect_both))
 }
 
 fn wire_failure(error: wires::Error) -> Failure {
@@ -243,8 +303,12 @@ pub fn parse_mac(text: &str) -> Result<[u8; 6], String> {
 }
 
 /// Starts the networks of all interfaces.
-pub fn attach(nets: &[NetArgument], devices: DevicesChoice) -> Result<Vec<Attachment>, Failure> {
-    nets.iter().enumerate().map(|(index, net)| net.attach(index, devices)).collect()
+pub fn attach(
+    nets: &[NetArgument],
+    devices: DevicesChoice,
+    faults: Option<&Injection>,
+) -> Result<Vec<Attachment>, Failure> {
+    nets.iter().enumerate().map(|(index, net)| net.attach(index, devices, faults)).collect()
 }
 
 #[cfg(test)]
@@ -305,7 +369,7 @@ mod tests {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = taken.local_addr().expect("an address").port();
         let net: NetArgument = format!("user,hostfwd=tcp::{port}-:80").parse().expect("sound");
-        let failure = attach(&[net], DevicesChoice::Inline).err().expect("the port is taken");
+        let failure = attach(&[net], DevicesChoice::Inline, None).err().expect("the port is taken");
         assert_eq!(failure.code, 2);
         assert!(failure.to_string().contains(&port.to_string()), "{failure}");
     }

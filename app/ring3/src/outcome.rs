@@ -14,6 +14,10 @@ pub enum Outcome {
     TimedOut,
     /// A signal told us to end.
     Signal(i32),
+    /// A fault cut the power.
+    PowerCut,
+    /// A fault reset the machine.
+    Reset,
 }
 
 impl Outcome {
@@ -21,7 +25,8 @@ impl Outcome {
     pub fn code(&self) -> u8 {
         match self {
             Self::Machine(Ended::PowerOff) | Self::Left => 0,
-            Self::Machine(Ended::Reset) => 4,
+            Self::Machine(Ended::Reset) | Self::Reset => 4,
+            Self::PowerCut => 5,
             Self::Machine(Ended::TripleFault(_)) => 6,
             Self::Machine(Ended::DebugExit(value)) => value << 1 | 1,
             Self::Machine(Ended::Stopped | Ended::Failed(_)) => 1,
@@ -34,7 +39,8 @@ impl Outcome {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Machine(Ended::PowerOff) => "power-off",
-            Self::Machine(Ended::Reset) => "reset",
+            Self::Machine(Ended::Reset) | Self::Reset => "reset",
+            Self::PowerCut => "power-cut",
             Self::Machine(Ended::TripleFault(_)) => "triple-fault",
             Self::Machine(Ended::DebugExit(_)) => "debug-exit",
             Self::Machine(Ended::Stopped) => "stopped",
@@ -49,6 +55,8 @@ impl Outcome {
     pub fn message(&self) -> Option<String> {
         match self {
             Self::Machine(Ended::PowerOff | Ended::DebugExit(_)) | Self::Left => None,
+            Self::PowerCut => Some("a fault cut the power".to_owned()),
+            Self::Reset => Some("a fault reset the machine".to_owned()),
             Self::Machine(Ended::Reset) => Some("the guest asked for a reset".to_owned()),
             Self::Machine(Ended::TripleFault(report)) => {
                 Some(format!("triple fault: the guest's kernel crashed\n{report}"))
@@ -84,6 +92,7 @@ mod tests {
         let cases = [
             Outcome::Machine(Ended::PowerOff),
             Outcome::Machine(Ended::Reset),
+            Outcome::PowerCut,
             Outcome::TimedOut,
             Outcome::Signal(15),
         ];

@@ -20,6 +20,7 @@ use crate::{
     description::describe,
     disk,
     failure::Failure,
+    fault::{Act, inject::Injection},
     hvc::Keyboard,
     net,
     outcome::{Outcome, Summary},
@@ -48,6 +49,8 @@ pub enum Event {
     Signal(i32),
     /// The control socket has an order.
     Control(Asked),
+    /// A fault of the machine itself.
+    Fault(Act),
 }
 
 /// Runs a machine to its end; returns the exit code.
@@ -56,16 +59,22 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let description = describe(arguments)?;
     check_limits(description.memory)?;
     let interactive = arguments.console != ConsoleChoice::None;
-    let mut attachments = disk::attach(&arguments.disk, arguments.devices)?;
-    attachments.extend(net::attach(&arguments.net, arguments.devices)?);
+    let injection = Injection::of_machine(arguments)?;
+    let faults = injection.as_ref();
+    let mut attachments = disk::attach(&arguments.disk, arguments.devices, faults)?;
+    attachments.extend(net::attach(&arguments.net, arguments.devices, faults)?);
     attachments.extend(share::attach(&arguments.share, arguments.devices)?);
     let own = interactive.then(|| Box::new(std::io::stdout()) as Box<dyn Write + Send>);
-    let screen = Screen::new(own);
+    let screen = Screen::new(match faults {
+        Some(faults) => faults.overhears(own),
+        None => own,
+    });
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
     let shown = screen.clone();
-    let machine =
-        Machine::build(&description, host(ready(clock), Box::new(screen.clone()), attachments));
+    let mut host = host(ready(clock), Box::new(screen.clone()), attachments);
+    let parts = faults.map(|faults| faults.disturb(&mut host));
+    let machine = Machine::build(&description, host);
     let machine = machine.map_err(|error| failure_of(&arguments.kernel, error))?;
     drop(description);
 
@@ -80,6 +89,12 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     }
     let listener = controllable(listen(sender.clone(), Event::Control));
     let started = Instant::now();
+    if let (Some(faults), Some(parts)) = (faults, parts) {
+        let events = sender.clone();
+        // The receiver is gone only if the run has ended otherwise.
+        let act = move |act| drop(events.send(Event::Fault(act)));
+        faults.conduct(parts, machine.ram().clone(), act)?;
+    }
     let running = machine
         .start(move |ended| {
             // The receiver is gone only if the run has ended otherwise.
@@ -92,6 +107,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(PATIENCE);
     drop(terminal);
+    faults.iter().for_each(|faults| faults.finish());
     let lost = shown.failure();
     lost.iter().for_each(|problem| output::complain(problem));
     tell(arguments, &outcome, seconds, statistics.as_ref());
@@ -131,7 +147,8 @@ pub fn host(
     console: Box<dyn Write + Send>,
     attachments: Vec<Attachment>,
 ) -> Host {
-    Host { clock: Arc::new(clock), entropy: Arc::new(LinuxEntropy), cpuid, console, attachments }
+    let (clock, entropy, messages) = (Arc::new(clock), Arc::new(LinuxEntropy), None);
+    Host { clock, entropy, cpuid, console, attachments, messages }
 }
 
 /// The host's CPUID in the model's terms.
@@ -177,6 +194,14 @@ fn wait(
                 status.seconds = started.elapsed().as_secs_f64();
                 if obey(asked, running, &mut status) { Ok(Outcome::Left) } else { continue }
             }
+            Ok(Event::Fault(act)) => match act {
+                Act::Pause(pause) => {
+                    running.pause(pause);
+                    continue;
+                }
+                Act::PowerCut => Ok(Outcome::PowerCut),
+                Act::Reset => Ok(Outcome::Reset),
+            },
             Ok(Event::Ended(ended)) => Ok(Outcome::Machine(ended)),
             Ok(Event::Leave | Event::Mute(_)) => Ok(Outcome::Left),
             Ok(Event::Signal(number)) => Ok(Outcome::Signal(number)),

@@ -7,6 +7,7 @@ use vmm::BootProtocol;
 
 use crate::{
     disk::DiskChoice,
+    fault::inject::FaultOptions,
     net::NetArgument,
     share::ShareChoice,
     values::{ConsoleChoice, DevicesChoice, EngineArguments, MemorySize, seconds},
@@ -86,6 +87,9 @@ pub struct RunArguments {
     /// failure)
     #[arg(long, value_enum, default_value_t = DevicesChoice::Processes)]
     pub devices: DevicesChoice,
+    /// Faults.
+    #[command(flatten)]
+    pub fault: FaultOptions,
     /// Add the devices kvm-unit-tests drive (QEMU's pc-testdev)
     #[arg(long)]
     pub test_devices: bool,

@@ -10,12 +10,14 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use faults::Target;
 use host_linux::process;
 
 use crate::{
     device::{disk_body, net_body, share_body},
     disk::DiskArgument,
     failure::Failure,
+    fault::inject::{FaultOptions, Faults},
     net::NetArgument,
     output,
     share::{self, ShareArgument},
@@ -60,6 +62,9 @@ enum Kind {
         /// Where to listen
         #[arg(long, value_name = "FILE")]
         socket: PathBuf,
+        /// Faults.
+        #[command(flatten)]
+        fault: FaultOptions,
     },
     /// Serve a network interface
     #[command(after_help = EXAMPLES)]
@@ -69,6 +74,9 @@ enum Kind {
         /// Where to listen
         #[arg(long, value_name = "FILE")]
         socket: PathBuf,
+        /// Faults.
+        #[command(flatten)]
+        fault: FaultOptions,
     },
     /// Serve a folder
     #[command(after_help = EXAMPLES)]
@@ -85,8 +93,13 @@ enum Kind {
 pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
     process::keep_only_standard_streams().map_err(|error| Failure::host(error.to_string()))?;
     let (opened, socket, option) = match &arguments.kind {
-        Kind::Disk { disk, socket } => (disk_body(0, disk)?, socket, "disk"),
-        Kind::Net { net, socket } => (net_body(net.own_mac(0), net)?, socket, "net"),
+        Kind::Disk { disk, socket, fault } => {
+            (disk_body(0, disk, Faults::of_server(fault, Target::Disk(0))?)?, socket, "disk")
+        }
+        Kind::Net { net, socket, fault } => {
+            let faults = Faults::of_server(fault, Target::Net(0))?;
+            (net_body(net.own_mac(0), net, 0, faults)?, socket, "net")
+        }
         Kind::Share { share: ShareArgument { folder, tag }, socket } => {
             folder.find().map_err(share::refused)?;
             (share_body(tag, folder.clone()), socket, "share")

@@ -125,7 +125,7 @@ pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachmen
             let words = words.chain(["--", tag, &real]);
             let gone: Reserve = |config| Box::new(Fs::gone(config));
             let words = words.map(str::to_owned).collect();
-            device::attach(words, "--share", Some(gone), devices.nearness())
+            device::attach(words, "--share", Some(gone), devices.nearness(), None)
         }
     }
 }

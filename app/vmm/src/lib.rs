@@ -20,6 +20,8 @@ mod timer;
 
 use std::{io::Write, sync::Arc};
 
+pub use bus::MsiSink;
+
 pub use boot::BootProtocol;
 pub use console::ConsoleInput;
 pub use engine::{Report, Statistics};
@@ -104,7 +106,12 @@ pub struct Host {
     pub console: Box<dyn Write + Send>,
     /// Devices whose other side the caller has made: disks, networks, shared folders, sockets.
     pub attachments: Vec<Attachment>,
+    /// What stands between PCI's message-signalled interrupts and the interrupt controllers, if anything does.
+    pub messages: Option<MessageFilter>,
 }
+
+/// Puts something before what takes message-signalled interrupts.
+pub type MessageFilter = Box<dyn FnOnce(Arc<dyn MsiSink>) -> Arc<dyn MsiSink>>;
 
 /// A virtio device made by the caller.
 pub struct Attachment {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use bus::{Bus, InterruptLine, Kicker, Rearm, Shared};
+use bus::{Bus, InterruptLine, Kicker, MsiSink, Rearm, Shared};
 use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart};
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
 use pci::{MmioWindow, PciHost};
@@ -11,8 +11,8 @@ use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioPci};
 use x86::{Fault, Vcpu, cpuid, paging::PHYS_BITS};
 
 use crate::{
-    Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, Host, Running,
-    console::Outlet, events::Events, running, timer::Alarm,
+    Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, Host, MessageFilter,
+    Running, console::Outlet, events::Events, running, timer::Alarm,
 };
 
 /// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.
@@ -78,7 +78,7 @@ impl Machine {
             fw_cfg: true,
         };
         let platform = Platform::new(&settings, around, &mut ports, &mut mmio).map_err(assembly)?;
-        let pci = pci_host(&platform, &ram, &mut ports, &mut mmio)?;
+        let pci = pci_host(&platform, host.messages, &ram, &mut ports, &mut mmio)?;
         let rng = Box::new(Rng::new(Arc::clone(&host.entropy)));
         add_device(&pci, &ram, rng, Execution::Inline)?;
         let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
@@ -103,6 +103,11 @@ impl Machine {
     /// Where the guest's input goes.
     pub fn console_input(&self) -> ConsoleInput {
         ConsoleInput::new(Arc::clone(&self.uart))
+    }
+
+    /// Its memory.
+    pub fn ram(&self) -> &Ram {
+        &self.parts.ram
     }
 
     /// Runs the machine. `on_end` is called once, on the vCPU's thread, when it has ended.
@@ -164,6 +169,7 @@ fn load(ram: &Ram, description: &Description) -> Result<Vcpu, Error> {
 
 fn pci_host(
     platform: &Platform,
+    messages: Option<MessageFilter>,
     ram: &Ram,
     ports: &mut Bus,
     mmio: &mut Bus,
@@ -174,7 +180,12 @@ fn pci_host(
         lines.push(line.map_err(assembly)?);
     }
     let lines = lines.try_into().map_err(|_| assembly("eight INTx wires"))?;
-    let host = PciHost::new(lines, Arc::new(platform.interrupts.clone()));
+    let controllers: Arc<dyn MsiSink> = Arc::new(platform.interrupts.clone());
+    let messages = match messages {
+        Some(filter) => filter(controllers),
+        None => controllers,
+    };
+    let host = PciHost::new(lines, messages);
     let config = host.config_ports().with_reset_control(Arc::clone(&platform.reset_register));
     ports.insert(pci::CONFIG_PORTS, 8, Arc::new(Mutex::new(config))).map_err(assembly)?;
     let ecam = Arc::new(Mutex::new(host.ecam()));

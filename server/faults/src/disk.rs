@@ -1,6 +1,14 @@
 //! A disk with faults.
+//!
+//! The disk's thread serves requests. The power can go at any moment besides, by order of another thread: so what the two share is
+//! behind a lock, and the disk's thread sleeps only when it has given that back.
 
-use std::{io, thread, time::Duration};
+use std::{
+    io, mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
 
 use virtio::{BlockBackend, SECTOR};
 
@@ -12,13 +20,50 @@ use crate::{
 
 /// A disk whose requests meet the faults of a schedule.
 pub struct FaultyDisk {
+    core: Arc<Mutex<Core>>,
+    /// Where a request waits that is never answered; a test replaces it.
+    hang: fn() -> io::Error,
+}
+
+/// What another thread than the disk's own can do to it.
+#[derive(Clone)]
+pub struct DiskControl(Arc<Mutex<Core>>);
+
+struct Core {
     backend: Box<dyn BlockBackend>,
     schedule: Schedule<DiskAction>,
     /// Kept only if the power can go.
     cache: Option<Cache>,
     gone: bool,
-    /// Where a request waits that is never answered; a test replaces it.
-    hang: fn() -> io::Error,
+    /// Nothing is answered any more.
+    hung: bool,
+    /// How much later the request of the moment is answered.
+    late: Duration,
+}
+
+impl DiskControl {
+    /// The cue of a fault has come.
+    pub fn arm(&self, fault: &str) {
+        lock(&self.0).schedule.arm(fault);
+    }
+
+    /// Cuts the power, once: from then on no request is answered. The record's fault is the name of that which cut it.
+    ///
+    /// # Errors
+    /// The disk below cannot be written.
+    pub fn cut(&self, fault: &str) -> io::Result<()> {
+        let mut core = lock(&self.0);
+        if core.gone {
+            return Ok(());
+        }
+        let cut = core.cut()?;
+        core.schedule.record_of(fault, cut);
+        Ok(())
+    }
+}
+
+fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+    core.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What faults made of a request.
@@ -31,13 +76,35 @@ enum Fate {
 }
 
 impl FaultyDisk {
-    /// `backend` with these faults.
-    pub fn new(backend: Box<dyn BlockBackend>, schedule: Schedule<DiskAction>) -> Self {
-        let loses_power = schedule.has(|action| *action == DiskAction::PowerCut);
-        let cache = loses_power.then(Cache::default);
-        Self { backend, schedule, cache, gone: false, hang: stand_still }
+    /// `backend` with these faults. `loses_power` says whether it may have to show what a power cut leaves.
+    pub fn new(
+        backend: Box<dyn BlockBackend>,
+        schedule: Schedule<DiskAction>,
+        loses_power: bool,
+    ) -> Self {
+        let (cache, late) = (loses_power.then(Cache::default), Duration::ZERO);
+        let core = Core { backend, schedule, cache, gone: false, hung: false, late };
+        Self { core: Arc::new(Mutex::new(core)), hang: stand_still }
     }
 
+    /// What another thread can do to it.
+    pub fn control(&self) -> DiskControl {
+        DiskControl(Arc::clone(&self.core))
+    }
+
+    fn ask<T>(&self, what: impl FnOnce(&mut Core) -> io::Result<T>) -> io::Result<T> {
+        let (answer, late, hung) = {
+            let mut core = lock(&self.core);
+            let answer =
+                if core.hung { Err(io::Error::other("no power")) } else { what(&mut core) };
+            (answer, mem::take(&mut core.late), core.hung)
+        };
+        thread::sleep(late);
+        if hung { Err((self.hang)()) } else { answer }
+    }
+}
+
+impl Core {
     /// Meets the faults that strike this request. `data` is what is to be written.
     fn meet(&mut self, op: Op, offset: u64, len: u64, data: &mut [u8]) -> io::Result<Fate> {
         if self.gone {
@@ -67,10 +134,14 @@ impl FaultyDisk {
             }
             DiskAction::Hang => {
                 self.schedule.record(strike, Effect::Hung);
-                return Err((self.hang)());
+                self.hung = true;
+                return Err(io::Error::other("it hangs"));
             }
             DiskAction::PowerCut => return self.lose_power(strike, request, data),
-            DiskAction::Latency(latency) => delay(latency),
+            DiskAction::Latency(latency) => {
+                self.late += latency;
+                Effect::Delayed(latency.as_millis() as u64)
+            }
             DiskAction::Lost | DiskAction::IgnoredFlush => {
                 *fate = Fate::Dropped;
                 Effect::Dropped
@@ -124,13 +195,18 @@ impl FaultyDisk {
         if request.op == Op::Write && !self.backend.is_read_only() {
             self.put(request.bytes.start, data)?;
         }
+        let effect = self.cut()?;
+        self.schedule.record(strike, effect);
+        Err(io::Error::other("no power"))
+    }
+
+    fn cut(&mut self) -> io::Result<Effect> {
         let cache =
             self.cache.as_mut().map(|cache| cache.cut(&mut *self.backend, self.schedule.random()));
         let Cut { unflushed, reverted } =
             cache.unwrap_or_else(|| Err(io::Error::other("no cache")))?;
-        self.gone = true;
-        self.schedule.record(strike, Effect::PowerCut { unflushed, reverted });
-        Err((self.hang)())
+        (self.gone, self.hung) = (true, true);
+        Ok(Effect::PowerCut { unflushed, reverted })
     }
 
     /// Writes, keeping what was there if a power cut could bring it back.
@@ -148,11 +224,6 @@ impl FaultyDisk {
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-fn delay(latency: Duration) -> Effect {
-    thread::sleep(latency);
-    Effect::Delayed(latency.as_millis() as u64)
-}
-
 /// The device's process ends with its machine, however it stands.
 fn stand_still() -> io::Error {
     loop {
@@ -162,15 +233,44 @@ fn stand_still() -> io::Error {
 
 impl BlockBackend for FaultyDisk {
     fn len(&self) -> u64 {
-        self.backend.len()
+        lock(&self.core).backend.len()
     }
 
     fn is_read_only(&self) -> bool {
-        self.backend.is_read_only()
+        lock(&self.core).backend.is_read_only()
     }
 
     // `writes_through` stays false: another process in its place would not know how far its faults are.
 
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.ask(|core| core.read_at(offset, data))
+    }
+
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.ask(|core| core.write_at(offset, data))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.ask(Core::flush)
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        self.ask(|core| core.discard(offset, len))
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64, _: bool) -> io::Result<()> {
+        let zeroes = [0; 64 << 10];
+        let mut done = 0;
+        while done < len {
+            let count = (len - done).min(zeroes.len() as u64);
+            self.write_at(offset + done, &zeroes[..count as usize])?;
+            done += count;
+        }
+        Ok(())
+    }
+}
+
+impl Core {
     fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         if !self.gone {
             self.backend.read_at(offset, data)?;
@@ -199,17 +299,6 @@ impl BlockBackend for FaultyDisk {
         self.meet(Op::Discard, offset, len, &mut [])?;
         // What was discarded is undefined, so a power cut need not bring it back.
         self.backend.discard(offset, len)
-    }
-
-    fn write_zeroes(&mut self, offset: u64, len: u64, _: bool) -> io::Result<()> {
-        let zeroes = [0; 64 << 10];
-        let mut done = 0;
-        while done < len {
-            let count = (len - done).min(zeroes.len() as u64);
-            self.write_at(offset + done, &zeroes[..count as usize])?;
-            done += count;
-        }
-        Ok(())
     }
 }
 
@@ -271,7 +360,8 @@ mod tests {
                 Box::new(move |record| recorder.lock().expect("whole").push(record.clone())),
             );
             let platter = Platter(Arc::new(Mutex::new(vec![0; SIZE])));
-            let mut disk = FaultyDisk::new(Box::new(platter.clone()), schedule);
+            let loses_power = scenario.loses_power();
+            let mut disk = FaultyDisk::new(Box::new(platter.clone()), schedule, loses_power);
             disk.hang = || io::Error::other("hung");
             Self { disk, platter, records }
         }
@@ -374,14 +464,30 @@ mod tests {
 
     #[test]
     fn a_full_cache_writes_back() {
-        let mut bench = Bench::new(CUT, 1);
-        let cache = bench.disk.cache.as_mut().expect("one");
+        let bench = Bench::new(CUT, 1);
+        let mut core = lock(&bench.disk.core);
+        let cache = core.cache.as_mut().expect("one");
         let mut platter = bench.platter.clone();
         for _ in 0..=((64 << 20) / SIZE) {
             cache.keep(&mut platter, 0, SIZE as u64).expect("kept");
         }
         let cut = cache.cut(&mut platter, &mut fastrand::Rng::with_seed(1)).expect("cut");
         assert_eq!(cut.unflushed, SIZE as u64 / 512);
+    }
+
+    #[test]
+    fn the_power_can_go_between_requests() {
+        let mut bench = Bench::new("[[fault]]\non = 'disk1'\ndo = 'power-cut'\nrequest = 1", 3);
+        bench.disk.write_at(0, &[1; 512]).expect("written");
+        bench.disk.flush().expect("flushed");
+        (0..8).for_each(|n| bench.disk.write_at(n * 512, &[2; 512]).expect("written"));
+        let switch = bench.disk.control();
+        (0..2).for_each(|_| switch.cut("elsewhere").expect("cut"));
+        let records = bench.records.lock().expect("whole").clone();
+        assert_eq!((records.len(), &*records[0].fault), (1, "elsewhere"), "once");
+        assert!(matches!(records[0].effect, Effect::PowerCut { unflushed: 8, .. }));
+        assert_eq!(bench.disk.flush().expect_err("no power").to_string(), "hung");
+        assert!((1..=2).contains(&bench.sector(0)[0]), "what was flushed, or later");
     }
 
     #[test]

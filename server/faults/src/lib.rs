@@ -1,4 +1,4 @@
-//! Faults of disks and networks, injected on purpose.
+//! Faults of disks, networks and the machine, injected on purpose.
 //!
 //! A [`Scenario`] says which faults happen, where and when. [`FaultyDisk`] and [`FaultyNet`] are filters around a device's
 //! backend, so they sit in the process that serves the device, and a machine without a scenario does not
@@ -14,17 +14,25 @@
 //!   the same requests in the same order meet the same faults.
 //! - `disk`, `cache`: a faulty disk. For power cuts it remembers what the last flush left on the disk.
 //! - `net`: a faulty cable.
+//! - `actions`: what can go wrong. `clock`, `interrupts`: a faulty clock, and faulty interrupts of PCI devices. What else strikes at
+//!   a time is for the monitor to do.
 //! - `record`: what was injected.
 
+mod actions;
 mod cache;
+mod clock;
 mod disk;
+mod interrupts;
 mod net;
 mod record;
 mod scenario;
 mod schedule;
 
-pub use disk::FaultyDisk;
-pub use net::FaultyNet;
-pub use record::{Effect, Record, Recorder};
-pub use scenario::{DiskAction, Fault, NetAction, Scenario, ScenarioError, Target};
+pub use actions::{DiskAction, Flip, InterruptAction, MachineAction, NetAction};
+pub use clock::FaultyClock;
+pub use disk::{DiskControl, FaultyDisk};
+pub use interrupts::FaultyInterrupts;
+pub use net::{FaultyNet, NetControl};
+pub use record::{Effect, Record, Recorder, Struck};
+pub use scenario::{Cue, Fault, Scenario, ScenarioError, Target, Timed};
 pub use schedule::{Op, Request, Schedule};

@@ -85,10 +85,26 @@ impl FaultyNet {
         Ok(Self { shared, mtu, ignores_checksums })
     }
 
+    /// What another thread can do to it.
+    pub fn control(&self) -> NetControl {
+        NetControl(self.shared.clone())
+    }
+
     /// Returns what takes the function to call when there are frames for the guest.
     pub fn ringer(&self) -> impl FnOnce(Ring) + Send + use<> {
         let shared = self.shared.clone();
         move |ring| shared.lock().ring = Some(ring.into())
+    }
+}
+
+/// What another thread than the device's own can do to a cable.
+#[derive(Clone)]
+pub struct NetControl(Arc<Shared>);
+
+impl NetControl {
+    /// The cue of a fault has come.
+    pub fn arm(&self, fault: &str) {
+        self.0.lock().schedule.arm(fault);
     }
 }
 

@@ -4,25 +4,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::schedule::Op;
 
-/// A fault that struck a request.
+/// A fault that struck.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The fault's name in the scenario.
     pub fault: String,
-    /// The device, such as `disk0`.
+    /// What was struck, such as `disk0`.
     pub on: String,
     /// Seconds since the device was started.
     pub seconds: f64,
+    /// The request it struck, if it was one.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub struck: Option<Struck>,
+    /// What happened.
+    pub effect: Effect,
+}
+
+/// A request that was struck.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Struck {
     /// What the guest asked for.
     pub op: Op,
     /// Number of the request among those the fault could have struck, from 1.
     pub request: u64,
-    /// First byte on the disk; 0 for a network.
+    /// First byte on the disk; 0 for a network; an interrupt's vector.
     pub offset: u64,
     /// Bytes of the request or frame.
     pub len: u64,
-    /// What happened.
-    pub effect: Effect,
 }
 
 /// What a fault did.
@@ -41,12 +49,24 @@ pub enum Effect {
     Torn(u64),
     /// It was written at this byte instead.
     Misdirected(u64),
-    /// Bits were flipped: byte within the request, value before, value after.
+    /// Bits were flipped: byte within the request or address in memory, value before, value after.
     Corrupted(Vec<(u64, u8, u8)>),
     /// A frame was sent twice.
     Duplicated,
     /// A frame was overtaken by the next one.
     Reordered,
+    /// The machine was reset.
+    Reset,
+    /// The vCPU stood still for so many milliseconds; for ever if none are given.
+    Paused(Option<u64>),
+    /// The clock was set ahead by so many milliseconds.
+    Stepped(u64),
+    /// The clock goes faster by so many millionths.
+    Drifting(i64),
+    /// The clock stood still for so many milliseconds.
+    Stopped(u64),
+    /// An interrupt that nobody asked for, with this vector.
+    Spurious(u8),
     /// The power went. Of the sectors written since the last flush, so many were left with older contents.
     PowerCut {
         /// Sectors written since the last flush.

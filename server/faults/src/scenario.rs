@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeSet, fmt, ops::Range, path::PathBuf, str::FromStr, time::Duration};
 
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, de};
 
-use crate::schedule::Op;
+use crate::{
+    actions::{DiskAction, InterruptAction, MachineAction, NetAction, duration, some_duration},
+    schedule::Op,
+};
 
 /// What is wrong with a scenario.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +35,14 @@ pub enum Target {
     Disk(usize),
     /// Its network interface of this number, from 0.
     Net(usize),
+    /// Its vCPU and its power.
+    Machine,
+    /// Its memory.
+    Ram,
+    /// The clock that its timers go by.
+    Clock,
+    /// Interrupts of its PCI devices.
+    Interrupts,
 }
 
 impl FromStr for Target {
@@ -41,8 +52,18 @@ impl FromStr for Target {
         let number = |digits: &str| digits.parse().ok();
         let disk = text.strip_prefix("disk").and_then(number).map(Self::Disk);
         let net = || text.strip_prefix("net").and_then(number).map(Self::Net);
-        disk.or_else(net).ok_or_else(|| {
-            format!("`{text}` is not a device: write disk0 for the first disk, net0 for the first network")
+        let part = || match text {
+            "machine" => Some(Self::Machine),
+            "ram" => Some(Self::Ram),
+            "clock" => Some(Self::Clock),
+            "interrupts" => Some(Self::Interrupts),
+            _ => None,
+        };
+        disk.or_else(net).or_else(part).ok_or_else(|| {
+            format!(
+                "`{text}` is not there: write disk0 for the first disk, net0 for the first network, machine, ram, \
+                 clock or interrupts"
+            )
         })
     }
 }
@@ -52,97 +73,10 @@ impl fmt::Display for Target {
         match self {
             Self::Disk(number) => write!(f, "disk{number}"),
             Self::Net(number) => write!(f, "net{number}"),
-        }
-    }
-}
-
-/// What goes wrong with a disk.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DiskAction {
-    /// Reads fail.
-    ReadError,
-    /// Writes fail.
-    WriteError,
-    /// Writes fail for want of space.
-    Full,
-    /// Requests are answered later by this much.
-    #[serde(deserialize_with = "duration")]
-    Latency(Duration),
-    /// Requests are never answered.
-    Hang,
-    /// Writes are acknowledged and dropped.
-    Lost,
-    /// Only the first sectors of a write are written; all is acknowledged.
-    Torn,
-    /// Writes go this many sectors further.
-    Misdirected(i64),
-    /// This many bits are flipped in what is read or written.
-    Corrupt(u32),
-    /// Flushes are acknowledged and not done.
-    IgnoredFlush,
-    /// From then on every request fails.
-    Gone,
-    /// The power goes: what was not flushed may be there or not, sector by sector. Nothing is answered any more.
-    PowerCut,
-}
-
-impl DiskAction {
-    /// The requests it can strike.
-    fn ops(&self) -> &'static [Op] {
-        match self {
-            Self::ReadError => &[Op::Read],
-            Self::WriteError | Self::Full | Self::Lost | Self::Torn | Self::Misdirected(_) => {
-                &[Op::Write]
-            }
-            Self::Corrupt(_) => &[Op::Read, Op::Write],
-            Self::IgnoredFlush => &[Op::Flush],
-            Self::Latency(_) | Self::Hang | Self::Gone | Self::PowerCut => {
-                &[Op::Read, Op::Write, Op::Flush, Op::Discard]
-            }
-        }
-    }
-
-    fn problem(&self) -> Option<&'static str> {
-        match self {
-            Self::Misdirected(0) => Some("misdirected = 0 is where the write belongs"),
-            Self::Corrupt(0) => Some("corrupt = 0 flips no bit"),
-            _ => None,
-        }
-    }
-}
-
-/// What goes wrong with a network.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum NetAction {
-    /// Frames are lost.
-    Loss,
-    /// Frames arrive later.
-    Delay {
-        /// By at least this much.
-        #[serde(deserialize_with = "duration")]
-        by: Duration,
-        /// And up to this much more.
-        #[serde(default, deserialize_with = "duration")]
-        jitter: Duration,
-    },
-    /// Frames arrive twice.
-    Duplicate,
-    /// Frames are overtaken by the next one.
-    Reorder,
-    /// This many bits of a frame are flipped, behind its Ethernet header.
-    Corrupt(u32),
-    /// No more than so many bits a second pass; what waits longer than a second is lost.
-    Rate(u64),
-}
-
-impl NetAction {
-    fn problem(&self) -> Option<&'static str> {
-        match self {
-            Self::Corrupt(0) => Some("corrupt = 0 flips no bit"),
-            Self::Rate(0) => Some("rate = 0 lets nothing pass: write do = \"loss\""),
-            _ => None,
+            Self::Machine => f.write_str("machine"),
+            Self::Ram => f.write_str("ram"),
+            Self::Clock => f.write_str("clock"),
+            Self::Interrupts => f.write_str("interrupts"),
         }
     }
 }
@@ -158,7 +92,9 @@ pub struct Fault<A> {
     pub ops: Vec<Op>,
     /// Bytes of the disk it strikes; all if none are given.
     pub bytes: Option<Range<u64>>,
-    /// It begins this long after the device was started.
+    /// What it waits for before all else.
+    pub cue: Option<Cue>,
+    /// It begins this long after its cue, or else after the device was started.
     pub after: Duration,
     /// It begins with the nth request that meets the other conditions, from 1.
     pub request: u64,
@@ -170,13 +106,43 @@ pub struct Fault<A> {
     pub probability: f64,
 }
 
-/// Faults of a machine's devices.
+/// What a fault waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cue {
+    /// The guest prints this.
+    Console(String),
+    /// The fault of this name strikes.
+    Follows(String),
+}
+
+/// A fault that strikes at a time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timed {
+    /// What records call it.
+    pub name: String,
+    /// What is struck.
+    pub on: Target,
+    /// What happens.
+    pub action: MachineAction,
+    /// What it waits for.
+    pub cue: Option<Cue>,
+    /// It strikes this long after its cue, or else after the machine was started.
+    pub after: Duration,
+    /// How often.
+    pub times: u64,
+    /// How long after one another.
+    pub every: Duration,
+}
+
+/// Faults of a machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scenario {
     /// Where random choices begin.
     pub seed: u64,
     disks: Vec<(usize, Fault<DiskAction>)>,
     nets: Vec<(usize, Fault<NetAction>)>,
+    interrupts: Vec<Fault<InterruptAction>>,
+    timed: Vec<Timed>,
 }
 
 impl Scenario {
@@ -195,13 +161,59 @@ impl Scenario {
             let added = if unique { scenario.add(&name, entry) } else { Err(TWICE.to_owned()) };
             added.map_err(|problem| ScenarioError::Fault { name, problem })?;
         }
+        scenario.check_cues(&names)?;
         Ok(scenario)
+    }
+
+    fn check_cues(&self, names: &BTreeSet<String>) -> Result<(), ScenarioError> {
+        for (name, _, cue) in self.cues() {
+            match cue {
+                Cue::Follows(other) if !names.contains(&other) || other == name => {
+                    let problem = format!("follows = \"{other}\": no other fault has that name");
+                    return Err(ScenarioError::Fault { name, problem });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Faults that wait for a cue, with what they strike.
+    pub fn cues(&self) -> Vec<(String, Target, Cue)> {
+        fn of<A>(on: Target, fault: &Fault<A>) -> Option<(String, Target, Cue)> {
+            Some((fault.name.clone(), on, fault.cue.clone()?))
+        }
+        let disks = self.disks.iter().filter_map(|(n, fault)| of(Target::Disk(*n), fault));
+        let nets = self.nets.iter().filter_map(|(n, fault)| of(Target::Net(*n), fault));
+        let interrupts = self.interrupts.iter().filter_map(|fault| of(Target::Interrupts, fault));
+        let timed = self.timed.iter();
+        let timed = timed.filter_map(|it| Some((it.name.clone(), it.on, it.cue.clone()?)));
+        disks.chain(nets).chain(interrupts).chain(timed).collect()
+    }
+
+    /// Whether the power can go.
+    pub fn loses_power(&self) -> bool {
+        self.disks.iter().any(|(_, fault)| fault.action == DiskAction::PowerCut)
+            || self.timed.iter().any(|fault| fault.action == MachineAction::PowerCut)
+    }
+
+    /// The faults of message-signalled interrupts.
+    pub fn of_interrupts(&self) -> Vec<Fault<InterruptAction>> {
+        self.interrupts.clone()
+    }
+
+    /// The faults that strike at a time.
+    pub fn timed(&self) -> &[Timed] {
+        &self.timed
     }
 
     /// The devices that faults strike.
     pub fn targets(&self) -> BTreeSet<Target> {
         let disks = self.disks.iter().map(|(number, _)| Target::Disk(*number));
-        disks.chain(self.nets.iter().map(|(number, _)| Target::Net(*number))).collect()
+        let nets = self.nets.iter().map(|(number, _)| Target::Net(*number));
+        let interrupts = self.interrupts.iter().map(|_| Target::Interrupts);
+        let timed = self.timed.iter().map(|fault| fault.on);
+        disks.chain(nets).chain(interrupts).chain(timed).collect()
     }
 
     /// The faults of a disk.
@@ -215,16 +227,25 @@ impl Scenario {
     }
 
     fn add(&mut self, name: &str, entry: Entry) -> Result<(), String> {
+        if name.chars().any(char::is_control) {
+            return Err("its name has control characters".to_owned());
+        }
         match entry.on.parse()? {
+            Target::Interrupts if entry.action.is_str() => {
+                entry.refuses_sectors("interrupts have")?;
+                let action: InterruptAction = action(entry.action.clone())?;
+                self.interrupts.push(entry.fault(name, action, &[Op::Interrupt], None)?);
+            }
+            on @ (Target::Machine | Target::Ram | Target::Clock | Target::Interrupts) => {
+                self.timed.push(entry.timed(name, on)?);
+            }
             Target::Disk(number) => {
                 let action: DiskAction = action(entry.action.clone())?;
                 let (ops, problem) = (action.ops(), action.problem());
                 self.disks.push((number, entry.fault(name, action, ops, problem)?));
             }
             Target::Net(number) => {
-                if entry.sectors.is_some() {
-                    return Err("a network has no sectors".to_owned());
-                }
+                entry.refuses_sectors("a network has")?;
                 let action: NetAction = action(entry.action.clone())?;
                 let problem = action.problem();
                 let ops = &[Op::Send, Op::Receive];
@@ -273,9 +294,58 @@ struct Entry {
     lasts: Option<Duration>,
     times: Option<u64>,
     probability: Option<f64>,
+    console: Option<String>,
+    follows: Option<String>,
+    #[serde(default, deserialize_with = "some_duration")]
+    every: Option<Duration>,
 }
 
 impl Entry {
+    fn refuses_sectors(&self, who: &str) -> Result<(), String> {
+        match self.sectors {
+            Some(_) => Err(format!("{who} no sectors")),
+            None => Ok(()),
+        }
+    }
+
+    fn cue(&self) -> Result<Option<Cue>, String> {
+        match (&self.console, &self.follows) {
+            (Some(_), Some(_)) => Err("console or follows, not both".to_owned()),
+            (Some(words), _) if words.is_empty() => Err("console = \"\": no words".to_owned()),
+            (Some(words), _) => Ok(Some(Cue::Console(words.clone()))),
+            (_, Some(name)) => Ok(Some(Cue::Follows(name.clone()))),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// A fault that strikes at a time, for which there are no requests.
+    fn timed(&self, name: &str, on: Target) -> Result<Timed, String> {
+        let action: MachineAction = action(self.action.clone())?;
+        action.problem(on).map_or(Ok(()), |problem| Err(problem.to_owned()))?;
+        let given = [
+            ("op", self.op.is_some()),
+            ("sectors", self.sectors.is_some()),
+            ("request", self.request.is_some()),
+            ("for", self.lasts.is_some()),
+            ("probability", self.probability.is_some()),
+        ];
+        if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(format!("{key}: it strikes at a time, not a request"));
+        }
+        let (times, every) = (self.times.unwrap_or(1), self.every.unwrap_or_default());
+        match (times, every.is_zero()) {
+            (0, _) => Err("times = 0: it would never happen".to_owned()),
+            (2.., true) => {
+                Err("times: every = \"100ms\" says how long after one another".to_owned())
+            }
+            (1, false) => Err("every: times = N says how often".to_owned()),
+            _ => {
+                let (name, cue, after) = (name.to_owned(), self.cue()?, self.after);
+                Ok(Timed { name, on, action, cue, after, times, every })
+            }
+        }
+    }
+
     fn fault<A>(
         &self,
         name: &str,
@@ -296,6 +366,7 @@ impl Entry {
             action,
             ops,
             bytes: self.sectors.map(|(first, end)| first * SECTOR..end * SECTOR),
+            cue: self.cue()?,
             after: self.after,
             request: self.request.unwrap_or(1),
             lasts: self.lasts,
@@ -315,6 +386,7 @@ impl Entry {
             (_, Some(0), _) => Some("request = 0: requests count from 1"),
             (.., Some(0)) => Some("times = 0: it would never happen"),
             _ if !probable => Some("probability: more than 0, at most 1"),
+            _ if self.every.is_some() => Some("every: it strikes requests, not at times"),
             _ if self.lasts == Some(Duration::ZERO) => Some("for = 0: it would never happen"),
             _ => None,
         };
@@ -327,19 +399,10 @@ fn these(possible: &[Op]) -> String {
     format!("write op = {}", names.join(" or "))
 }
 
-fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(from)?;
-    humantime::parse_duration(&text)
-        .map_err(|_| de::Error::custom(format!("`{text}` is not a time such as 50ms or 2s")))
-}
-
-fn some_duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-    duration(from).map(Some)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::actions::Flip;
 
     const ALL: &str = r#"
         seed = 7
@@ -385,12 +448,39 @@ mod tests {
     }
 
     #[test]
+    fn faults_at_a_time() {
+        let text = "[[fault]]\nname='a'\non='ram'\ndo={flip={address=0x1000,bit=7}}\nconsole='up'\nafter='1s'\n\
+            [[fault]]\non='clock'\ndo={drift=-500}\nfollows='a'\n\
+            [[fault]]\non='interrupts'\ndo='lost'\nprobability=0.5\n\
+            [[fault]]\non='interrupts'\ndo={spurious=49}\ntimes=9\nevery='1ms'\n\
+            [[fault]]\non='machine'\ndo={pause='2s'}";
+        let scenario = Scenario::parse(text).expect("sound");
+        let [flip, drift, storm, pause] = scenario.timed() else { panic!("{scenario:?}") };
+        let bit = Flip::At { address: 0x1000, bit: 7 };
+        assert_eq!((&flip.action, flip.after.as_secs()), (&MachineAction::Flip(bit), 1));
+        assert_eq!(flip.cue, Some(Cue::Console("up".to_owned())));
+        assert_eq!(drift.cue, Some(Cue::Follows("a".to_owned())));
+        assert_eq!((storm.times, storm.every.as_millis()), (9, 1));
+        assert_eq!(pause.action, MachineAction::Pause(Duration::from_secs(2)));
+        assert_eq!((scenario.of_interrupts().len(), scenario.cues().len()), (1, 2));
+        assert!(!scenario.loses_power());
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (text, part) in [
+            ("[[fault]]\non = 'ram'\ndo = 'reset'", "ram has flip"),
+            ("[[fault]]\non = 'ram'\ndo = { flip = 1 }\nop = 'read'", "not a request"),
+            ("[[fault]]\non = 'ram'\ndo = { flip = { address = 1, bit = 8 } }", "bits 0 to 7"),
+            ("[[fault]]\non = 'ram'\ndo = { flip = 1 }\ntimes = 2", "how long after"),
+            ("[[fault]]\non = 'clock'\ndo = { drift = -1000000 }", "more than -1000000"),
+            ("[[fault]]\non = 'machine'\ndo = 'stuck'\nfollows = 'x'", "no other fault"),
+            ("[[fault]]\non = 'disk0'\ndo = 'lost'\nconsole = 'a'\nfollows = 'b'", "not both"),
+            ("[[fault]]\non = 'disk0'\ndo = 'lost'\nevery = '1s'", "not at times"),
             ("colour = 1", "colour"),
             ("[[fault]]\non = 'disk0'\ndo = 'explode'", "explode"),
             ("[[fault]]\non = 'disk0'\ndo = 'loss'", "loss"),
-            ("[[fault]]\non = 'tape0'\ndo = 'hang'", "`tape0` is not a device"),
+            ("[[fault]]\non = 'tape0'\ndo = 'hang'", "`tape0` is not there"),
             ("[[fault]]\non = 'disk0'\ndo = 'hang'\nwhen = 1", "when"),
             ("[[fault]]\non = 'disk0'\ndo = 'lost'\nop = 'read'", "write op = \"write\""),
             ("[[fault]]\non = 'disk0'\ndo = 'lost'\nop = 'send'", "never meets it"),

@@ -9,7 +9,7 @@ use std::{
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::{Effect, Fault, Record, Recorder, Target};
+use crate::{Effect, Fault, Record, Recorder, Struck, Target};
 
 /// What a guest asks of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +27,8 @@ pub enum Op {
     Send,
     /// A frame for the guest.
     Receive,
+    /// A message-signalled interrupt.
+    Interrupt,
 }
 
 impl fmt::Display for Op {
@@ -38,6 +40,7 @@ impl fmt::Display for Op {
             Self::Discard => "discard",
             Self::Send => "send",
             Self::Receive => "receive",
+            Self::Interrupt => "interrupt",
         })
     }
 }
@@ -47,7 +50,7 @@ impl fmt::Display for Op {
 pub struct Request {
     /// What is asked for.
     pub op: Op,
-    /// Bytes of the disk it concerns; from 0 for a frame, empty for a flush.
+    /// Bytes of the disk it concerns; from 0 for a frame, empty for a flush, from its vector for an interrupt.
     pub bytes: Range<u64>,
 }
 
@@ -72,16 +75,22 @@ struct Rule<A> {
     /// Requests that met its conditions so far.
     seen: u64,
     struck: u64,
+    /// Since when it may begin; what has a cue waits for that.
+    armed: Option<Duration>,
     began: Option<Duration>,
 }
 
 impl<A: Clone> Schedule<A> {
     /// The faults of a device that starts now. Devices of a scenario differ in their random choices.
     pub fn new(on: Target, faults: Vec<Fault<A>>, seed: u64, recorder: Recorder) -> Self {
-        let rule = |fault| Rule { fault, seen: 0, struck: 0, began: None };
+        let rule = |fault: Fault<A>| {
+            let armed = fault.cue.is_none().then_some(Duration::ZERO);
+            Rule { fault, seen: 0, struck: 0, armed, began: None }
+        };
         let salt = match on {
             Target::Disk(number) => number as u64,
             Target::Net(number) => 1 << 32 | number as u64,
+            _ => 2 << 32,
         };
         let rules = faults.into_iter().map(rule).collect();
         let random = Rng::with_seed(seed ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -102,10 +111,12 @@ impl<A: Clone> Schedule<A> {
                     fault: rule.fault.name.clone(),
                     on: on.clone(),
                     seconds: now.as_secs_f64(),
-                    op: request.op,
-                    request: rule.seen,
-                    offset: request.bytes.start,
-                    len: request.bytes.end - request.bytes.start,
+                    struck: Some(Struck {
+                        op: request.op,
+                        request: rule.seen,
+                        offset: request.bytes.start,
+                        len: request.bytes.end - request.bytes.start,
+                    }),
                     effect: Effect::Failed,
                 },
             })
@@ -116,6 +127,22 @@ impl<A: Clone> Schedule<A> {
     /// Reports what a strike came to.
     pub fn record<B>(&mut self, strike: Strike<B>, effect: Effect) {
         (self.recorder)(&Record { effect, ..strike.record });
+    }
+
+    /// Reports what another's fault came to here.
+    pub fn record_of(&mut self, fault: &str, effect: Effect) {
+        let (on, seconds) = (self.on.to_string(), self.started.elapsed().as_secs_f64());
+        (self.recorder)(&Record { fault: fault.to_owned(), on, seconds, struck: None, effect });
+    }
+
+    /// The cue of a fault that waits for one has come.
+    pub fn arm(&mut self, fault: &str) {
+        self.arm_at(fault, self.started.elapsed());
+    }
+
+    fn arm_at(&mut self, fault: &str, now: Duration) {
+        let waiting = self.rules.iter_mut().filter(|rule| rule.fault.name == fault);
+        waiting.for_each(|rule| rule.armed = rule.armed.or(Some(now)));
     }
 
     /// Where random choices of the faults themselves come from.
@@ -144,7 +171,8 @@ impl<A: Clone> Schedule<A> {
 impl<A> Rule<A> {
     fn strikes(&mut self, request: &Request, now: Duration, random: &mut Rng) -> bool {
         let fault = &self.fault;
-        if !fault.ops.contains(&request.op) || now < fault.after || !self.concerns(&request.bytes) {
+        let begins = self.armed.is_some_and(|armed| now >= armed + fault.after);
+        if !begins || !fault.ops.contains(&request.op) || !self.concerns(&request.bytes) {
             return false;
         }
         self.seen += 1;
@@ -200,6 +228,21 @@ mod tests {
         );
         assert_eq!(struck("after = '5ms'\ntimes = 2", 9), [5, 6]);
         assert_eq!(struck("after = '5ms'\nfor = '1ms'", 9), [5, 6]);
+    }
+
+    #[test]
+    fn a_cue_is_waited_for() {
+        let mut schedule = schedule("console = 'ready'\nafter = '2ms'\ntimes = 1");
+        let mut struck = Vec::new();
+        for n in 0..9 {
+            if n == 3 {
+                schedule.arm_at("another", Duration::from_millis(n));
+                schedule.arm_at("fault 1", Duration::from_millis(n));
+            }
+            let strikes = schedule.strikes_at(&write(n), Duration::from_millis(n));
+            struck.extend(strikes.iter().map(|_| n));
+        }
+        assert_eq!(struck, [5]);
     }
 
     #[test]

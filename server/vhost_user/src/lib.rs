@@ -135,20 +135,25 @@ pub fn introduce(to: &mut impl Write, what: Result<&Identity, &str>) -> io::Resu
 }
 
 /// What a server says first on `from`, for which it has as long as `patience`. One that is still silent then should be ended: until
-/// its end of the pipe closes, a thread listens to it.
+/// its end of the pipe closes, a thread listens to it. What comes behind that line is left in the reader that is returned.
 ///
 /// # Errors
 /// It refuses, or ended without a line, or says nothing.
-pub fn introduced(from: impl Read + Send + 'static, patience: Duration) -> Result<Identity, Error> {
+pub fn introduced<R: Read + Send + 'static>(
+    from: R,
+    patience: Duration,
+) -> Result<(Identity, BufReader<R>), Error> {
     let (sender, line) = mpsc::channel();
     thread::Builder::new().name("introduction".into()).spawn(move || {
-        let mut line = String::new();
-        let read = BufReader::new(from.take(MAX_LINE)).read_line(&mut line);
+        let (mut line, mut from) = (String::new(), BufReader::new(from));
+        let read = from.by_ref().take(MAX_LINE).read_line(&mut line);
         // Nobody listening means that the time is over.
-        let _ = sender.send(read.map(|_| line));
+        let _ = sender.send(read.map(|_| (line, from)));
     })?;
     match line.recv_timeout(patience) {
-        Ok(line) => identity_in(&line?),
+        Ok(heard) => {
+            heard.map_err(Error::Host).and_then(|(line, from)| Ok((identity_in(&line)?, from)))
+        }
         Err(_) => Err(Error::Silent(patience)),
     }
 }
@@ -201,7 +206,7 @@ mod tests {
     fn heard(words: &[u8]) -> (Result<Identity, Error>, UnixStream) {
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         theirs.write_all(words).expect("said");
-        (introduced(ours, AGES), theirs)
+        (introduced(ours, AGES).map(|(identity, _)| identity), theirs)
     }
 
     #[test]
@@ -209,6 +214,13 @@ mod tests {
         let mut words = Vec::new();
         introduce(&mut words, Ok(&identity())).expect("said");
         assert_eq!(heard(&words).0.expect("understood"), identity());
+        words.extend(b"and more\n");
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        theirs.write_all(&words).expect("said");
+        let (_, mut behind) = introduced(ours, AGES).expect("understood");
+        let mut more = String::new();
+        behind.read_line(&mut more).expect("read");
+        assert_eq!(more, "and more\n");
         words.clear();
         introduce(&mut words, Err("no\nsuch file")).expect("said");
         let (refused, _server) = heard(&words);

@@ -79,7 +79,7 @@ pub fn make(
         let folder = Folder { privileged, ..Folder::new(folder, false) };
         attachments.push(shared(folder, &tag(index), devices)?);
     }
-    attachments.extend(net::attach(arguments.net.as_slice(), devices)?);
+    attachments.extend(net::attach(arguments.net.as_slice(), devices, None)?);
     let kernel = kernel::find(arguments)?;
     let initrd = first_root(&request, &kernel.modules);
     let description = Description {

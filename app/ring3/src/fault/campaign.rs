@@ -77,7 +77,8 @@ impl Campaign {
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
         let folder = folder.canonicalize().map_err(|error| wrong(path, error))?;
-        let campaign = Self::new(read(path)?, folder, seed).map_err(|problem| wrong(path, problem))?;
+        let campaign =
+            Self::new(read(path)?, folder, seed).map_err(|problem| wrong(path, problem))?;
         campaign.iteration(1).scenario().map_err(|problem| wrong(path, problem))?;
         Ok(campaign)
     }

@@ -1,26 +1,36 @@
-//! Faults on their way into a device's process, and records on their way out.
+//! Faults on their way into devices and the machine, and records on their way out.
 //!
-//! The device's process is told by `--fault FILE` which scenario to read, before it shuts itself in. It writes each record as a line
-//! of JSON to its standard output, behind the line in which it introduces itself.
+//! The process of a device is told its scenario by `--fault`. It writes each record as a line of JSON to its standard output, behind the
+//! line in which it introduces itself, and is given orders by the same socket: `arm NAME` (the cue of a fault has come) and `cut NAME`
+//! (the power goes).
 
 use std::{
+    collections::BTreeMap,
     fs::{File, OpenOptions},
-    io::{BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Write},
+    os::{fd::AsFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
-    thread,
+    process,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use clap::Args;
 use faults::{Effect, FaultyDisk, FaultyNet, Record, Recorder, Scenario, Schedule, Target};
 use virtio::{BlockBackend, NetBackend};
 
-use crate::failure::Failure;
+use super::conductor::Message;
+use crate::{failure::Failure, outcome::Outcome, output};
 
 /// Faults to inject, as options.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FaultOptions {
-    /// Faults of disks and networks, injected on purpose: docs/faults.md has the file's format
+    /// Faults, injected on purpose: docs/faults.md has the file's format
     #[arg(long, value_name = "FILE")]
     pub fault: Option<PathBuf>,
     /// Where each injected fault is recorded as a line of JSON; standard error if not given
@@ -28,134 +38,337 @@ pub struct FaultOptions {
     pub fault_log: Option<PathBuf>,
 }
 
-/// Reads a scenario.
-pub fn read(file: &Path) -> Result<Scenario, Failure> {
+/// A scenario's text, and what it says.
+pub fn read(file: &Path) -> Result<(String, Scenario), Failure> {
     let wrong = |problem: String| Failure::usage(format!("--fault {}: {problem}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
-    Scenario::parse(&text).map_err(|error| wrong(error.to_string()))
+    let scenario = Scenario::parse(&text).map_err(|error| wrong(error.to_string()))?;
+    Ok((text, scenario))
 }
 
-/// A scenario for the devices of a machine.
-#[derive(Clone)]
-pub struct Injection {
-    file: PathBuf,
+/// What a device with faults is told while it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The cue of this fault has come.
+    Arm(String),
+    /// This fault cuts the power.
+    Cut(String),
+}
+
+impl Order {
+    fn line(&self) -> String {
+        match self {
+            Self::Arm(fault) => format!("arm {fault}\n"),
+            Self::Cut(fault) => format!("cut {fault}\n"),
+        }
+    }
+
+    fn of_line(line: &str) -> Option<Self> {
+        let arm = line.strip_prefix("arm ").map(|fault| Self::Arm(fault.to_owned()));
+        arm.or_else(|| line.strip_prefix("cut ").map(|fault| Self::Cut(fault.to_owned())))
+    }
+}
+
+/// Carries orders out.
+type Obedient = Box<dyn FnMut(Order) + Send>;
+/// Takes what carries orders out.
+type Command = Box<dyn FnOnce(Obedient) -> io::Result<()> + Send>;
+
+/// Faults for a device that is served in this process.
+pub struct Faults {
     scenario: Scenario,
-    log: Log,
-    power_cut: Arc<dyn Fn() + Send + Sync>,
+    recorder: Recorder,
+    command: Command,
 }
 
-impl Injection {
-    /// What the options say, for a machine with so many disks and networks that ring3 serves itself.
-    /// `power_cut` is called when a fault ends the machine.
-    pub fn new(
-        options: &FaultOptions,
-        disks: &[bool],
-        nets: &[bool],
-        power_cut: impl Fn() + Send + Sync + 'static,
-    ) -> Result<Option<Self>, Failure> {
+impl Faults {
+    /// Those that the process of a device was told of.
+    pub fn of_process(text: Option<&str>) -> Result<Option<Self>, Failure> {
+        let Some(text) = text else { return Ok(None) };
+        let scenario = Scenario::parse(text).map_err(|error| Failure::usage(error.to_string()))?;
+        let recorder: Recorder = Box::new(|record| {
+            let mut output = io::stdout().lock();
+            // Nobody listening is no reason to stop.
+            let _ = writeln!(output, "{}", json(record)).and_then(|()| output.flush());
+        });
+        Ok(Some(Self { scenario, recorder, command: Box::new(listen) }))
+    }
+
+    /// Those of a device that another program's machine has. A power cut ends this process.
+    pub fn of_server(options: &FaultOptions, own: Target) -> Result<Option<Self>, Failure> {
         let Some(file) = &options.fault else { return Ok(None) };
-        let scenario = read(file)?;
-        for target in scenario.targets() {
-            check(target, disks, nets).map_err(|problem| {
-                Failure::usage(format!("--fault {}: {target}: {problem}", file.display()))
-            })?;
+        let (_, scenario) = read(file)?;
+        let wrong = |problem| Failure::usage(format!("--fault {}: {problem}", file.display()));
+        if let Some(other) = scenario.targets().into_iter().find(|target| *target != own) {
+            return Err(wrong(format!("{other}: `ring3 serve` has {own} only")));
+        }
+        if let Some((name, ..)) = scenario.cues().first() {
+            return Err(wrong(format!(
+                "fault `{name}`: `ring3 serve` hears no console and follows nothing"
+            )));
         }
         let log = Log::open(options.fault_log.as_deref())?;
-        Ok(Some(Self { file: file.clone(), scenario, log, power_cut: Arc::new(power_cut) }))
+        let recorder: Recorder = Box::new(move |record| {
+            log.add(&json(record));
+            if matches!(record.effect, Effect::PowerCut { .. }) {
+                process::exit(Outcome::PowerCut.code().into());
+            }
+        });
+        Ok(Some(Self { scenario, recorder, command: Box::new(|_| Ok(())) }))
     }
 
-    /// The words for the process of a device that has faults.
-    pub fn words(&self, target: Target) -> Vec<String> {
-        match self.scenario.targets().contains(&target) {
-            true => vec!["--fault".to_owned(), self.file.display().to_string()],
-            false => Vec::new(),
+    /// Puts off what needs a thread. Returns what does it.
+    pub fn postpone(&mut self) -> impl FnOnce() -> Result<(), Failure> + use<> {
+        let (sender, kept) = channel();
+        let later: Command = Box::new(move |obedient| {
+            sender.send(obedient).map_err(|_| io::Error::other("the device is not wanted any more"))
+        });
+        let command = std::mem::replace(&mut self.command, later);
+        move || {
+            let obedient = kept.try_recv().map_err(|_| Failure::host("--fault: no device"))?;
+            command(obedient).map_err(host)
         }
     }
 
-    /// Listens to the records of a device's process until it ends.
-    pub fn listen(&self, from: impl Read + Send + 'static) -> std::io::Result<()> {
-        let own = self.clone();
-        let lines = BufReader::new(from).lines();
-        let hear = move || lines.map_while(Result::ok).for_each(|line| own.hear(&line));
-        thread::Builder::new().name("faults".into()).spawn(hear).map(drop)
+    /// A disk with its faults.
+    pub fn of_disk(
+        self,
+        backend: Box<dyn BlockBackend>,
+        number: usize,
+    ) -> Result<Box<dyn BlockBackend>, Failure> {
+        let (on, faults) = (Target::Disk(number), self.scenario.of_disk(number));
+        let schedule = Schedule::new(on, faults, self.scenario.seed, self.recorder);
+        let disk = FaultyDisk::new(backend, schedule, self.scenario.loses_power());
+        let control = disk.control();
+        let obedient = Box::new(move |order| match order {
+            Order::Arm(fault) => control.arm(&fault),
+            Order::Cut(fault) => {
+                if let Err(error) = control.cut(&fault) {
+                    output::complain(&format!("--fault: {on}: the power cut: {error}"));
+                }
+            }
+        });
+        (self.command)(obedient).map_err(host)?;
+        Ok(Box::new(disk))
     }
 
-    fn hear(&self, line: &str) {
-        self.log.add(line);
-        let record: Option<Record> = serde_json::from_str(line).ok();
-        if record.is_some_and(|record| matches!(record.effect, Effect::PowerCut { .. })) {
-            (self.power_cut)();
-        }
+    /// A cable with its faults.
+    pub fn of_net(self, cable: Box<dyn NetBackend>, number: usize) -> Result<FaultyNet, Failure> {
+        let (on, faults) = (Target::Net(number), self.scenario.of_net(number));
+        let schedule = Schedule::new(on, faults, self.scenario.seed, self.recorder);
+        let net = FaultyNet::new(cable, schedule).map_err(host)?;
+        let control = net.control();
+        let obedient = Box::new(move |order| match order {
+            Order::Arm(fault) => control.arm(&fault),
+            // A network keeps nothing that it could lose.
+            Order::Cut(_) => {}
+        });
+        (self.command)(obedient).map_err(host)?;
+        Ok(net)
     }
 }
 
-fn check(target: Target, disks: &[bool], nets: &[bool]) -> Result<(), String> {
-    let (all, number, option) = match target {
-        Target::Disk(number) => (disks, number, "--disk"),
-        Target::Net(number) => (nets, number, "--net"),
+pub(super) fn host(error: io::Error) -> Failure {
+    Failure::host(format!("--fault: {error}"))
+}
+
+/// Takes orders from where records go.
+fn listen(mut obedient: Obedient) -> io::Result<()> {
+    let orders = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let lines = BufReader::new(orders).lines();
+    let hear = move || {
+        let orders = lines.map_while(Result::ok).filter_map(|line| Order::of_line(&line));
+        orders.for_each(&mut *obedient);
     };
-    match all.get(number) {
-        Some(true) => Ok(()),
-        Some(false) => Err("another program serves it; faults need one that ring3 serves".to_owned()),
-        None => Err(format!("the machine has {} {option}; the first is number 0", all.len())),
-    }
+    thread::Builder::new().name("orders".into()).spawn(hear).map(drop)
+}
+
+pub(super) fn json(record: &Record) -> String {
+    serde_json::to_string(record).unwrap_or_default()
 }
 
 /// Where records go.
 #[derive(Clone)]
-struct Log(Option<Arc<Mutex<File>>>);
+pub(super) struct Log(Option<Arc<Mutex<File>>>);
 
 impl Log {
     fn open(path: Option<&Path>) -> Result<Self, Failure> {
         let open = |path: &Path| {
             let opened = OpenOptions::new().create(true).append(true).open(path);
-            opened.map_err(|error| {
-                Failure::usage(format!("--fault-log {}: {error}", path.display()))
-            })
+            opened
+                .map_err(|error| Failure::usage(format!("--fault-log {}: {error}", path.display())))
         };
         let file = path.map(open).transpose()?;
         Ok(Self(file.map(|file| Arc::new(Mutex::new(file)))))
     }
 
-    fn add(&self, line: &str) {
-        let Some(file) = &self.0 else { return eprintln!("ring3: fault: {line}") };
-        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = writeln!(file, "{line}") {
-            eprintln!("ring3: --fault-log: {error}; the record was {line}");
+    pub(super) fn add(&self, line: &str) {
+        let Some(file) = &self.0 else { return output::say(&format!("ring3: fault: {line}\n")) };
+        if let Err(error) = writeln!(lock(file), "{line}") {
+            output::complain(&format!("--fault-log: {error}; the record was {line}"));
         }
     }
 }
 
-/// A disk with the faults a scenario has for it.
-pub fn disk(
-    backend: Box<dyn BlockBackend>,
-    file: Option<&Path>,
-    number: usize,
-) -> Result<Box<dyn BlockBackend>, Failure> {
-    let Some(scenario) = file.map(read).transpose()? else { return Ok(backend) };
-    let (on, faults) = (Target::Disk(number), scenario.of_disk(number));
-    let schedule = Schedule::new(on, faults, scenario.seed, recorder());
-    Ok(Box::new(FaultyDisk::new(backend, schedule)))
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A network with the faults a scenario has for it.
-pub fn net(
-    backend: Box<dyn NetBackend>,
-    scenario: &Scenario,
-    number: usize,
-) -> Result<FaultyNet, Failure> {
-    let (on, faults) = (Target::Net(number), scenario.of_net(number));
-    let schedule = Schedule::new(on, faults, scenario.seed, recorder());
-    FaultyNet::new(backend, schedule).map_err(|error| Failure::host(format!("--fault: {error}")))
+/// A scenario for a machine.
+#[derive(Clone)]
+pub struct Injection(Arc<Inner>);
+
+struct Inner {
+    text: String,
+    scenario: Scenario,
+    log: Log,
+    news: Sender<Message>,
+    heard: Mutex<Option<Receiver<Message>>>,
+    devices: Mutex<BTreeMap<Target, Obedient>>,
+    listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Writes records to standard output. Nobody listening is no reason to stop.
-fn recorder() -> Recorder {
-    Box::new(|record| {
-        let line = serde_json::to_string(record).unwrap_or_default();
-        let mut output = std::io::stdout().lock();
-        let _ = writeln!(output, "{line}").and_then(|()| output.flush());
-    })
+/// What of a machine can have faults: whether ring3 serves each disk and network itself, and bytes of memory.
+pub struct Extent {
+    /// Disks.
+    pub disks: Vec<bool>,
+    /// Networks.
+    pub nets: Vec<bool>,
+    /// Bytes of memory.
+    pub memory: u64,
+}
+
+impl Injection {
+    /// What the options say, for a machine of this extent.
+    pub fn new(options: &FaultOptions, extent: &Extent) -> Result<Option<Self>, Failure> {
+        let Some(file) = &options.fault else { return Ok(None) };
+        let (text, scenario) = read(file)?;
+        let wrong = |problem| Failure::usage(format!("--fault {}: {problem}", file.display()));
+        super::extent::check(&scenario, extent).map_err(wrong)?;
+        let log = Log::open(options.fault_log.as_deref())?;
+        let (news, heard) = channel();
+        let heard = Mutex::new(Some(heard));
+        let (devices, listeners) = Default::default();
+        Ok(Some(Self(Arc::new(Inner { text, scenario, log, news, heard, devices, listeners }))))
+    }
+
+    /// The scenario.
+    pub fn scenario(&self) -> &Scenario {
+        &self.0.scenario
+    }
+
+    /// What is heard of faults from now on; once.
+    pub(super) fn news(&self) -> Option<Receiver<Message>> {
+        lock(&self.0.heard).take()
+    }
+
+    /// Takes news.
+    pub(super) fn reporter(&self) -> Sender<Message> {
+        self.0.news.clone()
+    }
+
+    /// Takes a record, as whoever injects a fault in this process makes it.
+    pub(super) fn recorder(&self) -> Recorder {
+        let (log, news) = (self.0.log.clone(), self.0.news.clone());
+        Box::new(move |record| {
+            log.add(&json(record));
+            // Nobody hears it when the machine has ended.
+            let _ = news.send(Message::Struck(record.clone()));
+        })
+    }
+
+    fn concerns(&self, target: Target) -> bool {
+        let loses_power = matches!(target, Target::Disk(_)) && self.0.scenario.loses_power();
+        loses_power || self.0.scenario.targets().contains(&target)
+    }
+
+    /// The faults of a device that is served in this process.
+    pub fn inline(&self, target: Target) -> Option<Faults> {
+        let own = self.clone();
+        let command: Command = Box::new(move |obedient| {
+            lock(&own.0.devices).insert(target, obedient);
+            Ok(())
+        });
+        let (scenario, recorder) = (self.0.scenario.clone(), self.recorder());
+        self.concerns(target).then_some(Faults { scenario, recorder, command })
+    }
+
+    /// The faults of a device that is served in a process of its own.
+    pub fn elsewhere(&self, target: Target) -> Option<Elsewhere> {
+        self.concerns(target).then(|| Elsewhere { target, injection: self.clone() })
+    }
+
+    /// Tells a device, if there is one that listens.
+    pub(super) fn tell(&self, target: Target, order: Order) {
+        if let Some(obedient) = lock(&self.0.devices).get_mut(&target) {
+            obedient(order);
+        }
+    }
+
+    /// Devices that listen.
+    pub(super) fn listening(&self) -> Vec<Target> {
+        lock(&self.0.devices).keys().copied().collect()
+    }
+
+    /// Waits a moment for what devices that have ended said last.
+    pub fn finish(&self) {
+        let deadline = Instant::now() + Duration::from_millis(200);
+        let listeners = std::mem::take(&mut *lock(&self.0.listeners));
+        while Instant::now() < deadline && !listeners.iter().all(JoinHandle::is_finished) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Faults of a device whose process the monitor starts.
+pub struct Elsewhere {
+    target: Target,
+    injection: Injection,
+}
+
+impl Elsewhere {
+    /// The words for that process.
+    pub fn words(&self) -> [String; 2] {
+        ["--fault".to_owned(), self.injection.0.text.clone()]
+    }
+
+    /// Listens to the process until it ends; sets `stands_still` if a fault has it answer nothing any more.
+    pub fn attend(
+        &self,
+        records: impl BufRead + Send + 'static,
+        mut orders: UnixStream,
+        stands_still: Arc<AtomicBool>,
+    ) -> io::Result<()> {
+        let (target, inner) = (self.target, Arc::clone(&self.injection.0));
+        let hear = move || {
+            for line in records.lines().map_while(Result::ok) {
+                inner.hear(&line, &stands_still);
+            }
+            // Nobody hears it when the machine has ended.
+            let _ = inner.news.send(Message::Deaf(target));
+        };
+        let listener = thread::Builder::new().name("faults".into()).spawn(hear)?;
+        let inner = &self.injection.0;
+        lock(&inner.listeners).push(listener);
+        let tell = move |order: Order| {
+            // One that has ended is told nothing.
+            let _ = orders.write_all(order.line().as_bytes());
+        };
+        lock(&inner.devices).insert(target, Box::new(tell));
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn hear(&self, line: &str, stands_still: &AtomicBool) {
+        self.log.add(line);
+        let Ok(record) = serde_json::from_str::<Record>(line) else { return };
+        if matches!(record.effect, Effect::PowerCut { .. } | Effect::Hung) {
+            stands_still.store(true, Ordering::Release);
+        }
+        // As above.
+        let _ = self.news.send(Message::Struck(record));
+    }
 }
 
 #[cfg(test)]
@@ -167,7 +380,8 @@ mod tests {
         let file = folder.path().join("faults.toml");
         std::fs::write(&file, text).expect("written");
         let options = FaultOptions { fault: Some(file), fault_log: None };
-        let injection = Injection::new(&options, disks, nets, || {});
+        let extent = Extent { disks: disks.to_vec(), nets: nets.to_vec(), memory: 1 << 30 };
+        let injection = Injection::new(&options, &extent);
         injection.err().map_or_else(String::new, |failure| failure.to_string())
     }
 
@@ -177,8 +391,36 @@ mod tests {
         assert!(refusal(text, &[true], &[]).contains("disk1: the machine has 1 --disk"));
         assert!(refusal(text, &[true, false], &[]).contains("another program serves it"));
         assert_eq!(refusal(text, &[true, true], &[]), "");
+        let far = "[[fault]]\non = 'ram'\ndo = { flip = { address = 0x40000000, bit = 0 } }";
+        assert!(refusal(far, &[], &[]).contains("no memory at 0x40000000"));
+        assert_eq!(refusal(&far.replace("0x4", "0x3"), &[], &[]), "");
         let missing = FaultOptions { fault: Some("/nowhere.toml".into()), fault_log: None };
-        let failure = Injection::new(&missing, &[], &[], || {}).err().expect("refused");
+        let extent = Extent { disks: Vec::new(), nets: Vec::new(), memory: 0 };
+        let failure = Injection::new(&missing, &extent).err().expect("refused");
         assert!(failure.to_string().starts_with("--fault /nowhere.toml: "), "{failure}");
+    }
+
+    #[test]
+    fn a_server_has_its_own_device_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let refusal = |text: &str| {
+            let file = folder.path().join("faults.toml");
+            std::fs::write(&file, text).expect("written");
+            let options = FaultOptions { fault: Some(file), fault_log: None };
+            Faults::of_server(&options, Target::Disk(0)).err().map(|failure| failure.to_string())
+        };
+        assert_eq!(refusal("[[fault]]\non = 'disk0'\ndo = 'hang'"), None);
+        let other = refusal("[[fault]]\non = 'net0'\ndo = 'loss'").expect("refused");
+        assert!(other.contains("has disk0 only"), "{other}");
+        let cue = refusal("[[fault]]\non = 'disk0'\ndo = 'hang'\nconsole = 'x'").expect("refused");
+        assert!(cue.contains("hears no console"), "{cue}");
+    }
+
+    #[test]
+    fn orders_are_understood() {
+        for order in [Order::Arm("worn sectors".to_owned()), Order::Cut("x".to_owned())] {
+            assert_eq!(Order::of_line(order.line().trim_end()), Some(order));
+        }
+        assert_eq!(Order::of_line("obey"), None);
     }
 }

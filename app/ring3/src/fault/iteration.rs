@@ -51,7 +51,8 @@ impl Iteration {
     pub fn run(&self, campaign: &Campaign, scratch: &Path) -> Result<Finished, Failure> {
         let started = Instant::now();
         let disks = self.disks(campaign, scratch)?;
-        let (mut console, mut code) = self.machine(&campaign.file.machine, &disks, campaign, scratch, true)?;
+        let (mut console, mut code) =
+            self.machine(&campaign.file.machine, &disks, campaign, scratch, true)?;
         let records = records(&scratch.join("records"))?;
         let cut = records.iter().any(|record| matches!(record.effect, Effect::PowerCut { .. }));
         if let Some(other) = campaign.file.verify.as_ref().filter(|_| cut || code == 0) {
@@ -71,11 +72,7 @@ impl Iteration {
     }
 
     /// Images over the campaign's disks, which stay as they are.
-    fn disks(
-        &self,
-        campaign: &Campaign,
-        scratch: &Path,
-    ) -> Result<Vec<String>, Failure> {
+    fn disks(&self, campaign: &Campaign, scratch: &Path) -> Result<Vec<String>, Failure> {
         let disks = campaign.file.machine.get("disk").map(values).unwrap_or_default();
         let copy = |(number, text): (usize, &Value)| {
             let text = text.as_str().ok_or_else(|| Failure::usage("disk: not a file name"))?;
@@ -126,11 +123,14 @@ fn run(mut command: Command, scratch: &Path) -> Result<(String, i32), Failure> {
     command.stdin(Stdio::null()).stdout(File::create(&output).map_err(host)?);
     command.stderr(File::create(&errors).map_err(host)?);
     let status = command.status().map_err(host)?;
-    let text = |path: &Path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let text =
+        |path: &Path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let (console, errors) = (text(&output).map_err(host)?, text(&errors).map_err(host)?);
     match status.code() {
         Some(code) if !OURS.contains(&code) => Ok((console, code)),
-        Some(code) => Err(Failure::host(format!("a machine: {}", errors.trim())).with_code(code as u8)),
+        Some(code) => {
+            Err(Failure::host(format!("a machine: {}", errors.trim())).with_code(code as u8))
+        }
         None => Err(Failure::host(format!("a machine ended by {status}"))),
     }
 }
@@ -171,7 +171,8 @@ fn overlay(text: &str, folder: &Path, path: PathBuf) -> Result<String, Failure> 
     let below = folder.join(&disk.image.path);
     let format = disk.image.format.unwrap_or_else(|| Format::of_name(&below));
     let named = path.display().to_string();
-    let creation = Creation { path, format: Format::Qcow2, size: None, backing: Some((below, format)) };
+    let creation =
+        Creation { path, format: Format::Qcow2, size: None, backing: Some((below, format)) };
     images::create(&creation).map_err(|error| Failure::usage(format!("disk: {error}")))?;
     Ok(named)
 }

@@ -1,10 +1,13 @@
 //! `ring3 fault`: machines whose disks and networks fail on purpose.
 //!
-//! - [`inject`]: `--fault` of `ring3 run` and `ring3 serve`: which device gets which faults, and where the records go.
+//! - [`inject`]: `--fault` of `ring3 run` and `ring3 serve`: which device gets which faults, and where the records go. `extent`: whether
+//!   the machine has what is to be struck. `conductor`: faults at a time, and what waits for something to happen.
 //! - `campaign`: the file of a campaign. `iteration`: one run of its machine. `verdict`: what a run came to.
 //!   `report`: the results as files.
 
 mod campaign;
+mod conductor;
+mod extent;
 pub mod inject;
 mod iteration;
 mod report;
@@ -22,10 +25,11 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+pub use conductor::Act;
 
 use crate::{failure::Failure, output};
 use campaign::Campaign;
-use iteration::{Finished, Iteration};
+use iteration::Finished;
 use report::Report;
 use verdict::Verdict;
 
@@ -126,7 +130,7 @@ fn check(file: &Path) -> Result<u8, Failure> {
         let campaign = Campaign::parse(file, None)?;
         output::print(&format!("{} iterations\n", campaign.iterations()))
     } else {
-        let scenario = inject::read(file)?;
+        let (_, scenario) = inject::read(file)?;
         let targets: Vec<_> = scenario.targets().iter().map(ToString::to_string).collect();
         output::print(&format!("faults of {}\n", targets.join(", ")))
     }
@@ -165,9 +169,9 @@ fn run_campaign(
     let worked: Result<Vec<()>, Failure> = thread::scope(|scope| {
         let work = || work(&campaign, &next, &report);
         let workers: Vec<_> = (0..jobs.get()).map(|_| scope.spawn(work)).collect();
-        let joined = workers.into_iter().map(|worker| {
-            worker.join().unwrap_or_else(|_| Err(Failure::host("a worker failed")))
-        });
+        let joined = workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|_| Err(Failure::host("a worker failed"))));
         joined.collect()
     });
     worked?;

@@ -49,7 +49,10 @@ impl Report {
         write(&self.folder.join("junit.xml"), &junit(&self.results))?;
         write(&self.folder.join("report.html"), &page(&self.results))?;
         let folder = self.folder.display();
-        Ok(format!("{}results: {folder}/{RESULTS}, junit.xml, report.html\n", summary(&self.results)))
+        Ok(format!(
+            "{}results: {folder}/{RESULTS}, junit.xml, report.html\n",
+            summary(&self.results)
+        ))
     }
 }
 
@@ -134,13 +137,16 @@ fn page(results: &[Finished]) -> String {
             "<tr><td>{verdict}<td>{count}<td><div class=bar style=\"width:{width}px\"></div>"
         );
     }
-    text.push_str("</table><h2>Iterations</h2><table><tr><th>number<th>result<th>why<th>faults<th>console\n");
+    text.push_str(
+        "</table><h2>Iterations</h2><table><tr><th>number<th>result<th>why<th>faults<th>console\n",
+    );
     results.iter().for_each(|result| row(result, &mut text));
     text + "</table>\n"
 }
 
 fn row(result: &Finished, text: &mut String) {
-    let records: Vec<_> = result.records.iter().filter_map(|r| serde_json::to_string(r).ok()).collect();
+    let records: Vec<_> =
+        result.records.iter().filter_map(|r| serde_json::to_string(r).ok()).collect();
     let details = |name: &str, body: &str| {
         format!("<details><summary>{name}</summary><pre>{}</pre></details>", escape(body))
     };

@@ -108,18 +108,18 @@ mod tests {
 
     #[test]
     fn worse_news_win() {
-        let expect: Expect = toml::from_str("masked = ['WELL']\nwrong = ['LOST']\ndetected = ['EIO']")
-            .expect("sound");
+        let expect: Expect =
+            toml::from_str("masked = ['WELL']\nwrong = ['LOST']\ndetected = ['EIO']")
+                .expect("sound");
         let judge = |console, code| expect.judge(console, code).0;
         assert_eq!(judge("ALL WELL", 0), Verdict::Masked);
         assert_eq!(judge("EIO\nALL WELL", 0), Verdict::Detected);
         assert_eq!(judge("EIO\n3 LOST", 0), Verdict::Wrong);
         assert_eq!(judge("WELL\nKernel panic - not syncing: x", 4), Verdict::Crash);
         assert_eq!(judge("", 0), Verdict::Wrong, "silence is no result");
-        assert_eq!((judge("", 124), judge("", 4), judge("", 6)), (
-            Verdict::Hang,
-            Verdict::Reset,
-            Verdict::Crash
-        ));
+        assert_eq!(
+            (judge("", 124), judge("", 4), judge("", 6)),
+            (Verdict::Hang, Verdict::Reset, Verdict::Crash)
+        );
     }
 }

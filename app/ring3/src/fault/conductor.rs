@@ -1,0 +1,364 @@
+//! Faults that strike at a time, and cues: a thread of the monitor hears what the guest prints and which faults have struck.
+
+use std::{
+    collections::BTreeSet,
+    io::{self, Write},
+    sync::{
+        Arc, OnceLock,
+        mpsc::{Receiver, RecvTimeoutError, Sender},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use fastrand::Rng;
+use faults::{
+    Cue, Effect, FaultyClock, FaultyInterrupts, Flip, MachineAction, Record, Recorder, Schedule,
+    Target, Timed,
+};
+use ram::{HIGH_BASE, Ram};
+use vmm::Host;
+
+use super::inject::{Injection, Order, host};
+use crate::failure::Failure;
+
+/// How long disks may take to lose their power.
+const LOSS: Duration = Duration::from_secs(1);
+/// The rate of a clock that stands still, in millionths.
+const STILL: i64 = -1_000_000;
+
+/// What is heard of.
+pub enum Message {
+    /// A fault struck.
+    Struck(Record),
+    /// The guest printed this.
+    Printed(Vec<u8>),
+    /// A device has ended.
+    Deaf(Target),
+}
+
+/// What the monitor is asked to do to its machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// The power is gone.
+    PowerCut,
+    /// Reset.
+    Reset,
+    /// The vCPU stands still, or goes on.
+    Pause(bool),
+}
+
+/// Parts of the machine that faults disturb.
+#[derive(Default)]
+pub struct Parts {
+    clock: Option<Arc<FaultyClock>>,
+    interrupts: Arc<OnceLock<Arc<FaultyInterrupts>>>,
+}
+
+impl Injection {
+    /// Puts what disturbs the machine's parts before them, where the scenario has faults of these.
+    pub fn disturb(&self, host: &mut Host) -> Parts {
+        let (targets, mut parts) = (self.scenario().targets(), Parts::default());
+        if targets.contains(&Target::Clock) {
+            let clock = Arc::new(FaultyClock::new(Arc::clone(&host.clock)));
+            host.clock = clock.clone();
+            parts.clock = Some(clock);
+        }
+        if targets.contains(&Target::Interrupts) {
+            let (faults, seed) = (self.scenario().of_interrupts(), self.scenario().seed);
+            let schedule = Schedule::new(Target::Interrupts, faults, seed, self.recorder());
+            let slot = Arc::clone(&parts.interrupts);
+            host.messages = Some(Box::new(move |below| {
+                slot.get_or_init(|| Arc::new(FaultyInterrupts::new(below, schedule))).clone()
+            }));
+        }
+        parts
+    }
+
+    /// `own` and, if a fault waits for words on the console, this.
+    pub fn overhears(&self, own: Option<Box<dyn Write + Send>>) -> Option<Box<dyn Write + Send>> {
+        let listens = |(_, _, cue): &(String, Target, Cue)| matches!(cue, Cue::Console(_));
+        if !self.scenario().cues().iter().any(listens) {
+            return own;
+        }
+        let own = own.unwrap_or_else(|| Box::new(io::sink()));
+        Some(Box::new(Overheard { own, news: self.reporter() }))
+    }
+
+    /// Starts the thread, with the machine's.
+    pub fn conduct(
+        &self,
+        parts: Parts,
+        ram: Ram,
+        act: impl Fn(Act) + Send + 'static,
+    ) -> Result<(), Failure> {
+        let Some(news) = self.news() else { return Ok(()) };
+        let conductor = Conductor::new(self.clone(), parts, ram, Box::new(act));
+        let run = move || conductor.run(&news);
+        thread::Builder::new().name("conductor".into()).spawn(run).map(drop).map_err(host)
+    }
+}
+
+/// A console that is listened to.
+struct Overheard {
+    own: Box<dyn Write + Send>,
+    news: Sender<Message>,
+}
+
+impl Write for Overheard {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.own.write(bytes)?;
+        // Nobody hears it when the machine has ended.
+        let _ = self.news.send(Message::Printed(bytes[..written].to_vec()));
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.own.flush()
+    }
+}
+
+struct Conductor {
+    injection: Injection,
+    parts: Parts,
+    ram: Ram,
+    act: Box<dyn Fn(Act) + Send>,
+    record: Recorder,
+    random: Rng,
+    started: Instant,
+    cues: Vec<(String, Target, Cue)>,
+    due: Vec<(Instant, Due)>,
+    /// The end of what the guest has printed, as far as a cue may have begun there.
+    printed: Vec<u8>,
+    /// The clock's rate beside what is asked for while it stands still.
+    drift: i64,
+    /// Disks that have yet to lose their power.
+    losing: Option<BTreeSet<Target>>,
+}
+
+/// What is to be done at a time.
+#[derive(Clone)]
+enum Due {
+    /// A fault strikes, and so many times more.
+    Strike(Timed, u64),
+    /// The vCPU goes on.
+    GoOn,
+    /// The clock goes on.
+    ClockGoesOn,
+    /// The power is gone, whatever disks say.
+    Dark,
+}
+
+impl Conductor {
+    fn new(injection: Injection, parts: Parts, ram: Ram, act: Box<dyn Fn(Act) + Send>) -> Self {
+        let scenario = injection.scenario();
+        let started = Instant::now();
+        let first = scenario.timed().iter().filter(|fault| fault.cue.is_none());
+        let due = first.map(|fault| (started + fault.after, Due::strike(fault))).collect();
+        let (cues, random) = (scenario.cues(), Rng::with_seed(scenario.seed));
+        let (record, printed) = (injection.recorder(), Vec::new());
+        let (drift, losing) = (0, None);
+        Self {
+            injection,
+            parts,
+            ram,
+            act,
+            record,
+            random,
+            started,
+            cues,
+            due,
+            printed,
+            drift,
+            losing,
+        }
+    }
+
+    fn run(mut self, news: &Receiver<Message>) {
+        loop {
+            let next = self.due.iter().map(|(at, _)| *at).min();
+            let wait = next.map_or(Duration::from_secs(3600), |at| {
+                at.saturating_duration_since(Instant::now())
+            });
+            match news.recv_timeout(wait) {
+                Ok(message) => self.hear(message),
+                Err(RecvTimeoutError::Timeout) => self.advance(Instant::now()),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn advance(&mut self, now: Instant) {
+        let due: Vec<_> = self.due.extract_if(.., |(at, _)| *at <= now).collect();
+        due.into_iter().for_each(|(at, due)| self.carry_out(at, due));
+    }
+
+    fn hear(&mut self, message: Message) {
+        match message {
+            Message::Struck(record) => {
+                self.cue(|cue| *cue == Cue::Follows(record.fault.clone()));
+                if matches!(record.effect, Effect::PowerCut { .. }) {
+                    self.lose_power(&record);
+                }
+            }
+            Message::Printed(bytes) => self.overhear(&bytes),
+            Message::Deaf(target) => self.lost(target),
+        }
+    }
+
+    fn overhear(&mut self, bytes: &[u8]) {
+        self.printed.extend(bytes);
+        let printed = std::mem::take(&mut self.printed);
+        let heard = |words: &str| printed.windows(words.len()).any(|seen| seen == words.as_bytes());
+        self.cue(|cue| matches!(cue, Cue::Console(words) if heard(words)));
+        let longest = self.cues.iter().map(|(.., cue)| match cue {
+            Cue::Console(words) => words.len() - 1,
+            Cue::Follows(_) => 0,
+        });
+        let keep = longest.max().unwrap_or(0);
+        self.printed = printed[printed.len().saturating_sub(keep)..].to_vec();
+    }
+
+    /// Begins the faults whose cue this is; each has one.
+    fn cue(&mut self, is_it: impl Fn(&Cue) -> bool) {
+        let begun: Vec<_> = self.cues.extract_if(.., |(.., cue)| is_it(cue)).collect();
+        for (fault, target, _) in begun {
+            match target {
+                Target::Disk(_) | Target::Net(_) => self.injection.tell(target, Order::Arm(fault)),
+                Target::Interrupts | Target::Machine | Target::Ram | Target::Clock => {
+                    self.begin(&fault);
+                }
+            }
+        }
+    }
+
+    /// Begins a fault of the machine: at a time, or of requests for interrupts.
+    fn begin(&mut self, fault: &str) {
+        self.parts.interrupts.get().into_iter().for_each(|interrupts| interrupts.arm(fault));
+        let timed = self.injection.scenario().timed().iter().find(|timed| timed.name == fault);
+        let now = Instant::now();
+        self.due.extend(timed.map(|timed| (now + timed.after, Due::strike(timed))));
+    }
+
+    fn carry_out(&mut self, at: Instant, due: Due) {
+        match due {
+            Due::Strike(fault, left) => {
+                let effects = self.strike(&fault, at);
+                effects.into_iter().for_each(|effect| self.report(&fault, effect));
+                if left > 0 {
+                    self.due.push((at + fault.every, Due::Strike(fault, left - 1)));
+                }
+            }
+            Due::GoOn => (self.act)(Act::Pause(false)),
+            Due::ClockGoesOn => self.parts.drift(self.drift),
+            Due::Dark => (self.act)(Act::PowerCut),
+        }
+    }
+
+    fn report(&mut self, fault: &Timed, effect: Effect) {
+        let (name, on) = (fault.name.clone(), fault.on.to_string());
+        let seconds = self.started.elapsed().as_secs_f64();
+        (self.record)(&Record { fault: name, on, seconds, struck: None, effect });
+    }
+
+    /// Carries a fault out; returns what is to be recorded of it.
+    fn strike(&mut self, fault: &Timed, at: Instant) -> Option<Effect> {
+        Some(match fault.action {
+            MachineAction::PowerCut => Effect::PowerCut { unflushed: 0, reverted: 0 },
+            MachineAction::Reset => {
+                (self.act)(Act::Reset);
+                Effect::Reset
+            }
+            MachineAction::Stuck => {
+                (self.act)(Act::Pause(true));
+                Effect::Paused(None)
+            }
+            MachineAction::Pause(time) => {
+                (self.act)(Act::Pause(true));
+                self.due.push((at + time, Due::GoOn));
+                Effect::Paused(Some(time.as_millis() as u64))
+            }
+            MachineAction::Flip(flip) => Effect::Corrupted(self.flip(flip)),
+            MachineAction::Step(time) => {
+                let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+                self.parts.clock.iter().for_each(|clock| clock.step(ns));
+                Effect::Stepped(time.as_millis() as u64)
+            }
+            MachineAction::Drift(millionths) => {
+                self.drift = millionths;
+                self.parts.drift(millionths);
+                Effect::Drifting(millionths)
+            }
+            MachineAction::Stop(time) => {
+                self.parts.drift(STILL);
+                self.due.push((at + time, Due::ClockGoesOn));
+                Effect::Stopped(time.as_millis() as u64)
+            }
+            MachineAction::Spurious(vector) => {
+                self.parts.interrupts.get()?.send_spurious(vector);
+                Effect::Spurious(vector)
+            }
+        })
+    }
+
+    /// Flips bits; returns address, byte before and byte after of each.
+    fn flip(&mut self, flip: Flip) -> Vec<(u64, u8, u8)> {
+        let bits: Vec<_> = match flip {
+            Flip::At { address, bit } => vec![(address, bit)],
+            Flip::Random(count) => (0..count).map(|_| self.any_bit()).collect(),
+        };
+        bits.into_iter().filter_map(|(address, bit)| flip_bit(&self.ram, address, bit)).collect()
+    }
+
+    fn any_bit(&mut self) -> (u64, u8) {
+        let offset = self.random.u64(..self.ram.len());
+        let low = self.ram.low_len();
+        let address = if offset < low { offset } else { HIGH_BASE + (offset - low) };
+        (address, self.random.u8(..8))
+    }
+
+    /// The power is gone when all disks have lost it.
+    fn lose_power(&mut self, record: &Record) {
+        let from: Option<Target> = record.on.parse().ok();
+        if self.losing.is_none() {
+            let disks = self.injection.listening().into_iter();
+            let disks: BTreeSet<_> = disks.filter(|it| matches!(it, Target::Disk(_))).collect();
+            for disk in disks.iter().filter(|disk| Some(**disk) != from) {
+                self.injection.tell(*disk, Order::Cut(record.fault.clone()));
+            }
+            self.due.push((Instant::now() + LOSS, Due::Dark));
+            self.losing = Some(disks);
+        }
+        self.lost(from.unwrap_or(Target::Machine));
+    }
+
+    fn lost(&mut self, disk: Target) {
+        let Some(losing) = &mut self.losing else { return };
+        losing.remove(&disk);
+        if losing.is_empty() {
+            (self.act)(Act::PowerCut);
+        }
+    }
+}
+
+impl Parts {
+    fn drift(&self, millionths: i64) {
+        self.clock.iter().for_each(|clock| clock.drift(millionths));
+    }
+}
+
+impl Due {
+    fn strike(fault: &Timed) -> Self {
+        Self::Strike(fault.clone(), fault.times - 1)
+    }
+}
+
+/// As a particle would: nobody wrote it, but whoever reads it next sees it.
+fn flip_bit(ram: &Ram, address: u64, bit: u8) -> Option<(u64, u8, u8)> {
+    let mut byte = [0];
+    ram.read_gpa(address, &mut byte).ok()?;
+    let before = byte[0];
+    byte[0] ^= 1 << bit;
+    ram.write_gpa(address, &byte).ok()?;
+    Some((address, before, byte[0]))
+}

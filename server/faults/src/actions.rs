@@ -1,0 +1,185 @@
+//! What can go wrong, as the scenario file has it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, de};
+
+use crate::{Target, schedule::Op};
+
+/// What goes wrong with a disk.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskAction {
+    /// Reads fail.
+    ReadError,
+    /// Writes fail.
+    WriteError,
+    /// Writes fail for want of space.
+    Full,
+    /// Requests are answered later by this much.
+    #[serde(deserialize_with = "duration")]
+    Latency(Duration),
+    /// Requests are never answered.
+    Hang,
+    /// Writes are acknowledged and dropped.
+    Lost,
+    /// Only the first sectors of a write are written; all is acknowledged.
+    Torn,
+    /// Writes go this many sectors further.
+    Misdirected(i64),
+    /// This many bits are flipped in what is read or written.
+    Corrupt(u32),
+    /// Flushes are acknowledged and not done.
+    IgnoredFlush,
+    /// From then on every request fails.
+    Gone,
+    /// The power goes: what was not flushed may be there or not, sector by sector. Nothing is answered any more.
+    PowerCut,
+}
+
+impl DiskAction {
+    /// The requests it can strike.
+    pub(crate) fn ops(&self) -> &'static [Op] {
+        match self {
+            Self::ReadError => &[Op::Read],
+            Self::WriteError | Self::Full | Self::Lost | Self::Torn | Self::Misdirected(_) => {
+                &[Op::Write]
+            }
+            Self::Corrupt(_) => &[Op::Read, Op::Write],
+            Self::IgnoredFlush => &[Op::Flush],
+            Self::Latency(_) | Self::Hang | Self::Gone | Self::PowerCut => {
+                &[Op::Read, Op::Write, Op::Flush, Op::Discard]
+            }
+        }
+    }
+
+    pub(crate) fn problem(&self) -> Option<&'static str> {
+        match self {
+            Self::Misdirected(0) => Some("misdirected = 0 is where the write belongs"),
+            Self::Corrupt(0) => Some("corrupt = 0 flips no bit"),
+            _ => None,
+        }
+    }
+}
+
+/// What goes wrong with a network.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NetAction {
+    /// Frames are lost.
+    Loss,
+    /// Frames arrive later.
+    Delay {
+        /// By at least this much.
+        #[serde(deserialize_with = "duration")]
+        by: Duration,
+        /// And up to this much more.
+        #[serde(default, deserialize_with = "duration")]
+        jitter: Duration,
+    },
+    /// Frames arrive twice.
+    Duplicate,
+    /// Frames are overtaken by the next one.
+    Reorder,
+    /// This many bits of a frame are flipped, behind its Ethernet header.
+    Corrupt(u32),
+    /// No more than so many bits a second pass; what waits longer than a second is lost.
+    Rate(u64),
+}
+
+impl NetAction {
+    pub(crate) fn problem(&self) -> Option<&'static str> {
+        match self {
+            Self::Corrupt(0) => Some("corrupt = 0 flips no bit"),
+            Self::Rate(0) => Some("rate = 0 lets nothing pass: write do = \"loss\""),
+            _ => None,
+        }
+    }
+}
+
+/// What goes wrong with message-signalled interrupts, which PCI devices send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InterruptAction {
+    /// They never arrive.
+    Lost,
+    /// They arrive twice.
+    Duplicate,
+}
+
+/// What goes wrong with the machine: not because of a request, but at a time.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MachineAction {
+    /// The power goes.
+    PowerCut,
+    /// The machine is reset.
+    Reset,
+    /// The vCPU stands still for this long.
+    #[serde(deserialize_with = "duration")]
+    Pause(Duration),
+    /// The vCPU stands still for good.
+    Stuck,
+    /// Bits of memory are flipped.
+    Flip(Flip),
+    /// The clock is set ahead by this much.
+    #[serde(deserialize_with = "duration")]
+    Step(Duration),
+    /// The clock goes faster by so many millionths, or slower.
+    Drift(i64),
+    /// The clock stands still for this long.
+    #[serde(deserialize_with = "duration")]
+    Stop(Duration),
+    /// The vCPU is sent an interrupt with this vector.
+    Spurious(u8),
+}
+
+/// Which bits of memory are flipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Flip {
+    /// So many, anywhere.
+    Random(u32),
+    /// This one.
+    At {
+        /// Guest-physical address of its byte.
+        address: u64,
+        /// Its number in the byte.
+        bit: u8,
+    },
+}
+
+impl MachineAction {
+    pub(crate) fn problem(&self, on: Target) -> Option<&'static str> {
+        let belongs = match self {
+            Self::PowerCut | Self::Reset | Self::Pause(_) | Self::Stuck => on == Target::Machine,
+            Self::Flip(_) => on == Target::Ram,
+            Self::Step(_) | Self::Drift(_) | Self::Stop(_) => on == Target::Clock,
+            Self::Spurious(_) => on == Target::Interrupts,
+        };
+        match self {
+            _ if !belongs => Some(
+                "do: the machine has power-cut, reset, pause and stuck; ram has flip; clock has step, drift and stop; \
+                 interrupts have lost, duplicate and spurious",
+            ),
+            Self::Flip(Flip::Random(0)) => Some("flip = 0 flips no bit"),
+            Self::Flip(Flip::At { bit: 8.., .. }) => Some("a byte has the bits 0 to 7"),
+            Self::Drift(-999_999..=1_000_000) => None,
+            Self::Drift(_) => Some("drift: millionths, more than -1000000, at most 1000000"),
+            Self::Spurious(0..16) => Some("spurious: the vectors of interrupts are 16 to 255"),
+            _ => None,
+        }
+    }
+}
+
+pub(crate) fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(from)?;
+    humantime::parse_duration(&text)
+        .map_err(|_| de::Error::custom(format!("`{text}` is not a time such as 50ms or 2s")))
+}
+
+pub(crate) fn some_duration<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Duration>, D::Error> {
+    duration(from).map(Some)
+}
