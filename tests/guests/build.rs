@@ -3,7 +3,7 @@
 
 use std::{path::Path, process::Command};
 
-const PROGRAMS: [&str; 4] = ["hostile_frames", "isolation", "traps", "visits"];
+const PROGRAMS: [&str; 5] = ["hostile_frames", "isolation", "journal", "traps", "visits"];
 
 fn main() {
     println!("cargo::rerun-if-changed=programs");

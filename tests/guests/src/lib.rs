@@ -3,6 +3,7 @@
 //! A test says which kernel boots with which script as its userland, and what must have been
 //! printed. It sees of ring3 what a user sees: options, output, exit code.
 
+pub mod campaign;
 pub mod chance;
 mod guest;
 mod machine;

@@ -196,7 +196,10 @@ fn lines(machine: &mut Machine) -> Result<impl Iterator<Item = io::Result<String
 }
 
 /// A file system with the database program in it.
-fn image() -> Result<PathBuf> {
+///
+/// # Errors
+/// It cannot be fetched or made.
+pub fn image() -> Result<PathBuf> {
     let assets = Assets::open()?;
     assets.entry(ENTRY, |fresh| {
         let root = fresh.join("root");

@@ -44,9 +44,20 @@ pub struct File {
     pub machine: Table,
     /// Options that are others for a second machine, which looks at the disks that the first one left.
     pub verify: Option<Table>,
+    /// What looks at the disks and at what was printed, on this host.
+    pub check: Option<Check>,
     /// What decides.
     pub expect: Expect,
     fault: Vec<Table>,
+}
+
+/// A program of this host that looks at what a run left. It runs in a folder with the disks (`disk0`) and with what the machines printed
+/// (`console`), and what it prints decides as what they print does.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Check {
+    /// Its name and arguments.
+    pub command: Vec<String>,
 }
 
 /// Numbers of requests, one of which an iteration takes.
@@ -106,6 +117,9 @@ impl Campaign {
         match (spans?.as_slice(), file.iterations) {
             _ if file.fault.is_empty() => Err("no [[fault]]: nothing to inject".to_owned()),
             (_, Some(0)) => Err("iterations = 0: nothing to run".to_owned()),
+            _ if file.check.as_ref().is_some_and(|check| check.command.is_empty()) => {
+                Err("check: the command is empty".to_owned())
+            }
             ([_, _, ..], None) => {
                 Err("several faults have a range of requests: say iterations = N".to_owned())
             }

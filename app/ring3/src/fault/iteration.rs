@@ -12,7 +12,10 @@ use images::{Creation, Format};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::{campaign::Campaign, verdict::Verdict};
+use super::{
+    campaign::{Campaign, Check},
+    verdict::Verdict,
+};
 use crate::{disk::DiskArgument, failure::Failure};
 
 /// A run with these faults.
@@ -61,6 +64,11 @@ impl Iteration {
             let (more, verified) = self.machine(&options, &disks, campaign, scratch, false)?;
             (console, code) = (console + &more, verified);
         }
+        if let Some(check) = campaign.file.check.as_ref().filter(|_| cut || code == 0) {
+            super::write(&scratch.join("console"), &console)?;
+            let (more, checked) = look(check, &campaign.folder, scratch)?;
+            (console, code) = (console + &more, checked);
+        }
         let judged = campaign.file.expect.judge(&console, code);
         let (verdict, reason) = match records.is_empty() && self.number > 0 {
             true => (Verdict::NotInjected, "no request met the fault's trigger".to_owned()),
@@ -76,7 +84,11 @@ impl Iteration {
         let disks = campaign.file.machine.get("disk").map(values).unwrap_or_default();
         let copy = |(number, text): (usize, &Value)| {
             let text = text.as_str().ok_or_else(|| Failure::usage("disk: not a file name"))?;
-            overlay(text, &campaign.folder, scratch.join(format!("disk{number}.qcow2")))
+            let name = format!("disk{number}");
+            match campaign.file.check {
+                Some(_) => copy_of(text, &campaign.folder, scratch.join(name)),
+                None => overlay(text, &campaign.folder, scratch.join(name + ".qcow2")),
+            }
         };
         disks.iter().enumerate().map(copy).collect()
     }
@@ -162,6 +174,34 @@ fn values(value: &Value) -> Vec<Value> {
     match value {
         Value::Array(values) => values.clone(),
         value => vec![value.clone()],
+    }
+}
+
+/// Runs what looks at a run's disks and console; returns what it printed and its exit code.
+fn look(check: &Check, folder: &Path, scratch: &Path) -> Result<(String, i32), Failure> {
+    let name = &check.command[0];
+    // A name with a slash is a file, from where the campaign is.
+    let program = if name.contains('/') { folder.join(name) } else { PathBuf::from(name) };
+    let output = Command::new(program).args(&check.command[1..]).current_dir(scratch).output();
+    let output = output.map_err(|error| Failure::usage(format!("check: {name}: {error}")))?;
+    let said = [output.stdout, output.stderr].concat();
+    let code = output.status.code().unwrap_or(1);
+    Ok((String::from_utf8_lossy(&said).into_owned(), code))
+}
+
+/// A copy of a raw disk, for programs that know nothing of images; other formats get an image over them.
+fn copy_of(text: &str, folder: &Path, path: PathBuf) -> Result<String, Failure> {
+    let disk: DiskArgument = text.parse().map_err(Failure::usage)?;
+    let below = folder.join(&disk.image.path);
+    if disk.image.format.unwrap_or_else(|| Format::of_name(&below)) != Format::Raw {
+        return overlay(text, folder, path.with_extension("qcow2"));
+    }
+    let mut command = Command::new("cp");
+    let copied = command.args(["--sparse=auto", "--reflink=auto", "--"]).arg(below).arg(&path);
+    let output = copied.output().map_err(|error| Failure::host(format!("cp: {error}")))?;
+    match output.status.success() {
+        true => Ok(format!("{},format=raw", path.display())),
+        false => Err(Failure::usage(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
     }
 }
 

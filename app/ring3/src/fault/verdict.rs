@@ -39,7 +39,7 @@ impl Verdict {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Self::Masked => "masked",
             Self::Detected => "detected",
             Self::Wrong => "wrong",
@@ -96,6 +96,9 @@ impl Expect {
             (TRIPLE_FAULT, _) => (Verdict::Crash, "a triple fault".to_owned()),
             (RESET, _) => (Verdict::Reset, "the guest asked for a reset".to_owned()),
             (TIMED_OUT, _) => (Verdict::Hang, "the time was over".to_owned()),
+            (code, None) if code != 0 => {
+                (Verdict::Wrong, format!("no result, and exit code {code}"))
+            }
             (_, Some(word)) => (Verdict::Masked, format!("the console said `{word}`")),
             (_, None) => (Verdict::Wrong, "the machine ended without its result".to_owned()),
         }

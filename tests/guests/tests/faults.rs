@@ -1,0 +1,285 @@
+//! Faults on purpose find what is wrong with programs, and nothing where nothing is wrong.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use guests::{
+    Guest,
+    campaign::{Campaign, Results},
+    power_cut,
+};
+use tempfile::TempDir;
+use xtask::{assets::Kernel, command::output};
+
+static JOURNAL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/journal"));
+
+fn guest() -> Guest {
+    Guest::new(Kernel::BookwormCloud)
+}
+
+fn empty_disk(folder: &Path, size: u64) -> Result<PathBuf> {
+    let path = folder.join("disk.img");
+    File::create(&path)?.set_len(size)?;
+    Ok(path)
+}
+
+/// Loses the power at each write of a journalling program, one after the other.
+fn journal(folder: &TempDir, how: &str, transfers: u64) -> Result<Results> {
+    let disk = empty_disk(folder.path(), 1 << 20)?;
+    let script = format!("dmesg -n 1\njournal /dev/vda {transfers} {how}\n");
+    let guest = guest().has_program("journal", JOURNAL).runs(&script);
+    let writes = transfers * 4;
+    let rest = format!(
+        "[check]\ncommand = ['./journal', 'check', 'disk0', 'console']\n\
+         [expect]\nmasked = ['journal sound']\nwrong = ['journal LOST', 'journal BROKEN']\n\
+         [[fault]]\non = 'disk0'\ndo = 'power-cut'\nop = 'write'\nrequest = {{ from = 1, to = {writes} }}\n"
+    );
+    let results = Campaign::new(&guest, &disk, &rest)?.has("journal", JOURNAL)?.runs()?;
+    ensure!(results.count() as u64 == writes, "{}", results.said);
+    Ok(results)
+}
+
+#[test]
+fn power_cuts_find_a_journal_that_commits_too_early() -> Result<()> {
+    let folder = TempDir::new()?;
+    let results = journal(&folder, "hasty", 3)?;
+    let wrong = results.first("wrong")?;
+    ensure!(results.of("wrong") + results.of("masked") == results.count(), "{}", results.said);
+    ensure!(results.repeats(wrong)?, "iteration {wrong} came to something else");
+    let (xml, page) = (results.file("junit.xml")?, results.file("report.html")?);
+    ensure!(xml.contains(&format!("failures=\"{}\"", results.of("wrong"))), "{xml}");
+    ensure!(page.contains("journal BROKEN"), "{page}");
+    Ok(())
+}
+
+#[test]
+fn power_cuts_find_nothing_wrong_with_one_that_flushes_first() -> Result<()> {
+    let results = journal(&TempDir::new()?, "", 3)?;
+    ensure!(results.of("masked") == results.count(), "{}", results.said);
+    Ok(())
+}
+
+const DATABASE: &str = "dmesg -n 1
+mount -t ext4 /dev/vda /mnt && mount -t devtmpfs dev /mnt/dev && cd /mnt || exit
+mkdir -p load
+database() { chroot /mnt /usr/bin/sqlite3 -batch /load/db \"$@\" 2>&1; }
+";
+/// Says how what is there compares with what was acknowledged.
+const COMPARE: &str = "#!/bin/sh
+number() { tr -d '\\r' < console | sed -n \"s/^$1 //p\" | tail -1; }
+done=$(number done) found=$(number found)
+if [ \"$found\" -ge \"$done\" ]; then echo \"rows SOUND\"; else echo \"rows LOST: $found of $done\"; fi
+";
+
+/// Cuts the power of a database that flushes as these settings say, when it has acknowledged twenty rows.
+fn database(settings: &str) -> Result<Results> {
+    let write = format!(
+        "{DATABASE}database 'create table t (i integer primary key, x blob)'\nsync\n\
+         {{ echo '{settings}'\n for i in $(seq 30); do\n \
+         echo \"insert into t values ($i, randomblob(2000)); select 'done $i';\"\n done; }} | database\n\
+         cd /; umount /mnt/dev /mnt\n"
+    );
+    let look = format!("{DATABASE}echo \"found $(database 'select count(*) from t')\"\n");
+    let rest = "[check]\ncommand = ['./compare']\n\
+        [expect]\nmasked = ['rows SOUND']\nwrong = ['rows LOST']\n\
+        [[fault]]\non = 'machine'\ndo = 'power-cut'\nconsole = 'done 20'\n";
+    let campaign = Campaign::new(&guest().runs(&write), &power_cut::image()?, rest)?;
+    let campaign = campaign.with("iterations = 2").verified_by(&guest().runs(&look))?;
+    campaign.has("compare", COMPARE.as_bytes())?.runs()
+}
+
+#[test]
+fn a_database_that_does_not_flush_loses_rows_when_the_power_goes() -> Result<()> {
+    let results = database("pragma synchronous = off;")?;
+    ensure!(results.of("wrong") == results.count(), "{}", results.said);
+    Ok(())
+}
+
+#[test]
+fn a_database_that_flushes_its_log_keeps_them() -> Result<()> {
+    let results = database("pragma journal_mode = wal; pragma synchronous = full;")?;
+    ensure!(results.of("masked") == results.count(), "{}", results.said);
+    Ok(())
+}
+
+/// Without a log a transaction ends when its journal is deleted; with `full` alone the last ones can come undone, as SQLite's
+/// documentation says.
+#[test]
+fn a_database_that_flushes_its_folder_keeps_them() -> Result<()> {
+    let results = database("pragma synchronous = extra;")?;
+    ensure!(results.of("masked") == results.count(), "{}", results.said);
+    Ok(())
+}
+
+const FILES: &str = "dmesg -n 1
+mount -t ext4 /dev/vda /mnt || exit
+for i in $(seq 200); do mkdir -p /mnt/$((i % 10)); echo $i > /mnt/$((i % 10))/$i; done
+umount /mnt; mount -t ext4 /dev/vda /mnt || exit
+for i in $(seq 200); do [ \"$(cat /mnt/$((i % 10))/$i)\" = $i ] || echo \"file $i is WRONG\"; done
+umount /mnt
+echo \"files read\"
+";
+
+/// Writes that go wrong one at a time, on a file system that is checked afterwards.
+fn file_system(fault: &str) -> Result<Results> {
+    let folder = TempDir::new()?;
+    let disk = empty_disk(folder.path(), 16 << 20)?;
+    output(Command::new("mke2fs").args(["-q", "-t", "ext4", "-O", "^has_journal"]).arg(&disk))?;
+    let rest = format!(
+        "[check]\ncommand = ['e2fsck', '-fn', 'disk0']\n\
+         [expect]\nmasked = ['files read']\nwrong = ['is WRONG']\n\
+         detected = ['Filesystem still has errors', 'EXT4-fs error', 'cat: ']\n\
+         [[fault]]\non = 'disk0'\nop = 'write'\n{fault}\n"
+    );
+    Campaign::new(&guest().runs(FILES), &disk, &rest)?.runs()
+}
+
+#[test]
+fn lost_and_torn_writes_damage_file_systems() -> Result<()> {
+    for fault in ["do = 'lost'", "do = 'torn'"] {
+        let results = file_system(&format!("{fault}\nrequest = {{ from = 3, to = 6 }}"))?;
+        ensure!(results.of("detected") > 0, "{}", results.said);
+    }
+    Ok(())
+}
+
+/// What a fault is recorded as, of records in a file.
+fn records(log: &Path) -> Result<String> {
+    fs::read_to_string(log).with_context(|| log.display().to_string())
+}
+
+#[test]
+fn retransmission_masks_loss() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (scenario, log) = (folder.path().join("loss.toml"), folder.path().join("log"));
+    fs::write(&scenario, "[[fault]]\non = 'net0'\ndo = 'loss'\nprobability = 0.1\n")?;
+    let page: String = (0..40_000).map(|n| format!("{n:07}\n")).collect();
+    let (server, address) = web_server(page.clone())?;
+    let script = format!(
+        "dmesg -n 1\nifconfig eth0 10.0.2.15 mtu 1500 up\nroute add default gw 10.0.2.2\n\
+         wget -q -O /tmp/page http://10.0.2.2:{address}/ && echo \"page $(md5sum < /tmp/page)\"\n"
+    );
+    let finished = guest()
+        .runs(&script)
+        .with("--net")
+        .with("user")
+        .with("--fault")
+        .with(&scenario.display().to_string())
+        .with("--fault-log")
+        .with(&log.display().to_string())
+        .boots()?;
+    drop(server);
+    let sent = folder.path().join("page");
+    fs::write(&sent, &page)?;
+    let sum = output(Command::new("md5sum").arg(&sent))?;
+    let sum = sum.split_whitespace().next().context("no sum")?;
+    finished.prints(&[&format!("page {sum}  -")])?;
+    let lost =
+        records(&log)?.lines().filter(|line| line.contains("\"effect\":\"dropped\"")).count();
+    ensure!(lost > 10, "{lost} frames were lost");
+    Ok(())
+}
+
+/// Serves a page at a port of this host, for as long as the thread is wanted.
+fn web_server(page: String) -> Result<(std::thread::JoinHandle<()>, u16)> {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let port = listener.local_addr()?.port();
+    let serve = move || {
+        let Ok((mut visitor, _)) = listener.accept() else { return };
+        let header = format!("HTTP/1.0 200 OK\r\nContent-Length: {}\r\n\r\n", page.len());
+        // Whoever left early finds that the page is not there.
+        let _ = visitor.read(&mut [0; 4096]);
+        let _ = visitor.write_all((header + &page).as_bytes());
+        let _ = visitor.read(&mut [0; 1]);
+    };
+    Ok((std::thread::spawn(serve), port))
+}
+
+const PARTS: &str = "dmesg -n 1
+devmem 0x8000000 32 0
+echo \"memory is $(devmem 0x8000000 32)\"
+echo 'flip now'; sleep 0.5
+echo \"memory is $(devmem 0x8000000 32)\"
+uptime() { cut -d. -f1 /proc/uptime; }
+before=$(uptime); echo 'step now'; sleep 0.5
+[ $(($(uptime) - before)) -ge 15 ] && echo 'the clock was set ahead'
+echo 'pause now'; sleep 0.1; echo 'paused'
+echo 'spurious now'; sleep 0.3
+dmesg | grep -c 'No irq handler for vector' | sed 's/^/spurious: /'
+echo 'lose now'; sleep 0.3
+dd if=/dev/vda of=/dev/null bs=4096 count=1 2>/dev/null & sleep 1
+kill -0 $! && echo 'the disk does not answer'
+echo 'cut now'; sleep 5; echo 'still there'
+";
+const PARTS_FAULTS: &str = "
+[[fault]]
+on = 'ram'
+do = { flip = { address = 0x8000000, bit = 5 } }
+console = 'flip now'
+[[fault]]
+on = 'clock'
+do = { step = '20s' }
+console = 'step now'
+[[fault]]
+name = 'pause'
+on = 'machine'
+do = { pause = '2s' }
+console = 'pause now'
+[[fault]]
+on = 'interrupts'
+do = { spurious = 0x7d }
+console = 'spurious now'
+times = 3
+every = '20ms'
+[[fault]]
+on = 'interrupts'
+do = 'lost'
+console = 'lose now'
+[[fault]]
+on = 'machine'
+do = 'power-cut'
+console = 'cut now'
+";
+
+#[test]
+fn memory_clock_cpu_and_interrupts_fail() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (scenario, log) = (folder.path().join("parts.toml"), folder.path().join("log"));
+    fs::write(&scenario, PARTS_FAULTS)?;
+    let disk = empty_disk(folder.path(), 1 << 20)?;
+    let finished = guest()
+        .is_told("clocksource=hpet memmap=1M$0x8000000")
+        .runs(PARTS)
+        .has_disk(&disk)
+        .with("--fault")
+        .with(&scenario.display().to_string())
+        .with("--fault-log")
+        .with(&log.display().to_string())
+        .boots()?;
+    finished.prints(&[
+        "memory is 0x00000000",
+        "memory is 0x00000020",
+        "the clock was set ahead",
+        "paused",
+        "the disk does not answer",
+        "cut now",
+    ])?;
+    let spurious: u32 = finished.line("spurious: ")?.parse()?;
+    ensure!(spurious > 0, "no spurious interrupt arrived");
+    let paused = finished.time_of("paused")?.duration_since(finished.time_of("pause now")?)?;
+    ensure!(paused > Duration::from_millis(1800), "paused for {paused:?}");
+    ensure!(finished.code == Some(5), "ended with {:?}", finished.code);
+    ensure!(!finished.console.contains("still there"), "the power did not go");
+    let records = records(&log)?;
+    for effect in ["[[134217728,0,32]]", "\"stepped\":20000", "\"paused\":2000", "\"spurious\":125"]
+    {
+        ensure!(records.contains(effect), "no {effect} in {records}");
+    }
+    Ok(())
+}
