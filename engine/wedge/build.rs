@@ -6,7 +6,7 @@
 //! because the wedge runs with the guest's vectors live; the target x86_64-unknown-none would do that
 //! without rustc's warning, where it is installed.
 
-use frame::{BLOB, FRAME, GATE, SHARED};
+use frame::{ALT_STACK, BLOB, CACHE, FRAME, GATE, SHARED, STACK, STACK_LEN};
 use std::path::Path;
 use std::process::Command;
 
@@ -40,8 +40,15 @@ fn main() {
         "-Cdebuginfo=0",
     ]);
     rustc.args(linking.map(|argument| format!("-Clink-arg={argument}")));
-    let addresses =
-        [("window", BLOB), ("shared_page", SHARED), ("gate_page", GATE), ("frame_page", FRAME)];
+    let addresses = [
+        ("window", BLOB),
+        ("shared_page", SHARED),
+        ("gate_page", GATE),
+        ("frame_page", FRAME),
+        ("stack_top", STACK + STACK_LEN),
+        ("alt_stack", ALT_STACK),
+        ("code_cache", CACHE),
+    ];
     rustc.args(addresses.map(|(name, at)| format!("-Clink-arg=-Wl,--defsym={name}={at:#x}")));
     let status = rustc.arg("-o").arg(&blob).status().expect("rustc runs");
     assert!(status.success(), "the wedge blob does not build");

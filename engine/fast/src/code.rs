@@ -1,10 +1,7 @@
 //! Translated code: finding it, making it, and dropping what has become stale.
 
 use engine::Board;
-use frame::{
-    BIAS, CACHE, FRAME, KERNEL_START, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN, USER_TABLES,
-    keys,
-};
+use frame::{Base, CACHE, FRAME, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN, USER_TABLES, keys};
 use jit::{
     Layout, Level,
     cache::{Cache, CodeMemory, Position, Refused, trial::ALWAYS},
@@ -28,23 +25,24 @@ const FETCH: Access = Access { write: false, fetch: true, user: false, smap_over
 
 /// Where the code of a level lies: the kernel's and the user's share nothing, so that the user's can
 /// be dropped whenever another address space comes.
-fn layout(level: Level) -> Layout {
+fn layout(level: Level, base: Base) -> Layout {
+    let here = |usual: usize| base.at(usual as u64);
     let kernel = Layout {
         level,
-        bias: BIAS,
-        regions: REGIONS as u64,
-        cache: CACHE as u64,
+        bias: base.bias(),
+        regions: here(REGIONS),
+        cache: here(CACHE),
         cache_len: (USER_CACHE - CACHE) as u64,
-        frame: FRAME as u64,
-        table: TABLES as u64,
+        frame: here(FRAME),
+        table: here(TABLES),
     };
     match level {
         Level::Kernel => kernel,
         Level::User => Layout {
             bias: 0,
-            cache: USER_CACHE as u64,
+            cache: here(USER_CACHE),
             cache_len: USER_CACHE_LEN as u64,
-            table: (TABLES + USER_TABLES) as u64,
+            table: here(TABLES + USER_TABLES),
             ..kernel
         },
     }
@@ -53,15 +51,23 @@ fn layout(level: Level) -> Layout {
 /// The part of the shared pages where the code of a layout lies.
 struct View<'a>(&'a mut Pages, &'a Layout);
 
+impl View<'_> {
+    /// Offset into the cache of all code.
+    fn code_at(&self, offset: u64) -> u64 {
+        self.1.cache - self.0.base().at(CACHE as u64) + offset
+    }
+}
+
 impl CodeMemory for View<'_> {
     fn write_code(&mut self, offset: u64, bytes: &[u8]) {
-        self.0.write_code(self.1.cache - CACHE as u64 + offset, bytes);
+        self.0.write_code(self.code_at(offset), bytes);
     }
     fn is_closed(&self, offset: u64, bytes: &[u8]) -> bool {
-        !wedge::keys() || !opens_keys(self.0, self.1.cache - CACHE as u64 + offset, bytes)
+        !wedge::keys() || !opens_keys(self.0, self.code_at(offset), bytes)
     }
     fn write_table(&mut self, offset: u64, value: u64) {
-        self.0.write_table(self.1.table - TABLES as u64 + offset, value);
+        let tables = self.0.base().at(TABLES as u64);
+        self.0.write_table(self.1.table - tables + offset, value);
     }
 }
 
@@ -75,7 +81,7 @@ pub struct Code {
 
 impl Code {
     pub fn new(pages: &mut Pages, level: Level) -> Self {
-        let layout = layout(level);
+        let layout = layout(level, pages.base());
         let cache = Cache::new(layout, &mut View(pages, &layout));
         Self { cache, layout, pages: FxHashMap::default() }
     }
@@ -93,7 +99,7 @@ impl Code {
     /// Code can be made from what lies at this GVA.
     fn covers(&self, gva: u64) -> bool {
         match self.layout.level {
-            Level::Kernel => gva >= KERNEL_START,
+            Level::Kernel => gva >= self.layout.bias.wrapping_neg(),
             Level::User => gva >> 47 == 0,
         }
     }
@@ -255,7 +261,7 @@ impl Code {
 
 /// A byte of the code cache.
 pub fn byte(pages: &Pages, pc: u64) -> u8 {
-    pages.code_byte(pc.wrapping_sub(CACHE as u64))
+    pages.code_byte(pc.wrapping_sub(pages.base().at(CACHE as u64)))
 }
 
 /// RAM offset of a kernel GVA that may be executed.
@@ -320,7 +326,7 @@ mod tests {
         let mut translated = Code::new(&mut host, Level::Kernel);
         let mut marked = Vec::new();
         for page in 0..pages {
-            let gva = KERNEL_START + page * PAGE;
+            let gva = frame::KERNEL_START + page * PAGE;
             translated.block(&mut host, &board, roots, gva, false, &mut marked);
         }
         translated
@@ -340,7 +346,7 @@ mod tests {
     #[test]
     fn routines_do_not_open_keys() {
         for level in [Level::Kernel, Level::User] {
-            let routines = stubs::generate(&layout(level));
+            let routines = stubs::generate(&layout(level, Base::default()));
             assert_eq!(keys::find(&routines), None);
         }
     }

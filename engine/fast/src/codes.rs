@@ -1,7 +1,7 @@
 //! The translated code of both levels.
 
 use crate::code::Code;
-use frame::{BIAS, STUBS, USER_CACHE};
+use frame::{Base, STUBS, USER_CACHE};
 use jit::{Level, cache::Position};
 use ram::Ram;
 use wedge::Pages;
@@ -76,6 +76,7 @@ impl Codes {
 }
 
 /// What translated code at a host PC adds to addresses.
-pub fn bias_at(pc: u64) -> u64 {
-    if (USER_CACHE as u64..STUBS as u64).contains(&pc) { 0 } else { BIAS }
+pub fn bias_at(base: Base, pc: u64) -> u64 {
+    let user = base.at(USER_CACHE as u64)..base.at(STUBS as u64);
+    if user.contains(&pc) { 0 } else { base.bias() }
 }

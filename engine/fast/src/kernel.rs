@@ -3,8 +3,8 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{Fast, User, code::byte, codes::bias_at, operand, state};
-use frame::{BIAS, ExitKind, KERNEL_START, KICK, go};
+use crate::{Fast, User, code::byte, codes::bias_at, operand, regions::host_bias, state};
+use frame::{ExitKind, KICK, go};
 use jit::{Level, cache::Position};
 use wedge::Error;
 use x86::{
@@ -31,8 +31,9 @@ impl Fast {
             return Ok(());
         };
         let alone = self.open_comparison(level, host);
+        let base = self.pages.base();
         let f = self.pages.frame();
-        state::load(&self.cpu.vcpu, f);
+        state::load(&self.cpu.vcpu, base, f);
         if level == Level::User {
             state::load_translated_user(f);
         }
@@ -79,7 +80,7 @@ impl Fast {
             ExitKind::Iret => {
                 let missing = self.pages.frame().exit_info;
                 self.take_state();
-                if missing >= KERNEL_START {
+                if missing >= self.pages.base().kernel_start() {
                     self.answer(missing, Access::default())?;
                 }
                 self.interpret();
@@ -139,7 +140,11 @@ impl Fast {
                 return self.lost();
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
-            if !page_fault || !self.kernel_page_fault(&position)? {
+            self.regions_changed = false;
+            let mapped = page_fault && self.kernel_page_fault(&position)?;
+            // The instruction's other operand may be the user's, in the region that is the kernel's now.
+            let moved = self.regions_changed && self.pages.frame().alignment_flag != 0;
+            if !mapped || moved {
                 self.take_recovered(&position);
                 // Where the window would have the user's half are no host addresses.
                 let apart = signal == SIGSEGV && trap == u64::from(vector::GP);
@@ -174,16 +179,20 @@ impl Fast {
 
     /// Maps what a translated instruction has missed; false if it has to be interpreted.
     fn kernel_page_fault(&mut self, position: &Position) -> Result<bool, Error> {
+        let base = self.pages.base();
         let f = self.pages.frame();
         let (hva, code) = (f.address, f.error as u32);
         let (user, open) = (f.cpl == 3, f.alignment_flag != 0);
         let gva = match (user, open) {
             (true, _) => Some(hva).filter(|gva| gva >> 47 == 0),
-            (false, false) => Some(hva.wrapping_sub(BIAS)).filter(|gva| *gva >= KERNEL_START),
+            (false, false) => {
+                Some(hva.wrapping_sub(base.bias())).filter(|gva| *gva >= base.kernel_start())
+            }
             (false, true) => {
                 let mut gpr = f.gpr;
-                position.mark.fixes.apply(&mut gpr, &f.spill, BIAS);
-                operand::gva(&self.board, &self.cpu.vcpu, position.guest, &gpr, hva)
+                position.mark.fixes.apply(&mut gpr, &f.spill, base.bias());
+                let bias = |gva| host_bias(base, gva);
+                operand::gva(&self.board, &self.cpu.vcpu, position.guest, &gpr, hva, bias)
             }
         };
         let write = code & pf::WRITE != 0;
@@ -196,8 +205,9 @@ impl Fast {
 
     /// Takes the state at the start of the guest instruction a host PC belongs to.
     fn take_recovered(&mut self, position: &Position) {
+        let base = self.pages.base();
         let f = self.pages.frame();
-        let (mut gpr, spill, bias) = (f.gpr, f.spill, bias_at(f.pc));
+        let (mut gpr, spill, bias) = (f.gpr, f.spill, bias_at(base, f.pc));
         position.mark.fixes.apply(&mut gpr, &spill, bias);
         f.gpr = gpr;
         f.rip = position.guest;

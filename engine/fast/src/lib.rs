@@ -18,10 +18,12 @@
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
 //! - `code`, `codes`: translations, the kernel's and, if asked for, the user's.
+//! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
 //! - `apart`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
 mod apart;
+mod claims;
 mod code;
 mod codes;
 mod home;
@@ -32,6 +34,7 @@ mod kernel;
 mod kick_tests;
 mod lockstep;
 mod operand;
+mod place;
 mod plausible;
 mod process;
 mod regions;
@@ -48,13 +51,15 @@ mod user;
 
 use apart::Apart;
 use bus::Kicker;
+use claims::Claims;
 use codes::Codes;
 use engine::{Attention, Board, Engine};
-use frame::{ExitKind, KERNEL_START};
+use frame::ExitKind;
 use home::Home;
 use jit::Level;
 use lockstep::Checker;
 pub use lockstep::LockStep;
+use place::Moves;
 pub use process::Process;
 use ram::Ram;
 pub use shadow::{Answer, Space};
@@ -66,7 +71,7 @@ use x86::{
     Vcpu,
     paging::{Access, Roots},
 };
-use x86_interp::{Counters, Cpu, Exit, GuestRam, Leave, System, pending};
+use x86_interp::{Counters, Cpu, Exit, GuestRam, System, pending};
 
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
 /// in ring 3 are there.
@@ -109,6 +114,10 @@ pub struct Fast {
     statistics: Statistics,
     home: Home,
     apart: Apart,
+    claims: Claims,
+    moves: Moves,
+    /// A region has changed hands: addresses that translated code has computed before may be wrong.
+    regions_changed: bool,
     /// Answers of CPUID given to the wedges so far.
     learnt: usize,
     /// CR4 and XCR0 at that time.
@@ -135,8 +144,8 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
             "the host does not let programs use FSGSBASE (Linux 5.9 and later do)".to_owned()
         );
     }
-    let pages = Pages::new().map_err(|error| error.to_string())?;
-    let mut slots = Slots::<Wedge>::new(ram.clone(), true);
+    let pages = Pages::with_base(place::first()).map_err(|error| error.to_string())?;
+    let mut slots = Slots::<Wedge>::new(ram.clone(), pages.base(), true);
     slots.select(0, Roots::default(), &pages).map_err(|error| error.to_string())
 }
 
@@ -165,11 +174,8 @@ impl Fast {
         attention: &Attention,
         modes: Modes,
     ) -> Result<Self, Error> {
-        let mut cpu = Cpu::new(vcpu);
-        let user = (modes.user != User::Interpreted).then_some(USER_END);
-        let kernel = modes.kernel_translated.then_some(KERNEL_START);
-        cpu.observe(Leave { user, kernel });
-        let mut pages = Pages::new().map_err(Error::Start)?;
+        let cpu = Cpu::new(vcpu);
+        let mut pages = Pages::with_base(place::first()).map_err(Error::Start)?;
         if modes.user_dispatch {
             pages.use_dispatch().map_err(Error::Start)?;
         }
@@ -177,12 +183,12 @@ impl Fast {
             pages.unmap_flushed();
         }
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
-        let slots = Slots::new(board.ram().clone(), modes.kernel_translated);
+        let slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         let codes = Codes::new(&mut pages, modes.user == User::Translated);
         let statistics = Statistics::default();
         let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));
         let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
-        Ok(Self {
+        let mut new = Self {
             cpu,
             board,
             pages,
@@ -192,13 +198,19 @@ impl Fast {
             statistics,
             home: Home::new(),
             apart: Apart::default(),
+            claims: Claims::default(),
+            moves: Moves::default(),
+            regions_changed: false,
             learnt: 0,
             learnt_under: (0, 0),
             int1_stays: false,
             checker,
             refused: false,
             failure: None,
-        })
+        };
+        new.publish_claims();
+        new.cpu.observe(new.left_to_wedges());
+        Ok(new)
     }
 
     /// Brings everything derived from guest memory up to date and selects the current slot.
@@ -229,6 +241,7 @@ impl Fast {
         f.go = how;
         f.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
+            && !self.claims.are_met()
             && state::may_cross(&self.cpu.vcpu))
         .into();
         self.slots.current()?.wedge.aim_kicks();
@@ -279,11 +292,18 @@ impl Fast {
                 }
                 Answer::Interpret => return Ok(false),
                 Answer::NeedsRegion(hva) => {
-                    self.pages.give_to_kernel(hva);
-                    self.slots.give_to_kernel(hva);
+                    self.give_to_kernel(hva);
+                    self.publish_claims();
+                    self.regions_changed = true;
                 }
             }
         }
+    }
+
+    /// Kernel memory is to be mapped in the region of an HVA.
+    pub(crate) fn give_to_kernel(&mut self, hva: u64) {
+        self.pages.give_to_kernel(hva);
+        self.slots.give_to_kernel(hva);
     }
 
     /// Nobody may write pages unnoticed that code or changed copies have just been made of.
@@ -338,6 +358,10 @@ impl Engine for Fast {
             if let Some(exit) = self.cpu.must_exit(&mut self.board) {
                 return exit;
             }
+            if let Err(error) = self.attend_to_claims() {
+                self.failure = Some(error.to_string());
+                return Exit::Shutdown;
+            }
             if self.cpu.has_long_record() {
                 self.follow_record();
             }
@@ -389,6 +413,7 @@ impl Engine for Fast {
             ("fast protections", f.fast_shown),
             ("fast page faults", f.fast_faults),
             ("fast invalidations", f.fast_invalidations),
+            ("moves out of a program's way", self.moves.count()),
         ];
         let cache = self.codes.kernel().cache.counters;
         let code = [

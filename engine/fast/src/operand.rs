@@ -3,7 +3,7 @@
 //! Inside STAC..CLAC a host address can stand for a user's address or for a kernel's; only the
 //! instruction and its registers tell.
 
-use crate::{code::physical, regions::host_bias};
+use crate::code::physical;
 use engine::Board;
 use iced_x86::{Decoder, DecoderOptions, Instruction, OpKind, Register};
 use x86::{Vcpu, paging::Roots, seg};
@@ -12,12 +12,20 @@ use x86_interp::{GuestRam, System};
 /// Bytes of the largest operand.
 const LARGEST: u64 = 64;
 
-/// The guest address at which the instruction at `rip` accesses the host address `hva`.
-pub fn gva(board: &Board, vcpu: &Vcpu, rip: u64, gpr: &[u64; 16], hva: u64) -> Option<u64> {
+/// The guest address at which the instruction at `rip` accesses the host address `hva`, if `bias` is what
+/// it adds to an address.
+pub fn gva(
+    board: &Board,
+    vcpu: &Vcpu,
+    rip: u64,
+    gpr: &[u64; 16],
+    hva: u64,
+    bias: impl Fn(u64) -> u64,
+) -> Option<u64> {
     let bytes = fetch(board, vcpu, rip);
     let insn = Decoder::with_ip(64, &bytes, rip, DecoderOptions::NONE).decode();
     addresses(&insn, vcpu, gpr).find_map(|start| {
-        let into = hva.wrapping_sub(start.wrapping_add(host_bias(start)));
+        let into = hva.wrapping_sub(start.wrapping_add(bias(start)));
         (into < LARGEST).then(|| start.wrapping_add(into))
     })
 }

@@ -22,7 +22,7 @@ use crate::{
     scans::Scans,
     sites::Sites,
 };
-use frame::{EMPTY, PIECE, PROTECT, REFUSED};
+use frame::{BORDER, Base, EMPTY, PIECE, PROTECT, REFUSED};
 use local::Locals;
 use near::{Near, SitesTable};
 use places::Places;
@@ -83,6 +83,8 @@ struct Large {
 
 /// A wedge and what is mapped in it.
 pub struct Space<W = Wedge> {
+    /// Where the reserved part of its address space lies.
+    pub(super) base: Base,
     /// The process.
     pub wedge: W,
     /// Process-context identifier, zero if the guest uses none; `None` while the slot is parked: nothing may run
@@ -137,8 +139,9 @@ pub struct Space<W = Wedge> {
 }
 
 impl<W: Process> Space<W> {
-    pub(crate) fn new(wedge: W, pcid: u64, sites: Sites, scans: Scans) -> Self {
+    pub(crate) fn new(wedge: W, base: Base, pcid: u64, sites: Sites, scans: Scans) -> Self {
         Self {
+            base,
             wedge,
             pcid: Some(pcid),
             root: 0,
@@ -202,6 +205,8 @@ impl<W: Process> Space<W> {
         }
         if protection & PROTECT == 0 {
             self.mappings += 1;
+        } else {
+            self.invalidated.push(hva); // the wedge has loaded the translation anew
         }
         let empty = protection & EMPTY != 0;
         if empty {
@@ -241,7 +246,7 @@ impl<W: Process> Space<W> {
     /// Drops every mapping.
     pub fn clear_all(&mut self) -> Result<(), Error> {
         if self.mappings != 0 {
-            for (from, to) in regions::mappable() {
+            for (from, to) in regions::mappable(self.base) {
                 self.unmap(from, to - from)?;
             }
         }
@@ -273,6 +278,15 @@ impl<W: Process> Space<W> {
         Ok(())
     }
 
+    /// Makes room for the kernel in the region of an HVA, and drops what lies right before it.
+    pub fn give_to_kernel(&mut self, hva: u64) -> Result<(), Error> {
+        self.clear_region(hva)?;
+        match extent(hva).0.checked_sub(BORDER) {
+            Some(border) => self.drop_range(border, BORDER),
+            None => Ok(()),
+        }
+    }
+
     /// Drops everything in the region of an HVA.
     pub fn clear_region(&mut self, hva: u64) -> Result<(), Error> {
         let (start, len) = extent(hva);
@@ -285,7 +299,7 @@ impl<W: Process> Space<W> {
         for places in [&mut self.writable, &mut self.copies] {
             places.retain(|_, hva| !gone(hva));
         }
-        for (from, to) in regions::mappable_parts(start, len) {
+        for (from, to) in regions::mappable_parts(self.base, start, len) {
             self.unmap(from, to - from)?;
         }
         Ok(())
@@ -302,8 +316,8 @@ impl<W: Process> Space<W> {
     /// Drops the mapping of one page.
     pub fn drop_page(&mut self, gva: u64) -> Result<(), Error> {
         let gva = gva & !(PAGE - 1);
-        let hva = if gva >> 63 == 0 { Some(gva) } else { regions::kernel_hva(gva) };
-        let mapped = |hva: &u64| regions::is_mappable(*hva) && self.mappings != 0;
+        let hva = if gva >> 63 == 0 { Some(gva) } else { regions::kernel_hva(self.base, gva) };
+        let mapped = |hva: &u64| regions::is_mappable(self.base, *hva) && self.mappings != 0;
         let Some(hva) = hva.filter(mapped) else { return Ok(()) };
         self.others += (gva >> 63) as usize; // what is cut in two
         for bits in LARGE_PAGES {
@@ -327,7 +341,7 @@ impl<W: Process> Space<W> {
             self.unmap(at, len)?;
         }
         self.forget_pages(start, len);
-        for (from, to) in regions::mappable_parts(start, len) {
+        for (from, to) in regions::mappable_parts(self.base, start, len) {
             self.unmap(from, to - from)?;
         }
         Ok(())
@@ -388,9 +402,12 @@ impl<W: Process> Space<W> {
     ) -> Result<Answer, Error> {
         let kernel = gva >> 63 == 1;
         let hva = match kernel {
-            true => regions::kernel_hva(gva).filter(|_| !access.user && !access.fetch),
+            true => regions::kernel_hva(self.base, gva).filter(|_| !access.user && !access.fetch),
             false => {
-                Some(gva).filter(|gva| regions::is_mappable(*gva) && !kernel_regions.has(*gva))
+                let free = |gva: &u64| {
+                    regions::is_mappable(self.base, *gva) && !kernel_regions.borders(*gva)
+                };
+                Some(gva).filter(free)
             }
         };
         let Some(hva) = hva else { return Ok(Answer::Interpret) };
@@ -520,7 +537,7 @@ impl<W: Process> Space<W> {
             let Some(found) = leaf(ram, roots, gva, !place.kernel) else { continue };
             let hva = gva.wrapping_add(place.hva.wrapping_sub(place.gva));
             let plain = ram.page(found.gpa).is_some_and(|page| !ram.is_code(page.offset));
-            if plain && regions::is_mappable(hva) {
+            if plain && regions::is_mappable(self.base, hva) {
                 self.map_page(ram, Place { gva, hva, ..place }, &found, false, false)?;
             }
         }

@@ -12,8 +12,9 @@ use crate::{
     shadow::{Answer, Space, budget::most_entries},
     sites::{self, Sites},
 };
-use frame::{SITES, SITES_LEN};
+use frame::{Base, Claim, SITES, SITES_LEN};
 use ram::Ram;
+use rustc_hash::FxHashSet;
 use wedge::{Error, Pages, Wedge};
 use x86::paging::{self, Access, Roots};
 use x86_interp::{Flush, Record};
@@ -22,6 +23,8 @@ use x86_interp::{Flush, Record};
 const MAX_SLOTS: usize = frame::MAX_WEDGES;
 /// So many claims of wedges are believed before it is looked at what they take.
 pub(crate) const CLAIMS: usize = 1024;
+/// Programs that are remembered for their low memory.
+const MAX_LOW: usize = 256;
 /// The first GVA of the upper half.
 const UPPER_HALF: u64 = 1 << 63;
 /// Bytes of a page.
@@ -34,10 +37,15 @@ fn root(roots: Roots) -> u64 {
 
 /// The slots, least recently used first.
 pub struct Slots<W = Wedge> {
+    base: Base,
     ram: Ram,
     /// Kernel code runs in the slots, too.
     kernel: bool,
     spaces: Vec<Space<W>>,
+    /// The page tables of programs that have been given memory near the table of patched system calls.
+    low: FxHashSet<u64>,
+    /// The page tables of programs that wedges must not go on with by themselves.
+    held_back: FxHashSet<u64>,
     /// The regions that are the kernel's, in all slots.
     kernel_regions: Regions,
     /// Patched system calls, in all slots.
@@ -52,13 +60,14 @@ impl<W: Process> Slots<W> {
     /// Memory of the user's may be mapped in the region of a GVA of its own, if not at every page.
     pub fn may_show_region(&self, gva: u64) -> bool {
         let low = gva < SITES as u64 + SITES_LEN as u64;
-        (low || regions::is_mappable(gva)) && !self.kernel_regions.has(gva)
+        (low || regions::is_mappable(self.base, gva)) && !self.kernel_regions.has(gva)
     }
 
-    /// No slots yet. With `kernel`, kernel code is to run in them, too.
-    pub fn new(ram: Ram, kernel: bool) -> Self {
-        let (kernel_regions, sites, scans) = Default::default();
-        Self { ram, kernel, spaces: Vec::new(), kernel_regions, sites, scans, claims: 0 }
+    /// No slots yet. With `kernel`, kernel code is to run in them, too. All pages that it is given have this base.
+    pub fn new(ram: Ram, base: Base, kernel: bool) -> Self {
+        let (low, held_back, kernel_regions, sites, scans) = Default::default();
+        let spaces = Vec::new();
+        Self { base, ram, kernel, spaces, low, held_back, kernel_regions, sites, scans, claims: 0 }
     }
 
     /// Makes the slot for a process-context identifier, with these page tables, the current one. As in a TLB, it is
@@ -106,9 +115,9 @@ impl<W: Process> Slots<W> {
     pub fn run(&mut self, passing: bool, roots: Roots) -> Result<bool, Error> {
         let current = self.spaces.last_mut().ok_or(Error::Gone)?;
         current.root = root(roots);
-        current.attend_to_sites(&self.ram, roots)?;
+        current.attend_to_sites(&self.ram, roots, self.low.contains(&root(roots)))?;
         for space in &self.spaces {
-            space.publish(passing);
+            space.publish(passing && !self.held_back.contains(&space.root));
         }
         let done = self.current()?.run()?;
         for space in &mut self.spaces {
@@ -173,7 +182,7 @@ impl<W: Process> Slots<W> {
             walked: self.kernel,
         };
         let wedge = W::start(ram, pages, self.spaces.len() + 1)?;
-        Ok(Space::new(wedge, pcid, self.sites.clone(), self.scans.clone()))
+        Ok(Space::new(wedge, self.base, pcid, self.sites.clone(), self.scans.clone()))
     }
 
     /// Does what the interpreter has reported; `roots` are the current space's. A slot whose process
@@ -220,11 +229,45 @@ impl<W: Process> Slots<W> {
         }
     }
 
+    /// Where programs must have no pages for their code to run in a slot.
+    pub fn claims(&self) -> Vec<Claim> {
+        self.kernel_regions.claims(self.base)
+    }
+
+    /// Ends all wedges; those that are started from now on have this base, and no region is the kernel's.
+    pub fn move_to(&mut self, base: Base) {
+        let low = std::mem::take(&mut self.low);
+        *self = Self { low, ..Self::new(self.ram.clone(), base, self.kernel) };
+    }
+
+    /// Wedges do not go on by themselves with the programs that have these page tables.
+    pub fn hold_back(&mut self, roots: FxHashSet<u64>) {
+        self.held_back = roots;
+    }
+
+    /// The program with this page table has been given memory near the table of patched system calls.
+    pub fn note_low(&mut self, root: u64) {
+        if self.low.len() == MAX_LOW {
+            self.low.clear();
+        }
+        self.low.insert(root);
+    }
+
+    /// The regions that are the kernel's: HVAs.
+    pub fn kernel_regions(&self) -> Vec<u64> {
+        self.kernel_regions.clone().take().collect()
+    }
+
+    /// The uppermost page tables of the programs that are known: GPAs.
+    pub fn roots(&self) -> impl Iterator<Item = u64> {
+        self.spaces.iter().map(|space| space.root)
+    }
+
     /// Kernel memory is to be mapped in the region of an HVA: it becomes the kernel's.
     pub fn give_to_kernel(&mut self, hva: u64) {
         if self.kernel_regions.add(hva) {
             for space in &mut self.spaces {
-                let _ = space.clear_region(hva);
+                let _ = space.give_to_kernel(hva);
             }
         }
     }

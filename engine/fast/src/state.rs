@@ -4,7 +4,7 @@
 //! privilege level, and the flat segments that SYSCALL, SYSRET and IRET load.
 
 use engine::Board;
-use frame::Frame;
+use frame::{Base, Frame};
 use x86::{
     Segment, Vcpu,
     control::{cr0, cr4, efer},
@@ -31,7 +31,7 @@ const HOST_SELECTORS: [u16; 7] = [0, 1, 2, 3, 0x2b, 0x23, 0x33];
 const BREAKPOINTS: u64 = 0xff;
 
 /// What to run with.
-pub fn load(vcpu: &Vcpu, f: &mut Frame) {
+pub fn load(vcpu: &Vcpu, base: Base, f: &mut Frame) {
     f.gpr = vcpu.gpr;
     f.rip = vcpu.rip;
     f.cpl = vcpu.cpl().into();
@@ -42,7 +42,8 @@ pub fn load(vcpu: &Vcpu, f: &mut Frame) {
     f.fs_base = vcpu.seg[seg::FS].base;
     f.gs_base = vcpu.seg[seg::GS].base;
     f.kernel_gs_base = vcpu.kernel_gs_base;
-    (f.bias, f.percpu) = (frame::BIAS, frame::percpu(f.gs_base));
+    f.bias = base.bias();
+    f.percpu = frame::percpu(f.gs_base, f.bias);
     (f.compatibility, f.alone) = (0, 0);
     (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
     (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());

@@ -64,8 +64,9 @@ impl Fast {
         if self.modes.user == User::Translated {
             return self.translated_user_code();
         }
+        let base = self.pages.base();
         let f = self.pages.frame();
-        state::load(&self.cpu.vcpu, f);
+        state::load(&self.cpu.vcpu, base, f);
         f.pending = 0;
         match (self.enter(go::USER)?, self.modes.kernel_translated) {
             (ExitKind::UserSignal, _) => self.user_exit(),

@@ -3,6 +3,46 @@
 
 use core::sync::atomic::AtomicU32;
 
+/// Where the reserved part of a wedge's address space lies: what is the wedge's own, at the same distances from
+/// each other wherever that is. The constants of this file are the addresses of the usual base. It is one entry of
+/// the guest's uppermost page table, so a program whose pages are in its way has all of it moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Base(u64);
+
+impl Base {
+    /// The base of the reserved part in this entry of the uppermost page table.
+    pub const fn of_entry(entry: u16) -> Self {
+        Self(((entry as u64) << ENTRY_BITS).wrapping_sub(BIAS))
+    }
+
+    /// The entry of the uppermost page table.
+    pub const fn entry(self) -> u16 {
+        (self.bias() >> ENTRY_BITS) as u16
+    }
+
+    /// Where something lies that has the address `usual` with the usual base.
+    pub const fn at(self, usual: u64) -> u64 {
+        usual.wrapping_add(self.0)
+    }
+
+    /// Added to a kernel GVA to get its HVA, modulo 2^64.
+    pub const fn bias(self) -> u64 {
+        self.at(BIAS)
+    }
+
+    /// The first kernel GVA that has an HVA.
+    pub const fn kernel_start(self) -> u64 {
+        KERNEL_START.wrapping_sub(self.0)
+    }
+}
+
+/// In what the wedge refers to from several places at a time, host code it calls included. It tells the compiler that
+/// a mutable reference is not the only one: without it stores were left out before calls that do not return.
+pub type Shares = core::marker::PhantomPinned;
+
+/// log2 of the bytes that an entry of the uppermost page table stands for.
+pub const ENTRY_BITS: u32 = 39;
+
 /// The wedge's window: one aligned 4 GiB, so that a filter needs one comparison per half. It lies, like
 /// all that is not the guest's, between [`NO_USER`] and [`UPPER_USER`]. Programs choose addresses at
 /// random (JavaScript engines do), so what is taken from them elsewhere is as little as possible.
@@ -92,6 +132,9 @@ pub const NO_USER: u64 = BIAS;
 pub const UPPER_USER: u64 = 0x7e80_0000_0000;
 /// log2 of the bytes of a region: user and kernel memory do not share one.
 pub const REGION_BITS: u32 = 30;
+/// So many bytes before a region of the kernel's are no user pages installed: a string instruction that begins
+/// there would go on into the kernel's memory. The length of a large page, so that none is cut.
+pub const BORDER: u64 = 2 << 20;
 /// Regions of a 48-bit address space.
 pub const REGION_COUNT: usize = 1 << (48 - REGION_BITS);
 /// HVA of the table of biases by region: what translated code adds to an address that may be the
@@ -265,6 +308,56 @@ pub mod mode {
     pub const KERNEL: u64 = 2;
 }
 
+/// Regions in the reach of one entry of the uppermost page table that the kernel or the wedge has something in:
+/// where a program has pages there, too, its code cannot run beside that.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Index into the uppermost page table.
+    pub entry: u16,
+    /// Index of the first region into the table below it.
+    pub first: u16,
+    /// Index of the last region.
+    pub last: u16,
+}
+
+impl Claim {
+    /// Something of a range of HVAs is claimed.
+    pub const fn reaches(&self, start: u64, len: u64) -> bool {
+        let base = (self.entry as u64) << ENTRY_BITS;
+        let first = base + ((self.first as u64) << REGION_BITS);
+        let end = base + ((self.last as u64 + 1) << REGION_BITS);
+        start < end && start.saturating_add(len) > first
+    }
+
+    /// A range of HVAs has something in the reach of the same entry: the kernel may come to have memory there.
+    pub const fn is_near(&self, start: u64, len: u64) -> bool {
+        Self { first: 0, last: 511, ..*self }.reaches(start, len)
+    }
+}
+
+/// Linux's numbers of calls for memory, and of those that end a program.
+pub mod calls {
+    #![allow(missing_docs)]
+    pub const MMAP: u64 = 9;
+    pub const MPROTECT: u64 = 10;
+    pub const MUNMAP: u64 = 11;
+    pub const MREMAP: u64 = 25;
+    pub const SHMAT: u64 = 30;
+    pub const EXECVE: u64 = 59;
+    pub const EXIT_GROUP: u64 = 231;
+    pub const EXECVEAT: u64 = 322;
+    /// No call.
+    pub const NONE: u64 = !0;
+}
+/// The GPA in CR3.
+const ROOT: u64 = ((1 << 46) - 1) & !0xfff;
+
+/// Claims that a wedge looks at; if there are more, it leaves every return to user code to the monitor.
+pub const MAX_CLAIMS: usize = 32;
+/// Claims that it looks at without a loop.
+pub const QUICK_CLAIMS: usize = 8;
+
 /// What CPUID answers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -421,6 +514,25 @@ pub struct Frame {
     pub fast_faults: u64,
     /// INVLPGs done without the monitor.
     pub fast_invalidations: u64,
+    /// Where user code must have no pages.
+    pub claims: [Claim; MAX_CLAIMS],
+    /// How many claims there are, perhaps more than [`Frame::claims`] holds.
+    pub claim_count: u64,
+    /// Offsets of their entries in the uppermost page table, some of them several times; all of them if there are no more than
+    /// so many.
+    pub claim_entries: [u16; QUICK_CLAIMS],
+    /// The number of the last system call, [`calls::NONE`] once somebody has returned to user code.
+    pub call: u64,
+    /// CR3 of the program that made it.
+    pub caller: u64,
+    /// The monitor remembers what programs have been given.
+    pub remembers: u64,
+    /// The uppermost page table of a program that has ended; zero for none.
+    pub ended: u64,
+    /// First address and bytes of claimed memory that a program has been given; no bytes for none.
+    pub given: [u64; 2],
+    /// The same of such memory that it has given back.
+    pub taken: [u64; 2],
     /// What CPUID has answered, as far as is known.
     pub cpuid: [Cpuid; MAX_CPUID],
     /// How many of those are.
@@ -431,6 +543,8 @@ pub struct Frame {
     pub fast_cpuids: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
     pub vectors: Vectors,
+    /// See [`Shares`].
+    pub shares: Shares,
 }
 
 /// An XSAVE area.
@@ -509,6 +623,8 @@ pub struct Shared {
     pub made: [Order; MAX_MADE],
     /// Pages that the wedge has mapped and nobody has changed since.
     pub hints: [Hint; HINTS],
+    /// See [`Shares`].
+    pub shares: Shares,
 }
 
 /// Whose turn it is: the monitor's or one wedge's, by number. Wedges can write it as they like; what they
@@ -526,6 +642,38 @@ pub struct Turns {
 }
 
 /// The host's FS base in translated code, for a GS base of the guest.
-pub fn percpu(gs_base: u64) -> u64 {
-    if gs_base >> 63 == 0 { NOWHERE } else { gs_base.wrapping_add(BIAS) }
+pub fn percpu(gs_base: u64, bias: u64) -> u64 {
+    if gs_base >> 63 == 0 { NOWHERE } else { gs_base.wrapping_add(bias) }
+}
+
+impl Frame {
+    /// Some return to user code, of the program with these page tables and with these values of RAX, RDX, RSI and RDI, comes next. If the last
+    /// system call has given a program memory near what is claimed, or taken some, or ended it, this is noted for the monitor: true.
+    #[cold]
+    #[inline(never)]
+    pub fn note_outcome(&mut self, cr3: u64, [result, rdx, rsi, rdi]: [u64; 4]) -> bool {
+        let call = core::mem::replace(&mut self.call, calls::NONE);
+        if (self.caller ^ cr3) & ROOT != 0 {
+            let ends = matches!(call, calls::EXECVE | calls::EXECVEAT | calls::EXIT_GROUP);
+            if ends && self.remembers != 0 {
+                self.ended = self.caller & ROOT;
+            }
+            return ends && self.remembers != 0;
+        }
+        let (start, len) = match call {
+            calls::MMAP if rdx != 0 => (result, rsi),
+            calls::MPROTECT if rdx != 0 && result == 0 => (rdi, rsi),
+            calls::MUNMAP if result == 0 && self.remembers != 0 => (rdi, rsi),
+            calls::MREMAP => (result, rdx),
+            calls::SHMAT => (result, 4096),
+            _ => return false,
+        };
+        let count = self.claim_count as usize;
+        let near = self.claims.iter().take(count).any(|claim| claim.is_near(start, len));
+        if start >> 47 != 0 || !near && !near_sites(start) {
+            return false;
+        }
+        *(if call == calls::MUNMAP { &mut self.taken } else { &mut self.given }) = [start, len];
+        true
+    }
 }

@@ -4,10 +4,11 @@
 //! the monitor with the state untouched.
 
 use crate::{
-    fault,
+    bias, claims, fault, here,
     host::load_vectors_careful,
+    kernel_start,
     layout::{
-        BIAS, DEEP, DEEP_REACH, ExitKind, Frame, KERNEL_START, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES,
+        DEEP, DEEP_REACH, ExitKind, Frame, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES,
         deep_slot, go, percpu, region,
     },
     mmu, shared, turns,
@@ -37,6 +38,7 @@ const PCID: u64 = 0xfff;
 /// Bits of a GPA.
 const PHYSICAL_BITS: u32 = 46;
 const USER_END: u64 = 0x7fff_ffff_f000;
+const RAX: usize = 0;
 const RCX: usize = 1;
 const RSP: usize = 4;
 const R11: usize = 11;
@@ -47,6 +49,7 @@ pub fn system_call(f: &mut Frame) -> ! {
     if flags & (TF | NT | VM | IOPL) != 0 {
         turns::exit(ExitKind::UserSignal);
     }
+    (f.call, f.caller) = (f.gpr[RAX], f.cr3);
     f.gpr[RCX] = f.rip;
     f.gpr[R11] = f.rflags & !RF;
     f.cs = f.star >> 32 & 0xfffc;
@@ -75,7 +78,7 @@ fn enter_kernel_at(f: &mut Frame, flags: u64, block: u64) {
     f.interrupt_flag = flags & IF;
     f.alignment_flag = flags & AC;
     f.host_flags = flags & IN_HOST;
-    f.percpu = percpu(f.gs_base);
+    f.percpu = percpu(f.gs_base, bias());
     f.go = go::BLOCK;
     f.jump = block;
 }
@@ -83,13 +86,13 @@ fn enter_kernel_at(f: &mut Frame, flags: u64, block: u64) {
 /// What translated code would reach by this address.
 fn host_address(address: u64) -> u64 {
     // SAFETY: the table has an entry for every region.
-    let bias = unsafe { *(REGIONS as *const u64).add(region(address)) };
+    let bias = unsafe { *(here(REGIONS) as *const u64).add(region(address)) };
     address.wrapping_add(bias)
 }
 
 /// HVA of the block for a guest address, zero if the tables do not know it.
 fn find(guest: u64, alignment: bool) -> u64 {
-    let table = TABLES + if alignment { TABLE_LEN } else { 0 };
+    let table = here(TABLES) + if alignment { TABLE_LEN } else { 0 };
     let slot = guest as usize & (TABLE_SLOTS - 1);
     // SAFETY: the tables are mapped for good.
     unsafe {
@@ -105,7 +108,7 @@ fn search(guest: u64, alignment: bool) -> u64 {
     }
     for n in 0..DEEP_REACH {
         let slot = deep_slot(guest) + n;
-        let at = (TABLES + DEEP + slot * 16) as *const u64;
+        let at = (here(TABLES) + DEEP + slot * 16) as *const u64;
         // SAFETY: as above.
         unsafe {
             if *at == guest {
@@ -146,10 +149,9 @@ pub fn after_block(f: &mut Frame) -> bool {
 
 /// XRSTOR of what the guest asks for, if it is in order.
 fn load_guest_vectors(f: &mut Frame) -> bool {
-    const RAX: usize = 0;
     let area = host_address(f.operand);
     let next = find(f.next, f.alignment_flag != 0);
-    let open = f.operand >= KERNEL_START || f.alignment_flag != 0;
+    let open = f.operand >= kernel_start() || f.alignment_flag != 0;
     let known = open && area % 64 == 0 && area >> 47 == 0 && next != 0;
     if !known || !load_vectors_careful(area, f.gpr[RAX] & f.vector_mask) {
         return false;
@@ -198,7 +200,10 @@ fn open_to_interrupt(f: &Frame, flags: u64) -> bool {
 fn sysret(f: &mut Frame) -> bool {
     let flags = f.gpr[R11] & SYSRET_FLAGS | 2;
     let target = f.gpr[RCX];
-    if target >= USER_END || !plain_user(f, flags) {
+    // Whoever returns, the monitor is to know of it.
+    let questionable = claims::are_in_question(f);
+    let plain = target < USER_END && plain_user(f, flags);
+    if questionable || !plain || claims::are_met(f, shared()) {
         return false;
     }
     f.cs = (f.star >> 48).wrapping_add(16) | 3;
@@ -239,7 +244,10 @@ fn iret_to_user(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     let flat = descriptor(f, cs) == Some(0x00af_fa00_0000_ffff)
         && descriptor(f, ss) == Some(0x00cf_f200_0000_ffff)
         && ss & 3 == 3;
-    if !flat || rip >= USER_END || !plain_user(f, flags) {
+    // Slow returns from system calls come this way.
+    let questionable = claims::are_in_question(f);
+    let plain = flat && rip < USER_END && plain_user(f, flags);
+    if questionable || !plain || claims::are_met(f, shared()) {
         return false;
     }
     f.gpr[RSP] = rsp;
@@ -256,7 +264,7 @@ fn iret_to_kernel(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     let flat = kernel_code(f, cs) == Some(true) && stack && ss & 3 == 0;
     let ordinary = flags & !ORDINARY_KERNEL == 0 && !open_to_interrupt(f, flags);
     let known = find(rip, flags & AC != 0);
-    if !flat || !ordinary || rip < KERNEL_START || known == 0 {
+    if !flat || !ordinary || rip < kernel_start() || known == 0 {
         return false;
     }
     f.gpr[RSP] = rsp;
@@ -285,7 +293,7 @@ fn descriptor(f: &mut Frame, selector: u64) -> Option<u64> {
 /// Reads guest kernel memory, if it is mapped; if not, the exit's detail says what is missing.
 pub fn kernel_word(f: &mut Frame, address: u64) -> Option<u64> {
     let mut value = 0;
-    let known = address >= KERNEL_START && load_careful(address.wrapping_add(BIAS), &mut value) != 0;
+    let known = address >= kernel_start() && load_careful(address.wrapping_add(bias()), &mut value) != 0;
     if !known {
         f.exit_info = address;
     }

@@ -5,6 +5,7 @@
 //! what the guest has there.
 
 use crate::{
+    here,
     layout::{Cpuid, Frame, RAM},
     mmu::{self, Access, Walk},
     shared,
@@ -42,7 +43,7 @@ fn is_cpuid(f: &Frame) -> bool {
         return false;
     }
     let Walk::Found(leaf) = mmu::walk(f, shared(), f.rip, fetch) else { return false };
-    let at = RAM as u64 + leaf.offset + inside;
+    let at = here(RAM) as u64 + leaf.offset + inside;
     // SAFETY: inside the RAM window.
     unsafe { core::ptr::read_unaligned(at as *const u16) == CPUID }
 }

@@ -1,8 +1,8 @@
 //! Page faults without the monitor: answered with a mapping, or delivered to the guest's kernel.
 
 use crate::{
-    assist,
-    layout::{BIAS, ExitKind, Frame, KERNEL_START, SITES, SITES_LEN, Shared, go},
+    assist, bias, kernel_start,
+    layout::{ExitKind, Frame, SITES, SITES_LEN, Shared, go},
     mmu::{self, Access, Walk},
     run, shared, turns,
 };
@@ -70,12 +70,12 @@ pub fn kernel(f: &mut Frame) -> ! {
 /// The guest address that a host address stands for. Inside STAC..CLAC it is the user's unless the
 /// guest has kernel memory where it would be the kernel's.
 fn kernel_address(f: &Frame, s: &Shared) -> Option<u64> {
-    let gva = f.address.wrapping_sub(BIAS);
+    let gva = f.address.wrapping_sub(bias());
     if f.alignment_flag == 0 {
-        return (gva >= KERNEL_START).then_some(gva);
+        return (gva >= kernel_start()).then_some(gva);
     }
     let top = Access { write: false, fetch: false, user: false };
-    let alias = gva >= KERNEL_START && !matches!(mmu::walk(f, s, gva, top), Walk::Fault(0));
+    let alias = gva >= kernel_start() && !matches!(mmu::walk(f, s, gva, top), Walk::Fault(0));
     (!alias && f.address >> 47 == 0).then_some(f.address)
 }
 
@@ -83,7 +83,7 @@ fn kernel_address(f: &Frame, s: &Shared) -> Option<u64> {
 /// nothing changed, if anything about it is not ordinary.
 fn deliver(f: &mut Frame, gva: u64, code: u64) -> bool {
     let Some((handler, selector)) = gate(f) else { return false };
-    if f.tss < KERNEL_START || assist::kernel_code(f, selector) != Some(true) {
+    if f.tss < kernel_start() || assist::kernel_code(f, selector) != Some(true) {
         return false;
     }
     let Some(stack) = assist::kernel_word(f, f.tss + 4) else { return false };
@@ -91,7 +91,7 @@ fn deliver(f: &mut Frame, gva: u64, code: u64) -> bool {
     let mut top = stack & !15;
     for word in words {
         top = top.wrapping_sub(8);
-        let there = top >= KERNEL_START && store_careful(top.wrapping_add(BIAS), word) != 0;
+        let there = top >= kernel_start() && store_careful(top.wrapping_add(bias()), word) != 0;
         if !there {
             return false;
         }
@@ -108,7 +108,7 @@ fn deliver(f: &mut Frame, gva: u64, code: u64) -> bool {
 
 /// Handler and code selector of the page-fault gate.
 fn gate(f: &mut Frame) -> Option<(u64, u64)> {
-    if f.idt < KERNEL_START {
+    if f.idt < kernel_start() {
         return None;
     }
     let low = assist::kernel_word(f, f.idt + PAGE_FAULT * 16)?;
@@ -116,7 +116,7 @@ fn gate(f: &mut Frame) -> Option<(u64, u64)> {
     // Present, interrupt gate, no IST.
     let ordinary = low >> 40 & 0x9f == 0x8e && low >> 32 & 7 == 0;
     let handler = low & 0xffff | low >> 32 & 0xffff_0000 | high << 32;
-    (ordinary && handler >= KERNEL_START).then_some((handler, low >> 16 & 0xffff))
+    (ordinary && handler >= kernel_start()).then_some((handler, low >> 16 & 0xffff))
 }
 
 /// User code goes on where it had faulted: what it will need is mapped before it faults again.

@@ -10,7 +10,7 @@
 //!
 //! Pure, so that tests can ask the very program that is installed (`engine/wedge/src/filter_tests.rs`).
 
-use crate::layout::{RAM_FD, WINDOW};
+use crate::layout::RAM_FD;
 
 pub const MMAP: u64 = 9;
 pub const MPROTECT: u64 = 10;
@@ -74,9 +74,10 @@ enum Value {
     Plain,
     SecretHigh,
     SecretLow,
+    Window,
     BlobEnd,
 }
-use Value::{BlobEnd, Plain, SecretHigh, SecretLow};
+use Value::{BlobEnd, Plain, SecretHigh, SecretLow, Window};
 
 const LEN: usize = 34;
 /// A filter.
@@ -86,7 +87,7 @@ const PROGRAM: [(Bpf, Value); LEN] = [
     load(ARCH),
     want(AUDIT_ARCH_X86_64),
     load(POINTER + HIGH),
-    want((WINDOW >> 32) as u32),
+    (want(0).0, Window),
     load(POINTER), // the window starts at a multiple of 4 GiB, with the blob
     (op(AT_LEAST, TO_TRAP, NEXT, 0), BlobEnd),
     load(NUMBER),
@@ -143,6 +144,7 @@ pub fn write(program: &mut Program, secret: u64, blob_end: u64) {
             Plain => op.k,
             SecretHigh => (secret >> 32) as u32,
             SecretLow => secret as u32,
+            Window => (blob_end >> 32) as u32,
             BlobEnd => blob_end as u32,
         };
         *to = Bpf { code: op.code, yes: distance(op.yes, at), no: distance(op.no, at), k };

@@ -4,7 +4,7 @@
 //! later, up to the gate's end, finds the interrupted PC in the gate and nothing of the guest's state
 //! changed yet: the handler then gives the gate up ([`in_gate`]).
 
-use crate::layout::{CACHE, Frame, mode};
+use crate::layout::{Frame, mode};
 use core::{
     arch::naked_asm,
     mem::offset_of,
@@ -91,7 +91,7 @@ pub extern "C" fn enter_block() -> u64 {
         "cmp qword ptr [rdx + {kicked}], 0",
         "jne 9f",
         "mov qword ptr [rdx + {mode}], {kernel}",
-        "movabs rax, {enter}",
+        "lea rax, [rip + code_cache]",
         ".globl enter_block_end", "enter_block_end:",
         "call rax",
         "lea rdx, [rip + frame_page]",
@@ -103,8 +103,7 @@ pub extern "C" fn enter_block() -> u64 {
         kicked = const offset_of!(Frame, kicked),
         mode = const offset_of!(Frame, mode),
         kernel = const mode::KERNEL,
-        wedge = const mode::WEDGE,
-        enter = const CACHE)
+        wedge = const mode::WEDGE)
 }
 
 /// Goes on in the middle of translated code, with host registers, to its exit; zero if a kick came

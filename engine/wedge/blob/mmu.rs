@@ -6,9 +6,10 @@
 //! away again when code appears in it.
 
 use crate::{
+    bias, here,
     host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BIAS, EMPTY, EMPTY_PAGE, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
+        BORDER, EMPTY, EMPTY_PAGE, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
         SITES, Shared, region,
     },
     shared, sites, text,
@@ -77,14 +78,25 @@ fn ram_offset(s: &Shared, gpa: u64) -> Option<u64> {
 
 fn mark(offset: u64) -> u8 {
     // SAFETY: there is a mark for every page of RAM.
-    unsafe { core::ptr::read_volatile((MARKS as u64 + offset / PAGE) as *const u8) }
+    unsafe { core::ptr::read_volatile((here(MARKS) as u64 + offset / PAGE) as *const u8) }
 }
 
 /// An entry of a page table that is ordinary RAM.
 fn entry(s: &Shared, table: u64, index: u64) -> Option<&'static AtomicU64> {
     let offset = ram_offset(s, table & ADDRESS).filter(|offset| mark(*offset) == 0)?;
     // SAFETY: inside RAM, aligned; others write it atomically.
-    Some(unsafe { &*((RAM as u64 + offset + index * 8) as *const AtomicU64) })
+    Some(unsafe { &*((here(RAM) as u64 + offset + index * 8) as *const AtomicU64) })
+}
+
+/// HVA of the page table that CR3 or an entry leads to, if it is in RAM.
+pub fn table(s: &Shared, address: u64) -> Option<u64> {
+    ram_offset(s, address & ADDRESS).map(|offset| here(RAM) as u64 + offset)
+}
+
+/// An entry of a table that [`table`] has found.
+pub fn table_entry(table: u64, index: u64) -> u64 {
+    // SAFETY: inside RAM, aligned; others write it atomically.
+    unsafe { &*((table + (index & 0x1ff) * 8) as *const AtomicU64) }.load(Ordering::Relaxed)
 }
 
 /// Walks the guest's page tables for an access, setting accessed and dirty bits.
@@ -150,7 +162,7 @@ fn finish(
 /// Maps what a walk has found, and its neighbours. False if that is the monitor's to decide.
 pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Access) -> bool {
     let kernel = gva >> 63 == 1;
-    let hva = if kernel { gva.wrapping_add(BIAS) } else { gva };
+    let hva = if kernel { gva.wrapping_add(bias()) } else { gva };
     let page = hva & !(PAGE - 1);
     if kernel == leaf.user || kernel && (!leaf.global || leaf.large) || !owns(hva, kernel) {
         return false;
@@ -214,7 +226,7 @@ impl Run {
 }
 
 fn make_run(f: &mut Frame, s: &mut Shared, run: Run, kernel: bool) -> bool {
-    let hva = if kernel { run.gva.wrapping_add(BIAS) } else { run.gva };
+    let hva = if kernel { run.gva.wrapping_add(bias()) } else { run.gva };
     make(f, s, hva, run.len, run.offset, run.rights)
 }
 
@@ -280,12 +292,25 @@ fn rights(leaf: Leaf, kernel: bool) -> u64 {
     READ | more | if leaf.writable { WRITE } else { 0 }
 }
 
-/// The region of an HVA is the user's or the kernel's, as asked.
+/// The region of an HVA is the user's or the kernel's, as asked. What lies right before a region of the kernel's is
+/// nobody's: an access that begins there would not end at the border.
 fn owns(hva: u64, kernel: bool) -> bool {
-    // SAFETY: the table has an entry for every region.
-    let owner = unsafe { *(REGIONS as *const u64).add(region(hva)) };
     let sites = hva.wrapping_sub(SITES as u64 & !(LARGE - 1)) < LARGE;
-    !sites && owner == if kernel { POISON } else { 0 }
+    if kernel {
+        return owner(hva) == POISON;
+    }
+    !sites && owner(hva) == 0 && (is_last(hva) || owner(hva + BORDER) == 0)
+}
+
+/// What translated code adds to an address.
+fn owner(hva: u64) -> u64 {
+    // SAFETY: the table has an entry for every region.
+    unsafe { *(here(REGIONS) as *const u64).add(region(hva)) }
+}
+
+/// Behind it there are no addresses of the host's.
+fn is_last(hva: u64) -> bool {
+    (hva + BORDER) >> 47 != 0
 }
 
 /// A user's 2 MiB page that nothing is decoded from, as one mapping.
@@ -401,7 +426,7 @@ fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
     while at < first + AROUND * PAGE {
         let done = at >= run.gva && at < run.gva + run.len;
         let page = if done { None } else { used_page(s, table, at, kernel) };
-        let hva = if kernel { at.wrapping_add(BIAS) } else { at };
+        let hva = if kernel { at.wrapping_add(bias()) } else { at };
         let new = page.filter(|page| !hinted(s, hva, page.rights));
         let more = new.map(|page| extend(s, table, page, kernel));
         // Looking at a page of code takes longest, so that comes last.
@@ -527,8 +552,9 @@ fn reload(f: &Frame, s: &mut Shared, page: u64) -> bool {
             return false;
         }
         hint.page = page | now.rights;
-        note(s, Order { address: page, len: PAGE, offset: now.offset, protection: PROTECT | now.rights });
     }
+    // The interpreter has translations of its own, with the rights there were.
+    note(s, Order { address: page, len: PAGE, offset: now.offset, protection: PROTECT | now.rights });
     true
 }
 

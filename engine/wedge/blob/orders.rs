@@ -1,7 +1,7 @@
 //! Carrying out the monitor's orders.
 
 use crate::{
-    die,
+    die, here,
     host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
     layout::{
         CLOSE_SITES, COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, OPEN_SITES, Order, POKE, PROTECT, REFUSED, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
@@ -37,7 +37,7 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
     }
     let end = address.wrapping_add(len);
     let ours = |from: u64, to: u64| address < to && end > from;
-    let reserved = ours(NO_USER, UPPER_USER) || ours(SITES as u64, (SITES + SITES_LEN) as u64);
+    let reserved = ours(here(NO_USER as usize) as u64, here(UPPER_USER as usize) as u64) || ours(SITES as u64, (SITES + SITES_LEN) as u64);
     if reserved || end > TOP as u64 || end < address {
         die();
     }

@@ -6,10 +6,10 @@
 //! registers to work with; everything else is the user's.
 
 use crate::{
-    assist, frame,
+    assist, frame, here,
     host::{save_segments, user_word},
     layout::{
-        CMP_LEN, Frame, HEAT, HOT, MAX_SITES, SITE_LEN, SITES, STACK, STACK_LEN, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
+        CMP_LEN, Frame, HEAT, HOT, MAX_SITES, SITE_LEN, SITES, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
         Shared, mode,
     },
     shared,
@@ -33,7 +33,7 @@ macro_rules! entry {
                 "mov [rip + gate_page + 80], rcx",
                 "mov [rip + gate_page + 88], rdx",
                 $($open,)*
-                "movabs rsp, {stack}",
+                "lea rsp, [rip + stack_top]",
                 "push 0x202",
                 "popfq",
                 "lea rcx, [rip + frame_page]",
@@ -60,7 +60,6 @@ macro_rules! entry {
                 "xor ebp, ebp",
                 "call {body}",
                 "ud2",
-                stack = const STACK + STACK_LEN,
                 gpr = const offset_of!(Frame, gpr),
                 rip = const offset_of!(Frame, rip),
                 rflags = const offset_of!(Frame, rflags),
@@ -89,7 +88,7 @@ const SYSCALL: u64 = 0x050f;
 const CMP_RAX: u64 = 0x3d48;
 
 fn stub(index: u64) -> u64 {
-    STUBS as u64 + index * STUB_LEN as u64
+    here(STUBS) as u64 + index * STUB_LEN as u64
 }
 
 fn stub_word(at: u64) -> u64 {
@@ -100,7 +99,7 @@ fn stub_word(at: u64) -> u64 {
 /// If `rip` lies in a stub: the user's RIP that it stands for. A call that has not been made yet is
 /// started over.
 pub fn site_of(rip: u64) -> Option<u64> {
-    let into = rip.wrapping_sub(STUBS as u64);
+    let into = rip.wrapping_sub(here(STUBS) as u64);
     if into >= (MAX_SITES * STUB_LEN) as u64 {
         return None;
     }

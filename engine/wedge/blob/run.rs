@@ -4,7 +4,7 @@ use crate::{
     assist, frame,
     gates::{enter_block, enter_user, enter_user_without_keys, resume_raw},
     host::{set_bases, set_selectors},
-    layout::{ExitKind, Frame, STACK, STACK_LEN, go},
+    layout::{ExitKind, Frame, go},
     mmu, patched::resume_at,
     shared, turns,
 };
@@ -42,8 +42,7 @@ pub extern "C" fn run() -> ! {
 pub fn restart(then: extern "C" fn() -> !) -> ! {
     // SAFETY: nothing on the stack is needed any more.
     unsafe {
-        asm!("mov rsp, {stack}", "xor ebp, ebp", "call {then}", "ud2",
-            stack = in(reg) STACK + STACK_LEN, then = in(reg) then, options(noreturn))
+        asm!("lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {then}", "ud2", then = in(reg) then, options(noreturn))
     }
 }
 

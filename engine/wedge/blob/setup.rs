@@ -1,10 +1,10 @@
 //! Making the process a wedge.
 
 use crate::{
-    filter, frame,
+    filter, frame, here,
     host::{self, call, load_vectors},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, STACK_LEN, SYSCALL_USER_DISPATCH, TOP, WINDOW, WINDOW_END,
+        ALT_STACK, ALT_STACK_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, WINDOW, WINDOW_END,
     },
     patched::{entry_with_keys, entry_without_keys},
     shared,
@@ -18,8 +18,7 @@ use core::arch::naked_asm;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".text.start")]
 extern "C" fn wedge_start() -> ! {
-    naked_asm!("movabs rsp, {stack}", "xor ebp, ebp", "call {main}", "ud2",
-        stack = const STACK + STACK_LEN, main = sym main)
+    naked_asm!("lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {main}", "ud2", main = sym main)
 }
 
 extern "C" fn main() -> ! {
@@ -42,9 +41,10 @@ fn alone() {
     call(host::ARCH_PRCTL, 0x1012, 0, 0, 0, 0); // ARCH_SET_CPUID: CPUID faults from now on
     call(host::SET_ROBUST_LIST, 0, 24, 0, 0, 0);
     call(host::SET_TID_ADDRESS, 0, 0, 0, 0, 0);
-    let (ram_end, table_end) = (RAM + shared().ram_len as usize, REGIONS + REGIONS_LEN);
+    let [regions, window, window_end, ram] = [REGIONS, WINDOW, WINDOW_END, RAM].map(here);
+    let (ram_end, table_end) = (ram + shared().ram_len as usize, regions + REGIONS_LEN);
     let sites_end = SITES + SITES_LEN;
-    for (from, to) in [(0, SITES), (sites_end, REGIONS), (table_end, WINDOW), (WINDOW_END, RAM), (ram_end, TOP)] {
+    for (from, to) in [(0, SITES), (sites_end, regions), (table_end, window), (window_end, ram), (ram_end, TOP)] {
         if call(host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0) != 0 {
             crate::die();
         }
@@ -60,7 +60,7 @@ struct Action {
 }
 
 fn signals() {
-    let stack = [ALT_STACK as u64, 0, ALT_STACK_LEN as u64];
+    let stack = [here(ALT_STACK) as u64, 0, ALT_STACK_LEN as u64];
     call(host::SIGALTSTACK, stack.as_ptr() as u64, 0, 0, 0, 0);
     // SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTORER: guest code is resumed without sigreturn,
     // so nothing may stay blocked.
@@ -77,12 +77,13 @@ fn signals() {
 fn admit() {
     let s = shared();
     // SAFETY: the far end of the stack, which is zeroed and not in use.
-    let program = unsafe { &mut *(STACK as *mut filter::Program) };
+    let program = unsafe { &mut *(here(STACK) as *mut filter::Program) };
     filter::write(program, s.secret, s.blob_end);
     let fprog = [program.len() as u64, program.as_ptr() as u64];
     call(host::PRCTL, 38, 1, 0, 0, 0); // PR_SET_NO_NEW_PRIVS
     // All but the blob's own calls are a SIGSYS before any filter is asked.
-    if s.user_dispatch != 0 && call(host::PRCTL, SYSCALL_USER_DISPATCH, 1, WINDOW as u64, s.blob_end - WINDOW as u64, 0) != 0 {
+    let window = here(WINDOW) as u64;
+    if s.user_dispatch != 0 && call(host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, s.blob_end - window, 0) != 0 {
         refuse();
     }
     // SECCOMP_FILTER_FLAG_SPEC_ALLOW: hosts before 5.16 switch speculation off without it.

@@ -6,6 +6,7 @@
 use crate::{
     assist, cpuid, die, fault, frame,
     gates::in_gate,
+    here,
     host::{self, load_vectors, save_segments},
     layout::{
         ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, USER_CACHE, WINDOW, go, mode,
@@ -73,11 +74,9 @@ pub extern "C" fn on_signal() {
 #[unsafe(naked)]
 extern "C" fn common() {
     naked_asm!(
-        "mov rax, rsp",
+        "lea rax, [rip + alt_stack]",
+        "xor rax, rsp",
         "shr rax, 15",
-        "cmp eax, {stack}",
-        "jne 9f",
-        "shr rax, 32",
         "jne 9f",
         "cmp qword ptr [rsp], {restorer}",
         "jne 9f",
@@ -97,18 +96,16 @@ extern "C" fn common() {
         "mov eax, {sigreturn}",
         "syscall",
         "9: ud2",
-        stack = const ALT_STACK >> 15,
         restorer = const RESTORER, body = sym sort, sigreturn = const host::SIGRETURN)
 }
 
 const _: () = assert!(ALT_STACK % ALT_STACK_LEN == 0 && ALT_STACK_LEN == 1 << 15);
-const _: () = assert!(ALT_STACK >> 15 < 1 << 32);
 
 /// What was interrupted? Returns to have the wedge go on.
 extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
     let f = frame();
     let pc = context.rip;
-    let wedge_text = pc >= WINDOW as u64 && pc < shared().blob_end;
+    let wedge_text = pc >= here(WINDOW) as u64 && pc < shared().blob_end;
     let enters = routine(pc, CACHE) == 0;
     // Part of the state is in the frame already, and the registers are no longer the guest's.
     let leaves = [CACHE, USER_CACHE].iter().any(|cache| matches!(routine(pc, *cache), 1 | 2));
@@ -126,11 +123,11 @@ extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
 
 /// Which routine of the code cache that begins there a PC lies in; those of user code lie in a cache of their own.
 fn routine(pc: u64, cache: usize) -> u64 {
-    pc.wrapping_sub(cache as u64) / ROUTINE
+    pc.wrapping_sub(here(cache) as u64) / ROUTINE
 }
 
 fn in_cache(pc: u64) -> bool {
-    pc.wrapping_sub(CACHE as u64) < CACHE_LEN as u64
+    pc.wrapping_sub(here(CACHE) as u64) < CACHE_LEN as u64
 }
 
 /// A fault of the wedge's own: in a careful access, or the end of single-stepping guest code. Any

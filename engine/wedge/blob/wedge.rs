@@ -13,6 +13,7 @@
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
+//! - `claims` knows whether the program has memory where the wedge's or the kernel's lies.
 //! - `cpuid` answers CPUID.
 //! - `text` tells which pages of user code it may map; `keys` are bytes that must not be in them.
 //! - `patched` is where patched system calls arrive, `sites` keeps their table out of the program's way.
@@ -21,6 +22,7 @@
 #![no_main]
 
 mod assist;
+mod claims;
 mod cpuid;
 mod fault;
 mod filter;
@@ -44,7 +46,7 @@ mod text;
 mod turns;
 
 use core::arch::asm;
-use layout::{FRAME, Frame, SHARED, Shared, TURNS, Turns};
+use layout::{BIAS, FRAME, Frame, SHARED, Shared, TURNS, Turns};
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -57,17 +59,35 @@ fn die() -> ! {
     unsafe { asm!("ud2", options(noreturn)) }
 }
 
+/// Where something lies in this process that has the address `usual` with the usual base ([`layout::Base`]).
+fn here(usual: usize) -> usize {
+    let shared: usize;
+    // SAFETY: only computes an address.
+    unsafe { asm!("lea {}, [rip + shared_page]", out(reg) shared, options(pure, nomem, nostack, preserves_flags)) };
+    shared.wrapping_add(usual.wrapping_sub(SHARED))
+}
+
+/// Added to a kernel GVA to get its HVA.
+fn bias() -> u64 {
+    here(BIAS as usize) as u64
+}
+
+/// The first kernel GVA that has an HVA.
+fn kernel_start() -> u64 {
+    bias().wrapping_neg()
+}
+
 fn shared() -> &'static mut Shared {
     // SAFETY: the monitor mapped it before jumping here; one thread uses it on this side.
-    unsafe { &mut *(SHARED as *mut Shared) }
+    unsafe { &mut *(here(SHARED) as *mut Shared) }
 }
 
 fn frame() -> &'static mut Frame {
     // SAFETY: as for the shared pages; only one wedge of a vCPU runs at a time.
-    unsafe { &mut *(FRAME as *mut Frame) }
+    unsafe { &mut *(here(FRAME) as *mut Frame) }
 }
 
 fn whose_turn() -> &'static Turns {
     // SAFETY: as for the shared pages; all of it is atomic.
-    unsafe { &*(TURNS as *const Turns) }
+    unsafe { &*(here(TURNS) as *const Turns) }
 }

@@ -4,9 +4,9 @@ use crate::memory::MemoryObject;
 use crate::process;
 use crate::turns::Turns;
 use frame::{
-    BIAS, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, KERNEL_START, NO_USER, NOWHERE, POISON,
-    REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS,
-    TABLES_LEN, UPPER_USER, keys, region, site_page,
+    Base, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, NO_USER, NOWHERE, POISON, REGION_BITS,
+    REGION_COUNT, REGIONS_LEN, SITE_PAGES, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN,
+    UPPER_USER, keys, region, site_page,
 };
 use std::{io, os::fd::BorrowedFd};
 
@@ -24,6 +24,7 @@ pub enum Call {
 /// The pages. The monitor writes them; wedges can write the frame and the turns only.
 #[derive(Debug)]
 pub struct Pages {
+    base: Base,
     frame: MemoryObject<Frame>,
     tables: Bytes,
     cache: Bytes,
@@ -35,12 +36,21 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Fresh pages.
+    /// Fresh pages for the usual base.
     ///
     /// # Errors
     /// If the host has no memory.
     pub fn new() -> io::Result<Self> {
+        Self::with_base(Base::default())
+    }
+
+    /// Fresh pages.
+    ///
+    /// # Errors
+    /// If the host has no memory.
+    pub fn with_base(base: Base) -> io::Result<Self> {
         let mut pages = Self {
+            base,
             frame: MemoryObject::new("ring3-vcpu", FRAME_LEN)?,
             tables: MemoryObject::new("ring3-jumps", TABLES_LEN)?,
             cache: MemoryObject::new("ring3-code", CACHE_LEN)?,
@@ -54,17 +64,36 @@ impl Pages {
             object.seal()?;
         }
         let frame = pages.frame();
-        frame.bias = BIAS;
+        frame.bias = base.bias();
         frame.nowhere = NOWHERE;
         frame.region_mask = (REGION_COUNT as u64 - 1) << REGION_BITS;
         frame.vector_mask = 7;
         for at in 0..REGION_COUNT {
-            match bias_of((at as u64) << REGION_BITS) {
+            match bias_of(base, (at as u64) << REGION_BITS) {
                 0 => {} // as it is
                 bias => pages.set_region(at, bias),
             }
         }
         Ok(pages)
+    }
+
+    /// Takes the reserved part elsewhere. What has been translated is gone, and there must be no wedges.
+    ///
+    /// # Errors
+    /// If the host has no memory; then nothing has changed.
+    pub fn move_to(&mut self, base: Base) -> io::Result<()> {
+        let mut new = Self::with_base(base)?;
+        *new.frame() = self.frame().clone();
+        new.frame().bias = base.bias();
+        new.turns = self.turns.clone();
+        (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
+        *self = new;
+        Ok(())
+    }
+
+    /// Where the reserved part lies.
+    pub fn base(&self) -> Base {
+        self.base
     }
 
     /// The frame. Wedges change it while they have the turn.
@@ -131,7 +160,8 @@ impl Pages {
     /// with the number it loads, or with the compare that follows it. False, and no stub, if it would have bytes
     /// that open protection keys: most of them are the program's choice, which can jump to any.
     pub fn make_stub(&mut self, index: usize, call: Call, back: u64, entry: u64) -> bool {
-        let at = STUBS + index * STUB_LEN;
+        let offset = STUBS - CACHE + index * STUB_LEN;
+        let at = self.base.at((CACHE + offset) as u64);
         let mut code = match call {
             Call::Number(number) => [&[0xb8], &number.to_le_bytes()[..]].concat(),
             Call::Compared(_) => vec![0x0f, 0x1f, 0x44, 0, 0], // nop
@@ -139,7 +169,7 @@ impl Pages {
         code.extend([0x48, 0xb9]);
         code.extend(back.to_le_bytes());
         code.push(0xe9);
-        let distance = entry.wrapping_sub(at as u64 + code.len() as u64 + 4) as u32;
+        let distance = entry.wrapping_sub(at + code.len() as u64 + 4) as u32;
         code.extend(distance.to_le_bytes());
         if let Call::Compared(with) = call {
             code.resize(STUB_TAIL, 0xcc);
@@ -151,8 +181,8 @@ impl Pages {
         if keys::find(&code).is_some() {
             return false;
         }
-        self.cache.write(at - CACHE, &code);
-        self.sites.write(index * 8, &(at as u64).to_le_bytes());
+        self.cache.write(offset, &code);
+        self.sites.write(index * 8, &at.to_le_bytes());
         true
     }
 
@@ -185,11 +215,12 @@ impl Pages {
 
 /// What translated code adds to the addresses (48 bits) of a region while no kernel memory lies where
 /// user addresses would.
-fn bias_of(address: u64) -> u64 {
-    const KERNEL: u64 = KERNEL_START & ((1 << 48) - 1);
+fn bias_of(base: Base, address: u64) -> u64 {
+    let kernel = base.kernel_start() & ((1 << 48) - 1);
+    let reserved = base.at(NO_USER)..base.at(UPPER_USER);
     match address {
-        KERNEL.. => BIAS,
-        0x8000_0000_0000.. | NO_USER..UPPER_USER => POISON,
+        _ if address >= kernel => base.bias(),
+        _ if address >> 47 != 0 || reserved.contains(&address) => POISON,
         _ => 0,
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::{Pages, cpuid, memory::MemoryObject, turns::Turns};
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, MARKS,
+    ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, MARKS,
     MAX_MADE, MAX_ORDERS, MAX_RUN, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN, SHARED,
     SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES, TABLES_LEN, TOP, TURNS,
     Turns as TurnsPage,
@@ -82,6 +82,7 @@ impl Wedge {
         let mut shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
         prepare(shared.get_mut(), &ram, pages, number);
         let parts = Parts {
+            base: pages.base(),
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
             walked: ram.walked,
             marks: ram.marks.as_raw_fd(),
@@ -262,7 +263,7 @@ fn prepare(shared: &mut Shared, ram: &Ram<'_>, pages: &Pages, number: usize) {
     unsafe { libc::getrandom(secret.as_mut_ptr().cast(), 8, 0) };
     shared.secret = u64::from_le_bytes(secret);
     (shared.ram_len, shared.ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
-    shared.blob_end = (BLOB + IMAGE.len()) as u64;
+    shared.blob_end = pages.base().at((BLOB + IMAGE.len()) as u64);
     shared.key = u64::from(crate::keys());
     shared.searched = shared.key;
     shared.user_dispatch = pages.user_dispatch.into();
@@ -283,6 +284,7 @@ fn image() -> io::Result<i32> {
 
 /// Descriptors of what a wedge consists of.
 struct Parts {
+    base: Base,
     image: i32,
     shared: i32,
     frame: i32,
@@ -317,21 +319,22 @@ fn become_wedge(parts: &Parts) -> ! {
         (RAM, parts.ram.1, RW, parts.ram.0),
     ];
     let closed = &closed[..if parts.walked { closed.len() } else { closed.len() - 2 }];
+    let here = |usual: usize| parts.base.at(usual as u64) as usize;
     // SAFETY: this process is about to be nothing but the window.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         forget_handlers();
         forget_rseq();
-        fixed(BLOB, IMAGE.len().next_multiple_of(PAGE), RX, parts.image);
-        fixed(GATE, PAGE, RW, -1);
+        fixed(here(BLOB), IMAGE.len().next_multiple_of(PAGE), RX, parts.image);
+        fixed(here(GATE), PAGE, RW, -1);
         fixed(SITES, SITES_LEN, R, parts.sites);
         let key = if crate::keys() { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } else { 0 };
         for (at, len, protection, fd) in closed.iter().copied() {
-            fixed(at, len, protection, fd);
+            fixed(here(at), len, protection, fd);
             // The stubs, at the end of the cache, load with the keys closed where they go on.
             let len = if at == CACHE { STUBS - CACHE } else { len };
-            let marked =
-                key == 0 || libc::syscall(libc::SYS_pkey_mprotect, at, len, protection, key) == 0;
+            let marked = key == 0
+                || libc::syscall(libc::SYS_pkey_mprotect, here(at), len, protection, key) == 0;
             if !marked {
                 libc::_exit(112);
             }
@@ -340,7 +343,7 @@ fn become_wedge(parts: &Parts) -> ! {
         be_the_first_to_go();
         give_up_rights();
         limit(parts.ram.1 as u64);
-        std::arch::asm!("jmp {}", in(reg) BLOB, options(noreturn))
+        std::arch::asm!("jmp {}", in(reg) here(BLOB), options(noreturn))
     }
 }
 

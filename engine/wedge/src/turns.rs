@@ -53,6 +53,7 @@ impl Turns {
 
     /// Ends the wedge with a number.
     pub(crate) fn end(&self, number: usize) {
+        self.publish(number, None); // another may come with this number
         let child = self.child_mut(number).and_then(|mut known| known.take());
         if let Some(child) = child {
             child.signal(libc::SIGKILL);

@@ -34,6 +34,10 @@ const MAX_BASIC: u32 = 0x16;
 const MAX_EXTENDED: u32 = 0x8000_0008;
 /// First and highest hypervisor leaf.
 const HYPERVISOR: u32 = 0x4000_0000;
+/// How many machines of ours the CPU is inside of, in EAX.
+const DEPTH: u32 = 0x4000_0001;
+/// Our name in the first.
+const NAME: &[u8; 12] = b"ring3ring3vm";
 const MAX_HYPERVISOR: u32 = 0x4000_0010;
 /// Family 6, model 79, stepping 1 in the encoding of leaf 1 EAX: a Broadwell server. Programs choose code by the
 /// model as well as by feature bits (GCC's `target_clones("arch=...")` does), so it is one that had
@@ -129,6 +133,15 @@ pub struct Model {
     leaf1_ecx: u32,
     leaf7: CpuidResult,
     ext1_ecx: u32,
+    depth: u32,
+}
+
+/// How many machines of ours a CPU with this CPUID is inside of, one in the other: zero for none.
+pub fn depth(host: impl Fn(u32, u32) -> CpuidResult) -> u32 {
+    const HYPERVISOR_PRESENT: u32 = 1 << 31;
+    let present = host(1, 0).ecx & HYPERVISOR_PRESENT != 0;
+    let named = |CpuidResult { ebx, ecx, edx, .. }| [ebx, ecx, edx] == words(NAME);
+    if present && named(host(HYPERVISOR, 0)) { host(DEPTH, 0).eax } else { 0 }
 }
 
 impl Model {
@@ -155,6 +168,7 @@ impl Model {
                 edx: structured.edx & LEAF7_EDX_HOST | LEAF7_EDX_OURS,
             },
             ext1_ecx: extended.ecx & EXT1_ECX_HOST,
+            depth: depth(host).saturating_add(1),
         }
     }
 
@@ -231,9 +245,10 @@ impl Model {
     fn hypervisor(&self, leaf: u32) -> CpuidResult {
         match leaf {
             HYPERVISOR => {
-                let [b, c, d] = words(b"ring3ring3vm");
+                let [b, c, d] = words(NAME);
                 CpuidResult::new(MAX_HYPERVISOR, b, c, d)
             }
+            DEPTH => CpuidResult::new(self.depth, 0, 0, 0),
             // Time-stamp counter and local APIC timer, in kHz.
             MAX_HYPERVISOR => {
                 let khz = u32::try_from(self.settings.tsc_hz / 1000).unwrap_or(0);
@@ -406,6 +421,16 @@ mod tests {
         assert_eq!(model.query(0x8000_0008, 0, 0).eax, 0x302e);
         assert_eq!(model.query(0x17, 0, 0), model.query(0x16, 0, 0), "above the highest leaf");
         assert_eq!(model.query(0x8000_0009, 0, 0), model.query(0x16, 0, 0));
+    }
+
+    #[test]
+    fn machines_inside_of_each_other_are_counted() {
+        assert_eq!(depth(|_, _| CpuidResult::default()), 0);
+        let outer = Model::new(|_, _| CpuidResult::default(), ONE);
+        let within = |model: &Model| depth(|leaf, subleaf| model.query(leaf, subleaf, 0));
+        assert_eq!(within(&outer), 1);
+        let inner = Model::new(|leaf, subleaf| outer.query(leaf, subleaf, 0), ONE);
+        assert_eq!(within(&inner), 2);
     }
 
     #[test]

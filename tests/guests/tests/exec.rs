@@ -15,10 +15,16 @@ use tempfile::TempDir;
 use xtask::assets::{Assets, Kernel};
 
 const TIMEOUT: &str = "400";
+const MEMORY: &str = "512M";
 
 fn exec(directory: &Path, script: &str) -> Result<Command> {
+    exec_in(MEMORY, directory, script)
+}
+
+/// The same, with so much memory.
+fn exec_in(memory: &str, directory: &Path, script: &str) -> Result<Command> {
     let mut command = Command::new(ring3()?);
-    command.args(["exec", "--memory", "512M", "--timeout", TIMEOUT, "--", "sh", "-c", script]);
+    command.args(["exec", "--memory", memory, "--timeout", TIMEOUT, "--", "sh", "-c", script]);
     command.current_dir(directory).stdin(Stdio::piped());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     Ok(command)
@@ -75,12 +81,22 @@ fn a_signal_reaches_the_command() -> Result<()> {
 
 /// Compiles a program and runs it in a guest; what it said.
 fn compiled(name: &str, source: &str) -> Result<(Option<i32>, String)> {
+    compiled_with(name, source, "", MEMORY)
+}
+
+/// The same, with arguments and so much memory.
+fn compiled_with(
+    name: &str,
+    source: &str,
+    arguments: &str,
+    memory: &str,
+) -> Result<(Option<i32>, String)> {
     let directory = TempDir::new()?;
     let file = directory.path().join(name).with_extension("c");
     fs::write(&file, source)?;
     let program = directory.path().join(name);
     ensure!(Command::new("cc").arg("-O1").arg(&file).arg("-o").arg(&program).status()?.success());
-    let mut guest = exec(directory.path(), &format!("./{name}"))?;
+    let mut guest = exec_in(memory, directory.path(), &format!("./{name} {arguments}"))?;
     let output = guest.stdin(Stdio::null()).output()?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned()))
 }
@@ -97,6 +113,32 @@ fn no_interrupt_is_lost_among_system_calls() -> Result<()> {
 fn low_memory_is_the_programs() -> Result<()> {
     let (code, said) = compiled("low", include_str!("low.c"))?;
     ensure!(code == Some(0) && said == "the memory is the program's\n", "{code:?}: {said}");
+    Ok(())
+}
+
+/// At addresses that the engine likes, at random ones, and in every 32 MiB of 1.9 TiB: by itself, by the kernel, executed.
+#[test]
+fn memory_anywhere_is_the_programs() -> Result<()> {
+    let (code, said) = compiled_with("places", include_str!("places.c"), "500 1 1", "1G")?;
+    ensure!(code == Some(0) && said.ends_with(" 0 wrong\n"), "{code:?}: {said}");
+    Ok(())
+}
+
+/// Machines inside of each other have their wedges at different addresses: each is fast.
+#[test]
+fn ring3_runs_in_ring3_in_ring3() -> Result<()> {
+    let ring3 = ring3()?;
+    let ring3 = ring3.to_str().context("a path")?;
+    let within = |command: &str, memory: &str| {
+        format!("{ring3} exec --engine fast --memory {memory} --timeout {TIMEOUT} -- {command}")
+    };
+    let script = within(&within("echo three deep", "384M"), "1G");
+    let mut outer = Command::new(ring3);
+    outer.args(["exec", "--engine", "fast", "--memory", "2G", "--timeout", TIMEOUT, "--"]);
+    let output = outer.args(["sh", "-c", &script]).stdin(Stdio::null()).output()?;
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{:?}: {messages}", output.status);
+    ensure!(output.stdout == b"three deep\n" && messages.is_empty(), "{output:?}");
     Ok(())
 }
 

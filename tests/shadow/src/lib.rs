@@ -51,6 +51,15 @@ mod text;
 mod text_tests;
 
 use frame as layout;
+
+/// The model has the usual base ([`frame::Base`]).
+fn here(usual: usize) -> usize {
+    usual
+}
+
+fn bias() -> u64 {
+    frame::BIAS
+}
 use frame::keys;
 use host::{die, shared};
 

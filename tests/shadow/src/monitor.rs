@@ -58,7 +58,7 @@ impl Run {
             ram.write(page, &random.pick(&STARTS));
             ram.write(page + PAGE - 2, &random.pick(&ENDS));
         }
-        let slots = Slots::new(ram.clone(), true);
+        let slots = Slots::new(ram.clone(), pages.base(), true);
         let (user, exit, violation) = (true, Exit::None, None);
         // In some the same pages come and go.
         let calm = seed % 4 == 3;

@@ -15,7 +15,7 @@ use x86::{
     Activity, Vcpu,
     control::cr4,
     flags,
-    paging::{A, D, G, P, PS, RW, US},
+    paging::{A, ADDRESS, D, G, P, PS, RW, US},
     reg, seg,
     segment::attr,
 };
@@ -124,6 +124,45 @@ fn what_the_host_does_not_map_is_interpreted() {
     }
 }
 
+/// The wedge answers an INVLPG by changing what is mapped; the interpreter's own translation goes all the same.
+#[test]
+fn a_page_made_read_only_is_so_when_interpreted() {
+    const HEAP: (u64, u64) = (0x7fff_0000_0000, 0x7_0000);
+    const TABLE: u64 = 0xffff_ffff_8400_0000;
+    const NX: u64 = 1 << 63;
+    let ram = Ram::new(2 << 20).expect("memory");
+    let entries = |table: u64| ((TABLE, table), G);
+    map(&ram, &[(CODE, G), (DATA, G), (PROGRAM, US), (HEAP, US | NX), entries(0)]);
+    let next = |table: u64, shift: u32| ram.load64(table + (HEAP.0 >> shift & 0x1ff) * 8) & ADDRESS;
+    let mut v = in_program();
+    let table = next(next(next(v.cr3, 39), 30), 21);
+    map(&ram, &[(CODE, G), (DATA, G), (PROGRAM, US), (HEAP, US | NX), entries(table)]);
+    // mov [rdi], rsi; invlpg [rax]; hlt
+    ram.write(CODE.1, &[0x48, 0x89, 0x37, 0x0f, 0x01, 0x38, 0xf4]);
+    // mov [rax], ecx; mov edx, [rax]; syscall
+    ram.write(PROGRAM.1, &[0x89, 0x08, 0x8b, 0x10, 0x0f, 0x05]);
+    (v.lstar, v.star) = (CODE.0, 0x10 << 32);
+    v.gpr[reg::RAX] = HEAP.0;
+    v.gpr[reg::RDI] = TABLE + (HEAP.0 >> 12 & 0x1ff) * 8;
+    v.gpr[reg::RSI] = HEAP.1 | P | US | A | D | NX;
+    let mut fast = started(ram.clone(), Arc::default(), v.clone(), User::Direct);
+    v.gpr[reg::RCX] = 1;
+    for done in [true, false] {
+        // The first time the kernel's code is translated.
+        fast.cpu.vcpu = v.clone();
+        fast.cpu.came_back();
+        ram.store64(table + (HEAP.0 >> 12 & 0x1ff) * 8, HEAP.1 | P | RW | US | NX);
+        fast.interpret();
+        assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
+        assert_eq!(fast.pages.frame().fast_invalidations == 0, done);
+    }
+    fast.cpu.vcpu = v;
+    fast.cpu.came_back();
+    fast.cpu.vcpu.gpr[reg::RCX] = 2;
+    fast.interpret();
+    assert_eq!(ram.load64(HEAP.1), 1, "the page is read-only");
+}
+
 /// The kernel's translations are not for programs.
 #[test]
 fn a_program_s_jump_into_the_kernel_faults_there() {
@@ -142,8 +181,9 @@ fn kicked_in_the_middle(fast: &mut Fast, bytes: u64) {
     fast.synchronize().expect("a wedge");
     let host = fast.block_at_rip(Level::Kernel).expect("a block");
     assert!(fast.codes.position(host + bytes).is_some_and(|at| !at.exact()));
+    let base = fast.pages.base();
     let f = fast.pages.frame();
-    state::load(&fast.cpu.vcpu, f);
+    state::load(&fast.cpu.vcpu, base, f);
     f.spill[0] = f.gpr[reg::RAX];
     (f.pc, f.signal) = (host + bytes, KICK as u64);
 }

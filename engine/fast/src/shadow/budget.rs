@@ -125,7 +125,13 @@ mod tests {
     }
 
     fn space() -> Space<Listener> {
-        Space::new(Listener::default(), 1, Default::default(), Default::default())
+        Space::new(
+            Listener::default(),
+            Default::default(),
+            1,
+            Default::default(),
+            Default::default(),
+        )
     }
 
     fn shown(page: u64) -> Order {
@@ -251,7 +257,7 @@ mod tests {
         let ram = ram::Ram::new(1 << 20).expect("memory");
         let most = most_entries(ram.len() / PAGE);
         let pages = Pages::new().expect("the host has memory");
-        let mut slots = crate::slots::Slots::<Liar>::new(ram, true);
+        let mut slots = crate::slots::Slots::<Liar>::new(ram, frame::Base::default(), true);
         slots.select(1, Default::default(), &pages).expect("a slot");
         let mut largest = 0;
         for _ in 0..400 {

@@ -116,7 +116,8 @@ impl<W: Process> Space<W> {
         let mut gone = Vec::new();
         for (hva, page) in &self.kernel {
             let local = self.local_kernel.has(*hva, PAGE);
-            let mut standing = || still_good(&mut walker, *hva, *page, &self.parts, true);
+            let mut standing =
+                || still_good(&mut walker, self.base, *hva, *page, &self.parts, true);
             if !local && !matches!(standing(), Standing::Good) {
                 gone.push(*hva);
             }
@@ -134,7 +135,7 @@ impl<W: Process> Space<W> {
             walker = walker.with_unused();
         }
         for (hva, page) in &self.pages {
-            match still_good(&mut walker, *hva, *page, &self.parts, false) {
+            match still_good(&mut walker, self.base, *hva, *page, &self.parts, false) {
                 Standing::Good | Standing::ReadOnly if newborn && !is_used(ram, roots, *hva) => {
                     gone.push(*hva);
                 }

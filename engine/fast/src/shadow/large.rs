@@ -7,6 +7,7 @@ use super::{
     KERNEL_PAGE, LARGE, Large, PAGE, Place, Space, WRITE, protection, runs, walk::large_leaf,
 };
 use crate::{process::Process, regions};
+use frame::Base;
 use ram::Ram;
 use wedge::Error;
 use x86::paging::{Roots, Translation};
@@ -51,7 +52,7 @@ impl<W: Process> Space<W> {
         let len = end - start + 1;
         let offset = first.offset - (base - start);
         let hva = start.wrapping_add(place.hva.wrapping_sub(place.gva));
-        let whole = regions::mappable_parts(hva, len).eq([(hva, hva + len)]);
+        let whole = regions::mappable_parts(self.base, hva, len).eq([(hva, hva + len)]);
         if !whole {
             return Ok(false);
         }
@@ -70,7 +71,7 @@ impl<W: Process> Space<W> {
         let stale = |(hva, large): (&u64, &Large)| {
             let asked = (large.protection & KERNEL_PAGE != 0) == kernel
                 && !self.local_kernel.has(*hva, large.len);
-            let gone = asked && !is_still_large(ram, roots, *hva, large, kernel);
+            let gone = asked && !is_still_large(self.base, ram, roots, *hva, large, kernel);
             gone.then_some((*hva, large.len))
         };
         let gone: Vec<_> = self.large.iter().filter_map(stale).collect();
@@ -127,6 +128,7 @@ impl<W: Process> Space<W> {
 
 /// The page tables say of every large page in a mapping what is mapped; with `global`, as global ones.
 pub(super) fn is_still_large(
+    base: Base,
     ram: &Ram,
     roots: Roots,
     hva: u64,
@@ -134,7 +136,7 @@ pub(super) fn is_still_large(
     global: bool,
 ) -> bool {
     let kernel = large.protection & KERNEL_PAGE != 0;
-    let gva = if kernel { hva.wrapping_sub(frame::BIAS) } else { hva };
+    let gva = if kernel { hva.wrapping_sub(base.bias()) } else { hva };
     (0..large.len).step_by(LARGE as usize).all(|at| {
         large_leaf(ram, roots, gva.wrapping_add(at)).is_some_and(|found| {
             let here = large_page(ram, &found).is_some_and(|page| page.offset == large.offset + at);

@@ -80,10 +80,11 @@ impl<W: Process> Space<W> {
     ) -> bool {
         if len >= LARGE {
             let large = self.large.get(&hva).filter(|large| large.len == len);
-            return large.is_some_and(|large| is_still_large(ram, roots, hva, large, false));
+            return large
+                .is_some_and(|large| is_still_large(self.base, ram, roots, hva, large, false));
         }
         self.kernel.get(&hva).is_some_and(|page| {
-            let standing = still_good(walker, hva, *page, &self.parts, false);
+            let standing = still_good(walker, self.base, hva, *page, &self.parts, false);
             matches!(standing, Standing::Good)
         })
     }

@@ -52,9 +52,15 @@ impl<W: Process> Space<W> {
         }
     }
 
-    /// Opens or closes the table for the program with these page tables, which is about to run.
-    pub(crate) fn attend_to_sites(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
-        self.near = self.look(ram, roots);
+    /// Opens or closes the table for the program with these page tables, which is about to run; `low` if it has been given
+    /// memory near the table, touched or not.
+    pub(crate) fn attend_to_sites(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        low: bool,
+    ) -> Result<(), Error> {
+        self.near = if low { Near::Something } else { self.look(ram, roots) };
         match self.near {
             Near::Something if self.table != SitesTable::Closed => {
                 self.table = SitesTable::Closed;

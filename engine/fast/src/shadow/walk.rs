@@ -1,6 +1,7 @@
 //! Walks of the guest's page tables that leave no trace, and what they say of mappings made before.
 
 use super::{EXECUTE, KERNEL_PAGE, LARGE_BITS, RESERVED, WRITE, part};
+use frame::Base;
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use x86::paging::{self, Roots, Translation, WalkMemory};
@@ -18,13 +19,14 @@ pub(super) enum Standing {
 /// a global one.
 pub(super) fn still_good(
     walker: &mut Walker<'_>,
+    base: Base,
     hva: u64,
     (offset, protection): (u64, u64),
     parts: &FxHashSet<(u64, u64)>,
     global: bool,
 ) -> Standing {
     let kernel = protection & KERNEL_PAGE != 0;
-    let gva = if kernel { hva.wrapping_sub(frame::BIAS) } else { hva };
+    let gva = if kernel { hva.wrapping_sub(base.bias()) } else { hva };
     // Of a large page only what is known to be a part of it: a flush of any part drops all.
     let small = |bits: u32| bits == 12 || parts.contains(&part(hva, bits));
     let right = |found: &Translation| {

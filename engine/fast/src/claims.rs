@@ -1,0 +1,252 @@
+//! Programs that have memory where the kernel or the wedge has something in a wedge's process.
+//!
+//! The machine makes way for them (`place`). Where it cannot, their code is interpreted while they have that memory: right,
+//! but slow. The wedge looks at the same page tables before it returns to user code by itself
+//! (`engine/wedge/blob/claims.rs`). Page tables show memory that has been touched. Of memory that a program has been given and has not
+//! touched yet, the wedge tells as far as it can.
+
+use crate::{Fast, USER_END, User};
+use frame::{Claim, MAX_CLAIMS, near_sites};
+use ram::Ram;
+use rustc_hash::FxHashSet;
+use std::{collections::VecDeque, mem::take};
+use wedge::Error;
+use x86::{
+    paging::{self, Roots, WalkMemory},
+    reg,
+};
+use x86_interp::{Leave, System};
+
+/// Memory given to programs that is remembered; more recent is what matters.
+const MAX_GIVEN: usize = 64;
+/// Larger ones are reservations, of which a program uses little: sanitizers make them. The machine moves for them if it can, but no
+/// program is interpreted for one.
+const RESERVATION: u64 = 64 << 30;
+
+/// Memory that a program has been given where there is a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Given {
+    /// GPA of the program's uppermost page table.
+    root: u64,
+    start: u64,
+    len: u64,
+    /// There is no better place for the machine.
+    settled: bool,
+}
+
+/// Where no program may have pages, and whether the one that runs now has.
+#[derive(Default)]
+pub struct Claims {
+    all: Vec<Claim>,
+    given: VecDeque<Given>,
+    met: bool,
+}
+
+impl Claims {
+    pub fn all(&self) -> &[Claim] {
+        &self.all
+    }
+
+    /// The program that ran last is interpreted for them.
+    pub fn are_met(&self) -> bool {
+        self.met
+    }
+
+    /// How much of the memory that programs have been given is claimed by these; that of the program with this page table
+    /// counts most.
+    pub fn conflicts(&self, root: u64, claims: &[Claim]) -> usize {
+        let reached = |given: &&Given| claims.iter().any(|c| c.reaches(given.start, given.len));
+        let weight = |given: &Given| if given.root == root { MAX_GIVEN } else { 1 };
+        self.given.iter().filter(reached).map(weight).sum()
+    }
+
+    /// The program with this page table has been given memory that is claimed.
+    fn has_given(&self, root: u64) -> bool {
+        self.reached(root).next().is_some()
+    }
+
+    /// The same, and its code must not run beside the claim.
+    fn must_wait(&self, root: u64) -> bool {
+        self.reached(root).any(|given| given.len < RESERVATION || !given.settled)
+    }
+
+    /// The machine stays where it is, although this program has been given memory there.
+    pub fn settle(&mut self, root: u64) {
+        let of_it = self.given.iter_mut().filter(|given| given.root == root);
+        of_it.for_each(|given| given.settled = true);
+    }
+
+    /// The uppermost page tables of programs whose code must not run beside the claims.
+    fn waiting(&self) -> FxHashSet<u64> {
+        let all = self.given.iter().map(|given| given.root);
+        all.filter(|root| self.must_wait(*root)).collect()
+    }
+
+    /// The program with this page table has ended, and another may come to have it.
+    fn forget(&mut self, root: u64) {
+        self.given.retain(|given| given.root != root);
+    }
+
+    fn reached(&self, root: u64) -> impl Iterator<Item = &Given> {
+        let claimed = |given: &&Given| self.all.iter().any(|c| c.reaches(given.start, given.len));
+        self.given.iter().filter(move |given| given.root == root).filter(claimed)
+    }
+
+    fn give(&mut self, root: u64, [start, len]: [u64; 2]) {
+        let given = Given { root, start, len, settled: false };
+        let same = |old: &Given| (old.root, old.start, old.len) == (root, start, len);
+        if len == 0 || self.given.iter().any(same) {
+            return;
+        }
+        if self.given.len() == MAX_GIVEN {
+            self.given.pop_front();
+        }
+        self.given.push_back(given);
+    }
+
+    fn take(&mut self, root: u64, [start, len]: [u64; 2]) {
+        let within = |g: &Given| g.start >= start && g.start + g.len <= start.saturating_add(len);
+        self.given.retain(|given| given.root != root || !within(given));
+    }
+}
+
+/// The page tables lead to a claimed region.
+pub fn are_met(ram: &Ram, roots: Roots, mut claims: impl Iterator<Item = Claim>) -> bool {
+    claims.any(|claim| is_met(ram, roots, &claim))
+}
+
+fn is_met(mut ram: &Ram, roots: Roots, claim: &Claim) -> bool {
+    let mut entry =
+        |table: u64, index: u16| ram.read_u64((table & paging::ADDRESS) + u64::from(index) * 8);
+    let upper = entry(roots.cr3, claim.entry);
+    let mut leads = |region| entry(upper, region) & paging::P != 0;
+    upper & paging::P != 0 && (claim.first..=claim.last).any(&mut leads)
+}
+
+impl Fast {
+    /// Makes known to wedges what they and the kernel have.
+    pub(crate) fn publish_claims(&mut self) {
+        self.claims.all = self.slots.claims();
+        let f = self.pages.frame();
+        f.claim_count = self.claims.all.len() as u64;
+        for (to, from) in f.claims.iter_mut().take(MAX_CLAIMS).zip(&self.claims.all) {
+            *to = *from;
+        }
+        let entries = self.claims.all.iter().map(|claim| claim.entry * 8).cycle();
+        f.claim_entries.iter_mut().zip(entries).for_each(|(to, from)| *to = from);
+        self.note_waiting();
+    }
+
+    /// Looks whether the program that is about to go on, or that the kernel runs for, can be left to wedges.
+    pub(crate) fn attend_to_claims(&mut self) -> Result<(), Error> {
+        if self.modes.user == User::Interpreted {
+            return Ok(());
+        }
+        let v = &self.cpu.vcpu;
+        let (user, root) = (v.cpl() == 3, v.cr3 & paging::ADDRESS);
+        let (call, cr3) = (v.gpr[reg::RAX], v.cr3);
+        let registers = [reg::RAX, reg::RDX, reg::RSI, reg::RDI].map(|number| v.gpr[number]);
+        let calls = !user && v.rip == v.lstar;
+        let f = self.pages.frame();
+        if calls {
+            (f.call, f.caller) = (call, cr3);
+        }
+        if user {
+            f.note_outcome(cr3, registers);
+            self.note_given(root);
+        }
+        if user && (self.meets_claims() || self.claims.has_given(root)) {
+            self.make_way()?;
+        }
+        self.claims.met = self.meets_claims() || self.claims.must_wait(root);
+        self.cpu.observe(self.left_to_wedges());
+        Ok(())
+    }
+
+    /// What there is to know of programs' memory. A program without protection keys to stop it may have written that: it is
+    /// its own trouble.
+    fn note_given(&mut self, root: u64) {
+        let f = self.pages.frame();
+        let (given, taken, ended) = (take(&mut f.given), take(&mut f.taken), take(&mut f.ended));
+        if [given[1], taken[1], ended] == [0; 3] {
+            return;
+        }
+        if ended != 0 {
+            self.claims.forget(ended);
+        }
+        self.claims.give(root, given);
+        self.claims.take(root, taken);
+        if given[1] != 0 && near_sites(given[0]) {
+            self.slots.note_low(root);
+        }
+        self.note_waiting();
+    }
+
+    /// Wedges do not go on by themselves with programs that are to be interpreted.
+    fn note_waiting(&mut self) {
+        self.pages.frame().remembers = u64::from(!self.claims.given.is_empty());
+        self.slots.hold_back(self.claims.waiting());
+    }
+
+    fn meets_claims(&self) -> bool {
+        let (ram, roots) = (self.board.ram(), Roots::from(&self.cpu.vcpu));
+        are_met(ram, roots, self.claims.all.iter().copied())
+    }
+
+    /// The code that the interpreter leaves to wedges.
+    pub(crate) fn left_to_wedges(&self) -> Leave {
+        let direct = self.modes.user != User::Interpreted && !self.claims.met;
+        let kernel = self.modes.kernel_translated.then_some(self.pages.base().kernel_start());
+        Leave { user: direct.then_some(USER_END), kernel }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use frame::{Claim, Frame, calls};
+    use wedge::Pages;
+
+    const ROOT: u64 = 0x1000;
+    const CLAIMED: u64 = 13 << 39;
+
+    fn frame(pages: &mut Pages) -> &mut Frame {
+        let f = pages.frame();
+        f.claims[0] = Claim { entry: 13, first: 1, last: 3 };
+        f.claim_count = 1;
+        f
+    }
+
+    /// A call with this number returns, with these values of RAX, RDX, RSI and RDI, to a program with this page table.
+    fn returns(f: &mut Frame, call: u64, registers: [u64; 4], to: u64) -> bool {
+        (f.call, f.caller) = (call, ROOT);
+        f.note_outcome(to, registers)
+    }
+
+    #[test]
+    fn what_calls_give_and_take_is_noted() {
+        let mut pages = Pages::new().expect("memory");
+        let f = frame(&mut pages);
+        assert!(returns(f, calls::MMAP, [CLAIMED, 3, 0x2000, 0], ROOT));
+        assert_eq!(f.given, [CLAIMED, 0x2000]);
+        assert!(!returns(f, calls::MMAP, [CLAIMED, 0, 0x2000, 0], ROOT), "nobody can use it");
+        assert!(!returns(f, calls::MMAP, [14 << 39, 3, 0x2000, 0], ROOT), "it is elsewhere");
+        assert!(!returns(f, calls::MMAP, [-12_i64 as u64, 3, 0x2000, 0], ROOT), "an error");
+        assert!(!returns(f, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT), "nothing is known");
+        f.remembers = 1;
+        assert!(returns(f, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT));
+        assert_eq!(f.taken, [CLAIMED, 0x2000]);
+        assert!(!f.note_outcome(ROOT, [CLAIMED, 3, 0x2000, 0]), "a call returns once");
+    }
+
+    #[test]
+    fn a_program_that_ends_is_forgotten_and_another_s_registers_mean_nothing() {
+        let mut pages = Pages::new().expect("memory");
+        let f = frame(&mut pages);
+        assert!(!returns(f, calls::MMAP, [CLAIMED, 3, 0x2000, 0], 2 * ROOT));
+        assert!(!returns(f, calls::EXIT_GROUP, [0; 4], 2 * ROOT), "nothing is known of any");
+        f.remembers = 1;
+        assert!(returns(f, calls::EXIT_GROUP, [0; 4], 2 * ROOT));
+        assert_eq!((f.ended, f.given), (ROOT, [0; 2]));
+        assert!(!returns(f, calls::EXECVE, [0; 4], ROOT), "it has failed");
+    }
+}

@@ -1,0 +1,125 @@
+//! Where the reserved part of wedges' address spaces lies, with all that is counted from it, the kernel's memory.
+//!
+//! A machine inside another of ours starts with another base than that: its wedges are programs there, with pages at
+//! just those addresses. Where a program has pages in the way all the same, the machine moves: its wedges end, what was
+//! translated is made anew, and everything lies elsewhere. That takes some tenths of a second, once. A program that
+//! leaves no base free is interpreted.
+
+use crate::{Fast, User, codes::Codes, regions::is_mappable};
+use frame::{Base, Claim};
+use std::{
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+use wedge::Error;
+use x86::{
+    cpuid::{CpuidResult, depth},
+    paging::{self, Roots},
+};
+use x86_interp::System;
+
+/// Where the reserved part may be, as entries of the uppermost page table, the usual ones first. With none of the
+/// first four does a Linux kernel's memory lie where it lies with another of them. Below 241 the direct map of Linux
+/// would be where programs without PIE are.
+const ENTRIES: [u16; 12] = [252, 250, 245, 243, 251, 249, 248, 247, 246, 244, 242, 241];
+/// Of them those that are for machines inside of others.
+const DEPTHS: usize = 4;
+/// The machine does not move, nor look whether it could, before it has run for so many times as long as it has moved already.
+const REST: Duration = Duration::from_millis(500);
+/// Times at the most.
+const MAX_RESTS: u32 = 10;
+
+/// The base to start with.
+pub fn first() -> Base {
+    static DEPTH: OnceLock<u32> = OnceLock::new();
+    let depth = *DEPTH.get_or_init(|| depth(cpuid));
+    Base::of_entry(ENTRIES[depth as usize % DEPTHS])
+}
+
+fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
+    let r = std::arch::x86_64::__cpuid_count(leaf, subleaf);
+    CpuidResult { eax: r.eax, ebx: r.ebx, ecx: r.ecx, edx: r.edx }
+}
+
+/// The moves of a machine so far.
+#[derive(Default)]
+pub struct Moves {
+    count: u32,
+    last: Option<Instant>,
+}
+
+impl Moves {
+    fn may_be_one(&self) -> bool {
+        let rest = REST * self.count.clamp(1, MAX_RESTS);
+        self.last.is_none_or(|last| last.elapsed() >= rest)
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count.into()
+    }
+}
+
+/// Where a claim is with another base, if it still is below 2^47.
+fn moved(claim: &Claim, from: Base, to: Base) -> Claim {
+    let by = to.entry().wrapping_sub(from.entry());
+    Claim { entry: claim.entry.wrapping_add(by) & 0x1ff, ..*claim }
+}
+
+impl Fast {
+    /// Moves the reserved part out of the way of the program that is about to run, if there is room for it. Other
+    /// programs that are known are spared as far as possible.
+    pub(crate) fn make_way(&mut self) -> Result<(), Error> {
+        if !self.moves.may_be_one() || self.checker.is_some() {
+            return Ok(());
+        }
+        self.moves.last = Some(Instant::now());
+        let Some(base) = self.best_base() else {
+            self.claims.settle(self.cpu.vcpu.cr3 & paging::ADDRESS);
+            return Ok(());
+        };
+        tracing::debug!(
+            entry = base.entry(),
+            "a program has memory where wedges have theirs: moving"
+        );
+        self.moves.count += 1;
+        self.move_to(base)
+    }
+
+    fn best_base(&self) -> Option<Base> {
+        let (from, ram) = (self.pages.base(), self.board.ram());
+        let here = Roots::from(&self.cpu.vcpu);
+        let others: Vec<_> = self.slots.roots().map(|cr3| Roots { cr3, ..here }).collect();
+        let claims = |base: Base| -> Vec<Claim> {
+            self.claims.all().iter().map(|claim| moved(claim, from, base)).collect()
+        };
+        let met =
+            |base: Base, roots: Roots| crate::claims::are_met(ram, roots, claims(base).into_iter());
+        let conflicts = |base: &Base| {
+            let others = others.iter().filter(|roots| met(*base, **roots)).count();
+            others + self.claims.conflicts(here.cr3 & paging::ADDRESS, &claims(*base))
+        };
+        let now = if met(from, here) { usize::MAX } else { conflicts(&from) };
+        let bases = ENTRIES.into_iter().map(Base::of_entry).filter(|base| !met(*base, here));
+        let best = bases.map(|base| (conflicts(&base), base)).min_by_key(|(count, _)| *count);
+        best.filter(|(count, _)| *count < now).map(|(_, base)| base)
+    }
+
+    /// What was the kernel's is so there at once: it is going to be asked for, and what programs are given until then is
+    /// not to be where it will be.
+    fn move_to(&mut self, base: Base) -> Result<(), Error> {
+        let by = base.bias().wrapping_sub(self.pages.base().bias());
+        let kernel = self.slots.kernel_regions();
+        self.slots.move_to(base);
+        self.pages.move_to(base).map_err(Error::Start)?;
+        self.codes = Codes::new(&mut self.pages, self.modes.user == User::Translated);
+        let regions = kernel.into_iter().map(|hva| hva.wrapping_add(by));
+        for hva in regions.filter(|hva| is_mappable(base, *hva)) {
+            self.give_to_kernel(hva);
+        }
+        self.publish_claims();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,55 @@
+//! Whether the program has pages where the kernel or the wedge has something in this process.
+//!
+//! Without protection keys its accesses there would not fault. Only the guest's kernel changes page tables, so each
+//! return to user code is the time to look. Of the guest's tables this reads the uppermost one, and one below it
+//! only where the program has memory in the same 512 GiB as a claim: few programs do.
+//!
+//! That is too late for the very first access to a region. So what Linux's calls for memory give a program is looked at, too:
+//! a guess, since another kernel may mean something else by those numbers, but then nothing is lost but time.
+
+use crate::{
+    layout::{Claim, Frame, MAX_CLAIMS, QUICK_CLAIMS, Shared, calls},
+    mmu,
+};
+
+const PRESENT: u64 = 1;
+
+/// The program may have pages in a claimed region. Each system call passes here.
+#[inline(always)]
+pub fn are_met(f: &Frame, s: &Shared) -> bool {
+    let Some(top) = mmu::table(s, f.cr3) else { return true };
+    let entries = f.claim_entries.iter().fold(0, |all, at| all | mmu::table_entry(top, u64::from(*at) / 8));
+    (entries & PRESENT != 0 || f.claim_count > QUICK_CLAIMS as u64) && one_is_met(f, s, top)
+}
+
+#[cold]
+#[inline(never)]
+fn one_is_met(f: &Frame, s: &Shared, top: u64) -> bool {
+    let count = f.claim_count as usize;
+    count > MAX_CLAIMS || f.claims.iter().take(count).any(|claim| is_met(s, top, claim))
+}
+
+fn is_met(s: &Shared, top: u64, claim: &Claim) -> bool {
+    let entry = mmu::table_entry(top, claim.entry.into());
+    if entry & PRESENT == 0 {
+        return false;
+    }
+    let Some(table) = mmu::table(s, entry) else { return true };
+    (claim.first..=claim.last).any(|region| mmu::table_entry(table, region.into()) & PRESENT != 0)
+}
+
+/// The last system call may have given a program claimed memory, or taken some, or ended a program: the monitor is to know.
+#[inline(always)]
+pub fn are_in_question(f: &mut Frame) -> bool {
+    let call = core::mem::replace(&mut f.call, calls::NONE);
+    let other = f.caller != f.cr3;
+    (call.wrapping_sub(calls::MMAP) <= calls::SHMAT - calls::MMAP || other) && have_changed(f, call)
+}
+
+#[cold]
+#[inline(never)]
+fn have_changed(f: &mut Frame, call: u64) -> bool {
+    f.call = call;
+    let [result, _, rdx, _, _, _, rsi, rdi, ..] = f.gpr;
+    f.note_outcome(f.cr3, [result, rdx, rsi, rdi])
+}
