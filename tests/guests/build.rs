@@ -12,7 +12,21 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     PROGRAMS.into_iter().for_each(|name| build(name, &format!("programs/{name}.rs"), &[]));
     build("chance", "programs/chance/main.rs", &BARE);
+    let folder = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
+    let script = format!("-Clink-arg=-Wl,-T,{folder}/programs/hostile_kernel/link.ld");
+    let kernel = [&KERNEL[..], &[&script]].concat();
+    build("hostile_kernel", "programs/hostile_kernel/main.rs", &kernel);
 }
+
+/// What makes a kernel: no C library, nothing below the stack pointer, at the end of the address space.
+const KERNEL: [&str; 6] = [
+    "-Clink-arg=-nostartfiles",
+    "-Clink-arg=-nostdlib",
+    "-Clink-arg=-static",
+    "-Clink-arg=-Wl,--build-id=none",
+    "-Ccode-model=kernel",
+    "-Cno-redzone=yes",
+];
 
 /// What makes a program that has no C library, away from where programs by chance have their memory.
 const BARE: [&str; 4] = [

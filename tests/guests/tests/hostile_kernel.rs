@@ -1,0 +1,67 @@
+//! A kernel that attacks its machine (`programs/hostile_kernel`) gets what a machine would give it, on every engine, and harms nobody.
+
+use std::{
+    fs::{self, File},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use guests::ring3;
+use tempfile::TempDir;
+
+static KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hostile_kernel"));
+
+/// What the kernel leaves by: it writes 0x10 to the debug exit port.
+const DONE: i32 = 0x10 << 1 | 1;
+const ENGINES: [&str; 4] = ["interp", "jit", "direct", "fast"];
+
+/// Runs so many attacks; returns how many of each kind were refused.
+fn attacks(engine: &str, seed: u64, count: u64) -> Result<Vec<u64>> {
+    let folder = TempDir::new()?;
+    let (kernel, disk) = (folder.path().join("kernel"), folder.path().join("disk.img"));
+    let share = folder.path().join("share");
+    fs::write(&kernel, KERNEL)?;
+    File::create(&disk)?.set_len(4 << 20)?;
+    fs::create_dir(&share)?;
+    let mut command = Command::new(ring3()?);
+    command.arg("run").arg("--kernel").arg(&kernel).arg("--disk").arg(&disk);
+    command.arg("--share").arg(format!("{}:tag", share.display())).args(["--net", "user"]);
+    command.args(["--append", &format!("{seed} {count}"), "--memory", "128M"]);
+    command.args(["--engine", engine, "--timeout", "1800"]).stdin(Stdio::null());
+    let output = command.output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    let code = output.status.code();
+    ensure!(code == Some(DONE), "{engine}, seed {seed}: {:?}: {messages}\n{said}", output.status);
+    let last = said.lines().rev().find_map(|line| {
+        line.split_once(&format!("hostile: {count} actions, faults ["))?.1.split_once(']')
+    });
+    let (faults, _) = last.with_context(|| format!("{engine}, seed {seed}: no sum: {said}"))?;
+    Ok(faults.split(", ").map(str::parse).collect::<Result<_, _>>()?)
+}
+
+/// All engines refuse the same, but for what depends on when a device has written something, or an interrupt comes.
+fn all_engines_agree(seed: u64, count: u64) -> Result<()> {
+    let expected = attacks(ENGINES[0], seed, count)?;
+    for engine in &ENGINES[1..] {
+        let faults = attacks(engine, seed, count)?;
+        println!("{engine}: {faults:?}");
+        let alike = |(a, b): (&u64, &u64)| a.abs_diff(*b) <= 3 + a / 100;
+        let same = faults.len() == expected.len() && faults.iter().zip(&expected).all(alike);
+        ensure!(same, "{engine}: {faults:?}, the interpreter: {expected:?}");
+    }
+    let kinds = expected.iter().filter(|faults| **faults > count / 200).count();
+    ensure!(kinds >= 4, "too little was refused: {expected:?}");
+    Ok(())
+}
+
+#[test]
+fn some_attacks() -> Result<()> {
+    all_engines_agree(1, 20_000)
+}
+
+#[test]
+#[ignore = "minutes"]
+fn a_million_attacks() -> Result<()> {
+    (2..12).try_for_each(|seed| all_engines_agree(seed, 100_000))
+}
