@@ -13,12 +13,14 @@ use vmm::{Description, EngineKind, EngineOptions, ModuleFile};
 use crate::{
     failure::Failure,
     run_arguments::RunArguments,
-    values::{EngineArguments, EngineChoice, MemorySize},
+    values::{ClockChoice, EngineArguments, EngineChoice, MemorySize},
 };
 
 /// Less than this boots no kernel we know.
 const LEAST_MEMORY: u64 = 16 << 20;
 const PAGE: u64 = 4096;
+/// Has Linux keep its time by the clock that follows the host's, though it knows a faster one.
+const KVM_CLOCK: &str = "clocksource=kvm-clock";
 
 /// Reads and checks everything a run needs.
 pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
@@ -38,13 +40,22 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     Ok(Description {
         kernel,
         modules,
-        cmdline: arguments.append.clone(),
+        cmdline: command_line(&arguments.append, arguments.clock),
         protocol: arguments.boot_protocol,
         memory,
         cpus: arguments.cpus,
         engine: engine(&arguments.engine)?,
         test_devices: arguments.test_devices,
+        clock: arguments.clock.into(),
     })
+}
+
+/// What the kernel is told. What the user says of the clock's source comes last, and so it counts.
+fn command_line(append: &str, clock: ClockChoice) -> String {
+    match clock {
+        ClockChoice::Rtc => append.to_owned(),
+        ClockChoice::Exact => format!("{KVM_CLOCK} {append}"),
+    }
 }
 
 /// Checks what every kind of guest has.

@@ -10,7 +10,7 @@ use crate::{
     fault::inject::FaultOptions,
     net::NetArgument,
     share::ShareChoice,
-    values::{ConsoleChoice, DevicesChoice, EngineArguments, MemorySize, seconds},
+    values::{ClockChoice, ConsoleChoice, DevicesChoice, EngineArguments, MemorySize, seconds},
 };
 
 /// A machine to run.
@@ -47,6 +47,14 @@ pub struct RunArguments {
     /// How guest code is run.
     #[command(flatten)]
     pub engine: EngineArguments,
+    /// How near to the host's the guest's time of day is
+    ///
+    /// Linux sets its clock when it starts, by a clock that counts whole seconds. With exact it gets to read that at
+    /// the one moment at which it is right: its start takes half a second longer on average, a second at most. From
+    /// then on it is led by KVM's paravirtual clock; clocksource=kvm-clock, which has it keep its time by that one,
+    /// is added to the command line.
+    #[arg(long, value_enum, default_value_t = ClockChoice::Rtc)]
+    pub clock: ClockChoice,
     /// Which of the guest's consoles is here
     #[arg(long, value_enum, default_value_t = ConsoleChoice::Stdio)]
     pub console: ConsoleChoice,

@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use clap::{Args, ValueEnum};
-use vmm::LockStep;
+use vmm::{GuestClock, LockStep};
 
 /// What becomes of flushed mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -104,6 +104,24 @@ impl DevicesChoice {
         match self {
             Self::Processes => Nearness::Near,
             Self::Apart | Self::Inline => Nearness::Apart,
+        }
+    }
+}
+
+/// How near to the host's the guest's time of day is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ClockChoice {
+    /// Set by the CMOS clock: up to half a second off
+    Rtc,
+    /// Set to the millisecond, and kept so
+    Exact,
+}
+
+impl From<ClockChoice> for GuestClock {
+    fn from(choice: ClockChoice) -> Self {
+        match choice {
+            ClockChoice::Rtc => Self::Rtc,
+            ClockChoice::Exact => Self::Exact,
         }
     }
 }

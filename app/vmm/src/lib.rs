@@ -52,6 +52,18 @@ pub struct Description {
     pub engine: EngineOptions,
     /// The devices kvm-unit-tests drive: echo ports, interrupt line ports, memory that is a device.
     pub test_devices: bool,
+    /// How near to the host's the guest's time of day is.
+    pub clock: GuestClock,
+}
+
+/// How near to the host's the guest's time of day is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GuestClock {
+    /// Set by the CMOS clock, which counts whole seconds: up to half a second off.
+    #[default]
+    Rtc,
+    /// Set at the middle of a second, which a guest's start waits for, and led by KVM's paravirtual clock.
+    Exact,
 }
 
 /// What executes guest code, and how.

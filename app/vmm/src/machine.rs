@@ -1,18 +1,22 @@
 //! Builds a machine: every part, and the wires between them.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
 use bus::{Bus, InterruptLine, Kicker, MsiSink, Rearm, Shared};
-use chipset::{CpuInterrupts, Platform, Settings, Surroundings, TimerWheel, Uart};
+use chipset::{CpuInterrupts, KvmClock, Platform, Settings, Surroundings, TimerWheel, Uart};
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
 use pci::{MmioWindow, PciHost};
 use ram::Ram;
 use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioPci};
-use x86::{Fault, Vcpu, cpuid, paging::PHYS_BITS};
+use x86::{Fault, Vcpu, cpuid, kvm, paging::PHYS_BITS};
 
 use crate::{
-    Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, Host, MessageFilter,
-    Running, console::Outlet, events::Events, running, timer::Alarm,
+    Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host,
+    MessageFilter, Running, console::Outlet, events::Events, running, timer::Alarm,
 };
 
 /// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.
@@ -64,12 +68,14 @@ impl Machine {
         let alarm = Arc::new(Alarm::default());
         let outlet = Outlet::start(host.console).map_err(Error::Thread)?;
         let (mut ports, mut mmio) = (Bus::new(), Bus::new());
+        let exact = description.clock == GuestClock::Exact;
         let around = Surroundings {
             clock: Arc::clone(&host.clock),
             rearm: Arc::clone(&alarm) as Arc<dyn Rearm>,
             kickers: vec![Arc::clone(&attention) as Arc<dyn Kicker>],
             events: Arc::clone(&events) as Arc<dyn chipset::MachineEvents>,
             serial: outlet.sink(),
+            sleep: exact.then_some(|ns| thread::sleep(Duration::from_nanos(ns))),
         };
         let settings = Settings {
             ram: description.memory,
@@ -84,12 +90,18 @@ impl Machine {
         let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
         let releases = releases.collect::<Result<_, _>>()?;
         let apic = platform.cpus.into_iter().next().ok_or_else(|| assembly("no local APIC"))?;
-        let settings = cpuid::Settings { tsc_hz: host.clock.tsc_hz(), cpus: description.cpus };
+        let settings = cpuid::Settings {
+            tsc_hz: host.clock.tsc_hz(),
+            cpus: description.cpus,
+            kvm_features: if exact { kvm::CLOCK_FEATURES } else { 0 },
+        };
+        let kvm_clock =
+            exact.then(|| Arc::new(KvmClock::new(ram.clone(), Arc::clone(&host.clock))));
         let parts = Parts {
             ram,
             ports,
             mmio,
-            apic: Arc::new(Apic(apic)),
+            apic: Arc::new(Apic { interrupts: apic, kvm_clock }),
             cpuid: Arc::new(cpuid::Model::new(host.cpuid, settings)),
             clock: host.clock,
             entropy: host.entropy,
@@ -220,46 +232,63 @@ fn add_device(
     Ok(doorbell)
 }
 
-/// The chipset's local APIC as the engine wants it.
-struct Apic(CpuInterrupts);
+/// The chipset's local APIC as the engine wants it, and the clock that is refreshed along with it.
+struct Apic {
+    interrupts: CpuInterrupts,
+    kvm_clock: Option<Arc<KvmClock>>,
+}
+
+impl Apic {
+    /// The clock, and the number of this CPU in it.
+    fn clock(&self) -> Option<(&KvmClock, usize)> {
+        Some((self.kvm_clock.as_deref()?, self.interrupts.apic_id() as usize))
+    }
+}
 
 impl LocalApic for Apic {
     /// INIT and start-up IPIs are for further vCPUs; a lone one has nobody to send them.
     fn pending(&self) -> u32 {
-        self.0.pending() & (pending::INTERRUPT | pending::NMI)
+        self.interrupts.pending() & (pending::INTERRUPT | pending::NMI)
     }
     fn acknowledge(&self) -> Option<u8> {
-        self.0.acknowledge()
+        if let Some(clock) = &self.kvm_clock {
+            clock.refresh();
+        }
+        self.interrupts.acknowledge()
     }
     fn take_nmi(&self) -> bool {
-        self.0.take_nmi()
+        self.interrupts.take_nmi()
     }
     fn enabled(&self) -> bool {
-        self.0.apic_enabled()
+        self.interrupts.apic_enabled()
     }
     fn cr8(&self) -> u8 {
-        self.0.cr8()
+        self.interrupts.cr8()
     }
     fn set_cr8(&self, value: u8) {
-        self.0.set_cr8(value);
+        self.interrupts.set_cr8(value);
     }
     fn msr_read(&self, index: u32) -> Result<u64, Fault> {
-        self.0.msr_read(index)
+        let known = self.clock().and_then(|(clock, cpu)| clock.msr_read(cpu, index));
+        known.map_or_else(|| self.interrupts.msr_read(index), Ok)
     }
     fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault> {
-        self.0.msr_write(index, value)
+        match self.clock() {
+            Some((clock, cpu)) if clock.msr_write(cpu, index, value) => Ok(()),
+            _ => self.interrupts.msr_write(index, value),
+        }
     }
     fn mmio_read(&self, gpa: u64, data: &mut [u8]) -> bool {
-        let ours = self.0.claims(gpa);
+        let ours = self.interrupts.claims(gpa);
         if ours {
-            self.0.mmio_read(gpa, data);
+            self.interrupts.mmio_read(gpa, data);
         }
         ours
     }
     fn mmio_write(&self, gpa: u64, data: &[u8]) -> bool {
-        let ours = self.0.claims(gpa);
+        let ours = self.interrupts.claims(gpa);
         if ours {
-            self.0.mmio_write(gpa, data);
+            self.interrupts.mmio_write(gpa, data);
         }
         ours
     }

@@ -62,7 +62,7 @@ pub fn board(ram: Ram, attention: Arc<Attention>) -> Board {
         apic_id: 0,
         cpuid: Arc::new(Model::new(
             |_, _| CpuidResult::default(),
-            Settings { tsc_hz: 1_000_000_000, cpus: 1 },
+            Settings { tsc_hz: 1_000_000_000, cpus: 1, kvm_features: 0 },
         )),
         clock: Arc::new(FakeClock::default()),
         entropy: Arc::new(FakeEntropy::new(1)),

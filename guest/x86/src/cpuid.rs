@@ -13,6 +13,8 @@
 //! Bits that follow the CPU's own state (OSXSAVE, the XSAVE area size for the current XCR0) are
 //! overlaid by the CPU.
 
+use crate::kvm;
+
 /// Value of the IA32_ARCH_CAPABILITIES MSR, read-only (SDM vol. 4, table 2-2): RDCL_NO, IBRS_ALL,
 /// SKIP_L1DFL_VMENTRY, SSB_NO, MDS_NO, IF_PSCHANGE_MC_NO, TAA_NO, SBDR_SSDP_NO, FBSDP_NO,
 /// PSDP_NO, BHI_NO, PBRSB_NO, GDS_NO, RFDS_NO, ITS_NO.
@@ -39,6 +41,8 @@ const DEPTH: u32 = 0x4000_0001;
 /// Our name in the first.
 const NAME: &[u8; 12] = b"ring3ring3vm";
 const MAX_HYPERVISOR: u32 = 0x4000_0010;
+/// The leaf of KVM's features.
+const KVM_FEATURES: u32 = kvm::LEAF + 1;
 /// Family 6, model 79, stepping 1 in the encoding of leaf 1 EAX: a Broadwell server. Programs choose code by the
 /// model as well as by feature bits (GCC's `target_clones("arch=...")` does), so it is one that had
 /// nothing that is left out here; a later one would have them execute AVX-512, whose state no guest keeps.
@@ -123,6 +127,8 @@ pub struct Settings {
     pub tsc_hz: u64,
     /// Number of logical CPUs, at least one: cores of one package, one thread each.
     pub cpus: u32,
+    /// What of KVM's interface the machine has, see [`kvm::feature`]: nothing, not even its name, if zero.
+    pub kvm_features: u32,
 }
 
 /// The features of a guest CPU, made once per machine.
@@ -254,6 +260,11 @@ impl Model {
                 let khz = u32::try_from(self.settings.tsc_hz / 1000).unwrap_or(0);
                 CpuidResult::new(khz, CRYSTAL_HZ / 1000, 0, 0)
             }
+            kvm::LEAF if self.settings.kvm_features != 0 => {
+                let [b, c, d] = words(kvm::SIGNATURE);
+                CpuidResult::new(kvm::LEAF + 1, b, c, d)
+            }
+            KVM_FEATURES => CpuidResult::new(self.settings.kvm_features, 0, 0, 0),
             _ => CpuidResult::default(),
         }
     }
@@ -350,7 +361,7 @@ mod tests {
     fn nothing(_: u32, _: u32) -> CpuidResult {
         CpuidResult::default()
     }
-    const ONE: Settings = Settings { tsc_hz: 2_000_000_000, cpus: 1 };
+    const ONE: Settings = Settings { tsc_hz: 2_000_000_000, cpus: 1, kvm_features: 0 };
 
     #[test]
     fn hides_what_is_not_implemented() {
@@ -434,6 +445,30 @@ mod tests {
     }
 
     #[test]
+    fn kvm_is_named_only_where_it_is_offered() {
+        let none = Model::new(everything, ONE);
+        for leaf in [kvm::LEAF, kvm::LEAF + 1, kvm::LEAF + 2] {
+            assert_eq!(none.query(leaf, 0, 0), CpuidResult::default());
+        }
+        let clock = Settings { kvm_features: kvm::CLOCK_FEATURES, ..ONE };
+        let model = Model::new(everything, clock);
+        let name = model.query(kvm::LEAF, 0, 0);
+        assert_eq!(name.eax, kvm::LEAF + 1);
+        assert_eq!(name.ebx.to_le_bytes(), *b"KVMK");
+        assert_eq!((name.ecx.to_le_bytes(), name.edx), (*b"VMKV", u32::from(b'M')));
+        // The clock, and nothing that its guests would have to be answered for.
+        assert_eq!(
+            model.query(kvm::LEAF + 1, 0, 0),
+            CpuidResult::new(1 << 1 | 1 << 3 | 1 << 24, 0, 0, 0)
+        );
+        assert_eq!(
+            model.query(0x4000_0000, 0, 0),
+            none.query(0x4000_0000, 0, 0),
+            "ours stays first"
+        );
+    }
+
+    #[test]
     fn one_cpu_is_one_core() {
         let model = Model::new(everything, ONE);
         assert_eq!(model.query(1, 0, 0).edx & LEAF1_EDX_HTT, 0);
@@ -453,7 +488,7 @@ mod tests {
     #[test]
     fn tsc_frequency_as_linux_computes_it() {
         for hz in [999_999_999, 2_000_000_000, 2_394_444_123, 3_700_001_000, 5_100_000_000] {
-            let clock = Model::new(everything, Settings { tsc_hz: hz, cpus: 1 }).query(0x15, 0, 0);
+            let clock = Model::new(everything, Settings { tsc_hz: hz, ..ONE }).query(0x15, 0, 0);
             let khz = (clock.ecx / 1000).checked_mul(clock.ebx).expect("fits 32 bits") / clock.eax;
             let error = (u64::from(khz) * 1000).abs_diff(hz);
             assert!(error * 1_000_000 / hz <= 2, "{hz} Hz is off by {error}");

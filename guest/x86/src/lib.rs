@@ -10,6 +10,7 @@ pub mod cpuid;
 pub mod exception;
 pub mod flags;
 pub mod fpu;
+pub mod kvm;
 pub mod msr;
 pub mod paging;
 pub mod segment;

@@ -48,7 +48,12 @@ pub struct Surroundings {
     pub events: Arc<dyn MachineEvents>,
     /// Where the serial port's output goes.
     pub serial: Box<dyn SerialOutput>,
+    /// For an exact clock: sleeps, see [`rtc`].
+    pub sleep: Option<Sleep>,
 }
+
+/// Lets so many nanoseconds pass.
+pub type Sleep = fn(u64);
 
 /// Why there is no machine.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +124,7 @@ struct Builder<'a> {
     clock: Arc<dyn Clock>,
     rearm: Arc<dyn Rearm>,
     events: Arc<dyn MachineEvents>,
+    sleep: Option<Sleep>,
     ports: &'a mut Bus,
     mmio: &'a mut Bus,
     cpus: Vec<CpuInterrupts>,
@@ -152,6 +158,7 @@ impl<'a> Builder<'a> {
             clock: Arc::clone(&around.clock),
             rearm: Arc::clone(&around.rearm),
             events: Arc::clone(&around.events),
+            sleep: around.sleep,
             ports,
             mmio,
             cpus,
@@ -186,7 +193,7 @@ impl<'a> Builder<'a> {
         let (clock, rearm) = time();
         let pit = Pit::new(clock, rearm, lines[0].clone());
         let (clock, rearm) = time();
-        let rtc = Rtc::new(clock, rearm, lines[1].clone());
+        let rtc = Rtc::new(clock, rearm, lines[1].clone(), self.sleep);
         let (clock, rearm) = time();
         let hpet = Hpet::new(clock, rearm, self.all_lines()?, lines);
 

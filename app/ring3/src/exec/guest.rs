@@ -15,7 +15,7 @@ use kernels::{cpio::Archive, modules::Module};
 use sharedfs::{Folder, Keeping};
 use sockets::Sockets;
 use virtio::vsock::{self, Vsock};
-use vmm::{Attachment, BootProtocol, Description, ModuleFile};
+use vmm::{Attachment, BootProtocol, Description, GuestClock, ModuleFile};
 
 use super::{arguments::GuestArguments, kernel, streams::Plan};
 use crate::{
@@ -91,6 +91,7 @@ pub fn make(
         cpus: arguments.cpus,
         engine: description::engine(&arguments.engine)?,
         test_devices: false,
+        clock: GuestClock::Rtc, // the agent sets the guest's
     };
     Ok(Made { description, attachments })
 }

@@ -157,7 +157,10 @@ impl FakeSystem {
             ports: Vec::new(),
             cr8: 0,
             tsc: 0,
-            model: Model::new(everything, Settings { tsc_hz: 1_000_000_000, cpus: 1 }),
+            model: Model::new(
+                everything,
+                Settings { tsc_hz: 1_000_000_000, cpus: 1, kvm_features: 0 },
+            ),
             msrs: BTreeMap::new(),
             mmio_writes: Vec::new(),
         }

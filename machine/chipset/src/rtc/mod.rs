@@ -2,17 +2,24 @@
 //!
 //! The time is the host's wall clock, in UTC, plus what the guest has set it off by. Flags are
 //! worked out when somebody looks or when an enabled interrupt is due: between, nothing ticks.
+//!
+//! The clock shows whole seconds. Linux reads it when its driver starts, at any moment of a second, and sets its
+//! time to the middle of that second: it is up to half a second off. Where the guest's time is to be exact,
+//! that one reading ends in the middle of a second (see [`middle`]).
 
 mod calendar;
+mod middle;
 
 use std::sync::Arc;
 
 use bus::{Device, InterruptLine, Rearm, Timed};
 use host::Clock;
 
+use crate::Sleep;
 use crate::alarm::Alarm;
 use crate::time::{NS_PER_S, ns_for, ticks_in};
 use calendar::{DAY, Date};
+use middle::Middle;
 
 /// Index port; the data port follows.
 pub const BASE: u64 = 0x70;
@@ -75,6 +82,7 @@ pub(crate) struct Rtc {
     seen_second: i64,
     /// Periodic interrupts up to which flags are worked out.
     seen_period: u64,
+    middle: Middle,
 }
 
 impl Rtc {
@@ -82,6 +90,7 @@ impl Rtc {
         clock: Arc<dyn Clock>,
         rearm: Arc<dyn Rearm>,
         line: Arc<dyn InterruptLine>,
+        sleep: Option<Sleep>,
     ) -> Self {
         let mut ram = [0; 128];
         ram[REG_A] = 0x26; // 32768 Hz, 1024 periodic interrupts a second
@@ -97,6 +106,7 @@ impl Rtc {
             held: None,
             seen_second: 0,
             seen_period: 0,
+            middle: sleep.map(Middle::new).unwrap_or_default(),
         };
         rtc.seen_second = rtc.now().div_euclid(NS_PER_S as i64);
         rtc.seen_period = rtc.periods();
@@ -149,6 +159,8 @@ impl Rtc {
     }
 
     fn read_register(&mut self, index: usize) -> u8 {
+        let now = self.now();
+        self.middle.read(index, now);
         let date = self.date();
         match index {
             REG_SECOND => self.encode(date.second),
@@ -189,7 +201,10 @@ impl Rtc {
                 self.ram[REG_A] = value & !UPDATE_IN_PROGRESS;
                 self.seen_period = self.periods();
             }
-            REG_B => self.set_control(value),
+            REG_B => {
+                self.set_control(value);
+                self.middle.driver_comes();
+            }
             REG_WEEKDAY | REG_C | REG_D => {}
             _ => self.ram[index & 127] = value,
         }

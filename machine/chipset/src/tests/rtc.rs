@@ -148,3 +148,39 @@ fn ram_is_kept() {
     write(&machine, 0x7f, 0x55);
     assert_eq!(read(&machine, 0x7f), 0x55);
 }
+
+struct NoLine;
+
+impl bus::InterruptLine for NoLine {
+    fn set(&self, _: bool) {}
+}
+
+/// Naps that were asked for, in nanoseconds: one test's.
+static NAPS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+/// Linux reads the time early, by itself, and then by its driver, which sets the clock by that.
+#[test]
+fn the_drivers_last_reading_ends_in_the_middle_of_a_second() {
+    let clock = Arc::new(FakeClock::default());
+    let (bell, line) = (Arc::new(Bell::default()), Arc::new(NoLine));
+    let nap = |ns| lock(&NAPS).push(ns);
+    let mut rtc = crate::rtc::Rtc::new(clock.clone(), bell, line, Some(nap));
+    let mut at = |ms: u64, registers: &[u8]| {
+        clock.0.store(ms * 1_000_000, Ordering::Relaxed);
+        for register in registers {
+            bus::Device::write(&mut rtc, 0, &[*register]);
+            if *register == 0xb {
+                bus::Device::write(&mut rtc, 1, &[2]);
+            }
+            bus::Device::read(&mut rtc, 1, &mut [0]);
+        }
+        std::mem::take(&mut *lock(&NAPS))
+    };
+    let time = [0, 0xa, 0, 2, 4, 7, 8, 9, 0xa, 0];
+    assert!(at(100, &time).is_empty() && at(200, &[1, 3, 5, 0]).is_empty(), "no driver");
+    assert!(at(250, &[0xb]).is_empty() && at(260, &time).is_empty(), "no look for an alarm");
+    assert_eq!(at(300, &[0, 1, 3, 5, 0]), [180_000_000]);
+    assert!(at(481, &time).is_empty());
+    assert_eq!(at(485, &time), [15_000_000]);
+    assert!(at(600, &[0xb, 1, 3, 5]).is_empty() && at(650, &time).is_empty(), "once");
+}

@@ -70,6 +70,7 @@ fn run(bytes: &[u8]) {
         kickers: vec![Arc::new(Nobody), Arc::new(Nobody)],
         events: Arc::new(Nobody),
         serial: Box::new(Nobody),
+        sleep: Some(|_| {}),
     };
     let (mut ports, mut mmio) = (Bus::new(), Bus::new());
     let platform = Platform::new(&settings, around, &mut ports, &mut mmio).expect("a platform");

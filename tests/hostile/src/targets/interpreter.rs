@@ -154,7 +154,8 @@ fn run(bytes: &[u8]) {
     v.rip = v.rip - CODE + at;
     ram.write_gpa(at, &code[..code.len().min(0x8000)]).expect("in RAM");
     let unit = HostVectorUnit::new().expect("executable memory");
-    let model = Model::new(everything, Settings { tsc_hz: 1_000_000_000, cpus: 1 });
+    let model =
+        Model::new(everything, Settings { tsc_hz: 1_000_000_000, cpus: 1, kvm_features: 0 });
     let mut machine = Machine { ram, unit, model, cr8: 0, time: 0, pending: 0 };
     let mut cpu = Cpu::new(v);
     cpu.run(&mut machine, BUDGET);
