@@ -114,9 +114,15 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     Ok(if lost.is_some() { outcome.code().max(1) } else { outcome.code() })
 }
 
-/// Refuses a machine that the limits of this process leave no room for.
+/// Refuses a machine that the limits of this process leave no room for, and warns of those that it may meet later.
 pub fn check_limits(memory: u64) -> Result<(), Failure> {
-    limits::refusal(memory).map_or(Ok(()), |problem| Err(Failure::host(problem)))
+    if let Some(problem) = limits::refusal(memory) {
+        return Err(Failure::host(problem));
+    }
+    if let Some(warning) = limits::warning(memory) {
+        output::complain(&warning);
+    }
+    Ok(())
 }
 
 /// Says so if guest code is interpreted without anybody having asked for that.

@@ -11,7 +11,7 @@ use chipset::{CpuInterrupts, KvmClock, Platform, Settings, Surroundings, TimerWh
 use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
 use pci::{MmioWindow, PciHost};
 use ram::Ram;
-use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioPci};
+use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioError, VirtioPci};
 use x86::{Fault, Vcpu, cpuid, kvm, paging::PHYS_BITS};
 
 use crate::{
@@ -226,7 +226,11 @@ fn add_device(
 ) -> Result<Doorbell, Error> {
     let slot = pci.reserve()?;
     let (msi, line) = (slot.msi(), slot.line());
-    let function = VirtioPci::new(device, ram.clone(), msi, line, execution).map_err(assembly)?;
+    let function = VirtioPci::new(device, ram.clone(), msi, line, execution);
+    let function = function.map_err(|error| match error {
+        VirtioError::Worker(error) => Error::Thread(error),
+        error => assembly(error),
+    })?;
     let doorbell = function.doorbell();
     pci.add(slot, function)?;
     Ok(doorbell)

@@ -1,8 +1,8 @@
 //! Limits that this process was given (`ulimit`), and what they mean for a machine.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
-use crate::inherited;
+use crate::{cgroup, inherited};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that a machine with a few devices has open.
@@ -105,14 +105,19 @@ fn told(resource: Resource, unit: u64, what: &str, how: &str) -> Option<String> 
     Some(format!("{what} {limit} ({how})"))
 }
 
-/// The limit of the cgroup that we are in, or of one around it.
 fn cgroup_processes() -> Option<String> {
-    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Path::new("/sys/fs/cgroup").join(path).ancestors().find_map(|group| {
-        let limit: u64 = fs::read_to_string(group.join("pids.max")).ok()?.trim().parse().ok()?;
-        Some(format!("those of its cgroup to {limit} (pids.max)"))
-    })
+    let limit = cgroup::processes()?;
+    Some(format!("those of its cgroup to {} ({})", limit.amount, limit.file))
+}
+
+/// What a machine with so many bytes of memory may come to, though it can be made.
+pub fn warning(memory: u64) -> Option<String> {
+    let limit = cgroup::memory().filter(|limit| limit.amount < memory)?;
+    let (has, wants, file) = (limit.amount >> 20, memory >> 20, limit.file);
+    Some(format!(
+        "memory is limited to {has} MiB by a cgroup ({file}), the guest may take {wants} MiB: the host kills the \
+         machine if it takes too much; give less --memory"
+    ))
 }
 
 #[cfg(test)]

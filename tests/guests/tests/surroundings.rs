@@ -140,6 +140,106 @@ fn a_host_without_proc_is_told_of() -> Result<()> {
     Ok(())
 }
 
+/// What is done to the host's folders, in name spaces of the test's own, before a machine is started there.
+const FOLDERS: &[(&str, &str)] = &[
+    ("a read-only /dev/shm", "mount -t tmpfs -o ro none /dev/shm"),
+    (
+        "no /dev/shm",
+        "old=/mnt; mount --rbind /dev $old && mount -t tmpfs none /dev && cd /dev && \
+         for node in null zero full random urandom tty; do : > $node; mount --bind $old/$node $node || exit 9; done && cd /",
+    ),
+    ("an empty, read-only /run", "mount -t tmpfs -o ro none /run && unset XDG_RUNTIME_DIR"),
+    ("a read-only /tmp", "mount -t tmpfs -o ro none /tmp && unset TMPDIR XDG_RUNTIME_DIR"),
+    (
+        "a read-only HOME",
+        "export XDG_CACHE_HOME=${XDG_CACHE_HOME:-$HOME/.cache} && mount -t tmpfs -o ro none /mnt && export HOME=/mnt",
+    ),
+    ("no TMPDIR", "export TMPDIR=/nonexistent"),
+];
+
+/// Folders that most hosts have, and not all.
+#[test]
+fn folders_that_are_not_there_are_not_needed() -> Result<()> {
+    for (what, deed) in FOLDERS {
+        let script = format!("{deed} && exec \"$0\" exec --memory 256M -- echo ran");
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c", &script]).arg(ring3()?);
+        let output = command.current_dir("/").stdin(Stdio::null()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.stdout == b"ran\n" && said.is_empty(),
+            "{what}: {:?}: {said}",
+            output.status
+        );
+    }
+    Ok(())
+}
+
+/// A cgroup with a limit, which is gone with this; where the host lets us make one.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(controller: &str) -> Option<Self> {
+        let root = Path::new("/sys/fs/cgroup");
+        let own = root.join(controller);
+        let parent = if own.is_dir() { own } else { root.to_owned() };
+        let group = parent.join(format!("ring3-test-{}", std::process::id()));
+        fs::create_dir(&group).ok()?;
+        let group = Self(group);
+        let file = if controller == "pids" { "pids.max" } else { "memory.max" };
+        let has = group.0.join(file).exists() || group.0.join("memory.limit_in_bytes").exists();
+        has.then_some(group)
+    }
+
+    /// Runs `echo ran` in a machine in it.
+    fn runs(&self, limit: &str) -> Result<Output> {
+        let files = ["pids.max", "memory.max", "memory.limit_in_bytes"];
+        let file = files.iter().map(|file| self.0.join(file)).find(|file| file.exists());
+        fs::write(file.context("no limit")?, limit)?;
+        let procs = self.0.join("cgroup.procs");
+        let script =
+            format!("echo $$ > {} && exec \"$0\" exec --memory 256M -- echo ran", procs.display());
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).arg(ring3()?).current_dir("/");
+        Ok(command.stdin(Stdio::null()).output()?)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // What ran in it has ended.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// As containers set them.
+#[test]
+fn limits_of_cgroups_are_told_of() -> Result<()> {
+    let (Some(processes), Some(memory)) = (Group::new("pids"), Group::new("memory")) else {
+        eprintln!("SKIPPED: this user can make no cgroups with limits; run the test as root");
+        return Ok(());
+    };
+    for limit in ["4", "6", "9", "13", "17", "25"] {
+        let output = processes.runs(limit)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let told = said.lines().count() == 1 && said.contains(&format!("{limit} (pids.max)"));
+        let ran = output.stdout == b"ran\n" && said.is_empty();
+        ensure!(
+            ran || told && !said.contains("bug"),
+            "{limit} processes: {:?}: {said}",
+            output.status
+        );
+    }
+    for (limit, runs) in [("64M", false), ("200M", true), ("900M", true)] {
+        let output = memory.runs(limit)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let warned = said.starts_with("ring3: memory is limited to") && said.contains("--memory");
+        ensure!(warned == (limit != "900M"), "{limit}: {said}");
+        ensure!((output.stdout == b"ran\n") == runs, "{limit}: {:?}: {said}", output.status);
+    }
+    Ok(())
+}
+
 #[test]
 fn a_fallback_to_the_interpreter_is_told_of() -> Result<()> {
     // A host whose seccomp refuses filters; a device's process would have none either.
