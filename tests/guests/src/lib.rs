@@ -9,6 +9,7 @@ mod guest;
 mod machine;
 pub mod power_cut;
 pub mod visits;
+pub mod zoo;
 
 pub use guest::{BootFiles, Finished, Guest, converse, ring3};
 pub use machine::Machine;
