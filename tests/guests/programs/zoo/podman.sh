@@ -7,4 +7,4 @@
 mkdir image && cp "$(command -v busybox || echo /bin/busybox)" image/ 2> /dev/null || exit 77
 opts="--root $PWD/store --runroot $PWD/run --cgroup-manager=cgroupfs --storage-driver=vfs --events-backend=none"
 tar -C image -c . | podman $opts import - zoo > /dev/null 2> log || { cat log; exit 1; }
-podman $opts run --rm --ulimit nofile=1024:1024 --network=none --cgroups=disabled --log-driver=none zoo /busybox sh -c 'echo inside; /busybox id -u; /busybox ls /' 2>&1
+podman $opts run --rm --ulimit host --network=none --cgroups=disabled --log-driver=none zoo /busybox sh -c 'echo inside; /busybox id -u; /busybox ls /' 2>&1
