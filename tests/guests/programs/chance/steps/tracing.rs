@@ -308,7 +308,8 @@ fn set_registers(random: &mut Random, tracee: &mut Tracee) {
     let r = tracee.registers();
     note!(
         " fl={:x} cs={:x} ss={:x} fs={:x} gs={:x} ds={:x}",
-        r[FLAGS],
+        // As for single steps: RF between iterations of REP.
+        r[FLAGS] & !0x10000,
         r[17],
         r[20],
         r[21],
