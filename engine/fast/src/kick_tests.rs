@@ -16,6 +16,7 @@ use iced_x86::{IcedError, code_asm::*};
 use jit::stubs::LEN;
 use ram::Ram;
 use std::{
+    fs,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -324,6 +325,39 @@ fn ends_as_ever(user: User, kernel_translated: bool) {
             taken += interrupts;
         }
     }
+}
+
+/// How often the guest's processes have gone to sleep.
+fn sleeps(fast: &Fast) -> u64 {
+    // Long enough for whoever has been woken to sleep again.
+    thread::sleep(Duration::from_millis(50));
+    let count = |pid: i32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it is there");
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.and_then(|count| count.trim().parse::<u64>().ok()).expect("a number")
+    };
+    fast.slots.processes().into_iter().map(count).sum()
+}
+
+/// The monitor looks before it gives the next turn: nobody has to be woken, and to give up that turn.
+#[test]
+fn a_kick_while_the_monitor_has_the_turn_wakes_nobody() {
+    let modes = Modes {
+        user: User::Direct,
+        kernel_translated: true,
+        lock_step: None,
+        user_dispatch: false,
+        keeps: true,
+    };
+    let attention = Arc::new(Attention::default());
+    let board = board(memory(), Arc::clone(&attention));
+    let mut fast = Fast::new(state(), board, &attention, modes).expect("an engine");
+    run(&mut fast, &attention);
+    let before = sleeps(&fast);
+    assert!(before > 0, "it has run");
+    attention.kick();
+    assert_eq!(sleeps(&fast), before);
+    assert_eq!(fast.run(u64::MAX), Exit::Requested, "it is not lost");
 }
 
 #[test]

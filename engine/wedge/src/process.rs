@@ -5,8 +5,8 @@
 use crate::{Pages, cpuid, memory::MemoryObject, turns::Turns};
 use frame::{
     ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, MARKS,
-    MAX_MADE, MAX_ORDERS, MAX_RUN, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN, SHARED,
-    SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES, TABLES_LEN, TOP, TURNS,
+    MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN,
+    SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES, TABLES_LEN, TOP, TURNS,
     Turns as TurnsPage,
 };
 use std::{
@@ -171,7 +171,10 @@ impl Wedge {
         if std::mem::take(&mut self.failed) {
             return Ok(false);
         }
-        self.hand_over(false)
+        let done = self.hand_over(false);
+        // Whoever kicks from now on finds guest code standing still; the wedge would be woken for nothing, and give up its next turn.
+        self.turns.aim(MONITOR);
+        done
     }
 
     /// What the wedge has mapped, or with no protection unmapped, by itself since the last call. What
