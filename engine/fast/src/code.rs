@@ -1,5 +1,6 @@
 //! Translated code: finding it, making it, and dropping what has become stale.
 
+use crate::devices::Devices;
 use engine::Board;
 use frame::{Base, CACHE, FRAME, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN, USER_TABLES, keys};
 use jit::{
@@ -77,13 +78,14 @@ pub struct Code {
     layout: Layout,
     /// RAM offset of each page that code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
+    pub devices: Devices,
 }
 
 impl Code {
     pub fn new(pages: &mut Pages, level: Level) -> Self {
         let layout = layout(level, pages.base());
         let cache = Cache::new(layout, &mut View(pages, &layout));
-        Self { cache, layout, pages: FxHashMap::default() }
+        Self { cache, layout, pages: FxHashMap::default(), devices: Devices::default() }
     }
 
     /// Drops everything.
@@ -118,6 +120,9 @@ impl Code {
         if let Some(host) = self.cache.find(guest, alignment) {
             self.cache.publish(&mut View(pages, &self.layout), guest, alignment);
             return Some(host);
+        }
+        if self.devices.leaves_out(guest) {
+            return None;
         }
         let made = self.make(pages, board, roots, (guest, alignment), marked);
         let host = match made? {
@@ -156,9 +161,9 @@ impl Code {
         marked: &mut Vec<u64>,
     ) -> Option<Result<u64, Refused>> {
         let (first, mut bytes) = self.fetch(board, roots, guest, marked)?;
-        let here = bytes.len();
         let mut sources = [first; 2];
-        let behind = guest.wrapping_add(here as u64);
+        let behind = guest.wrapping_add(bytes.len() as u64);
+        let here = self.devices.before(guest, bytes.len());
         // Only the last instruction of a page can need the next one.
         if guest & (PAGE - 1) >= PAGE - NEAR_END
             && let Some((second, more)) = self.fetch(board, roots, behind, marked)

@@ -41,6 +41,11 @@ impl Codes {
         &self.kernel
     }
 
+    /// The kernel's, to be changed.
+    pub fn kernel_mut(&mut self) -> &mut Code {
+        &mut self.kernel
+    }
+
     /// User code in the address space with this CR3 comes next: that of another is dropped.
     pub fn enter_space(&mut self, pages: &mut Pages, cr3: u64) {
         if let Some(user) = self.user.as_mut().filter(|_| self.space != cr3) {
@@ -60,6 +65,13 @@ impl Codes {
     pub fn position(&self, pc: u64) -> Option<Position> {
         let user = || self.user.as_ref().and_then(|user| user.position(pc));
         self.kernel.position(pc).or_else(user)
+    }
+
+    /// Kernel code at a GVA has faulted at a device.
+    pub fn note_device(&mut self, pages: &mut Pages, guest: u64) {
+        if self.kernel.devices.note_fault(guest) {
+            self.kernel.forget_page(pages, guest);
+        }
     }
 
     /// A host PC lies in the routines that leave translated code.

@@ -27,7 +27,7 @@ impl Fast {
     pub(crate) fn translated_code(&mut self, level: Level) -> Result<(), Error> {
         self.start_comparing();
         let Some(host) = self.block_at_rip(level) else {
-            self.interpret();
+            self.interpret_outside();
             return Ok(());
         };
         let alone = self.open_comparison(level, host);
@@ -151,7 +151,7 @@ impl Fast {
                 if apart {
                     self.apart.note(&self.cpu.vcpu);
                 }
-                self.interpret();
+                self.interpret_access();
                 if apart {
                     self.pass_through();
                 }
@@ -164,6 +164,25 @@ impl Fast {
                 ExitKind::KernelSignal => {}
                 kind => return self.kernel_exit(kind),
             }
+        }
+    }
+
+    /// Interprets what translated code has faulted at: an access to a device, perhaps.
+    fn interpret_access(&mut self) {
+        let (guest, before) = (self.cpu.vcpu.rip, self.board.traffic().0);
+        self.interpret();
+        if self.board.traffic().0 != before && guest >= self.pages.base().kernel_start() {
+            self.codes.note_device(&mut self.pages, guest);
+        }
+    }
+
+    /// Interprets an instruction that is not translated: one that accesses devices, perhaps.
+    fn interpret_outside(&mut self) {
+        let (guest, before) = (self.cpu.vcpu.rip, self.board.traffic().0);
+        self.interpret();
+        let devices = &mut self.codes.kernel_mut().devices;
+        if self.board.traffic().0 == before && devices.leaves_out(guest) {
+            devices.note_memory(guest);
         }
     }
 

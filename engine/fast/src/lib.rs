@@ -26,6 +26,7 @@ mod apart;
 mod claims;
 mod code;
 mod codes;
+mod devices;
 mod home;
 #[cfg(test)]
 mod hostile_tests;

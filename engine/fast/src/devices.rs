@@ -1,0 +1,132 @@
+//! Instructions of the kernel that access devices.
+//!
+//! No wedge maps a device's page, so translated code that accesses one faults: the host delivers a signal, and the turn goes to the monitor. An
+//! instruction that does so again and again is left out of translations. The code before it then leaves as it does for any other instruction that
+//! is interpreted, without a signal. An instruction that turns out to access memory as well is translated for good: interpreting it is dearer.
+
+use rustc_hash::FxHashMap;
+
+/// Faults before an instruction is left out.
+const OFTEN: u32 = 16;
+/// It accesses memory as well.
+const MIXED: u32 = u32::MAX;
+/// Instructions known at the most.
+const MOST: usize = 256;
+
+/// The instructions that have accessed a device, by GVA, and how often.
+#[derive(Default)]
+pub struct Devices(FxHashMap<u64, u32>);
+
+impl Devices {
+    /// The instruction at a GVA is left out of translations.
+    pub fn leaves_out(&self, guest: u64) -> bool {
+        self.0.get(&guest).is_some_and(|faults| (OFTEN..MIXED).contains(faults))
+    }
+
+    /// Translated code has faulted at a device; true if the instruction is left out from now on.
+    pub fn note_fault(&mut self, guest: u64) -> bool {
+        if self.0.len() >= MOST && !self.0.contains_key(&guest) {
+            return false;
+        }
+        let faults = self.0.entry(guest).or_default();
+        let is_counted = *faults < OFTEN;
+        *faults += u32::from(is_counted);
+        is_counted && *faults == OFTEN
+    }
+
+    /// An instruction that is left out has not accessed a device.
+    pub fn note_memory(&mut self, guest: u64) {
+        self.0.insert(guest, MIXED);
+    }
+
+    /// How many of the bytes from a GVA on come before an instruction that is left out.
+    pub fn before(&self, guest: u64, len: usize) -> usize {
+        let far = |site: &u64| site.wrapping_sub(guest);
+        let sites = self.0.keys().filter(|site| self.leaves_out(**site)).map(far);
+        sites.map(|far| usize::try_from(far).unwrap_or(len)).min().map_or(len, |far| far.min(len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Fast, Modes, User,
+        test_machine::{board, kernel_state, map},
+    };
+    use engine::{Attention, Engine};
+    use frame::ExitKind;
+    use iced_x86::{IcedError, code_asm::*};
+    use ram::Ram;
+    use std::sync::Arc;
+    use x86_interp::{Exit, GuestRam};
+
+    const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
+    const DATA: (u64, u64) = (0xffff_ffff_8200_0000, 0x5_0000);
+    /// There is no RAM.
+    const DEVICE: (u64, u64) = (0xffff_ffff_8300_0000, 0xfe00_0000);
+    const TIMES: u32 = 400;
+
+    /// One instruction stores so often to the device, and then as often to memory; both is counted in memory.
+    fn kernel() -> Result<Vec<u8>, IcedError> {
+        let mut a = CodeAssembler::new(64)?;
+        let (mut all, mut one, mut end) = (a.create_label(), a.create_label(), a.create_label());
+        a.mov(rdi, DEVICE.0)?;
+        a.mov(rbx, DATA.0 + 8)?;
+        a.set_label(&mut all)?;
+        a.mov(ecx, TIMES)?;
+        a.set_label(&mut one)?;
+        a.inc(dword_ptr(rbx))?;
+        a.mov(dword_ptr(rdi), ecx)?;
+        a.dec(ecx)?;
+        a.jne(one)?;
+        a.mov(rax, DATA.0)?;
+        a.cmp(rdi, rax)?;
+        a.je(end)?;
+        a.mov(rdi, rax)?;
+        a.jmp(all)?;
+        a.set_label(&mut end)?;
+        a.hlt()?;
+        a.assemble(CODE.0)
+    }
+
+    #[test]
+    fn what_accesses_devices_stops_faulting_and_what_accesses_memory_is_translated() {
+        let ram = Ram::new(2 << 20).expect("memory");
+        map(&ram, &[(CODE, 0), (DATA, 0), (DEVICE, 0)]);
+        ram.write(CODE.1, &kernel().expect("encodable"));
+        let attention = Arc::new(Attention::default());
+        let board = board(ram, Arc::clone(&attention));
+        let start = kernel_state(CODE.0, DATA.0 + 0x800);
+        let (user, kernel_translated) = (User::Direct, true);
+        let modes =
+            Modes { user, kernel_translated, lock_step: None, user_dispatch: false, keeps: true };
+        let mut fast = Fast::new(start, board, &attention, modes).expect("an engine");
+        assert_eq!(fast.run(u64::MAX), Exit::Halted);
+        assert_eq!(fast.traffic().0, u64::from(TIMES), "each store reached the device");
+        assert_eq!(fast.ram().load64(DATA.1 + 8), u64::from(2 * TIMES));
+        assert_eq!(fast.ram().load64(DATA.1), 1, "the last store to memory");
+        let faults = fast.statistics.exits[ExitKind::KernelSignal as usize];
+        assert!(faults < 2 * u64::from(OFTEN), "{faults} faults");
+        let interpreted = fast.statistics.interpreted;
+        assert!(interpreted < u64::from(TIMES) + 50, "{interpreted} interpreted");
+    }
+
+    #[test]
+    fn a_block_ends_before_what_is_left_out() {
+        let mut devices = Devices::default();
+        for _ in 0..OFTEN - 1 {
+            assert!(!devices.note_fault(0x1010));
+        }
+        assert_eq!(devices.before(0x1000, 100), 100);
+        assert!(devices.note_fault(0x1010));
+        assert!(!devices.note_fault(0x1010), "it is said once");
+        let before = [(0x1000, 16), (0x1010, 0), (0x1011, 100), (0xf00, 100)];
+        for (guest, expected) in before {
+            assert_eq!(devices.before(guest, 100), expected, "{guest:#x}");
+        }
+        devices.note_memory(0x1010);
+        assert!(!devices.leaves_out(0x1010) && !devices.note_fault(0x1010));
+        assert_eq!(devices.before(0x1000, 100), 100);
+    }
+}
