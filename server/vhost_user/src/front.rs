@@ -12,12 +12,16 @@ use std::{
 
 use rustix::process::Pid;
 use virtio::{Doorbell, Interrupt, Queue, RingError, VirtioDevice};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::{
+    epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
+    eventfd::EventFd,
+};
 
 use crate::{
     Error,
     link::{Link, Spawn},
-    near::{Near, Place},
+    near::{MOMENT, Near, Place},
+    soon::comes_within,
 };
 
 /// Features of rings and transports (virtio 1.2 section 6): the monitor's transport has its own.
@@ -25,10 +29,35 @@ const RESERVED: u64 = ((1 << 42) - 1) & !((1 << 24) - 1);
 
 struct Shared {
     link: Mutex<Link>,
+    /// What the thread that passes interrupts on waits for.
+    epoll: Epoll,
     doorbell: OnceLock<Doorbell>,
     near: OnceLock<Near>,
     /// Is told when there is no server any more.
     mourner: OnceLock<Mourner>,
+}
+
+impl Shared {
+    /// Rings, and takes the answer if it comes soon. The thread that passes interrupts on takes it otherwise.
+    fn ring_and_wait(&self, near: &Near, link: MutexGuard<'_, Link>, index: usize) {
+        let Some(call) = link.rings.get(index).map(|ring| Arc::clone(&ring.call)) else { return };
+        self.listen(index, &call, EventSet::empty());
+        link.kick(index);
+        drop(link);
+        let due = if comes_within(&call, MOMENT) { self.link().called(index) } else { None };
+        self.listen(index, &call, EventSet::IN);
+        if let Some(interrupt) = due {
+            near.answered_at_once();
+            interrupt();
+        }
+    }
+
+    /// Has the thread that passes interrupts on hear of a queue's, or not.
+    fn listen(&self, index: usize, call: &EventFd, what: EventSet) {
+        let event = EpollEvent::new(what, Event::Call(index).number());
+        // It was added, and is there.
+        let _ = self.epoll.ctl(ControlOperation::Modify, call.as_raw_fd(), event);
+    }
 }
 
 /// Is told why there is no server any more.
@@ -76,7 +105,8 @@ impl Remote {
         let identity = link.identity.clone();
         let (doorbell, near) = (OnceLock::new(), OnceLock::new());
         let mourner = OnceLock::new();
-        let shared = Arc::new(Shared { link: Mutex::new(link), doorbell, near, mourner });
+        let epoll = watching(&link)?;
+        let shared = Arc::new(Shared { link: Mutex::new(link), epoll, doorbell, near, mourner });
         let watched = Arc::clone(&shared);
         let name = format!("server-{}", identity.device_type);
         thread::Builder::new().name(name).spawn(move || watch(&watched))?;
@@ -178,10 +208,10 @@ impl VirtioDevice for Remote {
             let ram = queue.ram().ok_or(RingError::Elsewhere)?;
             told(link.start(index, queue.shape(), queue.interrupt(), ram));
         }
-        if let Some(near) = self.shared.near.get() {
-            near.ring();
+        match self.shared.near.get().filter(|near| near.ring()) {
+            Some(near) => self.shared.ring_and_wait(near, link, index),
+            None => link.kick(index),
         }
-        link.kick(index);
         Ok(())
     }
 
@@ -258,27 +288,33 @@ impl Event {
     }
 }
 
-/// Has the server's events reported.
-fn watched(link: &Link) -> io::Result<Epoll> {
+fn add(epoll: &Epoll, fd: RawFd, event: Event, what: EventSet) -> io::Result<()> {
+    epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(what, event.number()))
+}
+
+/// Has the events of every server reported.
+fn watching(link: &Link) -> io::Result<Epoll> {
     let epoll = Epoll::new()?;
-    let add = |fd: RawFd, event: Event, what| {
-        epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(what, event.number()))
-    };
-    add(link.socket.as_raw_fd(), Event::Ended, EventSet::READ_HANG_UP)?;
     for (index, ring) in link.rings.iter().enumerate() {
-        add(ring.call.as_raw_fd(), Event::Call(index), EventSet::IN)?;
-        add(ring.error.as_raw_fd(), Event::Broke(index), EventSet::IN)?;
+        add(&epoll, ring.call.as_raw_fd(), Event::Call(index), EventSet::IN)?;
+        add(&epoll, ring.error.as_raw_fd(), Event::Broke(index), EventSet::IN)?;
     }
     Ok(epoll)
 }
 
+/// Has the end of this server reported. That of its predecessor is not, whose socket is closed.
+fn watch_end(shared: &Shared) -> io::Result<()> {
+    let socket = shared.link().socket.as_raw_fd();
+    add(&shared.epoll, socket, Event::Ended, EventSet::READ_HANG_UP)
+}
+
 /// Waits for what the server says and passes it on, until it has ended.
 fn wait(shared: &Shared) -> io::Result<()> {
-    let epoll = watched(&shared.link())?;
+    watch_end(shared)?;
     let mut events = [EpollEvent::default(); 16];
     let mut place = Place::default();
     loop {
-        let count = match epoll.wait(-1, &mut events) {
+        let count = match shared.epoll.wait(-1, &mut events) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             other => other?,
         };

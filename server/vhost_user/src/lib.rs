@@ -36,6 +36,7 @@ mod patience;
 mod policy;
 pub mod room;
 mod shadow;
+mod soon;
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},

@@ -55,7 +55,7 @@ pub trait Process: Send {
 /// A queue that is served elsewhere, or was, or will be.
 pub(crate) struct Ring {
     kick: EventFd,
-    pub(crate) call: EventFd,
+    pub(crate) call: Arc<EventFd>,
     pub(crate) error: EventFd,
     /// Where it goes on when it is started again.
     base: u16,
@@ -71,7 +71,13 @@ pub(crate) struct Running {
 impl Ring {
     fn new() -> io::Result<Self> {
         let event = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
-        Ok(Self { kick: event()?, call: event()?, error: event()?, base: 0, running: None })
+        Ok(Self {
+            kick: event()?,
+            call: Arc::new(event()?),
+            error: event()?,
+            base: 0,
+            running: None,
+        })
     }
 }
 

@@ -6,9 +6,13 @@
 //! How long a server takes to answer tells the two apart. If it is soon, again and again, the server and the thread that passes its interrupts on are bound
 //! to the vCPU's CPU. Answers that take long have both go wherever there is room again. A guest that goes on computing
 //! keeps a server on its own CPU waiting, so such a server is let go as well.
+//!
+//! While a server is on its CPU, the vCPU waits for the answer where it rings, for a moment: on that CPU it can do nothing meanwhile but keep the
+//! server from answering. The interrupt is then there when the guest goes on, for which it need not be stopped again, and the thread that passes
+//! interrupts on is not woken.
 
 use std::{
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -20,17 +24,25 @@ use rustix::{
 /// An answer that came soon, and one that took long.
 const SOON: Duration = Duration::from_micros(150);
 const LONG: Duration = Duration::from_micros(500);
+/// How long the vCPU waits where it rings: longer than most answers take that need no disk. While a server waits for a disk the guest can do something.
+pub(crate) const MOMENT: Duration = Duration::from_micros(60);
 /// Points for the first, and off for the second; how many there can be, and how many bind.
 const GAIN: u32 = 1;
 const LOSS: u32 = 2;
 const MOST: u32 = 64;
 const ENOUGH: u32 = 32;
 
-/// What the vCPU tells the thread that passes interrupts on.
+/// Where no server is.
+const NOWHERE: usize = usize::MAX;
+
+/// What the vCPU and the thread that passes interrupts on tell each other.
 pub(crate) struct Near {
     /// Where both may be otherwise.
     allowed: CpuSet,
     start: Instant,
+    points: AtomicU32,
+    /// The CPU that the server is bound to.
+    bound: AtomicUsize,
     /// Where the vCPU rang from.
     cpu: AtomicUsize,
     /// When it rang first since the last answer, in ns from the start; 0 if it has not.
@@ -42,14 +54,39 @@ impl Near {
     pub(crate) fn new() -> Option<Self> {
         let allowed = sched_getaffinity(None).ok().filter(|cpus| cpus.count() > 1)?;
         let (cpu, rung) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Some(Self { allowed, start: Instant::now(), cpu, rung })
+        let (points, bound) = (AtomicU32::new(0), AtomicUsize::new(NOWHERE));
+        Some(Self { allowed, start: Instant::now(), points, bound, cpu, rung })
     }
 
-    /// The vCPU is about to ring.
-    pub(crate) fn ring(&self) {
-        self.cpu.store(sched_getcpu(), Ordering::Relaxed);
+    /// The vCPU is about to ring; whether it should wait for the answer, which is for a [`MOMENT`] at the most.
+    pub(crate) fn ring(&self) -> bool {
+        let cpu = sched_getcpu();
+        self.cpu.store(cpu, Ordering::Relaxed);
         // Rung already, it has waited for longer.
         let _ = self.rung.compare_exchange(0, self.now(), Ordering::Relaxed, Ordering::Relaxed);
+        self.bound.load(Ordering::Relaxed) == cpu
+    }
+
+    /// The answer has come to the vCPU itself.
+    pub(crate) fn answered_at_once(&self) {
+        if let Some(took) = self.took() {
+            self.count(took);
+        }
+    }
+
+    fn count(&self, took: Duration) {
+        let points = self.points();
+        let points = match took {
+            _ if took <= SOON => (points + GAIN).min(MOST),
+            _ if took > LONG => points.saturating_sub(LOSS),
+            _ => points,
+        };
+        // A point that another thread counts meanwhile matters little.
+        self.points.store(points, Ordering::Relaxed);
+    }
+
+    fn points(&self) -> u32 {
+        self.points.load(Ordering::Relaxed)
     }
 
     fn now(&self) -> u64 {
@@ -65,10 +102,9 @@ impl Near {
     }
 }
 
-/// Where the server and this thread are.
+/// Where the server and this thread are bound to.
 #[derive(Default)]
 pub(crate) struct Place {
-    points: u32,
     at: Option<usize>,
 }
 
@@ -76,32 +112,26 @@ impl Place {
     /// The server has answered.
     pub(crate) fn answered(&mut self, near: &Near, server: Option<Pid>) {
         let Some(took) = near.took() else { return };
-        self.count(took);
+        near.count(took);
         let cpu = near.cpu.load(Ordering::Relaxed);
-        if self.points == 0 && self.at.is_some() {
+        if near.points() == 0 && self.at.is_some() {
             self.leave(near, server);
-        } else if self.points >= ENOUGH && self.at != Some(cpu) {
+        } else if near.points() >= ENOUGH && self.at != Some(cpu) {
             self.at = Some(cpu);
             let mut one = CpuSet::new();
             one.set(cpu);
             settle(&one, server);
-        }
-    }
-
-    fn count(&mut self, took: Duration) {
-        if took <= SOON {
-            self.points = (self.points + GAIN).min(MOST);
-        } else if took > LONG {
-            self.points = self.points.saturating_sub(LOSS);
+            near.bound.store(cpu, Ordering::Relaxed);
         }
     }
 
     /// Lets both go.
     pub(crate) fn leave(&mut self, near: &Near, server: Option<Pid>) {
         if self.at.take().is_some() {
+            near.bound.store(NOWHERE, Ordering::Relaxed);
             settle(&near.allowed, server);
         }
-        self.points = 0;
+        near.points.store(0, Ordering::Relaxed);
     }
 }
 
@@ -136,18 +166,22 @@ mod tests {
         let mut place = Place::default();
         for _ in 0..ENOUGH {
             assert_eq!(cpus(Some(pid)), all, "not enough has been seen");
-            near.ring();
+            assert!(!near.ring(), "the vCPU does not wait for a server that is elsewhere");
             place.answered(&near, Some(pid));
         }
         assert_eq!((cpus(Some(pid)), cpus(None)), (1, 1));
         place.answered(&near, Some(pid));
-        assert_eq!(place.points, ENOUGH, "nobody rang");
+        assert_eq!(near.points(), ENOUGH, "nobody rang");
+        assert!(near.ring(), "it is worth waiting");
+        near.answered_at_once();
+        assert_eq!(near.points(), ENOUGH + GAIN);
         for _ in 0..MOST / LOSS {
             near.ring();
             thread::sleep(LONG * 2);
             place.answered(&near, Some(pid));
         }
         assert_eq!((cpus(Some(pid)), cpus(None)), (all, all));
+        assert!(!near.ring());
         child.kill().and_then(|()| child.wait()).expect("ended");
     }
 }

@@ -9,6 +9,7 @@ use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -16,6 +17,10 @@ use std::{
 
 use contract::GuestRam;
 use driver::{DRIVER_OK, Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
+use rustix::{
+    process::Pid,
+    thread::{CpuSet, gettid, sched_getcpu, sched_setaffinity},
+};
 use vhost_user::{Bell, Error, Identity, Process, Remote, Reserve, Spawn, Started, serve};
 use virtio::{Queue, RingError, VirtioDevice};
 
@@ -112,9 +117,13 @@ impl Host {
 }
 
 /// Stands for a process: dropped, it has ended.
-struct Thread(Arc<Host>, Option<JoinHandle<()>>);
+struct Thread(Arc<Host>, Option<JoinHandle<()>>, Pid);
 
-impl Process for Thread {}
+impl Process for Thread {
+    fn id(&self) -> Option<u32> {
+        Some(self.2.as_raw_nonzero().get() as u32)
+    }
+}
 
 impl Drop for Thread {
     fn drop(&mut self) {
@@ -132,8 +141,12 @@ fn spawner(host: &Arc<Host>) -> Spawn {
             Adder { host: Arc::clone(&host), socket: theirs.try_clone()?, configuration: [7; 4] };
         let (identity, bell) = (Identity::of(&device), Bell::new(1)?);
         *host.ringer.lock().unwrap() = Some(Box::new(bell.ringer()));
-        let thread = thread::spawn(move || drop(serve(Box::new(device), Some(bell), theirs)));
-        let process = Box::new(Thread(Arc::clone(&host), Some(thread)));
+        let (tell, told) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            tell.send(gettid()).unwrap();
+            drop(serve(Box::new(device), Some(bell), theirs));
+        });
+        let process = Box::new(Thread(Arc::clone(&host), Some(thread), told.recv().unwrap()));
         Ok(Started { socket, identity, patience: PATIENCE, process })
     })
 }
@@ -150,8 +163,15 @@ impl Bench {
     }
 
     fn with(host: Host, reserve: Option<Reserve>) -> Self {
+        Self::of(host, reserve, false)
+    }
+
+    fn of(host: Host, reserve: Option<Reserve>, comes_near: bool) -> Self {
         let host = Arc::new(host);
         let remote = Remote::new(spawner(&host), reserve).expect("a server");
+        if comes_near {
+            remote.come_near();
+        }
         let connect = remote.connector();
         let mut machine = Machine::new(remote);
         connect(machine.doorbell.clone());
@@ -348,6 +368,42 @@ fn what_the_host_has_for_a_queue_reaches_it() {
     assert_eq!(bench.answered(1), b"evsjoh");
 }
 
+/// The driver stays on one CPU, as a vCPU does as a rule. A server that comes there answers while the driver rings, and what it does not answer
+/// then, it answers later.
+#[test]
+fn a_server_on_the_same_cpu_is_waited_for_a_moment() {
+    const TIMES: usize = 200;
+    if thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
+        return; // there is no other CPU to come from, and all is as in the other tests
+    }
+    let mut bench = Bench::of(Host::default(), None, true);
+    let mut one = CpuSet::new();
+    one.set(sched_getcpu());
+    sched_setaffinity(None, &one).expect("allowed");
+    let mut at_once = 0;
+    for _ in 0..TIMES {
+        bench.asks(0, b"request");
+        at_once += bench.machine.take_messages().len();
+        assert_eq!(bench.answered(0), b"sfrvftu");
+        if at_once == 0 {
+            until(|| bench.machine.take_messages().pop());
+        }
+    }
+    assert!(at_once > TIMES / 4, "{at_once} of {TIMES} answers were there at once");
+    bench.machine.take_messages();
+    bench.host.has_nothing.store(true, Ordering::SeqCst);
+    bench.asks(1, b"during");
+    assert!(bench.machine.take_messages().is_empty(), "there is nothing yet");
+    bench.host.has_nothing.store(false, Ordering::SeqCst);
+    let ring = bench.host.ringer.lock().unwrap().take().expect("a server");
+    ring();
+    assert_eq!(until(|| bench.machine.take_messages().pop()), 0x42, "it is told all the same");
+    assert_eq!(bench.answered(1), b"evsjoh");
+    bench.host.doomed.store(1, Ordering::SeqCst);
+    bench.is_served(0, b"its successor's");
+    assert_eq!(bench.host.started.load(Ordering::SeqCst), 2);
+}
+
 #[test]
 fn a_server_that_hangs_is_replaced_once_it_is_waited_for() {
     let mut bench = Bench::new();
@@ -377,7 +433,7 @@ fn a_server_that_does_not_greet_is_none() {
     let spawn: Spawn = Box::new(move || {
         let (socket, theirs) = UnixStream::pair()?;
         others.lock().unwrap().push(theirs);
-        let process = Box::new(Thread(Arc::default(), None));
+        let process = Box::new(Thread(Arc::default(), None, gettid()));
         Ok(Started { socket, identity: identity.clone(), patience: PATIENCE, process })
     });
     let error = Remote::new(spawn, None).err().expect("mute").to_string();
