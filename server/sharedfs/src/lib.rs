@@ -19,6 +19,7 @@ mod open_files;
 mod privilege;
 mod readonly;
 mod rights;
+mod tally;
 mod tree;
 
 use std::{
@@ -35,6 +36,7 @@ use virtio::FileServer;
 
 use answers::Answers;
 use messages::{Messages, REFUSAL, refusal};
+use tally::Tally;
 use tree::Tree;
 
 /// How long the guest may rely on what it was told of a file that the host may change.
@@ -44,7 +46,7 @@ const READONLY_TRUST: Duration = Duration::from_secs(60);
 /// For as long as the guest runs: ten years.
 const LASTING_TRUST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// How long the guest may rely on what it was told of a folder that is only read.
+/// How long the guest may rely on what it was told of a folder that is only read, and what it is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keeping {
     /// No longer than of a folder that is written.
@@ -52,7 +54,8 @@ pub enum Keeping {
     /// A minute.
     #[default]
     Usual,
-    /// For as long as it runs. It opens files without a word, and its extended attributes are not there.
+    /// For as long as it runs, and it opens files without a word. A folder that is written is kept no longer for this; extended attributes
+    /// are not there in either, so that the guest does not ask for a file's capabilities before it writes to it first.
     Lasting,
 }
 
@@ -74,9 +77,11 @@ pub struct Folder {
 pub(crate) struct Trust {
     /// Of names and attributes.
     held: Duration,
-    /// Of names that are not there. The host must be able to make a file that the guest waits for.
+    /// Of names that are not there. The host must be able to make a file that the guest waits for, unless it is to see nothing new.
     absent: Duration,
     lasting: bool,
+    /// There are no extended attributes.
+    plain: bool,
 }
 
 impl Folder {
@@ -100,7 +105,8 @@ impl Folder {
             Keeping::Usual => (READONLY_TRUST, false),
             Keeping::Lasting => (LASTING_TRUST, true),
         };
-        Trust { held, absent: if lasting { held } else { Duration::ZERO }, lasting }
+        let absent = if lasting { held } else { TRUST };
+        Trust { held, absent, lasting, plain: self.keeping == Keeping::Lasting }
     }
 }
 
@@ -128,6 +134,7 @@ pub struct FolderServer {
     privileged: bool,
     is_root: bool,
     refusal: [u8; REFUSAL],
+    tally: Tally,
 }
 
 impl FolderServer {
@@ -153,12 +160,14 @@ impl FolderServer {
         let is_root = geteuid().is_root();
         let messages = Messages::new(answers, (!is_root).then(own)).map_err(Error::Host)?;
         let Folder { readonly, privileged, .. } = *folder;
-        Ok(Self { messages, readonly, privileged, is_root, refusal: [0; REFUSAL] })
+        let (refusal, tally) = ([0; REFUSAL], Tally::default());
+        Ok(Self { messages, readonly, privileged, is_root, refusal, tally })
     }
 }
 
 impl FileServer for FolderServer {
     fn answer(&mut self, request: &[u8], room: usize) -> &[u8] {
+        self.tally.note(request);
         if self.readonly && !readonly::may_pass(request) {
             self.refusal = refusal(request, readonly::error_of(request));
             return &self.refusal[..self.refusal.len().min(room)];

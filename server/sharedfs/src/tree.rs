@@ -105,15 +105,13 @@ impl Tree {
         }
     }
 
-    /// What a name stands for; an entry without a number if there is nothing and the guest may rely on that.
+    /// What a name stands for; an entry without a number, for the guest to rely on a while, if there is nothing.
     pub(crate) fn lookup(&mut self, at: Place<'_>) -> Result<Entry, Errno> {
         at.check()?;
         let folder = self.fd(at.folder)?;
         match look(&folder, at.name) {
             Ok(status) => Ok(self.entry(at, &status)),
-            Err(Errno::NOENT) if !self.trust.absent.is_zero() => {
-                Ok(Entry { entry_timeout: self.trust.absent, ..Entry::default() })
-            }
+            Err(Errno::NOENT) => Ok(Entry { entry_timeout: self.trust.absent, ..Entry::default() }),
             Err(error) => Err(error),
         }
     }

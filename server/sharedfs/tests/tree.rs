@@ -11,7 +11,6 @@ use std::{
 use client::{Client, ROOT};
 use sharedfs::Keeping;
 
-const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 const ESTALE: i32 = 116;
 const KEEP_CACHE: u32 = 2;
@@ -65,11 +64,45 @@ fn a_folder_that_lasts_is_asked_for_once() {
     assert_eq!(client.ask(22, found.node, &[0; 16]).err(), Some(ENOSYS), "no attributes");
     assert_eq!(client.list(ROOT, true).expect("listed").len(), 3);
     let mut client = Client::new(directory.path(), true, Keeping::Fresh);
-    assert_eq!(client.lookup(ROOT, b"nothing").err(), Some(ENOENT));
+    let absent = client.lookup(ROOT, b"nothing").expect("an answer to keep");
+    assert_eq!(
+        (absent.node, absent.valid.0),
+        (0, 1),
+        "for a second, in which nothing else is promised either"
+    );
     let found = client.lookup(ROOT, b"a").expect("there");
     assert_eq!(found.valid, (1, 1));
     let (handle, _) = client.open(found.node, 0).expect("opened");
     assert_eq!(client.read(found.node, handle, 100).expect("read"), b"abc");
+}
+
+/// Where there are none the guest does not look for a file's capabilities before it writes to it.
+#[test]
+fn a_written_folder_has_extended_attributes_unless_it_is_kept() {
+    let directory = tempfile::tempdir().expect("a folder");
+    fs::write(directory.path().join("a"), "abc").expect("written");
+    const ENODATA: i32 = 61;
+    let capability = [&[0; 8][..], b"security.capability\0"].concat();
+    for (keeping, error) in
+        [(Keeping::Fresh, ENODATA), (Keeping::Usual, ENODATA), (Keeping::Lasting, ENOSYS)]
+    {
+        let mut client = Client::new(directory.path(), false, keeping);
+        let found = client.lookup(ROOT, b"a").expect("there");
+        assert_eq!(client.ask(22, found.node, &capability).err(), Some(error), "{keeping:?}");
+        assert_eq!(found.valid, (1, 1), "the host may change it");
+    }
+}
+
+/// A guest that has been told that there is nothing may try to make it all the same.
+#[test]
+fn what_the_host_makes_is_found_by_who_was_told_of_nothing() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let mut client = writable(directory.path());
+    assert_eq!(client.lookup(ROOT, b"a").expect("nothing").node, 0);
+    fs::write(directory.path().join("a"), "abc").expect("written");
+    let (made, handle) = client.create(ROOT, b"a").expect("opened");
+    assert_eq!(client.read(made.node, handle, 10).expect("read"), b"abc");
+    assert_eq!(client.lookup(ROOT, b"a").expect("there").node, made.node);
 }
 
 #[test]

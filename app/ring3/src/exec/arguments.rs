@@ -69,7 +69,7 @@ pub struct GuestArguments {
     /// Ask the host for its files anew after a second, and for their extended attributes
     ///
     /// Otherwise the command sees a file outside of the folders whose changes are real as it was when the command
-    /// first looked at it, whatever the host does to it meanwhile, and sees no extended attributes there (capabilities of files,
+    /// first looked at it, whatever the host does to it meanwhile, and has no extended attributes anywhere (capabilities of files,
     /// access control lists). With this it runs slower.
     #[arg(long)]
     pub fresh: bool,

@@ -76,7 +76,7 @@ pub fn make(
     let mut attachments = vec![shared(root, protocol::ROOT_TAG, devices)?];
     for (index, folder) in folders.iter().enumerate() {
         let privileged = arguments.privileged_files;
-        let folder = Folder { privileged, ..Folder::new(folder, false) };
+        let folder = Folder { keeping, privileged, ..Folder::new(folder, false) };
         attachments.push(shared(folder, &tag(index), devices)?);
     }
     attachments.extend(net::attach(arguments.net.as_slice(), devices, None)?);
