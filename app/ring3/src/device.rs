@@ -6,17 +6,13 @@
 //! how to report.
 
 use std::{
-    ffi::OsStr,
     io,
     os::{
-        fd::{AsFd, OwnedFd},
-        unix::{
-            net::UnixStream,
-            process::{CommandExt, ExitStatusExt},
-        },
+        fd::AsFd,
+        unix::{net::UnixStream, process::ExitStatusExt},
     },
     path::PathBuf,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::ExitStatus,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -26,8 +22,9 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use host_linux::{process, user};
+use host_linux::{process, spawner::Child, user};
 use sharedfs::{Folder, Keeping};
+use signal_hook::consts::SIGKILL;
 use vhost_user::{
     Bell, Error, Identity, Process, Remote, Reserve, Served, Spawn, Started, introduce, introduced,
     jail, room,
@@ -40,7 +37,7 @@ use crate::{
     failure::Failure,
     fault::inject::{Elsewhere, Faults},
     net::{self, NetArgument},
-    output, share,
+    output, share, spawner,
     values::Nearness,
 };
 
@@ -265,7 +262,9 @@ pub fn attach(
 ) -> Result<Attachment, Failure> {
     let what =
         [words.first(), words.last()].into_iter().flatten().cloned().collect::<Vec<_>>().join(" ");
-    let spawn: Spawn = Box::new(move || start(&words, faults.as_ref()));
+    let registered = spawner::Device::register(words);
+    let registered = registered.map_err(|error| Failure::host(format!("{option}: {error}")))?;
+    let spawn: Spawn = Box::new(move || start(registered, faults.as_ref()));
     let remote = Remote::new(spawn, reserve).map_err(|error| match error {
         Error::Refused(problem) => Failure::usage(problem),
         error => Failure::host(format!("{option}: {error}")),
@@ -280,45 +279,26 @@ pub fn attach(
     Ok(Attachment { device, execution: Execution::Inline, connect, release })
 }
 
-fn start(words: &[String], faults: Option<&Elsewhere>) -> Result<Started, Error> {
+fn start(device: spawner::Device, faults: Option<&Elsewhere>) -> Result<Started, Error> {
     let (socket, theirs) = UnixStream::pair()?;
-    // A device with faults is given orders there, too.
-    let orders = faults.map(|_| UnixStream::pair()).transpose()?;
-    let (orders, output) = orders.map_or((None, Stdio::piped()), |(ours, theirs)| {
-        (Some(ours), Stdio::from(OwnedFd::from(theirs)))
-    });
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("ring3").arg("device").args(words);
-    command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(output);
-    // It needs nothing of what is said to us, which may be secret, but how to report.
-    command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_for_devices(name)));
-    // A terminal's Ctrl-C is for the monitor, which ends its devices in order.
-    command.process_group(0);
-    let mut child = command.spawn()?;
-    // It holds a copy of the other end, which would keep the socket open after the child's end.
-    drop(command);
-    let said = child.stdout.take();
-    let process = Box::new(DeviceProcess { child, stands_still: Arc::default() });
-    let identity = match (said, orders, faults) {
-        (Some(said), ..) => introduced(said, ANSWER)?.0,
-        (None, Some(orders), Some(faults)) => {
-            let (identity, records) = introduced(orders.try_clone()?, ANSWER)?;
-            faults.attend(records, orders, Arc::clone(&process.stands_still))?;
-            identity
-        }
-        _ => return Err(io::Error::other("it has no standard output").into()),
-    };
+    // Our end, and its: a device with faults is given orders there, too.
+    let (said, says) = UnixStream::pair()?;
+    let child = device.start(theirs.as_fd(), says.as_fd())?;
+    // Copies of its ends would keep both open after its end.
+    drop((theirs, says));
+    let process = Box::new(DeviceProcess { child, status: None, stands_still: Arc::default() });
+    let (identity, records) = introduced(said.try_clone()?, ANSWER)?;
+    if let Some(faults) = faults {
+        faults.attend(records, said, Arc::clone(&process.stands_still))?;
+    }
     Ok(Started { socket, identity, patience: ANSWER, process })
-}
-
-/// Variables that say how to report.
-fn is_for_devices(name: &OsStr) -> bool {
-    ["RING3_LOG", "RUST_BACKTRACE", "NO_COLOR"].iter().any(|known| name == *known)
 }
 
 /// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.
 struct DeviceProcess {
     child: Child,
+    /// How it has ended, once it has.
+    status: Option<ExitStatus>,
     /// A fault has it answer nothing any more, so that it is not waited for.
     stands_still: Arc<AtomicBool>,
 }
@@ -337,7 +317,7 @@ impl Process for DeviceProcess {
     }
 
     fn id(&self) -> Option<u32> {
-        Some(self.child.id())
+        Some(self.child.pid)
     }
 }
 
@@ -345,22 +325,28 @@ impl DeviceProcess {
     /// How it has ended, if it does so soon.
     fn end(&mut self) -> Option<ExitStatus> {
         let deadline = Instant::now() + PATIENCE;
-        loop {
-            let hopeful =
-                || Instant::now() < deadline && !self.stands_still.load(Ordering::Acquire);
-            match self.child.try_wait() {
-                Ok(None) if hopeful() => thread::sleep(GLANCE),
-                other => return other.ok().flatten(),
-            }
+        let stands_still = Arc::clone(&self.stands_still);
+        let hopeful = || Instant::now() < deadline && !stands_still.load(Ordering::Acquire);
+        while !self.has_ended() && hopeful() {
+            thread::sleep(GLANCE);
         }
+        self.status
+    }
+
+    fn has_ended(&mut self) -> bool {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten().map(ExitStatus::from_raw);
+        }
+        self.status.is_some()
     }
 }
 
 impl Drop for DeviceProcess {
     fn drop(&mut self) {
         self.end();
-        // One that has ended needs no killing.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child.signal(SIGKILL);
+        while !self.has_ended() {
+            thread::sleep(GLANCE);
+        }
     }
 }

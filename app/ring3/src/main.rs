@@ -22,8 +22,10 @@ mod outcome;
 mod output;
 mod run;
 mod run_arguments;
+mod sandbox;
 mod serve;
 mod share;
+mod spawner;
 mod values;
 
 use std::{env, process::ExitCode};

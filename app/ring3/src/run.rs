@@ -26,7 +26,7 @@ use crate::{
     outcome::{Outcome, Summary},
     output,
     run_arguments::RunArguments,
-    share,
+    share, spawner,
     values::ConsoleChoice,
 };
 
@@ -55,6 +55,7 @@ pub enum Event {
 
 /// Runs a machine to its end; returns the exit code.
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
+    spawner::start()?;
     let clock = start_clock()?;
     let description = describe(arguments)?;
     check_limits(description.memory)?;
@@ -88,6 +89,8 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
         read_stdin(move |bytes| input(bytes), sender.clone())?;
     }
     let listener = controllable(listen(sender.clone(), Event::Control));
+    let sandbox = arguments.sandbox.with(arguments.devices);
+    sandbox.prepare(&machine)?;
     let started = Instant::now();
     if let (Some(faults), Some(parts)) = (faults, parts) {
         let events = sender.clone();
@@ -101,6 +104,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
             let _ = sender.send(Event::Ended(ended));
         })
         .map_err(failure)?;
+    sandbox.enter(&running)?;
     tell_engine(&running);
     let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
     drop((listener, viewers));

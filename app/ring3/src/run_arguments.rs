@@ -10,7 +10,7 @@ use crate::{
     fault::inject::FaultOptions,
     net::NetArgument,
     share::ShareChoice,
-    values::{ClockChoice, ConsoleChoice, DevicesChoice, EngineArguments, MemorySize, seconds},
+    values::{ClockChoice, ConsoleChoice, DevicesChoice, EngineArguments, MemorySize, SandboxChoice, seconds},
 };
 
 /// A machine to run.
@@ -98,6 +98,10 @@ pub struct RunArguments {
     /// Faults.
     #[command(flatten)]
     pub fault: FaultOptions,
+    /// Shut this process in once the machine is ready: it can then open no file, start no program and connect nowhere. off is to look for a
+    /// failure; --devices inline means off
+    #[arg(long, value_enum, default_value_t = SandboxChoice::On, hide_short_help = true)]
+    pub sandbox: SandboxChoice,
     /// Add the devices kvm-unit-tests drive (QEMU's pc-testdev)
     #[arg(long)]
     pub test_devices: bool,

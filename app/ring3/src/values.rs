@@ -126,6 +126,15 @@ impl From<ClockChoice> for GuestClock {
     }
 }
 
+/// Whether a machine's process shuts itself in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SandboxChoice {
+    /// Once the machine is ready
+    On,
+    /// Not at all
+    Off,
+}
+
 /// Which of the guest's consoles is at standard input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ConsoleChoice {

@@ -27,7 +27,7 @@ pub use console::ConsoleInput;
 pub use engine::{Report, Statistics};
 pub use error::Error;
 pub use events::Ended;
-pub use fast::LockStep;
+pub use fast::{LockStep, wedges};
 pub use machine::Machine;
 pub use running::{Running, check_fast_engine};
 pub use virtio::{Doorbell, Execution, VirtioDevice};

@@ -8,7 +8,7 @@ use std::{
 
 use bus::{Bus, InterruptLine, Kicker, MsiSink, Rearm, Shared};
 use chipset::{CpuInterrupts, KvmClock, Platform, Settings, Surroundings, TimerWheel, Uart};
-use engine::{Attention, Board, BoardParts, Control, LocalApic, pending};
+use engine::{Attention, Board, BoardParts, Control, LocalApic, Order, pending};
 use pci::{MmioWindow, PciHost};
 use ram::Ram;
 use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioError, VirtioPci};
@@ -120,6 +120,11 @@ impl Machine {
     /// Its memory.
     pub fn ram(&self) -> &Ram {
         &self.parts.ram
+    }
+
+    /// Has the machine stand still from its start until [`Running::pause`] lets it go.
+    pub fn hold(&self) {
+        self.control.order(Order::Pause);
     }
 
     /// Runs the machine. `on_end` is called once, on the vCPU's thread, when it has ended.

@@ -5,7 +5,8 @@
 //! CPU when they want it; when they have to wait too much, they move on together.
 
 use std::{
-    fs,
+    fs::File,
+    os::unix::fs::FileExt,
     time::{Duration, Instant},
 };
 
@@ -20,6 +21,7 @@ pub struct Home {
     at: usize,
     looked: Instant,
     waited_ns: u64,
+    delays: Delays,
 }
 
 impl Home {
@@ -28,7 +30,9 @@ impl Home {
         let cpus = wedge::affinity::allowed();
         let now = wedge::affinity::current();
         let at = cpus.iter().position(|cpu| *cpu == now).unwrap_or(0);
-        let home = Self { cpus, at, looked: Instant::now(), waited_ns: waited_ns() };
+        let delays = Delays::of_this_thread();
+        let waited_ns = delays.waited_ns();
+        let home = Self { cpus, at, looked: Instant::now(), waited_ns, delays };
         home.settle(&[]);
         home
     }
@@ -39,7 +43,7 @@ impl Home {
         if elapsed < PERIOD || self.cpus.len() < 2 {
             return;
         }
-        let waited = waited_ns();
+        let waited = self.delays.waited_ns();
         let share = waited.saturating_sub(self.waited_ns) * 100 / elapsed.as_nanos().max(1) as u64;
         if share > TOO_MUCH {
             self.at = (self.at + 1) % self.cpus.len();
@@ -57,8 +61,19 @@ impl Home {
     }
 }
 
-/// Time this thread has been ready but not running, ns.
-fn waited_ns() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
+/// What the host says of a thread's delays. It stays open: a monitor that has shut itself in opens nothing.
+struct Delays(Option<File>);
+
+impl Delays {
+    fn of_this_thread() -> Self {
+        Self(File::open("/proc/thread-self/schedstat").ok())
+    }
+
+    /// Time the thread has been ready but not running, ns; zero where the host does not say.
+    fn waited_ns(&self) -> u64 {
+        let mut text = [0; 64];
+        let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
+        let text = str::from_utf8(&text[..read.unwrap_or(0)]).unwrap_or_default();
+        text.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
+    }
 }

@@ -74,6 +74,11 @@ use x86::{
 };
 use x86_interp::{Counters, Cpu, Exit, GuestRam, System, pending};
 
+/// Who starts the processes that guest code runs in.
+pub mod wedges {
+    pub use wedge::{Process, become_wedge, prepare, start_by};
+}
+
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
 /// in ring 3 are there.
 const USER_END: u64 = 1 << 47;

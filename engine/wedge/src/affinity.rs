@@ -36,3 +36,14 @@ pub fn pin(pid: i32, cpu: usize) {
         libc::sched_setaffinity(pid, size_of::<libc::cpu_set_t>(), &raw const set);
     }
 }
+
+/// Has a process run where this thread may. Best effort.
+pub(crate) fn share(pid: i32) {
+    // SAFETY: all-zero is an empty set; the first call fills it, the second reads it.
+    unsafe {
+        let mut set: libc::cpu_set_t = zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) == 0 {
+            libc::sched_setaffinity(pid, size_of::<libc::cpu_set_t>(), &raw const set);
+        }
+    }
+}

@@ -18,6 +18,7 @@ mod cpuid;
 mod memory;
 mod pages;
 mod process;
+mod starter;
 mod turns;
 
 #[cfg(test)]
@@ -40,6 +41,7 @@ mod search_tests;
 pub use frame::{KERNEL_PAGE, Order};
 pub use pages::{Call, Pages};
 pub use process::{Error, Ram, Wedge};
+pub use starter::{Process, become_wedge, prepare, start_by};
 pub use turns::Turns;
 
 /// Protection keys can be used: the CPU and the host have them, and the host delivers signals to

@@ -2,7 +2,12 @@
 // UNSAFETY: forks, maps memory at fixed addresses and shares it with another process.
 #![allow(unsafe_code)]
 
-use crate::{Pages, cpuid, memory::MemoryObject, turns::Turns};
+use crate::{
+    Pages, affinity, cpuid,
+    memory::MemoryObject,
+    starter::{self, Process},
+    turns::Turns,
+};
 use frame::{
     ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, MARKS,
     MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN,
@@ -86,7 +91,6 @@ impl Wedge {
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
             walked: ram.walked,
             marks: ram.marks.as_raw_fd(),
-            image: image()?,
             shared: shared.fd(),
             frame: pages.frame_fd(),
             turns: pages.turns().fd(),
@@ -95,36 +99,24 @@ impl Wedge {
             regions: pages.regions_fd(),
             sites: pages.sites_fd(),
         };
-        // SAFETY: the child only makes plain system calls and then is the blob.
-        let pid = unsafe { libc::fork() };
-        match pid {
-            -1 => Err(io::Error::last_os_error().into()),
-            0 => become_wedge(&parts),
-            _ => {
-                let (orders, ram_len, turns) = (Vec::new(), ram.len, pages.turns().clone());
-                if let Err(error) = turns.adopt(number, pid) {
-                    // SAFETY: a child of ours that nobody has reaped.
-                    unsafe { libc::kill(pid, libc::SIGKILL) };
-                    return Err(error.into());
-                }
-                let (failed, patched_entry) = (false, 0);
-                let keeps = pages.keeps;
-                let mut wedge = Self {
-                    pid,
-                    shared,
-                    orders,
-                    turns,
-                    number,
-                    ram_len,
-                    failed,
-                    patched_entry,
-                    keeps,
-                };
-                wedge.wait()?; // until it is ready
-                wedge.patched_entry = wedge.shared.get().patched_entry;
-                Ok(wedge)
-            }
-        }
+        let Process { pid, pidfd } = starter::start(&parts)?;
+        let turns = pages.turns().clone();
+        turns.adopt(number, pidfd);
+        let mut wedge = Self {
+            pid,
+            shared,
+            orders: Vec::new(),
+            turns,
+            number,
+            ram_len: ram.len,
+            failed: false,
+            patched_entry: 0,
+            keeps: pages.keeps,
+        };
+        wedge.wait()?; // until it is ready
+        affinity::share(pid);
+        wedge.patched_entry = wedge.shared.get().patched_entry;
+        Ok(wedge)
     }
 
     /// Changes the mappings before guest code runs the next time. A full list is carried out at once.
@@ -274,7 +266,7 @@ fn prepare(shared: &mut Shared, ram: &Ram<'_>, pages: &Pages, number: usize) {
 }
 
 /// The blob as a memory object, made once.
-fn image() -> io::Result<i32> {
+pub(crate) fn image() -> io::Result<i32> {
     static OBJECT: OnceLock<MemoryObject<[u8; 0]>> = OnceLock::new();
     if let Some(object) = OBJECT.get() {
         return Ok(object.fd());
@@ -285,21 +277,20 @@ fn image() -> io::Result<i32> {
     Ok(OBJECT.get_or_init(|| object).fd())
 }
 
-/// Descriptors of what a wedge consists of.
-struct Parts {
-    base: Base,
-    image: i32,
-    shared: i32,
-    frame: i32,
-    turns: i32,
-    tables: i32,
-    cache: i32,
-    regions: i32,
-    sites: i32,
-    marks: i32,
+/// Descriptors of what a wedge consists of, but for the blob.
+pub(crate) struct Parts {
+    pub(crate) base: Base,
+    pub(crate) shared: i32,
+    pub(crate) frame: i32,
+    pub(crate) turns: i32,
+    pub(crate) tables: i32,
+    pub(crate) cache: i32,
+    pub(crate) regions: i32,
+    pub(crate) sites: i32,
+    pub(crate) marks: i32,
     /// With its length in bytes.
-    ram: (i32, usize),
-    walked: bool,
+    pub(crate) ram: (i32, usize),
+    pub(crate) walked: bool,
 }
 
 const R: i32 = libc::PROT_READ;
@@ -307,7 +298,7 @@ const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const RX: i32 = libc::PROT_READ | libc::PROT_EXEC;
 
 /// The child: maps the window and becomes the blob. Only plain system calls.
-fn become_wedge(parts: &Parts) -> ! {
+pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
     let shared_len = size_of::<Shared>().next_multiple_of(PAGE);
     let closed = [
         (SHARED, shared_len, RW, parts.shared),
@@ -328,7 +319,7 @@ fn become_wedge(parts: &Parts) -> ! {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         forget_handlers();
         forget_rseq();
-        fixed(here(BLOB), IMAGE.len().next_multiple_of(PAGE), RX, parts.image);
+        fixed(here(BLOB), IMAGE.len().next_multiple_of(PAGE), RX, image);
         fixed(here(GATE), PAGE, RW, -1);
         fixed(SITES, SITES_LEN, R, parts.sites);
         let key = if crate::keys() { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } else { 0 };

@@ -6,7 +6,7 @@ use crate::memory::MemoryObject;
 use frame::{KICK, MAX_WEDGES, MONITOR};
 use std::{
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     ptr,
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
@@ -43,12 +43,10 @@ impl Turns {
     }
 
     /// The wedge with a number is this child of ours, which has not been reaped.
-    pub(crate) fn adopt(&self, number: usize, pid: i32) -> io::Result<()> {
-        let child = Child::new(pid)?;
+    pub(crate) fn adopt(&self, number: usize, pidfd: OwnedFd) {
         if let Some(mut known) = self.child_mut(number) {
-            *known = Some(child);
+            *known = Some(Child(pidfd));
         }
-        Ok(())
     }
 
     /// Ends the wedge with a number.
@@ -129,16 +127,6 @@ impl Turns {
 }
 
 impl Child {
-    fn new(pid: i32) -> io::Result<Self> {
-        // SAFETY: makes a descriptor, which is ours then.
-        unsafe {
-            match libc::syscall(libc::SYS_pidfd_open, pid, 0) {
-                -1 => Err(io::Error::last_os_error()),
-                fd => Ok(Self(OwnedFd::from_raw_fd(fd as i32))),
-            }
-        }
-    }
-
     /// Sends a signal; one that has ended needs none.
     fn signal(&self, number: i32) {
         let none = ptr::null::<libc::siginfo_t>();
@@ -172,6 +160,7 @@ fn futex(word: &AtomicU32, operation: i32, value: u32, timed: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::starter::pidfd;
 
     /// A child that has ended by itself is reaped once; who ends it then ends nobody else, whatever has its number.
     #[test]
@@ -184,7 +173,7 @@ mod tests {
                 pid => pid,
             }
         };
-        turns.adopt(1, pid).expect("a descriptor");
+        turns.adopt(1, pidfd(pid).expect("a descriptor"));
         while turns.lost_one().is_none() {
             std::thread::yield_now();
         }
@@ -193,6 +182,6 @@ mod tests {
         turns.aim(1);
         turns.kick();
         turns.end(1);
-        assert!(turns.adopt(1, pid).is_err(), "there is no such process any more");
+        assert!(pidfd(pid).is_err(), "there is no such process any more");
     }
 }

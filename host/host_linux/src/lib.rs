@@ -10,6 +10,7 @@ pub mod inherited;
 pub mod limits;
 pub mod probe;
 pub mod process;
+pub mod spawner;
 pub mod streams;
 pub mod terminal;
 pub mod usage;

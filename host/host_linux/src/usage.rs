@@ -1,4 +1,4 @@
-//! What this process and all it started take of the host.
+//! What a process and all it started take of the host.
 //!
 //! A machine is many processes: the monitor's, one for each address space of the guest, and one for each device. Time is what `/proc/PID/stat`
 //! counts, to a hundredth of a second; memory is proportional, so that RAM they share counts once.
@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, fs, time::Duration};
 
 /// Of all the processes together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Usage {
     /// How many there are.
     pub processes: usize,
@@ -16,9 +16,9 @@ pub struct Usage {
     pub memory: u64,
 }
 
-/// Now. A process that ends meanwhile, or hides what it takes, counts as nothing.
-pub fn usage() -> Usage {
-    let family = family(std::process::id(), |_| false);
+/// Now, of a process and its descendants. One that ends meanwhile, or hides what it takes, counts as nothing.
+pub fn of(process: u32) -> Usage {
+    let family = family(process, |_| false);
     let ticks: u64 = family.iter().map(|process| process.ticks).sum();
     let cpu = Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second());
     let memory = family.iter().filter_map(|process| memory(process.id)).sum();
@@ -97,6 +97,7 @@ mod tests {
 
     #[test]
     fn what_was_started_is_counted() {
+        let usage = || of(std::process::id());
         let before = usage();
         let script = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo; cat";
         let mut shell = Command::new("sh");

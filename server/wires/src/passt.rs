@@ -10,11 +10,12 @@ use std::{
         fd::OwnedFd,
         unix::{net::UnixStream, process::CommandExt},
     },
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use usernet::{Forward, Protocol};
 
 use crate::Error;
@@ -24,9 +25,14 @@ const PROGRAM: &str = "passt";
 const VHOST_USER: &str = "--vhost-user";
 /// Mistakes that passt finds, it finds this soon.
 const STARTUP: Duration = Duration::from_millis(150);
+const GLANCE: Duration = Duration::from_millis(10);
 
 /// A passt that serves a network interface. It is ended when this is dropped.
-pub struct Server(Child);
+pub struct Server {
+    child: Child,
+    /// Made before there is a filter that lets nobody be signalled by number.
+    pidfd: Option<OwnedFd>,
+}
 
 impl Server {
     /// Starts one that leads these ports of the host to the guest, and returns our end of the protocol.
@@ -42,28 +48,36 @@ impl Server {
         // A terminal's Ctrl-C is for the monitor, whose end is its.
         command.process_group(0);
         // The command holds a copy of the other end, which would keep the socket open after its end, and goes now.
-        Ok((Self(command.spawn()?), ours))
+        let child = command.spawn()?;
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
+        Ok((Self { child, pidfd }, ours))
     }
 
     /// How it ended, if it has or does so at once.
     pub fn refusal(&mut self) -> Option<Error> {
-        let deadline = Instant::now() + STARTUP;
-        while Instant::now() < deadline {
-            if let Ok(Some(status)) = self.0.try_wait() {
-                let why = format!("it ended at once ({status}); it has said why");
-                return Some(Error::Passt(why));
+        let status = self.ended_within(STARTUP)?;
+        Some(Error::Passt(format!("it ended at once ({status}); it has said why")))
+    }
+
+    /// How it has ended, if it does so soon.
+    fn ended_within(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < deadline => thread::sleep(GLANCE),
+                other => return other.ok().flatten(),
             }
-            thread::sleep(Duration::from_millis(10));
         }
-        None
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // One that has ended needs no killing.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        // One that has ended needs no killing, and one that cannot be killed ends with its socket.
+        if let Some(pidfd) = &self.pidfd {
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+        let _ = self.ended_within(STARTUP);
     }
 }
 

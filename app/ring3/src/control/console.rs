@@ -132,7 +132,7 @@ pub fn serve(
     let listener = UnixListener::bind(&path)?;
     let viewers = move || show_to_all(&listener, screen, input);
     thread::Builder::new().name("viewers".into()).spawn(viewers)?;
-    Ok(Listener(path))
+    Ok(Listener::new(path))
 }
 
 fn show_to_all(

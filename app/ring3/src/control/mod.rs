@@ -15,8 +15,10 @@ use std::{
     path::PathBuf,
 };
 
-use host_linux::usage::{self, Usage};
+use host_linux::usage::Usage;
 use serde::{Deserialize, Serialize};
+
+use crate::spawner;
 
 pub use client::{PsArguments, StatsArguments, Target, order, ps, stats};
 pub use console::{Screen, console, serve as serve_console};
@@ -86,10 +88,10 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// This machine's, now.
-    fn now() -> Self {
-        let Usage { processes, cpu, memory } = usage::usage();
-        Self { processes, cpu_seconds: cpu.as_secs_f64(), memory_used: memory }
+    /// This machine's, now; `None` if nobody can look.
+    fn now() -> Option<Self> {
+        let Usage { processes, cpu, memory } = spawner::usage().ok()?;
+        Some(Self { processes, cpu_seconds: cpu.as_secs_f64(), memory_used: memory })
     }
 }
 

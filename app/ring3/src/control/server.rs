@@ -15,6 +15,7 @@ use super::{
     crowd::{self, Leaves, Room},
     folder,
 };
+use crate::spawner;
 
 /// The longest line a client may send.
 const MAX_LINE: u64 = 4096;
@@ -44,13 +45,20 @@ impl Asked {
     }
 }
 
-/// The socket; removed when dropped.
-pub struct Listener(pub(super) PathBuf);
+/// The socket; removed when dropped, or when this process ends otherwise.
+pub struct Listener(PathBuf);
+
+impl Listener {
+    pub(super) fn new(path: PathBuf) -> Self {
+        spawner::remove_at_end(path.clone());
+        Self(path)
+    }
+}
 
 impl Drop for Listener {
     fn drop(&mut self) {
         // A socket left behind is noticed by the next client.
-        let _ = fs::remove_file(&self.0);
+        let _ = spawner::remove(self.0.clone());
     }
 }
 
@@ -64,7 +72,7 @@ pub fn listen(ask: impl Fn(Asked) -> bool + Clone + Send + 'static) -> io::Resul
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path)?;
     thread::Builder::new().name("control".into()).spawn(move || serve_all(&listener, ask))?;
-    Ok(Listener(path))
+    Ok(Listener::new(path))
 }
 
 fn serve_all(listener: &UnixListener, ask: impl Fn(Asked) -> bool + Clone + Send + 'static) {
@@ -109,7 +117,7 @@ fn answer(line: &str, written: Receiver<()>, ask: &impl Fn(Asked) -> bool) -> Re
         Err(problem) => return error(problem.to_string()),
     };
     // Not by the main thread: this looks through the host's processes.
-    status.stats = (request.command == Order::Stats).then(Stats::now);
+    status.stats = (request.command == Order::Stats).then(Stats::now).flatten();
     Reply::Status(status)
 }
 

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::{
     net::NetArgument,
-    values::{DevicesChoice, EngineArguments, MemorySize, seconds},
+    values::{DevicesChoice, EngineArguments, MemorySize, SandboxChoice, seconds},
 };
 
 const EXAMPLES: &str = "\
@@ -104,6 +104,10 @@ pub struct GuestArguments {
     /// for a failure)
     #[arg(long, value_enum, default_value_t = DevicesChoice::Processes)]
     pub devices: DevicesChoice,
+    /// Shut this process in once the machine is ready: it can then open no file, start no program and connect nowhere. off is to look for a
+    /// failure; --devices inline means off
+    #[arg(long, value_enum, default_value_t = SandboxChoice::On, hide_short_help = true)]
+    pub sandbox: SandboxChoice,
     /// Further arguments of the guest's kernel, such as initcall_debug
     #[arg(long, value_name = "STRING")]
     pub append: Option<String>,

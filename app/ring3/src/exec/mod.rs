@@ -23,7 +23,9 @@ use std::{os::unix::net::UnixStream, sync::mpsc::channel, time::Instant};
 use guest_agent::protocol;
 use vmm::Machine;
 
-use crate::{console::RawTerminal, control::Status, device, failure::Failure, output, run};
+use crate::{
+    console::RawTerminal, control::Status, device, failure::Failure, output, run, spawner,
+};
 use arguments::{ExecArguments, GuestArguments, ShellArguments};
 use guest::Command;
 use pace::Pace;
@@ -65,6 +67,7 @@ fn connections() -> std::io::Result<Connections> {
 
 fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, Failure> {
     run::check_limits(arguments.memory.0)?;
+    spawner::start()?;
     let streams = Plan::new();
     let clock = run::start_clock()?;
     let made = guest::make(arguments, command, &streams)?;
@@ -92,7 +95,10 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     let lost = sender.clone();
     device::tell_losses(move |what| drop(lost.send(Event::Lost(what))));
     let on_end = move |ended| drop(sender.send(Event::Ended(ended)));
+    let sandbox = arguments.sandbox.with(arguments.devices);
+    sandbox.prepare(&machine)?;
     let running = machine.start(on_end).map_err(run::failure)?;
+    sandbox.enter(&running)?;
     run::tell_engine(&running);
     let mut status = status(arguments);
     let started = Instant::now();

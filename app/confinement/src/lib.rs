@@ -1,0 +1,53 @@
+//! What is left to the monitor once its machine is ready.
+//!
+//! Its files and sockets are open, and what it needs beyond is done by a process that it asks. So it needs a short list of calls
+//! ([`policy`]), which all of its threads are held to, and hardly a capability. What a guest that takes it over can still do is in
+//! docs/isolation.md.
+
+mod policy;
+
+use std::collections::BTreeMap;
+
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+
+/// Gives up all capabilities but one, for this thread and those it makes from now on. That one is to say on which CPUs a process
+/// runs which has others, as a folder's server of root's.
+///
+/// # Errors
+/// The host refuses.
+pub fn give_up_capabilities() -> std::io::Result<()> {
+    let CapabilitySets { effective, permitted, .. } = capabilities(None)?;
+    let kept = CapabilitySet::SYS_NICE;
+    let inheritable = CapabilitySet::empty();
+    let sets =
+        CapabilitySets { effective: effective & kept, permitted: permitted & kept, inheritable };
+    Ok(set_capabilities(None, sets)?)
+}
+
+/// Shuts this process in, all of its threads and for good.
+///
+/// # Errors
+/// The host has no such filters; it says why.
+pub fn enter() -> Result<(), String> {
+    let calls = policy::calls(std::process::id()).map_err(|error| error.to_string())?;
+    let refuse = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+    apply(calls.into_iter().collect(), refuse, SeccompAction::Allow)?;
+    // The C library makes threads by clone3, whose flags no filter can see, and by clone where there is no clone3. The
+    // last filter decides which error it is.
+    let missing = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+    let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    apply(clone3, SeccompAction::Allow, missing)
+}
+
+fn apply(
+    calls: BTreeMap<i64, Vec<seccompiler::SeccompRule>>,
+    otherwise: SeccompAction,
+    listed: SeccompAction,
+) -> Result<(), String> {
+    let program = || -> Result<BpfProgram, BackendError> {
+        SeccompFilter::new(calls, otherwise, listed, TargetArch::x86_64)?.try_into()
+    };
+    let program = program().map_err(|error| error.to_string())?;
+    seccompiler::apply_filter_all_threads(&program).map_err(|error| error.to_string())
+}

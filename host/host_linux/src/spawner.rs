@@ -1,0 +1,264 @@
+//! A process that starts others in this one's stead, so that this one can give up the right to start any.
+//!
+//! It is a copy of this process, made while that is small and has one thread. What it starts are children of *this* process
+//! (CLONE_PARENT in clone(2)): they are waited for and end as if started here. What it does when asked is its [`Service`]'s, which has
+//! to see to it that a caller who was taken over gains nothing. It ends when this process does, however that ends.
+
+// UNSAFETY: makes processes; what they share with others is nothing but descriptors.
+#![allow(unsafe_code)]
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    ptr,
+    sync::{Mutex, PoisonError},
+};
+
+use rustix::{
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    },
+    process::setpgid,
+};
+
+/// The longest request or answer, in bytes: an answer or a request holds a few paths.
+const MAX_MESSAGE: usize = 64 << 10;
+/// The most descriptors with one.
+const MAX_DESCRIPTORS: usize = 16;
+/// Status of a child that could not become anything.
+const FAILED: i32 = 127;
+
+/// What a spawner does.
+pub trait Service {
+    /// The spawner has been made, and nobody has asked yet.
+    fn begin(&mut self);
+
+    /// Answers a request.
+    fn answer(&mut self, request: &[u8]) -> Vec<u8>;
+
+    /// Whether [`become_child`](Self::become_child) may be called with a request; if not, says why.
+    ///
+    /// # Errors
+    /// It may not.
+    fn check(&self, request: &[u8]) -> io::Result<()>;
+
+    /// The new process: becomes what the request says, and returns only if it cannot.
+    fn become_child(&self, request: &[u8], descriptors: Vec<OwnedFd>) -> io::Error;
+
+    /// The process that asks has ended.
+    fn finish(&mut self);
+}
+
+/// The spawner of this process.
+pub struct Spawner(Mutex<OwnedFd>);
+
+/// A child of this process.
+#[derive(Debug)]
+pub struct Child {
+    /// Its number.
+    pub pid: u32,
+    /// A descriptor that stands for it, whatever has its number later.
+    pub pidfd: OwnedFd,
+}
+
+/// What kind of request it is, and whether an answer is one or an error's number.
+const ASK: u8 = 0;
+const START: u8 = 1;
+
+impl Spawner {
+    /// Starts it. There must be no other thread.
+    ///
+    /// # Errors
+    /// The host gives no process.
+    pub fn start(service: impl Service) -> io::Result<Self> {
+        let (ours, theirs) = pair()?;
+        // SAFETY: there is one thread, so the copy is as whole as this process.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => {
+                drop(ours);
+                serve(&theirs, service)
+            }
+            _ => Ok(Self(Mutex::new(ours))),
+        }
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// The spawner is gone.
+    pub fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
+        Ok(self.exchange(ASK, request, &[])?.0)
+    }
+
+    /// Has it start a process, which is given descriptors.
+    ///
+    /// # Errors
+    /// The spawner is gone or refuses, or the host gives no process.
+    pub fn spawn(&self, request: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<Child> {
+        let (answer, mut received) = self.exchange(START, request, descriptors)?;
+        let number = answer.first_chunk().map_or(0, |number| i32::from_le_bytes(*number));
+        match received.pop() {
+            Some(pidfd) if number > 0 => Ok(Child { pid: number.cast_unsigned(), pidfd }),
+            _ if number < 0 => Err(io::Error::from_raw_os_error(-number)),
+            _ => Err(gone()),
+        }
+    }
+
+    fn exchange(
+        &self,
+        kind: u8,
+        request: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        send(socket.as_fd(), kind, request, descriptors)?;
+        let (mut message, received) = receive(socket.as_fd())?.ok_or_else(gone)?;
+        message.remove(0);
+        Ok((message, received))
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the process that starts others has ended")
+}
+
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+fn send(to: BorrowedFd<'_>, kind: u8, body: &[u8], with: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !with.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(with));
+    }
+    let kind = [kind];
+    let parts = [IoSlice::new(&kind), IoSlice::new(body)];
+    sendmsg(to, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// A message, its kind first, and its descriptors; `None` if nobody is there any more.
+fn receive(from: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut body = vec![0; MAX_MESSAGE];
+    let into = &mut [IoSliceMut::new(&mut body)];
+    let received =
+        rustix::io::retry_on_intr(|| recvmsg(from, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC))?;
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    body.truncate(received.bytes);
+    Ok((!body.is_empty()).then_some((body, descriptors)))
+}
+
+/// The spawner's life.
+fn serve(socket: &OwnedFd, mut service: impl Service) -> ! {
+    let _ = rustix::thread::set_name(c"spawner");
+    // What is typed at a terminal, and what ends a group of processes, is for the one that asks.
+    let _ = setpgid(None, None);
+    let _ = leave_streams();
+    service.begin();
+    while let Ok(Some((message, descriptors))) = receive(socket.as_fd()) {
+        let done = match message.split_first() {
+            Some((&START, request)) => start(socket, &service, request, descriptors),
+            Some((_, request)) => send(socket.as_fd(), ASK, &service.answer(request), &[]),
+            None => Ok(()),
+        };
+        if done.is_err() {
+            break;
+        }
+    }
+    service.finish();
+    // SAFETY: ends this process without what was to be done at the other's end.
+    unsafe { libc::_exit(0) }
+}
+
+/// Lets go of standard input and output: who reads there waits for their end. Errors are still said.
+fn leave_streams() -> io::Result<()> {
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(())
+}
+
+/// Starts a process, or says why not.
+fn start(
+    socket: &OwnedFd,
+    service: &impl Service,
+    request: &[u8],
+    descriptors: Vec<OwnedFd>,
+) -> io::Result<()> {
+    let child = service.check(request).and_then(|()| clone_for_parent());
+    match child {
+        Ok(None) => {
+            let error = service.become_child(request, descriptors);
+            eprintln!("ring3: a process cannot be started: {error}");
+            // SAFETY: as in `serve`.
+            unsafe { libc::_exit(FAILED) }
+        }
+        Ok(Some(Child { pid, pidfd })) => {
+            send(socket.as_fd(), START, &pid.cast_signed().to_le_bytes(), &[pidfd.as_fd()])
+        }
+        Err(error) => {
+            let number = -error.raw_os_error().unwrap_or(libc::EPERM);
+            send(socket.as_fd(), START, &number.to_le_bytes(), &[])
+        }
+    }
+}
+
+/// A copy of this process whose parent is this one's; `None` in the copy.
+fn clone_for_parent() -> io::Result<Option<Child>> {
+    let mut pidfd: libc::c_int = -1;
+    let flags = libc::CLONE_PARENT | libc::CLONE_PIDFD;
+    let none = ptr::null_mut::<libc::c_void>();
+    // SAFETY: there is one thread, and no memory is shared: as with fork(2). The host writes the descriptor's number.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, none, &raw mut pidfd, none, none) };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        pid => {
+            let pid = u32::try_from(pid).map_err(io::Error::other)?;
+            // SAFETY: the host has just made it, for us.
+            Ok(Some(Child { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }))
+        }
+    }
+}
+
+impl Child {
+    /// Sends a signal; one that has ended needs none.
+    pub fn signal(&self, number: i32) {
+        let (fd, none) = (self.pidfd.as_raw_fd(), ptr::null::<libc::siginfo_t>());
+        // SAFETY: touches no memory.
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, number, none, 0) };
+    }
+
+    /// How it has ended, as waitpid(2) says it, if it has. To be asked until then, and not after.
+    ///
+    /// # Errors
+    /// It is no child of this process, or was waited for.
+    pub fn try_wait(&self) -> io::Result<Option<i32>> {
+        // SAFETY: the structure is plain data, for which zero is a value.
+        let mut status: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let fd = self.pidfd.as_raw_fd().cast_unsigned();
+        let options = libc::WEXITED | libc::WNOHANG;
+        // SAFETY: writes the structure.
+        if unsafe { libc::waitid(libc::P_PIDFD, fd, &raw mut status, options) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if status.si_signo == 0 {
+            return Ok(None);
+        }
+        // SAFETY: a child's end has a status.
+        let number = unsafe { status.si_status() };
+        Ok(Some(if status.si_code == libc::CLD_EXITED { number << 8 } else { number }))
+    }
+}

@@ -1,0 +1,76 @@
+//! A process that starts others in this one's stead. One test: it is to be made where there is one thread, or nearly so.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::{AsFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use host_linux::spawner::{Child, Service, Spawner};
+
+/// Says in capitals what it is asked, and starts processes that write their request and end.
+struct Echo {
+    begun: bool,
+    last: File,
+}
+
+impl Service for Echo {
+    fn begin(&mut self) {
+        self.begun = true;
+    }
+
+    fn answer(&mut self, request: &[u8]) -> Vec<u8> {
+        if self.begun { request.to_ascii_uppercase() } else { Vec::new() }
+    }
+
+    fn check(&self, request: &[u8]) -> io::Result<()> {
+        if request.is_empty() { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(()) }
+    }
+
+    fn become_child(&self, request: &[u8], descriptors: Vec<OwnedFd>) -> io::Error {
+        let pipe = descriptors.into_iter().next().map(File::from);
+        let written = pipe.map(|mut pipe| pipe.write_all(request));
+        written.and_then(Result::err).unwrap_or_else(|| io::Error::other("it ends, as it should"))
+    }
+
+    fn finish(&mut self) {
+        let _ = self.last.write_all(b"finished");
+    }
+}
+
+fn status(child: &Child) -> i32 {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().expect("a child of ours") {
+            return status;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    panic!("it does not end");
+}
+
+#[test]
+fn it_answers_starts_children_of_ours_and_ends_with_us() {
+    let (mut last, says) = io::pipe().expect("a pipe");
+    let echo = Echo { begun: false, last: File::from(OwnedFd::from(says)) };
+    let spawner = Spawner::start(echo).expect("a process");
+    assert_eq!(spawner.ask(b"hello").expect("an answer"), b"HELLO");
+
+    let (mut said, says) = io::pipe().expect("a pipe");
+    let child = spawner.spawn(b"a wish", &[says.as_fd()]).expect("a process");
+    drop(says);
+    let mut text = String::new();
+    said.read_to_string(&mut text).expect("its end of the pipe closes");
+    assert_eq!((text.as_str(), status(&child)), ("a wish", 127 << 8));
+    assert!(child.try_wait().is_err(), "it was waited for");
+
+    let refused = spawner.spawn(b"", &[]).expect_err("not checked");
+    assert_eq!(refused.raw_os_error(), Some(libc::EPERM), "{refused}");
+    assert_eq!(spawner.ask(b"still there").expect("an answer"), b"STILL THERE");
+
+    drop(spawner);
+    let mut end = String::new();
+    last.read_to_string(&mut end).expect("the spawner has ended");
+    assert_eq!(end, "finished");
+}
