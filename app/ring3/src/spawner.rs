@@ -13,6 +13,7 @@ use std::{
     path::PathBuf,
     process::{self, Command, Stdio},
     sync::OnceLock,
+    time::Duration,
 };
 
 use host_linux::{
@@ -23,6 +24,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use vmm::wedges;
 
 use crate::failure::Failure;
+
+/// How long an answer may take: on a busy host it takes a while to add up what many processes take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// ... and that a file is removed, when the machine has ended and nobody is to wait.
+const BRIEFLY: Duration = Duration::from_millis(200);
 
 /// What it can be asked.
 #[derive(Debug, Serialize, Deserialize)]
@@ -131,7 +137,8 @@ fn spawner() -> io::Result<&'static Spawner> {
 }
 
 fn ask<A: DeserializeOwned>(request: &Request) -> io::Result<A> {
-    let answer = spawner()?.ask(&serde_json::to_vec(request)?)?;
+    let patience = if matches!(request, Request::Remove(_)) { BRIEFLY } else { PATIENCE };
+    let answer = spawner()?.ask(&serde_json::to_vec(request)?, patience)?;
     Ok(serde_json::from_slice(&answer)?)
 }
 

@@ -13,9 +13,11 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr,
     sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
         SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -52,7 +54,13 @@ pub trait Service {
 }
 
 /// The spawner of this process.
-pub struct Spawner(Mutex<OwnedFd>);
+pub struct Spawner(Mutex<Line>);
+
+/// The socket to it, and the number of the last request: an answer that came too late is not the next one's.
+struct Line {
+    socket: OwnedFd,
+    last: u32,
+}
 
 /// A child of this process.
 #[derive(Debug)]
@@ -63,9 +71,21 @@ pub struct Child {
     pub pidfd: OwnedFd,
 }
 
-/// What kind of request it is, and whether an answer is one or an error's number.
+/// What kind of request it is.
 const ASK: u8 = 0;
 const START: u8 = 1;
+/// How long a process may take to be started.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is before a message.
+#[derive(Clone, Copy)]
+struct Head {
+    kind: u8,
+    number: u32,
+}
+
+/// A message without what is before it, and its descriptors.
+type Received = (Vec<u8>, Vec<OwnedFd>);
 
 impl Spawner {
     /// Starts it. There must be no other thread.
@@ -81,16 +101,16 @@ impl Spawner {
                 drop(ours);
                 serve(&theirs, service)
             }
-            _ => Ok(Self(Mutex::new(ours))),
+            _ => Ok(Self(Mutex::new(Line { socket: ours, last: 0 }))),
         }
     }
 
-    /// Asks, and waits for the answer.
+    /// Asks, and waits for the answer as long as `patience`.
     ///
     /// # Errors
-    /// The spawner is gone.
-    pub fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
-        Ok(self.exchange(ASK, request, &[])?.0)
+    /// The spawner is gone or stands still.
+    pub fn ask(&self, request: &[u8], patience: Duration) -> io::Result<Vec<u8>> {
+        Ok(self.exchange(ASK, request, &[], patience)?.0)
     }
 
     /// Has it start a process, which is given descriptors.
@@ -98,7 +118,7 @@ impl Spawner {
     /// # Errors
     /// The spawner is gone or refuses, or the host gives no process.
     pub fn spawn(&self, request: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<Child> {
-        let (answer, mut received) = self.exchange(START, request, descriptors)?;
+        let (answer, mut received) = self.exchange(START, request, descriptors, PATIENCE)?;
         let number = answer.first_chunk().map_or(0, |number| i32::from_le_bytes(*number));
         match received.pop() {
             Some(pidfd) if number > 0 => Ok(Child { pid: number.cast_unsigned(), pidfd }),
@@ -112,12 +132,32 @@ impl Spawner {
         kind: u8,
         request: &[u8],
         descriptors: &[BorrowedFd<'_>],
-    ) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        send(socket.as_fd(), kind, request, descriptors)?;
-        let (mut message, received) = receive(socket.as_fd())?.ok_or_else(gone)?;
-        message.remove(0);
-        Ok((message, received))
+        patience: Duration,
+    ) -> io::Result<Received> {
+        let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        line.last = line.last.wrapping_add(1);
+        let (socket, head) = (line.socket.as_fd(), Head { kind, number: line.last });
+        send(socket, head, request, descriptors)?;
+        let deadline = Instant::now() + patience;
+        loop {
+            wait(socket, deadline.saturating_duration_since(Instant::now()))?;
+            match receive(socket)?.ok_or_else(gone)? {
+                (answered, body, received) if answered.number == head.number => {
+                    return Ok((body, received));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Waits until there is something to receive.
+fn wait(socket: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
+    let patience = Timespec::try_from(patience).map_err(io::Error::other)?;
+    let mut polled = [PollFd::new(&socket, PollFlags::IN)];
+    match rustix::io::retry_on_intr(|| poll(&mut polled, Some(&patience)))? {
+        0 => Err(io::ErrorKind::TimedOut.into()),
+        _ => Ok(()),
     }
 }
 
@@ -130,20 +170,21 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-fn send(to: BorrowedFd<'_>, kind: u8, body: &[u8], with: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn send(to: BorrowedFd<'_>, head: Head, body: &[u8], with: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !with.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(with));
     }
-    let kind = [kind];
-    let parts = [IoSlice::new(&kind), IoSlice::new(body)];
+    let number = head.number.to_le_bytes();
+    let kind = [head.kind];
+    let parts = [IoSlice::new(&kind), IoSlice::new(&number), IoSlice::new(body)];
     sendmsg(to, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// A message, its kind first, and its descriptors; `None` if nobody is there any more.
-fn receive(from: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+/// A message; `None` if nobody is there any more.
+fn receive(from: BorrowedFd<'_>) -> io::Result<Option<(Head, Vec<u8>, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut body = vec![0; MAX_MESSAGE];
@@ -157,7 +198,9 @@ fn receive(from: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> 
         }
     }
     body.truncate(received.bytes);
-    Ok((!body.is_empty()).then_some((body, descriptors)))
+    let Some((&[kind, a, b, c, d], rest)) = body.split_first_chunk() else { return Ok(None) };
+    let number = u32::from_le_bytes([a, b, c, d]);
+    Ok(Some((Head { kind, number }, rest.to_vec(), descriptors)))
 }
 
 /// The spawner's life.
@@ -167,11 +210,10 @@ fn serve(socket: &OwnedFd, mut service: impl Service) -> ! {
     let _ = setpgid(None, None);
     let _ = leave_streams();
     service.begin();
-    while let Ok(Some((message, descriptors))) = receive(socket.as_fd()) {
-        let done = match message.split_first() {
-            Some((&START, request)) => start(socket, &service, request, descriptors),
-            Some((_, request)) => send(socket.as_fd(), ASK, &service.answer(request), &[]),
-            None => Ok(()),
+    while let Ok(Some((head, request, descriptors))) = receive(socket.as_fd()) {
+        let done = match head.kind {
+            START => start(socket, head, &service, &request, descriptors),
+            _ => send(socket.as_fd(), head, &service.answer(&request), &[]),
         };
         if done.is_err() {
             break;
@@ -193,6 +235,7 @@ fn leave_streams() -> io::Result<()> {
 /// Starts a process, or says why not.
 fn start(
     socket: &OwnedFd,
+    head: Head,
     service: &impl Service,
     request: &[u8],
     descriptors: Vec<OwnedFd>,
@@ -206,11 +249,11 @@ fn start(
             unsafe { libc::_exit(FAILED) }
         }
         Ok(Some(Child { pid, pidfd })) => {
-            send(socket.as_fd(), START, &pid.cast_signed().to_le_bytes(), &[pidfd.as_fd()])
+            send(socket.as_fd(), head, &pid.cast_signed().to_le_bytes(), &[pidfd.as_fd()])
         }
         Err(error) => {
             let number = -error.raw_os_error().unwrap_or(libc::EPERM);
-            send(socket.as_fd(), START, &number.to_le_bytes(), &[])
+            send(socket.as_fd(), head, &number.to_le_bytes(), &[])
         }
     }
 }

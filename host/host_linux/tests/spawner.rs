@@ -9,6 +9,8 @@ use std::{
 
 use host_linux::spawner::{Child, Service, Spawner};
 
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// Says in capitals what it is asked, and starts processes that write their request and end.
 struct Echo {
     begun: bool,
@@ -21,6 +23,9 @@ impl Service for Echo {
     }
 
     fn answer(&mut self, request: &[u8]) -> Vec<u8> {
+        if request == b"wait" {
+            std::thread::sleep(Duration::from_millis(300));
+        }
         if self.begun { request.to_ascii_uppercase() } else { Vec::new() }
     }
 
@@ -40,7 +45,7 @@ impl Service for Echo {
 }
 
 fn status(child: &Child) -> i32 {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         if let Some(status) = child.try_wait().expect("a child of ours") {
             return status;
@@ -55,7 +60,7 @@ fn it_answers_starts_children_of_ours_and_ends_with_us() {
     let (mut last, says) = io::pipe().expect("a pipe");
     let echo = Echo { begun: false, last: File::from(OwnedFd::from(says)) };
     let spawner = Spawner::start(echo).expect("a process");
-    assert_eq!(spawner.ask(b"hello").expect("an answer"), b"HELLO");
+    assert_eq!(spawner.ask(b"hello", PATIENCE).expect("an answer"), b"HELLO");
 
     let (mut said, says) = io::pipe().expect("a pipe");
     let child = spawner.spawn(b"a wish", &[says.as_fd()]).expect("a process");
@@ -67,7 +72,11 @@ fn it_answers_starts_children_of_ours_and_ends_with_us() {
 
     let refused = spawner.spawn(b"", &[]).expect_err("not checked");
     assert_eq!(refused.raw_os_error(), Some(libc::EPERM), "{refused}");
-    assert_eq!(spawner.ask(b"still there").expect("an answer"), b"STILL THERE");
+    assert_eq!(spawner.ask(b"still there", PATIENCE).expect("an answer"), b"STILL THERE");
+
+    let late = spawner.ask(b"wait", Duration::from_millis(10)).expect_err("too late");
+    assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+    assert_eq!(spawner.ask(b"next", PATIENCE).expect("its own answer"), b"NEXT");
 
     drop(spawner);
     let mut end = String::new();
