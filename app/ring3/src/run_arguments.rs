@@ -10,7 +10,10 @@ use crate::{
     fault::inject::FaultOptions,
     net::NetArgument,
     share::ShareChoice,
-    values::{ClockChoice, ConsoleChoice, DevicesChoice, EngineArguments, MemorySize, SandboxChoice, seconds},
+    values::{
+        ClockChoice, ConsoleChoice, DevicesChoice, EngineArguments, MemorySize, SandboxChoice,
+        seconds,
+    },
 };
 
 /// A machine to run.
