@@ -42,6 +42,7 @@ fn a_copy() -> io::Result<()> {
     // SAFETY: the child makes one call.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
+        // SAFETY: ends the copy.
         0 => unsafe { libc::_exit(0) },
         _ => Ok(()),
     }

@@ -142,9 +142,7 @@ impl Spawner {
         loop {
             wait(socket, deadline.saturating_duration_since(Instant::now()))?;
             match receive(socket)?.ok_or_else(gone)? {
-                (answered, body, received) if answered.number == head.number => {
-                    return Ok((body, received));
-                }
+                (answered, received) if answered.number == head.number => return Ok(received),
                 _ => {}
             }
         }
@@ -184,7 +182,7 @@ fn send(to: BorrowedFd<'_>, head: Head, body: &[u8], with: &[BorrowedFd<'_>]) ->
 }
 
 /// A message; `None` if nobody is there any more.
-fn receive(from: BorrowedFd<'_>) -> io::Result<Option<(Head, Vec<u8>, Vec<OwnedFd>)>> {
+fn receive(from: BorrowedFd<'_>) -> io::Result<Option<(Head, Received)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut body = vec![0; MAX_MESSAGE];
@@ -200,7 +198,7 @@ fn receive(from: BorrowedFd<'_>) -> io::Result<Option<(Head, Vec<u8>, Vec<OwnedF
     body.truncate(received.bytes);
     let Some((&[kind, a, b, c, d], rest)) = body.split_first_chunk() else { return Ok(None) };
     let number = u32::from_le_bytes([a, b, c, d]);
-    Ok(Some((Head { kind, number }, rest.to_vec(), descriptors)))
+    Ok(Some((Head { kind, number }, (rest.to_vec(), descriptors))))
 }
 
 /// The spawner's life.
@@ -210,7 +208,7 @@ fn serve(socket: &OwnedFd, mut service: impl Service) -> ! {
     let _ = setpgid(None, None);
     let _ = leave_streams();
     service.begin();
-    while let Ok(Some((head, request, descriptors))) = receive(socket.as_fd()) {
+    while let Ok(Some((head, (request, descriptors)))) = receive(socket.as_fd()) {
         let done = match head.kind {
             START => start(socket, head, &service, &request, descriptors),
             _ => send(socket.as_fd(), head, &service.answer(&request), &[]),
