@@ -1,5 +1,5 @@
 # program: CRIU
-# does: stops a program, keeps it in files, has it go on
+# does: stops a program and keeps it in files, which neither kernel here lets it do
 # needs: criu setsid
 # version: criu --version | head -n 1
 # seconds: 120

@@ -3,7 +3,6 @@
 # needs: gcc
 # version: gcc --version | head -n 1
 # seconds: 60
-# differs: its table at 0x7c0000000000 is where the fast engine has a page of the guest's kernel (CAVEATS.md)
 cat > a.c <<'C'
 #include <pthread.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 # program: Wasmtime
 # does: compiles and runs WebAssembly, whose memories are guarded by gigabytes of addresses
 # needs: python3 wasmtime.py
-# version: python3 -c 'import wasmtime; print(wasmtime.__version__)'
+# version: python3 -c 'from importlib.metadata import version; print(version("wasmtime"))'
 # memory: 1G
 # seconds: 120
 cat > a.py <<'C'
