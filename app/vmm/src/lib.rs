@@ -15,6 +15,7 @@ mod console;
 mod error;
 mod events;
 mod machine;
+mod panic;
 mod running;
 mod timer;
 
@@ -120,6 +121,8 @@ pub struct Host {
     pub attachments: Vec<Attachment>,
     /// What stands between PCI's message-signalled interrupts and the interrupt controllers, if anything does.
     pub messages: Option<MessageFilter>,
+    /// Called when the guest's kernel says that it has crashed; without it there is no device for that.
+    pub on_panic: Option<Box<dyn Fn() + Send>>,
 }
 
 /// Puts something before what takes message-signalled interrupts.
