@@ -18,6 +18,7 @@ mod hvc;
 mod kernel;
 mod log;
 mod net;
+mod on_panic;
 mod outcome;
 mod output;
 mod run;

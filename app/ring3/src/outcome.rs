@@ -14,6 +14,8 @@ pub enum Outcome {
     TimedOut,
     /// A signal told us to end.
     Signal(i32),
+    /// The guest's kernel said that it crashed.
+    Panicked,
     /// A fault cut the power.
     PowerCut,
     /// A fault reset the machine.
@@ -27,6 +29,7 @@ impl Outcome {
             Self::Machine(Ended::PowerOff) | Self::Left => 0,
             Self::Machine(Ended::Reset) | Self::Reset => 4,
             Self::PowerCut => 5,
+            Self::Panicked => 8,
             Self::Machine(Ended::TripleFault(_)) => 6,
             Self::Machine(Ended::DebugExit(value)) => value << 1 | 1,
             Self::Machine(Ended::Stopped | Ended::Failed(_)) => 1,
@@ -41,6 +44,7 @@ impl Outcome {
             Self::Machine(Ended::PowerOff) => "power-off",
             Self::Machine(Ended::Reset) | Self::Reset => "reset",
             Self::PowerCut => "power-cut",
+            Self::Panicked => "panic",
             Self::Machine(Ended::TripleFault(_)) => "triple-fault",
             Self::Machine(Ended::DebugExit(_)) => "debug-exit",
             Self::Machine(Ended::Stopped) => "stopped",
@@ -55,6 +59,7 @@ impl Outcome {
     pub fn message(&self) -> Option<String> {
         match self {
             Self::Machine(Ended::PowerOff | Ended::DebugExit(_)) | Self::Left => None,
+            Self::Panicked => Some("the guest's kernel crashed; its console says why".to_owned()),
             Self::PowerCut => Some("a fault cut the power".to_owned()),
             Self::Reset => Some("a fault reset the machine".to_owned()),
             Self::Machine(Ended::Reset) => Some("the guest asked for a reset".to_owned()),
@@ -93,6 +98,7 @@ mod tests {
             Outcome::Machine(Ended::PowerOff),
             Outcome::Machine(Ended::Reset),
             Outcome::PowerCut,
+            Outcome::Panicked,
             Outcome::TimedOut,
             Outcome::Signal(15),
         ];

@@ -23,6 +23,7 @@ use crate::{
     fault::{Act, inject::Injection},
     hvc::Keyboard,
     net,
+    on_panic::OnPanic,
     outcome::{Outcome, Summary},
     output,
     run_arguments::RunArguments,
@@ -49,6 +50,8 @@ pub enum Event {
     Signal(i32),
     /// The control socket has an order.
     Control(Asked),
+    /// The guest's kernel said that it crashed.
+    Panicked,
     /// A fault of the machine itself.
     Fault(Act),
 }
@@ -74,12 +77,17 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
     let shown = screen.clone();
     let mut host = host(ready(clock), Box::new(screen.clone()), attachments);
+    let (sender, events) = channel();
+    if arguments.panic.on_panic == OnPanic::Stop {
+        let sender = sender.clone();
+        // The receiver is gone only if the run has ended otherwise.
+        host.on_panic = Some(Box::new(move || drop(sender.send(Event::Panicked))));
+    }
     let parts = faults.map(|faults| faults.disturb(&mut host));
     let machine = Machine::build(&description, host);
     let machine = machine.map_err(|error| failure_of(&arguments.kernel, error))?;
     drop(description);
 
-    let (sender, events) = channel();
     watch_signals(sender.clone())?;
     let terminal = if interactive { Some(RawTerminal::enter()?) } else { None };
     let input = input(keyboard, &machine);
@@ -157,8 +165,8 @@ pub fn host(
     console: Box<dyn Write + Send>,
     attachments: Vec<Attachment>,
 ) -> Host {
-    let (clock, entropy, messages) = (Arc::new(clock), Arc::new(LinuxEntropy), None);
-    Host { clock, entropy, cpuid, console, attachments, messages }
+    let (clock, entropy) = (Arc::new(clock), Arc::new(LinuxEntropy));
+    Host { clock, entropy, cpuid, console, attachments, messages: None, on_panic: None }
 }
 
 /// The host's CPUID in the model's terms.
@@ -204,6 +212,7 @@ fn wait(
                 status.seconds = started.elapsed().as_secs_f64();
                 if obey(asked, running, &mut status) { Ok(Outcome::Left) } else { continue }
             }
+            Ok(Event::Panicked) => Ok(Outcome::Panicked),
             Ok(Event::Fault(act)) => match act {
                 Act::Pause(pause) => {
                     running.pause(pause);

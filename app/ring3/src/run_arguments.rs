@@ -9,6 +9,7 @@ use crate::{
     disk::DiskChoice,
     fault::inject::FaultOptions,
     net::NetArgument,
+    on_panic::PanicOptions,
     share::ShareChoice,
     values::{
         ClockChoice, ConsoleChoice, DevicesChoice, EngineArguments, MemorySize, SandboxChoice,
@@ -105,6 +106,9 @@ pub struct RunArguments {
     /// failure; --devices inline means off
     #[arg(long, value_enum, default_value_t = SandboxChoice::On, hide_short_help = true)]
     pub sandbox: SandboxChoice,
+    /// What happens when its kernel crashes.
+    #[command(flatten)]
+    pub panic: PanicOptions,
     /// Add the devices kvm-unit-tests drive (QEMU's pc-testdev)
     #[arg(long)]
     pub test_devices: bool,

@@ -16,7 +16,7 @@ use x86::{Fault, Vcpu, cpuid, kvm, paging::PHYS_BITS};
 
 use crate::{
     Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host,
-    MessageFilter, Running, console::Outlet, events::Events, running, timer::Alarm,
+    MessageFilter, Running, console::Outlet, events::Events, panic::PanicDevice, running, timer::Alarm,
 };
 
 /// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.
@@ -87,6 +87,9 @@ impl Machine {
         let pci = pci_host(&platform, host.messages, &ram, &mut ports, &mut mmio)?;
         let rng = Box::new(Rng::new(Arc::clone(&host.entropy)));
         add_device(&pci, &ram, rng, Execution::Inline)?;
+        if let Some(tell) = host.on_panic {
+            pci.add(pci.reserve()?, PanicDevice::new(tell)?)?;
+        }
         let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
         let releases = releases.collect::<Result<_, _>>()?;
         let apic = platform.cpus.into_iter().next().ok_or_else(|| assembly("no local APIC"))?;

@@ -75,6 +75,7 @@ fn linux_crash() -> Vec<String> {
 /// Exit codes of `ring3 run` that say how a guest ended.
 const RESET: i32 = 4;
 const TRIPLE_FAULT: i32 = 6;
+const PANICKED: i32 = 8;
 const TIMED_OUT: i32 = 124;
 
 impl Expect {
@@ -93,6 +94,7 @@ impl Expect {
             return (verdict, format!("the console said `{word}`"));
         }
         match (code, said(&self.masked)) {
+            (PANICKED, _) => (Verdict::Crash, "the kernel said that it crashed".to_owned()),
             (TRIPLE_FAULT, _) => (Verdict::Crash, "a triple fault".to_owned()),
             (RESET, _) => (Verdict::Reset, "the guest asked for a reset".to_owned()),
             (TIMED_OUT, _) => (Verdict::Hang, "the time was over".to_owned()),
