@@ -6,12 +6,22 @@ use std::{
     time::Duration,
 };
 
+use clap::Parser;
 use faults::Scenario;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{iteration::Iteration, verdict::Expect};
-use crate::failure::Failure;
+use super::{
+    extent,
+    inject::Extent,
+    iteration::{self, Iteration},
+    verdict::Expect,
+};
+use crate::{
+    cli::{Arguments, Command},
+    failure::Failure,
+    run_arguments::RunArguments,
+};
 
 /// Names in a campaign's folder.
 const COPY: &str = "campaign.toml";
@@ -90,8 +100,35 @@ impl Campaign {
         let folder = folder.canonicalize().map_err(|error| wrong(path, error))?;
         let campaign =
             Self::new(read(path)?, folder, seed).map_err(|problem| wrong(path, problem))?;
-        campaign.iteration(1).scenario().map_err(|problem| wrong(path, problem))?;
+        let scenario = campaign.iteration(1).scenario().map_err(|problem| wrong(path, problem))?;
+        let machine = campaign.arguments(None).map_err(|problem| wrong(path, problem))?;
+        extent::check(&scenario, &Extent::of(&machine)).map_err(|problem| wrong(path, problem))?;
+        if let Some(verify) = &campaign.file.verify {
+            campaign.arguments(Some(verify)).map_err(|problem| wrong(path, problem))?;
+        }
         Ok(campaign)
+    }
+
+    /// What `ring3 run` understands of the machine, or of the one that verifies, which has some options of its own.
+    fn arguments(&self, verify: Option<&Table>) -> Result<Box<RunArguments>, String> {
+        let part = if verify.is_some() { "[verify]" } else { "[machine]" };
+        let mut options = self.file.machine.clone();
+        options.extend(verify.cloned().unwrap_or_default());
+        let mut words = vec!["ring3".to_owned(), "run".to_owned()];
+        words.extend(iteration::words(&options, &self.folder).map_err(|error| error.to_string())?);
+        for disk in options.get("disk").map(iteration::values).unwrap_or_default() {
+            let disk = disk.as_str().ok_or("disk: not a file name")?;
+            words.push(format!("--disk={disk}"));
+        }
+        match Arguments::try_parse_from(words) {
+            Ok(Arguments { command: Command::Run(run) }) => Ok(run),
+            Ok(_) => Err(format!("{part}: not options of `ring3 run`")),
+            Err(error) => {
+                let text = error.to_string();
+                let line = text.lines().next().unwrap_or_default();
+                Err(format!("{part}: {}", line.trim_start_matches("error: ")))
+            }
+        }
     }
 
     /// The campaign whose results are in a folder.
@@ -222,5 +259,29 @@ mod tests {
         assert!(error("", "{ from = 5, to = 4 }").contains("request"));
         assert!(error("iterations = 0", "1").contains("nothing to run"));
         assert!(error("colour = 1", "1").contains("colour"));
+    }
+
+    #[test]
+    fn mistakes_of_the_machine_are_named_before_it_starts() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let problem = |machine: &str, fault: &str| {
+            let text =
+                format!("[machine]\n{machine}\n[expect]\nmasked = ['x']\n[[fault]]\n{fault}\n");
+            let path = folder.path().join("it.toml");
+            fs::write(&path, text).expect("written");
+            Campaign::parse(&path, None).err().map(|failure| failure.to_string())
+        };
+        let (sound, cut) = ("kernel = 'k'\ndisk = ['d.img']", "on = 'disk0'\ndo = 'power-cut'");
+        assert_eq!(problem(sound, cut), None);
+        for (machine, fault, part) in [
+            ("kernel = 'k'\ncolour = 'red'", cut, "[machine]: unexpected argument '--colour'"),
+            ("disk = ['d.img']", cut, "[machine]: the following required arguments"),
+            ("kernel = 'k'", cut, "disk0: the machine has 0 --disk"),
+            ("kernel = 'k'\ndisk = ['vhost-user:s']", cut, "another program serves it"),
+            (sound, "on = 'disk0'\ndo = 'explode'", "explode"),
+        ] {
+            let problem = problem(machine, fault).expect(part);
+            assert!(problem.contains(part) && problem.lines().count() == 1, "{problem}");
+        }
     }
 }

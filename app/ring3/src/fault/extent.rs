@@ -9,10 +9,17 @@ use crate::{disk::DiskChoice, failure::Failure, run_arguments::RunArguments};
 impl Injection {
     /// What `ring3 run` was told.
     pub fn of_machine(arguments: &RunArguments) -> Result<Option<Self>, Failure> {
+        Self::new(&arguments.fault, &Extent::of(arguments))
+    }
+}
+
+impl Extent {
+    /// That of a machine.
+    pub fn of(arguments: &RunArguments) -> Self {
         let disks = arguments.disk.iter().map(|disk| matches!(disk, DiskChoice::Image(_)));
         let nets = arguments.net.iter().map(|net| net.is_ours());
         let (disks, nets) = (disks.collect(), nets.collect());
-        Self::new(&arguments.fault, &Extent { disks, nets, memory: arguments.memory.0 })
+        Self { disks, nets, memory: arguments.memory.0 }
     }
 }
 

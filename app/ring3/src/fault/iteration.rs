@@ -148,7 +148,7 @@ fn run(mut command: Command, scratch: &Path) -> Result<(String, i32), Failure> {
 }
 
 /// Options as words; disks are given otherwise.
-fn words(options: &Table, folder: &Path) -> Result<Vec<String>, Failure> {
+pub(super) fn words(options: &Table, folder: &Path) -> Result<Vec<String>, Failure> {
     let mut words = Vec::new();
     for (key, value) in options.iter().filter(|(key, _)| *key != "disk") {
         for value in values(value) {
@@ -170,7 +170,7 @@ fn words(options: &Table, folder: &Path) -> Result<Vec<String>, Failure> {
     Ok(words)
 }
 
-fn values(value: &Value) -> Vec<Value> {
+pub(super) fn values(value: &Value) -> Vec<Value> {
     match value {
         Value::Array(values) => values.clone(),
         value => vec![value.clone()],
