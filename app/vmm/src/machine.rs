@@ -16,7 +16,8 @@ use x86::{Fault, Vcpu, cpuid, kvm, paging::PHYS_BITS};
 
 use crate::{
     Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host,
-    MessageFilter, Running, console::Outlet, events::Events, panic::PanicDevice, running, timer::Alarm,
+    MessageFilter, Running, console::Outlet, events::Events, panic::PanicDevice, running,
+    timer::Alarm,
 };
 
 /// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.
