@@ -18,13 +18,15 @@ use crate::{
 
 /// Less than this boots no kernel we know.
 const LEAST_MEMORY: u64 = 16 << 20;
+/// Virtual CPUs of a machine at the most.
+const MOST_CPUS: u32 = 16;
 const PAGE: u64 = 4096;
 /// Has Linux keep its time by the clock that follows the host's, though it knows a faster one.
 const KVM_CLOCK: &str = "clocksource=kvm-clock";
 
 /// Reads and checks everything a run needs.
 pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
-    check_machine(arguments.cpus, arguments.memory)?;
+    check_machine(arguments.cpus, arguments.memory, &arguments.engine)?;
     let memory = arguments.memory.0;
     let read = |what, path: &Path| read_file(what, path, memory);
     let kernel = read("kernel", &arguments.kernel)?;
@@ -59,8 +61,12 @@ fn command_line(append: &str, clock: ClockChoice) -> String {
 }
 
 /// Checks what every kind of guest has.
-pub fn check_machine(cpus: u32, memory: MemorySize) -> Result<(), Failure> {
-    check_cpus(cpus)?;
+pub fn check_machine(
+    cpus: u32,
+    memory: MemorySize,
+    engine: &EngineArguments,
+) -> Result<(), Failure> {
+    check_cpus(cpus, engine.lock_step.is_some())?;
     check_memory(memory.0, probe::memory_total())
 }
 
@@ -99,10 +105,15 @@ fn kind(
     }
 }
 
-fn check_cpus(cpus: u32) -> Result<(), Failure> {
+fn check_cpus(cpus: u32, lock_step: bool) -> Result<(), Failure> {
     match cpus {
-        1 => Ok(()),
-        _ => Err(Failure::usage(format!("--cpus {cpus}: only 1 virtual CPU is supported so far"))),
+        2.. if lock_step => Err(Failure::usage(format!(
+            "--lock-step: what is compared must not change memory at the same time; leave out --cpus {cpus}"
+        ))),
+        1..=MOST_CPUS => Ok(()),
+        _ => Err(Failure::usage(format!(
+            "--cpus {cpus}: a machine has 1 to {MOST_CPUS} virtual CPUs"
+        ))),
     }
 }
 
@@ -226,9 +237,11 @@ mod tests {
     }
 
     #[test]
-    fn one_cpu_for_now() {
-        assert!(check_cpus(1).is_ok());
-        assert_eq!(check_cpus(0).expect_err("none").code, 2);
-        assert_eq!(check_cpus(2).expect_err("two").code, 2);
+    fn numbers_of_cpus() {
+        assert!(check_cpus(1, true).is_ok());
+        assert!(check_cpus(16, false).is_ok());
+        assert_eq!(check_cpus(0, false).expect_err("none").code, 2);
+        assert_eq!(check_cpus(17, false).expect_err("too many").code, 2);
+        assert_eq!(check_cpus(2, true).expect_err("in lock-step").code, 2);
     }
 }

@@ -86,7 +86,7 @@ fn sizes_and_numbers() {
     run(&["--memory", "9999T"], "more than this host has");
     run(&["--memory", "99999999999999T"], "too much");
     run(&["--memory", "lots"], "lots");
-    run(&["--cpus", "2"], "--cpus");
+    run(&["--cpus", "17"], "--cpus");
     run(&["--cpus", "0"], "--cpus");
     run(&["--timeout", "0"], "--timeout");
     run(&["--engine", "kvm"], "kvm");

@@ -1,9 +1,9 @@
 //! From a description to running parts.
 //!
 //! [`Machine::build`] turns a [`Description`] and a [`Host`] into a PC: RAM with a kernel in it,
-//! the chipset, PCI devices, one vCPU. [`Machine::start`] gives it threads:
+//! the chipset, PCI devices, its vCPUs. [`Machine::start`] gives it threads:
 //!
-//! - the vCPU thread executes the guest and, inline, the devices it touches;
+//! - a thread for each vCPU executes the guest and, inline, the devices it touches;
 //! - the timer thread sleeps until a device's deadline and lets the device act on it;
 //! - the console thread writes what the guest printed, so that a slow reader costs the guest
 //!   nothing until the buffer is full;
@@ -47,7 +47,7 @@ pub struct Description {
     pub protocol: BootProtocol,
     /// Guest memory in bytes, a multiple of 4096.
     pub memory: u64,
-    /// Number of vCPUs; only one is supported so far.
+    /// Number of vCPUs, at least one.
     pub cpus: u32,
     /// What executes guest code, and how.
     pub engine: EngineOptions,

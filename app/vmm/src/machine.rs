@@ -8,11 +8,11 @@ use std::{
 
 use bus::{Bus, InterruptLine, Kicker, MsiSink, Rearm, Shared};
 use chipset::{CpuInterrupts, KvmClock, Platform, Settings, Surroundings, TimerWheel, Uart};
-use engine::{Attention, Board, BoardParts, Control, LocalApic, Order, pending};
+use engine::{Attention, Board, BoardParts, Control, LocalApic, Order};
 use pci::{MmioWindow, PciHost};
 use ram::Ram;
 use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioError, VirtioPci};
-use x86::{Fault, Vcpu, cpuid, kvm, paging::PHYS_BITS};
+use x86::{Fault, Vcpu, cpuid, kvm, msr, paging::PHYS_BITS};
 
 use crate::{
     Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host,
@@ -30,7 +30,8 @@ pub(crate) type Release = Box<dyn FnOnce() + Send>;
 
 /// A machine that has not run yet.
 pub struct Machine {
-    pub(crate) vcpu: Vcpu,
+    /// The first one boots, the others wait to be started.
+    pub(crate) vcpus: Vec<VcpuParts>,
     pub(crate) engine: EngineOptions,
     pub(crate) parts: Parts,
     pub(crate) timers: TimerWheel,
@@ -39,18 +40,28 @@ pub struct Machine {
     pub(crate) control: Control,
     pub(crate) outlet: Outlet,
     pub(crate) releases: Vec<Release>,
+    ram: Ram,
     uart: Shared<Uart>,
 }
 
-/// What becomes the vCPU's [`Board`], except what must be made on its own thread.
+/// What the [`Board`]s of all vCPUs have in common.
+#[derive(Clone)]
 pub(crate) struct Parts {
-    ram: Ram,
     ports: Bus,
     mmio: Bus,
-    pub(crate) apic: Arc<dyn LocalApic>,
     cpuid: Arc<cpuid::Model>,
     pub(crate) clock: Arc<dyn host::Clock>,
     entropy: Arc<dyn host::Entropy>,
+}
+
+/// What is a vCPU's own.
+pub(crate) struct VcpuParts {
+    /// Its number, which is its APIC identifier.
+    pub(crate) number: u32,
+    pub(crate) state: Vcpu,
+    /// Its handle of guest RAM.
+    ram: Ram,
+    pub(crate) apic: Arc<dyn LocalApic>,
     pub(crate) attention: Arc<Attention>,
 }
 
@@ -61,9 +72,11 @@ impl Machine {
     /// The description asks for something that cannot be, or the host fails; see [`Error`].
     pub fn build(description: &Description, host: Host) -> Result<Self, Error> {
         let ram = Ram::new(description.memory)?;
-        let vcpu = load(&ram, description)?;
-        let attention = Arc::new(Attention::default());
-        let control = Control::new(Arc::clone(&attention));
+        let first = load(&ram, description)?;
+        let attention: Arc<[_]> =
+            (0..description.cpus.max(1)).map(|_| Arc::new(Attention::default())).collect();
+        let kickers = || attention.iter().map(|one| Arc::clone(one) as Arc<dyn Kicker>).collect();
+        let control = Control::of_all(Arc::clone(&attention));
         let events = Arc::new(Events::default());
         events.control(control.clone());
         let alarm = Arc::new(Alarm::default());
@@ -73,7 +86,7 @@ impl Machine {
         let around = Surroundings {
             clock: Arc::clone(&host.clock),
             rearm: Arc::clone(&alarm) as Arc<dyn Rearm>,
-            kickers: vec![Arc::clone(&attention) as Arc<dyn Kicker>],
+            kickers: kickers(),
             events: Arc::clone(&events) as Arc<dyn chipset::MachineEvents>,
             serial: outlet.sink(),
             sleep: exact.then_some(|ns| thread::sleep(Duration::from_nanos(ns))),
@@ -93,27 +106,49 @@ impl Machine {
         }
         let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
         let releases = releases.collect::<Result<_, _>>()?;
-        let apic = platform.cpus.into_iter().next().ok_or_else(|| assembly("no local APIC"))?;
+        let kvm_clock =
+            exact.then(|| Arc::new(KvmClock::new(ram.clone(), Arc::clone(&host.clock))));
+        let host_cpus = thread::available_parallelism().map_or(1, usize::from);
+        let crowded = attention.len() > host_cpus;
+        let own = ram.for_vcpus(kickers()).into_iter().zip(platform.cpus).zip(attention.iter());
+        let vcpus = own.map(|((ram, interrupts), attention)| {
+            let (number, kvm_clock) = (interrupts.apic_id(), kvm_clock.clone());
+            VcpuParts {
+                number,
+                state: if number == 0 { first.clone() } else { Vcpu::before_start_up() },
+                ram,
+                apic: Arc::new(Apic { interrupts, kvm_clock, crowded }),
+                attention: Arc::clone(attention),
+            }
+        });
+        let vcpus = vcpus.collect();
         let settings = cpuid::Settings {
             tsc_hz: host.clock.tsc_hz(),
             cpus: description.cpus,
-            kvm_features: if exact { kvm::CLOCK_FEATURES } else { 0 },
+            kvm_features: if exact { kvm::clock_features(description.cpus) } else { 0 },
         };
-        let kvm_clock =
-            exact.then(|| Arc::new(KvmClock::new(ram.clone(), Arc::clone(&host.clock))));
         let parts = Parts {
-            ram,
             ports,
             mmio,
-            apic: Arc::new(Apic { interrupts: apic, kvm_clock }),
             cpuid: Arc::new(cpuid::Model::new(host.cpuid, settings)),
             clock: host.clock,
             entropy: host.entropy,
-            attention,
         };
         let (timers, uart) = (platform.timers, platform.uart);
         let engine = description.engine;
-        Ok(Self { vcpu, engine, parts, timers, alarm, events, control, outlet, releases, uart })
+        Ok(Self {
+            vcpus,
+            engine,
+            parts,
+            timers,
+            alarm,
+            events,
+            control,
+            outlet,
+            releases,
+            ram,
+            uart,
+        })
     }
 
     /// Where the guest's input goes.
@@ -121,9 +156,9 @@ impl Machine {
         ConsoleInput::new(Arc::clone(&self.uart))
     }
 
-    /// Its memory.
+    /// Its memory, as nobody's of its vCPUs.
     pub fn ram(&self) -> &Ram {
-        &self.parts.ram
+        &self.ram
     }
 
     /// Has the machine stand still from its start until [`Running::pause`] lets it go.
@@ -131,7 +166,7 @@ impl Machine {
         self.control.order(Order::Pause);
     }
 
-    /// Runs the machine. `on_end` is called once, on the vCPU's thread, when it has ended.
+    /// Runs the machine. `on_end` is called once, on a vCPU's thread, when it has ended.
     ///
     /// # Errors
     /// The host gives no thread, or cannot execute the guest's vector instructions.
@@ -141,21 +176,21 @@ impl Machine {
 }
 
 impl Parts {
-    /// The machine as the vCPU sees it; made on the vCPU's thread.
-    pub(crate) fn board(self) -> Result<Board, Error> {
+    /// The machine as a vCPU sees it; made on the vCPU's thread.
+    pub(crate) fn board(self, vcpu: &VcpuParts) -> Result<Board, Error> {
         let vector_unit =
             native::HostVectorUnit::new().map_err(|error| Error::VectorUnit(error.to_string()))?;
         Ok(Board::new(BoardParts {
-            ram: self.ram,
+            ram: vcpu.ram.clone(),
             ports: self.ports,
             mmio: self.mmio,
-            apic: self.apic,
-            apic_id: 0,
+            apic: Arc::clone(&vcpu.apic),
+            apic_id: vcpu.number,
             cpuid: self.cpuid,
             clock: self.clock,
             entropy: self.entropy,
             vector_unit: Box::new(vector_unit),
-            attention: self.attention,
+            attention: Arc::clone(&vcpu.attention),
         }))
     }
 }
@@ -245,10 +280,16 @@ fn add_device(
     Ok(doorbell)
 }
 
+/// Register of the local APIC that sends interrupts: its offset in the page, and its MSR.
+const COMMAND: u64 = 0x300;
+const COMMAND_MSR: u32 = msr::X2APIC + 0x30;
+
 /// The chipset's local APIC as the engine wants it, and the clock that is refreshed along with it.
 struct Apic {
     interrupts: CpuInterrupts,
     kvm_clock: Option<Arc<KvmClock>>,
+    /// There are more vCPUs than CPUs of the host for them.
+    crowded: bool,
 }
 
 impl Apic {
@@ -256,12 +297,19 @@ impl Apic {
     fn clock(&self) -> Option<(&KvmClock, usize)> {
         Some((self.kvm_clock.as_deref()?, self.interrupts.apic_id() as usize))
     }
+
+    /// Whoever has sent an interrupt often waits for its effect by looking, and the one that it is for may wait for
+    /// this very CPU of the host.
+    fn give_way(&self) {
+        if self.crowded {
+            thread::yield_now();
+        }
+    }
 }
 
 impl LocalApic for Apic {
-    /// INIT and start-up IPIs are for further vCPUs; a lone one has nobody to send them.
     fn pending(&self) -> u32 {
-        self.interrupts.pending() & (pending::INTERRUPT | pending::NMI)
+        self.interrupts.pending()
     }
     fn acknowledge(&self) -> Option<u8> {
         if let Some(clock) = &self.kvm_clock {
@@ -271,6 +319,12 @@ impl LocalApic for Apic {
     }
     fn take_nmi(&self) -> bool {
         self.interrupts.take_nmi()
+    }
+    fn take_init(&self) -> bool {
+        self.interrupts.take_init()
+    }
+    fn take_start_up(&self) -> Option<u8> {
+        self.interrupts.take_start_up()
     }
     fn enabled(&self) -> bool {
         self.interrupts.apic_enabled()
@@ -286,10 +340,16 @@ impl LocalApic for Apic {
         known.map_or_else(|| self.interrupts.msr_read(index), Ok)
     }
     fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault> {
-        match self.clock() {
-            Some((clock, cpu)) if clock.msr_write(cpu, index, value) => Ok(()),
-            _ => self.interrupts.msr_write(index, value),
+        if let Some((clock, cpu)) = self.clock()
+            && clock.msr_write(cpu, index, value)
+        {
+            return Ok(());
         }
+        self.interrupts.msr_write(index, value)?;
+        if index == COMMAND_MSR {
+            self.give_way();
+        }
+        Ok(())
     }
     fn mmio_read(&self, gpa: u64, data: &mut [u8]) -> bool {
         let ours = self.interrupts.claims(gpa);
@@ -302,6 +362,9 @@ impl LocalApic for Apic {
         let ours = self.interrupts.claims(gpa);
         if ours {
             self.interrupts.mmio_write(gpa, data);
+            if gpa & 0xfff == COMMAND {
+                self.give_way();
+            }
         }
         ours
     }

@@ -2,23 +2,23 @@
 
 use std::{
     sync::{
-        Arc,
-        mpsc::{Receiver, channel},
+        Arc, Mutex, OnceLock, PoisonError,
+        mpsc::{Receiver, Sender, channel},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use engine::{Attention, Board, Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
-use fast::{Fast, Modes, User};
+use engine::{Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
+use fast::{Fast, Modes, Placement, User};
 use ram::Ram;
-use x86::Vcpu;
 use x86_interp::System;
 
 use crate::{
     Ended, EngineKind, EngineOptions, Error, Machine,
     console::Outlet,
-    machine::Release,
+    events::Events,
+    machine::{Parts, Release, VcpuParts},
     timer::{self, Alarm, Punctual},
 };
 
@@ -31,8 +31,9 @@ pub struct Running {
     alarm: Arc<Alarm>,
     outlet: Outlet,
     releases: Vec<Release>,
-    /// The vCPU thread's last word.
+    /// The vCPU threads' last words.
     statistics: Receiver<Statistics>,
+    vcpus: usize,
     fallback: Option<String>,
 }
 
@@ -41,38 +42,101 @@ pub(crate) fn start(
     machine: Machine,
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<Running, Error> {
-    let Machine { vcpu, engine, mut parts, timers, alarm, events, control, .. } = machine;
+    let Machine { vcpus, engine, mut parts, timers, alarm, events, control, .. } = machine;
     let Machine { outlet, releases, .. } = machine;
     timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
     parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
+    let (sender, statistics) = channel();
+    let count = vcpus.len();
+    let shared = Arc::new(Vm {
+        parts,
+        options: engine,
+        choice: OnceLock::new(),
+        placement: Placement::default(),
+        control: control.clone(),
+        events,
+        on_end: Mutex::new(Some(Box::new(on_end))),
+        statistics: Mutex::new(sender),
+    });
+    let mut fallback = None;
+    // The one that boots comes last: the others wait until it starts them.
+    for vcpu in vcpus.into_iter().rev() {
+        match start_vcpu(vcpu, &shared) {
+            Ok(reason) => fallback = reason,
+            Err(error) => {
+                shared.give_up();
+                return Err(error);
+            }
+        }
+    }
+    Ok(Running { control, alarm, outlet, releases, statistics, vcpus: count, fallback })
+}
+
+/// Starts a vCPU's thread; why it is interpreted, if nobody asked for that.
+fn start_vcpu(vcpu: VcpuParts, vm: &Arc<Vm>) -> Result<Option<String>, Error> {
     let (ready_sender, ready) = channel();
-    let (statistics_sender, statistics) = channel();
-    let vcpu_control = control.clone();
+    let (name, vm) = (format!("vcpu{}", vcpu.number), Arc::clone(vm));
     let run = move || {
-        let (apic, clock) = (Arc::clone(&parts.apic), Arc::clone(&parts.clock));
-        let attention = Arc::clone(&parts.attention);
-        let made = parts.board().and_then(|board| engine_of(engine, vcpu, board, &attention));
-        let (engine, fallback) = match made {
+        let (engine, fallback) = match vm.engine_of(&vcpu) {
             Ok(made) => made,
             // Nobody listening means the machine was given up already.
             Err(error) => return drop(ready_sender.send(Err(error))),
         };
         // As above.
         let _ = ready_sender.send(Ok(fallback));
-        let mut vcpu = VcpuLoop::new(engine, apic, attention, vcpu_control, clock);
+        vm.run(vcpu, engine);
+    };
+    thread::Builder::new().name(name).spawn(run).map_err(Error::Thread)?;
+    let failed = || Error::Assembly("a vCPU's thread did not start".to_owned());
+    ready.recv().map_err(|_| failed())?
+}
+
+/// What is to be done when a machine has ended.
+type OnEnd = Box<dyn FnOnce(Ended) + Send>;
+
+/// What the threads of a machine's vCPUs share.
+struct Vm {
+    parts: Parts,
+    options: EngineOptions,
+    /// The engine, once the first thread has settled on one.
+    choice: OnceLock<Result<EngineKind, String>>,
+    placement: Placement,
+    control: Control,
+    events: Arc<Events>,
+    /// For the first vCPU that ends.
+    on_end: Mutex<Option<OnEnd>>,
+    statistics: Mutex<Sender<Statistics>>,
+}
+
+impl Vm {
+    fn take_on_end(&self) -> Option<OnEnd> {
+        self.on_end.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The machine does not start: what has been started ends, and nobody is told.
+    fn give_up(&self) {
+        drop(self.take_on_end());
+        self.control.order(Order::Stop);
+    }
+
+    /// Drives a vCPU to its end, which is the machine's.
+    fn run(&self, vcpu: VcpuParts, engine: Box<dyn Engine>) {
+        let VcpuParts { apic, attention, .. } = vcpu;
+        let (control, clock) = (self.control.clone(), Arc::clone(&self.parts.clock));
+        let mut vcpu = VcpuLoop::new(engine, apic, attention, control, clock);
         let ended = match vcpu.run() {
-            engine::Ended::Stopped => events.take().unwrap_or(Ended::Stopped),
+            engine::Ended::Stopped => self.events.take().unwrap_or(Ended::Stopped),
             engine::Ended::TripleFault(report) => Ended::TripleFault(report),
             engine::Ended::Failed(failure) => Ended::Failed(failure),
         };
+        self.control.order(Order::Stop);
+        let statistics = self.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Whoever gave up waiting for statistics has none.
-        let _ = statistics_sender.send(vcpu.statistics());
-        on_end(ended);
-    };
-    thread::Builder::new().name("vcpu0".into()).spawn(run).map_err(Error::Thread)?;
-    let failed = || Error::Assembly("the vCPU thread did not start".to_owned());
-    let fallback = ready.recv().map_err(|_| failed())??;
-    Ok(Running { control, alarm, outlet, releases, statistics, fallback })
+        let _ = statistics.send(vcpu.statistics());
+        if let Some(on_end) = self.take_on_end() {
+            on_end(ended);
+        }
+    }
 }
 
 /// Whether [`EngineKind::Auto`] is the fast engine on this host, found out by trying.
@@ -104,27 +168,32 @@ fn settle(kind: EngineKind, ram: &Ram) -> Result<EngineKind, String> {
 /// An engine, and why it is the interpreter if nobody asked for that.
 type Made = (Box<dyn Engine>, Option<String>);
 
-fn engine_of(
-    choice: EngineOptions,
-    vcpu: Vcpu,
-    board: Board,
-    attention: &Attention,
-) -> Result<Made, Error> {
-    let direct = if choice.translate_user { User::Translated } else { User::Direct };
-    let (user, kernel_translated) = match settle(choice.kind, board.ram()) {
-        // Settled.
-        Ok(EngineKind::Auto) => return Err(Error::Assembly("no engine was chosen".to_owned())),
-        Err(reason) => return Ok((Box::new(Interpreter::new(vcpu, board)), Some(reason))),
-        Ok(EngineKind::Interpreter) => return Ok((Box::new(Interpreter::new(vcpu, board)), None)),
-        Ok(EngineKind::Fast) => (direct, true),
-        Ok(EngineKind::Direct) => (direct, false),
-        Ok(EngineKind::Jit) => (User::Interpreted, true),
-    };
-    let EngineOptions { lock_step, user_dispatch, unmap_flushed, .. } = choice;
-    let keeps = !unmap_flushed;
-    let modes = Modes { user, kernel_translated, lock_step, user_dispatch, keeps };
-    let engine = Fast::new(vcpu, board, attention, modes);
-    Ok((Box::new(engine.map_err(|error| Error::Engine(error.to_string()))?), None))
+impl Vm {
+    fn engine_of(&self, vcpu: &VcpuParts) -> Result<Made, Error> {
+        let (board, state) = (self.parts.clone().board(vcpu)?, vcpu.state.clone());
+        let direct = if self.options.translate_user { User::Translated } else { User::Direct };
+        let kind = self.choice.get_or_init(|| settle(self.options.kind, board.ram()));
+        let (user, kernel_translated) = match kind {
+            // Settled.
+            Ok(EngineKind::Auto) => {
+                return Err(Error::Assembly("no engine was chosen".to_owned()));
+            }
+            Err(reason) => {
+                return Ok((Box::new(Interpreter::new(state, board)), Some(reason.clone())));
+            }
+            Ok(EngineKind::Interpreter) => {
+                return Ok((Box::new(Interpreter::new(state, board)), None));
+            }
+            Ok(EngineKind::Fast) => (direct, true),
+            Ok(EngineKind::Direct) => (direct, false),
+            Ok(EngineKind::Jit) => (User::Interpreted, true),
+        };
+        let EngineOptions { lock_step, user_dispatch, unmap_flushed, .. } = self.options;
+        let keeps = !unmap_flushed;
+        let modes = Modes { user, kernel_translated, lock_step, user_dispatch, keeps };
+        let engine = Fast::new(state, board, &vcpu.attention, modes, &self.placement);
+        Ok((Box::new(engine.map_err(|error| Error::Engine(error.to_string()))?), None))
+    }
 }
 
 fn until(deadline: Instant) -> Duration {
@@ -153,26 +222,37 @@ impl Running {
         self.fallback.as_deref()
     }
 
-    /// Makes the vCPU stand still, or go on.
+    /// Makes the vCPUs stand still, or go on.
     pub fn pause(&self, pause: bool) {
         self.control.order(if pause { Order::Pause } else { Order::Run });
     }
 
+    /// Adds what further vCPUs say before the deadline.
+    fn collect(&self, all: &mut Vec<Statistics>, deadline: Instant) {
+        while all.len() < self.vcpus
+            && let Ok(one) = self.statistics.recv_timeout(until(deadline))
+        {
+            all.push(one);
+        }
+    }
+
     /// Stops the machine if it has not ended, lets its output out, and returns what it did; `None`
     /// if it does not come to rest. Whatever stands still is left behind after `patience`.
-    pub fn finish(self, patience: Duration) -> Option<Statistics> {
+    pub fn finish(mut self, patience: Duration) -> Option<Statistics> {
         let deadline = Instant::now() + patience;
         self.control.order(Order::Stop);
         self.outlet.close();
         // It may wait for the answer of a server that stands still, and goes on when that is hung up on.
-        let statistics = self.statistics.recv_timeout(patience / 4).ok();
-        let released = release(self.releases);
-        let statistics = statistics.or_else(|| self.statistics.recv_timeout(patience / 4).ok());
+        let mut all = Vec::new();
+        self.collect(&mut all, Instant::now() + patience / 4);
+        let released = release(std::mem::take(&mut self.releases));
+        self.collect(&mut all, Instant::now() + patience / 4);
         self.outlet.drain(until(deadline));
         self.alarm.end();
         // Each has released its device, or the time is over.
         while released.recv_timeout(until(deadline)).is_ok() {}
-        statistics
+        let statistics = all.iter().skip(1).fold(all.first()?.clone(), Statistics::and);
+        (all.len() == self.vcpus).then_some(statistics)
     }
 }
 

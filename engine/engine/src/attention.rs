@@ -74,7 +74,7 @@ impl bus::Kicker for Attention {
     }
 }
 
-/// What a vCPU is to do.
+/// What the vCPUs are to do.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -86,25 +86,30 @@ pub enum Order {
     Stop = 2,
 }
 
-/// Orders a vCPU about, from any thread.
+/// Orders a machine's vCPUs about, from any thread.
 #[derive(Clone, Debug)]
 pub struct Control {
     order: Arc<AtomicU8>,
-    attention: Arc<Attention>,
+    attention: Arc<[Arc<Attention>]>,
 }
 
 impl Control {
     /// Control over the vCPU that `attention` wakes; it is to run.
     pub fn new(attention: Arc<Attention>) -> Self {
+        Self::of_all([attention].into())
+    }
+
+    /// Control over the vCPUs that are woken so; they are to run.
+    pub fn of_all(attention: Arc<[Arc<Attention>]>) -> Self {
         Self { order: Arc::new(AtomicU8::new(Order::Run as u8)), attention }
     }
 
-    /// Gives an order and makes the vCPU see it soon. Nothing follows [`Order::Stop`].
+    /// Gives an order and makes the vCPUs see it soon. Nothing follows [`Order::Stop`].
     pub fn order(&self, order: Order) {
         let changed = |now| (now != Order::Stop as u8).then_some(order as u8);
         // Refused only if the vCPU has been stopped, which stands.
         let _ = self.order.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed);
-        bus::Kicker::kick(&*self.attention);
+        self.attention.iter().for_each(|attention| bus::Kicker::kick(&**attention));
     }
 
     /// The order in force.

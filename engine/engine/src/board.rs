@@ -27,6 +27,10 @@ pub trait LocalApic: Send + Sync {
     fn acknowledge(&self) -> Option<u8>;
     /// Takes a waiting NMI; false if there is none.
     fn take_nmi(&self) -> bool;
+    /// Takes a waiting INIT; false if there is none.
+    fn take_init(&self) -> bool;
+    /// Takes a waiting start-up IPI: its vector.
+    fn take_start_up(&self) -> Option<u8>;
     /// Whether it is enabled in IA32_APIC_BASE.
     fn enabled(&self) -> bool;
     /// CR8.

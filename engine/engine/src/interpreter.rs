@@ -29,6 +29,12 @@ impl Engine for Interpreter {
     fn nmi(&mut self) {
         self.cpu.nmi(&mut self.board);
     }
+    fn init(&mut self) {
+        self.cpu.init();
+    }
+    fn start_up(&mut self, vector: u8) {
+        self.cpu.start_up(vector);
+    }
     fn vcpu(&self) -> &Vcpu {
         &self.cpu.vcpu
     }

@@ -11,6 +11,10 @@ pub enum Event {
     Nmi,
     /// The CPU halted.
     Halt,
+    /// Another CPU has reset it.
+    Init,
+    /// Another CPU has started it, at this vector.
+    StartUp(u8),
 }
 
 /// A bounded log: the newest entries win.
@@ -42,6 +46,8 @@ impl EventLog {
                 Event::Interrupt(vector) => format!("interrupt {vector:#x}"),
                 Event::Nmi => "NMI".to_owned(),
                 Event::Halt => "halt".to_owned(),
+                Event::Init => "INIT".to_owned(),
+                Event::StartUp(vector) => format!("start-up {vector:#x}"),
             };
             format!("{count:>14} {rip:016x} {what}")
         })

@@ -72,6 +72,28 @@ impl Statistics {
         self
     }
 
+    /// Adds what another vCPU did.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        macro_rules! add {
+            ($($field:ident),*) => { $(self.$field += other.$field;)* };
+        }
+        add!(
+            instructions,
+            blocks,
+            blocks_decoded,
+            code_pages_dropped,
+            tlb_misses,
+            tlb_flushes,
+            interrupts
+        );
+        add!(nmis, halts, kicks, mmio_accesses, port_accesses, halted_ns, running_ns);
+        add_by_name(&mut self.exceptions, &other.exceptions);
+        self.exceptions.sort_unstable();
+        add_by_name(&mut self.engine, &other.engine);
+        self
+    }
+
     /// Millions of instructions per second of executing.
     pub fn mips(&self) -> f64 {
         self.instructions as f64 * 1000.0 / self.running_ns.max(1) as f64
@@ -97,6 +119,15 @@ impl Statistics {
         let exceptions = self.exceptions.iter();
         let exceptions = exceptions.map(|(vector, count)| (format!("exception {vector}"), *count));
         named.chain(exceptions).chain(self.engine.iter().cloned())
+    }
+}
+
+fn add_by_name<N: PartialEq + Clone>(to: &mut Vec<(N, u64)>, from: &[(N, u64)]) {
+    for (name, count) in from {
+        match to.iter_mut().find(|(known, _)| known == name) {
+            Some((_, sum)) => *sum += count,
+            None => to.push((name.clone(), *count)),
+        }
     }
 }
 
@@ -243,6 +274,18 @@ mod tests {
         for part in ["RAX 0000000012345678", "nop", "ud2", "77", "NMI"] {
             assert!(text.contains(part), "no {part} in\n{text}");
         }
+    }
+
+    #[test]
+    fn what_two_vcpus_did_is_added_up() {
+        let one = |halts, engine: &[(&str, u64)]| Statistics {
+            halts,
+            exceptions: vec![(14, halts)],
+            engine: engine.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),
+            ..Statistics::default()
+        };
+        let both = one(3, &[("a", 1)]).and(&one(4, &[("b", 2), ("a", 5)]));
+        assert_eq!(both, one(7, &[("a", 6), ("b", 2)]));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use contract::pending;
 use host::Clock;
 
 use crate::{
@@ -50,11 +51,18 @@ impl<E: Engine> VcpuLoop<E> {
 
     /// Runs the guest until it ends or is stopped.
     pub fn run(&mut self) -> Ended {
+        self.engine.ram().enter();
+        let ended = self.run_to_end();
+        self.engine.ram().leave();
+        ended
+    }
+
+    fn run_to_end(&mut self) -> Ended {
         loop {
             self.attention.take_kick();
             match self.control.current() {
                 Order::Stop => return Ended::Stopped,
-                Order::Pause => self.attention.sleep(),
+                Order::Pause => self.sleep(),
                 Order::Run => {
                     if let Some(ended) = self.run_once() {
                         return ended;
@@ -72,7 +80,11 @@ impl<E: Engine> VcpuLoop<E> {
     }
 
     fn run_once(&mut self) -> Option<Ended> {
-        self.attention.set_interrupts(self.apic.pending());
+        let waiting = self.apic.pending();
+        if waiting & (pending::INIT | pending::START_UP) != 0 {
+            self.start_over();
+        }
+        self.attention.set_interrupts(waiting & (pending::INTERRUPT | pending::NMI));
         let started = self.clock.monotonic_ns();
         let exit = self.engine.run(BUDGET);
         self.statistics.running_ns += self.clock.monotonic_ns().saturating_sub(started);
@@ -85,6 +97,25 @@ impl<E: Engine> VcpuLoop<E> {
             Exit::Shutdown => return Some(self.shut_down()),
         }
         None
+    }
+
+    /// INIT comes before the start-up IPI that follows it.
+    fn start_over(&mut self) {
+        if self.apic.take_init() {
+            self.note(Event::Init);
+            self.engine.init();
+        }
+        if let Some(vector) = self.apic.take_start_up() {
+            self.note(Event::StartUp(vector));
+            self.engine.start_up(vector);
+        }
+    }
+
+    /// Sleeps until the next kick. The other vCPUs need not wait for this one meanwhile.
+    fn sleep(&self) {
+        self.engine.ram().leave();
+        self.attention.sleep();
+        self.engine.ram().enter();
     }
 
     fn shut_down(&mut self) -> Ended {
@@ -116,7 +147,7 @@ impl<E: Engine> VcpuLoop<E> {
         self.note(Event::Halt);
         self.statistics.halts += 1;
         let started = self.clock.monotonic_ns();
-        self.attention.sleep();
+        self.sleep();
         self.statistics.halted_ns += self.clock.monotonic_ns().saturating_sub(started);
     }
 
@@ -151,6 +182,8 @@ mod tests {
     struct Scripted {
         exits: VecDeque<Exit>,
         delivered: Vec<u8>,
+        /// INIT, and the vectors of start-up IPIs.
+        started: Vec<Option<u8>>,
         ram: Ram,
         vcpu: Vcpu,
         attention: Arc<Attention>,
@@ -168,6 +201,12 @@ mod tests {
         }
         fn nmi(&mut self) {
             self.delivered.push(x86::vector::NMI);
+        }
+        fn init(&mut self) {
+            self.started.push(None);
+        }
+        fn start_up(&mut self, vector: u8) {
+            self.started.push(Some(vector));
         }
         fn vcpu(&self) -> &Vcpu {
             &self.vcpu
@@ -187,19 +226,32 @@ mod tests {
     struct FakeApic {
         vectors: Mutex<VecDeque<u8>>,
         nmi: AtomicBool,
+        init: AtomicBool,
+        start_up: Mutex<Option<u8>>,
     }
 
     impl LocalApic for FakeApic {
         fn pending(&self) -> u32 {
             let some = !self.vectors.lock().expect("no panic").is_empty();
             let nmi = self.nmi.load(Ordering::SeqCst);
-            (u32::from(some) * pending::INTERRUPT) | (u32::from(nmi) * pending::NMI)
+            let init = self.init.load(Ordering::SeqCst);
+            let start_up = self.start_up.lock().expect("no panic").is_some();
+            (u32::from(some) * pending::INTERRUPT)
+                | (u32::from(nmi) * pending::NMI)
+                | (u32::from(init) * pending::INIT)
+                | (u32::from(start_up) * pending::START_UP)
         }
         fn acknowledge(&self) -> Option<u8> {
             self.vectors.lock().expect("no panic").pop_front()
         }
         fn take_nmi(&self) -> bool {
             self.nmi.swap(false, Ordering::SeqCst)
+        }
+        fn take_init(&self) -> bool {
+            self.init.swap(false, Ordering::SeqCst)
+        }
+        fn take_start_up(&self) -> Option<u8> {
+            self.start_up.lock().expect("no panic").take()
         }
         fn enabled(&self) -> bool {
             true
@@ -253,6 +305,7 @@ mod tests {
         let engine = Scripted {
             exits: exits.iter().copied().collect(),
             delivered: Vec::new(),
+            started: Vec::new(),
             ram: Ram::new(1 << 20).expect("memory"),
             vcpu: Vcpu::default(),
             attention: Arc::clone(&attention),
@@ -286,6 +339,16 @@ mod tests {
         let mut bench = bench(&[Exit::InterruptWindow]);
         bench.vcpu.run();
         assert_eq!(bench.vcpu.engine.delivered, []);
+    }
+
+    #[test]
+    fn another_cpu_starts_this_one_over() {
+        let mut bench = bench(&[]);
+        bench.apic.init.store(true, Ordering::SeqCst);
+        *bench.apic.start_up.lock().expect("no panic") = Some(0x9a);
+        bench.vcpu.run();
+        assert_eq!(bench.vcpu.engine.started, [None, Some(0x9a)]);
+        assert_eq!(bench.vcpu.engine.seen, [0], "the engine is told of interrupts only");
     }
 
     #[test]

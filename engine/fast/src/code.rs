@@ -195,8 +195,7 @@ impl Code {
         let ram = board.ram();
         let offset = offset(ram, roots, guest, self.access())?;
         let page = offset & !(PAGE - 1);
-        if !ram.is_code(page) {
-            ram.mark_code(page);
+        if ram.mark_code(page) {
             marked.push(page);
         }
         let mut bytes = vec![0; (PAGE - (guest & (PAGE - 1))).min(NEAR_END) as usize];

@@ -101,7 +101,8 @@ mod tests {
         let (user, kernel_translated) = (User::Direct, true);
         let modes =
             Modes { user, kernel_translated, lock_step: None, user_dispatch: false, keeps: true };
-        let mut fast = Fast::new(start, board, &attention, modes).expect("an engine");
+        let mut fast = Fast::new(start, board, &attention, modes, &crate::Placement::default())
+            .expect("an engine");
         assert_eq!(fast.run(u64::MAX), Exit::Halted);
         assert_eq!(fast.traffic().0, u64::from(TIMES), "each store reached the device");
         assert_eq!(fast.ram().load64(DATA.1 + 8), u64::from(2 * TIMES));

@@ -3,10 +3,17 @@
 //! The monitor's thread and the wedges take turns, so they never gain from a second CPU, and handing
 //! over costs several times as much between two. They stay where they are as long as they get the
 //! CPU when they want it; when they have to wait too much, they move on together.
+//!
+//! The vCPUs of a machine keep out of each other's way: one that has to wait moves only to a CPU with fewer of those
+//! that do not halt ([`Placement`]).
 
 use std::{
     fs::File,
     os::unix::fs::FileExt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -15,49 +22,136 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// The share of it, in percent, that is too much.
 const TOO_MUCH: u64 = 15;
 
+/// Where the vCPUs of a machine are that run: how many on each of the host's CPUs.
+#[derive(Clone, Debug)]
+pub struct Placement(Arc<Cpus>);
+
+#[derive(Debug)]
+struct Cpus {
+    /// The host's numbers of those this process may use.
+    numbers: Vec<usize>,
+    running: Vec<AtomicUsize>,
+    /// vCPUs that have been placed.
+    placed: AtomicUsize,
+    /// Index of the first one's CPU.
+    first: OnceLock<usize>,
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        let numbers = wedge::affinity::allowed();
+        let running = numbers.iter().map(|_| AtomicUsize::new(0)).collect();
+        Self(Arc::new(Cpus {
+            numbers,
+            running,
+            placed: AtomicUsize::new(0),
+            first: OnceLock::new(),
+        }))
+    }
+}
+
+impl Placement {
+    /// So many vCPUs run on the CPU at an index.
+    fn running(&self, at: usize) -> usize {
+        self.0.running.get(at).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// A vCPU begins to run on the CPU at an index.
+    fn begin(&self, at: usize) {
+        self.0.running.get(at).into_iter().for_each(|count| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+
+    /// It does not run there any more.
+    fn end(&self, at: usize) {
+        self.0.running.get(at).into_iter().for_each(|count| {
+            count.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+
+    /// The next CPU with fewer of them than that at an index, of which the one that asks is one.
+    fn better(&self, at: usize) -> Option<usize> {
+        let count = self.0.numbers.len();
+        let others = (1..count).map(|n| (at + n) % count);
+        others
+            .min_by_key(|other| self.running(*other))
+            .filter(|to| self.running(*to) < self.running(at))
+    }
+}
+
 /// Where the processes are.
 pub struct Home {
-    cpus: Vec<usize>,
+    placement: Placement,
     at: usize,
     looked: Instant,
     waited_ns: u64,
     delays: Delays,
+    runs: bool,
 }
 
 impl Home {
-    /// Stays on the CPU the thread runs on now. Processes started later are born there.
-    pub fn new() -> Self {
-        let cpus = wedge::affinity::allowed();
+    /// The first vCPU stays on the CPU the thread runs on now, each further one goes to the next. Processes started
+    /// later are born there.
+    pub fn new(placement: &Placement) -> Self {
+        let cpus = &placement.0.numbers;
         let now = wedge::affinity::current();
-        let at = cpus.iter().position(|cpu| *cpu == now).unwrap_or(0);
+        let here = || cpus.iter().position(|cpu| *cpu == now).unwrap_or(0);
+        let placed = placement.0.placed.fetch_add(1, Ordering::Relaxed);
+        let at = (placement.0.first.get_or_init(here) + placed) % cpus.len().max(1);
+        let (placement, looked) = (placement.clone(), Instant::now());
         let delays = Delays::of_this_thread();
         let waited_ns = delays.waited_ns();
-        let home = Self { cpus, at, looked: Instant::now(), waited_ns, delays };
+        let home = Self { placement, at, looked, waited_ns, delays, runs: false };
         home.settle(&[]);
         home
     }
 
+    /// The vCPU runs from now on.
+    pub fn begin(&mut self) {
+        if !std::mem::replace(&mut self.runs, true) {
+            self.placement.begin(self.at);
+        }
+    }
+
+    /// It halts.
+    pub fn end(&mut self) {
+        if std::mem::replace(&mut self.runs, false) {
+            self.placement.end(self.at);
+        }
+    }
+
     /// Moves on if the CPU is too busy.
-    pub fn look(&mut self, wedges: &[i32]) {
+    pub fn look(&mut self, wedges: impl FnOnce() -> Vec<i32>) {
         let elapsed = self.looked.elapsed();
-        if elapsed < PERIOD || self.cpus.len() < 2 {
+        if elapsed < PERIOD || self.placement.0.numbers.len() < 2 {
             return;
         }
         let waited = self.delays.waited_ns();
         let share = waited.saturating_sub(self.waited_ns) * 100 / elapsed.as_nanos().max(1) as u64;
-        if share > TOO_MUCH {
-            self.at = (self.at + 1) % self.cpus.len();
-            self.settle(wedges);
+        if share > TOO_MUCH
+            && let Some(to) = self.placement.better(self.at)
+        {
+            self.end();
+            self.at = to;
+            self.begin();
+            self.settle(&wedges());
         }
         (self.looked, self.waited_ns) = (Instant::now(), waited);
     }
 
     fn settle(&self, wedges: &[i32]) {
-        let Some(cpu) = self.cpus.get(self.at) else { return };
+        let Some(cpu) = self.placement.0.numbers.get(self.at) else { return };
         // Zero is the calling thread.
         for pid in wedges.iter().copied().chain([0]) {
             wedge::affinity::pin(pid, *cpu);
         }
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -75,5 +169,22 @@ impl Delays {
         let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
         let text = str::from_utf8(&text[..read.unwrap_or(0)]).unwrap_or_default();
         text.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_to_wait_moves_to_where_fewer_run() {
+        let running = [2, 1, 0].map(AtomicUsize::new).into();
+        let (numbers, placed) = (vec![4, 5, 6], AtomicUsize::new(0));
+        let first = OnceLock::new();
+        let placement = Placement(Arc::new(Cpus { numbers, running, placed, first }));
+        assert_eq!(placement.better(0), Some(2));
+        placement.end(0);
+        placement.begin(2);
+        assert_eq!(placement.better(0), None, "one on each");
     }
 }

@@ -38,7 +38,14 @@ fn machine() -> Fast {
         user_dispatch: false,
         keeps: true,
     };
-    Fast::new(start(), board(ram, attention.clone()), &attention, modes).expect("an engine")
+    Fast::new(
+        start(),
+        board(ram, attention.clone()),
+        &attention,
+        modes,
+        &crate::Placement::default(),
+    )
+    .expect("an engine")
 }
 
 /// Writes all that a wedge tells by, from these bytes.

@@ -157,7 +157,7 @@ impl Fast {
                 }
                 return Ok(());
             }
-            if self.note_interrupt() {
+            if self.hear_midway() | self.note_interrupt() {
                 return self.reach_boundary();
             }
             match self.enter(go::RAW)? {
@@ -295,6 +295,7 @@ impl Fast {
 
     /// Goes on in the middle of translated code.
     fn resume(&mut self, how: u64) -> Result<ExitKind, Error> {
+        self.hear_midway();
         self.pages.frame().go = how;
         self.slots.current()?.wedge.aim_kicks();
         if !self.take_turns()? {

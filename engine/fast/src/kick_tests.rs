@@ -299,7 +299,8 @@ fn slow_down(fast: &mut Fast) {
 fn in_a_storm(start: &Vcpu, modes: Modes, slow: bool) -> (Ending, u64) {
     let (attention, over) = (Arc::new(Attention::default()), AtomicBool::new(false));
     let board = board(memory(), Arc::clone(&attention));
-    let mut fast = Fast::new(start.clone(), board, &attention, modes).expect("an engine");
+    let mut fast = Fast::new(start.clone(), board, &attention, modes, &crate::Placement::default())
+        .expect("an engine");
     if slow {
         slow_down(&mut fast);
     }
@@ -351,7 +352,8 @@ fn a_kick_while_the_monitor_has_the_turn_wakes_nobody() {
     };
     let attention = Arc::new(Attention::default());
     let board = board(memory(), Arc::clone(&attention));
-    let mut fast = Fast::new(state(), board, &attention, modes).expect("an engine");
+    let mut fast = Fast::new(state(), board, &attention, modes, &crate::Placement::default())
+        .expect("an engine");
     run(&mut fast, &attention);
     let before = sleeps(&fast);
     assert!(before > 0, "it has run");

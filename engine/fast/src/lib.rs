@@ -57,6 +57,7 @@ use codes::Codes;
 use engine::{Attention, Board, Engine};
 use frame::ExitKind;
 use home::Home;
+pub use home::Placement;
 use jit::Level;
 use lockstep::Checker;
 pub use lockstep::LockStep;
@@ -179,6 +180,7 @@ impl Fast {
         board: Board,
         attention: &Attention,
         modes: Modes,
+        placement: &Placement,
     ) -> Result<Self, Error> {
         let cpu = Cpu::new(vcpu);
         let mut pages = Pages::with_base(place::first()).map_err(Error::Start)?;
@@ -202,7 +204,7 @@ impl Fast {
             codes,
             modes,
             statistics,
-            home: Home::new(),
+            home: Home::new(placement),
             apart: Apart::default(),
             claims: Claims::default(),
             moves: Moves::default(),
@@ -252,8 +254,8 @@ impl Fast {
         .into();
         self.slots.current()?.wedge.aim_kicks();
         self.statistics.entries += 1;
-        // Whoever sets a bit after this look finds the aim already taken.
-        if self.board.pending() & pending::EXIT != 0 {
+        // Whoever sets a bit, or has news of code, after this look finds the aim already taken.
+        if self.board.pending() & pending::EXIT != 0 || self.board.ram().has_stale_code() {
             self.pages.frame().reason = ExitKind::Kicked as u64;
             return Ok(ExitKind::Kicked);
         }
@@ -320,6 +322,16 @@ impl Fast {
         }
     }
 
+    /// In the middle of what a wedge runs: from now on it may not write unnoticed what other vCPUs make code from.
+    /// True if something it runs is stale: it is to go no further than it must.
+    fn hear_midway(&mut self) -> bool {
+        let (closed, stale) = self.cpu.hear_midway(&mut self.board);
+        for page in closed {
+            self.slots.protect(page);
+        }
+        stale
+    }
+
     /// Takes the state from the frame.
     fn take_state(&mut self) {
         let f = self.pages.frame();
@@ -344,22 +356,7 @@ impl Fast {
         }
     }
 
-    fn guest_code(&mut self) -> Result<(), Error> {
-        self.synchronize()?;
-        if std::mem::take(&mut self.refused) {
-            self.interpret();
-            return Ok(());
-        }
-        match self.cpu.vcpu.cpl() {
-            3 => self.user_code(),
-            _ => self.translated_code(Level::Kernel),
-        }
-    }
-}
-
-impl Engine for Fast {
-    fn run(&mut self, budget: u64) -> Exit {
-        self.home.look(&self.slots.processes());
+    fn run_on(&mut self, budget: u64) -> Exit {
         loop {
             if let Some(exit) = self.cpu.must_exit(&mut self.board) {
                 return exit;
@@ -384,11 +381,41 @@ impl Engine for Fast {
             }
         }
     }
+
+    fn guest_code(&mut self) -> Result<(), Error> {
+        self.synchronize()?;
+        if std::mem::take(&mut self.refused) {
+            self.interpret();
+            return Ok(());
+        }
+        match self.cpu.vcpu.cpl() {
+            3 => self.user_code(),
+            _ => self.translated_code(Level::Kernel),
+        }
+    }
+}
+
+impl Engine for Fast {
+    fn run(&mut self, budget: u64) -> Exit {
+        self.home.begin();
+        self.home.look(|| self.slots.processes());
+        let exit = self.run_on(budget);
+        if exit == Exit::Halted {
+            self.home.end();
+        }
+        exit
+    }
     fn interrupt(&mut self, vector: u8) {
         self.cpu.interrupt(&mut self.board, vector);
     }
     fn nmi(&mut self) {
         self.cpu.nmi(&mut self.board);
+    }
+    fn init(&mut self) {
+        self.cpu.init();
+    }
+    fn start_up(&mut self, vector: u8) {
+        self.cpu.start_up(vector);
     }
     fn vcpu(&self) -> &Vcpu {
         &self.cpu.vcpu

@@ -31,6 +31,12 @@ impl LocalApic for NoApic {
     fn take_nmi(&self) -> bool {
         false
     }
+    fn take_init(&self) -> bool {
+        false
+    }
+    fn take_start_up(&self) -> Option<u8> {
+        None
+    }
     fn enabled(&self) -> bool {
         false
     }

@@ -120,7 +120,7 @@ pub const RAM_FD: u64 = 0;
 /// The marks of RAM pages, a byte each: not zero means that the monitor decides.
 pub const MARKS: usize = WINDOW + 0x4000_0000;
 /// The mark of an empty page that nobody can write unnoticed.
-pub const EMPTY_PAGE: u8 = 9;
+pub const EMPTY_PAGE: u8 = 11;
 /// The host's FS base in translated code while the guest's GS base is a user address: whatever
 /// kernel code adds to it, the host refuses the access.
 pub const NOWHERE: u64 = 0xffff_8000_0000_0000;

@@ -118,8 +118,10 @@ pub fn walk(f: &Frame, s: &Shared, gva: u64, access: Access) -> Walk {
         if leaf {
             return finish(s, slot, value, rights | no_execute, gva, access, shift == 21);
         }
-        if value & A == 0 {
-            slot.fetch_or(A, Ordering::Relaxed);
+        // Another vCPU may just have taken the entry away.
+        let accessed = || slot.compare_exchange(value, value | A, Ordering::SeqCst, Ordering::Relaxed);
+        if value & A == 0 && accessed().is_err() {
+            return Walk::Unknown;
         }
         table = value;
     }

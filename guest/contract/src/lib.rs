@@ -7,7 +7,7 @@
 
 mod memory;
 
-pub use memory::{GuestRam, RamPage};
+pub use memory::{CodeNews, GuestRam, RamPage};
 
 use x86::Vcpu;
 
@@ -75,6 +75,10 @@ pub trait Engine {
     fn interrupt(&mut self, vector: u8);
     /// Delivers an NMI; only while NMIs are not blocked.
     fn nmi(&mut self);
+    /// INIT: the registers are as after a reset, and nothing runs before a start-up IPI.
+    fn init(&mut self);
+    /// A start-up IPI: if the vCPU waits for one, it begins at `vector` * 4096 in real mode.
+    fn start_up(&mut self, vector: u8);
     /// The architectural state, complete and exact whenever [`Engine::run`] is not running.
     fn vcpu(&self) -> &Vcpu;
     /// What has been done so far.
@@ -102,6 +106,12 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     }
     fn nmi(&mut self) {
         (**self).nmi();
+    }
+    fn init(&mut self) {
+        (**self).init();
+    }
+    fn start_up(&mut self, vector: u8) {
+        (**self).start_up(vector);
     }
     fn vcpu(&self) -> &Vcpu {
         (**self).vcpu()

@@ -45,16 +45,36 @@ pub trait GuestRam {
     fn cas128(&self, offset: u64, old: u128, new: u128) -> u128;
 
     /// Notes that decoded or translated code comes from the page at `offset`, so that writers
-    /// report with [`GuestRam::note_write`].
-    fn mark_code(&self, offset: u64);
+    /// report with [`GuestRam::note_write`]. The bytes are to be read afterwards. True if the page was not
+    /// marked: the caller must give up its own ways of writing it unnoticed. Other vCPUs have given up theirs
+    /// when this returns. It may wait for them; whatever they have told this one meanwhile is to be looked at
+    /// ([`GuestRam::has_stale_code`]) before anything is written.
+    fn mark_code(&self, offset: u64) -> bool;
     /// Whether the page at `offset` is marked by [`GuestRam::mark_code`].
     fn is_code(&self, offset: u64) -> bool;
     /// Reports a write to `len` bytes at `offset`, from the CPU or a device. Code pages it touches
     /// become stale.
     fn note_write(&self, offset: u64, len: u64);
-    /// Whether any code page is stale: cheap, asked before every block.
+    /// Whether there is anything to take with [`GuestRam::take_code_news`]: cheap, asked before every block.
     fn has_stale_code(&self) -> bool;
-    /// Takes the offsets of stale code pages; their marks are gone and the caller must drop every
-    /// block made from them before running further.
-    fn take_stale_code(&self) -> Vec<u64>;
+    /// Takes what this vCPU has to hear about code pages, and returns not before the other vCPUs have taken
+    /// what it has to tell them. The caller must act on it before it runs or writes anything further.
+    fn take_code_news(&self) -> CodeNews;
+    /// Takes the offsets of stale code pages, where there is only one vCPU.
+    fn take_stale_code(&self) -> Vec<u64> {
+        self.take_code_news().stale
+    }
+    /// This vCPU runs guest code from now on: others wait until it has taken their news.
+    fn enter(&self) {}
+    /// It runs none until it enters again, and takes the news before it does anything else then.
+    fn leave(&self) {}
+}
+
+/// What a vCPU has to hear about code pages: offsets in guest RAM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CodeNews {
+    /// They were written: whatever was made from them is to be dropped.
+    pub stale: Vec<u64>,
+    /// Another vCPU makes code from them: they may not be written unnoticed any more.
+    pub closed: Vec<u64>,
 }

@@ -161,8 +161,8 @@ pub struct Vcpu {
 }
 
 impl Default for Vcpu {
-    /// The state after INIT as far as it matters to us: real mode is never executed, every boot
-    /// protocol sets what it needs on top of this.
+    /// The state after INIT, but for the CS of the reset vector: every boot protocol, and a start-up IPI, sets what
+    /// it needs on top of this.
     fn default() -> Self {
         let data = Segment { selector: 0, attr: attr::P | attr::S | 3, limit: 0xffff, base: 0 };
         let mut segs = [data; 6];
@@ -207,6 +207,13 @@ impl Default for Vcpu {
 }
 
 impl Vcpu {
+    /// An application processor as it waits for its start-up IPI.
+    pub fn before_start_up() -> Self {
+        let cr0 = control::cr0::ET | control::cr0::CD | control::cr0::NW;
+        let idtr = TableRegister { limit: 0xffff, ..TableRegister::default() };
+        Self { cr0, idtr, activity: Activity::WaitForSipi, ..Self::default() }
+    }
+
     /// Current privilege level, 0 to 3.
     #[inline]
     pub const fn cpl(&self) -> u8 {

@@ -165,10 +165,14 @@ impl<S: System> Cpu<S> {
         if let Some(block) = self.blocks.pages.get(&page).and_then(|p| p.get(&key)) {
             return Ok(Some(block.clone()));
         }
-        if !sys.ram().is_code(page) {
-            sys.ram().mark_code(page);
-            self.observer.code_page(page);
-            self.tlb.forbid_writes(page);
+        while sys.ram().mark_code(page) {
+            self.close_page(page);
+            // While it waited for others, this vCPU counted as one that writes nothing.
+            if !sys.ram().has_stale_code() {
+                break;
+            }
+            // The page itself may be among the stale ones: then it has no mark any more.
+            self.hear_of_code(sys);
         }
         let mut bytes = [0; decode::WINDOW];
         let len = decode::WINDOW.min(4096 - (offset & 0xfff) as usize);

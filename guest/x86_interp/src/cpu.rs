@@ -8,7 +8,7 @@ use crate::{
     system::{System, VectorOperands},
     tlb::{Tlb, View},
 };
-use contract::{Counters, Exit, GuestRam, pending};
+use contract::{CodeNews, Counters, Exit, GuestRam, pending};
 use x86::{Activity, Fault, Vcpu, control::cr0, flags, paging, seg, vector};
 
 /// The reference CPU over a [`System`].
@@ -65,6 +65,38 @@ impl<S: System> Cpu<S> {
         self.update_view();
         self.update_watch();
         self.flush_tlb();
+    }
+
+    /// INIT (SDM table 9-1): registers as after a reset but for those it leaves alone. Nothing runs before
+    /// [`Cpu::start_up`].
+    pub fn init(&mut self) {
+        let old = &self.vcpu;
+        let vcpu = Vcpu {
+            cr0: cr0::ET | old.cr0 & (cr0::CD | cr0::NW),
+            pat: old.pat,
+            mtrr: old.mtrr,
+            misc_enable: old.misc_enable,
+            spec_ctrl: old.spec_ctrl,
+            tsc_adjust: old.tsc_adjust,
+            tsc_aux: old.tsc_aux,
+            xcr0: old.xcr0,
+            fpu: old.fpu,
+            ..Vcpu::before_start_up()
+        };
+        self.vcpu = vcpu;
+        self.state_changed();
+    }
+
+    /// A start-up IPI: a CPU that waits for one begins in real mode at `vector` * 4096; others ignore it.
+    pub fn start_up(&mut self, vector: u8) {
+        if self.vcpu.activity != Activity::WaitForSipi {
+            return;
+        }
+        let cs = &mut self.vcpu.seg[seg::CS];
+        (cs.selector, cs.base) = (u16::from(vector) << 8, u64::from(vector) << 12);
+        self.vcpu.rip = 0;
+        self.vcpu.activity = Activity::Running;
+        self.state_changed();
     }
 
     /// Puts in what an observer has changed: registers, RFLAGS and the privilege level. Translations
@@ -168,7 +200,7 @@ impl<S: System> Cpu<S> {
     #[inline]
     fn execute(&mut self, sys: &mut S, limit: usize) -> Result<(), Fault> {
         if sys.ram().has_stale_code() {
-            self.drop_stale_code(sys);
+            self.hear_of_code(sys);
         }
         let block = self.fetch(sys)?;
         self.counters.blocks += 1;
@@ -202,14 +234,25 @@ impl<S: System> Cpu<S> {
         self.trap_rule = TrapRule::Normal;
     }
 
-    /// Drops every block made from pages that were written.
+    /// Drops every block made from pages that were written, and the right to write those that other vCPUs make
+    /// code from.
     #[cold]
-    pub(crate) fn drop_stale_code(&mut self, sys: &mut S) {
-        for page in sys.ram().take_stale_code() {
+    pub(crate) fn hear_of_code(&mut self, sys: &mut S) {
+        let CodeNews { stale, closed } = sys.ram().take_code_news();
+        for page in closed {
+            self.close_page(page);
+        }
+        for page in stale {
             self.counters.code_pages_dropped += 1;
             self.observer.stale_page(page);
             self.blocks.drop_page(page);
         }
+    }
+
+    /// Code is made from a RAM page (by offset): writes to it must come to light.
+    pub(crate) fn close_page(&mut self, page: u64) {
+        self.observer.code_page(page);
+        self.tlb.forbid_writes(page);
     }
 
     /// Selects the TLB view; after every change of CPL, RFLAGS.AC, CR0.AM.

@@ -30,7 +30,7 @@ mod system;
 mod task;
 mod tlb;
 
-pub use contract::{Counters, Exit, GuestRam, RamPage, pending};
+pub use contract::{CodeNews, Counters, Exit, GuestRam, RamPage, pending};
 pub use cpu::Cpu;
 pub use iced_flags::rflags;
 pub use observe::{Flush, Leave, Record};

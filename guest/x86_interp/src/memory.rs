@@ -34,6 +34,8 @@ pub(crate) enum Place {
 pub(crate) enum Target {
     /// Ordinary RAM at this offset.
     Ram(u64),
+    /// RAM that holds decoded code, at this offset: stores must be reported.
+    Code(u64),
     /// Anything else, by linear address.
     Slow(u64),
 }
@@ -121,6 +123,7 @@ impl<S: System> Cpu<S> {
         self.watch(linear, size, true);
         match first {
             Place::Ram(offset) => Ok(Target::Ram(offset)),
+            Place::Code(offset) => Ok(Target::Code(offset)),
             _ => Ok(Target::Slow(linear)),
         }
     }
@@ -133,7 +136,7 @@ impl<S: System> Cpu<S> {
         target: Target,
     ) -> Result<u64, Fault> {
         match target {
-            Target::Ram(offset) => Ok(ram_load::<S, SIZE>(sys, offset)),
+            Target::Ram(offset) | Target::Code(offset) => Ok(ram_load::<S, SIZE>(sys, offset)),
             Target::Slow(linear) => self.load_slow(sys, self.view, linear, SIZE),
         }
     }
@@ -149,6 +152,11 @@ impl<S: System> Cpu<S> {
         match target {
             Target::Ram(offset) => {
                 ram_store::<S, SIZE>(sys, offset, value);
+                Ok(())
+            }
+            Target::Code(offset) => {
+                ram_store::<S, SIZE>(sys, offset, value);
+                self.code_written(sys, offset, SIZE as u64);
                 Ok(())
             }
             Target::Slow(linear) => self.store_slow(sys, self.view, linear, SIZE, value),
@@ -316,8 +324,7 @@ impl<S: System> Cpu<S> {
                 Place::Ram(offset) => sys.ram().write(offset, part),
                 Place::Code(offset) => {
                     sys.ram().write(offset, part);
-                    sys.ram().note_write(offset, len as u64);
-                    self.leave_block = true;
+                    self.code_written(sys, offset, len as u64);
                 }
                 Place::Rom(_) => {}
                 Place::Mmio(gpa) => {
@@ -330,6 +337,12 @@ impl<S: System> Cpu<S> {
         }
         self.watch(linear, data.len() as u64, true);
         Ok(())
+    }
+
+    /// Bytes of a code page have been written.
+    pub(crate) fn code_written(&mut self, sys: &S, offset: u64, len: u64) {
+        sys.ram().note_write(offset, len);
+        self.leave_block = true;
     }
 
     /// Translates one linear address, through the TLB, the page tables and the memory map.

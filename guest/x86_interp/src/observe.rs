@@ -127,10 +127,21 @@ impl<S: System> Cpu<S> {
     /// Takes the record.
     pub fn take_record(&mut self, sys: &mut S) -> Record {
         if sys.ram().has_stale_code() {
-            self.drop_stale_code(sys);
+            self.hear_of_code(sys);
         }
         self.observer.long = false;
         std::mem::take(&mut self.observer.record)
+    }
+
+    /// Hears of code pages in the middle of what the observer runs: RAM pages (by offset) that it may not write
+    /// unnoticed any more. They stay in the record, too. True if something that was made from code is stale.
+    pub fn hear_midway(&mut self, sys: &mut S) -> (Vec<u64>, bool) {
+        let before = self.observer.record.code_pages.len();
+        if sys.ram().has_stale_code() {
+            self.hear_of_code(sys);
+        }
+        let record = &self.observer.record;
+        (record.code_pages[before..].to_vec(), !record.stale_pages.is_empty())
     }
 
     /// Code run by the observer has loaded a data segment register by itself: it now holds what the

@@ -4,12 +4,17 @@
 
 pub use core::arch::x86_64::CpuidResult;
 
-/// The host's time-stamp counter, in its own ticks.
+/// The host's time-stamp counter, in its own ticks, not before what precedes it: a guest's CPU that has seen what another
+/// one wrote reads no time before that.
 #[inline]
+#[allow(unused_unsafe)] // safe functions in some compiler versions
 pub fn rdtsc() -> u64 {
-    // SAFETY: RDTSC exists on every x86-64 CPU, and Linux leaves CR4.TSD clear unless a process
+    // SAFETY: LFENCE and RDTSC exist on every x86-64 CPU, and Linux leaves CR4.TSD clear unless a process
     // asked for PR_TSC_SIGSEGV; we do not.
-    unsafe { core::arch::x86_64::_rdtsc() }
+    unsafe {
+        core::arch::x86_64::_mm_lfence();
+        core::arch::x86_64::_rdtsc()
+    }
 }
 
 /// The host's CPUID, as this process sees it.

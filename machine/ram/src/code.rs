@@ -11,33 +11,37 @@
 //! fence of their own ([`PageMap::note_dma`]). A process that serves a device ([`PageMap::of_another`]) may look at the marks
 //! and not change them; what it writes to goes into [`Notes`], where the worst it can do is to have code translated anew.
 //!
-//! The list of stale pages is behind a mutex, touched once for each page that goes stale. A page
-//! marked again while stale stays stale: whatever was made from it is dropped once more than
-//! strictly needed, never once less.
+//! A page that goes stale loses its mark at once, and every vCPU is told (module `news`): whatever was made from it
+//! until a vCPU hears of it is dropped then, and whoever makes anything from it marks it again. It may be dropped once
+//! more than strictly needed, never once less.
+//!
+//! With several vCPUs a page is [`CODE`] before the others have given up writing it unnoticed, and [`SETTLED`] after:
+//! writers go by the former, makers of code by the latter.
 
 use std::sync::atomic::{AtomicU8, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use contract::CodeNews;
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::{
     PAGE, RamError,
     mapping::{Marks, Notes},
+    news::Inboxes,
 };
 
 /// Something was made from the page's bytes.
 const CODE: u8 = 1 << 0;
-/// ... and they may have changed since.
-const STALE: u8 = 1 << 1;
+/// ... and nobody writes the page unnoticed any more.
+const SETTLED: u8 = 1 << 1;
 /// The guest cannot write the page.
 const ROM: u8 = 1 << 2;
 /// The page is empty, and something was made from that.
 const EMPTY: u8 = 1 << 3;
-/// The mark of a page that is empty ([`crate::Ram::mark_empty`]) and not stale.
-pub const EMPTY_PAGE: u8 = CODE | EMPTY;
+/// The mark of a page that is empty ([`crate::Ram::mark_empty`]).
+pub const EMPTY_PAGE: u8 = MADE | EMPTY;
+/// The mark of a page that code may be made from.
+const MADE: u8 = CODE | SETTLED;
 
-/// Pages are in the list of stale ones.
-const LISTED: u8 = 1 << 0;
 /// Other processes have noted pages.
 const NOTED: u8 = 1 << 1;
 
@@ -55,7 +59,7 @@ enum Role {
 pub(crate) struct PageMap {
     pub(crate) marks: Marks,
     pub(crate) notes: Notes,
-    stale: Mutex<Vec<u64>>,
+    pub(crate) inboxes: Inboxes,
     role: Role,
 }
 
@@ -63,12 +67,12 @@ impl PageMap {
     pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
         let (marks, notes) = (Marks::new(pages)?, Notes::new(pages)?);
         let barriers = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
-        Ok(Self { marks, notes, stale: Mutex::default(), role: Role::Owner { barriers } })
+        Ok(Self { marks, notes, inboxes: Inboxes::one(), role: Role::Owner { barriers } })
     }
 
     /// Another process's marks, and where to report to it.
     pub(crate) fn of_another(marks: Marks, notes: Notes) -> Self {
-        Self { marks, notes, stale: Mutex::default(), role: Role::Reporter }
+        Self { marks, notes, inboxes: Inboxes::one(), role: Role::Reporter }
     }
 
     #[inline]
@@ -76,30 +80,49 @@ impl PageMap {
         self.marks.get(offset / PAGE)
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.stale.lock().unwrap_or_else(PoisonError::into_inner)
+    /// See [`contract::GuestRam::mark_code`]; `by` is the vCPU, if it is one.
+    pub(crate) fn mark_code(&self, offset: u64, by: Option<usize>) -> bool {
+        let Role::Owner { barriers } = self.role else { return false };
+        if self.is_settled(offset) {
+            return false;
+        }
+        let mark = if self.inboxes.several() { CODE } else { MADE };
+        loop {
+            let before = self.mark(offset).fetch_or(mark, Ordering::SeqCst);
+            if before & CODE == 0 && barriers {
+                // Cannot fail once registered; if it could, the fence below is what is left.
+                let _ = membarrier(MembarrierCommand::PrivateExpedited);
+            }
+            fence(Ordering::SeqCst);
+            if mark == MADE {
+                return before & CODE == 0;
+            }
+            self.inboxes.close(offset, by);
+            if self.add(offset, SETTLED) {
+                return true;
+            }
+            // It was written meanwhile, and its mark taken away.
+        }
     }
 
-    pub(crate) fn mark_code(&self, offset: u64) {
-        let Role::Owner { barriers } = self.role else { return };
-        let before = self.mark(offset).fetch_or(CODE, Ordering::SeqCst);
-        if before & CODE == 0 && barriers {
-            // Cannot fail once registered; if it could, the fence below is what is left.
-            let _ = membarrier(MembarrierCommand::PrivateExpedited);
-        }
-        fence(Ordering::SeqCst);
+    /// Adds to a page's mark, if it has one still.
+    fn add(&self, offset: u64, bits: u8) -> bool {
+        let more = |mark: u8| (mark & CODE != 0).then_some(mark | bits);
+        self.mark(offset).fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
     /// Marks a page as empty that `is_empty`, which is asked again once a write would come to light.
-    pub(crate) fn mark_empty(&self, offset: u64, is_empty: impl Fn() -> bool) -> bool {
+    pub(crate) fn mark_empty(
+        &self,
+        offset: u64,
+        by: Option<usize>,
+        is_empty: impl Fn() -> bool,
+    ) -> bool {
         let empty = is_empty() && {
-            self.mark_code(offset);
+            self.mark_code(offset, by);
             is_empty()
         };
-        if empty {
-            self.mark(offset).fetch_or(EMPTY, Ordering::SeqCst);
-        }
-        empty
+        empty && self.add(offset, EMPTY)
     }
 
     #[inline]
@@ -107,14 +130,21 @@ impl PageMap {
         self.mark(offset).load(Ordering::Relaxed) & CODE != 0
     }
 
+    /// Code may be made from the page's bytes: who writes them is heard of.
     #[inline]
-    pub(crate) fn note_write(&self, offset: u64, len: u64) {
+    pub(crate) fn is_settled(&self, offset: u64) -> bool {
+        self.mark(offset).load(Ordering::Acquire) & MADE == MADE
+    }
+
+    /// What is written was written by the vCPU `by`, if by one.
+    #[inline]
+    pub(crate) fn note_write(&self, offset: u64, len: u64, by: Option<usize>) {
         if len == 0 {
             return;
         }
         for page in offset / PAGE..=(offset + (len - 1)) / PAGE {
             if self.mark(page * PAGE).load(Ordering::Relaxed) & CODE != 0 {
-                self.go_stale(page * PAGE);
+                self.go_stale(page * PAGE, by);
             }
         }
     }
@@ -122,51 +152,45 @@ impl PageMap {
     /// As [`PageMap::note_write`], for writers that no `membarrier` of the marks' owner reaches.
     pub(crate) fn note_dma(&self, offset: u64, len: u64) {
         fence(Ordering::SeqCst);
-        self.note_write(offset, len);
+        self.note_write(offset, len, None);
     }
 
     #[cold]
-    fn go_stale(&self, offset: u64) {
+    fn go_stale(&self, offset: u64, by: Option<usize>) {
         if matches!(self.role, Role::Reporter) {
             self.notes.page(offset / PAGE).store(1, Ordering::Release);
             self.notes.state().fetch_or(NOTED, Ordering::Release);
             return;
         }
-        self.add_stale(&mut self.list(), offset);
-    }
-
-    fn add_stale(&self, list: &mut Vec<u64>, offset: u64) {
-        if self.mark(offset).fetch_or(STALE, Ordering::AcqRel) & STALE == 0 {
-            list.push(offset);
-            self.notes.state().fetch_or(LISTED, Ordering::Release);
+        let before = self.mark(offset).fetch_and(!(MADE | EMPTY), Ordering::AcqRel);
+        if before & CODE != 0 {
+            self.inboxes.written(offset, by);
         }
     }
 
+    /// Other processes have noted pages.
     #[inline]
-    pub(crate) fn has_stale(&self) -> bool {
+    pub(crate) fn has_notes(&self) -> bool {
         self.notes.state().load(Ordering::Relaxed) != 0
     }
 
     /// Takes what other processes noted. A note that comes while we look leaves the state set for the next time.
-    fn take_notes(&self, list: &mut Vec<u64>) {
+    #[cold]
+    fn take_notes(&self) {
         for page in 0..self.notes.pages() {
             let noted = self.notes.page(page);
             if noted.load(Ordering::Relaxed) != 0 && noted.swap(0, Ordering::AcqRel) != 0 {
-                self.add_stale(list, page * PAGE);
+                self.go_stale(page * PAGE, None);
             }
         }
     }
 
-    pub(crate) fn take_stale(&self) -> Vec<u64> {
-        let mut list = self.list();
+    /// What a vCPU has to hear.
+    pub(crate) fn take_news(&self, vcpu: usize) -> CodeNews {
         if self.notes.state().swap(0, Ordering::AcqRel) & NOTED != 0 {
-            self.take_notes(&mut list);
-            self.notes.state().fetch_and(!LISTED, Ordering::Relaxed);
+            self.take_notes();
         }
-        for &offset in list.iter() {
-            self.mark(offset).fetch_and(!(CODE | STALE | EMPTY), Ordering::AcqRel);
-        }
-        std::mem::take(&mut list)
+        self.inboxes.take(vcpu)
     }
 
     pub(crate) fn set_rom(&self, offset: u64, len: u64) {

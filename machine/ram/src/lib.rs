@@ -19,6 +19,7 @@ mod code;
 mod dma;
 mod layout;
 mod mapping;
+mod news;
 
 #[cfg(test)]
 mod tests;
@@ -26,8 +27,9 @@ mod tests;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use bus::Kicker;
 pub use code::EMPTY_PAGE;
-use contract::{GuestRam, RamPage};
+use contract::{CodeNews, GuestRam, RamPage};
 pub use dma::{DmaMemory, ForeignRange, WriteNotes, foreign};
 pub use layout::{HIGH_BASE, LOW_MAX};
 use rustix::mm::ProtFlags;
@@ -36,6 +38,7 @@ use x86::paging::WalkMemory;
 use code::PageMap;
 use layout::Layout;
 use mapping::{Mapping, Marks, Notes};
+use news::Inbox;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -81,6 +84,9 @@ pub struct Ram {
     layout: Layout,
     pages: Arc<PageMap>,
     shared: Arc<Inner>,
+    /// What the vCPU has to hear whose handle this is; the first one's, if it is nobody's.
+    inbox: Arc<Inbox>,
+    vcpu: Option<usize>,
 }
 
 struct Inner {
@@ -102,7 +108,24 @@ impl Ram {
         let pages = Arc::new(PageMap::new(len / PAGE)?);
         let dma = dma::map(&mapping, layout, &pages)?;
         let view = mapping.view();
-        Ok(Self { view, layout, pages, shared: Arc::new(Inner { mapping, dma }) })
+        Ok(Self::of(view, layout, pages, Inner { mapping, dma }))
+    }
+
+    fn of(view: mapping::View, layout: Layout, pages: Arc<PageMap>, inner: Inner) -> Self {
+        let inbox = pages.inboxes.of(0);
+        Self { view, layout, pages, shared: Arc::new(inner), inbox, vcpu: None }
+    }
+
+    /// A handle for each vCPU, which the kickers make look up. With several vCPUs each must use its own; to be called
+    /// once, before they run.
+    pub fn for_vcpus(&self, kickers: Vec<Arc<dyn Kicker>>) -> Vec<Self> {
+        let count = kickers.len();
+        self.pages.inboxes.divide(kickers);
+        let handle = |vcpu| {
+            let inbox = self.pages.inboxes.of(vcpu);
+            Self { inbox, vcpu: Some(vcpu), ..self.clone() }
+        };
+        (0..count).map(handle).collect()
     }
 
     /// The RAM of another process, for a device that is served in this one. What is written here is reported there.
@@ -122,7 +145,7 @@ impl Ram {
         let notes = Notes::of_another(notes.into(), len / PAGE)?;
         let pages = Arc::new(PageMap::of_another(marks, notes));
         let dma = dma::map(&mapping, layout, &pages)?;
-        Ok(Self { view, layout, pages, shared: Arc::new(Inner { mapping, dma }) })
+        Ok(Self::of(view, layout, pages, Inner { mapping, dma }))
     }
 
     /// Bytes of RAM.
@@ -154,7 +177,12 @@ impl Ram {
             self.view.read(offset & !(PAGE - 1), &mut bytes);
             bytes.iter().all(|byte| *byte == 0)
         };
-        self.pages.mark_empty(offset, is_empty)
+        self.pages.mark_empty(offset, self.vcpu, is_empty)
+    }
+
+    /// Code may be made from the page at an offset: it is marked, and no vCPU writes it unnoticed.
+    pub fn is_settled(&self, offset: u64) -> bool {
+        self.pages.is_settled(offset)
     }
 
     /// The memfd of the marks that engines in other processes look at: a byte a page of RAM, zero if
@@ -288,8 +316,8 @@ impl GuestRam for Ram {
         self.view.cas128(offset, old, new)
     }
 
-    fn mark_code(&self, offset: u64) {
-        self.pages.mark_code(offset);
+    fn mark_code(&self, offset: u64) -> bool {
+        self.pages.mark_code(offset, self.vcpu)
     }
     #[inline]
     fn is_code(&self, offset: u64) -> bool {
@@ -297,14 +325,20 @@ impl GuestRam for Ram {
     }
     #[inline]
     fn note_write(&self, offset: u64, len: u64) {
-        self.pages.note_write(offset, len);
+        self.pages.note_write(offset, len, self.vcpu);
     }
     #[inline]
     fn has_stale_code(&self) -> bool {
-        self.pages.has_stale()
+        self.inbox.has_news() || self.pages.has_notes()
     }
-    fn take_stale_code(&self) -> Vec<u64> {
-        self.pages.take_stale()
+    fn take_code_news(&self) -> CodeNews {
+        self.pages.take_news(self.vcpu.unwrap_or(0))
+    }
+    fn enter(&self) {
+        self.vcpu.into_iter().for_each(|vcpu| self.pages.inboxes.set_inside(vcpu, true));
+    }
+    fn leave(&self) {
+        self.vcpu.into_iter().for_each(|vcpu| self.pages.inboxes.set_inside(vcpu, false));
     }
 }
 

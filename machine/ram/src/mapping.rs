@@ -313,13 +313,29 @@ impl View {
         "mov qword ptr [{base} + {offset}], {value}"
     );
 
+    /// Up to eight bytes of a power of two are loaded at once.
     pub(crate) fn read(self, offset: u64, data: &mut [u8]) {
+        match data.len() {
+            2 => return data.copy_from_slice(&self.load16(offset).to_le_bytes()),
+            4 => return data.copy_from_slice(&self.load32(offset).to_le_bytes()),
+            8 => return data.copy_from_slice(&self.load64(offset).to_le_bytes()),
+            _ => {}
+        }
         let from = self.span(offset, data.len());
         // SAFETY: `from` is valid for the length; `data` is ours alone and cannot overlap.
         unsafe { ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len()) };
     }
 
+    /// Up to eight bytes of a power of two are stored at once.
     pub(crate) fn write(self, offset: u64, data: &[u8]) {
+        match *data {
+            [a, b] => return self.store16(offset, u16::from_le_bytes([a, b])),
+            [a, b, c, d] => return self.store32(offset, u32::from_le_bytes([a, b, c, d])),
+            [a, b, c, d, e, f, g, h] => {
+                return self.store64(offset, u64::from_le_bytes([a, b, c, d, e, f, g, h]));
+            }
+            _ => {}
+        }
         let to = self.span(offset, data.len());
         // SAFETY: `to` is valid for the length, and a Rust slice cannot overlap guest RAM.
         unsafe { ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };

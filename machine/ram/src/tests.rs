@@ -245,3 +245,142 @@ fn what_another_process_gives_is_checked() {
     let large = Ram::new(17 * MIB).unwrap();
     assert!(Ram::of_another(own(large.fd()), own(ram.marks_fd()), own(large.notes_fd())).is_err());
 }
+
+/// Kicks nobody: those who listen here look by themselves.
+struct Looks;
+impl Kicker for Looks {
+    fn kick(&self) {}
+}
+
+fn for_vcpus(ram: &Ram, count: usize) -> Vec<Ram> {
+    ram.for_vcpus((0..count).map(|_| Arc::new(Looks) as Arc<dyn Kicker>).collect())
+}
+
+#[test]
+fn a_page_is_closed_when_the_other_vcpu_has_heard_of_it() {
+    let ram = Ram::new(MIB).unwrap();
+    let vcpus = for_vcpus(&ram, 2);
+    vcpus[1].enter();
+    std::thread::scope(|scope| {
+        let marker = scope.spawn(|| vcpus[0].mark_code(0x5000));
+        while !vcpus[1].has_stale_code() {
+            std::thread::yield_now();
+        }
+        assert!(ram.is_code(0x5000) && !ram.is_settled(0x5000), "not before it is heard");
+        assert!(!marker.is_finished());
+        let news = vcpus[1].take_code_news();
+        assert_eq!((news.closed, news.stale), (vec![0x5000], vec![]));
+        assert!(marker.join().unwrap());
+    });
+    assert!(ram.is_settled(0x5000) && !vcpus[1].mark_code(0x5000), "once for all");
+}
+
+#[test]
+fn a_vcpu_that_halts_is_not_waited_for_and_hears_later() {
+    let ram = Ram::new(MIB).unwrap();
+    let vcpus = for_vcpus(&ram, 2);
+    assert!(vcpus[0].mark_code(0x5000));
+    vcpus[0].note_write(0x5000, 1);
+    assert_eq!(vcpus[0].take_code_news().stale, [0x5000]);
+    vcpus[1].enter();
+    let news = vcpus[1].take_code_news();
+    assert_eq!((news.closed, news.stale), (vec![0x5000], vec![0x5000]));
+}
+
+#[test]
+fn all_vcpus_hear_of_a_device() {
+    let ram = Ram::new(MIB).unwrap();
+    let vcpus = for_vcpus(&ram, 3);
+    vcpus[0].mark_code(0x5000);
+    of_another(&ram).dma().write_slice(&[1], GuestAddress(0x5000)).unwrap();
+    // Whoever looks first tells the others.
+    assert!(vcpus[2].has_stale_code());
+    for vcpu in vcpus.iter().rev() {
+        assert_eq!(vcpu.take_code_news().stale, [0x5000]);
+    }
+}
+
+/// A CPU as far as pages of code go: a TLB of one entry, and what it has made from the page.
+struct Model<'a> {
+    ram: &'a Ram,
+    writes_unnoticed: bool,
+    made: Option<u64>,
+}
+
+impl Model<'_> {
+    const PAGE: u64 = 0x7000;
+
+    fn hear(&mut self) {
+        if !self.ram.has_stale_code() {
+            return;
+        }
+        let news = self.ram.take_code_news();
+        self.writes_unnoticed &= !news.closed.contains(&Self::PAGE);
+        self.made = self.made.filter(|_| !news.stale.contains(&Self::PAGE));
+    }
+
+    fn execute(&mut self) -> u64 {
+        if let Some(made) = self.made {
+            return made;
+        }
+        while self.ram.mark_code(Self::PAGE) {
+            self.writes_unnoticed = false;
+            if !self.ram.has_stale_code() {
+                break;
+            }
+            self.hear();
+        }
+        *self.made.insert(self.ram.load64(Self::PAGE))
+    }
+
+    fn write(&mut self, value: u64) {
+        if !self.writes_unnoticed {
+            self.writes_unnoticed = !self.ram.is_code(Self::PAGE);
+        }
+        self.ram.store64(Self::PAGE, value);
+        if !self.writes_unnoticed {
+            self.ram.note_write(Self::PAGE, 8);
+        }
+    }
+}
+
+/// After a store that tells of new code, nobody executes the old one.
+#[test]
+fn no_vcpu_runs_what_it_has_been_told_is_old() {
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    const ROUNDS: u64 = 5000;
+    let (ram, told) = (Ram::new(MIB).unwrap(), AtomicU64::new(0));
+    let vcpus = for_vcpus(&ram, 3);
+    let run = |number: usize| {
+        let ram = &vcpus[number];
+        let mut cpu = Model { ram, writes_unnoticed: false, made: None };
+        ram.enter();
+        // Instructions are blocks of one: each begins with a look.
+        for round in 1.. {
+            cpu.hear();
+            let least = told.load(SeqCst);
+            if least >= ROUNDS {
+                break;
+            }
+            cpu.hear();
+            match number {
+                0 => {
+                    cpu.write(round);
+                    cpu.hear();
+                    told.store(round, SeqCst);
+                }
+                _ => {
+                    let found = cpu.execute();
+                    assert!(found >= least, "{found} after {least}");
+                }
+            }
+        }
+        ram.leave();
+    };
+    std::thread::scope(|scope| {
+        for number in 0..3 {
+            let run = &run;
+            scope.spawn(move || run(number));
+        }
+    });
+}

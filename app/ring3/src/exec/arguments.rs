@@ -94,7 +94,7 @@ pub struct GuestArguments {
     /// Guest memory: a number of MiB, or with a suffix K, M, G or T
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "1G")]
     pub memory: MemorySize,
-    /// Number of virtual CPUs; only 1 so far
+    /// Number of virtual CPUs, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: u32,
     /// How guest code is run.

@@ -61,7 +61,7 @@ pub fn make(
     command: Command<'_>,
     streams: &Plan,
 ) -> Result<Made, Failure> {
-    description::check_machine(arguments.cpus, arguments.memory)?;
+    description::check_machine(arguments.cpus, arguments.memory, &arguments.engine)?;
     if arguments.net.as_ref().is_some_and(|net| !net.is_user()) {
         return Err(Failure::usage("--net: there is only user here; `ring3 run` has the others"));
     }

@@ -53,7 +53,14 @@ fn attending(
 fn started(ram: Ram, attention: Arc<Attention>, vcpu: Vcpu, user: User) -> Fast {
     let modes =
         Modes { user, kernel_translated: true, lock_step: None, user_dispatch: false, keeps: true };
-    Fast::new(vcpu, board(ram, Arc::clone(&attention)), &attention, modes).expect("an engine")
+    Fast::new(
+        vcpu,
+        board(ram, Arc::clone(&attention)),
+        &attention,
+        modes,
+        &crate::Placement::default(),
+    )
+    .expect("an engine")
 }
 
 fn in_kernel() -> Vcpu {

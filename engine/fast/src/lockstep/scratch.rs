@@ -7,7 +7,7 @@ use native::HostVectorUnit;
 use ram::Ram;
 use std::{cell::RefCell, collections::HashMap, io};
 use x86::Fault;
-use x86_interp::{CpuidResult, GuestRam, RamPage, System, VectorUnit};
+use x86_interp::{CodeNews, CpuidResult, GuestRam, RamPage, System, VectorUnit};
 
 const PAGE: u64 = 4096;
 /// Accessed and dirty, the bits of a page-table entry that a walk sets.
@@ -201,9 +201,12 @@ impl GuestRam for Copies {
     fn cas128(&self, offset: u64, old: u128, new: u128) -> u128 {
         u128::from_le_bytes(self.swap::<16>(offset, old.to_le_bytes(), new.to_le_bytes(), 0))
     }
-    fn mark_code(&self, offset: u64) {
-        self.below.mark_code(offset);
-        self.inner.borrow_mut().marked.push(offset);
+    fn mark_code(&self, offset: u64) -> bool {
+        let new = self.below.mark_code(offset);
+        if new {
+            self.inner.borrow_mut().marked.push(offset);
+        }
+        new
     }
     fn is_code(&self, offset: u64) -> bool {
         self.below.is_code(offset)
@@ -214,8 +217,9 @@ impl GuestRam for Copies {
     fn has_stale_code(&self) -> bool {
         !self.inner.borrow().stale.is_empty()
     }
-    fn take_stale_code(&self) -> Vec<u64> {
-        std::mem::take(&mut self.inner.borrow_mut().stale)
+    fn take_code_news(&self) -> CodeNews {
+        let stale = std::mem::take(&mut self.inner.borrow_mut().stale);
+        CodeNews { stale, ..CodeNews::default() }
     }
 }
 

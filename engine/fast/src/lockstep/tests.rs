@@ -102,7 +102,8 @@ fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) 
         keeps: true,
     };
     let board = board(memory(), Arc::new(attention));
-    Fast::new(vcpu, board, &Attention::default(), modes).expect("an engine")
+    Fast::new(vcpu, board, &Attention::default(), modes, &crate::Placement::default())
+        .expect("an engine")
 }
 
 /// Counters by name.

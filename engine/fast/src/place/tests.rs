@@ -46,7 +46,14 @@ fn machine(addresses: &[u64]) -> Fast {
         keeps: true,
     };
     let attention = Arc::<Attention>::default();
-    Fast::new(kernel(), board(ram, Arc::clone(&attention)), &attention, modes).expect("an engine")
+    Fast::new(
+        kernel(),
+        board(ram, Arc::clone(&attention)),
+        &attention,
+        modes,
+        &crate::Placement::default(),
+    )
+    .expect("an engine")
 }
 
 fn kernel() -> Vcpu {

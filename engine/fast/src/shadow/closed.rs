@@ -56,8 +56,7 @@ impl<W: Process> Space<W> {
     fn map_closed(&mut self, ram: &Ram, place: Place, found: &Translation) -> Result<bool, Error> {
         let Some(page) = ram.page(found.gpa & !(PAGE - 1)) else { return Ok(false) };
         let hva = place.hva & !(PAGE - 1);
-        if !ram.is_code(page.offset) {
-            ram.mark_code(page.offset);
+        if ram.mark_code(page.offset) {
             self.marked.push(page.offset);
         }
         let mut bytes = [0; PAGE as usize];

@@ -20,6 +20,7 @@ impl<W: Process> Space<W> {
         offset: u64,
         written: bool,
     ) -> Vec<Patch> {
+        let settled = ram.is_settled(offset);
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
         let mut found = self.scans.patches(offset, &bytes, written);
@@ -30,12 +31,13 @@ impl<W: Process> Space<W> {
                 self.wedge.displaced(rip);
             }
         }
-        if found.is_empty() || ram.is_code(offset) {
+        if found.is_empty() || settled {
             return found;
         }
         // Writes come to light only from here on: what was read before may be stale.
-        ram.mark_code(offset);
-        self.marked.push(offset);
+        if ram.mark_code(offset) {
+            self.marked.push(offset);
+        }
         self.patches(ram, hva, offset, written)
     }
 

@@ -183,7 +183,7 @@ pub(super) fn locked<S: System, const SIZE: usize>(
         let mut rflags = cpu.vcpu.rflags;
         let new = apply(&mut rflags, old);
         match target {
-            Target::Ram(offset) => {
+            Target::Ram(offset) | Target::Code(offset) => {
                 let found = sys.ram().cas(offset, SIZE, old, new);
                 if found != old {
                     old = found;
@@ -191,6 +191,9 @@ pub(super) fn locked<S: System, const SIZE: usize>(
                 }
             }
             Target::Slow(_) => cpu.target_store::<SIZE>(sys, target, new)?,
+        }
+        if let Target::Code(offset) = target {
+            cpu.code_written(sys, offset, SIZE as u64);
         }
         cpu.vcpu.rflags = rflags;
         return Ok(());

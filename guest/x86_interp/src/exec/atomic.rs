@@ -141,6 +141,11 @@ fn cmpxchg16b<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<()
     let new = u128::from(g[reg::RCX]) << 64 | u128::from(g[reg::RBX]);
     let found = match cpu.target(sys, linear, 16).map_err(|fault| cpu.blame_stack(op, fault))? {
         Target::Ram(offset) => sys.ram().cas128(offset, expected, new),
+        Target::Code(offset) => {
+            let found = sys.ram().cas128(offset, expected, new);
+            cpu.code_written(sys, offset, 16);
+            found
+        }
         Target::Slow(linear) => {
             let mut bytes = [0; 16];
             cpu.read_bytes(sys, linear, &mut bytes)?;

@@ -10,6 +10,7 @@ use crate::{
     system::System,
 };
 use iced_x86::{Instruction, Mnemonic, OpKind};
+use std::sync::atomic::{Ordering, fence};
 use x86::{Fault, reg};
 
 fn mov<S: System, D: Destination, R: Source, const SIZE: usize>(
@@ -150,9 +151,6 @@ pub(super) fn select<S: System>(insn: &Instruction) -> Option<Handler<S>> {
         | Mnemonic::Endbr32
         | Mnemonic::Rdsspd
         | Mnemonic::Rdsspq
-        | Mnemonic::Lfence
-        | Mnemonic::Sfence
-        | Mnemonic::Mfence
         | Mnemonic::Prefetch
         | Mnemonic::Prefetchw
         | Mnemonic::Prefetchwt1
@@ -161,8 +159,15 @@ pub(super) fn select<S: System>(insn: &Instruction) -> Option<Handler<S>> {
         | Mnemonic::Prefetcht1
         | Mnemonic::Prefetcht2
         | Mnemonic::Cldemote => nop,
+        Mnemonic::Lfence | Mnemonic::Sfence | Mnemonic::Mfence => barrier,
         _ => return choose_conditional(insn),
     })
+}
+
+/// Other vCPUs see what was stored before it before anything after it is loaded.
+fn barrier<S: System>(_: &mut Cpu<S>, _: &mut S, _: &Op<S>) -> Result<(), Fault> {
+    fence(Ordering::SeqCst);
+    Ok(())
 }
 
 fn choose_conditional<S: System>(insn: &Instruction) -> Option<Handler<S>> {

@@ -13,7 +13,9 @@ use x86::{
     seg,
     segment::attr,
 };
-use x86_interp::{CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit};
+use x86_interp::{
+    CodeNews, CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit,
+};
 
 pub struct FakeRam {
     bytes: RefCell<Vec<u8>>,
@@ -94,8 +96,8 @@ impl GuestRam for FakeRam {
         }
         found
     }
-    fn mark_code(&self, offset: u64) {
-        self.code.borrow_mut()[offset as usize / 4096] = true;
+    fn mark_code(&self, offset: u64) -> bool {
+        !std::mem::replace(&mut self.code.borrow_mut()[offset as usize / 4096], true)
     }
     fn is_code(&self, offset: u64) -> bool {
         self.code.borrow()[offset as usize / 4096]
@@ -110,8 +112,8 @@ impl GuestRam for FakeRam {
     fn has_stale_code(&self) -> bool {
         !self.stale.borrow().is_empty()
     }
-    fn take_stale_code(&self) -> Vec<u64> {
-        self.stale.take()
+    fn take_code_news(&self) -> CodeNews {
+        CodeNews { stale: self.stale.take(), ..CodeNews::default() }
     }
 }
 

@@ -114,3 +114,22 @@ fn what_is_kept_of_code_has_a_limit() {
     }
     assert!((MOST / 2..=MOST).contains(&largest), "{largest}");
 }
+
+/// Where other CPUs could see half of it, an instruction with LOCK is no load and store.
+#[test]
+fn locked_stores_into_code_take_effect() {
+    let mut lab = Lab::new();
+    lab.code(64, USER, |a| a.mov(eax, 1).and_then(|()| a.ret()));
+    lab.kernel(|a| {
+        a.mov(rsi, USER)?;
+        a.call(rsi)?;
+        a.lock().add(byte_ptr(rsi + 1), 5)?;
+        a.call(rsi)?;
+        a.mov(ebx, eax)?;
+        a.mov(cl, 9)?;
+        a.xchg(byte_ptr(rsi + 1), cl)?;
+        a.call(rsi)
+    });
+    lab.finishes();
+    assert_eq!((lab.gpr(reg::RBX), lab.gpr(reg::RAX)), (6, 9));
+}

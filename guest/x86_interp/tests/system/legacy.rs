@@ -493,3 +493,26 @@ fn arpl_raises_the_requested_level() {
     assert_eq!(lab.v().gpr[reg::RAX], 0xffff_0013);
     assert_eq!(lab.v().gpr[reg::RBX], 1);
 }
+
+/// As kernels have their further CPUs begin: in real mode, at a page of their choice.
+#[test]
+fn a_start_up_ipi_begins_in_real_mode() {
+    let mut sys = FakeSystem::new(1 << 20);
+    // mov ax, cs; mov ds, ax; mov bx, [100h]; hlt
+    sys.ram.write(0x6000, &[0x8c, 0xc8, 0x8e, 0xd8, 0x8b, 0x1e, 0, 1, 0xf4]);
+    sys.ram.store16(0x6100, 0x1234);
+    let mut cpu = Cpu::new(Vcpu { rip: 0x1_0000, efer: efer::SCE, ..Vcpu::default() });
+    cpu.init();
+    assert_eq!(cpu.run(&mut sys, 100), Exit::Halted, "it waits");
+    assert_eq!((cpu.counters.instructions, cpu.vcpu.efer), (0, 0));
+    cpu.start_up(6);
+    assert_eq!(cpu.run(&mut sys, 100), Exit::Halted);
+    assert_eq!((cpu.vcpu.gpr[reg::RAX], cpu.vcpu.gpr[reg::RBX]), (0x600, 0x1234));
+    let rip = cpu.vcpu.rip;
+    cpu.start_up(7);
+    assert_eq!(
+        (cpu.vcpu.rip, cpu.vcpu.seg[seg::CS].base),
+        (rip, 0x6000),
+        "one that runs takes none"
+    );
+}

@@ -2,6 +2,7 @@
 
 use crate::{cpu::Cpu, exec::Choice, op::Op, system::System};
 use iced_x86::{Instruction, Mnemonic};
+use std::sync::atomic::{Ordering, fence};
 use x86::{Fault, control::cr4, fpu::XSAVE_SIZE, fpu::xstate, reg};
 
 /// Leaf 1 ECX: XSAVE is enabled.
@@ -10,6 +11,8 @@ const OSXSAVE: u32 = 1 << 27;
 const LEGACY_SIZE: u32 = 576;
 
 fn cpuid<S: System>(cpu: &mut Cpu<S>, sys: &mut S, _: &Op<S>) -> Result<(), Fault> {
+    // It serializes (SDM 8.3), as other vCPUs can tell.
+    fence(Ordering::SeqCst);
     let leaf = cpu.vcpu.gpr[reg::RAX] as u32;
     let subleaf = cpu.vcpu.gpr[reg::RCX] as u32;
     let mut result = sys.cpuid(leaf, subleaf);
