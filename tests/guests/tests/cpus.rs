@@ -1,0 +1,125 @@
+//! Guests with several virtual CPUs.
+
+use std::{fs, os::unix::fs::PermissionsExt, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use guests::{Guest, ring3};
+use tempfile::TempDir;
+use xtask::assets::Kernel;
+
+static THREADS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/threads"));
+
+/// Runs programs on all CPUs at once, and takes the last CPU away and gives it back.
+const SCRIPT: &str = "
+echo cpus $(grep -c ^processor /proc/cpuinfo)
+last=/sys/devices/system/cpu/cpu$(($(grep -c ^processor /proc/cpuinfo) - 1))
+work() { for n in 1 2 3; do seq 300 | sort -n | sha256sum | cut -c1-8; done; }
+for n in 1 2 3 4 5 6; do work & done | sort -u
+wait
+echo 0 > $last/online && echo without it $(grep -c ^processor /proc/cpuinfo)
+work | sort -u
+echo 1 > $last/online && echo with it $(grep -c ^processor /proc/cpuinfo)
+for n in 1 2 3 4; do work & done | sort -u
+wait
+echo done
+";
+
+/// What the kernel says when a CPU does not do what it should.
+const COMPLAINTS: [&str; 7] = [
+    "BUG:",
+    "WARNING:",
+    "soft lockup",
+    "rcu_preempt detected",
+    "rcu_sched detected",
+    "failed to wake",
+    "do_boot_cpu failed",
+];
+
+fn boots_with(kernel: Kernel, engine: &str, cpus: u32) -> Result<()> {
+    let guest = Guest::new(kernel).runs(SCRIPT).with("--cpus").with(&cpus.to_string());
+    let guest = guest.with("--engine").with(engine).boots()?;
+    let (all, less) = (format!("cpus {cpus}"), format!("without it {}", cpus - 1));
+    guest.prints(&[
+        &all,
+        "1255c394",
+        &less,
+        "1255c394",
+        &format!("with it {cpus}"),
+        "1255c394",
+        "done",
+    ])?;
+    let complaint = COMPLAINTS.iter().find(|complaint| guest.console.contains(**complaint));
+    ensure!(complaint.is_none(), "{complaint:?} in\n{}", guest.console);
+    guest.powers_off()
+}
+
+#[test]
+fn linux_6_1_with_two() -> Result<()> {
+    boots_with(Kernel::BookwormCloud, "fast", 2)
+}
+
+#[test]
+fn linux_6_12_with_four() -> Result<()> {
+    boots_with(Kernel::TrixieCloud, "fast", 4)
+}
+
+#[test]
+fn linux_6_1_with_two_interpreted() -> Result<()> {
+    boots_with(Kernel::BookwormCloud, "interp", 2)
+}
+
+#[test]
+fn linux_6_12_with_two_and_programs_interpreted() -> Result<()> {
+    boots_with(Kernel::TrixieCloud, "jit", 2)
+}
+
+#[test]
+fn linux_6_1_with_two_and_the_kernel_interpreted() -> Result<()> {
+    boots_with(Kernel::BookwormCloud, "direct", 2)
+}
+
+/// `programs/threads.rs` tries what threads on several CPUs rely on.
+fn threads_agree(engine: &str, cpus: u32) -> Result<()> {
+    let directory = TempDir::new()?;
+    let program = directory.path().join("threads");
+    fs::write(&program, THREADS)?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    let mut command = Command::new(ring3()?);
+    command.args([
+        "exec",
+        "--engine",
+        engine,
+        "--cpus",
+        &cpus.to_string(),
+        "--timeout",
+        "400",
+        "--",
+    ]);
+    let output = command.arg(&program).current_dir(directory.path()).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{:?}: {said}{messages}", output.status);
+    let last = said.lines().last().context("it says nothing")?;
+    ensure!(last == format!("{cpus} threads: all is well"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn threads_agree_on_two() -> Result<()> {
+    threads_agree("fast", 2)
+}
+
+#[test]
+fn threads_agree_on_three() -> Result<()> {
+    threads_agree("fast", 3)
+}
+
+#[test]
+fn threads_agree_on_two_interpreted() -> Result<()> {
+    threads_agree("interp", 2)
+}
+
+#[test]
+fn threads_agree_on_two_with_a_translated_kernel() -> Result<()> {
+    threads_agree("jit", 2)
+}
