@@ -5,7 +5,7 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    control::{PsArguments, StatsArguments, Target},
+    control::{DumpArguments, GdbArguments, PsArguments, StatsArguments, Target},
     device::DeviceArguments,
     disk::ImageArguments,
     exec::arguments::{ExecArguments, ShellArguments},
@@ -98,6 +98,10 @@ pub enum Command {
     Stats(StatsArguments),
     /// Switch a machine off at the mains
     Stop(Target),
+    /// Write a machine's memory and registers to a file, for crash and drgn
+    Dump(DumpArguments),
+    /// Debug a machine with GDB; it goes on when GDB leaves
+    Gdb(GdbArguments),
     /// Attach to a machine's console; Ctrl-A X leaves it, and the machine goes on
     Console(Target),
     /// Make a machine stand still

@@ -14,6 +14,7 @@ mod exec;
 mod failure;
 mod fault;
 mod foreign;
+mod gdb;
 mod hvc;
 mod kernel;
 mod log;
@@ -60,6 +61,8 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Ps(arguments) => control::ps(&arguments),
         Command::Stats(arguments) => control::stats(&arguments),
         Command::Stop(target) => control::order(&target, Order::Stop),
+        Command::Dump(arguments) => control::dump(&arguments),
+        Command::Gdb(arguments) => control::gdb(&arguments),
         Command::Console(target) => control::console(&target),
         Command::Pause(target) => control::order(&target, Order::Pause),
         Command::Resume(target) => control::order(&target, Order::Resume),

@@ -16,11 +16,12 @@ use vmm::{Attachment, Ended, Host, Machine, Running, Statistics};
 
 use crate::{
     console::{RawTerminal, read_stdin, watch_signals},
-    control::{self, Asked, Listener, Order, Screen, Status},
+    control::{self, Asked, Hand, Listener, Order, Screen, Status},
     description::describe,
     disk,
     failure::Failure,
     fault::{Act, inject::Injection},
+    gdb,
     hvc::Keyboard,
     net,
     on_panic::OnPanic,
@@ -96,7 +97,9 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     if interactive {
         read_stdin(move |bytes| input(bytes), sender.clone())?;
     }
-    let listener = controllable(listen(sender.clone(), Event::Control));
+    let listener =
+        controllable(listen(sender.clone(), Event::Control, Hand::new(machine.inspector())));
+    let debugger = gdb::listen(arguments.gdb.as_ref(), arguments.paused, machine.inspector())?;
     let sandbox = arguments.sandbox.with(arguments.devices);
     sandbox.prepare(&machine)?;
     let started = Instant::now();
@@ -115,7 +118,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     sandbox.enter(&running)?;
     tell_engine(&running);
     let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
-    drop((listener, viewers));
+    drop((listener, viewers, debugger));
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(PATIENCE);
     drop(terminal);
@@ -235,7 +238,7 @@ fn wait(
 /// Does what the control socket asks for; true if that is to end the machine.
 pub fn obey(asked: Asked, running: &Running, status: &mut Status) -> bool {
     match asked.order {
-        Order::Status | Order::Stats => {}
+        Order::Status | Order::Stats | Order::Dump | Order::Gdb => {}
         Order::Pause => {
             running.pause(true);
             "paused".clone_into(&mut status.state);
@@ -260,8 +263,12 @@ fn status(arguments: &RunArguments) -> Status {
 }
 
 /// Listens for orders, each of which becomes an event.
-pub fn listen<E: Send + 'static>(sender: Sender<E>, event: fn(Asked) -> E) -> io::Result<Listener> {
-    control::listen(move |asked| sender.send(event(asked)).is_ok())
+pub fn listen<E: Send + 'static>(
+    sender: Sender<E>,
+    event: fn(Asked) -> E,
+    hand: Hand,
+) -> io::Result<Listener> {
+    control::listen(move |asked| sender.send(event(asked)).is_ok(), hand)
 }
 
 /// A machine that cannot be controlled is still one that runs.

@@ -8,6 +8,7 @@ use vmm::BootProtocol;
 use crate::{
     disk::DiskChoice,
     fault::inject::FaultOptions,
+    gdb::GdbAddress,
     net::NetArgument,
     on_panic::PanicOptions,
     share::ShareChoice,
@@ -109,6 +110,14 @@ pub struct RunArguments {
     /// What happens when its kernel crashes.
     #[command(flatten)]
     pub panic: PanicOptions,
+    /// Wait for a debugger there: in GDB, target remote PATH, or target remote :PORT
+    ///
+    /// Whoever can connect to it can do with the guest as they please. `ring3 gdb` needs no such option.
+    #[arg(long, value_name = "unix:PATH|tcp:ADDRESS:PORT")]
+    pub gdb: Option<GdbAddress>,
+    /// Execute nothing before a debugger says so
+    #[arg(long, requires = "gdb")]
+    pub paused: bool,
     /// Add the devices kvm-unit-tests drive (QEMU's pc-testdev)
     #[arg(long)]
     pub test_devices: bool,

@@ -14,6 +14,7 @@
 mod console;
 mod error;
 mod events;
+mod inspector;
 mod machine;
 mod panic;
 mod running;
@@ -25,10 +26,11 @@ pub use bus::MsiSink;
 
 pub use boot::BootProtocol;
 pub use console::ConsoleInput;
-pub use engine::{Report, Statistics};
+pub use engine::{Attendant, Probes, Reached, Report, Statistics, Verdict, Visited, Watch};
 pub use error::Error;
 pub use events::Ended;
 pub use fast::{LockStep, wedges};
+pub use inspector::Inspector;
 pub use machine::Machine;
 pub use running::{Running, check_fast_engine};
 pub use virtio::{Doorbell, Execution, VirtioDevice};

@@ -16,7 +16,8 @@ use x86::{Fault, Vcpu, cpuid, kvm, msr, paging::PHYS_BITS};
 
 use crate::{
     Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host,
-    MessageFilter, Running, console::Outlet, events::Events, panic::PanicDevice, running,
+    Inspector, MessageFilter, Running, console::Outlet, events::Events, inspector::Seat,
+    panic::PanicDevice, running,
     timer::Alarm,
 };
 
@@ -164,6 +165,16 @@ impl Machine {
     /// Has the machine stand still from its start until [`Running::pause`] lets it go.
     pub fn hold(&self) {
         self.control.order(Order::Pause);
+    }
+
+    /// How to look into it, from any thread, before it runs and while it does.
+    pub fn inspector(&self) -> Inspector {
+        let seat = |vcpu: &VcpuParts| Seat {
+            attention: Arc::clone(&vcpu.attention),
+            apic: Arc::clone(&vcpu.apic),
+        };
+        let seats = self.vcpus.iter().map(seat).collect();
+        Inspector::new(self.ram.clone(), seats, self.control.clone())
     }
 
     /// Runs the machine. `on_end` is called once, on a vCPU's thread, when it has ended.

@@ -12,6 +12,8 @@ use std::sync::{
 
 use contract::pending;
 
+use crate::visit::{Visit, Visits};
+
 /// What waits for one vCPU.
 #[derive(Default)]
 pub struct Attention {
@@ -19,6 +21,7 @@ pub struct Attention {
     lock: Mutex<()>,
     kicked: Condvar,
     forward: OnceLock<Arc<dyn bus::Kicker>>,
+    visits: Visits,
 }
 
 impl Attention {
@@ -42,6 +45,19 @@ impl Attention {
     pub fn set_interrupts(&self, bits: u32) {
         self.waiting.fetch_and(pending::EXIT | bits, Ordering::SeqCst);
         self.waiting.fetch_or(bits & !pending::EXIT, Ordering::SeqCst);
+    }
+
+    /// Has `visit` done by the vCPU's thread between two instructions, soon; false if the vCPU has ended. A visit that is
+    /// not done any more is dropped.
+    pub fn visit(&self, visit: Visit) -> bool {
+        let taken = self.visits.add(visit);
+        bus::Kicker::kick(self);
+        taken
+    }
+
+    /// The visits that wait, if there are any.
+    pub(crate) fn visits(&self) -> &Visits {
+        &self.visits
     }
 
     /// Sleeps until the next kick. Returns at once if one came since [`Attention::take_kick`].

@@ -1,6 +1,6 @@
 //! The reference engine: the interpreter on a board.
 
-use contract::{Counters, Engine, Exit, GuestRam};
+use contract::{Counters, Engine, Exit, GuestRam, Probes, Reached};
 use x86::Vcpu;
 use x86_interp::{Cpu, System};
 
@@ -46,5 +46,15 @@ impl Engine for Interpreter {
     }
     fn ram(&self) -> &dyn GuestRam {
         self.board.ram()
+    }
+    fn set_probes(&mut self, probes: &Probes) {
+        self.cpu.set_probes(probes);
+    }
+    fn step(&mut self) -> Option<Reached> {
+        self.cpu.step_over(&mut self.board)
+    }
+    fn set_vcpu(&mut self, vcpu: Vcpu) {
+        self.cpu.vcpu = vcpu;
+        self.cpu.state_changed();
     }
 }

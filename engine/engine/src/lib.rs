@@ -5,6 +5,8 @@
 //! nothing to do, and ends when the machine stops. It is the same for every engine, so engines
 //! differ in speed only.
 //!
+//! Debuggers and tracers come to a vCPU as visitors: `visit` says how.
+//!
 //! [`Board`] is the machine as the reference CPU sees it; [`Attention`] is how anybody, on any
 //! thread, makes a vCPU look up.
 
@@ -14,11 +16,13 @@ mod interpreter;
 mod log;
 mod report;
 mod vcpu_loop;
+mod visit;
 
 pub use attention::{Attention, Control, Order};
 pub use board::{Board, BoardParts, LocalApic};
-pub use contract::{Counters, Engine, Exit, pending};
+pub use contract::{Counters, Engine, Exit, Probes, Reached, Watch, pending};
 pub use interpreter::Interpreter;
 pub use log::{Event, EventLog};
 pub use report::{Report, Statistics};
 pub use vcpu_loop::{Ended, VcpuLoop};
+pub use visit::{Attendant, Verdict, Visit, Visited};

@@ -7,6 +7,7 @@ use host::Clock;
 
 use crate::{
     Attention, Control, Engine, Event, EventLog, Exit, LocalApic, Order, Report, Statistics,
+    visit::{Attendants, Visited},
 };
 
 /// Instructions between two looks at orders when nothing kicks: a safety net, not a schedule.
@@ -34,6 +35,7 @@ pub struct VcpuLoop<E> {
     clock: Arc<dyn Clock>,
     statistics: Statistics,
     log: EventLog,
+    attendants: Attendants,
 }
 
 impl<E: Engine> VcpuLoop<E> {
@@ -45,8 +47,9 @@ impl<E: Engine> VcpuLoop<E> {
         control: Control,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let statistics = Statistics::default();
-        Self { engine, apic, attention, control, clock, statistics, log: EventLog::new(LOG) }
+        let (statistics, attendants) = Default::default();
+        let log = EventLog::new(LOG);
+        Self { engine, apic, attention, control, clock, statistics, log, attendants }
     }
 
     /// Runs the guest until it ends or is stopped.
@@ -54,21 +57,31 @@ impl<E: Engine> VcpuLoop<E> {
         self.engine.ram().enter();
         let ended = self.run_to_end();
         self.engine.ram().leave();
+        self.attention.visits().close();
+        self.attendants.leave();
         ended
     }
 
     fn run_to_end(&mut self) -> Ended {
         loop {
             self.attention.take_kick();
+            self.receive_visits();
             match self.control.current() {
                 Order::Stop => return Ended::Stopped,
                 Order::Pause => self.sleep(),
+                Order::Run if self.attendants.is_standing() => self.sleep(),
                 Order::Run => {
                     if let Some(ended) = self.run_once() {
                         return ended;
                     }
                 }
             }
+        }
+    }
+
+    fn receive_visits(&mut self) {
+        for visit in self.attention.visits().take() {
+            visit(&mut Visited::new(&mut self.engine, &mut self.attendants));
         }
     }
 
@@ -95,6 +108,7 @@ impl<E: Engine> VcpuLoop<E> {
             Exit::NmiWindow => self.deliver_nmi(),
             Exit::Halted => self.halt(),
             Exit::Shutdown => return Some(self.shut_down()),
+            Exit::Probe(reached) => self.attendants.reach(&mut self.engine, reached),
         }
         None
     }
@@ -164,9 +178,9 @@ impl<E: Engine> VcpuLoop<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pending;
+    use crate::{Verdict, pending};
     use bus::Kicker;
-    use contract::{Counters, GuestRam};
+    use contract::{Counters, GuestRam, Probes, Reached};
     use ram::Ram;
     use std::{
         collections::VecDeque,
@@ -189,6 +203,7 @@ mod tests {
         attention: Arc<Attention>,
         /// What [`Attention::waiting`] was at each run.
         seen: Vec<u32>,
+        probes: Probes,
     }
 
     impl Engine for Scripted {
@@ -219,6 +234,16 @@ mod tests {
         }
         fn ram(&self) -> &dyn GuestRam {
             &self.ram
+        }
+        fn set_probes(&mut self, probes: &Probes) {
+            self.probes = probes.clone();
+        }
+        fn step(&mut self) -> Option<Reached> {
+            self.vcpu.rip += 1;
+            None
+        }
+        fn set_vcpu(&mut self, vcpu: Vcpu) {
+            self.vcpu = vcpu;
         }
     }
 
@@ -310,6 +335,7 @@ mod tests {
             vcpu: Vcpu::default(),
             attention: Arc::clone(&attention),
             seen: Vec::new(),
+            probes: Probes::default(),
         };
         let vcpu = VcpuLoop::new(
             engine,
@@ -364,6 +390,45 @@ mod tests {
         device.join().expect("no panic");
         assert_eq!(bench.vcpu.engine.delivered, [0x44]);
         assert_eq!(bench.vcpu.statistics().halts, 1);
+    }
+
+    /// Notes where it was called, and has the vCPU stand at the second call.
+    struct Noting(std::sync::mpsc::Sender<u64>, usize);
+
+    impl crate::Attendant for Noting {
+        fn reached(&mut self, engine: &mut dyn Engine, _: &mut Probes, _: Reached) -> Verdict {
+            self.1 += 1;
+            self.0.send(engine.vcpu().rip).expect("heard");
+            if self.1 == 2 { Verdict::Stand } else { Verdict::GoOn }
+        }
+    }
+
+    #[test]
+    fn an_attendant_is_called_at_its_probe_and_can_have_the_vcpu_stand() {
+        let probe = Exit::Probe(Reached::Breakpoint);
+        let mut bench = bench(&[probe, probe]);
+        let (sender, heard) = std::sync::mpsc::channel();
+        let attention = Arc::clone(&bench.attention);
+        let probes = Probes { breakpoints: [0, 1].into(), watches: Vec::new() };
+        let comes = probes.clone();
+        attention.visit(Box::new(move |visited| {
+            visited.attend(Box::new(Noting(sender, 0)), comes, false);
+        }));
+        let visitor = std::thread::spawn(move || {
+            let heard = [heard.recv().expect("called"), heard.recv().expect("called")];
+            let (sender, seen) = std::sync::mpsc::channel();
+            attention.visit(Box::new(move |visited| {
+                sender.send(visited.engine.vcpu().rip).expect("heard");
+                visited.dismiss(1);
+            }));
+            (heard, seen.recv().expect("done"))
+        });
+        assert!(matches!(bench.vcpu.run(), Ended::TripleFault(_)));
+        let (heard, stood) = visitor.join().expect("no panic");
+        assert_eq!(heard, [0, 1], "it went over the first breakpoint");
+        assert_eq!(stood, 1, "and stood at the second");
+        assert!(bench.vcpu.engine.probes.is_empty(), "nothing is left of who has gone");
+        assert!(!bench.attention.visit(Box::new(|_| {})), "it has ended");
     }
 
     #[test]

@@ -38,6 +38,9 @@ impl Fast {
             if !goes_on || !self.apart.is(v) || v.cpl() == 3 {
                 return;
             }
+            if self.cpu.is_at_breakpoint(&mut self.board) {
+                return;
+            }
             self.interpret();
         }
         self.apart = Apart::default();

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use wedge::Pages;
 use x86::paging::{self, Access, Roots};
-use x86_interp::{Flush, GuestRam, Record, System};
+use x86_interp::{Flush, GuestRam, Probes, Record, System};
 
 const PAGE: u64 = 4096;
 /// Bytes of the longest instruction.
@@ -79,13 +79,26 @@ pub struct Code {
     /// RAM offset of each page that code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
     pub devices: Devices,
+    /// No block has a breakpoint in it or begins at one.
+    probes: Probes,
 }
 
 impl Code {
     pub fn new(pages: &mut Pages, level: Level) -> Self {
         let layout = layout(level, pages.base());
         let cache = Cache::new(layout, &mut View(pages, &layout));
-        Self { cache, layout, pages: FxHashMap::default(), devices: Devices::default() }
+        let (pages, devices, probes) = Default::default();
+        Self { cache, layout, pages, devices, probes }
+    }
+
+    /// From now on no block goes over these breakpoints.
+    pub fn set_probes(&mut self, pages: &mut Pages, probes: &Probes) {
+        let new: Vec<u64> =
+            probes.breakpoints.difference(&self.probes.breakpoints).copied().collect();
+        self.probes = probes.clone();
+        for gva in new {
+            self.forget_page(pages, gva);
+        }
     }
 
     /// Drops everything.
@@ -160,12 +173,21 @@ impl Code {
         (guest, alignment): (u64, bool),
         marked: &mut Vec<u64>,
     ) -> Option<Result<u64, Refused>> {
+        if self.probes.has(guest) {
+            return Some(Err(Refused::Untranslatable));
+        }
         let (first, mut bytes) = self.fetch(board, roots, guest, marked)?;
+        let last = guest + (bytes.len() - 1) as u64;
+        let breakpoint = self.probes.first_in(guest, last);
+        if let Some(breakpoint) = breakpoint {
+            bytes.truncate((breakpoint - guest) as usize);
+        }
         let mut sources = [first; 2];
         let behind = guest.wrapping_add(bytes.len() as u64);
         let here = self.devices.before(guest, bytes.len());
         // Only the last instruction of a page can need the next one.
-        if guest & (PAGE - 1) >= PAGE - NEAR_END
+        if breakpoint.is_none()
+            && guest & (PAGE - 1) >= PAGE - NEAR_END
             && let Some((second, more)) = self.fetch(board, roots, behind, marked)
         {
             bytes.extend(more.iter().take(LONGEST));

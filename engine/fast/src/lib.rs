@@ -19,6 +19,7 @@
 //!   their model test, `tests/shadow`.
 //! - `code`, `codes`: translations, the kernel's and, if asked for, the user's.
 //! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
+//! - `probes`: breakpoints of a debugger.
 //! - `apart`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
@@ -37,6 +38,7 @@ mod lockstep;
 mod operand;
 mod place;
 mod plausible;
+mod probes;
 mod process;
 mod regions;
 mod scan;
@@ -73,7 +75,7 @@ use x86::{
     Vcpu,
     paging::{Access, Roots},
 };
-use x86_interp::{Counters, Cpu, Exit, GuestRam, System, pending};
+use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, System, pending};
 
 /// Who starts the processes that guest code runs in.
 pub mod wedges {
@@ -428,6 +430,16 @@ impl Engine for Fast {
     }
     fn ram(&self) -> &dyn GuestRam {
         self.board.ram()
+    }
+    fn set_probes(&mut self, probes: &Probes) {
+        self.take_probes(probes);
+    }
+    fn step(&mut self) -> Option<Reached> {
+        self.cpu.step_over(&mut self.board)
+    }
+    fn set_vcpu(&mut self, vcpu: Vcpu) {
+        self.cpu.vcpu = vcpu;
+        self.cpu.state_changed();
     }
     fn failure(&mut self) -> Option<String> {
         self.failure.take()

@@ -17,6 +17,7 @@ mod texts;
 mod walk;
 
 use crate::{
+    probes::Probed,
     process::Process,
     regions::{self, Regions, extent},
     scans::Scans,
@@ -122,6 +123,8 @@ pub struct Space<W = Wedge> {
     sites: Sites,
     /// What is known of pages of code, of all spaces.
     scans: Scans,
+    /// Pages of user code with breakpoints, of all spaces.
+    probed: Probed,
     /// What the program has near the table of patched system calls.
     near: Near,
     /// What has become of that table.
@@ -139,7 +142,12 @@ pub struct Space<W = Wedge> {
 }
 
 impl<W: Process> Space<W> {
-    pub(crate) fn new(wedge: W, base: Base, pcid: u64, sites: Sites, scans: Scans) -> Self {
+    pub(crate) fn new(
+        wedge: W,
+        base: Base,
+        pcid: u64,
+        (sites, scans, probed): (Sites, Scans, Probed),
+    ) -> Self {
         Self {
             base,
             wedge,
@@ -160,6 +168,7 @@ impl<W: Process> Space<W> {
             marked: Vec::new(),
             sites,
             scans,
+            probed,
             near: Near::Unknown,
             table: SitesTable::Open,
             stale: false,
@@ -420,6 +429,9 @@ impl<W: Process> Space<W> {
         if kernel && !kernel_regions.has(hva) {
             return Ok(Answer::NeedsRegion(hva));
         }
+        if access.fetch && self.probed.has(gva & !(PAGE - 1)) {
+            return Ok(Answer::Interpret);
+        }
         if access.fetch && self.refused.remove(&(hva & !(PAGE - 1))) {
             return Ok(Answer::Interpret);
         }
@@ -480,7 +492,7 @@ impl<W: Process> Space<W> {
         let executable = found.executable && !place.kernel;
         let hva = place.hva & !(PAGE - 1);
         let touched = found.writable || found.dirty;
-        let mut execute = executable && !self.wedge.searches();
+        let mut execute = executable && !self.wedge.searches() && !self.probed.has(hva);
         if execute
             && (!fetch || self.texts.has(hva))
             && self.is_changed(ram, hva, page.offset, touched)

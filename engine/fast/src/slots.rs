@@ -6,6 +6,7 @@
 //! one comparison of all the flushes until then.
 
 use crate::{
+    probes::Probed,
     process::Process,
     regions::{self, Regions},
     scans::Scans,
@@ -15,6 +16,7 @@ use crate::{
 use frame::{Base, Claim, SITES, SITES_LEN};
 use ram::Ram;
 use rustc_hash::FxHashSet;
+use std::collections::BTreeSet;
 use wedge::{Error, Pages, Wedge};
 use x86::paging::{self, Access, Roots};
 use x86_interp::{Flush, Record};
@@ -52,6 +54,8 @@ pub struct Slots<W = Wedge> {
     sites: Sites,
     /// What is known of pages of code, in all slots.
     scans: Scans,
+    /// Pages of user code with breakpoints, in all slots.
+    probed: Probed,
     /// What wedges have said they have mapped since it was looked at what that takes.
     claims: usize,
 }
@@ -66,8 +70,20 @@ impl<W: Process> Slots<W> {
     /// No slots yet. With `kernel`, kernel code is to run in them, too. All pages that it is given have this base.
     pub fn new(ram: Ram, base: Base, kernel: bool) -> Self {
         let (low, held_back, kernel_regions, sites, scans) = Default::default();
-        let spaces = Vec::new();
-        Self { base, ram, kernel, spaces, low, held_back, kernel_regions, sites, scans, claims: 0 }
+        let (spaces, probed) = Default::default();
+        Self {
+            base,
+            ram,
+            kernel,
+            spaces,
+            low,
+            held_back,
+            kernel_regions,
+            sites,
+            scans,
+            probed,
+            claims: 0,
+        }
     }
 
     /// Makes the slot for a process-context identifier, with these page tables, the current one. As in a TLB, it is
@@ -93,6 +109,18 @@ impl<W: Process> Slots<W> {
             space.patch_page(&self.ram, page)?;
         }
         Ok(())
+    }
+
+    /// From now on these pages of user code (GVA) have breakpoints; returns those that had none.
+    pub fn set_probed(&mut self, pages: BTreeSet<u64>) -> Vec<u64> {
+        let new = self.probed.replace(pages);
+        for page in &new {
+            for space in &mut self.spaces {
+                // A slot whose process fails shows it when it runs.
+                let _ = space.drop_page(*page);
+            }
+        }
+        new
     }
 
     /// What came of the search for what opens protection keys: name and count of each.
@@ -182,7 +210,8 @@ impl<W: Process> Slots<W> {
             walked: self.kernel,
         };
         let wedge = W::start(ram, pages, self.spaces.len() + 1)?;
-        Ok(Space::new(wedge, self.base, pcid, self.sites.clone(), self.scans.clone()))
+        let shared = (self.sites.clone(), self.scans.clone(), self.probed.clone());
+        Ok(Space::new(wedge, self.base, pcid, shared))
     }
 
     /// Does what the interpreter has reported; `roots` are the current space's. A slot whose process

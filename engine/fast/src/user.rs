@@ -229,6 +229,9 @@ impl Fast {
     fn stay(&mut self, bits: u32) {
         let here = self.cpu.vcpu.rip >> bits;
         for _ in 0..STAY {
+            if self.cpu.is_at_breakpoint(&mut self.board) {
+                return;
+            }
             self.interpret();
             let v = &self.cpu.vcpu;
             if v.cpl() != 3 || v.rip >> bits != here {

@@ -6,8 +6,10 @@
 //! an instruction. The crate is of the guest layer, as the interpreter implements it.
 
 mod memory;
+mod probe;
 
 pub use memory::{CodeNews, GuestRam, RamPage};
+pub use probe::{Probes, Reached, Watch};
 
 use x86::Vcpu;
 
@@ -42,6 +44,8 @@ pub enum Exit {
     Shutdown,
     /// The interpreter stands before code that another engine has asked to run itself.
     Leave,
+    /// A debugger or a tracer has a probe here, see [`Engine::set_probes`].
+    Probe(Reached),
 }
 
 /// What the CPU has done so far.
@@ -87,6 +91,13 @@ pub trait Engine {
     fn traffic(&self) -> (u64, u64);
     /// Guest RAM.
     fn ram(&self) -> &dyn GuestRam;
+    /// From now on [`Engine::run`] ends with [`Exit::Probe`] at these and no other.
+    fn set_probes(&mut self, probes: &Probes);
+    /// Executes one instruction, whatever probes are there, and delivers no interrupt; the guest takes the exception it
+    /// raises. Returns the watched memory it has accessed, if any.
+    fn step(&mut self) -> Option<Reached>;
+    /// Has the guest go on with this state.
+    fn set_vcpu(&mut self, vcpu: Vcpu);
     /// Why it cannot go on, if [`Exit::Shutdown`] was not the guest's doing.
     fn failure(&mut self) -> Option<String> {
         None
@@ -124,6 +135,15 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     }
     fn ram(&self) -> &dyn GuestRam {
         (**self).ram()
+    }
+    fn set_probes(&mut self, probes: &Probes) {
+        (**self).set_probes(probes);
+    }
+    fn step(&mut self) -> Option<Reached> {
+        (**self).step()
+    }
+    fn set_vcpu(&mut self, vcpu: Vcpu) {
+        (**self).set_vcpu(vcpu);
     }
     fn failure(&mut self) -> Option<String> {
         (**self).failure()

@@ -5,6 +5,7 @@ use crate::{
     debug::{TrapRule, dr6},
     observe::{Flush, Observer},
     op::{Op, RegRef, mask},
+    probe::Probing,
     system::{System, VectorOperands},
     tlb::{Tlb, View},
 };
@@ -33,6 +34,8 @@ pub struct Cpu<S: System> {
     pub(crate) task_switched: bool,
     pub(crate) blocks: BlockCache<S>,
     pub(crate) observer: Observer,
+    /// The probes of a debugger or a tracer.
+    pub(crate) probing: Probing,
     /// What the vector unit works on; kept so that it need not be cleared every time.
     pub(crate) operands: VectorOperands,
 }
@@ -53,6 +56,7 @@ impl<S: System> Cpu<S> {
             task_switched: false,
             blocks: BlockCache::new(),
             observer: Observer::default(),
+            probing: Probing::default(),
             operands: VectorOperands::default(),
         };
         cpu.state_changed();
@@ -113,13 +117,19 @@ impl<S: System> Cpu<S> {
             if let Some(exit) = self.must_exit(sys) {
                 return exit;
             }
+            if self.probing.is_on()
+                && let Some(reached) = self.take_reached(sys)
+            {
+                return Exit::Probe(reached);
+            }
             if self.counters.instructions >= end || self.has_long_record() {
                 return Exit::Budget;
             }
             if self.leaves_to_observer() {
                 return Exit::Leave;
             }
-            let outcome = if self.must_step() { self.step(sys) } else { self.run_block(sys) };
+            let alone = self.must_step() || self.is_among_breakpoints();
+            let outcome = if alone { self.step(sys) } else { self.run_block(sys) };
             if let Err(fault) = outcome {
                 self.exception(sys, fault);
             }

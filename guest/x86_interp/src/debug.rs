@@ -90,7 +90,7 @@ impl<S: System> Cpu<S> {
     /// Recomputes what DR0 to DR7 ask for; after every change of them.
     pub(crate) fn update_watch(&mut self) {
         let is_data = |b: &Breakpoint| matches!(b.wait, Wait::Write | Wait::Access);
-        let watching = self.breakpoints().any(|b| is_data(&b));
+        let watching = self.breakpoints().any(|b| is_data(&b)) || self.probing.watches();
         self.stepping = self.breakpoints().any(|b| b.wait == Wait::Execute);
         if watching || self.watching {
             self.flush_tlb();
@@ -100,13 +100,18 @@ impl<S: System> Cpu<S> {
 
     /// The page of a linear address has a data breakpoint, so it must not enter the TLB.
     pub(crate) fn page_is_watched(&self, linear: u64) -> bool {
-        self.watching && self.breakpoints().any(|b| b.covers(linear & !0xfff, 4096))
+        let page = linear & !0xfff;
+        self.watching
+            && (self.probing.watches_page(page) || self.breakpoints().any(|b| b.covers(page, 4096)))
     }
 
     /// Notes the data breakpoints an access hits.
     pub(crate) fn watch(&mut self, linear: u64, len: u64, write: bool) {
         if !self.watching || len == 0 {
             return;
+        }
+        if self.probing.access(linear, len, write) {
+            self.leave_block = true;
         }
         let counts = |w: Wait| w == Wait::Access || write && w == Wait::Write;
         let hit = self.breakpoints().filter(|b| counts(b.wait) && b.covers(linear, len));

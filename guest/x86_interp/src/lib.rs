@@ -9,7 +9,8 @@
 //! - `decode` turns bytes into [`op::Op`]s: a handler and its operands; `block` caches them.
 //! - `exec` has the handlers, one file per instruction family.
 //! - `interrupt` delivers exceptions and interrupts; `task` switches tasks; `descriptor` and
-//!   `segmentation` are what they and the far transfers stand on; `debug` has the breakpoints.
+//!   `segmentation` are what they and the far transfers stand on; `debug` has the breakpoints, `probe` those that the guest
+//!   does not know of.
 //!
 //! Why faults are precise: a handler commits registers only after its last access that can
 //! fault, and RIP is set back by the caller when it returns an error.
@@ -25,12 +26,15 @@ mod interrupt;
 mod memory;
 mod observe;
 mod op;
+mod probe;
 mod segmentation;
 mod system;
 mod task;
 mod tlb;
 
-pub use contract::{CodeNews, Counters, Exit, GuestRam, RamPage, pending};
+pub use contract::{
+    CodeNews, Counters, Exit, GuestRam, Probes, RamPage, Reached, pending,
+};
 pub use cpu::Cpu;
 pub use iced_flags::rflags;
 pub use observe::{Flush, Leave, Record};

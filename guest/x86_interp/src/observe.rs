@@ -160,6 +160,9 @@ impl<S: System> Cpu<S> {
         if !self.observer.on || !v.is_64bit() || self.must_step() || self.watching {
             return false;
         }
+        if self.probing.is_on() && self.probing.stays(v.rip, v.cpl() == 3) {
+            return false;
+        }
         match v.cpl() {
             3 => self.observer.leave.user.is_some_and(|end| v.rip < end),
             0 => {

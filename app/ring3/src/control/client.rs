@@ -123,16 +123,31 @@ fn machines() -> Result<Vec<Status>, Failure> {
     Ok(machines)
 }
 
+/// Gives the machine an order after which the connection carries something else; what it carries can be read on.
+pub(super) fn connect(target: &Target, order: Order) -> Result<BufReader<UnixStream>, Failure> {
+    let pid = find(target)?.pid;
+    let host = |error: io::Error| Failure::host(format!("machine {pid}: {error}"));
+    let socket = folder().map_err(host)?.join(format!("{pid}.sock"));
+    let (_, reader) = converse(&socket, order).map_err(host)?;
+    reader.get_ref().set_read_timeout(None).map_err(host)?;
+    Ok(reader)
+}
+
 fn ask(socket: &Path, order: Order) -> io::Result<Status> {
+    converse(socket, order).map(|(status, _)| status)
+}
+
+fn converse(socket: &Path, order: Order) -> io::Result<(Status, BufReader<UnixStream>)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut request = serde_json::to_string(&Request { command: order })?;
     request.push('\n');
     stream.write_all(request.as_bytes())?;
     let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line)?;
+    let mut reader = BufReader::new(stream);
+    reader.read_line(&mut line)?;
     match serde_json::from_str(&line)? {
-        Reply::Status(status) => Ok(status),
+        Reply::Status(status) => Ok((status, reader)),
         Reply::Error { error } => Err(io::Error::other(error)),
     }
 }

@@ -7,6 +7,9 @@
 mod client;
 mod console;
 mod crowd;
+mod dump;
+mod gdb;
+mod handed;
 mod server;
 
 use std::{
@@ -22,6 +25,9 @@ use crate::spawner;
 
 pub use client::{PsArguments, StatsArguments, Target, order, ps, stats};
 pub use console::{Screen, console, serve as serve_console};
+pub use dump::{DumpArguments, dump};
+pub use gdb::{GdbArguments, gdb};
+pub use handed::Hand;
 pub use server::{Asked, Listener, listen};
 
 /// What a machine can be told.
@@ -38,6 +44,10 @@ pub enum Order {
     Resume,
     /// End, as if switched off at the mains.
     Stop,
+    /// From here on the connection carries the machine's core.
+    Dump,
+    /// From here on it carries GDB's remote protocol; the machine stands.
+    Gdb,
 }
 
 /// A line of a client.

@@ -14,6 +14,7 @@ use super::{
     Order, Reply, Request, Stats, Status,
     crowd::{self, Leaves, Room},
     folder,
+    handed::{self, Hand},
 };
 use crate::spawner;
 
@@ -62,27 +63,35 @@ impl Drop for Listener {
     }
 }
 
-/// Listens for orders, each of which is given to `ask`; false from it means that there is nobody to ask any more.
+/// Listens for orders, each of which is given to `ask`; false from it means that there is nobody to ask any more. Connections
+/// that are for more than a line are given to `hand`.
 ///
 /// # Errors
 /// The socket cannot be made.
-pub fn listen(ask: impl Fn(Asked) -> bool + Clone + Send + 'static) -> io::Result<Listener> {
+pub fn listen(
+    ask: impl Fn(Asked) -> bool + Clone + Send + 'static,
+    hand: Hand,
+) -> io::Result<Listener> {
     let path = folder()?.join(format!("{}.sock", std::process::id()));
     // Of a process that had our number and did not end well.
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path)?;
-    thread::Builder::new().name("control".into()).spawn(move || serve_all(&listener, ask))?;
+    thread::Builder::new().name("control".into()).spawn(move || serve_all(&listener, ask, hand))?;
     Ok(Listener::new(path))
 }
 
-fn serve_all(listener: &UnixListener, ask: impl Fn(Asked) -> bool + Clone + Send + 'static) {
+fn serve_all(
+    listener: &UnixListener,
+    ask: impl Fn(Asked) -> bool + Clone + Send + 'static,
+    hand: Hand,
+) {
     crowd::serve_all(listener, CLIENTS, move |client| {
         // A client that fails has failed by itself.
-        let _ = serve(client, &ask);
+        let _ = serve(client, &ask, &hand);
     });
 }
 
-fn serve(client: &UnixStream, ask: &impl Fn(Asked) -> bool) -> io::Result<()> {
+fn serve(client: &UnixStream, ask: &impl Fn(Asked) -> bool, hand: &Hand) -> io::Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
     let mut lines = BufReader::new(client);
@@ -92,10 +101,14 @@ fn serve(client: &UnixStream, ask: &impl Fn(Asked) -> bool) -> io::Result<()> {
             return Ok(());
         }
         let (_writing, written) = channel();
-        let mut text = serde_json::to_string(&answer(&line, written, ask))?;
+        let reply = answer(&line, written, ask);
+        let mut text = serde_json::to_string(&reply)?;
         text.push('\n');
         let mut writer = client;
         writer.write_all(text.as_bytes())?;
+        if let (Reply::Status(_), Some(order)) = (reply, handed::order_of(&line)) {
+            return hand.take(order, client);
+        }
         if !line.ends_with('\n') {
             return Ok(());
         }
@@ -134,11 +147,12 @@ mod tests {
     fn lines_are_answered_one_by_one() {
         let (client, server) = UnixStream::pair().expect("a pair");
         thread::spawn(move || {
-            serve(&server, &|asked: Asked| {
+            let ask = |asked: Asked| {
                 assert_eq!(asked.order, Order::Pause);
                 asked.answer(status());
                 true
-            })
+            };
+            serve(&server, &ask, &Hand::default())
         });
         let mut writer = &client;
         writer
@@ -156,7 +170,9 @@ mod tests {
     fn an_answer_can_be_waited_for() {
         let (client, server) = UnixStream::pair().expect("a pair");
         let (sender, asked) = channel();
-        thread::spawn(move || serve(&server, &|asked: Asked| sender.send(asked).is_ok()));
+        thread::spawn(move || {
+            serve(&server, &|asked: Asked| sender.send(asked).is_ok(), &Hand::default())
+        });
         (&client).write_all(b"{\"command\": \"stop\"}\n").expect("sent");
         let asked = asked.recv().expect("asked");
         asked.answer(status());
@@ -173,10 +189,11 @@ mod tests {
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).expect("bound");
         thread::spawn(move || {
-            serve_all(&listener, |asked: Asked| {
+            let ask = |asked: Asked| {
                 asked.answer(status());
                 true
-            });
+            };
+            serve_all(&listener, ask, Hand::default());
         });
         crowd::tests::besiege(&path, CLIENTS.name, || {
             let client = UnixStream::connect(&path).expect("connected");

@@ -125,13 +125,7 @@ mod tests {
     }
 
     fn space() -> Space<Listener> {
-        Space::new(
-            Listener::default(),
-            Default::default(),
-            1,
-            Default::default(),
-            Default::default(),
-        )
+        Space::new(Listener::default(), Default::default(), 1, Default::default())
     }
 
     fn shown(page: u64) -> Order {

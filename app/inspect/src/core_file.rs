@@ -1,0 +1,210 @@
+//! A machine as an ELF core: a segment for each range of RAM, by physical address, the registers of each vCPU as
+//! `NT_PRSTATUS`, and the kernel's `VMCOREINFO`. It is what `makedumpfile` and QEMU's `dump-guest-memory` write.
+
+use std::io::{self, Write};
+
+use ram::{HIGH_BASE, PAGE, Ram};
+use vmm::Inspector;
+use x86::{Vcpu, seg};
+
+use crate::{still::Still, vmcoreinfo::VmCoreInfo};
+
+/// Bytes of the file's header, and of that of each segment.
+const FILE_HEADER: usize = 64;
+const SEGMENT_HEADER: usize = 56;
+/// Bytes of `struct elf_prstatus`.
+const PRSTATUS: usize = 336;
+/// Where it has the process number, and the registers.
+const PID: usize = 32;
+const REGISTERS: usize = 112;
+const NT_PRSTATUS: u32 = 1;
+const PT_LOAD: u32 = 1;
+const PT_NOTE: u32 = 4;
+/// Bytes copied at a time.
+const PIECE: u64 = 1 << 20;
+
+/// A core that is to be written; the machine stands until it is dropped.
+pub struct Core {
+    ram: Ram,
+    head: Vec<u8>,
+    info: Option<VmCoreInfo>,
+    _still: Still,
+}
+
+impl Core {
+    /// Has the machine stand, and takes its registers.
+    pub fn new(inspector: &Inspector) -> Self {
+        let still = Still::new(inspector);
+        let state = |vcpu| inspector.visit(vcpu, |visited| visited.engine.vcpu().clone());
+        let vcpus: Vec<Vcpu> = (0..inspector.vcpus()).filter_map(state).collect();
+        let ram = inspector.ram().clone();
+        let info = VmCoreInfo::find(&ram);
+        let head = head(&vcpus, info.as_ref(), &ranges(&ram));
+        Self { ram, head, info, _still: still }
+    }
+
+    /// Bytes of the file.
+    #[allow(clippy::len_without_is_empty)] // there is always RAM
+    pub fn len(&self) -> u64 {
+        self.head.len() as u64 + self.ram.len()
+    }
+
+    /// What crash and drgn will miss, in words.
+    pub fn missing(&self) -> Option<&'static str> {
+        self.info.is_none().then_some(
+            "there is no VMCOREINFO in the guest's memory: no Linux kernel, or not booted so far, or one without \
+             CONFIG_CRASH_CORE; crash and drgn will not know what they see",
+        )
+    }
+
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// `output` fails.
+    pub fn write(&self, output: &mut impl Write) -> io::Result<()> {
+        output.write_all(&self.head)?;
+        let mut bytes = vec![0; PIECE as usize];
+        for (gpa, len) in ranges(&self.ram) {
+            for at in (0..len).step_by(PIECE as usize) {
+                let part = &mut bytes[..PIECE.min(len - at) as usize];
+                self.ram.read_gpa(gpa + at, part).map_err(io::Error::other)?;
+                output.write_all(part)?;
+            }
+        }
+        output.flush()
+    }
+}
+
+/// RAM: GPA and bytes of each range.
+fn ranges(ram: &Ram) -> Vec<(u64, u64)> {
+    let all = [(0, ram.low_len()), (HIGH_BASE, ram.high_len())];
+    all.into_iter().filter(|range| range.1 != 0).collect()
+}
+
+/// Everything before RAM: whole pages.
+fn head(vcpus: &[Vcpu], info: Option<&VmCoreInfo>, ranges: &[(u64, u64)]) -> Vec<u8> {
+    let mut notes = Vec::new();
+    for (number, vcpu) in vcpus.iter().enumerate() {
+        notes.extend(note(b"CORE\0", NT_PRSTATUS, &status(vcpu, number as u32 + 1)));
+    }
+    let text = info.map(|info| note(b"VMCOREINFO\0", 0, info.text().as_bytes()));
+    notes.extend(text.unwrap_or_default());
+    let start = FILE_HEADER + SEGMENT_HEADER * (ranges.len() + 1);
+    let end = (start + notes.len()).next_multiple_of(PAGE as usize);
+    let mut head = file_header(ranges.len() as u16 + 1);
+    head.extend(segment(PT_NOTE, start as u64, 0, notes.len() as u64));
+    let mut at = end as u64;
+    for (gpa, len) in ranges {
+        head.extend(segment(PT_LOAD, at, *gpa, *len));
+        at += len;
+    }
+    head.extend(notes);
+    head.resize(end, 0);
+    head
+}
+
+fn file_header(segments: u16) -> Vec<u8> {
+    const CORE: u16 = 4;
+    const X86_64: u16 = 62;
+    let mut head = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    head.extend([CORE.to_le_bytes(), X86_64.to_le_bytes()].concat());
+    head.extend(1u32.to_le_bytes()); // version
+    head.extend([0, FILE_HEADER as u64, 0].map(u64::to_le_bytes).concat()); // entry, segments, sections
+    head.extend(0u32.to_le_bytes()); // flags
+    let sizes = [FILE_HEADER as u16, SEGMENT_HEADER as u16, segments, 0, 0, 0];
+    head.extend(sizes.map(u16::to_le_bytes).concat());
+    head
+}
+
+fn segment(kind: u32, offset: u64, gpa: u64, len: u64) -> Vec<u8> {
+    let flags = if kind == PT_LOAD { 7 } else { 0 };
+    let mut header = [kind, flags].map(u32::to_le_bytes).concat();
+    header.extend([offset, 0, gpa, len, len, 0].map(u64::to_le_bytes).concat());
+    header
+}
+
+fn note(name: &[u8], kind: u32, content: &[u8]) -> Vec<u8> {
+    let sizes = [name.len() as u32, content.len() as u32, kind];
+    let mut note = sizes.map(u32::to_le_bytes).concat();
+    for part in [name, content] {
+        note.extend(part);
+        note.resize(note.len().next_multiple_of(4), 0);
+    }
+    note
+}
+
+/// `struct elf_prstatus`.
+fn status(vcpu: &Vcpu, pid: u32) -> Vec<u8> {
+    let mut status = vec![0; PRSTATUS];
+    status[PID..PID + 4].copy_from_slice(&pid.to_le_bytes());
+    let registers = registers(vcpu).map(u64::to_le_bytes).concat();
+    status[REGISTERS..REGISTERS + registers.len()].copy_from_slice(&registers);
+    status
+}
+
+/// `struct user_regs_struct`.
+fn registers(vcpu: &Vcpu) -> [u64; 27] {
+    let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] = vcpu.gpr;
+    let selector = |segment: usize| u64::from(vcpu.seg[segment].selector);
+    let [cs, ss, ds] = [seg::CS, seg::SS, seg::DS].map(selector);
+    let [es, fs, gs] = [seg::ES, seg::FS, seg::GS].map(selector);
+    let (fs_base, gs_base) = (vcpu.seg[seg::FS].base, vcpu.seg[seg::GS].base);
+    let none = u64::MAX; // no system call
+    [
+        r15,
+        r14,
+        r13,
+        r12,
+        rbp,
+        rbx,
+        r11,
+        r10,
+        r9,
+        r8,
+        rax,
+        rcx,
+        rdx,
+        rsi,
+        rdi,
+        none,
+        vcpu.rip,
+        cs,
+        vcpu.rflags,
+        rsp,
+        ss,
+        fs_base,
+        gs_base,
+        ds,
+        es,
+        fs,
+        gs,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn u64_at(bytes: &[u8], at: usize) -> u64 {
+        u64::from_le_bytes(bytes[at..at + 8].try_into().expect("inside"))
+    }
+
+    #[test]
+    fn segments_begin_where_the_head_says() {
+        let vcpu = Vcpu { rip: 0x1234, ..Vcpu::default() };
+        let head = head(&[vcpu.clone(), vcpu], None, &[(0, 0x3000), (HIGH_BASE, 0x1000)]);
+        assert_eq!((head.len(), &head[..4]), (4096, &b"\x7fELF"[..]));
+        let headers: Vec<_> = head[FILE_HEADER..]
+            .chunks(SEGMENT_HEADER)
+            .take(3)
+            .map(|h| [8, 24, 32].map(|at| u64_at(h, at)))
+            .collect();
+        assert_eq!(headers[1], [4096, 0, 0x3000]);
+        assert_eq!(headers[2], [4096 + 0x3000, HIGH_BASE, 0x1000]);
+        let [at, _, len] = headers[0];
+        assert_eq!(len as usize, 2 * (12 + 8 + PRSTATUS));
+        let second = at as usize + 2 * 20 + PRSTATUS;
+        assert_eq!(head[second + PID], 2, "its number");
+        assert_eq!(u64_at(&head, second + REGISTERS + 16 * 8), 0x1234, "RIP");
+    }
+}

@@ -1,0 +1,427 @@
+//! The machine as GDB sees it.
+
+use std::{convert::Infallible, sync::mpsc::Sender};
+
+use contract::Engine;
+use gdbstub::{
+    common::{Signal, Tid},
+    target::{
+        Target, TargetError, TargetResult,
+        ext::{
+            base::{
+                BaseOps,
+                multithread::{
+                    MultiThreadBase, MultiThreadResume, MultiThreadResumeOps,
+                    MultiThreadSchedulerLocking, MultiThreadSchedulerLockingOps,
+                    MultiThreadSingleStep, MultiThreadSingleStepOps,
+                },
+                single_register_access::{SingleRegisterAccess, SingleRegisterAccessOps},
+            },
+            breakpoints::{
+                Breakpoints, BreakpointsOps, HwBreakpoint, HwBreakpointOps, HwWatchpoint,
+                HwWatchpointOps, SwBreakpoint, SwBreakpointOps, WatchKind,
+            },
+            monitor_cmd::{ConsoleOutput, MonitorCmd, MonitorCmdOps, outputln},
+        },
+    },
+};
+use vmm::{Attendant, Inspector, Probes, Reached, Verdict, Watch};
+use x86::{Activity, Vcpu, paging::Roots};
+
+use super::{
+    monitor,
+    registers::{Image, Machine64, Number},
+    session::Event,
+};
+use crate::memory;
+
+/// EFAULT: what GDB says of memory that is not there.
+const FAULT: u8 = 14;
+
+/// The machine, and what GDB wants of it.
+pub struct Debugged {
+    inspector: Inspector,
+    /// The session's attendant at each vCPU; `None` at one that has ended.
+    attendants: Vec<Option<u64>>,
+    probes: Probes,
+    /// The vCPU that is to make a step and no more when it is resumed.
+    step: Option<usize>,
+    /// The vCPU that is to go on when `locked`.
+    going_on: Option<usize>,
+    /// The other vCPUs stay where they are.
+    locked: bool,
+    /// The vCPU that makes its step out of HLT: a breakpoint of ours is where it goes on.
+    leaving_halt: Option<(usize, u64)>,
+    events: Sender<Event>,
+    /// Addresses are physical ones.
+    pub(super) physical: bool,
+}
+
+/// Tells the session what has been reached, and that the machine has ended.
+struct Watcher {
+    vcpu: usize,
+    events: Sender<Event>,
+}
+
+impl Attendant for Watcher {
+    fn reached(&mut self, _: &mut dyn Engine, _: &mut Probes, reached: Reached) -> Verdict {
+        match self.events.send(Event::Reached(self.vcpu, reached)) {
+            Ok(()) => Verdict::Stand,
+            // The session is over, and its attendant about to leave.
+            Err(_) => Verdict::GoOn,
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // A session that is over need not know.
+        let _ = self.events.send(Event::Ended);
+    }
+}
+
+impl Debugged {
+    /// Has the machine stand for a session.
+    pub fn new(inspector: &Inspector, events: Sender<Event>) -> Self {
+        let attend = |vcpu| {
+            let watcher = Watcher { vcpu, events: events.clone() };
+            inspector
+                .visit(vcpu, |visited| visited.attend(Box::new(watcher), Probes::default(), true))
+        };
+        let attendants = (0..inspector.vcpus()).map(attend).collect();
+        let (probes, inspector) = (Probes::default(), inspector.clone());
+        Self {
+            inspector,
+            attendants,
+            probes,
+            step: None,
+            going_on: None,
+            locked: false,
+            leaving_halt: None,
+            events,
+            physical: false,
+        }
+    }
+
+    /// The machine.
+    pub fn inspector(&self) -> &Inspector {
+        &self.inspector
+    }
+
+    /// Has all vCPUs stand.
+    pub fn stand(&mut self) {
+        self.each(|visited, number| visited.stand(number, true));
+        if self.leaving_halt.take().is_some() {
+            self.arm();
+        }
+    }
+
+    /// Leaves the machine, which goes on.
+    pub fn leave(&mut self) {
+        self.each(|visited, number| visited.dismiss(number));
+    }
+
+    /// This vCPU has come to where its step out of HLT ends.
+    pub fn has_left_halt(&self, vcpu: usize) -> bool {
+        let state = self.state(vcpu);
+        state.is_some_and(|state| self.leaving_halt == Some((vcpu, state.rip)))
+    }
+
+    /// The watched memory that an access of `len` bytes has met.
+    pub fn watch_at(&self, gva: u64, len: u64, write: bool) -> Option<Watch> {
+        self.probes.watches.iter().find(|watch| watch.counts(gva, len, write)).copied()
+    }
+
+    /// The state of a vCPU, if it has not ended.
+    pub fn state(&self, vcpu: usize) -> Option<Vcpu> {
+        self.inspector.visit(vcpu, |visited| visited.engine.vcpu().clone())
+    }
+
+    fn each(&self, act: impl Fn(&mut vmm::Visited<'_>, u64) + Clone + Send + 'static) {
+        for (vcpu, attendant) in self.attendants.iter().enumerate() {
+            let Some(number) = *attendant else { continue };
+            let act = act.clone();
+            // One that has ended stands for good.
+            let _ = self.inspector.visit(vcpu, move |visited| act(visited, number));
+        }
+    }
+
+    /// Gives the vCPUs the probes there are now.
+    fn arm(&self) {
+        let mut probes = self.probes.clone();
+        probes.breakpoints.extend(self.leaving_halt.map(|(_, rip)| rip));
+        self.each(move |visited, number| visited.set_probes(number, probes.clone()));
+    }
+
+    /// One instruction of a vCPU.
+    fn make_step(&mut self, vcpu: usize) {
+        let halted = self.state(vcpu).filter(|state| state.activity == Activity::Halted);
+        if let Some(state) = halted {
+            // It ends when the interrupt that wakes the vCPU has been dealt with.
+            self.leaving_halt = Some((vcpu, state.rip));
+            self.arm();
+            return self.go_on(Some(vcpu));
+        }
+        let event = match self.inspector.visit(vcpu, |visited| visited.engine.step()) {
+            None => Event::Ended,
+            Some(Some(reached)) => Event::Reached(vcpu, reached),
+            Some(None) => Event::Stepped,
+        };
+        // The receiver is in the session that has called this.
+        let _ = self.events.send(event);
+    }
+
+    /// Lets one vCPU go on, or all.
+    fn go_on(&self, only: Option<usize>) {
+        for (vcpu, attendant) in self.attendants.iter().enumerate() {
+            let meant = only.is_none_or(|only| only == vcpu);
+            if let Some(number) = attendant.filter(|_| meant) {
+                // As in `each`.
+                let _ = self.inspector.visit(vcpu, move |visited| visited.stand(number, false));
+            }
+        }
+    }
+
+    fn change(&self, tid: Tid, change: impl FnOnce(&mut Vcpu) -> bool + Send + 'static) -> bool {
+        let changed = self.inspector.visit(vcpu_of(tid), |visited| {
+            let mut state = visited.engine.vcpu().clone();
+            let done = change(&mut state);
+            if done && state != *visited.engine.vcpu() {
+                visited.engine.set_vcpu(state);
+            }
+            done
+        });
+        changed == Some(true)
+    }
+
+    fn roots(&self, tid: Tid) -> Option<Roots> {
+        let roots = |visited: &mut vmm::Visited<'_>| Roots::from(visited.engine.vcpu());
+        let roots = self.inspector.visit(vcpu_of(tid), roots)?;
+        // Without paging, addresses are physical ones.
+        Some(if self.physical { Roots { cr0: 0, ..roots } } else { roots })
+    }
+}
+
+/// Threads are counted from one.
+pub fn tid_of(vcpu: usize) -> Tid {
+    Tid::MIN.saturating_add(vcpu)
+}
+
+fn vcpu_of(tid: Tid) -> usize {
+    tid.get() - 1
+}
+
+fn or_fault<T>(done: Option<T>) -> Result<T, TargetError<Infallible>> {
+    done.ok_or(TargetError::Errno(FAULT))
+}
+
+impl Target for Debugged {
+    type Arch = Machine64;
+    type Error = Infallible;
+
+    fn base_ops(&mut self) -> BaseOps<'_, Self::Arch, Self::Error> {
+        BaseOps::MultiThread(self)
+    }
+    fn support_breakpoints(&mut self) -> Option<BreakpointsOps<'_, Self>> {
+        Some(self)
+    }
+    fn support_monitor_cmd(&mut self) -> Option<MonitorCmdOps<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl MultiThreadBase for Debugged {
+    fn read_registers(&mut self, registers: &mut Image, tid: Tid) -> TargetResult<(), Self> {
+        *registers = or_fault(self.state(vcpu_of(tid)).map(|state| Image::of(&state)))?;
+        Ok(())
+    }
+
+    fn write_registers(&mut self, registers: &Image, tid: Tid) -> TargetResult<(), Self> {
+        let registers = registers.clone();
+        let put = move |state: &mut Vcpu| {
+            registers.put(state);
+            true
+        };
+        or_fault(self.change(tid, put).then_some(()))
+    }
+
+    fn support_single_register_access(&mut self) -> Option<SingleRegisterAccessOps<'_, Tid, Self>> {
+        Some(self)
+    }
+
+    fn read_addrs(&mut self, start: u64, data: &mut [u8], tid: Tid) -> TargetResult<usize, Self> {
+        let roots = or_fault(self.roots(tid))?;
+        let count = memory::read(self.inspector.ram(), roots, start, data);
+        or_fault((count != 0 || data.is_empty()).then_some(count))
+    }
+
+    fn write_addrs(&mut self, start: u64, data: &[u8], tid: Tid) -> TargetResult<(), Self> {
+        let roots = or_fault(self.roots(tid))?;
+        or_fault(memory::write(self.inspector.ram(), roots, start, data).then_some(()))
+    }
+
+    fn list_active_threads(&mut self, active: &mut dyn FnMut(Tid)) -> Result<(), Infallible> {
+        (0..self.inspector.vcpus()).for_each(|vcpu| active(tid_of(vcpu)));
+        Ok(())
+    }
+
+    fn support_resume(&mut self) -> Option<MultiThreadResumeOps<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl SingleRegisterAccess<Tid> for Debugged {
+    fn read_register(
+        &mut self,
+        tid: Tid,
+        register: Number,
+        bytes: &mut [u8],
+    ) -> TargetResult<usize, Self> {
+        let value = or_fault(self.state(vcpu_of(tid)))?;
+        let value = register.get(&value);
+        let room = or_fault(bytes.get_mut(..value.len()))?;
+        room.copy_from_slice(&value);
+        Ok(value.len())
+    }
+
+    fn write_register(
+        &mut self,
+        tid: Tid,
+        register: Number,
+        bytes: &[u8],
+    ) -> TargetResult<(), Self> {
+        let bytes = bytes.to_vec();
+        or_fault(self.change(tid, move |state| register.set(state, &bytes)).then_some(()))
+    }
+}
+
+impl MultiThreadResume for Debugged {
+    fn resume(&mut self) -> Result<(), Infallible> {
+        match self.step.take() {
+            Some(vcpu) => self.make_step(vcpu),
+            None => self.go_on(self.going_on.filter(|_| self.locked)),
+        }
+        Ok(())
+    }
+
+    fn clear_resume_actions(&mut self) -> Result<(), Infallible> {
+        (self.step, self.going_on, self.locked) = (None, None, false);
+        Ok(())
+    }
+
+    fn set_resume_action_continue(
+        &mut self,
+        tid: Tid,
+        _: Option<Signal>,
+    ) -> Result<(), Infallible> {
+        self.going_on = Some(vcpu_of(tid));
+        Ok(())
+    }
+
+    fn support_single_step(&mut self) -> Option<MultiThreadSingleStepOps<'_, Self>> {
+        Some(self)
+    }
+
+    fn support_scheduler_locking(&mut self) -> Option<MultiThreadSchedulerLockingOps<'_, Self>> {
+        Some(self)
+    }
+}
+
+/// A vCPU that makes a step makes it alone anyway.
+impl MultiThreadSchedulerLocking for Debugged {
+    fn set_resume_action_scheduler_lock(&mut self) -> Result<(), Infallible> {
+        self.locked = true;
+        Ok(())
+    }
+}
+
+impl MultiThreadSingleStep for Debugged {
+    fn set_resume_action_step(&mut self, tid: Tid, _: Option<Signal>) -> Result<(), Infallible> {
+        self.step = Some(vcpu_of(tid));
+        Ok(())
+    }
+}
+
+impl Breakpoints for Debugged {
+    fn support_sw_breakpoint(&mut self) -> Option<SwBreakpointOps<'_, Self>> {
+        Some(self)
+    }
+    fn support_hw_breakpoint(&mut self) -> Option<HwBreakpointOps<'_, Self>> {
+        Some(self)
+    }
+    fn support_hw_watchpoint(&mut self) -> Option<HwWatchpointOps<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl SwBreakpoint for Debugged {
+    fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        self.probes.breakpoints.insert(address);
+        self.arm();
+        Ok(true)
+    }
+    fn remove_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
+        let known = self.probes.breakpoints.remove(&address);
+        self.arm();
+        Ok(known)
+    }
+}
+
+/// There is one kind of breakpoint; GDB never has two of them at one address.
+impl HwBreakpoint for Debugged {
+    fn add_hw_breakpoint(&mut self, address: u64, kind: usize) -> TargetResult<bool, Self> {
+        self.add_sw_breakpoint(address, kind)
+    }
+    fn remove_hw_breakpoint(&mut self, address: u64, kind: usize) -> TargetResult<bool, Self> {
+        self.remove_sw_breakpoint(address, kind)
+    }
+}
+
+impl HwWatchpoint for Debugged {
+    fn add_hw_watchpoint(
+        &mut self,
+        gva: u64,
+        len: u64,
+        kind: WatchKind,
+    ) -> TargetResult<bool, Self> {
+        if len == 0 {
+            return Ok(false);
+        }
+        self.probes.watches.push(watch(gva, len, kind));
+        self.arm();
+        Ok(true)
+    }
+    fn remove_hw_watchpoint(
+        &mut self,
+        gva: u64,
+        len: u64,
+        kind: WatchKind,
+    ) -> TargetResult<bool, Self> {
+        let wanted = watch(gva, len, kind);
+        let at = self.probes.watches.iter().position(|watch| *watch == wanted);
+        if let Some(at) = at {
+            self.probes.watches.remove(at);
+        }
+        self.arm();
+        Ok(at.is_some())
+    }
+}
+
+fn watch(gva: u64, len: u64, kind: WatchKind) -> Watch {
+    let (read, write) = (kind != WatchKind::Write, kind != WatchKind::Read);
+    Watch { gva, len, read, write }
+}
+
+impl MonitorCmd for Debugged {
+    fn handle_monitor_cmd(
+        &mut self,
+        command: &[u8],
+        mut out: ConsoleOutput<'_>,
+    ) -> Result<(), Infallible> {
+        let command = String::from_utf8_lossy(command).into_owned();
+        for line in monitor::answer(self, &command).lines() {
+            outputln!(out, "{line}");
+        }
+        Ok(())
+    }
+}

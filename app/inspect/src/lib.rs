@@ -1,0 +1,14 @@
+//! Looking into a machine that runs, from outside its guest.
+//!
+//! - [`core_file`]: all of its memory and registers as an ELF core, for crash and drgn.
+//! - [`gdb`]: GDB's remote protocol.
+//! - [`memory`]: guest memory by GVA; [`still`]: the machine stands meanwhile.
+//! - [`vmcoreinfo`]: what a Linux kernel says of itself.
+//!
+//! The guest is read as it is: whatever its memory says may be garbage, and is looked at with bounds.
+
+pub mod core_file;
+pub mod gdb;
+pub mod memory;
+pub mod still;
+pub mod vmcoreinfo;

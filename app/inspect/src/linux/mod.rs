@@ -1,0 +1,139 @@
+//! A Linux guest's kernel: its symbols, its types, and who runs.
+//!
+//! All of it comes from guest memory: VMCOREINFO says where kallsyms is, kallsyms where BTF is, and BTF how structures are laid
+//! out. A kernel that lacks one of them is refused with its name.
+
+mod symbols;
+mod types;
+
+use contract::Engine;
+use ram::Ram;
+use x86::{
+    control::{cr0, cr4, efer},
+    paging::Roots,
+};
+
+pub use symbols::Symbols;
+pub use types::Types;
+
+use crate::{memory, vmcoreinfo::VmCoreInfo};
+
+/// Where the kernel's image is mapped (GVA), by its architecture.
+const IMAGE: u64 = 0xffff_ffff_8000_0000;
+/// Bytes of a name of a task, with its zero.
+const COMM: usize = 16;
+
+/// What of a kernel cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// There is no kernel yet, or none that says anything.
+    #[error(
+        "there is no VMCOREINFO in memory: no Linux kernel, or not booted so far, or one without CONFIG_CRASH_CORE"
+    )]
+    VmCoreInfo,
+    /// VMCOREINFO lacks something.
+    #[error("this kernel's VMCOREINFO has no {0}; kernels from 6.0 on have")]
+    Key(&'static str),
+    /// The table of symbols is not as in the kernels that are known.
+    #[error("this kernel's kallsyms cannot be read: {0}")]
+    Symbols(&'static str),
+    /// A symbol is missing.
+    #[error("this kernel has no symbol {0}")]
+    Symbol(String),
+    /// The types are missing or not readable.
+    #[error("this kernel's BTF cannot be read ({0}); it needs CONFIG_DEBUG_INFO_BTF")]
+    Types(String),
+}
+
+/// A kernel that is understood.
+pub struct Kernel {
+    /// Its symbols.
+    pub symbols: Symbols,
+    /// Its types.
+    pub types: Types,
+    roots: Roots,
+    /// Where the current task is, relative to a CPU's GS base.
+    current: u64,
+    task: TaskLayout,
+}
+
+struct TaskLayout {
+    pid: u64,
+    tgid: u64,
+    comm: u64,
+}
+
+/// A thread of the guest's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Task {
+    /// Its structure (GVA).
+    pub address: u64,
+    /// Its number.
+    pub tid: u32,
+    /// Its process's number.
+    pub pid: u32,
+    /// Its name.
+    pub comm: String,
+}
+
+impl Kernel {
+    /// Finds the kernel in memory.
+    ///
+    /// # Errors
+    /// [`Unknown`] says what is missing.
+    pub fn find(ram: &Ram) -> Result<Self, Unknown> {
+        let info = VmCoreInfo::find(ram).ok_or(Unknown::VmCoreInfo)?;
+        let roots = roots(&info)?;
+        let symbols = Symbols::read(ram, roots, &info)?;
+        let [start, stop] = ["__start_BTF", "__stop_BTF"].map(|name| symbols.require(name));
+        let types = Types::read(ram, roots, start?, stop?)?;
+        // Since 6.2 the current task is the first of the variables that CPUs use most.
+        let current = symbols.require("pcpu_hot").or_else(|_| symbols.require("current_task"))?;
+        let member = |name| types.offset("task_struct", name);
+        let task = TaskLayout { pid: member("pid")?, tgid: member("tgid")?, comm: member("comm")? };
+        Ok(Self { symbols, types, roots, current, task })
+    }
+
+    /// Reads kernel memory.
+    pub fn read(&self, ram: &Ram, gva: u64, bytes: &mut [u8]) -> bool {
+        memory::read(ram, self.roots, gva, bytes) == bytes.len()
+    }
+
+    /// A word of kernel memory.
+    pub fn word(&self, ram: &Ram, gva: u64) -> Option<u64> {
+        memory::word(ram, self.roots, gva)
+    }
+
+    /// Text that ends with a zero, in kernel memory.
+    pub fn text(&self, ram: &Ram, gva: u64) -> Option<String> {
+        memory::text(ram, self.roots, gva, 256)
+    }
+
+    /// The task that runs on a vCPU, which executes kernel code behind the entry code.
+    pub fn current(&self, ram: &Ram, engine: &dyn Engine) -> Option<Task> {
+        let gs = engine.vcpu().seg[x86::seg::GS].base;
+        self.task(ram, self.word(ram, gs.wrapping_add(self.current))?)
+    }
+
+    /// A task by its structure (GVA).
+    pub fn task(&self, ram: &Ram, address: u64) -> Option<Task> {
+        let number = |offset: u64| {
+            let mut bytes = [0; 4];
+            let read = self.read(ram, address.wrapping_add(offset), &mut bytes);
+            read.then(|| u32::from_le_bytes(bytes))
+        };
+        let (tid, pid) = (number(self.task.pid)?, number(self.task.tgid)?);
+        let mut comm = [0; COMM];
+        self.read(ram, address.wrapping_add(self.task.comm), &mut comm).then_some(())?;
+        let comm = comm.split(|byte| *byte == 0).next().unwrap_or_default();
+        Some(Task { address, tid, pid, comm: String::from_utf8_lossy(comm).into_owned() })
+    }
+}
+
+/// The kernel's own page tables.
+fn roots(info: &VmCoreInfo) -> Result<Roots, Unknown> {
+    let table = info.symbol("init_top_pgt").ok_or(Unknown::Key("SYMBOL(init_top_pgt)"))?;
+    let base = info.number("phys_base").ok_or(Unknown::Key("NUMBER(phys_base)"))?;
+    let cr3 = table.wrapping_sub(IMAGE).wrapping_add(base as u64);
+    Ok(Roots { cr0: cr0::PG, cr3, cr4: cr4::PAE, efer: efer::LMA | efer::NXE })
+}

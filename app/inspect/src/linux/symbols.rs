@@ -1,0 +1,208 @@
+//! kallsyms: names of the kernel's symbols, packed by a table of tokens (scripts/kallsyms.c).
+
+use std::collections::{BTreeMap, HashMap};
+
+use ram::Ram;
+use x86::paging::Roots;
+
+use super::Unknown;
+use crate::{memory, vmcoreinfo::VmCoreInfo};
+
+/// Symbols at the most: a kernel has some 150 000.
+const MOST: u32 = 2_000_000;
+/// Bytes of all packed names at the most.
+const MOST_BYTES: u64 = 32 << 20;
+/// Bytes of the tokens at the most: 256 of them.
+const TOKENS: u64 = 64 << 10;
+/// Addresses below this are those of per-CPU variables, counted from a CPU's own.
+const PER_CPU: u64 = 1 << 32;
+
+/// The kernel's symbols.
+pub struct Symbols {
+    by_name: HashMap<String, u64>,
+    by_address: BTreeMap<u64, String>,
+}
+
+/// Where the parts of the table are (GVA).
+struct Places {
+    names: u64,
+    count: u64,
+    tokens: u64,
+    index: u64,
+    offsets: u64,
+    base: u64,
+}
+
+impl Places {
+    fn of(info: &VmCoreInfo) -> Result<Self, Unknown> {
+        let symbol = |key: &'static str, name| info.symbol(name).ok_or(Unknown::Key(key));
+        Ok(Self {
+            names: symbol("SYMBOL(kallsyms_names)", "kallsyms_names")?,
+            count: symbol("SYMBOL(kallsyms_num_syms)", "kallsyms_num_syms")?,
+            tokens: symbol("SYMBOL(kallsyms_token_table)", "kallsyms_token_table")?,
+            index: symbol("SYMBOL(kallsyms_token_index)", "kallsyms_token_index")?,
+            offsets: symbol("SYMBOL(kallsyms_offsets)", "kallsyms_offsets")?,
+            base: symbol("SYMBOL(kallsyms_relative_base)", "kallsyms_relative_base")?,
+        })
+    }
+}
+
+/// The table as it lies in memory.
+struct Table {
+    names: Vec<u8>,
+    tokens: Vec<u8>,
+    index: Vec<u8>,
+    offsets: Vec<u8>,
+    base: u64,
+}
+
+impl Symbols {
+    /// Reads them.
+    pub(super) fn read(ram: &Ram, roots: Roots, info: &VmCoreInfo) -> Result<Self, Unknown> {
+        let table = Table::read(ram, roots, &Places::of(info)?)?;
+        let start = info.symbol("_stext").ok_or(Unknown::Key("SYMBOL(_stext)"))?;
+        // Two ways to say an address have been in use; this symbol tells which it is.
+        let found = [true, false].map(|signed| table.symbols(signed));
+        let right = |symbols: &Vec<(String, u64)>| {
+            symbols.iter().any(|(name, address)| name == "_stext" && *address == start)
+        };
+        let symbols = found.into_iter().find(right);
+        let symbols = symbols.ok_or(Unknown::Symbols("its addresses are not what is known"))?;
+        let by_address = symbols.iter().map(|(name, address)| (*address, name.clone()));
+        Ok(Self { by_address: by_address.collect(), by_name: symbols.into_iter().collect() })
+    }
+
+    /// The address of a symbol; of a per-CPU one, its place among a CPU's.
+    pub fn find(&self, name: &str) -> Option<u64> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The same, or what is missing.
+    pub(super) fn require(&self, name: &str) -> Result<u64, Unknown> {
+        self.find(name).ok_or_else(|| Unknown::Symbol(name.to_owned()))
+    }
+
+    /// The symbol before an address, and how far before.
+    pub fn before(&self, address: u64) -> Option<(&str, u64)> {
+        let (at, name) = self.by_address.range(PER_CPU..=address).next_back()?;
+        Some((name, address - at))
+    }
+
+    /// Symbols whose names begin so, and their addresses.
+    pub fn starting<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, u64)> {
+        let named = self.by_name.iter().filter(move |(name, _)| name.starts_with(prefix));
+        named.map(|(name, address)| (name.as_str(), *address))
+    }
+}
+
+impl Table {
+    fn read(ram: &Ram, roots: Roots, places: &Places) -> Result<Self, Unknown> {
+        let bytes = |gva, len: u64| {
+            let mut bytes = vec![0; len as usize];
+            let read = memory::read(ram, roots, gva, &mut bytes) == bytes.len();
+            read.then_some(bytes).ok_or(Unknown::Symbols("it is not all in memory"))
+        };
+        let word =
+            |gva| memory::word(ram, roots, gva).ok_or(Unknown::Symbols("it is not in memory"));
+        let count = word(places.count)? as u32;
+        let len = places.tokens.checked_sub(places.names).filter(|len| *len <= MOST_BYTES);
+        let len = len.ok_or(Unknown::Symbols("its parts are in another order"))?;
+        if count > MOST {
+            return Err(Unknown::Symbols("it is too long"));
+        }
+        let tokens = places.index.checked_sub(places.tokens).filter(|len| *len <= TOKENS);
+        Ok(Self {
+            names: bytes(places.names, len)?,
+            tokens: bytes(places.tokens, tokens.unwrap_or(TOKENS))?,
+            index: bytes(places.index, 512)?,
+            offsets: bytes(places.offsets, u64::from(count) * 4)?,
+            base: word(places.base)?,
+        })
+    }
+
+    /// Names and addresses. Where addresses are `signed`, those that are not negative are absolute.
+    fn symbols(&self, signed: bool) -> Vec<(String, u64)> {
+        let mut rest = &self.names[..];
+        let offsets = self.offsets.as_chunks::<4>().0;
+        let next = |offset: &[u8; 4]| {
+            let name = self.name(&mut rest)?;
+            Some((name, self.address(u32::from_le_bytes(*offset), signed)))
+        };
+        offsets.iter().map_while(next).collect()
+    }
+
+    fn address(&self, offset: u32, signed: bool) -> u64 {
+        match offset as i32 {
+            offset if signed && offset < 0 => {
+                self.base.wrapping_sub(1).wrapping_add(u64::from(offset.unsigned_abs()))
+            }
+            _ if signed => offset.into(),
+            _ => self.base.wrapping_add(offset.into()),
+        }
+    }
+
+    /// Takes the next name, without the letter of its type.
+    fn name(&self, rest: &mut &[u8]) -> Option<String> {
+        let (first, behind) = rest.split_first()?;
+        let (len, behind) = match first & 0x80 {
+            0 => (usize::from(*first), behind),
+            // Names that are packed into more than 127 tokens.
+            _ => {
+                let (second, behind) = behind.split_first()?;
+                (usize::from(first & 0x7f) | usize::from(*second) << 7, behind)
+            }
+        };
+        let (packed, behind) = behind.split_at_checked(len)?;
+        *rest = behind;
+        let bytes: Vec<u8> = packed.iter().flat_map(|token| self.token(*token)).copied().collect();
+        Some(String::from_utf8_lossy(bytes.get(1..)?).into_owned())
+    }
+
+    fn token(&self, number: u8) -> &[u8] {
+        let at = usize::from(number) * 2;
+        let at = u16::from_le_bytes([self.index[at], self.index[at + 1]]);
+        let token = self.tokens.get(at.into()..).unwrap_or_default();
+        token.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Token n is one letter but the first two.
+    fn table() -> Table {
+        let (mut tokens, mut index) = (Vec::new(), Vec::new());
+        for number in 0..=255u8 {
+            index.extend((tokens.len() as u16).to_le_bytes());
+            match number {
+                0 => tokens.extend(b"T_st"),
+                1 => tokens.extend(b"ext"),
+                _ => tokens.push(number),
+            }
+            tokens.push(0);
+        }
+        let names = [&[2, 0, 1][..], &[3, b'D', b'x', b'y'], &[0x83, 0, b'A', b'p', b'c']].concat();
+        let offsets = [-1i32, -0x101, 0x20].map(i32::to_le_bytes).concat();
+        Table { names, tokens, index, offsets, base: 0xffff_ffff_8100_0000 }
+    }
+
+    #[test]
+    fn names_are_unpacked() {
+        let symbols = table().symbols(true);
+        let named = |name: &str| symbols.iter().find(|(known, _)| known == name).map(|s| s.1);
+        assert_eq!(named("_stext"), Some(0xffff_ffff_8100_0000));
+        assert_eq!(named("xy"), Some(0xffff_ffff_8100_0100));
+        assert_eq!(named("pc"), Some(0x20), "a per-CPU variable, with a long length");
+    }
+
+    #[test]
+    fn a_table_of_garbage_ends() {
+        let mut table = table();
+        table.names = vec![0xff; 9];
+        assert!(table.symbols(true).is_empty(), "a name longer than all there is");
+        table.names = vec![1; 6];
+        table.index = vec![0xff; 512];
+        assert!(table.symbols(true).is_empty(), "tokens behind the table's end");
+    }
+}

@@ -1,0 +1,130 @@
+//! Guest memory, without the guest noticing: no page-table entry is marked as used.
+
+use contract::GuestRam;
+use ram::Ram;
+use x86::paging::{self, Access, Roots, WalkMemory};
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// RAM whose page tables are read and not marked.
+struct Unmarked<'a>(&'a Ram);
+
+impl WalkMemory for Unmarked<'_> {
+    fn read_u64(&mut self, gpa: u64) -> u64 {
+        let mut ram = self.0;
+        WalkMemory::read_u64(&mut ram, gpa)
+    }
+    fn read_u32(&mut self, gpa: u64) -> u32 {
+        let mut ram = self.0;
+        WalkMemory::read_u32(&mut ram, gpa)
+    }
+    fn cas_u64(&mut self, _: u64, _: u64, _: u64) -> bool {
+        true
+    }
+    fn cas_u32(&mut self, _: u64, _: u32, _: u32) -> bool {
+        true
+    }
+}
+
+/// The GPA of a GVA, whatever rights the page has.
+pub fn translate(ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
+    let long = roots.efer & x86::control::efer::LMA != 0;
+    if long && !paging::canonical(gva) {
+        return None;
+    }
+    let access = Access { smap_override: true, ..Access::default() };
+    paging::walk(&mut Unmarked(ram), roots, gva, access).ok().map(|found| found.gpa)
+}
+
+/// `len` bytes at `address`, cut at the borders of pages: address and length of each piece.
+fn pieces(address: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = address.wrapping_add(done as u64);
+        let part = (len - done).min((PAGE - at % PAGE) as usize);
+        done += part;
+        (part != 0).then_some((at, part))
+    })
+}
+
+/// Reads bytes at a GVA; how many could be read.
+pub fn read(ram: &Ram, roots: Roots, gva: u64, data: &mut [u8]) -> usize {
+    let mut done = 0;
+    for (at, len) in pieces(gva, data.len()) {
+        let part = &mut data[done..done + len];
+        let found = translate(ram, roots, at).filter(|gpa| ram.read_gpa(*gpa, part).is_ok());
+        if found.is_none() {
+            break;
+        }
+        done += len;
+    }
+    done
+}
+
+/// Writes bytes at a GVA, whatever rights its pages have; false if some of it is not RAM, and then nothing was written.
+pub fn write(ram: &Ram, roots: Roots, gva: u64, data: &[u8]) -> bool {
+    let places: Option<Vec<_>> = pieces(gva, data.len())
+        .map(|(at, len)| {
+            let gpa = translate(ram, roots, at)?;
+            ram.page(gpa).map(|_| (gpa, len))
+        })
+        .collect();
+    let Some(places) = places else { return false };
+    let mut rest = data;
+    for (gpa, len) in places {
+        let (part, behind) = rest.split_at(len);
+        rest = behind;
+        if ram.write_gpa(gpa, part).is_err() {
+            return false;
+        }
+    }
+    true
+}
+
+/// A little-endian word at a GVA.
+pub fn word(ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    (read(ram, roots, gva, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use x86::{
+        Vcpu,
+        control::{cr0, efer},
+        paging::{P, RW},
+    };
+
+    /// The first 2 MiB where they are, and page 0x5000 at 0x40_0000 without RAM behind it.
+    fn paged() -> (Ram, Roots) {
+        let ram = Ram::new(1 << 20).expect("memory");
+        for (at, entry) in [(0x1000, 0x2000), (0x2000, 0x3000), (0x3000, 0x4000), (0x3010, 0x6000)]
+        {
+            ram.store64(at, entry | P | RW);
+        }
+        for n in 0..0x100 {
+            ram.store64(0x4000 + n * 8, (n << 12) | P);
+        }
+        ram.store64(0x6000, 0x5000 | P);
+        let mut vcpu = Vcpu { cr3: 0x1000, cr4: 1 << 5, efer: efer::LMA, ..Vcpu::default() };
+        vcpu.cr0 |= cr0::PG;
+        (ram, Roots::from(&vcpu))
+    }
+
+    #[test]
+    fn memory_is_read_and_written_across_pages_and_no_further_than_it_goes() {
+        let (ram, roots) = paged();
+        assert!(write(&ram, roots, 0x7ffe, b"over"));
+        let mut bytes = [0; 4];
+        assert_eq!(read(&ram, roots, 0x7ffe, &mut bytes), 4);
+        assert_eq!((&bytes, ram.load8(0x8000)), (b"over", b'e'));
+        assert_eq!(read(&ram, roots, 0xff_ffe, &mut [0; 9]), 2, "RAM ends there");
+        assert!(!write(&ram, roots, 0xff_ffe, b"beyond"), "all or nothing");
+        assert_eq!(ram.load8(0xff_ffe), 0);
+        assert_eq!(translate(&ram, roots, 0x40_0008), Some(0x5008));
+        assert_eq!(translate(&ram, roots, 1 << 47), None, "not canonical");
+        assert_eq!(ram.load64(0x3000) & paging::A, 0, "and nothing is marked");
+    }
+}

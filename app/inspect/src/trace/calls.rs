@@ -1,0 +1,246 @@
+//! System calls: their names and arguments as the kernel itself describes them (`struct syscall_metadata`), printed as
+//! strace prints them as far as that goes.
+
+use ram::Ram;
+
+use super::{Refused, numbers};
+use crate::linux::Kernel;
+
+/// What the functions of system calls are called, and their descriptions.
+const FUNCTION: &str = "__x64_sys_";
+const DESCRIPTION: &str = "__syscall_meta__";
+/// Arguments at the most.
+const ARGUMENTS: usize = 6;
+/// Letters of a text that are shown, as with strace.
+const SHOWN: usize = 32;
+/// Names that differ between the kernel's functions and its manual.
+const OTHER: [(&str, &str); 8] = [
+    ("newstat", "stat"),
+    ("newfstat", "fstat"),
+    ("newlstat", "lstat"),
+    ("newuname", "uname"),
+    ("umount", "umount2"),
+    ("sendfile64", "sendfile"),
+    ("fadvise64_64", "fadvise64"),
+    ("newfstatat", "newfstatat"),
+];
+
+/// How an argument is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Signed,
+    Unsigned,
+    /// A file descriptor of a folder.
+    Folder,
+    /// Text that the kernel reads.
+    Text,
+    /// Bytes that the kernel reads, as many as the next argument says.
+    Bytes,
+    /// The same that the kernel writes, as many as the result says.
+    Filled,
+    OpenFlags,
+    Mode,
+    Address,
+}
+
+/// A system call.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// As in the manual.
+    pub name: String,
+    shapes: Vec<Shape>,
+}
+
+/// Guest memory, as the arguments have it.
+pub type Reader<'a> = &'a dyn Fn(u64, &mut [u8]) -> usize;
+
+impl Call {
+    /// A system call and the address of its function.
+    pub fn find(kernel: &Kernel, ram: &Ram, name: &str) -> Result<(u64, Self), Refused> {
+        let other = OTHER.iter().find(|(_, manual)| *manual == name).map(|(function, _)| *function);
+        let found = [Some(name), other].into_iter().flatten().find_map(|function| {
+            let address = kernel.symbols.find(&format!("{FUNCTION}{function}"))?;
+            Some((address, Self::new(kernel, ram, function)))
+        });
+        found.ok_or_else(|| Refused::Call(name.to_owned()))
+    }
+
+    /// All there are.
+    pub fn all(kernel: &Kernel, ram: &Ram) -> Vec<(u64, Self)> {
+        let functions: Vec<_> = kernel.symbols.starting(FUNCTION).collect();
+        let plain = functions.into_iter().filter(|(name, _)| !name.contains('.'));
+        plain.map(|(name, at)| (at, Self::new(kernel, ram, &name[FUNCTION.len()..]))).collect()
+    }
+
+    fn new(kernel: &Kernel, ram: &Ram, function: &str) -> Self {
+        let manual = OTHER.iter().find(|(known, _)| *known == function).map(|(_, manual)| *manual);
+        let name = manual.unwrap_or(function).to_owned();
+        let described = kernel.symbols.find(&format!("{DESCRIPTION}_{function}"));
+        let shapes = described.and_then(|at| shapes(kernel, ram, at, &name));
+        // A kernel that does not say has all that registers can hold.
+        Self { name, shapes: shapes.unwrap_or_else(|| vec![Shape::Address; ARGUMENTS]) }
+    }
+
+    /// It does not return to who has made it.
+    pub fn is_last(&self) -> bool {
+        matches!(self.name.as_str(), "exit" | "exit_group")
+    }
+
+    /// Its arguments, some of which can only be told when it has ended with a `result`.
+    pub fn arguments(
+        &self,
+        values: &[u64; ARGUMENTS],
+        result: Option<i64>,
+        read: Reader<'_>,
+    ) -> String {
+        let creates = values
+            .iter()
+            .zip(&self.shapes)
+            .any(|(value, shape)| *shape == Shape::OpenFlags && numbers::creates(*value));
+        // open has a mode only if it makes a file.
+        let opens = self.shapes.contains(&Shape::OpenFlags);
+        let shown = self
+            .shapes
+            .iter()
+            .enumerate()
+            .filter(|(_, shape)| **shape != Shape::Mode || !opens || creates);
+        let shown = shown.map(|(n, shape)| {
+            let next = values.get(n + 1).copied().unwrap_or_default();
+            show(*shape, values[n], next, result, read)
+        });
+        shown.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// What the kernel says of a system call's arguments.
+fn shapes(kernel: &Kernel, ram: &Ram, at: u64, name: &str) -> Option<Vec<Shape>> {
+    let count = (kernel.word(ram, at + 8)? >> 32) as usize;
+    let (types, names) = (kernel.word(ram, at + 16)?, kernel.word(ram, at + 24)?);
+    let text = |list: u64, n: usize| kernel.text(ram, kernel.word(ram, list + 8 * n as u64)?);
+    let shape = |n| Some(shape(name, &text(types, n)?, &text(names, n)?));
+    (0..count.min(ARGUMENTS)).map(shape).collect()
+}
+
+fn shape(call: &str, of_type: &str, name: &str) -> Shape {
+    let of_type = of_type.replace(" *", "*");
+    match (of_type.as_str(), name) {
+        ("const char*", "buf") if matches!(call, "write" | "pwrite64") => Shape::Bytes,
+        ("char*", "buf") if matches!(call, "read" | "pread64") => Shape::Filled,
+        ("const char*", _) => Shape::Text,
+        (_, "dfd" | "olddfd" | "newdfd") => Shape::Folder,
+        (_, "flags") if matches!(call, "open" | "openat") => Shape::OpenFlags,
+        ("umode_t", _) => Shape::Mode,
+        ("int" | "long" | "pid_t" | "off_t" | "loff_t" | "clockid_t" | "key_t" | "ssize_t", _) => {
+            Shape::Signed
+        }
+        ("unsigned int" | "size_t" | "u32" | "uid_t" | "gid_t", _) => Shape::Unsigned,
+        _ => Shape::Address,
+    }
+}
+
+fn show(shape: Shape, value: u64, next: u64, result: Option<i64>, read: Reader<'_>) -> String {
+    match shape {
+        Shape::Folder if value as i32 == -100 => "AT_FDCWD".to_owned(),
+        Shape::Signed | Shape::Folder => (value as i32).to_string(),
+        Shape::Unsigned => (value as u32).to_string(),
+        Shape::OpenFlags => numbers::open_flags(value),
+        Shape::Mode => format!("{:#05o}", value & 0o7777).replacen("0o", "0", 1),
+        Shape::Text => text(value, read).unwrap_or_else(|| address(value)),
+        Shape::Bytes => bytes(value, next, read).unwrap_or_else(|| address(value)),
+        Shape::Filled => {
+            let filled = result.and_then(|count| u64::try_from(count).ok());
+            let shown = filled.and_then(|count| bytes(value, count, read));
+            shown.unwrap_or_else(|| address(value))
+        }
+        Shape::Address => address(value),
+    }
+}
+
+fn address(value: u64) -> String {
+    if value == 0 { "NULL".to_owned() } else { format!("{value:#x}") }
+}
+
+/// Text that ends with a zero; `None` if it is not all there.
+fn text(gva: u64, read: Reader<'_>) -> Option<String> {
+    const MOST: usize = 4096;
+    let mut bytes = vec![0; MOST];
+    let count = read(gva, &mut bytes);
+    let end = bytes[..count].iter().position(|byte| *byte == 0)?;
+    Some(quoted(&bytes[..end]))
+}
+
+fn bytes(gva: u64, len: u64, read: Reader<'_>) -> Option<String> {
+    let shown = len.min(SHOWN as u64) as usize;
+    let mut bytes = vec![0; shown];
+    let whole = read(gva, &mut bytes) == shown;
+    let more = if len > shown as u64 { "..." } else { "" };
+    whole.then(|| format!("{}{more}", quoted(&bytes)))
+}
+
+fn quoted(bytes: &[u8]) -> String {
+    let mut text = String::from("\"");
+    for byte in bytes {
+        match byte {
+            b'\n' => text.push_str("\\n"),
+            b'\t' => text.push_str("\\t"),
+            b'\r' => text.push_str("\\r"),
+            b'"' | b'\\' => text.extend(['\\', char::from(*byte)]),
+            0x20..=0x7e => text.push(char::from(*byte)),
+            _ => text.push_str(&format!("\\{byte:o}")),
+        }
+    }
+    text + "\""
+}
+
+/// What a system call has returned, as strace prints it.
+pub fn result(call: &str, value: i64) -> String {
+    const ADDRESSES: [&str; 4] = ["mmap", "brk", "mremap", "shmat"];
+    match value {
+        -4095..0 => numbers::error(-value as i32),
+        _ if ADDRESSES.contains(&call) => format!("{value:#x}"),
+        _ => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(name: &str, shapes: &[Shape]) -> Call {
+        Call { name: name.to_owned(), shapes: shapes.to_vec() }
+    }
+
+    #[test]
+    fn arguments_are_printed_as_strace_prints_them() {
+        use Shape::{Filled, Folder, Mode, OpenFlags, Signed, Text, Unsigned};
+        let memory = b"/etc/\"x\"\n\0";
+        let read = |gva: u64, to: &mut [u8]| {
+            let from = memory.get(gva as usize - 0x1000..).unwrap_or_default();
+            let count = from.len().min(to.len());
+            to[..count].copy_from_slice(&from[..count]);
+            count
+        };
+        let open = call("openat", &[Folder, Text, OpenFlags, Mode]);
+        let values = [-100i64 as u64, 0x1000, 0o2000000, 0, 0, 0];
+        let shown = open.arguments(&values, None, &read);
+        assert_eq!(shown, "AT_FDCWD, \"/etc/\\\"x\\\"\\n\", O_RDONLY|O_CLOEXEC");
+        let values = [3, 0x1000, 0o101, 0o644, 0, 0];
+        assert_eq!(
+            open.arguments(&values, None, &read),
+            "3, \"/etc/\\\"x\\\"\\n\", O_WRONLY|O_CREAT, 0644"
+        );
+        let fill = call("read", &[Signed, Filled, Unsigned]);
+        let values = [0, 0x1000, 100, 0, 0, 0];
+        assert_eq!(fill.arguments(&values, Some(4), &read), "0, \"/etc\", 100");
+        assert_eq!(fill.arguments(&values, Some(-9), &read), "0, 0x1000, 100");
+        assert_eq!(fill.arguments(&values, Some(100), &read), "0, 0x1000, 100", "not all there");
+    }
+
+    #[test]
+    fn results_are_numbers_addresses_or_errors() {
+        assert_eq!(result("read", 5), "5");
+        assert_eq!(result("mmap", 0x7000), "0x7000");
+        assert_eq!(result("openat", -2), "-1 ENOENT (No such file or directory)");
+        assert_eq!(result("read", -512), "? ERESTARTSYS");
+    }
+}

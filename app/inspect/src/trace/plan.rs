@@ -1,0 +1,103 @@
+//! Which points of the kernel's code an event is.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ram::Ram;
+use vmm::Probes;
+
+use super::{Refused, breakpoints, calls::Call};
+use crate::linux::Kernel;
+
+/// What is done at a point.
+#[derive(Clone, Debug)]
+pub enum Point {
+    /// A system call begins.
+    Call(Arc<Call>),
+    /// A program begins: the first argument says which.
+    Exec,
+    /// A thread ends.
+    Exit,
+    /// A thread is there.
+    Fork,
+    /// Another thread comes: from the first argument to the second.
+    Switch,
+    /// An interrupt.
+    Interrupt(String),
+    /// An exception.
+    Exception(String),
+    /// A place that was asked for.
+    Break(String),
+    /// A function whose result was asked for.
+    Return(String),
+}
+
+/// Points by address (GVA).
+#[derive(Clone, Debug, Default)]
+pub struct Plan(pub HashMap<u64, Vec<Point>>);
+
+impl Plan {
+    /// The points of these events.
+    pub fn new(kernel: &Kernel, ram: &Ram, events: &[String]) -> Result<Self, Refused> {
+        let mut plan = Self::default();
+        events.iter().try_for_each(|event| plan.add(kernel, ram, event))?;
+        Ok(plan)
+    }
+
+    /// The probes it takes.
+    pub fn probes(&self) -> Probes {
+        breakpoints(self.0.keys().copied())
+    }
+
+    fn put(&mut self, address: u64, point: Point) {
+        self.0.entry(address).or_default().push(point);
+    }
+
+    fn add(&mut self, kernel: &Kernel, ram: &Ram, event: &str) -> Result<(), Refused> {
+        let symbol =
+            |name: &str| kernel.symbols.find(name).ok_or_else(|| Refused::Symbol(name.to_owned()));
+        match event.split_once(':') {
+            None if event == "syscall" => self.add_all_calls(kernel, ram),
+            Some(("syscall", name)) => {
+                let (address, call) = Call::find(kernel, ram, name)?;
+                self.put(address, Point::Call(Arc::new(call)));
+            }
+            None if event == "exec" => self.put(symbol("begin_new_exec")?, Point::Exec),
+            None if event == "exit" => self.put(symbol("do_exit")?, Point::Exit),
+            None if event == "fork" => self.put(symbol("wake_up_new_task")?, Point::Fork),
+            None if event == "switch" => self.put(symbol("__switch_to")?, Point::Switch),
+            None if event == "irq" => {
+                self.put(symbol("common_interrupt")?, Point::Interrupt("device".to_owned()));
+                self.add_starting(kernel, "sysvec_", Point::Interrupt);
+            }
+            None if event == "exception" => {
+                self.add_starting(kernel, "exc_", Point::Exception);
+            }
+            Some(("return", name)) => self.put(symbol(name)?, Point::Return(name.to_owned())),
+            Some(("break", place)) => {
+                let (name, offset) = place.split_once('+').unwrap_or((place, "0"));
+                let digits = offset.trim_start_matches("0x");
+                let offset = u64::from_str_radix(digits, 16);
+                let offset = offset.map_err(|_| Refused::Event(event.to_owned()))?;
+                let address = symbol(name)?.wrapping_add(offset);
+                self.put(address, Point::Break(place.to_owned()));
+            }
+            _ => return Err(Refused::Event(event.to_owned())),
+        }
+        Ok(())
+    }
+
+    fn add_all_calls(&mut self, kernel: &Kernel, ram: &Ram) {
+        for (address, call) in Call::all(kernel, ram) {
+            self.put(address, Point::Call(Arc::new(call)));
+        }
+    }
+
+    /// The C functions that these names are the beginning of. `exc_nmi` may come where no task can be told.
+    fn add_starting(&mut self, kernel: &Kernel, prefix: &str, point: fn(String) -> Point) {
+        let plain = |name: &str| !name.contains('.') && !name.ends_with("_noist");
+        let found: Vec<_> = kernel.symbols.starting(prefix).collect();
+        for (name, address) in found.into_iter().filter(|(name, _)| plain(name)) {
+            self.put(address, point(name[prefix.len()..].to_owned()));
+        }
+    }
+}

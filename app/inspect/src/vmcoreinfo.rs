@@ -1,0 +1,114 @@
+//! VMCOREINFO: what a Linux kernel says of itself, in a note it keeps for the dump of its own crash.
+//!
+//! The note lies at the beginning of a page, anywhere in RAM. Each page is looked at; that takes 0.1 s a GiB.
+
+use std::collections::BTreeMap;
+
+use ram::{HIGH_BASE, PAGE, Ram};
+
+/// Name of the note with its zero, padded to words.
+const NAME: &[u8; 12] = b"VMCOREINFO\0\0";
+/// Bytes of the note's head and name.
+const HEAD: u64 = 24;
+/// The kernel's text has one page.
+const MOST: u32 = PAGE as u32;
+/// How the text begins.
+const START: &[u8] = b"OSRELEASE=";
+
+/// What the kernel says: lines of `KEY=VALUE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmCoreInfo {
+    text: String,
+    values: BTreeMap<String, String>,
+}
+
+impl VmCoreInfo {
+    /// Looks for it in a machine's memory.
+    pub fn find(ram: &Ram) -> Option<Self> {
+        let low = (0..ram.low_len()).step_by(PAGE as usize);
+        let high = (HIGH_BASE..HIGH_BASE + ram.high_len()).step_by(PAGE as usize);
+        low.chain(high).find_map(|gpa| Self::at(ram, gpa))
+    }
+
+    /// The note at a GPA, if there is one.
+    fn at(ram: &Ram, gpa: u64) -> Option<Self> {
+        let mut head = [0; HEAD as usize];
+        ram.read_gpa(gpa, &mut head).ok()?;
+        let (sizes, name) = head.split_at(12);
+        if name != NAME || sizes[..4] != [11, 0, 0, 0] {
+            return None;
+        }
+        let len = u32::from_le_bytes(sizes[4..8].try_into().ok()?).min(MOST);
+        let mut text = vec![0; len as usize];
+        ram.read_gpa(gpa + HEAD, &mut text).ok()?;
+        Self::of_text(&text)
+    }
+
+    fn of_text(text: &[u8]) -> Option<Self> {
+        let text = text.split(|byte| *byte == 0).next().filter(|text| text.starts_with(START))?;
+        let text = String::from_utf8(text.to_vec()).ok()?;
+        let pairs = text.lines().filter_map(|line| line.split_once('='));
+        let values = pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        Some(Self { text, values })
+    }
+
+    /// All of it.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// `uname -r`.
+    pub fn release(&self) -> &str {
+        self.values.get("OSRELEASE").map_or("", String::as_str)
+    }
+
+    /// The GVA of a symbol.
+    pub fn symbol(&self, name: &str) -> Option<u64> {
+        self.hex(&format!("SYMBOL({name})"))
+    }
+
+    /// A hexadecimal number.
+    pub fn hex(&self, key: &str) -> Option<u64> {
+        u64::from_str_radix(self.values.get(key)?.trim_start_matches("0x"), 16).ok()
+    }
+
+    /// A decimal number.
+    pub fn number(&self, name: &str) -> Option<i64> {
+        self.values.get(&format!("NUMBER({name})"))?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &[u8] =
+        b"OSRELEASE=6.1.0-1\nSYMBOL(_stext)=ffffffff81000000\nNUMBER(phys_base)=-1024\nKERNELOFFSET=1e00000\n\0";
+
+    fn put(ram: &Ram, gpa: u64, len: u32, text: &[u8]) {
+        let head = [&11u32.to_le_bytes()[..], &len.to_le_bytes(), &[0; 4], NAME, text].concat();
+        ram.write_gpa(gpa, &head).expect("inside");
+    }
+
+    #[test]
+    fn the_note_is_found_and_read() {
+        let ram = Ram::new(1 << 20).expect("memory");
+        assert_eq!(VmCoreInfo::find(&ram), None);
+        put(&ram, 0x3000, 4, b"none");
+        put(&ram, 0x8000, TEXT.len() as u32, TEXT);
+        let found = VmCoreInfo::find(&ram).expect("there is one");
+        assert_eq!(found.release(), "6.1.0-1");
+        assert_eq!(found.symbol("_stext"), Some(0xffff_ffff_8100_0000));
+        assert_eq!(found.hex("KERNELOFFSET"), Some(0x1e0_0000));
+        assert_eq!(found.number("phys_base"), Some(-1024));
+    }
+
+    #[test]
+    fn a_note_that_lies_about_its_length_is_no_way_out_of_ram() {
+        let ram = Ram::new(1 << 20).expect("memory");
+        put(&ram, (1 << 20) - PAGE, u32::MAX, TEXT);
+        assert_eq!(VmCoreInfo::find(&ram), None, "it would end behind RAM");
+        put(&ram, 0x1000, u32::MAX, TEXT);
+        assert!(VmCoreInfo::find(&ram).is_some(), "what is there is read");
+    }
+}

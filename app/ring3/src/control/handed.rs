@@ -1,0 +1,35 @@
+//! Connections that are for more than a line: after the answer they carry a dump or a debugger's packets.
+
+use std::{io, os::unix::net::UnixStream};
+
+use vmm::Inspector;
+
+use super::{Order, Request, dump, gdb};
+
+/// Who takes such connections; nobody, where there is no machine to look into.
+#[derive(Clone, Default)]
+pub struct Hand(Option<Inspector>);
+
+impl Hand {
+    /// Takes them for a machine.
+    pub fn new(inspector: Inspector) -> Self {
+        Self(Some(inspector))
+    }
+
+    /// Carries on with a connection until it ends.
+    pub(super) fn take(&self, order: Order, client: &UnixStream) -> io::Result<()> {
+        let Some(inspector) = &self.0 else { return Ok(()) };
+        client.set_read_timeout(None)?;
+        match order {
+            Order::Dump => dump::send(inspector, client),
+            Order::Gdb => gdb::serve(inspector, client),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a line asks for, if the connection is to carry something else behind it.
+pub(super) fn order_of(line: &str) -> Option<Order> {
+    let request: Request = serde_json::from_str(line).ok()?;
+    matches!(request.command, Order::Dump | Order::Gdb).then_some(request.command)
+}

@@ -1,0 +1,196 @@
+//! GDB at a guest that knows nothing of it: breakpoints in its kernel and in a program, steps, watched memory, Ctrl-C; and the
+//! guest goes on to its end.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use guests::ring3;
+use tempfile::NamedTempFile;
+
+/// Calls into the kernel and runs a program, without end, until a line is typed.
+const SCRIPT: &str = "\
+awk '$3 ~ /^(__x64_sys_getcwd|jiffies|linux_proc_banner|linux_banner)$/ { print $3, $1 }' /proc/kallsyms
+echo ready
+until read -t 0.1 line; do setarch -R /bin/true; /bin/pwd > /dev/null; done
+cat /proc/version
+exit 7";
+/// Where Linux puts a position-independent program if it does not choose at random.
+const PROGRAM: u64 = 0x5555_5555_4000;
+
+/// A guest that is to be debugged.
+struct Debuggee {
+    ring3: Child,
+    stdout: BufReader<ChildStdout>,
+    symbols: HashMap<String, String>,
+}
+
+impl Drop for Debuggee {
+    fn drop(&mut self) {
+        // One that has ended needs no killing.
+        let _ = self.ring3.kill();
+        let _ = self.ring3.wait();
+    }
+}
+
+impl Debuggee {
+    /// Starts it, and waits until it is in its loop.
+    fn new(engine: &str) -> Result<Self> {
+        let mut command = Command::new(ring3()?);
+        command.args(["exec", "--memory", "512M", "--timeout", "300", "--engine", engine]);
+        command.args(["--", "bash", "-c", SCRIPT]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut ring3 = command.spawn()?;
+        let mut stdout = BufReader::new(ring3.stdout.take().context("no standard output")?);
+        let mut symbols = HashMap::new();
+        loop {
+            let mut line = String::new();
+            ensure!(stdout.read_line(&mut line)? != 0, "it ended early");
+            match line.trim().split_once(' ') {
+                Some((name, address)) => symbols.insert(name.to_owned(), format!("0x{address}")),
+                None => return Ok(Self { ring3, stdout, symbols }),
+            };
+        }
+    }
+
+    fn symbol(&self, name: &str) -> Result<&str> {
+        self.symbols.get(name).map(String::as_str).with_context(|| format!("no {name}"))
+    }
+
+    /// What GDB says to these commands.
+    fn gdb(&self, commands: &str) -> Result<String> {
+        let mut file = NamedTempFile::new()?;
+        file.write_all(commands.as_bytes())?;
+        let connect =
+            format!("target remote | {} gdb --pipe {}", ring3()?.display(), self.ring3.id());
+        let mut gdb = Command::new("gdb");
+        gdb.args(["-nx", "-batch", "-ex", "set confirm off", "-ex", &connect, "-x"]);
+        let output = gdb.arg(file.path()).stdin(Stdio::null()).output();
+        let output = output.context("GDB is needed: apt-get install gdb")?;
+        Ok([&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat())
+    }
+
+    /// Lets it come to its end; what it said, and how it ended.
+    fn ends(mut self) -> Result<(String, Option<i32>)> {
+        self.ring3.stdin.take().context("no standard input")?.write_all(b"\n")?;
+        let mut said = String::new();
+        self.stdout.read_to_string(&mut said)?;
+        Ok((said, self.ring3.wait()?.code()))
+    }
+}
+
+/// The entry of a program's file.
+fn entry(path: &str) -> Result<u64> {
+    let head = fs::read(path)?;
+    Ok(u64::from_le_bytes(head.get(24..32).context("too short")?.try_into()?))
+}
+
+fn says(output: &str, expected: &[&str]) -> Result<()> {
+    for part in expected {
+        ensure!(output.contains(part), "no `{part}` in: {output}");
+    }
+    Ok(())
+}
+
+/// A breakpoint in the kernel, steps from there, and what GDB reads of registers and memory.
+fn kernel_is_debugged(guest: &Debuggee) -> Result<()> {
+    let (getcwd, banner) = (guest.symbol("__x64_sys_getcwd")?, guest.symbol("linux_banner")?);
+    let output = guest.gdb(&format!(
+        "monitor kaslr\n\
+         hbreak *{getcwd}\ncontinue\n\
+         printf \"at it %d %d\\n\", $rip == {getcwd}, $cs & 3\n\
+         x/s {banner}\n\
+         stepi\nprintf \"behind it %d\\n\", $rip > {getcwd} && $rip < {getcwd} + 16\n\
+         continue\nprintf \"again %d\\n\", $rip == {getcwd}\n\
+         printf \"paging %d, long mode %d\\n\", $cr0 >> 31 & 1, $efer >> 10 & 1\n\
+         set $was = $rax\nset $rax = 0x1234\nprintf \"set %x\\n\", $rax\nset $rax = $was\n\
+         detach\n"
+    ))?;
+    let expected = [
+        "add-symbol-file vmlinux -o 0x",
+        "at it 1 0",
+        "\"Linux version 6.",
+        "behind it 1",
+        "again 1",
+        "paging 1, long mode 1",
+        "set 1234",
+        "detached",
+    ];
+    says(&output, &expected)
+}
+
+/// A breakpoint in a program, which is not in memory yet when it is set, and Ctrl-C.
+fn program_is_debugged(guest: &Debuggee) -> Result<()> {
+    let entry = PROGRAM + entry("/bin/true")?;
+    let output = guest.gdb(&format!(
+        "hbreak *{entry:#x}\ncontinue\n\
+         printf \"at it %d %d\\n\", $rip == {entry:#x}, $cs & 3\n\
+         stepi\nstepi\nprintf \"behind it %d\\n\", $rip != {entry:#x} && $rip >> 12 == {entry:#x} >> 12\n\
+         continue\nprintf \"again %d\\n\", $rip == {entry:#x}\ndelete\n\
+         python import threading, os, signal\n\
+         python threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n\
+         continue\n"
+    ))?;
+    says(&output, &["at it 1 3", "behind it 1", "again 1", "received signal SIGINT"])
+}
+
+/// Memory that the kernel changes at each tick, and memory that GDB changes.
+fn memory_is_watched_and_changed(guest: &Debuggee) -> Result<()> {
+    let (jiffies, banner) = (guest.symbol("jiffies")?, guest.symbol("linux_proc_banner")?);
+    let output = guest.gdb(&format!(
+        "set $was = *(long *) {jiffies}\nwatch *(long *) {jiffies}\ncontinue\n\
+         printf \"later %d\\n\", *(long *) {jiffies} - $was\ndelete\n\
+         set {{char}} ({banner} + 3) = 'V'\n"
+    ))?;
+    says(&output, &["Hardware watchpoint 2", "later 1"])
+}
+
+fn is_debugged(engine: &str) -> Result<()> {
+    let guest = Debuggee::new(engine)?;
+    kernel_is_debugged(&guest)?;
+    program_is_debugged(&guest)?;
+    memory_is_watched_and_changed(&guest)?;
+    let (said, code) = guest.ends()?;
+    ensure!(code == Some(7) && said.contains("Linux Version 6."), "{code:?}: {said}");
+    Ok(())
+}
+
+#[test]
+fn a_guest_is_debugged() -> Result<()> {
+    is_debugged("auto")
+}
+
+#[test]
+fn an_interpreted_guest_is_debugged() -> Result<()> {
+    is_debugged("interp")
+}
+
+/// What crash and drgn look for is in the core, and the machine goes on.
+#[test]
+fn a_guest_is_dumped() -> Result<()> {
+    let guest = Debuggee::new("auto")?;
+    let core = NamedTempFile::new()?;
+    let dump = |path: &str| -> Result<_> {
+        Ok(Command::new(ring3()?).args(["dump", &guest.ring3.id().to_string(), path]).output()?)
+    };
+    let output = dump(&core.path().display().to_string())?;
+    ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let notes = Command::new("readelf").args(["-ln"]).arg(core.path()).output()?;
+    let notes = String::from_utf8_lossy(&notes.stdout).into_owned();
+    says(&notes, &["LOAD", "NT_PRSTATUS", "VMCOREINFO"])?;
+    // The text of the kernel's banner is where its symbol says, in a kernel that lies where it was linked to.
+    let banner = u64::from_str_radix(guest.symbol("linux_banner")?.trim_start_matches("0x"), 16)?;
+    let physical = banner - 0xffff_ffff_8000_0000;
+    let bytes = fs::read(core.path())?;
+    let first = u64::from_le_bytes(bytes[64 + 56 + 8..64 + 56 + 16].try_into()?);
+    ensure!(bytes[(first + physical) as usize..].starts_with(b"Linux version 6."));
+    let refused = dump("/nowhere/core")?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(refused.status.code() == Some(1) && said.contains("/nowhere"), "{said}");
+    ensure!(guest.ends()?.1 == Some(7));
+    Ok(())
+}
