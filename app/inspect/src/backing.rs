@@ -70,7 +70,8 @@ mod tests {
         // Hosts with large pages for shared memory have touched more.
         assert!(ranges.iter().any(|(start, end)| (*start..*end).contains(&0x20_0000)));
         assert!(ranges.iter().any(|(start, end)| (*start..*end).contains(&0x7f_f000)));
-        let touched = |ranges: &[(u64, u64)]| ranges.iter().map(|(start, end)| end - start).sum::<u64>();
+        let touched =
+            |ranges: &[(u64, u64)]| ranges.iter().map(|(start, end)| end - start).sum::<u64>();
         let mut bytes = vec![9; 8 << 20];
         backing.read(0, &mut bytes).expect("all is there");
         assert_eq!((bytes[0], bytes[0x20_0000], bytes[0x7f_f000]), (0, 1, 2));

@@ -7,7 +7,7 @@ use ram::{HIGH_BASE, PAGE, Ram};
 use vmm::Inspector;
 use x86::{Vcpu, seg};
 
-use crate::{still::Still, vmcoreinfo::VmCoreInfo};
+use crate::{backing::Backing, still::Still, vmcoreinfo::VmCoreInfo};
 
 /// Bytes of the file's header, and of that of each segment.
 const FILE_HEADER: usize = 64;
@@ -26,6 +26,7 @@ const PIECE: u64 = 1 << 20;
 /// A core that is to be written; the machine stands until it is dropped.
 pub struct Core {
     ram: Ram,
+    backing: Backing,
     head: Vec<u8>,
     info: Option<VmCoreInfo>,
     _still: Still,
@@ -33,14 +34,18 @@ pub struct Core {
 
 impl Core {
     /// Has the machine stand, and takes its registers.
-    pub fn new(inspector: &Inspector) -> Self {
+    ///
+    /// # Errors
+    /// The host gives no descriptor.
+    pub fn new(inspector: &Inspector) -> io::Result<Self> {
         let still = Still::new(inspector);
         let state = |vcpu| inspector.visit(vcpu, |visited| visited.engine.vcpu().clone());
         let vcpus: Vec<Vcpu> = (0..inspector.vcpus()).filter_map(state).collect();
         let ram = inspector.ram().clone();
         let info = VmCoreInfo::find(&ram);
         let head = head(&vcpus, info.as_ref(), &ranges(&ram));
-        Self { ram, head, info, _still: still }
+        let backing = Backing::new(&ram)?;
+        Ok(Self { ram, backing, head, info, _still: still })
     }
 
     /// Bytes of the file.
@@ -64,12 +69,11 @@ impl Core {
     pub fn write(&self, output: &mut impl Write) -> io::Result<()> {
         output.write_all(&self.head)?;
         let mut bytes = vec![0; PIECE as usize];
-        for (gpa, len) in ranges(&self.ram) {
-            for at in (0..len).step_by(PIECE as usize) {
-                let part = &mut bytes[..PIECE.min(len - at) as usize];
-                self.ram.read_gpa(gpa + at, part).map_err(io::Error::other)?;
-                output.write_all(part)?;
-            }
+        for at in (0..self.ram.len()).step_by(PIECE as usize) {
+            let part = &mut bytes[..PIECE.min(self.ram.len() - at) as usize];
+            // Ranges of RAM follow each other in the file as in the memory object.
+            self.backing.read(at, part)?;
+            output.write_all(part)?;
         }
         output.flush()
     }

@@ -2,13 +2,17 @@
 //!
 //! - [`core_file`]: all of its memory and registers as an ELF core, for crash and drgn.
 //! - [`gdb`]: GDB's remote protocol.
+//! - [`trace`]: what a Linux guest does; [`linux`]: its symbols and types.
 //! - [`memory`]: guest memory by GVA; [`still`]: the machine stands meanwhile.
 //! - [`vmcoreinfo`]: what a Linux kernel says of itself.
 //!
 //! The guest is read as it is: whatever its memory says may be garbage, and is looked at with bounds.
 
+mod backing;
 pub mod core_file;
 pub mod gdb;
+pub mod linux;
 pub mod memory;
 pub mod still;
+pub mod trace;
 pub mod vmcoreinfo;

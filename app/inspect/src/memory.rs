@@ -88,6 +88,15 @@ pub fn word(ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
     (read(ram, roots, gva, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
 }
 
+/// Text at a GVA that ends with a zero, or after `most` bytes.
+pub fn text(ram: &Ram, roots: Roots, gva: u64, most: usize) -> Option<String> {
+    let mut bytes = vec![0; most];
+    let count = read(ram, roots, gva, &mut bytes);
+    let end = bytes[..count].iter().position(|byte| *byte == 0);
+    let end = end.or((count == most).then_some(most))?;
+    Some(String::from_utf8_lossy(&bytes[..end]).into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    control::{DumpArguments, GdbArguments, PsArguments, StatsArguments, Target},
+    control::{DumpArguments, GdbArguments, PsArguments, StatsArguments, Target, TraceArguments},
     device::DeviceArguments,
     disk::ImageArguments,
     exec::arguments::{ExecArguments, ShellArguments},
@@ -102,6 +102,8 @@ pub enum Command {
     Dump(DumpArguments),
     /// Debug a machine with GDB; it goes on when GDB leaves
     Gdb(GdbArguments),
+    /// Show what a Linux guest does: system calls, processes, interrupts, functions of its kernel
+    Trace(TraceArguments),
     /// Attach to a machine's console; Ctrl-A X leaves it, and the machine goes on
     Console(Target),
     /// Make a machine stand still

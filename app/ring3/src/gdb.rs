@@ -1,11 +1,11 @@
 //! `ring3 run --gdb`: a socket at which debuggers are served, one after the other.
 
 use std::{
-    fmt, fs,
+    fmt,
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener},
     os::unix::net::UnixListener,
-    path::PathBuf,
+    path::{self, PathBuf},
     str::FromStr,
     thread,
 };
@@ -13,7 +13,7 @@ use std::{
 use inspect::{gdb, still::Still};
 use vmm::Inspector;
 
-use crate::{failure::Failure, output};
+use crate::{failure::Failure, output, spawner};
 
 /// Where debuggers connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,13 +50,13 @@ impl fmt::Display for GdbAddress {
     }
 }
 
-/// The socket; removed when dropped.
+/// The socket; removed when dropped, or when this process ends otherwise.
 pub struct Listener(Option<PathBuf>);
 
 impl Drop for Listener {
     fn drop(&mut self) {
         // Whoever removed it before has done what is wanted.
-        self.0.iter().for_each(|path| drop(fs::remove_file(path)));
+        self.0.take().into_iter().for_each(|path| drop(spawner::remove(path)));
     }
 }
 
@@ -75,13 +75,16 @@ pub fn listen(
             let accept =
                 move || listener.accept().and_then(|(stream, _)| Ok((stream.try_clone()?, stream)));
             start(move || attend(accept, &inspector, &mut still)).map_err(wrong)?;
-            Ok(Some(Listener(Some(path.clone()))))
+            let path = path::absolute(path).map_err(wrong)?;
+            spawner::remove_at_end(path.clone());
+            Ok(Some(Listener(Some(path))))
         }
         GdbAddress::Tcp(address) => {
             let listener = TcpListener::bind(address).map_err(wrong)?;
             let accept = move || {
                 let (stream, _) = listener.accept()?;
-                stream.set_nodelay(true)?;
+                // A process that is shut in may not; GDB waits a little longer then.
+                let _ = stream.set_nodelay(true);
                 Ok((stream.try_clone()?, stream))
             };
             start(move || attend(accept, &inspector, &mut still)).map_err(wrong)?;

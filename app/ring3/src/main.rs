@@ -63,6 +63,7 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Stop(target) => control::order(&target, Order::Stop),
         Command::Dump(arguments) => control::dump(&arguments),
         Command::Gdb(arguments) => control::gdb(&arguments),
+        Command::Trace(arguments) => control::trace(&arguments),
         Command::Console(target) => control::console(&target),
         Command::Pause(target) => control::order(&target, Order::Pause),
         Command::Resume(target) => control::order(&target, Order::Resume),

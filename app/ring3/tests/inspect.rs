@@ -46,8 +46,10 @@ fn a_machine_that_has_not_begun_waits_for_gdb_and_ends_under_it() {
         "continue",
     ];
     let mut gdb = Command::new("gdb");
-    gdb.args(["-nx", "-batch"]).stdin(Stdio::null());
-    commands.iter().for_each(|command| drop(gdb.args(["-ex", command])));
+    gdb.args(["-nx", "-batch", "-l", "60"]).stdin(Stdio::null());
+    for command in commands {
+        gdb.args(["-ex", command]);
+    }
     let output = gdb.output().expect("GDB is needed: apt-get install gdb");
     let said = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat();
     let expected = [

@@ -40,7 +40,7 @@ struct Head {
 
 /// The machine's side. It stands until the client has everything, or has gone.
 pub(super) fn send(inspector: &Inspector, client: &UnixStream) -> io::Result<()> {
-    let core = Core::new(inspector);
+    let core = Core::new(inspector)?;
     let missing = core.missing().map(str::to_owned);
     let mut line = serde_json::to_string(&Head { bytes: core.len(), missing })?;
     line.push('\n');

@@ -16,6 +16,9 @@ use vmm::Inspector;
 use super::{Order, Target, client};
 use crate::failure::Failure;
 
+/// Seconds that GDB waits for an answer before it sends everything again: on a busy host its own two are too few.
+const PATIENCE: &str = "60";
+
 /// What to debug, and how.
 #[derive(Debug, Args)]
 pub struct GdbArguments {
@@ -46,7 +49,10 @@ pub fn gdb(arguments: &GdbArguments) -> Result<u8, Failure> {
     let own = env::current_exe().map_err(|error| Failure::host(error.to_string()))?;
     let own = own.display().to_string().replace('\'', "'\\''");
     let connect = format!("target remote | '{own}' gdb --pipe {pid}");
-    let error = Command::new("gdb").args(["-ex", &connect]).args(&arguments.arguments).exec();
+    let error = Command::new("gdb")
+        .args(["-l", PATIENCE, "-ex", &connect])
+        .args(&arguments.arguments)
+        .exec();
     Err(Failure::host(format!("gdb: {error}; its package is called gdb")))
 }
 

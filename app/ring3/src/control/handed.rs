@@ -1,10 +1,10 @@
-//! Connections that are for more than a line: after the answer they carry a dump or a debugger's packets.
+//! Connections that are for more than a line: after the answer they carry a dump, a debugger's packets or the events of a trace.
 
 use std::{io, os::unix::net::UnixStream};
 
 use vmm::Inspector;
 
-use super::{Order, Request, dump, gdb};
+use super::{Order, Request, dump, gdb, trace};
 
 /// Who takes such connections; nobody, where there is no machine to look into.
 #[derive(Clone, Default)]
@@ -23,6 +23,7 @@ impl Hand {
         match order {
             Order::Dump => dump::send(inspector, client),
             Order::Gdb => gdb::serve(inspector, client),
+            Order::Trace => trace::serve(inspector, client),
             _ => Ok(()),
         }
     }
@@ -31,5 +32,6 @@ impl Hand {
 /// What a line asks for, if the connection is to carry something else behind it.
 pub(super) fn order_of(line: &str) -> Option<Order> {
     let request: Request = serde_json::from_str(line).ok()?;
-    matches!(request.command, Order::Dump | Order::Gdb).then_some(request.command)
+    let carries = matches!(request.command, Order::Dump | Order::Gdb | Order::Trace);
+    carries.then_some(request.command)
 }

@@ -11,6 +11,8 @@ mod dump;
 mod gdb;
 mod handed;
 mod server;
+mod shown;
+mod trace;
 
 use std::{
     env, fs, io,
@@ -29,6 +31,7 @@ pub use dump::{DumpArguments, dump};
 pub use gdb::{GdbArguments, gdb};
 pub use handed::Hand;
 pub use server::{Asked, Listener, listen};
+pub use trace::{TraceArguments, trace};
 
 /// What a machine can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +51,8 @@ pub enum Order {
     Dump,
     /// From here on it carries GDB's remote protocol; the machine stands.
     Gdb,
+    /// From here on it carries events: those that the client's next line asks for.
+    Trace,
 }
 
 /// A line of a client.

@@ -132,7 +132,13 @@ fn trace_command(arguments: &TraceArguments, mut shown: Box<dyn Shown>) -> Resul
     let mut child = command.arg(first).args(["--name", &name]).args(rest).spawn().map_err(host)?;
     let target = Target { machine: name };
     if listens(&target, &mut child)? {
-        follow(arguments, &target, true, &mut *shown)?;
+        let followed = follow(arguments, &target, true, &mut *shown);
+        if followed.is_err() {
+            // One that has ended by itself needs no stopping.
+            let _ = client::order(&target, Order::Stop);
+            child.wait().map_err(host)?;
+        }
+        followed?;
     }
     let status = child.wait().map_err(host)?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
@@ -184,7 +190,7 @@ fn hang_up_on_signals(connection: UnixStream) -> io::Result<()> {
 }
 
 fn tell(machine: &mut BufReader<UnixStream>, shown: &mut dyn Shown) -> Result<(), Failure> {
-    let mut lost = 0;
+    let (mut lost, mut started) = (0, false);
     let mut line = String::new();
     loop {
         line.clear();
@@ -197,10 +203,16 @@ fn tell(machine: &mut BufReader<UnixStream>, shown: &mut dyn Shown) -> Result<()
                 shown.show(&event).map_err(|error| Failure::host(format!("output: {error}")))?
             }
             Ok(Line::Lost(count)) => lost += count,
-            Ok(Line::Started { probes }) => tracing::debug!(probes, "trace begins"),
+            Ok(Line::Started { probes }) => {
+                started = true;
+                tracing::debug!(probes, "trace begins");
+            }
             Ok(Line::Error(problem)) => return Err(Failure::host(problem)),
             Err(_) => break, // cut off
         }
+    }
+    if !started {
+        return Err(Failure::host("the machine ended before it could be traced"));
     }
     if lost != 0 {
         output::complain(&format!("{lost} events were lost: more came than could be written"));

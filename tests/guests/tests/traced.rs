@@ -1,0 +1,139 @@
+//! `ring3 trace` beside strace in the guest: both tell the same calls of the same threads, with the same results.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use guests::ring3;
+use tempfile::TempDir;
+
+/// A shell and Python, each with children and files.
+const SCRIPT: &str = "\
+for i in 1 2; do (echo $i; cat /etc/hostname) > /dev/null; done; ls /nowhere 2> /dev/null
+python3 -c 'import os; os.listdir(\"/\"); print(open(\"/etc/hostname\").read())' > /dev/null";
+
+/// Name and result of each call, by thread.
+type Calls = BTreeMap<u32, Vec<(String, String)>>;
+
+/// What strace has written. Calls that another thread's were printed into come in two parts.
+fn of_strace(text: &str) -> Calls {
+    let mut calls = Calls::new();
+    let mut begun: BTreeMap<u32, String> = BTreeMap::new();
+    for line in text.lines() {
+        let Some((tid, line)) = line.split_once(' ') else { continue };
+        let (Ok(tid), mut line) = (tid.parse(), line.trim_start().to_owned()) else { continue };
+        if let Some((first, _)) = line.split_once(" <unfinished ...>") {
+            begun.insert(tid, first.to_owned());
+            continue;
+        }
+        if let Some((_, rest)) = line.split_once(" resumed>") {
+            line = begun.remove(&tid).unwrap_or_default() + rest;
+        }
+        let (Some((name, _)), Some((_, result))) = (line.split_once('('), line.rsplit_once(" = "))
+        else {
+            continue; // a signal, or an end
+        };
+        let result = result.split([' ', '(']).take(2).collect::<Vec<_>>().join(" ");
+        calls.entry(tid).or_default().push((name.to_owned(), outcome(&result)));
+    }
+    calls
+}
+
+/// What `ring3 trace --format json` has written.
+fn of_ring3(text: &str) -> Result<Calls> {
+    let mut calls = Calls::new();
+    for line in text.lines() {
+        let event: serde_json::Value = serde_json::from_str(line)?;
+        let tid = event["tid"].as_u64().context("no thread")? as u32;
+        let word = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
+        calls.entry(tid).or_default().push((word("name"), outcome(&word("result"))));
+    }
+    Ok(calls)
+}
+
+/// An error by its name, any other result as one word; addresses and numbers may be written in two ways.
+fn outcome(result: &str) -> String {
+    let mut words = result.split_whitespace();
+    match (words.next(), words.next()) {
+        (Some("-1" | "?"), Some(name)) => name.to_owned(),
+        (Some(word), _) => {
+            match word.strip_prefix("0x").map(|digits| u64::from_str_radix(digits, 16)) {
+                Some(Ok(number)) => number.to_string(),
+                _ => word.to_owned(),
+            }
+        }
+        (None, _) => String::new(),
+    }
+}
+
+/// From the first call of the program on: what strace and its child do before that is not what it traces.
+fn agree(tid: u32, inside: &[(String, String)], outside: &[(String, String)]) -> Result<()> {
+    let wanted: Vec<_> =
+        inside.iter().filter(|(name, _)| name != "exit_group" && name != "exit").collect();
+    let outside: Vec<_> =
+        outside.iter().filter(|(name, _)| name != "exit_group" && name != "exit").collect();
+    let tail = outside.len().checked_sub(wanted.len());
+    let tail = &outside
+        [tail.with_context(|| format!("{tid}: {} calls of {}", outside.len(), wanted.len()))?..];
+    for (n, (wanted, seen)) in wanted.iter().zip(tail).enumerate() {
+        ensure!(
+            wanted == seen,
+            "{tid}, call {n} of {}: {wanted:?} inside, {seen:?} outside",
+            inside.len()
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn strace_and_ring3_trace_agree_call_by_call() -> Result<()> {
+    let folder = TempDir::new()?;
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let script =
+        format!("strace -f -o {} bash -c '{}'", path("inside"), SCRIPT.replace('\'', "'\\''"));
+    let mut command = Command::new(ring3()?);
+    command.args(["trace", "-e", "syscall", "--format", "json", "-o", &path("outside"), "--"]);
+    command.args([
+        "exec",
+        "--memory",
+        "1G",
+        "--timeout",
+        "300",
+        "--rw",
+        &folder.path().display().to_string(),
+    ]);
+    command.args(["--", "sh", "-c", &script]).stdin(Stdio::null());
+    let output = command.output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let inside =
+        fs::read_to_string(path("inside")).context("strace is needed: apt-get install strace")?;
+    let (inside, outside) = (of_strace(&inside), of_ring3(&fs::read_to_string(path("outside"))?)?);
+    ensure!(inside.len() >= 5, "{} threads", inside.len());
+    for (tid, calls) in &inside {
+        let seen = outside.get(tid).with_context(|| format!("no thread {tid}"))?;
+        agree(*tid, calls, seen)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_traced_is_refused_with_its_name() -> Result<()> {
+    let trace = |event: &str| -> Result<_> {
+        let mut command = Command::new(ring3()?);
+        command.args(["trace", "-e", event, "--", "exec", "--memory", "512M", "--", "sleep", "20"]);
+        Ok(command.stdin(Stdio::null()).output()?)
+    };
+    for (event, said) in [
+        ("syscall:fly", "no system call `fly`"),
+        ("flights", "no event `flights`"),
+        ("break:no_such_symbol", "no symbol `no_such_symbol`"),
+    ] {
+        let output = trace(event)?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1) && text.contains(said), "{event}: {output:?}");
+    }
+    Ok(())
+}
