@@ -17,8 +17,7 @@ use x86::{Fault, Vcpu, cpuid, kvm, msr, paging::PHYS_BITS};
 use crate::{
     Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host,
     Inspector, MessageFilter, Running, console::Outlet, events::Events, inspector::Seat,
-    panic::PanicDevice, running,
-    timer::Alarm,
+    panic::PanicDevice, running, timer::Alarm,
 };
 
 /// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.

@@ -32,9 +32,7 @@ mod system;
 mod task;
 mod tlb;
 
-pub use contract::{
-    CodeNews, Counters, Exit, GuestRam, Probes, RamPage, Reached, pending,
-};
+pub use contract::{CodeNews, Counters, Exit, GuestRam, Probes, RamPage, Reached, pending};
 pub use cpu::Cpu;
 pub use iced_flags::rflags;
 pub use observe::{Flush, Leave, Record};

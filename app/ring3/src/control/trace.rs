@@ -94,9 +94,11 @@ pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()
     let mut writer = BufWriter::new(client);
     let served =
         inspect::trace::serve(inspector, &request, &mut writer, || gone.load(Ordering::SeqCst));
+    // What was refused is told, too.
+    let flushed = writer.flush();
     // The thread above waits for this.
     let _ = client.shutdown(Shutdown::Both);
-    served
+    served.and(flushed)
 }
 
 /// `ring3 trace`.
