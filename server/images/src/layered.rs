@@ -8,7 +8,7 @@ use imago::{
 };
 use virtio::{BlockBackend, ImageError, SECTOR};
 
-use crate::{Cache, Error, Format, Image, lock::lock};
+use crate::{Cache, Error, Format, Image, extensions, lock::lock};
 
 pub(crate) struct Layered {
     access: FormatAccess<File>,
@@ -28,9 +28,9 @@ impl Layered {
         let damaged = |source| Error::Damaged { path: path.clone(), format, source };
         let options = StorageOpenOptions::new().direct(image.cache == Cache::None);
         let access = match format {
-            Format::Qcow2 => {
+            Format::Qcow2 => extensions::check(path).and_then(|()| {
                 build(Qcow2::<File>::builder_path(path), !readonly, options, &mut locks)
-            }
+            }),
             Format::Raw => build(Raw::<File>::builder_path(path), !readonly, options, &mut locks),
         };
         let access = access.map_err(damaged)?;
@@ -89,7 +89,7 @@ impl Locks {
             return Err(io::Error::other(problem));
         }
         self.0.push(lock(path, shared).map_err(io::Error::other)?);
-        Ok(())
+        extensions::check(path)
     }
 }
 

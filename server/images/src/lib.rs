@@ -5,6 +5,7 @@
 //! in the file, because the guest writes that.
 
 mod create;
+mod extensions;
 mod layered;
 mod lock;
 

@@ -99,6 +99,12 @@ fn files_that_are_no_images_are_named() {
             Ok(mut disk) => drop(disk.read_at(0, &mut [0; 512])),
         }
     }
+    // A table of feature names that ends in its first name, where extensions begin.
+    let mut bytes = good.clone();
+    let at = u32::from_be_bytes(bytes[100..104].try_into().expect("four bytes")) as usize;
+    bytes[at..at + 8].copy_from_slice(&[0x68, 0x03, 0xf8, 0x57, 0, 0, 0, 1]);
+    fs::write(&path, bytes).expect("written");
+    assert!(message(&image(&path)).contains("feature names"));
     fs::write(&path, &good[..50]).expect("cut");
     assert!(message(&image(&path)).contains("no usable qcow2"));
     let missing = directory.path().join("missing.img");
