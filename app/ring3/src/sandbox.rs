@@ -1,5 +1,6 @@
 //! When a machine's process shuts itself in: the machine is ready, and has not executed anything.
 
+use host_linux::limits;
 use vmm::{Machine, Running};
 
 use crate::{
@@ -29,6 +30,7 @@ impl Sandbox {
             return Ok(());
         }
         machine.hold();
+        limits::remember();
         confinement::give_up_capabilities().map_err(|error| refused(&error.to_string()))
     }
 

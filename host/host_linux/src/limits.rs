@@ -1,6 +1,6 @@
 //! Limits that this process was given (`ulimit`), and what they mean for a machine.
 
-use std::path::Path;
+use std::{path::Path, sync::OnceLock};
 
 use crate::{cgroup, inherited};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -105,9 +105,19 @@ fn told(resource: Resource, unit: u64, what: &str, how: &str) -> Option<String> 
     Some(format!("{what} {limit} ({how})"))
 }
 
+/// Looks at what [`hint`] may have to tell of cgroups. To be called before this process shuts itself in: then it can open
+/// nothing any more.
+pub fn remember() {
+    cgroup_processes();
+}
+
 fn cgroup_processes() -> Option<String> {
-    let limit = cgroup::processes()?;
-    Some(format!("those of its cgroup to {} ({})", limit.amount, limit.file))
+    static TOLD: OnceLock<Option<String>> = OnceLock::new();
+    let tell = || {
+        let limit = cgroup::processes()?;
+        Some(format!("those of its cgroup to {} ({})", limit.amount, limit.file))
+    };
+    TOLD.get_or_init(tell).clone()
 }
 
 /// What a machine with so many bytes of memory may come to, though it can be made.
