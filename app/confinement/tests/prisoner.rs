@@ -8,12 +8,16 @@
 
 use std::{
     env,
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io,
     net::{TcpListener, TcpStream, UdpSocket},
     os::{
         fd::AsRawFd,
-        unix::{fs::symlink, net::UnixStream, process::CommandExt},
+        unix::{
+            fs::{PermissionsExt, symlink},
+            net::UnixStream,
+            process::CommandExt,
+        },
     },
     process::Command,
     ptr, thread,
@@ -52,25 +56,19 @@ fn a_copy() -> io::Result<()> {
 fn attempts(folder: &str) -> Vec<(&'static str, io::Result<()>)> {
     let keeper = std::os::unix::process::parent_id() as usize;
     let own = |name: &str| format!("{folder}/{name}-{}", std::process::id());
-    let sent = || TcpListener::bind("127.0.0.1:0").map(drop);
+    let socket = format!("{folder}/socket");
     vec![
         ("read a file", File::open("/etc/passwd").map(drop)),
         ("make a file", File::create(own("file")).map(drop)),
         ("look into a folder", fs::read_dir("/proc").map(drop)),
         ("make a folder", fs::create_dir(own("folder"))),
         ("make a link", symlink("/", own("link"))),
-        (
-            "change a file's mode",
-            call(libc::SYS_chmod, [c"/dev/null".as_ptr() as usize, 0o666, 0, 0]),
-        ),
+        ("change a file's mode", fs::set_permissions(&socket, Permissions::from_mode(0o600))),
         ("start a program", Command::new("/bin/true").status().map(drop)),
         ("copy itself", a_copy()),
-        ("listen", sent()),
-        ("send", UdpSocket::bind("127.0.0.1:0").map(drop)),
-        (
-            "make a pair of sockets by name",
-            UnixStream::connect(folder.to_owned() + "/socket").map(drop),
-        ),
+        ("listen", TcpListener::bind("127.0.0.1:0").map(drop)),
+        ("make a socket", UdpSocket::bind("127.0.0.1:0").map(drop)),
+        ("connect to a socket", UnixStream::connect(&socket).map(drop)),
         ("signal another process", call(libc::SYS_kill, [keeper, 0, 0, 0])),
         ("have a descriptor of another process", call(libc::SYS_pidfd_open, [keeper, 0, 0, 0])),
         ("have executable memory", executable_memory()),
