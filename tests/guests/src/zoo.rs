@@ -7,7 +7,8 @@
 //! - `needs`: what must be there: commands, files, and modules of Python as `NAME.py`;
 //! - `memory`: of the guest; `seconds`: what either run may take;
 //! - `short`: it is run by the ordinary tests;
-//! - `differs`: why the guest's output is another one, where that is known.
+//! - `differs`: why the guest's output is another one, where that is known;
+//! - `with`: a file of `programs/zoo_parts` that follows the script, and serves others too.
 //!
 //! A script runs in an empty folder, which a guest shares, and prints nothing that changes from run to run.
 
@@ -47,6 +48,7 @@ pub struct Program {
     pub differs: Option<String>,
     memory: Option<String>,
     seconds: Option<u64>,
+    with: Option<String>,
     script: String,
 }
 
@@ -99,12 +101,19 @@ impl Compared {
 /// A script cannot be read, or says something unknown of itself.
 pub fn programs() -> Result<Vec<Program>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/zoo");
+    let parts = folder.with_file_name("zoo_parts");
     let mut programs = Vec::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("no {}", folder.display()))? {
         let path = entry?.path();
         let name = path.file_stem().and_then(|name| name.to_str()).context("a strange name")?;
         let script = fs::read_to_string(&path)?;
-        programs.push(Program::parse(name, &script)?);
+        let mut program = Program::parse(name, &script)?;
+        if let Some(part) = &program.with {
+            let part = parts.join(part);
+            program.script += &fs::read_to_string(&part)
+                .with_context(|| format!("{name}: no {}", part.display()))?;
+        }
+        programs.push(program);
     }
     programs.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(programs)
@@ -126,6 +135,7 @@ impl Program {
                 "seconds" => program.seconds = Some(value.parse().context("seconds")?),
                 "short" => program.short = true,
                 "differs" => program.differs = Some(value),
+                "with" => program.with = Some(value),
                 _ => anyhow::bail!("{name}: `{fact}` is no fact of a program"),
             }
         }
