@@ -140,7 +140,7 @@ pub fn check_limits(memory: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says so if guest code is interpreted without anybody having asked for that.
+/// Warns the user if guest code is interpreted although no option asks for that.
 pub fn tell_engine(running: &Running) {
     if let Some(reason) = running.fallback() {
         let cost = "guest code is interpreted, which is tens of times slower (`ring3 doctor`)";

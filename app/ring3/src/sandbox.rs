@@ -9,7 +9,7 @@ use crate::{
     values::{DevicesChoice, SandboxChoice},
 };
 
-/// Whether it does.
+/// Whether a machine's process shuts itself in.
 #[derive(Clone, Copy, Debug)]
 pub struct Sandbox(bool);
 
@@ -21,7 +21,8 @@ impl SandboxChoice {
 }
 
 impl Sandbox {
-    /// Has the machine wait until the process is shut in. Its threads are not started yet: they have no capabilities.
+    /// Makes the machine wait until this process is shut in, and gives up capabilities. The machine's threads start later, and so
+    /// have none.
     ///
     /// # Errors
     /// The host refuses.
@@ -34,7 +35,7 @@ impl Sandbox {
         confinement::give_up_capabilities().map_err(|error| refused(&error.to_string()))
     }
 
-    /// Shuts the process in, and lets the machine go.
+    /// Shuts this process in. Then the machine, which has waited, begins to run.
     ///
     /// # Errors
     /// The host refuses.

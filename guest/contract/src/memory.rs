@@ -55,7 +55,8 @@ pub trait GuestRam {
     /// Reports a write to `len` bytes at `offset`, from the CPU or a device. Code pages it touches
     /// become stale.
     fn note_write(&self, offset: u64, len: u64);
-    /// Whether there is anything to take with [`GuestRam::take_code_news`]: cheap, asked before every block.
+    /// Whether [`GuestRam::take_code_news`] would return any news. Engines ask before every block, so the answer must be
+    /// cheap.
     fn has_stale_code(&self) -> bool;
     /// Takes what this vCPU has to hear about code pages, and returns not before the other vCPUs have taken
     /// what it has to tell them. The caller must act on it before it runs or writes anything further.

@@ -36,7 +36,7 @@ pub const SYSTEM_TIME: u32 = 0x4b56_4d01;
 /// Bit 0 of [`SYSTEM_TIME`].
 pub const ENABLED: u64 = 1;
 
-/// The flag of a clock that agrees with those of the other vCPUs.
+/// Flag of a vCPU's clock: the clocks of all vCPUs agree (`PVCLOCK_TSC_STABLE_BIT`).
 const STABLE: u8 = 1;
 const NS_PER_S: u64 = 1_000_000_000;
 

@@ -130,7 +130,7 @@ impl PageMap {
         self.mark(offset).load(Ordering::Relaxed) & CODE != 0
     }
 
-    /// Code may be made from the page's bytes: who writes them is heard of.
+    /// Whether code may be made from the page's bytes: every write to them is noticed.
     #[inline]
     pub(crate) fn is_settled(&self, offset: u64) -> bool {
         self.mark(offset).load(Ordering::Acquire) & MADE == MADE

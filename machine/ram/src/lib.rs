@@ -180,7 +180,7 @@ impl Ram {
         self.pages.mark_empty(offset, self.vcpu, is_empty)
     }
 
-    /// Code may be made from the page at an offset: it is marked, and no vCPU writes it unnoticed.
+    /// Whether code may be made from the page at an offset: the page is marked, and no vCPU writes it unnoticed.
     pub fn is_settled(&self, offset: u64) -> bool {
         self.pages.is_settled(offset)
     }

@@ -1,9 +1,9 @@
 //! What vCPUs tell each other about pages that hold code.
 //!
-//! A vCPU may write some pages unnoticed (its TLB says so), and it runs what was made from others. Both rest on the
-//! marks of pages, and end when another vCPU changes a mark. So whoever changes one posts it to the others, has them
-//! look up, and waits until they have taken it. Only those are waited for that run guest code; the others take the
-//! news before they do. While a vCPU waits it counts as one that runs none, so no two wait for each other.
+//! A vCPU may write some pages unnoticed (its TLB says so), and runs code that was made from other pages. Marks of pages
+//! say which pages are which. A vCPU that changes a mark posts the change to all other vCPUs, kicks them, and waits until
+//! they have taken the news. It waits only for vCPUs that run guest code; the others take their news before they do. A
+//! vCPU that waits counts as one that runs no guest code, so no two vCPUs wait for each other.
 
 use std::{
     mem::take,
@@ -34,7 +34,7 @@ struct State {
     posted: u64,
     /// Of those, how many have been taken.
     taken: u64,
-    /// What this vCPU has posted to others, and has not seen taken.
+    /// News that this vCPU has posted to others, as far as it does not know that they have taken it.
     owed: Vec<Receipt>,
 }
 

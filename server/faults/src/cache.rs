@@ -58,8 +58,8 @@ impl Cache {
         *self = Self::default();
     }
 
-    /// The power goes: each sector keeps one of its contents since the last flush, whichever. That is all a disk promises
-    /// (virtio 1.2 section 5.2.6.2; a sector itself is never torn).
+    /// Cuts the power: each sector is left with one of the contents it has had since the last flush. A disk promises no
+    /// more (virtio 1.2 section 5.2.6.2). A sector is never a mixture of two contents.
     ///
     /// # Errors
     /// The backend cannot write.

@@ -49,7 +49,7 @@ fn is_device(mode: u32, number: u32) -> bool {
     mode & KIND == BLOCKS || mode & KIND == CHARACTERS && number != 0
 }
 
-/// The request that asks for the attributes of a node.
+/// A FUSE_GETATTR request for a node, as bytes.
 pub(crate) fn question(node: u64) -> [u8; QUESTION] {
     let mut bytes = [0; QUESTION];
     bytes[..4].copy_from_slice(&(QUESTION as u32).to_le_bytes());

@@ -48,7 +48,7 @@ impl World {
         Self { places, cases, file, pipe, memory }
     }
 
-    /// An address in one of the places, of any alignment.
+    /// A random address in one of the mapped places. It need not be aligned.
     pub fn address(&self, random: &mut Random) -> u64 {
         let page = self.page(random);
         match random.below(8) {

@@ -53,7 +53,7 @@ const PIECES: [&[u8]; 37] = [
     &[0xc5, 0xf8, 0x77],
 ];
 
-/// Code of 32 bits, entered by a signal's return or by a far return.
+/// Runs random 32-bit code. It is entered by a return from a signal handler or by a far return.
 pub fn run(random: &mut Random, world: &World) {
     world::clear_code();
     let mut asm = Asm::new();
