@@ -18,18 +18,21 @@ use signal_hook::{
     iterator::Signals,
 };
 
-/// The terminal in raw mode until dropped.
-pub struct RawTerminal(());
+/// Standard input; if it is a terminal, it is in raw mode until this is dropped.
+pub struct RawTerminal {
+    is_terminal: bool,
+}
 
 impl RawTerminal {
     /// Makes the terminal at standard input raw, if it is one: at once, or when it is ours.
     pub fn enter() -> Result<Self, Failure> {
-        if terminal::stdin_is_terminal() {
+        let is_terminal = terminal::stdin_is_terminal();
+        if is_terminal {
             restore_on_panic();
             terminal::make_raw_in_foreground()
                 .map_err(|e| Failure::host(format!("terminal: {e}")))?;
         }
-        Ok(Self(()))
+        Ok(Self { is_terminal })
     }
 }
 
@@ -67,10 +70,12 @@ pub fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
 /// # Errors
 /// The host gives no thread.
 pub fn read_stdin(
+    terminal: &RawTerminal,
     input: impl Fn(&[u8]) + Send + 'static,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
-    let interactive = terminal::stdin_is_terminal();
+    // Not asked again: one that has hung up since is none any more.
+    let interactive = terminal.is_terminal;
     let read = move || {
         let mut escapes = interactive.then(Escapes::default);
         let mut buffer = [0; 4096];

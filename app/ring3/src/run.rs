@@ -94,8 +94,8 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let input = input(keyboard, &machine);
     let viewers = control::serve_console(screen, input.clone());
     let viewers = controllable(viewers);
-    if interactive {
-        read_stdin(move |bytes| input(bytes), sender.clone())?;
+    if let Some(terminal) = &terminal {
+        read_stdin(terminal, move |bytes| input(bytes), sender.clone())?;
     }
     let listener =
         controllable(listen(sender.clone(), Event::Control, Hand::new(machine.inspector())));

@@ -182,7 +182,7 @@ pub fn console(target: &Target) -> Result<u8, Failure> {
         // What a machine that has ended does not hear is not missed.
         let _ = (&keyboard).write_all(bytes);
     };
-    read_stdin(push, sender.clone())?;
+    read_stdin(&terminal, push, sender.clone())?;
     start("show", move || {
         let shown = show(&mut output, &mut File::from(screen));
         // Nobody listening means the user has left anyway.
