@@ -151,6 +151,12 @@ fn what_does_not_fit() {
 }
 
 #[test]
+fn users() {
+    refuses_with(125, &["exec", "--user", "no-such-user", "--", "true"], "there is no such user");
+    refuses(&["exec", "--user", "daemon", "--as-root", "--", "true"], "cannot be used with");
+}
+
+#[test]
 fn help_teaches() {
     let help = ring3(&["--help"]);
     assert!(help.status.success());

@@ -2,6 +2,7 @@
 //!
 //! It never opens `/dev/kvm`, and asks for no privilege an ordinary user lacks.
 
+pub mod account;
 mod cgroup;
 mod clock;
 pub mod cpu;

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
 };
@@ -218,30 +218,53 @@ fn a_command_that_is_not_there_is_127() -> Result<()> {
 /// Nobody's user.
 const NOBODY: u32 = 65_534;
 
+/// A folder that an ordinary user can work in, with a ring3, a kernel, a file of somebody else's, and that user's number.
+struct Ordinary {
+    directory: TempDir,
+    user: u32,
+}
+
+impl Ordinary {
+    /// The user may see neither where this program was built nor the cache of who runs the test.
+    fn new() -> Result<Self> {
+        let directory = TempDir::new()?;
+        let inside = |name: &str| directory.path().join(name);
+        fs::copy(ring3()?, inside("ring3"))?;
+        let cached = Assets::open()?;
+        cached.kernel(Kernel::BookwormCloud)?;
+        let from = cached.directory("kernel-bookworm-cloud");
+        let to = inside("cache/ring3/v2");
+        fs::create_dir_all(&to)?;
+        ensure!(Command::new("cp").arg("-r").arg(from).arg(&to).status()?.success());
+        fs::write(inside("secret"), "secret")?;
+        fs::set_permissions(inside("secret"), fs::Permissions::from_mode(0o600))?;
+        fs::create_dir(inside("work"))?;
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755))?;
+        let own = fs::metadata(inside("secret"))?.uid();
+        let user = if own == 0 { NOBODY } else { own };
+        chown(inside("work"), Some(user), (own == 0).then_some(NOBODY))?;
+        Ok(Self { directory, user })
+    }
+
+    fn inside(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn tester_is_root(&self) -> Result<bool> {
+        Ok(fs::metadata(self.inside("secret"))?.uid() == 0)
+    }
+}
+
 /// An ordinary user has all of it, without a capability, and keeps to that user's rights on both sides.
 #[test]
 fn an_ordinary_user_needs_no_capability() -> Result<()> {
-    let directory = TempDir::new()?;
-    let inside = |name: &str| directory.path().join(name);
-    // The user may see neither where this program was built nor the cache of who runs the test.
-    fs::copy(ring3()?, inside("ring3"))?;
-    let cached = Assets::open()?;
-    cached.kernel(Kernel::BookwormCloud)?;
-    let from = cached.directory("kernel-bookworm-cloud");
-    let to = inside("cache/ring3/v2");
-    fs::create_dir_all(&to)?;
-    ensure!(Command::new("cp").arg("-r").arg(from).arg(&to).status()?.success());
-    fs::write(inside("secret"), "secret")?;
-    fs::set_permissions(inside("secret"), fs::Permissions::from_mode(0o600))?;
-    fs::create_dir(inside("work"))?;
-    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755))?;
-    let is_root = fs::metadata(inside("secret"))?.uid() == 0;
-    let user = if is_root { NOBODY } else { fs::metadata(inside("secret"))?.uid() };
+    let ordinary = Ordinary::new()?;
+    let (inside, user) = (|name: &str| ordinary.inside(name), ordinary.user);
+    let is_root = ordinary.tester_is_root()?;
 
     let mut setpriv = Command::new("setpriv");
     setpriv.args(["--no-new-privs", "--inh-caps=-all"]);
     if is_root {
-        chown(inside("work"), Some(NOBODY), Some(NOBODY))?;
         setpriv.args(["--bounding-set=-all", "--clear-groups"]);
         setpriv.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")]);
     }
@@ -257,5 +280,31 @@ fn an_ordinary_user_needs_no_capability() -> Result<()> {
     ensure!(!said.contains("private"), "/etc is root's in the guest, too: {said}");
     let made = fs::metadata(inside("work/made"))?;
     ensure!(made.uid() == user, "it belongs to {}", made.uid());
+    Ok(())
+}
+
+/// Root under sudo becomes who called, groups, home and all, in front of the guest; and an ordinary user stays.
+#[test]
+fn under_sudo_the_machine_is_the_callers() -> Result<()> {
+    let ordinary = Ordinary::new()?;
+    let (is_root, user) = (ordinary.tester_is_root()?, ordinary.user);
+    let mut command = Command::new(ordinary.inside("ring3"));
+    command.args(["exec", "--root", "--memory", "512M", "--timeout", TIMEOUT]);
+    if is_root {
+        command.env("SUDO_UID", user.to_string());
+    } else {
+        command.args(["--user", &user.to_string()]);
+    }
+    command.args(["--", "sh", "-c", "id -u; echo $USER; cat ../secret; echo made > made"]);
+    command.env("USER", "another").current_dir(ordinary.inside("work"));
+    command.env("XDG_CACHE_HOME", ordinary.inside("cache"));
+    let output = command.stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    let told = "as nobody, who called sudo (--as-root keeps root's rights)";
+    ensure!(messages.contains(told) == is_root, "{messages}");
+    ensure!(!is_root || said == "0\nnobody\n", "{said}{messages}");
+    let made = fs::metadata(ordinary.inside("work/made"))?;
+    ensure!(made.uid() == user, "it belongs to {}: {messages}", made.uid());
     Ok(())
 }

@@ -91,6 +91,15 @@ pub struct GuestArguments {
     /// Run as the guest's root instead of as the user you are
     #[arg(long)]
     pub root: bool,
+    /// As root of this host, run the machine as this user (a login or a number)
+    ///
+    /// Without it, under sudo, that is the user who called. Nothing in the guest, not even its root, has then more of this host's
+    /// files than this user.
+    #[arg(long, value_name = "NAME", conflicts_with = "as_root")]
+    pub user: Option<String>,
+    /// Under sudo, keep root's rights: the command is this host's root, with all its files
+    #[arg(long)]
+    pub as_root: bool,
     /// Guest memory: a number of MiB, or with a suffix K, M, G or T
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "1G")]
     pub memory: MemorySize,

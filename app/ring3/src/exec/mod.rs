@@ -5,6 +5,7 @@
 //! four vsock connections carry its standard streams and what is said about it.
 //!
 //! - [`arguments`]: the command line.
+//! - `caller`: as whom the machine runs.
 //! - `kernel`: which kernel, and its modules.
 //! - `guest`: what the guest is made of: the request, the first root file system, folders.
 //! - `streams`: standard input and output, and the guest's console.
@@ -12,6 +13,7 @@
 //! - `session`: from the first event to the command's end.
 
 pub mod arguments;
+mod caller;
 mod guest;
 mod kernel;
 mod pace;
@@ -70,6 +72,7 @@ fn connections() -> std::io::Result<Connections> {
 }
 
 fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, Failure> {
+    caller::settle(arguments)?;
     run::check_limits(arguments.memory.0)?;
     spawner::start()?;
     let streams = Plan::new();
