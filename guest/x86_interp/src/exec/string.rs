@@ -266,7 +266,10 @@ fn string<S: System, K: Step, const SIZE: usize>(
             }
             return Ok(());
         }
-        if left == 0 || cpu.traps != 0 {
+        if cpu.traps != 0 {
+            return repeat(cpu, op, cpu.vcpu.rflags);
+        }
+        if left == 0 {
             return repeat(cpu, op, rflags);
         }
         let bulk =
@@ -285,18 +288,21 @@ fn string<S: System, K: Step, const SIZE: usize>(
         if K::COMPARES && equal == repne {
             return Ok(());
         }
-        if cpu.leave_block && cpu.vcpu.gpr[reg::RCX] & walk.mask != 0 {
-            return repeat(cpu, op, rflags); // it may have overwritten itself
+        if cpu.vcpu.gpr[reg::RCX] & walk.mask == 0 {
+            continue;
         }
-        if cpu.vcpu.rflags & flags::TF != 0 && cpu.vcpu.gpr[reg::RCX] & walk.mask != 0 {
-            return repeat(cpu, op, rflags);
+        if cpu.vcpu.rflags & flags::TF != 0 {
+            return repeat(cpu, op, cpu.vcpu.rflags);
+        }
+        if cpu.leave_block {
+            return repeat(cpu, op, rflags); // it may have overwritten itself
         }
     }
 }
 
 /// The instruction is not finished: come back to it. RF says so to whatever is delivered in
-/// between, and keeps an instruction breakpoint from hitting again (SDM 17.3.1.1). The other flags
-/// are as before the first iteration until the last is done.
+/// between, and keeps an instruction breakpoint from hitting again (SDM 17.3.1.1). A trap sees the other flags as the last
+/// iteration has left them; without one they are as before the first, because a fault may come next.
 fn repeat<S: System>(cpu: &mut Cpu<S>, op: &Op<S>, rflags: u64) -> Result<(), Fault> {
     let start = cpu.vcpu.rip.wrapping_sub(op.len.into());
     cpu.vcpu.rflags = rflags | flags::RF;

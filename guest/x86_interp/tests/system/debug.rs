@@ -82,6 +82,19 @@ fn string_iterations_are_stepped_one_by_one() {
     assert_ne!(lab.frame().rflags & flags::RF, 0, "more iterations follow");
 }
 
+/// Only a fault leaves them as before the first.
+#[test]
+fn a_step_of_a_comparison_shows_its_flags() {
+    let mut lab = Lab::new();
+    lab.kernel(|a| a.repe().cmpsb());
+    lab.v().gpr[reg::RCX] = 3;
+    (lab.v().gpr[reg::RSI], lab.v().gpr[reg::RDI]) = (PAGE, PAGE);
+    lab.v().rflags |= flags::TF;
+    assert_eq!(lab.lands(), vector::DB);
+    assert_eq!((lab.gpr(reg::RCX), lab.frame().rip), (2, KERNEL));
+    assert_ne!(lab.frame().rflags & flags::ZF, 0, "equal bytes");
+}
+
 /// Where the TLB has the pages, many iterations are done at once: not while single-stepping.
 #[test]
 fn string_iterations_in_known_pages_are_stepped_one_by_one() {

@@ -220,7 +220,9 @@ impl Asm {
         if locks && random.chance(20) {
             self.add(&[0xf0]);
         }
-        if random.chance(15) {
+        // Makers differ in what 16 bits are to a near branch.
+        let branches = opcode == [0xff] && matches!(field, Some(2 | 4));
+        if random.chance(15) && !branches {
             self.add(&[0x66]);
         }
         let base = random.below(16) as u8;

@@ -118,6 +118,8 @@ pub struct State {
     pub data: u16,
 }
 
+/// RFLAGS that arithmetic changes.
+pub const STATUS: u64 = 0x8d5;
 pub const CODE64: u16 = 0x33;
 pub const CODE32: u16 = 0x23;
 pub const DATA: u16 = 0x2b;

@@ -37,7 +37,7 @@ pub fn cases(seed: u64, count: usize) -> Result<Vec<u8>> {
                 && is_certain(ignored)
                 && report.native.stop != Stop::Timeout
             {
-                bodies.push(body(&case, ignored));
+                bodies.push(body(&case, ignored, report.native.state.rip));
             }
         }
     }
@@ -93,7 +93,8 @@ fn file(bodies: &[Vec<u8>]) -> Vec<u8> {
     file.0
 }
 
-fn body(case: &Case, ignored: &Ignored) -> Vec<u8> {
+/// One case, which ends at `end` where only its own memory is mapped.
+fn body(case: &Case, ignored: &Ignored, end: u64) -> Vec<u8> {
     let mut body = Bytes::default();
     let patches: Vec<_> = patches(case);
     body.word((case.background % background::COUNT).into())
@@ -120,7 +121,7 @@ fn body(case: &Case, ignored: &Ignored) -> Vec<u8> {
     body.bytes(fpu.st.as_flattened())
         .bytes(fpu.xmm.as_flattened())
         .bytes(fpu.ymm_high.as_flattened());
-    body.word(ignored.flags).word(ignored.upper_halves.into());
+    body.word(ignored.flags).word(ignored.upper_halves.into()).word(end);
     body.0
 }
 

@@ -122,9 +122,23 @@ fn place(random: &mut Random, last: Option<u64>, scope: Scope) -> u64 {
 
 fn is_allowed(place: u64, scope: Scope) -> bool {
     let Some(end) = place.checked_add(PLACE).filter(|end| *end <= TOP) else { return false };
-    let reserved = (0x7dff_ff00_0000..0x7e80_0100_0000).contains(&place);
+    let reserved = (0x7dff_ff00_0000..0x7e80_0100_0000).contains(&place) || may_show_kernel(place);
     let low = scope.window && place >= 0x1_0000 && end <= 0x40_0000;
     (place >= BOTTOM || low) && (scope.window || !reserved)
+}
+
+/// Where Linux has memory from its start on: all of its own, vmalloc, page structures, CPU entry areas.
+const KERNEL: [u64; 4] =
+    [0xffff_8880_0000_0000, 0xffff_c900_0000_0000, 0xffff_ea00_0000_0000, 0xffff_fe00_0000_0000];
+
+/// Without protection keys a program that has nothing there can see the kernel's memory, wherever the machine has moved.
+fn may_show_kernel(place: u64) -> bool {
+    let bias = |entry: u64| (entry << 39).wrapping_sub(252 << 39).wrapping_add(0x7e00_0000_0000);
+    let shown = |start: u64| (241..=252).map(move |entry| start.wrapping_add(bias(entry)));
+    KERNEL
+        .into_iter()
+        .flat_map(shown)
+        .any(|start| (start.wrapping_sub(PLACE)..start.wrapping_add(1 << 30)).contains(&place))
 }
 
 impl fmt::Display for Program {

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::{
     asm::Asm,
-    cpu::{self, Open, RCX, RDI, RSI, RSP, State, Stop},
+    cpu::{self, Open, RCX, RDI, RSI, RSP, STATUS, State, Stop},
     random::Random,
     sys::{self, MMAP, MPROTECT, PWRITE, sys},
     trace::{digest, note},
@@ -114,9 +114,15 @@ pub fn put_low(bytes: &[u8]) -> u64 {
 
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
+/// RFLAGS.AF, which shifts leave undefined: CPUs and the interpreter, which runs code that is single-stepped or written,
+/// differ.
+const AUXILIARY: u64 = 0x10;
+/// RFLAGS.RF: between iterations of REP it is set on Intel's CPUs, and on AMD's only behind a fault.
+const RESUME: u64 = 0x10000;
+const GENERAL_PROTECTION: u64 = 13;
+
 /// Pages below are such as hosts map for nobody: engines interpret what uses them.
 const LOWEST: u64 = 0x1_0000;
-const STATUS: u64 = 0x8d5;
 /// [`mend`] has mapped such a page.
 static LOW: AtomicBool = AtomicBool::new(false);
 
@@ -153,9 +159,18 @@ pub fn exec(random: &mut Random, world: &World) {
     LOW.store(false, Ordering::Relaxed);
     let hook: Option<cpu::Hook> = if random.chance(50) { Some(mend) } else { None };
     let mut stop = cpu::run(&state, hook);
-    // What is interpreted has its own values of flags that are not defined.
-    let flags = if LOW.load(Ordering::Relaxed) { STATUS } else { 0 };
-    stop.note(Open { flags, ..Open::default() });
+    // What is interpreted has its own values of flags that are not defined, and finds another byte of a page first.
+    let low = LOW.load(Ordering::Relaxed);
+    if low {
+        stop.address &= !(PAGE - 1);
+        stop.context.cr2 &= !(PAGE - 1);
+    }
+    stop.note(Open { flags: if low { STATUS } else { AUXILIARY }, ..Open::default() });
+    if stop.context.trap == GENERAL_PROTECTION {
+        // A call to where there are no addresses: makers differ in whether they store where it would have returned to.
+        let nothing = 0_u64;
+        sys!(PWRITE, world.memory, &raw const nothing, 8, stop.context.registers[RSP].wrapping_sub(8));
+    }
 }
 
 /// Accesses of all sizes with the alignment check on.
@@ -337,8 +352,7 @@ fn each_step(stop: &mut Stop) -> bool {
             "step {} rip={:x} fl={:x} rsp={:x} a={:x}\n",
             stop.code,
             c.rip,
-            // Between iterations of REP, RF is set on Intel's CPUs, and on AMD's only behind a fault.
-            c.eflags & !0x10000,
+            c.eflags & !(RESUME | AUXILIARY),
             c.registers[RSP],
             stop.address
         );
@@ -378,7 +392,8 @@ pub fn single(random: &mut Random, world: &World) {
         asm.add(random.pick(&pieces));
     });
     if random.chance(30) {
-        asm.memory(random);
+        // mov ecx, 3: a system call has left an address there, and REP would write over this program.
+        asm.add(&[0xb9, 3, 0, 0, 0]).memory(random);
     }
     asm.add(&[0x90, 0x0f, 0x0b]);
     // What CPUID is replaced by can be read, a known difference; in the image nobody reads it.
@@ -398,7 +413,7 @@ pub fn single(random: &mut Random, world: &World) {
     [cpu::RDX, cpu::RBX, cpu::RCX, cpu::RAX]
         .iter()
         .for_each(|&register| stop.context.registers[register] = 0);
-    stop.note(Open::default());
+    stop.note(Open { flags: RESUME | AUXILIARY, ..Open::default() });
 }
 
 #[repr(C, align(4096))]

@@ -7,7 +7,7 @@ use crate::{
     random::Random,
     sys::*,
     trace::note,
-    world::{self, World},
+    world::{self, PAGE, World},
 };
 
 /// Upper halves of registers are undefined after 32-bit code, and R8 to R15 are.
@@ -53,6 +53,18 @@ const PIECES: [&[u8]; 37] = [
     &[0xc5, 0xf8, 0x77],
 ];
 
+/// Of them those whose alignment only AMD's CPUs check. They check it before pages, too.
+const UNALIGNED: [&[u8]; 8] = [
+    &[0x06, 0x07],
+    &[0x1e, 0x1f],
+    &[0x8e, 0xd8],
+    &[0x8e, 0xe0],
+    &[0x8e, 0xe8],
+    &[0xd9, 0xe8, 0xd9, 0x1f],
+    &[0x0f, 0x11, 0x07],
+    &[0x66, 0x50, 0x66, 0x58],
+];
+
 /// Runs random 32-bit code. It is entered by a return from a signal handler or by a far return.
 pub fn run(random: &mut Random, world: &World) {
     world::clear_code();
@@ -63,8 +75,11 @@ pub fn run(random: &mut Random, world: &World) {
         asm.add(&[0x6a, 0x23, 0x55, 0x48, 0xcb]);
     }
     let entry = asm.len() as u64;
+    let mut checks = true;
     (0..1 + random.below(7)).for_each(|_| {
-        asm.add(random.pick(&PIECES));
+        let piece = random.pick(&PIECES);
+        checks &= !UNALIGNED.contains(&piece);
+        asm.add(piece);
     });
     if random.chance(40) {
         // ljmp 0x33:next; inc rax; ud2
@@ -80,11 +95,27 @@ pub fn run(random: &mut Random, world: &World) {
     } else {
         state.context.cs = cpu::CODE32;
     }
-    if random.chance(10) {
+    let own_stack = (code::scratch()..code::scratch() + PAGE * 2).contains(&state.context.registers[RSP]);
+    if random.chance(10) && checks && own_stack {
         state.context.eflags |= 0x40000;
     }
     state.data = random.pick(&[cpu::DATA, cpu::DATA, cpu::DATA, 0]);
-    cpu::run(&state, None).note(OPEN);
+    let mut stop = cpu::run(&state, None);
+    // Makers differ in which of the words on the stack IRET reads first.
+    if stop.context.trap == 14 && stop.context.rip != stop.address && opcode(&stop) == IRET {
+        let top = stop.context.registers[RSP];
+        (stop.address, stop.context.cr2) = (top, top);
+    }
+    stop.note(OPEN);
+}
+
+const IRET: u8 = 0xcf;
+
+/// The byte that the code has stopped at, if it lies in this program's image.
+fn opcode(stop: &cpu::Stop) -> u8 {
+    let inside = (world::code()..world::code() + 4096).contains(&stop.context.rip);
+    // SAFETY: the image can be read.
+    if inside { unsafe { (stop.context.rip as *const u8).read_volatile() } } else { 0 }
 }
 
 /// Registers that 32-bit code can use.

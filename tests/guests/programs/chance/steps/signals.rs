@@ -115,6 +115,14 @@ fn alters(stop: &mut Stop) -> bool {
     // Makers differ in what a return to 32-bit code makes of addresses that such code cannot reach.
     if c.cs == cpu::CODE32 {
         c.rip &= 0x7fff_ffff;
+        // And of a stack that goes over the end of 4 GiB.
+        if c.registers[RSP] as u32 <= 64 {
+            c.registers[RSP] += 64;
+        }
+    }
+    // And in which they refuse first, RIP or SS; the number of SS is in the frame then.
+    if (c.rip as i64) << 16 >> 16 != c.rip as i64 {
+        c.ss = cpu::DATA;
     }
     true
 }

@@ -30,6 +30,9 @@ const DEBUG: usize = 848;
 /// struct user_regs_struct: RIP, flags, RSP, RAX, ORIG_RAX.
 /// RFLAGS.RF. Between iterations of REP it is set on Intel's CPUs, and on AMD's only behind a fault.
 const RESUME: u64 = 0x10000;
+const ALIGNMENT_CHECK: u64 = 0x40000;
+/// `movups [rdi], xmm0`
+const MOVUPS: [u8; 3] = [0x0f, 0x11, 0x07];
 const RIP: usize = 16;
 const FLAGS: usize = 18;
 const USER_RSP: usize = 19;
@@ -107,7 +110,7 @@ fn program(random: &mut Random) -> Asm {
         &[0xb8, 0xe7, 0x03, 0, 0, 0x0f, 0x05],
         &[0x0f, 0xb6, 0x47, 0x07],
         &[0x66, 0x89, 0x47, 0x06],
-        &[0x0f, 0x11, 0x07],
+        &MOVUPS,
         &[0xf0, 0x48, 0xff, 0x07],
     ];
     let mut asm = Asm::new();
@@ -211,7 +214,7 @@ fn act(random: &mut Random, world: &World, tracee: &mut Tracee, start: u64, targ
         8 => breakpoint(random, tracee),
         9 => watch(random, tracee, start, target),
         10 => vectors(random, tracee),
-        _ => set_registers(random, tracee),
+        _ => set_registers(random, tracee, start),
     }
     true
 }
@@ -260,6 +263,11 @@ fn watch(random: &mut Random, tracee: &mut Tracee, start: u64, target: u64) {
         target & !7 | random.pick(&[0, 0, 4, 6, 3])
     };
     let address = tracee.ask(POKEUSER, DEBUG + number * 8, at as usize);
+    if kind == 0 {
+        let mut registers = tracee.registers();
+        registers[FLAGS] &= !RESUME;
+        tracee.ask(SETREGS, 0, registers.as_ptr() as usize);
+    }
     let control = 1 << (2 * number) | (kind | len << 2) << (16 + 4 * number);
     let enabled = tracee.ask(POKEUSER, DEBUG + 7 * 8, control);
     note!("watch {number} {kind} {len} {at:x} {address} {enabled}");
@@ -291,8 +299,15 @@ fn vectors(random: &mut Random, tracee: &mut Tracee) {
     note!(" {result} {:x}", digest(&fpu.bytes));
 }
 
+/// The child's code, which is this program's too, has MOVUPS.
+fn stores_vectors(start: u64) -> bool {
+    // SAFETY: longer than the code, and inside the image.
+    let code = unsafe { core::slice::from_raw_parts(start as *const u8, 256) };
+    code.windows(MOVUPS.len()).any(|bytes| bytes == MOVUPS)
+}
+
 /// General registers and flags.
-fn set_registers(random: &mut Random, tracee: &mut Tracee) {
+fn set_registers(random: &mut Random, tracee: &mut Tracee, start: u64) {
     let mut registers = tracee.registers();
     match random.below(4) {
         // RBX, R8 to R15.
@@ -303,6 +318,10 @@ fn set_registers(random: &mut Random, tracee: &mut Tracee) {
             registers[random.pick(&[17_usize, 20, 23, 24, 21, 22])] =
                 random.pick(&[0, 0x2b, 0x33, 0x1000, u64::MAX, 3])
         }
+    }
+    if stores_vectors(start) {
+        // Makers differ in whether the alignment check is for vectors, too.
+        registers[FLAGS] &= !ALIGNMENT_CHECK;
     }
     note!("set {}", tracee.ask(SETREGS, 0, registers.as_ptr() as usize));
     let r = tracee.registers();
