@@ -2,6 +2,7 @@
 //!
 //! - [`core_file`]: all of its memory and registers as an ELF core, for crash and drgn.
 //! - [`gdb`]: GDB's remote protocol.
+//! - [`profile`]: where its time goes.
 //! - [`trace`]: what a Linux guest does; [`linux`]: its symbols and types.
 //! - [`memory`]: guest memory by GVA; [`still`]: the machine stands meanwhile.
 //! - [`vmcoreinfo`]: what a Linux kernel says of itself.
@@ -13,6 +14,7 @@ pub mod core_file;
 pub mod gdb;
 pub mod linux;
 pub mod memory;
+pub mod profile;
 pub mod still;
 pub mod trace;
 pub mod vmcoreinfo;

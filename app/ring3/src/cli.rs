@@ -5,7 +5,10 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    control::{DumpArguments, GdbArguments, PsArguments, StatsArguments, Target, TraceArguments},
+    control::{
+        DumpArguments, GdbArguments, ProfileArguments, PsArguments, StatsArguments, Target,
+        TraceArguments,
+    },
     device::DeviceArguments,
     disk::ImageArguments,
     exec::arguments::{ExecArguments, ShellArguments},
@@ -104,6 +107,8 @@ pub enum Command {
     Gdb(GdbArguments),
     /// Show what a Linux guest does: system calls, processes, interrupts, functions of its kernel
     Trace(TraceArguments),
+    /// Show where a Linux guest's time goes: functions of its kernel and its programs
+    Profile(ProfileArguments),
     /// Attach to a machine's console; Ctrl-A X leaves it, and the machine goes on
     Console(Target),
     /// Make a machine stand still

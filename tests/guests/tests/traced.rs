@@ -137,3 +137,77 @@ fn what_cannot_be_traced_is_refused_with_its_name() -> Result<()> {
     }
     Ok(())
 }
+
+/// Programs that spend their time where their source says, in themselves and in the kernel.
+const SPINNER: &str = "\
+#include <fcntl.h>
+#include <sys/syscall.h>
+static volatile unsigned long sum;
+static char buffer[1 << 20];
+__attribute__((noinline)) void inner(void) { for (long n = 0; n < 50000000; n++) sum += n; }
+__attribute__((noinline)) void outer(void) { for (int n = 0; n < 10; n++) inner(); sum++; }
+__attribute__((noinline)) void zeros(int file) {
+    for (int n = 0; n < 6000; n++) {
+        long result = SYS_read;
+        __asm__ volatile(\"syscall\" : \"+a\"(result) : \"D\"((long)file), \"S\"(buffer), \"d\"(sizeof buffer)
+            : \"rcx\", \"r11\", \"memory\");
+    }
+}
+int main(void) { outer(); zeros(open(\"/dev/zero\", O_RDONLY)); return 0; }
+";
+
+/// How many samples of the program have these functions, one above the other, and how many the last of them anyhow.
+fn having(folded: &str, functions: &[&str]) -> Result<(u64, u64)> {
+    let (mut right, mut all) = (0, 0);
+    for line in folded.lines().filter(|line| line.starts_with("spinner;")) {
+        let (stack, count) = line.rsplit_once(' ').context("no count")?;
+        let mut frames = stack.split(';');
+        if frames.clone().any(|frame| Some(&frame) == functions.last()) {
+            all += count.parse::<u64>()?;
+            let found = functions.iter().all(|function| frames.any(|frame| frame == *function));
+            right += if found { count.parse::<u64>()? } else { 0 };
+        }
+    }
+    Ok((right, all))
+}
+
+/// A busy host gives few samples, so there are several runs if need be.
+fn profiled(kernel: &str, program: &str, output: &str) -> Result<()> {
+    let chains: [&[&str]; 2] = [
+        &["main", "outer", "inner"],
+        &["main", "zeros", "do_syscall_64_[k]", "vfs_read_[k]", "read_zero_[k]"],
+    ];
+    let mut counts = [0; 2];
+    for _ in 0..6 {
+        let mut command = Command::new(ring3()?);
+        command.args(["profile", "--hertz", "200", "--format", "folded", "-o", output]);
+        command.args(["--", "exec", "--kernel", kernel, "--memory", "512M", "--timeout", "300"]);
+        let run = command.args(["--", program]).stdin(Stdio::null()).output()?;
+        ensure!(run.status.success(), "{run:?}");
+        let folded = fs::read_to_string(output)?;
+        for (count, chain) in counts.iter_mut().zip(chains) {
+            let (right, all) = having(&folded, chain)?;
+            ensure!(right == all, "{right} of {all} have {chain:?}: {folded}");
+            *count += right;
+        }
+        if counts.iter().all(|count| *count >= 10) {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("{counts:?} samples of {kernel} after six runs")
+}
+
+#[test]
+fn a_profile_shows_functions_of_programs_and_of_the_kernel_and_who_called_them() -> Result<()> {
+    let folder = TempDir::new()?;
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(path("spinner.c"), SPINNER)?;
+    let mut cc = Command::new("cc");
+    // Optimized, functions that call nobody have no frame pointer.
+    cc.args(["-O0", "-fno-omit-frame-pointer", "-o", &path("spinner"), &path("spinner.c")]);
+    ensure!(cc.status()?.success());
+    for kernel in ["debian-12", "debian-13"] {
+        profiled(kernel, &path("spinner"), &path("folded"))?;
+    }
+    Ok(())
+}

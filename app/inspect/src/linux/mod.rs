@@ -3,6 +3,7 @@
 //! All of it comes from guest memory: VMCOREINFO says where kallsyms is, kallsyms where BTF is, and BTF how structures are laid
 //! out. A kernel that lacks one of them is refused with its name.
 
+mod maps;
 mod symbols;
 mod types;
 
@@ -13,6 +14,7 @@ use x86::{
     paging::Roots,
 };
 
+pub use maps::{Maps, Place};
 pub use symbols::Symbols;
 pub use types::Types;
 
@@ -111,8 +113,12 @@ impl Kernel {
 
     /// The task that runs on a vCPU, which executes kernel code behind the entry code.
     pub fn current(&self, ram: &Ram, engine: &dyn Engine) -> Option<Task> {
-        let gs = engine.vcpu().seg[x86::seg::GS].base;
-        self.task(ram, self.word(ram, gs.wrapping_add(self.current))?)
+        self.current_by(ram, engine.vcpu().seg[x86::seg::GS].base)
+    }
+
+    /// The same by the GS base (GVA) that the vCPU has in kernel code.
+    pub fn current_by(&self, ram: &Ram, base: u64) -> Option<Task> {
+        self.task(ram, self.word(ram, base.wrapping_add(self.current))?)
     }
 
     /// A task by its structure (GVA).

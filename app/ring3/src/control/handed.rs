@@ -1,10 +1,10 @@
-//! Connections that are for more than a line: after the answer they carry a dump, a debugger's packets or the events of a trace.
+//! Connections that are for more than a line: after the answer they carry a dump, a debugger's packets, the events of a trace, or samples.
 
 use std::{io, os::unix::net::UnixStream};
 
 use vmm::Inspector;
 
-use super::{Order, Request, dump, gdb, trace};
+use super::{Order, Request, dump, gdb, profile, trace};
 
 /// Who takes such connections; nobody, where there is no machine to look into.
 #[derive(Clone, Default)]
@@ -24,6 +24,7 @@ impl Hand {
             Order::Dump => dump::send(inspector, client),
             Order::Gdb => gdb::serve(inspector, client),
             Order::Trace => trace::serve(inspector, client),
+            Order::Profile => profile::serve(inspector, client),
             _ => Ok(()),
         }
     }
@@ -32,6 +33,7 @@ impl Hand {
 /// What a line asks for, if the connection is to carry something else behind it.
 pub(super) fn order_of(line: &str) -> Option<Order> {
     let request: Request = serde_json::from_str(line).ok()?;
-    let carries = matches!(request.command, Order::Dump | Order::Gdb | Order::Trace);
+    let carries =
+        matches!(request.command, Order::Dump | Order::Gdb | Order::Trace | Order::Profile);
     carries.then_some(request.command)
 }

@@ -8,11 +8,15 @@ mod client;
 mod console;
 mod crowd;
 mod dump;
+mod flame;
 mod gdb;
 mod handed;
+mod profile;
 mod server;
 mod shown;
+mod symbols;
 mod trace;
+mod watched;
 
 use std::{
     env, fs, io,
@@ -30,6 +34,7 @@ pub use console::{Screen, console, serve as serve_console};
 pub use dump::{DumpArguments, dump};
 pub use gdb::{GdbArguments, gdb};
 pub use handed::Hand;
+pub use profile::{ProfileArguments, profile};
 pub use server::{Asked, Listener, listen};
 pub use trace::{TraceArguments, trace};
 
@@ -53,6 +58,8 @@ pub enum Order {
     Gdb,
     /// From here on it carries events: those that the client's next line asks for.
     Trace,
+    /// From here on it carries samples of its vCPUs, as often as the client's next line says.
+    Profile,
 }
 
 /// A line of a client.

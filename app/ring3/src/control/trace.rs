@@ -1,33 +1,21 @@
 //! `ring3 trace`: the machine sends events, the client shows them.
 
 use std::{
-    env,
     ffi::OsString,
     fs::File,
     io::{self, BufRead, BufReader, BufWriter, Write},
-    net::Shutdown,
     os::unix::net::UnixStream,
     path::PathBuf,
-    process::{Child, Command},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::Duration,
 };
 
 use clap::{Args, ValueEnum};
 use inspect::trace::{Line, Request};
-use signal_hook::{
-    consts::{SIGINT, SIGTERM},
-    iterator::Signals,
-};
 use vmm::Inspector;
 
 use super::{
     Order, Target, client,
     shown::{self, Shown},
+    watched,
 };
 use crate::{failure::Failure, output};
 
@@ -79,35 +67,16 @@ pub struct TraceArguments {
 
 /// The machine's side: what is wanted is a line of the client's.
 pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()> {
-    let mut reader = BufReader::new(client.try_clone()?);
-    let mut line = String::new();
-    reader.read_line(&mut line)?;
-    let request: Request = serde_json::from_str(&line)?;
-    let gone = Arc::new(AtomicBool::new(false));
-    let noted = Arc::clone(&gone);
-    let wait = move || {
-        // A client says nothing more; whatever ends this, it has gone.
-        let _ = reader.read_line(&mut String::new());
-        noted.store(true, Ordering::SeqCst);
-    };
-    thread::Builder::new().name("trace-client".into()).spawn(wait)?;
-    let mut writer = BufWriter::new(client);
-    let served =
-        inspect::trace::serve(inspector, &request, &mut writer, || gone.load(Ordering::SeqCst));
-    // What was refused is told, too.
-    let flushed = writer.flush();
-    // The thread above waits for this.
-    let _ = client.shutdown(Shutdown::Both);
-    served.and(flushed)
+    watched::serve(client, |request: &Request, writer, gone| {
+        inspect::trace::serve(inspector, request, writer, gone)
+    })
 }
 
 /// `ring3 trace`.
 pub fn trace(arguments: &TraceArguments) -> Result<u8, Failure> {
     let mut shown = shown(arguments)?;
-    let Some(machine) = &arguments.machine else { return trace_command(arguments, shown) };
-    let target = Target { machine: machine.clone() };
-    follow(arguments, &target, false, &mut *shown)?;
-    Ok(0)
+    let follow = |target: &Target, wait| follow(arguments, target, wait, &mut *shown);
+    watched::watch(arguments.machine.as_deref(), &arguments.command, "trace", follow)
 }
 
 /// Where events go.
@@ -125,40 +94,6 @@ fn shown(arguments: &TraceArguments) -> Result<Box<dyn Shown>, Failure> {
     Ok(shown::new(arguments.format, output))
 }
 
-/// Starts a machine and traces it until it ends; its exit status.
-fn trace_command(arguments: &TraceArguments, mut shown: Box<dyn Shown>) -> Result<u8, Failure> {
-    let host = |error: io::Error| Failure::host(error.to_string());
-    let name = format!("trace-{}", std::process::id());
-    let (first, rest) = arguments.command.split_first().unwrap_or((&arguments.command[0], &[]));
-    let mut command = Command::new(env::current_exe().map_err(host)?);
-    let mut child = command.arg(first).args(["--name", &name]).args(rest).spawn().map_err(host)?;
-    let target = Target { machine: name };
-    if listens(&target, &mut child)? {
-        let followed = follow(arguments, &target, true, &mut *shown);
-        if followed.is_err() {
-            // One that has ended by itself needs no stopping.
-            let _ = client::order(&target, Order::Stop);
-            child.wait().map_err(host)?;
-        }
-        followed?;
-    }
-    let status = child.wait().map_err(host)?;
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
-}
-
-/// Waits until the machine can be asked; false if it has ended.
-fn listens(target: &Target, child: &mut Child) -> Result<bool, Failure> {
-    const BREATH: Duration = Duration::from_millis(5);
-    let host = |error: io::Error| Failure::host(error.to_string());
-    while client::find(target).is_err() {
-        if child.try_wait().map_err(host)?.is_some() {
-            return Ok(false);
-        }
-        thread::sleep(BREATH);
-    }
-    Ok(true)
-}
-
 /// Shows what the machine sends until it ends, or a signal asks for an end.
 fn follow(
     arguments: &TraceArguments,
@@ -173,22 +108,11 @@ fn follow(
     let line = serde_json::to_string(&request).map_err(|error| Failure::host(error.to_string()))?;
     machine.get_mut().write_all(format!("{line}\n").as_bytes()).map_err(host)?;
     if !wait {
-        hang_up_on_signals(machine.get_ref().try_clone().map_err(host)?).map_err(host)?;
+        watched::hang_up_on_signals(machine.get_ref().try_clone().map_err(host)?).map_err(host)?;
     }
     let told = tell(&mut machine, shown);
     shown.finish().map_err(host)?;
     told
-}
-
-fn hang_up_on_signals(connection: UnixStream) -> io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let wait = move || {
-        if signals.forever().next().is_some() {
-            // One that has ended has hung up itself.
-            let _ = connection.shutdown(Shutdown::Both);
-        }
-    };
-    thread::Builder::new().name("signals".into()).spawn(wait).map(drop)
 }
 
 fn tell(machine: &mut BufReader<UnixStream>, shown: &mut dyn Shown) -> Result<(), Failure> {

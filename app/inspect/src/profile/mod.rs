@@ -1,0 +1,323 @@
+//! Where a Linux guest's time goes: its stacks, looked at many times a second.
+//!
+//! A sample is a visit of a vCPU: its thread finds the callers of what it executes, in the kernel by ORC (`orc`), in programs by frame
+//! pointers, and goes on. Nothing is changed in the guest, and between samples nothing is slower.
+
+mod orc;
+
+use std::{
+    io::{self, Write},
+    ops::Range,
+    sync::{
+        Arc,
+        mpsc::{Receiver, TryRecvError},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use contract::Engine;
+use ram::Ram;
+use serde::{Deserialize, Serialize};
+use vmm::Inspector;
+use x86::{paging::Roots, seg};
+
+use crate::{
+    linux::{self, Kernel, Maps, Task},
+    memory,
+};
+use orc::{Caller, Orc};
+
+/// Samples a second at the most.
+pub const MOST_HERTZ: u32 = 1000;
+/// Callers of a kind that are looked for.
+const DEPTH: usize = 64;
+/// How far a program's stack reaches from a frame to its caller's, at the most (bytes).
+const FRAME: u64 = 1 << 20;
+/// A vCPU is left alone for so many times what it has waited for a look.
+const REST: u32 = 4;
+/// How often it is looked for a kernel.
+const BREATH: Duration = Duration::from_millis(50);
+
+/// What is to be sampled.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// How often a second.
+    pub hertz: u32,
+    /// Wait for a kernel if there is none yet.
+    pub wait: bool,
+}
+
+/// What is sent to the reader.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Line {
+    /// It begins, on so many vCPUs.
+    Started {
+        /// Their number.
+        vcpus: usize,
+    },
+    /// A vCPU was looked at.
+    Sample(Sample),
+    /// So many times one was not, as its thread did not come to it in time, or had just waited for one.
+    Late(u64),
+    /// It cannot be, or is over.
+    Error(String),
+}
+
+/// What a vCPU executed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Nanoseconds since the profile began.
+    pub ns: u64,
+    /// The vCPU.
+    pub vcpu: usize,
+    /// The process; 0 if the CPU was idle.
+    pub pid: u32,
+    /// Its thread.
+    pub tid: u32,
+    /// The thread's name.
+    pub comm: String,
+    /// What it executed first, then who called that.
+    pub frames: Vec<Frame>,
+}
+
+/// A function that was being executed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    /// The address (GVA).
+    pub address: u64,
+    /// Whose code it is.
+    #[serde(flatten)]
+    pub code: Code,
+}
+
+/// Whose code an address is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Code {
+    /// The kernel's: a symbol, and how far behind it.
+    Kernel {
+        /// The symbol.
+        symbol: String,
+        /// Bytes.
+        offset: u64,
+    },
+    /// A file's: its path, and how far from its beginning.
+    File {
+        /// The path.
+        path: String,
+        /// Bytes.
+        offset: u64,
+    },
+    /// The kernel's, without a symbol: a module, or made at run time.
+    Module,
+    /// A program's, without a file.
+    Anonymous,
+}
+
+/// What is known of the guest's kernel.
+struct Sampler {
+    kernel: Kernel,
+    ram: Ram,
+    orc: Option<Orc>,
+    maps: Option<Maps>,
+    /// The kernel's own code (GVA).
+    text: Range<u64>,
+    began: Instant,
+}
+
+/// Samples for a reader until it goes, or the machine ends.
+///
+/// # Errors
+/// The reader goes.
+pub fn serve(
+    inspector: &Inspector,
+    request: &Request,
+    output: &mut impl Write,
+    gone: impl Fn() -> bool,
+) -> io::Result<()> {
+    let kernel = match find(inspector, request.wait, &gone) {
+        Ok(kernel) => kernel,
+        Err(problem) => return say(output, &Line::Error(problem)),
+    };
+    let sampler = Arc::new(Sampler::new(kernel, inspector.ram().clone()));
+    say(output, &Line::Started { vcpus: inspector.vcpus() })?;
+    let pause = Duration::from_secs(1) / request.hertz.clamp(1, MOST_HERTZ);
+    let mut looks: Vec<Look> = (0..inspector.vcpus()).map(Look::new).collect();
+    while !gone() {
+        let next = Instant::now() + pause;
+        let mut late = 0;
+        for look in &mut looks {
+            match look.go_on(&sampler, inspector) {
+                Seen::Sample(sample) => say(output, &Line::Sample(sample))?,
+                Seen::Nothing => {}
+                Seen::Late => late += 1,
+                Seen::End => return output.flush(),
+            }
+        }
+        if late != 0 {
+            say(output, &Line::Late(late))?;
+        }
+        output.flush()?;
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+    Ok(())
+}
+
+/// The looks at a vCPU, one after the other.
+struct Look {
+    vcpu: usize,
+    asked: Option<(Instant, Receiver<Option<Sample>>)>,
+    /// The vCPU is left alone until then.
+    rest: Instant,
+}
+
+/// What came of a look.
+enum Seen {
+    Sample(Sample),
+    Nothing,
+    Late,
+    End,
+}
+
+impl Look {
+    fn new(vcpu: usize) -> Self {
+        Self { vcpu, asked: None, rest: Instant::now() }
+    }
+
+    /// Takes what the last one saw, and asks for the next. Where the host is busy a vCPU waits for it at each look; so it is left alone
+    /// for longer than it has waited, or the guest would do nothing else.
+    fn go_on(&mut self, sampler: &Arc<Sampler>, inspector: &Inspector) -> Seen {
+        let seen = match self.asked.as_ref().map(|(since, answer)| (since, answer.try_recv())) {
+            None => Seen::Nothing,
+            Some((_, Err(TryRecvError::Empty))) => return Seen::Late,
+            Some((_, Err(TryRecvError::Disconnected))) => return Seen::End,
+            Some((since, Ok(sample))) => {
+                let waited = sample.as_ref().map(|sample| sampler.at(sample.ns) - *since);
+                self.rest = Instant::now() + waited.unwrap_or_default() * REST;
+                self.asked = None;
+                sample.map_or(Seen::Nothing, Seen::Sample)
+            }
+        };
+        if self.asked.is_none() && Instant::now() >= self.rest {
+            self.asked = Some((Instant::now(), sampler.ask(inspector, self.vcpu)));
+            return seen;
+        }
+        if matches!(seen, Seen::Sample(_)) { seen } else { Seen::Late }
+    }
+}
+
+fn say(output: &mut impl Write, line: &Line) -> io::Result<()> {
+    let mut text = serde_json::to_string(line)?;
+    text.push('\n');
+    output.write_all(text.as_bytes())
+}
+
+fn find(inspector: &Inspector, wait: bool, gone: impl Fn() -> bool) -> Result<Kernel, String> {
+    loop {
+        match Kernel::find(inspector.ram()) {
+            Ok(kernel) => return Ok(kernel),
+            Err(unknown) if !wait || gone() => return Err(unknown.to_string()),
+            Err(_) => thread::sleep(BREATH),
+        }
+        inspector.visit(0, |_| ()).ok_or("the machine has ended")?;
+    }
+}
+
+impl Sampler {
+    fn new(kernel: Kernel, ram: Ram) -> Self {
+        let symbol = |name| kernel.symbols.find(name).unwrap_or_default();
+        let text = symbol("_stext")..symbol("_end");
+        let (orc, maps) = (Orc::read(&kernel, &ram), Maps::of(&kernel).ok());
+        Self { kernel, ram, orc, maps, text, began: Instant::now() }
+    }
+
+    /// When a sample was taken.
+    fn at(&self, ns: u64) -> Instant {
+        self.began + Duration::from_nanos(ns)
+    }
+
+    fn ask(self: &Arc<Self>, inspector: &Inspector, vcpu: usize) -> Receiver<Option<Sample>> {
+        let sampler = Arc::clone(self);
+        inspector.ask(vcpu, move |visited| sampler.sample(vcpu, visited.engine))
+    }
+
+    /// What a vCPU executes; none in the few instructions in which the kernel does not know who it works for.
+    fn sample(&self, vcpu: usize, engine: &dyn Engine) -> Option<Sample> {
+        let ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let Task { address, pid, tid, comm } = self.task(engine)?;
+        let frames = self.frames(engine, address);
+        Some(Sample { ns, vcpu, pid, tid, comm, frames })
+    }
+
+    fn task(&self, engine: &dyn Engine) -> Option<Task> {
+        let state = engine.vcpu();
+        let own = state.seg[seg::GS].base;
+        // The entry code has the program's yet.
+        let base = if own >> 63 == 1 { own } else { state.kernel_gs_base };
+        self.kernel.current_by(&self.ram, base)
+    }
+
+    fn frames(&self, engine: &dyn Engine, task: u64) -> Vec<Frame> {
+        let state = engine.vcpu();
+        let word = |gva| self.kernel.word(&self.ram, gva);
+        let mut frames = Vec::new();
+        let mut at = orc::innermost(state.rip, &state.gpr);
+        if state.cpl() == 3 {
+            self.program(engine, task, at, &mut frames);
+            return frames;
+        }
+        let mut registers = Some(&state.gpr);
+        while frames.len() < DEPTH {
+            frames.push(self.in_kernel(at.ip));
+            let caller = self.orc.as_ref().and_then(|orc| orc.caller(at, registers.take(), &word));
+            match caller {
+                Some(Caller::Kernel(next)) => at = next,
+                Some(Caller::Program(next)) => {
+                    self.program(engine, task, next, &mut frames);
+                    break;
+                }
+                None => break,
+            }
+        }
+        frames
+    }
+
+    fn in_kernel(&self, address: u64) -> Frame {
+        let found = self.kernel.symbols.before(address).filter(|_| self.text.contains(&address));
+        let code = found.map_or(Code::Module, |(symbol, offset)| {
+            let symbol = symbol.to_owned();
+            Code::Kernel { symbol, offset }
+        });
+        Frame { address, code }
+    }
+
+    /// A program's frames: by RBP, as long as what it leads to is a stack with returns into code.
+    fn program(&self, engine: &dyn Engine, task: u64, first: orc::Frame, frames: &mut Vec<Frame>) {
+        let roots = Roots::from(engine.vcpu());
+        let word = |gva| memory::word(&self.ram, roots, gva);
+        let find = |address| {
+            self.maps.as_ref().and_then(|maps| maps.find(&self.kernel, &self.ram, task, address))
+        };
+        frames.push(in_program(first.ip, find(first.ip)));
+        let (mut low, mut bp) = (first.sp, first.bp);
+        for _ in 0..DEPTH {
+            if bp < low || bp - low > FRAME || bp % 8 != 0 {
+                return;
+            }
+            let (Some(next), Some(back)) = (word(bp), word(bp + 8)) else { return };
+            let place = find(back.wrapping_sub(1)).filter(|place| place.is_executable);
+            let Some(place) = place else { return };
+            frames.push(in_program(back, Some(place)));
+            (low, bp) = (bp + 16, next);
+        }
+    }
+}
+
+fn in_program(address: u64, place: Option<linux::Place>) -> Frame {
+    let file = place.and_then(|place| Some((place.path?, place.offset)));
+    let code = file.map_or(Code::Anonymous, |(path, offset)| Code::File { path, offset });
+    Frame { address, code }
+}
