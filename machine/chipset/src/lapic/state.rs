@@ -24,6 +24,7 @@ const VERSION: u32 = 0x0005_0014;
 const SVR_ENABLED: u32 = 1 << 8;
 const LVT_MASKED: u32 = 1 << 16;
 const LVT_PENDING: u32 = 1 << 12;
+const LVT_REMOTE_IRR: u32 = 1 << 14;
 /// ESR: an interrupt was sent with a vector below 16.
 const ESR_SEND_VECTOR: u32 = 1 << 5;
 /// ESR: an interrupt arrived with a vector below 16.
@@ -587,12 +588,18 @@ fn msr_writable(register: u32) -> Option<u64> {
         // The delivery status bits are read-only, and writing back what was read is no error.
         reg::ICR_LOW => ICR_WRITABLE | ICR_PENDING | 0xffff_ffff << 32,
         reg::LVT_TIMER..=reg::LVT_ERROR => {
-            u64::from(LVT_WRITABLE[lvt_index(register)] | LVT_PENDING)
+            u64::from(LVT_WRITABLE[lvt_index(register)] | lvt_status(register))
         }
         reg::TIMER_INITIAL => 0xffff_ffff,
         reg::TIMER_DIVIDE => 0xb,
         _ => return None,
     })
+}
+
+/// Bits of a local vector table's register that are read-only. Linux writes both when it powers off.
+fn lvt_status(register: u32) -> u32 {
+    let remote = matches!(register, reg::LVT_LINT0 | reg::LVT_LINT1);
+    LVT_PENDING | if remote { LVT_REMOTE_IRR } else { 0 }
 }
 
 fn lvt_index(register: u32) -> usize {

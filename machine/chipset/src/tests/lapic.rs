@@ -246,8 +246,14 @@ fn x2apic_registers() {
         (0x828, 1),
         (0x832, 1 << 20),
         (0x80f, 1 << 12),
+        (0x832, 1 << 14),
+        (0x835, 1 << 11),
     ] {
         assert!(cpu.msr_write(register, bad).is_err(), "{register:#x}");
+    }
+    for lint in [0x835, 0x836] {
+        cpu.msr_write(lint, 0x5700).unwrap();
+        assert_eq!(cpu.msr_read(lint), Ok(0x700), "status bits are read-only");
     }
 }
 
