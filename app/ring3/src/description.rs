@@ -23,13 +23,21 @@ const MOST_CPUS: u32 = 16;
 const PAGE: u64 = 4096;
 /// Has Linux keep its time by the clock that follows the host's, though it knows a faster one.
 const KVM_CLOCK: &str = "clocksource=kvm-clock";
+/// Linux's options about that.
+const CLOCK_SOURCE: &str = "clocksource=";
+const NO_KVM_CLOCK: [&str; 2] = ["no-kvmclock", "nopv"];
+/// What a bzImage has, and where (Linux, `Documentation/arch/x86/boot.rst`).
+const LINUX_MAGIC: &[u8] = b"HdrS";
+const LINUX_MAGIC_AT: usize = 0x202;
 
 /// Reads and checks everything a run needs.
 pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     check_machine(arguments.cpus, arguments.memory, &arguments.engine)?;
     let memory = arguments.memory.0;
+    let append = &arguments.append;
     let read = |what, path: &Path| read_file(what, path, memory);
     let kernel = read("kernel", &arguments.kernel)?;
+    let clock = arguments.clock.unwrap_or_else(|| usual_clock(&kernel, append));
     let mut modules = Vec::new();
     if let Some(path) = &arguments.initrd {
         modules.push(ModuleFile { data: read("initrd", path)?, cmdline: String::new() });
@@ -42,14 +50,22 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
     Ok(Description {
         kernel,
         modules,
-        cmdline: command_line(&arguments.append, arguments.clock),
+        cmdline: command_line(append, clock),
         protocol: arguments.boot_protocol,
         memory,
         cpus: arguments.cpus,
         engine: engine(&arguments.engine)?,
         test_devices: arguments.test_devices,
-        clock: arguments.clock.into(),
+        clock: clock.into(),
     })
+}
+
+/// Linux has an exact clock unless the user has chosen its source. Other kernels need not know what that asks for.
+fn usual_clock(kernel: &[u8], append: &str) -> ClockChoice {
+    let mut words = append.split_whitespace();
+    let chosen = words.any(|word| word.starts_with(CLOCK_SOURCE) || NO_KVM_CLOCK.contains(&word));
+    let linux = kernel.get(LINUX_MAGIC_AT..).is_some_and(|rest| rest.starts_with(LINUX_MAGIC));
+    if linux && !chosen { ClockChoice::Exact } else { ClockChoice::Rtc }
 }
 
 /// What the kernel is told. What the user says of the clock's source comes last, and so it counts.
@@ -234,6 +250,17 @@ mod tests {
         assert_eq!(ask(EngineChoice::Jit, false, true).expect_err("refused").code, 2);
         assert_eq!(ask(EngineChoice::Interp, true, false).expect_err("refused").code, 2);
         assert_eq!(ask(EngineChoice::Interp, false, false).ok(), Some(EngineKind::Interpreter));
+    }
+
+    #[test]
+    fn linux_has_an_exact_clock() {
+        let linux = [&[0; LINUX_MAGIC_AT], LINUX_MAGIC].concat();
+        assert_eq!(usual_clock(&linux, "quiet"), ClockChoice::Exact);
+        assert_eq!(usual_clock(&linux, "quiet clocksource=hpet"), ClockChoice::Rtc);
+        assert_eq!(usual_clock(&linux, "no-kvmclock quiet"), ClockChoice::Rtc);
+        assert_eq!(usual_clock(&[0; 0x1000], ""), ClockChoice::Rtc);
+        assert_eq!(usual_clock(b"HdrS", ""), ClockChoice::Rtc);
+        assert_eq!(command_line("quiet", ClockChoice::Exact), "clocksource=kvm-clock quiet");
     }
 
     #[test]

@@ -54,12 +54,12 @@ pub struct RunArguments {
     pub engine: EngineArguments,
     /// How near to the host's the guest's time of day is
     ///
-    /// Linux sets its clock when it starts, by a clock that counts whole seconds. With exact it gets to read that at
-    /// the one moment at which it is right: its start takes half a second longer on average, a second at most. From
-    /// then on it is led by KVM's paravirtual clock; clocksource=kvm-clock, which has it keep its time by that one,
-    /// is added to the command line.
-    #[arg(long, value_enum, default_value_t = ClockChoice::Rtc)]
-    pub clock: ClockChoice,
+    /// Linux sets its clock when it starts, by a clock that counts whole seconds. With exact, what that leaves is
+    /// made up for at once, and then the guest follows the host by KVM's paravirtual clock. clocksource=kvm-clock,
+    /// which has it keep its time by that one, is added to the command line. Without this option Linux's is exact
+    /// unless --append has a clocksource=, no-kvmclock or nopv, and other kernels' is rtc.
+    #[arg(long, value_enum)]
+    pub clock: Option<ClockChoice>,
     /// Which of the guest's consoles is here
     #[arg(long, value_enum, default_value_t = ConsoleChoice::Stdio)]
     pub console: ConsoleChoice,

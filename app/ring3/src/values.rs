@@ -113,7 +113,7 @@ impl DevicesChoice {
 pub enum ClockChoice {
     /// Set by the CMOS clock: up to half a second off
     Rtc,
-    /// Set to the millisecond, and kept so
+    /// The host's, to the millisecond
     Exact,
 }
 

@@ -65,7 +65,7 @@ pub enum GuestClock {
     /// Set by the CMOS clock, which counts whole seconds: up to half a second off.
     #[default]
     Rtc,
-    /// Set at the middle of a second, which a guest's start waits for, and led by KVM's paravirtual clock.
+    /// Led by KVM's paravirtual clock, and put right when the guest has set it by the CMOS clock.
     Exact,
 }
 

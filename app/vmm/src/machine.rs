@@ -3,7 +3,6 @@
 use std::{
     sync::{Arc, Mutex},
     thread,
-    time::Duration,
 };
 
 use bus::{Bus, InterruptLine, Kicker, MsiSink, Rearm, Shared};
@@ -83,13 +82,15 @@ impl Machine {
         let outlet = Outlet::start(host.console).map_err(Error::Thread)?;
         let (mut ports, mut mmio) = (Bus::new(), Bus::new());
         let exact = description.clock == GuestClock::Exact;
+        let kvm_clock =
+            exact.then(|| Arc::new(KvmClock::new(ram.clone(), Arc::clone(&host.clock))));
         let around = Surroundings {
             clock: Arc::clone(&host.clock),
             rearm: Arc::clone(&alarm) as Arc<dyn Rearm>,
             kickers: kickers(),
             events: Arc::clone(&events) as Arc<dyn chipset::MachineEvents>,
             serial: outlet.sink(),
-            sleep: exact.then_some(|ns| thread::sleep(Duration::from_nanos(ns))),
+            kvm_clock: kvm_clock.clone(),
         };
         let settings = Settings {
             ram: description.memory,
@@ -106,8 +107,6 @@ impl Machine {
         }
         let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
         let releases = releases.collect::<Result<_, _>>()?;
-        let kvm_clock =
-            exact.then(|| Arc::new(KvmClock::new(ram.clone(), Arc::clone(&host.clock))));
         let host_cpus = thread::available_parallelism().map_or(1, usize::from);
         let crowded = attention.len() > host_cpus;
         let own = ram.for_vcpus(kickers()).into_iter().zip(platform.cpus).zip(attention.iter());
@@ -125,7 +124,7 @@ impl Machine {
         let settings = cpuid::Settings {
             tsc_hz: host.clock.tsc_hz(),
             cpus: description.cpus,
-            kvm_features: if exact { kvm::clock_features(description.cpus) } else { 0 },
+            kvm_features: if exact { kvm::CLOCK_FEATURES } else { 0 },
         };
         let parts = Parts {
             ports,

@@ -23,12 +23,6 @@ pub mod feature {
 /// What a machine with the clock offers.
 pub const CLOCK_FEATURES: u32 = feature::NO_IO_DELAY | feature::CLOCK | feature::STABLE_CLOCK;
 
-/// What a machine with the clock and so many CPUs offers: their clocks are drawn one after the other, so that a guest
-/// with several compares them.
-pub const fn clock_features(cpus: u32) -> u32 {
-    if cpus > 1 { CLOCK_FEATURES & !feature::STABLE_CLOCK } else { CLOCK_FEATURES }
-}
-
 /// MSR `KVM_WALL_CLOCK_NEW`: where the time of day at the clock's zero is to be written, once.
 pub const WALL_CLOCK: u32 = 0x4b56_4d00;
 /// MSR `KVM_SYSTEM_TIME_NEW`: where the vCPU's clock is kept, and in bit 0 whether it is.

@@ -5,6 +5,13 @@
 //! steps back: a guest that is ahead waits by going slower. If the host's clock is set to another time the guest
 //! keeps its own, as under KVM. What is drawn is the same for all vCPUs, at the same moment.
 //!
+//! All vCPUs' copies are busy before a line is drawn, and none is any more afterwards. So no vCPU reads a time that
+//! another has seen pass.
+//!
+//! Linux sets its time of day by the CMOS clock, at some moment after it has read that (see [`crate::rtc`]). Its
+//! clock nearly stands from the reading on ([`KvmClock::hold`]): however long the guest takes to its setting, what
+//! it sets is known. Then the clock is put forward by what is missing.
+//!
 //! Nobody sleeps for this. Whoever takes an interrupt to a vCPU calls [`KvmClock::refresh`]: a guest that takes
 //! none is not reading the clock, or soon takes one.
 
@@ -12,8 +19,9 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering, fence},
     },
+    thread::{self, ThreadId},
 };
 
 use host::Clock;
@@ -31,6 +39,15 @@ const LARGEST_RATE: i64 = 500_000;
 const LARGEST_ERROR_NS: i64 = 10_000_000;
 /// Readings taken for one exact pair of counter and wall clock.
 const ATTEMPTS: usize = 8;
+/// The rate of a clock that is held: a thousandth of its own, so that whoever waits for it comes to an end.
+const HELD_RATE: i64 = -999_000_000;
+/// The reading by which Linux sets its clock: its driver reads once for an alarm, and then for that.
+const SETTING: u32 = 2;
+/// Interrupts that the vCPU takes after that reading until the guest has set its clock. Each shows that the guest
+/// has run: it may be without a CPU of the host for long. A tick of Linux's is 4 or 10 ms.
+const HELD_INTERRUPTS: u32 = 16;
+/// Interrupts until that reading comes, if it does: between the two the driver makes its files and says so.
+const AWAITED_INTERRUPTS: u32 = 250;
 /// Bytes of the version word.
 const VERSION_LEN: u64 = 4;
 
@@ -55,6 +72,32 @@ struct State {
     /// What the vCPUs wrote to the MSR.
     places: Vec<u64>,
     wall_place: u64,
+    hold: Option<Hold>,
+}
+
+/// A clock that nearly stands.
+struct Hold {
+    /// The vCPU's that reads the CMOS clock.
+    thread: ThreadId,
+    /// Interrupts until it ends.
+    left: u32,
+    readings: u32,
+    /// What the guest's wall clock has been set to at time zero.
+    zero: Option<u64>,
+}
+
+impl Hold {
+    fn new() -> Self {
+        Self { thread: thread::current().id(), left: AWAITED_INTERRUPTS, readings: 0, zero: None }
+    }
+
+    /// An interrupt is taken: whether it was the last.
+    fn ends(&mut self) -> bool {
+        if self.thread == thread::current().id() {
+            self.left -= 1;
+        }
+        self.left == 0
+    }
 }
 
 impl KvmClock {
@@ -63,7 +106,8 @@ impl KvmClock {
         let (tsc, wall) = moment(&*clock);
         let line = Line::new(tsc, 0, clock.tsc_hz(), 0);
         let (places, wall_place) = (Vec::new(), 0);
-        let state = State { line, wall, zero: wall, rate: 0, error: 0, places, wall_place };
+        let (rate, error, hold) = (0, 0, None);
+        let state = State { line, wall, zero: wall, rate, error, places, wall_place, hold };
         Self { ram, clock, state: Mutex::new(state), due: AtomicU64::new(u64::MAX) }
     }
 
@@ -109,19 +153,59 @@ impl KvmClock {
     pub fn refresh(&self) {
         let due = self.due.load(Ordering::Relaxed);
         if due != u64::MAX && self.clock.tsc() >= due {
-            self.show(&mut lock(&self.state));
+            self.take_interrupt(&mut lock(&self.state));
+        }
+    }
+
+    #[cold]
+    fn take_interrupt(&self, state: &mut State) {
+        if state.hold.as_mut().is_none_or(Hold::ends) {
+            self.show(state);
+        }
+    }
+
+    /// Has the clock nearly stand: a vCPU, whose thread this is, begins to read the time that the guest's is set by.
+    pub fn hold(&self) {
+        let mut state = lock(&self.state);
+        if state.places.iter().any(|place| place & ENABLED != 0) {
+            state.hold = Some(Hold::new());
+            self.show(&mut state);
+        }
+    }
+
+    /// Whether it nearly stands.
+    pub fn is_held(&self) -> bool {
+        lock(&self.state).hold.is_some()
+    }
+
+    /// A time was read, in nanoseconds since 1970, that the guest's clock may be set to.
+    pub fn set(&self, wall: u64) {
+        let mut state = lock(&self.state);
+        let now = state.line.at(self.clock.tsc());
+        if let Some(hold) = &mut state.hold {
+            hold.readings += 1;
+            if hold.readings >= SETTING {
+                (hold.left, hold.zero) = (HELD_INTERRUPTS, Some(wall.wrapping_sub(now)));
+            }
         }
     }
 
     /// Draws a line, and shows it to all vCPUs that have a clock.
     fn show(&self, state: &mut State) {
+        let places = state.places.iter().filter(|place| *place & ENABLED != 0);
+        let places: Vec<_> = places.map(|place| place & !ENABLED).collect();
+        let versions: Vec<_> = places.iter().map(|place| begin(&self.ram, *place)).collect();
+        // Who has read an old line has read the counter before what follows.
+        fence(Ordering::SeqCst);
         state.draw(&*self.clock);
         let bytes = state.line.encode();
-        let shown = state.places.iter().filter(|place| *place & ENABLED != 0);
-        let count = shown.map(|place| publish(&self.ram, place & !ENABLED, &bytes)).count();
-        let ticks = self.clock.tsc_hz() / NS_PER_S * PERIOD_NS;
-        let due = if count > 0 { state.line.tsc.saturating_add(ticks) } else { u64::MAX };
-        self.due.store(due, Ordering::Relaxed);
+        for (place, version) in places.iter().zip(versions) {
+            end(&self.ram, *place, version, &bytes);
+        }
+        let period = if state.hold.is_some() { 0 } else { PERIOD_NS };
+        let ticks = self.clock.tsc_hz() / NS_PER_S * period;
+        let due = state.line.tsc.saturating_add(ticks);
+        self.due.store(if places.is_empty() { u64::MAX } else { due }, Ordering::Relaxed);
     }
 }
 
@@ -129,7 +213,26 @@ impl State {
     /// Goes on from where the line is now, towards the host's wall clock.
     fn draw(&mut self, clock: &dyn Clock) {
         let (tsc, wall) = moment(clock);
-        let hz = clock.tsc_hz();
+        match self.hold.take_if(|hold| hold.left == 0) {
+            Some(hold) => self.release(&hold, (tsc, wall), clock.tsc_hz()),
+            None if self.hold.is_some() => {
+                self.line = Line::new(tsc, self.line.at(tsc), clock.tsc_hz(), HELD_RATE);
+            }
+            None => self.follow((tsc, wall), clock.tsc_hz()),
+        }
+    }
+
+    /// Puts the clock forward to what it should be, by what the guest's time of day was set to. If the host's clock
+    /// was put back meanwhile, the guest's goes on from where it is.
+    fn release(&mut self, hold: &Hold, (tsc, wall): (u64, u64), hz: u64) {
+        let now = self.line.at(tsc);
+        let missing = wall.wrapping_sub(hold.zero.unwrap_or(self.zero)).wrapping_sub(now) as i64;
+        let ns = now.wrapping_add(missing.max(0).unsigned_abs());
+        (self.zero, self.error, self.wall) = (wall.wrapping_sub(ns), 0, wall);
+        self.line = Line::new(tsc, ns, hz, self.rate);
+    }
+
+    fn follow(&mut self, (tsc, wall): (u64, u64), hz: u64) {
         let passed = Line::new(self.line.tsc, 0, hz, 0).at(tsc) as i64;
         let now = self.line.at(tsc);
         let error = wall.wrapping_sub(self.zero).wrapping_sub(now) as i64;
@@ -163,11 +266,21 @@ fn parts(part: i64, whole: i64) -> i64 {
 
 /// Writes what lies behind a version word, which is odd meanwhile.
 fn publish(ram: &Ram, gpa: u64, bytes: &[u8]) {
+    end(ram, gpa, begin(ram, gpa), bytes);
+}
+
+/// Makes the version word odd.
+fn begin(ram: &Ram, gpa: u64) -> u32 {
     let mut version = [0; VERSION_LEN as usize];
     // A place that is not RAM takes nothing.
     let _ = ram.read_gpa(gpa, &mut version);
     let busy = u32::from_le_bytes(version) | 1;
     let _ = ram.write_gpa(gpa, &busy.to_le_bytes());
+    busy
+}
+
+/// Writes what lies behind the version word, and makes that even.
+fn end(ram: &Ram, gpa: u64, busy: u32, bytes: &[u8]) {
     let _ = gpa.checked_add(VERSION_LEN).map(|at| ram.write_gpa(at, bytes));
     let _ = ram.write_gpa(gpa, &busy.wrapping_add(1).to_le_bytes());
 }
@@ -306,6 +419,57 @@ mod tests {
         assert!(guest.off().abs() < 10, "{}", guest.off());
     }
 
+    /// As Linux does: two readings, and some time behind the second the clock is set by it.
+    #[test]
+    fn a_clock_that_is_set_by_the_cmos_clock_is_the_hosts() {
+        for late in [1_000_000, 300_000_000_u64] {
+            let guest = Guest::new();
+            guest.host.pass(700_000_000, 0);
+            guest.kvm.hold();
+            assert!(guest.kvm.is_held());
+            let read = guest.host.wall_clock_ns() - 400_000_000;
+            guest.kvm.set(7);
+            guest.host.pass(10_000_000, 0);
+            guest.kvm.refresh();
+            guest.kvm.set(read);
+            guest.host.pass(late, 0);
+            let zero = read - guest.system_time();
+            let mut last = 0;
+            for _ in 0..HELD_INTERRUPTS {
+                assert!(guest.kvm.is_held());
+                guest.host.pass(4_000_000, 0);
+                guest.kvm.refresh();
+                assert!(guest.system_time() >= last);
+                last = guest.system_time();
+            }
+            assert!(!guest.kvm.is_held());
+            guest.host.pass(3 * NS_PER_S, 0);
+            guest.kvm.refresh();
+            let off = (zero + guest.system_time()).wrapping_sub(guest.host.wall_clock_ns()) as i64;
+            assert!(off.unsigned_abs() <= late / 1000 + 10, "{off} ns off, {late} ns late");
+            guest.kvm.msr_write(0, kvm::WALL_CLOCK, WALL_PLACE);
+            assert!(guest.off().abs() < 10, "who asks for the wall clock gets the host's");
+        }
+    }
+
+    /// One reading sets nothing: what the guest's clock stood is made up for.
+    #[test]
+    fn a_hold_without_a_setting_is_made_up_for() {
+        let guest = Guest::new();
+        guest.kvm.hold();
+        guest.kvm.set(7);
+        guest.host.pass(50_000_000, 0);
+        assert!(guest.system_time() < 60_000);
+        (0..AWAITED_INTERRUPTS).for_each(|_| guest.kvm.refresh());
+        assert!(guest.off().abs() < 10, "{}", guest.off());
+        let elsewhere = Guest::new();
+        elsewhere.kvm.hold();
+        thread::scope(|scope| {
+            scope.spawn(|| (0..1000).for_each(|_| elsewhere.kvm.refresh()));
+        });
+        assert!(elsewhere.kvm.is_held(), "another vCPU's interrupts say nothing");
+    }
+
     #[test]
     fn nothing_is_written_where_no_clock_is_wanted() {
         let guest = Guest::new();
@@ -313,6 +477,8 @@ mod tests {
         let before = guest.word(PLACE + 8);
         guest.host.pass(10 * NS_PER_S, 0);
         guest.kvm.refresh();
+        guest.kvm.hold();
+        assert!(!guest.kvm.is_held());
         assert_eq!(guest.word(PLACE + 8), before);
         // Outside of RAM, across its end and at the end of all addresses.
         for place in [3 << 20, (2 << 20) - 16, u64::MAX - 1] {

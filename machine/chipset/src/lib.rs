@@ -47,7 +47,7 @@ pub use cpu::CpuInterrupts;
 pub use events::{MachineEvent, MachineEvents};
 pub use interrupts::{InterruptController, NoSuchGsi, TIMER_GSI};
 pub use kvm_clock::KvmClock;
-pub use platform::{Platform, PlatformError, Settings, Sleep, Surroundings};
+pub use platform::{Platform, PlatformError, Settings, Surroundings};
 pub use power::PowerManagement;
 pub use timers::TimerWheel;
 pub use uart::{SerialOutput, Uart};

@@ -9,6 +9,7 @@ use crate::fw_cfg::FwCfg;
 use crate::hpet::{Hpet, LegacyLine};
 use crate::i8042::{I8042, I8042Port, PortA};
 use crate::interrupts::{ElcrPorts, Interrupts, IoApicDevice, NoSuchGsi, PicPorts};
+use crate::kvm_clock::KvmClock;
 use crate::lapic::{ApicBus, Lapic, LapicTimer};
 use crate::pit::{Pit, PortB};
 use crate::power::{PowerManagement, ResetRegister};
@@ -48,12 +49,9 @@ pub struct Surroundings {
     pub events: Arc<dyn MachineEvents>,
     /// Where the serial port's output goes.
     pub serial: Box<dyn SerialOutput>,
-    /// For an exact clock: sleeps, see [`rtc`].
-    pub sleep: Option<Sleep>,
+    /// The clock that Linux keeps its time by, if there is one: see [`rtc`].
+    pub kvm_clock: Option<Arc<KvmClock>>,
 }
-
-/// Lets so many nanoseconds pass.
-pub type Sleep = fn(u64);
 
 /// Why there is no machine.
 #[derive(Debug, thiserror::Error)]
@@ -124,7 +122,7 @@ struct Builder<'a> {
     clock: Arc<dyn Clock>,
     rearm: Arc<dyn Rearm>,
     events: Arc<dyn MachineEvents>,
-    sleep: Option<Sleep>,
+    kvm_clock: Option<Arc<KvmClock>>,
     ports: &'a mut Bus,
     mmio: &'a mut Bus,
     cpus: Vec<CpuInterrupts>,
@@ -158,7 +156,7 @@ impl<'a> Builder<'a> {
             clock: Arc::clone(&around.clock),
             rearm: Arc::clone(&around.rearm),
             events: Arc::clone(&around.events),
-            sleep: around.sleep,
+            kvm_clock: around.kvm_clock.clone(),
             ports,
             mmio,
             cpus,
@@ -193,7 +191,7 @@ impl<'a> Builder<'a> {
         let (clock, rearm) = time();
         let pit = Pit::new(clock, rearm, lines[0].clone());
         let (clock, rearm) = time();
-        let rtc = Rtc::new(clock, rearm, lines[1].clone(), self.sleep);
+        let rtc = Rtc::new(clock, rearm, lines[1].clone(), self.kvm_clock.clone());
         let (clock, rearm) = time();
         let hpet = Hpet::new(clock, rearm, self.all_lines()?, lines);
 

@@ -111,10 +111,14 @@ fn both_of_linux_s_doors() -> Result<()> {
 #[test]
 fn the_kernel_trusts_its_clocks() -> Result<()> {
     let script = "cat /sys/devices/system/clocksource/clocksource0/current_clocksource";
-    let guest = Guest::new(Kernel::BookwormCloud).runs(script).boots()?;
-    guest.prints(&["tsc"])?;
-    ensure!(!guest.console.contains("unstable"), "a clock was found unstable");
-    guest.powers_off()
+    for (choice, source) in [("exact", "kvm-clock"), ("rtc", "tsc")] {
+        let guest = Guest::new(Kernel::BookwormCloud).with("--clock").with(choice);
+        let guest = guest.runs(script).boots()?;
+        guest.prints(&[source])?;
+        ensure!(!guest.console.contains("unstable"), "a clock was found unstable");
+        guest.powers_off()?;
+    }
+    Ok(())
 }
 
 #[test]

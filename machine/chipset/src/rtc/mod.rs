@@ -4,22 +4,22 @@
 //! worked out when somebody looks or when an enabled interrupt is due: between, nothing ticks.
 //!
 //! The clock shows whole seconds. Linux reads it when its driver starts, at any moment of a second, and sets its
-//! time to the middle of that second: it is up to half a second off. Where the guest's time is to be exact,
-//! that one reading ends in the middle of a second (see [`middle`]).
+//! time to the middle of that second: it is up to half a second off. Where the guest has a clock that can be put
+//! right, that learns of the reading (see [`driver`]).
 
 mod calendar;
-mod middle;
+mod driver;
 
 use std::sync::Arc;
 
 use bus::{Device, InterruptLine, Rearm, Timed};
 use host::Clock;
 
-use crate::Sleep;
+use crate::KvmClock;
 use crate::alarm::Alarm;
 use crate::time::{NS_PER_S, ns_for, ticks_in};
 use calendar::{DAY, Date};
-use middle::Middle;
+use driver::Driver;
 
 /// Index port; the data port follows.
 pub const BASE: u64 = 0x70;
@@ -82,7 +82,7 @@ pub(crate) struct Rtc {
     seen_second: i64,
     /// Periodic interrupts up to which flags are worked out.
     seen_period: u64,
-    middle: Middle,
+    driver: Driver,
 }
 
 impl Rtc {
@@ -90,7 +90,7 @@ impl Rtc {
         clock: Arc<dyn Clock>,
         rearm: Arc<dyn Rearm>,
         line: Arc<dyn InterruptLine>,
-        sleep: Option<Sleep>,
+        kvm_clock: Option<Arc<KvmClock>>,
     ) -> Self {
         let mut ram = [0; 128];
         ram[REG_A] = 0x26; // 32768 Hz, 1024 periodic interrupts a second
@@ -106,7 +106,7 @@ impl Rtc {
             held: None,
             seen_second: 0,
             seen_period: 0,
-            middle: sleep.map(Middle::new).unwrap_or_default(),
+            driver: Driver::new(kvm_clock),
         };
         rtc.seen_second = rtc.now().div_euclid(NS_PER_S as i64);
         rtc.seen_period = rtc.periods();
@@ -115,7 +115,7 @@ impl Rtc {
 
     /// Guest time in nanoseconds.
     fn now(&self) -> i64 {
-        (self.clock.wall_clock_ns() as i64).wrapping_add(self.offset)
+        (self.clock.wall_clock_ns() as i64).wrapping_add(self.offset - self.driver.lag())
     }
 
     fn date(&self) -> Date {
@@ -159,9 +159,9 @@ impl Rtc {
     }
 
     fn read_register(&mut self, index: usize) -> u8 {
-        let now = self.now();
-        self.middle.read(index, now);
+        self.driver.begins(index);
         let date = self.date();
+        self.driver.ends(index, date.seconds());
         match index {
             REG_SECOND => self.encode(date.second),
             REG_MINUTE => self.encode(date.minute),
@@ -203,7 +203,7 @@ impl Rtc {
             }
             REG_B => {
                 self.set_control(value);
-                self.middle.driver_comes();
+                self.driver.comes();
             }
             REG_WEEKDAY | REG_C | REG_D => {}
             _ => self.ram[index & 127] = value,

@@ -111,7 +111,7 @@ impl Machine {
             kickers: kicks.iter().map(|kick| kick.clone() as Arc<dyn Kicker>).collect(),
             events: events.clone(),
             serial: Box::new(output.clone()),
-            sleep: None,
+            kvm_clock: None,
         };
         let settings =
             Settings { ram: 64 << 20, debug_exit: Some(0xf4), test_devices: true, fw_cfg: true };
@@ -239,7 +239,7 @@ fn too_many_or_no_cpus_are_refused() {
         kickers: (0..cpus).map(|_| Arc::new(Bell::default()) as Arc<dyn Kicker>).collect(),
         events: Arc::new(Events::default()),
         serial: Box::new(Output::default()),
-        sleep: None,
+        kvm_clock: None,
     };
     let settings = Settings { ram: 0, debug_exit: None, test_devices: false, fw_cfg: false };
     for (cpus, fits) in [(0, false), (1, true), (255, true), (256, false)] {

@@ -155,32 +155,52 @@ impl bus::InterruptLine for NoLine {
     fn set(&self, _: bool) {}
 }
 
-/// Naps that were asked for, in nanoseconds: one test's.
-static NAPS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-
-/// Linux reads the time early, by itself, and then by its driver, which sets the clock by that.
+/// Linux reads the time early, by itself, and then by its driver: for an alarm, and to set the clock.
 #[test]
-fn the_drivers_last_reading_ends_in_the_middle_of_a_second() {
+fn the_drivers_second_reading_sets_the_clock() {
+    const PLACE: u64 = 0x5000;
     let clock = Arc::new(FakeClock::default());
     let (bell, line) = (Arc::new(Bell::default()), Arc::new(NoLine));
-    let nap = |ns| lock(&NAPS).push(ns);
-    let mut rtc = crate::rtc::Rtc::new(clock.clone(), bell, line, Some(nap));
-    let mut at = |ms: u64, registers: &[u8]| {
+    let ram = ram::Ram::new(2 << 20).unwrap();
+    let kvm = Arc::new(KvmClock::new(ram.clone(), clock.clone()));
+    assert!(kvm.msr_write(0, x86::kvm::SYSTEM_TIME, PLACE | x86::kvm::ENABLED));
+    let mut rtc = crate::rtc::Rtc::new(clock.clone(), bell, line, Some(kvm.clone()));
+    let mut at = |ms: u64, registers: &[u8]| -> Vec<u8> {
         clock.0.store(ms * 1_000_000, Ordering::Relaxed);
-        for register in registers {
+        let read = registers.iter().map(|register| {
             bus::Device::write(&mut rtc, 0, &[*register]);
             if *register == 0xb {
                 bus::Device::write(&mut rtc, 1, &[2]);
             }
-            bus::Device::read(&mut rtc, 1, &mut [0]);
-        }
-        std::mem::take(&mut *lock(&NAPS))
+            let mut value = [0];
+            bus::Device::read(&mut rtc, 1, &mut value);
+            value[0]
+        });
+        read.collect()
     };
     let time = [0, 0xa, 0, 2, 4, 7, 8, 9, 0xa, 0];
-    assert!(at(100, &time).is_empty() && at(200, &[1, 3, 5, 0]).is_empty(), "no driver");
-    assert!(at(250, &[0xb]).is_empty() && at(260, &time).is_empty(), "no look for an alarm");
-    assert_eq!(at(300, &[0, 1, 3, 5, 0]), [180_000_000]);
-    assert!(at(481, &time).is_empty());
-    assert_eq!(at(485, &time), [15_000_000]);
-    assert!(at(600, &[0xb, 1, 3, 5]).is_empty() && at(650, &time).is_empty(), "once");
+    at(100, &time);
+    at(200, &[1, 3, 5, 0]);
+    at(250, &[0xb]);
+    at(260, &time);
+    assert!(!kvm.is_held(), "no look for an alarm");
+    at(300, &[0xb, 1, 3, 5]);
+    assert_eq!(at(301, &[0]), [0x55], "half a second behind");
+    assert!(kvm.is_held());
+    assert_eq!(at(302, &time)[0], 0x55);
+    assert_eq!(at(600, &time)[0], 0x56);
+    let time_at = |place| {
+        let mut bytes = [0; 8];
+        ram.read_gpa(place, &mut bytes).unwrap();
+        u64::from_le_bytes(bytes)
+    };
+    let before = time_at(PLACE + 16);
+    (0..100).for_each(|_| kvm.refresh());
+    assert!(!kvm.is_held());
+    // It was 600 ms, and was set to 500.
+    let missing = time_at(PLACE + 16) - before;
+    assert!(missing.abs_diff(100_000_000) < 1_000_000, "{missing}");
+    at(700, &[0xb, 1, 3, 5]);
+    at(700, &time);
+    assert!(!kvm.is_held(), "once");
 }
