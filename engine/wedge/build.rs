@@ -13,7 +13,13 @@ use std::process::Command;
 fn main() {
     let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     let blob = Path::new(&out).join("wedge.bin");
-    for input in ["blob", "../frame/src/layout.rs", "../frame/src/keys.rs", "build.rs"] {
+    for input in [
+        "blob",
+        "../frame/src/layout.rs",
+        "../frame/src/lookups.rs",
+        "../frame/src/keys.rs",
+        "build.rs",
+    ] {
         println!("cargo::rerun-if-changed={input}");
     }
     let linking = [

@@ -92,7 +92,17 @@ pub fn engine(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
     let user_dispatch = arguments.user_dispatch();
     let kind = kind(arguments.engine, lock_step.is_some(), translate_user, user_dispatch)?;
     let unmap_flushed = arguments.unmap_flushed();
-    Ok(EngineOptions { kind, lock_step, translate_user, user_dispatch, unmap_flushed })
+    let scattered = arguments.scattered();
+    let most_mappings = arguments.most_mappings;
+    Ok(EngineOptions {
+        kind,
+        lock_step,
+        translate_user,
+        user_dispatch,
+        unmap_flushed,
+        scattered,
+        most_mappings,
+    })
 }
 
 fn kind(
@@ -184,7 +194,7 @@ fn read_file(what: &str, path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::values::{Flushed, SystemCalls};
+    use crate::values::{Flushed, ScatteredChoice, SystemCalls};
     use vmm::LockStep;
 
     fn message(result: Result<Vec<u8>, Failure>) -> String {
@@ -233,6 +243,8 @@ mod tests {
                 translate_user,
                 system_calls,
                 flushed: Flushed::Close,
+                scattered: ScatteredChoice::Lookup,
+                most_mappings: None,
             };
             engine(&arguments).map(|options| options.kind)
         };

@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use clap::{Args, ValueEnum};
-use vmm::{GuestClock, LockStep};
+use vmm::{GuestClock, LockStep, Scattered};
 
 /// What becomes of flushed mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -12,6 +12,17 @@ pub enum Flushed {
     Close,
     /// They are taken away
     Unmap,
+}
+
+/// How programs are run that have more scattered pages than the host allows mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ScatteredChoice {
+    /// Directly on the CPU; each access to a page that is not mapped has it mapped in another's place
+    Map,
+    /// Translated, with each access looked up in a table, as long as they need it
+    Lookup,
+    /// All programs are run so, whatever they need (for tests)
+    Always,
 }
 
 /// How guest code is run.
@@ -49,12 +60,29 @@ pub struct EngineArguments {
     /// For comparison. What is closed is shown again at a third of the price, when the guest comes back to it.
     #[arg(long, value_enum, default_value_t = Flushed::Close, hide_short_help = true)]
     pub flushed: Flushed,
+    /// How programs are run whose scattered pages are more than the host allows mappings (vm.max_map_count)
+    #[arg(long, value_enum, default_value_t = ScatteredChoice::Lookup, hide_short_help = true)]
+    pub scattered: ScatteredChoice,
+    /// Mappings that a process with guest code may have, in place of what the host allows
+    ///
+    /// For tests.
+    #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u32).range(1000..))]
+    pub most_mappings: Option<u32>,
 }
 
 impl EngineArguments {
     /// System calls come by syscall user dispatch.
     pub fn user_dispatch(&self) -> bool {
         self.system_calls == SystemCalls::Dispatch
+    }
+
+    /// How programs with many scattered pages are run.
+    pub fn scattered(&self) -> Scattered {
+        match self.scattered {
+            ScatteredChoice::Map => Scattered::Map,
+            ScatteredChoice::Lookup => Scattered::Lookup,
+            ScatteredChoice::Always => Scattered::Always,
+        }
     }
 
     /// Flushed mappings are taken away.

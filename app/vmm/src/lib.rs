@@ -29,7 +29,7 @@ pub use console::ConsoleInput;
 pub use engine::{Attendant, Probes, Reached, Report, Statistics, Verdict, Visited, Watch};
 pub use error::Error;
 pub use events::Ended;
-pub use fast::{LockStep, wedges};
+pub use fast::{LockStep, Scattered, wedges};
 pub use inspector::Inspector;
 pub use machine::Machine;
 pub use running::{Running, check_fast_engine};
@@ -82,6 +82,10 @@ pub struct EngineOptions {
     pub user_dispatch: bool,
     /// Host mappings of pages that the guest's page tables do not say any more are taken away, not closed.
     pub unmap_flushed: bool,
+    /// How programs are run that have more scattered pages than the host allows mappings.
+    pub scattered: Scattered,
+    /// So many mappings a process with guest code may have, if not as many as the host allows.
+    pub most_mappings: Option<u32>,
 }
 
 /// What executes guest code.

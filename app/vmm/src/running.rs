@@ -188,9 +188,12 @@ impl Vm {
             Ok(EngineKind::Direct) => (direct, false),
             Ok(EngineKind::Jit) => (User::Interpreted, true),
         };
-        let EngineOptions { lock_step, user_dispatch, unmap_flushed, .. } = self.options;
+        let EngineOptions { lock_step, user_dispatch, unmap_flushed, scattered, .. } = self.options;
         let keeps = !unmap_flushed;
-        let modes = Modes { user, kernel_translated, lock_step, user_dispatch, keeps };
+        if let Some(most) = self.options.most_mappings {
+            fast::wedges::limit_mappings(most as usize);
+        }
+        let modes = Modes { user, kernel_translated, lock_step, user_dispatch, keeps, scattered };
         let engine = Fast::new(state, board, &vcpu.attention, modes, &self.placement);
         Ok((Box::new(engine.map_err(|error| Error::Engine(error.to_string()))?), None))
     }

@@ -2,7 +2,10 @@
 
 use crate::devices::Devices;
 use engine::Board;
-use frame::{Base, CACHE, FRAME, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN, USER_TABLES, keys};
+use frame::{
+    Base, CACHE, CODE_PAGE_WORDS, FRAME, LOOKUPS, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN,
+    USER_TABLES, code_page, keys,
+};
 use jit::{
     Layout, Level,
     cache::{Cache, CodeMemory, Position, Refused, trial::ALWAYS},
@@ -26,7 +29,7 @@ const FETCH: Access = Access { write: false, fetch: true, user: false, smap_over
 
 /// Where the code of a level lies: the kernel's and the user's share nothing, so that the user's can
 /// be dropped whenever another address space comes.
-fn layout(level: Level, base: Base) -> Layout {
+fn layout(level: Level, base: Base, look_up: bool) -> Layout {
     let here = |usual: usize| base.at(usual as u64);
     let kernel = Layout {
         level,
@@ -36,6 +39,7 @@ fn layout(level: Level, base: Base) -> Layout {
         cache_len: (USER_CACHE - CACHE) as u64,
         frame: here(FRAME),
         table: here(TABLES),
+        lookups: None,
     };
     match level {
         Level::Kernel => kernel,
@@ -44,6 +48,7 @@ fn layout(level: Level, base: Base) -> Layout {
             cache: here(USER_CACHE),
             cache_len: USER_CACHE_LEN as u64,
             table: here(TABLES + USER_TABLES),
+            lookups: look_up.then(|| here(LOOKUPS)),
             ..kernel
         },
     }
@@ -84,8 +89,9 @@ pub struct Code {
 }
 
 impl Code {
-    pub fn new(pages: &mut Pages, level: Level) -> Self {
-        let layout = layout(level, pages.base());
+    /// None yet. Memory operands are to be looked up, if `look_up` and it is the user's.
+    pub fn new(pages: &mut Pages, level: Level, look_up: bool) -> Self {
+        let layout = layout(level, pages.base(), look_up);
         let cache = Cache::new(layout, &mut View(pages, &layout));
         let (pages, devices, probes) = Default::default();
         Self { cache, layout, pages, devices, probes }
@@ -101,10 +107,18 @@ impl Code {
         }
     }
 
+    /// The breakpoints that no block goes over.
+    pub fn probes(&self) -> &Probes {
+        &self.probes
+    }
+
     /// Drops everything.
     pub fn clear(&mut self, pages: &mut Pages) {
         self.cache.clear(&mut View(pages, &self.layout));
         self.pages.clear();
+        if self.layout.level == Level::User {
+            pages.frame().code_pages = [0; CODE_PAGE_WORDS];
+        }
     }
 
     fn access(&self) -> Access {
@@ -197,12 +211,21 @@ impl Code {
         let made = self.cache.add(&mut view, guest, &bytes, here, alignment, sources);
         if made.is_ok() {
             // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.
-            self.pages.insert(guest & !(PAGE - 1), first);
+            self.note_page(pages, guest, first);
             if sources[1] != first {
-                self.pages.insert(behind & !(PAGE - 1), sources[1]);
+                self.note_page(pages, behind, sources[1]);
             }
         }
         Some(made)
+    }
+
+    /// Code has been made from a page.
+    fn note_page(&mut self, pages: &mut Pages, gva: u64, offset: u64) {
+        self.pages.insert(gva & !(PAGE - 1), offset);
+        if self.layout.level == Level::User {
+            let (word, bit) = code_page(gva);
+            pages.frame().code_pages[word] |= 1 << bit;
+        }
     }
 
     /// The guest's bytes from `guest` to the end of its page, as far as a block can need them, and the
@@ -255,8 +278,11 @@ impl Code {
         for flush in &record.flushes {
             match *flush {
                 Flush::Page { linear, .. } => self.check(pages, ram, roots, linear & !(PAGE - 1)),
-                Flush::All => self.check_all(pages, ram, roots),
-                Flush::Space { .. } if self.layout.level == Level::User => self.clear(pages),
+                Flush::All if self.layout.level == Level::Kernel => {
+                    self.check_all(pages, ram, roots);
+                }
+                Flush::All => {}
+                // Of the user's code it is looked at when it comes next ([`crate::codes`]).
                 Flush::Space { .. } => {}
             }
         }
@@ -277,7 +303,7 @@ impl Code {
         }
     }
 
-    fn check_all(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots) {
+    pub fn check_all(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots) {
         let all: Vec<u64> = self.pages.keys().copied().collect();
         for gva in all {
             self.check(pages, ram, roots, gva);
@@ -349,7 +375,7 @@ mod tests {
         let (ram, roots) = endless(code);
         let mut host = Pages::new().expect("the host has memory");
         let board = crate::test_machine::board(ram, Default::default());
-        let mut translated = Code::new(&mut host, Level::Kernel);
+        let mut translated = Code::new(&mut host, Level::Kernel, false);
         let mut marked = Vec::new();
         for page in 0..pages {
             let gva = frame::KERNEL_START + page * PAGE;
@@ -372,7 +398,7 @@ mod tests {
     #[test]
     fn routines_do_not_open_keys() {
         for level in [Level::Kernel, Level::User] {
-            let routines = stubs::generate(&layout(level, Base::default()));
+            let routines = stubs::generate(&layout(level, Base::default(), true));
             assert_eq!(keys::find(&routines), None);
         }
     }

@@ -1,12 +1,12 @@
 //! The translated code of both levels.
 
-use crate::code::Code;
+use crate::{User, code::Code};
 use frame::{Base, STUBS, USER_CACHE};
 use jit::{Level, cache::Position};
 use ram::Ram;
 use wedge::Pages;
 use x86::paging::Roots;
-use x86_interp::Record;
+use x86_interp::{Flush, Record};
 
 /// The kernel's code and, if user code is translated, that of one address space's programs.
 pub struct Codes {
@@ -14,13 +14,19 @@ pub struct Codes {
     user: Option<Code>,
     /// CR3 of that address space.
     space: u64,
+    /// Memory operands of user code are looked up.
+    look_up: bool,
+    /// There has been a flush since it was last looked at where user code lies.
+    changed: bool,
 }
 
 impl Codes {
-    pub fn new(pages: &mut Pages, user_translated: bool) -> Self {
-        let kernel = Code::new(pages, Level::Kernel);
-        let user = user_translated.then(|| Code::new(pages, Level::User));
-        Self { kernel, user, space: 0 }
+    /// None yet. Where user code runs directly, what there will be of it has its memory operands looked up.
+    pub fn new(pages: &mut Pages, user: User) -> Self {
+        let kernel = Code::new(pages, Level::Kernel, false);
+        let translated = user == User::Translated;
+        let user = translated.then(|| Code::new(pages, Level::User, false));
+        Self { kernel, user, space: 0, look_up: !translated, changed: false }
     }
 
     /// A level's code, if it is translated.
@@ -46,12 +52,22 @@ impl Codes {
         &mut self.kernel
     }
 
-    /// User code in the address space with this CR3 comes next: that of another is dropped.
-    pub fn enter_space(&mut self, pages: &mut Pages, cr3: u64) {
-        if let Some(user) = self.user.as_mut().filter(|_| self.space != cr3) {
-            self.space = cr3;
-            user.clear(pages);
+    /// User code in the address space with these page tables comes next. What was made from pages that lie elsewhere
+    /// there is dropped; processes that were forked, or use the same libraries at the same addresses, share the rest.
+    pub fn enter_space(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots) {
+        let look_up = self.look_up;
+        let probes = self.kernel.probes();
+        let user = self.user.get_or_insert_with(|| {
+            let mut new = Code::new(pages, Level::User, look_up);
+            new.set_probes(pages, probes);
+            new
+        });
+        if self.space != roots.cr3 || std::mem::take(&mut self.changed) {
+            self.space = roots.cr3;
+            self.changed = false;
+            user.check_all(pages, ram, roots);
         }
+        pages.frame().code_space = roots.cr3;
     }
 
     /// The translation of a user page has been dropped: so is the code made from it, whatever the space.
@@ -83,6 +99,10 @@ impl Codes {
     pub fn apply(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, record: &Record) {
         for code in self.each() {
             code.apply(pages, ram, roots, record);
+        }
+        let page = |flush: &Flush| matches!(flush, Flush::Page { .. });
+        if !record.flushes.iter().all(page) || self.space != roots.cr3 {
+            (self.changed, pages.frame().code_space) = (true, 0);
         }
     }
 }

@@ -99,8 +99,14 @@ mod tests {
         let board = board(ram, Arc::clone(&attention));
         let start = kernel_state(CODE.0, DATA.0 + 0x800);
         let (user, kernel_translated) = (User::Direct, true);
-        let modes =
-            Modes { user, kernel_translated, lock_step: None, user_dispatch: false, keeps: true };
+        let modes = Modes {
+            user,
+            kernel_translated,
+            lock_step: None,
+            user_dispatch: false,
+            keeps: true,
+            scattered: Default::default(),
+        };
         let mut fast = Fast::new(start, board, &attention, modes, &crate::Placement::default())
             .expect("an engine");
         assert_eq!(fast.run(u64::MAX), Exit::Halted);

@@ -37,6 +37,7 @@ fn machine() -> Fast {
         lock_step: None,
         user_dispatch: false,
         keeps: true,
+        scattered: Default::default(),
     };
     Fast::new(
         start(),

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{Fast, User, code::byte, codes::bias_at, operand, regions::host_bias, state};
+use crate::{Fast, code::byte, codes::bias_at, operand, regions::host_bias, state};
 use frame::{ExitKind, KICK, go};
 use jit::{Level, cache::Position};
 use wedge::Error;
@@ -52,7 +52,7 @@ impl Fast {
         let mut marked = Vec::new();
         let (codes, pages) = (&mut self.codes, &mut self.pages);
         if level == Level::User {
-            codes.enter_space(pages, v.cr3);
+            codes.enter_space(pages, self.board.ram(), roots);
         }
         let host = codes.at(level)?.block(pages, &self.board, roots, rip, alignment, &mut marked);
         self.protect(marked);
@@ -66,7 +66,9 @@ impl Fast {
             | ExitKind::Sysret
             | ExitKind::LoadVectors
             | ExitKind::LoadSpace
-            | ExitKind::InvalidatePage => {
+            | ExitKind::InvalidatePage
+            | ExitKind::Lookup
+            | ExitKind::SystemCall => {
                 if kind != ExitKind::Sysret {
                     self.statistics.call_out(self.pages.frame().exit_info);
                 }
@@ -119,9 +121,8 @@ impl Fast {
 
     /// A program has jumped to what is no address: it stands at the jump again, which is to fault.
     fn led_nowhere(&mut self) -> bool {
-        let translated = self.modes.user == User::Translated;
         let f = self.pages.frame();
-        let nowhere = translated && f.cpl == 3 && !paging::canonical(f.rip);
+        let nowhere = f.user_translated != 0 && f.cpl == 3 && !paging::canonical(f.rip);
         if nowhere {
             (f.rip, f.gpr[reg::RSP]) = (f.next, f.spill[3]);
         }
@@ -238,7 +239,7 @@ impl Fast {
         for _ in 0..MAX_STEPS {
             let pc = self.pages.frame().pc;
             if let Some(position) = self.codes.position(pc)
-                && (position.exact() || position.repeats(self.code_at(pc)))
+                && position.is_boundary(self.code_at(pc))
             {
                 self.take_recovered(&position);
                 return Ok(());

@@ -313,8 +313,14 @@ fn in_a_storm(start: &Vcpu, modes: Modes, slow: bool) -> (Ending, u64) {
 }
 
 fn ends_as_ever(user: User, kernel_translated: bool) {
-    let modes =
-        Modes { user, kernel_translated, lock_step: None, user_dispatch: false, keeps: true };
+    let modes = Modes {
+        user,
+        kernel_translated,
+        lock_step: None,
+        user_dispatch: false,
+        keeps: true,
+        scattered: Default::default(),
+    };
     let (start, attention) = (state(), Arc::new(Attention::default()));
     let board = board(memory(), Arc::clone(&attention));
     let undisturbed = run(&mut Interpreter::new(start.clone(), board), &attention);
@@ -349,6 +355,7 @@ fn a_kick_while_the_monitor_has_the_turn_wakes_nobody() {
         lock_step: None,
         user_dispatch: false,
         keeps: true,
+        scattered: Default::default(),
     };
     let attention = Arc::new(Attention::default());
     let board = board(memory(), Arc::clone(&attention));

@@ -79,7 +79,7 @@ use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, System, pending
 
 /// Who starts the processes that guest code runs in.
 pub mod wedges {
-    pub use wedge::{Process, become_wedge, prepare, start_by};
+    pub use wedge::{Process, become_wedge, limit_mappings, prepare, start_by};
 }
 
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
@@ -97,6 +97,18 @@ pub enum User {
     Translated,
 }
 
+/// How programs are run that have more scattered pages than there can be mappings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scattered {
+    /// As all others: what is not mapped is, in place of others.
+    Map,
+    /// Translated, each access by a look-up, as long as they need it.
+    #[default]
+    Lookup,
+    /// All programs are run so, always.
+    Always,
+}
+
 /// Which code is run how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
@@ -110,6 +122,8 @@ pub struct Modes {
     pub user_dispatch: bool,
     /// What the guest's page tables do not say any more is closed, not unmapped.
     pub keeps: bool,
+    /// How programs are run that have more scattered pages than there can be mappings.
+    pub scattered: Scattered,
 }
 
 /// The engine.
@@ -194,7 +208,7 @@ impl Fast {
         }
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
-        let codes = Codes::new(&mut pages, modes.user == User::Translated);
+        let codes = Codes::new(&mut pages, modes.user);
         let statistics = Statistics::default();
         let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));
         let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
@@ -242,6 +256,17 @@ impl Fast {
                 checker.note_stale(&record.stale_pages);
             }
         }
+    }
+
+    /// User code of the current slot is run translated, with look-ups. Not where there are protection keys: they shut
+    /// RAM to user code, translated or not.
+    fn looks_up(&mut self) -> Result<bool, Error> {
+        let can = self.modes.user == User::Direct
+            && self.modes.kernel_translated
+            && self.checker.is_none()
+            && !wedge::keys();
+        let scattered = if can { self.modes.scattered } else { Scattered::Map };
+        Ok(self.slots.current()?.looks_up(scattered))
     }
 
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.
@@ -340,7 +365,7 @@ impl Fast {
         if !self.modes.kernel_translated {
             state::only_user(f, &self.cpu.vcpu);
         }
-        if self.modes.user == User::Translated && f.cpl == 3 {
+        if f.user_translated != 0 && f.cpl == 3 {
             state::from_translated_user(f);
         }
         state::store(f, &mut self.cpu, &mut self.board);
@@ -457,6 +482,7 @@ impl Engine for Fast {
             ("fast mappings", f.fast_mapped),
             ("fast protections", f.fast_shown),
             ("fast page faults", f.fast_faults),
+            ("fast look-ups", f.fast_lookups),
             ("fast invalidations", f.fast_invalidations),
             ("moves out of a program's way", self.moves.count()),
         ];

@@ -29,6 +29,14 @@ pub trait Process: Sized {
     fn take_made(&mut self) -> Vec<Order>;
     /// How much it may.
     fn allow(&mut self, mappings: usize, large: bool);
+    /// User code is to be run translated, with look-ups, or not.
+    fn look_up(&mut self, on: bool);
+    /// The user's pages in a range (GVA) have no look-ups any more.
+    fn forget_lookups(&mut self, start: u64, len: u64);
+    /// There are no look-ups any more.
+    fn clear_lookups(&mut self);
+    /// No look-up lets the RAM page at this offset be written any more.
+    fn protect_lookups(&mut self, offset: u64);
     /// The instruction at a GVA has been displaced by a patch.
     fn displaced(&mut self, rip: u64);
     /// HVA where stubs of patched system calls go on.
@@ -62,6 +70,18 @@ impl Process for Wedge {
     }
     fn allow(&mut self, mappings: usize, large: bool) {
         self.allow(mappings, large);
+    }
+    fn look_up(&mut self, on: bool) {
+        self.look_up(on);
+    }
+    fn forget_lookups(&mut self, start: u64, len: u64) {
+        self.forget_lookups(start, len);
+    }
+    fn clear_lookups(&mut self) {
+        self.clear_lookups();
+    }
+    fn protect_lookups(&mut self, offset: u64) {
+        self.protect_lookups(offset);
     }
     fn displaced(&mut self, rip: u64) {
         self.displaced(rip);

@@ -3,7 +3,7 @@
 //! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages,
 //! `copies` changed copies of code, `closed` what may be executed where there are protection keys; `local` knows the
 //! kernel's pages that are not global, `near` keeps the table of patched system calls out of the program's way, `places`
-//! where RAM pages are mapped, `texts` which programs read their own code, `walk` reads the guest's page tables.
+//! where RAM pages are mapped, `pressure` which spaces have more pages than there can be mappings, `texts` which programs read their own code, `walk` reads the guest's page tables.
 
 pub(crate) mod budget;
 mod closed;
@@ -13,10 +13,12 @@ mod large;
 mod local;
 mod near;
 mod places;
+pub(crate) mod pressure;
 mod texts;
 mod walk;
 
 use crate::{
+    Scattered,
     probes::Probed,
     process::Process,
     regions::{self, Regions, extent},
@@ -27,6 +29,7 @@ use frame::{BORDER, Base, EMPTY, PIECE, PROTECT, REFUSED};
 use local::Locals;
 use near::{Near, SitesTable};
 use places::Places;
+use pressure::Pressure;
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
@@ -139,6 +142,8 @@ pub struct Space<W = Wedge> {
     refused: FxHashSet<u64>,
     /// Code that the program has read.
     texts: Texts,
+    /// Whether mappings suffice.
+    pressure: Pressure,
 }
 
 impl<W: Process> Space<W> {
@@ -176,12 +181,14 @@ impl<W: Process> Space<W> {
             empty: FxHashSet::default(),
             refused: FxHashSet::default(),
             texts: Texts::default(),
+            pressure: Pressure::default(),
         }
     }
 
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
         self.wedge.allow(W::max_mappings().saturating_sub(self.mappings), self.user_large);
+        self.wedge.look_up(self.pressure.is_on());
         self.wedge.run()
     }
 
@@ -252,8 +259,14 @@ impl<W: Process> Space<W> {
         std::mem::take(&mut self.invalidated)
     }
 
+    /// User code here is to be run translated, with look-ups, as `scattered` says.
+    pub fn looks_up(&mut self, scattered: Scattered) -> bool {
+        self.pressure.look(scattered)
+    }
+
     /// Drops every mapping.
     pub fn clear_all(&mut self) -> Result<(), Error> {
+        self.wedge.clear_lookups();
         if self.mappings != 0 {
             for (from, to) in regions::mappable(self.base) {
                 self.unmap(from, to - from)?;
@@ -278,6 +291,7 @@ impl<W: Process> Space<W> {
 
     /// Drops every mapping of the user's.
     fn clear_user(&mut self) -> Result<(), Error> {
+        self.wedge.clear_lookups();
         for hva in self.user_regions.take() {
             self.clear_region(hva)?;
         }
@@ -325,6 +339,7 @@ impl<W: Process> Space<W> {
     /// Drops the mapping of one page.
     pub fn drop_page(&mut self, gva: u64) -> Result<(), Error> {
         let gva = gva & !(PAGE - 1);
+        self.wedge.forget_lookups(gva, PAGE);
         let hva = if gva >> 63 == 0 { Some(gva) } else { regions::kernel_hva(self.base, gva) };
         let mapped = |hva: &u64| regions::is_mappable(self.base, *hva) && self.mappings != 0;
         let Some(hva) = hva.filter(mapped) else { return Ok(()) };
@@ -375,6 +390,7 @@ impl<W: Process> Space<W> {
 
     /// The RAM page at this offset may not be written without a fault any more.
     pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
+        self.wedge.protect_lookups(offset);
         let single = self.writable.take(offset);
         for hva in single {
             self.pages.remove(&hva);

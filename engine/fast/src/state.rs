@@ -44,7 +44,7 @@ pub fn load(vcpu: &Vcpu, base: Base, f: &mut Frame) {
     f.kernel_gs_base = vcpu.kernel_gs_base;
     f.bias = base.bias();
     f.percpu = frame::percpu(f.gs_base, f.bias);
-    (f.compatibility, f.alone) = (0, 0);
+    (f.compatibility, f.alone, f.user_translated) = (0, 0, 0);
     (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
     (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
     f.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
@@ -94,12 +94,13 @@ fn plain_data(vcpu: &Vcpu) -> bool {
 
 /// What is to run is user code, translated: its addresses are the host's, and the host's FS base is its own.
 pub fn load_translated_user(f: &mut Frame) {
-    (f.bias, f.percpu) = (0, f.fs_base);
+    (f.bias, f.percpu, f.user_translated) = (0, f.fs_base, 1);
 }
 
 /// It has run, and its flags are where translated code has them.
 pub fn from_translated_user(f: &mut Frame) {
     f.rflags = f.host_flags & IN_HOST | flags::IF | flags::FIXED;
+    f.user_translated = 0;
 }
 
 /// User code that could run directly can be translated: its flags are such as translated code keeps.

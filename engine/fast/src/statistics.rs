@@ -13,7 +13,7 @@ pub struct Statistics {
     /// Times a wedge got its turn.
     pub entries: u64,
     /// Exits by kind, see [`ExitKind`].
-    pub exits: [u64; 13],
+    pub exits: [u64; 15],
     /// Page faults answered with a mapping.
     pub mapped: u64,
     /// Instructions interpreted one by one.
@@ -30,7 +30,7 @@ pub struct Statistics {
 
 impl Statistics {
     /// Name and count of each.
-    pub fn rows(&self) -> [(&'static str, u64); 14] {
+    pub fn rows(&self) -> [(&'static str, u64); 15] {
         let exit = |kind: ExitKind| self.exits[kind as usize];
         [
             ("wedge turns", self.entries),
@@ -45,6 +45,7 @@ impl Statistics {
             ("pages mapped", self.mapped),
             ("interpreted singly", self.interpreted),
             ("host steps", self.stepped),
+            ("slow look-ups", exit(ExitKind::Lookup)),
             ("flushes", self.flushes),
             ("slow system calls", self.system_calls),
         ]
@@ -82,6 +83,8 @@ impl Statistics {
             10 => ExitKind::InvalidatePage,
             11 => ExitKind::HotSite,
             12 => ExitKind::LoadSpace,
+            13 => ExitKind::Lookup,
+            14 => ExitKind::SystemCall,
             _ => ExitKind::None,
         };
         self.exits[kind as usize] += 1;

@@ -64,6 +64,9 @@ impl Fast {
         if self.modes.user == User::Translated {
             return self.translated_user_code();
         }
+        if self.looks_up()? && state::can_be_translated(&self.cpu.vcpu) {
+            return self.translated_code(Level::User);
+        }
         let base = self.pages.base();
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, base, f);

@@ -75,6 +75,8 @@ pub const TABLES: usize = WINDOW + 0x1000_0000;
 pub const CACHE: usize = WINDOW + 0x2000_0000;
 /// Bytes of the code cache.
 pub const CACHE_LEN: usize = 64 << 20;
+/// The look-ups of a wedge's user code (`Lookups`), within 2 GiB of the code cache.
+pub const LOOKUPS: usize = WINDOW + 0x3000_0000;
 /// Where a patched system call finds its stub: 8-byte pointers. `jmp [SITES + n]` takes the place of `mov
 /// eax, nr; syscall`, and its last two bytes, the upper half of this address, that of the SYSCALL: 06 is no
 /// instruction, so a jump to the SYSCALL is #UD, and found by that. No program for Linux has memory here
@@ -210,6 +212,15 @@ pub const fn region(address: u64) -> usize {
     (address >> REGION_BITS) as usize & (REGION_COUNT - 1)
 }
 
+/// Words of [`Frame::code_pages`].
+pub const CODE_PAGE_WORDS: usize = 64;
+
+/// The word and the bit in it that stand for a page of translated user code, and for others.
+pub const fn code_page(gva: u64) -> (usize, u32) {
+    let bit = (gva >> 12).wrapping_mul(DEEP_FACTOR) >> 52;
+    (bit as usize / 64, bit as u32 % 64)
+}
+
 /// A change of the wedge's mappings.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -280,6 +291,12 @@ pub enum ExitKind {
     /// MOV to CR3 of [`Frame::operand`] at RIP's instruction, going on at [`Frame::next`]; the wedge does it
     /// unless it cannot.
     LoadSpace = 12,
+    /// User code's look-up of [`Frame::operand`] has missed at RIP's instruction, which begins again at [`Frame::jump`];
+    /// the wedge fills it unless it cannot.
+    Lookup = 13,
+    /// SYSCALL of translated user code at RIP's instruction, going on at [`Frame::next`]; the wedge does it unless it
+    /// cannot.
+    SystemCall = 14,
 }
 
 /// How guest code goes on, in [`Frame::go`].
@@ -427,6 +444,14 @@ pub struct Frame {
     pub tsc_aux: u64,
     /// The bits of an address that are the index into [`REGIONS`].
     pub region_mask: u64,
+    /// `LOOKUP_INDEX`, `LOOKUP_READS` and `LOOKUP_WRITES`.
+    pub lookup_masks: [u64; 3],
+    /// Not zero: user code is run translated, or was when it stopped.
+    pub user_translated: u64,
+    /// CR3 of the program that translated user code is of; zero: the monitor has to look first.
+    pub code_space: u64,
+    /// A bit for each page of it, by [`code_page`].
+    pub code_pages: [u64; CODE_PAGE_WORDS],
     /// The guest's FS base.
     pub fs_base: u64,
     /// The guest's GS base.
@@ -541,6 +566,8 @@ pub struct Frame {
     pub alone: u64,
     /// CPUIDs of user code answered without the monitor.
     pub fast_cpuids: u64,
+    /// Look-ups filled without the monitor.
+    pub fast_lookups: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
     pub vectors: Vectors,
     /// See [`Shares`].
@@ -596,6 +623,8 @@ pub struct Shared {
     pub larges: [u64; MAX_LARGE],
     /// Not zero: the table of patched system calls is closed to user code.
     pub sites_closed: u64,
+    /// Not zero: user code is run translated, with look-ups.
+    pub lookups: u64,
     /// Not zero: there are, or were, changed copies of pages of code.
     pub copied: u64,
     /// The wedge's number.

@@ -10,5 +10,7 @@
 /// Bytes that let a program load the protection-key register.
 pub mod keys;
 mod layout;
+mod lookups;
 
 pub use layout::*;
+pub use lookups::*;

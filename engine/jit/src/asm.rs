@@ -95,6 +95,14 @@ impl Assembler {
         done
     }
 
+    /// The instruction can be encoded.
+    pub fn can_put(&mut self, insn: &Instruction) -> bool {
+        let len = self.len();
+        let can = self.try_put(insn);
+        self.bytes.truncate(len);
+        can
+    }
+
     /// The encoder has the bytes for that time: it writes behind them.
     fn encode(&mut self, insn: &Instruction) -> Result<usize, IcedError> {
         let at = self.here();

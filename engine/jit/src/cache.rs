@@ -123,6 +123,11 @@ impl Position {
         self.into == 0 && self.mark.boundary
     }
 
+    /// Interrupts can be taken here; `code` is what lies at the PC.
+    pub fn is_boundary(&self, code: [u8; 2]) -> bool {
+        self.exact() || self.mark.undoes || self.repeats(code)
+    }
+
     /// The host is about to execute a repeated string instruction, which can be interrupted between
     /// any two iterations: undoing what was done around it gives an exact state. `code` is what lies at
     /// the PC.
@@ -379,6 +384,7 @@ mod tests {
         cache_len: 1 << 20,
         frame: 0x2100_0010_0000,
         table: 0x2100_0011_0000,
+        lookups: None,
     };
 
     /// The words of the tables.

@@ -16,6 +16,9 @@
 //! changes it. Nothing of the guest's state is changed before the last host instruction of a
 //! sequence that can fault, except as the sequence's [`recover::Fixes`] say: so a fault anywhere
 //! can be undone to the start of the guest instruction.
+//!
+//! User code can have its memory operands looked up in a software TLB ([`frame::Lookup`]) and executed on the
+//! wedge's view of guest RAM, so that pages need no mappings of their own.
 
 pub mod asm;
 pub mod block;
@@ -50,4 +53,7 @@ pub struct Layout {
     pub frame: u64,
     /// The indirect-jump table; within 2 GiB of the cache.
     pub table: u64,
+    /// The table of look-ups ([`frame::Lookup`]), within 2 GiB of the cache, if memory operands of user code
+    /// are looked up there.
+    pub lookups: Option<u64>,
 }

@@ -63,4 +63,7 @@ pub struct Mark {
     pub boundary: bool,
     /// What to undo.
     pub fixes: Fixes,
+    /// Nothing has been done yet: the fixes lead back to the boundary before the guest instruction from anywhere in
+    /// these bytes. Who stops there must go back: what has been looked up may not be true any more.
+    pub undoes: bool,
 }

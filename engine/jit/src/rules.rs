@@ -76,6 +76,8 @@ pub enum Rule {
     Sysret,
     /// IRETQ.
     Iret,
+    /// SYSCALL, by user code.
+    SystemCall,
     /// Interpreted.
     CallOut,
 }
@@ -84,7 +86,10 @@ impl Rule {
     /// Translated code leaves it to the wedge or the interpreter.
     pub fn is_left_to_others(self) -> bool {
         use Rule::*;
-        matches!(self, CallOut | Sysret | Iret | LoadSpace | LoadVectors | InvalidatePage)
+        matches!(
+            self,
+            CallOut | Sysret | Iret | LoadSpace | LoadVectors | InvalidatePage | SystemCall
+        )
     }
 }
 
@@ -138,6 +143,7 @@ fn is_users(rule: Rule) -> bool {
             | ReadSelector
             | StoreSelector
             | ReadTime
+            | SystemCall
     )
 }
 
@@ -168,6 +174,7 @@ fn common(insn: &Instruction, level: Level) -> Rule {
             InvalidatePage
         }
         Mnemonic::Rdtscp => ReadTime,
+        Mnemonic::Syscall if level == Level::User => SystemCall,
         Mnemonic::Xsave64 | Mnemonic::Xsaveopt64 if vectors_operand(insn) => SaveVectors,
         Mnemonic::Xrstor64 if vectors_operand(insn) => LoadVectors,
         _ => match insn.flow_control() {
@@ -342,6 +349,7 @@ mod tests {
         assert_eq!(user(&[0x64, 0x48, 0x8b, 0x04, 0x25, 0, 0, 0, 0]), Rule::PerCpu);
         assert_eq!(user(&[0x65, 0x48, 0x8b, 0x04, 0x25, 0, 0, 0, 0]), Rule::CallOut);
         assert_eq!(user(&[0x9c]), Rule::PushFlags);
+        assert_eq!(user(&[0x0f, 0x05]), Rule::SystemCall);
         for bytes in [
             &[0xfa][..],                     // cli
             &[0x9d],                         // popfq
@@ -349,7 +357,6 @@ mod tests {
             &[0x0f, 0x01, 0xf8],             // swapgs
             &[0x0f, 0x20, 0xd0],             // mov rax, cr2
             &[0x48, 0xcf],                   // iretq
-            &[0x0f, 0x05],                   // syscall
             &[0xf3, 0x48, 0x0f, 0xae, 0xd0], // wrfsbase rax
         ] {
             assert_eq!(user(bytes), Rule::CallOut, "{bytes:x?}");

@@ -18,6 +18,7 @@ const LAYOUT: Layout = Layout {
     cache_len: stubs::LEN + 0x4000,
     frame: 0x10_2000_0000,
     table: 0x10_3000_0000,
+    lookups: None,
 };
 /// GVAs of the blocks: zero, and such as meet in few slots of the searched table.
 static GUESTS: LazyLock<Vec<u64>> = LazyLock::new(|| {

@@ -8,9 +8,11 @@ use crate::{
     host::load_vectors_careful,
     kernel_start,
     layout::{
-        DEEP, DEEP_REACH, ExitKind, Frame, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES,
+        DEEP, DEEP_REACH, ExitKind, Frame, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
         deep_slot, go, percpu, region,
     },
+    lookup::{self, Outcome},
+    lookups::LOOKUP_WRITE,
     mmu, shared, turns,
 };
 use core::arch::naked_asm;
@@ -45,6 +47,11 @@ const R11: usize = 11;
 
 /// SYSCALL by user code, whose state is in the frame with RIP behind the instruction.
 pub fn system_call(f: &mut Frame) -> ! {
+    make_system_call(f);
+    crate::run::run()
+}
+
+fn make_system_call(f: &mut Frame) {
     let flags = f.rflags & !(f.sfmask | RF);
     if flags & (TF | NT | VM | IOPL) != 0 {
         turns::exit(ExitKind::UserSignal);
@@ -57,7 +64,6 @@ pub fn system_call(f: &mut Frame) -> ! {
     f.rip = f.lstar;
     f.fast_system_calls += 1;
     enter_kernel(f, flags);
-    crate::run::run()
 }
 
 /// Goes on in translated code at RIP, with these flags.
@@ -92,23 +98,32 @@ fn host_address(address: u64) -> u64 {
 
 /// HVA of the block for a guest address, zero if the tables do not know it.
 fn find(guest: u64, alignment: bool) -> u64 {
-    let table = here(TABLES) + if alignment { TABLE_LEN } else { 0 };
+    find_in(here(TABLES), guest, alignment)
+}
+
+/// HVA of the block of the program that runs, zero if there is none or the blocks are another's.
+fn find_user(f: &Frame, guest: u64) -> u64 {
+    if f.code_space != f.cr3 || guest >= USER_END { 0 } else { find_in(here(TABLES + USER_TABLES), guest, false) }
+}
+
+fn find_in(tables: usize, guest: u64, alignment: bool) -> u64 {
+    let table = tables + if alignment { TABLE_LEN } else { 0 };
     let slot = guest as usize & (TABLE_SLOTS - 1);
     // SAFETY: the tables are mapped for good.
     unsafe {
         let [key, value] = *((table + slot * 16) as *const [u64; 2]);
-        if key.wrapping_add(guest) == 0 { value } else { search(guest, alignment) }
+        if key.wrapping_add(guest) == 0 { value } else { search(tables, guest, alignment) }
     }
 }
 
 /// The same, in the table behind the others; it has no room for the rare blocks inside STAC..CLAC.
-fn search(guest: u64, alignment: bool) -> u64 {
+fn search(tables: usize, guest: u64, alignment: bool) -> u64 {
     if alignment {
         return 0;
     }
     for n in 0..DEEP_REACH {
         let slot = deep_slot(guest) + n;
-        let at = (here(TABLES) + DEEP + slot * 16) as *const u64;
+        let at = (tables + DEEP + slot * 16) as *const u64;
         // SAFETY: as above.
         unsafe {
             if *at == guest {
@@ -121,7 +136,7 @@ fn search(guest: u64, alignment: bool) -> u64 {
 
 /// An indirect jump has missed its table, in which two addresses can be in each other's way.
 fn miss(f: &mut Frame) -> bool {
-    f.jump = find(f.rip, f.alignment_flag != 0);
+    f.jump = if f.cpl == 0 { find(f.rip, f.alignment_flag != 0) } else { find_user(f, f.rip) };
     f.go = go::BLOCK;
     f.jump != 0
 }
@@ -134,9 +149,17 @@ pub fn after_block(f: &mut Frame) -> bool {
     const INVALIDATE: u64 = ExitKind::InvalidatePage as u64;
     const LOAD_VECTORS: u64 = ExitKind::LoadVectors as u64;
     const LOAD_SPACE: u64 = ExitKind::LoadSpace as u64;
+    const LOOKUP: u64 = ExitKind::Lookup as u64;
+    const SYSTEM_CALL: u64 = ExitKind::SystemCall as u64;
     match f.exit_kind {
-        // The tables are the kernel's.
-        MISS if f.exit_info == 0 && f.cpl == 0 => miss(f),
+        MISS if f.exit_info == 0 => miss(f),
+        LOOKUP if f.walks != 0 && f.cpl != 0 => look_up(f),
+        SYSTEM_CALL if f.fast != 0 && f.cpl != 0 => {
+            f.rip = f.next;
+            leave_translated_user(f);
+            make_system_call(f);
+            true
+        }
         LOAD_VECTORS => load_guest_vectors(f),
         SYSRET if f.fast != 0 => sysret(f),
         IRET if f.fast != 0 => iret(f),
@@ -209,6 +232,7 @@ fn sysret(f: &mut Frame) -> bool {
     f.cs = (f.star >> 48).wrapping_add(16) | 3;
     f.ss = (f.star >> 48).wrapping_add(8) | 3;
     enter_user(f, target, flags);
+    need_block(f);
     true
 }
 
@@ -223,6 +247,53 @@ fn enter_user(f: &mut Frame, rip: u64, flags: u64) {
     f.cpl = 3;
     f.fast_returns += 1;
     f.go = go::USER;
+    f.user_translated = 0;
+    if shared().lookups != 0 && flags & !(IN_HOST | IF | 2) == 0 {
+        enter_translated_user(f);
+    }
+}
+
+/// User code whose state is in the frame is run translated.
+fn enter_translated_user(f: &mut Frame) {
+    mmu::finish_deferred(f);
+    f.user_translated = 1;
+    f.host_flags = f.rflags & IN_HOST;
+    (f.interrupt_flag, f.alignment_flag) = (IF, 0);
+    (f.bias, f.percpu) = (0, f.fs_base);
+    f.go = go::BLOCK;
+    f.jump = find_user(f, f.rip);
+}
+
+/// No block has been found for it.
+fn need_block(f: &mut Frame) {
+    if f.user_translated != 0 && f.jump == 0 {
+        f.exit_info = 0;
+        turns::exit(ExitKind::Miss)
+    }
+}
+
+/// Translated user code has stopped at RIP; the state becomes that of user code for the wedge.
+pub fn leave_translated_user(f: &mut Frame) {
+    f.user_translated = 0;
+    f.rflags = f.host_flags & IN_HOST | IF | 2;
+    f.bias = bias();
+}
+
+/// User code's access has no entry: it gets one, or the guest its page fault.
+fn look_up(f: &mut Frame) -> bool {
+    let (gva, bytes, write) = (f.operand, f.exit_info & (LOOKUP_WRITE - 1), f.exit_info & LOOKUP_WRITE != 0);
+    if (gva & 0xfff) + bytes > 0x1000 {
+        return false;
+    }
+    match lookup::fill(f, shared(), gva, mmu::Access { write, fetch: false, user: true }) {
+        Outcome::Filled => {
+            f.go = go::BLOCK;
+            true
+        }
+        // A step goes no further: the monitor delivers it.
+        Outcome::Fault(present) if f.fast != 0 && f.go == go::BLOCK => fault::of_translated_user(f, gva, present, write),
+        _ => false,
+    }
 }
 
 fn iret(f: &mut Frame) -> bool {
@@ -256,6 +327,7 @@ fn iret_to_user(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     if f.walks != 0 {
         fault::before_return(f);
     }
+    need_block(f);
     true
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     assist, bias, kernel_start,
     layout::{ExitKind, Frame, SITES, SITES_LEN, Shared, go},
+    lookup,
     mmu::{self, Access, Walk},
     run, shared, turns,
 };
@@ -49,10 +50,9 @@ fn user_access(code: u64) -> Access {
 /// exact state, which the monitor knows. User code reaches its own addresses, never the kernel's.
 pub fn kernel(f: &mut Frame) -> ! {
     let s = shared();
-    let access = Access { write: f.error & WRITE != 0, fetch: false, user: false };
+    let access = Access { write: f.error & WRITE != 0, fetch: false, user: f.cpl != 0 };
     let done = f.walks != 0
-        && f.cpl == 0
-        && kernel_address(f, s).is_some_and(|gva| match mmu::walk(f, s, gva, access) {
+        && accessed(f, s).is_some_and(|gva| match mmu::walk(f, s, gva, access) {
             Walk::Found(leaf) => mmu::install(f, s, gva, leaf, access),
             _ => false,
         });
@@ -67,6 +67,15 @@ pub fn kernel(f: &mut Frame) -> ! {
     turns::exit(ExitKind::KernelSignal)
 }
 
+/// The guest address that the code that runs has meant.
+fn accessed(f: &Frame, s: &Shared) -> Option<u64> {
+    let at_sites = f.address.wrapping_sub(SITES as u64) < SITES_LEN as u64;
+    match f.cpl {
+        0 => kernel_address(f, s),
+        _ => (f.address >> 47 == 0 && !at_sites).then_some(f.address),
+    }
+}
+
 /// The guest address that a host address stands for. Inside STAC..CLAC it is the user's unless the
 /// guest has kernel memory where it would be the kernel's.
 fn kernel_address(f: &Frame, s: &Shared) -> Option<u64> {
@@ -77,6 +86,19 @@ fn kernel_address(f: &Frame, s: &Shared) -> Option<u64> {
     let top = Access { write: false, fetch: false, user: false };
     let alias = gva >= kernel_start() && !matches!(mmu::walk(f, s, gva, top), Walk::Fault(0));
     (!alias && f.address >> 47 == 0).then_some(f.address)
+}
+
+/// Translated user code, whose state is in the frame, has accessed a page that it may not; false, with nothing changed,
+/// if that is the monitor's to deliver.
+pub fn of_translated_user(f: &mut Frame, gva: u64, present: u64, write: bool) -> bool {
+    let flags = f.rflags;
+    assist::leave_translated_user(f);
+    let code = present | USER | if write { WRITE } else { 0 };
+    if deliver(f, gva, code) {
+        return true;
+    }
+    (f.rflags, f.bias, f.user_translated) = (flags, 0, 1);
+    false
 }
 
 /// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). False, and
@@ -129,7 +151,10 @@ pub fn before_return(f: &mut Frame) {
     let access = user_access(code);
     let s = shared();
     if let Walk::Found(leaf) = mmu::walk(f, s, gva, access) {
-        mmu::install(f, s, gva, leaf, access);
+        match f.user_translated {
+            0 => mmu::install(f, s, gva, leaf, access),
+            _ => !access.fetch && lookup::enter(f, gva, leaf, access),
+        };
     }
 }
 

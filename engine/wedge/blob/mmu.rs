@@ -12,7 +12,7 @@ use crate::{
         BORDER, EMPTY, EMPTY_PAGE, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
         SITES, Shared, region,
     },
-    shared, sites, text,
+    lookup, shared, sites, text,
 };
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -59,8 +59,8 @@ pub enum Walk {
 #[derive(Clone, Copy)]
 pub struct Leaf {
     pub offset: u64,
-    large: bool,
-    writable: bool,
+    pub large: bool,
+    pub writable: bool,
     user: bool,
     /// It may be mapped to be executed: where pages are searched for what opens keys that is the monitor's to do.
     executable: bool,
@@ -76,7 +76,7 @@ fn ram_offset(s: &Shared, gpa: u64) -> Option<u64> {
     (above < s.ram_len - s.ram_low).then(|| s.ram_low + above)
 }
 
-fn mark(offset: u64) -> u8 {
+pub fn mark(offset: u64) -> u8 {
     // SAFETY: there is a mark for every page of RAM.
     unsafe { core::ptr::read_volatile((here(MARKS) as u64 + offset / PAGE) as *const u8) }
 }
@@ -563,6 +563,7 @@ fn reload(f: &Frame, s: &mut Shared, page: u64) -> bool {
 /// INVLPG of a user's page. False if it is the monitor's to do.
 pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
     let page = gva & !(PAGE - 1);
+    lookup::forget(f, gva);
     if s.large != 0 || s.made_count as usize >= MAX_MADE || gva >> 47 != 0 || !owns(page, false) {
         return false;
     }

@@ -31,6 +31,10 @@ mod host;
 #[path = "../../frame/src/keys.rs"]
 #[allow(dead_code, reason = "the monitor uses the rest")]
 mod keys;
+mod lookup;
+#[path = "../../frame/src/lookups.rs"]
+#[allow(dead_code, reason = "the monitor uses the rest")]
+mod lookups;
 #[path = "../../frame/src/layout.rs"]
 #[allow(dead_code, reason = "the monitor uses the rest")]
 mod layout;

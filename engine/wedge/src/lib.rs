@@ -59,13 +59,21 @@ const DEFAULT_MAP_COUNT: usize = 65_530;
 /// More than these are of no use: they are as many pages as 1.7 GiB have, and cost the host a hundred megabytes of its own.
 const ENOUGH: usize = 450_000;
 
+static LIMIT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(usize::MAX);
+
+/// No more mappings than these, whatever the host allows.
+pub fn limit_mappings(most: usize) {
+    LIMIT.store(most, std::sync::atomic::Ordering::Relaxed);
+}
+
 /// So many mappings may be made in a wedge: what the host allows, but for some that come of cutting others.
 pub fn max_mappings() -> usize {
     static MOST: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    *MOST.get_or_init(|| {
+    let allowed = *MOST.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
         most_of(text.trim().parse().unwrap_or(DEFAULT_MAP_COUNT))
-    })
+    });
+    allowed.min(LIMIT.load(std::sync::atomic::Ordering::Relaxed))
 }
 
 fn most_of(allowed: usize) -> usize {

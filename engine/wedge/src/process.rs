@@ -9,10 +9,10 @@ use crate::{
     turns::Turns,
 };
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, MARKS,
-    MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN,
-    SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES, TABLES_LEN, TOP, TURNS,
-    Turns as TurnsPage,
+    ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, LOOKUPS,
+    Lookups, MARKS, MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS,
+    REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES, TABLES_LEN,
+    TOP, TURNS, Turns as TurnsPage,
 };
 use std::{
     io,
@@ -71,6 +71,8 @@ pub struct Wedge {
     /// Read before guest code has run.
     patched_entry: u64,
     keeps: bool,
+    base: Base,
+    lookups: MemoryObject<Lookups>,
 }
 
 impl Wedge {
@@ -86,6 +88,7 @@ impl Wedge {
         cpuid::fault_as_in_wedges();
         let mut shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
         prepare(shared.get_mut(), &ram, pages, number);
+        let lookups = MemoryObject::<Lookups>::new("ring3-lookups", size_of::<Lookups>())?;
         let parts = Parts {
             base: pages.base(),
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
@@ -98,6 +101,7 @@ impl Wedge {
             cache: pages.cache_fd(),
             regions: pages.regions_fd(),
             sites: pages.sites_fd(),
+            lookups: lookups.fd(),
         };
         let Process { pid, pidfd } = starter::start(&parts)?;
         let turns = pages.turns().clone();
@@ -112,6 +116,8 @@ impl Wedge {
             failed: false,
             patched_entry: 0,
             keeps: pages.keeps,
+            base: pages.base(),
+            lookups,
         };
         wedge.wait()?; // until it is ready
         affinity::share(pid);
@@ -195,6 +201,29 @@ impl Wedge {
         let shared = self.shared.get_mut();
         shared.budget = mappings as u64;
         shared.large = large.into();
+    }
+
+    /// User code is to be run translated, with look-ups, or not.
+    pub fn look_up(&mut self, on: bool) {
+        self.shared.get_mut().lookups = on.into();
+    }
+
+    /// The user's pages in a range (GVA) have no look-ups any more.
+    pub fn forget_lookups(&mut self, start: u64, len: u64) {
+        self.lookups.get_mut().forget(start, len);
+    }
+
+    /// There are no look-ups any more.
+    pub fn clear_lookups(&mut self) {
+        self.lookups.get_mut().clear();
+    }
+
+    /// No look-up leads to the RAM page at this offset any more and lets it be written.
+    pub fn protect_lookups(&mut self, offset: u64) {
+        if !self.lookups.get().is_empty() {
+            let hva = self.base.at(RAM as u64) + offset;
+            self.lookups.get_mut().protect(hva);
+        }
     }
 
     /// Carries out what has been ordered and, unless `orders_only`, runs guest code.
@@ -287,6 +316,7 @@ pub(crate) struct Parts {
     pub(crate) cache: i32,
     pub(crate) regions: i32,
     pub(crate) sites: i32,
+    pub(crate) lookups: i32,
     pub(crate) marks: i32,
     /// With its length in bytes.
     pub(crate) ram: (i32, usize),
@@ -309,10 +339,11 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
         (TABLES, TABLES_LEN, R, parts.tables),
         (CACHE, CACHE_LEN, RX, parts.cache),
         (REGIONS, REGIONS_LEN, R, parts.regions),
+        (LOOKUPS, size_of::<Lookups>(), RW, parts.lookups),
         (MARKS, (parts.ram.1 / PAGE).next_multiple_of(PAGE), R, parts.marks),
         (RAM, parts.ram.1, RW, parts.ram.0),
     ];
-    let closed = &closed[..if parts.walked { closed.len() } else { closed.len() - 2 }];
+    let closed = &closed[..if parts.walked { closed.len() } else { closed.len() - 3 }];
     let here = |usual: usize| parts.base.at(usual as u64) as usize;
     // SAFETY: this process is about to be nothing but the window.
     unsafe {

@@ -94,14 +94,27 @@ pub(crate) fn pidfd(pid: i32) -> io::Result<OwnedFd> {
 }
 
 /// How many descriptors a wedge is given.
-const DESCRIPTORS: usize = 9;
+const DESCRIPTORS: usize = 10;
 
 impl Parts {
     /// Words and descriptors that say all of it.
     fn told(&self) -> ([u64; 3], [i32; DESCRIPTORS]) {
-        let Self { base, shared, frame, turns, tables, cache, regions, sites, marks, ram, walked } =
-            *self;
-        let descriptors = [shared, frame, turns, tables, cache, regions, sites, marks, ram.0];
+        let Self {
+            base,
+            shared,
+            frame,
+            turns,
+            tables,
+            cache,
+            regions,
+            sites,
+            lookups,
+            marks,
+            ram,
+            walked,
+        } = *self;
+        let descriptors =
+            [shared, frame, turns, tables, cache, regions, sites, lookups, marks, ram.0];
         ([ram.1 as u64, walked.into(), base.entry().into()], descriptors)
     }
 
@@ -110,13 +123,25 @@ impl Parts {
         let (&[len, walked, entry], descriptors) =
             (words.first_chunk()?, descriptors.first_chunk()?);
         let descriptors: &[OwnedFd; DESCRIPTORS] = descriptors;
-        let [shared, frame, turns, tables, cache, regions, sites, marks, ram] =
+        let [shared, frame, turns, tables, cache, regions, sites, lookups, marks, ram] =
             descriptors.each_ref().map(|descriptor| descriptor.as_raw_fd());
         let base = Base::of_entry(u16::try_from(entry).ok()?);
         let (ram, walked) = ((ram, usize::try_from(len).ok()?), walked != 0);
         let len_is_possible = ram.1 <= frame::RAM_MAX;
-        let parts =
-            Self { base, shared, frame, turns, tables, cache, regions, sites, marks, ram, walked };
+        let parts = Self {
+            base,
+            shared,
+            frame,
+            turns,
+            tables,
+            cache,
+            regions,
+            sites,
+            lookups,
+            marks,
+            ram,
+            walked,
+        };
         len_is_possible.then_some(parts)
     }
 }

@@ -83,6 +83,12 @@ fn linux_6_1_cloud_with_translated_programs() -> Result<()> {
     boots_and_works(Guest::new(Kernel::BookwormCloud).with("--translate-user"))
 }
 
+/// The same, with each of their accesses looked up, as those of programs with many scattered pages are.
+#[test]
+fn linux_6_1_cloud_with_programs_whose_accesses_are_looked_up() -> Result<()> {
+    boots_and_works(Guest::new(Kernel::BookwormCloud).with("--scattered=always"))
+}
+
 /// The host hands their system calls over in the other way.
 #[test]
 fn linux_6_1_cloud_with_user_dispatch() -> Result<()> {

@@ -4,7 +4,8 @@
 //! `invalidate` and `finish_deferred`; the guest does what an operating system and its programs may.
 
 use crate::{
-    host::{self, Mappings, PAGE},
+    host::{self, Mappings, PAGE, Table},
+    lookup::{self, Outcome},
     mmu::{self, Walk},
     orders::obey,
     tables::{self, Tables},
@@ -12,7 +13,7 @@ use crate::{
 };
 use fast::Process;
 use frame::{
-    BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, REGIONS, SITES, Shared, keys, region,
+    BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, RAM, REGIONS, SITES, Shared, keys, region,
 };
 use oracle::random::Random;
 use ram::Ram;
@@ -67,6 +68,7 @@ pub fn with<T>(inside: impl FnOnce(&mut World) -> T) -> T {
 /// A wedge whose host is a table.
 pub struct Wedge {
     maps: Mappings,
+    lookups: Table,
     shared: Box<Shared>,
     orders: Vec<Order>,
     failed: bool,
@@ -78,6 +80,7 @@ impl Wedge {
         let orders = std::mem::take(&mut self.orders);
         self.shared.orders[..orders.len()].copy_from_slice(&orders);
         self.shared.order_count = orders.len() as u64;
+        self.lookups.show();
         host::enter(&mut self.maps, &mut self.shared, |shared| {
             obey(shared);
             if shared.failed == 0 {
@@ -94,7 +97,8 @@ impl Process for Wedge {
     }
     fn start(ram: wedge::Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
         let (maps, orders) = (Mappings::new(), Vec::new());
-        Ok(Self { maps, shared: host::fresh_shared(&ram), orders, failed: false })
+        let lookups = Table::new()?;
+        Ok(Self { maps, lookups, shared: host::fresh_shared(&ram), orders, failed: false })
     }
     fn order(&mut self, order: Order) -> Result<(), Error> {
         self.orders.push(order);
@@ -116,6 +120,18 @@ impl Process for Wedge {
     }
     fn allow(&mut self, mappings: usize, large: bool) {
         (self.shared.budget, self.shared.large) = (mappings as u64, large.into());
+    }
+    fn look_up(&mut self, on: bool) {
+        self.shared.lookups = on.into();
+    }
+    fn forget_lookups(&mut self, start: u64, len: u64) {
+        self.lookups.inside().forget(start, len);
+    }
+    fn clear_lookups(&mut self) {
+        self.lookups.inside().clear();
+    }
+    fn protect_lookups(&mut self, offset: u64) {
+        self.lookups.inside().protect(RAM as u64 + offset);
     }
     fn displaced(&mut self, _: u64) {}
     fn patched_entry(&self) -> u64 {
@@ -187,6 +203,9 @@ impl World {
         mmu::finish_deferred(self.pages.frame());
         let gva = tables::some_page(&mut self.random, false);
         let (write, fetch) = self.random.pick(&[(false, false), (true, false), (false, true)]);
+        if !fetch && self.random.chance(40) {
+            return self.looked_up(shared, gva, write);
+        }
         self.user_access(shared, gva, Access { write, fetch, user: true, smap_override: false });
     }
 
@@ -211,6 +230,34 @@ impl World {
             }
         }
         self.violated(format!("{access:?} to {gva:#x}: mapped, and faults again"));
+    }
+
+    /// An access of user code that is run translated, as `assist::look_up`.
+    fn looked_up(&mut self, shared: &mut Shared, gva: u64, write: bool) {
+        for _ in 0..2 {
+            let entry = lookup::table().get(gva & !(PAGE - 1));
+            if let Some(entry) = entry.filter(|entry| !write || entry.is_writable()) {
+                if write {
+                    let value = self.value();
+                    let offset = entry.target() - RAM as u64;
+                    self.ram.store64(offset + (gva & (PAGE - 1)), value);
+                }
+                return;
+            }
+            let asked = mmu::Access { write, fetch: false, user: true };
+            let outcome = lookup::fill(self.pages.frame(), shared, gva, asked);
+            self.fill();
+            let access = Access { write, fetch: false, user: true, smap_override: false };
+            match outcome {
+                Outcome::Filled => {}
+                Outcome::Fault(_) => return self.page_fault(gva, access),
+                Outcome::Unknown => {
+                    self.exit = Exit::Access(gva, access);
+                    return;
+                }
+            }
+        }
+        self.violated(format!("a look-up of {gva:#x} is filled, and misses again"));
     }
 
     /// The guest's own page fault: its kernel runs.
@@ -372,9 +419,26 @@ impl World {
                 found = Some(format!("what opens keys is executable at {hva:#x}: {mapping:x?}"));
             }
         });
+        for page in tables::user_pages() {
+            let Some(entry) = lookup::table().get(page) else { continue };
+            let (offset, write) = (entry.target() - RAM as u64, entry.is_writable());
+            if !self.is_granted(page, offset, write) {
+                found =
+                    Some(format!("a look-up of {page:#x} leads to {offset:#x}, writable: {write}"));
+            }
+        }
         if let Some(found) = found {
             self.violated(found);
         }
+    }
+
+    /// The guest has allowed user code this since it flushed, and nothing is decoded from what may be written.
+    fn is_granted(&self, page: u64, offset: u64, write: bool) -> bool {
+        let granted = self
+            .tlb
+            .of(self.pcid(), page)
+            .any(|entry| entry.gpa == offset && entry.user && (!write || entry.write));
+        granted && !(write && self.ram.is_code(offset))
     }
 
     fn is_covered(&self, hva: u64, mapping: &host::Mapping) -> bool {

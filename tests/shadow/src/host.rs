@@ -9,12 +9,14 @@
 pub use crate::filter::{
     MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT,
 };
-use crate::layout::{MARKS, RAM, REGIONS, REGIONS_LEN, SITES, Shared, TABLES, TABLES_LEN};
+use crate::layout::{
+    LOOKUPS, Lookups, MARKS, RAM, REGIONS, REGIONS_LEN, SITES, Shared, TABLES, TABLES_LEN,
+};
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     io,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr,
 };
 use wedge::Pages;
@@ -167,6 +169,55 @@ fn ram_page(offset: u64) -> Vec<u8> {
     // SAFETY: inside RAM, which is mapped; nobody writes it meanwhile.
     unsafe { std::slice::from_raw_parts((RAM as u64 + offset) as *const u8, PAGE as usize) }
         .to_vec()
+}
+
+/// The look-ups of a process.
+pub struct Table {
+    fd: OwnedFd,
+    inside: *mut Lookups,
+}
+
+impl Table {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// If the host has no memory.
+    pub fn new() -> io::Result<Self> {
+        let len = size_of::<Lookups>();
+        // SAFETY: a fresh memory object, and a mapping of it where the host likes.
+        unsafe {
+            let fd = libc::memfd_create(c"lookups".as_ptr(), libc::MFD_CLOEXEC);
+            if fd < 0 || libc::ftruncate(fd, len as i64) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let fd = OwnedFd::from_raw_fd(fd);
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let at = libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, fd.as_raw_fd(), 0);
+            if at == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(Self { fd, inside: at.cast() })
+        }
+    }
+
+    /// As the monitor has it.
+    pub fn inside(&mut self) -> &mut Lookups {
+        // SAFETY: mapped as long as this lives; any bytes are a table.
+        unsafe { &mut *self.inside }
+    }
+
+    /// Shows it where the wedge's code looks for it.
+    pub fn show(&self) {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        fixed(LOOKUPS, size_of::<Lookups>(), rights, self.fd.as_fd()).expect("the host maps it");
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping.
+        unsafe { libc::munmap(self.inside.cast(), size_of::<Lookups>()) };
+    }
 }
 
 /// The shared pages of a wedge that starts.

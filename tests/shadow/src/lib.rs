@@ -27,6 +27,11 @@ mod tlb;
 #[allow(dead_code, reason = "the wedge uses the rest")]
 #[path = "../../../engine/wedge/blob/filter.rs"]
 mod filter;
+// UNSAFETY: the table of look-ups lies at a fixed address, where [`host`] maps it.
+#[allow(unsafe_code, dead_code, reason = "as above")]
+#[path = "../../../engine/wedge/blob/lookup.rs"]
+#[rustfmt::skip]
+mod lookup;
 // UNSAFETY: the wedge reads RAM, marks, tables and regions at the fixed addresses where [`host`] maps them.
 #[allow(unsafe_code, dead_code, reason = "as above")]
 #[path = "../../../engine/wedge/blob/mmu.rs"]
@@ -51,6 +56,7 @@ mod text;
 mod text_tests;
 
 use frame as layout;
+use frame as lookups;
 
 /// The model has the usual base ([`frame::Base`]).
 fn here(usual: usize) -> usize {

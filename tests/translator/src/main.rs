@@ -26,6 +26,9 @@ struct Arguments {
     /// Programs' code in place of a kernel's.
     #[arg(long)]
     programs: bool,
+    /// Programs' code whose memory operands are looked up.
+    #[arg(long)]
+    lookups: bool,
     /// Stop after this many differences.
     #[arg(long, default_value_t = 5)]
     differences: u64,
@@ -33,8 +36,9 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let level = if arguments.programs { Level::User } else { Level::Kernel };
-    let mut rig = Rig::new(level)?;
+    let programs = arguments.programs || arguments.lookups;
+    let level = if programs { Level::User } else { Level::Kernel };
+    let mut rig = if arguments.lookups { Rig::with_lookups()? } else { Rig::new(level)? };
     let mut interpreter = Interpreter::new(level)?;
     let bar = ProgressBar::new(arguments.sequences);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} sequences, {per_sec}")?);

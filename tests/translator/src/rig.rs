@@ -9,7 +9,7 @@
 
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
 use anyhow::{Context, Result, bail, ensure};
-use frame::{ExitKind, Frame, NOWHERE};
+use frame::{ExitKind, Frame, LOOKUP_WRITE, Lookup, NOWHERE, lookup_slot};
 use jit::{
     Layout, Level,
     cache::{Cache, CodeMemory},
@@ -30,13 +30,22 @@ const LAYOUT: Layout = Layout {
     cache: WINDOW,
     cache_len: CACHE_LEN,
     frame: WINDOW + CACHE_LEN,
-    table: WINDOW + CACHE_LEN + 0x1_0000,
+    table: WINDOW + CACHE_LEN + FRAME_LEN,
+    lookups: None,
 };
 /// The parent's writable view of cache and tables.
 const VIEW: u64 = 0x2200_0000_0000;
 /// [`Talk`] lies behind the frame.
 const TALK: u64 = LAYOUT.frame + 0x8000;
+const _: () = assert!(0x8000 + size_of::<Talk>() <= FRAME_LEN as usize);
+/// Bytes of both.
+const FRAME_LEN: u64 = 0x2_0000;
+/// The table of look-ups, if operands are looked up.
+const LOOKUPS: u64 = WINDOW + 0x2000_0000;
+/// Where look-ups find text, data and user memory, one behind the other.
+const SHOWN: u64 = 0x2300_0000_0000;
 const REGIONS_LEN: u64 = 512 * 8;
+const LOOKUPS_LEN: u64 = (frame::LOOKUP_COUNT * size_of::<Lookup>()) as u64;
 /// Blocks of a case that are translated.
 const MAX_BLOCKS: usize = 32;
 
@@ -67,7 +76,7 @@ const IN_HOST: u64 = flags::STATUS | flags::DF | flags::ID;
 /// For [`Talk::steps`].
 const NEVER: u64 = u64::MAX;
 /// Boundaries of a case's code, at the most.
-const MAX_BOUNDARIES: usize = 256;
+const MAX_BOUNDARIES: usize = 1 << 13;
 /// PUSHFQ's only byte.
 const PUSHFQ: u8 = 0x9c;
 
@@ -111,6 +120,10 @@ pub struct Rig {
     child: libc::pid_t,
     to_child: i32,
     from_child: i32,
+    /// Look-ups that were filled.
+    pub filled: u64,
+    /// Pages that have entries.
+    shown: Vec<u64>,
 }
 
 struct View;
@@ -172,20 +185,34 @@ impl Rig {
     /// # Errors
     /// If the host refuses a mapping or a process.
     pub fn new(level: Level) -> Result<Self> {
-        let place = Place::of(level);
         let bias = if level == Level::User { 0 } else { BIAS };
-        let layout = Layout { level, bias, ..LAYOUT };
+        Self::with(Layout { level, bias, ..LAYOUT })
+    }
+
+    /// The same for a program's code whose memory operands are looked up.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_lookups() -> Result<Self> {
+        Self::with(Layout { level: Level::User, bias: 0, lookups: Some(LOOKUPS), ..LAYOUT })
+    }
+
+    fn with(layout: Layout) -> Result<Self> {
+        let Layout { level, bias, .. } = layout;
+        let place = Place::of(level);
         let write = libc::PROT_READ | libc::PROT_WRITE;
         let code = memfd(CACHE_LEN)?;
         map(code, 0, LAYOUT.cache, CACHE_LEN, libc::PROT_READ | libc::PROT_EXEC)?;
         map(code, 0, VIEW, CACHE_LEN, write)?;
-        let rest = memfd(0x1_0000 + TABLES_LEN)?;
-        map(rest, 0, LAYOUT.frame, 0x1_0000, write)?;
-        map(rest, 0x1_0000, LAYOUT.table, TABLES_LEN, write)?;
+        let rest = memfd(FRAME_LEN + TABLES_LEN)?;
+        map(rest, 0, LAYOUT.frame, FRAME_LEN, write)?;
+        map(rest, FRAME_LEN, LAYOUT.table, TABLES_LEN, write)?;
         let data = memfd(4096 + DATA_LEN + USER_LEN)?;
         map(data, 0, place.code.wrapping_add(bias), 4096, write)?;
         map(data, 4096, place.data.wrapping_add(bias), DATA_LEN, write)?;
         map(data, 4096 + DATA_LEN, USER, USER_LEN, write)?;
+        map(data, 0, SHOWN, 4096 + DATA_LEN + USER_LEN, write)?;
+        map(memfd(LOOKUPS_LEN)?, 0, LOOKUPS, LOOKUPS_LEN, write)?;
         map(memfd(REGIONS_LEN)?, 0, LAYOUT.regions, REGIONS_LEN, write)?;
         fill_regions();
         let cache = Cache::new(layout, &mut View);
@@ -196,7 +223,16 @@ impl Rig {
         match child {
             0 => serve(child_in, child_out, place.code.wrapping_add(bias)),
             -1 => bail!("cannot fork: {}", std::io::Error::last_os_error()),
-            _ => Ok(Self { place, layout, cache, child, to_child, from_child }),
+            _ => Ok(Self {
+                place,
+                layout,
+                cache,
+                child,
+                to_child,
+                from_child,
+                filled: 0,
+                shown: Vec::new(),
+            }),
         }
     }
 
@@ -247,6 +283,9 @@ impl Rig {
 
     fn start(&mut self, case: &Case) {
         self.cache.clear(&mut View);
+        for page in std::mem::take(&mut self.shown) {
+            self.set_lookup(page, Lookup::default());
+        }
         // SAFETY: mapped for good; the child waits.
         unsafe {
             let text = bytes_at(self.hva(self.place.code), 4096);
@@ -268,6 +307,7 @@ impl Rig {
         f.tsc_aux = case.tsc_aux;
         f.region_mask = 0x1ff << 39;
         f.vector_mask = xstate::SUPPORTED;
+        f.lookup_masks = [frame::LOOKUP_INDEX, frame::LOOKUP_READS, frame::LOOKUP_WRITES];
         f.interrupt_flag = case.rflags & flags::IF;
         f.alignment_flag = case.rflags & flags::AC;
         f.host_flags = case.rflags & IN_HOST | 0x202;
@@ -289,11 +329,52 @@ impl Rig {
                 self.list_boundaries();
             }
             self.child_runs()?;
+            while talk().signal == 0 && frame().exit_kind == ExitKind::Lookup as u64 {
+                if !self.fill() {
+                    return Ok(());
+                }
+                self.child_runs()?;
+            }
             if talk().signal != 0 || frame().exit_kind != ExitKind::Miss as u64 {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Fills the look-up that has missed, as the wedge does; false if the access is not allowed, or across pages.
+    fn fill(&mut self) -> bool {
+        let f = frame();
+        let (gva, bytes) = (f.operand, f.exit_info & (LOOKUP_WRITE - 1));
+        let (page, inside) = (gva & !0xfff, gva & 0xfff);
+        let write = f.exit_info & LOOKUP_WRITE != 0;
+        let Some((offset, writable)) = self.offset(page).filter(|_| inside + bytes <= 4096) else {
+            return false;
+        };
+        if write && !writable {
+            return false;
+        }
+        self.set_lookup(page, Lookup::new(page, SHOWN + offset, writable));
+        self.shown.push(page);
+        self.filled += 1;
+        if talk().steps != NEVER {
+            frame().host_flags |= flags::TF;
+        }
+        true
+    }
+
+    /// Where a page lies in the memory that is shown, and whether it may be written.
+    fn offset(&self, page: u64) -> Option<(u64, bool)> {
+        let inside = |start: u64, len: u64| Some(page.wrapping_sub(start)).filter(|at| *at < len);
+        let data = inside(self.place.data, DATA_LEN).map(|at| (4096 + at, true));
+        let user = inside(USER, USER_LEN).map(|at| (4096 + DATA_LEN + at, true));
+        inside(self.place.code, 4096).map(|at| (at, false)).or(data).or(user)
+    }
+
+    fn set_lookup(&self, page: u64, lookup: Lookup) {
+        let at = LOOKUPS + (lookup_slot(page) * size_of::<Lookup>()) as u64;
+        // SAFETY: the table is mapped for good; the child waits.
+        unsafe { *(at as *mut Lookup) = lookup };
     }
 
     /// Tells the child where the engine takes interrupts.
@@ -312,7 +393,7 @@ impl Rig {
     fn is_boundary(&self, pc: u64) -> bool {
         // SAFETY: the cache is mapped for good, and more than two bytes longer than what is in use.
         let code = unsafe { *(pc as *const [u8; 2]) };
-        self.cache.position(pc).is_some_and(|found| found.exact() || found.repeats(code))
+        self.cache.position(pc).is_some_and(|found| found.is_boundary(code))
     }
 
     /// The block at RIP, if that lies in the case's code.

@@ -51,8 +51,14 @@ fn attending(
 }
 
 fn started(ram: Ram, attention: Arc<Attention>, vcpu: Vcpu, user: User) -> Fast {
-    let modes =
-        Modes { user, kernel_translated: true, lock_step: None, user_dispatch: false, keeps: true };
+    let modes = Modes {
+        user,
+        kernel_translated: true,
+        lock_step: None,
+        user_dispatch: false,
+        keeps: true,
+        scattered: Default::default(),
+    };
     Fast::new(
         vcpu,
         board(ram, Arc::clone(&attention)),

@@ -100,6 +100,7 @@ fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) 
         lock_step: Some(lock_step),
         user_dispatch: false,
         keeps: true,
+        scattered: Default::default(),
     };
     let board = board(memory(), Arc::new(attention));
     Fast::new(vcpu, board, &Attention::default(), modes, &crate::Placement::default())

@@ -44,6 +44,7 @@ fn machine(addresses: &[u64]) -> Fast {
         lock_step: None,
         user_dispatch: false,
         keeps: true,
+        scattered: Default::default(),
     };
     let attention = Arc::<Attention>::default();
     Fast::new(

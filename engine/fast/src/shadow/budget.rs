@@ -9,6 +9,8 @@
 //! A mapping that is cut into three counts as two, so the host's count can be the larger one. If the host then refuses one,
 //! the space starts over (`Fast::enter`): slow, and right.
 //!
+//! A space that gives some up again and again is under pressure (`pressure`): look-ups do what mappings cannot.
+//!
 //! What a wedge says it has mapped is a guest's word, and takes memory of ours: so many entries, for all spaces together, as
 //! [`most_entries`] says.
 
@@ -42,6 +44,7 @@ impl<W: Process> Space<W> {
         self.mappings = self.pages.len() + self.others;
         if self.mappings > W::max_mappings() * MAY_BE_LEFT / 100 {
             self.give_up_some(W::max_mappings() * (100 - MAY_BE_LEFT) / 100)?;
+            self.pressure.note();
         }
         self.compact();
         Ok(())
@@ -109,6 +112,10 @@ mod tests {
             Vec::new()
         }
         fn allow(&mut self, _: usize, _: bool) {}
+        fn look_up(&mut self, _: bool) {}
+        fn forget_lookups(&mut self, _: u64, _: u64) {}
+        fn clear_lookups(&mut self) {}
+        fn protect_lookups(&mut self, _: u64) {}
         fn displaced(&mut self, _: u64) {}
         fn patched_entry(&self) -> u64 {
             0
@@ -231,6 +238,10 @@ mod tests {
             claims.map(claim).collect()
         }
         fn allow(&mut self, _: usize, _: bool) {}
+        fn look_up(&mut self, _: bool) {}
+        fn forget_lookups(&mut self, _: u64, _: u64) {}
+        fn clear_lookups(&mut self) {}
+        fn protect_lookups(&mut self, _: u64) {}
         fn displaced(&mut self, _: u64) {}
         fn patched_entry(&self) -> u64 {
             0

@@ -15,7 +15,8 @@
 //! tables it is another program that has come, and nothing of what is mapped will be of use.
 
 use super::{
-    EXECUTE, KERNEL_PAGE, LARGE_BITS, Near, PAGE, PROTECT, READ, Space, WRITE, part, runs,
+    EXECUTE, KERNEL_PAGE, LARGE_BITS, Near, PAGE, PROTECT, Pressure, READ, Space, WRITE, part,
+    runs,
     walk::{Standing, Walker, still_good},
 };
 use crate::process::Process;
@@ -58,6 +59,9 @@ impl<W: Process> Space<W> {
             (present, _) if present != 0 && self.root == roots.cr3 & paging::ADDRESS => Owner::Same,
             _ => Owner::Other,
         };
+        if owner != Owner::Same {
+            self.pressure = Pressure::default();
+        }
         let owner = if self.wedge.keeps() { owner } else { Owner::Same };
         if std::mem::take(&mut self.stale) {
             return self.compare_all(ram, roots, owner);
@@ -86,6 +90,8 @@ impl<W: Process> Space<W> {
     }
 
     fn compare(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
+        // To fill one again costs less than to compare it.
+        self.wedge.clear_lookups();
         self.near = Near::Unknown;
         self.revalidate_local_kernel(ram, roots)?;
         // While there are large pages that the wedge does not know of, each INVLPG is the monitor's to do.

@@ -34,12 +34,15 @@ struct Placed {
     live: bool,
 }
 
-/// A mark; the last is which combination of `boundary` and `fixes`.
+/// A mark; the last is which combination of `boundary`, `undoes` and `fixes`.
 struct Packed {
     host: u16,
     guest: u16,
     kind: u16,
 }
+
+/// `boundary`, `undoes` and `fixes` of a mark.
+type Kind = (bool, bool, Fixes);
 
 /// A direct jump of a block.
 pub(super) struct Jump {
@@ -69,8 +72,8 @@ pub(super) struct Books {
     blocks: Vec<Placed>,
     marks: Vec<Packed>,
     pub jumps: Vec<Jump>,
-    kinds: Vec<(bool, Fixes)>,
-    kind_of: FxHashMap<(bool, Fixes), u16>,
+    kinds: Vec<Kind>,
+    kind_of: FxHashMap<Kind, u16>,
 }
 
 impl Books {
@@ -131,7 +134,7 @@ impl Books {
     }
 
     fn kind(&mut self, mark: &Mark) -> u16 {
-        let kind = (mark.boundary, mark.fixes);
+        let kind = (mark.boundary, mark.undoes, mark.fixes);
         *self.kind_of.entry(kind).or_insert_with(|| {
             self.kinds.push(kind);
             (self.kinds.len() - 1) as u16
@@ -174,8 +177,8 @@ impl Books {
         let marks = &self.marks[first..next.unwrap_or(self.marks.len())];
         let after = marks.partition_point(|mark| u32::from(mark.host) <= offset);
         let mark = &marks[after.checked_sub(1)?];
-        let (boundary, fixes) = self.kinds[usize::from(mark.kind)];
-        Some(Mark { host: mark.host.into(), guest: mark.guest.into(), boundary, fixes })
+        let (boundary, undoes, fixes) = self.kinds[usize::from(mark.kind)];
+        Some(Mark { host: mark.host.into(), guest: mark.guest.into(), boundary, fixes, undoes })
     }
 
     /// A block's own jumps.

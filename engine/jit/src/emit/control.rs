@@ -26,6 +26,10 @@ impl Emitter<'_> {
         self.exit_before(insn, ExitKind::LoadSpace)
     }
 
+    pub(super) fn system_call(&mut self, insn: &Instruction) -> Flow {
+        self.exit_before(insn, ExitKind::SystemCall)
+    }
+
     /// Has the wedge do something with the address of the instruction's operand.
     pub(super) fn with_address(&mut self, insn: &Instruction, kind: ExitKind) -> Flow {
         let mut fixes = Fixes::default();

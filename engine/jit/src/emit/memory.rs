@@ -11,6 +11,9 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 impl Emitter<'_> {
     /// One memory operand in a flat segment.
     pub(super) fn memory(&mut self, insn: &Instruction, bytes: &[u8]) -> Flow {
+        if self.looked_up(insn) {
+            return Flow::On;
+        }
         if self.alignment && !on_stack(insn) {
             return self.memory_either(insn);
         }

@@ -3,6 +3,7 @@
 mod branch;
 mod control;
 mod flags;
+mod lookup;
 mod memory;
 mod segment;
 mod stack;
@@ -42,6 +43,8 @@ pub(crate) struct Emitter<'a> {
     marks: Vec<Mark>,
     links: Vec<Link>,
     lookups: Vec<Lookup>,
+    /// Look-ups in the software TLB, whose misses are emitted at the end.
+    misses: Vec<lookup::Missed>,
     /// Where a call at the end will return to.
     returns: Option<u64>,
     /// Offset of the current guest instruction.
@@ -62,6 +65,7 @@ impl<'a> Emitter<'a> {
             marks: Vec::new(),
             links: Vec::new(),
             lookups: Vec::new(),
+            misses: Vec::new(),
             returns: None,
             guest: 0,
             alignment: request.alignment,
@@ -120,6 +124,7 @@ impl<'a> Emitter<'a> {
             Rule::LoadSpace => self.load_space(insn),
             Rule::InvalidatePage => self.invalidate_page(insn),
             Rule::ReadTime => self.read_time(),
+            Rule::SystemCall => self.system_call(insn),
             Rule::SaveVectors => self.save_vectors(insn),
             Rule::LoadVectors => self.load_vectors(insn),
             Rule::ReadBase => self.read_base(insn),
@@ -138,7 +143,7 @@ impl<'a> Emitter<'a> {
     /// From here on, host bytes belong to the current guest instruction with these fixes.
     fn mark(&mut self, boundary: bool, fixes: Fixes) {
         let host = self.asm.len() as u32;
-        self.marks.push(Mark { host, guest: self.guest, boundary, fixes });
+        self.marks.push(Mark { host, guest: self.guest, boundary, fixes, undoes: false });
     }
 
     /// Puts a guest register aside. `fixes` gathers it.
@@ -204,17 +209,24 @@ impl<'a> Emitter<'a> {
 
     /// Two registers the instruction does not use, other than RSP.
     fn scratch(&self, insn: &Instruction) -> [Register; 2] {
+        self.scratch_but(insn, Register::RSP)
+    }
+
+    /// The same, and not `spared` either.
+    fn scratch_but(&self, insn: &Instruction, spared: Register) -> [Register; 2] {
         let mut factory = InstructionInfoFactory::new();
         let info = factory.info(insn);
         let used =
             |r: Register| info.used_registers().iter().any(|u| u.register().full_register() == r);
-        let mut free = (0..16).map(register).filter(|r| *r != Register::RSP && !used(*r));
+        let mut free =
+            (0..16).map(register).filter(|r| ![Register::RSP, spared].contains(r) && !used(*r));
         let mut take = || free.next().unwrap_or(Register::None);
         [take(), take()]
     }
 
     /// The block, ending before guest address `end`.
     pub fn finish(mut self, end: u64) -> Block {
+        self.emit_misses();
         for index in 0..self.links.len() {
             let link = self.links[index];
             self.links[index].stub = self.asm.len() as u32;

@@ -18,6 +18,7 @@ const LAYOUT: Layout = Layout {
     cache_len: 1 << 20,
     frame: 0x2100_0010_0000,
     table: 0x2100_0011_0000,
+    lookups: None,
 };
 const ADDRESSES: [u64; 5] =
     [0xffff_ffff_8100_0000, 0xffff_ffff_ffff_f000, u64::MAX, 0, 0xffff_8000_0000_0000];

@@ -1,0 +1,220 @@
+// Look-ups: a software TLB that translated user code consults. The wedge's blob includes this file as it does the
+// layout.
+
+/// Entries: of as many pages, 4 GiB, no two are in each other's way.
+pub const LOOKUP_COUNT: usize = 1 << 20;
+/// Entries of which it is noted together whether any has been used.
+const CHUNK: usize = 1 << 10;
+/// Words of those notes.
+const WORDS: usize = LOOKUP_COUNT / CHUNK / 64;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+/// Bytes of the largest page of the guest's that has entries.
+const LARGE: u64 = 1 << 21;
+
+/// A page of the user's in the software TLB.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lookup {
+    /// The page's negated GVA, and [`LOOKUP_READ_ONLY`] added if it may not be written; zero for none. The page at
+    /// zero has no entry.
+    pub tag: u64,
+    /// What has to be added to an address in the page to get the same place in the wedge's view of guest RAM.
+    pub distance: u64,
+}
+
+/// In [`Lookup::tag`]: the page may be read only. No program has an address with this bit.
+pub const LOOKUP_READ_ONLY: u64 = 1 << 63;
+
+impl Lookup {
+    /// The entry for a page.
+    pub const fn new(page: u64, hva: u64, writable: bool) -> Self {
+        let right = if writable { 0 } else { LOOKUP_READ_ONLY };
+        Self { tag: page.wrapping_neg().wrapping_add(right), distance: hva.wrapping_sub(page) }
+    }
+
+    /// The entry is for this page.
+    pub const fn is_of(&self, page: u64) -> bool {
+        self.tag.wrapping_add(page) & LOOKUP_READS == 0 && self.tag != 0
+    }
+
+    /// Its page may be written: the tag, a negated address, has the highest bit.
+    pub const fn is_writable(&self) -> bool {
+        self.tag & LOOKUP_READ_ONLY != 0
+    }
+
+    /// The page that the entry is for.
+    const fn page(&self) -> u64 {
+        self.tag.wrapping_neg() & !LOOKUP_READ_ONLY
+    }
+
+    /// Where in the wedge's process that page lies.
+    pub const fn target(&self) -> u64 {
+        self.distance.wrapping_add(self.page())
+    }
+}
+
+/// Index of the entry for a page of the user's.
+pub const fn lookup_slot(gva: u64) -> usize {
+    (gva >> 12) as usize & (LOOKUP_COUNT - 1)
+}
+
+/// The bits of an address that are the index of its entry.
+pub const LOOKUP_INDEX: u64 = (LOOKUP_COUNT as u64 - 1) << 12;
+/// The bits of an entry's tag and the address of an access's last byte, added, that are zero if the entry allows it to
+/// be written; or read.
+pub const LOOKUP_WRITES: u64 = !0xfff;
+/// See [`LOOKUP_WRITES`].
+pub const LOOKUP_READS: u64 = LOOKUP_WRITES & !LOOKUP_READ_ONLY;
+/// In [`Frame::exit_info`] of a look-up that has missed: the access writes. The rest is its bytes.
+pub const LOOKUP_WRITE: u64 = 1 << 16;
+
+/// The table, direct-mapped by page number.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Lookups {
+    /// The entries.
+    entries: [Lookup; LOOKUP_COUNT],
+    /// A bit for each [`CHUNK`] of them: some may be in use.
+    used: [u64; WORDS],
+    /// Not zero: some are of pages that are parts of the guest's large ones.
+    large: u64,
+}
+
+impl Lookups {
+    /// No entry is in use.
+    pub fn is_empty(&self) -> bool {
+        self.used.iter().all(|word| *word == 0)
+    }
+
+    /// The entry that a page has, if it has one.
+    pub fn get(&self, page: u64) -> Option<Lookup> {
+        self.entries.get(lookup_slot(page)).copied().filter(|entry| entry.is_of(page))
+    }
+
+    /// A page, not that at zero, lies at an HVA from now on; with `large` it is part of a larger one of the guest's.
+    pub fn set(&mut self, page: u64, hva: u64, writable: bool, large: bool) {
+        let slot = lookup_slot(page);
+        let (chunk, Some(entry)) = (slot / CHUNK, self.entries.get_mut(slot)) else { return };
+        *entry = Lookup::new(page, hva, writable);
+        if let Some(word) = self.used.get_mut(chunk / 64) {
+            *word |= 1 << (chunk % 64);
+        }
+        self.large |= u64::from(large);
+    }
+
+    /// Pages in this range have none any more, nor have parts of a large page that reaches into it.
+    pub fn forget(&mut self, start: u64, len: u64) {
+        if self.is_empty() {
+            return;
+        }
+        let unit = if self.large == 0 { PAGE } else { LARGE };
+        let first = start & !(unit - 1);
+        let end = start.saturating_add(len).saturating_add(unit - 1) & !(unit - 1);
+        if (end - first) / PAGE >= LOOKUP_COUNT as u64 {
+            return self.each_used(|entry| {
+                if entry.page() >= first && entry.page() < end {
+                    drop_entry(entry);
+                }
+            });
+        }
+        let mut page = first;
+        while page < end {
+            if let Some(entry) =
+                self.entries.get_mut(lookup_slot(page)).filter(|entry| entry.is_of(page))
+            {
+                drop_entry(entry);
+            }
+            page += PAGE;
+        }
+    }
+
+    /// No page may be written any more that lies at this HVA.
+    pub fn protect(&mut self, hva: u64) {
+        self.each_used(|entry| {
+            if entry.is_writable() && entry.target() == hva {
+                drop_entry(entry);
+            }
+        });
+    }
+
+    /// No page has any.
+    pub fn clear(&mut self) {
+        if self.is_empty() {
+            return;
+        }
+        self.each_used(drop_entry);
+        self.used = [0; WORDS];
+        self.large = 0;
+    }
+
+    fn each_used(&mut self, mut each: impl FnMut(&mut Lookup)) {
+        for (at, word) in self.used.into_iter().enumerate() {
+            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                let start = (at * 64 + bit) * CHUNK;
+                self.entries.iter_mut().skip(start).take(CHUNK).for_each(&mut each);
+            }
+        }
+    }
+}
+
+/// An entry is not in use any more.
+fn drop_entry(entry: &mut Lookup) {
+    *entry = Lookup { tag: 0, distance: 0 };
+}
+
+// UNSAFETY: a table is too large for a stack.
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+    extern crate std;
+    use std::{alloc, boxed::Box};
+
+    fn table() -> Box<Lookups> {
+        let layout = alloc::Layout::new::<Lookups>();
+        // SAFETY: plain numbers, for which zero is a value.
+        unsafe { Box::from_raw(alloc::alloc_zeroed(layout).cast()) }
+    }
+
+    const A: u64 = 0x7f12_3456_7000;
+    const HVA: u64 = 0x7e48_0000_5000;
+
+    #[test]
+    fn what_translated_code_computes_is_zero_for_what_is_allowed() {
+        for writable in [false, true] {
+            let entry = Lookup::new(A, HVA, writable);
+            let sum = |last: u64| entry.tag.wrapping_add(last);
+            assert_eq!(sum(A + 0xfff) & LOOKUP_READS, 0);
+            assert_eq!(sum(A + 0xfff) & LOOKUP_WRITES == 0, writable);
+            for other in [A - 1, A + 0x1000, A + (1 << 47), A + (1 << 62), A ^ 1 << 12] {
+                assert_ne!(sum(other) & LOOKUP_READS, 0, "{other:#x}");
+            }
+            assert_eq!((entry.target(), entry.is_writable()), (HVA, writable));
+            assert_eq!(A.wrapping_add(entry.distance), HVA);
+        }
+    }
+
+    #[test]
+    fn entries_go_when_they_are_asked_to() {
+        let mut table = table();
+        assert!(table.is_empty());
+        let page = |n: u64| A + n * PAGE;
+        (0..8).for_each(|n| table.set(page(n), HVA + n * PAGE, n % 2 == 0, false));
+        table.forget(page(1), 1);
+        assert!(table.get(page(0)).is_some() && table.get(page(1)).is_none());
+        assert!(table.get(page(2)).is_some());
+        table.protect(HVA + 2 * PAGE);
+        table.protect(HVA + 3 * PAGE);
+        assert!(table.get(page(2)).is_none(), "it could be written");
+        assert!(table.get(page(3)).is_some(), "it could only be read");
+        table.set(page(600), HVA, false, true);
+        table.forget(page(601), PAGE);
+        assert!(table.get(page(600)).is_none(), "a part of the same large page");
+        table.forget(0, 1 << 47);
+        assert!((0..8).all(|n| table.get(page(n)).is_none()));
+        table.set(page(5), HVA, true, false);
+        table.clear();
+        assert!(table.is_empty() && table.get(page(5)).is_none());
+    }
+}

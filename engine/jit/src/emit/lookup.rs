@@ -1,0 +1,195 @@
+//! Memory operands of user code by way of a software TLB: the page's entry says how far away it lies in the wedge's
+//! view of guest RAM, and the instruction is executed there.
+//!
+//! Only what is known to access nothing but its operand is looked up, whole and where the operand says; everything else
+//! accesses the host's mappings, and so do the stack and what is addressed by RIP: few pages, which stay mapped. An
+//! access across two pages misses always. A miss exits at the start of the instruction, with nothing changed.
+
+use super::Emitter;
+use crate::{
+    asm::{plus, slot, spill, sum},
+    recover::{Fixes, Mark},
+    rules::Level,
+};
+use frame::{ExitKind, LOOKUP_WRITE, Lookup};
+use iced_x86::{
+    Code, CpuidFeature, Instruction, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess,
+    OpKind, Register,
+};
+
+/// The most bytes of an operand.
+const WIDEST: usize = 32;
+/// Which of `Frame::lookup_masks` has the bits of the index.
+const INDEX: usize = 0;
+const READS: usize = 1;
+const WRITES: usize = 2;
+const _: () = assert!(size_of::<Lookup>() == 16);
+
+/// An access to be looked up.
+#[derive(Clone, Copy)]
+struct Access {
+    bytes: usize,
+    write: bool,
+}
+
+/// A look-up whose miss is still to be emitted.
+pub(crate) struct Missed {
+    /// Of the jump to it.
+    displacement: usize,
+    /// Offset of the sequence, which begins again once the entry is filled.
+    start: usize,
+    /// Where the address is.
+    address: Register,
+    access: Access,
+    /// Of the instruction, from the block's guest address.
+    guest: u32,
+    fixes: Fixes,
+}
+
+impl Emitter<'_> {
+    /// Emits the instruction with its memory operand looked up, if it is one of those; if not, nothing.
+    pub(super) fn looked_up(&mut self, insn: &Instruction) -> bool {
+        let Some(table) = self.layout.lookups.filter(|_| self.layout.level == Level::User) else {
+            return false;
+        };
+        let Some(access) = access(insn) else { return false };
+        let [address, entry] = self.scratch_but(insn, Register::RCX);
+        let changed = at_sum(insn, address, entry);
+        if entry == Register::None || !self.asm.can_put(&changed) {
+            return false;
+        }
+        let start = self.asm.len();
+        self.undoes();
+        let put_aside = [Register::RCX, address, entry];
+        let mut fixes = Fixes::default();
+        for (index, register) in put_aside.into_iter().enumerate() {
+            self.asm.store(spill(index), register);
+            fixes.spilled[index] = Some(register.number() as u8);
+        }
+        self.mark(false, fixes);
+        self.undoes();
+        self.effective_address(insn, address);
+        self.find_entry(table, address, entry, access);
+        let hit = self.asm.jrcxz();
+        let displacement = self.asm.jmp(self.stubs.exit);
+        self.asm.bind_short(hit);
+        self.asm.load(Register::RCX, spill(0));
+        self.asm.load_mem(entry, plus(entry, 8));
+        self.asm.put(&changed);
+        self.mark(false, Fixes::default());
+        self.asm.load(address, spill(1));
+        self.asm.load(entry, spill(2));
+        let guest = self.guest;
+        self.misses.push(Missed { displacement, start, address, access, guest, fixes });
+        true
+    }
+
+    /// `entry` := where the entry for `address` lies; RCX := zero if that allows the access. No flags.
+    fn find_entry(&mut self, table: u64, address: Register, entry: Register, access: Access) {
+        let rcx = Register::RCX;
+        let mask = |at: usize| crate::asm::Slot(slot!(lookup_masks).0 + at * 8);
+        let index = self.asm.slot_operand(mask(INDEX));
+        let allowed = self.asm.slot_operand(mask(if access.write { WRITES } else { READS }));
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, entry, address, index);
+        self.asm.lea(entry, sum(entry, entry));
+        self.asm.lea_hva(rcx, table);
+        self.asm.lea(entry, MemoryOperand::with_base_index_scale(rcx, entry, 8));
+        self.asm.load_mem(rcx, plus(entry, 0));
+        let last = access.bytes as i64 - 1;
+        let scaled = MemoryOperand::with_base_index_scale_displ_size(rcx, address, 1, last, 1);
+        self.asm.lea(rcx, scaled);
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, rcx, rcx, allowed);
+    }
+
+    /// The state can be had back from anywhere behind the last mark.
+    fn undoes(&mut self) {
+        if let Some(mark) = self.marks.last_mut() {
+            *mark = Mark { undoes: true, ..*mark };
+        }
+    }
+
+    /// What is emitted next belongs to the last instruction again.
+    pub(super) fn emit_misses(&mut self) {
+        let (last, any) = (self.guest, !self.misses.is_empty());
+        for miss in std::mem::take(&mut self.misses) {
+            self.miss(&miss);
+        }
+        if any {
+            self.guest = last;
+            self.mark(false, Fixes::default());
+        }
+    }
+
+    /// Leaves for a look-up that has missed.
+    fn miss(&mut self, miss: &Missed) {
+        self.guest = miss.guest;
+        self.asm.bind(miss.displacement);
+        self.mark(false, miss.fixes);
+        self.undoes();
+        self.asm.store(slot!(operand), miss.address);
+        for (index, register) in miss.fixes.spilled.iter().enumerate() {
+            if let Some(number) = register {
+                self.asm.load(crate::asm::register((*number).into()), spill(index));
+            }
+        }
+        self.store_constant(slot!(jump), self.request.host + miss.start as u64);
+        let info = miss.access.bytes as u64 | if miss.access.write { LOOKUP_WRITE } else { 0 };
+        self.exit(
+            ExitKind::Lookup,
+            info as u32,
+            self.request.guest.wrapping_add(miss.guest.into()),
+        );
+    }
+}
+
+/// The instruction, with its memory operand at `[base + index]`.
+fn at_sum(insn: &Instruction, base: Register, index: Register) -> Instruction {
+    let mut changed = *insn;
+    changed.set_memory_base(base);
+    changed.set_memory_index(index);
+    changed.set_memory_index_scale(1);
+    changed.set_memory_displ_size(0);
+    changed.set_memory_displacement64(0);
+    changed.set_segment_prefix(Register::None);
+    changed
+}
+
+/// The access of an instruction that has one, to a memory operand, and may be looked up.
+fn access(insn: &Instruction) -> Option<Access> {
+    if !is_addressed_by_registers(insn) || is_special(insn) {
+        return None;
+    }
+    let mut factory = InstructionInfoFactory::new();
+    let info = factory.info(insn);
+    let [used] = info.used_memory() else { return None };
+    let write = match used.access() {
+        OpAccess::Read | OpAccess::CondRead => false,
+        OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite => {
+            true
+        }
+        OpAccess::None | OpAccess::NoMemAccess => return None,
+    };
+    let bytes = insn.memory_size().size();
+    (1..=WIDEST).contains(&bytes).then_some(Access { bytes, write })
+}
+
+/// One memory operand, addressed by 64-bit registers, and not as the stack is.
+fn is_addressed_by_registers(insn: &Instruction) -> bool {
+    let operands = (0..insn.op_count()).filter(|at| insn.op_kind(*at) == OpKind::Memory).count();
+    let (base, index) = (insn.memory_base(), insn.memory_index());
+    let wide = |r: Register| r == Register::None || r.is_gpr64();
+    operands == 1
+        && wide(base)
+        && wide(index)
+        && base != Register::RSP
+        && (base, index) != (Register::None, Register::None)
+}
+
+/// Bit strings reach beyond their operand, and x87 instructions note its address.
+fn is_special(insn: &Instruction) -> bool {
+    use CpuidFeature::{FPU, FPU287, FPU387};
+    let bits =
+        matches!(insn.mnemonic(), Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc);
+    let string = bits && insn.op1_kind() == OpKind::Register;
+    string || insn.cpuid_features().iter().any(|feature| matches!(feature, FPU | FPU287 | FPU387))
+}

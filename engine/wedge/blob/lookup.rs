@@ -1,0 +1,58 @@
+//! Look-ups: user code that is run translated finds its pages in a software TLB, not in mappings of the host's.
+//!
+//! An entry is as good as a mapping: made from a successful walk of the guest's page tables with the access's own
+//! rights, writable only while the page's dirty bit is set and nothing is decoded from it, and gone where mappings go.
+
+use crate::{
+    here,
+    layout::{Frame, LOOKUPS, RAM, Shared, code_page},
+    lookups::Lookups,
+    mmu::{self, Access, Leaf, Walk},
+};
+
+const PAGE: u64 = 4096;
+
+/// The table.
+pub fn table() -> &'static mut Lookups {
+    // SAFETY: mapped for good; one thread uses it on this side, while it has the turn.
+    unsafe { &mut *(here(LOOKUPS) as *mut Lookups) }
+}
+
+/// What became of a look-up that missed.
+pub enum Outcome {
+    Filled,
+    /// The guest takes a page fault with this P bit.
+    Fault(u64),
+    Unknown,
+}
+
+/// Fills the entry for an access of user code to a GVA.
+pub fn fill(f: &mut Frame, s: &Shared, gva: u64, access: Access) -> Outcome {
+    let leaf = match mmu::walk(f, s, gva, access) {
+        Walk::Found(leaf) => leaf,
+        Walk::Fault(present) => return Outcome::Fault(present),
+        Walk::Unknown => return Outcome::Unknown,
+    };
+    if enter(f, gva, leaf, access) { Outcome::Filled } else { Outcome::Unknown }
+}
+
+/// Enters what a walk has found; false if that is the monitor's to decide.
+pub fn enter(f: &mut Frame, gva: u64, leaf: Leaf, access: Access) -> bool {
+    let page = gva & !(PAGE - 1);
+    let writable = leaf.writable && mmu::mark(leaf.offset) == 0;
+    if access.write && !writable || page == 0 || gva >> 47 != 0 {
+        return false;
+    }
+    table().set(page, here(RAM) as u64 + leaf.offset, writable, leaf.large);
+    f.fast_lookups += 1;
+    true
+}
+
+/// The translation of a page of the user's is dropped.
+pub fn forget(f: &mut Frame, gva: u64) {
+    table().forget(gva & !(PAGE - 1), PAGE);
+    let (word, bit) = code_page(gva);
+    if f.code_pages.get(word).is_some_and(|word| word >> bit & 1 == 1) {
+        f.code_space = 0; // the monitor has the code made from it dropped first
+    }
+}

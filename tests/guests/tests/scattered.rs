@@ -1,0 +1,55 @@
+//! Programs with more scattered pages than a process may have mappings: what they read and write is theirs, however they
+//! are run.
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use guests::ring3;
+use tempfile::TempDir;
+
+/// So many mappings, for 8,192 pages.
+const MOST: &str = "3000";
+
+/// Runs the program for some rounds; how many look-ups were filled by wedges.
+fn scattered(how: &str, rounds: u32) -> Result<u64> {
+    let directory = TempDir::new()?;
+    let (source, program) =
+        (directory.path().join("scattered.c"), directory.path().join("scattered"));
+    fs::write(&source, include_str!("scattered.c"))?;
+    ensure!(Command::new("cc").arg("-O1").arg(&source).arg("-o").arg(&program).status()?.success());
+    let mut guest = Command::new(ring3()?);
+    guest.args(["exec", "--engine=fast", "--memory=512M", "--timeout=120", "--stats"]);
+    guest.args(["--most-mappings", MOST, "--scattered", how, "--"]);
+    guest.arg(&program).arg(rounds.to_string()).current_dir(directory.path());
+    let output = guest.stdin(Stdio::null()).output()?;
+    let (said, messages) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(said == format!("scattered {rounds}\n"), "{:?}: {said}{messages}", output.status);
+    let filled = messages.lines().find_map(|line| line.trim().strip_prefix("fast look-ups"));
+    let filled = filled.and_then(|columns| columns.split_whitespace().next());
+    Ok(filled.context("no look-ups are counted")?.parse()?)
+}
+
+#[test]
+fn pages_beyond_the_mappings_are_looked_up() -> Result<()> {
+    let filled = scattered("lookup", 4)?;
+    ensure!(filled > 20_000, "only {filled} look-ups were filled");
+    Ok(())
+}
+
+#[test]
+fn a_program_is_translated_with_look_ups_from_its_start() -> Result<()> {
+    let filled = scattered("always", 4)?;
+    ensure!(filled > 20_000, "only {filled} look-ups were filled");
+    Ok(())
+}
+
+#[test]
+fn look_ups_can_be_turned_off() -> Result<()> {
+    let filled = scattered("map", 1)?;
+    ensure!(filled == 0, "{filled} look-ups were filled");
+    Ok(())
+}
