@@ -57,6 +57,7 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         engine: engine(&arguments.engine)?,
         test_devices: arguments.test_devices,
         clock: clock.into(),
+        paravirt: arguments.engine.paravirt.0,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use clap::{Args, ValueEnum};
-use vmm::{GuestClock, LockStep, Scattered};
+use vmm::{GuestClock, LockStep, Scattered, kvm_features};
 
 /// What becomes of flushed mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -68,6 +68,46 @@ pub struct EngineArguments {
     /// For tests.
     #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u32).range(1000..))]
     pub most_mappings: Option<u32>,
+    /// What the guest is offered for virtual CPUs that do not all run at the same time
+    ///
+    /// Linux knows it as KVM's: steal-time (it is told who has to wait), tlb-flush (a CPU that waits is left a note
+    /// instead of an interrupt), send-ipi, yield, unhalt (locks are waited for by halting). auto is all where virtual CPUs
+    /// outnumber those that ring3 may use, else none.
+    #[arg(
+        long,
+        value_name = "auto|all|none|FEATURE[,FEATURE]",
+        default_value = "auto",
+        hide_short_help = true
+    )]
+    pub paravirt: ParavirtChoice,
+}
+
+/// What of KVM's interface a guest is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParavirtChoice(pub Option<u32>);
+
+impl FromStr for ParavirtChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let features = match text {
+            "auto" => return Ok(Self(None)),
+            "all" => kvm_features::ALL,
+            "none" => 0,
+            list => {
+                list.split(',').try_fold(0, |all, name| Ok::<_, String>(all | feature(name)?))?
+            }
+        };
+        Ok(Self(Some(features)))
+    }
+}
+
+fn feature(name: &str) -> Result<u32, String> {
+    let known = kvm_features::NAMES.iter().find(|(known, _)| *known == name);
+    known.map(|(_, bit)| *bit).ok_or_else(|| {
+        let names = kvm_features::NAMES.map(|(name, _)| name).join(", ");
+        format!("`{name}` is none of {names}")
+    })
 }
 
 impl EngineArguments {
@@ -217,6 +257,17 @@ pub enum Nearness {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paravirtual_features() {
+        use kvm_features::feature::{SEND_IPI, TLB_FLUSH};
+        let features = |text: &str| text.parse().map(|ParavirtChoice(bits)| bits);
+        assert_eq!(features("auto"), Ok(None));
+        assert_eq!(features("none"), Ok(Some(0)));
+        assert_eq!(features("all"), Ok(Some(kvm_features::ALL)));
+        assert_eq!(features("tlb-flush,send-ipi"), Ok(Some(TLB_FLUSH | SEND_IPI)));
+        assert!(features("tlb-flush,").is_err() && features("magic").is_err());
+    }
 
     #[test]
     fn sizes() {

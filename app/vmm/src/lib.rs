@@ -17,6 +17,7 @@ mod events;
 mod inspector;
 mod machine;
 mod panic;
+mod paravirt;
 mod running;
 mod timer;
 
@@ -34,7 +35,7 @@ pub use inspector::Inspector;
 pub use machine::Machine;
 pub use running::{Running, check_fast_engine};
 pub use virtio::{Doorbell, Execution, VirtioDevice};
-pub use x86::cpuid::CpuidResult;
+pub use x86::{cpuid::CpuidResult, paravirt as kvm_features};
 
 /// What to build.
 #[derive(Clone, Debug)]
@@ -57,6 +58,9 @@ pub struct Description {
     pub test_devices: bool,
     /// How near to the host's the guest's time of day is.
     pub clock: GuestClock,
+    /// What of KVM's interface for vCPUs that do not all run at the same time the guest is offered, bits of
+    /// [`kvm_features::feature`]; if nothing is said, all of it where vCPUs outnumber the host's CPUs, else nothing.
+    pub paravirt: Option<u32>,
 }
 
 /// How near to the host's the guest's time of day is.

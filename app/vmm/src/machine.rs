@@ -7,22 +7,31 @@ use std::{
 
 use bus::{Bus, InterruptLine, Kicker, MsiSink, Rearm, Shared};
 use chipset::{CpuInterrupts, KvmClock, Platform, Settings, Surroundings, TimerWheel, Uart};
-use engine::{Attention, Board, BoardParts, Control, LocalApic, Order};
+use engine::{Attention, Board, BoardParts, Control, Crowd, LocalApic, Order, Seat};
 use pci::{MmioWindow, PciHost};
 use ram::Ram;
 use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioError, VirtioPci};
-use x86::{Fault, Vcpu, cpuid, kvm, msr, paging::PHYS_BITS};
+use x86::{Fault, Vcpu, cpuid, kvm, msr, paging::PHYS_BITS, paravirt};
 
 use crate::{
     Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host,
-    Inspector, MessageFilter, Running, console::Outlet, events::Events, inspector::Seat,
-    panic::PanicDevice, running, timer::Alarm,
+    Inspector, MessageFilter, Running,
+    console::Outlet,
+    events::Events,
+    inspector,
+    panic::PanicDevice,
+    paravirt::{Others, Paravirt},
+    running,
+    timer::Alarm,
 };
 
 /// Port of the debug exit device, as in QEMU's isa-debug-exit for kvm-unit-tests.
 const DEBUG_EXIT_PORT: u16 = 0xf4;
 /// The first I/O APIC input of PCI's INTx wires.
 const PCI_GSI: u32 = 16;
+
+/// What of KVM's interface a guest is offered whose vCPUs outnumber the host's CPUs, if nobody says.
+const OFFERED: u32 = paravirt::ALL;
 
 /// What a device has done when the machine has come to rest.
 pub(crate) type Release = Box<dyn FnOnce() + Send>;
@@ -62,6 +71,8 @@ pub(crate) struct VcpuParts {
     ram: Ram,
     pub(crate) apic: Arc<dyn LocalApic>,
     pub(crate) attention: Arc<Attention>,
+    /// Where vCPUs outnumber the host's CPUs.
+    pub(crate) seat: Option<Seat>,
 }
 
 impl Machine {
@@ -108,23 +119,31 @@ impl Machine {
         let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
         let releases = releases.collect::<Result<_, _>>()?;
         let host_cpus = thread::available_parallelism().map_or(1, usize::from);
-        let crowded = attention.len() > host_cpus;
+        let crowd = (attention.len() > host_cpus).then(|| Crowd::new(host_cpus, &attention));
+        let paravirt = description.paravirt.unwrap_or(if crowd.is_some() { OFFERED } else { 0 });
+        let others = Others::new(&attention);
+        let memory = &ram;
         let own = ram.for_vcpus(kickers()).into_iter().zip(platform.cpus).zip(attention.iter());
         let vcpus = own.map(|((ram, interrupts), attention)| {
             let (number, kvm_clock) = (interrupts.apic_id(), kvm_clock.clone());
+            let seat = crowd.as_ref().map(|crowd| crowd.seat(number as usize));
+            let (known, whole) = (interrupts.clone(), memory.clone());
+            let paravirt = Paravirt::new(paravirt, known, others.clone(), seat.clone(), whole);
             VcpuParts {
                 number,
                 state: if number == 0 { first.clone() } else { Vcpu::before_start_up() },
                 ram,
-                apic: Arc::new(Apic { interrupts, kvm_clock, crowded }),
+                apic: Arc::new(Apic { interrupts, kvm_clock, paravirt }),
+                seat,
                 attention: Arc::clone(attention),
             }
         });
         let vcpus = vcpus.collect();
+        let clock_features = if exact { kvm::CLOCK_FEATURES } else { 0 };
         let settings = cpuid::Settings {
             tsc_hz: host.clock.tsc_hz(),
             cpus: description.cpus,
-            kvm_features: if exact { kvm::CLOCK_FEATURES } else { 0 },
+            kvm_features: clock_features | paravirt,
         };
         let parts = Parts {
             ports,
@@ -167,7 +186,7 @@ impl Machine {
 
     /// How to look into it, from any thread, before it runs and while it does.
     pub fn inspector(&self) -> Inspector {
-        let seat = |vcpu: &VcpuParts| Seat {
+        let seat = |vcpu: &VcpuParts| inspector::Seat {
             attention: Arc::clone(&vcpu.attention),
             apic: Arc::clone(&vcpu.apic),
         };
@@ -292,27 +311,20 @@ fn add_device(
 /// Register of the local APIC that sends interrupts: its offset in the page, and its MSR.
 const COMMAND: u64 = 0x300;
 const COMMAND_MSR: u32 = msr::X2APIC + 0x30;
+/// What is sent is not for one CPU by its identifier: a shorthand, or a logical destination.
+const NOT_ONE: u64 = 3 << 18 | 1 << 11;
 
 /// The chipset's local APIC as the engine wants it, and the clock that is refreshed along with it.
 struct Apic {
     interrupts: CpuInterrupts,
     kvm_clock: Option<Arc<KvmClock>>,
-    /// There are more vCPUs than CPUs of the host for them.
-    crowded: bool,
+    paravirt: Paravirt,
 }
 
 impl Apic {
     /// The clock, and the number of this CPU in it.
     fn clock(&self) -> Option<(&KvmClock, usize)> {
         Some((self.kvm_clock.as_deref()?, self.interrupts.apic_id() as usize))
-    }
-
-    /// Whoever has sent an interrupt often waits for its effect by looking, and the one that it is for may wait for
-    /// this very CPU of the host.
-    fn give_way(&self) {
-        if self.crowded {
-            thread::yield_now();
-        }
     }
 }
 
@@ -346,6 +358,7 @@ impl LocalApic for Apic {
     }
     fn msr_read(&self, index: u32) -> Result<u64, Fault> {
         let known = self.clock().and_then(|(clock, cpu)| clock.msr_read(cpu, index));
+        let known = known.or_else(|| self.paravirt.msr_read(index));
         known.map_or_else(|| self.interrupts.msr_read(index), Ok)
     }
     fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault> {
@@ -354,11 +367,33 @@ impl LocalApic for Apic {
         {
             return Ok(());
         }
+        if let Some(done) = self.paravirt.msr_write(index, value) {
+            return done;
+        }
         self.interrupts.msr_write(index, value)?;
         if index == COMMAND_MSR {
-            self.give_way();
+            let one = value & NOT_ONE == 0;
+            self.paravirt.has_sent(one.then_some((value >> 32) as usize));
         }
         Ok(())
+    }
+    fn hypercall(&self, kernel: bool, number: u64, arguments: [u64; 4]) -> Option<u64> {
+        self.paravirt.hypercall(kernel, number, arguments)
+    }
+    fn take_unhalt(&self) -> bool {
+        self.paravirt.take_unhalt()
+    }
+    fn has_spun(&self) {
+        self.paravirt.has_spun();
+    }
+    fn set_preempted(&self) {
+        self.paravirt.set_preempted();
+    }
+    fn note_stolen(&self, ns: u64) {
+        self.paravirt.note_stolen(ns);
+    }
+    fn set_running(&self) -> bool {
+        self.paravirt.set_running()
     }
     fn mmio_read(&self, gpa: u64, data: &mut [u8]) -> bool {
         let ours = self.interrupts.claims(gpa);
@@ -372,7 +407,7 @@ impl LocalApic for Apic {
         if ours {
             self.interrupts.mmio_write(gpa, data);
             if gpa & 0xfff == COMMAND {
-                self.give_way();
+                self.paravirt.has_sent(None);
             }
         }
         ours

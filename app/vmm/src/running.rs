@@ -22,6 +22,8 @@ use crate::{
     timer::{self, Alarm, Punctual},
 };
 
+/// After so many PAUSEs a vCPU that waits for another one lets others have its CPU: about 20 us.
+const PAUSES: u64 = 600;
 /// RAM of a machine that is only tried, in bytes.
 const TRIAL_RAM: u64 = 1 << 20;
 
@@ -53,6 +55,7 @@ pub(crate) fn start(
         options: engine,
         choice: OnceLock::new(),
         placement: Placement::default(),
+        vcpus: count,
         control: control.clone(),
         events,
         on_end: Mutex::new(Some(Box::new(on_end))),
@@ -101,6 +104,7 @@ struct Vm {
     /// The engine, once the first thread has settled on one.
     choice: OnceLock<Result<EngineKind, String>>,
     placement: Placement,
+    vcpus: usize,
     control: Control,
     events: Arc<Events>,
     /// For the first vCPU that ends.
@@ -121,9 +125,9 @@ impl Vm {
 
     /// Drives a vCPU to its end, which is the machine's.
     fn run(&self, vcpu: VcpuParts, engine: Box<dyn Engine>) {
-        let VcpuParts { apic, attention, .. } = vcpu;
+        let VcpuParts { apic, attention, seat, .. } = vcpu;
         let (control, clock) = (self.control.clone(), Arc::clone(&self.parts.clock));
-        let mut vcpu = VcpuLoop::new(engine, apic, attention, control, clock);
+        let mut vcpu = VcpuLoop::new(engine, apic, attention, control, clock).among(seat);
         let ended = match vcpu.run() {
             engine::Ended::Stopped => self.events.take().unwrap_or(Ended::Stopped),
             engine::Ended::TripleFault(report) => Ended::TripleFault(report),
@@ -195,7 +199,12 @@ impl Vm {
         }
         let modes = Modes { user, kernel_translated, lock_step, user_dispatch, keeps, scattered };
         let engine = Fast::new(state, board, &vcpu.attention, modes, &self.placement);
-        Ok((Box::new(engine.map_err(|error| Error::Engine(error.to_string()))?), None))
+        let mut engine = engine.map_err(|error| Error::Engine(error.to_string()))?;
+        // Where there is one vCPU, what it waits for comes by interrupts.
+        if self.vcpus > 1 {
+            engine.give_way_after(PAUSES);
+        }
+        Ok((Box::new(engine), None))
     }
 }
 

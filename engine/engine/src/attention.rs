@@ -41,6 +41,11 @@ impl Attention {
         self.waiting.fetch_and(!pending::EXIT, Ordering::SeqCst);
     }
 
+    /// Kicks the vCPU whose own thread this is.
+    pub fn kick_myself(&self) {
+        self.waiting.fetch_or(pending::EXIT, Ordering::SeqCst);
+    }
+
     /// Tells the engine which interrupts wait.
     pub fn set_interrupts(&self, bits: u32) {
         self.waiting.fetch_and(pending::EXIT | bits, Ordering::SeqCst);

@@ -18,6 +18,8 @@ use crate::attention::Attention;
 
 /// Leaf 1 EDX: the local APIC is there and enabled (SDM 10.4.3).
 const CPUID_APIC: u32 = 1 << 9;
+/// PAUSEs that are interpreted before the vCPU lets others have its CPU.
+const PAUSES: u64 = 100;
 
 /// A CPU's local APIC, and how it reaches the CPU.
 pub trait LocalApic: Send + Sync {
@@ -45,6 +47,27 @@ pub trait LocalApic: Send + Sync {
     /// # Errors
     /// #GP for one that does not exist, or a value it does not take.
     fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault>;
+    /// A hypercall of kernel code (`true`) or user code; `None` where there are none.
+    fn hypercall(&self, kernel: bool, number: u64, arguments: [u64; 4]) -> Option<u64> {
+        let _ = (kernel, number, arguments);
+        None
+    }
+    /// Another vCPU has woken this one by a hypercall since this was asked last.
+    fn take_unhalt(&self) -> bool {
+        false
+    }
+    /// The vCPU waits for a CPU of the host from now on: it executes nothing.
+    fn set_preempted(&self) {}
+    /// The vCPU has waited for some time by looking.
+    fn has_spun(&self) {}
+    /// It has waited so long.
+    fn note_stolen(&self, ns: u64) {
+        let _ = ns;
+    }
+    /// It goes on; true if it must flush its TLB before.
+    fn set_running(&self) -> bool {
+        false
+    }
     /// Reads the register page; false if `gpa` is not in it.
     fn mmio_read(&self, gpa: u64, data: &mut [u8]) -> bool;
     /// Writes the register page; false if `gpa` is not in it.
@@ -81,6 +104,8 @@ pub struct Board {
     random: RandomWords,
     /// Accesses that left the CPU.
     pub(crate) traffic: Traffic,
+    /// PAUSEs since the last look at who else wants the CPU.
+    pauses: u64,
 }
 
 /// Accesses that left the CPU.
@@ -93,7 +118,13 @@ pub(crate) struct Traffic {
 impl Board {
     /// A machine of the given parts.
     pub fn new(parts: BoardParts) -> Self {
-        Self { parts, random: RandomWords::default(), traffic: Traffic::default() }
+        let (random, traffic) = Default::default();
+        Self { parts, random, traffic, pauses: 0 }
+    }
+
+    /// The next PAUSE is the last of many.
+    pub fn has_paused(&mut self) {
+        self.pauses = PAUSES;
     }
 
     /// Accesses to device memory and to ports so far.
@@ -161,6 +192,18 @@ impl System for Board {
 
     fn tsc(&mut self) -> u64 {
         self.parts.clock.tsc()
+    }
+
+    fn hypercall(&mut self, kernel: bool, number: u64, arguments: [u64; 4]) -> Option<u64> {
+        self.parts.apic.hypercall(kernel, number, arguments)
+    }
+
+    fn pause(&mut self) {
+        self.pauses += 1;
+        if self.pauses >= PAUSES {
+            self.pauses = 0;
+            self.parts.apic.has_spun();
+        }
     }
 
     fn random(&mut self) -> Option<u64> {

@@ -35,6 +35,12 @@ impl Engine for Interpreter {
     fn start_up(&mut self, vector: u8) {
         self.cpu.start_up(vector);
     }
+    fn unhalt(&mut self) {
+        self.cpu.unhalt();
+    }
+    fn flush(&mut self) {
+        self.cpu.flush();
+    }
     fn vcpu(&self) -> &Vcpu {
         &self.cpu.vcpu
     }

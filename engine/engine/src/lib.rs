@@ -12,6 +12,7 @@
 
 mod attention;
 mod board;
+mod crowd;
 mod interpreter;
 mod log;
 mod report;
@@ -21,6 +22,7 @@ mod visit;
 pub use attention::{Attention, Control, Order};
 pub use board::{Board, BoardParts, LocalApic};
 pub use contract::{Counters, Engine, Exit, Probes, Reached, Watch, pending};
+pub use crowd::{Crowd, Seat};
 pub use interpreter::Interpreter;
 pub use log::{Event, EventLog};
 pub use report::{Report, Statistics};

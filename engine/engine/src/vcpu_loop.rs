@@ -6,7 +6,7 @@ use contract::pending;
 use host::Clock;
 
 use crate::{
-    Attention, Control, Engine, Event, EventLog, Exit, LocalApic, Order, Report, Statistics,
+    Attention, Control, Engine, Event, EventLog, Exit, LocalApic, Order, Report, Seat, Statistics,
     visit::{Attendants, Visited},
 };
 
@@ -36,6 +36,8 @@ pub struct VcpuLoop<E> {
     statistics: Statistics,
     log: EventLog,
     attendants: Attendants,
+    /// Where vCPUs outnumber the host's CPUs.
+    seat: Option<Seat>,
 }
 
 impl<E: Engine> VcpuLoop<E> {
@@ -49,14 +51,21 @@ impl<E: Engine> VcpuLoop<E> {
     ) -> Self {
         let (statistics, attendants) = Default::default();
         let log = EventLog::new(LOG);
-        Self { engine, apic, attention, control, clock, statistics, log, attendants }
+        let seat = None;
+        Self { engine, apic, attention, control, clock, statistics, log, attendants, seat }
+    }
+
+    /// The vCPU runs only while it has its seat.
+    pub fn among(mut self, seat: Option<Seat>) -> Self {
+        self.seat = seat;
+        self
     }
 
     /// Runs the guest until it ends or is stopped.
     pub fn run(&mut self) -> Ended {
-        self.engine.ram().enter();
+        self.begin(false);
         let ended = self.run_to_end();
-        self.engine.ram().leave();
+        self.cease();
         self.attention.visits().close();
         self.attendants.leave();
         ended
@@ -65,6 +74,10 @@ impl<E: Engine> VcpuLoop<E> {
     fn run_to_end(&mut self) -> Ended {
         loop {
             self.attention.take_kick();
+            // Asking came before the kick, which may have been the one that was taken just now.
+            if self.seat.as_ref().is_some_and(Seat::is_asked) {
+                self.give_way();
+            }
             self.receive_visits();
             match self.control.current() {
                 Order::Stop => return Ended::Stopped,
@@ -126,9 +139,34 @@ impl<E: Engine> VcpuLoop<E> {
     }
 
     /// Sleeps until the next kick. The other vCPUs need not wait for this one meanwhile.
-    fn sleep(&self) {
-        self.engine.ram().leave();
+    fn sleep(&mut self) {
+        self.cease();
         self.attention.sleep();
+        self.begin(true);
+    }
+
+    /// Lets other vCPUs have the CPU for a while.
+    fn give_way(&mut self) {
+        self.cease();
+        self.begin(false);
+    }
+
+    /// The vCPU runs nothing from now on.
+    fn cease(&self) {
+        self.engine.ram().leave();
+        self.seat.iter().for_each(Seat::stand_up);
+    }
+
+    /// It runs from now on, as soon as there is a CPU for it.
+    fn begin(&mut self, urgent: bool) {
+        if let Some(seat) = &self.seat {
+            let cpu = seat.try_sit();
+            let cpu = cpu.unwrap_or_else(|| wait(&*self.apic, seat, &*self.clock, urgent));
+            self.engine.settle_on(cpu);
+        }
+        if self.apic.set_running() {
+            self.engine.flush();
+        }
         self.engine.ram().enter();
     }
 
@@ -158,6 +196,9 @@ impl<E: Engine> VcpuLoop<E> {
     /// Sleeps until something happens. The engine has just found nothing deliverable in what was
     /// set before it ran, and everything since has kicked.
     fn halt(&mut self) {
+        if self.apic.take_unhalt() {
+            return self.engine.unhalt();
+        }
         self.note(Event::Halt);
         self.statistics.halts += 1;
         let started = self.clock.monotonic_ns();
@@ -173,6 +214,15 @@ impl<E: Engine> VcpuLoop<E> {
     fn report(&self) -> Report {
         Report::new(self.engine.vcpu(), self.engine.ram(), &self.log)
     }
+}
+
+/// Waits for a seat: which CPU it is. Whoever would have this vCPU flush its TLB can leave a note meanwhile.
+fn wait(apic: &dyn LocalApic, seat: &Seat, clock: &dyn Clock, urgent: bool) -> usize {
+    apic.set_preempted();
+    let started = clock.monotonic_ns();
+    let cpu = seat.sit(urgent);
+    apic.note_stolen(clock.monotonic_ns().saturating_sub(started));
+    cpu
 }
 
 #[cfg(test)]
@@ -204,6 +254,7 @@ mod tests {
         /// What [`Attention::waiting`] was at each run.
         seen: Vec<u32>,
         probes: Probes,
+        flushes: usize,
     }
 
     impl Engine for Scripted {
@@ -222,6 +273,12 @@ mod tests {
         }
         fn start_up(&mut self, vector: u8) {
             self.started.push(Some(vector));
+        }
+        fn unhalt(&mut self) {
+            self.started.push(Some(0));
+        }
+        fn flush(&mut self) {
+            self.flushes += 1;
         }
         fn vcpu(&self) -> &Vcpu {
             &self.vcpu
@@ -253,6 +310,9 @@ mod tests {
         nmi: AtomicBool,
         init: AtomicBool,
         start_up: Mutex<Option<u8>>,
+        unhalted: AtomicBool,
+        /// 1: it waits; 3: and is to flush.
+        standing: AtomicU64,
     }
 
     impl LocalApic for FakeApic {
@@ -290,6 +350,15 @@ mod tests {
         }
         fn msr_write(&self, _: u32, _: u64) -> Result<(), Fault> {
             Err(Fault::gp(0))
+        }
+        fn take_unhalt(&self) -> bool {
+            self.unhalted.swap(false, Ordering::SeqCst)
+        }
+        fn set_preempted(&self) {
+            self.standing.store(1, Ordering::SeqCst);
+        }
+        fn set_running(&self) -> bool {
+            self.standing.swap(0, Ordering::SeqCst) == 3
         }
         fn mmio_read(&self, _: u64, _: &mut [u8]) -> bool {
             false
@@ -336,6 +405,7 @@ mod tests {
             attention: Arc::clone(&attention),
             seen: Vec::new(),
             probes: Probes::default(),
+            flushes: 0,
         };
         let vcpu = VcpuLoop::new(
             engine,
@@ -390,6 +460,36 @@ mod tests {
         device.join().expect("no panic");
         assert_eq!(bench.vcpu.engine.delivered, [0x44]);
         assert_eq!(bench.vcpu.statistics().halts, 1);
+    }
+
+    #[test]
+    fn a_vcpu_that_another_one_wakes_does_not_sleep() {
+        let mut bench = bench(&[Exit::Halted]);
+        bench.apic.unhalted.store(true, Ordering::SeqCst);
+        bench.vcpu.run();
+        assert_eq!(bench.vcpu.engine.started, [Some(0)]);
+        assert_eq!(bench.vcpu.statistics().halts, 0);
+    }
+
+    #[test]
+    fn who_waits_for_a_seat_says_so_and_flushes_if_it_is_told() {
+        let bench = bench(&[Exit::Shutdown]);
+        let crowd = crate::Crowd::new(1, &[Arc::default(), Arc::clone(&bench.attention)]);
+        let other = crowd.seat(0);
+        assert_eq!(other.try_sit(), Some(0));
+        let mut vcpu = bench.vcpu.among(Some(crowd.seat(1)));
+        let vcpu = std::thread::spawn(move || {
+            vcpu.run();
+            (vcpu.engine.flushes, vcpu.engine.seen.len())
+        });
+        let waits =
+            || bench.apic.standing.compare_exchange(1, 3, Ordering::SeqCst, Ordering::SeqCst);
+        while waits().is_err() {
+            std::thread::yield_now();
+        }
+        other.stand_up();
+        assert_eq!(vcpu.join().expect("no panic"), (1, 1));
+        assert_eq!(bench.apic.standing.load(Ordering::SeqCst), 0);
     }
 
     /// Notes where it was called, and has the vCPU stand at the second call.

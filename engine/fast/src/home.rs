@@ -88,6 +88,8 @@ pub struct Home {
     waited_ns: u64,
     delays: Delays,
     runs: bool,
+    /// Somebody else says where it runs.
+    led: bool,
 }
 
 impl Home {
@@ -102,7 +104,7 @@ impl Home {
         let (placement, looked) = (placement.clone(), Instant::now());
         let delays = Delays::of_this_thread();
         let waited_ns = delays.waited_ns();
-        let home = Self { placement, at, looked, waited_ns, delays, runs: false };
+        let home = Self { placement, at, looked, waited_ns, delays, runs: false, led: false };
         home.settle(&[]);
         home
     }
@@ -124,7 +126,7 @@ impl Home {
     /// Moves on if the CPU is too busy.
     pub fn look(&mut self, wedges: impl FnOnce() -> Vec<i32>) {
         let elapsed = self.looked.elapsed();
-        if elapsed < PERIOD || self.placement.0.numbers.len() < 2 {
+        if self.led || elapsed < PERIOD || self.placement.0.numbers.len() < 2 {
             return;
         }
         let waited = self.delays.waited_ns();
@@ -138,6 +140,17 @@ impl Home {
             self.settle(&wedges());
         }
         (self.looked, self.waited_ns) = (Instant::now(), waited);
+    }
+
+    /// From now on it runs on the CPU at an index, and where it is told to later.
+    pub fn settle_on(&mut self, at: usize, wedges: impl FnOnce() -> Vec<i32>) {
+        let at = at % self.placement.0.numbers.len().max(1);
+        self.led = true;
+        if at != self.at {
+            self.end();
+            self.at = at;
+            self.settle(&wedges());
+        }
     }
 
     fn settle(&self, wedges: &[i32]) {

@@ -5,6 +5,7 @@ mod tests;
 
 use crate::{Fast, code::byte, codes::bias_at, operand, regions::host_bias, state};
 use frame::{ExitKind, KICK, go};
+use iced_x86::Code;
 use jit::{Level, cache::Position};
 use wedge::Error;
 use x86::{
@@ -70,7 +71,7 @@ impl Fast {
             | ExitKind::Lookup
             | ExitKind::SystemCall => {
                 if kind != ExitKind::Sysret {
-                    self.statistics.call_out(self.pages.frame().exit_info);
+                    self.note_call_out();
                 }
                 self.take_state();
                 self.interpret();
@@ -104,6 +105,14 @@ impl Fast {
             ExitKind::HotSite => self.hot_site(),
             ExitKind::UserSignal => self.user_exit(),
             ExitKind::KernelSignal => self.kernel_signal(),
+        }
+    }
+
+    fn note_call_out(&mut self) {
+        let code = self.pages.frame().exit_info;
+        self.statistics.call_out(code);
+        if code == Code::Pause as u64 {
+            self.board.has_paused();
         }
     }
 

@@ -150,6 +150,8 @@ pub struct Fast {
     checker: Option<Box<Checker>>,
     /// The host has refused a mapping. The instruction that goes on would ask for it again, and is interpreted.
     refused: bool,
+    /// After so many PAUSEs translated code lets others have the CPU; zero for never.
+    pauses: u64,
     /// Why it cannot go on.
     failure: Option<String>,
 }
@@ -230,11 +232,17 @@ impl Fast {
             int1_stays: false,
             checker,
             refused: false,
+            pauses: 0,
             failure: None,
         };
         new.publish_claims();
         new.cpu.observe(new.left_to_wedges());
         Ok(new)
+    }
+
+    /// From now on translated code that has paused so often lets others have the CPU.
+    pub fn give_way_after(&mut self, pauses: u64) {
+        self.pauses = pauses;
     }
 
     /// Brings everything derived from guest memory up to date and selects the current slot.
@@ -274,6 +282,7 @@ impl Fast {
         self.check_learnt();
         let f = self.pages.frame();
         f.go = how;
+        f.pauses = self.pauses;
         f.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
             && !self.claims.are_met()
@@ -443,6 +452,15 @@ impl Engine for Fast {
     }
     fn start_up(&mut self, vector: u8) {
         self.cpu.start_up(vector);
+    }
+    fn unhalt(&mut self) {
+        self.cpu.unhalt();
+    }
+    fn flush(&mut self) {
+        self.cpu.flush();
+    }
+    fn settle_on(&mut self, cpu: usize) {
+        self.home.settle_on(cpu, || self.slots.processes());
     }
     fn vcpu(&self) -> &Vcpu {
         &self.cpu.vcpu

@@ -412,6 +412,8 @@ pub struct Frame {
     pub alignment_flag: u64,
     /// Not zero: an interrupt waits for the virtual IF.
     pub pending: u64,
+    /// PAUSEs of translated code until one is interpreted; zero for never.
+    pub pauses: u64,
     /// What GS base is in translated code: the bias from GVA to HVA.
     pub bias: u64,
     /// What FS base is in translated code, see [`percpu()`].

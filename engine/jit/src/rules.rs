@@ -78,6 +78,8 @@ pub enum Rule {
     Iret,
     /// SYSCALL, by user code.
     SystemCall,
+    /// PAUSE.
+    Pause,
     /// Interpreted.
     CallOut,
 }
@@ -163,6 +165,7 @@ fn common(insn: &Instruction, level: Level) -> Rule {
         Mnemonic::Lea => Copy,
         // With REX.B it is XCHG to AMD's CPUs.
         Mnemonic::Pause if insn.len() > 2 => CallOut,
+        Mnemonic::Pause if level == Level::Kernel => Pause,
         Mnemonic::Swapgs => SwapGs,
         Mnemonic::Rdfsbase | Mnemonic::Rdgsbase if insn.op0_register().is_gpr64() => ReadBase,
         Mnemonic::Wrfsbase | Mnemonic::Wrgsbase if insn.op0_register().is_gpr64() => WriteBase,

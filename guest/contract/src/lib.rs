@@ -83,6 +83,14 @@ pub trait Engine {
     fn init(&mut self);
     /// A start-up IPI: if the vCPU waits for one, it begins at `vector` * 4096 in real mode.
     fn start_up(&mut self, vector: u8);
+    /// Another vCPU wakes this one: if it halts, it goes on behind HLT.
+    fn unhalt(&mut self);
+    /// Drops all translations of addresses, as a flush of the whole TLB does.
+    fn flush(&mut self);
+    /// From now on the vCPU runs on this one of the host's CPUs: its place among those that the machine may use.
+    fn settle_on(&mut self, cpu: usize) {
+        let _ = cpu;
+    }
     /// The architectural state, complete and exact whenever [`Engine::run`] is not running.
     fn vcpu(&self) -> &Vcpu;
     /// What has been done so far.
@@ -123,6 +131,15 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     }
     fn start_up(&mut self, vector: u8) {
         (**self).start_up(vector);
+    }
+    fn unhalt(&mut self) {
+        (**self).unhalt();
+    }
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+    fn settle_on(&mut self, cpu: usize) {
+        (**self).settle_on(cpu);
     }
     fn vcpu(&self) -> &Vcpu {
         (**self).vcpu()

@@ -13,6 +13,7 @@ pub mod fpu;
 pub mod kvm;
 pub mod msr;
 pub mod paging;
+pub mod paravirt;
 pub mod segment;
 mod vcpu;
 

@@ -103,6 +103,18 @@ impl<S: System> Cpu<S> {
         self.state_changed();
     }
 
+    /// Another vCPU wakes this one, if it halts.
+    pub fn unhalt(&mut self) {
+        if self.vcpu.activity == Activity::Halted {
+            self.vcpu.activity = Activity::Running;
+        }
+    }
+
+    /// Drops all translations, as the guest does when it flushes all of its TLB.
+    pub fn flush(&mut self) {
+        self.flush_tlb();
+    }
+
     /// Puts in what an observer has changed: registers, RFLAGS and the privilege level. Translations
     /// stay.
     pub fn came_back(&mut self) {

@@ -139,6 +139,12 @@ impl CpuInterrupts {
         }
     }
 
+    /// Sends an interrupt to the local APIC with an identifier: its kind and vector as in an interrupt command register.
+    /// False for kinds that are not for other CPUs in the middle of their work, and if there is none with that identifier.
+    pub fn send(&self, to: u32, command: u32) -> bool {
+        self.interrupts.send_one(to, command)
+    }
+
     fn act(&self, effect: Option<Effect>) {
         if let Some(effect) = effect {
             self.interrupts.act(self.id, effect);

@@ -20,7 +20,7 @@ use bus::{Device, InterruptLine, MsiSink};
 
 use crate::ioapic::{IoApic, PINS};
 use crate::lapic::ApicBus;
-use crate::lapic::message::{Message, Taken};
+use crate::lapic::message::{BROADCAST, Delivery, Destination, Message, Taken};
 use crate::lapic::state::Effect;
 use crate::lock;
 use crate::pic::Pic;
@@ -150,6 +150,15 @@ impl Interrupts {
     /// The 8259s' vector, if they still interrupt.
     pub(crate) fn acknowledge_pic(&self) -> Option<u8> {
         self.with(|controllers| controllers.pic.acknowledge())
+    }
+
+    /// Sends an interrupt to one local APIC; see [`crate::CpuInterrupts::send`].
+    pub(crate) fn send_one(&self, to: u32, command: u32) -> bool {
+        let (destination, vector) = (Destination::Physical(to), command as u8);
+        let delivery = Delivery::from_bits(u64::from(command) >> 8);
+        let usual = matches!(delivery, Delivery::Fixed | Delivery::Lowest | Delivery::Nmi);
+        let message = Message { destination, delivery, vector, level: false };
+        usual && to != BROADCAST && self.apics.send(&message) != Taken::No
     }
 
     /// Does what local APIC `from` asked for.

@@ -32,6 +32,7 @@ pub mod pit;
 mod platform;
 pub mod power;
 pub mod rtc;
+mod steal_time;
 pub mod testdev;
 mod time;
 mod timers;
@@ -49,6 +50,7 @@ pub use interrupts::{InterruptController, NoSuchGsi, TIMER_GSI};
 pub use kvm_clock::KvmClock;
 pub use platform::{Platform, PlatformError, Settings, Surroundings};
 pub use power::PowerManagement;
+pub use steal_time::StealTime;
 pub use timers::TimerWheel;
 pub use uart::{SerialOutput, Uart};
 

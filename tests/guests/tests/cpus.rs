@@ -114,6 +114,46 @@ fn threads_agree_on_three() -> Result<()> {
     threads_agree("fast", 3)
 }
 
+/// More than most hosts of tests have: they take turns on those, and leave each other notes.
+#[test]
+fn threads_agree_where_virtual_cpus_outnumber_the_hosts() -> Result<()> {
+    threads_agree("fast", 2 * host_cpus()?)
+}
+
+/// What the kernel says of how its CPUs share the host's, and whether it has seen that they do.
+const SHARING: &str = "
+work() { for n in 1 2 3; do seq 300 | sort -n | sha256sum | cut -c1-8; done; }
+for n in 1 2 3 4 5 6; do work & done | sort -u
+wait
+dmesg | grep -o 'kvm-guest: .*'
+set -- $(grep '^cpu ' /proc/stat)
+[ $9 -gt 0 ] && echo stolen
+echo done
+";
+
+/// The kernel knows whom it is run by, uses what it is offered, and is told how long its CPUs have waited.
+#[test]
+fn linux_knows_that_its_cpus_take_turns() -> Result<()> {
+    let cpus = 2 * host_cpus()?;
+    let guest = Guest::new(Kernel::TrixieCloud).runs(SHARING);
+    let guest = guest.with("--cpus").with(&cpus.to_string()).boots()?;
+    guest.prints(&[
+        "1255c394",
+        "kvm-guest: KVM setup pv remote TLB flush",
+        "kvm-guest: setup PV sched yield",
+        "kvm-guest: PV spinlocks enabled",
+        "kvm-guest: setup PV IPIs",
+        "stolen",
+        "done",
+    ])?;
+    guest.powers_off()
+}
+
+fn host_cpus() -> Result<u32> {
+    let cpus = std::thread::available_parallelism()?.get();
+    Ok(u32::try_from(cpus)?.min(8))
+}
+
 #[test]
 fn threads_agree_on_two_interpreted() -> Result<()> {
     threads_agree("interp", 2)

@@ -92,6 +92,7 @@ pub fn make(
         engine: description::engine(&arguments.engine)?,
         test_devices: false,
         clock: GuestClock::Rtc, // the agent sets the guest's
+        paravirt: arguments.engine.paravirt.0,
     };
     Ok(Made { description, attachments })
 }

@@ -2,7 +2,7 @@
 
 use super::{Emitter, Shadow};
 use crate::{
-    asm::{Slot, biased, slot, spill},
+    asm::{Slot, biased, plus, slot, spill},
     recover::Fixes,
     rules::Rule,
     translate::Flow,
@@ -64,6 +64,27 @@ impl Emitter<'_> {
     /// Goes on if no interrupt is pending; what is emitted for the other case leaves.
     fn unless_pending(&mut self, leave: impl FnOnce(&mut Self)) {
         self.unless(slot!(pending), leave);
+    }
+
+    /// Code that pauses waits for another CPU, by looking. Every so often that is interpreted: whoever does so lets
+    /// others have the CPU. Changes no flag.
+    pub(super) fn pause(&mut self, insn: &Instruction, bytes: &[u8]) -> Flow {
+        let (left, minus_one) = (Register::RCX, plus(Register::RCX, -1));
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, left);
+        self.asm.load(left, slot!(pauses));
+        self.asm.lea(left, minus_one);
+        self.asm.store(slot!(pauses), left);
+        let enough = self.asm.jrcxz();
+        self.asm.load(left, spill(0));
+        self.mark(false, Fixes::default());
+        self.asm.raw(bytes);
+        let on = self.asm.jmp_short();
+        self.asm.bind_short(enough);
+        self.asm.load(left, spill(0));
+        self.call_out(insn);
+        self.asm.bind_short(on);
+        Flow::On
     }
 
     /// Goes on if a word is zero; what is emitted for the other case leaves. Changes no flag.
@@ -173,7 +194,8 @@ impl Emitter<'_> {
 
 /// The interpreter or the wedge may come between the instruction before one with this rule and its end.
 fn is_interruptible(rule: Rule) -> bool {
-    matches!(rule, Rule::String | Rule::SetAlignment(true)) || rule.is_left_to_others()
+    matches!(rule, Rule::String | Rule::SetAlignment(true) | Rule::Pause)
+        || rule.is_left_to_others()
 }
 
 /// The block goes on after an instruction with this rule, so a check can follow it.

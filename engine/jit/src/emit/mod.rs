@@ -131,6 +131,7 @@ impl<'a> Emitter<'a> {
             Rule::WriteBase => self.write_base(insn),
             Rule::Sysret => self.leave_for(ExitKind::Sysret, insn.ip()),
             Rule::Iret => self.leave_for(ExitKind::Iret, insn.ip()),
+            Rule::Pause => self.pause(insn, bytes),
             Rule::CallOut => self.call_out(insn),
         }
     }

@@ -126,6 +126,11 @@ fn xlat<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Faul
     Ok(())
 }
 
+fn pause<S: System>(_: &mut Cpu<S>, sys: &mut S, _: &Op<S>) -> Result<(), Fault> {
+    sys.pause();
+    Ok(())
+}
+
 pub(super) fn select<S: System>(insn: &Instruction) -> Option<Handler<S>> {
     let size = operand_size(insn, 0);
     Some(match insn.mnemonic() {
@@ -144,9 +149,9 @@ pub(super) fn select<S: System>(insn: &Instruction) -> Option<Handler<S>> {
         Mnemonic::Cdq => spread::<S, 4>,
         Mnemonic::Cqo => spread::<S, 8>,
         Mnemonic::Xlatb => xlat,
+        Mnemonic::Pause => pause,
         Mnemonic::Nop
         | Mnemonic::Reservednop
-        | Mnemonic::Pause
         | Mnemonic::Endbr64
         | Mnemonic::Endbr32
         | Mnemonic::Rdsspd

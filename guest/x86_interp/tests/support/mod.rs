@@ -148,6 +148,9 @@ pub struct FakeSystem {
     pub model: Model,
     pub msrs: BTreeMap<u32, u64>,
     pub mmio_writes: Vec<(u64, Vec<u8>)>,
+    /// There are hypercalls: the answer of each, and what they were asked.
+    pub answer: Option<u64>,
+    pub hypercalls: Vec<(bool, u64, [u64; 4])>,
 }
 
 impl FakeSystem {
@@ -165,6 +168,8 @@ impl FakeSystem {
             ),
             msrs: BTreeMap::new(),
             mmio_writes: Vec::new(),
+            answer: None,
+            hypercalls: Vec::new(),
         }
     }
 }
@@ -203,6 +208,10 @@ impl System for FakeSystem {
     fn tsc(&mut self) -> u64 {
         self.tsc += 1;
         self.tsc
+    }
+    fn hypercall(&mut self, kernel: bool, number: u64, arguments: [u64; 4]) -> Option<u64> {
+        self.hypercalls.push((kernel, number, arguments));
+        self.answer
     }
     fn random(&mut self) -> Option<u64> {
         Some(4)

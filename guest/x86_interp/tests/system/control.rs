@@ -439,3 +439,35 @@ fn device_stores_end_the_block() {
     assert_eq!(lab.sys.mmio_writes, [(0xfee0_0080, vec![0])]);
     assert_eq!(lab.gpr(reg::RBX), 0, "pending interrupts are looked at in between");
 }
+
+/// The registers of a hypercall: its number, and arguments whose upper halves 32-bit code does not have.
+fn with_hypercall(lab: &mut Lab) {
+    lab.sys.answer = Some(u64::MAX - 999);
+    for (register, value) in [(reg::RAX, 10), (reg::RBX, 1), (reg::RCX, 2), (reg::RDX, 3)] {
+        lab.v().gpr[register] = 7 << 32 | value;
+    }
+    lab.v().gpr[reg::RSI] = 4;
+}
+
+#[test]
+fn hypercalls_of_either_maker_reach_the_machine() {
+    for bytes in [[0x0f, 0x01, 0xc1], [0x0f, 0x01, 0xd9]] {
+        let mut lab = Lab::new();
+        with_hypercall(&mut lab);
+        lab.kernel(|a| a.db(&bytes));
+        lab.finishes();
+        let arguments = [7 << 32 | 1, 7 << 32 | 2, 7 << 32 | 3, 4];
+        assert_eq!(lab.sys.hypercalls, [(true, 7 << 32 | 10, arguments)]);
+        assert_eq!(lab.gpr(reg::RAX), u64::MAX - 999);
+    }
+}
+
+#[test]
+fn the_machine_is_told_of_hypercalls_of_user_code() {
+    let mut lab = Lab::new();
+    with_hypercall(&mut lab);
+    lab.user(|a| a.db(&[0x0f, 0x01, 0xc1]).and_then(|()| a.ud2()));
+    assert_eq!(lab.lands(), vector::UD, "UD2");
+    let told: Vec<_> = lab.sys.hypercalls.iter().map(|(kernel, ..)| *kernel).collect();
+    assert_eq!(told, [false]);
+}

@@ -111,3 +111,21 @@ fn pings_levels_and_ticks_are_never_lost() {
         seen.ticks
     );
 }
+
+#[test]
+fn a_hypercall_interrupts_one_cpu_by_its_identifier() {
+    const NMI: u32 = 4 << 8;
+    const INIT: u32 = 5 << 8;
+    let machine = Machine::new(2);
+    let [first, second] = &machine.platform.cpus[..] else { panic!("two") };
+    second.msr_write(0x1b, 0xfee0_0c00).unwrap();
+    second.msr_write(0x80f, 0x1ff).unwrap();
+    assert!(first.send(1, PING.into()));
+    assert!(first.send(1, NMI));
+    assert_eq!((second.acknowledge(), second.take_nmi()), (Some(PING), true));
+    assert!(!first.send(1, INIT) && !second.take_init(), "that is not for hypercalls");
+    for nobody in [2, u32::MAX] {
+        assert!(!first.send(nobody, PING.into()));
+    }
+    assert_eq!((first.pending(), second.pending()), (0, 0));
+}

@@ -1,12 +1,13 @@
 //! Privileged and system instructions, one file per subject.
 //!
-//! What is not advertised in CPUID (VMX, SVM, MONITOR, TSX, SMM...) has no handler and so is #UD.
+//! What is not advertised in CPUID (MONITOR, TSX, SMM...) has no handler and so is #UD.
 
 mod control;
 mod cpuid;
 mod debug;
 mod far;
 mod flags;
+mod hypercall;
 mod invalidate;
 mod iret;
 mod msr;
@@ -44,6 +45,7 @@ pub(super) fn select<S: System>(insn: &Instruction) -> Option<Choice<S>> {
         .or_else(|| msr::select(insn))
         .or_else(|| cpuid::select(insn))
         .or_else(|| flags::select(insn))
+        .or_else(|| hypercall::select(insn))
         .or_else(|| ports::select(insn))
         .or_else(|| random::select(insn))
 }

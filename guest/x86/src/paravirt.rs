@@ -1,0 +1,80 @@
+//! What KVM offers guests whose CPUs do not all run at the same time (Linux, `Documentation/virt/kvm/x86/`: cpuid.rst,
+//! msr.rst, hypercalls.rst), as far as ring3 offers it: feature bits, MSRs, what lies in memory, and hypercalls.
+
+/// Feature bits, beside those of [`crate::kvm::feature`].
+pub mod feature {
+    /// A vCPU is told how long it has waited for a CPU of the host, and others whether it waits now.
+    pub const STEAL_TIME: u32 = 1 << 5;
+    /// A vCPU that halts can be woken by another one without an interrupt: locks are waited for so.
+    pub const UNHALT: u32 = 1 << 7;
+    /// A vCPU that waits for a CPU of the host can be left a note that it is to flush its TLB.
+    pub const TLB_FLUSH: u32 = 1 << 9;
+    /// One hypercall interrupts many vCPUs.
+    pub const SEND_IPI: u32 = 1 << 11;
+    /// A vCPU can let another one have its CPU.
+    pub const SCHED_YIELD: u32 = 1 << 13;
+}
+
+/// Each feature by the name that users have for it.
+pub const NAMES: [(&str, u32); 5] = [
+    ("steal-time", feature::STEAL_TIME),
+    ("unhalt", feature::UNHALT),
+    ("tlb-flush", feature::TLB_FLUSH),
+    ("send-ipi", feature::SEND_IPI),
+    ("yield", feature::SCHED_YIELD),
+];
+
+/// All of them.
+pub const ALL: u32 = {
+    let mut all = 0;
+    let mut at = 0;
+    while at < NAMES.len() {
+        all |= NAMES[at].1;
+        at += 1;
+    }
+    all
+};
+
+/// MSR `KVM_STEAL_TIME`: where the vCPU's record is kept, and in bit 0 whether it is.
+pub const STEAL_TIME: u32 = 0x4b56_4d03;
+/// Bits of [`STEAL_TIME`] that must be zero.
+pub const STEAL_TIME_RESERVED: u64 = 0x3e;
+/// Bit 0 of [`STEAL_TIME`].
+pub const ENABLED: u64 = 1;
+
+/// The record: where in it things are.
+pub mod record {
+    /// Nanoseconds the vCPU has waited for a CPU of the host: eight bytes.
+    pub const STEAL: u64 = 0;
+    /// Odd while the time before it is being changed: four bytes.
+    pub const VERSION: u64 = 8;
+    /// A byte: [`PREEMPTED`] and [`FLUSH`].
+    pub const STANDING: u64 = 16;
+    /// The vCPU waits for a CPU of the host.
+    pub const PREEMPTED: u8 = 1;
+    /// It is to flush its TLB before it goes on.
+    pub const FLUSH: u8 = 2;
+}
+
+/// Hypercalls.
+pub mod call {
+    /// Wakes a vCPU, whose APIC identifier is the second argument.
+    pub const KICK_CPU: u64 = 5;
+    /// Interrupts those vCPUs whose bits are set in two words that begin at an APIC identifier; then comes what an interrupt
+    /// command register would get.
+    pub const SEND_IPI: u64 = 10;
+    /// Lets the vCPU with an APIC identifier have the CPU.
+    pub const SCHED_YIELD: u64 = 11;
+}
+
+/// Answers of hypercalls.
+pub mod answer {
+    /// Done.
+    pub const DONE: u64 = 0;
+    /// `-KVM_EPERM`: user code may not.
+    pub const NOT_PERMITTED: u64 = -1_i64 as u64;
+    /// `-KVM_EINVAL`.
+    pub const INVALID: u64 = -22_i64 as u64;
+    /// `-KVM_ENOSYS`: there is no such call.
+    pub const UNKNOWN: u64 = -1000_i64 as u64;
+}
