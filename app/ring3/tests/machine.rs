@@ -12,10 +12,11 @@ use tiny::{LONG, kernel, messages, ring3, run};
 
 #[test]
 fn exit_codes() {
-    let cases: [(&str, &[u8], i32); 4] = [
+    let cases: [(&str, &[u8], i32); 5] = [
         ("power-off", tiny::POWER_OFF, 0),
         ("debug-exit", tiny::DEBUG_EXIT, 0x15 << 1 | 1),
         ("reset", tiny::RESET, 4),
+        ("reset", tiny::INIT, 4),
         ("triple-fault", tiny::TRIPLE_FAULT, 6),
     ];
     for (name, code, expected) in cases {

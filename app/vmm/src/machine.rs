@@ -6,7 +6,10 @@ use std::{
 };
 
 use bus::{Bus, InterruptLine, Kicker, MsiSink, Rearm, Shared};
-use chipset::{CpuInterrupts, KvmClock, Platform, Settings, Surroundings, TimerWheel, Uart};
+use chipset::{
+    CpuInterrupts, KvmClock, MachineEvent, MachineEvents, Platform, Settings, Surroundings,
+    TimerWheel, Uart,
+};
 use engine::{Attention, Board, BoardParts, Control, Crowd, LocalApic, Order, Seat};
 use pci::{MmioWindow, PciHost};
 use ram::Ram;
@@ -126,6 +129,7 @@ impl Machine {
         let own = ram.for_vcpus(kickers()).into_iter().zip(platform.cpus).zip(attention.iter());
         let vcpus = own.map(|((ram, interrupts), attention)| {
             let (number, kvm_clock) = (interrupts.apic_id(), kvm_clock.clone());
+            let events = Arc::clone(&events);
             let seat = crowd.as_ref().map(|crowd| crowd.seat(number as usize));
             let (known, whole) = (interrupts.clone(), memory.clone());
             let paravirt = Paravirt::new(paravirt, known, others.clone(), seat.clone(), whole);
@@ -133,7 +137,7 @@ impl Machine {
                 number,
                 state: if number == 0 { first.clone() } else { Vcpu::before_start_up() },
                 ram,
-                apic: Arc::new(Apic { interrupts, kvm_clock, paravirt }),
+                apic: Arc::new(Apic { interrupts, kvm_clock, paravirt, events }),
                 seat,
                 attention: Arc::clone(attention),
             }
@@ -319,6 +323,7 @@ struct Apic {
     interrupts: CpuInterrupts,
     kvm_clock: Option<Arc<KvmClock>>,
     paravirt: Paravirt,
+    events: Arc<Events>,
 }
 
 impl Apic {
@@ -341,8 +346,14 @@ impl LocalApic for Apic {
     fn take_nmi(&self) -> bool {
         self.interrupts.take_nmi()
     }
+    /// The one that boots would begin at the reset vector, in firmware, which would start the machine anew.
     fn take_init(&self) -> bool {
-        self.interrupts.take_init()
+        let taken = self.interrupts.take_init();
+        let boots = self.interrupts.apic_id() == 0;
+        if taken && boots {
+            self.events.raise(MachineEvent::Reset);
+        }
+        taken && !boots
     }
     fn take_start_up(&self) -> Option<u8> {
         self.interrupts.take_start_up()

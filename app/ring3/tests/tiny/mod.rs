@@ -20,6 +20,8 @@ pub const POWER_OFF: &[u8] = b"\x66\xba\x04\x06\x66\xb8\x00\x34\x66\xef";
 pub const DEBUG_EXIT: &[u8] = b"\xb0\x15\xe6\xf4";
 /// `mov al, 0xfe; out 0x64, al`: reset by the keyboard controller.
 pub const RESET: &[u8] = b"\xb0\xfe\xe6\x64";
+/// `mov dword [0xfee00300], 0x4500; jmp .`: INIT by the local APIC to the CPU itself.
+pub const INIT: &[u8] = b"\xc7\x05\x00\x03\xe0\xfe\x00\x45\x00\x00\xeb\xfe";
 /// `lidt [ENTRY + 8]; int3`, and an empty table behind it.
 pub const TRIPLE_FAULT: &[u8] = b"\x0f\x01\x1d\x28\x00\x10\x00\xcc\0\0\0\0\0\0\0\0";
 /// `mov eax, NOWHERE; jmp eax`
