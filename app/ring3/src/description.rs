@@ -246,6 +246,7 @@ mod tests {
                 flushed: Flushed::Close,
                 scattered: ScatteredChoice::Lookup,
                 most_mappings: None,
+                paravirt: crate::values::ParavirtChoice(None),
             };
             engine(&arguments).map(|options| options.kind)
         };
