@@ -128,17 +128,23 @@ impl Vm {
         let VcpuParts { apic, attention, seat, .. } = vcpu;
         let (control, clock) = (self.control.clone(), Arc::clone(&self.parts.clock));
         let mut vcpu = VcpuLoop::new(engine, apic, attention, control, clock).among(seat);
-        let ended = match vcpu.run() {
-            engine::Ended::Stopped => self.events.take().unwrap_or(Ended::Stopped),
-            engine::Ended::TripleFault(report) => Ended::TripleFault(report),
-            engine::Ended::Failed(failure) => Ended::Failed(failure),
-        };
+        let ended = vcpu.run();
+        // All vCPUs end when the guest asks for its end: the one that tells of it is the one that looks for what was asked.
+        let tell = self.take_on_end().map(|on_end| (on_end, self.verdict(ended)));
         self.control.order(Order::Stop);
         let statistics = self.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Whoever gave up waiting for statistics has none.
         let _ = statistics.send(vcpu.statistics());
-        if let Some(on_end) = self.take_on_end() {
+        if let Some((on_end, ended)) = tell {
             on_end(ended);
+        }
+    }
+
+    fn verdict(&self, ended: engine::Ended) -> Ended {
+        match ended {
+            engine::Ended::Stopped => self.events.take().unwrap_or(Ended::Stopped),
+            engine::Ended::TripleFault(report) => Ended::TripleFault(report),
+            engine::Ended::Failed(failure) => Ended::Failed(failure),
         }
     }
 }
