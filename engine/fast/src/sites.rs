@@ -107,7 +107,7 @@ fn patch(at: usize, site: &Site) -> Patch {
     Patch { at, len: SITE_LEN, bytes: 0x25_24ff | slot << 24 }
 }
 
-const _: () = assert!(SITES & 0xffff == 0 && SITES >> 16 == 0x0006 && MAX_SITES * 8 <= 0x1_0000);
+const _: () = assert!(SITES & 0xffff == 0 && SITES >> 16 == 0x0016 && MAX_SITES * 8 <= 0x1_0000);
 
 #[cfg(test)]
 mod tests {

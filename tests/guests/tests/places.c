@@ -103,7 +103,7 @@ static void look(unsigned long border) {
 
 /* Near everything that engines, kernels and libraries like. */
 static void chosen(void) {
-    look(0x11000), look(0x60000), look(0x61000), look(0x70000), look(1ul << 31), look(1ul << 32);
+    look(0x11000), look(0x60000), look(0x61000), look(0x70000), look(0x160000), look(1ul << 31), look(1ul << 32);
     for (unsigned long gib = 1; gib < 1ul << 17; gib += gib / 8 + 1) look(gib * GIB);
     for (unsigned long slot = 1; slot < 256; slot++) look(slot << 39);
     for (unsigned long slot = 128; slot < 256; slot++) {

@@ -1,5 +1,5 @@
 # program: gVisor, without privileges
-# does: runs programs over its own kernel, by systrap without its patches and by ptrace: forks, breakpoints, files
+# does: runs programs over its own kernel, by systrap and by ptrace: forks, breakpoints, files
 # needs: runsc python3
 # version: runsc --version | head -n 1 | sed 's/.*VERSION.*/built by go install/'
 # memory: 1G
@@ -18,10 +18,9 @@ print("children", sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for chi
 open("/tmp/file", "w").write("kept\n" * 1000)
 print("file", len(open("/tmp/file").read()))
 C
-# CGO_ENABLED=0 go install gvisor.dev/gvisor/runsc@VERSION makes it, of the Go proxy. Its own patches of system calls
-# jump by way of memory that the engine has words in (CAVEATS.md, low memory). It writes to its output at places of
-# its own, which a pipe does not have.
-for how in "--platform=systrap --systrap-disable-syscall-patching" --platform=ptrace; do
+# CGO_ENABLED=0 go install gvisor.dev/gvisor/runsc@VERSION makes it, of the Go proxy. It writes to its
+# output at places of its own, which a pipe does not have.
+for how in --platform=systrap --platform=ptrace; do
     { runsc --rootless --network=none $how do sh -c "cat /proc/version; python3 $PWD/a.py; exit 7" 2> log
       echo "status $?"; } | cat
 done
