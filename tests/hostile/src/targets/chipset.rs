@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use bus::{Bus, Kicker, Rearm};
-use chipset::{MachineEvent, MachineEvents, Platform, SerialOutput, Settings, Surroundings};
+use chipset::{
+    KvmClock, MachineEvent, MachineEvents, Platform, SerialOutput, Settings, Surroundings,
+};
 use host_fake::FakeClock;
+use ram::Ram;
 
 use super::{all, none};
 use fuzzer::Target;
@@ -64,13 +67,14 @@ fn run(bytes: &[u8]) {
     let clock = Arc::new(FakeClock::new(1_772_368_496_000_000_000));
     let settings =
         Settings { ram: 1 << 30, debug_exit: Some(0xf4), test_devices: true, fw_cfg: true };
+    let ram = Ram::new(1 << 20).expect("memory");
     let around = Surroundings {
         clock: clock.clone(),
         rearm: Arc::new(Nobody),
         kickers: vec![Arc::new(Nobody), Arc::new(Nobody)],
         events: Arc::new(Nobody),
         serial: Box::new(Nobody),
-        sleep: Some(|_| {}),
+        kvm_clock: Some(Arc::new(KvmClock::new(ram, clock.clone()))),
     };
     let (mut ports, mut mmio) = (Bus::new(), Bus::new());
     let platform = Platform::new(&settings, around, &mut ports, &mut mmio).expect("a platform");
