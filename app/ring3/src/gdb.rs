@@ -7,7 +7,9 @@ use std::{
     os::unix::net::UnixListener,
     path::{self, PathBuf},
     str::FromStr,
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
+    time::Duration,
 };
 
 use inspect::{gdb, still::Still};
@@ -50,13 +52,48 @@ impl fmt::Display for GdbAddress {
     }
 }
 
+/// How long a debugger is waited for that is to be told of the machine's end.
+const FAREWELL: Duration = Duration::from_millis(500);
+
 /// The socket; removed when dropped, or when this process ends otherwise.
-pub struct Listener(Option<PathBuf>);
+pub struct Listener {
+    path: Option<PathBuf>,
+    served: Arc<Served>,
+}
+
+impl Listener {
+    /// The machine has ended. Debuggers that let it run are told so before this returns; one that had it stand is not waited for
+    /// long.
+    pub fn end(self) {
+        self.served.wait();
+    }
+}
 
 impl Drop for Listener {
     fn drop(&mut self) {
         // Whoever removed it before has done what is wanted.
-        self.0.take().into_iter().for_each(|path| drop(spawner::remove(path)));
+        self.path.take().into_iter().for_each(|path| drop(spawner::remove(path)));
+    }
+}
+
+/// Whether a debugger is being served.
+#[derive(Default)]
+struct Served {
+    any: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Served {
+    fn set(&self, any: bool) {
+        *self.any.lock().unwrap_or_else(PoisonError::into_inner) = any;
+        self.changed.notify_all();
+    }
+
+    /// Waits until none is, or for long enough.
+    fn wait(&self) {
+        let any = self.any.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(any, FAREWELL, |any| *any);
+        drop(waited);
     }
 }
 
@@ -69,15 +106,17 @@ pub fn listen(
     let Some(address) = address else { return Ok(None) };
     let wrong = |error: io::Error| Failure::usage(format!("--gdb {address}: {error}"));
     let mut still = paused.then(|| Still::new(&inspector));
+    let served = Arc::new(Served::default());
+    let tell = Arc::clone(&served);
     match address {
         GdbAddress::Unix(path) => {
             let listener = UnixListener::bind(path).map_err(wrong)?;
             let accept =
                 move || listener.accept().and_then(|(stream, _)| Ok((stream.try_clone()?, stream)));
-            start(move || attend(accept, &inspector, &mut still)).map_err(wrong)?;
+            start(move || attend(accept, &inspector, &mut still, &tell)).map_err(wrong)?;
             let path = path::absolute(path).map_err(wrong)?;
             spawner::remove_at_end(path.clone());
-            Ok(Some(Listener(Some(path))))
+            Ok(Some(Listener { path: Some(path), served }))
         }
         GdbAddress::Tcp(address) => {
             let listener = TcpListener::bind(address).map_err(wrong)?;
@@ -87,8 +126,8 @@ pub fn listen(
                 let _ = stream.set_nodelay(true);
                 Ok((stream.try_clone()?, stream))
             };
-            start(move || attend(accept, &inspector, &mut still)).map_err(wrong)?;
-            Ok(Some(Listener(None)))
+            start(move || attend(accept, &inspector, &mut still, &tell)).map_err(wrong)?;
+            Ok(Some(Listener { path: None, served }))
         }
     }
 }
@@ -102,6 +141,7 @@ fn attend<R: Read + Send + 'static, W: Write>(
     accept: impl Fn() -> io::Result<(R, W)>,
     inspector: &Inspector,
     still: &mut Option<Still>,
+    tell: &Served,
 ) {
     loop {
         let (reader, writer) = match accept() {
@@ -109,7 +149,9 @@ fn attend<R: Read + Send + 'static, W: Write>(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return output::complain(&format!("--gdb: {error}")),
         };
+        tell.set(true);
         let served = gdb::serve(inspector, reader, writer, || drop(still.take()));
+        tell.set(false);
         if let Err(problem) = served {
             output::complain(&problem.to_string());
         }

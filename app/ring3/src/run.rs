@@ -118,9 +118,10 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     sandbox.enter(&running)?;
     tell_engine(&running);
     let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
-    drop((listener, viewers, debugger));
+    drop((listener, viewers));
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(PATIENCE);
+    debugger.into_iter().for_each(gdb::Listener::end);
     drop(terminal);
     faults.iter().for_each(|faults| faults.finish());
     let lost = shown.failure();
