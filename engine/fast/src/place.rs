@@ -111,7 +111,11 @@ impl Fast {
         let kernel = self.slots.kernel_regions();
         self.slots.move_to(base);
         self.pages.move_to(base).map_err(Error::Start)?;
+        let probes = self.codes.kernel().probes().clone();
         self.codes = Codes::new(&mut self.pages, self.modes.user);
+        for code in self.codes.each() {
+            code.set_probes(&mut self.pages, &probes);
+        }
         let regions = kernel.into_iter().map(|hva| hva.wrapping_add(by));
         for hva in regions.filter(|hva| is_mappable(base, *hva)) {
             self.give_to_kernel(hva);

@@ -5,7 +5,8 @@ use crate::{
     Modes, User,
     test_machine::{board, kernel_state, map},
 };
-use engine::{Attention, Engine};
+
+use engine::{Attention, Engine, Probes, Reached};
 use frame::{BLOB, CACHE, FRAME, GATE, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS};
 use ram::Ram;
 use std::sync::Arc;
@@ -73,6 +74,11 @@ fn program() -> Vcpu {
 /// interpreted.
 fn finds_its_own(mut fast: Fast) -> (u64, bool) {
     assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
+    runs(&mut fast)
+}
+
+/// The program runs.
+fn runs(fast: &mut Fast) -> (u64, bool) {
     fast.cpu.vcpu = program();
     fast.cpu.state_changed();
     assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Shutdown, None));
@@ -90,6 +96,17 @@ fn a_program_in_the_wedge_s_place_has_it_move() {
     for at in [BLOB, SHARED, STACK, GATE, TURNS, FRAME, TABLES, CACHE, MARKS, RAM, REGIONS] {
         assert_eq!(finds_its_own(machine(&[at as u64])), (1, false), "{at:#x}");
     }
+}
+
+#[test]
+fn breakpoints_stay_where_the_machine_moves() {
+    let mut fast = machine(&[BLOB as u64]);
+    let last = CODE.0 + 8;
+    fast.set_probes(&Probes { breakpoints: [last].into(), ..Probes::default() });
+    assert_eq!(runs(&mut fast), (1, false));
+    fast.cpu.vcpu = kernel();
+    fast.cpu.state_changed();
+    assert_eq!((fast.run(u64::MAX), fast.vcpu().rip), (Exit::Probe(Reached::Breakpoint), last));
 }
 
 #[test]
