@@ -5,7 +5,6 @@ use crate::{
     Modes, User,
     test_machine::{board, kernel_state, map},
 };
-
 use engine::{Attention, Engine, Probes, Reached};
 use frame::{BLOB, CACHE, FRAME, GATE, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS};
 use ram::Ram;
