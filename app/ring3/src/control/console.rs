@@ -5,7 +5,7 @@
 
 use std::{
     collections::VecDeque,
-    fs::{self, File},
+    fs::File,
     io::{self, Read, Write},
     net::Shutdown,
     os::{
@@ -22,7 +22,7 @@ use super::{
     Listener, Target,
     client::find,
     crowd::{self, Leaves, Room},
-    folder,
+    folder, server,
 };
 use crate::{
     console::{RawTerminal, read_stdin, start, watch_signals},
@@ -127,9 +127,7 @@ pub fn serve(
     input: impl Fn(&[u8]) + Clone + Send + 'static,
 ) -> io::Result<Listener> {
     let path = socket_of(std::process::id())?;
-    // Of a process that had our number and did not end well.
-    let _ = fs::remove_file(&path);
-    let listener = UnixListener::bind(&path)?;
+    let listener = server::bind(&path)?;
     let viewers = move || show_to_all(&listener, screen, input);
     thread::Builder::new().name("viewers".into()).spawn(viewers)?;
     Ok(Listener::new(path))

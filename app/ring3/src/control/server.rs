@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::mpsc::{Receiver, SyncSender, channel, sync_channel},
     thread,
     time::Duration,
@@ -73,11 +73,24 @@ pub fn listen(
     hand: Hand,
 ) -> io::Result<Listener> {
     let path = folder()?.join(format!("{}.sock", std::process::id()));
-    // Of a process that had our number and did not end well.
-    let _ = fs::remove_file(&path);
-    let listener = UnixListener::bind(&path)?;
+    let listener = bind(&path)?;
     thread::Builder::new().name("control".into()).spawn(move || serve_all(&listener, ask, hand))?;
     Ok(Listener::new(path))
+}
+
+/// A socket that is listened on as soon as it has this name. One that is there and not listened on yet would be taken for one left
+/// behind, and removed.
+///
+/// # Errors
+/// The socket cannot be made.
+pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
+    let mut early = path.as_os_str().to_owned();
+    early.push(".new");
+    // Of a process that had our number and did not end well. So is what has the name itself.
+    let _ = fs::remove_file(&early);
+    let listener = UnixListener::bind(&early)?;
+    fs::rename(&early, path)?;
+    Ok(listener)
 }
 
 fn serve_all(
@@ -202,6 +215,25 @@ mod tests {
             let mut line = String::new();
             BufReader::new(&client).read_line(&mut line).expect("answered");
             assert!(line.contains("running"), "{line}");
+        });
+    }
+
+    #[test]
+    fn a_socket_is_listened_on_as_soon_as_it_is_there() {
+        const ROUNDS: usize = 200;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |round: usize| folder.path().join(format!("{round}.sock"));
+        let connect = |round: usize| loop {
+            match UnixStream::connect(path(round)) {
+                Ok(_) => return,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => panic!("{round}: {error}"),
+            }
+        };
+        // All are listened on until the other thread has ended.
+        let _kept: Vec<_> = thread::scope(|scope| {
+            scope.spawn(|| (0..ROUNDS).for_each(connect));
+            (0..ROUNDS).map(|round| bind(&path(round)).expect("bound")).collect()
         });
     }
 
