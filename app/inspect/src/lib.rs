@@ -12,6 +12,7 @@
 mod backing;
 pub mod core_file;
 pub mod gdb;
+mod lines;
 pub mod linux;
 pub mod memory;
 pub mod profile;

@@ -76,7 +76,7 @@ impl Paravirt {
             .then(|| self.steal.msr_write(value))
     }
 
-    /// An answer, or `None` where there are no hypercalls.
+    /// A hypercall's answer, or `None` if this machine has no hypercalls.
     pub(crate) fn hypercall(&self, kernel: bool, number: u64, arguments: [u64; 4]) -> Option<u64> {
         if self.features == 0 {
             return None;

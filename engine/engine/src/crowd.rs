@@ -1,12 +1,12 @@
 //! vCPUs that outnumber the host's CPUs take turns, and know who runs.
 //!
-//! Left to the host's scheduler, a vCPU that waits for another one by looking keeps the CPU that the other one needs,
-//! until its time is up. Here there are as many seats as CPUs. A vCPU runs guest code only while it has a seat. So it is known of
-//! each whether it runs, and one that others wait for can be given the seat of one that only waits.
+//! A vCPU that spins until another vCPU has done something keeps its host CPU until its time slice is over. The other vCPU may need
+//! that very CPU, and the host's scheduler does not know. So there are as many seats as host CPUs, and a vCPU runs guest code only
+//! while it has a seat. Each vCPU is then known to run or to wait, and the seat of a vCPU that only spins can go to the one it spins for.
 //!
-//! Nobody decides from above: who wants a seat waits for one, and asks the vCPU that has had one the longest to
-//! give way once that has had its share. A vCPU that was idle, or that an interrupt is for, need not wait so long. Seats are a courtesy: if
-//! none comes free (somebody waits for a device that stands still), one more is put up.
+//! No scheduler decides from above. A vCPU that wants a seat asks the vCPU that has sat the longest to give way, once that one has
+//! had its share. The share is shorter if the asking vCPU was idle, or has an interrupt to take. If no seat comes free for long, as
+//! when a vCPU waits for a device that does not answer, there is one seat more.
 
 use std::{
     collections::VecDeque,
@@ -25,9 +25,9 @@ use crate::Attention;
 const SHARE: Duration = Duration::from_millis(4);
 /// The same, where the other one is urgent.
 const SHORT_SHARE: Duration = Duration::from_micros(500);
-/// A look at the others is due after so long at the latest.
+/// How long a vCPU that waits for a seat sleeps at the most, before it looks again whom to ask.
 const PATIENCE: Duration = Duration::from_millis(10);
-/// After so long there is one more.
+/// How long a vCPU waits for a seat before there is one seat more.
 const LONGEST: Duration = Duration::from_millis(200);
 
 /// The vCPUs of a machine that has more of them than CPUs.

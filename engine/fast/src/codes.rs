@@ -6,7 +6,7 @@ use jit::{Level, cache::Position};
 use ram::Ram;
 use wedge::Pages;
 use x86::paging::Roots;
-use x86_interp::{Flush, Record};
+use x86_interp::{Flush, Probes, Record};
 
 /// The kernel's code and, if user code is translated, that of one address space's programs.
 pub struct Codes {
@@ -27,6 +27,20 @@ impl Codes {
         let translated = user == User::Translated;
         let user = translated.then(|| Code::new(pages, Level::User, false));
         Self { kernel, user, space: 0, look_up: !translated, changed: false }
+    }
+
+    /// Drops everything. What is made from now on goes over no breakpoint either.
+    pub fn begin_again(&mut self, pages: &mut Pages, user: User) {
+        let probes = self.kernel.probes().clone();
+        *self = Self::new(pages, user);
+        self.set_probes(pages, &probes);
+    }
+
+    /// From now on no block of either level goes over these breakpoints.
+    pub fn set_probes(&mut self, pages: &mut Pages, probes: &Probes) {
+        for code in self.each() {
+            code.set_probes(pages, probes);
+        }
     }
 
     /// A level's code, if it is translated.

@@ -51,8 +51,8 @@ impl Devices {
 mod tests {
     use super::*;
     use crate::{
-        Fast, Modes, User,
-        test_machine::{board, kernel_state, map},
+        Fast,
+        test_machine::{MODES, board, kernel_state, map},
     };
     use engine::{Attention, Engine};
     use frame::ExitKind;
@@ -98,16 +98,7 @@ mod tests {
         let attention = Arc::new(Attention::default());
         let board = board(ram, Arc::clone(&attention));
         let start = kernel_state(CODE.0, DATA.0 + 0x800);
-        let (user, kernel_translated) = (User::Direct, true);
-        let modes = Modes {
-            user,
-            kernel_translated,
-            lock_step: None,
-            user_dispatch: false,
-            keeps: true,
-            scattered: Default::default(),
-        };
-        let mut fast = Fast::new(start, board, &attention, modes, &crate::Placement::default())
+        let mut fast = Fast::new(start, board, &attention, MODES, &crate::Placement::default())
             .expect("an engine");
         assert_eq!(fast.run(u64::MAX), Exit::Halted);
         assert_eq!(fast.traffic().0, u64::from(TIMES), "each store reached the device");

@@ -9,8 +9,8 @@ use x86::{Vcpu, paging::G};
 use x86_interp::GuestRam;
 
 use crate::{
-    Fast, Modes, User,
-    test_machine::{board, kernel_state, map},
+    Fast,
+    test_machine::{MODES, board, kernel_state, map},
 };
 
 const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
@@ -31,19 +31,11 @@ fn machine() -> Fast {
     map(&ram, &[(CODE, G), (DATA, G)]);
     ram.write(CODE.1, &[0x90; 4000]);
     let attention = std::sync::Arc::new(Attention::default());
-    let modes = Modes {
-        user: User::Direct,
-        kernel_translated: true,
-        lock_step: None,
-        user_dispatch: false,
-        keeps: true,
-        scattered: Default::default(),
-    };
     Fast::new(
         start(),
         board(ram, attention.clone()),
         &attention,
-        modes,
+        MODES,
         &crate::Placement::default(),
     )
     .expect("an engine")

@@ -7,7 +7,7 @@
 use crate::{
     Fast, Modes, User,
     code::byte,
-    test_machine::{board, kernel_state, map},
+    test_machine::{MODES, board, kernel_state, map},
 };
 use bus::Kicker;
 use engine::{Attention, Engine, Interpreter};
@@ -313,14 +313,7 @@ fn in_a_storm(start: &Vcpu, modes: Modes, slow: bool) -> (Ending, u64) {
 }
 
 fn ends_as_ever(user: User, kernel_translated: bool) {
-    let modes = Modes {
-        user,
-        kernel_translated,
-        lock_step: None,
-        user_dispatch: false,
-        keeps: true,
-        scattered: Default::default(),
-    };
+    let modes = Modes { user, kernel_translated, ..MODES };
     let (start, attention) = (state(), Arc::new(Attention::default()));
     let board = board(memory(), Arc::clone(&attention));
     let undisturbed = run(&mut Interpreter::new(start.clone(), board), &attention);
@@ -349,17 +342,9 @@ fn sleeps(fast: &Fast) -> u64 {
 /// The monitor looks before it gives the next turn: nobody has to be woken, and to give up that turn.
 #[test]
 fn a_kick_while_the_monitor_has_the_turn_wakes_nobody() {
-    let modes = Modes {
-        user: User::Direct,
-        kernel_translated: true,
-        lock_step: None,
-        user_dispatch: false,
-        keeps: true,
-        scattered: Default::default(),
-    };
     let attention = Arc::new(Attention::default());
     let board = board(memory(), Arc::clone(&attention));
-    let mut fast = Fast::new(state(), board, &attention, modes, &crate::Placement::default())
+    let mut fast = Fast::new(state(), board, &attention, MODES, &crate::Placement::default())
         .expect("an engine");
     run(&mut fast, &attention);
     let before = sleeps(&fast);

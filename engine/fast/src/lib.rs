@@ -100,12 +100,12 @@ pub enum User {
 /// How programs are run that have more scattered pages than there can be mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scattered {
-    /// As all others: what is not mapped is, in place of others.
+    /// Directly. A page that is accessed and not mapped gets a mapping, and another page loses one.
     Map,
-    /// Translated, each access by a look-up, as long as they need it.
+    /// Translated, with a look-up for each access, until mappings suffice again.
     #[default]
     Lookup,
-    /// All programs are run so, always.
+    /// Every program is translated with look-ups, whether it needs them or not.
     Always,
 }
 

@@ -5,7 +5,7 @@
 //! translated is made anew, and everything lies elsewhere. That takes some tenths of a second, once. A program that
 //! leaves no base free is interpreted.
 
-use crate::{Fast, codes::Codes, regions::is_mappable};
+use crate::{Fast, regions::is_mappable};
 use frame::{Base, Claim};
 use std::{
     sync::OnceLock,
@@ -111,11 +111,7 @@ impl Fast {
         let kernel = self.slots.kernel_regions();
         self.slots.move_to(base);
         self.pages.move_to(base).map_err(Error::Start)?;
-        let probes = self.codes.kernel().probes().clone();
-        self.codes = Codes::new(&mut self.pages, self.modes.user);
-        for code in self.codes.each() {
-            code.set_probes(&mut self.pages, &probes);
-        }
+        self.codes.begin_again(&mut self.pages, self.modes.user);
         let regions = kernel.into_iter().map(|hva| hva.wrapping_add(by));
         for hva in regions.filter(|hva| is_mappable(base, *hva)) {
             self.give_to_kernel(hva);

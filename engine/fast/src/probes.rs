@@ -31,9 +31,7 @@ impl Probed {
 impl Fast {
     pub(crate) fn take_probes(&mut self, probes: &Probes) {
         self.cpu.set_probes(probes);
-        for code in self.codes.each() {
-            code.set_probes(&mut self.pages, probes);
-        }
+        self.codes.set_probes(&mut self.pages, probes);
         let user = probes.pages().into_iter().filter(|page| page >> 63 == 0).collect();
         for page in self.slots.set_probed(user) {
             // The wedge asks before it has the page executed.

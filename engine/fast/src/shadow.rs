@@ -3,7 +3,8 @@
 //! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages,
 //! `copies` changed copies of code, `closed` what may be executed where there are protection keys; `local` knows the
 //! kernel's pages that are not global, `near` keeps the table of patched system calls out of the program's way, `places`
-//! where RAM pages are mapped, `pressure` which spaces have more pages than there can be mappings, `texts` which programs read their own code, `walk` reads the guest's page tables.
+//! where RAM pages are mapped, `pressure` which spaces have more pages than there can be mappings, `texts` which programs
+//! read their own code, `walk` reads the guest's page tables.
 
 pub(crate) mod budget;
 mod closed;

@@ -1,5 +1,6 @@
 //! A machine for this crate's tests: RAM, page tables and one CPU, without devices.
 
+use crate::{Modes, Scattered, User};
 use engine::{Attention, Board, BoardParts, LocalApic};
 use host_fake::{FakeClock, FakeEntropy};
 use ram::Ram;
@@ -15,6 +16,15 @@ use x86::{
 };
 use x86_interp::GuestRam;
 
+/// How code is run where a test says nothing else.
+pub const MODES: Modes = Modes {
+    user: User::Direct,
+    kernel_translated: true,
+    lock_step: None,
+    user_dispatch: false,
+    keeps: true,
+    scattered: Scattered::Lookup,
+};
 /// GPA of the uppermost page table; the others follow.
 const ROOT: u64 = 0x1000;
 const PAGE: u64 = 4096;

@@ -63,7 +63,7 @@ pub struct Mark {
     pub boundary: bool,
     /// What to undo.
     pub fixes: Fixes,
-    /// Nothing has been done yet: the fixes lead back to the boundary before the guest instruction from anywhere in
-    /// these bytes. Who stops there must go back: what has been looked up may not be true any more.
+    /// The guest instruction has had no effect anywhere in these bytes, and the fixes restore the state before it. Code that is
+    /// stopped in these bytes must begin the instruction again, because its look-up may be stale by then.
     pub undoes: bool,
 }

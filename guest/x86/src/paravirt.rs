@@ -39,8 +39,8 @@ pub const ALL: u32 = {
 pub const STEAL_TIME: u32 = 0x4b56_4d03;
 /// Bits of [`STEAL_TIME`] that must be zero.
 pub const STEAL_TIME_RESERVED: u64 = 0x3e;
-/// Bit 0 of [`STEAL_TIME`].
-pub const ENABLED: u64 = 1;
+/// Bit 0 of [`STEAL_TIME`], as of all of KVM's registers that hold a place.
+pub use crate::kvm::ENABLED;
 
 /// The record: where in it things are.
 pub mod record {
@@ -60,10 +60,10 @@ pub mod record {
 pub mod call {
     /// Wakes a vCPU, whose APIC identifier is the second argument.
     pub const KICK_CPU: u64 = 5;
-    /// Interrupts those vCPUs whose bits are set in two words that begin at an APIC identifier; then comes what an interrupt
-    /// command register would get.
+    /// Interrupts several vCPUs. The first two arguments are 128 bits, one for each vCPU. The third is the APIC identifier of the
+    /// first bit's vCPU, and the fourth what would be written to the interrupt command register.
     pub const SEND_IPI: u64 = 10;
-    /// Lets the vCPU with an APIC identifier have the CPU.
+    /// Gives the caller's host CPU to the vCPU whose APIC identifier is the first argument.
     pub const SCHED_YIELD: u64 = 11;
 }
 

@@ -39,13 +39,13 @@ pub trait System {
     fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidResult;
     /// The time-stamp counter, in ticks.
     fn tsc(&mut self) -> u64;
-    /// VMCALL or VMMCALL of kernel code (`true`) or user code: a number and its arguments, as KVM has them. `None`
-    /// where there are no hypercalls, and the instruction is #UD.
+    /// VMCALL or VMMCALL, with the number and the arguments in KVM's registers. `kernel` is false for user code. Returns `None` if
+    /// this machine has no hypercalls; the instruction then raises #UD.
     fn hypercall(&mut self, kernel: bool, number: u64, arguments: [u64; 4]) -> Option<u64> {
         let _ = (kernel, number, arguments);
         None
     }
-    /// PAUSE: the code waits for another CPU, by looking.
+    /// PAUSE: the code spins until another CPU has done something.
     fn pause(&mut self) {}
     /// A random word for RDRAND and RDSEED.
     fn random(&mut self) -> Option<u64>;

@@ -24,9 +24,13 @@ const MOST: u64 = 2 << 20;
 /// # Errors
 /// It says what is wrong, or the file cannot be read.
 pub(crate) fn check(path: &Path) -> io::Result<()> {
-    let mut head = Vec::new();
-    File::open(path)?.take(MOST).read_to_end(&mut head)?;
-    if head.starts_with(&QCOW2_MAGIC) { of_header(&head) } else { Ok(()) }
+    let (mut head, mut file) = (Vec::new(), File::open(path)?.take(MOST));
+    file.by_ref().take(QCOW2_MAGIC.len() as u64).read_to_end(&mut head)?;
+    if head != QCOW2_MAGIC {
+        return Ok(());
+    }
+    file.read_to_end(&mut head)?;
+    of_header(&head)
 }
 
 fn of_header(head: &[u8]) -> io::Result<()> {

@@ -1,5 +1,5 @@
-//! Programs with more scattered pages than a process may have mappings: what they read and write is theirs, however they
-//! are run.
+//! A program whose scattered pages outnumber the mappings that a host process may have. Each page keeps what the program wrote, with
+//! look-ups and without.
 
 use std::{
     fs,

@@ -7,8 +7,11 @@ mod maps;
 mod symbols;
 mod types;
 
+use std::{thread, time::Duration};
+
 use contract::Engine;
 use ram::Ram;
+use vmm::Inspector;
 use x86::{
     control::{cr0, cr4, efer},
     paging::Roots,
@@ -22,6 +25,8 @@ use crate::{memory, vmcoreinfo::VmCoreInfo};
 
 /// Where the kernel's image is mapped (GVA), by its architecture.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
+/// Pause between two searches for a kernel that is still to come.
+const BREATH: Duration = Duration::from_millis(50);
 /// Bytes of a name of a task, with its zero.
 const COMM: usize = 16;
 
@@ -94,6 +99,28 @@ impl Kernel {
         let member = |name| types.offset("task_struct", name);
         let task = TaskLayout { pid: member("pid")?, tgid: member("tgid")?, comm: member("comm")? };
         Ok(Self { symbols, types, roots, current, task })
+    }
+
+    /// Finds the kernel in a machine's memory. With `wait` it searches until there is one or the reader is `gone`. `None` if the
+    /// machine has ended.
+    ///
+    /// # Errors
+    /// As [`Kernel::find`].
+    pub fn await_in(
+        inspector: &Inspector,
+        wait: bool,
+        gone: impl Fn() -> bool,
+    ) -> Result<Option<Self>, Unknown> {
+        loop {
+            match Self::find(inspector.ram()) {
+                Ok(kernel) => return Ok(Some(kernel)),
+                Err(unknown) if !wait || gone() => return Err(unknown),
+                Err(_) => thread::sleep(BREATH),
+            }
+            if inspector.visit(0, |_| ()).is_none() {
+                return Ok(None);
+            }
+        }
     }
 
     /// Reads kernel memory.

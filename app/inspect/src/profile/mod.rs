@@ -1,7 +1,7 @@
 //! Where a Linux guest's time goes: its stacks, looked at many times a second.
 //!
-//! A sample is a visit of a vCPU: its thread finds the callers of what it executes, in the kernel by ORC (`orc`), in programs by frame
-//! pointers, and goes on. Nothing is changed in the guest, and between samples nothing is slower.
+//! A sample is a visit of a vCPU. The vCPU's thread finds the callers of the function that is executed, and goes on. In the kernel it
+//! finds them by ORC (`orc`), in programs by frame pointers. A sample changes nothing in the guest.
 
 mod orc;
 
@@ -23,6 +23,7 @@ use vmm::Inspector;
 use x86::{paging::Roots, seg};
 
 use crate::{
+    lines::say,
     linux::{self, Kernel, Maps, Task},
     memory,
 };
@@ -36,8 +37,6 @@ const DEPTH: usize = 64;
 const FRAME: u64 = 1 << 20;
 /// A vCPU is left alone for so many times what it has waited for a look.
 const REST: u32 = 4;
-/// How often it is looked for a kernel.
-const BREATH: Duration = Duration::from_millis(50);
 
 /// What is to be sampled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +59,7 @@ pub enum Line {
     },
     /// A vCPU was looked at.
     Sample(Sample),
-    /// So many times one was not, as its thread did not come to it in time, or had just waited for one.
+    /// So many samples are missing: a vCPU's thread did not come to one in time, or had just waited for one.
     Late(u64),
     /// It cannot be, or is over.
     Error(String),
@@ -97,23 +96,23 @@ pub struct Frame {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
-    /// The kernel's: a symbol, and how far behind it.
+    /// A function of the kernel.
     Kernel {
-        /// The symbol.
+        /// The function's symbol.
         symbol: String,
-        /// Bytes.
+        /// Bytes from the symbol to the address.
         offset: u64,
     },
-    /// A file's: its path, and how far from its beginning.
+    /// Code of a program that is mapped from a file.
     File {
-        /// The path.
+        /// The file's path.
         path: String,
-        /// Bytes.
+        /// Bytes from the file's beginning to the address.
         offset: u64,
     },
-    /// The kernel's, without a symbol: a module, or made at run time.
+    /// Kernel code without a symbol: of a module, or made at run time.
     Module,
-    /// A program's, without a file.
+    /// Code of a program in memory without a file.
     Anonymous,
 }
 
@@ -138,9 +137,10 @@ pub fn serve(
     output: &mut impl Write,
     gone: impl Fn() -> bool,
 ) -> io::Result<()> {
-    let kernel = match find(inspector, request.wait, &gone) {
-        Ok(kernel) => kernel,
-        Err(problem) => return say(output, &Line::Error(problem)),
+    let kernel = match Kernel::await_in(inspector, request.wait, &gone) {
+        Ok(Some(kernel)) => kernel,
+        Ok(None) => return say(output, &Line::Error("the machine has ended".to_owned())),
+        Err(unknown) => return say(output, &Line::Error(unknown.to_string())),
     };
     let sampler = Arc::new(Sampler::new(kernel, inspector.ram().clone()));
     say(output, &Line::Started { vcpus: inspector.vcpus() })?;
@@ -206,23 +206,6 @@ impl Look {
             return seen;
         }
         if matches!(seen, Seen::Sample(_)) { seen } else { Seen::Late }
-    }
-}
-
-fn say(output: &mut impl Write, line: &Line) -> io::Result<()> {
-    let mut text = serde_json::to_string(line)?;
-    text.push('\n');
-    output.write_all(text.as_bytes())
-}
-
-fn find(inspector: &Inspector, wait: bool, gone: impl Fn() -> bool) -> Result<Kernel, String> {
-    loop {
-        match Kernel::find(inspector.ram()) {
-            Ok(kernel) => return Ok(kernel),
-            Err(unknown) if !wait || gone() => return Err(unknown.to_string()),
-            Err(_) => thread::sleep(BREATH),
-        }
-        inspector.visit(0, |_| ()).ok_or("the machine has ended")?;
     }
 }
 

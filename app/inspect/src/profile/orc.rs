@@ -1,7 +1,7 @@
 //! ORC: how Linux finds the caller of a function that keeps no frame pointer (Documentation/arch/x86/orc-unwinder.rst).
 //!
-//! The kernel has two tables, sorted by address: places in its code, and for each how the caller's registers are found from
-//! the callee's. They are read once; stacks are read as they are, with bounds.
+//! The kernel has two tables. One lists addresses of its code, in order. The other says, for each address, how to compute the caller's
+//! registers from those of the function that was called. Both tables are read once. Stacks are read as they are, with bounds.
 
 use ram::Ram;
 use x86::reg::{RBP, RDI, RDX, RSP};

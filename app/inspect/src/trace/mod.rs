@@ -24,13 +24,16 @@ use std::{
 use serde::{Deserialize, Serialize};
 use vmm::{Attendant, Inspector, Probes};
 
-use crate::linux::{Kernel, Unknown};
+use crate::{
+    lines::say,
+    linux::{Kernel, Unknown},
+};
 use plan::Plan;
 use tracer::Tracer;
 
 /// Events that wait for their reader at the most.
 const QUEUE: usize = 1 << 16;
-/// How often it is looked whether the reader is still there, and whether there is a kernel.
+/// Pause between two looks at whether the reader is still there.
 const BREATH: Duration = Duration::from_millis(50);
 
 /// What is to be traced.
@@ -130,12 +133,6 @@ pub fn serve(
     }
 }
 
-fn say(output: &mut impl Write, line: &Line) -> io::Result<()> {
-    let mut text = serde_json::to_string(line)?;
-    text.push('\n');
-    output.write_all(text.as_bytes())
-}
-
 /// A trace under way; what it has put into the machine goes with it.
 struct Trace {
     inspector: Inspector,
@@ -151,14 +148,7 @@ fn start(
     request: &Request,
     gone: &impl Fn() -> bool,
 ) -> Result<Trace, Refused> {
-    let kernel = loop {
-        match Kernel::find(inspector.ram()) {
-            Ok(kernel) => break kernel,
-            Err(unknown) if !request.wait || gone() => return Err(unknown.into()),
-            Err(_) => std::thread::sleep(BREATH),
-        }
-        inspector.visit(0, |_| ()).ok_or(Refused::Ended)?;
-    };
+    let kernel = Kernel::await_in(inspector, request.wait, gone)?.ok_or(Refused::Ended)?;
     let kernel = Arc::new(kernel);
     let plan = Plan::new(&kernel, inspector.ram(), &request.events)?;
     let (sender, events) = sync_channel(QUEUE);

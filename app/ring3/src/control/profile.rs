@@ -3,8 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    io::{self, BufReader, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
     path::PathBuf,
@@ -16,7 +15,7 @@ use clap::{Args, ValueEnum};
 use inspect::profile::{Code, Frame, Line, MOST_HERTZ, Request, Sample};
 use vmm::Inspector;
 
-use super::{Order, Target, client, flame, symbols::Files, watched};
+use super::{Order, Target, flame, symbols::Files, watched};
 use crate::{failure::Failure, output, values::seconds};
 
 /// Functions that a table has.
@@ -82,24 +81,13 @@ pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()
 
 /// `ring3 profile`.
 pub fn profile(arguments: &ProfileArguments) -> Result<u8, Failure> {
-    let output = output_of(arguments)?;
+    let output = watched::output(arguments.output.as_deref(), arguments.machine.as_deref())?;
     let mut profile = Profile::new(arguments);
     let follow = |target: &Target, wait| follow(arguments, target, wait, &mut profile);
     let code = watched::watch(arguments.machine.as_deref(), &arguments.command, "profile", follow)?;
     let wrong = |error: io::Error| Failure::host(format!("output: {error}"));
     profile.print(output).map_err(wrong)?;
     Ok(code)
-}
-
-fn output_of(arguments: &ProfileArguments) -> Result<Box<dyn Write>, Failure> {
-    Ok(match &arguments.output {
-        Some(path) => {
-            let wrong = |error| Failure::usage(format!("--output {}: {error}", path.display()));
-            Box::new(BufWriter::new(File::create(path).map_err(wrong)?))
-        }
-        None if arguments.machine.is_some() => Box::new(io::stdout()),
-        None => Box::new(io::stderr()),
-    })
 }
 
 /// Adds up what the machine sends until it ends, the time is over, or a signal asks for an end.
@@ -109,17 +97,12 @@ fn follow(
     wait: bool,
     profile: &mut Profile,
 ) -> Result<(), Failure> {
-    let host = |error: io::Error| Failure::host(format!("machine {}: {error}", target.machine));
-    let mut machine = client::connect(target, Order::Profile)?;
     let request = Request { hertz: arguments.hertz, wait };
-    let line = serde_json::to_string(&request).map_err(|error| Failure::host(error.to_string()))?;
-    machine.get_mut().write_all(format!("{line}\n").as_bytes()).map_err(host)?;
-    let connection = || machine.get_ref().try_clone().map_err(host);
-    if !wait {
-        watched::hang_up_on_signals(connection()?).map_err(host)?;
-    }
+    let mut machine = watched::ask(target, Order::Profile, &request, wait)?;
     if let Some(time) = arguments.seconds {
-        let connection = connection()?;
+        let connection = machine.get_ref().try_clone();
+        let connection = connection
+            .map_err(|error| Failure::host(format!("machine {}: {error}", target.machine)))?;
         thread::spawn(move || {
             thread::sleep(time);
             // One that has ended has hung up itself.
@@ -130,21 +113,15 @@ fn follow(
 }
 
 fn take(machine: &mut BufReader<UnixStream>, profile: &mut Profile) -> Result<(), Failure> {
-    let mut line = String::new();
-    loop {
-        line.clear();
-        // The connection ends with the machine.
-        if machine.read_line(&mut line).unwrap_or(0) == 0 {
-            break;
+    watched::each_line(machine, |line| {
+        match line {
+            Line::Sample(sample) => profile.add(sample),
+            Line::Late(count) => profile.late += count,
+            Line::Started { vcpus } => profile.vcpus = vcpus,
+            Line::Error(problem) => return Err(Failure::host(problem)),
         }
-        match serde_json::from_str(&line) {
-            Ok(Line::Sample(sample)) => profile.add(sample),
-            Ok(Line::Late(count)) => profile.late += count,
-            Ok(Line::Started { vcpus }) => profile.vcpus = vcpus,
-            Ok(Line::Error(problem)) => return Err(Failure::host(problem)),
-            Err(_) => break, // cut off
-        }
-    }
+        Ok(())
+    })?;
     if profile.vcpus == 0 {
         return Err(Failure::host("the machine ended before it could be looked at"));
     }

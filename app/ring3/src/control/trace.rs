@@ -2,8 +2,7 @@
 
 use std::{
     ffi::OsString,
-    fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    io::{self, BufReader},
     os::unix::net::UnixStream,
     path::PathBuf,
 };
@@ -13,7 +12,7 @@ use inspect::trace::{Line, Request};
 use vmm::Inspector;
 
 use super::{
-    Order, Target, client,
+    Order, Target,
     shown::{self, Shown},
     watched,
 };
@@ -74,24 +73,10 @@ pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()
 
 /// `ring3 trace`.
 pub fn trace(arguments: &TraceArguments) -> Result<u8, Failure> {
-    let mut shown = shown(arguments)?;
+    let output = watched::output(arguments.output.as_deref(), arguments.machine.as_deref())?;
+    let mut shown = shown::new(arguments.format, output);
     let follow = |target: &Target, wait| follow(arguments, target, wait, &mut *shown);
     watched::watch(arguments.machine.as_deref(), &arguments.command, "trace", follow)
-}
-
-/// Where events go.
-fn shown(arguments: &TraceArguments) -> Result<Box<dyn Shown>, Failure> {
-    let output: Box<dyn Write> = match &arguments.output {
-        Some(path) => {
-            let file = File::create(path);
-            Box::new(BufWriter::new(file.map_err(|error| {
-                Failure::usage(format!("--output {}: {error}", path.display()))
-            })?))
-        }
-        None if arguments.machine.is_some() => Box::new(io::stdout()),
-        None => Box::new(io::stderr()),
-    };
-    Ok(shown::new(arguments.format, output))
 }
 
 /// Shows what the machine sends until it ends, or a signal asks for an end.
@@ -101,42 +86,31 @@ fn follow(
     wait: bool,
     shown: &mut dyn Shown,
 ) -> Result<(), Failure> {
-    let host = |error: io::Error| Failure::host(format!("machine {}: {error}", target.machine));
-    let mut machine = client::connect(target, Order::Trace)?;
     let TraceArguments { events, comm, pid, .. } = arguments;
     let request = Request { events: events.clone(), comm: comm.clone(), pid: *pid, wait };
-    let line = serde_json::to_string(&request).map_err(|error| Failure::host(error.to_string()))?;
-    machine.get_mut().write_all(format!("{line}\n").as_bytes()).map_err(host)?;
-    if !wait {
-        watched::hang_up_on_signals(machine.get_ref().try_clone().map_err(host)?).map_err(host)?;
-    }
+    let mut machine = watched::ask(target, Order::Trace, &request, wait)?;
     let told = tell(&mut machine, shown);
-    shown.finish().map_err(host)?;
+    let finished = shown.finish();
+    finished.map_err(|error| Failure::host(format!("machine {}: {error}", target.machine)))?;
     told
 }
 
 fn tell(machine: &mut BufReader<UnixStream>, shown: &mut dyn Shown) -> Result<(), Failure> {
     let (mut lost, mut started) = (0, false);
-    let mut line = String::new();
-    loop {
-        line.clear();
-        // The connection ends with the machine.
-        if machine.read_line(&mut line).unwrap_or(0) == 0 {
-            break;
-        }
-        match serde_json::from_str(&line) {
-            Ok(Line::Event(event)) => {
-                shown.show(&event).map_err(|error| Failure::host(format!("output: {error}")))?
+    watched::each_line(machine, |line| {
+        match line {
+            Line::Event(event) => {
+                shown.show(&event).map_err(|error| Failure::host(format!("output: {error}")))?;
             }
-            Ok(Line::Lost(count)) => lost += count,
-            Ok(Line::Started { probes }) => {
+            Line::Lost(count) => lost += count,
+            Line::Started { probes } => {
                 started = true;
                 tracing::debug!(probes, "trace begins");
             }
-            Ok(Line::Error(problem)) => return Err(Failure::host(problem)),
-            Err(_) => break, // cut off
+            Line::Error(problem) => return Err(Failure::host(problem)),
         }
-    }
+        Ok(())
+    })?;
     if !started {
         return Err(Failure::host("the machine ended before it could be traced"));
     }

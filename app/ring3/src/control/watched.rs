@@ -4,9 +4,11 @@
 use std::{
     env,
     ffi::OsString,
+    fs::File,
     io::{self, BufRead, BufReader, BufWriter, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
+    path::Path,
     process::{Child, Command},
     sync::{
         Arc,
@@ -16,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
@@ -49,6 +51,56 @@ pub(super) fn serve<R: DeserializeOwned>(
     // The thread above waits for this.
     let _ = client.shutdown(Shutdown::Both);
     served.and(flushed)
+}
+
+/// Where what was seen goes: to a file, or to standard output, or to standard error if a machine started here has that.
+pub(super) fn output(
+    path: Option<&Path>,
+    machine: Option<&str>,
+) -> Result<Box<dyn Write>, Failure> {
+    Ok(match path {
+        Some(path) => {
+            let wrong = |error| Failure::usage(format!("--output {}: {error}", path.display()));
+            Box::new(BufWriter::new(File::create(path).map_err(wrong)?))
+        }
+        None if machine.is_some() => Box::new(io::stdout()),
+        None => Box::new(io::stderr()),
+    })
+}
+
+/// Gives a machine an order and says what is wanted; its lines can be read then. A machine that ran already is left when a signal asks
+/// for an end; one that was `started` for this ends by itself.
+pub(super) fn ask(
+    target: &Target,
+    order: Order,
+    request: &impl Serialize,
+    started: bool,
+) -> Result<BufReader<UnixStream>, Failure> {
+    let host = |error: io::Error| Failure::host(format!("machine {}: {error}", target.machine));
+    let mut machine = client::connect(target, order)?;
+    let line = serde_json::to_string(request).map_err(|error| Failure::host(error.to_string()))?;
+    machine.get_mut().write_all(format!("{line}\n").as_bytes()).map_err(host)?;
+    if !started {
+        hang_up_on_signals(machine.get_ref().try_clone().map_err(host)?).map_err(host)?;
+    }
+    Ok(machine)
+}
+
+/// Hands on each line that a machine sends, until it ends or one is cut off.
+pub(super) fn each_line<L: DeserializeOwned>(
+    machine: &mut BufReader<UnixStream>,
+    mut take: impl FnMut(L) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut line = String::new();
+    loop {
+        line.clear();
+        // The connection ends with the machine.
+        if machine.read_line(&mut line).unwrap_or(0) == 0 {
+            return Ok(());
+        }
+        let Ok(line) = serde_json::from_str(&line) else { return Ok(()) };
+        take(line)?;
+    }
 }
 
 /// Watches a machine that runs, or the one that `words` start; returns the exit status. `follow` is told whether there may be no
@@ -102,7 +154,7 @@ fn listens(target: &Target, child: &mut Child) -> Result<bool, Failure> {
 }
 
 /// Hangs up when a signal asks for an end.
-pub(super) fn hang_up_on_signals(connection: UnixStream) -> io::Result<()> {
+fn hang_up_on_signals(connection: UnixStream) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let wait = move || {
         if signals.forever().next().is_some() {

@@ -2,7 +2,7 @@
 
 use crate::{
     Fast, Modes, User, state,
-    test_machine::{board, kernel_state, map},
+    test_machine::{MODES, board, kernel_state, map},
 };
 use bus::Kicker;
 use engine::{Attention, Engine};
@@ -51,14 +51,7 @@ fn attending(
 }
 
 fn started(ram: Ram, attention: Arc<Attention>, vcpu: Vcpu, user: User) -> Fast {
-    let modes = Modes {
-        user,
-        kernel_translated: true,
-        lock_step: None,
-        user_dispatch: false,
-        keeps: true,
-        scattered: Default::default(),
-    };
+    let modes = Modes { user, ..MODES };
     Fast::new(
         vcpu,
         board(ram, Arc::clone(&attention)),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     Modes, User,
-    test_machine::{board, kernel_state, map},
+    test_machine::{MODES, board, kernel_state, map},
 };
 use engine::{Attention, Engine};
 use std::sync::Arc;
@@ -94,14 +94,7 @@ fn running(vcpu: Vcpu, user: User, lock_step: LockStep) -> Fast {
 }
 
 fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) -> Fast {
-    let modes = Modes {
-        user,
-        kernel_translated: true,
-        lock_step: Some(lock_step),
-        user_dispatch: false,
-        keeps: true,
-        scattered: Default::default(),
-    };
+    let modes = Modes { user, lock_step: Some(lock_step), ..MODES };
     let board = board(memory(), Arc::new(attention));
     Fast::new(vcpu, board, &Attention::default(), modes, &crate::Placement::default())
         .expect("an engine")

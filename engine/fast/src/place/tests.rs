@@ -1,10 +1,7 @@
 //! Programs with memory where the machine has its own: that is theirs, and the machine moves.
 
 use super::*;
-use crate::{
-    Modes, User,
-    test_machine::{board, kernel_state, map},
-};
+use crate::test_machine::{MODES, board, kernel_state, map};
 use engine::{Attention, Engine, Probes, Reached};
 use frame::{BLOB, CACHE, FRAME, GATE, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS};
 use ram::Ram;
@@ -38,20 +35,12 @@ fn machine(addresses: &[u64]) -> Fast {
     ram.write(PROGRAM.1 + 2, &addresses[0].to_le_bytes());
     ram.write(PROGRAM.1 + 10, &[0x48, 0x8b, 0x18, 0x0f, 0x0b]); // mov rbx, [rax]; ud2
     ram.write(MEMORY, &WORD.to_le_bytes());
-    let modes = Modes {
-        user: User::Direct,
-        kernel_translated: true,
-        lock_step: None,
-        user_dispatch: false,
-        keeps: true,
-        scattered: Default::default(),
-    };
     let attention = Arc::<Attention>::default();
     Fast::new(
         kernel(),
         board(ram, Arc::clone(&attention)),
         &attention,
-        modes,
+        MODES,
         &crate::Placement::default(),
     )
     .expect("an engine")

@@ -9,21 +9,21 @@
 use crate::Scattered;
 use std::time::{Duration, Instant};
 
-/// What is given up twice within this time is missed.
+/// A space that gives up mappings twice within this time is under pressure.
 const SOON: Duration = Duration::from_secs(2);
-/// How long it is until the first trial without look-ups, and at the most.
+/// Time until the first trial without look-ups, and the longest time until a later one.
 const STAYS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 
 /// What is known of a space.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pressure {
-    /// Look-ups are on, since then.
+    /// When look-ups were turned on, if they are on.
     since: Option<Instant>,
-    /// Mappings were given up, the last time.
+    /// When mappings were last given up.
     given_up: Option<Instant>,
-    /// How long they stay on; nothing if they never were.
+    /// How long look-ups stay on until the next trial; `None` if they never were on.
     stay: Option<Duration>,
-    /// They are on whatever happens.
+    /// Look-ups are on whatever happens.
     always: bool,
 }
 

@@ -34,10 +34,11 @@ struct Placed {
     live: bool,
 }
 
-/// A mark; the last is which combination of `boundary`, `undoes` and `fixes`.
+/// A mark in six bytes.
 struct Packed {
     host: u16,
     guest: u16,
+    /// Index of the mark's [`Kind`] among those that have occurred.
     kind: u16,
 }
 

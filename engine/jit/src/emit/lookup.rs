@@ -1,9 +1,9 @@
-//! Memory operands of user code by way of a software TLB: the page's entry says how far away it lies in the wedge's
-//! view of guest RAM, and the instruction is executed there.
+//! Memory operands of user code, found by a software TLB. A page's entry holds the distance from the page's GVA to the same page in
+//! the wedge's view of guest RAM. The instruction is executed with an operand in that view.
 //!
-//! Only what is known to access nothing but its operand is looked up, whole and where the operand says; everything else
-//! accesses the host's mappings, and so do the stack and what is addressed by RIP: few pages, which stay mapped. An
-//! access across two pages misses always. A miss exits at the start of the instruction, with nothing changed.
+//! Only instructions that access their memory operand and nothing else are looked up. All others access the host's mappings. So do
+//! accesses to the stack and RIP-relative operands: they are in few pages, which stay mapped. An access across two pages always
+//! misses. A miss exits at the start of the instruction, with nothing changed.
 
 use super::Emitter;
 use crate::{
@@ -34,14 +34,14 @@ struct Access {
 
 /// A look-up whose miss is still to be emitted.
 pub(crate) struct Missed {
-    /// Of the jump to it.
+    /// Displacement of the jump to the miss.
     displacement: usize,
-    /// Offset of the sequence, which begins again once the entry is filled.
+    /// Offset of the look-up's first byte, where it begins again once the entry is filled.
     start: usize,
-    /// Where the address is.
+    /// Register with the operand's GVA.
     address: Register,
     access: Access,
-    /// Of the instruction, from the block's guest address.
+    /// Offset of the instruction from the block's guest address.
     guest: u32,
     fixes: Fixes,
 }
@@ -101,7 +101,7 @@ impl Emitter<'_> {
         self.asm.op3(Code::VEX_Pext_r64_r64_rm64, rcx, rcx, allowed);
     }
 
-    /// The state can be had back from anywhere behind the last mark.
+    /// From the last mark on, the state before the instruction can be restored from anywhere.
     fn undoes(&mut self) {
         if let Some(mark) = self.marks.last_mut() {
             *mark = Mark { undoes: true, ..*mark };

@@ -596,7 +596,8 @@ fn msr_writable(register: u32) -> Option<u64> {
     })
 }
 
-/// Bits of a local vector table's register that are read-only. Linux writes both when it powers off.
+/// The read-only bits of a register of the local vector table: delivery status, and remote IRR for LINT0 and LINT1 (SDM 10.5.1).
+/// In x2APIC mode a write of these bits is no fault: Linux writes both when it powers off.
 fn lvt_status(register: u32) -> u32 {
     let remote = matches!(register, reg::LVT_LINT0 | reg::LVT_LINT1);
     LVT_PENDING | if remote { LVT_REMOTE_IRR } else { 0 }

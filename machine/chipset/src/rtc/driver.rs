@@ -1,4 +1,4 @@
-//! Linux's driver, which the system's time is set by when it starts: what it reads, and when.
+//! Linux's RTC driver, by which Linux sets its time of day when it boots: what the driver reads, and when.
 //!
 //! It writes register B, looks for an alarm that is set, reads the time once for that, and once more to set the
 //! system's by it (`__devm_rtc_register_device`): to the middle of the second it has read. The guest's clock stands
@@ -43,7 +43,7 @@ impl Driver {
         }
     }
 
-    /// By how much the time is behind, in nanoseconds.
+    /// Nanoseconds by which the time that the driver reads is behind the host's.
     pub(super) fn lag(&self) -> i64 {
         if self.held().is_some() { HALF_A_SECOND as i64 } else { 0 }
     }
