@@ -71,8 +71,9 @@ database() { chroot /mnt /usr/bin/sqlite3 -batch /load/db \"$@\" 2>&1; }
 ";
 /// Says how what is there compares with what was acknowledged.
 const COMPARE: &str = "#!/bin/sh
-number() { tr -d '\\r' < console | sed -n \"s/^$1 //p\" | tail -1; }
+number() { tr -d '\\r' < console | sed -n \"s/^$1 \\\\([0-9]*\\\\)$/\\\\1/p\" | tail -1; }
 done=$(number done) found=$(number found)
+if [ -z \"$done\" ] || [ -z \"$found\" ]; then echo \"rows UNKNOWN\"; exit 1; fi
 if [ \"$found\" -ge \"$done\" ]; then echo \"rows SOUND\"; else echo \"rows LOST: $found of $done\"; fi
 ";
 

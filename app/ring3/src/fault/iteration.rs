@@ -62,12 +62,12 @@ impl Iteration {
             let mut options = campaign.file.machine.clone();
             options.extend(other.clone());
             let (more, verified) = self.machine(&options, &disks, campaign, scratch, false)?;
-            (console, code) = (console + &more, verified);
+            (console, code) = (followed_by(console, &more), verified);
         }
         if let Some(check) = campaign.file.check.as_ref().filter(|_| cut || code == 0) {
             super::write(&scratch.join("console"), &console)?;
             let (more, checked) = look(check, &campaign.folder, scratch)?;
-            (console, code) = (console + &more, checked);
+            (console, code) = (followed_by(console, &more), checked);
         }
         let judged = campaign.file.expect.judge(&console, code);
         let (verdict, reason) = match records.is_empty() && self.number > 0 {
@@ -223,7 +223,28 @@ fn records(log: &Path) -> Result<Vec<Record>, Failure> {
     records.map_err(|error| Failure::host(format!("a record of a fault: {error}")))
 }
 
+/// What was printed before and what is printed now. A machine that lost its power may have stopped within a line.
+fn followed_by(mut console: String, more: &str) -> String {
+    if !console.is_empty() && !console.ends_with('\n') {
+        console.push('\n');
+    }
+    console + more
+}
+
 fn tail(console: &str) -> String {
     let from = console.ceil_char_boundary(console.len().saturating_sub(TAIL));
     console[from..].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_machine_prints_begins_a_line() {
+        let join = |console: &str| followed_by(console.to_owned(), "found 20\n");
+        assert_eq!(join("done 20"), "done 20\nfound 20\n");
+        assert_eq!(join("done 20\n"), "done 20\nfound 20\n");
+        assert_eq!(join(""), "found 20\n");
+    }
 }
