@@ -7,78 +7,27 @@
 // UNSAFETY: maps memory at fixed addresses, forks, handles signals and calls generated code.
 #![allow(unsafe_code)]
 
+mod child;
+mod shared;
+
+use child::serve;
+use shared::{
+    BIAS, CACHE_LEN, FRAME_LEN, IN_HOST, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER, REGIONS_LEN, SHOWN,
+    TABLES_LEN, VIEW, bytes_at, frame, map, memfd, talk,
+};
+
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
 use anyhow::{Context, Result, bail, ensure};
-use frame::{ExitKind, Frame, LOOKUP_WRITE, Lookup, NOWHERE, lookup_slot};
+use frame::{ExitKind, LOOKUP_WRITE, Lookup, NOWHERE, lookup_slot};
 use jit::{
     Layout, Level,
     cache::{Cache, CodeMemory},
-    stubs::Stubs,
 };
-use std::{ptr, slice};
+use std::ptr;
 use x86::{flags, fpu::xstate};
 
-const WINDOW: u64 = 0x2100_0000_0000;
-const CACHE_LEN: u64 = 1 << 20;
-const TABLES_LEN: u64 = frame::TABLES_LEN as u64;
-const BIAS: u64 = 0x7e00_0000_0000;
-/// Where everything is in parent and child; a program's code has no bias.
-const LAYOUT: Layout = Layout {
-    level: Level::Kernel,
-    bias: BIAS,
-    regions: BIAS + 0x7fff_0000,
-    cache: WINDOW,
-    cache_len: CACHE_LEN,
-    frame: WINDOW + CACHE_LEN,
-    table: WINDOW + CACHE_LEN + FRAME_LEN,
-    lookups: None,
-};
-/// The parent's writable view of cache and tables.
-const VIEW: u64 = 0x2200_0000_0000;
-/// [`Talk`] lies behind the frame.
-const TALK: u64 = LAYOUT.frame + 0x8000;
-const _: () = assert!(0x8000 + size_of::<Talk>() <= FRAME_LEN as usize);
-/// Bytes of both.
-const FRAME_LEN: u64 = 0x2_0000;
-/// The table of look-ups, if operands are looked up.
-const LOOKUPS: u64 = WINDOW + 0x2000_0000;
-/// Where look-ups find text, data and user memory, one behind the other.
-const SHOWN: u64 = 0x2300_0000_0000;
-const REGIONS_LEN: u64 = 512 * 8;
-const LOOKUPS_LEN: u64 = (frame::LOOKUP_COUNT * size_of::<Lookup>()) as u64;
 /// Blocks of a case that are translated.
 const MAX_BLOCKS: usize = 32;
-
-/// What parent and child tell each other.
-#[repr(C, align(64))]
-struct Talk {
-    guest_fx: [u8; 512],
-    host_fx: [u8; 512],
-    /// Signal that ended the run, zero for an exit.
-    signal: u64,
-    /// Host PC it interrupted.
-    pc: u64,
-    /// Host instructions that are left until an interrupt comes; [`NEVER`]: none comes.
-    steps: u64,
-    /// Host instructions single-stepped so far.
-    stepped: u64,
-    /// PC of the last one.
-    last: u64,
-    /// The interrupt has been taken.
-    interrupted: u64,
-    /// PCs at which it can be.
-    boundaries: [u64; MAX_BOUNDARIES],
-    boundary_count: usize,
-}
-
-/// Flags translated code keeps in the host's.
-const IN_HOST: u64 = flags::STATUS | flags::DF | flags::ID;
-/// For [`Talk::steps`].
-const NEVER: u64 = u64::MAX;
-/// Boundaries of a case's code, at the most.
-const MAX_BOUNDARIES: usize = 1 << 13;
-/// PUSHFQ's only byte.
-const PUSHFQ: u8 = 0x9c;
 
 /// How an interrupted run went.
 #[derive(Clone, Debug)]
@@ -142,41 +91,6 @@ impl CodeMemory for View {
         // SAFETY: the tables are TABLES_LEN bytes at LAYOUT.table, writable.
         unsafe { bytes_at(LAYOUT.table + offset, 8) }.copy_from_slice(&value.to_le_bytes());
     }
-}
-
-/// # Safety
-/// The bytes are mapped for good and nobody else uses them meanwhile.
-unsafe fn bytes_at(address: u64, len: usize) -> &'static mut [u8] {
-    // SAFETY: the caller's promise.
-    unsafe { slice::from_raw_parts_mut(address as *mut u8, len) }
-}
-
-fn frame() -> &'static mut Frame {
-    // SAFETY: mapped by `Rig::new`, and only one of the two processes runs at a time.
-    unsafe { &mut *(LAYOUT.frame as *mut Frame) }
-}
-
-fn talk() -> &'static mut Talk {
-    // SAFETY: as for the frame.
-    unsafe { &mut *(TALK as *mut Talk) }
-}
-
-fn memfd(len: u64) -> Result<i32> {
-    // SAFETY: plain system calls.
-    unsafe {
-        let fd = libc::memfd_create(c"rig".as_ptr(), libc::MFD_CLOEXEC);
-        ensure!(fd >= 0 && libc::ftruncate(fd, len as i64) == 0, "no memory object");
-        Ok(fd)
-    }
-}
-
-fn map(fd: i32, offset: u64, at: u64, len: u64, protection: i32) -> Result<()> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: NOREPLACE never touches what is mapped.
-    let got =
-        unsafe { libc::mmap(at as *mut _, len as usize, protection, flags, fd, offset as i64) };
-    ensure!(got as u64 == at, "cannot map {at:#x}: {}", std::io::Error::last_os_error());
-    Ok(())
 }
 
 impl Rig {
@@ -485,137 +399,4 @@ fn pipe() -> Result<(i32, i32)> {
     // SAFETY: two descriptors into an array of two.
     ensure!(unsafe { libc::pipe(ends.as_mut_ptr()) } == 0, "no pipe");
     Ok((ends[0], ends[1]))
-}
-
-/// The child; its guest code lies at HVA `code`.
-fn serve(from: i32, to: i32, code: u64) -> ! {
-    let mut byte = [0u8];
-    // SAFETY: a single-threaded process that only runs what the parent put into the cache.
-    unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        // Text cannot be written.
-        libc::mprotect(code as *mut _, 4096, libc::PROT_READ);
-        catch_signals();
-        while libc::read(from, byte.as_mut_ptr().cast(), 1) == 1 {
-            enter();
-            libc::write(to, byte.as_ptr().cast(), 1);
-        }
-        libc::_exit(0)
-    }
-}
-
-/// # Safety
-/// In the child only.
-unsafe fn catch_signals() {
-    const LEN: usize = 64 << 10;
-    // SAFETY: fresh memory; the handler is written for being called anywhere.
-    unsafe {
-        let stack = libc::mmap(
-            ptr::null_mut(),
-            LEN,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        );
-        let stack = libc::stack_t { ss_sp: stack, ss_flags: 0, ss_size: LEN };
-        libc::sigaltstack(&raw const stack, ptr::null_mut());
-        for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_signal as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-            libc::sigaction(signal, &raw const action, ptr::null_mut());
-        }
-    }
-}
-
-/// Runs with the guest's FS base: no thread-local storage, no calls into libc.
-extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel passes a valid context on the alternate stack.
-    let context = unsafe { &mut *context };
-    let registers = &mut context.uc_mcontext.gregs;
-    if signal == libc::SIGTRAP && talk().steps != NEVER && steps_on(registers) {
-        return;
-    }
-    const ORDER: [i32; 16] = [
-        libc::REG_RAX,
-        libc::REG_RCX,
-        libc::REG_RDX,
-        libc::REG_RBX,
-        libc::REG_RSP,
-        libc::REG_RBP,
-        libc::REG_RSI,
-        libc::REG_RDI,
-        libc::REG_R8,
-        libc::REG_R9,
-        libc::REG_R10,
-        libc::REG_R11,
-        libc::REG_R12,
-        libc::REG_R13,
-        libc::REG_R14,
-        libc::REG_R15,
-    ];
-    let frame = frame();
-    for (slot, index) in frame.gpr.iter_mut().zip(ORDER) {
-        *slot = registers[index as usize] as u64;
-    }
-    frame.host_flags = registers[libc::REG_EFL as usize] as u64;
-    let talk = talk();
-    talk.signal = signal as u64;
-    talk.pc = registers[libc::REG_RIP as usize] as u64;
-    registers[libc::REG_RIP as usize] = Stubs::of(&LAYOUT).leave as i64;
-}
-
-/// A host instruction has been single-stepped: true if there is another one. The wedge's part of it, and
-/// the routine that leaves, are not the guest's.
-fn steps_on(registers: &mut [i64]) -> bool {
-    let (t, pc) = (talk(), registers[libc::REG_RIP as usize] as u64);
-    let stubs = Stubs::of(&LAYOUT);
-    if t.last != 0 && byte_at(t.last) == PUSHFQ {
-        frame().stack[7] &= !flags::TF;
-    }
-    t.last = 0;
-    let leaves = (stubs.exit..stubs.indirect[0]).contains(&pc);
-    let flags = &mut registers[libc::REG_EFL as usize];
-    if leaves || pc.wrapping_sub(LAYOUT.cache) >= CACHE_LEN {
-        *flags &= !(flags::TF as i64);
-        return true;
-    }
-    // POPFQ may have cleared it.
-    *flags |= flags::TF as i64;
-    if pc < stubs.exit {
-        return true;
-    }
-    t.last = pc;
-    if t.stepped >= t.steps && t.boundaries[..t.boundary_count].contains(&pc) {
-        t.interrupted = 1;
-        *flags &= !(flags::TF as i64);
-        return false;
-    }
-    t.stepped += 1;
-    true
-}
-
-fn byte_at(pc: u64) -> u8 {
-    // SAFETY: a PC in the code cache.
-    unsafe { *(pc as *const u8) }
-}
-
-/// # Safety
-/// In the child only, with frame and cache prepared.
-unsafe fn enter() {
-    let talk = talk();
-    // SAFETY: `enter` keeps the callee-saved registers; vector state is saved around it here.
-    unsafe {
-        std::arch::asm!(
-            "fxsave64 [{talk} + 512]",
-            "fxrstor64 [{talk}]",
-            "call {enter}",
-            "fxsave64 [{talk}]",
-            "fxrstor64 [{talk} + 512]",
-            talk = in(reg) ptr::from_mut(talk),
-            enter = in(reg) Stubs::of(&LAYOUT).enter,
-            clobber_abi("C"),
-        );
-    }
 }
