@@ -1,5 +1,6 @@
 //! The probes, one file per risky mechanism.
 
+mod apart;
 mod frame;
 mod handover;
 mod keys;
@@ -29,5 +30,6 @@ pub const ALL: &[Probe] = &[
     ("window", "the guest's kernel half at guest + BIAS", window::run),
     ("round_trip", "a null system call end to end", round_trip::run),
     ("handover", "giving the vCPU to another process", handover::run),
+    ("apart", "user code in a process of its own", apart::run),
     ("mappings", "changing host mappings", mappings::run),
 ];
