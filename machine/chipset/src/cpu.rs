@@ -6,7 +6,8 @@ use x86::{Fault, msr};
 
 use crate::interrupts::Interrupts;
 use crate::lapic::Lapic;
-use crate::lapic::state::{BASE_ENABLED, Effect};
+use crate::lapic::registers::BASE_ENABLED;
+use crate::lapic::state::Effect;
 
 /// What a vCPU asks of the interrupt system. Clones are handles to the same local APIC.
 #[derive(Clone)]

@@ -5,6 +5,7 @@
 //! messages to the local APICs they are for.
 
 pub(crate) mod message;
+pub(crate) mod registers;
 pub(crate) mod state;
 mod timer;
 mod vectors;
@@ -18,7 +19,8 @@ use x86::Fault;
 
 use crate::lock;
 use message::{Delivery, Destination, Message, Taken};
-use state::{BASE_ADDRESS, BASE_ENABLED, Shorthand, State};
+use registers::{BASE_ADDRESS, BASE_ENABLED, DEFAULT_BASE};
+use state::{Shorthand, State};
 use timer::Timer;
 
 /// No page: the registers are not in memory.
@@ -42,7 +44,7 @@ impl Lapic {
         rearm: Arc<dyn Rearm>,
     ) -> Self {
         let state = Mutex::new(State::new(id, id == 0, Timer::new(clock, rearm)));
-        let window = AtomicU64::new(state::DEFAULT_BASE);
+        let window = AtomicU64::new(DEFAULT_BASE);
         Self { state, pending: AtomicU32::new(0), window, kicker }
     }
 
