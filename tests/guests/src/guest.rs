@@ -17,6 +17,17 @@ use xtask::{
     initramfs::{self, File, Purpose},
 };
 
+/// What Linux says when a CPU does not do what it should.
+const COMPLAINTS: [&str; 7] = [
+    "BUG:",
+    "WARNING:",
+    "soft lockup",
+    "rcu_preempt detected",
+    "rcu_sched detected",
+    "failed to wake",
+    "do_boot_cpu failed",
+];
+
 /// Seconds a guest may take; the reference interpreter on a busy machine needs some.
 const TIMEOUT: u32 = 400;
 
@@ -185,6 +196,16 @@ impl Finished {
                 "the guest did not print `{line}`, ended with {code:?}: {messages}\n{tail}"
             );
         }
+        Ok(())
+    }
+
+    /// Checks that the guest's kernel had nothing to complain about.
+    ///
+    /// # Errors
+    /// It had; the error shows all of the console.
+    pub fn is_content(&self) -> Result<()> {
+        let complaint = COMPLAINTS.iter().find(|complaint| self.console.contains(**complaint));
+        ensure!(complaint.is_none(), "{complaint:?} in\n{}", self.console);
         Ok(())
     }
 

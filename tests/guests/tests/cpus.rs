@@ -24,17 +24,6 @@ wait
 echo done
 ";
 
-/// What the kernel says when a CPU does not do what it should.
-const COMPLAINTS: [&str; 7] = [
-    "BUG:",
-    "WARNING:",
-    "soft lockup",
-    "rcu_preempt detected",
-    "rcu_sched detected",
-    "failed to wake",
-    "do_boot_cpu failed",
-];
-
 fn boots_with(kernel: Kernel, engine: &str, cpus: u32) -> Result<()> {
     let guest = Guest::new(kernel).runs(SCRIPT).with("--cpus").with(&cpus.to_string());
     let guest = guest.with("--engine").with(engine).boots()?;
@@ -48,8 +37,7 @@ fn boots_with(kernel: Kernel, engine: &str, cpus: u32) -> Result<()> {
         "1255c394",
         "done",
     ])?;
-    let complaint = COMPLAINTS.iter().find(|complaint| guest.console.contains(**complaint));
-    ensure!(complaint.is_none(), "{complaint:?} in\n{}", guest.console);
+    guest.is_content()?;
     guest.powers_off()
 }
 
