@@ -52,14 +52,13 @@ struct State {
 pub struct Sockets {
     state: Arc<Mutex<State>>,
     waker: Arc<Waker>,
-    poll: Option<Poll>,
 }
 
 impl Sockets {
-    /// Offers each port of the host by its socket.
+    /// Offers each port of the host by its socket, and starts the thread that waits. It ends when this is dropped.
     ///
     /// # Errors
-    /// The host gives no poll descriptor.
+    /// The host gives no poll descriptor, or no thread.
     pub fn new(ports: impl IntoIterator<Item = (u32, UnixStream)>) -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), STOP)?);
@@ -71,25 +70,20 @@ impl Sockets {
         let (connections, replies) = (BTreeMap::new(), VecDeque::new());
         let registry = poll.registry().try_clone()?;
         let state = State { offered, connections, replies, registry, ring: None };
-        Ok(Self { state: Arc::new(Mutex::new(state)), waker, poll: Some(poll) })
+        let state = Arc::new(Mutex::new(state));
+        // A waker that is dropped takes its event along: the thread holds it until it has ended.
+        let (waiting, held) = (Arc::clone(&state), Arc::clone(&waker));
+        thread::Builder::new().name("sockets".into()).spawn(move || {
+            wait(poll, &waiting);
+            drop(held);
+        })?;
+        Ok(Self { state, waker })
     }
 
-    /// A function that starts the waiting thread, given who is told. It ends when this is dropped.
-    pub fn starter(&mut self) -> impl FnOnce(Ring) + Send + 'static {
-        let (poll, state) = (self.poll.take(), Arc::clone(&self.state));
-        // A waker that is dropped takes its event along: the thread holds it until it has ended.
-        let waker = Arc::clone(&self.waker);
-        move |ring| {
-            let Some(poll) = poll else { return };
-            lock(&state).ring = Some(Arc::clone(&ring));
-            let wait = move || {
-                wait(poll, &state, &ring);
-                drop(waker);
-            };
-            if let Err(error) = thread::Builder::new().name("sockets".into()).spawn(wait) {
-                tracing::error!(%error, "no thread for the guest's sockets");
-            }
-        }
+    /// A function that sets who is told when there may be something for the guest.
+    pub fn ringer(&self) -> impl FnOnce(Ring) + Send + 'static {
+        let state = Arc::clone(&self.state);
+        move |ring| lock(&state).ring = Some(ring)
     }
 }
 
@@ -104,7 +98,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn wait(mut poll: Poll, state: &Mutex<State>, ring: &Ring) {
+fn wait(mut poll: Poll, state: &Mutex<State>) {
     let mut events = Events::with_capacity(64);
     loop {
         match poll.poll(&mut events, None) {
@@ -120,8 +114,9 @@ fn wait(mut poll: Poll, state: &Mutex<State>, ring: &Ring) {
             }
             guard.mark(event.token());
         }
+        let ring = guard.ring.clone();
         drop(guard);
-        ring();
+        ring.into_iter().for_each(|ring| ring());
     }
 }
 

@@ -19,12 +19,12 @@ struct Guest {
 
 fn guest() -> (Guest, UnixStream) {
     let (ours, theirs) = UnixStream::pair().expect("a pair");
-    let mut sockets = Sockets::new([(PORT, theirs)]).expect("sockets");
+    let sockets = Sockets::new([(PORT, theirs)]).expect("sockets");
     let (sender, bells) = channel();
     let ring = move || {
         let _ = sender.send(()); // a test that has ended listens no more
     };
-    sockets.starter()(Arc::new(ring));
+    sockets.ringer()(Arc::new(ring));
     (Guest { sockets, bells }, ours)
 }
 

@@ -107,6 +107,11 @@ impl Results {
         self.lines.iter().filter(|line| line.contains(&word)).count()
     }
 
+    /// Whether a machine or a check of some iteration printed these words.
+    pub fn say(&self, words: &str) -> bool {
+        self.lines.iter().any(|line| line.contains(words))
+    }
+
     /// The number of an iteration that came to this.
     ///
     /// # Errors

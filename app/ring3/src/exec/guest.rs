@@ -104,11 +104,11 @@ fn cmdline(arguments: &GuestArguments) -> String {
 
 /// The device of the guest's connections.
 pub fn sockets(ports: Vec<(u32, UnixStream)>) -> io::Result<Attachment> {
-    let mut sockets = Sockets::new(ports)?;
-    let start = sockets.starter();
+    let sockets = Sockets::new(ports)?;
+    let listen = sockets.ringer();
     let device = Box::new(Vsock::new(Box::new(sockets), CID));
     Ok(Attachment::new(device, move |doorbell| {
-        start(Arc::new(move || doorbell.ring(vsock::RECEIVE)));
+        listen(Arc::new(move || doorbell.ring(vsock::RECEIVE)));
     }))
 }
 

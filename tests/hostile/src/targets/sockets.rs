@@ -49,7 +49,7 @@ fn run(bytes: &[u8]) {
     });
     let mut sockets = Sockets::new(ports).expect("sockets");
     let told: sockets::Ring = Arc::new(|| {});
-    sockets.starter()(Arc::clone(&told));
+    sockets.ringer()(Arc::clone(&told));
     let mut data = Vec::new();
     for deed in all::<Deed>(bytes, MOST) {
         match deed {
