@@ -229,7 +229,7 @@ pub fn net_body(
     let bell = Bell::new(NET_RECEIVE).map_err(|error| Failure::host(error.to_string()))?;
     let start = move || {
         let (device, connect) = open()?;
-        connect(Box::new(bell.ringer()));
+        connect(Arc::new(bell.ringer()));
         let device: Box<dyn VirtioDevice> = Box::new(device);
         Ok((device, Some(bell)))
     };

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use usernet::Forward;
-use vhost_user::{Config, Error, Foreign, Nature};
+use vhost_user::{ConfigSource, Error, Foreign, Nature};
 use virtio::{Block, Fs, NET_RECEIVE, Net};
 use virtio_bindings::{virtio_blk as blk, virtio_ids as ids, virtio_net as net};
 use vmm::{Attachment, Execution};
@@ -69,7 +69,7 @@ pub fn disk(socket: &Path) -> Result<Attachment, Failure> {
         queues: &[128],
         known: DISK_KNOWN,
         passed: DISK_FEATURES,
-        config: Config::Asked(DISK_CONFIG),
+        config: ConfigSource::Asked(DISK_CONFIG),
         // The status is the last byte of an answer.
         whole_answers: true,
         ours: 0,
@@ -89,7 +89,7 @@ pub fn share(socket: &Path, tag: &str) -> Result<Attachment, Failure> {
         known: SHARE_KNOWN,
         passed: 0,
         // The tag is the monitor's to say.
-        config: Config::Known(Fs::config_of(tag)),
+        config: ConfigSource::Known(Fs::config_of(tag)),
         whole_answers: false,
         ours: 0,
         patient: None,
@@ -130,7 +130,7 @@ fn interface(mac: [u8; 6], mtu: Option<u16>) -> Nature {
         known: NET_KNOWN,
         passed: NET_FEATURES,
         ours: if mtu.is_some() { NET_OURS | NET_MTU } else { NET_OURS },
-        config: Config::Known(Net::config_of(mac, mtu.unwrap_or_default())),
+        config: ConfigSource::Known(Net::config_of(mac, mtu.unwrap_or_default())),
         whole_answers: false,
         patient: Some(NET_RECEIVE),
         // A frame that nobody takes is lost.

@@ -8,9 +8,9 @@ use std::{
 };
 
 use faults::Target;
-use usernet::{Config, Forward, Reach};
+use usernet::{Forward, NetworkConfig, Reach};
 use vhost_user::{Reserve, Served};
-use virtio::{NET_RECEIVE, Net, NetBackend};
+use virtio::{NET_RECEIVE, Net, NetBackend, Notify};
 use vmm::Attachment;
 
 use crate::{
@@ -31,7 +31,7 @@ pub struct NetArgument {
 }
 
 /// Sets who is told of frames for the guest.
-pub type Connect = Box<dyn FnOnce(Box<dyn Fn() + Send + Sync>) + Send>;
+pub type Connect = Box<dyn FnOnce(Notify) + Send>;
 
 /// Starts an interface whose descriptors are open. Returns its body, and what connects the doorbell for received frames.
 pub type Open = Box<dyn FnOnce() -> Result<(Net, Connect), Failure>>;
@@ -175,7 +175,7 @@ impl NetArgument {
     ) -> Result<Attachment, Failure> {
         let (net, connect) = self.open(mac, faults, index)?()?;
         Ok(Attachment::new(Box::new(net), |doorbell| {
-            connect(Box::new(move || doorbell.ring(NET_RECEIVE)));
+            connect(Arc::new(move || doorbell.ring(NET_RECEIVE)));
         }))
     }
 
@@ -211,7 +211,7 @@ impl NetArgument {
         match &self.kind {
             Kind::User { forwards, name_server, reach } => {
                 let (forwards, reach) = (forwards.clone(), reach.clone());
-                let mut config = Config { forwards, reach, ..Config::default() };
+                let mut config = NetworkConfig { forwards, reach, ..NetworkConfig::default() };
                 config.name_server = name_server.or(config.name_server);
                 let network = usernet::open(&config).map_err(user_failure)?;
                 Ok(Box::new(move || {
@@ -266,10 +266,8 @@ fn interface(
     let cable = faults.of_net(cable, index)?;
     let ringer = cable.ringer();
     let connect_both: Connect = Box::new(move |ring| {
-        let ring: Arc<dyn Fn() + Send + Sync> = Arc::from(ring);
-        let other = Arc::clone(&ring);
-        connect(Box::new(move || ring()));
-        ringer(Box::new(move || other()));
+        connect(Arc::clone(&ring));
+        ringer(ring);
     });
     Ok((Net::new(Box::new(cable), mac), connect_both))
 }

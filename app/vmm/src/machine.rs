@@ -235,7 +235,7 @@ fn load(ram: &Ram, description: &Description) -> Result<Vcpu, Error> {
     let modules = description.modules.iter();
     let modules: Vec<_> =
         modules.map(|file| boot::Module { data: &file.data, cmdline: &file.cmdline }).collect();
-    let request = boot::Request {
+    let request = boot::BootRequest {
         kernel: &description.kernel,
         modules: &modules,
         cmdline: &description.cmdline,

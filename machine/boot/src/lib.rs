@@ -96,7 +96,7 @@ pub struct Module<'a> {
 
 /// What to boot.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct BootRequest<'a> {
     /// Content of the kernel file.
     pub kernel: &'a [u8],
     /// Modules in order. Linux gets them concatenated as its initrd.
@@ -137,7 +137,7 @@ pub struct Loaded {
 ///
 /// # Errors
 /// The kernel cannot be booted on this machine. RAM may then hold parts of it.
-pub fn load(memory: &Ram, request: &Request<'_>) -> Result<Loaded, Error> {
+pub fn load(memory: &Ram, request: &BootRequest<'_>) -> Result<Loaded, Error> {
     let file = unwrap_file(request.kernel)?;
     let kind = Kind::detect(&file)?;
     let mut loader = Loader::new(memory)?;
@@ -163,7 +163,7 @@ fn unwrap_file(file: &[u8]) -> Result<Cow<'_, [u8]>, Error> {
 /// The choice of protocol, once the kind of file is known.
 struct Boot<'b, 'm> {
     loader: &'b mut Loader<'m>,
-    request: &'b Request<'b>,
+    request: &'b BootRequest<'b>,
     rsdp: u64,
 }
 

@@ -10,7 +10,7 @@ use crate::entry::{long_mode, protected_mode, with};
 use crate::image::Image;
 use crate::layout;
 use crate::place::{Loader, PAGE, zero};
-use crate::{BootProtocol, Error, Request};
+use crate::{BootProtocol, BootRequest, Error};
 use x86::{Vcpu, reg};
 
 /// Offsets in `struct boot_params`, the zero page.
@@ -71,7 +71,7 @@ impl<'a> Setup<'a> {
 /// Enters the kernel unpacked from a bzImage in 64-bit mode.
 pub(crate) fn load_unpacked(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     rsdp: u64,
     bzimage: &BzImage<'_>,
     vmlinux: &Image<'_>,
@@ -82,7 +82,7 @@ pub(crate) fn load_unpacked(
 /// Enters an ELF vmlinux in 64-bit mode.
 pub(crate) fn load_vmlinux(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     rsdp: u64,
     vmlinux: &Image<'_>,
 ) -> Result<Vcpu, Error> {
@@ -96,7 +96,7 @@ pub(crate) fn load_vmlinux(
 
 fn load_64bit(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     rsdp: u64,
     vmlinux: &Image<'_>,
     setup: &Setup<'_>,
@@ -110,7 +110,7 @@ fn load_64bit(
 /// Enters a bzImage at its own entry point, in 64-bit mode if it has one.
 pub(crate) fn load_whole(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     rsdp: u64,
     image: &BzImage<'_>,
 ) -> Result<Vcpu, Error> {
@@ -139,7 +139,7 @@ fn claim_whole(loader: &mut Loader<'_>, image: &BzImage<'_>) -> Result<u64, Erro
 /// Builds and places the zero page and what it points to; returns its GPA.
 fn place_zero_page(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     rsdp: u64,
     setup: &Setup<'_>,
     code32_start: Option<u64>,
@@ -174,7 +174,7 @@ fn place_command_line(loader: &mut Loader<'_>, line: &str, max: usize) -> Result
 /// several archives in order. Returns GPA and bytes, both zero without modules.
 fn place_initrd(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     max: u64,
 ) -> Result<(u32, u32), Error> {
     let aligned = |data: &[u8]| (data.len() as u64).next_multiple_of(4);

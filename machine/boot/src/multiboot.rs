@@ -6,7 +6,7 @@
 use crate::entry::{protected_mode, with};
 use crate::image::{self, Image, Segment};
 use crate::place::{Loader, PAGE};
-use crate::{BootProtocol, Error, Request, bytes, layout};
+use crate::{BootProtocol, BootRequest, Error, bytes, layout};
 use x86::{Vcpu, reg};
 
 const FILE: &str = "multiboot kernel";
@@ -97,7 +97,7 @@ impl Header {
 /// Places a multiboot kernel, its modules and its information structure.
 pub(crate) fn load(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     file: &[u8],
     header: Header,
 ) -> Result<Vcpu, Error> {
@@ -117,7 +117,7 @@ pub(crate) fn load(
 /// Builds the information structure (3.3) and what it points to; returns its GPA.
 fn place_info(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     kernel_end: u64,
 ) -> Result<u64, Error> {
     let line = format!("{KERNEL_NAME} {}", request.cmdline);
@@ -143,7 +143,7 @@ fn place_info(
 /// GPA of the list of start, end, string, reserved.
 fn place_modules(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     kernel_end: u64,
 ) -> Result<u32, Error> {
     let mut list = Vec::new();

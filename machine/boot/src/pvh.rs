@@ -4,7 +4,7 @@
 use crate::entry::{protected_mode, with};
 use crate::image::Image;
 use crate::place::{Loader, PAGE};
-use crate::{BootProtocol, Error, Request, layout};
+use crate::{BootProtocol, BootRequest, Error, layout};
 use x86::{Vcpu, reg};
 
 const MAGIC: u32 = 0x336e_c578;
@@ -16,7 +16,7 @@ const CMDLINE_MAX: usize = 4095;
 /// Places a kernel with a PVH note, its modules and its start info.
 pub(crate) fn load(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     rsdp: u64,
     image: &Image<'_>,
 ) -> Result<Vcpu, Error> {
@@ -32,7 +32,7 @@ pub(crate) fn load(
 /// Builds `hvm_start_info` and what it points to; returns its GPA.
 fn place_start_info(
     loader: &mut Loader<'_>,
-    request: &Request<'_>,
+    request: &BootRequest<'_>,
     rsdp: u64,
 ) -> Result<u64, Error> {
     let cmdline = place_string(loader, "kernel", request.cmdline)?;
@@ -46,7 +46,7 @@ fn place_start_info(
 }
 
 /// `hvm_modlist_entry`: GPA, size, command line, reserved.
-fn place_modules(loader: &mut Loader<'_>, request: &Request<'_>) -> Result<(u64, u32), Error> {
+fn place_modules(loader: &mut Loader<'_>, request: &BootRequest<'_>) -> Result<(u64, u32), Error> {
     let mut list = Vec::new();
     for module in request.modules {
         let len = module.data.len() as u64;

@@ -66,7 +66,7 @@ pub type Shared<D> = Arc<Mutex<D>>;
 
 /// Half-open range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
+struct AddressRange {
     base: u64,
     len: u64,
 }
@@ -83,7 +83,7 @@ pub struct Overlap {
 #[derive(Clone, Default)]
 pub struct Bus {
     /// Sorted by base.
-    devices: Vec<(Range, Shared<dyn Device>)>,
+    devices: Vec<(AddressRange, Shared<dyn Device>)>,
 }
 
 impl Bus {
@@ -111,7 +111,7 @@ impl Bus {
         if len == 0 || collides_before || collides_after {
             return Err(overlap);
         }
-        self.devices.insert(at, (Range { base, len }, device));
+        self.devices.insert(at, (AddressRange { base, len }, device));
         Ok(())
     }
 

@@ -82,7 +82,7 @@ impl InterruptLine for LegacyLine {
 }
 
 #[derive(Clone, Copy)]
-struct Timer {
+struct HpetTimer {
     config: u64,
     comparator: u64,
     period: u64,
@@ -90,7 +90,7 @@ struct Timer {
     expiry: Option<u64>,
 }
 
-impl Timer {
+impl HpetTimer {
     /// The bits of counter and comparator that take part.
     fn mask(&self) -> u64 {
         if self.config & MODE_32 != 0 { 0xffff_ffff } else { u64::MAX }
@@ -110,7 +110,7 @@ pub(crate) struct Hpet {
     base: u64,
     /// When it last started, in nanoseconds.
     start: u64,
-    timers: [Timer; TIMERS],
+    timers: [HpetTimer; TIMERS],
     /// One wire into each GSI.
     lines: Vec<Arc<dyn InterruptLine>>,
     /// The PIT's and the RTC's wires.
@@ -125,7 +125,7 @@ impl Hpet {
         legacy: [Arc<LegacyLine>; 2],
     ) -> Self {
         let config = PERIODIC_CAPABLE | SIZE_CAPABLE | ROUTES << 32;
-        let timer = Timer { config, comparator: u64::MAX, period: 0, expiry: None };
+        let timer = HpetTimer { config, comparator: u64::MAX, period: 0, expiry: None };
         let alarm = Alarm::new(rearm);
         let timers = [timer; TIMERS];
         Self { clock, alarm, config: 0, status: 0, base: 0, start: 0, timers, lines, legacy }

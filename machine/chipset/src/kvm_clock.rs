@@ -55,12 +55,12 @@ const VERSION_LEN: u64 = 4;
 pub struct KvmClock {
     ram: Ram,
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Mutex<ClockState>,
     /// The counter when the next line is due: never if no vCPU has a clock.
     due: AtomicU64,
 }
 
-struct State {
+struct ClockState {
     line: Line,
     /// The wall clock at the line's beginning, and what it was at time zero.
     wall: u64,
@@ -107,7 +107,7 @@ impl KvmClock {
         let line = Line::new(tsc, 0, clock.tsc_hz(), 0);
         let (places, wall_place) = (Vec::new(), 0);
         let (rate, error, hold) = (0, 0, None);
-        let state = State { line, wall, zero: wall, rate, error, places, wall_place, hold };
+        let state = ClockState { line, wall, zero: wall, rate, error, places, wall_place, hold };
         Self { ram, clock, state: Mutex::new(state), due: AtomicU64::new(u64::MAX) }
     }
 
@@ -158,7 +158,7 @@ impl KvmClock {
     }
 
     #[cold]
-    fn take_interrupt(&self, state: &mut State) {
+    fn take_interrupt(&self, state: &mut ClockState) {
         if state.hold.as_mut().is_none_or(Hold::ends) {
             self.show(state);
         }
@@ -191,7 +191,7 @@ impl KvmClock {
     }
 
     /// Draws a line, and shows it to all vCPUs that have a clock.
-    fn show(&self, state: &mut State) {
+    fn show(&self, state: &mut ClockState) {
         let places = state.places.iter().filter(|place| *place & ENABLED != 0);
         let places: Vec<_> = places.map(|place| place & !ENABLED).collect();
         let versions: Vec<_> = places.iter().map(|place| begin(&self.ram, *place)).collect();
@@ -209,7 +209,7 @@ impl KvmClock {
     }
 }
 
-impl State {
+impl ClockState {
     /// Goes on from where the line is now, towards the host's wall clock.
     fn draw(&mut self, clock: &dyn Clock) {
         let (tsc, wall) = moment(clock);

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 /// register does not disable INTx.
 pub struct Intx {
     line: Arc<dyn InterruptLine>,
-    state: Mutex<State>,
+    state: Mutex<IntxState>,
 }
 
 #[derive(Default)]
-struct State {
+struct IntxState {
     pending: bool,
     disabled: bool,
 }
@@ -38,7 +38,7 @@ impl Intx {
         lock(&self.state).pending
     }
 
-    fn update(&self, change: impl FnOnce(&mut State)) {
+    fn update(&self, change: impl FnOnce(&mut IntxState)) {
         let mut state = lock(&self.state);
         let before = state.pending && !state.disabled;
         change(&mut state);

@@ -32,10 +32,10 @@ pub struct MsiTable {
 pub struct Msix {
     sink: Arc<dyn MsiSink>,
     vectors: u16,
-    state: Mutex<State>,
+    state: Mutex<MsixState>,
 }
 
-struct State {
+struct MsixState {
     /// As the guest sees it: per vector 8 bytes address, 4 data, 4 control (bit 0 masks).
     table: Vec<u8>,
     pending: Vec<u8>,
@@ -53,7 +53,7 @@ impl Msix {
         if !(1..=2048).contains(&vectors) {
             return Err(PciError::BadVectorCount(vectors));
         }
-        let state = Mutex::new(State::new(vectors));
+        let state = Mutex::new(MsixState::new(vectors));
         Ok(Arc::new(Self { sink, vectors: vectors as u16, state }))
     }
 
@@ -106,7 +106,7 @@ impl Msix {
         self.send_pending(&mut state, vector..vector + 1);
     }
 
-    fn send_pending(&self, state: &mut State, vectors: std::ops::Range<u16>) {
+    fn send_pending(&self, state: &mut MsixState, vectors: std::ops::Range<u16>) {
         for vector in vectors {
             if state.is_pending(vector) && state.may_send(vector) {
                 state.set_pending(vector, false);
@@ -144,7 +144,7 @@ impl Msix {
 
     /// Power-on state.
     pub fn reset(&self) {
-        *lock(&self.state) = State::new(usize::from(self.vectors));
+        *lock(&self.state) = MsixState::new(usize::from(self.vectors));
     }
 }
 
@@ -155,7 +155,7 @@ fn read_bytes(from: &[u8], offset: u64, data: &mut [u8]) {
     }
 }
 
-impl State {
+impl MsixState {
     fn new(vectors: usize) -> Self {
         let mut table = vec![0; vectors * ENTRY];
         table.iter_mut().skip(12).step_by(ENTRY).for_each(|control| *control = 1);

@@ -20,13 +20,13 @@ use contract::CodeNews;
 #[derive(Default)]
 pub(crate) struct Inbox {
     unread: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<NewsState>,
     changed: Condvar,
     kicker: OnceLock<Arc<dyn Kicker>>,
 }
 
 #[derive(Default)]
-struct State {
+struct NewsState {
     news: CodeNews,
     /// The vCPU runs guest code.
     inside: bool,
@@ -54,7 +54,7 @@ pub(crate) enum Change {
 }
 
 impl Inbox {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NewsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -87,7 +87,7 @@ impl Inbox {
 
     /// Waits until news have been taken, or the vCPU runs no guest code.
     fn wait(&self, number: u64) {
-        let unread = |state: &mut State| state.inside && state.taken < number;
+        let unread = |state: &mut NewsState| state.inside && state.taken < number;
         let _unused = self.changed.wait_while(self.state(), unread);
     }
 

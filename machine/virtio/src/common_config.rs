@@ -3,7 +3,7 @@
 //! Reads copy from an image of the whole structure, so any size and alignment works. A write
 //! changes the fields it covers wholly; 64-bit fields count as two halves, as drivers write them.
 
-use crate::runner::{Doorbell, Shared};
+use crate::runner::{Doorbell, SharedDevice};
 use crate::running::Running;
 use crate::{layout::COMMON_LEN, lock};
 
@@ -52,7 +52,7 @@ const FIELDS: [(usize, usize, Field); 16] = [
 ];
 
 /// The structure as it reads now.
-pub(crate) fn image(shared: &Shared, select: Selectors) -> [u8; COMMON_LEN as usize] {
+pub(crate) fn image(shared: &SharedDevice, select: Selectors) -> [u8; COMMON_LEN as usize] {
     let running = lock(&shared.running);
     let queue = usize::from(select.queue);
     let mut image = [0; COMMON_LEN as usize];
@@ -89,7 +89,7 @@ fn word_of(features: u64, select: u32) -> u32 {
 
 /// Writes `data` at byte `offset`. `doorbell` is rung for queues that may run from now on.
 pub(crate) fn write(
-    shared: &Shared,
+    shared: &SharedDevice,
     select: &mut Selectors,
     doorbell: &Doorbell,
     offset: usize,
@@ -106,7 +106,7 @@ pub(crate) fn write(
 }
 
 fn write_field(
-    shared: &Shared,
+    shared: &SharedDevice,
     select: &mut Selectors,
     doorbell: &Doorbell,
     field: Field,
@@ -139,7 +139,7 @@ fn replace_word(features: u64, select: u32, value: u32) -> u64 {
     }
 }
 
-fn write_status(shared: &Shared, select: &mut Selectors, doorbell: &Doorbell, value: u8) {
+fn write_status(shared: &SharedDevice, select: &mut Selectors, doorbell: &Doorbell, value: u8) {
     let mut running = lock(&shared.running);
     if value == 0 {
         running.reset();
@@ -151,7 +151,13 @@ fn write_status(shared: &Shared, select: &mut Selectors, doorbell: &Doorbell, va
     }
 }
 
-fn write_queue_field(shared: &Shared, index: u16, doorbell: &Doorbell, field: Field, value: u32) {
+fn write_queue_field(
+    shared: &SharedDevice,
+    index: u16,
+    doorbell: &Doorbell,
+    field: Field,
+    value: u32,
+) {
     let index = usize::from(index);
     let mut running = lock(&shared.running);
     match field {

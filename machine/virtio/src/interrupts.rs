@@ -12,28 +12,28 @@ const ISR_QUEUE: u8 = 1;
 const ISR_CONFIG: u8 = 2;
 
 /// Signalled from any thread.
-pub(crate) struct Interrupts {
+pub(crate) struct DeviceInterrupts {
     msix: Arc<Msix>,
     intx: Arc<Intx>,
-    state: Mutex<State>,
+    state: Mutex<InterruptState>,
 }
 
-struct State {
+struct InterruptState {
     isr: u8,
     config_vector: u16,
     queue_vectors: Vec<u16>,
 }
 
-impl State {
+impl InterruptState {
     fn new(queues: usize) -> Self {
         Self { isr: 0, config_vector: NO_VECTOR, queue_vectors: vec![NO_VECTOR; queues] }
     }
 }
 
-impl Interrupts {
+impl DeviceInterrupts {
     /// No vector assigned, nothing pending.
     pub(crate) fn new(msix: Arc<Msix>, intx: Arc<Intx>, queues: usize) -> Self {
-        Self { msix, intx, state: Mutex::new(State::new(queues)) }
+        Self { msix, intx, state: Mutex::new(InterruptState::new(queues)) }
     }
 
     /// Queue `index` has used buffers.
@@ -50,7 +50,7 @@ impl Interrupts {
         self.raise(&mut state, ISR_CONFIG, vector);
     }
 
-    fn raise(&self, state: &mut State, cause: u8, vector: u16) {
+    fn raise(&self, state: &mut InterruptState, cause: u8, vector: u16) {
         state.isr |= cause;
         if self.msix.enabled() {
             self.msix.signal(vector);
@@ -96,7 +96,7 @@ impl Interrupts {
     /// Device reset: vectors unassigned, nothing pending.
     pub(crate) fn reset(&self) {
         let mut state = lock(&self.state);
-        *state = State::new(state.queue_vectors.len());
+        *state = InterruptState::new(state.queue_vectors.len());
         self.intx.set_pending(false);
     }
 }

@@ -83,6 +83,9 @@ pub use rng::Rng;
 pub use runner::{Doorbell, Execution};
 pub use transport::{VirtioError, VirtioPci};
 
+/// Has a device look for what has come for the guest. It may be called on any thread, the device's own too.
+pub type Notify = std::sync::Arc<dyn Fn() + Send + Sync>;
+
 /// Locks. A poisoned lock means a device panicked, which is our bug and has been reported; the
 /// state is still the best there is.
 fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

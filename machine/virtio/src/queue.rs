@@ -235,7 +235,7 @@ impl Queue {
         memory.write_obj(element.to_le(), GuestAddress(at)).map_err(|_| RingError::Memory)
     }
 
-    /// Interrupts the driver for what was given back since the last call, if it wants that. For
+    /// DeviceInterrupts the driver for what was given back since the last call, if it wants that. For
     /// bodies whose requests take long; the transport does it anyway at the end.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Where a queue runs: on the thread that rang the doorbell, or on a worker of the device's own.
 
-use crate::interrupts::Interrupts;
+use crate::interrupts::DeviceInterrupts;
 use crate::lock;
 use crate::running::Running;
 use std::sync::{Arc, Condvar, Mutex};
@@ -17,12 +17,12 @@ pub enum Execution {
 }
 
 /// A device shared by the registers, the worker and host-side events.
-pub(crate) struct Shared {
+pub(crate) struct SharedDevice {
     pub(crate) running: Mutex<Running>,
-    pub(crate) interrupts: Arc<Interrupts>,
+    pub(crate) interrupts: Arc<DeviceInterrupts>,
 }
 
-impl Shared {
+impl SharedDevice {
     fn run(&self, index: usize) {
         lock(&self.running).run(index);
     }
@@ -32,7 +32,7 @@ impl Shared {
 /// (input arrived), from any thread that holds none of the device's locks.
 #[derive(Clone)]
 pub struct Doorbell {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDevice>,
     worker: Option<Arc<Rung>>,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Runner {
 
 impl Runner {
     /// Starts serving.
-    pub(crate) fn new(shared: Arc<Shared>, execution: Execution) -> std::io::Result<Self> {
+    pub(crate) fn new(shared: Arc<SharedDevice>, execution: Execution) -> std::io::Result<Self> {
         let mut doorbell = Doorbell { shared, worker: None };
         if execution == Execution::Inline {
             return Ok(Self { doorbell, thread: None });
@@ -108,7 +108,7 @@ impl Runner {
     }
 }
 
-fn serve(shared: &Shared, rung: &Rung) {
+fn serve(shared: &SharedDevice, rung: &Rung) {
     while let Some(queues) = rung.take() {
         (0..64).filter(|index| queues & 1 << index != 0).for_each(|index| shared.run(index));
     }

@@ -4,7 +4,7 @@
 //! 1.2 chapters 2 and 3. Queues are served only while the driver is ready, the function may access
 //! memory, and nothing is broken.
 
-use crate::interrupts::Interrupts;
+use crate::interrupts::DeviceInterrupts;
 use crate::queue::Shape;
 use crate::{Queue, RingError, VirtioDevice};
 use ram::Ram;
@@ -53,7 +53,7 @@ pub(crate) struct Running {
     pub(crate) queues: Vec<QueueSlot>,
     generation: u8,
     memory: Ram,
-    interrupts: Arc<Interrupts>,
+    interrupts: Arc<DeviceInterrupts>,
     status: u8,
     driver_features: u64,
     bus_master: bool,
@@ -64,7 +64,7 @@ impl Running {
     pub(crate) fn new(
         device: Box<dyn VirtioDevice>,
         memory: Ram,
-        interrupts: Arc<Interrupts>,
+        interrupts: Arc<DeviceInterrupts>,
     ) -> Self {
         let queues = device.queue_sizes().iter().map(|&size| QueueSlot::new(size)).collect();
         Self {
@@ -179,7 +179,7 @@ impl Running {
         self.tell_driver();
     }
 
-    /// Interrupts a driver that is ready because of a change of configuration or status.
+    /// DeviceInterrupts a driver that is ready because of a change of configuration or status.
     fn tell_driver(&self) {
         if self.status & status::DRIVER_OK != 0 {
             self.interrupts.config();

@@ -1,9 +1,9 @@
 //! A virtio device as a PCI function (virtio 1.2 section 4.1, without the legacy interface).
 
 use crate::common_config::{self, Selectors};
-use crate::interrupts::Interrupts;
+use crate::interrupts::DeviceInterrupts;
 use crate::layout::{self, AccessWindow, Structure};
-use crate::runner::{Doorbell, Execution, Runner, Shared};
+use crate::runner::{Doorbell, Execution, Runner, SharedDevice};
 use crate::running::Running;
 use crate::{VirtioDevice, chain::MAX_CHAIN, lock};
 use bus::{InterruptLine, MsiSink};
@@ -38,7 +38,7 @@ pub struct VirtioPci {
     endpoint: Endpoint,
     access: AccessWindow,
     select: Selectors,
-    shared: Arc<Shared>,
+    shared: Arc<SharedDevice>,
     runner: Runner,
 }
 
@@ -63,9 +63,9 @@ impl VirtioPci {
         }
         let access = endpoint.config_mut().add_capability(&layout::access_capability())?;
         let (msix, intx) = (endpoint.msix().clone(), endpoint.intx().clone());
-        let interrupts = Arc::new(Interrupts::new(msix, intx, queues));
+        let interrupts = Arc::new(DeviceInterrupts::new(msix, intx, queues));
         let running = Mutex::new(Running::new(device, ram, interrupts.clone()));
-        let shared = Arc::new(Shared { running, interrupts });
+        let shared = Arc::new(SharedDevice { running, interrupts });
         let runner = Runner::new(shared.clone(), execution).map_err(VirtioError::Worker)?;
         let access = AccessWindow(access);
         Ok(Self { endpoint, access, select: Selectors::default(), shared, runner })

@@ -14,7 +14,7 @@ const MOST: usize = (64 << 20) / SECTOR as usize;
 
 /// Older contents of sectors that were written since the last flush, oldest first.
 #[derive(Default)]
-pub(crate) struct Cache {
+pub(crate) struct WriteCache {
     older: BTreeMap<u64, Vec<Sector>>,
     kept: usize,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Cut {
     pub(crate) reverted: u64,
 }
 
-impl Cache {
+impl WriteCache {
     /// Keeps what the range holds now, because it is about to be written.
     ///
     /// # Errors

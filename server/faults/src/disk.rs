@@ -14,8 +14,8 @@ use virtio::{BlockBackend, SECTOR};
 
 use crate::{
     DiskAction, Effect, Schedule,
-    cache::{Cache, Cut},
-    schedule::{Op, Request, Strike},
+    cache::{Cut, WriteCache},
+    schedule::{DeviceRequest, Op, Strike},
 };
 
 /// A disk whose requests meet the faults of a schedule.
@@ -33,7 +33,7 @@ struct Core {
     backend: Box<dyn BlockBackend>,
     schedule: Schedule<DiskAction>,
     /// Kept only if the power can go.
-    cache: Option<Cache>,
+    cache: Option<WriteCache>,
     gone: bool,
     /// Nothing is answered any more.
     hung: bool,
@@ -68,7 +68,7 @@ fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
 
 /// What faults made of a request.
 #[derive(Debug, PartialEq, Eq)]
-enum Fate {
+enum DiskFate {
     /// It is to be done, at this byte, with so many bytes.
     Done { offset: u64, len: u64 },
     /// It is acknowledged, and not done.
@@ -82,7 +82,7 @@ impl FaultyDisk {
         schedule: Schedule<DiskAction>,
         loses_power: bool,
     ) -> Self {
-        let (cache, late) = (loses_power.then(Cache::default), Duration::ZERO);
+        let (cache, late) = (loses_power.then(WriteCache::default), Duration::ZERO);
         let core = Core { backend, schedule, cache, gone: false, hung: false, late };
         Self { core: Arc::new(Mutex::new(core)), hang: stand_still }
     }
@@ -106,12 +106,12 @@ impl FaultyDisk {
 
 impl Core {
     /// Meets the faults that strike this request. `data` is what is to be written.
-    fn meet(&mut self, op: Op, offset: u64, len: u64, data: &mut [u8]) -> io::Result<Fate> {
+    fn meet(&mut self, op: Op, offset: u64, len: u64, data: &mut [u8]) -> io::Result<DiskFate> {
         if self.gone {
             return Err(io::Error::other("the disk is gone"));
         }
-        let request = Request { op, bytes: offset..offset + len };
-        let mut fate = Fate::Done { offset, len };
+        let request = DeviceRequest { op, bytes: offset..offset + len };
+        let mut fate = DiskFate::Done { offset, len };
         for strike in self.schedule.strikes(&request) {
             self.suffer(strike, &request, &mut fate, data)?;
         }
@@ -121,8 +121,8 @@ impl Core {
     fn suffer(
         &mut self,
         strike: Strike<DiskAction>,
-        request: &Request,
-        fate: &mut Fate,
+        request: &DeviceRequest,
+        fate: &mut DiskFate,
         data: &mut [u8],
     ) -> io::Result<()> {
         let effect = match strike.action {
@@ -143,7 +143,7 @@ impl Core {
                 Effect::Delayed(latency.as_millis() as u64)
             }
             DiskAction::Lost | DiskAction::IgnoredFlush => {
-                *fate = Fate::Dropped;
+                *fate = DiskFate::Dropped;
                 Effect::Dropped
             }
             DiskAction::Torn => self.tear(request, fate),
@@ -160,26 +160,26 @@ impl Core {
     }
 
     /// Of a write of one sector nothing is written: a sector is never torn.
-    fn tear(&mut self, request: &Request, fate: &mut Fate) -> Effect {
+    fn tear(&mut self, request: &DeviceRequest, fate: &mut DiskFate) -> Effect {
         let (offset, all) = (request.bytes.start, request.bytes.end - request.bytes.start);
         let len = self.schedule.random().u64(..(all / SECTOR).max(1)) * SECTOR;
-        *fate = if len == 0 { Fate::Dropped } else { Fate::Done { offset, len } };
+        *fate = if len == 0 { DiskFate::Dropped } else { DiskFate::Done { offset, len } };
         Effect::Torn(len)
     }
 
     /// A write that would miss the disk is lost.
-    fn misdirect(&mut self, sectors: i64, request: &Request, fate: &mut Fate) -> Effect {
+    fn misdirect(&mut self, sectors: i64, request: &DeviceRequest, fate: &mut DiskFate) -> Effect {
         let len = request.bytes.end - request.bytes.start;
         let distance = sectors.saturating_mul(SECTOR as i64);
         let there = request.bytes.start.checked_add_signed(distance);
         let inside = |at: &u64| at.checked_add(len).is_some_and(|end| end <= self.backend.len());
         match there.filter(inside) {
             Some(offset) => {
-                *fate = Fate::Done { offset, len };
+                *fate = DiskFate::Done { offset, len };
                 Effect::Misdirected(offset)
             }
             None => {
-                *fate = Fate::Dropped;
+                *fate = DiskFate::Dropped;
                 Effect::Dropped
             }
         }
@@ -189,7 +189,7 @@ impl Core {
     fn lose_power(
         &mut self,
         strike: Strike<DiskAction>,
-        request: &Request,
+        request: &DeviceRequest,
         data: &mut [u8],
     ) -> io::Result<()> {
         if request.op == Op::Write && !self.backend.is_read_only() {
@@ -281,17 +281,17 @@ impl Core {
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut data = data.to_vec();
         match self.meet(Op::Write, offset, data.len() as u64, &mut data)? {
-            Fate::Done { offset, len } => self.put(offset, &data[..len as usize]),
-            Fate::Dropped => Ok(()),
+            DiskFate::Done { offset, len } => self.put(offset, &data[..len as usize]),
+            DiskFate::Dropped => Ok(()),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.meet(Op::Flush, 0, 0, &mut [])? == Fate::Dropped {
+        if self.meet(Op::Flush, 0, 0, &mut [])? == DiskFate::Dropped {
             return Ok(());
         }
         self.backend.flush()?;
-        self.cache.iter_mut().for_each(Cache::flushed);
+        self.cache.iter_mut().for_each(WriteCache::flushed);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use bus::MsiSink;
 
 use crate::{
     Effect, InterruptAction, Schedule,
-    schedule::{Op, Request},
+    schedule::{DeviceRequest, Op},
 };
 
 /// Where a message for the first vCPU goes.
@@ -41,7 +41,7 @@ impl FaultyInterrupts {
     /// How often a message arrives.
     fn copies(&self, data: u32) -> usize {
         let vector = u64::from(data & 0xff);
-        let request = Request { op: Op::Interrupt, bytes: vector..vector + 1 };
+        let request = DeviceRequest { op: Op::Interrupt, bytes: vector..vector + 1 };
         let mut schedule = self.schedule();
         let mut copies = 1;
         for strike in schedule.strikes(&request) {

@@ -35,4 +35,4 @@ pub use interrupts::FaultyInterrupts;
 pub use net::{FaultyNet, NetControl};
 pub use record::{Effect, Record, Recorder, Struck};
 pub use scenario::{Cue, Fault, Scenario, ScenarioError, Target, Timed};
-pub use schedule::{Op, Request, Schedule};
+pub use schedule::{DeviceRequest, Op, Schedule};

@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use virtio::NetBackend;
+use virtio::{NetBackend, Notify};
 
 use crate::{
     Effect, NetAction, Schedule,
-    schedule::{Op, Request, Strike},
+    schedule::{DeviceRequest, Op, Strike},
 };
 
 /// Frames that wait in one direction at most; more are lost, as in any queue.
@@ -26,33 +26,30 @@ const ETHERNET: usize = 14;
 /// With a rate, frames that would wait longer are lost.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Tells the device that there are frames for the guest.
-type Ring = Box<dyn Fn() + Send + Sync>;
-
 /// A cable whose frames meet the faults of a schedule.
 pub struct FaultyNet {
-    shared: Arc<Shared>,
+    shared: Arc<SharedTraffic>,
     mtu: u16,
     ignores_checksums: bool,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedTraffic {
+    state: Mutex<Traffic>,
     changed: Condvar,
 }
 
-struct State {
+struct Traffic {
     backend: Box<dyn NetBackend>,
     schedule: Schedule<NetAction>,
-    out: Line,
-    back: Line,
-    ring: Option<Arc<dyn Fn() + Send + Sync>>,
+    out: Direction,
+    back: Direction,
+    ring: Option<Notify>,
     ended: bool,
 }
 
 /// Frames on their way in one direction.
 #[derive(Default)]
-struct Line {
+struct Direction {
     waiting: Vec<(Instant, Vec<u8>)>,
     overtaken: Vec<(Instant, Vec<u8>)>,
     arrived: VecDeque<Vec<u8>>,
@@ -61,7 +58,7 @@ struct Line {
 }
 
 /// What faults made of a frame: copies of it, each to arrive this much later.
-struct Fate {
+struct FrameFate {
     copies: usize,
     later: Duration,
     overtaken: bool,
@@ -78,8 +75,8 @@ impl FaultyNet {
     ) -> std::io::Result<Self> {
         let (mtu, ignores_checksums) = (backend.mtu(), backend.ignores_checksums());
         let (out, back) = Default::default();
-        let state = State { backend, schedule, out, back, ring: None, ended: false };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let state = Traffic { backend, schedule, out, back, ring: None, ended: false };
+        let shared = Arc::new(SharedTraffic { state: Mutex::new(state), changed: Condvar::new() });
         let own = shared.clone();
         thread::Builder::new().name("faults".into()).spawn(move || own.deliver())?;
         Ok(Self { shared, mtu, ignores_checksums })
@@ -91,15 +88,15 @@ impl FaultyNet {
     }
 
     /// Returns what takes the function to call when there are frames for the guest.
-    pub fn ringer(&self) -> impl FnOnce(Ring) + Send + use<> {
+    pub fn ringer(&self) -> impl FnOnce(Notify) + Send + use<> {
         let shared = self.shared.clone();
-        move |ring| shared.lock().ring = Some(ring.into())
+        move |ring| shared.lock().ring = Some(ring)
     }
 }
 
 /// What another thread than the device's own can do to a cable.
 #[derive(Clone)]
-pub struct NetControl(Arc<Shared>);
+pub struct NetControl(Arc<SharedTraffic>);
 
 impl NetControl {
     /// The cue of a fault has come.
@@ -148,8 +145,8 @@ impl Drop for FaultyNet {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedTraffic {
+    fn lock(&self) -> MutexGuard<'_, Traffic> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -176,7 +173,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl Traffic {
     fn send(&mut self, frame: &[u8]) {
         let mut frame = frame.to_vec();
         let fate = self.meet(Op::Send, &mut frame);
@@ -207,19 +204,25 @@ impl State {
 
     /// When the next frame is due.
     fn next(&self) -> Option<Instant> {
-        [&self.out, &self.back].into_iter().filter_map(Line::next).min()
+        [&self.out, &self.back].into_iter().filter_map(Direction::next).min()
     }
 
-    fn meet(&mut self, op: Op, frame: &mut [u8]) -> Fate {
-        let request = Request { op, bytes: 0..frame.len() as u64 };
-        let mut fate = Fate { copies: 1, later: Duration::ZERO, overtaken: false };
+    fn meet(&mut self, op: Op, frame: &mut [u8]) -> FrameFate {
+        let request = DeviceRequest { op, bytes: 0..frame.len() as u64 };
+        let mut fate = FrameFate { copies: 1, later: Duration::ZERO, overtaken: false };
         for strike in self.schedule.strikes(&request) {
             self.suffer(strike, op, &mut fate, frame);
         }
         fate
     }
 
-    fn suffer(&mut self, strike: Strike<NetAction>, op: Op, fate: &mut Fate, frame: &mut [u8]) {
+    fn suffer(
+        &mut self,
+        strike: Strike<NetAction>,
+        op: Op,
+        fate: &mut FrameFate,
+        frame: &mut [u8],
+    ) {
         let effect = match strike.action {
             NetAction::Loss => fate.lose(),
             NetAction::Duplicate => {
@@ -255,7 +258,7 @@ impl State {
     }
 }
 
-impl Fate {
+impl FrameFate {
     fn lose(&mut self) -> Effect {
         self.copies = 0;
         Effect::Dropped
@@ -267,9 +270,9 @@ impl Fate {
     }
 }
 
-impl Line {
+impl Direction {
     /// Takes a frame, for now or later; whatever arrives releases what it was to overtake.
-    fn put(&mut self, frame: Vec<u8>, fate: &Fate, now: Instant) {
+    fn put(&mut self, frame: Vec<u8>, fate: &FrameFate, now: Instant) {
         for _ in 0..fate.copies {
             if self.waiting.len() + self.overtaken.len() >= CAPACITY {
                 return;
@@ -371,7 +374,7 @@ mod tests {
     fn frames_for_the_guest_are_told_of_when_they_arrive() {
         let (mut net, _sent) = cable("do = { delay = { by = '30ms' } }\nop = 'receive'", &[7, 8]);
         let (ring, rung) = channel();
-        net.ringer()(Box::new(move || {
+        net.ringer()(Arc::new(move || {
             let _ = ring.send(());
         }));
         let (before, mut frame) = (Instant::now(), Vec::new());

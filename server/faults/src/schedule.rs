@@ -47,7 +47,7 @@ impl fmt::Display for Op {
 
 /// A request that faults may strike.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct DeviceRequest {
     /// What is asked for.
     pub op: Op,
     /// Bytes of the disk it concerns; from 0 for a frame, empty for a flush, from its vector for an interrupt.
@@ -64,13 +64,13 @@ pub struct Strike<A> {
 /// The faults of one device, and how far each is.
 pub struct Schedule<A> {
     on: Target,
-    rules: Vec<Rule<A>>,
+    rules: Vec<ArmedFault<A>>,
     random: Rng,
     started: Instant,
     recorder: Recorder,
 }
 
-struct Rule<A> {
+struct ArmedFault<A> {
     fault: Fault<A>,
     /// Requests that met its conditions so far.
     seen: u64,
@@ -85,7 +85,7 @@ impl<A: Clone> Schedule<A> {
     pub fn new(on: Target, faults: Vec<Fault<A>>, seed: u64, recorder: Recorder) -> Self {
         let rule = |fault: Fault<A>| {
             let armed = fault.cue.is_none().then_some(Duration::ZERO);
-            Rule { fault, seen: 0, struck: 0, armed, began: None }
+            ArmedFault { fault, seen: 0, struck: 0, armed, began: None }
         };
         let salt = match on {
             Target::Disk(number) => number as u64,
@@ -98,11 +98,11 @@ impl<A: Clone> Schedule<A> {
     }
 
     /// The faults that strike this request now, in the scenario's order.
-    pub fn strikes(&mut self, request: &Request) -> Vec<Strike<A>> {
+    pub fn strikes(&mut self, request: &DeviceRequest) -> Vec<Strike<A>> {
         self.strikes_at(request, self.started.elapsed())
     }
 
-    fn strikes_at(&mut self, request: &Request, now: Duration) -> Vec<Strike<A>> {
+    fn strikes_at(&mut self, request: &DeviceRequest, now: Duration) -> Vec<Strike<A>> {
         let (on, random) = (self.on.to_string(), &mut self.random);
         let strikes = self.rules.iter_mut().filter_map(|rule| {
             rule.strikes(request, now, random).then(|| Strike {
@@ -168,8 +168,8 @@ impl<A: Clone> Schedule<A> {
     }
 }
 
-impl<A> Rule<A> {
-    fn strikes(&mut self, request: &Request, now: Duration, random: &mut Rng) -> bool {
+impl<A> ArmedFault<A> {
+    fn strikes(&mut self, request: &DeviceRequest, now: Duration, random: &mut Rng) -> bool {
         let fault = &self.fault;
         let begins = self.armed.is_some_and(|armed| now >= armed + fault.after);
         if !begins || !fault.ops.contains(&request.op) || !self.concerns(&request.bytes) {
@@ -204,8 +204,8 @@ mod tests {
         Schedule::new(Target::Disk(0), faults, scenario.seed, Box::new(|_| {}))
     }
 
-    fn write(sector: u64) -> Request {
-        Request { op: Op::Write, bytes: sector * 512..(sector + 1) * 512 }
+    fn write(sector: u64) -> DeviceRequest {
+        DeviceRequest { op: Op::Write, bytes: sector * 512..(sector + 1) * 512 }
     }
 
     /// Which of so many writes, one a millisecond to ever further sectors, are struck.
@@ -256,7 +256,7 @@ mod tests {
     fn other_requests_are_left_alone() {
         let mut schedule = schedule("");
         for op in [Op::Read, Op::Flush, Op::Discard] {
-            let request = Request { op, ..write(0) };
+            let request = DeviceRequest { op, ..write(0) };
             assert!(schedule.strikes(&request).is_empty(), "{op}");
         }
     }

@@ -34,7 +34,7 @@ use crate::{
     identity::entry_type,
     listing::Listed,
     rights::without_keeping_bits,
-    tree::{Place, Tree, directory_entry},
+    tree::{EntryPlace, Tree, directory_entry},
 };
 
 /// Bytes of an extended attribute or of a list of their names at the most: Linux's limit.
@@ -198,7 +198,7 @@ impl FileSystem for Answers {
     }
 
     fn lookup(&self, _: &Context, folder: u64, name: &CStr) -> io::Result<Entry> {
-        Ok(self.tree().lookup(Place { folder, name })?)
+        Ok(self.tree().lookup(EntryPlace { folder, name })?)
     }
 
     fn forget(&self, _: &Context, node: u64, count: u64) {
@@ -244,7 +244,7 @@ impl FileSystem for Answers {
         folder: u64,
         name: &CStr,
     ) -> io::Result<Entry> {
-        Ok(self.tree().make_link(context, Place { folder, name }, target)?)
+        Ok(self.tree().make_link(context, EntryPlace { folder, name }, target)?)
     }
 
     fn mknod(
@@ -256,7 +256,7 @@ impl FileSystem for Answers {
         device: u32,
         umask: u32,
     ) -> io::Result<Entry> {
-        Ok(self.tree().make_node(context, Place { folder, name }, mode & !umask, device)?)
+        Ok(self.tree().make_node(context, EntryPlace { folder, name }, mode & !umask, device)?)
     }
 
     fn mkdir(
@@ -267,15 +267,15 @@ impl FileSystem for Answers {
         mode: u32,
         umask: u32,
     ) -> io::Result<Entry> {
-        Ok(self.tree().make_folder(context, Place { folder, name }, mode & !umask)?)
+        Ok(self.tree().make_folder(context, EntryPlace { folder, name }, mode & !umask)?)
     }
 
     fn unlink(&self, _: &Context, folder: u64, name: &CStr) -> io::Result<()> {
-        Ok(self.tree().remove(Place { folder, name }, false)?)
+        Ok(self.tree().remove(EntryPlace { folder, name }, false)?)
     }
 
     fn rmdir(&self, _: &Context, folder: u64, name: &CStr) -> io::Result<()> {
-        Ok(self.tree().remove(Place { folder, name }, true)?)
+        Ok(self.tree().remove(EntryPlace { folder, name }, true)?)
     }
 
     fn rename(
@@ -287,12 +287,13 @@ impl FileSystem for Answers {
         new: &CStr,
         how: u32,
     ) -> io::Result<()> {
-        let (from, to) = (Place { folder: from, name: old }, Place { folder: to, name: new });
+        let (from, to) =
+            (EntryPlace { folder: from, name: old }, EntryPlace { folder: to, name: new });
         Ok(self.tree().rename(from, to, RenameFlags::from_bits_retain(how))?)
     }
 
     fn link(&self, _: &Context, node: u64, folder: u64, name: &CStr) -> io::Result<Entry> {
-        Ok(self.tree().link(node, Place { folder, name })?)
+        Ok(self.tree().link(node, EntryPlace { folder, name })?)
     }
 
     fn open(
@@ -319,7 +320,7 @@ impl FileSystem for Answers {
         name: &CStr,
         wish: CreateIn,
     ) -> io::Result<(Entry, Option<u64>, OpenOptions, Option<u32>)> {
-        let made = self.tree().create(context, Place { folder, name }, wish);
+        let made = self.tree().create(context, EntryPlace { folder, name }, wish);
         let (entry, handle, options) = made?;
         Ok((entry, Some(handle), options, None))
     }

@@ -24,13 +24,13 @@ pub(crate) struct Key {
 
 /// A file: its place, and what tells it from an earlier or later file in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct FileIdentity {
     pub(crate) key: Key,
     kind: u16,
     born: Option<(i64, u32)>,
 }
 
-impl Identity {
+impl FileIdentity {
     pub(crate) fn of(status: &Statx) -> Self {
         let has = |what: StatxFlags| status.stx_mask & what.bits() != 0;
         let born = (status.stx_btime.tv_sec, status.stx_btime.tv_nsec);
@@ -85,7 +85,7 @@ impl Numbers {
     }
 
     /// The guest's inode number of an entry that is on the same file system as its folder.
-    pub(crate) fn beside(&mut self, folder: Identity, number: u64) -> u64 {
+    pub(crate) fn beside(&mut self, folder: FileIdentity, number: u64) -> u64 {
         self.on(folder.key.device, number)
     }
 

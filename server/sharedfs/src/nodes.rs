@@ -1,6 +1,6 @@
 //! The files that the guest knows, each under a number of ours that is never used twice.
 //!
-//! A file is kept as its folder, its name there and its [`Identity`]. A descriptor of it (`O_PATH`) is opened when it is needed and
+//! A file is kept as its folder, its name there and its [`FileIdentity`]. A descriptor of it (`O_PATH`) is opened when it is needed and
 //! kept for as long as there is room: the guest may know more files than a process may have descriptors. A file without one is found again by its
 //! name, one step at a time from the nearest folder that has one, never following a link. What is found there counts only if it is
 //! the same file. If it is not, the folder is searched for the file, which the host may have renamed. A file that is not found is stale
@@ -22,7 +22,7 @@ use rustix::{
 };
 
 use crate::{
-    identity::{Identity, Key, look, look_at},
+    identity::{FileIdentity, Key, look, look_at},
     listing::Listing,
 };
 
@@ -34,7 +34,7 @@ const SHARE: u64 = 2;
 const PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 struct Node {
-    identity: Identity,
+    identity: FileIdentity,
     parent: u64,
     name: Box<CStr>,
     /// How often the guest was told of it and has not forgotten it.
@@ -64,7 +64,7 @@ enum Kind {
 }
 
 impl Node {
-    fn new(parent: u64, name: &CStr, identity: Identity) -> Self {
+    fn new(parent: u64, name: &CStr, identity: FileIdentity) -> Self {
         let name = name.into();
         let (lookups, children, detached, seen, held) = (0, 0, false, 0, None);
         Self { identity, parent, name, lookups, children, detached, seen, held }
@@ -92,7 +92,7 @@ pub(crate) struct Nodes {
 impl Nodes {
     /// The table of a folder, in a process that may have so many descriptors.
     pub(crate) fn new(root: OwnedFd, status: &Statx, descriptors: u64) -> Self {
-        let identity = Identity::of(status);
+        let identity = FileIdentity::of(status);
         let mut node = Node::new(ROOT, c".", identity);
         node.held = Some(Held { fd: Arc::new(root), recent: true });
         Self {
@@ -115,7 +115,7 @@ impl Nodes {
     }
 
     /// The node of this file, which a name was just found to stand for; the guest is told of it.
-    pub(crate) fn known(&mut self, parent: u64, name: &CStr, identity: Identity) -> u64 {
+    pub(crate) fn known(&mut self, parent: u64, name: &CStr, identity: FileIdentity) -> u64 {
         let id = match self.same(identity) {
             Some(id) => {
                 self.put(id, parent, name);
@@ -130,7 +130,7 @@ impl Nodes {
     }
 
     /// The node of a file, if it has one.
-    pub(crate) fn same(&mut self, identity: Identity) -> Option<u64> {
+    pub(crate) fn same(&mut self, identity: FileIdentity) -> Option<u64> {
         let id = *self.by_key.get(&identity.key)?;
         if self.nodes.get(&id).is_some_and(|node| node.identity == identity) {
             return Some(id);
@@ -140,7 +140,7 @@ impl Nodes {
         None
     }
 
-    fn add(&mut self, parent: u64, name: &CStr, identity: Identity) -> u64 {
+    fn add(&mut self, parent: u64, name: &CStr, identity: FileIdentity) -> u64 {
         let id = self.next;
         self.next += 1;
         self.nodes.insert(id, Node::new(parent, name, identity));
@@ -213,7 +213,7 @@ impl Nodes {
     }
 
     /// Which file it is.
-    pub(crate) fn identity(&self, id: u64) -> Result<Identity, Errno> {
+    pub(crate) fn identity(&self, id: u64) -> Result<FileIdentity, Errno> {
         Ok(self.get(id)?.identity)
     }
 
@@ -237,7 +237,7 @@ impl Nodes {
         if !self.get(id)?.detached
             && let Ok(folder) = self.fd(parent)
             && let Ok(status) = look(folder, &self.get(id)?.name)
-            && Identity::of(&status) == identity
+            && FileIdentity::of(&status) == identity
         {
             return Ok(status);
         }
@@ -374,13 +374,13 @@ impl Nodes {
 }
 
 /// A descriptor of a file in a folder, if the name stands for that file.
-fn exactly(folder: &OwnedFd, name: &CStr, identity: Identity) -> Result<OwnedFd, Errno> {
+fn exactly(folder: &OwnedFd, name: &CStr, identity: FileIdentity) -> Result<OwnedFd, Errno> {
     let fd = openat(folder, name, PLACE, Mode::empty())?;
-    if Identity::of(&look_at(&fd)?) == identity { Ok(fd) } else { Err(Errno::STALE) }
+    if FileIdentity::of(&look_at(&fd)?) == identity { Ok(fd) } else { Err(Errno::STALE) }
 }
 
 /// Looks for a file under another name in a folder.
-fn search(folder: &OwnedFd, identity: Identity) -> Result<(CString, OwnedFd), Errno> {
+fn search(folder: &OwnedFd, identity: FileIdentity) -> Result<(CString, OwnedFd), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = openat(folder, c".", flags, Mode::empty())?;
     let mut listing = Listing::default();
@@ -409,7 +409,7 @@ mod tests {
         let name = CString::new(name).expect("a name");
         let folder = nodes.fd(parent).expect("a folder");
         let status = look(&folder, &name).expect("there");
-        nodes.known(parent, &name, Identity::of(&status))
+        nodes.known(parent, &name, FileIdentity::of(&status))
     }
 
     #[test]

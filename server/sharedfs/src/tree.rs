@@ -21,7 +21,7 @@ use rustix::{
 
 use crate::{
     Trust,
-    identity::{Identity, Numbers, attributes, entry_type, look, look_at},
+    identity::{FileIdentity, Numbers, attributes, entry_type, look, look_at},
     listing::Listed,
     nodes::{Nodes, ROOT},
     open_files::{OpenFiles, Opened},
@@ -49,12 +49,12 @@ pub(crate) struct Tree {
 
 /// The numbers of what a request names.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct EntryPlace<'a> {
     pub(crate) folder: u64,
     pub(crate) name: &'a CStr,
 }
 
-impl Place<'_> {
+impl EntryPlace<'_> {
     /// A name that stands for an entry of its folder.
     fn check(&self) -> Result<(), Errno> {
         match self.name.to_bytes() {
@@ -94,8 +94,8 @@ impl Tree {
         DecInt::from_fd(fd)
     }
 
-    fn entry(&mut self, at: Place<'_>, status: &Statx) -> Entry {
-        let inode = self.nodes.known(at.folder, at.name, Identity::of(status));
+    fn entry(&mut self, at: EntryPlace<'_>, status: &Statx) -> Entry {
+        let inode = self.nodes.known(at.folder, at.name, FileIdentity::of(status));
         Entry {
             inode,
             attr: attributes(status, self.numbers.of(status)),
@@ -106,7 +106,7 @@ impl Tree {
     }
 
     /// What a name stands for; an entry without a number, for the guest to rely on a while, if there is nothing.
-    pub(crate) fn lookup(&mut self, at: Place<'_>) -> Result<Entry, Errno> {
+    pub(crate) fn lookup(&mut self, at: EntryPlace<'_>) -> Result<Entry, Errno> {
         at.check()?;
         let folder = self.fd(at.folder)?;
         match look(&folder, at.name) {
@@ -117,7 +117,7 @@ impl Tree {
     }
 
     /// What a name stands for that was just made.
-    fn made(&mut self, at: Place<'_>) -> Result<Entry, Errno> {
+    fn made(&mut self, at: EntryPlace<'_>) -> Result<Entry, Errno> {
         let entry = self.lookup(at)?;
         if entry.inode == 0 { Err(Errno::NOENT) } else { Ok(entry) }
     }
@@ -173,7 +173,7 @@ impl Tree {
         let is_seen = self.nodes.is_seen(node, version(&status));
         let mut options = OpenOptions::empty();
         options.set(OpenOptions::KEEP_CACHE, is_seen);
-        options.set(OpenOptions::CACHE_DIR, Identity::of(&status).is_folder());
+        options.set(OpenOptions::CACHE_DIR, FileIdentity::of(&status).is_folder());
         Ok(options)
     }
 
@@ -192,7 +192,7 @@ impl Tree {
     pub(crate) fn create(
         &mut self,
         context: &Context,
-        at: Place<'_>,
+        at: EntryPlace<'_>,
         wish: CreateIn,
     ) -> Result<(Entry, u64, OpenOptions), Errno> {
         at.check()?;
@@ -222,7 +222,7 @@ impl Tree {
     pub(crate) fn make_folder(
         &mut self,
         context: &Context,
-        at: Place<'_>,
+        at: EntryPlace<'_>,
         mode: u32,
     ) -> Result<Entry, Errno> {
         at.check()?;
@@ -235,7 +235,7 @@ impl Tree {
     pub(crate) fn make_node(
         &mut self,
         context: &Context,
-        at: Place<'_>,
+        at: EntryPlace<'_>,
         mode: u32,
         device: u32,
     ) -> Result<Entry, Errno> {
@@ -251,7 +251,7 @@ impl Tree {
     pub(crate) fn make_link(
         &mut self,
         context: &Context,
-        at: Place<'_>,
+        at: EntryPlace<'_>,
         target: &CStr,
     ) -> Result<Entry, Errno> {
         at.check()?;
@@ -261,7 +261,7 @@ impl Tree {
     }
 
     /// Another name for a file.
-    pub(crate) fn link(&mut self, node: u64, at: Place<'_>) -> Result<Entry, Errno> {
+    pub(crate) fn link(&mut self, node: u64, at: EntryPlace<'_>) -> Result<Entry, Errno> {
         at.check()?;
         let (fd, folder) = (self.fd(node)?, self.fd(at.folder)?);
         let name = Self::name_of(&fd);
@@ -274,13 +274,13 @@ impl Tree {
     /// The node of what is about to lose a name, held by a descriptor from now on, and whether it is the last name.
     fn losing(&mut self, folder: &OwnedFd, name: &CStr) -> Option<(u64, bool)> {
         let status = look(folder, name).ok()?;
-        let identity = Identity::of(&status);
+        let identity = FileIdentity::of(&status);
         let node = self.nodes.same(identity)?;
         self.nodes.pin(node, folder, name);
         Some((node, status.stx_nlink < 2 || identity.is_folder()))
     }
 
-    pub(crate) fn remove(&mut self, at: Place<'_>, is_folder: bool) -> Result<(), Errno> {
+    pub(crate) fn remove(&mut self, at: EntryPlace<'_>, is_folder: bool) -> Result<(), Errno> {
         at.check()?;
         let folder = self.fd(at.folder)?;
         let losing = self.losing(&folder, at.name);
@@ -294,14 +294,14 @@ impl Tree {
 
     pub(crate) fn rename(
         &mut self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: EntryPlace<'_>,
+        to: EntryPlace<'_>,
         flags: RenameFlags,
     ) -> Result<(), Errno> {
         from.check()?;
         to.check()?;
         let (old, new) = (self.fd(from.folder)?, self.fd(to.folder)?);
-        let moved = look(&old, from.name).ok().map(|status| Identity::of(&status));
+        let moved = look(&old, from.name).ok().map(|status| FileIdentity::of(&status));
         let moved = moved.and_then(|identity| self.nodes.same(identity));
         let replaced = self.losing(&new, to.name);
         renameat_with(&old, from.name, &new, to.name, flags)?;
@@ -372,7 +372,7 @@ impl Tree {
         folder: u64,
         listed: &Listed,
     ) -> Result<Option<(u32, Entry)>, Errno> {
-        let at = Place { folder, name: &listed.name };
+        let at = EntryPlace { folder, name: &listed.name };
         if at.check().is_err() {
             let mut entry = Entry::default();
             entry.attr.st_ino = self.number(folder, listed)?;

@@ -26,6 +26,7 @@ use std::{
 };
 
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
+use virtio::Notify;
 use virtio::vsock::{VsockBackend, VsockHeader, operation};
 
 use connection::{Connection, Ports};
@@ -34,23 +35,19 @@ const STOP: Token = Token(usize::MAX);
 /// Resets and the like waiting for the guest to take them.
 const MAX_REPLIES: usize = 256;
 
-/// Has the device look for packets, soon. Called on the device's thread too, so it must not wait for
-/// the device.
-pub type Ring = Arc<dyn Fn() + Send + Sync>;
-
-struct State {
+struct SocketsState {
     /// Ports not connected yet.
     offered: BTreeMap<u32, mio::net::UnixStream>,
     connections: BTreeMap<Ports, Connection>,
     /// Packets without data, first in line.
     replies: VecDeque<VsockHeader>,
     registry: Registry,
-    ring: Option<Ring>,
+    ring: Option<Notify>,
 }
 
 /// The connections of one guest.
 pub struct Sockets {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<SocketsState>>,
     waker: Arc<Waker>,
 }
 
@@ -69,7 +66,7 @@ impl Sockets {
         }
         let (connections, replies) = (BTreeMap::new(), VecDeque::new());
         let registry = poll.registry().try_clone()?;
-        let state = State { offered, connections, replies, registry, ring: None };
+        let state = SocketsState { offered, connections, replies, registry, ring: None };
         let state = Arc::new(Mutex::new(state));
         // A waker that is dropped takes its event along: the thread holds it until it has ended.
         let (waiting, held) = (Arc::clone(&state), Arc::clone(&waker));
@@ -81,7 +78,7 @@ impl Sockets {
     }
 
     /// A function that sets who is told when there may be something for the guest.
-    pub fn ringer(&self) -> impl FnOnce(Ring) + Send + 'static {
+    pub fn ringer(&self) -> impl FnOnce(Notify) + Send + 'static {
         let state = Arc::clone(&self.state);
         move |ring| lock(&state).ring = Some(ring)
     }
@@ -94,11 +91,11 @@ impl Drop for Sockets {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<SocketsState>) -> MutexGuard<'_, SocketsState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn wait(mut poll: Poll, state: &Mutex<State>) {
+fn wait(mut poll: Poll, state: &Mutex<SocketsState>) {
     let mut events = Events::with_capacity(64);
     loop {
         match poll.poll(&mut events, None) {
@@ -120,7 +117,7 @@ fn wait(mut poll: Poll, state: &Mutex<State>) {
     }
 }
 
-impl State {
+impl SocketsState {
     fn mark(&mut self, token: Token) {
         let mut connections = self.connections.values_mut();
         if let Some(connection) = connections.find(|connection| connection.token() == token) {

@@ -5,7 +5,10 @@
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket},
-    sync::mpsc::{Receiver, channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, channel},
+    },
     time::{Duration, Instant},
 };
 
@@ -20,8 +23,8 @@ use smoltcp::{
 use virtio::NetBackend;
 
 use crate::{
-    Cable, Config, GATEWAY, GUEST, MTU, NAME_SERVER, Reach, frames, frames::GATEWAY_MAC, start,
-    tcp::MAX_FLOWS,
+    Cable, GATEWAY, GUEST, MTU, NAME_SERVER, NetworkConfig, Reach, frames, frames::GATEWAY_MAC,
+    start, tcp::MAX_FLOWS,
 };
 
 const MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
@@ -40,11 +43,11 @@ struct Guest {
 }
 
 impl Guest {
-    fn new(config: &Config) -> Self {
+    fn new(config: &NetworkConfig) -> Self {
         let cable = start(config).expect("a network");
         let (sender, rung) = channel();
         // A guest that is gone needs no ringing.
-        cable.ringer()(Box::new(move || sender.send(()).unwrap_or_default()));
+        cable.ringer()(Arc::new(move || sender.send(()).unwrap_or_default()));
         Self { cable, rung }
     }
 
@@ -89,8 +92,8 @@ impl Guest {
 }
 
 /// A network that reaches nothing outside.
-fn closed() -> Config {
-    Config { forwards: Vec::new(), name_server: None, reach: Reach::Public(Vec::new()) }
+fn closed() -> NetworkConfig {
+    NetworkConfig { forwards: Vec::new(), name_server: None, reach: Reach::Public(Vec::new()) }
 }
 
 fn from_guest(mut frame: Vec<u8>) -> Vec<u8> {
@@ -250,7 +253,7 @@ fn descriptors() -> usize {
 fn a_flood_of_connections_is_bounded_and_the_network_goes_on() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let to = SocketAddrV4::new(GATEWAY, listener.local_addr().expect("an address").port());
-    let mut guest = Guest::new(&Config { reach: Reach::Everything, ..closed() });
+    let mut guest = Guest::new(&NetworkConfig { reach: Reach::Everything, ..closed() });
     let before = descriptors();
     for port in 0..u16::try_from(2 * MAX_FLOWS).expect("ports") {
         guest.cable.send(&syn(1024 + port, to));
@@ -272,7 +275,7 @@ fn free_port() -> u16 {
 fn forwarded_datagrams_and_their_answers_find_their_peers() {
     let port = free_port();
     let forward = format!("udp:127.0.0.1:{port}-:7").parse().expect("sound");
-    let mut guest = Guest::new(&Config { forwards: vec![forward], ..closed() });
+    let mut guest = Guest::new(&NetworkConfig { forwards: vec![forward], ..closed() });
     guest.asks_the_gateway(); // and with that tells who it is
     let peers = [(); 3].map(|()| {
         let peer = UdpSocket::bind("127.0.0.1:0").expect("a port");
@@ -311,7 +314,7 @@ fn arrives(reach: Reach, to: Ipv4Addr) -> bool {
     let listener = TcpListener::bind((bound, 0)).expect("a port");
     listener.set_nonblocking(true).expect("set");
     let port = listener.local_addr().expect("an address").port();
-    let mut guest = Guest::new(&Config { reach, ..closed() });
+    let mut guest = Guest::new(&NetworkConfig { reach, ..closed() });
     guest.cable.send(&syn(2000, SocketAddrV4::new(to, port)));
     guest.asks_the_gateway();
     listener.accept().is_ok()

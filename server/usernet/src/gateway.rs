@@ -23,11 +23,11 @@ use smoltcp::{
 };
 
 use crate::{
-    Cable, Config, Error, Forward, GATEWAY, MTU, NAME_SERVER, PREFIX, Protocol, Targets, dhcp,
-    frames, link,
+    Cable, Error, Forward, GATEWAY, MTU, NAME_SERVER, NetworkConfig, PREFIX, Protocol, Targets,
+    dhcp, frames, link,
     link::GatewayEnd,
     tcp::Flows,
-    udp::{Inbound, MAX_DATAGRAM, Ports},
+    udp::{Inbound, MAX_DATAGRAM, UdpPorts},
 };
 
 const WAKE: Token = Token(0);
@@ -37,23 +37,23 @@ const SWEEP: Duration = Duration::from_secs(1);
 const INBOUND_PORTS: u16 = 32_768;
 
 /// The guest's side as smoltcp sees it: IP packets in and out.
-struct Wire {
+struct IpDevice {
     cable: GatewayEnd,
     guest: EthernetAddress,
     received: VecDeque<Vec<u8>>,
 }
 
-impl Device for Wire {
+impl Device for IpDevice {
     type RxToken<'a> = Received;
-    type TxToken<'a> = Sender<'a>;
+    type TxToken<'a> = FrameSender<'a>;
 
-    fn receive(&mut self, _: Instant) -> Option<(Received, Sender<'_>)> {
+    fn receive(&mut self, _: Instant) -> Option<(Received, FrameSender<'_>)> {
         let frame = self.received.pop_front()?;
-        Some((Received(frame), Sender { cable: &self.cable, guest: self.guest }))
+        Some((Received(frame), FrameSender { cable: &self.cable, guest: self.guest }))
     }
 
-    fn transmit(&mut self, _: Instant) -> Option<Sender<'_>> {
-        self.cable.has_room().then_some(Sender { cable: &self.cable, guest: self.guest })
+    fn transmit(&mut self, _: Instant) -> Option<FrameSender<'_>> {
+        self.cable.has_room().then_some(FrameSender { cable: &self.cable, guest: self.guest })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -75,12 +75,12 @@ impl RxToken for Received {
     }
 }
 
-struct Sender<'a> {
+struct FrameSender<'a> {
     cable: &'a GatewayEnd,
     guest: EthernetAddress,
 }
 
-impl TxToken for Sender<'_> {
+impl TxToken for FrameSender<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
         let mut result = None;
         let fill = |bytes: &mut [u8]| result = Some(f(bytes));
@@ -95,11 +95,11 @@ struct Gateway {
     targets: Targets,
     poll: Poll,
     next_token: usize,
-    wire: Wire,
+    wire: IpDevice,
     interface: Interface,
     sockets: SocketSet<'static>,
     flows: Flows,
-    ports: Ports,
+    ports: UdpPorts,
     listeners: HashMap<Token, (TcpListener, SocketAddrV4)>,
     inbound: Vec<(Token, Inbound)>,
     buffer: Vec<u8>,
@@ -112,7 +112,7 @@ pub struct Network {
 }
 
 impl Network {
-    pub(crate) fn open(config: &Config) -> Result<Self, Error> {
+    pub(crate) fn open(config: &NetworkConfig) -> Result<Self, Error> {
         let poll = Poll::new()?;
         let (cable, end) = Cable::new(link::waker(poll.registry(), WAKE)?);
         let mut gateway = Gateway::new(Targets::new(config), poll, end);
@@ -133,7 +133,7 @@ impl Network {
     }
 }
 
-fn interface(wire: &mut Wire) -> Interface {
+fn interface(wire: &mut IpDevice) -> Interface {
     let config = InterfaceConfig::new(HardwareAddress::Ip);
     let mut interface = Interface::new(config, wire, Instant::now());
     interface.update_ip_addrs(|addresses| {
@@ -147,7 +147,7 @@ fn interface(wire: &mut Wire) -> Interface {
 impl Gateway {
     fn new(targets: Targets, poll: Poll, cable: GatewayEnd) -> Self {
         let (guest, received) = (EthernetAddress::BROADCAST, VecDeque::new());
-        let mut wire = Wire { cable, guest, received };
+        let mut wire = IpDevice { cable, guest, received };
         let interface = interface(&mut wire);
         Self {
             targets,
@@ -157,7 +157,7 @@ impl Gateway {
             interface,
             sockets: SocketSet::new(Vec::new()),
             flows: Flows::default(),
-            ports: Ports::default(),
+            ports: UdpPorts::default(),
             listeners: HashMap::new(),
             inbound: Vec::new(),
             buffer: vec![0; MAX_DATAGRAM],

@@ -24,7 +24,7 @@
 //! Frames are parsed by checked accessors only. What the guest can make us hold is bounded: frames
 //! under way, connections, UDP ports. A guest that exceeds a bound loses frames or connections; the host
 //! process keeps its file descriptors. The host's loopback is reachable through the gateway's address
-//! only, and what else is near the host as [`Config::reach`] says.
+//! only, and what else is near the host as [`NetworkConfig::reach`] says.
 //!
 //! IPv6, fragments, and ICMP beyond the gateway are not carried.
 
@@ -43,10 +43,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 pub use forward::{Forward, ForwardError, Protocol};
 pub use gateway::Network;
-pub use link::{Cable, Ring};
+pub use link::Cable;
 pub use reach::{Allow, AllowError, Reach};
 
-use reach::Near;
+use reach::NearNetworks;
 
 /// The guest's address.
 pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
@@ -63,8 +63,8 @@ pub const MTU: u16 = 65_520;
 
 /// What the network offers.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// Ports of the host that lead to the guest.
+pub struct NetworkConfig {
+    /// UdpPorts of the host that lead to the guest.
     pub forwards: Vec<Forward>,
     /// Where names are asked for; none: the guest gets no answers.
     pub name_server: Option<SocketAddr>,
@@ -72,7 +72,7 @@ pub struct Config {
     pub reach: Reach,
 }
 
-impl Default for Config {
+impl Default for NetworkConfig {
     /// No forwarded ports, the host's first name server, everything to be reached.
     fn default() -> Self {
         let (forwards, reach) = Default::default();
@@ -100,7 +100,7 @@ pub enum Error {
 ///
 /// # Errors
 /// See [`Error`].
-pub fn open(config: &Config) -> Result<Network, Error> {
+pub fn open(config: &NetworkConfig) -> Result<Network, Error> {
     Network::open(config)
 }
 
@@ -108,7 +108,7 @@ pub fn open(config: &Config) -> Result<Network, Error> {
 ///
 /// # Errors
 /// See [`Error`].
-pub fn start(config: &Config) -> Result<Cable, Error> {
+pub fn start(config: &NetworkConfig) -> Result<Cable, Error> {
     open(config)?.start()
 }
 
@@ -128,13 +128,17 @@ fn first_name_server(text: &str) -> Option<SocketAddr> {
 struct Targets {
     name_server: Option<SocketAddr>,
     reach: Reach,
-    near: Near,
+    near: NearNetworks,
 }
 
 impl Targets {
-    fn new(config: &Config) -> Self {
+    fn new(config: &NetworkConfig) -> Self {
         let (name_server, reach) = (config.name_server, config.reach.clone());
-        let near = if reach == Reach::Everything { Near::default() } else { Near::of_this_host() };
+        let near = if reach == Reach::Everything {
+            NearNetworks::default()
+        } else {
+            NearNetworks::of_this_host()
+        };
         Self { name_server, reach, near }
     }
 
@@ -168,7 +172,7 @@ mod tests {
     }
 
     fn target(reach: Reach, ip: [u8; 4]) -> Option<SocketAddr> {
-        let config = Config { name_server: None, reach, ..Config::default() };
+        let config = NetworkConfig { name_server: None, reach, ..NetworkConfig::default() };
         Targets::new(&config).find(ip.into(), 80)
     }
 

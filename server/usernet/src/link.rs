@@ -13,33 +13,30 @@ use std::{
 };
 
 use mio::Waker;
-use virtio::NetBackend;
+use virtio::{NetBackend, Notify};
 
 use crate::MTU;
 
 /// Frames under way in one direction at most.
 const CAPACITY: usize = 256;
 
-/// Has the device look for frames to receive.
-pub type Ring = Box<dyn Fn() + Send + Sync>;
-
 #[derive(Default)]
-struct State {
+struct LinkState {
     to_gateway: VecDeque<Vec<u8>>,
     to_guest: VecDeque<Vec<u8>>,
-    ring: Option<Ring>,
+    ring: Option<Notify>,
     /// One of the ends is gone.
     cut: bool,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedLink {
+    state: Mutex<LinkState>,
     room: Condvar,
     waker: Waker,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedLink {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -56,18 +53,18 @@ impl Shared {
 }
 
 /// The guest's end; dropping it ends the network.
-pub struct Cable(Arc<Shared>);
+pub struct Cable(Arc<SharedLink>);
 
 impl Cable {
     /// A cable and its other end.
     pub(crate) fn new(waker: Waker) -> (Self, GatewayEnd) {
-        let shared = Shared { state: Mutex::default(), room: Condvar::new(), waker };
+        let shared = SharedLink { state: Mutex::default(), room: Condvar::new(), waker };
         let shared = Arc::new(shared);
         (Self(Arc::clone(&shared)), GatewayEnd(shared))
     }
 
     /// A function that sets who is told of frames for the guest.
-    pub fn ringer(&self) -> impl FnOnce(Ring) + Send + 'static {
+    pub fn ringer(&self) -> impl FnOnce(Notify) + Send + 'static {
         let shared = Arc::clone(&self.0);
         move |ring| shared.lock().ring = Some(ring)
     }
@@ -76,7 +73,7 @@ impl Cable {
 impl NetBackend for Cable {
     fn send(&mut self, frame: &[u8]) {
         let shared = &self.0;
-        let full = |state: &mut State| state.to_gateway.len() >= CAPACITY && !state.cut;
+        let full = |state: &mut LinkState| state.to_gateway.len() >= CAPACITY && !state.cut;
         let state = shared.room.wait_while(shared.lock(), full);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         let idle = state.to_gateway.is_empty();
@@ -115,7 +112,7 @@ impl Drop for Cable {
 }
 
 /// The gateway's end.
-pub(crate) struct GatewayEnd(Arc<Shared>);
+pub(crate) struct GatewayEnd(Arc<SharedLink>);
 
 impl GatewayEnd {
     /// All frames the guest has sent; `None` once the cable is cut.
@@ -143,15 +140,11 @@ impl GatewayEnd {
 
     /// Tells the device of what was sent.
     pub(crate) fn ring(&self) {
-        let mut state = self.0.lock();
-        if state.to_guest.is_empty() {
-            return;
-        }
-        // Taken out while it is called: it locks the device, whose thread may want our lock.
-        let Some(ring) = state.ring.take() else { return };
+        let state = self.0.lock();
+        let ring = state.ring.clone().filter(|_| !state.to_guest.is_empty());
+        // Not under our lock: it locks the device, whose thread may want ours.
         drop(state);
-        ring();
-        self.0.lock().ring.get_or_insert(ring);
+        ring.into_iter().for_each(|ring| ring());
     }
 }
 

@@ -46,7 +46,7 @@ impl Reach {
     }
 
     /// Whether the guest may connect to `port` at `named`, an address as the guest says it, which stands for `target` on the host.
-    pub(crate) fn allows(&self, named: IpAddr, target: SocketAddr, near: &Near) -> bool {
+    pub(crate) fn allows(&self, named: IpAddr, target: SocketAddr, near: &NearNetworks) -> bool {
         let Self::Public(rules) = self else { return true };
         let (named, port) = (plain(named), target.port());
         rules.iter().any(|rule| rule.matches(named, port))
@@ -194,9 +194,9 @@ fn plain(address: IpAddr) -> IpAddr {
 
 /// The host's addresses, and the networks that it is directly on, as they were when the network was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Near(Vec<Range>);
+pub(crate) struct NearNetworks(Vec<Range>);
 
-impl Near {
+impl NearNetworks {
     /// As the kernel lists its routes. What cannot be read is not there: the ranges that are never public remain.
     pub(crate) fn of_this_host() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -251,7 +251,7 @@ fn own_v6(line: &str) -> Option<Range> {
 }
 
 /// Whether an address is one of this host's. The kernel gives a socket that is connected to an address of its own that
-/// same address (but where it is a second one of an interface: [`Near`] has those); connecting a datagram socket sends nothing.
+/// same address (but where it is a second one of an interface: [`NearNetworks`] has those); connecting a datagram socket sends nothing.
 fn is_of_this_host(target: SocketAddr) -> bool {
     let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let own = || {
@@ -273,7 +273,7 @@ mod tests {
 
     fn allowed(rules: &[&str], address: &str, port: u16) -> bool {
         let rules = rules.iter().map(|rule| rule.parse().expect(rule)).collect();
-        let (address, near) = (ip(address), Near::default());
+        let (address, near) = (ip(address), NearNetworks::default());
         Reach::Public(rules).allows(address, SocketAddr::new(address, port), &near)
     }
 
@@ -311,7 +311,7 @@ mod tests {
             assert!(Reach::Everything.allows(
                 ip(address),
                 SocketAddr::new(ip(address), 80),
-                &Near::default()
+                &NearNetworks::default()
             ));
         }
     }
@@ -376,7 +376,7 @@ mod tests {
                   nonsense\n";
         let v6 = "26064700000000000000000000000000 20 00000000000000000000000000000000 00 \
                   00000000000000000000000000000000 00000100 00000001 00000000 00000001 eth0\n";
-        let near = Near::in_routes(v4, v6);
+        let near = NearNetworks::in_routes(v4, v6);
         let closed = |address| {
             let address = ip(address);
             !Reach::Public(Vec::new()).allows(address, SocketAddr::new(address, 1), &near)
@@ -399,7 +399,7 @@ mod tests {
     #[test]
     fn addresses_of_this_host_are_known_by_asking_its_kernel() {
         assert!(is_of_this_host(([127, 0, 0, 1], 9).into()));
-        let near = Near::of_this_host();
+        let near = NearNetworks::of_this_host();
         assert!(near.contains(ip("127.0.0.1")), "{near:?}");
         assert!(!is_of_this_host(([192, 0, 2, 1], 9).into()));
     }

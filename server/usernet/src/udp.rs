@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use crate::{Targets, tcp::Ends};
 
-/// Ports in use at once; beyond them the longest idle is forgotten.
+/// UdpPorts in use at once; beyond them the longest idle is forgotten.
 const MAX_PORTS: usize = 512;
 /// How long a pair of ports is remembered.
 const IDLE: Duration = Duration::from_secs(60);
@@ -27,12 +27,12 @@ struct Port {
 
 /// The guest's UDP ports in use.
 #[derive(Default)]
-pub(crate) struct Ports {
+pub(crate) struct UdpPorts {
     ports: HashMap<Token, Port>,
     by_ends: HashMap<Ends, Token>,
 }
 
-impl Ports {
+impl UdpPorts {
     /// Sends a datagram of the guest; `token` is for a port not seen before.
     pub(crate) fn send(
         &mut self,

@@ -82,7 +82,7 @@ pub fn serve(
     bell: Option<Bell>,
     socket: UnixStream,
 ) -> io::Result<()> {
-    let server = Arc::new(Mutex::new(Server::new(device, bell)));
+    let server = Arc::new(Mutex::new(DeviceServer::new(device, bell)));
     let mut handler = BackendReqHandler::from_stream(socket.try_clone()?, Arc::clone(&server));
     loop {
         let (asked, rung) = wait(&socket, &server)?;
@@ -129,7 +129,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Waits for the monitor, a doorbell or the host: whether the monitor says something, and the queues that were rung.
-fn wait(socket: &UnixStream, server: &Mutex<Server>) -> io::Result<(bool, Vec<usize>)> {
+fn wait(socket: &UnixStream, server: &Mutex<DeviceServer>) -> io::Result<(bool, Vec<usize>)> {
     let server = lock(server);
     let kicks = server.rings.iter().enumerate();
     let kicks = kicks.filter_map(|(i, ring)| Some((i, ring.bell()?)));
@@ -152,7 +152,7 @@ fn wait(socket: &UnixStream, server: &Mutex<Server>) -> io::Result<(bool, Vec<us
 
 /// A queue as the monitor has described it so far.
 #[derive(Default)]
-struct Ring {
+struct ServedRing {
     shape: Shape,
     /// The request that is next, modulo 2^16.
     base: u16,
@@ -164,7 +164,7 @@ struct Ring {
     queue: Option<Queue>,
 }
 
-impl Ring {
+impl ServedRing {
     /// The doorbell of a queue that runs.
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         self.kick.as_ref().filter(|_| self.queue.is_some()).map(AsFd::as_fd)
@@ -212,23 +212,23 @@ impl Memory {
     }
 }
 
-struct Server {
+struct DeviceServer {
     device: Box<dyn VirtioDevice>,
     bell: Option<Bell>,
     memory: Option<Memory>,
     /// The memory table: the monitor gives rings by addresses of its own.
     regions: Vec<VhostUserMemoryRegion>,
     features: u64,
-    rings: Vec<Ring>,
+    rings: Vec<ServedRing>,
 }
 
-impl Server {
+impl DeviceServer {
     fn new(device: Box<dyn VirtioDevice>, bell: Option<Bell>) -> Self {
-        let rings = device.queue_sizes().iter().map(|_| Ring::default()).collect();
+        let rings = device.queue_sizes().iter().map(|_| ServedRing::default()).collect();
         Self { device, bell, memory: None, regions: Vec::new(), features: 0, rings }
     }
 
-    fn ring(&mut self, index: impl TryInto<usize>) -> Answer<&mut Ring> {
+    fn ring(&mut self, index: impl TryInto<usize>) -> Answer<&mut ServedRing> {
         let index = index.try_into().ok();
         index.and_then(|index| self.rings.get_mut(index)).ok_or(Refusal::InvalidParam)
     }
@@ -336,7 +336,7 @@ fn region(regions: &[VhostUserMemoryRegion], files: &[File], at: u64) -> Answer<
     Ok(file.into())
 }
 
-impl VhostUserBackendReqHandlerMut for Server {
+impl VhostUserBackendReqHandlerMut for DeviceServer {
     fn set_owner(&mut self) -> Answer<()> {
         Ok(())
     }
@@ -346,7 +346,7 @@ impl VhostUserBackendReqHandlerMut for Server {
     }
 
     fn reset_device(&mut self) -> Answer<()> {
-        self.rings.iter_mut().for_each(|ring| *ring = Ring::default());
+        self.rings.iter_mut().for_each(|ring| *ring = ServedRing::default());
         self.device.reset();
         Ok(())
     }

@@ -71,7 +71,7 @@ pub struct Nature {
     /// What the guest may have besides, and the server hears nothing of.
     pub ours: u64,
     /// The configuration structure.
-    pub config: Config,
+    pub config: ConfigSource,
     /// All of an answer counts, however many bytes the server says it has written.
     pub whole_answers: bool,
     /// The queue whose requests wait for what may never come: the server is not asked to give them back, nor are they refused.
@@ -81,7 +81,7 @@ pub struct Nature {
 }
 
 /// Who says what the device is like.
-pub enum Config {
+pub enum ConfigSource {
     /// The server, in so many bytes.
     Asked(u32),
     /// We do.
@@ -89,7 +89,7 @@ pub enum Config {
 }
 
 /// A queue with its bells.
-struct Line {
+struct ForeignQueue {
     shadow: Shadow,
     kick: EventFd,
     call: EventFd,
@@ -98,7 +98,7 @@ struct Line {
 
 /// What the thread that watches shares with the device.
 #[derive(Default)]
-struct Shared {
+struct WatchState {
     doorbell: OnceLock<Doorbell>,
     /// There is no server any more.
     gone: AtomicBool,
@@ -112,9 +112,9 @@ pub struct Foreign {
     offered: u64,
     config: Vec<u8>,
     memory: Ram,
-    lines: Vec<Line>,
+    lines: Vec<ForeignQueue>,
     has_memory: bool,
-    shared: Arc<Shared>,
+    shared: Arc<WatchState>,
 }
 
 impl Foreign {
@@ -142,9 +142,9 @@ impl Foreign {
         let (offered, config) =
             greeted.unwrap_or_else(|| Err(stranger(late()))).map_err(problem)?;
         let memory = Shadow::memory(nature.queues.len()).map_err(io::Error::other)?;
-        let lines = (0..nature.queues.len()).map(|index| Line::new(&memory, index));
+        let lines = (0..nature.queues.len()).map(|index| ForeignQueue::new(&memory, index));
         let lines = lines.collect::<io::Result<Vec<_>>>()?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WatchState::default());
         watch(socket.try_clone()?, &lines, &shared)?;
         let has_memory = false;
         Ok(Self { nature, frontend, socket, offered, config, memory, lines, has_memory, shared })
@@ -295,7 +295,7 @@ impl Foreign {
     }
 }
 
-impl Line {
+impl ForeignQueue {
     fn new(memory: &Ram, index: usize) -> io::Result<Self> {
         let event = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
         let shadow = Shadow::new(memory, index).map_err(io::Error::other)?;
@@ -382,8 +382,8 @@ fn greet(frontend: &mut Frontend, nature: &Nature) -> Result<(u64, Vec<u8>), Str
     let wanted = has & VhostUserProtocolFeatures::CONFIG;
     frontend.set_protocol_features(wanted).map_err(stranger)?;
     let len = match &nature.config {
-        Config::Known(config) => return Ok((offered, config.clone())),
-        Config::Asked(len) => *len,
+        ConfigSource::Known(config) => return Ok((offered, config.clone())),
+        ConfigSource::Asked(len) => *len,
     };
     let name = nature.name;
     let other = |_| format!("it does not say what its {name} is like; it serves another device");
@@ -396,7 +396,7 @@ fn greet(frontend: &mut Frontend, nature: &Nature) -> Result<(u64, Vec<u8>), Str
 }
 
 /// Starts the thread that rings the transport when the server calls, or has hung up.
-fn watch(socket: UnixStream, lines: &[Line], shared: &Arc<Shared>) -> io::Result<()> {
+fn watch(socket: UnixStream, lines: &[ForeignQueue], shared: &Arc<WatchState>) -> io::Result<()> {
     let epoll = Epoll::new()?;
     let add = |fd: RawFd, what, number| {
         epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(what, number))
@@ -422,7 +422,7 @@ fn watch(socket: UnixStream, lines: &[Line], shared: &Arc<Shared>) -> io::Result
 }
 
 /// Rings the transport when the server calls, until it hangs up.
-fn pass_on(epoll: &Epoll, calls: &[EventFd], shared: &Shared) -> io::Result<()> {
+fn pass_on(epoll: &Epoll, calls: &[EventFd], shared: &WatchState) -> io::Result<()> {
     let mut events = [EpollEvent::default(); 16];
     loop {
         let count = match epoll.wait(-1, &mut events) {
@@ -444,7 +444,7 @@ fn pass_on(epoll: &Epoll, calls: &[EventFd], shared: &Shared) -> io::Result<()> 
     }
 }
 
-impl Shared {
+impl WatchState {
     fn ring(&self, index: usize) {
         self.doorbell.get().into_iter().for_each(|doorbell| doorbell.ring(index));
     }

@@ -20,14 +20,14 @@ use vmm_sys_util::{
 use crate::{
     Error,
     link::{Link, Spawn},
-    near::{MOMENT, Near, Place},
+    near::{Binding, MOMENT, Near},
     soon::comes_within,
 };
 
 /// Features of rings and transports (virtio 1.2 section 6): the monitor's transport has its own.
 const RESERVED: u64 = ((1 << 42) - 1) & !((1 << 24) - 1);
 
-struct Shared {
+struct SharedFront {
     link: Mutex<Link>,
     /// What the thread that passes interrupts on waits for.
     epoll: Epoll,
@@ -37,7 +37,7 @@ struct Shared {
     mourner: OnceLock<Mourner>,
 }
 
-impl Shared {
+impl SharedFront {
     /// Rings, and takes the answer if it comes soon. The thread that passes interrupts on takes it otherwise.
     fn ring_and_wait(&self, near: &Near, link: MutexGuard<'_, Link>, index: usize) {
         let Some(call) = link.rings.get(index).map(|ring| Arc::clone(&ring.call)) else { return };
@@ -63,7 +63,7 @@ impl Shared {
 /// Is told why there is no server any more.
 pub type Mourner = Box<dyn Fn(&Error) + Send + Sync>;
 
-impl Shared {
+impl SharedFront {
     fn tell_of_the_end(&self, error: &Error) {
         match self.mourner.get() {
             Some(tell) => tell(error),
@@ -78,7 +78,7 @@ impl Shared {
 
 /// A device served by another process.
 pub struct Remote {
-    shared: Arc<Shared>,
+    shared: Arc<SharedFront>,
     device_type: u16,
     class: u32,
     queues: Vec<u16>,
@@ -106,7 +106,8 @@ impl Remote {
         let (doorbell, near) = (OnceLock::new(), OnceLock::new());
         let mourner = OnceLock::new();
         let epoll = watching(&link)?;
-        let shared = Arc::new(Shared { link: Mutex::new(link), epoll, doorbell, near, mourner });
+        let shared =
+            Arc::new(SharedFront { link: Mutex::new(link), epoll, doorbell, near, mourner });
         let watched = Arc::clone(&shared);
         let name = format!("server-{}", identity.device_type);
         thread::Builder::new().name(name).spawn(move || watch(&watched))?;
@@ -244,7 +245,7 @@ impl Remote {
 }
 
 /// Passes interrupts on, and has a server that ended replaced, until that fails.
-fn watch(shared: &Shared) {
+fn watch(shared: &SharedFront) {
     loop {
         let outcome = wait(shared).map_err(Error::from).and_then(|()| shared.link().start_anew());
         match outcome {
@@ -303,16 +304,16 @@ fn watching(link: &Link) -> io::Result<Epoll> {
 }
 
 /// Has the end of this server reported. That of its predecessor is not, whose socket is closed.
-fn watch_end(shared: &Shared) -> io::Result<()> {
+fn watch_end(shared: &SharedFront) -> io::Result<()> {
     let socket = shared.link().socket.as_raw_fd();
     add(&shared.epoll, socket, Event::Ended, EventSet::READ_HANG_UP)
 }
 
 /// Waits for what the server says and passes it on, until it has ended.
-fn wait(shared: &Shared) -> io::Result<()> {
+fn wait(shared: &SharedFront) -> io::Result<()> {
     watch_end(shared)?;
     let mut events = [EpollEvent::default(); 16];
-    let mut place = Place::default();
+    let mut place = Binding::default();
     loop {
         let count = match shared.epoll.wait(-1, &mut events) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -351,7 +352,7 @@ fn heard(link: &Link, happened: &[Event]) -> (Vec<Interrupt>, bool, Option<Pid>)
 }
 
 /// Has the transport look at every queue, and so find out what has happened.
-fn ring_all(shared: &Shared) {
+fn ring_all(shared: &SharedFront) {
     let queues = shared.link().rings.len();
     if let Some(doorbell) = shared.doorbell.get() {
         (0..queues).for_each(|index| doorbell.ring(index));

@@ -47,7 +47,7 @@ use std::{
 };
 
 pub use back::{Bell, leave_after, serve};
-pub use foreign::{Config, Foreign, Nature};
+pub use foreign::{ConfigSource, Foreign, Nature};
 pub use front::{Remote, Reserve};
 pub use link::{Process, Spawn};
 pub use policy::Served;

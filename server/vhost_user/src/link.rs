@@ -53,7 +53,7 @@ pub trait Process: Send {
 }
 
 /// A queue that is served elsewhere, or was, or will be.
-pub(crate) struct Ring {
+pub(crate) struct RemoteRing {
     kick: EventFd,
     pub(crate) call: Arc<EventFd>,
     pub(crate) error: EventFd,
@@ -68,7 +68,7 @@ pub(crate) struct Running {
     pub(crate) interrupt: Interrupt,
 }
 
-impl Ring {
+impl RemoteRing {
     fn new() -> io::Result<Self> {
         let event = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
         Ok(Self {
@@ -132,7 +132,7 @@ pub(crate) struct Link {
     /// What the driver wrote into the configuration structure.
     written: BTreeMap<usize, Vec<u8>>,
     memory: Option<Ram>,
-    pub(crate) rings: Vec<Ring>,
+    pub(crate) rings: Vec<RemoteRing>,
     ends: Vec<Instant>,
     /// It has told of a queue that the driver broke.
     pub(crate) broken: bool,
@@ -143,7 +143,7 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(spawn: Spawn) -> Result<Self, Error> {
         let Started { socket, identity, patience, process } = spawn()?;
-        let rings = identity.queues.iter().map(|_| Ring::new()).collect::<Result<_, _>>()?;
+        let rings = identity.queues.iter().map(|_| RemoteRing::new()).collect::<Result<_, _>>()?;
         let (frontend, socket) = connect(socket, &identity)?;
         let mut link = Self {
             spawn,
@@ -394,7 +394,7 @@ impl Link {
     }
 }
 
-impl Ring {
+impl RemoteRing {
     /// Sets where it goes on to what the used ring says has been given back.
     fn go_on(&mut self, memory: &Ram) {
         let Some(Running { shape, .. }) = &self.running else { return };

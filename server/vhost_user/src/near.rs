@@ -104,11 +104,11 @@ impl Near {
 
 /// Where the server and this thread are bound to.
 #[derive(Default)]
-pub(crate) struct Place {
+pub(crate) struct Binding {
     at: Option<usize>,
 }
 
-impl Place {
+impl Binding {
     /// The server has answered.
     pub(crate) fn answered(&mut self, near: &Near, server: Option<Pid>) {
         let Some(took) = near.took() else { return };
@@ -163,7 +163,7 @@ mod tests {
         };
         let mut child = Command::new("sleep").arg("60").spawn().expect("a process");
         let pid = Pid::from_child(&child);
-        let mut place = Place::default();
+        let mut place = Binding::default();
         for _ in 0..ENOUGH {
             assert_eq!(cpus(Some(pid)), all, "not enough has been seen");
             assert!(!near.ring(), "the vCPU does not wait for a server that is elsewhere");

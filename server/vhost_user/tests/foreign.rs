@@ -16,7 +16,7 @@ use std::{
 use contract::GuestRam;
 use driver::{Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
 use ram::DmaMemory;
-use vhost_user::{Config, Foreign, Nature, serve};
+use vhost_user::{ConfigSource, Foreign, Nature, serve};
 use virtio::{Chain, Queue, RingError, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -115,7 +115,7 @@ fn nature() -> Nature {
         queues: &[SIZE, SIZE],
         known: FEATURE | HIDDEN,
         passed: FEATURE,
-        config: Config::Asked(4),
+        config: ConfigSource::Asked(4),
         whole_answers: false,
         ours: 0,
         patient: None,
@@ -358,7 +358,7 @@ fn what_is_no_such_server_is_named() {
     assert!(said.contains("does not answer as a vhost-user server"), "{said}");
     for wrong in [
         Nature { known: FEATURE, ..nature() },
-        Nature { config: Config::Asked(0x2000), ..nature() },
+        Nature { config: ConfigSource::Asked(0x2000), ..nature() },
     ] {
         let (_directory, path) = adder(Manner::Sound, channel().0);
         let said = refused(&path, wrong);

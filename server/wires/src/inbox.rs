@@ -2,41 +2,41 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::Ring;
+use virtio::Notify;
 
 /// Frames that wait at most.
 const CAPACITY: usize = 256;
 
 #[derive(Default)]
 pub(crate) struct Inbox {
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
     room: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct InboxState {
     frames: VecDeque<Vec<u8>>,
-    ring: Option<Arc<dyn Fn() + Send + Sync>>,
+    ring: Option<Notify>,
     closed: bool,
 }
 
 impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Who is told of frames. Those that came before are told of at once.
-    pub(crate) fn tell(&self, ring: Ring) {
-        self.lock().ring = Some(ring.into());
+    pub(crate) fn tell(&self, ring: Notify) {
+        self.lock().ring = Some(ring);
         self.ring();
     }
 
     /// Adds a frame, waiting for room; false once the guest is gone.
     pub(crate) fn put(&self, frame: Vec<u8>) -> bool {
-        let full = |state: &mut State| state.frames.len() >= CAPACITY && !state.closed;
+        let full = |state: &mut InboxState| state.frames.len() >= CAPACITY && !state.closed;
         let state = self.room.wait_while(self.lock(), full);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         if state.closed {

@@ -17,15 +17,12 @@ mod tap;
 
 use std::{io, path::PathBuf, sync::Arc};
 
-use virtio::NetBackend;
+use virtio::{NetBackend, Notify};
 
 use inbox::Inbox;
-pub use passt::Server as PasstServer;
+pub use passt::PasstServer;
 pub use socket::{forget, listen, socket};
 pub use tap::tap;
-
-/// Has the device look for frames to receive.
-pub type Ring = Box<dyn Fn() + Send + Sync>;
 
 /// Packets of networks that make no other promise.
 const ETHERNET_MTU: u16 = 1500;
@@ -83,7 +80,7 @@ pub struct Wire {
 
 impl Wire {
     /// A function that sets who is told of frames for the guest.
-    pub fn ringer(&self) -> impl FnOnce(Ring) + Send + 'static {
+    pub fn ringer(&self) -> impl FnOnce(Notify) + Send + 'static {
         let inbox = Arc::clone(&self.inbox);
         move |ring| inbox.tell(ring)
     }

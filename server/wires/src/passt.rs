@@ -28,17 +28,17 @@ const STARTUP: Duration = Duration::from_millis(150);
 const GLANCE: Duration = Duration::from_millis(10);
 
 /// A passt that serves a network interface. It is ended when this is dropped.
-pub struct Server {
+pub struct PasstServer {
     child: Child,
     /// Made before there is a filter that lets nobody be signalled by number.
     pidfd: Option<OwnedFd>,
 }
 
-impl Server {
+impl PasstServer {
     /// Starts one that leads these ports of the host to the guest, and returns our end of the protocol.
     ///
     /// # Errors
-    /// passt is not installed, too old, or cannot be run. What it does not like about the ports it says instead of answering ([`Server::refusal`]).
+    /// passt is not installed, too old, or cannot be run. What it does not like about the ports it says instead of answering ([`PasstServer::refusal`]).
     pub fn start(forwards: &[Forward]) -> Result<(Self, UnixStream), Error> {
         knows_vhost_user(PROGRAM)?;
         let (ours, its) = UnixStream::pair()?;
@@ -71,7 +71,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PasstServer {
     fn drop(&mut self) {
         // One that has ended needs no killing, and one that cannot be killed ends with its socket.
         if let Some(pidfd) = &self.pidfd {

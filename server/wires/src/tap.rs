@@ -30,7 +30,7 @@ const BUFFER: usize = 1 << 16;
 
 /// `struct ifreq` as TUNSETIFF reads it.
 #[repr(C)]
-struct Request {
+struct InterfaceRequest {
     name: [u8; NAME],
     flags: u16,
     rest: [u8; 22],
@@ -69,14 +69,15 @@ fn start(device: File) -> Result<Wire, Error> {
 }
 
 fn open(name: &str) -> Result<File, String> {
-    let mut request = Request { name: [0; NAME], flags: IFF_TAP | IFF_NO_PI, rest: [0; 22] };
+    let mut request =
+        InterfaceRequest { name: [0; NAME], flags: IFF_TAP | IFF_NO_PI, rest: [0; 22] };
     if name.is_empty() || name.len() >= NAME {
         return Err(format!("a name has 1 to {} characters", NAME - 1));
     }
     request.name[..name.len()].copy_from_slice(name.as_bytes());
     let device = File::options().read(true).write(true).open("/dev/net/tun");
     let device = device.map_err(|error| format!("/dev/net/tun: {error}"))?;
-    // SAFETY: TUNSETIFF reads a `struct ifreq`, which Request is.
+    // SAFETY: TUNSETIFF reads a `struct ifreq`, which InterfaceRequest is.
     let done = unsafe { ioctl(&device, Setter::<TUNSETIFF, _>::new(request)) };
     done.map_err(|error| match error {
         Errno::PERM => "it does not exist or is not yours; as root: ip tuntap add NAME mode tap \

@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
-    sync::{Barrier, mpsc::channel},
+    sync::{Arc, Barrier, mpsc::channel},
     time::Duration,
 };
 
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn receive(wire: &mut Wire) -> Vec<u8> {
     let (sender, rung) = channel();
     // The test may be over when the last one rings.
-    wire.ringer()(Box::new(move || {
+    wire.ringer()(Arc::new(move || {
         let _ = sender.send(());
     }));
     let mut frame = Vec::new();

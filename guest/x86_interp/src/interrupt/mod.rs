@@ -43,25 +43,25 @@ impl Event {
 
 /// How exceptions add up (SDM table 6-5).
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
+enum Severity {
     Benign,
     Contributory,
     PageFault,
     DoubleFault,
 }
 
-fn class(v: u8) -> Class {
+fn class(v: u8) -> Severity {
     match v {
-        vector::DE | vector::TS | vector::NP | vector::SS | vector::GP => Class::Contributory,
-        vector::PF => Class::PageFault,
-        vector::DF => Class::DoubleFault,
-        _ => Class::Benign,
+        vector::DE | vector::TS | vector::NP | vector::SS | vector::GP => Severity::Contributory,
+        vector::PF => Severity::PageFault,
+        vector::DF => Severity::DoubleFault,
+        _ => Severity::Benign,
     }
 }
 
 /// What a fault while delivering `first` becomes; `None` is a triple fault.
 fn combine(first: u8, second: Fault) -> Option<Fault> {
-    use Class::*;
+    use Severity::*;
     match (class(first), class(second.vector)) {
         (DoubleFault, Contributory | PageFault) => None,
         (Contributory, Contributory) | (PageFault, Contributory | PageFault) => {

@@ -3,7 +3,7 @@
 
 use crate::images;
 use crate::memory::{Machine, RAM};
-use boot::{BootProtocol, Module, Request};
+use boot::{BootProtocol, BootRequest, Module};
 use proptest::prelude::*;
 use ram::Ram;
 use std::sync::LazyLock;
@@ -36,7 +36,7 @@ const PROTOCOLS: [BootProtocol; 5] = [
 fn load(kernel: &[u8], protocol: BootProtocol) {
     thread_local!(static MEMORY: Ram = Ram::new(RAM).expect("RAM"));
     let modules = [Module { data: &[1; 5000], cmdline: "module" }];
-    let request = Request { kernel, modules: &modules, cmdline: "x", cpus: 2, protocol };
+    let request = BootRequest { kernel, modules: &modules, cmdline: "x", cpus: 2, protocol };
     MEMORY.with(|ram| {
         if let Ok(loaded) = boot::load(ram, &request) {
             Machine { ram: ram.clone(), loaded }.assert_disjoint();

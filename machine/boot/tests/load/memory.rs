@@ -1,6 +1,6 @@
 //! RAM to load into, and reading it back.
 
-use boot::{BootProtocol, Error, Loaded, Module, Request};
+use boot::{BootProtocol, BootRequest, Error, Loaded, Module};
 use ram::Ram;
 
 /// Enough for every kernel made here, in bytes.
@@ -19,7 +19,7 @@ pub fn try_load(kernel: &[u8], modules: &[Module<'_>], p: BootProtocol) -> Resul
     for base in [0, crate::images::PHYSICAL] {
         ram.write_gpa(base, &dirt).expect("inside RAM");
     }
-    let request = Request { kernel, modules, cmdline: "console=ttyS0", cpus: 1, protocol: p };
+    let request = BootRequest { kernel, modules, cmdline: "console=ttyS0", cpus: 1, protocol: p };
     boot::load(&ram, &request).map(|loaded| Machine { ram, loaded })
 }
 

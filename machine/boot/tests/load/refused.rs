@@ -2,7 +2,7 @@
 
 use crate::images::{self, put};
 use crate::memory::try_load;
-use boot::{BootProtocol, Error, Request};
+use boot::{BootProtocol, BootRequest, Error};
 use ram::Ram;
 
 fn error(kernel: &[u8], protocol: BootProtocol) -> Error {
@@ -122,15 +122,15 @@ fn requests_that_make_no_sense() {
     let kernel = images::bzimage(&images::gzip(&images::elf64()));
     let ram = Ram::new(64 << 20).expect("RAM");
     let protocol = BootProtocol::Auto;
-    let good = Request { kernel: &kernel, modules: &[], cmdline: "", cpus: 1, protocol };
+    let good = BootRequest { kernel: &kernel, modules: &[], cmdline: "", cpus: 1, protocol };
     let refused = |request| boot::load(&ram, &request).err();
     assert!(refused(good).is_none());
-    assert!(matches!(refused(Request { cpus: 0, ..good }), Some(Error::CpuCount(0))));
-    assert!(matches!(refused(Request { cpus: 5000, ..good }), Some(Error::CpuCount(_))));
-    let nul = Request { cmdline: "a\0b", ..good };
+    assert!(matches!(refused(BootRequest { cpus: 0, ..good }), Some(Error::CpuCount(0))));
+    assert!(matches!(refused(BootRequest { cpus: 5000, ..good }), Some(Error::CpuCount(_))));
+    let nul = BootRequest { cmdline: "a\0b", ..good };
     assert!(matches!(refused(nul), Some(Error::CommandLineNul(_))));
     let long = "x".repeat(2048);
-    let too_long = Request { cmdline: &long, ..good };
+    let too_long = BootRequest { cmdline: &long, ..good };
     assert!(matches!(refused(too_long), Some(Error::CommandLineTooLong { max: 2047, .. })));
     let tiny = Ram::new(1 << 20).expect("RAM");
     assert!(matches!(boot::load(&tiny, &good).err(), Some(Error::RamTooSmall { .. })));

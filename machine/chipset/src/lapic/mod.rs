@@ -20,7 +20,7 @@ use x86::Fault;
 use crate::lock;
 use message::{Delivery, Destination, Message, Taken};
 use registers::{BASE_ADDRESS, BASE_ENABLED, DEFAULT_BASE};
-use state::{Shorthand, State};
+use state::{ApicState, Shorthand};
 use timer::Timer;
 
 /// No page: the registers are not in memory.
@@ -28,8 +28,8 @@ const NO_WINDOW: u64 = u64::MAX;
 
 /// A local APIC behind its lock.
 pub(crate) struct Lapic {
-    state: Mutex<State>,
-    /// [`State::pending`] as of the last change, for the CPU to poll without the lock.
+    state: Mutex<ApicState>,
+    /// [`ApicState::pending`] as of the last change, for the CPU to poll without the lock.
     pending: AtomicU32,
     /// GPA of the register page, or [`NO_WINDOW`].
     window: AtomicU64,
@@ -43,13 +43,13 @@ impl Lapic {
         clock: Arc<dyn Clock>,
         rearm: Arc<dyn Rearm>,
     ) -> Self {
-        let state = Mutex::new(State::new(id, id == 0, Timer::new(clock, rearm)));
+        let state = Mutex::new(ApicState::new(id, id == 0, Timer::new(clock, rearm)));
         let window = AtomicU64::new(DEFAULT_BASE);
         Self { state, pending: AtomicU32::new(0), window, kicker }
     }
 
     /// Every access to the state goes through here, so that the summary follows it.
-    pub(crate) fn with<T>(&self, access: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with<T>(&self, access: impl FnOnce(&mut ApicState) -> T) -> T {
         let mut state = lock(&self.state);
         let result = access(&mut state);
         let now = state.pending();
@@ -111,7 +111,7 @@ impl ApicBus {
             let target = self.0.get(id as usize);
             return target.map_or(Taken::No, |lapic| lapic.with(|state| state.receive(message)));
         }
-        let receive = |state: &mut State| match state.matches(message.destination) {
+        let receive = |state: &mut ApicState| match state.matches(message.destination) {
             true => state.receive(message),
             false => Taken::No,
         };
@@ -119,7 +119,8 @@ impl ApicBus {
     }
 
     fn send_to_lowest(&self, message: &Message) -> Taken {
-        let priority = |state: &mut State| state.matches(message.destination).then(|| state.apr());
+        let priority =
+            |state: &mut ApicState| state.matches(message.destination).then(|| state.apr());
         let matching = self.0.iter().filter_map(|l| Some((l.with(priority)?, l)));
         let Some((_, lapic)) = matching.min_by_key(|(priority, _)| *priority) else {
             return Taken::No;

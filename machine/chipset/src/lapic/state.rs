@@ -31,7 +31,7 @@ pub(crate) enum Shorthand {
     Others,
 }
 
-pub(crate) struct State {
+pub(crate) struct ApicState {
     id: u32,
     base: u64,
     tpr: u8,
@@ -58,7 +58,7 @@ pub(crate) struct State {
     start_up: Option<u8>,
 }
 
-impl State {
+impl ApicState {
     /// The state after power-up. The bootstrap processor's is as firmware leaves it: LINT0 takes
     /// the 8259s' interrupts, LINT1 NMIs.
     pub(crate) fn new(id: u32, bsp: bool, timer: Timer) -> Self {
@@ -161,7 +161,7 @@ impl State {
         (self.lint0 && wired) || self.ext_int
     }
 
-    /// [`State::ext_int`]; an ExtINT message is taken once.
+    /// [`ApicState::ext_int`]; an ExtINT message is taken once.
     pub(crate) fn take_ext_int(&mut self) -> bool {
         let waits = self.ext_int();
         self.ext_int = false;

@@ -11,7 +11,7 @@ pub use file::{FileImage, ImageError};
 
 use crate::{Chain, Queue, RingError, VirtioDevice};
 use ram::DmaMemory;
-use request::{RangeLimits, Reply, Request};
+use request::{BlockRequest, RangeLimits, Reply};
 use virtio_bindings::virtio_blk as spec;
 
 const QUEUES: [u16; 1] = [256];
@@ -70,14 +70,14 @@ impl Block {
 
     /// Executes the request in `chain`; says how the driver is told.
     fn execute(&mut self, chain: &Chain, queue: &Queue) -> Result<Reply, RingError> {
-        match Request::parse(chain, queue.memory())? {
-            Request::In { offset, len } => self.read(chain, queue, offset, len),
-            Request::Out { offset, len } => self.write(chain, queue, offset, len),
-            Request::Flush => Ok(Reply::of(&self.backend.flush())),
-            Request::GetId => self.get_id(chain, queue),
-            Request::Ranges { zeroes } => self.ranges(chain, queue, zeroes),
-            Request::Unknown => Ok(Reply::UNSUPPORTED),
-            Request::Malformed => Ok(Reply::FAILED),
+        match BlockRequest::parse(chain, queue.memory())? {
+            BlockRequest::In { offset, len } => self.read(chain, queue, offset, len),
+            BlockRequest::Out { offset, len } => self.write(chain, queue, offset, len),
+            BlockRequest::Flush => Ok(Reply::of(&self.backend.flush())),
+            BlockRequest::GetId => self.get_id(chain, queue),
+            BlockRequest::Ranges { zeroes } => self.ranges(chain, queue, zeroes),
+            BlockRequest::Unknown => Ok(Reply::UNSUPPORTED),
+            BlockRequest::Malformed => Ok(Reply::FAILED),
         }
     }
 

@@ -15,7 +15,7 @@ const RANGE: usize = 16;
 
 /// What the driver asks for, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum BlockRequest {
     /// Read from the disk.
     In { offset: u64, len: u64 },
     /// Write to the disk.
@@ -32,7 +32,7 @@ pub(super) enum Request {
     Malformed,
 }
 
-impl Request {
+impl BlockRequest {
     /// Reads a request's header. The chain has room for the status.
     pub(super) fn parse(chain: &Chain, memory: &DmaMemory) -> Result<Self, RingError> {
         if chain.readable.len() < HEADER {
@@ -60,10 +60,10 @@ impl Request {
     }
 }
 
-fn transfer(sector: u64, len: u64, make: impl Fn(u64, u64) -> Request) -> Request {
+fn transfer(sector: u64, len: u64, make: impl Fn(u64, u64) -> BlockRequest) -> BlockRequest {
     match sector.checked_mul(SECTOR) {
         Some(offset) if len.is_multiple_of(SECTOR) => make(offset, len),
-        _ => Request::Malformed,
+        _ => BlockRequest::Malformed,
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) struct RangeLimits {
 
 /// A range to discard or zero, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Range {
+pub(super) struct ByteRange {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) unmap: bool,
@@ -89,7 +89,7 @@ pub(super) fn ranges(
     chain: &Chain,
     memory: &DmaMemory,
     zeroes: bool,
-) -> Result<Result<Vec<Range>, Reply>, RingError> {
+) -> Result<Result<Vec<ByteRange>, Reply>, RingError> {
     let limits = if zeroes { WRITE_ZEROES } else { DISCARD };
     let len = chain.readable.len() - HEADER;
     if len == 0
@@ -104,7 +104,7 @@ pub(super) fn ranges(
     Ok(ranges.iter().map(|range| parse_range(range, limits.sectors, zeroes)).collect())
 }
 
-fn parse_range(bytes: &[u8; RANGE], max_sectors: u32, zeroes: bool) -> Result<Range, Reply> {
+fn parse_range(bytes: &[u8; RANGE], max_sectors: u32, zeroes: bool) -> Result<ByteRange, Reply> {
     let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = *bytes;
     let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
     let sectors = u32::from_le_bytes([n0, n1, n2, n3]);
@@ -117,7 +117,7 @@ fn parse_range(bytes: &[u8; RANGE], max_sectors: u32, zeroes: bool) -> Result<Ra
     if sectors > max_sectors {
         return Err(Reply::FAILED);
     }
-    Ok(Range { offset, len: u64::from(sectors) * SECTOR, unmap: flags != 0 })
+    Ok(ByteRange { offset, len: u64::from(sectors) * SECTOR, unmap: flags != 0 })
 }
 
 /// How a request ended.

@@ -1,6 +1,6 @@
 //! Kernel files of every kind, with modules and arguments, put into guest RAM; ACPI tables and boot protocols with them.
 
-use boot::{BootProtocol, Module, Request};
+use boot::{BootProtocol, BootRequest, Module};
 use ram::Ram;
 
 use fuzzer::Target;
@@ -34,7 +34,7 @@ fn run(bytes: &[u8]) {
     let modules = [Module { data: tail, cmdline: &cmdline }];
     let modules = &modules[..usize::from(how >> 4 & 1)];
     let cpus = 1 + u32::from(how >> 5);
-    let request = Request { kernel, modules, cmdline: &cmdline, cpus, protocol };
+    let request = BootRequest { kernel, modules, cmdline: &cmdline, cpus, protocol };
     // That it is refused is no failure.
     if let Ok(loaded) = boot::load(&memory, &request) {
         for placed in loaded.placed {

@@ -9,7 +9,7 @@ use std::{
 
 use fastrand::Rng;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use vhost_user::{Config, Foreign, Nature};
+use vhost_user::{ConfigSource, Foreign, Nature};
 use virtio::{Chain, RingError};
 
 use super::{all, none};
@@ -42,7 +42,7 @@ fn nature() -> Nature {
         queues: &[8, 8],
         known: 1 << 5,
         passed: 1 << 5,
-        config: Config::Asked(4),
+        config: ConfigSource::Asked(4),
         whole_answers: false,
         ours: 0,
         patient: Some(1),

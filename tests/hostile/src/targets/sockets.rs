@@ -48,7 +48,7 @@ fn run(bytes: &[u8]) {
         (port, theirs)
     });
     let mut sockets = Sockets::new(ports).expect("sockets");
-    let told: sockets::Ring = Arc::new(|| {});
+    let told: virtio::Notify = Arc::new(|| {});
     sockets.ringer()(Arc::clone(&told));
     let mut data = Vec::new();
     for deed in all::<Deed>(bytes, MOST) {
@@ -89,7 +89,7 @@ fn run(bytes: &[u8]) {
 }
 
 /// The thread that waits for the sockets ends with them, and gives up what it tells.
-fn has_ended(told: &sockets::Ring) {
+fn has_ended(told: &virtio::Notify) {
     let started = Instant::now();
     while Arc::strong_count(told) > 1 {
         assert!(started.elapsed() < PATIENCE, "a thread is left behind");

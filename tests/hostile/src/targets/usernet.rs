@@ -3,11 +3,14 @@
 use std::{
     cell::RefCell,
     net::Ipv4Addr,
-    sync::mpsc::{Receiver, channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, channel},
+    },
     time::{Duration, Instant},
 };
 
-use usernet::{Cable, Config, GATEWAY, GUEST, NAME_SERVER, Reach};
+use usernet::{Cable, GATEWAY, GUEST, NAME_SERVER, NetworkConfig, Reach};
 use virtio::NetBackend;
 
 use fuzzer::Target;
@@ -35,11 +38,11 @@ impl Guest {
     fn new() -> Self {
         let reach = Reach::Public(Vec::new());
         let forwards = Vec::new();
-        let cable =
-            usernet::start(&Config { forwards, name_server: None, reach }).expect("a network");
+        let cable = usernet::start(&NetworkConfig { forwards, name_server: None, reach })
+            .expect("a network");
         let (sender, rung) = channel();
         // A guest that is gone needs no ringing.
-        cable.ringer()(Box::new(move || sender.send(()).unwrap_or_default()));
+        cable.ringer()(Arc::new(move || sender.send(()).unwrap_or_default()));
         Self { cable, rung }
     }
 

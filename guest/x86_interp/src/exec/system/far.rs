@@ -28,7 +28,7 @@ enum Transfer {
 }
 
 /// A code segment and an offset in it.
-struct Target {
+struct FarTarget {
     cs: Segment,
     rip: u64,
 }
@@ -67,7 +67,7 @@ impl<S: System> Cpu<S> {
     fn far(&mut self, sys: &mut S, selector: u16, offset: u64, how: Transfer) -> Result<(), Fault> {
         if self.real_style() {
             let cs = self.real_segment(seg::CS, selector);
-            return self.go(sys, Target { cs, rip: offset }, how);
+            return self.go(sys, FarTarget { cs, rip: offset }, how);
         }
         if is_null(selector) {
             return Err(Fault::gp(0));
@@ -75,13 +75,13 @@ impl<S: System> Cpu<S> {
         let found = self.descriptor(sys, selector, vector::GP)?;
         if !found.segment.is_system() {
             let cs = self.far_code_segment(sys, &found)?;
-            return self.go(sys, Target { cs, rip: offset }, how);
+            return self.go(sys, FarTarget { cs, rip: offset }, how);
         }
         self.far_system(sys, &found, how)
     }
 
     /// Pushes the return address if it is a call, and jumps, without a change of level.
-    fn go(&mut self, sys: &mut S, target: Target, how: Transfer) -> Result<(), Fault> {
+    fn go(&mut self, sys: &mut S, target: FarTarget, how: Transfer) -> Result<(), Fault> {
         // The return address is stored first and stays below RSP if the target is none: so do CPUs.
         let rsp = self.vcpu.gpr[reg::RSP];
         if let Transfer::Call(size) = how {
@@ -176,7 +176,7 @@ impl<S: System> Cpu<S> {
         }
         let new = if inward { s.dpl() } else { cpl };
         let cs = self.commit_code_segment(sys, &code, new)?;
-        let target = Target { cs, rip: gate.offset };
+        let target = FarTarget { cs, rip: gate.offset };
         if new < cpl {
             return self.call_inward(sys, target, &gate);
         }
@@ -186,7 +186,7 @@ impl<S: System> Cpu<S> {
     }
 
     /// A call to a more privileged level, on that level's stack from the TSS.
-    fn call_inward(&mut self, sys: &mut S, target: Target, gate: &Gate) -> Result<(), Fault> {
+    fn call_inward(&mut self, sys: &mut S, target: FarTarget, gate: &Gate) -> Result<(), Fault> {
         self.check_far_target(&target.cs, target.rip)?;
         let level = target.cs.rpl();
         let (old_ss, old_sp) = (self.vcpu.seg[seg::SS], self.vcpu.gpr[reg::RSP]);

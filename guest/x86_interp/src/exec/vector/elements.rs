@@ -5,7 +5,7 @@
 //! has loaded and clears their mask bits, so that it goes on where it stopped (SDM vol. 2,
 //! VPGATHERDD); a masked store writes nothing if any of its elements faults.
 
-use super::permit::{self, Class};
+use super::permit::{self, VectorClass};
 use crate::{
     cpu::Cpu,
     debug::dr6,
@@ -123,7 +123,7 @@ fn element_size(insn: &Instruction) -> usize {
 /// MASKMOVQ, MASKMOVDQU: selected bytes go to DS:RDI (the segment can be overridden).
 fn masked_bytes<S: System>(cpu: &mut Cpu<S>, sys: &mut S, op: &Op<S>) -> Result<(), Fault> {
     let (value_register, mask_register) = (op.insn.op1_register(), op.insn.op2_register());
-    permit::check(cpu, Class::of(&op.insn))?;
+    permit::check(cpu, VectorClass::of(&op.insn))?;
     let (value, mask) = match value_register.is_mm() {
         true => (mmx_bytes(cpu, value_register), mmx_bytes(cpu, mask_register)),
         false => (cpu.bytes(value_register), cpu.bytes(mask_register)),

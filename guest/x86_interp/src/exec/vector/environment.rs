@@ -143,7 +143,7 @@ fn load_environment<S: System, const WIDE: bool>(
     sys: &mut S,
     op: &Op<S>,
 ) -> Result<(), Fault> {
-    permit::check(cpu, permit::Class::X87)?;
+    permit::check(cpu, permit::VectorClass::X87)?;
     let size = environment_size(WIDE);
     let linear = cpu.linear(op, size as u64, false)?;
     let mut image = [0; 28];
@@ -180,7 +180,7 @@ fn restore<S: System, const WIDE: bool>(
     sys: &mut S,
     op: &Op<S>,
 ) -> Result<(), Fault> {
-    permit::check(cpu, permit::Class::X87)?;
+    permit::check(cpu, permit::VectorClass::X87)?;
     let head = environment_size(WIDE);
     let size = head + REGISTERS;
     let linear = cpu.linear(op, size as u64, false)?;

@@ -3,7 +3,7 @@
 //! String functions chosen for AVX2 use them a lot, so they are done here rather than by the vector
 //! unit. Status flags the manual calls undefined come out as Intel CPUs leave them.
 
-use super::permit::{self, Class};
+use super::permit::{self, VectorClass};
 use crate::{
     cpu::Cpu,
     op::{Handler, Mem, Op, RegRef, Source, Src, mask, sign_extend},
@@ -120,7 +120,7 @@ fn apply<S: System, O: Operation, R: Source, const SIZE: usize>(
     sys: &mut S,
     op: &Op<S>,
 ) -> Result<(), Fault> {
-    permit::check(cpu, Class::VexGeneral)?;
+    permit::check(cpu, VectorClass::VexGeneral)?;
     let a = R::get::<S, SIZE>(cpu, sys, op)?;
     let b = cpu.vcpu.gpr[op.imm as usize & 15] & mask::<SIZE>();
     finish::<S, O, SIZE>(cpu, op, a, b)
@@ -132,7 +132,7 @@ fn apply_immediate<S: System, O: Operation, R: Source, const SIZE: usize>(
     sys: &mut S,
     op: &Op<S>,
 ) -> Result<(), Fault> {
-    permit::check(cpu, Class::VexGeneral)?;
+    permit::check(cpu, VectorClass::VexGeneral)?;
     let a = R::get::<S, SIZE>(cpu, sys, op)?;
     finish::<S, O, SIZE>(cpu, op, a, op.imm)
 }
@@ -156,7 +156,7 @@ fn multiply<S: System, R: Source, const SIZE: usize>(
     sys: &mut S,
     op: &Op<S>,
 ) -> Result<(), Fault> {
-    permit::check(cpu, Class::VexGeneral)?;
+    permit::check(cpu, VectorClass::VexGeneral)?;
     let a = R::get::<S, SIZE>(cpu, sys, op)?;
     let product = u128::from(a) * u128::from(cpu.vcpu.gpr[reg::RDX] & mask::<SIZE>());
     let low = RegRef { index: op.imm as u8, shift: 0 };

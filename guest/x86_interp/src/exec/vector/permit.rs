@@ -20,7 +20,7 @@ pub(super) const EXCEPTIONS: u16 = 0x3f;
 /// Classes of instructions with the same conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Class {
+pub(super) enum VectorClass {
     /// x87, waits for a pending exception.
     X87 = 0,
     /// x87 that does not wait.
@@ -37,7 +37,7 @@ pub(super) enum Class {
     VexGeneral = 6,
 }
 
-impl Class {
+impl VectorClass {
     /// The class of an instruction of this module.
     pub(super) fn of(insn: &Instruction) -> Self {
         let has = |test: fn(iced_x86::Register) -> bool| {
@@ -116,15 +116,15 @@ fn waits(mnemonic: Mnemonic) -> bool {
 /// # Errors
 /// #UD, #NM, #MF in this order. #MF is raised whatever CR0.NE says: there is no FERR# pin.
 #[inline]
-pub(super) fn check<S: System>(cpu: &Cpu<S>, class: Class) -> Result<(), Fault> {
+pub(super) fn check<S: System>(cpu: &Cpu<S>, class: VectorClass) -> Result<(), Fault> {
     match class {
-        Class::Sse => sse(cpu),
-        Class::Avx => avx(cpu),
-        Class::VexGeneral => vex(cpu),
-        Class::X87 => x87(cpu).and_then(|()| pending(&cpu.vcpu.fpu)),
-        Class::X87Control => x87(cpu),
-        Class::Mmx => mmx(cpu).and_then(|()| pending(&cpu.vcpu.fpu)),
-        Class::MmxSse => sse(cpu).and_then(|()| pending(&cpu.vcpu.fpu)),
+        VectorClass::Sse => sse(cpu),
+        VectorClass::Avx => avx(cpu),
+        VectorClass::VexGeneral => vex(cpu),
+        VectorClass::X87 => x87(cpu).and_then(|()| pending(&cpu.vcpu.fpu)),
+        VectorClass::X87Control => x87(cpu),
+        VectorClass::Mmx => mmx(cpu).and_then(|()| pending(&cpu.vcpu.fpu)),
+        VectorClass::MmxSse => sse(cpu).and_then(|()| pending(&cpu.vcpu.fpu)),
     }
 }
 

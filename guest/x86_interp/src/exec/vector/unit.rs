@@ -5,7 +5,7 @@
 //! them it is saved and put back. So an exception of the computation comes before one of the
 //! store, as on hardware.
 
-use super::permit::{self, Class, EXCEPTIONS};
+use super::permit::{self, EXCEPTIONS, VectorClass};
 use crate::{
     cpu::Cpu,
     op::{Handler, Op},
@@ -22,7 +22,7 @@ use x86::{Fault, control::cr4, vector};
 /// What is known of an instruction after decoding, packed into `Op::imm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Facts {
-    class: Class,
+    class: VectorClass,
     /// Bytes of the memory operand, zero if there is none.
     size: u8,
     reads_memory: bool,
@@ -41,8 +41,8 @@ impl Facts {
         let (reads_memory, writes_memory) = memory_access(insn);
         let uses_memory = reads_memory || writes_memory;
         let size = insn.memory_size().size() as u8;
-        let class = Class::of(insn);
-        let changes = matches!(class, Class::X87 | Class::Mmx);
+        let class = VectorClass::of(insn);
+        let changes = matches!(class, VectorClass::X87 | VectorClass::Mmx);
         Self {
             class,
             size: if uses_memory { size } else { 0 },
@@ -66,7 +66,7 @@ impl Facts {
 
     const fn unpack(bits: u64) -> Self {
         Self {
-            class: Class::from_bits((bits >> 8) as u8),
+            class: VectorClass::from_bits((bits >> 8) as u8),
             size: bits as u8,
             reads_memory: bits >> 16 & 1 != 0,
             writes_memory: bits >> 17 & 1 != 0,
@@ -118,7 +118,7 @@ fn refused<S: System>(
     facts: Facts,
     fault: Fault,
 ) -> Result<(), Fault> {
-    if facts.class != Class::X87 || facts.reads_memory {
+    if facts.class != VectorClass::X87 || facts.reads_memory {
         return Err(fault);
     }
     let before = cpu.vcpu.fpu;
@@ -220,10 +220,10 @@ fn operand_view<S: System>(cpu: &Cpu<S>, op: &Op<S>) -> View {
 
 /// An x87 store that raised an unmasked exception other than precision stores nothing (SDM vol. 1,
 /// 8.5). It waited, so no other exception can be pending.
-fn is_store_suppressed<S: System>(cpu: &Cpu<S>, class: Class) -> bool {
+fn is_store_suppressed<S: System>(cpu: &Cpu<S>, class: VectorClass) -> bool {
     const PRECISION: u16 = 1 << 5;
     let fpu = &cpu.vcpu.fpu;
-    class == Class::X87 && fpu.fsw & !fpu.fcw & EXCEPTIONS & !PRECISION != 0
+    class == VectorClass::X87 && fpu.fsw & !fpu.fcw & EXCEPTIONS & !PRECISION != 0
 }
 
 /// #XM is #UD where the system does not expect it.
