@@ -7,13 +7,15 @@ use iced_x86::{Formatter, IcedError, IntelFormatter, code_asm::*};
 use native::HostVectorUnit;
 use ram::Ram;
 use x86::{
-    Fault, Segment, Vcpu,
+    Segment, Vcpu,
     control::{cr0, cr4, efer},
     fpu::xstate,
     seg,
     segment::attr,
 };
-use x86_interp::{Cpu, CpuidResult, GuestRam, System, VectorUnit};
+use x86_interp::{BareMachine, Cpu, GuestRam};
+
+type Machine = BareMachine<Ram, HostVectorUnit>;
 
 /// The program, and the data it works on; page tables are below.
 const CODE: u64 = 0x8_0000;
@@ -21,51 +23,6 @@ const DATA: u64 = 0x9_0000;
 const TABLES: u64 = 0x1000;
 /// Copies of an instruction in the loop.
 const COPIES: u64 = 50;
-
-struct Machine {
-    ram: Ram,
-    unit: HostVectorUnit,
-}
-
-impl System for Machine {
-    type Ram = Ram;
-    fn ram(&self) -> &Ram {
-        &self.ram
-    }
-    fn pending(&self) -> u32 {
-        0
-    }
-    fn mmio_read(&mut self, _: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-    fn mmio_write(&mut self, _: u64, _: &[u8]) {}
-    fn port_read(&mut self, _: u16, _: u8) -> u32 {
-        u32::MAX
-    }
-    fn port_write(&mut self, _: u16, _: u8, _: u32) {}
-    fn msr_read(&mut self, _: u32) -> Result<u64, Fault> {
-        Err(Fault::gp(0))
-    }
-    fn msr_write(&mut self, _: u32, _: u64) -> Result<(), Fault> {
-        Err(Fault::gp(0))
-    }
-    fn cpuid(&self, _: u32, _: u32) -> CpuidResult {
-        CpuidResult::default()
-    }
-    fn tsc(&mut self) -> u64 {
-        0
-    }
-    fn random(&mut self) -> Option<u64> {
-        None
-    }
-    fn cr8(&mut self) -> u8 {
-        0
-    }
-    fn set_cr8(&mut self, _: u8) {}
-    fn vector_unit(&mut self) -> &mut dyn VectorUnit {
-        &mut self.unit
-    }
-}
 
 /// One 2 MB page, 64-bit supervisor mode.
 fn machine() -> (Machine, Cpu<Machine>) {
@@ -91,7 +48,7 @@ fn machine() -> (Machine, Cpu<Machine>) {
     vcpu.seg[seg::CS].attr |= attr::CODE | attr::L;
     vcpu.gpr[0] = DATA;
     let unit = HostVectorUnit::new().expect("executable memory");
-    (Machine { ram, unit }, Cpu::new(vcpu))
+    (BareMachine::new(ram, unit), Cpu::new(vcpu))
 }
 
 type Emit = fn(&mut CodeAssembler) -> Result<(), IcedError>;

@@ -15,6 +15,7 @@
 //! Why faults are precise: a handler commits registers only after its last access that can
 //! fault, and RIP is set back by the caller when it returns an error.
 
+mod bare;
 mod block;
 mod cpu;
 mod debug;
@@ -32,6 +33,7 @@ mod system;
 mod task;
 mod tlb;
 
+pub use bare::BareMachine;
 pub use contract::{CodeNews, Counters, Exit, GuestRam, Probes, RamPage, Reached, pending};
 pub use cpu::Cpu;
 pub use iced_flags::rflags;

@@ -10,7 +10,7 @@ use x86::fpu::xstate;
 use x86::paging::{NX, P, RW, US};
 use x86::segment::{Segment, attr};
 use x86::{Fault, TableRegister, Vcpu, flags, seg, vector};
-use x86_interp::{CpuidResult, System, VectorUnit};
+use x86_interp::BareMachine;
 
 use crate::layout::{IMAGE_LEN, PAGE, WINDOWS};
 use crate::state::{Case, LINUX_SELECTORS, Outcome, State, Stop, changes};
@@ -80,7 +80,8 @@ impl Interpreter {
     /// # Errors
     /// The host has no memory for it.
     pub fn new() -> Result<Self, InterpError> {
-        let machine = Machine::new()?;
+        let unit = HostVectorUnit::new().map_err(InterpError::Unit)?;
+        let machine = BareMachine::new(Ram::new(ram::MIN_LEN)?, unit);
         map_windows(&machine.ram);
         let cpu = x86_interp::Cpu::new(user_vcpu());
         let vendor = Vendor::of_host();
@@ -312,59 +313,5 @@ fn save(vcpu: &Vcpu) -> State {
     }
 }
 
-/// A machine that is memory, the vector unit, and nothing else.
-pub struct Machine {
-    ram: Ram,
-    unit: HostVectorUnit,
-}
-
-impl Machine {
-    /// With the least memory there can be.
-    ///
-    /// # Errors
-    /// The host has no memory for it.
-    pub fn new() -> Result<Self, InterpError> {
-        let unit = HostVectorUnit::new().map_err(InterpError::Unit)?;
-        Ok(Self { ram: Ram::new(ram::MIN_LEN)?, unit })
-    }
-}
-
-impl System for Machine {
-    type Ram = Ram;
-    fn ram(&self) -> &Ram {
-        &self.ram
-    }
-    fn pending(&self) -> u32 {
-        0
-    }
-    fn mmio_read(&mut self, _: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-    fn mmio_write(&mut self, _: u64, _: &[u8]) {}
-    fn port_read(&mut self, _: u16, _: u8) -> u32 {
-        u32::MAX
-    }
-    fn port_write(&mut self, _: u16, _: u8, _: u32) {}
-    fn msr_read(&mut self, _: u32) -> Result<u64, Fault> {
-        Err(Fault::gp(0))
-    }
-    fn msr_write(&mut self, _: u32, _: u64) -> Result<(), Fault> {
-        Err(Fault::gp(0))
-    }
-    fn cpuid(&self, _: u32, _: u32) -> CpuidResult {
-        CpuidResult::default()
-    }
-    fn tsc(&mut self) -> u64 {
-        0
-    }
-    fn random(&mut self) -> Option<u64> {
-        None
-    }
-    fn cr8(&mut self) -> u8 {
-        0
-    }
-    fn set_cr8(&mut self, _: u8) {}
-    fn vector_unit(&mut self) -> &mut dyn VectorUnit {
-        &mut self.unit
-    }
-}
+/// The interpreter's machine.
+pub type Machine = BareMachine<Ram, HostVectorUnit>;

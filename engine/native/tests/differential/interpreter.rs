@@ -4,13 +4,13 @@
 use native::HostVectorUnit;
 use ram::Ram;
 use x86::{
-    Fault, Segment, Vcpu,
+    Segment, Vcpu,
     control::{cr0, cr4, efer},
     fpu::xstate,
     seg,
     segment::attr,
 };
-use x86_interp::{Cpu, CpuidResult, System, VectorUnit};
+use x86_interp::{BareMachine, Cpu, CpuidResult};
 
 use crate::oracle::{
     ARENA_ADDRESS, ARENA_SIZE, INSTRUCTION_ADDRESS, MEMORY, MEMORY_ADDRESS, Outcome, State,
@@ -23,50 +23,7 @@ const TABLES: u64 = 0x1000;
 /// Present, writable, user, accessed, dirty.
 const ENTRY: u64 = 0x67;
 
-struct Machine {
-    ram: Ram,
-    unit: HostVectorUnit,
-}
-
-impl System for Machine {
-    type Ram = Ram;
-    fn ram(&self) -> &Ram {
-        &self.ram
-    }
-    fn pending(&self) -> u32 {
-        0
-    }
-    fn mmio_read(&mut self, _: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-    fn mmio_write(&mut self, _: u64, _: &[u8]) {}
-    fn port_read(&mut self, _: u16, _: u8) -> u32 {
-        u32::MAX
-    }
-    fn port_write(&mut self, _: u16, _: u8, _: u32) {}
-    fn msr_read(&mut self, _: u32) -> Result<u64, Fault> {
-        Err(Fault::gp(0))
-    }
-    fn msr_write(&mut self, _: u32, _: u64) -> Result<(), Fault> {
-        Err(Fault::gp(0))
-    }
-    fn cpuid(&self, _: u32, _: u32) -> CpuidResult {
-        CpuidResult { eax: 7, ..CpuidResult::default() }
-    }
-    fn tsc(&mut self) -> u64 {
-        0
-    }
-    fn random(&mut self) -> Option<u64> {
-        None
-    }
-    fn cr8(&mut self) -> u8 {
-        0
-    }
-    fn set_cr8(&mut self, _: u8) {}
-    fn vector_unit(&mut self) -> &mut dyn VectorUnit {
-        &mut self.unit
-    }
-}
+type Machine = BareMachine<Ram, HostVectorUnit>;
 
 /// The interpreter under test.
 pub struct Interpreter {
@@ -76,8 +33,9 @@ pub struct Interpreter {
 
 impl Interpreter {
     pub fn new() -> Self {
-        let machine =
-            Machine { ram: Ram::new(1 << 20).unwrap(), unit: HostVectorUnit::new().unwrap() };
+        let (ram, unit) = (Ram::new(1 << 20).unwrap(), HostVectorUnit::new().unwrap());
+        let mut machine = BareMachine::new(ram, unit);
+        machine.cpuid = CpuidResult { eax: 7, ..CpuidResult::default() };
         let table = |level: u64| TABLES + level * 4096;
         let entry = |at: u64, value: u64| {
             machine.ram.write_gpa(at, &value.to_le_bytes()).unwrap();
