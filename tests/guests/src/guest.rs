@@ -17,6 +17,19 @@ use xtask::{
     initramfs::{self, File, Purpose},
 };
 
+/// A script's beginning: a guest's only network interface gets an address by DHCP, and `/router` has the gateway's.
+pub const LEASE: &str = r#"
+cat > /lease <<'END'
+[ "$1" = bound ] || exit 0
+ifconfig $interface $ip netmask $subnet
+ip route add $router dev $interface; ip route add default via $router
+echo $router > /router
+END
+chmod +x /lease
+ifconfig eth0 up
+udhcpc -q -f -n -i eth0 -s /lease 2>/dev/null
+"#;
+
 /// What Linux says when a CPU does not do what it should.
 const COMPLAINTS: [&str; 7] = [
     "BUG:",

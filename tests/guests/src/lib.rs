@@ -11,5 +11,5 @@ pub mod power_cut;
 pub mod visits;
 pub mod zoo;
 
-pub use guest::{BootFiles, Finished, Guest, converse, ring3};
+pub use guest::{BootFiles, Finished, Guest, LEASE, converse, ring3};
 pub use machine::Machine;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::{Finished, Guest, Machine, converse, ring3};
+use guests::{Finished, Guest, LEASE, Machine, converse, ring3};
 use tempfile::TempDir;
 use xtask::{assets::Kernel, command::output};
 
@@ -179,19 +179,6 @@ fn a_folder_of_virtiofsd() -> Result<()> {
     Ok(())
 }
 
-/// A network whose gateway is the host: an address.
-const LEASED: &str = r#"
-cat > /lease <<'END'
-[ "$1" = bound ] || exit 0
-ifconfig $interface $ip netmask $subnet
-ip route add $router dev $interface; ip route add default via $router
-echo $router > /router
-END
-chmod +x /lease
-ifconfig eth0 up
-udhcpc -q -f -n -i eth0 -s /lease 2>/dev/null
-"#;
-
 /// The guest ends its direction, then hears.
 const HALF_CLOSED: &str = "head -c 4194304 /dev/zero | timeout 200 nc $(cat /router) PORT | md5sum";
 
@@ -211,7 +198,7 @@ const ZEROES: &str = "b5cfa9d6c8febd618f91ac2843d50a1c  -";
 fn bulk(connection: &str) -> Result<String> {
     let until_its_end = connection == HALF_CLOSED;
     let port = echo(if until_its_end { u64::MAX } else { BULK })?;
-    Ok(format!("{LEASED}{}", connection.replace("PORT", &port.to_string())))
+    Ok(format!("{LEASE}{}", connection.replace("PORT", &port.to_string())))
 }
 
 /// Sends back what the first connection brings, or so many bytes of it; returns the port.

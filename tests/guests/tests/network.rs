@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use guests::{Guest, Machine};
+use guests::{Guest, LEASE, Machine};
 use xtask::{assets::Kernel, command::output};
 
 /// Bytes sent each way.
@@ -283,19 +283,6 @@ fn tap_inside() -> Result<()> {
     Ok(())
 }
 
-/// The gateway is the host.
-const LEASED: &str = r#"
-cat > /lease <<'END'
-[ "$1" = bound ] || exit 0
-ifconfig $interface $ip netmask $subnet
-ip route add $router dev $interface; ip route add default via $router
-echo $router > /router
-END
-chmod +x /lease
-ifconfig eth0 up
-udhcpc -q -f -n -i eth0 -s /lease
-"#;
-
 /// The host ends the first connection: passt of May 2025 loses what comes in once the guest has ended its direction.
 const BULKY: &str = "
 cat /sys/class/net/eth0/mtu
@@ -320,7 +307,7 @@ fn passt() -> Result<()> {
     let port = listener.local_addr()?.port().to_string();
     let echoed = thread::spawn(move || echo_bulk(&listener));
     let visited = thread::spawn(move || visit(free));
-    let script = format!("{LEASED}{}", BULKY.replace("PORT", &port));
+    let script = format!("{LEASE}{}", BULKY.replace("PORT", &port));
     let net = format!("passt,hostfwd=tcp:127.0.0.1:{free}-:80");
     let finished =
         Guest::new(Kernel::BookwormCloud).runs(&script).with("--net").with(&net).boots()?;
