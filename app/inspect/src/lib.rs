@@ -2,7 +2,7 @@
 //!
 //! - [`core_file`]: all of its memory and registers as an ELF core, for crash and drgn.
 //! - [`gdb`]: GDB's remote protocol.
-//! - [`profile`]: where its time goes.
+//! - [`profile`]: where its time goes; [`top`]: what its vCPUs do.
 //! - [`trace`]: what a Linux guest does; [`linux`]: its symbols and types.
 //! - [`memory`]: guest memory by GVA; [`still`]: the machine stands meanwhile.
 //! - [`vmcoreinfo`]: what a Linux kernel says of itself.
@@ -17,5 +17,6 @@ pub mod linux;
 pub mod memory;
 pub mod profile;
 pub mod still;
+pub mod top;
 pub mod trace;
 pub mod vmcoreinfo;

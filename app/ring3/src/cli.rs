@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::{
     control::{
         DumpArguments, GdbArguments, ProfileArguments, PsArguments, StatsArguments, Target,
-        TraceArguments,
+        TopArguments, TraceArguments,
     },
     device::DeviceArguments,
     disk::ImageArguments,
@@ -107,6 +107,8 @@ pub enum Command {
     Gdb(GdbArguments),
     /// Show what a Linux guest does: system calls, processes, interrupts, functions of its kernel
     Trace(TraceArguments),
+    /// Show what a machine does a second: exits, misses, mappings, translations, system calls, interrupts
+    Top(TopArguments),
     /// Show where a Linux guest's time goes: functions of its kernel and its programs
     Profile(ProfileArguments),
     /// Attach to a machine's console; Ctrl-A X leaves it, and the machine goes on

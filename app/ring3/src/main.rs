@@ -64,6 +64,7 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Dump(arguments) => control::dump(&arguments),
         Command::Gdb(arguments) => control::gdb(&arguments),
         Command::Trace(arguments) => control::trace(&arguments),
+        Command::Top(arguments) => control::top(&arguments),
         Command::Profile(arguments) => control::profile(&arguments),
         Command::Console(target) => control::console(&target),
         Command::Pause(target) => control::order(&target, Order::Pause),

@@ -239,8 +239,8 @@ fn wait(
 /// Does what the control socket asks for; true if that is to end the machine.
 pub fn obey(asked: Asked, running: &Running, status: &mut Status) -> bool {
     match asked.order {
-        Order::Status | Order::Stats | Order::Dump | Order::Gdb | Order::Trace | Order::Profile => {
-        }
+        Order::Status | Order::Stats | Order::Dump | Order::Gdb => {}
+        Order::Trace | Order::Profile | Order::Top => {}
         Order::Pause => {
             running.pause(true);
             "paused".clone_into(&mut status.state);

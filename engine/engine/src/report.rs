@@ -11,7 +11,7 @@ use x86::{
     seg,
 };
 
-use crate::{Counters, EventLog};
+use crate::{Counters, Engine, EventLog};
 
 /// Bytes of code shown at RIP.
 const CODE_BYTES: u64 = 48;
@@ -58,6 +58,13 @@ pub struct Statistics {
 }
 
 impl Statistics {
+    /// What the loop and its engine have counted.
+    pub(crate) fn of(counted: &Self, engine: &mut dyn Engine) -> Self {
+        let mut all = counted.clone().with(&engine.counters(), engine.traffic());
+        all.engine = engine.details();
+        all
+    }
+
     /// Adds what the engine counted.
     pub(crate) fn with(mut self, counters: &Counters, (mmio, port): (u64, u64)) -> Self {
         self.instructions = counters.instructions;
@@ -100,7 +107,7 @@ impl Statistics {
     }
 
     /// Everything counted, by name.
-    fn counts(&self) -> impl Iterator<Item = (String, u64)> {
+    pub fn counts(&self) -> impl Iterator<Item = (String, u64)> {
         let own = [
             ("instructions", self.instructions),
             ("blocks entered", self.blocks),

@@ -94,15 +94,13 @@ impl<E: Engine> VcpuLoop<E> {
 
     fn receive_visits(&mut self) {
         for visit in self.attention.visits().take() {
-            visit(&mut Visited::new(&mut self.engine, &mut self.attendants));
+            visit(&mut Visited::new(&mut self.engine, &mut self.attendants, &self.statistics));
         }
     }
 
     /// What has been done so far.
     pub fn statistics(&mut self) -> Statistics {
-        let mut all = self.statistics.clone().with(&self.engine.counters(), self.engine.traffic());
-        all.engine = self.engine.details();
-        all
+        Statistics::of(&self.statistics, &mut self.engine)
     }
 
     fn run_once(&mut self) -> Option<Ended> {

@@ -12,6 +12,8 @@ use std::sync::{
 
 use contract::{Engine, Probes, Reached};
 
+use crate::Statistics;
+
 /// What is to be done with a vCPU.
 pub type Visit = Box<dyn FnOnce(&mut Visited<'_>) + Send>;
 
@@ -161,11 +163,22 @@ pub struct Visited<'a> {
     /// What executes it.
     pub engine: &'a mut dyn Engine,
     attendants: &'a mut Attendants,
+    /// What the loop has counted.
+    counted: &'a Statistics,
 }
 
 impl<'a> Visited<'a> {
-    pub(crate) fn new(engine: &'a mut dyn Engine, attendants: &'a mut Attendants) -> Self {
-        Self { engine, attendants }
+    pub(crate) fn new(
+        engine: &'a mut dyn Engine,
+        attendants: &'a mut Attendants,
+        counted: &'a Statistics,
+    ) -> Self {
+        Self { engine, attendants, counted }
+    }
+
+    /// What the vCPU has done so far.
+    pub fn statistics(&mut self) -> Statistics {
+        Statistics::of(self.counted, self.engine)
     }
 
     /// Leaves an attendant; returns its number. With `standing`, the vCPU stands.

@@ -4,7 +4,7 @@ use std::{io, os::unix::net::UnixStream};
 
 use vmm::Inspector;
 
-use super::{Order, Request, dump, gdb, profile, trace};
+use super::{Order, Request, dump, gdb, profile, top, trace};
 
 /// Who takes such connections; nobody, where there is no machine to look into.
 #[derive(Clone, Default)]
@@ -24,6 +24,7 @@ impl Hand {
             Order::Dump => dump::send(inspector, client),
             Order::Gdb => gdb::serve(inspector, client),
             Order::Trace => trace::serve(inspector, client),
+            Order::Top => top::serve(inspector, client),
             Order::Profile => profile::serve(inspector, client),
             _ => Ok(()),
         }
@@ -33,7 +34,7 @@ impl Hand {
 /// What a line asks for, if the connection is to carry something else behind it.
 pub(super) fn order_of(line: &str) -> Option<Order> {
     let request: Request = serde_json::from_str(line).ok()?;
-    let carries =
-        matches!(request.command, Order::Dump | Order::Gdb | Order::Trace | Order::Profile);
-    carries.then_some(request.command)
+    let Request { command } = request;
+    let lines = matches!(command, Order::Trace | Order::Profile | Order::Top);
+    (lines || matches!(command, Order::Dump | Order::Gdb)).then_some(command)
 }

@@ -15,6 +15,7 @@ mod profile;
 mod server;
 mod shown;
 mod symbols;
+mod top;
 mod trace;
 mod watched;
 
@@ -36,6 +37,7 @@ pub use gdb::{GdbArguments, gdb};
 pub use handed::Hand;
 pub use profile::{ProfileArguments, profile};
 pub use server::{Asked, Listener, listen};
+pub use top::{TopArguments, top};
 pub use trace::{TraceArguments, trace};
 
 /// What a machine can be told.
@@ -58,6 +60,8 @@ pub enum Order {
     Gdb,
     /// From here on it carries events: those that the client's next line asks for.
     Trace,
+    /// From here on it carries what its vCPUs have done, again and again.
+    Top,
     /// From here on it carries samples of its vCPUs, as often as the client's next line says.
     Profile,
 }
