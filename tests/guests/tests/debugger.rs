@@ -100,7 +100,7 @@ fn says(output: &str, expected: &[&str]) -> Result<()> {
 fn kernel_is_debugged(guest: &Debuggee) -> Result<()> {
     let (getcwd, banner) = (guest.symbol("__x64_sys_getcwd")?, guest.symbol("linux_banner")?);
     let output = guest.gdb(&format!(
-        "monitor kaslr\n\
+        "monitor kaslr\nmonitor processes\n\
          hbreak *{getcwd}\ncontinue\n\
          printf \"at it %d %d\\n\", $rip == {getcwd}, $cs & 3\n\
          x/s {banner}\n\
@@ -112,6 +112,8 @@ fn kernel_is_debugged(guest: &Debuggee) -> Result<()> {
     ))?;
     let expected = [
         "add-symbol-file vmlinux -o 0x",
+        " kthreadd ",
+        " bash ",
         "at it 1 0",
         "\"Linux version 6.",
         "behind it 1",

@@ -6,7 +6,10 @@ use ram::Ram;
 use x86::paging::{ADDRESS, NX, P, PS, RW, Roots, US};
 
 use super::{registers::listing, target::Debugged};
-use crate::vmcoreinfo::VmCoreInfo;
+use crate::{
+    linux::{Kernel, Task},
+    vmcoreinfo::VmCoreInfo,
+};
 
 const HELP: &str = "\
 kaslr            how far the kernel lies from where it was linked to
@@ -16,6 +19,7 @@ mappings [VCPU]  what the page tables map: first and last address, rights, physi
 xp ADDRESS [N]   N bytes (64) of physical memory
 phys on|off      addresses of x, print and so on are physical ones
 vmcoreinfo       what the kernel says of itself
+processes        processes of a Linux guest: number, name, structure
 ";
 /// Ranges of memory that `mappings` shows at the most.
 const MOST: usize = 2000;
@@ -32,6 +36,7 @@ pub fn answer(machine: &mut Debugged, command: &str) -> String {
     match (words.first().copied(), known(vcpu)) {
         (None | Some("help"), _) => HELP.to_owned(),
         (Some("kaslr"), _) => kaslr(machine.inspector().ram()),
+        (Some("processes"), _) => processes(machine.inspector().ram()),
         (Some("vmcoreinfo"), _) => vmcoreinfo(machine.inspector().ram(), VmCoreInfo::text),
         (Some("xp"), _) => physical(machine.inspector().ram(), &words[1..]),
         (Some("phys"), _) => switch(machine, words.get(1).copied()),
@@ -65,6 +70,18 @@ fn kaslr(ram: &Ram) -> String {
     format!(
         "{release} lies {offset:#x} above its link address\nadd-symbol-file vmlinux -o {offset:#x}\n"
     )
+}
+
+fn processes(ram: &Ram) -> String {
+    let kernel = match Kernel::find(ram) {
+        Ok(kernel) => kernel,
+        Err(unknown) => return format!("{unknown}\n"),
+    };
+    let mut text = format!("{:>8}  {:<16}  task_struct\n", "PID", "NAME");
+    for Task { address, pid, comm, .. } in kernel.processes(ram) {
+        let _ = writeln!(text, "{pid:>8}  {comm:<16}  {address:#x}"); // a String takes all
+    }
+    text
 }
 
 fn switch(machine: &mut Debugged, word: Option<&str>) -> String {

@@ -123,6 +123,11 @@ impl Kernel {
         }
     }
 
+    /// The kernel's own page tables.
+    pub fn roots(&self) -> Roots {
+        self.roots
+    }
+
     /// Reads kernel memory.
     pub fn read(&self, ram: &Ram, gva: u64, bytes: &mut [u8]) -> bool {
         memory::read(ram, self.roots, gva, bytes) == bytes.len()
@@ -146,6 +151,21 @@ impl Kernel {
     /// The same by the GS base (GVA) that the vCPU has in kernel code.
     pub fn current_by(&self, ram: &Ram, base: u64) -> Option<Task> {
         self.task(ram, self.word(ram, base.wrapping_add(self.current))?)
+    }
+
+    /// All processes, as far as the list of them is whole.
+    pub fn processes(&self, ram: &Ram) -> Vec<Task> {
+        const MOST: usize = 100_000;
+        let member = self.types.offset("task_struct", "tasks");
+        let (Some(first), Ok(tasks)) = (self.symbols.find("init_task"), member) else {
+            return Vec::new();
+        };
+        let next = |task: &u64| {
+            let next = self.word(ram, task.wrapping_add(tasks))?.wrapping_sub(tasks);
+            (next != first).then_some(next)
+        };
+        let all = std::iter::successors(Some(first), next).take(MOST);
+        all.map_while(|task| self.task(ram, task)).collect()
     }
 
     /// A task by its structure (GVA).

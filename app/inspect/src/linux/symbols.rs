@@ -1,6 +1,9 @@
 //! kallsyms: names of the kernel's symbols, packed by a table of tokens (scripts/kallsyms.c).
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+};
 
 use ram::Ram;
 use x86::paging::Roots;
@@ -86,6 +89,13 @@ impl Symbols {
     pub fn before(&self, address: u64) -> Option<(&str, u64)> {
         let (at, name) = self.by_address.range(PER_CPU..=address).next_back()?;
         Some((name, address - at))
+    }
+
+    /// From the symbol before an address to the next one: a function, with what is between it and the next.
+    pub fn around(&self, address: u64) -> Option<Range<u64>> {
+        let (start, _) = self.by_address.range(PER_CPU..=address).next_back()?;
+        let (end, _) = self.by_address.range(address.checked_add(1)?..).next()?;
+        Some(*start..*end)
     }
 
     /// Symbols whose names begin so, and their addresses.

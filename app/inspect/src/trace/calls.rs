@@ -3,7 +3,7 @@
 
 use ram::Ram;
 
-use super::{Refused, numbers};
+use super::{Refused, numbers, structures};
 use crate::linux::Kernel;
 
 /// What the functions of system calls are called, and their descriptions.
@@ -30,6 +30,10 @@ const OTHER: [(&str, &str); 8] = [
 enum Shape {
     Signed,
     Unsigned,
+    /// With a sign, of 64 bits.
+    Long,
+    /// Without a sign, of 64 bits.
+    Size,
     /// A file descriptor of a folder.
     Folder,
     /// Text that the kernel reads.
@@ -40,6 +44,8 @@ enum Shape {
     Filled,
     OpenFlags,
     Mode,
+    /// What `structures` knows by this name.
+    Known(&'static str),
     Address,
 }
 
@@ -49,6 +55,8 @@ pub struct Call {
     /// As in the manual.
     pub name: String,
     shapes: Vec<Shape>,
+    /// What the kernel calls its arguments.
+    parameters: Vec<String>,
 }
 
 /// Guest memory, as the arguments have it.
@@ -75,10 +83,42 @@ impl Call {
     fn new(kernel: &Kernel, ram: &Ram, function: &str) -> Self {
         let manual = OTHER.iter().find(|(known, _)| *known == function).map(|(_, manual)| *manual);
         let name = manual.unwrap_or(function).to_owned();
-        let described = kernel.symbols.find(&format!("{DESCRIPTION}_{function}"));
-        let shapes = described.and_then(|at| shapes(kernel, ram, at, &name));
+        let described = kernel.symbols.find(&format!("{DESCRIPTION}{function}"));
+        let described = described.and_then(|at| described_as(kernel, ram, at, &name));
         // A kernel that does not say has all that registers can hold.
-        Self { name, shapes: shapes.unwrap_or_else(|| vec![Shape::Address; ARGUMENTS]) }
+        let unknown = || (vec![Shape::Address; ARGUMENTS], Vec::new());
+        let (shapes, parameters) = described.unwrap_or_else(unknown);
+        Self { name, shapes, parameters }
+    }
+
+    /// Which argument is called so; `path` is the first that is text.
+    pub fn parameter(&self, name: &str) -> Option<usize> {
+        let named = self.parameters.iter().position(|known| known == name);
+        let path = || self.shapes.iter().position(|shape| *shape == Shape::Text);
+        let numbered = || name.strip_prefix("arg")?.parse().ok().filter(|n| *n < self.shapes.len());
+        named.or_else(|| if name == "path" { path() } else { None }).or_else(numbered)
+    }
+
+    /// How many arguments it has.
+    pub fn count(&self) -> usize {
+        self.shapes.len()
+    }
+
+    /// An argument as a number, with the sign that its type has.
+    pub fn number(&self, n: usize, value: u64) -> i128 {
+        match self.shapes.get(n) {
+            Some(Shape::Signed | Shape::Folder) => (value as i32).into(),
+            Some(Shape::Long) => (value as i64).into(),
+            Some(Shape::Unsigned | Shape::OpenFlags | Shape::Mode) => (value as u32).into(),
+            _ => value.into(),
+        }
+    }
+
+    /// An argument as text, if it is.
+    pub fn text(&self, n: usize, value: u64, read: Reader<'_>) -> Option<String> {
+        let is_text = self.shapes.get(n) == Some(&Shape::Text);
+        let bytes = is_text.then(|| terminated(value, read)).flatten()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// It does not return to who has made it.
@@ -113,15 +153,26 @@ impl Call {
 }
 
 /// What the kernel says of a system call's arguments.
-fn shapes(kernel: &Kernel, ram: &Ram, at: u64, name: &str) -> Option<Vec<Shape>> {
+fn described_as(
+    kernel: &Kernel,
+    ram: &Ram,
+    at: u64,
+    name: &str,
+) -> Option<(Vec<Shape>, Vec<String>)> {
     let count = (kernel.word(ram, at + 8)? >> 32) as usize;
     let (types, names) = (kernel.word(ram, at + 16)?, kernel.word(ram, at + 24)?);
     let text = |list: u64, n: usize| kernel.text(ram, kernel.word(ram, list + 8 * n as u64)?);
-    let shape = |n| Some(shape(name, &text(types, n)?, &text(names, n)?));
-    (0..count.min(ARGUMENTS)).map(shape).collect()
+    let argument = |n| {
+        let parameter = text(names, n)?;
+        Some((shape(name, &text(types, n)?, &parameter), parameter))
+    };
+    (0..count.min(ARGUMENTS)).map(argument).collect()
 }
 
 fn shape(call: &str, of_type: &str, name: &str) -> Shape {
+    if let Some(known) = structures::of(call, name) {
+        return Shape::Known(known);
+    }
     let of_type = of_type.replace(" *", "*");
     match (of_type.as_str(), name) {
         ("const char*", "buf") if matches!(call, "write" | "pwrite64") => Shape::Bytes,
@@ -130,10 +181,11 @@ fn shape(call: &str, of_type: &str, name: &str) -> Shape {
         (_, "dfd" | "olddfd" | "newdfd") => Shape::Folder,
         (_, "flags") if matches!(call, "open" | "openat") => Shape::OpenFlags,
         ("umode_t", _) => Shape::Mode,
-        ("int" | "long" | "pid_t" | "off_t" | "loff_t" | "clockid_t" | "key_t" | "ssize_t", _) => {
-            Shape::Signed
-        }
-        ("unsigned int" | "size_t" | "u32" | "uid_t" | "gid_t", _) => Shape::Unsigned,
+        ("int" | "pid_t" | "clockid_t" | "key_t", _) => Shape::Signed,
+        ("long" | "off_t" | "loff_t" | "ssize_t", _) => Shape::Long,
+        ("unsigned int" | "u32" | "uid_t" | "gid_t", _) => Shape::Unsigned,
+        ("size_t", _) | ("unsigned long", "len" | "length") => Shape::Size,
+        ("unsigned long", "fd") => Shape::Signed,
         _ => Shape::Address,
     }
 }
@@ -143,6 +195,8 @@ fn show(shape: Shape, value: u64, next: u64, result: Option<i64>, read: Reader<'
         Shape::Folder if value as i32 == -100 => "AT_FDCWD".to_owned(),
         Shape::Signed | Shape::Folder => (value as i32).to_string(),
         Shape::Unsigned => (value as u32).to_string(),
+        Shape::Long => (value as i64).to_string(),
+        Shape::Size => value.to_string(),
         Shape::OpenFlags => numbers::open_flags(value),
         Shape::Mode => format!("{:#05o}", value & 0o7777).replacen("0o", "0", 1),
         Shape::Text => text(value, read).unwrap_or_else(|| address(value)),
@@ -151,6 +205,10 @@ fn show(shape: Shape, value: u64, next: u64, result: Option<i64>, read: Reader<'
             let filled = result.and_then(|count| u64::try_from(count).ok());
             let shown = filled.and_then(|count| bytes(value, count, read));
             shown.unwrap_or_else(|| address(value))
+        }
+        Shape::Known(name) => {
+            let known = structures::show(name, [value, next], result, read);
+            known.unwrap_or_else(|| address(value))
         }
         Shape::Address => address(value),
     }
@@ -161,15 +219,20 @@ fn address(value: u64) -> String {
 }
 
 /// Text that ends with a zero; `None` if it is not all there.
-fn text(gva: u64, read: Reader<'_>) -> Option<String> {
+pub fn text(gva: u64, read: Reader<'_>) -> Option<String> {
+    terminated(gva, read).map(|bytes| quoted(&bytes))
+}
+
+fn terminated(gva: u64, read: Reader<'_>) -> Option<Vec<u8>> {
     const MOST: usize = 4096;
     let mut bytes = vec![0; MOST];
     let count = read(gva, &mut bytes);
     let end = bytes[..count].iter().position(|byte| *byte == 0)?;
-    Some(quoted(&bytes[..end]))
+    bytes.truncate(end);
+    Some(bytes)
 }
 
-fn bytes(gva: u64, len: u64, read: Reader<'_>) -> Option<String> {
+pub fn bytes(gva: u64, len: u64, read: Reader<'_>) -> Option<String> {
     let shown = len.min(SHOWN as u64) as usize;
     let mut bytes = vec![0; shown];
     let whole = read(gva, &mut bytes) == shown;
@@ -207,7 +270,7 @@ mod tests {
     use super::*;
 
     fn call(name: &str, shapes: &[Shape]) -> Call {
-        Call { name: name.to_owned(), shapes: shapes.to_vec() }
+        Call { name: name.to_owned(), shapes: shapes.to_vec(), parameters: Vec::new() }
     }
 
     #[test]

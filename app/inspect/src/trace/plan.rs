@@ -1,11 +1,14 @@
 //! Which points of the kernel's code an event is.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use ram::Ram;
 use vmm::Probes;
 
-use super::{Refused, breakpoints, calls::Call};
+use super::{Refused, breakpoints, calls::Call, exits, facts};
 use crate::linux::Kernel;
 
 /// What is done at a point.
@@ -29,27 +32,82 @@ pub enum Point {
     Break(String),
     /// A function whose result was asked for.
     Return(String),
+    /// The kernel looks for a signal to deliver: the argument says where it puts it.
+    Signal,
+    /// A process ends, perhaps by a signal.
+    Killed,
 }
 
-/// Points by address (GVA).
+/// Points, and where the functions end whose results are wanted (GVA).
 #[derive(Clone, Debug, Default)]
-pub struct Plan(pub HashMap<u64, Vec<Point>>);
+pub struct Plan {
+    points: HashMap<u64, Vec<Point>>,
+    /// Ends of functions of which all ends are known.
+    exits: HashSet<u64>,
+    /// The entries of those functions.
+    ending: HashSet<u64>,
+}
 
 impl Plan {
     /// The points of these events.
     pub fn new(kernel: &Kernel, ram: &Ram, events: &[String]) -> Result<Self, Refused> {
         let mut plan = Self::default();
         events.iter().try_for_each(|event| plan.add(kernel, ram, event))?;
+        // With all system calls traced, the one place they return to is cheaper than the ends of each.
+        if !events.iter().any(|event| event == "syscall") {
+            plan.add_exits(kernel, ram);
+        }
         Ok(plan)
     }
 
     /// The probes it takes.
     pub fn probes(&self) -> Probes {
-        breakpoints(self.0.keys().copied())
+        breakpoints(self.points.keys().chain(&self.exits).copied())
+    }
+
+    /// What is at an address.
+    pub fn at(&self, address: u64) -> &[Point] {
+        self.points.get(&address).map_or(&[], Vec::as_slice)
+    }
+
+    /// A function whose end is wanted may end at this address.
+    pub fn is_exit(&self, address: u64) -> bool {
+        self.exits.contains(&address)
+    }
+
+    /// All ends of the function with this entry have probes.
+    pub fn has_exits_of(&self, entry: u64) -> bool {
+        self.ending.contains(&entry)
+    }
+
+    /// Some of its events have what a filter calls so.
+    pub fn knows(&self, name: &str) -> bool {
+        let calls = self.points.values().flatten().filter_map(|point| match point {
+            Point::Call(call) => Some(call),
+            _ => None,
+        });
+        facts::is_common(name) || calls.into_iter().any(|call| call.parameter(name).is_some())
+    }
+
+    /// A function returns to a place that others return to, too: system calls all to the same. Its own ends cost the others nothing.
+    fn add_exits(&mut self, kernel: &Kernel, ram: &Ram) {
+        let ends = |point: &Point| match point {
+            Point::Call(call) => !call.is_last(),
+            Point::Return(_) | Point::Signal => true,
+            _ => false,
+        };
+        for (entry, points) in &self.points {
+            if points.iter().any(ends)
+                && let Some(exits) = exits::of(kernel, ram, *entry)
+            {
+                self.exits.extend(exits);
+                self.ending.insert(*entry);
+            }
+        }
     }
 
     fn put(&mut self, address: u64, point: Point) {
-        self.0.entry(address).or_default().push(point);
+        self.points.entry(address).or_default().push(point);
     }
 
     fn add(&mut self, kernel: &Kernel, ram: &Ram, event: &str) -> Result<(), Refused> {
@@ -65,6 +123,10 @@ impl Plan {
             None if event == "exit" => self.put(symbol("do_exit")?, Point::Exit),
             None if event == "fork" => self.put(symbol("wake_up_new_task")?, Point::Fork),
             None if event == "switch" => self.put(symbol("__switch_to")?, Point::Switch),
+            None if event == "signal" => {
+                self.put(symbol("get_signal")?, Point::Signal);
+                self.put(symbol("do_group_exit")?, Point::Killed);
+            }
             None if event == "irq" => {
                 self.put(symbol("common_interrupt")?, Point::Interrupt("device".to_owned()));
                 self.add_starting(kernel, "sysvec_", Point::Interrupt);

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
         mpsc::{SyncSender, TrySendError},
     },
@@ -12,6 +12,10 @@ use std::{
 
 use contract::Engine;
 use ram::Ram;
+use ring3_trace::{
+    Event, Stops,
+    filter::{Fact, Filter},
+};
 use vmm::{Attendant, Probes, Reached, Verdict};
 use x86::{
     paging::Roots,
@@ -19,8 +23,9 @@ use x86::{
 };
 
 use super::{
-    Event, Request,
-    calls::{self, Call},
+    calls::{self, Call, Reader},
+    facts::Facts,
+    lock, numbers,
     plan::{Plan, Point},
 };
 use crate::{
@@ -31,59 +36,74 @@ use crate::{
 /// Calls that have begun and not ended, at the most: threads that ended in them leave theirs.
 const MOST_PENDING: usize = 1 << 16;
 /// Where `struct pt_regs` has the arguments of a system call.
-const ARGUMENTS: [u64; 6] = [112, 104, 96, 56, 72, 64];
+pub const ARGUMENTS: [u64; 6] = [112, 104, 96, 56, 72, 64];
 /// Where it has RIP.
 const RIP: u64 = 128;
 /// `linux_binprm` has the program's path there.
 const FILENAME: (&str, &str) = ("linux_binprm", "filename");
 
-/// What all vCPUs share.
+/// Which events are meant.
+pub struct Wanted {
+    pub filter: Option<Filter>,
+    pub comm: Option<String>,
+    pub pid: Option<u32>,
+    pub stops: Stops,
+}
+
+/// What vCPUs share, and what carries a service's orders out.
+#[derive(Default)]
+pub struct Shared {
+    /// Functions under way, by RSP at their entry, which no two threads have in common.
+    pub pending: Mutex<HashMap<u64, Pending>>,
+    /// Places that functions return to whose ends are not known (GVA).
+    returns: Mutex<HashSet<u64>>,
+    /// vCPUs that stand.
+    pub stops: Mutex<HashMap<usize, Stop>>,
+}
+
+/// Where a vCPU stands.
+#[derive(Clone, Copy)]
+pub struct Stop {
+    pub rip: u64,
+    pub roots: Roots,
+    /// RSP, if it is a function's entry.
+    pub entry: Option<u64>,
+    /// The arguments of a system call, at its entry (`struct pt_regs`, GVA).
+    pub frame: Option<u64>,
+}
+
+/// What is traced.
 pub struct Tracer {
-    kernel: Arc<Kernel>,
-    ram: Ram,
-    plan: Arc<Plan>,
-    comm: Option<String>,
-    pid: Option<u32>,
-    sink: SyncSender<Event>,
-    lost: Arc<AtomicU64>,
-    began: Instant,
+    pub kernel: Arc<Kernel>,
+    pub ram: Ram,
+    pub plan: Plan,
+    pub wanted: Wanted,
+    pub sink: SyncSender<Event>,
+    pub lost: Arc<AtomicU64>,
+    pub began: Instant,
+    pub shared: Arc<Shared>,
 }
 
 impl Tracer {
-    pub fn new(
-        kernel: Arc<Kernel>,
-        ram: Ram,
-        plan: Plan,
-        request: &Request,
-        sink: SyncSender<Event>,
-        lost: Arc<AtomicU64>,
-    ) -> Self {
-        let (comm, pid, plan) = (request.comm.clone(), request.pid, Arc::new(plan));
-        Self { kernel, ram, plan, comm, pid, sink, lost, began: Instant::now() }
-    }
-
     /// The attendant of a vCPU.
-    pub fn at(&self, vcpu: usize) -> Points {
-        let own = Self {
-            kernel: Arc::clone(&self.kernel),
-            ram: self.ram.clone(),
-            plan: Arc::clone(&self.plan),
-            comm: self.comm.clone(),
-            sink: self.sink.clone(),
-            lost: Arc::clone(&self.lost),
-            ..*self
-        };
-        Points { tracer: own, vcpu, returns: HashSet::new(), pending: HashMap::new() }
+    pub fn at(self: Arc<Self>, vcpu: usize) -> Points {
+        Points { tracer: self, vcpu, returns: HashSet::new() }
     }
 
     fn is_meant(&self, task: &Task) -> bool {
-        self.pid.is_none_or(|pid| pid == task.pid)
-            && self.comm.as_ref().is_none_or(|comm| *comm == task.comm)
+        let Wanted { pid, comm, .. } = &self.wanted;
+        pid.is_none_or(|pid| pid == task.pid) && comm.as_ref().is_none_or(|comm| *comm == task.comm)
     }
 
-    fn send(&self, event: Event) {
-        if let Err(TrySendError::Full(_)) = self.sink.try_send(event) {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+    /// False if nobody will hear of it.
+    fn send(&self, event: Event) -> bool {
+        match self.sink.try_send(event) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                false
+            }
+            Err(TrySendError::Disconnected(_)) => false,
         }
     }
 
@@ -93,63 +113,138 @@ impl Tracer {
 }
 
 /// A function that has been entered.
-struct Pending {
+pub struct Pending {
     event: Event,
-    call: Option<(Arc<Call>, [u64; 6])>,
+    task: Task,
+    arguments: Vec<u64>,
+    of: Of,
+    /// Its file name, where it has one and a filter may ask for it at its end.
+    path: Option<String>,
+}
+
+/// What has been entered.
+enum Of {
+    Call(Arc<Call>),
+    Function,
+    /// `get_signal`.
+    Signal,
 }
 
 /// What is done at a vCPU's points.
 pub struct Points {
-    tracer: Tracer,
+    tracer: Arc<Tracer>,
     vcpu: usize,
-    /// Where functions return to whose result is wanted (GVA).
+    /// Those of [`Shared::returns`] that this vCPU has probes at.
     returns: HashSet<u64>,
-    /// By RSP after the return, which no two threads have in common.
-    pending: HashMap<u64, Pending>,
 }
 
 impl Attendant for Points {
     fn reached(&mut self, engine: &mut dyn Engine, probes: &mut Probes, _: Reached) -> Verdict {
-        let rip = engine.vcpu().rip;
+        let tracer = Arc::clone(&self.tracer);
+        let (rip, rsp) = (engine.vcpu().rip, engine.vcpu().gpr[RSP]);
+        let mut stop = None;
         if self.returns.contains(&rip) {
-            self.end(engine);
+            stop = self.end(engine, rsp.wrapping_sub(8));
         }
-        let plan = Arc::clone(&self.tracer.plan);
-        for point in plan.0.get(&rip).into_iter().flatten() {
-            if let Some(back) = self.begin(engine, point)
-                && self.returns.insert(back)
-            {
-                probes.breakpoints.insert(back);
-            }
+        if tracer.plan.is_exit(rip) {
+            stop = stop.or_else(|| self.end(engine, rsp));
         }
-        Verdict::GoOn
+        for point in tracer.plan.at(rip) {
+            let begun = self.begin(engine, point);
+            stop = stop.or(begun);
+        }
+        let returns = lock(&tracer.shared.returns);
+        if returns.len() != self.returns.len() {
+            probes.breakpoints.extend(&*returns);
+            self.returns.clone_from(&returns);
+        }
+        drop(returns);
+        match stop {
+            Some(event) => self.stand(engine, event),
+            None => Verdict::GoOn,
+        }
     }
 }
 
+/// An event at which the vCPU is to stand.
+struct Standing {
+    event: Event,
+    entry: Option<u64>,
+    frame: Option<u64>,
+}
+
 impl Points {
-    /// What happens at a point; where a function returns to, if its result is wanted.
-    fn begin(&mut self, engine: &dyn Engine, point: &Point) -> Option<u64> {
-        let Tracer { kernel, ram, .. } = &self.tracer;
+    /// Whoever waits for the event lets the vCPU go on; where nobody hears of it, it goes on by itself.
+    fn stand(&self, engine: &dyn Engine, standing: Standing) -> Verdict {
+        let Standing { event, entry, frame } = standing;
+        let (rip, roots) = (engine.vcpu().rip, Roots::from(engine.vcpu()));
+        let stops = &self.tracer.shared.stops;
+        lock(stops).insert(self.vcpu, Stop { rip, roots, entry, frame });
+        if self.tracer.send(Event { stands: true, ..event }) {
+            return Verdict::Stand;
+        }
+        lock(stops).remove(&self.vcpu);
+        Verdict::GoOn
+    }
+
+    /// What happens at a point: where the vCPU is to stand.
+    fn begin(&mut self, engine: &dyn Engine, point: &Point) -> Option<Standing> {
+        let Tracer { kernel, ram, .. } = &*self.tracer;
         let task = kernel.current(ram, engine)?;
         if !self.tracer.is_meant(&task) {
             return None;
         }
         match point {
-            Point::Call(call) => return self.begin_call(engine, task, call),
+            Point::Call(call) => self.begin_call(engine, task, call),
             Point::Return(name) => {
-                let event = self.event(task, "return", name);
-                return self.wait(engine, Pending { event, call: None });
+                self.begin_function(engine, task, ("return", name), Of::Function)
             }
-            _ => {}
+            Point::Signal => self.begin_function(engine, task, ("signal", "?"), Of::Signal),
+            Point::Killed if engine.vcpu().gpr[RDI] & 0x7f == 0 => None,
+            _ => {
+                let event = self.simple(engine, &task, point);
+                let arguments = arguments(engine);
+                let filter = self.tracer.wanted.filter.as_ref();
+                let meant = filter.is_none_or(|filter| {
+                    let facts = self.facts(&event, &task, &arguments, None, &nothing);
+                    // It has no result, now or later.
+                    filter.matches(&|name| facts.fact(name))
+                });
+                meant.then(|| self.tell(event, self.tracer.wanted.stops.at_entry(), None, None))?
+            }
         }
-        let event = self.simple(engine, task, point);
+    }
+
+    /// Tells of an event, or has it told once the vCPU stands.
+    fn tell(
+        &self,
+        event: Event,
+        stands: bool,
+        entry: Option<u64>,
+        frame: Option<u64>,
+    ) -> Option<Standing> {
+        if stands {
+            return Some(Standing { event, entry, frame });
+        }
         self.tracer.send(event);
         None
     }
 
+    fn facts<'a>(
+        &self,
+        event: &'a Event,
+        task: &'a Task,
+        arguments: &'a [u64],
+        call: Option<&'a Call>,
+        read: Reader<'a>,
+    ) -> Facts<'a> {
+        let Event { kind, name, .. } = event;
+        Facts { kind, name, task, vcpu: self.vcpu, arguments, call, read, end: None }
+    }
+
     /// An event that is complete at once.
-    fn simple(&self, engine: &dyn Engine, task: Task, point: &Point) -> Event {
-        let Tracer { kernel, ram, .. } = &self.tracer;
+    fn simple(&self, engine: &dyn Engine, task: &Task, point: &Point) -> Event {
+        let Tracer { kernel, ram, .. } = &*self.tracer;
         let argument = |register: usize| engine.vcpu().gpr[register];
         let other = |register| {
             let task = kernel.task(ram, argument(register));
@@ -167,14 +262,21 @@ impl Points {
                     [RDI, RSI, RDX].map(|register| format!("{:#x}", argument(register)));
                 ("break", name.as_str(), registers.join(", "))
             }
-            Point::Call(call) => ("syscall", call.name.as_str(), String::new()),
+            Point::Killed => {
+                let signal = numbers::signal(argument(RDI) & 0x7f);
+                return Event {
+                    arguments: "kills".to_owned(),
+                    ..self.event(task, "signal", &signal)
+                };
+            }
+            Point::Call(_) | Point::Signal => ("", "", String::new()),
         };
         Event { arguments, ..self.event(task, kind, name) }
     }
 
     /// The path of the program that `struct linux_binprm` stands for.
     fn program(&self, binprm: u64) -> String {
-        let Tracer { kernel, ram, .. } = &self.tracer;
+        let Tracer { kernel, ram, .. } = &*self.tracer;
         let at = kernel.types.offset(FILENAME.0, FILENAME.1).ok();
         let path = at.and_then(|at| kernel.word(ram, binprm.wrapping_add(at)));
         path.and_then(|path| kernel.text(ram, path)).unwrap_or_else(|| "?".to_owned())
@@ -182,77 +284,162 @@ impl Points {
 
     /// Where it happened, and its error code.
     fn exception(&self, engine: &dyn Engine) -> String {
-        let Tracer { kernel, ram, .. } = &self.tracer;
+        let Tracer { kernel, ram, .. } = &*self.tracer;
         let gpr = engine.vcpu().gpr;
         let rip = kernel.word(ram, gpr[RDI].wrapping_add(RIP)).unwrap_or_default();
         format!("rip {rip:#x}, cr2 {:#x}, code {:#x}", engine.vcpu().cr2, gpr[RSI] as u32)
     }
 
-    fn begin_call(&mut self, engine: &dyn Engine, task: Task, call: &Arc<Call>) -> Option<u64> {
-        let Tracer { kernel, ram, .. } = &self.tracer;
-        let registers = engine.vcpu().gpr[RDI];
+    fn begin_call(&self, engine: &dyn Engine, task: Task, call: &Arc<Call>) -> Option<Standing> {
+        let Tracer { kernel, ram, wanted, .. } = &*self.tracer;
+        let frame = engine.vcpu().gpr[RDI];
         let mut values = [0; 6];
         for (value, at) in values.iter_mut().zip(ARGUMENTS) {
-            *value = kernel.word(ram, registers.wrapping_add(at))?;
+            *value = kernel.word(ram, frame.wrapping_add(at))?;
         }
-        let mut event = self.event(task, "syscall", &call.name);
-        event.arguments = self.arguments(engine, call, &values, None);
+        let roots = Roots::from(engine.vcpu());
+        let read = |gva, bytes: &mut [u8]| memory::read(ram, roots, gva, bytes);
+        let mut event = self.event(&task, "syscall", &call.name);
+        if let Some(filter) = &wanted.filter {
+            let facts = self.facts(&event, &task, &values, Some(call), &read);
+            // One that cannot be meant whatever it returns costs no second exit.
+            filter.may_match(&|name| facts.fact(name)).then_some(())?;
+        }
+        event.arguments = call.arguments(&values, None, &read);
+        let stands = wanted.stops.at_entry();
+        if stands {
+            event.values = values[..call.count()].to_vec();
+        }
         if call.is_last() {
-            self.tracer.send(Event { result: Some("?".to_owned()), ..event });
-            return None;
+            event.result = Some("?".to_owned());
+        } else if wanted.stops != Stops::Entry {
+            let n = wanted.filter.as_ref().and_then(|_| call.parameter("path"));
+            let path = n.and_then(|n| call.text(n, values[n], &read));
+            let (event, of) = (event.clone(), Of::Call(Arc::clone(call)));
+            self.wait(engine, Pending { event, task, arguments: values.to_vec(), of, path })?;
+            if !stands {
+                return None;
+            }
         }
-        self.wait(engine, Pending { event, call: Some((Arc::clone(call), values)) })
+        self.tell(event, stands, Some(engine.vcpu().gpr[RSP]), Some(frame))
     }
 
-    fn arguments(
+    fn begin_function(
         &self,
         engine: &dyn Engine,
-        call: &Call,
-        values: &[u64; 6],
-        result: Option<i64>,
-    ) -> String {
-        let roots = Roots::from(engine.vcpu());
-        let read = |gva, bytes: &mut [u8]| memory::read(&self.tracer.ram, roots, gva, bytes);
-        call.arguments(values, result, &read)
-    }
-
-    /// A function has been entered, whose end is wanted: where that will be.
-    fn wait(&mut self, engine: &dyn Engine, pending: Pending) -> Option<u64> {
-        let rsp = engine.vcpu().gpr[RSP];
-        let back = self.tracer.kernel.word(&self.tracer.ram, rsp)?;
-        if self.pending.len() >= MOST_PENDING {
-            self.pending.clear();
+        task: Task,
+        (kind, name): (&str, &str),
+        of: Of,
+    ) -> Option<Standing> {
+        let (event, arguments) = (self.event(&task, kind, name), arguments(engine).to_vec());
+        let Wanted { stops, filter, .. } = &self.tracer.wanted;
+        let stands = stops.at_entry() && matches!(of, Of::Function);
+        if let (Of::Function, Some(filter)) = (&of, filter) {
+            let facts = self.facts(&event, &task, &arguments, None, &nothing);
+            filter.may_match(&|name| facts.fact(name)).then_some(())?;
         }
-        self.pending.insert(rsp.wrapping_add(8), pending);
-        Some(back)
+        if *stops != Stops::Entry || !stands {
+            let (event, arguments) = (event.clone(), arguments.clone());
+            self.wait(engine, Pending { event, task, arguments, of, path: None })?;
+        }
+        let event = Event { values: arguments, ..event };
+        stands.then(|| self.tell(event, true, Some(engine.vcpu().gpr[RSP]), None))?
     }
 
-    /// A function has returned that may be one whose end is wanted.
-    fn end(&mut self, engine: &dyn Engine) {
-        let Some(pending) = self.pending.remove(&engine.vcpu().gpr[RSP]) else { return };
+    /// A function has been entered, whose end is wanted.
+    fn wait(&self, engine: &dyn Engine, pending: Pending) -> Option<()> {
+        let Tracer { kernel, ram, plan, shared, .. } = &*self.tracer;
+        let rsp = engine.vcpu().gpr[RSP];
+        if !plan.has_exits_of(engine.vcpu().rip) {
+            let back = kernel.word(ram, rsp)?;
+            lock(&shared.returns).insert(back);
+        }
+        let mut all = lock(&shared.pending);
+        if all.len() >= MOST_PENDING {
+            all.clear();
+        }
+        all.insert(rsp, pending);
+        Some(())
+    }
+
+    /// A function returns whose entry may have been at this RSP: where the vCPU is to stand.
+    fn end(&self, engine: &dyn Engine, entry: u64) -> Option<Standing> {
+        let Tracer { ram, shared, wanted, .. } = &*self.tracer;
+        let pending = lock(&shared.pending).remove(&entry)?;
         let value = engine.vcpu().gpr[RAX];
-        let Pending { mut event, call } = pending;
+        let Pending { mut event, task, arguments, of, path } = pending;
         event.took = Some(self.tracer.now().saturating_sub(event.ns));
-        event.result = Some(match call {
-            None => format!("{value:#x}"),
-            Some((call, values)) => {
-                let value = value as i64;
-                // Another program has other memory: what was there before is what counts.
-                if call.name != "execve" && call.name != "execveat" {
-                    event.arguments = self.arguments(engine, &call, &values, Some(value));
-                }
-                calls::result(&call.name, value)
+        let roots = Roots::from(engine.vcpu());
+        let read = |gva, bytes: &mut [u8]| memory::read(ram, roots, gva, bytes);
+        let (mut result, mut call) = (value as i64, None);
+        match &of {
+            Of::Function => event.result = Some(format!("{value:#x}")),
+            Of::Signal => {
+                result = self.signal(&mut event, value, *arguments.first()?)?;
             }
-        });
-        self.tracer.send(event);
+            Of::Call(of) => {
+                let values = arguments.first_chunk()?;
+                // Another program has other memory: what was there before is what counts.
+                if of.name != "execve" && of.name != "execveat" {
+                    event.arguments = of.arguments(values, Some(result), &read);
+                }
+                event.result = Some(calls::result(&of.name, result));
+                call = Some(&**of);
+            }
+        }
+        if let Some(filter) = &wanted.filter {
+            let mut facts = self.facts(&event, &task, &arguments, call, &read);
+            facts.end = Some((result, event.took.unwrap_or_default()));
+            let is_path = |name: &str| {
+                call.is_some_and(|call| call.parameter(name) == call.parameter("path"))
+            };
+            let fact = |name: &str| match &path {
+                Some(path) if is_path(name) => Fact::Text(path.clone()),
+                _ => facts.fact(name),
+            };
+            filter.matches(&fact).then_some(())?;
+        }
+        let stands = wanted.stops.at_end();
+        if stands {
+            event.values = arguments;
+        }
+        self.tell(event, stands, None, None)
     }
 
-    fn event(&self, task: Task, kind: &str, name: &str) -> Event {
-        let Task { pid, tid, comm, .. } = task;
+    /// What `get_signal` has found for this thread, if it has: `struct ksignal` is at `found`. Returns its number.
+    fn signal(&self, event: &mut Event, is_there: u64, found: u64) -> Option<i64> {
+        const CODE: u64 = 8;
+        const SENDER: u64 = 16;
+        let Tracer { kernel, ram, .. } = &*self.tracer;
+        (is_there & 0xff != 0).then_some(())?;
+        let member = |name| kernel.types.offset("ksignal", name).ok();
+        let word = |at: u64| kernel.word(ram, found.wrapping_add(at));
+        let info = member("info")?;
+        let (number, handler) = (word(member("sig")?)? & 0xff, word(member("ka")?)?);
+        let (code, sender) = (word(info + CODE)? as i32, word(info + SENDER)? as u32);
+        event.name = numbers::signal(number);
+        let by = if code <= 0 { format!(", from {sender}") } else { String::new() };
+        event.arguments = format!("handler {handler:#x}, code {code}{by}");
+        event.took = None;
+        Some(number as i64)
+    }
+
+    fn event(&self, task: &Task, kind: &str, name: &str) -> Event {
+        let Task { pid, tid, comm, .. } = task.clone();
         let (kind, name) = (kind.to_owned(), name.to_owned());
         let (ns, vcpu) = (self.tracer.now(), self.vcpu);
         Event { ns, vcpu, pid, tid, comm, kind, name, ..Event::default() }
     }
+}
+
+/// The first arguments of a function, at its entry.
+fn arguments(engine: &dyn Engine) -> [u64; 3] {
+    [RDI, RSI, RDX].map(|register| engine.vcpu().gpr[register])
+}
+
+/// No memory: what has no text.
+fn nothing(_: u64, _: &mut [u8]) -> usize {
+    0
 }
 
 /// A status as wait has it.

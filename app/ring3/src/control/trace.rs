@@ -2,13 +2,21 @@
 
 use std::{
     ffi::OsString,
-    io::{self, BufReader},
+    io::{self, BufRead, BufReader, BufWriter, Read, Write},
+    net::Shutdown,
     os::unix::net::UnixStream,
     path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, sync_channel},
+    },
+    thread,
 };
 
 use clap::{Args, ValueEnum};
-use inspect::trace::{Line, Request};
+use inspect::trace::{Line, Orders, Request};
+use ring3_trace::filter::{Filter, Wrong};
 use vmm::Inspector;
 
 use super::{
@@ -17,6 +25,9 @@ use super::{
     watched,
 };
 use crate::{failure::Failure, output};
+
+/// Bytes of a line of a client's, at the most: what it writes to memory is in one.
+const MOST_LINE: u64 = 256 << 10;
 
 /// How events are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -37,7 +48,7 @@ pub struct TraceArguments {
     /// A running machine
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     pub machine: Option<String>,
-    /// What: syscall[:NAME], exec, exit, fork, switch, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL; repeated, or with
+    /// What: syscall[:NAME], exec, exit, fork, switch, signal, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL; repeated, or with
     /// commas
     #[arg(
         short = 'e',
@@ -53,6 +64,14 @@ pub struct TraceArguments {
     /// Only the process with this number in the guest
     #[arg(long, value_name = "N")]
     pub pid: Option<u32>,
+    /// Only events for which this holds, such as: ret < 0 and path ~ "/etc/*"
+    ///
+    /// Names are those of arguments as the kernel has them (fd, filename, flags, ...), path (the first that is text),
+    /// ret, dur, comm, pid, tid, cpu, arg0 to arg5; a kind of event, or syscall:openat, stands by itself. Comparisons
+    /// are == != < <= > >=, & (has one of the bits), ~ and !~ (patterns with * and ?); and, or, not, parentheses.
+    /// Numbers may be times (1ms), errors (ret == -ENOENT) and flags of open (flags & O_CREAT).
+    #[arg(long, value_name = "EXPRESSION")]
+    pub filter: Option<String>,
     /// Where to write; standard output if not given, or standard error with a command
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -64,19 +83,77 @@ pub struct TraceArguments {
     pub command: Vec<OsString>,
 }
 
-/// The machine's side: what is wanted is a line of the client's.
+/// The machine's side: the client's first line says what is wanted, the others are orders, each of which is answered.
 pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()> {
-    watched::serve(client, |request: &Request, writer, gone| {
-        inspect::trace::serve(inspector, request, writer, gone)
-    })
+    let mut reader = BufReader::new(client.try_clone()?);
+    let mut line = String::new();
+    reader.by_ref().take(MOST_LINE).read_line(&mut line)?;
+    let output = Arc::new(Mutex::new(BufWriter::new(client.try_clone()?)));
+    let refused = |problem: String| tell(&output, &Line::Error(problem));
+    let request: Request = match serde_json::from_str(&line) {
+        Ok(request) => request,
+        Err(problem) => return refused(format!("not a request: {problem}")),
+    };
+    let gone = Arc::new(AtomicBool::new(false));
+    let (sender, orders) = sync_channel(1);
+    let (noted, answers) = (Arc::clone(&gone), Arc::clone(&output));
+    let obey = move || {
+        // Whatever ends this, the client has gone.
+        let _ = obey(&orders, reader, &answers);
+        noted.store(true, Ordering::SeqCst);
+    };
+    thread::Builder::new().name("watcher".into()).spawn(obey)?;
+    let begins = |orders| drop(sender.send(orders));
+    let is_gone = || gone.load(Ordering::SeqCst);
+    let served = inspect::trace::serve(inspector, &request, &output, begins, is_gone);
+    // What was refused is told, too.
+    let flushed = output.lock().unwrap_or_else(PoisonError::into_inner).flush();
+    // The thread above waits for this.
+    let _ = client.shutdown(Shutdown::Both);
+    served.and(flushed)
+}
+
+/// Answers orders until the client goes. They wait until the trace has begun.
+fn obey(
+    begun: &Receiver<Orders>,
+    mut reader: BufReader<UnixStream>,
+    output: &Mutex<BufWriter<UnixStream>>,
+) -> io::Result<()> {
+    let mut orders = None;
+    loop {
+        let mut line = String::new();
+        if reader.by_ref().take(MOST_LINE).read_line(&mut line)? == 0 || !line.ends_with('\n') {
+            return Ok(());
+        }
+        // Without orders there is no trace, and the client hears why.
+        let Some(orders) = orders.get_or_insert_with(|| begun.recv().ok()) else { return Ok(()) };
+        tell(output, &Line::Answer(orders.obey(&line)))?;
+    }
+}
+
+fn tell(output: &Mutex<BufWriter<UnixStream>>, line: &Line) -> io::Result<()> {
+    let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = serde_json::to_string(line)?;
+    output.write_all(text.as_bytes())?;
+    output.write_all(b"\n")?;
+    output.flush()
 }
 
 /// `ring3 trace`.
 pub fn trace(arguments: &TraceArguments) -> Result<u8, Failure> {
+    if let Some(filter) = &arguments.filter {
+        Filter::new(filter).map_err(|wrong| no_filter(filter, &wrong))?;
+    }
     let output = watched::output(arguments.output.as_deref(), arguments.machine.as_deref())?;
     let mut shown = shown::new(arguments.format, output);
     let follow = |target: &Target, wait| follow(arguments, target, wait, &mut *shown);
     watched::watch(arguments.machine.as_deref(), &arguments.command, "trace", follow)
+}
+
+/// Points at what is wrong.
+fn no_filter(filter: &str, wrong: &Wrong) -> Failure {
+    let place = " ".repeat(wrong.column);
+    Failure::usage(format!("--filter, {wrong}\n  {filter}\n  {place}^"))
 }
 
 /// Shows what the machine sends until it ends, or a signal asks for an end.
@@ -86,16 +163,18 @@ fn follow(
     wait: bool,
     shown: &mut dyn Shown,
 ) -> Result<(), Failure> {
-    let TraceArguments { events, comm, pid, .. } = arguments;
-    let request = Request { events: events.clone(), comm: comm.clone(), pid: *pid, wait };
+    let TraceArguments { events, comm, pid, filter, .. } = arguments;
+    let (comm, filter) = (comm.clone(), filter.clone());
+    let request =
+        Request { events: events.clone(), comm, pid: *pid, filter, wait, ..Request::default() };
     let mut machine = watched::ask(target, Order::Trace, &request, wait)?;
-    let told = tell(&mut machine, shown);
+    let told = show(&mut machine, shown);
     let finished = shown.finish();
     finished.map_err(|error| Failure::host(format!("machine {}: {error}", target.machine)))?;
     told
 }
 
-fn tell(machine: &mut BufReader<UnixStream>, shown: &mut dyn Shown) -> Result<(), Failure> {
+fn show(machine: &mut BufReader<UnixStream>, shown: &mut dyn Shown) -> Result<(), Failure> {
     let (mut lost, mut started) = (0, false);
     watched::each_line(machine, |line| {
         match line {
@@ -108,6 +187,7 @@ fn tell(machine: &mut BufReader<UnixStream>, shown: &mut dyn Shown) -> Result<()
                 tracing::debug!(probes, "trace begins");
             }
             Line::Error(problem) => return Err(Failure::host(problem)),
+            Line::Answer(_) => {} // nothing was asked
         }
         Ok(())
     })?;

@@ -1,0 +1,65 @@
+//! What a filter asks of an event.
+
+use ring3_trace::filter::Fact;
+
+use super::calls::{Call, Reader};
+use crate::linux::Task;
+
+/// What all events have.
+const COMMON: [&str; 9] = ["kind", "name", "comm", "pid", "tid", "cpu", "ret", "dur", "path"];
+/// Arguments of functions that are shown.
+const ARGUMENTS: [&str; 3] = ["arg0", "arg1", "arg2"];
+
+/// A filter may ask for this whatever the event.
+pub fn is_common(name: &str) -> bool {
+    COMMON.contains(&name) || ARGUMENTS.contains(&name)
+}
+
+/// What is known of an event.
+pub struct Facts<'a> {
+    /// `syscall` and so on.
+    pub kind: &'a str,
+    /// Which.
+    pub name: &'a str,
+    /// Whose.
+    pub task: &'a Task,
+    /// On which vCPU.
+    pub vcpu: usize,
+    /// Its arguments.
+    pub arguments: &'a [u64],
+    /// What they are, if it is a system call.
+    pub call: Option<&'a Call>,
+    /// Guest memory.
+    pub read: Reader<'a>,
+    /// Result and time (ns), once they are known.
+    pub end: Option<(i64, u64)>,
+}
+
+impl Facts<'_> {
+    /// What a filter calls so.
+    pub fn fact(&self, name: &str) -> Fact {
+        let text = |text: &str| Fact::Text(text.to_owned());
+        match name {
+            "kind" => text(self.kind),
+            "name" => text(self.name),
+            "comm" => text(&self.task.comm),
+            "pid" => Fact::Number(self.task.pid.into()),
+            "tid" => Fact::Number(self.task.tid.into()),
+            "cpu" => Fact::Number(self.vcpu as i128),
+            "ret" => self.end.map_or(Fact::Later, |(result, _)| Fact::Number(result.into())),
+            "dur" => self.end.map_or(Fact::Later, |(_, time)| Fact::Number(time.into())),
+            other => self.argument(other).unwrap_or(Fact::Nothing),
+        }
+    }
+
+    fn argument(&self, name: &str) -> Option<Fact> {
+        let Some(call) = self.call else {
+            let n = ARGUMENTS.iter().position(|known| *known == name)?;
+            return self.arguments.get(n).map(|value| Fact::Number((*value).into()));
+        };
+        let n = call.parameter(name)?;
+        let value = *self.arguments.get(n)?;
+        let text = call.text(n, value, self.read).map(Fact::Text);
+        Some(text.unwrap_or_else(|| Fact::Number(call.number(n, value))))
+    }
+}

@@ -1,0 +1,140 @@
+"""Services below a guest of ring3, in Python: see docs/tracing.md.
+
+    import ring3_trace
+    with ring3_trace.connect("web", events=["syscall:openat"], filter="ret >= 0") as service:
+        for event in service:
+            print(event["comm"], event["arguments"])
+
+With stops="entry" a vCPU stands at each event until service.go(event) or service.reply(event, value).
+"""
+
+import json
+import os
+import socket
+
+
+class Problem(Exception):
+    """The machine does not do what was asked."""
+
+
+def _folder():
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return os.path.join(runtime, "ring3") if runtime else f"/tmp/ring3-{os.getuid()}"
+
+
+def _find(machine):
+    folder = _folder()
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        if not name.endswith(".sock"):
+            continue
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(os.path.join(folder, name))
+            connection.sendall(b'{"command":"status"}\n')
+            reader = connection.makefile("r", encoding="utf-8")
+            status = json.loads(reader.readline())
+        except (OSError, ValueError):
+            connection.close()
+            continue
+        if machine in (status["name"], str(status["pid"])):
+            return connection, reader
+        reader.close()
+        connection.close()
+    raise Problem(f"no machine is called {machine}")
+
+
+def connect(machine, events=(), **request):
+    """Connects to a machine. Further arguments: comm, pid, filter, wait, stops, registers, memory."""
+    return Service(machine, dict(request, events=list(events)))
+
+
+class Service:
+    """A connection: iterate over it for events."""
+
+    def __init__(self, machine, request):
+        self._connection, self._reader = _find(machine)
+        self._waiting, self.lost = [], 0
+        self._send({"command": "trace"})
+        self._reader.readline()
+        self._send(request)
+        first = self._receive()
+        if first is None or "started" not in first:
+            raise Problem((first or {}).get("error", "the machine has ended"))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Leaves; vCPUs that stand go on."""
+        self._reader.close()
+        self._connection.close()
+
+    def _send(self, *objects):
+        self._connection.sendall("".join(json.dumps(each) + "\n" for each in objects).encode())
+
+    def _receive(self):
+        line = self._reader.readline()
+        return json.loads(line) if line.endswith("\n") else None
+
+    def __iter__(self):
+        while True:
+            line = self._waiting.pop(0) if self._waiting else self._receive()
+            if line is None:
+                return
+            if "error" in line:
+                raise Problem(line["error"])
+            self.lost += line.get("lost", 0)
+            if "event" in line:
+                yield line["event"]
+
+    def order(self, order, /, **what):
+        """Has the machine do something; returns its answer."""
+        self._send({order: {key: value for key, value in what.items() if value is not None}})
+        while (line := self._receive()) is not None:
+            if "answer" not in line:
+                self._waiting.append(line)
+                continue
+            answer = line["answer"]
+            if answer == "done":
+                return None
+            ((kind, value),) = answer.items()
+            if kind == "refused":
+                raise Problem(value)
+            return bytes.fromhex(value) if kind == "bytes" else value
+        raise Problem("the machine has ended")
+
+    def go(self, event):
+        """The vCPU goes on."""
+        self.order("go", vcpu=event["vcpu"])
+
+    def reply(self, event, value):
+        """The function is not executed: it returns this."""
+        self.order("reply", vcpu=event["vcpu"], value=value)
+        self.go(event)
+
+    def read(self, gva, length, vcpu=None):
+        """Guest memory."""
+        return self.order("read", vcpu=vcpu, gva=gva, len=length)
+
+    def write(self, gva, data, vcpu=None):
+        """Changes guest memory."""
+        self.order("write", vcpu=vcpu, gva=gva, bytes=data.hex())
+
+    def registers(self, event):
+        """Registers of the vCPU that stands."""
+        return self.order("registers", vcpu=event["vcpu"])
+
+    def set(self, event, **registers):
+        """Changes registers of the vCPU that stands."""
+        self.order("set", vcpu=event["vcpu"], registers=registers)
+
+    def argument(self, event, number, value):
+        """Changes an argument of the system call at whose entry the vCPU stands."""
+        self.order("argument", vcpu=event["vcpu"], number=number, value=value)
+
+    def symbol(self, name):
+        """Where a symbol of the kernel is."""
+        return self.order("symbol", name=name)

@@ -1,0 +1,18 @@
+//! Services below a guest, in processes of their own.
+//!
+//! A service connects to a machine of its user ([`Service::connect`]), says what it wants to be told of ([`Request`]), and gets
+//! [`Event`]s. By default the guest goes on meanwhile. With [`Request::stops`] the vCPU stands at each event until the service
+//! lets it go: its registers and memory can be read and, as far as the request asks for that, written; a system call can be
+//! changed or answered in the kernel's stead. A service has the rights its request names and no others.
+//!
+//! What is said on the socket is one JSON object a line, in both directions; docs/tracing.md shows it.
+
+mod client;
+pub mod filter;
+mod names;
+pub mod services;
+mod wire;
+
+pub use client::{Problem, Service};
+pub use names::{ERRORS, OPEN, constant};
+pub use wire::{Answer, Event, Line, Order, Request, Rights, Stops, bytes, hex};
