@@ -159,7 +159,7 @@ fn filters_choose(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-fn bad_filters_are_refused(guest: &Guest) -> Result<()> {
+fn bad_filters_are_refused(guest: &mut Guest) -> Result<()> {
     for (filter, code, said) in [
         ("fd = = 3", 2, "column 6: expected a number"),
         ("fdd == 3", 1, "column 1: none of these events has `fdd`"),
@@ -272,7 +272,9 @@ fn connections_are_denied(guest: &mut Guest) -> Result<()> {
         }
     });
     let connects = |port: u16| {
-        format!("(exec 3<>/dev/tcp/127.0.0.1/{port}) 2>&1 | grep -o '[A-Z][a-z]* [a-z]*$'")
+        format!(
+            "(exec 3<>/dev/tcp/127.0.0.1/{port}) 2>&1 | grep -o '[A-Z][a-z]* [a-z]*$' | tail -n 1"
+        )
     };
     ensure!(guest.says(&connects(9))? == "Connection refused");
     ensure!(guest.says(&connects(10))? == "Permission denied");
@@ -289,7 +291,7 @@ fn connections_are_denied(guest: &mut Guest) -> Result<()> {
 }
 
 /// What a root kit does, done to the kernel from outside.
-fn changes_of_the_kernel_are_found(guest: &Guest) -> Result<()> {
+fn changes_of_the_kernel_are_found(guest: &mut Guest) -> Result<()> {
     const GETPPID: u64 = 110;
     let mut integrity = Integrity::new(&guest.name)?;
     let (entries, functions) = integrity.watched();
@@ -369,34 +371,40 @@ for r in range(12):
 print(int(best * 1e9 / 20000))'";
     let calls = calls.replace('\n', "\\n").replace("'import", "$'import");
     let measure = |guest: &mut Guest| -> Result<u64> { Ok(guest.says(&calls)?.parse()?) };
-    let mut ratios = Vec::new();
-    for _ in 0..4 {
-        let without = measure(guest)?;
+    // A busy host makes any of them slower, and none faster: the best of each counts.
+    let (mut untraced, mut traced) = (u64::MAX, u64::MAX);
+    for _ in 0..10 {
+        untraced = untraced.min(measure(guest)?);
         let events = vec!["syscall:openat".to_owned()];
         let service = Service::connect(&guest.name, &Request { events, ..Request::default() })?;
-        let with = measure(guest)?;
+        traced = traced.min(measure(guest)?);
         drop(service);
         thread::sleep(Duration::from_millis(150));
-        println!("getppid: {without} ns untraced, {with} ns with a trace of openat");
-        ratios.push(with as f64 / without as f64);
-        if with as f64 <= 1.1 * without as f64 {
+        println!("getppid: {untraced} ns untraced, {traced} ns with a trace of openat");
+        if traced as f64 <= 1.1 * untraced as f64 {
             return Ok(());
         }
     }
-    bail!("a trace of openat makes getppid slower: {ratios:?}")
+    bail!("a trace of openat makes getppid slower: {untraced} ns, and {traced} with it")
 }
 
 fn serves_all(kernel: &str) -> Result<()> {
+    type Part = fn(&mut Guest) -> Result<()>;
+    const PARTS: [(&str, Part); 9] = [
+        ("filters choose", filters_choose),
+        ("bad filters are refused", bad_filters_are_refused),
+        ("top counts", top_counts),
+        ("guests are changed", guests_are_changed),
+        ("services are confined", services_are_confined),
+        ("connections are denied", connections_are_denied),
+        ("changes of the kernel are found", changes_of_the_kernel_are_found),
+        ("other languages serve", other_languages_serve),
+        ("what is not traced costs nothing", what_is_not_traced_costs_nothing),
+    ];
     let mut guest = Guest::new(kernel)?;
-    filters_choose(&mut guest)?;
-    bad_filters_are_refused(&guest)?;
-    top_counts(&mut guest)?;
-    guests_are_changed(&mut guest)?;
-    services_are_confined(&mut guest)?;
-    connections_are_denied(&mut guest)?;
-    changes_of_the_kernel_are_found(&guest)?;
-    other_languages_serve(&mut guest)?;
-    what_is_not_traced_costs_nothing(&mut guest)?;
+    for (name, part) in PARTS {
+        part(&mut guest).with_context(|| format!("{kernel}: {name}"))?;
+    }
     writeln!(guest.stdin, "exit 3")?;
     let mut rest = String::new();
     guest.stdout.read_to_string(&mut rest)?;

@@ -303,7 +303,11 @@ impl Points {
         if let Some(filter) = &wanted.filter {
             let facts = self.facts(&event, &task, &values, Some(call), &read);
             // One that cannot be meant whatever it returns costs no second exit.
-            filter.may_match(&|name| facts.fact(name)).then_some(())?;
+            let fact = |name: &str| facts.fact(name);
+            // One that does not return has no result, now or later.
+            let meant =
+                if call.is_last() { filter.matches(&fact) } else { filter.may_match(&fact) };
+            meant.then_some(())?;
         }
         event.arguments = call.arguments(&values, None, &read);
         let stands = wanted.stops.at_entry();
