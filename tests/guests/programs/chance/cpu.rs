@@ -304,7 +304,14 @@ pub fn alternate() -> [u64; 3] {
     [(&raw mut ALTERNATE) as u64, 0, STACK_LEN as u64]
 }
 
-/// Runs code on these registers until a signal that `hook` does not send it back from.
+/// What becomes of signals that arrive while [`run`] is not at work.
+pub fn watch(hook: Hook) {
+    // SAFETY: one thread at a time runs code this way.
+    unsafe { HOOK = Some(hook) }
+}
+
+/// Runs code on these registers until a signal that `hook` does not send it back from. The hook ends with it: one that
+/// changes what it returns to must not meet a signal of a later step.
 pub fn run(state: &State, hook: Option<Hook>) -> Stop {
     // SAFETY: one thread at a time runs code this way, and what the code does to this program's memory is
     // its author's affair.
@@ -323,6 +330,7 @@ pub fn run(state: &State, hook: Option<Hook>) -> Stop {
         asm!("wrfsbase {}", "wrgsbase {}", in(reg) fs_base, in(reg) gs_base);
         chance_enter((&raw mut FRAME) as u64);
         INSIDE = false;
+        HOOK = None;
         reset();
         *(&raw const STOP)
     }

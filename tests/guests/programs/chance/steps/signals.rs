@@ -165,9 +165,10 @@ pub fn timer(random: &mut Random, world: &World) {
     let micros = 200 + random.below(1000);
     let every = [0, micros, 0, micros];
     let mut asm = Asm::new();
-    // L: imul rax, rcx; add rax, rdx; rol rdx, 7; paddq xmm0, xmm1; add [rdi], al; dec ecx; jnz L; ud2
+    // L: lea rax, [rax + rcx * 2]; add rax, rdx; rol rdx, 1; paddq xmm0, xmm1; add [rdi], al; dec ecx; jnz L; ud2
+    // All of it leaves flags that are defined: the code may end at the border of a page, behind any instruction.
     asm.add(&[
-        0x48, 0x0f, 0xaf, 0xc1, 0x48, 0x01, 0xd0, 0x48, 0xc1, 0xc2, 0x07, 0x66, 0x0f, 0xd4, 0xc1,
+        0x48, 0x8d, 0x04, 0x48, 0x48, 0x01, 0xd0, 0x48, 0xd1, 0xc2, 0x66, 0x0f, 0xd4, 0xc1,
     ]);
     if random.chance(50) {
         asm.add(&[0x00, 0x07]);
@@ -180,8 +181,11 @@ pub fn timer(random: &mut Random, world: &World) {
     state.context.eflags &= !0x40000;
     state.set(RDI, code::scratch());
     state.set(RCX, 1000 + random.below(60_000));
+    // It may fire before the code is entered.
+    cpu::watch(counts);
     sys!(SETITIMER, 0, every.as_ptr(), 0);
     let mut stop = cpu::run(&state, Some(counts));
+    cpu::watch(counts);
     sleep_interrupted(random);
     let off = [0_u64; 4];
     sys!(SETITIMER, 0, off.as_ptr(), 0);
