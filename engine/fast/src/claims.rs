@@ -203,7 +203,7 @@ impl Fast {
 
 #[cfg(test)]
 mod tests {
-    use frame::{Claim, Frame, calls};
+    use frame::{Claim, Frame, SITES, calls};
     use wedge::Pages;
 
     const ROOT: u64 = 0x1000;
@@ -229,6 +229,10 @@ mod tests {
         assert!(returns(f, calls::MMAP, [CLAIMED, 3, 0x2000, 0], ROOT));
         assert_eq!(f.given, [CLAIMED, 0x2000]);
         assert!(!returns(f, calls::MMAP, [CLAIMED, 0, 0x2000, 0], ROOT), "nobody can use it");
+        let low = [SITES as u64 - 0x1000, 0, 0x2000, 0];
+        assert!(returns(f, calls::MMAP, low, ROOT), "it is to fault");
+        assert_eq!(f.given, [low[0], low[2]]);
+        assert!(!returns(f, calls::MMAP, [0x1_0000, 0, 0x10_0000, 0], ROOT), "it is below");
         assert!(!returns(f, calls::MMAP, [14 << 39, 3, 0x2000, 0], ROOT), "it is elsewhere");
         assert!(!returns(f, calls::MMAP, [-12_i64 as u64, 3, 0x2000, 0], ROOT), "an error");
         assert!(!returns(f, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT), "nothing is known");

@@ -3,8 +3,8 @@
 use crate::devices::Devices;
 use engine::Board;
 use frame::{
-    Base, CACHE, CODE_PAGE_WORDS, FRAME, LOOKUPS, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN,
-    USER_TABLES, code_page, keys,
+    Base, CACHE, CODE_PAGE_WORDS, COPIES, FRAME, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES,
+    USER_CACHE, USER_CACHE_LEN, USER_TABLES, code_page, keys,
 };
 use jit::{
     Layout, Level,
@@ -35,6 +35,7 @@ fn layout(level: Level, base: Base, look_up: bool) -> Layout {
         level,
         bias: base.bias(),
         regions: here(REGIONS),
+        copies: Some(here(COPIES)),
         cache: here(CACHE),
         cache_len: (USER_CACHE - CACHE) as u64,
         frame: here(FRAME),
@@ -45,10 +46,11 @@ fn layout(level: Level, base: Base, look_up: bool) -> Layout {
         Level::Kernel => kernel,
         Level::User => Layout {
             bias: 0,
+            copies: None,
             cache: here(USER_CACHE),
             cache_len: USER_CACHE_LEN as u64,
             table: here(TABLES + USER_TABLES),
-            lookups: look_up.then(|| here(LOOKUPS)),
+            lookups: look_up.then(|| here(LOOKUPS + LOOKUP_ENTRIES)),
             ..kernel
         },
     }

@@ -156,8 +156,12 @@ impl Fast {
             let moved = self.regions_changed && self.pages.frame().alignment_flag != 0;
             if !mapped || moved {
                 self.take_recovered(&position);
-                // Where the window would have the user's half are no host addresses.
-                let apart = signal == SIGSEGV && trap == u64::from(vector::GP);
+                // Where the window would have the user's half are no host addresses; nor where a copy is hidden.
+                let nowhere = signal == SIGSEGV && trap == u64::from(vector::GP);
+                let apart = nowhere && self.pages.frame().alignment_flag == 0;
+                if nowhere && !apart {
+                    self.slots.current()?.note_hidden_read();
+                }
                 if apart {
                     self.apart.note(&self.cpu.vcpu);
                 }

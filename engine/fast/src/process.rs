@@ -31,6 +31,10 @@ pub trait Process: Sized {
     fn allow(&mut self, mappings: usize, large: bool);
     /// User code is to be run translated, with look-ups, or not.
     fn look_up(&mut self, on: bool);
+    /// Kernel code must not read the page at this GVA as it is mapped.
+    fn hide(&mut self, page: u64);
+    /// Kernel code may read all pages as they are mapped.
+    fn show_all(&mut self);
     /// The user's pages in a range (GVA) have no look-ups any more.
     fn forget_lookups(&mut self, start: u64, len: u64);
     /// There are no look-ups any more.
@@ -73,6 +77,12 @@ impl Process for Wedge {
     }
     fn look_up(&mut self, on: bool) {
         self.look_up(on);
+    }
+    fn hide(&mut self, page: u64) {
+        self.hide(page);
+    }
+    fn show_all(&mut self) {
+        self.show_all();
     }
     fn forget_lookups(&mut self, start: u64, len: u64) {
         self.forget_lookups(start, len);

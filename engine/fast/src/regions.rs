@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn the_reserved_part_holds_all_there_is() {
         let reserved = NO_USER..UPPER_USER;
-        let table = frame::REGIONS as u64..(frame::REGIONS + frame::REGIONS_LEN) as u64;
+        let table = frame::REGIONS as u64..(frame::COPIES + frame::COPIES_LEN) as u64;
         let window = WINDOW as u64..frame::WINDOW_END as u64;
         let ram = frame::RAM as u64..(frame::RAM + frame::RAM_MAX) as u64;
         for (part, next) in [(&table, &window), (&window, &ram)] {

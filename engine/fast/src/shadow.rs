@@ -1,7 +1,8 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 //!
 //! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages,
-//! `copies` changed copies of code, `closed` what may be executed where there are protection keys; `local` knows the
+//! `copies` changed copies of code, `closed` what may be executed where there are protection keys,
+//! `hidden` keeps the kernel from reading the copies; `local` knows the
 //! kernel's pages that are not global, `near` keeps the table of patched system calls out of the program's way, `places`
 //! where RAM pages are mapped, `pressure` which spaces have more pages than there can be mappings, `texts` which programs
 //! read their own code, `walk` reads the guest's page tables.
@@ -10,6 +11,7 @@ pub(crate) mod budget;
 mod closed;
 mod compare;
 mod copies;
+mod hidden;
 mod large;
 mod local;
 mod near;
@@ -27,6 +29,7 @@ use crate::{
     sites::Sites,
 };
 use frame::{BORDER, Base, EMPTY, PIECE, PROTECT, REFUSED};
+use hidden::Hidden;
 use local::Locals;
 use near::{Near, SitesTable};
 use places::Places;
@@ -137,6 +140,8 @@ pub struct Space<W = Wedge> {
     stale: bool,
     /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
     copies: Places,
+    /// Which of them kernel code is kept from reading.
+    hidden: Hidden,
     /// RAM pages (by offset) that memory without content may stand for.
     empty: FxHashSet<u64>,
     /// Pages that the wedge has refused to have executed since they were last asked for: HVAs.
@@ -179,6 +184,7 @@ impl<W: Process> Space<W> {
             table: SitesTable::Open,
             stale: false,
             copies: Places::default(),
+            hidden: Hidden::default(),
             empty: FxHashSet::default(),
             refused: FxHashSet::default(),
             texts: Texts::default(),
@@ -278,6 +284,7 @@ impl<W: Process> Space<W> {
         self.parts.clear();
         self.writable.clear();
         self.copies.clear();
+        self.show_all();
         self.empty.clear();
         self.refused.clear();
         self.pages.clear();

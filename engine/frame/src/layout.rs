@@ -145,6 +145,22 @@ pub const REGION_COUNT: usize = 1 << (48 - REGION_BITS);
 pub const REGIONS: usize = BIAS as usize + 0x7fc0_0000;
 /// Bytes of that table.
 pub const REGIONS_LEN: usize = REGION_COUNT * 8;
+/// HVA of the table of changed copies (`Lookups`), each wedge's own: what translated kernel code adds to an address of
+/// the user's that it reads. Behind that of biases, so that it is reached by GS, too.
+pub const COPIES: usize = REGIONS + REGIONS_LEN;
+/// Entries of it.
+pub const COPY_COUNT: usize = 1 << 17;
+/// Bytes of it.
+pub const COPIES_LEN: usize = COPY_COUNT * 8;
+/// The bits of an address that are its index there. None of the kernel's has the index of one of the user's.
+pub const COPY_INDEX: u64 = 0xffff << 12 | 1 << 47;
+const _: () = assert!(COPIES + COPIES_LEN <= BIAS as usize + (1 << 31));
+
+/// The index in the table of copies that stands for the page of an address, and for others.
+pub const fn copy_slot(gva: u64) -> usize {
+    (gva >> 12 & 0xffff | (gva >> 47 & 1) << 16) as usize
+}
+
 /// Entry of [`REGIONS`] that makes any address non-canonical.
 pub const POISON: u64 = 1 << 62;
 /// Orders taken at once.
@@ -206,6 +222,11 @@ pub const fn site_page(gva: u64) -> (usize, u32) {
 /// What the user has at this address and up may be in the neighbourhood of [`SITES`].
 pub const fn near_sites(address: u64) -> bool {
     address < NEAR_SITES_END
+}
+
+/// A range has something of [`SITES`] in it.
+pub const fn hides_sites(start: u64, len: u64) -> bool {
+    start < (SITES + SITES_LEN) as u64 && start.saturating_add(len) > SITES as u64
 }
 
 /// The region of an address, as an index into [`REGIONS`].
@@ -447,6 +468,8 @@ pub struct Frame {
     pub tsc_aux: u64,
     /// The bits of an address that are the index into [`REGIONS`].
     pub region_mask: u64,
+    /// [`COPY_INDEX`].
+    pub copy_index: u64,
     /// `LOOKUP_INDEX`, `LOOKUP_READS` and `LOOKUP_WRITES`.
     pub lookup_masks: [u64; 3],
     /// Not zero: user code is run translated, or was when it stopped.
@@ -693,7 +716,8 @@ impl Frame {
             return ends && self.remembers != 0;
         }
         let (start, len) = match call {
-            calls::MMAP if rdx != 0 => (result, rsi),
+            // What may not be accessed either is the program's, where the table of patched calls would be seen.
+            calls::MMAP if rdx != 0 || hides_sites(result, rsi) => (result, rsi),
             calls::MPROTECT if rdx != 0 && result == 0 => (rdi, rsi),
             calls::MUNMAP if result == 0 && self.remembers != 0 => (rdi, rsi),
             calls::MREMAP => (result, rdx),

@@ -1,5 +1,7 @@
-// Look-ups: a software TLB that translated user code consults. The wedge's blob includes this file as it does the
-// layout.
+// Tables of a wedge's own. Look-ups: a software TLB that translated user code consults. Copies: where kernel code must
+// not read what user code executes. The wedge's blob includes this file as it does the layout.
+
+use crate::layout::{COPIES_LEN, COPY_COUNT, POISON, SITES, SITES_LEN, copy_slot};
 
 /// Entries: of as many pages, 4 GiB, no two are in each other's way.
 pub const LOOKUP_COUNT: usize = 1 << 20;
@@ -69,10 +71,12 @@ pub const LOOKUP_READS: u64 = LOOKUP_WRITES & !LOOKUP_READ_ONLY;
 /// In [`Frame::exit_info`] of a look-up that has missed: the access writes. The rest is its bytes.
 pub const LOOKUP_WRITE: u64 = 1 << 16;
 
-/// The table, direct-mapped by page number.
+/// The tables. That of look-ups is direct-mapped by page number.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Lookups {
+    /// Not zero where the page of an address, or another of the same index, is not to be read as it is mapped.
+    copies: [u64; COPY_COUNT],
     /// The entries.
     entries: [Lookup; LOOKUP_COUNT],
     /// A bit for each [`CHUNK`] of them: some may be in use.
@@ -81,7 +85,36 @@ pub struct Lookups {
     large: u64,
 }
 
+/// Offset of the entries of look-ups.
+pub const LOOKUP_ENTRIES: usize = COPIES_LEN;
+const _: () = assert!(core::mem::offset_of!(Lookups, entries) == LOOKUP_ENTRIES);
+
 impl Lookups {
+    /// What user code executes at this page is a changed copy: kernel code that reads it faults, and is interpreted.
+    pub fn hide(&mut self, page: u64) {
+        if let Some(entry) = self.copies.get_mut(copy_slot(page)) {
+            *entry = POISON;
+        }
+    }
+
+    /// This page, and others of the same index, are to be read as they are mapped.
+    pub fn show(&mut self, page: u64) {
+        if let Some(entry) = self.copies.get_mut(copy_slot(page)) {
+            *entry = 0;
+        }
+    }
+
+    /// What is at [`SITES`] is never the program's.
+    pub fn hide_sites(&mut self) {
+        let sites = SITES as u64..(SITES + SITES_LEN) as u64;
+        sites.step_by(PAGE as usize).for_each(|page| self.hide(page));
+    }
+
+    /// The page of an address is to be read as it is mapped.
+    pub fn is_shown(&self, address: u64) -> bool {
+        self.copies.get(copy_slot(address)).is_none_or(|entry| *entry == 0)
+    }
+
     /// No entry is in use.
     pub fn is_empty(&self) -> bool {
         self.used.iter().all(|word| *word == 0)
@@ -175,6 +208,18 @@ mod tests {
         let layout = alloc::Layout::new::<Lookups>();
         // SAFETY: plain numbers, for which zero is a value.
         unsafe { Box::from_raw(alloc::alloc_zeroed(layout).cast()) }
+    }
+
+    #[test]
+    fn what_is_hidden_is_so_until_it_is_shown() {
+        let mut table = table();
+        table.hide_sites();
+        assert!(!table.is_shown(SITES as u64 + 0x1234) && table.is_shown(A));
+        table.hide(A);
+        assert!(!table.is_shown(A + 0xfff) && table.is_shown(A + PAGE) && table.is_shown(A - 1));
+        assert!(table.is_shown(A | 1 << 47), "the kernel's");
+        table.show(A);
+        assert!(table.is_shown(A) && !table.is_shown(SITES as u64));
     }
 
     const A: u64 = 0x7f12_3456_7000;

@@ -45,6 +45,9 @@ pub struct Layout {
     /// the bias, by those bits of the address that `Frame::region_mask` holds. An entry may be one that makes
     /// the address non-canonical.
     pub regions: u64,
+    /// What to add to an address of the user's that is read: a table of words, as near, by those bits of the address
+    /// that `Frame::copy_index` holds. An entry makes the address non-canonical where the user's page is mapped changed.
+    pub copies: Option<u64>,
     /// The code cache.
     pub cache: u64,
     /// Bytes of the code cache.

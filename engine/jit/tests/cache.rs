@@ -13,6 +13,7 @@ const LAYOUT: Layout = Layout {
     level: Level::Kernel,
     bias: 0,
     regions: 0x10_0000_0000,
+    copies: None,
     cache: 0x10_1000_0000,
     // Less than all blocks need, so that it is full now and then.
     cache_len: stubs::LEN + 0x4000,

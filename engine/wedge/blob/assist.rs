@@ -8,7 +8,7 @@ use crate::{
     host::load_vectors_careful,
     kernel_start,
     layout::{
-        DEEP, DEEP_REACH, ExitKind, Frame, REGIONS, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
+        COPIES, DEEP, DEEP_REACH, ExitKind, Frame, REGIONS, Vectors, copy_slot, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
         deep_slot, go, percpu, region,
     },
     lookup::{self, Outcome},
@@ -96,6 +96,12 @@ fn host_address(address: u64) -> u64 {
     address.wrapping_add(bias)
 }
 
+/// What is mapped at an address is what the guest has there, and no copy for user code.
+fn is_shown(address: u64) -> bool {
+    // SAFETY: the table has an entry for every page.
+    unsafe { *(here(COPIES) as *const u64).add(copy_slot(address)) == 0 }
+}
+
 /// HVA of the block for a guest address, zero if the tables do not know it.
 fn find(guest: u64, alignment: bool) -> u64 {
     find_in(here(TABLES), guest, alignment)
@@ -176,7 +182,8 @@ fn load_guest_vectors(f: &mut Frame) -> bool {
     let next = find(f.next, f.alignment_flag != 0);
     let open = f.operand >= kernel_start() || f.alignment_flag != 0;
     let known = open && area % 64 == 0 && area >> 47 == 0 && next != 0;
-    if !known || !load_vectors_careful(area, f.gpr[RAX] & f.vector_mask) {
+    let shown = is_shown(area) && is_shown(area + size_of::<Vectors>() as u64 - 1);
+    if !known || !shown || !load_vectors_careful(area, f.gpr[RAX] & f.vector_mask) {
         return false;
     }
     go_on_behind(f, next)

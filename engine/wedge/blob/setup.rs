@@ -4,7 +4,7 @@ use crate::{
     filter, frame, here,
     host::{self, call, load_vectors},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, WINDOW, WINDOW_END,
+        ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, WINDOW, WINDOW_END,
     },
     patched::{entry_with_keys, entry_without_keys},
     shared,
@@ -42,7 +42,7 @@ fn alone() {
     call(host::SET_ROBUST_LIST, 0, 24, 0, 0, 0);
     call(host::SET_TID_ADDRESS, 0, 0, 0, 0, 0);
     let [regions, window, window_end, ram] = [REGIONS, WINDOW, WINDOW_END, RAM].map(here);
-    let (ram_end, table_end) = (ram + shared().ram_len as usize, regions + REGIONS_LEN);
+    let (ram_end, table_end) = (ram + shared().ram_len as usize, regions + REGIONS_LEN + COPIES_LEN);
     let sites_end = SITES + SITES_LEN;
     for (from, to) in [(0, SITES), (sites_end, regions), (table_end, window), (window_end, ram), (ram_end, TOP)] {
         if call(host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0) != 0 {

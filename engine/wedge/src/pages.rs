@@ -4,9 +4,9 @@ use crate::memory::MemoryObject;
 use crate::process;
 use crate::turns::Turns;
 use frame::{
-    Base, CACHE, CACHE_LEN, CMP_LEN, FRAME_LEN, Frame, LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES,
-    NO_USER, NOWHERE, POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES, SITES_LEN,
-    STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, UPPER_USER, keys, region, site_page,
+    Base, CACHE, CACHE_LEN, CMP_LEN, COPY_INDEX, FRAME_LEN, Frame, LOOKUP_INDEX, LOOKUP_READS,
+    LOOKUP_WRITES, NO_USER, NOWHERE, POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES,
+    SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, UPPER_USER, keys, region, site_page,
 };
 use std::{io, os::fd::BorrowedFd};
 
@@ -67,6 +67,7 @@ impl Pages {
         frame.bias = base.bias();
         frame.nowhere = NOWHERE;
         frame.region_mask = (REGION_COUNT as u64 - 1) << REGION_BITS;
+        frame.copy_index = COPY_INDEX;
         frame.vector_mask = 7;
         frame.lookup_masks = [LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES];
         for at in 0..REGION_COUNT {

@@ -9,10 +9,10 @@ use crate::{
     turns::Turns,
 };
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, CACHE_LEN, EMPTY, FRAME, FRAME_LEN, GATE, LOOKUPS,
-    Lookups, MARKS, MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS,
-    REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES, TABLES_LEN,
-    TOP, TURNS, Turns as TurnsPage,
+    ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, CACHE_LEN, COPIES, COPIES_LEN, EMPTY, FRAME,
+    FRAME_LEN, GATE, LOOKUPS, Lookups, MARKS, MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM,
+    RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUBS,
+    Shared, TABLES, TABLES_LEN, TOP, TURNS, Turns as TurnsPage,
 };
 use std::{
     io,
@@ -73,6 +73,8 @@ pub struct Wedge {
     keeps: bool,
     base: Base,
     lookups: MemoryObject<Lookups>,
+    /// Pages that kernel code must not read as they are mapped.
+    hidden: Vec<u64>,
 }
 
 impl Wedge {
@@ -88,7 +90,8 @@ impl Wedge {
         cpuid::fault_as_in_wedges();
         let mut shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
         prepare(shared.get_mut(), &ram, pages, number);
-        let lookups = MemoryObject::<Lookups>::new("ring3-lookups", size_of::<Lookups>())?;
+        let mut lookups = MemoryObject::<Lookups>::new("ring3-lookups", size_of::<Lookups>())?;
+        lookups.get_mut().hide_sites();
         let parts = Parts {
             base: pages.base(),
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
@@ -118,6 +121,7 @@ impl Wedge {
             keeps: pages.keeps,
             base: pages.base(),
             lookups,
+            hidden: Vec::new(),
         };
         wedge.wait()?; // until it is ready
         affinity::share(pid);
@@ -206,6 +210,22 @@ impl Wedge {
     /// User code is to be run translated, with look-ups, or not.
     pub fn look_up(&mut self, on: bool) {
         self.shared.get_mut().lookups = on.into();
+    }
+
+    /// Kernel code must not read the page at this GVA as it is mapped.
+    pub fn hide(&mut self, page: u64) {
+        self.hidden.push(page);
+        self.lookups.get_mut().hide(page);
+    }
+
+    /// Kernel code may read all pages as they are mapped.
+    pub fn show_all(&mut self) {
+        if self.hidden.is_empty() {
+            return;
+        }
+        let tables = self.lookups.get_mut();
+        self.hidden.drain(..).for_each(|page| tables.show(page));
+        tables.hide_sites();
     }
 
     /// The user's pages in a range (GVA) have no look-ups any more.
@@ -339,6 +359,7 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
         (TABLES, TABLES_LEN, R, parts.tables),
         (CACHE, CACHE_LEN, RX, parts.cache),
         (REGIONS, REGIONS_LEN, R, parts.regions),
+        (COPIES, COPIES_LEN, R, parts.lookups),
         (LOOKUPS, size_of::<Lookups>(), RW, parts.lookups),
         (MARKS, (parts.ram.1 / PAGE).next_multiple_of(PAGE), R, parts.marks),
         (RAM, parts.ram.1, RW, parts.ram.0),

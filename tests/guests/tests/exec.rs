@@ -157,6 +157,14 @@ fn code_is_read_as_it_is_in_its_file() -> Result<()> {
     Ok(())
 }
 
+/// The kernel reads RAM, whatever user code executes.
+#[test]
+fn code_is_written_as_it_is_in_its_file() -> Result<()> {
+    let (code, said) = compiled("written", include_str!("written.c"))?;
+    ensure!(code == Some(0) && said.ends_with(" ways, all the file's\n"), "{code:?}: {said}");
+    Ok(())
+}
+
 /// git, make, cargo and npm; and the host sees what they made.
 #[test]
 fn builds_work_in_a_shared_folder() -> Result<()> {

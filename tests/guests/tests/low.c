@@ -68,9 +68,22 @@ static int others_table_faults(void) {
     return wait(&status) > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
 }
 
+/* A program has asked for nothing to be seen there. */
+static int nothing_is_seen(void) {
+    int status;
+    if (!fork()) {
+        int good = calls();
+        char *page = mmap((void *)(WORDS + 4096), 4096, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (page == MAP_FAILED || !good || !calls()) _exit(1);
+        (void)*(volatile char *)page;
+        _exit(0);
+    }
+    return wait(&status) > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
+}
+
 int main(void) {
     int good = calls(), ends[2];
-    good &= others_table_faults();
+    good &= others_table_faults() && nothing_is_seen();
     char *memory = mmap((void *)START, LEN, PROT_READ | PROT_WRITE,
                         MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED || pipe(ends)) return 2;

@@ -124,6 +124,8 @@ impl Process for Wedge {
     fn look_up(&mut self, on: bool) {
         self.shared.lookups = on.into();
     }
+    fn hide(&mut self, _: u64) {}
+    fn show_all(&mut self) {}
     fn forget_lookups(&mut self, start: u64, len: u64) {
         self.lookups.inside().forget(start, len);
     }

@@ -12,8 +12,8 @@ mod shared;
 
 use child::serve;
 use shared::{
-    BIAS, CACHE_LEN, FRAME_LEN, IN_HOST, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER, REGIONS_LEN, SHOWN,
-    TABLES_LEN, VIEW, bytes_at, frame, map, memfd, talk,
+    BIAS, CACHE_LEN, COPIES_LEN, FRAME_LEN, IN_HOST, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER,
+    REGIONS_LEN, SHOWN, TABLES_LEN, VIEW, bytes_at, frame, map, memfd, talk,
 };
 
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
@@ -127,7 +127,8 @@ impl Rig {
         map(data, 4096 + DATA_LEN, USER, USER_LEN, write)?;
         map(data, 0, SHOWN, 4096 + DATA_LEN + USER_LEN, write)?;
         map(memfd(LOOKUPS_LEN)?, 0, LOOKUPS, LOOKUPS_LEN, write)?;
-        map(memfd(REGIONS_LEN)?, 0, LAYOUT.regions, REGIONS_LEN, write)?;
+        let tables = REGIONS_LEN + COPIES_LEN;
+        map(memfd(tables)?, 0, LAYOUT.regions, tables, write)?;
         fill_regions();
         let cache = Cache::new(layout, &mut View);
         let (child_in, to_child) = pipe()?;
@@ -220,6 +221,7 @@ impl Rig {
         ((f.fs_base, f.gs_base), f.kernel_gs_base) = (case.bases(), case.kernel_gs_base);
         f.tsc_aux = case.tsc_aux;
         f.region_mask = 0x1ff << 39;
+        f.copy_index = 0x1ff << 12;
         f.vector_mask = xstate::SUPPORTED;
         f.lookup_masks = [frame::LOOKUP_INDEX, frame::LOOKUP_READS, frame::LOOKUP_WRITES];
         f.interrupt_flag = case.rflags & flags::IF;

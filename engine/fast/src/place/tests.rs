@@ -3,7 +3,7 @@
 use super::*;
 use crate::test_machine::{MODES, board, kernel_state, map};
 use engine::{Attention, Engine, Probes, Reached};
-use frame::{BLOB, CACHE, FRAME, GATE, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS};
+use frame::{BLOB, CACHE, COPIES, FRAME, GATE, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS};
 use ram::Ram;
 use std::sync::Arc;
 use x86::{
@@ -81,7 +81,8 @@ fn a_program_elsewhere_changes_nothing() {
 
 #[test]
 fn a_program_in_the_wedge_s_place_has_it_move() {
-    for at in [BLOB, SHARED, STACK, GATE, TURNS, FRAME, TABLES, CACHE, MARKS, RAM, REGIONS] {
+    for at in [BLOB, SHARED, STACK, GATE, TURNS, FRAME, TABLES, CACHE, MARKS, RAM, REGIONS, COPIES]
+    {
         assert_eq!(finds_its_own(machine(&[at as u64])), (1, false), "{at:#x}");
     }
 }

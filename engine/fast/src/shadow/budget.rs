@@ -113,6 +113,8 @@ mod tests {
         }
         fn allow(&mut self, _: usize, _: bool) {}
         fn look_up(&mut self, _: bool) {}
+        fn hide(&mut self, _: u64) {}
+        fn show_all(&mut self) {}
         fn forget_lookups(&mut self, _: u64, _: u64) {}
         fn clear_lookups(&mut self) {}
         fn protect_lookups(&mut self, _: u64) {}
@@ -239,6 +241,8 @@ mod tests {
         }
         fn allow(&mut self, _: usize, _: bool) {}
         fn look_up(&mut self, _: bool) {}
+        fn hide(&mut self, _: u64) {}
+        fn show_all(&mut self) {}
         fn forget_lookups(&mut self, _: u64, _: u64) {}
         fn clear_lookups(&mut self) {}
         fn protect_lookups(&mut self, _: u64) {}

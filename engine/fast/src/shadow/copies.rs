@@ -94,6 +94,7 @@ impl<W: Process> Space<W> {
         patches: &[Patch],
     ) -> Result<(), Error> {
         self.copies.add(offset, hva);
+        self.hide(hva, patches);
         self.map_one(hva, offset, COPY)?;
         for patch in patches {
             let (address, bytes) = (hva + patch.at as u64, patch.bytes);

@@ -102,7 +102,7 @@ impl Emitter<'_> {
     }
 
     /// From the last mark on, the state before the instruction can be restored from anywhere.
-    fn undoes(&mut self) {
+    pub(super) fn undoes(&mut self) {
         if let Some(mark) = self.marks.last_mut() {
             *mark = Mark { undoes: true, ..*mark };
         }

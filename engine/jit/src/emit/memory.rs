@@ -2,11 +2,13 @@
 
 use super::Emitter;
 use crate::{
-    asm::{slot, spill},
+    asm::{plus, slot, spill, sum},
     recover::Fixes,
     translate::Flow,
 };
-use iced_x86::{Code, Instruction, MemoryOperand, Register};
+use iced_x86::{
+    Code, Instruction, InstructionInfoFactory, MemoryOperand, OpAccess, Register, UsedMemory,
+};
 
 impl Emitter<'_> {
     /// One memory operand in a flat segment.
@@ -74,6 +76,9 @@ impl Emitter<'_> {
         self.put_aside(&mut fixes, 0, address);
         self.put_aside(&mut fixes, 1, bias);
         self.effective_address(insn, address);
+        if let Some(bytes) = bytes_read(insn) {
+            self.unless_hidden(address, bias, bytes);
+        }
         self.bias_for(address, bias);
         let mut changed = *insn;
         changed.set_memory_base(address);
@@ -116,6 +121,24 @@ impl Emitter<'_> {
         self.asm.load_mem(bias, entry);
     }
 
+    /// `address` becomes non-canonical if it is the user's and the page of the last of so many bytes is mapped as a changed
+    /// copy. `scratch` is lost.
+    fn unless_hidden(&mut self, address: Register, scratch: Register, bytes: usize) {
+        let Some(table) = self.layout.copies else { return };
+        self.asm.lea(scratch, plus(address, bytes as i64 - 1));
+        self.hidden(table, scratch, scratch);
+        self.asm.lea(address, sum(address, scratch));
+    }
+
+    /// `into` := what the table of copies says about an address.
+    pub(super) fn hidden(&mut self, table: u64, address: Register, into: Register) {
+        let mask = self.asm.slot_operand(slot!(copy_index));
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, into, address, mask);
+        let near = table.wrapping_sub(self.layout.bias) as i64;
+        let entry = MemoryOperand::new(Register::None, into, 8, near, 8, false, Register::GS);
+        self.asm.load_mem(into, entry);
+    }
+
     /// LEA of a RIP-relative address.
     pub(super) fn load_address(&mut self, insn: &Instruction) -> Flow {
         let to = insn.op0_register();
@@ -148,6 +171,16 @@ impl Emitter<'_> {
         self.asm.load_mem(into, flat_operand(&changed, segment));
         true
     }
+}
+
+/// How many bytes of its memory operand an instruction reads.
+fn bytes_read(insn: &Instruction) -> Option<usize> {
+    use OpAccess::{CondRead, Read, ReadCondWrite, ReadWrite};
+    let mut factory = InstructionInfoFactory::new();
+    let reads =
+        |used: &UsedMemory| matches!(used.access(), Read | CondRead | ReadWrite | ReadCondWrite);
+    let read = factory.info(insn).used_memory().iter().any(reads);
+    read.then(|| insn.memory_size().size().max(1))
 }
 
 /// Addressed by RSP: the kernel's stack, also inside STAC..CLAC.

@@ -2,11 +2,13 @@
 
 use super::{Emitter, memory::with_gs};
 use crate::{
-    asm::{spill, sum},
+    asm::{plus, spill, sum},
     recover::{Bias, Fixes},
     translate::Flow,
 };
-use iced_x86::{Instruction, MemoryOperand, Mnemonic, OpKind, Register};
+use iced_x86::{Code, Instruction, MemoryOperand, Mnemonic, OpKind, Register};
+
+const PAGE: u64 = 4096;
 
 /// What an instruction addresses.
 struct Pointers {
@@ -35,7 +37,8 @@ impl Emitter<'_> {
             return self.call_out(insn);
         };
         match (self.alignment, pointers.destination) {
-            (true, _) => self.string_either(bytes, &pointers),
+            (true, _) if self.compares_hidden(insn) => return self.call_out(insn),
+            (true, _) => self.string_either(insn, bytes, &pointers),
             (false, true) => self.string_biased(bytes, &prefixed, &pointers),
             (false, false) => self.asm.raw(&prefixed),
         }
@@ -59,13 +62,26 @@ impl Emitter<'_> {
         self.asm.load(temporary, spill(0));
     }
 
+    /// It reads at RDI, too, where there may be changed copies of the user's pages.
+    fn compares_hidden(&self, insn: &Instruction) -> bool {
+        use Mnemonic::*;
+        let compares = matches!(
+            insn.mnemonic(),
+            Cmpsb | Cmpsw | Cmpsd | Cmpsq | Scasb | Scasw | Scasd | Scasq
+        );
+        compares && self.layout.copies.is_some()
+    }
+
     /// Either pointer may be the user's: each gets the bias its sign asks for.
-    fn string_either(&mut self, bytes: &[u8], pointers: &Pointers) {
+    fn string_either(&mut self, insn: &Instruction, bytes: &[u8], pointers: &Pointers) {
         let (for_rsi, for_rdi) = (Register::RDX, Register::RBX);
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, for_rsi);
         self.put_aside(&mut fixes, 1, for_rdi);
         self.bias_for(Register::RSI, for_rsi);
+        if let Some(table) = self.layout.copies.filter(|_| pointers.source) {
+            self.look_for_hidden(insn, table, &mut fixes, [for_rsi, for_rdi]);
+        }
         self.bias_for(Register::RDI, for_rdi);
         if pointers.source {
             self.asm.lea(Register::RSI, sum(Register::RSI, for_rsi));
@@ -92,10 +108,57 @@ impl Emitter<'_> {
         self.asm.load(for_rdi, spill(1));
     }
 
+    /// `bias` makes RSI non-canonical if a page that is going to be read, upwards, is mapped as a changed copy. No
+    /// flags; `left` is lost.
+    fn look_for_hidden(
+        &mut self,
+        insn: &Instruction,
+        table: u64,
+        fixes: &mut Fixes,
+        [bias, left]: [Register; 2],
+    ) {
+        let (rcx, at, width) = (Register::RCX, Register::R8, insn.memory_size().size() as i64);
+        self.put_aside(fixes, 2, rcx);
+        self.put_aside(fixes, 3, at);
+        self.undoes();
+        let repeated = insn.has_rep_prefix() || insn.has_repne_prefix();
+        let nothing = repeated.then(|| self.asm.jrcxz());
+        if !repeated {
+            self.asm.mov_imm(rcx, 1);
+        }
+        // left := pages beyond the first.
+        self.asm.mov_imm(at, PAGE - 1);
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, left, Register::RSI, at);
+        let bytes = MemoryOperand::with_base_index_scale_displ_size(left, rcx, width as u32, -1, 1);
+        self.asm.lea(left, bytes);
+        self.asm.mov_imm(at, PAGE.trailing_zeros().into());
+        self.asm.op3(Code::VEX_Shrx_r64_rm64_r64, left, left, at);
+        self.asm.mov(at, Register::RSI);
+        let again = self.asm.here();
+        self.hidden(table, at, rcx);
+        let shown = self.asm.jrcxz();
+        self.asm.lea(bias, sum(bias, rcx));
+        let found = self.asm.jmp_short();
+        self.asm.bind_short(shown);
+        self.asm.mov(rcx, left);
+        let last = self.asm.jrcxz();
+        self.asm.lea(left, plus(left, -1));
+        self.asm.lea(at, plus(at, PAGE as i64));
+        self.asm.jmp(again);
+        [Some(found), Some(last), nothing]
+            .into_iter()
+            .flatten()
+            .for_each(|jump| self.asm.bind_short(jump));
+        self.asm.load(rcx, spill(2));
+        self.asm.load(at, spill(3));
+        (fixes.spilled[2], fixes.spilled[3]) = (None, None);
+        self.mark(false, *fixes);
+    }
+
     /// `pointer -= bias`, without flags: -x is NOT x plus one. The bias register is not needed
     /// afterwards.
     fn take_off(&mut self, pointer: Register, bias: Register) {
-        self.asm.reg1(iced_x86::Code::Not_rm64, bias);
+        self.asm.reg1(Code::Not_rm64, bias);
         let one_more = MemoryOperand::with_base_index_scale_displ_size(pointer, bias, 1, 1, 1);
         self.asm.lea(pointer, one_more);
     }

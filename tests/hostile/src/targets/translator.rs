@@ -14,6 +14,7 @@ const LAYOUT: Layout = Layout {
     level: Level::Kernel,
     bias: 0x7e00_0000_0000,
     regions: 0x7e00_7fff_0000,
+    copies: None,
     cache: 0x2100_0000_0000,
     cache_len: 1 << 20,
     frame: 0x2100_0010_0000,

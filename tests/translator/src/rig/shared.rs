@@ -18,6 +18,7 @@ pub(super) const LAYOUT: Layout = Layout {
     level: Level::Kernel,
     bias: BIAS,
     regions: BIAS + 0x7fff_0000,
+    copies: Some(BIAS + 0x7fff_0000 + REGIONS_LEN),
     cache: WINDOW,
     cache_len: CACHE_LEN,
     frame: WINDOW + CACHE_LEN,
@@ -36,6 +37,8 @@ pub(super) const LOOKUPS: u64 = WINDOW + 0x2000_0000;
 /// Where look-ups find text, data and user memory, one behind the other.
 pub(super) const SHOWN: u64 = 0x2300_0000_0000;
 pub(super) const REGIONS_LEN: u64 = 512 * 8;
+/// Of the table of copies, in which nothing is hidden.
+pub(super) const COPIES_LEN: u64 = 512 * 8;
 pub(super) const LOOKUPS_LEN: u64 = (frame::LOOKUP_COUNT * size_of::<Lookup>()) as u64;
 
 /// What parent and child tell each other.
