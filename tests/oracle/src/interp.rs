@@ -80,8 +80,7 @@ impl Interpreter {
     /// # Errors
     /// The host has no memory for it.
     pub fn new() -> Result<Self, InterpError> {
-        let unit = HostVectorUnit::new().map_err(InterpError::Unit)?;
-        let machine = BareMachine::new(Ram::new(ram::MIN_LEN)?, unit);
+        let machine = machine()?;
         map_windows(&machine.ram);
         let cpu = x86_interp::Cpu::new(user_vcpu());
         let vendor = Vendor::of_host();
@@ -315,3 +314,12 @@ fn save(vcpu: &Vcpu) -> State {
 
 /// The interpreter's machine.
 pub type Machine = BareMachine<Ram, HostVectorUnit>;
+
+/// A machine with the least memory there can be.
+///
+/// # Errors
+/// The host has no memory for it.
+pub fn machine() -> Result<Machine, InterpError> {
+    let unit = HostVectorUnit::new().map_err(InterpError::Unit)?;
+    Ok(BareMachine::new(Ram::new(ram::MIN_LEN)?, unit))
+}

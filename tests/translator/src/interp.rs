@@ -49,7 +49,7 @@ impl Interpreter {
     /// If the host has no memory.
     pub fn new(level: Level) -> Result<Self> {
         let place = Place::of(level);
-        let machine = oracle::interp::Machine::new()?;
+        let machine = oracle::interp::machine()?;
         let mut next = ROOT;
         let mut map = |gva: u64, gpa: u64, rights: u64| {
             let mut table = ROOT;
