@@ -6,7 +6,7 @@
 //! because the wedge runs with the guest's vectors live; the target x86_64-unknown-none would do that
 //! without rustc's warning, where it is installed.
 
-use frame::{ALT_STACK, BLOB, CACHE, FRAME, GATE, SHARED, STACK, STACK_LEN};
+use frame::{ALT_STACK, BLOB, CACHE, FRAME, GATE, JOURNAL, SHARED, STACK, STACK_LEN, USER_PAGE};
 use std::path::Path;
 use std::process::Command;
 
@@ -51,6 +51,8 @@ fn main() {
         ("shared_page", SHARED),
         ("gate_page", GATE),
         ("frame_page", FRAME),
+        ("user_page", USER_PAGE),
+        ("journal_page", JOURNAL),
         ("stack_top", STACK + STACK_LEN),
         ("alt_stack", ALT_STACK),
         ("code_cache", CACHE),

@@ -92,6 +92,8 @@ pub fn engine(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
     let EngineArguments { lock_step, translate_user, .. } = *arguments;
     let user_dispatch = arguments.user_dispatch();
     let kind = kind(arguments.engine, lock_step.is_some(), translate_user, user_dispatch)?;
+    let strict = arguments.is_strict();
+    check_isolation(strict, kind, translate_user)?;
     let unmap_flushed = arguments.unmap_flushed();
     let scattered = arguments.scattered();
     let most_mappings = arguments.most_mappings;
@@ -103,7 +105,20 @@ pub fn engine(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
         unmap_flushed,
         scattered,
         most_mappings,
+        strict,
     })
+}
+
+fn check_isolation(strict: bool, kind: EngineKind, translate_user: bool) -> Result<(), Failure> {
+    match kind {
+        _ if strict && translate_user => Err(Failure::usage(
+            "--guest-isolation strict: translated programs run beside the kernel; leave out --translate-user",
+        )),
+        EngineKind::Direct if strict => Err(Failure::usage(
+            "--guest-isolation strict: this engine has none; give --engine fast, jit or interp",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn kind(
@@ -246,6 +261,7 @@ mod tests {
                 flushed: Flushed::Close,
                 scattered: ScatteredChoice::Lookup,
                 most_mappings: None,
+                guest_isolation: crate::values::GuestIsolation::Fast,
                 paravirt: crate::values::ParavirtChoice(None),
             };
             engine(&arguments).map(|options| options.kind)

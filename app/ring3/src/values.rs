@@ -25,6 +25,15 @@ pub enum ScatteredChoice {
     Always,
 }
 
+/// What keeps the guest's programs from its kernel's memory where the host has no protection keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GuestIsolation {
+    /// Programs run in processes of their own: closed, and slower
+    Strict,
+    /// Nothing: a program that knows where to look reaches the kernel's memory
+    Fast,
+}
+
 /// How guest code is run.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct EngineArguments {
@@ -63,6 +72,11 @@ pub struct EngineArguments {
     /// How programs are run whose scattered pages are more than the host allows mappings (vm.max_map_count)
     #[arg(long, value_enum, default_value_t = ScatteredChoice::Lookup, hide_short_help = true)]
     pub scattered: ScatteredChoice,
+    /// What keeps the guest's programs from its kernel's memory where the host has no protection keys
+    ///
+    /// For the fast engine; the host is closed to both in any case. Where there are protection keys, they do it.
+    #[arg(long, value_enum, default_value_t = GuestIsolation::Fast)]
+    pub guest_isolation: GuestIsolation,
     /// Mappings that a process with guest code may have, in place of what the host allows
     ///
     /// For tests.
@@ -123,6 +137,11 @@ impl EngineArguments {
             ScatteredChoice::Lookup => Scattered::Lookup,
             ScatteredChoice::Always => Scattered::Always,
         }
+    }
+
+    /// The guest's programs are closed off from its kernel, whatever that costs.
+    pub fn is_strict(&self) -> bool {
+        self.guest_isolation == GuestIsolation::Strict
     }
 
     /// Flushed mappings are taken away.

@@ -90,6 +90,8 @@ pub struct EngineOptions {
     pub scattered: Scattered,
     /// So many mappings a process with guest code may have, if not as many as the host allows.
     pub most_mappings: Option<u32>,
+    /// The fast engine runs user code in processes of its own, where no protection keys close the kernel's memory to it.
+    pub strict: bool,
 }
 
 /// What executes guest code.

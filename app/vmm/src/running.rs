@@ -162,14 +162,14 @@ pub fn check_fast_engine() -> Result<(), String> {
 ///
 /// # Errors
 /// Says why it is the interpreter.
-fn settle(kind: EngineKind, ram: &Ram) -> Result<EngineKind, String> {
+fn settle(kind: EngineKind, strict: bool, ram: &Ram) -> Result<EngineKind, String> {
     if kind != EngineKind::Auto {
         return Ok(kind);
     }
     fast::check_host(ram)?;
-    if !fast::kernel_is_closed() {
+    if !fast::kernel_is_closed() && !strict {
         tracing::info!(
-            "no protection keys: programs in the guest can reach the guest kernel's memory"
+            "no protection keys: programs in the guest can reach the guest kernel's memory, but for --guest-isolation strict"
         );
     }
     Ok(EngineKind::Fast)
@@ -182,7 +182,8 @@ impl Vm {
     fn engine_of(&self, vcpu: &VcpuParts) -> Result<Made, Error> {
         let (board, state) = (self.parts.clone().board(vcpu)?, vcpu.state.clone());
         let direct = if self.options.translate_user { User::Translated } else { User::Direct };
-        let kind = self.choice.get_or_init(|| settle(self.options.kind, board.ram()));
+        let kind =
+            self.choice.get_or_init(|| settle(self.options.kind, self.options.strict, board.ram()));
         let (user, kernel_translated) = match kind {
             // Settled.
             Ok(EngineKind::Auto) => {
@@ -198,12 +199,15 @@ impl Vm {
             Ok(EngineKind::Direct) => (direct, false),
             Ok(EngineKind::Jit) => (User::Interpreted, true),
         };
-        let EngineOptions { lock_step, user_dispatch, unmap_flushed, scattered, .. } = self.options;
+        let EngineOptions { lock_step, user_dispatch, unmap_flushed, scattered, strict, .. } =
+            self.options;
         let keeps = !unmap_flushed;
         if let Some(most) = self.options.most_mappings {
             fast::wedges::limit_mappings(most as usize);
         }
-        let modes = Modes { user, kernel_translated, lock_step, user_dispatch, keeps, scattered };
+        let strict = strict && kernel_translated && user == User::Direct;
+        let modes =
+            Modes { user, kernel_translated, lock_step, user_dispatch, keeps, scattered, strict };
         let engine = Fast::new(state, board, &vcpu.attention, modes, &self.placement);
         let mut engine = engine.map_err(|error| Error::Engine(error.to_string()))?;
         // Where there is one vCPU, what it waits for comes by interrupts.

@@ -313,7 +313,10 @@ fn in_a_storm(start: &Vcpu, modes: Modes, slow: bool) -> (Ending, u64) {
 }
 
 fn ends_as_ever(user: User, kernel_translated: bool) {
-    let modes = Modes { user, kernel_translated, ..MODES };
+    ends_as_ever_with(Modes { user, kernel_translated, ..MODES });
+}
+
+fn ends_as_ever_with(modes: Modes) {
     let (start, attention) = (state(), Arc::new(Attention::default()));
     let board = board(memory(), Arc::clone(&attention));
     let undisturbed = run(&mut Interpreter::new(start.clone(), board), &attention);
@@ -357,6 +360,11 @@ fn a_kick_while_the_monitor_has_the_turn_wakes_nobody() {
 #[test]
 fn kicks_change_nothing_of_what_is_run_directly() {
     ends_as_ever(User::Direct, true);
+}
+
+#[test]
+fn kicks_change_nothing_of_programs_in_processes_of_their_own() {
+    ends_as_ever_with(Modes { strict: true, ..MODES });
 }
 
 #[test]

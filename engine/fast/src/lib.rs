@@ -124,6 +124,8 @@ pub struct Modes {
     pub keeps: bool,
     /// How programs are run that have more scattered pages than there can be mappings.
     pub scattered: Scattered,
+    /// User code runs in processes of its own, where there are no protection keys to keep it from the kernel's memory.
+    pub strict: bool,
 }
 
 /// The engine.
@@ -208,6 +210,9 @@ impl Fast {
         if !modes.keeps {
             pages.unmap_flushed();
         }
+        if modes.strict {
+            pages.keep_user_apart();
+        }
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         let codes = Codes::new(&mut pages, modes.user);
@@ -267,11 +272,12 @@ impl Fast {
     }
 
     /// User code of the current slot is run translated, with look-ups. Not where there are protection keys: they shut
-    /// RAM to user code, translated or not.
+    /// RAM to user code, translated or not. Nor where user code has processes of its own: its translation would run beside the kernel.
     fn looks_up(&mut self) -> Result<bool, Error> {
         let can = self.modes.user == User::Direct
             && self.modes.kernel_translated
             && self.checker.is_none()
+            && !self.modes.strict
             && !wedge::keys();
         let scattered = if can { self.modes.scattered } else { Scattered::Map };
         Ok(self.slots.current()?.looks_up(scattered))

@@ -47,8 +47,8 @@ pub trait Process: Sized {
     fn patched_entry(&self) -> u64;
     /// What the page tables do not say any more is closed, not unmapped.
     fn keeps(&self) -> bool;
-    /// Its number.
-    fn pid(&self) -> i32;
+    /// Its number, and that of the process of its user code, if it has one.
+    fn processes(&self) -> Vec<i32>;
     /// User code executes copies of pages only, in which it looks for what opens protection keys.
     fn searches(&self) -> bool;
 }
@@ -102,8 +102,8 @@ impl Process for Wedge {
     fn keeps(&self) -> bool {
         self.keeps()
     }
-    fn pid(&self) -> i32 {
-        self.pid()
+    fn processes(&self) -> Vec<i32> {
+        self.processes().collect()
     }
     fn searches(&self) -> bool {
         wedge::keys()

@@ -130,7 +130,7 @@ impl<W: Process> Slots<W> {
 
     /// The slots' processes.
     pub fn processes(&self) -> Vec<i32> {
-        self.spaces.iter().map(|space| space.wedge.pid()).collect()
+        self.spaces.iter().flat_map(|space| space.wedge.processes()).collect()
     }
 
     /// The current slot.

@@ -65,6 +65,10 @@ pub const ALT_STACK_LEN: usize = 0x8000;
 pub const GATE: usize = WINDOW + 0x38_0000;
 /// Whose turn it is, shared by all wedges of a vCPU ([`Turns`]).
 pub const TURNS: usize = WINDOW + 0x39_0000;
+/// What a wedge and the process of its user code tell each other ([`UserPage`]), where user code has one of its own.
+pub const USER_PAGE: usize = WINDOW + 0x3a_0000;
+/// What that process is to do before user code runs ([`Journal`]); it cannot write it.
+pub const JOURNAL: usize = WINDOW + 0x3b_0000;
 /// The vCPU page, shared by all wedges of a vCPU.
 pub const FRAME: usize = WINDOW + 0x40_0000;
 /// Bytes of it.
@@ -120,6 +124,12 @@ pub const RAM: usize = BIAS as usize + 0x48_0000_0000;
 pub const RAM_MAX: usize = UPPER_USER as usize - RAM;
 /// The descriptor of guest RAM in a wedge, the only one it has.
 pub const RAM_FD: u64 = 0;
+/// The descriptor in a wedge by which it hears of the process of its user code, and lets it go on.
+pub const LISTENER_FD: u64 = 1;
+/// The call by which that process says that it has stopped. No host has one of this number.
+pub const HAND_OVER: u64 = 0x0fff_fff0;
+/// Where in the blob that process begins: bytes behind its start.
+pub const USER_START: usize = 16;
 /// The marks of RAM pages, a byte each: not zero means that the monitor decides.
 pub const MARKS: usize = WINDOW + 0x4000_0000;
 /// The mark of an empty page that nobody can write unnoticed.
@@ -618,6 +628,76 @@ pub struct Hint {
 /// The prctl that sets syscall user dispatch.
 pub const SYSCALL_USER_DISPATCH: u64 = 59;
 
+/// Why the process of user code has stopped, in [`UserPage::event`].
+pub mod event {
+    /// It has done what it was to do.
+    pub const DONE: u64 = 0;
+    /// A patched system call.
+    pub const CALL: u64 = 1;
+    /// A signal.
+    pub const SIGNAL: u64 = 2;
+    /// A kick before user code has run.
+    pub const KICKED: u64 = 3;
+    /// It could not do what it was to do.
+    pub const FAILED: u64 = 4;
+}
+
+/// What a wedge and the process of its user code tell each other. User code can write it whenever it runs: so it is read only while that
+/// stands still, and believed as far as user code could have set its registers.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct UserPage {
+    /// General registers in encoding order.
+    pub gpr: [u64; 16],
+    /// GVA of the next instruction.
+    pub rip: u64,
+    /// RFLAGS.
+    pub rflags: u64,
+    /// FS base.
+    pub fs_base: u64,
+    /// GS base.
+    pub gs_base: u64,
+    /// Selectors of DS, ES, FS and GS.
+    pub selectors: [u64; 4],
+    /// See [`event`].
+    pub event: u64,
+    /// A kick has come before user code has run.
+    pub kicked: u64,
+    /// The signal.
+    pub signal: u64,
+    /// The first words of its `siginfo_t`.
+    pub info: [u64; 4],
+    /// The registers of its machine context.
+    pub context: [u64; 23],
+    /// The end of this is where the process pushes when RSP is user code's.
+    pub stack: [u64; 8],
+    /// Before user code has run: the secret of its host calls, one past the blob's last byte, and whether system calls come by dispatch.
+    pub start: [u64; 3],
+    /// x87, SSE and AVX state, as in [`Frame::vectors`].
+    pub vectors: Vectors,
+    /// See [`Shares`].
+    pub shares: Shares,
+}
+
+/// Entries of [`Journal::orders`].
+pub const MAX_JOURNAL: usize = 80;
+/// In [`Journal::orders`]: bytes are to be written.
+pub const JOURNAL_POKE: u64 = 0xffff;
+
+/// What the process of user code is to do.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Journal {
+    /// Not zero: user code is to go on then.
+    pub enter: u64,
+    /// How many orders there are.
+    pub count: u64,
+    /// Each a host call's number, its first to fourth argument, and its sixth.
+    pub orders: [[u64; 6]; MAX_JOURNAL],
+    /// See [`Shares`].
+    pub shares: Shares,
+}
+
 /// What the monitor and one wedge tell each other.
 #[repr(C, align(4096))]
 #[derive(Debug)]
@@ -626,6 +706,14 @@ pub struct Shared {
     pub secret: u64,
     /// Not zero: user code's system calls are to come by syscall user dispatch.
     pub user_dispatch: u64,
+    /// Not zero: user code runs in a process of its own, whose host calls carry this secret.
+    pub user_secret: u64,
+    /// What the host calls the hand-over of that process that is to be answered; zero before the first.
+    pub handed: u64,
+    /// Orders in its journal.
+    pub journal_count: u64,
+    /// It could not do what it was to do.
+    pub user_failed: u64,
     /// One past the blob's last byte.
     pub blob_end: u64,
     /// The protection key of what user code must not touch, zero without keys.

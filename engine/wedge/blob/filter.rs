@@ -6,16 +6,18 @@
 //! passes, with any arguments, concerns this process and guest RAM alone: `mmap` maps RAM (it is the only
 //! descriptor the process has) or memory without content, over what is there and not where the host likes;
 //! `mprotect` and `munmap` change what this process sees; `futex` waits and wakes; `sigreturn` loads
-//! registers. Anything else is a SIGSYS. `docs/isolation.md` goes through them.
+//! registers; `ioctl` waits for the process of user code and lets it go on, if there is one; [`HAND_OVER`] is no
+//! call of any host's, and where user code has a process, another filter makes it wait. Anything else is a SIGSYS. `docs/isolation.md` goes through them.
 //!
 //! Pure, so that tests can ask the very program that is installed (`engine/wedge/src/filter_tests.rs`).
 
-use crate::layout::RAM_FD;
+use crate::layout::{HAND_OVER, LISTENER_FD, RAM_FD};
 
 pub const MMAP: u64 = 9;
 pub const MPROTECT: u64 = 10;
 pub const MUNMAP: u64 = 11;
 pub const SIGRETURN: u64 = 15;
+pub const IOCTL: u64 = 16;
 pub const FUTEX: u64 = 202;
 pub const PKEY_MPROTECT: u64 = 329;
 
@@ -29,6 +31,10 @@ pub const MAP_EMPTY: u64 = 0x32 | MAP_POPULATE;
 pub const MAP_POPULATE: u64 = 0x8000;
 /// The highest of `FUTEX_WAIT` and `FUTEX_WAKE`.
 const FUTEX_WAKE: u32 = 1;
+
+/// What `ioctl` may be asked for, of the descriptor that is the process of user code: to wait until it stops, and to let it go on.
+pub const NOTIFICATION_RECEIVE: u64 = 0xc050_2100;
+pub const NOTIFICATION_SEND: u64 = 0xc018_2101;
 
 /// An instruction of classic BPF, as the host takes it.
 #[derive(Clone, Copy)]
@@ -65,8 +71,9 @@ const TO_SECRET: u8 = 0xf1;
 const TO_MMAP: u8 = 0xf2;
 const TO_ALLOW: u8 = 0xf3;
 const TO_TRAP: u8 = 0xf4;
+const TO_IOCTL: u8 = 0xf5;
 /// Where those are, in the same order.
-const PLACES: [u8; 5] = [13, 15, 19, LEN as u8 - 2, LEN as u8 - 1];
+const PLACES: [u8; 6] = [20, 22, 26, LEN as u8 - 2, LEN as u8 - 1, 15];
 
 /// What an instruction compares with.
 #[derive(Clone, Copy)]
@@ -79,7 +86,7 @@ enum Value {
 }
 use Value::{BlobEnd, Plain, SecretHigh, SecretLow, Window};
 
-const LEN: usize = 34;
+const LEN: usize = 41;
 /// A filter.
 pub type Program = [Bpf; LEN];
 /// The filter of any wedge: without what differs between them, and jumps by their purpose.
@@ -93,10 +100,17 @@ const PROGRAM: [(Bpf, Value); LEN] = [
     load(NUMBER),
     case(MMAP, TO_MMAP),
     case(FUTEX, TO_FUTEX),
+    case(IOCTL, TO_IOCTL),
+    case(HAND_OVER, TO_ALLOW),
     case(MPROTECT, TO_SECRET),
     case(PKEY_MPROTECT, TO_SECRET),
     case(MUNMAP, TO_SECRET),
     (op(EQUAL, TO_SECRET, TO_TRAP, SIGRETURN as u32), Plain),
+    load(argument(0)), // ioctl: the descriptor
+    want(LISTENER_FD as u32),
+    load(argument(1)), // what is asked for
+    case(NOTIFICATION_RECEIVE, TO_SECRET),
+    (op(EQUAL, TO_SECRET, TO_TRAP, NOTIFICATION_SEND as u32), Plain),
     load(argument(1)), // futex: the operation
     (op(ABOVE, TO_TRAP, TO_SECRET, FUTEX_WAKE), Plain),
     load(argument(5) + HIGH), // the secret

@@ -1,7 +1,7 @@
 //! Host calls. The filter lets them pass only from here and only with the secret.
 
-pub use crate::filter::{FUTEX, MAP_EMPTY, MPROTECT, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, SIGRETURN};
-use crate::{die, filter::MMAP, layout::{Frame, RAM_FD}, shared};
+pub use crate::filter::{FUTEX, IOCTL, MAP_EMPTY, MPROTECT, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, SIGRETURN};
+use crate::{die, filter::MMAP, layout::{Frame, JOURNAL_POKE, RAM_FD}, shared, strict};
 use core::arch::{asm, naked_asm};
 
 pub const SIGACTION: u64 = 13;
@@ -22,6 +22,9 @@ pub extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
         asm!("syscall", inlateout("rax") nr => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
             in("r8") e, in("r9") shared().secret, lateout("rcx") _, lateout("r11") _);
     }
+    if result == 0 && matches!(nr, MPROTECT | MUNMAP) {
+        strict::have_done([nr, a, b, c, 0, 0]);
+    }
     result
 }
 
@@ -35,6 +38,9 @@ pub extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, offset: u64) -> 
     unsafe {
         asm!("syscall", inlateout("rax") MMAP => result, in("rdi") at, in("rsi") len, in("rdx") prot,
             in("r10") flags, in("r8") fd, in("r9") offset, lateout("rcx") _, lateout("r11") _);
+    }
+    if result >= 0 {
+        strict::have_mapped([MMAP, at, len, prot & 0xffff_ffff, flags, offset]);
     }
     result
 }
@@ -147,5 +153,6 @@ pub fn poke(address: u64, len: u64, bytes: u64) -> i64 {
         // SAFETY: an address outside the window; if it is not mapped, this process ends.
         unsafe { *((address + n) as *mut u8) = (bytes >> (n * 8)) as u8 };
     }
+    strict::have_done([JOURNAL_POKE, address, len.min(8), bytes, 0, 0]);
     0
 }

@@ -6,7 +6,7 @@ use crate::{
     host::{set_bases, set_selectors},
     layout::{ExitKind, Frame, go},
     mmu, patched::resume_at,
-    shared, turns,
+    shared, strict, turns,
 };
 use core::arch::asm;
 
@@ -54,6 +54,9 @@ fn enter_user_code(f: &mut Frame) -> u64 {
     mmu::finish_deferred(f);
     let s = shared();
     f.user_rip = resume_at(s, f.rip);
+    if s.user_secret != 0 {
+        return strict::enter(f, s);
+    }
     set_selectors(f);
     set_bases(f.fs_base, f.gs_base);
     if s.key != 0 { enter_user() } else { enter_user_without_keys() };

@@ -4,12 +4,12 @@ use crate::{
     filter, frame, here,
     host::{self, call, load_vectors},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, WINDOW, WINDOW_END,
+        ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW, WINDOW_END,
     },
     patched::{entry_with_keys, entry_without_keys},
     shared,
     signal::{RESTORER, on_signal, on_signal_keys},
-    turns,
+    turns, user,
 };
 use core::arch::naked_asm;
 
@@ -18,8 +18,11 @@ use core::arch::naked_asm;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".text.start")]
 extern "C" fn wedge_start() -> ! {
-    naked_asm!("lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {main}", "ud2", main = sym main)
+    naked_asm!("jmp 2f", ".balign 16", "jmp {user}", "2:", "lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {main}", "ud2",
+        user = sym user::start, main = sym main)
 }
+
+const _: () = assert!(USER_START == 16);
 
 extern "C" fn main() -> ! {
     alone();
@@ -27,7 +30,7 @@ extern "C" fn main() -> ! {
     admit();
     let keys = shared().key != 0;
     let entry = if keys { entry_with_keys as *const () } else { entry_without_keys as *const () };
-    shared().patched_entry = entry as u64;
+    shared().patched_entry = if shared().user_secret != 0 { user::user_patched() } else { entry as u64 };
     shared().ready = 1;
     // What the guest does not know of is in its initial state from here on.
     host::reset_vectors(frame().vectors.0.as_ptr());
@@ -52,23 +55,25 @@ fn alone() {
 }
 
 #[repr(C)]
-struct Action {
-    handler: u64,
-    flags: u64,
-    restorer: u64,
-    mask: u64,
+pub struct Action {
+    pub handler: u64,
+    pub flags: u64,
+    pub restorer: u64,
+    pub mask: u64,
 }
+
+/// The signals that bring guest code back.
+pub const SIGNALS: [u64; 7] = [4, 5, 7, 8, KICK as u64, 11, 31];
+/// SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTORER: guest code is resumed without sigreturn, so nothing may stay blocked.
+pub const SIGNAL_FLAGS: u64 = 4 | 0x0800_0000 | 0x4000_0000 | 0x0400_0000;
 
 fn signals() {
     let stack = [here(ALT_STACK) as u64, 0, ALT_STACK_LEN as u64];
     call(host::SIGALTSTACK, stack.as_ptr() as u64, 0, 0, 0, 0);
-    // SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTORER: guest code is resumed without sigreturn,
-    // so nothing may stay blocked.
-    let flags = 4 | 0x0800_0000 | 0x4000_0000 | 0x0400_0000;
     let keys = shared().key != 0;
     let handler = if keys { on_signal_keys as *const () } else { on_signal as *const () } as u64;
-    let action = Action { handler, flags, restorer: RESTORER, mask: 0 };
-    for signal in [4, 5, 7, 8, KICK as u64, 11, 31] {
+    let action = Action { handler, flags: SIGNAL_FLAGS, restorer: RESTORER, mask: 0 };
+    for signal in SIGNALS {
         call(host::SIGACTION, signal, &raw const action as u64, 0, 8, 0);
     }
 }

@@ -163,7 +163,22 @@ extern "C" fn kicked_in_gate() -> ! {
     turns::exit(ExitKind::Kicked)
 }
 
+impl Context {
+    /// Of the registers of another process, as the host has said them, and an XSAVE area in order.
+    pub fn of([r8, r9, r10, r11, r12, r13, r14, r15, rest @ ..]: [u64; 23], vectors: *mut u8) -> Self {
+        let [rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, selectors, error, trap, mask, cr2] = rest;
+        let r8_to_r15 = [r8, r9, r10, r11, r12, r13, r14, r15];
+        Self { head: [0; 5], r8_to_r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, selectors, error, trap, mask, cr2, vectors }
+    }
+}
+
 fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
+    save_segments(f);
+    came_back(f, signal, context, info)
+}
+
+/// User code has come back by a signal; the frame has its segments.
+pub fn came_back(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     save(f, signal, context, info);
     let site = patched::site_of(context.rip);
     f.rip = site.unwrap_or(context.rip);
@@ -171,7 +186,6 @@ fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
         f.signal = KICK as u64; // a step to the stub is none of the program's
     }
     f.rflags = context.flags;
-    save_segments(f);
     let cs = context.selectors & 0xffff;
     f.compatibility = (cs != USER_CS).into();
     if f.compatibility != 0 {

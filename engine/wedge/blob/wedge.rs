@@ -17,6 +17,7 @@
 //! - `cpuid` answers CPUID.
 //! - `text` tells which pages of user code it may map; `keys` are bytes that must not be in them.
 //! - `patched` is where patched system calls arrive, `sites` keeps their table out of the program's way.
+//! - Where user code has a process of its own, `strict` has it run there, and `user` is that process.
 //! - `turns` talks to the monitor, `orders` does what it says.
 #![no_std]
 #![no_main]
@@ -46,8 +47,10 @@ mod search;
 mod setup;
 mod signal;
 mod sites;
+mod strict;
 mod text;
 mod turns;
+mod user;
 
 use core::arch::asm;
 use layout::{BIAS, FRAME, Frame, SHARED, Shared, TURNS, Turns};

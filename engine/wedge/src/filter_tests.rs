@@ -1,10 +1,11 @@
 //! The filter that wedges install, asked what it lets through.
 
 use crate::filter::{
-    ABOVE, ALLOW, AT_LEAST, Bpf, EQUAL, FUTEX, LOAD, MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE,
-    MAP_SHARED, MMAP, MPROTECT, MUNMAP, PKEY_MPROTECT, Program, RETURN, SIGRETURN, write,
+    ABOVE, ALLOW, AT_LEAST, Bpf, EQUAL, FUTEX, IOCTL, LOAD, MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE,
+    MAP_SHARED, MMAP, MPROTECT, MUNMAP, NOTIFICATION_RECEIVE, NOTIFICATION_SEND, PKEY_MPROTECT,
+    Program, RETURN, SIGRETURN, write,
 };
-use frame::{BLOB, RAM_FD};
+use frame::{BLOB, HAND_OVER, LISTENER_FD, RAM_FD};
 
 const SECRET: u64 = 0x0123_4567_89ab_cdef;
 const BLOB_END: u64 = BLOB as u64 + 0x4000;
@@ -122,7 +123,7 @@ fn nothing_passes_without_the_secret() {
 
 /// Guest code that has the secret: only these calls, whatever the arguments.
 #[test]
-fn the_secret_opens_six_calls() {
+fn the_secret_opens_six_calls_with_these_arguments() {
     let open = [MMAP, MPROTECT, PKEY_MPROTECT, MUNMAP, FUTEX, SIGRETURN];
     let arguments = [0x40_0000, 0, 3, MAP_SHARED, RAM_FD, 0];
     for number in 0..2000 {
@@ -144,6 +145,31 @@ fn only_guest_ram_is_mapped() {
         let known = MAPS.contains(&other);
         assert_eq!(Call::new(MMAP, [0, 4096, 3, other, RAM_FD, 0]).passes(), known, "{other:#x}");
     }
+}
+
+/// The process of user code is heard of and let go on, and nothing else is asked of any descriptor.
+#[test]
+fn one_descriptor_is_asked_two_things() {
+    for fd in 0..8 {
+        for request in [NOTIFICATION_RECEIVE, NOTIFICATION_SEND, 0xc018_2103, 0x4008_2104, 0x5401] {
+            let known = fd == LISTENER_FD
+                && (request == NOTIFICATION_RECEIVE || request == NOTIFICATION_SEND);
+            let call = Call::new(IOCTL, [fd, request, 0, 0, 0, 0]);
+            assert_eq!(call.passes(), known, "{fd} {request:#x}");
+            let guessed = [fd, request, 0, 0, 0, SECRET ^ 1];
+            assert!(!Call { arguments: guessed, ..call }.passes());
+        }
+    }
+}
+
+/// It needs no secret, and is no call.
+#[test]
+fn the_hand_over_is_from_the_blob() {
+    let call = Call { arguments: [0; 6], ..Call::new(HAND_OVER, [0; 6]) };
+    assert!(call.passes());
+    assert!(!Call { pointer: BLOB_END, ..call }.passes());
+    assert!(!Call { arch: I386, ..call }.passes());
+    const { assert!(HAND_OVER > 0xffff, "hosts have calls of small numbers") };
 }
 
 #[test]

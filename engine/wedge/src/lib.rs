@@ -19,6 +19,7 @@ mod memory;
 mod pages;
 mod process;
 mod starter;
+mod strict;
 mod turns;
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ pub struct Pages {
     turns: Turns,
     pub(crate) user_dispatch: bool,
     pub(crate) keeps: bool,
+    strict: bool,
 }
 
 impl Pages {
@@ -59,6 +60,7 @@ impl Pages {
             turns: Turns::new()?,
             user_dispatch: false,
             keeps: true,
+            strict: false,
         };
         for object in [&pages.tables, &pages.cache, &pages.regions, &pages.sites] {
             object.seal()?;
@@ -89,6 +91,7 @@ impl Pages {
         new.frame().bias = base.bias();
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
+        new.strict = self.strict;
         *self = new;
         Ok(())
     }
@@ -120,6 +123,15 @@ impl Pages {
     /// Wedges started from now on unmap what the guest's page tables do not say any more, rather than close it.
     pub fn unmap_flushed(&mut self) {
         self.keeps = false;
+    }
+
+    /// Wedges started from now on have their user code run in a process of its own. Where there are protection keys these do the same.
+    pub fn keep_user_apart(&mut self) {
+        self.strict = !crate::keys();
+    }
+
+    pub(crate) fn is_strict(&self) -> bool {
+        self.strict
     }
 
     /// Whose turn it is.

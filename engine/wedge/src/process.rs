@@ -6,13 +6,14 @@ use crate::{
     Pages, affinity, cpuid,
     memory::MemoryObject,
     starter::{self, Process},
+    strict::{self, Apart},
     turns::Turns,
 };
 use frame::{
     ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, CACHE_LEN, COPIES, COPIES_LEN, EMPTY, FRAME,
-    FRAME_LEN, GATE, LOOKUPS, Lookups, MARKS, MAX_MADE, MAX_ORDERS, MAX_RUN, MONITOR, Order, RAM,
-    RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUBS,
-    Shared, TABLES, TABLES_LEN, TOP, TURNS, Turns as TurnsPage,
+    FRAME_LEN, GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_MADE, MAX_ORDERS, MAX_RUN,
+    MONITOR, Order, RAM, RAM_FD, RAM_MAX, REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK,
+    STACK_LEN, STUBS, Shared, TABLES, TABLES_LEN, TOP, TURNS, Turns as TurnsPage, USER_PAGE,
 };
 use std::{
     io,
@@ -21,7 +22,7 @@ use std::{
 };
 
 static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 /// Bytes of a large page.
 const LARGE: u64 = 1 << 21;
 
@@ -75,6 +76,7 @@ pub struct Wedge {
     lookups: MemoryObject<Lookups>,
     /// Pages that kernel code must not read as they are mapped.
     hidden: Vec<u64>,
+    user: Option<i32>,
 }
 
 impl Wedge {
@@ -92,6 +94,7 @@ impl Wedge {
         prepare(shared.get_mut(), &ram, pages, number);
         let mut lookups = MemoryObject::<Lookups>::new("ring3-lookups", size_of::<Lookups>())?;
         lookups.get_mut().hide_sites();
+        let mut apart = if pages.is_strict() { Some(Apart::new()?) } else { None };
         let parts = Parts {
             base: pages.base(),
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
@@ -105,9 +108,19 @@ impl Wedge {
             regions: pages.regions_fd(),
             sites: pages.sites_fd(),
             lookups: lookups.fd(),
+            user: apart.as_ref().map(Apart::of_kernel),
         };
-        let Process { pid, pidfd } = starter::start(&parts)?;
         let turns = pages.turns().clone();
+        let mut user = None;
+        if let Some(apart) = &mut apart {
+            let shared = shared.get_mut();
+            shared.user_secret = strict::secret();
+            let Process { pid, pidfd } = apart.start(&parts, shared)?;
+            turns.adopt_user(number, pidfd);
+            user = Some(pid);
+        }
+        let started = starter::start(&parts).inspect_err(|_| turns.end(number))?;
+        let Process { pid, pidfd } = started;
         turns.adopt(number, pidfd);
         let mut wedge = Self {
             pid,
@@ -122,9 +135,10 @@ impl Wedge {
             base: pages.base(),
             lookups,
             hidden: Vec::new(),
+            user,
         };
         wedge.wait()?; // until it is ready
-        affinity::share(pid);
+        wedge.processes().for_each(affinity::share);
         wedge.patched_entry = wedge.shared.get().patched_entry;
         Ok(wedge)
     }
@@ -142,9 +156,9 @@ impl Wedge {
         Ok(())
     }
 
-    /// The process.
-    pub fn pid(&self) -> i32 {
-        self.pid
+    /// The process, and that of user code if it has one of its own.
+    pub fn processes(&self) -> impl Iterator<Item = i32> + use<> {
+        [Some(self.pid), self.user].into_iter().flatten()
     }
 
     /// What the page tables do not say any more is closed, not unmapped.
@@ -302,16 +316,18 @@ fn is_possible(order: &Order, ram_len: u64) -> bool {
 
 fn prepare(shared: &mut Shared, ram: &Ram<'_>, pages: &Pages, number: usize) {
     shared.number = number as u64;
-    let mut secret = [0; 8];
-    // SAFETY: fills eight bytes of ours.
-    unsafe { libc::getrandom(secret.as_mut_ptr().cast(), 8, 0) };
-    shared.secret = u64::from_le_bytes(secret);
+    shared.secret = strict::secret();
     (shared.ram_len, shared.ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
     shared.blob_end = pages.base().at((BLOB + IMAGE.len()) as u64);
     shared.key = u64::from(crate::keys());
     shared.searched = shared.key;
     shared.user_dispatch = pages.user_dispatch.into();
     shared.keeps = pages.keeps.into();
+}
+
+/// Bytes of the blob, whole pages.
+pub(crate) fn image_len() -> usize {
+    IMAGE.len().next_multiple_of(PAGE)
 }
 
 /// The blob as a memory object, made once.
@@ -341,14 +357,19 @@ pub(crate) struct Parts {
     /// With its length in bytes.
     pub(crate) ram: (i32, usize),
     pub(crate) walked: bool,
+    /// If user code has a process of its own, what this one shares with it.
+    pub(crate) user: Option<strict::Shared>,
 }
 
-const R: i32 = libc::PROT_READ;
-const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
-const RX: i32 = libc::PROT_READ | libc::PROT_EXEC;
+pub(crate) const R: i32 = libc::PROT_READ;
+pub(crate) const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+pub(crate) const RX: i32 = libc::PROT_READ | libc::PROT_EXEC;
 
 /// The child: maps the window and becomes the blob. Only plain system calls.
 pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
+    let user = parts.user.as_ref();
+    let listener =
+        user.map(|user| strict::receive(user.socket).unwrap_or_else(|| strict::give_up()));
     let shared_len = size_of::<Shared>().next_multiple_of(PAGE);
     let closed = [
         (SHARED, shared_len, RW, parts.shared),
@@ -385,11 +406,26 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
                 libc::_exit(112);
             }
         }
-        keep_only(parts.ram.0);
+        if let Some(user) = user {
+            fixed(here(USER_PAGE), PAGE, RW, user.page);
+            fixed(here(JOURNAL), PAGE, RW, user.journal);
+        }
+        close(parts.ram, listener);
+        std::arch::asm!("jmp {}", in(reg) here(BLOB), options(noreturn))
+    }
+}
+
+/// Leaves the process no descriptor but RAM's and, if there is one, the one it hears of user code by; no rights, and little of the host.
+///
+/// # Safety
+/// In the child only.
+pub(crate) unsafe fn close((ram, len): (i32, usize), listener: Option<i32>) {
+    // SAFETY: as asked of the caller.
+    unsafe {
+        keep_only(ram, listener);
         be_the_first_to_go();
         give_up_rights();
-        limit(parts.ram.1 as u64);
-        std::arch::asm!("jmp {}", in(reg) here(BLOB), options(noreturn))
+        limit(len as u64, listener.is_some());
     }
 }
 
@@ -397,12 +433,21 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
 ///
 /// # Safety
 /// In the child only.
-unsafe fn fixed(at: usize, len: usize, protection: i32, fd: i32) {
+pub(crate) unsafe fn fixed(at: usize, len: usize, protection: i32, fd: i32) {
+    // SAFETY: as asked of the caller.
+    unsafe { fixed_part(at, len, protection, (fd, 0)) }
+}
+
+/// The same from an offset on.
+///
+/// # Safety
+/// In the child only.
+pub(crate) unsafe fn fixed_part(at: usize, len: usize, protection: i32, (fd, offset): (i32, i64)) {
     let kind = if fd < 0 { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS } else { libc::MAP_SHARED };
     let flags = kind | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: replaces nothing.
     unsafe {
-        if libc::mmap(at as *mut _, len, protection, flags, fd, 0) != at as *mut _ {
+        if libc::mmap(at as *mut _, len, protection, flags, fd, offset) != at as *mut _ {
             libc::_exit(111);
         }
     }
@@ -412,11 +457,21 @@ unsafe fn fixed(at: usize, len: usize, protection: i32, fd: i32) {
 ///
 /// # Safety
 /// In the child only.
-unsafe fn keep_only(ram: i32) {
+unsafe fn keep_only(ram: i32, listener: Option<i32>) {
+    let [first, second] = [RAM_FD, LISTENER_FD].map(|fd| fd as i32);
     // SAFETY: descriptors of this process, which uses no other any more.
     unsafe {
-        let kept = libc::dup2(ram, RAM_FD as i32) >= 0
-            && libc::syscall(libc::SYS_close_range, RAM_FD + 1, u32::MAX, 0) == 0;
+        // Neither takes the other's place before that is at its own.
+        let ram = libc::fcntl(ram, libc::F_DUPFD, second + 1);
+        let listener = listener.map(|fd| libc::fcntl(fd, libc::F_DUPFD, second + 1));
+        let kept = libc::dup2(ram, first) >= 0
+            && listener.is_none_or(|fd| libc::dup2(fd, second) >= 0)
+            && libc::syscall(
+                libc::SYS_close_range,
+                first + 1 + i32::from(listener.is_some()),
+                u32::MAX,
+                0,
+            ) == 0;
         if !kept {
             libc::_exit(113);
         }
@@ -428,7 +483,7 @@ unsafe fn keep_only(ram: i32) {
 ///
 /// # Safety
 /// In the child only.
-unsafe fn be_the_first_to_go() {
+pub(crate) unsafe fn be_the_first_to_go() {
     let worst = c"1000";
     // SAFETY: plain system calls; the strings are constants.
     unsafe {
@@ -463,14 +518,14 @@ const SPACE: u64 = 32 << 30;
 ///
 /// # Safety
 /// In the child only.
-unsafe fn limit(ram: u64) {
+unsafe fn limit(ram: u64, listens: bool) {
     let limits = [
         (libc::RLIMIT_CORE, 0),
         (libc::RLIMIT_FSIZE, 0),
         (libc::RLIMIT_MEMLOCK, 0),
         (libc::RLIMIT_MSGQUEUE, 0),
         (libc::RLIMIT_NPROC, 0),
-        (libc::RLIMIT_NOFILE, RAM_FD + 1),
+        (libc::RLIMIT_NOFILE, RAM_FD + 1 + u64::from(listens)),
         (libc::RLIMIT_DATA, PRIVATE),
         (libc::RLIMIT_AS, SPACE + 4 * ram),
     ];
@@ -517,7 +572,7 @@ pub(crate) fn can_dispatch() -> bool {
 ///
 /// # Safety
 /// In the child only.
-unsafe fn forget_handlers() {
+pub(crate) unsafe fn forget_handlers() {
     for signal in 1..=libc::SIGRTMAX() {
         // SAFETY: ignoring runs no code; where the host refuses it, nothing changes.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
@@ -528,7 +583,7 @@ unsafe fn forget_handlers() {
 ///
 /// # Safety
 /// In a thread that runs no more of the C library.
-unsafe fn forget_rseq() {
+pub(crate) unsafe fn forget_rseq() {
     unsafe extern "C" {
         static __rseq_offset: isize;
         static __rseq_size: u32;
@@ -546,12 +601,12 @@ unsafe fn forget_rseq() {
 mod tests {
     use super::*;
 
-    /// User code can jump to each of them: `gates`, `patched` and `signal` have one WRPKRU each, and `host` two XRSTORs, which
+    /// User code can jump to each of them: `gates`, `patched` and `signal` have one WRPKRU each, `host` two XRSTORs and `user` three, which
     /// say what keeps it from gaining anything. There must be none inside other instructions.
     #[test]
     fn the_blob_opens_keys_only_where_it_means_to() {
         let opens = |bytes: &&[u8]| frame::keys::find(bytes).is_some();
-        assert_eq!(IMAGE.windows(3).filter(opens).count(), 5);
+        assert_eq!(IMAGE.windows(3).filter(opens).count(), 8);
     }
 
     /// Guest code that owns its wedge can claim anything.

@@ -6,7 +6,10 @@
 // UNSAFETY: makes processes and takes descriptors by number.
 #![allow(unsafe_code)]
 
-use crate::process::{self, Parts};
+use crate::{
+    process::{self, Parts},
+    strict::{self, UserParts},
+};
 use frame::Base;
 use std::{
     io,
@@ -49,6 +52,12 @@ pub fn prepare() -> io::Result<()> {
 
 /// Becomes a wedge. To be called in a process that has one thread and was made for this.
 pub fn become_wedge(words: &[u64], descriptors: &[OwnedFd]) -> io::Error {
+    if let Some(parts) = UserParts::of(words, descriptors) {
+        return match process::image() {
+            Ok(image) => strict::become_user(image, &parts),
+            Err(error) => error,
+        };
+    }
     let parts = Parts::of(words, descriptors).ok_or_else(|| io::ErrorKind::InvalidInput.into());
     match parts.and_then(|parts| Ok((process::image()?, parts))) {
         Ok((image, parts)) => process::become_wedge(image, &parts),
@@ -58,17 +67,28 @@ pub fn become_wedge(words: &[u64], descriptors: &[OwnedFd]) -> io::Error {
 
 /// Starts a wedge of these parts.
 pub(crate) fn start(parts: &Parts) -> io::Result<Process> {
+    start_as(parts.told(), |image| process::become_wedge(image, parts))
+}
+
+/// Starts a process by these words and descriptors, or as a copy of this one that does something with the blob.
+pub(crate) fn start_as<const N: usize>(
+    (words, descriptors): ([u64; N], Vec<i32>),
+    becomes: impl FnOnce(i32) -> io::Error,
+) -> io::Result<Process> {
     if let Some(start) = START.get() {
-        let (words, descriptors) = parts.told();
         // SAFETY: whoever calls has the descriptors open.
-        let descriptors = descriptors.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+        let borrow = |fd: &i32| unsafe { BorrowedFd::borrow_raw(*fd) };
+        let descriptors: Vec<_> = descriptors.iter().map(borrow).collect();
         return start(&words, &descriptors);
     }
     let image = process::image()?;
     // SAFETY: the child only makes plain system calls and then is the blob.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        0 => process::become_wedge(image, parts),
+        0 => {
+            let _ = becomes(image);
+            strict::give_up()
+        }
         pid => adopted(pid),
     }
 }
@@ -98,7 +118,7 @@ const DESCRIPTORS: usize = 10;
 
 impl Parts {
     /// Words and descriptors that say all of it.
-    fn told(&self) -> ([u64; 3], [i32; DESCRIPTORS]) {
+    fn told(&self) -> ([u64; 3], Vec<i32>) {
         let Self {
             base,
             shared,
@@ -112,17 +132,23 @@ impl Parts {
             marks,
             ram,
             walked,
+            user,
         } = *self;
         let descriptors =
             [shared, frame, turns, tables, cache, regions, sites, lookups, marks, ram.0];
+        let of_user = user.map(|user| [user.page, user.journal, user.socket]);
+        let descriptors = descriptors.into_iter().chain(of_user.into_iter().flatten()).collect();
         ([ram.1 as u64, walked.into(), base.entry().into()], descriptors)
     }
 
     /// What was told; `None` if it cannot be that.
     fn of(words: &[u64], descriptors: &[OwnedFd]) -> Option<Self> {
-        let (&[len, walked, entry], descriptors) =
-            (words.first_chunk()?, descriptors.first_chunk()?);
-        let descriptors: &[OwnedFd; DESCRIPTORS] = descriptors;
+        let &[len, walked, entry] = words.first_chunk()?;
+        let (descriptors, more): (&[OwnedFd; DESCRIPTORS], _) = descriptors.split_first_chunk()?;
+        let user = more.first_chunk().map(|of_user: &[OwnedFd; 3]| {
+            let [page, journal, socket] = of_user.each_ref().map(|fd| fd.as_raw_fd());
+            strict::Shared { page, journal, socket }
+        });
         let [shared, frame, turns, tables, cache, regions, sites, lookups, marks, ram] =
             descriptors.each_ref().map(|descriptor| descriptor.as_raw_fd());
         let base = Base::of_entry(u16::try_from(entry).ok()?);
@@ -141,6 +167,7 @@ impl Parts {
             marks,
             ram,
             walked,
+            user,
         };
         len_is_possible.then_some(parts)
     }

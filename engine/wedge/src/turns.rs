@@ -25,7 +25,9 @@ pub struct Turns(Arc<Inner>);
 struct Inner {
     page: MemoryObject<frame::Turns>,
     /// Processes by number, until they are reaped.
-    children: [RwLock<Option<Child>>; MAX_WEDGES + 1],
+    children: Children,
+    /// Those of their user code, where that has one of its own.
+    users: Children,
 }
 
 /// A process of ours. A descriptor stands for it, which means no other, unlike a number that is given again once it is reaped.
@@ -35,7 +37,8 @@ struct Child(OwnedFd);
 impl Turns {
     pub(crate) fn new() -> io::Result<Self> {
         let page = MemoryObject::new("ring3-turns", size_of::<frame::Turns>())?;
-        Ok(Self(Arc::new(Inner { page, children: Default::default() })))
+        let (children, users) = Default::default();
+        Ok(Self(Arc::new(Inner { page, children, users })))
     }
 
     pub(crate) fn fd(&self) -> i32 {
@@ -49,24 +52,27 @@ impl Turns {
         }
     }
 
-    /// Ends the wedge with a number.
-    pub(crate) fn end(&self, number: usize) {
-        self.publish(number, None); // another may come with this number
-        let child = self.child_mut(number).and_then(|mut known| known.take());
-        if let Some(child) = child {
-            child.signal(libc::SIGKILL);
-            child.reap(0);
+    /// So for the process of its user code.
+    pub(crate) fn adopt_user(&self, number: usize, pidfd: OwnedFd) {
+        if let Some(mut known) = write(&self.0.users, number) {
+            *known = Some(Child(pidfd));
         }
     }
 
-    fn child(&self, number: usize) -> Option<RwLockReadGuard<'_, Option<Child>>> {
-        let known = self.0.children.get(number)?;
-        Some(known.read().unwrap_or_else(PoisonError::into_inner))
+    /// Ends the wedge with a number.
+    pub(crate) fn end(&self, number: usize) {
+        self.publish(number, None); // another may come with this number
+        for known in [&self.0.children, &self.0.users] {
+            let child = write(known, number).and_then(|mut known| known.take());
+            if let Some(child) = child {
+                child.signal(libc::SIGKILL);
+                child.reap(0);
+            }
+        }
     }
 
     fn child_mut(&self, number: usize) -> Option<RwLockWriteGuard<'_, Option<Child>>> {
-        let known = self.0.children.get(number)?;
-        Some(known.write().unwrap_or_else(PoisonError::into_inner))
+        write(&self.0.children, number)
     }
 
     /// Kicks reach the wedge with this number from now on, and those that it passes its turn on to.
@@ -85,8 +91,13 @@ impl Turns {
     pub fn kick(&self) {
         for _ in 0..FOLLOW {
             let current = self.page().current.load(Ordering::SeqCst);
-            if let Some(child) = self.child(current as usize).as_deref().and_then(Option::as_ref) {
-                child.signal(KICK);
+            // The wedge first: it then knows of the kick when its user code comes back with one.
+            for known in [&self.0.children, &self.0.users] {
+                if let Some(child) =
+                    read(known, current as usize).as_deref().and_then(Option::as_ref)
+                {
+                    child.signal(KICK);
+                }
             }
             if self.page().current.load(Ordering::SeqCst) == current {
                 return;
@@ -113,8 +124,10 @@ impl Turns {
 
     /// One of the wedges has ended, with this status.
     pub(crate) fn lost_one(&self) -> Option<i32> {
-        (0..=MAX_WEDGES).find_map(|number| {
-            let mut known = self.child_mut(number)?;
+        let all = [&self.0.children, &self.0.users];
+        let numbers = (0..=MAX_WEDGES).flat_map(|number| all.map(|known| (known, number)));
+        numbers.into_iter().find_map(|(known, number)| {
+            let mut known = write(known, number)?;
             let status = known.as_ref().and_then(|child| child.reap(libc::WNOHANG))?;
             *known = None;
             Some(status)
@@ -124,6 +137,16 @@ impl Turns {
     fn page(&self) -> &frame::Turns {
         self.0.page.get()
     }
+}
+
+type Children = [RwLock<Option<Child>>; MAX_WEDGES + 1];
+
+fn read(known: &Children, number: usize) -> Option<RwLockReadGuard<'_, Option<Child>>> {
+    Some(known.get(number)?.read().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn write(known: &Children, number: usize) -> Option<RwLockWriteGuard<'_, Option<Child>>> {
+    Some(known.get(number)?.write().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Child {
@@ -178,7 +201,7 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(turns.lost_one(), None, "it is lost once");
-        assert!(turns.child(1).is_some_and(|known| known.is_none()));
+        assert!(read(&turns.0.children, 1).is_some_and(|known| known.is_none()));
         turns.aim(1);
         turns.kick();
         turns.end(1);

@@ -11,7 +11,7 @@ use std::arch::asm;
 #[allow(dead_code, reason = "monitor and wedge use the rest")]
 #[path = "../../../engine/frame/src/layout.rs"]
 mod layout;
-use layout::{BIAS, BLOB, CACHE, FRAME, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
+use layout::{BIAS, BLOB, CACHE, FRAME, HAND_OVER, JOURNAL, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
 
 #[path = "isolation/keys.rs"]
 mod keys;
@@ -30,6 +30,9 @@ const SEGV: i32 = 11;
 const GETPID: u64 = 39;
 const UNAME: u64 = 63;
 const MMAP: u64 = 9;
+const MPROTECT: u64 = 10;
+const MUNMAP: u64 = 11;
+const FUTEX: u64 = 202;
 /// Bytes of the blob's text looked at.
 const TEXT: usize = 0x4000;
 /// An address where nothing is mapped.
@@ -94,7 +97,7 @@ fn ended(attempt: impl FnOnce() -> bool) -> End {
     unsafe {
         match fork() {
             0 => {
-                alarm(10);
+                alarm(3);
                 _exit(if attempt() { 0 } else { 1 })
             }
             child => waitpid(child, &mut status, 0),
@@ -183,6 +186,30 @@ fn maps_nothing(at: u64, secret: u64) -> bool {
     })
 }
 
+/// What a program would need to map more: to write what its process is told, or to do without what it is told.
+fn opens_nothing(at: u64, secret: u64) -> bool {
+    call_from(at, MPROTECT, [JOURNAL as u64, 4096, 3, 0, 0, secret]);
+    call_from(at, MUNMAP, [JOURNAL as u64, 4096, 0, 0, 0, secret]);
+    call_from(at, MMAP, [JOURNAL as u64, 4096, 3 | secret << 32, 0x8011, secret & !0xffff_ffff, 0]);
+    store(JOURNAL as u64);
+    false
+}
+
+/// Guest RAM, where the program would have it.
+fn maps_no_memory(at: u64, secret: u64) -> bool {
+    let arguments = [NOWHERE, 4096, 3 | secret << 32, 0x11, secret & !0xffff_ffff, 0x10_0000];
+    call_from(at, MMAP, arguments);
+    store(NOWHERE);
+    false
+}
+
+/// Calls that are the wedge's with its other processes.
+fn hands_over(at: u64, secret: u64) -> bool {
+    call_from(at, FUTEX, [FRAME as u64, 1, 1 << 30, 0, 0, secret]);
+    call_from(at, HAND_OVER, [0; 6]);
+    true
+}
+
 /// SYSCALL inside another instruction.
 fn hidden_call() -> bool {
     let (hidden, plain): (u64, u64);
@@ -253,6 +280,9 @@ fn host_calls(o: &mut Outcome) {
     for at in calls {
         o.attempt(&format!("uname at {at:#x}"), Needs::Nothing, Unharmed, || asks_the_guest(at, secret));
         o.attempt(&format!("mmap at {at:#x}"), Needs::Nothing, Unharmed, || maps_nothing(at, secret));
+        o.attempt(&format!("guest RAM at {at:#x}"), Needs::Wedge, Killed, || maps_no_memory(at, secret));
+        o.attempt(&format!("journal at {at:#x}"), Needs::Wedge, Killed, || opens_nothing(at, secret));
+        o.attempt(&format!("hand over at {at:#x}"), Needs::Wedge, Unharmed, || hands_over(at, secret));
     }
     o.attempt("hidden syscall", Needs::Nothing, Fine, hidden_call);
     o.attempt("int 0x80", Needs::Nothing, Fine, interrupt_80);

@@ -18,9 +18,13 @@ fn program() -> Result<(TempDir, PathBuf)> {
 
 /// Runs the program in a guest; `closed` is what it must not get at.
 fn attempts(engine: &str, closed: &[&str]) -> Result<()> {
+    attempts_with(&["--engine", engine], closed)
+}
+
+fn attempts_with(options: &[&str], closed: &[&str]) -> Result<()> {
     let (directory, program) = program()?;
     let mut command = Command::new(ring3()?);
-    command.args(["exec", "--engine", engine, "--memory", "512M", "--timeout", "400", "--"]);
+    command.arg("exec").args(options).args(["--memory", "512M", "--timeout", "400", "--"]);
     let output = command.arg(&program).args(closed).current_dir(directory.path()).output()?;
     let said = String::from_utf8_lossy(&output.stdout);
     let messages = String::from_utf8_lossy(&output.stderr);
@@ -59,6 +63,12 @@ fn closed_by_keys(
 #[test]
 fn user_code_beside_the_kernel() -> Result<()> {
     attempts("fast", closed_by_keys(&["kernel", "wedge"], 0)?)
+}
+
+/// Without any keys: the kernel's memory is in another process.
+#[test]
+fn user_code_in_a_process_of_its_own() -> Result<()> {
+    attempts_with(&["--engine", "fast", "--guest-isolation", "strict"], &["kernel", "wedge"])
 }
 
 /// Where the kernel is interpreted, its memory is not in the program's process at all.

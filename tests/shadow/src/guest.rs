@@ -142,8 +142,8 @@ impl Process for Wedge {
     fn keeps(&self) -> bool {
         self.shared.keeps != 0
     }
-    fn pid(&self) -> i32 {
-        0
+    fn processes(&self) -> Vec<i32> {
+        Vec::new()
     }
     fn searches(&self) -> bool {
         self.shared.searched != 0

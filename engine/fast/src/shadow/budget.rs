@@ -125,8 +125,8 @@ mod tests {
         fn keeps(&self) -> bool {
             true
         }
-        fn pid(&self) -> i32 {
-            0
+        fn processes(&self) -> Vec<i32> {
+            Vec::new()
         }
         fn searches(&self) -> bool {
             false
@@ -253,8 +253,8 @@ mod tests {
         fn keeps(&self) -> bool {
             true
         }
-        fn pid(&self) -> i32 {
-            0
+        fn processes(&self) -> Vec<i32> {
+            Vec::new()
         }
         fn searches(&self) -> bool {
             false

@@ -1,0 +1,343 @@
+//! The process of user code, where that has one of its own: it holds the program's pages and nothing of the kernel's.
+//!
+//! **Everything here but [`start`] and [`side`] is out of use in it, and user code can jump to any of it.** What the process may ask of
+//! the host is the filter's to say, with a secret: to map, to unmap, to protect. That secret is in no memory that this process has. The
+//! wedge tells it with the turn, as the value that [`HAND_OVER`] returns; it is in registers while [`Journal`] is carried out, which user
+//! code cannot write, and no longer. A signal in between is the one way for it into memory: the handler wipes it before anything else.
+//!
+//! The parts of [`side`], in order of address. What a signal has interrupted is told by them:
+//! - `user_patched`, where patched system calls arrive; `user_signal`, where signals do: a kick there changes nothing, for the way leads
+//!   to the wedge anyway;
+//! - `user_call`, which hands over, and does it again if a signal came first;
+//! - `user_told`: the registers hold the secret, the orders are carried out. A kick has them begun anew: each can be done twice;
+//! - `user_gate`: the last steps to user code, which a kick gives up;
+//! - the ends of those.
+
+use crate::{
+    die, filter, here,
+    layout::{
+        ALT_STACK, ALT_STACK_LEN, HAND_OVER, JOURNAL_POKE, Journal, KICK, RAM_FD, SITES, SITES_LEN,
+        SYSCALL_USER_DISPATCH, TOP, USER_PAGE, UserPage, WINDOW, WINDOW_END, event,
+    },
+    setup::{Action, SIGNAL_FLAGS, SIGNALS},
+    signal::RESTORER,
+};
+use core::{
+    arch::{asm, naked_asm},
+    mem::offset_of,
+};
+
+/// SA_RESTART: a hand-over that a signal interrupts begins again.
+const RESTART: u64 = 0x1000_0000;
+const SIGBUS: u32 = 7;
+const SIGSEGV: u32 = 11;
+/// The CPU's number of the exception.
+const GENERAL_PROTECTION: u32 = 13;
+
+/// The first instruction of the process.
+#[unsafe(naked)]
+#[unsafe(link_section = ".text.user")]
+pub extern "C" fn start() -> ! {
+    naked_asm!("lea rsp, [rip + alt_stack]", "add rsp, {len}", "xor ebp, ebp", "call {main}",
+        // The secret has been on the stack.
+        "lea rdi, [rip + alt_stack]", "mov ecx, {len} / 8", "xor eax, eax", "rep stosq",
+        "lea rax, [rip + {side}]", // which is so part of the image
+        "jmp user_call",
+        len = const ALT_STACK_LEN, main = sym main, side = sym side)
+}
+
+/// Makes the process what it is. The stack is that of its signals, which come later.
+#[unsafe(link_section = ".text.user")]
+extern "C" fn main() {
+    // SAFETY: mapped before this began; nobody else uses it yet.
+    let page = unsafe { &mut *(here(USER_PAGE) as *mut UserPage) };
+    let [secret, blob_end, dispatch] = page.start;
+    alone();
+    signals();
+    admit(secret, blob_end, dispatch);
+    for word in &mut page.start {
+        // SAFETY: a reference.
+        unsafe { core::ptr::write_volatile(word, 0) };
+    }
+    // What the guest does not know of is in its initial state from here on.
+    // SAFETY: an area of zeros is in order.
+    unsafe {
+        asm!("xrstor64 [{}]", "cmp qword ptr [rip + user_page], 0", in(reg) &raw const page.vectors, in("eax") 0xe7, in("edx") 0);
+    }
+}
+
+#[inline(always)]
+fn call([nr, a, b, c, d, e]: [u64; 6]) -> i64 {
+    let result;
+    // SAFETY: callers pass what the call asks for.
+    unsafe {
+        asm!("syscall", inlateout("rax") nr => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
+            in("r8") e, in("r9") 0, lateout("rcx") _, lateout("r11") _);
+    }
+    result
+}
+
+#[inline(always)]
+fn alone() {
+    call([crate::host::ARCH_PRCTL, 0x1002, 0, 0, 0, 0]); // ARCH_SET_FS
+    call([crate::host::ARCH_PRCTL, 0x1012, 0, 0, 0, 0]); // ARCH_SET_CPUID
+    call([crate::host::SET_ROBUST_LIST, 0, 24, 0, 0, 0]);
+    call([crate::host::SET_TID_ADDRESS, 0, 0, 0, 0, 0]);
+    let [window, window_end] = [WINDOW, WINDOW_END].map(here);
+    for (from, to) in [(0, SITES), (SITES + SITES_LEN, window), (window_end, TOP)] {
+        if call([crate::host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0]) != 0 {
+            die();
+        }
+    }
+}
+
+#[inline(always)]
+fn signals() {
+    let stack = [here(ALT_STACK) as u64, 0, ALT_STACK_LEN as u64];
+    call([crate::host::SIGALTSTACK, stack.as_ptr() as u64, 0, 0, 0, 0]);
+    let action = Action { handler: user_signal(), flags: SIGNAL_FLAGS | RESTART, restorer: RESTORER, mask: 0 };
+    for signal in SIGNALS {
+        call([crate::host::SIGACTION, signal, &raw const action as u64, 0, 8, 0]);
+    }
+}
+
+/// The second filter: what a wedge may, with a secret of its own. The first has the wedge hear of hand-overs.
+#[inline(always)]
+fn admit(secret: u64, blob_end: u64, dispatch: u64) {
+    // SAFETY: the far end of the stack, which is zeroed and not in use.
+    let program = unsafe { &mut *(here(ALT_STACK) as *mut filter::Program) };
+    filter::write(program, secret, blob_end);
+    let fprog = [program.len() as u64, program.as_ptr() as u64];
+    let window = here(WINDOW) as u64;
+    let dispatched = dispatch == 0 || call([crate::host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, blob_end - window, 0]) == 0;
+    if !dispatched || call([crate::host::SECCOMP, 1, 4, fprog.as_ptr() as u64, 0, 0]) != 0 {
+        die();
+    }
+    for op in program {
+        // SAFETY: a reference. The secret is in it.
+        unsafe { core::ptr::write_volatile(&raw mut op.k, 0) };
+    }
+}
+
+macro_rules! address_of {
+    ($name:ident) => {
+        #[unsafe(naked)]
+        pub extern "C" fn $name() -> u64 {
+            naked_asm!(concat!("lea rax, [rip + ", stringify!($name), "_at]"), "ret")
+        }
+    };
+}
+address_of!(user_patched);
+address_of!(user_signal);
+address_of!(user_told);
+
+/// All of it that runs after the start.
+///
+/// Where there are protection keys no process has this side, but programs can jump to it: behind each XRSTOR, which could open keys, is
+/// an access to a page that is not there then, and the signal closes them.
+#[unsafe(naked)]
+#[unsafe(link_section = ".text.user")]
+pub extern "C" fn side() -> ! {
+    naked_asm!(
+        // EAX is the number of a system call, RCX the address behind it.
+        ".globl user_patched_at", "user_patched_at:",
+        "mov [rip + user_page + {gpr} + 32], rsp",
+        "lea rsp, [rip + user_page + {stack}]",
+        "pushfq",
+        "pop r11",
+        "push 0x202",
+        "popfq",
+        "mov [rip + user_page + {gpr}], rax",
+        "mov [rip + user_page + {gpr} + 16], rdx",
+        "mov [rip + user_page + {gpr} + 24], rbx",
+        "mov [rip + user_page + {gpr} + 40], rbp",
+        "mov [rip + user_page + {gpr} + 48], rsi",
+        "mov [rip + user_page + {gpr} + 56], rdi",
+        "mov [rip + user_page + {gpr} + 64], r8",
+        "mov [rip + user_page + {gpr} + 72], r9",
+        "mov [rip + user_page + {gpr} + 80], r10",
+        "mov [rip + user_page + {gpr} + 96], r12",
+        "mov [rip + user_page + {gpr} + 104], r13",
+        "mov [rip + user_page + {gpr} + 112], r14",
+        "mov [rip + user_page + {gpr} + 120], r15",
+        "mov [rip + user_page + {rflags}], r11",
+        "mov [rip + user_page + {rip}], rcx",
+        "mov qword ptr [rip + user_page + {event}], {CALL}",
+        "mov eax, 7",
+        "xor edx, edx",
+        "xsave64 [rip + user_page + {vectors}]",
+        "20:", // the segments
+        "rdfsbase rax", "mov [rip + user_page + {fs_base}], rax",
+        "rdgsbase rax", "mov [rip + user_page + {gs_base}], rax",
+        "mov eax, ds", "mov [rip + user_page + {selectors}], rax",
+        "mov eax, es", "mov [rip + user_page + {selectors} + 8], rax",
+        "mov eax, fs", "mov [rip + user_page + {selectors} + 16], rax",
+        "mov eax, gs", "mov [rip + user_page + {selectors} + 24], rax",
+        "jmp user_call",
+
+        // RDI is a signal, RSI its information, RDX the context.
+        ".globl user_signal_at", "user_signal_at:",
+        "push 0x202",
+        "popfq",
+        "mov rbx, rdx",
+        "mov r12d, edi",
+        "mov r13, rsi",
+        "mov rcx, [rbx + 168]", // RIP
+        "lea rax, [rip + user_patched_at]", "cmp rcx, rax", "jb 25f",
+        "lea rax, [rip + user_end]", "cmp rcx, rax", "jae 25f",
+        "lea rax, [rip + user_call]", "cmp rcx, rax", "jb 23f",
+        "lea rax, [rip + user_told_at]", "cmp rcx, rax", "jb user_call",
+        "lea rax, [rip + user_gate]", "cmp rcx, rax", "jb 21f",
+        "lea rax, [rip + user_gate_end]", "cmp rcx, rax", "ja 23f",
+        "cmp r12d, {KICK}", "je user_kicked",
+        "jmp 25f",
+
+        "21:", // orders
+        "lea rax, [rip + user_told_at]", "cmp rcx, rax",
+        "mov r15, [rbx + 96]",
+        "cmove r15, [rbx + 144]",
+        "lea rdi, [rbx + 40]", "mov ecx, 16", "xor eax, eax", "rep stosq",
+        "cmp r12d, {KICK}", "jne 22f",
+        "mov qword ptr [rip + user_page + {kicked}], 1",
+        "jmp user_orders",
+        "22:", // bytes that cannot be written, or user code that has jumped here: to it there is nothing
+        "cmp r12d, {SIGBUS}", "je user_failed",
+        "cmp r12d, {SIGSEGV}", "je user_failed",
+        "mov r12d, {SIGSEGV}",
+        "mov qword ptr [rbx + 200], {GENERAL_PROTECTION}",
+        "jmp 25f",
+
+        "23:", // on the way to the wedge
+        "cmp r12d, {KICK}", "jne 25f",
+        "mov rax, [rbx + 224]", "mov rsi, rax", "mov eax, 7", "xor edx, edx", "xrstor64 [rsi]",
+        "cmp qword ptr [rip + user_page], 0", // see `side`
+        "mov rsp, rbx",
+        "push 0x2b", "push qword ptr [rbx + 160]", "push qword ptr [rbx + 176]", "push 0x33", "push qword ptr [rbx + 168]",
+        "mov r8, [rbx + 40]", "mov r9, [rbx + 48]", "mov r10, [rbx + 56]", "mov r11, [rbx + 64]",
+        "mov r12, [rbx + 72]", "mov r13, [rbx + 80]", "mov r14, [rbx + 88]", "mov r15, [rbx + 96]",
+        "mov rdi, [rbx + 104]", "mov rsi, [rbx + 112]", "mov rbp, [rbx + 120]",
+        "mov rdx, [rbx + 136]", "mov rax, [rbx + 144]", "mov rcx, [rbx + 152]", "mov rbx, [rbx + 128]",
+        "mov qword ptr [rsp + 40 + 96], 0", // it may have been the handler that was interrupted, with the secret in R15
+        "iretq",
+
+        "25:", // user code's own
+        "lea rsi, [rbx + 40]", "lea rdi, [rip + user_page + {context}]", "mov ecx, 23", "rep movsq",
+        "mov rsi, r13", "lea rdi, [rip + user_page + {info}]", "mov ecx, 4", "rep movsq",
+        "mov rsi, [rbx + 224]", "lea rdi, [rip + user_page + {vectors}]", "mov ecx, 104", "rep movsq",
+        "mov eax, r12d", "mov [rip + user_page + {signal}], rax",
+        "mov qword ptr [rip + user_page + {event}], {SIGNAL}",
+        "jmp 20b",
+
+        ".globl user_call", "user_call:",
+        // Not the stack of signals: the next one is to begin at its top.
+        "lea rsp, [rip + user_page + {stack}]",
+        "mov eax, {HAND_OVER}",
+        "syscall",
+        ".globl user_told_at", "user_told_at:",
+        "mov r15, rax",
+        ".globl user_orders", "user_orders:",
+        "lea r14, [rip + journal_page]",
+        "mov r13, [r14 + {count}]",
+        "lea r14, [r14 + {orders}]",
+        "30:",
+        "test r13, r13", "jz 35f",
+        "mov rax, [r14]", "mov rdi, [r14 + 8]", "mov rsi, [r14 + 16]", "mov rdx, [r14 + 24]", "mov r10, [r14 + 32]",
+        "cmp rax, {POKE}", "je 33f",
+        "cmp rax, {MMAP}", "je 31f",
+        "mov r9, r15", "xor r8d, r8d",
+        "jmp 32f",
+        "31:",
+        "mov r9, r15", "shl r9, 32", "or rdx, r9",
+        "mov r8, r15", "shr r8, 32", "shl r8, 32", "or r8, {RAM_FD}",
+        "mov r9, [r14 + 40]",
+        "32:",
+        "syscall",
+        "cmp rax, -4096", "ja user_failed",
+        "jmp 34f",
+        "33:",
+        "mov [rdi], dl", "shr rdx, 8", "inc rdi", "dec rsi", "jnz 33b",
+        "34:",
+        "add r14, 48", "dec r13", "jmp 30b",
+        "35:",
+        "xor r15d, r15d", "xor r8d, r8d", "xor r9d, r9d", "xor edx, edx",
+        "cmp qword ptr [rip + journal_page + {enter}], 0", "je user_done",
+
+        ".globl user_gate", "user_gate:",
+        "cmp qword ptr [rip + user_page + {kicked}], 0", "jne user_kicked",
+        "mov eax, ds", "cmp eax, [rip + user_page + {selectors}]", "jne 40f",
+        "mov eax, es", "cmp eax, [rip + user_page + {selectors} + 8]", "jne 40f",
+        "mov eax, fs", "cmp eax, [rip + user_page + {selectors} + 16]", "jne 40f",
+        "mov eax, gs", "cmp eax, [rip + user_page + {selectors} + 24]", "je 41f",
+        "40:",
+        "mov ds, [rip + user_page + {selectors}]",
+        "mov es, [rip + user_page + {selectors} + 8]",
+        "mov fs, [rip + user_page + {selectors} + 16]",
+        "mov gs, [rip + user_page + {selectors} + 24]",
+        "41:",
+        "mov rax, [rip + user_page + {fs_base}]", "wrfsbase rax",
+        "mov rax, [rip + user_page + {gs_base}]", "wrgsbase rax",
+        "mov eax, 7", "xor edx, edx",
+        "xrstor64 [rip + user_page + {vectors}]",
+        "cmp qword ptr [rip + user_page], 0", // see `side`
+        "mov rbx, [rip + user_page + {gpr} + 24]",
+        "mov rbp, [rip + user_page + {gpr} + 40]",
+        "mov rsi, [rip + user_page + {gpr} + 48]",
+        "mov rdi, [rip + user_page + {gpr} + 56]",
+        "mov r8, [rip + user_page + {gpr} + 64]",
+        "mov r9, [rip + user_page + {gpr} + 72]",
+        "mov r10, [rip + user_page + {gpr} + 80]",
+        "mov r11, [rip + user_page + {gpr} + 88]",
+        "mov r12, [rip + user_page + {gpr} + 96]",
+        "mov r13, [rip + user_page + {gpr} + 104]",
+        "mov r14, [rip + user_page + {gpr} + 112]",
+        "mov r15, [rip + user_page + {gpr} + 120]",
+        "mov rdx, [rip + user_page + {gpr} + 16]",
+        "mov rcx, [rip + user_page + {gpr} + 8]",
+        "mov rax, [rip + user_page + {gpr}]",
+        "lea rsp, [rip + user_page + {rflags}]",
+        "popfq",
+        "mov rsp, [rip + user_page + {gpr} + 32]",
+        ".globl user_gate_end", "user_gate_end:",
+        "jmp [rip + user_page + {rip}]",
+
+        ".globl user_done", "user_done:",
+        "mov qword ptr [rip + user_page + {event}], {DONE}",
+        "jmp user_call",
+        ".globl user_kicked", "user_kicked:",
+        "mov qword ptr [rip + user_page + {event}], {KICKED}",
+        "jmp user_call",
+        ".globl user_failed", "user_failed:",
+        "xor r15d, r15d",
+        "mov qword ptr [rip + user_page + {event}], {FAILED}",
+        "jmp user_call",
+        ".globl user_end", "user_end:",
+        gpr = const offset_of!(UserPage, gpr),
+        rip = const offset_of!(UserPage, rip),
+        rflags = const offset_of!(UserPage, rflags),
+        fs_base = const offset_of!(UserPage, fs_base),
+        gs_base = const offset_of!(UserPage, gs_base),
+        selectors = const offset_of!(UserPage, selectors),
+        event = const offset_of!(UserPage, event),
+        kicked = const offset_of!(UserPage, kicked),
+        signal = const offset_of!(UserPage, signal),
+        info = const offset_of!(UserPage, info),
+        context = const offset_of!(UserPage, context),
+        stack = const offset_of!(UserPage, stack) + 64,
+        vectors = const offset_of!(UserPage, vectors),
+        enter = const offset_of!(Journal, enter),
+        count = const offset_of!(Journal, count),
+        orders = const offset_of!(Journal, orders),
+        HAND_OVER = const HAND_OVER,
+        POKE = const JOURNAL_POKE,
+        MMAP = const filter::MMAP,
+        RAM_FD = const RAM_FD,
+        KICK = const KICK,
+        SIGBUS = const SIGBUS,
+        SIGSEGV = const SIGSEGV,
+        GENERAL_PROTECTION = const GENERAL_PROTECTION,
+        CALL = const event::CALL,
+        SIGNAL = const event::SIGNAL,
+        DONE = const event::DONE,
+        KICKED = const event::KICKED,
+        FAILED = const event::FAILED)
+}
