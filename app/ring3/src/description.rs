@@ -117,6 +117,12 @@ fn check_isolation(strict: bool, kind: EngineKind, translate_user: bool) -> Resu
         EngineKind::Direct if strict => Err(Failure::usage(
             "--guest-isolation strict: this engine has none; give --engine fast, jit or interp",
         )),
+        EngineKind::Auto | EngineKind::Fast if strict && !probe::can_isolate() => {
+            Err(Failure::usage(
+                "--guest-isolation strict: this host has neither protection keys nor seccomp's notifications \
+                 (Linux 5.19); give --engine jit or interp",
+            ))
+        }
         _ => Ok(()),
     }
 }

@@ -122,6 +122,11 @@ fn mechanisms() -> Vec<Finding> {
             "guest kernel memory is shut to guest user code without a system call per switch",
         ),
         mechanism(
+            "seccomp notifications",
+            probe::seccomp_notification(),
+            "where there are no protection keys, --guest-isolation strict shuts kernel memory by them",
+        ),
+        mechanism(
             "FSGSBASE",
             probe::fsgsbase(),
             "guest thread switches need no system call for the segment bases",

@@ -26,9 +26,19 @@ pub fn seccomp_trap() -> bool {
     child::seccomp_trap_available()
 }
 
+/// Seccomp filters can have another process hear of a call, for as long as that waits (Linux 5.19).
+pub fn seccomp_notification() -> bool {
+    child::seccomp_notification_available()
+}
+
 /// Protection keys can be allocated: CPU and kernel have them, and one is free.
 pub fn protection_keys() -> bool {
     child::succeeds(child::allocate_protection_key)
+}
+
+/// A guest's programs can be closed off from its kernel and run directly.
+pub fn can_isolate() -> bool {
+    protection_keys() || seccomp_notification()
 }
 
 /// User code may read and write FS and GS bases (Linux 5.9 and a CPU from 2012 on).

@@ -241,26 +241,31 @@ fn limits_of_cgroups_are_told_of() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_fallback_to_the_interpreter_is_told_of() -> Result<()> {
-    // A host whose seccomp refuses filters; a device's process would have none either.
+/// `ring3 exec` with these options, on a host whose seccomp knows no filters; devices in processes of their own would have none either.
+fn without_filters(options: &[&str]) -> Result<Output> {
     let mut command = Command::new("strace");
     command.args(["--quiet=all", "--follow-forks", "--output=/dev/null", "--trace=seccomp"]);
     command.arg("--inject=seccomp:error=EINVAL").arg(ring3()?);
-    command.args([
-        "exec",
-        "--devices",
-        "inline",
-        "--memory",
-        "256M",
-        "--timeout",
-        "3",
-        "--",
-        "true",
-    ]);
-    let output = command.stdin(Stdio::null()).output()?;
+    command.args(["exec", "--devices", "inline", "--memory", "256M", "--timeout", "3"]);
+    Ok(command.args(options).args(["--", "true"]).stdin(Stdio::null()).output()?)
+}
+
+#[test]
+fn a_fallback_to_the_interpreter_is_told_of() -> Result<()> {
+    let output = without_filters(&[])?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(said.starts_with("ring3: guest code is interpreted"), "{:?}: {said}", output.status);
+    Ok(())
+}
+
+#[test]
+fn strict_isolation_that_cannot_be_had_is_refused() -> Result<()> {
+    let output = without_filters(&["--guest-isolation", "strict"])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let refused = said.starts_with("ring3: --guest-isolation strict: this host has neither");
+    // Keys, where there are any, do without.
+    let keys = fs::read_to_string("/proc/cpuinfo")?.contains(" ospke");
+    ensure!(keys || refused && !output.status.success(), "{:?}: {said}", output.status);
     Ok(())
 }
 
