@@ -6,9 +6,12 @@ use crate::{
     recover::{Bias, Fixes},
     translate::Flow,
 };
+use frame::POISON;
 use iced_x86::{Code, Instruction, MemoryOperand, Mnemonic, OpKind, Register};
 
 const PAGE: u64 = 4096;
+/// Elements of a repeated instruction whose pages are looked for one by one.
+const MOST: u64 = 1 << 24;
 
 /// What an instruction addresses.
 struct Pointers {
@@ -131,6 +134,14 @@ impl Emitter<'_> {
         self.asm.op3(Code::VEX_Pext_r64_r64_rm64, left, Register::RSI, at);
         let bytes = MemoryOperand::with_base_index_scale_displ_size(left, rcx, width as u32, -1, 1);
         self.asm.lea(left, bytes);
+        // So many that looking would take too long: as if there were a copy.
+        self.asm.mov_imm(at, MOST.trailing_zeros().into());
+        self.asm.op3(Code::VEX_Shrx_r64_rm64_r64, rcx, rcx, at);
+        let few = self.asm.jrcxz();
+        self.asm.mov_imm(rcx, POISON);
+        self.asm.lea(bias, sum(bias, rcx));
+        let many = self.asm.jmp_short();
+        self.asm.bind_short(few);
         self.asm.mov_imm(at, PAGE.trailing_zeros().into());
         self.asm.op3(Code::VEX_Shrx_r64_rm64_r64, left, left, at);
         self.asm.mov(at, Register::RSI);
@@ -145,7 +156,7 @@ impl Emitter<'_> {
         self.asm.lea(left, plus(left, -1));
         self.asm.lea(at, plus(at, PAGE as i64));
         self.asm.jmp(again);
-        [Some(found), Some(last), nothing]
+        [Some(many), Some(found), Some(last), nothing]
             .into_iter()
             .flatten()
             .for_each(|jump| self.asm.bind_short(jump));
