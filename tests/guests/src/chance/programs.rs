@@ -14,7 +14,7 @@ const TOP: u64 = 0x7fff_ffff_f000;
 const BOTTOM: u64 = 0x1010_0000;
 
 /// Kinds of steps, and how often they come.
-const KINDS: [(&str, u64); 21] = [
+const KINDS: &[(&str, u64)] = &[
     ("map", 10),
     ("reserve", 1),
     ("copy", 8),
@@ -36,6 +36,7 @@ const KINDS: [(&str, u64); 21] = [
     ("compat", 6),
     ("segments", 3),
     ("align", 1),
+    ("interrupt", 3),
 ];
 
 /// What of the known differences the list leaves out.
@@ -43,7 +44,7 @@ const KINDS: [(&str, u64); 21] = [
 pub struct Scope {
     /// Memory where a wedge keeps its own.
     pub window: bool,
-    /// Software interrupts in two bytes, and code that reads system calls which it makes often.
+    /// Code that reads system calls which it makes often.
     pub sites: bool,
     /// Steps whose code runs into what the architecture leaves open, such as flags after a division. Where the
     /// host's CPU does not run them they differ.
@@ -79,8 +80,7 @@ impl Program {
 }
 
 fn step(random: &mut Random, scope: Scope) -> (String, u64) {
-    let sites = [("hot", 2), ("interrupt", 3)];
-    let all = KINDS.iter().chain(if scope.sites { &sites[..] } else { &[] });
+    let all = KINDS.iter().chain(if scope.sites { &[("hot", 2)][..] } else { &[] });
     let mut left = random.below(all.clone().map(|(_, weight)| weight).sum());
     let chosen = all.clone().find(|(_, weight)| {
         let found = left < *weight;

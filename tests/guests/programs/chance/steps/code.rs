@@ -440,15 +440,15 @@ pub fn hot(random: &mut Random, world: &World) {
     rewrite(random, world, true);
 }
 
-/// INT n, of two bytes where there are shorter ones, and with prefixes.
+/// INT 3 and INT n, of two bytes where there are shorter ones, and with prefixes. Not INT1: some hosts that are virtual
+/// machines leave RIP at it, where CPUs leave it behind. `tests/traps.rs` compares it with INT3.
 pub fn interrupt(random: &mut Random, world: &World) {
     let numbers = [3, 4, 0x80, 1, 0, 0x20, 14, 0xff];
     let forms: [&[u8]; 4] = [&[], &[0x66], &[0x48], &[0xf3]];
     let mut asm = Asm::new();
     (0..1 + random.below(3)).for_each(|_| {
         asm.add(&[0x90]).add(random.pick(&forms)).add(&random.pick(&[
-            [0xf1_u8, 0x90],
-            [0xcc, 0x90],
+            [0xcc_u8, 0x90],
             [0xcd, random.clone().pick(&numbers)],
         ]));
     });

@@ -49,7 +49,7 @@ struct Arguments {
     /// Also memory where the engine keeps its own, a known difference
     #[arg(long)]
     window: bool,
-    /// Also INT n and code that reads its own system calls, a known difference
+    /// Also code that reads its own system calls, a known difference
     #[arg(long)]
     sites: bool,
     /// How many of the oracle's cases there are to choose from
