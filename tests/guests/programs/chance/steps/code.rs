@@ -291,10 +291,11 @@ pub fn refuse(random: &mut Random, world: &World) {
     let mut state = State::at(put(random, world, asm.bytes()));
     registers(random, world, &mut state);
     if random.chance(40) {
-        state.set(
-            cpu::RAX,
-            random.pick(&[0x23, 0x2b, 0x33, 3, 0, 0x53, 0x7b, 0x1000, 0x8000_0000_0000, 0xfff8, 7]),
-        );
+        let odd =
+            random.pick(&[0x23, 0x2b, 0x33, 3, 0, 0x53, 0x7b, 0x1000, 0x8000_0000_0000, 0xfff8, 7]);
+        // Intel's CPUs store where a CALL to no address would have returned to, AMD's do not.
+        let calls = asm.bytes().windows(2).any(|two| two == [0xff, 0xd0]);
+        state.set(cpu::RAX, if calls { odd & 0xffff } else { odd });
     }
     // No system call by chance but those that do not exist.
     let bytes = asm.bytes();
