@@ -36,8 +36,9 @@ impl Ended {
 /// ring3 cannot be run. How the command ends is no error.
 pub fn run(directory: &Path, limits: Limits<'_>, words: &[&str]) -> Result<Ended> {
     let mut command = Command::new(machine::ring3()?);
-    command.args(["exec", "--engine", limits.engine, "--memory", MEMORY, "--timeout"]);
-    command.arg(limits.timeout.as_secs().to_string()).arg("--").args(words);
+    command.args(["exec", "--engine", limits.engine, "--memory", MEMORY]);
+    command.args(["--cpus", &limits.cpus.to_string()]);
+    command.args(["--timeout", &limits.timeout.as_secs().to_string(), "--"]).args(words);
     finish(directory, limits, &mut command)
 }
 

@@ -18,6 +18,8 @@ pub struct Limits<'a> {
     pub timeout: Duration,
     /// The engine, by the name ring3 has for it.
     pub engine: &'a str,
+    /// How many virtual CPUs a guest has.
+    pub cpus: u32,
     /// QEMU runs the machine instead, translating all of it.
     pub qemu: bool,
     /// Its console is copied to ours.
@@ -88,7 +90,7 @@ impl Machine<'_> {
         }
         command.args(self.modules.iter().flat_map(|module| ["--module", module]));
         command.args(["--memory", &format!("{}M", self.memory)]);
-        command.args(["--engine", limits.engine]);
+        command.args(["--engine", limits.engine, "--cpus", &limits.cpus.to_string()]);
         command.args(["--timeout", &limits.timeout.as_secs().to_string()]);
         Ok(command)
     }
@@ -97,7 +99,8 @@ impl Machine<'_> {
     fn qemu(&self, limits: Limits<'_>) -> Command {
         let mut command = Command::new("timeout");
         command.arg(limits.timeout.as_secs().to_string()).arg("qemu-system-x86_64");
-        command.args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-nodefaults", "-no-reboot"]);
+        command.args(["-accel", "tcg", "-cpu", "max", "-nodefaults", "-no-reboot"]);
+        command.args(["-smp", &limits.cpus.to_string()]);
         command.args(["-display", "none", "-serial", "stdio", "-m", &format!("{}M", self.memory)]);
         command.arg("-kernel").arg(self.kernel).args(["-append", self.cmdline]);
         if let Some(initrd) = self.initrd {

@@ -57,6 +57,9 @@ struct Arguments {
     /// How ring3 runs guest code, see `ring3 run --help`
     #[arg(long, default_value = "auto")]
     engine: String,
+    /// Virtual CPUs of the guests; of stress-ng's stressors as many run at once
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    cpus: u32,
     /// Have QEMU run the guests instead, translating them (not memtest86+, Xen and what uses `ring3 exec`)
     #[arg(long)]
     qemu: bool,
@@ -146,6 +149,7 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
     let limits = machine::Limits {
         timeout: Duration::from_secs(arguments.timeout),
         engine: &arguments.engine,
+        cpus: arguments.cpus,
         qemu: arguments.qemu,
         verbose: arguments.verbose,
     };

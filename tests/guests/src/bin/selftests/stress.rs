@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Classes, and the stressors of each.
-const CLASSES: [(&str, &[&str]); 7] = [
+const CLASSES: [(&str, &[&str]); 8] = [
     ("cpu", &["cpu"]),
     ("vm", &["vm"]),
     ("fork", &["fork", "vfork", "clone"]),
@@ -32,6 +32,7 @@ const CLASSES: [(&str, &[&str]); 7] = [
     ("mmap", &["mmap", "mmapaddr", "mmapfixed", "mmapfork", "mmapmany", "mremap", "mprotect"]),
     ("futex", &["futex"]),
     ("pipe", &["pipe", "pipeherd"]),
+    ("switch", &["switch", "yield"]),
 ];
 
 /// Memory a stressor takes.
@@ -62,7 +63,8 @@ pub fn run(seconds: u64, limits: Limits<'_>) -> Result<String> {
 fn stress(stressors: &[&str], seconds: u64, limits: Limits<'_>) -> Result<Ended> {
     let directory = TempDir::new()?;
     let command = |stressor: &&str| {
-        format!("stress-ng --verify --metrics-brief --timeout {seconds}s {SIZES} --{stressor} 1")
+        let each = format!("--timeout {seconds}s {SIZES} --{stressor} {}", limits.cpus);
+        format!("stress-ng --verify --metrics-brief {each}")
     };
     let script = stressors.iter().map(command).collect::<Vec<_>>().join(" && ");
     in_guest::run(directory.path(), limits, &["sh", "-c", &script])
