@@ -675,6 +675,12 @@ pub struct UserPage {
     pub start: [u64; 3],
     /// x87, SSE and AVX state, as in [`Frame::vectors`].
     pub vectors: Vectors,
+    /// What a kick has interrupted on the way to the wedge, and is to go on: the registers of its machine context.
+    pub interrupted: [u64; 23],
+    /// For the IRET to that: RIP, CS, RFLAGS, RSP and SS.
+    pub back: [u64; 5],
+    /// Its vectors.
+    pub interrupted_vectors: Vectors,
     /// See [`Shares`].
     pub shares: Shares,
 }
@@ -684,6 +690,9 @@ pub const MAX_JOURNAL: usize = 80;
 /// In [`Journal::orders`]: bytes are to be written.
 pub const JOURNAL_POKE: u64 = 0xffff;
 
+/// SS_AUTODISARM. So it is never taken for a stack that is in use, and a signal finds room wherever RSP points.
+pub const SIGNAL_STACK_FLAGS: u64 = 1 << 31;
+
 /// What the process of user code is to do.
 #[repr(C, align(4096))]
 #[derive(Debug)]
@@ -692,6 +701,10 @@ pub struct Journal {
     pub enter: u64,
     /// How many orders there are.
     pub count: u64,
+    /// Where its signals have their stack, as the host takes it: each signal takes that away ([`SIGNAL_STACK_FLAGS`]).
+    pub signal_stack: [u64; 3],
+    /// The signals that are to be blocked: none.
+    pub mask: u64,
     /// Each a host call's number, its first to fourth argument, and its sixth.
     pub orders: [[u64; 6]; MAX_JOURNAL],
     /// See [`Shares`].

@@ -11,7 +11,8 @@
 //!
 //! Pure, so that tests can ask the very program that is installed (`engine/wedge/src/filter_tests.rs`).
 
-use crate::layout::{HAND_OVER, LISTENER_FD, RAM_FD};
+use crate::layout::{HAND_OVER, JOURNAL, Journal, LISTENER_FD, RAM_FD};
+use core::mem::offset_of;
 
 pub const MMAP: u64 = 9;
 pub const MPROTECT: u64 = 10;
@@ -20,6 +21,16 @@ pub const SIGRETURN: u64 = 15;
 pub const IOCTL: u64 = 16;
 pub const FUTEX: u64 = 202;
 pub const PKEY_MPROTECT: u64 = 329;
+
+pub const SIGPROCMASK: u64 = 14;
+pub const SIGALTSTACK: u64 = 131;
+
+/// SIG_SETMASK.
+pub const SETMASK: u64 = 2;
+/// What the two calls for its signals must say in their first and second argument, low halves: user code's process
+/// has the stack and the empty mask in a page that it cannot write.
+const STACK_AT: u64 = (JOURNAL + offset_of!(Journal, signal_stack)) as u64;
+const MASK_AT: u64 = (JOURNAL + offset_of!(Journal, mask)) as u64;
 
 /// What `mmap` may be asked for, each with MAP_FIXED.
 pub const MAP_SHARED: u64 = 0x11;
@@ -72,8 +83,10 @@ const TO_MMAP: u8 = 0xf2;
 const TO_ALLOW: u8 = 0xf3;
 const TO_TRAP: u8 = 0xf4;
 const TO_IOCTL: u8 = 0xf5;
+const TO_STACK: u8 = 0xf6;
+const TO_MASK: u8 = 0xf7;
 /// Where those are, in the same order.
-const PLACES: [u8; 6] = [20, 22, 26, LEN as u8 - 2, LEN as u8 - 1, 15];
+const PLACES: [u8; 8] = [22, 24, 28, LEN as u8 - 2, LEN as u8 - 1, 17, 41, 49];
 
 /// What an instruction compares with.
 #[derive(Clone, Copy)]
@@ -83,10 +96,12 @@ enum Value {
     SecretLow,
     Window,
     BlobEnd,
+    /// A number that only the process of user code has.
+    OfUser,
 }
-use Value::{BlobEnd, Plain, SecretHigh, SecretLow, Window};
+use Value::{BlobEnd, OfUser, Plain, SecretHigh, SecretLow, Window};
 
-const LEN: usize = 41;
+const LEN: usize = 61;
 /// A filter.
 pub type Program = [Bpf; LEN];
 /// The filter of any wedge: without what differs between them, and jumps by their purpose.
@@ -102,6 +117,8 @@ const PROGRAM: [(Bpf, Value); LEN] = [
     case(FUTEX, TO_FUTEX),
     case(IOCTL, TO_IOCTL),
     case(HAND_OVER, TO_ALLOW),
+    (case(SIGALTSTACK, TO_STACK).0, OfUser),
+    (case(SIGPROCMASK, TO_MASK).0, OfUser),
     case(MPROTECT, TO_SECRET),
     case(PKEY_MPROTECT, TO_SECRET),
     case(MUNMAP, TO_SECRET),
@@ -130,6 +147,24 @@ const PROGRAM: [(Bpf, Value); LEN] = [
     case(MAP_SHARED | MAP_POPULATE, TO_ALLOW),
     case(MAP_EMPTY, TO_ALLOW),
     (op(EQUAL, TO_ALLOW, TO_TRAP, (MAP_PRIVATE | MAP_POPULATE) as u32), Plain),
+    load(argument(0) + HIGH), // sigaltstack: the stack, and nowhere for the old one
+    (want(0).0, Window),
+    load(argument(0)),
+    want(STACK_AT as u32),
+    load(argument(1) + HIGH),
+    want(0),
+    load(argument(1)),
+    (op(EQUAL, TO_ALLOW, TO_TRAP, 0), Plain),
+    load(argument(0)), // rt_sigprocmask: SIG_SETMASK, no signal, and nowhere for the old ones
+    want(SETMASK as u32),
+    load(argument(1) + HIGH),
+    (want(0).0, Window),
+    load(argument(1)),
+    want(MASK_AT as u32),
+    load(argument(2) + HIGH),
+    want(0),
+    load(argument(2)),
+    (op(EQUAL, TO_ALLOW, TO_TRAP, 0), Plain),
     (op(RETURN, NEXT, NEXT, ALLOW), Plain),
     (op(RETURN, NEXT, NEXT, TRAP), Plain),
 ];
@@ -153,9 +188,20 @@ const fn case(value: u64, to: u8) -> (Bpf, Value) {
 /// Writes the filter of a wedge whose text ends at `blob_end` (HVA), instruction by instruction: there
 /// is no memcpy in the blob.
 pub fn write(program: &mut Program, secret: u64, blob_end: u64) {
+    write_for(program, secret, blob_end, false);
+}
+
+/// Writes the filter of a process of user code: it has the two calls for its signals besides.
+pub fn write_for_user(program: &mut Program, secret: u64, blob_end: u64) {
+    write_for(program, secret, blob_end, true);
+}
+
+fn write_for(program: &mut Program, secret: u64, blob_end: u64, user: bool) {
     for (at, (to, (op, value))) in program.iter_mut().zip(&PROGRAM).enumerate() {
         let k = match value {
             Plain => op.k,
+            OfUser if user => op.k,
+            OfUser => HAND_OVER as u32, // has been looked for
             SecretHigh => (secret >> 32) as u32,
             SecretLow => secret as u32,
             Window => (blob_end >> 32) as u32,

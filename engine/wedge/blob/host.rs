@@ -5,7 +5,7 @@ use crate::{die, filter::MMAP, layout::{Frame, JOURNAL_POKE, RAM_FD}, shared, st
 use core::arch::{asm, naked_asm};
 
 pub const SIGACTION: u64 = 13;
-pub const SIGALTSTACK: u64 = 131;
+pub use crate::filter::SIGALTSTACK;
 pub const PRCTL: u64 = 157;
 pub const ARCH_PRCTL: u64 = 158;
 pub const SET_TID_ADDRESS: u64 = 218;

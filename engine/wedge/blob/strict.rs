@@ -98,7 +98,9 @@ pub fn enter(f: &mut Frame, s: &mut Shared) -> u64 {
             failed(s);
         }
         p.kicked = 0;
-        match hand(s, true) {
+        let event = hand(s, true);
+        forget_interrupted(p);
+        match event {
             event::CALL => {
                 take_registers(f, p);
                 run::restart(patched_call)
@@ -200,7 +202,26 @@ extern "C" fn came_by_signal() -> ! {
     context[SELECTOR] = if context[SELECTOR] & 0xffff == CS_32 { CS_32 } else { CS_64 };
     let number = if p.signal < 32 { p.signal } else { KICK as u64 };
     let context = Context::of(context, f.vectors.0.as_mut_ptr());
-    signal::came_back(f, number, &context, &p.info)
+    let info = p.info;
+    forget(&mut p.context);
+    forget(&mut p.info);
+    signal::came_back(f, number, &context, &info)
+}
+
+/// What a kick has interrupted was the running program's, and the process may be another's next.
+fn forget_interrupted(p: &mut UserPage) {
+    if p.back[0] != 0 {
+        forget(&mut p.back);
+        forget(&mut p.interrupted);
+        (0..p.interrupted_vectors.0.len()).step_by(8).for_each(|at| set_word(&mut p.interrupted_vectors.0, at, 0));
+    }
+}
+
+fn forget(words: &mut [u64]) {
+    for word in words {
+        // SAFETY: a reference. There is no memset in the blob.
+        unsafe { core::ptr::write_volatile(word, 0) };
+    }
 }
 
 fn take_segments(f: &mut Frame, p: &UserPage) {

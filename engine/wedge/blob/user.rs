@@ -8,16 +8,22 @@
 //! The parts of [`side`], in order of address. What a signal has interrupted is told by them:
 //! - `user_patched`, where patched system calls arrive; `user_signal`, where signals do: a kick there changes nothing, for the way leads
 //!   to the wedge anyway;
-//! - `user_call`, which hands over, and does it again if a signal came first;
+//! - `user_back`, which leads back to what such a kick has interrupted. Another kick has it begun anew;
+//! - `user_again` and `user_call`, which hand over, and do it again if a signal came first;
 //! - `user_told`: the registers hold the secret, the orders are carried out. A kick has them begun anew: each can be done twice;
 //! - `user_gate`: the last steps to user code, which a kick gives up;
 //! - the ends of those.
+//!
+//! **A signal that finds no room for its frame ends the process, and RSP is user code's.** So the host must never think that the stack of
+//! signals is in use already: each signal takes it away from the process (SS_AUTODISARM), and blocks all signals. The handler thus is
+//! never interrupted. When it has read its frame, and goes on to one of the places above, it has both back ([`prepared`]) by two calls
+//! that user code can make too, since they can do nothing else.
 
 use crate::{
     die, filter, here,
     layout::{
-        ALT_STACK, ALT_STACK_LEN, HAND_OVER, JOURNAL_POKE, Journal, KICK, RAM_FD, SITES, SITES_LEN,
-        SYSCALL_USER_DISPATCH, TOP, USER_PAGE, UserPage, WINDOW, WINDOW_END, event,
+        ALT_STACK, ALT_STACK_LEN, HAND_OVER, JOURNAL, JOURNAL_POKE, Journal, KICK, RAM_FD, SITES,
+        SITES_LEN, SYSCALL_USER_DISPATCH, TOP, USER_PAGE, UserPage, WINDOW, WINDOW_END, event,
     },
     setup::{Action, SIGNAL_FLAGS, SIGNALS},
     signal::RESTORER,
@@ -93,9 +99,9 @@ fn alone() {
 
 #[inline(always)]
 fn signals() {
-    let stack = [here(ALT_STACK) as u64, 0, ALT_STACK_LEN as u64];
-    call([crate::host::SIGALTSTACK, stack.as_ptr() as u64, 0, 0, 0, 0]);
-    let action = Action { handler: user_signal(), flags: SIGNAL_FLAGS | RESTART, restorer: RESTORER, mask: 0 };
+    let stack = (here(JOURNAL) + offset_of!(Journal, signal_stack)) as u64;
+    call([crate::host::SIGALTSTACK, stack, 0, 0, 0, 0]);
+    let action = Action { handler: user_signal(), flags: SIGNAL_FLAGS | RESTART, restorer: RESTORER, mask: u64::MAX };
     for signal in SIGNALS {
         call([crate::host::SIGACTION, signal, &raw const action as u64, 0, 8, 0]);
     }
@@ -106,7 +112,7 @@ fn signals() {
 fn admit(secret: u64, blob_end: u64, dispatch: u64) {
     // SAFETY: the far end of the stack, which is zeroed and not in use.
     let program = unsafe { &mut *(here(ALT_STACK) as *mut filter::Program) };
-    filter::write(program, secret, blob_end);
+    filter::write_for_user(program, secret, blob_end);
     let fprog = [program.len() as u64, program.as_ptr() as u64];
     let window = here(WINDOW) as u64;
     let dispatched = dispatch == 0 || call([crate::host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, blob_end - window, 0]) == 0;
@@ -130,6 +136,24 @@ macro_rules! address_of {
 address_of!(user_patched);
 address_of!(user_signal);
 address_of!(user_told);
+
+/// The next signal finds its stack, and may come.
+macro_rules! prepared {
+    () => {
+        concat!(
+            "lea rdi, [rip + journal_page + {signal_stack}]\n",
+            "xor esi, esi\n",
+            "mov eax, {SIGALTSTACK}\n",
+            "syscall\n",
+            "mov edi, {SETMASK}\n",
+            "lea rsi, [rip + journal_page + {mask}]\n",
+            "xor edx, edx\n",
+            "mov r10d, 8\n",
+            "mov eax, {SIGPROCMASK}\n",
+            "syscall"
+        )
+    };
+}
 
 /// All of it that runs after the start.
 ///
@@ -185,11 +209,12 @@ pub extern "C" fn side() -> ! {
         "mov rcx, [rbx + 168]", // RIP
         "lea rax, [rip + user_patched_at]", "cmp rcx, rax", "jb 25f",
         "lea rax, [rip + user_end]", "cmp rcx, rax", "jae 25f",
-        "lea rax, [rip + user_call]", "cmp rcx, rax", "jb 23f",
-        "lea rax, [rip + user_told_at]", "cmp rcx, rax", "jb user_call",
+        "lea rax, [rip + user_back]", "cmp rcx, rax", "jb 23f",
+        "lea rax, [rip + user_again]", "cmp rcx, rax", "jb 24f",
+        "lea rax, [rip + user_told_at]", "cmp rcx, rax", "jb user_again",
         "lea rax, [rip + user_gate]", "cmp rcx, rax", "jb 21f",
         "lea rax, [rip + user_gate_end]", "cmp rcx, rax", "ja 23f",
-        "cmp r12d, {KICK}", "je user_kicked",
+        "cmp r12d, {KICK}", "je user_gave_up",
         "jmp 25f",
 
         "21:", // orders
@@ -199,26 +224,28 @@ pub extern "C" fn side() -> ! {
         "lea rdi, [rbx + 40]", "mov ecx, 16", "xor eax, eax", "rep stosq",
         "cmp r12d, {KICK}", "jne 22f",
         "mov qword ptr [rip + user_page + {kicked}], 1",
-        "jmp user_orders",
+        "jmp user_prepared",
         "22:", // bytes that cannot be written, or user code that has jumped here: to it there is nothing
-        "cmp r12d, {SIGBUS}", "je user_failed",
-        "cmp r12d, {SIGSEGV}", "je user_failed",
+        "xor r15d, r15d",
+        "cmp r12d, {SIGBUS}", "je user_failed_by_signal",
+        "cmp r12d, {SIGSEGV}", "je user_failed_by_signal",
         "mov r12d, {SIGSEGV}",
         "mov qword ptr [rbx + 200], {GENERAL_PROTECTION}",
         "jmp 25f",
 
         "23:", // on the way to the wedge
         "cmp r12d, {KICK}", "jne 25f",
-        "mov rax, [rbx + 224]", "mov rsi, rax", "mov eax, 7", "xor edx, edx", "xrstor64 [rsi]",
-        "cmp qword ptr [rip + user_page], 0", // see `side`
-        "mov rsp, rbx",
-        "push 0x2b", "push qword ptr [rbx + 160]", "push qword ptr [rbx + 176]", "push 0x33", "push qword ptr [rbx + 168]",
-        "mov r8, [rbx + 40]", "mov r9, [rbx + 48]", "mov r10, [rbx + 56]", "mov r11, [rbx + 64]",
-        "mov r12, [rbx + 72]", "mov r13, [rbx + 80]", "mov r14, [rbx + 88]", "mov r15, [rbx + 96]",
-        "mov rdi, [rbx + 104]", "mov rsi, [rbx + 112]", "mov rbp, [rbx + 120]",
-        "mov rdx, [rbx + 136]", "mov rax, [rbx + 144]", "mov rcx, [rbx + 152]", "mov rbx, [rbx + 128]",
-        "mov qword ptr [rsp + 40 + 96], 0", // it may have been the handler that was interrupted, with the secret in R15
-        "iretq",
+        "lea rsi, [rbx + 40]", "lea rdi, [rip + user_page + {interrupted}]", "mov ecx, 23", "rep movsq",
+        "mov rsi, [rbx + 224]", "lea rdi, [rip + user_page + {interrupted_vectors}]", "mov ecx, 104", "rep movsq",
+        "mov rax, [rbx + 168]", "mov [rip + user_page + {back}], rax",
+        "mov qword ptr [rip + user_page + {back} + 8], 0x33",
+        "mov rax, [rbx + 176]", "mov [rip + user_page + {back} + 16], rax",
+        "mov rax, [rbx + 160]", "mov [rip + user_page + {back} + 24], rax",
+        "mov qword ptr [rip + user_page + {back} + 32], 0x2b",
+        "jmp user_back",
+
+        "24:", // on the way back
+        "cmp r12d, {KICK}", "je user_back",
 
         "25:", // user code's own
         "lea rsi, [rbx + 40]", "lea rdi, [rip + user_page + {context}]", "mov ecx, 23", "rep movsq",
@@ -226,8 +253,34 @@ pub extern "C" fn side() -> ! {
         "mov rsi, [rbx + 224]", "lea rdi, [rip + user_page + {vectors}]", "mov ecx, 104", "rep movsq",
         "mov eax, r12d", "mov [rip + user_page + {signal}], rax",
         "mov qword ptr [rip + user_page + {event}], {SIGNAL}",
+        prepared!(),
         "jmp 20b",
 
+        ".globl user_back", "user_back:",
+        prepared!(),
+        "mov eax, 7", "xor edx, edx",
+        "xrstor64 [rip + user_page + {interrupted_vectors}]",
+        "cmp qword ptr [rip + user_page], 0", // see `side`
+        "mov r8, [rip + user_page + {interrupted}]",
+        "mov r9, [rip + user_page + {interrupted} + 8]",
+        "mov r10, [rip + user_page + {interrupted} + 16]",
+        "mov r11, [rip + user_page + {interrupted} + 24]",
+        "mov r12, [rip + user_page + {interrupted} + 32]",
+        "mov r13, [rip + user_page + {interrupted} + 40]",
+        "mov r14, [rip + user_page + {interrupted} + 48]",
+        "mov r15, [rip + user_page + {interrupted} + 56]",
+        "mov rdi, [rip + user_page + {interrupted} + 64]",
+        "mov rsi, [rip + user_page + {interrupted} + 72]",
+        "mov rbp, [rip + user_page + {interrupted} + 80]",
+        "mov rbx, [rip + user_page + {interrupted} + 88]",
+        "mov rdx, [rip + user_page + {interrupted} + 96]",
+        "mov rax, [rip + user_page + {interrupted} + 104]",
+        "mov rcx, [rip + user_page + {interrupted} + 112]",
+        "lea rsp, [rip + user_page + {back}]",
+        "iretq",
+
+        ".globl user_again", "user_again:",
+        prepared!(),
         ".globl user_call", "user_call:",
         // Not the stack of signals: the next one is to begin at its top.
         "lea rsp, [rip + user_page + {stack}]",
@@ -235,6 +288,9 @@ pub extern "C" fn side() -> ! {
         "syscall",
         ".globl user_told_at", "user_told_at:",
         "mov r15, rax",
+        "jmp user_orders",
+        ".globl user_prepared", "user_prepared:",
+        prepared!(),
         ".globl user_orders", "user_orders:",
         "lea r14, [rip + journal_page]",
         "mov r13, [r14 + {count}]",
@@ -300,6 +356,12 @@ pub extern "C" fn side() -> ! {
         ".globl user_gate_end", "user_gate_end:",
         "jmp [rip + user_page + {rip}]",
 
+        ".globl user_gave_up", "user_gave_up:",
+        prepared!(),
+        "jmp user_kicked",
+        ".globl user_failed_by_signal", "user_failed_by_signal:",
+        prepared!(),
+        "jmp user_failed",
         ".globl user_done", "user_done:",
         "mov qword ptr [rip + user_page + {event}], {DONE}",
         "jmp user_call",
@@ -324,6 +386,14 @@ pub extern "C" fn side() -> ! {
         context = const offset_of!(UserPage, context),
         stack = const offset_of!(UserPage, stack) + 64,
         vectors = const offset_of!(UserPage, vectors),
+        interrupted = const offset_of!(UserPage, interrupted),
+        back = const offset_of!(UserPage, back),
+        interrupted_vectors = const offset_of!(UserPage, interrupted_vectors),
+        signal_stack = const offset_of!(Journal, signal_stack),
+        mask = const offset_of!(Journal, mask),
+        SIGALTSTACK = const crate::host::SIGALTSTACK,
+        SIGPROCMASK = const filter::SIGPROCMASK,
+        SETMASK = const filter::SETMASK,
         enter = const offset_of!(Journal, enter),
         count = const offset_of!(Journal, count),
         orders = const offset_of!(Journal, orders),

@@ -3,9 +3,10 @@
 use crate::filter::{
     ABOVE, ALLOW, AT_LEAST, Bpf, EQUAL, FUTEX, IOCTL, LOAD, MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE,
     MAP_SHARED, MMAP, MPROTECT, MUNMAP, NOTIFICATION_RECEIVE, NOTIFICATION_SEND, PKEY_MPROTECT,
-    Program, RETURN, SIGRETURN, write,
+    Program, RETURN, SETMASK, SIGALTSTACK, SIGPROCMASK, SIGRETURN, write, write_for_user,
 };
-use frame::{BLOB, HAND_OVER, LISTENER_FD, RAM_FD};
+use frame::{BLOB, HAND_OVER, JOURNAL, Journal, LISTENER_FD, RAM_FD};
+use std::mem::offset_of;
 
 const SECRET: u64 = 0x0123_4567_89ab_cdef;
 const BLOB_END: u64 = BLOB as u64 + 0x4000;
@@ -44,6 +45,15 @@ impl Call {
     }
 
     fn passes(&self) -> bool {
+        self.passes_one(write)
+    }
+
+    /// In a process of user code.
+    fn passes_for_user(&self) -> bool {
+        self.passes_one(write_for_user)
+    }
+
+    fn passes_one(&self, write: fn(&mut Program, u64, u64)) -> bool {
         let none = Bpf { code: RETURN, yes: 0, no: 0, k: 0 };
         let mut program: Program = [none; _];
         write(&mut program, SECRET, BLOB_END);
@@ -176,5 +186,42 @@ fn the_hand_over_is_from_the_blob() {
 fn futexes_wait_and_wake() {
     for operation in 2..0x200 {
         assert!(!Call::new(FUTEX, [BLOB as u64, operation, 0, 0, 0, 0]).passes(), "{operation}");
+    }
+}
+
+/// The two calls that need no secret, as the process of user code makes them.
+fn for_signals() -> [Call; 2] {
+    let at = |offset: usize| (JOURNAL + offset) as u64;
+    let (stack, mask) = (at(offset_of!(Journal, signal_stack)), at(offset_of!(Journal, mask)));
+    let calls = [(SIGALTSTACK, [stack, 0, 0, 0, 0, 0]), (SIGPROCMASK, [SETMASK, mask, 0, 8, 0, 0])];
+    calls.map(|(number, arguments)| Call { arguments, ..Call::new(number, [0; 6]) })
+}
+
+#[test]
+fn signals_are_prepared_by_user_code_processes_only() {
+    for call in for_signals() {
+        assert!(call.passes_for_user() && !call.passes());
+        for pointer in [0, 0x40_0000, BLOB as u64 - 1, BLOB_END, BLOB as u64 + (1 << 32)] {
+            assert!(!Call { pointer, ..call }.passes_for_user(), "from {pointer:#x}");
+        }
+    }
+    assert!(honest().iter().all(Call::passes_for_user));
+}
+
+#[test]
+fn signals_are_prepared_in_one_way() {
+    let matters = |number: u64, argument: usize| match number {
+        SIGALTSTACK => argument < 2,
+        _ => argument < 3,
+    };
+    for call in for_signals() {
+        for (argument, bit) in (0..6).flat_map(|argument| (0..64).map(move |bit| (argument, bit))) {
+            let mut other = call;
+            other.arguments[argument] ^= 1 << bit;
+            // The host takes the upper half of how the mask is changed for nothing.
+            let upper = call.number == SIGPROCMASK as u32 && argument == 0 && bit >= 32;
+            let free = !matters(call.number.into(), argument) || upper;
+            assert_eq!(other.passes_for_user(), free, "{}: {argument}, bit {bit}", call.number);
+        }
     }
 }

@@ -12,8 +12,8 @@ use crate::{
     starter::{self, Process},
 };
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, HAND_OVER, JOURNAL, Journal, MAX_SITES, SITES,
-    SITES_LEN, STUB_LEN, STUBS, USER_PAGE, USER_START, UserPage,
+    ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, HAND_OVER, JOURNAL, Journal, MAX_SITES,
+    SIGNAL_STACK_FLAGS, SITES, SITES_LEN, STUB_LEN, STUBS, USER_PAGE, USER_START, UserPage,
 };
 use std::{
     io,
@@ -59,6 +59,8 @@ impl Apart {
     /// Starts the process, beside a wedge of these parts.
     pub(crate) fn start(&mut self, wedge: &Parts, told: &frame::Shared) -> io::Result<Process> {
         self.page.get_mut().start = [told.user_secret, told.blob_end, told.user_dispatch];
+        let stack = wedge.base.at(ALT_STACK as u64);
+        self.journal.get_mut().signal_stack = [stack, SIGNAL_STACK_FLAGS, ALT_STACK_LEN as u64];
         let parts = UserParts {
             base: wedge.base,
             ram: wedge.ram,

@@ -3,7 +3,7 @@
 //! on a CPU that knows nothing of ring3.
 //!
 //! Its arguments say what is closed to it: `kernel` (the guest kernel's memory), `wedge` (the wedge's own
-//! pages); and `unaligned`, that the host's CPU does not check alignment. Attempts on what is not closed, or not checked,
+//! pages), `signals` (the stack of the host's signals); and `unaligned`, that the host's CPU does not check alignment. Attempts on what is not closed, or not checked,
 //! are skipped, and said to be.
 
 use std::arch::asm;
@@ -15,12 +15,14 @@ use layout::{BIAS, BLOB, CACHE, FRAME, HAND_OVER, JOURNAL, MAX_SITES, RAM, REGIO
 
 #[path = "isolation/keys.rs"]
 mod keys;
+#[path = "isolation/signals.rs"]
+mod signals;
 
 unsafe extern "C" {
     fn fork() -> i32;
     fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
     fn _exit(code: i32) -> !;
-    fn alarm(seconds: u32) -> u32;
+    fn ualarm(microseconds: u32, again: u32) -> u32;
 }
 
 const ILL: i32 = 4;
@@ -35,6 +37,9 @@ const MUNMAP: u64 = 11;
 const FUTEX: u64 = 202;
 /// Bytes of the blob's text looked at.
 const TEXT: usize = 0x4000;
+/// Microseconds that an attempt may take, and one that may well go on for ever.
+const LONG: u32 = 3_000_000;
+const SHORT: u32 = 300_000;
 /// An address where nothing is mapped.
 const NOWHERE: u64 = 0x0300_0000_0000;
 /// Where the kernel's direct map and text lie on Debian's kernels without KASLR.
@@ -65,10 +70,14 @@ enum Needs {
     Kernel,
     Wedge,
     Alignment,
+    /// Signals find room wherever RSP points.
+    Signals,
 }
 
 struct Outcome {
     closed: Vec<Needs>,
+    /// Microseconds that an attempt may take.
+    patience: u32,
     failed: u32,
 }
 
@@ -78,7 +87,7 @@ impl Outcome {
             println!("{name}: skipped: the host has no means");
             return;
         }
-        let ended = ended(attempt);
+        let ended = ended(self.patience, attempt);
         let right = match expected {
             Any => true,
             Killed => matches!(ended, Signal(_)),
@@ -91,13 +100,13 @@ impl Outcome {
 }
 
 /// Runs an attempt in a process of its own.
-fn ended(attempt: impl FnOnce() -> bool) -> End {
+fn ended(patience: u32, attempt: impl FnOnce() -> bool) -> End {
     let mut status = 0;
     // SAFETY: one thread; the child only makes its attempt and ends.
     unsafe {
         match fork() {
             0 => {
-                alarm(3);
+                ualarm(patience, 0);
                 _exit(if attempt() { 0 } else { 1 })
             }
             child => waitpid(child, &mut status, 0),
@@ -130,7 +139,7 @@ fn jump(at: u64) -> bool {
 
 /// Where the wedge's SYSCALLs are; none where there is no wedge.
 fn wedge_calls() -> Vec<u64> {
-    if ended(|| load(BLOB as u64)) != Fine {
+    if ended(LONG, || load(BLOB as u64)) != Fine {
         return Vec::new();
     }
     // SAFETY: the blob is mapped; it is longer than what is looked at.
@@ -277,6 +286,7 @@ fn host_calls(o: &mut Outcome) {
         // SAFETY: mapped, where it is not closed.
         unsafe { core::ptr::read_volatile(SHARED as *const u64) }
     };
+    o.patience = SHORT;
     for at in calls {
         o.attempt(&format!("uname at {at:#x}"), Needs::Nothing, Unharmed, || asks_the_guest(at, secret));
         o.attempt(&format!("mmap at {at:#x}"), Needs::Nothing, Unharmed, || maps_nothing(at, secret));
@@ -284,6 +294,7 @@ fn host_calls(o: &mut Outcome) {
         o.attempt(&format!("journal at {at:#x}"), Needs::Wedge, Killed, || opens_nothing(at, secret));
         o.attempt(&format!("hand over at {at:#x}"), Needs::Wedge, Unharmed, || hands_over(at, secret));
     }
+    o.patience = LONG;
     o.attempt("hidden syscall", Needs::Nothing, Fine, hidden_call);
     o.attempt("int 0x80", Needs::Nothing, Fine, interrupt_80);
     o.attempt("sysenter", Needs::Nothing, Killed, code!("mov eax, 20", "sysenter"));
@@ -356,15 +367,17 @@ fn main() {
         match argument.as_str() {
             "kernel" => closed.push(Needs::Kernel),
             "wedge" => closed.push(Needs::Wedge),
+            "signals" => closed.push(Needs::Signals),
             _ => closed.retain(|needs| *needs != Needs::Alignment),
         }
     }
-    let mut outcome = Outcome { closed, failed: 0 };
+    let mut outcome = Outcome { closed, patience: LONG, failed: 0 };
     memory(&mut outcome);
     host_calls(&mut outcome);
     instructions(&mut outcome);
     keys::attempts(&mut outcome);
     odd_states(&mut outcome);
+    signals::attempts(&mut outcome);
     stubs(&mut outcome);
     println!("isolation: {} failed", outcome.failed);
     std::process::exit((outcome.failed != 0).into());

@@ -68,7 +68,10 @@ fn user_code_beside_the_kernel() -> Result<()> {
 /// Without any keys: the kernel's memory is in another process.
 #[test]
 fn user_code_in_a_process_of_its_own() -> Result<()> {
-    attempts_with(&["--engine", "fast", "--guest-isolation", "strict"], &["kernel", "wedge"])
+    attempts_with(
+        &["--engine", "fast", "--guest-isolation", "strict"],
+        &["kernel", "wedge", "signals"],
+    )
 }
 
 /// Where the kernel is interpreted, its memory is not in the program's process at all.
@@ -79,14 +82,14 @@ fn user_code_by_itself() -> Result<()> {
 
 #[test]
 fn user_code_interpreted() -> Result<()> {
-    attempts("jit", &["kernel", "wedge"])
+    attempts("jit", &["kernel", "wedge", "signals"])
 }
 
 /// What the program expects is what this host's CPU gives it.
 #[test]
 fn the_cpu_itself() -> Result<()> {
     let (_directory, program) = program()?;
-    let output = Command::new(&program).args(["kernel", "wedge"]).output()?;
+    let output = Command::new(&program).args(["kernel", "wedge", "signals"]).output()?;
     let said = String::from_utf8_lossy(&output.stdout);
     ensure!(said.contains("\nisolation: "), "it has not come to its end: {said}");
     // WRPKRU, and XRSTOR of what it writes, are instructions where there are keys.
