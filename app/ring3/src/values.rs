@@ -82,11 +82,11 @@ pub struct EngineArguments {
     /// For tests.
     #[arg(long, value_name = "N", hide = true, value_parser = clap::value_parser!(u32).range(1000..))]
     pub most_mappings: Option<u32>,
-    /// What the guest is offered for virtual CPUs that do not all run at the same time
+    /// What of KVM's interface the guest is offered beside the clock
     ///
     /// Linux knows it as KVM's: steal-time (it is told who has to wait), tlb-flush (a CPU that waits is left a note
-    /// instead of an interrupt), send-ipi, yield, unhalt (locks are waited for by halting). auto is all where virtual CPUs
-    /// outnumber those that ring3 may use, else none.
+    /// instead of an interrupt), send-ipi, yield, unhalt (locks are waited for by halting), and eoi (the end of an interrupt is
+    /// told in memory). auto is all where virtual CPUs outnumber those that ring3 may use, else eoi.
     #[arg(
         long,
         value_name = "auto|all|none|FEATURE[,FEATURE]",

@@ -33,8 +33,8 @@ const DEBUG_EXIT_PORT: u16 = 0xf4;
 /// The first I/O APIC input of PCI's INTx wires.
 const PCI_GSI: u32 = 16;
 
-/// What of KVM's interface a guest is offered whose vCPUs outnumber the host's CPUs, if nobody says.
-const OFFERED: u32 = paravirt::ALL;
+/// What of KVM's interface a guest is offered if nobody says, where its vCPUs outnumber the host's CPUs and elsewhere.
+const OFFERED: [u32; 2] = [paravirt::ALL, paravirt::feature::EOI];
 
 /// What a device has done when the machine has come to rest.
 pub(crate) type Release = Box<dyn FnOnce() + Send>;
@@ -123,7 +123,7 @@ impl Machine {
         let releases = releases.collect::<Result<_, _>>()?;
         let host_cpus = thread::available_parallelism().map_or(1, usize::from);
         let crowd = (attention.len() > host_cpus).then(|| Crowd::new(host_cpus, &attention));
-        let paravirt = description.paravirt.unwrap_or(if crowd.is_some() { OFFERED } else { 0 });
+        let paravirt = description.paravirt.unwrap_or(OFFERED[usize::from(crowd.is_none())]);
         let others = Others::new(&attention);
         let memory = &ram;
         let own = ram.for_vcpus(kickers()).into_iter().zip(platform.cpus).zip(attention.iter());
@@ -341,7 +341,7 @@ impl LocalApic for Apic {
         if let Some(clock) = &self.kvm_clock {
             clock.refresh();
         }
-        self.interrupts.acknowledge()
+        self.paravirt.acknowledge()
     }
     fn take_nmi(&self) -> bool {
         self.interrupts.take_nmi()
@@ -349,6 +349,9 @@ impl LocalApic for Apic {
     /// The one that boots would begin at the reset vector, in firmware, which would start the machine anew.
     fn take_init(&self) -> bool {
         let taken = self.interrupts.take_init();
+        if taken {
+            self.paravirt.reset();
+        }
         let boots = self.interrupts.apic_id() == 0;
         if taken && boots {
             self.events.raise(MachineEvent::Reset);
@@ -370,7 +373,13 @@ impl LocalApic for Apic {
     fn msr_read(&self, index: u32) -> Result<u64, Fault> {
         let known = self.clock().and_then(|(clock, cpu)| clock.msr_read(cpu, index));
         let known = known.or_else(|| self.paravirt.msr_read(index));
-        known.map_or_else(|| self.interrupts.msr_read(index), Ok)
+        known.map_or_else(
+            || {
+                self.paravirt.settle_eoi();
+                self.interrupts.msr_read(index)
+            },
+            Ok,
+        )
     }
     fn msr_write(&self, index: u32, value: u64) -> Result<(), Fault> {
         if let Some((clock, cpu)) = self.clock()
@@ -381,6 +390,7 @@ impl LocalApic for Apic {
         if let Some(done) = self.paravirt.msr_write(index, value) {
             return done;
         }
+        self.paravirt.settle_eoi();
         self.interrupts.msr_write(index, value)?;
         if index == COMMAND_MSR {
             let one = value & NOT_ONE == 0;
@@ -409,6 +419,7 @@ impl LocalApic for Apic {
     fn mmio_read(&self, gpa: u64, data: &mut [u8]) -> bool {
         let ours = self.interrupts.claims(gpa);
         if ours {
+            self.paravirt.settle_eoi();
             self.interrupts.mmio_read(gpa, data);
         }
         ours
@@ -416,6 +427,7 @@ impl LocalApic for Apic {
     fn mmio_write(&self, gpa: u64, data: &[u8]) -> bool {
         let ours = self.interrupts.claims(gpa);
         if ours {
+            self.paravirt.settle_eoi();
             self.interrupts.mmio_write(gpa, data);
             if gpa & 0xfff == COMMAND {
                 self.paravirt.has_sent(None);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bus::Kicker;
-use chipset::{CpuInterrupts, StealTime};
+use chipset::{CpuInterrupts, PutOffEoi, StealTime};
 use engine::{Attention, Seat};
 use ram::Ram;
 use x86::{
@@ -46,6 +46,7 @@ pub(crate) struct Paravirt {
     others: Others,
     seat: Option<Seat>,
     steal: StealTime,
+    eoi: PutOffEoi,
 }
 
 impl Paravirt {
@@ -57,7 +58,8 @@ impl Paravirt {
         ram: Ram,
     ) -> Self {
         let number = interrupts.apic_id() as usize;
-        Self { features, number, interrupts, others, seat, steal: StealTime::new(ram) }
+        let (steal, eoi) = (StealTime::new(ram.clone()), PutOffEoi::new(ram));
+        Self { features, number, interrupts, others, seat, steal, eoi }
     }
 
     fn has(&self, feature: u32) -> bool {
@@ -66,14 +68,41 @@ impl Paravirt {
 
     /// RDMSR; `None` if the register is not ours.
     pub(crate) fn msr_read(&self, index: u32) -> Option<u64> {
-        (index == paravirt::STEAL_TIME && self.has(feature::STEAL_TIME))
-            .then(|| self.steal.msr_read())
+        match index {
+            paravirt::STEAL_TIME if self.has(feature::STEAL_TIME) => Some(self.steal.msr_read()),
+            paravirt::EOI if self.has(feature::EOI) => Some(self.eoi.msr_read()),
+            _ => None,
+        }
     }
 
     /// WRMSR; `None` if the register is not ours.
     pub(crate) fn msr_write(&self, index: u32, value: u64) -> Option<Result<(), Fault>> {
-        (index == paravirt::STEAL_TIME && self.has(feature::STEAL_TIME))
-            .then(|| self.steal.msr_write(value))
+        match index {
+            paravirt::STEAL_TIME if self.has(feature::STEAL_TIME) => {
+                Some(self.steal.msr_write(value))
+            }
+            paravirt::EOI if self.has(feature::EOI) => {
+                self.settle_eoi();
+                Some(self.eoi.msr_write(value))
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the interrupt of highest priority.
+    pub(crate) fn acknowledge(&self) -> Option<u8> {
+        self.settle_eoi();
+        self.interrupts.acknowledge().inspect(|_| self.eoi.taken(&self.interrupts))
+    }
+
+    /// The local APIC is about to be accessed.
+    pub(crate) fn settle_eoi(&self) {
+        self.eoi.settle(&self.interrupts);
+    }
+
+    /// The vCPU is reset.
+    pub(crate) fn reset(&self) {
+        self.eoi.reset();
     }
 
     /// A hypercall's answer, or `None` if this machine has no hypercalls.

@@ -5,6 +5,8 @@
 pub mod feature {
     /// A vCPU is told how long it has waited for a CPU of the host, and others whether it waits now.
     pub const STEAL_TIME: u32 = 1 << 5;
+    /// A vCPU is told in memory that it need not write the end of the interrupt it serves to its local APIC.
+    pub const EOI: u32 = 1 << 6;
     /// A vCPU that halts can be woken by another one without an interrupt: locks are waited for so.
     pub const UNHALT: u32 = 1 << 7;
     /// A vCPU that waits for a CPU of the host can be left a note that it is to flush its TLB.
@@ -16,8 +18,9 @@ pub mod feature {
 }
 
 /// Each feature by the name that users have for it.
-pub const NAMES: [(&str, u32); 5] = [
+pub const NAMES: [(&str, u32); 6] = [
     ("steal-time", feature::STEAL_TIME),
+    ("eoi", feature::EOI),
     ("unhalt", feature::UNHALT),
     ("tlb-flush", feature::TLB_FLUSH),
     ("send-ipi", feature::SEND_IPI),
@@ -41,6 +44,12 @@ pub const STEAL_TIME: u32 = 0x4b56_4d03;
 pub const STEAL_TIME_RESERVED: u64 = 0x3e;
 /// Bit 0 of [`STEAL_TIME`], as of all of KVM's registers that hold a place.
 pub use crate::kvm::ENABLED;
+
+/// MSR `KVM_PV_EOI_EN`: where the vCPU's word is, and in bit 0 whether it has one. Bit 0 of the word is set while the end of the interrupt
+/// that the vCPU serves is told by clearing it.
+pub const EOI: u32 = 0x4b56_4d04;
+/// Bits of [`EOI`] that must be zero.
+pub const EOI_RESERVED: u64 = 2;
 
 /// The record: where in it things are.
 pub mod record {

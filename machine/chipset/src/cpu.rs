@@ -47,6 +47,17 @@ impl CpuInterrupts {
         self.interrupts.acknowledge_pic().or_else(|| self.lapic.with(|state| state.acknowledge()))
     }
 
+    /// Whether the end of the interrupt that was just taken may be told by and by: see [`PutOffEoi`](crate::PutOffEoi).
+    pub(crate) fn put_off_eoi(&self) -> bool {
+        self.lapic.with(|state| state.put_off_eoi())
+    }
+
+    /// It was told, or will be by the register.
+    pub(crate) fn settle_eoi(&self, told: bool) {
+        let effect = self.lapic.with(|state| state.settle_eoi(told));
+        self.act(effect);
+    }
+
     /// Takes a pending NMI.
     pub fn take_nmi(&self) -> bool {
         self.lapic.with(|state| state.take_nmi())

@@ -42,6 +42,10 @@ pub trait VirtioDevice: Send {
     fn is_replaceable(&self) -> bool {
         false
     }
+    /// Whether nobody waits for what queue `index` is asked. Its requests may be looked at with those of another queue, or a little later.
+    fn is_patient(&self, _index: usize) -> bool {
+        false
+    }
     /// The driver reset the device: everything negotiated is void. Host resources stay.
     fn reset(&mut self) {}
 }

@@ -132,6 +132,11 @@ impl VirtioDevice for Fs {
         config
     }
 
+    /// Forgets have no answer.
+    fn is_patient(&self, index: usize) -> bool {
+        index == 0
+    }
+
     fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
         while let Some(chain) = queue.pop()? {
             let written = self.serve(&chain, queue)?;

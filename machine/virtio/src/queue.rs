@@ -90,7 +90,12 @@ pub struct Queue {
     used_something: bool,
     /// How many requests, modulo 2^16, had been given back then.
     told: u16,
+    /// The driver is neither asked to notify nor told.
+    is_quiet: bool,
 }
+
+/// Requests that a quiet queue's driver is not told of at the most: of 64, it must get some back.
+const UNTOLD: u16 = 16;
 
 impl Queue {
     /// Checks and starts a queue of at most `max_size`.
@@ -131,8 +136,8 @@ impl Queue {
         if !ring.is_valid(&memory) {
             return Err(bad_address());
         }
-        let (ram, used_something, told) = (None, false, 0);
-        Ok(Self { ring, shape, memory, ram, interrupt, event_idx, used_something, told })
+        let (ram, used_something, told, is_quiet) = (None, false, 0, false);
+        Ok(Self { ring, shape, memory, ram, interrupt, event_idx, used_something, told, is_quiet })
     }
 
     /// Where the driver put it.
@@ -184,8 +189,17 @@ impl Queue {
         if let Some(chain) = self.take()? {
             return Ok(Some(chain));
         }
+        if self.is_quiet {
+            return Ok(None);
+        }
         let more = self.ring.enable_notification(&self.memory);
         if more.map_err(|_| RingError::Memory)? { self.take() } else { Ok(None) }
+    }
+
+    /// From now on the driver need not notify, and is told only of many requests at once, or again of each. Who makes a queue quiet looks at it
+    /// now and then, and when it has made it loud again. Not for queues without indices of events, whose drivers are not asked for less.
+    pub fn set_quiet(&mut self, is_quiet: bool) {
+        self.is_quiet = is_quiet && self.event_idx;
     }
 
     fn take(&mut self) -> Result<Option<Chain>, RingError> {
@@ -241,6 +255,10 @@ impl Queue {
     /// # Errors
     /// The available ring is not accessible.
     pub fn tell_driver(&mut self) -> Result<(), RingError> {
+        let untold = self.ring.next_used().wrapping_sub(self.told);
+        if self.is_quiet && untold < UNTOLD.min(self.shape.size / 2) {
+            return Ok(());
+        }
         if std::mem::take(&mut self.used_something) && self.driver_wants_interrupt()? {
             (self.interrupt)();
         }

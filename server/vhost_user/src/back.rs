@@ -20,12 +20,12 @@ use std::{
     process,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use ram::{DmaMemory, ForeignRange, Ram, RamError};
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::Errno,
 };
@@ -48,6 +48,9 @@ const RING_FEATURES: u64 = 1 << 32 | EVENT_IDX | 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
 /// Entries of another program's queues at the most: QEMU's limit. The protocol does not tell it ours.
 const FOREIGN_MAX: u16 = 1024;
+
+/// How long a queue whose requests nobody waits for stays quiet after the last of them.
+const QUIET: Duration = Duration::from_millis(10);
 
 /// Rung by other threads of the server's when the host has something for a queue: a device that does not only answer has one.
 pub struct Bell {
@@ -86,9 +89,7 @@ pub fn serve(
     let mut handler = BackendReqHandler::from_stream(socket.try_clone()?, Arc::clone(&server));
     loop {
         let (asked, rung) = wait(&socket, &server)?;
-        for index in rung {
-            lock(&server).run(index);
-        }
+        lock(&server).run_rung(&rung);
         if asked {
             let enabling = Enabling::peek(&socket);
             match (handler.handle_request(), enabling) {
@@ -137,7 +138,8 @@ fn wait(socket: &UnixStream, server: &Mutex<DeviceServer>) -> io::Result<(bool, 
     let kicks: Vec<_> = own.chain(kicks).collect();
     let mut polled = vec![PollFd::new(socket, PollFlags::IN)];
     polled.extend(kicks.iter().map(|(_, kick)| PollFd::new(kick, PollFlags::IN)));
-    match poll(&mut polled, None) {
+    let wait = server.quiet_until.map(left);
+    match poll(&mut polled, wait.as_ref()) {
         Err(Errno::INTR) | Ok(_) => {}
         Err(error) => return Err(error.into()),
     }
@@ -148,6 +150,12 @@ fn wait(socket: &UnixStream, server: &Mutex<DeviceServer>) -> io::Result<(bool, 
     // Silent from now on: the queues are looked at after this.
     server.bell.iter().for_each(|bell| drop((&*bell.event).read(&mut [0; 8])));
     Ok((asked, rung))
+}
+
+/// The time until then.
+fn left(end: Instant) -> Timespec {
+    let left = end.saturating_duration_since(Instant::now());
+    Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
 }
 
 /// A queue as the monitor has described it so far.
@@ -182,7 +190,10 @@ impl ServedRing {
     }
 
     fn stop(&mut self) {
-        if let Some(queue) = self.queue.take() {
+        if let Some(mut queue) = self.queue.take() {
+            queue.set_quiet(false);
+            // Of a ring that is not accessible nobody can be told anything.
+            let _ = queue.tell_driver();
             self.base = queue.next();
         }
     }
@@ -220,12 +231,15 @@ struct DeviceServer {
     regions: Vec<VhostUserMemoryRegion>,
     features: u64,
     rings: Vec<ServedRing>,
+    /// There are quiet queues, until then.
+    quiet_until: Option<Instant>,
 }
 
 impl DeviceServer {
     fn new(device: Box<dyn VirtioDevice>, bell: Option<Bell>) -> Self {
         let rings = device.queue_sizes().iter().map(|_| ServedRing::default()).collect();
-        Self { device, bell, memory: None, regions: Vec::new(), features: 0, rings }
+        let (memory, regions, quiet_until) = (None, Vec::new(), None);
+        Self { device, bell, memory, regions, features: 0, rings, quiet_until }
     }
 
     fn ring(&mut self, index: impl TryInto<usize>) -> Answer<&mut ServedRing> {
@@ -259,6 +273,44 @@ impl DeviceServer {
     fn enable_early(&mut self, early: Enabling, socket: &UnixStream) -> io::Result<()> {
         let done = self.set_vring_enable(early.queue, early.enable).is_ok();
         early.answer(socket, done)
+    }
+
+    /// Serves these queues. What others were asked meanwhile without a doorbell comes first.
+    fn run_rung(&mut self, rung: &[usize]) {
+        let now = Instant::now();
+        if self.quiet_until.is_some_and(|end| end <= now) {
+            self.quiet_until = None;
+            self.serve_patient(false);
+        } else if self.quiet_until.is_some() && !rung.is_empty() {
+            self.serve_patient(true);
+        }
+        for index in rung {
+            if self.is_patient(*index) {
+                self.serve_quietly(*index, true);
+                self.quiet_until = Some(now + QUIET);
+            } else {
+                self.run(*index);
+            }
+        }
+    }
+
+    /// The queue's requests may wait, if its driver needs no doorbell to be asked for less.
+    fn is_patient(&self, index: usize) -> bool {
+        self.features & EVENT_IDX != 0 && self.device.is_patient(index)
+    }
+
+    fn serve_patient(&mut self, is_quiet: bool) {
+        for index in 0..self.rings.len() {
+            if self.is_patient(index) {
+                self.serve_quietly(index, is_quiet);
+            }
+        }
+    }
+
+    fn serve_quietly(&mut self, index: usize, is_quiet: bool) {
+        let queue = self.rings.get_mut(index).and_then(|ring| ring.queue.as_mut());
+        queue.into_iter().for_each(|queue| queue.set_quiet(is_quiet));
+        self.run(index);
     }
 
     /// Serves a queue as far as that goes.

@@ -196,6 +196,10 @@ impl VirtioDevice for Remote {
         }
     }
 
+    fn is_patient(&self, index: usize) -> bool {
+        self.reserve.as_ref().is_some_and(|reserve| reserve.is_patient(index))
+    }
+
     fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
         let mut link = self.shared.link();
         if link.broken {
@@ -209,7 +213,9 @@ impl VirtioDevice for Remote {
             let ram = queue.ram().ok_or(RingError::Elsewhere)?;
             told(link.start(index, queue.shape(), queue.interrupt(), ram));
         }
-        match self.shared.near.get().filter(|near| near.ring()) {
+        // For answers that nobody waits for, the vCPU does not either.
+        let near = self.shared.near.get().filter(|_| !self.is_patient(index));
+        match near.filter(|near| near.ring()) {
             Some(near) => self.shared.ring_and_wait(near, link, index),
             None => link.kick(index),
         }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use contract::GuestRam;
-use driver::{DRIVER_OK, Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
+use driver::{DRIVER_OK, EVENT_IDX, Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
 use rustix::{
     process::Pid,
     thread::{CpuSet, gettid, sched_getcpu, sched_setaffinity},
@@ -46,6 +46,8 @@ struct Host {
     ended: AtomicUsize,
     /// What they answer with is not there yet.
     has_nothing: AtomicBool,
+    /// Nobody waits for what queue 0 is asked.
+    is_patient: AtomicBool,
     /// Rings the last of them.
     ringer: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
@@ -81,6 +83,9 @@ impl VirtioDevice for Adder {
     }
     fn is_replaceable(&self) -> bool {
         self.host.irreplaceable.load(Ordering::SeqCst) == 0
+    }
+    fn is_patient(&self, index: usize) -> bool {
+        index == 0 && self.host.is_patient.load(Ordering::SeqCst)
     }
     fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
         if self.host.has_nothing.load(Ordering::SeqCst) {
@@ -240,6 +245,36 @@ fn requests_are_served_elsewhere_and_the_driver_is_told() {
     let structure = bench.machine.structure(4);
     bench.machine.mmio_write(structure + 1, &[9]);
     assert_eq!(bench.machine.device_config::<4>(0), [7, 9, 7, 7], "the server has it");
+}
+
+#[test]
+fn what_nobody_waits_for_needs_no_doorbells_and_few_interrupts_and_is_served_all_the_same() {
+    let mut bench = Bench::with(Host::default(), None);
+    bench.host.is_patient.store(true, Ordering::SeqCst);
+    bench.rings = bench.machine.start(VERSION_1 | FEATURE | EVENT_IDX);
+    // The driver would be told of each.
+    bench.rings[0].set_used_event(0);
+    bench.asks(0, b"first");
+    bench.answered(0);
+    let (start, mut quiet, mut number) = (Instant::now(), 0, 1);
+    while quiet < 6 {
+        assert!(start.elapsed() < AGES, "it has to ring each time");
+        bench.rings[0].set_used_event(number);
+        bench.rings[0].offer_chain(&[(BUFFER, 4, false), (ANSWER, 4, true)]);
+        if bench.rings[0].available_event() == number {
+            bench.machine.notify(0);
+        } else {
+            quiet += 1;
+            // It is served along with another queue, and otherwise in a while.
+            if quiet % 2 == 0 {
+                bench.is_served(1, b"other");
+            }
+        }
+        bench.answered(0);
+        number += 1;
+    }
+    until(|| (bench.rings[0].available_event() == number).then_some(()));
+    until(|| bench.machine.take_messages().contains(&0x41).then_some(()));
 }
 
 #[test]

@@ -41,6 +41,8 @@ pub(crate) struct ApicState {
     isr: VectorSet,
     tmr: VectorSet,
     irr: VectorSet,
+    /// The end of the interrupt in service is told in memory, by and by.
+    put_off: bool,
     esr: u32,
     /// Errors since the last write of the ESR.
     errors: u32,
@@ -72,6 +74,7 @@ impl ApicState {
             isr: VectorSet::default(),
             tmr: VectorSet::default(),
             irr: VectorSet::default(),
+            put_off: false,
             esr: 0,
             errors: 0,
             icr: 0,
@@ -99,6 +102,7 @@ impl ApicState {
         self.dfr = u32::MAX;
         self.svr = 0xff;
         (self.isr, self.tmr, self.irr) = Default::default();
+        self.put_off = false;
         (self.esr, self.errors, self.icr) = (0, 0, 0);
         self.lvt = [LVT_MASKED; 6];
         self.timer.reset();
@@ -148,7 +152,9 @@ impl ApicState {
     /// What the CPU has to look at, [`pending`] bits.
     pub(crate) fn pending(&self) -> u32 {
         let bit = |condition, bit| if condition { bit } else { 0 };
-        bit(self.ext_int() || self.deliverable().is_some(), pending::INTERRUPT)
+        // What waits behind an end that was put off may be deliverable: whether it is, only the vCPU can tell.
+        let behind = self.put_off && self.irr.highest().is_some();
+        bit(behind || self.ext_int() || self.deliverable().is_some(), pending::INTERRUPT)
             | bit(self.nmi, pending::NMI)
             | bit(self.init, pending::INIT)
             | bit(self.start_up.is_some(), pending::START_UP)
@@ -192,6 +198,19 @@ impl ApicState {
         self.isr.insert(vector);
         self.repay(vector);
         Some(vector)
+    }
+
+    /// The vCPU may tell the end of what it has just begun to serve by and by: nothing waits for it, neither an interrupt nor the I/O APIC.
+    pub(crate) fn put_off_eoi(&mut self) -> bool {
+        let only = |vector: u8| !self.tmr.contains(vector) && self.isr.has_one();
+        self.put_off = self.irr.highest().is_none() && self.isr.highest().is_some_and(only);
+        self.put_off
+    }
+
+    /// An end that was put off has been told, or will be told by the register.
+    pub(crate) fn settle_eoi(&mut self, told: bool) -> Option<Effect> {
+        let put_off = std::mem::take(&mut self.put_off);
+        if put_off && told { self.eoi() } else { None }
     }
 
     /// The timer's interrupt was taken: the next of those it owes waits now.

@@ -29,6 +29,11 @@ impl VectorSet {
         Some((word * 64) as u8 + 63 - self.0[word].leading_zeros() as u8)
     }
 
+    /// There is one vector and no more.
+    pub(crate) fn has_one(&self) -> bool {
+        self.0.iter().map(|word| word.count_ones()).sum::<u32>() == 1
+    }
+
     /// The `index`th 32-bit register of the set, 0 to 7.
     pub(crate) fn register(&self, index: u32) -> u32 {
         (self.0[(index as usize >> 1) & 3] >> ((index & 1) * 32)) as u32
