@@ -193,8 +193,10 @@ impl Model {
         match leaf {
             0x0 => vendor(MAX_BASIC, b"GenuineIntel"),
             0x1 => self.signature_and_features(apic_id),
-            // One valid descriptor: 0xff, "see leaf 4".
-            0x2 => CpuidResult::new(0x00ff_ff01, 0, 0, 0),
+            // The same caches as leaf 4: 2 MiB L2 in 8 ways (0x7d), 32 KiB L1i (0x30) and L1d (0x2c) in 8, 24 MiB L3 in
+            // 24 (0xec). For 0xff, "see leaf 4", glibc asks for all of that leaf each of the twelve times that
+            // it asks for this one, in each program that starts, and CPUID traps.
+            0x2 => CpuidResult::new(0x2c30_7d01, 0, 0, 0xec),
             0x4 => self.cache(subleaf),
             // The local APIC timer runs in every power state.
             0x6 => CpuidResult::new(1 << 2, 0, 0, 0),
@@ -216,7 +218,8 @@ impl Model {
         CpuidResult::new(SIGNATURE, ebx, self.leaf1_ecx, LEAF1_EDX | htt)
     }
 
-    /// Leaf 4: 48 KiB L1d and 32 KiB L1i, 2 MiB L2, all private; 32 MiB L3, shared by the package.
+    /// Leaf 4: 32 KiB L1d and 32 KiB L1i, 2 MiB L2, all private; 24 MiB L3, shared by the package. Sizes and ways
+    /// that leaf 2 has descriptors for.
     fn cache(&self, subleaf: u32) -> CpuidResult {
         let cores = self.settings.cpus.next_power_of_two() - 1;
         let eax = |kind: u32, level: u32, sharing: u32| {
@@ -224,10 +227,10 @@ impl Model {
         };
         let ways = |ways: u32| (ways - 1) << 22 | 63;
         match subleaf {
-            0 => CpuidResult::new(eax(1, 1, 0), ways(12), 63, 0),
+            0 => CpuidResult::new(eax(1, 1, 0), ways(8), 63, 0),
             1 => CpuidResult::new(eax(2, 1, 0), ways(8), 63, 0),
-            2 => CpuidResult::new(eax(3, 2, 0), ways(16), 2047, 0),
-            3 => CpuidResult::new(eax(3, 3, cores), ways(16), 32767, 0),
+            2 => CpuidResult::new(eax(3, 2, 0), ways(8), 4095, 0),
+            3 => CpuidResult::new(eax(3, 3, cores), ways(24), 16383, 0),
             _ => CpuidResult::default(),
         }
     }
@@ -475,6 +478,39 @@ mod tests {
         assert_eq!(model.query(4, 0, 0).eax >> 14, 0, "one sharer, one core");
         assert_eq!(model.query(0xb, 1, 0), CpuidResult::new(0, 1, 0x201, 0));
         assert_eq!(model.query(0xb, 2, 0).ecx, 2, "an invalid level ends the list");
+    }
+
+    #[test]
+    fn both_leaves_on_caches_say_the_same() {
+        extern crate std;
+        use std::vec::Vec;
+        let model = Model::new(everything, ONE);
+        let leaf2 = model.query(2, 0, 0);
+        assert_eq!(leaf2.eax as u8, 1, "asked once, it has said all");
+        let descriptors: Vec<u8> = [leaf2.eax & !0xff, leaf2.ebx, leaf2.ecx, leaf2.edx]
+            .iter()
+            .flat_map(|register| register.to_le_bytes())
+            .filter(|descriptor| *descriptor != 0)
+            .collect();
+        // KiB, ways, level and kind (1 is data, 2 instructions, 3 both), by SDM 2A, CPUID, leaf 2.
+        let known = |descriptor: &u8| match descriptor {
+            0x2c => (32, 8, 1, 1),
+            0x30 => (32, 8, 1, 2),
+            0x7d => (2048, 8, 2, 3),
+            0xec => (24576, 24, 3, 3),
+            _ => panic!("descriptor {descriptor:#x}"),
+        };
+        let leaf4 = |subleaf| {
+            let cache = model.query(4, subleaf, 0);
+            let (ways, line) = ((cache.ebx >> 22) + 1, (cache.ebx & 0xfff) + 1);
+            let size = ways * line * (cache.ecx + 1) / 1024;
+            (line == 64).then_some((size, ways, cache.eax >> 5 & 7, cache.eax & 31))
+        };
+        let mut told: Vec<_> = descriptors.iter().map(known).collect();
+        told.sort_unstable();
+        let mut listed: Vec<_> = (0..4).filter_map(leaf4).collect();
+        listed.sort_unstable();
+        assert_eq!(told, listed);
     }
 
     #[test]
