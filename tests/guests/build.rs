@@ -9,9 +9,13 @@ const PROGRAMS: [&str; 6] =
 fn main() {
     println!("cargo::rerun-if-changed=programs");
     println!("cargo::rerun-if-changed=src/visits.rs");
-    println!("cargo::rerun-if-changed=../../engine/frame/src/layout.rs");
+    println!("cargo::rerun-if-changed=../../engine/frame/src");
     println!("cargo::rerun-if-changed=build.rs");
-    PROGRAMS.into_iter().for_each(|name| build(name, &format!("programs/{name}.rs"), &[]));
+    let frame = format!("--extern=frame={}", library("frame", "../../engine/frame/src/lib.rs"));
+    for name in PROGRAMS {
+        let needs = if name == "isolation" { &[frame.as_str()][..] } else { &[] };
+        build(name, &format!("programs/{name}.rs"), needs);
+    }
     build("chance", "programs/chance/main.rs", &BARE);
     let folder = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
     let script = format!("-Clink-arg=-Wl,-T,{folder}/programs/hostile_kernel/link.ld");
@@ -37,12 +41,22 @@ const BARE: [&str; 4] = [
     "-Clink-arg=-Wl,--image-base=0x800000",
 ];
 
+/// Builds a library that needs nothing but core; its file.
+fn library(name: &str, source: &str) -> String {
+    build_as(&format!("lib{name}.rlib"), name, source, &["--crate-type=rlib"])
+}
+
 fn build(name: &str, source: &str, further: &[&str]) {
+    build_as(name, name, source, further);
+}
+
+fn build_as(file: &str, name: &str, source: &str, further: &[&str]) -> String {
     let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
-    let program = Path::new(&out).join(name);
+    let built = Path::new(&out).join(file);
     let mut rustc = Command::new(std::env::var("RUSTC").expect("cargo sets RUSTC"));
     rustc.args(["--edition=2024", "--crate-name", name]).arg(source).args(further);
     rustc.args(["-Ctarget-feature=+crt-static", "-Crelocation-model=static", "-Cpanic=abort"]);
-    let status = rustc.args(["-Copt-level=1", "-o"]).arg(&program).status().expect("rustc runs");
+    let status = rustc.args(["-Copt-level=1", "-o"]).arg(&built).status().expect("rustc runs");
     assert!(status.success(), "the guests' program {name} does not build");
+    built.display().to_string()
 }

@@ -128,12 +128,12 @@ impl Fast {
     pub(crate) fn publish_claims(&mut self) {
         self.claims.all = self.slots.claims();
         let f = self.pages.frame();
-        f.claim_count = self.claims.all.len() as u64;
-        for (to, from) in f.claims.iter_mut().take(MAX_CLAIMS).zip(&self.claims.all) {
+        f.claims.count = self.claims.all.len() as u64;
+        for (to, from) in f.claims.list.iter_mut().take(MAX_CLAIMS).zip(&self.claims.all) {
             *to = *from;
         }
         let entries = self.claims.all.iter().map(|claim| claim.entry * 8).cycle();
-        f.claim_entries.iter_mut().zip(entries).for_each(|(to, from)| *to = from);
+        f.claims.entries.iter_mut().zip(entries).for_each(|(to, from)| *to = from);
         self.note_waiting();
     }
 
@@ -149,10 +149,10 @@ impl Fast {
         let calls = !user && v.rip == v.lstar;
         let f = self.pages.frame();
         if calls {
-            (f.call, f.caller) = (call, cr3);
+            (f.claims.call, f.claims.caller) = (call, cr3);
         }
         if user {
-            f.note_outcome(cr3, registers);
+            f.claims.note_outcome(cr3, registers);
             self.note_given(root);
         }
         if user && (self.meets_claims() || self.claims.has_given(root)) {
@@ -167,7 +167,8 @@ impl Fast {
     /// its own trouble.
     fn note_given(&mut self, root: u64) {
         let f = self.pages.frame();
-        let (given, taken, ended) = (take(&mut f.given), take(&mut f.taken), take(&mut f.ended));
+        let (given, taken, ended) =
+            (take(&mut f.claims.given), take(&mut f.claims.taken), take(&mut f.claims.ended));
         if [given[1], taken[1], ended] == [0; 3] {
             return;
         }
@@ -184,7 +185,7 @@ impl Fast {
 
     /// Wedges do not go on by themselves with programs that are to be interpreted.
     fn note_waiting(&mut self) {
-        self.pages.frame().remembers = u64::from(!self.claims.given.is_empty());
+        self.pages.frame().claims.remembers = u64::from(!self.claims.given.is_empty());
         self.slots.hold_back(self.claims.waiting());
     }
 
@@ -203,23 +204,23 @@ impl Fast {
 
 #[cfg(test)]
 mod tests {
-    use frame::{Claim, Frame, SITES, calls};
+    use frame::{Claim, SITES, VcpuPage, calls};
     use wedge::Pages;
 
     const ROOT: u64 = 0x1000;
     const CLAIMED: u64 = 13 << 39;
 
-    fn frame(pages: &mut Pages) -> &mut Frame {
+    fn frame(pages: &mut Pages) -> &mut VcpuPage {
         let f = pages.frame();
-        f.claims[0] = Claim { entry: 13, first: 1, last: 3 };
-        f.claim_count = 1;
+        f.claims.list[0] = Claim { entry: 13, first: 1, last: 3 };
+        f.claims.count = 1;
         f
     }
 
     /// A call with this number returns, with these values of RAX, RDX, RSI and RDI, to a program with this page table.
-    fn returns(f: &mut Frame, call: u64, registers: [u64; 4], to: u64) -> bool {
-        (f.call, f.caller) = (call, ROOT);
-        f.note_outcome(to, registers)
+    fn returns(f: &mut VcpuPage, call: u64, registers: [u64; 4], to: u64) -> bool {
+        (f.claims.call, f.claims.caller) = (call, ROOT);
+        f.claims.note_outcome(to, registers)
     }
 
     #[test]
@@ -227,19 +228,19 @@ mod tests {
         let mut pages = Pages::new().expect("memory");
         let f = frame(&mut pages);
         assert!(returns(f, calls::MMAP, [CLAIMED, 3, 0x2000, 0], ROOT));
-        assert_eq!(f.given, [CLAIMED, 0x2000]);
+        assert_eq!(f.claims.given, [CLAIMED, 0x2000]);
         assert!(!returns(f, calls::MMAP, [CLAIMED, 0, 0x2000, 0], ROOT), "nobody can use it");
         let low = [SITES as u64 - 0x1000, 0, 0x2000, 0];
         assert!(returns(f, calls::MMAP, low, ROOT), "it is to fault");
-        assert_eq!(f.given, [low[0], low[2]]);
+        assert_eq!(f.claims.given, [low[0], low[2]]);
         assert!(!returns(f, calls::MMAP, [0x1_0000, 0, 0x10_0000, 0], ROOT), "it is below");
         assert!(!returns(f, calls::MMAP, [14 << 39, 3, 0x2000, 0], ROOT), "it is elsewhere");
         assert!(!returns(f, calls::MMAP, [-12_i64 as u64, 3, 0x2000, 0], ROOT), "an error");
         assert!(!returns(f, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT), "nothing is known");
-        f.remembers = 1;
+        f.claims.remembers = 1;
         assert!(returns(f, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT));
-        assert_eq!(f.taken, [CLAIMED, 0x2000]);
-        assert!(!f.note_outcome(ROOT, [CLAIMED, 3, 0x2000, 0]), "a call returns once");
+        assert_eq!(f.claims.taken, [CLAIMED, 0x2000]);
+        assert!(!f.claims.note_outcome(ROOT, [CLAIMED, 3, 0x2000, 0]), "a call returns once");
     }
 
     #[test]
@@ -248,9 +249,9 @@ mod tests {
         let f = frame(&mut pages);
         assert!(!returns(f, calls::MMAP, [CLAIMED, 3, 0x2000, 0], 2 * ROOT));
         assert!(!returns(f, calls::EXIT_GROUP, [0; 4], 2 * ROOT), "nothing is known of any");
-        f.remembers = 1;
+        f.claims.remembers = 1;
         assert!(returns(f, calls::EXIT_GROUP, [0; 4], 2 * ROOT));
-        assert_eq!((f.ended, f.given), (ROOT, [0; 2]));
+        assert_eq!((f.claims.ended, f.claims.given), (ROOT, [0; 2]));
         assert!(!returns(f, calls::EXECVE, [0; 4], ROOT), "it has failed");
     }
 }

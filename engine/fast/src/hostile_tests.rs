@@ -50,17 +50,19 @@ fn tamper(fast: &mut Fast, bytes: &[u8]) {
     });
     let mut word = || words.next().unwrap_or_default();
     let f = fast.pages.frame();
-    f.gpr.iter_mut().for_each(|register| *register = word());
-    f.spill.iter_mut().for_each(|register| *register = word());
-    (f.rip, f.user_rip, f.rflags, f.host_flags) = (word(), word(), word(), word());
-    (f.jump, f.pc, f.interrupt_flag, f.alignment_flag) = (word(), word(), word(), word());
-    (f.exit_kind, f.reason, f.exit_info) = (word(), word() % 16, word());
-    (f.operand, f.next, f.signal) = (word(), word(), word());
-    (f.fs_base, f.gs_base, f.kernel_gs_base) = (word(), word(), word());
-    (f.cr2, f.cr3, f.go, f.compatibility) = (word(), word(), word(), word());
+    f.regs.gpr.iter_mut().for_each(|register| *register = word());
+    f.block.spill.iter_mut().for_each(|register| *register = word());
+    (f.regs.rip, f.run.user_rip, f.regs.rflags, f.block.host_flags) =
+        (word(), word(), word(), word());
+    (f.block.jump, f.exit.pc, f.regs.interrupt_flag, f.regs.ac) = (word(), word(), word(), word());
+    (f.exit.kind, f.exit.reason, f.exit.info) = (word(), word() % 16, word());
+    (f.exit.operand, f.exit.next, f.exit.signal) = (word(), word(), word());
+    (f.regs.fs_base, f.regs.gs_base, f.regs.kernel_gs_base) = (word(), word(), word());
+    (f.regs.cr2, f.regs.cr3, f.run.go, f.run.compatibility) = (word(), word(), word(), word());
     // Mostly one of the two that there are.
-    f.cpl = [0, 3, 3, word()][(word() % 4) as usize];
-    (f.es, f.cs, f.ss, f.ds, f.fs, f.gs) = (word(), word(), word(), word(), word(), word());
+    f.regs.cpl = [0, 3, 3, word()][(word() % 4) as usize];
+    (f.regs.es, f.regs.cs, f.regs.ss, f.regs.ds, f.regs.fs, f.regs.gs) =
+        (word(), word(), word(), word(), word(), word());
     f.vectors.0.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = word().to_le_bytes());
 }
 
@@ -70,7 +72,7 @@ fn run(bytes: &[u8]) {
         fast.cpu.vcpu = start();
         fast.cpu.state_changed();
         tamper(fast, bytes);
-        let (reason, pc) = (fast.pages.frame().reason, fast.pages.frame().pc);
+        let (reason, pc) = (fast.pages.frame().exit.reason, fast.pages.frame().exit.pc);
         fast.statistics.exit(reason);
         fast.codes.position(pc);
         fast.take_state();

@@ -38,8 +38,8 @@ impl Fast {
         if level == Level::User {
             state::load_translated_user(f);
         }
-        f.alone = alone.into();
-        f.jump = host;
+        f.run.alone = alone.into();
+        f.block.jump = host;
         self.note_interrupt();
         let kind = self.enter(go::BLOCK)?;
         self.kernel_exit(kind)
@@ -81,7 +81,7 @@ impl Fast {
                 Ok(())
             }
             ExitKind::Iret => {
-                let missing = self.pages.frame().exit_info;
+                let missing = self.pages.frame().exit.info;
                 self.take_state();
                 if missing >= self.pages.base().kernel_start() {
                     self.answer(missing, Access::default())?;
@@ -91,7 +91,7 @@ impl Fast {
             }
             ExitKind::None => self.lost(),
             // The frame has the host's registers, and nothing has run.
-            ExitKind::Kicked if self.pages.frame().go == go::RAW => self.leave_raw(),
+            ExitKind::Kicked if self.pages.frame().run.go == go::RAW => self.leave_raw(),
             ExitKind::Miss if self.led_nowhere() => {
                 self.take_state();
                 self.interpret();
@@ -109,7 +109,7 @@ impl Fast {
     }
 
     fn note_call_out(&mut self) {
-        let code = self.pages.frame().exit_info;
+        let code = self.pages.frame().exit.info;
         self.statistics.call_out(code);
         if code == Code::Pause as u64 {
             self.board.has_paused();
@@ -118,7 +118,7 @@ impl Fast {
 
     /// Goes no further in the middle of translated code. After a mapping that the host refuses its instruction is interpreted.
     fn leave_raw(&mut self) -> Result<(), Error> {
-        let position = self.codes.position(self.pages.frame().pc);
+        let position = self.codes.position(self.pages.frame().exit.pc);
         match position.filter(|_| self.refused) {
             Some(position) => {
                 self.take_recovered(&position);
@@ -131,9 +131,10 @@ impl Fast {
     /// A program has jumped to what is no address: it stands at the jump again, which is to fault.
     fn led_nowhere(&mut self) -> bool {
         let f = self.pages.frame();
-        let nowhere = f.user_translated != 0 && f.cpl == 3 && !paging::canonical(f.rip);
+        let nowhere =
+            f.run.user_translated != 0 && f.regs.cpl == 3 && !paging::canonical(f.regs.rip);
         if nowhere {
-            (f.rip, f.gpr[reg::RSP]) = (f.next, f.spill[3]);
+            (f.regs.rip, f.regs.gpr[reg::RSP]) = (f.exit.next, f.block.spill[3]);
         }
         nowhere
     }
@@ -142,23 +143,23 @@ impl Fast {
     fn kernel_signal(&mut self) -> Result<(), Error> {
         loop {
             let f = self.pages.frame();
-            let (signal, trap) = (f.signal, f.trap);
+            let (signal, trap) = (f.exit.signal, f.exit.trap);
             if signal == KICK as u64 {
                 return self.reach_boundary();
             }
-            let Some(position) = self.codes.position(self.pages.frame().pc) else {
+            let Some(position) = self.codes.position(self.pages.frame().exit.pc) else {
                 return self.lost();
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
             self.regions_changed = false;
             let mapped = page_fault && self.kernel_page_fault(&position)?;
             // The instruction's other operand may be the user's, in the region that is the kernel's now.
-            let moved = self.regions_changed && self.pages.frame().alignment_flag != 0;
+            let moved = self.regions_changed && self.pages.frame().regs.ac != 0;
             if !mapped || moved {
                 self.take_recovered(&position);
                 // Where the window would have the user's half are no host addresses; nor where a copy is hidden.
                 let nowhere = signal == SIGSEGV && trap == u64::from(vector::GP);
-                let apart = nowhere && self.pages.frame().alignment_flag == 0;
+                let apart = nowhere && self.pages.frame().regs.ac == 0;
                 if nowhere && !apart {
                     self.slots.current()?.note_hidden_read();
                 }
@@ -206,24 +207,24 @@ impl Fast {
         let waiting = self.board.pending();
         let interrupt = waiting & pending::INTERRUPT != 0;
         let f = self.pages.frame();
-        f.pending = interrupt.into();
-        interrupt && f.interrupt_flag != 0 || waiting & pending::NMI != 0
+        f.run.pending = interrupt.into();
+        interrupt && f.regs.interrupt_flag != 0 || waiting & pending::NMI != 0
     }
 
     /// Maps what a translated instruction has missed; false if it has to be interpreted.
     fn kernel_page_fault(&mut self, position: &Position) -> Result<bool, Error> {
         let base = self.pages.base();
         let f = self.pages.frame();
-        let (hva, code) = (f.address, f.error as u32);
-        let (user, open) = (f.cpl == 3, f.alignment_flag != 0);
+        let (hva, code) = (f.exit.address, f.exit.error as u32);
+        let (user, open) = (f.regs.cpl == 3, f.regs.ac != 0);
         let gva = match (user, open) {
             (true, _) => Some(hva).filter(|gva| gva >> 47 == 0),
             (false, false) => {
                 Some(hva.wrapping_sub(base.bias())).filter(|gva| *gva >= base.kernel_start())
             }
             (false, true) => {
-                let mut gpr = f.gpr;
-                position.mark.fixes.apply(&mut gpr, &f.spill, base.bias());
+                let mut gpr = f.regs.gpr;
+                position.mark.fixes.apply(&mut gpr, &f.block.spill, base.bias());
                 let bias = |gva| host_bias(base, gva);
                 operand::gva(&self.board, &self.cpu.vcpu, position.guest, &gpr, hva, bias)
             }
@@ -240,17 +241,17 @@ impl Fast {
     fn take_recovered(&mut self, position: &Position) {
         let base = self.pages.base();
         let f = self.pages.frame();
-        let (mut gpr, spill, bias) = (f.gpr, f.spill, bias_at(base, f.pc));
+        let (mut gpr, spill, bias) = (f.regs.gpr, f.block.spill, bias_at(base, f.exit.pc));
         position.mark.fixes.apply(&mut gpr, &spill, bias);
-        f.gpr = gpr;
-        f.rip = position.guest;
+        f.regs.gpr = gpr;
+        f.regs.rip = position.guest;
         self.take_state();
     }
 
     /// Steps the host to a boundary between guest instructions, or to an exit.
     fn reach_boundary(&mut self) -> Result<(), Error> {
         for _ in 0..MAX_STEPS {
-            let pc = self.pages.frame().pc;
+            let pc = self.pages.frame().exit.pc;
             if let Some(position) = self.codes.position(pc)
                 && position.is_boundary(self.code_at(pc))
             {
@@ -262,7 +263,7 @@ impl Fast {
             }
             self.statistics.stepped += 1;
             let kind = self.step_host()?;
-            let signal = self.pages.frame().signal;
+            let signal = self.pages.frame().exit.signal;
             let on = kind == ExitKind::KernelSignal && (signal == SIGTRAP || signal == KICK as u64);
             if !on {
                 return self.kernel_exit(kind);
@@ -281,7 +282,7 @@ impl Fast {
     fn run_to_exit(&mut self) -> Result<(), Error> {
         loop {
             match self.resume(go::LEAVE)? {
-                ExitKind::Kicked if self.pages.frame().go == go::LEAVE => {}
+                ExitKind::Kicked if self.pages.frame().run.go == go::LEAVE => {}
                 kind => return self.kernel_exit(kind),
             }
         }
@@ -289,9 +290,9 @@ impl Fast {
 
     /// Runs one host instruction of translated code.
     fn step_host(&mut self) -> Result<ExitKind, Error> {
-        let pc = self.pages.frame().pc;
+        let pc = self.pages.frame().exit.pc;
         let pushes_flags = byte(&self.pages, pc) == PUSHFQ;
-        self.pages.frame().host_flags |= flags::TF;
+        self.pages.frame().block.host_flags |= flags::TF;
         let kind = loop {
             match self.resume(go::STEP)? {
                 ExitKind::Kicked => {}
@@ -299,10 +300,10 @@ impl Fast {
             }
         };
         let f = self.pages.frame();
-        f.host_flags &= !flags::TF;
-        if pushes_flags && f.signal == SIGTRAP {
+        f.block.host_flags &= !flags::TF;
+        if pushes_flags && f.exit.signal == SIGTRAP {
             // What it has pushed shows the TF that is ours.
-            f.stack[7] &= !flags::TF;
+            f.block.stack[7] &= !flags::TF;
         }
         Ok(kind)
     }
@@ -310,20 +311,20 @@ impl Fast {
     /// Goes on in the middle of translated code.
     fn resume(&mut self, how: u64) -> Result<ExitKind, Error> {
         self.hear_midway();
-        self.pages.frame().go = how;
+        self.pages.frame().run.go = how;
         self.slots.current()?.wedge.aim_kicks();
         if !self.take_turns()? {
             self.slots.current()?.forget();
             return Ok(ExitKind::Kicked);
         }
-        let kind = self.pages.frame().reason;
+        let kind = self.pages.frame().exit.reason;
         Ok(self.statistics.exit(kind))
     }
 
     /// Guest code stopped where no guest code is: the wedge is not to be believed any more.
     fn lost(&mut self) -> Result<(), Error> {
         let f = self.pages.frame();
-        let (pc, signal, trap, address) = (f.pc, f.signal, f.trap, f.address);
+        let (pc, signal, trap, address) = (f.exit.pc, f.exit.signal, f.exit.trap, f.exit.address);
         let bytes: Vec<u8> = (0..12).map(|n| byte(&self.pages, pc + n)).collect();
         let position = self.codes.position(pc);
         tracing::error!(

@@ -287,9 +287,9 @@ impl Fast {
     fn enter(&mut self, how: u64) -> Result<ExitKind, Error> {
         self.check_learnt();
         let f = self.pages.frame();
-        f.go = how;
-        f.pauses = self.pauses;
-        f.fast = (self.modes.user == User::Direct
+        f.run.go = how;
+        f.run.pauses = self.pauses;
+        f.run.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
             && !self.claims.are_met()
             && state::may_cross(&self.cpu.vcpu))
@@ -298,7 +298,7 @@ impl Fast {
         self.statistics.entries += 1;
         // Whoever sets a bit, or has news of code, after this look finds the aim already taken.
         if self.board.pending() & pending::EXIT != 0 || self.board.ram().has_stale_code() {
-            self.pages.frame().reason = ExitKind::Kicked as u64;
+            self.pages.frame().exit.reason = ExitKind::Kicked as u64;
             return Ok(ExitKind::Kicked);
         }
         if !self.take_turns()? {
@@ -306,7 +306,7 @@ impl Fast {
             self.refused = true;
             return Ok(ExitKind::Kicked);
         }
-        Ok(self.statistics.exit(self.pages.frame().reason))
+        Ok(self.statistics.exit(self.pages.frame().exit.reason))
     }
 
     /// Gives the current slot its turn. What has become of translations since is the interpreter's, too: those
@@ -320,7 +320,7 @@ impl Fast {
             self.codes.forget_page(&mut self.pages, gva);
         }
         if self.modes.kernel_translated {
-            self.cpu.adopt_space(self.pages.frame().cr3);
+            self.cpu.adopt_space(self.pages.frame().regs.cr3);
             let roots = Roots::from(&self.cpu.vcpu);
             self.slots.select(self.cpu.pcid().into(), roots, &self.pages)?;
         }
@@ -380,7 +380,7 @@ impl Fast {
         if !self.modes.kernel_translated {
             state::only_user(f, &self.cpu.vcpu);
         }
-        if f.user_translated != 0 && f.cpl == 3 {
+        if f.run.user_translated != 0 && f.regs.cpl == 3 {
             state::from_translated_user(f);
         }
         state::store(f, &mut self.cpu, &mut self.board);
@@ -496,18 +496,18 @@ impl Engine for Fast {
     fn details(&mut self) -> Vec<(String, u64)> {
         let f = self.pages.frame();
         let own = [
-            ("user entries", f.user_entries),
-            ("fast system calls", f.fast_system_calls),
-            ("fast user returns", f.fast_returns),
-            ("fast kernel returns", f.fast_kernel_returns),
-            ("patched system calls", f.patched_system_calls),
-            ("fast CPUIDs", f.fast_cpuids),
-            ("fast address spaces", f.hand_overs),
-            ("fast mappings", f.fast_mapped),
-            ("fast protections", f.fast_shown),
-            ("fast page faults", f.fast_faults),
-            ("fast look-ups", f.fast_lookups),
-            ("fast invalidations", f.fast_invalidations),
+            ("user entries", f.counters.user_entries),
+            ("fast system calls", f.counters.system_calls),
+            ("fast user returns", f.counters.returns),
+            ("fast kernel returns", f.counters.kernel_returns),
+            ("patched system calls", f.counters.patched_system_calls),
+            ("fast CPUIDs", f.counters.cpuids),
+            ("fast address spaces", f.counters.hand_overs),
+            ("fast mappings", f.counters.mapped),
+            ("fast protections", f.counters.shown),
+            ("fast page faults", f.counters.faults),
+            ("fast look-ups", f.counters.lookups),
+            ("fast invalidations", f.counters.invalidations),
             ("moves out of a program's way", self.moves.count()),
         ];
         let cache = self.codes.kernel().cache.counters;

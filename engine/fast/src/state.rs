@@ -4,7 +4,7 @@
 //! privilege level, and the flat segments that SYSCALL, SYSRET and IRET load.
 
 use engine::Board;
-use frame::{Base, Frame};
+use frame::{Base, VcpuPage};
 use x86::{
     Segment, Vcpu,
     control::{cr0, cr4, efer},
@@ -31,36 +31,36 @@ const HOST_SELECTORS: [u16; 7] = [0, 1, 2, 3, 0x2b, 0x23, 0x33];
 const BREAKPOINTS: u64 = 0xff;
 
 /// What to run with.
-pub fn load(vcpu: &Vcpu, base: Base, f: &mut Frame) {
-    f.gpr = vcpu.gpr;
-    f.rip = vcpu.rip;
-    f.cpl = vcpu.cpl().into();
-    f.rflags = vcpu.rflags & USER_FLAGS | flags::IF | flags::FIXED;
-    f.host_flags = vcpu.rflags & IN_HOST;
-    f.interrupt_flag = vcpu.rflags & flags::IF;
-    f.alignment_flag = vcpu.rflags & flags::AC;
-    f.fs_base = vcpu.seg[seg::FS].base;
-    f.gs_base = vcpu.seg[seg::GS].base;
-    f.kernel_gs_base = vcpu.kernel_gs_base;
-    f.bias = base.bias();
-    f.percpu = frame::percpu(f.gs_base, f.bias);
-    (f.compatibility, f.alone, f.user_translated) = (0, 0, 0);
-    (f.lstar, f.sfmask, f.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
-    (f.gdt, f.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
-    f.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
-    (f.cr2, f.cr3) = (vcpu.cr2, vcpu.cr3);
-    f.walks = walks(vcpu).into();
-    f.pcids = vcpu.cr4 & cr4::PCIDE;
-    f.idt = if vcpu.idtr.limit >= IDT_USED { vcpu.idtr.base } else { 0 };
-    f.tss = if vcpu.tr.limit >= TSS_USED { vcpu.tr.base } else { 0 };
+pub fn load(vcpu: &Vcpu, base: Base, f: &mut VcpuPage) {
+    f.regs.gpr = vcpu.gpr;
+    f.regs.rip = vcpu.rip;
+    f.regs.cpl = vcpu.cpl().into();
+    f.regs.rflags = vcpu.rflags & USER_FLAGS | flags::IF | flags::FIXED;
+    f.block.host_flags = vcpu.rflags & IN_HOST;
+    f.regs.interrupt_flag = vcpu.rflags & flags::IF;
+    f.regs.ac = vcpu.rflags & flags::AC;
+    f.regs.fs_base = vcpu.seg[seg::FS].base;
+    f.regs.gs_base = vcpu.seg[seg::GS].base;
+    f.regs.kernel_gs_base = vcpu.kernel_gs_base;
+    f.block.bias = base.bias();
+    f.block.percpu = frame::percpu(f.regs.gs_base, f.block.bias);
+    (f.run.compatibility, f.run.alone, f.run.user_translated) = (0, 0, 0);
+    (f.system.lstar, f.system.sfmask, f.system.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
+    (f.system.gdt, f.system.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
+    f.system.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
+    (f.regs.cr2, f.regs.cr3) = (vcpu.cr2, vcpu.cr3);
+    f.run.walks = walks(vcpu).into();
+    f.run.pcids = vcpu.cr4 & cr4::PCIDE;
+    f.system.idt = if vcpu.idtr.limit >= IDT_USED { vcpu.idtr.base } else { 0 };
+    f.system.tss = if vcpu.tr.limit >= TSS_USED { vcpu.tr.base } else { 0 };
     selectors(vcpu, f);
     load_vectors(&vcpu.fpu, &mut f.vectors.0);
 }
 
-fn selectors(vcpu: &Vcpu, f: &mut Frame) {
+fn selectors(vcpu: &Vcpu, f: &mut VcpuPage) {
     let selector = |segment: usize| u64::from(vcpu.seg[segment].selector);
-    (f.es, f.cs, f.ss) = (selector(seg::ES), selector(seg::CS), selector(seg::SS));
-    (f.ds, f.fs, f.gs) = (selector(seg::DS), selector(seg::FS), selector(seg::GS));
+    (f.regs.es, f.regs.cs, f.regs.ss) = (selector(seg::ES), selector(seg::CS), selector(seg::SS));
+    (f.regs.ds, f.regs.fs, f.regs.gs) = (selector(seg::DS), selector(seg::FS), selector(seg::GS));
 }
 
 /// The wedge may go between user and kernel code by itself.
@@ -93,14 +93,14 @@ fn plain_data(vcpu: &Vcpu) -> bool {
 }
 
 /// What is to run is user code, translated: its addresses are the host's, and the host's FS base is its own.
-pub fn load_translated_user(f: &mut Frame) {
-    (f.bias, f.percpu, f.user_translated) = (0, f.fs_base, 1);
+pub fn load_translated_user(f: &mut VcpuPage) {
+    (f.block.bias, f.block.percpu, f.run.user_translated) = (0, f.regs.fs_base, 1);
 }
 
 /// It has run, and its flags are where translated code has them.
-pub fn from_translated_user(f: &mut Frame) {
-    f.rflags = f.host_flags & IN_HOST | flags::IF | flags::FIXED;
-    f.user_translated = 0;
+pub fn from_translated_user(f: &mut VcpuPage) {
+    f.regs.rflags = f.block.host_flags & IN_HOST | flags::IF | flags::FIXED;
+    f.run.user_translated = 0;
 }
 
 /// User code that could run directly can be translated: its flags are such as translated code keeps.
@@ -110,48 +110,50 @@ pub fn can_be_translated(vcpu: &Vcpu) -> bool {
 
 /// Nothing but user code has run: without protection keys it can write the frame, and is believed no more
 /// than user code could have done.
-pub fn only_user(f: &mut Frame, vcpu: &Vcpu) {
-    f.cpl = 3;
-    f.cs = if f.compatibility == 0 { vcpu.seg[seg::CS].selector.into() } else { f.cs | 3 };
-    f.ss = vcpu.seg[seg::SS].selector.into();
-    (f.kernel_gs_base, f.cr2) = (vcpu.kernel_gs_base, vcpu.cr2);
+pub fn only_user(f: &mut VcpuPage, vcpu: &Vcpu) {
+    f.regs.cpl = 3;
+    f.regs.cs =
+        if f.run.compatibility == 0 { vcpu.seg[seg::CS].selector.into() } else { f.regs.cs | 3 };
+    f.regs.ss = vcpu.seg[seg::SS].selector.into();
+    (f.regs.kernel_gs_base, f.regs.cr2) = (vcpu.kernel_gs_base, vcpu.cr2);
 }
 
 /// What it came back with.
-pub fn store(f: &Frame, cpu: &mut Cpu<Board>, board: &mut Board) {
-    let user = f.cpl == 3;
+pub fn store(f: &VcpuPage, cpu: &mut Cpu<Board>, board: &mut Board) {
+    let user = f.regs.cpl == 3;
     store_segments(f, cpu, if user { 3 } else { 0 });
-    for (segment, selector) in [(seg::DS, f.ds), (seg::ES, f.es), (seg::FS, f.fs), (seg::GS, f.gs)]
+    for (segment, selector) in
+        [(seg::DS, f.regs.ds), (seg::ES, f.regs.es), (seg::FS, f.regs.fs), (seg::GS, f.regs.gs)]
     {
         cpu.adopt_selector(board, segment, selector as u16);
     }
     let vcpu = &mut cpu.vcpu;
-    vcpu.gpr = f.gpr;
-    vcpu.rip = f.rip;
-    vcpu.cr2 = f.cr2;
+    vcpu.gpr = f.regs.gpr;
+    vcpu.rip = f.regs.rip;
+    vcpu.cr2 = f.regs.cr2;
     vcpu.rflags = flags::FIXED
         | if user {
-            f.rflags & USER_FLAGS | vcpu.rflags & flags::IOPL | flags::IF
+            f.regs.rflags & USER_FLAGS | vcpu.rflags & flags::IOPL | flags::IF
         } else {
-            f.host_flags & IN_HOST | f.interrupt_flag & flags::IF | f.alignment_flag & flags::AC
+            f.block.host_flags & IN_HOST | f.regs.interrupt_flag & flags::IF | f.regs.ac & flags::AC
         };
-    vcpu.seg[seg::FS].base = f.fs_base;
-    vcpu.seg[seg::GS].base = f.gs_base;
-    vcpu.kernel_gs_base = f.kernel_gs_base;
+    vcpu.seg[seg::FS].base = f.regs.fs_base;
+    vcpu.seg[seg::GS].base = f.regs.gs_base;
+    vcpu.kernel_gs_base = f.regs.kernel_gs_base;
     vcpu.interrupt_shadow = false;
     store_vectors(&f.vectors.0, &mut vcpu.fpu);
     cpu.came_back();
 }
 
 /// CS and SS, if the wedge has crossed between user and kernel code.
-fn store_segments(f: &Frame, cpu: &mut Cpu<Board>, cpl: u8) {
-    let (cs, ss) = (f.cs as u16, f.ss as u16);
+fn store_segments(f: &VcpuPage, cpu: &mut Cpu<Board>, cpl: u8) {
+    let (cs, ss) = (f.regs.cs as u16, f.regs.ss as u16);
     let v = &cpu.vcpu;
     let same = v.cpl() == cpl && v.seg[seg::CS].selector == cs && v.seg[seg::SS].selector == ss;
     if same {
         return;
     }
-    cpu.set_flat(cs, ss, cpl, f.compatibility == 0 || cpl == 0);
+    cpu.set_flat(cs, ss, cpl, f.run.compatibility == 0 || cpl == 0);
     if ss & !3 == 0 {
         cpu.vcpu.seg[seg::SS] = Segment::null(ss, cpl);
     }

@@ -1,7 +1,7 @@
 //! User code, directly on the CPU or translated.
 
 use crate::{Fast, User, code, regions, state};
-use frame::{Cpuid, ExitKind, Frame, KICK, REGION_BITS, go};
+use frame::{Cpuid, ExitKind, KICK, REGION_BITS, VcpuPage, go};
 use jit::Level;
 use wedge::Error;
 use x86::{
@@ -70,7 +70,7 @@ impl Fast {
         let base = self.pages.base();
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, base, f);
-        f.pending = 0;
+        f.run.pending = 0;
         match (self.enter(go::USER)?, self.modes.kernel_translated) {
             (ExitKind::UserSignal, _) => self.user_exit(),
             (kind, true) => self.kernel_exit(kind),
@@ -93,7 +93,7 @@ impl Fast {
 
     /// The system call that has just trapped is worth patching; it is made again then.
     pub(crate) fn hot_site(&mut self) -> Result<(), Error> {
-        self.pages.frame().cpl = 3;
+        self.pages.frame().regs.cpl = 3;
         self.take_state();
         let back = self.cpu.vcpu.rip;
         self.cpu.vcpu.rip = back.wrapping_sub(2);
@@ -105,7 +105,7 @@ impl Fast {
 
     /// Goes on after an exit from user code, whose state is in the frame.
     pub(crate) fn user_exit(&mut self) -> Result<(), Error> {
-        self.pages.frame().cpl = 3;
+        self.pages.frame().regs.cpl = 3;
         self.take_state();
         let stop = stop(self.pages.frame());
         let v = &mut self.cpu.vcpu;
@@ -198,10 +198,10 @@ impl Fast {
     /// Keeps an answer of CPUID, in the oldest one's place if need be.
     fn learn(&mut self, answer: Cpuid) {
         let f = self.pages.frame();
-        let at = self.learnt % f.cpuid.len();
+        let at = self.learnt % f.cpuid.answers.len();
         self.learnt += 1;
-        f.cpuid[at] = answer;
-        f.cpuid_count = self.learnt.min(f.cpuid.len()) as u64;
+        f.cpuid.answers[at] = answer;
+        f.cpuid.count = self.learnt.min(f.cpuid.answers.len()) as u64;
     }
 
     /// What CPUID answers depends on these registers: forgets what was learnt under others.
@@ -209,7 +209,7 @@ impl Fast {
         let under = (self.cpu.vcpu.cr4, self.cpu.vcpu.xcr0);
         if under != self.learnt_under {
             (self.learnt, self.learnt_under) = (0, under);
-            self.pages.frame().cpuid_count = 0;
+            self.pages.frame().cpuid.count = 0;
         }
     }
 
@@ -257,15 +257,17 @@ fn access(code: u32) -> Access {
     }
 }
 
-fn stop(f: &Frame) -> Stop {
-    match f.signal {
+fn stop(f: &VcpuPage) -> Stop {
+    match f.exit.signal {
         signal if signal == KICK as u64 => Stop::Kicked,
-        SIGSYS if f.address & !0xfff == VSYSCALL => Stop::Vsyscall(f.address),
+        SIGSYS if f.exit.address & !0xfff == VSYSCALL => Stop::Vsyscall(f.exit.address),
         SIGSYS => Stop::SystemCall,
-        SIGSEGV if f.trap == u64::from(vector::PF) => Stop::PageFault(f.address, f.error as u32),
-        SIGSEGV if f.trap == u64::from(vector::OF) => Stop::SoftwareInterrupt(INTO),
-        SIGTRAP if f.trap == u64::from(vector::BP) => Stop::SoftwareInterrupt(INT3),
-        SIGTRAP if f.rflags & flags::TF != 0 && f.code != TRAP_BRKPT => Stop::Step,
+        SIGSEGV if f.exit.trap == u64::from(vector::PF) => {
+            Stop::PageFault(f.exit.address, f.exit.error as u32)
+        }
+        SIGSEGV if f.exit.trap == u64::from(vector::OF) => Stop::SoftwareInterrupt(INTO),
+        SIGTRAP if f.exit.trap == u64::from(vector::BP) => Stop::SoftwareInterrupt(INT3),
+        SIGTRAP if f.regs.rflags & flags::TF != 0 && f.exit.code != TRAP_BRKPT => Stop::Step,
         SIGTRAP => Stop::Int1,
         _ => Stop::Fault,
     }

@@ -1,7 +1,7 @@
 // Tables of a wedge's own. Look-ups: a software TLB that translated user code consults. Copies: where kernel code must
 // not read what user code executes. The wedge's blob includes this file as it does the layout.
 
-use crate::layout::{COPIES_LEN, COPY_COUNT, POISON, SITES, SITES_LEN, copy_slot};
+use crate::{COPIES_LEN, COPY_COUNT, POISON, SITES, SITES_LEN, copy_slot};
 
 /// Entries: of as many pages, 4 GiB, no two are in each other's way.
 pub const LOOKUP_COUNT: usize = 1 << 20;
@@ -68,7 +68,7 @@ pub const LOOKUP_INDEX: u64 = (LOOKUP_COUNT as u64 - 1) << 12;
 pub const LOOKUP_WRITES: u64 = !0xfff;
 /// See [`LOOKUP_WRITES`].
 pub const LOOKUP_READS: u64 = LOOKUP_WRITES & !LOOKUP_READ_ONLY;
-/// In [`Frame::exit_info`] of a look-up that has missed: the access writes. The rest is its bytes.
+/// In [`crate::ExitState::info`] of a look-up that has missed: the access writes. The rest is its bytes.
 pub const LOOKUP_WRITE: u64 = 1 << 16;
 
 /// The tables. That of look-ups is direct-mapped by page number.

@@ -3,24 +3,24 @@
 use crate::Layout;
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
-/// A word of the [`frame::Frame`], by its byte offset.
+/// A word of the [`frame::VcpuPage`], by its byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(pub usize);
 
 /// Names the slot of a frame field.
 macro_rules! slot {
-    ($($field:tt)+) => { $crate::asm::Slot(core::mem::offset_of!(frame::Frame, $($field)+)) };
+    ($($field:tt)+) => { $crate::asm::Slot(core::mem::offset_of!(frame::VcpuPage, $($field)+)) };
 }
 pub(crate) use slot;
 
 /// The `index`-th spill slot.
 pub fn spill(index: usize) -> Slot {
-    Slot(slot!(spill).0 + index * 8)
+    Slot(slot!(block.spill).0 + index * 8)
 }
 
 /// The slot where an exit stores general register `index`.
 pub fn gpr(index: usize) -> Slot {
-    Slot(slot!(gpr).0 + index * 8)
+    Slot(slot!(regs.gpr).0 + index * 8)
 }
 
 /// The 64-bit general register with an encoding number.

@@ -4,7 +4,7 @@
 //! space appears at `guest + bias`, and the host's GS base holds the bias. Translated code keeps
 //! every guest register in the same host register with its exact guest value; a memory operand
 //! needs only a `gs:` prefix, and most instructions are copied. What would behave differently in
-//! user mode becomes a short sequence on the [`frame::Frame`], or a call-out to the interpreter.
+//! user mode becomes a short sequence on the [`frame::VcpuPage`], or a call-out to the interpreter.
 //!
 //! - [`rules`] says what becomes of an instruction; it is the one table.
 //! - [`translate()`] turns the bytes at a guest address into a [`Block`].
@@ -42,17 +42,17 @@ pub struct Layout {
     /// Added to a GVA to get its HVA, modulo 2^64: what the host's GS base is.
     pub bias: u64,
     /// What to add to an address that may be the user's or the kernel's: a table of words, within 2 GiB of
-    /// the bias, by those bits of the address that `Frame::region_mask` holds. An entry may be one that makes
+    /// the bias, by those bits of the address that `BlockState::region_mask` holds. An entry may be one that makes
     /// the address non-canonical.
     pub regions: u64,
     /// What to add to an address of the user's that is read: a table of words, as near, by those bits of the address
-    /// that `Frame::copy_index` holds. An entry makes the address non-canonical where the user's page is mapped changed.
+    /// that `BlockState::copy_index` holds. An entry makes the address non-canonical where the user's page is mapped changed.
     pub copies: Option<u64>,
     /// The code cache.
     pub cache: u64,
     /// Bytes of the code cache.
     pub cache_len: u64,
-    /// The [`frame::Frame`]; within 2 GiB of the cache.
+    /// The [`frame::VcpuPage`]; within 2 GiB of the cache.
     pub frame: u64,
     /// The indirect-jump table; within 2 GiB of the cache.
     pub table: u64,

@@ -21,7 +21,7 @@ pub use frame::{TABLE_LEN, TABLE_SLOTS};
 /// HVAs of the routines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stubs {
-    /// `extern "C" fn()`: loads the guest's registers and jumps to `Frame::jump`; returns
+    /// `extern "C" fn()`: loads the guest's registers and jumps to `BlockState::jump`; returns
     /// when translated code exits.
     pub enter: u64,
     /// Stores the guest's registers and goes on with `leave`.
@@ -83,21 +83,21 @@ fn enter(layout: &Layout, at: u64) -> Vec<u8> {
     for r in SAVED {
         a.reg1(Code::Push_r64, r);
     }
-    a.store(slot!(host_rsp), Register::RSP);
+    a.store(slot!(block.host_rsp), Register::RSP);
     a.reg1(Code::Rdfsbase_r64, Register::RAX);
-    a.store(slot!(host_fs), Register::RAX);
+    a.store(slot!(block.host_fs), Register::RAX);
     a.reg1(Code::Rdgsbase_r64, Register::RAX);
-    a.store(slot!(host_gs), Register::RAX);
-    a.load(Register::RAX, slot!(bias));
+    a.store(slot!(block.host_gs), Register::RAX);
+    a.load(Register::RAX, slot!(block.bias));
     a.reg1(Code::Wrgsbase_r64, Register::RAX);
-    a.load(Register::RAX, slot!(percpu));
+    a.load(Register::RAX, slot!(block.percpu));
     a.reg1(Code::Wrfsbase_r64, Register::RAX);
-    a.push_slot(slot!(host_flags));
+    a.push_slot(slot!(block.host_flags));
     a.op(Code::Popfq);
     for index in 0..16 {
         a.load(register(index), gpr(index));
     }
-    a.jmp_slot(slot!(jump));
+    a.jmp_slot(slot!(block.jump));
     a.finish()
 }
 
@@ -106,20 +106,20 @@ fn exit(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
     for index in 0..16 {
         a.store(gpr(index), register(index));
     }
-    a.load(Register::RSP, slot!(host_rsp));
+    a.load(Register::RSP, slot!(block.host_rsp));
     a.op(Code::Pushfq);
-    a.pop_slot(slot!(host_flags));
+    a.pop_slot(slot!(block.host_flags));
     a.jmp(stubs.leave);
     a.finish()
 }
 
 fn leave(layout: &Layout, at: u64) -> Vec<u8> {
     let mut a = Assembler::new(*layout, at);
-    a.load(Register::RSP, slot!(host_rsp));
+    a.load(Register::RSP, slot!(block.host_rsp));
     a.op(Code::Cld);
-    a.load(Register::RAX, slot!(host_fs));
+    a.load(Register::RAX, slot!(block.host_fs));
     a.reg1(Code::Wrfsbase_r64, Register::RAX);
-    a.load(Register::RAX, slot!(host_gs));
+    a.load(Register::RAX, slot!(block.host_gs));
     a.reg1(Code::Wrgsbase_r64, Register::RAX);
     for r in SAVED.into_iter().rev() {
         a.reg1(Code::Pop_r64, r);
@@ -166,20 +166,20 @@ fn alone(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
 
 /// Leaves for want of a block for the GVA in RAX.
 fn miss(a: &mut Assembler, stubs: &Stubs) {
-    a.store(slot!(rip), Register::RAX);
+    a.store(slot!(regs.rip), Register::RAX);
     a.load(Register::RAX, spill(0));
-    a.store_imm(slot!(exit_info), 0);
-    a.store_imm(slot!(exit_kind), ExitKind::Miss as i32);
+    a.store_imm(slot!(exit.info), 0);
+    a.store_imm(slot!(exit.kind), ExitKind::Miss as i32);
     a.jmp(stubs.exit);
 }
 
 /// Jumps to the HVA in RCX with the registers of the guest.
 fn jump_to_found(a: &mut Assembler) {
-    a.store(slot!(jump), Register::RCX);
+    a.store(slot!(block.jump), Register::RCX);
     a.load(Register::RDX, spill(2));
     a.load(Register::RCX, spill(1));
     a.load(Register::RAX, spill(0));
-    a.jmp_slot(slot!(jump));
+    a.jmp_slot(slot!(block.jump));
 }
 
 /// Jumps to the block for the GVA in RAX if it is in the table behind the others; goes on if not. RCX

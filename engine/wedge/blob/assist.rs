@@ -8,7 +8,7 @@ use crate::{
     host::load_vectors_careful,
     kernel_start,
     layout::{
-        COPIES, DEEP, DEEP_REACH, ExitKind, Frame, REGIONS, Vectors, copy_slot, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
+        COPIES, DEEP, DEEP_REACH, ExitKind, VcpuPage, REGIONS, Vectors, copy_slot, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
         deep_slot, go, percpu, region,
     },
     lookup::{self, Outcome},
@@ -46,47 +46,47 @@ const RSP: usize = 4;
 const R11: usize = 11;
 
 /// SYSCALL by user code, whose state is in the frame with RIP behind the instruction.
-pub fn system_call(f: &mut Frame) -> ! {
+pub fn system_call(f: &mut VcpuPage) -> ! {
     make_system_call(f);
     crate::run::run()
 }
 
-fn make_system_call(f: &mut Frame) {
-    let flags = f.rflags & !(f.sfmask | RF);
+fn make_system_call(f: &mut VcpuPage) {
+    let flags = f.regs.rflags & !(f.system.sfmask | RF);
     if flags & (TF | NT | VM | IOPL) != 0 {
         turns::exit(ExitKind::UserSignal);
     }
-    (f.call, f.caller) = (f.gpr[RAX], f.cr3);
-    f.gpr[RCX] = f.rip;
-    f.gpr[R11] = f.rflags & !RF;
-    f.cs = f.star >> 32 & 0xfffc;
-    f.ss = (f.star >> 32).wrapping_add(8) & 0xfffc;
-    f.rip = f.lstar;
-    f.fast_system_calls += 1;
+    (f.claims.call, f.claims.caller) = (f.regs.gpr[RAX], f.regs.cr3);
+    f.regs.gpr[RCX] = f.regs.rip;
+    f.regs.gpr[R11] = f.regs.rflags & !RF;
+    f.regs.cs = f.system.star >> 32 & 0xfffc;
+    f.regs.ss = (f.system.star >> 32).wrapping_add(8) & 0xfffc;
+    f.regs.rip = f.system.lstar;
+    f.counters.system_calls += 1;
     enter_kernel(f, flags);
 }
 
 /// Goes on in translated code at RIP, with these flags.
-pub fn enter_kernel(f: &mut Frame, flags: u64) {
-    let block = find(f.rip, flags & AC != 0);
+pub fn enter_kernel(f: &mut VcpuPage, flags: u64) {
+    let block = find(f.regs.rip, flags & AC != 0);
     enter_kernel_at(f, flags, block);
     if block == 0 {
-        f.exit_info = 0;
+        f.exit.info = 0;
         turns::exit(ExitKind::Miss)
     }
 }
 
-fn enter_kernel_at(f: &mut Frame, flags: u64, block: u64) {
+fn enter_kernel_at(f: &mut VcpuPage, flags: u64, block: u64) {
     if flags & AC != 0 {
         mmu::finish_deferred(f);
     }
-    f.cpl = 0;
-    f.interrupt_flag = flags & IF;
-    f.alignment_flag = flags & AC;
-    f.host_flags = flags & IN_HOST;
-    f.percpu = percpu(f.gs_base, bias());
-    f.go = go::BLOCK;
-    f.jump = block;
+    f.regs.cpl = 0;
+    f.regs.interrupt_flag = flags & IF;
+    f.regs.ac = flags & AC;
+    f.block.host_flags = flags & IN_HOST;
+    f.block.percpu = percpu(f.regs.gs_base, bias());
+    f.run.go = go::BLOCK;
+    f.block.jump = block;
 }
 
 /// What translated code would reach by this address.
@@ -108,8 +108,8 @@ fn find(guest: u64, alignment: bool) -> u64 {
 }
 
 /// HVA of the block of the program that runs, zero if there is none or the blocks are another's.
-fn find_user(f: &Frame, guest: u64) -> u64 {
-    if f.code_space != f.cr3 || guest >= USER_END { 0 } else { find_in(here(TABLES + USER_TABLES), guest, false) }
+fn find_user(f: &VcpuPage, guest: u64) -> u64 {
+    if f.user_code.space != f.regs.cr3 || guest >= USER_END { 0 } else { find_in(here(TABLES + USER_TABLES), guest, false) }
 }
 
 fn find_in(tables: usize, guest: u64, alignment: bool) -> u64 {
@@ -141,14 +141,14 @@ fn search(tables: usize, guest: u64, alignment: bool) -> u64 {
 }
 
 /// An indirect jump has missed its table, in which two addresses can be in each other's way.
-fn miss(f: &mut Frame) -> bool {
-    f.jump = if f.cpl == 0 { find(f.rip, f.alignment_flag != 0) } else { find_user(f, f.rip) };
-    f.go = go::BLOCK;
-    f.jump != 0
+fn miss(f: &mut VcpuPage) -> bool {
+    f.block.jump = if f.regs.cpl == 0 { find(f.regs.rip, f.regs.ac != 0) } else { find_user(f, f.regs.rip) };
+    f.run.go = go::BLOCK;
+    f.block.jump != 0
 }
 
-/// Translated code has exited. True: go on with `Frame::go`. False: the monitor is needed.
-pub fn after_block(f: &mut Frame) -> bool {
+/// Translated code has exited. True: go on with `RunControl::go`. False: the monitor is needed.
+pub fn after_block(f: &mut VcpuPage) -> bool {
     const SYSRET: u64 = ExitKind::Sysret as u64;
     const IRET: u64 = ExitKind::Iret as u64;
     const MISS: u64 = ExitKind::Miss as u64;
@@ -157,156 +157,156 @@ pub fn after_block(f: &mut Frame) -> bool {
     const LOAD_SPACE: u64 = ExitKind::LoadSpace as u64;
     const LOOKUP: u64 = ExitKind::Lookup as u64;
     const SYSTEM_CALL: u64 = ExitKind::SystemCall as u64;
-    match f.exit_kind {
-        MISS if f.exit_info == 0 => miss(f),
-        LOOKUP if f.walks != 0 && f.cpl != 0 => look_up(f),
-        SYSTEM_CALL if f.fast != 0 && f.cpl != 0 => {
-            f.rip = f.next;
+    match f.exit.kind {
+        MISS if f.exit.info == 0 => miss(f),
+        LOOKUP if f.run.walks != 0 && f.regs.cpl != 0 => look_up(f),
+        SYSTEM_CALL if f.run.fast != 0 && f.regs.cpl != 0 => {
+            f.regs.rip = f.exit.next;
             leave_translated_user(f);
             make_system_call(f);
             true
         }
         LOAD_VECTORS => load_guest_vectors(f),
-        SYSRET if f.fast != 0 => sysret(f),
-        IRET if f.fast != 0 => iret(f),
-        INVALIDATE if f.walks != 0 => invalidate(f),
+        SYSRET if f.run.fast != 0 => sysret(f),
+        IRET if f.run.fast != 0 => iret(f),
+        INVALIDATE if f.run.walks != 0 => invalidate(f),
         // Another wedge would not know that it is to go no further.
-        LOAD_SPACE if f.walks != 0 && f.pcids != 0 && f.go != go::LEAVE => load_space(f),
+        LOAD_SPACE if f.run.walks != 0 && f.run.pcids != 0 && f.run.go != go::LEAVE => load_space(f),
         _ => false,
     }
 }
 
 /// XRSTOR of what the guest asks for, if it is in order.
-fn load_guest_vectors(f: &mut Frame) -> bool {
-    let area = host_address(f.operand);
-    let next = find(f.next, f.alignment_flag != 0);
-    let open = f.operand >= kernel_start() || f.alignment_flag != 0;
+fn load_guest_vectors(f: &mut VcpuPage) -> bool {
+    let area = host_address(f.exit.operand);
+    let next = find(f.exit.next, f.regs.ac != 0);
+    let open = f.exit.operand >= kernel_start() || f.regs.ac != 0;
     let known = open && area % 64 == 0 && area >> 47 == 0 && next != 0;
     let shown = is_shown(area) && is_shown(area + size_of::<Vectors>() as u64 - 1);
-    if !known || !shown || !load_vectors_careful(area, f.gpr[RAX] & f.vector_mask) {
+    if !known || !shown || !load_vectors_careful(area, f.regs.gpr[RAX] & f.system.vector_mask) {
         return false;
     }
     go_on_behind(f, next)
 }
 
 /// The instruction has been done: the block behind it comes next.
-fn go_on_behind(f: &mut Frame, block: u64) -> bool {
-    f.rip = f.next;
-    f.jump = block;
-    f.go = go::BLOCK;
+fn go_on_behind(f: &mut VcpuPage, block: u64) -> bool {
+    f.regs.rip = f.exit.next;
+    f.block.jump = block;
+    f.run.go = go::BLOCK;
     true
 }
 
-fn invalidate(f: &mut Frame) -> bool {
-    let next = find(f.next, f.alignment_flag != 0);
-    if next == 0 || !mmu::invalidate(f, shared(), f.operand) {
+fn invalidate(f: &mut VcpuPage) -> bool {
+    let next = find(f.exit.next, f.regs.ac != 0);
+    if next == 0 || !mmu::invalidate(f, shared(), f.exit.operand) {
         return false;
     }
     go_on_behind(f, next)
 }
 
 /// MOV to CR3 that keeps translations, of a space that some wedge holds: that one goes on.
-fn load_space(f: &mut Frame) -> bool {
-    let root = f.operand & !KEEP;
-    let next = find(f.next, f.alignment_flag != 0);
-    if f.operand & KEEP == 0 || root >> PHYSICAL_BITS != 0 || next == 0 {
+fn load_space(f: &mut VcpuPage) -> bool {
+    let root = f.exit.operand & !KEEP;
+    let next = find(f.exit.next, f.regs.ac != 0);
+    if f.exit.operand & KEEP == 0 || root >> PHYSICAL_BITS != 0 || next == 0 {
         return false;
     }
     let Some(to) = turns::holder(root & PCID) else { return false };
-    f.cr3 = root;
-    f.hand_overs += 1;
+    f.regs.cr3 = root;
+    f.counters.hand_overs += 1;
     go_on_behind(f, next);
-    if to as u64 != shared().number {
+    if to as u64 != shared().setup.number {
         turns::pass_on(to);
     }
     true
 }
 
 /// An interrupt is due as soon as interrupts are enabled.
-fn open_to_interrupt(f: &Frame, flags: u64) -> bool {
-    f.pending != 0 && flags & IF != 0
+fn open_to_interrupt(f: &VcpuPage, flags: u64) -> bool {
+    f.run.pending != 0 && flags & IF != 0
 }
 
-fn sysret(f: &mut Frame) -> bool {
-    let flags = f.gpr[R11] & SYSRET_FLAGS | 2;
-    let target = f.gpr[RCX];
+fn sysret(f: &mut VcpuPage) -> bool {
+    let flags = f.regs.gpr[R11] & SYSRET_FLAGS | 2;
+    let target = f.regs.gpr[RCX];
     // Whoever returns, the monitor is to know of it.
     let questionable = claims::are_in_question(f);
     let plain = target < USER_END && plain_user(f, flags);
     if questionable || !plain || claims::are_met(f, shared()) {
         return false;
     }
-    f.cs = (f.star >> 48).wrapping_add(16) | 3;
-    f.ss = (f.star >> 48).wrapping_add(8) | 3;
+    f.regs.cs = (f.system.star >> 48).wrapping_add(16) | 3;
+    f.regs.ss = (f.system.star >> 48).wrapping_add(8) | 3;
     enter_user(f, target, flags);
     need_block(f);
     true
 }
 
 /// Flags user code can run with directly; kicks would be lost on code with IF clear.
-fn plain_user(f: &Frame, flags: u64) -> bool {
+fn plain_user(f: &VcpuPage, flags: u64) -> bool {
     flags & !ORDINARY_USER == 0 && flags & IF != 0 && !open_to_interrupt(f, flags)
 }
 
-fn enter_user(f: &mut Frame, rip: u64, flags: u64) {
-    f.rip = rip;
-    f.rflags = flags;
-    f.cpl = 3;
-    f.fast_returns += 1;
-    f.go = go::USER;
-    f.user_translated = 0;
-    if shared().lookups != 0 && flags & !(IN_HOST | IF | 2) == 0 {
+fn enter_user(f: &mut VcpuPage, rip: u64, flags: u64) {
+    f.regs.rip = rip;
+    f.regs.rflags = flags;
+    f.regs.cpl = 3;
+    f.counters.returns += 1;
+    f.run.go = go::USER;
+    f.run.user_translated = 0;
+    if shared().mapped.lookups != 0 && flags & !(IN_HOST | IF | 2) == 0 {
         enter_translated_user(f);
     }
 }
 
 /// User code whose state is in the frame is run translated.
-fn enter_translated_user(f: &mut Frame) {
+fn enter_translated_user(f: &mut VcpuPage) {
     mmu::finish_deferred(f);
-    f.user_translated = 1;
-    f.host_flags = f.rflags & IN_HOST;
-    (f.interrupt_flag, f.alignment_flag) = (IF, 0);
-    (f.bias, f.percpu) = (0, f.fs_base);
-    f.go = go::BLOCK;
-    f.jump = find_user(f, f.rip);
+    f.run.user_translated = 1;
+    f.block.host_flags = f.regs.rflags & IN_HOST;
+    (f.regs.interrupt_flag, f.regs.ac) = (IF, 0);
+    (f.block.bias, f.block.percpu) = (0, f.regs.fs_base);
+    f.run.go = go::BLOCK;
+    f.block.jump = find_user(f, f.regs.rip);
 }
 
 /// No block has been found for it.
-fn need_block(f: &mut Frame) {
-    if f.user_translated != 0 && f.jump == 0 {
-        f.exit_info = 0;
+fn need_block(f: &mut VcpuPage) {
+    if f.run.user_translated != 0 && f.block.jump == 0 {
+        f.exit.info = 0;
         turns::exit(ExitKind::Miss)
     }
 }
 
 /// Translated user code has stopped at RIP; the state becomes that of user code for the wedge.
-pub fn leave_translated_user(f: &mut Frame) {
-    f.user_translated = 0;
-    f.rflags = f.host_flags & IN_HOST | IF | 2;
-    f.bias = bias();
+pub fn leave_translated_user(f: &mut VcpuPage) {
+    f.run.user_translated = 0;
+    f.regs.rflags = f.block.host_flags & IN_HOST | IF | 2;
+    f.block.bias = bias();
 }
 
 /// User code's access has no entry: it gets one, or the guest its page fault.
-fn look_up(f: &mut Frame) -> bool {
-    let (gva, bytes, write) = (f.operand, f.exit_info & (LOOKUP_WRITE - 1), f.exit_info & LOOKUP_WRITE != 0);
+fn look_up(f: &mut VcpuPage) -> bool {
+    let (gva, bytes, write) = (f.exit.operand, f.exit.info & (LOOKUP_WRITE - 1), f.exit.info & LOOKUP_WRITE != 0);
     if (gva & 0xfff) + bytes > 0x1000 {
         return false;
     }
     match lookup::fill(f, shared(), gva, mmu::Access { write, fetch: false, user: true }) {
         Outcome::Filled => {
-            f.go = go::BLOCK;
+            f.run.go = go::BLOCK;
             true
         }
         // A step goes no further: the monitor delivers it.
-        Outcome::Fault(present) if f.fast != 0 && f.go == go::BLOCK => fault::of_translated_user(f, gva, present, write),
+        Outcome::Fault(present) if f.run.fast != 0 && f.run.go == go::BLOCK => fault::of_translated_user(f, gva, present, write),
         _ => false,
     }
 }
 
-fn iret(f: &mut Frame) -> bool {
+fn iret(f: &mut VcpuPage) -> bool {
     let mut words = [0; 5];
     for (index, word) in words.iter_mut().enumerate() {
-        let at = f.gpr[RSP].wrapping_add(index as u64 * 8);
+        let at = f.regs.gpr[RSP].wrapping_add(index as u64 * 8);
         let Some(value) = kernel_word(f, at) else { return false };
         *word = value;
     }
@@ -318,7 +318,7 @@ fn iret(f: &mut Frame) -> bool {
     }
 }
 
-fn iret_to_user(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
+fn iret_to_user(f: &mut VcpuPage, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     let flat = descriptor(f, cs) == Some(0x00af_fa00_0000_ffff)
         && descriptor(f, ss) == Some(0x00cf_f200_0000_ffff)
         && ss & 3 == 3;
@@ -328,17 +328,17 @@ fn iret_to_user(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     if questionable || !plain || claims::are_met(f, shared()) {
         return false;
     }
-    f.gpr[RSP] = rsp;
-    (f.cs, f.ss) = (cs & 0xffff, ss & 0xffff);
+    f.regs.gpr[RSP] = rsp;
+    (f.regs.cs, f.regs.ss) = (cs & 0xffff, ss & 0xffff);
     enter_user(f, rip, flags);
-    if f.walks != 0 {
+    if f.run.walks != 0 {
         fault::before_return(f);
     }
     need_block(f);
     true
 }
 
-fn iret_to_kernel(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
+fn iret_to_kernel(f: &mut VcpuPage, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     let stack = ss & 0xffff == 0 || descriptor(f, ss) == Some(0x00cf_9200_0000_ffff);
     let flat = kernel_code(f, cs) == Some(true) && stack && ss & 3 == 0;
     let ordinary = flags & !ORDINARY_KERNEL == 0 && !open_to_interrupt(f, flags);
@@ -346,35 +346,35 @@ fn iret_to_kernel(f: &mut Frame, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     if !flat || !ordinary || rip < kernel_start() || known == 0 {
         return false;
     }
-    f.gpr[RSP] = rsp;
-    (f.cs, f.ss) = (cs & 0xffff, ss & 0xffff);
-    f.rip = rip;
-    f.fast_kernel_returns += 1;
+    f.regs.gpr[RSP] = rsp;
+    (f.regs.cs, f.regs.ss) = (cs & 0xffff, ss & 0xffff);
+    f.regs.rip = rip;
+    f.counters.kernel_returns += 1;
     enter_kernel_at(f, flags, known);
     true
 }
 
 /// The selector is of flat 64-bit kernel code; `None` if that cannot be read.
-pub fn kernel_code(f: &mut Frame, selector: u64) -> Option<bool> {
+pub fn kernel_code(f: &mut VcpuPage, selector: u64) -> Option<bool> {
     let found = descriptor(f, selector)?;
     Some(found == 0x00af_9a00_0000_ffff && selector & 3 == 0)
 }
 
 /// A code or data descriptor of the GDT, without its accessed bit.
-fn descriptor(f: &mut Frame, selector: u64) -> Option<u64> {
+fn descriptor(f: &mut VcpuPage, selector: u64) -> Option<u64> {
     let index = selector & 0xfff8;
-    if selector & 4 != 0 || index == 0 || index + 7 > f.gdt_limit {
+    if selector & 4 != 0 || index == 0 || index + 7 > f.system.gdt_limit {
         return None;
     }
-    kernel_word(f, f.gdt.wrapping_add(index)).map(|d| d & !(1 << 40))
+    kernel_word(f, f.system.gdt.wrapping_add(index)).map(|d| d & !(1 << 40))
 }
 
 /// Reads guest kernel memory, if it is mapped; if not, the exit's detail says what is missing.
-pub fn kernel_word(f: &mut Frame, address: u64) -> Option<u64> {
+pub fn kernel_word(f: &mut VcpuPage, address: u64) -> Option<u64> {
     let mut value = 0;
     let known = address >= kernel_start() && load_careful(address.wrapping_add(bias()), &mut value) != 0;
     if !known {
-        f.exit_info = address;
+        f.exit.info = address;
     }
     known.then_some(value)
 }

@@ -8,7 +8,7 @@
 //! a guess, since another kernel may mean something else by those numbers, but then nothing is lost but time.
 
 use crate::{
-    layout::{Claim, Frame, MAX_CLAIMS, QUICK_CLAIMS, Shared, calls},
+    layout::{Claim, VcpuPage, MAX_CLAIMS, QUICK_CLAIMS, Shared, calls},
     mmu,
 };
 
@@ -16,17 +16,17 @@ const PRESENT: u64 = 1;
 
 /// The program may have pages in a claimed region. Each system call passes here.
 #[inline(always)]
-pub fn are_met(f: &Frame, s: &Shared) -> bool {
-    let Some(top) = mmu::table(s, f.cr3) else { return true };
-    let entries = f.claim_entries.iter().fold(0, |all, at| all | mmu::table_entry(top, u64::from(*at) / 8));
-    (entries & PRESENT != 0 || f.claim_count > QUICK_CLAIMS as u64) && one_is_met(f, s, top)
+pub fn are_met(f: &VcpuPage, s: &Shared) -> bool {
+    let Some(top) = mmu::table(s, f.regs.cr3) else { return true };
+    let entries = f.claims.entries.iter().fold(0, |all, at| all | mmu::table_entry(top, u64::from(*at) / 8));
+    (entries & PRESENT != 0 || f.claims.count > QUICK_CLAIMS as u64) && one_is_met(f, s, top)
 }
 
 #[cold]
 #[inline(never)]
-fn one_is_met(f: &Frame, s: &Shared, top: u64) -> bool {
-    let count = f.claim_count as usize;
-    count > MAX_CLAIMS || f.claims.iter().take(count).any(|claim| is_met(s, top, claim))
+fn one_is_met(f: &VcpuPage, s: &Shared, top: u64) -> bool {
+    let count = f.claims.count as usize;
+    count > MAX_CLAIMS || f.claims.list.iter().take(count).any(|claim| is_met(s, top, claim))
 }
 
 fn is_met(s: &Shared, top: u64, claim: &Claim) -> bool {
@@ -40,16 +40,16 @@ fn is_met(s: &Shared, top: u64, claim: &Claim) -> bool {
 
 /// The last system call may have given a program claimed memory, or taken some, or ended a program: the monitor is to know.
 #[inline(always)]
-pub fn are_in_question(f: &mut Frame) -> bool {
-    let call = core::mem::replace(&mut f.call, calls::NONE);
-    let other = f.caller != f.cr3;
+pub fn are_in_question(f: &mut VcpuPage) -> bool {
+    let call = core::mem::replace(&mut f.claims.call, calls::NONE);
+    let other = f.claims.caller != f.regs.cr3;
     (call.wrapping_sub(calls::MMAP) <= calls::SHMAT - calls::MMAP || other) && have_changed(f, call)
 }
 
 #[cold]
 #[inline(never)]
-fn have_changed(f: &mut Frame, call: u64) -> bool {
-    f.call = call;
-    let [result, _, rdx, _, _, _, rsi, rdi, ..] = f.gpr;
-    f.note_outcome(f.cr3, [result, rdx, rsi, rdi])
+fn have_changed(f: &mut VcpuPage, call: u64) -> bool {
+    f.claims.call = call;
+    let [result, _, rdx, _, _, _, rsi, rdi, ..] = f.regs.gpr;
+    f.claims.note_outcome(f.regs.cr3, [result, rdx, rsi, rdi])
 }

@@ -6,7 +6,7 @@
 
 use crate::{
     here,
-    layout::{Cpuid, Frame, RAM},
+    layout::{Cpuid, VcpuPage, RAM},
     mmu::{self, Access, Walk},
     shared,
 };
@@ -22,27 +22,27 @@ const RBX: usize = 3;
 
 /// User code, whose state is in the frame, has had a general-protection fault. True if that was CPUID and
 /// it has been done. If it is single-stepped, more than that is to be done.
-pub fn answer(f: &mut Frame) -> bool {
-    let asked = [f.gpr[RAX] as u32, f.gpr[RCX] as u32];
+pub fn answer(f: &mut VcpuPage) -> bool {
+    let asked = [f.regs.gpr[RAX] as u32, f.regs.gpr[RCX] as u32];
     let known = |answer: &&Cpuid| answer.asked == asked;
-    let Some(answer) = f.cpuid.iter().take(f.cpuid_count as usize).find(known).copied() else { return false };
-    if f.rflags & TF != 0 || f.rip >> 47 != 0 || !is_cpuid(f) {
+    let Some(answer) = f.cpuid.answers.iter().take(f.cpuid.count as usize).find(known).copied() else { return false };
+    if f.regs.rflags & TF != 0 || f.regs.rip >> 47 != 0 || !is_cpuid(f) {
         return false;
     }
     let [eax, ebx, ecx, edx] = answer.registers;
-    (f.gpr[RAX], f.gpr[RBX], f.gpr[RCX], f.gpr[RDX]) = (eax.into(), ebx.into(), ecx.into(), edx.into());
-    f.rip += 2;
+    (f.regs.gpr[RAX], f.regs.gpr[RBX], f.regs.gpr[RCX], f.regs.gpr[RDX]) = (eax.into(), ebx.into(), ecx.into(), edx.into());
+    f.regs.rip += 2;
     true
 }
 
 /// The guest has CPUID at RIP.
-fn is_cpuid(f: &Frame) -> bool {
+fn is_cpuid(f: &VcpuPage) -> bool {
     let fetch = Access { write: false, fetch: true, user: true };
-    let inside = f.rip & (PAGE - 1);
-    if f.walks == 0 || inside == PAGE - 1 {
+    let inside = f.regs.rip & (PAGE - 1);
+    if f.run.walks == 0 || inside == PAGE - 1 {
         return false;
     }
-    let Walk::Found(leaf) = mmu::walk(f, shared(), f.rip, fetch) else { return false };
+    let Walk::Found(leaf) = mmu::walk(f, shared(), f.regs.rip, fetch) else { return false };
     let at = here(RAM) as u64 + leaf.offset + inside;
     // SAFETY: inside the RAM window.
     unsafe { core::ptr::read_unaligned(at as *const u16) == CPUID }

@@ -2,7 +2,7 @@
 
 use crate::{
     assist, bias, kernel_start,
-    layout::{ExitKind, Frame, SITES, SITES_LEN, Shared, go},
+    layout::{ExitKind, VcpuPage, SITES, SITES_LEN, Shared, go},
     lookup,
     mmu::{self, Access, Walk},
     run, shared, turns,
@@ -21,18 +21,18 @@ const TF: u64 = 1 << 8;
 const RSP: usize = 4;
 
 /// User code has faulted; its state is in the frame.
-pub fn user(f: &mut Frame) -> ! {
+pub fn user(f: &mut VcpuPage) -> ! {
     let s = shared();
-    let (gva, code) = (f.address, f.error);
+    let (gva, code) = (f.exit.address, f.exit.error);
     // A fault at the table of patched calls may be that of a patched one.
     let at_sites = gva.wrapping_sub(SITES as u64) < SITES_LEN as u64;
-    if f.walks == 0 || at_sites || gva >> 47 != 0 || f.rip >> 47 != 0 {
+    if f.run.walks == 0 || at_sites || gva >> 47 != 0 || f.regs.rip >> 47 != 0 {
         turns::exit(ExitKind::UserSignal);
     }
     let access = user_access(code);
     let done = match mmu::walk(f, s, gva, access) {
         Walk::Found(leaf) => {
-            f.go = go::USER;
+            f.run.go = go::USER;
             mmu::install(f, s, gva, leaf, access)
         }
         Walk::Fault(present) => deliver(f, gva, present | code & (WRITE | FETCH) | USER),
@@ -48,19 +48,19 @@ fn user_access(code: u64) -> Access {
 
 /// Translated code has faulted; the frame has the host's registers. What cannot be mapped needs the
 /// exact state, which the monitor knows. User code reaches its own addresses, never the kernel's.
-pub fn kernel(f: &mut Frame) -> ! {
+pub fn kernel(f: &mut VcpuPage) -> ! {
     let s = shared();
-    let access = Access { write: f.error & WRITE != 0, fetch: false, user: f.cpl != 0 };
-    let done = f.walks != 0
+    let access = Access { write: f.exit.error & WRITE != 0, fetch: false, user: f.regs.cpl != 0 };
+    let done = f.run.walks != 0
         && accessed(f, s).is_some_and(|gva| match mmu::walk(f, s, gva, access) {
             Walk::Found(leaf) => mmu::install(f, s, gva, leaf, access),
             _ => false,
         });
     if done {
         // A step is not over: the kick that it was for would be lost.
-        match f.go {
-            go::STEP => f.host_flags |= TF,
-            _ => f.go = go::RAW,
+        match f.run.go {
+            go::STEP => f.block.host_flags |= TF,
+            _ => f.run.go = go::RAW,
         }
         run::run()
     }
@@ -68,48 +68,48 @@ pub fn kernel(f: &mut Frame) -> ! {
 }
 
 /// The guest address that the code that runs has meant.
-fn accessed(f: &Frame, s: &Shared) -> Option<u64> {
-    let at_sites = f.address.wrapping_sub(SITES as u64) < SITES_LEN as u64;
-    match f.cpl {
+fn accessed(f: &VcpuPage, s: &Shared) -> Option<u64> {
+    let at_sites = f.exit.address.wrapping_sub(SITES as u64) < SITES_LEN as u64;
+    match f.regs.cpl {
         0 => kernel_address(f, s),
-        _ => (f.address >> 47 == 0 && !at_sites).then_some(f.address),
+        _ => (f.exit.address >> 47 == 0 && !at_sites).then_some(f.exit.address),
     }
 }
 
 /// The guest address that a host address stands for. Inside STAC..CLAC it is the user's unless the
 /// guest has kernel memory where it would be the kernel's.
-fn kernel_address(f: &Frame, s: &Shared) -> Option<u64> {
-    let gva = f.address.wrapping_sub(bias());
-    if f.alignment_flag == 0 {
+fn kernel_address(f: &VcpuPage, s: &Shared) -> Option<u64> {
+    let gva = f.exit.address.wrapping_sub(bias());
+    if f.regs.ac == 0 {
         return (gva >= kernel_start()).then_some(gva);
     }
     let top = Access { write: false, fetch: false, user: false };
     let alias = gva >= kernel_start() && !matches!(mmu::walk(f, s, gva, top), Walk::Fault(0));
-    (!alias && f.address >> 47 == 0).then_some(f.address)
+    (!alias && f.exit.address >> 47 == 0).then_some(f.exit.address)
 }
 
 /// Translated user code, whose state is in the frame, has accessed a page that it may not; false, with nothing changed,
 /// if that is the monitor's to deliver.
-pub fn of_translated_user(f: &mut Frame, gva: u64, present: u64, write: bool) -> bool {
-    let flags = f.rflags;
+pub fn of_translated_user(f: &mut VcpuPage, gva: u64, present: u64, write: bool) -> bool {
+    let flags = f.regs.rflags;
     assist::leave_translated_user(f);
     let code = present | USER | if write { WRITE } else { 0 };
     if deliver(f, gva, code) {
         return true;
     }
-    (f.rflags, f.bias, f.user_translated) = (flags, 0, 1);
+    (f.regs.rflags, f.block.bias, f.run.user_translated) = (flags, 0, 1);
     false
 }
 
 /// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). False, and
 /// nothing changed, if anything about it is not ordinary.
-fn deliver(f: &mut Frame, gva: u64, code: u64) -> bool {
+fn deliver(f: &mut VcpuPage, gva: u64, code: u64) -> bool {
     let Some((handler, selector)) = gate(f) else { return false };
-    if f.tss < kernel_start() || assist::kernel_code(f, selector) != Some(true) {
+    if f.system.tss < kernel_start() || assist::kernel_code(f, selector) != Some(true) {
         return false;
     }
-    let Some(stack) = assist::kernel_word(f, f.tss + 4) else { return false };
-    let words = [f.ss, f.gpr[RSP], f.rflags | RF, f.cs, f.rip, code];
+    let Some(stack) = assist::kernel_word(f, f.system.tss + 4) else { return false };
+    let words = [f.regs.ss, f.regs.gpr[RSP], f.regs.rflags | RF, f.regs.cs, f.regs.rip, code];
     let mut top = stack & !15;
     for word in words {
         top = top.wrapping_sub(8);
@@ -118,23 +118,23 @@ fn deliver(f: &mut Frame, gva: u64, code: u64) -> bool {
             return false;
         }
     }
-    f.faulted = [f.rip, gva, code, f.cr3];
-    f.gpr[RSP] = top;
-    (f.cs, f.ss) = (selector, 0);
-    f.cr2 = gva;
-    f.rip = handler;
-    f.fast_faults += 1;
-    assist::enter_kernel(f, f.rflags & !CLEARED);
+    f.paging.faulted = [f.regs.rip, gva, code, f.regs.cr3];
+    f.regs.gpr[RSP] = top;
+    (f.regs.cs, f.regs.ss) = (selector, 0);
+    f.regs.cr2 = gva;
+    f.regs.rip = handler;
+    f.counters.faults += 1;
+    assist::enter_kernel(f, f.regs.rflags & !CLEARED);
     true
 }
 
 /// Handler and code selector of the page-fault gate.
-fn gate(f: &mut Frame) -> Option<(u64, u64)> {
-    if f.idt < kernel_start() {
+fn gate(f: &mut VcpuPage) -> Option<(u64, u64)> {
+    if f.system.idt < kernel_start() {
         return None;
     }
-    let low = assist::kernel_word(f, f.idt + PAGE_FAULT * 16)?;
-    let high = assist::kernel_word(f, f.idt + PAGE_FAULT * 16 + 8)?;
+    let low = assist::kernel_word(f, f.system.idt + PAGE_FAULT * 16)?;
+    let high = assist::kernel_word(f, f.system.idt + PAGE_FAULT * 16 + 8)?;
     // Present, interrupt gate, no IST.
     let ordinary = low >> 40 & 0x9f == 0x8e && low >> 32 & 7 == 0;
     let handler = low & 0xffff | low >> 32 & 0xffff_0000 | high << 32;
@@ -142,16 +142,16 @@ fn gate(f: &mut Frame) -> Option<(u64, u64)> {
 }
 
 /// User code goes on where it had faulted: what it will need is mapped before it faults again.
-pub fn before_return(f: &mut Frame) {
-    let [rip, gva, code, space] = f.faulted;
-    if rip != f.rip || gva == 0 || space != f.cr3 {
+pub fn before_return(f: &mut VcpuPage) {
+    let [rip, gva, code, space] = f.paging.faulted;
+    if rip != f.regs.rip || gva == 0 || space != f.regs.cr3 {
         return;
     }
-    f.faulted = [0; 4];
+    f.paging.faulted = [0; 4];
     let access = user_access(code);
     let s = shared();
     if let Walk::Found(leaf) = mmu::walk(f, s, gva, access) {
-        match f.user_translated {
+        match f.run.user_translated {
             0 => mmu::install(f, s, gva, leaf, access),
             _ => !access.fetch && lookup::enter(f, gva, leaf, access),
         };

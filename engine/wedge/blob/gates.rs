@@ -4,7 +4,7 @@
 //! later, up to the gate's end, finds the interrupted PC in the gate and nothing of the guest's state
 //! changed yet: the handler then gives the gate up ([`in_gate`]).
 
-use crate::layout::{Frame, mode};
+use crate::layout::{VcpuPage, mode};
 use core::{
     arch::naked_asm,
     mem::offset_of,
@@ -64,13 +64,13 @@ macro_rules! to_user {
                 "jmp [rip + gate_page + 40]",
                 "8: ud2",
                 "9: ret",
-                kicked = const offset_of!(Frame, kicked),
-                mode = const offset_of!(Frame, mode),
+                kicked = const offset_of!(VcpuPage, run.kicked),
+                mode = const offset_of!(VcpuPage, run.mode),
                 user = const mode::USER,
-                entries = const offset_of!(Frame, user_entries),
-                gpr = const offset_of!(Frame, gpr),
-                rip = const offset_of!(Frame, user_rip),
-                rflags = const offset_of!(Frame, rflags))
+                entries = const offset_of!(VcpuPage, counters.user_entries),
+                gpr = const offset_of!(VcpuPage, regs.gpr),
+                rip = const offset_of!(VcpuPage, run.user_rip),
+                rflags = const offset_of!(VcpuPage, regs.rflags))
         }
     };
 }
@@ -83,7 +83,7 @@ to_user!(enter_user_without_keys, "enter_user_without_keys_end", "nop");
 
 const _: () = assert!(PKRU_USER == 0x5555_5554);
 
-/// Runs translated code from the block at `Frame::jump` to its exit; zero if a kick came first.
+/// Runs translated code from the block at `BlockState::jump` to its exit; zero if a kick came first.
 #[unsafe(naked)]
 pub extern "C" fn enter_block() -> u64 {
     naked_asm!(
@@ -100,8 +100,8 @@ pub extern "C" fn enter_block() -> u64 {
         "ret",
         "9: xor eax, eax",
         "ret",
-        kicked = const offset_of!(Frame, kicked),
-        mode = const offset_of!(Frame, mode),
+        kicked = const offset_of!(VcpuPage, run.kicked),
+        mode = const offset_of!(VcpuPage, run.mode),
         kernel = const mode::KERNEL,
         wedge = const mode::WEDGE)
 }
@@ -152,14 +152,14 @@ pub extern "C" fn resume_raw() -> u64 {
         "ret",
         "9: xor eax, eax",
         "ret",
-        kicked = const offset_of!(Frame, kicked),
-        mode = const offset_of!(Frame, mode),
+        kicked = const offset_of!(VcpuPage, run.kicked),
+        mode = const offset_of!(VcpuPage, run.mode),
         kernel = const mode::KERNEL,
         wedge = const mode::WEDGE,
-        host_rsp = const offset_of!(Frame, host_rsp),
-        flags = const offset_of!(Frame, host_flags),
-        gpr = const offset_of!(Frame, gpr),
-        pc = const offset_of!(Frame, pc))
+        host_rsp = const offset_of!(VcpuPage, block.host_rsp),
+        flags = const offset_of!(VcpuPage, block.host_flags),
+        gpr = const offset_of!(VcpuPage, regs.gpr),
+        pc = const offset_of!(VcpuPage, exit.pc))
 }
 
 macro_rules! end_of {

@@ -1,7 +1,7 @@
 //! Host calls. The filter lets them pass only from here and only with the secret.
 
 pub use crate::filter::{FUTEX, IOCTL, MAP_EMPTY, MPROTECT, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, SIGRETURN};
-use crate::{die, filter::MMAP, layout::{Frame, JOURNAL_POKE, RAM_FD}, shared, strict};
+use crate::{die, filter::MMAP, layout::{VcpuPage, JOURNAL_POKE, RAM_FD}, shared, strict};
 use core::arch::{asm, naked_asm};
 
 pub const SIGACTION: u64 = 13;
@@ -20,7 +20,7 @@ pub extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
     // SAFETY: callers pass what the call asks for.
     unsafe {
         asm!("syscall", inlateout("rax") nr => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
-            in("r8") e, in("r9") shared().secret, lateout("rcx") _, lateout("r11") _);
+            in("r8") e, in("r9") shared().setup.secret, lateout("rcx") _, lateout("r11") _);
     }
     if result == 0 && matches!(nr, MPROTECT | MUNMAP) {
         strict::have_done([nr, a, b, c, 0, 0]);
@@ -32,8 +32,8 @@ pub extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
 #[inline(never)]
 pub extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, offset: u64) -> i64 {
     let result;
-    let fd = RAM_FD | shared().secret & !0xffff_ffff;
-    let prot = prot & 0xffff_ffff | shared().secret << 32;
+    let fd = RAM_FD | shared().setup.secret & !0xffff_ffff;
+    let prot = prot & 0xffff_ffff | shared().setup.secret << 32;
     // SAFETY: maps guest pages at guest addresses only.
     unsafe {
         asm!("syscall", inlateout("rax") MMAP => result, in("rdi") at, in("rsi") len, in("rdx") prot,
@@ -54,12 +54,12 @@ pub fn load_vectors(area: *const u8) {
 
 /// Loads components of an XSAVE area; false if the area is missing or bad.
 pub fn load_vectors_careful(area: u64, components: u64) -> bool {
-    load_components(area, shared().secret, components) != 0
+    load_components(area, shared().setup.secret, components) != 0
 }
 
 /// Puts all vector state but the protection keys into what an area without it says: its initial state.
 pub fn reset_vectors(area: *const u8) {
-    let secret = shared().secret;
+    let secret = shared().setup.secret;
     // SAFETY: an area in order; as for `load_components`.
     unsafe {
         asm!("xrstor64 [rdi]", "lea rax, [rip + shared_page]", "cmp rsi, [rax]", "je 2f", "ud2", "2:",
@@ -102,32 +102,32 @@ pub fn set_bases(fs: u64, gs: u64) {
 }
 
 /// Takes the segment bases and selectors that user code may have changed.
-pub fn save_segments(f: &mut Frame) {
+pub fn save_segments(f: &mut VcpuPage) {
     // SAFETY: reads registers.
     unsafe {
-        asm!("rdfsbase {}", out(reg) f.fs_base);
-        asm!("rdgsbase {}", out(reg) f.gs_base);
+        asm!("rdfsbase {}", out(reg) f.regs.fs_base);
+        asm!("rdgsbase {}", out(reg) f.regs.gs_base);
         asm!("mov {0:e}, ds", "mov {1:e}, es", "mov {2:e}, fs", "mov {3:e}, gs",
-            out(reg) f.ds, out(reg) f.es, out(reg) f.fs, out(reg) f.gs);
+            out(reg) f.regs.ds, out(reg) f.regs.es, out(reg) f.regs.fs, out(reg) f.regs.gs);
     }
 }
 
 /// Loads the data segment selectors user code runs with, where they differ. The monitor sees to it
 /// that they are some the host has; the bases of FS and GS are lost.
-pub fn set_selectors(f: &Frame) {
+pub fn set_selectors(f: &VcpuPage) {
     let (ds, es, fs, gs): (u64, u64, u64, u64);
     // SAFETY: reads four registers.
     unsafe {
         asm!("mov {0:e}, ds", "mov {1:e}, es", "mov {2:e}, fs", "mov {3:e}, gs",
             out(reg) ds, out(reg) es, out(reg) fs, out(reg) gs);
     }
-    if (ds, es, fs, gs) == (f.ds, f.es, f.fs, f.gs) {
+    if (ds, es, fs, gs) == (f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs) {
         return;
     }
     // SAFETY: in 64-bit mode DS and ES mean nothing, and the wedge uses neither FS nor GS.
     unsafe {
         asm!("mov ds, {0:e}", "mov es, {1:e}", "mov fs, {2:e}", "mov gs, {3:e}",
-            in(reg) f.ds, in(reg) f.es, in(reg) f.fs, in(reg) f.gs);
+            in(reg) f.regs.ds, in(reg) f.regs.es, in(reg) f.regs.fs, in(reg) f.regs.gs);
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::{
     here,
-    layout::{Frame, LOOKUPS, RAM, Shared, code_page},
+    layout::{VcpuPage, LOOKUPS, RAM, Shared, code_page},
     lookups::Lookups,
     mmu::{self, Access, Leaf, Walk},
 };
@@ -27,7 +27,7 @@ pub enum Outcome {
 }
 
 /// Fills the entry for an access of user code to a GVA.
-pub fn fill(f: &mut Frame, s: &Shared, gva: u64, access: Access) -> Outcome {
+pub fn fill(f: &mut VcpuPage, s: &Shared, gva: u64, access: Access) -> Outcome {
     let leaf = match mmu::walk(f, s, gva, access) {
         Walk::Found(leaf) => leaf,
         Walk::Fault(present) => return Outcome::Fault(present),
@@ -37,22 +37,22 @@ pub fn fill(f: &mut Frame, s: &Shared, gva: u64, access: Access) -> Outcome {
 }
 
 /// Enters what a walk has found; false if that is the monitor's to decide.
-pub fn enter(f: &mut Frame, gva: u64, leaf: Leaf, access: Access) -> bool {
+pub fn enter(f: &mut VcpuPage, gva: u64, leaf: Leaf, access: Access) -> bool {
     let page = gva & !(PAGE - 1);
     let writable = leaf.writable && mmu::mark(leaf.offset) == 0;
     if access.write && !writable || page == 0 || gva >> 47 != 0 {
         return false;
     }
     table().set(page, here(RAM) as u64 + leaf.offset, writable, leaf.large);
-    f.fast_lookups += 1;
+    f.counters.lookups += 1;
     true
 }
 
 /// The translation of a page of the user's is dropped.
-pub fn forget(f: &mut Frame, gva: u64) {
+pub fn forget(f: &mut VcpuPage, gva: u64) {
     table().forget(gva & !(PAGE - 1), PAGE);
     let (word, bit) = code_page(gva);
-    if f.code_pages.get(word).is_some_and(|word| word >> bit & 1 == 1) {
-        f.code_space = 0; // the monitor has the code made from it dropped first
+    if f.user_code.pages.get(word).is_some_and(|word| word >> bit & 1 == 1) {
+        f.user_code.space = 0; // the monitor has the code made from it dropped first
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     bias, here,
     host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BORDER, EMPTY, EMPTY_PAGE, Frame, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
+        BORDER, EMPTY, EMPTY_PAGE, VcpuPage, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
         SITES, Shared, region,
     },
     lookup, shared, sites, text,
@@ -69,11 +69,11 @@ pub struct Leaf {
 
 /// Offset in RAM of a page at a GPA.
 fn ram_offset(s: &Shared, gpa: u64) -> Option<u64> {
-    if gpa < s.ram_low {
+    if gpa < s.setup.ram_low {
         return Some(gpa);
     }
     let above = gpa.checked_sub(HIGH_BASE)?;
-    (above < s.ram_len - s.ram_low).then(|| s.ram_low + above)
+    (above < s.setup.ram_len - s.setup.ram_low).then(|| s.setup.ram_low + above)
 }
 
 pub fn mark(offset: u64) -> u8 {
@@ -100,8 +100,8 @@ pub fn table_entry(table: u64, index: u64) -> u64 {
 }
 
 /// Walks the guest's page tables for an access, setting accessed and dirty bits.
-pub fn walk(f: &Frame, s: &Shared, gva: u64, access: Access) -> Walk {
-    let (mut table, mut rights, mut no_execute) = (f.cr3, RW | US, 0);
+pub fn walk(f: &VcpuPage, s: &Shared, gva: u64, access: Access) -> Walk {
+    let (mut table, mut rights, mut no_execute) = (f.regs.cr3, RW | US, 0);
     for shift in [39, 30, 21, 12] {
         let Some(slot) = entry(s, table, gva >> shift & 0x1ff) else { return Walk::Unknown };
         let value = slot.load(Ordering::Relaxed);
@@ -154,7 +154,7 @@ fn finish(
             large,
             writable: rights & RW != 0 && wanted & D != 0,
             user: rights & US != 0,
-            executable: rights & NX == 0 && s.searched == 0,
+            executable: rights & NX == 0 && s.setup.searched == 0,
             global: value & G != 0,
         }),
         None => Walk::Unknown,
@@ -162,14 +162,14 @@ fn finish(
 }
 
 /// Maps what a walk has found, and its neighbours. False if that is the monitor's to decide.
-pub fn install(f: &mut Frame, s: &mut Shared, gva: u64, leaf: Leaf, access: Access) -> bool {
+pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: Access) -> bool {
     let kernel = gva >> 63 == 1;
     let hva = if kernel { gva.wrapping_add(bias()) } else { gva };
     let page = hva & !(PAGE - 1);
     if kernel == leaf.user || kernel && (!leaf.global || leaf.large) || !owns(hva, kernel) {
         return false;
     }
-    if s.copied != 0 && !kernel && leaf.executable && !leaf.writable && !access.fetch {
+    if s.mapped.copied != 0 && !kernel && leaf.executable && !leaf.writable && !access.fetch {
         return false; // the program reads its code, of which it has changed copies
     }
     if leaf.large && !access.fetch && map_large(f, s, hva, leaf) {
@@ -227,7 +227,7 @@ impl Run {
     }
 }
 
-fn make_run(f: &mut Frame, s: &mut Shared, run: Run, kernel: bool) -> bool {
+fn make_run(f: &mut VcpuPage, s: &mut Shared, run: Run, kernel: bool) -> bool {
     let hva = if kernel { run.gva.wrapping_add(bias()) } else { run.gva };
     make(f, s, hva, run.len, run.offset, run.rights)
 }
@@ -238,12 +238,12 @@ fn is_worth_asking(s: &mut Shared, leaf: Leaf, kernel: bool) -> bool {
     if kernel || leaf.writable || leaf.executable {
         return false;
     }
-    core::mem::replace(&mut s.shared_page, leaf.offset) == leaf.offset
+    core::mem::replace(&mut s.mapped.shared_page, leaf.offset) == leaf.offset
 }
 
 /// Maps an empty page for reading, as far as it fills the pages behind this one, too: memory without
 /// content is as good, and one mapping for all of them. The monitor takes it away when the page is written.
-fn map_empty(f: &mut Frame, s: &mut Shared, page: u64, offset: u64) -> bool {
+fn map_empty(f: &mut VcpuPage, s: &mut Shared, page: u64, offset: u64) -> bool {
     let mut len = PAGE;
     if let Some(table) = last_table(f, s, page) {
         let again = |gva: u64| {
@@ -262,7 +262,7 @@ fn map_empty(f: &mut Frame, s: &mut Shared, page: u64, offset: u64) -> bool {
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     let value = entry(s, table, gva >> 12 & 0x1ff)?.load(Ordering::Relaxed);
     let used = value & (P | A | US) == P | A | if kernel { 0 } else { US } && (kernel || table & US != 0);
-    let executable = s.searched == 0 && !kernel && (value | table) & NX == 0;
+    let executable = s.setup.searched == 0 && !kernel && (value | table) & NX == 0;
     // What may be written and executed is the monitor's to map.
     if !used || executable && value & RW != 0 || value & RESERVED != 0 || kernel && value & G == 0 {
         return None;
@@ -316,9 +316,9 @@ fn is_last(hva: u64) -> bool {
 }
 
 /// A user's 2 MiB page that nothing is decoded from, as one mapping.
-fn map_large(f: &mut Frame, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
+fn map_large(f: &mut VcpuPage, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
     let offset = leaf.offset & !(LARGE - 1);
-    let whole = offset.is_multiple_of(LARGE) && offset + LARGE <= s.ram_len;
+    let whole = offset.is_multiple_of(LARGE) && offset + LARGE <= s.setup.ram_len;
     if !whole || (0..LARGE / PAGE).any(|n| mark(offset + n * PAGE) != 0) {
         return false;
     }
@@ -327,11 +327,11 @@ fn map_large(f: &mut Frame, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
 }
 
 /// Maps a user's 2 MiB page or one page of it, which an INVLPG of any other part of it drops, too.
-fn make_of_large(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protection: u64) -> bool {
+fn make_of_large(f: &mut VcpuPage, s: &mut Shared, hva: u64, len: u64, offset: u64, protection: u64) -> bool {
     let base = hva & !(LARGE - 1);
-    let Some(free) = s.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
+    let Some(free) = s.mapped.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
     let made = make(f, s, hva, len, offset, protection);
-    if made && let Some(slot) = s.larges.get_mut(free) {
+    if made && let Some(slot) = s.mapped.larges.get_mut(free) {
         *slot = base;
     }
     made
@@ -343,13 +343,13 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
         forget_hints(s);
     } else {
         for page in (from..to).step_by(PAGE as usize) {
-            if let Some(hint) = s.hints.get_mut(hint(page)) {
+            if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
                 // SAFETY: a reference. Of plain stores the compiler makes a memset, which is not here.
                 unsafe { core::ptr::write_volatile(hint, Hint { page: 0, offset: 0 }) }
             }
         }
     }
-    for at in &mut s.larges {
+    for at in &mut s.mapped.larges {
         if *at >= from && *at + LARGE <= to {
             *at = 0;
         }
@@ -359,7 +359,7 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
 /// The monitor closes a range: what is mapped there stays, to be shown again.
 pub fn close(s: &mut Shared, from: u64, to: u64) {
     for page in (from..to).step_by(PAGE as usize) {
-        if let Some(hint) = s.hints.get_mut(hint(page)) && hint.page & !7 == page {
+        if let Some(hint) = s.mapped.hints.get_mut(hint(page)) && hint.page & !7 == page {
             hint.page = page;
         }
     }
@@ -367,14 +367,14 @@ pub fn close(s: &mut Shared, from: u64, to: u64) {
 
 /// What is mapped at a page shows the same of RAM, with these rights; none if it is closed.
 fn shows(s: &Shared, page: u64, offset: u64, rights: u64) -> bool {
-    let hint = s.hints.get(hint(page));
+    let hint = s.mapped.hints.get(hint(page));
     page != 0 && hint.is_some_and(|hint| hint.page == page | rights && hint.offset == offset)
 }
 
 /// What is mapped there shows the page already, but is closed or allows less: its protection is changed, which costs a third of
 /// a mapping, and that of closed pages beside it in the same call.
-fn show_again(f: &mut Frame, s: &mut Shared, table: u64, run: Run) -> bool {
-    if s.keeps == 0 || !sites::make_way(s, run.gva) {
+fn show_again(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run) -> bool {
+    if s.setup.keeps == 0 || !sites::make_way(s, run.gva) {
         return false;
     }
     let (mut from, mut to) = (run.gva, run.gva + PAGE);
@@ -399,27 +399,27 @@ fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
 }
 
 /// Changes the protection of pages that are mapped, and tells the monitor.
-fn show(f: &mut Frame, s: &mut Shared, from: u64, to: u64, rights: u64) -> bool {
+fn show(f: &mut VcpuPage, s: &mut Shared, from: u64, to: u64, rights: u64) -> bool {
     let pages = (to - from) / PAGE;
-    let room = MAX_MADE as u64 - s.made_count.min(MAX_MADE as u64);
+    let room = MAX_MADE as u64 - s.made.count.min(MAX_MADE as u64);
     if room < pages || call(MPROTECT, from, to - from, rights, 0, 0) != 0 {
         return false;
     }
     for page in (from..to).step_by(PAGE as usize) {
-        let Some(hint) = s.hints.get_mut(hint(page)) else { continue };
+        let Some(hint) = s.mapped.hints.get_mut(hint(page)) else { continue };
         hint.page = page | rights;
         let offset = hint.offset;
         note(s, Order { address: page, len: PAGE, offset, protection: PROTECT | rights });
-        if f.deferred == page {
-            f.deferred = 0;
+        if f.paging.deferred == page {
+            f.paging.deferred = 0;
         }
     }
-    f.fast_shown += pages;
+    f.counters.shown += pages;
     true
 }
 
 /// Maps pages around a run that the guest has used already and that are not mapped yet.
-fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
+fn around(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run, kernel: bool) {
     let first = run.gva & !(AROUND * PAGE - 1);
     // A page on its own costs as much now as when it is asked for; it will be, if the one before the
     // run has been.
@@ -445,8 +445,8 @@ fn around(f: &mut Frame, s: &mut Shared, table: u64, run: Run, kernel: bool) {
 
 /// Address of the last-level table for `gva`, with RW and US set only if all levels above allow writing and
 /// the user's accesses, and NX if one of them forbids execution.
-fn last_table(f: &Frame, s: &Shared, gva: u64) -> Option<u64> {
-    let (mut table, mut rights, mut no_execute) = (f.cr3, RW | US, 0);
+fn last_table(f: &VcpuPage, s: &Shared, gva: u64) -> Option<u64> {
+    let (mut table, mut rights, mut no_execute) = (f.regs.cr3, RW | US, 0);
     for shift in [39, 30, 21] {
         let value = entry(s, table, gva >> shift & 0x1ff)?.load(Ordering::Relaxed);
         if value & (P | A) != P | A || value & PS != 0 {
@@ -463,7 +463,7 @@ fn last_table(f: &Frame, s: &Shared, gva: u64) -> Option<u64> {
 pub fn forget_hints(s: &mut Shared) {
     // SAFETY: clears the table; there is no memset here.
     unsafe {
-        asm!("rep stosq", inout("rdi") s.hints.as_mut_ptr() => _, inout("rcx") HINTS * size_of::<Hint>() / 8 => _, in("rax") 0);
+        asm!("rep stosq", inout("rdi") s.mapped.hints.as_mut_ptr() => _, inout("rcx") HINTS * size_of::<Hint>() / 8 => _, in("rax") 0);
     }
 }
 
@@ -473,22 +473,22 @@ fn hint(hva: u64) -> usize {
 
 /// The page is probably mapped, however.
 fn is_hinted(s: &Shared, hva: u64) -> bool {
-    s.hints.get(hint(hva)).is_some_and(|hint| hint.page & !7 == hva && hint.page != hva)
+    s.mapped.hints.get(hint(hva)).is_some_and(|hint| hint.page & !7 == hva && hint.page != hva)
 }
 
 fn hinted(s: &Shared, hva: u64, protection: u64) -> bool {
-    s.hints.get(hint(hva)).is_some_and(|hint| hint.page == hva | protection & 7)
+    s.mapped.hints.get(hint(hva)).is_some_and(|hint| hint.page == hva | protection & 7)
 }
 
 /// Maps RAM and notes it for the monitor.
-fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protection: u64) -> bool {
-    if s.budget == 0 || s.made_count as usize >= MAX_MADE {
+fn make(f: &mut VcpuPage, s: &mut Shared, hva: u64, len: u64, offset: u64, protection: u64) -> bool {
+    if s.mapped.budget == 0 || s.made.count as usize >= MAX_MADE {
         return false;
     }
     let kernel = protection & KERNEL_PAGE != 0;
     let empty = protection & EMPTY != 0;
     // Of the kernel's large pages most is not used, nor has the host memory for it.
-    let populate = if kernel && (len >= LARGE || s.key != 0) { 0 } else { MAP_POPULATE };
+    let populate = if kernel && (len >= LARGE || s.setup.key != 0) { 0 } else { MAP_POPULATE };
     let access = protection & 7;
     if !kernel && !sites::make_way(s, hva) {
         return false;
@@ -496,20 +496,20 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
     if map(hva, len, access, if empty { MAP_EMPTY } else { MAP_SHARED | populate }, offset) < 0 {
         return false;
     }
-    if kernel && s.key != 0 && call(PKEY_MPROTECT, hva, len, access, s.key, 0) != 0 {
+    if kernel && s.setup.key != 0 && call(PKEY_MPROTECT, hva, len, access, s.setup.key, 0) != 0 {
         return false;
     }
-    s.budget -= 1;
-    f.fast_mapped += 1;
+    s.mapped.budget -= 1;
+    f.counters.mapped += 1;
     note(s, Order { address: hva, len, offset, protection });
     for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
-        if let Some(hint) = s.hints.get_mut(hint(page)) {
+        if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
             // What stands for an empty page shows nothing of RAM.
             let offset = if empty { u64::MAX } else { offset + (page - hva) };
             *hint = Hint { page: page | access, offset };
         }
-        if f.deferred == page {
-            f.deferred = 0;
+        if f.paging.deferred == page {
+            f.paging.deferred = 0;
         }
     }
     true
@@ -517,17 +517,17 @@ fn make(f: &mut Frame, s: &mut Shared, hva: u64, len: u64, offset: u64, protecti
 
 /// Tells the monitor of it, if there is room.
 pub fn note(s: &mut Shared, order: Order) {
-    let at = s.made_count as usize;
-    if let Some(made) = s.made.get_mut(at) {
+    let at = s.made.count as usize;
+    if let Some(made) = s.made.list.get_mut(at) {
         *made = order;
-        s.made_count += 1;
+        s.made.count += 1;
     }
 }
 
 /// The page whose invalidation was put off is dropped now: before user code runs, before kernel code may
 /// reach user memory (AC is set), and before anybody else has the turn.
-pub fn finish_deferred(f: &mut Frame) {
-    let page = core::mem::take(&mut f.deferred);
+pub fn finish_deferred(f: &mut VcpuPage) {
+    let page = core::mem::take(&mut f.paging.deferred);
     if page != 0 {
         drop_page(shared(), page);
     }
@@ -542,9 +542,9 @@ fn drop_page(s: &mut Shared, page: u64) -> bool {
 
 /// The guest still maps a page to what is mapped there, and has used it: the translation is loaded anew at
 /// once, as a TLB may do, and only what the page allows changes.
-fn reload(f: &Frame, s: &mut Shared, page: u64) -> bool {
+fn reload(f: &VcpuPage, s: &mut Shared, page: u64) -> bool {
     let now = last_table(f, s, page).and_then(|table| used_page(s, table, page, false));
-    let (Some(now), Some(hint)) = (now, s.hints.get_mut(hint(page))) else { return false };
+    let (Some(now), Some(hint)) = (now, s.mapped.hints.get_mut(hint(page))) else { return false };
     let same = hint.page & !7 == page && hint.offset == now.offset;
     if !same || (hint.page | now.rights) & EXECUTE != 0 {
         return false;
@@ -561,28 +561,28 @@ fn reload(f: &Frame, s: &mut Shared, page: u64) -> bool {
 }
 
 /// INVLPG of a user's page. False if it is the monitor's to do.
-pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
+pub fn invalidate(f: &mut VcpuPage, s: &mut Shared, gva: u64) -> bool {
     let page = gva & !(PAGE - 1);
     lookup::forget(f, gva);
-    if s.large != 0 || s.made_count as usize >= MAX_MADE || gva >> 47 != 0 || !owns(page, false) {
+    if s.mapped.large != 0 || s.made.count as usize >= MAX_MADE || gva >> 47 != 0 || !owns(page, false) {
         return false;
     }
     let base = page & !(LARGE - 1);
-    let large = s.larges.contains(&base);
-    let [_, faulted, _, space] = f.faulted;
-    let answered = space == f.cr3 && faulted & !(PAGE - 1) == page;
-    if !large && answered && f.deferred == 0 && f.alignment_flag == 0 {
+    let large = s.mapped.larges.contains(&base);
+    let [_, faulted, _, space] = f.paging.faulted;
+    let answered = space == f.regs.cr3 && faulted & !(PAGE - 1) == page;
+    if !large && answered && f.paging.deferred == 0 && f.regs.ac == 0 {
         // The page whose fault the guest is answering: it is about to be mapped anew, by one host call that
         // takes the old mapping away as well. Nobody can tell that the old mapping is still there: user code
         // does not run before `finish_deferred`, and kernel code reaches the user's memory only with AC set.
         // Whatever sets AC finishes it first: STAC (`jit::emit`), IRET and entries (`assist`), the monitor.
-        f.deferred = page;
+        f.paging.deferred = page;
         note(s, Order { address: page, len: PAGE, offset: 0, protection: 0 });
-        f.fast_invalidations += 1;
+        f.counters.invalidations += 1;
         return true;
     }
     if !large && reload(f, s, page) {
-        f.fast_invalidations += 1;
+        f.counters.invalidations += 1;
         return true;
     }
     let (page, len) = if large { (base, LARGE) } else { (page, PAGE) };
@@ -594,6 +594,6 @@ pub fn invalidate(f: &mut Frame, s: &mut Shared, gva: u64) -> bool {
         forget(s, page, page + len);
     }
     note(s, Order { address: page, len, offset: 0, protection: 0 });
-    f.fast_invalidations += 1;
+    f.counters.invalidations += 1;
     true
 }

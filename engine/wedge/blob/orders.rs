@@ -15,17 +15,17 @@ const EXECUTE: u64 = 4;
 
 /// Carries out what the monitor has ordered, up to the first that fails.
 pub fn obey(s: &mut Shared) {
-    s.failed = 0;
-    let count = (s.order_count as usize).min(MAX_ORDERS);
+    s.orders.failed = 0;
+    let count = (s.orders.count as usize).min(MAX_ORDERS);
     for at in 0..count {
-        let Some(order) = s.orders.get(at).copied() else { break };
+        let Some(order) = s.orders.list.get(at).copied() else { break };
         let result = apply(&order, s);
         if result < 0 {
-            s.failed = result;
+            s.orders.failed = result;
             break;
         }
     }
-    s.order_count = 0;
+    s.orders.count = 0;
 }
 
 fn apply(order: &Order, s: &mut Shared) -> i64 {
@@ -52,7 +52,7 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
     if protection & POKE != 0 {
         return host::poke(address, len, offset);
     }
-    if s.searched != 0 && protection & EXECUTE != 0 {
+    if s.setup.searched != 0 && protection & EXECUTE != 0 {
         return open_code(s, order);
     }
     if protection & PROTECT != 0 {
@@ -62,16 +62,16 @@ fn apply(order: &Order, s: &mut Shared) -> i64 {
         die();
     }
     if protection & COPY != 0 {
-        s.copied = 1;
+        s.mapped.copied = 1;
         return map(address, len, 3, MAP_PRIVATE | MAP_POPULATE, offset);
     }
     let (rights, kernel) = (protection & !KERNEL_PAGE, protection & KERNEL_PAGE != 0);
     let populate = if kernel { 0 } else { MAP_POPULATE };
     let result = map(address, len, rights, MAP_SHARED | populate, offset);
-    if result < 0 || !kernel || s.key == 0 {
+    if result < 0 || !kernel || s.setup.key == 0 {
         return result;
     }
-    call(host::PKEY_MPROTECT, address, len, rights, s.key, 0)
+    call(host::PKEY_MPROTECT, address, len, rights, s.setup.key, 0)
 }
 
 /// Lets user code execute a page, a copy that has just been made and that nothing else can write. A page that

@@ -9,7 +9,7 @@ use crate::{
     assist, frame, here,
     host::{save_segments, user_word},
     layout::{
-        CMP_LEN, Frame, HEAT, HOT, MAX_SITES, SITE_LEN, SITES, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
+        CMP_LEN, VcpuPage, HEAT, HOT, MAX_SITES, SITE_LEN, SITES, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
         Shared, mode,
     },
     shared,
@@ -60,9 +60,9 @@ macro_rules! entry {
                 "xor ebp, ebp",
                 "call {body}",
                 "ud2",
-                gpr = const offset_of!(Frame, gpr),
-                rip = const offset_of!(Frame, rip),
-                rflags = const offset_of!(Frame, rflags),
+                gpr = const offset_of!(VcpuPage, regs.gpr),
+                rip = const offset_of!(VcpuPage, regs.rip),
+                rflags = const offset_of!(VcpuPage, regs.rflags),
                 body = sym arrived)
         }
     };
@@ -73,9 +73,9 @@ entry!(entry_without_keys, "nop");
 
 extern "C" fn arrived() -> ! {
     let f = frame();
-    f.mode = mode::WEDGE;
+    f.run.mode = mode::WEDGE;
     save_segments(f);
-    f.patched_system_calls += 1;
+    f.counters.patched_system_calls += 1;
     assist::system_call(f)
 }
 
@@ -132,7 +132,7 @@ pub fn call_at(rip: u64) -> Option<u64> {
 /// in the stub's tail.
 pub fn resume_at(s: &Shared, rip: u64) -> u64 {
     let low = rip & 0xfff;
-    let maybe = s.displaced.get(low as usize / 64).is_some_and(|word| word >> (low % 64) & 1 == 1);
+    let maybe = s.patched.displaced.get(low as usize / 64).is_some_and(|word| word >> (low % 64) & 1 == 1);
     if !maybe {
         return rip;
     }
@@ -145,7 +145,7 @@ pub fn resume_at(s: &Shared, rip: u64) -> u64 {
 /// A system call has come by trap to `rip`: is its site worth patching now?
 pub fn is_hot(rip: u64) -> bool {
     let s = shared();
-    let Some(heat) = s.heat.get_mut((rip ^ rip >> 8) as usize % HEAT) else { return false };
+    let Some(heat) = s.patched.heat.get_mut((rip ^ rip >> 8) as usize % HEAT) else { return false };
     *heat = heat.wrapping_add(1);
     if *heat != HOT {
         return false;

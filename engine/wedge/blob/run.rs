@@ -4,7 +4,7 @@ use crate::{
     assist, frame,
     gates::{enter_block, enter_user, enter_user_without_keys, resume_raw},
     host::{set_bases, set_selectors},
-    layout::{ExitKind, Frame, go},
+    layout::{ExitKind, VcpuPage, go},
     mmu, patched::resume_at,
     shared, strict, turns,
 };
@@ -12,24 +12,24 @@ use core::arch::asm;
 
 const TF: u64 = 1 << 8;
 
-/// Goes on as `Frame::go` says, until the monitor is needed.
+/// Goes on as `RunControl::go` says, until the monitor is needed.
 pub extern "C" fn run() -> ! {
     let f = frame();
     loop {
-        let how = f.go;
-        let exited = match f.go {
+        let how = f.run.go;
+        let exited = match f.run.go {
             go::USER => enter_user_code(f),
             go::BLOCK => enter_block(),
             _ => {
-                set_bases(f.percpu, f.bias);
+                set_bases(f.block.percpu, f.block.bias);
                 resume_raw()
             }
         };
         if exited == 0 {
             turns::exit(ExitKind::Kicked);
         }
-        if f.alone != 0 || !assist::after_block(f) {
-            f.reason = f.exit_kind;
+        if f.run.alone != 0 || !assist::after_block(f) {
+            f.exit.reason = f.exit.kind;
             turns::hand_over_and_run();
         }
         if how == go::LEAVE {
@@ -47,18 +47,18 @@ pub fn restart(then: extern "C" fn() -> !) -> ! {
 }
 
 /// Returns only if a kick came first. What is single-stepped is the monitor's: the gate would be stepped first.
-fn enter_user_code(f: &mut Frame) -> u64 {
-    if f.rflags & TF != 0 {
+fn enter_user_code(f: &mut VcpuPage) -> u64 {
+    if f.regs.rflags & TF != 0 {
         return 0;
     }
     mmu::finish_deferred(f);
     let s = shared();
-    f.user_rip = resume_at(s, f.rip);
-    if s.user_secret != 0 {
+    f.run.user_rip = resume_at(s, f.regs.rip);
+    if s.setup.user_secret != 0 {
         return strict::enter(f, s);
     }
     set_selectors(f);
-    set_bases(f.fs_base, f.gs_base);
-    if s.key != 0 { enter_user() } else { enter_user_without_keys() };
+    set_bases(f.regs.fs_base, f.regs.gs_base);
+    if s.setup.key != 0 { enter_user() } else { enter_user_without_keys() };
     0
 }

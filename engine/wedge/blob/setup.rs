@@ -28,10 +28,10 @@ extern "C" fn main() -> ! {
     alone();
     signals();
     admit();
-    let keys = shared().key != 0;
+    let keys = shared().setup.key != 0;
     let entry = if keys { entry_with_keys as *const () } else { entry_without_keys as *const () };
-    shared().patched_entry = if shared().user_secret != 0 { user::user_patched() } else { entry as u64 };
-    shared().ready = 1;
+    shared().ready.patched_entry = if shared().setup.user_secret != 0 { user::user_patched() } else { entry as u64 };
+    shared().ready.done = 1;
     // What the guest does not know of is in its initial state from here on.
     host::reset_vectors(frame().vectors.0.as_ptr());
     load_vectors(frame().vectors.0.as_ptr());
@@ -45,7 +45,7 @@ fn alone() {
     call(host::SET_ROBUST_LIST, 0, 24, 0, 0, 0);
     call(host::SET_TID_ADDRESS, 0, 0, 0, 0, 0);
     let [regions, window, window_end, ram] = [REGIONS, WINDOW, WINDOW_END, RAM].map(here);
-    let (ram_end, table_end) = (ram + shared().ram_len as usize, regions + REGIONS_LEN + COPIES_LEN);
+    let (ram_end, table_end) = (ram + shared().setup.ram_len as usize, regions + REGIONS_LEN + COPIES_LEN);
     let sites_end = SITES + SITES_LEN;
     for (from, to) in [(0, SITES), (sites_end, regions), (table_end, window), (window_end, ram), (ram_end, TOP)] {
         if call(host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0) != 0 {
@@ -70,7 +70,7 @@ pub const SIGNAL_FLAGS: u64 = 4 | 0x0800_0000 | 0x4000_0000 | 0x0400_0000;
 fn signals() {
     let stack = [here(ALT_STACK) as u64, 0, ALT_STACK_LEN as u64];
     call(host::SIGALTSTACK, stack.as_ptr() as u64, 0, 0, 0, 0);
-    let keys = shared().key != 0;
+    let keys = shared().setup.key != 0;
     let handler = if keys { on_signal_keys as *const () } else { on_signal as *const () } as u64;
     let action = Action { handler, flags: SIGNAL_FLAGS, restorer: RESTORER, mask: 0 };
     for signal in SIGNALS {
@@ -83,12 +83,12 @@ fn admit() {
     let s = shared();
     // SAFETY: the far end of the stack, which is zeroed and not in use.
     let program = unsafe { &mut *(here(STACK) as *mut filter::Program) };
-    filter::write(program, s.secret, s.blob_end);
+    filter::write(program, s.setup.secret, s.setup.blob_end);
     let fprog = [program.len() as u64, program.as_ptr() as u64];
     call(host::PRCTL, 38, 1, 0, 0, 0); // PR_SET_NO_NEW_PRIVS
     // All but the blob's own calls are a SIGSYS before any filter is asked.
     let window = here(WINDOW) as u64;
-    if s.user_dispatch != 0 && call(host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, s.blob_end - window, 0) != 0 {
+    if s.setup.user_dispatch != 0 && call(host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, s.setup.blob_end - window, 0) != 0 {
         refuse();
     }
     // SECCOMP_FILTER_FLAG_SPEC_ALLOW: hosts before 5.16 switch speculation off without it.

@@ -9,7 +9,7 @@ use crate::{
     here,
     host::{self, load_vectors, save_segments},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, Frame, KICK, USER_CACHE, WINDOW, go, mode,
+        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, VcpuPage, KICK, USER_CACHE, WINDOW, go, mode,
     },
     patched,
     run::{self, restart},
@@ -105,15 +105,15 @@ const _: () = assert!(ALT_STACK % ALT_STACK_LEN == 0 && ALT_STACK_LEN == 1 << 15
 extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
     let f = frame();
     let pc = context.rip;
-    let wedge_text = pc >= here(WINDOW) as u64 && pc < shared().blob_end;
+    let wedge_text = pc >= here(WINDOW) as u64 && pc < shared().setup.blob_end;
     let enters = routine(pc, CACHE) == 0;
     // Part of the state is in the frame already, and the registers are no longer the guest's.
     let leaves = [CACHE, USER_CACHE].iter().any(|cache| matches!(routine(pc, *cache), 1 | 2));
-    match (f.mode, signal == KICK as u64) {
+    match (f.run.mode, signal == KICK as u64) {
         (_, true) if wedge_text && in_gate(pc) => give_up_gate(context),
-        (_, true) if wedge_text => f.kicked = 1,
+        (_, true) if wedge_text => f.run.kicked = 1,
         (mode::KERNEL, true) if enters => give_up_gate(context),
-        (mode::KERNEL, true) if leaves => f.kicked = 1,
+        (mode::KERNEL, true) if leaves => f.run.kicked = 1,
         (mode::USER, _) => user(f, signal, context, info),
         (mode::KERNEL, _) if in_cache(pc) => kernel(f, signal, context, info),
         (_, false) => own(f, signal, context),
@@ -132,7 +132,7 @@ fn in_cache(pc: u64) -> bool {
 
 /// A fault of the wedge's own: in a careful access, or the end of single-stepping guest code. Any
 /// other is told to the monitor, which gives up.
-fn own(f: &mut Frame, signal: u64, context: &mut Context) {
+fn own(f: &mut VcpuPage, signal: u64, context: &mut Context) {
     let careful = [
         assist::load_careful as *const () as u64,
         fault::store_careful as *const () as u64,
@@ -143,7 +143,7 @@ fn own(f: &mut Frame, signal: u64, context: &mut Context) {
     } else if careful.contains(&context.rip) {
         context.rip = assist::load_failed as *const () as u64;
     } else {
-        (f.signal, f.pc, f.address, f.trap) = (signal, context.rip, context.cr2, context.trap);
+        (f.exit.signal, f.exit.pc, f.exit.address, f.exit.trap) = (signal, context.rip, context.cr2, context.trap);
         restart(broken);
     }
 }
@@ -172,34 +172,34 @@ impl Context {
     }
 }
 
-fn user(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
+fn user(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     save_segments(f);
     came_back(f, signal, context, info)
 }
 
 /// User code has come back by a signal; the frame has its segments.
-pub fn came_back(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
+pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     save(f, signal, context, info);
     let site = patched::site_of(context.rip);
-    f.rip = site.unwrap_or(context.rip);
+    f.regs.rip = site.unwrap_or(context.rip);
     if site.is_some() && signal == SIGTRAP {
-        f.signal = KICK as u64; // a step to the stub is none of the program's
+        f.exit.signal = KICK as u64; // a step to the stub is none of the program's
     }
-    f.rflags = context.flags;
+    f.regs.rflags = context.flags;
     let cs = context.selectors & 0xffff;
-    f.compatibility = (cs != USER_CS).into();
-    if f.compatibility != 0 {
-        f.cs = cs;
+    f.run.compatibility = (cs != USER_CS).into();
+    if f.run.compatibility != 0 {
+        f.regs.cs = cs;
     }
     // AUDIT_ARCH_X86_64, SYS_SECCOMP, and not the vsyscall page.
-    let system_call = signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.address == f.rip;
+    let system_call = signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.exit.address == f.regs.rip;
     if system_call {
         restore_number(f, info[3] as i32);
     }
-    let page_fault = signal == SIGSEGV && f.trap == PAGE_FAULT;
-    let protection = signal == SIGSEGV && f.trap == GENERAL_PROTECTION;
-    match f.fast != 0 && f.compatibility == 0 {
-        _ if signal == SIGILL && f.compatibility == 0 => restart(user_illegal),
+    let page_fault = signal == SIGSEGV && f.exit.trap == PAGE_FAULT;
+    let protection = signal == SIGSEGV && f.exit.trap == GENERAL_PROTECTION;
+    match f.run.fast != 0 && f.run.compatibility == 0 {
+        _ if signal == SIGILL && f.run.compatibility == 0 => restart(user_illegal),
         true if system_call => restart(system_call_entry),
         true if page_fault => restart(user_fault),
         true if protection => restart(user_protection),
@@ -209,9 +209,9 @@ pub fn came_back(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4])
 
 /// The host takes some numbers of system calls for its own results, on the way to a signal, and
 /// changes RAX.
-fn restore_number(f: &mut Frame, number: i32) {
-    if f.gpr[0] as i32 != number {
-        f.gpr[0] = number as i64 as u64;
+fn restore_number(f: &mut VcpuPage, number: i32) {
+    if f.regs.gpr[0] as i32 != number {
+        f.regs.gpr[0] = number as i64 as u64;
     }
 }
 
@@ -228,17 +228,17 @@ extern "C" fn user_protection() -> ! {
     if !cpuid::answer(f) {
         turns::exit(ExitKind::UserSignal);
     }
-    f.fast_cpuids += 1;
-    f.go = go::USER;
+    f.counters.cpuids += 1;
+    f.run.go = go::USER;
     run::run()
 }
 
 /// Where there would be a SYSCALL but for a patch, the frame becomes that of its trap.
 extern "C" fn user_illegal() -> ! {
     let f = frame();
-    let Some(back) = patched::call_at(f.rip) else { turns::exit(ExitKind::UserSignal) };
-    (f.signal, f.rip, f.address) = (SIGSYS, back, back);
-    if f.fast != 0 {
+    let Some(back) = patched::call_at(f.regs.rip) else { turns::exit(ExitKind::UserSignal) };
+    (f.exit.signal, f.regs.rip, f.exit.address) = (SIGSYS, back, back);
+    if f.run.fast != 0 {
         assist::system_call(f)
     }
     turns::exit(ExitKind::UserSignal)
@@ -246,17 +246,17 @@ extern "C" fn user_illegal() -> ! {
 
 extern "C" fn system_call_entry() -> ! {
     let f = frame();
-    if patched::is_hot(f.rip) {
+    if patched::is_hot(f.regs.rip) {
         turns::exit(ExitKind::HotSite);
     }
     assist::system_call(f)
 }
 
-fn kernel(f: &mut Frame, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
+fn kernel(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     save(f, signal, context, info);
-    f.pc = context.rip;
-    f.host_flags = context.flags & !TF;
-    let page_fault = signal == SIGSEGV && f.trap == PAGE_FAULT;
+    f.exit.pc = context.rip;
+    f.block.host_flags = context.flags & !TF;
+    let page_fault = signal == SIGSEGV && f.exit.trap == PAGE_FAULT;
     restart(if page_fault { kernel_fault } else { kernel_exit })
 }
 
@@ -269,16 +269,16 @@ extern "C" fn kernel_exit() -> ! {
 }
 
 /// The interrupted registers. Vectors go back into the CPU at once: the wedge uses none.
-fn save(f: &mut Frame, signal: u64, c: &Context, info: &[u64; 4]) {
+fn save(f: &mut VcpuPage, signal: u64, c: &Context, info: &[u64; 4]) {
     let [r8, r9, r10, r11, r12, r13, r14, r15] = c.r8_to_r15;
-    f.gpr = [
+    f.regs.gpr = [
         c.rax, c.rcx, c.rdx, c.rbx, c.rsp, c.rbp, c.rsi, c.rdi, r8, r9, r10, r11, r12, r13, r14, r15,
     ];
-    f.signal = signal;
-    f.code = info[1] & 0xffff_ffff;
-    f.address = info[2];
-    f.trap = c.trap;
-    f.error = c.error;
+    f.exit.signal = signal;
+    f.exit.code = info[1] & 0xffff_ffff;
+    f.exit.address = info[2];
+    f.exit.trap = c.trap;
+    f.exit.error = c.error;
     load_vectors(c.vectors);
-    f.mode = mode::WEDGE;
+    f.run.mode = mode::WEDGE;
 }

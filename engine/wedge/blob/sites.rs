@@ -16,15 +16,15 @@ pub fn make_way(s: &mut Shared, address: u64) -> bool {
 
 /// There are some, mapped or not.
 pub fn close(s: &mut Shared) -> i64 {
-    if s.sites_closed != 0 {
+    if s.mapped.sites_closed != 0 {
         return 0;
     }
-    s.sites_closed = 1;
+    s.mapped.sites_closed = 1;
     call(MPROTECT, SITES as u64, SITES_LEN as u64, 0, 0, 0)
 }
 
 /// There are none any more.
 pub fn open(s: &mut Shared) -> i64 {
-    s.sites_closed = 0;
+    s.mapped.sites_closed = 0;
     call(MPROTECT, SITES as u64, SITES_LEN as u64, READ, 0, 0)
 }

@@ -11,7 +11,7 @@ use crate::{
     assist, die, here,
     host::{self, IOCTL, call, load_vectors},
     layout::{
-        ExitKind, Frame, HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Shared,
+        ExitKind, VcpuPage, HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Shared,
         USER_PAGE, UserPage, event, region,
     },
     filter::{NOTIFICATION_RECEIVE, NOTIFICATION_SEND},
@@ -59,7 +59,7 @@ fn journal() -> &'static mut Journal {
 /// Memory has been unmapped or protected here, or bytes written.
 pub fn have_done(order: [u64; 6]) {
     let s = shared();
-    if s.user_secret != 0 {
+    if s.setup.user_secret != 0 {
         note(s, order);
     }
 }
@@ -69,32 +69,32 @@ pub fn have_mapped(order: [u64; 6]) {
     let s = shared();
     let [_, at, ..] = order;
     // SAFETY: the table has an entry for every region.
-    if s.user_secret != 0 && unsafe { *(here(REGIONS) as *const u64).add(region(at)) } == 0 {
+    if s.setup.user_secret != 0 && unsafe { *(here(REGIONS) as *const u64).add(region(at)) } == 0 {
         note(s, order);
     }
 }
 
 fn note(s: &mut Shared, order: [u64; 6]) {
-    if s.journal_count as usize >= MAX_JOURNAL {
+    if s.user.journal_count as usize >= MAX_JOURNAL {
         let done = hand(s, false) == event::DONE;
-        s.user_failed |= u64::from(!done);
+        s.user.failed |= u64::from(!done);
     }
-    if let Some(entry) = journal().orders.get_mut(s.journal_count as usize) {
+    if let Some(entry) = journal().orders.get_mut(s.user.journal_count as usize) {
         *entry = order;
-        s.journal_count += 1;
+        s.user.journal_count += 1;
     }
 }
 
 /// Runs user code as the frame says until it comes back; returns, with zero, only if a kick came first.
-pub fn enter(f: &mut Frame, s: &mut Shared) -> u64 {
-    if f.kicked != 0 {
+pub fn enter(f: &mut VcpuPage, s: &mut Shared) -> u64 {
+    if f.run.kicked != 0 {
         return 0;
     }
     let p = page();
     show(f, p);
-    f.user_entries += 1;
+    f.counters.user_entries += 1;
     loop {
-        if core::mem::take(&mut s.user_failed) != 0 {
+        if core::mem::take(&mut s.user.failed) != 0 {
             failed(s);
         }
         p.kicked = 0;
@@ -107,7 +107,7 @@ pub fn enter(f: &mut Frame, s: &mut Shared) -> u64 {
             }
             event::SIGNAL => run::restart(came_by_signal),
             // A kick that the monitor has heard of is over.
-            event::KICKED if f.kicked == 0 => {}
+            event::KICKED if f.run.kicked == 0 => {}
             event::KICKED => return 0,
             _ => failed(s),
         }
@@ -115,24 +115,24 @@ pub fn enter(f: &mut Frame, s: &mut Shared) -> u64 {
 }
 
 /// What user code is to run with. The vector registers are in the CPU, and stay there.
-fn show(f: &Frame, p: &mut UserPage) {
-    p.gpr = f.gpr;
-    (p.rip, p.rflags) = (f.user_rip, f.rflags);
-    (p.fs_base, p.gs_base) = (canonical(f.fs_base), canonical(f.gs_base));
-    p.selectors = [f.ds, f.es, f.fs, f.gs];
+fn show(f: &VcpuPage, p: &mut UserPage) {
+    p.gpr = f.regs.gpr;
+    (p.rip, p.rflags) = (f.run.user_rip, f.regs.rflags);
+    (p.fs_base, p.gs_base) = (canonical(f.regs.fs_base), canonical(f.regs.gs_base));
+    p.selectors = [f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs];
     clear_header(&mut p.vectors.0, 0);
     host::store_vectors(p.vectors.0.as_mut_ptr());
 }
 
 /// Lets the process go on, to do its orders and, with `enter`, user code, until it hands over again; why it did.
 fn hand(s: &mut Shared, enter: bool) -> u64 {
-    if s.handed == 0 {
+    if s.user.handed == 0 {
         receive(s);
     }
     let j = journal();
-    (j.enter, j.count) = (enter.into(), s.journal_count);
-    s.journal_count = 0;
-    while !send(s.handed, s.user_secret, 0) {
+    (j.enter, j.count) = (enter.into(), s.user.journal_count);
+    s.user.journal_count = 0;
+    while !send(s.user.handed, s.setup.user_secret, 0) {
         receive(s);
     }
     receive(s);
@@ -148,7 +148,7 @@ fn receive(s: &mut Shared) {
             0 => {
                 let [id, _, number, pointer, ..] = request;
                 if number & 0xffff_ffff == HAND_OVER && pointer == user::user_told() {
-                    s.handed = id;
+                    s.user.handed = id;
                     return;
                 }
                 send(id, 0, NO_SUCH_CALL);
@@ -172,21 +172,21 @@ fn send(id: u64, value: u64, error: u64) -> bool {
 
 /// The process could not do as it was told, or says so: the monitor has everything mapped anew.
 fn failed(s: &mut Shared) -> ! {
-    s.failed = NO_MEMORY;
+    s.orders.failed = NO_MEMORY;
     turns::exit(ExitKind::Kicked)
 }
 
 extern "C" fn patched_call() -> ! {
     let f = frame();
-    f.patched_system_calls += 1;
+    f.counters.patched_system_calls += 1;
     assist::system_call(f)
 }
 
 /// What a patched call has put into the page.
-fn take_registers(f: &mut Frame, p: &UserPage) {
-    f.gpr = p.gpr;
-    f.rip = canonical(p.rip);
-    f.rflags = user_flags(p.rflags);
+fn take_registers(f: &mut VcpuPage, p: &UserPage) {
+    f.regs.gpr = p.gpr;
+    f.regs.rip = canonical(p.rip);
+    f.regs.rflags = user_flags(p.rflags);
     take_segments(f, p);
     take_vectors(f, p);
     load_vectors(f.vectors.0.as_ptr());
@@ -224,15 +224,15 @@ fn forget(words: &mut [u64]) {
     }
 }
 
-fn take_segments(f: &mut Frame, p: &UserPage) {
+fn take_segments(f: &mut VcpuPage, p: &UserPage) {
     let known = |selector: u64| if SELECTORS.contains(&selector) { selector } else { 0 };
     let [ds, es, fs, gs] = p.selectors;
-    (f.ds, f.es, f.fs, f.gs) = (known(ds), known(es), known(fs), known(gs));
-    (f.fs_base, f.gs_base) = (canonical(p.fs_base), canonical(p.gs_base));
+    (f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs) = (known(ds), known(es), known(fs), known(gs));
+    (f.regs.fs_base, f.regs.gs_base) = (canonical(p.fs_base), canonical(p.gs_base));
 }
 
 /// The vector registers, as an area that can be loaded.
-fn take_vectors(f: &mut Frame, p: &UserPage) {
+fn take_vectors(f: &mut VcpuPage, p: &UserPage) {
     // SAFETY: copies one area to another.
     unsafe {
         asm!("rep movsq", inout("rsi") p.vectors.0.as_ptr() => _, inout("rdi") f.vectors.0.as_mut_ptr() => _,

@@ -18,13 +18,13 @@ const WAKE: u64 = 1;
 
 /// Tells the monitor why guest code stopped, and goes on when and as it says.
 pub fn exit(kind: ExitKind) -> ! {
-    frame().reason = kind as u64;
+    frame().exit.reason = kind as u64;
     hand_over_and_run()
 }
 
 pub fn hand_over_and_run() -> ! {
     // The monitor looks at everything a kick can be about.
-    frame().kicked = 0;
+    frame().run.kicked = 0;
     wait_after(MONITOR)
 }
 
@@ -46,7 +46,7 @@ pub fn pass_on(to: usize) -> ! {
 /// Gives somebody the turn, and goes on when and as the frame says.
 fn wait_after(to: usize) -> ! {
     let f = frame();
-    f.mode = mode::WEDGE;
+    f.run.mode = mode::WEDGE;
     mmu::finish_deferred(f);
     store_vectors(f.vectors.0.as_mut_ptr());
     hand_over(shared(), to);
@@ -56,7 +56,7 @@ fn wait_after(to: usize) -> ! {
 
 /// Gives somebody the turn, and obeys the monitor's orders when it is ours again.
 fn hand_over(s: &mut Shared, mut to: usize) {
-    let Some(own) = whose_turn().words.get(s.number as usize) else { crate::die() };
+    let Some(own) = whose_turn().words.get(s.setup.number as usize) else { crate::die() };
     loop {
         if let Some(word) = whose_turn().words.get(to) {
             word.store(1, Ordering::SeqCst);
@@ -66,9 +66,9 @@ fn hand_over(s: &mut Shared, mut to: usize) {
             call(host::FUTEX, own.as_ptr() as u64, WAIT, 0, 0, 0);
         }
         // The next turn may come from another wedge.
-        let orders_only = core::mem::take(&mut s.orders_only) != 0;
+        let orders_only = core::mem::take(&mut s.orders.only) != 0;
         obey(s);
-        if s.failed == 0 && !orders_only && frame().go != go::NOTHING {
+        if s.orders.failed == 0 && !orders_only && frame().run.go != go::NOTHING {
             return;
         }
         to = MONITOR;

@@ -5,8 +5,8 @@
 //! User code comes back by signals only. Host calls are possible only from this text and only with
 //! a secret; it lies, like all that user code must not touch, in pages with a protection key.
 //!
-//! The wedge is a state machine: [`run::run`] goes on as `Frame::go` says; whatever ends guest code
-//! puts the state into the [`layout::Frame`] and comes back to `run` on a fresh stack.
+//! The wedge is a state machine: [`run::run`] goes on as `RunControl::go` says; whatever ends guest code
+//! puts the state into the [`layout::VcpuPage`] and comes back to `run` on a fresh stack.
 //!
 //! - `setup` makes the process a wedge: memory, signal handlers; `filter` says which host calls it has.
 //! - `run` enters guest code, `gates` are the last instructions of that.
@@ -29,16 +29,7 @@ mod fault;
 mod filter;
 mod gates;
 mod host;
-#[path = "../../frame/src/keys.rs"]
-#[allow(dead_code, reason = "the monitor uses the rest")]
-mod keys;
 mod lookup;
-#[path = "../../frame/src/lookups.rs"]
-#[allow(dead_code, reason = "the monitor uses the rest")]
-mod lookups;
-#[path = "../../frame/src/layout.rs"]
-#[allow(dead_code, reason = "the monitor uses the rest")]
-mod layout;
 mod mmu;
 mod orders;
 mod patched;
@@ -53,7 +44,10 @@ mod turns;
 mod user;
 
 use core::arch::asm;
-use layout::{BIAS, FRAME, Frame, SHARED, Shared, TURNS, Turns};
+use frame as layout;
+use frame as lookups;
+use frame::keys;
+use layout::{BIAS, FRAME, VcpuPage, SHARED, Shared, TURNS, Turns};
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -89,9 +83,9 @@ fn shared() -> &'static mut Shared {
     unsafe { &mut *(here(SHARED) as *mut Shared) }
 }
 
-fn frame() -> &'static mut Frame {
+fn frame() -> &'static mut VcpuPage {
     // SAFETY: as for the shared pages; only one wedge of a vCPU runs at a time.
-    unsafe { &mut *(here(FRAME) as *mut Frame) }
+    unsafe { &mut *(here(FRAME) as *mut VcpuPage) }
 }
 
 fn whose_turn() -> &'static Turns {

@@ -22,7 +22,7 @@ fn ready() -> (Wedge, Pages) {
     let mut pages = Pages::new().expect("the host gives memory");
     let wedge = Wedge::start(parts, &pages, 1).expect("the host gives a process");
     let frame = pages.frame();
-    (frame.go, frame.rip) = (go::USER, NOWHERE);
+    (frame.run.go, frame.regs.rip) = (go::USER, NOWHERE);
     (wedge, pages)
 }
 
@@ -38,9 +38,9 @@ fn order(wedge: &mut Wedge, times: usize) {
 fn a_full_list_runs_no_guest_code() {
     let (mut wedge, mut pages) = ready();
     order(&mut wedge, 2 * MAX_ORDERS + 1);
-    assert_eq!(pages.frame().user_entries, 0);
+    assert_eq!(pages.frame().counters.user_entries, 0);
     assert!(wedge.run().expect("the process lives"));
-    assert_eq!(pages.frame().user_entries, 1);
+    assert_eq!(pages.frame().counters.user_entries, 1);
 }
 
 /// Another wedge gives a turn without the monitor, which has no orders left.
@@ -49,5 +49,5 @@ fn the_turn_after_a_full_list_may_be_anybodys() {
     let (mut wedge, mut pages) = ready();
     order(&mut wedge, MAX_ORDERS);
     wedge.take_turns().expect("the process lives");
-    assert_eq!(pages.frame().user_entries, 1);
+    assert_eq!(pages.frame().counters.user_entries, 1);
 }

@@ -4,9 +4,10 @@ use crate::memory::MemoryObject;
 use crate::process;
 use crate::turns::Turns;
 use frame::{
-    Base, CACHE, CACHE_LEN, CMP_LEN, COPY_INDEX, FRAME_LEN, Frame, LOOKUP_INDEX, LOOKUP_READS,
+    Base, CACHE, CACHE_LEN, CMP_LEN, COPY_INDEX, FRAME_LEN, LOOKUP_INDEX, LOOKUP_READS,
     LOOKUP_WRITES, NO_USER, NOWHERE, POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES,
-    SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, UPPER_USER, keys, region, site_page,
+    SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, UPPER_USER, VcpuPage, keys, region,
+    site_page,
 };
 use std::{io, os::fd::BorrowedFd};
 
@@ -25,7 +26,7 @@ pub enum Call {
 #[derive(Debug)]
 pub struct Pages {
     base: Base,
-    frame: MemoryObject<Frame>,
+    frame: MemoryObject<VcpuPage>,
     tables: Bytes,
     cache: Bytes,
     regions: Bytes,
@@ -66,12 +67,12 @@ impl Pages {
             object.seal()?;
         }
         let frame = pages.frame();
-        frame.bias = base.bias();
-        frame.nowhere = NOWHERE;
-        frame.region_mask = (REGION_COUNT as u64 - 1) << REGION_BITS;
-        frame.copy_index = COPY_INDEX;
-        frame.vector_mask = 7;
-        frame.lookup_masks = [LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES];
+        frame.block.bias = base.bias();
+        frame.block.nowhere = NOWHERE;
+        frame.block.region_mask = (REGION_COUNT as u64 - 1) << REGION_BITS;
+        frame.block.copy_index = COPY_INDEX;
+        frame.system.vector_mask = 7;
+        frame.block.lookup_masks = [LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES];
         for at in 0..REGION_COUNT {
             match bias_of(base, (at as u64) << REGION_BITS) {
                 0 => {} // as it is
@@ -88,7 +89,7 @@ impl Pages {
     pub fn move_to(&mut self, base: Base) -> io::Result<()> {
         let mut new = Self::with_base(base)?;
         *new.frame() = self.frame().clone();
-        new.frame().bias = base.bias();
+        new.frame().block.bias = base.bias();
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
         new.strict = self.strict;
@@ -102,7 +103,7 @@ impl Pages {
     }
 
     /// The frame. Wedges change it while they have the turn.
-    pub fn frame(&mut self) -> &mut Frame {
+    pub fn frame(&mut self) -> &mut VcpuPage {
         self.frame.get_mut()
     }
 

@@ -114,7 +114,7 @@ impl Wedge {
         let mut user = None;
         if let Some(apart) = &mut apart {
             let shared = shared.get_mut();
-            shared.user_secret = strict::secret();
+            shared.setup.user_secret = strict::secret();
             let Process { pid, pidfd } = apart.start(&parts, shared)?;
             turns.adopt_user(number, pidfd);
             user = Some(pid);
@@ -139,7 +139,7 @@ impl Wedge {
         };
         wedge.wait()?; // until it is ready
         wedge.processes().for_each(affinity::share);
-        wedge.patched_entry = wedge.shared.get().patched_entry;
+        wedge.patched_entry = wedge.shared.get().ready.patched_entry;
         Ok(wedge)
     }
 
@@ -197,9 +197,9 @@ impl Wedge {
     /// no wedge does has been written by guest code, and is left out.
     pub fn take_made(&mut self) -> Vec<Order> {
         let shared = self.shared.get_mut();
-        let count = (shared.made_count as usize).min(MAX_MADE);
-        shared.made_count = 0;
-        let made = shared.made[..count].to_vec();
+        let count = (shared.made.count as usize).min(MAX_MADE);
+        shared.made.count = 0;
+        let made = shared.made.list[..count].to_vec();
         made.into_iter().filter(|order| is_possible(order, self.ram_len)).collect()
     }
 
@@ -211,19 +211,19 @@ impl Wedge {
     /// An instruction at `rip` (GVA), behind a system call, has been displaced by a patch.
     pub fn displaced(&mut self, rip: u64) {
         let low = rip as usize & 0xfff;
-        self.shared.get_mut().displaced[low / 64] |= 1 << (low % 64);
+        self.shared.get_mut().patched.displaced[low / 64] |= 1 << (low % 64);
     }
 
     /// How many mappings the wedge may make by itself, and whether large user pages may be mapped.
     pub fn allow(&mut self, mappings: usize, large: bool) {
         let shared = self.shared.get_mut();
-        shared.budget = mappings as u64;
-        shared.large = large.into();
+        shared.mapped.budget = mappings as u64;
+        shared.mapped.large = large.into();
     }
 
     /// User code is to be run translated, with look-ups, or not.
     pub fn look_up(&mut self, on: bool) {
-        self.shared.get_mut().lookups = on.into();
+        self.shared.get_mut().mapped.lookups = on.into();
     }
 
     /// Kernel code must not read the page at this GVA as it is mapped.
@@ -264,15 +264,15 @@ impl Wedge {
     fn hand_over(&mut self, orders_only: bool) -> Result<bool, Error> {
         let orders = std::mem::take(&mut self.orders);
         let shared = self.shared.get_mut();
-        for (to, from) in shared.orders.iter_mut().zip(&orders) {
+        for (to, from) in shared.orders.list.iter_mut().zip(&orders) {
             *to = *from;
         }
-        shared.order_count = orders.len() as u64;
-        shared.orders_only = orders_only.into();
+        shared.orders.count = orders.len() as u64;
+        shared.orders.only = orders_only.into();
         self.orders = orders;
         self.orders.clear();
         self.take_turns()?;
-        Ok(self.shared.get().failed == 0)
+        Ok(self.shared.get().orders.failed == 0)
     }
 
     pub(crate) fn take_turns(&mut self) -> Result<(), Error> {
@@ -315,14 +315,15 @@ fn is_possible(order: &Order, ram_len: u64) -> bool {
 }
 
 fn prepare(shared: &mut Shared, ram: &Ram<'_>, pages: &Pages, number: usize) {
-    shared.number = number as u64;
-    shared.secret = strict::secret();
-    (shared.ram_len, shared.ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
-    shared.blob_end = pages.base().at((BLOB + IMAGE.len()) as u64);
-    shared.key = u64::from(crate::keys());
-    shared.searched = shared.key;
-    shared.user_dispatch = pages.user_dispatch.into();
-    shared.keeps = pages.keeps.into();
+    shared.setup.number = number as u64;
+    shared.setup.secret = strict::secret();
+    (shared.setup.ram_len, shared.setup.ram_low) =
+        if ram.walked { (ram.len, ram.low) } else { (0, 0) };
+    shared.setup.blob_end = pages.base().at((BLOB + IMAGE.len()) as u64);
+    shared.setup.key = u64::from(crate::keys());
+    shared.setup.searched = shared.setup.key;
+    shared.setup.user_dispatch = pages.user_dispatch.into();
+    shared.setup.keeps = pages.keeps.into();
 }
 
 /// Bytes of the blob, whole pages.

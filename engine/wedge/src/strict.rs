@@ -58,7 +58,8 @@ impl Apart {
 
     /// Starts the process, beside a wedge of these parts.
     pub(crate) fn start(&mut self, wedge: &Parts, told: &frame::Shared) -> io::Result<Process> {
-        self.page.get_mut().start = [told.user_secret, told.blob_end, told.user_dispatch];
+        self.page.get_mut().start =
+            [told.setup.user_secret, told.setup.blob_end, told.setup.user_dispatch];
         let stack = wedge.base.at(ALT_STACK as u64);
         self.journal.get_mut().signal_stack = [stack, SIGNAL_STACK_FLAGS, ALT_STACK_LEN as u64];
         let parts = UserParts {

@@ -8,10 +8,7 @@
 
 use std::arch::asm;
 
-#[allow(dead_code, reason = "monitor and wedge use the rest")]
-#[path = "../../../engine/frame/src/layout.rs"]
-mod layout;
-use layout::{BIAS, BLOB, CACHE, FRAME, HAND_OVER, JOURNAL, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
+use frame::{BIAS, BLOB, CACHE, FRAME, HAND_OVER, JOURNAL, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
 
 #[path = "isolation/keys.rs"]
 mod keys;

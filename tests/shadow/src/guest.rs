@@ -78,15 +78,15 @@ impl Wedge {
     /// Obeys orders, then does what follows; false if an order failed.
     pub fn hand_over(&mut self, then: impl FnOnce(&mut Shared)) -> bool {
         let orders = std::mem::take(&mut self.orders);
-        self.shared.orders[..orders.len()].copy_from_slice(&orders);
-        self.shared.order_count = orders.len() as u64;
+        self.shared.orders.list[..orders.len()].copy_from_slice(&orders);
+        self.shared.orders.count = orders.len() as u64;
         self.lookups.show();
         host::enter(&mut self.maps, &mut self.shared, |shared| {
             obey(shared);
-            if shared.failed == 0 {
+            if shared.orders.failed == 0 {
                 then(shared);
             }
-            shared.failed == 0
+            shared.orders.failed == 0
         })
     }
 }
@@ -115,14 +115,14 @@ impl Process for Wedge {
     }
     fn publish(&self, _: Option<u64>) {}
     fn take_made(&mut self) -> Vec<Order> {
-        let count = std::mem::take(&mut self.shared.made_count) as usize;
-        self.shared.made[..count.min(MAX_MADE)].to_vec()
+        let count = std::mem::take(&mut self.shared.made.count) as usize;
+        self.shared.made.list[..count.min(MAX_MADE)].to_vec()
     }
     fn allow(&mut self, mappings: usize, large: bool) {
-        (self.shared.budget, self.shared.large) = (mappings as u64, large.into());
+        (self.shared.mapped.budget, self.shared.mapped.large) = (mappings as u64, large.into());
     }
     fn look_up(&mut self, on: bool) {
-        self.shared.lookups = on.into();
+        self.shared.mapped.lookups = on.into();
     }
     fn hide(&mut self, _: u64) {}
     fn show_all(&mut self) {}
@@ -140,13 +140,13 @@ impl Process for Wedge {
         0
     }
     fn keeps(&self) -> bool {
-        self.shared.keeps != 0
+        self.shared.setup.keeps != 0
     }
     fn processes(&self) -> Vec<i32> {
         Vec::new()
     }
     fn searches(&self) -> bool {
-        self.shared.searched != 0
+        self.shared.setup.searched != 0
     }
 }
 
@@ -185,7 +185,7 @@ impl World {
             (true, 0) => self.user = false,
             (true, _) => self.user_code(shared),
             // What has been put off is looked at before it is done.
-            (false, 1..6) if self.pages.frame().deferred != 0 => self.open_access(shared),
+            (false, 1..6) if self.pages.frame().paging.deferred != 0 => self.open_access(shared),
             (false, 0) => self.return_to_user(shared),
             (false, 1..4) if self.calm => {
                 self.tables.toggle(&self.ram, &mut self.random);
@@ -267,7 +267,7 @@ impl World {
         self.must_be_denied(gva, access);
         let code = if access.write { 2 } else { 0 } | if access.fetch { 16 } else { 0 };
         let frame = self.pages.frame();
-        frame.faulted = [1, gva, code, frame.cr3];
+        frame.paging.faulted = [1, gva, code, frame.regs.cr3];
         self.user = false;
     }
 
@@ -275,11 +275,11 @@ impl World {
     fn return_to_user(&mut self, shared: &mut Shared) {
         self.user = true;
         let frame = self.pages.frame();
-        let [_, gva, code, space] = frame.faulted;
-        if gva == 0 || space != frame.cr3 || self.random.chance(20) {
+        let [_, gva, code, space] = frame.paging.faulted;
+        if gva == 0 || space != frame.regs.cr3 || self.random.chance(20) {
             return;
         }
-        frame.faulted = [0; 4];
+        frame.paging.faulted = [0; 4];
         let access = mmu::Access { write: code & 2 != 0, fetch: code & 16 != 0, user: true };
         if let Walk::Found(leaf) = mmu::walk(frame, shared, gva, access) {
             mmu::install(frame, shared, gva, leaf, access);
@@ -296,7 +296,7 @@ impl World {
 
     /// Kernel code on user memory, inside STAC..CLAC.
     fn open_access(&mut self, shared: &mut Shared) {
-        let deferred = self.pages.frame().deferred;
+        let deferred = self.pages.frame().paging.deferred;
         let gva = match deferred != 0 && self.random.chance(50) {
             true => deferred,
             false => tables::some_page(&mut self.random, false),
@@ -348,7 +348,7 @@ impl World {
         let open = keys_open || !mapping.key;
         let passes =
             open && has(true, READ) && has(access.write, WRITE) && has(access.fetch, EXECUTE);
-        if passes && hva == self.pages.frame().deferred && !self.is_covered(hva, &mapping) {
+        if passes && hva == self.pages.frame().paging.deferred && !self.is_covered(hva, &mapping) {
             self.violated(format!(
                 "an access to {gva:#x}, which was invalidated, finds {mapping:x?}"
             ));
@@ -370,7 +370,7 @@ impl World {
 
     /// INVLPG by translated code.
     fn invalidate(&mut self, shared: &mut Shared) {
-        let faulted = self.pages.frame().faulted[1];
+        let faulted = self.pages.frame().paging.faulted[1];
         let kernel = self.random.chance(20);
         let gva = match faulted != 0 && self.random.chance(50) {
             true => faulted,
@@ -402,7 +402,7 @@ impl World {
 
     /// The program can have memory where the table of patched system calls is only if that is closed.
     fn check_sites(&mut self, shared: &Shared) {
-        if shared.sites_closed == 0 && tlb::has_table(&self.ram, self.root(), SITES as u64) {
+        if shared.mapped.sites_closed == 0 && tlb::has_table(&self.ram, self.root(), SITES as u64) {
             self.violated("the table of patched system calls is open".to_owned());
         }
     }
@@ -410,14 +410,14 @@ impl World {
     /// Looks at every mapping of the wedge.
     fn check(&mut self, shared: &Shared) {
         let mut found = None;
-        let deferred = self.pages.frame().deferred;
+        let deferred = self.pages.frame().paging.deferred;
         host::each(|hva, mapping| {
             // The wedge drops it before anybody can reach it (`passes`); `mmu::invalidate` says why it may wait.
             let open = mapping.protection != 0 && hva != deferred;
             if open && !self.is_covered(hva, mapping) {
                 found = Some(format!("{mapping:x?} at {hva:#x}"));
             }
-            if shared.searched != 0 && opens_keys(hva, mapping) {
+            if shared.setup.searched != 0 && opens_keys(hva, mapping) {
                 found = Some(format!("what opens keys is executable at {hva:#x}: {mapping:x?}"));
             }
         });

@@ -224,9 +224,9 @@ impl Drop for Table {
 pub fn fresh_shared(ram: &wedge::Ram<'_>) -> Box<Shared> {
     // SAFETY: plain numbers, for which zero is a value.
     let mut shared: Box<Shared> = unsafe { Box::new_zeroed().assume_init() };
-    (shared.key, shared.ram_len, shared.ram_low) = (1, ram.len, ram.low);
-    shared.searched = SEARCHING.get().into();
-    shared.keeps = KEEPING.get().into();
+    (shared.setup.key, shared.setup.ram_len, shared.setup.ram_low) = (1, ram.len, ram.low);
+    shared.setup.searched = SEARCHING.get().into();
+    shared.setup.keeps = KEEPING.get().into();
     shared
 }
 

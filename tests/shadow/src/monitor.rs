@@ -165,7 +165,7 @@ impl Run {
         with(|world| {
             let roots = roots(world);
             let frame = world.pages.frame();
-            (frame.cr3, frame.walks) = (roots.cr3, 1);
+            (frame.regs.cr3, frame.run.walks) = (roots.cr3, 1);
             world.fill();
         });
     }
@@ -304,7 +304,7 @@ mod tests {
     }
 
     fn shown() -> u64 {
-        with(|w| w.pages.frame().fast_shown)
+        with(|w| w.pages.frame().counters.shown)
     }
 
     /// A page that the tables do not say for a while keeps its mapping; another frame at the same place gets its own.

@@ -179,8 +179,8 @@ impl Rig {
         let after = t.stepped;
         let taken = Ending { fault: false, window: true, ..self.ending()? };
         let f = frame();
-        (f.gpr, f.rip) = (taken.gpr, taken.rip);
-        f.host_flags = taken.rflags & IN_HOST | 0x202;
+        (f.regs.gpr, f.regs.rip) = (taken.gpr, taken.rip);
+        f.block.host_flags = taken.rflags & IN_HOST | 0x202;
         (t.signal, t.interrupted) = (0, 0);
         self.go_on(case)?;
         Ok(Some(Interrupted { after, taken, end: self.ending()? }))
@@ -188,7 +188,7 @@ impl Rig {
 
     /// A page whose invalidation is put off, zero if there is none, in all runs to come.
     pub fn put_off(&self, page: u64) {
-        frame().deferred = page;
+        frame().paging.deferred = page;
     }
 
     /// Where guest code has its own memory at a GVA.
@@ -215,22 +215,24 @@ impl Rig {
 
     fn prepare(&self, case: &Case) {
         let f = frame();
-        f.gpr = case.gpr;
-        f.rip = self.place.code;
-        [f.es, f.cs, f.ss, f.ds, f.fs, f.gs] = case.selectors.map(u64::from);
-        ((f.fs_base, f.gs_base), f.kernel_gs_base) = (case.bases(), case.kernel_gs_base);
-        f.tsc_aux = case.tsc_aux;
-        f.region_mask = 0x1ff << 39;
-        f.copy_index = 0x1ff << 12;
-        f.vector_mask = xstate::SUPPORTED;
-        f.lookup_masks = [frame::LOOKUP_INDEX, frame::LOOKUP_READS, frame::LOOKUP_WRITES];
-        f.interrupt_flag = case.rflags & flags::IF;
-        f.alignment_flag = case.rflags & flags::AC;
-        f.host_flags = case.rflags & IN_HOST | 0x202;
-        f.bias = self.layout.bias;
-        f.nowhere = NOWHERE;
-        f.percpu = self.hva(self.place.base());
-        f.pending = case.pending.into();
+        f.regs.gpr = case.gpr;
+        f.regs.rip = self.place.code;
+        [f.regs.es, f.regs.cs, f.regs.ss, f.regs.ds, f.regs.fs, f.regs.gs] =
+            case.selectors.map(u64::from);
+        ((f.regs.fs_base, f.regs.gs_base), f.regs.kernel_gs_base) =
+            (case.bases(), case.kernel_gs_base);
+        f.system.tsc_aux = case.tsc_aux;
+        f.block.region_mask = 0x1ff << 39;
+        f.block.copy_index = 0x1ff << 12;
+        f.system.vector_mask = xstate::SUPPORTED;
+        f.block.lookup_masks = [frame::LOOKUP_INDEX, frame::LOOKUP_READS, frame::LOOKUP_WRITES];
+        f.regs.interrupt_flag = case.rflags & flags::IF;
+        f.regs.ac = case.rflags & flags::AC;
+        f.block.host_flags = case.rflags & IN_HOST | 0x202;
+        f.block.bias = self.layout.bias;
+        f.block.nowhere = NOWHERE;
+        f.block.percpu = self.hva(self.place.base());
+        f.run.pending = case.pending.into();
         prepare_vectors(case);
     }
 
@@ -238,20 +240,20 @@ impl Rig {
         for _ in 0..MAX_BLOCKS {
             let Some(host) = self.block(case)? else { break };
             let f = frame();
-            f.jump = host;
-            f.host_flags &= !flags::TF;
+            f.block.jump = host;
+            f.block.host_flags &= !flags::TF;
             if talk().steps != NEVER {
-                f.host_flags |= flags::TF;
+                f.block.host_flags |= flags::TF;
                 self.list_boundaries();
             }
             self.child_runs()?;
-            while talk().signal == 0 && frame().exit_kind == ExitKind::Lookup as u64 {
+            while talk().signal == 0 && frame().exit.kind == ExitKind::Lookup as u64 {
                 if !self.fill() {
                     return Ok(());
                 }
                 self.child_runs()?;
             }
-            if talk().signal != 0 || frame().exit_kind != ExitKind::Miss as u64 {
+            if talk().signal != 0 || frame().exit.kind != ExitKind::Miss as u64 {
                 break;
             }
         }
@@ -261,9 +263,9 @@ impl Rig {
     /// Fills the look-up that has missed, as the wedge does; false if the access is not allowed, or across pages.
     fn fill(&mut self) -> bool {
         let f = frame();
-        let (gva, bytes) = (f.operand, f.exit_info & (LOOKUP_WRITE - 1));
+        let (gva, bytes) = (f.exit.operand, f.exit.info & (LOOKUP_WRITE - 1));
         let (page, inside) = (gva & !0xfff, gva & 0xfff);
-        let write = f.exit_info & LOOKUP_WRITE != 0;
+        let write = f.exit.info & LOOKUP_WRITE != 0;
         let Some((offset, writable)) = self.offset(page).filter(|_| inside + bytes <= 4096) else {
             return false;
         };
@@ -274,7 +276,7 @@ impl Rig {
         self.shown.push(page);
         self.filled += 1;
         if talk().steps != NEVER {
-            frame().host_flags |= flags::TF;
+            frame().block.host_flags |= flags::TF;
         }
         true
     }
@@ -314,7 +316,7 @@ impl Rig {
 
     /// The block at RIP, if that lies in the case's code.
     fn block(&mut self, case: &Case) -> Result<Option<u64>> {
-        let (rip, alignment) = (frame().rip, frame().alignment_flag != 0);
+        let (rip, alignment) = (frame().regs.rip, frame().regs.ac != 0);
         if let Some(host) = self.cache.find(rip, alignment) {
             self.cache.publish(&mut View, rip, alignment);
             return Ok(Some(host));
@@ -342,14 +344,15 @@ impl Rig {
 
     fn ending(&self) -> Result<Ending> {
         let (f, t) = (frame(), talk());
-        let mut gpr = f.gpr;
-        let mut rip = f.rip;
+        let mut gpr = f.regs.gpr;
+        let mut rip = f.regs.rip;
         if t.signal != 0 {
             let position = self.cache.position(t.pc).context("a fault outside every block")?;
-            position.mark.fixes.apply(&mut gpr, &f.spill, self.layout.bias);
+            position.mark.fixes.apply(&mut gpr, &f.block.spill, self.layout.bias);
             rip = position.guest;
         }
-        let rflags = f.host_flags & IN_HOST | f.interrupt_flag | f.alignment_flag | flags::FIXED;
+        let rflags =
+            f.block.host_flags & IN_HOST | f.regs.interrupt_flag | f.regs.ac | flags::FIXED;
         let mut xmm = [[0; 16]; 16];
         for (register, bytes) in xmm.iter_mut().zip(t.guest_fx[160..].chunks_exact(16)) {
             register.copy_from_slice(bytes);
@@ -359,9 +362,9 @@ impl Rig {
             let kernel = bytes_at(self.hva(self.place.data), DATA_LEN as usize);
             [&*kernel, bytes_at(USER, USER_LEN as usize)].concat()
         };
-        let bases = [f.fs_base, f.gs_base, f.kernel_gs_base];
+        let bases = [f.regs.fs_base, f.regs.gs_base, f.regs.kernel_gs_base];
         let fault = t.signal != 0;
-        let window = !fault && f.exit_kind == ExitKind::InterruptWindow as u64;
+        let window = !fault && f.exit.kind == ExitKind::InterruptWindow as u64;
         Ok(Ending { fault, window, rip, gpr, rflags, xmm, memory, bases })
     }
 }

@@ -160,7 +160,7 @@ fn a_page_made_read_only_is_so_when_interpreted() {
         ram.store64(table + (HEAP.0 >> 12 & 0x1ff) * 8, HEAP.1 | P | RW | US | NX);
         fast.interpret();
         assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
-        assert_eq!(fast.pages.frame().fast_invalidations == 0, done);
+        assert_eq!(fast.pages.frame().counters.invalidations == 0, done);
     }
     fast.cpu.vcpu = v;
     fast.cpu.came_back();
@@ -190,8 +190,8 @@ fn kicked_in_the_middle(fast: &mut Fast, bytes: u64) {
     let base = fast.pages.base();
     let f = fast.pages.frame();
     state::load(&fast.cpu.vcpu, base, f);
-    f.spill[0] = f.gpr[reg::RAX];
-    (f.pc, f.signal) = (host + bytes, KICK as u64);
+    f.block.spill[0] = f.regs.gpr[reg::RAX];
+    (f.exit.pc, f.exit.signal) = (host + bytes, KICK as u64);
 }
 
 /// A kick in the middle of a PUSHFQ whose stack is not mapped yet; the wedge can map it.
@@ -211,9 +211,9 @@ fn kicked_in_a_push() -> Fast {
 #[test]
 fn a_step_over_a_page_fault_is_one_step() {
     let mut fast = kicked_in_a_push();
-    let mapped = fast.pages.frame().fast_mapped;
+    let mapped = fast.pages.frame().counters.mapped;
     fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
-    assert!(fast.pages.frame().fast_mapped > mapped, "by the wedge");
+    assert!(fast.pages.frame().counters.mapped > mapped, "by the wedge");
     assert_eq!(fast.vcpu().rip, CODE.0 + 1);
 }
 
@@ -232,9 +232,9 @@ fn a_switch_of_spaces_that_is_run_to_its_exit_goes_no_further() {
         assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
         (fast.cpu.vcpu.rip, fast.cpu.vcpu.activity) = (CODE.0, Activity::Running);
     }
-    assert_eq!(fast.pages.frame().hand_overs, 4, "both spaces have wedges");
+    assert_eq!(fast.pages.frame().counters.hand_overs, 4, "both spaces have wedges");
     kicked_in_the_middle(&mut fast, 7); // the operand has been stored
-    fast.pages.frame().operand = fast.cpu.vcpu.gpr[reg::RAX];
+    fast.pages.frame().exit.operand = fast.cpu.vcpu.gpr[reg::RAX];
     fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
     assert_eq!((fast.vcpu().rip, fast.vcpu().cr3), (CODE.0 + 3, root | 2));
 }

@@ -12,7 +12,7 @@ use iced_x86::{Instruction, Register};
 impl Emitter<'_> {
     pub(super) fn read_control(&mut self, insn: &Instruction) -> Flow {
         let page_fault = insn.op1_register() == Register::CR2;
-        let slot = if page_fault { slot!(cr2) } else { slot!(cr3) };
+        let slot = if page_fault { slot!(regs.cr2) } else { slot!(regs.cr3) };
         self.asm.load(insn.op0_register(), slot);
         Flow::On
     }
@@ -22,7 +22,7 @@ impl Emitter<'_> {
     }
 
     pub(super) fn load_space(&mut self, insn: &Instruction) -> Flow {
-        self.asm.store(slot!(operand), insn.op1_register());
+        self.asm.store(slot!(exit.operand), insn.op1_register());
         self.exit_before(insn, ExitKind::LoadSpace)
     }
 
@@ -35,14 +35,14 @@ impl Emitter<'_> {
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, Register::RAX);
         self.effective_address(insn, Register::RAX);
-        self.asm.store(slot!(operand), Register::RAX);
+        self.asm.store(slot!(exit.operand), Register::RAX);
         self.asm.load(Register::RAX, spill(0));
         self.exit_before(insn, kind)
     }
 
     /// Exits at an instruction that the wedge may do and go on behind.
     fn exit_before(&mut self, insn: &Instruction, kind: ExitKind) -> Flow {
-        self.store_constant(slot!(next), insn.next_ip());
+        self.store_constant(slot!(exit.next), insn.next_ip());
         self.exit(kind, insn.code() as u32, insn.ip());
         Flow::Ends
     }

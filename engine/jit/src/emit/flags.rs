@@ -7,7 +7,7 @@ use crate::{
     rules::Rule,
     translate::Flow,
 };
-use frame::{ExitKind, Frame};
+use frame::{ExitKind, VcpuPage};
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use x86::flags;
 
@@ -18,7 +18,7 @@ const POPPABLE: u64 = IN_HOST | flags::IF | flags::FIXED;
 
 impl Emitter<'_> {
     pub(super) fn clear_interrupts(&mut self) -> Flow {
-        self.asm.store_imm(slot!(interrupt_flag), 0);
+        self.asm.store_imm(slot!(regs.interrupt_flag), 0);
         Flow::On
     }
 
@@ -37,7 +37,7 @@ impl Emitter<'_> {
             });
             Shadow::Unchecked
         };
-        self.asm.store_imm(slot!(interrupt_flag), flags::IF as i32);
+        self.asm.store_imm(slot!(regs.interrupt_flag), flags::IF as i32);
         Flow::On
     }
 
@@ -45,12 +45,12 @@ impl Emitter<'_> {
     /// and the wedge carries out the invalidation before it hands over.
     pub(super) fn set_alignment(&mut self, insn: &Instruction, on: bool) -> Flow {
         if on {
-            self.unless(slot!(deferred), |e| {
+            self.unless(slot!(paging.deferred), |e| {
                 e.call_out(insn);
             });
         }
         let value = if on { flags::AC as i32 } else { 0 };
-        self.asm.store_imm(slot!(alignment_flag), value);
+        self.asm.store_imm(slot!(regs.ac), value);
         self.alignment = on;
         Flow::On
     }
@@ -63,7 +63,7 @@ impl Emitter<'_> {
 
     /// Goes on if no interrupt is pending; what is emitted for the other case leaves.
     fn unless_pending(&mut self, leave: impl FnOnce(&mut Self)) {
-        self.unless(slot!(pending), leave);
+        self.unless(slot!(run.pending), leave);
     }
 
     /// Code that pauses waits for another CPU, by looking. Every so often that is interpreted: whoever does so lets
@@ -72,9 +72,9 @@ impl Emitter<'_> {
         let (left, minus_one) = (Register::RCX, plus(Register::RCX, -1));
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, left);
-        self.asm.load(left, slot!(pauses));
+        self.asm.load(left, slot!(run.pauses));
         self.asm.lea(left, minus_one);
-        self.asm.store(slot!(pauses), left);
+        self.asm.store(slot!(run.pauses), left);
         let enough = self.asm.jrcxz();
         self.asm.load(left, spill(0));
         self.mark(false, Fixes::default());
@@ -111,7 +111,7 @@ impl Emitter<'_> {
             e.asm.op(Code::Pushfq);
             e.asm.reg1(Code::Pop_r64, Register::RAX);
         });
-        self.asm.load(Register::RCX, slot!(interrupt_flag));
+        self.asm.load(Register::RCX, slot!(regs.interrupt_flag));
         // In user mode PUSHF always shows IF set.
         let constant = if self.alignment { flags::AC } else { 0 } as i64 - flags::IF as i64;
         let merged = MemoryOperand::with_base_index_scale_displ_size(
@@ -149,7 +149,7 @@ impl Emitter<'_> {
         self.asm.bind_short(usual);
         self.asm.mov(Register::RCX, Register::RAX);
         self.with_imm(Code::And_rm32_imm32, Register::ECX, flags::IF as u32);
-        self.asm.store(slot!(interrupt_flag), Register::RCX);
+        self.asm.store(slot!(regs.interrupt_flag), Register::RCX);
         self.with_imm(Code::And_rm32_imm32, Register::EAX, IN_HOST as u32);
         self.on_own_stack(&mut fixes, |e| {
             e.asm.reg1(Code::Push_r64, Register::RAX);
@@ -163,7 +163,7 @@ impl Emitter<'_> {
     /// RCX holds the new IF, RAX and RCX are put aside: leaves if an interrupt can be taken.
     fn leave_if_open(&mut self, next: u64) {
         let closed = self.asm.jrcxz();
-        self.asm.load(Register::RCX, slot!(pending));
+        self.asm.load(Register::RCX, slot!(run.pending));
         let none = self.asm.jrcxz();
         self.asm.load(Register::RAX, spill(0));
         self.asm.load(Register::RCX, spill(1));
@@ -183,7 +183,7 @@ impl Emitter<'_> {
     fn on_own_stack(&mut self, fixes: &mut Fixes, body: impl FnOnce(&mut Self)) {
         self.put_aside(fixes, 2, Register::RSP);
         let top = self.layout.frame
-            + (core::mem::offset_of!(Frame, stack) + size_of::<[u64; 8]>()) as u64;
+            + (core::mem::offset_of!(VcpuPage, block.stack) + size_of::<[u64; 8]>()) as u64;
         self.asm.lea_hva(Register::RSP, top);
         body(self);
         self.asm.load(Register::RSP, spill(2));

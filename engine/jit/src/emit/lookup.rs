@@ -19,7 +19,7 @@ use iced_x86::{
 
 /// The most bytes of an operand.
 const WIDEST: usize = 32;
-/// Which of `Frame::lookup_masks` has the bits of the index.
+/// Which of `BlockState::lookup_masks` has the bits of the index.
 const INDEX: usize = 0;
 const READS: usize = 1;
 const WRITES: usize = 2;
@@ -87,7 +87,7 @@ impl Emitter<'_> {
     /// `entry` := where the entry for `address` lies; RCX := zero if that allows the access. No flags.
     fn find_entry(&mut self, table: u64, address: Register, entry: Register, access: Access) {
         let rcx = Register::RCX;
-        let mask = |at: usize| crate::asm::Slot(slot!(lookup_masks).0 + at * 8);
+        let mask = |at: usize| crate::asm::Slot(slot!(block.lookup_masks).0 + at * 8);
         let index = self.asm.slot_operand(mask(INDEX));
         let allowed = self.asm.slot_operand(mask(if access.write { WRITES } else { READS }));
         self.asm.op3(Code::VEX_Pext_r64_r64_rm64, entry, address, index);
@@ -126,13 +126,13 @@ impl Emitter<'_> {
         self.asm.bind(miss.displacement);
         self.mark(false, miss.fixes);
         self.undoes();
-        self.asm.store(slot!(operand), miss.address);
+        self.asm.store(slot!(exit.operand), miss.address);
         for (index, register) in miss.fixes.spilled.iter().enumerate() {
             if let Some(number) = register {
                 self.asm.load(crate::asm::register((*number).into()), spill(index));
             }
         }
-        self.store_constant(slot!(jump), self.request.host + miss.start as u64);
+        self.store_constant(slot!(block.jump), self.request.host + miss.start as u64);
         let info = miss.access.bytes as u64 | if miss.access.write { LOOKUP_WRITE } else { 0 };
         self.exit(
             ExitKind::Lookup,

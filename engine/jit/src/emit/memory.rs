@@ -114,7 +114,7 @@ impl Emitter<'_> {
     /// `bias` := what has to be added to `address`, which may be the kernel's or the user's. An
     /// address of the user's where kernel memory lies becomes non-canonical.
     pub(super) fn bias_for(&mut self, address: Register, bias: Register) {
-        let mask = self.asm.slot_operand(slot!(region_mask));
+        let mask = self.asm.slot_operand(slot!(block.region_mask));
         self.asm.op3(Code::VEX_Pext_r64_r64_rm64, bias, address, mask);
         let table = self.layout.regions.wrapping_sub(self.layout.bias) as i64;
         let entry = MemoryOperand::new(Register::None, bias, 8, table, 8, false, Register::GS);
@@ -132,7 +132,7 @@ impl Emitter<'_> {
 
     /// `into` := what the table of copies says about an address.
     pub(super) fn hidden(&mut self, table: u64, address: Register, into: Register) {
-        let mask = self.asm.slot_operand(slot!(copy_index));
+        let mask = self.asm.slot_operand(slot!(block.copy_index));
         self.asm.op3(Code::VEX_Pext_r64_r64_rm64, into, address, mask);
         let near = table.wrapping_sub(self.layout.bias) as i64;
         let entry = MemoryOperand::new(Register::None, into, 8, near, 8, false, Register::GS);

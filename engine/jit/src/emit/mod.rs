@@ -170,9 +170,9 @@ impl<'a> Emitter<'a> {
 
     /// Leaves translated code with RIP at `guest`.
     fn exit(&mut self, kind: ExitKind, info: u32, guest: u64) {
-        self.store_constant(slot!(rip), guest);
-        self.store_constant(slot!(exit_info), info.into());
-        self.asm.store_imm(slot!(exit_kind), kind as i32);
+        self.store_constant(slot!(regs.rip), guest);
+        self.store_constant(slot!(exit.info), info.into());
+        self.asm.store_imm(slot!(exit.kind), kind as i32);
         self.asm.jmp(self.stubs.exit);
     }
 

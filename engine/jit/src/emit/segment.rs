@@ -19,11 +19,11 @@ impl Emitter<'_> {
         self.put_aside(&mut fixes, 0, active);
         self.put_aside(&mut fixes, 1, other);
         self.put_aside(&mut fixes, 2, scratch);
-        self.asm.load(active, slot!(kernel_gs_base));
+        self.asm.load(active, slot!(regs.kernel_gs_base));
         self.load_host_base(active, other, scratch);
-        self.asm.load(other, slot!(gs_base));
-        self.asm.store(slot!(kernel_gs_base), other);
-        self.asm.store(slot!(gs_base), active);
+        self.asm.load(other, slot!(regs.gs_base));
+        self.asm.store(slot!(regs.kernel_gs_base), other);
+        self.asm.store(slot!(regs.gs_base), active);
         self.asm.load(scratch, spill(2));
         self.asm.load(other, spill(1));
         self.asm.load(active, spill(0));
@@ -40,11 +40,11 @@ impl Emitter<'_> {
         self.asm.lea(biased, sum(base, biased));
         self.asm.op3(Code::VEX_Pext_r64_r64_rm64, biased, biased, sign);
         self.asm.reg1(Code::Not_rm64, sign);
-        let nowhere = self.asm.slot_operand(slot!(nowhere));
+        let nowhere = self.asm.slot_operand(slot!(block.nowhere));
         self.asm.op3(Code::VEX_Pdep_r64_r64_rm64, sign, sign, nowhere);
         self.asm.lea(sign, sum(sign, biased));
         self.asm.reg1(Code::Wrfsbase_r64, sign);
-        self.asm.store(slot!(percpu), sign);
+        self.asm.store(slot!(block.percpu), sign);
     }
 
     pub(super) fn read_selector(&mut self, insn: &Instruction) -> Flow {
@@ -93,7 +93,7 @@ impl Emitter<'_> {
         if insn.mnemonic() == Mnemonic::Wrgsbase {
             self.load_host_base(base, host, bias);
         } else {
-            self.asm.load(host, slot!(percpu));
+            self.asm.load(host, slot!(block.percpu));
             self.asm.reg1(Code::Wrfsbase_r64, host);
         }
         self.asm.store(base_slot(insn), base);
@@ -105,18 +105,18 @@ impl Emitter<'_> {
 
 fn selector_slot(insn: &Instruction) -> Slot {
     match insn.op1_register() {
-        Register::CS => slot!(cs),
-        Register::SS => slot!(ss),
-        Register::DS => slot!(ds),
-        Register::ES => slot!(es),
-        Register::FS => slot!(fs),
-        _ => slot!(gs),
+        Register::CS => slot!(regs.cs),
+        Register::SS => slot!(regs.ss),
+        Register::DS => slot!(regs.ds),
+        Register::ES => slot!(regs.es),
+        Register::FS => slot!(regs.fs),
+        _ => slot!(regs.gs),
     }
 }
 
 fn base_slot(insn: &Instruction) -> Slot {
     match insn.mnemonic() {
-        Mnemonic::Rdgsbase | Mnemonic::Wrgsbase => slot!(gs_base),
-        _ => slot!(fs_base),
+        Mnemonic::Rdgsbase | Mnemonic::Wrgsbase => slot!(regs.gs_base),
+        _ => slot!(regs.fs_base),
     }
 }

@@ -25,7 +25,7 @@ impl Emitter<'_> {
         } else {
             self.asm.mov_imm(bias, self.layout.bias);
         }
-        let known = self.asm.slot_operand(slot!(vector_mask));
+        let known = self.asm.slot_operand(slot!(system.vector_mask));
         self.asm.op3(Code::VEX_Pext_r32_r32_rm32, Register::EAX, Register::EAX, known);
         self.asm.mov_imm(Register::RDX, 0);
         let save = Instruction::with1(Code::Xsave64_mem, sum(address, bias));
@@ -58,7 +58,7 @@ impl Emitter<'_> {
     pub(super) fn read_time(&mut self) -> Flow {
         self.asm.op(Code::Lfence);
         self.asm.op(Code::Rdtsc);
-        self.asm.load(Register::RCX, slot!(tsc_aux));
+        self.asm.load(Register::RCX, slot!(system.tsc_aux));
         Flow::On
     }
 }

@@ -4,10 +4,10 @@
 //! The guest's CPU has no protection keys: WRPKRU is undefined, and an area with a component that XCR0 does not have is a
 //! general-protection fault. Who gets past that reads the kernel's memory, which is told, too.
 
+use frame::{MAX_SITES, RAM, STUB_LEN, STUBS};
 use crate::{
     End::Signal,
     ILL, Needs, Outcome, SEGV, asm,
-    layout::{MAX_SITES, RAM, STUB_LEN, STUBS},
     load, wedge_calls,
 };
 use core::{ffi::c_void, hint};

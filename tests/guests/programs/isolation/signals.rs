@@ -4,11 +4,11 @@
 //! On a CPU it is nobody's affair where RSP points as long as nothing is pushed, so a fault that the kernel settles (or a
 //! system call) goes on with any RSP, and what is fatal is the signal that the guest's kernel has for it.
 
+use frame::{ALT_STACK, ALT_STACK_LEN, FRAME, HAND_OVER, JOURNAL, SITES, STACK, STACK_LEN, USER_PAGE, UserPage};
 use crate::{
     End,
     End::{Any, Fine, Killed, Signal},
     ILL, LONG, Needs, Outcome, SEGV, SHORT, TRAP, asm, jump,
-    layout::{ALT_STACK, ALT_STACK_LEN, FRAME, HAND_OVER, JOURNAL, SITES, STACK, STACK_LEN, USER_PAGE, UserPage},
     wedge_calls,
 };
 use core::{ffi::c_void, mem::offset_of, ptr};

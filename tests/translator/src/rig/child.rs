@@ -81,10 +81,10 @@ extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, context: *mut libc
         libc::REG_R15,
     ];
     let frame = frame();
-    for (slot, index) in frame.gpr.iter_mut().zip(ORDER) {
+    for (slot, index) in frame.regs.gpr.iter_mut().zip(ORDER) {
         *slot = registers[index as usize] as u64;
     }
-    frame.host_flags = registers[libc::REG_EFL as usize] as u64;
+    frame.block.host_flags = registers[libc::REG_EFL as usize] as u64;
     let talk = talk();
     talk.signal = signal as u64;
     talk.pc = registers[libc::REG_RIP as usize] as u64;
@@ -97,7 +97,7 @@ fn steps_on(registers: &mut [i64]) -> bool {
     let (t, pc) = (talk(), registers[libc::REG_RIP as usize] as u64);
     let stubs = Stubs::of(&LAYOUT);
     if t.last != 0 && byte_at(t.last) == PUSHFQ {
-        frame().stack[7] &= !flags::TF;
+        frame().block.stack[7] &= !flags::TF;
     }
     t.last = 0;
     let leaves = (stubs.exit..stubs.indirect[0]).contains(&pc);

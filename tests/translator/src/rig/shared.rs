@@ -5,7 +5,7 @@
 use std::slice;
 
 use anyhow::{Result, ensure};
-use frame::{Frame, Lookup};
+use frame::{Lookup, VcpuPage};
 use jit::{Layout, Level};
 use x86::flags;
 
@@ -77,9 +77,9 @@ pub(super) unsafe fn bytes_at(address: u64, len: usize) -> &'static mut [u8] {
     unsafe { slice::from_raw_parts_mut(address as *mut u8, len) }
 }
 
-pub(super) fn frame() -> &'static mut Frame {
+pub(super) fn frame() -> &'static mut VcpuPage {
     // SAFETY: mapped by `Rig::new`, and only one of the two processes runs at a time.
-    unsafe { &mut *(LAYOUT.frame as *mut Frame) }
+    unsafe { &mut *(LAYOUT.frame as *mut VcpuPage) }
 }
 
 pub(super) fn talk() -> &'static mut Talk {

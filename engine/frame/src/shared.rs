@@ -1,0 +1,153 @@
+//! The pages that the monitor shares with one wedge.
+
+use crate::{
+    Shares,
+    command::{MAX_MADE, MAX_ORDERS, Order},
+    sites::HEAT,
+};
+
+/// What the monitor and one wedge tell each other.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Shared {
+    /// What the wedge is. The monitor writes it before the wedge starts.
+    pub setup: Setup,
+    /// What the wedge says when it is ready.
+    pub ready: Ready,
+    /// What the monitor orders.
+    pub orders: Orders,
+    /// What the wedge has done by itself.
+    pub made: Made,
+    /// What is mapped, and may be.
+    pub mapped: Mapped,
+    /// Patched system calls.
+    pub patched: Patched,
+    /// The process of user code, where that has one of its own.
+    pub user: UserProcess,
+    /// See [`Shares`].
+    pub shares: Shares,
+}
+
+/// What the wedge is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Setup {
+    /// The secret a host call from the wedge must carry.
+    pub secret: u64,
+    /// Not zero: user code runs in a process of its own, whose host calls carry this secret.
+    pub user_secret: u64,
+    /// The wedge's number.
+    pub number: u64,
+    /// One past the blob's last byte.
+    pub blob_end: u64,
+    /// The protection key of what user code must not touch, zero without keys.
+    pub key: u64,
+    /// Not zero: what user code executes are copies of pages, and no bytes of them open protection keys.
+    pub searched: u64,
+    /// Not zero: user code's system calls are to come by syscall user dispatch.
+    pub user_dispatch: u64,
+    /// Not zero: what is mapped may be shown again, or with other rights, by changing its protection.
+    pub keeps: u64,
+    /// Bytes of guest RAM, and how many of them lie at GPA 0 and up; the rest begins at 4 GiB.
+    pub ram_len: u64,
+    /// See `ram_len`.
+    pub ram_low: u64,
+}
+
+/// What the wedge says when it is ready, before guest code has run.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ready {
+    /// Not zero once it is.
+    pub done: u64,
+    /// The blob's entry for patched system calls: HVA.
+    pub patched_entry: u64,
+}
+
+/// What the monitor orders.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Orders {
+    /// Not zero: orders are to be carried out, and nothing else.
+    pub only: u64,
+    /// Negated error number of the first order that failed, zero if none.
+    pub failed: i64,
+    /// Orders given.
+    pub count: u64,
+    /// The orders.
+    pub list: [Order; MAX_ORDERS],
+}
+
+/// What the wedge has mapped, or with no protection unmapped, by itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Made {
+    /// How many entries of the list there are.
+    pub count: u64,
+    /// The changes.
+    pub list: [Order; MAX_MADE],
+}
+
+/// Large user pages a wedge maps by itself.
+pub const MAX_LARGE: usize = 64;
+/// Hints about what is mapped.
+pub const HINTS: usize = 2048;
+
+/// What is mapped, and may be.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Mapped {
+    /// Mappings the wedge may still make by itself.
+    pub budget: u64,
+    /// Not zero: the monitor has mapped something larger than a page among the user's.
+    pub large: u64,
+    /// Not zero: user code is run translated, with look-ups.
+    pub lookups: u64,
+    /// Not zero: there are, or were, changed copies of pages of code.
+    pub copied: u64,
+    /// Not zero: the table of patched system calls is closed to user code.
+    pub sites_closed: u64,
+    /// Offset in RAM of the last page of the user's that was mapped for reading only.
+    pub shared_page: u64,
+    /// The 2 MiB pages of the user's that the wedge has mapped by itself, or pieces of them: HVAs, zero for
+    /// none.
+    pub larges: [u64; MAX_LARGE],
+    /// Pages that the wedge has mapped and nobody has changed since.
+    pub hints: [Hint; HINTS],
+}
+
+/// A page of the guest's and how it is mapped. Without protection it is closed: the mapping is there, and shows nothing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hint {
+    /// HVA, and in its lowest bits the protection; zero for none.
+    pub page: u64,
+    /// Offset in guest RAM.
+    pub offset: u64,
+}
+
+/// Patched system calls.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Patched {
+    /// System calls by trap, by a hash of their sites.
+    pub heat: [u8; HEAT],
+    /// By the low twelve bits of the address behind them: there may be system calls whose following
+    /// instruction has been displaced.
+    pub displaced: [u64; 64],
+}
+
+/// What a wedge knows of the process of its user code.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UserProcess {
+    /// What the host calls the hand-over of that process that is to be answered; zero before the first.
+    pub handed: u64,
+    /// Orders in its journal.
+    pub journal_count: u64,
+    /// It could not do what it was to do.
+    pub failed: u64,
+}
+
+/// Assembly finds the secret there.
+const _: () = assert!(core::mem::offset_of!(Shared, setup.secret) == 0);
