@@ -119,7 +119,7 @@ impl Code {
         self.cache.clear(&mut View(pages, &self.layout));
         self.pages.clear();
         if self.layout.level == Level::User {
-            pages.frame().user_code.pages = [0; CODE_PAGE_WORDS];
+            pages.told().code_pages = [0; CODE_PAGE_WORDS];
         }
     }
 
@@ -226,7 +226,7 @@ impl Code {
         self.pages.insert(gva & !(PAGE - 1), offset);
         if self.layout.level == Level::User {
             let (word, bit) = code_page(gva);
-            pages.frame().user_code.pages[word] |= 1 << bit;
+            pages.told().code_pages[word] |= 1 << bit;
         }
     }
 

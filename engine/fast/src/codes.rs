@@ -81,7 +81,7 @@ impl Codes {
             self.changed = false;
             user.check_all(pages, ram, roots);
         }
-        pages.frame().user_code.space = roots.cr3;
+        pages.frame().code_space = roots.cr3;
     }
 
     /// The translation of a user page has been dropped: so is the code made from it, whatever the space.
@@ -116,7 +116,7 @@ impl Codes {
         }
         let page = |flush: &Flush| matches!(flush, Flush::Page { .. });
         if !record.flushes.iter().all(page) || self.space != roots.cr3 {
-            (self.changed, pages.frame().user_code.space) = (true, 0);
+            (self.changed, pages.frame().code_space) = (true, 0);
         }
     }
 }

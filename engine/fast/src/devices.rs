@@ -55,7 +55,7 @@ mod tests {
         test_machine::{MODES, board, kernel_state, map},
     };
     use engine::{Attention, Engine};
-    use frame::ExitKind;
+    use frame::WedgeExit;
     use iced_x86::{IcedError, code_asm::*};
     use ram::Ram;
     use std::sync::Arc;
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(fast.traffic().0, u64::from(TIMES), "each store reached the device");
         assert_eq!(fast.ram().load64(DATA.1 + 8), u64::from(2 * TIMES));
         assert_eq!(fast.ram().load64(DATA.1), 1, "the last store to memory");
-        let faults = fast.statistics.exits[ExitKind::KernelSignal as usize];
+        let faults = fast.statistics.exits[WedgeExit::KernelSignal.number()];
         assert!(faults < 2 * u64::from(OFTEN), "{faults} faults");
         let interpreted = fast.statistics.interpreted;
         assert!(interpreted < u64::from(TIMES) + 50, "{interpreted} interpreted");

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use engine::Attention;
+use frame::{MapReport, Owner, RawChange, Rights, TOP};
 use fuzzer::Target;
 use ram::Ram;
 use x86::{Vcpu, paging::G};
@@ -15,6 +16,8 @@ use crate::{
 
 const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
 const DATA: (u64, u64) = (0xffff_ffff_8200_0000, 0x5_0000);
+const PAGE: u64 = 4096;
+const RAM_LEN: u64 = 2 << 20;
 /// Instructions that the interpreter goes on for.
 const BUDGET: u64 = 50;
 
@@ -27,7 +30,7 @@ fn start() -> Vcpu {
 }
 
 fn machine() -> Fast {
-    let ram = Ram::new(2 << 20).expect("memory");
+    let ram = Ram::new(RAM_LEN).expect("memory");
     map(&ram, &[(CODE, G), (DATA, G)]);
     ram.write(CODE.1, &[0x90; 4000]);
     let attention = std::sync::Arc::new(Attention::default());
@@ -66,14 +69,36 @@ fn tamper(fast: &mut Fast, bytes: &[u8]) {
     f.vectors.0.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = word().to_le_bytes());
 }
 
+/// What decodes is what a wedge can have done, whoever wrote it.
+fn check_reports(bytes: &[u8]) {
+    for entry in bytes.as_chunks::<32>().0 {
+        let words = std::array::from_fn(|n| {
+            u64::from_le_bytes(std::array::from_fn(|byte| entry[n * 8 + byte]))
+        });
+        let raw = RawChange::from_words(words);
+        let Some(report) = MapReport::decode(raw, RAM_LEN) else { continue };
+        assert_eq!(MapReport::decode(report.encode(), RAM_LEN), Some(report));
+        let (start, len, offset) = match report {
+            MapReport::Mapped { start, len, offset, .. } => (start, len, offset..offset + len),
+            MapReport::Empty { start, len, offset } => (start, len, offset..offset + PAGE),
+            MapReport::Shown { page, offset, .. } => (page, PAGE, offset..offset + PAGE),
+            MapReport::Dropped { start, len } => (start, len, 0..0),
+            MapReport::Refused { page } => (page, PAGE, 0..0),
+        };
+        assert!(start + len <= TOP as u64 && offset.end <= RAM_LEN, "{report:x?}");
+        assert!(start % PAGE == 0 && offset.start % PAGE == 0, "{report:x?}");
+    }
+}
+
 fn run(bytes: &[u8]) {
+    check_reports(bytes);
     MACHINE.with_borrow_mut(|fast| {
         let fast = fast.get_or_insert_with(machine);
         fast.cpu.vcpu = start();
         fast.cpu.state_changed();
         tamper(fast, bytes);
-        let (reason, pc) = (fast.pages.frame().exit.reason, fast.pages.frame().exit.pc);
-        fast.statistics.exit(reason);
+        let pc = fast.pages.frame().exit.pc;
+        fast.exited();
         fast.codes.position(pc);
         fast.take_state();
         assert!(matches!(fast.cpu.vcpu.cpl(), 0 | 3));
@@ -89,7 +114,23 @@ fn seeds() -> Vec<Vec<u8>> {
     let kernel: Vec<u64> =
         (0..20).map(|n| DATA.0 + n * 8).chain([CODE.0, CODE.0, 0x202, 2]).collect();
     let bytes: Vec<u8> = kernel.iter().flat_map(|word| word.to_le_bytes()).collect();
-    vec![bytes.clone(), [bytes, vec![0x5a; 700]].concat(), (0..=255).cycle().take(1000).collect()]
+    let mapped = MapReport::Mapped {
+        start: 0x40_0000,
+        len: PAGE,
+        offset: PAGE,
+        rights: Rights::READ_WRITE,
+        owner: Owner::User,
+        piece: true,
+    };
+    let empty = MapReport::Empty { start: 0x40_0000, len: 2 * PAGE, offset: PAGE };
+    let reports = [mapped, empty, MapReport::Dropped { start: 0x40_0000, len: PAGE }];
+    let reports: Vec<u8> = reports.iter().flat_map(|report| report.encode().to_bytes()).collect();
+    vec![
+        reports,
+        bytes.clone(),
+        [bytes, vec![0x5a; 700]].concat(),
+        (0..=255).cycle().take(1000).collect(),
+    ]
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod tests;
 
 use crate::{Fast, code::byte, codes::bias_at, operand, regions::host_bias, state};
-use frame::{ExitKind, KICK, go};
+use frame::{BlockExit, KICK, WedgeExit, go};
 use iced_x86::Code;
 use jit::{Level, cache::Position};
 use wedge::Error;
@@ -61,26 +61,28 @@ impl Fast {
     }
 
     /// Goes on after an exit from translated code.
-    pub(crate) fn kernel_exit(&mut self, kind: ExitKind) -> Result<(), Error> {
+    pub(crate) fn kernel_exit(&mut self, kind: WedgeExit) -> Result<(), Error> {
         match kind {
-            ExitKind::CallOut
-            | ExitKind::Sysret
-            | ExitKind::LoadVectors
-            | ExitKind::LoadSpace
-            | ExitKind::InvalidatePage
-            | ExitKind::Lookup
-            | ExitKind::SystemCall => {
-                if kind != ExitKind::Sysret {
+            WedgeExit::Block(
+                BlockExit::CallOut
+                | BlockExit::Sysret
+                | BlockExit::LoadVectors
+                | BlockExit::LoadSpace
+                | BlockExit::InvalidatePage
+                | BlockExit::Lookup
+                | BlockExit::SystemCall,
+            ) => {
+                if kind != WedgeExit::Block(BlockExit::Sysret) {
                     self.note_call_out();
                 }
                 self.take_state();
                 self.interpret();
-                if kind == ExitKind::LoadSpace {
+                if kind == WedgeExit::Block(BlockExit::LoadSpace) {
                     self.pass_through();
                 }
                 Ok(())
             }
-            ExitKind::Iret => {
+            WedgeExit::Block(BlockExit::Iret) => {
                 let missing = self.pages.frame().exit.info;
                 self.take_state();
                 if missing >= self.pages.base().kernel_start() {
@@ -89,22 +91,22 @@ impl Fast {
                 self.interpret();
                 Ok(())
             }
-            ExitKind::None => self.lost(),
+            WedgeExit::Lost => self.lost(),
             // The frame has the host's registers, and nothing has run.
-            ExitKind::Kicked if self.pages.frame().run.go == go::RAW => self.leave_raw(),
-            ExitKind::Miss if self.led_nowhere() => {
+            WedgeExit::Kicked if self.pages.frame().run.go == go::RAW => self.leave_raw(),
+            WedgeExit::Block(BlockExit::Miss) if self.led_nowhere() => {
                 self.take_state();
                 self.interpret();
                 Ok(())
             }
             // The next look for the block at RIP makes it, and what jumps to it is linked.
-            ExitKind::Miss | ExitKind::InterruptWindow | ExitKind::Kicked => {
+            WedgeExit::Block(BlockExit::Miss | BlockExit::InterruptWindow) | WedgeExit::Kicked => {
                 self.take_state();
                 Ok(())
             }
-            ExitKind::HotSite => self.hot_site(),
-            ExitKind::UserSignal => self.user_exit(),
-            ExitKind::KernelSignal => self.kernel_signal(),
+            WedgeExit::HotSite => self.hot_site(),
+            WedgeExit::UserSignal => self.user_exit(),
+            WedgeExit::KernelSignal => self.kernel_signal(),
         }
     }
 
@@ -176,7 +178,7 @@ impl Fast {
                 return self.reach_boundary();
             }
             match self.enter(go::RAW)? {
-                ExitKind::KernelSignal => {}
+                WedgeExit::KernelSignal => {}
                 kind => return self.kernel_exit(kind),
             }
         }
@@ -264,7 +266,8 @@ impl Fast {
             self.statistics.stepped += 1;
             let kind = self.step_host()?;
             let signal = self.pages.frame().exit.signal;
-            let on = kind == ExitKind::KernelSignal && (signal == SIGTRAP || signal == KICK as u64);
+            let on =
+                kind == WedgeExit::KernelSignal && (signal == SIGTRAP || signal == KICK as u64);
             if !on {
                 return self.kernel_exit(kind);
             }
@@ -282,20 +285,20 @@ impl Fast {
     fn run_to_exit(&mut self) -> Result<(), Error> {
         loop {
             match self.resume(go::LEAVE)? {
-                ExitKind::Kicked if self.pages.frame().run.go == go::LEAVE => {}
+                WedgeExit::Kicked if self.pages.frame().run.go == go::LEAVE => {}
                 kind => return self.kernel_exit(kind),
             }
         }
     }
 
     /// Runs one host instruction of translated code.
-    fn step_host(&mut self) -> Result<ExitKind, Error> {
+    fn step_host(&mut self) -> Result<WedgeExit, Error> {
         let pc = self.pages.frame().exit.pc;
         let pushes_flags = byte(&self.pages, pc) == PUSHFQ;
         self.pages.frame().block.host_flags |= flags::TF;
         let kind = loop {
             match self.resume(go::STEP)? {
-                ExitKind::Kicked => {}
+                WedgeExit::Kicked => {}
                 kind => break kind,
             }
         };
@@ -309,16 +312,15 @@ impl Fast {
     }
 
     /// Goes on in the middle of translated code.
-    fn resume(&mut self, how: u64) -> Result<ExitKind, Error> {
+    fn resume(&mut self, how: u64) -> Result<WedgeExit, Error> {
         self.hear_midway();
         self.pages.frame().run.go = how;
         self.slots.current()?.wedge.aim_kicks();
         if !self.take_turns()? {
             self.slots.current()?.forget();
-            return Ok(ExitKind::Kicked);
+            return Ok(WedgeExit::Kicked);
         }
-        let kind = self.pages.frame().exit.reason;
-        Ok(self.statistics.exit(kind))
+        Ok(self.exited())
     }
 
     /// Guest code stopped where no guest code is: the wedge is not to be believed any more.

@@ -49,6 +49,8 @@ mod slots;
 mod state;
 mod statistics;
 #[cfg(test)]
+mod stranger_tests;
+#[cfg(test)]
 mod test_machine;
 mod user;
 
@@ -57,7 +59,7 @@ use bus::Kicker;
 use claims::Claims;
 use codes::Codes;
 use engine::{Attention, Board, Engine};
-use frame::ExitKind;
+use frame::WedgeExit;
 use home::Home;
 pub use home::Placement;
 use jit::Level;
@@ -284,7 +286,7 @@ impl Fast {
     }
 
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.
-    fn enter(&mut self, how: u64) -> Result<ExitKind, Error> {
+    fn enter(&mut self, how: u64) -> Result<WedgeExit, Error> {
         self.check_learnt();
         let f = self.pages.frame();
         f.run.go = how;
@@ -298,15 +300,21 @@ impl Fast {
         self.statistics.entries += 1;
         // Whoever sets a bit, or has news of code, after this look finds the aim already taken.
         if self.board.pending() & pending::EXIT != 0 || self.board.ram().has_stale_code() {
-            self.pages.frame().exit.reason = ExitKind::Kicked as u64;
-            return Ok(ExitKind::Kicked);
+            return Ok(WedgeExit::Kicked);
         }
         if !self.take_turns()? {
             self.slots.current()?.forget();
             self.refused = true;
-            return Ok(ExitKind::Kicked);
+            return Ok(WedgeExit::Kicked);
         }
-        Ok(self.statistics.exit(self.pages.frame().exit.reason))
+        Ok(self.exited())
+    }
+
+    /// Why guest code has stopped: what its wedge says is decoded here and nowhere else.
+    fn exited(&mut self) -> WedgeExit {
+        let exit = WedgeExit::from(&self.pages.frame().exit);
+        self.statistics.exit(exit);
+        exit
     }
 
     /// Gives the current slot its turn. What has become of translations since is the interpreter's, too: those
@@ -314,7 +322,9 @@ impl Fast {
     /// carried out.
     fn take_turns(&mut self) -> Result<bool, Error> {
         let roots = Roots::from(&self.cpu.vcpu);
+        self.pages.publish();
         let done = self.slots.run(self.modes.kernel_translated, roots)?;
+        self.pages.fetch();
         for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
             self.codes.forget_page(&mut self.pages, gva);

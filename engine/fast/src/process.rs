@@ -1,7 +1,7 @@
 //! What the shadow MMU asks of a wedge. There is a second one in `tests/shadow`, whose host mappings are
 //! a table, and which counts what they grant.
 
-use wedge::{Error, Order, Pages, Ram, Wedge};
+use wedge::{Error, MapCommand, MapReport, Pages, Ram, Wedge};
 
 /// A process that holds host mappings.
 pub trait Process: Sized {
@@ -17,7 +17,7 @@ pub trait Process: Sized {
     ///
     /// # Errors
     /// As there.
-    fn order(&mut self, order: Order) -> Result<(), Error>;
+    fn order(&mut self, order: MapCommand) -> Result<(), Error>;
     /// Has it run; false if orders could not be carried out.
     ///
     /// # Errors
@@ -26,7 +26,7 @@ pub trait Process: Sized {
     /// Guest code may go on here, in the space of a PCID, without the monitor, or may not.
     fn publish(&self, pcid: Option<u64>);
     /// What it has mapped and unmapped by itself.
-    fn take_made(&mut self) -> Vec<Order>;
+    fn take_made(&mut self) -> Vec<MapReport>;
     /// How much it may.
     fn allow(&mut self, mappings: usize, large: bool);
     /// User code is to be run translated, with look-ups, or not.
@@ -60,7 +60,7 @@ impl Process for Wedge {
     fn start(ram: Ram<'_>, pages: &Pages, number: usize) -> Result<Self, Error> {
         Self::start(ram, pages, number)
     }
-    fn order(&mut self, order: Order) -> Result<(), Error> {
+    fn order(&mut self, order: MapCommand) -> Result<(), Error> {
         self.order(order)
     }
     fn run(&mut self) -> Result<bool, Error> {
@@ -69,7 +69,7 @@ impl Process for Wedge {
     fn publish(&self, pcid: Option<u64>) {
         self.publish(pcid);
     }
-    fn take_made(&mut self) -> Vec<Order> {
+    fn take_made(&mut self) -> Vec<MapReport> {
         self.take_made()
     }
     fn allow(&mut self, mappings: usize, large: bool) {

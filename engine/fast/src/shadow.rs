@@ -4,8 +4,8 @@
 //! `copies` changed copies of code, `closed` what may be executed where there are protection keys,
 //! `hidden` keeps the kernel from reading the copies; `local` knows the
 //! kernel's pages that are not global, `near` keeps the table of patched system calls out of the program's way, `places`
-//! where RAM pages are mapped, `pressure` which spaces have more pages than there can be mappings, `texts` which programs
-//! read their own code, `walk` reads the guest's page tables.
+//! where RAM pages are mapped, `pressure` which spaces have more pages than there can be mappings, `reports` takes note of
+//! what the wedge has mapped by itself, `texts` which programs read their own code, `walk` reads the guest's page tables.
 
 pub(crate) mod budget;
 mod closed;
@@ -17,6 +17,7 @@ mod local;
 mod near;
 mod places;
 pub(crate) mod pressure;
+mod reports;
 mod texts;
 mod walk;
 
@@ -28,7 +29,7 @@ use crate::{
     scans::Scans,
     sites::Sites,
 };
-use frame::{BORDER, Base, EMPTY, PIECE, PROTECT, REFUSED};
+use frame::{BORDER, Base};
 use hidden::Hidden;
 use local::Locals;
 use near::{Near, SitesTable};
@@ -39,13 +40,17 @@ use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
 use texts::Texts;
 use walk::leaf;
-use wedge::{Error, KERNEL_PAGE, Order, Wedge};
+use wedge::{Error, MapCommand, Owner, Rights, Wedge};
 use x86::paging::{self, Access, Roots, Translation};
 use x86_interp::GuestRam;
 
 const READ: u64 = 1;
 const WRITE: u64 = 2;
 const EXECUTE: u64 = 4;
+/// Beside the rights of a page: the kernel's.
+const KERNEL_PAGE: u64 = 1 << 16;
+/// Beside the rights of a page: memory without content stands for the page of RAM, which is empty.
+const EMPTY: u64 = 1 << 17;
 const PAGE: u64 = 4096;
 const LARGE: u64 = 1 << 21;
 /// Pages looked at around a fault.
@@ -199,73 +204,6 @@ impl<W: Process> Space<W> {
         self.wedge.run()
     }
 
-    /// Takes note of what the wedge has done by itself; how much that was.
-    pub fn catch_up(&mut self) -> Result<usize, Error> {
-        let made = self.wedge.take_made();
-        made.iter().for_each(|order| self.absorb(order));
-        if self.mappings > W::max_mappings() + frame::MAX_MADE {
-            self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
-        }
-        Ok(made.len())
-    }
-
-    /// Takes note of a mapping that the wedge has made or taken away.
-    fn absorb(&mut self, order: &Order) {
-        let Order { address: hva, len, offset, protection } = *order;
-        if protection & REFUSED != 0 {
-            self.refuse(hva);
-            return;
-        }
-        if protection == 0 {
-            self.forget_within(hva, len);
-            self.close_pages(hva, len);
-            self.invalidated.push(hva);
-            return;
-        }
-        self.note_near(hva, protection);
-        if protection & PIECE != 0 {
-            self.parts.insert(part(hva, LARGE_BITS));
-        }
-        if protection & PROTECT == 0 {
-            self.mappings += 1;
-        } else {
-            self.invalidated.push(hva); // the wedge has loaded the translation anew
-        }
-        let empty = protection & EMPTY != 0;
-        if empty {
-            self.empty.insert(offset);
-        }
-        let protection = protection & !(PIECE | PROTECT);
-        if protection & KERNEL_PAGE == 0 {
-            self.user_regions.add(hva);
-        }
-        let writable = protection & WRITE != 0;
-        if protection & KERNEL_PAGE != 0 {
-            self.local_kernel.forget(hva, len);
-        }
-        if len >= LARGE || protection & KERNEL_PAGE != 0 {
-            self.others += 1;
-        }
-        if len >= LARGE {
-            self.forget_within(hva, len);
-            self.forget_pages(hva, len);
-            self.large.insert(hva, Large { len, offset, writable, protection });
-            return;
-        }
-        for at in (0..len).step_by(PAGE as usize) {
-            let offset = if empty { offset } else { offset + at };
-            self.pages_of(protection).insert(hva + at, (offset, protection));
-            if writable {
-                self.writable.add(offset, hva + at);
-            }
-        }
-    }
-
-    /// User pages whose translations the wedge has dropped by itself: GVAs.
-    pub fn take_invalidated(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.invalidated)
-    }
-
     /// User code here is to be run translated, with look-ups, as `scattered` says.
     pub fn looks_up(&mut self, scattered: Scattered) -> bool {
         self.pressure.look(scattered)
@@ -389,13 +327,6 @@ impl<W: Process> Space<W> {
         }
     }
 
-    /// The wedge has closed what was mapped in a range, or taken it away.
-    fn close_pages(&mut self, start: u64, len: u64) {
-        for (_, page) in self.pages.range_mut(start..start + len) {
-            *page = (0, 0);
-        }
-    }
-
     /// The RAM page at this offset may not be written without a fault any more.
     pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
         self.wedge.protect_lookups(offset);
@@ -415,13 +346,13 @@ impl<W: Process> Space<W> {
         for (hva, protection) in places {
             self.mappings += 2;
             self.others += 2;
-            self.wedge.order(Order { address: hva, len: PAGE, offset, protection })?;
+            self.wedge.order(mapping(hva, PAGE, offset, protection))?;
         }
         Ok(())
     }
 
     fn unmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
-        self.wedge.order(Order { address, len, offset: 0, protection: 0 })
+        self.wedge.order(MapCommand::Unmap { start: address, len })
     }
 
     /// Answers a page fault on an access to `gva`.
@@ -598,9 +529,17 @@ impl<W: Process> Space<W> {
         protection: u64,
     ) -> Result<(), Error> {
         self.mappings += 1;
-        self.note_near(address, protection);
-        self.wedge.order(Order { address, len, offset, protection })
+        if protection & KERNEL_PAGE == 0 {
+            self.note_near(address);
+        }
+        self.wedge.order(mapping(address, len, offset, protection))
     }
+}
+
+/// The command for a mapping with these rights, and what is beside them.
+fn mapping(start: u64, len: u64, offset: u64, protection: u64) -> MapCommand {
+    let owner = if protection & KERNEL_PAGE == 0 { Owner::User } else { Owner::Kernel };
+    MapCommand::Map { start, len, offset, rights: Rights::from_bits(protection), owner }
 }
 
 fn protection(place: Place, execute: bool, writable: bool) -> u64 {

@@ -1,6 +1,6 @@
 //! What the engine has done.
 
-use frame::ExitKind;
+use frame::{BlockExit, WedgeExit};
 use iced_x86::Code;
 use std::collections::HashMap;
 
@@ -12,8 +12,8 @@ const SHOWN: usize = 12;
 pub struct Statistics {
     /// Times a wedge got its turn.
     pub entries: u64,
-    /// Exits by kind, see [`ExitKind`].
-    pub exits: [u64; 15],
+    /// Exits by [`WedgeExit::number`].
+    pub exits: [u64; WedgeExit::COUNT],
     /// Page faults answered with a mapping.
     pub mapped: u64,
     /// Instructions interpreted one by one.
@@ -31,21 +31,22 @@ pub struct Statistics {
 impl Statistics {
     /// Name and count of each.
     pub fn rows(&self) -> [(&'static str, u64); 15] {
-        let exit = |kind: ExitKind| self.exits[kind as usize];
+        let exit = |exit: WedgeExit| self.exits[exit.number()];
+        let block = |kind| exit(WedgeExit::Block(kind));
         [
             ("wedge turns", self.entries),
-            ("call-outs", exit(ExitKind::CallOut)),
-            ("misses", exit(ExitKind::Miss)),
-            ("interrupt windows", exit(ExitKind::InterruptWindow)),
-            ("sysret exits", exit(ExitKind::Sysret)),
-            ("iret exits", exit(ExitKind::Iret)),
-            ("kernel signals", exit(ExitKind::KernelSignal)),
-            ("user signals", exit(ExitKind::UserSignal)),
-            ("kicked exits", exit(ExitKind::Kicked)),
+            ("call-outs", block(BlockExit::CallOut)),
+            ("misses", block(BlockExit::Miss)),
+            ("interrupt windows", block(BlockExit::InterruptWindow)),
+            ("sysret exits", block(BlockExit::Sysret)),
+            ("iret exits", block(BlockExit::Iret)),
+            ("kernel signals", exit(WedgeExit::KernelSignal)),
+            ("user signals", exit(WedgeExit::UserSignal)),
+            ("kicked exits", exit(WedgeExit::Kicked)),
             ("pages mapped", self.mapped),
             ("interpreted singly", self.interpreted),
             ("host steps", self.stepped),
-            ("slow look-ups", exit(ExitKind::Lookup)),
+            ("slow look-ups", block(BlockExit::Lookup)),
             ("flushes", self.flushes),
             ("slow system calls", self.system_calls),
         ]
@@ -68,26 +69,8 @@ impl Statistics {
         all
     }
 
-    /// Counts an exit the wedge has told.
-    pub fn exit(&mut self, kind: u64) -> ExitKind {
-        let kind = match kind {
-            1 => ExitKind::CallOut,
-            2 => ExitKind::Miss,
-            3 => ExitKind::InterruptWindow,
-            4 => ExitKind::Sysret,
-            5 => ExitKind::Iret,
-            6 => ExitKind::KernelSignal,
-            7 => ExitKind::UserSignal,
-            8 => ExitKind::Kicked,
-            9 => ExitKind::LoadVectors,
-            10 => ExitKind::InvalidatePage,
-            11 => ExitKind::HotSite,
-            12 => ExitKind::LoadSpace,
-            13 => ExitKind::Lookup,
-            14 => ExitKind::SystemCall,
-            _ => ExitKind::None,
-        };
-        self.exits[kind as usize] += 1;
-        kind
+    /// Counts an exit.
+    pub fn exit(&mut self, exit: WedgeExit) {
+        self.exits[exit.number()] += 1;
     }
 }

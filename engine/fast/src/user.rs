@@ -1,7 +1,7 @@
 //! User code, directly on the CPU or translated.
 
 use crate::{Fast, User, code, regions, state};
-use frame::{Cpuid, ExitKind, KICK, REGION_BITS, VcpuPage, go};
+use frame::{Cpuid, KICK, REGION_BITS, VcpuPage, WedgeExit, go};
 use jit::Level;
 use wedge::Error;
 use x86::{
@@ -72,9 +72,9 @@ impl Fast {
         state::load(&self.cpu.vcpu, base, f);
         f.run.pending = 0;
         match (self.enter(go::USER)?, self.modes.kernel_translated) {
-            (ExitKind::UserSignal, _) => self.user_exit(),
+            (WedgeExit::UserSignal, _) => self.user_exit(),
             (kind, true) => self.kernel_exit(kind),
-            (ExitKind::Kicked, false) => {
+            (WedgeExit::Kicked, false) => {
                 self.take_state();
                 Ok(())
             }
@@ -197,11 +197,11 @@ impl Fast {
 
     /// Keeps an answer of CPUID, in the oldest one's place if need be.
     fn learn(&mut self, answer: Cpuid) {
-        let f = self.pages.frame();
-        let at = self.learnt % f.cpuid.answers.len();
+        let cpuid = &mut self.pages.told().cpuid;
+        let at = self.learnt % cpuid.answers.len();
         self.learnt += 1;
-        f.cpuid.answers[at] = answer;
-        f.cpuid.count = self.learnt.min(f.cpuid.answers.len()) as u64;
+        cpuid.answers[at] = answer;
+        cpuid.count = self.learnt.min(cpuid.answers.len()) as u64;
     }
 
     /// What CPUID answers depends on these registers: forgets what was learnt under others.
@@ -209,7 +209,7 @@ impl Fast {
         let under = (self.cpu.vcpu.cr4, self.cpu.vcpu.xcr0);
         if under != self.learnt_under {
             (self.learnt, self.learnt_under) = (0, under);
-            self.pages.frame().cpuid.count = 0;
+            self.pages.told().cpuid.count = 0;
         }
     }
 

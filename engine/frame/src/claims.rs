@@ -58,7 +58,7 @@ pub const QUICK_CLAIMS: usize = 8;
 
 /// What wedges know of claimed memory, and tell of it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Claims {
     /// Where user code must have no pages.
     pub list: [Claim; MAX_CLAIMS],

@@ -1,16 +1,14 @@
 //! Why guest code stops, and how it goes on.
 
-/// Why translated code exits, in [`crate::ExitState::kind`], and why the wedge gives the monitor its turn, in
-/// [`crate::ExitState::reason`].
+use crate::vcpu::ExitState;
+
+/// Why translated code exits: what it wants to be done. In [`ExitState::kind`].
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExitKind {
-    /// Nothing has run.
-    None = 0,
+pub enum BlockExit {
     /// The kernel instruction at RIP must be interpreted.
     CallOut = 1,
-    /// The block at RIP is not translated yet; [`crate::ExitState::info`] is the link site that wants it,
-    /// zero if none.
+    /// The block at RIP is not translated yet; [`ExitState::info`] is the link site that wants it, zero if none.
     Miss = 2,
     /// Interrupts were enabled while one is pending.
     InterruptWindow = 3,
@@ -18,29 +16,114 @@ pub enum ExitKind {
     Sysret = 4,
     /// IRETQ at RIP's instruction; the wedge does it unless it cannot.
     Iret = 5,
-    /// A signal in translated code: registers are the host's, and [`crate::ExitState::pc`] is where it was.
-    KernelSignal = 6,
-    /// A signal in user code: registers are the user's.
-    UserSignal = 7,
-    /// A kick before anything has run.
-    Kicked = 8,
-    /// XRSTOR from [`crate::ExitState::operand`] at RIP's instruction, going on at [`crate::ExitState::next`]; the wedge
-    /// does it unless it cannot.
-    LoadVectors = 9,
-    /// INVLPG of [`crate::ExitState::operand`] at RIP's instruction, going on at [`crate::ExitState::next`]; the wedge does
-    /// it unless it cannot.
-    InvalidatePage = 10,
-    /// A system call whose site is worth patching; RIP is behind it.
-    HotSite = 11,
-    /// MOV to CR3 of [`crate::ExitState::operand`] at RIP's instruction, going on at [`crate::ExitState::next`]; the wedge does it
+    /// XRSTOR from [`ExitState::operand`] at RIP's instruction, going on at [`ExitState::next`]; the wedge does it
     /// unless it cannot.
-    LoadSpace = 12,
-    /// User code's look-up of [`crate::ExitState::operand`] has missed at RIP's instruction, which begins again at [`crate::BlockState::jump`];
-    /// the wedge fills it unless it cannot.
-    Lookup = 13,
-    /// SYSCALL of translated user code at RIP's instruction, going on at [`crate::ExitState::next`]; the wedge does it unless it
-    /// cannot.
-    SystemCall = 14,
+    LoadVectors = 6,
+    /// INVLPG of [`ExitState::operand`] at RIP's instruction, going on at [`ExitState::next`]; the wedge does it
+    /// unless it cannot.
+    InvalidatePage = 7,
+    /// MOV to CR3 of [`ExitState::operand`] at RIP's instruction, going on at [`ExitState::next`]; the wedge does
+    /// it unless it cannot.
+    LoadSpace = 8,
+    /// User code's look-up of [`ExitState::operand`] has missed at RIP's instruction, which begins again at
+    /// [`crate::BlockState::jump`]; the wedge fills it unless it cannot.
+    Lookup = 9,
+    /// SYSCALL of translated user code at RIP's instruction, going on at [`ExitState::next`]; the wedge does it
+    /// unless it cannot.
+    SystemCall = 10,
+}
+
+/// Why the wedge gives the monitor its turn. In [`ExitState::reason`].
+#[repr(u64)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Something went wrong in the wedge itself.
+    Lost = 0,
+    /// Translated code has exited, and the wedge cannot do what it wants.
+    Block = 1,
+    /// A signal in user code: registers are the user's.
+    UserSignal = 2,
+    /// A signal in translated code: registers are the host's, and [`ExitState::pc`] is where it was.
+    KernelSignal = 3,
+    /// A kick before anything has run, or guest code goes no further than this.
+    Kicked = 4,
+    /// A system call whose site is worth patching; RIP is behind it.
+    HotSite = 5,
+}
+
+/// Why guest code has stopped, as the monitor believes it: decoded once, from what a wedge says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WedgeExit {
+    /// See [`Reason::Lost`]; or the wedge says what means nothing.
+    Lost,
+    /// See [`Reason::Block`].
+    Block(BlockExit),
+    /// See [`Reason::UserSignal`].
+    UserSignal,
+    /// See [`Reason::KernelSignal`].
+    KernelSignal,
+    /// See [`Reason::Kicked`].
+    Kicked,
+    /// See [`Reason::HotSite`].
+    HotSite,
+}
+
+impl WedgeExit {
+    /// How many there are.
+    pub const COUNT: usize = 15;
+
+    /// Its number, from zero.
+    pub const fn number(self) -> usize {
+        match self {
+            Self::Lost => 0,
+            Self::UserSignal => 1,
+            Self::KernelSignal => 2,
+            Self::Kicked => 3,
+            Self::HotSite => 4,
+            Self::Block(kind) => 4 + kind as usize,
+        }
+    }
+}
+
+impl From<&ExitState> for WedgeExit {
+    fn from(said: &ExitState) -> Self {
+        const LOST: u64 = Reason::Lost as u64;
+        const BLOCK: u64 = Reason::Block as u64;
+        const USER_SIGNAL: u64 = Reason::UserSignal as u64;
+        const KERNEL_SIGNAL: u64 = Reason::KernelSignal as u64;
+        const KICKED: u64 = Reason::Kicked as u64;
+        const HOT_SITE: u64 = Reason::HotSite as u64;
+        match said.reason {
+            BLOCK => BlockExit::decode(said.kind).map_or(Self::Lost, Self::Block),
+            USER_SIGNAL => Self::UserSignal,
+            KERNEL_SIGNAL => Self::KernelSignal,
+            KICKED => Self::Kicked,
+            HOT_SITE => Self::HotSite,
+            LOST.. => Self::Lost,
+        }
+    }
+}
+
+impl BlockExit {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 10] = [
+        Self::CallOut,
+        Self::Miss,
+        Self::InterruptWindow,
+        Self::Sysret,
+        Self::Iret,
+        Self::LoadVectors,
+        Self::InvalidatePage,
+        Self::LoadSpace,
+        Self::Lookup,
+        Self::SystemCall,
+    ];
+
+    /// The one with a number, if there is one.
+    #[inline]
+    pub fn decode(number: u64) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?.checked_sub(1)?).copied()
+    }
 }
 
 /// How guest code goes on, in [`crate::RunControl::go`].
@@ -67,4 +150,44 @@ pub mod mode {
     pub const USER: u64 = 1;
     /// Translated code, or the last steps to it.
     pub const KERNEL: u64 = 2;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(reason: u64, kind: u64) -> WedgeExit {
+        WedgeExit::from(&ExitState { reason, kind, ..ExitState::default() })
+    }
+
+    #[test]
+    fn what_is_said_is_what_is_meant() {
+        for kind in BlockExit::ALL {
+            assert_eq!(said(Reason::Block as u64, kind as u64), WedgeExit::Block(kind));
+        }
+        assert_eq!(said(Reason::UserSignal as u64, 99), WedgeExit::UserSignal);
+        assert_eq!(said(Reason::KernelSignal as u64, 0), WedgeExit::KernelSignal);
+        assert_eq!(said(Reason::Kicked as u64, 0), WedgeExit::Kicked);
+        assert_eq!(said(Reason::HotSite as u64, 0), WedgeExit::HotSite);
+    }
+
+    #[test]
+    fn what_means_nothing_is_lost() {
+        for nonsense in [11, 12, 1 << 32, 1 << 63, u64::MAX] {
+            assert_eq!(said(nonsense, BlockExit::Miss as u64), WedgeExit::Lost);
+            assert_eq!(said(Reason::Block as u64, nonsense), WedgeExit::Lost);
+        }
+        assert_eq!(said(Reason::Block as u64, 0), WedgeExit::Lost);
+        assert_eq!(said(Reason::Lost as u64, BlockExit::Miss as u64), WedgeExit::Lost);
+    }
+
+    #[test]
+    fn numbers_are_their_own() {
+        let others = [WedgeExit::Lost, WedgeExit::UserSignal, WedgeExit::KernelSignal];
+        let more = [WedgeExit::Kicked, WedgeExit::HotSite];
+        let all = others.into_iter().chain(more).chain(BlockExit::ALL.map(WedgeExit::Block));
+        let mut seen = [false; WedgeExit::COUNT];
+        all.for_each(|exit| assert!(!core::mem::replace(&mut seen[exit.number()], true)));
+        assert_eq!(seen, [true; WedgeExit::COUNT]);
+    }
 }

@@ -1,7 +1,11 @@
-// Tables of a wedge's own. Look-ups: a software TLB that translated user code consults. Copies: where kernel code must
-// not read what user code executes. The wedge's blob includes this file as it does the layout.
+//! Tables of a wedge's own. Look-ups: a software TLB that translated user code consults. Copies: where kernel code must
+//! not read what user code executes.
+//!
+//! The wedge and translated code write them too, and may be hostile: all of it is atomic, and the monitor reads of
+//! it only what it may forget.
 
 use crate::{COPIES_LEN, COPY_COUNT, POISON, SITES, SITES_LEN, copy_slot};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Entries: of as many pages, 4 GiB, no two are in each other's way.
 pub const LOOKUP_COUNT: usize = 1 << 20;
@@ -71,129 +75,145 @@ pub const LOOKUP_READS: u64 = LOOKUP_WRITES & !LOOKUP_READ_ONLY;
 /// In [`crate::ExitState::info`] of a look-up that has missed: the access writes. The rest is its bytes.
 pub const LOOKUP_WRITE: u64 = 1 << 16;
 
+/// An entry as it lies in memory: its tag and its distance.
+#[repr(C)]
+#[derive(Debug)]
+struct Entry([AtomicU64; 2]);
+
+impl Entry {
+    fn get(&self) -> Lookup {
+        let [tag, distance] = self.0.each_ref().map(|word| word.load(Relaxed));
+        Lookup { tag, distance }
+    }
+
+    /// One thread has the turn, so nobody looks between the two.
+    fn set(&self, to: Lookup) {
+        let [tag, distance] = &self.0;
+        distance.store(to.distance, Relaxed);
+        tag.store(to.tag, Relaxed);
+    }
+
+    /// It is not in use any more.
+    fn clear(&self) {
+        self.set(Lookup { tag: 0, distance: 0 });
+    }
+}
+
 /// The tables. That of look-ups is direct-mapped by page number.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Lookups {
     /// Not zero where the page of an address, or another of the same index, is not to be read as it is mapped.
-    copies: [u64; COPY_COUNT],
+    copies: [AtomicU64; COPY_COUNT],
     /// The entries.
-    entries: [Lookup; LOOKUP_COUNT],
+    entries: [Entry; LOOKUP_COUNT],
     /// A bit for each [`CHUNK`] of them: some may be in use.
-    used: [u64; WORDS],
+    used: [AtomicU64; WORDS],
     /// Not zero: some are of pages that are parts of the guest's large ones.
-    large: u64,
+    large: AtomicU64,
 }
 
 /// Offset of the entries of look-ups.
 pub const LOOKUP_ENTRIES: usize = COPIES_LEN;
 const _: () = assert!(core::mem::offset_of!(Lookups, entries) == LOOKUP_ENTRIES);
+const _: () = assert!(size_of::<Entry>() == size_of::<Lookup>());
 
 impl Lookups {
     /// What user code executes at this page is a changed copy: kernel code that reads it faults, and is interpreted.
-    pub fn hide(&mut self, page: u64) {
-        if let Some(entry) = self.copies.get_mut(copy_slot(page)) {
-            *entry = POISON;
+    pub fn hide(&self, page: u64) {
+        if let Some(entry) = self.copies.get(copy_slot(page)) {
+            entry.store(POISON, Relaxed);
         }
     }
 
     /// This page, and others of the same index, are to be read as they are mapped.
-    pub fn show(&mut self, page: u64) {
-        if let Some(entry) = self.copies.get_mut(copy_slot(page)) {
-            *entry = 0;
+    pub fn show(&self, page: u64) {
+        if let Some(entry) = self.copies.get(copy_slot(page)) {
+            entry.store(0, Relaxed);
         }
     }
 
     /// What is at [`SITES`] is never the program's.
-    pub fn hide_sites(&mut self) {
+    pub fn hide_sites(&self) {
         let sites = SITES as u64..(SITES + SITES_LEN) as u64;
         sites.step_by(PAGE as usize).for_each(|page| self.hide(page));
     }
 
     /// The page of an address is to be read as it is mapped.
     pub fn is_shown(&self, address: u64) -> bool {
-        self.copies.get(copy_slot(address)).is_none_or(|entry| *entry == 0)
+        self.copies.get(copy_slot(address)).is_none_or(|entry| entry.load(Relaxed) == 0)
     }
 
     /// No entry is in use.
     pub fn is_empty(&self) -> bool {
-        self.used.iter().all(|word| *word == 0)
+        self.used.iter().all(|word| word.load(Relaxed) == 0)
     }
 
     /// The entry that a page has, if it has one.
     pub fn get(&self, page: u64) -> Option<Lookup> {
-        self.entries.get(lookup_slot(page)).copied().filter(|entry| entry.is_of(page))
+        self.entries.get(lookup_slot(page)).map(Entry::get).filter(|entry| entry.is_of(page))
     }
 
     /// A page, not that at zero, lies at an HVA from now on; with `large` it is part of a larger one of the guest's.
-    pub fn set(&mut self, page: u64, hva: u64, writable: bool, large: bool) {
+    pub fn set(&self, page: u64, hva: u64, writable: bool, large: bool) {
         let slot = lookup_slot(page);
-        let (chunk, Some(entry)) = (slot / CHUNK, self.entries.get_mut(slot)) else { return };
-        *entry = Lookup::new(page, hva, writable);
-        if let Some(word) = self.used.get_mut(chunk / 64) {
-            *word |= 1 << (chunk % 64);
+        let (chunk, Some(entry)) = (slot / CHUNK, self.entries.get(slot)) else { return };
+        entry.set(Lookup::new(page, hva, writable));
+        if let Some(word) = self.used.get(chunk / 64) {
+            word.store(word.load(Relaxed) | 1 << (chunk % 64), Relaxed);
         }
-        self.large |= u64::from(large);
+        if large {
+            self.large.store(1, Relaxed);
+        }
     }
 
     /// Pages in this range have none any more, nor have parts of a large page that reaches into it.
-    pub fn forget(&mut self, start: u64, len: u64) {
+    pub fn forget(&self, start: u64, len: u64) {
         if self.is_empty() {
             return;
         }
-        let unit = if self.large == 0 { PAGE } else { LARGE };
+        let unit = if self.large.load(Relaxed) == 0 { PAGE } else { LARGE };
         let first = start & !(unit - 1);
         let end = start.saturating_add(len).saturating_add(unit - 1) & !(unit - 1);
         if (end - first) / PAGE >= LOOKUP_COUNT as u64 {
-            return self.each_used(|entry| {
-                if entry.page() >= first && entry.page() < end {
-                    drop_entry(entry);
-                }
-            });
+            return self.forget_if(|entry| entry.page() >= first && entry.page() < end);
         }
         let mut page = first;
         while page < end {
-            if let Some(entry) =
-                self.entries.get_mut(lookup_slot(page)).filter(|entry| entry.is_of(page))
-            {
-                drop_entry(entry);
+            let entry = self.entries.get(lookup_slot(page));
+            if let Some(entry) = entry.filter(|entry| entry.get().is_of(page)) {
+                entry.clear();
             }
             page += PAGE;
         }
     }
 
     /// No page may be written any more that lies at this HVA.
-    pub fn protect(&mut self, hva: u64) {
-        self.each_used(|entry| {
-            if entry.is_writable() && entry.target() == hva {
-                drop_entry(entry);
-            }
-        });
+    pub fn protect(&self, hva: u64) {
+        self.forget_if(|entry| entry.is_writable() && entry.target() == hva);
     }
 
     /// No page has any.
-    pub fn clear(&mut self) {
+    pub fn clear(&self) {
         if self.is_empty() {
             return;
         }
-        self.each_used(drop_entry);
-        self.used = [0; WORDS];
-        self.large = 0;
+        self.forget_if(|_| true);
+        self.used.iter().for_each(|word| word.store(0, Relaxed));
+        self.large.store(0, Relaxed);
     }
 
-    fn each_used(&mut self, mut each: impl FnMut(&mut Lookup)) {
-        for (at, word) in self.used.into_iter().enumerate() {
+    /// Of the entries that may be in use, some are so no more.
+    fn forget_if(&self, gone: impl Fn(&Lookup) -> bool) {
+        for (at, word) in self.used.iter().enumerate() {
+            let word = word.load(Relaxed);
             for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
                 let start = (at * 64 + bit) * CHUNK;
-                self.entries.iter_mut().skip(start).take(CHUNK).for_each(&mut each);
+                let entries = self.entries.iter().skip(start).take(CHUNK);
+                entries.filter(|entry| gone(&entry.get())).for_each(Entry::clear);
             }
         }
     }
-}
-
-/// An entry is not in use any more.
-fn drop_entry(entry: &mut Lookup) {
-    *entry = Lookup { tag: 0, distance: 0 };
 }
 
 // UNSAFETY: a table is too large for a stack.
@@ -212,7 +232,7 @@ mod tests {
 
     #[test]
     fn what_is_hidden_is_so_until_it_is_shown() {
-        let mut table = table();
+        let table = table();
         table.hide_sites();
         assert!(!table.is_shown(SITES as u64 + 0x1234) && table.is_shown(A));
         table.hide(A);
@@ -242,7 +262,7 @@ mod tests {
 
     #[test]
     fn entries_go_when_they_are_asked_to() {
-        let mut table = table();
+        let table = table();
         assert!(table.is_empty());
         let page = |n: u64| A + n * PAGE;
         (0..8).for_each(|n| table.set(page(n), HVA + n * PAGE, n % 2 == 0, false));

@@ -2,7 +2,7 @@
 
 use crate::{
     Shares,
-    command::{MAX_MADE, MAX_ORDERS, Order},
+    command::{MAX_MADE, MAX_ORDERS, RawChange},
     sites::HEAT,
 };
 
@@ -74,18 +74,18 @@ pub struct Orders {
     pub failed: i64,
     /// Orders given.
     pub count: u64,
-    /// The orders.
-    pub list: [Order; MAX_ORDERS],
+    /// The orders: [`crate::MapCommand`]s.
+    pub list: [RawChange; MAX_ORDERS],
 }
 
-/// What the wedge has mapped, or with no protection unmapped, by itself.
+/// What the wedge has done by itself: [`crate::MapReport`]s.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Made {
     /// How many entries of the list there are.
     pub count: u64,
-    /// The changes.
-    pub list: [Order; MAX_MADE],
+    /// The reports.
+    pub list: [RawChange; MAX_MADE],
 }
 
 /// Large user pages a wedge maps by itself.

@@ -4,7 +4,7 @@ use crate::{Claims, Shares, jumps::CODE_PAGE_WORDS};
 
 /// The vCPU page.
 #[repr(C, align(4096))]
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct VcpuPage {
     /// Architectural registers that guest code and the wedge change.
     pub regs: Registers,
@@ -22,12 +22,12 @@ pub struct VcpuPage {
     pub counters: Counters,
     /// Memory that programs must not have.
     pub claims: Claims,
-    /// Translated user code.
-    pub user_code: UserCode,
-    /// What CPUID has answered.
-    pub cpuid: CpuidCache,
+    /// CR3 of the program that translated user code is of; zero: the monitor has to look first.
+    pub code_space: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
     pub vectors: Vectors,
+    /// What only the monitor writes. It does not read this back.
+    pub told: Told,
     /// See [`Shares`].
     pub shares: Shares,
 }
@@ -138,9 +138,9 @@ pub struct BlockState {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExitState {
-    /// An [`crate::ExitKind`]: why translated code exits.
+    /// A [`crate::BlockExit`]: why translated code exits.
     pub kind: u64,
-    /// An [`crate::ExitKind`]: why the monitor is needed.
+    /// A [`crate::Reason`]: why the monitor is needed. It decodes both into a [`crate::WedgeExit`].
     pub reason: u64,
     /// Detail of the exit.
     pub info: u64,
@@ -227,14 +227,14 @@ pub struct Counters {
     pub lookups: u64,
 }
 
-/// Which translated user code there is.
+/// What the monitor tells wedges.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct UserCode {
-    /// CR3 of the program that it is of; zero: the monitor has to look first.
-    pub space: u64,
-    /// A bit for each page of it, by [`crate::code_page`].
-    pub pages: [u64; CODE_PAGE_WORDS],
+pub struct Told {
+    /// What CPUID has answered.
+    pub cpuid: CpuidCache,
+    /// A bit for each page of translated user code, by [`crate::code_page`].
+    pub code_pages: [u64; CODE_PAGE_WORDS],
 }
 
 /// What CPUID answers.
@@ -264,3 +264,21 @@ pub struct CpuidCache {
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vectors(pub [u8; 832]);
+
+impl Default for Vectors {
+    fn default() -> Self {
+        Self([0; 832])
+    }
+}
+
+impl Default for CpuidCache {
+    fn default() -> Self {
+        Self { answers: [Cpuid::default(); MAX_CPUID], count: 0 }
+    }
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self { cpuid: CpuidCache::default(), code_pages: [0; CODE_PAGE_WORDS] }
+    }
+}

@@ -6,7 +6,7 @@ use crate::{
     Layout,
     asm::{Assembler, gpr, plus, register, slot, spill, sum},
 };
-use frame::ExitKind;
+use frame::BlockExit;
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
 /// Bytes reserved for the routines.
@@ -169,7 +169,7 @@ fn miss(a: &mut Assembler, stubs: &Stubs) {
     a.store(slot!(regs.rip), Register::RAX);
     a.load(Register::RAX, spill(0));
     a.store_imm(slot!(exit.info), 0);
-    a.store_imm(slot!(exit.kind), ExitKind::Miss as i32);
+    a.store_imm(slot!(exit.kind), BlockExit::Miss as i32);
     a.jmp(stubs.exit);
 }
 

@@ -8,7 +8,7 @@ use crate::{
     host::load_vectors_careful,
     kernel_start,
     layout::{
-        COPIES, DEEP, DEEP_REACH, ExitKind, VcpuPage, REGIONS, Vectors, copy_slot, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
+        COPIES, DEEP, DEEP_REACH, BlockExit, Reason, VcpuPage, REGIONS, Vectors, copy_slot, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
         deep_slot, go, percpu, region,
     },
     lookup::{self, Outcome},
@@ -54,7 +54,7 @@ pub fn system_call(f: &mut VcpuPage) -> ! {
 fn make_system_call(f: &mut VcpuPage) {
     let flags = f.regs.rflags & !(f.system.sfmask | RF);
     if flags & (TF | NT | VM | IOPL) != 0 {
-        turns::exit(ExitKind::UserSignal);
+        turns::exit(Reason::UserSignal);
     }
     (f.claims.call, f.claims.caller) = (f.regs.gpr[RAX], f.regs.cr3);
     f.regs.gpr[RCX] = f.regs.rip;
@@ -71,9 +71,14 @@ pub fn enter_kernel(f: &mut VcpuPage, flags: u64) {
     let block = find(f.regs.rip, flags & AC != 0);
     enter_kernel_at(f, flags, block);
     if block == 0 {
-        f.exit.info = 0;
-        turns::exit(ExitKind::Miss)
+        miss_for_good(f)
     }
+}
+
+/// There is no block at RIP: the monitor is to make one.
+fn miss_for_good(f: &mut VcpuPage) -> ! {
+    (f.exit.kind, f.exit.info) = (BlockExit::Miss as u64, 0);
+    turns::exit(Reason::Block)
 }
 
 fn enter_kernel_at(f: &mut VcpuPage, flags: u64, block: u64) {
@@ -109,7 +114,7 @@ fn find(guest: u64, alignment: bool) -> u64 {
 
 /// HVA of the block of the program that runs, zero if there is none or the blocks are another's.
 fn find_user(f: &VcpuPage, guest: u64) -> u64 {
-    if f.user_code.space != f.regs.cr3 || guest >= USER_END { 0 } else { find_in(here(TABLES + USER_TABLES), guest, false) }
+    if f.code_space != f.regs.cr3 || guest >= USER_END { 0 } else { find_in(here(TABLES + USER_TABLES), guest, false) }
 }
 
 fn find_in(tables: usize, guest: u64, alignment: bool) -> u64 {
@@ -149,14 +154,14 @@ fn miss(f: &mut VcpuPage) -> bool {
 
 /// Translated code has exited. True: go on with `RunControl::go`. False: the monitor is needed.
 pub fn after_block(f: &mut VcpuPage) -> bool {
-    const SYSRET: u64 = ExitKind::Sysret as u64;
-    const IRET: u64 = ExitKind::Iret as u64;
-    const MISS: u64 = ExitKind::Miss as u64;
-    const INVALIDATE: u64 = ExitKind::InvalidatePage as u64;
-    const LOAD_VECTORS: u64 = ExitKind::LoadVectors as u64;
-    const LOAD_SPACE: u64 = ExitKind::LoadSpace as u64;
-    const LOOKUP: u64 = ExitKind::Lookup as u64;
-    const SYSTEM_CALL: u64 = ExitKind::SystemCall as u64;
+    const SYSRET: u64 = BlockExit::Sysret as u64;
+    const IRET: u64 = BlockExit::Iret as u64;
+    const MISS: u64 = BlockExit::Miss as u64;
+    const INVALIDATE: u64 = BlockExit::InvalidatePage as u64;
+    const LOAD_VECTORS: u64 = BlockExit::LoadVectors as u64;
+    const LOAD_SPACE: u64 = BlockExit::LoadSpace as u64;
+    const LOOKUP: u64 = BlockExit::Lookup as u64;
+    const SYSTEM_CALL: u64 = BlockExit::SystemCall as u64;
     match f.exit.kind {
         MISS if f.exit.info == 0 => miss(f),
         LOOKUP if f.run.walks != 0 && f.regs.cpl != 0 => look_up(f),
@@ -274,8 +279,7 @@ fn enter_translated_user(f: &mut VcpuPage) {
 /// No block has been found for it.
 fn need_block(f: &mut VcpuPage) {
     if f.run.user_translated != 0 && f.block.jump == 0 {
-        f.exit.info = 0;
-        turns::exit(ExitKind::Miss)
+        miss_for_good(f)
     }
 }
 

@@ -25,7 +25,7 @@ const RBX: usize = 3;
 pub fn answer(f: &mut VcpuPage) -> bool {
     let asked = [f.regs.gpr[RAX] as u32, f.regs.gpr[RCX] as u32];
     let known = |answer: &&Cpuid| answer.asked == asked;
-    let Some(answer) = f.cpuid.answers.iter().take(f.cpuid.count as usize).find(known).copied() else { return false };
+    let Some(answer) = f.told.cpuid.answers.iter().take(f.told.cpuid.count as usize).find(known).copied() else { return false };
     if f.regs.rflags & TF != 0 || f.regs.rip >> 47 != 0 || !is_cpuid(f) {
         return false;
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     assist, bias, kernel_start,
-    layout::{ExitKind, VcpuPage, SITES, SITES_LEN, Shared, go},
+    layout::{Reason, VcpuPage, SITES, SITES_LEN, Shared, go},
     lookup,
     mmu::{self, Access, Walk},
     run, shared, turns,
@@ -27,7 +27,7 @@ pub fn user(f: &mut VcpuPage) -> ! {
     // A fault at the table of patched calls may be that of a patched one.
     let at_sites = gva.wrapping_sub(SITES as u64) < SITES_LEN as u64;
     if f.run.walks == 0 || at_sites || gva >> 47 != 0 || f.regs.rip >> 47 != 0 {
-        turns::exit(ExitKind::UserSignal);
+        turns::exit(Reason::UserSignal);
     }
     let access = user_access(code);
     let done = match mmu::walk(f, s, gva, access) {
@@ -38,7 +38,7 @@ pub fn user(f: &mut VcpuPage) -> ! {
         Walk::Fault(present) => deliver(f, gva, present | code & (WRITE | FETCH) | USER),
         Walk::Unknown => false,
     };
-    if done { run::run() } else { turns::exit(ExitKind::UserSignal) }
+    if done { run::run() } else { turns::exit(Reason::UserSignal) }
 }
 
 /// What the CPU's error code says about an access by user code.
@@ -64,7 +64,7 @@ pub fn kernel(f: &mut VcpuPage) -> ! {
         }
         run::run()
     }
-    turns::exit(ExitKind::KernelSignal)
+    turns::exit(Reason::KernelSignal)
 }
 
 /// The guest address that the code that runs has meant.

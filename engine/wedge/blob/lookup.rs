@@ -13,9 +13,9 @@ use crate::{
 const PAGE: u64 = 4096;
 
 /// The table.
-pub fn table() -> &'static mut Lookups {
-    // SAFETY: mapped for good; one thread uses it on this side, while it has the turn.
-    unsafe { &mut *(here(LOOKUPS) as *mut Lookups) }
+pub fn table() -> &'static Lookups {
+    // SAFETY: mapped for good, and all of it is atomic.
+    unsafe { &*(here(LOOKUPS) as *const Lookups) }
 }
 
 /// What became of a look-up that missed.
@@ -52,7 +52,7 @@ pub fn enter(f: &mut VcpuPage, gva: u64, leaf: Leaf, access: Access) -> bool {
 pub fn forget(f: &mut VcpuPage, gva: u64) {
     table().forget(gva & !(PAGE - 1), PAGE);
     let (word, bit) = code_page(gva);
-    if f.user_code.pages.get(word).is_some_and(|word| word >> bit & 1 == 1) {
-        f.user_code.space = 0; // the monitor has the code made from it dropped first
+    if f.told.code_pages.get(word).is_some_and(|word| word >> bit & 1 == 1) {
+        f.code_space = 0; // the monitor has the code made from it dropped first
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     bias, here,
     host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
     layout::{
-        BORDER, EMPTY, EMPTY_PAGE, VcpuPage, HINTS, Hint, KERNEL_PAGE, MARKS, MAX_MADE, MAX_RUN, Order, PIECE, POISON, PROTECT, RAM, REGIONS,
+        BORDER, EMPTY_PAGE, HINTS, Hint, MARKS, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, RAM, REGIONS, Rights, VcpuPage,
         SITES, Shared, region,
     },
     lookup, shared, sites, text,
@@ -183,7 +183,7 @@ pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: A
         }
         _ => return false,
     }
-    let mut run = Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf, kernel) };
+    let mut run = Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf) };
     if !run.is_as_it_may_be() {
         run.rights &= !EXECUTE;
     }
@@ -191,7 +191,7 @@ pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: A
         return false;
     }
     if leaf.large {
-        return make_of_large(f, s, page, PAGE, run.offset, run.rights | PIECE);
+        return make_of_large(f, s, page, PAGE, run.offset, run.rights);
     }
     let Some(table) = last_table(f, s, gva) else { return make_run(f, s, run, kernel) };
     if !kernel && show_again(f, s, table, run) {
@@ -229,7 +229,8 @@ impl Run {
 
 fn make_run(f: &mut VcpuPage, s: &mut Shared, run: Run, kernel: bool) -> bool {
     let hva = if kernel { run.gva.wrapping_add(bias()) } else { run.gva };
-    make(f, s, hva, run.len, run.offset, run.rights)
+    let owner = if kernel { Owner::Kernel } else { Owner::User };
+    make(f, s, New { hva, len: run.len, offset: run.offset, rights: run.rights, owner, piece: false })
 }
 
 /// A page that is mapped for reading twice in a row is likely to be the guest's empty one, which the
@@ -255,7 +256,7 @@ fn map_empty(f: &mut VcpuPage, s: &mut Shared, page: u64, offset: u64) -> bool {
             len += PAGE;
         }
     }
-    make(f, s, page, len, offset, READ | EMPTY)
+    make_empty(f, s, page, len, offset)
 }
 
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary.
@@ -270,7 +271,7 @@ fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     let offset = ram_offset(s, value & ADDRESS).filter(|offset| mark(*offset) == 0)?;
     let writable = value & RW != 0 && value & D != 0 && table & RW != 0;
     let leaf = Leaf { offset, large: false, writable, user: !kernel, executable, global: true };
-    Some(Run { gva, len: PAGE, offset, rights: rights(leaf, kernel) })
+    Some(Run { gva, len: PAGE, offset, rights: rights(leaf) })
 }
 
 /// Adds what follows the run in the same table and continues it.
@@ -285,13 +286,10 @@ fn extend(s: &Shared, table: u64, mut run: Run, kernel: bool) -> Run {
     run
 }
 
-fn rights(leaf: Leaf, kernel: bool) -> u64 {
-    let more = match (kernel, leaf.writable, leaf.executable) {
-        (true, ..) => KERNEL_PAGE,
-        (false, false, true) => EXECUTE,
-        _ => 0,
-    };
-    READ | more | if leaf.writable { WRITE } else { 0 }
+/// The kernel's pages are executed by translation only, and the user's are not written and executed at a time.
+fn rights(leaf: Leaf) -> u64 {
+    let executes = leaf.user && leaf.executable && !leaf.writable;
+    READ | if leaf.writable { WRITE } else { 0 } | if executes { EXECUTE } else { 0 }
 }
 
 /// The region of an HVA is the user's or the kernel's, as asked. What lies right before a region of the kernel's is
@@ -323,14 +321,14 @@ fn map_large(f: &mut VcpuPage, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
         return false;
     }
     // What may be executed is looked at page by page.
-    make_of_large(f, s, hva & !(LARGE - 1), LARGE, offset, rights(leaf, false) & !EXECUTE)
+    make_of_large(f, s, hva & !(LARGE - 1), LARGE, offset, rights(leaf) & !EXECUTE)
 }
 
 /// Maps a user's 2 MiB page or one page of it, which an INVLPG of any other part of it drops, too.
-fn make_of_large(f: &mut VcpuPage, s: &mut Shared, hva: u64, len: u64, offset: u64, protection: u64) -> bool {
+fn make_of_large(f: &mut VcpuPage, s: &mut Shared, hva: u64, len: u64, offset: u64, rights: u64) -> bool {
     let base = hva & !(LARGE - 1);
     let Some(free) = s.mapped.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
-    let made = make(f, s, hva, len, offset, protection);
+    let made = make(f, s, New { hva, len, offset, rights, owner: Owner::User, piece: len < LARGE });
     if made && let Some(slot) = s.mapped.larges.get_mut(free) {
         *slot = base;
     }
@@ -409,7 +407,7 @@ fn show(f: &mut VcpuPage, s: &mut Shared, from: u64, to: u64, rights: u64) -> bo
         let Some(hint) = s.mapped.hints.get_mut(hint(page)) else { continue };
         hint.page = page | rights;
         let offset = hint.offset;
-        note(s, Order { address: page, len: PAGE, offset, protection: PROTECT | rights });
+        note(s, MapReport::Shown { page, offset, rights: Rights::from_bits(rights) });
         if f.paging.deferred == page {
             f.paging.deferred = 0;
         }
@@ -480,46 +478,75 @@ fn hinted(s: &Shared, hva: u64, protection: u64) -> bool {
     s.mapped.hints.get(hint(hva)).is_some_and(|hint| hint.page == hva | protection & 7)
 }
 
+/// A mapping to be made.
+#[derive(Clone, Copy)]
+struct New {
+    hva: u64,
+    len: u64,
+    offset: u64,
+    rights: u64,
+    owner: Owner,
+    piece: bool,
+}
+
 /// Maps RAM and notes it for the monitor.
-fn make(f: &mut VcpuPage, s: &mut Shared, hva: u64, len: u64, offset: u64, protection: u64) -> bool {
-    if s.mapped.budget == 0 || s.made.count as usize >= MAX_MADE {
-        return false;
-    }
-    let kernel = protection & KERNEL_PAGE != 0;
-    let empty = protection & EMPTY != 0;
+fn make(f: &mut VcpuPage, s: &mut Shared, new: New) -> bool {
+    let New { hva, len, offset, rights, owner, piece } = new;
+    let kernel = matches!(owner, Owner::Kernel);
     // Of the kernel's large pages most is not used, nor has the host memory for it.
     let populate = if kernel && (len >= LARGE || s.setup.key != 0) { 0 } else { MAP_POPULATE };
-    let access = protection & 7;
-    if !kernel && !sites::make_way(s, hva) {
+    if !may_make(s, hva, kernel) || map(hva, len, rights, MAP_SHARED | populate, offset) < 0 {
         return false;
     }
-    if map(hva, len, access, if empty { MAP_EMPTY } else { MAP_SHARED | populate }, offset) < 0 {
+    if kernel && s.setup.key != 0 && call(PKEY_MPROTECT, hva, len, rights, s.setup.key, 0) != 0 {
         return false;
     }
-    if kernel && s.setup.key != 0 && call(PKEY_MPROTECT, hva, len, access, s.setup.key, 0) != 0 {
-        return false;
-    }
-    s.mapped.budget -= 1;
-    f.counters.mapped += 1;
-    note(s, Order { address: hva, len, offset, protection });
+    count_made(f, s, MapReport::Mapped { start: hva, len, offset, rights: Rights::from_bits(rights), owner, piece });
     for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
-        if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
-            // What stands for an empty page shows nothing of RAM.
-            let offset = if empty { u64::MAX } else { offset + (page - hva) };
-            *hint = Hint { page: page | access, offset };
-        }
-        if f.paging.deferred == page {
-            f.paging.deferred = 0;
-        }
+        hint_at(f, s, page, Hint { page: page | rights, offset: offset + (page - hva) });
     }
     true
 }
 
+/// Maps memory without content in place of an empty page, and notes it for the monitor.
+fn make_empty(f: &mut VcpuPage, s: &mut Shared, start: u64, len: u64, offset: u64) -> bool {
+    if !may_make(s, start, false) || map(start, len, READ, MAP_EMPTY, offset) < 0 {
+        return false;
+    }
+    count_made(f, s, MapReport::Empty { start, len, offset });
+    for page in (start..start + len).step_by(PAGE as usize) {
+        // It shows nothing of RAM.
+        hint_at(f, s, page, Hint { page: page | READ, offset: u64::MAX });
+    }
+    true
+}
+
+/// There is room for one more mapping, and the table of patched calls is out of its way.
+fn may_make(s: &mut Shared, hva: u64, kernel: bool) -> bool {
+    s.mapped.budget != 0 && (s.made.count as usize) < MAX_MADE && (kernel || sites::make_way(s, hva))
+}
+
+fn count_made(f: &mut VcpuPage, s: &mut Shared, report: MapReport) {
+    s.mapped.budget -= 1;
+    f.counters.mapped += 1;
+    note(s, report);
+}
+
+/// A page is mapped now: so what was put off for it is done.
+fn hint_at(f: &mut VcpuPage, s: &mut Shared, page: u64, is: Hint) {
+    if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
+        *hint = is;
+    }
+    if f.paging.deferred == page {
+        f.paging.deferred = 0;
+    }
+}
+
 /// Tells the monitor of it, if there is room.
-pub fn note(s: &mut Shared, order: Order) {
+pub fn note(s: &mut Shared, report: MapReport) {
     let at = s.made.count as usize;
     if let Some(made) = s.made.list.get_mut(at) {
-        *made = order;
+        *made = report.encode();
         s.made.count += 1;
     }
 }
@@ -556,7 +583,7 @@ fn reload(f: &VcpuPage, s: &mut Shared, page: u64) -> bool {
         hint.page = page | now.rights;
     }
     // The interpreter has translations of its own, with the rights there were.
-    note(s, Order { address: page, len: PAGE, offset: now.offset, protection: PROTECT | now.rights });
+    note(s, MapReport::Shown { page, offset: now.offset, rights: Rights::from_bits(now.rights) });
     true
 }
 
@@ -577,7 +604,7 @@ pub fn invalidate(f: &mut VcpuPage, s: &mut Shared, gva: u64) -> bool {
         // does not run before `finish_deferred`, and kernel code reaches the user's memory only with AC set.
         // Whatever sets AC finishes it first: STAC (`jit::emit`), IRET and entries (`assist`), the monitor.
         f.paging.deferred = page;
-        note(s, Order { address: page, len: PAGE, offset: 0, protection: 0 });
+        note(s, MapReport::Dropped { start: page, len: PAGE });
         f.counters.invalidations += 1;
         return true;
     }
@@ -593,7 +620,7 @@ pub fn invalidate(f: &mut VcpuPage, s: &mut Shared, gva: u64) -> bool {
     if large {
         forget(s, page, page + len);
     }
-    note(s, Order { address: page, len, offset: 0, protection: 0 });
+    note(s, MapReport::Dropped { start: page, len });
     f.counters.invalidations += 1;
     true
 }

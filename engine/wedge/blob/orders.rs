@@ -4,22 +4,21 @@ use crate::{
     die, here,
     host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
     layout::{
-        CLOSE_SITES, COPY, KERNEL_PAGE, MAX_ORDERS, NO_USER, OPEN_SITES, Order, POKE, PROTECT, REFUSED, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
+        MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
     },
     mmu, sites, text,
 };
 
 const PAGE: u64 = 4096;
-const READ: u64 = 1;
-const EXECUTE: u64 = 4;
 
 /// Carries out what the monitor has ordered, up to the first that fails.
 pub fn obey(s: &mut Shared) {
     s.orders.failed = 0;
     let count = (s.orders.count as usize).min(MAX_ORDERS);
     for at in 0..count {
-        let Some(order) = s.orders.list.get(at).copied() else { break };
-        let result = apply(&order, s);
+        let Some(raw) = s.orders.list.get(at).copied() else { break };
+        let Some(command) = MapCommand::decode(raw) else { die() };
+        let result = apply(command, s);
         if result < 0 {
             s.orders.failed = result;
             break;
@@ -28,62 +27,94 @@ pub fn obey(s: &mut Shared) {
     s.orders.count = 0;
 }
 
-fn apply(order: &Order, s: &mut Shared) -> i64 {
-    let Order { address, len, offset, protection } = *order;
-    match protection {
-        OPEN_SITES => return sites::open(s),
-        CLOSE_SITES => return sites::close(s),
-        _ => {}
+fn apply(command: MapCommand, s: &mut Shared) -> i64 {
+    check(command);
+    match command {
+        MapCommand::OpenSites => sites::open(s),
+        MapCommand::CloseSites => sites::close(s),
+        MapCommand::Protect { start, len, rights: Rights::NONE } => {
+            mmu::close(s, start, start + len);
+            call(host::MPROTECT, start, len, 0, 0, 0)
+        }
+        MapCommand::Unmap { start, len } => {
+            mmu::forget(s, start, start + len);
+            call(host::MUNMAP, start, len, 0, 0, 0)
+        }
+        MapCommand::Poke { address, len, bytes } => {
+            mmu::forget(s, address, address + len);
+            host::poke(address, len, bytes)
+        }
+        MapCommand::Protect { start, len, rights } => {
+            mmu::forget(s, start, start + len);
+            protect(s, start, len, rights)
+        }
+        MapCommand::Copy { page, offset } => {
+            mmu::forget(s, page, page + PAGE);
+            make_way(s, page);
+            s.mapped.copied = 1;
+            map(page, PAGE, Rights::READ_WRITE.bits(), MAP_PRIVATE | MAP_POPULATE, offset)
+        }
+        MapCommand::Map { start, len, offset, rights, owner } => {
+            mmu::forget(s, start, start + len);
+            map_ram(s, start, len, offset, rights, owner)
+        }
     }
-    let end = address.wrapping_add(len);
-    let ours = |from: u64, to: u64| address < to && end > from;
-    let reserved = ours(here(NO_USER as usize) as u64, here(UPPER_USER as usize) as u64) || ours(SITES as u64, (SITES + SITES_LEN) as u64);
-    if reserved || end > TOP as u64 || end < address {
+}
+
+/// Ends the process if a command concerns what is the wedge's own.
+fn check(command: MapCommand) {
+    let (start, len) = command.range();
+    let end = start.wrapping_add(len);
+    let reaches = |from: u64, to: u64| start < to && end > from;
+    let reserved = reaches(here(NO_USER as usize) as u64, here(UPPER_USER as usize) as u64)
+        || reaches(SITES as u64, (SITES + SITES_LEN) as u64);
+    if reserved || end > TOP as u64 || end < start {
         die();
     }
-    if protection == PROTECT {
-        mmu::close(s, address, end);
-        return call(host::MPROTECT, address, len, 0, 0, 0);
-    }
-    mmu::forget(s, address, end);
-    if protection == 0 {
-        return call(host::MUNMAP, address, len, 0, 0, 0);
-    }
-    if protection & POKE != 0 {
-        return host::poke(address, len, offset);
-    }
-    if s.setup.searched != 0 && protection & EXECUTE != 0 {
-        return open_code(s, order);
-    }
-    if protection & PROTECT != 0 {
-        return call(host::MPROTECT, address, len, protection & 7, 0, 0);
-    }
-    if protection & KERNEL_PAGE == 0 && !sites::make_way(s, address) {
+}
+
+fn make_way(s: &mut Shared, page: u64) {
+    if !sites::make_way(s, page) {
         die();
     }
-    if protection & COPY != 0 {
-        s.mapped.copied = 1;
-        return map(address, len, 3, MAP_PRIVATE | MAP_POPULATE, offset);
+}
+
+fn map_ram(s: &mut Shared, start: u64, len: u64, offset: u64, rights: Rights, owner: Owner) -> i64 {
+    // Where pages are searched, user code executes copies alone.
+    if s.setup.searched != 0 && rights.executes() {
+        die();
     }
-    let (rights, kernel) = (protection & !KERNEL_PAGE, protection & KERNEL_PAGE != 0);
-    let populate = if kernel { 0 } else { MAP_POPULATE };
-    let result = map(address, len, rights, MAP_SHARED | populate, offset);
-    if result < 0 || !kernel || s.setup.key == 0 {
-        return result;
+    match owner {
+        Owner::User => {
+            make_way(s, start);
+            map(start, len, rights.bits(), MAP_SHARED | MAP_POPULATE, offset)
+        }
+        Owner::Kernel => {
+            let result = map(start, len, rights.bits(), MAP_SHARED, offset);
+            if result < 0 || s.setup.key == 0 {
+                return result;
+            }
+            call(host::PKEY_MPROTECT, start, len, rights.bits(), s.setup.key, 0)
+        }
     }
-    call(host::PKEY_MPROTECT, address, len, rights, s.setup.key, 0)
+}
+
+fn protect(s: &mut Shared, start: u64, len: u64, rights: Rights) -> i64 {
+    if s.setup.searched != 0 && rights.executes() {
+        return open_code(s, start, len, rights);
+    }
+    call(host::MPROTECT, start, len, rights.bits(), 0, 0)
 }
 
 /// Lets user code execute a page, a copy that has just been made and that nothing else can write. A page that
 /// could open protection keys is taken away, and the monitor told.
-fn open_code(s: &mut Shared, order: &Order) -> i64 {
-    let Order { address, len, protection, .. } = *order;
-    if protection != PROTECT | READ | EXECUTE || len != PAGE {
+fn open_code(s: &mut Shared, page: u64, len: u64, rights: Rights) -> i64 {
+    if rights != Rights::READ_EXECUTE || len != PAGE {
         die();
     }
-    if text::is_closed(address) {
-        return call(host::MPROTECT, address, len, READ | EXECUTE, 0, 0);
+    if text::is_closed(page) {
+        return call(host::MPROTECT, page, len, rights.bits(), 0, 0);
     }
-    mmu::note(s, Order { protection: REFUSED, ..*order });
-    call(host::MUNMAP, address, len, 0, 0, 0)
+    mmu::note(s, MapReport::Refused { page });
+    call(host::MUNMAP, page, len, 0, 0, 0)
 }

@@ -4,7 +4,7 @@ use crate::{
     assist, frame,
     gates::{enter_block, enter_user, enter_user_without_keys, resume_raw},
     host::{set_bases, set_selectors},
-    layout::{ExitKind, VcpuPage, go},
+    layout::{Reason, VcpuPage, go},
     mmu, patched::resume_at,
     shared, strict, turns,
 };
@@ -26,14 +26,13 @@ pub extern "C" fn run() -> ! {
             }
         };
         if exited == 0 {
-            turns::exit(ExitKind::Kicked);
+            turns::exit(Reason::Kicked);
         }
         if f.run.alone != 0 || !assist::after_block(f) {
-            f.exit.reason = f.exit.kind;
-            turns::hand_over_and_run();
+            turns::exit(Reason::Block);
         }
         if how == go::LEAVE {
-            turns::exit(ExitKind::Kicked);
+            turns::exit(Reason::Kicked);
         }
     }
 }

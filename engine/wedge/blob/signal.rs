@@ -9,7 +9,7 @@ use crate::{
     here,
     host::{self, load_vectors, save_segments},
     layout::{
-        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, ExitKind, VcpuPage, KICK, USER_CACHE, WINDOW, go, mode,
+        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, Reason, VcpuPage, KICK, USER_CACHE, WINDOW, go, mode,
     },
     patched,
     run::{self, restart},
@@ -149,7 +149,7 @@ fn own(f: &mut VcpuPage, signal: u64, context: &mut Context) {
 }
 
 extern "C" fn broken() -> ! {
-    turns::exit(ExitKind::None)
+    turns::exit(Reason::Lost)
 }
 
 /// The guest's registers are still in the frame, but for its vectors: the host has put them into the
@@ -160,7 +160,7 @@ fn give_up_gate(context: &Context) -> ! {
 }
 
 extern "C" fn kicked_in_gate() -> ! {
-    turns::exit(ExitKind::Kicked)
+    turns::exit(Reason::Kicked)
 }
 
 impl Context {
@@ -216,7 +216,7 @@ fn restore_number(f: &mut VcpuPage, number: i32) {
 }
 
 extern "C" fn user_exit() -> ! {
-    turns::exit(ExitKind::UserSignal)
+    turns::exit(Reason::UserSignal)
 }
 
 extern "C" fn user_fault() -> ! {
@@ -226,7 +226,7 @@ extern "C" fn user_fault() -> ! {
 extern "C" fn user_protection() -> ! {
     let f = frame();
     if !cpuid::answer(f) {
-        turns::exit(ExitKind::UserSignal);
+        turns::exit(Reason::UserSignal);
     }
     f.counters.cpuids += 1;
     f.run.go = go::USER;
@@ -236,18 +236,18 @@ extern "C" fn user_protection() -> ! {
 /// Where there would be a SYSCALL but for a patch, the frame becomes that of its trap.
 extern "C" fn user_illegal() -> ! {
     let f = frame();
-    let Some(back) = patched::call_at(f.regs.rip) else { turns::exit(ExitKind::UserSignal) };
+    let Some(back) = patched::call_at(f.regs.rip) else { turns::exit(Reason::UserSignal) };
     (f.exit.signal, f.regs.rip, f.exit.address) = (SIGSYS, back, back);
     if f.run.fast != 0 {
         assist::system_call(f)
     }
-    turns::exit(ExitKind::UserSignal)
+    turns::exit(Reason::UserSignal)
 }
 
 extern "C" fn system_call_entry() -> ! {
     let f = frame();
     if patched::is_hot(f.regs.rip) {
-        turns::exit(ExitKind::HotSite);
+        turns::exit(Reason::HotSite);
     }
     assist::system_call(f)
 }
@@ -265,7 +265,7 @@ extern "C" fn kernel_fault() -> ! {
 }
 
 extern "C" fn kernel_exit() -> ! {
-    turns::exit(ExitKind::KernelSignal)
+    turns::exit(Reason::KernelSignal)
 }
 
 /// The interrupted registers. Vectors go back into the CPU at once: the wedge uses none.

@@ -11,7 +11,7 @@ use crate::{
     assist, die, here,
     host::{self, IOCTL, call, load_vectors},
     layout::{
-        ExitKind, VcpuPage, HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Shared,
+        Reason, VcpuPage, HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Shared,
         USER_PAGE, UserPage, event, region,
     },
     filter::{NOTIFICATION_RECEIVE, NOTIFICATION_SEND},
@@ -173,7 +173,7 @@ fn send(id: u64, value: u64, error: u64) -> bool {
 /// The process could not do as it was told, or says so: the monitor has everything mapped anew.
 fn failed(s: &mut Shared) -> ! {
     s.orders.failed = NO_MEMORY;
-    turns::exit(ExitKind::Kicked)
+    turns::exit(Reason::Kicked)
 }
 
 extern "C" fn patched_call() -> ! {

@@ -6,7 +6,7 @@
 use crate::{
     frame,
     host::{self, call, load_vectors, store_vectors},
-    layout::{ExitKind, MONITOR, Shared, go, mode},
+    layout::{Reason, MONITOR, Shared, go, mode},
     mmu,
     orders::obey,
     run, shared, whose_turn,
@@ -17,8 +17,8 @@ const WAIT: u64 = 0;
 const WAKE: u64 = 1;
 
 /// Tells the monitor why guest code stopped, and goes on when and as it says.
-pub fn exit(kind: ExitKind) -> ! {
-    frame().exit.reason = kind as u64;
+pub fn exit(reason: Reason) -> ! {
+    frame().exit.reason = reason as u64;
     hand_over_and_run()
 }
 

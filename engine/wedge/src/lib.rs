@@ -14,7 +14,9 @@
 //! has the argument at length.
 
 pub mod affinity;
+mod child;
 mod cpuid;
+mod features;
 mod memory;
 mod pages;
 mod process;
@@ -39,7 +41,7 @@ mod search;
 #[cfg(test)]
 mod search_tests;
 
-pub use frame::{KERNEL_PAGE, Order};
+pub use frame::{MapCommand, MapReport, Owner, Rights};
 pub use pages::{Call, Pages};
 pub use process::{Error, Ram, Wedge};
 pub use starter::{Process, become_wedge, prepare, start_by};
@@ -95,19 +97,19 @@ pub fn lowest_address() -> u64 {
 
 /// The host lets programs read and write the segment bases.
 pub fn bases_are_ours() -> bool {
-    process::has_fsgsbase()
+    features::has_fsgsbase()
 }
 
 /// The host can make CPUID fault in user code.
 pub fn cpuid_faults() -> bool {
     static FAULTS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *FAULTS.get_or_init(process::can_fault_cpuid)
+    *FAULTS.get_or_init(features::can_fault_cpuid)
 }
 
 /// The host has vector state enabled beyond x87, SSE and AVX.
 pub fn has_more_vectors() -> bool {
     static MORE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *MORE.get_or_init(|| process::enabled_vectors() & !7 != 0)
+    *MORE.get_or_init(|| features::enabled_vectors() & !7 != 0)
 }
 
 /// The host's Linux version.

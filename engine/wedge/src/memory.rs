@@ -1,5 +1,8 @@
 //! Memory objects: memory that several processes map.
-// UNSAFETY: maps memory objects and gives out references into them.
+//!
+//! Another process may write such memory at any time, and a hostile one does. So nobody here has a reference into
+//! it, but to what is atomic ([`Atomic`]): contents are copied in and out, field by field ([`Field`]) or as a whole.
+// UNSAFETY: maps memory objects and copies from and to them.
 #![allow(unsafe_code)]
 
 use std::{
@@ -10,9 +13,64 @@ use std::{
     ptr::{self, NonNull},
 };
 
-/// A zeroed memory object of at least a `T`, mapped writable here for as long as it lives.
+/// Data of which any bytes are a value.
 ///
-/// `T` must be valid for any bytes another process may put there.
+/// # Safety
+/// That they are, and that it has no padding.
+pub(crate) unsafe trait Plain: Copy {}
+// SAFETY: numbers.
+unsafe impl Plain for u8 {}
+// SAFETY: numbers.
+unsafe impl Plain for u64 {}
+// SAFETY: numbers.
+unsafe impl Plain for i64 {}
+// SAFETY: numbers, one behind the other.
+unsafe impl Plain for frame::RawChange {}
+// SAFETY: numbers, one behind the other.
+unsafe impl Plain for frame::Setup {}
+// SAFETY: as each of them.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// Structures whose parts are all atomic.
+///
+/// # Safety
+/// That they are.
+pub(crate) unsafe trait Atomic {}
+// SAFETY: atomic words.
+unsafe impl Atomic for frame::Turns {}
+// SAFETY: atomic words.
+unsafe impl Atomic for frame::Lookups {}
+
+/// A field of a shared structure: where it lies, and what it is.
+pub(crate) struct Field<T, F> {
+    offset: usize,
+    of: PhantomData<fn(&T) -> &F>,
+}
+
+impl<T, F: Plain> Field<T, F> {
+    /// By [`field!`] alone: the function only says which type the field at this offset has.
+    pub const fn new(offset: usize, _: fn(&T) -> &F) -> Self {
+        Self { offset, of: PhantomData }
+    }
+}
+
+impl<T, F: Plain, const N: usize> Field<T, [F; N]> {
+    /// One of an array; `None` beyond its end.
+    pub fn at(&self, index: usize) -> Option<Field<T, F>> {
+        let offset = self.offset + index * size_of::<F>();
+        (index < N).then_some(Field { offset, of: PhantomData })
+    }
+}
+
+/// A field of a shared structure by its path.
+macro_rules! field {
+    ($of:ty, $($path:tt)+) => {
+        $crate::memory::Field::new(std::mem::offset_of!($of, $($path)+), |of: &$of| &of.$($path)+)
+    };
+}
+pub(crate) use field;
+
+/// A zeroed memory object of at least a `T`, mapped writable here for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct MemoryObject<T> {
     fd: OwnedFd,
@@ -23,7 +81,7 @@ pub(crate) struct MemoryObject<T> {
 
 // SAFETY: plain memory; exclusive access goes through `&mut self`.
 unsafe impl<T: Send> Send for MemoryObject<T> {}
-// SAFETY: shared access is `get`, and `write`, which only initialises.
+// SAFETY: shared access copies bytes, of which any are a value, or is atomic.
 unsafe impl<T: Sync> Sync for MemoryObject<T> {}
 
 impl<T> MemoryObject<T> {
@@ -72,15 +130,17 @@ impl<T> MemoryObject<T> {
         self.fd.as_raw_fd()
     }
 
-    /// The contents; another process may change them only while it has the turn.
-    pub fn get(&self) -> &T {
-        // SAFETY: page-aligned, large enough, valid for any bytes.
-        unsafe { self.at.cast().as_ref() }
+    /// What a field has now.
+    pub fn get<F: Plain>(&self, field: Field<T, F>) -> F {
+        // SAFETY: inside the mapping, aligned as in a `T` at a page's start; any bytes are a value. Others may write
+        // it meanwhile: then it is some value.
+        unsafe { self.at.as_ptr().add(field.offset).cast::<F>().read_volatile() }
     }
 
-    pub fn get_mut(&mut self) -> &mut T {
+    /// Gives a field a value.
+    pub fn set<F: Plain>(&self, field: Field<T, F>, value: F) {
         // SAFETY: as for `get`.
-        unsafe { self.at.cast().as_mut() }
+        unsafe { self.at.as_ptr().add(field.offset).cast::<F>().write_volatile(value) }
     }
 
     /// The byte at an offset, zero beyond the end.
@@ -98,10 +158,52 @@ impl<T> MemoryObject<T> {
     /// If they do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len));
-        // SAFETY: checked above; nobody holds references into the objects written this way.
+        // SAFETY: checked above; there are no references into what is not atomic.
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.as_ptr().add(offset), bytes.len());
         }
+    }
+}
+
+impl<T: Atomic> MemoryObject<T> {
+    /// The contents.
+    pub fn all(&self) -> &T {
+        // SAFETY: page-aligned, large enough, and all of it is atomic: others may write it at any time.
+        unsafe { self.at.cast().as_ref() }
+    }
+}
+
+/// A structure that is copied as a whole.
+///
+/// # Safety
+/// Any bytes are a value of it, and it is a multiple of eight bytes long.
+pub(crate) unsafe trait Copied {}
+// SAFETY: numbers, and pages long.
+unsafe impl Copied for frame::VcpuPage {}
+
+impl<T: Copied> MemoryObject<T> {
+    /// Copies the first bytes of the contents, a multiple of eight, to those of a copy.
+    pub fn copy_in(&self, to: &mut T, len: usize) {
+        // SAFETY: any bytes are a value; the copy is exclusively ours.
+        unsafe { copy(self.at.as_ptr(), ptr::from_mut(to).cast(), len.min(size_of::<T>())) }
+    }
+
+    /// Copies the first bytes of a copy, a multiple of eight, to the contents.
+    pub fn copy_out(&self, from: &T, len: usize) {
+        // SAFETY: as for `copy_in`.
+        unsafe { copy(ptr::from_ref(from).cast(), self.at.as_ptr(), len.min(size_of::<T>())) }
+    }
+}
+
+/// Copies words. In assembly, since another process may write the memory meanwhile: the compiler need not know.
+///
+/// # Safety
+/// Both ranges are mapped, and nobody in this process has references to them but the caller.
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as asked of the caller; the direction flag is clear by the ABI.
+    unsafe {
+        std::arch::asm!("rep movsq", inout("rsi") from => _, inout("rdi") to => _,
+            inout("rcx") len / 8 => _, options(nostack, preserves_flags));
     }
 }
 

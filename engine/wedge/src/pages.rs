@@ -1,15 +1,18 @@
 //! The pages all wedges of a vCPU share: the frame, the code cache and its tables.
 
+use crate::features;
 use crate::memory::MemoryObject;
-use crate::process;
 use crate::turns::Turns;
 use frame::{
     Base, CACHE, CACHE_LEN, CMP_LEN, COPY_INDEX, FRAME_LEN, LOOKUP_INDEX, LOOKUP_READS,
     LOOKUP_WRITES, NO_USER, NOWHERE, POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES,
-    SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, UPPER_USER, VcpuPage, keys, region,
+    SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, Told, UPPER_USER, VcpuPage, keys, region,
     site_page,
 };
-use std::{io, os::fd::BorrowedFd};
+use std::{io, mem::offset_of, os::fd::BorrowedFd};
+
+/// Bytes of the vCPU page that wedges change.
+const CHANGED_LEN: usize = offset_of!(VcpuPage, told);
 
 type Bytes = MemoryObject<[u8; 0]>;
 
@@ -27,6 +30,10 @@ pub enum Call {
 pub struct Pages {
     base: Base,
     frame: MemoryObject<VcpuPage>,
+    /// What the monitor works with: [`Pages::publish`] and [`Pages::fetch`] copy it.
+    copy: Box<VcpuPage>,
+    /// Its last part has changed since it was published.
+    told_changed: bool,
     tables: Bytes,
     cache: Bytes,
     regions: Bytes,
@@ -54,6 +61,8 @@ impl Pages {
         let mut pages = Self {
             base,
             frame: MemoryObject::new("ring3-vcpu", FRAME_LEN)?,
+            copy: Box::default(),
+            told_changed: true,
             tables: MemoryObject::new("ring3-jumps", TABLES_LEN)?,
             cache: MemoryObject::new("ring3-code", CACHE_LEN)?,
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
@@ -90,6 +99,7 @@ impl Pages {
         let mut new = Self::with_base(base)?;
         *new.frame() = self.frame().clone();
         new.frame().block.bias = base.bias();
+        new.told_changed = true;
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
         new.strict = self.strict;
@@ -102,9 +112,27 @@ impl Pages {
         self.base
     }
 
-    /// The frame. Wedges change it while they have the turn.
+    /// The monitor's copy of the vCPU page: what it was when guest code last stopped, and what guest code goes on
+    /// with. Nobody else writes it.
     pub fn frame(&mut self) -> &mut VcpuPage {
-        self.frame.get_mut()
+        &mut self.copy
+    }
+
+    /// The part of it that only the monitor writes, to be changed.
+    pub fn told(&mut self) -> &mut Told {
+        self.told_changed = true;
+        &mut self.copy.told
+    }
+
+    /// Guest code is about to run: wedges get the vCPU page as the monitor has it.
+    pub fn publish(&mut self) {
+        let all = std::mem::take(&mut self.told_changed);
+        self.frame.copy_out(&self.copy, if all { size_of::<VcpuPage>() } else { CHANGED_LEN });
+    }
+
+    /// Guest code has stopped: takes from the vCPU page what wedges change.
+    pub fn fetch(&mut self) {
+        self.frame.copy_in(&mut self.copy, CHANGED_LEN);
     }
 
     /// Wedges started from now on get user code's system calls by syscall user dispatch.
@@ -112,7 +140,7 @@ impl Pages {
     /// # Errors
     /// If the host has none.
     pub fn use_dispatch(&mut self) -> io::Result<()> {
-        if !process::can_dispatch() {
+        if !features::can_dispatch() {
             return Err(io::Error::other(
                 "the host has no syscall user dispatch (Linux 5.11 and later do); leave out --system-calls dispatch",
             ));

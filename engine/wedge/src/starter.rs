@@ -7,7 +7,8 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    process::{self, Parts},
+    child::{self, Parts},
+    process,
     strict::{self, UserParts},
 };
 use frame::Base;
@@ -60,14 +61,14 @@ pub fn become_wedge(words: &[u64], descriptors: &[OwnedFd]) -> io::Error {
     }
     let parts = Parts::of(words, descriptors).ok_or_else(|| io::ErrorKind::InvalidInput.into());
     match parts.and_then(|parts| Ok((process::image()?, parts))) {
-        Ok((image, parts)) => process::become_wedge(image, &parts),
+        Ok((image, parts)) => child::become_wedge(image, &parts),
         Err(error) => error,
     }
 }
 
 /// Starts a wedge of these parts.
 pub(crate) fn start(parts: &Parts) -> io::Result<Process> {
-    start_as(parts.told(), |image| process::become_wedge(image, parts))
+    start_as(parts.told(), |image| child::become_wedge(image, parts))
 }
 
 /// Starts a process by these words and descriptors, or as a copy of this one that does something with the blob.

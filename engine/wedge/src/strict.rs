@@ -7,8 +7,9 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    memory::MemoryObject,
-    process::{self, PAGE, Parts, R, RW, RX, fixed, fixed_part},
+    child::{self, Parts, R, RW, RX, fixed, fixed_part},
+    memory::{MemoryObject, field},
+    process::{self, PAGE},
     starter::{self, Process},
 };
 use frame::{
@@ -57,11 +58,11 @@ impl Apart {
     }
 
     /// Starts the process, beside a wedge of these parts.
-    pub(crate) fn start(&mut self, wedge: &Parts, told: &frame::Shared) -> io::Result<Process> {
-        self.page.get_mut().start =
-            [told.setup.user_secret, told.setup.blob_end, told.setup.user_dispatch];
-        let stack = wedge.base.at(ALT_STACK as u64);
-        self.journal.get_mut().signal_stack = [stack, SIGNAL_STACK_FLAGS, ALT_STACK_LEN as u64];
+    pub(crate) fn start(&self, wedge: &Parts, told: &frame::Setup) -> io::Result<Process> {
+        let start = [told.user_secret, told.blob_end, told.user_dispatch];
+        self.page.set(field!(UserPage, start), start);
+        let stack = [wedge.base.at(ALT_STACK as u64), SIGNAL_STACK_FLAGS, ALT_STACK_LEN as u64];
+        self.journal.set(field!(Journal, signal_stack), stack);
         let parts = UserParts {
             base: wedge.base,
             ram: wedge.ram,
@@ -130,8 +131,8 @@ pub(crate) fn become_user(image: i32, parts: &UserParts) -> io::Error {
     // SAFETY: this process is about to be nothing but the window.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        process::forget_handlers();
-        process::forget_rseq();
+        child::forget_handlers();
+        child::forget_rseq();
         let image_len = process::image_len();
         fixed(here(BLOB), image_len, RX, image);
         fixed(SITES, SITES_LEN, R, sites);
@@ -144,7 +145,7 @@ pub(crate) fn become_user(image: i32, parts: &UserParts) -> io::Error {
             Ok(_) => give_up(),
             Err(error) => return error,
         }
-        process::close(ram, None);
+        child::close(ram, None);
         std::arch::asm!("jmp {}", in(reg) here(BLOB) + USER_START, options(noreturn))
     }
 }

@@ -135,7 +135,7 @@ impl Turns {
     }
 
     fn page(&self) -> &frame::Turns {
-        self.0.page.get()
+        self.0.page.all()
     }
 }
 

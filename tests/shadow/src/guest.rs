@@ -13,7 +13,8 @@ use crate::{
 };
 use fast::Process;
 use frame::{
-    BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, Order, RAM, REGIONS, SITES, Shared, keys, region,
+    BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, MapCommand, MapReport, RAM, REGIONS, SITES, Shared,
+    keys, region,
 };
 use oracle::random::Random;
 use ram::Ram;
@@ -70,7 +71,7 @@ pub struct Wedge {
     maps: Mappings,
     lookups: Table,
     shared: Box<Shared>,
-    orders: Vec<Order>,
+    orders: Vec<MapCommand>,
     failed: bool,
 }
 
@@ -78,7 +79,8 @@ impl Wedge {
     /// Obeys orders, then does what follows; false if an order failed.
     pub fn hand_over(&mut self, then: impl FnOnce(&mut Shared)) -> bool {
         let orders = std::mem::take(&mut self.orders);
-        self.shared.orders.list[..orders.len()].copy_from_slice(&orders);
+        let list = self.shared.orders.list.iter_mut();
+        list.zip(&orders).for_each(|(entry, command)| *entry = command.encode());
         self.shared.orders.count = orders.len() as u64;
         self.lookups.show();
         host::enter(&mut self.maps, &mut self.shared, |shared| {
@@ -100,7 +102,7 @@ impl Process for Wedge {
         let lookups = Table::new()?;
         Ok(Self { maps, lookups, shared: host::fresh_shared(&ram), orders, failed: false })
     }
-    fn order(&mut self, order: Order) -> Result<(), Error> {
+    fn order(&mut self, order: MapCommand) -> Result<(), Error> {
         self.orders.push(order);
         if self.orders.len() == MAX_ORDERS {
             self.failed |= !self.hand_over(|_| ());
@@ -114,9 +116,11 @@ impl Process for Wedge {
         Ok(self.hand_over(|shared| with(|world| world.run(shared))))
     }
     fn publish(&self, _: Option<u64>) {}
-    fn take_made(&mut self) -> Vec<Order> {
+    fn take_made(&mut self) -> Vec<MapReport> {
         let count = std::mem::take(&mut self.shared.made.count) as usize;
-        self.shared.made.list[..count.min(MAX_MADE)].to_vec()
+        let made = self.shared.made.list.iter().take(count.min(MAX_MADE));
+        let decode = |raw| MapReport::decode(raw, self.shared.setup.ram_len);
+        made.map(|raw| decode(*raw).expect("it is possible")).collect()
     }
     fn allow(&mut self, mappings: usize, large: bool) {
         (self.shared.mapped.budget, self.shared.mapped.large) = (mappings as u64, large.into());

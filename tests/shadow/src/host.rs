@@ -201,9 +201,9 @@ impl Table {
     }
 
     /// As the monitor has it.
-    pub fn inside(&mut self) -> &mut Lookups {
-        // SAFETY: mapped as long as this lives; any bytes are a table.
-        unsafe { &mut *self.inside }
+    pub fn inside(&self) -> &Lookups {
+        // SAFETY: mapped as long as this lives; any bytes are a table, and all of it is atomic.
+        unsafe { &*self.inside }
     }
 
     /// Shows it where the wedge's code looks for it.

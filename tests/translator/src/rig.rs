@@ -18,7 +18,7 @@ use shared::{
 
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
 use anyhow::{Context, Result, bail, ensure};
-use frame::{ExitKind, LOOKUP_WRITE, Lookup, NOWHERE, lookup_slot};
+use frame::{BlockExit, LOOKUP_WRITE, Lookup, NOWHERE, lookup_slot};
 use jit::{
     Layout, Level,
     cache::{Cache, CodeMemory},
@@ -247,13 +247,13 @@ impl Rig {
                 self.list_boundaries();
             }
             self.child_runs()?;
-            while talk().signal == 0 && frame().exit.kind == ExitKind::Lookup as u64 {
+            while talk().signal == 0 && frame().exit.kind == BlockExit::Lookup as u64 {
                 if !self.fill() {
                     return Ok(());
                 }
                 self.child_runs()?;
             }
-            if talk().signal != 0 || frame().exit.kind != ExitKind::Miss as u64 {
+            if talk().signal != 0 || frame().exit.kind != BlockExit::Miss as u64 {
                 break;
             }
         }
@@ -364,7 +364,7 @@ impl Rig {
         };
         let bases = [f.regs.fs_base, f.regs.gs_base, f.regs.kernel_gs_base];
         let fault = t.signal != 0;
-        let window = !fault && f.exit.kind == ExitKind::InterruptWindow as u64;
+        let window = !fault && f.exit.kind == BlockExit::InterruptWindow as u64;
         Ok(Ending { fault, window, rip, gpr, rflags, xmm, memory, bases })
     }
 }

@@ -6,11 +6,11 @@ use crate::{
 };
 use bus::Kicker;
 use engine::{Attention, Engine};
-use frame::{ExitKind, KICK};
+use frame::{KICK, WedgeExit};
 use jit::Level;
 use ram::Ram;
 use std::{fs, sync::Arc, thread, time::Duration};
-use wedge::Order;
+use wedge::{MapCommand, Owner, Rights};
 use x86::{
     Activity, Vcpu,
     control::cr4,
@@ -115,6 +115,12 @@ fn a_program_has_the_lowest_pages() {
     assert_eq!(fast.vcpu().gpr[reg::RBX], 1);
 }
 
+/// Maps the first page of RAM.
+fn read_only(start: u64) -> MapCommand {
+    let (rights, owner) = (Rights::READ, Owner::User);
+    MapCommand::Map { start, len: PAGE, offset: 0, rights, owner }
+}
+
 /// An instruction for which the host refuses a mapping, however often, is carried out all the same.
 #[test]
 fn what_the_host_does_not_map_is_interpreted() {
@@ -122,7 +128,7 @@ fn what_the_host_does_not_map_is_interpreted() {
     let mut fast = machine(in_program(), User::Direct, &[], &program);
     for done in 1..=2 {
         fast.synchronize().expect("a wedge");
-        let refused = Order { address: 0, len: PAGE, offset: 0, protection: 1 };
+        let refused = read_only(0);
         fast.slots.current().expect("a slot").wedge.order(refused).expect("a process");
         fast.guest_code().expect("a process");
         fast.guest_code().expect("a process");
@@ -212,7 +218,7 @@ fn kicked_in_a_push() -> Fast {
 fn a_step_over_a_page_fault_is_one_step() {
     let mut fast = kicked_in_a_push();
     let mapped = fast.pages.frame().counters.mapped;
-    fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
+    fast.kernel_exit(WedgeExit::KernelSignal).expect("the wedge lives");
     assert!(fast.pages.frame().counters.mapped > mapped, "by the wedge");
     assert_eq!(fast.vcpu().rip, CODE.0 + 1);
 }
@@ -235,7 +241,7 @@ fn a_switch_of_spaces_that_is_run_to_its_exit_goes_no_further() {
     assert_eq!(fast.pages.frame().counters.hand_overs, 4, "both spaces have wedges");
     kicked_in_the_middle(&mut fast, 7); // the operand has been stored
     fast.pages.frame().exit.operand = fast.cpu.vcpu.gpr[reg::RAX];
-    fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
+    fast.kernel_exit(WedgeExit::KernelSignal).expect("the wedge lives");
     assert_eq!((fast.vcpu().rip, fast.vcpu().cr3), (CODE.0 + 3, root | 2));
 }
 
@@ -243,9 +249,9 @@ fn a_switch_of_spaces_that_is_run_to_its_exit_goes_no_further() {
 #[test]
 fn a_step_survives_orders_that_fail() {
     let mut fast = kicked_in_a_push();
-    let unaligned = Order { address: PROGRAM.0 + 1, len: PAGE, offset: 0, protection: 1 };
+    let unaligned = read_only(PROGRAM.0 + 1);
     fast.slots.current().and_then(|space| space.wedge.order(unaligned)).expect("the wedge lives");
-    fast.kernel_exit(ExitKind::KernelSignal).expect("the wedge lives");
+    fast.kernel_exit(WedgeExit::KernelSignal).expect("the wedge lives");
     assert_eq!(fast.vcpu().rip, CODE.0 + 1);
 }
 
@@ -265,7 +271,7 @@ fn stores_in_a_space_apart_are_interpreted_in_one_go() {
     let mut read = vec![0; PAGE as usize];
     ram.read(PROGRAM.1, &mut read);
     assert!(read.iter().all(|byte| *byte == 0x33), "all of it is filled");
-    let signals = fast.statistics.exits[ExitKind::KernelSignal as usize];
+    let signals = fast.statistics.exits[WedgeExit::KernelSignal.number()];
     assert!(signals <= 2, "{signals} signals");
 }
 

@@ -84,14 +84,13 @@ impl<W: Process> Space<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wedge::{Order, Pages, Ram};
+    use wedge::{MapCommand, MapReport, Owner, Pages, Ram, Rights};
 
     const PAGE: u64 = 4096;
-    const READ: u64 = 1;
 
     /// A process that only remembers what it was told.
     #[derive(Default)]
-    struct Listener(Vec<Order>);
+    struct Listener(Vec<MapCommand>);
 
     impl Process for Listener {
         fn max_mappings() -> usize {
@@ -100,7 +99,7 @@ mod tests {
         fn start(_: Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
             Ok(Self::default())
         }
-        fn order(&mut self, order: Order) -> Result<(), Error> {
+        fn order(&mut self, order: MapCommand) -> Result<(), Error> {
             self.0.push(order);
             Ok(())
         }
@@ -108,7 +107,7 @@ mod tests {
             Ok(true)
         }
         fn publish(&self, _: Option<u64>) {}
-        fn take_made(&mut self) -> Vec<Order> {
+        fn take_made(&mut self) -> Vec<MapReport> {
             Vec::new()
         }
         fn allow(&mut self, _: usize, _: bool) {}
@@ -137,16 +136,25 @@ mod tests {
         Space::new(Listener::default(), Default::default(), 1, Default::default())
     }
 
-    fn shown(page: u64) -> Order {
-        Order { address: page * PAGE, len: PAGE, offset: page * PAGE, protection: READ | WRITE }
+    fn mapped(page: u64) -> MapReport {
+        mapped_at(page * PAGE, page)
+    }
+
+    fn mapped_at(start: u64, page: u64) -> MapReport {
+        let (rights, owner, piece) = (Rights::READ_WRITE, Owner::User, false);
+        MapReport::Mapped { start, len: PAGE, offset: page * PAGE, rights, owner, piece }
+    }
+
+    fn dropped(page: u64) -> MapReport {
+        MapReport::Dropped { start: page * PAGE, len: PAGE }
     }
 
     /// Maps pages and has them taken away but for the last one.
     fn churn(space: &mut Space<Listener>) {
         for page in 1..=101 {
-            space.absorb(&shown(page));
+            space.absorb(mapped(page));
             if page != 101 {
-                space.absorb(&Order { protection: 0, ..shown(page) });
+                space.absorb(dropped(page));
                 space.unmap_pages(&[page * PAGE]).expect("listens");
             }
         }
@@ -173,23 +181,19 @@ mod tests {
     }
 
     /// Pages 2 MiB apart.
-    fn apart(page: u64) -> Order {
-        Order { address: page * LARGE, ..shown(page) }
+    fn apart(page: u64) -> MapReport {
+        mapped_at(page * LARGE, page)
     }
 
     #[test]
     fn a_space_that_is_full_gives_up_a_quarter_by_address() {
         let mut space = space();
-        (1..=101).for_each(|page| space.absorb(&apart(page)));
+        (1..=101).for_each(|page| space.absorb(apart(page)));
         space.make_room().expect("listens");
-        let unmap = |start: u64, len| Order {
-            address: start * LARGE,
-            len: len * LARGE,
-            offset: 0,
-            protection: 0,
-        };
+        let unmap =
+            |start: u64, len: u64| MapCommand::Unmap { start: start * LARGE, len: len * LARGE };
         assert_eq!((space.mappings, std::mem::take(&mut space.wedge.0)), (76, vec![unmap(1, 25)]));
-        (1..=25).for_each(|page| space.absorb(&apart(page)));
+        (1..=25).for_each(|page| space.absorb(apart(page)));
         space.given_up = 90 * LARGE; // around the end
         space.make_room().expect("listens");
         assert_eq!(
@@ -203,7 +207,7 @@ mod tests {
     fn a_space_full_of_others_starts_over() {
         let mut space = space();
         space.others = 90;
-        (1..=20).for_each(|page| space.absorb(&apart(page)));
+        (1..=20).for_each(|page| space.absorb(apart(page)));
         space.mappings = 101;
         space.make_room().expect("listens");
         assert_eq!((space.mappings, space.pages.len()), (0, 0));
@@ -221,19 +225,23 @@ mod tests {
         fn start(_: Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
             Ok(Self::default())
         }
-        fn order(&mut self, _: Order) -> Result<(), Error> {
+        fn order(&mut self, _: MapCommand) -> Result<(), Error> {
             Ok(())
         }
         fn run(&mut self) -> Result<bool, Error> {
             Ok(true)
         }
         fn publish(&self, _: Option<u64>) {}
-        fn take_made(&mut self) -> Vec<Order> {
-            let kinds = [frame::PROTECT | READ | WRITE, frame::REFUSED, frame::PIECE | READ, 0];
+        fn take_made(&mut self) -> Vec<MapReport> {
             let claim = |number: u64| {
-                let protection = kinds[(number % 4) as usize];
-                let (address, len) = (number % (1 << 30) * 64 * PAGE, 64 * PAGE);
-                Order { address, len, offset: 0, protection }
+                let (start, len) = (number % (1 << 30) * 64 * PAGE, 64 * PAGE);
+                let (offset, rights, owner) = (0, Rights::READ_WRITE, Owner::User);
+                match number % 4 {
+                    0 => MapReport::Mapped { start, len, offset, rights, owner, piece: false },
+                    1 => MapReport::Refused { page: start },
+                    2 => MapReport::Mapped { start, len, offset, rights, owner, piece: true },
+                    _ => MapReport::Shown { page: start, offset, rights },
+                }
             };
             let claims = self.0..self.0 + frame::MAX_MADE as u64;
             self.0 = claims.end;
@@ -284,8 +292,8 @@ mod tests {
     fn what_is_closed_counts() {
         let mut space = space();
         for page in 1..=101 {
-            space.absorb(&shown(page));
-            space.absorb(&Order { protection: 0, ..shown(page) });
+            space.absorb(mapped(page));
+            space.absorb(dropped(page));
         }
         space.make_room().expect("listens");
         assert!(space.mappings < 100);

@@ -15,14 +15,13 @@
 //! tables it is another program that has come, and nothing of what is mapped will be of use.
 
 use super::{
-    EXECUTE, KERNEL_PAGE, LARGE_BITS, Near, PAGE, PROTECT, Pressure, READ, Space, WRITE, part,
-    runs,
+    EXECUTE, KERNEL_PAGE, LARGE_BITS, Near, PAGE, Pressure, READ, Space, WRITE, part, runs,
     walk::{Standing, Walker, still_good},
 };
 use crate::process::Process;
 use ram::Ram;
 use std::collections::BTreeMap;
-use wedge::{Error, Order};
+use wedge::{Error, MapCommand, Rights};
 use x86::{
     control::{cr0, efer},
     paging::{self, Access, Roots},
@@ -188,8 +187,7 @@ impl<W: Process> Space<W> {
     /// Closes pages of the user's, given in ascending order.
     fn close(&mut self, pages: &[u64]) -> Result<(), Error> {
         for (start, end) in runs(pages, PAGE) {
-            let (len, protection) = (end - start, PROTECT);
-            self.wedge.order(Order { address: start, len, offset: 0, protection })?;
+            self.protect_range(start, end, Rights::NONE)?;
         }
         for hva in pages {
             self.pages.entry(*hva).and_modify(|(_, protection)| *protection = 0);
@@ -200,13 +198,16 @@ impl<W: Process> Space<W> {
     /// Makes pages of the user's read-only, given in ascending order.
     fn protect_pages(&mut self, pages: &[u64]) -> Result<(), Error> {
         for (start, end) in runs(pages, PAGE) {
-            let protection = PROTECT | READ;
-            self.wedge.order(Order { address: start, len: end - start, offset: 0, protection })?;
+            self.protect_range(start, end, Rights::READ)?;
         }
         for hva in pages {
             self.pages.entry(*hva).and_modify(|(_, protection)| *protection &= !WRITE);
         }
         Ok(())
+    }
+
+    fn protect_range(&mut self, start: u64, end: u64, rights: Rights) -> Result<(), Error> {
+        self.wedge.order(MapCommand::Protect { start, len: end - start, rights })
     }
 
     /// Drops pages, given in ascending order.

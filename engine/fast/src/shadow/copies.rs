@@ -3,11 +3,10 @@
 //! A page counts as code from the moment a copy of it is made, so that a write to it comes to light and the copy
 //! goes. What stands for an empty page goes in the same way.
 
-use super::{EXECUTE, PAGE, READ, Space, WRITE};
+use super::{EMPTY, EXECUTE, PAGE, Space, WRITE};
 use crate::{process::Process, scan::Patch};
-use frame::{COPY, EMPTY, POKE, PROTECT};
 use ram::Ram;
-use wedge::{Error, Order};
+use wedge::{Error, MapCommand, Rights};
 use x86_interp::GuestRam;
 
 impl<W: Process> Space<W> {
@@ -95,14 +94,15 @@ impl<W: Process> Space<W> {
     ) -> Result<(), Error> {
         self.copies.add(offset, hva);
         self.hide(hva, patches);
-        self.map_one(hva, offset, COPY)?;
+        self.mappings += 1;
+        self.note_near(hva);
+        self.wedge.order(MapCommand::Copy { page: hva, offset })?;
         for patch in patches {
-            let (address, bytes) = (hva + patch.at as u64, patch.bytes);
-            let order = Order { address, len: patch.len, offset: bytes, protection: POKE };
-            self.wedge.order(order)?;
+            let address = hva + patch.at as u64;
+            self.wedge.order(MapCommand::Poke { address, len: patch.len, bytes: patch.bytes })?;
         }
-        let protection = PROTECT | READ | EXECUTE;
-        self.wedge.order(Order { address: hva, len: PAGE, offset: 0, protection })
+        let rights = Rights::READ_EXECUTE;
+        self.wedge.order(MapCommand::Protect { start: hva, len: PAGE, rights })
     }
 
     /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it

@@ -6,11 +6,11 @@
 //! mappings. So the guest's page tables are asked then: whether one leads there, not whether it has pages, since
 //! those come and go.
 
-use super::{KERNEL_PAGE, Space, walk::has_table};
+use super::{Space, walk::has_table};
 use crate::process::Process;
-use frame::{CLOSE_SITES, OPEN_SITES, SITES, near_sites};
+use frame::{SITES, near_sites};
 use ram::Ram;
-use wedge::{Error, Order};
+use wedge::{Error, MapCommand};
 use x86::paging::Roots;
 
 /// What a program has near the table.
@@ -43,8 +43,9 @@ impl<W: Process> Space<W> {
         self.near == Near::Nothing
     }
 
-    pub(super) fn note_near(&mut self, hva: u64, protection: u64) {
-        if protection & KERNEL_PAGE == 0 && near_sites(hva) {
+    /// Memory of the user's is mapped there.
+    pub(super) fn note_near(&mut self, hva: u64) {
+        if near_sites(hva) {
             self.near = Near::Something;
             if self.table == SitesTable::Open {
                 self.table = SitesTable::Between;
@@ -66,11 +67,11 @@ impl<W: Process> Space<W> {
                 self.table = SitesTable::Closed;
                 let copies = self.copies.take_all();
                 self.unmap_pages(&copies)?;
-                self.order_sites(CLOSE_SITES)
+                self.wedge.order(MapCommand::CloseSites)
             }
             Near::Nothing if self.table != SitesTable::Open => {
                 self.table = SitesTable::Open;
-                self.order_sites(OPEN_SITES)
+                self.wedge.order(MapCommand::OpenSites)
             }
             _ => Ok(()),
         }
@@ -80,9 +81,5 @@ impl<W: Process> Space<W> {
     fn look(&self, ram: &Ram, roots: Roots) -> Near {
         let something = self.near == Near::Something || has_table(ram, roots, SITES as u64);
         if something { Near::Something } else { Near::Nothing }
-    }
-
-    fn order_sites(&mut self, protection: u64) -> Result<(), Error> {
-        self.wedge.order(Order { protection, ..Order::default() })
     }
 }

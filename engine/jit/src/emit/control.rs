@@ -6,7 +6,7 @@ use crate::{
     recover::Fixes,
     translate::Flow,
 };
-use frame::ExitKind;
+use frame::BlockExit;
 use iced_x86::{Instruction, Register};
 
 impl Emitter<'_> {
@@ -18,20 +18,20 @@ impl Emitter<'_> {
     }
 
     pub(super) fn invalidate_page(&mut self, insn: &Instruction) -> Flow {
-        self.with_address(insn, ExitKind::InvalidatePage)
+        self.with_address(insn, BlockExit::InvalidatePage)
     }
 
     pub(super) fn load_space(&mut self, insn: &Instruction) -> Flow {
         self.asm.store(slot!(exit.operand), insn.op1_register());
-        self.exit_before(insn, ExitKind::LoadSpace)
+        self.exit_before(insn, BlockExit::LoadSpace)
     }
 
     pub(super) fn system_call(&mut self, insn: &Instruction) -> Flow {
-        self.exit_before(insn, ExitKind::SystemCall)
+        self.exit_before(insn, BlockExit::SystemCall)
     }
 
     /// Has the wedge do something with the address of the instruction's operand.
-    pub(super) fn with_address(&mut self, insn: &Instruction, kind: ExitKind) -> Flow {
+    pub(super) fn with_address(&mut self, insn: &Instruction, kind: BlockExit) -> Flow {
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, Register::RAX);
         self.effective_address(insn, Register::RAX);
@@ -41,7 +41,7 @@ impl Emitter<'_> {
     }
 
     /// Exits at an instruction that the wedge may do and go on behind.
-    fn exit_before(&mut self, insn: &Instruction, kind: ExitKind) -> Flow {
+    fn exit_before(&mut self, insn: &Instruction, kind: BlockExit) -> Flow {
         self.store_constant(slot!(exit.next), insn.next_ip());
         self.exit(kind, insn.code() as u32, insn.ip());
         Flow::Ends

@@ -7,7 +7,7 @@ use crate::{
     rules::Rule,
     translate::Flow,
 };
-use frame::{ExitKind, VcpuPage};
+use frame::{BlockExit, VcpuPage};
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 use x86::flags;
 
@@ -58,7 +58,7 @@ impl Emitter<'_> {
     /// Leaves if an interrupt is pending; the virtual IF is set.
     pub(super) fn check_pending(&mut self, next: u64) {
         self.mark_restored();
-        self.unless_pending(|e| e.exit(ExitKind::InterruptWindow, 0, next));
+        self.unless_pending(|e| e.exit(BlockExit::InterruptWindow, 0, next));
     }
 
     /// Goes on if no interrupt is pending; what is emitted for the other case leaves.
@@ -167,7 +167,7 @@ impl Emitter<'_> {
         let none = self.asm.jrcxz();
         self.asm.load(Register::RAX, spill(0));
         self.asm.load(Register::RCX, spill(1));
-        self.exit(ExitKind::InterruptWindow, 0, next);
+        self.exit(BlockExit::InterruptWindow, 0, next);
         self.asm.bind_short(closed);
         self.asm.bind_short(none);
         self.asm.load(Register::RAX, spill(0));

@@ -11,7 +11,7 @@ use crate::{
     recover::{Fixes, Mark},
     rules::Level,
 };
-use frame::{ExitKind, LOOKUP_WRITE, Lookup};
+use frame::{BlockExit, LOOKUP_WRITE, Lookup};
 use iced_x86::{
     Code, CpuidFeature, Instruction, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess,
     OpKind, Register,
@@ -135,7 +135,7 @@ impl Emitter<'_> {
         self.store_constant(slot!(block.jump), self.request.host + miss.start as u64);
         let info = miss.access.bytes as u64 | if miss.access.write { LOOKUP_WRITE } else { 0 };
         self.exit(
-            ExitKind::Lookup,
+            BlockExit::Lookup,
             info as u32,
             self.request.guest.wrapping_add(miss.guest.into()),
         );

@@ -19,7 +19,7 @@ use crate::{
     stubs::Stubs,
     translate::{Flow, Request},
 };
-use frame::ExitKind;
+use frame::BlockExit;
 use iced_x86::{Code, Instruction, InstructionInfoFactory, MemoryOperand, Register};
 
 /// What an instruction means to interrupts around the next one.
@@ -129,8 +129,8 @@ impl<'a> Emitter<'a> {
             Rule::LoadVectors => self.load_vectors(insn),
             Rule::ReadBase => self.read_base(insn),
             Rule::WriteBase => self.write_base(insn),
-            Rule::Sysret => self.leave_for(ExitKind::Sysret, insn.ip()),
-            Rule::Iret => self.leave_for(ExitKind::Iret, insn.ip()),
+            Rule::Sysret => self.leave_for(BlockExit::Sysret, insn.ip()),
+            Rule::Iret => self.leave_for(BlockExit::Iret, insn.ip()),
             Rule::Pause => self.pause(insn, bytes),
             Rule::CallOut => self.call_out(insn),
         }
@@ -169,7 +169,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Leaves translated code with RIP at `guest`.
-    fn exit(&mut self, kind: ExitKind, info: u32, guest: u64) {
+    fn exit(&mut self, kind: BlockExit, info: u32, guest: u64) {
         self.store_constant(slot!(regs.rip), guest);
         self.store_constant(slot!(exit.info), info.into());
         self.asm.store_imm(slot!(exit.kind), kind as i32);
@@ -178,12 +178,12 @@ impl<'a> Emitter<'a> {
 
     /// Has the instruction interpreted; the exit's detail is its code.
     fn call_out(&mut self, insn: &Instruction) -> Flow {
-        self.exit(ExitKind::CallOut, insn.code() as u32, insn.ip());
+        self.exit(BlockExit::CallOut, insn.code() as u32, insn.ip());
         Flow::Ends
     }
 
     /// Has the wedge do the instruction at `guest`.
-    fn leave_for(&mut self, kind: ExitKind, guest: u64) -> Flow {
+    fn leave_for(&mut self, kind: BlockExit, guest: u64) -> Flow {
         self.exit(kind, 0, guest);
         Flow::Ends
     }
@@ -233,7 +233,7 @@ impl<'a> Emitter<'a> {
             self.links[index].stub = self.asm.len() as u32;
             self.asm.bind(link.displacement as usize);
             let site = self.request.cache_offset + link.displacement;
-            self.exit(ExitKind::Miss, site, link.target);
+            self.exit(BlockExit::Miss, site, link.target);
         }
         Block {
             guest: self.request.guest,

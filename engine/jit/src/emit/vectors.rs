@@ -7,7 +7,7 @@ use crate::{
     recover::Fixes,
     translate::Flow,
 };
-use frame::ExitKind;
+use frame::BlockExit;
 use iced_x86::{Code, Instruction, Register};
 
 impl Emitter<'_> {
@@ -51,7 +51,7 @@ impl Emitter<'_> {
 
     /// The wedge does it: user code that can jump here must not find an XRSTOR.
     pub(super) fn load_vectors(&mut self, insn: &Instruction) -> Flow {
-        self.with_address(insn, ExitKind::LoadVectors)
+        self.with_address(insn, BlockExit::LoadVectors)
     }
 
     /// RDTSC that waits for what comes before it, and the guest's TSC_AUX.
