@@ -4,6 +4,7 @@
 //! host if it can be, else to the console, and then the machine is switched off.
 
 mod clock;
+mod cpus;
 mod net;
 mod process;
 #[allow(dead_code)] // the host's half of it
@@ -41,6 +42,7 @@ fn serve(control: File) -> Result<(), (u8, String)> {
     let bytes = std::fs::read(protocol::REQUEST_FILE)
         .map_err(|error| failed(format!("{}: {error}", protocol::REQUEST_FILE)))?;
     let request = Request::decode(&bytes).ok_or_else(|| failed("damaged request".to_owned()))?;
+    let starting = request.cpus.then(cpus::start).flatten();
     let mut host = control.try_clone().map_err(|error| failed(error.to_string()))?;
     clock::set(&mut host).map_err(|error| failed(format!("clock: {error}")))?;
     setup::root(&request).map_err(failed)?;
@@ -49,6 +51,7 @@ fn serve(control: File) -> Result<(), (u8, String)> {
         net::configure().map_err(failed)?;
     }
     let mut report = control.try_clone().map_err(|error| failed(error.to_string()))?;
+    cpus::wait(starting);
     let running = process::start(&request)?;
     tell(&mut report, message::STARTED, 0);
     let (kind, number) = process::finish(running, control);

@@ -142,6 +142,8 @@ pub struct Request {
     pub ignored: u64,
     /// There is a network to be set up.
     pub network: bool,
+    /// There are virtual CPUs that the kernel has left off.
+    pub cpus: bool,
 }
 
 impl Request {
@@ -176,6 +178,9 @@ impl Request {
         if self.network {
             put("network", b"");
         }
+        if self.cpus {
+            put("cpus", b"");
+        }
         bytes
     }
 
@@ -208,6 +213,7 @@ impl Request {
             b"ignored" => self.ignored = text.ok()?.parse().ok()?,
             b"errors" => self.errors = true,
             b"network" => self.network = true,
+            b"cpus" => self.cpus = true,
             _ => return None,
         }
         Some(())
@@ -236,6 +242,7 @@ mod tests {
             umask: 0o77,
             ignored: 1 << 63,
             network: true,
+            cpus: true,
         };
         assert_eq!(Request::decode(&request.encode()), Some(request));
     }

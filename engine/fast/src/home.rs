@@ -70,6 +70,15 @@ impl Placement {
         });
     }
 
+    /// A CPU that none of them is on, if one is on that at an index.
+    fn free(&self, at: usize) -> Option<usize> {
+        if self.running(at) == 0 {
+            return None;
+        }
+        let count = self.0.numbers.len();
+        (1..count).map(|n| (at + n) % count).find(|other| self.running(*other) == 0)
+    }
+
     /// The next CPU with fewer of them than that at an index, of which the one that asks is one.
     fn better(&self, at: usize) -> Option<usize> {
         let count = self.0.numbers.len();
@@ -109,11 +118,19 @@ impl Home {
         home
     }
 
-    /// The vCPU runs from now on.
-    pub fn begin(&mut self) {
-        if !std::mem::replace(&mut self.runs, true) {
-            self.placement.begin(self.at);
+    /// The vCPU runs from now on. If another one has come to its CPU while it halted, and there is one that nobody is on, it goes
+    /// there: to find that out by waiting takes as long as a kernel may wait for a CPU that it starts.
+    pub fn begin(&mut self, wedges: impl FnOnce() -> Vec<i32>) {
+        if std::mem::replace(&mut self.runs, true) {
+            return;
         }
+        if !self.led
+            && let Some(free) = self.placement.free(self.at)
+        {
+            self.at = free;
+            self.settle(&wedges());
+        }
+        self.placement.begin(self.at);
     }
 
     /// It halts.
@@ -134,9 +151,9 @@ impl Home {
         if share > TOO_MUCH
             && let Some(to) = self.placement.better(self.at)
         {
-            self.end();
+            self.placement.end(self.at);
+            self.placement.begin(to);
             self.at = to;
-            self.begin();
             self.settle(&wedges());
         }
         (self.looked, self.waited_ns) = (Instant::now(), waited);
@@ -199,5 +216,14 @@ mod tests {
         placement.end(0);
         placement.begin(2);
         assert_eq!(placement.better(0), None, "one on each");
+        assert_eq!(placement.free(0), None);
+        placement.end(1);
+        assert_eq!(
+            placement.free(0),
+            Some(1),
+            "for one that has halted, and comes back to where another is"
+        );
+        placement.end(0);
+        assert_eq!(placement.free(0), None, "nobody is in its way");
     }
 }

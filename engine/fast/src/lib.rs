@@ -449,7 +449,7 @@ impl Fast {
 
 impl Engine for Fast {
     fn run(&mut self, budget: u64) -> Exit {
-        self.home.begin();
+        self.home.begin(|| self.slots.processes());
         self.home.look(|| self.slots.processes());
         let exit = self.run_on(budget);
         if exit == Exit::Halted {

@@ -38,6 +38,8 @@ const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 random.trust_cpu=
 /// Variables passed on without being asked for.
 const PASSED: [&str; 10] =
     ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLORTERM", "TZ", "EDITOR", "LANG"];
+/// The agent starts the further virtual CPUs (`guest_agent/agent/cpus.rs`).
+const ONE_CPU: &str = "maxcpus=1";
 const DEFAULT_SHELL: &str = "/bin/sh";
 
 /// What is to be run.
@@ -79,7 +81,7 @@ pub fn make(
         let folder = Folder { keeping, privileged, ..Folder::new(folder, false) };
         attachments.push(shared(folder, &tag(index), devices)?);
     }
-    attachments.extend(net::attach(arguments.net.as_slice(), devices, None)?);
+    attachments.extend(net::attach(arguments.net.as_slice(), devices, arguments.cpus, None)?);
     let kernel = kernel::find(arguments)?;
     let initrd = first_root(&request, &kernel.modules);
     let description = Description {
@@ -98,8 +100,16 @@ pub fn make(
 }
 
 fn cmdline(arguments: &GuestArguments) -> String {
+    let one = starts_cpus(arguments.cpus, arguments.append.as_deref()).then_some(ONE_CPU);
     let further = arguments.append.iter().map(String::as_str);
-    [CMDLINE].into_iter().chain(further).collect::<Vec<_>>().join(" ")
+    [CMDLINE].into_iter().chain(one).chain(further).collect::<Vec<_>>().join(" ")
+}
+
+/// Whether the agent starts CPUs: not where the user has said how many the kernel is to start.
+fn starts_cpus(cpus: u32, append: Option<&str>) -> bool {
+    const CHOSEN: [&str; 3] = ["maxcpus=", "nr_cpus=", "nosmp"];
+    let mut words = append.unwrap_or_default().split_whitespace();
+    cpus > 1 && !words.any(|word| CHOSEN.iter().any(|chosen| word.starts_with(chosen)))
 }
 
 /// The device of the guest's connections.
@@ -167,6 +177,7 @@ fn request(
         umask: inherited::umask(),
         ignored: inherited::ignored_signals(),
         network: arguments.net.is_some(),
+        cpus: starts_cpus(arguments.cpus, arguments.append.as_deref()),
     })
 }
 
@@ -229,6 +240,15 @@ mod tests {
         assert_eq!(all.last().expect("one"), b"A=b=c");
         assert!(environment(&["=x".to_owned()]).is_err());
         assert!(all.iter().all(|variable| !variable.starts_with(b"CARGO")), "filtered");
+    }
+
+    #[test]
+    fn the_agent_starts_cpus_unless_the_kernel_is_told_how_many() {
+        assert!(starts_cpus(2, None) && starts_cpus(2, Some("quiet mitigations=off")));
+        assert!(!starts_cpus(1, None));
+        for said in ["maxcpus=2", "a nosmp", "nr_cpus=1 b"] {
+            assert!(!starts_cpus(2, Some(said)), "{said}");
+        }
     }
 
     #[test]
