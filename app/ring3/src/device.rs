@@ -63,6 +63,9 @@ pub enum Kind {
         /// Faults to inject: a scenario's text
         #[arg(long)]
         fault: Option<String>,
+        /// So many queues
+        #[arg(long, default_value_t = 1)]
+        queues: u16,
         /// Its place among the machine's disks
         index: usize,
         /// As `ring3 run --disk` has it
@@ -92,6 +95,9 @@ pub enum Kind {
         /// Its address
         #[arg(long)]
         mac: String,
+        /// So many pairs of queues
+        #[arg(long, default_value_t = 1)]
+        pairs: u16,
         /// Faults to inject: a scenario's text
         #[arg(long)]
         fault: Option<String>,
@@ -162,8 +168,8 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
 
 fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
     match &arguments.kind {
-        Kind::Disk { fault, index, disk } => {
-            disk_body(*index, disk, Faults::of_process(fault.as_deref())?)
+        Kind::Disk { fault, queues, index, disk } => {
+            disk_body(*index, disk, *queues, Faults::of_process(fault.as_deref())?)
         }
         Kind::Share { tag, readonly, fresh, lasting, privileged, folder } => {
             let keeping = match (fresh, lasting) {
@@ -175,9 +181,9 @@ fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
             let folder = Folder { keeping, privileged, ..Folder::new(folder, *readonly) };
             Ok(share_body(tag, folder))
         }
-        Kind::Net { mac, fault, index, net } => {
+        Kind::Net { mac, pairs, fault, index, net } => {
             let mac = net::parse_mac(mac).map_err(Failure::usage)?;
-            net_body(mac, net, *index, Faults::of_process(fault.as_deref())?)
+            net_body(mac, net, (*index, *pairs), Faults::of_process(fault.as_deref())?)
         }
     }
 }
@@ -186,11 +192,12 @@ fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
 pub fn disk_body(
     index: usize,
     disk: &DiskArgument,
+    queues: u16,
     mut faults: Option<Faults>,
 ) -> Result<Opened, Failure> {
     // A thread that listens to orders can begin only when the process is in its room.
     let start_listening = faults.as_mut().map(Faults::postpone);
-    let device = Box::new(disk.body(index, faults)?);
+    let device = Box::new(disk.body(index, faults)?.with_queues(queues));
     let start = move || {
         start_listening.map_or(Ok(()), |start| start())?;
         let device: Box<dyn VirtioDevice> = device;
@@ -218,11 +225,11 @@ pub fn share_body(tag: &str, mut folder: Folder) -> Opened {
     Opened { served: Served::Folder { readonly, privileged }, start: Box::new(start) }
 }
 
-/// Opens a network's ports and descriptors.
+/// Opens a network's ports and descriptors, for the machine's interface of this number with so many pairs of queues.
 pub fn net_body(
     mac: [u8; 6],
     net: &NetArgument,
-    index: usize,
+    (index, pairs): (usize, u16),
     faults: Option<Faults>,
 ) -> Result<Opened, Failure> {
     let (open, served) = (net.open(mac, faults, index)?, net.served());
@@ -230,7 +237,7 @@ pub fn net_body(
     let start = move || {
         let (device, connect) = open()?;
         connect(Arc::new(bell.ringer()));
-        let device: Box<dyn VirtioDevice> = Box::new(device);
+        let device: Box<dyn VirtioDevice> = Box::new(device.with_pairs(pairs));
         Ok((device, Some(bell)))
     };
     Ok(Opened { served, start: Box::new(start) })

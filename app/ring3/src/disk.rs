@@ -65,10 +65,11 @@ impl DiskChoice {
         &self,
         index: usize,
         devices: DevicesChoice,
+        queues: u16,
         faults: Option<&Injection>,
     ) -> Result<Attachment, Failure> {
         match self {
-            Self::Image(disk) => disk.attach(index, devices, faults),
+            Self::Image(disk) => disk.attach(index, devices, queues, faults),
             Self::Foreign(socket) => foreign::disk(socket),
         }
     }
@@ -155,6 +156,7 @@ impl DiskArgument {
         &self,
         index: usize,
         devices: DevicesChoice,
+        queues: u16,
         faults: Option<&Injection>,
     ) -> Result<Attachment, Failure> {
         let target = Target::Disk(index);
@@ -162,11 +164,13 @@ impl DiskArgument {
             // The guest asks, the host only answers.
             DevicesChoice::Inline => {
                 let faults = faults.and_then(|faults| faults.inline(target));
-                Ok(Attachment::new(Box::new(self.body(index, faults)?), drop))
+                let disk = self.body(index, faults)?.with_queues(queues);
+                Ok(Attachment::new(Box::new(disk), drop))
             }
             DevicesChoice::Processes | DevicesChoice::Apart => {
                 let faults = faults.and_then(|faults| faults.elsewhere(target));
-                let mut words = vec!["disk".to_owned()];
+                let mut words =
+                    ["disk", "--queues", &queues.to_string()].map(str::to_owned).to_vec();
                 words.extend(faults.iter().flat_map(Elsewhere::words));
                 words.extend(["--", &index.to_string(), &self.text].map(str::to_owned));
                 device::attach(words, "--disk", Some(broken), devices.nearness(), faults)
@@ -175,10 +179,11 @@ impl DiskArgument {
     }
 }
 
-/// What answers for a disk that is gone, of as many sectors as its configuration says.
+/// What answers for a disk that is gone, of as many sectors and queues as its configuration says.
 fn broken(config: &[u8]) -> Box<dyn VirtioDevice> {
     let sectors = config.first_chunk().copied().map_or(0, u64::from_le_bytes);
-    Box::new(Block::new(Box::new(BrokenDisk::new(sectors.saturating_mul(SECTOR))), ""))
+    let disk = Block::new(Box::new(BrokenDisk::new(sectors.saturating_mul(SECTOR))), "");
+    Box::new(disk.with_queues(Block::queues_in(config)))
 }
 
 fn parse_cache(text: &str) -> Result<Cache, String> {
@@ -198,13 +203,16 @@ fn parse_serial(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Opens all disks.
+/// Opens all disks, each with a queue for each virtual CPU.
 pub fn attach(
     disks: &[DiskChoice],
     devices: DevicesChoice,
+    cpus: u32,
     faults: Option<&Injection>,
 ) -> Result<Vec<Attachment>, Failure> {
-    disks.iter().enumerate().map(|(index, disk)| disk.attach(index, devices, faults)).collect()
+    let queues = cpus as u16;
+    let disks = disks.iter().enumerate();
+    disks.map(|(index, disk)| disk.attach(index, devices, queues, faults)).collect()
 }
 
 /// What to do with images.
@@ -313,7 +321,7 @@ mod tests {
         assert_eq!(foreign, Ok(DiskChoice::Foreign("/run/disk.sock".into())));
         assert!("vhost-user:".parse::<DiskChoice>().is_err());
         let missing: DiskChoice = "/nonexistent/disk.img".parse().expect("sound");
-        let failure = attach(&[missing], DevicesChoice::Inline, None).err().expect("refused");
+        let failure = attach(&[missing], DevicesChoice::Inline, 1, None).err().expect("refused");
         assert_eq!(failure.code, 2);
         assert!(failure.to_string().contains("does not exist"), "{failure}");
     }

@@ -151,6 +151,7 @@ impl NetArgument {
         &self,
         index: usize,
         devices: DevicesChoice,
+        pairs: u16,
         faults: Option<&Injection>,
     ) -> Result<Attachment, Failure> {
         let target = Target::Net(index);
@@ -159,10 +160,11 @@ impl NetArgument {
             (Kind::Foreign { socket }, _) => foreign::net(socket, mac),
             (Kind::Passt { forwards }, _) => foreign::passt(forwards, mac),
             (_, DevicesChoice::Inline) => {
-                self.inline(mac, faults.and_then(|faults| faults.inline(target)), index)
+                self.inline(mac, pairs, faults.and_then(|faults| faults.inline(target)), index)
             }
             (_, DevicesChoice::Processes | DevicesChoice::Apart) => {
-                self.in_a_process(mac, faults.and_then(|faults| faults.elsewhere(target)), index)
+                let faults = faults.and_then(|faults| faults.elsewhere(target));
+                self.in_a_process(mac, pairs, faults, index)
             }
         }
     }
@@ -170,11 +172,12 @@ impl NetArgument {
     fn inline(
         &self,
         mac: [u8; 6],
+        pairs: u16,
         faults: Option<Faults>,
         index: usize,
     ) -> Result<Attachment, Failure> {
         let (net, connect) = self.open(mac, faults, index)?()?;
-        Ok(Attachment::new(Box::new(net), |doorbell| {
+        Ok(Attachment::new(Box::new(net.with_pairs(pairs)), |doorbell| {
             connect(Arc::new(move || doorbell.ring(NET_RECEIVE)));
         }))
     }
@@ -182,11 +185,13 @@ impl NetArgument {
     fn in_a_process(
         &self,
         mac: [u8; 6],
+        pairs: u16,
         faults: Option<Elsewhere>,
         index: usize,
     ) -> Result<Attachment, Failure> {
         let mac: Vec<_> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut words = ["net", "--mac", &mac.join(":")].map(str::to_owned).to_vec();
+        let (mac, pairs) = (mac.join(":"), pairs.to_string());
+        let mut words = ["net", "--mac", &mac, "--pairs", &pairs].map(str::to_owned).to_vec();
         words.extend(faults.iter().flat_map(Elsewhere::words));
         words.extend(["--", &index.to_string(), &self.text].map(str::to_owned));
         let cut: Reserve = |config| Box::new(Net::cut(config));
@@ -300,13 +305,15 @@ pub fn parse_mac(text: &str) -> Result<[u8; 6], String> {
     if mac[0] & 1 == 1 || mac == [0; 6] { Err(wrong()) } else { Ok(mac) }
 }
 
-/// Starts the networks of all interfaces.
+/// Starts the networks of all interfaces, each with a pair of queues for each virtual CPU.
 pub fn attach(
     nets: &[NetArgument],
     devices: DevicesChoice,
+    cpus: u32,
     faults: Option<&Injection>,
 ) -> Result<Vec<Attachment>, Failure> {
-    nets.iter().enumerate().map(|(index, net)| net.attach(index, devices, faults)).collect()
+    let (pairs, nets) = (cpus as u16, nets.iter().enumerate());
+    nets.map(|(index, net)| net.attach(index, devices, pairs, faults)).collect()
 }
 
 #[cfg(test)]
@@ -367,7 +374,8 @@ mod tests {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = taken.local_addr().expect("an address").port();
         let net: NetArgument = format!("user,hostfwd=tcp::{port}-:80").parse().expect("sound");
-        let failure = attach(&[net], DevicesChoice::Inline, None).err().expect("the port is taken");
+        let failure =
+            attach(&[net], DevicesChoice::Inline, 1, None).err().expect("the port is taken");
         assert_eq!(failure.code, 2);
         assert!(failure.to_string().contains(&port.to_string()), "{failure}");
     }

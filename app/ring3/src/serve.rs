@@ -94,11 +94,11 @@ pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
     process::keep_only_standard_streams().map_err(|error| Failure::host(error.to_string()))?;
     let (opened, socket, option) = match &arguments.kind {
         Kind::Disk { disk, socket, fault } => {
-            (disk_body(0, disk, Faults::of_server(fault, Target::Disk(0))?)?, socket, "disk")
+            (disk_body(0, disk, 1, Faults::of_server(fault, Target::Disk(0))?)?, socket, "disk")
         }
         Kind::Net { net, socket, fault } => {
             let faults = Faults::of_server(fault, Target::Net(0))?;
-            (net_body(net.own_mac(0), net, 0, faults)?, socket, "net")
+            (net_body(net.own_mac(0), net, (0, 1), faults)?, socket, "net")
         }
         Kind::Share { share: ShareArgument { folder, tag }, socket } => {
             folder.find().map_err(share::refused)?;

@@ -32,6 +32,10 @@ pub trait VirtioDevice: Send {
     /// The driver broke the ring or a request in a way no status can tell; the device will need a
     /// reset.
     fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError>;
+    /// A queue for which something has come while another one was served. It is asked after each, and told of each once.
+    fn take_due(&mut self) -> Option<usize> {
+        None
+    }
     /// Queue `index` may not be touched any more until it is to be processed again. For bodies that have it served
     /// elsewhere.
     fn stop(&mut self, _index: usize) {}

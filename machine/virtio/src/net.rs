@@ -1,19 +1,27 @@
-//! Network interface with one queue pair (virtio 1.2 section 5.1).
+//! Network interface with one or several queue pairs (virtio 1.2 section 5.1).
 //!
 //! Frames go between the driver and a [`NetBackend`], which knows what a network is; the body knows
 //! buffers. Frames no backend could want (too short for Ethernet, longer than the MTU allows) are
 //! dropped here, as a wire would. Long frames are cheaper than segmentation: a backend that is not a
 //! wire offers a large MTU.
 
+mod pairs;
+
 use crate::{Chain, Queue, RingError, VirtioDevice};
+use pairs::Pairs;
 use virtio_bindings::virtio_net as spec;
 
-/// The queue the guest receives frames by.
+/// The queue the guest receives frames by; of several the first.
 pub const RECEIVE: usize = 0;
-/// The queue the guest sends frames by.
+/// The queue the guest sends frames by; of several the first.
 pub const TRANSMIT: usize = 1;
 
-const QUEUES: [u16; 2] = [256, 256];
+/// Entries of a queue.
+const QUEUE: u16 = 256;
+/// Entries of the control queue, which has one request at a time.
+const CONTROL_QUEUE: u16 = 64;
+/// Where the configuration structure has the number of pairs.
+const PAIRS: usize = 8;
 /// Bytes of `virtio_net_hdr_v1`, before every frame.
 const HEADER: usize = 12;
 /// Bytes of an Ethernet header, with room for one VLAN tag.
@@ -66,14 +74,25 @@ pub struct Net {
     mac: [u8; 6],
     /// Features the driver accepted.
     features: u64,
-    /// A frame for which the guest gave no buffer yet.
-    pending: Option<Vec<u8>>,
+    pairs: Pairs,
+    queues: Vec<u16>,
 }
 
 impl Net {
     /// An interface with this address, connected to `backend`.
     pub fn new(backend: Box<dyn NetBackend>, mac: [u8; 6]) -> Self {
-        Self { backend, mac, features: 0, pending: None }
+        let (pairs, queues) = (Pairs::new(1), vec![QUEUE; 2]);
+        Self { backend, mac, features: 0, pairs, queues }
+    }
+
+    /// The same with so many pairs of queues, of which the driver uses as many as it wants; 31 at the most.
+    pub fn with_pairs(mut self, pairs: u16) -> Self {
+        self.pairs = Pairs::new(pairs);
+        self.queues = vec![QUEUE; 2 * usize::from(self.pairs.count())];
+        if self.pairs.count() > 1 {
+            self.queues.push(CONTROL_QUEUE);
+        }
+        self
     }
 
     /// What is left of an interface whose configuration structure was this: its frames are lost.
@@ -81,14 +100,21 @@ impl Net {
         let mac = config.first_chunk().copied().unwrap_or_default();
         let mtu = config.get(MTU..).and_then(<[u8]>::first_chunk).copied();
         let mtu = mtu.map_or(1500, u16::from_le_bytes);
-        Self::new(Box::new(CutCable { mtu }), mac)
+        let pairs = config.get(PAIRS..).and_then(<[u8]>::first_chunk).copied();
+        let pairs = pairs.map_or(1, u16::from_le_bytes);
+        Self::new(Box::new(CutCable { mtu }), mac).with_pairs(pairs)
     }
 
-    /// The configuration structure of an interface with this address, whose network carries packets of `mtu` bytes.
+    /// The configuration structure of an interface with this address and one pair of queues, whose network carries packets of `mtu`
+    /// bytes.
     pub fn config_of(mac: [u8; 6], mtu: u16) -> Vec<u8> {
+        Self::config_with(mac, mtu, 1)
+    }
+
+    fn config_with(mac: [u8; 6], mtu: u16, pairs: u16) -> Vec<u8> {
         let mut config = mac.to_vec();
         config.extend_from_slice(&(spec::VIRTIO_NET_S_LINK_UP as u16).to_le_bytes());
-        config.extend_from_slice(&1_u16.to_le_bytes()); // queue pairs
+        config.extend_from_slice(&pairs.to_le_bytes());
         config.extend_from_slice(&mtu.to_le_bytes());
         config
     }
@@ -101,9 +127,22 @@ impl Net {
         self.features & 1 << spec::VIRTIO_NET_F_MRG_RXBUF != 0
     }
 
-    fn transmit(&mut self, queue: &mut Queue) -> Result<(), RingError> {
+    fn has_pairs(&self) -> bool {
+        self.features & 1 << spec::VIRTIO_NET_F_MQ != 0
+    }
+
+    /// The control queue is the last one; for a driver that wants one pair it is behind that.
+    fn is_control(&self, index: usize) -> bool {
+        let pairs = if self.has_pairs() { usize::from(self.pairs.count()) } else { 1 };
+        index == 2 * pairs
+    }
+
+    fn transmit(&mut self, pair: usize, queue: &mut Queue) -> Result<(), RingError> {
         while let Some(chain) = queue.pop()? {
             if let Some(frame) = self.frame_of(&chain, queue)? {
+                if self.has_pairs() {
+                    self.pairs.sent(pair, &frame);
+                }
                 self.backend.send(&frame);
             }
             queue.complete(chain, 0)?;
@@ -128,23 +167,23 @@ impl Net {
         Ok(Some(frame))
     }
 
-    fn receive(&mut self, queue: &mut Queue) -> Result<(), RingError> {
-        while self.refill() {
-            let frame = self.pending.take().unwrap_or_default();
+    fn receive(&mut self, pair: usize, queue: &mut Queue) -> Result<(), RingError> {
+        loop {
+            self.refill(pair);
+            let Some(frame) = self.pairs.next(pair) else { return Ok(()) };
             if !self.deliver(&frame, queue)? {
-                self.pending = Some(frame);
-                break;
+                self.pairs.put_back(pair, frame);
+                return Ok(());
             }
         }
-        Ok(())
     }
 
-    fn refill(&mut self) -> bool {
-        let mut frame = self.pending.take().unwrap_or_default();
-        if !frame.is_empty() || self.backend.receive(&mut frame) {
-            self.pending = Some(frame);
+    /// Takes what the network has, as far as there is room.
+    fn refill(&mut self, pair: usize) {
+        let mut frame = Vec::new();
+        while self.pairs.have_room() && self.backend.receive(&mut frame) {
+            self.pairs.came(std::mem::take(&mut frame), pair);
         }
-        self.pending.is_some()
     }
 
     /// Puts a frame into as many chains as it needs; false if the guest has not given enough.
@@ -219,15 +258,18 @@ impl VirtioDevice for Net {
             | 1 << spec::VIRTIO_NET_F_STATUS
             | 1 << spec::VIRTIO_NET_F_MRG_RXBUF;
         let checksums = 1 << spec::VIRTIO_NET_F_CSUM | 1 << spec::VIRTIO_NET_F_GUEST_CSUM;
-        if self.backend.ignores_checksums() { features | checksums } else { features }
+        let features =
+            if self.backend.ignores_checksums() { features | checksums } else { features };
+        let several = 1 << spec::VIRTIO_NET_F_MQ | 1 << spec::VIRTIO_NET_F_CTRL_VQ;
+        if self.pairs.count() > 1 { features | several } else { features }
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &QUEUES
+        &self.queues
     }
 
     fn config(&self) -> Vec<u8> {
-        Self::config_of(self.mac, self.backend.mtu())
+        Self::config_with(self.mac, self.backend.mtu(), self.pairs.count())
     }
 
     fn negotiated(&mut self, features: u64) {
@@ -236,9 +278,14 @@ impl VirtioDevice for Net {
 
     fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
         match index {
-            RECEIVE => self.receive(queue),
-            _ => self.transmit(queue),
+            _ if self.is_control(index) => self.pairs.obey(queue),
+            _ if index % 2 == RECEIVE => self.receive(index / 2, queue),
+            _ => self.transmit(index / 2, queue),
         }
+    }
+
+    fn take_due(&mut self) -> Option<usize> {
+        self.pairs.take_due().map(|pair| 2 * pair + RECEIVE)
     }
 
     /// Frames may be lost, and connections end.
@@ -248,6 +295,6 @@ impl VirtioDevice for Net {
 
     fn reset(&mut self) {
         self.features = 0;
-        self.pending = None;
+        self.pairs.reset();
     }
 }

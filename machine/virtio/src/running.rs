@@ -157,8 +157,15 @@ impl Running {
         self.bus_master = on;
     }
 
-    /// Serves a queue if it may run.
+    /// Serves a queue if it may run, and those for which something comes meanwhile.
     pub(crate) fn run(&mut self, index: usize) {
+        self.run_one(index);
+        while let Some(due) = self.device.take_due() {
+            self.run_one(due);
+        }
+    }
+
+    fn run_one(&mut self, index: usize) {
         let ready = self.status & (status::DRIVER_OK | status::NEEDS_RESET) == status::DRIVER_OK;
         let Some(queue) = self.queues.get_mut(index).and_then(|slot| slot.queue.as_mut()) else {
             return;

@@ -187,3 +187,110 @@ fn a_frame_of_several_buffers_appears_at_once() {
     done.store(true, Ordering::Relaxed);
     assert_eq!(driver.join().unwrap(), 0, "parts of frames seen");
 }
+
+const MQ: u64 = 1 << 22;
+const CONTROL: u64 = 1 << 17;
+
+/// A connection's frame, to or from port 80.
+fn connection(port: u16, comes_in: bool) -> Vec<u8> {
+    let (us, them) = ([10, 0, 2, 15], [192, 0, 2, 1]);
+    let ends = [(us, port), (them, 80)];
+    let [(from, source), (to, destination)] = if comes_in { [ends[1], ends[0]] } else { ends };
+    let mut frame = vec![0; 12];
+    frame.extend([8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
+    frame.extend([from, to].concat());
+    frame.extend([source.to_be_bytes(), destination.to_be_bytes()].concat());
+    frame.resize(60, 0);
+    frame
+}
+
+/// An interface with this many pairs, and its rings: receive and transmit of each, then control.
+fn with_pairs(pairs: u16, features: u64) -> (Machine, Vec<Ring>, Wire) {
+    let wire = Wire::default();
+    let mut machine = Machine::new(Net::new(Box::new(wire.clone()), MAC).with_pairs(pairs));
+    machine.enable_msix(u32::from(2 * pairs + 2));
+    let rings = machine.start(features | VERSION_1);
+    (machine, rings, wire)
+}
+
+/// Has the driver say how many pairs it uses by the queue `index`; the answer.
+fn uses(machine: &mut Machine, control: &mut Ring, index: u16, pairs: u16) -> u8 {
+    let [low, high] = pairs.to_le_bytes();
+    machine.ram.write_gpa(BUFFER, &[4, 0, low, high, 0xee]).unwrap();
+    control.offer_chain(&[(BUFFER, 2, false), (BUFFER + 2, 2, false), (BUFFER + 4, 1, true)]);
+    machine.notify(index);
+    assert_eq!(control.take_used(), Some((0, 1)));
+    let mut answer = [0];
+    machine.ram.read_gpa(BUFFER + 4, &mut answer).unwrap();
+    answer[0]
+}
+
+#[test]
+fn a_connection_comes_in_by_the_pair_that_it_goes_out_by() {
+    let (mut machine, mut rings, wire) = with_pairs(3, MQ | CONTROL);
+    assert_eq!(machine.device_config::<2>(8), 3_u16.to_le_bytes());
+    assert_eq!((rings.len(), uses(&mut machine, &mut rings[6], 6, 3)), (7, 0));
+    assert_eq!(uses(&mut machine, &mut rings[6], 6, 4), 1, "there are three");
+    assert_eq!(uses(&mut machine, &mut rings[6], 6, 0), 1);
+    for (pair, port) in [(1, 1001), (2, 1002), (0, 1003), (2, 1003)] {
+        let at = BUFFER + 0x1000;
+        machine.ram.write_gpa(at, &[0; HEADER as usize]).unwrap();
+        machine.ram.write_gpa(at + u64::from(HEADER), &connection(port, false)).unwrap();
+        rings[2 * pair + 1].offer_chain(&[(at, HEADER + 60, false)]);
+        machine.notify(2 * pair as u16 + 1);
+        assert!(rings[2 * pair + 1].take_used().is_some());
+        for other in 0..3 {
+            rings[2 * other].offer_chain(&[(BUFFER + 0x2000 + 0x1000 * other as u64, 1526, true)]);
+            machine.notify(2 * other as u16);
+        }
+        machine.take_messages();
+        wire.waiting.lock().unwrap().push_back(connection(port, true));
+        machine.doorbell.ring(NET_RECEIVE);
+        let came: Vec<_> = (0..3).filter(|pair| rings[2 * pair].take_used().is_some()).collect();
+        assert_eq!(came, [pair], "port {port}");
+    }
+    assert_eq!(wire.sent.lock().unwrap().len(), 4);
+}
+
+/// What was told of fewer pairs comes in by one that is used.
+#[test]
+fn a_driver_that_uses_fewer_pairs_loses_no_connection() {
+    let (mut machine, mut rings, wire) = with_pairs(2, MQ | CONTROL);
+    assert_eq!(uses(&mut machine, &mut rings[4], 4, 2), 0);
+    machine.ram.write_gpa(BUFFER, &[0; HEADER as usize]).unwrap();
+    machine.ram.write_gpa(BUFFER + u64::from(HEADER), &connection(7, false)).unwrap();
+    rings[3].offer_chain(&[(BUFFER, HEADER + 60, false)]);
+    machine.notify(3);
+    assert_eq!(uses(&mut machine, &mut rings[4], 4, 1), 0);
+    rings[0].offer_chain(&[(BUFFER, 1526, true)]);
+    wire.waiting.lock().unwrap().push_back(connection(7, true));
+    machine.doorbell.ring(NET_RECEIVE);
+    assert_eq!(rings[0].take_used(), Some((0, HEADER + 60)));
+}
+
+/// One that has not accepted several pairs has its control queue behind the first.
+#[test]
+fn a_driver_of_one_pair_finds_its_queues() {
+    let (mut machine, mut rings, wire) = with_pairs(2, CONTROL);
+    assert_eq!(uses(&mut machine, &mut rings[2], 2, 1), 0);
+    rings[0].offer_chain(&[(BUFFER, 1526, true)]);
+    wire.waiting.lock().unwrap().push_back(connection(7, true));
+    machine.doorbell.ring(NET_RECEIVE);
+    assert_eq!(rings[0].take_used(), Some((0, HEADER + 60)));
+}
+
+#[test]
+fn a_control_request_without_room_for_an_answer_breaks_the_device() {
+    let (mut machine, mut rings, _wire) = with_pairs(2, MQ | CONTROL);
+    rings[4].offer_chain(&[(BUFFER, 4, false)]);
+    machine.notify(4);
+    assert_ne!(machine.status() & driver::NEEDS_RESET, 0);
+}
+
+#[test]
+fn one_pair_is_what_it_was() {
+    let mut machine = Machine::new(Net::new(Box::new(Wire::default()), MAC).with_pairs(1));
+    assert_eq!(machine.offered() & (MQ | CONTROL), 0);
+    assert_eq!(machine.device_config::<2>(8), 1_u16.to_le_bytes());
+    assert_eq!(machine.start(VERSION_1).len(), 2);
+}

@@ -313,8 +313,15 @@ impl DeviceServer {
         self.run(index);
     }
 
-    /// Serves a queue as far as that goes.
+    /// Serves a queue as far as that goes, and those for which something comes meanwhile.
     fn run(&mut self, index: usize) {
+        self.run_one(index);
+        while let Some(due) = self.device.take_due() {
+            self.run_one(due);
+        }
+    }
+
+    fn run_one(&mut self, index: usize) {
         let Some(ring) = self.rings.get_mut(index) else { return };
         if ring.bell().is_some() {
             ring.take_kick();

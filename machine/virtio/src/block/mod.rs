@@ -14,9 +14,10 @@ use ram::DmaMemory;
 use request::{BlockRequest, RangeLimits, Reply};
 use virtio_bindings::virtio_blk as spec;
 
-const QUEUES: [u16; 1] = [256];
+/// Entries of a queue.
+const QUEUE: u16 = 256;
 /// Data segments in a request: a chain less the header and the status.
-const SEG_MAX: u32 = QUEUES[0] as u32 - 2;
+const SEG_MAX: u32 = QUEUE as u32 - 2;
 /// Discarding only frees space, so much can be asked for at once.
 const DISCARD: RangeLimits = RangeLimits { ranges: 32, sectors: 1 << 21 };
 /// Zeroes may have to be written byte by byte: 512 MiB in one request at most.
@@ -25,6 +26,8 @@ const WRITE_ZEROES: RangeLimits = RangeLimits { ranges: 8, sectors: 1 << 17 };
 const CONFIG_LEN: usize = 60;
 /// Byte of the configuration structure that holds the cache mode.
 const WRITEBACK: usize = 32;
+/// Where it has the number of queues.
+const NUM_QUEUES: usize = 34;
 /// Bytes of a device ID.
 const ID_LEN: usize = 20;
 /// Bytes moved between guest and backend in one piece.
@@ -48,6 +51,7 @@ pub struct Block {
     features: u64,
     writeback: bool,
     piece: Vec<u8>,
+    queues: Vec<u16>,
 }
 
 impl Block {
@@ -55,7 +59,20 @@ impl Block {
     pub fn new(backend: Box<dyn BlockBackend>, serial: &str) -> Self {
         let mut id = [0; ID_LEN];
         id.iter_mut().zip(serial.bytes()).for_each(|(to, from)| *to = from);
-        Self { backend, id, features: 0, writeback: true, piece: vec![0; PIECE] }
+        let (piece, queues) = (vec![0; PIECE], vec![QUEUE]);
+        Self { backend, id, features: 0, writeback: true, piece, queues }
+    }
+
+    /// The same with so many queues, at least one. Requests of all are executed one after the other.
+    pub fn with_queues(mut self, queues: u16) -> Self {
+        self.queues = vec![QUEUE; queues.max(1).into()];
+        self
+    }
+
+    /// How many queues there are by a configuration structure.
+    pub fn queues_in(config: &[u8]) -> u16 {
+        let queues = config.get(NUM_QUEUES..).and_then(<[u8]>::first_chunk).copied();
+        queues.map_or(1, u16::from_le_bytes)
     }
 
     /// Answers one request that it failed; returns the bytes written.
@@ -193,15 +210,16 @@ impl VirtioDevice for Block {
     }
 
     fn features(&self) -> u64 {
+        let several = u64::from(self.queues.len() > 1) << spec::VIRTIO_BLK_F_MQ;
         if self.backend.is_read_only() {
-            FEATURES | 1 << spec::VIRTIO_BLK_F_RO
+            FEATURES | several | 1 << spec::VIRTIO_BLK_F_RO
         } else {
-            FEATURES | WRITE_FEATURES
+            FEATURES | several | WRITE_FEATURES
         }
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &QUEUES
+        &self.queues
     }
 
     fn is_replaceable(&self) -> bool {
@@ -217,7 +235,7 @@ impl VirtioDevice for Block {
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &(SECTOR as u32).to_le_bytes());
         put(WRITEBACK, &[u8::from(self.writes_back())]);
-        put(34, &1_u16.to_le_bytes()); // queues
+        put(NUM_QUEUES, &(self.queues.len() as u16).to_le_bytes());
         put(36, &DISCARD.sectors.to_le_bytes());
         put(40, &DISCARD.ranges.to_le_bytes());
         put(44, &8_u32.to_le_bytes()); // discard alignment: 4096 bytes
