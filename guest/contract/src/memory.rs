@@ -39,8 +39,11 @@ pub trait GuestRam {
     /// Copies bytes into RAM.
     fn write(&self, offset: u64, data: &[u8]);
     /// Atomic compare-and-swap of the `size` (1, 2, 4, 8) bytes at `offset`; returns the value
-    /// found. The swap happened if that equals `old`. Unaligned: atomic for this CPU only.
+    /// found. The swap happened if that equals `old`. The bytes need not be aligned.
     fn cas(&self, offset: u64, size: usize, old: u64, new: u64) -> u64;
+    /// Like [`GuestRam::cas`], where the first bytes are the last of their page and the others the first of the page at
+    /// `second`.
+    fn cas_split(&self, offset: u64, second: u64, size: usize, old: u64, new: u64) -> u64;
     /// Like [`GuestRam::cas`] on 16 bytes, 16-byte aligned.
     fn cas128(&self, offset: u64, old: u128, new: u128) -> u128;
 

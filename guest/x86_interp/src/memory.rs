@@ -29,6 +29,16 @@ pub(crate) enum Place {
     Mmio(u64),
 }
 
+impl Place {
+    /// The offset of RAM that is no ROM.
+    fn writable(self) -> Option<u64> {
+        match self {
+            Self::Ram(offset) | Self::Code(offset) => Some(offset),
+            Self::Rom(_) | Self::Mmio(_) => None,
+        }
+    }
+}
+
 /// A memory destination that is first read and then written, translated for writing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
@@ -126,6 +136,33 @@ impl<S: System> Cpu<S> {
             Place::Code(offset) => Ok(Target::Code(offset)),
             _ => Ok(Target::Slow(linear)),
         }
+    }
+
+    /// Compare-and-swap of bytes of two pages: the value found; `None` if they are not all RAM that can be written. All of
+    /// them have been translated for writing.
+    pub(crate) fn cas_split(
+        &mut self,
+        sys: &mut S,
+        linear: u64,
+        size: usize,
+        old: u64,
+        new: u64,
+    ) -> Result<Option<u64>, Fault> {
+        let here = 4096 - (linear & 0xfff);
+        if here >= size as u64 {
+            return Ok(None);
+        }
+        let first = self.translate(sys, self.view, linear, Right::Write)?;
+        let second = self.translate(sys, self.view, linear.wrapping_add(here), Right::Write)?;
+        let (Some(at), Some(then)) = (first.writable(), second.writable()) else { return Ok(None) };
+        let found = sys.ram().cas_split(at, then, size, old, new);
+        for (place, len) in [(first, here), (second, size as u64 - here)] {
+            if let Place::Code(offset) = place {
+                self.code_written(sys, offset, len);
+            }
+        }
+        self.watch(linear, size as u64, true);
+        Ok(Some(found))
     }
 
     /// Loads from a translated target.

@@ -12,7 +12,7 @@
 use std::arch::asm;
 use std::fs::File;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU8;
 
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -98,6 +98,64 @@ impl Mapping {
         assert!(at < self.len, "a page outside RAM");
         // SAFETY: inside the mapping, which lives as long as `self`; bytes are always valid.
         unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(at as usize)) }
+    }
+}
+
+impl Mapping {
+    /// Compare-and-swap of bytes that begin at the end of one page and go on at the start of another: the pages are mapped one behind
+    /// the other for it, so that it is one instruction, too. On a host that has no room for that it is a load and a store.
+    pub(crate) fn cas_split(
+        &self,
+        [offset, second]: [u64; 2],
+        size: usize,
+        old: u64,
+        new: u64,
+    ) -> u64 {
+        let within = (offset % crate::PAGE) as usize;
+        let here = crate::PAGE as usize - within;
+        assert!(here < size && size <= 8, "bytes of two pages");
+        if let Ok(pair) = Pair::new(self, [offset - within as u64, second]) {
+            // SAFETY: two pages from the pair's base on are mapped, and `within + size` is in the second.
+            return unsafe { compare_and_swap(pair.0.as_ptr().add(within), size, old, new) };
+        }
+        let (mut bytes, view) = ([0; 8], self.view());
+        view.read(offset, &mut bytes[..here]);
+        view.read(second, &mut bytes[here..size]);
+        let found = u64::from_le_bytes(bytes);
+        if found == old {
+            let bytes = new.to_le_bytes();
+            view.write(offset, &bytes[..here]);
+            view.write(second, &bytes[here..size]);
+        }
+        found
+    }
+}
+
+/// Two pages of a mapping's file, mapped once more, one behind the other.
+struct Pair(NonNull<u8>);
+
+impl Pair {
+    fn new(mapping: &Mapping, offsets: [u64; 2]) -> rustix::io::Result<Self> {
+        const PAGE: usize = crate::PAGE as usize;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let [first, second] = offsets;
+        assert!(first.max(second) <= mapping.len - crate::PAGE, "a page outside RAM");
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe {
+            mmap(ptr::null_mut(), 2 * PAGE, access, MapFlags::SHARED, &mapping.file, first)?
+        };
+        let pair = Self(NonNull::new(base.cast()).expect("mmap does not map page zero unasked"));
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: it replaces the second of the two pages that were just mapped and nobody else knows.
+        unsafe { mmap(base.byte_add(PAGE), PAGE, access, flags, &mapping.file, second)? };
+        Ok(pair)
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: these two pages are the pair's. Failure would leak address space, no more.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), 2 * crate::PAGE as usize) };
     }
 }
 
@@ -235,26 +293,36 @@ macro_rules! access {
     };
 }
 
-/// Compare-and-swap of one size; unaligned, a load and a store.
+/// Compare-and-swap of one size. Written as such because the language has no unaligned atomics.
 macro_rules! cas {
-    ($self:ident, $offset:ident, $old:ident, $new:ident, $word:ty, $atomic:ty, $load:ident, $store:ident) => {{
-        const SIZE: usize = size_of::<$word>();
-        let (old, new) = ($old as $word, $new as $word);
-        let at = $self.at::<SIZE>($offset);
-        let found = if $offset.is_multiple_of(SIZE as u64) {
-            // SAFETY: `at` is inside the mapping, and aligned since its base is.
-            let word = unsafe { <$atomic>::from_ptr(at.cast()) };
-            word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
-                .unwrap_or_else(|found| found)
-        } else {
-            let found = $self.$load($offset);
-            if found == old {
-                $self.$store($offset, new);
-            }
-            found
-        };
+    ($at:ident, $old:ident, $new:ident, $word:ty, $register:ident, $accumulator:tt, $cmpxchg:literal) => {{
+        let found: $word;
+        // SAFETY: the caller's: the bytes at `at` are inside a mapping; nothing else is touched.
+        unsafe {
+            asm!(
+                $cmpxchg,
+                at = in(reg) $at,
+                new = in($register) $new as $word,
+                inout($accumulator) $old as $word => found,
+                options(nostack),
+            );
+        }
         found as u64
     }};
+}
+
+/// One locked instruction whatever the alignment, as the guest's own is: each excludes all others, those of code that runs directly too.
+///
+/// # Safety
+/// `at` is valid for reads and writes of `size` bytes, and belongs to memory that is only accessed by raw pointers.
+unsafe fn compare_and_swap(at: *mut u8, size: usize, old: u64, new: u64) -> u64 {
+    match size {
+        1 => cas!(at, old, new, u8, reg_byte, "al", "lock cmpxchg byte ptr [{at}], {new}"),
+        2 => cas!(at, old, new, u16, reg, "ax", "lock cmpxchg word ptr [{at}], {new:x}"),
+        4 => cas!(at, old, new, u32, reg, "eax", "lock cmpxchg dword ptr [{at}], {new:e}"),
+        8 => cas!(at, old, new, u64, reg, "rax", "lock cmpxchg qword ptr [{at}], {new}"),
+        _ => panic!("compare-and-swap of {size} bytes"),
+    }
 }
 
 impl View {
@@ -342,13 +410,8 @@ impl View {
     }
 
     pub(crate) fn cas(self, offset: u64, size: usize, old: u64, new: u64) -> u64 {
-        match size {
-            1 => cas!(self, offset, old, new, u8, AtomicU8, load8, store8),
-            2 => cas!(self, offset, old, new, u16, AtomicU16, load16, store16),
-            4 => cas!(self, offset, old, new, u32, AtomicU32, load32, store32),
-            8 => cas!(self, offset, old, new, u64, AtomicU64, load64, store64),
-            _ => panic!("compare-and-swap of {size} bytes"),
-        }
+        // SAFETY: `span` has checked that the bytes are inside the mapping.
+        unsafe { compare_and_swap(self.span(offset, size), size, old, new) }
     }
 
     pub(crate) fn cas128(self, offset: u64, old: u128, new: u128) -> u128 {

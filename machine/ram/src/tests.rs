@@ -384,3 +384,54 @@ fn no_vcpu_runs_what_it_has_been_told_is_old() {
         }
     });
 }
+
+/// Two threads count up and down in the same bytes, which are not aligned, lie in two cache lines, or in two pages.
+fn counts(size: usize, at: u64, second: Option<u64>) {
+    const ROUNDS: u64 = 20_000;
+    let ram = Ram::new(MIB).unwrap();
+    let mask = u64::MAX >> (64 - 8 * size);
+    let swap = |old, new| match second {
+        Some(second) => ram.cas_split(at, second, size, old, new),
+        None => ram.cas(at, size, old, new),
+    };
+    let add = |number: u64| {
+        let mut old = 0;
+        for _ in 0..ROUNDS {
+            loop {
+                let found = swap(old, old.wrapping_add(number) & mask);
+                if found == old {
+                    break;
+                }
+                old = found;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| add(5));
+        scope.spawn(|| add(mask - 1));
+    });
+    let all = ROUNDS.wrapping_mul(5).wrapping_sub(2 * ROUNDS) & mask;
+    assert_eq!(swap(all, all), all, "{size} bytes at {at:#x}, {second:x?}");
+}
+
+#[test]
+fn a_swap_is_one_step_whatever_its_alignment() {
+    for size in [2, 4, 8] {
+        counts(size, 0x101, None);
+        counts(size, 0x140 - 1, None);
+        counts(size, 0x2000 - 1, None);
+        counts(size, 0x2000 - 1, Some(0x2000));
+        counts(size, 0x2000 - size as u64 / 2, Some(0x5000));
+    }
+}
+
+#[test]
+fn a_swap_in_two_pages_writes_where_it_should() {
+    let ram = Ram::new(MIB).unwrap();
+    ram.store16(0x7000, 0x4433);
+    ram.store16(0x1ffe, 0x2211);
+    assert_eq!(ram.cas_split(0x1ffe, 0x7000, 4, 0, 1), 0x4433_2211);
+    assert_eq!(ram.cas_split(0x1ffe, 0x7000, 4, 0x4433_2211, 0x8877_6655), 0x4433_2211);
+    assert_eq!((ram.load16(0x1ffe), ram.load16(0x7000)), (0x6655, 0x8877));
+    assert_eq!((ram.load8(0x1ffd), ram.load8(0x7002)), (0, 0));
+}

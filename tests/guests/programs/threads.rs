@@ -151,6 +151,25 @@ fn atomics(threads: usize, rounds: u64) {
     assert_eq!(inside.load(SeqCst), threads as u64 * rounds.div_ceil(64), "beside code");
 }
 
+/// Locked instructions whose bytes lie in two cache lines, and in two pages.
+fn across(threads: usize, rounds: u64) {
+    let pages = map(0, 2 * PAGE, READ | WRITE, PRIVATE | ANONYMOUS, -1);
+    let places = [pages + 62, pages + PAGE - 2];
+    together(threads, |_| {
+        for _ in 0..rounds {
+            for at in places {
+                // SAFETY: eight bytes of our pages.
+                unsafe { asm!("lock inc dword ptr [{}]", in(reg) at) };
+            }
+        }
+    });
+    for at in places {
+        // SAFETY: as above, and all threads have ended.
+        let found = unsafe { std::ptr::read_unaligned(at as *const u32) };
+        assert_eq!(u64::from(found), threads as u64 * rounds, "at {at:#x}");
+    }
+}
+
 /// Stores are seen in their order, and nobody's own store is passed by a later load behind a fence.
 fn ordering(rounds: u64) {
     static DATA: AtomicU64 = AtomicU64::new(0);
@@ -412,6 +431,7 @@ fn main() {
     });
     part("places", &|| places());
     part("atomics", &|| atomics(threads, 20_000 * scale as u64));
+    part("across", &|| across(threads, 2000 * scale as u64));
     part("ordering", &|| ordering(100_000 * scale as u64));
     part("futexes", &|| futexes(threads, 500 * scale));
     part("closing", &|| closing(threads, 200 * scale));

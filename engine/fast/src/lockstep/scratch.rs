@@ -198,6 +198,20 @@ impl GuestRam for Copies {
             _ => swap!(8),
         }
     }
+    fn cas_split(&self, offset: u64, second: u64, size: usize, old: u64, new: u64) -> u64 {
+        let here = (PAGE - offset % PAGE) as usize;
+        let mut bytes = [0; 8];
+        let (head, tail) = bytes[..size].split_at_mut(here);
+        self.read(offset, head);
+        self.read(second, tail);
+        let found = u64::from_le_bytes(bytes);
+        if found == old {
+            let bytes = new.to_le_bytes();
+            self.write(offset, &bytes[..here]);
+            self.write(second, &bytes[here..size]);
+        }
+        found
+    }
     fn cas128(&self, offset: u64, old: u128, new: u128) -> u128 {
         u128::from_le_bytes(self.swap::<16>(offset, old.to_le_bytes(), new.to_le_bytes(), 0))
     }

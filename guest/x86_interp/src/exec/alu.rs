@@ -190,7 +190,14 @@ pub(super) fn locked<S: System, const SIZE: usize>(
                     continue;
                 }
             }
-            Target::Slow(_) => cpu.target_store::<SIZE>(sys, target, new)?,
+            Target::Slow(linear) => match cpu.cas_split(sys, linear, SIZE, old, new)? {
+                Some(found) if found != old => {
+                    old = found;
+                    continue;
+                }
+                Some(_) => {}
+                None => cpu.target_store::<SIZE>(sys, target, new)?,
+            },
         }
         if let Target::Code(offset) = target {
             cpu.code_written(sys, offset, SIZE as u64);

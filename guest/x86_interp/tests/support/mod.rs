@@ -89,6 +89,18 @@ impl GuestRam for FakeRam {
         }
         found
     }
+    fn cas_split(&self, offset: u64, second: u64, size: usize, old: u64, new: u64) -> u64 {
+        let here = (4096 - offset % 4096) as usize;
+        let mut found = [0; 8];
+        self.read(offset, &mut found[..here]);
+        self.read(second, &mut found[here..size]);
+        let found = u64::from_le_bytes(found);
+        if found == old {
+            self.put(offset, &new.to_le_bytes()[..here]);
+            self.put(second, &new.to_le_bytes()[here..size]);
+        }
+        found
+    }
     fn cas128(&self, offset: u64, old: u128, new: u128) -> u128 {
         let found = u128::from_le_bytes(self.get(offset));
         if found == old {
