@@ -5,7 +5,7 @@
 //! clears the bit *before* it looks, and sleeps only while the bit is clear, under the lock that
 //! a kick takes after setting it.
 
-use std::sync::{
+use crate::sync::{
     Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
     atomic::{AtomicU8, AtomicU32, Ordering},
 };

@@ -10,16 +10,18 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
     time::{Duration, Instant},
 };
 
 use bus::Kicker;
 
-use crate::Attention;
+use crate::{
+    Attention,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 /// How long a vCPU may keep its seat from others.
 const SHARE: Duration = Duration::from_millis(4);

@@ -19,6 +19,11 @@ mod report;
 mod vcpu_loop;
 mod visit;
 
+/// Locks and atomics, for which others stand in `tests/models`.
+mod sync {
+    pub(crate) use std::sync::*;
+}
+
 pub use attention::{Attention, Control, Order};
 pub use board::{Board, BoardParts, LocalApic};
 pub use contract::{Counters, Engine, Exit, Probes, Reached, Watch, pending};

@@ -21,6 +21,11 @@ mod layout;
 mod mapping;
 mod news;
 
+/// Locks and atomics, for which others stand in `tests/models`.
+mod sync {
+    pub(crate) use std::sync::*;
+}
+
 #[cfg(test)]
 mod tests;
 
@@ -311,6 +316,12 @@ impl GuestRam for Ram {
 
     fn cas(&self, offset: u64, size: usize, old: u64, new: u64) -> u64 {
         self.view.cas(offset, size, old, new)
+    }
+    fn cas_split(&self, offset: u64, second: u64, size: usize, old: u64, new: u64) -> u64 {
+        if second == (offset & !(PAGE - 1)) + PAGE {
+            return self.view.cas(offset, size, old, new);
+        }
+        self.shared.mapping.cas_split([offset, second], size, old, new)
     }
     fn cas128(&self, offset: u64, old: u128, new: u128) -> u128 {
         self.view.cas128(offset, old, new)

@@ -5,16 +5,15 @@
 //! they have taken the news. It waits only for vCPUs that run guest code; the others take their news before they do. A
 //! vCPU that waits counts as one that runs no guest code, so no two vCPUs wait for each other.
 
-use std::{
-    mem::take,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::mem::take;
 
 use bus::Kicker;
 use contract::CodeNews;
+
+use crate::sync::{
+    Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
 
 /// What one vCPU has to hear.
 #[derive(Default)]
