@@ -8,7 +8,7 @@ use std::{
 };
 
 use host_linux::probe;
-use vmm::{Description, EngineKind, EngineOptions, ModuleFile};
+use vmm::{Description, EngineKind, EngineOptions, LockStep, ModuleFile};
 
 use crate::{
     failure::Failure,
@@ -83,7 +83,7 @@ pub fn check_machine(
     memory: MemorySize,
     engine: &EngineArguments,
 ) -> Result<(), Failure> {
-    check_cpus(cpus, engine.lock_step.is_some())?;
+    check_cpus(cpus, engine.lock_step)?;
     check_memory(memory.0, probe::memory_total())
 }
 
@@ -153,12 +153,14 @@ fn kind(
     }
 }
 
-fn check_cpus(cpus: u32, lock_step: bool) -> Result<(), Failure> {
+fn check_cpus(cpus: u32, lock_step: Option<LockStep>) -> Result<(), Failure> {
     match cpus {
-        2.. if lock_step => Err(Failure::usage(format!(
-            "--lock-step: what is compared must not change memory at the same time; leave out --cpus {cpus}"
-        ))),
-        1..=MOST_CPUS => Ok(()),
+        1..=MOST_CPUS => match lock_step {
+            Some(LockStep { cpu, .. }) if cpu >= cpus => Err(Failure::usage(format!(
+                "--lock-step=cpu={cpu}: the machine has {cpus} virtual CPUs, counted from 0"
+            ))),
+            _ => Ok(()),
+        },
         _ => Err(Failure::usage(format!(
             "--cpus {cpus}: a machine has 1 to {MOST_CPUS} virtual CPUs"
         ))),
@@ -217,7 +219,6 @@ fn read_file(what: &str, path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
 mod tests {
     use super::*;
     use crate::values::{Flushed, ScatteredChoice, SystemCalls};
-    use vmm::LockStep;
 
     fn message(result: Result<Vec<u8>, Failure>) -> String {
         let failure = result.expect_err("it fails");
@@ -301,10 +302,11 @@ mod tests {
 
     #[test]
     fn numbers_of_cpus() {
-        assert!(check_cpus(1, true).is_ok());
-        assert!(check_cpus(16, false).is_ok());
-        assert_eq!(check_cpus(0, false).expect_err("none").code, 2);
-        assert_eq!(check_cpus(17, false).expect_err("too many").code, 2);
-        assert_eq!(check_cpus(2, true).expect_err("in lock-step").code, 2);
+        let compared = |cpu| Some(LockStep { cpu, ..LockStep::default() });
+        assert!(check_cpus(1, compared(0)).is_ok() && check_cpus(2, compared(1)).is_ok());
+        assert!(check_cpus(16, None).is_ok());
+        assert_eq!(check_cpus(0, None).expect_err("none").code, 2);
+        assert_eq!(check_cpus(17, None).expect_err("too many").code, 2);
+        assert_eq!(check_cpus(2, compared(2)).expect_err("no such CPU").code, 2);
     }
 }

@@ -44,10 +44,11 @@ pub struct EngineArguments {
     ///
     /// For developers of ring3. Each block of code is compared the first few times it runs: runs=N says how
     /// often, runs=all each time (very slow). from=N starts after so many turns of the process that runs guest
-    /// code ("wedge turns" of --stats), every=N compares all blocks anew after so many.
+    /// code ("wedge turns" of --stats), every=N compares all blocks anew after so many. cpu=N is the virtual CPU whose code is compared
+    /// (0 if none is given); the others run meanwhile, and what they may have caused is a difference only if it comes 16 times in a row.
     #[arg(
         long,
-        value_name = "runs=N|all,from=N,every=N",
+        value_name = "runs=N|all,from=N,every=N,cpu=N",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "",

@@ -10,7 +10,7 @@ use std::{
 };
 
 use engine::{Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
-use fast::{Fast, Modes, Placement, User};
+use fast::{Fast, LockStep, Modes, Placement, User};
 use ram::Ram;
 use x86_interp::System;
 
@@ -202,6 +202,9 @@ impl Vm {
         let EngineOptions { lock_step, user_dispatch, unmap_flushed, scattered, strict, .. } =
             self.options;
         let keeps = !unmap_flushed;
+        let compared = lock_step.filter(|lock_step| lock_step.cpu == vcpu.number);
+        let lock_step =
+            compared.map(|lock_step| LockStep { among_others: self.vcpus > 1, ..lock_step });
         if let Some(most) = self.options.most_mappings {
             fast::wedges::limit_mappings(most as usize);
         }

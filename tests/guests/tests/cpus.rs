@@ -143,3 +143,68 @@ fn threads_agree_on_two_interpreted() -> Result<()> {
 fn threads_agree_on_two_with_a_translated_kernel() -> Result<()> {
     threads_agree("jit", 2)
 }
+
+/// One CPU's translated code is compared while the other one changes memory.
+#[test]
+fn one_of_two_in_lock_step() -> Result<()> {
+    for cpu in ["--lock-step=cpu=0", "--lock-step=cpu=1"] {
+        let script = "for n in 1 2 3 4; do seq 300 | sort -n | sha256sum | cut -c1-8 & done; wait";
+        let mut command = Command::new(ring3()?);
+        command.args(["exec", "--cpus", "2", "--stats", "--timeout", "200", cpu, "--"]);
+        let output = command.args(["sh", "-c", script]).output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let counters = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{:?}: {said}{counters}", output.status);
+        ensure!(said == "1255c394\n".repeat(4), "{said}");
+        let compared = counters.lines().find(|line| line.contains("blocks compared"));
+        let compared =
+            compared.and_then(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+        ensure!(compared.context("nothing was compared")? > 1000, "{counters}");
+    }
+    Ok(())
+}
+
+/// Disk and network have a queue for each CPU, all of which are used, and whose interrupts come to different CPUs.
+const QUEUES: &str = "
+echo disk queues $(ls /sys/block/vda/mq | wc -l)
+echo network queues $(ls -d /sys/class/net/eth0/queues/rx-* | wc -l)
+for cpu in 0 1; do
+    taskset $((1 << cpu)) dd if=/dev/vda of=/dev/null bs=4k count=500 skip=$((cpu * 1000)) iflag=direct 2>/dev/null
+done
+used() { grep $1 /proc/interrupts | while read number first second rest; do [ $first != 0 -o $second != 0 ] && echo $number; done | wc -l; }
+echo disk interrupts $(used virtio.-req)
+echo CPUs $(grep virtio.-req /proc/interrupts | while read number first second rest; do [ $first -gt $second ] && echo first || echo second; done | sort -u | wc -l)
+ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up
+for cpu in 0 1; do taskset $((1 << cpu)) ping -c 3 10.0.2.2 | grep -o '3 packets received'; done
+echo network interrupts $(used virtio.-output | sed 's/[1-9]/some/')
+";
+
+fn has_a_queue_for_each_cpu(devices: &str) -> Result<()> {
+    let directory = TempDir::new()?;
+    let image = directory.path().join("disk.img");
+    fs::File::create(&image)?.set_len(16 << 20)?;
+    let guest = Guest::new(Kernel::TrixieCloud).runs(QUEUES).has_disk(&image);
+    let guest = guest.with("--cpus").with("2").with("--net").with("user");
+    let guest = guest.with("--devices").with(devices).boots()?;
+    guest.prints(&[
+        "disk queues 2",
+        "network queues 2",
+        "disk interrupts 2",
+        "CPUs 2",
+        "3 packets received",
+        "3 packets received",
+        "network interrupts some",
+    ])?;
+    guest.is_content()?;
+    guest.powers_off()
+}
+
+#[test]
+fn devices_in_processes_have_a_queue_for_each_cpu() -> Result<()> {
+    has_a_queue_for_each_cpu("processes")
+}
+
+#[test]
+fn devices_in_the_monitor_have_a_queue_for_each_cpu() -> Result<()> {
+    has_a_queue_for_each_cpu("inline")
+}

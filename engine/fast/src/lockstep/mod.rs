@@ -12,6 +12,11 @@
 //! time, or reads an undefined flag; where another device or thread has changed memory that the
 //! block read; writes of translated code to where the interpreter does not write, unless somebody reads
 //! them; and what the wedge does by itself when nobody compares.
+//!
+//! Of several vCPUs one is compared, and the others run meanwhile. What another vCPU writes between the two runs of a block is mostly
+//! seen: the block has read it, and it is something else now. It is not seen where it is the same again, as a lock that was taken for a
+//! moment, and where the block itself writes those bytes. So a difference of a block that accesses memory is looked at again each time the
+//! block runs, and counts if it stays.
 
 mod report;
 mod scratch;
@@ -26,8 +31,12 @@ use jit::{Level, cache::Source};
 use ram::Ram;
 use report::Report;
 use scratch::Scratch;
-use std::{collections::VecDeque, io, str::FromStr};
-use trace::{REASONS, Trace};
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    str::FromStr,
+};
+use trace::{REASONS, Reason, Trace};
 use verdict::{Field, Verdict};
 use x86::Vcpu;
 use x86_interp::{Cpu, GuestRam, System};
@@ -35,6 +44,8 @@ use x86_interp::{Cpu, GuestRam, System};
 const PAGE: u64 = 4096;
 /// Blocks remembered for a report.
 const PAST: usize = 16;
+/// So many differences in a row are the translation's, even if others write the memory that the block changes.
+const DOUBTS: u32 = 16;
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,18 +56,22 @@ pub struct LockStep {
     pub from: u64,
     /// All blocks are compared anew after so many turns.
     pub every: Option<u64>,
+    /// The vCPU whose blocks are compared; the others run as ever.
+    pub cpu: u32,
+    /// There are others. What they may have caused is a difference only if it stays.
+    pub among_others: bool,
 }
 
 impl Default for LockStep {
     fn default() -> Self {
-        Self { runs: Some(4), from: 0, every: None }
+        Self { runs: Some(4), from: 0, every: None, cpu: 0, among_others: false }
     }
 }
 
 impl FromStr for LockStep {
     type Err = String;
 
-    /// `runs=N|all,from=N,every=N`, each of them or none.
+    /// `runs=N|all,from=N,every=N,cpu=N`, each of them or none.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut options = Self::default();
         for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -70,7 +85,15 @@ impl FromStr for LockStep {
                 "runs" => options.runs = Some(number()?),
                 "from" => options.from = number()?.into(),
                 "every" => options.every = Some(number()?.into()),
-                _ => return Err(format!("`{part}`: there are runs=N|all, from=N and every=N")),
+                "cpu" => {
+                    let cpu = value.parse();
+                    options.cpu = cpu.map_err(|_| format!("cpu={value}: not a number"))?;
+                }
+                _ => {
+                    return Err(format!(
+                        "`{part}`: there are runs=N|all, from=N, every=N and cpu=N"
+                    ));
+                }
             }
         }
         Ok(options)
@@ -95,6 +118,8 @@ pub struct Checker {
     cpu: Cpu<Scratch>,
     open: Option<Open>,
     past: VecDeque<(u64, u64)>,
+    /// Differences in a row that another vCPU may have caused, of blocks by HVA.
+    doubts: HashMap<u64, u32>,
     /// Pages of code that have been written since the last block.
     stale: Vec<u64>,
     compared: u64,
@@ -112,6 +137,7 @@ impl Checker {
             cpu: Cpu::new(Vcpu::default()),
             open: None,
             past: VecDeque::new(),
+            doubts: HashMap::new(),
             stale: Vec::new(),
             compared: 0,
             instructions: 0,
@@ -155,6 +181,22 @@ impl Checker {
         let trace = Trace::record(&mut self.cpu, &mut self.machine, vcpu, (level, &code));
         self.open = Some(Open { level, host, source, code, trace });
         self.machine.take_marked()
+    }
+
+    /// Whether another vCPU may have caused the difference of the block. If it comes again and again, none has.
+    fn doubts(&mut self, open: &Open, verdict: &Verdict) -> bool {
+        let doubtful = matches!(verdict, Verdict::Different(_))
+            && self.options.among_others
+            && open.trace.meets_others();
+        if matches!(verdict, Verdict::Same(_)) {
+            self.doubts.remove(&open.host);
+        }
+        if !doubtful {
+            return false;
+        }
+        let doubts = self.doubts.entry(open.host).or_default();
+        *doubts += 1;
+        *doubts < DOUBTS
     }
 
     fn explain(&mut self, open: &Open, fields: &[Field], rip: u64, host: &[u8]) {
@@ -237,6 +279,10 @@ impl Fast {
         let targets: Vec<u64> =
             code.cache.targets(open.host).into_iter().map(|(target, _)| target).collect();
         let verdict = open.trace.judge(v, self.board.ram(), &targets);
+        if checker.doubts(&open, &verdict) {
+            // It stays on trial.
+            return checker.count(&open, &Verdict::NotCompared(Reason::Changed), v.rip);
+        }
         checker.count(&open, &verdict, v.rip);
         if let Verdict::Different(fields) = &verdict {
             let byte = |n| byte(&self.pages, open.host + n);

@@ -211,12 +211,22 @@ fn comparing_starts_when_it_is_to() {
 
 /// Runs the kernel with a byte of its first block's translation changed; what is said.
 fn spoiled(find: &[u8], into: usize, by: u8) -> String {
-    let mut fast = machine(LockStep::default());
+    spoiled_and_run(LockStep::default(), 1, (find, into, by))
+}
+
+/// The same so often: it says nothing before.
+fn spoiled_and_run(lock_step: LockStep, times: u32, change: (&[u8], usize, u8)) -> String {
+    let mut fast = machine(lock_step);
     fast.start_comparing();
     let host = fast.block_at_rip(Level::Kernel).expect("a block");
     let code: Vec<u8> = (0..200).map(|n| byte(&fast.pages, host + n)).collect();
+    let (find, into, by) = change;
     let at = code.windows(find.len()).position(|part| part == find).expect("is copied");
     fast.pages.write_code(host - frame::CACHE as u64 + (at + into) as u64, &[by]);
+    for _ in 1..times {
+        assert_eq!(fast.run(u64::MAX), Exit::Halted);
+        fast.set_vcpu(state());
+    }
     assert_eq!(fast.run(u64::MAX), Exit::Shutdown);
     fast.failure().expect("a difference")
 }
@@ -239,6 +249,15 @@ fn a_wrong_write_is_found() {
     assert!(line.contains("0007") && line.contains("0005"), "{report}");
 }
 
+/// Another vCPU might have written there. It is not it each time.
+#[test]
+fn a_wrong_write_is_found_among_other_vcpus() {
+    let among_others = LockStep { among_others: true, ..LockStep::default() };
+    let change = (&[0x82, 5, 0, 0, 0][..], 1, 7);
+    let report = spoiled_and_run(among_others, super::DOUBTS, change);
+    assert!(report.contains("ram 0x50010"), "{report}");
+}
+
 #[test]
 fn a_wrong_jump_is_found() {
     let report = spoiled(&[0xff, 0xc9, 0x0f, 0x85], 3, 0x84); // je
@@ -249,10 +268,10 @@ fn a_wrong_jump_is_found() {
 fn options() {
     let parse = |text: &str| text.parse::<LockStep>();
     assert_eq!(parse(""), Ok(LockStep::default()));
-    let all = LockStep { runs: None, from: 7, every: Some(9) };
-    assert_eq!(parse("runs=all,from=7,every=9"), Ok(all));
+    let all = LockStep { runs: None, from: 7, every: Some(9), cpu: 1, among_others: false };
+    assert_eq!(parse("runs=all,from=7,every=9,cpu=1"), Ok(all));
     assert_eq!(parse("runs=9").map(|options| options.runs), Ok(Some(9)));
-    for wrong in ["runs", "runs=0", "from=x", "for=1"] {
+    for wrong in ["runs", "runs=0", "from=x", "for=1", "cpu", "cpu=-1"] {
         assert!(parse(wrong).is_err(), "{wrong}");
     }
 }

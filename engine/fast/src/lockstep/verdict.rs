@@ -89,6 +89,12 @@ impl Trace {
         self.is_amid_repetition(moment, vcpu).then_some(Reason::Repeats)
     }
 
+    /// Whether somebody else can have had a part in what the block did without [`Reason::Changed`] showing it: memory that it read may have
+    /// been something else for a moment, as a lock is, and what it wrote can be written again.
+    pub fn meets_others(&self) -> bool {
+        !self.accesses.reads.is_empty() || !self.accesses.writes.is_empty()
+    }
+
     /// Translated code stands at a string instruction that has done some of its iterations.
     fn is_amid_repetition(&self, moment: &Moment, vcpu: &Vcpu) -> bool {
         let left = |v: &Vcpu| v.gpr[x86::reg::RCX];
