@@ -1,8 +1,9 @@
 //! Builds the wedge blob: a no_std program linked flat at the window's address. The addresses in it are those of
 //! the layout (`frame`), from which the linker script gets its symbols.
 //!
-//! On stable, for the host target, by calling rustc directly: cargo cannot build one package's
-//! artefact into another, and a workspace member would be built as an ordinary program. Without SSE,
+//! What it is made of is `engine/stub`, an ordinary library of the workspace, which is compiled here once more. On
+//! stable, for the host target, by calling rustc directly: cargo cannot build one package's artefact into another,
+//! nor a member for another target than the others. Without SSE,
 //! because the wedge runs with the guest's vectors live; the target x86_64-unknown-none would do that
 //! without rustc's warning, where it is installed.
 
@@ -31,7 +32,7 @@ const LINKING: [&str; 6] = [
     "-nostdlib",
     "-static",
     "-no-pie",
-    "-Wl,-Tblob/wedge.ld",
+    "-Wl,-Twedge.ld",
     "-Wl,--oformat=binary",
     "-Wl,--build-id=none",
 ];
@@ -50,23 +51,21 @@ const ADDRESSES: [(&str, usize); 9] = [
 ];
 
 fn main() {
-    for input in ["blob", "../frame/src", "build.rs"] {
+    for input in ["../stub/src", "../frame/src", "../../guest/x86/src", "wedge.ld", "build.rs"] {
         println!("cargo::rerun-if-changed={input}");
     }
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let frame = out.join("libframe.rlib");
-    library("frame", "../frame/src/lib.rs", &frame);
-    let mut link = rustc("bin", "wedge", "blob/wedge.rs", &out.join("wedge.bin"));
-    link.arg(format!("--extern=frame={}", frame.display()));
-    link.arg("-Clto=fat");
+    let libraries = [("frame", "../frame/src/lib.rs"), ("x86", "../../guest/x86/src/lib.rs")];
+    let mut link = rustc("bin", "wedge", "../stub/src/lib.rs", &out.join("wedge.bin"));
+    for (name, source) in libraries {
+        let built = out.join(format!("lib{name}.rlib"));
+        run(rustc("rlib", name, source, &built));
+        link.arg(format!("--extern={name}={}", built.display()));
+    }
+    link.args(["-Clto=fat", "--cfg=freestanding"]);
     link.args(LINKING.map(|argument| format!("-Clink-arg={argument}")));
     link.args(ADDRESSES.map(|(name, at)| format!("-Clink-arg=-Wl,--defsym={name}={at:#x}")));
     run(link);
-}
-
-/// Compiles a library that needs nothing but core.
-fn library(name: &str, source: &str, to: &Path) {
-    run(rustc("rlib", name, source, to));
 }
 
 fn rustc(kind: &str, name: &str, source: &str, to: &Path) -> Command {

@@ -2,7 +2,7 @@
 //!
 //! The machine makes way for them (`place`). Where it cannot, their code is interpreted while they have that memory: right,
 //! but slow. The wedge looks at the same page tables before it returns to user code by itself
-//! (`engine/wedge/blob/claims.rs`). Page tables show memory that has been touched. Of memory that a program has been given and has not
+//! (`engine/stub/src/claims.rs`). Page tables show memory that has been touched. Of memory that a program has been given and has not
 //! touched yet, the wedge tells as far as it can.
 
 use crate::{Fast, USER_END, User};

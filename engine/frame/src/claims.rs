@@ -6,8 +6,8 @@ use crate::{
     window::ENTRY_BITS,
 };
 
-/// Regions in the reach of one entry of the uppermost page table that the kernel or the wedge has something in:
-/// where a program has pages there, too, its code cannot run beside that.
+/// Regions in the reach of one entry of the uppermost page table that the kernel or the wedge has something
+/// in: where a program has pages there, too, its code cannot run beside that.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
@@ -28,7 +28,8 @@ impl Claim {
         start < end && start.saturating_add(len) > first
     }
 
-    /// A range of HVAs has something in the reach of the same entry: the kernel may come to have memory there.
+    /// A range of HVAs has something in the reach of the same entry: the kernel may come to have memory
+    /// there.
     pub const fn is_near(&self, start: u64, len: u64) -> bool {
         Self { first: 0, last: 511, ..*self }.reaches(start, len)
     }
@@ -82,9 +83,9 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Some return to user code comes next: of the program with these page tables, with these values of RAX, RDX,
-    /// RSI and RDI. If the last system call has given a program memory near what is claimed, or taken some, or
-    /// ended it, this is noted for the monitor: true.
+    /// Some return to user code comes next: of the program with these page tables, with these values of RAX,
+    /// RDX, RSI and RDI. If the last system call has given a program memory near what is claimed, or taken
+    /// some, or ended it, this is noted for the monitor: true.
     #[cold]
     #[inline(never)]
     pub fn note_outcome(&mut self, cr3: u64, [result, rdx, rsi, rdi]: [u64; 4]) -> bool {
@@ -97,7 +98,8 @@ impl Claims {
             return ends && self.remembers != 0;
         }
         let (start, len) = match call {
-            // What may not be accessed either is the program's, where the table of patched calls would be seen.
+            // What may not be accessed either is the program's, where the table of patched calls would be
+            // seen.
             calls::MMAP if rdx != 0 || hides_sites(result, rsi) => (result, rsi),
             calls::MPROTECT if rdx != 0 && result == 0 => (rdi, rsi),
             calls::MUNMAP if result == 0 && self.remembers != 0 => (rdi, rsi),

@@ -1,9 +1,9 @@
-//! Changes of a wedge's mappings: what the monitor orders ([`MapCommand`]), and what a wedge has done by itself
-//! ([`MapReport`]).
+//! Changes of a wedge's mappings: what the monitor orders ([`MapCommand`]), and what a wedge has done by
+//! itself ([`MapReport`]).
 //!
-//! Both cross the border in memory form ([`RawChange`]). Whoever reads one decodes it once; what does not decode
-//! is nothing. A wedge belongs to the guest, so a report is decoded with the bounds of what there is: every later
-//! line of the monitor may rely on them.
+//! Both cross the border in memory form ([`RawChange`]). Whoever reads one decodes it once; what does not
+//! decode is nothing. A wedge belongs to the guest, so a report is decoded with the bounds of what there is:
+//! every later line of the monitor may rely on them.
 
 use crate::window::TOP;
 
@@ -61,8 +61,8 @@ pub enum Owner {
     Kernel,
 }
 
-/// What the monitor orders. Addresses are HVAs, lengths bytes; both are whole pages where nothing else is said.
-/// Offsets are those of pages in guest RAM.
+/// What the monitor orders. Addresses are HVAs, lengths bytes; both are whole pages where nothing else is
+/// said. Offsets are those of pages in guest RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapCommand {
     /// Nothing is mapped there.
@@ -85,8 +85,8 @@ pub enum MapCommand {
         /// By whom.
         owner: Owner,
     },
-    /// A private copy of one page of RAM is mapped there for user code, to be changed by [`MapCommand::Poke`] and
-    /// then protected.
+    /// A private copy of one page of RAM is mapped there for user code, to be changed by [`MapCommand::Poke`]
+    /// and then protected.
     Copy {
         /// Its address.
         page: u64,
@@ -283,8 +283,8 @@ impl MapReport {
         }
     }
 
-    /// From memory form, of a wedge with so many bytes of RAM; `None` if it is no report, or if no wedge can have
-    /// done that.
+    /// From memory form, of a wedge with so many bytes of RAM; `None` if it is no report, or if no wedge can
+    /// have done that.
     pub fn decode(raw: RawChange, ram_len: u64) -> Option<Self> {
         let RawChange { kind, start, len, data: offset, .. } = raw;
         let (rights, owner, piece) = (raw.rights()?, raw.owner()?, raw.piece()?);

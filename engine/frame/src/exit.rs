@@ -8,7 +8,8 @@ use crate::vcpu::ExitState;
 pub enum BlockExit {
     /// The kernel instruction at RIP must be interpreted.
     CallOut = 1,
-    /// The block at RIP is not translated yet; [`ExitState::info`] is the link site that wants it, zero if none.
+    /// The block at RIP is not translated yet; [`ExitState::info`] is the link site that wants it, zero if
+    /// none.
     Miss = 2,
     /// Interrupts were enabled while one is pending.
     InterruptWindow = 3,
@@ -16,20 +17,20 @@ pub enum BlockExit {
     Sysret = 4,
     /// IRETQ at RIP's instruction; the wedge does it unless it cannot.
     Iret = 5,
-    /// XRSTOR from [`ExitState::operand`] at RIP's instruction, going on at [`ExitState::next`]; the wedge does it
-    /// unless it cannot.
+    /// XRSTOR from [`ExitState::operand`] at RIP's instruction, going on at [`ExitState::next`]; the wedge
+    /// does it unless it cannot.
     LoadVectors = 6,
-    /// INVLPG of [`ExitState::operand`] at RIP's instruction, going on at [`ExitState::next`]; the wedge does it
-    /// unless it cannot.
-    InvalidatePage = 7,
-    /// MOV to CR3 of [`ExitState::operand`] at RIP's instruction, going on at [`ExitState::next`]; the wedge does
+    /// INVLPG of [`ExitState::operand`] at RIP's instruction, going on at [`ExitState::next`]; the wedge does
     /// it unless it cannot.
+    InvalidatePage = 7,
+    /// MOV to CR3 of [`ExitState::operand`] at RIP's instruction, going on at [`ExitState::next`]; the wedge
+    /// does it unless it cannot.
     LoadSpace = 8,
     /// User code's look-up of [`ExitState::operand`] has missed at RIP's instruction, which begins again at
     /// [`crate::BlockState::jump`]; the wedge fills it unless it cannot.
     Lookup = 9,
-    /// SYSCALL of translated user code at RIP's instruction, going on at [`ExitState::next`]; the wedge does it
-    /// unless it cannot.
+    /// SYSCALL of translated user code at RIP's instruction, going on at [`ExitState::next`]; the wedge does
+    /// it unless it cannot.
     SystemCall = 10,
 }
 

@@ -1,10 +1,11 @@
 // Bytes that let a program load the protection-key register. The wedge is built without crates and includes
 // this file, so it names nothing but core.
 //
-// WRPKRU is 0F 01 EF; XRSTOR from memory is 0F AE with 5 in the middle of the byte that follows. Prefixes before, and whatever
-// else belongs to the operand behind, change nothing of these three. There is no other way that is a program's: XRSTORS is the kernel's,
-// FXRSTOR and the VEX forms of 0F AE know nothing of keys. So bytes that have none of these anywhere, at whatever byte decoding
-// begins, have no instruction that opens keys.
+// WRPKRU is 0F 01 EF; XRSTOR from memory is 0F AE with 5 in the middle of the byte that follows. Prefixes
+// before, and whatever else belongs to the operand behind, change nothing of these three. There is no other
+// way that is a program's: XRSTORS is the kernel's, FXRSTOR and the VEX forms of 0F AE know nothing of keys.
+// So bytes that have none of these anywhere, at whatever byte decoding begins, have no instruction that opens
+// keys.
 
 /// Whoever executes code that has these bytes can load protection keys.
 pub const fn opens(bytes: [u8; 3]) -> bool {

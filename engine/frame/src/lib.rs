@@ -1,9 +1,9 @@
 //! What monitor, wedge and translated code share, and where it lies.
 //!
 //! Translated code keeps all guest registers in the host's registers. For everything else it reaches the vCPU
-//! page ([`VcpuPage`]) by RIP-relative addressing: spill slots, the virtual interrupt flag, where to jump. On an
-//! exit the registers are stored to it, and it is then all of the architectural state that guest code can change
-//! without the monitor. The monitor believes nothing it reads here without checking it.
+//! page ([`VcpuPage`]) by RIP-relative addressing: spill slots, the virtual interrupt flag, where to jump. On
+//! an exit the registers are stored to it, and it is then all of the architectural state that guest code can
+//! change without the monitor. The monitor believes nothing it reads here without checking it.
 //!
 //! - [`VcpuPage`]: the state of a vCPU, shared by the monitor and all its wedges.
 //! - [`Shared`]: what the monitor and one wedge tell each other: mapping commands, what is mapped.
@@ -42,6 +42,7 @@ pub use user::*;
 pub use vcpu::*;
 pub use window::*;
 
-/// In what the wedge refers to from several places at a time, host code it calls included. It tells the compiler that
-/// a mutable reference is not the only one: without it stores were left out before calls that do not return.
+/// In what the wedge refers to from several places at a time, host code it calls included. It tells the
+/// compiler that a mutable reference is not the only one: without it stores were left out before calls that
+/// do not return.
 pub type Shares = core::marker::PhantomPinned;

@@ -1,8 +1,8 @@
-//! Tables of a wedge's own. Look-ups: a software TLB that translated user code consults. Copies: where kernel code must
-//! not read what user code executes.
+//! Tables of a wedge's own. Look-ups: a software TLB that translated user code consults. Copies: where kernel
+//! code must not read what user code executes.
 //!
-//! The wedge and translated code write them too, and may be hostile: all of it is atomic, and the monitor reads of
-//! it only what it may forget.
+//! The wedge and translated code write them too, and may be hostile: all of it is atomic, and the monitor
+//! reads of it only what it may forget.
 
 use crate::{COPIES_LEN, COPY_COUNT, POISON, SITES, SITES_LEN, copy_slot};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,8 +22,8 @@ const LARGE: u64 = 1 << 21;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
-    /// The page's negated GVA, and [`LOOKUP_READ_ONLY`] added if it may not be written; zero for none. The page at
-    /// zero has no entry.
+    /// The page's negated GVA, and [`LOOKUP_READ_ONLY`] added if it may not be written; zero for none. The
+    /// page at zero has no entry.
     pub tag: u64,
     /// What has to be added to an address in the page to get the same place in the wedge's view of guest RAM.
     pub distance: u64,
@@ -67,8 +67,8 @@ pub const fn lookup_slot(gva: u64) -> usize {
 
 /// The bits of an address that are the index of its entry.
 pub const LOOKUP_INDEX: u64 = (LOOKUP_COUNT as u64 - 1) << 12;
-/// The bits of an entry's tag and the address of an access's last byte, added, that are zero if the entry allows it to
-/// be written; or read.
+/// The bits of an entry's tag and the address of an access's last byte, added, that are zero if the entry
+/// allows it to be written; or read.
 pub const LOOKUP_WRITES: u64 = !0xfff;
 /// See [`LOOKUP_WRITES`].
 pub const LOOKUP_READS: u64 = LOOKUP_WRITES & !LOOKUP_READ_ONLY;
@@ -103,7 +103,8 @@ impl Entry {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Lookups {
-    /// Not zero where the page of an address, or another of the same index, is not to be read as it is mapped.
+    /// Not zero where the page of an address, or another of the same index, is not to be read as it is
+    /// mapped.
     copies: [AtomicU64; COPY_COUNT],
     /// The entries.
     entries: [Entry; LOOKUP_COUNT],
@@ -119,7 +120,8 @@ const _: () = assert!(core::mem::offset_of!(Lookups, entries) == LOOKUP_ENTRIES)
 const _: () = assert!(size_of::<Entry>() == size_of::<Lookup>());
 
 impl Lookups {
-    /// What user code executes at this page is a changed copy: kernel code that reads it faults, and is interpreted.
+    /// What user code executes at this page is a changed copy: kernel code that reads it faults, and is
+    /// interpreted.
     pub fn hide(&self, page: u64) {
         if let Some(entry) = self.copies.get(copy_slot(page)) {
             entry.store(POISON, Relaxed);
@@ -154,7 +156,8 @@ impl Lookups {
         self.entries.get(lookup_slot(page)).map(Entry::get).filter(|entry| entry.is_of(page))
     }
 
-    /// A page, not that at zero, lies at an HVA from now on; with `large` it is part of a larger one of the guest's.
+    /// A page, not that at zero, lies at an HVA from now on; with `large` it is part of a larger one of the
+    /// guest's.
     pub fn set(&self, page: u64, hva: u64, writable: bool, large: bool) {
         let slot = lookup_slot(page);
         let (chunk, Some(entry)) = (slot / CHUNK, self.entries.get(slot)) else { return };

@@ -116,7 +116,8 @@ pub struct Mapped {
     pub hints: [Hint; HINTS],
 }
 
-/// A page of the guest's and how it is mapped. Without protection it is closed: the mapping is there, and shows nothing.
+/// A page of the guest's and how it is mapped. Without protection it is closed: the mapping is there, and
+/// shows nothing.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hint {

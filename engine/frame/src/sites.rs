@@ -4,9 +4,10 @@ use crate::window::{CACHE, CACHE_LEN};
 
 /// Where a patched system call finds its stub: 8-byte pointers. `jmp [SITES + n]` takes the place of `mov
 /// eax, nr; syscall`, and its last two bytes, the upper half of this address, that of the SYSCALL: 16 is no
-/// instruction in 64-bit code, so a jump to the SYSCALL is #UD, and found by that. No program for Linux has memory
-/// here unless it asks for that very address, and null pointers do not reach that far. gVisor patches its programs'
-/// calls in the same way, has its own table at 0x60000, and counts on a fault as long as nothing is there.
+/// instruction in 64-bit code, so a jump to the SYSCALL is #UD, and found by that. No program for Linux has
+/// memory here unless it asks for that very address, and null pointers do not reach that far. gVisor patches
+/// its programs' calls in the same way, has its own table at 0x60000, and counts on a fault as long as
+/// nothing is there.
 pub const SITES: usize = 0x0016_0000;
 /// Bytes of the table.
 pub const SITES_LEN: usize = 0x1_0000;

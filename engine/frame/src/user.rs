@@ -21,8 +21,8 @@ pub mod event {
     pub const FAILED: u64 = 4;
 }
 
-/// What a wedge and the process of its user code tell each other. User code can write it whenever it runs: so it is read only while that
-/// stands still, and believed as far as user code could have set its registers.
+/// What a wedge and the process of its user code tell each other. User code can write it whenever it runs: so
+/// it is read only while that stands still, and believed as far as user code could have set its registers.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct UserPage {
@@ -50,11 +50,13 @@ pub struct UserPage {
     pub context: [u64; 23],
     /// The end of this is where the process pushes when RSP is user code's.
     pub stack: [u64; 8],
-    /// Before user code has run: the secret of its host calls, one past the blob's last byte, and whether system calls come by dispatch.
+    /// Before user code has run: the secret of its host calls, one past the blob's last byte, and whether
+    /// system calls come by dispatch.
     pub start: [u64; 3],
     /// x87, SSE and AVX state, as in [`VcpuPage::vectors`].
     pub vectors: Vectors,
-    /// What a kick has interrupted on the way to the wedge, and is to go on: the registers of its machine context.
+    /// What a kick has interrupted on the way to the wedge, and is to go on: the registers of its machine
+    /// context.
     pub interrupted: [u64; 23],
     /// For the IRET to that: RIP, CS, RFLAGS, RSP and SS.
     pub back: [u64; 5],
@@ -68,7 +70,8 @@ pub struct UserPage {
 pub const MAX_JOURNAL: usize = 80;
 /// In [`Journal::orders`]: bytes are to be written.
 pub const JOURNAL_POKE: u64 = 0xffff;
-/// SS_AUTODISARM. So it is never taken for a stack that is in use, and a signal finds room wherever RSP points.
+/// SS_AUTODISARM. So it is never taken for a stack that is in use, and a signal finds room wherever RSP
+/// points.
 pub const SIGNAL_STACK_FLAGS: u64 = 1 << 31;
 
 /// What the process of user code is to do.
@@ -79,7 +82,8 @@ pub struct Journal {
     pub enter: u64,
     /// How many orders there are.
     pub count: u64,
-    /// Where its signals have their stack, as the host takes it: each signal takes that away ([`SIGNAL_STACK_FLAGS`]).
+    /// Where its signals have their stack, as the host takes it: each signal takes that away
+    /// ([`SIGNAL_STACK_FLAGS`]).
     pub signal_stack: [u64; 3],
     /// The signals that are to be blocked: none.
     pub mask: u64,

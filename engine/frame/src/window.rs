@@ -4,9 +4,10 @@
 
 use crate::regions::{KERNEL_START, UPPER_USER};
 
-/// Where the reserved part of a wedge's address space lies: what is the wedge's own, at the same distances from
-/// each other wherever that is. The constants of this file are the addresses of the usual base. It is one entry of
-/// the guest's uppermost page table, so a program whose pages are in its way has all of it moved.
+/// Where the reserved part of a wedge's address space lies: what is the wedge's own, at the same distances
+/// from each other wherever that is. The constants of this file are the addresses of the usual base. It is
+/// one entry of the guest's uppermost page table, so a program whose pages are in its way has all of it
+/// moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Base(u64);
 
@@ -61,7 +62,8 @@ pub const ALT_STACK_LEN: usize = 0x8000;
 pub const GATE: usize = WINDOW + 0x38_0000;
 /// Whose turn it is, shared by all wedges of a vCPU ([`Turns`]).
 pub const TURNS: usize = WINDOW + 0x39_0000;
-/// What a wedge and the process of its user code tell each other ([`UserPage`]), where user code has one of its own.
+/// What a wedge and the process of its user code tell each other ([`UserPage`]), where user code has one of
+/// its own.
 pub const USER_PAGE: usize = WINDOW + 0x3a_0000;
 /// What that process is to do before user code runs ([`Journal`]); it cannot write it.
 pub const JOURNAL: usize = WINDOW + 0x3b_0000;

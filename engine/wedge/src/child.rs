@@ -1,5 +1,6 @@
 //! What a child of the monitor's does to become a wedge: it maps the window, and gives up everything else.
-// UNSAFETY: maps memory at fixed addresses and makes plain system calls, in a process that has nothing to lose.
+// UNSAFETY: maps memory at fixed addresses and makes plain system calls, in a process that has nothing to
+// lose.
 #![allow(unsafe_code)]
 
 use crate::{
@@ -86,7 +87,8 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
     }
 }
 
-/// Leaves the process no descriptor but RAM's and, if there is one, the one it hears of user code by; no rights, and little of the host.
+/// Leaves the process no descriptor but RAM's and, if there is one, the one it hears of user code by; no
+/// rights, and little of the host.
 ///
 /// # Safety
 /// In the child only.
@@ -180,12 +182,14 @@ unsafe fn give_up_rights() {
     }
 }
 
-/// Bytes a wedge may have of memory that it writes and shares with nobody: stacks, and pages of code while they are changed.
+/// Bytes a wedge may have of memory that it writes and shares with nobody: stacks, and pages of code while
+/// they are changed.
 const PRIVATE: u64 = 64 << 20;
 /// Address space beyond RAM: the window, and memory without content.
 const SPACE: u64 = 32 << 30;
 
-/// What the host grants at the most, in case something gets by what it may ask for. A guest may have its RAM mapped several times.
+/// What the host grants at the most, in case something gets by what it may ask for. A guest may have its RAM
+/// mapped several times.
 ///
 /// # Safety
 /// In the child only.

@@ -1,17 +1,17 @@
 //! Wedges: processes that are nothing but guest code and what it takes to run it.
 //!
 //! A wedge maps guest user pages at their own addresses and guest kernel pages at a fixed distance
-//! from theirs. A small blob (`blob/wedge.rs`) in a window that user programs do not use enters guest
+//! from theirs. A small blob (`engine/stub`) in a window that user programs do not use enters guest
 //! code and brings what it cannot do back to the monitor; beside it, in that window, lie the pages
 //! that all wedges of a vCPU share ([`Pages`]): the frame, and the translator's code. Everything else
 //! of the process is gone, and a filter admits only the host calls the blob needs, from its own text,
 //! with a secret guest code cannot read.
 //!
-//! Why guest code cannot reach the host: it has no host call but those of the filter, which concern its
-//! own process (`blob/filter.rs`); no descriptor but guest RAM's, no memory but the guest's and the
-//! window, of which what others execute or believe is sealed against writing; and registers are all it gets back. What it writes to shared pages the
-//! monitor takes as a guest's registers, never as addresses or sizes of its own. `docs/isolation.md`
-//! has the argument at length.
+//! Why guest code cannot reach the host: it has no host call but those of the filter, which concern its own
+//! process (`stub/src/filter.rs`); no descriptor but guest RAM's, no memory but the guest's and the window,
+//! of which what others execute or believe is sealed against writing; and registers are all it gets back.
+//! What it writes to shared pages the monitor takes as a guest's registers, never as addresses or sizes of
+//! its own. `docs/isolation.md` has the argument at length.
 
 pub mod affinity;
 mod child;
@@ -25,21 +25,7 @@ mod strict;
 mod turns;
 
 #[cfg(test)]
-#[allow(dead_code, reason = "the blob uses the rest")]
-#[path = "../blob/filter.rs"]
-mod filter;
-#[cfg(test)]
-mod filter_tests;
-#[cfg(test)]
-use frame as layout;
-#[cfg(test)]
 mod order_tests;
-#[cfg(test)]
-#[allow(unsafe_code, reason = "reads the page it searches by its address")]
-#[path = "../blob/search.rs"]
-mod search;
-#[cfg(test)]
-mod search_tests;
 
 pub use frame::{MapCommand, MapReport, Owner, Rights};
 pub use pages::{Call, Pages};
@@ -59,7 +45,8 @@ pub fn keys() -> bool {
 
 /// Mappings the host allows a process, if it does not say.
 const DEFAULT_MAP_COUNT: usize = 65_530;
-/// More than these are of no use: they are as many pages as 1.7 GiB have, and cost the host a hundred megabytes of its own.
+/// More than these are of no use: they are as many pages as 1.7 GiB have, and cost the host a hundred
+/// megabytes of its own.
 const ENOUGH: usize = 450_000;
 
 static LIMIT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(usize::MAX);
@@ -83,7 +70,8 @@ fn most_of(allowed: usize) -> usize {
     (allowed - allowed / 9).min(ENOUGH)
 }
 
-/// Below this address no host need let a process map anything: the least that Linux's security modules ask for.
+/// Below this address no host need let a process map anything: the least that Linux's security modules ask
+/// for.
 const LOWEST: u64 = 0x1_0000;
 
 /// The lowest address at which memory can be mapped in a wedge.

@@ -1,7 +1,8 @@
 //! Memory objects: memory that several processes map.
 //!
-//! Another process may write such memory at any time, and a hostile one does. So nobody here has a reference into
-//! it, but to what is atomic ([`Atomic`]): contents are copied in and out, field by field ([`Field`]) or as a whole.
+//! Another process may write such memory at any time, and a hostile one does. So nobody here has a reference
+//! into it, but to what is atomic ([`Atomic`]): contents are copied in and out, field by field ([`Field`]) or
+//! as a whole.
 // UNSAFETY: maps memory objects and copies from and to them.
 #![allow(unsafe_code)]
 
@@ -132,8 +133,8 @@ impl<T> MemoryObject<T> {
 
     /// What a field has now.
     pub fn get<F: Plain>(&self, field: Field<T, F>) -> F {
-        // SAFETY: inside the mapping, aligned as in a `T` at a page's start; any bytes are a value. Others may write
-        // it meanwhile: then it is some value.
+        // SAFETY: inside the mapping, aligned as in a `T` at a page's start; any bytes are a value. Others
+        // may write it meanwhile: then it is some value.
         unsafe { self.at.as_ptr().add(field.offset).cast::<F>().read_volatile() }
     }
 
@@ -195,7 +196,8 @@ impl<T: Copied> MemoryObject<T> {
     }
 }
 
-/// Copies words. In assembly, since another process may write the memory meanwhile: the compiler need not know.
+/// Copies words. In assembly, since another process may write the memory meanwhile: the compiler need not
+/// know.
 ///
 /// # Safety
 /// Both ranges are mapped, and nobody in this process has references to them but the caller.

@@ -112,8 +112,8 @@ impl Pages {
         self.base
     }
 
-    /// The monitor's copy of the vCPU page: what it was when guest code last stopped, and what guest code goes on
-    /// with. Nobody else writes it.
+    /// The monitor's copy of the vCPU page: what it was when guest code last stopped, and what guest code
+    /// goes on with. Nobody else writes it.
     pub fn frame(&mut self) -> &mut VcpuPage {
         &mut self.copy
     }
@@ -149,12 +149,14 @@ impl Pages {
         Ok(())
     }
 
-    /// Wedges started from now on unmap what the guest's page tables do not say any more, rather than close it.
+    /// Wedges started from now on unmap what the guest's page tables do not say any more, rather than close
+    /// it.
     pub fn unmap_flushed(&mut self) {
         self.keeps = false;
     }
 
-    /// Wedges started from now on have their user code run in a process of its own. Where there are protection keys these do the same.
+    /// Wedges started from now on have their user code run in a process of its own. Where there are
+    /// protection keys these do the same.
     pub fn keep_user_apart(&mut self) {
         self.strict = !crate::keys();
     }
@@ -199,8 +201,8 @@ impl Pages {
         self.regions.write(region * 8, &bias.to_le_bytes());
     }
 
-    /// Makes the stub of a patched system call that ends at `back` (GVA) and goes on at `entry` (HVA):
-    /// with the number it loads, or with the compare that follows it. False, and no stub, if it would have bytes
+    /// Makes the stub of a patched system call that ends at `back` (GVA) and goes on at `entry` (HVA): with
+    /// the number it loads, or with the compare that follows it. False, and no stub, if it would have bytes
     /// that open protection keys: most of them are the program's choice, which can jump to any.
     pub fn make_stub(&mut self, index: usize, call: Call, back: u64, entry: u64) -> bool {
         let offset = STUBS - CACHE + index * STUB_LEN;

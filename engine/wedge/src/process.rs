@@ -80,8 +80,8 @@ pub struct Wedge {
 }
 
 impl Wedge {
-    /// Starts the wedge with a number (from 1 to [`frame::MAX_WEDGES`]) over guest RAM and a vCPU's pages, from
-    /// the thread that is going to take turns with it.
+    /// Starts the wedge with a number (from 1 to [`frame::MAX_WEDGES`]) over guest RAM and a vCPU's pages,
+    /// from the thread that is going to take turns with it.
     ///
     /// # Errors
     /// If the host refuses a process, memory or the sandbox.
@@ -188,13 +188,14 @@ impl Wedge {
             return Ok(false);
         }
         let done = self.hand_over(false);
-        // Whoever kicks from now on finds guest code standing still; the wedge would be woken for nothing, and give up its next turn.
+        // Whoever kicks from now on finds guest code standing still; the wedge would be woken for nothing,
+        // and give up its next turn.
         self.turns.aim(MONITOR);
         done
     }
 
-    /// What the wedge has done by itself since the last call. What no wedge does has been written by guest code, and
-    /// is left out.
+    /// What the wedge has done by itself since the last call. What no wedge does has been written by guest
+    /// code, and is left out.
     pub fn take_made(&mut self) -> Vec<MapReport> {
         let count = self.shared.get(field!(Shared, made.count));
         self.shared.set(field!(Shared, made.count), 0);
@@ -342,8 +343,9 @@ pub(crate) fn image() -> io::Result<i32> {
 mod tests {
     use super::*;
 
-    /// User code can jump to each of them: `gates`, `patched` and `signal` have one WRPKRU each, `host` two XRSTORs and `user` three, which
-    /// say what keeps it from gaining anything. There must be none inside other instructions.
+    /// User code can jump to each of them: `gates`, `patched` and `signal` have one WRPKRU each, `host` two
+    /// XRSTORs and `user` three, which say what keeps it from gaining anything. There must be none inside
+    /// other instructions.
     #[test]
     fn the_blob_opens_keys_only_where_it_means_to() {
         let opens = |bytes: &&[u8]| frame::keys::find(bytes).is_some();

@@ -1,8 +1,8 @@
 //! Where wedges come from: a copy of this process, or one that somebody else starts for it.
 //!
-//! A monitor that has shut itself in may start no process. It has another one do so, which was made before, is told what the wedge is
-//! made of ([`start_by`]), and becomes it ([`become_wedge`]). The blob is that process's own: what it executes before it has its
-//! filter is not the monitor's to choose.
+//! A monitor that has shut itself in may start no process. It has another one do so, which was made before,
+//! is told what the wedge is made of ([`start_by`]), and becomes it ([`become_wedge`]). The blob is that
+//! process's own: what it executes before it has its filter is not the monitor's to choose.
 // UNSAFETY: makes processes and takes descriptors by number.
 #![allow(unsafe_code)]
 
@@ -71,7 +71,8 @@ pub(crate) fn start(parts: &Parts) -> io::Result<Process> {
     start_as(parts.told(), |image| child::become_wedge(image, parts))
 }
 
-/// Starts a process by these words and descriptors, or as a copy of this one that does something with the blob.
+/// Starts a process by these words and descriptors, or as a copy of this one that does something with the
+/// blob.
 pub(crate) fn start_as<const N: usize>(
     (words, descriptors): ([u64; N], Vec<i32>),
     becomes: impl FnOnce(i32) -> io::Error,

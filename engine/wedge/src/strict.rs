@@ -1,8 +1,10 @@
-//! The process of user code, where that has one of its own (`blob/user.rs`): what it consists of, and its start.
+//! The process of user code, where that has one of its own (`stub/src/user.rs`): what it consists of, and its
+//! start.
 //!
-//! It has the program's pages, and of ours the blob, a page that it shares with its wedge, one that says what it is to do, the table of
-//! patched calls and their stubs. Before it has all of its filters it makes the descriptor by which the wedge hears of it, and sends
-//! that to the wedge, by a socket that both then close. The monitor never has it.
+//! It has the program's pages, and of ours the blob, a page that it shares with its wedge, one that says what
+//! it is to do, the table of patched calls and their stubs. Before it has all of its filters it makes the
+//! descriptor by which the wedge hears of it, and sends that to the wedge, by a socket that both then close.
+//! The monitor never has it.
 // UNSAFETY: becomes another process.
 #![allow(unsafe_code)]
 
@@ -124,7 +126,8 @@ pub(crate) fn give_up() -> ! {
     unsafe { libc::_exit(115) }
 }
 
-/// The child: maps what it has of the window and becomes the blob's other side. Returns only if the host has no notifications.
+/// The child: maps what it has of the window and becomes the blob's other side. Returns only if the host has
+/// no notifications.
 pub(crate) fn become_user(image: i32, parts: &UserParts) -> io::Error {
     let UserParts { base, ram, cache, sites, shared } = *parts;
     let here = |usual: usize| base.at(usual as u64) as usize;
@@ -150,8 +153,8 @@ pub(crate) fn become_user(image: i32, parts: &UserParts) -> io::Error {
     }
 }
 
-/// From now on a hand-over of this process waits for an answer, which whoever has this descriptor gives. A signal does not end the wait
-/// once it has been heard of.
+/// From now on a hand-over of this process waits for an answer, which whoever has this descriptor gives. A
+/// signal does not end the wait once it has been heard of.
 fn listener() -> io::Result<i32> {
     let op =
         |code: u32, yes: u8, k: u32| libc::sock_filter { code: code as u16, jt: yes, jf: 0, k };

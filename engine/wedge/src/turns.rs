@@ -30,7 +30,8 @@ struct Inner {
     users: Children,
 }
 
-/// A process of ours. A descriptor stands for it, which means no other, unlike a number that is given again once it is reaped.
+/// A process of ours. A descriptor stands for it, which means no other, unlike a number that is given again
+/// once it is reaped.
 #[derive(Debug)]
 struct Child(OwnedFd);
 
@@ -157,7 +158,8 @@ impl Child {
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), number, none, 0) };
     }
 
-    /// Reaps it once it has ended, waiting for that unless the options say otherwise; returns how it ended, as waitpid(2) says it.
+    /// Reaps it once it has ended, waiting for that unless the options say otherwise; returns how it ended,
+    /// as waitpid(2) says it.
     fn reap(&self, options: i32) -> Option<i32> {
         // SAFETY: the structure is plain data, for which zero is a value.
         let mut status: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -185,7 +187,8 @@ mod tests {
     use super::*;
     use crate::starter::pidfd;
 
-    /// A child that has ended by itself is reaped once; who ends it then ends nobody else, whatever has its number.
+    /// A child that has ended by itself is reaped once; who ends it then ends nobody else, whatever has its
+    /// number.
     #[test]
     fn what_has_been_reaped_is_not_signalled() {
         let turns = Turns::new().expect("memory");

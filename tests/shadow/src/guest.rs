@@ -1,13 +1,10 @@
 //! The guest, and the wedge it runs in.
 //!
-//! The wedge here does what `engine/wedge/blob/fault.rs` does around the wedge's own `walk`, `install`,
+//! The wedge here does what `engine/stub/src/fault.rs` does around the wedge's own `walk`, `install`,
 //! `invalidate` and `finish_deferred`; the guest does what an operating system and its programs may.
 
 use crate::{
     host::{self, Mappings, PAGE, Table},
-    lookup::{self, Outcome},
-    mmu::{self, Walk},
-    orders::obey,
     tables::{self, Tables},
     tlb::{self, Tlb},
 };
@@ -19,6 +16,11 @@ use frame::{
 use oracle::random::Random;
 use ram::Ram;
 use std::cell::RefCell;
+use stub::{
+    lookup::{self, Outcome},
+    mmu::{self, Walk},
+    orders::obey,
+};
 use wedge::{Error, Pages};
 use x86::paging::Access;
 use x86_interp::GuestRam;

@@ -6,10 +6,7 @@
 // pages of the wedge that runs.
 #![allow(unsafe_code)]
 
-pub use crate::filter::{
-    MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT,
-};
-use crate::layout::{
+use frame::{
     LOOKUPS, Lookups, MARKS, RAM, REGIONS, REGIONS_LEN, SITES, Shared, TABLES, TABLES_LEN,
 };
 use std::{
@@ -19,6 +16,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr,
 };
+use stub::model::{MAP_EMPTY, MAP_PRIVATE, MPROTECT, MUNMAP, Model, PKEY_MPROTECT};
 use wedge::Pages;
 
 pub const PAGE: u64 = 4096;
@@ -50,12 +48,16 @@ thread_local! {
     static UNTIL_REFUSAL: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
+/// What the wedge's code takes for its process.
+static MODEL: Model = Model { call, map, poke, shown, user_word, shared };
+
 /// Runs `inside` as code of the process with these mappings and shared pages.
 pub fn enter<T>(
     maps: &mut Mappings,
     shared: &mut Shared,
     inside: impl FnOnce(&mut Shared) -> T,
 ) -> T {
+    stub::model::install(&MODEL);
     CURRENT.with_borrow_mut(|current| std::mem::swap(current, maps));
     SHARED_PAGES.set(shared);
     let result = inside(shared);
@@ -90,7 +92,7 @@ pub fn each(mut look: impl FnMut(u64, &Mapping)) {
 }
 
 /// The wedge's host call: maps RAM.
-pub fn map(at: u64, len: u64, protection: u64, flags: u64, offset: u64) -> i64 {
+fn map(at: u64, len: u64, protection: u64, flags: u64, offset: u64) -> i64 {
     let left = UNTIL_REFUSAL.get();
     UNTIL_REFUSAL.set(if left == 0 { u64::MAX } else { left - 1 });
     if left == 0 {
@@ -108,7 +110,7 @@ pub fn map(at: u64, len: u64, protection: u64, flags: u64, offset: u64) -> i64 {
 }
 
 /// The wedge's other host calls.
-pub fn call(number: u64, at: u64, len: u64, protection: u64, key: u64, _: u64) -> i64 {
+fn call(number: u64, at: u64, len: u64, protection: u64, key: u64, _: u64) -> i64 {
     CURRENT.with_borrow_mut(|maps| match number {
         MPROTECT if at == SITES as u64 => 0, // the table is not guest memory
         MUNMAP => {
@@ -130,33 +132,27 @@ pub fn call(number: u64, at: u64, len: u64, protection: u64, key: u64, _: u64) -
 }
 
 /// The wedge's own store into a private copy: what stands there is not the model's concern.
-pub fn poke(address: u64, _: u64, _: u64) -> i64 {
+fn poke(address: u64, _: u64, _: u64) -> i64 {
     assert!(mapping(address).is_some_and(|m| m.copy.is_some()), "a poke at {address:#x}");
     0
 }
 
 /// Where the bytes of the copy mapped at an HVA are.
-pub fn shown(page: u64) -> u64 {
+fn shown(page: u64) -> u64 {
     CURRENT.with_borrow(|maps| maps[&page].copy.as_ref().expect("a copy").as_ptr() as u64)
 }
 
 /// Eight bytes of the user's memory, if it is mapped.
-pub fn user_word(at: u64) -> Option<u64> {
+fn user_word(at: u64) -> Option<u64> {
     let page = mapping(at).filter(|page| page.protection != 0)?;
     let bytes = page.copy.unwrap_or_else(|| ram_page(page.offset));
     let word = bytes[(at & (PAGE - 1)) as usize..][..8].try_into().expect("eight bytes");
     Some(u64::from_le_bytes(word))
 }
 
-/// The wedge ends itself.
-pub fn die() -> ! {
-    panic!("the wedge refuses an order")
-}
-
 /// The shared pages of the process that runs.
-pub fn shared() -> &'static mut Shared {
-    // SAFETY: the wedge's code runs inside `enter` only, on this thread, and lends them out as here.
-    unsafe { &mut *SHARED_PAGES.get() }
+fn shared() -> *mut Shared {
+    SHARED_PAGES.get()
 }
 
 /// A word of the regions' table.

@@ -2,8 +2,8 @@
 //! that a TLB may hold, do not.
 //!
 //! Tested is the code that runs: the monitor's half (`fast::Slots`, `fast::Space`) over a wedge whose host
-//! is a table ([`host`]), and the wedge's half, whose files (`engine/wedge/blob/mmu.rs`, `orders.rs`) are
-//! compiled in here over the same host. A guest that does random things to random page tables
+//! is a table ([`host`]), and the wedge's half (`stub::mmu`, `stub::orders`) over the same host, which is its model
+//! of a process (`stub::model`). A guest that does random things to random page tables
 //! ([`guest`], [`tables`]) runs on both, and beside it a model of an x86 TLB that knows nothing of either
 //! ([`tlb`]): it remembers every translation that the tables have allowed since the guest flushed it.
 //! Whenever guest code is about to run, every mapping of its wedge must be covered by that memory:
@@ -23,50 +23,7 @@ mod monitor;
 mod tables;
 mod tlb;
 
-// What the wedge's files expect of their crate.
-#[allow(dead_code, reason = "the wedge uses the rest")]
-#[path = "../../../engine/wedge/blob/filter.rs"]
-mod filter;
-// UNSAFETY: the table of look-ups lies at a fixed address, where [`host`] maps it.
-#[allow(unsafe_code, dead_code, reason = "as above")]
-#[path = "../../../engine/wedge/blob/lookup.rs"]
-#[rustfmt::skip]
-mod lookup;
-// UNSAFETY: the wedge reads RAM, marks, tables and regions at the fixed addresses where [`host`] maps them.
-#[allow(unsafe_code, dead_code, reason = "as above")]
-#[path = "../../../engine/wedge/blob/mmu.rs"]
-#[rustfmt::skip]
-mod mmu;
-#[path = "../../../engine/wedge/blob/orders.rs"]
-#[rustfmt::skip]
-mod orders;
-// UNSAFETY: as `mmu`.
-#[allow(unsafe_code, dead_code, reason = "as above")]
-#[path = "../../../engine/wedge/blob/search.rs"]
-mod search;
-#[path = "../../../engine/wedge/blob/sites.rs"]
-#[rustfmt::skip]
-mod sites;
-// UNSAFETY: as `mmu`.
-#[allow(unsafe_code)]
-#[path = "../../../engine/wedge/blob/text.rs"]
-#[rustfmt::skip]
-mod text;
 #[cfg(test)]
 mod text_tests;
-
-use frame as layout;
-use frame as lookups;
-
-/// The model has the usual base ([`frame::Base`]).
-fn here(usual: usize) -> usize {
-    usual
-}
-
-fn bias() -> u64 {
-    frame::BIAS
-}
-use frame::keys;
-use host::{die, shared};
 
 pub use monitor::Run;

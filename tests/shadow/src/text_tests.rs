@@ -1,10 +1,8 @@
 //! The wedge's search for what opens protection keys: at every place of a page, and across both borders.
 
-use crate::{
-    host::{self, Mapping, Mappings, PAGE},
-    text,
-};
+use crate::host::{self, Mapping, Mappings, PAGE};
 use frame::keys;
+use stub::text;
 
 const AT: u64 = 0x40_0000;
 const LEN: usize = PAGE as usize;

@@ -1,18 +1,20 @@
 //! Pages of user code where protection keys close the guest's kernel and the wedge to user code.
 //!
-//! The keys are worth nothing if user code comes to execute a byte sequence that loads them ([`frame::keys`]). So there
-//! is no executable mapping of a page but of a copy that was searched:
+//! The keys are worth nothing if user code comes to execute a byte sequence that loads them
+//! ([`frame::keys`]). So there is no executable mapping of a page but of a copy that was searched:
 //!
 //! - It is made when user code fetches from the page, and never for another access.
 //! - What is executed is a private copy. A device, or a process that serves one, writes guest RAM while user
 //!   code runs; nobody can change the copy.
-//! - Who searches last is the wedge (`text::is_closed`), in the copy itself, when all changes to it are made and before it can be
-//!   executed, with the bytes across its borders. What it refuses comes back here ([`Space::refuse`]), and is interpreted.
-//! - The page counts as code, so that a write to it comes to light and the copy goes, as with all copies: this is what
-//!   keeps what is executed right, not what keeps the keys closed.
+//! - Who searches last is the wedge (`text::is_closed`), in the copy itself, when all changes to it are made
+//!   and before it can be executed, with the bytes across its borders. What it refuses comes back here
+//!   ([`Space::refuse`]), and is interpreted.
+//! - The page counts as code, so that a write to it comes to light and the copy goes, as with all copies:
+//!   this is what keeps what is executed right, not what keeps the keys closed.
 //!
-//! What is decoded as an instruction that opens keys is changed, as ever ([`crate::scan`]). A page in which such bytes are left, in the middle of
-//! other instructions or among data, is interpreted when control comes to it.
+//! What is decoded as an instruction that opens keys is changed, as ever ([`crate::scan`]). A page in which
+//! such bytes are left, in the middle of other instructions or among data, is interpreted when control comes
+//! to it.
 
 use super::{AROUND, Answer, EXECUTE, PAGE, Place, READ, Space, walk::leaf};
 use crate::{process::Process, scan::Patch, scans::Search};
@@ -75,7 +77,8 @@ impl<W: Process> Space<W> {
         Ok(true)
     }
 
-    /// The wedge has not let a page be executed, and has taken it away: the next fetch from there is interpreted.
+    /// The wedge has not let a page be executed, and has taken it away: the next fetch from there is
+    /// interpreted.
     pub(super) fn refuse(&mut self, hva: u64) {
         self.scans.count(Search::Refused);
         self.pages.remove(&hva);

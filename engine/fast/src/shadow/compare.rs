@@ -1,18 +1,21 @@
 //! What is left of a space's mappings after a flush: what the page tables still say.
 //!
-//! A TLB may load a translation again as soon as it has been flushed, so a mapping that would be made again now may as
-//! well stay; after a fork, and after the flushes of everything with which Linux changes its own memory, most
-//! would. What is compared is all that went into the mapping: the page, the rights, the dirty bit before
-//! writing, whose it is, whether it is global; and, of large pages, that flushes of their parts still find them.
+//! A TLB may load a translation again as soon as it has been flushed, so a mapping that would be made again
+//! now may as well stay; after a fork, and after the flushes of everything with which Linux changes its own
+//! memory, most would. What is compared is all that went into the mapping: the page, the rights, the dirty
+//! bit before writing, whose it is, whether it is global; and, of large pages, that flushes of their parts
+//! still find them.
 //!
-//! What the page tables do not say is *closed*, if it shows a page of RAM: the mapping stays, without rights. A child that has been forked
-//! has none of its program's text in its page tables at first, and will have the same there, at the same addresses, as soon as it runs it; to give
-//! rights back costs a third of a mapping, and little more for sixteen pages than for one. What is closed and not shown again by the next comparison is
-//! unmapped.
+//! What the page tables do not say is *closed*, if it shows a page of RAM: the mapping stays, without rights.
+//! A child that has been forked has none of its program's text in its page tables at first, and will have the
+//! same there, at the same addresses, as soon as it runs it; to give rights back costs a third of a mapping,
+//! and little more for sixteen pages than for one. What is closed and not shown again by the next comparison
+//! is unmapped.
 //!
-//! A child's page tables say of no page that it has been accessed. A CPU may load such translations as soon as they are there, and sets
-//! the bit then; so is done once, when a child first runs, with those pages that are mapped here already. If none of them are in the page
-//! tables it is another program that has come, and nothing of what is mapped will be of use.
+//! A child's page tables say of no page that it has been accessed. A CPU may load such translations as soon
+//! as they are there, and sets the bit then; so is done once, when a child first runs, with those pages that
+//! are mapped here already. If none of them are in the page tables it is another program that has come, and
+//! nothing of what is mapped will be of use.
 
 use super::{
     EXECUTE, KERNEL_PAGE, LARGE_BITS, Near, PAGE, Pressure, READ, Space, WRITE, part, runs,
@@ -77,8 +80,8 @@ impl<W: Process> Space<W> {
         (present, sample.iter().filter(|hva| walker.find(**hva).is_some()).count())
     }
 
-    /// Pages of a process with these page tables are probably where they were mapped here: it is the same program at the same
-    /// addresses, as a child is that has been forked.
+    /// Pages of a process with these page tables are probably where they were mapped here: it is the same
+    /// program at the same addresses, as a child is that has been forked.
     pub fn fits(&self, ram: &Ram, roots: Roots) -> bool {
         self.wedge.keeps() && self.sample(ram, roots).0 >= SAMPLE.1
     }
@@ -157,7 +160,8 @@ impl<W: Process> Space<W> {
         moved.into_iter().try_for_each(|hva| self.map_data(ram, &mut walker, hva))
     }
 
-    /// A newborn process has data there, elsewhere in RAM than what is mapped: what its brother had, it will need.
+    /// A newborn process has data there, elsewhere in RAM than what is mapped: what its brother had, it will
+    /// need.
     fn has_data(&self, ram: &Ram, roots: Roots, walker: &mut Walker<'_>, hva: u64) -> bool {
         let found = walker.find(hva).filter(|found| found.user && found.page_bits == 12);
         let data = found.filter(|found| !found.executable && !found.writable);
@@ -175,7 +179,8 @@ impl<W: Process> Space<W> {
         self.map_one(hva, page.offset, READ)
     }
 
-    /// What is mapped there may be shown again: it is a page of RAM as it is, and was open since the last comparison.
+    /// What is mapped there may be shown again: it is a page of RAM as it is, and was open since the last
+    /// comparison.
     fn may_be_closed(&self, hva: u64, (offset, protection): (u64, u64)) -> bool {
         let plain = protection & !(READ | WRITE | EXECUTE) == 0 && protection != 0;
         plain
@@ -228,7 +233,8 @@ impl<W: Process> Space<W> {
     }
 }
 
-/// The CPU loads a newborn process's translation before it is asked for, as it may: the page counts as accessed from then on.
+/// The CPU loads a newborn process's translation before it is asked for, as it may: the page counts as
+/// accessed from then on.
 fn is_used(mut ram: &Ram, roots: Roots, gva: u64) -> bool {
     let access = Access { user: true, ..Access::default() };
     paging::walk(&mut ram, roots, gva, access).is_ok()

@@ -1,7 +1,7 @@
 //! Pages of user code that are mapped as changed copies, and pages that are empty.
 //!
-//! A page counts as code from the moment a copy of it is made, so that a write to it comes to light and the copy
-//! goes. What stands for an empty page goes in the same way.
+//! A page counts as code from the moment a copy of it is made, so that a write to it comes to light and the
+//! copy goes. What stands for an empty page goes in the same way.
 
 use super::{EMPTY, EXECUTE, PAGE, Space, WRITE};
 use crate::{process::Process, scan::Patch};

@@ -1,7 +1,8 @@
 //! Large pages, each one mapping of the host's, and in kernel memory several.
 //!
-//! Those that become one mapping lie in one window of fixed place, so two faults find the same pages or pages apart. Around each fault
-//! as many would be mappings that overlap, of which each drops the other, and a copy from one to the other never ends.
+//! Those that become one mapping lie in one window of fixed place, so two faults find the same pages or pages
+//! apart. Around each fault as many would be mappings that overlap, of which each drops the other, and a copy
+//! from one to the other never ends.
 
 use super::{
     KERNEL_PAGE, LARGE, Large, PAGE, Place, Space, WRITE, protection, runs, walk::large_leaf,

@@ -1,15 +1,16 @@
 //! The kernel's mappings that are not global.
 //!
-//! A kernel has its own memory in all spaces and marks it global, for flushes to leave it alone. Linux does not for
-//! pages of its direct map that modules and BPF programs have had: their rights were taken away for a while, and the mark
-//! does not come back with them. There are some dozen of them, and any may be a page table or a stack that every fork
-//! touches; were everything of a space dropped for one of them, each flush would cost what a new space does. So it is
-//! known which they are, a flush drops them alone, and where the new page tables are at hand, only what these do not
-//! say any more: a TLB may have loaded the same again at once.
+//! A kernel has its own memory in all spaces and marks it global, for flushes to leave it alone. Linux does
+//! not for pages of its direct map that modules and BPF programs have had: their rights were taken away for a
+//! while, and the mark does not come back with them. There are some dozen of them, and any may be a page
+//! table or a stack that every fork touches; were everything of a space dropped for one of them, each flush
+//! would cost what a new space does. So it is known which they are, a flush drops them alone, and where the
+//! new page tables are at hand, only what these do not say any more: a TLB may have loaded the same again at
+//! once.
 //!
-//! Why none is forgotten: a mapping is noted when it is ordered, by where it lies and how long it is, and its note goes
-//! only with the mapping, and with whatever is mapped in its place. The model in `tests/shadow`
-//! has such pages, small and large.
+//! Why none is forgotten: a mapping is noted when it is ordered, by where it lies and how long it is, and its
+//! note goes only with the mapping, and with whatever is mapped in its place. The model in `tests/shadow` has
+//! such pages, small and large.
 
 use super::{
     LARGE, Space,

@@ -1,5 +1,5 @@
-//! What a wedge has mapped and dropped by itself: it tells after the fact, and is not to be believed beyond what
-//! [`MapReport::decode`] has checked.
+//! What a wedge has mapped and dropped by itself: it tells after the fact, and is not to be believed beyond
+//! what [`MapReport::decode`] has checked.
 
 use super::{EMPTY, KERNEL_PAGE, LARGE, LARGE_BITS, Large, PAGE, READ, Space, WRITE, part};
 use crate::process::Process;

@@ -7,43 +7,31 @@ use crate::{
     bias, claims, fault, here,
     host::load_vectors_careful,
     kernel_start,
-    layout::{
-        COPIES, DEEP, DEEP_REACH, BlockExit, Reason, VcpuPage, REGIONS, Vectors, copy_slot, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
-        deep_slot, go, percpu, region,
-    },
     lookup::{self, Outcome},
-    lookups::LOOKUP_WRITE,
     mmu, shared, turns,
 };
 use core::arch::naked_asm;
+use frame::{
+    BlockExit, COPIES, DEEP, DEEP_REACH, LOOKUP_WRITE, REGIONS, Reason, TABLE_LEN, TABLE_SLOTS,
+    TABLES, USER_TABLES, VcpuPage, Vectors, copy_slot, deep_slot, go, percpu, region,
+};
+use x86::{
+    flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
+    paging::PHYS_BITS,
+    reg::{R11, RAX, RCX, RSP},
+};
 
-const CF_TO_OF: u64 = 0x8d5;
-const TF: u64 = 1 << 8;
-const IF: u64 = 1 << 9;
-const DF: u64 = 1 << 10;
-const IOPL: u64 = 3 << 12;
-const NT: u64 = 1 << 14;
-const RF: u64 = 1 << 16;
-const VM: u64 = 1 << 17;
-const AC: u64 = 1 << 18;
-const ID: u64 = 1 << 21;
 /// Kept in the host's RFLAGS in translated code.
-const IN_HOST: u64 = CF_TO_OF | DF | ID;
+const IN_HOST: u64 = STATUS | DF | ID;
 /// What SYSRET takes from R11.
 const SYSRET_FLAGS: u64 = 0x003c_7fd7;
 /// Flags user code may have that need no watching.
-const ORDINARY_USER: u64 = CF_TO_OF | IF | DF | NT | AC | ID | 2;
-const ORDINARY_KERNEL: u64 = IN_HOST | IF | AC | 2;
+const ORDINARY_USER: u64 = STATUS | IF | DF | NT | AC | ID | FIXED;
+const ORDINARY_KERNEL: u64 = IN_HOST | IF | AC | FIXED;
 /// CR3: translations may stay, and the process-context identifier.
 const KEEP: u64 = 1 << 63;
 const PCID: u64 = 0xfff;
-/// Bits of a GPA.
-const PHYSICAL_BITS: u32 = 46;
 const USER_END: u64 = 0x7fff_ffff_f000;
-const RAX: usize = 0;
-const RCX: usize = 1;
-const RSP: usize = 4;
-const R11: usize = 11;
 
 /// SYSCALL by user code, whose state is in the frame with RIP behind the instruction.
 pub fn system_call(f: &mut VcpuPage) -> ! {
@@ -114,7 +102,11 @@ fn find(guest: u64, alignment: bool) -> u64 {
 
 /// HVA of the block of the program that runs, zero if there is none or the blocks are another's.
 fn find_user(f: &VcpuPage, guest: u64) -> u64 {
-    if f.code_space != f.regs.cr3 || guest >= USER_END { 0 } else { find_in(here(TABLES + USER_TABLES), guest, false) }
+    if f.code_space != f.regs.cr3 || guest >= USER_END {
+        0
+    } else {
+        find_in(here(TABLES + USER_TABLES), guest, false)
+    }
 }
 
 fn find_in(tables: usize, guest: u64, alignment: bool) -> u64 {
@@ -147,7 +139,8 @@ fn search(tables: usize, guest: u64, alignment: bool) -> u64 {
 
 /// An indirect jump has missed its table, in which two addresses can be in each other's way.
 fn miss(f: &mut VcpuPage) -> bool {
-    f.block.jump = if f.regs.cpl == 0 { find(f.regs.rip, f.regs.ac != 0) } else { find_user(f, f.regs.rip) };
+    f.block.jump =
+        if f.regs.cpl == 0 { find(f.regs.rip, f.regs.ac != 0) } else { find_user(f, f.regs.rip) };
     f.run.go = go::BLOCK;
     f.block.jump != 0
 }
@@ -176,7 +169,9 @@ pub fn after_block(f: &mut VcpuPage) -> bool {
         IRET if f.run.fast != 0 => iret(f),
         INVALIDATE if f.run.walks != 0 => invalidate(f),
         // Another wedge would not know that it is to go no further.
-        LOAD_SPACE if f.run.walks != 0 && f.run.pcids != 0 && f.run.go != go::LEAVE => load_space(f),
+        LOAD_SPACE if f.run.walks != 0 && f.run.pcids != 0 && f.run.go != go::LEAVE => {
+            load_space(f)
+        }
         _ => false,
     }
 }
@@ -186,7 +181,7 @@ fn load_guest_vectors(f: &mut VcpuPage) -> bool {
     let area = host_address(f.exit.operand);
     let next = find(f.exit.next, f.regs.ac != 0);
     let open = f.exit.operand >= kernel_start() || f.regs.ac != 0;
-    let known = open && area % 64 == 0 && area >> 47 == 0 && next != 0;
+    let known = open && area.is_multiple_of(64) && area >> 47 == 0 && next != 0;
     let shown = is_shown(area) && is_shown(area + size_of::<Vectors>() as u64 - 1);
     if !known || !shown || !load_vectors_careful(area, f.regs.gpr[RAX] & f.system.vector_mask) {
         return false;
@@ -214,7 +209,7 @@ fn invalidate(f: &mut VcpuPage) -> bool {
 fn load_space(f: &mut VcpuPage) -> bool {
     let root = f.exit.operand & !KEEP;
     let next = find(f.exit.next, f.regs.ac != 0);
-    if f.exit.operand & KEEP == 0 || root >> PHYSICAL_BITS != 0 || next == 0 {
+    if f.exit.operand & KEEP == 0 || root >> PHYS_BITS != 0 || next == 0 {
         return false;
     }
     let Some(to) = turns::holder(root & PCID) else { return false };
@@ -292,7 +287,8 @@ pub fn leave_translated_user(f: &mut VcpuPage) {
 
 /// User code's access has no entry: it gets one, or the guest its page fault.
 fn look_up(f: &mut VcpuPage) -> bool {
-    let (gva, bytes, write) = (f.exit.operand, f.exit.info & (LOOKUP_WRITE - 1), f.exit.info & LOOKUP_WRITE != 0);
+    let (gva, bytes, write) =
+        (f.exit.operand, f.exit.info & (LOOKUP_WRITE - 1), f.exit.info & LOOKUP_WRITE != 0);
     if (gva & 0xfff) + bytes > 0x1000 {
         return false;
     }
@@ -302,7 +298,9 @@ fn look_up(f: &mut VcpuPage) -> bool {
             true
         }
         // A step goes no further: the monitor delivers it.
-        Outcome::Fault(present) if f.run.fast != 0 && f.run.go == go::BLOCK => fault::of_translated_user(f, gva, present, write),
+        Outcome::Fault(present) if f.run.fast != 0 && f.run.go == go::BLOCK => {
+            fault::of_translated_user(f, gva, present, write)
+        }
         _ => false,
     }
 }
@@ -376,7 +374,8 @@ fn descriptor(f: &mut VcpuPage, selector: u64) -> Option<u64> {
 /// Reads guest kernel memory, if it is mapped; if not, the exit's detail says what is missing.
 pub fn kernel_word(f: &mut VcpuPage, address: u64) -> Option<u64> {
     let mut value = 0;
-    let known = address >= kernel_start() && load_careful(address.wrapping_add(bias()), &mut value) != 0;
+    let known =
+        address >= kernel_start() && load_careful(address.wrapping_add(bias()), &mut value) != 0;
     if !known {
         f.exit.info = address;
     }

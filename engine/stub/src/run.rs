@@ -4,13 +4,13 @@ use crate::{
     assist, frame,
     gates::{enter_block, enter_user, enter_user_without_keys, resume_raw},
     host::{set_bases, set_selectors},
-    layout::{Reason, VcpuPage, go},
-    mmu, patched::resume_at,
+    mmu,
+    patched::resume_at,
     shared, strict, turns,
 };
 use core::arch::asm;
-
-const TF: u64 = 1 << 8;
+use frame::{Reason, VcpuPage, go};
+use x86::flags::TF;
 
 /// Goes on as `RunControl::go` says, until the monitor is needed.
 pub extern "C" fn run() -> ! {
@@ -41,11 +41,13 @@ pub extern "C" fn run() -> ! {
 pub fn restart(then: extern "C" fn() -> !) -> ! {
     // SAFETY: nothing on the stack is needed any more.
     unsafe {
-        asm!("lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {then}", "ud2", then = in(reg) then, options(noreturn))
+        asm!("lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {then}", "ud2",
+            then = in(reg) then, options(noreturn))
     }
 }
 
-/// Returns only if a kick came first. What is single-stepped is the monitor's: the gate would be stepped first.
+/// Returns only if a kick came first. What is single-stepped is the monitor's: the gate would be stepped
+/// first.
 fn enter_user_code(f: &mut VcpuPage) -> u64 {
     if f.regs.rflags & TF != 0 {
         return 0;
@@ -58,6 +60,10 @@ fn enter_user_code(f: &mut VcpuPage) -> u64 {
     }
     set_selectors(f);
     set_bases(f.regs.fs_base, f.regs.gs_base);
-    if s.setup.key != 0 { enter_user() } else { enter_user_without_keys() };
+    if s.setup.key != 0 {
+        enter_user()
+    } else {
+        enter_user_without_keys()
+    };
     0
 }

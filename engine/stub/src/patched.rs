@@ -1,20 +1,20 @@
 //! System calls from patched sites: no signal, no host call.
 //!
-//! A site `mov eax, nr; syscall` or `syscall; cmp rax, imm32` jumps through a table to a stub, which
-//! loads the address behind the call (and the number) and comes here. Code that jumps into the middle of the
-//! former, as a kernel does that starts a call over, finds no instruction there ([`call_at`]). RCX and R11 are lost in a system call, so there are two
-//! registers to work with; everything else is the user's.
+//! A site `mov eax, nr; syscall` or `syscall; cmp rax, imm32` jumps through a table to a stub, which loads
+//! the address behind the call (and the number) and comes here. Code that jumps into the middle of the
+//! former, as a kernel does that starts a call over, finds no instruction there ([`call_at`]). RCX and R11
+//! are lost in a system call, so there are two registers to work with; everything else is the user's.
 
 use crate::{
     assist, frame, here,
     host::{save_segments, user_word},
-    layout::{
-        CMP_LEN, VcpuPage, HEAT, HOT, MAX_SITES, SITE_LEN, SITES, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
-        Shared, mode,
-    },
     shared,
 };
 use core::{arch::naked_asm, mem::offset_of};
+use frame::{
+    CMP_LEN, HEAT, HOT, MAX_SITES, SITE_LEN, SITES, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
+    Shared, VcpuPage, mode,
+};
 
 macro_rules! entry {
     ($name:ident, $($open:literal),*) => {
@@ -132,7 +132,8 @@ pub fn call_at(rip: u64) -> Option<u64> {
 /// in the stub's tail.
 pub fn resume_at(s: &Shared, rip: u64) -> u64 {
     let low = rip & 0xfff;
-    let maybe = s.patched.displaced.get(low as usize / 64).is_some_and(|word| word >> (low % 64) & 1 == 1);
+    let maybe =
+        s.patched.displaced.get(low as usize / 64).is_some_and(|word| word >> (low % 64) & 1 == 1);
     if !maybe {
         return rip;
     }
@@ -153,7 +154,8 @@ pub fn is_hot(rip: u64) -> bool {
     *heat = 0;
     // mov eax, imm32 (below 4096); syscall
     let before = user_word(rip.wrapping_sub(8)).unwrap_or(0) >> 8;
-    let number = before & 0xff == MOV_EAX && before >> 40 == SYSCALL && before >> 8 & 0xffff_f000 == 0;
+    let number =
+        before & 0xff == MOV_EAX && before >> 40 == SYSCALL && before >> 8 & 0xffff_f000 == 0;
     let after = user_word(rip.wrapping_sub(2)).unwrap_or(0);
     number || after & 0xffff == SYSCALL && after >> 16 & 0xffff == CMP_RAX
 }

@@ -1,24 +1,26 @@
 //! Page faults without the monitor: answered with a mapping, or delivered to the guest's kernel.
 
 use crate::{
-    assist, bias, kernel_start,
-    layout::{Reason, VcpuPage, SITES, SITES_LEN, Shared, go},
-    lookup,
+    assist, bias, kernel_start, lookup,
     mmu::{self, Access, Walk},
     run, shared, turns,
 };
 use core::arch::naked_asm;
+use frame::{Reason, SITES, SITES_LEN, Shared, VcpuPage, go};
+use x86::{
+    exception::pf,
+    flags::{IF, NT, RF, TF, VM},
+    reg::RSP,
+    vector,
+};
 
 /// Page-fault error code.
-const WRITE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const FETCH: u64 = 1 << 4;
-const PAGE_FAULT: u64 = 14;
+const WRITE: u64 = pf::WRITE as u64;
+const USER: u64 = pf::USER as u64;
+const FETCH: u64 = pf::FETCH as u64;
+const PAGE_FAULT: u64 = vector::PF as u64;
 /// RFLAGS an interrupt gate clears: TF, IF, NT, RF, VM.
-const CLEARED: u64 = 1 << 8 | 1 << 9 | 1 << 14 | 1 << 16 | 1 << 17;
-const RF: u64 = 1 << 16;
-const TF: u64 = 1 << 8;
-const RSP: usize = 4;
+const CLEARED: u64 = TF | IF | NT | RF | VM;
 
 /// User code has faulted; its state is in the frame.
 pub fn user(f: &mut VcpuPage) -> ! {
@@ -88,8 +90,8 @@ fn kernel_address(f: &VcpuPage, s: &Shared) -> Option<u64> {
     (!alias && f.exit.address >> 47 == 0).then_some(f.exit.address)
 }
 
-/// Translated user code, whose state is in the frame, has accessed a page that it may not; false, with nothing changed,
-/// if that is the monitor's to deliver.
+/// Translated user code, whose state is in the frame, has accessed a page that it may not; false, with
+/// nothing changed, if that is the monitor's to deliver.
 pub fn of_translated_user(f: &mut VcpuPage, gva: u64, present: u64, write: bool) -> bool {
     let flags = f.regs.rflags;
     assist::leave_translated_user(f);

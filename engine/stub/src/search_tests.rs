@@ -1,7 +1,7 @@
 //! The search of pages of code, against one that looks at every byte.
 
 use crate::search::{ESCAPE, has, pairs};
-use std::arch::asm;
+use core::arch::asm;
 
 const SECOND: [u8; 6] = [0x01, 0x02, 0x03, 0xa2, 0xae, 0xc7];
 
@@ -28,7 +28,7 @@ fn plain(seed: u64) -> Page {
         let byte = (state >> 56) as u8;
         if byte == ESCAPE { 0x90 } else { byte }
     };
-    Page(std::array::from_fn(next))
+    Page(core::array::from_fn(next))
 }
 
 #[test]
@@ -69,7 +69,8 @@ fn pages_full_of_escapes_are_searched_to_their_end() {
 fn vectors_are_as_before() {
     let mut page = plain(7);
     (page.0[2000], page.0[2001]) = (ESCAPE, 0x01);
-    let before: [u64; 8] = std::array::from_fn(|n| 0x0123_4567_89ab_cdef_u64.rotate_left(n as u32));
+    let before: [u64; 8] =
+        core::array::from_fn(|n| 0x0123_4567_89ab_cdef_u64.rotate_left(n as u32));
     let mut after = [0_u64; 8];
     let found: u64;
     // SAFETY: calls a function of the C ABI, and says so; the pointers are in registers that it keeps.

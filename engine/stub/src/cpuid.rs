@@ -6,31 +6,35 @@
 
 use crate::{
     here,
-    layout::{Cpuid, VcpuPage, RAM},
     mmu::{self, Access, Walk},
     shared,
+};
+use frame::{Cpuid, RAM, VcpuPage};
+use x86::{
+    flags::TF,
+    reg::{RAX, RBX, RCX, RDX},
 };
 
 /// CPUID's two bytes.
 const CPUID: u16 = 0xa20f;
 const PAGE: u64 = 4096;
-const TF: u64 = 1 << 8;
-const RAX: usize = 0;
-const RCX: usize = 1;
-const RDX: usize = 2;
-const RBX: usize = 3;
 
 /// User code, whose state is in the frame, has had a general-protection fault. True if that was CPUID and
 /// it has been done. If it is single-stepped, more than that is to be done.
 pub fn answer(f: &mut VcpuPage) -> bool {
     let asked = [f.regs.gpr[RAX] as u32, f.regs.gpr[RCX] as u32];
     let known = |answer: &&Cpuid| answer.asked == asked;
-    let Some(answer) = f.told.cpuid.answers.iter().take(f.told.cpuid.count as usize).find(known).copied() else { return false };
+    let Some(answer) =
+        f.told.cpuid.answers.iter().take(f.told.cpuid.count as usize).find(known).copied()
+    else {
+        return false;
+    };
     if f.regs.rflags & TF != 0 || f.regs.rip >> 47 != 0 || !is_cpuid(f) {
         return false;
     }
     let [eax, ebx, ecx, edx] = answer.registers;
-    (f.regs.gpr[RAX], f.regs.gpr[RBX], f.regs.gpr[RCX], f.regs.gpr[RDX]) = (eax.into(), ebx.into(), ecx.into(), edx.into());
+    (f.regs.gpr[RAX], f.regs.gpr[RBX], f.regs.gpr[RCX], f.regs.gpr[RDX]) =
+        (eax.into(), ebx.into(), ecx.into(), edx.into());
     f.regs.rip += 2;
     true
 }

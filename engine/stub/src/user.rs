@@ -1,36 +1,41 @@
-//! The process of user code, where that has one of its own: it holds the program's pages and nothing of the kernel's.
+//! The process of user code, where that has one of its own: it holds the program's pages and nothing of the
+//! kernel's.
 //!
-//! **Everything here but [`start`] and [`side`] is out of use in it, and user code can jump to any of it.** What the process may ask of
-//! the host is the filter's to say, with a secret: to map, to unmap, to protect. That secret is in no memory that this process has. The
-//! wedge tells it with the turn, as the value that [`HAND_OVER`] returns; it is in registers while [`Journal`] is carried out, which user
-//! code cannot write, and no longer. A signal in between is the one way for it into memory: the handler wipes it before anything else.
+//! **Everything here but [`start`] and [`side`] is out of use in it, and user code can jump to any of it.**
+//! What the process may ask of the host is the filter's to say, with a secret: to map, to unmap, to protect.
+//! That secret is in no memory that this process has. The wedge tells it with the turn, as the value that
+//! [`HAND_OVER`] returns; it is in registers while [`Journal`] is carried out, which user code cannot write,
+//! and no longer. A signal in between is the one way for it into memory: the handler wipes it before anything
+//! else.
 //!
 //! The parts of [`side`], in order of address. What a signal has interrupted is told by them:
-//! - `user_patched`, where patched system calls arrive; `user_signal`, where signals do: a kick there changes nothing, for the way leads
-//!   to the wedge anyway;
+//! - `user_patched`, where patched system calls arrive; `user_signal`, where signals do: a kick there changes
+//!   nothing, for the way leads to the wedge anyway;
 //! - `user_back`, which leads back to what such a kick has interrupted. Another kick has it begun anew;
 //! - `user_again` and `user_call`, which hand over, and do it again if a signal came first;
-//! - `user_told`: the registers hold the secret, the orders are carried out. A kick has them begun anew: each can be done twice;
+//! - `user_told`: the registers hold the secret, the orders are carried out. A kick has them begun anew: each
+//!   can be done twice;
 //! - `user_gate`: the last steps to user code, which a kick gives up;
 //! - the ends of those.
 //!
-//! **A signal that finds no room for its frame ends the process, and RSP is user code's.** So the host must never think that the stack of
-//! signals is in use already: each signal takes it away from the process (SS_AUTODISARM), and blocks all signals. The handler thus is
-//! never interrupted. When it has read its frame, and goes on to one of the places above, it has both back ([`prepared`]) by two calls
-//! that user code can make too, since they can do nothing else.
+//! **A signal that finds no room for its frame ends the process, and RSP is user code's.** So the host must
+//! never think that the stack of signals is in use already: each signal takes it away from the process
+//! (SS_AUTODISARM), and blocks all signals. The handler thus is never interrupted. When it has read its
+//! frame, and goes on to one of the places above, it has both back ([`prepared`]) by two calls that user code
+//! can make too, since they can do nothing else.
 
 use crate::{
     die, filter, here,
-    layout::{
-        ALT_STACK, ALT_STACK_LEN, HAND_OVER, JOURNAL, JOURNAL_POKE, Journal, KICK, RAM_FD, SITES,
-        SITES_LEN, SYSCALL_USER_DISPATCH, TOP, USER_PAGE, UserPage, WINDOW, WINDOW_END, event,
-    },
     setup::{Action, SIGNAL_FLAGS, SIGNALS},
     signal::RESTORER,
 };
 use core::{
     arch::{asm, naked_asm},
     mem::offset_of,
+};
+use frame::{
+    ALT_STACK, ALT_STACK_LEN, HAND_OVER, JOURNAL, JOURNAL_POKE, Journal, KICK, RAM_FD, SITES,
+    SITES_LEN, SYSCALL_USER_DISPATCH, TOP, USER_PAGE, UserPage, WINDOW, WINDOW_END, event,
 };
 
 /// SA_RESTART: a hand-over that a signal interrupts begins again.
@@ -101,7 +106,12 @@ fn alone() {
 fn signals() {
     let stack = (here(JOURNAL) + offset_of!(Journal, signal_stack)) as u64;
     call([crate::host::SIGALTSTACK, stack, 0, 0, 0, 0]);
-    let action = Action { handler: user_signal(), flags: SIGNAL_FLAGS | RESTART, restorer: RESTORER, mask: u64::MAX };
+    let action = Action {
+        handler: user_signal(),
+        flags: SIGNAL_FLAGS | RESTART,
+        restorer: RESTORER,
+        mask: u64::MAX,
+    };
     for signal in SIGNALS {
         call([crate::host::SIGACTION, signal, &raw const action as u64, 0, 8, 0]);
     }
@@ -115,7 +125,8 @@ fn admit(secret: u64, blob_end: u64, dispatch: u64) {
     filter::write_for_user(program, secret, blob_end);
     let fprog = [program.len() as u64, program.as_ptr() as u64];
     let window = here(WINDOW) as u64;
-    let dispatched = dispatch == 0 || call([crate::host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, blob_end - window, 0]) == 0;
+    let dispatched = dispatch == 0
+        || call([crate::host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, blob_end - window, 0]) == 0;
     if !dispatched || call([crate::host::SECCOMP, 1, 4, fprog.as_ptr() as u64, 0, 0]) != 0 {
         die();
     }
@@ -157,8 +168,8 @@ macro_rules! prepared {
 
 /// All of it that runs after the start.
 ///
-/// Where there are protection keys no process has this side, but programs can jump to it: behind each XRSTOR, which could open keys, is
-/// an access to a page that is not there then, and the signal closes them.
+/// Where there are protection keys no process has this side, but programs can jump to it: behind each XRSTOR,
+/// which could open keys, is an access to a page that is not there then, and the signal closes them.
 #[unsafe(naked)]
 #[unsafe(link_section = ".text.user")]
 pub extern "C" fn side() -> ! {

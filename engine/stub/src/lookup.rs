@@ -1,14 +1,15 @@
-//! Look-ups: user code that is run translated finds its pages in a software TLB, not in mappings of the host's.
+//! Look-ups: user code that is run translated finds its pages in a software TLB, not in mappings of the
+//! host's.
 //!
-//! An entry is as good as a mapping: made from a successful walk of the guest's page tables with the access's own
-//! rights, writable only while the page's dirty bit is set and nothing is decoded from it, and gone where mappings go.
+//! An entry is as good as a mapping: made from a successful walk of the guest's page tables with the access's
+//! own rights, writable only while the page's dirty bit is set and nothing is decoded from it, and gone where
+//! mappings go.
 
 use crate::{
     here,
-    layout::{VcpuPage, LOOKUPS, RAM, Shared, code_page},
-    lookups::Lookups,
     mmu::{self, Access, Leaf, Walk},
 };
+use frame::{LOOKUPS, Lookups, RAM, Shared, VcpuPage, code_page};
 
 const PAGE: u64 = 4096;
 
@@ -20,9 +21,11 @@ pub fn table() -> &'static Lookups {
 
 /// What became of a look-up that missed.
 pub enum Outcome {
+    /// It has an entry now.
     Filled,
     /// The guest takes a page fault with this P bit.
     Fault(u64),
+    /// That is the monitor's to decide.
     Unknown,
 }
 

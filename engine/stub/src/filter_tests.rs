@@ -1,12 +1,15 @@
 //! The filter that wedges install, asked what it lets through.
 
+extern crate std;
+
 use crate::filter::{
     ABOVE, ALLOW, AT_LEAST, Bpf, EQUAL, FUTEX, IOCTL, LOAD, MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE,
     MAP_SHARED, MMAP, MPROTECT, MUNMAP, NOTIFICATION_RECEIVE, NOTIFICATION_SEND, PKEY_MPROTECT,
     Program, RETURN, SETMASK, SIGALTSTACK, SIGPROCMASK, SIGRETURN, write, write_for_user,
 };
+use core::mem::offset_of;
 use frame::{BLOB, HAND_OVER, JOURNAL, Journal, LISTENER_FD, RAM_FD};
-use std::mem::offset_of;
+use std::vec::Vec;
 
 const SECRET: u64 = 0x0123_4567_89ab_cdef;
 const BLOB_END: u64 = BLOB as u64 + 0x4000;

@@ -1,165 +1,33 @@
 //! Answering page faults from the guest's page tables, without the monitor.
 //!
-//! The same as the monitor does (`fast::shadow`), for the ordinary cases: 4 KiB pages of RAM, and 2 MiB
-//! ones of the user's, that nothing is decoded from. Of what may be executed only the pages in which the
-//! monitor would change nothing ([`text`]), and none where protection keys are in use. What is mapped is noted for the monitor, which has to take it
-//! away again when code appears in it.
+//! The same as the monitor does (`fast::shadow`), for the ordinary cases: 4 KiB pages of RAM, and 2 MiB ones
+//! of the user's, that nothing is decoded from. Of what may be executed only the pages in which the monitor
+//! would change nothing ([`text`]), and none where protection keys are in use. What is mapped is noted for
+//! the monitor, which has to take it away again when code appears in it.
 
+pub use crate::walk::{Access, Leaf, Walk, mark, table, table_entry, walk};
+use crate::walk::{RESERVED, entry, last_table, ram_offset};
 use crate::{
     bias, here,
     host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
-    layout::{
-        BORDER, EMPTY_PAGE, HINTS, Hint, MARKS, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, RAM, REGIONS, Rights, VcpuPage,
-        SITES, Shared, region,
-    },
     lookup, shared, sites, text,
 };
 use core::arch::asm;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
+use frame::{
+    BORDER, EMPTY_PAGE, HINTS, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, REGIONS, Rights,
+    SITES, Shared, VcpuPage, region,
+};
+use x86::paging::{A, ADDRESS, D, G, NX, P, RW, US};
 
-const P: u64 = 1;
-const RW: u64 = 1 << 1;
-const US: u64 = 1 << 2;
-const A: u64 = 1 << 5;
-const D: u64 = 1 << 6;
-const PS: u64 = 1 << 7;
-const G: u64 = 1 << 8;
-const NX: u64 = 1 << 63;
-const ADDRESS: u64 = ((1 << 46) - 1) & !0xfff;
-/// Reserved in every entry.
-const RESERVED: u64 = ((1 << 52) - 1) & !((1 << 46) - 1);
 const PAGE: u64 = 4096;
 const LARGE: u64 = 1 << 21;
 const AROUND: u64 = 16;
 /// Pages mapped at once at the most.
 const REACH: u64 = MAX_RUN / PAGE;
-const HIGH_BASE: u64 = 1 << 32;
 const READ: u64 = 1;
 const WRITE: u64 = 2;
 const EXECUTE: u64 = 4;
-
-/// The access to be translated.
-#[derive(Clone, Copy)]
-pub struct Access {
-    pub write: bool,
-    pub fetch: bool,
-    /// From user code; else from the kernel, with SMAP lifted as far as the address is the user's.
-    pub user: bool,
-}
-
-/// What a walk found.
-pub enum Walk {
-    Found(Leaf),
-    /// The guest takes a page fault with this P bit.
-    Fault(u64),
-    /// Not an ordinary case.
-    Unknown,
-}
-
-#[derive(Clone, Copy)]
-pub struct Leaf {
-    pub offset: u64,
-    pub large: bool,
-    pub writable: bool,
-    user: bool,
-    /// It may be mapped to be executed: where pages are searched for what opens keys that is the monitor's to do.
-    executable: bool,
-    global: bool,
-}
-
-/// Offset in RAM of a page at a GPA.
-fn ram_offset(s: &Shared, gpa: u64) -> Option<u64> {
-    if gpa < s.setup.ram_low {
-        return Some(gpa);
-    }
-    let above = gpa.checked_sub(HIGH_BASE)?;
-    (above < s.setup.ram_len - s.setup.ram_low).then(|| s.setup.ram_low + above)
-}
-
-pub fn mark(offset: u64) -> u8 {
-    // SAFETY: there is a mark for every page of RAM.
-    unsafe { core::ptr::read_volatile((here(MARKS) as u64 + offset / PAGE) as *const u8) }
-}
-
-/// An entry of a page table that is ordinary RAM.
-fn entry(s: &Shared, table: u64, index: u64) -> Option<&'static AtomicU64> {
-    let offset = ram_offset(s, table & ADDRESS).filter(|offset| mark(*offset) == 0)?;
-    // SAFETY: inside RAM, aligned; others write it atomically.
-    Some(unsafe { &*((here(RAM) as u64 + offset + index * 8) as *const AtomicU64) })
-}
-
-/// HVA of the page table that CR3 or an entry leads to, if it is in RAM.
-pub fn table(s: &Shared, address: u64) -> Option<u64> {
-    ram_offset(s, address & ADDRESS).map(|offset| here(RAM) as u64 + offset)
-}
-
-/// An entry of a table that [`table`] has found.
-pub fn table_entry(table: u64, index: u64) -> u64 {
-    // SAFETY: inside RAM, aligned; others write it atomically.
-    unsafe { &*((table + (index & 0x1ff) * 8) as *const AtomicU64) }.load(Ordering::Relaxed)
-}
-
-/// Walks the guest's page tables for an access, setting accessed and dirty bits.
-pub fn walk(f: &VcpuPage, s: &Shared, gva: u64, access: Access) -> Walk {
-    let (mut table, mut rights, mut no_execute) = (f.regs.cr3, RW | US, 0);
-    for shift in [39, 30, 21, 12] {
-        let Some(slot) = entry(s, table, gva >> shift & 0x1ff) else { return Walk::Unknown };
-        let value = slot.load(Ordering::Relaxed);
-        if value & P == 0 {
-            return Walk::Fault(0);
-        }
-        let leaf = shift == 12 || value & PS != 0;
-        let odd = leaf && (shift > 21 || shift == 21 && value & 0x1f_e000 != 0);
-        if value & RESERVED != 0 || odd {
-            return Walk::Unknown;
-        }
-        rights &= value;
-        no_execute |= value & NX;
-        if leaf {
-            return finish(s, slot, value, rights | no_execute, gva, access, shift == 21);
-        }
-        // Another vCPU may just have taken the entry away.
-        let accessed = || slot.compare_exchange(value, value | A, Ordering::SeqCst, Ordering::Relaxed);
-        if value & A == 0 && accessed().is_err() {
-            return Walk::Unknown;
-        }
-        table = value;
-    }
-    Walk::Unknown
-}
-
-fn finish(
-    s: &Shared,
-    slot: &AtomicU64,
-    value: u64,
-    rights: u64,
-    gva: u64,
-    access: Access,
-    large: bool,
-) -> Walk {
-    let denied = access.user && rights & US == 0
-        || access.write && rights & RW == 0
-        || access.fetch && rights & NX != 0;
-    if denied {
-        return Walk::Fault(P);
-    }
-    let wanted = value | A | if access.write { D } else { 0 };
-    if wanted != value && slot.compare_exchange(value, wanted, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-        return Walk::Unknown;
-    }
-    let inside = if large { gva & (LARGE - PAGE) } else { 0 };
-    match ram_offset(s, (value & ADDRESS & !if large { LARGE - 1 } else { 0 }) + inside) {
-        Some(offset) => Walk::Found(Leaf {
-            offset,
-            large,
-            writable: rights & RW != 0 && wanted & D != 0,
-            user: rights & US != 0,
-            executable: rights & NX == 0 && s.setup.searched == 0,
-            global: value & G != 0,
-        }),
-        None => Walk::Unknown,
-    }
-}
 
 /// Maps what a walk has found, and its neighbours. False if that is the monitor's to decide.
 pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: Access) -> bool {
@@ -183,7 +51,8 @@ pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: A
         }
         _ => return false,
     }
-    let mut run = Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf) };
+    let mut run =
+        Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf) };
     if !run.is_as_it_may_be() {
         run.rights &= !EXECUTE;
     }
@@ -230,7 +99,11 @@ impl Run {
 fn make_run(f: &mut VcpuPage, s: &mut Shared, run: Run, kernel: bool) -> bool {
     let hva = if kernel { run.gva.wrapping_add(bias()) } else { run.gva };
     let owner = if kernel { Owner::Kernel } else { Owner::User };
-    make(f, s, New { hva, len: run.len, offset: run.offset, rights: run.rights, owner, piece: false })
+    make(
+        f,
+        s,
+        New { hva, len: run.len, offset: run.offset, rights: run.rights, owner, piece: false },
+    )
 }
 
 /// A page that is mapped for reading twice in a row is likely to be the guest's empty one, which the
@@ -248,7 +121,8 @@ fn map_empty(f: &mut VcpuPage, s: &mut Shared, page: u64, offset: u64) -> bool {
     let mut len = PAGE;
     if let Some(table) = last_table(f, s, page) {
         let again = |gva: u64| {
-            let value = entry(s, table, gva >> 12 & 0x1ff).map_or(0, |entry| entry.load(Ordering::Relaxed));
+            let value =
+                entry(s, table, gva >> 12 & 0x1ff).map_or(0, |entry| entry.load(Ordering::Relaxed));
             let shown = value & (P | A | US | RW) == P | A | US && value & RESERVED == 0;
             shown && ram_offset(s, value & ADDRESS) == Some(offset)
         };
@@ -262,7 +136,8 @@ fn map_empty(f: &mut VcpuPage, s: &mut Shared, page: u64, offset: u64) -> bool {
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary.
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     let value = entry(s, table, gva >> 12 & 0x1ff)?.load(Ordering::Relaxed);
-    let used = value & (P | A | US) == P | A | if kernel { 0 } else { US } && (kernel || table & US != 0);
+    let used =
+        value & (P | A | US) == P | A | if kernel { 0 } else { US } && (kernel || table & US != 0);
     let executable = s.setup.searched == 0 && !kernel && (value | table) & NX == 0;
     // What may be written and executed is the monitor's to map.
     if !used || executable && value & RW != 0 || value & RESERVED != 0 || kernel && value & G == 0 {
@@ -286,14 +161,15 @@ fn extend(s: &Shared, table: u64, mut run: Run, kernel: bool) -> Run {
     run
 }
 
-/// The kernel's pages are executed by translation only, and the user's are not written and executed at a time.
+/// The kernel's pages are executed by translation only, and the user's are not written and executed at a
+/// time.
 fn rights(leaf: Leaf) -> u64 {
     let executes = leaf.user && leaf.executable && !leaf.writable;
     READ | if leaf.writable { WRITE } else { 0 } | if executes { EXECUTE } else { 0 }
 }
 
-/// The region of an HVA is the user's or the kernel's, as asked. What lies right before a region of the kernel's is
-/// nobody's: an access that begins there would not end at the border.
+/// The region of an HVA is the user's or the kernel's, as asked. What lies right before a region of the
+/// kernel's is nobody's: an access that begins there would not end at the border.
 fn owns(hva: u64, kernel: bool) -> bool {
     let sites = hva.wrapping_sub(SITES as u64 & !(LARGE - 1)) < LARGE;
     if kernel {
@@ -325,9 +201,18 @@ fn map_large(f: &mut VcpuPage, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
 }
 
 /// Maps a user's 2 MiB page or one page of it, which an INVLPG of any other part of it drops, too.
-fn make_of_large(f: &mut VcpuPage, s: &mut Shared, hva: u64, len: u64, offset: u64, rights: u64) -> bool {
+fn make_of_large(
+    f: &mut VcpuPage,
+    s: &mut Shared,
+    hva: u64,
+    len: u64,
+    offset: u64,
+    rights: u64,
+) -> bool {
     let base = hva & !(LARGE - 1);
-    let Some(free) = s.mapped.larges.iter().position(|at| *at == 0 || *at == base) else { return false };
+    let Some(free) = s.mapped.larges.iter().position(|at| *at == 0 || *at == base) else {
+        return false;
+    };
     let made = make(f, s, New { hva, len, offset, rights, owner: Owner::User, piece: len < LARGE });
     if made && let Some(slot) = s.mapped.larges.get_mut(free) {
         *slot = base;
@@ -357,7 +242,9 @@ pub fn forget(s: &mut Shared, from: u64, to: u64) {
 /// The monitor closes a range: what is mapped there stays, to be shown again.
 pub fn close(s: &mut Shared, from: u64, to: u64) {
     for page in (from..to).step_by(PAGE as usize) {
-        if let Some(hint) = s.mapped.hints.get_mut(hint(page)) && hint.page & !7 == page {
+        if let Some(hint) = s.mapped.hints.get_mut(hint(page))
+            && hint.page & !7 == page
+        {
             hint.page = page;
         }
     }
@@ -369,8 +256,8 @@ fn shows(s: &Shared, page: u64, offset: u64, rights: u64) -> bool {
     page != 0 && hint.is_some_and(|hint| hint.page == page | rights && hint.offset == offset)
 }
 
-/// What is mapped there shows the page already, but is closed or allows less: its protection is changed, which costs a third of
-/// a mapping, and that of closed pages beside it in the same call.
+/// What is mapped there shows the page already, but is closed or allows less: its protection is changed,
+/// which costs a third of a mapping, and that of closed pages beside it in the same call.
 fn show_again(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run) -> bool {
     if s.setup.keeps == 0 || !sites::make_way(s, run.gva) {
         return false;
@@ -430,7 +317,8 @@ fn around(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run, kernel: bool) 
         let new = page.filter(|page| !hinted(s, hva, page.rights));
         let more = new.map(|page| extend(s, table, page, kernel));
         // Looking at a page of code takes longest, so that comes last.
-        let Some(more) = more.filter(|more| (more.len > PAGE || ahead) && more.is_as_it_may_be()) else {
+        let Some(more) = more.filter(|more| (more.len > PAGE || ahead) && more.is_as_it_may_be())
+        else {
             at += PAGE;
             continue;
         };
@@ -441,27 +329,12 @@ fn around(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run, kernel: bool) 
     }
 }
 
-/// Address of the last-level table for `gva`, with RW and US set only if all levels above allow writing and
-/// the user's accesses, and NX if one of them forbids execution.
-fn last_table(f: &VcpuPage, s: &Shared, gva: u64) -> Option<u64> {
-    let (mut table, mut rights, mut no_execute) = (f.regs.cr3, RW | US, 0);
-    for shift in [39, 30, 21] {
-        let value = entry(s, table, gva >> shift & 0x1ff)?.load(Ordering::Relaxed);
-        if value & (P | A) != P | A || value & PS != 0 {
-            return None;
-        }
-        rights &= value;
-        no_execute |= value & NX;
-        table = value;
-    }
-    Some(table & ADDRESS | rights | no_execute)
-}
-
 /// Nothing is known to be mapped.
 pub fn forget_hints(s: &mut Shared) {
     // SAFETY: clears the table; there is no memset here.
     unsafe {
-        asm!("rep stosq", inout("rdi") s.mapped.hints.as_mut_ptr() => _, inout("rcx") HINTS * size_of::<Hint>() / 8 => _, in("rax") 0);
+        asm!("rep stosq", inout("rdi") s.mapped.hints.as_mut_ptr() => _,
+            inout("rcx") HINTS * size_of::<Hint>() / 8 => _, in("rax") 0);
     }
 }
 
@@ -501,7 +374,18 @@ fn make(f: &mut VcpuPage, s: &mut Shared, new: New) -> bool {
     if kernel && s.setup.key != 0 && call(PKEY_MPROTECT, hva, len, rights, s.setup.key, 0) != 0 {
         return false;
     }
-    count_made(f, s, MapReport::Mapped { start: hva, len, offset, rights: Rights::from_bits(rights), owner, piece });
+    count_made(
+        f,
+        s,
+        MapReport::Mapped {
+            start: hva,
+            len,
+            offset,
+            rights: Rights::from_bits(rights),
+            owner,
+            piece,
+        },
+    );
     for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
         hint_at(f, s, page, Hint { page: page | rights, offset: offset + (page - hva) });
     }
@@ -523,7 +407,9 @@ fn make_empty(f: &mut VcpuPage, s: &mut Shared, start: u64, len: u64, offset: u6
 
 /// There is room for one more mapping, and the table of patched calls is out of its way.
 fn may_make(s: &mut Shared, hva: u64, kernel: bool) -> bool {
-    s.mapped.budget != 0 && (s.made.count as usize) < MAX_MADE && (kernel || sites::make_way(s, hva))
+    s.mapped.budget != 0
+        && (s.made.count as usize) < MAX_MADE
+        && (kernel || sites::make_way(s, hva))
 }
 
 fn count_made(f: &mut VcpuPage, s: &mut Shared, report: MapReport) {
@@ -591,7 +477,11 @@ fn reload(f: &VcpuPage, s: &mut Shared, page: u64) -> bool {
 pub fn invalidate(f: &mut VcpuPage, s: &mut Shared, gva: u64) -> bool {
     let page = gva & !(PAGE - 1);
     lookup::forget(f, gva);
-    if s.mapped.large != 0 || s.made.count as usize >= MAX_MADE || gva >> 47 != 0 || !owns(page, false) {
+    if s.mapped.large != 0
+        || s.made.count as usize >= MAX_MADE
+        || gva >> 47 != 0
+        || !owns(page, false)
+    {
         return false;
     }
     let base = page & !(LARGE - 1);

@@ -1,23 +1,23 @@
-//! Pages of user code: which the wedge may map without the monitor, and which may be executed at all where there
-//! are protection keys.
+//! Pages of user code: which the wedge may map without the monitor, and which may be executed at all where
+//! there are protection keys.
 //!
 //! The monitor changes some instructions before user code may execute them (`fast::scan`), and patches
 //! system calls (`fast::sites`). A page may be mapped here only if it surely has neither: what is looked
 //! for is a superset, found without decoding. The bytes are
 //! looked at each time, so that nothing has to be known about writes to the page.
 //!
-//! Where there are protection keys ([`is_closed`]) user code executes copies of pages that only this process has: devices write
-//! guest RAM while user code runs, and what they write nobody has searched. A copy is searched when it is complete, byte by byte, and with
-//! the bytes beside it: whichever of two neighbours comes later sees the other. What is beside it counts even if it is not to be executed;
-//! that is seldom wrong, and costs no more than that the page is interpreted.
+//! Where there are protection keys ([`is_closed`]) user code executes copies of pages that only this process
+//! has: devices write guest RAM while user code runs, and what they write nobody has searched. A copy is
+//! searched when it is complete, byte by byte, and with the bytes beside it: whichever of two neighbours
+//! comes later sees the other. What is beside it counts even if it is not to be executed; that is seldom
+//! wrong, and costs no more than that the page is interpreted.
 
 use crate::{
     here,
     host::{shown, user_word},
-    keys,
-    layout::{RAM, SITE_PAGES, TABLES, site_page},
     search::{ESCAPE, has},
 };
+use frame::{RAM, SITE_PAGES, TABLES, keys, site_page};
 
 const PAGE: u64 = 4096;
 
@@ -35,7 +35,9 @@ pub fn is_closed(page: u64) -> bool {
 /// Two bytes of the page below and one of this one, or one and two.
 fn is_closed_below(page: u64, bytes: u64) -> bool {
     let [first, second] = two(bytes);
-    let may_end = matches!(first, 0x01 | 0xae) || keys::opens([0x0f, 0x01, first]) || keys::opens([0x0f, 0xae, first]);
+    let may_end = matches!(first, 0x01 | 0xae)
+        || keys::opens([0x0f, 0x01, first])
+        || keys::opens([0x0f, 0xae, first]);
     let below = if may_end { user_word(page.wrapping_sub(8)).unwrap_or(0) } else { 0 };
     let [last_but_one, last] = [(below >> 48) as u8, (below >> 56) as u8];
     !keys::opens([last_but_one, last, first]) && !keys::opens([last, first, second])
@@ -44,7 +46,8 @@ fn is_closed_below(page: u64, bytes: u64) -> bool {
 /// The same with the page above.
 fn is_closed_above(page: u64, bytes: u64) -> bool {
     let [last_but_one, last] = two(bytes + PAGE - 2);
-    let above = if keys::may_begin([last_but_one, last]) { user_word(page + PAGE).unwrap_or(0) } else { 0 };
+    let above =
+        if keys::may_begin([last_but_one, last]) { user_word(page + PAGE).unwrap_or(0) } else { 0 };
     let [first, second] = [above as u8, (above >> 8) as u8];
     !keys::opens([last_but_one, last, first]) && !keys::opens([last, first, second])
 }
@@ -67,8 +70,8 @@ fn opens_keys(page: u64, at: u64) -> bool {
     keys::opens([ESCAPE, second, third])
 }
 
-/// The escape byte at `at` may begin one of the instructions the monitor looks for, as far as it finds them, which is inside a
-/// page: LAR, LSL, CPUID; WRPKRU; XSAVE, XRSTOR; RDPID.
+/// The escape byte at `at` may begin one of the instructions the monitor looks for, as far as it finds them,
+/// which is inside a page: LAR, LSL, CPUID; WRPKRU; XSAVE, XRSTOR; RDPID.
 fn is_odd(page: u64, at: u64) -> bool {
     if at + 1 >= PAGE {
         return false;

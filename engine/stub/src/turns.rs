@@ -6,12 +6,12 @@
 use crate::{
     frame,
     host::{self, call, load_vectors, store_vectors},
-    layout::{Reason, MONITOR, Shared, go, mode},
     mmu,
     orders::obey,
     run, shared, whose_turn,
 };
 use core::sync::atomic::{AtomicU32, Ordering};
+use frame::{MONITOR, Reason, Shared, go, mode};
 
 const WAIT: u64 = 0;
 const WAKE: u64 = 1;

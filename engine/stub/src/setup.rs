@@ -3,22 +3,24 @@
 use crate::{
     filter, frame, here,
     host::{self, call, load_vectors},
-    layout::{
-        ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW, WINDOW_END,
-    },
     patched::{entry_with_keys, entry_without_keys},
     shared,
     signal::{RESTORER, on_signal, on_signal_keys},
     turns, user,
 };
 use core::arch::naked_asm;
+use frame::{
+    ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK,
+    SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW, WINDOW_END,
+};
 
 /// First instruction of the image: change to the window's stack, forget the old one.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".text.start")]
 extern "C" fn wedge_start() -> ! {
-    naked_asm!("jmp 2f", ".balign 16", "jmp {user}", "2:", "lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {main}", "ud2",
+    naked_asm!("jmp 2f", ".balign 16", "jmp {user}",
+        "2:", "lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {main}", "ud2",
         user = sym user::start, main = sym main)
 }
 
@@ -30,7 +32,8 @@ extern "C" fn main() -> ! {
     admit();
     let keys = shared().setup.key != 0;
     let entry = if keys { entry_with_keys as *const () } else { entry_without_keys as *const () };
-    shared().ready.patched_entry = if shared().setup.user_secret != 0 { user::user_patched() } else { entry as u64 };
+    shared().ready.patched_entry =
+        if shared().setup.user_secret != 0 { user::user_patched() } else { entry as u64 };
     shared().ready.done = 1;
     // What the guest does not know of is in its initial state from here on.
     host::reset_vectors(frame().vectors.0.as_ptr());
@@ -45,9 +48,12 @@ fn alone() {
     call(host::SET_ROBUST_LIST, 0, 24, 0, 0, 0);
     call(host::SET_TID_ADDRESS, 0, 0, 0, 0, 0);
     let [regions, window, window_end, ram] = [REGIONS, WINDOW, WINDOW_END, RAM].map(here);
-    let (ram_end, table_end) = (ram + shared().setup.ram_len as usize, regions + REGIONS_LEN + COPIES_LEN);
+    let (ram_end, table_end) =
+        (ram + shared().setup.ram_len as usize, regions + REGIONS_LEN + COPIES_LEN);
     let sites_end = SITES + SITES_LEN;
-    for (from, to) in [(0, SITES), (sites_end, regions), (table_end, window), (window_end, ram), (ram_end, TOP)] {
+    for (from, to) in
+        [(0, SITES), (sites_end, regions), (table_end, window), (window_end, ram), (ram_end, TOP)]
+    {
         if call(host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0) != 0 {
             crate::die();
         }
@@ -64,7 +70,8 @@ pub struct Action {
 
 /// The signals that bring guest code back.
 pub const SIGNALS: [u64; 7] = [4, 5, 7, 8, KICK as u64, 11, 31];
-/// SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTORER: guest code is resumed without sigreturn, so nothing may stay blocked.
+/// SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTORER: guest code is resumed without sigreturn, so nothing
+/// may stay blocked.
 pub const SIGNAL_FLAGS: u64 = 4 | 0x0800_0000 | 0x4000_0000 | 0x0400_0000;
 
 fn signals() {
@@ -88,7 +95,9 @@ fn admit() {
     call(host::PRCTL, 38, 1, 0, 0, 0); // PR_SET_NO_NEW_PRIVS
     // All but the blob's own calls are a SIGSYS before any filter is asked.
     let window = here(WINDOW) as u64;
-    if s.setup.user_dispatch != 0 && call(host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, s.setup.blob_end - window, 0) != 0 {
+    if s.setup.user_dispatch != 0
+        && call(host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, s.setup.blob_end - window, 0) != 0
+    {
         refuse();
     }
     // SECCOMP_FILTER_FLAG_SPEC_ALLOW: hosts before 5.16 switch speculation off without it.
@@ -97,8 +106,8 @@ fn admit() {
     }
 }
 
-/// Ends: nothing may run here unadmitted. Signals are for guest code already, so that an invalid instruction would be taken for one of
-/// its own, and the monitor be told that all is well.
+/// Ends: nothing may run here unadmitted. Signals are for guest code already, so that an invalid instruction
+/// would be taken for one of its own, and the monitor be told that all is well.
 fn refuse() -> ! {
     call(host::EXIT_GROUP, 1, 0, 0, 0, 0);
     crate::die()

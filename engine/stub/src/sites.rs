@@ -2,10 +2,8 @@
 //! where the program has memory of its own. So it is closed as soon as the program has pages anywhere near.
 //! Loads then fault, and are interpreted; so are the jumps of calls that had been patched before.
 
-use crate::{
-    host::{MPROTECT, call},
-    layout::{SITES, SITES_LEN, Shared, near_sites},
-};
+use crate::host::{MPROTECT, call};
+use frame::{SITES, SITES_LEN, Shared, near_sites};
 
 const READ: u64 = 1;
 

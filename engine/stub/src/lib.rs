@@ -6,7 +6,7 @@
 //! a secret; it lies, like all that user code must not touch, in pages with a protection key.
 //!
 //! The wedge is a state machine: [`run::run`] goes on as `RunControl::go` says; whatever ends guest code
-//! puts the state into the [`layout::VcpuPage`] and comes back to `run` on a fresh stack.
+//! puts the state into the [`frame::VcpuPage`] and comes back to `run` on a fresh stack.
 //!
 //! - `setup` makes the process a wedge: memory, signal handlers; `filter` says which host calls it has.
 //! - `run` enters guest code, `gates` are the last instructions of that.
@@ -19,36 +19,48 @@
 //! - `patched` is where patched system calls arrive, `sites` keeps their table out of the program's way.
 //! - Where user code has a process of its own, `strict` has it run there, and `user` is that process.
 //! - `turns` talks to the monitor, `orders` does what it says.
+//!
+//! **This crate is compiled twice.** As a member of the workspace it is an ordinary library: formatted,
+//! linted, and linked by tests, for which a [`model`] stands for the process. `engine/wedge/build.rs`
+//! compiles the same files once more, with `cfg(freestanding)`, and links them as the image of a wedge. What
+//! differs is this: //! the panic handler, and whether there can be a model.
 #![no_std]
-#![no_main]
+#![cfg_attr(freestanding, no_main)]
+// UNSAFETY: all of it is assembly, host calls, and memory at fixed addresses.
+#![allow(unsafe_code)]
 
 mod assist;
 mod claims;
 mod cpuid;
 mod fault;
 mod filter;
+#[cfg(test)]
+mod filter_tests;
 mod gates;
 mod host;
-mod lookup;
-mod mmu;
-mod orders;
+pub mod lookup;
+pub mod mmu;
+pub mod model;
+pub mod orders;
 mod patched;
 mod run;
 mod search;
+#[cfg(test)]
+mod search_tests;
 mod setup;
 mod signal;
 mod sites;
 mod strict;
-mod text;
+pub mod text;
 mod turns;
 mod user;
+mod walk;
 
 use core::arch::asm;
-use frame as layout;
-use frame as lookups;
-use frame::keys;
-use layout::{BIAS, FRAME, VcpuPage, SHARED, Shared, TURNS, Turns};
+use frame::{BIAS, FRAME, SHARED, Shared, TURNS, Turns, VcpuPage};
+use model::model;
 
+#[cfg(freestanding)]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
     die()
@@ -56,15 +68,22 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 
 /// Raises #UD in the wedge itself, which ends this process.
 fn die() -> ! {
+    assert!(model().is_none(), "the wedge ends itself");
     // SAFETY: an instruction that does not return.
     unsafe { asm!("ud2", options(noreturn)) }
 }
 
-/// Where something lies in this process that has the address `usual` with the usual base ([`layout::Base`]).
+/// Where something lies in this process that has the address `usual` with the usual base ([`frame::Base`]).
 fn here(usual: usize) -> usize {
+    if model().is_some() {
+        return usual;
+    }
     let shared: usize;
     // SAFETY: only computes an address.
-    unsafe { asm!("lea {}, [rip + shared_page]", out(reg) shared, options(pure, nomem, nostack, preserves_flags)) };
+    unsafe {
+        asm!("lea {}, [rip + shared_page]", out(reg) shared,
+            options(pure, nomem, nostack, preserves_flags));
+    }
     shared.wrapping_add(usual.wrapping_sub(SHARED))
 }
 
@@ -79,8 +98,9 @@ fn kernel_start() -> u64 {
 }
 
 fn shared() -> &'static mut Shared {
+    let at = model().map_or_else(|| here(SHARED) as *mut Shared, |model| (model.shared)());
     // SAFETY: the monitor mapped it before jumping here; one thread uses it on this side.
-    unsafe { &mut *(here(SHARED) as *mut Shared) }
+    unsafe { &mut *at }
 }
 
 fn frame() -> &'static mut VcpuPage {

@@ -8,14 +8,16 @@ use crate::{
     gates::in_gate,
     here,
     host::{self, load_vectors, save_segments},
-    layout::{
-        ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, Reason, VcpuPage, KICK, USER_CACHE, WINDOW, go, mode,
-    },
     patched,
     run::{self, restart},
     shared, turns,
 };
 use core::arch::naked_asm;
+use frame::{
+    ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, KICK, Reason, USER_CACHE, VcpuPage, WINDOW, go,
+    mode,
+};
+use x86::{flags::TF, vector};
 
 /// What marks a signal frame as written by the host: our "restorer".
 pub const RESTORER: u64 = 1;
@@ -26,9 +28,8 @@ const SIGILL: u64 = 4;
 const SIGTRAP: u64 = 5;
 const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
-const GENERAL_PROTECTION: u64 = 13;
-const PAGE_FAULT: u64 = 14;
-const TF: u64 = 1 << 8;
+const GENERAL_PROTECTION: u64 = vector::GP as u64;
+const PAGE_FAULT: u64 = vector::PF as u64;
 /// The host's selector of 64-bit user code.
 const USER_CS: u64 = 0x33;
 
@@ -99,7 +100,7 @@ extern "C" fn common() {
         restorer = const RESTORER, body = sym sort, sigreturn = const host::SIGRETURN)
 }
 
-const _: () = assert!(ALT_STACK % ALT_STACK_LEN == 0 && ALT_STACK_LEN == 1 << 15);
+const _: () = assert!(ALT_STACK.is_multiple_of(ALT_STACK_LEN) && ALT_STACK_LEN == 1 << 15);
 
 /// What was interrupted? Returns to have the wedge go on.
 extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
@@ -121,7 +122,8 @@ extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
     }
 }
 
-/// Which routine of the code cache that begins there a PC lies in; those of user code lie in a cache of their own.
+/// Which routine of the code cache that begins there a PC lies in; those of user code lie in a cache of their
+/// own.
 fn routine(pc: u64, cache: usize) -> u64 {
     pc.wrapping_sub(here(cache) as u64) / ROUTINE
 }
@@ -143,7 +145,8 @@ fn own(f: &mut VcpuPage, signal: u64, context: &mut Context) {
     } else if careful.contains(&context.rip) {
         context.rip = assist::load_failed as *const () as u64;
     } else {
-        (f.exit.signal, f.exit.pc, f.exit.address, f.exit.trap) = (signal, context.rip, context.cr2, context.trap);
+        (f.exit.signal, f.exit.pc, f.exit.address, f.exit.trap) =
+            (signal, context.rip, context.cr2, context.trap);
         restart(broken);
     }
 }
@@ -165,10 +168,33 @@ extern "C" fn kicked_in_gate() -> ! {
 
 impl Context {
     /// Of the registers of another process, as the host has said them, and an XSAVE area in order.
-    pub fn of([r8, r9, r10, r11, r12, r13, r14, r15, rest @ ..]: [u64; 23], vectors: *mut u8) -> Self {
-        let [rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, selectors, error, trap, mask, cr2] = rest;
+    pub fn of(
+        [r8, r9, r10, r11, r12, r13, r14, r15, rest @ ..]: [u64; 23],
+        vectors: *mut u8,
+    ) -> Self {
+        let [rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, selectors, error, trap, mask, cr2] =
+            rest;
         let r8_to_r15 = [r8, r9, r10, r11, r12, r13, r14, r15];
-        Self { head: [0; 5], r8_to_r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, selectors, error, trap, mask, cr2, vectors }
+        Self {
+            head: [0; 5],
+            r8_to_r15,
+            rdi,
+            rsi,
+            rbp,
+            rbx,
+            rdx,
+            rax,
+            rcx,
+            rsp,
+            rip,
+            flags,
+            selectors,
+            error,
+            trap,
+            mask,
+            cr2,
+            vectors,
+        }
     }
 }
 
@@ -192,7 +218,8 @@ pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 
         f.regs.cs = cs;
     }
     // AUDIT_ARCH_X86_64, SYS_SECCOMP, and not the vsyscall page.
-    let system_call = signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.exit.address == f.regs.rip;
+    let system_call =
+        signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.exit.address == f.regs.rip;
     if system_call {
         restore_number(f, info[3] as i32);
     }
@@ -272,7 +299,8 @@ extern "C" fn kernel_exit() -> ! {
 fn save(f: &mut VcpuPage, signal: u64, c: &Context, info: &[u64; 4]) {
     let [r8, r9, r10, r11, r12, r13, r14, r15] = c.r8_to_r15;
     f.regs.gpr = [
-        c.rax, c.rcx, c.rdx, c.rbx, c.rsp, c.rbp, c.rsi, c.rdi, r8, r9, r10, r11, r12, r13, r14, r15,
+        c.rax, c.rcx, c.rdx, c.rbx, c.rsp, c.rbp, c.rsi, c.rdi, r8, r9, r10, r11, r12, r13, r14,
+        r15,
     ];
     f.exit.signal = signal;
     f.exit.code = info[1] & 0xffff_ffff;

@@ -1,25 +1,24 @@
 //! Whether the program has pages where the kernel or the wedge has something in this process.
 //!
-//! Without protection keys its accesses there would not fault. Only the guest's kernel changes page tables, so each
-//! return to user code is the time to look. Of the guest's tables this reads the uppermost one, and one below it
-//! only where the program has memory in the same 512 GiB as a claim: few programs do.
+//! Without protection keys its accesses there would not fault. Only the guest's kernel changes page tables,
+//! so each return to user code is the time to look. Of the guest's tables this reads the uppermost one, and
+//! one below it only where the program has memory in the same 512 GiB as a claim: few programs do.
 //!
-//! That is too late for the very first access to a region. So what Linux's calls for memory give a program is looked at, too:
-//! a guess, since another kernel may mean something else by those numbers, but then nothing is lost but time.
+//! That is too late for the very first access to a region. So what Linux's calls for memory give a program is
+//! looked at, too: a guess, since another kernel may mean something else by those numbers, but then nothing
+//! is lost but time.
 
-use crate::{
-    layout::{Claim, VcpuPage, MAX_CLAIMS, QUICK_CLAIMS, Shared, calls},
-    mmu,
-};
-
-const PRESENT: u64 = 1;
+use crate::mmu;
+use frame::{Claim, MAX_CLAIMS, QUICK_CLAIMS, Shared, VcpuPage, calls};
+use x86::paging::P;
 
 /// The program may have pages in a claimed region. Each system call passes here.
 #[inline(always)]
 pub fn are_met(f: &VcpuPage, s: &Shared) -> bool {
     let Some(top) = mmu::table(s, f.regs.cr3) else { return true };
-    let entries = f.claims.entries.iter().fold(0, |all, at| all | mmu::table_entry(top, u64::from(*at) / 8));
-    (entries & PRESENT != 0 || f.claims.count > QUICK_CLAIMS as u64) && one_is_met(f, s, top)
+    let entries =
+        f.claims.entries.iter().fold(0, |all, at| all | mmu::table_entry(top, u64::from(*at) / 8));
+    (entries & P != 0 || f.claims.count > QUICK_CLAIMS as u64) && one_is_met(f, s, top)
 }
 
 #[cold]
@@ -31,14 +30,15 @@ fn one_is_met(f: &VcpuPage, s: &Shared, top: u64) -> bool {
 
 fn is_met(s: &Shared, top: u64, claim: &Claim) -> bool {
     let entry = mmu::table_entry(top, claim.entry.into());
-    if entry & PRESENT == 0 {
+    if entry & P == 0 {
         return false;
     }
     let Some(table) = mmu::table(s, entry) else { return true };
-    (claim.first..=claim.last).any(|region| mmu::table_entry(table, region.into()) & PRESENT != 0)
+    (claim.first..=claim.last).any(|region| mmu::table_entry(table, region.into()) & P != 0)
 }
 
-/// The last system call may have given a program claimed memory, or taken some, or ended a program: the monitor is to know.
+/// The last system call may have given a program claimed memory, or taken some, or ended a program: the
+/// monitor is to know.
 #[inline(always)]
 pub fn are_in_question(f: &mut VcpuPage) -> bool {
     let call = core::mem::replace(&mut f.claims.call, calls::NONE);

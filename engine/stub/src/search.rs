@@ -1,9 +1,10 @@
 //! Bytes to look for in a page of code: an escape byte with one of few behind it, sixteen places at a time.
 //!
-//! Every page that programs execute is looked through before it is mapped, most of them once for each process, and a
-//! page of code has an escape byte on every second line: what is rare are the pairs, so those are what is asked for. The vectors
-//! are the guest's; four of them are borrowed, and are as before where this ends. (VEX forms would be shorter, and would have to
-//! give back the upper halves too.) The tests of the crate include this file.
+//! Every page that programs execute is looked through before it is mapped, most of them once for each
+//! process, and a page of code has an escape byte on every second line: what is rare are the pairs, so those
+//! are what is asked for. The vectors are the guest's; four of them are borrowed, and are as before where
+//! this ends. (VEX forms would be shorter, and would have to give back the upper halves too.) The tests of
+//! the crate include this file.
 
 use core::arch::naked_asm;
 
@@ -12,8 +13,8 @@ pub const ESCAPE: u8 = 0x0f;
 const PAGE: u64 = 4096;
 /// Bytes of a vector.
 const PLACES: u64 = 16;
-/// So many vectors begin at multiples of their size and have a byte of the page behind them; one more, which ends one byte before
-/// the page's end, overlaps the last of them.
+/// So many vectors begin at multiples of their size and have a byte of the page behind them; one more, which
+/// ends one byte before the page's end, overlaps the last of them.
 const BLOCKS: u64 = PAGE / PLACES - 1;
 
 /// What may stand behind the escape byte, for the comparison below: 01 to 03, A2, AE, C7.
@@ -23,8 +24,8 @@ struct Pairs(#[expect(dead_code, reason = "read by the search")] [[u8; PLACES as
 static PAIRS: Pairs =
     Pairs([[ESCAPE; 16], [0xff; 16], [2; 16], [0xa2; 16], [0xae; 16], [0xc7; 16]]);
 
-/// Whether one of the pairs in the page (4 KiB, readable there, aligned) is of this kind, by its offset; or what may begin one in
-/// the page's last two bytes, where the rest of an instruction may be in the next page.
+/// Whether one of the pairs in the page (4 KiB, readable there, aligned) is of this kind, by its offset; or
+/// what may begin one in the page's last two bytes, where the rest of an instruction may be in the next page.
 pub fn has(page: u64, kind: fn(u64, u64) -> bool) -> bool {
     let in_block = |at: u64, block: u64, mask: u32| {
         (0..PLACES).any(|n| mask >> n & 1 == 1 && kind(page, at + block * PLACES + n))
@@ -51,8 +52,8 @@ fn byte(at: u64) -> u8 {
     unsafe { core::ptr::read_volatile(at as *const u8) }
 }
 
-/// The first of so many blocks (at least one) from an address with pairs in it, and where they begin there as bits; no bits if none has.
-/// Reads one byte behind each block it looks at.
+/// The first of so many blocks (at least one) from an address with pairs in it, and where they begin there as
+/// bits; no bits if none has. Reads one byte behind each block it looks at.
 fn first(from: u64, blocks: u64) -> (u64, u32) {
     let found = pairs(from, blocks);
     (blocks - (found >> 32), found as u32)

@@ -1,8 +1,12 @@
 //! Host calls. The filter lets them pass only from here and only with the secret.
 
-pub use crate::filter::{FUTEX, IOCTL, MAP_EMPTY, MPROTECT, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MUNMAP, PKEY_MPROTECT, SIGRETURN};
-use crate::{die, filter::MMAP, layout::{VcpuPage, JOURNAL_POKE, RAM_FD}, shared, strict};
+pub use crate::filter::{
+    FUTEX, IOCTL, MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP,
+    PKEY_MPROTECT, SIGRETURN,
+};
+use crate::{die, filter::MMAP, model::model, shared, strict};
 use core::arch::{asm, naked_asm};
+use frame::{JOURNAL_POKE, RAM_FD, VcpuPage};
 
 pub const SIGACTION: u64 = 13;
 pub use crate::filter::SIGALTSTACK;
@@ -16,6 +20,9 @@ pub const SECCOMP: u64 = 317;
 /// Every call but mmap. The sixth argument is always the secret.
 #[inline(never)]
 pub extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
+    if let Some(model) = model() {
+        return (model.call)(nr, a, b, c, d, e);
+    }
     let result;
     // SAFETY: callers pass what the call asks for.
     unsafe {
@@ -28,9 +35,13 @@ pub extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
     result
 }
 
-/// Maps guest RAM, or memory without content. The secret rides in the halves of `fd` and `prot` the host ignores.
+/// Maps guest RAM, or memory without content. The secret rides in the halves of `fd` and `prot` the host
+/// ignores.
 #[inline(never)]
 pub extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, offset: u64) -> i64 {
+    if let Some(model) = model() {
+        return (model.map)(at, len, prot, flags, offset);
+    }
     let result;
     let fd = RAM_FD | shared().setup.secret & !0xffff_ffff;
     let prot = prot & 0xffff_ffff | shared().setup.secret << 32;
@@ -75,9 +86,16 @@ extern "C" fn load_components(area: u64, secret: u64, components: u64) -> u64 {
         "mov eax, edx",
         "and eax, 7",
         "xor edx, edx",
-        ".globl careful_xrstor", "careful_xrstor:",
+        ".globl careful_xrstor",
+        "careful_xrstor:",
         "xrstor64 [rdi]",
-        "lea rax, [rip + shared_page]", "cmp rsi, [rax]", "jne 9f", "mov eax, 1", "ret", "9: ud2")
+        "lea rax, [rip + shared_page]",
+        "cmp rsi, [rax]",
+        "jne 9f",
+        "mov eax, 1",
+        "ret",
+        "9: ud2"
+    )
 }
 
 /// PC of an instruction whose fault is a failure of [`load_vectors_careful`].
@@ -137,6 +155,9 @@ fn canonical(address: u64) -> bool {
 
 /// Reads a word of the user's memory, if it is mapped.
 pub fn user_word(address: u64) -> Option<u64> {
+    if let Some(model) = model() {
+        return (model.user_word)(address);
+    }
     let mut value = 0;
     let known = address >> 47 == 0 && crate::assist::load_careful(address, &mut value) != 0;
     known.then_some(value)
@@ -144,11 +165,17 @@ pub fn user_word(address: u64) -> Option<u64> {
 
 /// Where the bytes of a page that is mapped at an HVA can be read.
 pub fn shown(page: u64) -> u64 {
+    if let Some(model) = model() {
+        return (model.shown)(page);
+    }
     page
 }
 
 /// Writes bytes into a private copy that has just been mapped.
 pub fn poke(address: u64, len: u64, bytes: u64) -> i64 {
+    if let Some(model) = model() {
+        return (model.poke)(address, len, bytes);
+    }
     for n in 0..len.min(8) {
         // SAFETY: an address outside the window; if it is not mapped, this process ends.
         unsafe { *((address + n) as *mut u8) = (bytes >> (n * 8)) as u8 };

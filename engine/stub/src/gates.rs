@@ -4,11 +4,8 @@
 //! later, up to the gate's end, finds the interrupted PC in the gate and nothing of the guest's state
 //! changed yet: the handler then gives the gate up ([`in_gate`]).
 
-use crate::layout::{VcpuPage, mode};
-use core::{
-    arch::naked_asm,
-    mem::offset_of,
-};
+use core::{arch::naked_asm, mem::offset_of};
+use frame::{VcpuPage, mode};
 
 /// PKRU while user code runs: every key but 0 is closed; what the host gives a handler, too.
 const PKRU_USER: u32 = 0x5555_5554;
@@ -75,10 +72,17 @@ macro_rules! to_user {
     };
 }
 
-to_user!(enter_user, "enter_user_end",
-    "mov eax, 0x55555554", "xor ecx, ecx", "xor edx, edx", "wrpkru",
+to_user!(
+    enter_user,
+    "enter_user_end",
+    "mov eax, 0x55555554",
+    "xor ecx, ecx",
+    "xor edx, edx",
+    "wrpkru",
     // Whoever jumped to the WRPKRU with another value ends here.
-    "cmp eax, 0x55555554", "jne 8f");
+    "cmp eax, 0x55555554",
+    "jne 8f"
+);
 to_user!(enter_user_without_keys, "enter_user_without_keys_end", "nop");
 
 const _: () = assert!(PKRU_USER == 0x5555_5554);

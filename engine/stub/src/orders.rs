@@ -3,10 +3,11 @@
 use crate::{
     die, here,
     host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
-    layout::{
-        MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, Shared, TOP, UPPER_USER,
-    },
     mmu, sites, text,
+};
+use frame::{
+    MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, Shared, TOP,
+    UPPER_USER,
 };
 
 const PAGE: u64 = 4096;

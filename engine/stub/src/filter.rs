@@ -1,25 +1,29 @@
 //! Which host calls a wedge has: a seccomp filter, as a function of the secret and the blob's length.
 //!
-//! Guest code may come to own its wedge: the guest's kernel reaches the window by addresses of its own,
-//! user code does where there are no protection keys, and both can jump to the blob's host calls. So
-//! the secret only keeps honest code from being made a tool. What protects the host is that whatever
-//! passes, with any arguments, concerns this process and guest RAM alone: `mmap` maps RAM (it is the only
-//! descriptor the process has) or memory without content, over what is there and not where the host likes;
-//! `mprotect` and `munmap` change what this process sees; `futex` waits and wakes; `sigreturn` loads
-//! registers; `ioctl` waits for the process of user code and lets it go on, if there is one; [`HAND_OVER`] is no
-//! call of any host's, and where user code has a process, another filter makes it wait. Anything else is a SIGSYS. `docs/isolation.md` goes through them.
+//! Guest code may come to own its wedge: the guest's kernel reaches the window by addresses of its own, user
+//! code does where there are no protection keys, and both can jump to the blob's host calls. So the secret
+//! only keeps honest code from being made a tool. What protects the host is that whatever passes, with any
+//! arguments, concerns this process and guest RAM alone: `mmap` maps RAM (it is the only descriptor the
+//! process has) or memory without content, over what is there and not where the host likes; `mprotect` and
+//! `munmap` change what this process sees; `futex` waits and wakes; `sigreturn` loads registers; `ioctl`
+//! waits for the process of user code and lets it go on, if there is one; [`HAND_OVER`] is no call of any
+//! host's, and where user code has a process, another filter makes it wait. Anything else is a SIGSYS.
+//! `docs/isolation.md` goes through them.
 //!
-//! Pure, so that tests can ask the very program that is installed (`engine/wedge/src/filter_tests.rs`).
+//! Pure, so that tests can ask the very program that is installed (`engine/stub/src/filter_tests.rs`).
 
-use crate::layout::{HAND_OVER, JOURNAL, Journal, LISTENER_FD, RAM_FD};
 use core::mem::offset_of;
+use frame::{HAND_OVER, JOURNAL, Journal, LISTENER_FD, RAM_FD};
 
 pub const MMAP: u64 = 9;
+/// The host call of this name.
 pub const MPROTECT: u64 = 10;
+/// The host call of this name.
 pub const MUNMAP: u64 = 11;
 pub const SIGRETURN: u64 = 15;
 pub const IOCTL: u64 = 16;
 pub const FUTEX: u64 = 202;
+/// The host call of this name.
 pub const PKEY_MPROTECT: u64 = 329;
 
 pub const SIGPROCMASK: u64 = 14;
@@ -27,8 +31,8 @@ pub const SIGALTSTACK: u64 = 131;
 
 /// SIG_SETMASK.
 pub const SETMASK: u64 = 2;
-/// What the two calls for its signals must say in their first and second argument, low halves: user code's process
-/// has the stack and the empty mask in a page that it cannot write.
+/// What the two calls for its signals must say in their first and second argument, low halves: user code's
+/// process has the stack and the empty mask in a page that it cannot write.
 const STACK_AT: u64 = (JOURNAL + offset_of!(Journal, signal_stack)) as u64;
 const MASK_AT: u64 = (JOURNAL + offset_of!(Journal, mask)) as u64;
 
@@ -43,7 +47,8 @@ pub const MAP_POPULATE: u64 = 0x8000;
 /// The highest of `FUTEX_WAIT` and `FUTEX_WAKE`.
 const FUTEX_WAKE: u32 = 1;
 
-/// What `ioctl` may be asked for, of the descriptor that is the process of user code: to wait until it stops, and to let it go on.
+/// What `ioctl` may be asked for, of the descriptor that is the process of user code: to wait until it stops,
+/// and to let it go on.
 pub const NOTIFICATION_RECEIVE: u64 = 0xc050_2100;
 pub const NOTIFICATION_SEND: u64 = 0xc018_2101;
 

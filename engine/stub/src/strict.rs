@@ -1,26 +1,28 @@
 //! User code in a process of its own: what the wedge, which has the kernel's memory, does about it.
 //!
-//! The process ([`crate::user`]) stands still inside the host's kernel whenever the wedge does anything: it has made a call that waits for
-//! an answer ([`HAND_OVER`]), and the host says where. So nobody changes what the wedge reads of it, and what it has mapped is known.
-//! Whatever this process maps of the user's is noted in a journal, which that one carries out before user code goes on. With the answer
-//! it is told the secret that its host calls need.
+//! The process ([`crate::user`]) stands still inside the host's kernel whenever the wedge does anything: it
+//! has made a call that waits for an answer ([`HAND_OVER`]), and the host says where. So nobody changes what
+//! the wedge reads of it, and what it has mapped is known. Whatever this process maps of the user's is noted
+//! in a journal, which that one carries out before user code goes on. With the answer it is told the secret
+//! that its host calls need.
 //!
 //! What its page says is the program's word, and taken as far as a program could have set its own registers.
 
 use crate::{
-    assist, die, here,
-    host::{self, IOCTL, call, load_vectors},
-    layout::{
-        Reason, VcpuPage, HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Shared,
-        USER_PAGE, UserPage, event, region,
-    },
+    assist, die,
     filter::{NOTIFICATION_RECEIVE, NOTIFICATION_SEND},
-    frame, run,
-    shared,
+    frame, here,
+    host::{self, IOCTL, call, load_vectors},
+    run, shared,
     signal::{self, Context},
     turns, user,
 };
 use core::arch::asm;
+use frame::{
+    HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Reason, Shared,
+    USER_PAGE, UserPage, VcpuPage, event, region,
+};
+use x86::flags::{AC, DF, FIXED, ID, IF, NT, STATUS, TF};
 
 const INTERRUPTED: i64 = -4;
 const GONE: i64 = -2;
@@ -29,9 +31,7 @@ const NO_MEMORY: i64 = -12;
 /// So often may a hand-over be gone before the process is: it ends with a signal.
 const MAX_GONE: u32 = 1000;
 /// RFLAGS that user code can change: the status flags, TF, DF, NT, AC, ID.
-const USER_FLAGS: u64 = 0x8d5 | 1 << 8 | 1 << 10 | 1 << 14 | 1 << 18 | 1 << 21;
-const IF: u64 = 1 << 9;
-const FIXED: u64 = 2;
+const USER_FLAGS: u64 = STATUS | TF | DF | NT | AC | ID;
 /// What the host lets a data segment register hold.
 const SELECTORS: [u64; 7] = [0, 1, 2, 3, 0x2b, 0x23, 0x33];
 /// The host's selector of 32-bit user code, and that of 64-bit code.
@@ -124,7 +124,8 @@ fn show(f: &VcpuPage, p: &mut UserPage) {
     host::store_vectors(p.vectors.0.as_mut_ptr());
 }
 
-/// Lets the process go on, to do its orders and, with `enter`, user code, until it hands over again; why it did.
+/// Lets the process go on, to do its orders and, with `enter`, user code, until it hands over again; why it
+/// did.
 fn hand(s: &mut Shared, enter: bool) -> u64 {
     if s.user.handed == 0 {
         receive(s);
@@ -213,7 +214,9 @@ fn forget_interrupted(p: &mut UserPage) {
     if p.back[0] != 0 {
         forget(&mut p.back);
         forget(&mut p.interrupted);
-        (0..p.interrupted_vectors.0.len()).step_by(8).for_each(|at| set_word(&mut p.interrupted_vectors.0, at, 0));
+        (0..p.interrupted_vectors.0.len())
+            .step_by(8)
+            .for_each(|at| set_word(&mut p.interrupted_vectors.0, at, 0));
     }
 }
 
