@@ -1,14 +1,22 @@
 //! The walk of the guest's page tables, for the ordinary cases: 4-level paging, tables in plain RAM.
+//!
+//! It is the walk of the interpreter and the monitor, [`x86::paging::walk`], over the memory that a wedge has.
 
 use crate::here;
 use core::sync::atomic::{AtomicU64, Ordering};
 use frame::{MARKS, RAM, Shared, VcpuPage};
-use x86::paging::{A, ADDRESS, D, G, NX, P, PHYS_BITS, PS, RW, US};
+use x86::{
+    control::{cr0, cr4, efer},
+    exception::pf,
+    paging::{self, A, ADDRESS, NX, P, PHYS_BITS, PS, RW, Roots, Translation, US, WalkMemory},
+};
 
 /// Reserved in every entry.
 pub(crate) const RESERVED: u64 = ((1 << 52) - 1) & !((1 << PHYS_BITS) - 1);
 const PAGE: u64 = 4096;
-const LARGE: u64 = 1 << 21;
+/// log2 of the bytes of a page, and of a large one.
+const PAGE_BITS: u32 = 12;
+const LARGE_BITS: u32 = 21;
 /// GPA at which the rest of RAM begins.
 const HIGH_BASE: u64 = 1 << 32;
 
@@ -82,69 +90,82 @@ pub fn table_entry(table: u64, index: u64) -> u64 {
     unsafe { &*((table + (index & 0x1ff) * 8) as *const AtomicU64) }.load(Ordering::Relaxed)
 }
 
-/// Walks the guest's page tables for an access, setting accessed and dirty bits.
-pub fn walk(f: &VcpuPage, s: &Shared, gva: u64, access: Access) -> Walk {
-    let (mut table, mut rights, mut no_execute) = (f.regs.cr3, RW | US, 0);
-    for shift in [39, 30, 21, 12] {
-        let Some(slot) = entry(s, table, gva >> shift & 0x1ff) else { return Walk::Unknown };
-        let value = slot.load(Ordering::Relaxed);
-        if value & P == 0 {
-            return Walk::Fault(0);
-        }
-        let leaf = shift == 12 || value & PS != 0;
-        let odd = leaf && (shift > 21 || shift == 21 && value & 0x1f_e000 != 0);
-        if value & RESERVED != 0 || odd {
-            return Walk::Unknown;
-        }
-        rights &= value;
-        no_execute |= value & NX;
-        if leaf {
-            return finish(s, slot, value, rights | no_execute, gva, access, shift == 21);
-        }
-        // Another vCPU may just have taken the entry away.
-        let accessed =
-            || slot.compare_exchange(value, value | A, Ordering::SeqCst, Ordering::Relaxed);
-        if value & A == 0 && accessed().is_err() {
-            return Walk::Unknown;
-        }
-        table = value;
-    }
-    Walk::Unknown
+/// Guest memory as the walk sees it: page tables in RAM that the monitor has no plans with.
+struct Tables<'a> {
+    shared: &'a Shared,
+    /// A table lies elsewhere: what the walk finds means nothing.
+    odd: bool,
 }
 
-fn finish(
-    s: &Shared,
-    slot: &AtomicU64,
-    value: u64,
-    rights: u64,
-    gva: u64,
-    access: Access,
-    large: bool,
-) -> Walk {
-    let denied = access.user && rights & US == 0
-        || access.write && rights & RW == 0
-        || access.fetch && rights & NX != 0;
-    if denied {
-        return Walk::Fault(P);
+impl Tables<'_> {
+    #[inline(always)]
+    fn slot(&mut self, gpa: u64) -> Option<&'static AtomicU64> {
+        let slot = entry(self.shared, gpa, gpa >> 3 & 0x1ff);
+        self.odd |= slot.is_none();
+        slot
     }
-    let wanted = value | A | if access.write { D } else { 0 };
-    if wanted != value
-        && slot.compare_exchange(value, wanted, Ordering::SeqCst, Ordering::Relaxed).is_err()
-    {
-        return Walk::Unknown;
+}
+
+impl WalkMemory for Tables<'_> {
+    #[inline(always)]
+    fn read_u64(&mut self, gpa: u64) -> u64 {
+        self.slot(gpa).map_or(0, |slot| slot.load(Ordering::Relaxed))
     }
-    let inside = if large { gva & (LARGE - PAGE) } else { 0 };
-    match ram_offset(s, (value & ADDRESS & !if large { LARGE - 1 } else { 0 }) + inside) {
-        Some(offset) => Walk::Found(Leaf {
-            offset,
-            large,
-            writable: rights & RW != 0 && wanted & D != 0,
-            user: rights & US != 0,
-            executable: rights & NX == 0 && s.setup.searched == 0,
-            global: value & G != 0,
-        }),
-        None => Walk::Unknown,
+
+    /// Tables of 4-byte entries are not walked here.
+    fn read_u32(&mut self, _: u64) -> u32 {
+        self.odd = true;
+        0
     }
+
+    #[inline(always)]
+    fn cas_u64(&mut self, gpa: u64, old: u64, new: u64) -> bool {
+        let exchange =
+            |slot: &AtomicU64| slot.compare_exchange(old, new, Ordering::SeqCst, Ordering::Relaxed);
+        self.slot(gpa).is_none_or(|slot| exchange(slot).is_ok())
+    }
+
+    fn cas_u32(&mut self, _: u64, _: u32, _: u32) -> bool {
+        self.odd = true;
+        true
+    }
+}
+
+/// How the guest's CPU walks while a wedge may do so ([`frame::RunControl::walks`]).
+const ROOTS: Roots = Roots {
+    cr0: cr0::PE | cr0::WP | cr0::PG,
+    cr3: 0,
+    cr4: cr4::PAE | cr4::PGE,
+    efer: efer::LME | efer::LMA | efer::NXE,
+};
+
+/// Walks the guest's page tables for an access, setting accessed and dirty bits.
+pub fn walk(f: &VcpuPage, s: &Shared, gva: u64, access: Access) -> Walk {
+    let mut tables = Tables { shared: s, odd: false };
+    let Access { write, fetch, user } = access;
+    let access = paging::Access { write, fetch, user, smap_override: true };
+    let found = paging::walk(&mut tables, Roots { cr3: f.regs.cr3, ..ROOTS }, gva, access);
+    match found {
+        _ if tables.odd => Walk::Unknown,
+        Ok(found) => leaf(s, &found).map_or(Walk::Unknown, Walk::Found),
+        Err(fault) => match fault.code.unwrap_or_default() {
+            code if code & pf::RESERVED != 0 => Walk::Unknown,
+            code => Walk::Fault((code & pf::PRESENT).into()),
+        },
+    }
+}
+
+/// The page of a translation, if it is one of 4 KiB or 2 MiB in RAM.
+fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
+    let offset = ram_offset(s, found.gpa & ADDRESS)?;
+    matches!(found.page_bits, PAGE_BITS | LARGE_BITS).then_some(Leaf {
+        offset,
+        large: found.page_bits == LARGE_BITS,
+        writable: found.writable && found.dirty,
+        user: found.user,
+        executable: found.executable && s.setup.searched == 0,
+        global: found.global,
+    })
 }
 
 /// Address of the last-level table for `gva`, with RW and US set only if all levels above allow writing and
