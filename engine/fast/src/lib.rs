@@ -28,12 +28,15 @@ mod claims;
 mod code;
 mod codes;
 mod devices;
+mod evicted;
 mod home;
 #[cfg(test)]
 mod hostile_tests;
 mod kernel;
 #[cfg(test)]
 mod kick_tests;
+#[cfg(test)]
+mod listener;
 mod lockstep;
 mod operand;
 mod place;

@@ -4,8 +4,13 @@
 //! slot of the first is *parked* then: nothing runs in it, and when its page table is loaded again, under whatever
 //! identifier, what it holds is compared with what that says now, which costs less than filling another, and makes
 //! one comparison of all the flushes until then.
+//!
+//! A slot that was another process's is of use to a child that has just been forked, whose page tables say at first
+//! what that other's said. For any other process it is not: each of a server's workers has the same pages at the same
+//! addresses, and whoever took a worker's slot would leave that one with none.
 
 use crate::{
+    evicted::{Evicted, FEW_SLOTS},
     probes::Probed,
     process::Process,
     regions::{self, Regions},
@@ -21,8 +26,8 @@ use wedge::{Error, Pages, Wedge};
 use x86::paging::{self, Access, Roots};
 use x86_interp::{Flush, Record};
 
-/// Address spaces kept; Linux uses seven PCIDs a CPU.
-const MAX_SLOTS: usize = frame::MAX_WEDGES;
+/// Address spaces kept at the most; Linux uses seven PCIDs a CPU.
+pub(crate) const MAX_SLOTS: usize = frame::MAX_WEDGES;
 /// So many claims of wedges are believed before it is looked at what they take.
 pub(crate) const CLAIMS: usize = 1024;
 /// Programs that are remembered for their low memory.
@@ -43,7 +48,8 @@ pub struct Slots<W = Wedge> {
     ram: Ram,
     /// Kernel code runs in the slots, too.
     kernel: bool,
-    spaces: Vec<Space<W>>,
+    spaces: Vec<Box<Space<W>>>,
+    evicted: Evicted,
     /// The page tables of programs that have been given memory near the table of patched system calls.
     low: FxHashSet<u64>,
     /// The page tables of programs that wedges must not go on with by themselves.
@@ -70,12 +76,13 @@ impl<W: Process> Slots<W> {
     /// No slots yet. With `kernel`, kernel code is to run in them, too. All pages that it is given have this base.
     pub fn new(ram: Ram, base: Base, kernel: bool) -> Self {
         let (low, held_back, kernel_regions, sites, scans) = Default::default();
-        let (spaces, probed) = Default::default();
+        let (spaces, evicted, probed) = Default::default();
         Self {
             base,
             ram,
             kernel,
             spaces,
+            evicted,
             low,
             held_back,
             kernel_regions,
@@ -135,7 +142,7 @@ impl<W: Process> Slots<W> {
 
     /// The current slot.
     pub fn current(&mut self) -> Result<&mut Space<W>, Error> {
-        self.spaces.last_mut().ok_or(Error::Gone)
+        self.spaces.last_mut().map(Box::as_mut).ok_or(Error::Gone)
     }
 
     /// Has guest code run in the current slot, which has these page tables, and with `passing` in those that it selects by itself and that
@@ -148,7 +155,8 @@ impl<W: Process> Slots<W> {
             space.publish(passing && !self.held_back.contains(&space.root));
         }
         let done = self.current()?.run()?;
-        for space in &mut self.spaces {
+        // Nothing has run in those that are parked.
+        for space in self.spaces.iter_mut().filter(|space| space.pcid.is_some()) {
             self.claims += space.catch_up()?;
         }
         if self.claims >= CLAIMS {
@@ -169,12 +177,12 @@ impl<W: Process> Slots<W> {
 
     /// What is kept of all spaces.
     pub(crate) fn entries(&self) -> usize {
-        self.spaces.iter().map(Space::entries).sum()
+        self.spaces.iter().map(|space| space.entries()).sum()
     }
 
     /// User pages whose translations the wedges have dropped by themselves: GVAs.
     pub fn take_invalidated(&mut self) -> Vec<u64> {
-        self.spaces.iter_mut().flat_map(Space::take_invalidated).collect()
+        self.spaces.iter_mut().flat_map(|space| space.take_invalidated()).collect()
     }
 
     /// Answers a page fault in the current slot.
@@ -183,22 +191,55 @@ impl<W: Process> Slots<W> {
         space.answer(&self.ram, roots, &self.kernel_regions, gva, access)
     }
 
-    /// A slot for a space that has none: the one parked with its page table, one parked in which pages of the same
-    /// program are mapped, a fresh one, or the one not used for longest, with what is right in it.
-    fn take(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<Space<W>, Error> {
-        let own = |space: &Space<W>| space.pcid.is_none() && space.root == root(roots);
-        let fits = |space: &Space<W>| space.pcid.is_none() && space.fits(&self.ram, roots);
-        let both = self.spaces.iter().position(|space| own(space) && fits(space));
-        let known = both.or_else(|| self.spaces.iter().rposition(fits));
-        let at = match known.or_else(|| self.spaces.iter().position(own)) {
-            Some(parked) => parked,
-            None if self.spaces.len() < MAX_SLOTS => return self.start(pcid, pages),
-            None => 0,
+    /// A slot for a space that has none: one that is parked for it, a fresh one, or the one not used for longest, with
+    /// what is right in it.
+    fn take(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<Box<Space<W>>, Error> {
+        let at = match self.parked_for(roots) {
+            Some(at) => at,
+            None => match self.add(pcid, roots, pages)? {
+                Some(space) => return Ok(space),
+                None => 0,
+            },
         };
         let mut space = self.spaces.remove(at);
+        if space.root != root(roots) {
+            self.evicted.note(space.root);
+        }
         space.pcid = Some(pcid);
         space.come_back(&self.ram, roots)?;
         Ok(space)
+    }
+
+    /// Where the parked slot is that is of use: the one with this page table and its pages, for a process just forked one of
+    /// the same program, or the one with this page table, which another process may have now.
+    fn parked_for(&self, roots: Roots) -> Option<usize> {
+        let parked = || self.spaces.iter().enumerate().filter(|(_, space)| space.pcid.is_none());
+        let own = parked().find(|(_, space)| space.root == root(roots));
+        let same = own.filter(|(_, space)| space.fits(&self.ram, roots));
+        let newborn = |(_, space): &(usize, &Box<Space<W>>)| space.fits_newborn(&self.ram, roots);
+        // A parent has run a moment ago, and so have its other children.
+        same.or_else(|| parked().rev().take(FEW_SLOTS).find(newborn)).or(own).map(|(at, _)| at)
+    }
+
+    /// A fresh slot, if there may be one more and the host has a process for it.
+    fn add(
+        &mut self,
+        pcid: u64,
+        roots: Roots,
+        pages: &Pages,
+    ) -> Result<Option<Box<Space<W>>>, Error> {
+        self.evicted.come_back(root(roots));
+        let there = self.spaces.len();
+        if there >= self.evicted.most() {
+            return Ok(None);
+        }
+        match self.start(pcid, pages) {
+            Err(Error::Start(_)) if there >= FEW_SLOTS => {
+                self.evicted.stay_at(there);
+                Ok(None)
+            }
+            started => started.map(|space| Some(Box::new(space))),
+        }
     }
 
     fn start(&self, pcid: u64, pages: &Pages) -> Result<Space<W>, Error> {
@@ -301,3 +342,6 @@ impl<W: Process> Slots<W> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,7 +38,7 @@ struct Child(OwnedFd);
 impl Turns {
     pub(crate) fn new() -> io::Result<Self> {
         let page = MemoryObject::new("ring3-turns", size_of::<frame::Turns>())?;
-        let (children, users) = Default::default();
+        let [children, users] = [(); 2].map(|()| std::array::from_fn(|_| RwLock::new(None)));
         Ok(Self(Arc::new(Inner { page, children, users })))
     }
 

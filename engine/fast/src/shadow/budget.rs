@@ -84,53 +84,10 @@ impl<W: Process> Space<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::Listener;
     use wedge::{MapCommand, MapReport, Owner, Pages, Ram, Rights};
 
     const PAGE: u64 = 4096;
-
-    /// A process that only remembers what it was told.
-    #[derive(Default)]
-    struct Listener(Vec<MapCommand>);
-
-    impl Process for Listener {
-        fn max_mappings() -> usize {
-            100
-        }
-        fn start(_: Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
-            Ok(Self::default())
-        }
-        fn order(&mut self, order: MapCommand) -> Result<(), Error> {
-            self.0.push(order);
-            Ok(())
-        }
-        fn run(&mut self) -> Result<bool, Error> {
-            Ok(true)
-        }
-        fn publish(&self, _: Option<u64>) {}
-        fn take_made(&mut self) -> Vec<MapReport> {
-            Vec::new()
-        }
-        fn allow(&mut self, _: usize, _: bool) {}
-        fn look_up(&mut self, _: bool) {}
-        fn hide(&mut self, _: u64) {}
-        fn show_all(&mut self) {}
-        fn forget_lookups(&mut self, _: u64, _: u64) {}
-        fn clear_lookups(&mut self) {}
-        fn protect_lookups(&mut self, _: u64) {}
-        fn displaced(&mut self, _: u64) {}
-        fn patched_entry(&self) -> u64 {
-            0
-        }
-        fn keeps(&self) -> bool {
-            true
-        }
-        fn processes(&self) -> Vec<i32> {
-            Vec::new()
-        }
-        fn searches(&self) -> bool {
-            false
-        }
-    }
 
     fn space() -> Space<Listener> {
         Space::new(Listener::default(), Default::default(), 1, Default::default())
@@ -158,7 +115,7 @@ mod tests {
                 space.unmap_pages(&[page * PAGE]).expect("listens");
             }
         }
-        space.wedge.0.clear();
+        space.wedge.told.clear();
     }
 
     #[test]
@@ -166,7 +123,7 @@ mod tests {
         let mut space = space();
         churn(&mut space);
         space.make_room().expect("listens");
-        assert_eq!((space.mappings, space.wedge.0.len()), (1, 0));
+        assert_eq!((space.mappings, space.wedge.told.len()), (1, 0));
     }
 
     #[test]
@@ -175,9 +132,9 @@ mod tests {
         churn(&mut space);
         space.make_room().expect("listens");
         space.protect(50 * PAGE).expect("listens");
-        assert_eq!(space.wedge.0, []);
+        assert_eq!(space.wedge.told, []);
         space.protect(101 * PAGE).expect("listens");
-        assert_eq!(space.wedge.0.len(), 1);
+        assert_eq!(space.wedge.told.len(), 1);
     }
 
     /// Pages 2 MiB apart.
@@ -192,12 +149,15 @@ mod tests {
         space.make_room().expect("listens");
         let unmap =
             |start: u64, len: u64| MapCommand::Unmap { start: start * LARGE, len: len * LARGE };
-        assert_eq!((space.mappings, std::mem::take(&mut space.wedge.0)), (76, vec![unmap(1, 25)]));
+        assert_eq!(
+            (space.mappings, std::mem::take(&mut space.wedge.told)),
+            (76, vec![unmap(1, 25)])
+        );
         (1..=25).for_each(|page| space.absorb(apart(page)));
         space.given_up = 90 * LARGE; // around the end
         space.make_room().expect("listens");
         assert_eq!(
-            (space.mappings, std::mem::take(&mut space.wedge.0)),
+            (space.mappings, std::mem::take(&mut space.wedge.told)),
             (76, vec![unmap(1, 13), unmap(90, 12)])
         );
     }
@@ -211,7 +171,7 @@ mod tests {
         space.mappings = 101;
         space.make_room().expect("listens");
         assert_eq!((space.mappings, space.pages.len()), (0, 0));
-        assert!(!space.wedge.0.is_empty());
+        assert!(!space.wedge.told.is_empty());
     }
 
     /// A hostile wedge's word for mappings that cost the host nothing, each for another page.
@@ -297,6 +257,6 @@ mod tests {
         }
         space.make_room().expect("listens");
         assert!(space.mappings < 100);
-        assert!(!space.wedge.0.is_empty());
+        assert!(!space.wedge.told.is_empty());
     }
 }

@@ -37,7 +37,7 @@ const SAMPLE: (usize, usize) = (24, 3);
 /// Who the page tables belong to that a space is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
-    /// The process it was of.
+    /// The process it was of, or another of the same program.
     Same,
     /// One that has just been forked from such a process, and has not run: none of its pages has been used.
     Newborn,
@@ -57,6 +57,8 @@ impl<W: Process> Space<W> {
     pub fn come_back(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
         let owner = match self.sample(ram, roots) {
             (present, 0) if present >= SAMPLE.1 => Owner::Newborn,
+            // Another of the same program shares its text with this one, and may share more.
+            (present, _) if present >= SAMPLE.1 => Owner::Same,
             // The page of the top table may have come to be another's.
             (present, _) if present != 0 && self.root == roots.cr3 & paging::ADDRESS => Owner::Same,
             _ => Owner::Other,
@@ -84,6 +86,11 @@ impl<W: Process> Space<W> {
     /// program at the same addresses, as a child is that has been forked.
     pub fn fits(&self, ram: &Ram, roots: Roots) -> bool {
         self.wedge.keeps() && self.sample(ram, roots).0 >= SAMPLE.1
+    }
+
+    /// So of a process that has not run since it was forked.
+    pub fn fits_newborn(&self, ram: &Ram, roots: Roots) -> bool {
+        self.wedge.keeps() && matches!(self.sample(ram, roots), (present, 0) if present >= SAMPLE.1)
     }
 
     /// Drops every mapping that is not global and not what the page tables say now.

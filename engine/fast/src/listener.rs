@@ -1,0 +1,53 @@
+//! A process for tests of what is told to processes.
+
+use crate::process::Process;
+use wedge::{Error, MapCommand, MapReport, Pages, Ram};
+
+/// A process that only remembers what it was told.
+#[derive(Default)]
+pub struct Listener {
+    /// What it was told.
+    pub told: Vec<MapCommand>,
+    /// What it says it has mapped, when it is asked next.
+    pub made: Vec<MapReport>,
+}
+
+impl Process for Listener {
+    fn max_mappings() -> usize {
+        100
+    }
+    fn start(_: Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
+        Ok(Self::default())
+    }
+    fn order(&mut self, order: MapCommand) -> Result<(), Error> {
+        self.told.push(order);
+        Ok(())
+    }
+    fn run(&mut self) -> Result<bool, Error> {
+        Ok(true)
+    }
+    fn publish(&self, _: Option<u64>) {}
+    fn take_made(&mut self) -> Vec<MapReport> {
+        std::mem::take(&mut self.made)
+    }
+    fn allow(&mut self, _: usize, _: bool) {}
+    fn look_up(&mut self, _: bool) {}
+    fn hide(&mut self, _: u64) {}
+    fn show_all(&mut self) {}
+    fn forget_lookups(&mut self, _: u64, _: u64) {}
+    fn clear_lookups(&mut self) {}
+    fn protect_lookups(&mut self, _: u64) {}
+    fn displaced(&mut self, _: u64) {}
+    fn patched_entry(&self) -> u64 {
+        0
+    }
+    fn keeps(&self) -> bool {
+        true
+    }
+    fn processes(&self) -> Vec<i32> {
+        Vec::new()
+    }
+    fn searches(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,109 @@
+use super::*;
+use crate::listener::Listener;
+use wedge::{MapReport, Owner, Rights};
+use x86::{
+    control::{cr0, cr4, efer},
+    paging::{A, NX, P, RW, US},
+};
+use x86_interp::GuestRam;
+
+/// Where each process has its memory (GVA), and how many pages.
+const MEMORY: u64 = 0x7fff_0000_0000;
+const COUNT: u64 = 8;
+/// The identifier that one process after another has.
+const PCID: u64 = 1;
+
+/// A guest whose processes have the same pages at the same addresses, as a server's workers do.
+struct Guest {
+    ram: Ram,
+    pages: Pages,
+    slots: Slots<Listener>,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let ram = Ram::new(8 << 20).expect("memory");
+        let pages = Pages::new().expect("memory");
+        let slots = Slots::new(ram.clone(), pages.base(), true);
+        Self { ram, pages, slots }
+    }
+
+    /// The page tables of a process, four pages of RAM each. With `used` the process has accessed its memory.
+    fn process(&self, number: u64, used: u64) -> Roots {
+        let top = 0x10_0000 + number * 4 * PAGE;
+        let tables = [39, 30, 21].map(|shift| (MEMORY >> shift & 0x1ff) * 8);
+        for (level, entry) in tables.into_iter().enumerate() {
+            let table = top + level as u64 * PAGE;
+            self.ram.store64(table + entry, (table + PAGE) | P | RW | US | A);
+        }
+        for page in 0..COUNT {
+            let entry = top + 3 * PAGE + ((MEMORY >> 12) + page) % 512 * 8;
+            self.ram.store64(entry, (page * PAGE) | P | US | NX | used);
+        }
+        let mode = efer::LME | efer::LMA | efer::NXE;
+        Roots { cr0: cr0::PE | cr0::PG, cr3: top, cr4: cr4::PAE, efer: mode }
+    }
+
+    /// The guest switches to a process, under the identifier that the last one had; returns whether what it had mapped
+    /// is there. It is then.
+    fn runs(&mut self, roots: Roots) -> bool {
+        let record =
+            Record { flushes: vec![Flush::Space { pcid: PCID as u16 }], ..Record::default() };
+        self.slots.apply(&record, roots, PCID);
+        self.slots.select(PCID, roots, &self.pages).expect("a slot");
+        let space = self.slots.current().expect("a slot");
+        let there = space.entries() >= COUNT as usize;
+        let mapped = |page| {
+            let (start, offset) = (MEMORY + page * PAGE, page * PAGE);
+            let (rights, owner, piece) = (Rights::READ, Owner::User, false);
+            MapReport::Mapped { start, len: PAGE, offset, rights, owner, piece }
+        };
+        space.wedge.made = (0..if there { 0 } else { COUNT }).map(mapped).collect();
+        self.slots.run(false, roots).expect("it runs");
+        there
+    }
+}
+
+/// More processes than there are slots at first take turns: after some rounds each finds what it had.
+#[test]
+fn processes_that_come_back_get_slots_of_their_own() {
+    let mut guest = Guest::new();
+    let processes: Vec<_> = (0..40).map(|number| guest.process(number, A)).collect();
+    for _ in 0..40 {
+        for roots in &processes {
+            guest.runs(*roots);
+        }
+    }
+    assert_eq!(guest.slots.spaces.len(), processes.len());
+    let told = |guest: &Guest| {
+        guest.slots.spaces.iter().map(|space| space.wedge.told.len()).sum::<usize>()
+    };
+    let before = told(&guest);
+    assert!(processes.iter().all(|roots| guest.runs(*roots)));
+    assert_eq!(told(&guest), before, "nothing is mapped anew");
+}
+
+/// Processes that end are not waited for, however many there are.
+#[test]
+fn processes_that_never_come_back_share_few_slots() {
+    let mut guest = Guest::new();
+    for number in 0..200 {
+        let roots = guest.process(number, A);
+        guest.runs(roots);
+    }
+    assert_eq!(guest.slots.spaces.len(), FEW_SLOTS);
+}
+
+/// A worker that has run keeps its slot when another worker comes that has none; a child just forked takes one over.
+#[test]
+fn only_a_newborn_takes_over_the_slot_of_another() {
+    let mut guest = Guest::new();
+    let [first, second] = [1, 2].map(|number| guest.process(number, A));
+    let newborn = guest.process(3, 0);
+    guest.runs(first);
+    guest.runs(second);
+    assert!(guest.runs(first) && guest.runs(second));
+    assert_eq!(guest.slots.spaces.len(), 2);
+    guest.runs(newborn);
+    assert_eq!(guest.slots.spaces.len(), 2);
+}
