@@ -216,9 +216,10 @@ impl<W: Process> Slots<W> {
         let parked = || self.spaces.iter().enumerate().filter(|(_, space)| space.pcid.is_none());
         let own = parked().find(|(_, space)| space.root == root(roots));
         let same = own.filter(|(_, space)| space.fits(&self.ram, roots));
-        let newborn = |(_, space): &(usize, &Box<Space<W>>)| space.fits_newborn(&self.ram, roots);
         // A parent has run a moment ago, and so have its other children.
-        same.or_else(|| parked().rev().take(FEW_SLOTS).find(newborn)).or(own).map(|(at, _)| at)
+        let mut late = parked().rev().take(FEW_SLOTS);
+        let newborn = || late.find(|(_, space)| space.fits_newborn(&self.ram, roots));
+        same.or_else(newborn).or(own).map(|(at, _)| at)
     }
 
     /// A fresh slot, if there may be one more and the host has a process for it.
