@@ -23,7 +23,7 @@
 //! **This crate is compiled twice.** As a member of the workspace it is an ordinary library: formatted,
 //! linted, and linked by tests, for which a [`model`] stands for the process. `engine/wedge/build.rs`
 //! compiles the same files once more, with `cfg(freestanding)`, and links them as the image of a wedge. What
-//! differs is this: //! the panic handler, and whether there can be a model.
+//! differs is the panic handler, and whether there can be a model.
 #![no_std]
 #![cfg_attr(freestanding, no_main)]
 // UNSAFETY: all of it is assembly, host calls, and memory at fixed addresses.
