@@ -4,7 +4,7 @@
 #     sh bench/files.sh [ROUNDS]
 #
 # RING3 names the program (target/release/ring3), OPTIONS what `exec` gets (such as --fresh), RUN what both run under
-# (such as "chrt -r 5"). The first column of times is the first run of a command in a guest, when nothing is in its caches;
+# (such as "chrt -r 5"), ROWS the rows to run (such as "ls find"; all that need no minutes). The first column of times is the first run of a command in a guest, when nothing is in its caches;
 # the others are the best of the later runs. Reading is of the host's root, writing of a folder that is shared for writing.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -46,6 +46,10 @@ sqlite|python3 commits.py
 remove|mkdir r && cp -r tree r/ && rm -r r
 build|for i in 1 2 3 4 5 6 7 8 9 10 11 12; do gcc -c hello.c -o h$i.o; done; ar rc h.a h*.o && rm h*.o h.a
 R
+if [ -n "${ROWS:-}" ]; then
+    for row in $ROWS; do grep "^$row|" rows; done > chosen
+    mv chosen rows
+fi
 cat > run.sh <<'S'
 # Runs each row three times; prints its name and the times in tenths of a ms.
 while IFS='|' read -r name command; do

@@ -26,8 +26,8 @@ use host_linux::{process, spawner::Child, user};
 use sharedfs::{Folder, Keeping};
 use signal_hook::consts::SIGKILL;
 use vhost_user::{
-    Bell, Error, Identity, Process, Remote, Reserve, Served, Spawn, Started, introduce, introduced,
-    jail, room,
+    Bell, Error, Identity, Nearness, Process, Remote, Reserve, Served, Spawn, Started, introduce,
+    introduced, jail, room,
 };
 use virtio::{NET_RECEIVE, VirtioDevice};
 use vmm::{Attachment, Execution};
@@ -38,7 +38,6 @@ use crate::{
     fault::inject::{Elsewhere, Faults},
     net::{self, NetArgument},
     output, share, spawner,
-    values::Nearness,
 };
 
 /// How long a device may take to end by itself: less than its machine may.
@@ -277,9 +276,7 @@ pub fn attach(
         error => Failure::host(format!("{option}: {error}")),
     })?;
     remote.on_end(Box::new(move |error| lost(&format!("{option}: {what} is gone: {error}"))));
-    if nearness == Nearness::Near {
-        remote.come_near();
-    }
+    remote.come_near(nearness);
     let (connect, release) = (Box::new(remote.connector()), Box::new(remote.releaser()));
     let device = Box::new(remote);
     // It only passes doorbells on, for which no thread is worth waking.

@@ -167,7 +167,7 @@ impl DiskArgument {
                 let disk = self.body(index, faults)?.with_queues(queues);
                 Ok(Attachment::new(Box::new(disk), drop))
             }
-            DevicesChoice::Processes | DevicesChoice::Apart => {
+            DevicesChoice::Processes | DevicesChoice::Near | DevicesChoice::Apart => {
                 let faults = faults.and_then(|faults| faults.elsewhere(target));
                 let mut words =
                     ["disk", "--queues", &queues.to_string()].map(str::to_owned).to_vec();

@@ -9,7 +9,7 @@ use std::{
 
 use faults::Target;
 use usernet::{Forward, NetworkConfig, Reach};
-use vhost_user::{Reserve, Served};
+use vhost_user::{Nearness, Reserve, Served};
 use virtio::{NET_RECEIVE, Net, NetBackend, Notify};
 use vmm::Attachment;
 
@@ -18,7 +18,7 @@ use crate::{
     failure::Failure,
     fault::inject::{Elsewhere, Faults, Injection},
     foreign,
-    values::{DevicesChoice, Nearness},
+    values::DevicesChoice,
 };
 
 /// A network interface.
@@ -162,7 +162,7 @@ impl NetArgument {
             (_, DevicesChoice::Inline) => {
                 self.inline(mac, pairs, faults.and_then(|faults| faults.inline(target)), index)
             }
-            (_, DevicesChoice::Processes | DevicesChoice::Apart) => {
+            (_, DevicesChoice::Processes | DevicesChoice::Near | DevicesChoice::Apart) => {
                 let faults = faults.and_then(|faults| faults.elsewhere(target));
                 self.in_a_process(mac, pairs, faults, index)
             }

@@ -66,10 +66,10 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let interactive = arguments.console != ConsoleChoice::None;
     let injection = Injection::of_machine(arguments)?;
     let faults = injection.as_ref();
-    let mut attachments =
-        disk::attach(&arguments.disk, arguments.devices, description.cpus, faults)?;
-    attachments.extend(net::attach(&arguments.net, arguments.devices, description.cpus, faults)?);
-    attachments.extend(share::attach(&arguments.share, arguments.devices)?);
+    let devices = arguments.devices.beside(description.cpus);
+    let mut attachments = disk::attach(&arguments.disk, devices, description.cpus, faults)?;
+    attachments.extend(net::attach(&arguments.net, devices, description.cpus, faults)?);
+    attachments.extend(share::attach(&arguments.share, devices)?);
     let own = interactive.then(|| Box::new(std::io::stdout()) as Box<dyn Write + Send>);
     let screen = Screen::new(match faults {
         Some(faults) => faults.overhears(own),

@@ -111,7 +111,7 @@ pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachmen
     match devices {
         // The guest asks, the host only answers.
         DevicesChoice::Inline => Ok(Attachment::new(Box::new(body(folder, tag)?), drop)),
-        DevicesChoice::Processes | DevicesChoice::Apart => {
+        DevicesChoice::Processes | DevicesChoice::Near | DevicesChoice::Apart => {
             let real = folder.find().map_err(refused)?;
             let readonly = folder.readonly.then_some("--readonly");
             let keeping = match folder.keeping {

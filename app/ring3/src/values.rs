@@ -1,8 +1,9 @@
 //! Values that options of several commands take. Nothing here knows a command.
 
-use std::{str::FromStr, time::Duration};
+use std::{num::NonZero, str::FromStr, thread::available_parallelism, time::Duration};
 
 use clap::{Args, ValueEnum};
+use vhost_user::Nearness;
 use vmm::{GuestClock, LockStep, Scattered, kvm_features};
 
 /// What becomes of flushed mappings.
@@ -178,8 +179,10 @@ pub enum SystemCalls {
 /// Where devices are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DevicesChoice {
-    /// Each in a process of its own; disks and folders come to the vCPU's CPU while the guest waits for small answers
+    /// Each in a process of its own; disks and folders watch for requests beside the vCPU while the guest waits for small answers, or come to its CPU
     Processes,
+    /// The same, and disks and folders only come to the vCPU's CPU: for a host whose other CPUs are wanted
+    Near,
     /// Each in a process of its own, on whatever CPU is free
     Apart,
     /// By threads of the machine's process
@@ -187,10 +190,17 @@ pub enum DevicesChoice {
 }
 
 impl DevicesChoice {
+    /// The same for a machine of so many vCPUs: where they leave no CPU of the host's to others, nobody looks for requests beside them.
+    pub fn beside(self, vcpus: u32) -> Self {
+        let cpus = available_parallelism().map_or(1, NonZero::get);
+        if self == Self::Processes && cpus <= vcpus as usize { Self::Near } else { self }
+    }
+
     /// Where a disk's or folder's process runs, if it has one.
     pub fn nearness(self) -> Nearness {
         match self {
             Self::Processes => Nearness::Near,
+            Self::Near => Nearness::SameCpu,
             Self::Apart | Self::Inline => Nearness::Apart,
         }
     }
@@ -265,15 +275,6 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// On which CPU a device's process runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nearness {
-    /// On the vCPU's, while that is faster.
-    Near,
-    /// Wherever there is room.
-    Apart,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,6 +288,16 @@ mod tests {
         assert_eq!(features("all"), Ok(Some(kvm_features::ALL)));
         assert_eq!(features("tlb-flush,send-ipi"), Ok(Some(TLB_FLUSH | SEND_IPI)));
         assert!(features("tlb-flush,").is_err() && features("magic").is_err());
+    }
+
+    #[test]
+    fn a_host_without_a_cpu_to_spare_has_no_server_beside_the_vcpus() {
+        use DevicesChoice::{Apart, Near, Processes};
+        assert_eq!(
+            [Processes, Near, Apart].map(|choice| choice.beside(u32::MAX)),
+            [Near, Near, Apart]
+        );
+        assert_eq!(Processes.beside(0), Processes);
     }
 
     #[test]

@@ -171,6 +171,19 @@ impl Queue {
         self.ring.next_avail()
     }
 
+    /// Whether the driver has offered a request that was not taken. An index that cannot be read is left to [`Queue::pop`].
+    pub fn has_more(&self) -> bool {
+        let index = self.ring.avail_idx(&self.memory, Ordering::Acquire);
+        index.is_ok_and(|index| index.0 != self.ring.next_avail())
+    }
+
+    /// Whether the driver has offered a request that was not given back, by whoever serves the queue.
+    pub fn is_awaited(&self) -> bool {
+        let offered = self.ring.avail_idx(&self.memory, Ordering::Acquire);
+        let used = self.ring.used_idx(&self.memory, Ordering::Acquire);
+        offered.is_ok_and(|offered| used.is_ok_and(|used| offered != used))
+    }
+
     /// Guest memory, to read and write requests' buffers with.
     pub fn memory(&self) -> &DmaMemory {
         &self.memory

@@ -7,12 +7,13 @@
 
 use std::{
     fs::File,
+    hint,
     io::{
         self,
         ErrorKind::{Interrupted, WouldBlock},
         Read, Write,
     },
-    iter,
+    iter, mem,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -41,7 +42,7 @@ use vhost::vhost_user::{
 };
 use virtio::{Interrupt, Queue, RingError, Shape, VirtioDevice};
 
-use crate::{MARKS, NOTES, early::Enabling};
+use crate::{MARKS, NOTES, WORDS, early::Enabling, words::Words};
 
 /// VIRTIO_F_VERSION_1, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC.
 const RING_FEATURES: u64 = 1 << 32 | EVENT_IDX | 1 << 28;
@@ -51,6 +52,12 @@ const FOREIGN_MAX: u16 = 1024;
 
 /// How long a queue whose requests nobody waits for stays quiet after the last of them.
 const QUIET: Duration = Duration::from_millis(10);
+
+/// How long a server looks at its queues without looking for messages of the monitor's.
+const WATCH: Duration = Duration::from_millis(2);
+
+/// How long an answer waits for the vCPU that is on its way to ring.
+const EARLY: Duration = Duration::from_micros(50);
 
 /// Rung by other threads of the server's when the host has something for a queue: a device that does not only answer has one.
 pub struct Bell {
@@ -88,6 +95,7 @@ pub fn serve(
     let server = Arc::new(Mutex::new(DeviceServer::new(device, bell)));
     let mut handler = BackendReqHandler::from_stream(socket.try_clone()?, Arc::clone(&server));
     loop {
+        lock(&server).watch();
         let (asked, rung) = wait(&socket, &server)?;
         lock(&server).run_rung(&rung);
         if asked {
@@ -138,7 +146,8 @@ fn wait(socket: &UnixStream, server: &Mutex<DeviceServer>) -> io::Result<(bool, 
     let kicks: Vec<_> = own.chain(kicks).collect();
     let mut polled = vec![PollFd::new(socket, PollFlags::IN)];
     polled.extend(kicks.iter().map(|(_, kick)| PollFd::new(kick, PollFlags::IN)));
-    let wait = server.quiet_until.map(left);
+    let at_once = server.is_busy.then(Timespec::default);
+    let wait = at_once.or_else(|| server.quiet_until.map(left));
     match poll(&mut polled, wait.as_ref()) {
         Err(Errno::INTR) | Ok(_) => {}
         Err(error) => return Err(error.into()),
@@ -189,6 +198,11 @@ impl ServedRing {
         }
     }
 
+    /// There is a request, of which no doorbell need tell.
+    fn has_more(&self) -> bool {
+        self.queue.as_ref().is_some_and(Queue::has_more)
+    }
+
     fn stop(&mut self) {
         if let Some(mut queue) = self.queue.take() {
             queue.set_quiet(false);
@@ -233,13 +247,18 @@ struct DeviceServer {
     rings: Vec<ServedRing>,
     /// There are quiet queues, until then.
     quiet_until: Option<Instant>,
+    /// What the monitor and we tell each other without events.
+    words: Option<Arc<Words>>,
+    /// Something was asked a moment ago: we look at the queues by ourselves, if we may.
+    is_busy: bool,
 }
 
 impl DeviceServer {
     fn new(device: Box<dyn VirtioDevice>, bell: Option<Bell>) -> Self {
         let rings = device.queue_sizes().iter().map(|_| ServedRing::default()).collect();
         let (memory, regions, quiet_until) = (None, Vec::new(), None);
-        Self { device, bell, memory, regions, features: 0, rings, quiet_until }
+        let (features, words, is_busy) = (0, None, false);
+        Self { device, bell, memory, regions, features, rings, quiet_until, words, is_busy }
     }
 
     fn ring(&mut self, index: impl TryInto<usize>) -> Answer<&mut ServedRing> {
@@ -251,14 +270,18 @@ impl DeviceServer {
     fn start(&mut self, index: usize) -> Answer<()> {
         let event_idx = self.features & EVENT_IDX != 0;
         let max = self.device.queue_sizes().get(index).copied().ok_or(Refusal::InvalidParam)?;
-        let memory = self.memory.clone();
+        let (memory, words) = (self.memory.clone(), self.words.clone());
         let ring = self.ring(index)?;
         let (Some(memory), Some(_)) = (memory, &ring.kick) else { return Ok(()) };
         if ring.queue.is_some() || !ring.enabled {
             return Ok(());
         }
         let call = Arc::clone(&ring.call);
-        let interrupt = Arc::new(move || signal(&call));
+        let interrupt = Arc::new(move || {
+            if !words.as_ref().is_some_and(|words| words.answer(index)) {
+                signal(&call);
+            }
+        });
         match memory.queue(ring.shape, max, event_idx, interrupt) {
             Ok(mut queue) => {
                 queue.go_on_from(ring.base);
@@ -275,8 +298,72 @@ impl DeviceServer {
         early.answer(socket, done)
     }
 
-    /// Serves these queues. What others were asked meanwhile without a doorbell comes first.
+    /// Serves queues without being rung for, for as long as the monitor allows after each request.
+    fn watch(&mut self) {
+        let is_busy = mem::take(&mut self.is_busy);
+        let Some(words) = self.words.clone().filter(|_| is_busy) else { return };
+        let patience = words.patience();
+        if patience.is_zero() {
+            return;
+        }
+        words.set_watched(true);
+        let (start, mut last) = (Instant::now(), Instant::now());
+        let mut untold = true;
+        while last.elapsed() < patience && start.elapsed() < WATCH {
+            if self.run_unrung() {
+                (last, untold) = (Instant::now(), true);
+            } else if untold && last.elapsed() > EARLY {
+                self.tell_by_events();
+                untold = false;
+            }
+            hint::spin_loop();
+        }
+        words.set_watched(false);
+        self.tell_by_events();
+        // What was offered meanwhile without a doorbell.
+        let more = self.run_unrung();
+        self.is_busy = more || last.elapsed() < patience;
+    }
+
+    /// Tells of answers for which no vCPU has come: the driver need not ring for a request that is taken before it looks whether it should.
+    fn tell_by_events(&self) {
+        let Some(words) = &self.words else { return };
+        for (index, ring) in self.rings.iter().enumerate() {
+            if words.take_back(index) {
+                signal(&ring.call);
+            }
+        }
+    }
+
+    /// Serves queues in which there is something; whether there was.
+    fn run_unrung(&mut self) -> bool {
+        let more = self.rings.iter().map(ServedRing::has_more).enumerate();
+        let asked = more.filter(|(index, more)| *more && !self.is_patient(*index));
+        let asked: Vec<_> = asked.map(|(index, _)| index).collect();
+        if !asked.is_empty() {
+            // This may take long.
+            self.tell_by_events();
+        }
+        self.run_queues(&asked);
+        !asked.is_empty()
+    }
+
+    /// Serves these queues, whose doorbells are silent from now on.
     fn run_rung(&mut self, rung: &[usize]) {
+        let own = self.bell.as_ref().map(|bell| bell.queue);
+        for index in rung {
+            let ring = self.rings.get_mut(*index).filter(|ring| ring.bell().is_some());
+            ring.into_iter().for_each(ServedRing::take_kick);
+            self.is_busy |= Some(*index) != own;
+        }
+        self.run_queues(rung);
+    }
+
+    /// Serves these queues. What others were asked meanwhile without a doorbell comes first.
+    fn run_queues(&mut self, rung: &[usize]) {
+        if rung.is_empty() && self.quiet_until.is_none() {
+            return;
+        }
         let now = Instant::now();
         if self.quiet_until.is_some_and(|end| end <= now) {
             self.quiet_until = None;
@@ -322,11 +409,8 @@ impl DeviceServer {
     }
 
     fn run_one(&mut self, index: usize) {
-        let Some(ring) = self.rings.get_mut(index) else { return };
-        if ring.bell().is_some() {
-            ring.take_kick();
-        }
-        let Some(queue) = &mut ring.queue else { return };
+        let queue = self.rings.get_mut(index).and_then(|ring| ring.queue.as_mut());
+        let Some(queue) = queue else { return };
         let served = self.device.process(index, queue);
         if let Err(error) = served.and(queue.tell_driver()) {
             self.fail(index, &error.to_string());
@@ -387,6 +471,15 @@ fn memory(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Answer<Memory>
     ram::foreign(ranges.collect()).map(Memory::Foreign).map_err(host)
 }
 
+/// The words that our monitor shares.
+fn words(regions: &[VhostUserMemoryRegion], files: &[File]) -> Answer<Option<Arc<Words>>> {
+    if !regions.iter().any(|region| region.guest_phys_addr == WORDS) {
+        return Ok(None);
+    }
+    let words = Words::of_another(region(regions, files, WORDS)?.into());
+    Ok(Some(Arc::new(words.map_err(Refusal::ReqHandlerError)?)))
+}
+
 /// The memory region that begins at `at`, out of those the monitor sent.
 fn region(regions: &[VhostUserMemoryRegion], files: &[File], at: u64) -> Answer<OwnedFd> {
     let found = regions.iter().position(|region| region.guest_phys_addr == at);
@@ -427,6 +520,7 @@ impl VhostUserBackendReqHandlerMut for DeviceServer {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Answer<Option<Vec<u64>>> {
+        self.words = words(regions, &files)?;
         self.memory = Some(memory(regions, files)?);
         self.regions = regions.to_vec();
         // Queues that run go on in the new table's memory.

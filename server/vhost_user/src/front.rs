@@ -12,16 +12,13 @@ use std::{
 
 use rustix::process::Pid;
 use virtio::{Doorbell, Interrupt, Queue, RingError, VirtioDevice};
-use vmm_sys_util::{
-    epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
-    eventfd::EventFd,
-};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::{
     Error,
     link::{Link, Spawn},
-    near::{Binding, MOMENT, Near},
-    soon::comes_within,
+    near::{Binding, Near, Nearness},
+    words::{Waiting, Words},
 };
 
 /// Features of rings and transports (virtio 1.2 section 6): the monitor's transport has its own.
@@ -33,30 +30,36 @@ struct SharedFront {
     epoll: Epoll,
     doorbell: OnceLock<Doorbell>,
     near: OnceLock<Near>,
+    words: Arc<Words>,
     /// Is told when there is no server any more.
     mourner: OnceLock<Mourner>,
 }
 
 impl SharedFront {
     /// Rings, and takes the answer if it comes soon. The thread that passes interrupts on takes it otherwise.
-    fn ring_and_wait(&self, near: &Near, link: MutexGuard<'_, Link>, index: usize) {
-        let Some(call) = link.rings.get(index).map(|ring| Arc::clone(&ring.call)) else { return };
-        self.listen(index, &call, EventSet::empty());
-        link.kick(index);
-        drop(link);
-        let due = if comes_within(&call, MOMENT) { self.link().called(index) } else { None };
-        self.listen(index, &call, EventSet::IN);
-        if let Some(interrupt) = due {
-            near.answered_at_once();
-            interrupt();
+    fn ring_and_wait(
+        &self,
+        near: &Near,
+        how: Waiting,
+        link: MutexGuard<'_, Link>,
+        (index, is_awaited): (usize, bool),
+    ) {
+        let words = &self.words;
+        let expected = words.expect(index, how);
+        let is_watched = words.is_watched();
+        if !is_watched {
+            link.kick(index);
         }
-    }
-
-    /// Has the thread that passes interrupts on hear of a queue's, or not.
-    fn listen(&self, index: usize, call: &EventFd, what: EventSet) {
-        let event = EpollEvent::new(what, Event::Call(index).number());
-        // It was added, and is there.
-        let _ = self.epoll.ctl(ControlOperation::Modify, call.as_raw_fd(), event);
+        drop(link);
+        let moment = Near::moment(how, is_awaited);
+        let wait = |is_there| is_there || words.wait(index, how, moment);
+        if expected.is_some_and(wait) {
+            near.answered_at_once(how);
+            let due = self.link().interrupt(index);
+            due.into_iter().for_each(|interrupt| interrupt());
+        } else if is_awaited {
+            near.was_late(how, is_watched);
+        }
     }
 }
 
@@ -105,9 +108,9 @@ impl Remote {
         let identity = link.identity.clone();
         let (doorbell, near) = (OnceLock::new(), OnceLock::new());
         let mourner = OnceLock::new();
-        let epoll = watching(&link)?;
-        let shared =
-            Arc::new(SharedFront { link: Mutex::new(link), epoll, doorbell, near, mourner });
+        let (epoll, words) = (watching(&link)?, Arc::clone(&link.words));
+        let link = Mutex::new(link);
+        let shared = Arc::new(SharedFront { link, epoll, doorbell, near, words, mourner });
         let watched = Arc::clone(&shared);
         let name = format!("server-{}", identity.device_type);
         thread::Builder::new().name(name).spawn(move || watch(&watched))?;
@@ -117,9 +120,9 @@ impl Remote {
         Ok(Self { shared, device_type, class, queues, features, config, reserve, taken_over })
     }
 
-    /// Has the server come to the vCPU's own CPU while that is faster.
-    pub fn come_near(&self) {
-        if let Some(near) = Near::new() {
+    /// Has the server come near the vCPU while that is faster.
+    pub fn come_near(&self, nearness: Nearness) {
+        if let Some(near) = Near::new(nearness) {
             // The first one is as good.
             let _ = self.shared.near.set(near);
         }
@@ -215,8 +218,10 @@ impl VirtioDevice for Remote {
         }
         // For answers that nobody waits for, the vCPU does not either.
         let near = self.shared.near.get().filter(|_| !self.is_patient(index));
-        match near.filter(|near| near.ring()) {
-            Some(near) => self.shared.ring_and_wait(near, link, index),
+        match near.and_then(|near| Some((near, near.ring()?))) {
+            Some((near, how)) => {
+                self.shared.ring_and_wait(near, how, link, (index, queue.is_awaited()));
+            }
             None => link.kick(index),
         }
         Ok(())
@@ -330,7 +335,7 @@ fn wait(shared: &SharedFront) -> io::Result<()> {
         let (due, broke, server) = heard(&shared.link(), &happened);
         due.iter().for_each(|interrupt| interrupt());
         if let Some(near) = shared.near.get().filter(|_| !due.is_empty()) {
-            place.answered(near, server);
+            place.answered(near, server, &shared.words);
         }
         if broke {
             shared.link().broken = true;
@@ -338,7 +343,7 @@ fn wait(shared: &SharedFront) -> io::Result<()> {
         }
         if happened.contains(&Event::Ended) {
             // Its successor begins where this thread is.
-            shared.near.get().iter().for_each(|near| place.leave(near, server));
+            shared.near.get().iter().for_each(|near| place.leave(near, server, &shared.words));
             return Ok(());
         }
     }

@@ -8,8 +8,9 @@
 //! | [`Remote`] stands for the body: configuration, features; the first doorbell of a queue has it served there, further ones are an eventfd | [`serve`] has the body serve the queues |
 //! | a thread passes interrupts on, and starts the server anew when it ends | [`jail`] and [`room`] take from the process what the body does not need, as the module `policy` has it |
 //!
-//! The protocol is vhost-user's. Two memory regions are ours ([`MARKS`], [`NOTES`]): where the engine marks pages that code was made
-//! of, which the server may look at, and where the server notes such pages when it writes them (see the crate `ram`).
+//! The protocol is vhost-user's. Three memory regions are ours ([`MARKS`], [`NOTES`], [`WORDS`]): where the engine marks pages that code was
+//! made of, which the server may look at; where the server notes such pages when it writes them (see the crate `ram`); and words by which a vCPU
+//! and the server tell each other of requests and answers without events (see the module `words`).
 //!
 //! # A server that ends
 //!
@@ -22,7 +23,7 @@
 //!
 //! # Other programs
 //!
-//! [`serve`] takes other programs' monitors, too, and [`Foreign`] stands for a device that another program serves. Neither knows of our two
+//! [`serve`] takes other programs' monitors, too, and [`Foreign`] stands for a device that another program serves. Neither knows of our
 //! regions; `foreign` says what takes their place.
 
 mod back;
@@ -36,7 +37,7 @@ mod patience;
 mod policy;
 pub mod room;
 mod shadow;
-mod soon;
+mod words;
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -50,6 +51,7 @@ pub use back::{Bell, leave_after, serve};
 pub use foreign::{ConfigSource, Foreign, Nature};
 pub use front::{Remote, Reserve};
 pub use link::{Process, Spawn};
+pub use near::Nearness;
 pub use policy::Served;
 use virtio::VirtioDevice;
 
@@ -57,6 +59,9 @@ use virtio::VirtioDevice;
 pub const MARKS: u64 = 1 << 62;
 /// Where it has the notes of what was written.
 pub const NOTES: u64 = 1 << 62 | 1 << 61;
+
+/// Where it has the words by which both tell each other of requests and answers.
+pub const WORDS: u64 = 1 << 62 | 1 << 60;
 
 /// The longest first line of a server, in bytes.
 const MAX_LINE: u64 = 16 << 10;

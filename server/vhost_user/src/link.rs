@@ -30,7 +30,11 @@ use vhost::{
 use virtio::{Interrupt, Shape};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::{Error, Identity, MARKS, NOTES, Started, patience::within};
+use crate::{
+    Error, Identity, MARKS, NOTES, Started, WORDS,
+    patience::within,
+    words::{self, Words},
+};
 
 /// A server that ends this often in [`WHILE`] is given up.
 const MOST_ENDS: usize = 5;
@@ -55,7 +59,7 @@ pub trait Process: Send {
 /// A queue that is served elsewhere, or was, or will be.
 pub(crate) struct RemoteRing {
     kick: EventFd,
-    pub(crate) call: Arc<EventFd>,
+    pub(crate) call: EventFd,
     pub(crate) error: EventFd,
     /// Where it goes on when it is started again.
     base: u16,
@@ -71,13 +75,7 @@ pub(crate) struct Running {
 impl RemoteRing {
     fn new() -> io::Result<Self> {
         let event = || EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
-        Ok(Self {
-            kick: event()?,
-            call: Arc::new(event()?),
-            error: event()?,
-            base: 0,
-            running: None,
-        })
+        Ok(Self { kick: event()?, call: event()?, error: event()?, base: 0, running: None })
     }
 }
 
@@ -132,6 +130,8 @@ pub(crate) struct Link {
     /// What the driver wrote into the configuration structure.
     written: BTreeMap<usize, Vec<u8>>,
     memory: Option<Ram>,
+    /// What servers and we tell each other without events.
+    pub(crate) words: Arc<Words>,
     pub(crate) rings: Vec<RemoteRing>,
     ends: Vec<Instant>,
     /// It has told of a queue that the driver broke.
@@ -157,6 +157,7 @@ impl Link {
             features: None,
             written: BTreeMap::new(),
             memory: None,
+            words: Arc::new(Words::new()?),
             rings,
             ends: Vec::new(),
             broken: false,
@@ -186,10 +187,15 @@ impl Link {
 
     /// What is due when a queue's server calls.
     pub(crate) fn called(&self, index: usize) -> Option<Interrupt> {
-        let ring = self.rings.get(index)?;
         // How often it called does not matter.
-        let _ = ring.call.read();
-        ring.running.as_ref().map(|running| Arc::clone(&running.interrupt))
+        let _ = self.rings.get(index)?.call.read();
+        self.interrupt(index)
+    }
+
+    /// By which the driver is told of a queue's answers.
+    pub(crate) fn interrupt(&self, index: usize) -> Option<Interrupt> {
+        let running = self.rings.get(index)?.running.as_ref()?;
+        Some(Arc::clone(&running.interrupt))
     }
 
     /// Whether the server says that the driver broke a queue.
@@ -267,6 +273,7 @@ impl Link {
         let pages = memory.len() / ram::PAGE;
         regions.push(region(MARKS, pages, 0, memory.marks_fd()));
         regions.push(region(NOTES, pages, 0, memory.notes_fd()));
+        regions.push(region(WORDS, words::LEN, 0, self.words.fd()));
         self.ask(|server| server.set_mem_table(&regions).map(drop))
     }
 

@@ -19,9 +19,11 @@ use contract::GuestRam;
 use driver::{DRIVER_OK, EVENT_IDX, Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
 use rustix::{
     process::Pid,
-    thread::{CpuSet, gettid, sched_getcpu, sched_setaffinity},
+    thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity},
 };
-use vhost_user::{Bell, Error, Identity, Process, Remote, Reserve, Spawn, Started, serve};
+use vhost_user::{
+    Bell, Error, Identity, Nearness, Process, Remote, Reserve, Spawn, Started, serve,
+};
 use virtio::{Queue, RingError, VirtioDevice};
 
 const BUFFER: u64 = 0x20_0000;
@@ -168,15 +170,13 @@ impl Bench {
     }
 
     fn with(host: Host, reserve: Option<Reserve>) -> Self {
-        Self::of(host, reserve, false)
+        Self::of(host, reserve, Nearness::Apart)
     }
 
-    fn of(host: Host, reserve: Option<Reserve>, comes_near: bool) -> Self {
+    fn of(host: Host, reserve: Option<Reserve>, nearness: Nearness) -> Self {
         let host = Arc::new(host);
         let remote = Remote::new(spawner(&host), reserve).expect("a server");
-        if comes_near {
-            remote.come_near();
-        }
+        remote.come_near(nearness);
         let connect = remote.connector();
         let mut machine = Machine::new(remote);
         connect(machine.doorbell.clone());
@@ -217,6 +217,18 @@ fn hang_and_reset(bench: &mut Bench) {
     let start = Instant::now();
     bench.rings = bench.machine.start(VERSION_1 | FEATURE);
     assert!(start.elapsed() < AGES / 2, "the driver waited for {:?}", start.elapsed());
+}
+
+/// The same, without sleeping.
+fn until_soon<T>(mut is_there: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + AGES;
+    loop {
+        match is_there() {
+            Some(found) => return found,
+            None => assert!(Instant::now() < deadline, "it never came"),
+        }
+        thread::yield_now();
+    }
 }
 
 /// Waits until there is something.
@@ -403,15 +415,15 @@ fn what_the_host_has_for_a_queue_reaches_it() {
     assert_eq!(bench.answered(1), b"evsjoh");
 }
 
-/// The driver stays on one CPU, as a vCPU does as a rule. A server that comes there answers while the driver rings, and what it does not answer
+/// The driver stays on one CPU, as a vCPU does as a rule. A server that is near answers while the driver rings, and what it does not answer
 /// then, it answers later.
-#[test]
-fn a_server_on_the_same_cpu_is_waited_for_a_moment() {
+fn answers_while_the_driver_rings(nearness: Nearness) {
     const TIMES: usize = 200;
     if thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
-        return; // there is no other CPU to come from, and all is as in the other tests
+        return; // there is no other CPU, and all is as in the other tests
     }
-    let mut bench = Bench::of(Host::default(), None, true);
+    let mut bench = Bench::of(Host::default(), None, nearness);
+    let before = sched_getaffinity(None).expect("known");
     let mut one = CpuSet::new();
     one.set(sched_getcpu());
     sched_setaffinity(None, &one).expect("allowed");
@@ -437,6 +449,28 @@ fn a_server_on_the_same_cpu_is_waited_for_a_moment() {
     bench.host.doomed.store(1, Ordering::SeqCst);
     bench.is_served(0, b"its successor's");
     assert_eq!(bench.host.started.load(Ordering::SeqCst), 2);
+    sched_setaffinity(None, &before).expect("allowed");
+}
+
+#[test]
+fn a_server_on_the_same_cpu_is_waited_for_a_moment() {
+    answers_while_the_driver_rings(Nearness::SameCpu);
+}
+
+/// And no request is lost at the end of the moment in which a server looks without being rung for.
+#[test]
+fn a_server_beside_the_vcpu_looks_for_requests_by_itself() {
+    answers_while_the_driver_rings(Nearness::Near);
+    let mut bench = Bench::of(Host::default(), None, Nearness::Near);
+    for number in 0..3000_u32 {
+        bench.asks(0, b"request");
+        let answer = until_soon(|| bench.rings[0].take_used());
+        assert_eq!(answer.1, 7);
+        // As long as a server looks, more or less.
+        let pause = Duration::from_micros((number % 100).into());
+        let start = Instant::now();
+        while start.elapsed() < pause {}
+    }
 }
 
 #[test]

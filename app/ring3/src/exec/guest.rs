@@ -72,7 +72,7 @@ pub fn make(
     })?;
     let folders = writable(arguments, &directory)?;
     let request = request(arguments, command, &directory, &folders, streams)?;
-    let devices = arguments.devices;
+    let devices = arguments.devices.beside(arguments.cpus);
     let keeping = if arguments.fresh { Keeping::Fresh } else { Keeping::Lasting };
     let root = Folder { keeping, ..Folder::new("/", true) };
     let mut attachments = vec![shared(root, protocol::ROOT_TAG, devices)?];

@@ -1,0 +1,305 @@
+//! Words that a monitor and a server share: a request and its answer need no call of the host's while both look at them.
+//!
+//! | word | written by | says |
+//! |---|---|---|
+//! | `WATCHED` | the server | it looks at its queues by itself, so that it needs no doorbell |
+//! | `PATIENCE` | the monitor | for how many us the server may do so after a request |
+//! | one a queue | both | whether a vCPU waits for an answer of this queue, and how; then, that there is one |
+//!
+//! A word that says nonsense is as good as one that says nothing: then there are the events.
+// UNSAFETY: memory that another process writes cannot be expressed in safe Rust; it is accessed as atomics only.
+#![allow(unsafe_code)]
+
+use std::{
+    fs::File,
+    hint::spin_loop,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicU32, Ordering, fence},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::Timespec,
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+    thread::futex,
+};
+
+/// Bytes in all, and from one word to the next: each has a cache line of its own.
+pub(crate) const LEN: u64 = 4096;
+const STEP: usize = 64;
+
+const WATCHED: usize = 0;
+const PATIENCE: usize = 1;
+const FIRST_QUEUE: usize = 2;
+
+/// What a queue's word says: nobody waits, one looks at the word, one sleeps until it is woken, there is an answer, there is one for whoever is about to ring.
+const NOBODY: u32 = 0;
+const LOOKING: u32 = 1;
+const ASLEEP: u32 = 2;
+const ANSWERED: u32 = 3;
+const EARLY: u32 = 4;
+
+/// How a vCPU waits for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// It keeps its CPU.
+    Looking,
+    /// It leaves its CPU to the server.
+    Asleep,
+}
+
+/// The page of words.
+pub(crate) struct Words {
+    file: File,
+    base: NonNull<u8>,
+}
+
+// SAFETY: the page is accessed as atomics only, from any thread.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// Words that say nothing yet.
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("ring3-words", flags)?;
+        ftruncate(&file, LEN)?;
+        // Who has the other end cannot take the page away under us.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::map(file.into())
+    }
+
+    /// The words of the process that this file is from.
+    pub(crate) fn of_another(file: File) -> io::Result<Self> {
+        let is_sealed = fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
+        if fstat(&file)?.st_size.cast_unsigned() != LEN || !is_sealed {
+            return Err(io::Error::other("the page of words is none"));
+        }
+        Self::map(file)
+    }
+
+    fn map(file: File) -> io::Result<Self> {
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe { mmap(ptr::null_mut(), LEN as usize, access, flags, &file, 0)? };
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("no address"))?;
+        Ok(Self { file, base })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    fn word(&self, number: usize) -> Option<&AtomicU32> {
+        let offset = number.checked_mul(STEP).filter(|offset| *offset < LEN as usize)?;
+        // SAFETY: inside the page, aligned, mapped for as long as `self`, and only ever accessed as atomics by us.
+        Some(unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) })
+    }
+
+    fn queue(&self, index: usize) -> Option<&AtomicU32> {
+        self.word(index.checked_add(FIRST_QUEUE)?)
+    }
+
+    fn load(&self, number: usize) -> u32 {
+        self.word(number).map_or(0, |word| word.load(Ordering::SeqCst))
+    }
+
+    fn store(&self, number: usize, value: u32) {
+        self.word(number).into_iter().for_each(|word| word.store(value, Ordering::SeqCst));
+    }
+
+    // The monitor's part.
+
+    /// Lets a server look at its queues for so long after a request, or not; one that has ended looks no more.
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.store(PATIENCE, patience.as_micros() as u32);
+        if patience.is_zero() {
+            self.store(WATCHED, 0);
+        }
+    }
+
+    /// Whether a request that the guest has offered by now is seen without a doorbell.
+    pub(crate) fn is_watched(&self) -> bool {
+        // What the guest has offered is seen before this is read.
+        fence(Ordering::SeqCst);
+        self.load(WATCHED) != 0
+    }
+
+    /// From now on this queue's answers come by its word. Returns whether there is one, if the queue has a word.
+    pub(crate) fn expect(&self, index: usize, how: Waiting) -> Option<bool> {
+        let value = if how == Waiting::Looking { LOOKING } else { ASLEEP };
+        let word = self.queue(index)?;
+        let is_there = word.swap(value, Ordering::SeqCst) == EARLY;
+        if is_there {
+            word.store(NOBODY, Ordering::SeqCst);
+        }
+        Some(is_there)
+    }
+
+    /// Waits for an answer; says whether there is one. From now on answers come by the queue's event again.
+    pub(crate) fn wait(&self, index: usize, how: Waiting, time: Duration) -> bool {
+        let Some(word) = self.queue(index) else { return false };
+        match how {
+            Waiting::Looking => look(word, time),
+            Waiting::Asleep => sleep(word, time),
+        }
+        word.swap(NOBODY, Ordering::SeqCst) == ANSWERED
+    }
+
+    // The server's part.
+
+    /// For how long it may look at its queues after a request.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_micros(self.load(PATIENCE).into())
+    }
+
+    /// Says that it looks at its queues by itself, or does not. What was offered before it said so it has to look for once more.
+    pub(crate) fn set_watched(&self, is_watched: bool) {
+        self.store(WATCHED, is_watched.into());
+        fence(Ordering::SeqCst);
+    }
+
+    /// Tells a vCPU that waits that there is an answer, or one that is about to, if we look at the queues by ourselves: then the request
+    /// is answered while it is on its way to ring. False if it has to be told by an event.
+    pub(crate) fn answer(&self, index: usize) -> bool {
+        let Some(word) = self.queue(index) else { return false };
+        let watched = self.load(WATCHED) != 0;
+        let next = |said| match said {
+            LOOKING | ASLEEP => Some(ANSWERED),
+            NOBODY if watched => Some(EARLY),
+            _ => None,
+        };
+        match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next) {
+            Ok(ASLEEP) => {
+                // Nobody sleeping any more has seen the word.
+                let _ = futex::wake(word, futex::Flags::empty(), 1);
+                true
+            }
+            Ok(_) => true,
+            // What it will take is for this answer, too.
+            Err(said) => matches!(said, ANSWERED | EARLY),
+        }
+    }
+
+    /// Takes back an answer for which nobody has come; whether there was one. It has to be told by an event.
+    pub(crate) fn take_back(&self, index: usize) -> bool {
+        let taken = |word: &AtomicU32| {
+            word.compare_exchange(EARLY, NOBODY, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        self.queue(index).is_some_and(taken)
+    }
+}
+
+fn look(word: &AtomicU32, time: Duration) {
+    let start = Instant::now();
+    while word.load(Ordering::Acquire) != ANSWERED && start.elapsed() < time {
+        spin_loop();
+    }
+}
+
+fn sleep(word: &AtomicU32, time: Duration) {
+    let (start, mut left) = (Instant::now(), time);
+    while word.load(Ordering::Acquire) == ASLEEP && !left.is_zero() {
+        let wait = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
+        // Woken, interrupted, in vain, or too late: the word and the clock tell.
+        let _ = futex::wait(word, futex::Flags::empty(), ASLEEP, Some(&wait));
+        left = time.saturating_sub(start.elapsed());
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map`, and nobody has the address any more. Failure would leak a page, no more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), LEN as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{sync::Arc, thread};
+
+    const SHORT: Duration = Duration::from_millis(20);
+    const LONG: Duration = Duration::from_millis(900);
+
+    /// Both ends.
+    fn pair() -> (Words, Words) {
+        let ours = Words::new().expect("a page");
+        let theirs = Words::of_another(ours.file.try_clone().expect("a copy")).expect("the same");
+        (ours, theirs)
+    }
+
+    #[test]
+    fn an_answer_comes_to_whoever_waits_and_to_nobody_else() {
+        for how in [Waiting::Looking, Waiting::Asleep] {
+            let (ours, theirs) = pair();
+            let theirs = Arc::new(theirs);
+            assert!(!theirs.answer(3), "nobody waits");
+            assert_eq!(ours.expect(3, how), Some(false));
+            let start = Instant::now();
+            assert!(!ours.wait(3, how, SHORT), "nobody answers");
+            assert!(start.elapsed() >= SHORT && !theirs.answer(3), "too late");
+            assert_eq!(ours.expect(3, how), Some(false));
+            assert!(!theirs.answer(2), "another queue");
+            let other = Arc::clone(&theirs);
+            let server = thread::spawn(move || {
+                thread::sleep(SHORT);
+                (other.answer(3), other.answer(3))
+            });
+            let start = Instant::now();
+            assert!(ours.wait(3, how, LONG), "{how:?}");
+            assert!(start.elapsed() < LONG, "at once");
+            let (first, _) = server.join().expect("answered");
+            assert!(first);
+        }
+    }
+
+    #[test]
+    fn two_answers_are_taken_as_one() {
+        let (ours, theirs) = pair();
+        assert_eq!(ours.expect(0, Waiting::Asleep), Some(false));
+        assert!(theirs.answer(0) && theirs.answer(0));
+        assert!(ours.wait(0, Waiting::Asleep, LONG));
+        assert!(!theirs.answer(0));
+    }
+
+    #[test]
+    fn what_one_says_the_other_hears_and_queues_without_a_word_have_events() {
+        let (ours, theirs) = pair();
+        assert!(theirs.patience().is_zero() && !ours.is_watched());
+        ours.set_patience(Duration::from_micros(50));
+        theirs.set_watched(true);
+        assert!(theirs.patience() == Duration::from_micros(50) && ours.is_watched());
+        ours.set_patience(Duration::ZERO);
+        assert!(!ours.is_watched(), "it has ended, or is about to look for the last time");
+        assert!(ours.expect(62, Waiting::Looking).is_none() && !theirs.answer(usize::MAX));
+        assert!(ours.expect(61, Waiting::Looking).is_some() && theirs.answer(61));
+    }
+
+    #[test]
+    fn an_answer_that_is_there_before_anybody_rings_is_found_or_taken_back() {
+        let (ours, theirs) = pair();
+        theirs.set_watched(true);
+        assert!(theirs.answer(1) && theirs.answer(1));
+        assert_eq!(ours.expect(1, Waiting::Looking), Some(true));
+        assert!(!theirs.take_back(1), "it was found");
+        assert!(theirs.answer(1) && theirs.take_back(1) && !theirs.take_back(1));
+        assert_eq!(ours.expect(1, Waiting::Looking), Some(false));
+        assert!(!theirs.take_back(1) && theirs.answer(1));
+        assert!(ours.wait(1, Waiting::Looking, LONG));
+        theirs.set_watched(false);
+        assert!(!theirs.answer(1), "nobody is on the way");
+    }
+
+    #[test]
+    fn a_file_that_can_shrink_is_refused() {
+        let file = File::from(memfd_create("x", MemfdFlags::ALLOW_SEALING).expect("made"));
+        assert!(Words::of_another(file.try_clone().expect("a copy")).is_err(), "it is empty");
+        file.set_len(LEN).expect("longer");
+        assert!(Words::of_another(file).is_err());
+    }
+}
