@@ -33,9 +33,18 @@ const BRANCH_BITS: u32 = 27;
 const RELATIVE_BITS: u32 = 29;
 const OFFSET_BITS: u32 = 24;
 
+/// `jmp [rip+...]`, and how long it is.
+const JUMP: [u8; 2] = [0xff, 0x25];
+const JUMP_LEN: usize = 6;
+/// Bytes of the number behind a jump in a table of jumps.
+const NUMBER: usize = 4;
+
 /// An instruction starts at `at`: most of the decodings that pass it have one start there, and it is
 /// among so many usual ones.
 pub fn is_instruction(page: &[u8], at: usize, enough: usize) -> bool {
+    if is_number_of_a_jump(page, at) {
+        return false;
+    }
     let first = at.saturating_sub(FARTHEST);
     let near = at < LONGEST;
     let last = if near { at } else { at.saturating_sub(NEAREST).max(first + LONGEST) };
@@ -48,6 +57,15 @@ pub fn is_instruction(page: &[u8], at: usize, enough: usize) -> bool {
     };
     let good = ways.iter().filter(good).count();
     ways.len() * 2 >= last - first && good * 2 >= ways.len()
+}
+
+/// It lies in a number between two jumps through memory. Mono's compiled libraries have tables of such jumps, each with
+/// a number behind it for the one who finds its target.
+fn is_number_of_a_jump(page: &[u8], at: usize) -> bool {
+    let jumps = |from: usize| page.get(from..from + JUMP.len()).is_none_or(|bytes| bytes == JUMP);
+    let number = |within: usize| at.checked_sub(within);
+    let jump = |number: usize| number.checked_sub(JUMP_LEN).is_some_and(jumps);
+    (0..NUMBER).filter_map(number).any(|number| jump(number) && jumps(number + NUMBER))
 }
 
 /// If decoding from `start` comes to `at`: how many instructions right before it are usual.

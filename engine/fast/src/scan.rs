@@ -165,6 +165,30 @@ mod tests {
         assert_eq!(host_answers(&page).count(), 0);
     }
 
+    /// As in Mono's mscorlib.dll.so: a jump through memory, its number, the next jump.
+    #[test]
+    fn numbers_between_jumps_are_none() {
+        let numbers = [
+            0x0002_0f3d_u32,
+            0x0002_0f40,
+            0x0003_0f12,
+            0xc103_0f48,
+            0x0001_a20f,
+            0x0000_a20f,
+            0x24ae_0f48,
+        ];
+        for number in numbers {
+            let entry = |n: u32| {
+                let jump = [0xff, 0x25, n as u8, 0xdf, 0x0b, 0];
+                [&jump[..], &number.wrapping_add(n & 1).to_le_bytes()].concat()
+            };
+            let page: Vec<u8> = (0..410).flat_map(entry).take(4096).collect();
+            let found =
+                cpuids(&page, ENOUGH).chain(host_answers(&page)).chain(xsaves(&page, ENOUGH));
+            assert_eq!(found.count(), 0, "{number:x}");
+        }
+    }
+
     #[test]
     fn key_instructions_are_found() {
         let mut page = page();

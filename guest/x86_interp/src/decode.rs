@@ -1,6 +1,7 @@
 //! Bytes to [`Op`]s.
 
 use crate::{
+    at_once::is_undefined_at_once,
     exec,
     op::{Address, Op, RegRef},
     system::System,
@@ -83,33 +84,7 @@ fn endless(bytes: &[u8], bits: u32) -> bool {
     is_prefix(bytes[0], bits) && decoder.last_error() == DecoderError::NoMoreBytes
 }
 
-/// The opcode is one of those without operands that 64-bit mode has dropped: the CPU looks at nothing behind
-/// it. The decoder wants a ModR/M byte.
-fn is_undefined_at_once(bytes: &[u8], bits: u32) -> bool {
-    let opcode = bytes.iter().find(|byte| !is_prefix(**byte, bits));
-    let dropped = |opcode: &u8| {
-        matches!(
-            opcode,
-            0x06 | 0x07
-                | 0x0e
-                | 0x16
-                | 0x17
-                | 0x1e
-                | 0x1f
-                | 0x27
-                | 0x2f
-                | 0x37
-                | 0x3f
-                | 0x60
-                | 0x61
-                | 0xce
-                | 0xd6
-        )
-    };
-    bits == 64 && opcode.is_some_and(dropped)
-}
-
-fn is_prefix(byte: u8, bits: u32) -> bool {
+pub(crate) fn is_prefix(byte: u8, bits: u32) -> bool {
     matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3)
         || (bits == 64 && (0x40..=0x4f).contains(&byte))
 }

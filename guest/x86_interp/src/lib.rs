@@ -15,6 +15,7 @@
 //! Why faults are precise: a handler commits registers only after its last access that can
 //! fault, and RIP is set back by the caller when it returns an error.
 
+mod at_once;
 mod bare;
 mod block;
 mod cpu;

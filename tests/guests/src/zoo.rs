@@ -8,6 +8,7 @@
 //! - `memory`: of the guest; `seconds`: what either run may take;
 //! - `short`: it is run by the ordinary tests;
 //! - `differs`: why the guest's output is another one, where that is known;
+//! - `fails`: why it fails on some hosts, and not in their guests;
 //! - `with`: a file of `programs/zoo_parts` that follows the script, and serves others too.
 //!
 //! A script runs in an empty folder, which a guest shares, and prints nothing that changes from run to run.
@@ -46,6 +47,8 @@ pub struct Program {
     pub short: bool,
     /// Why it is known not to do the same in a guest.
     pub differs: Option<String>,
+    /// Why it fails on some hosts, and not in a guest there.
+    pub fails: Option<String>,
     memory: Option<String>,
     seconds: Option<u64>,
     with: Option<String>,
@@ -78,6 +81,11 @@ impl Compared {
     /// The two did the same.
     pub fn is_same(&self) -> bool {
         self.host == self.guest
+    }
+
+    /// It failed on the host alone.
+    pub fn fails_on_the_host(&self) -> bool {
+        self.guest.code == Some(0) && self.host.code != Some(0)
     }
 
     /// The first line in which they differ, of both.
@@ -135,6 +143,7 @@ impl Program {
                 "seconds" => program.seconds = Some(value.parse().context("seconds")?),
                 "short" => program.short = true,
                 "differs" => program.differs = Some(value),
+                "fails" => program.fails = Some(value),
                 "with" => program.with = Some(value),
                 _ => anyhow::bail!("{name}: `{fact}` is no fact of a program"),
             }

@@ -266,10 +266,7 @@ fn string<S: System, K: Step, const SIZE: usize>(
             }
             return Ok(());
         }
-        if cpu.traps != 0 {
-            return repeat(cpu, op, cpu.vcpu.rflags);
-        }
-        if left == 0 {
+        if left == 0 || cpu.traps != 0 {
             return repeat(cpu, op, rflags);
         }
         let bulk =
@@ -291,18 +288,16 @@ fn string<S: System, K: Step, const SIZE: usize>(
         if cpu.vcpu.gpr[reg::RCX] & walk.mask == 0 {
             continue;
         }
-        if cpu.vcpu.rflags & flags::TF != 0 {
-            return repeat(cpu, op, cpu.vcpu.rflags);
-        }
-        if cpu.leave_block {
-            return repeat(cpu, op, rflags); // it may have overwritten itself
+        // A single step is one iteration, and one that stores may have overwritten the instruction.
+        if cpu.vcpu.rflags & flags::TF != 0 || cpu.leave_block {
+            return repeat(cpu, op, rflags);
         }
     }
 }
 
 /// The instruction is not finished: come back to it. RF says so to whatever is delivered in
-/// between, and keeps an instruction breakpoint from hitting again (SDM 17.3.1.1). A trap sees the other flags as the last
-/// iteration has left them; without one they are as before the first, because a fault may come next.
+/// between, and keeps an instruction breakpoint from hitting again (SDM 17.3.1.1). Whatever comes in between
+/// sees the other flags as before the first iteration, as on Intel's CPUs; AMD's show those of the last one.
 fn repeat<S: System>(cpu: &mut Cpu<S>, op: &Op<S>, rflags: u64) -> Result<(), Fault> {
     let start = cpu.vcpu.rip.wrapping_sub(op.len.into());
     cpu.vcpu.rflags = rflags | flags::RF;

@@ -357,6 +357,8 @@ pub struct Open {
     pub flags: u64,
     /// Upper halves of general registers, by their number in instructions.
     pub upper_halves: u16,
+    /// Where the x87 stack begins, and so which of its registers is which.
+    pub x87: bool,
 }
 
 impl Stop {
@@ -385,6 +387,11 @@ impl Stop {
         }
         self.fpu.settle();
         let word = |at: usize| u16::from_le_bytes([self.fpu.bytes[at], self.fpu.bytes[at + 1]]);
+        if open.x87 {
+            let vectors = digest(&self.fpu.bytes[160..]);
+            note!(" control {:x} {:x} vectors={:x}\n", word(0), word(24), vectors);
+            return;
+        }
         note!(" control {:x} {:x} {:x} {:x}", word(0), word(2), word(4), word(24));
         note!(" fpu={:x}\n", digest(&self.fpu.bytes[32..]));
     }

@@ -8,8 +8,8 @@ i=0
 while :; do i=$((i + 1)); echo $i > count; sleep 0.05; done
 C
 setsid sh count.sh < /dev/null > /dev/null 2>&1 &
+pid=$!
 sleep 1
-pid=$(pgrep -f 'sh count.sh' | head -n 1)
 mkdir images
 criu dump -t $pid -D images --shell-job -v0 > log 2>&1
 status=$?

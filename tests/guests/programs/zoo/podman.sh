@@ -4,7 +4,7 @@
 # version: podman --version
 # memory: 1G
 # seconds: 200
-# differs: here the host has no right to raise limits, which crun asks for; a guest has
+# fails: the host has no right to raise limits, which crun asks for; a guest has
 mkdir image && cp "$(command -v busybox || echo /bin/busybox)" image/ 2> /dev/null || exit 77
 opts="--root $PWD/store --runroot $PWD/run --cgroup-manager=cgroupfs --storage-driver=vfs --events-backend=none"
 tar -C image -c . | podman $opts import - zoo > /dev/null 2> log || { cat log; exit 1; }

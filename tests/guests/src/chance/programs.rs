@@ -73,6 +73,12 @@ impl Program {
         let count = 4 + random.below(10);
         let mut steps: Vec<_> = (0..count).map(|_| step(&mut random, scope)).collect();
         steps.retain(|(kind, _)| scope.open || !OPEN.contains(&kind.as_str()));
+        // VERR and the like answer from the host's tables, which know of none of the program's descriptors.
+        let mut described = false;
+        steps.retain(|(kind, _)| {
+            described |= kind == "segments";
+            !(described && kind == "case")
+        });
         // What the memory is in the end, as the program sees it and as the kernel does.
         steps.extend([("peek".to_owned(), 0), ("dump".to_owned(), 0)]);
         Self { name: number.to_string(), places, steps }

@@ -113,6 +113,6 @@ fn registers(file: &mut Reader) -> (State, Open, u64) {
     }
     state.fpu.bytes[..LEGACY_FPU].copy_from_slice(&file.bytes(LEGACY_FPU)[..LEGACY_FPU]);
     state.fpu.bytes[576..832].copy_from_slice(file.bytes(256));
-    let open = Open { flags: file.word(), upper_halves: file.word() as u16 };
+    let open = Open { flags: file.word(), upper_halves: file.word() as u16, x87: false };
     (state, open, file.word())
 }

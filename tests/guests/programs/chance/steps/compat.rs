@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Upper halves of registers are undefined after 32-bit code, and R8 to R15 are.
-const OPEN: Open = Open { flags: 0, upper_halves: u16::MAX };
+const OPEN: Open = Open { flags: 0, upper_halves: u16::MAX, x87: false };
 
 const PIECES: [&[u8]; 37] = [
     &[0x90],

@@ -63,7 +63,8 @@ fn run(program: &Program) -> Result<Outcome> {
         return Ok(Outcome::Missing(missing.join(", ")));
     }
     let compared = program.compare()?;
-    Ok(match (&program.differs, compared.is_same()) {
+    let fails = program.fails.as_ref().filter(|_| compared.fails_on_the_host());
+    Ok(match (program.differs.as_ref().or(fails), compared.is_same()) {
         (None, true) => Outcome::Same(compared),
         (Some(why), false) => Outcome::Differs(why.clone()),
         (Some(_), true) => Outcome::Wrong("the same, though its script says it differs".into()),
