@@ -146,6 +146,34 @@ handler h_iret
     exit_if_asked
     resume_like_iret
 
+# To 32-bit code, behind where it was or, for SYSENTER, to the address in ESI.
+handler h_iret32
+    exit_if_asked
+    low_registers_back
+    push 0x2b
+    push [rdx + UC_RSP]
+    push [rdx + UC_FLAGS]
+    push 0x23
+    push [rdx + UC_RIP]
+    mov rcx, [rdx + UC_RCX]
+    mov rdx, [rdx + UC_RDX]
+    mov eax, 20
+    iretq
+
+handler h_iret32_to_esi
+    exit_if_asked
+    low_registers_back
+    mov rbp, [rdx + UC_RSP]
+    push 0x2b
+    push rbp
+    push [rdx + UC_FLAGS]
+    push 0x23
+    push rsi
+    mov rcx, [rdx + UC_RCX]
+    mov rdx, [rdx + UC_RDX]
+    mov eax, 20
+    iretq
+
 handler h_xrstor_sysret
     exit_if_asked
     vectors_back 0xe7
@@ -199,6 +227,8 @@ handler h_skip2_xrstor_used_jump
 # Records nothing, resumes nothing: whatever arrived, go home. Rust reads the frame afterwards.
 handler h_leave
 handler probe_leave
+    cmp byte ptr [rip + PROBE_HAS_KEYS], 0
+    je 1f
     mov r8, rdx
     xor ecx, ecx
     rdpkru
@@ -207,6 +237,7 @@ handler probe_leave
     xor edx, edx
     wrpkru
     mov rdx, r8
+1:
     pushfq
     pop rax
     mov [rip + PROBE_LAST_FLAGS], rax

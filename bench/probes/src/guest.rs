@@ -2,7 +2,10 @@
 //! a signal whose frame the probe then reads.
 
 use crate::host::{self, Handler};
-use std::arch::global_asm;
+use std::{
+    arch::global_asm,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 // One block, because assembler macros do not outlive theirs.
 global_asm!(include_str!("entry.s"), include_str!("probe/round_trip.s"));
@@ -62,6 +65,9 @@ static mut PROBE_LAST_CONTEXT: u64 = 0;
 static mut PROBE_LAST_SIGNAL: u64 = 0;
 #[unsafe(no_mangle)]
 static mut PROBE_LAST_KEYS: u64 = 0;
+/// There are protection keys: a handler may ask which are open.
+#[unsafe(no_mangle)]
+static PROBE_HAS_KEYS: AtomicBool = AtomicBool::new(false);
 #[unsafe(no_mangle)]
 static mut PROBE_LAST_FLAGS: u64 = 0;
 #[unsafe(no_mangle)]
@@ -75,6 +81,10 @@ unsafe extern "C" {
     pub fn h_sysret();
     /// Restores general registers, then IRETQ.
     pub fn h_iret();
+    /// The same to 32-bit code.
+    pub fn h_iret32();
+    /// The same, at the address in ESI.
+    pub fn h_iret32_to_esi();
     /// XRSTOR of x87, SSE, AVX and AVX-512, then as `h_sysret`.
     pub fn h_xrstor_sysret();
     /// XRSTOR of x87 and SSE only.
@@ -102,6 +112,13 @@ pub fn prepare_stacks() {
     host::map_anon(STACK, host::PAGE * 2, host::RW);
     host::alt_stack(ALT_STACK, ALT_STACK_LEN);
     forget_rseq();
+    PROBE_HAS_KEYS.store(has_keys(), Ordering::Relaxed);
+}
+
+/// The host has turned protection keys on.
+fn has_keys() -> bool {
+    const OSPKE: u32 = 1 << 4;
+    std::arch::x86_64::__cpuid_count(7, 0).ecx & OSPKE != 0
 }
 
 /// Unregisters glibc's rseq area: the kernel writes it on the way back to user mode under the guest's

@@ -11,6 +11,7 @@ mod primitives;
 mod round_trip;
 mod state;
 mod syscall;
+mod user32;
 mod wedge;
 mod window;
 
@@ -31,5 +32,6 @@ pub const ALL: &[Probe] = &[
     ("round_trip", "a null system call end to end", round_trip::run),
     ("handover", "giving the vCPU to another process", handover::run),
     ("apart", "user code in a process of its own", apart::run),
+    ("user32", "32-bit code", user32::run),
     ("mappings", "changing host mappings", mappings::run),
 ];
