@@ -13,7 +13,7 @@ use vmm::{Description, EngineKind, EngineOptions, LockStep, ModuleFile};
 use crate::{
     failure::Failure,
     run_arguments::RunArguments,
-    values::{ClockChoice, EngineArguments, EngineChoice, MemorySize},
+    values::{ClockChoice, EngineArguments, EngineChoice, MemorySize, User32},
 };
 
 /// Less than this boots no kernel we know.
@@ -104,6 +104,7 @@ pub fn engine(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
         user_dispatch,
         unmap_flushed,
         scattered,
+        interpret_narrow: arguments.user32 == User32::Interpret,
         most_mappings,
         strict,
     })
@@ -267,6 +268,7 @@ mod tests {
                 system_calls,
                 flushed: Flushed::Close,
                 scattered: ScatteredChoice::Lookup,
+                user32: User32::Direct,
                 most_mappings: None,
                 guest_isolation: crate::values::GuestIsolation::Fast,
                 paravirt: crate::values::ParavirtChoice(None),

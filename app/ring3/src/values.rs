@@ -26,6 +26,15 @@ pub enum ScatteredChoice {
     Always,
 }
 
+/// How the guest's 32-bit programs are run under a 64-bit kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum User32 {
+    /// Directly on the CPU, where the host runs 32-bit programs itself
+    Direct,
+    /// By the interpreter
+    Interpret,
+}
+
 /// What keeps the guest's programs from its kernel's memory where the host has no protection keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GuestIsolation {
@@ -74,6 +83,11 @@ pub struct EngineArguments {
     /// How programs are run whose scattered pages are more than the host allows mappings (vm.max_map_count)
     #[arg(long, value_enum, default_value_t = ScatteredChoice::Lookup, hide_short_help = true)]
     pub scattered: ScatteredChoice,
+    /// How 32-bit programs are run under a 64-bit kernel
+    ///
+    /// For comparison. They are interpreted in any case with --guest-isolation strict, and where the host runs none itself.
+    #[arg(long, value_enum, default_value_t = User32::Direct, hide_short_help = true)]
+    pub user32: User32,
     /// What keeps the guest's programs from its kernel's memory where the host has no protection keys
     ///
     /// For the fast engine; the host is closed to both in any case. Where there are protection keys, they do it.

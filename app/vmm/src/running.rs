@@ -199,8 +199,15 @@ impl Vm {
             Ok(EngineKind::Direct) => (direct, false),
             Ok(EngineKind::Jit) => (User::Interpreted, true),
         };
-        let EngineOptions { lock_step, user_dispatch, unmap_flushed, scattered, strict, .. } =
-            self.options;
+        let EngineOptions {
+            lock_step,
+            user_dispatch,
+            unmap_flushed,
+            scattered,
+            interpret_narrow,
+            strict,
+            ..
+        } = self.options;
         let keeps = !unmap_flushed;
         let compared = lock_step.filter(|lock_step| lock_step.cpu == vcpu.number);
         let lock_step =
@@ -209,8 +216,16 @@ impl Vm {
             fast::wedges::limit_mappings(most as usize);
         }
         let strict = strict && kernel_translated && user == User::Direct;
-        let modes =
-            Modes { user, kernel_translated, lock_step, user_dispatch, keeps, scattered, strict };
+        let modes = Modes {
+            user,
+            kernel_translated,
+            lock_step,
+            user_dispatch,
+            keeps,
+            scattered,
+            narrow: !interpret_narrow,
+            strict,
+        };
         let engine = Fast::new(state, board, &vcpu.attention, modes, &self.placement);
         let mut engine = engine.map_err(|error| Error::Engine(error.to_string()))?;
         // Where there is one vCPU, what it waits for comes by interrupts.

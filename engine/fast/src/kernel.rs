@@ -65,16 +65,13 @@ impl Fast {
         match kind {
             WedgeExit::Block(
                 BlockExit::CallOut
-                | BlockExit::Sysret
                 | BlockExit::LoadVectors
                 | BlockExit::LoadSpace
                 | BlockExit::InvalidatePage
                 | BlockExit::Lookup
                 | BlockExit::SystemCall,
             ) => {
-                if kind != WedgeExit::Block(BlockExit::Sysret) {
-                    self.note_call_out();
-                }
+                self.note_call_out();
                 self.take_state();
                 self.interpret();
                 if kind == WedgeExit::Block(BlockExit::LoadSpace) {
@@ -82,7 +79,7 @@ impl Fast {
                 }
                 Ok(())
             }
-            WedgeExit::Block(BlockExit::Iret) => {
+            WedgeExit::Block(BlockExit::Iret | BlockExit::Sysret | BlockExit::SysretNarrow) => {
                 let missing = self.pages.frame().exit.info;
                 self.take_state();
                 if missing >= self.pages.base().kernel_start() {
@@ -106,6 +103,7 @@ impl Fast {
             }
             WedgeExit::HotSite => self.hot_site(),
             WedgeExit::UserSignal => self.user_exit(),
+            WedgeExit::Interpret => self.interpret_user(),
             WedgeExit::KernelSignal => self.kernel_signal(),
         }
     }

@@ -129,6 +129,8 @@ pub struct Modes {
     pub keeps: bool,
     /// How programs are run that have more scattered pages than there can be mappings.
     pub scattered: Scattered,
+    /// 32-bit user code runs directly, too, where the host can do that.
+    pub narrow: bool,
     /// User code runs in processes of its own, where there are no protection keys to keep it from the kernel's memory.
     pub strict: bool,
 }
@@ -159,6 +161,8 @@ pub struct Fast {
     refused: bool,
     /// After so many PAUSEs translated code lets others have the CPU; zero for never.
     pauses: u64,
+    /// 32-bit code has run, or code with thread-local segments.
+    has_seen_narrow: bool,
     /// Why it cannot go on.
     failure: Option<String>,
 }
@@ -218,6 +222,8 @@ impl Fast {
         if modes.strict {
             pages.keep_user_apart();
         }
+        let narrow = modes.narrow && modes.user == User::Direct && pages.run_narrow();
+        let modes = Modes { narrow, ..modes };
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         let codes = Codes::new(&mut pages, modes.user);
@@ -243,6 +249,7 @@ impl Fast {
             checker,
             refused: false,
             pauses: 0,
+            has_seen_narrow: false,
             failure: None,
         };
         new.publish_claims();
@@ -282,6 +289,7 @@ impl Fast {
         let can = self.modes.user == User::Direct
             && self.modes.kernel_translated
             && self.checker.is_none()
+            && self.cpu.vcpu.is_64bit()
             && !self.modes.strict
             && !wedge::keys();
         let scattered = if can { self.modes.scattered } else { Scattered::Map };
@@ -297,7 +305,7 @@ impl Fast {
         f.run.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
             && !self.claims.are_met()
-            && state::may_cross(&self.cpu.vcpu))
+            && state::may_cross(&self.cpu.vcpu, self.modes.narrow))
         .into();
         self.slots.current()?.wedge.aim_kicks();
         self.statistics.entries += 1;
@@ -343,6 +351,7 @@ impl Fast {
     /// Answers a page fault with a mapping, if the guest's page tables can.
     fn answer(&mut self, gva: u64, access: Access) -> Result<bool, Error> {
         let roots = Roots::from(&self.cpu.vcpu);
+        self.slots.current()?.is_narrow = access.user && !self.cpu.vcpu.is_64bit();
         loop {
             let answer = self.slots.answer(roots, gva, access)?;
             // What was searched and must not be executed has been marked, too.

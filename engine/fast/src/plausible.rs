@@ -6,8 +6,8 @@
 //! else soon decode to one they never use. So an instruction counts only among usual ones.
 
 use iced_x86::{
-    Code, Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind,
-    Register,
+    Code, CodeSize, Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, Mnemonic,
+    OpKind, Register,
 };
 
 /// Bytes of the longest instruction.
@@ -39,10 +39,24 @@ const JUMP_LEN: usize = 6;
 /// Bytes of the number behind a jump in a table of jumps.
 const NUMBER: usize = 4;
 
-/// An instruction starts at `at`: most of the decodings that pass it have one start there, and it is
-/// among so many usual ones.
-pub fn is_instruction(page: &[u8], at: usize, enough: usize) -> bool {
-    if is_number_of_a_jump(page, at) {
+/// A page of code.
+#[derive(Clone, Copy, Debug)]
+pub struct Page<'a> {
+    pub bytes: &'a [u8],
+    /// 64 or 32: as what it is executed.
+    pub bits: u32,
+}
+
+impl Page<'_> {
+    /// An instruction starts at `at`: most of the decodings that pass it have one start there, and it is
+    /// among so many usual ones.
+    pub fn has_instruction(self, at: usize, enough: usize) -> bool {
+        is_instruction(self, at, enough)
+    }
+}
+
+fn is_instruction(page: Page<'_>, at: usize, enough: usize) -> bool {
+    if is_number_of_a_jump(page.bytes, at) {
         return false;
     }
     let first = at.saturating_sub(FARTHEST);
@@ -69,8 +83,8 @@ fn is_number_of_a_jump(page: &[u8], at: usize) -> bool {
 }
 
 /// If decoding from `start` comes to `at`: how many instructions right before it are usual.
-fn usual_before(page: &[u8], start: usize, at: usize) -> Option<usize> {
-    let mut decoder = Decoder::new(64, &page[start..], DecoderOptions::NONE);
+fn usual_before(page: Page<'_>, start: usize, at: usize) -> Option<usize> {
+    let mut decoder = Decoder::new(page.bits, &page.bytes[start..], DecoderOptions::NONE);
     let mut run = 0;
     while decoder.position() < at - start {
         run = if is_usual(&decoder.decode()) { run + 1 } else { 0 };
@@ -79,8 +93,8 @@ fn usual_before(page: &[u8], start: usize, at: usize) -> Option<usize> {
 }
 
 /// How many of those that follow the one at `at` are; where code may end, some more.
-fn usual_behind(page: &[u8], at: usize) -> usize {
-    let mut decoder = Decoder::new(64, &page[at..], DecoderOptions::NONE);
+fn usual_behind(page: Page<'_>, at: usize) -> usize {
+    let mut decoder = Decoder::new(page.bits, &page.bytes[at..], DecoderOptions::NONE);
     let _ = decoder.decode();
     for run in 0..BEHIND {
         let insn = decoder.decode();
@@ -109,7 +123,8 @@ fn is_usual(insn: &Instruction) -> bool {
 
 /// What it jumps to and what it reads are as near as in any program; it has no absolute address of 64 bits.
 fn is_near(insn: &Instruction) -> bool {
-    let within = |distance: u64, bits: u32| distance.wrapping_add(1 << bits) < 2 << bits;
+    let within =
+        |distance: u64, bits: u32| extended(insn, distance).wrapping_add(1 << bits) < 2 << bits;
     if insn.is_jmp_short_or_near() || insn.is_jcc_short_or_near() || insn.is_call_near() {
         return within(insn.near_branch_target(), BRANCH_BITS);
     }
@@ -119,6 +134,11 @@ fn is_near(insn: &Instruction) -> bool {
         Register::None => !has_long_address(insn),
         _ => within(displacement, OFFSET_BITS),
     }
+}
+
+/// The distance as a signed number: in 32-bit code it is one of 32 bits.
+fn extended(insn: &Instruction, distance: u64) -> u64 {
+    if insn.code_size() == CodeSize::Code32 { distance as i32 as u64 } else { distance }
 }
 
 /// MOV of the accumulator from or to an address of 64 bits.

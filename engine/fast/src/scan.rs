@@ -17,7 +17,7 @@
 //! (`shadow/texts.rs` says how readers of code get on). The bytes looked for also occur inside other instructions, where decoding tells, and in data among code, where it does not: see
 //! [`crate::plausible`]. An instruction across a page border is not found.
 
-use crate::plausible::{ENOUGH, ENOUGH_WRITTEN, LONGEST, is_instruction};
+use crate::plausible::{ENOUGH, ENOUGH_WRITTEN, LONGEST, Page};
 use std::iter;
 
 const CPUID: [u8; 2] = [0x0f, 0xa2];
@@ -56,7 +56,7 @@ pub struct Patch {
 
 /// What has to be changed in a page of user code. What a program has `written` itself holds more tables
 /// than questions that the host would answer wrongly: nobody makes those at run time.
-pub fn patches(page: &[u8], written: bool) -> Vec<Patch> {
+pub fn patches(page: Page<'_>, written: bool) -> Vec<Patch> {
     let enough = if written { ENOUGH_WRITTEN } else { ENOUGH };
     let answers = host_answers(page).filter(|_| !written);
     let mut found: Vec<_> = answers.map(|at| Patch { at, len: 1, bytes: HLT }).collect();
@@ -67,7 +67,7 @@ pub fn patches(page: &[u8], written: bool) -> Vec<Patch> {
         found.extend(keys(page).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if wedge::has_more_vectors() {
-        found.extend(xsaves(page, enough).map(|at| narrow(page, at, wedge::keys())));
+        found.extend(xsaves(page, enough).map(|at| narrow(page.bytes, at, wedge::keys())));
     }
     found
 }
@@ -87,50 +87,58 @@ fn narrow(page: &[u8], at: usize, keys: bool) -> Patch {
 }
 
 /// Where the CPUID instructions of a page are, as far as can be told.
-fn cpuids(page: &[u8], enough: usize) -> impl Iterator<Item = usize> + '_ {
-    occurrences(page, CPUID).filter(move |at| is_instruction(page, *at, enough))
+fn cpuids(page: Page<'_>, enough: usize) -> impl Iterator<Item = usize> + '_ {
+    occurrences(page, CPUID).filter(move |at| page.has_instruction(*at, enough))
 }
 
 /// Where the instructions are, behind their prefixes, that answer from what is the host's.
-fn host_answers(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
-    let rdpid = |at: &usize| {
-        let register = page.get(at + 2).is_some_and(|m| *m >= 0xf8);
-        register && at.checked_sub(1).is_some_and(|before| page[before] == REPEAT)
+fn host_answers(page: Page<'_>) -> impl Iterator<Item = usize> + '_ {
+    let rdpid = move |at: &usize| {
+        let register = page.bytes.get(at + 2).is_some_and(|m| *m >= 0xf8);
+        register && at.checked_sub(1).is_some_and(|before| page.bytes[before] == REPEAT)
     };
     let descriptors = occurrences(page, LAR).chain(occurrences(page, LSL));
     let all = descriptors.chain(occurrences(page, RDPID).filter(rdpid));
     // At the start of a page they are more likely the end of a displacement.
-    all.filter(|at| *at >= LONGEST && is_opcode(page, *at, ENOUGH))
+    all.filter(move |at| *at >= LONGEST && is_opcode(page, *at, ENOUGH))
 }
 
 /// Where the XSAVE and XRSTOR instructions of a page are, behind their prefixes.
-fn xsaves(page: &[u8], enough: usize) -> impl Iterator<Item = usize> + '_ {
-    let memory =
-        |at: &usize| page.get(at + 2).is_some_and(|m| matches!(m >> 3 & 7, 4 | 5) && m >> 6 != 3);
+fn xsaves(page: Page<'_>, enough: usize) -> impl Iterator<Item = usize> + '_ {
+    let memory = move |at: &usize| {
+        page.bytes.get(at + 2).is_some_and(|m| matches!(m >> 3 & 7, 4 | 5) && m >> 6 != 3)
+    };
     occurrences(page, XSAVE).filter(memory).filter(move |at| is_opcode(page, *at, enough))
 }
 
 /// Where the RDPKRU and WRPKRU instructions of a page are.
-fn keys(page: &[u8]) -> impl Iterator<Item = usize> + '_ {
-    let whole = |at: &usize| page.get(at + 2).is_some_and(|end| KEYS_ENDS.contains(end));
-    occurrences(page, KEYS).filter(whole).filter(|at| is_instruction(page, *at, ENOUGH))
+fn keys(page: Page<'_>) -> impl Iterator<Item = usize> + '_ {
+    let whole = move |at: &usize| page.bytes.get(at + 2).is_some_and(|end| KEYS_ENDS.contains(end));
+    occurrences(page, KEYS).filter(whole).filter(move |at| page.has_instruction(*at, ENOUGH))
 }
 
-fn occurrences(page: &[u8], bytes: [u8; 2]) -> impl Iterator<Item = usize> + '_ {
-    let pairs = page.windows(2).enumerate();
+fn occurrences(page: Page<'_>, bytes: [u8; 2]) -> impl Iterator<Item = usize> + '_ {
+    let pairs = page.bytes.windows(2).enumerate();
     pairs.filter(move |(_, pair)| *pair == bytes).map(|(at, _)| at)
 }
 
 /// An instruction starts at `at` or at one of the prefixes before it.
-fn is_opcode(page: &[u8], at: usize, enough: usize) -> bool {
-    let prefix = |at: &usize| matches!(page[*at], 0x40..=0x4f | 0x66 | 0xf2 | 0xf3);
+fn is_opcode(page: Page<'_>, at: usize, enough: usize) -> bool {
+    let prefix = |at: &usize| match page.bytes[*at] {
+        0x66 | 0xf2 | 0xf3 => true,
+        byte => page.bits == 64 && byte & 0xf0 == 0x40,
+    };
     let prefixes = (0..at).rev().take(MAX_PREFIXES).take_while(prefix);
-    iter::once(at).chain(prefixes).any(|start| is_instruction(page, start, enough))
+    iter::once(at).chain(prefixes).any(|start| page.has_instruction(start, enough))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn wide(bytes: &[u8]) -> Page<'_> {
+        Page { bytes, bits: 64 }
+    }
 
     /// `mov rax, [rdi+8]; add rax, rbx` over and over.
     fn page() -> Vec<u8> {
@@ -140,9 +148,9 @@ mod tests {
     #[test]
     fn an_instruction_is_found() {
         let mut page = page();
-        assert_eq!(cpuids(&page, ENOUGH).count(), 0);
+        assert_eq!(cpuids(wide(&page), ENOUGH).count(), 0);
         page[700..707].copy_from_slice(&[0x0f, 0xa2, 0x90, 0x90, 0x90, 0x90, 0x90]);
-        assert_eq!(cpuids(&page, ENOUGH).collect::<Vec<_>>(), [700]);
+        assert_eq!(cpuids(wide(&page), ENOUGH).collect::<Vec<_>>(), [700]);
     }
 
     #[test]
@@ -153,7 +161,7 @@ mod tests {
         page[2100..2107].copy_from_slice(&[0xf3, 0x0f, 0xc7, 0xf8, 0x90, 0x90, 0x90]); // rdpid rax
         page[2800..2807].copy_from_slice(&[0x0f, 0xc7, 0xf8, 0x90, 0x90, 0x90, 0x90]); // rdseed eax
         page[3500..3507].copy_from_slice(&[0x48, 0x05, 0x00, 0x0f, 0x02, 0x00, 0x90]); // add rax, imm32
-        assert_eq!(host_answers(&page).collect::<Vec<_>>(), [700, 1401, 2101]);
+        assert_eq!(host_answers(wide(&page)).collect::<Vec<_>>(), [700, 1401, 2101]);
     }
 
     /// Any two bytes may be those of a displacement right behind an opcode of one byte.
@@ -162,7 +170,7 @@ mod tests {
         let mut page = page();
         page[700..707].copy_from_slice(&[0xe8, 0x0f, 0x03, 0x00, 0x00, 0x90, 0x90]); // call +30fh
         page[1400..1407].copy_from_slice(&[0xe9, 0x0f, 0x02, 0x00, 0x00, 0x90, 0x90]); // jmp +20fh
-        assert_eq!(host_answers(&page).count(), 0);
+        assert_eq!(host_answers(wide(&page)).count(), 0);
     }
 
     /// As in Mono's mscorlib.dll.so: a jump through memory, its number, the next jump.
@@ -196,14 +204,14 @@ mod tests {
         page[1400..1407].copy_from_slice(&[0x0f, 0x01, 0xee, 0x90, 0x90, 0x90, 0x90]); // rdpkru
         page[2100..2107].copy_from_slice(&[0x0f, 0x01, 0xd0, 0x90, 0x90, 0x90, 0x90]); // xgetbv
         page[2800..2807].copy_from_slice(&[0x48, 0x05, 0x0f, 0x01, 0xef, 0x00, 0x90]); // add rax, imm32
-        assert_eq!(keys(&page).collect::<Vec<_>>(), [700, 1400]);
+        assert_eq!(keys(wide(&page)).collect::<Vec<_>>(), [700, 1400]);
     }
 
     #[test]
     fn an_immediate_is_not_one() {
         let mut page = page();
         page[700..707].copy_from_slice(&[0x48, 0x05, 0x00, 0x0f, 0xa2, 0x00, 0x90]); // add rax, imm32
-        assert_eq!(cpuids(&page, ENOUGH).count(), 0);
+        assert_eq!(cpuids(wide(&page), ENOUGH).count(), 0);
     }
 
     /// Where ld.so saves the registers: zeros before it make decodings agree late.
@@ -215,7 +223,7 @@ mod tests {
             page[637 + n * 8..645 + n * 8].copy_from_slice(&clear);
         }
         page[693..700].copy_from_slice(&[0x0f, 0xae, 0x64, 0x24, 0x40, 0x90, 0x90]);
-        assert_eq!(xsaves(&page, ENOUGH).collect::<Vec<_>>(), [693]);
+        assert_eq!(xsaves(wide(&page), ENOUGH).collect::<Vec<_>>(), [693]);
     }
 
     #[test]
@@ -245,7 +253,7 @@ mod tests {
         page[1400..1407].copy_from_slice(&[0x48, 0x0f, 0xae, 0x27, 0x90, 0x90, 0x90]); // xsave64 [rdi]
         page[2100..2107].copy_from_slice(&[0x0f, 0xae, 0xe8, 0x90, 0x90, 0x90, 0x90]); // lfence
         page[2800..2807].copy_from_slice(&[0x0f, 0xae, 0x6c, 0x24, 0x40, 0x90, 0x90]); // xrstor [rsp+40h]
-        assert_eq!(xsaves(&page, ENOUGH).collect::<Vec<_>>(), [700, 1401, 2800]);
+        assert_eq!(xsaves(wide(&page), ENOUGH).collect::<Vec<_>>(), [700, 1401, 2800]);
     }
 
     #[test]
@@ -254,9 +262,9 @@ mod tests {
             let mut page = page();
             page[..21].fill(0x90);
             page[at..at + 2].copy_from_slice(&CPUID);
-            assert_eq!(cpuids(&page, ENOUGH).collect::<Vec<_>>(), [at]);
+            assert_eq!(cpuids(wide(&page), ENOUGH).collect::<Vec<_>>(), [at]);
             page[at..at + 3].copy_from_slice(&[0x0f, 0x03, 0x00]);
-            assert_eq!(host_answers(&page).count(), 0);
+            assert_eq!(host_answers(wide(&page)).count(), 0);
         }
     }
 
@@ -272,9 +280,11 @@ mod tests {
         for below in [32, 256] {
             for _ in 0..500 {
                 let page: Vec<u8> = (0..4096).map(|_| byte(below)).collect();
-                looked_at +=
-                    [CPUID, LAR, LSL].map(|b| occurrences(&page, b).count()).iter().sum::<usize>();
-                found += cpuids(&page, ENOUGH).count() + host_answers(&page).count();
+                looked_at += [CPUID, LAR, LSL]
+                    .map(|b| occurrences(wide(&page), b).count())
+                    .iter()
+                    .sum::<usize>();
+                found += cpuids(wide(&page), ENOUGH).count() + host_answers(wide(&page)).count();
             }
         }
         assert!(looked_at > 3000 && found < 4, "{found} of {looked_at}");
@@ -292,6 +302,17 @@ mod tests {
         ];
         let mut page = vec![0; 4096];
         page[1024..1024 + code.len()].copy_from_slice(&code);
-        assert_eq!(cpuids(&page, ENOUGH).collect::<Vec<_>>(), [1038]);
+        assert_eq!(cpuids(wide(&page), ENOUGH).collect::<Vec<_>>(), [1038]);
+    }
+
+    /// What 64-bit code calls a prefix is an instruction there, and its operands have no REX.
+    #[test]
+    fn code_of_32_bits_is_read_as_such() {
+        let mut page = vec![0x90; 4096];
+        let frame = [0x55, 0x89, 0xe5, 0x83, 0xec, 0x10, 0x8b, 0x45, 0xf8, 0x40, 0x89, 0x45, 0xfc]; // ... inc eax ...
+        (600..1800).step_by(13).for_each(|at| page[at..at + 13].copy_from_slice(&frame));
+        page[1120..1123].copy_from_slice(&[0x0f, 0x03, 0xc1]); // lsl eax, cx
+        let found = |bits| host_answers(Page { bytes: &page, bits }).collect::<Vec<_>>();
+        assert_eq!(found(32), [1120]);
     }
 }

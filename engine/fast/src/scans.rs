@@ -2,7 +2,10 @@
 //!
 //! A page that has been written meanwhile does not count: the bytes are kept, and compared.
 
-use crate::scan::{self, Patch};
+use crate::{
+    plausible::Page,
+    scan::{self, Patch},
+};
 use rustc_hash::FxHashMap;
 use std::{
     cell::{Cell, RefCell},
@@ -15,7 +18,7 @@ const MAX_PAGES: usize = 512;
 /// What was found, for all spaces.
 #[derive(Clone, Debug, Default)]
 pub struct Scans {
-    known: Rc<RefCell<FxHashMap<(u64, bool), Scan>>>,
+    known: Rc<RefCell<FxHashMap<(u64, bool, u32), Scan>>>,
     searches: Rc<Cell<Searches>>,
 }
 
@@ -45,18 +48,19 @@ pub enum Search {
 }
 
 impl Scans {
-    /// What has to be changed in the page at an offset in RAM, which holds these bytes and which the
-    /// program has `written`, or may write.
-    pub fn patches(&self, offset: u64, bytes: &[u8], written: bool) -> Vec<Patch> {
+    /// What has to be changed in the page of code at an offset in RAM, which the program has `written`, or may
+    /// write.
+    pub fn patches(&self, offset: u64, page: Page<'_>, written: bool) -> Vec<Patch> {
         let mut known = self.known.borrow_mut();
-        if let Some(scan) = known.get(&(offset, written)).filter(|scan| *scan.bytes == *bytes) {
+        let key = (offset, written, page.bits);
+        if let Some(scan) = known.get(&key).filter(|scan| *scan.bytes == *page.bytes) {
             return scan.patches.clone();
         }
         if known.len() >= MAX_PAGES {
             known.clear();
         }
-        let patches = scan::patches(bytes, written);
-        known.insert((offset, written), Scan { bytes: bytes.into(), patches: patches.clone() });
+        let patches = scan::patches(page, written);
+        known.insert(key, Scan { bytes: page.bytes.into(), patches: patches.clone() });
         patches
     }
 
@@ -86,14 +90,18 @@ impl Scans {
 mod tests {
     use super::*;
 
+    fn wide(bytes: &[u8]) -> Page<'_> {
+        Page { bytes, bits: 64 }
+    }
+
     #[test]
     fn a_page_that_was_written_is_searched_again() {
         let scans = Scans::default();
         let mut page = vec![0x90; 4096];
-        assert_eq!(scans.patches(0x1000, &page, false), []);
+        assert_eq!(scans.patches(0x1000, wide(&page), false), []);
         page[700..703].copy_from_slice(&[0x0f, 0x02, 0xc1]); // lar eax, cx
-        assert_eq!(scans.patches(0x1000, &page, false).len(), 1);
-        assert_eq!(scans.patches(0x1000, &page, false), scan::patches(&page, false));
-        assert_eq!(scans.patches(0x1000, &page, true), []);
+        assert_eq!(scans.patches(0x1000, wide(&page), false).len(), 1);
+        assert_eq!(scans.patches(0x1000, wide(&page), false), scan::patches(wide(&page), false));
+        assert_eq!(scans.patches(0x1000, wide(&page), true), []);
     }
 }

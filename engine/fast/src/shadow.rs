@@ -131,6 +131,8 @@ pub struct Space<W = Wedge> {
     user_large: bool,
     invalidated: Vec<u64>,
     marked: Vec<u64>,
+    /// What is executed next is 32-bit code.
+    pub is_narrow: bool,
     /// Patched system calls, of all spaces.
     sites: Sites,
     /// What is known of pages of code, of all spaces.
@@ -181,6 +183,7 @@ impl<W: Process> Space<W> {
             local_kernel: Locals::default(),
             user_large: false,
             invalidated: Vec::new(),
+            is_narrow: false,
             marked: Vec::new(),
             sites,
             scans,

@@ -4,12 +4,13 @@
 //! privilege level, and the flat segments that SYSCALL, SYSRET and IRET load.
 
 use engine::Board;
-use frame::{Base, VcpuPage};
+use frame::{AREAS, Base, VcpuPage, area_of};
 use x86::{
     Segment, Vcpu,
     control::{cr0, cr4, efer},
     flags,
     fpu::{FpuState, MXCSR_INIT, xstate},
+    narrow::{USER_CS_32, USER_CS_64},
     reg, seg,
 };
 use x86_interp::Cpu;
@@ -27,6 +28,8 @@ const LOCAL: u16 = 4;
 /// What a data segment register can hold on the host as well as in the guest: nothing, Linux's data
 /// segment, and its code segments.
 const HOST_SELECTORS: [u16; 7] = [0, 1, 2, 3, 0x2b, 0x23, 0x33];
+/// The data segment registers but SS.
+const DATA: [usize; 4] = [seg::DS, seg::ES, seg::FS, seg::GS];
 /// DR7: some breakpoint is enabled.
 const BREAKPOINTS: u64 = 0xff;
 
@@ -44,7 +47,10 @@ pub fn load(vcpu: &Vcpu, base: Base, f: &mut VcpuPage) {
     f.regs.kernel_gs_base = vcpu.kernel_gs_base;
     f.block.bias = base.bias();
     f.block.percpu = frame::percpu(f.regs.gs_base, f.block.bias);
-    (f.run.compatibility, f.run.alone, f.run.user_translated) = (0, 0, 0);
+    f.run.compatibility = (vcpu.cpl() == 3 && !vcpu.is_64bit()).into();
+    (f.run.alone, f.run.user_translated) = (0, 0);
+    (f.system.sysenter_cs, f.system.sysenter_esp) = (vcpu.sysenter_cs, vcpu.sysenter_esp);
+    (f.system.sysenter_eip, f.system.idt_limit) = (vcpu.sysenter_eip, vcpu.idtr.limit.into());
     (f.system.lstar, f.system.sfmask, f.system.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
     (f.system.gdt, f.system.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
     f.system.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
@@ -63,8 +69,8 @@ fn selectors(vcpu: &Vcpu, f: &mut VcpuPage) {
     (f.regs.ds, f.regs.fs, f.regs.gs) = (selector(seg::DS), selector(seg::FS), selector(seg::GS));
 }
 
-/// The wedge may go between user and kernel code by itself.
-pub fn may_cross(vcpu: &Vcpu) -> bool {
+/// The wedge may go between user and kernel code by itself; it runs `narrow` user code, too, or does not.
+pub fn may_cross(vcpu: &Vcpu, narrow: bool) -> bool {
     vcpu.efer & efer::SCE != 0
         && vcpu.cr0 & (cr0::TS | cr0::EM) == 0
         && vcpu.cr4 & cr4::TSD == 0
@@ -72,6 +78,7 @@ pub fn may_cross(vcpu: &Vcpu) -> bool {
         && vcpu.rflags & flags::IOPL == 0
         && !vcpu.nmi_blocked
         && plain_data(vcpu)
+        && (narrow || !has_loaded_area(vcpu))
 }
 
 /// The guest's paging is of the kind the wedge can walk.
@@ -79,17 +86,36 @@ fn walks(vcpu: &Vcpu) -> bool {
     vcpu.long_mode() && vcpu.efer & efer::NXE != 0 && vcpu.cr0 & cr0::WP != 0
 }
 
-/// User code with this state can run on the CPU: what the CPU would show it of its segments is what
+/// User code with this state, and with these thread-local segments, can run on the CPU: what the CPU would show it of its segments is what
 /// the guest has put there, and it may read the counter, as it may on the host.
-pub fn runs_directly(vcpu: &Vcpu) -> bool {
+pub fn runs_directly(vcpu: &Vcpu, areas: &[u64; AREAS]) -> bool {
     let table = |segment: usize| vcpu.seg[segment].selector & LOCAL == 0;
-    vcpu.cr4 & cr4::TSD == 0 && table(seg::CS) && table(seg::SS) && plain_data(vcpu)
+    let there = |segment: &usize| match area_of(vcpu.seg[*segment].selector.into()) {
+        Some(at) => areas[at] != 0,
+        None => true,
+    };
+    vcpu.cr4 & cr4::TSD == 0
+        && table(seg::CS)
+        && table(seg::SS)
+        && plain_data(vcpu)
+        && DATA.iter().all(there)
+}
+
+/// User code with this state is 32-bit code, or has loaded a thread-local segment.
+pub fn has_areas(vcpu: &Vcpu) -> bool {
+    !vcpu.is_64bit() || has_loaded_area(vcpu)
+}
+
+fn has_loaded_area(vcpu: &Vcpu) -> bool {
+    DATA.iter().any(|segment| area_of(vcpu.seg[*segment].selector.into()).is_some())
 }
 
 /// The data segment registers hold what the host lets them hold.
 fn plain_data(vcpu: &Vcpu) -> bool {
-    let data = [seg::DS, seg::ES, seg::FS, seg::GS];
-    data.iter().all(|segment| HOST_SELECTORS.contains(&vcpu.seg[*segment].selector))
+    DATA.iter().all(|segment| {
+        let selector = vcpu.seg[*segment].selector;
+        HOST_SELECTORS.contains(&selector) || area_of(selector.into()).is_some()
+    })
 }
 
 /// What is to run is user code, translated: its addresses are the host's, and the host's FS base is its own.
@@ -112,9 +138,14 @@ pub fn can_be_translated(vcpu: &Vcpu) -> bool {
 /// than user code could have done.
 pub fn only_user(f: &mut VcpuPage, vcpu: &Vcpu) {
     f.regs.cpl = 3;
-    f.regs.cs =
-        if f.run.compatibility == 0 { vcpu.seg[seg::CS].selector.into() } else { f.regs.cs | 3 };
-    f.regs.ss = vcpu.seg[seg::SS].selector.into();
+    f.regs.cs = match (f.run.compatibility == 0, vcpu.is_64bit()) {
+        (true, true) => vcpu.seg[seg::CS].selector.into(),
+        (true, false) => USER_CS_64.into(),
+        (false, _) => USER_CS_32.into(),
+    };
+    if area_of(f.regs.ss).is_none() {
+        f.regs.ss = vcpu.seg[seg::SS].selector.into();
+    }
     (f.regs.kernel_gs_base, f.regs.cr2) = (vcpu.kernel_gs_base, vcpu.cr2);
 }
 
@@ -122,6 +153,9 @@ pub fn only_user(f: &mut VcpuPage, vcpu: &Vcpu) {
 pub fn store(f: &VcpuPage, cpu: &mut Cpu<Board>, board: &mut Board) {
     let user = f.regs.cpl == 3;
     store_segments(f, cpu, if user { 3 } else { 0 });
+    if user && area_of(f.regs.ss).is_some() {
+        cpu.adopt_selector(board, seg::SS, f.regs.ss as u16);
+    }
     for (segment, selector) in
         [(seg::DS, f.regs.ds), (seg::ES, f.regs.es), (seg::FS, f.regs.fs), (seg::GS, f.regs.gs)]
     {

@@ -38,7 +38,7 @@ impl Statistics {
             ("call-outs", block(BlockExit::CallOut)),
             ("misses", block(BlockExit::Miss)),
             ("interrupt windows", block(BlockExit::InterruptWindow)),
-            ("sysret exits", block(BlockExit::Sysret)),
+            ("sysret exits", block(BlockExit::Sysret) + block(BlockExit::SysretNarrow)),
             ("iret exits", block(BlockExit::Iret)),
             ("kernel signals", exit(WedgeExit::KernelSignal)),
             ("user signals", exit(WedgeExit::UserSignal)),

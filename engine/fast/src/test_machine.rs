@@ -24,6 +24,7 @@ pub const MODES: Modes = Modes {
     user_dispatch: false,
     keeps: true,
     scattered: Scattered::Lookup,
+    narrow: true,
     strict: false,
 };
 /// GPA of the uppermost page table; the others follow.

@@ -1,7 +1,7 @@
 //! User code, directly on the CPU or translated.
 
 use crate::{Fast, User, code, regions, state};
-use frame::{Cpuid, KICK, REGION_BITS, VcpuPage, WedgeExit, go};
+use frame::{AREAS, Cpuid, FIRST_AREA, KICK, REGION_BITS, VcpuPage, WedgeExit, area, go};
 use jit::Level;
 use wedge::Error;
 use x86::{
@@ -50,6 +50,8 @@ enum Stop {
     Int1,
     /// A single step, complete.
     Step,
+    /// SYSENTER; RIP and RSP are lost.
+    Enter,
     /// An instruction faulted; RIP is at it.
     Fault,
 }
@@ -57,7 +59,8 @@ enum Stop {
 impl Fast {
     /// Runs user code until it does something that has to be interpreted, and has that done.
     pub(crate) fn user_code(&mut self) -> Result<(), Error> {
-        if !state::runs_directly(&self.cpu.vcpu) {
+        let areas = self.areas();
+        if !state::runs_directly(&self.cpu.vcpu, &areas) {
             self.interpret();
             return Ok(());
         }
@@ -70,9 +73,11 @@ impl Fast {
         let base = self.pages.base();
         let f = self.pages.frame();
         state::load(&self.cpu.vcpu, base, f);
+        f.system.areas = areas;
         f.run.pending = 0;
         match (self.enter(go::USER)?, self.modes.kernel_translated) {
             (WedgeExit::UserSignal, _) => self.user_exit(),
+            (WedgeExit::Interpret, _) => self.interpret_user(),
             (kind, true) => self.kernel_exit(kind),
             (WedgeExit::Kicked, false) => {
                 self.take_state();
@@ -81,6 +86,36 @@ impl Fast {
             // Whatever user code has the wedge say: no kernel code has run.
             (_, false) => self.user_exit(),
         }
+    }
+
+    /// User code has not gone on at an instruction.
+    pub(crate) fn interpret_user(&mut self) -> Result<(), Error> {
+        self.pages.frame().regs.cpl = 3;
+        self.take_state();
+        self.interpret();
+        Ok(())
+    }
+
+    /// The guest's thread-local segments, as far as the host can have them and user code has to do with them.
+    fn areas(&mut self) -> [u64; AREAS] {
+        self.has_seen_narrow |= self.modes.narrow && state::has_areas(&self.cpu.vcpu);
+        if !self.has_seen_narrow {
+            return [0; AREAS];
+        }
+        let v = &self.cpu.vcpu;
+        std::array::from_fn(|at| {
+            let entry = (u64::from(FIRST_AREA) + at as u64) * 8;
+            let inside = entry + 7 <= v.gdtr.limit.into();
+            let found = self.kernel_word(v.gdtr.base.wrapping_add(entry)).filter(|_| inside);
+            found.filter(|descriptor| area(at, *descriptor).is_some()).unwrap_or(0)
+        })
+    }
+
+    /// Eight bytes of the kernel's memory, not across a page.
+    fn kernel_word(&self, gva: u64) -> Option<u64> {
+        let ram = self.board.ram();
+        let at = code::offset(ram, Roots::from(&self.cpu.vcpu), gva, Access::default())?;
+        (gva & 0xfff <= 0xff8).then(|| ram.load64(at))
     }
 
     fn translated_user_code(&mut self) -> Result<(), Error> {
@@ -120,6 +155,13 @@ impl Fast {
             Stop::PageFault(gva, code) => {
                 if !self.answer(gva, access(code))? {
                     self.page_fault(gva, access(code));
+                }
+                return Ok(());
+            }
+            Stop::Enter => {
+                self.statistics.system_calls += 1;
+                if let Err(fault) = self.cpu.enter_system() {
+                    self.cpu.exception(&mut self.board, fault);
                 }
                 return Ok(());
             }
@@ -261,6 +303,7 @@ fn stop(f: &VcpuPage) -> Stop {
     match f.exit.signal {
         signal if signal == KICK as u64 => Stop::Kicked,
         SIGSYS if f.exit.address & !0xfff == VSYSCALL => Stop::Vsyscall(f.exit.address),
+        SIGSYS if f.exit.address == u64::MAX => Stop::Enter,
         SIGSYS => Stop::SystemCall,
         SIGSEGV if f.exit.trap == u64::from(vector::PF) => {
             Stop::PageFault(f.exit.address, f.exit.error as u32)

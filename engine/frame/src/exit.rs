@@ -32,6 +32,8 @@ pub enum BlockExit {
     /// SYSCALL of translated user code at RIP's instruction, going on at [`ExitState::next`]; the wedge does
     /// it unless it cannot.
     SystemCall = 10,
+    /// SYSRET to 32-bit code at RIP's instruction; the wedge does it unless it cannot.
+    SysretNarrow = 11,
 }
 
 /// Why the wedge gives the monitor its turn. In [`ExitState::reason`].
@@ -50,6 +52,8 @@ pub enum Reason {
     Kicked = 4,
     /// A system call whose site is worth patching; RIP is behind it.
     HotSite = 5,
+    /// User code has not gone on: the instruction at RIP is to be interpreted.
+    Interpret = 6,
 }
 
 /// Why guest code has stopped, as the monitor believes it: decoded once, from what a wedge says.
@@ -67,11 +71,13 @@ pub enum WedgeExit {
     Kicked,
     /// See [`Reason::HotSite`].
     HotSite,
+    /// See [`Reason::Interpret`].
+    Interpret,
 }
 
 impl WedgeExit {
     /// How many there are.
-    pub const COUNT: usize = 15;
+    pub const COUNT: usize = 17;
 
     /// Its number, from zero.
     pub const fn number(self) -> usize {
@@ -81,7 +87,8 @@ impl WedgeExit {
             Self::KernelSignal => 2,
             Self::Kicked => 3,
             Self::HotSite => 4,
-            Self::Block(kind) => 4 + kind as usize,
+            Self::Interpret => 5,
+            Self::Block(kind) => 5 + kind as usize,
         }
     }
 }
@@ -94,12 +101,14 @@ impl From<&ExitState> for WedgeExit {
         const KERNEL_SIGNAL: u64 = Reason::KernelSignal as u64;
         const KICKED: u64 = Reason::Kicked as u64;
         const HOT_SITE: u64 = Reason::HotSite as u64;
+        const INTERPRET: u64 = Reason::Interpret as u64;
         match said.reason {
             BLOCK => BlockExit::decode(said.kind).map_or(Self::Lost, Self::Block),
             USER_SIGNAL => Self::UserSignal,
             KERNEL_SIGNAL => Self::KernelSignal,
             KICKED => Self::Kicked,
             HOT_SITE => Self::HotSite,
+            INTERPRET => Self::Interpret,
             LOST.. => Self::Lost,
         }
     }
@@ -107,7 +116,7 @@ impl From<&ExitState> for WedgeExit {
 
 impl BlockExit {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::CallOut,
         Self::Miss,
         Self::InterruptWindow,
@@ -118,6 +127,7 @@ impl BlockExit {
         Self::LoadSpace,
         Self::Lookup,
         Self::SystemCall,
+        Self::SysretNarrow,
     ];
 
     /// The one with a number, if there is one.
@@ -170,11 +180,12 @@ mod tests {
         assert_eq!(said(Reason::KernelSignal as u64, 0), WedgeExit::KernelSignal);
         assert_eq!(said(Reason::Kicked as u64, 0), WedgeExit::Kicked);
         assert_eq!(said(Reason::HotSite as u64, 0), WedgeExit::HotSite);
+        assert_eq!(said(Reason::Interpret as u64, 0), WedgeExit::Interpret);
     }
 
     #[test]
     fn what_means_nothing_is_lost() {
-        for nonsense in [11, 12, 1 << 32, 1 << 63, u64::MAX] {
+        for nonsense in [12, 13, 1 << 32, 1 << 63, u64::MAX] {
             assert_eq!(said(nonsense, BlockExit::Miss as u64), WedgeExit::Lost);
             assert_eq!(said(Reason::Block as u64, nonsense), WedgeExit::Lost);
         }
@@ -185,7 +196,7 @@ mod tests {
     #[test]
     fn numbers_are_their_own() {
         let others = [WedgeExit::Lost, WedgeExit::UserSignal, WedgeExit::KernelSignal];
-        let more = [WedgeExit::Kicked, WedgeExit::HotSite];
+        let more = [WedgeExit::Kicked, WedgeExit::HotSite, WedgeExit::Interpret];
         let all = others.into_iter().chain(more).chain(BlockExit::ALL.map(WedgeExit::Block));
         let mut seen = [false; WedgeExit::COUNT];
         all.for_each(|exit| assert!(!core::mem::replace(&mut seen[exit.number()], true)));

@@ -9,11 +9,13 @@
 //! - [`Shared`]: what the monitor and one wedge tell each other: mapping commands, what is mapped.
 //! - [`Turns`]: which process runs the vCPU.
 //! - [`UserPage`], [`Journal`]: what a wedge shares with the process of its user code, if there is one.
+//! - [`area`]: thread-local segments of 32-bit programs.
 //! - [`Lookups`]: a wedge's software TLB for translated user code.
 //!
 //! Assembly and the translator take offsets from these structures by `offset_of!`.
 #![no_std]
 
+mod areas;
 mod claims;
 mod command;
 mod exit;
@@ -29,6 +31,7 @@ mod user;
 mod vcpu;
 mod window;
 
+pub use areas::*;
 pub use claims::*;
 pub use command::*;
 pub use exit::*;

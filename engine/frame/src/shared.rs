@@ -2,6 +2,7 @@
 
 use crate::{
     Shares,
+    areas::AREAS,
     command::{MAX_MADE, MAX_ORDERS, RawChange},
     sites::HEAT,
 };
@@ -24,6 +25,8 @@ pub struct Shared {
     pub patched: Patched,
     /// The process of user code, where that has one of its own.
     pub user: UserProcess,
+    /// What there is for 32-bit code.
+    pub narrow: Narrow,
     /// See [`Shares`].
     pub shares: Shares,
 }
@@ -46,6 +49,8 @@ pub struct Setup {
     pub searched: u64,
     /// Not zero: user code's system calls are to come by syscall user dispatch.
     pub user_dispatch: u64,
+    /// Not zero: 32-bit user code is to run directly.
+    pub narrow: u64,
     /// Not zero: what is mapped may be shown again, or with other rights, by changing its protection.
     pub keeps: u64,
     /// Bytes of guest RAM, and how many of them lie at GPA 0 and up; the rest begins at 4 GiB.
@@ -136,6 +141,16 @@ pub struct Patched {
     /// By the low twelve bits of the address behind them: there may be system calls whose following
     /// instruction has been displaced.
     pub displaced: [u64; 64],
+}
+
+/// What a wedge has for 32-bit user code.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Narrow {
+    /// The thread-local segments that the host has for this process, as descriptors.
+    pub areas: [u64; AREAS],
+    /// Where SYSENTER leads in this process; zero before the first.
+    pub entered: u64,
 }
 
 /// What a wedge knows of the process of its user code.

@@ -1,6 +1,9 @@
 //! Patched system calls: the table they jump through, and their stubs.
 
-use crate::window::{CACHE, CACHE_LEN};
+use crate::{
+    areas::AREA_LEN,
+    window::{CACHE, CACHE_LEN},
+};
 
 /// Where a patched system call finds its stub: 8-byte pointers. `jmp [SITES + n]` takes the place of `mov
 /// eax, nr; syscall`, and its last two bytes, the upper half of this address, that of the SYSCALL: 16 is no
@@ -9,13 +12,13 @@ use crate::window::{CACHE, CACHE_LEN};
 /// its programs' calls in the same way, has its own table at 0x60000, and counts on a fault as long as
 /// nothing is there.
 pub const SITES: usize = 0x0016_0000;
-/// Bytes of the table.
+/// Bytes of the table, and of the page behind it ([`crate::AREA`]).
 pub const SITES_LEN: usize = 0x1_0000;
 /// A program with pages below this address may have, or come to have, some where the table is: what one page
 /// table of the guest's leads to. Programs at fixed addresses begin here (lld's) or higher.
 pub const NEAR_SITES_END: u64 = 2 << 20;
 /// Entries of the table.
-pub const MAX_SITES: usize = SITES_LEN / 8;
+pub const MAX_SITES: usize = (SITES_LEN - AREA_LEN) / 8;
 /// The stubs: the end of the code cache.
 pub const STUBS: usize = CACHE + CACHE_LEN - MAX_SITES * STUB_LEN;
 /// Bytes of a stub: `mov eax, nr; movabs rcx, behind the call; jmp` to the blob's entry; and its

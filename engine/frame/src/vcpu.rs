@@ -1,6 +1,6 @@
 //! The vCPU page: the state of a vCPU while guest code runs.
 
-use crate::{Claims, Shares, jumps::CODE_PAGE_WORDS};
+use crate::{Claims, Shares, areas::AREAS, jumps::CODE_PAGE_WORDS};
 
 /// The vCPU page.
 #[repr(C, align(4096))]
@@ -90,7 +90,7 @@ pub struct RunControl {
     pub user_rip: u64,
     /// Not zero: user code is run translated, or was when it stopped.
     pub user_translated: u64,
-    /// Not zero: user code has gone over to 32-bit code by itself.
+    /// Not zero: user code is 32-bit code, or was when it stopped.
     pub compatibility: u64,
     /// The wedge may do SYSCALL, SYSRET and IRET itself.
     pub fast: u64,
@@ -176,8 +176,18 @@ pub struct SystemState {
     pub gdt: u64,
     /// Its limit, bytes minus one.
     pub gdt_limit: u64,
+    /// Its descriptors of thread-local segments, as far as the host can have the same; zero for others.
+    pub areas: [u64; AREAS],
     /// The guest's IDT: GVA, zero if it is not the usual one.
     pub idt: u64,
+    /// The limit of the guest's IDT, bytes minus one.
+    pub idt_limit: u64,
+    /// IA32_SYSENTER_CS.
+    pub sysenter_cs: u64,
+    /// IA32_SYSENTER_ESP.
+    pub sysenter_esp: u64,
+    /// IA32_SYSENTER_EIP.
+    pub sysenter_eip: u64,
     /// The guest's 64-bit TSS: GVA, zero if it is not the usual one.
     pub tss: u64,
     /// TSC_AUX.

@@ -69,8 +69,8 @@ pub const USER_PAGE: usize = WINDOW + 0x3a_0000;
 pub const JOURNAL: usize = WINDOW + 0x3b_0000;
 /// The vCPU page, shared by all wedges of a vCPU.
 pub const FRAME: usize = WINDOW + 0x40_0000;
-/// Bytes of it.
-pub const FRAME_LEN: usize = 0x4000;
+/// Bytes of it, and of the page behind it ([`crate::AREA_ALIAS`]).
+pub const FRAME_LEN: usize = 0x5000;
 /// The indirect-jump tables, shared by all wedges.
 pub const TABLES: usize = WINDOW + 0x1000_0000;
 /// The code cache, shared by all wedges; writable in the monitor only.

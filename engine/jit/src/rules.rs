@@ -74,6 +74,8 @@ pub enum Rule {
     WriteBase,
     /// SYSRET to 64-bit code.
     Sysret,
+    /// SYSRET to 32-bit code.
+    SysretNarrow,
     /// IRETQ.
     Iret,
     /// SYSCALL, by user code.
@@ -90,7 +92,14 @@ impl Rule {
         use Rule::*;
         matches!(
             self,
-            CallOut | Sysret | Iret | LoadSpace | LoadVectors | InvalidatePage | SystemCall
+            CallOut
+                | Sysret
+                | SysretNarrow
+                | Iret
+                | LoadSpace
+                | LoadVectors
+                | InvalidatePage
+                | SystemCall
         )
     }
 }
@@ -204,6 +213,7 @@ fn branch(insn: &Instruction) -> Rule {
         Code::Jmp_rm64 if indirect_operand(insn) => Rule::JumpIndirect,
         Code::Retnq | Code::Retnq_imm16 => Rule::Return,
         Code::Sysretq => Rule::Sysret,
+        Code::Sysretd => Rule::SysretNarrow,
         Code::Iretq => Rule::Iret,
         _ if insn.is_jcc_short_or_near() && insn.op0_kind() == OpKind::NearBranch64 => {
             Rule::Conditional
@@ -375,7 +385,7 @@ mod tests {
         assert_eq!(rule_of(&[0x0f, 0x05]), Rule::CallOut);
         assert_eq!(rule_of(&[0x48, 0xcf]), Rule::Iret);
         assert_eq!(rule_of(&[0x48, 0x0f, 0x07]), Rule::Sysret);
-        assert_eq!(rule_of(&[0x0f, 0x07]), Rule::CallOut); // to 32-bit code
+        assert_eq!(rule_of(&[0x0f, 0x07]), Rule::SysretNarrow);
         assert_eq!(rule_of(&[0x8c, 0xd8]), Rule::ReadSelector);
     }
 }

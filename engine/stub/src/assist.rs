@@ -8,7 +8,7 @@ use crate::{
     host::load_vectors_careful,
     kernel_start,
     lookup::{self, Outcome},
-    mmu, shared, turns,
+    mmu, narrow, shared, turns,
 };
 use core::arch::naked_asm;
 use frame::{
@@ -17,6 +17,7 @@ use frame::{
 };
 use x86::{
     flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
+    narrow::USER_DS,
     paging::PHYS_BITS,
     reg::{R11, RAX, RCX, RSP},
 };
@@ -32,6 +33,8 @@ const ORDINARY_KERNEL: u64 = IN_HOST | IF | AC | FIXED;
 const KEEP: u64 = 1 << 63;
 const PCID: u64 = 0xfff;
 const USER_END: u64 = 0x7fff_ffff_f000;
+/// The stack segment of 32-bit user code.
+const SS_NARROW: u64 = USER_DS as u64;
 
 /// SYSCALL by user code, whose state is in the frame with RIP behind the instruction.
 pub fn system_call(f: &mut VcpuPage) -> ! {
@@ -148,6 +151,7 @@ fn miss(f: &mut VcpuPage) -> bool {
 /// Translated code has exited. True: go on with `RunControl::go`. False: the monitor is needed.
 pub fn after_block(f: &mut VcpuPage) -> bool {
     const SYSRET: u64 = BlockExit::Sysret as u64;
+    const SYSRET_NARROW: u64 = BlockExit::SysretNarrow as u64;
     const IRET: u64 = BlockExit::Iret as u64;
     const MISS: u64 = BlockExit::Miss as u64;
     const INVALIDATE: u64 = BlockExit::InvalidatePage as u64;
@@ -166,6 +170,7 @@ pub fn after_block(f: &mut VcpuPage) -> bool {
         }
         LOAD_VECTORS => load_guest_vectors(f),
         SYSRET if f.run.fast != 0 => sysret(f),
+        SYSRET_NARROW if f.run.fast != 0 => sysret_narrow(f),
         IRET if f.run.fast != 0 => iret(f),
         INVALIDATE if f.run.walks != 0 => invalidate(f),
         // Another wedge would not know that it is to go no further.
@@ -236,10 +241,39 @@ fn sysret(f: &mut VcpuPage) -> bool {
     if questionable || !plain || claims::are_met(f, shared()) {
         return false;
     }
+    f.run.compatibility = 0;
+    if !narrow::read_areas(f) {
+        return false;
+    }
     f.regs.cs = (f.system.star >> 48).wrapping_add(16) | 3;
     f.regs.ss = (f.system.star >> 48).wrapping_add(8) | 3;
     enter_user(f, target, flags);
     need_block(f);
+    true
+}
+
+/// SYSRET to 32-bit code: its segments have the base and the limits of Linux's, whatever the tables say.
+fn sysret_narrow(f: &mut VcpuPage) -> bool {
+    let flags = f.regs.gpr[R11] & SYSRET_FLAGS | 2;
+    let target = f.regs.gpr[RCX] & 0xffff_ffff;
+    let cs = f.system.star >> 48 | 3;
+    let ss = (f.system.star >> 48).wrapping_add(8) | 3;
+    let questionable = claims::are_in_question(f);
+    let plain = narrow::may_enter(f, cs, target) && ss == SS_NARROW && plain_user(f, flags);
+    if questionable || !plain || claims::are_met(f, shared()) {
+        return false;
+    }
+    go_to_narrow(f, [cs, ss], target, flags)
+}
+
+/// 32-bit user code comes next. False if the monitor is needed for it.
+fn go_to_narrow(f: &mut VcpuPage, [cs, ss]: [u64; 2], rip: u64, flags: u64) -> bool {
+    f.run.compatibility = 1;
+    if !narrow::read_areas(f) {
+        return false;
+    }
+    (f.regs.cs, f.regs.ss) = (cs, ss);
+    enter_user(f, rip, flags);
     true
 }
 
@@ -255,7 +289,8 @@ fn enter_user(f: &mut VcpuPage, rip: u64, flags: u64) {
     f.counters.returns += 1;
     f.run.go = go::USER;
     f.run.user_translated = 0;
-    if shared().mapped.lookups != 0 && flags & !(IN_HOST | IF | 2) == 0 {
+    if f.run.compatibility == 0 && shared().mapped.lookups != 0 && flags & !(IN_HOST | IF | 2) == 0
+    {
         enter_translated_user(f);
     }
 }
@@ -321,13 +356,21 @@ fn iret(f: &mut VcpuPage) -> bool {
 }
 
 fn iret_to_user(f: &mut VcpuPage, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
-    let flat = descriptor(f, cs) == Some(0x00af_fa00_0000_ffff)
+    let code = descriptor(f, cs);
+    let narrow = code == Some(0x00cf_fa00_0000_ffff)
+        && narrow::may_enter(f, cs, rip)
+        && ss & 0xffff == SS_NARROW;
+    let flat = (code == Some(0x00af_fa00_0000_ffff) || narrow)
         && descriptor(f, ss) == Some(0x00cf_f200_0000_ffff)
         && ss & 3 == 3;
     // Slow returns from system calls come this way.
     let questionable = claims::are_in_question(f);
     let plain = flat && rip < USER_END && plain_user(f, flags);
     if questionable || !plain || claims::are_met(f, shared()) {
+        return false;
+    }
+    f.run.compatibility = narrow.into();
+    if !narrow::read_areas(f) {
         return false;
     }
     f.regs.gpr[RSP] = rsp;

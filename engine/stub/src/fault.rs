@@ -106,41 +106,74 @@ pub fn of_translated_user(f: &mut VcpuPage, gva: u64, present: u64, write: bool)
 /// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). False, and
 /// nothing changed, if anything about it is not ordinary.
 fn deliver(f: &mut VcpuPage, gva: u64, code: u64) -> bool {
-    let Some((handler, selector)) = gate(f) else { return false };
+    let Some(gate) = gate(f, PAGE_FAULT) else { return false };
+    let words = [f.regs.ss, f.regs.gpr[RSP], f.regs.rflags | RF, f.regs.cs, f.regs.rip, code];
+    let faulted = [f.regs.rip, gva, code, f.regs.cr3];
+    let flags = f.regs.rflags;
+    if !push(f, gate, &words) {
+        return false;
+    }
+    f.paging.faulted = faulted;
+    f.regs.cr2 = gva;
+    f.counters.faults += 1;
+    assist::enter_kernel(f, flags & !CLEARED);
+    true
+}
+
+/// The same for INT and a number, which user code has executed: RIP is behind it.
+pub fn interrupt(f: &mut VcpuPage, vector: u64) -> bool {
+    let Some(gate) = gate(f, vector).filter(|gate| gate.open) else { return false };
+    let flags = f.regs.rflags & !RF;
+    let words = [f.regs.ss, f.regs.gpr[RSP], flags, f.regs.cs, f.regs.rip];
+    let done = flags & TF == 0 && push(f, gate, &words);
+    if done {
+        assist::enter_kernel(f, flags & !CLEARED);
+    }
+    done
+}
+
+/// Pushes words to the kernel's stack, and sets what is loaded from the gate and with it.
+fn push(f: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
+    let Gate { handler, selector, .. } = gate;
     if f.system.tss < kernel_start() || assist::kernel_code(f, selector) != Some(true) {
         return false;
     }
     let Some(stack) = assist::kernel_word(f, f.system.tss + 4) else { return false };
-    let words = [f.regs.ss, f.regs.gpr[RSP], f.regs.rflags | RF, f.regs.cs, f.regs.rip, code];
     let mut top = stack & !15;
     for word in words {
         top = top.wrapping_sub(8);
-        let there = top >= kernel_start() && store_careful(top.wrapping_add(bias()), word) != 0;
+        let there = top >= kernel_start() && store_careful(top.wrapping_add(bias()), *word) != 0;
         if !there {
             return false;
         }
     }
-    f.paging.faulted = [f.regs.rip, gva, code, f.regs.cr3];
     f.regs.gpr[RSP] = top;
     (f.regs.cs, f.regs.ss) = (selector, 0);
-    f.regs.cr2 = gva;
     f.regs.rip = handler;
-    f.counters.faults += 1;
-    assist::enter_kernel(f, f.regs.rflags & !CLEARED);
     true
 }
 
-/// Handler and code selector of the page-fault gate.
-fn gate(f: &mut VcpuPage) -> Option<(u64, u64)> {
-    if f.system.idt < kernel_start() {
+/// What an interrupt gate says.
+#[derive(Clone, Copy)]
+struct Gate {
+    handler: u64,
+    selector: u64,
+    /// User code may go through it by INT.
+    open: bool,
+}
+
+/// The gate of a vector, if it is an ordinary one.
+fn gate(f: &mut VcpuPage, vector: u64) -> Option<Gate> {
+    if f.system.idt < kernel_start() || vector * 16 + 15 > f.system.idt_limit {
         return None;
     }
-    let low = assist::kernel_word(f, f.system.idt + PAGE_FAULT * 16)?;
-    let high = assist::kernel_word(f, f.system.idt + PAGE_FAULT * 16 + 8)?;
+    let low = assist::kernel_word(f, f.system.idt + vector * 16)?;
+    let high = assist::kernel_word(f, f.system.idt + vector * 16 + 8)?;
     // Present, interrupt gate, no IST.
     let ordinary = low >> 40 & 0x9f == 0x8e && low >> 32 & 7 == 0;
     let handler = low & 0xffff | low >> 32 & 0xffff_0000 | high << 32;
-    (ordinary && handler >= kernel_start()).then_some((handler, low >> 16 & 0xffff))
+    let gate = Gate { handler, selector: low >> 16 & 0xffff, open: low >> 45 & 3 == 3 };
+    (ordinary && handler >= kernel_start()).then_some(gate)
 }
 
 /// User code goes on where it had faulted: what it will need is mapped before it faults again.

@@ -6,7 +6,8 @@
 //! arguments, concerns this process and guest RAM alone: `mmap` maps RAM (it is the only descriptor the
 //! process has) or memory without content, over what is there and not where the host likes; `mprotect` and
 //! `munmap` change what this process sees; `futex` waits and wakes; `sigreturn` loads registers; `ioctl`
-//! waits for the process of user code and lets it go on, if there is one; [`HAND_OVER`] is no call of any
+//! waits for the process of user code and lets it go on, if there is one; `set_thread_area` gives this process
+//! a data segment below 4 GiB, where 32-bit user code runs; [`HAND_OVER`] is no call of any
 //! host's, and where user code has a process, another filter makes it wait. Anything else is a SIGSYS.
 //! `docs/isolation.md` goes through them.
 //!
@@ -70,6 +71,9 @@ pub const RETURN: u16 = 6;
 pub const ALLOW: u32 = 0x7fff_0000;
 pub const TRAP: u32 = 0x0003_0000;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+const AUDIT_ARCH_I386: u32 = 0x4000_0003;
+/// The 32-bit call of this name; there is none in 64-bit form.
+pub const SET_THREAD_AREA: u32 = 243;
 
 /// Offsets in `struct seccomp_data`.
 const NUMBER: u32 = 0;
@@ -90,8 +94,9 @@ const TO_TRAP: u8 = 0xf4;
 const TO_IOCTL: u8 = 0xf5;
 const TO_STACK: u8 = 0xf6;
 const TO_MASK: u8 = 0xf7;
+const TO_NARROW: u8 = 0xf8;
 /// Where those are, in the same order.
-const PLACES: [u8; 8] = [22, 24, 28, LEN as u8 - 2, LEN as u8 - 1, 17, 41, 49];
+const PLACES: [u8; 9] = [22, 24, 28, LEN as u8 - 2, LEN as u8 - 1, 17, 41, 49, 59];
 
 /// What an instruction compares with.
 #[derive(Clone, Copy)]
@@ -103,16 +108,18 @@ enum Value {
     BlobEnd,
     /// A number that only the process of user code has.
     OfUser,
+    /// A number that a wedge has that runs 32-bit user code.
+    OfNarrow,
 }
-use Value::{BlobEnd, OfUser, Plain, SecretHigh, SecretLow, Window};
+use Value::{BlobEnd, OfNarrow, OfUser, Plain, SecretHigh, SecretLow, Window};
 
-const LEN: usize = 61;
+const LEN: usize = 72;
 /// A filter.
 pub type Program = [Bpf; LEN];
 /// The filter of any wedge: without what differs between them, and jumps by their purpose.
 const PROGRAM: [(Bpf, Value); LEN] = [
     load(ARCH),
-    want(AUDIT_ARCH_X86_64),
+    (op(EQUAL, NEXT, TO_NARROW, AUDIT_ARCH_X86_64), Plain),
     load(POINTER + HIGH),
     (want(0).0, Window),
     load(POINTER), // the window starts at a multiple of 4 GiB, with the blob
@@ -170,6 +177,17 @@ const PROGRAM: [(Bpf, Value); LEN] = [
     want(0),
     load(argument(2)),
     (op(EQUAL, TO_ALLOW, TO_TRAP, 0), Plain),
+    want(AUDIT_ARCH_I386), // from here on INT 0x80, from the blob, too
+    load(POINTER + HIGH),
+    (want(0).0, Window),
+    load(POINTER),
+    (op(AT_LEAST, TO_TRAP, NEXT, 0), BlobEnd),
+    load(NUMBER),
+    (want(SET_THREAD_AREA).0, OfNarrow),
+    load(argument(3)), // the secret
+    (want(0).0, SecretLow),
+    load(argument(4)),
+    (op(EQUAL, TO_ALLOW, TO_TRAP, 0), SecretHigh),
     (op(RETURN, NEXT, NEXT, ALLOW), Plain),
     (op(RETURN, NEXT, NEXT, TRAP), Plain),
 ];
@@ -191,21 +209,23 @@ const fn case(value: u64, to: u8) -> (Bpf, Value) {
 }
 
 /// Writes the filter of a wedge whose text ends at `blob_end` (HVA), instruction by instruction: there
-/// is no memcpy in the blob.
-pub fn write(program: &mut Program, secret: u64, blob_end: u64) {
-    write_for(program, secret, blob_end, false);
+/// is no memcpy in the blob. With `narrow`, 32-bit user code is to run there.
+pub fn write(program: &mut Program, secret: u64, blob_end: u64, narrow: bool) {
+    write_for(program, secret, blob_end, [false, narrow]);
 }
 
 /// Writes the filter of a process of user code: it has the two calls for its signals besides.
 pub fn write_for_user(program: &mut Program, secret: u64, blob_end: u64) {
-    write_for(program, secret, blob_end, true);
+    write_for(program, secret, blob_end, [true, false]);
 }
 
-fn write_for(program: &mut Program, secret: u64, blob_end: u64, user: bool) {
+fn write_for(program: &mut Program, secret: u64, blob_end: u64, [user, narrow]: [bool; 2]) {
     for (at, (to, (op, value))) in program.iter_mut().zip(&PROGRAM).enumerate() {
         let k = match value {
             Plain => op.k,
             OfUser if user => op.k,
+            OfNarrow if narrow => op.k,
+            OfNarrow => u32::MAX,       // no call
             OfUser => HAND_OVER as u32, // has been looked for
             SecretHigh => (secret >> 32) as u32,
             SecretLow => secret as u32,

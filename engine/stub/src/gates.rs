@@ -6,6 +6,7 @@
 
 use core::{arch::naked_asm, mem::offset_of};
 use frame::{VcpuPage, mode};
+use x86::narrow::{USER_CS_32, USER_DS};
 
 /// PKRU while user code runs: every key but 0 is closed; what the host gives a handler, too.
 const PKRU_USER: u32 = 0x5555_5554;
@@ -84,6 +85,80 @@ to_user!(
     "jne 8f"
 );
 to_user!(enter_user_without_keys, "enter_user_without_keys_end", "nop");
+
+macro_rules! to_narrow {
+    ($name:ident, $end:literal, $($close:literal),*) => {
+        /// Enters 32-bit user code in the same way. What user code may write to the gate page before the
+        /// IRET it could have set in its registers.
+        #[unsafe(naked)]
+        pub extern "C" fn $name() {
+            naked_asm!(
+                "lea rdx, [rip + frame_page]",
+                "cmp qword ptr [rdx + {kicked}], 0",
+                "jne 9f",
+                "mov r15, rdx",
+                "mov qword ptr [r15 + {mode}], {user}",
+                "inc qword ptr [r15 + {entries}]",
+                "lea r14, [rip + gate_page]",
+                "mov rbx, [r15 + {gpr} + 0]",
+                "mov [r14 + 8], rbx",
+                "mov rbx, [r15 + {gpr} + 8]",
+                "mov [r14 + 16], rbx",
+                "mov rbx, [r15 + {gpr} + 16]",
+                "mov [r14 + 24], rbx",
+                "mov rbx, [r15 + {rip}]",
+                "mov [r14 + 128], rbx",
+                "mov qword ptr [r14 + 136], {cs}",
+                "mov rbx, [r15 + {rflags}]",
+                "mov [r14 + 144], rbx",
+                "mov rbx, [r15 + {gpr} + 32]",
+                "mov [r14 + 152], rbx",
+                "mov qword ptr [r14 + 160], {ss}",
+                "mov rbx, [r15 + {gpr} + 24]",
+                "mov rbp, [r15 + {gpr} + 40]",
+                "mov rsi, [r15 + {gpr} + 48]",
+                "mov rdi, [r15 + {gpr} + 56]",
+                "mov r8, [r15 + {gpr} + 64]",
+                "mov r9, [r15 + {gpr} + 72]",
+                "mov r10, [r15 + {gpr} + 80]",
+                "mov r11, [r15 + {gpr} + 88]",
+                "mov r12, [r15 + {gpr} + 96]",
+                "mov r13, [r15 + {gpr} + 104]",
+                "mov r14, [r15 + {gpr} + 112]",
+                "mov r15, [r15 + {gpr} + 120]",
+                $($close,)*
+                "lea rsp, [rip + gate_page + 128]",
+                "mov rax, [rip + gate_page + 8]",
+                "mov rcx, [rip + gate_page + 16]",
+                "mov rdx, [rip + gate_page + 24]",
+                concat!(".globl ", $end), concat!($end, ":"),
+                "iretq",
+                "8: ud2",
+                "9: ret",
+                kicked = const offset_of!(VcpuPage, run.kicked),
+                mode = const offset_of!(VcpuPage, run.mode),
+                user = const mode::USER,
+                entries = const offset_of!(VcpuPage, counters.user_entries),
+                gpr = const offset_of!(VcpuPage, regs.gpr),
+                rip = const offset_of!(VcpuPage, run.user_rip),
+                cs = const USER_CS_32,
+                ss = const USER_DS,
+                rflags = const offset_of!(VcpuPage, regs.rflags))
+        }
+    };
+}
+
+to_narrow!(
+    enter_narrow,
+    "enter_narrow_end",
+    "mov eax, 0x55555554",
+    "xor ecx, ecx",
+    "xor edx, edx",
+    "wrpkru",
+    "cmp eax, 0x55555554",
+    "jne 8f"
+);
+to_narrow!(enter_narrow_without_keys, "enter_narrow_without_keys_end", "nop");
 
 const _: () = assert!(PKRU_USER == 0x5555_5554);
 
@@ -176,6 +251,8 @@ macro_rules! end_of {
 }
 end_of!(user_end, "enter_user_end");
 end_of!(user_without_keys_end, "enter_user_without_keys_end");
+end_of!(narrow_end, "enter_narrow_end");
+end_of!(narrow_without_keys_end, "enter_narrow_without_keys_end");
 end_of!(block_end, "enter_block_end");
 end_of!(raw_end, "resume_raw_end");
 
@@ -184,6 +261,8 @@ pub fn in_gate(pc: u64) -> bool {
     let within = |start: *const (), end: u64| pc >= start as u64 && pc <= end;
     within(enter_user as *const (), user_end())
         || within(enter_user_without_keys as *const (), user_without_keys_end())
+        || within(enter_narrow as *const (), narrow_end())
+        || within(enter_narrow_without_keys as *const (), narrow_without_keys_end())
         || within(enter_block as *const (), block_end())
         || within(resume_raw as *const (), raw_end())
 }

@@ -12,6 +12,7 @@
 //! - `run` enters guest code, `gates` are the last instructions of that.
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
+//! - `narrow` has what 32-bit user code needs besides.
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
 //! - `claims` knows whether the program has memory where the wedge's or the kernel's lies.
 //! - `cpuid` answers CPUID.
@@ -41,6 +42,7 @@ mod host;
 pub mod lookup;
 pub mod mmu;
 pub mod model;
+mod narrow;
 pub mod orders;
 mod patched;
 mod run;

@@ -2,9 +2,12 @@
 
 use crate::{
     assist, frame,
-    gates::{enter_block, enter_user, enter_user_without_keys, resume_raw},
+    gates::{
+        enter_block, enter_narrow, enter_narrow_without_keys, enter_user, enter_user_without_keys,
+        resume_raw,
+    },
     host::{set_bases, set_selectors},
-    mmu,
+    mmu, narrow,
     patched::resume_at,
     shared, strict, turns,
 };
@@ -58,12 +61,16 @@ fn enter_user_code(f: &mut VcpuPage) -> u64 {
     if s.setup.user_secret != 0 {
         return strict::enter(f, s);
     }
+    if !narrow::prepare(f, s) {
+        turns::exit(Reason::Interpret);
+    }
     set_selectors(f);
     set_bases(f.regs.fs_base, f.regs.gs_base);
-    if s.setup.key != 0 {
-        enter_user()
-    } else {
-        enter_user_without_keys()
-    };
+    match (f.run.compatibility != 0, s.setup.key != 0) {
+        (false, true) => enter_user(),
+        (false, false) => enter_user_without_keys(),
+        (true, true) => enter_narrow(),
+        (true, false) => enter_narrow_without_keys(),
+    }
     0
 }

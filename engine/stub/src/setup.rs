@@ -90,7 +90,7 @@ fn admit() {
     let s = shared();
     // SAFETY: the far end of the stack, which is zeroed and not in use.
     let program = unsafe { &mut *(here(STACK) as *mut filter::Program) };
-    filter::write(program, s.setup.secret, s.setup.blob_end);
+    filter::write(program, s.setup.secret, s.setup.blob_end, s.setup.narrow != 0);
     let fprog = [program.len() as u64, program.as_ptr() as u64];
     call(host::PRCTL, 38, 1, 0, 0, 0); // PR_SET_NO_NEW_PRIVS
     // All but the blob's own calls are a SIGSYS before any filter is asked.

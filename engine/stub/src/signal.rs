@@ -8,14 +8,15 @@ use crate::{
     gates::in_gate,
     here,
     host::{self, load_vectors, save_segments},
+    narrow::{self, Call},
     patched,
     run::{self, restart},
     shared, turns,
 };
 use core::arch::naked_asm;
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, KICK, Reason, USER_CACHE, VcpuPage, WINDOW, go,
-    mode,
+    ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, KICK, Reason, USER_CACHE, VcpuPage, WINDOW,
+    area_of, go, mode,
 };
 use x86::{flags::TF, vector};
 
@@ -212,11 +213,9 @@ pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 
         f.exit.signal = KICK as u64; // a step to the stub is none of the program's
     }
     f.regs.rflags = context.flags;
-    let cs = context.selectors & 0xffff;
-    f.run.compatibility = (cs != USER_CS).into();
-    if f.run.compatibility != 0 {
-        f.regs.cs = cs;
-    }
+    take_code_segment(f, context.selectors);
+    let s = shared();
+    let call = narrow::call(f, s, info[3] >> 32, info[3] & 0xffff_ffff);
     // AUDIT_ARCH_X86_64, SYS_SECCOMP, and not the vsyscall page.
     let system_call =
         signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.exit.address == f.regs.rip;
@@ -225,12 +224,26 @@ pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 
     }
     let page_fault = signal == SIGSEGV && f.exit.trap == PAGE_FAULT;
     let protection = signal == SIGSEGV && f.exit.trap == GENERAL_PROTECTION;
-    match f.run.fast != 0 && f.run.compatibility == 0 {
+    match f.run.fast != 0 && (f.run.compatibility == 0 || s.setup.narrow != 0) {
         _ if signal == SIGILL && f.run.compatibility == 0 => restart(user_illegal),
         true if system_call => restart(system_call_entry),
+        true if call == Call::Interrupt => restart(user_interrupt),
+        true if call == Call::Enter => restart(user_enter_system),
         true if page_fault => restart(user_fault),
         true if protection => restart(user_protection),
         _ => restart(user_exit),
+    }
+}
+
+/// CS, and SS if it is one that only 32-bit code is known to load.
+fn take_code_segment(f: &mut VcpuPage, selectors: u64) {
+    let (cs, ss) = (selectors & 0xffff, selectors >> 48);
+    if cs != USER_CS || f.run.compatibility != 0 {
+        f.regs.cs = cs;
+    }
+    f.run.compatibility = (cs != USER_CS).into();
+    if area_of(ss).is_some() {
+        f.regs.ss = ss;
     }
 }
 
@@ -277,6 +290,16 @@ extern "C" fn system_call_entry() -> ! {
         turns::exit(Reason::HotSite);
     }
     assist::system_call(f)
+}
+
+extern "C" fn user_interrupt() -> ! {
+    narrow::interrupt(frame());
+    turns::exit(Reason::UserSignal)
+}
+
+extern "C" fn user_enter_system() -> ! {
+    narrow::enter_system(frame());
+    turns::exit(Reason::UserSignal)
 }
 
 fn kernel(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {

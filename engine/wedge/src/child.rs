@@ -8,10 +8,10 @@ use crate::{
     strict,
 };
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, CACHE_LEN, COPIES, COPIES_LEN, FRAME, FRAME_LEN,
-    GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, RAM, RAM_FD, REGIONS, REGIONS_LEN, SHARED,
-    SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES, TABLES_LEN, TURNS,
-    Turns as TurnsPage, USER_PAGE,
+    ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, CACHE_LEN, COPIES,
+    COPIES_LEN, FRAME, FRAME_LEN, GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, RAM, RAM_FD,
+    REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES,
+    TABLES_LEN, TURNS, Turns as TurnsPage, USER_PAGE,
 };
 
 /// Descriptors of what a wedge consists of, but for the blob.
@@ -66,7 +66,9 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
         forget_rseq();
         fixed(here(BLOB), IMAGE.len().next_multiple_of(PAGE), RX, image);
         fixed(here(GATE), PAGE, RW, -1);
-        fixed(SITES, SITES_LEN, R, parts.sites);
+        move_vdso();
+        fixed(SITES, SITES_LEN - AREA_LEN, R, parts.sites);
+        fixed_part(AREA, AREA_LEN, R, (parts.frame, (AREA_ALIAS - FRAME) as i64));
         let key = if crate::keys() { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } else { 0 };
         for (at, len, protection, fd) in closed.iter().copied() {
             fixed(here(at), len, protection, fd);
@@ -84,6 +86,29 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
         }
         close(parts.ram, listener);
         std::arch::asm!("jmp {}", in(reg) here(BLOB), options(noreturn))
+    }
+}
+
+/// Where the vDSO goes before it is unmapped with everything else. The host remembers where it was, and has
+/// SYSENTER go on there, in 32-bit mode: what is left of the address is that of a page that is never mapped.
+const VDSO_AT: usize = 5 << 32;
+/// Pages it has at the most.
+const VDSO_PAGES: usize = 16;
+
+/// Best effort: where the host refuses, SYSENTER without a stack goes on anywhere.
+///
+/// # Safety
+/// In the child only, which asks for the time no more.
+unsafe fn move_vdso() {
+    // SAFETY: as asked of the caller. The host moves it as a whole or not at all.
+    unsafe {
+        let vdso = libc::getauxval(libc::AT_SYSINFO_EHDR) as *mut libc::c_void;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let moved = |pages: usize| {
+            let len = pages * PAGE;
+            libc::mremap(vdso, len, len, flags, VDSO_AT) != libc::MAP_FAILED
+        };
+        let _ = !vdso.is_null() && (1..=VDSO_PAGES).any(moved);
     }
 }
 

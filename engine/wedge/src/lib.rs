@@ -94,6 +94,12 @@ pub fn cpuid_faults() -> bool {
     *FAULTS.get_or_init(features::can_fault_cpuid)
 }
 
+/// The host runs 32-bit code, and has thread-local segments for it and calls by INT 0x80. Tried, by a child.
+pub fn runs_narrow() -> bool {
+    static RUNS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *RUNS.get_or_init(features::can_narrow)
+}
+
 /// The host has vector state enabled beyond x87, SSE and AVX.
 pub fn has_more_vectors() -> bool {
     static MORE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();

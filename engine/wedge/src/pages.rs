@@ -4,7 +4,7 @@ use crate::features;
 use crate::memory::MemoryObject;
 use crate::turns::Turns;
 use frame::{
-    Base, CACHE, CACHE_LEN, CMP_LEN, COPY_INDEX, FRAME_LEN, LOOKUP_INDEX, LOOKUP_READS,
+    AREA_LEN, Base, CACHE, CACHE_LEN, CMP_LEN, COPY_INDEX, FRAME_LEN, LOOKUP_INDEX, LOOKUP_READS,
     LOOKUP_WRITES, NO_USER, NOWHERE, POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES,
     SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, Told, UPPER_USER, VcpuPage, keys, region,
     site_page,
@@ -42,6 +42,7 @@ pub struct Pages {
     pub(crate) user_dispatch: bool,
     pub(crate) keeps: bool,
     strict: bool,
+    pub(crate) narrow: bool,
 }
 
 impl Pages {
@@ -66,11 +67,12 @@ impl Pages {
             tables: MemoryObject::new("ring3-jumps", TABLES_LEN)?,
             cache: MemoryObject::new("ring3-code", CACHE_LEN)?,
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
-            sites: MemoryObject::new("ring3-sites", SITES_LEN)?,
+            sites: MemoryObject::new("ring3-sites", SITES_LEN - AREA_LEN)?,
             turns: Turns::new()?,
             user_dispatch: false,
             keeps: true,
             strict: false,
+            narrow: false,
         };
         for object in [&pages.tables, &pages.cache, &pages.regions, &pages.sites] {
             object.seal()?;
@@ -102,7 +104,7 @@ impl Pages {
         new.told_changed = true;
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
-        new.strict = self.strict;
+        (new.strict, new.narrow) = (self.strict, self.narrow);
         *self = new;
         Ok(())
     }
@@ -159,6 +161,13 @@ impl Pages {
     /// protection keys these do the same.
     pub fn keep_user_apart(&mut self) {
         self.strict = !crate::keys();
+    }
+
+    /// Wedges started from now on run 32-bit user code, if the host lets them; whether it does. Not where user
+    /// code has a process of its own.
+    pub fn run_narrow(&mut self) -> bool {
+        self.narrow = !self.strict && crate::runs_narrow();
+        self.narrow
     }
 
     pub(crate) fn is_strict(&self) -> bool {

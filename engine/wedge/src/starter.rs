@@ -37,6 +37,7 @@ static START: OnceLock<Start> = OnceLock::new();
 /// What is to be known of the host is found out now: later it may not be open any more.
 pub fn start_by(start: fn(&[u64], &[BorrowedFd<'_>]) -> io::Result<Process>) {
     let _ = (crate::keys(), crate::cpuid_faults(), crate::has_more_vectors());
+    crate::runs_narrow();
     crate::max_mappings();
     // A process has one way.
     let _ = START.set(start);

@@ -15,7 +15,7 @@ use crate::{
     starter::{self, Process},
 };
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, BLOB, Base, CACHE, HAND_OVER, JOURNAL, Journal, MAX_SITES,
+    ALT_STACK, ALT_STACK_LEN, AREA_LEN, BLOB, Base, CACHE, HAND_OVER, JOURNAL, Journal, MAX_SITES,
     SIGNAL_STACK_FLAGS, SITES, SITES_LEN, STUB_LEN, STUBS, USER_PAGE, USER_START, UserPage,
 };
 use std::{
@@ -138,7 +138,7 @@ pub(crate) fn become_user(image: i32, parts: &UserParts) -> io::Error {
         child::forget_rseq();
         let image_len = process::image_len();
         fixed(here(BLOB), image_len, RX, image);
-        fixed(SITES, SITES_LEN, R, sites);
+        fixed(SITES, SITES_LEN - AREA_LEN, R, sites);
         fixed_part(here(STUBS), MAX_SITES * STUB_LEN, RX, (cache, (STUBS - CACHE) as i64));
         fixed(here(USER_PAGE), PAGE, RW, shared.page);
         fixed(here(JOURNAL), PAGE, R, shared.journal);

@@ -12,6 +12,7 @@ pub mod flags;
 pub mod fpu;
 pub mod kvm;
 pub mod msr;
+pub mod narrow;
 pub mod paging;
 pub mod paravirt;
 pub mod segment;

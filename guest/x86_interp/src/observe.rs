@@ -6,7 +6,7 @@
 
 use crate::{cpu::Cpu, system::System};
 use contract::GuestRam;
-use x86::{Segment, control::cr4, flags, paging};
+use x86::{Segment, control::cr4, flags, narrow, paging};
 
 /// Translations the guest has declared stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +45,13 @@ impl Record {
     }
 }
 
-/// The code that [`Cpu::run`] leaves to the observer, all of it 64-bit.
+/// The code that [`Cpu::run`] leaves to the observer: 64-bit, but for what is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leave {
     /// User code below this GVA.
     pub user: Option<u64>,
+    /// User code that is narrow ([`narrow::is_narrow`]), too.
+    pub narrow: bool,
     /// Kernel code at this GVA or above.
     pub kernel: Option<u64>,
 }
@@ -157,18 +159,17 @@ impl<S: System> Cpu<S> {
     /// The observer has the code that comes next, and it needs no watching by instruction.
     pub fn leaves_to_observer(&self) -> bool {
         let v = &self.vcpu;
-        if !self.observer.on || !v.is_64bit() || self.must_step() || self.watching {
+        let leave = &self.observer.leave;
+        let known = v.is_64bit() || leave.narrow && v.cpl() == 3 && narrow::is_narrow(v);
+        if !self.observer.on || !known || self.must_step() || self.watching {
             return false;
         }
         if self.probing.is_on() && self.probing.stays(v.rip, v.cpl() == 3) {
             return false;
         }
         match v.cpl() {
-            3 => self.observer.leave.user.is_some_and(|end| v.rip < end),
-            0 => {
-                self.observer.leave.kernel.is_some_and(|start| v.rip >= start)
-                    && v.rflags & !PLAIN == 0
-            }
+            3 => leave.user.is_some_and(|end| v.rip < end),
+            0 => leave.kernel.is_some_and(|start| v.rip >= start) && v.rflags & !PLAIN == 0,
             _ => false,
         }
     }

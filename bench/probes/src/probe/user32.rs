@@ -46,7 +46,15 @@ narrow!(enters_once, "mov ebp, esp", "push 0x1234", "mov ebp, esp", "mov eax, 20
 narrow!(enters_without_stack, "mov ebp, 0x100", "mov eax, 20", "sysenter");
 narrow!(calls32, "mov eax, 20", "syscall");
 narrow!(loads_segment, "mov eax, 0x63", "mov gs, eax", "mov ecx, gs:[0]", "mov edx, gs");
-narrow!(reads32, "3: mov ecx, gs:[0]", "cmp ecx, esi", "jne 4f", "dec ebx", "jnz 3b", "4: mov edx, gs");
+narrow!(
+    reads32,
+    "3: mov ecx, gs:[0]",
+    "cmp ecx, esi",
+    "jne 4f",
+    "dec ebx",
+    "jnz 3b",
+    "4: mov edx, gs"
+);
 narrow!(loops32, "3: dec ebx", "jnz 3b");
 
 /// All of it.
@@ -132,7 +140,10 @@ fn move_vdso() {
 fn sysenter_laws() {
     let exit = once(enters_once(), &Regs::at_text(0));
     let stack = (STACK + PAGE - 48) as u64;
-    law("SYSENTER: SIGSYS in 32-bit code", exit.signal == libc::SIGSYS && exit.selectors() & 0xffff == 0x23);
+    law(
+        "SYSENTER: SIGSYS in 32-bit code",
+        exit.signal == libc::SIGSYS && exit.selectors() & 0xffff == 0x23,
+    );
     law("it is at the vDSO, though that is gone", exit.rip() >> 32 == VDSO as u64 >> 32);
     law("RSP holds EBP", exit.rsp() & !0xfff == stack & !0xfff);
     law("RBP holds the word there", exit.words[10] == 0x1234);
@@ -160,7 +171,10 @@ fn segment_laws() {
     host::map_anon(AREA, PAGE, RW);
     set_area(HERE as u32);
     let exit = once(loads_segment(), &Regs::at_text(0));
-    law("32-bit code loads a segment of set_thread_area", exit.rcx() == 0x1111 && exit.words[12] == TLS);
+    law(
+        "32-bit code loads a segment of set_thread_area",
+        exit.rcx() == 0x1111 && exit.words[12] == TLS,
+    );
     host::install_code(TEXT, reads32());
     apart(|| {
         // Somebody else on this CPU, so that the host switches.

@@ -4,7 +4,7 @@
 //! copy goes. What stands for an empty page goes in the same way.
 
 use super::{EMPTY, EXECUTE, PAGE, Space, WRITE};
-use crate::{process::Process, scan::Patch};
+use crate::{plausible::Page, process::Process, scan::Patch};
 use ram::Ram;
 use wedge::{Error, MapCommand, Rights};
 use x86_interp::GuestRam;
@@ -22,7 +22,7 @@ impl<W: Process> Space<W> {
         let settled = ram.is_settled(offset);
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
-        let mut found = self.scans.patches(offset, &bytes, written);
+        let mut found = self.scans.patches(offset, self.code(&bytes), written);
         if self.may_be_patched() && !self.texts.has(hva) {
             let (calls, displaced) = self.sites.patches(hva, &bytes);
             found.extend(calls);
@@ -40,12 +40,16 @@ impl<W: Process> Space<W> {
         self.patches(ram, hva, offset, written)
     }
 
+    fn code<'a>(&self, bytes: &'a [u8]) -> Page<'a> {
+        Page { bytes, bits: if self.is_narrow { 32 } else { 64 } }
+    }
+
     /// Something has to be changed in a page of code before user code executes it.
     pub(super) fn is_changed(&self, ram: &Ram, hva: u64, offset: u64, written: bool) -> bool {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
         let calls = self.may_be_patched() && !self.texts.has(hva);
-        !self.scans.patches(offset, &bytes, written).is_empty()
+        !self.scans.patches(offset, self.code(&bytes), written).is_empty()
             || calls && !self.sites.patches(hva, &bytes).0.is_empty()
     }
 

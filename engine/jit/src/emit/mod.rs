@@ -130,6 +130,7 @@ impl<'a> Emitter<'a> {
             Rule::ReadBase => self.read_base(insn),
             Rule::WriteBase => self.write_base(insn),
             Rule::Sysret => self.leave_for(BlockExit::Sysret, insn.ip()),
+            Rule::SysretNarrow => self.leave_for(BlockExit::SysretNarrow, insn.ip()),
             Rule::Iret => self.leave_for(BlockExit::Iret, insn.ip()),
             Rule::Pause => self.pause(insn, bytes),
             Rule::CallOut => self.call_out(insn),

@@ -15,7 +15,7 @@ fn lab(user: Option<u64>) -> Lab {
     let mut lab = Lab::new();
     let lower = lab.sys.ram.load64(PML4);
     lab.sys.ram.store64(PML4 + 256 * 8, lower);
-    lab.cpu.observe(Leave { user, kernel: None });
+    lab.cpu.observe(Leave { user, ..Leave::default() });
     lab.user(|a| {
         a.inc(rax)?;
         a.jmp(rcx)

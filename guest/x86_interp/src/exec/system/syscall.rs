@@ -93,16 +93,26 @@ fn sysenter_selector<S: System>(cpu: &Cpu<S>) -> Result<u16, Fault> {
 }
 
 fn sysenter<S: System>(cpu: &mut Cpu<S>, _: &mut S, _: &Op<S>) -> Result<(), Fault> {
-    let selector = sysenter_selector(cpu)?;
-    let long = cpu.vcpu.long_mode();
-    let v = &mut cpu.vcpu;
-    v.rflags &= !(flags::VM | flags::IF | flags::RF);
-    let mask = if long { u64::MAX } else { 0xffff_ffff };
-    v.gpr[reg::RSP] = v.sysenter_esp & mask;
-    let target = v.sysenter_eip & mask;
-    cpu.set_flat(selector, selector.wrapping_add(8), 0, long);
-    cpu.jump(target);
-    Ok(())
+    cpu.enter_system()
+}
+
+impl<S: System> Cpu<S> {
+    /// Does what SYSENTER does, which asks neither where it is nor what the stack is.
+    ///
+    /// # Errors
+    /// The exception it raises.
+    pub fn enter_system(&mut self) -> Result<(), Fault> {
+        let selector = sysenter_selector(self)?;
+        let long = self.vcpu.long_mode();
+        let v = &mut self.vcpu;
+        v.rflags &= !(flags::VM | flags::IF | flags::RF);
+        let mask = if long { u64::MAX } else { 0xffff_ffff };
+        v.gpr[reg::RSP] = v.sysenter_esp & mask;
+        let target = v.sysenter_eip & mask;
+        self.set_flat(selector, selector.wrapping_add(8), 0, long);
+        self.jump(target);
+        Ok(())
+    }
 }
 
 fn sysexit<S: System, const LONG: bool>(

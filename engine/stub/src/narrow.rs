@@ -1,0 +1,218 @@
+//! 32-bit user code: what the host has to know before it runs, and how its system calls come.
+//!
+//! It runs in the host's own 32-bit code segment, in the same process as 64-bit code does, and can become
+//! that: a far jump is all it takes. What differs is the way there (IRET), that data segments count, and
+//! system calls: by INT 0x80, which the filter has come as a signal as it does SYSCALL, and by SYSENTER.
+//!
+//! **Thread-local segments.** A program can load their selectors at any time, so the host's entries are the
+//! guest's whenever user code runs that could: they are compared before, and set by the one call there is
+//! for it.
+//!
+//! **SYSENTER** forgets RIP and RSP, on any CPU, and Linux takes both from elsewhere: the host puts EBP in RSP's
+//! place, and the word EBP points to in EBP's. All that the guest's kernel can know is thus in the signal's
+//! frame. If the host cannot read that word it does not say so, but goes on at its own vDSO, in 32-bit mode,
+//! with an error number in RAX, and the call's number is lost. Therefore SYSENTER is interpreted where user code is
+//! to go on at it: its stack may not be mapped. And the vDSO's address is a small number to 32-bit code
+//! (`wedge/src/child.rs`), so that nothing is executed there.
+
+use crate::{assist, fault, here, host::user_word, shared};
+use core::arch::naked_asm;
+use frame::{AREA, AREA_ALIAS, AREAS, FIRST_AREA, Shared, VcpuPage, area, area_of, calls};
+use x86::{
+    flags::{IF, IOPL, NT, RF, TF, VM},
+    narrow::USER_CS_32,
+    reg::{RAX, RBP, RSP},
+    vector,
+};
+
+/// What Linux's system calls of 32-bit programs interrupt by.
+const SYSTEM_CALL: u64 = 0x80;
+const AUDIT_ARCH_I386: u64 = 0x4000_0003;
+const SIGSEGV: u64 = 11;
+const SIGSYS: u64 = 31;
+/// `sysenter`, and `mov ebp, esp` before it.
+const SYSENTER: u64 = 0x340f;
+const MOV_SYSENTER: u64 = 0x340f_e589;
+/// RAX where the host could not read the word that SYSENTER's EBP points to: EFAULT.
+const NO_STACK: u64 = -14_i64 as u64;
+/// The vDSO's bytes at the most.
+const VDSO_LEN: u64 = 0x2000;
+/// The number of no call.
+const NO_NUMBER: u64 = 0xffff_ffff;
+/// Selectors of thread-local segments have this bit, others of [`crate::strict`]'s list do not.
+const OF_AREA: u64 = 0x40;
+
+/// How a program has made a system call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// In none of these ways.
+    None,
+    /// By INT 0x80; RIP is behind it.
+    Interrupt,
+    /// By SYSENTER.
+    Enter,
+}
+
+/// The host has what user code can load into its segment registers. False: the instruction at RIP is to be
+/// interpreted.
+pub fn prepare(f: &VcpuPage, s: &mut Shared) -> bool {
+    if !matters(f, s) {
+        return true;
+    }
+    if s.setup.narrow == 0 {
+        return false;
+    }
+    let known = (0..AREAS).all(|at| has(f, s, at));
+    let loaded = [f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs];
+    let usable = |selector: &u64| {
+        area_of(*selector).is_none_or(|at| f.system.areas.get(at).is_some_and(|area| *area != 0))
+    };
+    known
+        && loaded.iter().all(usable)
+        && (f.run.compatibility == 0 || f.run.user_rip >> 32 == 0 && !is_at_sysenter(f))
+}
+
+/// User code is 32-bit code or has, or had, to do with thread-local segments.
+fn matters(f: &VcpuPage, s: &Shared) -> bool {
+    let loaded = f.regs.ds | f.regs.es | f.regs.fs | f.regs.gs;
+    f.run.compatibility != 0
+        || loaded & OF_AREA != 0
+        || s.narrow.areas.iter().any(|area| *area != 0)
+}
+
+/// The host's entry is the guest's.
+fn has(f: &VcpuPage, s: &mut Shared, at: usize) -> bool {
+    let (Some(wanted), Some(now)) = (f.system.areas.get(at), s.narrow.areas.get_mut(at)) else {
+        return false;
+    };
+    if *wanted == *now {
+        return true;
+    }
+    let Some(told) = area(at, *wanted) else { return false };
+    for (word, at) in told.iter().zip(0..) {
+        // SAFETY: a page that is mapped for this.
+        unsafe { *(here(AREA_ALIAS) as *mut u32).add(at) = *word };
+    }
+    let done = set_area(AREA as u64, s.setup.secret) == 0;
+    if done {
+        *now = *wanted;
+    }
+    done
+}
+
+/// INT 0x80 of `set_thread_area`, whose argument lies at `at`.
+#[unsafe(naked)]
+extern "C" fn set_area(at: u64, secret: u64) -> i64 {
+    naked_asm!("push rbx", "mov ebx, edi", "mov rdi, rsi", "shr rdi, 32", "mov eax, {number}",
+        "int 0x80", "movsxd rax, eax", "pop rbx", "ret", number = const crate::filter::SET_THREAD_AREA)
+}
+
+fn is_at_sysenter(f: &VcpuPage) -> bool {
+    let code = user_word(f.run.user_rip).unwrap_or(0);
+    code & 0xffff == SYSENTER || code & 0xffff_ffff == MOV_SYSENTER
+}
+
+/// The guest's thread-local segments, if user code that comes next could have to do with them. False if they
+/// cannot be read.
+pub fn read_areas(f: &mut VcpuPage) -> bool {
+    let s = shared();
+    if s.setup.narrow == 0 || !matters(f, s) {
+        return true;
+    }
+    for at in 0..AREAS {
+        let entry = (FIRST_AREA as u64 + at as u64) * 8;
+        let inside = entry + 7 <= f.system.gdt_limit;
+        let Some(found) = (if inside {
+            assist::kernel_word(f, f.system.gdt.wrapping_add(entry))
+        } else {
+            Some(0)
+        }) else {
+            return false;
+        };
+        if let Some(known) = f.system.areas.get_mut(at) {
+            *known = if area(at, found).is_some() { found } else { 0 };
+        }
+    }
+    true
+}
+
+/// 32-bit user code may be entered.
+pub fn may_enter(f: &VcpuPage, cs: u64, rip: u64) -> bool {
+    let plain = |selector: u64| matches!(selector, 0..=3 | 0x2b);
+    shared().setup.narrow != 0
+        && cs & 0xffff == USER_CS_32 as u64
+        && rip >> 32 == 0
+        && plain(f.regs.ds)
+        && plain(f.regs.es)
+}
+
+/// What user code has come back by, whose state is in the frame but for what its system call has lost.
+pub fn call(f: &mut VcpuPage, s: &mut Shared, arch: u64, number: u64) -> Call {
+    let narrow = f.run.compatibility != 0;
+    if f.exit.signal == SIGSYS && arch == AUDIT_ARCH_I386 {
+        restore_number(f, number);
+        if narrow && f.exit.address >> 32 != 0 {
+            s.narrow.entered = f.exit.address & 0xffff_ffff;
+            return entered(f);
+        }
+        return if f.exit.address == f.regs.rip { Call::Interrupt } else { Call::None };
+    }
+    if narrow && f.exit.signal == SIGSEGV && is_at_vdso(f, s) {
+        f.regs.gpr[RAX] = NO_NUMBER;
+        return entered(f);
+    }
+    Call::None
+}
+
+/// SYSENTER has come: EBP is in RSP's place.
+fn entered(f: &mut VcpuPage) -> Call {
+    f.regs.gpr[RBP] = f.regs.gpr[RSP] & 0xffff_ffff;
+    // For the monitor, which tells by it.
+    (f.exit.signal, f.exit.address) = (SIGSYS, u64::MAX);
+    f.regs.rip = 0;
+    Call::Enter
+}
+
+/// The host has not been able to read the word that SYSENTER's EBP points to.
+fn is_at_vdso(f: &VcpuPage, s: &Shared) -> bool {
+    let rip = f.regs.rip;
+    let there =
+        if s.narrow.entered == 0 { rip != 0 && rip < VDSO_LEN } else { rip == s.narrow.entered };
+    f.exit.trap == u64::from(vector::PF)
+        && f.exit.address == rip
+        && f.regs.gpr[RAX] == NO_STACK
+        && there
+}
+
+/// The host takes some numbers of system calls for its own results, and changes RAX.
+fn restore_number(f: &mut VcpuPage, number: u64) {
+    if (f.regs.gpr[RAX] ^ number) & 0xffff_ffff != 0 {
+        f.regs.gpr[RAX] = number & 0xffff_ffff;
+    }
+}
+
+/// INT 0x80 by user code, whose state is in the frame with RIP behind the instruction. Returns if that is for
+/// the monitor.
+pub fn interrupt(f: &mut VcpuPage) {
+    (f.claims.call, f.claims.caller) = (calls::NONE, f.regs.cr3);
+    if fault::interrupt(f, SYSTEM_CALL) {
+        f.counters.system_calls += 1;
+        crate::run::run()
+    }
+}
+
+/// SYSENTER by user code, whose state is in the frame but for RIP and RSP. Returns if that is for the
+/// monitor.
+pub fn enter_system(f: &mut VcpuPage) {
+    let flags = f.regs.rflags & !(IF | VM | RF);
+    let cs = f.system.sysenter_cs & 0xfffc;
+    if flags & (TF | NT | IOPL) != 0 || cs == 0 {
+        return;
+    }
+    (f.claims.call, f.claims.caller) = (calls::NONE, f.regs.cr3);
+    (f.regs.cs, f.regs.ss) = (cs, cs + 8);
+    (f.regs.gpr[RSP], f.regs.rip) = (f.system.sysenter_esp, f.system.sysenter_eip);
+    f.counters.system_calls += 1;
+    assist::enter_kernel(f, flags);
+    crate::run::run()
+}

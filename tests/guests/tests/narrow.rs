@@ -1,0 +1,87 @@
+//! 32-bit programs under a 64-bit kernel: one that does what differs for them (`narrow.c`) sees in a guest what it sees on this
+//! host, and it is not interpreted.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use guests::ring3;
+use tempfile::TempDir;
+
+/// Without a C library: there need not be one for 32-bit programs.
+const OPTIONS: &str = "-m32 -O2 -static -nostdlib -ffreestanding -fno-pic -fno-pie -no-pie -fno-stack-protector \
+     -fcf-protection=none -fno-asynchronous-unwind-tables -mstackrealign";
+
+fn program() -> Result<(TempDir, PathBuf)> {
+    let directory = TempDir::new()?;
+    let (source, program) = (directory.path().join("narrow.c"), directory.path().join("narrow"));
+    std::fs::write(&source, include_str!("narrow.c"))?;
+    let options = OPTIONS.split_whitespace();
+    let made = Command::new("cc").args(options).arg(&source).arg("-o").arg(&program).status()?;
+    ensure!(made.success(), "the compiler makes no 32-bit programs");
+    Ok((directory, program))
+}
+
+/// What it says with these arguments in a machine of these options, and what the machine says of itself.
+fn says(options: &[&str], arguments: &[&str]) -> Result<(String, String)> {
+    let (directory, program) = program()?;
+    let mut command = Command::new(ring3()?);
+    command.arg("exec").args(options).args(["--memory", "512M", "--timeout", "200", "--"]);
+    let output = command.arg(&program).args(arguments).current_dir(directory.path()).output()?;
+    let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{:?}: {messages}", output.status);
+    Ok((String::from_utf8(output.stdout)?, messages))
+}
+
+fn is_as_on_the_host(options: &[&str]) -> Result<()> {
+    let (_directory, program) = program()?;
+    let native = String::from_utf8(Command::new(&program).output()?.stdout)?;
+    ensure!(native.ends_with("wrong 0\nby gs 18\nsignals 17\n"), "{native}");
+    let (said, _) = says(options, &[])?;
+    let pairs = native.lines().zip(said.lines());
+    let different: Vec<_> = pairs.filter(|(native, said)| native != said).collect();
+    ensure!(different.is_empty() && native.len() == said.len(), "{different:#?}\n{said}");
+    Ok(())
+}
+
+#[test]
+fn directly() -> Result<()> {
+    is_as_on_the_host(&["--engine", "fast"])
+}
+
+#[test]
+fn directly_with_user_dispatch() -> Result<()> {
+    is_as_on_the_host(&["--engine", "fast", "--system-calls", "dispatch"])
+}
+
+#[test]
+fn beside_an_interpreted_kernel() -> Result<()> {
+    is_as_on_the_host(&["--engine", "direct"])
+}
+
+#[test]
+fn interpreted() -> Result<()> {
+    is_as_on_the_host(&["--engine", "fast", "--user32", "interpret"])
+}
+
+#[test]
+fn interpreted_in_strict_isolation() -> Result<()> {
+    is_as_on_the_host(&["--engine", "fast", "--guest-isolation", "strict"])
+}
+
+/// A counter of `--stats`.
+fn counter(messages: &str, name: &str) -> Result<u64> {
+    let of_line = |line: &str| {
+        let (found, rest) = line.trim().split_once("  ")?;
+        (found == name).then(|| rest.split_whitespace().next()?.parse().ok()).flatten()
+    };
+    messages.lines().find_map(of_line).with_context(|| format!("no {name:?}: {messages}"))
+}
+
+/// A hundred thousand system calls come to the guest's kernel without the monitor.
+#[test]
+fn nothing_common_is_interpreted() -> Result<()> {
+    let (_, messages) = says(&["--engine", "fast", "--stats"], &["calls"])?;
+    ensure!(counter(&messages, "fast system calls")? > 90_000, "{messages}");
+    ensure!(counter(&messages, "instructions")? < 1_000_000, "{messages}");
+    Ok(())
+}
