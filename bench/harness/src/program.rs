@@ -25,6 +25,21 @@ const OPTIONS: [&str; 7] = [
     "-Werror",
 ];
 
+/// The same of a 32-bit program, which has no C library: there need not be one for such programs.
+const NARROW_OPTIONS: [&str; 11] = [
+    "-m32",
+    "-std=gnu11",
+    "-O2",
+    "-static",
+    "-nostdlib",
+    "-ffreestanding",
+    "-fno-pie",
+    "-no-pie",
+    "-fno-stack-protector",
+    "-fcf-protection=none",
+    "-fno-asynchronous-unwind-tables",
+];
+
 /// The group of rows that run other programs, and those rows.
 pub const ROWS: [&str; 18] = [
     "programs",
@@ -53,6 +68,11 @@ pub const SCATTERED: &str = "scattered memory";
 /// Where the sources are.
 pub fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("guest")
+}
+
+/// Where the 32-bit program's source is.
+fn narrow() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("narrow/narrow.c")
 }
 
 /// Where the scripts are that run other programs, and their input.
@@ -90,10 +110,20 @@ fn files(extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
 }
 
 fn compile(output: &Path) -> Result<(), Error> {
+    let inner = output.with_extension("narrow");
+    run(Command::new("cc").args(NARROW_OPTIONS).arg("-o").arg(&inner).arg(narrow()))?;
     let mut cc = Command::new("cc");
     let page = sources().join("page.s");
-    cc.args(OPTIONS).arg("-o").arg(output);
-    cc.arg(&page).args(files(&["c"])?).arg(&page).arg("-lm");
+    cc.args(OPTIONS)
+        .arg(format!("-DNARROW={:?}", inner.display().to_string()))
+        .arg("-o")
+        .arg(output);
+    let made = run(cc.arg(&page).args(files(&["c"])?).arg(&page).arg("-lm"));
+    fs::remove_file(&inner).map_err(Error::file(&inner))?;
+    made
+}
+
+fn run(cc: &mut Command) -> Result<(), Error> {
     match cc.output() {
         Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::NoCompiler),
         Err(error) => Err(Error::file("cc")(error)),
@@ -106,10 +136,11 @@ fn compile(output: &Path) -> Result<(), Error> {
 fn digest() -> Result<String, Error> {
     let mut hash = Sha256::new();
     hash.update(OPTIONS.join(" "));
+    hash.update(NARROW_OPTIONS.join(" "));
     if let Ok(version) = Command::new("cc").arg("--version").output() {
         hash.update(version.stdout);
     }
-    for path in files(&["c", "h", "s"])? {
+    for path in files(&["c", "h", "s"])?.into_iter().chain([narrow()]) {
         hash.update(fs::read(&path).map_err(Error::file(&path))?);
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())

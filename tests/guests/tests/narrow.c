@@ -198,7 +198,8 @@ void begin(u32 *stack) {
     while (*at++);
     for (; at[0]; at += 2) if (at[0] == 32) vsyscall = at[1];
     if (stack[0] > 1 && same(arguments[1], "calls")) {
-        for (u32 n = 0; n < 100000; n++) quick(GETPID, 0);
+        for (u32 n = 0; n < 50000; n++) quick(GETPID, 0);
+        for (u32 n = 0; n < 50000; n++) call(GETPID, 0, 0, 0, 0, 0);
         call(EXIT, 0, 0, 0, 0, 0);
     }
     static char alternate[16384];
@@ -235,6 +236,9 @@ void begin(u32 *stack) {
     threads();
     for (u32 n = 0; n < 300; n++) { quick(YIELD, 0); call(YIELD, 0, 0, 0, 0, 0); }
     line("by gs", by_gs(0x63, 12));
+    for (u32 n = 0; n < 200; n++) kept();
+    for (int n = 0; n < 7; n++) line("still kept", seen[n]);
+    line("wide", wide());
     line("signals", signals);
     for (;;) call(252, 0, 0, 0, 0, 0);
 }
