@@ -10,7 +10,7 @@ use x86::{
     control::{cr0, cr4, efer},
     flags,
     fpu::{FpuState, MXCSR_INIT, xstate},
-    narrow::{USER_CS_32, USER_CS_64},
+    narrow::{USER_CS_32, USER_CS_64, USER_DS},
     reg, seg,
 };
 use x86_interp::Cpu;
@@ -97,6 +97,7 @@ pub fn runs_directly(vcpu: &Vcpu, areas: &[u64; AREAS]) -> bool {
     vcpu.cr4 & cr4::TSD == 0
         && table(seg::CS)
         && table(seg::SS)
+        && area_of(vcpu.seg[seg::SS].selector.into()).is_none()
         && plain_data(vcpu)
         && DATA.iter().all(there)
 }
@@ -154,7 +155,7 @@ pub fn store(f: &VcpuPage, cpu: &mut Cpu<Board>, board: &mut Board) {
     let user = f.regs.cpl == 3;
     store_segments(f, cpu, if user { 3 } else { 0 });
     if user && area_of(f.regs.ss).is_some() {
-        cpu.adopt_selector(board, seg::SS, f.regs.ss as u16);
+        cpu.adopt_stack_selector(board, f.regs.ss as u16);
     }
     for (segment, selector) in
         [(seg::DS, f.regs.ds), (seg::ES, f.regs.es), (seg::FS, f.regs.fs), (seg::GS, f.regs.gs)]
@@ -181,7 +182,8 @@ pub fn store(f: &VcpuPage, cpu: &mut Cpu<Board>, board: &mut Board) {
 
 /// CS and SS, if the wedge has crossed between user and kernel code.
 fn store_segments(f: &VcpuPage, cpu: &mut Cpu<Board>, cpl: u8) {
-    let (cs, ss) = (f.regs.cs as u16, f.regs.ss as u16);
+    let loaded = cpl == 3 && area_of(f.regs.ss).is_some();
+    let (cs, ss) = (f.regs.cs as u16, if loaded { USER_DS } else { f.regs.ss as u16 });
     let v = &cpu.vcpu;
     let same = v.cpl() == cpl && v.seg[seg::CS].selector == cs && v.seg[seg::SS].selector == ss;
     if same {

@@ -225,6 +225,7 @@ pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 
     let page_fault = signal == SIGSEGV && f.exit.trap == PAGE_FAULT;
     let protection = signal == SIGSEGV && f.exit.trap == GENERAL_PROTECTION;
     match f.run.fast != 0 && (f.run.compatibility == 0 || s.setup.narrow != 0) {
+        _ if area_of(f.regs.ss).is_some() => restart(user_exit),
         _ if signal == SIGILL && f.run.compatibility == 0 => restart(user_illegal),
         true if system_call => restart(system_call_entry),
         true if call == Call::Interrupt => restart(user_interrupt),
@@ -235,7 +236,7 @@ pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 
     }
 }
 
-/// CS, and SS if it is one that only 32-bit code is known to load.
+/// CS, and SS if user code has made it a thread-local segment: with that it is not entered from here.
 fn take_code_segment(f: &mut VcpuPage, selectors: u64) {
     let (cs, ss) = (selectors & 0xffff, selectors >> 48);
     if cs != USER_CS || f.run.compatibility != 0 {

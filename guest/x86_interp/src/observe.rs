@@ -6,7 +6,7 @@
 
 use crate::{cpu::Cpu, system::System};
 use contract::GuestRam;
-use x86::{Segment, control::cr4, flags, narrow, paging};
+use x86::{Segment, control::cr4, flags, narrow, paging, seg};
 
 /// Translations the guest has declared stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,6 +154,11 @@ impl<S: System> Cpu<S> {
         {
             self.vcpu.seg[register] = Segment::null(0, 0);
         }
+    }
+
+    /// The same for SS. If the tables refuse, it stays as it was: its rights are the privilege level.
+    pub fn adopt_stack_selector(&mut self, sys: &mut S, selector: u16) {
+        let _ = self.load_segment(sys, seg::SS, selector);
     }
 
     /// The observer has the code that comes next, and it needs no watching by instruction.

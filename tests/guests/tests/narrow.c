@@ -49,6 +49,7 @@ static void on_signal(int signal, u32 *info, u32 *context) {
     number(m[15] & 0xffff); number(m[16] & 0xed5); number(m[18] & 0xffff);
     text("\n");
     m[16] &= ~0x100u;
+    m[18] = 0x2b;
     signals++;
     m[14] = (u32)recovered;
 }
@@ -78,6 +79,8 @@ CODE(kernel_segment, "mov $0x18, %eax; mov %eax, %ds")
 CODE(empty_segment, "mov $0x73, %eax; mov %eax, %fs")
 CODE(null_segment, "xor %eax, %eax; mov %eax, %fs; mov %fs:0, %eax")
 CODE(bad_far, "ljmp $0x1b, $0")
+CODE(stack_segment, "mov $0x63, %eax; mov %eax, %ss; mov %ss:8, %ecx; ud2")
+CODE(stack_call, "mov $0x63, %eax; mov %eax, %ss; xor %esp, %esp; mov $20, %eax; int $0x80; xor %eax, %eax; mov (%esp), %ecx; mov %ss, %edx; hlt")
 CODE(step, "pushf; orl $0x100, (%esp); popf; nop; nop")
 CODE(step_call, "mov $0xfff, %eax; pushf; orl $0x100, (%esp); popf; int $0x80; nop")
 CODE(misaligned, "pushf; orl $0x40000, (%esp); popf; mov 1(%esp), %eax")
@@ -89,7 +92,7 @@ static struct { const char *name; void (*code)(void); } cases[] = {
     {"bounds", bounds}, {"undefined", undefined}, {"privileged", privileged}, {"port", port},
     {"int 2e", other_interrupt}, {"syscall", syscall_32}, {"sysenter nowhere", enter_nowhere},
     {"kernel segment", kernel_segment}, {"empty segment", empty_segment}, {"null segment", null_segment},
-    {"bad far jump", bad_far}, {"step", step}, {"step over a call", step_call}, {"misaligned", misaligned},
+    {"bad far jump", bad_far}, {"stack segment", stack_segment}, {"call there", stack_call}, {"step", step}, {"step over a call", step_call}, {"misaligned", misaligned},
     {"float", float_divide},
 };
 
