@@ -11,6 +11,7 @@ use wedge::Error;
 use x86::{
     exception::pf,
     flags,
+    msr::X2APIC_IN_SERVICE_80,
     paging::{self, Access, Roots},
     reg, vector,
 };
@@ -114,6 +115,8 @@ impl Fast {
         if code == Code::Pause as u64 {
             self.board.has_paused();
         }
+        let asked = self.pages.frame().regs.gpr[reg::RCX] as u32;
+        self.asks_in_service |= code == Code::Rdmsr as u64 && asked == X2APIC_IN_SERVICE_80;
     }
 
     /// Goes no further in the middle of translated code. After a mapping that the host refuses its instruction is interpreted.

@@ -65,6 +65,7 @@ use engine::{Attention, Board, Engine};
 use frame::WedgeExit;
 use home::Home;
 pub use home::Placement;
+use iced_x86::Code;
 use jit::Level;
 use lockstep::Checker;
 pub use lockstep::LockStep;
@@ -78,6 +79,7 @@ use std::sync::Arc;
 use wedge::{Error, Pages, Turns, Wedge};
 use x86::{
     Vcpu,
+    msr::X2APIC_IN_SERVICE_80,
     paging::{Access, Roots},
 };
 use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, System, pending};
@@ -163,6 +165,8 @@ pub struct Fast {
     pauses: u64,
     /// 32-bit code has run, or code with thread-local segments.
     has_seen_narrow: bool,
+    /// The guest's kernel has asked which interrupts around 0x80 are in service.
+    asks_in_service: bool,
     /// Why it cannot go on.
     failure: Option<String>,
 }
@@ -250,6 +254,7 @@ impl Fast {
             refused: false,
             pauses: 0,
             has_seen_narrow: false,
+            asks_in_service: false,
             failure: None,
         };
         new.publish_claims();
@@ -299,7 +304,11 @@ impl Fast {
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.
     fn enter(&mut self, how: u64) -> Result<WedgeExit, Error> {
         self.check_learnt();
+        let none_in_service =
+            self.asks_in_service && self.board.msr_read(X2APIC_IN_SERVICE_80) == Ok(0);
         let f = self.pages.frame();
+        let rdmsr = Code::Rdmsr as u64;
+        f.system.none_in_service = if none_in_service { rdmsr } else { u64::MAX };
         f.run.go = how;
         f.run.pauses = self.pauses;
         f.run.fast = (self.modes.user == User::Direct

@@ -5,16 +5,18 @@
 //! The bytes `syscall; cmp rax, imm32` become the same; there the compare is displaced, and whoever goes on
 //! behind the call is sent to a copy of it (`patched::resume_at` in the wedge). Only a site that has trapped often, at exactly that SYSCALL,
 //! is patched, so the bytes are known to be instructions; the page is a copy of this process's,
-//! and a write to the page drops it.
+//! and a write to the page drops it. INT 0x80 becomes another interrupt, which faults ([`STAND_IN`]).
 
 use crate::scan::Patch;
-use frame::{MAX_SITES, SITE_LEN, SITES};
+use frame::{MAX_SITES, SITE_LEN, SITES, STAND_IN};
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     rc::Rc,
 };
 use wedge::{Call, Pages};
+
+const INT_80: [u8; 2] = [0xcd, 0x80];
 
 /// A site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub struct Sites(Rc<RefCell<Inner>>);
 struct Inner {
     by_address: BTreeMap<u64, Vec<Site>>,
     indices: HashMap<(u64, Call), usize>,
+    /// GVAs behind INT 0x80.
+    interrupts: BTreeSet<u64>,
 }
 
 /// What is patched in a page, and behind which calls an instruction is displaced (GVA).
@@ -62,6 +66,14 @@ impl Sites {
         true
     }
 
+    /// Notes that the INT 0x80 that ends at `back` is worth patching.
+    pub fn add_interrupt(&self, pages: &mut Pages, back: u64) {
+        let mut inner = self.0.borrow_mut();
+        if inner.interrupts.len() < MAX_SITES && inner.interrupts.insert(back) {
+            pages.note_site(back - 2);
+        }
+    }
+
     /// The patches for the page at `hva` with these bytes.
     pub fn patches(&self, hva: u64, bytes: &[u8]) -> Patches {
         let inner = self.0.borrow();
@@ -75,8 +87,20 @@ impl Sites {
                 }
             }
         }
+        for back in inner.interrupts.range(hva + 2..=hva + bytes.len() as u64) {
+            if is_interrupt(hva, bytes, *back) {
+                let at = (back - hva) as usize - 1;
+                found.0.push(Patch { at, len: 1, bytes: STAND_IN.into() });
+            }
+        }
         found
     }
+}
+
+/// In the page at `page` (GVA) with these bytes, INT 0x80 ends at `back`.
+pub fn is_interrupt(page: u64, bytes: &[u8], back: u64) -> bool {
+    let at = back.checked_sub(page + 2).map(|at| at as usize);
+    at.and_then(|at| bytes.get(at..at + 2)) == Some(&INT_80)
 }
 
 /// The bytes are the call's.
@@ -112,6 +136,27 @@ const _: () = assert!(SITES & 0xffff == 0 && SITES >> 16 == 0x0016 && MAX_SITES 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupt_is_patched_where_it_is_one() {
+        const PAGE: u64 = 0x804_9000;
+        let (sites, mut pages) = (Sites::default(), Pages::new().expect("memory"));
+        let mut bytes = vec![0x90; 4096];
+        for at in [0x20, 0xffe] {
+            bytes[at..at + 2].copy_from_slice(&INT_80);
+            assert!(is_interrupt(PAGE, &bytes, PAGE + at as u64 + 2));
+            sites.add_interrupt(&mut pages, PAGE + at as u64 + 2);
+        }
+        assert!(
+            !is_interrupt(PAGE, &bytes, PAGE + 0x21) && !is_interrupt(PAGE, &bytes, PAGE + 0x1001)
+        );
+        let found = |bytes: &[u8]| sites.patches(PAGE, bytes).0;
+        let patch = |at| Patch { at, len: 1, bytes: 0x81 };
+        assert_eq!(found(&bytes), [patch(0x21), patch(0xfff)]);
+        bytes[0x20] = 0x90;
+        assert_eq!(found(&bytes), [patch(0xfff)]);
+        assert_eq!(sites.patches(PAGE + 4096, &bytes).0, []);
+    }
 
     fn patched(page: &mut [u8], at: usize, bytes: &[u8], back: u64) -> iced_x86::Instruction {
         page[at..at + bytes.len()].copy_from_slice(bytes);

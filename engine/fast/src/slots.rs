@@ -111,6 +111,10 @@ impl<W: Process> Slots<W> {
     pub fn patch(&mut self, pages: &mut Pages, back: u64) -> Result<(), Error> {
         let space = self.spaces.last_mut().ok_or(Error::Gone)?;
         let Some((page, bytes)) = space.code_page(&self.ram, back) else { return Ok(()) };
+        if sites::is_interrupt(page, &bytes, back) {
+            self.sites.add_interrupt(pages, back);
+            return space.patch_page(&self.ram, page);
+        }
         if let Some(call) = sites::call_at(page, &bytes, back) {
             self.sites.add(pages, back, call, space.wedge.patched_entry());
             space.patch_page(&self.ram, page)?;

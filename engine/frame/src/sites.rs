@@ -33,6 +33,9 @@ pub const STUB_RETURN: usize = 7;
 pub const SITE_LEN: u64 = 7;
 /// Bytes of `cmp rax, imm32`.
 pub const CMP_LEN: u64 = 6;
+/// What a patched INT 0x80 becomes: an interrupt that no kernel opens to programs, so that it faults. To have the
+/// host trap the real one costs several times as much where that is a virtual machine.
+pub const STAND_IN: u8 = 0x81;
 /// System calls by trap after which a site is worth patching.
 pub const HOT: u8 = 32;
 /// Counters for that.

@@ -182,6 +182,8 @@ pub struct SystemState {
     pub idt: u64,
     /// The limit of the guest's IDT, bytes minus one.
     pub idt_limit: u64,
+    /// [`ExitState::info`] of call-outs of RDMSR if no interrupt from 0x80 to 0x9f is in service; else nothing's.
+    pub none_in_service: u64,
     /// IA32_SYSENTER_CS.
     pub sysenter_cs: u64,
     /// IA32_SYSENTER_ESP.

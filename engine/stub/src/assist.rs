@@ -17,9 +17,10 @@ use frame::{
 };
 use x86::{
     flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
+    msr::X2APIC_IN_SERVICE_80,
     narrow::USER_DS,
     paging::PHYS_BITS,
-    reg::{R11, RAX, RCX, RSP},
+    reg::{R11, RAX, RCX, RDX, RSP},
 };
 
 /// Kept in the host's RFLAGS in translated code.
@@ -29,6 +30,10 @@ const SYSRET_FLAGS: u64 = 0x003c_7fd7;
 /// Flags user code may have that need no watching.
 const ORDINARY_USER: u64 = STATUS | IF | DF | NT | AC | ID | FIXED;
 const ORDINARY_KERNEL: u64 = IN_HOST | IF | AC | FIXED;
+/// The MSR of the interrupts from 0x80 to 0x9f that are in service.
+const IN_SERVICE_80: u64 = X2APIC_IN_SERVICE_80 as u64;
+/// Bytes of RDMSR without prefixes, which nobody writes. Behind another one no block begins so.
+const RDMSR_LEN: u64 = 2;
 /// CR3: translations may stay, and the process-context identifier.
 const KEEP: u64 = 1 << 63;
 const PCID: u64 = 0xfff;
@@ -150,6 +155,7 @@ fn miss(f: &mut VcpuPage) -> bool {
 
 /// Translated code has exited. True: go on with `RunControl::go`. False: the monitor is needed.
 pub fn after_block(f: &mut VcpuPage) -> bool {
+    const CALL_OUT: u64 = BlockExit::CallOut as u64;
     const SYSRET: u64 = BlockExit::Sysret as u64;
     const SYSRET_NARROW: u64 = BlockExit::SysretNarrow as u64;
     const IRET: u64 = BlockExit::Iret as u64;
@@ -168,6 +174,9 @@ pub fn after_block(f: &mut VcpuPage) -> bool {
             make_system_call(f);
             true
         }
+        CALL_OUT if f.system.none_in_service == f.exit.info && f.regs.cpl == 0 => {
+            read_in_service(f)
+        }
         LOAD_VECTORS => load_guest_vectors(f),
         SYSRET if f.run.fast != 0 => sysret(f),
         SYSRET_NARROW if f.run.fast != 0 => sysret_narrow(f),
@@ -179,6 +188,19 @@ pub fn after_block(f: &mut VcpuPage) -> bool {
         }
         _ => false,
     }
+}
+
+/// RDMSR of the local APIC's word of interrupts in service around 0x80, of which there are none: Linux looks whether
+/// an INT 0x80 came from outside.
+fn read_in_service(f: &mut VcpuPage) -> bool {
+    f.exit.next = f.regs.rip.wrapping_add(RDMSR_LEN);
+    let asked = f.regs.gpr[RCX] & 0xffff_ffff == IN_SERVICE_80;
+    let next = if asked { find(f.exit.next, f.regs.ac != 0) } else { 0 };
+    if next == 0 {
+        return false;
+    }
+    (f.regs.gpr[RAX], f.regs.gpr[RDX]) = (0, 0);
+    go_on_behind(f, next)
 }
 
 /// XRSTOR of what the guest asks for, if it is in order.

@@ -29,7 +29,7 @@ pub fn answer(f: &mut VcpuPage) -> bool {
     else {
         return false;
     };
-    if f.regs.rflags & TF != 0 || f.regs.rip >> 47 != 0 || !is_cpuid(f) {
+    if f.regs.rflags & TF != 0 || f.regs.rip >> 47 != 0 || !has(f, CPUID) {
         return false;
     }
     let [eax, ebx, ecx, edx] = answer.registers;
@@ -39,8 +39,8 @@ pub fn answer(f: &mut VcpuPage) -> bool {
     true
 }
 
-/// The guest has CPUID at RIP.
-fn is_cpuid(f: &VcpuPage) -> bool {
+/// The guest has this instruction of two bytes at RIP, where user code has faulted.
+pub fn has(f: &VcpuPage, instruction: u16) -> bool {
     let fetch = Access { write: false, fetch: true, user: true };
     let inside = f.regs.rip & (PAGE - 1);
     if f.run.walks == 0 || inside == PAGE - 1 {
@@ -49,5 +49,5 @@ fn is_cpuid(f: &VcpuPage) -> bool {
     let Walk::Found(leaf) = mmu::walk(f, shared(), f.regs.rip, fetch) else { return false };
     let at = here(RAM) as u64 + leaf.offset + inside;
     // SAFETY: inside the RAM window.
-    unsafe { core::ptr::read_unaligned(at as *const u16) == CPUID }
+    unsafe { core::ptr::read_unaligned(at as *const u16) == instruction }
 }

@@ -15,9 +15,11 @@
 //! to go on at it: its stack may not be mapped. And the vDSO's address is a small number to 32-bit code
 //! (`wedge/src/child.rs`), so that nothing is executed there.
 
-use crate::{assist, fault, here, host::user_word, shared};
+use crate::{assist, cpuid, fault, here, host::user_word, patched, shared};
 use core::arch::naked_asm;
-use frame::{AREA, AREA_ALIAS, AREAS, FIRST_AREA, Shared, VcpuPage, area, area_of, calls};
+use frame::{
+    AREA, AREA_ALIAS, AREAS, FIRST_AREA, STAND_IN, Shared, VcpuPage, area, area_of, calls,
+};
 use x86::{
     flags::{IF, IOPL, NT, RF, TF, VM},
     narrow::USER_CS_32,
@@ -35,6 +37,10 @@ const SYSENTER: u64 = 0x340f;
 const MOV_SYSENTER: u64 = 0x340f_e589;
 /// RAX where the host could not read the word that SYSENTER's EBP points to: EFAULT.
 const NO_STACK: u64 = -14_i64 as u64;
+/// `int 0x80`
+const INT_80: u16 = 0x80cd;
+/// In an error code: of the IDT.
+const IDT: u64 = 2;
 /// The vDSO's bytes at the most.
 const VDSO_LEN: u64 = 0x2000;
 /// The number of no call.
@@ -157,11 +163,33 @@ pub fn call(f: &mut VcpuPage, s: &mut Shared, arch: u64, number: u64) -> Call {
         }
         return if f.exit.address == f.regs.rip { Call::Interrupt } else { Call::None };
     }
+    if is_stand_in(f) {
+        f.regs.rip += 2;
+        // For the monitor.
+        (f.exit.signal, f.exit.address) = (SIGSYS, f.regs.rip);
+        return Call::Interrupt;
+    }
     if narrow && f.exit.signal == SIGSEGV && is_at_vdso(f, s) {
         f.regs.gpr[RAX] = NO_NUMBER;
         return entered(f);
     }
     Call::None
+}
+
+/// What stands for INT 0x80 has faulted.
+fn is_stand_in(f: &VcpuPage) -> bool {
+    f.exit.signal == SIGSEGV
+        && f.exit.trap == u64::from(vector::GP)
+        && f.exit.error == u64::from(STAND_IN) << 3 | IDT
+        && f.regs.rip >> 47 == 0
+        && cpuid::has(f, INT_80)
+}
+
+/// INT 0x80 has come by trap, and its site is worth patching now; RIP is behind it.
+pub fn is_hot(f: &VcpuPage, s: &mut Shared) -> bool {
+    let rip = f.regs.rip;
+    patched::is_warm(s, rip)
+        && user_word(rip.wrapping_sub(2)).unwrap_or(0) & 0xffff == u64::from(INT_80)
 }
 
 /// SYSENTER has come: EBP is in RSP's place.

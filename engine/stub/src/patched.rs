@@ -143,15 +143,22 @@ pub fn resume_at(s: &Shared, rip: u64) -> u64 {
     }
 }
 
-/// A system call has come by trap to `rip`: is its site worth patching now?
-pub fn is_hot(rip: u64) -> bool {
-    let s = shared();
+/// System calls come often from `rip`, or from elsewhere.
+pub fn is_warm(s: &mut Shared, rip: u64) -> bool {
     let Some(heat) = s.patched.heat.get_mut((rip ^ rip >> 8) as usize % HEAT) else { return false };
     *heat = heat.wrapping_add(1);
-    if *heat != HOT {
+    let warm = *heat == HOT;
+    if warm {
+        *heat = 0;
+    }
+    warm
+}
+
+/// A system call has come by trap to `rip`: is its site worth patching now?
+pub fn is_hot(rip: u64) -> bool {
+    if !is_warm(shared(), rip) {
         return false;
     }
-    *heat = 0;
     // mov eax, imm32 (below 4096); syscall
     let before = user_word(rip.wrapping_sub(8)).unwrap_or(0) >> 8;
     let number =

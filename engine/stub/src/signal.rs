@@ -29,6 +29,8 @@ const SIGILL: u64 = 4;
 const SIGTRAP: u64 = 5;
 const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
+/// The host's code for a SIGSYS of a filter's.
+const SYS_SECCOMP: u64 = 1;
 const GENERAL_PROTECTION: u64 = vector::GP as u64;
 const PAGE_FAULT: u64 = vector::PF as u64;
 /// The host's selector of 64-bit user code.
@@ -294,7 +296,11 @@ extern "C" fn system_call_entry() -> ! {
 }
 
 extern "C" fn user_interrupt() -> ! {
-    narrow::interrupt(frame());
+    let f = frame();
+    if f.exit.code == SYS_SECCOMP && narrow::is_hot(f, shared()) {
+        turns::exit(Reason::HotSite);
+    }
+    narrow::interrupt(f);
     turns::exit(Reason::UserSignal)
 }
 

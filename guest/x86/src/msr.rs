@@ -36,6 +36,8 @@ pub const MTRR_DEF_TYPE: u32 = 0x2ff;
 pub const TSC_DEADLINE: u32 = 0x6e0;
 /// First of the x2APIC register MSRs; the register at MMIO offset `o` is `X2APIC + o / 16`.
 pub const X2APIC: u32 = 0x800;
+/// The in-service bits of vectors 0x80 to 0x9f.
+pub const X2APIC_IN_SERVICE_80: u32 = 0x814;
 /// IA32 MSR `X2APIC_LAST`.
 pub const X2APIC_LAST: u32 = 0x8ff;
 /// IA32 MSR `EFER`.

@@ -43,7 +43,7 @@ static void on_signal(int signal, u32 *info, u32 *context) {
     u32 *m = context + 5;
     text("  signal"); number(signal); number(info[2]); number(m[12]);
     if (signal != 31) number(m[13]);
-    if (m[14] < 0xf0000000) { number(info[3]); number(m[14]); number(saved_esp - m[7]); } // not in the vDSO
+    if (m[14] < 0xf0000000) { number(info[3]); number(m[14]); number(m[7] < 0x1000 ? m[7] : saved_esp - m[7]); } // not in the vDSO
     for (int n = 4; n <= 11; n++) if (n != 7) number(m[n]);
     number(m[0] & 0xffff); number(m[1] & 0xffff); number(m[2] & 0xffff); number(m[3] & 0xffff);
     number(m[15] & 0xffff); number(m[16] & 0xed5); number(m[18] & 0xffff);
