@@ -18,9 +18,12 @@ const MAX_PAGES: usize = 512;
 /// What was found, for all spaces.
 #[derive(Clone, Debug, Default)]
 pub struct Scans {
-    known: Rc<RefCell<FxHashMap<(u64, bool, u32), Scan>>>,
+    known: Rc<RefCell<FxHashMap<Key, Scan>>>,
     searches: Rc<Cell<Searches>>,
 }
+
+/// Offset in RAM; whether the program has written the page; the bits of the code in it.
+type Key = (u64, bool, u32);
 
 #[derive(Debug)]
 struct Scan {
