@@ -159,8 +159,10 @@ static void threads(void) {
         top[0] = (u32)thread;
         top[1] = n;
         // VM, FS, FILES, SIGHAND, THREAD, SYSVSEM, SETTLS
+        int child = CLONE;
         __asm__ volatile("int $0x80; test %%eax, %%eax; jnz 1f; pop %%eax; call *%%eax; hlt; 1:"
-                         : : "a"(CLONE), "b"(0xd0f00), "c"(top), "S"(&area) : "memory");
+                         : "+a"(child) : "b"(0xd0f00), "c"(top), "S"(&area) : "memory");
+        if (child < 0) line("clone", child);
     }
     for (u32 n = 0; n < 100000 && arrived < 4; n++) call(YIELD, 0, 0, 0, 0, 0);
     line("threads", arrived);

@@ -36,6 +36,7 @@ fn is_as_on_the_host(options: &[&str]) -> Result<()> {
     let (_directory, program) = program()?;
     let native = String::from_utf8(Command::new(&program).output()?.stdout)?;
     ensure!(native.ends_with("wide 12345678\nsignals 19\n"), "{native}");
+    ensure!(native.contains("\nthreads 4\nwrong 0\n"), "{native}");
     let (said, _) = says(options, &[])?;
     let pairs = native.lines().zip(said.lines());
     let different: Vec<_> = pairs.filter(|(native, said)| native != said).collect();
