@@ -2,7 +2,7 @@
 //!
 //! Tests run each for some seconds; `cargo run --profile fuzz -p hostile` does for hours; the folder `fuzz/` runs the same targets with
 //! coverage. The boundaries inside of programs and of the engine have their targets beside them: the control socket's JSON and
-//! configuration files in `app/ring3`, what wedges say in `engine/fast`.
+//! configuration files in `app/ring3`, a wedge's pages under way in `engine/fast`.
 //!
 //! | target | input | fails when |
 //! |---|---|---|
@@ -19,6 +19,8 @@
 //! | `chipset` | accesses to ports and MMIO, and time | a panic |
 //! | `interpreter` | registers and code | a panic |
 //! | `translator` | code at any address | a panic; blocks that do not lie in the cache |
+//! | `wedge` | an exit, reports of mappings | what is believed is no whole page of the guest's |
+//! | `scenario` | TOML that says which faults there are | a panic; nothing is said of what is wrong |
 
 mod devices;
 mod targets;
@@ -45,6 +47,8 @@ pub const TARGETS: &[Target] = &[
     targets::chipset::TARGET,
     targets::interpreter::TARGET,
     targets::translator::TARGET,
+    targets::wedge::TARGET,
+    targets::scenario::TARGET,
 ];
 
 /// The target of a name.

@@ -11,8 +11,8 @@
 //! - `runner`: the native side. It knows nothing of the interpreter and will check faster engines too.
 //! - `interp`, `undefined`: the other side, and what the architecture leaves open.
 //! - `vendor`: where the host CPU's maker departs from Intel.
-//! - `check`, `compare`, `campaign`, `shrink`, `case_file`, `table`: finding, shrinking, keeping and
-//!   reporting differences.
+//! - `check`, `compare`, `campaign`, `shrink`, `case_file`, `table`, `progress`: finding, shrinking,
+//!   keeping and reporting differences, and going on where a run was ended.
 //!
 //! Not tested here: privileged state, interrupts, 32-bit and 16-bit code, self-modifying code, and
 //! anything with a second CPU.
@@ -27,6 +27,7 @@ pub mod forms;
 pub mod generate;
 pub mod interp;
 pub mod layout;
+pub mod progress;
 pub mod random;
 pub mod runner;
 pub mod shrink;

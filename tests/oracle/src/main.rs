@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use oracle::campaign::{self, Failure, Plan, Summary};
+use oracle::progress::{BATCH, Progress};
 use oracle::{CaseFile, Checker, Generator, forms, shrink, table};
 
 /// Compares the reference interpreter with the host CPU on random instruction sequences.
@@ -39,6 +40,9 @@ struct Options {
     /// Replay one case file instead.
     #[arg(long)]
     case: Option<PathBuf>,
+    /// A file that says how far it has come: it is written every million sequences, and if it is there, the run goes on from it.
+    #[arg(long, value_name = "FILE", conflicts_with = "table")]
+    resume: Option<PathBuf>,
     /// Directory to write the cases of failures to, shrunk.
     #[arg(long)]
     save: Option<PathBuf>,
@@ -62,17 +66,52 @@ fn run(options: &Options) -> Result<bool> {
     let bar = ProgressBar::new(plan.count).with_style(ProgressStyle::with_template(
         "{bar:40} {human_pos}/{human_len} {per_sec} {eta}",
     )?);
+    if let Some(file) = &options.resume {
+        return run_on(options, plan, file, &bar);
+    }
     let summary = campaign::run(&plan, &|done| bar.inc(done))?;
     bar.finish_and_clear();
-    report(&summary);
-    if let Some(directory) = &options.save {
-        save(directory, &summary)?;
-    }
+    tell(options, &summary)?;
     if let Some(path) = &options.table {
         std::fs::write(path, table::markdown(&plan, &summary))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(summary.failed == 0)
+}
+
+/// Prints what came of it, and writes what has failed.
+fn tell(options: &Options, summary: &Summary) -> Result<()> {
+    report(summary);
+    options.save.as_ref().map_or(Ok(()), |directory| save(directory, summary))
+}
+
+/// Runs what is left of a plan, in parts, each of which is noted. Ends with the first part that has as many failures as are wanted.
+fn run_on(options: &Options, plan: Plan, file: &Path, bar: &ProgressBar) -> Result<bool> {
+    let forms = options.forms.as_ref().map_or("all", |forms| forms.as_str());
+    let list = format!(
+        "seed {}, from {}, {} bits, forms {forms}, of {}",
+        plan.seed,
+        plan.first,
+        plan.bits,
+        plan.forms.len()
+    );
+    let mut progress = Progress::open(file, &list)?;
+    bar.inc(progress.done.min(plan.count));
+    while progress.done < plan.count {
+        let count = (plan.count - progress.done).min(BATCH);
+        let part = Plan { first: plan.first + progress.done, count, ..plan.clone() };
+        let summary = campaign::run(&part, &|done| bar.inc(done))?;
+        if summary.failed > 0 {
+            bar.suspend(|| tell(options, &summary))?;
+        }
+        if summary.failures.len() >= plan.most_failures {
+            bail!("{} different failures: mend them, then go on", summary.failures.len());
+        }
+        progress.advance(count, summary.failed)?;
+    }
+    bar.finish_and_clear();
+    println!("{} sequences, {} differ", progress.done, progress.failed);
+    Ok(progress.failed == 0)
 }
 
 fn plan(options: &Options) -> Result<Plan> {

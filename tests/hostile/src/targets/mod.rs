@@ -8,11 +8,13 @@ pub(crate) mod kernel;
 pub(crate) mod monitor;
 pub(crate) mod pci;
 pub(crate) mod qcow2;
+pub(crate) mod scenario;
 pub(crate) mod server;
 pub(crate) mod sockets;
 pub(crate) mod translator;
 pub(crate) mod usernet;
 pub(crate) mod virtio;
+pub(crate) mod wedge;
 
 use arbitrary::{Arbitrary, Unstructured};
 
