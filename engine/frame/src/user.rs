@@ -2,8 +2,9 @@
 
 use crate::{Shares, Vectors};
 
-/// The call by which that process says that it has stopped. No host has one of this number.
-pub const HAND_OVER: u64 = 0x0fff_fff0;
+/// The call by which that process says that it has stopped: `sched_yield`, which the wedge hears of and the host never carries out. A
+/// call of no host's would not do: a container's filter answers those itself, and its answer goes before the wedge's.
+pub const HAND_OVER: u64 = 24;
 /// The prctl that sets syscall user dispatch.
 pub const SYSCALL_USER_DISPATCH: u64 = 59;
 

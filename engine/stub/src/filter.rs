@@ -7,8 +7,8 @@
 //! process has) or memory without content, over what is there and not where the host likes; `mprotect` and
 //! `munmap` change what this process sees; `futex` waits and wakes; `sigreturn` loads registers; `ioctl`
 //! waits for the process of user code and lets it go on, if there is one; `set_thread_area` gives this process
-//! a data segment below 4 GiB, where 32-bit user code runs; [`HAND_OVER`] is no call of any
-//! host's, and where user code has a process, another filter makes it wait. Anything else is a SIGSYS.
+//! a data segment below 4 GiB, where 32-bit user code runs. The process of user code has [`HAND_OVER`], which
+//! another filter of its makes wait for the wedge. Anything else is a SIGSYS.
 //! `docs/isolation.md` goes through them.
 //!
 //! Pure, so that tests can ask the very program that is installed (`engine/stub/src/filter_tests.rs`).
@@ -128,7 +128,7 @@ const PROGRAM: [(Bpf, Value); LEN] = [
     case(MMAP, TO_MMAP),
     case(FUTEX, TO_FUTEX),
     case(IOCTL, TO_IOCTL),
-    case(HAND_OVER, TO_ALLOW),
+    (case(HAND_OVER, TO_ALLOW).0, OfUser),
     (case(SIGALTSTACK, TO_STACK).0, OfUser),
     (case(SIGPROCMASK, TO_MASK).0, OfUser),
     case(MPROTECT, TO_SECRET),
@@ -225,8 +225,8 @@ fn write_for(program: &mut Program, secret: u64, blob_end: u64, [user, narrow]: 
             Plain => op.k,
             OfUser if user => op.k,
             OfNarrow if narrow => op.k,
-            OfNarrow => u32::MAX,       // no call
-            OfUser => HAND_OVER as u32, // has been looked for
+            OfNarrow => u32::MAX,  // no call
+            OfUser => MMAP as u32, // has been looked for
             SecretHigh => (secret >> 32) as u32,
             SecretLow => secret as u32,
             Window => (blob_end >> 32) as u32,
