@@ -93,14 +93,55 @@ fn outside_each_attempt_succeeds() {
     }
 }
 
-#[test]
-fn inside_none_does() {
+/// Has a prisoner try; what it said.
+fn imprison(name: &str) -> String {
     let (folder, _listener) = folder();
     let mut prisoner = Command::new(env::current_exe().expect("this program"));
-    prisoner.args(["--exact", "prisoner", "--ignored", "--nocapture", "--test-threads=1"]);
+    prisoner.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
     let output = prisoner.env("RING3_TEST_FOLDER", folder.path()).output().expect("started");
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    said.into_owned()
+}
+
+#[test]
+fn inside_none_does() {
+    imprison("prisoner");
+}
+
+#[test]
+fn without_the_filter_names_lead_nowhere() {
+    if imprison("prisoner_without_a_filter").contains(NO_LANDLOCK) {
+        eprintln!("SKIPPED: {NO_LANDLOCK}");
+    }
+}
+
+const NO_LANDLOCK: &str = "this host has no Landlock";
+
+#[test]
+#[ignore = "run by without_the_filter_names_lead_nowhere: it is for good"]
+fn prisoner_without_a_filter() {
+    let folder = env::var("RING3_TEST_FOLDER").expect("a folder");
+    if !confinement::forget_names().expect("Landlock") {
+        println!("{NO_LANDLOCK}");
+        return;
+    }
+    const NAMES: [&str; 6] = [
+        "read a file",
+        "make a file",
+        "look into a folder",
+        "make a folder",
+        "make a link",
+        "start a program",
+    ];
+    let tried = |folder: &str| {
+        let of_names = attempts(folder).into_iter().filter(|(what, _)| NAMES.contains(what));
+        let of_names = of_names.map(|(what, result)| (what, result.is_err())).collect::<Vec<_>>();
+        assert_eq!(of_names, NAMES.map(|what| (what, true)));
+    };
+    tried(&folder);
+    // Threads that are made later are held to it, too.
+    thread::scope(|scope| scope.spawn(|| tried(&folder)).join()).expect("a thread");
 }
 
 #[test]

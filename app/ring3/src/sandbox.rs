@@ -21,8 +21,8 @@ impl SandboxChoice {
 }
 
 impl Sandbox {
-    /// Makes the machine wait until this process is shut in, and gives up capabilities. The machine's threads start later, and so
-    /// have none.
+    /// Makes the machine wait until this process is shut in, and gives up capabilities and names. The machine's threads start later,
+    /// and so have none.
     ///
     /// # Errors
     /// The host refuses.
@@ -32,7 +32,9 @@ impl Sandbox {
         }
         machine.hold();
         limits::remember();
-        confinement::give_up_capabilities().map_err(|error| refused(&error.to_string()))
+        confinement::give_up_capabilities().map_err(|error| refused(&error.to_string()))?;
+        // A host without Landlock has the filter.
+        confinement::forget_names().map(drop).map_err(|problem| refused(&problem))
     }
 
     /// Shuts this process in. Then the machine, which has waited, begins to run.
