@@ -138,6 +138,17 @@ impl DiskArgument {
         Ok(Block::new(backend, &serial))
     }
 
+    /// Where it is served. A damaged qcow2 image that is written to can end the process that does it: that is never the monitor.
+    fn served(&self, devices: DevicesChoice) -> DevicesChoice {
+        let format = self.image.format.unwrap_or_else(|| Format::of_name(&self.image.path));
+        match devices {
+            DevicesChoice::Inline if format == Format::Qcow2 && !self.image.readonly => {
+                DevicesChoice::Apart
+            }
+            devices => devices,
+        }
+    }
+
     fn open(&self) -> Result<Box<dyn BlockBackend>, Failure> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -160,7 +171,7 @@ impl DiskArgument {
         faults: Option<&Injection>,
     ) -> Result<Attachment, Failure> {
         let target = Target::Disk(index);
-        match devices {
+        match self.served(devices) {
             // The guest asks, the host only answers.
             DevicesChoice::Inline => {
                 let faults = faults.and_then(|faults| faults.inline(target));
@@ -302,6 +313,19 @@ mod tests {
         assert_eq!((all.image.cache, all.serial.as_deref()), (Cache::None, Some("X1")));
         let comma = disk("a,b.img,ro").expect("a comma in the name");
         assert_eq!((comma.image.path, comma.image.readonly), (PathBuf::from("a,b.img"), true));
+    }
+
+    #[test]
+    fn a_qcow2_image_that_is_written_is_never_served_by_the_monitor() {
+        let served =
+            |text: &str, devices| text.parse::<DiskArgument>().expect("sound").served(devices);
+        for text in ["a.qcow2", "a.img,format=qcow2"] {
+            assert_eq!(served(text, DevicesChoice::Inline), DevicesChoice::Apart, "{text}");
+            assert_eq!(served(text, DevicesChoice::Processes), DevicesChoice::Processes);
+        }
+        for text in ["a.img", "a.qcow2,format=raw", "a.qcow2,readonly"] {
+            assert_eq!(served(text, DevicesChoice::Inline), DevicesChoice::Inline, "{text}");
+        }
     }
 
     #[test]
