@@ -1,6 +1,12 @@
 //! What the process that runs a guest does, and does not do, to its host.
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    path::PathBuf,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, ensure};
 use guests::{Guest, Machine, ring3};
@@ -40,6 +46,54 @@ fn a_kernel_panic_is_a_reset() -> Result<()> {
     ensure!(guest.console.contains("Kernel panic"), "no panic: {}", guest.messages);
     ensure!(guest.code == Some(4), "ended with {:?}", guest.code);
     Ok(())
+}
+
+/// A monitor that is killed takes its wedges, their processes of user code, its device servers and its socket with it.
+#[test]
+fn nothing_outlives_a_killed_monitor() -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let directory = TempDir::new()?;
+    let disk = directory.path().join("disk.img");
+    fs::File::create(&disk)?.set_len(4 << 20)?;
+    let guest = Guest::new(Kernel::BookwormCloud).runs("echo up; read answer").has_disk(&disk);
+    let guest = guest.with("--net").with("user");
+    let mut machine = Machine::start(&guest)?;
+    machine.says("up")?;
+    let monitor = machine.process();
+    let family = family(monitor);
+    ensure!(family.len() > 5, "wedges and servers are not to be seen: {family:?}");
+    let sockets = sockets(monitor)?;
+    ensure!(!sockets.is_empty(), "it has no sockets");
+    ensure!(Command::new("kill").args(["-KILL", &monitor.to_string()]).status()?.success());
+    machine.ends()?;
+    let started = Instant::now();
+    loop {
+        let left: Vec<_> = family.iter().filter(|process| lives(**process)).collect();
+        let names: Vec<_> = sockets.iter().filter(|socket| socket.exists()).collect();
+        if left.is_empty() && names.is_empty() {
+            return Ok(());
+        }
+        ensure!(started.elapsed() < PATIENCE, "left behind: {left:?}, {names:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The sockets of a machine that have a name, and are there.
+fn sockets(monitor: u32) -> Result<Vec<PathBuf>> {
+    let all = fs::read_to_string("/proc/net/unix")?;
+    let names = all.lines().filter_map(|line| line.split_whitespace().nth(7));
+    // It is bound under another name, and gets its own when it is listened at.
+    let names = names.map(|name| PathBuf::from(name.trim_end_matches(".new")));
+    let of_machine = |path: &PathBuf| {
+        path.display().to_string().contains(&format!("/{monitor}.")) && path.exists()
+    };
+    Ok(names.filter(of_machine).collect())
+}
+
+/// A process that has ended and was not waited for is none.
+fn lives(process: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
 }
 
 /// What the machine of one vCPU takes beyond the RAM its guest has used: 48 MiB at the most, in all its processes.

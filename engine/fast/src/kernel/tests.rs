@@ -332,10 +332,23 @@ fn a_wedge_has_no_rights_no_descriptor_but_ram_s_and_limits() {
         assert!(status.contains(&format!("{set}:\t0000000000000000\n")), "{set}: {status}");
     }
     assert!(status.contains("NoNewPrivs:\t1\n") && status.contains("Seccomp:\t2\n"), "{status}");
-    for limit in ["Max data size", "Max address space", "Max processes", "Max file size"] {
-        let line = limits.lines().find(|line| line.starts_with(limit)).expect("listed");
-        assert!(!line.contains("unlimited"), "{line}");
+    let (mib, gib) = (1_u64 << 20, 1_u64 << 30);
+    let ram = 2 * mib;
+    for (limit, most) in [
+        ("Max data size", 64 * mib),
+        ("Max address space", 4 * ram + 32 * gib),
+        ("Max processes", 0),
+        ("Max file size", 0),
+        ("Max core file size", 0),
+        ("Max locked memory", 0),
+        ("Max msgqueue size", 0),
+        ("Max open files", 1),
+    ] {
+        let line = limits.lines().find_map(|line| line.strip_prefix(limit)).expect("listed");
+        let words: Vec<_> = line.split_whitespace().take(2).collect();
+        assert_eq!(words, [most.to_string(), most.to_string()], "{limit}");
     }
+    assert_eq!(read("oom_score_adj"), "1000\n", "the first that the host kills");
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("listed").count();
     assert_eq!(descriptors, 1, "guest RAM");
 }
