@@ -13,7 +13,7 @@ use vmm::{Description, EngineKind, EngineOptions, LockStep, ModuleFile};
 use crate::{
     failure::Failure,
     run_arguments::RunArguments,
-    values::{ClockChoice, EngineArguments, EngineChoice, MemorySize, User32},
+    values::{ClockChoice, EngineArguments, EngineChoice, GuestIsolation, MemorySize, User32},
 };
 
 /// Less than this boots no kernel we know.
@@ -54,7 +54,7 @@ pub fn describe(arguments: &RunArguments) -> Result<Description, Failure> {
         protocol: arguments.boot_protocol,
         memory,
         cpus: arguments.cpus,
-        engine: engine(&arguments.engine)?,
+        engine: engine(&arguments.engine, GuestIsolation::Strict)?,
         test_devices: arguments.test_devices,
         clock: clock.into(),
         paravirt: arguments.engine.paravirt.0,
@@ -87,13 +87,21 @@ pub fn check_machine(
     check_memory(memory.0, probe::memory_total())
 }
 
-/// The engine that was asked for; it must be one that can do what was asked for besides.
-pub fn engine(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
+/// The engine that was asked for; it must be one that can do what was asked for besides. `usual` is how the guest's programs are kept
+/// from its kernel if nothing is said of that.
+pub fn engine(
+    arguments: &EngineArguments,
+    usual: GuestIsolation,
+) -> Result<EngineOptions, Failure> {
     let EngineArguments { lock_step, translate_user, .. } = *arguments;
     let user_dispatch = arguments.user_dispatch();
     let kind = kind(arguments.engine, lock_step.is_some(), translate_user, user_dispatch)?;
-    let strict = arguments.is_strict();
-    check_isolation(strict, kind, translate_user)?;
+    let chosen = arguments.guest_isolation.map(|chosen| chosen == GuestIsolation::Strict);
+    check_isolation(chosen == Some(true), kind, translate_user)?;
+    let strict = chosen.unwrap_or_else(|| {
+        let direct = matches!(kind, EngineKind::Auto | EngineKind::Fast) && !translate_user;
+        usual == GuestIsolation::Strict && direct && probe::can_isolate()
+    });
     let unmap_flushed = arguments.unmap_flushed();
     let scattered = arguments.scattered();
     let most_mappings = arguments.most_mappings;
@@ -258,22 +266,27 @@ mod tests {
         }
     }
 
+    fn arguments(engine: EngineChoice) -> EngineArguments {
+        EngineArguments {
+            engine,
+            lock_step: None,
+            translate_user: false,
+            system_calls: SystemCalls::Seccomp,
+            flushed: Flushed::Close,
+            scattered: ScatteredChoice::Lookup,
+            user32: User32::Direct,
+            most_mappings: None,
+            guest_isolation: None,
+            paravirt: crate::values::ParavirtChoice(None),
+        }
+    }
+
     #[test]
     fn engines_that_translate() {
         let with = |choice, lock_step, translate_user, system_calls| {
-            let arguments = EngineArguments {
-                engine: choice,
-                lock_step,
-                translate_user,
-                system_calls,
-                flushed: Flushed::Close,
-                scattered: ScatteredChoice::Lookup,
-                user32: User32::Direct,
-                most_mappings: None,
-                guest_isolation: crate::values::GuestIsolation::Fast,
-                paravirt: crate::values::ParavirtChoice(None),
-            };
-            engine(&arguments).map(|options| options.kind)
+            let arguments =
+                EngineArguments { lock_step, translate_user, system_calls, ..arguments(choice) };
+            engine(&arguments, GuestIsolation::Strict).map(|options| options.kind)
         };
         let ask = |choice, compare: bool, translate_user| {
             let lock_step = compare.then(LockStep::default);
@@ -289,6 +302,31 @@ mod tests {
         assert_eq!(ask(EngineChoice::Jit, false, true).expect_err("refused").code, 2);
         assert_eq!(ask(EngineChoice::Interp, true, false).expect_err("refused").code, 2);
         assert_eq!(ask(EngineChoice::Interp, false, false).ok(), Some(EngineKind::Interpreter));
+    }
+
+    #[test]
+    fn programs_are_closed_off_where_it_is_usual_or_asked_for() {
+        use GuestIsolation::{Fast, Strict};
+        let strict = |choice, guest_isolation, translate_user, usual| {
+            let arguments =
+                EngineArguments { guest_isolation, translate_user, ..arguments(choice) };
+            engine(&arguments, usual).map(|options| options.strict).map_err(|failure| failure.code)
+        };
+        let can = probe::can_isolate();
+        for choice in [EngineChoice::Auto, EngineChoice::Fast] {
+            assert_eq!(strict(choice, None, false, Strict), Ok(can));
+            assert_eq!(strict(choice, None, false, Fast), Ok(false));
+            assert_eq!(strict(choice, Some(Fast), false, Strict), Ok(false));
+            assert_eq!(
+                strict(choice, Some(Strict), false, Fast),
+                if can { Ok(true) } else { Err(2) }
+            );
+            // What cannot be strict is not by itself, and is refused if asked for.
+            assert_eq!(strict(choice, None, true, Strict), Ok(false));
+            assert_eq!(strict(choice, Some(Strict), true, Fast), Err(2));
+        }
+        assert_eq!(strict(EngineChoice::Direct, None, false, Strict), Ok(false));
+        assert_eq!(strict(EngineChoice::Direct, Some(Strict), false, Fast), Err(2));
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use host_linux::{LinuxClock, TscSource, probe};
 use serde::Serialize;
 
+use crate::isolation;
+
 /// One line of the survey.
 #[derive(Debug, Serialize)]
 struct Finding {
@@ -125,6 +127,11 @@ fn mechanisms() -> Vec<Finding> {
             "seccomp notifications",
             probe::seccomp_notification(),
             "where there are no protection keys, --guest-isolation strict shuts kernel memory by them",
+        ),
+        fact(
+            "guest isolation",
+            isolation::usual(),
+            "what keeps a guest's programs from its kernel's memory unless --guest-isolation says otherwise",
         ),
         mechanism(
             "FSGSBASE",

@@ -16,6 +16,7 @@ mod fault;
 mod foreign;
 mod gdb;
 mod hvc;
+mod isolation;
 mod kernel;
 mod log;
 mod net;

@@ -23,7 +23,7 @@ use crate::{
     fault::{Act, inject::Injection},
     gdb,
     hvc::Keyboard,
-    net,
+    isolation, net,
     on_panic::OnPanic,
     outcome::{Outcome, Summary},
     output,
@@ -88,6 +88,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let parts = faults.map(|faults| faults.disturb(&mut host));
     let machine = Machine::build(&description, host);
     let machine = machine.map_err(|error| failure_of(&arguments.kernel, error))?;
+    let told = isolation::line(&description.engine);
     drop(description);
 
     watch_signals(sender.clone())?;
@@ -118,6 +119,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
         .map_err(failure)?;
     sandbox.enter(&running)?;
     tell_engine(&running);
+    isolation::tell(told, &running);
     let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
     drop((listener, viewers));
     let seconds = started.elapsed().as_secs_f64();

@@ -90,9 +90,10 @@ pub struct EngineArguments {
     pub user32: User32,
     /// What keeps the guest's programs from its kernel's memory where the host has no protection keys
     ///
-    /// For the fast engine; the host is closed to both in any case. Where there are protection keys, they do it.
-    #[arg(long, value_enum, default_value_t = GuestIsolation::Fast)]
-    pub guest_isolation: GuestIsolation,
+    /// For the fast engine; the host is closed to both in any case. Where there are protection keys, they do it, and nothing needs to be
+    /// chosen. Without this option it is strict for `run` where the host can, and fast for `exec` and `shell`.
+    #[arg(long, value_enum)]
+    pub guest_isolation: Option<GuestIsolation>,
     /// Mappings that a process with guest code may have, in place of what the host allows
     ///
     /// For tests.
@@ -153,11 +154,6 @@ impl EngineArguments {
             ScatteredChoice::Lookup => Scattered::Lookup,
             ScatteredChoice::Always => Scattered::Always,
         }
-    }
-
-    /// The guest's programs are closed off from its kernel, whatever that costs.
-    pub fn is_strict(&self) -> bool {
-        self.guest_isolation == GuestIsolation::Strict
     }
 
     /// Flushed mappings are taken away.

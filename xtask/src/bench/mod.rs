@@ -52,7 +52,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// Environments to measure, separated by commas: ring3 (all engines), ring3:ENGINE, qemu, uml, gvisor [default: all there are, of ring3 the fast engine]
+    /// Environments to measure, separated by commas: ring3 (all engines), ring3:ENGINE, ring3:strict, qemu, uml, gvisor [default: all there are, of ring3 fast and strict]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     peers: Vec<String>,
     /// Rows to measure, or groups of them, separated by commas; `programs` and `network`

@@ -23,7 +23,7 @@ use crate::{
     failure::Failure,
     net,
     share::{self, ShareArgument},
-    values::DevicesChoice,
+    values::{DevicesChoice, GuestIsolation},
 };
 
 /// The guest's address on vsock.
@@ -91,7 +91,7 @@ pub fn make(
         protocol: BootProtocol::Auto,
         memory: arguments.memory.0,
         cpus: arguments.cpus,
-        engine: description::engine(&arguments.engine)?,
+        engine: description::engine(&arguments.engine, GuestIsolation::Fast)?,
         test_devices: false,
         clock: GuestClock::Rtc, // the agent sets the guest's
         paravirt: arguments.engine.paravirt.0,

@@ -30,7 +30,7 @@ use crate::{
     control::{Hand, Status},
     device,
     failure::Failure,
-    output, run, spawner,
+    isolation, output, run, spawner,
 };
 use arguments::{ExecArguments, GuestArguments, ShellArguments};
 use guest::Command;
@@ -86,6 +86,7 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     let clock = run::ready(clock);
     let host_parts = run::host(clock.clone(), Box::new(tail.clone()), attachments);
     let machine = Machine::build(&made.description, host_parts).map_err(run::failure)?;
+    let told = streams.on_terminal.then(|| isolation::line(&made.description.engine)).flatten();
     drop(made.description);
 
     let (sender, events) = channel();
@@ -107,6 +108,8 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     let running = machine.start(on_end).map_err(run::failure)?;
     sandbox.enter(&running)?;
     run::tell_engine(&running);
+    // What a command says on standard error is its own, but for who sits before it.
+    isolation::tell(told, &running);
     let mut status = status(arguments);
     let started = Instant::now();
     let obey = Box::new(|asked| {

@@ -159,8 +159,9 @@ const FAMILIES: [Family; 5] = [
     ("gvisor", gvisor::find),
 ];
 
-/// The engine that ring3 uses unless told otherwise; the others are measured on request.
-const DEFAULT_ENGINE: &str = "ring3:fast";
+/// The engine that ring3 uses unless told otherwise, with both of its borders between programs and kernel; the others are measured
+/// on request.
+const USUAL: [&str; 2] = ["ring3:fast", "ring3:strict"];
 
 /// Finds the environments named (`ring3`, `ring3:direct`, `qemu`), or all if none is, but of ring3's
 /// engines only the usual one; native is always first.
@@ -172,7 +173,7 @@ pub fn find(names: &[String], setup: &Setup) -> Result<Vec<Found>, Error> {
     for (family, members) in FAMILIES.iter().skip(1) {
         let wanted = |name: &str| {
             let stem = name.split('@').next().unwrap_or(name);
-            let usual = *family != "ring3" || stem == DEFAULT_ENGINE;
+            let usual = *family != "ring3" || USUAL.contains(&stem);
             let named = names.iter().any(|wanted| wanted == family || wanted == stem);
             named || names.is_empty() && usual
         };

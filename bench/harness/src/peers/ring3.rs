@@ -1,4 +1,4 @@
-//! ring3, by each of its engines.
+//! ring3, by each of its engines, and the fast one also with programs closed off from the guest's kernel (`ring3:strict`).
 
 use std::{path::Path, process::Command};
 
@@ -15,8 +15,34 @@ fn engines_of(setup: &Setup, suffix: &str, program: &Path) -> Vec<Found> {
             format!("{} does not run", program.display()),
         )];
     };
-    let engines = engines(program).into_iter();
-    engines.map(|engine| Ok(peer(setup, suffix, program, &version, &engine))).collect()
+    let environments = environments(&engines(program), isolates(program));
+    let peer = |environment| Ok(peer(setup, suffix, program, &version, environment));
+    environments.into_iter().map(peer).collect()
+}
+
+/// An environment: its name behind `ring3:`, and what the program is told.
+type Environment = (String, Vec<String>);
+
+/// One for each engine. A ring3 that knows of isolation is told which is meant: without that it depends on the host.
+fn environments(engines: &[String], isolates: bool) -> Vec<Environment> {
+    let told = |engine: &str, isolation: &str| -> Vec<String> {
+        let isolation = ["--guest-isolation", isolation];
+        let isolation = isolation.iter().filter(|_| isolates && engine == FAST);
+        ["--engine", engine].iter().chain(isolation).map(|word| (*word).to_owned()).collect()
+    };
+    let plain = engines.iter().map(|engine| (engine.clone(), told(engine, FAST)));
+    let strict = engines.iter().filter(|engine| isolates && *engine == FAST);
+    plain.chain(strict.map(|engine| (STRICT.to_owned(), told(engine, STRICT)))).collect()
+}
+
+/// The engine that runs programs directly; the isolation that costs nothing has the same name.
+const FAST: &str = "fast";
+const STRICT: &str = "strict";
+
+/// Whether a ring3 can be told how programs are kept from their kernel.
+fn isolates(program: &Path) -> bool {
+    let output = Command::new(program).args(["run", "--help"]).output();
+    output.is_ok_and(|done| String::from_utf8_lossy(&done.stdout).contains("--guest-isolation"))
 }
 
 /// The engines a ring3 offers, as its help lists them, without the one that only chooses.
@@ -33,10 +59,16 @@ fn parse_engines(refusal: &str) -> Vec<String> {
     names.filter(|name| *name != "auto").map(str::to_owned).collect()
 }
 
-fn peer(setup: &Setup, suffix: &str, program: &Path, version: &str, engine: &str) -> Peer {
+fn peer(
+    setup: &Setup,
+    suffix: &str,
+    program: &Path,
+    version: &str,
+    (name, options): Environment,
+) -> Peer {
     let (kernel, initrd) = (setup.kernel.clone(), setup.initrd.clone());
-    let (program, name) = (program.to_owned(), format!("ring3:{engine}{suffix}"));
-    let (engine, append) = (engine.to_owned(), setup.append("console=ttyS0"));
+    let (program, name) = (program.to_owned(), format!("ring3:{name}{suffix}"));
+    let append = setup.append("console=ttyS0");
     let disks: Vec<_> = [
         setup.disk().map(|path| format!("{},readonly", path.display())),
         setup.scratch_disk(&name).map(|path| path.display().to_string()),
@@ -47,7 +79,7 @@ fn peer(setup: &Setup, suffix: &str, program: &Path, version: &str, engine: &str
     let door = setup.door();
     Peer::new(name, version, move |work| {
         let mut command = Command::new(&program);
-        command.args(["run", "--engine", &engine, "--memory", &format!("{}M", memory(work))]);
+        command.arg("run").args(&options).args(["--memory", &format!("{}M", memory(work))]);
         command.arg("--kernel").arg(&kernel).arg("--initrd").arg(&initrd);
         command.args(["--append", &append(work)]);
         if work == Work::Serve {
@@ -67,7 +99,21 @@ fn network(door: &Door) -> [String; 2] {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_engines;
+    use super::{environments, parse_engines};
+
+    #[test]
+    fn programs_are_closed_off_in_an_environment_of_its_own() {
+        let engines = ["interp", "fast"].map(str::to_owned);
+        let of = |isolates| environments(&engines, isolates);
+        let names =
+            |all: &[(String, _)]| -> Vec<_> { all.iter().map(|one| one.0.clone()).collect() };
+        assert_eq!(names(&of(false)), ["interp", "fast"]);
+        assert_eq!(of(false)[1].1, ["--engine", "fast"]);
+        assert_eq!(names(&of(true)), ["interp", "fast", "strict"]);
+        assert_eq!(of(true)[0].1, ["--engine", "interp"]);
+        assert_eq!(of(true)[1].1, ["--engine", "fast", "--guest-isolation", "fast"]);
+        assert_eq!(of(true)[2].1, ["--engine", "fast", "--guest-isolation", "strict"]);
+    }
 
     #[test]
     fn engines_are_those_of_the_help() {
