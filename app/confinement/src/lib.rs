@@ -9,8 +9,8 @@ mod policy;
 use std::collections::BTreeMap;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError,
+    RulesetStatus, Scope,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, TargetArch};
