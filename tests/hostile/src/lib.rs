@@ -27,6 +27,8 @@ mod targets;
 
 pub use fuzzer::Target;
 
+host::choose!(host_linux::Linux);
+
 /// All of them.
 pub const TARGETS: &[Target] = &[
     targets::kernel::TARGET,
