@@ -55,6 +55,7 @@ pub(crate) fn start(
         options: engine,
         choice: OnceLock::new(),
         placement: Placement::default(),
+        guest: fast::Machine::new(count),
         vcpus: count,
         control: control.clone(),
         events,
@@ -104,6 +105,8 @@ struct Vm {
     /// The engine, once the first thread has settled on one.
     choice: OnceLock<Result<EngineKind, String>>,
     placement: Placement,
+    /// What the vCPUs of the fast engine share.
+    guest: Arc<fast::Machine>,
     vcpus: usize,
     control: Control,
     events: Arc<Events>,
@@ -226,7 +229,8 @@ impl Vm {
             narrow: !interpret_narrow,
             strict,
         };
-        let engine = Fast::new(state, board, &vcpu.attention, modes, &self.placement);
+        let shared = (&self.guest, &self.placement);
+        let engine = Fast::new(state, board, &vcpu.attention, modes, shared);
         let mut engine = engine.map_err(|error| Error::Engine(error.to_string()))?;
         // Where there is one vCPU, what it waits for comes by interrupts.
         if self.vcpus > 1 {

@@ -1,6 +1,6 @@
 //! Translated code: finding it, making it, and dropping what has become stale.
 
-use crate::devices::Devices;
+use crate::{devices::Devices, tops::Tops};
 use engine::Board;
 use frame::{
     Base, CACHE, CODE_PAGE_WORDS, COPIES, FRAME, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES,
@@ -8,14 +8,17 @@ use frame::{
 };
 use jit::{
     Layout, Level,
-    cache::{Cache, CodeMemory, Position, Refused, trial::ALWAYS},
+    cache::{Cache, CodeMemory, Position, Refused, User, trial::ALWAYS},
     stubs::Stubs,
 };
 use ram::Ram;
 use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
-use wedge::Pages;
-use x86::paging::{self, Access, Roots};
+use std::{collections::VecDeque, sync::Arc};
+use wedge::{CodeArea, Pages};
+use x86::{
+    control::efer,
+    paging::{self, Access, Roots},
+};
 use x86_interp::{Flush, GuestRam, Probes, Record, System};
 
 const PAGE: u64 = 4096;
@@ -29,10 +32,11 @@ const FETCH: Access = Access { write: false, fetch: true, user: false, smap_over
 
 /// Where the code of a level lies: the kernel's and the user's share nothing, so that the user's can
 /// be dropped whenever another address space comes.
-fn layout(level: Level, base: Base, look_up: bool) -> Layout {
+fn layout(level: Level, base: Base, (several, look_up): (bool, bool)) -> Layout {
     let here = |usual: usize| base.at(usual as u64);
     let kernel = Layout {
         level,
+        several,
         bias: base.bias(),
         regions: here(REGIONS),
         copies: Some(here(COPIES)),
@@ -56,33 +60,51 @@ fn layout(level: Level, base: Base, look_up: bool) -> Layout {
     }
 }
 
-/// The part of the shared pages where the code of a layout lies.
-struct View<'a>(&'a mut Pages, &'a Layout);
-
-impl View<'_> {
-    /// Offset into the cache of all code.
-    fn code_at(&self, offset: u64) -> u64 {
-        self.1.cache - self.0.base().at(CACHE as u64) + offset
-    }
+/// Where the code of a level lies.
+struct View {
+    area: Arc<CodeArea>,
+    /// Jumps are changed while others may execute them.
+    several: bool,
 }
 
-impl CodeMemory for View<'_> {
+impl CodeMemory for View {
     fn write_code(&mut self, offset: u64, bytes: &[u8]) {
-        self.0.write_code(self.code_at(offset), bytes);
+        self.area.write(offset, bytes);
+    }
+    fn write_jump(&mut self, offset: u64, distance: [u8; 4]) {
+        if self.several {
+            self.area.write_jump(offset, distance);
+        } else {
+            self.area.write(offset, &distance);
+        }
     }
     fn is_closed(&self, offset: u64, bytes: &[u8]) -> bool {
-        !wedge::keys() || !opens_keys(self.0, self.code_at(offset), bytes)
+        !wedge::keys() || !opens_keys(&self.area, offset, bytes)
     }
     fn write_table(&mut self, offset: u64, value: u64) {
-        let tables = self.0.base().at(TABLES as u64);
-        self.0.write_table(self.1.table - tables + offset, value);
+        self.area.write_table(offset, value);
     }
 }
 
-/// The translated code of a vCPU, the kernel's or the current address space's.
+/// Why there is no block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoBlock {
+    /// The instruction has to be interpreted.
+    Interpret,
+    /// There is no more room, and others are in the code.
+    Full,
+    /// Others have the kernel's memory mapped otherwise than this vCPU.
+    Foreign,
+}
+
+/// The translated code of a machine's kernel, or of a vCPU's current address space.
 pub struct Code {
     pub cache: Cache,
+    memory: View,
     layout: Layout,
+    tops: Tops,
+    /// Users whose flushes concern translations by which they cannot have come to this code: they look when they come.
+    unchecked: Vec<User>,
     /// RAM offset of each page that code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
     pub devices: Devices,
@@ -91,32 +113,35 @@ pub struct Code {
 }
 
 impl Code {
-    /// None yet. Memory operands are to be looked up, if `look_up` and it is the user's.
-    pub fn new(pages: &mut Pages, level: Level, look_up: bool) -> Self {
-        let layout = layout(level, pages.base(), look_up);
-        let cache = Cache::new(layout, &mut View(pages, &layout));
-        let (pages, devices, probes) = Default::default();
-        Self { cache, layout, pages, devices, probes }
+    /// None yet. How: whether several vCPUs execute it; and whether memory operands are to be looked up, if it is the
+    /// user's.
+    pub fn new(area: Arc<CodeArea>, base: Base, level: Level, how: (bool, bool)) -> Self {
+        let layout = layout(level, base, how);
+        let mut memory = View { area, several: how.0 };
+        let cache = Cache::new(layout, &mut memory);
+        let (pages, devices, probes, tops, unchecked) = Default::default();
+        Self { cache, memory, layout, tops, unchecked, pages, devices, probes }
+    }
+
+    /// A vCPU is outside of translated code, and about to execute it again.
+    pub fn pass(&mut self, user: User) {
+        self.cache.pass(&mut self.memory, user);
     }
 
     /// From now on no block goes over these breakpoints.
-    pub fn set_probes(&mut self, pages: &mut Pages, probes: &Probes) {
+    pub fn set_probes(&mut self, probes: &Probes) {
         let new: Vec<u64> =
             probes.breakpoints.difference(&self.probes.breakpoints).copied().collect();
         self.probes = probes.clone();
         for gva in new {
-            self.forget_page(pages, gva);
+            self.forget_page(gva);
         }
-    }
-
-    /// The breakpoints that no block goes over.
-    pub fn probes(&self) -> &Probes {
-        &self.probes
     }
 
     /// Drops everything.
     pub fn clear(&mut self, pages: &mut Pages) {
-        self.cache.clear(&mut View(pages, &self.layout));
+        self.cache.clear(&mut self.memory);
+        self.tops.clear();
         self.pages.clear();
         if self.layout.level == Level::User {
             pages.told().code_pages = [0; CODE_PAGE_WORDS];
@@ -135,35 +160,61 @@ impl Code {
         }
     }
 
-    /// HVA of the block at a GVA, made if need be. RAM pages that now hold code are added to
-    /// `marked`. `None`: the instruction has to be interpreted.
+    /// HVA of the block at a GVA for a value of RFLAGS.AC, made if need be, for one of those that execute the code. RAM
+    /// pages that now hold code are added to `marked`.
+    ///
+    /// # Errors
+    /// Says what to do without one.
     pub fn block(
         &mut self,
         pages: &mut Pages,
         board: &Board,
         roots: Roots,
-        guest: u64,
-        alignment: bool,
+        (guest, alignment): (u64, bool),
+        user: User,
         marked: &mut Vec<u64>,
-    ) -> Option<u64> {
+    ) -> Result<u64, NoBlock> {
+        self.come_in(board.ram(), roots, user)?;
         if let Some(host) = self.cache.find(guest, alignment) {
-            self.cache.publish(&mut View(pages, &self.layout), guest, alignment);
-            return Some(host);
+            self.cache.publish(&mut self.memory, guest, alignment);
+            return Ok(host);
         }
         if self.devices.leaves_out(guest) {
-            return None;
+            return Err(NoBlock::Interpret);
         }
-        let made = self.make(pages, board, roots, (guest, alignment), marked);
-        let host = match made? {
-            Ok(host) => host,
-            Err(Refused::Untranslatable) => return None,
-            Err(Refused::Full) => {
-                self.clear(pages);
-                self.make(pages, board, roots, (guest, alignment), marked)?.ok()?
+        let mut made = self.make(pages, board, roots, (guest, alignment), marked);
+        if made == Some(Err(Refused::Full)) {
+            if !self.cache.is_alone(user) {
+                return Err(NoBlock::Full);
             }
-        };
+            self.clear(pages);
+            made = self.make(pages, board, roots, (guest, alignment), marked);
+        }
+        let host = made.and_then(Result::ok).ok_or(NoBlock::Interpret)?;
         self.go_ahead(pages, board, roots, marked);
-        Some(host)
+        Ok(host)
+    }
+
+    /// One of several vCPUs is about to execute what others have made, if it has the same memory where code was found.
+    /// If none of them is there, what is there is made to fit.
+    pub fn come_in(&mut self, ram: &Ram, roots: Roots, user: User) -> Result<(), NoBlock> {
+        if !self.layout.several {
+            return Ok(());
+        }
+        if !self.tops.are_those_of(ram, roots) {
+            if !self.cache.is_alone(user) {
+                return Err(NoBlock::Foreign);
+            }
+            self.check_all(ram, roots);
+            self.tops.clear();
+            self.pages.keys().for_each(|gva| self.tops.note(ram, roots, *gva));
+        }
+        if let Some(at) = self.unchecked.iter().position(|one| *one == user) {
+            self.unchecked.swap_remove(at);
+            self.check_all(ram, roots);
+        }
+        self.pass(user);
+        Ok(())
     }
 
     /// Makes what the newest block leads to for certain, and what that leads to, what is called and what follows a
@@ -192,6 +243,7 @@ impl Code {
         if self.probes.has(guest) {
             return Some(Err(Refused::Untranslatable));
         }
+        self.cache.writes = board.ram().code_writes();
         let (first, mut bytes) = self.fetch(board, roots, guest, marked)?;
         let last = guest + (bytes.len() - 1) as u64;
         let breakpoint = self.probes.first_in(guest, last);
@@ -209,13 +261,16 @@ impl Code {
             bytes.extend(more.iter().take(LONGEST));
             sources[1] = second;
         }
-        let mut view = View(pages, &self.layout);
-        let made = self.cache.add(&mut view, guest, &bytes, here, alignment, sources);
+        let made = self.cache.add(&mut self.memory, guest, &bytes, here, alignment, sources);
         if made.is_ok() {
             // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.
             self.note_page(pages, guest, first);
             if sources[1] != first {
                 self.note_page(pages, behind, sources[1]);
+            }
+            if self.layout.several {
+                self.tops.note(board.ram(), roots, guest);
+                self.tops.note(board.ram(), roots, behind);
             }
         }
         Some(made)
@@ -268,20 +323,26 @@ impl Code {
     }
 
     /// A block on trial has run alone.
-    pub fn ran_alone(&mut self, pages: &mut Pages, host: u64) {
-        self.cache.ran_alone(&mut View(pages, &self.layout), host);
+    pub fn ran_alone(&mut self, host: u64) {
+        self.cache.ran_alone(&mut self.memory, host);
     }
 
     /// Drops what the interpreter has reported stale.
-    pub fn apply(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, record: &Record) {
-        for page in &record.stale_pages {
-            self.cache.drop_page(&mut View(pages, &self.layout), *page);
+    pub fn apply(&mut self, ram: &Ram, roots: Roots, user: User, record: &Record) {
+        for (page, write) in record.stale_pages.iter().zip(&record.writes) {
+            self.cache.drop_older(&mut self.memory, *page, *write);
+        }
+        if self.layout.several && !record.flushes.is_empty() && !self.is_seen_by(ram, roots) {
+            if !self.unchecked.contains(&user) {
+                self.unchecked.push(user);
+            }
+            return;
         }
         for flush in &record.flushes {
             match *flush {
-                Flush::Page { linear, .. } => self.check(pages, ram, roots, linear & !(PAGE - 1)),
+                Flush::Page { linear, .. } => self.check(ram, roots, linear & !(PAGE - 1)),
                 Flush::All if self.layout.level == Level::Kernel => {
-                    self.check_all(pages, ram, roots);
+                    self.check_all(ram, roots);
                 }
                 Flush::All => {}
                 // Of the user's code it is looked at when it comes next ([`crate::codes`]).
@@ -290,32 +351,32 @@ impl Code {
         }
     }
 
+    /// These page tables can lead to what is here. Those of a vCPU that is just being started cannot.
+    fn is_seen_by(&self, ram: &Ram, roots: Roots) -> bool {
+        roots.efer & efer::LMA != 0 && self.tops.are_those_of(ram, roots)
+    }
+
     /// Drops the code made from a page, by GVA.
-    pub fn forget_page(&mut self, pages: &mut Pages, gva: u64) {
+    pub fn forget_page(&mut self, gva: u64) {
         if let Some(page) = self.pages.remove(&(gva & !(PAGE - 1))) {
-            self.cache.drop_page(&mut View(pages, &self.layout), page);
+            self.cache.drop_page(&mut self.memory, page);
         }
     }
 
     /// Drops the code made from a page that is not mapped as it was.
-    fn check(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, gva: u64) {
+    fn check(&mut self, ram: &Ram, roots: Roots, gva: u64) {
         let Some(page) = self.pages.get(&gva).copied() else { return };
         if offset(ram, roots, gva, self.access()) != Some(page) {
-            self.forget_page(pages, gva);
+            self.forget_page(gva);
         }
     }
 
-    pub fn check_all(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots) {
+    pub fn check_all(&mut self, ram: &Ram, roots: Roots) {
         let all: Vec<u64> = self.pages.keys().copied().collect();
         for gva in all {
-            self.check(pages, ram, roots, gva);
+            self.check(ram, roots, gva);
         }
     }
-}
-
-/// A byte of the code cache.
-pub fn byte(pages: &Pages, pc: u64) -> u8 {
-    pages.code_byte(pc.wrapping_sub(pages.base().at(CACHE as u64)))
 }
 
 /// RAM offset of a kernel GVA that may be executed.
@@ -331,10 +392,10 @@ pub fn offset(mut ram: &Ram, roots: Roots, gva: u64, access: Access) -> Option<u
 }
 
 /// These bytes at an offset into the cache, with those beside them, have what opens protection keys.
-fn opens_keys(pages: &Pages, offset: u64, bytes: &[u8]) -> bool {
+fn opens_keys(area: &CodeArea, offset: u64, bytes: &[u8]) -> bool {
     let end = offset + bytes.len() as u64;
-    let before = (offset.saturating_sub(2)..offset).map(|at| pages.code_byte(at));
-    let behind = (end..end + 2).map(|at| pages.code_byte(at));
+    let before = (offset.saturating_sub(2)..offset).map(|at| area.byte(at));
+    let behind = (end..end + 2).map(|at| area.byte(at));
     let all: Vec<u8> = before.chain(bytes.iter().copied()).chain(behind).collect();
     keys::find(&all).is_some()
 }
@@ -347,13 +408,13 @@ mod tests {
     /// What is in front of a block is another's, and what is behind it may be an old one's.
     #[test]
     fn keys_are_not_opened_across_blocks() {
-        let mut pages = Pages::new().expect("the host has memory");
-        pages.write_code(0x5002, &[0x0f, 0x01]);
-        assert!(opens_keys(&pages, 0x5004, &[0xef]));
-        assert!(!opens_keys(&pages, 0x5005, &[0xef]));
-        pages.write_code(0x6004, &[0xef]);
-        assert!(opens_keys(&pages, 0x6000, &[0x90, 0x90, 0x0f, 0x01]));
-        assert!(!opens_keys(&pages, 0x6000, &[0x90, 0x90, 0x0f, 0x0f]));
+        let area = CodeArea::of_kernel(Base::default()).expect("the host has memory");
+        area.write(0x5002, &[0x0f, 0x01]);
+        assert!(opens_keys(&area, 0x5004, &[0xef]));
+        assert!(!opens_keys(&area, 0x5005, &[0xef]));
+        area.write(0x6004, &[0xef]);
+        assert!(opens_keys(&area, 0x6000, &[0x90, 0x90, 0x0f, 0x01]));
+        assert!(!opens_keys(&area, 0x6000, &[0x90, 0x90, 0x0f, 0x0f]));
     }
 
     /// Page tables in which all of the upper half is one page of code.
@@ -373,34 +434,46 @@ mod tests {
     }
 
     /// A guest that runs one page at ever-new addresses.
-    fn runs_everywhere(code: &[u8], pages: u64) -> Code {
+    fn runs_everywhere(code: &[u8], pages: u64, beside_another: bool) -> (Code, Option<NoBlock>) {
         let (ram, roots) = endless(code);
         let mut host = Pages::new().expect("the host has memory");
         let board = crate::test_machine::board(ram, Default::default());
-        let mut translated = Code::new(&mut host, Level::Kernel, false);
+        let area = Arc::clone(host.kernel());
+        let mut translated = Code::new(area, host.base(), Level::Kernel, (beside_another, false));
+        let user = translated.cache.add_user();
+        let other = translated.cache.add_user();
+        translated.pass(other);
+        let mut last = None;
         let mut marked = Vec::new();
         for page in 0..pages {
             let gva = frame::KERNEL_START + page * PAGE;
-            translated.block(&mut host, &board, roots, gva, false, &mut marked);
+            let block = translated.block(&mut host, &board, roots, (gva, false), user, &mut marked);
+            last = block.err().or(last);
         }
-        translated
+        (translated, last)
     }
 
     #[test]
     fn a_page_at_ever_new_addresses_is_forgotten_when_the_cache_is_full() {
         const MOST: usize = 3 << 16;
         const MORE: usize = MOST + 10_000;
-        let code = runs_everywhere(&[0xc3], MORE as u64); // ret
+        let (code, _) = runs_everywhere(&[0xc3], MORE as u64, false); // ret
         let (blocks, _) = code.cache.size();
         assert!(code.cache.counters.cleared > 0 && blocks <= MOST, "{blocks} blocks");
         assert!(code.pages.len() <= 2 * blocks, "{} pages", code.pages.len());
+    }
+
+    #[test]
+    fn a_full_cache_that_another_vcpu_is_in_is_not_cleared() {
+        let (code, last) = runs_everywhere(&[0xc3], (3 << 16) + 100, true);
+        assert_eq!((code.cache.counters.cleared, last), (0, Some(NoBlock::Full)));
     }
 
     /// The routines of both levels have nothing that opens keys.
     #[test]
     fn routines_do_not_open_keys() {
         for level in [Level::Kernel, Level::User] {
-            let routines = stubs::generate(&layout(level, Base::default(), true));
+            let routines = stubs::generate(&layout(level, Base::default(), (true, true)));
             assert_eq!(keys::find(&routines), None);
         }
     }

@@ -1,17 +1,28 @@
-//! The translated code of both levels.
+//! The translated code that a vCPU executes: the kernel's, which is its machine's, and the user's, which is its own.
 
-use crate::{User, code::Code};
+use crate::{
+    User,
+    code::{Code, NoBlock},
+    machine::{Share, Translation},
+};
+use engine::Board;
 use frame::{Base, STUBS, USER_CACHE};
-use jit::{Level, cache::Position};
+use jit::{
+    Level,
+    cache::{Counters, Position},
+};
 use ram::Ram;
+use std::sync::Arc;
 use wedge::Pages;
 use x86::paging::Roots;
 use x86_interp::{Flush, Probes, Record};
 
 /// The kernel's code and, if user code is translated, that of one address space's programs.
 pub struct Codes {
-    kernel: Code,
+    kernel: Share,
     user: Option<Code>,
+    /// No block has one of these breakpoints in it.
+    probes: Probes,
     /// CR3 of that address space.
     space: u64,
     /// Memory operands of user code are looked up.
@@ -20,99 +31,146 @@ pub struct Codes {
     changed: bool,
 }
 
+/// A code cache of a vCPU's own for its user code.
+fn user_code(pages: &Pages, look_up: bool) -> Code {
+    Code::new(Arc::clone(pages.user()), pages.base(), Level::User, (false, look_up))
+}
+
 impl Codes {
-    /// None yet. Where user code runs directly, what there will be of it has its memory operands looked up.
-    pub fn new(pages: &mut Pages, user: User) -> Self {
-        let kernel = Code::new(pages, Level::Kernel, false);
+    /// With the kernel's code of the pages, and none of the user's yet. Where user code runs directly, what there will
+    /// be of it has its memory operands looked up.
+    pub(crate) fn new(pages: &Pages, ram: &Ram, kernel: Arc<Translation>, user: User) -> Self {
         let translated = user == User::Translated;
-        let user = translated.then(|| Code::new(pages, Level::User, false));
-        Self { kernel, user, space: 0, look_up: !translated, changed: false }
+        Self {
+            kernel: Share::new(kernel, ram),
+            user: translated.then(|| user_code(pages, false)),
+            probes: Probes::default(),
+            space: 0,
+            look_up: !translated,
+            changed: false,
+        }
     }
 
-    /// Drops everything. What is made from now on goes over no breakpoint either.
-    pub fn begin_again(&mut self, pages: &mut Pages, user: User) {
-        let probes = self.kernel.probes().clone();
-        *self = Self::new(pages, user);
-        self.set_probes(pages, &probes);
+    /// Takes up another translation, which the pages have. What is made from now on goes over no breakpoint either.
+    pub(crate) fn begin_again(
+        &mut self,
+        pages: &Pages,
+        ram: &Ram,
+        kernel: Arc<Translation>,
+        user: User,
+    ) {
+        let probes = std::mem::take(&mut self.probes);
+        *self = Self::new(pages, ram, kernel, user);
+        self.set_probes(&probes);
+    }
+
+    /// The machine's part of the kernel's code.
+    pub(crate) fn share(&mut self) -> &mut Share {
+        &mut self.kernel
     }
 
     /// From now on no block of either level goes over these breakpoints.
-    pub fn set_probes(&mut self, pages: &mut Pages, probes: &Probes) {
-        for code in self.each() {
-            code.set_probes(pages, probes);
-        }
+    pub fn set_probes(&mut self, probes: &Probes) {
+        self.probes = probes.clone();
+        self.each(|code| code.set_probes(probes));
     }
 
-    /// A level's code, if it is translated.
-    pub fn at(&mut self, level: Level) -> Option<&mut Code> {
+    /// Does something with a level's code, if it is translated.
+    pub fn with<T>(&mut self, level: Level, what: impl FnOnce(&mut Code) -> T) -> Option<T> {
         match level {
-            Level::Kernel => Some(&mut self.kernel),
-            Level::User => self.user.as_mut(),
+            Level::Kernel => Some(what(&mut self.kernel.lock())),
+            Level::User => self.user.as_mut().map(what),
         }
     }
 
-    /// All there is.
-    pub fn each(&mut self) -> impl Iterator<Item = &mut Code> {
-        std::iter::once(&mut self.kernel).chain(&mut self.user)
+    /// Does something with all there is.
+    pub fn each(&mut self, mut what: impl FnMut(&mut Code)) {
+        what(&mut self.kernel.lock());
+        self.user.iter_mut().for_each(what);
     }
 
-    /// The kernel's.
-    pub fn kernel(&self) -> &Code {
-        &self.kernel
+    /// HVA of the block of a level at a GVA, for a value of RFLAGS.AC; see [`Code::block`].
+    pub fn block(
+        &mut self,
+        pages: &mut Pages,
+        board: &Board,
+        roots: Roots,
+        (level, guest, alignment): (Level, u64, bool),
+        marked: &mut Vec<u64>,
+    ) -> Result<u64, NoBlock> {
+        let user = self.kernel.user;
+        let block =
+            |code: &mut Code| code.block(pages, board, roots, (guest, alignment), user, marked);
+        self.with(level, block).unwrap_or(Err(NoBlock::Interpret))
     }
 
-    /// The kernel's, to be changed.
-    pub fn kernel_mut(&mut self) -> &mut Code {
-        &mut self.kernel
+    /// What has happened to the kernel's code; to be told by one of those who share it.
+    pub fn counters(&self) -> Counters {
+        let first = self.kernel.user.is_first();
+        if first { self.kernel.lock().cache.counters } else { Counters::default() }
     }
 
     /// User code in the address space with these page tables comes next. What was made from pages that lie elsewhere
     /// there is dropped; processes that were forked, or use the same libraries at the same addresses, share the rest.
     pub fn enter_space(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots) {
-        let look_up = self.look_up;
-        let probes = self.kernel.probes();
+        let (look_up, probes) = (self.look_up, &self.probes);
         let user = self.user.get_or_insert_with(|| {
-            let mut new = Code::new(pages, Level::User, look_up);
-            new.set_probes(pages, probes);
+            let mut new = user_code(pages, look_up);
+            new.set_probes(probes);
             new
         });
         if self.space != roots.cr3 || std::mem::take(&mut self.changed) {
             self.space = roots.cr3;
             self.changed = false;
-            user.check_all(pages, ram, roots);
+            user.check_all(ram, roots);
         }
         pages.frame().code_space = roots.cr3;
     }
 
     /// The translation of a user page has been dropped: so is the code made from it, whatever the space.
-    pub fn forget_page(&mut self, pages: &mut Pages, gva: u64) {
+    pub fn forget_page(&mut self, gva: u64) {
         if let Some(user) = &mut self.user {
-            user.forget_page(pages, gva);
+            user.forget_page(gva);
         }
     }
 
     /// The guest instruction that a host PC belongs to.
-    pub fn position(&self, pc: u64) -> Option<Position> {
-        let user = || self.user.as_ref().and_then(|user| user.position(pc));
-        self.kernel.position(pc).or_else(user)
-    }
-
-    /// Kernel code at a GVA has faulted at a device.
-    pub fn note_device(&mut self, pages: &mut Pages, guest: u64) {
-        if self.kernel.devices.note_fault(guest) {
-            self.kernel.forget_page(pages, guest);
+    pub fn position(&self, base: Base, pc: u64) -> Option<Position> {
+        if !(base.at(frame::CACHE as u64)..base.at(STUBS as u64)).contains(&pc) {
+            return None;
         }
+        if is_user(base, pc) {
+            return self.user.as_ref().and_then(|user| user.position(pc));
+        }
+        self.kernel.lock().position(pc)
     }
 
     /// A host PC lies in the routines that leave translated code.
     pub fn is_exit(&self, pc: u64) -> bool {
-        self.kernel.is_exit(pc) || self.user.as_ref().is_some_and(|user| user.is_exit(pc))
+        self.kernel.lock().is_exit(pc) || self.user.as_ref().is_some_and(|user| user.is_exit(pc))
+    }
+
+    /// Kernel code at a GVA has faulted at a device.
+    pub fn note_device(&mut self, guest: u64) {
+        let mut kernel = self.kernel.lock();
+        if kernel.devices.note_fault(guest) {
+            kernel.forget_page(guest);
+        }
+    }
+
+    /// Kernel code at a GVA has been interpreted, and has accessed no device.
+    pub fn note_memory(&mut self, guest: u64) {
+        let mut kernel = self.kernel.lock();
+        if kernel.devices.leaves_out(guest) {
+            kernel.devices.note_memory(guest);
+        }
     }
 
     /// Drops what the interpreter has reported stale.
     pub fn apply(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, record: &Record) {
-        for code in self.each() {
-            code.apply(pages, ram, roots, record);
+        if !record.stale_pages.is_empty() || !record.flushes.is_empty() {
+            let user = self.kernel.user;
+            self.each(|code| code.apply(ram, roots, user, record));
         }
         let page = |flush: &Flush| matches!(flush, Flush::Page { .. });
         if !record.flushes.iter().all(page) || self.space != roots.cr3 {
@@ -121,8 +179,11 @@ impl Codes {
     }
 }
 
+fn is_user(base: Base, pc: u64) -> bool {
+    (base.at(USER_CACHE as u64)..base.at(STUBS as u64)).contains(&pc)
+}
+
 /// What translated code at a host PC adds to addresses.
 pub fn bias_at(base: Base, pc: u64) -> u64 {
-    let user = base.at(USER_CACHE as u64)..base.at(STUBS as u64);
-    if user.contains(&pc) { 0 } else { base.bias() }
+    if is_user(base, pc) { 0 } else { base.bias() }
 }

@@ -98,8 +98,14 @@ mod tests {
         let attention = Arc::new(Attention::default());
         let board = board(ram, Arc::clone(&attention));
         let start = kernel_state(CODE.0, DATA.0 + 0x800);
-        let mut fast = Fast::new(start, board, &attention, MODES, &crate::Placement::default())
-            .expect("an engine");
+        let mut fast = Fast::new(
+            start,
+            board,
+            &attention,
+            MODES,
+            (&crate::Machine::new(1), &crate::Placement::default()),
+        )
+        .expect("an engine");
         assert_eq!(fast.run(u64::MAX), Exit::Halted);
         assert_eq!(fast.traffic().0, u64::from(TIMES), "each store reached the device");
         assert_eq!(fast.ram().load64(DATA.1 + 8), u64::from(2 * TIMES));

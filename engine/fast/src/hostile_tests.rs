@@ -39,7 +39,7 @@ fn machine() -> Fast {
         board(ram, attention.clone()),
         &attention,
         MODES,
-        &crate::Placement::default(),
+        (&crate::Machine::new(1), &crate::Placement::default()),
     )
     .expect("an engine")
 }
@@ -99,7 +99,7 @@ fn run(bytes: &[u8]) {
         tamper(fast, bytes);
         let pc = fast.pages.frame().exit.pc;
         fast.exited();
-        fast.codes.position(pc);
+        fast.codes.position(fast.pages.base(), pc);
         fast.take_state();
         assert!(matches!(fast.cpu.vcpu.cpl(), 0 | 3));
         for _ in 0..BUDGET {

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{Fast, code::byte, codes::bias_at, operand, regions::host_bias, state};
+use crate::{Fast, code::NoBlock, codes::bias_at, operand, regions::host_bias, state};
 use frame::{BlockExit, KICK, WedgeExit, go};
 use iced_x86::Code;
 use jit::{Level, cache::Position};
@@ -28,7 +28,7 @@ impl Fast {
     /// Runs translated code until it does something that has to be interpreted, and has that done.
     pub(crate) fn translated_code(&mut self, level: Level) -> Result<(), Error> {
         self.start_comparing();
-        let Some(host) = self.block_at_rip(level) else {
+        let Some(host) = self.block_at_rip(level)? else {
             self.interpret_outside();
             return Ok(());
         };
@@ -47,7 +47,7 @@ impl Fast {
     }
 
     /// The translated block at RIP.
-    pub(crate) fn block_at_rip(&mut self, level: Level) -> Option<u64> {
+    pub(crate) fn block_at_rip(&mut self, level: Level) -> Result<Option<u64>, Error> {
         let v = &self.cpu.vcpu;
         let (roots, rip) = (Roots::from(v), v.rip);
         let alignment = v.rflags & flags::AC != 0;
@@ -56,9 +56,16 @@ impl Fast {
         if level == Level::User {
             codes.enter_space(pages, self.board.ram(), roots);
         }
-        let host = codes.at(level)?.block(pages, &self.board, roots, rip, alignment, &mut marked);
+        let key = (level, rip, alignment);
+        let block = codes.block(pages, &self.board, roots, key, &mut marked);
         self.protect(marked);
-        host
+        match block {
+            Ok(host) => return Ok(Some(host)),
+            Err(NoBlock::Interpret) => {}
+            Err(NoBlock::Full) => self.leave_full_translation()?,
+            Err(NoBlock::Foreign) => self.part_from_others()?,
+        }
+        Ok(None)
     }
 
     /// Goes on after an exit from translated code.
@@ -121,7 +128,8 @@ impl Fast {
 
     /// Goes no further in the middle of translated code. After a mapping that the host refuses its instruction is interpreted.
     fn leave_raw(&mut self) -> Result<(), Error> {
-        let position = self.codes.position(self.pages.frame().exit.pc);
+        let pc = self.pages.frame().exit.pc;
+        let position = self.position(pc);
         match position.filter(|_| self.refused) {
             Some(position) => {
                 self.take_recovered(&position);
@@ -150,7 +158,8 @@ impl Fast {
             if signal == KICK as u64 {
                 return self.reach_boundary();
             }
-            let Some(position) = self.codes.position(self.pages.frame().exit.pc) else {
+            let pc = self.pages.frame().exit.pc;
+            let Some(position) = self.position(pc) else {
                 return self.lost();
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
@@ -190,7 +199,7 @@ impl Fast {
         let (guest, before) = (self.cpu.vcpu.rip, self.board.traffic().0);
         self.interpret();
         if self.board.traffic().0 != before && guest >= self.pages.base().kernel_start() {
-            self.codes.note_device(&mut self.pages, guest);
+            self.codes.note_device(guest);
         }
     }
 
@@ -198,9 +207,8 @@ impl Fast {
     fn interpret_outside(&mut self) {
         let (guest, before) = (self.cpu.vcpu.rip, self.board.traffic().0);
         self.interpret();
-        let devices = &mut self.codes.kernel_mut().devices;
-        if self.board.traffic().0 == before && devices.leaves_out(guest) {
-            devices.note_memory(guest);
+        if self.board.traffic().0 == before {
+            self.codes.note_memory(guest);
         }
     }
 
@@ -255,7 +263,7 @@ impl Fast {
     fn reach_boundary(&mut self) -> Result<(), Error> {
         for _ in 0..MAX_STEPS {
             let pc = self.pages.frame().exit.pc;
-            if let Some(position) = self.codes.position(pc)
+            if let Some(position) = self.position(pc)
                 && position.is_boundary(self.code_at(pc))
             {
                 self.take_recovered(&position);
@@ -277,8 +285,13 @@ impl Fast {
         self.lost()
     }
 
+    /// The guest instruction that a host PC belongs to.
+    fn position(&self, pc: u64) -> Option<Position> {
+        self.codes.position(self.pages.base(), pc)
+    }
+
     fn code_at(&self, pc: u64) -> [u8; 2] {
-        [0, 1].map(|n| byte(&self.pages, pc + n))
+        [0, 1].map(|n| self.pages.code_byte(pc + n))
     }
 
     /// The routine that leaves translated code has been reached: it is run, not stepped through. The wedge
@@ -295,7 +308,7 @@ impl Fast {
     /// Runs one host instruction of translated code.
     fn step_host(&mut self) -> Result<WedgeExit, Error> {
         let pc = self.pages.frame().exit.pc;
-        let pushes_flags = byte(&self.pages, pc) == PUSHFQ;
+        let pushes_flags = self.pages.code_byte(pc) == PUSHFQ;
         self.pages.frame().block.host_flags |= flags::TF;
         let kind = loop {
             match self.resume(go::STEP)? {
@@ -328,8 +341,8 @@ impl Fast {
     fn lost(&mut self) -> Result<(), Error> {
         let f = self.pages.frame();
         let (pc, signal, trap, address) = (f.exit.pc, f.exit.signal, f.exit.trap, f.exit.address);
-        let bytes: Vec<u8> = (0..12).map(|n| byte(&self.pages, pc + n)).collect();
-        let position = self.codes.position(pc);
+        let bytes: Vec<u8> = (0..12).map(|n| self.pages.code_byte(pc + n)).collect();
+        let position = self.position(pc);
         tracing::error!(
             "stopped at {pc:#x} by signal {signal}, exception {trap}, address {address:#x}: {bytes:02x?}, {position:x?}"
         );

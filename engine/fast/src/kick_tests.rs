@@ -6,7 +6,6 @@
 
 use crate::{
     Fast, Modes, User,
-    code::byte,
     test_machine::{MODES, board, kernel_state, map},
 };
 use bus::Kicker;
@@ -285,13 +284,14 @@ fn kick(attention: &Attention, over: &AtomicBool) {
 
 /// Makes leaving translated code slow, so that many kicks find it there: the RET at the end comes after a loop.
 fn slow_down(fast: &mut Fast) {
-    for cache in [CACHE, USER_CACHE].map(|cache| cache as u64) {
-        let used = |pc: &u64| fast.codes.is_exit(*pc) && byte(&fast.pages, *pc) != PADDING;
+    let areas = [Arc::clone(fast.pages.kernel()), Arc::clone(fast.pages.user())];
+    for (cache, area) in [CACHE, USER_CACHE].map(|cache| cache as u64).into_iter().zip(areas) {
+        let used = |pc: &u64| fast.codes.is_exit(*pc) && fast.pages.code_byte(*pc) != PADDING;
         let Some(last) = (cache..cache + LEN).rev().find(used) else { continue };
-        assert_eq!(byte(&fast.pages, last), RET);
+        assert_eq!(fast.pages.code_byte(last), RET);
         // push rcx; mov ecx, 50_000; loop; pop rcx; ret
         let slow = [0x51, 0xb9, 0x50, 0xc3, 0, 0, 0xe2, 0xfe, 0x59, RET];
-        fast.pages.write_code(last - CACHE as u64, &slow);
+        area.write(last - cache, &slow);
     }
 }
 
@@ -299,8 +299,14 @@ fn slow_down(fast: &mut Fast) {
 fn in_a_storm(start: &Vcpu, modes: Modes, slow: bool) -> (Ending, u64) {
     let (attention, over) = (Arc::new(Attention::default()), AtomicBool::new(false));
     let board = board(memory(), Arc::clone(&attention));
-    let mut fast = Fast::new(start.clone(), board, &attention, modes, &crate::Placement::default())
-        .expect("an engine");
+    let mut fast = Fast::new(
+        start.clone(),
+        board,
+        &attention,
+        modes,
+        (&crate::Machine::new(1), &crate::Placement::default()),
+    )
+    .expect("an engine");
     if slow {
         slow_down(&mut fast);
     }
@@ -347,8 +353,14 @@ fn sleeps(fast: &Fast) -> u64 {
 fn a_kick_while_the_monitor_has_the_turn_wakes_nobody() {
     let attention = Arc::new(Attention::default());
     let board = board(memory(), Arc::clone(&attention));
-    let mut fast = Fast::new(state(), board, &attention, MODES, &crate::Placement::default())
-        .expect("an engine");
+    let mut fast = Fast::new(
+        state(),
+        board,
+        &attention,
+        MODES,
+        (&crate::Machine::new(1), &crate::Placement::default()),
+    )
+    .expect("an engine");
     run(&mut fast, &attention);
     let before = sleeps(&fast);
     assert!(before > 0, "it has run");

@@ -17,7 +17,8 @@
 //! - `state`: the architectural state to the frame and back.
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
-//! - `code`, `codes`: translations, the kernel's and, if asked for, the user's.
+//! - `machine`: what all vCPUs share. `code`, `codes`: translations, the kernel's and, if asked for, the user's; `tops`:
+//!   whether vCPUs may share them.
 //! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
 //! - `probes`: breakpoints of a debugger.
 //! - `apart`: spaces that kernels enter for a moment.
@@ -38,6 +39,7 @@ mod kick_tests;
 #[cfg(test)]
 mod listener;
 mod lockstep;
+mod machine;
 mod operand;
 mod place;
 mod plausible;
@@ -55,6 +57,7 @@ mod statistics;
 mod stranger_tests;
 #[cfg(test)]
 mod test_machine;
+mod tops;
 mod user;
 
 use apart::Apart;
@@ -69,6 +72,7 @@ use iced_x86::Code;
 use jit::Level;
 use lockstep::Checker;
 pub use lockstep::LockStep;
+pub use machine::Machine;
 use place::Moves;
 pub use process::Process;
 use ram::Ram;
@@ -76,7 +80,7 @@ pub use shadow::{Answer, Space};
 pub use slots::Slots;
 pub use statistics::Statistics;
 use std::sync::Arc;
-use wedge::{Error, Pages, Turns, Wedge};
+use wedge::{Common, Error, Pages, Turns, Wedge};
 use x86::{
     Vcpu,
     msr::X2APIC_IN_SERVICE_80,
@@ -141,6 +145,7 @@ pub struct Modes {
 pub struct Fast {
     cpu: Cpu<Board>,
     board: Board,
+    machine: Arc<Machine>,
     pages: Pages,
     slots: Slots,
     codes: Codes,
@@ -184,7 +189,8 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
             "the host does not let programs use FSGSBASE (Linux 5.9 and later do)".to_owned()
         );
     }
-    let pages = Pages::with_base(place::first()).map_err(|error| error.to_string())?;
+    let common = Common::new(place::first()).map_err(|error| error.to_string())?;
+    let pages = Pages::with(Arc::new(common)).map_err(|error| error.to_string())?;
     let mut slots = Slots::<Wedge>::new(ram.clone(), pages.base(), true);
     slots.select(0, Roots::default(), &pages).map_err(|error| error.to_string())
 }
@@ -204,7 +210,8 @@ impl Kicker for WedgeKicker {
 }
 
 impl Fast {
-    /// An engine that starts at the given state; `attention` is the board's.
+    /// An engine that starts at the given state; `attention` is the board's. It is one of the machine's vCPUs. What it
+    /// translates is compared on trial by trial, if it is, so then it translates for itself.
     ///
     /// # Errors
     /// If the host has no memory for the vCPU's pages.
@@ -213,10 +220,13 @@ impl Fast {
         board: Board,
         attention: &Attention,
         modes: Modes,
-        placement: &Placement,
+        (machine, placement): (&Arc<Machine>, &Placement),
     ) -> Result<Self, Error> {
         let cpu = Cpu::new(vcpu);
-        let mut pages = Pages::with_base(place::first()).map_err(Error::Start)?;
+        let alone = modes.lock_step.is_some();
+        let machine = if alone { Machine::new(1) } else { Arc::clone(machine) };
+        let translation = machine.translation(place::first()).map_err(Error::Start)?;
+        let mut pages = Pages::with(Arc::clone(&translation.common)).map_err(Error::Start)?;
         if modes.user_dispatch {
             pages.use_dispatch().map_err(Error::Start)?;
         }
@@ -229,14 +239,16 @@ impl Fast {
         let narrow = modes.narrow && modes.user == User::Direct && pages.run_narrow();
         let modes = Modes { narrow, ..modes };
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
-        let slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
-        let codes = Codes::new(&mut pages, modes.user);
+        let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
+        slots.share(translation.sites.clone(), machine.scans.clone());
+        let codes = Codes::new(&pages, board.ram(), translation, modes.user);
         let statistics = Statistics::default();
         let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));
         let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
         let mut new = Self {
             cpu,
             board,
+            machine,
             pages,
             slots,
             codes,
@@ -303,6 +315,10 @@ impl Fast {
 
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.
     fn enter(&mut self, how: u64) -> Result<WedgeExit, Error> {
+        if !self.codes.share().come_in(Roots::from(&self.cpu.vcpu)) {
+            self.part_from_others()?;
+            return Ok(WedgeExit::Kicked);
+        }
         self.check_learnt();
         let none_in_service =
             self.asks_in_service && self.board.msr_read(X2APIC_IN_SERVICE_80) == Ok(0);
@@ -347,7 +363,7 @@ impl Fast {
         self.pages.fetch();
         for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
-            self.codes.forget_page(&mut self.pages, gva);
+            self.codes.forget_page(gva);
         }
         if self.modes.kernel_translated {
             self.cpu.adopt_space(self.pages.frame().regs.cr3);
@@ -417,7 +433,7 @@ impl Fast {
         state::store(f, &mut self.cpu, &mut self.board);
         // The CPU has noted where the last x87 instruction's translation lies.
         let fpu = &mut self.cpu.vcpu.fpu;
-        fpu.fip = self.codes.position(fpu.fip).map_or(fpu.fip, |at| at.guest);
+        fpu.fip = self.codes.position(self.pages.base(), fpu.fip).map_or(fpu.fip, |at| at.guest);
         self.close_comparison();
     }
 
@@ -475,6 +491,7 @@ impl Engine for Fast {
         let exit = self.run_on(budget);
         if exit == Exit::Halted {
             self.home.end();
+            self.codes.share().rest();
         }
         exit
     }
@@ -541,7 +558,7 @@ impl Engine for Fast {
             ("fast invalidations", f.counters.invalidations),
             ("moves out of a program's way", self.moves.count()),
         ];
-        let cache = self.codes.kernel().cache.counters;
+        let cache = self.codes.counters();
         let code = [
             ("blocks translated", cache.translated),
             ("jumps linked", cache.linked),

@@ -5,10 +5,10 @@
 //! translated is made anew, and everything lies elsewhere. That takes some tenths of a second, once. A program that
 //! leaves no base free is interpreted.
 
-use crate::{Fast, regions::is_mappable};
+use crate::{Fast, machine::Translation, regions::is_mappable};
 use frame::{Base, Claim};
 use std::{
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 use wedge::Error;
@@ -107,11 +107,35 @@ impl Fast {
     /// What was the kernel's is so there at once: it is going to be asked for, and what programs are given until then is
     /// not to be where it will be.
     fn move_to(&mut self, base: Base) -> Result<(), Error> {
+        let translation = self.machine.translation(base).map_err(Error::Start)?;
+        self.take_up(translation)
+    }
+
+    /// There is no more room in the translation, and others are in it: goes on with the machine's next one.
+    pub(crate) fn leave_full_translation(&mut self) -> Result<(), Error> {
+        self.codes.share().translation.close();
+        self.move_to(self.pages.base())
+    }
+
+    /// Other vCPUs have other memory where the kernel has code: goes on with a translation of its own.
+    pub(crate) fn part_from_others(&mut self) -> Result<(), Error> {
+        tracing::debug!(
+            "vCPUs have different kernel code at the same addresses: translating for one of them apart"
+        );
+        self.statistics.parted += 1;
+        let own = self.machine.own_translation(self.pages.base()).map_err(Error::Start)?;
+        self.take_up(own)
+    }
+
+    /// Goes on with another translation, whose base may be another. All wedges end.
+    fn take_up(&mut self, translation: Arc<Translation>) -> Result<(), Error> {
+        let base = translation.common.base();
         let by = base.bias().wrapping_sub(self.pages.base().bias());
         let kernel = self.slots.kernel_regions();
         self.slots.move_to(base);
-        self.pages.move_to(base).map_err(Error::Start)?;
-        self.codes.begin_again(&mut self.pages, self.modes.user);
+        self.slots.share(translation.sites.clone(), self.machine.scans.clone());
+        self.pages.move_to(Arc::clone(&translation.common)).map_err(Error::Start)?;
+        self.codes.begin_again(&self.pages, self.board.ram(), translation, self.modes.user);
         let regions = kernel.into_iter().map(|hva| hva.wrapping_add(by));
         for hva in regions.filter(|hva| is_mappable(base, *hva)) {
             self.give_to_kernel(hva);

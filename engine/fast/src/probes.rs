@@ -31,11 +31,11 @@ impl Probed {
 impl Fast {
     pub(crate) fn take_probes(&mut self, probes: &Probes) {
         self.cpu.set_probes(probes);
-        self.codes.set_probes(&mut self.pages, probes);
+        self.codes.set_probes(probes);
         let user = probes.pages().into_iter().filter(|page| page >> 63 == 0).collect();
         for page in self.slots.set_probed(user) {
             // The wedge asks before it has the page executed.
-            self.pages.note_site(page);
+            self.pages.kernel().note_site(page);
         }
     }
 }

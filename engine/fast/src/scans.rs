@@ -7,19 +7,16 @@ use crate::{
     scan::{self, Patch},
 };
 use rustc_hash::FxHashMap;
-use std::{
-    cell::{Cell, RefCell},
-    rc::Rc,
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Pages remembered; programs share most of theirs.
 const MAX_PAGES: usize = 512;
 
-/// What was found, for all spaces.
+/// What was found, for all spaces of a machine.
 #[derive(Clone, Debug, Default)]
 pub struct Scans {
-    known: Rc<RefCell<FxHashMap<Key, Scan>>>,
-    searches: Rc<Cell<Searches>>,
+    known: Arc<Mutex<FxHashMap<Key, Scan>>>,
+    searches: Arc<Mutex<Searches>>,
 }
 
 /// Offset in RAM; whether the program has written the page; the bits of the code in it.
@@ -50,11 +47,15 @@ pub enum Search {
     Refused,
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Scans {
     /// What has to be changed in the page of code at an offset in RAM, which the program has `written`, or may
     /// write.
     pub fn patches(&self, offset: u64, page: Page<'_>, written: bool) -> Vec<Patch> {
-        let mut known = self.known.borrow_mut();
+        let mut known = lock(&self.known);
         let key = (offset, written, page.bits);
         if let Some(scan) = known.get(&key).filter(|scan| *scan.bytes == *page.bytes) {
             return scan.patches.clone();
@@ -69,18 +70,17 @@ impl Scans {
 
     /// Counts a search.
     pub fn count(&self, search: Search) {
-        let mut searches = self.searches.get();
+        let mut searches = lock(&self.searches);
         match search {
             Search::Closed => searches.mapped += 1,
             Search::Open => searches.open += 1,
             Search::Refused => searches.refused += 1,
         }
-        self.searches.set(searches);
     }
 
     /// Name and count of each.
     pub fn searches(&self) -> [(&'static str, u64); 3] {
-        let Searches { mapped, open, refused } = self.searches.get();
+        let Searches { mapped, open, refused } = *lock(&self.searches);
         [
             ("code pages searched for keys", mapped + open),
             ("code pages that open keys", open),

@@ -10,9 +10,8 @@
 use crate::scan::Patch;
 use frame::{MAX_SITES, SITE_LEN, SITES, STAND_IN};
 use std::{
-    cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashMap},
-    rc::Rc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use wedge::{Call, Pages};
 
@@ -35,9 +34,9 @@ impl Site {
     }
 }
 
-/// The sites of all spaces, by the GVA behind the call. An index belongs to an address and a call.
+/// The sites of all spaces of a machine whose wedges have the same base, by the GVA behind the call. An index belongs to an address and a call.
 #[derive(Clone, Debug, Default)]
-pub struct Sites(Rc<RefCell<Inner>>);
+pub struct Sites(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -51,32 +50,36 @@ struct Inner {
 pub type Patches = (Vec<Patch>, Vec<u64>);
 
 impl Sites {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Notes that the system call that ends at `back` is worth patching; makes its stub, which goes on
     /// at `entry`. False if there is no room, or must be no such stub.
-    pub fn add(&self, pages: &mut Pages, back: u64, call: Call, entry: u64) -> bool {
-        let mut inner = self.0.borrow_mut();
+    pub fn add(&self, pages: &Pages, back: u64, call: Call, entry: u64) -> bool {
+        let mut inner = self.lock();
         let index = inner.indices.len();
         let room = index < MAX_SITES && !inner.indices.contains_key(&(back, call));
-        if !room || !pages.make_stub(index, call, back, entry) {
+        if !room || !pages.sites().make(index, call, back, entry) {
             return false;
         }
-        pages.note_site(back - 2);
+        pages.kernel().note_site(back - 2);
         inner.indices.insert((back, call), index);
         inner.by_address.entry(back).or_default().push(Site { call, index });
         true
     }
 
     /// Notes that the INT 0x80 that ends at `back` is worth patching.
-    pub fn add_interrupt(&self, pages: &mut Pages, back: u64) {
-        let mut inner = self.0.borrow_mut();
+    pub fn add_interrupt(&self, pages: &Pages, back: u64) {
+        let mut inner = self.lock();
         if inner.interrupts.len() < MAX_SITES && inner.interrupts.insert(back) {
-            pages.note_site(back - 2);
+            pages.kernel().note_site(back - 2);
         }
     }
 
     /// The patches for the page at `hva` with these bytes.
     pub fn patches(&self, hva: u64, bytes: &[u8]) -> Patches {
-        let inner = self.0.borrow();
+        let inner = self.lock();
         let mut found = Patches::default();
         for (back, sites) in inner.by_address.range(hva + 2..hva + bytes.len() as u64) {
             for site in sites {
@@ -140,12 +143,12 @@ mod tests {
     #[test]
     fn an_interrupt_is_patched_where_it_is_one() {
         const PAGE: u64 = 0x804_9000;
-        let (sites, mut pages) = (Sites::default(), Pages::new().expect("memory"));
+        let (sites, pages) = (Sites::default(), Pages::new().expect("memory"));
         let mut bytes = vec![0x90; 4096];
         for at in [0x20, 0xffe] {
             bytes[at..at + 2].copy_from_slice(&INT_80);
             assert!(is_interrupt(PAGE, &bytes, PAGE + at as u64 + 2));
-            sites.add_interrupt(&mut pages, PAGE + at as u64 + 2);
+            sites.add_interrupt(&pages, PAGE + at as u64 + 2);
         }
         assert!(
             !is_interrupt(PAGE, &bytes, PAGE + 0x21) && !is_interrupt(PAGE, &bytes, PAGE + 0x1001)
@@ -163,7 +166,7 @@ mod tests {
         let call = call_at(0x40_1000, page, back).expect("it can be patched");
         let sites = Sites::default();
         let site = Site { call, index: 3 };
-        sites.0.borrow_mut().by_address.insert(back, vec![site]);
+        sites.lock().by_address.insert(back, vec![site]);
         let (patches, displaced) = sites.patches(0x40_1000, page);
         assert_eq!(displaced.is_empty(), matches!(call, Call::Number(_)));
         let Patch { at, len, bytes } = patches[0];

@@ -93,6 +93,11 @@ impl<W: Process> Slots<W> {
         }
     }
 
+    /// Has patched system calls, and what is known of pages of code, in common with others from now on. There must be no slots.
+    pub(crate) fn share(&mut self, sites: Sites, scans: Scans) {
+        (self.sites, self.scans) = (sites, scans);
+    }
+
     /// Makes the slot for a process-context identifier, with these page tables, the current one. As in a TLB, it is
     /// the identifier that tells spaces apart: who loads another page table under the same one flushes.
     pub fn select(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<(), Error> {
@@ -108,7 +113,7 @@ impl<W: Process> Slots<W> {
     }
 
     /// The system call of the current slot that ends at `back` (GVA) is worth patching.
-    pub fn patch(&mut self, pages: &mut Pages, back: u64) -> Result<(), Error> {
+    pub fn patch(&mut self, pages: &Pages, back: u64) -> Result<(), Error> {
         let space = self.spaces.last_mut().ok_or(Error::Gone)?;
         let Some((page, bytes)) = space.code_page(&self.ram, back) else { return Ok(()) };
         if sites::is_interrupt(page, &bytes, back) {

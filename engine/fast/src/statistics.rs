@@ -22,6 +22,8 @@ pub struct Statistics {
     pub stepped: u64,
     /// Flushes the guest asked for.
     pub flushes: u64,
+    /// Times it has gone on with translations of its own, because of other vCPUs' page tables.
+    pub parted: u64,
     /// System calls that came to the monitor.
     pub system_calls: u64,
     /// Call-outs by instruction code, as far as it is one: guest code can make the wedge say anything.
@@ -30,7 +32,7 @@ pub struct Statistics {
 
 impl Statistics {
     /// Name and count of each.
-    pub fn rows(&self) -> [(&'static str, u64); 15] {
+    pub fn rows(&self) -> [(&'static str, u64); 16] {
         let exit = |exit: WedgeExit| self.exits[exit.number()];
         let block = |kind| exit(WedgeExit::Block(kind));
         [
@@ -49,6 +51,7 @@ impl Statistics {
             ("slow look-ups", block(BlockExit::Lookup)),
             ("flushes", self.flushes),
             ("slow system calls", self.system_calls),
+            ("translations of its own", self.parted),
         ]
     }
 

@@ -132,7 +132,7 @@ impl Fast {
         self.take_state();
         let back = self.cpu.vcpu.rip;
         self.cpu.vcpu.rip = back.wrapping_sub(2);
-        self.slots.patch(&mut self.pages, back)?;
+        self.slots.patch(&self.pages, back)?;
         let marked = self.slots.current()?.take_marked();
         self.protect(marked);
         Ok(())

@@ -206,6 +206,14 @@ impl Assembler {
         self.displacement(hva)
     }
 
+    /// Does nothing until the displacement of a jump with so many bytes before it will lie in one aligned word. Such a
+    /// one can be changed while other CPUs execute it: they see all of the old one or all of the new.
+    pub fn keep_in_one_word(&mut self, opcode: u64) {
+        const NOPS: [&[u8]; 4] = [&[], &[0x90], &[0x66, 0x90], &[0x0f, 0x1f, 0x00]];
+        let into = (self.here() + opcode) % 8;
+        self.raw(NOPS[if into > 4 { 8 - into as usize } else { 0 }]);
+    }
+
     fn displacement(&mut self, hva: u64) -> usize {
         let at = self.bytes.len();
         let distance = hva.wrapping_sub(self.here() + 4) as i32;

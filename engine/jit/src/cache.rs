@@ -5,16 +5,27 @@
 //! when it is used up everything is dropped (a booted kernel fits several times over). Dropping a
 //! block unlinks every jump to it, so that a block is never reached from a stale one.
 //!
+//! Several vCPUs may execute what is in the cache while one of them changes it. They change it under a lock
+//! around all of it. To execute it takes no lock:
+//!
+//! - A block is complete before anything leads to it. Its bytes stay when it is dropped, so whoever is in it
+//!   can go on to its end, and what a host PC in it stands for is still known.
+//! - A jump is pointed elsewhere by one store ([`CodeMemory::write_jump`]).
+//! - What is found in a jump table is right whatever becomes of its slot meanwhile ([`tables`]).
+//! - [`Cache::clear`] is for a cache that nobody else executes ([`Cache::is_alone`]).
+//!
 //! Blocks can be put on trial ([`trial`]): they run alone, so that each run can be looked at.
 
 mod books;
 mod jumps;
+mod tables;
 pub mod trial;
 
 use crate::{Layout, Request, Untranslatable, block::Block, recover::Mark, stubs, translate};
 use books::{Books, Number};
-use frame::{DEEP, DEEP_REACH, DEEP_SLOTS, deep_slot};
 use rustc_hash::FxHashMap;
+use tables::Tables;
+pub use tables::User;
 use trial::Trials;
 
 /// The GS segment override.
@@ -24,10 +35,14 @@ const GS: u8 = 0x65;
 pub trait CodeMemory {
     /// Writes code at an offset into the cache.
     fn write_code(&mut self, offset: u64, bytes: &[u8]);
+    /// Writes the displacement of a jump. With several users it lies in one aligned word and may be about to be executed.
+    fn write_jump(&mut self, offset: u64, distance: [u8; 4]) {
+        self.write_code(offset, &distance);
+    }
     /// With these bytes there, user code that jumps into the cache finds nothing that opens protection keys, or
     /// there are none. Immediate operands are the guest's, and a program has a say in some of them: packet filters are compiled.
     fn is_closed(&self, offset: u64, bytes: &[u8]) -> bool;
-    /// Writes a word at an offset into the tables.
+    /// Writes a word at an offset into the tables, after all that was written before.
     fn write_table(&mut self, offset: u64, value: u64);
 }
 
@@ -47,19 +62,6 @@ impl From<Untranslatable> for Refused {
     fn from(_: Untranslatable) -> Self {
         Self::Untranslatable
     }
-}
-
-/// What an empty slot of the searched table holds: no GVA that is searched for there. Where that for zero begins it
-/// is not zero.
-const fn empty_deep(slot: usize) -> u64 {
-    (slot < DEEP_REACH) as u64
-}
-
-const _: () = assert!(deep_slot(0) == 0 && deep_slot(1) >= DEEP_REACH);
-
-/// The slots of the searched table where a GVA can be.
-fn deep_slots(guest: u64) -> impl Iterator<Item = usize> {
-    (0..DEEP_REACH).map(move |n| deep_slot(guest) + n)
 }
 
 /// What a block was made from, and how long it is.
@@ -95,13 +97,14 @@ pub struct Cache {
     books: Books,
     by_guest: FxHashMap<Key, Number>,
     by_page: FxHashMap<u64, Vec<Number>>,
-    /// What the searched table holds: GVAs, zero for none.
-    deep: Vec<u64>,
+    tables: Tables,
     /// The first of the jumps that wait for a block.
     waiting: FxHashMap<Key, Number>,
     /// Where the newest block leads for certain: its last jump, and its call when it returns.
     ahead: Vec<Key>,
     trials: Trials,
+    /// Writes to pages of code before the bytes were read that blocks are made from now on.
+    pub writes: u64,
     /// What happened.
     pub counters: Counters,
 }
@@ -143,31 +146,18 @@ impl Cache {
     /// An empty cache; writes the fixed routines.
     pub fn new(layout: Layout, memory: &mut impl CodeMemory) -> Self {
         memory.write_code(0, &stubs::generate(&layout));
-        let mut cache = Self {
+        Self {
             layout,
             next: stubs::LEN,
             books: Books::new(),
             by_guest: FxHashMap::default(),
             by_page: FxHashMap::default(),
-            deep: vec![0; DEEP_SLOTS + DEEP_REACH],
+            tables: Tables::new(layout, memory),
             waiting: FxHashMap::default(),
             ahead: Vec::new(),
             trials: Trials::default(),
+            writes: 0,
             counters: Counters::default(),
-        };
-        cache.reset_table(memory);
-        cache
-    }
-
-    /// No slot must match address zero while it is empty: the key of slot 0 is one no address of that slot negates
-    /// to, and for those of the searched table see [`empty_deep`].
-    fn reset_table(&mut self, memory: &mut impl CodeMemory) {
-        for alignment in [false, true] {
-            let table = stubs::table(&self.layout, alignment) - self.layout.table;
-            memory.write_table(table, 1);
-        }
-        for slot in deep_slots(0) {
-            memory.write_table((DEEP + slot * 16) as u64, empty_deep(slot));
         }
     }
 
@@ -218,7 +208,7 @@ impl Cache {
 
     fn enter(&mut self, memory: &mut impl CodeMemory, block: Block, pages: [u64; 2]) {
         let key = (block.guest, block.alignment);
-        let number = self.books.enter(&block, pages);
+        let number = self.books.enter(&block, pages, self.writes);
         self.by_guest.insert(key, number);
         self.by_page.entry(pages[0]).or_default().push(number);
         if pages[1] != pages[0] {
@@ -256,37 +246,29 @@ impl Cache {
     }
 
     fn show(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        let (key, host) = (self.books.key(number), self.books.host(number));
-        let (keys, values) = self.table_words(key);
-        memory.write_table(values, host);
-        memory.write_table(keys, key.0.wrapping_neg());
-        if !key.1 && key.0 != 0 {
-            self.enter_deep(memory, key.0, host);
+        self.tables.show(memory, self.books.key(number), self.books.host(number));
+    }
+
+    /// One more is going to execute what is here. It is outside of it now.
+    pub fn add_user(&mut self) -> User {
+        self.tables.add_user()
+    }
+
+    /// A user is outside of translated code, and about to execute it again.
+    pub fn pass(&mut self, memory: &mut impl CodeMemory, user: User) {
+        for (guest, alignment) in self.tables.pass(user) {
+            self.publish(memory, guest, alignment);
         }
     }
 
-    /// Puts a block into the searched table, if there is room for it. It stays where it is: a slot before that
-    /// has become free must not have it, too.
-    fn enter_deep(&mut self, memory: &mut impl CodeMemory, guest: u64, host: u64) {
-        let holds = |what: u64| deep_slots(guest).find(|at| self.deep[*at] == what);
-        let Some(slot) = holds(guest).or_else(|| holds(0)) else { return };
-        self.deep[slot] = guest;
-        let at = (DEEP + slot * 16) as u64;
-        memory.write_table(at + 8, host);
-        memory.write_table(at, guest);
+    /// A user is outside of translated code, and stays there until it passes.
+    pub fn rest(&mut self, user: User) {
+        self.tables.rest(user);
     }
 
-    fn leave_deep(&mut self, memory: &mut impl CodeMemory, guest: u64) {
-        if let Some(slot) = deep_slots(guest).find(|at| self.deep[*at] == guest) {
-            self.deep[slot] = 0;
-            memory.write_table((DEEP + slot * 16) as u64, empty_deep(slot));
-        }
-    }
-
-    fn table_words(&self, key: Key) -> (u64, u64) {
-        let table = stubs::table(&self.layout, key.1) - self.layout.table;
-        let (keys, values) = stubs::table_slot(key.0);
-        (table + keys as u64, table + values as u64)
+    /// All users but this one are outside of translated code.
+    pub fn is_alone(&self, user: User) -> bool {
+        self.tables.is_alone(user)
     }
 
     /// Makes the displacement at HVA `site` lead to HVA `to`; false if it must not have such bytes.
@@ -294,7 +276,7 @@ impl Cache {
         let at = site - self.layout.cache;
         let closed = memory.is_closed(at, &distance(site, to));
         if closed {
-            memory.write_code(at, &distance(site, to));
+            memory.write_jump(at, distance(site, to));
         }
         closed
     }
@@ -302,10 +284,10 @@ impl Cache {
     /// Makes the displacement at HVA `site` lead to HVA `to` again, as when its block was made: that it may have such
     /// bytes was found then, and what is beside it has not changed.
     fn point_back(&self, memory: &mut impl CodeMemory, site: u64, to: u64) {
-        memory.write_code(site - self.layout.cache, &distance(site, to));
+        memory.write_jump(site - self.layout.cache, distance(site, to));
     }
 
-    /// The guest instruction a host PC belongs to.
+    /// The guest instruction a host PC belongs to. Its block may have been dropped: by another vCPU, say.
     pub fn position(&self, pc: u64) -> Option<Position> {
         let number = self.books.at(pc)?;
         let offset = (pc - self.books.host(number)) as u32;
@@ -321,6 +303,18 @@ impl Cache {
         }
     }
 
+    /// Drops the blocks made from the RAM page at `page` before the write of a number. One that was made later, for a vCPU
+    /// that had heard of the write before, stays.
+    pub fn drop_older(&mut self, memory: &mut impl CodeMemory, page: u64, number: u64) {
+        let all = self.by_page.remove(&page).unwrap_or_default();
+        let (old, new): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|block| self.books.writes(*block) < number);
+        old.into_iter().for_each(|block| self.drop_block(memory, block));
+        if !new.is_empty() {
+            self.by_page.insert(page, new);
+        }
+    }
+
     fn drop_block(&mut self, memory: &mut impl CodeMemory, number: Number) {
         if !self.books.drop(number) {
             return;
@@ -330,22 +324,13 @@ impl Cache {
         if self.by_guest.get(&key) == Some(&number) {
             self.by_guest.remove(&key);
         }
-        let (keys, _) = self.table_words(key);
-        memory.write_table(keys, u64::from(key.0 & 0xffff == 0));
-        if !key.1 {
-            self.leave_deep(memory, key.0);
-        }
+        self.tables.hide(memory, key);
         self.part(memory, number);
     }
 
-    /// Drops everything.
+    /// Drops everything. Nobody may be executing any of it.
     pub fn clear(&mut self, memory: &mut impl CodeMemory) {
-        let keys: Vec<Key> = self.by_guest.keys().copied().collect();
-        for key in keys {
-            let (word, _) = self.table_words(key);
-            memory.write_table(word, u64::from(key.0 & 0xffff == 0));
-            self.leave_deep(memory, key.0);
-        }
+        self.tables.clear(memory, self.by_guest.keys().copied());
         self.books.clear();
         self.trials.forget();
         self.by_guest.clear();
@@ -362,7 +347,7 @@ impl Cache {
 
     /// What the block a host PC lies in was made from.
     pub fn source(&self, pc: u64) -> Option<Source> {
-        self.books.at(pc).map(|number| self.books.source(number))
+        self.books.live_at(pc).map(|number| self.books.source(number))
     }
 }
 
@@ -375,9 +360,11 @@ fn distance(site: u64, to: u64) -> [u8; 4] {
 mod tests {
     use super::*;
     use crate::Level;
+    use frame::{DEEP, DEEP_REACH, deep_slot};
 
     const LAYOUT: Layout = Layout {
         level: Level::Kernel,
+        several: false,
         bias: 0x7e00_0000_0000,
         regions: 0x7e00_7fff_0000,
         copies: None,
@@ -416,8 +403,8 @@ mod tests {
         cache.drop_page(&mut tables, 0x1000);
         cache.publish(&mut tables, second, false);
         cache.drop_page(&mut tables, 0x2000);
-        let left = deep_slots(second)
-            .filter(|at| tables.0.get(&((DEEP + at * 16) as u64)) == Some(&second));
+        let slots = deep_slot(second)..deep_slot(second) + DEEP_REACH;
+        let left = slots.filter(|at| tables.0.get(&((DEEP + at * 16) as u64)) == Some(&second));
         assert_eq!(left.count(), 0);
     }
     /// User code can jump into the middle of the block.

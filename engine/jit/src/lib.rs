@@ -39,6 +39,8 @@ pub use translate::{Request, Untranslatable, translate};
 pub struct Layout {
     /// Whose code is translated.
     pub level: Level,
+    /// Several vCPUs execute it, some of them while others change it.
+    pub several: bool,
     /// Added to a GVA to get its HVA, modulo 2^64: what the host's GS base is.
     pub bias: u64,
     /// What to add to an address that may be the user's or the kernel's: a table of words, within 2 GiB of

@@ -4,13 +4,14 @@
 use frame::{DEEP, DEEP_REACH, deep_slot};
 use jit::{
     Layout, Level, Request,
-    cache::{Cache, CodeMemory, Refused},
+    cache::{Cache, CodeMemory, Refused, User},
     stubs, translate,
 };
 use std::{collections::HashMap, sync::LazyLock};
 
 const LAYOUT: Layout = Layout {
     level: Level::Kernel,
+    several: false,
     bias: 0,
     regions: 0x10_0000_0000,
     copies: None,
@@ -89,7 +90,9 @@ fn code(index: u64, random: &mut Random) -> [u8; LENGTH] {
 }
 
 struct Model {
+    several: bool,
     cache: Cache,
+    users: [User; 2],
     memory: Memory,
     code: Vec<[u8; LENGTH]>,
     random: Random,
@@ -99,16 +102,19 @@ struct Model {
 impl Model {
     fn new(seed: u64) -> Self {
         let (mut memory, mut random) = (Memory::default(), Random(seed));
-        let cache = Cache::new(LAYOUT, &mut memory);
+        let several = seed % 2 == 1;
+        let mut cache = Cache::new(Layout { several, ..LAYOUT }, &mut memory);
+        let users = [cache.add_user(), cache.add_user()];
         let code = (0..BLOCKS).map(|index| code(index, &mut random)).collect();
-        Self { cache, memory, code, random, full: 0 }
+        Self { several, cache, users, memory, code, random, full: 0 }
     }
 
     fn step(&mut self) {
         let index = self.random.below(BLOCKS);
         match self.random.below(20) {
             0..=1 => self.write_page(index % PAGES),
-            2..=6 => self.cache.publish(&mut self.memory, guest(index), false),
+            2..=4 => self.cache.pass(&mut self.memory, self.users[(index % 2) as usize]),
+            5..=6 => self.cache.publish(&mut self.memory, guest(index), false),
             _ if self.cache.find(guest(index), false).is_none() => self.add(index),
             _ => {}
         }
@@ -154,7 +160,8 @@ impl Model {
         let cache_offset = (host - LAYOUT.cache) as u32;
         let request =
             Request { guest: gva, bytes, here: LENGTH, alignment: false, host, cache_offset };
-        for link in translate(&LAYOUT, &request).expect("a block").links {
+        let layout = Layout { several: self.several, ..LAYOUT };
+        for link in translate(&layout, &request).expect("a block").links {
             let leads = self.memory.target(host + u64::from(link.displacement));
             let stub = host + u64::from(link.stub);
             assert_eq!(leads, self.cache.find(link.target, false).unwrap_or(stub), "from {gva:x}");
@@ -174,4 +181,31 @@ fn nothing_leads_to_a_block_that_was_dropped() {
         full += model.full;
     }
     assert!(full > 10, "cleared {full} times");
+}
+
+/// Whoever executes a jump while it is pointed elsewhere sees one word change.
+#[test]
+fn jumps_that_are_changed_lie_in_one_word() {
+    let layout = Layout { several: true, ..LAYOUT };
+    let mut random = Random(1);
+    for index in 0..BLOCKS {
+        let bytes = code(index, &mut random);
+        let host = LAYOUT.cache + stubs::LEN;
+        // At any distance from a word's start.
+        for skipped in 0..8 {
+            let bytes = [&[0x90; 8][..skipped], &bytes].concat();
+            let here = bytes.len();
+            let request = Request {
+                guest: guest(index),
+                bytes: &bytes,
+                here,
+                alignment: false,
+                host,
+                cache_offset: 0,
+            };
+            for link in translate(&layout, &request).expect("a block").links {
+                assert!((host + u64::from(link.displacement)) % 8 <= 4, "{link:?}");
+            }
+        }
+    }
 }

@@ -10,7 +10,10 @@ use crate::{
     lookup::{self, Outcome},
     mmu, narrow, shared, turns,
 };
-use core::arch::naked_asm;
+use core::{
+    arch::naked_asm,
+    sync::atomic::{AtomicU64, Ordering},
+};
 use frame::{
     BlockExit, COPIES, DEEP, DEEP_REACH, LOOKUP_WRITE, REGIONS, Reason, TABLE_LEN, TABLE_SLOTS,
     TABLES, USER_TABLES, VcpuPage, Vectors, copy_slot, deep_slot, go, percpu, region,
@@ -120,11 +123,18 @@ fn find_user(f: &VcpuPage, guest: u64) -> u64 {
 fn find_in(tables: usize, guest: u64, alignment: bool) -> u64 {
     let table = tables + if alignment { TABLE_LEN } else { 0 };
     let slot = guest as usize & (TABLE_SLOTS - 1);
-    // SAFETY: the tables are mapped for good.
-    unsafe {
-        let [key, value] = *((table + slot * 16) as *const [u64; 2]);
-        if key.wrapping_add(guest) == 0 { value } else { search(tables, guest, alignment) }
+    let at = table + slot * 16;
+    if table_word(at).wrapping_add(guest) == 0 {
+        table_word(at + 8)
+    } else {
+        search(tables, guest, alignment)
     }
+}
+
+/// A word of the tables. Another vCPU may be changing them: who reads a key first has a value that was or is its own.
+fn table_word(at: usize) -> u64 {
+    // SAFETY: the tables are mapped for good, and their words aligned.
+    unsafe { (*(at as *const AtomicU64)).load(Ordering::Acquire) }
 }
 
 /// The same, in the table behind the others; it has no room for the rare blocks inside STAC..CLAC.
@@ -134,12 +144,9 @@ fn search(tables: usize, guest: u64, alignment: bool) -> u64 {
     }
     for n in 0..DEEP_REACH {
         let slot = deep_slot(guest) + n;
-        let at = (tables + DEEP + slot * 16) as *const u64;
-        // SAFETY: as above.
-        unsafe {
-            if *at == guest {
-                return *at.add(1);
-            }
+        let at = tables + DEEP + slot * 16;
+        if table_word(at) == guest {
+            return table_word(at + 8);
         }
     }
     0

@@ -8,10 +8,11 @@ use crate::{
     strict,
 };
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, CACHE_LEN, COPIES,
-    COPIES_LEN, FRAME, FRAME_LEN, GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, RAM, RAM_FD,
-    REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES,
-    TABLES_LEN, TURNS, Turns as TurnsPage, USER_PAGE,
+    ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, COPIES, COPIES_LEN,
+    FRAME, FRAME_LEN, GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_SITES, RAM, RAM_FD,
+    REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUB_LEN, STUBS, Shared,
+    TABLES, TABLES_LEN, TURNS, Turns as TurnsPage, USER_CACHE, USER_CACHE_LEN, USER_PAGE,
+    USER_TABLES,
 };
 
 /// Descriptors of what a wedge consists of, but for the blob.
@@ -22,6 +23,9 @@ pub(crate) struct Parts {
     pub(crate) turns: i32,
     pub(crate) tables: i32,
     pub(crate) cache: i32,
+    pub(crate) user_tables: i32,
+    pub(crate) user_cache: i32,
+    pub(crate) stubs: i32,
     pub(crate) regions: i32,
     pub(crate) sites: i32,
     pub(crate) lookups: i32,
@@ -49,8 +53,10 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
         (ALT_STACK, ALT_STACK_LEN, RW, -1),
         (TURNS, size_of::<TurnsPage>(), RW, parts.turns),
         (FRAME, FRAME_LEN, RW, parts.frame),
-        (TABLES, TABLES_LEN, R, parts.tables),
-        (CACHE, CACHE_LEN, RX, parts.cache),
+        (TABLES, USER_TABLES, R, parts.tables),
+        (TABLES + USER_TABLES, TABLES_LEN - USER_TABLES, R, parts.user_tables),
+        (CACHE, USER_CACHE - CACHE, RX, parts.cache),
+        (USER_CACHE, USER_CACHE_LEN, RX, parts.user_cache),
         (REGIONS, REGIONS_LEN, R, parts.regions),
         (COPIES, COPIES_LEN, R, parts.lookups),
         (LOOKUPS, size_of::<Lookups>(), RW, parts.lookups),
@@ -69,11 +75,11 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
         move_vdso();
         fixed(SITES, SITES_LEN - AREA_LEN, R, parts.sites);
         fixed_part(AREA, AREA_LEN, R, (parts.frame, (AREA_ALIAS - FRAME) as i64));
+        // The stubs load with the keys closed where they go on.
+        fixed(here(STUBS), MAX_SITES * STUB_LEN, RX, parts.stubs);
         let key = if crate::keys() { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } else { 0 };
         for (at, len, protection, fd) in closed.iter().copied() {
             fixed(here(at), len, protection, fd);
-            // The stubs, at the end of the cache, load with the keys closed where they go on.
-            let len = if at == CACHE { STUBS - CACHE } else { len };
             let marked = key == 0
                 || libc::syscall(libc::SYS_pkey_mprotect, here(at), len, protection, key) == 0;
             if !marked {
@@ -140,7 +146,7 @@ pub(crate) unsafe fn fixed(at: usize, len: usize, protection: i32, fd: i32) {
 ///
 /// # Safety
 /// In the child only.
-pub(crate) unsafe fn fixed_part(at: usize, len: usize, protection: i32, (fd, offset): (i32, i64)) {
+unsafe fn fixed_part(at: usize, len: usize, protection: i32, (fd, offset): (i32, i64)) {
     let kind = if fd < 0 { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS } else { libc::MAP_SHARED };
     let flags = kind | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: replaces nothing.

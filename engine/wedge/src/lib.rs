@@ -3,7 +3,7 @@
 //! A wedge maps guest user pages at their own addresses and guest kernel pages at a fixed distance
 //! from theirs. A small blob (`engine/stub`) in a window that user programs do not use enters guest
 //! code and brings what it cannot do back to the monitor; beside it, in that window, lie the pages
-//! that all wedges of a vCPU share ([`Pages`]): the frame, and the translator's code. Everything else
+//! that all wedges of a vCPU share ([`Pages`]), and those that all of a machine do ([`Common`]): the translator's code. Everything else
 //! of the process is gone, and a filter admits only the host calls the blob needs, from its own text,
 //! with a secret guest code cannot read.
 //!
@@ -15,6 +15,7 @@
 
 pub mod affinity;
 mod child;
+mod code;
 mod cpuid;
 mod features;
 mod memory;
@@ -27,8 +28,9 @@ mod turns;
 #[cfg(test)]
 mod order_tests;
 
+pub use code::{Call, CallSites, CodeArea};
 pub use frame::{MapCommand, MapReport, Owner, Rights};
-pub use pages::{Call, Pages};
+pub use pages::{Common, Pages};
 pub use process::{Error, Ram, Wedge};
 pub use starter::{Process, become_wedge, prepare, start_by};
 pub use turns::Turns;

@@ -12,6 +12,7 @@ use std::{
     marker::PhantomData,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr::{self, NonNull},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 /// Data of which any bytes are a value.
@@ -163,6 +164,42 @@ impl<T> MemoryObject<T> {
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.as_ptr().add(offset), bytes.len());
         }
+    }
+}
+
+impl<T> MemoryObject<T> {
+    /// A word at an offset that is a multiple of eight, as an atomic.
+    ///
+    /// # Panics
+    /// If it is none, or beyond the end.
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < self.len);
+        // SAFETY: inside the mapping, which is whole pages long, and aligned. Whoever else writes it while others may be
+        // looking does so by this function, too.
+        unsafe { &*self.at.as_ptr().add(offset).cast() }
+    }
+
+    /// Writes a word, after all that was written before.
+    pub fn write_word(&self, offset: usize, value: u64) {
+        self.word(offset).store(value, Ordering::Release);
+    }
+
+    /// Sets bits of a word.
+    pub fn add_bits(&self, offset: usize, bits: u64) {
+        self.word(offset).fetch_or(bits, Ordering::Release);
+    }
+
+    /// Bytes of it, whole pages.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Writes bytes that lie in one aligned word, all of them at once. The rest of the word must not change meanwhile.
+    pub fn write_part(&self, offset: usize, bytes: [u8; 4]) {
+        let word = self.word(offset & !7);
+        let mut new = word.load(Ordering::Relaxed).to_le_bytes();
+        new[offset % 8..][..4].copy_from_slice(&bytes);
+        word.store(u64::from_le_bytes(new), Ordering::Release);
     }
 }
 

@@ -1,43 +1,60 @@
-//! The pages all wedges of a vCPU share: the frame, the code cache and its tables.
+//! The pages all wedges of a vCPU share: its own ones, and those that all vCPUs of its machine have in common.
 
+use crate::code::{CallSites, CodeArea};
 use crate::features;
 use crate::memory::MemoryObject;
 use crate::turns::Turns;
 use frame::{
-    AREA_LEN, Base, CACHE, CACHE_LEN, CMP_LEN, COPY_INDEX, FRAME_LEN, LOOKUP_INDEX, LOOKUP_READS,
-    LOOKUP_WRITES, NO_USER, NOWHERE, POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES,
-    SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, Told, UPPER_USER, VcpuPage, keys, region,
-    site_page,
+    Base, COPY_INDEX, FRAME_LEN, LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES, NO_USER, NOWHERE,
+    POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, Told, UPPER_USER, VcpuPage, region,
 };
-use std::{io, mem::offset_of, os::fd::BorrowedFd};
+use std::{io, mem::offset_of, os::fd::BorrowedFd, sync::Arc};
 
 /// Bytes of the vCPU page that wedges change.
 const CHANGED_LEN: usize = offset_of!(VcpuPage, told);
 
 type Bytes = MemoryObject<[u8; 0]>;
 
-/// A system call that can be patched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Call {
-    /// `mov eax, number; syscall`
-    Number(u32),
-    /// `syscall; cmp rax, value`
-    Compared(u32),
+/// What all wedges of a machine execute whose reserved part lies at the same base.
+#[derive(Debug)]
+pub struct Common {
+    base: Base,
+    code: Arc<CodeArea>,
+    sites: CallSites,
+}
+
+impl Common {
+    /// Nothing yet.
+    ///
+    /// # Errors
+    /// If the host has no memory.
+    pub fn new(base: Base) -> io::Result<Self> {
+        let code = Arc::new(CodeArea::of_kernel(base)?);
+        Ok(Self { base, code, sites: CallSites::new(base)? })
+    }
+
+    /// Where the reserved part lies.
+    pub fn base(&self) -> Base {
+        self.base
+    }
+
+    /// The kernel's translated code.
+    pub fn code(&self) -> &Arc<CodeArea> {
+        &self.code
+    }
 }
 
 /// The pages. The monitor writes them; wedges can write the frame and the turns only.
 #[derive(Debug)]
 pub struct Pages {
-    base: Base,
+    common: Arc<Common>,
+    user: Arc<CodeArea>,
     frame: MemoryObject<VcpuPage>,
     /// What the monitor works with: [`Pages::publish`] and [`Pages::fetch`] copy it.
     copy: Box<VcpuPage>,
     /// Its last part has changed since it was published.
     told_changed: bool,
-    tables: Bytes,
-    cache: Bytes,
     regions: Bytes,
-    sites: Bytes,
     turns: Turns,
     pub(crate) user_dispatch: bool,
     pub(crate) keeps: bool,
@@ -46,37 +63,34 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Fresh pages for the usual base.
+    /// Fresh pages of a vCPU that has nothing in common with others, for the usual base.
     ///
     /// # Errors
     /// If the host has no memory.
     pub fn new() -> io::Result<Self> {
-        Self::with_base(Base::default())
+        Self::with(Arc::new(Common::new(Base::default())?))
     }
 
-    /// Fresh pages.
+    /// Fresh pages of a vCPU.
     ///
     /// # Errors
     /// If the host has no memory.
-    pub fn with_base(base: Base) -> io::Result<Self> {
+    pub fn with(common: Arc<Common>) -> io::Result<Self> {
+        let base = common.base;
         let mut pages = Self {
-            base,
+            user: Arc::new(CodeArea::of_user(base)?),
+            common,
             frame: MemoryObject::new("ring3-vcpu", FRAME_LEN)?,
             copy: Box::default(),
             told_changed: true,
-            tables: MemoryObject::new("ring3-jumps", TABLES_LEN)?,
-            cache: MemoryObject::new("ring3-code", CACHE_LEN)?,
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
-            sites: MemoryObject::new("ring3-sites", SITES_LEN - AREA_LEN)?,
             turns: Turns::new()?,
             user_dispatch: false,
             keeps: true,
             strict: false,
             narrow: false,
         };
-        for object in [&pages.tables, &pages.cache, &pages.regions, &pages.sites] {
-            object.seal()?;
-        }
+        pages.regions.seal()?;
         let frame = pages.frame();
         frame.block.bias = base.bias();
         frame.block.nowhere = NOWHERE;
@@ -93,14 +107,15 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Takes the reserved part elsewhere. What has been translated is gone, and there must be no wedges.
+    /// Has other things in common from now on, whose base may be another. There must be no wedges.
     ///
     /// # Errors
     /// If the host has no memory; then nothing has changed.
-    pub fn move_to(&mut self, base: Base) -> io::Result<()> {
-        let mut new = Self::with_base(base)?;
+    pub fn move_to(&mut self, common: Arc<Common>) -> io::Result<()> {
+        let bias = common.base.bias();
+        let mut new = Self::with(common)?;
         *new.frame() = self.frame().clone();
-        new.frame().block.bias = base.bias();
+        new.frame().block.bias = bias;
         new.told_changed = true;
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
@@ -111,7 +126,7 @@ impl Pages {
 
     /// Where the reserved part lies.
     pub fn base(&self) -> Base {
-        self.base
+        self.common.base
     }
 
     /// The monitor's copy of the vCPU page: what it was when guest code last stopped, and what guest code
@@ -179,26 +194,24 @@ impl Pages {
         &self.turns
     }
 
-    /// Writes code at an offset into the cache.
-    pub fn write_code(&mut self, offset: u64, bytes: &[u8]) {
-        self.cache.write(offset as usize, bytes);
+    /// The kernel's translated code.
+    pub fn kernel(&self) -> &Arc<CodeArea> {
+        &self.common.code
     }
 
-    /// The byte at an offset into the cache, zero beyond its end.
-    pub fn code_byte(&self, offset: u64) -> u8 {
-        self.cache.byte(offset as usize)
+    /// Translated user code.
+    pub fn user(&self) -> &Arc<CodeArea> {
+        &self.user
     }
 
-    /// Writes a word at an offset into the tables.
-    pub fn write_table(&mut self, offset: u64, value: u64) {
-        self.tables.write(offset as usize, &value.to_le_bytes());
+    /// The patched system calls.
+    pub fn sites(&self) -> &CallSites {
+        &self.common.sites
     }
 
-    /// The page of user code at `gva` may hold patched system calls.
-    pub fn note_site(&mut self, gva: u64) {
-        let (word, bit) = site_page(gva);
-        let at = SITE_PAGES + word * 8 + bit as usize / 8;
-        self.tables.write(at, &[self.tables.byte(at) | 1 << (bit % 8)]);
+    /// The byte of translated code at an HVA, zero where there is none.
+    pub fn code_byte(&self, hva: u64) -> u8 {
+        self.kernel().byte_at(hva).or_else(|| self.user.byte_at(hva)).unwrap_or(0)
     }
 
     /// From now on kernel memory may lie in the region of an HVA, where user addresses would.
@@ -210,57 +223,13 @@ impl Pages {
         self.regions.write(region * 8, &bias.to_le_bytes());
     }
 
-    /// Makes the stub of a patched system call that ends at `back` (GVA) and goes on at `entry` (HVA): with
-    /// the number it loads, or with the compare that follows it. False, and no stub, if it would have bytes
-    /// that open protection keys: most of them are the program's choice, which can jump to any.
-    pub fn make_stub(&mut self, index: usize, call: Call, back: u64, entry: u64) -> bool {
-        let offset = STUBS - CACHE + index * STUB_LEN;
-        let at = self.base.at((CACHE + offset) as u64);
-        let mut code = match call {
-            Call::Number(number) => [&[0xb8], &number.to_le_bytes()[..]].concat(),
-            Call::Compared(_) => vec![0x0f, 0x1f, 0x44, 0, 0], // nop
-        };
-        code.extend([0x48, 0xb9]);
-        code.extend(back.to_le_bytes());
-        code.push(0xe9);
-        let distance = entry.wrapping_sub(at + code.len() as u64 + 4) as u32;
-        code.extend(distance.to_le_bytes());
-        if let Call::Compared(with) = call {
-            code.resize(STUB_TAIL, 0xcc);
-            code.extend([0x48, 0x3d]);
-            code.extend(with.to_le_bytes());
-            code.extend([0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
-            code.extend((back + CMP_LEN).to_le_bytes());
-        }
-        if keys::find(&code).is_some() {
-            return false;
-        }
-        self.cache.write(offset, &code);
-        self.sites.write(index * 8, &at.to_le_bytes());
-        true
-    }
-
     /// The table of biases, as translated code and wedges map it.
     pub fn regions(&self) -> BorrowedFd<'_> {
         self.regions.as_fd()
     }
 
-    /// The indirect-jump tables, as wedges map them.
-    pub fn tables(&self) -> BorrowedFd<'_> {
-        self.tables.as_fd()
-    }
-
-    pub(crate) fn sites_fd(&self) -> i32 {
-        self.sites.fd()
-    }
     pub(crate) fn frame_fd(&self) -> i32 {
         self.frame.fd()
-    }
-    pub(crate) fn tables_fd(&self) -> i32 {
-        self.tables.fd()
-    }
-    pub(crate) fn cache_fd(&self) -> i32 {
-        self.cache.fd()
     }
     pub(crate) fn regions_fd(&self) -> i32 {
         self.regions.fd()
@@ -276,22 +245,5 @@ fn bias_of(base: Base, address: u64) -> u64 {
         _ if address >= kernel => base.bias(),
         _ if address >> 47 != 0 || reserved.contains(&address) => POISON,
         _ => 0,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A program chooses where its calls are, and what it compares their results with.
-    #[test]
-    fn stubs_do_not_open_keys() {
-        let mut pages = Pages::new().expect("the host has memory");
-        let mut stub = |call, back| pages.make_stub(0, call, back, frame::BLOB as u64);
-        assert!(stub(Call::Number(39), 0x40_010f));
-        assert!(!stub(Call::Number(39), 0x1000_c3ef_010f));
-        assert!(!stub(Call::Compared(0xfff), 0x1000_c3ef_010f - CMP_LEN));
-        assert!(!stub(Call::Compared(0xc3ef_010f), 0x40_010f));
-        assert!(!stub(Call::Compared(0xc32f_ae0f), 0x40_010f));
     }
 }

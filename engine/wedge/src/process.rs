@@ -96,6 +96,9 @@ impl Wedge {
         let apart = if pages.is_strict() { Some(Apart::new()?) } else { None };
         let setup = setup(&ram, pages, number);
         shared.set(field!(Shared, setup), setup);
+        let ([tables, cache], [user_tables, user_cache]) =
+            (pages.kernel().fds(), pages.user().fds());
+        let [stubs, sites] = pages.sites().fds();
         let parts = Parts {
             base: pages.base(),
             ram: (ram.fd.as_raw_fd(), ram.len as usize),
@@ -104,10 +107,13 @@ impl Wedge {
             shared: shared.fd(),
             frame: pages.frame_fd(),
             turns: pages.turns().fd(),
-            tables: pages.tables_fd(),
-            cache: pages.cache_fd(),
+            tables,
+            cache,
+            user_tables,
+            user_cache,
+            stubs,
             regions: pages.regions_fd(),
-            sites: pages.sites_fd(),
+            sites,
             lookups: lookups.fd(),
             user: apart.as_ref().map(Apart::of_kernel),
         };

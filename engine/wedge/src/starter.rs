@@ -117,7 +117,7 @@ pub(crate) fn pidfd(pid: i32) -> io::Result<OwnedFd> {
 }
 
 /// How many descriptors a wedge is given.
-const DESCRIPTORS: usize = 10;
+const DESCRIPTORS: usize = 13;
 
 impl Parts {
     /// Words and descriptors that say all of it.
@@ -129,6 +129,9 @@ impl Parts {
             turns,
             tables,
             cache,
+            user_tables,
+            user_cache,
+            stubs,
             regions,
             sites,
             lookups,
@@ -137,8 +140,21 @@ impl Parts {
             walked,
             user,
         } = *self;
-        let descriptors =
-            [shared, frame, turns, tables, cache, regions, sites, lookups, marks, ram.0];
+        let descriptors = [
+            shared,
+            frame,
+            turns,
+            tables,
+            cache,
+            user_tables,
+            user_cache,
+            stubs,
+            regions,
+            sites,
+            lookups,
+            marks,
+            ram.0,
+        ];
         let of_user = user.map(|user| [user.page, user.journal, user.socket]);
         let descriptors = descriptors.into_iter().chain(of_user.into_iter().flatten()).collect();
         ([ram.1 as u64, walked.into(), base.entry().into()], descriptors)
@@ -152,8 +168,21 @@ impl Parts {
             let [page, journal, socket] = of_user.each_ref().map(|fd| fd.as_raw_fd());
             strict::Shared { page, journal, socket }
         });
-        let [shared, frame, turns, tables, cache, regions, sites, lookups, marks, ram] =
-            descriptors.each_ref().map(|descriptor| descriptor.as_raw_fd());
+        let [
+            shared,
+            frame,
+            turns,
+            tables,
+            cache,
+            user_tables,
+            user_cache,
+            stubs,
+            regions,
+            sites,
+            lookups,
+            marks,
+            ram,
+        ] = descriptors.each_ref().map(|descriptor| descriptor.as_raw_fd());
         let base = Base::of_entry(u16::try_from(entry).ok()?);
         let (ram, walked) = ((ram, usize::try_from(len).ok()?), walked != 0);
         let len_is_possible = ram.1 <= frame::RAM_MAX;
@@ -164,6 +193,9 @@ impl Parts {
             turns,
             tables,
             cache,
+            user_tables,
+            user_cache,
+            stubs,
             regions,
             sites,
             lookups,

@@ -9,13 +9,13 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    child::{self, Parts, R, RW, RX, fixed, fixed_part},
+    child::{self, Parts, R, RW, RX, fixed},
     memory::{MemoryObject, field},
     process::{self, PAGE},
     starter::{self, Process},
 };
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, AREA_LEN, BLOB, Base, CACHE, HAND_OVER, JOURNAL, Journal, MAX_SITES,
+    ALT_STACK, ALT_STACK_LEN, AREA_LEN, BLOB, Base, HAND_OVER, JOURNAL, Journal, MAX_SITES,
     SIGNAL_STACK_FLAGS, SITES, SITES_LEN, STUB_LEN, STUBS, USER_PAGE, USER_START, UserPage,
 };
 use std::{
@@ -68,7 +68,7 @@ impl Apart {
         let parts = UserParts {
             base: wedge.base,
             ram: wedge.ram,
-            cache: wedge.cache,
+            stubs: wedge.stubs,
             sites: wedge.sites,
             shared: self.shared(1),
         };
@@ -81,7 +81,7 @@ pub(crate) struct UserParts {
     base: Base,
     /// With its length in bytes.
     ram: (i32, usize),
-    cache: i32,
+    stubs: i32,
     sites: i32,
     shared: Shared,
 }
@@ -93,10 +93,10 @@ const DESCRIPTORS: usize = 6;
 
 impl UserParts {
     fn told(&self) -> ([u64; 3], Vec<i32>) {
-        let Self { base, ram, cache, sites, shared: Shared { page, journal, socket } } = *self;
+        let Self { base, ram, stubs, sites, shared: Shared { page, journal, socket } } = *self;
         (
             [ram.1 as u64, USER, base.entry().into()],
-            vec![ram.0, cache, sites, page, journal, socket],
+            vec![ram.0, stubs, sites, page, journal, socket],
         )
     }
 
@@ -104,11 +104,11 @@ impl UserParts {
     pub(crate) fn of(words: &[u64], descriptors: &[OwnedFd]) -> Option<Self> {
         let &[len, USER, entry] = words else { return None };
         let descriptors: &[OwnedFd; DESCRIPTORS] = descriptors.first_chunk()?;
-        let [ram, cache, sites, page, journal, socket] =
+        let [ram, stubs, sites, page, journal, socket] =
             descriptors.each_ref().map(|fd| fd.as_raw_fd());
         let ram = (ram, usize::try_from(len).ok().filter(|len| *len <= frame::RAM_MAX)?);
         let base = Base::of_entry(u16::try_from(entry).ok()?);
-        Some(Self { base, ram, cache, sites, shared: Shared { page, journal, socket } })
+        Some(Self { base, ram, stubs, sites, shared: Shared { page, journal, socket } })
     }
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn give_up() -> ! {
 /// The child: maps what it has of the window and becomes the blob's other side. Returns only if the host has
 /// no notifications.
 pub(crate) fn become_user(image: i32, parts: &UserParts) -> io::Error {
-    let UserParts { base, ram, cache, sites, shared } = *parts;
+    let UserParts { base, ram, stubs, sites, shared } = *parts;
     let here = |usual: usize| base.at(usual as u64) as usize;
     // SAFETY: this process is about to be nothing but the window.
     unsafe {
@@ -139,7 +139,7 @@ pub(crate) fn become_user(image: i32, parts: &UserParts) -> io::Error {
         let image_len = process::image_len();
         fixed(here(BLOB), image_len, RX, image);
         fixed(SITES, SITES_LEN - AREA_LEN, R, sites);
-        fixed_part(here(STUBS), MAX_SITES * STUB_LEN, RX, (cache, (STUBS - CACHE) as i64));
+        fixed(here(STUBS), MAX_SITES * STUB_LEN, RX, stubs);
         fixed(here(USER_PAGE), PAGE, RW, shared.page);
         fixed(here(JOURNAL), PAGE, R, shared.journal);
         fixed(here(ALT_STACK), ALT_STACK_LEN, RW, -1);

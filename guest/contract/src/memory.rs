@@ -79,6 +79,9 @@ pub trait GuestRam {
 pub struct CodeNews {
     /// They were written: whatever was made from them is to be dropped.
     pub stale: Vec<u64>,
+    /// The numbers of those writes, as far as they are known. What was made when there had been so many is made of what was
+    /// written.
+    pub writes: Vec<u64>,
     /// Another vCPU makes code from them: they may not be written unnoticed any more.
     pub closed: Vec<u64>,
 }

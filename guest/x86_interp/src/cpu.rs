@@ -260,13 +260,14 @@ impl<S: System> Cpu<S> {
     /// code from.
     #[cold]
     pub(crate) fn hear_of_code(&mut self, sys: &mut S) {
-        let CodeNews { stale, closed } = sys.ram().take_code_news();
+        let CodeNews { stale, closed, writes } = sys.ram().take_code_news();
         for page in closed {
             self.close_page(page);
         }
-        for page in stale {
+        let numbers = writes.into_iter().chain(std::iter::repeat(u64::MAX));
+        for (page, number) in stale.into_iter().zip(numbers) {
             self.counters.code_pages_dropped += 1;
-            self.observer.stale_page(page);
+            self.observer.stale_page(page, number);
             self.blocks.drop_page(page);
         }
     }

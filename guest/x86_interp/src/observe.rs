@@ -36,6 +36,8 @@ pub struct Record {
     pub code_pages: Vec<u64>,
     /// RAM offsets of pages that held code and have been written.
     pub stale_pages: Vec<u64>,
+    /// The number of each of those writes ([`contract::CodeNews::writes`]).
+    pub writes: Vec<u64>,
 }
 
 impl Record {
@@ -85,8 +87,9 @@ impl Observer {
             self.long |= self.record.code_pages.len() >= LONG;
         }
     }
-    pub fn stale_page(&mut self, offset: u64) {
+    pub fn stale_page(&mut self, offset: u64, write: u64) {
         if self.on {
+            self.record.writes.push(write);
             self.record.stale_pages.push(offset);
             self.long |= self.record.stale_pages.len() >= LONG;
         }

@@ -18,7 +18,7 @@
 //! With several vCPUs a page is [`CODE`] before the others have given up writing it unnoticed, and [`SETTLED`] after:
 //! writers go by the former, makers of code by the latter.
 
-use std::sync::atomic::{AtomicU8, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 use contract::CodeNews;
 use rustix::thread::{MembarrierCommand, membarrier};
@@ -60,6 +60,8 @@ pub(crate) struct PageMap {
     pub(crate) marks: Marks,
     pub(crate) notes: Notes,
     pub(crate) inboxes: Inboxes,
+    /// Pages that went stale so far.
+    writes: AtomicU64,
     role: Role,
 }
 
@@ -67,12 +69,24 @@ impl PageMap {
     pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
         let (marks, notes) = (Marks::new(pages)?, Notes::new(pages)?);
         let barriers = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
-        Ok(Self { marks, notes, inboxes: Inboxes::one(), role: Role::Owner { barriers } })
+        Ok(Self {
+            marks,
+            notes,
+            inboxes: Inboxes::one(),
+            writes: AtomicU64::new(0),
+            role: Role::Owner { barriers },
+        })
     }
 
     /// Another process's marks, and where to report to it.
     pub(crate) fn of_another(marks: Marks, notes: Notes) -> Self {
-        Self { marks, notes, inboxes: Inboxes::one(), role: Role::Reporter }
+        Self {
+            marks,
+            notes,
+            inboxes: Inboxes::one(),
+            writes: AtomicU64::new(0),
+            role: Role::Reporter,
+        }
     }
 
     #[inline]
@@ -164,8 +178,15 @@ impl PageMap {
         }
         let before = self.mark(offset).fetch_and(!(MADE | EMPTY), Ordering::AcqRel);
         if before & CODE != 0 {
-            self.inboxes.written(offset, by);
+            let number = self.writes.fetch_add(1, Ordering::SeqCst) + 1;
+            self.inboxes.written(offset, number, by);
         }
+    }
+
+    /// Pages that went stale so far. Whoever asks, and then reads the bytes of a page that is marked, has them as they are
+    /// after those writes: one that comes later has a higher number.
+    pub(crate) fn writes(&self) -> u64 {
+        self.writes.load(Ordering::SeqCst)
     }
 
     /// Other processes have noted pages.

@@ -190,6 +190,18 @@ impl Ram {
         self.pages.is_settled(offset)
     }
 
+    /// How many pages of code have been written so far. What is made of a page from now on is not concerned by news of
+    /// these writes ([`CodeNews::writes`]), whenever a vCPU hears them.
+    pub fn code_writes(&self) -> u64 {
+        self.pages.writes()
+    }
+
+    /// Waits for something that another vCPU has to do: meanwhile this one counts as one that runs no guest code, and
+    /// others do not wait for it. It takes its news before it goes on with guest code.
+    pub fn wait_for<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.pages.inboxes.wait_for(self.vcpu, wait)
+    }
+
     /// The memfd of the marks that engines in other processes look at: a byte a page of RAM, zero if
     /// the page may be written at will.
     pub fn marks_fd(&self) -> BorrowedFd<'_> {

@@ -46,8 +46,8 @@ struct Receipt {
 /// A page's news.
 #[derive(Clone, Copy)]
 pub(crate) enum Change {
-    /// It has been written.
-    Stale,
+    /// It has been written, by the write of a number.
+    Stale(u64),
     /// Code is being made from it.
     Closed,
 }
@@ -66,7 +66,10 @@ impl Inbox {
     fn put(&self, page: u64, change: Change) -> (Option<u64>, bool) {
         let mut state = self.state();
         match change {
-            Change::Stale => state.news.stale.push(page),
+            Change::Stale(number) => {
+                state.news.stale.push(page);
+                state.news.writes.push(number);
+            }
             Change::Closed => state.news.closed.push(page),
         }
         state.posted += 1;
@@ -152,10 +155,10 @@ impl Inboxes {
 
     /// Tells all vCPUs that a page has been written. The one that has written it, if one has, waits for the
     /// others when it takes its own news, before its next instruction.
-    pub(crate) fn written(&self, page: u64, by: Option<usize>) {
-        let receipts = self.post(page, Change::Stale, by);
+    pub(crate) fn written(&self, page: u64, number: u64, by: Option<usize>) {
+        let receipts = self.post(page, Change::Stale(number), by);
         if let Some(own) = by.and_then(|by| self.all().get(by)) {
-            own.put(page, Change::Stale);
+            own.put(page, Change::Stale(number));
             own.state().owed.extend(receipts);
         }
     }
@@ -170,14 +173,11 @@ impl Inboxes {
         if receipts.is_empty() {
             return;
         }
-        let own = who.and_then(|who| self.all().get(who));
-        let inside = own.is_some_and(|own| own.set_inside(false));
-        for Receipt { vcpu, number } in receipts {
-            self.all().get(vcpu).into_iter().for_each(|inbox| inbox.wait(number));
-        }
-        if inside && let Some(own) = own {
-            own.set_inside(true);
-        }
+        self.wait_for(who, || {
+            for Receipt { vcpu, number } in receipts {
+                self.all().get(vcpu).into_iter().for_each(|inbox| inbox.wait(number));
+            }
+        });
     }
 
     /// Takes a vCPU's news, after what it has posted has been taken.
@@ -195,6 +195,17 @@ impl Inboxes {
             drop(state);
             self.wait(Some(vcpu), owed);
         }
+    }
+
+    /// Has a vCPU count as one that runs no guest code while something waits for others.
+    pub(crate) fn wait_for<T>(&self, vcpu: Option<usize>, wait: impl FnOnce() -> T) -> T {
+        let own = vcpu.filter(|_| self.several()).and_then(|vcpu| self.all().get(vcpu));
+        let inside = own.is_some_and(|own| own.set_inside(false));
+        let done = wait();
+        if inside && let Some(own) = own {
+            own.set_inside(true);
+        }
+        done
     }
 
     /// A vCPU runs guest code from now on, or does not any more.

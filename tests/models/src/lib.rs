@@ -86,6 +86,6 @@ impl News {
 
     /// It has written a page of which there is code.
     pub fn written(&self, page: u64, by: usize) {
-        self.0.written(page, Some(by));
+        self.0.written(page, 0, Some(by));
     }
 }

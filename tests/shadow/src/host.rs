@@ -8,6 +8,7 @@
 
 use frame::{
     LOOKUPS, Lookups, MARKS, RAM, REGIONS, REGIONS_LEN, SITES, Shared, TABLES, TABLES_LEN,
+    USER_TABLES,
 };
 use std::{
     cell::{Cell, RefCell},
@@ -239,7 +240,8 @@ pub fn map_windows(ram: &ram::Ram, pages: &Pages) -> io::Result<()> {
         libc::PROT_READ,
         ram.marks_fd(),
     )?;
-    fixed(TABLES, TABLES_LEN, libc::PROT_READ, pages.tables())?;
+    fixed(TABLES, USER_TABLES, libc::PROT_READ, pages.kernel().tables())?;
+    fixed(TABLES + USER_TABLES, TABLES_LEN - USER_TABLES, libc::PROT_READ, pages.user().tables())?;
     fixed(REGIONS, REGIONS_LEN, libc::PROT_READ, pages.regions())
 }
 

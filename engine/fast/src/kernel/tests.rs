@@ -57,7 +57,7 @@ fn started(ram: Ram, attention: Arc<Attention>, vcpu: Vcpu, user: User) -> Fast 
         board(ram, Arc::clone(&attention)),
         &attention,
         modes,
-        &crate::Placement::default(),
+        (&crate::Machine::new(1), &crate::Placement::default()),
     )
     .expect("an engine")
 }
@@ -191,8 +191,8 @@ fn a_program_s_jump_into_the_kernel_faults_there() {
 /// A kick has come in the first instruction of the block at RIP, behind its first host instruction of so many bytes.
 fn kicked_in_the_middle(fast: &mut Fast, bytes: u64) {
     fast.synchronize().expect("a wedge");
-    let host = fast.block_at_rip(Level::Kernel).expect("a block");
-    assert!(fast.codes.position(host + bytes).is_some_and(|at| !at.exact()));
+    let host = fast.block_at_rip(Level::Kernel).expect("a wedge").expect("a block");
+    assert!(fast.position(host + bytes).is_some_and(|at| !at.exact()));
     let base = fast.pages.base();
     let f = fast.pages.frame();
     state::load(&fast.cpu.vcpu, base, f);

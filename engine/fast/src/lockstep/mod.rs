@@ -26,7 +26,7 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-use crate::{Fast, code::byte};
+use crate::{Fast, code::Code};
 use jit::{Level, cache::Source};
 use ram::Ram;
 use report::Report;
@@ -245,12 +245,10 @@ impl Fast {
     /// The block at an HVA is to run next: if it is on trial, it is run by the interpreter first. True
     /// if it is to run alone.
     pub(crate) fn open_comparison(&mut self, level: Level, host: u64) -> bool {
-        let (Some(checker), Some(code)) = (&mut self.checker, self.codes.at(level)) else {
-            return false;
-        };
-        let Some(source) = code.cache.source(host).filter(|_| code.cache.on_trial(host)) else {
-            return false;
-        };
+        let Some(checker) = &mut self.checker else { return false };
+        let on_trial =
+            |code: &mut Code| code.cache.source(host).filter(|_| code.cache.on_trial(host));
+        let Some(source) = self.codes.with(level, on_trial).flatten() else { return false };
         let marked = checker.open(self.board.ram(), &self.cpu.vcpu, (level, host), source);
         self.protect(marked);
         true
@@ -266,7 +264,7 @@ impl Fast {
         let Some(checker) = &mut self.checker else { return };
         if checker.is_due(self.statistics.entries) {
             let runs = checker.options.runs;
-            self.codes.each().for_each(|code| code.start_trials(&mut self.pages, runs));
+            self.codes.each(|code| code.start_trials(&mut self.pages, runs));
         }
     }
 
@@ -274,10 +272,10 @@ impl Fast {
     pub(crate) fn close_comparison(&mut self) {
         let Some(checker) = &mut self.checker else { return };
         let Some(open) = checker.open.take() else { return };
-        let Some(code) = self.codes.at(open.level) else { return };
+        let targets = self.codes.with(open.level, |code| code.cache.targets(open.host));
+        let Some(targets) = targets else { return };
         let v = &self.cpu.vcpu;
-        let targets: Vec<u64> =
-            code.cache.targets(open.host).into_iter().map(|(target, _)| target).collect();
+        let targets: Vec<u64> = targets.into_iter().map(|(target, _)| target).collect();
         let verdict = open.trace.judge(v, self.board.ram(), &targets);
         if checker.doubts(&open, &verdict) {
             // It stays on trial.
@@ -285,13 +283,13 @@ impl Fast {
         }
         checker.count(&open, &verdict, v.rip);
         if let Verdict::Different(fields) = &verdict {
-            let byte = |n| byte(&self.pages, open.host + n);
+            let byte = |n| self.pages.code_byte(open.host + n);
             let host: Vec<u8> = (0..open.source.host_len.into()).map(byte).collect();
             checker.explain(&open, fields, v.rip, &host);
         }
         let nothing_to_compare = open.trace.moments.len() == 1;
         if verdict != Verdict::Idle || nothing_to_compare {
-            code.ran_alone(&mut self.pages, open.host);
+            self.codes.with(open.level, |code| code.ran_alone(open.host));
         }
     }
 }

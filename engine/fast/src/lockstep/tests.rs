@@ -96,8 +96,14 @@ fn running(vcpu: Vcpu, user: User, lock_step: LockStep) -> Fast {
 fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) -> Fast {
     let modes = Modes { user, lock_step: Some(lock_step), ..MODES };
     let board = board(memory(), Arc::new(attention));
-    Fast::new(vcpu, board, &Attention::default(), modes, &crate::Placement::default())
-        .expect("an engine")
+    Fast::new(
+        vcpu,
+        board,
+        &Attention::default(),
+        modes,
+        (&crate::Machine::new(1), &crate::Placement::default()),
+    )
+    .expect("an engine")
 }
 
 /// Counters by name.
@@ -194,11 +200,11 @@ fn user_code_goes_with_its_page() {
     let mut fast = running(user_state(), User::Translated, LockStep::default());
     fast.run(u64::MAX);
     let known = |fast: &mut Fast| {
-        let code = fast.codes.at(Level::User).expect("translated");
-        code.cache.find(PROGRAM.0 + 42, false).is_some()
+        let find = |code: &mut Code| code.cache.find(PROGRAM.0 + 42, false).is_some();
+        fast.codes.with(Level::User, find).expect("translated")
     };
     assert!(known(&mut fast));
-    fast.codes.forget_page(&mut fast.pages, PROGRAM.0 + 7);
+    fast.codes.forget_page(PROGRAM.0 + 7);
     assert!(!known(&mut fast));
 }
 
@@ -218,11 +224,11 @@ fn spoiled(find: &[u8], into: usize, by: u8) -> String {
 fn spoiled_and_run(lock_step: LockStep, times: u32, change: (&[u8], usize, u8)) -> String {
     let mut fast = machine(lock_step);
     fast.start_comparing();
-    let host = fast.block_at_rip(Level::Kernel).expect("a block");
-    let code: Vec<u8> = (0..200).map(|n| byte(&fast.pages, host + n)).collect();
+    let host = fast.block_at_rip(Level::Kernel).expect("a wedge").expect("a block");
+    let code: Vec<u8> = (0..200).map(|n| fast.pages.code_byte(host + n)).collect();
     let (find, into, by) = change;
     let at = code.windows(find.len()).position(|part| part == find).expect("is copied");
-    fast.pages.write_code(host - frame::CACHE as u64 + (at + into) as u64, &[by]);
+    fast.pages.kernel().write(host - frame::CACHE as u64 + (at + into) as u64, &[by]);
     for _ in 1..times {
         assert_eq!(fast.run(u64::MAX), Exit::Halted);
         fast.set_vcpu(state());

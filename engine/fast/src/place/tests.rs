@@ -41,7 +41,7 @@ fn machine(addresses: &[u64]) -> Fast {
         board(ram, Arc::clone(&attention)),
         &attention,
         MODES,
-        &crate::Placement::default(),
+        (&crate::Machine::new(1), &crate::Placement::default()),
     )
     .expect("an engine")
 }

@@ -32,6 +32,8 @@ struct Placed {
     alignment: bool,
     /// It has not been dropped.
     live: bool,
+    /// Writes to pages of code before it was made.
+    writes: u64,
 }
 
 /// A mark in six bytes.
@@ -111,7 +113,7 @@ impl Books {
     }
 
     /// Enters a block, which there is room for.
-    pub fn enter(&mut self, block: &Block, pages: [u64; 2]) -> Number {
+    pub fn enter(&mut self, block: &Block, pages: [u64; 2], writes: u64) -> Number {
         let number = self.blocks.len() as Number;
         let placed = Placed {
             guest: block.guest,
@@ -123,6 +125,7 @@ impl Books {
             len: block.code.len() as u16,
             alignment: block.alignment,
             live: true,
+            writes,
         };
         self.starts.push(block.host);
         self.blocks.push(placed);
@@ -158,17 +161,27 @@ impl Books {
         self.blocks[number as usize].live
     }
 
+    /// How many writes to pages of code there had been before a block was made.
+    pub fn writes(&self, number: Number) -> u64 {
+        self.blocks[number as usize].writes
+    }
+
     /// Notes that a block is dropped; false if it was already.
     pub fn drop(&mut self, number: Number) -> bool {
         std::mem::take(&mut self.blocks[number as usize].live)
     }
 
-    /// The block that an HVA lies in.
+    /// The block that an HVA lies in, if it has not been dropped.
+    pub fn live_at(&self, hva: u64) -> Option<Number> {
+        self.at(hva).filter(|number| self.is_live(*number))
+    }
+
+    /// The block that an HVA lies in, whether it has been dropped or not.
     pub fn at(&self, hva: u64) -> Option<Number> {
         let number = self.starts.partition_point(|start| *start <= hva).checked_sub(1)?;
         let block = &self.blocks[number];
         let inside = hva < self.starts[number] + u64::from(block.len);
-        (block.live && inside).then_some(number as Number)
+        inside.then_some(number as Number)
     }
 
     /// The mark that covers a host offset in a block.

@@ -64,7 +64,7 @@ impl Cache {
 
     /// Where a block's direct jumps lead.
     pub fn targets(&self, host: u64) -> Vec<(u64, bool)> {
-        let jumps = self.books.at(host).map(|number| self.books.jumps_of(number));
+        let jumps = self.books.live_at(host).map(|number| self.books.jumps_of(number));
         jumps.unwrap_or_default().map(|jump| self.books.jumps[jump as usize].key()).collect()
     }
 }

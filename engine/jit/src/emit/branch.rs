@@ -18,6 +18,7 @@ impl Emitter<'_> {
     /// Taken leaves the block, not taken goes on in it.
     pub(super) fn conditional(&mut self, insn: &Instruction) -> Flow {
         let condition = insn.condition_code() as u8 - 1;
+        self.keep_in_one_word(2);
         let displacement = self.asm.jcc(condition, self.layout.cache);
         self.link(displacement, insn.near_branch_target(), false);
         Flow::On

@@ -189,8 +189,16 @@ impl<'a> Emitter<'a> {
         Flow::Ends
     }
 
+    /// The displacement behind an opcode of so many bytes is one that is changed while others may execute it.
+    fn keep_in_one_word(&mut self, opcode: u64) {
+        if self.layout.several {
+            self.asm.keep_in_one_word(opcode);
+        }
+    }
+
     /// Falls through to the instruction at `guest`.
     pub fn go_on(&mut self, guest: u64) {
+        self.keep_in_one_word(1);
         let displacement = self.asm.jmp(self.stubs.exit);
         self.link(displacement, guest, true);
     }

@@ -12,6 +12,7 @@ pub(crate) const TARGET: Target = Target { name: "translator", seeds, run };
 
 const LAYOUT: Layout = Layout {
     level: Level::Kernel,
+    several: false,
     bias: 0x7e00_0000_0000,
     regions: 0x7e00_7fff_0000,
     copies: None,

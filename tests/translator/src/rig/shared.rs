@@ -16,6 +16,7 @@ pub(super) const BIAS: u64 = 0x7e00_0000_0000;
 /// Where everything is in parent and child; a program's code has no bias.
 pub(super) const LAYOUT: Layout = Layout {
     level: Level::Kernel,
+    several: true,
     bias: BIAS,
     regions: BIAS + 0x7fff_0000,
     copies: Some(BIAS + 0x7fff_0000 + REGIONS_LEN),

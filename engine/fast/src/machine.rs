@@ -1,0 +1,138 @@
+//! What belongs to a machine, and not to one of its vCPUs: translated kernel code, patched system calls, and what is
+//! known of pages of programs. (RAM and the marks of its pages are a machine's, too: `ram`.)
+//!
+//! Translated code contains addresses of the part of a wedge that is reserved. A vCPU may move that elsewhere
+//! (`place`). So there is one translation for each base in use, and vCPUs with the same base share it. A translation
+//! that is full is left by its vCPUs one after the other, as each comes to need something new; the next that they make
+//! is a fresh one. So nobody has to be stopped for space to be used again.
+
+use crate::{code::Code, scans::Scans, sites::Sites};
+use frame::Base;
+use jit::{Level, cache::User};
+use ram::Ram;
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+use wedge::Common;
+use x86::paging::Roots;
+
+/// What the vCPUs of a machine share.
+#[derive(Default)]
+pub struct Machine {
+    several: bool,
+    translations: Mutex<Vec<Weak<Translation>>>,
+    pub(crate) scans: Scans,
+}
+
+/// Translated kernel code and patched system calls, for wedges with one base.
+pub(crate) struct Translation {
+    pub common: Arc<Common>,
+    pub sites: Sites,
+    code: Mutex<Code>,
+    /// Nobody is to join it any more.
+    closed: AtomicBool,
+}
+
+impl Machine {
+    /// Of one vCPU, or of several.
+    #[must_use]
+    pub fn new(vcpus: usize) -> Arc<Self> {
+        Arc::new(Self { several: vcpus > 1, ..Self::default() })
+    }
+
+    /// The translation for wedges with a base.
+    pub(crate) fn translation(&self, base: Base) -> io::Result<Arc<Translation>> {
+        let mut all = self.translations.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|one| one.strong_count() > 0);
+        let open = |one: &Arc<Translation>| {
+            one.common.base() == base && !one.closed.load(Ordering::Relaxed)
+        };
+        if let Some(found) = all.iter().filter_map(Weak::upgrade).find(open) {
+            return Ok(found);
+        }
+        let new = Translation::new(base, self.several)?;
+        all.push(Arc::downgrade(&new));
+        Ok(new)
+    }
+
+    /// One for a vCPU that can share none.
+    pub(crate) fn own_translation(&self, base: Base) -> io::Result<Arc<Translation>> {
+        Translation::new(base, false)
+    }
+}
+
+impl Translation {
+    fn new(base: Base, several: bool) -> io::Result<Arc<Self>> {
+        let common = Arc::new(Common::new(base)?);
+        let code = Code::new(Arc::clone(common.code()), base, Level::Kernel, (several, false));
+        let (sites, closed) = Default::default();
+        Ok(Arc::new(Self { common, sites, code: Mutex::new(code), closed }))
+    }
+
+    /// The code, for the vCPU whose handle of RAM this is. While it waits for others it counts as one that runs no
+    /// guest code: who has the code may be waiting for it to hear that a page holds code.
+    pub fn lock(&self, ram: &Ram) -> MutexGuard<'_, Code> {
+        match self.code.try_lock() {
+            Ok(code) => code,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                ram.wait_for(|| self.code.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
+    }
+
+    /// Nobody is to join it any more.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A vCPU's part in a translation.
+pub(crate) struct Share {
+    pub translation: Arc<Translation>,
+    pub user: User,
+    ram: Ram,
+    /// It has said that it is outside of translated code.
+    resting: bool,
+}
+
+impl Share {
+    /// Of the vCPU whose handle of RAM this is.
+    pub fn new(translation: Arc<Translation>, ram: &Ram) -> Self {
+        let user = translation.lock(ram).cache.add_user();
+        Self { translation, user, ram: ram.clone(), resting: true }
+    }
+
+    /// The code.
+    pub fn lock(&self) -> MutexGuard<'_, Code> {
+        self.translation.lock(&self.ram)
+    }
+
+    /// The vCPU, which has these page tables, is about to run guest code; false if others have other code than it.
+    pub fn come_in(&mut self, roots: Roots) -> bool {
+        let rested = self.resting;
+        let done = !rested || self.lock().come_in(&self.ram, roots, self.user).is_ok();
+        self.resting = !done;
+        done
+    }
+
+    /// The vCPU runs no guest code for a while.
+    pub fn rest(&mut self) {
+        if !std::mem::replace(&mut self.resting, true) {
+            self.lock().cache.rest(self.user);
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.rest();
+    }
+}
+
+#[cfg(test)]
+mod tests;

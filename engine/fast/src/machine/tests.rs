@@ -1,0 +1,169 @@
+//! Two vCPUs of one machine, which run one after the other.
+
+use crate::{
+    Fast, Machine, Placement,
+    test_machine::{MODES, board, kernel_state, map},
+};
+use bus::Kicker;
+use engine::{Attention, Engine};
+use jit::cache::Counters;
+use ram::Ram;
+use std::sync::Arc;
+use x86::{
+    Vcpu,
+    paging::{P, RW, Roots},
+    reg,
+};
+use x86_interp::{Exit, GuestRam};
+
+const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
+const DATA: (u64, u64) = (0xffff_ffff_8200_0000, 0x5_0000);
+/// Other page tables, by which other code lies where [`CODE`] does.
+const OTHER_ROOT: u64 = 0x2_0000;
+const OTHER_CODE: u64 = 0x6_0000;
+
+struct Nobody;
+
+impl Kicker for Nobody {
+    fn kick(&self) {}
+}
+
+/// `mov eax, value; hlt`
+fn code(value: u8) -> [u8; 6] {
+    [0xb8, value, 0, 0, 0, 0xf4]
+}
+
+fn start() -> Vcpu {
+    kernel_state(CODE.0, DATA.0 + 0x800)
+}
+
+/// The handles of RAM of two vCPUs.
+fn ram() -> [Ram; 2] {
+    let ram = Ram::new(2 << 20).expect("memory");
+    map(&ram, &[(CODE, 0), (DATA, 0)]);
+    ram.write(CODE.1, &code(1));
+    let handles = ram.for_vcpus(vec![Arc::new(Nobody), Arc::new(Nobody)]);
+    handles.try_into().unwrap_or_else(|_| panic!("two"))
+}
+
+fn vcpu(ram: &Ram, machine: &Arc<Machine>) -> Fast {
+    let attention = Arc::new(Attention::default());
+    let board = board(ram.clone(), Arc::clone(&attention));
+    Fast::new(start(), board, &attention, MODES, (machine, &Placement::default()))
+        .expect("an engine")
+}
+
+/// Runs a vCPU from the start; what it has in EAX then.
+fn result(vcpu: &mut Fast, from: Vcpu) -> u64 {
+    vcpu.set_vcpu(from);
+    assert_eq!((vcpu.run(u64::MAX), vcpu.failure()), (Exit::Halted, None));
+    vcpu.vcpu().gpr[reg::RAX]
+}
+
+fn counters(vcpu: &mut Fast) -> Counters {
+    vcpu.codes.share().lock().cache.counters
+}
+
+#[test]
+fn what_one_has_translated_the_other_executes() {
+    let (ram, machine) = (ram(), Machine::new(2));
+    let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
+    assert_eq!(result(&mut first, start()), 1);
+    let made = counters(&mut first).translated;
+    assert_eq!(result(&mut second, start()), 1);
+    assert_eq!((made, counters(&mut second).translated), (1, 1));
+}
+
+/// Who hears of a write late does not drop what another one has made since.
+#[test]
+fn a_write_drops_the_code_once_for_all() {
+    let (ram, machine) = (ram(), Machine::new(2));
+    let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
+    assert_eq!([result(&mut first, start()), result(&mut second, start())], [1, 1]);
+    ram[0].write(CODE.1, &code(2));
+    ram[0].note_write(CODE.1, 6);
+    assert_eq!([result(&mut second, start()), result(&mut first, start())], [2, 2]);
+    let Counters { translated, dropped, .. } = counters(&mut first);
+    assert_eq!((translated, dropped), (2, 1));
+}
+
+/// The uppermost page table that leads to other code.
+fn other_tables(ram: &Ram) -> Vcpu {
+    let mut table = OTHER_ROOT;
+    for shift in [39, 30, 21] {
+        ram.store64(table + (CODE.0 >> shift & 0x1ff) * 8, (table + 0x1000) | P | RW);
+        table += 0x1000;
+    }
+    ram.store64(table + (CODE.0 >> 12 & 0x1ff) * 8, OTHER_CODE | P | RW);
+    ram.write(OTHER_CODE, &code(3));
+    Vcpu { cr3: OTHER_ROOT, ..start() }
+}
+
+#[test]
+fn who_has_other_code_at_the_same_address_translates_apart() {
+    let (ram, machine) = (ram(), Machine::new(2));
+    let other = other_tables(&ram[0]);
+    let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
+    assert_eq!(result(&mut first, start()), 1);
+    // It is about to run again.
+    assert!(first.codes.share().come_in(Roots::from(&start())));
+    assert_eq!(result(&mut second, other), 3);
+    assert_eq!((first.statistics.parted, second.statistics.parted), (0, 1));
+    assert_eq!([result(&mut first, start()), result(&mut second, start())], [1, 1]);
+}
+
+/// As kernels change their page tables before there are other vCPUs.
+#[test]
+fn where_nobody_else_is_what_is_there_is_made_to_fit() {
+    let (ram, machine) = (ram(), Machine::new(2));
+    let other = other_tables(&ram[0]);
+    let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
+    for (value, from) in [(1, start()), (3, other), (1, start())] {
+        assert_eq!(result(&mut first, from.clone()), value);
+        assert_eq!(result(&mut second, from), value);
+    }
+    assert_eq!(first.statistics.parted + second.statistics.parted, 0);
+}
+
+#[test]
+fn a_full_translation_is_left_by_one_after_the_other() {
+    let (ram, machine) = (ram(), Machine::new(2));
+    let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
+    assert_eq!([result(&mut first, start()), result(&mut second, start())], [1, 1]);
+    second.leave_full_translation().expect("another one");
+    let same = |first: &mut Fast, second: &mut Fast| {
+        Arc::ptr_eq(&first.codes.share().translation, &second.codes.share().translation)
+    };
+    assert!(!same(&mut first, &mut second));
+    assert_eq!([result(&mut first, start()), result(&mut second, start())], [1, 1]);
+    first.leave_full_translation().expect("the other's");
+    assert!(same(&mut first, &mut second));
+    assert_eq!(result(&mut first, start()), 1);
+}
+
+/// A vCPU that is being started flushes what no page tables of its lead to.
+#[test]
+fn who_is_just_being_started_drops_nothing_of_the_others() {
+    let (ram, machine) = (ram(), Machine::new(2));
+    let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
+    assert_eq!(result(&mut first, start()), 1);
+    second.set_vcpu(Vcpu::default());
+    second.flush();
+    second.synchronize().expect("a wedge");
+    assert_eq!((counters(&mut first).dropped, result(&mut second, start())), (0, 1));
+    // It looks when it comes.
+    second.set_vcpu(Vcpu::default());
+    second.flush();
+    second.synchronize().expect("a wedge");
+    ram[0].write(OTHER_CODE, &code(4));
+    ram[0].store64(pte(&ram[0]), OTHER_CODE | P | RW);
+    assert_eq!(result(&mut second, start()), 4);
+}
+
+/// GPA of the entry that maps the code.
+fn pte(ram: &Ram) -> u64 {
+    let down = |table: u64, shift: u64| {
+        ram.load64(table + (CODE.0 >> shift & 0x1ff) * 8) & x86::paging::ADDRESS
+    };
+    [39, 30, 21].into_iter().fold(start().cr3, down) + (CODE.0 >> 12 & 0x1ff) * 8
+}

@@ -1,0 +1,220 @@
+//! The jump tables: which block an indirect jump finds for a guest address.
+//!
+//! A slot is two words, a key and where its block lies, and whoever looks takes no lock: it reads the key first and the
+//! other word after. Other vCPUs may look while a slot changes, so once a slot has been an address's, another address
+//! gets it only when no vCPU can still be between those two reads. In the table that is searched it never does. In the
+//! one that an address's low bits are the index of, the slot is emptied, and given to the other address when each vCPU
+//! has been outside of all translated code since.
+
+use super::{CodeMemory, Key};
+use crate::{Layout, stubs};
+use frame::{DEEP, DEEP_REACH, DEEP_SLOTS, TABLE_SLOTS, deep_slot};
+use rustc_hash::FxHashMap;
+
+/// What an empty slot of the searched table holds: no GVA that is searched for there. Where that for zero begins it
+/// is not zero.
+const fn empty_deep(slot: usize) -> u64 {
+    (slot < DEEP_REACH) as u64
+}
+
+const _: () = assert!(deep_slot(0) == 0 && deep_slot(1) >= DEEP_REACH);
+
+/// The slots of the searched table where a GVA can be.
+fn deep_slots(guest: u64) -> impl Iterator<Item = usize> {
+    (0..DEEP_REACH).map(move |n| deep_slot(guest) + n)
+}
+
+/// Offset in the tables of the key of a slot of the searched one.
+fn deep_key(slot: usize) -> u64 {
+    (DEEP + slot * 16) as u64
+}
+
+/// One of those who execute what the tables lead to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User(usize);
+
+impl User {
+    /// It was the first.
+    #[must_use]
+    pub fn is_first(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// The books of the tables.
+pub(super) struct Tables {
+    layout: Layout,
+    /// Whose the slots of the searched table are: GVAs, zero for nobody's.
+    deep: Vec<u64>,
+    shared: Option<Shared>,
+}
+
+/// What is known of several users.
+#[derive(Default)]
+struct Shared {
+    /// Whose the slots of the other tables are: GVAs, zero for nobody's.
+    owners: Vec<u64>,
+    /// Slots emptied so far.
+    emptied: u64,
+    /// How many there were when a user was last outside of translated code; the most there can be while it stays outside.
+    seen: Vec<u64>,
+    /// Slots that have been emptied, by their index among the owners.
+    waiting: FxHashMap<usize, Waiting>,
+}
+
+/// A slot that has been emptied for another address.
+struct Waiting {
+    key: Key,
+    /// Which of the emptied ones it was.
+    number: u64,
+}
+
+/// The index of a slot among the owners.
+fn index(key: Key) -> usize {
+    usize::from(key.1) * TABLE_SLOTS + (key.0 as usize & (TABLE_SLOTS - 1))
+}
+
+impl Tables {
+    /// Empty tables; writes what is not zero in them.
+    pub fn new(layout: Layout, memory: &mut impl CodeMemory) -> Self {
+        let shared = layout
+            .several
+            .then(|| Shared { owners: vec![0; 2 * TABLE_SLOTS], ..Shared::default() });
+        let new = Self { layout, deep: vec![0; DEEP_SLOTS + DEEP_REACH], shared };
+        new.reset(memory);
+        new
+    }
+
+    /// No slot must match address zero while it is empty: the key of slot 0 is one no address of that slot negates
+    /// to, and for those of the searched table see [`empty_deep`].
+    fn reset(&self, memory: &mut impl CodeMemory) {
+        for alignment in [false, true] {
+            let table = stubs::table(&self.layout, alignment) - self.layout.table;
+            memory.write_table(table, 1);
+        }
+        for slot in deep_slots(0) {
+            memory.write_table(deep_key(slot), empty_deep(slot));
+        }
+    }
+
+    fn words(&self, key: Key) -> (u64, u64) {
+        let table = stubs::table(&self.layout, key.1) - self.layout.table;
+        let (keys, values) = stubs::table_slot(key.0);
+        (table + keys as u64, table + values as u64)
+    }
+
+    /// Has the tables lead to a block.
+    pub fn show(&mut self, memory: &mut impl CodeMemory, key: Key, host: u64) {
+        let may = self.shared.as_mut().is_none_or(|shared| shared.claim(key));
+        if may {
+            self.write(memory, key, host)
+        } else {
+            self.empty(memory, key)
+        }
+        if !key.1 && key.0 != 0 {
+            self.enter_deep(memory, key.0, host);
+        }
+    }
+
+    fn write(&self, memory: &mut impl CodeMemory, key: Key, host: u64) {
+        let (keys, values) = self.words(key);
+        memory.write_table(values, host);
+        memory.write_table(keys, key.0.wrapping_neg());
+    }
+
+    fn empty(&self, memory: &mut impl CodeMemory, key: Key) {
+        memory.write_table(self.words(key).0, u64::from(key.0 & 0xffff == 0));
+    }
+
+    /// Has the tables not lead to a block any more.
+    pub fn hide(&self, memory: &mut impl CodeMemory, key: Key) {
+        self.empty(memory, key);
+        let slot = deep_slots(key.0).find(|at| self.deep[*at] == key.0);
+        if let Some(slot) = slot.filter(|_| !key.1) {
+            memory.write_table(deep_key(slot), empty_deep(slot));
+        }
+    }
+
+    /// Puts a block into the searched table, if there is room for it: into the slot that is its address's, or one that
+    /// is nobody's.
+    fn enter_deep(&mut self, memory: &mut impl CodeMemory, guest: u64, host: u64) {
+        let holds = |what: u64| deep_slots(guest).find(|at| self.deep[*at] == what);
+        let Some(slot) = holds(guest).or_else(|| holds(0)) else { return };
+        self.deep[slot] = guest;
+        memory.write_table(deep_key(slot) + 8, host);
+        memory.write_table(deep_key(slot), guest);
+    }
+
+    /// Empties the tables. Nobody may be executing what they lead to.
+    pub fn clear(&mut self, memory: &mut impl CodeMemory, keys: impl Iterator<Item = Key>) {
+        keys.for_each(|key| self.empty(memory, key));
+        for (slot, guest) in self.deep.iter_mut().enumerate().filter(|(_, guest)| **guest != 0) {
+            *guest = 0;
+            memory.write_table(deep_key(slot), empty_deep(slot));
+        }
+        if let Some(shared) = &mut self.shared {
+            shared.owners.fill(0);
+            shared.waiting.clear();
+        }
+    }
+
+    /// One more is going to execute what the tables lead to. It is outside now.
+    pub fn add_user(&mut self) -> User {
+        let Some(shared) = &mut self.shared else { return User(0) };
+        shared.seen.push(u64::MAX);
+        User(shared.seen.len() - 1)
+    }
+
+    /// A user is outside of translated code, and stays there until it passes.
+    pub fn rest(&mut self, user: User) {
+        if let Some(shared) = &mut self.shared {
+            shared.seen[user.0] = u64::MAX;
+        }
+    }
+
+    /// All users but this one are outside.
+    pub fn is_alone(&self, user: User) -> bool {
+        let others = self.shared.iter().flat_map(|shared| shared.seen.iter().enumerate());
+        others.filter(|(at, _)| *at != user.0).all(|(_, seen)| *seen == u64::MAX)
+    }
+
+    /// A user is outside of translated code, and about to execute it again. Returns the addresses whose slots have
+    /// become theirs: their blocks are to be shown.
+    pub fn pass(&mut self, user: User) -> Vec<Key> {
+        self.shared.as_mut().map(|shared| shared.pass(user)).unwrap_or_default()
+    }
+}
+
+impl Shared {
+    /// An address may have its slot at once; if not, it waits for it.
+    fn claim(&mut self, key: Key) -> bool {
+        let slot = index(key);
+        let owner = &mut self.owners[slot];
+        if *owner == 0 || *owner == key.0 {
+            *owner = key.0;
+            self.waiting.remove(&slot);
+            return true;
+        }
+        let empty = self.waiting.get(&slot).map(|waiting| waiting.number);
+        let number = empty.unwrap_or_else(|| {
+            self.emptied += 1;
+            self.emptied
+        });
+        self.waiting.insert(slot, Waiting { key, number });
+        false
+    }
+
+    fn pass(&mut self, user: User) -> Vec<Key> {
+        self.seen[user.0] = self.emptied;
+        if self.waiting.is_empty() {
+            return Vec::new();
+        }
+        let all = self.seen.iter().copied().min().unwrap_or(0);
+        let due = self.waiting.extract_if(|_, waiting| waiting.number <= all);
+        let due: Vec<_> = due.map(|(slot, waiting)| (slot, waiting.key)).collect();
+        for (slot, key) in &due {
+            self.owners[*slot] = key.0;
+        }
+        due.into_iter().map(|(_, key)| key).collect()
+    }
+}
