@@ -32,6 +32,8 @@ mod devices;
 mod evicted;
 mod home;
 #[cfg(test)]
+host::choose!(host_linux::Linux);
+#[cfg(test)]
 mod hostile_tests;
 mod kernel;
 #[cfg(test)]

@@ -13,3 +13,5 @@ pub mod zoo;
 
 pub use guest::{BootFiles, Finished, Guest, LEASE, converse, ring3};
 pub use machine::Machine;
+
+host::choose!(host_linux::Linux);

@@ -27,3 +27,5 @@ mod tlb;
 mod text_tests;
 
 pub use monitor::Run;
+
+::host::choose!(host_linux::Linux);
