@@ -1,6 +1,7 @@
 //! Endings of `ring3 exec`: what the command could not write, who cannot be ended, what stands still.
 
 use std::{
+    collections::HashSet,
     fs,
     io::{BufRead, BufReader, Read},
     process::{Child, ChildStdout, Command, Output, Stdio},
@@ -106,15 +107,21 @@ impl Started {
         Ok(Self { ring3, _stdout: stdout })
     }
 
-    /// Has all its processes stopped of which `choose` says so by their command lines.
+    /// Has all its processes stopped of which `choose` says so by their command lines, and those they have begun
+    /// meanwhile: a wedge that was left out would have the guest take a signal.
     fn stops(&self, choose: impl Fn(&str) -> bool) -> Result<()> {
-        for process in family(self.ring3.id()) {
-            let words = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
-            if process != self.ring3.id() && choose(&words) {
-                kill("STOP", process)?;
+        let mut stopped = HashSet::from([self.ring3.id()]);
+        loop {
+            let chosen = family(self.ring3.id()).into_iter().filter(|process| {
+                let words = fs::read_to_string(format!("/proc/{process}/cmdline"));
+                choose(&words.unwrap_or_default())
+            });
+            let new: Vec<u32> = chosen.filter(|process| stopped.insert(*process)).collect();
+            if new.is_empty() {
+                return Ok(());
             }
+            new.into_iter().try_for_each(|process| kill("STOP", process))?;
         }
-        Ok(())
     }
 
     /// Waits for its end; how it ended, what it said about that, and how long after `since`.
