@@ -4,7 +4,7 @@
 #     sh bench/files.sh [ROUNDS]
 #
 # RING3 names the program (target/release/ring3), OPTIONS what `exec` gets (such as --fresh), RUN what both run under
-# (such as "chrt -r 5"), ROWS the rows to run (such as "ls find"; all that need no minutes). The first column of times is the first run of a command in a guest, when nothing is in its caches;
+# (such as "chrt -r 5"), ROWS the rows to run (such as "ls find"; all but those of FURTHER by default). The first column of times is the first run of a command in a guest, when nothing is in its caches;
 # the others are the best of the later runs. Reading is of the host's root, writing of a folder that is shared for writing.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -44,11 +44,52 @@ untar|mkdir u && tar xf tree.tar -C u && rm -r u
 git|mkdir g && cp -r tree g/ && cd g && git init -q && git add . && git -c user.name=x -c user.email=x@x commit -qm files && git status && cd .. && rm -rf g
 sqlite|python3 commits.py
 remove|mkdir r && cp -r tree r/ && rm -r r
+many|tar xf many.tar && rm -r many
+du|du -s /usr/share
+cargo|cd crate && cargo build -q --offline && rm -r target
+gitmany|cd bigproject && git status
 build|for i in 1 2 3 4 5 6 7 8 9 10 11 12; do gcc -c hello.c -o h$i.o; done; ar rc h.a h*.o && rm h*.o h.a
 R
+FURTHER="many du cargo gitmany"
 if [ -n "${ROWS:-}" ]; then
     for row in $ROWS; do grep "^$row|" rows; done > chosen
-    mv chosen rows
+else
+    grep -Ev "^($(echo "$FURTHER" | tr ' ' '|'))\|" rows > chosen
+fi
+mv chosen rows
+
+wants() { grep -q "^$1|" rows; }
+# As many files as `npm ci` makes of a small web application, most of them small.
+if wants many; then
+    python3 -c '
+import os
+sizes = [100, 500, 1500, 3000, 8000]
+for folder in range(400):
+    path = f"many/package{folder // 20}/folder{folder}"
+    os.makedirs(path)
+    for file in range(50):
+        with open(f"{path}/file{file}.js", "w") as made:
+            made.write("x" * sizes[(folder * 7 + file) % 5])'
+    tar cf many.tar many
+    rm -r many
+fi
+if wants cargo; then
+    cargo init -q --vcs none --lib --name small crate
+    for i in $(seq 40); do
+        echo "pub fn f$i(x: &str) -> Vec<String> { x.split(\"-$i\").map(str::to_owned).collect() }" > "crate/src/m$i.rs"
+        echo "pub mod m$i;"
+    done > crate/src/lib.rs
+fi
+if wants gitmany; then
+    git init -q bigproject
+    python3 -c '
+import os
+for folder in range(1000):
+    os.makedirs(f"bigproject/f{folder}")
+    for file in range(100):
+        with open(f"bigproject/f{folder}/{file}", "w") as made:
+            made.write(f"{folder} {file}")'
+    (cd bigproject && git add . && git -c user.name=x -c user.email=x@x commit -qm files)
 fi
 cat > run.sh <<'S'
 # Runs each row three times; prints its name and the times in tenths of a ms.

@@ -39,7 +39,9 @@ use messages::{Messages, REFUSAL, refusal};
 use tally::Tally;
 use tree::Tree;
 
-/// How long the guest may rely on what it was told of a file that the host may change.
+/// How long the guest may rely on what it was told of a folder that both write: what the host changes is seen after this.
+const SHARED_TRUST: Duration = Duration::from_millis(100);
+/// The same of a folder that is only read and asked for again and again.
 const TRUST: Duration = Duration::from_secs(1);
 /// The same for a folder that is only read: long enough to start programs without asking again.
 const READONLY_TRUST: Duration = Duration::from_secs(60);
@@ -100,12 +102,12 @@ impl Folder {
 
     fn trust(&self) -> Trust {
         let (held, lasting) = match self.keeping {
-            _ if !self.readonly => (TRUST, false),
+            _ if !self.readonly => (SHARED_TRUST, false),
             Keeping::Fresh => (TRUST, false),
             Keeping::Usual => (READONLY_TRUST, false),
             Keeping::Lasting => (LASTING_TRUST, true),
         };
-        let absent = if lasting { held } else { TRUST };
+        let absent = if lasting { held } else { held.min(TRUST) };
         Trust { held, absent, lasting, plain: self.keeping == Keeping::Lasting }
     }
 }
@@ -284,6 +286,22 @@ mod tests {
         // A link is told as a link; following it is the guest's business, in the guest's tree.
         let (error, entry) = ask(&mut server, &request(LOOKUP, ROOT, b"link\0"));
         assert_eq!((error, mode(&entry) & 0o170_000), (0, 0o120_000));
+    }
+
+    /// The guest asks again 100 ms after it was told of a name, of attributes, or that there is nothing.
+    #[test]
+    fn what_the_host_changes_in_a_written_folder_is_seen_soon() {
+        let (_directory, mut server) = served(false);
+        for name in [&b"file\0"[..], b"nothing\0"] {
+            let (error, entry) = ask(&mut server, &request(LOOKUP, ROOT, name));
+            assert_eq!(error, 0);
+            // nodeid 8, generation 8, seconds of the entry and of the attributes 8 each, ns 4 each.
+            assert_eq!(entry[16..24], [0; 8]);
+            assert_eq!(entry[32..36], 100_000_000_u32.to_le_bytes());
+            if entry[..8] != [0; 8] {
+                assert_eq!((&entry[24..32], &entry[36..40]), (&[0; 8][..], &entry[32..36]));
+            }
+        }
     }
 
     #[test]

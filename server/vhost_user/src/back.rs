@@ -340,12 +340,16 @@ impl DeviceServer {
         let more = self.rings.iter().map(ServedRing::has_more).enumerate();
         let asked = more.filter(|(index, more)| *more && !self.is_patient(*index));
         let asked: Vec<_> = asked.map(|(index, _)| index).collect();
-        if !asked.is_empty() {
-            // This may take long.
-            self.tell_by_events();
-        }
+        let Some(words) = self.words.clone().filter(|_| !asked.is_empty()) else {
+            self.run_queues(&[]);
+            return false;
+        };
+        // This may take long.
+        self.tell_by_events();
+        words.set_serving(true);
         self.run_queues(&asked);
-        !asked.is_empty()
+        words.set_serving(false);
+        true
     }
 
     /// Serves these queues, whose doorbells are silent from now on.

@@ -57,7 +57,8 @@ impl SharedFront {
             near.answered_at_once(how);
             let due = self.link().interrupt(index);
             due.into_iter().for_each(|interrupt| interrupt());
-        } else if is_awaited {
+        } else if is_awaited && !words.is_serving() {
+            // One that serves a request waits for a disk, as like as not.
             near.was_late(how, is_watched);
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! | word | written by | says |
 //! |---|---|---|
-//! | `WATCHED` | the server | it looks at its queues by itself, so that it needs no doorbell |
+//! | `WATCHED` | the server | it looks at its queues by itself, so that it needs no doorbell; whether it is serving one |
 //! | `PATIENCE` | the monitor | for how many us the server may do so after a request |
 //! | one a queue | both | whether a vCPU waits for an answer of this queue, and how; then, that there is one |
 //!
@@ -34,6 +34,11 @@ const STEP: usize = 64;
 const WATCHED: usize = 0;
 const PATIENCE: usize = 1;
 const FIRST_QUEUE: usize = 2;
+
+/// What the server says of itself: it sleeps, it looks, it serves a queue and looks afterwards.
+const NOT_WATCHED: u32 = 0;
+const WATCHING: u32 = 1;
+const SERVING: u32 = 2;
 
 /// What a queue's word says: nobody waits, one looks at the word, one sleeps until it is woken, there is an answer, there is one for whoever is about to ring.
 const NOBODY: u32 = 0;
@@ -118,15 +123,20 @@ impl Words {
     pub(crate) fn set_patience(&self, patience: Duration) {
         self.store(PATIENCE, patience.as_micros() as u32);
         if patience.is_zero() {
-            self.store(WATCHED, 0);
+            self.store(WATCHED, NOT_WATCHED);
         }
+    }
+
+    /// Whether the server serves a queue, as far as it says.
+    pub(crate) fn is_serving(&self) -> bool {
+        self.load(WATCHED) == SERVING
     }
 
     /// Whether a request that the guest has offered by now is seen without a doorbell.
     pub(crate) fn is_watched(&self) -> bool {
         // What the guest has offered is seen before this is read.
         fence(Ordering::SeqCst);
-        self.load(WATCHED) != 0
+        self.load(WATCHED) != NOT_WATCHED
     }
 
     /// From now on this queue's answers come by its word. Returns whether there is one, if the queue has a word.
@@ -159,15 +169,25 @@ impl Words {
 
     /// Says that it looks at its queues by itself, or does not. What was offered before it said so it has to look for once more.
     pub(crate) fn set_watched(&self, is_watched: bool) {
-        self.store(WATCHED, is_watched.into());
+        self.store(WATCHED, if is_watched { WATCHING } else { NOT_WATCHED });
         fence(Ordering::SeqCst);
+    }
+
+    /// Says that it serves a queue, or has, if it looks at its queues.
+    pub(crate) fn set_serving(&self, is_serving: bool) {
+        let (from, to) = if is_serving { (WATCHING, SERVING) } else { (SERVING, WATCHING) };
+        let word = self.word(WATCHED);
+        // The monitor may have said meanwhile that it is to sleep.
+        word.map(|word| {
+            word.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        });
     }
 
     /// Tells a vCPU that waits that there is an answer, or one that is about to, if we look at the queues by ourselves: then the request
     /// is answered while it is on its way to ring. False if it has to be told by an event.
     pub(crate) fn answer(&self, index: usize) -> bool {
         let Some(word) = self.queue(index) else { return false };
-        let watched = self.load(WATCHED) != 0;
+        let watched = self.load(WATCHED) != NOT_WATCHED;
         let next = |said| match said {
             LOOKING | ASLEEP => Some(ANSWERED),
             NOBODY if watched => Some(EARLY),
@@ -274,7 +294,12 @@ mod tests {
         ours.set_patience(Duration::from_micros(50));
         theirs.set_watched(true);
         assert!(theirs.patience() == Duration::from_micros(50) && ours.is_watched());
+        theirs.set_serving(true);
+        assert!(ours.is_watched() && ours.is_serving());
+        theirs.set_serving(false);
+        assert!(ours.is_watched() && !ours.is_serving());
         ours.set_patience(Duration::ZERO);
+        theirs.set_serving(true);
         assert!(!ours.is_watched(), "it has ended, or is about to look for the last time");
         assert!(ours.expect(62, Waiting::Looking).is_none() && !theirs.answer(usize::MAX));
         assert!(ours.expect(61, Waiting::Looking).is_some() && theirs.answer(61));
