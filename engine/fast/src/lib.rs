@@ -384,6 +384,8 @@ impl Fast {
             // What was searched and must not be executed has been marked, too.
             let marked = self.slots.current()?.take_marked();
             self.protect(marked);
+            let plain = self.slots.current()?.take_plain();
+            plain.into_iter().for_each(|print| self.pages.kernel().note_plain(print));
             match answer {
                 Answer::Mapped => {
                     self.statistics.mapped += 1;

@@ -133,6 +133,8 @@ pub struct Space<W = Wedge> {
     marked: Vec<u64>,
     /// What is executed next is 32-bit code.
     pub is_narrow: bool,
+    /// Prints of pages of code that have been searched, and nothing found.
+    plain: Vec<u64>,
     /// Patched system calls, of all spaces.
     sites: Sites,
     /// What is known of pages of code, of all spaces.
@@ -185,6 +187,7 @@ impl<W: Process> Space<W> {
             invalidated: Vec::new(),
             is_narrow: false,
             marked: Vec::new(),
+            plain: Vec::new(),
             sites,
             scans,
             probed,
@@ -481,6 +484,13 @@ impl<W: Process> Space<W> {
             (false, _) => self.map_patched(hva, page.offset, &patches)?,
             (true, false) => self.map_one(hva, page.offset, rights)?,
             (true, true) => self.map(hva, PAGE, page.offset, rights)?,
+        }
+        match patches.is_empty() {
+            true if fetch && execute => self.note_plain(ram, page.offset),
+            false if !touched => {
+                self.wedge.order(MapCommand::Keep { page: hva, offset: page.offset })?;
+            }
+            _ => {}
         }
         Ok(true)
     }

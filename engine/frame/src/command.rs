@@ -111,6 +111,14 @@ pub enum MapCommand {
         /// The rights. With none it is closed: the mapping stays, to be shown again.
         rights: Rights,
     },
+    /// The monitor has looked at a page that is mapped for execution, and takes it away when its bytes change:
+    /// once closed it may be shown again without being looked at.
+    Keep {
+        /// Its address.
+        page: u64,
+        /// What of RAM it shows, or is a copy of.
+        offset: u64,
+    },
     /// The table of patched system calls is open to user code.
     OpenSites,
     /// That table is closed.
@@ -193,6 +201,7 @@ mod command_kind {
     pub const PROTECT: u32 = 5;
     pub const OPEN_SITES: u32 = 6;
     pub const CLOSE_SITES: u32 = 7;
+    pub const KEEP: u32 = 8;
 }
 
 /// What it may be in a report.
@@ -220,6 +229,7 @@ impl MapCommand {
             Self::Protect { start, len, rights } => {
                 RawChange::new(command_kind::PROTECT, start, len, 0).with(rights, Owner::User)
             }
+            Self::Keep { page, offset } => RawChange::new(command_kind::KEEP, page, PAGE, offset),
             Self::OpenSites => RawChange::new(command_kind::OPEN_SITES, 0, 0, 0),
             Self::CloseSites => RawChange::new(command_kind::CLOSE_SITES, 0, 0, 0),
         }
@@ -241,6 +251,7 @@ impl MapCommand {
                 Some(Self::Poke { address: start, len, bytes: data })
             }
             command_kind::PROTECT => Some(Self::Protect { start, len, rights }),
+            command_kind::KEEP => Some(Self::Keep { page: start, offset: data }),
             command_kind::OPEN_SITES => Some(Self::OpenSites),
             command_kind::CLOSE_SITES => Some(Self::CloseSites),
             _ => None,
@@ -254,7 +265,7 @@ impl MapCommand {
             Self::Unmap { start, len }
             | Self::Map { start, len, .. }
             | Self::Protect { start, len, .. } => (start, len),
-            Self::Copy { page, .. } => (page, PAGE),
+            Self::Copy { page, .. } | Self::Keep { page, .. } => (page, PAGE),
             Self::Poke { address, len, .. } => (address, len),
             Self::OpenSites | Self::CloseSites => (0, 0),
         }
@@ -376,6 +387,7 @@ mod tests {
             MapCommand::Copy { page: start, offset: PAGE },
             MapCommand::Poke { address: start + 17, len: 8, bytes: !0 },
             MapCommand::Protect { start, len, rights: Rights::NONE },
+            MapCommand::Keep { page: start, offset: PAGE },
             MapCommand::OpenSites,
             MapCommand::CloseSites,
         ];

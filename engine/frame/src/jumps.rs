@@ -34,8 +34,46 @@ pub const fn site_page(gva: u64) -> (usize, u32) {
     (bit as usize / 64, bit as u32 % 64)
 }
 
+/// Offset in the tables of the [`print`]s of pages of code that the monitor has searched, and found nothing to
+/// change in, by [`plain_slot`]: 8 bytes each.
+pub const PLAIN_PAGES: usize = SITE_PAGES + (1 << SITE_PAGE_BITS) / 8;
+/// How many there are.
+pub const PLAIN_SLOTS: usize = 4096;
+
+/// Where a print is kept, if it is; others go there, too.
+pub const fn plain_slot(print: u64) -> usize {
+    print as usize % PLAIN_SLOTS
+}
+
+/// A number for what a page holds (4096 bytes), never zero. Two pages that differ have the same with a
+/// probability of 2^-64, unless somebody has sought them. A program that does so executes an instruction of
+/// its own unchanged.
+pub fn print(page: &[u8]) -> u64 {
+    let words = page.chunks_exact(32).map(|chunk| {
+        core::array::from_fn(|lane| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&chunk[lane * 8..lane * 8 + 8]);
+            u64::from_le_bytes(word)
+        })
+    });
+    print_of(words)
+}
+
+/// The same of a page's words, four at a time.
+#[inline]
+pub fn print_of(words: impl Iterator<Item = [u64; 4]>) -> u64 {
+    let step = |lane: u64, word: u64| (lane ^ word).wrapping_mul(DEEP_FACTOR).rotate_left(29);
+    let mut lanes = [1, 2, 3, 4];
+    for words in words {
+        for (lane, word) in lanes.iter_mut().zip(words) {
+            *lane = step(*lane, word);
+        }
+    }
+    lanes.into_iter().fold(0, step).max(1)
+}
+
 /// Offset in the tables of those for translated user code, whole pages.
-pub const USER_TABLES: usize = (SITE_PAGES + (1 << SITE_PAGE_BITS) / 8).next_multiple_of(4096);
+pub const USER_TABLES: usize = (PLAIN_PAGES + PLAIN_SLOTS * 8).next_multiple_of(4096);
 /// Bytes of all.
 pub const TABLES_LEN: usize = USER_TABLES + SITE_PAGES;
 /// Translated user code lies at the end of the code cache, before the stubs: bytes.
@@ -49,4 +87,26 @@ pub const CODE_PAGE_WORDS: usize = 64;
 pub const fn code_page(gva: u64) -> (usize, u32) {
     let bit = (gva >> 12).wrapping_mul(DEEP_FACTOR) >> 52;
     (bit as usize / 64, bit as u32 % 64)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+
+    #[test]
+    fn pages_that_differ_have_other_prints() {
+        let mut prints = std::collections::HashSet::new();
+        let mut page = [0; 4096];
+        assert!(prints.insert(print(&page)));
+        for at in 0..page.len() {
+            for bit in [1, 0x80] {
+                page[at] = bit;
+                assert!(prints.insert(print(&page)), "byte {at}");
+            }
+            page[at] = 0;
+        }
+        assert!(!prints.contains(&0));
+    }
 }

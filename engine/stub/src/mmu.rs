@@ -28,6 +28,8 @@ const REACH: u64 = MAX_RUN / PAGE;
 const READ: u64 = 1;
 const WRITE: u64 = 2;
 const EXECUTE: u64 = 4;
+/// Beside the offset in a hint: the monitor has looked at the page ([`keep`]).
+const KEPT: u64 = 1;
 
 /// Maps what a walk has found, and its neighbours. False if that is the monitor's to decide.
 pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: Access) -> bool {
@@ -41,6 +43,9 @@ pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: A
         return false; // the program reads its code, of which it has changed copies
     }
     if leaf.large && !access.fetch && map_large(f, s, hva, leaf) {
+        return true;
+    }
+    if access.fetch && !kernel && !leaf.large && show_kept(f, s, page, leaf) {
         return true;
     }
     match mark(leaf.offset) {
@@ -133,8 +138,14 @@ fn map_empty(f: &mut VcpuPage, s: &mut Shared, page: u64, offset: u64) -> bool {
     make_empty(f, s, page, len, offset)
 }
 
-/// What the guest's last-level table says about a page that it has used already, if that is ordinary.
+/// What the guest's last-level table says about a page that it has used already, if that is ordinary and
+/// nothing is made of the page.
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
+    said_page(s, table, gva, kernel).filter(|said| mark(said.offset) == 0)
+}
+
+/// The same of any page.
+fn said_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     let value = entry(s, table, gva >> 12 & 0x1ff)?.load(Ordering::Relaxed);
     let used =
         value & (P | A | US) == P | A | if kernel { 0 } else { US } && (kernel || table & US != 0);
@@ -143,7 +154,7 @@ fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     if !used || executable && value & RW != 0 || value & RESERVED != 0 || kernel && value & G == 0 {
         return None;
     }
-    let offset = ram_offset(s, value & ADDRESS).filter(|offset| mark(*offset) == 0)?;
+    let offset = ram_offset(s, value & ADDRESS)?;
     let writable = value & RW != 0 && value & D != 0 && table & RW != 0;
     let leaf = Leaf { offset, large: false, writable, user: !kernel, executable, global: true };
     Some(Run { gva, len: PAGE, offset, rights: rights(leaf) })
@@ -250,6 +261,13 @@ pub fn close(s: &mut Shared, from: u64, to: u64) {
     }
 }
 
+/// The monitor has looked at a page that is mapped for execution: [`frame::MapCommand::Keep`].
+pub fn keep(s: &mut Shared, page: u64, offset: u64) {
+    if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
+        *hint = Hint { page: page | READ | EXECUTE, offset: offset | KEPT };
+    }
+}
+
 /// What is mapped at a page shows the same of RAM, with these rights; none if it is closed.
 fn shows(s: &Shared, page: u64, offset: u64, rights: u64) -> bool {
     let hint = s.mapped.hints.get(hint(page));
@@ -264,23 +282,47 @@ fn show_again(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run) -> bool {
     }
     let (mut from, mut to) = (run.gva, run.gva + PAGE);
     if shows(s, run.gva, run.offset, 0) {
-        let first = run.gva & !(AROUND * PAGE - 1);
-        while from > first && is_like(s, table, from - PAGE, run.rights) {
-            from -= PAGE;
-        }
-        while to < first + AROUND * PAGE && is_like(s, table, to, run.rights) {
-            to += PAGE;
-        }
+        (from, to) = like_around(s, table, run.gva, run.rights);
     } else if run.rights != READ | WRITE || !shows(s, run.gva, run.offset, READ) {
         return false;
     }
     show(f, s, from, to, run.rights)
 }
 
+/// Opens a page of code that the monitor has looked at, perhaps a changed copy, and closed pages beside it.
+fn show_kept(f: &mut VcpuPage, s: &mut Shared, page: u64, leaf: Leaf) -> bool {
+    let kept = rights(leaf) & EXECUTE != 0 && shows(s, page, leaf.offset | KEPT, 0);
+    if !kept || s.setup.keeps == 0 || !sites::make_way(s, page) {
+        return false;
+    }
+    let (from, to) = match last_table(f, s, page) {
+        Some(table) => like_around(s, table, page, rights(leaf)),
+        None => (page, page + PAGE),
+    };
+    show(f, s, from, to, rights(leaf))
+}
+
+/// A closed page, and those around it that are to be opened with the same rights: their addresses.
+fn like_around(s: &Shared, table: u64, page: u64, rights: u64) -> (u64, u64) {
+    let (mut from, mut to) = (page, page + PAGE);
+    let first = page & !(AROUND * PAGE - 1);
+    while from > first && is_like(s, table, from - PAGE, rights) {
+        from -= PAGE;
+    }
+    while to < first + AROUND * PAGE && is_like(s, table, to, rights) {
+        to += PAGE;
+    }
+    (from, to)
+}
+
 /// A closed page that shows what the guest's table says, to be opened with these rights.
 fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
-    let said = used_page(s, table, page, false).filter(|said| shows(s, page, said.offset, 0));
-    said.is_some_and(|said| said.rights == rights && said.is_as_it_may_be())
+    let Some(said) = said_page(s, table, page, false).filter(|said| said.rights == rights) else {
+        return false;
+    };
+    let plain = || mark(said.offset) == 0 && said.is_as_it_may_be();
+    shows(s, page, said.offset, 0) && plain()
+        || rights & EXECUTE != 0 && shows(s, page, said.offset | KEPT, 0)
 }
 
 /// Changes the protection of pages that are mapped, and tells the monitor.
@@ -293,7 +335,7 @@ fn show(f: &mut VcpuPage, s: &mut Shared, from: u64, to: u64, rights: u64) -> bo
     for page in (from..to).step_by(PAGE as usize) {
         let Some(hint) = s.mapped.hints.get_mut(hint(page)) else { continue };
         hint.page = page | rights;
-        let offset = hint.offset;
+        let offset = hint.offset & !KEPT;
         note(s, MapReport::Shown { page, offset, rights: Rights::from_bits(rights) });
         if f.paging.deferred == page {
             f.paging.deferred = 0;

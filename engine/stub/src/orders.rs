@@ -55,6 +55,10 @@ fn apply(command: MapCommand, s: &mut Shared) -> i64 {
             s.mapped.copied = 1;
             map(page, PAGE, Rights::READ_WRITE.bits(), MAP_PRIVATE | MAP_POPULATE, offset)
         }
+        MapCommand::Keep { page, offset } => {
+            mmu::keep(s, page, offset);
+            0
+        }
         MapCommand::Map { start, len, offset, rights, owner } => {
             mmu::forget(s, start, start + len);
             map_ram(s, start, len, offset, rights, owner)

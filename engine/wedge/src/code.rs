@@ -6,8 +6,9 @@
 
 use crate::memory::MemoryObject;
 use frame::{
-    AREA_LEN, Base, CACHE, CMP_LEN, MAX_SITES, SITE_PAGES, SITES_LEN, STUB_LEN, STUB_TAIL, STUBS,
-    TABLES_LEN, USER_CACHE, USER_CACHE_LEN, USER_TABLES, keys, site_page,
+    AREA_LEN, Base, CACHE, CMP_LEN, MAX_SITES, PLAIN_PAGES, SITE_PAGES, SITES_LEN, STUB_LEN,
+    STUB_TAIL, STUBS, TABLES_LEN, USER_CACHE, USER_CACHE_LEN, USER_TABLES, keys, plain_slot,
+    site_page,
 };
 use std::{io, os::fd::BorrowedFd};
 
@@ -85,6 +86,12 @@ impl CodeArea {
     pub fn note_site(&self, gva: u64) {
         let (word, bit) = site_page(gva);
         self.tables.add_bits(SITE_PAGES + word * 8, 1 << bit);
+    }
+
+    /// A page of code with this [`frame::print`] need not be changed before user code executes it, whatever
+    /// its address. Said in the kernel's tables.
+    pub fn note_plain(&self, print: u64) {
+        self.tables.write_word(PLAIN_PAGES + plain_slot(print) * 8, print);
     }
 
     /// The jump tables, as wedges map them.

@@ -1,8 +1,10 @@
-//! The wedge's search for what opens protection keys: at every place of a page, and across both borders.
+//! The wedge's search for what opens protection keys: at every place of a page, and across both borders; and
+//! its search for what the monitor would change.
 
 use crate::host::{self, Mapping, Mappings, PAGE};
 use frame::keys;
 use stub::text;
+use x86_interp::GuestRam;
 
 const AT: u64 = 0x40_0000;
 const LEN: usize = PAGE as usize;
@@ -88,4 +90,31 @@ fn one_behind_the_other_is_found() {
     ] {
         assert!((0..64).all(|at| !is_closed(AT, &[&with(bytes, at)], AT)), "{bytes:x?}");
     }
+}
+
+/// LAR, which the monitor finds only where it is plausible.
+const LAR: [u8; 3] = [0x0f, 0x02, 0xc1];
+
+/// What looks like an instruction to be changed is left to the monitor until it has looked at just these
+/// bytes, at any address.
+#[test]
+fn what_the_monitor_has_searched_may_be_executed() {
+    let ram = ram::Ram::new(1 << 20).expect("the host has memory");
+    let pages = wedge::Pages::new().expect("the host has memory");
+    host::map_windows(&ram, &pages).expect("the model's addresses are free");
+    let show = |page: &[u8]| ram.write(0, page);
+    let page = with(&LAR, 100);
+    show(&page);
+    assert!(!text::is_plain(AT, 0), "nobody has looked at it");
+    pages.kernel().note_plain(frame::print(&page));
+    assert!(text::is_plain(AT, 0) && text::is_plain(AT + PAGE, 0));
+    for at in [0, 7, 99, 103, 2048, LEN - 1] {
+        let mut other = page.clone();
+        other[at] ^= 1;
+        show(&other);
+        assert!(!text::is_plain(AT, 0), "byte {at} is another");
+    }
+    show(&page);
+    pages.kernel().note_site(AT);
+    assert!(!text::is_plain(AT, 0), "system calls are patched there");
 }

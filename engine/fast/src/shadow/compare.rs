@@ -186,14 +186,15 @@ impl<W: Process> Space<W> {
         self.map_one(hva, page.offset, READ)
     }
 
-    /// What is mapped there may be shown again: it is a page of RAM as it is, and was open since the last
-    /// comparison.
+    /// What is mapped there may be shown again: it is a page of RAM as it is, or a copy that goes when that
+    /// page is written, and was open since the last comparison.
     fn may_be_closed(&self, hva: u64, (offset, protection): (u64, u64)) -> bool {
         let plain = protection & !(READ | WRITE | EXECUTE) == 0 && protection != 0;
+        let kept = protection & EXECUTE != 0 && !self.wedge.searches();
         plain
             && self.wedge.keeps()
             && !self.parts.contains(&part(hva, LARGE_BITS))
-            && !self.copies.has(offset, hva)
+            && (kept || !self.copies.has(offset, hva))
     }
 
     /// Closes pages of the user's, given in ascending order.

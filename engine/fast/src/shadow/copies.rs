@@ -53,6 +53,24 @@ impl<W: Process> Space<W> {
             || calls && !self.sites.patches(hva, &bytes).0.is_empty()
     }
 
+    /// Nothing was found in a page of code that is to be executed: the wedge, which looks less closely, need
+    /// not ask about these bytes again.
+    pub(super) fn note_plain(&mut self, ram: &Ram, offset: u64) {
+        let mut bytes = [0; PAGE as usize];
+        ram.read(offset, &mut bytes);
+        let plain =
+            |written: bool| self.scans.patches(offset, self.code(&bytes), written).is_empty();
+        // What is plain in 64-bit code need not be so in 32-bit code, which is rare.
+        if !self.is_narrow && plain(false) && plain(true) {
+            self.plain.push(frame::print(&bytes));
+        }
+    }
+
+    /// Prints of pages that have been searched since, and nothing found.
+    pub fn take_plain(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.plain)
+    }
+
     /// A page that is empty is marked, so that the wedge need not map it page by page.
     pub(super) fn mark_empty(&mut self, ram: &Ram, offset: u64) {
         if ram.mark_empty(offset) {

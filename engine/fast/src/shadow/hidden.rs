@@ -70,7 +70,10 @@ impl<W: Process> Space<W> {
         let pages = &self.pages;
         let mut copies = FxHashSet::default();
         self.copies.retain(|offset, hva| {
-            let is = |(of, rights): &(u64, u64)| *of == offset && rights & EXECUTE != 0;
+            // One that is closed may be shown again.
+            let is = |(of, rights): &(u64, u64)| {
+                *of == offset && (*rights == 0 || rights & EXECUTE != 0)
+            };
             let kept = pages.get(&hva).is_some_and(is);
             copies.extend(kept.then_some(hva));
             kept
@@ -79,5 +82,26 @@ impl<W: Process> Space<W> {
         copies.iter().for_each(|hva| self.hide_page(*hva));
         self.hidden.ends.retain(|hva| copies.contains(hva));
         (self.hidden.count, self.hidden.least) = (copies.len(), copies.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::Listener;
+    use wedge::MapCommand;
+
+    /// The wedge may show a closed copy again without asking, so the copy must go when its page is written.
+    #[test]
+    fn a_closed_copy_goes_when_its_page_is_written() {
+        let (hva, offset) = (0x40_0000, 0x7000);
+        let mut space = Space::new(Listener::default(), Default::default(), 1, Default::default());
+        space.pages.insert(hva, (offset, EXECUTE | 1));
+        space.map_patched(hva, offset, &[]).expect("listens");
+        space.pages.entry(hva).and_modify(|(_, rights)| *rights = 0);
+        space.hide_anew();
+        space.wedge.told.clear();
+        space.drop_copies(offset).expect("listens");
+        assert_eq!(space.wedge.told, [MapCommand::Unmap { start: hva, len: PAGE }]);
     }
 }
