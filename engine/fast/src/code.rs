@@ -86,7 +86,7 @@ pub struct Code {
     /// RAM offset of each page that code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
     pub devices: Devices,
-    /// No block has a breakpoint in it or begins at one.
+    /// No block has a breakpoint in it; one that begins at one begins with a tap.
     probes: Probes,
 }
 
@@ -101,10 +101,15 @@ impl Code {
 
     /// From now on no block goes over these breakpoints.
     pub fn set_probes(&mut self, pages: &mut Pages, probes: &Probes) {
-        let new: Vec<u64> =
-            probes.breakpoints.difference(&self.probes.breakpoints).copied().collect();
-        self.probes = probes.clone();
-        for gva in new {
+        let before = std::mem::replace(&mut self.probes, probes.clone());
+        let breakpoints = before.breakpoints.union(&probes.breakpoints);
+        // What has a tap must lose it, and what has another must get that.
+        let changed = |gva: &&u64| {
+            let (old, new) = (before.tap(**gva), probes.tap(**gva));
+            old != new || new.is_none() && !before.has(**gva)
+        };
+        let changed: Vec<u64> = breakpoints.filter(changed).copied().collect();
+        for gva in changed {
             self.forget_page(pages, gva);
         }
     }
@@ -189,12 +194,13 @@ impl Code {
         (guest, alignment): (u64, bool),
         marked: &mut Vec<u64>,
     ) -> Option<Result<u64, Refused>> {
-        if self.probes.has(guest) {
+        let tap = self.probes.tap(guest);
+        if tap.is_none() && self.probes.has(guest) {
             return Some(Err(Refused::Untranslatable));
         }
         let (first, mut bytes) = self.fetch(board, roots, guest, marked)?;
         let last = guest + (bytes.len() - 1) as u64;
-        let breakpoint = self.probes.first_in(guest, last);
+        let breakpoint = if guest < last { self.probes.first_in(guest + 1, last) } else { None };
         if let Some(breakpoint) = breakpoint {
             bytes.truncate((breakpoint - guest) as usize);
         }
@@ -210,6 +216,7 @@ impl Code {
             sources[1] = second;
         }
         let mut view = View(pages, &self.layout);
+        tap.into_iter().for_each(|step| self.cache.tap_next(step));
         let made = self.cache.add(&mut view, guest, &bytes, here, alignment, sources);
         if made.is_ok() {
             // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.

@@ -38,8 +38,9 @@ impl Codes {
 
     /// From now on no block of either level goes over these breakpoints.
     pub fn set_probes(&mut self, pages: &mut Pages, probes: &Probes) {
-        for code in self.each() {
-            code.set_probes(pages, probes);
+        self.kernel.set_probes(pages, probes);
+        if let Some(user) = &mut self.user {
+            user.set_probes(pages, &probes.without_taps());
         }
     }
 
@@ -73,7 +74,7 @@ impl Codes {
         let probes = self.kernel.probes();
         let user = self.user.get_or_insert_with(|| {
             let mut new = Code::new(pages, Level::User, look_up);
-            new.set_probes(pages, probes);
+            new.set_probes(pages, &probes.without_taps());
             new
         });
         if self.space != roots.cr3 || std::mem::take(&mut self.changed) {

@@ -4,6 +4,7 @@
 mod tests;
 
 use crate::{Fast, code::byte, codes::bias_at, operand, regions::host_bias, state};
+use contract::Doing;
 use frame::{BlockExit, KICK, WedgeExit, go};
 use iced_x86::Code;
 use jit::{Level, cache::Position};
@@ -29,7 +30,9 @@ impl Fast {
     pub(crate) fn translated_code(&mut self, level: Level) -> Result<(), Error> {
         self.start_comparing();
         let Some(host) = self.block_at_rip(level) else {
-            self.interpret_outside();
+            if !self.stops_at_tap() {
+                self.interpret_outside();
+            }
             return Ok(());
         };
         let alone = self.open_comparison(level, host);
@@ -56,7 +59,13 @@ impl Fast {
         if level == Level::User {
             codes.enter_space(pages, self.board.ram(), roots);
         }
-        let host = codes.at(level)?.block(pages, &self.board, roots, rip, alignment, &mut marked);
+        let code = codes.at(level)?;
+        let before = code.cache.counters.translated;
+        let host = code.block(pages, &self.board, roots, rip, alignment, &mut marked);
+        let blocks = code.cache.counters.translated - before;
+        if blocks != 0 {
+            self.board.tell(Doing::Translate { gva: rip, blocks });
+        }
         self.protect(marked);
         host
     }
@@ -87,6 +96,10 @@ impl Fast {
                     self.answer(missing, Access::default())?;
                 }
                 self.interpret();
+                Ok(())
+            }
+            WedgeExit::Block(BlockExit::Tap) => {
+                self.leave_at_tap();
                 Ok(())
             }
             WedgeExit::Lost => self.lost(),

@@ -102,6 +102,8 @@ pub struct Cache {
     /// Where the newest block leads for certain: its last jump, and its call when it returns.
     ahead: Vec<Key>,
     trials: Trials,
+    /// Where the program of the tap at the next block's first instruction begins.
+    tap: Option<u32>,
     /// What happened.
     pub counters: Counters,
 }
@@ -153,6 +155,7 @@ impl Cache {
             waiting: FxHashMap::default(),
             ahead: Vec::new(),
             trials: Trials::default(),
+            tap: None,
             counters: Counters::default(),
         };
         cache.reset_table(memory);
@@ -180,6 +183,11 @@ impl Cache {
         self.by_guest.get(&(guest, alignment)).copied()
     }
 
+    /// The next block that is added has a tap at its first instruction, whose program begins at this step.
+    pub fn tap_next(&mut self, step: u32) {
+        self.tap = Some(step);
+    }
+
     /// Translates the bytes at `guest` and places the block. The first `here` bytes come from one
     /// page, the rest serves to complete the last instruction. `pages` are their RAM offsets, for
     /// [`Cache::drop_page`].
@@ -195,9 +203,10 @@ impl Cache {
         alignment: bool,
         pages: [u64; 2],
     ) -> Result<u64, Refused> {
+        let tap = self.tap.take();
         let host = self.layout.cache + self.next;
         let cache_offset = self.next as u32;
-        let request = Request { guest, bytes, here, alignment, host, cache_offset };
+        let request = Request { guest, bytes, here, alignment, tap, host, cache_offset };
         let mut block = translate(&self.layout, &request)?;
         self.isolate(&mut block);
         let fits = self.next + block.code.len() as u64 + 16 <= self.layout.cache_len;

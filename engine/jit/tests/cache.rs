@@ -152,8 +152,15 @@ impl Model {
         let Some(host) = host else { return };
         let bytes = &self.code[index as usize];
         let cache_offset = (host - LAYOUT.cache) as u32;
-        let request =
-            Request { guest: gva, bytes, here: LENGTH, alignment: false, host, cache_offset };
+        let request = Request {
+            guest: gva,
+            bytes,
+            here: LENGTH,
+            alignment: false,
+            tap: None,
+            host,
+            cache_offset,
+        };
         for link in translate(&LAYOUT, &request).expect("a block").links {
             let leads = self.memory.target(host + u64::from(link.displacement));
             let stub = host + u64::from(link.stub);

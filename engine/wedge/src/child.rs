@@ -11,7 +11,7 @@ use frame::{
     ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, CACHE_LEN, COPIES,
     COPIES_LEN, FRAME, FRAME_LEN, GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, RAM, RAM_FD,
     REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUBS, Shared, TABLES,
-    TABLES_LEN, TURNS, Turns as TurnsPage, USER_PAGE,
+    TABLES_LEN, TAPS, TURNS, Taps, Turns as TurnsPage, USER_PAGE,
 };
 
 /// Descriptors of what a wedge consists of, but for the blob.
@@ -20,6 +20,7 @@ pub(crate) struct Parts {
     pub(crate) shared: i32,
     pub(crate) frame: i32,
     pub(crate) turns: i32,
+    pub(crate) taps: i32,
     pub(crate) tables: i32,
     pub(crate) cache: i32,
     pub(crate) regions: i32,
@@ -49,6 +50,7 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
         (ALT_STACK, ALT_STACK_LEN, RW, -1),
         (TURNS, size_of::<TurnsPage>(), RW, parts.turns),
         (FRAME, FRAME_LEN, RW, parts.frame),
+        (TAPS, size_of::<Taps>(), RW, parts.taps),
         (TABLES, TABLES_LEN, R, parts.tables),
         (CACHE, CACHE_LEN, RX, parts.cache),
         (REGIONS, REGIONS_LEN, R, parts.regions),

@@ -1,13 +1,13 @@
 //! The pages all wedges of a vCPU share: the frame, the code cache and its tables.
 
 use crate::features;
-use crate::memory::MemoryObject;
+use crate::memory::{MemoryObject, field};
 use crate::turns::Turns;
 use frame::{
     AREA_LEN, Base, CACHE, CACHE_LEN, CMP_LEN, COPY_INDEX, FRAME_LEN, LOOKUP_INDEX, LOOKUP_READS,
     LOOKUP_WRITES, NO_USER, NOWHERE, POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, SITE_PAGES,
-    SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, Told, UPPER_USER, VcpuPage, keys, region,
-    site_page,
+    SITES_LEN, STEP_WORDS, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, TAP_BYTES, TAP_STEPS, Taps,
+    Told, UPPER_USER, VcpuPage, keys, region, site_page,
 };
 use std::{io, mem::offset_of, os::fd::BorrowedFd};
 
@@ -38,6 +38,7 @@ pub struct Pages {
     cache: Bytes,
     regions: Bytes,
     sites: Bytes,
+    taps: MemoryObject<Taps>,
     turns: Turns,
     pub(crate) user_dispatch: bool,
     pub(crate) keeps: bool,
@@ -68,6 +69,7 @@ impl Pages {
             cache: MemoryObject::new("ring3-code", CACHE_LEN)?,
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
             sites: MemoryObject::new("ring3-sites", SITES_LEN - AREA_LEN)?,
+            taps: MemoryObject::new("ring3-taps", size_of::<Taps>())?,
             turns: Turns::new()?,
             user_dispatch: false,
             keeps: true,
@@ -105,6 +107,7 @@ impl Pages {
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
         (new.strict, new.narrow) = (self.strict, self.narrow);
+        std::mem::swap(&mut new.taps, &mut self.taps);
         *self = new;
         Ok(())
     }
@@ -240,6 +243,29 @@ impl Pages {
         true
     }
 
+    /// Gives taps their programs; false if there is no room for them.
+    pub fn set_taps(&mut self, steps: &[[u64; STEP_WORDS]]) -> bool {
+        if steps.len() > TAP_STEPS {
+            return false;
+        }
+        let bytes: Vec<u8> = steps.as_flattened().iter().flat_map(|w| w.to_le_bytes()).collect();
+        self.taps.write(offset_of!(Taps, steps), &bytes);
+        true
+    }
+
+    /// Takes what taps have recorded, but for the last record if it is `undone`. What it is is the guest's.
+    pub fn take_records(&mut self, undone: bool) -> Vec<u8> {
+        let used = self.taps.get(field!(Taps, used));
+        if used == 0 {
+            return Vec::new();
+        }
+        let used = if undone { used.min(self.taps.get(field!(Taps, last))) } else { used };
+        let mut records = vec![0; used.min(TAP_BYTES as u64) as usize];
+        self.taps.read(offset_of!(Taps, records), &mut records);
+        self.taps.set(field!(Taps, used), 0);
+        records
+    }
+
     /// The table of biases, as translated code and wedges map it.
     pub fn regions(&self) -> BorrowedFd<'_> {
         self.regions.as_fd()
@@ -258,6 +284,9 @@ impl Pages {
     }
     pub(crate) fn tables_fd(&self) -> i32 {
         self.tables.fd()
+    }
+    pub(crate) fn taps_fd(&self) -> i32 {
+        self.taps.fd()
     }
     pub(crate) fn cache_fd(&self) -> i32 {
         self.cache.fd()

@@ -104,6 +104,7 @@ impl Wedge {
             shared: shared.fd(),
             frame: pages.frame_fd(),
             turns: pages.turns().fd(),
+            taps: pages.taps_fd(),
             tables: pages.tables_fd(),
             cache: pages.cache_fd(),
             regions: pages.regions_fd(),

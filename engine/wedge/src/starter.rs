@@ -117,7 +117,7 @@ pub(crate) fn pidfd(pid: i32) -> io::Result<OwnedFd> {
 }
 
 /// How many descriptors a wedge is given.
-const DESCRIPTORS: usize = 10;
+const DESCRIPTORS: usize = 11;
 
 impl Parts {
     /// Words and descriptors that say all of it.
@@ -127,6 +127,7 @@ impl Parts {
             shared,
             frame,
             turns,
+            taps,
             tables,
             cache,
             regions,
@@ -138,7 +139,7 @@ impl Parts {
             user,
         } = *self;
         let descriptors =
-            [shared, frame, turns, tables, cache, regions, sites, lookups, marks, ram.0];
+            [shared, frame, turns, taps, tables, cache, regions, sites, lookups, marks, ram.0];
         let of_user = user.map(|user| [user.page, user.journal, user.socket]);
         let descriptors = descriptors.into_iter().chain(of_user.into_iter().flatten()).collect();
         ([ram.1 as u64, walked.into(), base.entry().into()], descriptors)
@@ -152,7 +153,7 @@ impl Parts {
             let [page, journal, socket] = of_user.each_ref().map(|fd| fd.as_raw_fd());
             strict::Shared { page, journal, socket }
         });
-        let [shared, frame, turns, tables, cache, regions, sites, lookups, marks, ram] =
+        let [shared, frame, turns, taps, tables, cache, regions, sites, lookups, marks, ram] =
             descriptors.each_ref().map(|descriptor| descriptor.as_raw_fd());
         let base = Base::of_entry(u16::try_from(entry).ok()?);
         let (ram, walked) = ((ram, usize::try_from(len).ok()?), walked != 0);
@@ -162,6 +163,7 @@ impl Parts {
             shared,
             frame,
             turns,
+            taps,
             tables,
             cache,
             regions,
