@@ -20,3 +20,6 @@ pub mod still;
 pub mod top;
 pub mod trace;
 pub mod vmcoreinfo;
+
+#[cfg(test)]
+host::choose!(host_linux::Linux);

@@ -31,6 +31,8 @@ mod devices;
 mod evicted;
 mod home;
 #[cfg(test)]
+host::choose!(host_linux::Linux);
+#[cfg(test)]
 mod hostile_tests;
 mod kernel;
 #[cfg(test)]
@@ -84,7 +86,7 @@ use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, System, pending
 
 /// Who starts the processes that guest code runs in.
 pub mod wedges {
-    pub use wedge::{Process, become_wedge, limit_mappings, prepare, start_by};
+    pub use wedge::{become_wedge, limit_mappings, prepare, start_by};
 }
 
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
@@ -171,7 +173,7 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
     if !std::arch::is_x86_feature_detected!("bmi2") {
         return Err("the CPU has no BMI2".to_owned());
     }
-    if !wedge::bases_are_ours() {
+    if !host::current().facts().bases {
         return Err(
             "the host does not let programs use FSGSBASE (Linux 5.9 and later do)".to_owned()
         );

@@ -245,10 +245,10 @@ impl<W: Process> Slots<W> {
 
     fn start(&self, pcid: u64, pages: &Pages) -> Result<Space<W>, Error> {
         let ram = wedge::Ram {
-            fd: self.ram.fd(),
+            memory: self.ram.object(),
             len: self.ram.len(),
             low: self.ram.low_len(),
-            marks: self.ram.marks_fd(),
+            marks: self.ram.marks(),
             walked: self.kernel,
         };
         let wedge = W::start(ram, pages, self.spaces.len() + 1)?;

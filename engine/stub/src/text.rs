@@ -13,8 +13,8 @@
 //! wrong, and costs no more than that the page is interpreted.
 
 use crate::{
-    here,
     host::{shown, user_word},
+    reach,
     search::{ESCAPE, has},
 };
 use frame::{RAM, SITE_PAGES, TABLES, keys, site_page};
@@ -23,7 +23,7 @@ const PAGE: u64 = 4096;
 
 /// The page at `gva`, at this offset in RAM, may be executed as it is.
 pub fn is_plain(gva: u64, offset: u64) -> bool {
-    !has_sites(gva) && !has(here(RAM) as u64 + offset, is_odd)
+    !has_sites(gva) && !has(reach(RAM) as u64 + offset, is_odd)
 }
 
 /// The copy mapped at `page` (HVA) has no bytes that open protection keys, nor do bytes across its borders.
@@ -61,7 +61,7 @@ fn two(at: u64) -> [u8; 2] {
 fn has_sites(gva: u64) -> bool {
     let (word, bit) = site_page(gva);
     // SAFETY: inside the tables, which are mapped for good.
-    unsafe { *((here(TABLES) + SITE_PAGES + word * 8) as *const u64) >> bit & 1 == 1 }
+    unsafe { *((reach(TABLES) + SITE_PAGES + word * 8) as *const u64) >> bit & 1 == 1 }
 }
 
 /// The escape byte at `at` begins bytes that open keys, all of them in the page.

@@ -13,10 +13,10 @@ const NOWHERE: u64 = 0x5555_5555_0000;
 fn ready() -> (Wedge, Pages) {
     let ram = Ram::new(RAM_LEN).expect("the host gives memory");
     let parts = crate::Ram {
-        fd: ram.fd(),
+        memory: ram.object(),
         len: ram.len(),
         low: ram.low_len(),
-        marks: ram.marks_fd(),
+        marks: ram.marks(),
         walked: true,
     };
     let mut pages = Pages::new().expect("the host gives memory");

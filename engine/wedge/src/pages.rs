@@ -1,6 +1,5 @@
 //! The pages all wedges of a vCPU share: the frame, the code cache and its tables.
 
-use crate::features;
 use crate::memory::MemoryObject;
 use crate::turns::Turns;
 use frame::{
@@ -9,7 +8,8 @@ use frame::{
     SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, Told, UPPER_USER, VcpuPage, keys, region,
     site_page,
 };
-use std::{io, mem::offset_of, os::fd::BorrowedFd};
+use host::MemoryObject as Object;
+use std::{io, mem::offset_of};
 
 /// Bytes of the vCPU page that wedges change.
 const CHANGED_LEN: usize = offset_of!(VcpuPage, told);
@@ -140,7 +140,7 @@ impl Pages {
     /// # Errors
     /// If the host has none.
     pub fn use_dispatch(&mut self) -> io::Result<()> {
-        if !features::can_dispatch() {
+        if !host::current().facts().user_dispatch {
             return Err(io::Error::other(
                 "the host has no syscall user dispatch (Linux 5.11 and later do); leave out --system-calls dispatch",
             ));
@@ -232,29 +232,23 @@ impl Pages {
     }
 
     /// The table of biases, as translated code and wedges map it.
-    pub fn regions(&self) -> BorrowedFd<'_> {
-        self.regions.as_fd()
+    pub fn regions(&self) -> &dyn Object {
+        self.regions.object()
     }
 
     /// The indirect-jump tables, as wedges map them.
-    pub fn tables(&self) -> BorrowedFd<'_> {
-        self.tables.as_fd()
+    pub fn tables(&self) -> &dyn Object {
+        self.tables.object()
     }
 
-    pub(crate) fn sites_fd(&self) -> i32 {
-        self.sites.fd()
+    pub(crate) fn sites(&self) -> &dyn Object {
+        self.sites.object()
     }
-    pub(crate) fn frame_fd(&self) -> i32 {
-        self.frame.fd()
+    pub(crate) fn vcpu_page(&self) -> &dyn Object {
+        self.frame.object()
     }
-    pub(crate) fn tables_fd(&self) -> i32 {
-        self.tables.fd()
-    }
-    pub(crate) fn cache_fd(&self) -> i32 {
-        self.cache.fd()
-    }
-    pub(crate) fn regions_fd(&self) -> i32 {
-        self.regions.fd()
+    pub(crate) fn cache(&self) -> &dyn Object {
+        self.cache.object()
     }
 }
 

@@ -3,12 +3,21 @@
 //! It never opens `/dev/kvm`, and asks for no privilege an ordinary user lacks.
 
 pub mod account;
+mod affinity;
+mod body;
 mod cgroup;
+mod child;
 mod clock;
 pub mod cpu;
+mod cpuid_faults;
+mod delays;
 mod entropy;
+mod facts;
+mod hearing;
 pub mod inherited;
 pub mod limits;
+mod linux;
+mod memory;
 pub mod probe;
 pub mod process;
 pub mod spawner;
@@ -17,5 +26,7 @@ pub mod terminal;
 pub mod usage;
 pub mod user;
 
+pub use child::Child;
 pub use clock::{LinuxClock, TscSource};
 pub use entropy::LinuxEntropy;
+pub use linux::Linux;

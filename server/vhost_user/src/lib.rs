@@ -53,6 +53,9 @@ pub use link::{Process, Spawn};
 pub use policy::Served;
 use virtio::VirtioDevice;
 
+#[cfg(test)]
+host::choose!(host_linux::Linux);
+
 /// Where, in place of a GPA, the memory table has the marks of code pages.
 pub const MARKS: u64 = 1 << 62;
 /// Where it has the notes of what was written.

@@ -35,6 +35,8 @@ use rustix::{
 };
 use vhost_user::{Served, jail, room};
 
+host::choose!(host_linux::Linux);
+
 /// The folder a prisoner is given.
 const FOLDER: &str = "RING3_TEST_FOLDER";
 /// ... and a port of its keeper's.
@@ -197,7 +199,7 @@ fn prisoner_with_a_disk() {
     let file = OpenOptions::new().read(true).write(true).open(folder.join("inside")).expect("it");
     let memory = ram::Ram::new(1 << 20).expect("memory");
     let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("another");
-    let theirs = [memory.fd(), memory.marks_fd(), memory.notes_fd()].map(own);
+    let theirs = memory.descriptors().expect("descriptors").map(own);
     let (mut pipe, mut other) = io::pipe().expect("a pipe");
     leave(true);
     jail::enter(Served::Disk).expect("filters");

@@ -1,6 +1,6 @@
 //! The wedge's search for what opens protection keys: at every place of a page, and across both borders.
 
-use crate::host::{self, Mapping, Mappings, PAGE};
+use crate::process::{self, Mapping, Mappings, PAGE};
 use frame::keys;
 use stub::text;
 
@@ -17,10 +17,10 @@ fn openers() -> impl Iterator<Item = [u8; 3]> {
 fn is_closed(from: u64, pages: &[&[u8]], page: u64) -> bool {
     let ram = ram::Ram::new(1 << 20).expect("the host has memory");
     let parts = wedge::Ram {
-        fd: ram.fd(),
+        memory: ram.object(),
         len: ram.len(),
         low: ram.low_len(),
-        marks: ram.marks_fd(),
+        marks: ram.marks(),
         walked: true,
     };
     let copy = |(n, bytes): (usize, &&[u8])| {
@@ -28,7 +28,7 @@ fn is_closed(from: u64, pages: &[&[u8]], page: u64) -> bool {
         (from + n as u64 * PAGE, Mapping { offset: 0, protection: 3, key: false, copy })
     };
     let mut maps: Mappings = pages.iter().enumerate().map(copy).collect();
-    host::enter(&mut maps, &mut host::fresh_shared(&parts), |_| text::is_closed(page))
+    process::enter(&mut maps, &mut process::fresh_shared(&parts), |_| text::is_closed(page))
 }
 
 fn with(bytes: &[u8], at: usize) -> Vec<u8> {
