@@ -1,8 +1,14 @@
-//! `cargo xtask layers`: folders are layers, and arrows between them point one way.
+//! `cargo xtask layers`: folders are layers, and arrows between them point one way. Those below the seam to the host ask it by
+//! the traits of `host` alone.
 
-use std::{collections::BTreeMap, path::Path, process::Command};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::{checks::root, command::output};
@@ -22,6 +28,17 @@ const ALLOWED: [(&str, &[&str]); 7] = [
 const FREE: [&str; 4] = ["tests", "bench", "xtask", "fuzz"];
 /// Crates of the host layer that all others of it stand on, and that stand on nothing.
 const FOUNDATIONS: [(&str, &str); 2] = [("host", "host"), ("guest", "x86")];
+
+/// Layers that know no particular host; so do the crates `host` and `host_fake`.
+const HOSTLESS: [&str; 3] = ["guest", "machine", "engine"];
+/// The one crate of these and the host's layer that may ask the host by itself.
+const THE_HOST: &str = "host_linux";
+/// Crates that do so all the same, until what they ask is in the vocabulary.
+const STILL: [&str; 3] = ["wedge", "ram", "fast"];
+/// Crates that ask the host.
+const PLATFORM: [&str; 5] = ["libc", "rustix", "nix", "linux-raw-sys", "syscalls"];
+/// What source says that asks it: those, a C library's functions, and files of its kernel.
+const SPOKEN: [&str; 4] = ["libc::", "rustix::", "extern \"C\" {", "\"/proc/"];
 
 #[derive(Deserialize)]
 struct Metadata {
@@ -49,7 +66,8 @@ pub fn check() -> Result<()> {
     let mut command = Command::new(env!("CARGO"));
     command.args(["metadata", "--no-deps", "--format-version=1"]).current_dir(root());
     let metadata: Metadata = serde_json::from_str(&output(&mut command)?)?;
-    let wrong = violations(&metadata, &root());
+    let mut wrong = violations(&metadata, &root());
+    wrong.extend(asked(&root())?);
     if wrong.is_empty() {
         return Ok(());
     }
@@ -66,7 +84,11 @@ fn violations(metadata: &Metadata, root: &Path) -> Vec<String> {
     let mut wrong = Vec::new();
     for package in &metadata.packages {
         let Some(from) = layers.get(package.name.as_str()) else { continue };
+        let hostless = is_hostless(from, &package.name);
         for dependency in package.dependencies.iter().filter(|d| d.kind.is_none()) {
+            if hostless && PLATFORM.contains(&dependency.name.as_str()) {
+                wrong.push(format!("{from}/{} -> {}", package.name, dependency.name));
+            }
             let Some(to) = layers.get(dependency.name.as_str()) else { continue };
             if !allowed((from, &package.name), (to, &dependency.name)) {
                 wrong.push(format!("{from}/{} -> {to}/{}", package.name, dependency.name));
@@ -74,6 +96,54 @@ fn violations(metadata: &Metadata, root: &Path) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// Whether a crate may ask the host by the traits of `host` only.
+fn is_hostless(layer: &str, name: &str) -> bool {
+    !STILL.contains(&name) && (HOSTLESS.contains(&layer) || layer == "host" && name != THE_HOST)
+}
+
+/// Lines of hostless crates that ask the host by themselves; tests may.
+fn asked(root: &Path) -> Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    for layer in HOSTLESS.into_iter().chain(["host"]) {
+        for package in folder(&root.join(layer))? {
+            let name = package.file_name().unwrap_or_default().to_string_lossy();
+            let source = package.join("src");
+            if is_hostless(layer, &name) && source.is_dir() {
+                asked_in(&source, &mut wrong)?;
+            }
+        }
+    }
+    Ok(wrong)
+}
+
+fn asked_in(path: &Path, wrong: &mut Vec<String>) -> Result<()> {
+    if path.is_dir() {
+        return folder(path)?.iter().try_for_each(|inside| asked_in(inside, wrong));
+    }
+    let is_test = path.components().any(|part| part.as_os_str() == "tests")
+        || path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"));
+    if is_test || path.extension().is_none_or(|extension| extension != "rs") {
+        return Ok(());
+    }
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    wrong.extend(spoken(&text).map(|(line, what)| format!("{}:{line}: {what}", path.display())));
+    Ok(())
+}
+
+/// Lines of a source, by number, and what they say that asks the host.
+fn spoken(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
+    let code = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+    code.flat_map(|(index, line)| {
+        let said = SPOKEN.into_iter().filter(move |word| line.contains(word));
+        said.map(move |word| (index + 1, word))
+    })
+}
+
+fn folder(path: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(path).with_context(|| path.display().to_string())?;
+    Ok(entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?)
 }
 
 /// Whether a crate (its layer and name) may depend on another.
@@ -114,15 +184,28 @@ mod tests {
     }
 
     #[test]
+    fn who_asks_the_host_is_found() {
+        let text = "// libc::mmap\nuse rustix::fs;\nlet file = open(\"/proc/stat\");\n";
+        let found: Vec<_> = spoken(text).collect();
+        assert_eq!(found, [(2, "rustix::"), (3, "\"/proc/")]);
+        assert!(is_hostless("engine", "jit") && is_hostless("host", "host_fake"));
+        assert!(!is_hostless("host", "host_linux") && !is_hostless("server", "usernet"));
+    }
+
+    #[test]
     fn violations_are_found_in_metadata() {
         let json = r#"{"packages": [
             {"name": "x86", "manifest_path": "/r/guest/x86/Cargo.toml", "dependencies": [
-                {"name": "bus", "kind": null}, {"name": "serde", "kind": null}]},
+                {"name": "bus", "kind": null}, {"name": "serde", "kind": null},
+                {"name": "libc", "kind": null}]},
             {"name": "bus", "manifest_path": "/r/machine/bus/Cargo.toml", "dependencies": [
                 {"name": "host_linux", "kind": "dev"}]},
             {"name": "host_linux", "manifest_path": "/r/host/host_linux/Cargo.toml",
              "dependencies": []}]}"#;
         let metadata = serde_json::from_str(json).expect("valid");
-        assert_eq!(violations(&metadata, Path::new("/r")), ["guest/x86 -> machine/bus"]);
+        assert_eq!(
+            violations(&metadata, Path::new("/r")),
+            ["guest/x86 -> machine/bus", "guest/x86 -> libc"]
+        );
     }
 }

@@ -39,6 +39,8 @@ use cli::{Arguments, Command};
 use control::Order;
 use failure::Failure;
 
+host::choose!(host_linux::Linux);
+
 fn main() -> ExitCode {
     if let Some(problem) = limits::stack_refusal() {
         return fail(&Failure::host(problem));

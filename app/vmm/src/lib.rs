@@ -37,6 +37,9 @@ pub use running::{Running, check_fast_engine};
 pub use virtio::{Doorbell, Execution, VirtioDevice};
 pub use x86::{cpuid::CpuidResult, paravirt as kvm_features};
 
+#[cfg(test)]
+host::choose!(host_linux::Linux);
+
 /// What to build.
 #[derive(Clone, Debug)]
 pub struct Description {

@@ -19,6 +19,9 @@ mod report;
 mod vcpu_loop;
 mod visit;
 
+#[cfg(test)]
+host::choose!(host_linux::Linux);
+
 /// Locks and atomics, for which others stand in `tests/models`.
 mod sync {
     pub(crate) use std::sync::*;

@@ -15,6 +15,8 @@ use x86::{
 };
 use x86_interp::{BareMachine, Cpu, GuestRam};
 
+host::choose!(host_linux::Linux);
+
 type Machine = BareMachine<Ram, HostVectorUnit>;
 
 /// The program, and the data it works on; page tables are below.

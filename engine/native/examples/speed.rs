@@ -8,6 +8,8 @@ use native::HostVectorUnit;
 use x86::fpu::FpuState;
 use x86_interp::{VectorOperands, VectorUnit};
 
+host::choose!(host_linux::Linux);
+
 /// The fastest batch counts: other programs disturb the rest.
 const BATCHES: usize = 50;
 const ROUNDS: u32 = 10_000;

@@ -187,4 +187,6 @@ impl VectorUnit for HostVectorUnit {
 }
 
 #[cfg(test)]
+host::choose!(host_linux::Linux);
+#[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! Executable memory and the call into it.
 //!
-//! The memory is one memfd mapped twice: a writable mapping to put stubs into and an executable
+//! The memory is one memory object mapped twice: a writable mapping to put stubs into and an executable
 //! one to run them from. No page is ever writable and executable at the same address.
 //!
 //! Why calls are sound: an [`Entry`] is an offset below `used` of one `StubMemory` at which a whole
@@ -11,12 +11,10 @@
 #![allow(unsafe_code)]
 // UNSAFETY: running generated code needs raw mappings and a call through a function pointer.
 
-use core::ptr::{self, NonNull};
-use std::{
-    io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-};
+use core::ptr;
+use std::io;
 
+use host::{Access, Mapping, Piece};
 use x86::fpu::FpuState;
 use x86_interp::VectorOperands;
 
@@ -45,10 +43,11 @@ pub(crate) struct StubMemory {
 impl StubMemory {
     /// `size` bytes, a multiple of the page size.
     pub(crate) fn new(size: usize) -> io::Result<Self> {
-        let file = memory_file(size)?;
+        let object = host::current().object("ring3-stubs", size as u64)?;
+        let all = [Piece { offset: 0, len: size }];
         Ok(Self {
-            writable: Mapping::new(&file, size, libc::PROT_READ | libc::PROT_WRITE)?,
-            executable: Mapping::new(&file, size, libc::PROT_READ | libc::PROT_EXEC)?,
+            writable: object.map(&all, Access::Write)?,
+            executable: object.map(&all, Access::Execute)?,
             used: 0,
             epoch: 0,
         })
@@ -59,13 +58,13 @@ impl StubMemory {
         let code = stub.code();
         let start = self.used;
         let end = start.checked_add(code.len())?.checked_next_multiple_of(ALIGN)?;
-        if end > self.writable.size {
+        if end > self.writable.len() {
             return None;
         }
         // SAFETY: [start, start + len) is inside the mapping, checked above, and disjoint from
         // every stub installed before, so nothing that can be executed changes.
         unsafe {
-            let target = self.writable.base.as_ptr().add(start);
+            let target = self.writable.base().as_ptr().add(start);
             ptr::copy_nonoverlapping(code.as_ptr(), target, code.len());
         }
         self.used = end;
@@ -92,50 +91,9 @@ impl StubMemory {
         // follow the System V convention, access only what the two references cover, leave MXCSR,
         // the x87 state and the direction flag as Rust has them, and cannot fault.
         unsafe {
-            let code = self.executable.base.as_ptr().add(entry.offset as usize);
+            let code = self.executable.base().as_ptr().add(entry.offset as usize);
             let function: Function = core::mem::transmute(code);
             function(fpu, operands, mxcsr)
         }
     }
-}
-
-// SAFETY: the mappings belong to this value alone and are valid from every thread.
-unsafe impl Send for StubMemory {}
-
-struct Mapping {
-    base: NonNull<u8>,
-    size: usize,
-}
-
-impl Mapping {
-    fn new(file: &OwnedFd, size: usize, protection: libc::c_int) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice overlays nothing.
-        let base = unsafe {
-            libc::mmap(ptr::null_mut(), size, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        Ok(Self { base, size })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and no pointer into it outlives the owner.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.size) };
-    }
-}
-
-fn memory_file(size: usize) -> io::Result<OwnedFd> {
-    // SAFETY: the name is a C string.
-    let fd = unsafe { libc::memfd_create(c"ring3-stubs".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just made and nobody else has it.
-    let file = unsafe { OwnedFd::from_raw_fd(fd) };
-    std::fs::File::from(file.try_clone()?).set_len(size as u64)?;
-    Ok(file)
 }

@@ -1,22 +1,47 @@
 //! The host vocabulary: what ring3 asks of the system it runs on.
 //!
-//! Plain types and traits only. `host_linux` implements them over Linux, `host_fake` in memory
-//! and deterministically for tests.
+//! Plain types and traits only. `host_linux` implements them over Linux, `host_fake` in memory and
+//! deterministically for tests. Guest, machine and engine layers are to ask for nothing but by these: no crate of
+//! theirs links a C library, but for those that `cargo xtask layers` names.
+//!
+//! A program has one host, as it has one allocator, and chooses it in the same way: by one line in the
+//! program ([`choose!`]). Libraries ask [`current`]. What a program may want of its own, a clock that fails on
+//! purpose, say, is passed to whoever uses it as a trait object.
 
-/// Time.
-pub trait Clock: Send + Sync {
-    /// Nanoseconds of a monotonic clock, from an arbitrary start. Guest time is derived from it.
-    fn monotonic_ns(&self) -> u64;
-    /// Nanoseconds since 1970-01-01T00:00:00Z, for the guest's real-time clock.
-    fn wall_clock_ns(&self) -> u64;
-    /// The time-stamp counter the guest sees, in ticks of [`Clock::tsc_hz`].
-    fn tsc(&self) -> u64;
-    /// Ticks of the time-stamp counter in a second.
-    fn tsc_hz(&self) -> u64;
+mod memory;
+mod time;
+
+pub use memory::{Access, Mapping, Memory, MemoryObject, Piece, Seal};
+pub use time::{Clock, Entropy};
+
+/// All that a host does.
+pub trait Host: Memory + Entropy {}
+
+impl<T: Memory + Entropy> Host for T {}
+
+/// Names the host of a program: a constant or static whose reference lives for ever. Once in a program, or in
+/// the test of a library.
+#[macro_export]
+macro_rules! choose {
+    ($host:expr) => {
+        const _: () = {
+            // UNSAFETY: a name that the linker finds; nothing else has it.
+            #[allow(unsafe_code)]
+            #[unsafe(no_mangle)]
+            fn ring3_host_of_this_program() -> &'static dyn $crate::Host {
+                &$host
+            }
+        };
+    };
 }
 
-/// Randomness.
-pub trait Entropy: Send + Sync {
-    /// Fills `data` with bytes no one can predict; false if the host has none to give.
-    fn fill(&self, data: &mut [u8]) -> bool;
+/// The host of this program. One that has not chosen ([`choose!`]) does not link.
+// UNSAFETY: calls what the linker has found.
+#[allow(unsafe_code)]
+#[inline]
+pub fn current() -> &'static dyn Host {
+    unsafe extern "Rust" {
+        safe fn ring3_host_of_this_program() -> &'static dyn Host;
+    }
+    ring3_host_of_this_program()
 }

@@ -2,6 +2,11 @@
 //!
 //! Tests that run a machine on it are deterministic: the same steps give the same guest.
 
+mod fake;
+mod memory;
+
+pub use fake::Fake;
+
 use host::{Clock, Entropy};
 use std::sync::{
     Mutex, PoisonError,

@@ -9,6 +9,8 @@ pub mod cpu;
 mod entropy;
 pub mod inherited;
 pub mod limits;
+mod linux;
+mod memory;
 pub mod probe;
 pub mod process;
 pub mod spawner;
@@ -19,3 +21,4 @@ pub mod user;
 
 pub use clock::{LinuxClock, TscSource};
 pub use entropy::LinuxEntropy;
+pub use linux::Linux;

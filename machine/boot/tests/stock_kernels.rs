@@ -6,6 +6,8 @@ use boot::{BootProtocol, BootRequest, Loaded, Module};
 use ram::Ram;
 use std::path::PathBuf;
 
+host::choose!(host_linux::Linux);
+
 const MIB: u64 = 1 << 20;
 
 /// Files in the directory whose names start like this; at least one.

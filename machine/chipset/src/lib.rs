@@ -56,6 +56,9 @@ pub use steal_time::StealTime;
 pub use timers::TimerWheel;
 pub use uart::{SerialOutput, Uart};
 
+#[cfg(test)]
+host::choose!(host_linux::Linux);
+
 /// Locks. A poisoned lock means a device panicked, which is our bug: the panic has been reported,
 /// and the state is still the best there is.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

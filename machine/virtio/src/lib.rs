@@ -69,7 +69,7 @@ mod running;
 mod transport;
 pub mod vsock;
 
-pub use block::{Block, BlockBackend, BrokenDisk, FileImage, ImageError, SECTOR};
+pub use block::{Block, BlockBackend, BrokenDisk, SECTOR};
 pub use chain::{Buffer, Chain, MAX_CHAIN};
 pub use console::{
     Console, ConsoleInput, ConsoleSize, InputBuffer, RECEIVE as CONSOLE_RECEIVE,
@@ -82,6 +82,9 @@ pub use queue::{Interrupt, Queue, RingError, Shape};
 pub use rng::Rng;
 pub use runner::{Doorbell, Execution};
 pub use transport::{VirtioError, VirtioPci};
+
+#[cfg(test)]
+host::choose!(host_linux::Linux);
 
 /// Has a device look for what has come for the guest. It may be called on any thread, the device's own too.
 pub type Notify = std::sync::Arc<dyn Fn() + Send + Sync>;

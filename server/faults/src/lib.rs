@@ -36,3 +36,6 @@ pub use net::{FaultyNet, NetControl};
 pub use record::{Effect, Record, Recorder, Struck};
 pub use scenario::{Cue, Fault, Scenario, ScenarioError, Target, Timed};
 pub use schedule::{DeviceRequest, Op, Schedule};
+
+#[cfg(test)]
+host::choose!(host_linux::Linux);

@@ -6,7 +6,9 @@ use imago::{
     FormatAccess, FormatDriverBuilder, Storage, StorageOpenOptions, file::File,
     format::drivers::FormatDriverInstance, format::gate::ImplicitOpenGate, qcow2::Qcow2, raw::Raw,
 };
-use virtio::{BlockBackend, ImageError, SECTOR};
+use virtio::{BlockBackend, SECTOR};
+
+use crate::ImageError;
 
 use crate::{Cache, Error, Format, Image, extensions, lock::lock};
 

@@ -1,6 +1,6 @@
 //! Disk images of all formats.
 //!
-//! Plain raw images are `virtio`'s own; qcow2, its backing files, and access past the host's page cache
+//! Plain raw images are files (`raw`); qcow2, its backing files, and access past the host's page cache
 //! are imago's. The format is what the user says, or what the file's name says; never what is
 //! in the file, because the guest writes that.
 
@@ -8,6 +8,7 @@ mod create;
 mod extensions;
 mod layered;
 mod lock;
+mod raw;
 
 use std::{
     fmt,
@@ -17,10 +18,12 @@ use std::{
     str::FromStr,
 };
 
-use virtio::{BlockBackend, FileImage, ImageError};
+use virtio::BlockBackend;
 
 pub use create::{CreateError, Creation, create};
 use layered::Layered;
+use raw::FileImage;
+pub use raw::ImageError;
 
 /// The first bytes of a qcow2 image.
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";

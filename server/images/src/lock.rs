@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use virtio::ImageError;
+use crate::ImageError;
 
 /// Opens and locks a file until it is dropped.
 pub(crate) fn lock(path: &Path, shared: bool) -> Result<File, ImageError> {

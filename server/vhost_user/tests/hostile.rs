@@ -6,6 +6,8 @@ use std::{fs, thread, time::Duration};
 
 use monitor::connection;
 
+host::choose!(host_linux::Linux);
+
 const CONNECTIONS: u64 = 1000;
 
 fn count(folder: &str) -> usize {

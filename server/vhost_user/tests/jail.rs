@@ -35,6 +35,8 @@ use rustix::{
 };
 use vhost_user::{Served, jail, room};
 
+host::choose!(host_linux::Linux);
+
 /// The folder a prisoner is given.
 const FOLDER: &str = "RING3_TEST_FOLDER";
 /// ... and a port of its keeper's.

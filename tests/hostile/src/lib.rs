@@ -25,6 +25,8 @@ mod targets;
 
 pub use fuzzer::Target;
 
+host::choose!(host_linux::Linux);
+
 /// All of them.
 pub const TARGETS: &[Target] = &[
     targets::kernel::TARGET,

@@ -43,3 +43,6 @@ pub use interp::{Interpreted, Interpreter};
 pub use runner::{NativeRunner, RunnerError};
 pub use state::{Case, Outcome, Patch, State, Stop};
 pub use vendor::Vendor;
+
+#[cfg(test)]
+host::choose!(host_linux::Linux);

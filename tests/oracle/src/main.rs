@@ -9,6 +9,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use oracle::campaign::{self, Failure, Plan, Summary};
 use oracle::{CaseFile, Checker, Generator, forms, shrink, table};
 
+host::choose!(host_linux::Linux);
+
 /// Compares the reference interpreter with the host CPU on random instruction sequences.
 #[derive(Parser)]
 struct Options {

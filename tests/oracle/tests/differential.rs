@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use oracle::campaign::{self, Plan};
 use oracle::{CaseFile, Checker, Vendor, compare, forms};
 
+host::choose!(host_linux::Linux);
+
 /// Enough for every form to run alone several times.
 const CASES: u64 = 60_000;
 

@@ -16,3 +16,5 @@ pub mod rig;
 
 pub use case::Case;
 pub use compare::{Difference, check, check_interrupted};
+
+host::choose!(host_linux::Linux);

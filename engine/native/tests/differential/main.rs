@@ -19,6 +19,8 @@ use oracle::{INSTRUCTION_ADDRESS, MEMORY, MEMORY_ADDRESS, Oracle, Outcome};
 use x86::{flags, fpu::FpuState, vector};
 use x86_interp::{VectorOperands, VectorUnit, rflags};
 
+host::choose!(host_linux::Linux);
+
 /// Cases per instruction and kind of operand.
 const ROUNDS: usize = 60;
 

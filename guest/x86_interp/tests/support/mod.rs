@@ -17,6 +17,8 @@ use x86_interp::{
     CodeNews, CpuidResult, GuestRam, RamPage, System, UnitCode, VectorOperands, VectorUnit,
 };
 
+host::choose!(host_linux::Linux);
+
 pub struct FakeRam {
     bytes: RefCell<Vec<u8>>,
     code: RefCell<Vec<bool>>,

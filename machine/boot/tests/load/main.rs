@@ -8,3 +8,5 @@ mod memory;
 mod multiboot;
 mod pvh;
 mod refused;
+
+host::choose!(host_linux::Linux);

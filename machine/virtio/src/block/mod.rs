@@ -2,12 +2,10 @@
 
 mod backend;
 mod broken;
-mod file;
 mod request;
 
 pub use backend::{BlockBackend, SECTOR};
 pub use broken::BrokenDisk;
-pub use file::{FileImage, ImageError};
 
 use crate::{Chain, Queue, RingError, VirtioDevice};
 use ram::DmaMemory;

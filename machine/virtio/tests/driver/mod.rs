@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use virtio::{Doorbell, Execution, VirtioDevice, VirtioPci};
 
+host::choose!(host_linux::Linux);
+
 pub const INDIRECT_DESC: u64 = 1 << 28;
 pub const EVENT_IDX: u64 = 1 << 29;
 pub const VERSION_1: u64 = 1 << 32;

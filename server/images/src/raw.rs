@@ -1,12 +1,12 @@
 //! A raw image file or block device as a disk.
 
-use super::{BlockBackend, SECTOR};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use virtio::{BlockBackend, SECTOR};
 
 /// Why an image cannot be a disk.
 #[derive(Debug, thiserror::Error)]
@@ -185,5 +185,69 @@ impl BlockBackend for FileImage {
             Err(error) if is_unsupported(error) => self.write_zero_bytes(offset, len),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(len: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(len).unwrap();
+        file
+    }
+
+    #[test]
+    fn images_are_checked_when_opened() {
+        let open = |path: &std::path::Path| FileImage::open(path, false);
+        let missing = open("/nonexistent/disk.img".as_ref());
+        assert!(matches!(missing, Err(ImageError::Missing(_))));
+        assert!(matches!(open("/".as_ref()), Err(ImageError::NotAnImage(_))));
+        let directory = FileImage::open("/".as_ref(), true);
+        assert!(matches!(directory, Err(ImageError::NotAnImage(_))));
+        assert!(matches!(open("/dev/null".as_ref()), Err(ImageError::NotAnImage(_))));
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::RWXU;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for read_only in [false, true] {
+            let opened = FileImage::open(&pipe, read_only);
+            assert!(matches!(opened, Err(ImageError::NotAnImage(_))));
+        }
+        assert!(matches!(open(image(0).path()), Err(ImageError::Empty(_))));
+        let partial = open(image(1000).path());
+        assert!(matches!(partial, Err(ImageError::PartialSector { len: 1000, .. })));
+    }
+
+    #[test]
+    fn images_are_locked_against_double_use() {
+        let image = image(4096);
+        let writer = FileImage::open(image.path(), false).unwrap();
+        for read_only in [false, true] {
+            let second = FileImage::open(image.path(), read_only);
+            assert!(matches!(second, Err(ImageError::InUse(_))));
+        }
+        drop(writer);
+        let _reader = FileImage::open(image.path(), true).unwrap();
+        let _reader = FileImage::open(image.path(), true).unwrap();
+        assert!(matches!(FileImage::open(image.path(), false), Err(ImageError::InUse(_))));
+    }
+
+    #[test]
+    fn file_images_hold_data() {
+        let image = image(1 << 20);
+        let mut disk = FileImage::open(image.path(), false).unwrap();
+        disk.write_at(4096, &[7; 8192]).unwrap();
+        disk.flush().unwrap();
+        disk.write_zeroes(4096, 4096, true).unwrap();
+        disk.write_zeroes(8192, 512, false).unwrap();
+        disk.discard(0, 4096).unwrap();
+        let mut data = vec![1; 8192];
+        disk.read_at(4096, &mut data).unwrap();
+        assert_eq!(data[..4608], [0; 4608]);
+        assert_eq!(data[4608..], [7; 3584]);
+        image.as_file().set_len(4096).unwrap();
+        assert!(disk.read_at(4096, &mut data).is_err(), "the file shrank under us");
     }
 }
