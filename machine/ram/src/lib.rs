@@ -27,17 +27,19 @@ mod sync {
 }
 
 #[cfg(test)]
+host::choose!(host_linux::Linux);
+#[cfg(test)]
 mod tests;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bus::Kicker;
 pub use code::EMPTY_PAGE;
 use contract::{CodeNews, GuestRam, RamPage};
 pub use dma::{DmaMemory, ForeignRange, WriteNotes, foreign};
+use host::{Access, MemoryObject};
 pub use layout::{HIGH_BASE, LOW_MAX};
-use rustix::mm::ProtFlags;
 use x86::paging::WalkMemory;
 
 use code::PageMap;
@@ -111,7 +113,7 @@ impl Ram {
         let layout = Layout::new(len);
         let mapping = Mapping::new(len)?;
         let pages = Arc::new(PageMap::new(len / PAGE)?);
-        let dma = dma::map(&mapping, layout, &pages)?;
+        let dma = dma::view(&mapping, layout, &pages)?;
         let view = mapping.view();
         Ok(Self::of(view, layout, pages, Inner { mapping, dma }))
     }
@@ -138,18 +140,17 @@ impl Ram {
     /// # Errors
     /// These are not what [`Ram::fd`], [`Ram::marks_fd`] and [`Ram::notes_fd`] gave, or the host refuses.
     pub fn of_another(memory: OwnedFd, marks: OwnedFd, notes: OwnedFd) -> Result<Self, RamError> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let mapping = Mapping::of_another(memory.into(), access)?;
+        let mapping = Mapping::of_another(memory, Access::Write)?;
         let view = mapping.view();
         let len = mapping.len();
         if len < MIN_LEN || !len.is_multiple_of(PAGE) {
             return Err(RamError::BadSize { len });
         }
         let layout = Layout::new(len);
-        let marks = Marks::of_another(marks.into(), len / PAGE)?;
-        let notes = Notes::of_another(notes.into(), len / PAGE)?;
+        let marks = Marks::of_another(marks, len / PAGE)?;
+        let notes = Notes::of_another(notes, len / PAGE)?;
         let pages = Arc::new(PageMap::of_another(marks, notes));
-        let dma = dma::map(&mapping, layout, &pages)?;
+        let dma = dma::view(&mapping, layout, &pages)?;
         Ok(Self::of(view, layout, pages, Inner { mapping, dma }))
     }
 
@@ -169,9 +170,9 @@ impl Ram {
         self.layout.len() - self.layout.low_len()
     }
 
-    /// The memfd behind RAM, sealed against resizing.
+    /// The memory object behind RAM, for another process. On a host that passes none there is nobody to ask.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.shared.mapping.file().as_fd()
+        passed(self.shared.mapping.object())
     }
 
     /// Marks the page at an offset like code if it holds nothing but zeros, and as such ([`EMPTY_PAGE`]); false
@@ -193,12 +194,12 @@ impl Ram {
     /// The memfd of the marks that engines in other processes look at: a byte a page of RAM, zero if
     /// the page may be written at will.
     pub fn marks_fd(&self) -> BorrowedFd<'_> {
-        self.pages.marks.file().as_fd()
+        passed(self.pages.marks.object())
     }
 
     /// The memfd in which processes that serve devices report what they wrote ([`Ram::of_another`]).
     pub fn notes_fd(&self) -> BorrowedFd<'_> {
-        self.pages.notes.file().as_fd()
+        passed(self.pages.notes.object())
     }
 
     /// RAM as the rust-vmm crates want it: the same bytes at the same GPAs. Writes through it are
@@ -259,6 +260,11 @@ impl Ram {
         self.note_write(offset, size as u64);
         swapped
     }
+}
+
+/// What of an object another process can be passed.
+fn passed(object: &dyn MemoryObject) -> BorrowedFd<'_> {
+    object.descriptor().expect("a host with processes passes memory")
 }
 
 impl std::fmt::Debug for Ram {
