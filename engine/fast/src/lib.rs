@@ -61,6 +61,7 @@ use apart::Apart;
 use bus::Kicker;
 use claims::Claims;
 use codes::Codes;
+use contract::{Failure, Whose};
 use engine::{Attention, Board, Engine};
 use frame::WedgeExit;
 use home::Home;
@@ -160,7 +161,7 @@ pub struct Fast {
     /// After so many PAUSEs translated code lets others have the CPU; zero for never.
     pauses: u64,
     /// Why it cannot go on.
-    failure: Option<String>,
+    failure: Option<Failure>,
 }
 
 /// Why this host cannot run the fast engine, if it cannot; tried, not guessed.
@@ -417,8 +418,7 @@ impl Fast {
                 return exit;
             }
             if let Err(error) = self.attend_to_claims() {
-                self.failure = Some(error.to_string());
-                return Exit::Shutdown;
+                return self.fail(error);
             }
             if self.cpu.has_long_record() {
                 self.follow_record();
@@ -429,12 +429,19 @@ impl Fast {
                     exit => return exit,
                 }
             }
-            let done = self.guest_code();
-            self.failure = done.err().map(|error| error.to_string()).or_else(|| self.difference());
-            if self.failure.is_some() {
-                return Exit::Shutdown;
+            if let Err(error) = self.guest_code() {
+                return self.fail(error);
+            }
+            if let Some(what) = self.difference() {
+                self.failure = Some(Failure { whose: Whose::Ours, what });
+                return Exit::Failed;
             }
         }
+    }
+
+    fn fail(&mut self, error: Error) -> Exit {
+        self.failure = Some(Failure { whose: error.whose(), what: error.to_string() });
+        Exit::Failed
     }
 
     fn guest_code(&mut self) -> Result<(), Error> {
@@ -503,7 +510,7 @@ impl Engine for Fast {
         self.cpu.vcpu = vcpu;
         self.cpu.state_changed();
     }
-    fn failure(&mut self) -> Option<String> {
+    fn failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }
     fn details(&mut self) -> Vec<(String, u64)> {
