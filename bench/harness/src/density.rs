@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    course::{self, Pair},
+    environment::{self, Pace, RunningEnvironment},
+    pairs::{self, Pair},
     peers::{Peer, Work},
     processes,
-    seat::{self, Pace, Seat},
     session::{Failure, Session},
 };
 
@@ -18,11 +18,11 @@ const MANY: usize = 20;
 const PATIENCE: u32 = 3;
 
 /// Starts many of every environment, one kind after the other: both rows.
-pub(crate) fn measure(seats: &[Seat<'_>], pace: &Pace) -> Pair {
-    let pace = &Pace { batches: pace.batches.min(seat::LEAST), ..*pace };
-    course::rounds(seats, pace, |seat| {
-        check(seat.boot, pace.longest())?;
-        let (time, memory) = start(seat.peer, pace.start * PATIENCE)?;
+pub(crate) fn measure(environments: &[RunningEnvironment<'_>], pace: &Pace) -> Pair {
+    let pace = &Pace { batches: pace.batches.min(environment::LEAST), ..*pace };
+    pairs::rounds(environments, pace, |environment| {
+        check(environment.boot, pace.longest())?;
+        let (time, memory) = start(environment.peer, pace.start * PATIENCE)?;
         Ok((time.as_nanos() as f64, memory as f64 / f64::from(1 << 20)))
     })
 }

@@ -7,21 +7,21 @@
 //! - [`program`] builds the guest program (`guest/*.c`), which checks its own results.
 //! - [`peers`] are the environments it can run in, [`session`] is one that runs.
 //! - [`protocol`] is what is said between the two.
-//! - [`schedule`] takes turns among [`seat`]s; [`life`] measures starting and idling, by what
-//!   [`processes`] take of the host, and [`density`] many at once, both by rounds of `course`; [`network`] measures servers
+//! - [`schedule`] takes turns among [`environment`]s; [`startup`] measures starting and idling, by what
+//!   [`processes`] take of the host, and [`density`] many at once, both by rounds of `pairs`; [`network`] measures servers
 //!   inside from the host; [`record`] is what comes out, and `resume` goes on with what was
 //!   ended. `forecast` spares what would
 //!   take hours, `progress` tells how long the rest takes.
 //! - [`stats`], [`table`] and [`page`] show it; [`compare`] tells changes from noise.
 
 pub mod compare;
-mod course;
 pub mod density;
+pub mod environment;
 mod forecast;
-pub mod life;
 pub mod network;
 mod orphans;
 pub mod page;
+mod pairs;
 pub mod peers;
 pub mod processes;
 pub mod program;
@@ -30,8 +30,8 @@ pub mod protocol;
 pub mod record;
 mod resume;
 pub mod schedule;
-pub mod seat;
 pub mod session;
+pub mod startup;
 pub mod stats;
 pub mod table;
 

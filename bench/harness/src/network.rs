@@ -14,11 +14,11 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
+    environment::{Pace, RunningEnvironment},
     peers::Door,
     program,
     protocol::Row,
     record::Measurement,
-    seat::{Pace, Seat},
     session::Failure,
 };
 
@@ -41,33 +41,40 @@ pub fn rows() -> Vec<Row> {
 }
 
 /// One row in every environment: figures by environment, in their order.
-pub(crate) fn measure(row: &str, seats: &mut [Seat<'_>], pace: &Pace) -> Vec<Measurement> {
-    let mut courses: Vec<_> = seats.iter_mut().map(|seat| Course::open(row, seat, pace)).collect();
+pub(crate) fn measure(
+    row: &str,
+    environments: &mut [RunningEnvironment<'_>],
+    pace: &Pace,
+) -> Vec<Measurement> {
+    let mut schedules: Vec<_> = environments
+        .iter_mut()
+        .map(|environment| NetworkSchedule::open(row, environment, pace))
+        .collect();
     for _ in 0..pace.batches {
-        for course in &mut courses {
-            course.step(row, pace);
+        for schedule in &mut schedules {
+            schedule.step(row, pace);
         }
     }
-    seats.iter_mut().for_each(Seat::unserve);
-    courses.into_iter().map(|course| course.measurement).collect()
+    environments.iter_mut().for_each(RunningEnvironment::unserve);
+    schedules.into_iter().map(|schedule| schedule.measurement).collect()
 }
 
 /// A row in one environment, while it is measured.
-struct Course {
+struct NetworkSchedule {
     door: Option<Door>,
     measurement: Measurement,
     spent: Duration,
 }
 
-impl Course {
+impl NetworkSchedule {
     /// Starts the server.
-    fn open(row: &str, seat: &mut Seat<'_>, pace: &Pace) -> Self {
+    fn open(row: &str, environment: &mut RunningEnvironment<'_>, pace: &Pace) -> Self {
         let server =
             ROWS.iter().find(|(name, ..)| *name == row).map_or(row, |(_, server, _)| server);
-        let door = seat.peer.door();
+        let door = environment.peer.door();
         let served = match door {
             None => Err(Failure::NotAsked("it has no network here".to_owned())),
-            Some(door) => seat.serve(server, door.inside, pace),
+            Some(door) => environment.serve(server, door.inside, pace),
         };
         let mut measurement = Measurement::default();
         let _ = served.map_err(|failure| measurement.stop(&failure));

@@ -6,25 +6,27 @@ use std::{
 };
 
 use crate::{
-    Error, density, life, network,
+    Error, density,
+    environment::{Pace, RunningEnvironment},
+    network,
     peers::{Peer, Work},
     program,
     progress::Progress,
     protocol,
     record::{Environment, Measurement, NATIVE, Row},
-    seat::{Pace, Seat},
     session::Session,
+    startup,
 };
 
 /// One row in one environment while it is measured.
 #[derive(Default)]
-struct Course {
+struct RowSchedule {
     measurement: Measurement,
     spent: Duration,
     first: Option<(u64, Instant)>,
 }
 
-impl Course {
+impl RowSchedule {
     fn is_over(&self, pace: &Pace) -> bool {
         self.measurement.is_stopped() || pace.is_enough(self.measurement.samples.len(), self.spent)
     }
@@ -32,25 +34,26 @@ impl Course {
     /// A batch, unless there were enough, or what it took natively says that it would take too long.
     fn turn(
         &mut self,
-        seat: &mut Seat<'_>,
+        environment: &mut RunningEnvironment<'_>,
         row: &str,
         native: Option<f64>,
         pace: &Pace,
         progress: &Progress,
     ) {
         if self.first.is_none() && !self.measurement.is_stopped() {
-            let refusal = native.and_then(|native| seat.forecast.refuses(native, pace.longest()));
+            let refusal =
+                native.and_then(|native| environment.forecast.refuses(native, pace.longest()));
             self.measurement.skipped = refusal;
         }
         if !self.is_over(pace) {
-            progress.environment(seat.peer.name());
-            self.step(seat, row, pace);
+            progress.environment(environment.peer.name());
+            self.step(environment, row, pace);
         }
     }
 
-    fn step(&mut self, seat: &mut Seat<'_>, row: &str, pace: &Pace) {
+    fn step(&mut self, environment: &mut RunningEnvironment<'_>, row: &str, pace: &Pace) {
         let started = Instant::now();
-        match seat.batch(row, pace) {
+        match environment.batch(row, pace) {
             Ok((batch, arrived)) => self.add(&batch, arrived),
             Err(failure) => self.measurement.stop(&failure),
         }
@@ -85,7 +88,7 @@ pub fn rows(
     let patience = Duration::from_secs(20);
     let session = Session::start(native.command(Work::Serve), patience);
     let inside = session.and_then(|mut session| session.rows(patience)).map_err(Error::Native)?;
-    let rows: Vec<_> = life::rows().into_iter().chain(inside).chain(network::rows()).collect();
+    let rows: Vec<_> = startup::rows().into_iter().chain(inside).chain(network::rows()).collect();
     let matches = |row: &protocol::Row, name: &str| row.name == name || row.group == name;
     if let Some(name) = names.iter().find(|name| !rows.iter().any(|row| matches(row, name))) {
         let known: Vec<_> = rows.iter().map(|row| row.name.as_str()).collect();
@@ -112,71 +115,71 @@ pub fn measure(
     pace: &Pace,
     mut so_far: impl FnMut(Vec<Environment>, &[Row]),
 ) {
-    let mut seats: Vec<_> = peers.iter().map(Seat::new).collect();
+    let mut environments: Vec<_> = peers.iter().map(RunningEnvironment::new).collect();
     let mut progress = Progress::new(rows);
-    let (mut starts, mut measured) = (life::Starts::default(), Vec::new());
+    let (mut starts, mut measured) = (startup::Starts::default(), Vec::new());
     for row in rows {
         progress.row(row);
-        measured.push(measure_row(&mut seats, &mut starts, row, pace, &progress));
+        measured.push(measure_row(&mut environments, &mut starts, row, pace, &progress));
         progress.done(row);
-        so_far(seats.iter().map(Seat::environment).collect(), &measured);
+        so_far(environments.iter().map(RunningEnvironment::record).collect(), &measured);
     }
     progress.finish();
 }
 
 fn measure_row(
-    seats: &mut [Seat<'_>],
-    starts: &mut life::Starts,
+    environments: &mut [RunningEnvironment<'_>],
+    starts: &mut startup::Starts,
     row: &protocol::Row,
     pace: &Pace,
     progress: &Progress,
 ) -> Row {
-    let of_life = life::rows().contains(row);
-    let measurements = if of_life {
-        life::measure(&row.name, seats, starts, pace)
+    let of_startup = startup::rows().contains(row);
+    let measurements = if of_startup {
+        startup::measure(&row.name, environments, starts, pace)
     } else if row.group == network::GROUP {
-        network::measure(&row.name, seats, pace)
+        network::measure(&row.name, environments, pace)
     } else {
-        take_turns(row, seats, pace, progress)
+        take_turns(row, environments, pace, progress)
     };
-    let names = seats.iter().map(|seat| seat.peer.name().to_owned());
+    let names = environments.iter().map(|environment| environment.peer.name().to_owned());
     let results: BTreeMap<_, _> = names.zip(measurements).collect();
     debug_assert!(results.contains_key(NATIVE), "native is always measured");
     let protocol::Row { name, group, about } = row.clone();
-    Row { unit: life::unit(&name).to_owned(), name, group, about, results }
+    Row { unit: startup::unit(&name).to_owned(), name, group, about, results }
 }
 
 fn take_turns(
     row: &protocol::Row,
-    seats: &mut [Seat<'_>],
+    environments: &mut [RunningEnvironment<'_>],
     pace: &Pace,
     progress: &Progress,
 ) -> Vec<Measurement> {
     let of_programs = row.group == program::ROWS[0];
-    let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
+    let mut schedules: Vec<_> = environments.iter().map(|_| RowSchedule::default()).collect();
     // Starts take no time from rows. What does not start says so when its turn comes.
-    for seat in seats.iter_mut() {
-        let _ = seat.session(pace);
-        seat.confine(of_programs);
+    for environment in environments.iter_mut() {
+        let _ = environment.session(pace);
+        environment.confine(of_programs);
     }
     for _ in 0..pace.batches {
-        for index in 0..seats.len() {
-            let native = courses[0].measurement.median().filter(|_| of_programs);
-            courses[index].turn(&mut seats[index], &row.name, native, pace, progress);
+        for index in 0..environments.len() {
+            let native = schedules[0].measurement.median().filter(|_| of_programs);
+            schedules[index].turn(&mut environments[index], &row.name, native, pace, progress);
         }
     }
     if of_programs {
-        learn(seats, &courses);
+        learn(environments, &schedules);
     }
-    courses.into_iter().map(|course| course.measurement).collect()
+    schedules.into_iter().map(|schedule| schedule.measurement).collect()
 }
 
 /// Forecasts of later rows come from how much slower than native, the first one, this one was.
-fn learn(seats: &mut [Seat<'_>], courses: &[Course]) {
-    let Some(native) = courses[0].measurement.median() else { return };
-    for (seat, course) in seats.iter_mut().zip(courses) {
-        if let Some(here) = course.measurement.median() {
-            seat.forecast.learn(native, here);
+fn learn(environments: &mut [RunningEnvironment<'_>], schedules: &[RowSchedule]) {
+    let Some(native) = schedules[0].measurement.median() else { return };
+    for (environment, schedule) in environments.iter_mut().zip(schedules) {
+        if let Some(here) = schedule.measurement.median() {
+            environment.forecast.learn(native, here);
         }
     }
 }

@@ -8,13 +8,13 @@ use std::{
 };
 
 use crate::{
-    course::{self, Pair},
     density,
+    environment::{Pace, RunningEnvironment},
+    pairs::{self, Pair},
     peers::{Peer, Work},
     processes,
     protocol::{Message, Row},
     record::Measurement,
-    seat::{Pace, Seat},
     session::{Failure, Session},
 };
 
@@ -51,23 +51,27 @@ pub(crate) struct Starts {
 /// One row in every environment: figures by environment, in their order.
 pub(crate) fn measure(
     row: &str,
-    seats: &mut [Seat<'_>],
+    environments: &mut [RunningEnvironment<'_>],
     known: &mut Starts,
     pace: &Pace,
 ) -> Vec<Measurement> {
     match row {
-        "boot" => known.single.get_or_insert_with(|| starts(seats, pace)).0.clone(),
-        "start" => known.single.get_or_insert_with(|| starts(seats, pace)).1.clone(),
-        "twenty" => known.density.get_or_insert_with(|| density::measure(seats, pace)).0.clone(),
-        "twentymem" => known.density.get_or_insert_with(|| density::measure(seats, pace)).1.clone(),
-        _ => rests(row, seats, pace),
+        "boot" => known.single.get_or_insert_with(|| starts(environments, pace)).0.clone(),
+        "start" => known.single.get_or_insert_with(|| starts(environments, pace)).1.clone(),
+        "twenty" => {
+            known.density.get_or_insert_with(|| density::measure(environments, pace)).0.clone()
+        }
+        "twentymem" => {
+            known.density.get_or_insert_with(|| density::measure(environments, pace)).1.clone()
+        }
+        _ => rests(row, environments, pace),
     }
 }
 
 /// Starts every environment several times: `boot` and `start`.
-fn starts(seats: &[Seat<'_>], pace: &Pace) -> Pair {
-    course::rounds(seats, pace, |seat| {
-        let (boot, whole) = start(seat.peer, pace.start)?;
+fn starts(environments: &[RunningEnvironment<'_>], pace: &Pace) -> Pair {
+    pairs::rounds(environments, pace, |environment| {
+        let (boot, whole) = start(environment.peer, pace.start)?;
         Ok((boot.as_nanos() as f64, whole.as_nanos() as f64))
     })
 }
@@ -88,9 +92,11 @@ fn start(peer: &Peer, timeout: Duration) -> Result<(Duration, Duration), Failure
 }
 
 /// What waiting environments take, all at the same time.
-fn rests(row: &str, seats: &mut [Seat<'_>], pace: &Pace) -> Vec<Measurement> {
-    let started: Vec<_> =
-        seats.iter_mut().map(|seat| seat.session(pace).map(|session| session.id())).collect();
+fn rests(row: &str, environments: &mut [RunningEnvironment<'_>], pace: &Pace) -> Vec<Measurement> {
+    let started: Vec<_> = environments
+        .iter_mut()
+        .map(|environment| environment.session(pace).map(|session| session.id()))
+        .collect();
     // What follows a start (a kernel's late work) is over by then.
     thread::sleep(pace.batch * 50);
     let mut all: Vec<_> = started.iter().map(|_| Measurement::default()).collect();

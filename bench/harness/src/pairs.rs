@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::{
+    environment::{Pace, RunningEnvironment},
     record::Measurement,
-    seat::{Pace, Seat},
     session::Failure,
 };
 
@@ -13,30 +13,30 @@ pub(crate) type Pair = (Vec<Measurement>, Vec<Measurement>);
 
 /// Measures every environment in turns, as often as the pace asks for and allows.
 pub(crate) fn rounds(
-    seats: &[Seat<'_>],
+    environments: &[RunningEnvironment<'_>],
     pace: &Pace,
-    measure: impl Fn(&Seat<'_>) -> Result<(f64, f64), Failure>,
+    measure: impl Fn(&RunningEnvironment<'_>) -> Result<(f64, f64), Failure>,
 ) -> Pair {
-    let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
+    let mut schedules: Vec<_> = environments.iter().map(|_| PairSchedule::default()).collect();
     for _ in 0..pace.batches {
-        for (seat, course) in seats.iter().zip(&mut courses) {
-            if !course.is_over(pace) {
-                course.step(|| measure(seat));
+        for (environment, schedule) in environments.iter().zip(&mut schedules) {
+            if !schedule.is_over(pace) {
+                schedule.step(|| measure(environment));
             }
         }
     }
-    courses.into_iter().map(|course| (course.first, course.second)).unzip()
+    schedules.into_iter().map(|schedule| (schedule.first, schedule.second)).unzip()
 }
 
 /// Both rows in one environment, while they are measured.
 #[derive(Default)]
-struct Course {
+struct PairSchedule {
     first: Measurement,
     second: Measurement,
     spent: Duration,
 }
 
-impl Course {
+impl PairSchedule {
     fn is_over(&self, pace: &Pace) -> bool {
         self.first.is_stopped() || pace.is_enough(self.first.samples.len(), self.spent)
     }
@@ -70,14 +70,14 @@ mod tests {
 
     #[test]
     fn both_rows_get_what_one_measurement_tells_until_it_fails() {
-        let mut course = Course::default();
+        let mut schedule = PairSchedule::default();
         let pace = pace(Duration::from_secs(60));
-        course.step(|| Ok((1.0, 2.0)));
-        assert!(!course.is_over(&pace));
-        course.step(|| Err(Failure::Wrong("no".to_owned())));
-        assert!(course.is_over(&pace));
-        assert_eq!((course.first.samples, course.second.samples), (vec![1.0], vec![2.0]));
-        assert_eq!((course.first.error, course.second.error), (some("no"), some("no")));
+        schedule.step(|| Ok((1.0, 2.0)));
+        assert!(!schedule.is_over(&pace));
+        schedule.step(|| Err(Failure::Wrong("no".to_owned())));
+        assert!(schedule.is_over(&pace));
+        assert_eq!((schedule.first.samples, schedule.second.samples), (vec![1.0], vec![2.0]));
+        assert_eq!((schedule.first.error, schedule.second.error), (some("no"), some("no")));
     }
 
     fn some(text: &str) -> Option<String> {
@@ -87,15 +87,16 @@ mod tests {
     #[test]
     fn a_slow_environment_has_the_fewest_rounds_and_the_others_all() {
         let peers = ["slow", "quick"].map(|name| Peer::new(name, "", |_| Command::new("true")));
-        let seats: Vec<_> = peers.iter().map(Seat::new).collect();
+        let environments: Vec<_> = peers.iter().map(RunningEnvironment::new).collect();
         let asked = Cell::new(0);
-        let (first, second) = rounds(&seats, &pace(Duration::from_millis(40)), |seat| {
-            asked.set(asked.get() + 1);
-            if seat.peer.name() == "slow" {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            Ok((f64::from(asked.get()), 0.0))
-        });
+        let (first, second) =
+            rounds(&environments, &pace(Duration::from_millis(40)), |environment| {
+                asked.set(asked.get() + 1);
+                if environment.peer.name() == "slow" {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Ok((f64::from(asked.get()), 0.0))
+            });
         assert_eq!(first[0].samples, [1.0, 3.0, 5.0, 7.0, 9.0], "no fewer than five");
         assert_eq!(first[1].samples, [2.0, 4.0, 6.0, 8.0, 10.0, 11.0, 12.0]);
         assert_eq!(second[1].samples.len(), 7);

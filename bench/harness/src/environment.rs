@@ -46,7 +46,7 @@ pub const LEAST: usize = 5;
 const FAILURES: u32 = 3;
 
 /// An environment and what became of it.
-pub(crate) struct Seat<'a> {
+pub(crate) struct RunningEnvironment<'a> {
     pub(crate) peer: &'a Peer,
     session: Option<Session>,
     kernel: String,
@@ -58,7 +58,7 @@ pub(crate) struct Seat<'a> {
     pub(crate) forecast: Forecast,
 }
 
-impl<'a> Seat<'a> {
+impl<'a> RunningEnvironment<'a> {
     pub(crate) fn new(peer: &'a Peer) -> Self {
         let (session, boot, kernel) = (None, None, String::new());
         let forecast = Forecast::default();
@@ -129,7 +129,7 @@ impl<'a> Seat<'a> {
     }
 
     /// What a report says of it.
-    pub(crate) fn environment(&self) -> Environment {
+    pub(crate) fn record(&self) -> Environment {
         Environment {
             name: self.peer.name().to_owned(),
             version: self.peer.version().to_owned(),
@@ -164,15 +164,15 @@ mod tests {
             command.args(["-c", script]);
             command
         });
-        let (mut seat, wait) = (Seat::new(&peer), Duration::from_secs(20));
+        let (mut environment, wait) = (RunningEnvironment::new(&peer), Duration::from_secs(20));
         let pace = Pace { start: wait, answer: wait, ..Pace::default() };
         for _ in 0..=FAILURES {
-            seat.batch("bad", &pace).expect_err("it ends");
-            seat.batch("good", &pace).expect("it was started again");
+            environment.batch("bad", &pace).expect_err("it ends");
+            environment.batch("good", &pace).expect("it was started again");
         }
         for _ in 0..FAILURES {
-            seat.batch("bad", &pace).expect_err("it ends");
+            environment.batch("bad", &pace).expect_err("it ends");
         }
-        seat.batch("good", &pace).expect_err("given up");
+        environment.batch("good", &pace).expect_err("given up");
     }
 }
