@@ -8,7 +8,7 @@ use vhost_user::{ConfigSource, Error, Foreign, Nature};
 use virtio::{Block, Fs, NET_RECEIVE, Net};
 use virtio_bindings::{virtio_blk as blk, virtio_ids as ids, virtio_net as net};
 use vmm::{Attachment, Execution};
-use wires::PasstServer;
+use cables::PasstServer;
 
 use crate::failure::Failure;
 
@@ -105,7 +105,7 @@ pub fn net(socket: &Path, mac: [u8; 6]) -> Result<Attachment, Failure> {
 
 /// A network interface that a passt of our own serves, which leads these ports of the host to the guest.
 pub fn passt(forwards: &[Forward], mac: [u8; 6]) -> Result<Attachment, Failure> {
-    let refused = |error: wires::Error| Failure::usage(format!("--net: {error}"));
+    let refused = |error: cables::Error| Failure::usage(format!("--net: {error}"));
     let (mut server, socket) = PasstServer::start(forwards).map_err(refused)?;
     let foreign = Foreign::at(socket, "passt", interface(mac, Some(usernet::MTU)));
     // One that ended said why, and better than who was not answered.

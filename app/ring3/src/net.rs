@@ -200,7 +200,7 @@ impl NetArgument {
             let (path, release) = (path.clone(), attachment.release);
             attachment.release = Box::new(move || {
                 release();
-                wires::forget(&path);
+                cables::forget(&path);
             });
         }
         Ok(attachment)
@@ -225,8 +225,8 @@ impl NetArgument {
                     interface(Box::new(cable), connect, mac, faults, index)
                 }))
             }
-            Kind::Socket { path } => wire(wires::socket(path), mac, faults, index),
-            Kind::Tap { name } => wire(wires::tap(name), mac, faults, index),
+            Kind::Socket { path } => wire(cables::socket(path), mac, faults, index),
+            Kind::Tap { name } => wire(cables::tap(name), mac, faults, index),
             Kind::Passt { .. } | Kind::Foreign { .. } => Err(Failure::usage(
                 "passt and vhost-user:SOCKET are served by another program already: give user, socket or tap",
             )),
@@ -246,7 +246,7 @@ impl NetArgument {
 }
 
 fn wire(
-    ready: Result<wires::Ready, wires::Error>,
+    ready: Result<cables::Ready, cables::Error>,
     mac: [u8; 6],
     faults: Option<Faults>,
     index: usize,
@@ -277,9 +277,9 @@ fn interface(
     Ok((Net::new(Box::new(cable), mac), connect_both))
 }
 
-fn wire_failure(error: wires::Error) -> Failure {
+fn wire_failure(error: cables::Error) -> Failure {
     match error {
-        wires::Error::Host(_) => Failure::host(format!("--net: {error}")),
+        cables::Error::Host(_) => Failure::host(format!("--net: {error}")),
         _ => Failure::usage(format!("--net: {error}")),
     }
 }

@@ -115,7 +115,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<u8, Failure> {
 fn accept(path: &Path, option: &str) -> Result<UnixStream, Failure> {
     let problem =
         |error: io::Error| Failure::usage(format!("--socket {}: {error}", path.display()));
-    let listener = wires::listen(path).map_err(problem)?;
+    let listener = cables::listen(path).map_err(problem)?;
     output::complain(&invitation(path, option));
     let (monitor, _) = listener.accept().map_err(problem)?;
     std::fs::remove_file(path).map_err(problem)?;

@@ -1,4 +1,4 @@
-//! Two wires on one path, and others at the other end.
+//! Two cables on one path, and others at the other end.
 
 use super::*;
 use std::{
