@@ -59,7 +59,7 @@ pub fn line(options: &EngineOptions) -> Option<&'static str> {
     Border::of(options, probe::protection_keys()).line(probe::can_isolate())
 }
 
-/// Says it, unless the host could not run the engine it is about.
+/// Prints the line. It is about the fast engine, so nothing is printed where the host could not run that engine.
 pub fn tell(line: Option<&str>, running: &Running) {
     if let Some(line) = line.filter(|_| running.fallback().is_none()) {
         output::say(&format!("ring3: {line}\n"));

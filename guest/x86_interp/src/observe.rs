@@ -36,7 +36,7 @@ pub struct Record {
     pub code_pages: Vec<u64>,
     /// RAM offsets of pages that held code and have been written.
     pub stale_pages: Vec<u64>,
-    /// The number of each of those writes ([`contract::CodeNews::writes`]).
+    /// For each entry of `stale_pages`, the number of its write ([`contract::CodeNews::writes`]).
     pub writes: Vec<u64>,
 }
 

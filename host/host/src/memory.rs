@@ -43,7 +43,7 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
         self.len() == 0
     }
 
-    /// Makes what is said impossible for ever.
+    /// Forbids what the seal names, for as long as the memory object exists.
     ///
     /// # Errors
     /// The host refuses, or it has been sealed already.
