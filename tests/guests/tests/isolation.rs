@@ -72,7 +72,6 @@ const SIGNALS: usize = 207;
 
 /// Without any keys: the kernel's memory is in another process. Nothing is left out.
 #[test]
-#[ignore = "fails every second time on an Intel host: CAVEATS.md"]
 fn user_code_in_a_process_of_its_own() -> Result<()> {
     let options = ["--engine", "fast", "--guest-isolation", "strict"];
     let said = attempts_with(&options, &["kernel", "wedge", "signals"])?;

@@ -8,7 +8,7 @@ use frame::{MAX_SITES, RAM, STUB_LEN, STUBS};
 use crate::{
     End::Signal,
     ILL, Needs, Outcome, SEGV, asm,
-    load, wedge_calls,
+    load, mmap, wedge_calls,
 };
 use core::{ffi::c_void, hint};
 use std::{
@@ -19,14 +19,6 @@ use std::{
 };
 
 unsafe extern "C" {
-    fn mmap(
-        at: *mut c_void,
-        len: usize,
-        protection: i32,
-        flags: i32,
-        fd: i32,
-        offset: i64,
-    ) -> *mut c_void;
     fn mprotect(at: *mut c_void, len: usize, protection: i32) -> i32;
     fn memfd_create(name: *const i8, flags: u32) -> i32;
     fn pread(fd: i32, to: *mut c_void, len: usize, offset: i64) -> isize;
@@ -180,7 +172,7 @@ fn in_a_stub() -> bool {
     let getpid = [0xb8, 39, 0, 0, 0, 0x0f, 0x05, RET]; // mov eax, 39; syscall; ret
     let page = TELLING & !(PAGE - 1);
     // SAFETY: nothing is there.
-    unsafe { mmap(page as *mut c_void, PAGE, READ | WRITE, PRIVATE | ANONYMOUS | FIXED, -1, 0) };
+    unsafe { mmap(page as *mut u8, PAGE, READ | WRITE, PRIVATE | ANONYMOUS | FIXED, -1, 0) };
     put(TELLING - 7, &getpid);
     protect(page, PAGE, READ | EXECUTE);
     (0..OFTEN).for_each(|_| call(TELLING - 7));

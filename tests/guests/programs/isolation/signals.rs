@@ -4,18 +4,13 @@
 //! On a CPU it is nobody's affair where RSP points as long as nothing is pushed, so a fault that the kernel settles (or a
 //! system call) goes on with any RSP, and what is fatal is the signal that the guest's kernel has for it.
 
-use frame::{ALT_STACK, ALT_STACK_LEN, FRAME, HAND_OVER, JOURNAL, SITES, STACK, STACK_LEN, USER_PAGE, UserPage};
+use frame::{ALT_STACK, ALT_STACK_LEN, BLOB, FRAME, HAND_OVER, JOURNAL, SITES, STACK, STACK_LEN, USER_PAGE, UserPage};
 use crate::{
     End,
     End::{Any, Fine, Killed, Signal},
-    ILL, LONG, Needs, Outcome, SEGV, SHORT, TRAP, asm, jump,
-    wedge_calls,
+    ILL, LONG, Needs, Outcome, SEGV, SHORT, TRAP, asm, blob_text, jump, mmap, wedge_calls,
 };
-use core::{ffi::c_void, mem::offset_of, ptr};
-
-unsafe extern "C" {
-    fn mmap(at: *mut c_void, len: usize, rights: i32, flags: i32, fd: i32, offset: i64) -> *mut c_void;
-}
+use core::{mem::offset_of, ptr};
 
 /// Pages of fresh memory that an attempt touches.
 const FRESH: usize = 64;
@@ -135,8 +130,8 @@ fn hand_overs(o: &mut Outcome) {
 
 /// `mov eax, HAND_OVER` comes before the call.
 fn is_hand_over(at: u64) -> bool {
-    // SAFETY: inside of the blob, which is mapped.
-    unsafe { ptr::read_unaligned((at - 4) as *const u32) == HAND_OVER as u32 }
+    let at = at as usize - BLOB;
+    at >= 4 && blob_text()[at - 4..at] == (HAND_OVER as u32).to_le_bytes()
 }
 
 fn tell(event: u64, at: u64) -> bool {
