@@ -13,7 +13,10 @@ use vmm::{Description, EngineKind, EngineOptions, LockStep, ModuleFile};
 use crate::{
     failure::Failure,
     run_arguments::RunArguments,
-    values::{ClockChoice, EngineArguments, EngineChoice, GuestIsolation, MemorySize, User32},
+    values::{
+        ClockChoice, EngineArguments, EngineChoice, GuestIsolation, MemorySize, Translations,
+        User32,
+    },
 };
 
 /// Less than this boots no kernel we know.
@@ -113,6 +116,7 @@ pub fn engine(
         unmap_flushed,
         scattered,
         interpret_narrow: arguments.user32 == User32::Interpret,
+        translations_apart: arguments.translations == Translations::Own,
         most_mappings,
         strict,
     })
@@ -275,6 +279,7 @@ mod tests {
             flushed: Flushed::Close,
             scattered: ScatteredChoice::Lookup,
             user32: User32::Direct,
+            translations: Translations::Shared,
             most_mappings: None,
             guest_isolation: None,
             paravirt: crate::values::ParavirtChoice(None),

@@ -35,6 +35,15 @@ pub enum User32 {
     Interpret,
 }
 
+/// Whose the translated kernel code is where there are several virtual CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Translations {
+    /// The machine's: what one virtual CPU has translated, all run
+    Shared,
+    /// Each virtual CPU's own
+    Own,
+}
+
 /// What keeps the guest's programs from its kernel's memory where the host has no protection keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GuestIsolation {
@@ -88,6 +97,11 @@ pub struct EngineArguments {
     /// For comparison. They are interpreted in any case with --guest-isolation strict, and where the host runs none itself.
     #[arg(long, value_enum, default_value_t = User32::Direct, hide_short_help = true)]
     pub user32: User32,
+    /// Whose the translated kernel code is where there are several virtual CPUs
+    ///
+    /// For comparison, and to narrow down a failure.
+    #[arg(long, value_enum, default_value_t = Translations::Shared, hide_short_help = true)]
+    pub translations: Translations,
     /// What keeps the guest's programs from its kernel's memory where the host has no protection keys
     ///
     /// For the fast engine; the host is closed to both in any case. Where there are protection keys, they do it, and nothing needs to be

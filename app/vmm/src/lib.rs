@@ -93,6 +93,8 @@ pub struct EngineOptions {
     pub scattered: Scattered,
     /// 32-bit user code is interpreted, even where the host can run it.
     pub interpret_narrow: bool,
+    /// Each vCPU translates the kernel for itself.
+    pub translations_apart: bool,
     /// So many mappings a process with guest code may have, if not as many as the host allows.
     pub most_mappings: Option<u32>,
     /// The fast engine runs user code in processes of its own, where no protection keys close the kernel's memory to it.

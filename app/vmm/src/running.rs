@@ -55,7 +55,10 @@ pub(crate) fn start(
         options: engine,
         choice: OnceLock::new(),
         placement: Placement::default(),
-        guest: fast::Machine::new(count),
+        guest: match engine.translations_apart {
+            true => fast::Machine::apart(),
+            false => fast::Machine::new(count),
+        },
         vcpus: count,
         control: control.clone(),
         events,

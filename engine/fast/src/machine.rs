@@ -24,6 +24,8 @@ use x86::paging::Roots;
 #[derive(Default)]
 pub struct Machine {
     several: bool,
+    /// Each vCPU has a translation of its own.
+    apart: bool,
     translations: Mutex<Vec<Weak<Translation>>>,
     pub(crate) scans: Scans,
 }
@@ -44,8 +46,17 @@ impl Machine {
         Arc::new(Self { several: vcpus > 1, ..Self::default() })
     }
 
+    /// Of vCPUs that share no translations, for comparison.
+    #[must_use]
+    pub fn apart() -> Arc<Self> {
+        Arc::new(Self { apart: true, ..Self::default() })
+    }
+
     /// The translation for wedges with a base.
     pub(crate) fn translation(&self, base: Base) -> io::Result<Arc<Translation>> {
+        if self.apart {
+            return self.own_translation(base);
+        }
         let mut all = self.translations.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|one| one.strong_count() > 0);
         let open = |one: &Arc<Translation>| {

@@ -25,8 +25,11 @@ echo done
 ";
 
 fn boots_with(kernel: Kernel, engine: &str, cpus: u32) -> Result<()> {
-    let guest = Guest::new(kernel).runs(SCRIPT).with("--cpus").with(&cpus.to_string());
-    let guest = guest.with("--engine").with(engine).boots()?;
+    boots(Guest::new(kernel).with("--engine").with(engine), cpus)
+}
+
+fn boots(guest: Guest, cpus: u32) -> Result<()> {
+    let guest = guest.runs(SCRIPT).with("--cpus").with(&cpus.to_string()).boots()?;
     let (all, less) = (format!("cpus {cpus}"), format!("without it {}", cpus - 1));
     guest.prints(&[
         &all,
@@ -49,6 +52,11 @@ fn linux_6_1_with_two() -> Result<()> {
 #[test]
 fn linux_6_12_with_four() -> Result<()> {
     boots_with(Kernel::TrixieCloud, "fast", 4)
+}
+
+#[test]
+fn linux_6_12_with_two_that_translate_for_themselves() -> Result<()> {
+    boots(Guest::new(Kernel::TrixieCloud).with("--translations").with("own"), 2)
 }
 
 #[test]

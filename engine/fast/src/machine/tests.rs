@@ -74,6 +74,16 @@ fn what_one_has_translated_the_other_executes() {
     assert_eq!((made, counters(&mut second).translated), (1, 1));
 }
 
+#[test]
+fn apart_each_translates_for_itself() {
+    let (ram, machine) = (ram(), Machine::apart());
+    let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
+    assert_eq!(result(&mut first, start()), 1);
+    assert_eq!([counters(&mut first).translated, counters(&mut second).translated], [1, 0]);
+    assert_eq!(result(&mut second, start()), 1);
+    assert_eq!(counters(&mut second).translated, 1);
+}
+
 /// Who hears of a write late does not drop what another one has made since.
 #[test]
 fn a_write_drops_the_code_once_for_all() {
