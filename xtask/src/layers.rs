@@ -34,7 +34,7 @@ const HOSTLESS: [&str; 3] = ["guest", "machine", "engine"];
 /// The one crate of these and the host's layer that may ask the host by itself.
 const THE_HOST: &str = "host_linux";
 /// Crates that do so all the same, until what they ask is in the vocabulary.
-const STILL: [&str; 3] = ["wedge", "ram", "fast"];
+const STILL: [&str; 2] = ["wedge", "fast"];
 /// Crates that ask the host.
 const PLATFORM: [&str; 5] = ["libc", "rustix", "nix", "linux-raw-sys", "syscalls"];
 /// What source says that asks it: those, a C library's functions, and files of its kernel.

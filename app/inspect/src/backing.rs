@@ -1,11 +1,7 @@
 //! The memory object behind RAM, read without touching what the guest has not touched: a hole that is read through a mapping
 //! becomes a page of the host's.
 
-use std::{
-    fs::File,
-    io,
-    os::{fd::AsFd, unix::fs::FileExt},
-};
+use std::{fs::File, io, os::unix::fs::FileExt};
 
 use ram::Ram;
 use rustix::{
@@ -25,7 +21,7 @@ impl Backing {
     /// # Errors
     /// The host gives no descriptor.
     pub fn new(ram: &Ram) -> io::Result<Self> {
-        let file = File::from(ram.fd().as_fd().try_clone_to_owned()?);
+        let file = File::from(ram.descriptors()?[0].try_clone_to_owned()?);
         Ok(Self { file, len: ram.len() })
     }
 

@@ -253,11 +253,12 @@ impl<W: Process> Slots<W> {
     }
 
     fn start(&self, pcid: u64, pages: &Pages) -> Result<Space<W>, Error> {
+        let [memory, marks, _] = self.ram.descriptors()?;
         let ram = wedge::Ram {
-            fd: self.ram.fd(),
+            fd: memory,
             len: self.ram.len(),
             low: self.ram.low_len(),
-            marks: self.ram.marks_fd(),
+            marks,
             walked: self.kernel,
         };
         let wedge = W::start(ram, pages, self.spaces.len() + 1)?;

@@ -27,6 +27,8 @@ mod turns;
 
 #[cfg(test)]
 mod order_tests;
+#[cfg(test)]
+host::choose!(host_linux::Linux);
 
 pub use code::{Call, CallSites, CodeArea};
 pub use frame::{MapCommand, MapReport, Owner, Rights};

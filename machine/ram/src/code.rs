@@ -21,7 +21,6 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 use contract::CodeNews;
-use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::{
     PAGE, RamError,
@@ -48,10 +47,7 @@ const NOTED: u8 = 1 << 1;
 /// Whose the marks are.
 enum Role {
     /// Ours.
-    Owner {
-        /// The process may use expedited membarriers.
-        barriers: bool,
-    },
+    Owner,
     /// Another process's.
     Reporter,
 }
@@ -68,13 +64,14 @@ pub(crate) struct PageMap {
 impl PageMap {
     pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
         let (marks, notes) = (Marks::new(pages)?, Notes::new(pages)?);
-        let barriers = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
+        // The host gets ready for it; code is marked later, perhaps where less may be asked for.
+        host::current().fence_all_threads();
         Ok(Self {
             marks,
             notes,
             inboxes: Inboxes::one(),
             writes: AtomicU64::new(0),
-            role: Role::Owner { barriers },
+            role: Role::Owner,
         })
     }
 
@@ -96,16 +93,15 @@ impl PageMap {
 
     /// See [`contract::GuestRam::mark_code`]; `by` is the vCPU, if it is one.
     pub(crate) fn mark_code(&self, offset: u64, by: Option<usize>) -> bool {
-        let Role::Owner { barriers } = self.role else { return false };
-        if self.is_settled(offset) {
+        if matches!(self.role, Role::Reporter) || self.is_settled(offset) {
             return false;
         }
         let mark = if self.inboxes.several() { CODE } else { MADE };
         loop {
             let before = self.mark(offset).fetch_or(mark, Ordering::SeqCst);
-            if before & CODE == 0 && barriers {
-                // Cannot fail once registered; if it could, the fence below is what is left.
-                let _ = membarrier(MembarrierCommand::PrivateExpedited);
+            if before & CODE == 0 {
+                // Where the host cannot do it, the fence below is what is left.
+                host::current().fence_all_threads();
             }
             fence(Ordering::SeqCst);
             if mark == MADE {

@@ -1,13 +1,16 @@
 //! RAM as the rust-vmm device crates see it.
 //!
-//! A second mapping of the same memfd, in `vm-memory`'s types. Its dirty-bitmap hook is what tells
+//! The same mapping, in `vm-memory`'s types. Its dirty-bitmap hook is what tells
 //! the code-page map of writes by devices, so no device can forget to.
+// UNSAFETY: tells `vm-memory` of mappings that are not its own.
+#![allow(unsafe_code)]
 
-use std::{fs::File, sync::Arc};
+use std::{io, os::fd::OwnedFd, sync::Arc};
 
+use host::{Access, Piece};
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
-use vm_memory::mmap::{MmapRegionBuilder, MmapRegionError};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::code::PageMap;
 use crate::{Layout, Mapping, RamError};
@@ -20,6 +23,8 @@ pub struct WriteNotes {
     pages: Option<Arc<PageMap>>,
     /// Offset of the region in RAM.
     base: u64,
+    /// What the region is part of: it stays mapped for as long as anybody has the region.
+    mapped: Arc<host::Mapping>,
 }
 
 /// [`WriteNotes`] from some offset on.
@@ -85,7 +90,7 @@ pub struct ForeignRange {
     /// Bytes.
     pub len: u64,
     /// What it is in, and from which byte on.
-    pub file: File,
+    pub file: OwnedFd,
     /// The first byte in the file.
     pub offset: u64,
 }
@@ -99,58 +104,55 @@ pub fn foreign(ranges: Vec<ForeignRange>) -> Result<DmaMemory, RamError> {
     let len = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.len));
     let host = |error| RamError::Host { len, step: "map for a device", error };
     let regions = ranges.into_iter().map(|ForeignRange { gpa, len, file, offset }| {
-        // Beyond the end of a file is a bus error. Not by `File::metadata`, whose call a device's filter does not let through.
-        let holds = rustix::fs::fstat(&file).map_err(|e| host(e.into()))?.st_size;
-        if offset.checked_add(len).is_none_or(|end| end > holds.cast_unsigned()) {
-            return Err(host(std::io::Error::other("the file is shorter than what it is to hold")));
+        let object = host::current().adopt_shrinkable(file).map_err(host)?;
+        // Beyond the end of a file is a bus error.
+        if offset.checked_add(len).is_none_or(|end| end > object.len()) {
+            return Err(host(io::Error::other("the file is shorter than what it is to hold")));
         }
-        region(gpa, len, FileOffset::new(file, offset), WriteNotes { pages: None, base: 0 })
+        let piece = Piece { offset, len: len as usize };
+        let mapped = object.map(&[piece], Access::Write).map_err(host)?.into();
+        region(gpa, len, 0, WriteNotes { pages: None, base: 0, mapped })
     });
     let mut regions = regions.collect::<Result<Vec<_>, _>>()?;
     regions.sort_by_key(|region| region.start_addr());
-    DmaMemory::from_regions(regions).map_err(|e| host(std::io::Error::other(e)))
+    DmaMemory::from_regions(regions).map_err(|e| host(io::Error::other(e)))
 }
 
-/// Maps RAM once more, for devices.
-pub(crate) fn map(
+/// RAM for devices.
+pub(crate) fn view(
     mapping: &Mapping,
     layout: Layout,
     pages: &Arc<PageMap>,
 ) -> Result<DmaMemory, RamError> {
-    let host = |error| RamError::Host { len: layout.len(), step: "map for devices", error };
+    let host = |error| RamError::Host { len: layout.len(), step: "lend to devices", error };
     let regions = layout.ranges().map(|(gpa, base, len)| {
-        let notes = WriteNotes { pages: Some(Arc::clone(pages)), base };
-        let file = mapping.file().try_clone().map_err(host)?;
-        region(gpa, len, FileOffset::new(file, base), notes)
+        let (pages, mapped) = (Some(Arc::clone(pages)), Arc::clone(mapping.mapped()));
+        region(gpa, len, base, WriteNotes { pages, base, mapped })
     });
     let regions = regions.collect::<Result<Vec<_>, _>>()?;
-    DmaMemory::from_regions(regions).map_err(|e| host(std::io::Error::other(e)))
+    DmaMemory::from_regions(regions).map_err(|e| host(io::Error::other(e)))
 }
 
+/// The region of `len` bytes that begins at an offset into what `notes` keeps mapped.
 fn region(
     gpa: u64,
     len: u64,
-    place: FileOffset,
+    offset: u64,
     notes: WriteNotes,
 ) -> Result<GuestRegionMmap<WriteNotes>, RamError> {
-    let host = |error| RamError::Host { len, step: "map for devices", error };
-    let region = MmapRegionBuilder::new_with_bitmap(len as usize, notes)
-        .with_file_offset(place)
-        .with_mmap_prot(PROT_READ_WRITE)
-        .with_mmap_flags(MAP_SHARED_NORESERVE)
-        .build()
-        .map_err(|e| host(io_error(e)))?;
-    GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or(RamError::BadSize { len })
-}
-
-const PROT_READ_WRITE: i32 =
-    (rustix::mm::ProtFlags::READ.bits() | rustix::mm::ProtFlags::WRITE.bits()) as i32;
-const MAP_SHARED_NORESERVE: i32 =
-    (rustix::mm::MapFlags::SHARED.bits() | rustix::mm::MapFlags::NORESERVE.bits()) as i32;
-
-fn io_error(error: MmapRegionError) -> std::io::Error {
-    match error {
-        MmapRegionError::Mmap(error) => error,
-        other => std::io::Error::other(other),
+    let bad = RamError::BadSize { len };
+    let all = notes.mapped.len() as u64;
+    if offset.checked_add(len).is_none_or(|end| end > all) {
+        return Err(bad);
     }
+    let at = notes.mapped.base();
+    // SAFETY: checked to be inside the mapping, which the region keeps by its notes, and which is only accessed by
+    // raw pointers.
+    let region = unsafe {
+        let at = at.as_ptr().add(offset as usize);
+        MmapRegionBuilder::new_with_bitmap(len as usize, notes).with_raw_mmap_pointer(at).build()
+    };
+    let host = |error| RamError::Host { len, step: "lend to devices", error };
+    let region = region.map_err(|error| host(io::Error::other(error)))?;
+    GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or(bad)
 }

@@ -27,17 +27,19 @@ mod sync {
 }
 
 #[cfg(test)]
+host::choose!(host_linux::Linux);
+#[cfg(test)]
 mod tests;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bus::Kicker;
 pub use code::EMPTY_PAGE;
 use contract::{CodeNews, GuestRam, RamPage};
 pub use dma::{DmaMemory, ForeignRange, WriteNotes, foreign};
+use host::{Access, MemoryObject};
 pub use layout::{HIGH_BASE, LOW_MAX};
-use rustix::mm::ProtFlags;
 use x86::paging::WalkMemory;
 
 use code::PageMap;
@@ -111,7 +113,7 @@ impl Ram {
         let layout = Layout::new(len);
         let mapping = Mapping::new(len)?;
         let pages = Arc::new(PageMap::new(len / PAGE)?);
-        let dma = dma::map(&mapping, layout, &pages)?;
+        let dma = dma::view(&mapping, layout, &pages)?;
         let view = mapping.view();
         Ok(Self::of(view, layout, pages, Inner { mapping, dma }))
     }
@@ -136,20 +138,19 @@ impl Ram {
     /// The RAM of another process, for a device that is served in this one. What is written here is reported there.
     ///
     /// # Errors
-    /// These are not what [`Ram::fd`], [`Ram::marks_fd`] and [`Ram::notes_fd`] gave, or the host refuses.
+    /// These are not what [`Ram::descriptors`] gave, or the host refuses.
     pub fn of_another(memory: OwnedFd, marks: OwnedFd, notes: OwnedFd) -> Result<Self, RamError> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let mapping = Mapping::of_another(memory.into(), access)?;
+        let mapping = Mapping::of_another(memory, Access::Write)?;
         let view = mapping.view();
         let len = mapping.len();
         if len < MIN_LEN || !len.is_multiple_of(PAGE) {
             return Err(RamError::BadSize { len });
         }
         let layout = Layout::new(len);
-        let marks = Marks::of_another(marks.into(), len / PAGE)?;
-        let notes = Notes::of_another(notes.into(), len / PAGE)?;
+        let marks = Marks::of_another(marks, len / PAGE)?;
+        let notes = Notes::of_another(notes, len / PAGE)?;
         let pages = Arc::new(PageMap::of_another(marks, notes));
-        let dma = dma::map(&mapping, layout, &pages)?;
+        let dma = dma::view(&mapping, layout, &pages)?;
         Ok(Self::of(view, layout, pages, Inner { mapping, dma }))
     }
 
@@ -169,9 +170,9 @@ impl Ram {
         self.layout.len() - self.layout.low_len()
     }
 
-    /// The memfd behind RAM, sealed against resizing.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.shared.mapping.file().as_fd()
+    /// The memory object behind RAM.
+    pub fn object(&self) -> &dyn MemoryObject {
+        self.shared.mapping.object()
     }
 
     /// Marks the page at an offset like code if it holds nothing but zeros, and as such ([`EMPTY_PAGE`]); false
@@ -202,15 +203,27 @@ impl Ram {
         self.pages.inboxes.wait_for(self.vcpu, wait)
     }
 
-    /// The memfd of the marks that engines in other processes look at: a byte a page of RAM, zero if
+    /// The memory object of the marks that engines in other processes look at: a byte a page of RAM, zero if
     /// the page may be written at will.
-    pub fn marks_fd(&self) -> BorrowedFd<'_> {
-        self.pages.marks.file().as_fd()
+    pub fn marks(&self) -> &dyn MemoryObject {
+        self.pages.marks.object()
     }
 
-    /// The memfd in which processes that serve devices report what they wrote ([`Ram::of_another`]).
-    pub fn notes_fd(&self) -> BorrowedFd<'_> {
-        self.pages.notes.file().as_fd()
+    /// The memory object in which processes that serve devices report what they wrote ([`Ram::of_another`]).
+    pub fn notes(&self) -> &dyn MemoryObject {
+        self.pages.notes.object()
+    }
+
+    /// Descriptors of RAM, marks and notes, as another process needs them ([`Ram::of_another`]).
+    ///
+    /// # Errors
+    /// The host has no way to pass memory on.
+    pub fn descriptors(&self) -> std::io::Result<[BorrowedFd<'_>; 3]> {
+        let all = [self.object(), self.marks(), self.notes()].map(MemoryObject::descriptor);
+        let [Some(memory), Some(marks), Some(notes)] = all else {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        };
+        Ok([memory, marks, notes])
     }
 
     /// RAM as the rust-vmm crates want it: the same bytes at the same GPAs. Writes through it are

@@ -1,4 +1,4 @@
-//! The mapping of the memfd, and the only code that dereferences it.
+//! The mapping of the memory object, and the only code that dereferences it.
 //!
 //! Bytes of guest RAM change under us at any moment: other vCPUs, devices and other processes
 //! write them. So no reference to them is ever made; they are read and written through raw
@@ -10,84 +10,67 @@
 #![allow(unsafe_code)]
 
 use std::arch::asm;
-use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU8;
+use std::sync::{Arc, atomic::AtomicU8};
 
-use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
-};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use host::{Access, MemoryObject, Piece, Seal};
 
 use crate::RamError;
 
-/// Owns the memfd and its mapping.
+/// Owns a memory object and its mapping.
 pub(crate) struct Mapping {
-    file: File,
-    base: NonNull<u8>,
-    len: u64,
+    object: Box<dyn MemoryObject>,
+    mapped: Arc<host::Mapping>,
 }
 
-// SAFETY: the mapping is plain memory, valid from any thread, and never seen as references.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
 impl Mapping {
-    /// Creates and maps a zeroed memfd of `len` bytes, which is not zero.
+    /// Creates and maps a zeroed object of `len` bytes, which is not zero.
     pub(crate) fn new(len: u64) -> Result<Self, RamError> {
-        Self::with_seals(len, SealFlags::SEAL)
+        Self::with_seal(len, Seal::Seals)
     }
 
-    /// The same, sealed against resizing and as said.
-    fn with_seals(len: u64, seals: SealFlags) -> Result<Self, RamError> {
-        let host = |step| move |e: rustix::io::Errno| RamError::Host { len, step, error: e.into() };
-        let fd = memfd_create("ring3-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(host("memfd_create"))?;
-        ftruncate(&fd, len).map_err(host("set size"))?;
-        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | seals).map_err(host("seal"))?;
-        Self::of(fd.into(), len, ProtFlags::READ | ProtFlags::WRITE)
-    }
-
-    /// Maps a file of `len` bytes, which cannot shrink.
-    fn of(file: File, len: u64, access: ProtFlags) -> Result<Self, RamError> {
-        let host = |e: rustix::io::Errno| RamError::Host { len, step: "map", error: e.into() };
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
-        let base = unsafe { mmap(ptr::null_mut(), len as usize, access, flags, &file, 0) };
-        let base = base.map_err(host)?;
-        // SAFETY: the range was just mapped. A host without huge pages for shared memory refuses;
-        // that costs speed only.
-        let _ = unsafe { madvise(base, len as usize, Advice::LinuxHugepage) };
-        let base = NonNull::new(base.cast()).expect("mmap does not map page zero unasked");
-        Ok(Self { file, base, len })
+    fn with_seal(len: u64, seal: Seal) -> Result<Self, RamError> {
+        let host = |step| move |error| RamError::Host { len, step, error };
+        let object = host::current().object("ring3-ram", len).map_err(host("take memory"))?;
+        let mapped = object.map_large().map_err(host("map"))?.into();
+        object.seal(seal).map_err(host("seal"))?;
+        Ok(Self { object, mapped })
     }
 
     /// Maps a memory object of another process's, if it is sealed against shrinking.
-    pub(crate) fn of_another(file: File, access: ProtFlags) -> Result<Self, RamError> {
-        let host =
-            |step| move |e: rustix::io::Errno| RamError::Host { len: 0, step, error: e.into() };
-        // Not the library's way, which asks by a call that can name files: who serves a device may not make it.
-        let len = fstat(&file).map_err(host("size"))?.st_size.cast_unsigned();
-        let seals = fcntl_get_seals(&file).map_err(host("seals"))?;
-        if len == 0 || !seals.contains(SealFlags::SHRINK) {
-            return Err(RamError::BadSize { len });
+    pub(crate) fn of_another(passed: OwnedFd, access: Access) -> Result<Self, RamError> {
+        let host = |step| move |error| RamError::Host { len: 0, step, error };
+        let object = host::current().adopt(passed).map_err(host("take what was passed"))?;
+        if object.is_empty() {
+            return Err(RamError::BadSize { len: 0 });
         }
-        Self::of(file, len, access)
+        let all = Piece { offset: 0, len: object.len() as usize };
+        let mapped = match access {
+            Access::Write => object.map_large(),
+            access => object.map(&[all], access),
+        };
+        Ok(Self { mapped: mapped.map_err(host("map"))?.into(), object })
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.file
+    pub(crate) fn object(&self) -> &dyn MemoryObject {
+        &*self.object
+    }
+
+    /// The mapping itself, for whoever keeps it longer than this lives.
+    pub(crate) fn mapped(&self) -> &Arc<host::Mapping> {
+        &self.mapped
     }
 
     /// Its bytes.
+    #[inline]
     pub(crate) fn len(&self) -> u64 {
-        self.len
+        self.mapped.len() as u64
     }
 
     /// A view, good while `self` lives: whoever keeps one keeps the mapping too.
     pub(crate) fn view(&self) -> View {
-        View { base: self.base, len: self.len }
+        View { base: self.mapped.base(), len: self.len() }
     }
 }
 
@@ -95,9 +78,9 @@ impl Mapping {
     /// A byte that others may change at any moment. Of a mapping that may not be written, it can be loaded only.
     #[inline]
     fn byte(&self, at: u64) -> &AtomicU8 {
-        assert!(at < self.len, "a page outside RAM");
+        assert!(at < self.len(), "a page outside RAM");
         // SAFETY: inside the mapping, which lives as long as `self`; bytes are always valid.
-        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(at as usize)) }
+        unsafe { AtomicU8::from_ptr(self.mapped.base().as_ptr().add(at as usize)) }
     }
 }
 
@@ -114,9 +97,13 @@ impl Mapping {
         let within = (offset % crate::PAGE) as usize;
         let here = crate::PAGE as usize - within;
         assert!(here < size && size <= 8, "bytes of two pages");
-        if let Ok(pair) = Pair::new(self, [offset - within as u64, second]) {
+        let page = |offset| Piece { offset, len: crate::PAGE as usize };
+        let pair = [page(offset - within as u64), page(second)];
+        if let Ok(pair) = self.object.map(&pair, Access::Write) {
             // SAFETY: two pages from the pair's base on are mapped, and `within + size` is in the second.
-            return unsafe { compare_and_swap(pair.0.as_ptr().add(within), size, old, new) };
+            let at = unsafe { pair.base().as_ptr().add(within) };
+            // SAFETY: as above, and the pair is mapped until it has been done.
+            return unsafe { compare_and_swap(at, size, old, new) };
         }
         let (mut bytes, view) = ([0; 8], self.view());
         view.read(offset, &mut bytes[..here]);
@@ -131,42 +118,6 @@ impl Mapping {
     }
 }
 
-/// Two pages of a mapping's file, mapped once more, one behind the other.
-struct Pair(NonNull<u8>);
-
-impl Pair {
-    fn new(mapping: &Mapping, offsets: [u64; 2]) -> rustix::io::Result<Self> {
-        const PAGE: usize = crate::PAGE as usize;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let [first, second] = offsets;
-        assert!(first.max(second) <= mapping.len - crate::PAGE, "a page outside RAM");
-        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
-        let base = unsafe {
-            mmap(ptr::null_mut(), 2 * PAGE, access, MapFlags::SHARED, &mapping.file, first)?
-        };
-        let pair = Self(NonNull::new(base.cast()).expect("mmap does not map page zero unasked"));
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: it replaces the second of the two pages that were just mapped and nobody else knows.
-        unsafe { mmap(base.byte_add(PAGE), PAGE, access, flags, &mapping.file, second)? };
-        Ok(pair)
-    }
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        // SAFETY: these two pages are the pair's. Failure would leak address space, no more.
-        let _ = unsafe { munmap(self.0.as_ptr().cast(), 2 * crate::PAGE as usize) };
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and every `Ram` that could reach it is gone. Failure would
-        // leak address space, no more.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len as usize) };
-    }
-}
-
 /// One byte a page, in memory that other processes can map too.
 pub(crate) struct Marks(Mapping);
 
@@ -174,19 +125,15 @@ impl Marks {
     /// Zeroed marks for so many pages, which are not none.
     pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
         let len = pages.next_multiple_of(crate::PAGE);
-        let mapping = Mapping::with_seals(len, SealFlags::empty())?;
         // Engines in other processes look at them; what they write there would be believed here.
-        let seals = SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        let host = |e: rustix::io::Errno| RamError::Host { len, step: "seal", error: e.into() };
-        fcntl_add_seals(&mapping.file, seals).map_err(host)?;
-        Ok(Self(mapping))
+        Ok(Self(Mapping::with_seal(len, Seal::Writers)?))
     }
 
     /// Another process's marks, of at least so many pages. They can be looked at only.
-    pub(crate) fn of_another(file: File, pages: u64) -> Result<Self, RamError> {
-        let mapping = Mapping::of_another(file, ProtFlags::READ)?;
-        if mapping.len < pages {
-            Err(RamError::BadSize { len: mapping.len })
+    pub(crate) fn of_another(passed: OwnedFd, pages: u64) -> Result<Self, RamError> {
+        let mapping = Mapping::of_another(passed, Access::Read)?;
+        if mapping.len() < pages {
+            Err(RamError::BadSize { len: mapping.len() })
         } else {
             Ok(Self(mapping))
         }
@@ -198,8 +145,8 @@ impl Marks {
         self.0.byte(page)
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.0.file
+    pub(crate) fn object(&self) -> &dyn MemoryObject {
+        self.0.object()
     }
 }
 
@@ -210,14 +157,17 @@ impl Notes {
     /// None noted, of so many pages.
     pub(crate) fn new(pages: u64) -> Result<Self, RamError> {
         let len = pages.next_multiple_of(crate::PAGE) + crate::PAGE;
-        Ok(Self(Mapping::with_seals(len, SealFlags::SEAL)?))
+        Ok(Self(Mapping::new(len)?))
     }
 
     /// Where another process wants to be told, of at least so many pages.
-    pub(crate) fn of_another(file: File, pages: u64) -> Result<Self, RamError> {
-        let mapping = Mapping::of_another(file, ProtFlags::READ | ProtFlags::WRITE)?;
-        let notes = Self(mapping);
-        if notes.pages() < pages { Err(RamError::BadSize { len: notes.0.len }) } else { Ok(notes) }
+    pub(crate) fn of_another(passed: OwnedFd, pages: u64) -> Result<Self, RamError> {
+        let notes = Self(Mapping::of_another(passed, Access::Write)?);
+        if notes.pages() < pages {
+            Err(RamError::BadSize { len: notes.0.len() })
+        } else {
+            Ok(notes)
+        }
     }
 
     /// Whether there is anything to look at.
@@ -233,11 +183,11 @@ impl Notes {
 
     /// How many pages there can be notes of.
     pub(crate) fn pages(&self) -> u64 {
-        self.0.len.saturating_sub(crate::PAGE)
+        self.0.len().saturating_sub(crate::PAGE)
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.0.file
+    pub(crate) fn object(&self) -> &dyn MemoryObject {
+        self.0.object()
     }
 }
 

@@ -175,10 +175,10 @@ fn page_walker_sees_a_bus() {
 }
 
 #[test]
-fn the_memfd_is_sealed_and_shared() {
+fn the_memory_object_is_sealed_and_shared() {
     use std::os::unix::fs::FileExt;
     let ram = Ram::new(MIB).unwrap();
-    let file = std::fs::File::from(ram.fd().try_clone_to_owned().unwrap());
+    let file = std::fs::File::from(own(ram.object()));
     assert!(file.set_len(0).is_err());
     file.write_all_at(&[0x5a], 0x777).unwrap();
     assert_eq!(ram.clone().load8(0x777), 0x5a);
@@ -203,10 +203,13 @@ fn marks_and_writes_never_miss_each_other() {
     }
 }
 
+fn own(object: &dyn MemoryObject) -> OwnedFd {
+    object.descriptor().unwrap().try_clone_to_owned().unwrap()
+}
+
 /// The same RAM as a process that serves a device has it.
 fn of_another(ram: &Ram) -> Ram {
-    let [memory, marks, notes] =
-        [ram.fd(), ram.marks_fd(), ram.notes_fd()].map(|fd| fd.try_clone_to_owned().unwrap());
+    let [memory, marks, notes] = [ram.object(), ram.marks(), ram.notes()].map(own);
     Ram::of_another(memory, marks, notes).unwrap()
 }
 
@@ -235,17 +238,16 @@ fn what_another_process_writes_over_code_is_stale() {
 #[test]
 fn what_another_process_gives_is_checked() {
     let (ram, small) = (Ram::new(2 * MIB).unwrap(), Ram::new(MIB).unwrap());
-    let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
-    let parts = (own(ram.fd()), own(ram.marks_fd()), own(small.notes_fd()));
+    let parts = (own(ram.object()), own(ram.marks()), own(small.notes()));
     // Both are rounded up to a page, so the notes of less RAM do as well as long as they are long enough.
     assert!(Ram::of_another(parts.0, parts.1, parts.2).is_ok());
     let unsealed = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&unsealed, 2 * MIB).unwrap();
-    let unsealed = Ram::of_another(unsealed, own(ram.marks_fd()), own(ram.notes_fd()));
+    let unsealed = Ram::of_another(unsealed, own(ram.marks()), own(ram.notes()));
     assert!(unsealed.is_err());
     // A page of marks is enough for 16 MiB.
     let large = Ram::new(17 * MIB).unwrap();
-    assert!(Ram::of_another(own(large.fd()), own(ram.marks_fd()), own(large.notes_fd())).is_err());
+    assert!(Ram::of_another(own(large.object()), own(ram.marks()), own(large.notes())).is_err());
 }
 
 /// Kicks nobody: those who listen here look by themselves.

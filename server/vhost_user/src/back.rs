@@ -469,7 +469,7 @@ fn memory(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Answer<Memory>
     let ranges = regions.iter().zip(files).map(|(region, file)| ForeignRange {
         gpa: region.guest_phys_addr,
         len: region.memory_size,
-        file,
+        file: file.into(),
         offset: region.mmap_offset,
     });
     ram::foreign(ranges.collect()).map(Memory::Foreign).map_err(host)

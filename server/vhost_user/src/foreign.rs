@@ -200,7 +200,8 @@ impl Foreign {
     fn start(&mut self, index: usize) -> Result<(), vhost::Error> {
         if !self.has_memory {
             let memory = &self.memory;
-            self.frontend.set_mem_table(&[region(BASE, memory.len(), 0, memory.fd())])?;
+            let [object, ..] = memory.descriptors().map_err(vhost::Error::IOError)?;
+            self.frontend.set_mem_table(&[region(BASE, memory.len(), 0, object)])?;
             self.has_memory = true;
         }
         let line = &mut self.lines[index];

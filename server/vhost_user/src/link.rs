@@ -265,14 +265,15 @@ impl Link {
     }
 
     fn send_memory(&mut self, memory: &Ram) -> Result<(), Error> {
-        let mut regions = vec![region(0, memory.low_len(), 0, memory.fd())];
+        let [object, marks, notes] = memory.descriptors()?;
+        let mut regions = vec![region(0, memory.low_len(), 0, object)];
         if memory.high_len() > 0 {
             let (len, offset) = (memory.high_len(), memory.low_len());
-            regions.push(region(HIGH_BASE, len, offset, memory.fd()));
+            regions.push(region(HIGH_BASE, len, offset, object));
         }
         let pages = memory.len() / ram::PAGE;
-        regions.push(region(MARKS, pages, 0, memory.marks_fd()));
-        regions.push(region(NOTES, pages, 0, memory.notes_fd()));
+        regions.push(region(MARKS, pages, 0, marks));
+        regions.push(region(NOTES, pages, 0, notes));
         regions.push(region(WORDS, words::LEN, 0, self.words.fd()));
         self.ask(|server| server.set_mem_table(&regions).map(drop))
     }

@@ -199,7 +199,7 @@ fn prisoner_with_a_disk() {
     let file = OpenOptions::new().read(true).write(true).open(folder.join("inside")).expect("it");
     let memory = ram::Ram::new(1 << 20).expect("memory");
     let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("another");
-    let theirs = [memory.fd(), memory.marks_fd(), memory.notes_fd()].map(own);
+    let theirs = memory.descriptors().expect("descriptors").map(own);
     let (mut pipe, mut other) = io::pipe().expect("a pipe");
     leave(true);
     jail::enter(Served::Disk).expect("filters");

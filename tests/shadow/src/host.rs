@@ -233,12 +233,13 @@ pub fn fresh_shared(ram: &wedge::Ram<'_>) -> Box<Shared> {
 /// If the host refuses.
 pub fn map_windows(ram: &ram::Ram, pages: &Pages) -> io::Result<()> {
     let len = ram.len() as usize;
-    fixed(RAM, len, libc::PROT_READ | libc::PROT_WRITE, ram.fd())?;
+    let [memory, marks, _] = ram.descriptors()?;
+    fixed(RAM, len, libc::PROT_READ | libc::PROT_WRITE, memory)?;
     fixed(
         MARKS,
         (len / PAGE as usize).next_multiple_of(PAGE as usize),
         libc::PROT_READ,
-        ram.marks_fd(),
+        marks,
     )?;
     fixed(TABLES, USER_TABLES, libc::PROT_READ, pages.kernel().tables())?;
     fixed(TABLES + USER_TABLES, TABLES_LEN - USER_TABLES, libc::PROT_READ, pages.user().tables())?;

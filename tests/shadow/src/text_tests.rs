@@ -18,11 +18,12 @@ fn openers() -> impl Iterator<Item = [u8; 3]> {
 /// Whether the first of these pages may be executed, which are copies one behind the other, from `from` on.
 fn is_closed(from: u64, pages: &[&[u8]], page: u64) -> bool {
     let ram = ram::Ram::new(1 << 20).expect("the host has memory");
+    let [memory, marks, _] = ram.descriptors().expect("descriptors");
     let parts = wedge::Ram {
-        fd: ram.fd(),
+        fd: memory,
         len: ram.len(),
         low: ram.low_len(),
-        marks: ram.marks_fd(),
+        marks,
         walked: true,
     };
     let copy = |(n, bytes): (usize, &&[u8])| {
