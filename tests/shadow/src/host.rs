@@ -235,12 +235,7 @@ pub fn map_windows(ram: &ram::Ram, pages: &Pages) -> io::Result<()> {
     let len = ram.len() as usize;
     let [memory, marks, _] = ram.descriptors()?;
     fixed(RAM, len, libc::PROT_READ | libc::PROT_WRITE, memory)?;
-    fixed(
-        MARKS,
-        (len / PAGE as usize).next_multiple_of(PAGE as usize),
-        libc::PROT_READ,
-        marks,
-    )?;
+    fixed(MARKS, (len / PAGE as usize).next_multiple_of(PAGE as usize), libc::PROT_READ, marks)?;
     fixed(TABLES, USER_TABLES, libc::PROT_READ, pages.kernel().tables())?;
     fixed(TABLES + USER_TABLES, TABLES_LEN - USER_TABLES, libc::PROT_READ, pages.user().tables())?;
     fixed(REGIONS, REGIONS_LEN, libc::PROT_READ, pages.regions())

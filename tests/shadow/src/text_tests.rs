@@ -19,13 +19,7 @@ fn openers() -> impl Iterator<Item = [u8; 3]> {
 fn is_closed(from: u64, pages: &[&[u8]], page: u64) -> bool {
     let ram = ram::Ram::new(1 << 20).expect("the host has memory");
     let [memory, marks, _] = ram.descriptors().expect("descriptors");
-    let parts = wedge::Ram {
-        fd: memory,
-        len: ram.len(),
-        low: ram.low_len(),
-        marks,
-        walked: true,
-    };
+    let parts = wedge::Ram { fd: memory, len: ram.len(), low: ram.low_len(), marks, walked: true };
     let copy = |(n, bytes): (usize, &&[u8])| {
         let copy = Some(bytes.to_vec());
         (from + n as u64 * PAGE, Mapping { offset: 0, protection: 3, key: false, copy })
