@@ -375,7 +375,7 @@ impl LocalApic for Apic {
         let known = known.or_else(|| self.paravirt.msr_read(index));
         known.map_or_else(
             || {
-                self.paravirt.settle_eoi();
+                self.paravirt.settle_eoi_for_read(index);
                 self.interrupts.msr_read(index)
             },
             Ok,

@@ -100,6 +100,11 @@ impl Paravirt {
         self.eoi.settle(&self.interrupts);
     }
 
+    /// One of its MSRs is about to be read.
+    pub(crate) fn settle_eoi_for_read(&self, index: u32) {
+        self.eoi.settle_for_read(&self.interrupts, index);
+    }
+
     /// The vCPU is reset.
     pub(crate) fn reset(&self) {
         self.eoi.reset();

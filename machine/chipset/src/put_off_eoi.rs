@@ -4,15 +4,21 @@
 //! does not know of that: for it the interrupt is still being served. So whatever depends on it, which is the next interrupt and any access to
 //! the local APIC, has the bit looked at first. If it is still set then, it is taken back, and the guest writes the register.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::{
+    ops::RangeInclusive,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
 
 use ram::Ram;
 use x86::{
-    Fault,
+    Fault, msr,
     paravirt::{ENABLED, EOI_RESERVED},
 };
 
 use crate::CpuInterrupts;
+
+/// The registers of what is in service.
+const IN_SERVICE: RangeInclusive<u32> = msr::X2APIC + 0x10..=msr::X2APIC + 0x17;
 
 /// The bit of one vCPU. Only the vCPU's own thread uses this, while no guest code runs.
 pub struct PutOffEoi {
@@ -67,6 +73,14 @@ impl PutOffEoi {
             Ok(()) => self.is_put_off.store(true, Ordering::Relaxed),
             // No RAM: the guest will write the register.
             Err(_) => interrupts.settle_eoi(false),
+        }
+    }
+
+    /// Brings the local APIC up to date for a read of one of its MSRs. A register of what is in service that has no bit set does not depend
+    /// on it: ends only clear bits. An engine may read one at each entry into guest code, when an interrupt has just been taken.
+    pub fn settle_for_read(&self, interrupts: &CpuInterrupts, index: u32) {
+        if !IN_SERVICE.contains(&index) || interrupts.msr_read(index) != Ok(0) {
+            self.settle(interrupts);
         }
     }
 

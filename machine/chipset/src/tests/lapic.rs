@@ -512,6 +512,25 @@ fn ends_are_not_put_off_where_it_would_matter() {
     }
 }
 
+/// An engine reads such a register at each entry, and the guest is to tell the end in memory all the same.
+#[test]
+fn a_read_takes_the_bit_back_only_if_the_end_would_show_in_it() {
+    let (machine, ram, eoi) = with_bit();
+    let cpu = x2apic(&machine, 0);
+    let in_service = |vector: u32| 0x810 + vector / 32;
+    for (index, left, value) in [(in_service(0x80), 1, 0), (in_service(0x41), 0, 2)] {
+        eoi.settle_for_read(cpu, index);
+        assert_eq!((bit(&ram), cpu.msr_read(index)), (left, Ok(value)), "{index:#x}");
+    }
+    cpu.msr_write(0x80b, 0).expect("the end");
+    cpu.msr_write(0x83f, 0x41).expect("to itself");
+    assert_eq!(cpu.acknowledge(), Some(0x41));
+    eoi.taken(cpu);
+    // The priority of what is served.
+    eoi.settle_for_read(cpu, 0x80a);
+    assert_eq!((bit(&ram), cpu.msr_read(0x80a)), (0, Ok(0x40)));
+}
+
 #[test]
 fn an_end_that_was_put_off_does_not_outlive_a_reset() {
     let (machine, ram, eoi) = with_bit();
