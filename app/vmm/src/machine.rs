@@ -346,6 +346,10 @@ impl LocalApic for Apic {
     fn take_nmi(&self) -> bool {
         self.interrupts.take_nmi()
     }
+
+    fn nmi_ended(&self) {
+        self.interrupts.nmi_ended();
+    }
     /// The one that boots would begin at the reset vector, in firmware, which would start the machine anew.
     fn take_init(&self) -> bool {
         let taken = self.interrupts.take_init();

@@ -29,6 +29,8 @@ pub trait LocalApic: Send + Sync {
     fn acknowledge(&self) -> Option<u8>;
     /// Takes a waiting NMI; false if there is none.
     fn take_nmi(&self) -> bool;
+    /// The handler of the NMI that was taken last has ended.
+    fn nmi_ended(&self);
     /// Takes a waiting INIT; false if there is none.
     fn take_init(&self) -> bool;
     /// Takes a waiting start-up IPI: its vector.
@@ -208,6 +210,10 @@ impl System for Board {
 
     fn random(&mut self) -> Option<u64> {
         self.random.next(&*self.parts.entropy)
+    }
+
+    fn nmi_ended(&mut self) {
+        self.parts.apic.nmi_ended();
     }
 
     fn cr8(&mut self) -> u8 {

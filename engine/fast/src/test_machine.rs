@@ -40,6 +40,8 @@ impl LocalApic for NoApic {
     fn acknowledge(&self) -> Option<u8> {
         None
     }
+    fn nmi_ended(&self) {}
+
     fn take_nmi(&self) -> bool {
         false
     }

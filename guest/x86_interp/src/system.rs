@@ -53,6 +53,8 @@ pub trait System {
     fn cr8(&mut self) -> u8;
     /// Sets CR8.
     fn set_cr8(&mut self, value: u8);
+    /// The handler of an NMI has come to its IRET: NMIs are taken again.
+    fn nmi_ended(&mut self) {}
     /// Executes a floating-point or SIMD instruction's computation, see [`VectorUnit`].
     fn vector_unit(&mut self) -> &mut dyn VectorUnit;
 }

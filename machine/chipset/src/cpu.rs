@@ -63,6 +63,11 @@ impl CpuInterrupts {
         self.lapic.with(|state| state.take_nmi())
     }
 
+    /// The handler of the NMI that was taken last has ended.
+    pub fn nmi_ended(&self) {
+        self.lapic.with(|state| state.nmi_ended());
+    }
+
     /// Takes a pending INIT: the vCPU must reset and wait for start-up.
     pub fn take_init(&self) -> bool {
         self.lapic.with(|state| state.take_init())

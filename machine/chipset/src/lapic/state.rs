@@ -13,6 +13,10 @@ use super::vectors::VectorSet;
 use crate::pending;
 use crate::time::BACKLOG;
 
+/// NMIs that can wait: a CPU takes the first at once, and keeps one more while that one's handler runs (SDM 6.7.1).
+/// Here both may arrive before the first is taken.
+const MOST_NMIS: u8 = 2;
+
 /// What has to happen outside this local APIC after an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
@@ -55,7 +59,10 @@ pub(crate) struct ApicState {
     lint0: bool,
     /// A message with delivery mode ExtINT came.
     ext_int: bool,
-    nmi: bool,
+    /// NMIs that wait, up to [`MOST_NMIS`].
+    nmis: u8,
+    /// The handler of one runs.
+    nmi_in_service: bool,
     init: bool,
     start_up: Option<u8>,
 }
@@ -83,7 +90,8 @@ impl ApicState {
             owed: 0,
             lint0: false,
             ext_int: false,
-            nmi: false,
+            nmis: 0,
+            nmi_in_service: false,
             init: false,
             start_up: None,
         };
@@ -155,7 +163,7 @@ impl ApicState {
         // What waits behind an end that was put off may be deliverable: whether it is, only the vCPU can tell.
         let behind = self.put_off && self.irr.highest().is_some();
         bit(behind || self.ext_int() || self.deliverable().is_some(), pending::INTERRUPT)
-            | bit(self.nmi, pending::NMI)
+            | bit(self.nmis > 0, pending::NMI)
             | bit(self.init, pending::INIT)
             | bit(self.start_up.is_some(), pending::START_UP)
     }
@@ -266,7 +274,7 @@ impl ApicState {
             Delivery::Fixed | Delivery::Lowest => {
                 return self.accept(message.vector, message.level);
             }
-            Delivery::Nmi => self.nmi = true,
+            Delivery::Nmi => self.nmi(),
             Delivery::Init => self.init(),
             Delivery::StartUp => self.start_up = Some(message.vector),
             Delivery::ExtInt => self.ext_int = true,
@@ -281,12 +289,24 @@ impl ApicState {
             self.ldr = self.id >> 4 << 16 | 1 << (self.id & 15);
         }
         self.init = true;
-        self.nmi = false;
+        (self.nmis, self.nmi_in_service) = (0, false);
         self.start_up = None;
     }
 
     pub(crate) fn take_nmi(&mut self) -> bool {
-        std::mem::take(&mut self.nmi)
+        let waits = self.nmis > 0;
+        self.nmis -= u8::from(waits);
+        self.nmi_in_service |= waits;
+        waits
+    }
+
+    pub(crate) fn nmi_ended(&mut self) {
+        self.nmi_in_service = false;
+    }
+
+    fn nmi(&mut self) {
+        let most = MOST_NMIS - u8::from(self.nmi_in_service);
+        self.nmis = most.min(self.nmis + 1);
     }
 
     pub(crate) fn take_init(&mut self) -> bool {
@@ -310,7 +330,7 @@ impl ApicState {
         if self.enabled() {
             self.local_interrupt(reg::LVT_LINT1);
         } else {
-            self.nmi = true;
+            self.nmi();
         }
     }
 
@@ -354,7 +374,7 @@ impl ApicState {
         let pin = matches!(register, reg::LVT_LINT0 | reg::LVT_LINT1);
         match Delivery::from_bits(if pin { u64::from(lvt >> 8) } else { 0 }) {
             Delivery::Fixed => return self.accept(lvt as u8, false),
-            Delivery::Nmi => self.nmi = true,
+            Delivery::Nmi => self.nmi(),
             Delivery::Init => self.init(),
             _ => return Taken::No,
         }

@@ -140,6 +140,20 @@ fn lowest_priority_goes_to_one() {
     assert_eq!(pending_of(&machine), [0, 0, pending::INTERRUPT]);
 }
 
+/// A CPU takes the first at once and keeps another; further ones are lost.
+#[test]
+fn two_nmis_wait() {
+    let machine = machine(2);
+    let other = &machine.platform.cpus[1];
+    machine.apic_write(0, ICR_HIGH, 1 << 24);
+    (0..3).for_each(|_| machine.apic_write(0, ICR, 0x400));
+    assert_eq!([(); 3].map(|()| other.take_nmi()), [true, true, false]);
+    assert_eq!(other.pending(), 0);
+    (0..3).for_each(|_| machine.apic_write(0, ICR, 0x400));
+    other.nmi_ended();
+    assert_eq!([(); 2].map(|()| other.take_nmi()), [true, false], "one came while the handler ran");
+}
+
 #[test]
 fn nmi_init_and_start_up() {
     let machine = machine(2);

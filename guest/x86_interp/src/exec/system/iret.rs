@@ -7,7 +7,10 @@ use crate::{
     task::TaskSwitch,
 };
 use iced_x86::{Instruction, Mnemonic};
-use std::sync::atomic::{Ordering, fence};
+use std::{
+    mem,
+    sync::atomic::{Ordering, fence},
+};
 use x86::{Fault, control::cr0, flags, reg, seg};
 
 fn iret<S: System, const SIZE: usize>(
@@ -17,7 +20,9 @@ fn iret<S: System, const SIZE: usize>(
 ) -> Result<(), Fault> {
     // It serializes (SDM 8.3).
     fence(Ordering::SeqCst);
-    cpu.vcpu.nmi_blocked = false;
+    if mem::take(&mut cpu.vcpu.nmi_blocked) {
+        sys.nmi_ended();
+    }
     if cpu.vcpu.cr0 & cr0::PE == 0 || cpu.vcpu.rflags & flags::VM != 0 {
         return cpu.iret_real::<SIZE>(sys);
     }

@@ -76,7 +76,7 @@ fn word(outcome: &Outcome) -> &'static str {
 fn note(finished: &Finished, most: usize) -> String {
     let cpus = match finished.test.cpus {
         1 => String::new(),
-        asked => format!("; asks for {asked} CPUs, has 1"),
+        cpus => format!("; with {cpus} CPUs"),
     };
     match &finished.outcome {
         Outcome::Passed { checks: 0, .. } => format!("runs to its end, and counts no checks{cpus}"),

@@ -81,6 +81,8 @@ impl Runner {
             &self.engine,
             "--memory",
             &memory,
+            "--cpus",
+            &test.cpus.to_string(),
             "--timeout",
             &timeout,
             "--test-devices",
