@@ -22,7 +22,7 @@ run them, build them and give the folder with the programs and their `unittests.
         --i386 .../kvm-unit-tests-i386/x86 --table docs/kvm-unit-tests.md
 
 `--only NAME` runs one test, `--logs DIRECTORY` keeps what they print. This page is written by
-`--table`. Tests get one CPU, whatever they ask for, and the devices of `ring3 run --test-devices`.
+`--table`. Tests get as many CPUs as they ask for, and the devices of `ring3 run --test-devices`.
 
 - **pass**: the program said so, and no check failed. Checks it skipped itself are counted.
 - **skip**: the program found the feature it tests missing and said so.
