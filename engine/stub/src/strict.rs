@@ -28,8 +28,10 @@ const INTERRUPTED: i64 = -4;
 const GONE: i64 = -2;
 const NO_SUCH_CALL: u64 = -38_i64 as u64;
 const NO_MEMORY: i64 = -12;
-/// So often may a hand-over be gone before the process is: it ends with a signal.
-const MAX_GONE: u32 = 1000;
+/// So often may a hand-over be gone before the process is. Each kick that comes to the process while it waits leaves
+/// one: on a busy host thousands, as this process waits for a CPU and others kick. Of a process that has ended all are
+/// gone, each at once, so that is known in half a second.
+const MAX_GONE: u32 = 1 << 20;
 /// RFLAGS that user code can change: the status flags, TF, DF, NT, AC, ID.
 const USER_FLAGS: u64 = STATUS | TF | DF | NT | AC | ID;
 /// What the host lets a data segment register hold.
