@@ -22,6 +22,7 @@ pub mod life;
 pub mod network;
 mod orphans;
 pub mod page;
+pub mod papers;
 pub mod peers;
 pub mod processes;
 pub mod program;

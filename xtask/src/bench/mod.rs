@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use harness::{
     compare::{self, Change, Verdict},
-    network, page,
+    network, page, papers,
     peers::{self, Setup},
     program,
     record::{self, Machine, Report},
@@ -40,6 +40,10 @@ Examples:
     cargo xtask bench --quick --ab HEAD~5
     cargo xtask bench --compare old.json new.json
 
+  The papers' tables beside ours, from a result or measured:
+    cargo xtask bench --papers --from FILE
+    cargo xtask bench --papers
+
   A page with plots and history:
     cargo xtask bench --from old.json new.json --html bench.html
 
@@ -65,6 +69,9 @@ pub struct Arguments {
     /// All rows in all environments, in about an hour: with --newest, seven batches of 50 ms
     #[arg(long)]
     full: bool,
+    /// Show the tables of the papers beside ours, and measure what they need [default peers: ring3:fast]
+    #[arg(long, conflicts_with_all = ["ab", "compare"])]
+    papers: bool,
     /// Measure also the newest QEMU and UML, which are fetched from Debian unstable
     #[arg(long)]
     newest: bool,
@@ -125,7 +132,7 @@ pub fn bench(arguments: &Arguments) -> Result<u8> {
     let directory = tempfile::Builder::new().prefix("ring3-bench-").tempdir()?;
     let setup = files.setup(directory.path(), &arguments.append, ring3)?;
     let report = measure(arguments, &setup)?;
-    print!("{}", table::render(&report));
+    print!("{}", arguments.rendered(&report));
     Ok(before.map_or(0, |suffix| tell(&compare::suffixed(&report, &suffix))))
 }
 
@@ -140,7 +147,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     let reports = arguments.from.iter().map(|file| Report::read(file));
     let reports = reports.collect::<Result<Vec<_>, _>>()?;
     let last = reports.last().context("--from names no result")?;
-    print!("{}", table::render(last));
+    print!("{}", arguments.rendered(last));
     if let Some(file) = &arguments.html {
         page::write(&reports, file)?;
     }
@@ -152,7 +159,7 @@ fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
     let mut missing = Vec::new();
     let found = peers::find(&arguments.peers(), setup)?.into_iter();
     let peers: Vec<_> = found.filter_map(|found| found.map_err(|m| missing.push(m)).ok()).collect();
-    let rows = schedule::rows(&peers[0], &arguments.rows, setup.userland.is_some())?;
+    let rows = schedule::rows(&peers[0], &arguments.rows(), setup.userland.is_some())?;
     let pace = arguments.pace();
     let revision = arguments.revision.clone().unwrap_or_else(|| record::revision(&root()));
     let effort = record::Effort { batches: pace.batches, batch: pace.batch.as_millis() as u64 };
@@ -188,6 +195,16 @@ fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
 }
 
 impl Arguments {
+    fn rendered(&self, report: &Report) -> String {
+        if self.papers { papers::render(report) } else { table::render(report) }
+    }
+
+    /// Rows to measure; none for all.
+    fn rows(&self) -> Vec<String> {
+        let of_papers = self.papers && self.rows.is_empty();
+        if of_papers { papers::rows() } else { self.rows.clone() }
+    }
+
     fn write(&self, report: &Report) -> Result<()> {
         if let Some(file) = &self.json {
             report.write(file)?;
@@ -204,7 +221,7 @@ impl Arguments {
         let of_network = |name: &String| {
             name == network::GROUP || network::rows().iter().any(|r| r.name == *name)
         };
-        let named = self.rows.iter().any(|name| of_programs(name) || of_network(name));
+        let named = self.rows().iter().any(|name| of_programs(name) || of_network(name));
         named || (!self.quick && self.rows.is_empty())
     }
 
@@ -217,6 +234,7 @@ impl Arguments {
     fn peers(&self) -> Vec<String> {
         match (&self.ab, self.peers.is_empty()) {
             (Some(_), true) => vec!["ring3:fast".to_owned()],
+            (None, true) if self.papers => vec!["ring3:fast".to_owned()],
             _ => self.peers.clone(),
         }
     }

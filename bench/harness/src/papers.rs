@@ -1,0 +1,278 @@
+//! The tables of the papers that ring3 unites, beside the same measurements of ours.
+//!
+//! A paper's machine is of another century, so only multiples of native are compared. docs/papers.md says what each paper did.
+
+use crate::{
+    record::{NATIVE, Report},
+    table::{grid, multiple_text, quantity},
+};
+
+/// The environment that stands for ring3.
+const OURS: &str = "ring3:fast";
+
+/// A table of a paper.
+struct Table {
+    title: &'static str,
+    machine: &'static str,
+    /// Systems that the paper measured beside native.
+    systems: &'static [&'static str],
+    lines: &'static [Line],
+}
+
+/// A line of a table.
+struct Line {
+    what: &'static str,
+    /// Native, and each system; none where the paper has none.
+    theirs: Theirs,
+    /// The row of this benchmark that means the same, or what is missing.
+    ours: Result<&'static str, &'static str>,
+}
+
+/// A paper's figures.
+enum Theirs {
+    /// Durations: native and each system.
+    Takes(f64, &'static [f64]),
+    /// Rates: the same.
+    Passes(f64, &'static [f64]),
+    /// Each system's share above native, in percent.
+    Above(&'static [f64]),
+    /// Durations without native.
+    Alone(&'static [f64], &'static str),
+}
+
+const TABLES: [Table; 6] = [
+    Table {
+        title: "000 (King and Chen 2002), table 1: overhead of a whole run",
+        machine: "Athlon 1.5 GHz, 512 MB; UMLinux 2.2.20 on 2.4.18",
+        systems: &["ptrace", "KTrace", "+ bounds", "+ fast switch", "VMware"],
+        lines: &[
+            Line {
+                what: "POV-Ray",
+                theirs: Theirs::Above(&[33.9, 16.7, 5.5, 5.6, 3.7]),
+                ours: Ok("povray"),
+            },
+            Line {
+                what: "kernel build (ours: Lua)",
+                theirs: Theirs::Above(&[1240.0, 627.3, 102.5, 48.9, 20.3]),
+                ours: Ok("lua"),
+            },
+            Line {
+                what: "SPECweb99 (ours: nginx)",
+                theirs: Theirs::Above(&[819.2, 392.8, 26.8, 23.8, 3.0]),
+                ours: Ok("nginx"),
+            },
+        ],
+    },
+    Table {
+        title: "000, table 2: latencies (us)",
+        machine: "the same",
+        systems: &["ptrace", "KTrace", "+ bounds", "+ fast switch"],
+        lines: &[
+            Line {
+                what: "null call",
+                theirs: Theirs::Alone(&[71.0, 37.3, 3.3, 3.3], "us"),
+                ours: Ok("getppid"),
+            },
+            Line {
+                what: "context switch, 1 MB each",
+                theirs: Theirs::Alone(&[23137.0, 12412.0, 3764.0, 1745.0], "us"),
+                ours: Err("no row has processes of 1 MB"),
+            },
+        ],
+    },
+    Table {
+        title: "001 (Blattmann), tables 5.1 to 5.6",
+        machine: "1.5 GHz, L4 under Linux 2.6.9",
+        systems: &["original", "S1", "S2"],
+        lines: &[
+            Line {
+                what: "getpid (us)",
+                theirs: Theirs::Takes(1.022, &[4.102, 4.422, 3.25]),
+                ours: Ok("getppid"),
+            },
+            Line {
+                what: "fork and exit (ms)",
+                theirs: Theirs::Takes(0.128, &[1.225, 1.296, 0.72]),
+                ours: Ok("fork"),
+            },
+            Line {
+                what: "POV-Ray (s)",
+                theirs: Theirs::Takes(89.05, &[89.66, 90.04, 89.5]),
+                ours: Ok("povray"),
+            },
+            Line {
+                what: "netperf, sending (Mb/s)",
+                theirs: Theirs::Passes(88.09, &[86.44, 85.77, 78.85]),
+                ours: Ok("netout"),
+            },
+            Line {
+                what: "kernel build (s; ours: Lua)",
+                theirs: Theirs::Takes(243.35, &[295.96, 305.84, 324.73]),
+                ours: Ok("lua"),
+            },
+        ],
+    },
+    Table {
+        title: "002 (Hoexer, Sieh, Waitz: FAUmachine), table 1: make bzImage (s)",
+        machine: "Athlon XP 2100+, 1 GB; Linux 2.4.18",
+        systems: &["tracer, JIT", "kernel, JIT", "tracer", "kernel"],
+        lines: &[Line {
+            what: "make bzImage (ours: Lua)",
+            theirs: Theirs::Takes(141.0, &[1547.0, 635.0, 1439.0, 514.0]),
+            ours: Ok("lua"),
+        }],
+    },
+    Table {
+        title: "003 (Kinebuchi), table 1: LMbench",
+        machine: "1.3 GHz Pentium M, QEMU's translator on L4",
+        systems: &["x86 on x86"],
+        lines: &[
+            Line {
+                what: "lat_syscall (us)",
+                theirs: Theirs::Takes(0.2634, &[3.0967]),
+                ours: Ok("getppid"),
+            },
+            Line {
+                what: "lat_ctx (us; ours: pipe)",
+                theirs: Theirs::Takes(0.54, &[48.1]),
+                ours: Ok("pipe"),
+            },
+            Line {
+                what: "bw_mem rd (MB/s)",
+                theirs: Theirs::Passes(9328.49, &[1051.8]),
+                ours: Ok("memread"),
+            },
+            Line {
+                what: "bw_mem wr (MB/s; ours: memset)",
+                theirs: Theirs::Passes(5509.96, &[597.21]),
+                ours: Ok("memset"),
+            },
+            Line {
+                what: "bw_file_rd (MB/s)",
+                theirs: Theirs::Passes(1557.27, &[36.29]),
+                ours: Ok("fileread"),
+            },
+            Line {
+                what: "the same for ARM and SPARC",
+                theirs: Theirs::Alone(&[], ""),
+                ours: Err("no foreign guests yet"),
+            },
+        ],
+    },
+    Table {
+        title: "004 (Liebergeld, Peter, Lackorzynski), tables 1 to 3",
+        machine: "1 CPU of several; hardware virtualization",
+        systems: &["Karma"],
+        lines: &[
+            Line {
+                what: "processes come and go (s)",
+                theirs: Theirs::Takes(947.0, &[876.0]),
+                ours: Ok("fork"),
+            },
+            Line {
+                what: "kernel build (s; ours: Lua)",
+                theirs: Theirs::Takes(619.0, &[620.0]),
+                ours: Ok("lua"),
+            },
+            Line {
+                what: "the same with 2 and 3 CPUs",
+                theirs: Theirs::Alone(&[], ""),
+                ours: Err("no rows of several CPUs yet"),
+            },
+        ],
+    },
+];
+
+/// The rows that the tables need.
+pub fn rows() -> Vec<String> {
+    let named = TABLES.iter().flat_map(|table| table.lines).filter_map(|line| line.ours.ok());
+    let mut rows: Vec<_> = named.map(str::to_owned).collect();
+    rows.sort();
+    rows.dedup();
+    rows
+}
+
+/// All tables, with what a report has of ours.
+pub fn render(report: &Report) -> String {
+    let machine = &report.machine;
+    let mut text = format!("ours: {}, Linux {}, {OURS}\n", machine.cpu, machine.kernel);
+    for table in &TABLES {
+        text += &format!("\n{} ({})\n", table.title, table.machine);
+        let mut lines = vec![vec!["multiples of native".to_owned()]];
+        lines[0].extend(table.systems.iter().map(|system| (*system).to_owned()));
+        lines[0].extend(["ring3".to_owned(), "ours, absolute".to_owned()]);
+        lines.extend(table.lines.iter().map(|line| cells(table, line, report)));
+        text += &grid(&lines);
+    }
+    text
+}
+
+fn cells(table: &Table, line: &Line, report: &Report) -> Vec<String> {
+    let mut cells = vec![line.what.to_owned()];
+    let theirs = line.theirs.shown();
+    cells.extend((0..table.systems.len()).map(|n| theirs.get(n).cloned().unwrap_or_default()));
+    cells.extend(match line.ours {
+        Ok(name) => ours(report, name),
+        Err(why) => ["pending".to_owned(), why.to_owned()],
+    });
+    cells
+}
+
+impl Theirs {
+    fn shown(&self) -> Vec<String> {
+        match self {
+            Self::Takes(native, all) => all.iter().map(|t| multiple_text(t / native)).collect(),
+            Self::Passes(native, all) => all.iter().map(|t| multiple_text(native / t)).collect(),
+            Self::Above(all) => all.iter().map(|t| multiple_text(1.0 + t / 100.0)).collect(),
+            Self::Alone(all, unit) => all.iter().map(|value| format!("{value} {unit}")).collect(),
+        }
+    }
+}
+
+/// Our multiple, and both figures.
+fn ours(report: &Report, name: &str) -> [String; 2] {
+    let row = report.rows.iter().find(|row| row.name == name);
+    let found = row.and_then(|row| {
+        let median = |environment| row.results.get(environment)?.median();
+        let (native, ours) = (median(NATIVE)?, median(OURS)?);
+        let figures = format!("{} of {}", quantity(ours, &row.unit), quantity(native, &row.unit));
+        Some([multiple_text(row.multiple(OURS)?), figures])
+    });
+    found.unwrap_or_else(|| ["not measured".to_owned(), format!("--rows {name}")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{program, record::Report};
+    use std::path::Path;
+
+    #[test]
+    fn papers_figures_become_multiples() {
+        assert_eq!(Theirs::Takes(141.0, &[1547.0, 514.0]).shown(), ["11.0", "3.65"]);
+        assert_eq!(Theirs::Passes(9328.49, &[1051.8]).shown(), ["8.87"]);
+        assert_eq!(Theirs::Above(&[1240.0]).shown(), ["13.4"]);
+        for table in &TABLES {
+            for line in table.lines {
+                let count = line.theirs.shown().len();
+                let pending = line.ours.is_err() && count == 0;
+                assert!(count == table.systems.len() || pending, "{}", line.what);
+            }
+        }
+    }
+
+    #[test]
+    fn a_result_of_ours_is_shown_beside_them() {
+        let results = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results/");
+        let file = Path::new(results).join("2026-11-23-full-amd.json");
+        let report = Report::read(&file).expect("a result");
+        let text = render(&report);
+        let line = |what: &str| text.lines().find(|line| line.starts_with(what)).expect("a line");
+        assert!(line("getpid").contains("ns of"), "{text}");
+        assert!(line("kernel build").contains(" s of "), "{text}");
+        assert!(line("the same for ARM").contains("pending"), "{text}");
+        // Each row is one that there is, or that the full result has.
+        let known = |name: &String| report.rows.iter().any(|row| row.name == *name);
+        assert!(rows().iter().all(|name| known(name) || program::ROWS.contains(&name.as_str())));
+    }
+}
