@@ -2,7 +2,10 @@
 
 use contract::GuestRam;
 use ram::Ram;
-use x86::paging::{self, Access, Roots, WalkMemory};
+use x86::{
+    paging::{self, Access, Roots, WalkMemory},
+    tap,
+};
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
@@ -24,6 +27,15 @@ impl WalkMemory for Unmarked<'_> {
     }
     fn cas_u32(&mut self, _: u64, _: u32, _: u32) -> bool {
         true
+    }
+}
+
+/// Guest memory as the program of a tap reads it, by these page tables.
+pub(crate) struct Tapped<'a>(pub &'a Ram, pub Roots);
+
+impl tap::Memory for Tapped<'_> {
+    fn read(&mut self, gva: u64, to: &mut [u8]) -> Option<bool> {
+        Some(read(self.0, self.1, gva, to) == to.len())
     }
 }
 

@@ -34,6 +34,8 @@ use crate::{
 
 /// How long a stopped machine may take to come to rest before we leave anyway.
 pub const PATIENCE: Duration = Duration::from_secs(2);
+/// How long traces may take to tell the rest, once the machine has ended.
+pub const TELLING: Duration = Duration::from_secs(20);
 
 /// The state of a machine told to stop.
 const STOPPING: &str = "stopping";
@@ -124,6 +126,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     drop((listener, viewers));
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(PATIENCE);
+    control::finish_telling(TELLING);
     debugger.into_iter().for_each(gdb::Listener::end);
     drop(terminal);
     faults.iter().for_each(|faults| faults.finish());

@@ -13,7 +13,7 @@
 use crate::constant;
 
 /// Kinds of events, which are words of their own.
-const KINDS: [&str; 13] = [
+const KINDS: [&str; 16] = [
     "syscall",
     "exec",
     "exit",
@@ -25,6 +25,9 @@ const KINDS: [&str; 13] = [
     "msr",
     "port",
     "mmio",
+    "vector",
+    "engine",
+    "watch",
     "break",
     "return",
 ];

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use bus::Bus;
+use contract::{Doing, Watcher};
 use host::{Clock, Entropy};
 use ram::Ram;
 use x86::{
@@ -108,6 +109,7 @@ pub struct Board {
     pub(crate) traffic: Traffic,
     /// PAUSEs since the last look at who else wants the CPU.
     pauses: u64,
+    watchers: Vec<Watcher>,
 }
 
 /// Accesses that left the CPU.
@@ -121,7 +123,36 @@ impl Board {
     /// A machine of the given parts.
     pub fn new(parts: BoardParts) -> Self {
         let (random, traffic) = Default::default();
-        Self { parts, random, traffic, pauses: 0 }
+        Self { parts, random, traffic, pauses: 0, watchers: Vec::new() }
+    }
+
+    /// Who is told from now on what the vCPU does.
+    pub fn set_watchers(&mut self, watchers: &[Watcher]) {
+        self.watchers = watchers.to_vec();
+    }
+
+    /// Somebody is told.
+    pub fn is_watched(&self) -> bool {
+        !self.watchers.is_empty()
+    }
+
+    /// Tells of something the vCPU has done.
+    pub fn tell(&self, doing: Doing) {
+        self.watchers.iter().for_each(|watcher| watcher(doing));
+    }
+
+    fn tell_mmio(&self, gpa: u64, data: &[u8], write: bool) {
+        if self.is_watched() {
+            let mut bytes = [0; 8];
+            let len = data.len().min(8);
+            bytes[..len].copy_from_slice(&data[..len]);
+            self.tell(Doing::Mmio {
+                gpa,
+                size: len as u8,
+                write,
+                value: u64::from_le_bytes(bytes),
+            });
+        }
     }
 
     /// The next PAUSE is the last of many.
@@ -153,10 +184,12 @@ impl System for Board {
         if !self.parts.apic.mmio_read(gpa, data) {
             self.parts.mmio.read(gpa, data);
         }
+        self.tell_mmio(gpa, data, false);
     }
 
     fn mmio_write(&mut self, gpa: u64, data: &[u8]) {
         self.traffic.mmio += 1;
+        self.tell_mmio(gpa, data, true);
         if !self.parts.apic.mmio_write(gpa, data) {
             self.parts.mmio.write(gpa, data);
         }
@@ -167,11 +200,14 @@ impl System for Board {
         let mut bytes = [0; 4];
         let data = &mut bytes[..usize::from(size).min(4)];
         self.parts.ports.read(port.into(), data);
-        u32::from_le_bytes(bytes)
+        let value = u32::from_le_bytes(bytes);
+        self.tell(Doing::Port { port, size, write: false, value });
+        value
     }
 
     fn port_write(&mut self, port: u16, size: u8, value: u32) {
         self.traffic.port += 1;
+        self.tell(Doing::Port { port, size, write: true, value });
         let bytes = value.to_le_bytes();
         self.parts.ports.write(port.into(), &bytes[..usize::from(size).min(4)]);
     }
@@ -182,6 +218,10 @@ impl System for Board {
 
     fn msr_write(&mut self, index: u32, value: u64) -> Result<(), Fault> {
         self.parts.apic.msr_write(index, value)
+    }
+
+    fn note_msr(&mut self, index: u32, write: bool, value: u64) {
+        self.tell(Doing::Msr { index, write, value });
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidResult {

@@ -55,6 +55,7 @@ impl Engine for Interpreter {
     }
     fn set_probes(&mut self, probes: &Probes) {
         self.cpu.set_probes(probes);
+        self.board.set_watchers(&probes.watchers);
     }
     fn step(&mut self) -> Option<Reached> {
         self.cpu.step_over(&mut self.board)
@@ -62,5 +63,8 @@ impl Engine for Interpreter {
     fn set_vcpu(&mut self, vcpu: Vcpu) {
         self.cpu.vcpu = vcpu;
         self.cpu.state_changed();
+    }
+    fn time_stamp(&mut self) -> u64 {
+        self.board.tsc()
     }
 }

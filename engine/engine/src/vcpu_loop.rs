@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use contract::pending;
+use contract::{Doing, pending};
 use host::Clock;
 
 use crate::{
@@ -179,6 +179,7 @@ impl<E: Engine> VcpuLoop<E> {
         if let Some(vector) = self.apic.acknowledge() {
             self.note(Event::Interrupt(vector));
             self.statistics.interrupts += 1;
+            self.attendants.tell_of(Doing::Vector(vector));
             self.engine.interrupt(vector);
         }
     }
@@ -509,7 +510,7 @@ mod tests {
         let mut bench = bench(&[probe, probe]);
         let (sender, heard) = std::sync::mpsc::channel();
         let attention = Arc::clone(&bench.attention);
-        let probes = Probes { breakpoints: [0, 1].into(), watches: Vec::new() };
+        let probes = Probes { breakpoints: [0, 1].into(), ..Probes::default() };
         let comes = probes.clone();
         attention.visit(Box::new(move |visited| {
             visited.attend(Box::new(Noting(sender, 0)), comes, false);

@@ -10,7 +10,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use contract::{Engine, Probes, Reached};
+use contract::{Doing, Engine, Probes, Reached};
 
 use crate::Statistics;
 
@@ -148,6 +148,12 @@ impl Attendants {
         engine.set_probes(&all);
     }
 
+    /// Tells those who want to know of something that engines do not do.
+    pub fn tell_of(&self, doing: Doing) {
+        let watchers = self.entries.iter().flat_map(|entry| &entry.probes.watchers);
+        watchers.for_each(|watcher| watcher(doing));
+    }
+
     fn entry(&mut self, number: u64) -> Option<&mut Entry> {
         self.entries.iter_mut().find(|entry| entry.number == number)
     }
@@ -207,7 +213,12 @@ impl<'a> Visited<'a> {
 
     /// An attendant leaves, with its probes.
     pub fn dismiss(&mut self, number: u64) {
-        self.attendants.entries.retain(|entry| entry.number != number);
+        let entries = std::mem::take(&mut self.attendants.entries);
+        let (gone, stay): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|entry| entry.number == number);
+        self.attendants.entries = stay;
+        // Records of its taps that are still on their way come with this.
         self.attendants.arm(self.engine);
+        drop(gone);
     }
 }

@@ -1,6 +1,10 @@
 //! Translated code: finding it, making it, and dropping what has become stale.
 
-use crate::{devices::Devices, tops::Tops};
+use crate::{
+    breakpoints::{Breakpoints, Stands},
+    devices::Devices,
+    tops::Tops,
+};
 use engine::Board;
 use frame::{
     Base, CACHE, CODE_PAGE_WORDS, COPIES, FRAME, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES,
@@ -108,8 +112,8 @@ pub struct Code {
     /// RAM offset of each page that code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
     pub devices: Devices,
-    /// No block has a breakpoint in it or begins at one.
-    probes: Probes,
+    /// Those of all that execute the code ([`crate::breakpoints`]).
+    breakpoints: Breakpoints,
 }
 
 impl Code {
@@ -119,8 +123,8 @@ impl Code {
         let layout = layout(level, base, how);
         let mut memory = View { area, several: how.0 };
         let cache = Cache::new(layout, &mut memory);
-        let (pages, devices, probes, tops, unchecked) = Default::default();
-        Self { cache, memory, layout, tops, unchecked, pages, devices, probes }
+        let (pages, devices, breakpoints, tops, unchecked) = Default::default();
+        Self { cache, memory, layout, tops, unchecked, pages, devices, breakpoints }
     }
 
     /// A vCPU is outside of translated code, and about to execute it again.
@@ -128,12 +132,9 @@ impl Code {
         self.cache.pass(&mut self.memory, user);
     }
 
-    /// From now on no block goes over these breakpoints.
-    pub fn set_probes(&mut self, probes: &Probes) {
-        let new: Vec<u64> =
-            probes.breakpoints.difference(&self.probes.breakpoints).copied().collect();
-        self.probes = probes.clone();
-        for gva in new {
+    /// From now on no block goes over these breakpoints of one of those that execute the code.
+    pub fn set_probes(&mut self, user: User, probes: &Probes) {
+        for gva in self.breakpoints.replace(user, probes) {
             self.forget_page(gva);
         }
     }
@@ -240,13 +241,14 @@ impl Code {
         (guest, alignment): (u64, bool),
         marked: &mut Vec<u64>,
     ) -> Option<Result<u64, Refused>> {
-        if self.probes.has(guest) {
+        let stands = self.breakpoints.at(guest);
+        if stands == Some(Stands::Breakpoint) {
             return Some(Err(Refused::Untranslatable));
         }
         self.cache.writes = board.ram().code_writes();
         let (first, mut bytes) = self.fetch(board, roots, guest, marked)?;
         let last = guest + (bytes.len() - 1) as u64;
-        let breakpoint = self.probes.first_in(guest, last);
+        let breakpoint = self.breakpoints.first_behind(guest, last);
         if let Some(breakpoint) = breakpoint {
             bytes.truncate((breakpoint - guest) as usize);
         }
@@ -260,6 +262,9 @@ impl Code {
         {
             bytes.extend(more.iter().take(LONGEST));
             sources[1] = second;
+        }
+        if stands == Some(Stands::Tap) {
+            self.cache.tap_next();
         }
         let made = self.cache.add(&mut self.memory, guest, &bytes, here, alignment, sources);
         if made.is_ok() {

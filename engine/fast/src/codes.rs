@@ -5,6 +5,7 @@ use crate::{
     code::{Code, NoBlock},
     machine::{Share, Translation},
 };
+use contract::Doing;
 use engine::Board;
 use frame::{Base, STUBS, USER_CACHE};
 use jit::{
@@ -69,10 +70,18 @@ impl Codes {
         &mut self.kernel
     }
 
-    /// From now on no block of either level goes over these breakpoints.
+    /// From now on no block of either level goes over these breakpoints. Those of the kernel's code may be taps.
     pub fn set_probes(&mut self, probes: &Probes) {
         self.probes = probes.clone();
-        self.each(|code| code.set_probes(probes));
+        let user = self.kernel.user;
+        self.kernel.lock().set_probes(user, probes);
+        let plain = probes.without_taps();
+        self.user.iter_mut().for_each(|code| code.set_probes(user, &plain));
+    }
+
+    /// This vCPU has a tap at a GVA.
+    pub fn has_tap(&self, gva: u64) -> bool {
+        self.probes.tap(gva).is_some()
     }
 
     /// Does something with a level's code, if it is translated.
@@ -99,9 +108,16 @@ impl Codes {
         marked: &mut Vec<u64>,
     ) -> Result<u64, NoBlock> {
         let user = self.kernel.user;
-        let block =
-            |code: &mut Code| code.block(pages, board, roots, (guest, alignment), user, marked);
-        self.with(level, block).unwrap_or(Err(NoBlock::Interpret))
+        let block = |code: &mut Code| {
+            let before = code.cache.counters.translated;
+            let block = code.block(pages, board, roots, (guest, alignment), user, marked);
+            (block, code.cache.counters.translated - before)
+        };
+        let (block, blocks) = self.with(level, block).unwrap_or((Err(NoBlock::Interpret), 0));
+        if blocks != 0 {
+            board.tell(Doing::Translate { gva: guest, blocks });
+        }
+        block
     }
 
     /// What has happened to the kernel's code; to be told by one of those who share it.
@@ -113,10 +129,10 @@ impl Codes {
     /// User code in the address space with these page tables comes next. What was made from pages that lie elsewhere
     /// there is dropped; processes that were forked, or use the same libraries at the same addresses, share the rest.
     pub fn enter_space(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots) {
-        let (look_up, probes) = (self.look_up, &self.probes);
+        let (look_up, probes, whose) = (self.look_up, &self.probes, self.kernel.user);
         let user = self.user.get_or_insert_with(|| {
             let mut new = user_code(pages, look_up);
-            new.set_probes(probes);
+            new.set_probes(whose, &probes.without_taps());
             new
         });
         if self.space != roots.cr3 || std::mem::take(&mut self.changed) {

@@ -29,7 +29,9 @@ impl Fast {
     pub(crate) fn translated_code(&mut self, level: Level) -> Result<(), Error> {
         self.start_comparing();
         let Some(host) = self.block_at_rip(level)? else {
-            self.interpret_outside();
+            if !self.stops_at_tap() {
+                self.interpret_outside();
+            }
             return Ok(());
         };
         let alone = self.open_comparison(level, host);
@@ -94,6 +96,10 @@ impl Fast {
                     self.answer(missing, Access::default())?;
                 }
                 self.interpret();
+                Ok(())
+            }
+            WedgeExit::Block(BlockExit::Tap) => {
+                self.leave_at_tap();
                 Ok(())
             }
             WedgeExit::Lost => self.lost(),

@@ -25,6 +25,7 @@
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
 mod apart;
+mod breakpoints;
 mod claims;
 mod code;
 mod codes;
@@ -66,6 +67,7 @@ use apart::Apart;
 use bus::Kicker;
 use claims::Claims;
 use codes::Codes;
+use contract::{Doing, Taps};
 use engine::{Attention, Board, Engine};
 use frame::WedgeExit;
 use home::Home;
@@ -88,7 +90,7 @@ use x86::{
     msr::X2APIC_IN_SERVICE_80,
     paging::{Access, Roots},
 };
-use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, System, pending};
+use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, Record, System, pending};
 
 /// Who starts the processes that guest code runs in.
 pub mod wedges {
@@ -166,6 +168,8 @@ pub struct Fast {
     /// On this host RIP still points at INT1 when INT1 traps.
     int1_stays: bool,
     checker: Option<Box<Checker>>,
+    /// What takes the records of taps, if there are any.
+    taps: Option<Arc<Taps>>,
     /// The host has refused a mapping. The instruction that goes on would ask for it again, and is interpreted.
     refused: bool,
     /// After so many PAUSEs translated code lets others have the CPU; zero for never.
@@ -265,6 +269,7 @@ impl Fast {
             learnt_under: (0, 0),
             int1_stays: false,
             checker,
+            taps: None,
             refused: false,
             pauses: 0,
             has_seen_narrow: false,
@@ -293,12 +298,23 @@ impl Fast {
         let pcid = self.cpu.pcid().into();
         if !record.is_empty() {
             self.statistics.flushes += record.flushes.len() as u64;
+            self.tell_of(&record);
             let roots = Roots::from(&self.cpu.vcpu);
             self.codes.apply(&mut self.pages, self.board.ram(), roots, &record);
             self.slots.apply(&record, roots, pcid);
             if let Some(checker) = &mut self.checker {
                 checker.note_stale(&record.stale_pages);
             }
+        }
+    }
+
+    fn tell_of(&self, record: &Record) {
+        let (times, pages) = (record.flushes.len() as u64, record.stale_pages.len() as u64);
+        if times != 0 {
+            self.board.tell(Doing::Flush { times });
+        }
+        if pages != 0 {
+            self.board.tell(Doing::Drop { pages });
         }
     }
 
@@ -352,6 +368,9 @@ impl Fast {
     fn exited(&mut self) -> WedgeExit {
         let exit = WedgeExit::from(&self.pages.frame().exit);
         self.statistics.exit(exit);
+        if exit == WedgeExit::Kicked {
+            self.board.tell(Doing::Kick);
+        }
         exit
     }
 
@@ -363,6 +382,10 @@ impl Fast {
         self.pages.publish();
         let done = self.slots.run(self.modes.kernel_translated, roots)?;
         self.pages.fetch();
+        if self.taps.is_some() {
+            let undone = self.has_undone_tap();
+            self.take_records(undone);
+        }
         for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
             self.codes.forget_page(gva);
@@ -389,6 +412,7 @@ impl Fast {
             match answer {
                 Answer::Mapped => {
                     self.statistics.mapped += 1;
+                    self.board.tell(Doing::Map { gva });
                     return Ok(true);
                 }
                 Answer::Interpret => return Ok(false),
@@ -541,6 +565,9 @@ impl Engine for Fast {
     fn set_vcpu(&mut self, vcpu: Vcpu) {
         self.cpu.vcpu = vcpu;
         self.cpu.state_changed();
+    }
+    fn time_stamp(&mut self) -> u64 {
+        self.board.tsc()
     }
     fn failure(&mut self) -> Option<String> {
         self.failure.take()

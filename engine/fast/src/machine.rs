@@ -19,6 +19,7 @@ use std::{
 };
 use wedge::Common;
 use x86::paging::Roots;
+use x86_interp::Probes;
 
 /// What the vCPUs of a machine share.
 #[derive(Default)]
@@ -142,6 +143,7 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.rest();
+        self.lock().set_probes(self.user, &Probes::default());
     }
 }
 

@@ -34,6 +34,9 @@ pub enum BlockExit {
     SystemCall = 10,
     /// SYSRET to 32-bit code at RIP's instruction; the wedge does it unless it cannot.
     SysretNarrow = 11,
+    /// RIP's instruction has a tap; it goes on at [`ExitState::operand`] (HVA). The wedge runs the tap's program, if this
+    /// vCPU has one there, unless it cannot.
+    Tap = 12,
 }
 
 /// Why the wedge gives the monitor its turn. In [`ExitState::reason`].
@@ -77,7 +80,7 @@ pub enum WedgeExit {
 
 impl WedgeExit {
     /// How many there are.
-    pub const COUNT: usize = 17;
+    pub const COUNT: usize = 18;
 
     /// Its number, from zero.
     pub const fn number(self) -> usize {
@@ -116,7 +119,7 @@ impl From<&ExitState> for WedgeExit {
 
 impl BlockExit {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::CallOut,
         Self::Miss,
         Self::InterruptWindow,
@@ -128,6 +131,7 @@ impl BlockExit {
         Self::Lookup,
         Self::SystemCall,
         Self::SysretNarrow,
+        Self::Tap,
     ];
 
     /// The one with a number, if there is one.
@@ -185,7 +189,7 @@ mod tests {
 
     #[test]
     fn what_means_nothing_is_lost() {
-        for nonsense in [12, 13, 1 << 32, 1 << 63, u64::MAX] {
+        for nonsense in [13, 14, 1 << 32, 1 << 63, u64::MAX] {
             assert_eq!(said(nonsense, BlockExit::Miss as u64), WedgeExit::Lost);
             assert_eq!(said(Reason::Block as u64, nonsense), WedgeExit::Lost);
         }

@@ -71,6 +71,8 @@ pub const JOURNAL: usize = WINDOW + 0x3b_0000;
 pub const FRAME: usize = WINDOW + 0x40_0000;
 /// Bytes of it, and of the page behind it ([`crate::AREA_ALIAS`]).
 pub const FRAME_LEN: usize = 0x5000;
+/// What taps do and have noted ([`Taps`]), shared by all wedges of a vCPU.
+pub const TAPS: usize = WINDOW + 0x50_0000;
 /// The indirect-jump tables, shared by all wedges.
 pub const TABLES: usize = WINDOW + 0x1000_0000;
 /// The code cache, shared by all wedges; writable in the monitor only.

@@ -105,6 +105,8 @@ pub struct Cache {
     trials: Trials,
     /// Writes to pages of code before the bytes were read that blocks are made from now on.
     pub writes: u64,
+    /// The next block has a tap at its first instruction.
+    tap: bool,
     /// What happened.
     pub counters: Counters,
 }
@@ -157,6 +159,7 @@ impl Cache {
             ahead: Vec::new(),
             trials: Trials::default(),
             writes: 0,
+            tap: false,
             counters: Counters::default(),
         }
     }
@@ -168,6 +171,11 @@ impl Cache {
 
     fn number(&self, guest: u64, alignment: bool) -> Option<Number> {
         self.by_guest.get(&(guest, alignment)).copied()
+    }
+
+    /// The next block that is added has a tap at its first instruction.
+    pub fn tap_next(&mut self) {
+        self.tap = true;
     }
 
     /// Translates the bytes at `guest` and places the block. The first `here` bytes come from one
@@ -185,9 +193,10 @@ impl Cache {
         alignment: bool,
         pages: [u64; 2],
     ) -> Result<u64, Refused> {
+        let tap = std::mem::take(&mut self.tap);
         let host = self.layout.cache + self.next;
         let cache_offset = self.next as u32;
-        let request = Request { guest, bytes, here, alignment, host, cache_offset };
+        let request = Request { guest, bytes, here, alignment, tap, host, cache_offset };
         let mut block = translate(&self.layout, &request)?;
         self.isolate(&mut block);
         let fits = self.next + block.code.len() as u64 + 16 <= self.layout.cache_len;

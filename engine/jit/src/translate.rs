@@ -22,6 +22,8 @@ pub struct Request<'a> {
     pub here: usize,
     /// The virtual RFLAGS.AC: user memory may be accessed.
     pub alignment: bool,
+    /// The first instruction has a tap.
+    pub tap: bool,
     /// HVA the code will lie at.
     pub host: u64,
     /// Offset of `host` in the code cache.
@@ -49,6 +51,9 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
     let mut decoder = Decoder::with_ip(64, request.bytes, request.guest, DecoderOptions::NONE);
     let mut emitter = Emitter::new(layout, request);
     let mut end = request.guest;
+    if request.tap {
+        emitter.tap();
+    }
     for left in (0..MAX_INSTRUCTIONS).rev() {
         if decoder.position() >= request.here {
             break;

@@ -8,7 +8,7 @@ use crate::{
     host::load_vectors_careful,
     kernel_start,
     lookup::{self, Outcome},
-    mmu, narrow, shared, turns,
+    mmu, narrow, shared, taps, turns,
 };
 use core::{
     arch::naked_asm,
@@ -172,6 +172,7 @@ pub fn after_block(f: &mut VcpuPage) -> bool {
     const LOAD_SPACE: u64 = BlockExit::LoadSpace as u64;
     const LOOKUP: u64 = BlockExit::Lookup as u64;
     const SYSTEM_CALL: u64 = BlockExit::SystemCall as u64;
+    const TAP: u64 = BlockExit::Tap as u64;
     match f.exit.kind {
         MISS if f.exit.info == 0 => miss(f),
         LOOKUP if f.run.walks != 0 && f.regs.cpl != 0 => look_up(f),
@@ -184,6 +185,7 @@ pub fn after_block(f: &mut VcpuPage) -> bool {
         CALL_OUT if f.system.none_in_service == f.exit.info && f.regs.cpl == 0 => {
             read_in_service(f)
         }
+        TAP => taps::pass(f),
         LOAD_VECTORS => load_guest_vectors(f),
         SYSRET if f.run.fast != 0 => sysret(f),
         SYSRET_NARROW if f.run.fast != 0 => sysret_narrow(f),

@@ -15,7 +15,7 @@
 //! - `narrow` has what 32-bit user code needs besides.
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
 //! - `claims` knows whether the program has memory where the wedge's or the kernel's lies.
-//! - `cpuid` answers CPUID.
+//! - `cpuid` answers CPUID; `taps` records that translated code has come by a point.
 //! - `text` tells which pages of user code it may map; `keys` are bytes that must not be in them.
 //! - `patched` is where patched system calls arrive, `sites` keeps their table out of the program's way.
 //! - Where user code has a process of its own, `strict` has it run there, and `user` is that process.
@@ -53,6 +53,7 @@ mod setup;
 mod signal;
 mod sites;
 mod strict;
+mod taps;
 pub mod text;
 mod turns;
 mod user;

@@ -11,8 +11,8 @@ use frame::{
     ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, COPIES, COPIES_LEN,
     FRAME, FRAME_LEN, GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_SITES, RAM, RAM_FD,
     REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUB_LEN, STUBS, Shared,
-    TABLES, TABLES_LEN, TURNS, Turns as TurnsPage, USER_CACHE, USER_CACHE_LEN, USER_PAGE,
-    USER_TABLES,
+    TABLES, TABLES_LEN, TAPS, TURNS, Taps, Turns as TurnsPage, USER_CACHE, USER_CACHE_LEN,
+    USER_PAGE, USER_TABLES,
 };
 
 /// Descriptors of what a wedge consists of, but for the blob.
@@ -21,6 +21,7 @@ pub(crate) struct Parts {
     pub(crate) shared: i32,
     pub(crate) frame: i32,
     pub(crate) turns: i32,
+    pub(crate) taps: i32,
     pub(crate) tables: i32,
     pub(crate) cache: i32,
     pub(crate) user_tables: i32,
@@ -53,6 +54,7 @@ pub(crate) fn become_wedge(image: i32, parts: &Parts) -> ! {
         (ALT_STACK, ALT_STACK_LEN, RW, -1),
         (TURNS, size_of::<TurnsPage>(), RW, parts.turns),
         (FRAME, FRAME_LEN, RW, parts.frame),
+        (TAPS, size_of::<Taps>(), RW, parts.taps),
         (TABLES, USER_TABLES, R, parts.tables),
         (TABLES + USER_TABLES, TABLES_LEN - USER_TABLES, R, parts.user_tables),
         (CACHE, USER_CACHE - CACHE, RX, parts.cache),

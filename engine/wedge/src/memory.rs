@@ -154,6 +154,14 @@ impl<T> MemoryObject<T> {
         unsafe { ptr::read_volatile(self.at.as_ptr().add(offset)) }
     }
 
+    /// Copies bytes from an offset; what lies beyond the end is zero.
+    pub fn read(&self, offset: usize, to: &mut [u8]) {
+        let len = to.len().min(self.len.saturating_sub(offset));
+        // SAFETY: inside the mapping; the bytes are the caller's own.
+        unsafe { copy_bytes(self.at.as_ptr().wrapping_add(offset), to.as_mut_ptr(), len) };
+        to[len..].fill(0);
+    }
+
     /// Copies bytes to an offset.
     ///
     /// # Panics
@@ -243,6 +251,18 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe {
         std::arch::asm!("rep movsq", inout("rsi") from => _, inout("rdi") to => _,
             inout("rcx") len / 8 => _, options(nostack, preserves_flags));
+    }
+}
+
+/// Copies bytes. In assembly, as [`copy`] is.
+///
+/// # Safety
+/// As for [`copy`].
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as asked of the caller; the direction flag is clear by the ABI.
+    unsafe {
+        std::arch::asm!("rep movsb", inout("rsi") from => _, inout("rdi") to => _,
+            inout("rcx") len => _, options(nostack, preserves_flags));
     }
 }
 

@@ -2,11 +2,12 @@
 
 use crate::code::{CallSites, CodeArea};
 use crate::features;
-use crate::memory::MemoryObject;
+use crate::memory::{MemoryObject, field};
 use crate::turns::Turns;
 use frame::{
     Base, COPY_INDEX, FRAME_LEN, LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES, NO_USER, NOWHERE,
-    POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, Told, UPPER_USER, VcpuPage, region,
+    POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, STEP_WORDS, TAP_BYTES, TAP_PLACES, TAP_STEPS,
+    TapTable, Taps, Told, UPPER_USER, VcpuPage, region,
 };
 use std::{io, mem::offset_of, os::fd::BorrowedFd, sync::Arc};
 
@@ -55,6 +56,7 @@ pub struct Pages {
     /// Its last part has changed since it was published.
     told_changed: bool,
     regions: Bytes,
+    taps: MemoryObject<Taps>,
     turns: Turns,
     pub(crate) user_dispatch: bool,
     pub(crate) keeps: bool,
@@ -84,6 +86,7 @@ impl Pages {
             copy: Box::default(),
             told_changed: true,
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
+            taps: MemoryObject::new("ring3-taps", size_of::<Taps>())?,
             turns: Turns::new()?,
             user_dispatch: false,
             keeps: true,
@@ -120,6 +123,7 @@ impl Pages {
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
         (new.strict, new.narrow) = (self.strict, self.narrow);
+        std::mem::swap(&mut new.taps, &mut self.taps);
         *self = new;
         Ok(())
     }
@@ -223,6 +227,41 @@ impl Pages {
         self.regions.write(region * 8, &bias.to_le_bytes());
     }
 
+    /// Gives the vCPU these taps and no others: points (GVA, first step) and the steps of their programs. False if there is
+    /// no room for them; then it has none.
+    pub fn set_taps(
+        &mut self,
+        points: impl Iterator<Item = (u64, u64)>,
+        steps: &[[u64; STEP_WORDS]],
+    ) -> bool {
+        let mut table = vec![[0; 2]; TAP_PLACES];
+        let mut all = points.take(TAP_PLACES / 2 + 1);
+        let placed = all.try_for_each(|(gva, step)| TapTable::place(&mut table, gva, step));
+        let used = table.iter().filter(|[gva, _]| *gva != 0).count();
+        let fits = placed.is_some() && used <= TAP_PLACES / 2 && steps.len() <= TAP_STEPS;
+        if !fits {
+            table.fill([0; 2]);
+        }
+        self.taps.write(offset_of!(Taps, points), &bytes_of(table.as_flattened()));
+        if fits {
+            self.taps.write(offset_of!(Taps, steps), &bytes_of(steps.as_flattened()));
+        }
+        fits
+    }
+
+    /// Takes what taps have recorded, but for what was passed last if it is `undone`. What it is is the guest's.
+    pub fn take_records(&mut self, undone: bool) -> Vec<u8> {
+        let used = self.taps.get(field!(Taps, used));
+        if used == 0 {
+            return Vec::new();
+        }
+        let used = if undone { used.min(self.taps.get(field!(Taps, last))) } else { used };
+        let mut records = vec![0; used.min(TAP_BYTES as u64) as usize];
+        self.taps.read(offset_of!(Taps, records), &mut records);
+        self.taps.set(field!(Taps, used), 0);
+        records
+    }
+
     /// The table of biases, as translated code and wedges map it.
     pub fn regions(&self) -> BorrowedFd<'_> {
         self.regions.as_fd()
@@ -230,6 +269,9 @@ impl Pages {
 
     pub(crate) fn frame_fd(&self) -> i32 {
         self.frame.fd()
+    }
+    pub(crate) fn taps_fd(&self) -> i32 {
+        self.taps.fd()
     }
     pub(crate) fn regions_fd(&self) -> i32 {
         self.regions.fd()
@@ -246,4 +288,8 @@ fn bias_of(base: Base, address: u64) -> u64 {
         _ if address >> 47 != 0 || reserved.contains(&address) => POISON,
         _ => 0,
     }
+}
+
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

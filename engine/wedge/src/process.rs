@@ -107,6 +107,7 @@ impl Wedge {
             shared: shared.fd(),
             frame: pages.frame_fd(),
             turns: pages.turns().fd(),
+            taps: pages.taps_fd(),
             tables,
             cache,
             user_tables,

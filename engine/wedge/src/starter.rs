@@ -117,7 +117,7 @@ pub(crate) fn pidfd(pid: i32) -> io::Result<OwnedFd> {
 }
 
 /// How many descriptors a wedge is given.
-const DESCRIPTORS: usize = 13;
+const DESCRIPTORS: usize = 14;
 
 impl Parts {
     /// Words and descriptors that say all of it.
@@ -127,6 +127,7 @@ impl Parts {
             shared,
             frame,
             turns,
+            taps,
             tables,
             cache,
             user_tables,
@@ -144,6 +145,7 @@ impl Parts {
             shared,
             frame,
             turns,
+            taps,
             tables,
             cache,
             user_tables,
@@ -172,6 +174,7 @@ impl Parts {
             shared,
             frame,
             turns,
+            taps,
             tables,
             cache,
             user_tables,
@@ -191,6 +194,7 @@ impl Parts {
             shared,
             frame,
             turns,
+            taps,
             tables,
             cache,
             user_tables,

@@ -5,11 +5,13 @@
 //! translations from becoming stale. Neither the interpreter nor an engine owns these, and nothing here decodes
 //! an instruction. The crate is of the guest layer, as the interpreter implements it.
 
+mod doing;
 mod memory;
 mod probe;
 
+pub use doing::{Doing, Watcher};
 pub use memory::{CodeNews, GuestRam, RamPage};
-pub use probe::{Probes, Reached, Watch};
+pub use probe::{Probes, Reached, Sink, Taps, Watch};
 
 use x86::Vcpu;
 
@@ -106,6 +108,10 @@ pub trait Engine {
     fn step(&mut self) -> Option<Reached>;
     /// Has the guest go on with this state.
     fn set_vcpu(&mut self, vcpu: Vcpu);
+    /// The time-stamp counter.
+    fn time_stamp(&mut self) -> u64 {
+        0
+    }
     /// Why it cannot go on, if [`Exit::Shutdown`] was not the guest's doing.
     fn failure(&mut self) -> Option<String> {
         None
@@ -161,6 +167,9 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     }
     fn set_vcpu(&mut self, vcpu: Vcpu) {
         (**self).set_vcpu(vcpu);
+    }
+    fn time_stamp(&mut self) -> u64 {
+        (**self).time_stamp()
     }
     fn failure(&mut self) -> Option<String> {
         (**self).failure()

@@ -16,6 +16,7 @@ pub mod narrow;
 pub mod paging;
 pub mod paravirt;
 pub mod segment;
+pub mod tap;
 mod vcpu;
 
 pub use exception::{Fault, vector};

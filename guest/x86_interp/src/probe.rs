@@ -62,9 +62,15 @@ impl<S: System> Cpu<S> {
         self.update_watch();
     }
 
+    /// From outside: this probe has been reached.
+    pub fn reach(&mut self, reached: Reached) {
+        (self.probing.on, self.probing.reached) = (true, Some(reached));
+    }
+
     /// The probe that was reached: a breakpoint at RIP, or watched memory that the last instruction has accessed.
     pub fn take_reached(&mut self, sys: &mut S) -> Option<Reached> {
         if let Some(reached) = self.probing.reached.take() {
+            self.probing.on = !self.probing.probes.is_empty();
             return Some(reached);
         }
         self.is_at_breakpoint(sys).then_some(Reached::Breakpoint)

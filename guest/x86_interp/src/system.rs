@@ -34,6 +34,10 @@ pub trait System {
     /// # Errors
     /// #GP for one that does not exist, or a value it does not take.
     fn msr_write(&mut self, index: u32, value: u64) -> Result<(), Fault>;
+    /// A model-specific register has been read or written, the CPU's own included.
+    fn note_msr(&mut self, index: u32, write: bool, value: u64) {
+        let _ = (index, write, value);
+    }
     /// The CPUID model. The CPU itself overlays the bits that follow its state (OSXSAVE, XSAVE
     /// sizes).
     fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidResult;

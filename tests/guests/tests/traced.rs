@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use guests::ring3;
 use tempfile::TempDir;
 
@@ -115,6 +115,65 @@ fn strace_and_ring3_trace_agree_call_by_call() -> Result<()> {
     for (tid, calls) in &inside {
         let seen = outside.get(tid).with_context(|| format!("no thread {tid}"))?;
         agree(*tid, calls, seen)?;
+    }
+    Ok(())
+}
+
+/// Has the kernel count switches and interrupts itself, between two writes that a trace sees, and says how many it counted.
+const COUNTED: &str = "\
+mount -t tracefs none /sys/kernel/tracing; cd /sys/kernel/tracing
+echo 0 > tracing_on; echo 20000 > buffer_size_kb
+for event in sched/sched_switch irq_vectors/local_timer_entry irq/irq_handler_entry
+do echo 1 > events/$event/enable; done
+echo 1 > tracing_on
+for i in 1 2 3 4; do ls -R /usr/share/doc 2> /dev/null | head -500 > /dev/null; sleep 0.05; done
+echo 0 > tracing_on
+for event in sched_switch local_timer_entry irq_handler_entry; do grep -c $event: trace; done";
+
+/// ftrace's counts; and a trace's, while ftrace counted for certain and while it may have.
+fn counted(kernel: &str) -> Result<[[u64; 3]; 3]> {
+    let folder = TempDir::new()?;
+    let output = folder.path().join("events").display().to_string();
+    let mut command = Command::new(ring3()?);
+    command.args(["trace", "-e", "switch,irq,return:rb_simple_write", "--format", "json"]);
+    command.args(["-o", &output, "--", "exec", "--kernel", kernel, "--memory", "1G"]);
+    command.args(["--timeout", "300", "--", "sh", "-c", COUNTED]).stdin(Stdio::null());
+    let run = command.output()?;
+    ensure!(run.status.success() && run.stderr.is_empty(), "{run:?}");
+    let inside = String::from_utf8(run.stdout)?;
+    let inside: Vec<u64> =
+        inside.lines().map(|line| Ok(line.trim().parse()?)).collect::<Result<_>>()?;
+    let inside = *inside.first_chunk().context("three counts")?;
+    let (mut writes, mut events) = (Vec::new(), Vec::new());
+    for line in fs::read_to_string(output)?.lines() {
+        let event: serde_json::Value = serde_json::from_str(line)?;
+        let number = |key: &str| event[key].as_u64().unwrap_or_default();
+        match (event["kind"].as_str(), event["name"].as_str()) {
+            (Some("return"), _) => writes.push((number("ns"), number("ns") + number("took"))),
+            (Some("switch"), _) => events.push((number("ns"), 0)),
+            (_, Some("apic_timer_interrupt")) => events.push((number("ns"), 1)),
+            (_, Some("device")) => events.push((number("ns"), 2)),
+            _ => {}
+        }
+    }
+    // The first write says that nothing is counted yet. Something may happen while the others are under way.
+    let [_, (begins, began), (ends, ended)] = writes[..] else { bail!("{} writes", writes.len()) };
+    let count = |from: u64, to: u64, which: usize| {
+        events.iter().filter(|(ns, what)| (from..to).contains(ns) && *what == which).count() as u64
+    };
+    let surely = [0, 1, 2].map(|which| count(began, ends, which));
+    Ok([inside, surely, [0, 1, 2].map(|which| count(begins, ended, which))])
+}
+
+#[test]
+fn ftrace_and_ring3_trace_count_the_same_switches_and_interrupts() -> Result<()> {
+    for kernel in ["debian-12", "debian-13"] {
+        let [inside, surely, perhaps] = counted(kernel)?;
+        println!("{kernel}: {inside:?} inside, {surely:?} to {perhaps:?} outside");
+        for ((inside, surely), perhaps) in inside.iter().zip(surely).zip(perhaps) {
+            let same = *inside > 0 && (surely..=perhaps).contains(inside);
+            ensure!(same, "{kernel}: {inside} inside, {surely} to {perhaps} outside");
+        }
     }
     Ok(())
 }

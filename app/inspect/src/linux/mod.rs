@@ -9,7 +9,6 @@ mod types;
 
 use std::{thread, time::Duration};
 
-use contract::Engine;
 use ram::Ram;
 use vmm::Inspector;
 use x86::{
@@ -19,14 +18,14 @@ use x86::{
 
 pub use maps::{Maps, Place};
 pub use symbols::Symbols;
-pub use types::Types;
+pub use types::{Form, Parameter, Types};
 
-use crate::{memory, vmcoreinfo::VmCoreInfo};
+use crate::{memory, still::Still, vmcoreinfo::VmCoreInfo};
 
 /// Where the kernel's image is mapped (GVA), by its architecture.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
 /// Pause between two searches for a kernel that is still to come.
-const BREATH: Duration = Duration::from_millis(50);
+const BREATH: Duration = Duration::from_millis(20);
 /// Bytes of a name of a task, with its zero.
 const COMM: usize = 16;
 
@@ -101,8 +100,8 @@ impl Kernel {
         Ok(Self { symbols, types, roots, current, task })
     }
 
-    /// Finds the kernel in a machine's memory. With `wait` it searches until there is one or the reader is `gone`. `None` if the
-    /// machine has ended.
+    /// Finds the kernel in a machine's memory. With `wait` it searches until there is one or the reader is `gone`, and the machine
+    /// stands from the moment on at which there is one: reading all of it takes a while. `None` if the machine has ended.
     ///
     /// # Errors
     /// As [`Kernel::find`].
@@ -110,13 +109,16 @@ impl Kernel {
         inspector: &Inspector,
         wait: bool,
         gone: impl Fn() -> bool,
-    ) -> Result<Option<Self>, Unknown> {
+    ) -> Result<Option<(Self, Option<Still>)>, Unknown> {
         loop {
+            let is_there = wait && VmCoreInfo::find(inspector.ram()).is_some();
+            let still = is_there.then(|| Still::new(inspector));
             match Self::find(inspector.ram()) {
-                Ok(kernel) => return Ok(Some(kernel)),
+                Ok(kernel) => return Ok(Some((kernel, still))),
                 Err(unknown) if !wait || gone() => return Err(unknown),
-                Err(_) => thread::sleep(BREATH),
+                Err(_) => drop(still),
             }
+            thread::sleep(BREATH);
             if inspector.visit(0, |_| ()).is_none() {
                 return Ok(None);
             }
@@ -143,14 +145,19 @@ impl Kernel {
         memory::text(ram, self.roots, gva, 256)
     }
 
-    /// The task that runs on a vCPU, which executes kernel code behind the entry code.
-    pub fn current(&self, ram: &Ram, engine: &dyn Engine) -> Option<Task> {
-        self.current_by(ram, engine.vcpu().seg[x86::seg::GS].base)
+    /// The task that runs on a vCPU, by the GS base (GVA) that it has in kernel code behind the entry code.
+    pub fn current_by(&self, ram: &Ram, base: u64) -> Option<Task> {
+        self.current_in(base, &|gva, to: &mut [u8]| memory::read(ram, self.roots, gva, to))
     }
 
-    /// The same by the GS base (GVA) that the vCPU has in kernel code.
-    pub fn current_by(&self, ram: &Ram, base: u64) -> Option<Task> {
-        self.task(ram, self.word(ram, base.wrapping_add(self.current))?)
+    /// The same, of memory that is read so.
+    pub fn current_in(&self, base: u64, read: Reader<'_>) -> Option<Task> {
+        self.task_in(word(base.wrapping_add(self.current), read)?, read)
+    }
+
+    /// Where the current task is, relative to a CPU's GS base, and in a task its number, its process's and its name.
+    pub fn places(&self) -> [u64; 4] {
+        [self.current, self.task.pid, self.task.tgid, self.task.comm]
     }
 
     /// All processes, as far as the list of them is whole.
@@ -170,18 +177,33 @@ impl Kernel {
 
     /// A task by its structure (GVA).
     pub fn task(&self, ram: &Ram, address: u64) -> Option<Task> {
+        self.task_in(address, &|gva, to: &mut [u8]| memory::read(ram, self.roots, gva, to))
+    }
+
+    /// The same, of memory that is read so.
+    pub fn task_in(&self, address: u64, read: Reader<'_>) -> Option<Task> {
         let number = |offset: u64| {
             let mut bytes = [0; 4];
-            let read = self.read(ram, address.wrapping_add(offset), &mut bytes);
-            read.then(|| u32::from_le_bytes(bytes))
+            let whole = read(address.wrapping_add(offset), &mut bytes) == bytes.len();
+            whole.then(|| u32::from_le_bytes(bytes))
         };
         let (tid, pid) = (number(self.task.pid)?, number(self.task.tgid)?);
         let mut comm = [0; COMM];
-        self.read(ram, address.wrapping_add(self.task.comm), &mut comm).then_some(())?;
+        let whole = read(address.wrapping_add(self.task.comm), &mut comm) == comm.len();
+        whole.then_some(())?;
         let comm = comm.split(|byte| *byte == 0).next().unwrap_or_default();
         Some(Task { address, tid, pid, comm: String::from_utf8_lossy(comm).into_owned() })
     }
 }
+
+/// A word of memory that is read so.
+pub fn word(gva: u64, read: Reader<'_>) -> Option<u64> {
+    let mut bytes = [0; 8];
+    (read(gva, &mut bytes) == bytes.len()).then(|| u64::from_le_bytes(bytes))
+}
+
+/// Reads guest memory at a GVA; how many bytes.
+pub type Reader<'a> = &'a dyn Fn(u64, &mut [u8]) -> usize;
 
 /// The kernel's own page tables.
 fn roots(info: &VmCoreInfo) -> Result<Roots, Unknown> {

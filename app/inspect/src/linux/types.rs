@@ -18,6 +18,13 @@ const DEPTH: usize = 8;
 const MAGIC: u32 = 0xeb9f;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
+const INT: u32 = 1;
+const POINTER: u32 = 2;
+const ENUM: u32 = 6;
+const FUNCTION: u32 = 12;
+const PROTOTYPE: u32 = 13;
+/// TYPEDEF, VOLATILE, CONST and RESTRICT, and TYPE_TAG: another type with a word more.
+const MODIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
 /// Bytes of a type's head, and of a member.
 const HEAD: usize = 12;
 const MEMBER: usize = 12;
@@ -31,6 +38,30 @@ pub struct Types {
     types: Vec<usize>,
     /// Structures by name.
     structures: HashMap<Vec<u8>, usize>,
+    /// Functions by name.
+    functions: HashMap<Vec<u8>, usize>,
+}
+
+/// What an argument of a function is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// What the source calls it.
+    pub name: String,
+    /// How its register is to be read.
+    pub form: Form,
+}
+
+/// How a register is to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A number with a sign, of so many bytes.
+    Signed(u32),
+    /// A number without, of so many bytes.
+    Unsigned(u32),
+    /// The address of text.
+    Text,
+    /// An address.
+    Address,
 }
 
 impl Types {
@@ -54,13 +85,18 @@ impl Types {
         let first = head.checked_add(types? as usize)?;
         let end = first.checked_add(len? as usize)?;
         let strings = head.checked_add(strings)?;
-        let mut found = Self { bytes, strings, types: Vec::new(), structures: HashMap::new() };
+        let (types, structures, functions) = Default::default();
+        let mut found = Self { bytes, strings, types, structures, functions };
         let mut at = first;
         while at < end {
             let (kind, count) = found.kind(at)?;
             if kind == STRUCT {
                 let name = found.name(word(&found.bytes, at)?).to_vec();
                 found.structures.entry(name).or_insert(at);
+            }
+            if kind == FUNCTION {
+                let name = found.name(word(&found.bytes, at)?).to_vec();
+                found.functions.entry(name).or_insert(at);
             }
             found.types.push(at);
             at = at.checked_add(HEAD + behind(kind, count)?)?;
@@ -77,6 +113,61 @@ impl Types {
     fn name(&self, offset: u32) -> &[u8] {
         let text = self.strings.checked_add(offset as usize).and_then(|at| self.bytes.get(at..));
         text.and_then(|text| text.split(|byte| *byte == 0).next()).unwrap_or_default()
+    }
+
+    /// The arguments of a function, as far as each has a register to itself.
+    pub fn parameters(&self, function: &str) -> Vec<Parameter> {
+        let found = || {
+            let at = *self.functions.get(function.as_bytes())?;
+            let prototype = self.at(word(&self.bytes, at + 8)?)?;
+            let (kind, count) = self.kind(prototype)?;
+            (kind == PROTOTYPE).then_some((prototype + HEAD, count))
+        };
+        let Some((first, count)) = found() else { return Vec::new() };
+        let parameter = |n: usize| {
+            let [name, number] = [0, 4].map(|more| word(&self.bytes, first + 8 * n + more));
+            let name = String::from_utf8_lossy(self.name(name?)).into_owned();
+            Some(Parameter { name, form: self.form(number?)? })
+        };
+        (0..count).map_while(parameter).collect()
+    }
+
+    /// Where the head of the type with this number is.
+    fn at(&self, number: u32) -> Option<usize> {
+        self.types.get((number as usize).checked_sub(1)?).copied()
+    }
+
+    /// The type with this number, without names and modifiers.
+    fn plain(&self, number: u32) -> Option<(u32, usize)> {
+        let mut at = self.at(number)?;
+        for _ in 0..DEPTH {
+            let (kind, _) = self.kind(at)?;
+            if !MODIFIERS.contains(&kind) {
+                return Some((kind, at));
+            }
+            at = self.at(word(&self.bytes, at + 8)?)?;
+        }
+        None
+    }
+
+    /// `None` if it is not in one register.
+    fn form(&self, number: u32) -> Option<Form> {
+        const SIGNED: u32 = 1 << 24;
+        let (kind, at) = self.plain(number)?;
+        let size = word(&self.bytes, at + 8)?;
+        match kind {
+            INT if size > 8 => None,
+            INT if word(&self.bytes, at + HEAD)? & SIGNED != 0 => Some(Form::Signed(size)),
+            INT | ENUM => Some(Form::Unsigned(size)),
+            POINTER => Some(if self.is_char(size) { Form::Text } else { Form::Address }),
+            _ => None,
+        }
+    }
+
+    fn is_char(&self, number: u32) -> bool {
+        let found = self.plain(number).filter(|(kind, _)| *kind == INT);
+        let name = found.and_then(|(_, at)| word(&self.bytes, at));
+        name.is_some_and(|name| self.name(name) == b"char")
     }
 
     /// Where a member of a structure lies in it, in bytes.
@@ -161,6 +252,30 @@ mod tests {
         assert!(types.offset("task", "tgid").is_err() && types.offset("mm", "pid").is_err());
     }
 
+    /// `int f(char *name, task t, int n)`, of which only the first argument has a register for certain.
+    #[test]
+    fn arguments_of_functions_have_names_and_forms() {
+        const NAMES: &[u8] = b"\0char\0f\0name\0t\0n\0task\0";
+        let types: Vec<u32> = [
+            [1, INT << 24, 1, 1 << 24 | 8].as_slice(),        // 1: char
+            &[0, POINTER << 24, 1],                           // 2: char *
+            &[0, INT << 24, 4, 1 << 24 | 32],                 // 3: int
+            &[17, STRUCT << 24, 32],                          // 4: task
+            &[0, PROTOTYPE << 24 | 3, 3, 8, 2, 15, 3, 13, 4], // 5
+            &[6, FUNCTION << 24, 5],                          // 6: f
+        ]
+        .concat();
+        let types: Vec<u8> = types.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let len = types.len() as u32;
+        let head = [MAGIC | 1 << 16, 24, 0, len, len, NAMES.len() as u32];
+        let bytes = [&head.map(u32::to_le_bytes).concat()[..], &types, NAMES].concat();
+        let types = Types::of_bytes(bytes).expect("it is right");
+        let name = |name: &str, form| Parameter { name: name.to_owned(), form };
+        let found = types.parameters("f");
+        assert_eq!(found, [name("name", Form::Text), name("n", Form::Signed(4))]);
+        assert!(types.parameters("g").is_empty());
+    }
+
     #[test]
     fn garbage_is_refused_or_has_nothing() {
         let right = sample();
@@ -170,7 +285,7 @@ mod tests {
                 bytes[at] = value;
                 let types = Types::of_bytes(bytes);
                 // Whatever it answers, it does.
-                let _ = types.map(|types| types.offset("task", "comm"));
+                let _ = types.map(|types| (types.offset("task", "comm"), types.parameters("task")));
             }
             assert!(Types::of_bytes(right[..at.min(40)].to_vec()).is_none());
         }

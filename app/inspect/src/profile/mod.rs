@@ -138,7 +138,7 @@ pub fn serve(
     gone: impl Fn() -> bool,
 ) -> io::Result<()> {
     let kernel = match Kernel::await_in(inspector, request.wait, &gone) {
-        Ok(Some(kernel)) => kernel,
+        Ok(Some((kernel, _))) => kernel,
         Ok(None) => return say(output, &Line::Error("the machine has ended".to_owned())),
         Err(unknown) => return say(output, &Line::Error(unknown.to_string())),
     };

@@ -59,10 +59,38 @@ pub struct Call {
     parameters: Vec<String>,
 }
 
-/// Guest memory, as the arguments have it.
-pub type Reader<'a> = &'a dyn Fn(u64, &mut [u8]) -> usize;
+pub use crate::linux::Reader;
+
+/// What of memory an argument's text is made of: its address is the argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// So many bytes.
+    Bytes(u64),
+    /// As many parts as the next argument says: bytes of each, and of all at the most.
+    Times(u64, u64),
+    /// Text.
+    Text,
+    /// Addresses of texts, up to zero.
+    Texts,
+    /// Words up to zero.
+    UpToZero,
+    /// Addresses and lengths of bytes, as many as the next argument says.
+    Vectors,
+}
 
 impl Call {
+    /// Arguments that lead to memory, by number: what is there at the call's beginning, or what it leaves there at its end.
+    pub fn pieces(&self, at_end: bool) -> impl Iterator<Item = (usize, Piece)> {
+        let piece = move |shape: &Shape| match shape {
+            Shape::Text if !at_end => Some(Piece::Text),
+            Shape::Bytes if !at_end => Some(Piece::Times(1, SHOWN as u64)),
+            Shape::Filled if at_end => Some(Piece::Bytes(SHOWN as u64)),
+            Shape::Known(name) => structures::piece(name, at_end),
+            _ => None,
+        };
+        self.shapes.iter().enumerate().filter_map(move |(n, shape)| Some((n, piece(shape)?)))
+    }
+
     /// A system call and the address of its function.
     pub fn find(kernel: &Kernel, ram: &Ram, name: &str) -> Result<(u64, Self), Refused> {
         let other = OTHER.iter().find(|(_, manual)| *manual == name).map(|(function, _)| *function);
@@ -223,7 +251,7 @@ pub fn text(gva: u64, read: Reader<'_>) -> Option<String> {
     terminated(gva, read).map(|bytes| quoted(&bytes))
 }
 
-fn terminated(gva: u64, read: Reader<'_>) -> Option<Vec<u8>> {
+pub fn terminated(gva: u64, read: Reader<'_>) -> Option<Vec<u8>> {
     const MOST: usize = 4096;
     let mut bytes = vec![0; MOST];
     let count = read(gva, &mut bytes);

@@ -2,17 +2,27 @@
 
 use ring3_trace::filter::Fact;
 
-use super::calls::{Call, Reader};
-use crate::linux::Task;
+use super::calls::{self, Call, Reader};
+use crate::linux::{Form, Parameter, Task};
 
 /// What all events have.
 const COMMON: [&str; 9] = ["kind", "name", "comm", "pid", "tid", "cpu", "ret", "dur", "path"];
 /// Arguments of functions that are shown.
-const ARGUMENTS: [&str; 3] = ["arg0", "arg1", "arg2"];
+const ARGUMENTS: [&str; 6] = ["arg0", "arg1", "arg2", "arg3", "arg4", "arg5"];
 
 /// A filter may ask for this whatever the event.
 pub fn is_common(name: &str) -> bool {
     COMMON.contains(&name) || ARGUMENTS.contains(&name)
+}
+
+/// A register as a number, by its type.
+pub fn number(form: Form, value: u64) -> i128 {
+    let shift = |bytes: u32| 64 - 8 * bytes.clamp(1, 8);
+    match form {
+        Form::Signed(bytes) => ((value << shift(bytes)) as i64 >> shift(bytes)).into(),
+        Form::Unsigned(bytes) => (value << shift(bytes) >> shift(bytes)).into(),
+        Form::Text | Form::Address => value.into(),
+    }
 }
 
 /// What is known of an event.
@@ -29,6 +39,8 @@ pub struct Facts<'a> {
     pub arguments: &'a [u64],
     /// What they are, if it is a system call.
     pub call: Option<&'a Call>,
+    /// What they are, if it is a function's.
+    pub parameters: &'a [Parameter],
     /// Guest memory.
     pub read: Reader<'a>,
     /// Result and time (ns), once they are known.
@@ -52,10 +64,22 @@ impl Facts<'_> {
         }
     }
 
+    fn argument_of_function(&self, name: &str) -> Option<Fact> {
+        let named = self.parameters.iter().position(|parameter| parameter.name == name);
+        let n = named.or_else(|| ARGUMENTS.iter().position(|known| *known == name))?;
+        let value = *self.arguments.get(n)?;
+        Some(match self.parameters.get(n).map(|parameter| parameter.form) {
+            Some(Form::Text) => Fact::Text(
+                String::from_utf8_lossy(&calls::terminated(value, self.read)?).into_owned(),
+            ),
+            Some(form) => Fact::Number(number(form, value)),
+            None => Fact::Number(value.into()),
+        })
+    }
+
     fn argument(&self, name: &str) -> Option<Fact> {
         let Some(call) = self.call else {
-            let n = ARGUMENTS.iter().position(|known| *known == name)?;
-            return self.arguments.get(n).map(|value| Fact::Number((*value).into()));
+            return self.argument_of_function(name);
         };
         let n = call.parameter(name)?;
         let value = *self.arguments.get(n)?;

@@ -1,19 +1,27 @@
 //! Tracing a Linux guest from outside: system calls, processes, interrupts, any function of its kernel.
 //!
 //! Every event is a point in the kernel's code, found by its symbol: a probe there is reached on the vCPU's thread, which reads what
-//! it needs from registers and memory and goes on. What is not asked for has no probe and costs nothing. Events
-//! go through a queue to whoever reads them; when the queue is full they are counted and dropped.
+//! it needs from registers and memory and goes on. What is not asked for has no probe and costs nothing. Unless vCPUs are to stand,
+//! probes are taps: translated code makes a record where it is, and events are made of that here. Records and events go through a
+//! queue; when it is full they are counted and dropped.
 //!
 //! - `plan`: which points an event is; `exits`: where functions end; `calls`: system calls and their arguments,
 //!   with what these point to (`structures`).
+//! - `programs`: what a tap records at a point; `held`: records of several vCPUs in the order of time.
+//! - `doings`: what vCPUs do besides executing instructions.
 //! - `tracer`: what is done at a point; `facts`: what a filter asks of it; `orders`: what a service does with a vCPU that stands.
 
 mod calls;
+mod doings;
 mod exits;
 mod facts;
+mod held;
 mod numbers;
 mod orders;
+mod outlet;
 mod plan;
+mod programs;
+mod scene;
 mod structures;
 mod tracer;
 
@@ -28,14 +36,16 @@ use std::{
 };
 
 use ring3_trace::filter::{Filter, Wrong};
-use vmm::{Attendant, Inspector, Probes};
+use vmm::{Inspector, Probes};
 
 use crate::{
     lines::say,
     linux::{Kernel, Unknown},
 };
+use held::Held;
+use outlet::{Item, Outlet};
 use plan::Plan;
-use tracer::{Tracer, Wanted};
+use tracer::{Points, Tracer, Wanted};
 
 pub use orders::Orders;
 pub use ring3_trace::{Answer, Event, Line, Request};
@@ -53,7 +63,7 @@ pub enum Refused {
     Kernel(#[from] Unknown),
     /// There is no such event.
     #[error(
-        "there is no event `{0}`: syscall[:NAME], exec, exit, fork, switch, signal, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL"
+        "there is no event `{0}`: syscall[:NAME], exec, exit, fork, switch, signal, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL, watch:SYMBOL[+OFFSET][:BYTES], port, mmio, msr, vector, engine"
     )]
     Event(String),
     /// There is no such system call in this kernel.
@@ -65,6 +75,9 @@ pub enum Refused {
     /// The filter is none, or asks for what these events do not have.
     #[error("the filter, {0}")]
     Filter(#[from] Wrong),
+    /// Nobody knows whose such an event is.
+    #[error("`{0}` is not of a process: leave out --pid and --comm, or trace it by itself")]
+    NoProcess(&'static str),
     /// The machine has ended.
     #[error("the machine has ended")]
     Ended,
@@ -95,9 +108,15 @@ struct Trace {
     inspector: Inspector,
     /// The tracer at each vCPU.
     attendants: Vec<Option<u64>>,
-    events: Receiver<Event>,
+    items: Receiver<Item>,
     lost: Arc<AtomicU64>,
+    outlet: Arc<Outlet>,
     probes: usize,
+    /// Who makes events of each vCPU's records.
+    points: Vec<Points>,
+    /// The time-stamp counter when it began, as far as is known.
+    began: u64,
+    held: Held,
 }
 
 fn start(
@@ -106,37 +125,46 @@ fn start(
     gone: &impl Fn() -> bool,
 ) -> Result<(Trace, Orders), Refused> {
     let filter = request.filter.as_deref().map(Filter::new).transpose()?;
-    let kernel = Kernel::await_in(inspector, request.wait, gone)?.ok_or(Refused::Ended)?;
+    let (kernel, still) = Kernel::await_in(inspector, request.wait, gone)?.ok_or(Refused::Ended)?;
     let kernel = Arc::new(kernel);
     let plan = Plan::new(&kernel, inspector.ram(), &request.events)?;
+    let doing = plan.doings().iter().next().copied();
+    if let Some(doing) = doing.filter(|_| request.pid.is_some() || request.comm.is_some()) {
+        return Err(Refused::NoProcess(doing));
+    }
     if let Some(filter) = &filter {
         filter.check(&|name| plan.knows(name))?;
     }
-    let (sender, events) = sync_channel(QUEUE);
+    let (sender, items) = sync_channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
-    let probes = plan.probes();
+    let probes = plan.probes().breakpoints.len();
     let shared = Arc::default();
     let wanted =
         Wanted { filter, comm: request.comm.clone(), pid: request.pid, stops: request.stops };
+    let outlet = Arc::new(Outlet::new(sender, Arc::clone(&lost)));
     let tracer = Arc::new(Tracer {
         kernel: Arc::clone(&kernel),
         ram: inspector.ram().clone(),
         plan,
         wanted,
-        sink: sender,
-        lost: Arc::clone(&lost),
+        outlet: Arc::clone(&outlet),
         began: Instant::now(),
         shared: Arc::clone(&shared),
     });
+    let tsc = inspector.visit(0, |visited| visited.engine.time_stamp());
     let attend = |vcpu| {
-        let attendant: Box<dyn Attendant> = Box::new(Arc::clone(&tracer).at(vcpu));
-        let probes = probes.clone();
-        inspector.visit(vcpu, |visited| visited.attend(attendant, probes, false))
+        let points = Arc::clone(&tracer).at(vcpu).attending();
+        let probes = points.probes();
+        inspector.visit(vcpu, |visited| visited.attend(Box::new(points), probes, false))
     };
     let attendants: Vec<_> = (0..inspector.vcpus()).map(attend).collect();
+    // From here on nothing is missed.
+    drop(still);
     let orders = Orders::new(inspector.clone(), kernel, shared, attendants.clone(), request);
-    let probes = probes.breakpoints.len();
-    Ok((Trace { inspector: inspector.clone(), attendants, events, lost, probes }, orders))
+    let points = (0..inspector.vcpus()).map(|vcpu| Arc::clone(&tracer).at(vcpu)).collect();
+    let (inspector, began, held) = (inspector.clone(), tsc.unwrap_or_default(), Held::default());
+    let trace = Trace { inspector, attendants, items, lost, outlet, probes, points, began, held };
+    Ok((trace, orders))
 }
 
 impl Trace {
@@ -145,24 +173,77 @@ impl Trace {
         lock(output).flush()?;
         let mut last = Instant::now();
         loop {
-            match self.events.recv_timeout(BREATH) {
-                Ok(event) => tell(&mut *lock(output), event)?,
-                Err(RecvTimeoutError::Timeout) => lock(output).flush()?,
-                Err(RecvTimeoutError::Disconnected) => return lock(output).flush(),
+            match self.items.recv_timeout(BREATH) {
+                Ok(item) => self.take(item, output)?,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.tell_held(output, false)?;
+                    lock(output).flush()?;
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.tell_held(output, true)?;
+                    self.tell_lost(output)?;
+                    return lock(output).flush();
+                }
             }
             if last.elapsed() < BREATH {
                 continue;
             }
             last = Instant::now();
-            let lost = self.lost.swap(0, Ordering::Relaxed);
-            if lost != 0 {
-                say(&mut *lock(output), &Line::Lost(lost))?;
-            }
+            self.tell_lost(output)?;
             lock(output).flush()?;
             if gone() {
-                return Ok(());
+                return self.finish(output);
             }
         }
+    }
+
+    /// Nothing is traced any more; tells the rest. A reader that does not hear of it has really gone.
+    fn finish(&mut self, output: &Mutex<impl Write>) -> io::Result<()> {
+        self.dismiss();
+        while let Ok(item) = self.items.try_recv() {
+            self.take(item, output)?;
+        }
+        self.tell_held(output, true)?;
+        self.tell_lost(output)?;
+        lock(output).flush()
+    }
+
+    fn dismiss(&mut self) {
+        for (vcpu, attendant) in self.attendants.iter_mut().enumerate() {
+            let Some(number) = attendant.take() else { continue };
+            // One that has ended has none any more.
+            let _ = self.inspector.visit(vcpu, move |visited| visited.dismiss(number));
+        }
+    }
+
+    fn tell_lost(&self, output: &Mutex<impl Write>) -> io::Result<()> {
+        match self.lost.swap(0, Ordering::Relaxed) {
+            0 => Ok(()),
+            lost => say(&mut *lock(output), &Line::Lost(lost)),
+        }
+    }
+
+    fn take(&mut self, item: Item, output: &Mutex<impl Write>) -> io::Result<()> {
+        match item {
+            Item::Event(event) => tell(&mut *lock(output), event),
+            Item::Records(batch) => {
+                self.outlet.waiting.fetch_sub(batch.records.len(), Ordering::Relaxed);
+                self.held.batches.push(batch);
+                self.tell_held(output, false)
+            }
+        }
+    }
+
+    /// Tells of what was recorded, in the order of time.
+    fn tell_held(&mut self, output: &Mutex<impl Write>, all: bool) -> io::Result<()> {
+        let hold = self.points.len() > 1 && !all;
+        for batch in self.held.due(hold) {
+            let Some(points) = self.points.get_mut(batch.vcpu) else { continue };
+            for event in points.events_of(&batch, self.began) {
+                tell(&mut *lock(output), event)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -180,15 +261,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        for (vcpu, attendant) in self.attendants.iter().enumerate() {
-            let Some(number) = *attendant else { continue };
-            // One that has ended has none any more.
-            let _ = self.inspector.visit(vcpu, move |visited| visited.dismiss(number));
-        }
+        self.dismiss();
     }
 }
 
 /// Breakpoints at these addresses.
 fn breakpoints(addresses: impl Iterator<Item = u64>) -> Probes {
-    Probes { breakpoints: addresses.collect(), watches: Vec::new() }
+    Probes { breakpoints: addresses.collect(), ..Probes::default() }
 }

@@ -6,10 +6,10 @@ use std::{
 };
 
 use ram::Ram;
-use vmm::Probes;
+use vmm::{Probes, Watch};
 
 use super::{Refused, breakpoints, calls::Call, exits, facts};
-use crate::linux::Kernel;
+use crate::linux::{Kernel, Parameter};
 
 /// What is done at a point.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub enum Point {
     /// An exception.
     Exception(String),
     /// A place that was asked for.
-    Break(String),
+    Break(String, Vec<Parameter>),
     /// A function whose result was asked for.
     Return(String),
     /// The kernel looks for a signal to deliver: the argument says where it puts it.
@@ -38,14 +38,49 @@ pub enum Point {
     Killed,
 }
 
+impl Point {
+    /// Its function's end is wanted.
+    pub fn ends(&self) -> bool {
+        match self {
+            Self::Call(call) => !call.is_last(),
+            Self::Return(_) | Self::Signal => true,
+            _ => false,
+        }
+    }
+}
+
 /// Points, and where the functions end whose results are wanted (GVA).
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     points: HashMap<u64, Vec<Point>>,
-    /// Ends of functions of which all ends are known.
-    exits: HashSet<u64>,
+    /// Ends of functions of which all ends are known, with the functions' entries.
+    exits: HashMap<u64, Vec<u64>>,
     /// The entries of those functions.
     ending: HashSet<u64>,
+    /// Watched memory.
+    watches: Vec<Watch>,
+    /// What else vCPUs do is told, by kind.
+    doings: HashSet<&'static str>,
+}
+
+/// Kinds of what vCPUs do besides executing instructions.
+const DOINGS: [&str; 5] = ["port", "mmio", "msr", "vector", "engine"];
+
+/// Bytes that are watched at the most.
+const MOST_WATCHED: u64 = 1 << 20;
+
+/// The address of `SYMBOL`, `SYMBOL+OFFSET` or `0xADDRESS`.
+fn address_of(kernel: &Kernel, event: &str, place: &str) -> Result<u64, Refused> {
+    let number = |digits: &str| {
+        let number = u64::from_str_radix(digits.trim_start_matches("0x"), 16);
+        number.map_err(|_| Refused::Event(event.to_owned()))
+    };
+    if place.starts_with("0x") {
+        return number(place);
+    }
+    let (name, offset) = place.split_once('+').unwrap_or((place, "0"));
+    let at = kernel.symbols.find(name).ok_or_else(|| Refused::Symbol(name.to_owned()))?;
+    Ok(at.wrapping_add(number(offset)?))
 }
 
 impl Plan {
@@ -62,7 +97,22 @@ impl Plan {
 
     /// The probes it takes.
     pub fn probes(&self) -> Probes {
-        breakpoints(self.points.keys().chain(&self.exits).copied())
+        Probes { watches: self.watches.clone(), ..breakpoints(self.addresses()) }
+    }
+
+    /// What else is told.
+    pub fn doings(&self) -> &HashSet<&'static str> {
+        &self.doings
+    }
+
+    /// All points, and all ends.
+    pub fn addresses(&self) -> impl Iterator<Item = u64> {
+        self.points.keys().chain(self.exits.keys()).copied()
+    }
+
+    /// The functions that end at an address.
+    pub fn ending_at(&self, address: u64) -> &[u64] {
+        self.exits.get(&address).map_or(&[], Vec::as_slice)
     }
 
     /// What is at an address.
@@ -72,7 +122,7 @@ impl Plan {
 
     /// A function whose end is wanted may end at this address.
     pub fn is_exit(&self, address: u64) -> bool {
-        self.exits.contains(&address)
+        self.exits.contains_key(&address)
     }
 
     /// All ends of the function with this entry have probes.
@@ -86,21 +136,25 @@ impl Plan {
             Point::Call(call) => Some(call),
             _ => None,
         });
-        facts::is_common(name) || calls.into_iter().any(|call| call.parameter(name).is_some())
+        let functions = self.points.values().flatten().filter_map(|point| match point {
+            Point::Break(_, parameters) => Some(parameters),
+            _ => None,
+        });
+        let named = |parameter: &Parameter| parameter.name == name;
+        facts::is_common(name)
+            || functions.into_iter().flatten().any(named)
+            || calls.into_iter().any(|call| call.parameter(name).is_some())
     }
 
     /// A function returns to a place that others return to, too: system calls all to the same. Its own ends cost the others nothing.
     fn add_exits(&mut self, kernel: &Kernel, ram: &Ram) {
-        let ends = |point: &Point| match point {
-            Point::Call(call) => !call.is_last(),
-            Point::Return(_) | Point::Signal => true,
-            _ => false,
-        };
         for (entry, points) in &self.points {
-            if points.iter().any(ends)
+            if points.iter().any(Point::ends)
                 && let Some(exits) = exits::of(kernel, ram, *entry)
             {
-                self.exits.extend(exits);
+                for exit in exits {
+                    self.exits.entry(exit).or_default().push(*entry);
+                }
                 self.ending.insert(*entry);
             }
         }
@@ -136,12 +190,20 @@ impl Plan {
             }
             Some(("return", name)) => self.put(symbol(name)?, Point::Return(name.to_owned())),
             Some(("break", place)) => {
-                let (name, offset) = place.split_once('+').unwrap_or((place, "0"));
-                let digits = offset.trim_start_matches("0x");
-                let offset = u64::from_str_radix(digits, 16);
-                let offset = offset.map_err(|_| Refused::Event(event.to_owned()))?;
-                let address = symbol(name)?.wrapping_add(offset);
-                self.put(address, Point::Break(place.to_owned()));
+                let address = address_of(kernel, event, place)?;
+                // Behind its beginning a function's arguments may be anywhere.
+                let known = kernel.symbols.find(place).map(|_| kernel.types.parameters(place));
+                self.put(address, Point::Break(place.to_owned(), known.unwrap_or_default()));
+            }
+            Some(("watch", place)) => {
+                let (place, len) = place.split_once(':').unwrap_or((place, "8"));
+                let len = len.parse().ok().filter(|len| (1..=MOST_WATCHED).contains(len));
+                let len = len.ok_or_else(|| Refused::Event(event.to_owned()))?;
+                let gva = address_of(kernel, event, place)?;
+                self.watches.push(Watch { gva, len, read: false, write: true });
+            }
+            None if DOINGS.contains(&event) => {
+                self.doings.extend(DOINGS.iter().find(|doing| **doing == event));
             }
             _ => return Err(Refused::Event(event.to_owned())),
         }

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::{
-    calls::{self, Reader},
+    calls::{self, Piece, Reader},
     numbers,
 };
 
@@ -46,6 +46,25 @@ pub fn of(call: &str, parameter: &str) -> Option<&'static str> {
         ("execve" | "execveat", "envp") => "variables",
         _ => return None,
     })
+}
+
+/// What of memory it is made of, at the call's beginning or at its end.
+pub fn piece(name: &str, at_end: bool) -> Option<Piece> {
+    let (name, then) = name.strip_suffix(", then").map_or((name, false), |name| (name, true));
+    let piece = match name {
+        "status" if at_end => return Some(Piece::Bytes(4)),
+        "polled" => return Some(Piece::Times(8, 8 * SHOWN)),
+        "signals" | "pair" => Piece::Bytes(8),
+        "action" => Piece::Bytes(32),
+        "address" => Piece::Times(1, 128),
+        "stat" => Piece::Bytes(56),
+        "time" | "timeval" => Piece::Bytes(16),
+        "buffers" => Piece::Vectors,
+        "words" => Piece::Texts,
+        "variables" => Piece::UpToZero,
+        _ => return None,
+    };
+    (then == at_end).then_some(piece)
 }
 
 /// An argument, and the one behind it, which may be its length. What the kernel fills is known once it has succeeded.

@@ -1,10 +1,45 @@
 //! Connections that are for more than a line: after the answer they carry a dump, a debugger's packets, the events of a trace, or samples.
 
-use std::{io, os::unix::net::UnixStream};
+use std::{
+    io,
+    os::unix::net::UnixStream,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use vmm::Inspector;
 
 use super::{Order, Request, dump, gdb, profile, top, trace};
+
+/// Connections that tell what the machine does until it ends, and then what they have not told so far.
+static TELLING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// One of them.
+struct Telling;
+
+impl Telling {
+    fn begin() -> Self {
+        *count() += 1;
+        Self
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        *count() -= 1;
+        TELLING.1.notify_all();
+    }
+}
+
+fn count() -> MutexGuard<'static, usize> {
+    TELLING.0.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The machine has ended: waits until all has been told, but no longer than this.
+pub fn finish_telling(patience: Duration) {
+    // Whoever does not read in this time does not hear the rest.
+    drop(TELLING.1.wait_timeout_while(count(), patience, |count| *count != 0));
+}
 
 /// Who takes such connections; nobody, where there is no machine to look into.
 #[derive(Clone, Default)]
@@ -23,9 +58,14 @@ impl Hand {
         match order {
             Order::Dump => dump::send(inspector, client),
             Order::Gdb => gdb::serve(inspector, client),
-            Order::Trace => trace::serve(inspector, client),
-            Order::Top => top::serve(inspector, client),
-            Order::Profile => profile::serve(inspector, client),
+            Order::Trace | Order::Top | Order::Profile => {
+                let _telling = Telling::begin();
+                match order {
+                    Order::Trace => trace::serve(inspector, client),
+                    Order::Top => top::serve(inspector, client),
+                    _ => profile::serve(inspector, client),
+                }
+            }
             _ => Ok(()),
         }
     }

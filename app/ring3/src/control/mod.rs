@@ -34,7 +34,7 @@ pub use client::{PsArguments, StatsArguments, Target, order, ps, stats};
 pub use console::{Screen, console, serve as serve_console};
 pub use dump::{DumpArguments, dump};
 pub use gdb::{GdbArguments, gdb};
-pub use handed::Hand;
+pub use handed::{Hand, finish_telling};
 pub use profile::{ProfileArguments, profile};
 pub use server::{Asked, Listener, listen};
 pub use top::{TopArguments, top};

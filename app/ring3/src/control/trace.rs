@@ -48,8 +48,8 @@ pub struct TraceArguments {
     /// A running machine
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     pub machine: Option<String>,
-    /// What: syscall[:NAME], exec, exit, fork, switch, signal, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL; repeated, or with
-    /// commas
+    /// What: syscall[:NAME], exec, exit, fork, switch, signal, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL,
+    /// watch:SYMBOL[+OFFSET][:BYTES], port, mmio, msr, vector, engine; repeated, or with commas
     #[arg(
         short = 'e',
         long = "event",

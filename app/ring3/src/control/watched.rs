@@ -153,13 +153,13 @@ fn listens(target: &Target, child: &mut Child) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Hangs up when a signal asks for an end.
+/// Says that no more is wanted when a signal asks for an end; what has happened so far still comes. Hangs up at the next signal.
 fn hang_up_on_signals(connection: UnixStream) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let wait = move || {
-        if signals.forever().next().is_some() {
+        for (_, how) in signals.forever().zip([Shutdown::Write, Shutdown::Both]) {
             // One that has ended has hung up itself.
-            let _ = connection.shutdown(Shutdown::Both);
+            let _ = connection.shutdown(how);
         }
     };
     thread::Builder::new().name("signals".into()).spawn(wait).map(drop)

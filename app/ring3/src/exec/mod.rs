@@ -27,7 +27,7 @@ use vmm::Machine;
 
 use crate::{
     console::RawTerminal,
-    control::{Hand, Status},
+    control::{Hand, Status, finish_telling},
     device,
     failure::Failure,
     isolation, output, run, spawner,
@@ -122,6 +122,7 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     let ending = session.wait();
     drop((session, listener));
     let statistics = running.finish(run::PATIENCE);
+    finish_telling(run::TELLING);
     drop(raw);
     if let Some(statistics) = statistics.filter(|_| arguments.stats) {
         output::say(&format!("{statistics}\n"));

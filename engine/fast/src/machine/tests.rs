@@ -5,14 +5,16 @@ use crate::{
     test_machine::{MODES, board, kernel_state, map},
 };
 use bus::Kicker;
+use contract::{Probes, Taps};
 use engine::{Attention, Engine};
 use jit::cache::Counters;
 use ram::Ram;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use x86::{
     Vcpu,
     paging::{P, RW, Roots},
     reg,
+    tap::{self, Step},
 };
 use x86_interp::{Exit, GuestRam};
 
@@ -168,6 +170,44 @@ fn who_is_just_being_started_drops_nothing_of_the_others() {
     ram[0].write(OTHER_CODE, &code(4));
     ram[0].store64(pte(&ram[0]), OTHER_CODE | P | RW);
     assert_eq!(result(&mut second, start()), 4);
+}
+
+/// The RIPs of records.
+type Seen = Arc<Mutex<Vec<u64>>>;
+
+/// A tap at the code, whose program begins at a step.
+fn tapped(seen: &Seen, first: u32) -> Probes {
+    let seen = Arc::clone(seen);
+    let sink = move |records: Vec<u8>, _| {
+        let rips = tap::records(&records).map(|record| record.moment.rip);
+        seen.lock().expect("nobody failed").extend(rips);
+    };
+    let (points, steps) = ([(CODE.0, first)].into(), vec![Step::End.encode(); 8]);
+    let taps = Some(Arc::new(Taps { points, steps, sink: Box::new(sink) }));
+    Probes { breakpoints: [CODE.0].into(), taps, ..Probes::default() }
+}
+
+/// Code that has a tap is all vCPUs'. Their programs are their own, and one that has none goes on.
+#[test]
+fn a_tap_records_those_that_have_it() {
+    let (ram, machine, seen) = (ram(), Machine::new(2), [Seen::default(), Seen::default()]);
+    let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
+    let mut records = |probes: Option<[Probes; 2]>| {
+        if let Some([of_first, of_second]) = probes {
+            first.set_probes(&of_first);
+            second.set_probes(&of_second);
+        }
+        assert_eq!([result(&mut second, start()), result(&mut first, start())], [1, 1]);
+        let seen = seen.each_ref().map(|seen| std::mem::take(&mut *seen.lock().expect("it")).len());
+        (seen, counters(&mut first).dropped)
+    };
+    let (none, taps) = (Probes::default, |n: usize| tapped(&seen[n], 1 + n as u32));
+    assert_eq!(records(None), ([0, 0], 0));
+    assert_eq!(records(Some([taps(0), none()])), ([1, 0], 1));
+    assert_eq!(records(Some([taps(0), taps(1)])), ([1, 1], 1), "it has been dropped for both");
+    assert_eq!(records(None), ([1, 1], 1));
+    assert_eq!(records(Some([none(), taps(1)])), ([0, 1], 1));
+    assert_eq!(records(Some([none(), none()])), ([0, 0], 2));
 }
 
 /// GPA of the entry that maps the code.

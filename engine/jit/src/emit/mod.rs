@@ -8,6 +8,7 @@ mod memory;
 mod segment;
 mod stack;
 mod string;
+mod tap;
 mod vectors;
 
 use crate::{
@@ -53,6 +54,8 @@ pub(crate) struct Emitter<'a> {
     alignment: bool,
     /// What the instruction just emitted means to the next one.
     shadow: Shadow,
+    /// The tap at the first instruction, whose exit is emitted at the end.
+    tapped: Option<tap::Tapped>,
 }
 
 impl<'a> Emitter<'a> {
@@ -70,6 +73,7 @@ impl<'a> Emitter<'a> {
             guest: 0,
             alignment: request.alignment,
             shadow: Shadow::None,
+            tapped: None,
         }
     }
 
@@ -82,7 +86,9 @@ impl<'a> Emitter<'a> {
     ) -> Flow {
         self.guest = insn.ip().wrapping_sub(self.request.guest) as u32;
         let shadow = std::mem::take(&mut self.shadow);
-        self.mark(shadow == Shadow::None, Fixes::default());
+        // Between a tap and its instruction nothing else comes: it would be recorded again.
+        let boundary = shadow == Shadow::None && (self.guest != 0 || self.tapped.is_none());
+        self.mark(boundary, Fixes::default());
         let flow = self.apply(rule(insn, self.layout.level), insn, bytes, follower);
         if shadow == Shadow::Checked && flow == Flow::On {
             self.check_pending(insn.next_ip());
@@ -237,6 +243,7 @@ impl<'a> Emitter<'a> {
     /// The block, ending before guest address `end`.
     pub fn finish(mut self, end: u64) -> Block {
         self.emit_misses();
+        self.emit_tap();
         for index in 0..self.links.len() {
             let link = self.links[index];
             self.links[index].stub = self.asm.len() as u32;

@@ -160,7 +160,9 @@ fn memory_types(value: u64) -> Result<u64, Fault> {
 
 fn rdmsr<S: System>(cpu: &mut Cpu<S>, sys: &mut S, _: &Op<S>) -> Result<(), Fault> {
     cpu.require_cpl0()?;
-    let value = cpu.read_msr(sys, cpu.vcpu.gpr[reg::RCX] as u32)?;
+    let index = cpu.vcpu.gpr[reg::RCX] as u32;
+    let value = cpu.read_msr(sys, index)?;
+    sys.note_msr(index, false, value);
     cpu.set_edx_eax(value);
     Ok(())
 }
@@ -168,7 +170,10 @@ fn rdmsr<S: System>(cpu: &mut Cpu<S>, sys: &mut S, _: &Op<S>) -> Result<(), Faul
 fn wrmsr<S: System>(cpu: &mut Cpu<S>, sys: &mut S, _: &Op<S>) -> Result<(), Fault> {
     cpu.require_cpl0()?;
     let value = cpu.reg::<4>(RDX) << 32 | cpu.reg::<4>(RAX);
-    cpu.write_msr(sys, cpu.vcpu.gpr[reg::RCX] as u32, value)
+    let index = cpu.vcpu.gpr[reg::RCX] as u32;
+    cpu.write_msr(sys, index, value)?;
+    sys.note_msr(index, true, value);
+    Ok(())
 }
 
 fn rdtsc<S: System>(cpu: &mut Cpu<S>, sys: &mut S, _: &Op<S>) -> Result<(), Fault> {

@@ -1,0 +1,73 @@
+//! Events of what vCPUs do besides executing instructions: accesses to devices and model-specific registers, and what engines do.
+
+use contract::Doing;
+use ring3_trace::Event;
+
+use super::{facts::Facts, tracer::Tracer};
+use crate::linux::Task;
+
+/// What a vCPU has done, if it is wanted. Nobody knows which process it was for.
+pub fn event(tracer: &Tracer, vcpu: usize, doing: Doing) -> Option<Event> {
+    let (kind, name, arguments, values) = told(doing);
+    tracer.plan.doings().contains(kind).then_some(())?;
+    let (kind, name) = (kind.to_owned(), name.to_owned());
+    let event = Event { ns: tracer.now(), vcpu, kind, name, arguments, ..Event::default() };
+    let filter = tracer.wanted.filter.as_ref();
+    let meant = filter.is_none_or(|filter| {
+        let facts = Facts {
+            kind: &event.kind,
+            name: &event.name,
+            task: &Task::default(),
+            vcpu,
+            arguments: &values,
+            call: None,
+            parameters: &[],
+            read: &|_, _| 0,
+            end: None,
+        };
+        filter.matches(&|name| facts.fact(name))
+    });
+    meant.then_some(event)
+}
+
+/// Its kind, its name, and the rest as text and as numbers.
+fn told(doing: Doing) -> (&'static str, &'static str, String, [u64; 2]) {
+    let way = |write: bool| if write { "write" } else { "read" };
+    match doing {
+        Doing::Port { port, size, write, value } => {
+            let text = format!("{port:#x}, {size} bytes, {value:#x}");
+            ("port", if write { "out" } else { "in" }, text, [port.into(), value.into()])
+        }
+        Doing::Mmio { gpa, size, write, value } => {
+            ("mmio", way(write), format!("{gpa:#x}, {size} bytes, {value:#x}"), [gpa, value])
+        }
+        Doing::Msr { index, write, value } => {
+            ("msr", way(write), format!("{index:#x}, {value:#x}"), [index.into(), value])
+        }
+        Doing::Vector(vector) => {
+            ("vector", "interrupt", format!("{vector:#x}"), [vector.into(), 0])
+        }
+        Doing::Translate { gva, blocks } => {
+            ("engine", "translate", format!("{gva:#x}, {blocks} blocks"), [gva, blocks])
+        }
+        Doing::Drop { pages } => ("engine", "drop", format!("{pages} pages"), [pages, 0]),
+        Doing::Flush { times } => ("engine", "flush", format!("{times} times"), [times, 0]),
+        Doing::Map { gva } => ("engine", "map", format!("{gva:#x}"), [gva, 0]),
+        Doing::Kick => ("engine", "kick", String::new(), [0, 0]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_is_told_with_numbers_for_filters() {
+        let port = Doing::Port { port: 0x3f8, size: 1, write: true, value: 0x41 };
+        assert_eq!(told(port), ("port", "out", "0x3f8, 1 bytes, 0x41".to_owned(), [0x3f8, 0x41]));
+        let msr = Doing::Msr { index: 0x10, write: false, value: 7 };
+        assert_eq!(told(msr), ("msr", "read", "0x10, 0x7".to_owned(), [0x10, 7]));
+        let translate = Doing::Translate { gva: 0x1000, blocks: 3 };
+        assert_eq!(told(translate).2, "0x1000, 3 blocks");
+    }
+}

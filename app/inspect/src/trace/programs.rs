@@ -1,0 +1,275 @@
+//! What taps record at the points of a plan ([`x86::tap`]): all that an event is made of later, when memory may have changed.
+
+use std::collections::{BTreeMap, HashSet};
+
+use ram::Ram;
+use x86::{
+    reg::{RDI, RSI, RSP},
+    tap::{GS_BASE, LOADED, STEP_WORDS, Step},
+};
+
+use super::{
+    calls::{Call, Piece},
+    plan::{Plan, Point},
+    scene::{REGISTERS, RIP},
+    tracer::{ARGUMENTS, FILENAME, Wanted},
+};
+use crate::linux::{Form, Kernel};
+
+/// Values of a program.
+const TASK: u8 = LOADED as u8;
+const OTHER: u8 = TASK + 1;
+const POINTER: u8 = TASK + 2;
+const LENGTH: u8 = TASK + 3;
+const FRAME: u8 = TASK + 4;
+/// Bytes of `struct pt_regs`, and where it has the number of a system call.
+const FRAME_LEN: u64 = 168;
+const NUMBER: u64 = 120;
+/// Bytes of a thread's stack in the kernel, without KASAN.
+const STACK_LEN: u64 = 16 << 10;
+/// Bytes above the stack pointer at the end of `get_signal`: its caller's frame, with what it has found.
+const SIGNAL_FRAME: u64 = 768;
+/// System calls there can be.
+const CALLS: u64 = 512;
+/// Bytes of what a call has filled that are shown.
+const FILLED: u64 = 32;
+
+/// The programs of a plan's points: where each begins, and all steps.
+pub struct Programs {
+    pub points: BTreeMap<u64, u32>,
+    pub steps: Vec<[u64; STEP_WORDS]>,
+}
+
+/// Makes them. Functions whose ends are not known return to one of `returns`.
+pub fn programs(
+    (kernel, ram): (&Kernel, &Ram),
+    plan: &Plan,
+    wanted: &Wanted,
+    returns: &HashSet<u64>,
+) -> Programs {
+    // The first step is nobody's: in a table zero means that there is none.
+    let (points, steps) = (BTreeMap::new(), vec![Step::End.encode()]);
+    let made = Programs { points, steps };
+    let mut maker = Maker { kernel, ram, plan, wanted, returns, made };
+    let chosen = if returns.is_empty() { None } else { Some(maker.calls_by_number()) };
+    let all: HashSet<u64> = plan.addresses().chain(returns.iter().copied()).collect();
+    for address in all {
+        let first = maker.made.steps.len() as u32;
+        maker.made.points.insert(address, first);
+        maker.at(address, chosen);
+    }
+    maker.made
+}
+
+struct Maker<'a> {
+    kernel: &'a Kernel,
+    ram: &'a Ram,
+    plan: &'a Plan,
+    wanted: &'a Wanted,
+    returns: &'a HashSet<u64>,
+    made: Programs,
+}
+
+impl Maker<'_> {
+    fn put(&mut self, step: Step) {
+        self.made.steps.push(step.encode());
+    }
+
+    fn load(&mut self, to: u8, from: u8, offset: u64) {
+        self.put(Step::Load { to, from, offset });
+    }
+
+    fn note(&mut self, from: u8, offset: u64, len: u64) {
+        self.put(Step::Note { from, offset, len });
+    }
+
+    fn at(&mut self, address: u64, chosen: Option<u64>) {
+        self.whose();
+        let plan = self.plan;
+        for point in plan.at(address) {
+            self.begin(address, point);
+        }
+        for entry in plan.ending_at(address) {
+            for point in plan.at(*entry) {
+                self.end(point);
+            }
+        }
+        match chosen.filter(|_| self.returns.contains(&address)) {
+            Some(table) => {
+                self.frame_of_task();
+                self.load(OTHER, FRAME, NUMBER);
+                self.put(Step::Choose { from: OTHER, table, count: CALLS });
+            }
+            None => self.put(Step::End),
+        }
+    }
+
+    /// Which task it is, if it is one that is meant.
+    fn whose(&mut self) {
+        let [current, _, tgid, comm] = self.kernel.places();
+        self.load(TASK, GS_BASE as u8, current);
+        if let Some(pid) = self.wanted.pid {
+            self.load(OTHER, TASK, tgid);
+            self.put(Step::Want { from: OTHER, mask: 0xffff_ffff, value: pid.into() });
+        }
+        if let Some(name) = self.wanted.comm.as_ref() {
+            for (n, (mask, value)) in name_in_words(name).into_iter().enumerate() {
+                self.load(OTHER, TASK, comm + 8 * n as u64);
+                self.put(Step::Want { from: OTHER, mask, value });
+            }
+        }
+        self.note(GS_BASE as u8, current, 8);
+        self.note_task(TASK);
+    }
+
+    fn note_task(&mut self, task: u8) {
+        let [_, pid, tgid, comm] = self.kernel.places();
+        if tgid == pid + 4 {
+            self.note(task, pid, 8);
+        } else {
+            self.note(task, pid, 4);
+            self.note(task, tgid, 4);
+        }
+        self.note(task, comm, 16);
+    }
+
+    fn begin(&mut self, address: u64, point: &Point) {
+        match point {
+            Point::Call(call) => self.begin_call(address, call),
+            Point::Return(_) | Point::Signal => self.will_end(address),
+            Point::Exec => {
+                if let Ok(at) = self.kernel.types.offset(FILENAME.0, FILENAME.1) {
+                    self.note(RDI as u8, at, 8);
+                    self.load(POINTER, RDI as u8, at);
+                    self.put(Step::Text { from: POINTER });
+                }
+            }
+            Point::Fork => self.note_task(RDI as u8),
+            Point::Switch => {
+                self.note_task(RDI as u8);
+                self.note_task(RSI as u8);
+            }
+            Point::Exception(_) => self.note(RDI as u8, RIP, 8),
+            Point::Break(_, parameters) => {
+                for (parameter, register) in parameters.iter().zip(REGISTERS) {
+                    if parameter.form == Form::Text {
+                        self.put(Step::Text { from: register as u8 });
+                    }
+                }
+            }
+            Point::Exit | Point::Killed | Point::Interrupt(_) => {}
+        }
+    }
+
+    /// A function begins whose end is wanted: it has to be known where that is.
+    fn will_end(&mut self, address: u64) {
+        self.note(RSP as u8, 0, 8);
+        if self.plan.has_exits_of(address) {
+            return;
+        }
+        self.load(OTHER, RSP as u8, 0);
+        let mut words: Vec<u64> = self.returns.iter().copied().collect();
+        self.put(Step::Among { from: OTHER, count: words.len() as u64 });
+        words.resize(words.len().next_multiple_of(STEP_WORDS), 0);
+        let steps = words.as_chunks::<STEP_WORDS>().0.to_vec();
+        self.made.steps.extend(steps);
+    }
+
+    fn begin_call(&mut self, address: u64, call: &Call) {
+        let first = ARGUMENTS.iter().min().copied().unwrap_or_default();
+        let last = ARGUMENTS.iter().max().copied().unwrap_or_default();
+        self.note(RDI as u8, first, last + 8 - first);
+        if !call.is_last() {
+            self.will_end(address);
+        }
+        self.pieces(RDI as u8, call, false);
+    }
+
+    /// What the arguments point to.
+    fn pieces(&mut self, frame: u8, call: &Call, at_end: bool) {
+        for (n, piece) in call.pieces(at_end) {
+            let Some(at) = ARGUMENTS.get(n) else { continue };
+            self.load(POINTER, frame, *at);
+            if let Some(next) = ARGUMENTS.get(n + 1) {
+                self.load(LENGTH, frame, *next);
+            }
+            let (from, count) = (POINTER, LENGTH);
+            self.put(match piece {
+                Piece::Bytes(len) => Step::Note { from, offset: 0, len },
+                Piece::Times(unit, most) => Step::Times { from, count, unit, most },
+                Piece::Text => Step::Text { from },
+                Piece::Texts => Step::Texts { from },
+                Piece::UpToZero => Step::UpToZero { from, most: 4096 },
+                Piece::Vectors => Step::Vectors { from, count, bytes: FILLED },
+            });
+        }
+    }
+
+    fn end(&mut self, point: &Point) {
+        match point {
+            Point::Call(call) if call.pieces(true).next().is_some() => {
+                self.frame_of_task();
+                self.pieces(FRAME, call, true);
+            }
+            Point::Signal => self.note(RSP as u8, 0, SIGNAL_FRAME),
+            _ => {}
+        }
+    }
+
+    /// Where the registers of the system call under way are: at the end of the thread's stack.
+    fn frame_of_task(&mut self) {
+        // Where FRED may be used there is room for more behind them.
+        let padding = u64::from(self.kernel.symbols.find("fred_entry_from_user").is_some()) * 16;
+        let stack = self.kernel.types.offset("task_struct", "stack").unwrap_or_default();
+        self.load(FRAME, TASK, stack);
+        self.put(Step::Add { to: FRAME, amount: STACK_LEN - FRAME_LEN - padding });
+    }
+
+    /// What each system call's end needs: a table of steps by the call's number.
+    fn calls_by_number(&mut self) -> u64 {
+        let mut table = vec![0; CALLS as usize];
+        let functions = self.kernel.symbols.find("sys_call_table");
+        for (n, chosen) in table.iter_mut().enumerate() {
+            let entry = functions.and_then(|at| self.kernel.word(self.ram, at + 8 * n as u64));
+            for point in entry.map_or(&[][..], |entry| self.plan.at(entry)) {
+                let Point::Call(call) = point else { continue };
+                if call.pieces(true).next().is_some() {
+                    *chosen = self.made.steps.len() as u64;
+                    self.pieces(FRAME, call, true);
+                    self.put(Step::End);
+                }
+            }
+        }
+        let at = self.made.steps.len() as u64;
+        table.resize(table.len().next_multiple_of(STEP_WORDS), 0);
+        self.made.steps.extend_from_slice(table.as_chunks::<STEP_WORDS>().0);
+        at
+    }
+}
+
+/// Which bits of the two words of a task's name are what, if it is this.
+fn name_in_words(name: &str) -> Vec<(u64, u64)> {
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.truncate(15);
+    bytes.push(0);
+    let word = |part: &[u8]| {
+        let mut bytes = [0; 8];
+        bytes[..part.len()].copy_from_slice(part);
+        let mask = u64::MAX >> (64 - 8 * part.len());
+        (mask, u64::from_le_bytes(bytes))
+    };
+    bytes.chunks(8).map(word).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_compared_as_far_as_it_goes() {
+        assert_eq!(name_in_words("sh"), [(0xff_ffff, 0x6873)]);
+        let [first, second] = name_in_words("12345678")[..] else { panic!("two words") };
+        assert_eq!((first.0, second), (u64::MAX, (0xff, 0)));
+        assert_eq!(name_in_words("a name that is too long").len(), 2);
+    }
+}

@@ -1,0 +1,686 @@
+//! Taps: what is noted of a vCPU whose code comes by a point, without stopping it.
+//!
+//! A tap is a small program of [`Step`]s over the vCPU's registers and memory. It loads words, decides whether the point is
+//! meant at all, and copies memory into a record. Programs are made by whoever traces and run where the guest's code runs,
+//! or in the monitor if an interpreter comes by the point: the record is the same. What is in a record is the guest's:
+//! [`Records`] takes it apart and believes nothing.
+
+use core::iter;
+
+/// Values that a program works with: the general registers, the GS base, and what it loads.
+pub const VALUES: usize = 24;
+/// The value that is the GS base.
+pub const GS_BASE: usize = 16;
+/// The first value that a program loads into.
+pub const LOADED: usize = 17;
+/// Words of a step.
+pub const STEP_WORDS: usize = 3;
+/// Words of a record before its pieces of memory: its length in bytes, RIP, time-stamp counter, CR2, CR3 and GS base, and
+/// the general registers.
+pub const HEAD_WORDS: usize = 6 + 16;
+/// Steps of one run at the most.
+const MOST_STEPS: usize = 256;
+/// Parts of a list that are noted at the most.
+const MOST_PARTS: u64 = 17;
+/// Bytes of a text at the most.
+pub const MOST_TEXT: usize = 4096;
+const PAGE: u64 = 4096;
+
+/// A step of a program. `from` and `to` are values by number, offsets are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The end: the record is complete.
+    End,
+    /// Loads a word.
+    Load {
+        /// Where to.
+        to: u8,
+        /// Address.
+        from: u8,
+        /// Added to the address.
+        offset: u64,
+    },
+    /// Adds to a value.
+    Add {
+        /// Which value.
+        to: u8,
+        /// How much.
+        amount: u64,
+    },
+    /// The point is not meant unless these bits of a value are those.
+    Want {
+        /// Which value.
+        from: u8,
+        /// Which bits.
+        mask: u64,
+        /// What they are.
+        value: u64,
+    },
+    /// Somebody else has to look unless a value is among so many words, which follow in [`Step::Words`].
+    Among {
+        /// Which value.
+        from: u8,
+        /// How many words.
+        count: u64,
+    },
+    /// Goes on at the step whose number is the word of this index, of so many words in the [`Step::Words`] at a step; ends
+    /// if there is none, or it is zero.
+    Choose {
+        /// The index.
+        from: u8,
+        /// Number of the first step with words.
+        table: u64,
+        /// How many words.
+        count: u64,
+    },
+    /// Words for others.
+    Words([u64; STEP_WORDS]),
+    /// Notes bytes.
+    Note {
+        /// Address.
+        from: u8,
+        /// Added to the address.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
+    /// Notes as many parts as the lower half of a value says.
+    Times {
+        /// Address.
+        from: u8,
+        /// Which value.
+        count: u8,
+        /// Bytes of a part.
+        unit: u64,
+        /// Bytes at the most.
+        most: u64,
+    },
+    /// Notes text up to its zero.
+    Text {
+        /// Address.
+        from: u8,
+    },
+    /// Notes addresses up to a zero, and the texts there.
+    Texts {
+        /// Address.
+        from: u8,
+    },
+    /// Notes words up to a zero.
+    UpToZero {
+        /// Address.
+        from: u8,
+        /// Words at the most.
+        most: u64,
+    },
+    /// Notes a list of addresses and lengths, as many as a value says, and the first bytes of each.
+    Vectors {
+        /// Address.
+        from: u8,
+        /// Which value.
+        count: u8,
+        /// Bytes of each at the most.
+        bytes: u64,
+    },
+}
+
+impl Step {
+    /// As words.
+    pub fn encode(self) -> [u64; STEP_WORDS] {
+        let code = |code: u64, a: u8, b: u8| code | u64::from(a) << 8 | u64::from(b) << 16;
+        match self {
+            Self::End => [0; 3],
+            Self::Load { to, from, offset } => [code(1, from, to), offset, 0],
+            Self::Add { to, amount } => [code(11, 0, to), amount, 0],
+            Self::Want { from, mask, value } => [code(2, from, 0), mask, value],
+            Self::Among { from, count } => [code(3, from, 0), count, 0],
+            Self::Choose { from, table, count } => [code(4, from, 0), table, count],
+            Self::Words(words) => words,
+            Self::Note { from, offset, len } => [code(5, from, 0), offset, len],
+            Self::Times { from, count, unit, most } => [code(6, from, count), unit, most],
+            Self::Text { from } => [code(7, from, 0), 0, 0],
+            Self::Texts { from } => [code(8, from, 0), 0, 0],
+            Self::UpToZero { from, most } => [code(9, from, 0), most, 0],
+            Self::Vectors { from, count, bytes } => [code(10, from, count), bytes, 0],
+        }
+    }
+
+    fn decode([first, p, q]: [u64; STEP_WORDS]) -> Option<Self> {
+        let (from, to) = ((first >> 8 & 31) as u8, (first >> 16 & 31) as u8);
+        Some(match first & 0xff {
+            0 => Self::End,
+            1 => Self::Load { to, from, offset: p },
+            2 => Self::Want { from, mask: p, value: q },
+            3 => Self::Among { from, count: p },
+            4 => Self::Choose { from, table: p, count: q },
+            5 => Self::Note { from, offset: p, len: q },
+            6 => Self::Times { from, count: to, unit: p, most: q },
+            7 => Self::Text { from },
+            8 => Self::Texts { from },
+            9 => Self::UpToZero { from, most: p },
+            10 => Self::Vectors { from, count: to, bytes: p },
+            11 => Self::Add { to, amount: p },
+            _ => return None,
+        })
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A record of so many bytes.
+    Noted(usize),
+    /// The point is not meant.
+    Dropped,
+    /// The record does not fit.
+    Full,
+    /// Somebody else has to look.
+    Odd,
+}
+
+/// Guest memory, without a trace of the look in it.
+pub trait Memory {
+    /// Reads bytes that lie in one page; `Some(false)` if there are none, `None` if it cannot be told here.
+    fn read(&mut self, gva: u64, to: &mut [u8]) -> Option<bool>;
+}
+
+/// What a vCPU has at a point.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// The point.
+    pub rip: u64,
+    /// Time-stamp counter.
+    pub tsc: u64,
+    /// CR2.
+    pub cr2: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// GS base.
+    pub gs_base: u64,
+    /// General registers.
+    pub gpr: [u64; 16],
+}
+
+/// Why a run ends early.
+enum Stop {
+    Dropped,
+    Full,
+    Odd,
+}
+
+struct Run<'a, M> {
+    values: [u64; VALUES],
+    memory: &'a mut M,
+    out: &'a mut [u8],
+    used: usize,
+}
+
+/// Runs the program that begins at a step and writes the record into `out`, whose length is a multiple of eight.
+pub fn run(
+    step: impl Fn(u64) -> Option<[u64; STEP_WORDS]>,
+    first: u64,
+    moment: &Moment,
+    memory: &mut impl Memory,
+    out: &mut [u8],
+) -> Outcome {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = moment.gpr;
+    let loaded = 0;
+    let values = [
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        g,
+        h,
+        i,
+        j,
+        k,
+        l,
+        m,
+        n,
+        o,
+        p,
+        moment.gs_base,
+        loaded,
+        loaded,
+        loaded,
+        loaded,
+        loaded,
+        loaded,
+        loaded,
+    ];
+    let mut run = Run { values, memory, out, used: HEAD_WORDS * 8 };
+    match run.all(step, first) {
+        Err(Stop::Dropped) => Outcome::Dropped,
+        Err(Stop::Odd) => Outcome::Odd,
+        Err(Stop::Full) => Outcome::Full,
+        Ok(()) => match run.head(moment) {
+            Some(()) => Outcome::Noted(run.used),
+            None => Outcome::Full,
+        },
+    }
+}
+
+impl<M: Memory> Run<'_, M> {
+    fn all(
+        &mut self,
+        step: impl Fn(u64) -> Option<[u64; STEP_WORDS]>,
+        first: u64,
+    ) -> Result<(), Stop> {
+        let mut at = first;
+        let word = |table: u64, n: u64| {
+            step(table.wrapping_add(n / STEP_WORDS as u64))?
+                .get((n % STEP_WORDS as u64) as usize)
+                .copied()
+        };
+        for _ in 0..MOST_STEPS {
+            let Some(next) = step(at).and_then(Step::decode) else { return Err(Stop::Odd) };
+            at = at.wrapping_add(1);
+            match next {
+                Step::End => return Ok(()),
+                Step::Among { from, count } => {
+                    let value = self.value(from);
+                    let known = |n: &u64| word(at, *n) == Some(value);
+                    if !(0..count.min(64)).any(|n| known(&n)) {
+                        return Err(Stop::Odd);
+                    }
+                    at = at.wrapping_add(count.min(64).div_ceil(STEP_WORDS as u64));
+                }
+                Step::Choose { from, table, count } => {
+                    let n = Some(self.value(from)).filter(|n| *n < count);
+                    match n.and_then(|n| word(table, n)).unwrap_or_default() {
+                        0 => return Ok(()),
+                        chosen => at = chosen,
+                    }
+                }
+                other => self.one(other)?,
+            }
+        }
+        Err(Stop::Odd)
+    }
+
+    fn value(&self, n: u8) -> u64 {
+        self.values.get(usize::from(n)).copied().unwrap_or_default()
+    }
+
+    fn one(&mut self, step: Step) -> Result<(), Stop> {
+        match step {
+            Step::Load { to, from, offset } => {
+                let loaded = self.word(self.value(from).wrapping_add(offset))?;
+                if let Some(value) = self.values.get_mut(usize::from(to)) {
+                    *value = loaded.unwrap_or_default();
+                }
+            }
+            Step::Add { to, amount } => {
+                if let Some(value) = self.values.get_mut(usize::from(to)) {
+                    *value = value.wrapping_add(amount);
+                }
+            }
+            Step::Want { from, mask, value } if self.value(from) & mask != value => {
+                return Err(Stop::Dropped);
+            }
+            Step::Note { from, offset, len } => {
+                self.note(self.value(from).wrapping_add(offset), len)?;
+            }
+            Step::Times { from, count, unit, most } => {
+                let len = (self.value(count) & 0xffff_ffff).saturating_mul(unit).min(most);
+                self.note(self.value(from), len)?;
+            }
+            Step::Text { from } => drop(self.text(self.value(from))?),
+            Step::Texts { from } => self.texts(self.value(from))?,
+            Step::UpToZero { from, most } => self.up_to_zero(self.value(from), most)?,
+            Step::Vectors { from, count, bytes } => {
+                self.vectors(self.value(from), self.value(count), bytes)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A word, which may lie across two pages.
+    fn word(&mut self, gva: u64) -> Result<Option<u64>, Stop> {
+        let mut bytes = [0; 8];
+        let whole = self.read(gva, &mut bytes)? == 8;
+        Ok(whole.then(|| u64::from_le_bytes(bytes)))
+    }
+
+    /// How many of these bytes there are.
+    fn read(&mut self, gva: u64, to: &mut [u8]) -> Result<usize, Stop> {
+        let mut done = 0;
+        while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match self.memory.read(gva.wrapping_add(done as u64), front(gva, done, rest)) {
+                Some(true) => done += front(gva, done, rest).len(),
+                Some(false) => break,
+                None => return Err(Stop::Odd),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Room for the bytes of a piece of memory.
+    fn room(&mut self, len: usize) -> Result<&mut [u8], Stop> {
+        let at = self.used.saturating_add(16);
+        let rounded = len.checked_next_multiple_of(8).ok_or(Stop::Full)?;
+        let room = self.out.get_mut(at..at.saturating_add(rounded)).ok_or(Stop::Full)?;
+        room.get_mut(..len).ok_or(Stop::Full)
+    }
+
+    /// The piece has so many bytes.
+    fn close(&mut self, gva: u64, len: usize) -> Result<(), Stop> {
+        let end = self.used.saturating_add(16).saturating_add(len.next_multiple_of(8));
+        let piece = self.out.get_mut(self.used..end).ok_or(Stop::Full)?;
+        let (head, _) = piece.split_at_mut_checked(16).ok_or(Stop::Full)?;
+        for (to, word) in head.as_chunks_mut::<8>().0.iter_mut().zip([gva, len as u64]) {
+            *to = word.to_le_bytes();
+        }
+        self.used = end;
+        Ok(())
+    }
+
+    fn note(&mut self, gva: u64, len: u64) -> Result<(), Stop> {
+        if len == 0 || gva == 0 {
+            return Ok(());
+        }
+        let len = usize::try_from(len).map_err(|_| Stop::Full)?;
+        self.room(len)?;
+        let mut done = 0;
+        while done < len {
+            let at = self.used + 16 + done;
+            let Some(rest) = self.out.get_mut(at..at + len - done) else { break };
+            let part = front(gva, done, rest);
+            match self.memory.read(gva.wrapping_add(done as u64), part) {
+                Some(true) => done += part.len(),
+                Some(false) => break,
+                None => return Err(Stop::Odd),
+            }
+        }
+        self.close(gva, done)
+    }
+
+    /// Text with its zero, or what there is of it: 32 bytes at a time, which mostly are enough.
+    fn text(&mut self, gva: u64) -> Result<(), Stop> {
+        const PART: usize = 32;
+        if gva == 0 {
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < MOST_TEXT {
+            let rest = self.room(done + PART)?.get_mut(done..).ok_or(Stop::Full)?;
+            let len = front(gva, done, rest).len();
+            let at = self.used + 16 + done;
+            let part = self.out.get_mut(at..at + len).ok_or(Stop::Full)?;
+            match self.memory.read(gva.wrapping_add(done as u64), part) {
+                Some(true) => {}
+                Some(false) => break,
+                None => return Err(Stop::Odd),
+            }
+            match part.iter().position(|byte| *byte == 0) {
+                Some(zero) => {
+                    done += zero + 1;
+                    break;
+                }
+                None => done += len,
+            }
+        }
+        self.close(gva, done)
+    }
+
+    fn texts(&mut self, gva: u64) -> Result<(), Stop> {
+        self.note(gva, MOST_PARTS * 8)?;
+        for n in 0..MOST_PARTS {
+            match self.word(gva.wrapping_add(8 * n))? {
+                None | Some(0) => break,
+                Some(text) => self.text(text)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn up_to_zero(&mut self, gva: u64, most: u64) -> Result<(), Stop> {
+        let mut count = 0;
+        while count < most && !matches!(self.word(gva.wrapping_add(8 * count))?, None | Some(0)) {
+            count += 1;
+        }
+        self.note(gva, (count + 1) * 8)
+    }
+
+    fn vectors(&mut self, gva: u64, count: u64, bytes: u64) -> Result<(), Stop> {
+        let count = count.min(MOST_PARTS - 1);
+        self.note(gva, count * 16)?;
+        for n in 0..count {
+            let at = gva.wrapping_add(16 * n);
+            let (Some(base), Some(len)) = (self.word(at)?, self.word(at.wrapping_add(8))?) else {
+                break;
+            };
+            self.note(base, len.min(bytes))?;
+        }
+        Ok(())
+    }
+
+    fn head(&mut self, moment: &Moment) -> Option<()> {
+        let Moment { rip, tsc, cr2, cr3, gs_base, gpr } = moment;
+        let words = [self.used as u64, *rip, *tsc, *cr2, *cr3, *gs_base];
+        let out = self.out.get_mut(..HEAD_WORDS * 8)?;
+        for (to, word) in out.as_chunks_mut::<8>().0.iter_mut().zip(words.iter().chain(gpr)) {
+            *to = word.to_le_bytes();
+        }
+        Some(())
+    }
+}
+
+/// The part of these bytes, which belong `done` bytes behind a GVA, that lies in one page.
+fn front(gva: u64, done: usize, rest: &mut [u8]) -> &mut [u8] {
+    let at = gva.wrapping_add(done as u64);
+    let len = rest.len().min((PAGE - at % PAGE) as usize);
+    match rest.get_mut(..len) {
+        Some(part) => part,
+        None => &mut [],
+    }
+}
+
+/// A record, as whoever wrote it says.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// Registers.
+    pub moment: Moment,
+    pieces: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    /// Bytes of it.
+    pub fn len(&self) -> usize {
+        HEAD_WORDS * 8 + self.pieces.len()
+    }
+
+    /// It never is.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The pieces of memory: address and bytes.
+    pub fn pieces(&self) -> impl Iterator<Item = (u64, &'a [u8])> + use<'a> {
+        let mut rest = self.pieces;
+        iter::from_fn(move || {
+            let (gva, behind) = word(rest)?;
+            let (len, behind) = word(behind)?;
+            let len = usize::try_from(len).ok()?;
+            let bytes = behind.get(..len)?;
+            rest = behind.get(len.checked_next_multiple_of(8)?..)?;
+            Some((gva, bytes))
+        })
+    }
+
+    /// Reads memory as far as it was noted; how many bytes.
+    pub fn read(&self, gva: u64, to: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < to.len() {
+            let at = gva.wrapping_add(done as u64);
+            let holds = |(from, bytes): &(u64, &[u8])| at.wrapping_sub(*from) < bytes.len() as u64;
+            let Some((from, bytes)) = self.pieces().find(holds) else { break };
+            let part = &bytes[at.wrapping_sub(from) as usize..];
+            let len = part.len().min(to.len() - done);
+            to[done..done + len].copy_from_slice(&part[..len]);
+            done += len;
+        }
+        done
+    }
+}
+
+fn word(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (first, rest) = bytes.split_first_chunk()?;
+    Some((u64::from_le_bytes(*first), rest))
+}
+
+/// Records one behind the other; ends where something is no record.
+pub fn records(mut rest: &[u8]) -> impl Iterator<Item = Record<'_>> {
+    iter::from_fn(move || {
+        let (len, _) = word(rest)?;
+        let len = usize::try_from(len).ok().filter(|len| *len >= HEAD_WORDS * 8 && len % 8 == 0)?;
+        let (head, pieces) = rest.get(..len)?.split_at(HEAD_WORDS * 8);
+        rest = &rest[len..];
+        let mut words = head.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        let mut next = || words.next().unwrap_or_default();
+        let [_, rip, tsc, cr2, cr3, gs_base] = [(); 6].map(|()| next());
+        let gpr = [(); 16].map(|()| next());
+        Some(Record { moment: Moment { rip, tsc, cr2, cr3, gs_base, gpr }, pieces })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::{vec, vec::Vec};
+
+    /// Memory from 0x1000 on.
+    struct Bytes(Vec<u8>);
+
+    impl Memory for Bytes {
+        fn read(&mut self, gva: u64, to: &mut [u8]) -> Option<bool> {
+            assert!(gva % PAGE + to.len() as u64 <= PAGE, "one page at a time");
+            if gva == 0xdead {
+                return None;
+            }
+            let from = gva.wrapping_sub(0x1000) as usize;
+            let Some(bytes) = self.0.get(from..from.wrapping_add(to.len())) else {
+                return Some(false);
+            };
+            to.copy_from_slice(bytes);
+            Some(true)
+        }
+    }
+
+    fn memory(words: &[u64], text: &[u8]) -> Bytes {
+        let words = words.iter().flat_map(|word| word.to_le_bytes());
+        let mut all: Vec<u8> = words.chain(text.iter().copied()).collect();
+        all.resize(0x3000, 0);
+        Bytes(all)
+    }
+
+    fn ran(steps: &[Step], moment: &Moment, memory: &mut Bytes) -> (Outcome, Vec<u8>) {
+        let mut out = vec![0xaa; 1024];
+        let step = |n: u64| steps.get(usize::try_from(n).ok()?).map(|step| step.encode());
+        let outcome = run(step, 0, moment, memory, &mut out);
+        (outcome, out)
+    }
+
+    #[test]
+    fn a_record_has_the_registers_and_the_memory_that_was_asked_for() {
+        let mut moment = Moment { rip: 5, tsc: 6, gs_base: 0x1000, ..Moment::default() };
+        moment.gpr[7] = 0x1010;
+        let mut memory = memory(&[0x1018, 0, 7], b"text\0more");
+        let steps = [
+            Step::Load { to: 17, from: GS_BASE as u8, offset: 0 },
+            Step::Text { from: 17 },
+            Step::Note { from: 7, offset: 0, len: 8 },
+            Step::End,
+        ];
+        let (outcome, out) = ran(&steps, &moment, &mut memory);
+        assert_eq!(outcome, Outcome::Noted(HEAD_WORDS * 8 + 24 + 24));
+        let all: Vec<_> = records(&out).collect();
+        let [record] = &all[..] else { panic!("{} records", all.len()) };
+        assert_eq!(record.moment, moment);
+        let pieces: Vec<_> = record.pieces().collect();
+        assert_eq!(pieces, [(0x1018, &b"text\0"[..]), (0x1010, &7u64.to_le_bytes()[..])]);
+        let mut read = [0; 9];
+        assert_eq!(record.read(0x1014, &mut read), 9, "from one piece to the next");
+        assert_eq!(&read[4..], b"text\0");
+    }
+
+    #[test]
+    fn what_is_not_meant_or_cannot_be_told_makes_no_record() {
+        let moment = Moment { gpr: [0x1000; 16], ..Moment::default() };
+        let mut memory = memory(&[42], b"");
+        let load = Step::Load { to: 17, from: 0, offset: 0 };
+        let want = |value| [load, Step::Want { from: 17, mask: 0xff, value }, Step::End];
+        assert!(matches!(ran(&want(42), &moment, &mut memory).0, Outcome::Noted(_)));
+        assert_eq!(ran(&want(43), &moment, &mut memory).0, Outcome::Dropped);
+        let among = |word| {
+            [load, Step::Among { from: 17, count: 2 }, Step::Words([1, word, 42]), Step::End]
+        };
+        assert!(matches!(ran(&among(42), &moment, &mut memory).0, Outcome::Noted(_)));
+        assert_eq!(ran(&among(9), &moment, &mut memory).0, Outcome::Odd, "the third is not asked");
+        let odd = Moment { gpr: [0xdead; 16], ..Moment::default() };
+        assert_eq!(ran(&want(42), &odd, &mut memory).0, Outcome::Odd);
+        let much = [Step::Note { from: 0, offset: 0, len: 1000 }, Step::End];
+        assert_eq!(ran(&much, &moment, &mut memory).0, Outcome::Full);
+        assert_eq!(ran(&[load], &moment, &mut memory).0, Outcome::Odd, "it does not end");
+        let endless = [Step::Choose { from: 1, table: 1, count: u64::MAX }, Step::Words([0; 3])];
+        assert_eq!(ran(&endless, &moment, &mut memory).0, Outcome::Noted(HEAD_WORDS * 8));
+    }
+
+    #[test]
+    fn lists_lead_to_what_is_in_them() {
+        let mut moment = Moment::default();
+        moment.gpr[0] = 0x1000;
+        moment.gpr[1] = 2;
+        let mut memory = memory(&[0x1020, 0x1022, 0, 0], b"a\0b\0");
+        let (_, out) = ran(&[Step::Texts { from: 0 }, Step::End], &moment, &mut memory);
+        let record = records(&out).next().expect("one");
+        let texts: Vec<_> = record.pieces().skip(1).collect();
+        assert_eq!(texts, [(0x1020, &b"a\0"[..]), (0x1022, &b"b\0"[..])]);
+        let mut memory = super::tests::memory(&[0x1020, 100, 0x1024, 2], b"abcdefgh");
+        let vectors = [Step::Vectors { from: 0, count: 1, bytes: 4 }, Step::End];
+        let (_, out) = ran(&vectors, &moment, &mut memory);
+        let record = records(&out).next().expect("one");
+        let parts: Vec<_> = record.pieces().skip(1).collect();
+        assert_eq!(parts, [(0x1020, &b"abcd"[..]), (0x1024, &b"ef"[..])]);
+    }
+
+    #[test]
+    fn choices_go_on_elsewhere() {
+        let mut moment = Moment::default();
+        moment.gpr[1] = 0x1000;
+        let steps = [
+            Step::Choose { from: 0, table: 1, count: 2 },
+            Step::Words([3, 2, 0]),
+            Step::End,
+            Step::Note { from: 1, offset: 0, len: 8 },
+            Step::End,
+        ];
+        let mut memory = memory(&[1], b"");
+        let count = |moment: &Moment, memory: &mut Bytes| {
+            let (_, out) = ran(&steps, moment, memory);
+            records(&out).next().map(|record| record.pieces().count())
+        };
+        assert_eq!(count(&moment, &mut memory), Some(1));
+        moment.gpr[0] = 1;
+        assert_eq!(count(&moment, &mut memory), Some(0));
+        moment.gpr[0] = u64::MAX;
+        assert_eq!(count(&moment, &mut memory), Some(0));
+    }
+
+    #[test]
+    fn what_is_no_record_ends_them() {
+        for len in [0, 7, 8, HEAD_WORDS as u64 * 8 + 4, 1 << 20, u64::MAX] {
+            let mut bytes = [0; 1024];
+            bytes[..8].copy_from_slice(&len.to_le_bytes());
+            assert_eq!(records(&bytes).count(), 0, "{len}");
+        }
+        let mut bytes = [0xff; 1024];
+        bytes[..8].copy_from_slice(&1024u64.to_le_bytes());
+        let record = records(&bytes).next().expect("one");
+        assert_eq!((record.pieces().count(), record.read(0, &mut [0; 8])), (0, 0));
+    }
+}
