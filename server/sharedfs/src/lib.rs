@@ -11,6 +11,7 @@
 mod answers;
 mod atime;
 mod closing;
+mod habit;
 mod identity;
 mod listing;
 mod messages;
@@ -25,7 +26,7 @@ mod tree;
 use std::{
     io,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -39,8 +40,9 @@ use messages::{Messages, REFUSAL, refusal};
 use tally::Tally;
 use tree::Tree;
 
-/// How long the guest may rely on what it was told of a folder that both write: what the host changes is seen after this.
-const SHARED_TRUST: Duration = Duration::from_millis(100);
+/// How long the guest may rely on what it was told of a folder that both write. What the host changes is to be seen within 100 ms, and Linux counts
+/// in ticks of 4 ms: it rounds up, and is up to a tick behind when it compares.
+const SHARED_TRUST: Duration = Duration::from_millis(90);
 /// The same of a folder that is only read and asked for again and again.
 const TRUST: Duration = Duration::from_secs(1);
 /// The same for a folder that is only read: long enough to start programs without asking again.
@@ -84,6 +86,8 @@ pub(crate) struct Trust {
     lasting: bool,
     /// There are no extended attributes.
     plain: bool,
+    /// Folders whose entries are all looked up are listed anew ([`habit`]).
+    lists_anew: bool,
 }
 
 impl Folder {
@@ -108,7 +112,8 @@ impl Folder {
             Keeping::Lasting => (LASTING_TRUST, true),
         };
         let absent = if lasting { held } else { held.min(TRUST) };
-        Trust { held, absent, lasting, plain: self.keeping == Keeping::Lasting }
+        let plain = self.keeping == Keeping::Lasting;
+        Trust { held, absent, lasting, plain, lists_anew: self.keeping != Keeping::Fresh }
     }
 }
 
@@ -136,7 +141,8 @@ pub struct FolderServer {
     privileged: bool,
     is_root: bool,
     refusal: [u8; REFUSAL],
-    tally: Tally,
+    /// If somebody is going to read it.
+    tally: Option<Tally>,
 }
 
 impl FolderServer {
@@ -162,30 +168,41 @@ impl FolderServer {
         let is_root = geteuid().is_root();
         let messages = Messages::new(answers, (!is_root).then(own)).map_err(Error::Host)?;
         let Folder { readonly, privileged, .. } = *folder;
-        let (refusal, tally) = ([0; REFUSAL], Tally::default());
+        let (refusal, tally) = ([0; REFUSAL], Tally::wanted());
         Ok(Self { messages, readonly, privileged, is_root, refusal, tally })
     }
 }
 
 impl FileServer for FolderServer {
     fn answer(&mut self, request: &[u8], room: usize) -> &[u8] {
-        self.tally.note(request);
-        if self.readonly && !readonly::may_pass(request) {
-            self.refusal = refusal(request, readonly::error_of(request));
-            return &self.refusal[..self.refusal.len().min(room)];
+        let start = Instant::now();
+        let answer = match self.error_of(request) {
+            Some(error) => {
+                self.refusal = refusal(request, error);
+                &self.refusal[..self.refusal.len().min(room)]
+            }
+            None => match atime::without_wish(request).filter(|_| !self.is_root) {
+                Some(plain) => self.messages.exchange(&plain, room),
+                None => self.messages.exchange(request, room),
+            },
+        };
+        if let Some(tally) = &mut self.tally {
+            tally.note(request, start.elapsed());
         }
-        if self.is_root && !self.privileged && self.gives_rights(request) {
-            self.refusal = refusal(request, privilege::EPERM);
-            return &self.refusal[..self.refusal.len().min(room)];
-        }
-        match atime::without_wish(request).filter(|_| !self.is_root) {
-            Some(plain) => self.messages.exchange(&plain, room),
-            None => self.messages.exchange(request, room),
-        }
+        answer
     }
 }
 
 impl FolderServer {
+    /// Why a request is not passed on.
+    fn error_of(&mut self, request: &[u8]) -> Option<i32> {
+        if self.readonly && !readonly::may_pass(request) {
+            return Some(readonly::error_of(request));
+        }
+        let refused = self.is_root && !self.privileged && self.gives_rights(request);
+        refused.then_some(privilege::EPERM)
+    }
+
     /// Whether a request would make what gives others rights.
     fn gives_rights(&mut self, request: &[u8]) -> bool {
         let messages = &mut self.messages;
@@ -233,6 +250,7 @@ mod tests {
     const LOOKUP: u32 = 1;
     const INIT: u32 = 26;
     const MKDIR: u32 = 9;
+    const OPENDIR: u32 = 27;
     const ROOT: u64 = 1;
 
     fn request(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
@@ -255,6 +273,10 @@ mod tests {
     }
 
     fn served(readonly: bool) -> (tempfile::TempDir, FolderServer) {
+        kept(readonly, Keeping::Usual)
+    }
+
+    fn kept(readonly: bool, keeping: Keeping) -> (tempfile::TempDir, FolderServer) {
         let directory = tempfile::tempdir().expect("a folder");
         fs::create_dir(directory.path().join("shared")).expect("made");
         fs::write(directory.path().join("secret"), "s").expect("written");
@@ -262,7 +284,8 @@ mod tests {
         std::os::unix::fs::symlink("../secret", directory.path().join("shared/link"))
             .expect("linked");
         let path = directory.path().join("shared");
-        let mut server = FolderServer::open(&Folder::new(path, readonly)).expect("served");
+        let folder = Folder { keeping, ..Folder::new(path, readonly) };
+        let mut server = FolderServer::open(&folder).expect("served");
         let mut init = 7_u32.to_le_bytes().to_vec();
         init.extend(31_u32.to_le_bytes());
         init.extend([0; 8]);
@@ -288,7 +311,7 @@ mod tests {
         assert_eq!((error, mode(&entry) & 0o170_000), (0, 0o120_000));
     }
 
-    /// The guest asks again 100 ms after it was told of a name, of attributes, or that there is nothing.
+    /// The guest asks again 90 ms after it was told of a name, of attributes, or that there is nothing.
     #[test]
     fn what_the_host_changes_in_a_written_folder_is_seen_soon() {
         let (_directory, mut server) = served(false);
@@ -297,10 +320,30 @@ mod tests {
             assert_eq!(error, 0);
             // nodeid 8, generation 8, seconds of the entry and of the attributes 8 each, ns 4 each.
             assert_eq!(entry[16..24], [0; 8]);
-            assert_eq!(entry[32..36], 100_000_000_u32.to_le_bytes());
+            assert_eq!(entry[32..36], 90_000_000_u32.to_le_bytes());
             if entry[..8] != [0; 8] {
                 assert_eq!((&entry[24..32], &entry[36..40]), (&[0; 8][..], &entry[32..36]));
             }
+        }
+    }
+
+    /// What an OPENDIR says of the guest's cache, and as many LOOKUPs as make a difference.
+    fn lists_and_looks_up(server: &mut FolderServer) -> bool {
+        const CACHE_DIR: u8 = 8;
+        let (error, opened) = ask(server, &request(OPENDIR, ROOT, &[0; 8]));
+        assert_eq!(error, 0);
+        for _ in 0..8 {
+            assert_eq!(ask(server, &request(LOOKUP, ROOT, b"file\0")).0, 0);
+        }
+        opened[8] & CACHE_DIR != 0
+    }
+
+    #[test]
+    fn what_is_looked_up_after_each_listing_comes_with_it_unless_the_folder_is_to_be_fresh() {
+        for (keeping, cached) in [(Keeping::Usual, false), (Keeping::Fresh, true)] {
+            let (_directory, mut server) = kept(false, keeping);
+            assert!(lists_and_looks_up(&mut server));
+            assert_eq!(lists_and_looks_up(&mut server), cached, "{keeping:?}");
         }
     }
 

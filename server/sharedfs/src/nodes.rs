@@ -22,6 +22,7 @@ use rustix::{
 };
 
 use crate::{
+    habit::Habit,
     identity::{FileIdentity, Key, look, look_at},
     listing::Listing,
 };
@@ -45,6 +46,8 @@ struct Node {
     detached: bool,
     /// The version of the content that the guest may have in its cache; 0 for none.
     seen: u64,
+    /// Of a folder: how the guest goes about it.
+    habit: Habit,
     held: Option<Held>,
 }
 
@@ -67,7 +70,8 @@ impl Node {
     fn new(parent: u64, name: &CStr, identity: FileIdentity) -> Self {
         let name = name.into();
         let (lookups, children, detached, seen, held) = (0, 0, false, 0, None);
-        Self { identity, parent, name, lookups, children, detached, seen, held }
+        let habit = Habit::default();
+        Self { identity, parent, name, lookups, children, detached, seen, habit, held }
     }
 
     fn kind(&self) -> Kind {
@@ -226,6 +230,11 @@ impl Nodes {
     pub(crate) fn is_seen(&mut self, id: u64, version: u64) -> bool {
         let Some(node) = self.nodes.get_mut(&id) else { return false };
         std::mem::replace(&mut node.seen, version) == version && version != 0
+    }
+
+    /// How the guest goes about a folder.
+    pub(crate) fn habit(&mut self, id: u64) -> Option<&mut Habit> {
+        Some(&mut self.nodes.get_mut(&id)?.habit)
     }
 
     /// The attributes of a file.

@@ -1,6 +1,6 @@
-//! How many requests of each kind there were, for developers: told when a server ends (`RING3_LOG=debug`).
+//! How many requests of each kind there were, and how long they took, for developers: told when a server ends (`RING3_LOG=debug`).
 
-use std::{cmp::Reverse, collections::BTreeMap, fmt};
+use std::{cmp::Reverse, collections::BTreeMap, fmt, time::Duration};
 
 /// Requests by number. The library's enumeration does not take every number.
 const NAMES: [&str; 50] = [
@@ -56,27 +56,42 @@ const NAMES: [&str; 50] = [
     "removemapping",
 ];
 
+/// Requests of a kind, and how long answering them took.
+#[derive(Clone, Copy, Default)]
+struct Kind {
+    count: u64,
+    time: Duration,
+}
+
 #[derive(Default)]
-pub(crate) struct Tally(BTreeMap<u32, u64>);
+pub(crate) struct Tally(BTreeMap<u32, Kind>);
 
 impl Tally {
-    /// A request has come.
-    pub(crate) fn note(&mut self, request: &[u8]) {
+    /// Counts, if somebody is going to read it.
+    pub(crate) fn wanted() -> Option<Self> {
+        tracing::enabled!(tracing::Level::DEBUG).then(Self::default)
+    }
+
+    /// A request has been answered.
+    pub(crate) fn note(&mut self, request: &[u8], took: Duration) {
         let opcode = request.get(4..8).and_then(|bytes| bytes.try_into().ok());
         let opcode = opcode.map_or(u32::MAX, u32::from_le_bytes).min(NAMES.len() as u32);
-        *self.0.entry(opcode).or_default() += 1;
+        let kind = self.0.entry(opcode).or_default();
+        kind.count += 1;
+        kind.time += took;
     }
 }
 
-/// Those that came most often first.
+/// Those that came most often first, with the time that one takes on average.
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} requests", self.0.values().sum::<u64>())?;
+        write!(f, "{} requests", self.0.values().map(|kind| kind.count).sum::<u64>())?;
         let mut kinds: Vec<_> = self.0.iter().collect();
-        kinds.sort_by_key(|(_, count)| Reverse(*count));
-        kinds.into_iter().try_for_each(|(opcode, count)| {
+        kinds.sort_by_key(|(_, kind)| Reverse(kind.count));
+        kinds.into_iter().try_for_each(|(opcode, Kind { count, time })| {
             let name = NAMES.get(*opcode as usize).unwrap_or(&"unknown");
-            write!(f, ", {name} {count}")
+            let us = time.as_secs_f64() * 1e6 / *count as f64;
+            write!(f, ", {name} {count} ({us:.1} us)")
         })
     }
 }
@@ -95,10 +110,12 @@ mod tests {
     fn the_most_frequent_come_first_and_odd_ones_are_counted_too() {
         let mut tally = Tally::default();
         for opcode in [16u32, 1, 16, 0xffff, 7, 19] {
-            tally.note(&[[0; 4], opcode.to_le_bytes()].concat());
+            let took = Duration::from_micros(opcode.into());
+            tally.note(&[[0; 4], opcode.to_le_bytes()].concat(), took);
         }
-        tally.note(&[0; 3]);
+        tally.note(&[0; 3], Duration::ZERO);
         let text = tally.to_string();
-        assert_eq!(text, "7 requests, write 2, unknown 2, lookup 1, 7 1, 19 1");
+        let most = "7 requests, write 2 (16.0 us), unknown 2 (32767.5 us), lookup 1 (1.0 us)";
+        assert_eq!(text, [most, "7 1 (7.0 us)", "19 1 (19.0 us)"].join(", "));
     }
 }

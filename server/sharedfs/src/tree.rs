@@ -3,7 +3,7 @@
 //! Names are taken one at a time, relative to a descriptor of the folder they are in, and links are never followed, so no name leads out.
 //! Only regular files and folders are ever opened for more than finding them.
 
-use std::{ffi::CStr, fs::File, io, os::fd::OwnedFd, sync::Arc};
+use std::{ffi::CStr, fs::File, io, os::fd::OwnedFd, sync::Arc, time::Instant};
 
 use fuse_backend_rs::{
     abi::fuse_abi::{CreateIn, OpenOptions, stat64},
@@ -110,7 +110,12 @@ impl Tree {
         at.check()?;
         let folder = self.fd(at.folder)?;
         match look(&folder, at.name) {
-            Ok(status) => Ok(self.entry(at, &status)),
+            Ok(status) => {
+                if let Some(habit) = self.nodes.habit(at.folder) {
+                    habit.looks_up(Instant::now());
+                }
+                Ok(self.entry(at, &status))
+            }
             Err(Errno::NOENT) => Ok(Entry { entry_timeout: self.trust.absent, ..Entry::default() }),
             Err(error) => Err(error),
         }
@@ -173,7 +178,11 @@ impl Tree {
         let is_seen = self.nodes.is_seen(node, version(&status));
         let mut options = OpenOptions::empty();
         options.set(OpenOptions::KEEP_CACHE, is_seen);
-        options.set(OpenOptions::CACHE_DIR, FileIdentity::of(&status).is_folder());
+        if FileIdentity::of(&status).is_folder() {
+            let habit = self.nodes.habit(node).filter(|_| self.trust.lists_anew);
+            let may_cache = habit.is_none_or(|habit| habit.opens(Instant::now()));
+            options.set(OpenOptions::CACHE_DIR, may_cache);
+        }
         Ok(options)
     }
 
