@@ -27,7 +27,7 @@ const char *scratch = "/tmp", *self_path = "/proc/self/exe", *shell_path = "/bin
            *userland = "/mnt";
 
 static const struct row *const groups[] = { compute_rows, memory_rows, call_rows, process_rows, fault_rows, file_rows,
-                                             scatter_rows, narrow_rows, program_rows };
+                                             scatter_rows, narrow_rows, two_rows, program_rows };
 
 /* The row whose setup is in force, and how often its operation fits into `budget` milliseconds. */
 static const struct row *current;

@@ -128,6 +128,11 @@ static const char *povray(uint64_t n) { return run("/bench/povray.sh", n); }
 static const char *compile(uint64_t n) { return run("/bench/compile.sh", n); }
 static const char *make_lua(uint64_t n) { return run_with("/bench/lua.sh", "1", false, n); }
 static const char *make_lua_parallel(uint64_t n) { return run_with("/bench/lua.sh", "4", false, n); }
+const char *make_lua_on_two(uint64_t n)
+{
+    const char *wrong = setup();
+    return wrong ? wrong : run_with("/bench/lua.sh", "2", false, n);
+}
 static const char *disk_random(uint64_t n) { return fio("random", n); }
 static const char *disk_sequential(uint64_t n) { return fio("sequential", n); }
 

@@ -41,7 +41,7 @@ const NARROW_OPTIONS: [&str; 11] = [
 ];
 
 /// The group of rows that run other programs, and those rows.
-pub const ROWS: [&str; 18] = [
+pub const ROWS: [&str; 19] = [
     "programs",
     "dynexec",
     "bashfork",
@@ -58,12 +58,16 @@ pub const ROWS: [&str; 18] = [
     "compile",
     "lua",
     "lua4",
+    "lua2",
     "diskrand",
     "diskseq",
 ];
 
 /// The group of rows that take many pages, and so the time to touch them.
 pub const SCATTERED: &str = "scattered memory";
+
+/// The group of rows that need two CPUs.
+pub const TWO_CPUS: &str = "two CPUs";
 
 /// Where the sources are.
 pub fn sources() -> PathBuf {

@@ -94,7 +94,8 @@ pub fn rows(
     }
     let is_long = |row: &protocol::Row| {
         let groups = [program::ROWS[0], program::SCATTERED, network::GROUP];
-        groups.contains(&row.group.as_str()) || density::ROWS.contains(&row.name.as_str())
+        let names = density::ROWS.iter().chain(&program::ROWS);
+        groups.contains(&row.group.as_str()) || names.copied().any(|name| row.name == name)
     };
     let possible = |row: &protocol::Row| with_programs || !is_long(row);
     let wanted = |row: &protocol::Row| match names {
@@ -113,13 +114,16 @@ pub fn measure(
     mut so_far: impl FnMut(Vec<Environment>, &[Row]),
 ) {
     let mut seats: Vec<_> = peers.iter().map(Seat::new).collect();
+    let mut on_two: Vec<_> = peers.iter().map(Seat::on_two).collect();
     let mut progress = Progress::new(rows);
     let (mut starts, mut measured) = (life::Starts::default(), Vec::new());
     for row in rows {
         progress.row(row);
-        measured.push(measure_row(&mut seats, &mut starts, row, pace, &progress));
+        let seats_of_row = if row.group == program::TWO_CPUS { &mut on_two } else { &mut seats };
+        measured.push(measure_row(seats_of_row, &mut starts, row, pace, &progress));
         progress.done(row);
-        so_far(seats.iter().map(Seat::environment).collect(), &measured);
+        let environments = seats.iter().zip(&on_two).map(|(seat, other)| seat.environment(other));
+        so_far(environments.collect(), &measured);
     }
     progress.finish();
 }

@@ -48,6 +48,7 @@ const FAILURES: u32 = 3;
 /// An environment and what became of it.
 pub(crate) struct Seat<'a> {
     pub(crate) peer: &'a Peer,
+    work: Work,
     session: Option<Session>,
     kernel: String,
     /// What its last start took, if it was started.
@@ -60,9 +61,18 @@ pub(crate) struct Seat<'a> {
 
 impl<'a> Seat<'a> {
     pub(crate) fn new(peer: &'a Peer) -> Self {
+        Self::for_work(peer, Work::Serve)
+    }
+
+    /// With two CPUs.
+    pub(crate) fn on_two(peer: &'a Peer) -> Self {
+        Self::for_work(peer, Work::ServeOnTwo)
+    }
+
+    fn for_work(peer: &'a Peer, work: Work) -> Self {
         let (session, boot, kernel) = (None, None, String::new());
         let forecast = Forecast::default();
-        Self { peer, session, kernel, boot, failures: 0, last: None, forecast }
+        Self { peer, work, session, kernel, boot, failures: 0, last: None, forecast }
     }
 
     /// The running environment; started if it is not.
@@ -77,7 +87,7 @@ impl<'a> Seat<'a> {
         if let Some(last) = self.last.as_ref().filter(|_| self.failures >= FAILURES) {
             return Err(last.clone());
         }
-        match Session::start(self.peer.command(Work::Serve), pace.start) {
+        match Session::start(self.peer.command(self.work), pace.start) {
             Ok(session) => {
                 self.kernel = session.kernel().to_owned();
                 self.boot = Some(session.boot());
@@ -128,12 +138,13 @@ impl<'a> Seat<'a> {
         let _ = self.session.as_mut().map(Session::unserve);
     }
 
-    /// What a report says of it.
-    pub(crate) fn environment(&self) -> Environment {
+    /// What a report says of it, or of the other seat of the same environment, if that one alone was started.
+    pub(crate) fn environment(&self, other: &Self) -> Environment {
+        let started = if self.kernel.is_empty() { other } else { self };
         Environment {
             name: self.peer.name().to_owned(),
             version: self.peer.version().to_owned(),
-            kernel: self.kernel.clone(),
+            kernel: started.kernel.clone(),
         }
     }
 }

@@ -32,6 +32,8 @@ const SCRATCH: u64 = 128 << 20;
 pub enum Work {
     /// To take orders.
     Serve,
+    /// The same with two CPUs, where it can have them, without a network and a disk to write to.
+    ServeOnTwo,
     /// To run a command that does nothing, and end.
     Once,
     /// To take orders, as one of many: with less memory, and no devices but a console.

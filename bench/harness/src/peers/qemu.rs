@@ -48,7 +48,7 @@ fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> F
             .into_iter()
             .flatten()
             .collect();
-    let door = setup.door();
+    let (door, read_only) = (setup.door(), usize::from(setup.disk().is_some()));
     let append = setup.append("console=ttyS0");
     Ok(Peer::new(name, version, move |work| {
         let mut command = program();
@@ -58,16 +58,22 @@ fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> F
             "-cpu",
             "max",
             "-smp",
-            "1",
+            if work == Work::ServeOnTwo { "2" } else { "1" },
             "-m",
             &memory(work).to_string(),
         ]);
         command.args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"]);
         command.arg("-kernel").arg(&kernel).arg("-initrd").arg(&initrd);
         command.args(["-append", &append(work)]);
-        if work == Work::Serve {
-            command.args(disks.iter().flat_map(|disk| ["-drive", disk]));
-            command.args(door.iter().flat_map(network));
+        match work {
+            Work::Serve => {
+                command.args(disks.iter().flat_map(|disk| ["-drive", disk]));
+                command.args(door.iter().flat_map(network));
+            }
+            Work::ServeOnTwo => {
+                command.args(disks.iter().take(read_only).flat_map(|disk| ["-drive", disk]));
+            }
+            Work::Once | Work::Density => {}
         }
         command
     })

@@ -76,15 +76,22 @@ fn peer(
     .into_iter()
     .flatten()
     .collect();
-    let door = setup.door();
+    let (door, read_only) = (setup.door(), usize::from(setup.disk().is_some()));
     Peer::new(name, version, move |work| {
         let mut command = Command::new(&program);
         command.arg("run").args(&options).args(["--memory", &format!("{}M", memory(work))]);
         command.arg("--kernel").arg(&kernel).arg("--initrd").arg(&initrd);
         command.args(["--append", &append(work)]);
-        if work == Work::Serve {
-            command.args(disks.iter().flat_map(|disk| ["--disk", disk]));
-            command.args(door.iter().flat_map(network));
+        match work {
+            Work::Serve => {
+                command.args(disks.iter().flat_map(|disk| ["--disk", disk]));
+                command.args(door.iter().flat_map(network));
+            }
+            Work::ServeOnTwo => {
+                command.args(["--cpus", "2"]);
+                command.args(disks.iter().take(read_only).flat_map(|disk| ["--disk", disk]));
+            }
+            Work::Once | Work::Density => {}
         }
         command
     })
