@@ -66,7 +66,7 @@ impl Progress {
 /// operation is short.
 fn weight(row: &Row) -> u32 {
     match (row.group.as_str(), row.name.as_str()) {
-        (_, "lua" | "lua4") => 240,
+        (_, "lua" | "lua2" | "lua4") => 240,
         (_, "twenty") => 150,
         (_, "compile") => 120,
         // Measured together with another.
