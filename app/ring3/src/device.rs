@@ -22,7 +22,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use host_linux::{process, spawner::Child, user};
+use host_linux::{Child, process, user};
 use sharedfs::{Folder, Keeping};
 use signal_hook::consts::SIGKILL;
 use vhost_user::{

@@ -17,7 +17,8 @@ use std::{
 };
 
 use host_linux::{
-    spawner::{Child, Service, Spawner},
+    Child,
+    spawner::{Service, Spawner},
     usage::{self, Usage},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -76,8 +77,7 @@ pub fn start() -> Result<(), Failure> {
     // A process has one machine.
     let _ = SPAWNER.set(Spawner::start(helper).map_err(host)?);
     wedges::start_by(|words, descriptors| {
-        let Child { pid, pidfd } = started(&Start::Wedge(words.to_vec()), descriptors)?;
-        Ok(wedges::Process { pid: pid.cast_signed(), pidfd })
+        Ok(Box::new(started(&Start::Wedge(words.to_vec()), descriptors)?))
     });
     Ok(())
 }

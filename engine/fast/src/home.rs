@@ -7,9 +7,8 @@
 //! The vCPUs of a machine keep out of each other's way: one that has to wait moves only to a CPU with fewer of those
 //! that do not halt ([`Placement`]).
 
+use host::Delays;
 use std::{
-    fs::File,
-    os::unix::fs::FileExt,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -39,7 +38,7 @@ struct Cpus {
 
 impl Default for Placement {
     fn default() -> Self {
-        let numbers = wedge::affinity::allowed();
+        let numbers = host::current().allowed();
         let running = numbers.iter().map(|_| AtomicUsize::new(0)).collect();
         Self(Arc::new(Cpus {
             numbers,
@@ -95,7 +94,7 @@ pub struct Home {
     at: usize,
     looked: Instant,
     waited_ns: u64,
-    delays: Delays,
+    delays: Box<dyn Delays>,
     runs: bool,
     /// Somebody else says where it runs.
     led: bool,
@@ -106,12 +105,12 @@ impl Home {
     /// later are born there.
     pub fn new(placement: &Placement) -> Self {
         let cpus = &placement.0.numbers;
-        let now = wedge::affinity::current();
+        let now = host::current().current();
         let here = || cpus.iter().position(|cpu| *cpu == now).unwrap_or(0);
         let placed = placement.0.placed.fetch_add(1, Ordering::Relaxed);
         let at = (placement.0.first.get_or_init(here) + placed) % cpus.len().max(1);
         let (placement, looked) = (placement.clone(), Instant::now());
-        let delays = Delays::of_this_thread();
+        let delays = host::current().delays();
         let waited_ns = delays.waited_ns();
         let home = Self { placement, at, looked, waited_ns, delays, runs: false, led: false };
         home.settle(&[]);
@@ -174,7 +173,7 @@ impl Home {
         let Some(cpu) = self.placement.0.numbers.get(self.at) else { return };
         // Zero is the calling thread.
         for pid in wedges.iter().copied().chain([0]) {
-            wedge::affinity::pin(pid, *cpu);
+            host::current().pin(pid, *cpu);
         }
     }
 }
@@ -182,23 +181,6 @@ impl Home {
 impl Drop for Home {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-/// What the host says of a thread's delays. It stays open: a monitor that has shut itself in opens nothing.
-struct Delays(Option<File>);
-
-impl Delays {
-    fn of_this_thread() -> Self {
-        Self(File::open("/proc/thread-self/schedstat").ok())
-    }
-
-    /// Time the thread has been ready but not running, ns; zero where the host does not say.
-    fn waited_ns(&self) -> u64 {
-        let mut text = [0; 64];
-        let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
-        let text = str::from_utf8(&text[..read.unwrap_or(0)]).unwrap_or_default();
-        text.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
     }
 }
 

@@ -94,7 +94,7 @@ use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, Record, System,
 
 /// Who starts the processes that guest code runs in.
 pub mod wedges {
-    pub use wedge::{Process, become_wedge, limit_mappings, prepare, start_by};
+    pub use wedge::{become_wedge, limit_mappings, prepare, start_by};
 }
 
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
@@ -190,7 +190,7 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
     if !std::arch::is_x86_feature_detected!("bmi2") {
         return Err("the CPU has no BMI2".to_owned());
     }
-    if !wedge::bases_are_ours() {
+    if !host::current().facts().bases {
         return Err(
             "the host does not let programs use FSGSBASE (Linux 5.9 and later do)".to_owned()
         );

@@ -73,7 +73,7 @@ pub fn kernel_hva(base: Base, gva: u64) -> Option<u64> {
 /// one: a guest's program may have pages there.
 pub fn mappable(base: Base) -> [(u64, u64); 3] {
     let (reserved, end) = (base.at(NO_USER), base.at(UPPER_USER));
-    let lowest = wedge::lowest_address().min(SITES as u64);
+    let lowest = host::current().facts().lowest_address.min(SITES as u64);
     [(lowest, SITES as u64), ((SITES + SITES_LEN) as u64, reserved), (end, TOP as u64)]
 }
 

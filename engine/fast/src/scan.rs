@@ -60,13 +60,13 @@ pub fn patches(page: Page<'_>, written: bool) -> Vec<Patch> {
     let enough = if written { ENOUGH_WRITTEN } else { ENOUGH };
     let answers = host_answers(page).filter(|_| !written);
     let mut found: Vec<_> = answers.map(|at| Patch { at, len: 1, bytes: HLT }).collect();
-    if !wedge::cpuid_faults() {
+    if !host::current().facts().cpuid_faults {
         found.extend(cpuids(page, enough).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if wedge::keys() {
         found.extend(keys(page).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
-    if wedge::has_more_vectors() {
+    if host::current().facts().more_vectors {
         found.extend(xsaves(page, enough).map(|at| narrow(page.bytes, at, wedge::keys())));
     }
     found

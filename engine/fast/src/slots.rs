@@ -253,12 +253,11 @@ impl<W: Process> Slots<W> {
     }
 
     fn start(&self, pcid: u64, pages: &Pages) -> Result<Space<W>, Error> {
-        let [memory, marks, _] = self.ram.descriptors()?;
         let ram = wedge::Ram {
-            fd: memory,
+            memory: self.ram.object(),
             len: self.ram.len(),
             low: self.ram.low_len(),
-            marks,
+            marks: self.ram.marks(),
             walked: self.kernel,
         };
         let wedge = W::start(ram, pages, self.spaces.len() + 1)?;

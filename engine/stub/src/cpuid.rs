@@ -5,9 +5,8 @@
 //! what the guest has there.
 
 use crate::{
-    here,
     mmu::{self, Access, Walk},
-    shared,
+    reach, shared,
 };
 use frame::{Cpuid, RAM, VcpuPage};
 use x86::{
@@ -47,7 +46,7 @@ pub fn has(f: &VcpuPage, instruction: u16) -> bool {
         return false;
     }
     let Walk::Found(leaf) = mmu::walk(f, shared(), f.regs.rip, fetch) else { return false };
-    let at = here(RAM) as u64 + leaf.offset + inside;
+    let at = reach(RAM) as u64 + leaf.offset + inside;
     // SAFETY: inside the RAM window.
     unsafe { core::ptr::read_unaligned(at as *const u16) == instruction }
 }

@@ -90,6 +90,14 @@ fn here(usual: usize) -> usize {
     shared.wrapping_add(usual.wrapping_sub(SHARED))
 }
 
+/// Where this code can reach what has the address `usual` with the usual base: here, but for a model's memory.
+fn reach(usual: usize) -> usize {
+    match model() {
+        Some(model) => (model.reach)(usual),
+        None => here(usual),
+    }
+}
+
 /// Added to a kernel GVA to get its HVA.
 fn bias() -> u64 {
     here(BIAS as usize) as u64

@@ -8,6 +8,7 @@
 use crate::{
     here,
     mmu::{self, Access, Leaf, Walk},
+    reach,
 };
 use frame::{LOOKUPS, Lookups, RAM, Shared, VcpuPage, code_page};
 
@@ -16,7 +17,7 @@ const PAGE: u64 = 4096;
 /// The table.
 pub fn table() -> &'static Lookups {
     // SAFETY: mapped for good, and all of it is atomic.
-    unsafe { &*(here(LOOKUPS) as *const Lookups) }
+    unsafe { &*(reach(LOOKUPS) as *const Lookups) }
 }
 
 /// What became of a look-up that missed.

@@ -8,9 +8,9 @@
 pub use crate::walk::{Access, Leaf, Walk, mark, table, table_entry, walk};
 use crate::walk::{RESERVED, entry, last_table, ram_offset};
 use crate::{
-    bias, here,
+    bias,
     host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
-    lookup, shared, sites, text,
+    lookup, reach, shared, sites, text,
 };
 use core::arch::asm;
 use core::sync::atomic::Ordering;
@@ -192,7 +192,7 @@ fn owns(hva: u64, kernel: bool) -> bool {
 /// What translated code adds to an address.
 fn owner(hva: u64) -> u64 {
     // SAFETY: the table has an entry for every region.
-    unsafe { *(here(REGIONS) as *const u64).add(region(hva)) }
+    unsafe { *(reach(REGIONS) as *const u64).add(region(hva)) }
 }
 
 /// Behind it there are no addresses of the host's.

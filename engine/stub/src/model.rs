@@ -1,7 +1,7 @@
 //! What stands for the process where this crate is linked by tests.
 //!
-//! The usual base is assumed: RAM, marks, tables, regions and look-ups lie at the addresses that [`frame`]
-//! has, where the tests map them.
+//! The usual base is assumed: RAM, marks, tables, regions and look-ups have the addresses that [`frame`] says, and lie
+//! where the model does ([`Model::reach`]).
 
 #[cfg(not(freestanding))]
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -22,6 +22,8 @@ pub struct Model {
     pub shown: fn(u64) -> u64,
     /// Eight bytes of the user's memory, if they are mapped.
     pub user_word: fn(u64) -> Option<u64>,
+    /// Where RAM, marks, tables, regions or look-ups can be reached that have this address.
+    pub reach: fn(usize) -> usize,
     /// The pages shared with the monitor. Nobody else uses them while code of this crate runs.
     pub shared: fn() -> *mut Shared,
 }

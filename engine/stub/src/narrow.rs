@@ -13,7 +13,7 @@
 //! frame. If the host cannot read that word it does not say so, but goes on at its own vDSO, in 32-bit mode,
 //! with an error number in RAX, and the call's number is lost. Therefore SYSENTER is interpreted where user code is
 //! to go on at it: its stack may not be mapped. And the vDSO's address is a small number to 32-bit code
-//! (`wedge/src/child.rs`), so that nothing is executed there.
+//! (`host_linux/src/body.rs`), so that nothing is executed there.
 
 use crate::{assist, cpuid, fault, here, host::user_word, patched, shared};
 use core::arch::naked_asm;

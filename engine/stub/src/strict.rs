@@ -13,7 +13,7 @@ use crate::{
     filter::{NOTIFICATION_RECEIVE, NOTIFICATION_SEND},
     frame, here,
     host::{self, IOCTL, call, load_vectors},
-    run, shared,
+    reach, run, shared,
     signal::{self, Context},
     turns, user,
 };
@@ -71,7 +71,7 @@ pub fn have_mapped(order: [u64; 6]) {
     let s = shared();
     let [_, at, ..] = order;
     // SAFETY: the table has an entry for every region.
-    if s.setup.user_secret != 0 && unsafe { *(here(REGIONS) as *const u64).add(region(at)) } == 0 {
+    if s.setup.user_secret != 0 && unsafe { *(reach(REGIONS) as *const u64).add(region(at)) } == 0 {
         note(s, order);
     }
 }

@@ -13,8 +13,8 @@
 //! wrong, and costs no more than that the page is interpreted.
 
 use crate::{
-    here,
     host::{shown, user_word},
+    reach,
     search::{ESCAPE, has},
 };
 use frame::{PLAIN_PAGES, RAM, SITE_PAGES, TABLES, keys, plain_slot, print_of, site_page};
@@ -24,7 +24,7 @@ const PAGE: u64 = 4096;
 /// The page at `gva`, at this offset in RAM, may be executed as it is: it has nothing that looks like what is
 /// changed, or the monitor has looked at a page with the same bytes.
 pub fn is_plain(gva: u64, offset: u64) -> bool {
-    let bytes = here(RAM) as u64 + offset;
+    let bytes = reach(RAM) as u64 + offset;
     !has_sites(gva) && (!has(bytes, is_odd) || is_known(bytes))
 }
 
@@ -35,7 +35,7 @@ fn is_known(bytes: u64) -> bool {
         unsafe { core::ptr::read_volatile((bytes + at) as *const [u64; 4]) }
     };
     let print = print_of((0..PAGE).step_by(32).map(words));
-    let slot = here(TABLES) + PLAIN_PAGES + plain_slot(print) * 8;
+    let slot = reach(TABLES) + PLAIN_PAGES + plain_slot(print) * 8;
     // SAFETY: inside the tables, which are mapped for good.
     unsafe { *(slot as *const u64) == print }
 }
@@ -75,7 +75,7 @@ fn two(at: u64) -> [u8; 2] {
 fn has_sites(gva: u64) -> bool {
     let (word, bit) = site_page(gva);
     // SAFETY: inside the tables, which are mapped for good.
-    unsafe { *((here(TABLES) + SITE_PAGES + word * 8) as *const u64) >> bit & 1 == 1 }
+    unsafe { *((reach(TABLES) + SITE_PAGES + word * 8) as *const u64) >> bit & 1 == 1 }
 }
 
 /// The escape byte at `at` begins bytes that open keys, all of them in the page.

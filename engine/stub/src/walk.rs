@@ -2,7 +2,7 @@
 //!
 //! It is the walk of the interpreter and the monitor, [`x86::paging::walk`], over the memory that a wedge has.
 
-use crate::here;
+use crate::reach;
 use core::sync::atomic::{AtomicU64, Ordering};
 use frame::{MARKS, RAM, Shared, VcpuPage};
 use x86::{
@@ -69,19 +69,19 @@ pub(crate) fn ram_offset(s: &Shared, gpa: u64) -> Option<u64> {
 /// The mark of the page of RAM at an offset: not zero if the monitor decides what becomes of it.
 pub fn mark(offset: u64) -> u8 {
     // SAFETY: there is a mark for every page of RAM.
-    unsafe { core::ptr::read_volatile((here(MARKS) as u64 + offset / PAGE) as *const u8) }
+    unsafe { core::ptr::read_volatile((reach(MARKS) as u64 + offset / PAGE) as *const u8) }
 }
 
 /// An entry of a page table that is ordinary RAM.
 pub(crate) fn entry(s: &Shared, table: u64, index: u64) -> Option<&'static AtomicU64> {
     let offset = ram_offset(s, table & ADDRESS).filter(|offset| mark(*offset) == 0)?;
     // SAFETY: inside RAM, aligned; others write it atomically.
-    Some(unsafe { &*((here(RAM) as u64 + offset + index * 8) as *const AtomicU64) })
+    Some(unsafe { &*((reach(RAM) as u64 + offset + index * 8) as *const AtomicU64) })
 }
 
-/// HVA of the page table that CR3 or an entry leads to, if it is in RAM.
+/// Where the page table is that CR3 or an entry leads to, if it is in RAM.
 pub fn table(s: &Shared, address: u64) -> Option<u64> {
-    ram_offset(s, address & ADDRESS).map(|offset| here(RAM) as u64 + offset)
+    ram_offset(s, address & ADDRESS).map(|offset| reach(RAM) as u64 + offset)
 }
 
 /// An entry of a table that [`table`] has found.

@@ -10,7 +10,8 @@ use frame::{
     STUB_TAIL, STUBS, TABLES_LEN, USER_CACHE, USER_CACHE_LEN, USER_TABLES, keys, plain_slot,
     site_page,
 };
-use std::{io, os::fd::BorrowedFd};
+use host::MemoryObject as Object;
+use std::io;
 
 type Bytes = MemoryObject<[u8; 0]>;
 
@@ -95,12 +96,13 @@ impl CodeArea {
     }
 
     /// The jump tables, as wedges map them.
-    pub fn tables(&self) -> BorrowedFd<'_> {
-        self.tables.as_fd()
+    pub fn tables(&self) -> &dyn Object {
+        self.tables.object()
     }
 
-    pub(crate) fn fds(&self) -> [i32; 2] {
-        [self.tables.fd(), self.cache.fd()]
+    /// The code, as wedges map it.
+    pub(crate) fn cache(&self) -> &dyn Object {
+        self.cache.object()
     }
 }
 
@@ -155,8 +157,12 @@ impl CallSites {
         true
     }
 
-    pub(crate) fn fds(&self) -> [i32; 2] {
-        [self.stubs.fd(), self.table.fd()]
+    pub(crate) fn stubs(&self) -> &dyn Object {
+        self.stubs.object()
+    }
+
+    pub(crate) fn table(&self) -> &dyn Object {
+        self.table.object()
     }
 }
 

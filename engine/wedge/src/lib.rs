@@ -13,11 +13,8 @@
 //! What it writes to shared pages the monitor takes as a guest's registers, never as addresses or sizes of
 //! its own. `docs/isolation.md` has the argument at length.
 
-pub mod affinity;
-mod child;
+mod body;
 mod code;
-mod cpuid;
-mod features;
 mod memory;
 mod pages;
 mod process;
@@ -34,21 +31,14 @@ pub use code::{Call, CallSites, CodeArea};
 pub use frame::{MapCommand, MapReport, Owner, Rights};
 pub use pages::{Common, Pages};
 pub use process::{Error, Ram, Wedge};
-pub use starter::{Process, become_wedge, prepare, start_by};
+pub use starter::{become_wedge, prepare, start_by};
 pub use turns::Turns;
 
-/// Protection keys can be used: the CPU and the host have them, and the host delivers signals to
-/// a stack with a key (since Linux 6.12).
+/// Protection keys close the kernel's memory to user code: the host has them.
 pub fn keys() -> bool {
-    static KEYS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *KEYS.get_or_init(|| {
-        let os_keys = std::arch::x86_64::__cpuid_count(7, 0).ecx >> 4 & 1 == 1;
-        os_keys && release() >= (6, 12)
-    })
+    host::current().facts().keys
 }
 
-/// Mappings the host allows a process, if it does not say.
-const DEFAULT_MAP_COUNT: usize = 65_530;
 /// More than these are of no use: they are as many pages as 1.7 GiB have, and cost the host a hundred
 /// megabytes of its own.
 const ENOUGH: usize = 450_000;
@@ -62,59 +52,12 @@ pub fn limit_mappings(most: usize) {
 
 /// So many mappings may be made in a wedge: what the host allows, but for some that come of cutting others.
 pub fn max_mappings() -> usize {
-    static MOST: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    let allowed = *MOST.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-        most_of(text.trim().parse().unwrap_or(DEFAULT_MAP_COUNT))
-    });
+    let allowed = most_of(host::current().facts().max_mappings);
     allowed.min(LIMIT.load(std::sync::atomic::Ordering::Relaxed))
 }
 
 fn most_of(allowed: usize) -> usize {
     (allowed - allowed / 9).min(ENOUGH)
-}
-
-/// Below this address no host need let a process map anything: the least that Linux's security modules ask
-/// for.
-const LOWEST: u64 = 0x1_0000;
-
-/// The lowest address at which memory can be mapped in a wedge.
-pub fn lowest_address() -> u64 {
-    static FIRST: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
-    *FIRST.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr").unwrap_or_default();
-        text.trim().parse().unwrap_or(0).max(LOWEST).next_multiple_of(4096)
-    })
-}
-
-/// The host lets programs read and write the segment bases.
-pub fn bases_are_ours() -> bool {
-    features::has_fsgsbase()
-}
-
-/// The host can make CPUID fault in user code.
-pub fn cpuid_faults() -> bool {
-    static FAULTS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *FAULTS.get_or_init(features::can_fault_cpuid)
-}
-
-/// The host runs 32-bit code, and has thread-local segments for it and calls by INT 0x80. Tried, by a child.
-pub fn runs_narrow() -> bool {
-    static RUNS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *RUNS.get_or_init(features::can_narrow)
-}
-
-/// The host has vector state enabled beyond x87, SSE and AVX.
-pub fn has_more_vectors() -> bool {
-    static MORE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *MORE.get_or_init(|| features::enabled_vectors() & !7 != 0)
-}
-
-/// The host's Linux version.
-fn release() -> (u32, u32) {
-    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = text.split(['.', '-', '\n']).map_while(|part| part.parse().ok());
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 #[cfg(test)]

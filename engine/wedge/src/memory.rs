@@ -3,17 +3,17 @@
 //! Another process may write such memory at any time, and a hostile one does. So nobody here has a reference
 //! into it, but to what is atomic ([`Atomic`]): contents are copied in and out, field by field ([`Field`]) or
 //! as a whole.
-// UNSAFETY: maps memory objects and copies from and to them.
+// UNSAFETY: copies from and to memory that other processes write.
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::CString,
     io,
     marker::PhantomData,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr::{self, NonNull},
     sync::atomic::{AtomicU64, Ordering},
 };
+
+use host::{Mapping, Seal};
 
 /// Data of which any bytes are a value.
 ///
@@ -75,90 +75,62 @@ pub(crate) use field;
 /// A zeroed memory object of at least a `T`, mapped writable here for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct MemoryObject<T> {
-    fd: OwnedFd,
-    at: NonNull<u8>,
-    len: usize,
-    kind: PhantomData<T>,
+    object: Box<dyn host::MemoryObject>,
+    mapping: Mapping,
+    kind: PhantomData<fn() -> T>,
 }
-
-// SAFETY: plain memory; exclusive access goes through `&mut self`.
-unsafe impl<T: Send> Send for MemoryObject<T> {}
-// SAFETY: shared access copies bytes, of which any are a value, or is atomic.
-unsafe impl<T: Sync> Sync for MemoryObject<T> {}
 
 impl<T> MemoryObject<T> {
     /// A new object of `len` bytes, rounded up to whole pages.
     pub fn new(name: &str, len: usize) -> io::Result<Self> {
         let len = len.max(size_of::<T>()).next_multiple_of(4096);
-        let name = CString::new(name).unwrap_or_default();
-        // SAFETY: plain system calls; the descriptor is ours.
-        let fd = unsafe {
-            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-            if fd < 0 || libc::ftruncate(fd, len as i64) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh mapping where the host likes.
-        let at = unsafe {
-            libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0)
-        };
-        match NonNull::new(at.cast::<u8>()) {
-            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => {
-                Ok(Self { fd, at, len, kind: PhantomData })
-            }
-            _ => Err(io::Error::last_os_error()),
-        }
+        let object = host::current().object(name, len as u64)?;
+        let all = host::Piece { offset: 0, len };
+        let mapping = object.map(&[all], host::Access::Write)?;
+        Ok(Self { object, mapping, kind: PhantomData })
     }
 
-    /// From now on nobody can make a mapping that writes it, nor make one writable, nor change its
-    /// length. Writes by this mapping go on.
+    /// From now on nobody can make a mapping that writes it, nor make one writable. Writes by this mapping go on.
     pub fn seal(&self) -> io::Result<()> {
-        let seals =
-            libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: a plain system call on our own descriptor.
-        match unsafe { libc::fcntl(self.fd(), libc::F_ADD_SEALS, seals) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        self.object.seal(Seal::Writers)
     }
 
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    /// The object, for processes that are to map it.
+    pub fn object(&self) -> &dyn host::MemoryObject {
+        &*self.object
     }
 
-    pub fn fd(&self) -> i32 {
-        self.fd.as_raw_fd()
+    fn at(&self) -> NonNull<u8> {
+        self.mapping.base()
     }
 
     /// What a field has now.
     pub fn get<F: Plain>(&self, field: Field<T, F>) -> F {
         // SAFETY: inside the mapping, aligned as in a `T` at a page's start; any bytes are a value. Others
         // may write it meanwhile: then it is some value.
-        unsafe { self.at.as_ptr().add(field.offset).cast::<F>().read_volatile() }
+        unsafe { self.at().as_ptr().add(field.offset).cast::<F>().read_volatile() }
     }
 
     /// Gives a field a value.
     pub fn set<F: Plain>(&self, field: Field<T, F>, value: F) {
         // SAFETY: as for `get`.
-        unsafe { self.at.as_ptr().add(field.offset).cast::<F>().write_volatile(value) }
+        unsafe { self.at().as_ptr().add(field.offset).cast::<F>().write_volatile(value) }
     }
 
     /// The byte at an offset, zero beyond the end.
     pub fn byte(&self, offset: usize) -> u8 {
-        if offset >= self.len {
+        if offset >= self.len() {
             return 0;
         }
         // SAFETY: inside the mapping.
-        unsafe { ptr::read_volatile(self.at.as_ptr().add(offset)) }
+        unsafe { ptr::read_volatile(self.at().as_ptr().add(offset)) }
     }
 
     /// Copies bytes from an offset; what lies beyond the end is zero.
     pub fn read(&self, offset: usize, to: &mut [u8]) {
-        let len = to.len().min(self.len.saturating_sub(offset));
+        let len = to.len().min(self.len().saturating_sub(offset));
         // SAFETY: inside the mapping; the bytes are the caller's own.
-        unsafe { copy_bytes(self.at.as_ptr().wrapping_add(offset), to.as_mut_ptr(), len) };
+        unsafe { copy_bytes(self.at().as_ptr().wrapping_add(offset), to.as_mut_ptr(), len) };
         to[len..].fill(0);
     }
 
@@ -167,10 +139,10 @@ impl<T> MemoryObject<T> {
     /// # Panics
     /// If they do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len));
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len()));
         // SAFETY: checked above; there are no references into what is not atomic.
         unsafe {
-            ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.as_ptr().add(offset), bytes.len());
+            ptr::copy_nonoverlapping(bytes.as_ptr(), self.at().as_ptr().add(offset), bytes.len());
         }
     }
 }
@@ -181,10 +153,10 @@ impl<T> MemoryObject<T> {
     /// # Panics
     /// If it is none, or beyond the end.
     fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset < self.len);
+        assert!(offset.is_multiple_of(8) && offset < self.len());
         // SAFETY: inside the mapping, which is whole pages long, and aligned. Whoever else writes it while others may be
         // looking does so by this function, too.
-        unsafe { &*self.at.as_ptr().add(offset).cast() }
+        unsafe { &*self.at().as_ptr().add(offset).cast() }
     }
 
     /// Writes a word, after all that was written before.
@@ -199,7 +171,7 @@ impl<T> MemoryObject<T> {
 
     /// Bytes of it, whole pages.
     pub fn len(&self) -> usize {
-        self.len
+        self.mapping.len()
     }
 
     /// Writes bytes that lie in one aligned word, all of them at once. The rest of the word must not change meanwhile.
@@ -215,7 +187,7 @@ impl<T: Atomic> MemoryObject<T> {
     /// The contents.
     pub fn all(&self) -> &T {
         // SAFETY: page-aligned, large enough, and all of it is atomic: others may write it at any time.
-        unsafe { self.at.cast().as_ref() }
+        unsafe { self.at().cast().as_ref() }
     }
 }
 
@@ -231,13 +203,13 @@ impl<T: Copied> MemoryObject<T> {
     /// Copies the first bytes of the contents, a multiple of eight, to those of a copy.
     pub fn copy_in(&self, to: &mut T, len: usize) {
         // SAFETY: any bytes are a value; the copy is exclusively ours.
-        unsafe { copy(self.at.as_ptr(), ptr::from_mut(to).cast(), len.min(size_of::<T>())) }
+        unsafe { copy(self.at().as_ptr(), ptr::from_mut(to).cast(), len.min(size_of::<T>())) }
     }
 
     /// Copies the first bytes of a copy, a multiple of eight, to the contents.
     pub fn copy_out(&self, from: &T, len: usize) {
         // SAFETY: as for `copy_in`.
-        unsafe { copy(ptr::from_ref(from).cast(), self.at.as_ptr(), len.min(size_of::<T>())) }
+        unsafe { copy(ptr::from_ref(from).cast(), self.at().as_ptr(), len.min(size_of::<T>())) }
     }
 }
 
@@ -263,12 +235,5 @@ unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     unsafe {
         std::arch::asm!("rep movsb", inout("rsi") from => _, inout("rdi") to => _,
             inout("rcx") len => _, options(nostack, preserves_flags));
-    }
-}
-
-impl<T> Drop for MemoryObject<T> {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping.
-        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }

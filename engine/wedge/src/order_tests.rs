@@ -12,8 +12,13 @@ const NOWHERE: u64 = 0x5555_5555_0000;
 /// A wedge that is to go on with user code.
 fn ready() -> (Wedge, Pages) {
     let ram = Ram::new(RAM_LEN).expect("the host gives memory");
-    let [memory, marks, _] = ram.descriptors().expect("descriptors");
-    let parts = crate::Ram { fd: memory, len: ram.len(), low: ram.low_len(), marks, walked: true };
+    let parts = crate::Ram {
+        memory: ram.object(),
+        len: ram.len(),
+        low: ram.low_len(),
+        marks: ram.marks(),
+        walked: true,
+    };
     let mut pages = Pages::new().expect("the host gives memory");
     let wedge = Wedge::start(parts, &pages, 1).expect("the host gives a process");
     let frame = pages.frame();

@@ -1,7 +1,6 @@
 //! The pages all wedges of a vCPU share: its own ones, and those that all vCPUs of its machine have in common.
 
 use crate::code::{CallSites, CodeArea};
-use crate::features;
 use crate::memory::{MemoryObject, field};
 use crate::turns::Turns;
 use frame::{
@@ -9,7 +8,8 @@ use frame::{
     POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, STEP_WORDS, TAP_BYTES, TAP_PLACES, TAP_STEPS,
     TapTable, Taps, Told, UPPER_USER, VcpuPage, region,
 };
-use std::{io, mem::offset_of, os::fd::BorrowedFd, sync::Arc};
+use host::MemoryObject as Object;
+use std::{io, mem::offset_of, sync::Arc};
 
 /// Bytes of the vCPU page that wedges change.
 const CHANGED_LEN: usize = offset_of!(VcpuPage, told);
@@ -161,7 +161,7 @@ impl Pages {
     /// # Errors
     /// If the host has none.
     pub fn use_dispatch(&mut self) -> io::Result<()> {
-        if !features::can_dispatch() {
+        if !host::current().facts().user_dispatch {
             return Err(io::Error::other(
                 "the host has no syscall user dispatch (Linux 5.11 and later do); leave out --system-calls dispatch",
             ));
@@ -185,7 +185,7 @@ impl Pages {
     /// Wedges started from now on run 32-bit user code, if the host lets them; whether it does. Not where user
     /// code has a process of its own.
     pub fn run_narrow(&mut self) -> bool {
-        self.narrow = !self.strict && crate::runs_narrow();
+        self.narrow = !self.strict && host::current().runs_32_bit();
         self.narrow
     }
 
@@ -263,18 +263,15 @@ impl Pages {
     }
 
     /// The table of biases, as translated code and wedges map it.
-    pub fn regions(&self) -> BorrowedFd<'_> {
-        self.regions.as_fd()
+    pub fn regions(&self) -> &dyn Object {
+        self.regions.object()
     }
 
-    pub(crate) fn frame_fd(&self) -> i32 {
-        self.frame.fd()
+    pub(crate) fn vcpu_page(&self) -> &dyn Object {
+        self.frame.object()
     }
-    pub(crate) fn taps_fd(&self) -> i32 {
-        self.taps.fd()
-    }
-    pub(crate) fn regions_fd(&self) -> i32 {
-        self.regions.fd()
+    pub(crate) fn taps(&self) -> &dyn Object {
+        self.taps.object()
     }
 }
 

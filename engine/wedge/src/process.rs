@@ -1,13 +1,10 @@
 //! Starting a wedge and taking turns with it.
-// UNSAFETY: forks, maps memory at fixed addresses and shares it with another process.
-#![allow(unsafe_code)]
 
 use crate::{
-    Pages, affinity,
-    child::Parts,
-    cpuid,
+    Pages,
+    body::Parts,
     memory::{MemoryObject, field},
-    starter::{self, Process},
+    starter::{self, passed},
     strict::{self, Apart},
     turns::Turns,
 };
@@ -15,11 +12,8 @@ use frame::{
     BLOB, Base, Lookups, MAX_MADE, MAX_ORDERS, MONITOR, MapCommand, MapReport, RAM, RAM_MAX, Setup,
     Shared,
 };
-use std::{
-    io,
-    os::fd::{AsRawFd, BorrowedFd},
-    sync::OnceLock,
-};
+use host::End;
+use std::{io, os::fd::BorrowedFd, sync::OnceLock};
 
 pub(crate) static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
 pub(crate) const PAGE: usize = 4096;
@@ -45,13 +39,13 @@ pub enum Error {
 #[derive(Clone, Copy, Debug)]
 pub struct Ram<'a> {
     /// Its memory object.
-    pub fd: BorrowedFd<'a>,
+    pub memory: &'a dyn host::MemoryObject,
     /// Its bytes, at most [`RAM_MAX`].
     pub len: u64,
     /// How many of them lie at GPA 0 and up; the rest begins at 4 GiB.
     pub low: u64,
     /// Memory object with a byte a page, not zero if the monitor decides what becomes of it.
-    pub marks: BorrowedFd<'a>,
+    pub marks: &'a dyn host::MemoryObject,
     /// The wedge walks the guest's page tables, for which it has all of RAM in its window.
     pub walked: bool,
 }
@@ -89,45 +83,42 @@ impl Wedge {
         if ram.len > RAM_MAX as u64 {
             return Err(Error::Start(io::ErrorKind::OutOfMemory.into()));
         }
-        cpuid::fault_as_in_wedges();
+        host::current().fault_cpuid();
         let shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
         let lookups = MemoryObject::<Lookups>::new("ring3-lookups", size_of::<Lookups>())?;
         lookups.all().hide_sites();
         let apart = if pages.is_strict() { Some(Apart::new()?) } else { None };
-        let setup = setup(&ram, pages, number);
+        let setup = setup(&ram, pages, number)?;
         shared.set(field!(Shared, setup), setup);
-        let ([tables, cache], [user_tables, user_cache]) =
-            (pages.kernel().fds(), pages.user().fds());
-        let [stubs, sites] = pages.sites().fds();
         let parts = Parts {
             base: pages.base(),
-            ram: (ram.fd.as_raw_fd(), ram.len as usize),
+            ram: (passed(ram.memory)?, ram.len as usize),
             walked: ram.walked,
-            marks: ram.marks.as_raw_fd(),
-            shared: shared.fd(),
-            frame: pages.frame_fd(),
-            turns: pages.turns().fd(),
-            taps: pages.taps_fd(),
-            tables,
-            cache,
-            user_tables,
-            user_cache,
-            stubs,
-            regions: pages.regions_fd(),
-            sites,
-            lookups: lookups.fd(),
-            user: apart.as_ref().map(Apart::of_kernel),
+            marks: passed(ram.marks)?,
+            shared: passed(shared.object())?,
+            frame: passed(pages.vcpu_page())?,
+            turns: passed(pages.turns().object())?,
+            taps: passed(pages.taps())?,
+            tables: passed(pages.kernel().tables())?,
+            cache: passed(pages.kernel().cache())?,
+            user_tables: passed(pages.user().tables())?,
+            user_cache: passed(pages.user().cache())?,
+            stubs: passed(pages.sites().stubs())?,
+            regions: passed(pages.regions())?,
+            sites: passed(pages.sites().table())?,
+            lookups: passed(lookups.object())?,
+            user: apart.as_ref().map(Apart::of_kernel).transpose()?,
         };
         let turns = pages.turns().clone();
         let mut user = None;
         if let Some(apart) = &apart {
-            let Process { pid, pidfd } = apart.start(&parts, &setup)?;
-            turns.adopt_user(number, pidfd);
-            user = Some(pid);
+            let child = apart.start(&parts, &setup)?;
+            user = Some(child.number());
+            turns.adopt_user(number, child);
         }
         let started = starter::start(&parts).inspect_err(|_| turns.end(number))?;
-        let Process { pid, pidfd } = started;
-        turns.adopt(number, pidfd);
+        let pid = started.number();
+        turns.adopt(number, started);
         let mut wedge = Self {
             pid,
             shared,
@@ -145,7 +136,7 @@ impl Wedge {
             user,
         };
         wedge.wait()?; // until it is ready
-        wedge.processes().for_each(affinity::share);
+        wedge.processes().for_each(|process| host::current().share(process));
         wedge.patched_entry = wedge.shared.get(field!(Shared, ready.patched_entry));
         Ok(wedge)
     }
@@ -292,13 +283,10 @@ impl Wedge {
     /// Waits for our turn; a dead process is noticed within a second.
     fn wait(&mut self) -> Result<(), Error> {
         while !self.turns.wait() {
-            if let Some(status) = self.turns.lost_one() {
-                let killed = libc::WIFSIGNALED(status);
-                return Err(if killed {
-                    Error::Killed(libc::WTERMSIG(status))
-                } else {
-                    Error::Gone
-                });
+            match self.turns.lost_one() {
+                Some(End::Killed(signal)) => return Err(Error::Killed(signal)),
+                Some(End::Exited(_)) => return Err(Error::Gone),
+                None => {}
             }
         }
         Ok(())
@@ -312,12 +300,12 @@ impl Drop for Wedge {
 }
 
 /// What a wedge is told before it starts.
-fn setup(ram: &Ram<'_>, pages: &Pages, number: usize) -> Setup {
+fn setup(ram: &Ram<'_>, pages: &Pages, number: usize) -> io::Result<Setup> {
     let (ram_len, ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
     let key = u64::from(crate::keys());
-    Setup {
-        secret: strict::secret(),
-        user_secret: if pages.is_strict() { strict::secret() } else { 0 },
+    Ok(Setup {
+        secret: strict::secret()?,
+        user_secret: if pages.is_strict() { strict::secret()? } else { 0 },
         number: number as u64,
         blob_end: pages.base().at((BLOB + IMAGE.len()) as u64),
         key,
@@ -327,24 +315,19 @@ fn setup(ram: &Ram<'_>, pages: &Pages, number: usize) -> Setup {
         keeps: pages.keeps.into(),
         ram_len,
         ram_low,
-    }
-}
-
-/// Bytes of the blob, whole pages.
-pub(crate) fn image_len() -> usize {
-    IMAGE.len().next_multiple_of(PAGE)
+    })
 }
 
 /// The blob as a memory object, made once.
-pub(crate) fn image() -> io::Result<i32> {
+pub(crate) fn image() -> io::Result<BorrowedFd<'static>> {
     static OBJECT: OnceLock<MemoryObject<[u8; 0]>> = OnceLock::new();
     if let Some(object) = OBJECT.get() {
-        return Ok(object.fd());
+        return passed(object.object());
     }
     let object = MemoryObject::new("ring3-wedge", IMAGE.len().next_multiple_of(PAGE))?;
     object.write(0, IMAGE);
     object.seal()?;
-    Ok(OBJECT.get_or_init(|| object).fd())
+    passed(OBJECT.get_or_init(|| object).object())
 }
 
 #[cfg(test)]

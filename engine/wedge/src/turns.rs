@@ -1,19 +1,16 @@
 //! Whose turn it is, seen from the monitor; and kicks, which go to whoever has it.
-// UNSAFETY: futexes and signals, which touch no memory but the words waited for.
-#![allow(unsafe_code)]
 
 use crate::memory::MemoryObject;
 use frame::{KICK, MAX_WEDGES, MONITOR};
+use host::{Child, End};
 use std::{
     io,
-    os::fd::{AsRawFd, OwnedFd},
-    ptr,
-    sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering},
+    time::Duration,
 };
 
+/// How long the monitor waits before it looks whether a process has ended.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Times a kick follows the turn from wedge to wedge: more often than a guest can have it passed on.
 const FOLLOW: usize = 16;
 
@@ -30,11 +27,6 @@ struct Inner {
     users: Children,
 }
 
-/// A process of ours. A descriptor stands for it, which means no other, unlike a number that is given again
-/// once it is reaped.
-#[derive(Debug)]
-struct Child(OwnedFd);
-
 impl Turns {
     pub(crate) fn new() -> io::Result<Self> {
         let page = MemoryObject::new("ring3-turns", size_of::<frame::Turns>())?;
@@ -42,21 +34,21 @@ impl Turns {
         Ok(Self(Arc::new(Inner { page, children, users })))
     }
 
-    pub(crate) fn fd(&self) -> i32 {
-        self.0.page.fd()
+    pub(crate) fn object(&self) -> &dyn host::MemoryObject {
+        self.0.page.object()
     }
 
     /// The wedge with a number is this child of ours, which has not been reaped.
-    pub(crate) fn adopt(&self, number: usize, pidfd: OwnedFd) {
-        if let Some(mut known) = self.child_mut(number) {
-            *known = Some(Child(pidfd));
+    pub(crate) fn adopt(&self, number: usize, child: Box<dyn Child>) {
+        if let Some(mut known) = write(&self.0.children, number) {
+            *known = Some(child);
         }
     }
 
     /// So for the process of its user code.
-    pub(crate) fn adopt_user(&self, number: usize, pidfd: OwnedFd) {
+    pub(crate) fn adopt_user(&self, number: usize, child: Box<dyn Child>) {
         if let Some(mut known) = write(&self.0.users, number) {
-            *known = Some(Child(pidfd));
+            *known = Some(child);
         }
     }
 
@@ -66,14 +58,9 @@ impl Turns {
         for known in [&self.0.children, &self.0.users] {
             let child = write(known, number).and_then(|mut known| known.take());
             if let Some(child) = child {
-                child.signal(libc::SIGKILL);
-                child.reap(0);
+                child.end();
             }
         }
-    }
-
-    fn child_mut(&self, number: usize) -> Option<RwLockWriteGuard<'_, Option<Child>>> {
-        write(&self.0.children, number)
     }
 
     /// Kicks reach the wedge with this number from now on, and those that it passes its turn on to.
@@ -110,7 +97,7 @@ impl Turns {
     pub(crate) fn give(&self, number: usize) {
         if let Some(word) = self.page().words.get(number) {
             word.store(1, Ordering::SeqCst);
-            futex(word, libc::FUTEX_WAKE, 1, false);
+            host::current().wake(word);
         }
     }
 
@@ -118,20 +105,20 @@ impl Turns {
     pub(crate) fn wait(&self) -> bool {
         let own = &self.page().words[MONITOR];
         if own.load(Ordering::SeqCst) == 0 {
-            futex(own, libc::FUTEX_WAIT, 0, true);
+            host::current().wait(own, 0, PATIENCE);
         }
         own.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// One of the wedges has ended, with this status.
-    pub(crate) fn lost_one(&self) -> Option<i32> {
+    /// One of the wedges has ended, in this way.
+    pub(crate) fn lost_one(&self) -> Option<End> {
         let all = [&self.0.children, &self.0.users];
         let numbers = (0..=MAX_WEDGES).flat_map(|number| all.map(|known| (known, number)));
         numbers.into_iter().find_map(|(known, number)| {
             let mut known = write(known, number)?;
-            let status = known.as_ref().and_then(|child| child.reap(libc::WNOHANG))?;
+            let end = known.as_ref().and_then(|child| child.ended())?;
             *known = None;
-            Some(status)
+            Some(end)
         })
     }
 
@@ -140,74 +127,50 @@ impl Turns {
     }
 }
 
-type Children = [RwLock<Option<Child>>; MAX_WEDGES + 1];
+type Children = [RwLock<Option<Box<dyn Child>>>; MAX_WEDGES + 1];
 
-fn read(known: &Children, number: usize) -> Option<RwLockReadGuard<'_, Option<Child>>> {
+fn read(known: &Children, number: usize) -> Option<RwLockReadGuard<'_, Option<Box<dyn Child>>>> {
     Some(known.get(number)?.read().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn write(known: &Children, number: usize) -> Option<RwLockWriteGuard<'_, Option<Child>>> {
+fn write(known: &Children, number: usize) -> Option<RwLockWriteGuard<'_, Option<Box<dyn Child>>>> {
     Some(known.get(number)?.write().unwrap_or_else(PoisonError::into_inner))
-}
-
-impl Child {
-    /// Sends a signal; one that has ended needs none.
-    fn signal(&self, number: i32) {
-        let none = ptr::null::<libc::siginfo_t>();
-        // SAFETY: touches no memory.
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), number, none, 0) };
-    }
-
-    /// Reaps it once it has ended, waiting for that unless the options say otherwise; returns how it ended,
-    /// as waitpid(2) says it.
-    fn reap(&self, options: i32) -> Option<i32> {
-        // SAFETY: the structure is plain data, for which zero is a value.
-        let mut status: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        let (fd, options) = (self.0.as_raw_fd() as libc::id_t, libc::WEXITED | options);
-        // SAFETY: our own child; writes the structure.
-        let done = unsafe { libc::waitid(libc::P_PIDFD, fd, &raw mut status, options) };
-        if done != 0 || status.si_signo == 0 {
-            return None;
-        }
-        // SAFETY: a child's end has a status.
-        let number = unsafe { status.si_status() };
-        Some(if status.si_code == libc::CLD_EXITED { number << 8 } else { number })
-    }
-}
-
-fn futex(word: &AtomicU32, operation: i32, value: u32, timed: bool) {
-    let second = libc::timespec { tv_sec: 1, tv_nsec: 0 };
-    let timeout = if timed { &raw const second } else { ptr::null() };
-    // SAFETY: the word stays mapped; waking and waiting touch nothing else.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, timeout) };
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::starter::pidfd;
+    use std::sync::atomic::AtomicUsize;
 
-    /// A child that has ended by itself is reaped once; who ends it then ends nobody else, whatever has its
-    /// number.
-    #[test]
-    fn what_has_been_reaped_is_not_signalled() {
-        let turns = Turns::new().expect("memory");
-        // SAFETY: the child makes one system call.
-        let pid = unsafe {
-            match libc::fork() {
-                0 => libc::_exit(7),
-                pid => pid,
-            }
-        };
-        turns.adopt(1, pidfd(pid).expect("a descriptor"));
-        while turns.lost_one().is_none() {
-            std::thread::yield_now();
+    /// A child that has ended by itself.
+    #[derive(Debug)]
+    struct Ended(Arc<AtomicUsize>);
+
+    impl Child for Ended {
+        fn number(&self) -> i32 {
+            1
         }
+        fn signal(&self, _: i32) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+        fn end(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+        fn ended(&self) -> Option<End> {
+            Some(End::Exited(7))
+        }
+    }
+
+    /// Who ends or kicks a child that has ended ends nobody else, whatever has its number.
+    #[test]
+    fn what_has_ended_is_not_signalled() {
+        let (turns, signals) = (Turns::new().expect("memory"), Arc::default());
+        turns.adopt(1, Box::new(Ended(Arc::clone(&signals))));
+        assert_eq!(turns.lost_one(), Some(End::Exited(7)));
         assert_eq!(turns.lost_one(), None, "it is lost once");
-        assert!(read(&turns.0.children, 1).is_some_and(|known| known.is_none()));
         turns.aim(1);
         turns.kick();
         turns.end(1);
-        assert!(pidfd(pid).is_err(), "there is no such process any more");
+        assert_eq!(signals.load(Ordering::SeqCst), 0);
     }
 }

@@ -3,14 +3,22 @@
 //! It never opens `/dev/kvm`, and asks for no privilege an ordinary user lacks.
 
 pub mod account;
+mod affinity;
+mod body;
 mod cgroup;
+mod child;
 mod clock;
 pub mod cpu;
+mod cpuid_faults;
+mod delays;
 mod entropy;
+mod facts;
 pub mod inherited;
 pub mod limits;
 mod linux;
 mod memory;
+mod narrow;
+mod notifications;
 pub mod probe;
 pub mod process;
 pub mod spawner;
@@ -19,6 +27,7 @@ pub mod terminal;
 pub mod usage;
 pub mod user;
 
+pub use child::Child;
 pub use clock::{LinuxClock, TscSource};
 pub use entropy::LinuxEntropy;
 pub use linux::Linux;

@@ -10,12 +10,13 @@
 use std::{
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use crate::Child;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{
@@ -60,15 +61,6 @@ pub struct Spawner(Mutex<Line>);
 struct Line {
     socket: OwnedFd,
     last: u32,
-}
-
-/// A child of this process.
-#[derive(Debug)]
-pub struct Child {
-    /// Its number.
-    pub pid: u32,
-    /// A descriptor that stands for it, whatever has its number later.
-    pub pidfd: OwnedFd,
 }
 
 /// What kind of request it is.
@@ -271,35 +263,5 @@ fn clone_for_parent() -> io::Result<Option<Child>> {
             // SAFETY: the host has just made it, for us.
             Ok(Some(Child { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }))
         }
-    }
-}
-
-impl Child {
-    /// Sends a signal; one that has ended needs none.
-    pub fn signal(&self, number: i32) {
-        let (fd, none) = (self.pidfd.as_raw_fd(), ptr::null::<libc::siginfo_t>());
-        // SAFETY: touches no memory.
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, number, none, 0) };
-    }
-
-    /// How it has ended, as waitpid(2) says it, if it has. To be asked until then, and not after.
-    ///
-    /// # Errors
-    /// It is no child of this process, or was waited for.
-    pub fn try_wait(&self) -> io::Result<Option<i32>> {
-        // SAFETY: the structure is plain data, for which zero is a value.
-        let mut status: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        let fd = self.pidfd.as_raw_fd().cast_unsigned();
-        let options = libc::WEXITED | libc::WNOHANG;
-        // SAFETY: writes the structure.
-        if unsafe { libc::waitid(libc::P_PIDFD, fd, &raw mut status, options) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        if status.si_signo == 0 {
-            return Ok(None);
-        }
-        // SAFETY: a child's end has a status.
-        let number = unsafe { status.si_status() };
-        Ok(Some(if status.si_code == libc::CLD_EXITED { number << 8 } else { number }))
     }
 }

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use host_linux::spawner::{Child, Service, Spawner};
+use host_linux::{
+    Child,
+    spawner::{Service, Spawner},
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -4,7 +4,7 @@
 //! `invalidate` and `finish_deferred`; the guest does what an operating system and its programs may.
 
 use crate::{
-    host::{self, Mappings, PAGE, Table},
+    process::{self, Mappings, PAGE, Table},
     tables::{self, Tables},
     tlb::{self, Tlb},
 };
@@ -85,7 +85,7 @@ impl Wedge {
         list.zip(&orders).for_each(|(entry, command)| *entry = command.encode());
         self.shared.orders.count = orders.len() as u64;
         self.lookups.show();
-        host::enter(&mut self.maps, &mut self.shared, |shared| {
+        process::enter(&mut self.maps, &mut self.shared, |shared| {
             obey(shared);
             if shared.orders.failed == 0 {
                 then(shared);
@@ -101,8 +101,8 @@ impl Process for Wedge {
     }
     fn start(ram: wedge::Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
         let (maps, orders) = (Mappings::new(), Vec::new());
-        let lookups = Table::new()?;
-        Ok(Self { maps, lookups, shared: host::fresh_shared(&ram), orders, failed: false })
+        let lookups = Table::new();
+        Ok(Self { maps, lookups, shared: process::fresh_shared(&ram), orders, failed: false })
     }
     fn order(&mut self, order: MapCommand) -> Result<(), Error> {
         self.orders.push(order);
@@ -341,12 +341,12 @@ impl World {
 
     /// Translated code finds no user memory there.
     fn is_poisoned(&self, gva: u64) -> bool {
-        host::word((REGIONS + region(gva) * 8) as u64) != 0
+        process::word((REGIONS + region(gva) * 8) as u64) != 0
     }
 
     /// The host lets an access through, which is made then.
     fn passes(&mut self, gva: u64, hva: u64, access: Access, keys_open: bool) -> bool {
-        let Some(mapping) = host::mapping(hva) else { return false };
+        let Some(mapping) = process::mapping(hva) else { return false };
         if gva >> 63 == 1 && !mapping.key {
             self.violated(format!("kernel address {gva:#x} reaches {mapping:x?}"));
         }
@@ -417,7 +417,7 @@ impl World {
     fn check(&mut self, shared: &Shared) {
         let mut found = None;
         let deferred = self.pages.frame().paging.deferred;
-        host::each(|hva, mapping| {
+        process::each(|hva, mapping| {
             // The wedge drops it before anybody can reach it (`passes`); `mmu::invalidate` says why it may wait.
             let open = mapping.protection != 0 && hva != deferred;
             if open && !self.is_covered(hva, mapping) {
@@ -449,7 +449,7 @@ impl World {
         granted && !(write && self.ram.is_code(offset))
     }
 
-    fn is_covered(&self, hva: u64, mapping: &host::Mapping) -> bool {
+    fn is_covered(&self, hva: u64, mapping: &process::Mapping) -> bool {
         let gva = if mapping.key { hva.wrapping_sub(BIAS) } else { hva };
         let (write, execute) = (mapping.protection & WRITE != 0, mapping.protection & EXECUTE != 0);
         let granted = self.tlb.of(self.pcid(), gva).any(|entry| {
@@ -476,11 +476,11 @@ impl World {
 }
 
 /// User code can execute what nobody has searched, or what opens protection keys.
-fn opens_keys(hva: u64, mapping: &host::Mapping) -> bool {
+fn opens_keys(hva: u64, mapping: &process::Mapping) -> bool {
     if mapping.protection & EXECUTE == 0 {
         return false;
     }
-    let next = host::mapping(hva + PAGE).filter(|next| next.protection & EXECUTE != 0);
+    let next = process::mapping(hva + PAGE).filter(|next| next.protection & EXECUTE != 0);
     let (Some(bytes), next) = (&mapping.copy, next.and_then(|next| next.copy)) else { return true };
     let next = next.iter().flat_map(|bytes| bytes.iter().take(2));
     let bytes: Vec<u8> = bytes.iter().chain(next).copied().collect();

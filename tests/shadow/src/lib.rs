@@ -2,7 +2,7 @@
 //! that a TLB may hold, do not.
 //!
 //! Tested is the code that runs: the monitor's half (`fast::Slots`, `fast::Space`) over a wedge whose host
-//! is a table ([`host`]), and the wedge's half (`stub::mmu`, `stub::orders`) over the same host, which is its model
+//! is a table ([`process`]), and the wedge's half (`stub::mmu`, `stub::orders`) over the same host, which is its model
 //! of a process (`stub::model`). A guest that does random things to random page tables
 //! ([`guest`], [`tables`]) runs on both, and beside it a model of an x86 TLB that knows nothing of either
 //! ([`tlb`]): it remembers every translation that the tables have allowed since the guest flushed it.
@@ -18,8 +18,8 @@
 //! per PCID), and the kernel has touched its regions before user pages appear in them (CAVEATS.md).
 
 mod guest;
-mod host;
 mod monitor;
+mod process;
 mod tables;
 mod tlb;
 
@@ -28,4 +28,4 @@ mod text_tests;
 
 pub use monitor::Run;
 
-::host::choose!(host_linux::Linux);
+host::choose!(host_fake::Fake);

@@ -2,7 +2,7 @@
 
 use crate::{
     guest::{Exit, WORLD, Wedge, World, with},
-    host,
+    process,
     tables::{self, Tables},
     tlb::Tlb,
 };
@@ -45,10 +45,10 @@ impl Run {
     pub fn new(seed: u64) -> Result<Self> {
         let ram = Ram::new(tables::RAM_LEN)?;
         let pages = Pages::new()?;
-        host::map_windows(&ram, &pages)?;
+        process::open_windows(&ram, &pages)?;
         let (tables, tlb, mut random) = (Tables::new(&ram), Tlb::default(), Random::new(seed));
-        host::search(seed % 2 == 1);
-        host::keep(!seed.is_multiple_of(5));
+        process::search(seed % 2 == 1);
+        process::keep(!seed.is_multiple_of(5));
         for frame in 0..tables::FRAMES {
             ram.write(
                 tables::FIRST_FRAME + frame * PAGE + 64 * frame,
@@ -142,7 +142,7 @@ impl Run {
                 world.write(some + at);
             }),
             19 => with(|world| world.clear(tables::EMPTY_FRAME)),
-            20 => host::refuse_after(with(|world| world.random.below(40))),
+            20 => process::refuse_after(with(|world| world.random.below(40))),
             _ => {}
         }
     }

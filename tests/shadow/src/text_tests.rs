@@ -1,7 +1,7 @@
 //! The wedge's search for what opens protection keys: at every place of a page, and across both borders; and
 //! its search for what the monitor would change.
 
-use crate::host::{self, Mapping, Mappings, PAGE};
+use crate::process::{self, Mapping, Mappings, PAGE};
 use frame::keys;
 use stub::text;
 use x86_interp::GuestRam;
@@ -18,14 +18,19 @@ fn openers() -> impl Iterator<Item = [u8; 3]> {
 /// Whether the first of these pages may be executed, which are copies one behind the other, from `from` on.
 fn is_closed(from: u64, pages: &[&[u8]], page: u64) -> bool {
     let ram = ram::Ram::new(1 << 20).expect("the host has memory");
-    let [memory, marks, _] = ram.descriptors().expect("descriptors");
-    let parts = wedge::Ram { fd: memory, len: ram.len(), low: ram.low_len(), marks, walked: true };
+    let parts = wedge::Ram {
+        memory: ram.object(),
+        len: ram.len(),
+        low: ram.low_len(),
+        marks: ram.marks(),
+        walked: true,
+    };
     let copy = |(n, bytes): (usize, &&[u8])| {
         let copy = Some(bytes.to_vec());
         (from + n as u64 * PAGE, Mapping { offset: 0, protection: 3, key: false, copy })
     };
     let mut maps: Mappings = pages.iter().enumerate().map(copy).collect();
-    host::enter(&mut maps, &mut host::fresh_shared(&parts), |_| text::is_closed(page))
+    process::enter(&mut maps, &mut process::fresh_shared(&parts), |_| text::is_closed(page))
 }
 
 fn with(bytes: &[u8], at: usize) -> Vec<u8> {
@@ -96,7 +101,7 @@ const LAR: [u8; 3] = [0x0f, 0x02, 0xc1];
 fn what_the_monitor_has_searched_may_be_executed() {
     let ram = ram::Ram::new(1 << 20).expect("the host has memory");
     let pages = wedge::Pages::new().expect("the host has memory");
-    host::map_windows(&ram, &pages).expect("the model's addresses are free");
+    process::open_windows(&ram, &pages).expect("the host maps them");
     let show = |page: &[u8]| ram.write(0, page);
     let page = with(&LAR, 100);
     show(&page);

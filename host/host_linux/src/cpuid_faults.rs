@@ -1,15 +1,15 @@
-//! CPUID faults in the monitor's thread as it does in wedges.
+//! CPUID faults in the monitor's thread as it does in bodies, processes of guest code.
 //!
 //! The host keeps in an MSR whether CPUID faults, and writes it whenever it switches between who wants
 //! that and who does not. On a host that is itself a virtual machine each write is an exit: taking turns
-//! with a wedge and back took 15.6 us, and 2.3 us with both alike. So the thread that takes turns has
+//! with one and back took 15.6 us, and 2.3 us with both alike. So the thread that takes turns has
 //! CPUID fault, too, and answers itself: rare, as the guest's CPUID is answered from a model.
 // UNSAFETY: a signal handler that reads the code and writes the registers of what it interrupted.
 #![allow(unsafe_code)]
 
 use std::{arch::x86_64::__cpuid_count, mem::zeroed, ptr, sync::OnceLock};
 
-const ARCH_SET_CPUID: i32 = 0x1012;
+pub(crate) const ARCH_SET_CPUID: i32 = 0x1012;
 const CPUID: [u8; 2] = [0x0f, 0xa2];
 /// General protection.
 const GP: i64 = 13;
@@ -17,9 +17,9 @@ const GP: i64 = 13;
 /// What SIGSEGV did before; `None` if the host let nothing be changed.
 static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
-/// Has CPUID fault in this thread if it does in wedges.
-pub(crate) fn fault_as_in_wedges() {
-    if crate::cpuid_faults() && BEFORE.get_or_init(answer_faults).is_some() {
+/// Has CPUID fault in this thread if it does in bodies.
+pub(crate) fn fault_as_in_bodies() {
+    if crate::facts::facts().cpuid_faults && BEFORE.get_or_init(answer_faults).is_some() {
         faults(true);
     }
 }
@@ -92,7 +92,7 @@ mod tests {
         };
         let expected = ask();
         let faulting = std::thread::spawn(move || {
-            fault_as_in_wedges();
+            fault_as_in_bodies();
             ask()
         });
         assert_eq!(faulting.join().expect("it goes on"), expected);

@@ -1,21 +1,17 @@
-//! The host of the model: a table of mappings instead of a process.
+//! The process of the model: a table of mappings. Memory is the fake host's (`host_fake`): nothing here asks Linux.
 //!
 //! It answers the wedge's host calls with the host's own laws (a fixed mapping replaces what was there,
 //! a file page shows the file) and refuses some, as a host does that runs out of mappings.
-// UNSAFETY: maps RAM, marks and regions where the wedge's code looks for them, and lends out the shared
+// UNSAFETY: says where the wedge's code finds RAM, marks and regions, reads them there, and lends out the shared
 // pages of the wedge that runs.
 #![allow(unsafe_code)]
 
-use frame::{
-    LOOKUPS, Lookups, MARKS, RAM, REGIONS, REGIONS_LEN, SITES, Shared, TABLES, TABLES_LEN,
-    USER_TABLES,
-};
+use frame::{LOOKUPS, Lookups, MARKS, RAM, REGIONS, SITES, Shared, TABLES};
+use host::{Access, Mapping as Window, MemoryObject, Piece};
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
-    io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-    ptr,
+    io, ptr,
 };
 use stub::model::{MAP_EMPTY, MAP_PRIVATE, MPROTECT, MUNMAP, Model, PKEY_MPROTECT};
 use wedge::Pages;
@@ -45,12 +41,16 @@ thread_local! {
     /// Wedges that start look for what opens protection keys.
     static SEARCHING: Cell<bool> = const { Cell::new(false) };
     static KEEPING: Cell<bool> = const { Cell::new(false) };
+    /// What the wedge's code reads, but for look-ups: each with its usual address.
+    static WINDOWS: RefCell<[Option<(usize, Window)>; 4]> = const { RefCell::new([const { None }; 4]) };
+    /// The look-ups of the process that ran last.
+    static SHOWN: Cell<*const Lookups> = const { Cell::new(ptr::null()) };
     /// Mappings until one is refused.
     static UNTIL_REFUSAL: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
 /// What the wedge's code takes for its process.
-static MODEL: Model = Model { call, map, poke, shown, user_word, shared };
+static MODEL: Model = Model { call, map, poke, shown, user_word, reach, shared };
 
 /// Runs `inside` as code of the process with these mappings and shared pages.
 pub fn enter<T>(
@@ -156,64 +156,51 @@ fn shared() -> *mut Shared {
     SHARED_PAGES.get()
 }
 
+/// Where the wedge's code can reach what it has at an address.
+fn reach(usual: usize) -> usize {
+    if usual == LOOKUPS {
+        return SHOWN.get().addr();
+    }
+    WINDOWS.with_borrow(|windows| {
+        let mut windows = windows.iter().flatten();
+        let window = windows.find(|(at, _)| *at == usual);
+        window.expect("a window of the wedge's").1.base().as_ptr().expose_provenance()
+    })
+}
+
 /// A word of the regions' table.
 pub fn word(at: u64) -> u64 {
-    // SAFETY: `map_windows` has mapped it.
-    unsafe { *(at as *const u64) }
+    let at = reach(REGIONS) + (at as usize - REGIONS);
+    // SAFETY: `open_windows` has mapped it.
+    unsafe { *ptr::with_exposed_provenance::<u64>(at) }
 }
 
 fn ram_page(offset: u64) -> Vec<u8> {
+    let at = ptr::with_exposed_provenance(reach(RAM) + offset as usize);
     // SAFETY: inside RAM, which is mapped; nobody writes it meanwhile.
-    unsafe { std::slice::from_raw_parts((RAM as u64 + offset) as *const u8, PAGE as usize) }
-        .to_vec()
+    unsafe { std::slice::from_raw_parts(at, PAGE as usize) }.to_vec()
 }
 
 /// The look-ups of a process.
-pub struct Table {
-    fd: OwnedFd,
-    inside: *mut Lookups,
-}
+pub struct Table(Box<Lookups>);
 
 impl Table {
     /// An empty one.
-    ///
-    /// # Errors
-    /// If the host has no memory.
-    pub fn new() -> io::Result<Self> {
-        let len = size_of::<Lookups>();
-        // SAFETY: a fresh memory object, and a mapping of it where the host likes.
-        unsafe {
-            let fd = libc::memfd_create(c"lookups".as_ptr(), libc::MFD_CLOEXEC);
-            if fd < 0 || libc::ftruncate(fd, len as i64) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            let fd = OwnedFd::from_raw_fd(fd);
-            let rights = libc::PROT_READ | libc::PROT_WRITE;
-            let at = libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, fd.as_raw_fd(), 0);
-            if at == libc::MAP_FAILED {
-                return Err(io::Error::last_os_error());
-            }
-            Ok(Self { fd, inside: at.cast() })
-        }
+    pub fn new() -> Self {
+        // SAFETY: atomic words, for which zero is a value.
+        Self(unsafe { Box::new_zeroed().assume_init() })
     }
 
     /// As the monitor has it.
     pub fn inside(&self) -> &Lookups {
-        // SAFETY: mapped as long as this lives; any bytes are a table, and all of it is atomic.
-        unsafe { &*self.inside }
+        &self.0
     }
 
-    /// Shows it where the wedge's code looks for it.
+    /// Shows it to the wedge's code.
     pub fn show(&self) {
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
-        fixed(LOOKUPS, size_of::<Lookups>(), rights, self.fd.as_fd()).expect("the host maps it");
-    }
-}
-
-impl Drop for Table {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping.
-        unsafe { libc::munmap(self.inside.cast(), size_of::<Lookups>()) };
+        let at = ptr::from_ref(&*self.0);
+        at.expose_provenance();
+        SHOWN.set(at);
     }
 }
 
@@ -227,23 +214,20 @@ pub fn fresh_shared(ram: &wedge::Ram<'_>) -> Box<Shared> {
     shared
 }
 
-/// Maps what the wedge's code reads, where it reads it.
+/// Has the wedge's code find what it reads.
 ///
 /// # Errors
 /// If the host refuses.
-pub fn map_windows(ram: &ram::Ram, pages: &Pages) -> io::Result<()> {
-    let len = ram.len() as usize;
-    let [memory, marks, _] = ram.descriptors()?;
-    fixed(RAM, len, libc::PROT_READ | libc::PROT_WRITE, memory)?;
-    fixed(MARKS, (len / PAGE as usize).next_multiple_of(PAGE as usize), libc::PROT_READ, marks)?;
-    fixed(TABLES, USER_TABLES, libc::PROT_READ, pages.kernel().tables())?;
-    fixed(TABLES + USER_TABLES, TABLES_LEN - USER_TABLES, libc::PROT_READ, pages.user().tables())?;
-    fixed(REGIONS, REGIONS_LEN, libc::PROT_READ, pages.regions())
-}
-
-fn fixed(at: usize, len: usize, protection: i32, fd: BorrowedFd<'_>) -> io::Result<()> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    // SAFETY: addresses of the wedge's window, where nothing else of this process lies.
-    let mapped = unsafe { libc::mmap(at as *mut _, len, protection, flags, fd.as_raw_fd(), 0) };
-    if mapped as usize == at { Ok(()) } else { Err(io::Error::last_os_error()) }
+pub fn open_windows(ram: &ram::Ram, pages: &Pages) -> io::Result<()> {
+    let all = |object: &dyn MemoryObject, access| {
+        object.map(&[Piece { offset: 0, len: object.len() as usize }], access)
+    };
+    let windows = [
+        (RAM, all(ram.object(), Access::Write)?),
+        (MARKS, all(ram.marks(), Access::Read)?),
+        (TABLES, all(pages.kernel().tables(), Access::Read)?),
+        (REGIONS, all(pages.regions(), Access::Read)?),
+    ];
+    WINDOWS.set(windows.map(Some));
+    Ok(())
 }

@@ -5,7 +5,7 @@
 use std::mem::{size_of, zeroed};
 
 /// The CPUs this thread may run on.
-pub fn allowed() -> Vec<usize> {
+pub(crate) fn allowed() -> Vec<usize> {
     // SAFETY: all-zero is an empty set; the call fills it.
     let set = unsafe {
         let mut set: libc::cpu_set_t = zeroed();
@@ -19,13 +19,13 @@ pub fn allowed() -> Vec<usize> {
 }
 
 /// The CPU this thread runs on now.
-pub fn current() -> usize {
+pub(crate) fn current() -> usize {
     // SAFETY: no arguments.
     unsafe { libc::sched_getcpu() }.max(0) as usize
 }
 
 /// Has a process, or with zero this thread, run on one CPU only. Best effort.
-pub fn pin(pid: i32, cpu: usize) {
+pub(crate) fn pin(pid: i32, cpu: usize) {
     if cpu >= libc::CPU_SETSIZE as usize {
         return;
     }

@@ -1,43 +1,21 @@
-//! What the host's CPU and kernel can do.
-// UNSAFETY: reads a register of the CPU, and asks the host by calls that change nothing.
+//! Whether the host runs 32-bit programs: a child tries it.
+// UNSAFETY: forks a child that runs code which it has written itself.
 #![allow(unsafe_code)]
 
-use x86::narrow::{USER_CS_32, USER_DS};
+use std::sync::OnceLock;
 
-/// XCR0.
-pub(crate) fn enabled_vectors() -> u64 {
-    let (low, high): (u32, u32);
-    // SAFETY: the host's kernel has enabled XSAVE wherever signal frames carry AVX state; XCR0 exists.
-    unsafe {
-        std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high,
-            options(nomem, nostack, preserves_flags));
-    }
-    u64::from(high) << 32 | u64::from(low)
-}
+/// Selectors of the host's flat 32-bit code segment and data segment for programs.
+const USER_CS_32: u64 = 0x23;
+const USER_DS: u64 = 0x2b;
 
-/// The host's kernel has told that FSGSBASE may be used.
-pub(crate) fn has_fsgsbase() -> bool {
-    const HWCAP2_FSGSBASE: u64 = 1 << 1;
-    // SAFETY: reads the auxiliary vector.
-    unsafe { libc::getauxval(libc::AT_HWCAP2) & HWCAP2_FSGSBASE != 0 }
-}
-
-/// The host knows ARCH_SET_CPUID. Asks for what is the case anyway: that CPUID does not fault.
-pub(crate) fn can_fault_cpuid() -> bool {
-    const ARCH_SET_CPUID: i32 = 0x1012;
-    // SAFETY: changes nothing.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_CPUID, 1) == 0 }
-}
-
-/// The host knows syscall user dispatch. Asks for what is the case anyway: that there is none.
-pub(crate) fn can_dispatch() -> bool {
-    // SAFETY: changes nothing.
-    unsafe { libc::prctl(frame::SYSCALL_USER_DISPATCH as i32, 0, 0, 0, 0) == 0 }
+pub(crate) fn runs_32_bit() -> bool {
+    static RUNS: OnceLock<bool> = OnceLock::new();
+    *RUNS.get_or_init(tried)
 }
 
 /// The host runs 32-bit code that uses a thread-local segment and makes a system call. A host or a filter around this process may
 /// refuse any of it, and some end whoever tries: so a child does.
-pub(crate) fn can_narrow() -> bool {
+fn tried() -> bool {
     // SAFETY: the child makes plain system calls and ends; its parent waits for it.
     unsafe {
         match libc::fork() {
@@ -78,8 +56,7 @@ unsafe fn try_narrow() -> ! {
             libc::_exit(1);
         }
         let at = page as usize;
-        let flat = frame::area(0, segment(at as u64)).unwrap_or_default();
-        ((at + TOLD) as *mut [u32; 4]).write(flat);
+        ((at + TOLD) as *mut [u32; 4]).write(segment(at as u32));
         ((at + CODE) as *mut [u8; NARROW.len()]).write(NARROW);
         libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_EXEC);
         if set_thread_area(at + TOLD) != 0 {
@@ -90,9 +67,11 @@ unsafe fn try_narrow() -> ! {
     }
 }
 
-/// A descriptor of all of the 4 GiB from a base on.
-const fn segment(base: u64) -> u64 {
-    0x00cf_f300_0000_ffff | (base & 0xff_ffff) << 16 | (base & 0xff00_0000) << 32
+/// All of the 4 GiB from a base on, as the first thread-local segment (`struct user_desc`): 32-bit data, its limit in pages.
+const fn segment(base: u32) -> [u32; 4] {
+    const FIRST: u32 = 12;
+    const FLAGS: u32 = 1 | 1 << 4;
+    [FIRST, base, 0xf_ffff, FLAGS]
 }
 
 /// By INT 0x80, as there is no other way for 64-bit code.
@@ -118,6 +97,6 @@ mod tests {
         let ia32 = std::fs::read_to_string("/proc/self/status")
             .is_ok_and(|status| status.contains("x86_32"))
             || std::path::Path::new("/proc/sys/abi/vsyscall32").exists();
-        assert_eq!(super::can_narrow(), ia32);
+        assert_eq!(super::runs_32_bit(), ia32);
     }
 }

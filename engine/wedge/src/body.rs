@@ -1,0 +1,132 @@
+//! What a wedge consists of: pages of the window, each at its place.
+
+use crate::{
+    process::{IMAGE, PAGE},
+    strict,
+};
+use frame::{
+    ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, COPIES, COPIES_LEN,
+    FRAME, FRAME_LEN, GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_SITES, RAM, RAM_FD,
+    REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUB_LEN, STUBS, Shared,
+    TABLES, TABLES_LEN, TAPS, TURNS, Taps, Turns as TurnsPage, USER_CACHE, USER_CACHE_LEN,
+    USER_PAGE, USER_TABLES,
+};
+use host::{
+    Access::{self, Execute, Read, Write},
+    Body, Part, Supervision,
+};
+use std::os::fd::BorrowedFd;
+
+/// Descriptors of what a wedge consists of, but for the blob.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    pub(crate) base: Base,
+    pub(crate) shared: BorrowedFd<'a>,
+    pub(crate) frame: BorrowedFd<'a>,
+    pub(crate) turns: BorrowedFd<'a>,
+    pub(crate) taps: BorrowedFd<'a>,
+    pub(crate) tables: BorrowedFd<'a>,
+    pub(crate) cache: BorrowedFd<'a>,
+    pub(crate) user_tables: BorrowedFd<'a>,
+    pub(crate) user_cache: BorrowedFd<'a>,
+    pub(crate) stubs: BorrowedFd<'a>,
+    pub(crate) regions: BorrowedFd<'a>,
+    pub(crate) sites: BorrowedFd<'a>,
+    pub(crate) lookups: BorrowedFd<'a>,
+    pub(crate) marks: BorrowedFd<'a>,
+    /// With its length in bytes.
+    pub(crate) ram: (BorrowedFd<'a>, usize),
+    pub(crate) walked: bool,
+    /// If user code has a process of its own, what this one shares with it.
+    pub(crate) user: Option<strict::Shared<'a>>,
+}
+
+/// Descriptors of a [`Body`].
+const _: () = assert!(RAM_FD == 0 && LISTENER_FD == 1);
+
+/// Bytes a wedge may have of memory that it writes and shares with nobody: stacks, and pages of code while
+/// they are changed.
+const PRIVATE: u64 = 64 << 20;
+/// Address space beyond RAM: the window, and memory without content. RAM may be mapped several times.
+const SPACE: u64 = 32 << 30;
+
+/// Address space, and private memory, of a process over so many bytes of RAM.
+pub(crate) fn limits(ram: usize) -> (u64, u64) {
+    (SPACE + 4 * ram as u64, PRIVATE)
+}
+
+/// Pages that have an object's contents from its start on, or zeros. User code can reach them.
+pub(crate) fn part<'a>(
+    at: usize,
+    len: usize,
+    access: Access,
+    content: Option<BorrowedFd<'a>>,
+) -> Part<'a> {
+    let len = len.next_multiple_of(PAGE);
+    Part { at, len, access, content: content.map(|content| (content, 0)), keyed: false }
+}
+
+impl<'a> Parts<'a> {
+    /// The process, with the blob.
+    pub(crate) fn body(&self, image: BorrowedFd<'a>) -> Body<'a> {
+        let here = |usual: usize| self.base.at(usual as u64) as usize;
+        let parts = self.open(image).chain(self.closed()).chain(self.of_user()).collect();
+        let user = self.user.map(|user| Supervision::Supervisor { socket: user.socket });
+        let supervision = user.unwrap_or(Supervision::None);
+        let (space, private) = limits(self.ram.1);
+        Body { parts, entry: here(BLOB), keeps: self.ram.0, supervision, space, private }
+    }
+
+    /// What user code can reach.
+    fn open(&self, image: BorrowedFd<'a>) -> impl Iterator<Item = Part<'a>> {
+        let here = |usual: usize| self.base.at(usual as u64) as usize;
+        let areas = (self.frame, (AREA_ALIAS - FRAME) as u64);
+        [
+            part(here(BLOB), IMAGE.len(), Execute, Some(image)),
+            part(here(GATE), PAGE, Write, None),
+            part(SITES, SITES_LEN - AREA_LEN, Read, Some(self.sites)),
+            Part { content: Some(areas), ..part(AREA, AREA_LEN, Read, None) },
+            // The stubs load with the keys closed where they go on.
+            part(here(STUBS), MAX_SITES * STUB_LEN, Execute, Some(self.stubs)),
+        ]
+        .into_iter()
+    }
+
+    /// What is closed to user code where there are protection keys.
+    fn closed(&self) -> impl Iterator<Item = Part<'a>> {
+        let user_tables = TABLES_LEN - USER_TABLES;
+        let always = [
+            part(SHARED, size_of::<Shared>(), Write, Some(self.shared)),
+            part(STACK, STACK_LEN, Write, None),
+            part(ALT_STACK, ALT_STACK_LEN, Write, None),
+            part(TURNS, size_of::<TurnsPage>(), Write, Some(self.turns)),
+            part(FRAME, FRAME_LEN, Write, Some(self.frame)),
+            part(TAPS, size_of::<Taps>(), Write, Some(self.taps)),
+            part(TABLES, USER_TABLES, Read, Some(self.tables)),
+            part(TABLES + USER_TABLES, user_tables, Read, Some(self.user_tables)),
+            part(CACHE, USER_CACHE - CACHE, Execute, Some(self.cache)),
+            part(USER_CACHE, USER_CACHE_LEN, Execute, Some(self.user_cache)),
+            part(REGIONS, REGIONS_LEN, Read, Some(self.regions)),
+            part(COPIES, COPIES_LEN, Read, Some(self.lookups)),
+        ];
+        let walked = [
+            part(LOOKUPS, size_of::<Lookups>(), Write, Some(self.lookups)),
+            part(MARKS, self.ram.1 / PAGE, Read, Some(self.marks)),
+            part(RAM, self.ram.1, Write, Some(self.ram.0)),
+        ];
+        let walked = walked.into_iter().filter(|_| self.walked);
+        let (base, keyed) = (self.base, crate::keys());
+        let here = move |usual: usize| base.at(usual as u64) as usize;
+        always.into_iter().chain(walked).map(move |part| Part { at: here(part.at), keyed, ..part })
+    }
+
+    /// What it shares with the process of its user code.
+    fn of_user(&self) -> impl Iterator<Item = Part<'a>> {
+        let here = |usual: usize| self.base.at(usual as u64) as usize;
+        let pages = |user: strict::Shared<'a>| {
+            let page = part(here(USER_PAGE), PAGE, Write, Some(user.page));
+            [page, part(here(JOURNAL), PAGE, Write, Some(user.journal))]
+        };
+        self.user.map(pages).into_iter().flatten()
+    }
+}
