@@ -30,6 +30,7 @@ use x86::{
 /// What Linux's system calls of 32-bit programs interrupt by.
 const SYSTEM_CALL: u64 = 0x80;
 const AUDIT_ARCH_I386: u64 = 0x4000_0003;
+const SIGILL: u64 = 4;
 const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
 /// `sysenter`, and `mov ebp, esp` before it.
@@ -173,7 +174,18 @@ pub fn call(f: &mut VcpuPage, s: &mut Shared, arch: u64, number: u64) -> Call {
         f.regs.gpr[RAX] = NO_NUMBER;
         return entered(f);
     }
+    if narrow && is_refused_enter(f) {
+        (f.exit.signal, f.exit.address) = (SIGSYS, u64::MAX);
+        return Call::Enter;
+    }
     Call::None
+}
+
+/// SYSENTER, where the host's CPU has none under a 64-bit kernel (AMD's): nothing is lost.
+fn is_refused_enter(f: &VcpuPage) -> bool {
+    f.exit.signal == SIGILL
+        && f.exit.trap == u64::from(vector::UD)
+        && cpuid::has(f, SYSENTER as u16)
 }
 
 /// What stands for INT 0x80 has faulted.

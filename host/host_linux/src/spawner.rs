@@ -28,8 +28,8 @@ use rustix::{
 
 /// The longest request or answer, in bytes: an answer or a request holds a few paths.
 const MAX_MESSAGE: usize = 64 << 10;
-/// The most descriptors with one.
-const MAX_DESCRIPTORS: usize = 16;
+/// The most descriptors with one: a process with guest code is told of 17.
+const MAX_DESCRIPTORS: usize = 32;
 /// Status of a child that could not become anything.
 const FAILED: i32 = 127;
 
@@ -163,8 +163,8 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 fn send(to: BorrowedFd<'_>, head: Head, body: &[u8], with: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !with.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(with));
+    if !with.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(with)) {
+        return Err(io::Error::other(format!("{} descriptors at once are too many", with.len())));
     }
     let number = head.number.to_le_bytes();
     let kind = [head.kind];
