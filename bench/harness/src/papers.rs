@@ -177,7 +177,7 @@ const TABLES: [Table; 6] = [
             Line {
                 what: "the same with 2 and 3 CPUs",
                 theirs: Theirs::Alone(&[], ""),
-                ours: Err("no rows of several CPUs yet"),
+                ours: Err("the paper's figures are not here; ours is `lua2`"),
             },
         ],
     },

@@ -41,7 +41,7 @@ const NARROW_OPTIONS: [&str; 11] = [
 ];
 
 /// The group of rows that run other programs, and those rows.
-pub const ROWS: [&str; 19] = [
+pub const ROWS: [&str; 18] = [
     "programs",
     "dynexec",
     "bashfork",
@@ -58,7 +58,6 @@ pub const ROWS: [&str; 19] = [
     "compile",
     "lua",
     "lua4",
-    "lua2",
     "diskrand",
     "diskseq",
 ];
@@ -66,8 +65,14 @@ pub const ROWS: [&str; 19] = [
 /// The group of rows that take many pages, and so the time to touch them.
 pub const SCATTERED: &str = "scattered memory";
 
-/// The group of rows that need two CPUs.
+/// The group of rows that need two CPUs, and the one of them that runs other programs.
 pub const TWO_CPUS: &str = "two CPUs";
+const PROGRAMS_ON_TWO: &str = "lua2";
+
+/// Whether a row or group of this name runs other programs, which have to be there.
+pub fn runs_programs(name: &str) -> bool {
+    ROWS.contains(&name) || name == PROGRAMS_ON_TWO
+}
 
 /// Where the sources are.
 pub fn sources() -> PathBuf {

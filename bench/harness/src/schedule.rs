@@ -93,9 +93,10 @@ pub fn rows(
         return Err(Error::Unknown { kind: "row", name, known });
     }
     let is_long = |row: &protocol::Row| {
-        let groups = [program::ROWS[0], program::SCATTERED, network::GROUP];
-        let names = density::ROWS.iter().chain(&program::ROWS);
-        groups.contains(&row.group.as_str()) || names.copied().any(|name| row.name == name)
+        let groups = [program::SCATTERED, network::GROUP];
+        groups.contains(&row.group.as_str())
+            || density::ROWS.contains(&row.name.as_str())
+            || program::runs_programs(&row.name)
     };
     let possible = |row: &protocol::Row| with_programs || !is_long(row);
     let wanted = |row: &protocol::Row| match names {

@@ -217,7 +217,7 @@ impl Arguments {
 
     /// Whether rows of whole programs are asked for; they need a download.
     fn with_programs(&self) -> bool {
-        let of_programs = |name: &String| program::ROWS.contains(&name.as_str());
+        let of_programs = |name: &String| program::runs_programs(name);
         let of_network = |name: &String| {
             name == network::GROUP || network::rows().iter().any(|r| r.name == *name)
         };

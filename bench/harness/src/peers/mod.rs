@@ -40,6 +40,17 @@ pub enum Work {
     Density,
 }
 
+impl Work {
+    /// The disks of a machine, of which the first is of programs, if there are any. The others are written to.
+    fn disks(self, all: &[String], has_programs: bool) -> &[String] {
+        match self {
+            Self::Serve => all,
+            Self::ServeOnTwo => &all[..usize::from(has_programs)],
+            Self::Once | Self::Density => &[],
+        }
+    }
+}
+
 /// What environments are made of.
 #[derive(Clone, Debug)]
 pub struct Setup {

@@ -48,7 +48,7 @@ fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> F
             .into_iter()
             .flatten()
             .collect();
-    let (door, read_only) = (setup.door(), usize::from(setup.disk().is_some()));
+    let (door, has_programs) = (setup.door(), setup.disk().is_some());
     let append = setup.append("console=ttyS0");
     Ok(Peer::new(name, version, move |work| {
         let mut command = program();
@@ -65,15 +65,10 @@ fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> F
         command.args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"]);
         command.arg("-kernel").arg(&kernel).arg("-initrd").arg(&initrd);
         command.args(["-append", &append(work)]);
-        match work {
-            Work::Serve => {
-                command.args(disks.iter().flat_map(|disk| ["-drive", disk]));
-                command.args(door.iter().flat_map(network));
-            }
-            Work::ServeOnTwo => {
-                command.args(disks.iter().take(read_only).flat_map(|disk| ["-drive", disk]));
-            }
-            Work::Once | Work::Density => {}
+        let disks = work.disks(&disks, has_programs);
+        command.args(disks.iter().flat_map(|disk| ["-drive", disk]));
+        if work == Work::Serve {
+            command.args(door.iter().flat_map(network));
         }
         command
     })

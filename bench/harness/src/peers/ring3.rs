@@ -76,22 +76,19 @@ fn peer(
     .into_iter()
     .flatten()
     .collect();
-    let (door, read_only) = (setup.door(), usize::from(setup.disk().is_some()));
+    let (door, has_programs) = (setup.door(), setup.disk().is_some());
     Peer::new(name, version, move |work| {
         let mut command = Command::new(&program);
         command.arg("run").args(&options).args(["--memory", &format!("{}M", memory(work))]);
         command.arg("--kernel").arg(&kernel).arg("--initrd").arg(&initrd);
         command.args(["--append", &append(work)]);
-        match work {
-            Work::Serve => {
-                command.args(disks.iter().flat_map(|disk| ["--disk", disk]));
-                command.args(door.iter().flat_map(network));
-            }
-            Work::ServeOnTwo => {
-                command.args(["--cpus", "2"]);
-                command.args(disks.iter().take(read_only).flat_map(|disk| ["--disk", disk]));
-            }
-            Work::Once | Work::Density => {}
+        let disks = work.disks(&disks, has_programs);
+        command.args(disks.iter().flat_map(|disk| ["--disk", disk]));
+        if work == Work::ServeOnTwo {
+            command.args(["--cpus", "2"]);
+        }
+        if work == Work::Serve {
+            command.args(door.iter().flat_map(network));
         }
         command
     })
