@@ -9,12 +9,12 @@
 
 use crate::{
     here, shared,
-    walk::{self, ram_offset, table_entry},
+    walk::{self, ram_offset},
 };
 use core::arch::asm;
 use frame::{RAM, STEP_WORDS, Shared, TAP_BYTES, TAP_ODD, TAP_STEPS, TAPS, Taps, VcpuPage, go};
 use x86::{
-    paging::{ADDRESS, P, PS, canonical},
+    paging::canonical,
     tap::{self, Memory, Moment, Outcome},
 };
 
@@ -92,24 +92,9 @@ struct Looks<'a> {
 impl Looks<'_> {
     /// HVA of a page; zero if there is none, `None` if a table or the page is not RAM.
     fn find(&self, gva: u64) -> Option<u64> {
-        if !canonical(gva) {
-            return Some(0);
-        }
-        let mut address = self.root;
-        for shift in [39, 30, 21, 12] {
-            let table = walk::table(self.shared, address)?;
-            let entry = table_entry(table, gva >> shift);
-            if entry & P == 0 {
-                return Some(0);
-            }
-            address = entry & ADDRESS;
-            if shift == 12 || entry & PS != 0 {
-                let inside = (1 << shift) - 1;
-                let page = address & !inside | gva & inside & !(PAGE - 1);
-                return ram_offset(self.shared, page).map(|offset| here(RAM) as u64 + offset);
-            }
-        }
-        None
+        let gpa = if canonical(gva) { walk::look(self.shared, self.root, gva)? } else { None };
+        let Some(gpa) = gpa else { return Some(0) };
+        ram_offset(self.shared, gpa).map(|offset| here(RAM) as u64 + offset)
     }
 }
 
@@ -168,7 +153,7 @@ mod tests {
         unsafe { Box::from_raw(alloc_zeroed(Layout::new::<Taps>()).cast()) }
     }
 
-    /// A kick takes back the record of the point that was passed last: not that of another, if it has none.
+    /// A kick takes back the record of the point that was passed last. If that point made no record, the record before it stays.
     #[test]
     fn where_there_is_no_record_none_can_be_taken_back() {
         let (mut f, mut taps) = (Box::<VcpuPage>::default(), nothing_noted());

@@ -155,6 +155,44 @@ pub fn walk(f: &VcpuPage, s: &Shared, gva: u64, access: Access) -> Walk {
     }
 }
 
+/// Guest memory as a look sees it that leaves no trace: page tables in RAM, whatever the monitor does with them.
+struct Looked<'a> {
+    shared: &'a Shared,
+    /// A table lies elsewhere: what the walk finds means nothing.
+    odd: bool,
+}
+
+impl WalkMemory for Looked<'_> {
+    fn read_u64(&mut self, gpa: u64) -> u64 {
+        let table = table(self.shared, gpa);
+        self.odd |= table.is_none();
+        table.map_or(0, |table| table_entry(table, gpa >> 3))
+    }
+
+    /// Tables of 4-byte entries are not walked here.
+    fn read_u32(&mut self, _: u64) -> u32 {
+        self.odd = true;
+        0
+    }
+
+    fn cas_u64(&mut self, _: u64, _: u64, _: u64) -> bool {
+        true
+    }
+
+    fn cas_u32(&mut self, _: u64, _: u32, _: u32) -> bool {
+        true
+    }
+}
+
+/// GPA of the page at `gva` for the kernel to read, by a walk that sets nothing; `Some(None)` if there is no page, `None` if a
+/// table is not RAM.
+pub(crate) fn look(s: &Shared, cr3: u64, gva: u64) -> Option<Option<u64>> {
+    let mut tables = Looked { shared: s, odd: false };
+    let access = paging::Access { smap_override: true, ..paging::Access::default() };
+    let found = paging::walk(&mut tables, Roots { cr3, ..ROOTS }, gva, access);
+    (!tables.odd).then(|| found.ok().map(|found| found.gpa & !(PAGE - 1)))
+}
+
 /// The page of a translation, if it is one of 4 KiB or 2 MiB in RAM.
 fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
     let offset = ram_offset(s, found.gpa & ADDRESS)?;

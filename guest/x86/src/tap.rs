@@ -56,7 +56,7 @@ pub enum Step {
         /// What they are.
         value: u64,
     },
-    /// Somebody else has to look unless a value is among so many words, which follow in [`Step::Words`].
+    /// The monitor has to look unless a value is among so many words, which follow in [`Step::Words`].
     Among {
         /// Which value.
         from: u8,
@@ -173,7 +173,7 @@ pub enum Outcome {
     Dropped,
     /// The record does not fit.
     Full,
-    /// Somebody else has to look.
+    /// The monitor has to look.
     Odd,
 }
 
@@ -222,34 +222,10 @@ pub fn run(
     memory: &mut impl Memory,
     out: &mut [u8],
 ) -> Outcome {
-    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = moment.gpr;
-    let loaded = 0;
-    let values = [
-        a,
-        b,
-        c,
-        d,
-        e,
-        f,
-        g,
-        h,
-        i,
-        j,
-        k,
-        l,
-        m,
-        n,
-        o,
-        p,
-        moment.gs_base,
-        loaded,
-        loaded,
-        loaded,
-        loaded,
-        loaded,
-        loaded,
-        loaded,
-    ];
+    let values = core::array::from_fn(|n| match n {
+        GS_BASE => moment.gs_base,
+        n => moment.gpr.get(n).copied().unwrap_or_default(),
+    });
     let mut run = Run { values, memory, out, used: HEAD_WORDS * 8 };
     match run.all(step, first) {
         Err(Stop::Dropped) => Outcome::Dropped,
@@ -347,15 +323,7 @@ impl<M: Memory> Run<'_, M> {
 
     /// How many of these bytes there are.
     fn read(&mut self, gva: u64, to: &mut [u8]) -> Result<usize, Stop> {
-        let mut done = 0;
-        while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match self.memory.read(gva.wrapping_add(done as u64), front(gva, done, rest)) {
-                Some(true) => done += front(gva, done, rest).len(),
-                Some(false) => break,
-                None => return Err(Stop::Odd),
-            }
-        }
-        Ok(done)
+        fill(self.memory, gva, to)
     }
 
     /// Room for the bytes of a piece of memory.
@@ -384,17 +352,9 @@ impl<M: Memory> Run<'_, M> {
         }
         let len = usize::try_from(len).map_err(|_| Stop::Full)?;
         self.room(len)?;
-        let mut done = 0;
-        while done < len {
-            let at = self.used + 16 + done;
-            let Some(rest) = self.out.get_mut(at..at + len - done) else { break };
-            let part = front(gva, done, rest);
-            match self.memory.read(gva.wrapping_add(done as u64), part) {
-                Some(true) => done += part.len(),
-                Some(false) => break,
-                None => return Err(Stop::Odd),
-            }
-        }
+        let at = self.used + 16;
+        let to = self.out.get_mut(at..at + len).ok_or(Stop::Full)?;
+        let done = fill(self.memory, gva, to)?;
         self.close(gva, done)
     }
 
@@ -467,6 +427,20 @@ impl<M: Memory> Run<'_, M> {
         }
         Some(())
     }
+}
+
+/// Reads bytes page by page; how many there are.
+fn fill(memory: &mut impl Memory, gva: u64, to: &mut [u8]) -> Result<usize, Stop> {
+    let mut done = 0;
+    while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        let part = front(gva, done, rest);
+        match memory.read(gva.wrapping_add(done as u64), part) {
+            Some(true) => done += part.len(),
+            Some(false) => break,
+            None => return Err(Stop::Odd),
+        }
+    }
+    Ok(done)
 }
 
 /// The part of these bytes, which belong `done` bytes behind a GVA, that lies in one page.
@@ -548,139 +522,4 @@ pub fn records(mut rest: &[u8]) -> impl Iterator<Item = Record<'_>> {
 }
 
 #[cfg(test)]
-mod tests {
-    extern crate std;
-    use super::*;
-    use std::{vec, vec::Vec};
-
-    /// Memory from 0x1000 on.
-    struct Bytes(Vec<u8>);
-
-    impl Memory for Bytes {
-        fn read(&mut self, gva: u64, to: &mut [u8]) -> Option<bool> {
-            assert!(gva % PAGE + to.len() as u64 <= PAGE, "one page at a time");
-            if gva == 0xdead {
-                return None;
-            }
-            let from = gva.wrapping_sub(0x1000) as usize;
-            let Some(bytes) = self.0.get(from..from.wrapping_add(to.len())) else {
-                return Some(false);
-            };
-            to.copy_from_slice(bytes);
-            Some(true)
-        }
-    }
-
-    fn memory(words: &[u64], text: &[u8]) -> Bytes {
-        let words = words.iter().flat_map(|word| word.to_le_bytes());
-        let mut all: Vec<u8> = words.chain(text.iter().copied()).collect();
-        all.resize(0x3000, 0);
-        Bytes(all)
-    }
-
-    fn ran(steps: &[Step], moment: &Moment, memory: &mut Bytes) -> (Outcome, Vec<u8>) {
-        let mut out = vec![0xaa; 1024];
-        let step = |n: u64| steps.get(usize::try_from(n).ok()?).map(|step| step.encode());
-        let outcome = run(step, 0, moment, memory, &mut out);
-        (outcome, out)
-    }
-
-    #[test]
-    fn a_record_has_the_registers_and_the_memory_that_was_asked_for() {
-        let mut moment = Moment { rip: 5, tsc: 6, gs_base: 0x1000, ..Moment::default() };
-        moment.gpr[7] = 0x1010;
-        let mut memory = memory(&[0x1018, 0, 7], b"text\0more");
-        let steps = [
-            Step::Load { to: 17, from: GS_BASE as u8, offset: 0 },
-            Step::Text { from: 17 },
-            Step::Note { from: 7, offset: 0, len: 8 },
-            Step::End,
-        ];
-        let (outcome, out) = ran(&steps, &moment, &mut memory);
-        assert_eq!(outcome, Outcome::Noted(HEAD_WORDS * 8 + 24 + 24));
-        let all: Vec<_> = records(&out).collect();
-        let [record] = &all[..] else { panic!("{} records", all.len()) };
-        assert_eq!(record.moment, moment);
-        let pieces: Vec<_> = record.pieces().collect();
-        assert_eq!(pieces, [(0x1018, &b"text\0"[..]), (0x1010, &7u64.to_le_bytes()[..])]);
-        let mut read = [0; 9];
-        assert_eq!(record.read(0x1014, &mut read), 9, "from one piece to the next");
-        assert_eq!(&read[4..], b"text\0");
-    }
-
-    #[test]
-    fn what_is_not_meant_or_cannot_be_told_makes_no_record() {
-        let moment = Moment { gpr: [0x1000; 16], ..Moment::default() };
-        let mut memory = memory(&[42], b"");
-        let load = Step::Load { to: 17, from: 0, offset: 0 };
-        let want = |value| [load, Step::Want { from: 17, mask: 0xff, value }, Step::End];
-        assert!(matches!(ran(&want(42), &moment, &mut memory).0, Outcome::Noted(_)));
-        assert_eq!(ran(&want(43), &moment, &mut memory).0, Outcome::Dropped);
-        let among = |word| {
-            [load, Step::Among { from: 17, count: 2 }, Step::Words([1, word, 42]), Step::End]
-        };
-        assert!(matches!(ran(&among(42), &moment, &mut memory).0, Outcome::Noted(_)));
-        assert_eq!(ran(&among(9), &moment, &mut memory).0, Outcome::Odd, "the third is not asked");
-        let odd = Moment { gpr: [0xdead; 16], ..Moment::default() };
-        assert_eq!(ran(&want(42), &odd, &mut memory).0, Outcome::Odd);
-        let much = [Step::Note { from: 0, offset: 0, len: 1000 }, Step::End];
-        assert_eq!(ran(&much, &moment, &mut memory).0, Outcome::Full);
-        assert_eq!(ran(&[load], &moment, &mut memory).0, Outcome::Odd, "it does not end");
-        let endless = [Step::Choose { from: 1, table: 1, count: u64::MAX }, Step::Words([0; 3])];
-        assert_eq!(ran(&endless, &moment, &mut memory).0, Outcome::Noted(HEAD_WORDS * 8));
-    }
-
-    #[test]
-    fn lists_lead_to_what_is_in_them() {
-        let mut moment = Moment::default();
-        moment.gpr[0] = 0x1000;
-        moment.gpr[1] = 2;
-        let mut memory = memory(&[0x1020, 0x1022, 0, 0], b"a\0b\0");
-        let (_, out) = ran(&[Step::Texts { from: 0 }, Step::End], &moment, &mut memory);
-        let record = records(&out).next().expect("one");
-        let texts: Vec<_> = record.pieces().skip(1).collect();
-        assert_eq!(texts, [(0x1020, &b"a\0"[..]), (0x1022, &b"b\0"[..])]);
-        let mut memory = super::tests::memory(&[0x1020, 100, 0x1024, 2], b"abcdefgh");
-        let vectors = [Step::Vectors { from: 0, count: 1, bytes: 4 }, Step::End];
-        let (_, out) = ran(&vectors, &moment, &mut memory);
-        let record = records(&out).next().expect("one");
-        let parts: Vec<_> = record.pieces().skip(1).collect();
-        assert_eq!(parts, [(0x1020, &b"abcd"[..]), (0x1024, &b"ef"[..])]);
-    }
-
-    #[test]
-    fn choices_go_on_elsewhere() {
-        let mut moment = Moment::default();
-        moment.gpr[1] = 0x1000;
-        let steps = [
-            Step::Choose { from: 0, table: 1, count: 2 },
-            Step::Words([3, 2, 0]),
-            Step::End,
-            Step::Note { from: 1, offset: 0, len: 8 },
-            Step::End,
-        ];
-        let mut memory = memory(&[1], b"");
-        let count = |moment: &Moment, memory: &mut Bytes| {
-            let (_, out) = ran(&steps, moment, memory);
-            records(&out).next().map(|record| record.pieces().count())
-        };
-        assert_eq!(count(&moment, &mut memory), Some(1));
-        moment.gpr[0] = 1;
-        assert_eq!(count(&moment, &mut memory), Some(0));
-        moment.gpr[0] = u64::MAX;
-        assert_eq!(count(&moment, &mut memory), Some(0));
-    }
-
-    #[test]
-    fn what_is_no_record_ends_them() {
-        for len in [0, 7, 8, HEAD_WORDS as u64 * 8 + 4, 1 << 20, u64::MAX] {
-            let mut bytes = [0; 1024];
-            bytes[..8].copy_from_slice(&len.to_le_bytes());
-            assert_eq!(records(&bytes).count(), 0, "{len}");
-        }
-        let mut bytes = [0xff; 1024];
-        bytes[..8].copy_from_slice(&1024u64.to_le_bytes());
-        let record = records(&bytes).next().expect("one");
-        assert_eq!((record.pieces().count(), record.read(0, &mut [0; 8])), (0, 0));
-    }
-}
+mod tests;
