@@ -263,10 +263,8 @@ impl Code {
             bytes.extend(more.iter().take(LONGEST));
             sources[1] = second;
         }
-        if stands == Some(Stands::Tap) {
-            self.cache.tap_next();
-        }
-        let made = self.cache.add(&mut self.memory, guest, &bytes, here, alignment, sources);
+        let how = (alignment, stands == Some(Stands::Tap));
+        let made = self.cache.add(&mut self.memory, guest, &bytes, here, how, sources);
         if made.is_ok() {
             // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.
             self.note_page(pages, guest, first);

@@ -105,8 +105,6 @@ pub struct Cache {
     trials: Trials,
     /// Writes to pages of code before the bytes were read that blocks are made from now on.
     pub writes: u64,
-    /// The next block has a tap at its first instruction.
-    tap: bool,
     /// What happened.
     pub counters: Counters,
 }
@@ -159,7 +157,6 @@ impl Cache {
             ahead: Vec::new(),
             trials: Trials::default(),
             writes: 0,
-            tap: false,
             counters: Counters::default(),
         }
     }
@@ -173,14 +170,9 @@ impl Cache {
         self.by_guest.get(&(guest, alignment)).copied()
     }
 
-    /// The next block that is added has a tap at its first instruction.
-    pub fn tap_next(&mut self) {
-        self.tap = true;
-    }
-
     /// Translates the bytes at `guest` and places the block. The first `here` bytes come from one
-    /// page, the rest serves to complete the last instruction. `pages` are their RAM offsets, for
-    /// [`Cache::drop_page`].
+    /// page, the rest serves to complete the last instruction. With `tap` the block begins with a tap. `pages` are their
+    /// RAM offsets, for [`Cache::drop_page`].
     ///
     /// # Errors
     /// See [`Refused`].
@@ -190,10 +182,9 @@ impl Cache {
         guest: u64,
         bytes: &[u8],
         here: usize,
-        alignment: bool,
+        (alignment, tap): (bool, bool),
         pages: [u64; 2],
     ) -> Result<u64, Refused> {
-        let tap = std::mem::take(&mut self.tap);
         let host = self.layout.cache + self.next;
         let cache_offset = self.next as u32;
         let request = Request { guest, bytes, here, alignment, tap, host, cache_offset };
@@ -407,7 +398,7 @@ mod tests {
         let meets = |other: &u64| deep_slot(*other) == deep_slot(first);
         let second = (first + 16..).step_by(16).find(meets).expect("an address of the same slot");
         for (guest, page) in [(first, 0x1000), (second, 0x2000)] {
-            cache.add(&mut tables, guest, &[0xf4], 1, false, [page; 2]).expect("a block");
+            cache.add(&mut tables, guest, &[0xf4], 1, (false, false), [page; 2]).expect("a block");
         }
         cache.drop_page(&mut tables, 0x1000);
         cache.publish(&mut tables, second, false);
@@ -422,7 +413,14 @@ mod tests {
         let mut tables = Tables::default();
         let mut cache = Cache::new(LAYOUT, &mut tables);
         let mut add = |code: &[u8]| {
-            cache.add(&mut tables, 0xffff_ffff_8100_0000, code, code.len(), false, [0x1000; 2])
+            cache.add(
+                &mut tables,
+                0xffff_ffff_8100_0000,
+                code,
+                code.len(),
+                (false, false),
+                [0x1000; 2],
+            )
         };
         let compare = [0x3d, 0x0f, 0x01, 0xef, 0xc3, 0xf4]; // cmp eax, imm32; hlt
         assert_eq!(add(&compare), Err(Refused::Untranslatable));
@@ -437,14 +435,16 @@ mod tests {
         let mut cache = Cache::new(LAYOUT, &mut memory);
         let jump = [0xe9, 0xfb, 0x0f, 0, 0]; // to FROM + 1000h
         let mut add = |memory: &mut Once, guest, code: &[u8], page| {
-            cache.add(memory, guest, code, code.len(), false, [page; 2]).expect("a block");
+            cache.add(memory, guest, code, code.len(), (false, false), [page; 2]).expect("a block");
             cache.counters.linked
         };
         add(&mut memory, FROM, &jump, 0x1000);
         memory.0 = true;
         assert_eq!(add(&mut memory, FROM + 0x1000, &[0xf4], 0x2000), 0);
         cache.drop_page(&mut memory, 0x2000);
-        cache.add(&mut memory, FROM + 0x1000, &[0xf4], 1, false, [0x2000; 2]).expect("a block");
+        cache
+            .add(&mut memory, FROM + 0x1000, &[0xf4], 1, (false, false), [0x2000; 2])
+            .expect("a block");
         assert_eq!(cache.counters.linked, 1);
     }
 

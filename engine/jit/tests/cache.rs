@@ -123,7 +123,7 @@ impl Model {
     fn add(&mut self, index: u64) {
         let (bytes, page) = (self.code[index as usize], (index % PAGES) << 12);
         let memory = &mut self.memory;
-        let made = self.cache.add(memory, guest(index), &bytes, LENGTH, false, [page; 2]);
+        let made = self.cache.add(memory, guest(index), &bytes, LENGTH, (false, false), [page; 2]);
         if made == Err(Refused::Full) {
             self.full += 1;
             self.cache.clear(memory);

@@ -118,7 +118,7 @@ impl Machine {
         let host = LAYOUT.cache + cache.size().1;
         self.blocks.lock().expect("nobody panics").insert(host, guest);
         let memory = &mut &self.words;
-        let made = cache.add(memory, guest, &[0xf4], 1, false, [guest & 0xff_f000; 2]);
+        let made = cache.add(memory, guest, &[0xf4], 1, (false, false), [guest & 0xff_f000; 2]);
         assert_eq!(made, Ok(host));
     }
 

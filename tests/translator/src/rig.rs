@@ -327,7 +327,7 @@ impl Rig {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let made = self.cache.add(&mut View, rip, bytes, bytes.len(), alignment, [0; 2]);
+        let made = self.cache.add(&mut View, rip, bytes, bytes.len(), (alignment, false), [0; 2]);
         made.map(Some).map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))
     }
 

@@ -63,8 +63,14 @@ fn run(bytes: &[u8]) {
             let guest = ADDRESSES[usize::from(*which) % ADDRESSES.len()].wrapping_add(added);
             let here = rest.len().min((PAGE - guest % PAGE) as usize);
             let page = number as u64 % 3 * PAGE;
-            let made =
-                cache.add(&mut code, guest, rest, here, which & 0x80 != 0, [page, page + PAGE]);
+            let made = cache.add(
+                &mut code,
+                guest,
+                rest,
+                here,
+                (which & 0x80 != 0, false),
+                [page, page + PAGE],
+            );
             if let Ok(host) = made {
                 check(&cache, &layout, guest, host);
             }
