@@ -27,6 +27,11 @@ impl Base {
         usual.wrapping_add(self.0)
     }
 
+    /// The HVA of what has the HVA `usual` with the usual base.
+    pub const fn hva(self, usual: usize) -> usize {
+        self.at(usual as u64) as usize
+    }
+
     /// Added to a kernel GVA to get its HVA, modulo 2^64.
     pub const fn bias(self) -> u64 {
         self.at(BIAS)

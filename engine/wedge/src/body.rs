@@ -69,17 +69,16 @@ pub(crate) fn part<'a>(
 impl<'a> Parts<'a> {
     /// The process, with the blob.
     pub(crate) fn body(&self, image: BorrowedFd<'a>) -> Body<'a> {
-        let here = |usual: usize| self.base.at(usual as u64) as usize;
         let parts = self.open(image).chain(self.closed()).chain(self.of_user()).collect();
         let user = self.user.map(|user| Supervision::Supervisor { socket: user.socket });
         let supervision = user.unwrap_or(Supervision::None);
         let (space, private) = limits(self.ram.1);
-        Body { parts, entry: here(BLOB), keeps: self.ram.0, supervision, space, private }
+        Body { parts, entry: self.base.hva(BLOB), keeps: self.ram.0, supervision, space, private }
     }
 
     /// What user code can reach.
     fn open(&self, image: BorrowedFd<'a>) -> impl Iterator<Item = Part<'a>> {
-        let here = |usual: usize| self.base.at(usual as u64) as usize;
+        let here = |usual| self.base.hva(usual);
         let areas = (self.frame, (AREA_ALIAS - FRAME) as u64);
         [
             part(here(BLOB), IMAGE.len(), Execute, Some(image)),
@@ -116,13 +115,16 @@ impl<'a> Parts<'a> {
         ];
         let walked = walked.into_iter().filter(|_| self.walked);
         let (base, keyed) = (self.base, crate::keys());
-        let here = move |usual: usize| base.at(usual as u64) as usize;
-        always.into_iter().chain(walked).map(move |part| Part { at: here(part.at), keyed, ..part })
+        always.into_iter().chain(walked).map(move |part| Part {
+            at: base.hva(part.at),
+            keyed,
+            ..part
+        })
     }
 
     /// What it shares with the process of its user code.
     fn of_user(&self) -> impl Iterator<Item = Part<'a>> {
-        let here = |usual: usize| self.base.at(usual as u64) as usize;
+        let here = |usual| self.base.hva(usual);
         let pages = |user: strict::Shared<'a>| {
             let page = part(here(USER_PAGE), PAGE, Write, Some(user.page));
             [page, part(here(JOURNAL), PAGE, Write, Some(user.journal))]

@@ -119,7 +119,7 @@ impl<'a> UserParts<'a> {
     /// The process, with the blob, whose other side it begins at.
     pub(crate) fn body(&self, image: BorrowedFd<'a>) -> Body<'a> {
         let Shared { page, journal, socket } = self.shared;
-        let here = |usual: usize| self.base.at(usual as u64) as usize;
+        let here = |usual| self.base.hva(usual);
         let parts = vec![
             part(here(BLOB), process::IMAGE.len(), Execute, Some(image)),
             part(SITES, SITES_LEN - AREA_LEN, Read, Some(self.sites)),

@@ -300,16 +300,21 @@ mod tests {
         }
     }
 
+    /// Waits until a child has ended.
+    fn end_of(child: &dyn host::Child) -> Option<End> {
+        let looks = std::iter::repeat_with(|| {
+            std::thread::yield_now();
+            child.ended()
+        });
+        looks.flatten().next()
+    }
+
     #[test]
     fn a_body_is_its_mappings_and_one_descriptor() {
         for (number, error) in [(0, 0), (1, libc::EBADF), (2, libc::EBADF)] {
             let code = code(number);
             let child = start(&body(code.descriptor().expect("a descriptor"))).expect("a process");
-            let ended = std::iter::repeat_with(|| {
-                std::thread::yield_now();
-                child.ended()
-            });
-            assert_eq!(ended.flatten().next(), Some(End::Exited(error)), "descriptor {number}");
+            assert_eq!(end_of(&*child), Some(End::Exited(error)), "descriptor {number}");
         }
     }
 
@@ -319,11 +324,7 @@ mod tests {
         let mut twice = body(code.descriptor().expect("a descriptor"));
         twice.parts.push(twice.parts[0]);
         let child = start(&twice).expect("a process");
-        let ended = std::iter::repeat_with(|| {
-            std::thread::yield_now();
-            child.ended()
-        });
-        assert_eq!(ended.flatten().next(), Some(End::Exited(status::MAP)));
+        assert_eq!(end_of(&*child), Some(End::Exited(status::MAP)));
     }
 
     #[test]
