@@ -346,7 +346,6 @@ impl LocalApic for Apic {
     fn take_nmi(&self) -> bool {
         self.interrupts.take_nmi()
     }
-
     fn nmi_ended(&self) {
         self.interrupts.nmi_ended();
     }

@@ -328,11 +328,10 @@ mod tests {
         fn acknowledge(&self) -> Option<u8> {
             self.vectors.lock().expect("no panic").pop_front()
         }
-        fn nmi_ended(&self) {}
-
         fn take_nmi(&self) -> bool {
             self.nmi.swap(false, Ordering::SeqCst)
         }
+        fn nmi_ended(&self) {}
         fn take_init(&self) -> bool {
             self.init.swap(false, Ordering::SeqCst)
         }

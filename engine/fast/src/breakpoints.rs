@@ -1,19 +1,19 @@
 //! The breakpoints of all vCPUs that execute the same translated code.
 //!
-//! Each vCPU says its own, one after the other. Code is made for all of them: where one has a breakpoint there is no block,
-//! and where all that stand there have taps the block begins with one. A vCPU that has nothing at such a place goes on, since
-//! its interpreter or its wedge finds none of its own there.
+//! Each vCPU says its own, one after the other. Code is made for all of them. Where one vCPU has a breakpoint no block begins.
+//! Where vCPUs have taps only, the block begins with a tap. A vCPU that has neither goes on there: its interpreter or its
+//! wedge looks among the vCPU's own breakpoints and taps, and finds none.
 
 use jit::cache::User;
 use std::collections::BTreeMap;
 use x86_interp::Probes;
 
-/// Who stands at an address.
+/// What vCPUs have at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stands {
-    /// Nobody but who wants a record.
+    /// Taps only: a record is made there.
     Tap,
-    /// Somebody who stops there.
+    /// At least one breakpoint: a vCPU stops there.
     Breakpoint,
 }
 

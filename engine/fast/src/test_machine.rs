@@ -40,11 +40,10 @@ impl LocalApic for NoApic {
     fn acknowledge(&self) -> Option<u8> {
         None
     }
-    fn nmi_ended(&self) {}
-
     fn take_nmi(&self) -> bool {
         false
     }
+    fn nmi_ended(&self) {}
     fn take_init(&self) -> bool {
         false
     }

@@ -68,8 +68,8 @@ pub struct Taps {
     pub points: BTreeMap<u64, u32>,
     /// The steps of all programs.
     pub steps: Vec<[u64; STEP_WORDS]>,
-    /// Takes records, one behind the other, and the time-stamp counter behind them. They can be anything: the guest can write
-    /// them.
+    /// Takes records, one behind the other, and the time-stamp counter at the end of the last. The guest can write records, so
+    /// they can be anything.
     pub sink: Sink,
 }
 
@@ -91,7 +91,7 @@ pub struct Probes {
     pub watches: Vec<Watch>,
     /// Which of the breakpoints are taps.
     pub taps: Option<Arc<Taps>>,
-    /// Breakpoints that are no taps, whatever [`Probes::taps`] says: somebody else stands there, too.
+    /// Breakpoints that are no taps, whatever [`Probes::taps`] says: two attendants have one there.
     pub shared: BTreeSet<u64>,
     /// Who is told what the vCPU does besides.
     pub watchers: Vec<Watcher>,
@@ -135,12 +135,12 @@ impl Probes {
         (!self.shared.contains(&gva)).then_some(step)
     }
 
-    /// The same breakpoints, none of which is a tap.
+    /// These probes, with every tap as a breakpoint.
     pub fn without_taps(&self) -> Self {
         Self { taps: None, ..self.clone() }
     }
 
-    /// The same without the breakpoints that are taps.
+    /// These probes, without the breakpoints that are taps.
     pub fn but_taps(&self) -> Self {
         let stays = |gva: &&u64| self.tap(**gva).is_none();
         let breakpoints = self.breakpoints.iter().filter(stays).copied().collect();
@@ -163,7 +163,7 @@ impl Probes {
         self.breakpoints.iter().map(|gva| gva >> PAGE_BITS << PAGE_BITS).collect()
     }
 
-    /// Adds another's. Of two with taps the second's become breakpoints.
+    /// Adds the probes of `other`. If both have taps, those of `other` become breakpoints.
     pub fn add(&mut self, other: &Self) {
         self.shared.extend(self.breakpoints.intersection(&other.breakpoints));
         self.breakpoints.extend(&other.breakpoints);

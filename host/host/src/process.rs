@@ -12,8 +12,8 @@ pub trait Processes: Sync {
     /// The host gives no process.
     fn start(&self, body: &Body<'_>) -> io::Result<Box<dyn Child>>;
 
-    /// Has this process, which must have one thread, become a body. Returns only if the host lacks the notifications
-    /// that the body asks for; then this process can still say so.
+    /// Turns this process into a body. The process must have one thread. Returns only if the body asks for
+    /// notifications and the host has none; the process can still say so then.
     fn become_body(&self, body: &Body<'_>) -> io::Error;
 
     /// Wakes a thread, of any process, that waits for this word.

@@ -76,8 +76,9 @@ impl PutOffEoi {
         }
     }
 
-    /// Brings the local APIC up to date for a read of one of its MSRs. A register of what is in service that has no bit set does not depend
-    /// on it: ends only clear bits. An engine may read one at each entry into guest code, when an interrupt has just been taken.
+    /// Brings the local APIC up to date for a read of one of its MSRs. The end of an interrupt only clears bits of the in-service registers, so
+    /// one that is zero reads the same before and after: then the end stays put off. This matters because an engine may read such a register
+    /// at each entry into guest code, right after an interrupt was taken.
     pub fn settle_for_read(&self, interrupts: &CpuInterrupts, index: u32) {
         if !IN_SERVICE.contains(&index) || interrupts.msr_read(index) != Ok(0) {
             self.settle(interrupts);

@@ -1,9 +1,9 @@
 //! The law of the shadow MMU: no host mapping grants what the guest's page tables, and the stale entries
 //! that a TLB may hold, do not.
 //!
-//! Tested is the code that runs: the monitor's half (`fast::Slots`, `fast::Space`) over a wedge whose host
-//! is a table ([`process`]), and the wedge's half (`stub::mmu`, `stub::orders`) over the same host, which is its model
-//! of a process (`stub::model`). A guest that does random things to random page tables
+//! Tested is the code that runs: the monitor's half (`fast::Slots`, `fast::Space`) and the wedge's half (`stub::mmu`,
+//! `stub::orders`). In place of the wedge's process both have a table of mappings ([`process`]), by way of
+//! `stub::model`. A guest that does random things to random page tables
 //! ([`guest`], [`tables`]) runs on both, and beside it a model of an x86 TLB that knows nothing of either
 //! ([`tlb`]): it remembers every translation that the tables have allowed since the guest flushed it.
 //! Whenever guest code is about to run, every mapping of its wedge must be covered by that memory:

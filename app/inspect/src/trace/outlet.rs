@@ -21,8 +21,9 @@ pub enum Item {
 pub struct Batch {
     pub vcpu: usize,
     pub records: Vec<u8>,
-    /// Time-stamp counter, and nanoseconds since the trace began.
+    /// The time-stamp counter when the records were taken.
     pub tsc: u64,
+    /// Nanoseconds from the trace's beginning to the same moment.
     pub ns: u64,
 }
 

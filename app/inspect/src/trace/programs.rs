@@ -247,7 +247,7 @@ impl Maker<'_> {
     }
 }
 
-/// Which bits of the two words of a task's name are what, if it is this.
+/// A task's name as words of memory. For each word: which of its bits are compared, and what they are.
 fn name_in_words(name: &str) -> Vec<(u64, u64)> {
     let mut bytes = name.as_bytes().to_vec();
     bytes.truncate(15);
