@@ -10,12 +10,13 @@ use crate::{
 };
 use bus::Kicker;
 use engine::{Attention, Engine, Interpreter};
-use frame::{CACHE, USER_CACHE};
+use frame::{CACHE, KICK, USER_CACHE};
 use iced_x86::{IcedError, code_asm::*};
 use jit::stubs::LEN;
 use ram::Ram;
 use std::{
-    fs,
+    env, fs,
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -334,6 +335,43 @@ fn ends_as_ever_with(modes: Modes) {
             taken += interrupts;
         }
     }
+}
+
+/// A strict machine, which nobody kicks.
+fn in_peace() -> Ending {
+    let attention = Arc::new(Attention::default());
+    let mut fast = Fast::new(
+        state(),
+        board(memory(), Arc::clone(&attention)),
+        &attention,
+        Modes { strict: true, ..MODES },
+        (&crate::Machine::new(1), &crate::Placement::default()),
+    )
+    .expect("an engine");
+    run(&mut fast, &attention)
+}
+
+#[test]
+fn programs_in_processes_of_their_own_end_as_ever() {
+    let attention = Arc::new(Attention::default());
+    let board = board(memory(), Arc::clone(&attention));
+    assert_eq!(in_peace(), run(&mut Interpreter::new(state(), board), &attention));
+}
+
+/// A process of guest code sets its signals and then its filter. On a busy host a kick comes in between, and must not
+/// lead past the filter: strace has one come with each signal that is set.
+#[test]
+fn kicks_of_a_process_that_is_not_set_up_lead_nowhere() {
+    // Whoever sets no handler for the signal ignores it.
+    let mut strace = Command::new("env");
+    strace.arg(format!("--ignore-signal={KICK}"));
+    strace.args(["strace", "--follow-forks", "--output=/dev/null", "--trace=rt_sigaction"]);
+    strace.arg(format!("--inject=rt_sigaction:signal={KICK}"));
+    strace.arg(env::current_exe().expect("this program")).arg("--exact");
+    strace.arg("kick_tests::programs_in_processes_of_their_own_end_as_ever");
+    let output = strace.output().expect("env, of coreutils");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{output:?}");
 }
 
 /// How often the guest's processes have gone to sleep.
