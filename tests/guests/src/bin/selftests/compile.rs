@@ -15,39 +15,59 @@ use xtask::{archive::Suite, assets::Assets};
 use crate::{in_guest, machine::Limits};
 
 /// Debian source packages, and what builds them.
-const PROJECTS: [(&str, &str); 2] =
-    [("zlib", "./configure && make"), ("bzip2", "make libbz2.a bzip2 bzip2recover")];
+const PROJECTS: [(&str, &str); 2] = [
+    ("zlib", "./configure && make -j$(nproc)"),
+    ("bzip2", "make -j$(nproc) libbz2.a bzip2 bzip2recover"),
+];
 /// How objects and programs begin, and archives of them.
 const MADE: [&[u8]; 2] = [b"\x7fELF", b"!<arch>\n"];
 /// The folder a project is built in, on both sides: paths get into debugging information.
 const BUILD: &str = "build";
 
-/// Builds every project here and there.
+/// Builds every project here once, and there so many times.
 ///
 /// # Errors
 /// A project could not be built, or not to the same bytes.
-pub fn run(assets: &Assets, limits: Limits<'_>) -> Result<String> {
-    let mut figures = Vec::new();
+pub fn run(assets: &Assets, times: u32, limits: Limits<'_>) -> Result<String> {
+    let (scratch, mut figures) = (TempDir::new()?, Vec::new());
     for (package, command) in PROJECTS {
-        figures.push(compile(assets, package, command, limits)?);
+        let build = Build { assets, package, command, scratch: scratch.path(), limits };
+        let host = build.run(in_guest::on_the_host)?;
+        let mut same = String::new();
+        for time in 1..=times {
+            let of_build = || format!("{package}, build {time} of {times}");
+            let guest = build.run(in_guest::run).with_context(of_build)?;
+            same = compare(&host, &guest).with_context(of_build)?;
+        }
+        figures.push(format!("{same} {times} times"));
     }
     Ok(figures.join("; "))
 }
 
-fn compile(assets: &Assets, package: &str, command: &str, limits: Limits<'_>) -> Result<String> {
-    let scratch = TempDir::new()?;
-    let directory = scratch.path().join(BUILD);
-    let words = ["sh", "-c", &format!("cd {BUILD} && {command}")];
-    let mut builds = Vec::new();
-    for in_a_guest in [false, true] {
-        assets.source(Suite::Bookworm, package, &directory)?;
-        let run = if in_a_guest { in_guest::run } else { in_guest::on_the_host };
-        let ended = run(scratch.path(), limits, &words)?;
-        ensure!(ended.code == Some(0), "{package}: {:?}: {}", ended.code, ended.tail());
-        builds.push(made(&directory)?);
+/// A project to build.
+struct Build<'a> {
+    assets: &'a Assets,
+    package: &'a str,
+    command: &'a str,
+    scratch: &'a Path,
+    limits: Limits<'a>,
+}
+
+/// Here or there: runs words in a folder.
+type Run = fn(&Path, Limits<'_>, &[&str]) -> Result<in_guest::Ended>;
+
+impl Build<'_> {
+    /// Builds it, from its sources in a folder of its own; what was made.
+    fn run(&self, run: Run) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
+        let directory = self.scratch.join(BUILD);
+        self.assets.source(Suite::Bookworm, self.package, &directory)?;
+        let words = ["sh", "-c", &format!("cd {BUILD} && {}", self.command)];
+        let ended = run(self.scratch, self.limits, &words)?;
+        ensure!(ended.code == Some(0), "{:?}: {}", ended.code, ended.tail());
+        let made = made(&directory)?;
         fs::remove_dir_all(&directory)?;
+        Ok(made)
     }
-    compare(&builds[0], &builds[1]).with_context(|| package.to_owned())
 }
 
 /// What a compiler has made in a folder, by path.

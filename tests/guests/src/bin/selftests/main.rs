@@ -51,6 +51,9 @@ struct Arguments {
     /// Seconds stress-ng takes, over all its classes
     #[arg(long, default_value_t = 600)]
     stress_seconds: u64,
+    /// How many times compile builds each project in a guest, as many files at once as that has CPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    builds: u32,
     /// Where the Linux Test Project is installed
     #[arg(long, value_name = "DIR")]
     ltp: Option<PathBuf>,
@@ -161,7 +164,7 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
         Which::Xen => xen::run(&assets, limits),
         Which::Kselftests => kselftests::run(&assets, &arguments.filter, limits),
         Which::Stress => stress::run(arguments.stress_seconds, limits),
-        Which::Compile => compile::run(&assets, limits),
+        Which::Compile => compile::run(&assets, arguments.builds, limits),
         Which::Runtimes => runtimes::run(limits),
         Which::Keys => keys::run(&assets, limits),
         Which::Ltp => ltp::run(&assets, arguments.ltp.as_deref(), &arguments.filter, limits),
