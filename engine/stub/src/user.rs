@@ -15,8 +15,10 @@
 //! - `user_again` and `user_call`, which hand over, and do it again if a signal came first;
 //! - `user_told`: the registers hold the secret, the orders are carried out. A kick has them begun anew: each
 //!   can be done twice;
+//! - `user_carried_out`: the secret is gone. A kick is noted, and it goes on;
 //! - `user_gate`: the last steps to user code, which a kick gives up;
-//! - the ends of those.
+//! - the ends of those;
+//! - `user_failed`: an order could not be carried out. A kick has this begun anew.
 //!
 //! **A signal that finds no room for its frame ends the process, and RSP is user code's.** So the host must
 //! never think that the stack of signals is in use already: each signal takes it away from the process
@@ -227,6 +229,7 @@ pub extern "C" fn side() -> ! {
         "lea rax, [rip + user_again]", "cmp rcx, rax", "jb 24f",
         "lea rax, [rip + user_told_at]", "cmp rcx, rax", "jb user_again",
         "lea rax, [rip + user_gate]", "cmp rcx, rax", "jb 21f",
+        "lea rax, [rip + user_failed]", "cmp rcx, rax", "jae 26f",
         "lea rax, [rip + user_gate_end]", "cmp rcx, rax", "ja 23f",
         "cmp r12d, {KICK}", "je user_gave_up",
         "jmp 25f",
@@ -238,9 +241,11 @@ pub extern "C" fn side() -> ! {
         "lea rdi, [rbx + 40]", "mov ecx, 16", "xor eax, eax", "rep stosq",
         "cmp r12d, {KICK}", "jne 22f",
         "mov qword ptr [rip + user_page + {kicked}], 1",
+        // With the first instruction there the secret is gone, and no order can be carried out again.
+        "mov rcx, [rbx + 168]", "lea rax, [rip + user_carried_out]", "cmp rcx, rax", "ja user_prepared_after",
         "jmp user_prepared",
         "22:", // bytes that cannot be written, or user code that has jumped here: to it there is nothing
-        "xor r15d, r15d",
+        "xor r15d, r15d", "xor r8d, r8d", "xor r9d, r9d",
         "cmp r12d, {SIGBUS}", "je user_failed_by_signal",
         "cmp r12d, {SIGSEGV}", "je user_failed_by_signal",
         "mov r12d, {SIGSEGV}",
@@ -260,6 +265,12 @@ pub extern "C" fn side() -> ! {
 
         "24:", // on the way back
         "cmp r12d, {KICK}", "je user_back",
+
+        "26:", // an order could not be carried out, and the secret may be in registers
+        "cmp r12d, {KICK}", "jne 25f",
+        "lea rdi, [rbx + 40]", "mov ecx, 16", "xor eax, eax", "rep stosq",
+        "xor r15d, r15d", "xor r8d, r8d", "xor r9d, r9d",
+        "jmp user_failed_by_signal",
 
         "25:", // user code's own
         "lea rsi, [rbx + 40]", "lea rdi, [rip + user_page + {context}]", "mov ecx, 23", "rep movsq",
@@ -310,7 +321,7 @@ pub extern "C" fn side() -> ! {
         "mov r13, [r14 + {count}]",
         "lea r14, [r14 + {orders}]",
         "30:",
-        "test r13, r13", "jz 35f",
+        "test r13, r13", "jz user_carried_out",
         "mov rax, [r14]", "mov rdi, [r14 + 8]", "mov rsi, [r14 + 16]", "mov rdx, [r14 + 24]", "mov r10, [r14 + 32]",
         "cmp rax, {POKE}", "je 33f",
         "cmp rax, {MMAP}", "je 31f",
@@ -328,8 +339,13 @@ pub extern "C" fn side() -> ! {
         "mov [rdi], dl", "shr rdx, 8", "inc rdi", "dec rsi", "jnz 33b",
         "34:",
         "add r14, 48", "dec r13", "jmp 30b",
+        ".globl user_carried_out", "user_carried_out:",
+        "xor r15d, r15d",
+        "jmp 35f",
+        ".globl user_prepared_after", "user_prepared_after:",
+        prepared!(),
         "35:",
-        "xor r15d, r15d", "xor r8d, r8d", "xor r9d, r9d", "xor edx, edx",
+        "xor r8d, r8d", "xor r9d, r9d", "xor edx, edx",
         "cmp qword ptr [rip + journal_page + {enter}], 0", "je user_done",
 
         ".globl user_gate", "user_gate:",
@@ -383,7 +399,7 @@ pub extern "C" fn side() -> ! {
         "mov qword ptr [rip + user_page + {event}], {KICKED}",
         "jmp user_call",
         ".globl user_failed", "user_failed:",
-        "xor r15d, r15d",
+        "xor r15d, r15d", "xor r8d, r8d", "xor r9d, r9d", "xor edx, edx",
         "mov qword ptr [rip + user_page + {event}], {FAILED}",
         "jmp user_call",
         ".globl user_end", "user_end:",
