@@ -66,7 +66,7 @@ impl Outcome {
             Self::Machine(Ended::TripleFault(report)) => {
                 Some(format!("triple fault: the guest's kernel crashed\n{report}"))
             }
-            Self::Machine(Ended::Failed(failure)) => Some(failure.clone()),
+            Self::Machine(Ended::Failed(failure)) => Some(failure.to_string()),
             Self::Machine(Ended::Stopped) => Some("the machine was stopped".to_owned()),
             Self::TimedOut => Some("timeout: the guest was still running".to_owned()),
             Self::Signal(number) => Some(format!("ended by signal {number}")),

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use chipset::{MachineEvent, MachineEvents};
-use engine::{Control, Order, Report};
+use engine::{Control, Failure, Order, Report};
 
 /// How a machine ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +16,8 @@ pub enum Ended {
     DebugExit(u8),
     /// The guest's kernel could not even handle a double fault.
     TripleFault(Box<Report>),
-    /// The engine could not go on, in words.
-    Failed(String),
+    /// The engine could not go on.
+    Failed(Failure),
     /// It was stopped from outside.
     Stopped,
 }

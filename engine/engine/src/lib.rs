@@ -29,7 +29,7 @@ mod sync {
 
 pub use attention::{Attention, Control, Order};
 pub use board::{Board, BoardParts, LocalApic};
-pub use contract::{Counters, Engine, Exit, Probes, Reached, Watch, pending};
+pub use contract::{Counters, Engine, Exit, Failure, Probes, Reached, Watch, Whose, pending};
 pub use crowd::{Crowd, Seat};
 pub use interpreter::Interpreter;
 pub use log::{Event, EventLog};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use contract::{Doing, pending};
+use contract::{Doing, Failure, Whose, pending};
 use host::Clock;
 
 use crate::{
@@ -22,8 +22,8 @@ pub enum Ended {
     Stopped,
     /// Triple fault: an exception while delivering a double fault (SDM 6.15).
     TripleFault(Box<Report>),
-    /// The engine cannot go on, in words.
-    Failed(String),
+    /// The engine cannot go on.
+    Failed(Failure),
 }
 
 /// A vCPU being driven.
@@ -118,7 +118,8 @@ impl<E: Engine> VcpuLoop<E> {
             Exit::InterruptWindow => self.deliver_interrupt(),
             Exit::NmiWindow => self.deliver_nmi(),
             Exit::Halted => self.halt(),
-            Exit::Shutdown => return Some(self.shut_down()),
+            Exit::Shutdown => return Some(Ended::TripleFault(Box::new(self.report()))),
+            Exit::Failed => return Some(Ended::Failed(self.failure())),
             Exit::Probe(reached) => self.attendants.reach(&mut self.engine, reached),
         }
         None
@@ -168,11 +169,10 @@ impl<E: Engine> VcpuLoop<E> {
         self.engine.ram().enter();
     }
 
-    fn shut_down(&mut self) -> Ended {
-        match self.engine.failure() {
-            Some(failure) => Ended::Failed(failure),
-            None => Ended::TripleFault(Box::new(self.report())),
-        }
+    fn failure(&mut self) -> Failure {
+        let unsaid =
+            || Failure { whose: Whose::Ours, what: "the engine does not say why".to_owned() };
+        self.engine.failure().unwrap_or_else(unsaid)
     }
 
     fn deliver_interrupt(&mut self) {

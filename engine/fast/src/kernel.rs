@@ -105,13 +105,11 @@ impl Fast {
             WedgeExit::Lost => self.lost(),
             // The frame has the host's registers, and nothing has run.
             WedgeExit::Kicked if self.pages.frame().run.go == go::RAW => self.leave_raw(),
-            WedgeExit::Block(BlockExit::Miss) if self.led_nowhere() => {
-                self.take_state();
-                self.interpret();
+            WedgeExit::Block(BlockExit::Miss) => {
+                self.missed();
                 Ok(())
             }
-            // The next look for the block at RIP makes it, and what jumps to it is linked.
-            WedgeExit::Block(BlockExit::Miss | BlockExit::InterruptWindow) | WedgeExit::Kicked => {
+            WedgeExit::Block(BlockExit::InterruptWindow) | WedgeExit::Kicked => {
                 self.take_state();
                 Ok(())
             }
@@ -145,15 +143,19 @@ impl Fast {
         }
     }
 
-    /// A program has jumped to what is no address: it stands at the jump again, which is to fault.
-    fn led_nowhere(&mut self) -> bool {
+    /// There is no block at RIP: the next look for it makes one, and what jumps to it is linked. A program that has
+    /// jumped to what is no address stands at the jump again, which is to fault.
+    fn missed(&mut self) {
         let f = self.pages.frame();
         let nowhere =
             f.run.user_translated != 0 && f.regs.cpl == 3 && !paging::canonical(f.regs.rip);
         if nowhere {
             (f.regs.rip, f.regs.gpr[reg::RSP]) = (f.exit.next, f.block.spill[3]);
         }
-        nowhere
+        self.take_state();
+        if nowhere {
+            self.interpret();
+        }
     }
 
     /// A signal in translated code: the frame has the host's registers.
@@ -352,6 +354,6 @@ impl Fast {
         tracing::error!(
             "stopped at {pc:#x} by signal {signal}, exception {trap}, address {address:#x}: {bytes:02x?}, {position:x?}"
         );
-        Err(Error::Gone)
+        Err(Error::Lost)
     }
 }

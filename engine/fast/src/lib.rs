@@ -67,7 +67,7 @@ use apart::Apart;
 use bus::Kicker;
 use claims::Claims;
 use codes::Codes;
-use contract::{Doing, Taps};
+use contract::{Doing, Failure, Taps, Whose};
 use engine::{Attention, Board, Engine};
 use frame::WedgeExit;
 use home::Home;
@@ -179,7 +179,7 @@ pub struct Fast {
     /// The guest's kernel has asked which interrupts around 0x80 are in service.
     asks_in_service: bool,
     /// Why it cannot go on.
-    failure: Option<String>,
+    failure: Option<Failure>,
 }
 
 /// Why this host cannot run the fast engine, if it cannot; tried, not guessed.
@@ -479,8 +479,7 @@ impl Fast {
                 return exit;
             }
             if let Err(error) = self.attend_to_claims() {
-                self.failure = Some(error.to_string());
-                return Exit::Shutdown;
+                return self.fail(error);
             }
             if self.cpu.has_long_record() {
                 self.follow_record();
@@ -491,12 +490,19 @@ impl Fast {
                     exit => return exit,
                 }
             }
-            let done = self.guest_code();
-            self.failure = done.err().map(|error| error.to_string()).or_else(|| self.difference());
-            if self.failure.is_some() {
-                return Exit::Shutdown;
+            if let Err(error) = self.guest_code() {
+                return self.fail(error);
+            }
+            if let Some(what) = self.difference() {
+                self.failure = Some(Failure { whose: Whose::Ours, what });
+                return Exit::Failed;
             }
         }
+    }
+
+    fn fail(&mut self, error: Error) -> Exit {
+        self.failure = Some(Failure { whose: error.whose(), what: error.to_string() });
+        Exit::Failed
     }
 
     fn guest_code(&mut self) -> Result<(), Error> {
@@ -569,7 +575,7 @@ impl Engine for Fast {
     fn time_stamp(&mut self) -> u64 {
         self.board.tsc()
     }
-    fn failure(&mut self) -> Option<String> {
+    fn failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }
     fn details(&mut self) -> Vec<(String, u64)> {

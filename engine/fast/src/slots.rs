@@ -114,7 +114,7 @@ impl<W: Process> Slots<W> {
 
     /// The system call of the current slot that ends at `back` (GVA) is worth patching.
     pub fn patch(&mut self, pages: &Pages, back: u64) -> Result<(), Error> {
-        let space = self.spaces.last_mut().ok_or(Error::Gone)?;
+        let space = self.spaces.last_mut().ok_or(Error::NoSpace)?;
         let Some((page, bytes)) = space.code_page(&self.ram, back) else { return Ok(()) };
         if sites::is_interrupt(page, &bytes, back) {
             self.sites.add_interrupt(pages, back);
@@ -151,13 +151,13 @@ impl<W: Process> Slots<W> {
 
     /// The current slot.
     pub fn current(&mut self) -> Result<&mut Space<W>, Error> {
-        self.spaces.last_mut().map(Box::as_mut).ok_or(Error::Gone)
+        self.spaces.last_mut().map(Box::as_mut).ok_or(Error::NoSpace)
     }
 
     /// Has guest code run in the current slot, which has these page tables, and with `passing` in those that it selects by itself and that
     /// have no orders; false if orders could not be carried out.
     pub fn run(&mut self, passing: bool, roots: Roots) -> Result<bool, Error> {
-        let current = self.spaces.last_mut().ok_or(Error::Gone)?;
+        let current = self.spaces.last_mut().ok_or(Error::NoSpace)?;
         current.root = root(roots);
         current.attend_to_sites(&self.ram, roots, self.low.contains(&root(roots)))?;
         for space in &self.spaces {
@@ -179,7 +179,7 @@ impl<W: Process> Slots<W> {
         self.claims = 0;
         while self.entries() > most_entries(self.ram.len() / PAGE) {
             let largest = self.spaces.iter_mut().max_by_key(|space| space.entries());
-            largest.ok_or(Error::Gone)?.clear_all()?;
+            largest.ok_or(Error::NoSpace)?.clear_all()?;
         }
         Ok(())
     }
@@ -196,7 +196,7 @@ impl<W: Process> Slots<W> {
 
     /// Answers a page fault in the current slot.
     pub fn answer(&mut self, roots: Roots, gva: u64, access: Access) -> Result<Answer, Error> {
-        let space = self.spaces.last_mut().ok_or(Error::Gone)?;
+        let space = self.spaces.last_mut().ok_or(Error::NoSpace)?;
         space.answer(&self.ram, roots, &self.kernel_regions, gva, access)
     }
 

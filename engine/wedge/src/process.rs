@@ -8,6 +8,7 @@ use crate::{
     strict::{self, Apart},
     turns::Turns,
 };
+use contract::Whose;
 use frame::{
     BLOB, Base, Lookups, MAX_MADE, MAX_ORDERS, MONITOR, MapCommand, MapReport, RAM, RAM_MAX, Setup,
     Shared,
@@ -24,15 +25,35 @@ pub enum Error {
     /// The host refused something.
     #[error("cannot start a process for guest code: {0}")]
     Start(#[from] io::Error),
-    /// The process is gone.
+    /// The process has ended by itself.
     #[error("a process running guest code ended unexpectedly")]
     Gone,
+    /// Guest code stopped where there is none: the process is not to be believed any more.
+    #[error(
+        "guest code stopped where there is none: a program in the guest has written to the engine's memory \
+         (--guest-isolation strict keeps it out), or ring3 has a bug"
+    )]
+    Lost,
+    /// Guest code is to run, or to be mapped, while no space has been selected.
+    #[error("no address space has been selected for guest code: ring3 has a bug")]
+    NoSpace,
     /// It was killed: nobody here does that.
     #[error(
         "a process running guest code was killed by signal {0}, perhaps for want of memory on the host (its kernel's log says so): \
          give the guest less (--memory), or the host more, and start it again"
     )]
     Killed(i32),
+}
+
+impl Error {
+    /// Whose doing it is. What a wedge does wrong may be its guest's, which owns its memory.
+    pub fn whose(&self) -> Whose {
+        match self {
+            Self::Start(_) | Self::Killed(_) => Whose::Host,
+            Self::Gone | Self::Lost => Whose::Guest,
+            Self::NoSpace => Whose::Ours,
+        }
+    }
 }
 
 /// Guest RAM, as a wedge needs it.

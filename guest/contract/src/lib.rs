@@ -42,12 +42,40 @@ pub enum Exit {
     NmiWindow,
     /// HLT: nothing to do until an interrupt.
     Halted,
-    /// Triple fault, or the engine cannot go on: [`Engine::failure`] tells which.
+    /// Triple fault: an exception while delivering a double fault (SDM 6.15).
     Shutdown,
+    /// The engine cannot go on; [`Engine::failure`] says why.
+    Failed,
     /// The interpreter stands before code that another engine has asked to run itself.
     Leave,
     /// A debugger or a tracer has a probe here, see [`Engine::set_probes`].
     Probe(Reached),
+}
+
+/// Whose doing it is that an engine cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The guest's: it has written where only the engine should.
+    Guest,
+    /// The host's: it gives no memory or process, or has taken one away.
+    Host,
+    /// Ours: a bug.
+    Ours,
+}
+
+/// Why an engine cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Whose doing it is.
+    pub whose: Whose,
+    /// What has happened, and what to do, for people.
+    pub what: String,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)
+    }
 }
 
 /// What the CPU has done so far.
@@ -112,8 +140,8 @@ pub trait Engine {
     fn time_stamp(&mut self) -> u64 {
         0
     }
-    /// Why it cannot go on, if [`Exit::Shutdown`] was not the guest's doing.
-    fn failure(&mut self) -> Option<String> {
+    /// Why it cannot go on, after [`Exit::Failed`].
+    fn failure(&mut self) -> Option<Failure> {
         None
     }
     /// What this kind of engine counts besides: name and count.
@@ -171,7 +199,7 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     fn time_stamp(&mut self) -> u64 {
         (**self).time_stamp()
     }
-    fn failure(&mut self) -> Option<String> {
+    fn failure(&mut self) -> Option<Failure> {
         (**self).failure()
     }
     fn details(&mut self) -> Vec<(String, u64)> {

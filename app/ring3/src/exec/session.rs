@@ -383,7 +383,7 @@ fn why(ended: &Ended) -> String {
     match ended {
         Ended::TripleFault(report) => format!("triple fault: the guest's kernel crashed\n{report}"),
         Ended::Reset => "the guest's kernel gave up (a panic)".to_owned(),
-        Ended::Failed(failure) => failure.clone(),
+        Ended::Failed(failure) => failure.to_string(),
         _ => "the guest ended before the command did".to_owned(),
     }
 }

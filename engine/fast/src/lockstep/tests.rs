@@ -233,8 +233,8 @@ fn spoiled_and_run(lock_step: LockStep, times: u32, change: (&[u8], usize, u8)) 
         assert_eq!(fast.run(u64::MAX), Exit::Halted);
         fast.set_vcpu(state());
     }
-    assert_eq!(fast.run(u64::MAX), Exit::Shutdown);
-    fast.failure().expect("a difference")
+    assert_eq!(fast.run(u64::MAX), Exit::Failed);
+    fast.failure().expect("a difference").what
 }
 
 #[test]
