@@ -20,6 +20,7 @@
 //! # Wiring
 //!
 //! ```
+//! # host::choose!(host_linux::Linux);
 //! # use std::sync::Arc;
 //! # struct Nothing;
 //! # impl bus::InterruptLine for Nothing { fn set(&self, _: bool) {} }
