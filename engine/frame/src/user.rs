@@ -12,8 +12,6 @@ pub const SYSCALL_USER_DISPATCH: u64 = 59;
 pub mod event {
     /// It has done what it was to do.
     pub const DONE: u64 = 0;
-    /// It has not been told yet what it is to do, or has lost the answer to a signal.
-    pub const UNTOLD: u64 = u64::MAX;
     /// A patched system call.
     pub const CALL: u64 = 1;
     /// A signal.

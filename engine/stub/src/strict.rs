@@ -135,23 +135,11 @@ fn hand(s: &mut Shared, enter: bool) -> u64 {
     let j = journal();
     (j.enter, j.count) = (enter.into(), s.user.journal_count);
     s.user.journal_count = 0;
-    page().event = event::UNTOLD;
-    // A signal that comes to the process just as it is answered has the host drop the answer. Nobody is told of that,
-    // so what the process last said must not be taken for what it says now.
-    while page().event == event::UNTOLD {
-        tell(s);
-        receive(s);
-    }
-    page().event
-}
-
-/// Tells the process to go on.
-fn tell(s: &mut Shared) {
     while !send(s.user.handed, s.setup.user_secret, 0) {
         receive(s);
-        // The process has been kicked while it waited, and has forgotten that: this one has been kicked before.
-        page().kicked |= frame().run.kicked;
     }
+    receive(s);
+    page().event
 }
 
 /// Waits for a hand-over by the instruction that is for it. Others are no calls.
