@@ -95,7 +95,9 @@ impl Drop for Started {
 impl Started {
     /// Runs a script that says `ready`, and waits until it has.
     fn new(script: &str) -> Result<Self> {
-        let mut command = Command::new(ring3()?);
+        // In a shell's background SIGINT is ignored, and what is ignored stays so.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=INT").arg(ring3()?);
         command.args(["exec", "--memory", "512M", "--timeout", TIMEOUT, "--grace", "2", "--"]);
         command.args(["sh", "-c", script]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
