@@ -216,6 +216,13 @@ fn state() -> Vcpu {
     v
 }
 
+/// The guest on the fast engine, with one vCPU.
+fn machine(start: Vcpu, modes: Modes, attention: &Arc<Attention>) -> Fast {
+    let board = board(memory(), Arc::clone(attention));
+    let owners = (&crate::Machine::new(1), &crate::Placement::default());
+    Fast::new(start, board, attention, modes, owners).expect("an engine")
+}
+
 /// How the guest ends.
 #[derive(Debug, PartialEq)]
 struct Ending {
@@ -299,15 +306,7 @@ fn slow_down(fast: &mut Fast) {
 /// The guest in a storm of kicks: how it ends, and how many interrupts it has taken.
 fn in_a_storm(start: &Vcpu, modes: Modes, slow: bool) -> (Ending, u64) {
     let (attention, over) = (Arc::new(Attention::default()), AtomicBool::new(false));
-    let board = board(memory(), Arc::clone(&attention));
-    let mut fast = Fast::new(
-        start.clone(),
-        board,
-        &attention,
-        modes,
-        (&crate::Machine::new(1), &crate::Placement::default()),
-    )
-    .expect("an engine");
+    let mut fast = machine(start.clone(), modes, &attention);
     if slow {
         slow_down(&mut fast);
     }
@@ -340,14 +339,7 @@ fn ends_as_ever_with(modes: Modes) {
 /// A strict machine, which nobody kicks.
 fn in_peace() -> Ending {
     let attention = Arc::new(Attention::default());
-    let mut fast = Fast::new(
-        state(),
-        board(memory(), Arc::clone(&attention)),
-        &attention,
-        Modes { strict: true, ..MODES },
-        (&crate::Machine::new(1), &crate::Placement::default()),
-    )
-    .expect("an engine");
+    let mut fast = machine(state(), Modes { strict: true, ..MODES }, &attention);
     run(&mut fast, &attention)
 }
 
@@ -390,15 +382,7 @@ fn sleeps(fast: &Fast) -> u64 {
 #[test]
 fn a_kick_while_the_monitor_has_the_turn_wakes_nobody() {
     let attention = Arc::new(Attention::default());
-    let board = board(memory(), Arc::clone(&attention));
-    let mut fast = Fast::new(
-        state(),
-        board,
-        &attention,
-        MODES,
-        (&crate::Machine::new(1), &crate::Placement::default()),
-    )
-    .expect("an engine");
+    let mut fast = machine(state(), MODES, &attention);
     run(&mut fast, &attention);
     let before = sleeps(&fast);
     assert!(before > 0, "it has run");
