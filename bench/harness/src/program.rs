@@ -65,11 +65,12 @@ pub const ROWS: [&str; 18] = [
 /// The group of rows that take many pages, and so the time to touch them.
 pub const SCATTERED: &str = "scattered memory";
 
-/// The group of rows that need two CPUs, and the one of them that runs other programs.
+/// The group of rows that need two CPUs.
 pub const TWO_CPUS: &str = "two CPUs";
+/// The one row of that group that runs other programs.
 const PROGRAMS_ON_TWO: &str = "lua2";
 
-/// Whether a row or group of this name runs other programs, which have to be there.
+/// Whether a row or group of this name runs other programs. Those have to be installed.
 pub fn runs_programs(name: &str) -> bool {
     ROWS.contains(&name) || name == PROGRAMS_ON_TWO
 }

@@ -144,7 +144,7 @@ impl Fast {
     }
 
     /// There is no block at RIP: the next look for it makes one, and what jumps to it is linked. A program that has
-    /// jumped to what is no address stands at the jump again, which is to fault.
+    /// jumped to an address that is not canonical is put back to the jump, which then faults.
     fn missed(&mut self) {
         let f = self.pages.frame();
         let nowhere =
@@ -345,7 +345,7 @@ impl Fast {
         Ok(self.exited())
     }
 
-    /// Guest code stopped where no guest code is: the wedge is not to be believed any more.
+    /// The wedge stopped at an address that holds no guest code. Nothing that it says is trusted any more.
     fn lost(&mut self) -> Result<(), Error> {
         let f = self.pages.frame();
         let (pc, signal, trap, address) = (f.exit.pc, f.exit.signal, f.exit.trap, f.exit.address);

@@ -27,7 +27,7 @@ impl Base {
         usual.wrapping_add(self.0)
     }
 
-    /// The HVA of what has the HVA `usual` with the usual base.
+    /// Where something lies with this base (HVA) that lies at `usual` with the usual base.
     pub const fn hva(self, usual: usize) -> usize {
         self.at(usual as u64) as usize
     }

@@ -15,7 +15,7 @@
 //! - `user_again` and `user_call`, which hand over, and do it again if a signal came first;
 //! - `user_told`: the registers hold the secret, the orders are carried out. A kick has them begun anew: each
 //!   can be done twice;
-//! - `user_carried_out`: the secret is gone. A kick is noted, and it goes on;
+//! - `user_carried_out`: the secret is gone. A kick is noted, and the way to user code goes on;
 //! - `user_gate`: the last steps to user code, which a kick gives up;
 //! - the ends of those;
 //! - `user_failed`: an order could not be carried out. A kick has this begun anew.

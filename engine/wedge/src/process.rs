@@ -28,7 +28,7 @@ pub enum Error {
     /// The process has ended by itself.
     #[error("a process running guest code ended unexpectedly")]
     Gone,
-    /// Guest code stopped where there is none: the process is not to be believed any more.
+    /// The process stopped at an address that holds no guest code. Nothing that it says is trusted any more.
     #[error(
         "guest code stopped where there is none: a program in the guest has written to the engine's memory \
          (--guest-isolation strict keeps it out), or ring3 has a bug"

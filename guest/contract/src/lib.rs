@@ -57,7 +57,7 @@ pub enum Exit {
 pub enum Whose {
     /// The guest's: it has written where only the engine should.
     Guest,
-    /// The host's: it gives no memory or process, or has taken one away.
+    /// The host's: it refused memory or a process, or killed a process.
     Host,
     /// Ours: a bug.
     Ours,
@@ -68,7 +68,7 @@ pub enum Whose {
 pub struct Failure {
     /// Whose doing it is.
     pub whose: Whose,
-    /// What has happened, and what to do, for people.
+    /// A message for the user: what has happened, and what to do.
     pub what: String,
 }
 

@@ -91,7 +91,7 @@ pub struct Probes {
     pub watches: Vec<Watch>,
     /// Which of the breakpoints are taps.
     pub taps: Option<Arc<Taps>>,
-    /// Breakpoints that are no taps, whatever [`Probes::taps`] says: two attendants have one there.
+    /// Addresses at which two attendants have a breakpoint. None of them is a tap, even if [`Probes::taps`] has it.
     pub shared: BTreeSet<u64>,
     /// Who is told what the vCPU does besides.
     pub watchers: Vec<Watcher>,

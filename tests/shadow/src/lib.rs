@@ -2,8 +2,8 @@
 //! that a TLB may hold, do not.
 //!
 //! Tested is the code that runs: the monitor's half (`fast::Slots`, `fast::Space`) and the wedge's half (`stub::mmu`,
-//! `stub::orders`). In place of the wedge's process both have a table of mappings ([`process`]), by way of
-//! `stub::model`. A guest that does random things to random page tables
+//! `stub::orders`). Both change a table of mappings ([`process`]) in place of the wedge's process;
+//! `stub::model` leads them to it. A guest that does random things to random page tables
 //! ([`guest`], [`tables`]) runs on both, and beside it a model of an x86 TLB that knows nothing of either
 //! ([`tlb`]): it remembers every translation that the tables have allowed since the guest flushed it.
 //! Whenever guest code is about to run, every mapping of its wedge must be covered by that memory:

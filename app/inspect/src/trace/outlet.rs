@@ -23,7 +23,7 @@ pub struct Batch {
     pub records: Vec<u8>,
     /// The time-stamp counter when the records were taken.
     pub tsc: u64,
-    /// Nanoseconds from the trace's beginning to the same moment.
+    /// Nanoseconds from the trace's beginning to when the records were taken.
     pub ns: u64,
 }
 

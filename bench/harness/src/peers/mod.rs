@@ -41,7 +41,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// The disks of a machine, of which the first is of programs, if there are any. The others are written to.
+    /// Which of all disks a machine gets for this work. If there is a disk of programs, it is the first of `all`.
     fn disks(self, all: &[String], has_programs: bool) -> &[String] {
         match self {
             Self::Serve => all,

@@ -24,7 +24,7 @@ const MADE: [&[u8]; 2] = [b"\x7fELF", b"!<arch>\n"];
 /// The folder a project is built in, on both sides: paths get into debugging information.
 const BUILD: &str = "build";
 
-/// Builds every project here once, and there so many times.
+/// Builds every project once on the host and `times` times in a guest, and compares the bytes.
 ///
 /// # Errors
 /// A project could not be built, or not to the same bytes.
@@ -53,11 +53,11 @@ struct Build<'a> {
     limits: Limits<'a>,
 }
 
-/// Here or there: runs words in a folder.
+/// Runs a command in a folder, on the host or in a guest.
 type Run = fn(&Path, Limits<'_>, &[&str]) -> Result<in_guest::Ended>;
 
 impl Build<'_> {
-    /// Builds it, from its sources in a folder of its own; what was made.
+    /// Builds the project from its sources, and returns what was made. The folder is gone afterwards.
     fn run(&self, run: Run) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
         let directory = self.scratch.join(BUILD);
         self.assets.source(Suite::Bookworm, self.package, &directory)?;
