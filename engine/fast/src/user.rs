@@ -13,6 +13,7 @@ use x86::{
 };
 use x86_interp::{GuestRam, System};
 
+const SIGILL: u64 = 4;
 const SIGTRAP: u64 = 5;
 /// The host's code for a SIGTRAP that is neither a single step nor a breakpoint of the debug registers.
 const TRAP_BRKPT: u64 = 1;
@@ -52,6 +53,8 @@ enum Stop {
     Step,
     /// SYSENTER; RIP and RSP are lost.
     Enter,
+    /// The CPU refused an instruction; RIP is at it.
+    Undefined,
     /// An instruction faulted; RIP is at it.
     Fault,
 }
@@ -172,13 +175,26 @@ impl Fast {
             Stop::Vsyscall(entry) => state::push_back(v, entry),
             Stop::SoftwareInterrupt(opcode) => self.back_to_interrupt(opcode),
             Stop::Int1 => self.back_to_int1(),
-            Stop::Fault => {}
+            Stop::Undefined | Stop::Fault => {}
         }
         match stop {
+            Stop::Undefined => self.interpret_refused(),
             Stop::Fault => self.interpret_and_learn(),
             _ => self.interpret(),
         }
         Ok(())
+    }
+
+    /// Interprets an instruction that the CPU has refused. Makers differ in how much of it they fetch for that: where this
+    /// CPU has not looked at the next page, that is not missing.
+    fn interpret_refused(&mut self) {
+        let page = self.cpu.vcpu.rip >> PAGE_BITS;
+        self.statistics.interpreted += 1;
+        let Err(fault) = self.cpu.step(&mut self.board) else { return };
+        let fetch =
+            fault.vector == vector::PF && fault.code.is_some_and(|code| code & pf::FETCH != 0);
+        let missing = fetch && fault.address >> PAGE_BITS != page;
+        self.cpu.exception(&mut self.board, if missing { Fault::ud() } else { fault });
     }
 
     /// Interprets one instruction; what CPUID answers, the wedge may answer the next time.
@@ -312,6 +328,7 @@ fn stop(f: &VcpuPage) -> Stop {
         SIGTRAP if f.exit.trap == u64::from(vector::BP) => Stop::SoftwareInterrupt(INT3),
         SIGTRAP if f.regs.rflags & flags::TF != 0 && f.exit.code != TRAP_BRKPT => Stop::Step,
         SIGTRAP => Stop::Int1,
+        SIGILL if f.exit.trap == u64::from(vector::UD) => Stop::Undefined,
         _ => Stop::Fault,
     }
 }

@@ -1,7 +1,9 @@
-//! Which instructions are refused before all their bytes are there.
+//! How much of an instruction that means nothing has to be there before it is refused.
 //!
-//! At the end of a page with nothing behind it, CPUs differ from the decoder, which wants a ModR/M byte for what
-//! it does not know. Seen on an Intel Xeon (family 6, model 167), which did the same for 10,800 sequences.
+//! At the end of a page with nothing behind it, CPUs differ from the decoder. That wants a ModR/M byte for what it
+//! does not know, and is content with less than all of what it knows to be undefined. CPUs look at the opcode for an
+//! instruction's length, and refuse it when all of it is there; or at once. At once was seen on an Intel Xeon (family
+//! 6, model 167), which did the same for 10,800 sequences; the lengths on an AMD EPYC (family 25, model 17), too.
 
 use crate::decode::is_prefix;
 
@@ -61,8 +63,38 @@ fn is_no_vector(opcode: u8) -> bool {
     )
 }
 
+/// All of an instruction is there that the decoder has found to be undefined.
+pub(crate) fn is_whole(bytes: &[u8], bits: u32) -> bool {
+    let prefixes = bytes.iter().take_while(|byte| is_prefix(**byte, bits)).count();
+    let (prefixes, opcode) = bytes.split_at(prefixes);
+    let narrow = prefixes.contains(&0x66) && !matches!(prefixes.last(), Some(0x48..=0x4f));
+    // 16-bit addresses have other operands.
+    if bits == 16 || bits == 32 && prefixes.contains(&0x67) {
+        return true;
+    }
+    let word = if narrow { 2 } else { 4 };
+    let (modrm, immediate) = match *opcode {
+        [0x9a | 0xea, ref rest @ ..] => return rest.len() >= word + 2,
+        // The register forms of moves to and from control registers are the only ones.
+        [0x0f, 0x20..=0x23, ref rest @ ..] => return !rest.is_empty(),
+        [0x0f, 0x38, _, ref rest @ ..] => (rest, 0),
+        [0x0f, 0x3a, _, ref rest @ ..] | [0x0f, 0x71..=0x73 | 0xba, ref rest @ ..] => (rest, 1),
+        [0x0f, _, ref rest @ ..] => (rest, 0),
+        [0x82 | 0xc6, ref rest @ ..] => (rest, 1),
+        [0xc7, ref rest @ ..] => (rest, word),
+        [0x8c..=0x8e | 0xd8..=0xdf | 0xfe | 0xff, ref rest @ ..] => (rest, 0),
+        _ => return true,
+    };
+    modrm.split_first().is_some_and(|(modrm, rest)| has(*modrm, rest, immediate))
+}
+
 /// What a ModR/M byte asks for is there: SIB and displacement.
 fn has_operand(modrm: u8, rest: &[u8]) -> bool {
+    has(modrm, rest, 0)
+}
+
+/// The same, and an immediate.
+fn has(modrm: u8, rest: &[u8], immediate: usize) -> bool {
     let (mode, register) = (modrm >> 6, modrm & 7);
     let sib = usize::from(mode != 3 && register == 4);
     let no_base =
@@ -73,12 +105,13 @@ fn has_operand(modrm: u8, rest: &[u8]) -> bool {
         2 => 4,
         _ => 0,
     };
-    rest.len() >= sib + displacement
+    rest.len() >= sib + displacement + immediate
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::complete;
 
     /// What the CPU refused at the end of a page.
     const REFUSED: [&[u8]; 24] = [
@@ -145,6 +178,37 @@ mod tests {
     fn what_the_cpu_fetches_is_fetched() {
         for bytes in FETCHED {
             assert!(!is_undefined_at_once(bytes, 64), "{bytes:x?}");
+        }
+    }
+
+    /// Undefined, each without its last byte: the CPU goes on to the next page for that.
+    const CUT: [&[u8]; 16] = [
+        &[0x82, 0xc0],
+        &[0x82, 0x04, 0x24],
+        &[0x9a, 0, 0, 0, 0, 0],
+        &[0x66, 0xea, 0, 0, 0],
+        &[0xc6, 0x4d, 0],
+        &[0xc7, 0xc8, 0, 0, 0],
+        &[0x48, 0xc7, 0x0d, 0, 0, 0, 0, 0, 0, 0],
+        &[0xd9, 0x0c],
+        &[0xdb, 0xa4, 0x24, 0, 0, 0],
+        &[0xdd, 0x2d, 0, 0, 0],
+        &[0xfe, 0x14],
+        &[0xf0, 0xff, 0x78],
+        &[0x0f, 0x71, 0xc0],
+        &[0x0f, 0xba, 0x04, 0x24],
+        &[0x0f, 0x38, 0x0f],
+        &[0x0f, 0x3a, 0x00, 0xc0],
+    ];
+
+    #[test]
+    fn what_is_undefined_is_fetched_to_its_end() {
+        for bytes in CUT {
+            assert!(!complete(bytes, 64), "{bytes:x?}");
+            assert!(complete(&[bytes, &[0]].concat(), 64), "{bytes:x?} and the last byte");
+        }
+        for whole in [&[0xd9, 0x08][..], &[0x8c, 0xf8], &[0xfe, 0xd0], &[0x0f, 0x20, 0x0c]] {
+            assert!(complete(whole, 64), "{whole:x?}");
         }
     }
 

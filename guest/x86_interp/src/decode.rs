@@ -1,7 +1,7 @@
 //! Bytes to [`Op`]s.
 
 use crate::{
-    at_once::is_undefined_at_once,
+    at_once::{is_undefined_at_once, is_whole},
     exec,
     op::{Address, Op, RegRef},
     system::System,
@@ -20,9 +20,7 @@ pub(crate) fn block<S: System>(sys: &mut S, bytes: &[u8], bits: u32) -> Vec<Op<S
     while decoder.can_decode() && ops.len() < MAX_OPS {
         let start = decoder.position();
         let insn = decoder.decode();
-        let cut =
-            decoder.last_error() == DecoderError::NoMoreBytes && bytes.len() - start < MAX_LENGTH;
-        if cut {
+        if bytes.len() - start < MAX_LENGTH && !is_decided(&decoder, &bytes[start..], bits) {
             break;
         }
         let (op, ends) = make(sys, insn, &bytes[start..], bits);
@@ -47,7 +45,16 @@ pub(crate) fn complete(bytes: &[u8], bits: u32) -> bool {
     }
     let mut decoder = Decoder::with_ip(bits, bytes, 0, DecoderOptions::NONE);
     let _ = decoder.decode();
-    decoder.last_error() != DecoderError::NoMoreBytes
+    is_decided(&decoder, bytes, bits)
+}
+
+/// What the decoder has made of the bytes does not depend on others behind them.
+fn is_decided(decoder: &Decoder<'_>, bytes: &[u8], bits: u32) -> bool {
+    match decoder.last_error() {
+        DecoderError::NoMoreBytes => false,
+        DecoderError::InvalidInstruction => is_whole(bytes, bits),
+        _ => true,
+    }
 }
 
 fn make<S: System>(sys: &mut S, insn: Instruction, bytes: &[u8], bits: u32) -> (Op<S>, bool) {

@@ -38,6 +38,12 @@ fn without_acpi_s_routes() -> Result<()> {
     hears_its_devices(Kernel::TrixieCloud, "pci=noacpi", "XT-PIC")
 }
 
+/// The newest kernel: Linux 7.2 in November 2026, which had waited for ever as 6.12 had.
+#[test]
+fn the_newest_kernel_without_acpi_s_routes() -> Result<()> {
+    hears_its_devices(Kernel::SidCloud, "pci=noacpi", "XT-PIC")
+}
+
 #[test]
 fn without_acpi_s_routes_and_messages() -> Result<()> {
     hears_its_devices(Kernel::BookwormCloud, "pci=noacpi,nomsi", "XT-PIC")

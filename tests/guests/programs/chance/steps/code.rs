@@ -123,6 +123,8 @@ const AUXILIARY: u64 = 0x10;
 const RESUME: u64 = 0x10000;
 const GENERAL_PROTECTION: u64 = 13;
 const PAGE_FAULT: u64 = 14;
+/// In a page fault's error code: of an instruction.
+const FETCH: u64 = 16;
 
 /// Pages below are such as hosts map for nobody: engines interpret what uses them.
 const LOWEST: u64 = 0x1_0000;
@@ -306,7 +308,12 @@ pub fn refuse(random: &mut Random, world: &World) {
     if bytes.windows(2).any(|two| two == [0x0f, 0x05] || two == [0xcd, 0x80]) {
         state.set(cpu::RAX, random.pick(&[1000, 0xffff_ffff, 2000]));
     }
-    cpu::run(&state, None).note(Open::default());
+    let mut stop = cpu::run(&state, None);
+    // Makers read the words of an IRET's stack in another order, and an engine may interpret any instruction.
+    if bytes.contains(&0xcf) && stop.context.trap == PAGE_FAULT && stop.context.error & FETCH == 0 {
+        (stop.address, stop.context.cr2) = (0, 0);
+    }
+    stop.note(Open::default());
 }
 
 /// Exceptions of x87 and SSE, unmasked by chance.
