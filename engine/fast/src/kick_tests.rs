@@ -29,6 +29,8 @@ use x86::{
 };
 use x86_interp::{Exit, GuestRam, pending};
 
+mod steps;
+
 const PAGE: u64 = 4096;
 /// GVA of the kernel's code, and its place in RAM. So for the others.
 const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);
@@ -128,6 +130,8 @@ fn kernel() -> Result<(Vec<u8>, u64), IcedError> {
     a.cli()?;
     a.popfq()?;
     a.call(function)?;
+    // The program's data is mapped anew.
+    a.invlpg(byte_ptr(r13))?;
     a.mov(ecx, 8)?;
     a.mov(rsi, DATA.0 + WORK)?;
     a.lea(rdi, qword_ptr(rsi + 0x80))?;
@@ -251,22 +255,30 @@ impl Ending {
 /// Runs the guest to its end, each kick being an interrupt.
 fn run(engine: &mut dyn Engine, attention: &Attention) -> Ending {
     loop {
-        match engine.run(u64::MAX) {
-            Exit::Requested => {
-                attention.take_kick();
-                attention.set_interrupts(pending::INTERRUPT);
-            }
-            Exit::InterruptWindow => {
-                attention.set_interrupts(0);
-                engine.interrupt(VECTOR);
-            }
-            Exit::Halted => return Ending::of(engine),
-            exit => {
-                let failure = engine.failure();
-                panic!("{exit:?} at {:#x}: {failure:?}", engine.vcpu().rip);
-            }
+        if let Some(ending) = attend(engine, attention) {
+            return ending;
         }
     }
+}
+
+/// Runs the guest until it needs something.
+fn attend(engine: &mut dyn Engine, attention: &Attention) -> Option<Ending> {
+    match engine.run(u64::MAX) {
+        Exit::Requested => {
+            attention.take_kick();
+            attention.set_interrupts(pending::INTERRUPT);
+        }
+        Exit::InterruptWindow => {
+            attention.set_interrupts(0);
+            engine.interrupt(VECTOR);
+        }
+        Exit::Halted => return Some(Ending::of(engine)),
+        exit => {
+            let failure = engine.failure();
+            panic!("{exit:?} at {:#x}: {failure:?}", engine.vcpu().rip);
+        }
+    }
+    None
 }
 
 /// Ends the storm, whatever becomes of the test.

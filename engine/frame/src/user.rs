@@ -20,6 +20,8 @@ pub mod event {
     pub const KICKED: u64 = 3;
     /// It could not do what it was to do.
     pub const FAILED: u64 = 4;
+    /// What the wedge writes before it answers: the process has said nothing since.
+    pub const NOTHING: u64 = 5;
 }
 
 /// What a wedge and the process of its user code tell each other. User code can write it whenever it runs: so
@@ -41,7 +43,7 @@ pub struct UserPage {
     pub selectors: [u64; 4],
     /// See [`event`].
     pub event: u64,
-    /// A kick has come before user code has run.
+    /// A kick has come before user code has run, or while the process waited for its wedge's answer.
     pub kicked: u64,
     /// The signal.
     pub signal: u64,

@@ -27,11 +27,11 @@ pub const RESTORER: u64 = 1;
 const ROUTINE: u64 = 512;
 const SIGILL: u64 = 4;
 const SIGTRAP: u64 = 5;
-const SIGSEGV: u64 = 11;
+pub const SIGSEGV: u64 = 11;
 const SIGSYS: u64 = 31;
 /// The host's code for a SIGSYS of a filter's.
 const SYS_SECCOMP: u64 = 1;
-const GENERAL_PROTECTION: u64 = vector::GP as u64;
+pub const GENERAL_PROTECTION: u64 = vector::GP as u64;
 const PAGE_FAULT: u64 = vector::PF as u64;
 /// The host's selector of 64-bit user code.
 const USER_CS: u64 = 0x33;

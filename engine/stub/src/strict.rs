@@ -14,7 +14,7 @@ use crate::{
     frame, here,
     host::{self, IOCTL, call, load_vectors},
     reach, run, shared,
-    signal::{self, Context},
+    signal::{self, Context, GENERAL_PROTECTION, SIGSEGV},
     turns, user,
 };
 use core::arch::asm;
@@ -47,6 +47,7 @@ const SAVED: u64 = 7;
 const RIP: usize = 16;
 const FLAGS: usize = 17;
 const SELECTOR: usize = 18;
+const TRAP: usize = 20;
 
 fn page() -> &'static mut UserPage {
     // SAFETY: mapped before this process began. The one that shares it stands still.
@@ -99,7 +100,6 @@ pub fn enter(f: &mut VcpuPage, s: &mut Shared) -> u64 {
         if core::mem::take(&mut s.user.failed) != 0 {
             failed(s);
         }
-        p.kicked = 0;
         let event = hand(s, true);
         forget_interrupted(p);
         match event {
@@ -111,6 +111,10 @@ pub fn enter(f: &mut VcpuPage, s: &mut Shared) -> u64 {
             // A kick that the monitor has heard of is over.
             event::KICKED if f.run.kicked == 0 => {}
             event::KICKED => return 0,
+            event::NOTHING => {
+                jumped(p);
+                run::restart(came_by_signal)
+            }
             _ => failed(s),
         }
     }
@@ -132,14 +136,31 @@ fn hand(s: &mut Shared, enter: bool) -> u64 {
     if s.user.handed == 0 {
         receive(s);
     }
+    loop {
+        answer(s, enter);
+        receive(s);
+        let p = page();
+        match (p.event, p.kicked) {
+            // The answer has not arrived, for a kick came first: everything is still to be done.
+            (event::NOTHING, 1) if enter => return event::KICKED,
+            (event::NOTHING, _) if !enter => {}
+            (event, _) => {
+                s.user.journal_count = 0;
+                return event;
+            }
+        }
+    }
+}
+
+/// Answers the process's call.
+fn answer(s: &mut Shared, enter: bool) {
     let j = journal();
     (j.enter, j.count) = (enter.into(), s.user.journal_count);
-    s.user.journal_count = 0;
+    let p = page();
+    (p.kicked, p.event) = (0, event::NOTHING);
     while !send(s.user.handed, s.setup.user_secret, 0) {
         receive(s);
     }
-    receive(s);
-    page().event
 }
 
 /// Waits for a hand-over by the instruction that is for it. Others are no calls.
@@ -183,6 +204,12 @@ extern "C" fn patched_call() -> ! {
     let f = frame();
     f.counters.patched_system_calls += 1;
     assist::system_call(f)
+}
+
+/// User code has jumped to the call, with nothing to say: to it there is nothing.
+fn jumped(p: &mut UserPage) {
+    p.signal = SIGSEGV;
+    p.context[TRAP] = GENERAL_PROTECTION;
 }
 
 /// What a patched call has put into the page.

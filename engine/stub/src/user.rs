@@ -12,7 +12,8 @@
 //! - `user_patched`, where patched system calls arrive; `user_signal`, where signals do: a kick there changes
 //!   nothing, for the way leads to the wedge anyway;
 //! - `user_back`, which leads back to what such a kick has interrupted. Another kick has it begun anew;
-//! - `user_again` and `user_call`, which hand over, and do it again if a signal came first;
+//! - `user_again` and `user_call`, which hand over, and do it again if a signal came first. The host may have
+//!   dropped the wedge's answer to that signal, so a kick there is noted;
 //! - `user_told`: the registers hold the secret, the orders are carried out. A kick has them begun anew: each
 //!   can be done twice;
 //! - `user_carried_out`: the secret is gone. A kick is noted, and the way to user code goes on;
@@ -227,7 +228,7 @@ pub extern "C" fn side() -> ! {
         "lea rax, [rip + user_end]", "cmp rcx, rax", "jae 25f",
         "lea rax, [rip + user_back]", "cmp rcx, rax", "jb 23f",
         "lea rax, [rip + user_again]", "cmp rcx, rax", "jb 24f",
-        "lea rax, [rip + user_told_at]", "cmp rcx, rax", "jb user_again",
+        "lea rax, [rip + user_told_at]", "cmp rcx, rax", "jb 27f",
         "lea rax, [rip + user_gate]", "cmp rcx, rax", "jb 21f",
         "lea rax, [rip + user_failed]", "cmp rcx, rax", "jae 26f",
         "lea rax, [rip + user_gate_end]", "cmp rcx, rax", "ja 23f",
@@ -265,6 +266,10 @@ pub extern "C" fn side() -> ! {
 
         "24:", // on the way back
         "cmp r12d, {KICK}", "je user_back",
+
+        "27:", // at the call, whose answer the host may have dropped
+        "mov qword ptr [rip + user_page + {kicked}], 1",
+        "jmp user_again",
 
         "26:", // an order could not be carried out, and the secret may be in registers
         "cmp r12d, {KICK}", "jne 25f",

@@ -59,13 +59,14 @@ impl Child {
         {
             return Err(io::Error::last_os_error());
         }
-        if status.si_signo == 0 {
-            return Ok(None);
-        }
-        // SAFETY: a child's end has a status.
+        // SAFETY: a child's change has a status.
         let number = unsafe { status.si_status() };
-        let exited = status.si_code == libc::CLD_EXITED;
-        Ok(Some(if exited { End::Exited(number) } else { End::Killed(number) }))
+        Ok(match status.si_code {
+            libc::CLD_EXITED => Some(End::Exited(number)),
+            libc::CLD_KILLED | libc::CLD_DUMPED => Some(End::Killed(number)),
+            // Nothing has changed, or it stands still for a debugger that is a thread of ours.
+            _ => None,
+        })
     }
 }
 
@@ -96,6 +97,8 @@ impl host::Child for Child {
     }
 
     fn ended(&self) -> Option<End> {
+        // A look comes first: that it stands still is the debugger's to hear.
+        self.reap(libc::WNOHANG | libc::WNOWAIT).ok().flatten()?;
         self.reap(libc::WNOHANG).ok().flatten()
     }
 }
