@@ -29,7 +29,7 @@ use x86::{
 };
 use x86_interp::{Exit, GuestRam, pending};
 
-mod steps;
+mod step_tests;
 
 const PAGE: u64 = 4096;
 /// GVA of the kernel's code, and its place in RAM. So for the others.
