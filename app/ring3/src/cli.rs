@@ -6,8 +6,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     control::{
-        DumpArguments, GdbArguments, ProfileArguments, PsArguments, StatsArguments, Target,
-        TopArguments, TraceArguments,
+        DrgnArguments, DumpArguments, GdbArguments, ProfileArguments, PsArguments, StatsArguments,
+        Target, TopArguments, TraceArguments,
     },
     device::DeviceArguments,
     disk::ImageArguments,
@@ -63,7 +63,7 @@ Exit codes:
   4    the guest asked for a reset, or a fault was one
   5    a fault cut the power
   6    triple fault: the guest's kernel crashed too badly to say so
-  8    with --on-panic stop: the guest's kernel said that it crashed
+  8    with --on-panic stop, dump or exit: the guest's kernel said that it crashed
   124  --timeout expired
   128+N  signal N ended ring3 (130 SIGINT, 143 SIGTERM, 129 SIGHUP)
   odd  the guest wrote V to the debug exit port 0xf4: (V << 1) | 1
@@ -105,6 +105,8 @@ pub enum Command {
     Dump(DumpArguments),
     /// Debug a machine with GDB; it goes on when GDB leaves
     Gdb(GdbArguments),
+    /// Have drgn look at a running machine, which goes on
+    Drgn(DrgnArguments),
     /// Show what a Linux guest does: system calls, processes, interrupts, functions of its kernel
     Trace(TraceArguments),
     /// Show what a machine does a second: exits, misses, mappings, translations, system calls, interrupts

@@ -82,7 +82,8 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let shown = screen.clone();
     let mut host = host(ready(clock), Box::new(screen.clone()), attachments);
     let (sender, events) = channel();
-    if arguments.panic.on_panic == OnPanic::Stop {
+    let core = arguments.panic.on_panic.core()?;
+    if arguments.panic.on_panic != OnPanic::Ignore {
         let sender = sender.clone();
         // The receiver is gone only if the run has ended otherwise.
         host.on_panic = Some(Box::new(move || drop(sender.send(Event::Panicked))));
@@ -101,9 +102,10 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     if let Some(terminal) = &terminal {
         read_stdin(terminal, move |bytes| input(bytes), sender.clone())?;
     }
-    let listener =
-        controllable(listen(sender.clone(), Event::Control, Hand::new(machine.inspector())));
+    let hand = Hand::new(machine.inspector(), arguments.watched);
+    let listener = controllable(listen(sender.clone(), Event::Control, hand));
     let debugger = gdb::listen(arguments.gdb.as_ref(), arguments.paused, machine.inspector())?;
+    let inspector = machine.inspector();
     let sandbox = arguments.sandbox.with(arguments.devices);
     sandbox.prepare(&machine)?;
     let started = Instant::now();
@@ -111,7 +113,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
         let events = sender.clone();
         // The receiver is gone only if the run has ended otherwise.
         let act = move |act| drop(events.send(Event::Fault(act)));
-        faults.conduct(parts, machine.ram().clone(), act)?;
+        faults.conduct(parts, &inspector, act)?;
     }
     let running = machine
         .start(move |ended| {
@@ -122,7 +124,11 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     sandbox.enter(&running)?;
     tell_engine(&running);
     isolation::tell(told, &running);
-    let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
+    let stands = arguments.panic.on_panic == OnPanic::Stop;
+    let outcome = wait(&events, &running, status(arguments), (arguments.timeout, stands))?;
+    if let (Outcome::Panicked, Some(core)) = (&outcome, core) {
+        core.write(&inspector);
+    }
     drop((listener, viewers));
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(PATIENCE);
@@ -204,23 +210,33 @@ fn failure_of(kernel: &Path, error: vmm::Error) -> Failure {
     }
 }
 
-/// Waits for the end, doing meanwhile what the control socket asks for.
+/// Waits for the end, doing meanwhile what the control socket asks for. A machine that crashes `stands` from then on, or ends.
 fn wait(
     events: &Receiver<Event>,
     running: &Running,
     mut status: Status,
-    timeout: Option<Duration>,
+    (timeout, stands): (Option<Duration>, bool),
 ) -> Result<Outcome, Failure> {
     // Without a timeout, far enough ahead to never come, yet a time the clock can express.
     const NEVER: Duration = Duration::from_secs(1 << 32);
     let started = Instant::now();
     let deadline = started + timeout.unwrap_or(NEVER);
+    let mut crashed = false;
     loop {
         let event = events.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         return match event {
             Ok(Event::Control(asked)) => {
                 status.seconds = started.elapsed().as_secs_f64();
-                if obey(asked, running, &mut status) { Ok(Outcome::Left) } else { continue }
+                match obey(asked, running, &mut status) {
+                    true if crashed => Ok(Outcome::Panicked),
+                    true => Ok(Outcome::Left),
+                    false => continue,
+                }
+            }
+            Ok(Event::Panicked) if stands => {
+                crashed = true;
+                stand(running, &mut status);
+                continue;
             }
             Ok(Event::Panicked) => Ok(Outcome::Panicked),
             Ok(Event::Fault(act)) => match act {
@@ -240,6 +256,16 @@ fn wait(
             }
         };
     }
+}
+
+/// A machine that has crashed stands, and its user learns how to look at it.
+fn stand(running: &Running, status: &mut Status) {
+    running.pause(true);
+    "crashed".clone_into(&mut status.state);
+    let name = &status.name;
+    output::complain(&format!(
+        "the guest's kernel crashed, and the machine stands: `ring3 gdb {name}`, `ring3 dump {name} FILE`, `ring3 stop {name}`"
+    ));
 }
 
 /// Does what the control socket asks for; true if that is to end the machine.

@@ -151,10 +151,35 @@ fn memory_is_watched_and_changed(guest: &Debuggee) -> Result<()> {
     says(&output, &["Hardware watchpoint 1", "Old value", "later 1"])
 }
 
+/// Exceptions stop the guest where their handler begins; a breakpoint in a program that another process executes does not.
+fn exceptions_are_caught_and_processes_spared(guest: &Debuggee) -> Result<()> {
+    let entry = PROGRAM + entry("/bin/true")?;
+    let output = guest.gdb(&format!(
+        "monitor catch exception pf\ncontinue\n\
+         python print('at %s' % (gdb.parse_and_eval('(unsigned long) $cr2') > 0))\n\
+         monitor catch none\nmonitor catch oops\n\
+         monitor only 99999\nmonitor only 1\nhbreak *{entry:#x}\n\
+         python import threading, os, signal\n\
+         python threading.Timer(4, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n\
+         continue\nmonitor only all\ncontinue\nprintf \"at it %d %d\\n\", $rip == {entry:#x}, $cs & 3\n"
+    ))?;
+    let expected = [
+        "exception 14",
+        "received signal SIGTRAP",
+        "at True",
+        "oops (oops_begin)",
+        "there is no process 99999",
+        "received signal SIGINT",
+        "at it 1 3",
+    ];
+    says(&output, &expected)
+}
+
 fn is_debugged(engine: &str) -> Result<()> {
     let guest = Debuggee::new(engine)?;
     kernel_is_debugged(&guest)?;
     program_is_debugged(&guest)?;
+    exceptions_are_caught_and_processes_spared(&guest)?;
     memory_is_watched_and_changed(&guest)?;
     let (said, code) = guest.ends()?;
     ensure!(code == Some(7) && said.contains("Linux Version 6."), "{code:?}: {said}");

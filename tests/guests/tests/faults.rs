@@ -286,6 +286,89 @@ fn memory_clock_cpu_and_interrupts_fail() -> Result<()> {
     Ok(())
 }
 
+const OWN_CODE: &str = "dmesg -n 1
+mount -t proc proc /proc 2>/dev/null
+read_disk() { dd if=/dev/vda of=/dev/null bs=4096 count=1 iflag=direct 2>/dev/null && echo \"$1 read\"; }
+read_disk before; sync; read_disk behind || echo 'the disk fails'
+echo 'flip now'; until [ \"$(cat /proc/sys/kernel/panic)\" = -2 ]; do sleep 0.1; done
+devmem 0x8000000 8 0
+echo 'stick now'; until [ $(devmem 0x8000000 8) = 0x08 ]; do sleep 0.1; done
+devmem 0x8000000 8 0; sleep 0.5; echo \"stuck is $(devmem 0x8000000 8)\"
+sleep 1000 & echo 'strike now'; sleep 2
+chroot / true; sleep 20; echo 'still there'
+";
+const OWN_CODE_FAULTS: &str = "
+[[fault]]
+on = 'disk0'
+do = 'read-error'
+syscall = 'sync'
+[[fault]]
+on = 'ram'
+do = { flip = { symbol = 'panic_timeout', bit = 0 } }
+console = 'flip now'
+[[fault]]
+on = 'ram'
+do = { stuck-bit = { address = 0x8000000, bit = 3, value = 1 } }
+console = 'stick now'
+[[fault]]
+on = 'ram'
+do = { flip = { process = 'sleep', bits = 5 } }
+console = 'strike now'
+[[fault]]
+name = 'register'
+on = 'machine'
+do = { register = { name = 'r11', bit = 7 } }
+reached = '__x64_sys_chroot'
+[[fault]]
+name = 'result'
+on = 'machine'
+do = { wrong-result = 'mov' }
+follows = 'register'
+after = '300ms'
+[[fault]]
+on = 'machine'
+do = 'power-cut'
+follows = 'result'
+after = '300ms'
+";
+const VAIN_FAULT: &str = "[[fault]]\non = 'machine'\ndo = 'stuck'\nreached = 'no_such_function'\n";
+
+/// A guest with a disk, some memory that its kernel leaves alone, and faults.
+fn faulty(folder: &TempDir, faults: &str) -> Result<(guests::Finished, PathBuf)> {
+    let (scenario, log) = (folder.path().join("own.toml"), folder.path().join("log"));
+    fs::write(&scenario, faults)?;
+    let disk = empty_disk(folder.path(), 1 << 20)?;
+    let guest = guest().is_told("memmap=1M$0x8000000").runs(OWN_CODE).has_disk(&disk);
+    let guest = guest.with("--fault").with(&scenario.display().to_string());
+    Ok((guest.with("--fault-log").with(&log.display().to_string()).boots()?, log))
+}
+
+#[test]
+fn a_fault_that_waits_for_no_function_is_told_of() -> Result<()> {
+    let (finished, _) = faulty(&TempDir::new()?, VAIN_FAULT)?;
+    ensure!(finished.messages.contains("no symbol `no_such_function`"), "{}", finished.messages);
+    ensure!(finished.code == Some(0), "ended with {:?}", finished.code);
+    Ok(())
+}
+
+#[test]
+fn faults_strike_where_the_guests_own_code_is() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (finished, log) = faulty(&folder, OWN_CODE_FAULTS)?;
+    let records = records(&log)?;
+    let printed = finished.prints(&["before read", "the disk fails", "stuck is 0x08"]);
+    printed.with_context(|| records.clone())?;
+    ensure!(finished.code == Some(5), "ended with {:?}: {}", finished.code, finished.console);
+    let of = |name: &str| records.lines().find(|line| line.contains(name)).context("no record");
+    let register: serde_json::Value = serde_json::from_str(of("\"register\"")?)?;
+    let number = |key: &str| register["effect"]["register"][key].as_u64().unwrap_or_default();
+    ensure!(number("before") ^ number("after") == 1 << 7, "{register}");
+    ensure!(of("\"result\"")?.contains("\"instruction\":\"mov "), "{records}");
+    let of_process = of("\"fault 4\"")?;
+    ensure!(of_process.matches("],[").count() == 4, "five bits: {of_process}");
+    Ok(())
+}
+
 /// What a driver of the pvpanic device does, by hand.
 const CRASH: &str = "dmesg -n 1
 for device in /sys/bus/pci/devices/*; do
@@ -298,11 +381,51 @@ devmem $window 8 1
 sleep 20; echo 'still there'
 ";
 
-#[test]
-fn a_crash_that_the_kernel_tells_of_ends_the_machine() -> Result<()> {
-    let finished = guest().runs(CRASH).with("--on-panic").with("stop").boots()?;
+/// A guest that crashes, of a machine that does this then.
+fn crashes(what: &str, name: &str) -> Result<guests::Finished> {
+    let finished =
+        guest().runs(CRASH).with("--on-panic").with(what).with("--name").with(name).boots()?;
     finished.prints(&["it takes 0x03"])?;
     ensure!(finished.code == Some(8), "ended with {:?}: {}", finished.code, finished.messages);
     ensure!(!finished.console.contains("still there"), "it went on");
+    Ok(finished)
+}
+
+#[test]
+fn a_crash_that_the_kernel_tells_of_ends_the_machine() -> Result<()> {
+    crashes("exit", "crash-exit").map(drop)
+}
+
+#[test]
+fn a_machine_that_crashes_leaves_its_core() -> Result<()> {
+    let folder = TempDir::new()?;
+    let core = folder.path().join("core");
+    let finished = crashes(&format!("dump={}", core.display()), "crash-dump")?;
+    ensure!(finished.messages.contains("core is in"), "{}", finished.messages);
+    let notes = output(Command::new("readelf").arg("-ln").arg(&core))?;
+    ensure!(notes.contains("VMCOREINFO") && notes.contains("NT_PRSTATUS"), "{notes}");
+    Ok(())
+}
+
+#[test]
+fn a_machine_that_crashes_can_stand_until_it_has_been_looked_at() -> Result<()> {
+    let name = format!("crash-stop-{}", std::process::id());
+    let folder = TempDir::new()?;
+    let core = folder.path().join("core").display().to_string();
+    let looked = name.clone();
+    let look = std::thread::spawn(move || -> Result<()> {
+        let ring3 = |words: &[&str]| output(Command::new(guests::ring3()?).args(words));
+        let stands = |list: &str| {
+            list.lines().any(|line| line.contains(&looked) && line.contains("crashed"))
+        };
+        while !stands(&ring3(&["ps"])?) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        ring3(&["dump", &looked, &core])?;
+        ring3(&["stop", &looked]).map(drop)
+    });
+    crashes("stop", &name)?;
+    look.join().map_err(|_| anyhow::anyhow!("nobody looked"))??;
+    ensure!(folder.path().join("core").metadata()?.len() > 1 << 20);
     Ok(())
 }

@@ -33,7 +33,8 @@ struct Places {
     tokens: u64,
     index: u64,
     offsets: u64,
-    base: u64,
+    /// What offsets are counted from; without it each is counted from its own place (Linux 7.1 and later).
+    base: Option<u64>,
 }
 
 impl Places {
@@ -45,7 +46,7 @@ impl Places {
             tokens: symbol("SYMBOL(kallsyms_token_table)", "kallsyms_token_table")?,
             index: symbol("SYMBOL(kallsyms_token_index)", "kallsyms_token_index")?,
             offsets: symbol("SYMBOL(kallsyms_offsets)", "kallsyms_offsets")?,
-            base: symbol("SYMBOL(kallsyms_relative_base)", "kallsyms_relative_base")?,
+            base: info.symbol("kallsyms_relative_base"),
         })
     }
 }
@@ -56,7 +57,17 @@ struct Table {
     tokens: Vec<u8>,
     index: Vec<u8>,
     offsets: Vec<u8>,
-    base: u64,
+    /// What offsets are counted from.
+    base: Base,
+}
+
+/// What offsets are counted from.
+#[derive(Clone, Copy)]
+enum Base {
+    /// An address.
+    One(u64),
+    /// Each from where it lies itself: the first lies there.
+    Own(u64),
 }
 
 impl Symbols {
@@ -87,15 +98,15 @@ impl Symbols {
 
     /// The symbol before an address, and how far before.
     pub fn before(&self, address: u64) -> Option<(&str, u64)> {
-        let (at, name) = self.by_address.range(PER_CPU..=address).next_back()?;
-        Some((name, address - at))
+        let (at, name) = self.by_address.range(..=address).next_back()?;
+        (*at >= PER_CPU).then(|| (name.as_str(), address - at))
     }
 
     /// From the symbol before an address to the next one: a function, with what is between it and the next.
     pub fn around(&self, address: u64) -> Option<Range<u64>> {
-        let (start, _) = self.by_address.range(PER_CPU..=address).next_back()?;
+        let (start, _) = self.by_address.range(..=address).next_back()?;
         let (end, _) = self.by_address.range(address.checked_add(1)?..).next()?;
-        Some(*start..*end)
+        (*start >= PER_CPU).then_some(*start..*end)
     }
 
     /// Symbols whose names begin so, and their addresses.
@@ -126,7 +137,10 @@ impl Table {
             tokens: bytes(places.tokens, tokens.unwrap_or(TOKENS))?,
             index: bytes(places.index, 512)?,
             offsets: bytes(places.offsets, u64::from(count) * 4)?,
-            base: word(places.base)?,
+            base: match places.base {
+                Some(place) => Base::One(word(place)?),
+                None => Base::Own(places.offsets),
+            },
         })
     }
 
@@ -134,21 +148,17 @@ impl Table {
     fn symbols(&self, signed: bool) -> Vec<(String, u64)> {
         let mut rest = &self.names[..];
         let offsets = self.offsets.as_chunks::<4>().0;
-        let next = |offset: &[u8; 4]| {
-            let name = self.name(&mut rest)?;
-            Some((name, self.address(u32::from_le_bytes(*offset), signed)))
+        let next = |(n, offset): (u64, &[u8; 4])| {
+            let (name, offset) = (self.name(&mut rest)?, u32::from_le_bytes(*offset));
+            let address = match self.base {
+                Base::One(base) => address(base, offset, signed),
+                Base::Own(first) => {
+                    first.wrapping_add(4 * n).wrapping_add_signed((offset as i32).into())
+                }
+            };
+            Some((name, address))
         };
-        offsets.iter().map_while(next).collect()
-    }
-
-    fn address(&self, offset: u32, signed: bool) -> u64 {
-        match offset as i32 {
-            offset if signed && offset < 0 => {
-                self.base.wrapping_sub(1).wrapping_add(u64::from(offset.unsigned_abs()))
-            }
-            _ if signed => offset.into(),
-            _ => self.base.wrapping_add(offset.into()),
-        }
+        (0..).zip(offsets).map_while(next).collect()
     }
 
     /// Takes the next name, without the letter of its type.
@@ -176,6 +186,17 @@ impl Table {
     }
 }
 
+/// Where offsets are `signed`, those that are not negative are absolute addresses.
+fn address(base: u64, offset: u32, signed: bool) -> u64 {
+    match offset as i32 {
+        offset if signed && offset < 0 => {
+            base.wrapping_sub(1).wrapping_add(u64::from(offset.unsigned_abs()))
+        }
+        _ if signed => offset.into(),
+        _ => base.wrapping_add(offset.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,7 +215,8 @@ mod tests {
         }
         let names = [&[2, 0, 1][..], &[3, b'D', b'x', b'y'], &[0x83, 0, b'A', b'p', b'c']].concat();
         let offsets = [-1i32, -0x101, 0x20].map(i32::to_le_bytes).concat();
-        Table { names, tokens, index, offsets, base: 0xffff_ffff_8100_0000 }
+        let base = Base::One(0xffff_ffff_8100_0000);
+        Table { names, tokens, index, offsets, base }
     }
 
     #[test]
@@ -204,6 +226,25 @@ mod tests {
         assert_eq!(named("_stext"), Some(0xffff_ffff_8100_0000));
         assert_eq!(named("xy"), Some(0xffff_ffff_8100_0100));
         assert_eq!(named("pc"), Some(0x20), "a per-CPU variable, with a long length");
+    }
+
+    #[test]
+    fn addresses_of_no_symbol_have_none_before_them() {
+        let by_address = table().symbols(true).into_iter().map(|(name, at)| (at, name)).collect();
+        let symbols = Symbols { by_name: HashMap::new(), by_address };
+        assert_eq!(symbols.before(0xffff_ffff_8100_0003), Some(("_stext", 3)));
+        for low in [0, 0x1000, PER_CPU, PER_CPU + 1] {
+            assert_eq!((symbols.before(low), symbols.around(low)), (None, None), "{low:#x}");
+        }
+    }
+
+    #[test]
+    fn an_offset_may_be_counted_from_its_own_place() {
+        let own = Table { base: Base::Own(0xffff_ffff_8200_0000), ..table() };
+        let symbols = own.symbols(true);
+        let addresses: Vec<u64> = symbols.iter().map(|(_, address)| *address).collect();
+        let expected = [0xffff_ffff_81ff_ffff, 0xffff_ffff_81ff_ff03, 0xffff_ffff_8200_0028];
+        assert_eq!(addresses, expected);
     }
 
     #[test]

@@ -98,7 +98,11 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     let outputs = streams.start([stdin, stdout, stderr], carried).map_err(host)?;
     session::watch_signals(&sender).map_err(host)?;
     session::watch_control(&control, sender.clone()).map_err(host)?;
-    let listener = run::listen(sender.clone(), Event::Control, Hand::new(machine.inspector()));
+    let listener = run::listen(
+        sender.clone(),
+        Event::Control,
+        Hand::new(machine.inspector(), arguments.watched),
+    );
     let listener = listener.inspect_err(|error| tracing::warn!(%error, "no control socket"));
     let lost = sender.clone();
     device::tell_losses(move |what| drop(lost.send(Event::Lost(what))));

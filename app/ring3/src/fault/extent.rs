@@ -29,12 +29,14 @@ pub fn check(scenario: &Scenario, extent: &Extent) -> Result<(), String> {
         is_there(target, extent).map_err(|problem| format!("{target}: {problem}"))?;
     }
     for fault in scenario.timed() {
-        match fault.action {
-            MachineAction::Flip(Flip::At { address, .. }) if !is_memory(address, extent.memory) => {
-                let name = &fault.name;
-                return Err(format!("fault `{name}`: the machine has no memory at {address:#x}"));
-            }
-            _ => {}
+        let address = match &fault.action {
+            MachineAction::Flip(Flip::At(place)) => place.address,
+            MachineAction::StuckBit(bit) => bit.address,
+            _ => None,
+        };
+        if let Some(address) = address.filter(|address| !is_memory(*address, extent.memory)) {
+            let name = &fault.name;
+            return Err(format!("fault `{name}`: the machine has no memory at {address:#x}"));
         }
     }
     Ok(())
