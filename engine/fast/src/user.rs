@@ -185,8 +185,8 @@ impl Fast {
         Ok(())
     }
 
-    /// Interprets an instruction that the CPU has refused. Makers differ in how much of it they fetch for that: where this
-    /// CPU has not looked at the next page, that is not missing.
+    /// Interprets an instruction that the CPU has refused. Makers of CPUs differ in how many of its bytes they fetch
+    /// first. Where this CPU has not looked at the next page, the guest gets no page fault for that page.
     fn interpret_refused(&mut self) {
         let page = self.cpu.vcpu.rip >> PAGE_BITS;
         self.statistics.interpreted += 1;

@@ -43,7 +43,7 @@ pub struct UserPage {
     pub selectors: [u64; 4],
     /// See [`event`].
     pub event: u64,
-    /// A kick has come before user code has run, or while the process waited for its wedge's answer.
+    /// Not zero: a kick has come. It came before user code ran, or while the process waited for its wedge.
     pub kicked: u64,
     /// The signal.
     pub signal: u64,

@@ -206,7 +206,7 @@ extern "C" fn patched_call() -> ! {
     assist::system_call(f)
 }
 
-/// User code has jumped to the call, with nothing to say: to it there is nothing.
+/// Makes a general protection fault of a hand-over that user code has jumped to.
 fn jumped(p: &mut UserPage) {
     p.signal = SIGSEGV;
     p.context[TRAP] = GENERAL_PROTECTION;

@@ -1,8 +1,9 @@
 //! How much of an instruction that means nothing has to be there before it is refused.
 //!
-//! At the end of a page with nothing behind it, CPUs differ from the decoder. That wants a ModR/M byte for what it
-//! does not know, and is content with less than all of what it knows to be undefined. CPUs look at the opcode for an
-//! instruction's length, and refuse it when all of it is there; or at once. At once was seen on an Intel Xeon (family
+//! At the end of a page with nothing behind it, CPUs differ from the decoder. For opcodes that it does not know the
+//! decoder wants a ModR/M byte. Others, which it knows to be undefined, it refuses before it has all of their bytes.
+//! CPUs learn an instruction's length from its opcode. They refuse it when all of its bytes are there, or at once,
+//! which depends on the opcode. At once was seen on an Intel Xeon (family
 //! 6, model 167), which did the same for 10,800 sequences; the lengths on an AMD EPYC (family 25, model 17), too.
 
 use crate::decode::is_prefix;

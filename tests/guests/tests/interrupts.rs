@@ -38,7 +38,7 @@ fn without_acpi_s_routes() -> Result<()> {
     hears_its_devices(Kernel::TrixieCloud, "pci=noacpi", "XT-PIC")
 }
 
-/// The newest kernel: Linux 7.2 in November 2026, which had waited for ever as 6.12 had.
+/// As above with the newest kernel. Linux 7.2, of November 2026, once waited for ever here.
 #[test]
 fn the_newest_kernel_without_acpi_s_routes() -> Result<()> {
     hears_its_devices(Kernel::SidCloud, "pci=noacpi", "XT-PIC")

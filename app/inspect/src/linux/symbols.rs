@@ -66,7 +66,7 @@ struct Table {
 enum Base {
     /// An address.
     One(u64),
-    /// Each from where it lies itself: the first lies there.
+    /// The place of each offset in memory. This is the place of the first (GVA).
     Own(u64),
 }
 
@@ -98,15 +98,21 @@ impl Symbols {
 
     /// The symbol before an address, and how far before.
     pub fn before(&self, address: u64) -> Option<(&str, u64)> {
+        let (at, name) = self.last_until(address)?;
+        Some((name, address - at))
+    }
+
+    /// The last symbol that is at an address or before, behind those of per-CPU variables.
+    fn last_until(&self, address: u64) -> Option<(u64, &str)> {
         let (at, name) = self.by_address.range(..=address).next_back()?;
-        (*at >= PER_CPU).then(|| (name.as_str(), address - at))
+        (*at >= PER_CPU).then_some((*at, name))
     }
 
     /// From the symbol before an address to the next one: a function, with what is between it and the next.
     pub fn around(&self, address: u64) -> Option<Range<u64>> {
-        let (start, _) = self.by_address.range(..=address).next_back()?;
+        let (start, _) = self.last_until(address)?;
         let (end, _) = self.by_address.range(address.checked_add(1)?..).next()?;
-        (*start >= PER_CPU).then_some(*start..*end)
+        Some(start..*end)
     }
 
     /// Symbols whose names begin so, and their addresses.

@@ -1,4 +1,5 @@
-//! Kicks at each instruction of the process of user code, which a debugger steps: nothing is left to chance.
+//! Kicks at each instruction that the process of user code executes outside of programs. A debugger steps the
+//! process, so that each of them is met.
 //!
 //! Now and then the answer of its wedge does not arrive, as where a host drops it for a signal.
 
@@ -77,7 +78,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Steps over an instruction, or into the handler of a signal; the signal that has come.
+    /// Steps over an instruction, or into the handler of `signal`. Returns the next signal, if one has come.
     fn step(&mut self, signal: Option<Signal>) -> Result<Option<Signal>, Errno> {
         let before = ptrace::getregs(self.process)?;
         let ours = (BLOB as u64..SHARED as u64).contains(&before.rip);
@@ -170,7 +171,7 @@ impl Stepper<'_> {
     }
 }
 
-/// Runs the machine until it has processes for its program.
+/// Runs the machine until there is a process of user code, and returns that.
 fn begin(fast: &mut crate::Fast, attention: &Attention) -> Option<Pid> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
