@@ -1,5 +1,5 @@
 //! `cargo xtask layers`: folders are layers, and arrows between them point one way. Those below the seam to the host ask it by
-//! the traits of `host` alone.
+//! the traits of `host` alone. Modules of a crate do not need each other in a circle (`circles`).
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::{checks::root, command::output};
+use crate::{checks::root, circles, command::output};
 
 /// Which layers, or single crates, each layer may depend on; itself always. Tests may use anything
 /// (dev-dependencies are not looked at), and so may tools.
@@ -66,10 +66,11 @@ pub fn check() -> Result<()> {
     let metadata: Metadata = serde_json::from_str(&output(&mut command)?)?;
     let mut wrong = violations(&metadata, &root());
     wrong.extend(asked(&root())?);
+    wrong.extend(circles::in_all(&root())?);
     if wrong.is_empty() {
         return Ok(());
     }
-    bail!("dependencies that ARCHITECTURE.md does not allow:\n  {}", wrong.join("\n  "))
+    bail!("what ARCHITECTURE.md does not allow:\n  {}", wrong.join("\n  "))
 }
 
 fn violations(metadata: &Metadata, root: &Path) -> Vec<String> {
@@ -139,7 +140,7 @@ fn spoken(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
     })
 }
 
-fn folder(path: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn folder(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(path).with_context(|| path.display().to_string())?;
     Ok(entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?)
 }

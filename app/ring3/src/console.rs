@@ -10,13 +10,21 @@ use crate::{
     escape::{self, Escapes, Key},
     failure::Failure,
     output,
-    run::Event,
 };
 use host_linux::terminal;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM, SIGXCPU},
     iterator::Signals,
 };
+
+/// What ends the use of a console.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The user left.
+    Left,
+    /// A signal arrived.
+    Signal(i32),
+}
 
 /// Standard input; if it is a terminal, it is in raw mode until this is dropped.
 pub struct RawTerminal {
@@ -51,12 +59,15 @@ fn restore_on_panic() {
 }
 
 /// Turns the signals that ask us to end into events.
-pub fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
+pub fn watch_signals<E>(events: Sender<E>) -> Result<(), Failure>
+where
+    E: From<End> + Send + 'static,
+{
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGXCPU])
         .map_err(|error| Failure::host(format!("signals: {error}")))?;
     let watch = move || {
         for signal in signals.forever() {
-            if events.send(Event::Signal(signal)).is_err() {
+            if events.send(End::Signal(signal).into()).is_err() {
                 return;
             }
         }
@@ -69,11 +80,14 @@ pub fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The host gives no thread.
-pub fn read_stdin(
+pub fn read_stdin<E>(
     terminal: &RawTerminal,
     input: impl Fn(&[u8]) + Send + 'static,
-    events: Sender<Event>,
-) -> Result<(), Failure> {
+    events: Sender<E>,
+) -> Result<(), Failure>
+where
+    E: From<End> + Send + 'static,
+{
     // Not asked again: one that has hung up since is none any more.
     let interactive = terminal.is_terminal;
     let read = move || {
@@ -93,7 +107,7 @@ pub fn read_stdin(
         }
         if interactive {
             // Nobody listening means the machine has ended anyway.
-            let _ = events.send(Event::Signal(SIGHUP));
+            let _ = events.send(End::Signal(SIGHUP).into());
         }
     };
     start("stdin", read)
@@ -112,14 +126,14 @@ fn read_in_foreground(buffer: &mut [u8]) -> std::io::Result<usize> {
 }
 
 /// False once the user has left.
-fn act(keys: &[Key], input: &impl Fn(&[u8]), events: &Sender<Event>) -> bool {
+fn act<E: From<End>>(keys: &[Key], input: &impl Fn(&[u8]), events: &Sender<E>) -> bool {
     for key in keys {
         match key {
             Key::Guest(byte) => input(&[*byte]),
             Key::Help => output::say(&format!("\r\nring3: {}\r\n", escape::HELP)),
             Key::Leave => {
                 // Nobody listening means the machine has ended anyway.
-                let _ = events.send(Event::Leave);
+                let _ = events.send(End::Left.into());
                 return false;
             }
         }

@@ -1,50 +1,31 @@
-//! `ring3 device`: the process of one device, and its start.
+//! `ring3 device`: the process of one device.
 //!
-//! The monitor starts this program anew with a socket as its standard input and a pipe as its standard output. The device opens
+//! The monitor starts this program anew (`servers`) with a socket as its standard input and a pipe as its standard output. The device opens
 //! what it serves, shuts itself in, says in one line on the pipe what it is, and serves until the monitor hangs up. It dies
 //! with the monitor however that dies. It has no other descriptor than these and standard error, and of the environment what says
 //! how to report.
 
 use std::{
     io,
-    os::{
-        fd::AsFd,
-        unix::{net::UnixStream, process::ExitStatusExt},
-    },
+    os::{fd::AsFd, unix::net::UnixStream},
     path::PathBuf,
-    process::ExitStatus,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
+    sync::Arc,
 };
 
 use clap::{Args, Subcommand};
-use host_linux::{Child, process, user};
+use host_linux::{process, user};
 use sharedfs::{Folder, Keeping};
-use signal_hook::consts::SIGKILL;
-use vhost_user::{
-    Bell, Error, Identity, Nearness, Process, Remote, Reserve, Served, Spawn, Started, introduce,
-    introduced, jail, room,
-};
+use vhost_user::{Bell, Identity, Served, introduce, jail, room};
 use virtio::{NET_RECEIVE, VirtioDevice};
-use vmm::{Attachment, Execution};
 
 use crate::{
     disk::DiskArgument,
     failure::Failure,
-    fault::inject::{Elsewhere, Faults},
+    injection::Faults,
     net::{self, NetArgument},
-    output, share, spawner,
+    servers::ANSWER,
+    share,
 };
-
-/// How long a device may take to end by itself: less than its machine may.
-const PATIENCE: Duration = Duration::from_millis(1400);
-const GLANCE: Duration = Duration::from_millis(2);
-/// How long it may take to answer: it may have a flush to finish first, on a disk that others keep busy.
-const ANSWER: Duration = Duration::from_secs(60);
 
 /// A device to serve.
 #[derive(Debug, Args)]
@@ -240,117 +221,4 @@ pub fn net_body(
         Ok((device, Some(bell)))
     };
     Ok(Opened { served, start: Box::new(start) })
-}
-
-/// Who is told of a device that is gone for good; without one the user is, and the guest goes on with errors in its place.
-static TOLD: OnceLock<Box<dyn Fn(String) + Send + Sync>> = OnceLock::new();
-
-/// Sets who is told of a device that is gone for good.
-pub fn tell_losses(tell: impl Fn(String) + Send + Sync + 'static) {
-    // A process has one machine.
-    let _ = TOLD.set(Box::new(tell));
-}
-
-fn lost(what: &str) {
-    match TOLD.get() {
-        Some(tell) => tell(what.to_owned()),
-        None => output::complain(&format!("{what}; the guest has errors in its place from now on")),
-    }
-}
-
-/// A device that is served by a process of its own, which these words of `ring3 device` start.
-pub fn attach(
-    words: Vec<String>,
-    option: &'static str,
-    reserve: Option<Reserve>,
-    nearness: Nearness,
-    faults: Option<Elsewhere>,
-) -> Result<Attachment, Failure> {
-    let what =
-        [words.first(), words.last()].into_iter().flatten().cloned().collect::<Vec<_>>().join(" ");
-    let registered = spawner::Device::register(words);
-    let registered = registered.map_err(|error| Failure::host(format!("{option}: {error}")))?;
-    let spawn: Spawn = Box::new(move || start(registered, faults.as_ref()));
-    let remote = Remote::new(spawn, reserve).map_err(|error| match error {
-        Error::Refused(problem) => Failure::usage(problem),
-        error => Failure::host(format!("{option}: {error}")),
-    })?;
-    remote.on_end(Box::new(move |error| lost(&format!("{option}: {what} is gone: {error}"))));
-    remote.come_near(nearness);
-    let (connect, release) = (Box::new(remote.connector()), Box::new(remote.releaser()));
-    let device = Box::new(remote);
-    // It only passes doorbells on, for which no thread is worth waking.
-    Ok(Attachment { device, execution: Execution::Inline, connect, release })
-}
-
-fn start(device: spawner::Device, faults: Option<&Elsewhere>) -> Result<Started, Error> {
-    let (socket, theirs) = UnixStream::pair()?;
-    // Our end, and its: a device with faults is given orders there, too.
-    let (said, says) = UnixStream::pair()?;
-    let child = device.start(theirs.as_fd(), says.as_fd())?;
-    // Copies of its ends would keep both open after its end.
-    drop((theirs, says));
-    let process = Box::new(DeviceProcess { child, status: None, stands_still: Arc::default() });
-    let (identity, records) = introduced(said.try_clone()?, ANSWER)?;
-    if let Some(faults) = faults {
-        faults.attend(records, said, Arc::clone(&process.stands_still))?;
-    }
-    Ok(Started { socket, identity, patience: ANSWER, process })
-}
-
-/// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.
-struct DeviceProcess {
-    child: Child,
-    /// How it has ended, once it has.
-    status: Option<ExitStatus>,
-    /// A fault has it answer nothing any more, so that it is not waited for.
-    stands_still: Arc<AtomicBool>,
-}
-
-impl Process for DeviceProcess {
-    fn fate(&mut self) -> String {
-        match self.end() {
-            Some(status) => status.signal().map_or_else(
-                || format!("has ended ({status})"),
-                |signal| {
-                    format!("was killed by signal {signal}, perhaps for want of memory on the host")
-                },
-            ),
-            None => "has hung up".to_owned(),
-        }
-    }
-
-    fn id(&self) -> Option<u32> {
-        Some(self.child.pid)
-    }
-}
-
-impl DeviceProcess {
-    /// How it has ended, if it does so soon.
-    fn end(&mut self) -> Option<ExitStatus> {
-        let deadline = Instant::now() + PATIENCE;
-        let stands_still = Arc::clone(&self.stands_still);
-        let hopeful = || Instant::now() < deadline && !stands_still.load(Ordering::Acquire);
-        while !self.has_ended() && hopeful() {
-            thread::sleep(GLANCE);
-        }
-        self.status
-    }
-
-    fn has_ended(&mut self) -> bool {
-        if self.status.is_none() {
-            self.status = self.child.try_wait().ok().flatten().map(ExitStatus::from_raw);
-        }
-        self.status.is_some()
-    }
-}
-
-impl Drop for DeviceProcess {
-    fn drop(&mut self) {
-        self.end();
-        self.child.signal(SIGKILL);
-        while !self.has_ended() {
-            thread::sleep(GLANCE);
-        }
-    }
 }

@@ -15,10 +15,10 @@ use vmm::Attachment;
 
 use crate::{
     debian::{self, DebianArguments},
-    device,
     failure::Failure,
-    fault::inject::{Elsewhere, Faults, Injection},
     foreign,
+    injection::{Elsewhere, Faults, Injection},
+    servers,
     values::{DevicesChoice, MemorySize},
 };
 
@@ -184,7 +184,7 @@ impl DiskArgument {
                     ["disk", "--queues", &queues.to_string()].map(str::to_owned).to_vec();
                 words.extend(faults.iter().flat_map(Elsewhere::words));
                 words.extend(["--", &index.to_string(), &self.text].map(str::to_owned));
-                device::attach(words, "--disk", Some(broken), devices.nearness(), faults)
+                servers::attach(words, "--disk", Some(broken), devices.nearness(), faults)
             }
         }
     }

@@ -25,6 +25,15 @@ impl Failure {
     }
 }
 
+impl From<vmm::Error> for Failure {
+    fn from(error: vmm::Error) -> Self {
+        match error.is_users() {
+            true => Self::usage(error.to_string()),
+            false => Self::host(error.to_string()),
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)

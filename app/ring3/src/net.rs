@@ -14,10 +14,10 @@ use virtio::{NET_RECEIVE, Net, NetBackend, Notify};
 use vmm::Attachment;
 
 use crate::{
-    device,
     failure::Failure,
-    fault::inject::{Elsewhere, Faults, Injection},
     foreign,
+    injection::{Elsewhere, Faults, Injection},
+    servers,
     values::DevicesChoice,
 };
 
@@ -195,7 +195,7 @@ impl NetArgument {
         words.extend(faults.iter().flat_map(Elsewhere::words));
         words.extend(["--", &index.to_string(), &self.text].map(str::to_owned));
         let cut: Reserve = |config| Box::new(Net::cut(config));
-        let mut attachment = device::attach(words, "--net", Some(cut), Nearness::Apart, faults)?;
+        let mut attachment = servers::attach(words, "--net", Some(cut), Nearness::Apart, faults)?;
         if let Kind::Socket { path } = &self.kind {
             let (path, release) = (path.clone(), attachment.release);
             attachment.release = Box::new(move || {

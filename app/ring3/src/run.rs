@@ -3,27 +3,22 @@
 use std::{
     io::{self, Write},
     path::Path,
-    sync::{
-        Arc,
-        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
-    },
-    thread::{self, JoinHandle},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
     time::{Duration, Instant},
 };
 
-use host_linux::{LinuxClock, LinuxEntropy, cpu, limits};
-use vmm::{Attachment, Ended, Host, Machine, Running, Statistics};
+use vmm::{Ended, Machine, Running, Statistics};
 
 use crate::{
-    console::{RawTerminal, read_stdin, watch_signals},
-    control::{self, Asked, Hand, Listener, Order, Screen, Status},
+    console::{End, RawTerminal, read_stdin, watch_signals},
+    control::{self, Asked, Hand, Listener, Screen, Status},
     description::describe,
     disk,
     failure::Failure,
-    fault::{Act, inject::Injection},
     gdb,
     hvc::Keyboard,
-    isolation, net,
+    injection::{Act, Injection},
+    isolation, machine, net,
     on_panic::OnPanic,
     outcome::{Outcome, Summary},
     output,
@@ -32,25 +27,13 @@ use crate::{
     values::ConsoleChoice,
 };
 
-/// How long a stopped machine may take to come to rest before we leave anyway.
-pub const PATIENCE: Duration = Duration::from_secs(2);
-/// How long traces may take to tell the rest, once the machine has ended.
-pub const TELLING: Duration = Duration::from_secs(20);
-
-/// The state of a machine told to stop.
-const STOPPING: &str = "stopping";
-
 /// What ends a run, or happens in it.
 #[derive(Debug)]
-pub enum Event {
+enum Event {
     /// The machine ended by itself.
     Ended(Ended),
-    /// The user left.
-    Leave,
-    /// What is shown to the user cannot be.
-    Mute(io::Error),
-    /// A signal arrived.
-    Signal(i32),
+    /// The user, or a signal, ends it.
+    User(End),
     /// The control socket has an order.
     Control(Asked),
     /// The guest's kernel said that it crashed.
@@ -59,14 +42,20 @@ pub enum Event {
     Fault(Act),
 }
 
+impl From<End> for Event {
+    fn from(end: End) -> Self {
+        Self::User(end)
+    }
+}
+
 /// Runs a machine to its end; returns the exit code.
 pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     spawner::start()?;
-    let clock = start_clock()?;
+    let clock = machine::start_clock()?;
     let description = describe(arguments)?;
-    check_limits(description.memory)?;
+    machine::check_limits(description.memory)?;
     let interactive = arguments.console != ConsoleChoice::None;
-    let injection = Injection::of_machine(arguments)?;
+    let injection = Injection::new(&arguments.fault, &arguments.extent())?;
     let faults = injection.as_ref();
     let devices = arguments.devices.beside(description.cpus);
     let mut attachments = disk::attach(&arguments.disk, devices, description.cpus, faults)?;
@@ -80,7 +69,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
     let shown = screen.clone();
-    let mut host = host(ready(clock), Box::new(screen.clone()), attachments);
+    let mut host = machine::host(machine::ready(clock), Box::new(screen.clone()), attachments);
     let (sender, events) = channel();
     if arguments.panic.on_panic == OnPanic::Stop {
         let sender = sender.clone();
@@ -101,8 +90,9 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     if let Some(terminal) = &terminal {
         read_stdin(terminal, move |bytes| input(bytes), sender.clone())?;
     }
-    let listener =
-        controllable(listen(sender.clone(), Event::Control, Hand::new(machine.inspector())));
+    let asked = sender.clone();
+    let asked = move |order| asked.send(Event::Control(order)).is_ok();
+    let listener = controllable(control::listen(asked, Hand::new(machine.inspector())));
     let debugger = gdb::listen(arguments.gdb.as_ref(), arguments.paused, machine.inspector())?;
     let sandbox = arguments.sandbox.with(arguments.devices);
     sandbox.prepare(&machine)?;
@@ -113,20 +103,17 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
         let act = move |act| drop(events.send(Event::Fault(act)));
         faults.conduct(parts, machine.ram().clone(), act)?;
     }
-    let running = machine
-        .start(move |ended| {
-            // The receiver is gone only if the run has ended otherwise.
-            let _ = sender.send(Event::Ended(ended));
-        })
-        .map_err(failure)?;
+    // The receiver is gone only if the run has ended otherwise.
+    let on_end = move |ended| drop(sender.send(Event::Ended(ended)));
+    let running = machine.start(on_end)?;
     sandbox.enter(&running)?;
-    tell_engine(&running);
+    machine::tell_engine(&running);
     isolation::tell(told, &running);
     let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
     drop((listener, viewers));
     let seconds = started.elapsed().as_secs_f64();
-    let statistics = running.finish(PATIENCE);
-    control::finish_telling(TELLING);
+    let statistics = running.finish(machine::PATIENCE);
+    control::finish_telling(machine::TELLING);
     debugger.into_iter().for_each(gdb::Listener::end);
     drop(terminal);
     faults.iter().for_each(|faults| faults.finish());
@@ -136,71 +123,13 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     Ok(if lost.is_some() { outcome.code().max(1) } else { outcome.code() })
 }
 
-/// Refuses a machine that the limits of this process leave no room for, and warns of those that it may meet later.
-pub fn check_limits(memory: u64) -> Result<(), Failure> {
-    if let Some(problem) = limits::refusal(memory) {
-        return Err(Failure::host(problem));
-    }
-    if let Some(warning) = limits::warning(memory) {
-        output::complain(&warning);
-    }
-    Ok(())
-}
-
-/// Warns the user if guest code is interpreted although no option asks for that.
-pub fn tell_engine(running: &Running) {
-    if let Some(reason) = running.fallback() {
-        let cost = "guest code is interpreted, which is tens of times slower (`ring3 doctor`)";
-        output::complain(&format!("{cost}: {reason}"));
-    }
-}
-
-/// Begins to read the host's clock, which takes a while where its frequency must be measured.
-///
-/// # Errors
-/// The host gives no thread.
-pub fn start_clock() -> Result<JoinHandle<LinuxClock>, Failure> {
-    let started = thread::Builder::new().name("clock".into()).spawn(LinuxClock::new);
-    started.map_err(|error| failure(vmm::Error::Thread(error)))
-}
-
-/// The clock, once it can be read. Measuring cannot fail; if the thread could, this one measures.
-pub fn ready(clock: JoinHandle<LinuxClock>) -> LinuxClock {
-    clock.join().unwrap_or_default()
-}
-
-/// This host, with the first serial port's output going to `console`.
-pub fn host(
-    clock: LinuxClock,
-    console: Box<dyn Write + Send>,
-    attachments: Vec<Attachment>,
-) -> Host {
-    let (clock, entropy) = (Arc::new(clock), Arc::new(LinuxEntropy));
-    Host { clock, entropy, cpuid, console, attachments, messages: None, on_panic: None }
-}
-
-/// The host's CPUID in the model's terms.
-fn cpuid(leaf: u32, subleaf: u32) -> vmm::CpuidResult {
-    let host = cpu::cpuid(leaf, subleaf);
-    vmm::CpuidResult { eax: host.eax, ebx: host.ebx, ecx: host.ecx, edx: host.edx }
-}
-
-/// Why there is no machine, as an exit code and a line.
-pub fn failure(error: vmm::Error) -> Failure {
-    if error.is_users() {
-        Failure::usage(error.to_string())
-    } else {
-        Failure::host(error.to_string())
-    }
-}
-
-/// The same; a complaint about the kernel names its file.
+/// Why there is no machine. A complaint about the kernel names its file.
 fn failure_of(kernel: &Path, error: vmm::Error) -> Failure {
     match error {
         vmm::Error::Boot(error) if error.is_of_kernel() => {
             Failure::usage(format!("--kernel {}: {error}", kernel.display()))
         }
-        error => failure(error),
+        error => error.into(),
     }
 }
 
@@ -220,7 +149,11 @@ fn wait(
         return match event {
             Ok(Event::Control(asked)) => {
                 status.seconds = started.elapsed().as_secs_f64();
-                if obey(asked, running, &mut status) { Ok(Outcome::Left) } else { continue }
+                if control::obey(asked, running, &mut status) {
+                    Ok(Outcome::Left)
+                } else {
+                    continue;
+                }
             }
             Ok(Event::Panicked) => Ok(Outcome::Panicked),
             Ok(Event::Fault(act)) => match act {
@@ -232,8 +165,8 @@ fn wait(
                 Act::Reset => Ok(Outcome::Reset),
             },
             Ok(Event::Ended(ended)) => Ok(Outcome::Machine(ended)),
-            Ok(Event::Leave | Event::Mute(_)) => Ok(Outcome::Left),
-            Ok(Event::Signal(number)) => Ok(Outcome::Signal(number)),
+            Ok(Event::User(End::Left)) => Ok(Outcome::Left),
+            Ok(Event::User(End::Signal(number))) => Ok(Outcome::Signal(number)),
             Err(RecvTimeoutError::Timeout) => Ok(Outcome::TimedOut),
             Err(RecvTimeoutError::Disconnected) => {
                 Err(Failure::host("the virtual CPU's thread failed; this is a bug in ring3"))
@@ -242,41 +175,9 @@ fn wait(
     }
 }
 
-/// Does what the control socket asks for; true if that is to end the machine.
-pub fn obey(asked: Asked, running: &Running, status: &mut Status) -> bool {
-    match asked.order {
-        Order::Status | Order::Stats | Order::Dump | Order::Gdb => {}
-        Order::Trace | Order::Profile | Order::Top => {}
-        Order::Pause => {
-            running.pause(true);
-            "paused".clone_into(&mut status.state);
-        }
-        Order::Resume => {
-            running.pause(false);
-            "running".clone_into(&mut status.state);
-        }
-        Order::Stop => STOPPING.clone_into(&mut status.state),
-    }
-    asked.answer(status.clone());
-    let ends = asked.order == Order::Stop;
-    if ends {
-        asked.wait(); // this process ends now, and with it the thread that answers
-    }
-    ends
-}
-
 fn status(arguments: &RunArguments) -> Status {
     let kernel = arguments.kernel.display().to_string();
     Status::new(arguments.name.clone(), arguments.memory.0, kernel)
-}
-
-/// Listens for orders, each of which becomes an event.
-pub fn listen<E: Send + 'static>(
-    sender: Sender<E>,
-    event: fn(Asked) -> E,
-    hand: Hand,
-) -> io::Result<Listener> {
-    control::listen(move |asked| sender.send(event(asked)).is_ok(), hand)
 }
 
 /// A machine that cannot be controlled is still one that runs.

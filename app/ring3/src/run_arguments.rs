@@ -2,13 +2,13 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::Args;
+use clap::{Args, Command, FromArgMatches};
 use vmm::BootProtocol;
 
 use crate::{
     disk::DiskChoice,
-    fault::inject::FaultOptions,
     gdb::GdbAddress,
+    injection::{Extent, FaultOptions},
     net::NetArgument,
     on_panic::PanicOptions,
     share::ShareChoice,
@@ -130,4 +130,23 @@ pub struct RunArguments {
     /// Give up after this long, with exit code 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<Duration>,
+}
+
+impl RunArguments {
+    /// What `ring3 run` makes of these words, which the command's name is not among.
+    ///
+    /// # Errors
+    /// They are not its options.
+    pub fn of_words(words: Vec<String>) -> Result<Self, clap::Error> {
+        let command = Self::augment_args(Command::new("ring3 run").no_binary_name(true));
+        Self::from_arg_matches(&command.try_get_matches_from(words)?)
+    }
+
+    /// What of the machine can have faults.
+    pub fn extent(&self) -> Extent {
+        let disks = self.disk.iter().map(|disk| matches!(disk, DiskChoice::Image(_)));
+        let nets = self.net.iter().map(NetArgument::is_ours);
+        let (disks, nets) = (disks.collect(), nets.collect());
+        Extent { disks, nets, memory: self.memory.0 }
+    }
 }

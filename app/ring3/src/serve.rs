@@ -17,7 +17,7 @@ use crate::{
     device::{disk_body, net_body, share_body},
     disk::DiskArgument,
     failure::Failure,
-    fault::inject::{FaultOptions, Faults},
+    injection::{FaultOptions, Faults},
     net::NetArgument,
     output,
     share::{self, ShareArgument},

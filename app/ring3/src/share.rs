@@ -7,7 +7,7 @@ use vhost_user::Reserve;
 use virtio::Fs;
 use vmm::Attachment;
 
-use crate::{device, failure::Failure, foreign, values::DevicesChoice};
+use crate::{failure::Failure, foreign, servers, values::DevicesChoice};
 
 /// Bytes of a tag at most.
 const TAG_MAX: usize = 36;
@@ -125,7 +125,7 @@ pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachmen
             let words = words.chain(["--", tag, &real]);
             let gone: Reserve = |config| Box::new(Fs::gone(config));
             let words = words.map(str::to_owned).collect();
-            device::attach(words, "--share", Some(gone), devices.nearness(), None)
+            servers::attach(words, "--share", Some(gone), devices.nearness(), None)
         }
     }
 }

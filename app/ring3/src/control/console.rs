@@ -25,10 +25,9 @@ use super::{
     folder, server,
 };
 use crate::{
-    console::{RawTerminal, read_stdin, start, watch_signals},
+    console::{End, RawTerminal, read_stdin, start, watch_signals},
     failure::Failure,
     outcome::Outcome,
-    run::Event,
 };
 
 /// Bytes of past output a new viewer sees.
@@ -159,6 +158,22 @@ fn socket_of(pid: u32) -> io::Result<PathBuf> {
     Ok(folder()?.join(format!("{pid}.console")))
 }
 
+/// What ends `ring3 console`.
+enum Event {
+    /// The user, or a signal.
+    User(End),
+    /// The machine has ended.
+    Over,
+    /// What the machine prints cannot be shown.
+    Mute(io::Error),
+}
+
+impl From<End> for Event {
+    fn from(end: End) -> Self {
+        Self::User(end)
+    }
+}
+
 /// `ring3 console`: until the machine ends, or the user leaves by Ctrl-A X. The machine goes on.
 pub fn console(target: &Target) -> Result<u8, Failure> {
     let machine = find(target)?;
@@ -184,12 +199,12 @@ pub fn console(target: &Target) -> Result<u8, Failure> {
     start("show", move || {
         let shown = show(&mut output, &mut File::from(screen));
         // Nobody listening means the user has left anyway.
-        let _ = sender.send(shown.map_or_else(Event::Mute, |()| Event::Leave));
+        let _ = sender.send(shown.map_or_else(Event::Mute, |()| Event::Over));
     })?;
     let event = events.recv();
     drop(terminal);
     match event {
-        Ok(Event::Signal(number)) => Ok(Outcome::Signal(number).code()),
+        Ok(Event::User(End::Signal(number))) => Ok(Outcome::Signal(number).code()),
         Ok(Event::Mute(error)) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::host(format!("standard output: {error}")))
         }

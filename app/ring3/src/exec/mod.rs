@@ -27,10 +27,9 @@ use vmm::Machine;
 
 use crate::{
     console::RawTerminal,
-    control::{Hand, Status, finish_telling},
-    device,
+    control::{self, Hand, Status, finish_telling},
     failure::Failure,
-    isolation, output, run, spawner,
+    isolation, machine, output, servers, spawner,
 };
 use arguments::{ExecArguments, GuestArguments, ShellArguments};
 use guest::Command;
@@ -73,19 +72,19 @@ fn connections() -> std::io::Result<Connections> {
 
 fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, Failure> {
     caller::settle(arguments)?;
-    run::check_limits(arguments.memory.0)?;
+    machine::check_limits(arguments.memory.0)?;
     spawner::start()?;
     let streams = Plan::new();
-    let clock = run::start_clock()?;
+    let clock = machine::start_clock()?;
     let made = guest::make(arguments, command, &streams)?;
     let host = |error: std::io::Error| Failure::host(error.to_string());
     let Connections { ours, guests } = connections().map_err(host)?;
     let mut attachments = made.attachments;
     attachments.push(guest::sockets(guests).map_err(host)?);
     let tail = ConsoleTail::new(arguments.verbose);
-    let clock = run::ready(clock);
-    let host_parts = run::host(clock.clone(), Box::new(tail.clone()), attachments);
-    let machine = Machine::build(&made.description, host_parts).map_err(run::failure)?;
+    let clock = machine::ready(clock);
+    let host_parts = machine::host(clock.clone(), Box::new(tail.clone()), attachments);
+    let machine = Machine::build(&made.description, host_parts)?;
     let told = streams.on_terminal.then(|| isolation::line(&made.description.engine)).flatten();
     drop(made.description);
 
@@ -98,31 +97,33 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     let outputs = streams.start([stdin, stdout, stderr], carried).map_err(host)?;
     session::watch_signals(&sender).map_err(host)?;
     session::watch_control(&control, sender.clone()).map_err(host)?;
-    let listener = run::listen(sender.clone(), Event::Control, Hand::new(machine.inspector()));
+    let asked = sender.clone();
+    let asked = move |order| asked.send(Event::Control(order)).is_ok();
+    let listener = control::listen(asked, Hand::new(machine.inspector()));
     let listener = listener.inspect_err(|error| tracing::warn!(%error, "no control socket"));
     let lost = sender.clone();
-    device::tell_losses(move |what| drop(lost.send(Event::Lost(what))));
+    servers::tell_losses(move |what| drop(lost.send(Event::Lost(what))));
     let on_end = move |ended| drop(sender.send(Event::Ended(ended)));
     let sandbox = arguments.sandbox.with(arguments.devices);
     sandbox.prepare(&machine)?;
-    let running = machine.start(on_end).map_err(run::failure)?;
+    let running = machine.start(on_end)?;
     sandbox.enter(&running)?;
-    run::tell_engine(&running);
+    machine::tell_engine(&running);
     // What a command says on standard error is its own, but for who sits before it.
     isolation::tell(told, &running);
     let mut status = status(arguments);
     let started = Instant::now();
     let obey = Box::new(|asked| {
         status.seconds = started.elapsed().as_secs_f64();
-        run::obey(asked, &running, &mut status)
+        control::obey(asked, &running, &mut status)
     });
     let (timeout, grace) = (arguments.timeout, arguments.grace);
     let pace = Pace::new(clock);
     let mut session = Session { events, control, tail, timeout, grace, outputs, obey, pace };
     let ending = session.wait();
     drop((session, listener));
-    let statistics = running.finish(run::PATIENCE);
-    finish_telling(run::TELLING);
+    let statistics = running.finish(machine::PATIENCE);
+    finish_telling(machine::TELLING);
     drop(raw);
     if let Some(statistics) = statistics.filter(|_| arguments.stats) {
         output::say(&format!("{statistics}\n"));

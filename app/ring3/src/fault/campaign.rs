@@ -6,22 +6,15 @@ use std::{
     time::Duration,
 };
 
-use clap::Parser;
 use faults::Scenario;
 use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::{
-    extent,
-    inject::Extent,
     iteration::{self, Iteration},
     verdict::Expect,
 };
-use crate::{
-    cli::{Arguments, Command},
-    failure::Failure,
-    run_arguments::RunArguments,
-};
+use crate::{failure::Failure, injection, run_arguments::RunArguments};
 
 /// Names in a campaign's folder.
 const COPY: &str = "campaign.toml";
@@ -102,7 +95,7 @@ impl Campaign {
             Self::new(read(path)?, folder, seed).map_err(|problem| wrong(path, problem))?;
         let scenario = campaign.iteration(1).scenario().map_err(|problem| wrong(path, problem))?;
         let machine = campaign.arguments(None).map_err(|problem| wrong(path, problem))?;
-        extent::check(&scenario, &Extent::of(&machine)).map_err(|problem| wrong(path, problem))?;
+        injection::check(&scenario, &machine.extent()).map_err(|problem| wrong(path, problem))?;
         if let Some(verify) = &campaign.file.verify {
             campaign.arguments(Some(verify)).map_err(|problem| wrong(path, problem))?;
         }
@@ -110,25 +103,21 @@ impl Campaign {
     }
 
     /// What `ring3 run` understands of the machine, or of the one that verifies, which has some options of its own.
-    fn arguments(&self, verify: Option<&Table>) -> Result<Box<RunArguments>, String> {
+    fn arguments(&self, verify: Option<&Table>) -> Result<RunArguments, String> {
         let part = if verify.is_some() { "[verify]" } else { "[machine]" };
         let mut options = self.file.machine.clone();
         options.extend(verify.cloned().unwrap_or_default());
-        let mut words = vec!["ring3".to_owned(), "run".to_owned()];
-        words.extend(iteration::words(&options, &self.folder).map_err(|error| error.to_string())?);
+        let mut words =
+            iteration::words(&options, &self.folder).map_err(|error| error.to_string())?;
         for disk in options.get("disk").map(iteration::values).unwrap_or_default() {
             let disk = disk.as_str().ok_or("disk: not a file name")?;
             words.push(format!("--disk={disk}"));
         }
-        match Arguments::try_parse_from(words) {
-            Ok(Arguments { command: Command::Run(run) }) => Ok(run),
-            Ok(_) => Err(format!("{part}: not options of `ring3 run`")),
-            Err(error) => {
-                let text = error.to_string();
-                let line = text.lines().next().unwrap_or_default();
-                Err(format!("{part}: {}", line.trim_start_matches("error: ")))
-            }
-        }
+        RunArguments::of_words(words).map_err(|error| {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            format!("{part}: {}", line.trim_start_matches("error: "))
+        })
     }
 
     /// The campaign whose results are in a folder.

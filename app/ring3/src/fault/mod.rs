@@ -1,14 +1,9 @@
 //! `ring3 fault`: machines whose disks and networks fail on purpose.
 //!
-//! - [`inject`]: `--fault` of `ring3 run` and `ring3 serve`: which device gets which faults, and where the records go. `extent`: whether
-//!   the machine has what is to be struck. `conductor`: faults at a time, and what waits for something to happen.
-//! - `campaign`: the file of a campaign. `iteration`: one run of its machine. `verdict`: what a run came to.
-//!   `report`: the results as files.
+//! `campaign`: the file of a campaign. `iteration`: one run of its machine. `verdict`: what a run came to.
+//! `report`: the results as files.
 
 mod campaign;
-mod conductor;
-mod extent;
-pub mod inject;
 mod iteration;
 mod report;
 mod verdict;
@@ -25,9 +20,8 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-pub use conductor::Act;
 
-use crate::{failure::Failure, output};
+use crate::{failure::Failure, injection, output};
 use campaign::Campaign;
 use iteration::Finished;
 use report::Report;
@@ -130,7 +124,7 @@ fn check(file: &Path) -> Result<u8, Failure> {
         let campaign = Campaign::parse(file, None)?;
         output::print(&format!("{} iterations\n", campaign.iterations()))
     } else {
-        let (_, scenario) = inject::read(file)?;
+        let (_, scenario) = injection::read(file)?;
         let targets: Vec<_> = scenario.targets().iter().map(ToString::to_string).collect();
         output::print(&format!("faults of {}\n", targets.join(", ")))
     }

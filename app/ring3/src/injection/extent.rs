@@ -3,24 +3,14 @@
 use faults::{Flip, MachineAction, Scenario, Target};
 use ram::{HIGH_BASE, LOW_MAX};
 
-use super::inject::{Extent, Injection};
-use crate::{disk::DiskChoice, failure::Failure, run_arguments::RunArguments};
-
-impl Injection {
-    /// What `ring3 run` was told.
-    pub fn of_machine(arguments: &RunArguments) -> Result<Option<Self>, Failure> {
-        Self::new(&arguments.fault, &Extent::of(arguments))
-    }
-}
-
-impl Extent {
-    /// That of a machine.
-    pub fn of(arguments: &RunArguments) -> Self {
-        let disks = arguments.disk.iter().map(|disk| matches!(disk, DiskChoice::Image(_)));
-        let nets = arguments.net.iter().map(|net| net.is_ours());
-        let (disks, nets) = (disks.collect(), nets.collect());
-        Self { disks, nets, memory: arguments.memory.0 }
-    }
+/// What of a machine can have faults: whether ring3 serves each disk and network itself, and bytes of memory.
+pub struct Extent {
+    /// Disks.
+    pub disks: Vec<bool>,
+    /// Networks.
+    pub nets: Vec<bool>,
+    /// Bytes of memory.
+    pub memory: u64,
 }
 
 /// Says which fault of a scenario can strike nothing.

@@ -19,7 +19,7 @@ use faults::{
 use ram::{HIGH_BASE, Ram};
 use vmm::Host;
 
-use super::inject::{Injection, Order, host};
+use super::{Injection, Order, host};
 use crate::failure::Failure;
 
 /// How long disks may take to lose their power.

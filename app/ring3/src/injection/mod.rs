@@ -1,8 +1,14 @@
-//! Faults on their way into devices and the machine, and records on their way out.
+//! Faults on their way into devices and the machine, and records on their way out: `--fault` of `ring3 run` and `ring3 serve`.
+//!
+//! - [`extent`]: whether the machine has what is to be struck.
+//! - [`conductor`]: faults at a time, and what waits for something to happen.
 //!
 //! The process of a device is told its scenario by `--fault`. It writes each record as a line of JSON to its standard output, behind the
 //! line in which it introduces itself, and is given orders by the same socket: `arm NAME` (the cue of a fault has come) and `cut NAME`
 //! (the power goes).
+
+mod conductor;
+mod extent;
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +30,10 @@ use clap::Args;
 use faults::{Effect, FaultyDisk, FaultyNet, Record, Recorder, Scenario, Schedule, Target};
 use virtio::{BlockBackend, NetBackend};
 
-use super::conductor::Message;
+pub use conductor::Act;
+use conductor::Message;
+pub use extent::{Extent, check};
+
 use crate::{failure::Failure, outcome::Outcome, output};
 
 /// Faults to inject, as options.
@@ -168,7 +177,7 @@ impl Faults {
     }
 }
 
-pub(super) fn host(error: io::Error) -> Failure {
+fn host(error: io::Error) -> Failure {
     Failure::host(format!("--fault: {error}"))
 }
 
@@ -183,13 +192,13 @@ fn listen(mut obedient: Obedient) -> io::Result<()> {
     thread::Builder::new().name("orders".into()).spawn(hear).map(drop)
 }
 
-pub(super) fn json(record: &Record) -> String {
+fn json(record: &Record) -> String {
     serde_json::to_string(record).unwrap_or_default()
 }
 
 /// Where records go.
 #[derive(Clone)]
-pub(super) struct Log(Option<Arc<Mutex<File>>>);
+struct Log(Option<Arc<Mutex<File>>>);
 
 impl Log {
     fn open(path: Option<&Path>) -> Result<Self, Failure> {
@@ -202,7 +211,7 @@ impl Log {
         Ok(Self(file.map(|file| Arc::new(Mutex::new(file)))))
     }
 
-    pub(super) fn add(&self, line: &str) {
+    fn add(&self, line: &str) {
         let Some(file) = &self.0 else { return output::say(&format!("ring3: fault: {line}\n")) };
         if let Err(error) = writeln!(lock(file), "{line}") {
             output::complain(&format!("--fault-log: {error}; the record was {line}"));
@@ -210,7 +219,7 @@ impl Log {
     }
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -228,23 +237,13 @@ struct Inner {
     listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What of a machine can have faults: whether ring3 serves each disk and network itself, and bytes of memory.
-pub struct Extent {
-    /// Disks.
-    pub disks: Vec<bool>,
-    /// Networks.
-    pub nets: Vec<bool>,
-    /// Bytes of memory.
-    pub memory: u64,
-}
-
 impl Injection {
     /// What the options say, for a machine of this extent.
     pub fn new(options: &FaultOptions, extent: &Extent) -> Result<Option<Self>, Failure> {
         let Some(file) = &options.fault else { return Ok(None) };
         let (text, scenario) = read(file)?;
         let wrong = |problem| Failure::usage(format!("--fault {}: {problem}", file.display()));
-        super::extent::check(&scenario, extent).map_err(wrong)?;
+        check(&scenario, extent).map_err(wrong)?;
         let log = Log::open(options.fault_log.as_deref())?;
         let (news, heard) = channel();
         let heard = Mutex::new(Some(heard));
@@ -258,17 +257,17 @@ impl Injection {
     }
 
     /// What is heard of faults from now on; once.
-    pub(super) fn news(&self) -> Option<Receiver<Message>> {
+    fn news(&self) -> Option<Receiver<Message>> {
         lock(&self.0.heard).take()
     }
 
     /// Takes news.
-    pub(super) fn reporter(&self) -> Sender<Message> {
+    fn reporter(&self) -> Sender<Message> {
         self.0.news.clone()
     }
 
     /// Takes a record, as whoever injects a fault in this process makes it.
-    pub(super) fn recorder(&self) -> Recorder {
+    fn recorder(&self) -> Recorder {
         let (log, news) = (self.0.log.clone(), self.0.news.clone());
         Box::new(move |record| {
             log.add(&json(record));
@@ -299,14 +298,14 @@ impl Injection {
     }
 
     /// Tells a device, if there is one that listens.
-    pub(super) fn tell(&self, target: Target, order: Order) {
+    fn tell(&self, target: Target, order: Order) {
         if let Some(obedient) = lock(&self.0.devices).get_mut(&target) {
             obedient(order);
         }
     }
 
     /// Devices that listen.
-    pub(super) fn listening(&self) -> Vec<Target> {
+    fn listening(&self) -> Vec<Target> {
         lock(&self.0.devices).keys().copied().collect()
     }
 

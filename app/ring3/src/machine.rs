@@ -1,0 +1,67 @@
+//! What `ring3 run` and `ring3 exec` do alike around a machine: this host in its terms, limits, and what users are told of its engine.
+
+use std::{
+    io::Write,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use host_linux::{LinuxClock, LinuxEntropy, cpu, limits};
+use vmm::{Attachment, Host, Running};
+
+use crate::{failure::Failure, output};
+
+/// How long a stopped machine may take to come to rest before we leave anyway.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// How long traces may take to tell the rest, once the machine has ended.
+pub const TELLING: Duration = Duration::from_secs(20);
+
+/// Refuses a machine that the limits of this process leave no room for, and warns of those that it may meet later.
+pub fn check_limits(memory: u64) -> Result<(), Failure> {
+    if let Some(problem) = limits::refusal(memory) {
+        return Err(Failure::host(problem));
+    }
+    if let Some(warning) = limits::warning(memory) {
+        output::complain(&warning);
+    }
+    Ok(())
+}
+
+/// Warns the user if guest code is interpreted although no option asks for that.
+pub fn tell_engine(running: &Running) {
+    if let Some(reason) = running.fallback() {
+        let cost = "guest code is interpreted, which is tens of times slower (`ring3 doctor`)";
+        output::complain(&format!("{cost}: {reason}"));
+    }
+}
+
+/// Begins to read the host's clock, which takes a while where its frequency must be measured.
+///
+/// # Errors
+/// The host gives no thread.
+pub fn start_clock() -> Result<JoinHandle<LinuxClock>, Failure> {
+    let started = thread::Builder::new().name("clock".into()).spawn(LinuxClock::new);
+    started.map_err(|error| vmm::Error::Thread(error).into())
+}
+
+/// The clock, once it can be read. Measuring cannot fail; if the thread could, this one measures.
+pub fn ready(clock: JoinHandle<LinuxClock>) -> LinuxClock {
+    clock.join().unwrap_or_default()
+}
+
+/// This host, with the first serial port's output going to `console`.
+pub fn host(
+    clock: LinuxClock,
+    console: Box<dyn Write + Send>,
+    attachments: Vec<Attachment>,
+) -> Host {
+    let (clock, entropy) = (Arc::new(clock), Arc::new(LinuxEntropy));
+    Host { clock, entropy, cpuid, console, attachments, messages: None, on_panic: None }
+}
+
+/// The host's CPUID in the model's terms.
+fn cpuid(leaf: u32, subleaf: u32) -> vmm::CpuidResult {
+    let host = cpu::cpuid(leaf, subleaf);
+    vmm::CpuidResult { eax: host.eax, ebx: host.ebx, ecx: host.ecx, edx: host.edx }
+}

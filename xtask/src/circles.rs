@@ -1,0 +1,159 @@
+//! Modules of a crate that need each other in a circle: part of `cargo xtask layers`.
+//!
+//! Looked at are the modules just below a crate's root, each with all that is inside it, and the paths that begin with `crate::`.
+//! Tests may name anything.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+
+use crate::layers::folder;
+
+/// Crates whose modules are parts of one thing that name each other; no other crate may have a circle.
+const ONE_THING: [&str; 9] = [
+    "bench/harness",
+    "app/vmm",
+    "engine/fast",
+    "engine/frame",
+    "engine/jit",
+    "engine/stub",
+    "engine/wedge",
+    "guest/x86_interp",
+    "host/host_linux",
+];
+
+/// Modules, and which others each names.
+type Needs = BTreeMap<String, BTreeSet<String>>;
+
+/// Folders of crates.
+const LAYERS: [&str; 7] = ["guest", "host", "machine", "engine", "server", "app", "bench"];
+
+/// Circles in all crates, in words.
+pub fn in_all(root: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for layer in LAYERS {
+        for package in folder(&root.join(layer))? {
+            let name = package.strip_prefix(root).unwrap_or(&package).display().to_string();
+            let source = package.join("src");
+            if !ONE_THING.contains(&name.as_str()) && source.is_dir() {
+                let circle = circle(needs(&source)?);
+                if !circle.is_empty() {
+                    found.push(format!("{name}: circle of modules: {}", circle.join(", ")));
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What the modules of a crate need.
+fn needs(source: &Path) -> Result<Needs> {
+    let mut needs = Needs::new();
+    for path in folder(source)? {
+        let module = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if !matches!(module.as_str(), "lib" | "main") {
+            add_named(&path, needs.entry(module).or_default())?;
+        }
+    }
+    let modules: BTreeSet<_> = needs.keys().cloned().collect();
+    for (module, named) in &mut needs {
+        named.retain(|name| name != module && modules.contains(name));
+    }
+    Ok(needs)
+}
+
+fn add_named(path: &Path, all: &mut BTreeSet<String>) -> Result<()> {
+    if path.is_dir() {
+        return folder(path)?.iter().try_for_each(|inside| add_named(inside, all));
+    }
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    if path.extension().is_some_and(|extension| extension == "rs") && !stem.ends_with("tests") {
+        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        all.extend(named(&text));
+    }
+    Ok(())
+}
+
+/// What a source says behind `crate::`, its tests and comments left out.
+fn named(text: &str) -> BTreeSet<String> {
+    let own = text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    let lines = own.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let code = lines.collect::<Vec<_>>().join("\n");
+    code.split("crate::").skip(1).flat_map(first_names).filter(|name| !name.is_empty()).collect()
+}
+
+/// The first name of a path, or of each path of a list in braces.
+fn first_names(rest: &str) -> Vec<String> {
+    let name = |text: &str| {
+        let text = text.trim_start();
+        let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+        text[..end].to_owned()
+    };
+    let Some(list) = rest.strip_prefix('{') else { return vec![name(rest)] };
+    let (mut depth, mut names, mut from) = (0, Vec::new(), 0);
+    for (at, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                names.push(name(&list[from..at]));
+                from = at + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// The modules in circles, and those between two circles.
+fn circle(mut needs: Needs) -> Vec<String> {
+    loop {
+        let needed: BTreeSet<_> = needs.values().flatten().cloned().collect();
+        let before = needs.len();
+        needs.retain(|module, named| !named.is_empty() && needed.contains(module));
+        if needs.len() == before {
+            return needs.into_keys().collect();
+        }
+        let left: BTreeSet<_> = needs.keys().cloned().collect();
+        needs.values_mut().for_each(|named| named.retain(|name| left.contains(name)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn needs(all: &[(&str, &[&str])]) -> Needs {
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        all.iter().map(|(module, named)| ((*module).to_owned(), owned(named))).collect()
+    }
+
+    #[test]
+    fn circles_are_found() {
+        let line = needs(&[("run", &["disk", "net"]), ("disk", &["net"]), ("net", &[])]);
+        assert!(circle(line).is_empty());
+        let ring = needs(&[
+            ("main", &["run"]),
+            ("run", &["disk"]),
+            ("disk", &["net", "values"]),
+            ("net", &["run"]),
+            ("values", &[]),
+        ]);
+        assert_eq!(circle(ring), ["disk", "net", "run"]);
+    }
+
+    #[test]
+    fn names_are_read_from_source() {
+        let text = "// crate::comment\nuse crate::{\n    disk::{self, Disk},\n    net,\n};\n\
+                    fn f() { crate::run::run(); }\n#[cfg(test)]\nmod tests {\n    use crate::cli;\n}\n";
+        let names: Vec<_> = named(text).into_iter().collect();
+        assert_eq!(names, ["disk", "net", "run"]);
+    }
+}
