@@ -26,6 +26,8 @@ use vmm::wedges;
 
 use crate::failure::Failure;
 
+/// How the command line of a device's process begins, whatever program starts it.
+pub const DEVICE_SERVER: [&str; 2] = ["ring3", "device"];
 /// How long an answer may take: on a busy host it takes a while to add up what many processes take.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// ... and that a file is removed, when the machine has ended and nobody is to wait.
@@ -218,7 +220,8 @@ fn become_device(words: &[String], descriptors: Vec<OwnedFd>) -> io::Error {
         return io::ErrorKind::InvalidInput.into();
     };
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("ring3").arg("device").args(words);
+    let [name, device] = DEVICE_SERVER;
+    command.arg0(name).arg(device).args(words);
     command.stdin(Stdio::from(input)).stdout(Stdio::from(output));
     // It needs nothing of what is said to us, which may be secret, but how to report.
     let told = std::env::vars_os().filter(|(name, _)| {

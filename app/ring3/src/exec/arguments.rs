@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use clap::Args;
+use clap::{Args, FromArgMatches};
 
 use crate::{
     net::NetArgument,
@@ -33,7 +33,7 @@ ring3 itself, 137 if `ring3 stop` did; 1 if the command succeeded, but not all t
 pub struct ExecArguments {
     /// The guest.
     #[command(flatten)]
-    pub guest: GuestArguments,
+    pub guest: Guest,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<OsString>,
@@ -45,12 +45,12 @@ pub struct ExecArguments {
 pub struct ShellArguments {
     /// The guest.
     #[command(flatten)]
-    pub guest: GuestArguments,
+    pub guest: Guest,
 }
 
-/// A guest that has this host's files.
+/// A guest that has this host's files. Its default is what the command line makes of no options.
 #[derive(Debug, Args)]
-pub struct GuestArguments {
+pub struct Guest {
     /// A kernel by name (see `ring3 kernel list`), fetched if need be, or a bzImage
     #[arg(long, short = 'k', value_name = "NAME|FILE", default_value = "debian-12")]
     pub kernel: String,
@@ -138,4 +138,25 @@ pub struct GuestArguments {
     /// Give up after this long, with exit status 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<Duration>,
+}
+
+impl Default for Guest {
+    fn default() -> Self {
+        let command = Self::augment_args(clap::Command::new("guest").no_binary_name(true));
+        let made = command.try_get_matches_from([""; 0]);
+        let made = made.and_then(|matches| Self::from_arg_matches(&matches));
+        made.expect("no option is required")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_without_options_is_the_command_lines() {
+        let guest = Guest::default();
+        assert_eq!((guest.kernel.as_str(), guest.memory), ("debian-12", MemorySize(1 << 30)));
+        assert_eq!((guest.cpus, guest.grace), (1, Duration::from_secs(10)));
+    }
 }

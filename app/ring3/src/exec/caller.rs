@@ -7,14 +7,14 @@ use std::env;
 
 use host_linux::account::{self, Account};
 
-use super::arguments::GuestArguments;
+use super::arguments::Guest;
 use crate::{failure::Failure, output};
 
 /// Where sudo says who called it: a user's number.
 const CALLER: &str = "SUDO_UID";
 
 /// Returns if this process runs as the wanted user; otherwise ring3 starts anew as that one.
-pub fn settle(arguments: &GuestArguments) -> Result<(), Failure> {
+pub fn settle(arguments: &Guest) -> Result<(), Failure> {
     let named = arguments.user.as_deref().map(named).transpose()?;
     if !account::is_root() {
         return named.map_or(Ok(()), |account| refuse_others(&account));

@@ -17,7 +17,7 @@ use sockets::Sockets;
 use virtio::vsock::{self, Vsock};
 use vmm::{Attachment, BootProtocol, Description, GuestClock, ModuleFile};
 
-use super::{arguments::GuestArguments, kernel, streams::Plan};
+use super::{arguments::Guest, kernel, streams::Plan};
 use crate::{
     description,
     failure::Failure,
@@ -58,11 +58,7 @@ pub struct Made {
 }
 
 /// Describes the guest and opens what it shares.
-pub fn make(
-    arguments: &GuestArguments,
-    command: Command<'_>,
-    streams: &Plan,
-) -> Result<Made, Failure> {
+pub fn make(arguments: &Guest, command: Command<'_>, streams: &Plan) -> Result<Made, Failure> {
     description::check_machine(arguments.cpus, arguments.memory, &arguments.engine)?;
     if arguments.net.as_ref().is_some_and(|net| !net.is_user()) {
         return Err(Failure::usage("--net: there is only user here; `ring3 run` has the others"));
@@ -99,7 +95,7 @@ pub fn make(
     Ok(Made { description, attachments })
 }
 
-fn cmdline(arguments: &GuestArguments) -> String {
+fn cmdline(arguments: &Guest) -> String {
     let one = starts_cpus(arguments.cpus, arguments.append.as_deref()).then_some(ONE_CPU);
     let further = arguments.append.iter().map(String::as_str);
     [CMDLINE].into_iter().chain(one).chain(further).collect::<Vec<_>>().join(" ")
@@ -131,7 +127,7 @@ fn shared(folder: Folder, tag: &str, devices: DevicesChoice) -> Result<Attachmen
 }
 
 /// The folders whose changes are real, outer ones first: an inner one is mounted over its outer one.
-fn writable(arguments: &GuestArguments, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn writable(arguments: &Guest, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut folders = Vec::new();
     for folder in &arguments.rw {
         let shown = folder.display();
@@ -153,7 +149,7 @@ fn writable(arguments: &GuestArguments, directory: &Path) -> Result<Vec<PathBuf>
 }
 
 fn request(
-    arguments: &GuestArguments,
+    arguments: &Guest,
     command: Command<'_>,
     directory: &Path,
     folders: &[PathBuf],

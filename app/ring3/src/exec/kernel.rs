@@ -12,7 +12,7 @@ use kernels::{
     modules::{Module, ModuleTree},
 };
 
-use super::arguments::GuestArguments;
+use super::arguments::Guest;
 use crate::failure::Failure;
 
 /// What the guest's root and its connections need; a kernel may have some built in.
@@ -29,7 +29,7 @@ pub struct GuestKernel {
 }
 
 /// Finds, and if need be fetches, the kernel that was asked for.
-pub fn find(arguments: &GuestArguments) -> Result<GuestKernel, Failure> {
+pub fn find(arguments: &Guest) -> Result<GuestKernel, Failure> {
     let name = &arguments.kernel;
     let (image, modules) = match (Kernel::named(name), &arguments.modules) {
         (Some(kernel), None) => named(kernel)?,

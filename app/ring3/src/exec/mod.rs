@@ -4,7 +4,7 @@
 //! current folder is shared for real at the same path. The agent, its first process, runs the command;
 //! four vsock connections carry its standard streams and what is said about it.
 //!
-//! - [`arguments`]: the command line.
+//! - `arguments`: the command line.
 //! - `caller`: as whom the machine runs.
 //! - `kernel`: which kernel, and its modules.
 //! - `guest`: what the guest is made of: the request, the first root file system, folders.
@@ -12,7 +12,7 @@
 //! - `pace`: the guest's clock by the host's.
 //! - `session`: from the first event to the command's end.
 
-pub mod arguments;
+pub(crate) mod arguments;
 mod caller;
 mod guest;
 mod kernel;
@@ -23,6 +23,7 @@ mod streams;
 use std::{os::unix::net::UnixStream, sync::mpsc::channel, time::Instant};
 
 use guest_agent::protocol;
+use host_linux::limits;
 use vmm::Machine;
 
 use crate::{
@@ -31,8 +32,13 @@ use crate::{
     failure::Failure,
     isolation, machine, output, servers, spawner,
 };
-use arguments::{ExecArguments, GuestArguments, ShellArguments};
-use guest::Command;
+pub use crate::{
+    net::NetArgument,
+    values::{DevicesChoice, EngineArguments, MemorySize, SandboxChoice},
+};
+pub use arguments::Guest;
+use arguments::{ExecArguments, ShellArguments};
+pub use guest::Command;
 use pace::Pace;
 use session::{Event, Session};
 use streams::{ConsoleTail, Plan};
@@ -40,15 +46,27 @@ use streams::{ConsoleTail, Plan};
 /// The exit status when there is no guest to run the command in.
 const NO_GUEST: u8 = 125;
 
+/// Runs a command in a guest of its own until it ends, and returns its exit status. The command has this process's standard streams,
+/// its current folder, and what [`Guest`] says of its environment.
+///
+/// To be called in a program that is as the [library](crate) says. One that root runs by sudo is started anew, with the same arguments,
+/// as the user who called sudo, unless [`Guest::as_root`] is set.
+///
+/// # Errors
+/// There is no guest to run the command in, or it was lost; the exit code is 125.
+pub fn run(guest: &Guest, command: Command<'_>) -> Result<u8, Failure> {
+    limits::prepare();
+    run_in_guest(guest, command).map_err(|failure| failure.with_code(NO_GUEST))
+}
+
 /// `ring3 exec`.
-pub fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
-    run_in_guest(&arguments.guest, Command::Given(&arguments.command))
-        .map_err(|failure| failure.with_code(NO_GUEST))
+pub(crate) fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
+    run(&arguments.guest, Command::Given(&arguments.command))
 }
 
 /// `ring3 shell`.
-pub fn shell(arguments: &ShellArguments) -> Result<u8, Failure> {
-    run_in_guest(&arguments.guest, Command::Shell).map_err(|failure| failure.with_code(NO_GUEST))
+pub(crate) fn shell(arguments: &ShellArguments) -> Result<u8, Failure> {
+    run(&arguments.guest, Command::Shell)
 }
 
 /// Our ends of the four connections, and the guest's.
@@ -70,7 +88,7 @@ fn connections() -> std::io::Result<Connections> {
     Ok(Connections { ours, guests })
 }
 
-fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, Failure> {
+fn run_in_guest(arguments: &Guest, command: Command<'_>) -> Result<u8, Failure> {
     caller::settle(arguments)?;
     machine::check_limits(arguments.memory.0)?;
     spawner::start()?;
@@ -131,7 +149,7 @@ fn run_in_guest(arguments: &GuestArguments, command: Command<'_>) -> Result<u8, 
     ending.map(|ending| ending.tell())
 }
 
-fn status(arguments: &GuestArguments) -> Status {
+fn status(arguments: &Guest) -> Status {
     let (name, kernel) = (arguments.name.clone(), arguments.kernel.clone());
     Status::new(name, arguments.memory.0, kernel)
 }
