@@ -6,14 +6,17 @@
 //! mirror and proxy settings stay the machine's.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{output, percentage, watch};
+use crate::{
+    alone::alone,
+    command::{output, percentage, watch},
+};
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
@@ -55,6 +58,8 @@ pub struct Archive {
     suite: Suite,
     kind: Kind,
     directory: PathBuf,
+    /// Nobody else uses the directory.
+    _alone: File,
 }
 
 impl Archive {
@@ -70,7 +75,8 @@ impl Archive {
             let path = directory.join(sub);
             fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         }
-        let archive = Self { suite, kind, directory };
+        let alone = alone(&directory.join("lock"))?;
+        let archive = Self { suite, kind, directory, _alone: alone };
         fs::write(archive.sources(), archive.source_entry())?;
         fs::write(archive.directory.join("status"), "")?;
         let what = format!("fetching the package lists of Debian {}", suite.name());

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::{
+    alone::alone,
     archive::{Archive, Kind, Suite},
     command::{output, progress},
     modules::{Module, ModuleTree},
@@ -241,6 +242,10 @@ impl Assets {
         }
         fs::create_dir_all(&self.root)
             .with_context(|| format!("cannot make {}", self.root.display()))?;
+        let _alone = alone(&self.root.join(format!(".lock-{name}")))?;
+        if let Some(manifest) = Manifest::verified(&directory) {
+            return Ok(manifest);
+        }
         let fresh = Scratch::new(&self.root, ".fresh-")?;
         let manifest = make(fresh.path()).with_context(|| format!("cannot fetch {name}"))?;
         fs::write(fresh.path().join(MANIFEST), serde_json::to_vec_pretty(&manifest)?)?;
