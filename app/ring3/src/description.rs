@@ -99,12 +99,14 @@ pub fn engine(
     let EngineArguments { lock_step, translate_user, .. } = *arguments;
     let user_dispatch = arguments.user_dispatch();
     let kind = kind(arguments.engine, lock_step.is_some(), translate_user, user_dispatch)?;
-    let chosen = arguments.guest_isolation.map(|chosen| chosen == GuestIsolation::Strict);
-    check_isolation(chosen == Some(true), kind, translate_user)?;
-    let strict = chosen.unwrap_or_else(|| {
-        let direct = matches!(kind, EngineKind::Auto | EngineKind::Fast) && !translate_user;
-        usual == GuestIsolation::Strict && direct && probe::can_isolate()
-    });
+    check_isolation(arguments.guest_isolation, kind, translate_user)?;
+    let direct = matches!(kind, EngineKind::Auto | EngineKind::Fast) && !translate_user;
+    let strict = match arguments.guest_isolation {
+        Some(chosen) => chosen == GuestIsolation::Strict,
+        None => usual == GuestIsolation::Strict && direct && probe::can_isolate(),
+    };
+    let without_keys =
+        arguments.guest_isolation.is_some_and(|chosen| chosen != GuestIsolation::Keys);
     let unmap_flushed = arguments.unmap_flushed();
     let scattered = arguments.scattered();
     let most_mappings = arguments.most_mappings;
@@ -119,25 +121,34 @@ pub fn engine(
         translations_apart: arguments.translations == Translations::Own,
         most_mappings,
         strict,
+        without_keys,
     })
 }
 
-fn check_isolation(strict: bool, kind: EngineKind, translate_user: bool) -> Result<(), Failure> {
-    match kind {
-        _ if strict && translate_user => Err(Failure::usage(
-            "--guest-isolation strict: translated programs run beside the kernel; leave out --translate-user",
-        )),
-        EngineKind::Direct if strict => Err(Failure::usage(
-            "--guest-isolation strict: this engine has none; give --engine fast, jit or interp",
-        )),
-        EngineKind::Auto | EngineKind::Fast if strict && !probe::can_isolate() => {
-            Err(Failure::usage(
-                "--guest-isolation strict: this host has neither protection keys nor seccomp's notifications \
-                 (Linux 5.19); give --engine jit or interp",
-            ))
+fn check_isolation(
+    chosen: Option<GuestIsolation>,
+    kind: EngineKind,
+    translate_user: bool,
+) -> Result<(), Failure> {
+    let strict = chosen == Some(GuestIsolation::Strict);
+    let refused = match kind {
+        _ if strict && translate_user => {
+            "strict: translated programs run beside the kernel; leave out --translate-user"
         }
-        _ => Ok(()),
-    }
+        EngineKind::Direct if strict => {
+            "strict: this engine has none; give --engine fast, jit or interp"
+        }
+        EngineKind::Auto | EngineKind::Fast if strict && !probe::seccomp_notification() => {
+            "strict: this host has no seccomp's notifications (Linux 5.19); give --engine jit or interp"
+        }
+        EngineKind::Auto | EngineKind::Fast | EngineKind::Direct
+            if chosen == Some(GuestIsolation::Keys) && !probe::protection_keys() =>
+        {
+            "keys: this host has no protection keys; `ring3 doctor` shows what it has"
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::usage(format!("--guest-isolation {refused}")))
 }
 
 fn kind(
@@ -324,7 +335,7 @@ mod tests {
             assert_eq!(strict(choice, Some(Fast), false, Strict), Ok(false));
             assert_eq!(
                 strict(choice, Some(Strict), false, Fast),
-                if can { Ok(true) } else { Err(2) }
+                if probe::seccomp_notification() { Ok(true) } else { Err(2) }
             );
             // What cannot be strict is not by itself, and is refused if asked for.
             assert_eq!(strict(choice, None, true, Strict), Ok(false));
@@ -332,6 +343,20 @@ mod tests {
         }
         assert_eq!(strict(EngineChoice::Direct, None, false, Strict), Ok(false));
         assert_eq!(strict(EngineChoice::Direct, Some(Strict), false, Fast), Err(2));
+    }
+
+    #[test]
+    fn keys_are_left_alone_where_something_else_is_chosen() {
+        use GuestIsolation::{Fast, Keys};
+        let without_keys = |guest_isolation| {
+            let arguments = EngineArguments { guest_isolation, ..arguments(EngineChoice::Auto) };
+            engine(&arguments, Fast)
+                .map(|options| options.without_keys)
+                .map_err(|failure| failure.code)
+        };
+        assert_eq!((without_keys(None), without_keys(Some(Fast))), (Ok(false), Ok(true)));
+        let keys = if probe::protection_keys() { Ok(false) } else { Err(2) };
+        assert_eq!(without_keys(Some(Keys)), keys);
     }
 
     #[test]

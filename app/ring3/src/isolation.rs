@@ -56,7 +56,8 @@ impl Border {
 
 /// How programs are kept from their kernel, if that is worth a line. Tries what the host has, which a sandbox would refuse.
 pub fn line(options: &EngineOptions) -> Option<&'static str> {
-    Border::of(options, probe::protection_keys()).line(probe::can_isolate())
+    Border::of(options, probe::protection_keys() && !options.without_keys)
+        .line(probe::can_isolate())
 }
 
 /// Prints the line. It is about the fast engine, so nothing is printed where the host could not run that engine.

@@ -44,9 +44,11 @@ pub enum Translations {
     Own,
 }
 
-/// What keeps the guest's programs from its kernel's memory where the host has no protection keys.
+/// What keeps the guest's programs from its kernel's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GuestIsolation {
+    /// The host's protection keys: closed
+    Keys,
     /// Programs run in processes of their own: closed, and slower
     Strict,
     /// Nothing: a program that knows where to look reaches the kernel's memory
@@ -102,10 +104,10 @@ pub struct EngineArguments {
     /// For comparison, and to narrow down a failure.
     #[arg(long, value_enum, default_value_t = Translations::Shared, hide_short_help = true)]
     pub translations: Translations,
-    /// What keeps the guest's programs from its kernel's memory where the host has no protection keys
+    /// What keeps the guest's programs from its kernel's memory
     ///
-    /// For the fast engine; the host is closed to both in any case. Where there are protection keys, they do it, and nothing needs to be
-    /// chosen. Without this option it is strict for `run` where the host can, and fast for `exec` and `shell`.
+    /// For the fast engine; the host is closed to both in any case. Without this option it is keys where the host has them; elsewhere
+    /// strict for `run` where the host can, and fast for `exec` and `shell`.
     #[arg(long, value_enum)]
     pub guest_isolation: Option<GuestIsolation>,
     /// Mappings that a process with guest code may have, in place of what the host allows

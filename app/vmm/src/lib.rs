@@ -99,6 +99,8 @@ pub struct EngineOptions {
     pub most_mappings: Option<u32>,
     /// The fast engine runs user code in processes of its own, where no protection keys close the kernel's memory to it.
     pub strict: bool,
+    /// Protection keys are left alone, as if the host had none.
+    pub without_keys: bool,
 }
 
 /// What executes guest code.

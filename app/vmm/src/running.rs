@@ -188,6 +188,9 @@ impl Vm {
     fn engine_of(&self, vcpu: &VcpuParts) -> Result<Made, Error> {
         let (board, state) = (self.parts.clone().board(vcpu)?, vcpu.state.clone());
         let direct = if self.options.translate_user { User::Translated } else { User::Direct };
+        if self.options.without_keys {
+            fast::wedges::leave_keys();
+        }
         let kind =
             self.choice.get_or_init(|| settle(self.options.kind, self.options.strict, board.ram()));
         let (user, kernel_translated) = match kind {

@@ -6,7 +6,7 @@
 //! touched yet, the wedge tells as far as it can.
 
 use crate::{Fast, USER_END, User};
-use frame::{Claim, MAX_CLAIMS, near_sites};
+use frame::{Claim, MAX_CLAIMS, calls, near_sites};
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use std::{collections::VecDeque, mem::take};
@@ -146,10 +146,13 @@ impl Fast {
         let (user, root) = (v.cpl() == 3, v.cr3 & paging::ADDRESS);
         let (call, cr3) = (v.gpr[reg::RAX], v.cr3);
         let registers = [reg::RAX, reg::RDX, reg::RSI, reg::RDI].map(|number| v.gpr[number]);
-        let calls = !user && v.rip == v.lstar;
+        let entered = !user && v.rip == v.lstar;
         let f = self.pages.frame();
-        if calls {
+        if entered {
             (f.claims.call, f.claims.caller) = (call, cr3);
+            if calls::asks_near_sites(call, registers[3]) {
+                self.slots.note_low(root);
+            }
         }
         if user {
             f.claims.note_outcome(cr3, registers);

@@ -42,6 +42,7 @@ mod kick_tests;
 #[cfg(test)]
 mod listener;
 mod lockstep;
+mod low;
 mod machine;
 mod operand;
 mod place;
@@ -94,7 +95,7 @@ use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, Record, System,
 
 /// Who starts the processes that guest code runs in.
 pub mod wedges {
-    pub use wedge::{become_wedge, limit_mappings, prepare, start_by};
+    pub use wedge::{become_wedge, leave_keys, limit_mappings, prepare, start_by};
 }
 
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
@@ -246,7 +247,7 @@ impl Fast {
         let modes = Modes { narrow, ..modes };
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
-        slots.share(translation.sites.clone(), machine.scans.clone());
+        slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
         let codes = Codes::new(&pages, board.ram(), translation, modes.user);
         let statistics = Statistics::default();
         let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));

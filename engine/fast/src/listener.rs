@@ -50,4 +50,7 @@ impl Process for Listener {
     fn searches(&self) -> bool {
         false
     }
+    fn hides_code(&self) -> bool {
+        false
+    }
 }

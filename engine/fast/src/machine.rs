@@ -6,7 +6,7 @@
 //! that is full is left by its vCPUs one after the other, as each comes to need something new; the next that they make
 //! is a fresh one. So nobody has to be stopped for space to be used again.
 
-use crate::{code::Code, scans::Scans, sites::Sites};
+use crate::{code::Code, low::LowPrograms, scans::Scans, sites::Sites};
 use frame::Base;
 use jit::{Level, cache::User};
 use ram::Ram;
@@ -29,6 +29,7 @@ pub struct Machine {
     apart: bool,
     translations: Mutex<Vec<Weak<Translation>>>,
     pub(crate) scans: Scans,
+    pub(crate) low: LowPrograms,
 }
 
 /// Translated kernel code and patched system calls, for wedges with one base.

@@ -133,7 +133,8 @@ impl Fast {
         let by = base.bias().wrapping_sub(self.pages.base().bias());
         let kernel = self.slots.kernel_regions();
         self.slots.move_to(base);
-        self.slots.share(translation.sites.clone(), self.machine.scans.clone());
+        let machine = &self.machine;
+        self.slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
         self.pages.move_to(Arc::clone(&translation.common)).map_err(Error::Start)?;
         self.codes.begin_again(&self.pages, self.board.ram(), translation, self.modes.user);
         let regions = kernel.into_iter().map(|hva| hva.wrapping_add(by));

@@ -51,6 +51,8 @@ pub trait Process: Sized {
     fn processes(&self) -> Vec<i32>;
     /// User code executes copies of pages only, in which it looks for what opens protection keys.
     fn searches(&self) -> bool;
+    /// What user code executes can be closed to its own loads, by a protection key.
+    fn hides_code(&self) -> bool;
 }
 
 impl Process for Wedge {
@@ -106,6 +108,9 @@ impl Process for Wedge {
         self.processes().collect()
     }
     fn searches(&self) -> bool {
+        self.searches()
+    }
+    fn hides_code(&self) -> bool {
         wedge::keys()
     }
 }

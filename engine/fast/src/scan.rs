@@ -63,11 +63,11 @@ pub fn patches(page: Page<'_>, written: bool) -> Vec<Patch> {
     if !host::current().facts().cpuid_faults {
         found.extend(cpuids(page, enough).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
-    if wedge::keys() {
+    if wedge::keys_load() {
         found.extend(keys(page).map(|at| Patch { at, len: 1, bytes: HLT }));
     }
     if host::current().facts().more_vectors {
-        found.extend(xsaves(page, enough).map(|at| narrow(page.bytes, at, wedge::keys())));
+        found.extend(xsaves(page, enough).map(|at| narrow(page.bytes, at, wedge::keys_load())));
     }
     found
 }

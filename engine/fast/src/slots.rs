@@ -11,6 +11,7 @@
 
 use crate::{
     evicted::{Evicted, FEW_SLOTS},
+    low::LowPrograms,
     probes::Probed,
     process::Process,
     regions::{self, Regions},
@@ -30,8 +31,6 @@ use x86_interp::{Flush, Record};
 pub(crate) const MAX_SLOTS: usize = frame::MAX_WEDGES;
 /// So many claims of wedges are believed before it is looked at what they take.
 pub(crate) const CLAIMS: usize = 1024;
-/// Programs that are remembered for their low memory.
-const MAX_LOW: usize = 256;
 /// The first GVA of the upper half.
 const UPPER_HALF: u64 = 1 << 63;
 /// Bytes of a page.
@@ -50,8 +49,8 @@ pub struct Slots<W = Wedge> {
     kernel: bool,
     spaces: Vec<Box<Space<W>>>,
     evicted: Evicted,
-    /// The page tables of programs that have been given memory near the table of patched system calls.
-    low: FxHashSet<u64>,
+    /// Programs that have been given memory near the table of patched system calls.
+    low: LowPrograms,
     /// The page tables of programs that wedges must not go on with by themselves.
     held_back: FxHashSet<u64>,
     /// The regions that are the kernel's, in all slots.
@@ -94,8 +93,8 @@ impl<W: Process> Slots<W> {
     }
 
     /// Has patched system calls, and what is known of pages of code, in common with others from now on. There must be no slots.
-    pub(crate) fn share(&mut self, sites: Sites, scans: Scans) {
-        (self.sites, self.scans) = (sites, scans);
+    pub(crate) fn share(&mut self, sites: Sites, scans: Scans, low: LowPrograms) {
+        (self.sites, self.scans, self.low) = (sites, scans, low);
     }
 
     /// Makes the slot for a process-context identifier, with these page tables, the current one. As in a TLB, it is
@@ -159,7 +158,7 @@ impl<W: Process> Slots<W> {
     pub fn run(&mut self, passing: bool, roots: Roots) -> Result<bool, Error> {
         let current = self.spaces.last_mut().ok_or(Error::NoSpace)?;
         current.root = root(roots);
-        current.attend_to_sites(&self.ram, roots, self.low.contains(&root(roots)))?;
+        current.attend_to_sites(&self.ram, roots, self.low.has(root(roots)))?;
         for space in &self.spaces {
             space.publish(passing && !self.held_back.contains(&space.root));
         }
@@ -316,8 +315,7 @@ impl<W: Process> Slots<W> {
 
     /// Ends all wedges; those that are started from now on have this base, and no region is the kernel's.
     pub fn move_to(&mut self, base: Base) {
-        let low = std::mem::take(&mut self.low);
-        *self = Self { low, ..Self::new(self.ram.clone(), base, self.kernel) };
+        *self = Self::new(self.ram.clone(), base, self.kernel);
     }
 
     /// Wedges do not go on by themselves with the programs that have these page tables.
@@ -326,11 +324,8 @@ impl<W: Process> Slots<W> {
     }
 
     /// The program with this page table has been given memory near the table of patched system calls.
-    pub fn note_low(&mut self, root: u64) {
-        if self.low.len() == MAX_LOW {
-            self.low.clear();
-        }
-        self.low.insert(root);
+    pub fn note_low(&self, root: u64) {
+        self.low.note(root);
     }
 
     /// The regions that are the kernel's: HVAs.

@@ -48,6 +48,12 @@ pub mod calls {
     pub const EXECVEAT: u64 = 322;
     /// No call.
     pub const NONE: u64 = !0;
+
+    /// A call with this number and first argument asks for memory near the table of patched calls.
+    #[inline(always)]
+    pub const fn asks_near_sites(call: u64, address: u64) -> bool {
+        call == MMAP && address != 0 && super::near_sites(address)
+    }
 }
 
 /// The GPA in CR3.

@@ -30,6 +30,8 @@ impl Rights {
     pub const READ: Self = Self(1);
     /// Loads and stores.
     pub const READ_WRITE: Self = Self(3);
+    /// Fetches only, where user code's loads can be told from them by a protection key.
+    pub const EXECUTE: Self = Self(4);
     /// Loads and fetches.
     pub const READ_EXECUTE: Self = Self(5);
 

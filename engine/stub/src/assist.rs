@@ -16,14 +16,14 @@ use core::{
 };
 use frame::{
     BlockExit, COPIES, DEEP, DEEP_REACH, LOOKUP_WRITE, REGIONS, Reason, TABLE_LEN, TABLE_SLOTS,
-    TABLES, USER_TABLES, VcpuPage, Vectors, copy_slot, deep_slot, go, percpu, region,
+    TABLES, USER_TABLES, VcpuPage, Vectors, calls, copy_slot, deep_slot, go, percpu, region,
 };
 use x86::{
     flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
     msr::X2APIC_IN_SERVICE_80,
     narrow::USER_DS,
     paging::PHYS_BITS,
-    reg::{R11, RAX, RCX, RDX, RSP},
+    reg::{R11, RAX, RCX, RDI, RDX, RSP},
 };
 
 /// Kept in the host's RFLAGS in translated code.
@@ -62,6 +62,11 @@ fn make_system_call(f: &mut VcpuPage) {
     f.regs.ss = (f.system.star >> 32).wrapping_add(8) & 0xfffc;
     f.regs.rip = f.system.lstar;
     f.counters.system_calls += 1;
+    // The monitor closes the table at its next turn.
+    if calls::asks_near_sites(f.claims.call, f.regs.gpr[RDI]) {
+        enter_kernel_at(f, flags, 0);
+        miss_for_good(f);
+    }
     enter_kernel(f, flags);
 }
 

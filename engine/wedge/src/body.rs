@@ -37,6 +37,8 @@ pub(crate) struct Parts<'a> {
     /// With its length in bytes.
     pub(crate) ram: (BorrowedFd<'a>, usize),
     pub(crate) walked: bool,
+    /// What user code must not reach has a protection key.
+    pub(crate) keyed: bool,
     /// If user code has a process of its own, what this one shares with it.
     pub(crate) user: Option<strict::Shared<'a>>,
 }
@@ -114,7 +116,7 @@ impl<'a> Parts<'a> {
             part(RAM, self.ram.1, Write, Some(self.ram.0)),
         ];
         let walked = walked.into_iter().filter(|_| self.walked);
-        let (base, keyed) = (self.base, crate::keys());
+        let (base, keyed) = (self.base, self.keyed);
         always.into_iter().chain(walked).map(move |part| Part {
             at: base.hva(part.at),
             keyed,

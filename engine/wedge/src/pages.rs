@@ -193,6 +193,12 @@ impl Pages {
         self.strict
     }
 
+    /// User code executes copies of pages only, that have been searched for what loads protection keys: they close something, or
+    /// programs that are closed off could trip over them.
+    pub(crate) fn searches(&self) -> bool {
+        crate::keys() || self.strict && crate::keys_load()
+    }
+
     /// Whose turn it is.
     pub fn turns(&self) -> &Turns {
         &self.turns

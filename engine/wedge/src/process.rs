@@ -85,6 +85,7 @@ pub struct Wedge {
     /// Read before guest code has run.
     patched_entry: u64,
     keeps: bool,
+    searches: bool,
     base: Base,
     lookups: MemoryObject<Lookups>,
     /// Pages that kernel code must not read as they are mapped.
@@ -115,6 +116,7 @@ impl Wedge {
             base: pages.base(),
             ram: (passed(ram.memory)?, ram.len as usize),
             walked: ram.walked,
+            keyed: crate::keys(),
             marks: passed(ram.marks)?,
             shared: passed(shared.object())?,
             frame: passed(pages.vcpu_page())?,
@@ -150,6 +152,7 @@ impl Wedge {
             failed: false,
             patched_entry: 0,
             keeps: pages.keeps,
+            searches: pages.searches(),
             base: pages.base(),
             lookups,
             hidden: Vec::new(),
@@ -183,6 +186,11 @@ impl Wedge {
     /// What the page tables do not say any more is closed, not unmapped.
     pub fn keeps(&self) -> bool {
         self.keeps
+    }
+
+    /// User code executes copies of pages only, that have been searched for what loads protection keys.
+    pub fn searches(&self) -> bool {
+        self.searches
     }
 
     /// Guest code is about to run here: kicks reach it from now on.
@@ -330,7 +338,7 @@ fn setup(ram: &Ram<'_>, pages: &Pages, number: usize) -> io::Result<Setup> {
         number: number as u64,
         blob_end: pages.base().at((BLOB + IMAGE.len()) as u64),
         key,
-        searched: key,
+        searched: pages.searches().into(),
         user_dispatch: pages.user_dispatch.into(),
         narrow: pages.narrow.into(),
         keeps: pages.keeps.into(),

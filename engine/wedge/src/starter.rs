@@ -80,7 +80,7 @@ const DESCRIPTORS: usize = 14;
 
 impl<'a> Parts<'a> {
     /// Words and descriptors that say all of it.
-    fn told(&self) -> ([u64; 3], Vec<BorrowedFd<'a>>) {
+    fn told(&self) -> ([u64; 4], Vec<BorrowedFd<'a>>) {
         let Self {
             base,
             shared,
@@ -98,6 +98,7 @@ impl<'a> Parts<'a> {
             marks,
             ram,
             walked,
+            keyed,
             user,
         } = *self;
         let descriptors = [
@@ -118,12 +119,12 @@ impl<'a> Parts<'a> {
         ];
         let of_user = user.map(|user| [user.page, user.journal, user.socket]);
         let descriptors = descriptors.into_iter().chain(of_user.into_iter().flatten()).collect();
-        ([ram.1 as u64, walked.into(), base.entry().into()], descriptors)
+        ([ram.1 as u64, walked.into(), keyed.into(), base.entry().into()], descriptors)
     }
 
     /// What was told; `None` if it cannot be that.
     fn of(words: &[u64], descriptors: &'a [OwnedFd]) -> Option<Self> {
-        let &[len, walked, entry] = words.first_chunk()?;
+        let &[len, walked, keyed, entry] = words.first_chunk()?;
         let (descriptors, more): (&[OwnedFd; DESCRIPTORS], _) = descriptors.split_first_chunk()?;
         let user = more.first_chunk().map(|of_user: &[OwnedFd; 3]| {
             let [page, journal, socket] = of_user.each_ref().map(AsFd::as_fd);
@@ -165,6 +166,7 @@ impl<'a> Parts<'a> {
             marks,
             ram,
             walked,
+            keyed: keyed != 0,
             user,
         };
         len_is_possible.then_some(parts)

@@ -35,6 +35,8 @@ pub trait Delays: fmt::Debug + Send {
 pub struct Facts {
     /// Memory can be closed to parts of a process by protection keys.
     pub keys: bool,
+    /// Programs can load protection keys, whether these are of use to us or not.
+    pub keys_load: bool,
     /// Programs may read and write the segment bases.
     pub bases: bool,
     /// CPUID can be made to fault in user code.

@@ -24,6 +24,7 @@ static WAITING: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
 
 static FACTS: Facts = Facts {
     keys: false,
+    keys_load: false,
     bases: true,
     cpuid_faults: true,
     user_dispatch: false,

@@ -17,7 +17,8 @@ const COMMON_VECTORS: u64 = 7;
 pub(crate) fn facts() -> &'static Facts {
     static FACTS: OnceLock<Facts> = OnceLock::new();
     FACTS.get_or_init(|| Facts {
-        keys: keys(),
+        keys: keys_load() && release() >= (6, 12),
+        keys_load: keys_load(),
         bases: has_fsgsbase(),
         cpuid_faults: can_fault_cpuid(),
         user_dispatch: can_dispatch(),
@@ -27,11 +28,10 @@ pub(crate) fn facts() -> &'static Facts {
     })
 }
 
-/// The CPU and the host have protection keys, and the host delivers signals to a stack with a key (since
-/// Linux 6.12).
-fn keys() -> bool {
-    let os_keys = std::arch::x86_64::__cpuid_count(7, 0).ecx >> 4 & 1 == 1;
-    os_keys && release() >= (6, 12)
+/// The CPU has protection keys, and the host has switched them on. They are of use where the host delivers
+/// signals to a stack with a key (since Linux 6.12).
+fn keys_load() -> bool {
+    std::arch::x86_64::__cpuid_count(7, 0).ecx >> 4 & 1 == 1
 }
 
 fn lowest_address() -> u64 {

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,15 +29,22 @@ static int calls(void) {
         long id, direct = n % 10 == 9;
         __asm__ volatile("mov $39, %%eax; test %1, %1; jnz 1f; mov $39, %%eax; 1: syscall"
                          : "=&a"(id) : "r"(direct) : "rcx", "r11", "memory");
-        good &= id == getpid();
+        if (id == getpid()) continue;
+        printf("call %d: getpid() is %ld\n", n, id);
+        good = 0;
     }
     return good;
 }
 
 static int words_are_ours(void) {
     int good = 1;
-    for (unsigned long at = WORDS; at < WORDS + WORDS_LEN; at += 72)
-        good &= *(volatile unsigned long *)at == word(at / 4096 * 4096 + at % 4096 / 8);
+    for (unsigned long at = WORDS; at < WORDS + WORDS_LEN; at += 72) {
+        unsigned long seen = *(volatile unsigned long *)at;
+        if (seen == word(at / 4096 * 4096 + at % 4096 / 8)) continue;
+        printf("at %#lx: %#lx\n", at, seen);
+        good = 0;
+    }
+    fflush(stdout);
     return good;
 }
 
@@ -68,40 +76,85 @@ static int others_table_faults(void) {
     return wait(&status) > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
 }
 
-/* A program has asked for nothing to be seen there. */
+/* A program asks for nothing to be seen there, and looks. */
+static void look_where_nothing_may_be_seen(void) {
+    char *page = mmap((void *)(WORDS + 4096), 4096, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED || !calls()) _exit(1);
+    (void)*(volatile char *)page;
+    _exit(0);
+}
+
 static int nothing_is_seen(void) {
     int status;
     if (!fork()) {
-        int good = calls();
-        char *page = mmap((void *)(WORDS + 4096), 4096, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (page == MAP_FAILED || !good || !calls()) _exit(1);
-        (void)*(volatile char *)page;
-        _exit(0);
+        if (!calls()) _exit(1);
+        look_where_nothing_may_be_seen();
     }
     return wait(&status) > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
 }
 
+/* The same where another program runs, and calls, between each call of the first one and its next instruction. */
+static int nothing_is_seen_after_a_pause(void) {
+    int status, child = fork();
+    if (!child) {
+        if (!calls() || ptrace(PTRACE_TRACEME, 0, 0, 0)) _exit(1);
+        raise(SIGSTOP);
+        mmap((void *)(WORDS + 4096), 4096, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        (void)*(volatile char *)(WORDS + 4096);
+        _exit(0);
+    }
+    while (waitpid(child, &status, 0) == child && WIFSTOPPED(status)) {
+        if (WSTOPSIG(status) == SIGSEGV) return !kill(child, SIGKILL) && waitpid(child, &status, 0) == child;
+        ptrace(PTRACE_SYSCALL, child, 0, 0);
+    }
+    return 0;
+}
+
+static int wrong;
+
+static void expect(int good, const char *what) {
+    if (!good) wrong = 1, printf("there is something else: %s\n", what);
+}
+
+static void pages_keep_what_is_written(void) {
+    int zero = 1, kept = 1;
+    for (unsigned long at = START; at < START + LEN; at += 4096) {
+        volatile unsigned long *page = (unsigned long *)at;
+        zero &= page[1] == 0;
+        for (int n = 0; n < 512; n++) page[n] = word(at + n);
+        for (int n = 0; n < 512; n++) kept &= page[n] == word(at + n);
+    }
+    expect(zero, "in new pages");
+    expect(kept, "where it was written");
+}
+
+static void the_kernel_sees_the_same(int ends[2]) {
+    int whole = 1, same = 1;
+    for (unsigned long at = START; at < START + LEN; at += 4096) {
+        char back[4096];
+        whole &= write(ends[1], (void *)at, 4096) == 4096 && read(ends[0], back, 4096) == 4096;
+        same &= memcmp(back, (void *)at, 4096) == 0;
+    }
+    expect(whole, "a page is not written whole");
+    expect(same, "in what the kernel read");
+}
+
 int main(void) {
-    int good = calls(), ends[2];
-    good &= others_table_faults() && nothing_is_seen();
+    int ends[2];
+    /* Before any other has been seen to have memory there. */
+    expect(nothing_is_seen_after_a_pause(), "where nothing may be seen after a pause, no fault");
+    expect(calls(), "calls, before memory is there");
+    expect(others_table_faults(), "where nothing is, no fault");
+    expect(nothing_is_seen(), "where nothing may be seen, no fault");
     char *memory = mmap((void *)START, LEN, PROT_READ | PROT_WRITE,
                         MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED || pipe(ends)) return 2;
-    for (unsigned long at = START; at < START + LEN; at += 4096) {
-        volatile unsigned long *page = (unsigned long *)at;
-        good &= page[1] == 0;
-        for (int n = 0; n < 512; n++) page[n] = word(at + n);
-        for (int n = 0; n < 512; n++) good &= page[n] == word(at + n);
-    }
-    good &= calls();
-    for (unsigned long at = START; at < START + LEN; at += 4096) {
-        char back[4096];
-        good &= write(ends[1], (void *)at, 4096) == 4096 && read(ends[0], back, 4096) == 4096;
-        good &= memcmp(back, (void *)at, 4096) == 0;
-    }
-    good &= crowd();
+    pages_keep_what_is_written();
+    expect(calls(), "calls, with memory");
+    the_kernel_sees_the_same(ends);
+    expect(crowd(), "in one of many processes");
     munmap(memory, LEN);
-    good &= calls();
-    puts(good ? "the memory is the program's" : "there is something else");
-    return !good;
+    expect(calls(), "calls, after memory");
+    if (!wrong) puts("the memory is the program's");
+    return wrong;
 }

@@ -13,7 +13,8 @@ use tempfile::TempDir;
 /// So many mappings, for 8,192 pages.
 const MOST: &str = "3000";
 
-/// Runs the program for some rounds; how many look-ups were filled by wedges.
+/// Runs the program for some rounds; how many look-ups were filled by wedges. Without protection keys: where there are some, nothing
+/// is looked up.
 fn scattered(how: &str, rounds: u32) -> Result<u64> {
     let directory = TempDir::new()?;
     let (source, program) =
@@ -22,6 +23,7 @@ fn scattered(how: &str, rounds: u32) -> Result<u64> {
     ensure!(Command::new("cc").arg("-O1").arg(&source).arg("-o").arg(&program).status()?.success());
     let mut guest = Command::new(ring3()?);
     guest.args(["exec", "--engine=fast", "--memory=512M", "--timeout=120", "--stats"]);
+    guest.args(["--guest-isolation", "fast"]);
     guest.args(["--most-mappings", MOST, "--scattered", how, "--"]);
     guest.arg(&program).arg(rounds.to_string()).current_dir(directory.path());
     let output = guest.stdin(Stdio::null()).output()?;

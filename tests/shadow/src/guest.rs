@@ -154,6 +154,9 @@ impl Process for Wedge {
     fn searches(&self) -> bool {
         self.shared.setup.searched != 0
     }
+    fn hides_code(&self) -> bool {
+        self.shared.setup.key != 0
+    }
 }
 
 impl World {

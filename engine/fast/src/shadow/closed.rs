@@ -15,6 +15,10 @@
 //! What is decoded as an instruction that opens keys is changed, as ever ([`crate::scan`]). A page in which
 //! such bytes are left, in the middle of other instructions or among data, is interpreted when control comes
 //! to it.
+//!
+//! A copy with changes has a key itself, which closes it to user code's loads and not to its fetches. A load
+//! faults, and is answered with the page as it is in RAM, in place of the copy; the next fetch with a copy again.
+//! So nobody can tell that there are changes.
 
 use super::{AROUND, Answer, EXECUTE, PAGE, Place, READ, Space, walk::leaf};
 use crate::{process::Process, scan::Patch, scans::Search};
@@ -64,6 +68,9 @@ impl<W: Process> Space<W> {
         let mut bytes = [0; PAGE as usize];
         ram.read(page.offset, &mut bytes);
         let patches = self.patches(ram, hva, page.offset, found.writable || found.dirty);
+        if !patches.is_empty() && !self.wedge.hides_code() && self.texts.is_interpreted(hva) {
+            return Ok(false);
+        }
         patches.iter().for_each(|patch| apply(&mut bytes, patch));
         if keys::find(&bytes).is_some() {
             self.scans.count(Search::Open);

@@ -123,7 +123,8 @@ impl<W: Process> Space<W> {
             let address = hva + patch.at as u64;
             self.wedge.order(MapCommand::Poke { address, len: patch.len, bytes: patch.bytes })?;
         }
-        let rights = Rights::READ_EXECUTE;
+        let hidden = self.wedge.hides_code() && !patches.is_empty();
+        let rights = if hidden { Rights::EXECUTE } else { Rights::READ_EXECUTE };
         self.wedge.order(MapCommand::Protect { start: hva, len: PAGE, rights })
     }
 

@@ -6,6 +6,8 @@
 //! there trap, and a page that must not be executed as it is, is interpreted; unless that comes to too much, since the page may hold
 //! what the program does all the time.
 //!
+//! Where what is executed has protection keys, a load of it faults ([`super::closed`]): nobody needs to be found there.
+//!
 //! A few pages are not yet a reader: old linkers put a program's constants among its code.
 //!
 //! A text is what the program may execute around a page, up to a page that it may not. Pages it has not used count as
@@ -23,6 +25,8 @@ use x86::paging::Roots;
 const MAX_TEXTS: usize = 64;
 /// Pages not used, one beside the other, that still lie in a text.
 const MAX_GAP: u64 = 4096;
+/// Pages between two that are read, if all of them can be read, too.
+const MAX_BETWEEN: u64 = 64;
 /// Pages read one behind the other that make a reader.
 const READER: u32 = 8;
 /// Times that control may come to a page to be interpreted there.
@@ -54,12 +58,15 @@ impl Texts {
         *self = Self::default();
     }
 
-    /// A page of code is read; true if that makes a reader.
-    fn reads_on(&mut self, page: u64) -> bool {
+    /// A page of code is read; true if that makes a reader. Pages in between that can be read without anybody noticing may have been.
+    fn reads_on(&mut self, page: u64, can_be_read: impl Fn(u64) -> bool) -> bool {
         let (last, count) = self.last;
-        let count = if page == last + PAGE { count + 1 } else { 0 };
-        self.last = (page, count);
-        count + 1 >= READER
+        let between = last.saturating_add(PAGE)..page;
+        let follows = page > last
+            && between.end - between.start.min(page) <= MAX_BETWEEN * PAGE
+            && between.step_by(PAGE as usize).all(can_be_read);
+        self.last = (page, if follows { count + 1 } else { 0 });
+        self.last.1 + 1 >= READER
     }
 
     /// Control comes to a page that would have to be changed; whether it is to be interpreted there.
@@ -81,7 +88,9 @@ impl<W: Process> Space<W> {
     /// would see on a CPU.
     pub(super) fn text_is_read(&mut self, ram: &Ram, roots: Roots, gva: u64) -> Result<(), Error> {
         let page = gva & !(PAGE - 1);
-        if self.texts.has(page) || !self.texts.reads_on(page) {
+        let hidden = self.wedge.hides_code();
+        let mapped = |page: u64| self.pages.contains_key(&page);
+        if hidden || self.texts.has(page) || !self.texts.reads_on(page, mapped) {
             return Ok(());
         }
         let text = text_around(ram, roots, page);
@@ -121,10 +130,18 @@ mod tests {
     fn a_reader_reads_one_page_after_the_other() {
         let mut texts = Texts::default();
         for n in 0..100 {
-            assert!(!texts.reads_on(0x40_0000 + n % 7 * PAGE), "constants among code");
+            let page = 0x40_0000 + n % 7 * PAGE;
+            assert!(!texts.reads_on(page, |_| false), "constants among code");
         }
-        let pages: Vec<bool> = (0..10).map(|n| texts.reads_on(0x50_0000 + n * PAGE)).collect();
-        assert_eq!(pages.iter().position(|reads| *reads), Some(READER as usize - 1));
+        let reads = |texts: &mut Texts, page: u64, mapped: bool| texts.reads_on(page, |_| mapped);
+        let first = |pages: Vec<bool>| pages.iter().position(|reads| *reads);
+        let every = (0..10).map(|n| reads(&mut texts, 0x50_0000 + n * PAGE, false)).collect();
+        assert_eq!(first(every), Some(READER as usize - 1));
+        let among_code =
+            (0..10).map(|n| reads(&mut texts, 0x60_0000 + 5 * n * PAGE, true)).collect();
+        assert_eq!(first(among_code), Some(READER as usize - 1));
+        let apart = (0..10).map(|n| reads(&mut texts, 0x70_0000 + 5 * n * PAGE, false)).collect();
+        assert_eq!(first(apart), None, "what is between would have faulted");
     }
 
     #[test]
