@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use vmm::Whose;
+
 /// An error on its way to the user.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -19,17 +21,22 @@ impl Failure {
     pub fn with_code(self, code: u8) -> Self {
         Self { code, ..self }
     }
-    /// ring3 or the host failed: exit code 1.
+    /// The host failed: exit code 1.
     pub fn host(message: impl Into<String>) -> Self {
         Self { code: 1, message: message.into() }
+    }
+    /// ring3 failed: exit code 1, and the message says so.
+    pub fn bug(message: impl fmt::Display) -> Self {
+        Self::host(format!("{message} ({})", Whose::Ours))
     }
 }
 
 impl From<vmm::Error> for Failure {
     fn from(error: vmm::Error) -> Self {
-        match error.is_users() {
-            true => Self::usage(error.to_string()),
-            false => Self::host(error.to_string()),
+        match error.whose() {
+            Whose::User => Self::usage(error.to_string()),
+            Whose::Host | Whose::Guest => Self::host(error.to_string()),
+            Whose::Ours => Self::bug(error.to_string()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! How a run ended, as an exit code, a sentence and JSON.
 
 use serde::Serialize;
-use vmm::{Ended, Statistics};
+use vmm::{Ended, Statistics, Whose};
 
 /// How a run ended.
 #[derive(Debug)]
@@ -55,6 +55,15 @@ impl Outcome {
         }
     }
 
+    /// Whose doing it is, where it is somebody's failure.
+    pub fn whose(&self) -> Option<Whose> {
+        match self {
+            Self::Machine(Ended::Failed(failure)) => Some(failure.whose),
+            Self::Machine(Ended::TripleFault(_)) | Self::Panicked => Some(Whose::Guest),
+            _ => None,
+        }
+    }
+
     /// What to tell the user; nothing when the guest ended as it should.
     pub fn message(&self) -> Option<String> {
         match self {
@@ -81,6 +90,9 @@ pub struct Summary<'a> {
     pub outcome: &'static str,
     /// [`Outcome::code`].
     pub exit_code: u8,
+    /// [`Outcome::whose`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub whose: Option<&'static str>,
     /// Wall-clock seconds from the first guest instruction to the end.
     pub seconds: f64,
     /// Counters, absent if the vCPU could not be stopped.
@@ -108,6 +120,29 @@ mod tests {
             let line = line.unwrap_or_else(|| panic!("no row for {}", outcome.code()));
             assert!(line.contains(&format!("`{}`", outcome.name())), "{line}");
         }
+    }
+
+    #[test]
+    fn whose_a_failure_is_is_told() {
+        let failed = |whose| {
+            let what = "a process is gone".to_owned();
+            Outcome::Machine(Ended::Failed(vmm::Failure { whose, what }))
+        };
+        for (whose, name, words) in [
+            (Whose::Guest, "guest", "the guest's doing"),
+            (Whose::User, "user", "what was asked for"),
+            (Whose::Host, "host", "the host's doing"),
+            (Whose::Ours, "ring3", "a bug in ring3"),
+        ] {
+            let (outcome, documented) =
+                (failed(whose), include_str!("../../../docs/exit-codes.md"));
+            let message = outcome.message().expect("something to tell");
+            assert!(message.starts_with("a process is gone (") && message.contains(words));
+            assert_eq!(outcome.whose().map(Whose::name), Some(name));
+            assert!(documented.contains(&format!("`{name}`")), "{name}");
+        }
+        assert_eq!(Outcome::Panicked.whose(), Some(Whose::Guest));
+        assert_eq!(Outcome::Left.whose(), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vmm::{Ended, Machine, Running, Statistics};
+use vmm::{Ended, Machine, Running, Statistics, Whose};
 
 use crate::{
     console::{End, RawTerminal, read_stdin, watch_signals},
@@ -169,7 +169,7 @@ fn wait(
             Ok(Event::User(End::Signal(number))) => Ok(Outcome::Signal(number)),
             Err(RecvTimeoutError::Timeout) => Ok(Outcome::TimedOut),
             Err(RecvTimeoutError::Disconnected) => {
-                Err(Failure::host("the virtual CPU's thread failed; this is a bug in ring3"))
+                Err(Failure::bug("the virtual CPU's thread failed"))
             }
         };
     }
@@ -204,8 +204,9 @@ fn tell(
     }
     if arguments.json {
         let statistics = statistics.filter(|_| arguments.stats);
+        let whose = outcome.whose().map(Whose::name);
         let (outcome, exit_code) = (outcome.name(), outcome.code());
-        let summary = Summary { outcome, exit_code, seconds, statistics };
+        let summary = Summary { outcome, exit_code, whose, seconds, statistics };
         output::say(&(serde_json::to_string(&summary).unwrap_or_default() + "\n"));
     } else if let Some(statistics) = statistics.filter(|_| arguments.stats) {
         output::say(&format!("{statistics}\n"));

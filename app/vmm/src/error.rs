@@ -1,5 +1,9 @@
 //! Why a machine could not be built or started.
 
+use engine::{Failure, Whose};
+use pci::PciError;
+use ram::RamError;
+
 /// Why there is no machine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -16,21 +20,64 @@ pub enum Error {
     /// The host CPU cannot do the floating point and SIMD of the guest.
     #[error("floating point: {0}")]
     VectorUnit(String),
-    /// The host does not give what the engine needs.
+    /// The engine cannot start.
     #[error("{0}")]
-    Engine(String),
+    Engine(Failure),
     /// The host gives no thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     /// Parts of the machine do not fit together: our bug.
-    #[error("the machine does not fit together: {0}; this is a bug in ring3")]
+    #[error("the machine does not fit together: {0}")]
     Assembly(String),
 }
 
 impl Error {
-    /// Whether what was asked for is at fault, rather than the host or ourselves.
-    pub fn is_users(&self) -> bool {
-        matches!(self, Self::Boot(_) | Self::Pci(_))
-            || matches!(self, Self::Memory(ram::RamError::BadSize { .. }))
+    /// Whose doing it is.
+    pub fn whose(&self) -> Whose {
+        match self {
+            Self::Boot(boot::Error::OutsideRam(_)) | Self::Assembly(_) => Whose::Ours,
+            Self::Boot(_) | Self::Memory(RamError::BadSize { .. }) => Whose::User,
+            Self::Memory(RamError::Host { .. }) | Self::VectorUnit(_) | Self::Thread(_) => {
+                Whose::Host
+            }
+            Self::Pci(PciError::NoSlot | PciError::NoRoom(_)) => Whose::User,
+            Self::Pci(
+                PciError::BadBar(_) | PciError::NoCapabilityRoom(_) | PciError::BadVectorCount(_),
+            ) => Whose::Ours,
+            Self::Engine(failure) => failure.whose,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    /// A variant that is added comes to `whose` by the compiler, and here by whoever adds it.
+    #[test]
+    fn each_error_says_whose_it_is() {
+        let refused = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let engine = |whose| Error::Engine(Failure { whose, what: "it does not start".to_owned() });
+        let host = RamError::Host { len: 1 << 30, step: "mmap", error: refused() };
+        let outside = ram::OutOfRam { gpa: 0, len: 1 };
+        for (error, whose) in [
+            (Error::Boot(boot::Error::EmptyKernel), Whose::User),
+            (Error::Boot(outside.into()), Whose::Ours),
+            (Error::Memory(RamError::BadSize { len: 1 }), Whose::User),
+            (Error::Memory(host), Whose::Host),
+            (Error::Pci(PciError::NoSlot), Whose::User),
+            (Error::Pci(PciError::NoRoom(1 << 40)), Whose::User),
+            (Error::Pci(PciError::BadBar(7)), Whose::Ours),
+            (Error::Pci(PciError::NoCapabilityRoom(300)), Whose::Ours),
+            (Error::Pci(PciError::BadVectorCount(0)), Whose::Ours),
+            (Error::VectorUnit("no AVX".to_owned()), Whose::Host),
+            (engine(Whose::Host), Whose::Host),
+            (engine(Whose::Ours), Whose::Ours),
+            (Error::Thread(refused()), Whose::Host),
+            (Error::Assembly("two devices at a port".to_owned()), Whose::Ours),
+        ] {
+            assert_eq!(error.whose(), whose, "{error}");
+        }
     }
 }

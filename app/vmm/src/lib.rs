@@ -27,7 +27,9 @@ pub use bus::MsiSink;
 
 pub use boot::BootProtocol;
 pub use console::ConsoleInput;
-pub use engine::{Attendant, Probes, Reached, Report, Statistics, Verdict, Visited, Watch};
+pub use engine::{
+    Attendant, Failure, Probes, Reached, Report, Statistics, Verdict, Visited, Watch, Whose,
+};
 pub use error::Error;
 pub use events::Ended;
 pub use fast::{LockStep, Scattered, wedges};

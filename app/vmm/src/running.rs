@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{Control, Engine, Interpreter, Order, Statistics, VcpuLoop};
+use engine::{Control, Engine, Failure, Interpreter, Order, Statistics, VcpuLoop};
 use fast::{Fast, LockStep, Modes, Placement, User};
 use ram::Ram;
 use x86_interp::System;
@@ -237,7 +237,9 @@ impl Vm {
         };
         let shared = (&self.guest, &self.placement);
         let engine = Fast::new(state, board, &vcpu.attention, modes, shared);
-        let mut engine = engine.map_err(|error| Error::Engine(error.to_string()))?;
+        let mut engine = engine.map_err(|error| {
+            Error::Engine(Failure { whose: error.whose(), what: error.to_string() })
+        })?;
         // Where there is one vCPU, what it waits for comes by interrupts.
         if self.vcpus > 1 {
             engine.give_way_after(PAUSES);

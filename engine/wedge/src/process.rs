@@ -31,11 +31,11 @@ pub enum Error {
     /// The process stopped at an address that holds no guest code. Nothing that it says is trusted any more.
     #[error(
         "guest code stopped where there is none: a program in the guest has written to the engine's memory \
-         (--guest-isolation strict keeps it out), or ring3 has a bug"
+         (--guest-isolation strict keeps it out), or this is a bug in ring3"
     )]
     Lost,
     /// Guest code is to run, or to be mapped, while no space has been selected.
-    #[error("no address space has been selected for guest code: ring3 has a bug")]
+    #[error("no address space has been selected for guest code")]
     NoSpace,
     /// It was killed: nobody here does that.
     #[error(
@@ -362,6 +362,19 @@ pub(crate) fn image() -> io::Result<BorrowedFd<'static>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_error_says_whose_it_is() {
+        for (error, whose) in [
+            (Error::Start(io::ErrorKind::OutOfMemory.into()), Whose::Host),
+            (Error::Killed(9), Whose::Host),
+            (Error::Gone, Whose::Guest),
+            (Error::Lost, Whose::Guest),
+            (Error::NoSpace, Whose::Ours),
+        ] {
+            assert_eq!(error.whose(), whose, "{error}");
+        }
+    }
 
     /// User code can jump to each of them: `gates` has two WRPKRUs, `patched` and `signal` one each, `host` two
     /// XRSTORs and `user` three, which say what keeps it from gaining anything. There must be none inside

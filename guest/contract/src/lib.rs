@@ -52,15 +52,41 @@ pub enum Exit {
     Probe(Reached),
 }
 
-/// Whose doing it is that an engine cannot go on.
+/// Whose doing it is that an engine cannot go on, or that there is no machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The guest's: it has written where only the engine should.
+    /// The guest's: it has written where only the engine should. As far as that can be told.
     Guest,
+    /// The user's: what was asked for cannot be.
+    User,
     /// The host's: it refused memory or a process, or killed a process.
     Host,
     /// Ours: a bug.
     Ours,
+}
+
+impl Whose {
+    /// A word for programs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Guest => "guest",
+            Self::User => "user",
+            Self::Host => "host",
+            Self::Ours => "ring3",
+        }
+    }
+}
+
+impl std::fmt::Display for Whose {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Guest => "the guest's doing, as far as can be told",
+            Self::User => "what was asked for cannot be",
+            Self::Host => "the host's doing",
+            Self::Ours => "a bug in ring3",
+        })
+    }
 }
 
 /// Why an engine cannot go on.
@@ -74,7 +100,7 @@ pub struct Failure {
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.what)
+        write!(f, "{} ({})", self.what, self.whose)
     }
 }
 

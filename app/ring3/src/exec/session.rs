@@ -224,14 +224,14 @@ impl Session<'_> {
                 Ok(event) => self.heed(event, &mut course)?,
                 Err(RecvTimeoutError::Timeout) => Some(self.late(deadline, &course)),
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::host("the virtual CPU failed; this is a bug in ring3"));
+                    return Err(Failure::bug("the virtual CPU failed"));
                 }
             };
             if cut.is_some() {
                 break cut;
             }
         };
-        let outcome = outcome.ok_or_else(|| Failure::host("no outcome; this is a bug in ring3"))?;
+        let outcome = outcome.ok_or_else(|| Failure::bug("no outcome"))?;
         Ok(Ending { outcome, problems: course.problems })
     }
 
