@@ -227,6 +227,9 @@ mod tests {
         fn searches(&self) -> bool {
             false
         }
+        fn hides_code(&self) -> bool {
+            false
+        }
     }
 
     #[test]
