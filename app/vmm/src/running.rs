@@ -188,9 +188,6 @@ impl Vm {
     fn engine_of(&self, vcpu: &VcpuParts) -> Result<Made, Error> {
         let (board, state) = (self.parts.clone().board(vcpu)?, vcpu.state.clone());
         let direct = if self.options.translate_user { User::Translated } else { User::Direct };
-        if self.options.without_keys {
-            fast::wedges::leave_keys();
-        }
         let kind =
             self.choice.get_or_init(|| settle(self.options.kind, self.options.strict, board.ram()));
         let (user, kernel_translated) = match kind {
@@ -215,6 +212,7 @@ impl Vm {
             scattered,
             interpret_narrow,
             strict,
+            without_keys,
             ..
         } = self.options;
         let keeps = !unmap_flushed;
@@ -234,6 +232,7 @@ impl Vm {
             scattered,
             narrow: !interpret_narrow,
             strict,
+            without_keys,
         };
         let shared = (&self.guest, &self.placement);
         let engine = Fast::new(state, board, &vcpu.attention, modes, shared);

@@ -83,7 +83,7 @@ impl CodeMemory for View {
         }
     }
     fn is_closed(&self, offset: u64, bytes: &[u8]) -> bool {
-        !wedge::keys() || !opens_keys(&self.area, offset, bytes)
+        !wedge::keys_load() || !opens_keys(&self.area, offset, bytes)
     }
     fn write_table(&mut self, offset: u64, value: u64) {
         self.area.write_table(offset, value);

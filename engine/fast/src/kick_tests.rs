@@ -351,7 +351,8 @@ fn ends_as_ever_with(modes: Modes) {
 /// A strict machine, which nobody kicks.
 fn in_peace() -> Ending {
     let attention = Arc::new(Attention::default());
-    let mut fast = machine(state(), Modes { strict: true, ..MODES }, &attention);
+    let mut fast =
+        machine(state(), Modes { strict: true, without_keys: true, ..MODES }, &attention);
     run(&mut fast, &attention)
 }
 
@@ -410,7 +411,7 @@ fn kicks_change_nothing_of_what_is_run_directly() {
 
 #[test]
 fn kicks_change_nothing_of_programs_in_processes_of_their_own() {
-    ends_as_ever_with(Modes { strict: true, ..MODES });
+    ends_as_ever_with(Modes { strict: true, without_keys: true, ..MODES });
 }
 
 #[test]

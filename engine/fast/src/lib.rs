@@ -95,7 +95,7 @@ use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, Record, System,
 
 /// Who starts the processes that guest code runs in.
 pub mod wedges {
-    pub use wedge::{become_wedge, leave_keys, limit_mappings, prepare, start_by};
+    pub use wedge::{become_wedge, limit_mappings, prepare, start_by};
 }
 
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
@@ -144,6 +144,8 @@ pub struct Modes {
     pub narrow: bool,
     /// User code runs in processes of its own, where there are no protection keys to keep it from the kernel's memory.
     pub strict: bool,
+    /// Protection keys are left alone, as if the host had none.
+    pub without_keys: bool,
 }
 
 /// The engine.
@@ -240,6 +242,9 @@ impl Fast {
         if !modes.keeps {
             pages.unmap_flushed();
         }
+        if modes.without_keys {
+            pages.leave_keys();
+        }
         if modes.strict {
             pages.keep_user_apart();
         }
@@ -327,7 +332,7 @@ impl Fast {
             && self.checker.is_none()
             && self.cpu.vcpu.is_64bit()
             && !self.modes.strict
-            && !wedge::keys();
+            && !self.pages.keys();
         let scattered = if can { self.modes.scattered } else { Scattered::Map };
         Ok(self.slots.current()?.looks_up(scattered))
     }

@@ -111,6 +111,6 @@ impl Process for Wedge {
         self.searches()
     }
     fn hides_code(&self) -> bool {
-        wedge::keys()
+        self.has_keys()
     }
 }

@@ -26,6 +26,7 @@ pub const MODES: Modes = Modes {
     scattered: Scattered::Lookup,
     narrow: true,
     strict: false,
+    without_keys: false,
 };
 /// GPA of the uppermost page table; the others follow.
 const ROOT: u64 = 0x1000;

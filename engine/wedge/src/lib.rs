@@ -34,21 +34,14 @@ pub use process::{Error, Ram, Wedge};
 pub use starter::{become_wedge, prepare, start_by};
 pub use turns::Turns;
 
-static LEFT: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
-
-/// Protection keys close the kernel's memory to user code: the host has them, and they are not left alone.
+/// The host has protection keys, which close the kernel's memory to user code unless they are left alone.
 pub fn keys() -> bool {
-    host::current().facts().keys && !LEFT.load(std::sync::atomic::Ordering::Relaxed)
+    host::current().facts().keys
 }
 
 /// WRPKRU and its like are instructions: a guest's programs must not come to execute them.
 pub fn keys_load() -> bool {
     host::current().facts().keys_load
-}
-
-/// All machines of this process do without protection keys. To be said before the first one starts.
-pub fn leave_keys() {
-    LEFT.store(true, std::sync::atomic::Ordering::Relaxed);
 }
 
 /// More than these are of no use: they are as many pages as 1.7 GiB have, and cost the host a hundred

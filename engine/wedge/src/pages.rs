@@ -61,6 +61,7 @@ pub struct Pages {
     pub(crate) user_dispatch: bool,
     pub(crate) keeps: bool,
     strict: bool,
+    keys: bool,
     pub(crate) narrow: bool,
 }
 
@@ -91,6 +92,7 @@ impl Pages {
             user_dispatch: false,
             keeps: true,
             strict: false,
+            keys: crate::keys(),
             narrow: false,
         };
         pages.regions.seal()?;
@@ -122,7 +124,7 @@ impl Pages {
         new.told_changed = true;
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
-        (new.strict, new.narrow) = (self.strict, self.narrow);
+        (new.strict, new.keys, new.narrow) = (self.strict, self.keys, self.narrow);
         std::mem::swap(&mut new.taps, &mut self.taps);
         *self = new;
         Ok(())
@@ -179,7 +181,17 @@ impl Pages {
     /// Wedges started from now on have their user code run in a process of its own. Where there are
     /// protection keys these do the same.
     pub fn keep_user_apart(&mut self) {
-        self.strict = !crate::keys();
+        self.strict = !self.keys;
+    }
+
+    /// Wedges started from now on do without protection keys. To be said before [`Pages::keep_user_apart`].
+    pub fn leave_keys(&mut self) {
+        self.keys = false;
+    }
+
+    /// Protection keys close the kernel's memory to user code.
+    pub fn keys(&self) -> bool {
+        self.keys
     }
 
     /// Wedges started from now on run 32-bit user code, if the host lets them; whether it does. Not where user
@@ -196,7 +208,7 @@ impl Pages {
     /// User code executes copies of pages only, that have been searched for what loads protection keys: they close something, or
     /// programs that are closed off could trip over them.
     pub(crate) fn searches(&self) -> bool {
-        crate::keys() || self.strict && crate::keys_load()
+        self.keys || self.strict && crate::keys_load()
     }
 
     /// Whose turn it is.

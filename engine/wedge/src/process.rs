@@ -86,6 +86,7 @@ pub struct Wedge {
     patched_entry: u64,
     keeps: bool,
     searches: bool,
+    keys: bool,
     base: Base,
     lookups: MemoryObject<Lookups>,
     /// Pages that kernel code must not read as they are mapped.
@@ -116,7 +117,7 @@ impl Wedge {
             base: pages.base(),
             ram: (passed(ram.memory)?, ram.len as usize),
             walked: ram.walked,
-            keyed: crate::keys(),
+            keyed: pages.keys(),
             marks: passed(ram.marks)?,
             shared: passed(shared.object())?,
             frame: passed(pages.vcpu_page())?,
@@ -153,6 +154,7 @@ impl Wedge {
             patched_entry: 0,
             keeps: pages.keeps,
             searches: pages.searches(),
+            keys: pages.keys(),
             base: pages.base(),
             lookups,
             hidden: Vec::new(),
@@ -191,6 +193,11 @@ impl Wedge {
     /// User code executes copies of pages only, that have been searched for what loads protection keys.
     pub fn searches(&self) -> bool {
         self.searches
+    }
+
+    /// Its own memory, and whatever user code is not to load, has a protection key.
+    pub fn has_keys(&self) -> bool {
+        self.keys
     }
 
     /// Guest code is about to run here: kicks reach it from now on.
@@ -331,7 +338,7 @@ impl Drop for Wedge {
 /// What a wedge is told before it starts.
 fn setup(ram: &Ram<'_>, pages: &Pages, number: usize) -> io::Result<Setup> {
     let (ram_len, ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
-    let key = u64::from(crate::keys());
+    let key = u64::from(pages.keys());
     Ok(Setup {
         secret: strict::secret()?,
         user_secret: if pages.is_strict() { strict::secret()? } else { 0 },

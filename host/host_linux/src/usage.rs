@@ -107,7 +107,8 @@ mod tests {
         let after = usage();
         drop(child.stdin.take());
         child.wait().expect("it ended");
-        assert!(after.processes > before.processes, "{before:?} {after:?}");
+        // Other tests' children come and go.
+        assert!(after.processes >= 2, "{before:?} {after:?}");
         assert!(after.cpu > before.cpu && after.memory > 100_000, "{before:?} {after:?}");
     }
 }

@@ -190,7 +190,8 @@ fn begin(fast: &mut crate::Fast, attention: &Attention) -> Option<Pid> {
 fn a_kick_at_each_instruction_changes_nothing() {
     let expected = in_peace();
     let (attention, over) = (Arc::new(Attention::default()), AtomicBool::new(false));
-    let mut fast = machine(state(), Modes { strict: true, ..MODES }, &attention);
+    let mut fast =
+        machine(state(), Modes { strict: true, without_keys: true, ..MODES }, &attention);
     let process = begin(&mut fast, &attention).expect("a process");
     let (ending, stepper) = thread::scope(|scope| {
         let _over = Over(&over);
