@@ -96,7 +96,7 @@ fn counter(messages: &str, name: &str) -> Result<u64> {
 /// A hundred thousand system calls come to the guest's kernel without the monitor.
 #[test]
 fn nothing_common_is_interpreted() -> Result<()> {
-    let (_, messages) = says(&["--engine", "fast", "--stats"], &["calls"])?;
+    let (_, messages) = says(&["--engine", "fast", "--cpus", "1", "--stats"], &["calls"])?;
     ensure!(counter(&messages, "fast system calls")? > 90_000, "{messages}");
     ensure!(counter(&messages, "instructions")? < 1_000_000, "{messages}");
     Ok(())

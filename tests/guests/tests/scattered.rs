@@ -23,7 +23,7 @@ fn scattered(how: &str, rounds: u32) -> Result<u64> {
     ensure!(Command::new("cc").arg("-O1").arg(&source).arg("-o").arg(&program).status()?.success());
     let mut guest = Command::new(ring3()?);
     guest.args(["exec", "--engine=fast", "--memory=512M", "--timeout=120", "--stats"]);
-    guest.args(["--guest-isolation", "fast"]);
+    guest.args(["--guest-isolation", "fast", "--cpus", "1"]);
     guest.args(["--most-mappings", MOST, "--scattered", how, "--"]);
     guest.arg(&program).arg(rounds.to_string()).current_dir(directory.path());
     let output = guest.stdin(Stdio::null()).output()?;
