@@ -8,7 +8,7 @@ use std::{
 };
 
 use host_linux::probe;
-use vmm::{Description, EngineKind, EngineOptions, LockStep, ModuleFile};
+use vmm::{Description, EngineKind, EngineOptions, FastOptions, LockStep, ModuleFile};
 
 use crate::{
     failure::Failure,
@@ -107,22 +107,18 @@ pub fn engine(
     };
     let without_keys =
         arguments.guest_isolation.is_some_and(|chosen| chosen != GuestIsolation::Keys);
-    let unmap_flushed = arguments.unmap_flushed();
-    let scattered = arguments.scattered();
-    let most_mappings = arguments.most_mappings;
-    Ok(EngineOptions {
-        kind,
+    let fast = FastOptions {
         lock_step,
-        translate_user,
         user_dispatch,
-        unmap_flushed,
-        scattered,
+        unmap_flushed: arguments.unmap_flushed(),
+        scattered: arguments.scattered(),
         interpret_narrow: arguments.user32 == User32::Interpret,
         translations_apart: arguments.translations == Translations::Own,
-        most_mappings,
+        most_mappings: arguments.most_mappings,
         strict,
         without_keys,
-    })
+    };
+    Ok(EngineOptions { kind, translate_user, fast })
 }
 
 fn check_isolation(
@@ -326,7 +322,9 @@ mod tests {
         let strict = |choice, guest_isolation, translate_user, usual| {
             let arguments =
                 EngineArguments { guest_isolation, translate_user, ..arguments(choice) };
-            engine(&arguments, usual).map(|options| options.strict).map_err(|failure| failure.code)
+            engine(&arguments, usual)
+                .map(|options| options.fast.strict)
+                .map_err(|failure| failure.code)
         };
         let can = probe::can_isolate();
         for choice in [EngineChoice::Auto, EngineChoice::Fast] {
@@ -351,7 +349,7 @@ mod tests {
         let without_keys = |guest_isolation| {
             let arguments = EngineArguments { guest_isolation, ..arguments(EngineChoice::Auto) };
             engine(&arguments, Fast)
-                .map(|options| options.without_keys)
+                .map(|options| options.fast.without_keys)
                 .map_err(|failure| failure.code)
         };
         assert_eq!((without_keys(None), without_keys(Some(Fast))), (Ok(false), Ok(true)));

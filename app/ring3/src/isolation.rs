@@ -26,7 +26,7 @@ impl Border {
         match options.kind {
             EngineKind::Interpreter | EngineKind::Jit => Self::Anyway,
             _ if keys => Self::Anyway,
-            EngineKind::Auto | EngineKind::Fast if options.strict => Self::Processes,
+            EngineKind::Auto | EngineKind::Fast if options.fast.strict => Self::Processes,
             EngineKind::Direct if !options.translate_user => Self::Stray,
             _ => Self::Open,
         }
@@ -56,7 +56,7 @@ impl Border {
 
 /// How programs are kept from their kernel, if that is worth a line. Tries what the host has, which a sandbox would refuse.
 pub fn line(options: &EngineOptions) -> Option<&'static str> {
-    Border::of(options, probe::protection_keys() && !options.without_keys)
+    Border::of(options, probe::protection_keys() && !options.fast.without_keys)
         .line(probe::can_isolate())
 }
 
@@ -79,9 +79,11 @@ pub fn usual() -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vmm::FastOptions;
 
     fn border(kind: EngineKind, strict: bool, keys: bool) -> Border {
-        Border::of(&EngineOptions { kind, strict, ..EngineOptions::default() }, keys)
+        let fast = FastOptions { strict, ..FastOptions::default() };
+        Border::of(&EngineOptions { kind, fast, ..EngineOptions::default() }, keys)
     }
 
     #[test]

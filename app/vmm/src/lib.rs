@@ -32,7 +32,7 @@ pub use engine::{
 };
 pub use error::Error;
 pub use events::Ended;
-pub use fast::{LockStep, Scattered, wedges};
+pub use fast::{LockStep, Options as FastOptions, Scattered, wedges};
 pub use inspector::Inspector;
 pub use machine::Machine;
 pub use running::{Running, check_fast_engine};
@@ -83,26 +83,10 @@ pub enum GuestClock {
 pub struct EngineOptions {
     /// Which engine.
     pub kind: EngineKind,
-    /// Translated code is compared with the interpreter, if there is any.
-    pub lock_step: Option<LockStep>,
     /// 64-bit user code is translated, too, where it would run directly.
     pub translate_user: bool,
-    /// The host hands over system calls of 64-bit user code by syscall user dispatch.
-    pub user_dispatch: bool,
-    /// Host mappings of pages that the guest's page tables do not say any more are taken away, not closed.
-    pub unmap_flushed: bool,
-    /// How programs are run that have more scattered pages than the host allows mappings.
-    pub scattered: Scattered,
-    /// 32-bit user code is interpreted, even where the host can run it.
-    pub interpret_narrow: bool,
-    /// Each vCPU translates the kernel for itself.
-    pub translations_apart: bool,
-    /// So many mappings a process with guest code may have, if not as many as the host allows.
-    pub most_mappings: Option<u32>,
-    /// The fast engine runs user code in processes of its own, where no protection keys close the kernel's memory to it.
-    pub strict: bool,
-    /// Protection keys are left alone, as if the host had none.
-    pub without_keys: bool,
+    /// How the fast engine does it, whichever of its parts are in use.
+    pub fast: FastOptions,
 }
 
 /// What executes guest code.

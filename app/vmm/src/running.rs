@@ -15,7 +15,7 @@ use ram::Ram;
 use x86_interp::System;
 
 use crate::{
-    Ended, EngineKind, EngineOptions, Error, Machine,
+    Ended, EngineKind, EngineOptions, Error, FastOptions, Machine,
     console::Outlet,
     events::Events,
     machine::{Parts, Release, VcpuParts},
@@ -50,12 +50,15 @@ pub(crate) fn start(
     parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
     let (sender, statistics) = channel();
     let count = vcpus.len();
+    if let Some(most) = engine.fast.most_mappings {
+        fast::wedges::limit_mappings(most as usize);
+    }
     let shared = Arc::new(Vm {
         parts,
         options: engine,
         choice: OnceLock::new(),
         placement: Placement::default(),
-        guest: match engine.translations_apart {
+        guest: match engine.fast.translations_apart {
             true => fast::Machine::apart(),
             false => fast::Machine::new(count),
         },
@@ -188,8 +191,9 @@ impl Vm {
     fn engine_of(&self, vcpu: &VcpuParts) -> Result<Made, Error> {
         let (board, state) = (self.parts.clone().board(vcpu)?, vcpu.state.clone());
         let direct = if self.options.translate_user { User::Translated } else { User::Direct };
+        let options = &self.options;
         let kind =
-            self.choice.get_or_init(|| settle(self.options.kind, self.options.strict, board.ram()));
+            self.choice.get_or_init(|| settle(options.kind, options.fast.strict, board.ram()));
         let (user, kernel_translated) = match kind {
             // Settled.
             Ok(EngineKind::Auto) => {
@@ -205,35 +209,7 @@ impl Vm {
             Ok(EngineKind::Direct) => (direct, false),
             Ok(EngineKind::Jit) => (User::Interpreted, true),
         };
-        let EngineOptions {
-            lock_step,
-            user_dispatch,
-            unmap_flushed,
-            scattered,
-            interpret_narrow,
-            strict,
-            without_keys,
-            ..
-        } = self.options;
-        let keeps = !unmap_flushed;
-        let compared = lock_step.filter(|lock_step| lock_step.cpu == vcpu.number);
-        let lock_step =
-            compared.map(|lock_step| LockStep { among_others: self.vcpus > 1, ..lock_step });
-        if let Some(most) = self.options.most_mappings {
-            fast::wedges::limit_mappings(most as usize);
-        }
-        let strict = strict && kernel_translated && user == User::Direct;
-        let modes = Modes {
-            user,
-            kernel_translated,
-            lock_step,
-            user_dispatch,
-            keeps,
-            scattered,
-            narrow: !interpret_narrow,
-            strict,
-            without_keys,
-        };
+        let modes = Modes { user, kernel_translated, options: self.options_of(vcpu) };
         let shared = (&self.guest, &self.placement);
         let engine = Fast::new(state, board, &vcpu.attention, modes, shared);
         let mut engine = engine.map_err(|error| {
@@ -244,6 +220,16 @@ impl Vm {
             engine.give_way_after(PAUSES);
         }
         Ok((Box::new(engine), None))
+    }
+}
+
+impl Vm {
+    /// The fast engine's options for a vCPU: one is compared, if any is.
+    fn options_of(&self, vcpu: &VcpuParts) -> FastOptions {
+        let compared = self.options.fast.lock_step.filter(|compared| compared.cpu == vcpu.number);
+        let among_others = self.vcpus > 1;
+        let lock_step = compared.map(|lock_step| LockStep { among_others, ..lock_step });
+        FastOptions { lock_step, ..self.options.fast }
     }
 }
 

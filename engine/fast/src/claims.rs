@@ -201,7 +201,7 @@ impl Fast {
     pub(crate) fn left_to_wedges(&self) -> Leave {
         let direct = self.modes.user != User::Interpreted && !self.claims.met;
         let kernel = self.modes.kernel_translated.then_some(self.pages.base().kernel_start());
-        Leave { user: direct.then_some(USER_END), narrow: self.modes.narrow, kernel }
+        Leave { user: direct.then_some(USER_END), narrow: self.narrow, kernel }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use crate::{
     Fast, Modes, User,
-    test_machine::{MODES, board, kernel_state, map},
+    test_machine::{MODES, STRICT, board, kernel_state, map},
 };
 use bus::Kicker;
 use engine::{Attention, Engine, Interpreter};
@@ -351,8 +351,7 @@ fn ends_as_ever_with(modes: Modes) {
 /// A strict machine, which nobody kicks.
 fn in_peace() -> Ending {
     let attention = Arc::new(Attention::default());
-    let mut fast =
-        machine(state(), Modes { strict: true, without_keys: true, ..MODES }, &attention);
+    let mut fast = machine(state(), STRICT, &attention);
     run(&mut fast, &attention)
 }
 
@@ -411,7 +410,7 @@ fn kicks_change_nothing_of_what_is_run_directly() {
 
 #[test]
 fn kicks_change_nothing_of_programs_in_processes_of_their_own() {
-    ends_as_ever_with(Modes { strict: true, without_keys: true, ..MODES });
+    ends_as_ever_with(STRICT);
 }
 
 #[test]

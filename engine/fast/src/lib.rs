@@ -125,6 +125,29 @@ pub enum Scattered {
     Always,
 }
 
+/// How the fast engine does what it does. Whoever is asked by the user fills it in; it is handed on as it is, and read here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Translated code is compared with the interpreter.
+    pub lock_step: Option<LockStep>,
+    /// The host hands over system calls of 64-bit user code by syscall user dispatch.
+    pub user_dispatch: bool,
+    /// Host mappings of pages that the guest's page tables do not say any more are taken away, not closed.
+    pub unmap_flushed: bool,
+    /// How programs are run that have more scattered pages than there can be mappings.
+    pub scattered: Scattered,
+    /// 32-bit user code is interpreted, even where the host can run it.
+    pub interpret_narrow: bool,
+    /// Each vCPU translates the kernel for itself.
+    pub translations_apart: bool,
+    /// So many mappings a process with guest code may have, if not as many as the host allows.
+    pub most_mappings: Option<u32>,
+    /// User code that runs directly does so in processes of its own, where no protection keys close the kernel's memory to it.
+    pub strict: bool,
+    /// Protection keys are left alone, as if the host had none.
+    pub without_keys: bool,
+}
+
 /// Which code is run how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
@@ -132,20 +155,15 @@ pub struct Modes {
     pub user: User,
     /// Kernel code is translated; otherwise it is interpreted.
     pub kernel_translated: bool,
-    /// Translated code is compared with the interpreter.
-    pub lock_step: Option<LockStep>,
-    /// The host hands over user code's system calls by syscall user dispatch.
-    pub user_dispatch: bool,
-    /// What the guest's page tables do not say any more is closed, not unmapped.
-    pub keeps: bool,
-    /// How programs are run that have more scattered pages than there can be mappings.
-    pub scattered: Scattered,
-    /// 32-bit user code runs directly, too, where the host can do that.
-    pub narrow: bool,
-    /// User code runs in processes of its own, where there are no protection keys to keep it from the kernel's memory.
-    pub strict: bool,
-    /// Protection keys are left alone, as if the host had none.
-    pub without_keys: bool,
+    /// How that is done.
+    pub options: Options,
+}
+
+impl Modes {
+    /// User code runs in processes of its own.
+    fn is_strict(&self) -> bool {
+        self.options.strict && self.kernel_translated && self.user == User::Direct
+    }
 }
 
 /// The engine.
@@ -157,6 +175,8 @@ pub struct Fast {
     slots: Slots,
     codes: Codes,
     modes: Modes,
+    /// 32-bit user code runs directly, too.
+    narrow: bool,
     statistics: Statistics,
     home: Home,
     apart: Apart,
@@ -232,30 +252,31 @@ impl Fast {
         (machine, placement): (&Arc<Machine>, &Placement),
     ) -> Result<Self, Error> {
         let cpu = Cpu::new(vcpu);
-        let alone = modes.lock_step.is_some();
+        let options = modes.options;
+        let alone = options.lock_step.is_some();
         let machine = if alone { Machine::new(1) } else { Arc::clone(machine) };
         let translation = machine.translation(place::first()).map_err(Error::Start)?;
         let mut pages = Pages::with(Arc::clone(&translation.common)).map_err(Error::Start)?;
-        if modes.user_dispatch {
+        if options.user_dispatch {
             pages.use_dispatch().map_err(Error::Start)?;
         }
-        if !modes.keeps {
+        if options.unmap_flushed {
             pages.unmap_flushed();
         }
-        if modes.without_keys {
+        if options.without_keys {
             pages.leave_keys();
         }
-        if modes.strict {
+        if modes.is_strict() {
             pages.keep_user_apart();
         }
-        let narrow = modes.narrow && modes.user == User::Direct && pages.run_narrow();
-        let modes = Modes { narrow, ..modes };
+        let may_be_narrow = !options.interpret_narrow && modes.user == User::Direct;
+        let narrow = may_be_narrow && pages.run_narrow();
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
         let codes = Codes::new(&pages, board.ram(), translation, modes.user);
         let statistics = Statistics::default();
-        let checker = modes.lock_step.map(|options| Checker::new(options, board.ram().clone()));
+        let checker = options.lock_step.map(|options| Checker::new(options, board.ram().clone()));
         let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
         let mut new = Self {
             cpu,
@@ -265,6 +286,7 @@ impl Fast {
             slots,
             codes,
             modes,
+            narrow,
             statistics,
             home: Home::new(placement),
             apart: Apart::default(),
@@ -331,9 +353,9 @@ impl Fast {
             && self.modes.kernel_translated
             && self.checker.is_none()
             && self.cpu.vcpu.is_64bit()
-            && !self.modes.strict
+            && !self.modes.is_strict()
             && !self.pages.keys();
-        let scattered = if can { self.modes.scattered } else { Scattered::Map };
+        let scattered = if can { self.modes.options.scattered } else { Scattered::Map };
         Ok(self.slots.current()?.looks_up(scattered))
     }
 
@@ -354,7 +376,7 @@ impl Fast {
         f.run.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
             && !self.claims.are_met()
-            && state::may_cross(&self.cpu.vcpu, self.modes.narrow))
+            && state::may_cross(&self.cpu.vcpu, self.narrow))
         .into();
         self.slots.current()?.wedge.aim_kicks();
         self.statistics.entries += 1;

@@ -1,6 +1,6 @@
 //! A machine for this crate's tests: RAM, page tables and one CPU, without devices.
 
-use crate::{Modes, Scattered, User};
+use crate::{Modes, Options, Scattered, User};
 use engine::{Attention, Board, BoardParts, LocalApic};
 use host_fake::{FakeClock, FakeEntropy};
 use ram::Ram;
@@ -17,17 +17,22 @@ use x86::{
 use x86_interp::GuestRam;
 
 /// How code is run where a test says nothing else.
-pub const MODES: Modes = Modes {
-    user: User::Direct,
-    kernel_translated: true,
+pub const MODES: Modes = Modes { user: User::Direct, kernel_translated: true, options: OPTIONS };
+/// The same, as to options.
+pub const OPTIONS: Options = Options {
     lock_step: None,
     user_dispatch: false,
-    keeps: true,
+    unmap_flushed: false,
     scattered: Scattered::Lookup,
-    narrow: true,
+    interpret_narrow: false,
+    translations_apart: false,
+    most_mappings: None,
     strict: false,
     without_keys: false,
 };
+/// The same, with user code in processes of its own, as where there are no keys.
+pub const STRICT: Modes =
+    Modes { options: Options { strict: true, without_keys: true, ..OPTIONS }, ..MODES };
 /// GPA of the uppermost page table; the others follow.
 const ROOT: u64 = 0x1000;
 const PAGE: u64 = 4096;

@@ -101,7 +101,7 @@ impl Fast {
 
     /// The guest's thread-local segments, as far as the host can have them and user code has to do with them.
     fn areas(&mut self) -> [u64; AREAS] {
-        self.has_seen_narrow |= self.modes.narrow && state::has_areas(&self.cpu.vcpu);
+        self.has_seen_narrow |= self.narrow && state::has_areas(&self.cpu.vcpu);
         if !self.has_seen_narrow {
             return [0; AREAS];
         }

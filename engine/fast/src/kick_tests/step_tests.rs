@@ -4,7 +4,7 @@
 //! Now and then the answer of its wedge does not arrive, as where a host drops it for a signal.
 
 use super::{Over, attend, in_peace, kick, machine, state};
-use crate::{Modes, test_machine::MODES};
+use crate::test_machine::STRICT;
 use bus::Kicker;
 use engine::Attention;
 use frame::{BLOB, HAND_OVER, JOURNAL, Journal, SHARED};
@@ -190,8 +190,7 @@ fn begin(fast: &mut crate::Fast, attention: &Attention) -> Option<Pid> {
 fn a_kick_at_each_instruction_changes_nothing() {
     let expected = in_peace();
     let (attention, over) = (Arc::new(Attention::default()), AtomicBool::new(false));
-    let mut fast =
-        machine(state(), Modes { strict: true, without_keys: true, ..MODES }, &attention);
+    let mut fast = machine(state(), STRICT, &attention);
     let process = begin(&mut fast, &attention).expect("a process");
     let (ending, stepper) = thread::scope(|scope| {
         let _over = Over(&over);

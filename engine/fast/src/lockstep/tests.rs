@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    Modes, User,
-    test_machine::{MODES, board, kernel_state, map},
+    Modes, Options, User,
+    test_machine::{MODES, OPTIONS, board, kernel_state, map},
 };
 use engine::{Attention, Engine};
 use std::sync::Arc;
@@ -94,7 +94,8 @@ fn running(vcpu: Vcpu, user: User, lock_step: LockStep) -> Fast {
 }
 
 fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) -> Fast {
-    let modes = Modes { user, lock_step: Some(lock_step), ..MODES };
+    let options = Options { lock_step: Some(lock_step), ..OPTIONS };
+    let modes = Modes { user, options, ..MODES };
     let board = board(memory(), Arc::new(attention));
     Fast::new(
         vcpu,
