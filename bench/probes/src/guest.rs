@@ -111,7 +111,9 @@ unsafe extern "C" {
 pub fn prepare_stacks() {
     host::map_anon(STACK, host::PAGE * 2, host::RW);
     host::alt_stack(ALT_STACK, ALT_STACK_LEN);
-    forget_rseq();
+    // The kernel writes it on the way back to user mode under the guest's PKRU, and kills the process when a key forbids that.
+    // SAFETY: nothing here uses it.
+    unsafe { host_linux::process::forget_rseq() };
     PROBE_HAS_KEYS.store(has_keys(), Ordering::Relaxed);
 }
 
@@ -119,22 +121,6 @@ pub fn prepare_stacks() {
 fn has_keys() -> bool {
     const OSPKE: u32 = 1 << 4;
     std::arch::x86_64::__cpuid_count(7, 0).ecx & OSPKE != 0
-}
-
-/// Unregisters glibc's rseq area: the kernel writes it on the way back to user mode under the guest's
-/// PKRU, and kills the process when a key forbids that.
-pub fn forget_rseq() {
-    unsafe extern "C" {
-        static __rseq_offset: isize;
-        static __rseq_size: u32;
-    }
-    // SAFETY: the area is the one glibc registered for this thread; 0x53053053 is its signature.
-    unsafe {
-        let thread: usize;
-        std::arch::asm!("rdfsbase {}", out(reg) thread, options(nomem, nostack));
-        let area = thread.wrapping_add_signed(__rseq_offset);
-        libc::syscall(libc::SYS_rseq, area, 32.max(__rseq_size), 1, 0x5305_3053u32);
-    }
 }
 
 /// Sets `handler` for every signal a guest instruction can raise.

@@ -1,9 +1,9 @@
 //! A wedge that writes anything into the page it shares with the monitor: what comes of that is what a guest's registers may be.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, fs};
 
-use engine::Attention;
-use frame::{MapReport, Owner, RawChange, Rights, TOP};
+use engine::{Attention, Engine};
+use frame::{MapReport, Owner, RawChange, Rights, TOP, WINDOW, WINDOW_END};
 use fuzzer::Target;
 use ram::Ram;
 use x86::{Vcpu, paging::G};
@@ -42,6 +42,31 @@ fn machine() -> Fast {
         (&crate::Machine::new(1), &crate::Placement::default()),
     )
     .expect("an engine")
+}
+
+/// Of the monitor, from which it was forked, and of the host, which gives processes memory of its own.
+#[test]
+fn a_wedge_has_nothing_of_others() {
+    let mut fast = machine();
+    let _ = fast.run(BUDGET);
+    let processes = fast.slots.processes();
+    assert!(!processes.is_empty());
+    for process in processes {
+        let maps = fs::read_to_string(format!("/proc/{process}/maps")).expect("it runs");
+        let is_ours = |line: &&str| {
+            let mut words = line.split_whitespace();
+            let at = words.next().and_then(|range| range.split('-').next()).unwrap_or_default();
+            let at = usize::from_str_radix(at, 16).expect("an address");
+            match words.nth(4) {
+                Some(name) => {
+                    name.starts_with("/memfd:ring3-") || matches!(name, "[vsyscall]" | "[vdso]")
+                }
+                None => (WINDOW..WINDOW_END).contains(&at),
+            }
+        };
+        let others: Vec<_> = maps.lines().filter(|line| !is_ours(line)).collect();
+        assert!(others.is_empty() && maps.contains("/memfd:ring3-"), "{others:#?}");
+    }
 }
 
 /// Writes all that a wedge tells by, from these bytes.

@@ -3,8 +3,7 @@
 //! Every page that programs execute is looked through before it is mapped, most of them once for each
 //! process, and a page of code has an escape byte on every second line: what is rare are the pairs, so those
 //! are what is asked for. The vectors are the guest's; four of them are borrowed, and are as before where
-//! this ends. (VEX forms would be shorter, and would have to give back the upper halves too.) The tests of
-//! the crate include this file.
+//! this ends. (VEX forms would be shorter, and would have to give back the upper halves too.)
 
 use core::arch::naked_asm;
 

@@ -383,6 +383,34 @@ mod tests {
         }
     }
 
+    /// They are the guest's while the blob runs. The search of code has four, which it keeps and gives back.
+    #[test]
+    fn the_blob_leaves_vector_registers_as_they_are() {
+        use iced_x86::{Code::Movdqu_xmm_xmmm128, Code::Movdqu_xmmm128_xmm, Register};
+        const USED: [Register; 4] =
+            [Register::XMM0, Register::XMM1, Register::XMM2, Register::XMM3];
+        let end = IMAGE.windows(8).position(|bytes| bytes == b"end-text").expect("a mark");
+        let decoder = iced_x86::Decoder::with_ip(64, &IMAGE[..end], BLOB as u64, 0);
+        let is_vector = |register: &Register| {
+            register.is_vector_register() || register.is_mm() || register.is_k() || register.is_st()
+        };
+        let named = |instruction: &iced_x86::Instruction| -> Vec<Register> {
+            let operands = 0..instruction.op_count();
+            operands.map(|n| instruction.op_register(n)).filter(is_vector).collect()
+        };
+        let all: Vec<_> = decoder.into_iter().filter(|one| !named(one).is_empty()).collect();
+        assert!(all.iter().flat_map(named).all(|register| USED.contains(&register)), "{all:?}");
+        let (kept, given_back) = (&all[..4], &all[all.len() - 4..]);
+        for (n, register) in USED.into_iter().enumerate() {
+            for (one, code) in [(kept[n], Movdqu_xmmm128_xmm), (given_back[n], Movdqu_xmm_xmmm128)]
+            {
+                assert_eq!((one.code(), one.memory_base()), (code, Register::RSP));
+                assert_eq!(one.memory_displacement64(), 16 * n as u64);
+                assert_eq!(named(&one), [register]);
+            }
+        }
+    }
+
     /// User code can jump to each of them: `gates` has two WRPKRUs, `patched` and `signal` one each, `host` two
     /// XRSTORs and `user` three, which say what keeps it from gaining anything. There must be none inside
     /// other instructions.

@@ -153,11 +153,6 @@ impl Probes {
         self.breakpoints.range(first..=first | ((1 << PAGE_BITS) - 1)).next().is_some()
     }
 
-    /// The first breakpoint in `gva..=last`.
-    pub fn first_in(&self, gva: u64, last: u64) -> Option<u64> {
-        self.breakpoints.range(gva..=last).next().copied()
-    }
-
     /// The pages (GVA) that have breakpoints.
     pub fn pages(&self) -> BTreeSet<u64> {
         self.breakpoints.iter().map(|gva| gva >> PAGE_BITS << PAGE_BITS).collect()
@@ -186,8 +181,6 @@ mod tests {
             probes.has_page(0x1000) && probes.has_page(0x3fff) && probes.has_page(u64::MAX - 1)
         );
         assert!(!probes.has_page(0x2000) && !probes.has_page(0x4000) && !probes.has_page(0));
-        assert_eq!(probes.first_in(0x1000, 0x1ffe), None);
-        assert_eq!(probes.first_in(0x1000, 0x1fff), Some(0x1fff));
     }
 
     /// Taps at these addresses.

@@ -11,7 +11,7 @@ use std::{
 
 use host::{Access, Body, Part, Supervision};
 
-use crate::{child::Child, notifications};
+use crate::{child::Child, notifications, process};
 
 /// Descriptors of a body.
 const KEPT: i32 = 0;
@@ -49,7 +49,7 @@ pub(crate) fn become_body(body: &Body<'_>) -> io::Error {
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         forget_handlers();
-        forget_rseq();
+        process::forget_rseq();
         move_vdso();
         let key = match body.parts.iter().any(|part| part.keyed) {
             true => libc::syscall(libc::SYS_pkey_alloc, 0, 0),
@@ -223,24 +223,6 @@ unsafe fn forget_handlers() {
     for signal in 1..=libc::SIGRTMAX() {
         // SAFETY: ignoring runs no code; where the host refuses it, nothing changes.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
-}
-
-/// Unregisters glibc's rseq area: the body is about to unmap it, and the kernel writes it.
-///
-/// # Safety
-/// In a thread that runs no more of the C library.
-unsafe fn forget_rseq() {
-    unsafe extern "C" {
-        static __rseq_offset: isize;
-        static __rseq_size: u32;
-    }
-    // SAFETY: the area is the one glibc registered for this thread; 0x53053053 is its signature.
-    unsafe {
-        let thread: usize;
-        std::arch::asm!("rdfsbase {}", out(reg) thread, options(nomem, nostack));
-        let area = thread.wrapping_add_signed(__rseq_offset);
-        libc::syscall(libc::SYS_rseq, area, 32.max(__rseq_size), 1, 0x5305_3053u32);
     }
 }
 

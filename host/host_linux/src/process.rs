@@ -1,6 +1,6 @@
 //! This process among others.
 
-// UNSAFETY: close_range has no safe wrapper in rustix.
+// UNSAFETY: close_range and rseq have no safe wrappers in rustix.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -29,4 +29,23 @@ pub fn keep_only_standard_streams() -> io::Result<()> {
 /// The host refuses.
 pub fn die_with_parent() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+/// Unregisters the rseq area of the C library, which the kernel writes: for who is about to unmap it, or to close it by a protection
+/// key.
+///
+/// # Safety
+/// This thread runs no more of the C library that relies on it.
+pub unsafe fn forget_rseq() {
+    unsafe extern "C" {
+        static __rseq_offset: isize;
+        static __rseq_size: u32;
+    }
+    // SAFETY: the area is the one glibc registered for this thread; 0x53053053 is its signature.
+    unsafe {
+        let thread: usize;
+        std::arch::asm!("rdfsbase {}", out(reg) thread, options(nomem, nostack));
+        let area = thread.wrapping_add_signed(__rseq_offset);
+        libc::syscall(libc::SYS_rseq, area, 32.max(__rseq_size), 1, 0x5305_3053u32);
+    }
 }

@@ -12,7 +12,6 @@ mod round_trip;
 mod state;
 mod syscall;
 mod user32;
-mod wedge;
 mod window;
 
 /// A probe's name, title and body.
@@ -20,7 +19,6 @@ pub type Probe = (&'static str, &'static str, fn());
 
 /// Every probe, in the order of docs/probes.md.
 pub const ALL: &[Probe] = &[
-    ("wedge", "a process alone with its window", wedge::run),
     ("syscall", "guest system calls caught by seccomp and user dispatch", syscall::run),
     ("primitives", "what single instructions and host calls cost", primitives::run),
     ("state", "nothing is lost on the ways back without sigreturn", state::run),
