@@ -63,7 +63,7 @@ Exit codes:
   4    the guest asked for a reset, or a fault was one
   5    a fault cut the power
   6    triple fault: the guest's kernel crashed too badly to say so
-  8    with --on-panic stop: the guest's kernel said that it crashed
+  8    with --on-panic stop, dump or exit: the guest's kernel said that it crashed
   124  --timeout expired
   128+N  signal N ended ring3 (130 SIGINT, 143 SIGTERM, 129 SIGHUP)
   odd  the guest wrote V to the debug exit port 0xf4: (V << 1) | 1

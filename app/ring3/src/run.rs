@@ -19,7 +19,7 @@ use crate::{
     hvc::Keyboard,
     injection::{Act, Injection},
     isolation, machine, net,
-    on_panic::OnPanic,
+    on_panic::{self, OnPanic},
     outcome::{Outcome, Summary},
     output,
     run_arguments::RunArguments,
@@ -36,8 +36,8 @@ enum Event {
     User(End),
     /// The control socket has an order.
     Control(Asked),
-    /// The guest's kernel said that it crashed.
-    Panicked,
+    /// The guest's kernel said that it crashed. The vCPU that said it stands until this is dropped.
+    Panicked(on_panic::Stands),
     /// A fault of the machine itself.
     Fault(Act),
 }
@@ -71,10 +71,9 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let shown = screen.clone();
     let mut host = machine::host(machine::ready(clock), Box::new(screen.clone()), attachments);
     let (sender, events) = channel();
-    if arguments.panic.on_panic == OnPanic::Stop {
-        let sender = sender.clone();
-        // The receiver is gone only if the run has ended otherwise.
-        host.on_panic = Some(Box::new(move || drop(sender.send(Event::Panicked))));
+    let core = arguments.panic.on_panic.core()?;
+    if arguments.panic.on_panic != OnPanic::Ignore {
+        host.on_panic = Some(Box::new(on_panic::teller(sender.clone(), Event::Panicked)));
     }
     let parts = faults.map(|faults| faults.disturb(&mut host));
     let machine = Machine::build(&description, host);
@@ -94,6 +93,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let asked = move |order| asked.send(Event::Control(order)).is_ok();
     let listener = controllable(control::listen(asked, Hand::new(machine.inspector())));
     let debugger = gdb::listen(arguments.gdb.as_ref(), arguments.paused, machine.inspector())?;
+    let inspector = machine.inspector();
     let sandbox = arguments.sandbox.with(arguments.devices);
     sandbox.prepare(&machine)?;
     let started = Instant::now();
@@ -109,7 +109,11 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     sandbox.enter(&running)?;
     machine::tell_engine(&running);
     isolation::tell(told, &running);
-    let outcome = wait(&events, &running, status(arguments), arguments.timeout)?;
+    let stands = arguments.panic.on_panic == OnPanic::Stop;
+    let outcome = wait(&events, &running, status(arguments), (arguments.timeout, stands))?;
+    if let (Outcome::Panicked, Some(core)) = (&outcome, core) {
+        core.write(&inspector);
+    }
     drop((listener, viewers));
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(machine::PATIENCE);
@@ -133,32 +137,43 @@ fn failure_of(kernel: &Path, error: vmm::Error) -> Failure {
     }
 }
 
-/// Waits for the end, doing meanwhile what the control socket asks for.
+/// Waits for the end, doing meanwhile what the control socket asks for. A machine that crashes `stands` from then on, or ends.
 fn wait(
     events: &Receiver<Event>,
     running: &Running,
     mut status: Status,
-    timeout: Option<Duration>,
+    (timeout, stands): (Option<Duration>, bool),
 ) -> Result<Outcome, Failure> {
     // Without a timeout, far enough ahead to never come, yet a time the clock can express.
     const NEVER: Duration = Duration::from_secs(1 << 32);
     let started = Instant::now();
     let deadline = started + timeout.unwrap_or(NEVER);
+    let mut crashed = false;
     loop {
         let event = events.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         return match event {
             Ok(Event::Control(asked)) => {
                 status.seconds = started.elapsed().as_secs_f64();
-                if control::obey(asked, running, &mut status) {
-                    Ok(Outcome::Left)
-                } else {
-                    continue;
+                match control::obey(asked, running, &mut status) {
+                    true if crashed => Ok(Outcome::Panicked),
+                    true => Ok(Outcome::Left),
+                    false => continue,
                 }
             }
-            Ok(Event::Panicked) => Ok(Outcome::Panicked),
+            Ok(Event::Panicked(vcpu)) => {
+                running.pause(true);
+                drop(vcpu);
+                if !stands {
+                    return Ok(Outcome::Panicked);
+                }
+                crashed = true;
+                "crashed".clone_into(&mut status.state);
+                on_panic::tell(&status.name);
+                continue;
+            }
             Ok(Event::Fault(act)) => match act {
                 Act::Pause(pause) => {
-                    running.pause(pause);
+                    running.pause(pause || crashed);
                     continue;
                 }
                 Act::PowerCut => Ok(Outcome::PowerCut),

@@ -285,24 +285,3 @@ fn memory_clock_cpu_and_interrupts_fail() -> Result<()> {
     }
     Ok(())
 }
-
-/// What a driver of the pvpanic device does, by hand.
-const CRASH: &str = "dmesg -n 1
-for device in /sys/bus/pci/devices/*; do
-    case \"$(cat $device/vendor) $(cat $device/device)\" in
-        '0x1b36 0x0011') read -r window rest < $device/resource ;;
-    esac
-done
-echo \"it takes $(devmem $window 8)\"
-devmem $window 8 1
-sleep 20; echo 'still there'
-";
-
-#[test]
-fn a_crash_that_the_kernel_tells_of_ends_the_machine() -> Result<()> {
-    let finished = guest().runs(CRASH).with("--on-panic").with("stop").boots()?;
-    finished.prints(&["it takes 0x03"])?;
-    ensure!(finished.code == Some(8), "ended with {:?}: {}", finished.code, finished.messages);
-    ensure!(!finished.console.contains("still there"), "it went on");
-    Ok(())
-}

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write},
+    io::{self, BufRead, BufReader, BufWriter, Read, Seek, Write},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
 };
@@ -69,6 +69,36 @@ pub fn dump(arguments: &DumpArguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Writes a machine's core to an empty file, with holes where there are zeros. Returns what its readers will miss.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_core(inspector: &Inspector, file: &mut File) -> io::Result<Option<&'static str>> {
+    let core = Core::new(inspector)?;
+    core.write(&mut Sparse(file))?;
+    file.set_len(core.len())?;
+    Ok(core.missing())
+}
+
+/// A file in which zeros are holes. Whoever has written all sets its length.
+struct Sparse<'a>(&'a mut File);
+
+impl Write for Sparse<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = &bytes[..bytes.len().min(PIECE)];
+        if piece.iter().all(|byte| *byte == 0) {
+            self.0.seek_relative(piece.len() as i64)?;
+        } else {
+            self.0.write_all(piece)?;
+        }
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 fn lost(arguments: &DumpArguments, error: &io::Error) -> Failure {
     Failure::host(format!("machine {}: it ended meanwhile: {error}", arguments.target.machine))
 }
@@ -81,33 +111,9 @@ fn head(machine: &mut BufReader<UnixStream>) -> io::Result<Head> {
 
 /// Copies until the end, with holes where there are zeros; how many bytes that is.
 fn copy_sparsely(from: &mut impl Read, to: &mut File) -> io::Result<u64> {
-    let mut piece = vec![0; PIECE];
-    let mut copied = 0;
-    loop {
-        let len = fill(from, &mut piece)?;
-        if len == 0 {
-            to.set_len(copied)?;
-            return Ok(copied);
-        }
-        copied += len as u64;
-        if piece[..len].iter().all(|byte| *byte == 0) {
-            to.seek(SeekFrom::Current(len as i64))?;
-        } else {
-            to.write_all(&piece[..len])?;
-        }
-    }
-}
-
-/// Reads as much as there is room for, or less at the end.
-fn fill(from: &mut impl Read, piece: &mut [u8]) -> io::Result<usize> {
-    let mut len = 0;
-    while len < piece.len() {
-        match from.read(&mut piece[len..])? {
-            0 => break,
-            count => len += count,
-        }
-    }
-    Ok(len)
+    let copied = io::copy(&mut BufReader::with_capacity(PIECE, from), &mut Sparse(to))?;
+    to.set_len(copied)?;
+    Ok(copied)
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ use crate::spawner;
 
 pub use client::{PsArguments, StatsArguments, Target, order, ps, stats};
 pub use console::{Screen, console, serve as serve_console};
-pub use dump::{DumpArguments, dump};
+pub use dump::{DumpArguments, dump, write_core};
 pub use gdb::{GdbArguments, gdb};
 pub use handed::{Hand, finish_telling};
 pub use orders::obey;
