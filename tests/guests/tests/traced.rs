@@ -179,6 +179,27 @@ fn ftrace_and_ring3_trace_count_the_same_switches_and_interrupts() -> Result<()>
 }
 
 #[test]
+fn trace_cmd_reads_a_trace() -> Result<()> {
+    let folder = TempDir::new()?;
+    let output = folder.path().join("trace.dat").display().to_string();
+    let mut command = Command::new(ring3()?);
+    command.args(["trace", "-e", "syscall,switch", "--format", "trace-dat", "-o", &output, "--"]);
+    command.args(["exec", "--memory", "512M", "--", "cat", "/etc/hostname"]).stdin(Stdio::null());
+    let run = command.output()?;
+    ensure!(run.status.success(), "{run:?}");
+    let report = Command::new("trace-cmd").args(["report", "-i", &output]).output();
+    let report = report.context("trace-cmd is needed: apt-get install trace-cmd")?;
+    let text = String::from_utf8_lossy(&report.stdout);
+    let has = |task: &str, what: &str| {
+        text.lines().any(|line| line.trim_start().starts_with(task) && line.contains(what))
+    };
+    ensure!(has("cat-", "openat(AT_FDCWD, \"/etc/hostname\""), "{text}");
+    ensure!(has("", " sched_switch: ") && has("", " ==> "), "{text}");
+    ensure!(report.status.success() && report.stderr.is_empty(), "{report:?}");
+    Ok(())
+}
+
+#[test]
 fn what_cannot_be_traced_is_refused_with_its_name() -> Result<()> {
     let trace = |event: &str| -> Result<_> {
         let mut command = Command::new(ring3()?);

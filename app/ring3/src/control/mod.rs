@@ -18,6 +18,7 @@ mod shown;
 mod symbols;
 mod top;
 mod trace;
+mod trace_dat;
 mod watched;
 
 use std::{

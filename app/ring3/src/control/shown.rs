@@ -8,7 +8,7 @@ use std::{
 use inspect::trace::Event;
 use serde_json::json;
 
-use super::trace::Format;
+use super::{trace::Format, trace_dat::TraceDat};
 
 /// Where events go.
 pub(super) trait Shown {
@@ -25,6 +25,7 @@ pub(super) fn new(format: Format, output: Box<dyn Write>) -> Box<dyn Shown> {
         Format::Json => Box::new(Json(output)),
         Format::Folded => Box::new(Folded { output, times: BTreeMap::new() }),
         Format::Perfetto => Box::new(Perfetto { output, any: false }),
+        Format::TraceDat => Box::new(TraceDat::new(output)),
     }
 }
 
@@ -42,7 +43,7 @@ impl Shown for Text {
 }
 
 /// System calls as strace prints them, others by kind.
-fn words(event: &Event) -> String {
+pub(super) fn words(event: &Event) -> String {
     let Event { kind, name, arguments, result, took, .. } = event;
     let took = took.map(|ns| format!(" <{:.6}>", ns as f64 / 1e9)).unwrap_or_default();
     let result = result.as_ref().map(|result| format!(" = {result}")).unwrap_or_default();

@@ -40,6 +40,8 @@ pub enum Format {
     Folded,
     /// A file for ui.perfetto.dev or chrome://tracing
     Perfetto,
+    /// A file for trace-cmd and KernelShark
+    TraceDat,
 }
 
 /// What to trace, and how to show it.
