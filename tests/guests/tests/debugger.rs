@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 
 /// Calls into the kernel and runs a program, without end, until a line is typed.
 const SCRIPT: &str = "\
-awk '$3 ~ /^(__x64_sys_getcwd|jiffies|linux_proc_banner|linux_banner)$/ { print $3, $1 }' /proc/kallsyms
+awk '$3 ~ /^(__x64_sys_getcwd|oops_begin|jiffies|linux_proc_banner|linux_banner)$/ { print $3, $1 }' /proc/kallsyms
 echo ready
 until read -t 0.1 line; do setarch -R /bin/true; /bin/pwd > /dev/null; done
 cat /proc/version
@@ -151,10 +151,45 @@ fn memory_is_watched_and_changed(guest: &Debuggee) -> Result<()> {
     says(&output, &["Hardware watchpoint 1", "Old value", "later 1"])
 }
 
+/// Exceptions stop the guest where their handler begins; a breakpoint in a program that another process executes does not.
+fn exceptions_are_caught_and_processes_spared(guest: &Debuggee) -> Result<()> {
+    let entry = PROGRAM + entry("/bin/true")?;
+    let output = guest.gdb(&format!(
+        "monitor catch exception pf\ncontinue\n\
+         python print('at %s' % (gdb.parse_and_eval('(unsigned long) $cr2') > 0))\n\
+         monitor catch none\n\
+         monitor only 99999\nmonitor only 1\nhbreak *{entry:#x}\n\
+         python import threading, os, signal\n\
+         python threading.Timer(4, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n\
+         continue\nmonitor only all\ncontinue\nprintf \"at it %d %d\\n\", $rip == {entry:#x}, $cs & 3\n"
+    ))?;
+    let expected = [
+        "exception 14",
+        "received signal SIGTRAP",
+        "at True",
+        "there is no process 99999",
+        "received signal SIGINT",
+        "at it 1 3",
+    ];
+    says(&output, &expected)
+}
+
+/// A kernel that jumps to nowhere is stopped before it tells of that, and goes on.
+fn an_oops_is_caught(guest: &Debuggee) -> Result<()> {
+    let (getcwd, oops) = (guest.symbol("__x64_sys_getcwd")?, guest.symbol("oops_begin")?);
+    let output = guest.gdb(&format!(
+        "monitor catch oops\nhbreak *{getcwd}\ncontinue\ndelete\nset $rip = 0\n\
+         continue\nprintf \"at it %d %d\\n\", $rip == {oops}, $cs & 3\n"
+    ))?;
+    says(&output, &["oops (oops_begin)", "oops (panic)", "received signal SIGTRAP", "at it 1 0"])
+}
+
 fn is_debugged(engine: &str) -> Result<()> {
     let guest = Debuggee::new(engine)?;
     kernel_is_debugged(&guest)?;
     program_is_debugged(&guest)?;
+    exceptions_are_caught_and_processes_spared(&guest)?;
+    an_oops_is_caught(&guest)?;
     memory_is_watched_and_changed(&guest)?;
     let (said, code) = guest.ends()?;
     ensure!(code == Some(7) && said.contains("Linux Version 6."), "{code:?}: {said}");

@@ -6,6 +6,7 @@
 //! - `target`: what GDB may ask of a machine; `registers`: its registers; `monitor`: commands of ours.
 //! - `session`: who talks when.
 
+mod catch;
 mod monitor;
 mod registers;
 mod session;

@@ -20,6 +20,10 @@ xp ADDRESS [N]   N bytes (64) of physical memory
 phys on|off      addresses of x, print and so on are physical ones
 vmcoreinfo       what the kernel says of itself
 processes        processes of a Linux guest: number, name, structure
+catch oops       from now on an oops or a panic of a Linux guest stops it
+catch exception N    exception N, or de, ud, gp, pf ..., does, where its handler begins
+catch            what is caught; `catch none`: nothing any more
+only PID|all     breakpoints in user code count in this process only, or in all
 ";
 /// Ranges of memory that `mappings` shows at the most.
 const MOST: usize = 2000;
@@ -39,6 +43,8 @@ pub fn answer(machine: &mut Debugged, command: &str) -> String {
         (Some("processes"), _) => processes(machine.inspector().ram()),
         (Some("vmcoreinfo"), _) => vmcoreinfo(machine.inspector().ram(), VmCoreInfo::text),
         (Some("xp"), _) => physical(machine.inspector().ram(), &words[1..]),
+        (Some("catch"), _) => machine.catch(&words[1..]),
+        (Some("only"), _) => machine.only.obey(machine.inspector().ram(), words.get(1).copied()),
         (Some("phys"), _) => switch(machine, words.get(1).copied()),
         (Some("regs" | "lapic" | "mappings"), None) => "there is no such vCPU\n".to_owned(),
         (Some("regs"), Some(vcpu)) => {

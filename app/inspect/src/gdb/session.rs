@@ -205,6 +205,9 @@ fn reason(machine: &Debugged, vcpu: usize, reached: Reached) -> MultiThreadStopR
     let tid = tid_of(vcpu);
     match reached {
         Reached::Breakpoint if machine.has_left_halt(vcpu) => MultiThreadStopReason::DoneStep,
+        Reached::Breakpoint if machine.has_caught(vcpu) => {
+            MultiThreadStopReason::SignalWithThread { tid, signal: Signal::SIGTRAP }
+        }
         Reached::Breakpoint => MultiThreadStopReason::HwBreak(tid),
         Reached::Watch { gva, len, write } => {
             let (kind, addr) = machine.watched(gva, len, write);

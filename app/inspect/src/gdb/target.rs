@@ -29,6 +29,7 @@ use vmm::{Attendant, Inspector, Probes, Reached, Verdict, Watch};
 use x86::{Activity, Vcpu, paging::Roots};
 
 use super::{
+    catch::{Catches, Only},
     monitor,
     registers::{Image, Machine64, Number},
     session::Event,
@@ -55,16 +56,24 @@ pub struct Debugged {
     events: Sender<Event>,
     /// Addresses are physical ones.
     pub(super) physical: bool,
+    /// Code that stops the machine besides breakpoints.
+    catches: Catches,
+    /// Whose breakpoints in user code count.
+    pub(super) only: Only,
 }
 
 /// Tells the session what has been reached, and that the machine has ended.
 struct Watcher {
     vcpu: usize,
     events: Sender<Event>,
+    only: Only,
 }
 
 impl Attendant for Watcher {
-    fn reached(&mut self, _: &mut dyn Engine, _: &mut Probes, reached: Reached) -> Verdict {
+    fn reached(&mut self, engine: &mut dyn Engine, _: &mut Probes, reached: Reached) -> Verdict {
+        if matches!(reached, Reached::Breakpoint) && self.only.spares(engine.vcpu()) {
+            return Verdict::GoOn;
+        }
         match self.events.send(Event::Reached(self.vcpu, reached)) {
             Ok(()) => Verdict::Stand,
             // The session is over, and its attendant about to leave.
@@ -83,8 +92,9 @@ impl Drop for Watcher {
 impl Debugged {
     /// Has the machine stand for a session.
     pub fn new(inspector: &Inspector, events: Sender<Event>) -> Self {
+        let only = Only::default();
         let attend = |vcpu| {
-            let watcher = Watcher { vcpu, events: events.clone() };
+            let watcher = Watcher { vcpu, events: events.clone(), only: only.clone() };
             inspector
                 .visit(vcpu, |visited| visited.attend(Box::new(watcher), Probes::default(), true))
         };
@@ -100,7 +110,25 @@ impl Debugged {
             leaving_halt: None,
             events,
             physical: false,
+            catches: Catches::default(),
+            only,
         }
+    }
+
+    /// Carries a command of `catch` out; returns what it prints.
+    pub fn catch(&mut self, words: &[&str]) -> String {
+        let Some(state) = self.state(0) else { return "the vCPU has ended\n".to_owned() };
+        let text = self.catches.obey(self.inspector.ram(), &state, words);
+        self.arm();
+        text
+    }
+
+    /// The vCPU has come to code that is caught, and where GDB has no breakpoint: it would go on by itself if it were told of one.
+    pub fn has_caught(&self, vcpu: usize) -> bool {
+        let caught = |state: Vcpu| {
+            self.catches.has(state.rip) && !self.probes.breakpoints.contains(&state.rip)
+        };
+        self.state(vcpu).is_some_and(caught)
     }
 
     /// The machine.
@@ -150,6 +178,7 @@ impl Debugged {
     fn arm(&self) {
         let mut probes = self.probes.clone();
         probes.breakpoints.extend(self.leaving_halt.map(|(_, rip)| rip));
+        probes.breakpoints.extend(self.catches.addresses());
         self.each(move |visited, number| visited.set_probes(number, probes.clone()));
     }
 

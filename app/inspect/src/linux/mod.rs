@@ -175,6 +175,15 @@ impl Kernel {
         all.map_while(|task| self.task(ram, task)).collect()
     }
 
+    /// The root of a process's page tables (GPA); `None` if it is the kernel's own.
+    pub fn tables_of(&self, ram: &Ram, task: &Task) -> Option<u64> {
+        let offset = |structure, member| self.types.offset(structure, member).ok();
+        let (mm, table) = (offset("task_struct", "mm")?, offset("mm_struct", "pgd")?);
+        let mm = self.word(ram, task.address.wrapping_add(mm)).filter(|mm| *mm != 0)?;
+        let table = self.word(ram, mm.wrapping_add(table))?;
+        memory::translate(ram, self.roots, table)
+    }
+
     /// A task by its structure (GVA).
     pub fn task(&self, ram: &Ram, address: u64) -> Option<Task> {
         self.task_in(address, &|gva, to: &mut [u8]| memory::read(ram, self.roots, gva, to))
