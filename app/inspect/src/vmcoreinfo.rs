@@ -55,7 +55,7 @@ impl VmCoreInfo {
         Self::of_text(&text[..len.min(text.len())])
     }
 
-    fn of_text(text: &[u8]) -> Option<Self> {
+    pub(crate) fn of_text(text: &[u8]) -> Option<Self> {
         let text = text.split(|byte| *byte == 0).next().filter(|text| text.starts_with(START))?;
         let text = String::from_utf8(text.to_vec()).ok()?;
         let pairs = text.lines().filter_map(|line| line.split_once('='));
