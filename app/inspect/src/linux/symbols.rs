@@ -20,6 +20,9 @@ const TOKENS: u64 = 64 << 10;
 /// Addresses below this are those of per-CPU variables, counted from a CPU's own.
 const PER_CPU: u64 = 1 << 32;
 
+/// From this release on the table may have no `kallsyms_relative_base`.
+const WITHOUT_BASE: [u32; 2] = [7, 1];
+
 /// The kernel's symbols.
 pub struct Symbols {
     by_name: HashMap<String, u64>,
@@ -33,7 +36,7 @@ struct Places {
     tokens: u64,
     index: u64,
     offsets: u64,
-    /// What offsets are counted from; without it each is counted from its own place (Linux 7.1 and later).
+    /// What offsets are counted from; without it each is counted from its own place.
     base: Option<u64>,
 }
 
@@ -46,9 +49,18 @@ impl Places {
             tokens: symbol("SYMBOL(kallsyms_token_table)", "kallsyms_token_table")?,
             index: symbol("SYMBOL(kallsyms_token_index)", "kallsyms_token_index")?,
             offsets: symbol("SYMBOL(kallsyms_offsets)", "kallsyms_offsets")?,
-            base: info.symbol("kallsyms_relative_base"),
+            base: match symbol("SYMBOL(kallsyms_relative_base)", "kallsyms_relative_base") {
+                Err(_) if release(info) >= WITHOUT_BASE => None,
+                base => Some(base?),
+            },
         })
     }
+}
+
+/// Major and minor number of the kernel's release, as far as it has them.
+fn release(info: &VmCoreInfo) -> [u32; 2] {
+    let mut numbers = info.release().split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    [(); 2].map(|()| numbers.next().and_then(Result::ok).unwrap_or(0))
 }
 
 /// The table as it lies in memory.
@@ -251,6 +263,26 @@ mod tests {
         let addresses: Vec<u64> = symbols.iter().map(|(_, address)| *address).collect();
         let expected = [0xffff_ffff_81ff_ffff, 0xffff_ffff_81ff_ff03, 0xffff_ffff_8200_0028];
         assert_eq!(addresses, expected);
+    }
+
+    #[test]
+    fn an_older_kernel_must_say_what_offsets_are_counted_from() {
+        let places = |release: &str, base: &str| {
+            let symbols = ["names", "num_syms", "token_table", "token_index", "offsets"];
+            let symbols = symbols.map(|name| format!("SYMBOL(kallsyms_{name})=ff000000\n"));
+            let text = format!("OSRELEASE={release}\n{}{base}", symbols.concat());
+            Places::of(&VmCoreInfo::of_text(text.as_bytes()).expect("sound"))
+        };
+        let missing = Unknown::Key("SYMBOL(kallsyms_relative_base)");
+        for old in ["6.12.9+deb13-cloud-amd64", "7.0.11", "7", "unknown"] {
+            assert_eq!(places(old, "").map(|_| ()), Err(missing.clone()), "{old}");
+        }
+        for new in ["7.1.0-rc1", "7.2.4+deb14-cloud-amd64", "8.0", "10.0"] {
+            assert_eq!(places(new, "").expect("known").base, None, "{new}");
+        }
+        let base = "SYMBOL(kallsyms_relative_base)=ff100000\n";
+        assert_eq!(places("6.1.0", base).expect("known").base, Some(0xff10_0000));
+        assert_eq!(places("7.2.4", base).expect("known").base, Some(0xff10_0000));
     }
 
     #[test]
