@@ -91,7 +91,8 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     }
     let asked = sender.clone();
     let asked = move |order| asked.send(Event::Control(order)).is_ok();
-    let listener = controllable(control::listen(asked, Hand::new(machine.inspector())));
+    let listener =
+        controllable(control::listen(asked, Hand::new(machine.inspector(), arguments.watched)));
     let debugger = gdb::listen(arguments.gdb.as_ref(), arguments.paused, machine.inspector())?;
     let inspector = machine.inspector();
     let sandbox = arguments.sandbox.with(arguments.devices);

@@ -467,3 +467,8 @@ fn services_see_and_change_what_they_asked_for() -> Result<()> {
 fn services_work_with_another_kernel() -> Result<()> {
     serves_all("debian-13")
 }
+
+#[test]
+fn services_work_with_the_newest_kernel() -> Result<()> {
+    serves_all("debian-sid")
+}

@@ -1,14 +1,23 @@
 //! System calls: their names and arguments as the kernel itself describes them (`struct syscall_metadata`), printed as
 //! strace prints them as far as that goes.
 
+use std::collections::HashSet;
+
 use ram::Ram;
 
 use super::{Refused, numbers, structures};
 use crate::linux::Kernel;
 
-/// What the functions of system calls are called, and their descriptions.
-const FUNCTION: &str = "__x64_sys_";
+/// What the functions of system calls are called, and their descriptions. Those of 32-bit programs may be others.
+const FUNCTIONS: [(&str, Width); 3] = [
+    ("__x64_sys_", Width::Full),
+    ("__ia32_sys_", Width::Narrow),
+    ("__ia32_compat_sys_", Width::Other),
+];
 const DESCRIPTION: &str = "__syscall_meta__";
+/// Where `struct pt_regs` has the arguments of a system call, and where of one of a 32-bit program.
+static PLACES: [u64; 6] = [112, 104, 96, 56, 72, 64];
+static NARROW_PLACES: [u64; 6] = [40, 88, 96, 104, 112, 32];
 /// Arguments at the most.
 const ARGUMENTS: usize = 6;
 /// Letters of a text that are shown, as with strace.
@@ -49,6 +58,17 @@ enum Shape {
     Address,
 }
 
+/// Whose a system call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Width {
+    /// A 64-bit program's.
+    Full,
+    /// A 32-bit program's, with the structures of 64-bit ones.
+    Narrow,
+    /// A 32-bit program's, with structures of its own.
+    Other,
+}
+
 /// A system call.
 #[derive(Clone, Debug)]
 pub struct Call {
@@ -57,6 +77,7 @@ pub struct Call {
     shapes: Vec<Shape>,
     /// What the kernel calls its arguments.
     parameters: Vec<String>,
+    width: Width,
 }
 
 pub use crate::linux::Reader;
@@ -91,32 +112,52 @@ impl Call {
         self.shapes.iter().enumerate().filter_map(move |(n, shape)| Some((n, piece(shape)?)))
     }
 
-    /// A system call and the address of its function.
-    pub fn find(kernel: &Kernel, ram: &Ram, name: &str) -> Result<(u64, Self), Refused> {
+    /// A system call and the addresses of its functions, of which 32-bit programs have others.
+    pub fn find(kernel: &Kernel, ram: &Ram, name: &str) -> Result<Vec<(u64, Self)>, Refused> {
         let other = OTHER.iter().find(|(_, manual)| *manual == name).map(|(function, _)| *function);
-        let found = [Some(name), other].into_iter().flatten().find_map(|function| {
-            let address = kernel.symbols.find(&format!("{FUNCTION}{function}"))?;
-            Some((address, Self::new(kernel, ram, function)))
+        let found = FUNCTIONS.iter().filter_map(|(prefix, width)| {
+            [Some(name), other].into_iter().flatten().find_map(|function| {
+                let address = kernel.symbols.find(&format!("{prefix}{function}"))?;
+                Some((address, Self::new(kernel, ram, function, *width)))
+            })
         });
-        found.ok_or_else(|| Refused::Call(name.to_owned()))
+        let found = first_of_each(found);
+        if found.is_empty() { Err(Refused::Call(name.to_owned())) } else { Ok(found) }
     }
 
     /// All there are.
     pub fn all(kernel: &Kernel, ram: &Ram) -> Vec<(u64, Self)> {
-        let functions: Vec<_> = kernel.symbols.starting(FUNCTION).collect();
-        let plain = functions.into_iter().filter(|(name, _)| !name.contains('.'));
-        plain.map(|(name, at)| (at, Self::new(kernel, ram, &name[FUNCTION.len()..]))).collect()
+        let functions = FUNCTIONS.iter().flat_map(|(prefix, width)| {
+            let found = kernel.symbols.starting(prefix);
+            found.map(|(name, at)| (&name[prefix.len()..], at, *width))
+        });
+        let plain = functions.filter(|(name, ..)| !name.contains('.'));
+        first_of_each(plain.map(|(name, at, width)| (at, Self::new(kernel, ram, name, width))))
     }
 
-    fn new(kernel: &Kernel, ram: &Ram, function: &str) -> Self {
+    fn new(kernel: &Kernel, ram: &Ram, function: &str, width: Width) -> Self {
         let manual = OTHER.iter().find(|(known, _)| *known == function).map(|(_, manual)| *manual);
         let name = manual.unwrap_or(function).to_owned();
         let described = kernel.symbols.find(&format!("{DESCRIPTION}{function}"));
         let described = described.and_then(|at| described_as(kernel, ram, at, &name));
         // A kernel that does not say has all that registers can hold.
         let unknown = || (vec![Shape::Address; ARGUMENTS], Vec::new());
-        let (shapes, parameters) = described.unwrap_or_else(unknown);
-        Self { name, shapes, parameters }
+        let (mut shapes, parameters) = described.unwrap_or_else(unknown);
+        if width == Width::Other {
+            let known = shapes.iter_mut().filter(|shape| matches!(shape, Shape::Known(_)));
+            known.for_each(|shape| *shape = Shape::Address);
+        }
+        Self { name, shapes, parameters, width }
+    }
+
+    /// Where its arguments are in `struct pt_regs`.
+    pub fn places(&self) -> &'static [u64; ARGUMENTS] {
+        if self.width == Width::Full { &PLACES } else { &NARROW_PLACES }
+    }
+
+    /// What of a register is an argument.
+    pub fn mask(&self) -> u64 {
+        if self.width == Width::Full { u64::MAX } else { u32::MAX.into() }
     }
 
     /// Which argument is called so; `path` is the first that is text.
@@ -180,6 +221,12 @@ impl Call {
     }
 }
 
+/// One call at each address: those without arguments are one function under two names, for programs of both widths.
+fn first_of_each(calls: impl Iterator<Item = (u64, Call)>) -> Vec<(u64, Call)> {
+    let mut seen = HashSet::new();
+    calls.filter(|(address, _)| seen.insert(*address)).collect()
+}
+
 /// What the kernel says of a system call's arguments.
 fn described_as(
     kernel: &Kernel,
@@ -187,7 +234,8 @@ fn described_as(
     at: u64,
     name: &str,
 ) -> Option<(Vec<Shape>, Vec<String>)> {
-    let count = (kernel.word(ram, at + 8)? >> 32) as usize;
+    // A byte since 6.19, a word before.
+    let count = (kernel.word(ram, at + 8)? >> 32 & 0xff) as usize;
     let (types, names) = (kernel.word(ram, at + 16)?, kernel.word(ram, at + 24)?);
     let text = |list: u64, n: usize| kernel.text(ram, kernel.word(ram, list + 8 * n as u64)?);
     let argument = |n| {
@@ -208,7 +256,7 @@ fn shape(call: &str, of_type: &str, name: &str) -> Shape {
         ("const char*", _) => Shape::Text,
         (_, "dfd" | "olddfd" | "newdfd") => Shape::Folder,
         (_, "flags") if matches!(call, "open" | "openat") => Shape::OpenFlags,
-        ("umode_t", _) => Shape::Mode,
+        ("umode_t", _) | ("int", "mask") => Shape::Mode,
         ("int" | "pid_t" | "clockid_t" | "key_t", _) => Shape::Signed,
         ("long" | "off_t" | "loff_t" | "ssize_t", _) => Shape::Long,
         ("unsigned int" | "u32" | "uid_t" | "gid_t", _) => Shape::Unsigned,
@@ -289,6 +337,7 @@ pub fn result(call: &str, value: i64) -> String {
     match value {
         -4095..0 => numbers::error(-value as i32),
         _ if ADDRESSES.contains(&call) => format!("{value:#x}"),
+        _ if call == "umask" => format!("0{value:02o}"),
         _ => value.to_string(),
     }
 }
@@ -298,7 +347,8 @@ mod tests {
     use super::*;
 
     fn call(name: &str, shapes: &[Shape]) -> Call {
-        Call { name: name.to_owned(), shapes: shapes.to_vec(), parameters: Vec::new() }
+        let (parameters, width) = (Vec::new(), Width::Full);
+        Call { name: name.to_owned(), shapes: shapes.to_vec(), parameters, width }
     }
 
     #[test]
@@ -328,9 +378,19 @@ mod tests {
     }
 
     #[test]
+    fn a_function_under_two_names_is_one_call() {
+        let narrow = Call { width: Width::Narrow, ..call("getpid", &[]) };
+        let calls = [(1, call("getpid", &[])), (2, call("read", &[])), (1, narrow)];
+        let left = first_of_each(calls.into_iter());
+        let left: Vec<_> = left.iter().map(|(at, call)| (*at, call.width)).collect();
+        assert_eq!(left, [(1, Width::Full), (2, Width::Full)]);
+    }
+
+    #[test]
     fn results_are_numbers_addresses_or_errors() {
         assert_eq!(result("read", 5), "5");
         assert_eq!(result("mmap", 0x7000), "0x7000");
+        assert_eq!(result("umask", 0o22), "022");
         assert_eq!(result("openat", -2), "-1 ENOENT (No such file or directory)");
         assert_eq!(result("read", -512), "? ERESTARTSYS");
     }

@@ -11,7 +11,7 @@ use x86::{Vcpu, paging::Roots, reg::RAX, reg::RSP};
 
 use super::{
     lock,
-    tracer::{ARGUMENTS, Shared, Stop},
+    tracer::{Shared, Stop},
 };
 use crate::{linux::Kernel, memory};
 
@@ -146,9 +146,9 @@ impl Orders {
         allowed(self.registers, Rights::Write, "registers", "write")?;
         let stop = self.stop(vcpu)?;
         let frame = stop.frame.ok_or("the vCPU does not stand at a system call's entry")?;
-        let at = ARGUMENTS.get(number).ok_or("a system call has arguments 0 to 5")?;
-        let (ram, at) = (self.inspector.ram(), frame.wrapping_add(*at));
-        let written = memory::write(ram, stop.roots, at, &value.to_le_bytes());
+        let at = frame.get(number).ok_or("a system call has arguments 0 to 5")?;
+        let ram = self.inspector.ram();
+        let written = memory::write(ram, stop.roots, *at, &value.to_le_bytes());
         written.then_some(Answer::Done).ok_or_else(|| "the arguments are not in RAM".to_owned())
     }
 

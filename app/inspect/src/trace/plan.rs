@@ -170,8 +170,9 @@ impl Plan {
         match event.split_once(':') {
             None if event == "syscall" => self.add_all_calls(kernel, ram),
             Some(("syscall", name)) => {
-                let (address, call) = Call::find(kernel, ram, name)?;
-                self.put(address, Point::Call(Arc::new(call)));
+                for (address, call) in Call::find(kernel, ram, name)? {
+                    self.put(address, Point::Call(Arc::new(call)));
+                }
             }
             None if event == "exec" => self.put(symbol("begin_new_exec")?, Point::Exec),
             None if event == "exit" => self.put(symbol("do_exit")?, Point::Exit),

@@ -12,7 +12,7 @@ use super::{
     calls::{Call, Piece},
     plan::{Plan, Point},
     scene::{REGISTERS, RIP},
-    tracer::{ARGUMENTS, FILENAME, Wanted},
+    tracer::{FILENAME, Wanted},
 };
 use crate::linux::{Form, Kernel};
 
@@ -176,8 +176,8 @@ impl Maker<'_> {
     }
 
     fn begin_call(&mut self, address: u64, call: &Call) {
-        let first = ARGUMENTS.iter().min().copied().unwrap_or_default();
-        let last = ARGUMENTS.iter().max().copied().unwrap_or_default();
+        let first = call.places().iter().min().copied().unwrap_or_default();
+        let last = call.places().iter().max().copied().unwrap_or_default();
         self.note(RDI as u8, first, last + 8 - first);
         if !call.is_last() {
             self.will_end(address);
@@ -188,9 +188,9 @@ impl Maker<'_> {
     /// What the arguments point to.
     fn pieces(&mut self, frame: u8, call: &Call, at_end: bool) {
         for (n, piece) in call.pieces(at_end) {
-            let Some(at) = ARGUMENTS.get(n) else { continue };
+            let Some(at) = call.places().get(n) else { continue };
             self.load(POINTER, frame, *at);
-            if let Some(next) = ARGUMENTS.get(n + 1) {
+            if let Some(next) = call.places().get(n + 1) {
                 self.load(LENGTH, frame, *next);
             }
             let (from, count) = (POINTER, LENGTH);

@@ -38,8 +38,6 @@ use crate::{
 const MOST_OF_A_RECORD: usize = 256 << 10;
 /// Calls that have begun and not ended, at the most: threads that ended in them leave theirs.
 const MOST_PENDING: usize = 1 << 16;
-/// Where `struct pt_regs` has the arguments of a system call.
-pub const ARGUMENTS: [u64; 6] = [112, 104, 96, 56, 72, 64];
 /// `linux_binprm` has the program's path there.
 pub const FILENAME: (&str, &str) = ("linux_binprm", "filename");
 
@@ -69,8 +67,8 @@ pub struct Stop {
     pub roots: Roots,
     /// RSP, if it is a function's entry.
     pub entry: Option<u64>,
-    /// The arguments of a system call, at its entry (`struct pt_regs`, GVA).
-    pub frame: Option<u64>,
+    /// Where the arguments of a system call are, at its entry (GVA).
+    pub frame: Option<[u64; 6]>,
 }
 
 /// What is traced.
@@ -187,7 +185,7 @@ impl Drop for Points {
 struct Standing {
     event: Event,
     entry: Option<u64>,
-    frame: Option<u64>,
+    frame: Option<[u64; 6]>,
 }
 
 impl Points {
@@ -371,7 +369,7 @@ impl Points {
         event: Event,
         stands: bool,
         entry: Option<u64>,
-        frame: Option<u64>,
+        frame: Option<[u64; 6]>,
     ) -> Option<Standing> {
         if stands {
             return Some(Standing { event, entry, frame });
@@ -444,10 +442,10 @@ impl Points {
     fn begin_call(&mut self, scene: &Scene<'_>, task: Task, call: &Arc<Call>) -> Option<Standing> {
         let tracer = Arc::clone(&self.tracer);
         let wanted = &tracer.wanted;
-        let frame = scene.register(RDI);
+        let frame = call.places().map(|at| scene.register(RDI).wrapping_add(at));
         let mut values = [0; 6];
-        for (value, at) in values.iter_mut().zip(ARGUMENTS) {
-            *value = scene.word(frame.wrapping_add(at))?;
+        for (value, at) in values.iter_mut().zip(frame) {
+            *value = scene.word(at)? & call.mask();
         }
         let mut event = self.event(scene, &task, "syscall", &call.name);
         if let Some(filter) = &wanted.filter {

@@ -3,10 +3,11 @@
 use std::{
     io,
     os::unix::net::UnixStream,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use inspect::still::Still;
 use vmm::Inspector;
 
 use super::{Order, Request, dump, gdb, profile, top, trace};
@@ -43,23 +44,29 @@ pub fn finish_telling(patience: Duration) {
 
 /// Who takes such connections; nobody, where there is no machine to look into.
 #[derive(Clone, Default)]
-pub struct Hand(Option<Inspector>);
+pub struct Hand {
+    inspector: Option<Inspector>,
+    /// The machine stands until somebody watches it.
+    stands: Arc<Mutex<Option<Still>>>,
+}
 
 impl Hand {
-    /// Takes them for a machine.
-    pub fn new(inspector: Inspector) -> Self {
-        Self(Some(inspector))
+    /// Takes them for a machine. One that is `watched` from its start on does not begin before its watcher is there.
+    pub fn new(inspector: Inspector, watched: bool) -> Self {
+        let stands = Arc::new(Mutex::new(watched.then(|| Still::new(&inspector))));
+        Self { inspector: Some(inspector), stands }
     }
 
     /// Carries on with a connection until it ends.
     pub(super) fn take(&self, order: Order, client: &UnixStream) -> io::Result<()> {
-        let Some(inspector) = &self.0 else { return Ok(()) };
+        let Some(inspector) = &self.inspector else { return Ok(()) };
         client.set_read_timeout(None)?;
         match order {
             Order::Dump => dump::send(inspector, client),
             Order::Gdb => gdb::serve(inspector, client),
             Order::Trace | Order::Top | Order::Profile => {
                 let _telling = Telling::begin();
+                self.stands.lock().unwrap_or_else(PoisonError::into_inner).take();
                 match order {
                     Order::Trace => trace::serve(inspector, client),
                     Order::Top => top::serve(inspector, client),

@@ -117,7 +117,7 @@ fn run_in_guest(arguments: &Guest, command: Command<'_>) -> Result<u8, Failure> 
     session::watch_control(&control, sender.clone()).map_err(host)?;
     let asked = sender.clone();
     let asked = move |order| asked.send(Event::Control(order)).is_ok();
-    let listener = control::listen(asked, Hand::new(machine.inspector()));
+    let listener = control::listen(asked, Hand::new(machine.inspector(), arguments.watched));
     let listener = listener.inspect_err(|error| tracing::warn!(%error, "no control socket"));
     let lost = sender.clone();
     servers::tell_losses(move |what| drop(lost.send(Event::Lost(what))));
