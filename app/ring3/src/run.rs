@@ -102,7 +102,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
         let events = sender.clone();
         // The receiver is gone only if the run has ended otherwise.
         let act = move |act| drop(events.send(Event::Fault(act)));
-        faults.conduct(parts, machine.ram().clone(), act)?;
+        faults.conduct(parts, &inspector, act)?;
     }
     // The receiver is gone only if the run has ended otherwise.
     let on_end = move |ended| drop(sender.send(Event::Ended(ended)));

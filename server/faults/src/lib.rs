@@ -28,7 +28,9 @@ mod record;
 mod scenario;
 mod schedule;
 
-pub use actions::{DiskAction, Flip, InterruptAction, MachineAction, NetAction};
+pub use actions::{
+    Bit, DiskAction, Flip, InterruptAction, MachineAction, NetAction, Place, REGISTERS, StuckBit,
+};
 pub use clock::FaultyClock;
 pub use disk::{DiskControl, FaultyDisk};
 pub use interrupts::FaultyInterrupts;

@@ -51,6 +51,8 @@ pub enum Effect {
     Misdirected(u64),
     /// Bits were flipped: byte within the request or address in memory, value before, value after.
     Corrupted(Vec<(u64, u8, u8)>),
+    /// What was read was garbage.
+    Garbage,
     /// A frame was sent twice.
     Duplicated,
     /// A frame was overtaken by the next one.
@@ -65,6 +67,20 @@ pub enum Effect {
     Drifting(i64),
     /// The clock stood still for so many milliseconds.
     Stopped(u64),
+    /// A register was changed.
+    Register {
+        /// Which.
+        register: String,
+        /// Where the vCPU was (GVA).
+        rip: u64,
+        /// The instruction whose result it was, if it was one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        instruction: Option<String>,
+        /// Its value.
+        before: u64,
+        /// Its value now.
+        after: u64,
+    },
     /// An interrupt that nobody asked for, with this vector.
     Spurious(u8),
     /// The power went. Of the sectors written since the last flush, so many were left with older contents.

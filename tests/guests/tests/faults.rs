@@ -285,3 +285,91 @@ fn memory_clock_cpu_and_interrupts_fail() -> Result<()> {
     }
     Ok(())
 }
+
+/// Waits a while for a condition, and says what it has come to.
+const OWN_CODE: &str = "dmesg -n 1
+waits() { for n in $(seq 100); do eval \"$1\" && echo \"$2\" && return; sleep 0.1; done; echo \"not $2\"; }
+read_disk() { dd if=/dev/vda of=/dev/null bs=4096 count=1 iflag=direct 2>/dev/null && echo \"$1 read\"; }
+read_disk before; sync; read_disk behind || echo 'the disk fails'
+echo 'flip now'; waits '[ \"$(cat /proc/sys/kernel/panic)\" = 128 ]' 'symbol flipped'
+devmem 0x8000000 8 0
+echo 'stick now'; waits '[ $(devmem 0x8000000 8) = 0x08 ]' 'bit set'
+devmem 0x8000000 8 0; sleep 0.5; echo \"stuck is $(devmem 0x8000000 8)\"
+sleep 1000 & echo 'strike now'; sleep 2
+chroot / true; sleep 20; echo 'still there'
+";
+/// The last ones may crash the kernel, which then stands (`panic=0`, or 128 seconds) until the power goes.
+const OWN_CODE_FAULTS: &str = "
+[[fault]]
+on = 'disk0'
+do = 'read-error'
+syscall = 'sync'
+[[fault]]
+on = 'ram'
+do = { flip = { symbol = 'panic_timeout', bit = 7 } }
+console = 'flip now'
+[[fault]]
+on = 'ram'
+do = { stuck-bit = { address = 0x8000000, bit = 3, value = 1 } }
+console = 'stick now'
+[[fault]]
+name = 'register'
+on = 'machine'
+do = { register = { name = 'r11', bit = 7 } }
+reached = '__x64_sys_chroot'
+[[fault]]
+name = 'result'
+on = 'machine'
+do = { wrong-result = 'mov' }
+follows = 'register'
+after = '300ms'
+[[fault]]
+name = 'process'
+on = 'ram'
+do = { flip = { process = 'sleep', bits = 5 } }
+follows = 'result'
+[[fault]]
+on = 'machine'
+do = 'power-cut'
+follows = 'process'
+";
+const VAIN: &str = "sleep 3; echo 'still there'";
+const VAIN_FAULT: &str = "[[fault]]\non = 'machine'\ndo = 'stuck'\nreached = 'no_such_function'\n";
+
+/// A guest with a disk, some memory that its kernel leaves alone, and faults.
+fn faulty(folder: &TempDir, script: &str, faults: &str) -> Result<(guests::Finished, PathBuf)> {
+    let (scenario, log) = (folder.path().join("own.toml"), folder.path().join("log"));
+    fs::write(&scenario, faults)?;
+    let disk = empty_disk(folder.path(), 1 << 20)?;
+    let guest = guest().is_told("memmap=1M$0x8000000 panic=0").runs(script).has_disk(&disk);
+    let guest = guest.with("--fault").with(&scenario.display().to_string());
+    Ok((guest.with("--fault-log").with(&log.display().to_string()).boots()?, log))
+}
+
+#[test]
+fn a_fault_that_waits_for_no_function_is_told_of() -> Result<()> {
+    let (finished, _) = faulty(&TempDir::new()?, VAIN, VAIN_FAULT)?;
+    ensure!(finished.messages.contains("no symbol `no_such_function`"), "{}", finished.messages);
+    finished.prints(&["still there"])?;
+    ensure!(finished.code == Some(0), "ended with {:?}", finished.code);
+    Ok(())
+}
+
+#[test]
+fn faults_strike_where_the_guests_own_code_is() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (finished, log) = faulty(&folder, OWN_CODE, OWN_CODE_FAULTS)?;
+    let records = records(&log)?;
+    let printed =
+        finished.prints(&["before read", "the disk fails", "symbol flipped", "stuck is 0x08"]);
+    printed.with_context(|| records.clone())?;
+    ensure!(finished.code == Some(5), "ended with {:?}: {}", finished.code, finished.console);
+    let of = |name: &str| records.lines().find(|line| line.contains(name)).context("no record");
+    let register: serde_json::Value = serde_json::from_str(of("\"register\"")?)?;
+    let number = |key: &str| register["effect"]["register"][key].as_u64().unwrap_or_default();
+    ensure!(number("before") ^ number("after") == 1 << 7, "{register}");
+    ensure!(of("\"result\"")?.contains("\"instruction\":\"mov "), "{records}");
+    let of_process = of("\"process\"")?;
+    ensure!(of_process.matches("],[").count() == 4, "five bits: {of_process}");
+    Ok(())
+}

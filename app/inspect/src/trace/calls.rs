@@ -99,6 +99,11 @@ pub enum Piece {
     Vectors,
 }
 
+/// The name that a system call has in traces, by that one or by its function's.
+pub fn call_name(name: &str) -> &str {
+    OTHER.iter().find(|(function, _)| *function == name).map_or(name, |(_, manual)| *manual)
+}
+
 impl Call {
     /// Arguments that lead to memory, by number: what is there at the call's beginning, or what it leaves there at its end.
     pub fn pieces(&self, at_end: bool) -> impl Iterator<Item = (usize, Piece)> {
@@ -136,8 +141,7 @@ impl Call {
     }
 
     fn new(kernel: &Kernel, ram: &Ram, function: &str, width: Width) -> Self {
-        let manual = OTHER.iter().find(|(known, _)| *known == function).map(|(_, manual)| *manual);
-        let name = manual.unwrap_or(function).to_owned();
+        let name = call_name(function).to_owned();
         let described = kernel.symbols.find(&format!("{DESCRIPTION}{function}"));
         let described = described.and_then(|at| described_as(kernel, ram, at, &name));
         // A kernel that does not say has all that registers can hold.

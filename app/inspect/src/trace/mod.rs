@@ -47,6 +47,7 @@ use outlet::{Item, Outlet};
 use plan::Plan;
 use tracer::{Points, Tracer, Wanted};
 
+pub use calls::call_name;
 pub use orders::Orders;
 pub use ring3_trace::{Answer, Event, Line, Request};
 

@@ -2,12 +2,14 @@
 //!
 //! - [`extent`]: whether the machine has what is to be struck.
 //! - [`conductor`]: faults at a time, and what waits for something to happen.
+//! - [`cues`]: what the guest's own code comes to.
 //!
 //! The process of a device is told its scenario by `--fault`. It writes each record as a line of JSON to its standard output, behind the
 //! line in which it introduces itself, and is given orders by the same socket: `arm NAME` (the cue of a fault has come) and `cut NAME`
-//! (the power goes).
+//! (the power goes). To `arm NAME` it answers `armed NAME`: a vCPU may stand until then.
 
 mod conductor;
+mod cues;
 mod extent;
 
 use std::{
@@ -63,6 +65,9 @@ pub enum Order {
     /// This fault cuts the power.
     Cut(String),
 }
+
+/// What a device answers an order to arm, before the fault's name.
+const ARMED: &str = "armed ";
 
 impl Order {
     fn line(&self) -> String {
@@ -181,13 +186,19 @@ fn host(error: io::Error) -> Failure {
     Failure::host(format!("--fault: {error}"))
 }
 
-/// Takes orders from where records go.
+/// Takes orders from where records go, and answers there.
 fn listen(mut obedient: Obedient) -> io::Result<()> {
     let orders = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let lines = BufReader::new(orders).lines();
     let hear = move || {
-        let orders = lines.map_while(Result::ok).filter_map(|line| Order::of_line(&line));
-        orders.for_each(&mut *obedient);
+        for order in lines.map_while(Result::ok).filter_map(|line| Order::of_line(&line)) {
+            obedient(order.clone());
+            if let Order::Arm(fault) = order {
+                let mut output = io::stdout().lock();
+                // As with records.
+                let _ = writeln!(output, "{ARMED}{fault}").and_then(|()| output.flush());
+            }
+        }
     };
     thread::Builder::new().name("orders".into()).spawn(hear).map(drop)
 }
@@ -284,8 +295,16 @@ impl Injection {
     /// The faults of a device that is served in this process.
     pub fn inline(&self, target: Target) -> Option<Faults> {
         let own = self.clone();
-        let command: Command = Box::new(move |obedient| {
-            lock(&own.0.devices).insert(target, obedient);
+        let command: Command = Box::new(move |mut obedient| {
+            let news = own.reporter();
+            let obey = move |order: Order| {
+                obedient(order.clone());
+                if let Order::Arm(fault) = order {
+                    // Nobody hears it when the machine has ended.
+                    let _ = news.send(Message::Armed(fault));
+                }
+            };
+            lock(&own.0.devices).insert(target, Box::new(obey));
             Ok(())
         });
         let (scenario, recorder) = (self.0.scenario.clone(), self.recorder());
@@ -297,11 +316,10 @@ impl Injection {
         self.concerns(target).then(|| Elsewhere { target, injection: self.clone() })
     }
 
-    /// Tells a device, if there is one that listens.
-    fn tell(&self, target: Target, order: Order) {
-        if let Some(obedient) = lock(&self.0.devices).get_mut(&target) {
-            obedient(order);
-        }
+    /// Tells a device; whether there is one that listens.
+    fn tell(&self, target: Target, order: Order) -> bool {
+        let mut devices = lock(&self.0.devices);
+        devices.get_mut(&target).map(|obedient| obedient(order)).is_some()
     }
 
     /// Devices that listen.
@@ -360,6 +378,11 @@ impl Elsewhere {
 
 impl Inner {
     fn hear(&self, line: &str, stands_still: &AtomicBool) {
+        if let Some(fault) = line.strip_prefix(ARMED) {
+            // As above.
+            let _ = self.news.send(Message::Armed(fault.to_owned()));
+            return;
+        }
         self.log.add(line);
         let Ok(record) = serde_json::from_str::<Record>(line) else { return };
         if matches!(record.effect, Effect::PowerCut { .. } | Effect::Hung) {
@@ -393,6 +416,9 @@ mod tests {
         let far = "[[fault]]\non = 'ram'\ndo = { flip = { address = 0x40000000, bit = 0 } }";
         assert!(refusal(far, &[], &[]).contains("no memory at 0x40000000"));
         assert_eq!(refusal(&far.replace("0x4", "0x3"), &[], &[]), "");
+        let wrong = |name: &str| format!("[[fault]]\non='machine'\ndo={{wrong-result='{name}'}}");
+        assert!(refusal(&wrong("ad"), &[], &[]).contains("no instruction `ad`"));
+        assert_eq!(refusal(&wrong("add"), &[], &[]), "");
         let missing = FaultOptions { fault: Some("/nowhere.toml".into()), fault_log: None };
         let extent = Extent { disks: Vec::new(), nets: Vec::new(), memory: 0 };
         let failure = Injection::new(&missing, &extent).err().expect("refused");
