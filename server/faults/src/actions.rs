@@ -122,6 +122,11 @@ pub enum MachineAction {
     Pause(Duration),
     /// The vCPU stands still for good.
     Stuck,
+    /// A network's link is down for this long.
+    #[serde(deserialize_with = "duration")]
+    LinkDown(Duration),
+    /// It is down for good.
+    Unplugged,
     /// Bits of memory are flipped.
     Flip(Flip),
     /// A bit of memory is set to a value again and again.
@@ -220,9 +225,15 @@ impl Place {
 }
 
 impl MachineAction {
+    /// A word for something that happens to a network's link, not to its frames.
+    pub(crate) fn is_of_link(action: &toml::Value) -> bool {
+        action.as_str() == Some("unplugged") || action.get("link-down").is_some()
+    }
+
     pub(crate) fn problem(&self, on: Target) -> Option<&'static str> {
         let belongs = match self {
             Self::PowerCut | Self::Reset | Self::Pause(_) | Self::Stuck => on == Target::Machine,
+            Self::LinkDown(_) | Self::Unplugged => matches!(on, Target::Net(_)),
             Self::Register(_) | Self::WrongResult(_) => on == Target::Machine,
             Self::Flip(_) | Self::StuckBit(_) => on == Target::Ram,
             Self::Step(_) | Self::Drift(_) | Self::Stop(_) => on == Target::Clock,
@@ -231,7 +242,8 @@ impl MachineAction {
         match self {
             _ if !belongs => Some(
                 "do: the machine has power-cut, reset, pause, stuck, register and wrong-result; ram has flip and stuck-bit; \
-                 clock has step, drift and stop; interrupts have lost, duplicate and spurious",
+                 clock has step, drift and stop; interrupts have lost, duplicate and spurious; networks have link-down and \
+                 unplugged",
             ),
             Self::Flip(Flip::Random(0) | Flip::Of { bits: 0, .. }) => Some("flip = 0 flips no bit"),
             Self::Flip(Flip::At(place)) => place.problem(),

@@ -61,6 +61,8 @@ pub enum Effect {
     Reset,
     /// The vCPU stood still for so many milliseconds; for ever if none are given.
     Paused(Option<u64>),
+    /// A network's link was down for so many milliseconds; for ever if none are given.
+    LinkDown(Option<u64>),
     /// The clock was set ahead by so many milliseconds.
     Stepped(u64),
     /// The clock goes faster by so many millionths.

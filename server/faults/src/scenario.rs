@@ -248,6 +248,9 @@ impl Scenario {
                 let (ops, problem) = (action.ops(), action.problem());
                 self.disks.push((number, entry.fault(name, action, ops, problem)?));
             }
+            on @ Target::Net(_) if MachineAction::is_of_link(&entry.action) => {
+                self.timed.push(entry.timed(name, on)?);
+            }
             Target::Net(number) => {
                 entry.refuses_sectors("a network has")?;
                 let action: NetAction = action(entry.action.clone())?;
@@ -509,6 +512,17 @@ mod tests {
     }
 
     #[test]
+    fn links_go_down_at_a_time() {
+        let text = "[[fault]]\non='net1'\ndo={link-down='3s'}\nconsole='pull'\n\
+            [[fault]]\non='net0'\ndo='unplugged'\nafter='9s'\n[[fault]]\non='net0'\ndo='loss'";
+        let scenario = Scenario::parse(text).expect("sound");
+        let [down, out] = scenario.timed() else { panic!("{scenario:?}") };
+        assert_eq!(down.action, MachineAction::LinkDown(Duration::from_secs(3)));
+        assert_eq!((down.on, out.on), (Target::Net(1), Target::Net(0)));
+        assert_eq!((&out.action, scenario.of_net(0).len()), (&MachineAction::Unplugged, 1));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (text, part) in [
             ("[[fault]]\non = 'ram'\ndo = 'reset'", "ram has flip"),
@@ -524,6 +538,8 @@ mod tests {
             ("[[fault]]\non = 'ram'\ndo = { stuck-bit = { bit = 1, value = 0 } }", "say address"),
             ("[[fault]]\non = 'machine'\ndo = { register = { name = 'r16' } }", "rax to r15"),
             ("[[fault]]\non = 'ram'\ndo = { register = {} }", "ram has flip"),
+            ("[[fault]]\non = 'machine'\ndo = 'unplugged'", "networks have link-down"),
+            ("[[fault]]\non = 'net0'\ndo = 'unplugged'\nrequest = 2", "not a request"),
             ("colour = 1", "colour"),
             ("[[fault]]\non = 'disk0'\ndo = 'explode'", "explode"),
             ("[[fault]]\non = 'disk0'\ndo = 'loss'", "loss"),

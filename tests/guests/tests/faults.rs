@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use guests::{
-    Guest,
+    Guest, LEASE,
     campaign::{Campaign, Results},
     power_cut,
 };
@@ -296,6 +296,38 @@ fn memory_clock_cpu_and_interrupts_fail() -> Result<()> {
     for effect in ["[[134217728,0,32]]", "\"stepped\":20000", "\"paused\":2000", "\"spurious\":125"]
     {
         ensure!(records.contains(effect), "no {effect} in {records}");
+    }
+    Ok(())
+}
+
+/// Says what the interface knows of its cable, and whether the gateway answers.
+const LINK: &str = "carrier() { echo \"$1 $(cat /sys/class/net/eth0/carrier)\"; }
+answers() { ping -c 1 -W 1 $(cat /router) > /dev/null && echo \"$1 answered\" || echo \"$1 silent\"; }
+waits() { for n in $(seq 100); do [ $(cat /sys/class/net/eth0/carrier) = $1 ] && return; sleep 0.1; done; }
+carrier before; answers before
+echo 'pull it'; waits 0; carrier pulled; answers pulled
+waits 1; carrier after; answers after
+";
+const LINK_DOWN: &str = "[[fault]]\non = 'net0'\ndo = { link-down = '4s' }\nconsole = 'pull it'\n";
+
+#[test]
+fn a_guest_is_told_of_a_link_that_goes_down_and_comes_back() -> Result<()> {
+    for devices in ["processes", "inline"] {
+        let folder = TempDir::new()?;
+        let (scenario, log) = (folder.path().join("link.toml"), folder.path().join("log"));
+        fs::write(&scenario, LINK_DOWN)?;
+        let guest = guest().runs(&format!("{LEASE}{LINK}")).with("--net").with("user");
+        let guest = guest
+            .with("--devices")
+            .with(devices)
+            .with("--fault")
+            .with(&scenario.display().to_string());
+        let finished = guest.with("--fault-log").with(&log.display().to_string()).boots()?;
+        let pulled = ["before 1", "before answered", "pulled 0", "pulled silent", "after 1"];
+        finished.prints(&pulled)?;
+        finished.prints(&["after answered"])?;
+        let records = records(&log)?;
+        ensure!(records.contains("{\"link-down\":4000}"), "{records}");
     }
     Ok(())
 }

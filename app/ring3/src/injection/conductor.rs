@@ -170,6 +170,8 @@ enum Due {
     GoOn,
     /// The clock goes on.
     ClockGoesOn,
+    /// A network's link is up again.
+    LinkUp(Target),
     /// A bit gets its value again.
     Stick(u64, StuckBit),
     /// The power is gone, whatever disks say.
@@ -278,15 +280,14 @@ impl Conductor {
         let begun: Vec<_> = self.cues.extract_if(.., |(.., cue)| is_it(cue)).collect();
         let mut asked = BTreeSet::new();
         for (fault, target, _) in begun {
+            let is_timed = self.injection.scenario().timed().iter().any(|it| it.name == fault);
             match target {
-                Target::Disk(_) | Target::Net(_) => {
+                Target::Disk(_) | Target::Net(_) if !is_timed => {
                     if self.injection.tell(target, Order::Arm(fault.clone())) {
                         asked.insert(fault);
                     }
                 }
-                Target::Interrupts | Target::Machine | Target::Ram | Target::Clock => {
-                    self.begin(&fault);
-                }
+                _ => self.begin(&fault),
             }
         }
         asked
@@ -311,6 +312,7 @@ impl Conductor {
             }
             Due::GoOn => (self.act)(Act::Pause(false)),
             Due::ClockGoesOn => self.parts.drift(self.drift),
+            Due::LinkUp(network) => self.injection.set_link(network, true),
             Due::Dark => (self.act)(Act::PowerCut),
             Due::Stick(address, bit) => drop(self.stick(address, bit)),
         }
@@ -338,6 +340,15 @@ impl Conductor {
                 (self.act)(Act::Pause(true));
                 self.due.push((at + time, Due::GoOn));
                 Effect::Paused(Some(time.as_millis() as u64))
+            }
+            MachineAction::Unplugged => {
+                self.injection.set_link(fault.on, false);
+                Effect::LinkDown(None)
+            }
+            MachineAction::LinkDown(time) => {
+                self.injection.set_link(fault.on, false);
+                self.due.push((at + time, Due::LinkUp(fault.on)));
+                Effect::LinkDown(Some(time.as_millis() as u64))
             }
             MachineAction::Flip(flip) => Effect::Corrupted(self.flip(flip)),
             MachineAction::StuckBit(bit) => {

@@ -29,7 +29,7 @@ use std::{
 };
 
 use clap::Args;
-use faults::{Effect, FaultyDisk, FaultyNet, Record, Recorder, Scenario, Schedule, Target};
+use faults::{Effect, FaultyDisk, FaultyNet, Plug, Record, Recorder, Scenario, Schedule, Target};
 use virtio::{BlockBackend, NetBackend};
 
 pub use conductor::Act;
@@ -64,6 +64,8 @@ pub enum Order {
     Arm(String),
     /// This fault cuts the power.
     Cut(String),
+    /// A network's link is up, or down.
+    Link(bool),
 }
 
 /// What a device answers an order to arm, before the fault's name.
@@ -74,12 +76,17 @@ impl Order {
         match self {
             Self::Arm(fault) => format!("arm {fault}\n"),
             Self::Cut(fault) => format!("cut {fault}\n"),
+            Self::Link(up) => format!("link {}\n", if *up { "up" } else { "down" }),
         }
     }
 
     fn of_line(line: &str) -> Option<Self> {
-        let arm = line.strip_prefix("arm ").map(|fault| Self::Arm(fault.to_owned()));
-        arm.or_else(|| line.strip_prefix("cut ").map(|fault| Self::Cut(fault.to_owned())))
+        match line.split_once(' ')? {
+            ("arm", fault) => Some(Self::Arm(fault.to_owned())),
+            ("cut", fault) => Some(Self::Cut(fault.to_owned())),
+            ("link", state) => Some(Self::Link(state == "up")),
+            _ => None,
+        }
     }
 }
 
@@ -121,6 +128,10 @@ impl Faults {
                 "fault `{name}`: `ring3 serve` hears no console and follows nothing"
             )));
         }
+        if let Some(fault) = scenario.timed().first() {
+            let name = &fault.name;
+            return Err(wrong(format!("fault `{name}`: `ring3 serve` has no link to take down")));
+        }
         let log = Log::open(options.fault_log.as_deref())?;
         let recorder: Recorder = Box::new(move |record| {
             log.add(&json(record));
@@ -156,6 +167,7 @@ impl Faults {
         let control = disk.control();
         let obedient = Box::new(move |order| match order {
             Order::Arm(fault) => control.arm(&fault),
+            Order::Link(_) => {}
             Order::Cut(fault) => {
                 if let Err(error) = control.cut(&fault) {
                     output::complain(&format!("--fault: {on}: the power cut: {error}"));
@@ -174,6 +186,7 @@ impl Faults {
         let control = net.control();
         let obedient = Box::new(move |order| match order {
             Order::Arm(fault) => control.arm(&fault),
+            Order::Link(up) => control.set_link(up),
             // A network keeps nothing that it could lose.
             Order::Cut(_) => {}
         });
@@ -245,6 +258,7 @@ struct Inner {
     news: Sender<Message>,
     heard: Mutex<Option<Receiver<Message>>>,
     devices: Mutex<BTreeMap<Target, Obedient>>,
+    plugs: Mutex<BTreeMap<Target, Plug>>,
     listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -258,8 +272,9 @@ impl Injection {
         let log = Log::open(options.fault_log.as_deref())?;
         let (news, heard) = channel();
         let heard = Mutex::new(Some(heard));
-        let (devices, listeners) = Default::default();
-        Ok(Some(Self(Arc::new(Inner { text, scenario, log, news, heard, devices, listeners }))))
+        let (devices, plugs, listeners) = Default::default();
+        let inner = Inner { text, scenario, log, news, heard, devices, plugs, listeners };
+        Ok(Some(Self(Arc::new(inner))))
     }
 
     /// The scenario.
@@ -320,6 +335,18 @@ impl Injection {
     fn tell(&self, target: Target, order: Order) -> bool {
         let mut devices = lock(&self.0.devices);
         devices.get_mut(&target).map(|obedient| obedient(order)).is_some()
+    }
+
+    /// What can be pulled of a network, if a fault does that.
+    pub fn plug(&self, target: Target) -> Option<Plug> {
+        let pulls = self.0.scenario.timed().iter().any(|fault| fault.on == target);
+        pulls.then(|| lock(&self.0.plugs).entry(target).or_default().clone())
+    }
+
+    /// A network's link is up from now on, or down.
+    fn set_link(&self, target: Target, up: bool) {
+        self.tell(target, Order::Link(up));
+        lock(&self.0.plugs).get(&target).into_iter().for_each(|plug| plug.set_link(up));
     }
 
     /// Devices that listen.
@@ -437,15 +464,18 @@ mod tests {
         assert_eq!(refusal("[[fault]]\non = 'disk0'\ndo = 'hang'"), None);
         let other = refusal("[[fault]]\non = 'net0'\ndo = 'loss'").expect("refused");
         assert!(other.contains("has disk0 only"), "{other}");
+        let link = refusal("[[fault]]\non = 'net0'\ndo = 'unplugged'").expect("refused");
+        assert!(link.contains("has disk0 only"), "{link}");
         let cue = refusal("[[fault]]\non = 'disk0'\ndo = 'hang'\nconsole = 'x'").expect("refused");
         assert!(cue.contains("hears no console"), "{cue}");
     }
 
     #[test]
     fn orders_are_understood() {
-        for order in [Order::Arm("worn sectors".to_owned()), Order::Cut("x".to_owned())] {
+        let named = [Order::Arm("worn sectors".to_owned()), Order::Cut("x".to_owned())];
+        for order in named.into_iter().chain([true, false].map(Order::Link)) {
             assert_eq!(Order::of_line(order.line().trim_end()), Some(order));
         }
-        assert_eq!(Order::of_line("obey"), None);
+        assert_eq!([Order::of_line("obey"), Order::of_line("obey me")], [None, None]);
     }
 }
