@@ -8,14 +8,15 @@ use crate::{
     host::load_vectors_careful,
     kernel_start,
     lookup::{self, Outcome},
-    mmu, narrow, shared, taps, turns,
+    mmu, narrow, run, taps,
+    turns::{self, Turn},
 };
 use core::{
     arch::naked_asm,
     sync::atomic::{AtomicU64, Ordering},
 };
 use frame::{
-    BlockExit, COPIES, DEEP, DEEP_REACH, LOOKUP_WRITE, REGIONS, Reason, TABLE_LEN, TABLE_SLOTS,
+    BlockExit, COPIES, DEEP, DEEP_REACH, LOOKUP_WRITE, REGIONS, Reason, Shared, TABLE_LEN, TABLE_SLOTS,
     TABLES, USER_TABLES, VcpuPage, Vectors, calls, copy_slot, deep_slot, go, percpu, region,
 };
 use x86::{
@@ -45,15 +46,16 @@ const USER_END: u64 = 0x7fff_ffff_f000;
 const SS_NARROW: u64 = USER_DS as u64;
 
 /// SYSCALL by user code, whose state is in the frame with RIP behind the instruction.
-pub fn system_call(f: &mut VcpuPage) -> ! {
-    make_system_call(f);
-    crate::run::run()
+pub fn system_call(turn: &mut Turn) -> ! {
+    make_system_call(turn);
+    run::run(turn)
 }
 
-fn make_system_call(f: &mut VcpuPage) {
+fn make_system_call(turn: &mut Turn) {
+    let (f, s) = turn.pages();
     let flags = f.regs.rflags & !(f.system.sfmask | RF);
     if flags & (TF | NT | VM | IOPL) != 0 {
-        turns::exit(Reason::UserSignal);
+        turns::exit(turn, Reason::UserSignal);
     }
     (f.claims.call, f.claims.caller) = (f.regs.gpr[RAX], f.regs.cr3);
     f.regs.gpr[RCX] = f.regs.rip;
@@ -64,30 +66,32 @@ fn make_system_call(f: &mut VcpuPage) {
     f.counters.system_calls += 1;
     // The monitor closes the table at its next turn.
     if calls::asks_near_sites(f.claims.call, f.regs.gpr[RDI]) {
-        enter_kernel_at(f, flags, 0);
-        miss_for_good(f);
+        enter_kernel_at(f, s, flags, 0);
+        miss_for_good(turn);
     }
-    enter_kernel(f, flags);
+    enter_kernel(turn, flags);
 }
 
 /// Goes on in translated code at RIP, with these flags.
-pub fn enter_kernel(f: &mut VcpuPage, flags: u64) {
+pub fn enter_kernel(turn: &mut Turn, flags: u64) {
+    let (f, s) = turn.pages();
     let block = find(f.regs.rip, flags & AC != 0);
-    enter_kernel_at(f, flags, block);
+    enter_kernel_at(f, s, flags, block);
     if block == 0 {
-        miss_for_good(f)
+        miss_for_good(turn)
     }
 }
 
 /// There is no block at RIP: the monitor is to make one.
-fn miss_for_good(f: &mut VcpuPage) -> ! {
+fn miss_for_good(turn: &mut Turn) -> ! {
+    let f = turn.vcpu();
     (f.exit.kind, f.exit.info) = (BlockExit::Miss as u64, 0);
-    turns::exit(Reason::Block)
+    turns::exit(turn, Reason::Block)
 }
 
-fn enter_kernel_at(f: &mut VcpuPage, flags: u64, block: u64) {
+fn enter_kernel_at(f: &mut VcpuPage, s: &mut Shared, flags: u64, block: u64) {
     if flags & AC != 0 {
-        mmu::finish_deferred(f);
+        mmu::finish_deferred(f, s);
     }
     f.regs.cpl = 0;
     f.regs.interrupt_flag = flags & IF;
@@ -166,7 +170,7 @@ fn miss(f: &mut VcpuPage) -> bool {
 }
 
 /// Translated code has exited. True: go on with `RunControl::go`. False: the monitor is needed.
-pub fn after_block(f: &mut VcpuPage) -> bool {
+pub fn after_block(turn: &mut Turn) -> bool {
     const CALL_OUT: u64 = BlockExit::CallOut as u64;
     const SYSRET: u64 = BlockExit::Sysret as u64;
     const SYSRET_NARROW: u64 = BlockExit::SysretNarrow as u64;
@@ -178,27 +182,28 @@ pub fn after_block(f: &mut VcpuPage) -> bool {
     const LOOKUP: u64 = BlockExit::Lookup as u64;
     const SYSTEM_CALL: u64 = BlockExit::SystemCall as u64;
     const TAP: u64 = BlockExit::Tap as u64;
+    let (f, s) = turn.pages();
     match f.exit.kind {
         MISS if f.exit.info == 0 => miss(f),
-        LOOKUP if f.run.walks != 0 && f.regs.cpl != 0 => look_up(f),
+        LOOKUP if f.run.walks != 0 && f.regs.cpl != 0 => look_up(turn),
         SYSTEM_CALL if f.run.fast != 0 && f.regs.cpl != 0 => {
             f.regs.rip = f.exit.next;
             leave_translated_user(f);
-            make_system_call(f);
+            make_system_call(turn);
             true
         }
         CALL_OUT if f.system.none_in_service == f.exit.info && f.regs.cpl == 0 => {
             read_in_service(f)
         }
-        TAP => taps::pass(f),
-        LOAD_VECTORS => load_guest_vectors(f),
-        SYSRET if f.run.fast != 0 => sysret(f),
-        SYSRET_NARROW if f.run.fast != 0 => sysret_narrow(f),
-        IRET if f.run.fast != 0 => iret(f),
-        INVALIDATE if f.run.walks != 0 => invalidate(f),
+        TAP => taps::pass(f, s),
+        LOAD_VECTORS => load_guest_vectors(f, s),
+        SYSRET if f.run.fast != 0 => sysret(turn),
+        SYSRET_NARROW if f.run.fast != 0 => sysret_narrow(f, s),
+        IRET if f.run.fast != 0 => iret(turn),
+        INVALIDATE if f.run.walks != 0 => invalidate(f, s),
         // Another wedge would not know that it is to go no further.
         LOAD_SPACE if f.run.walks != 0 && f.run.pcids != 0 && f.run.go != go::LEAVE => {
-            load_space(f)
+            load_space(turn)
         }
         _ => false,
     }
@@ -218,13 +223,14 @@ fn read_in_service(f: &mut VcpuPage) -> bool {
 }
 
 /// XRSTOR of what the guest asks for, if it is in order.
-fn load_guest_vectors(f: &mut VcpuPage) -> bool {
+fn load_guest_vectors(f: &mut VcpuPage, s: &Shared) -> bool {
     let area = host_address(f.exit.operand);
     let next = find(f.exit.next, f.regs.ac != 0);
     let open = f.exit.operand >= kernel_start() || f.regs.ac != 0;
     let known = open && area.is_multiple_of(64) && area >> 47 == 0 && next != 0;
     let shown = is_shown(area) && is_shown(area + size_of::<Vectors>() as u64 - 1);
-    if !known || !shown || !load_vectors_careful(area, f.regs.gpr[RAX] & f.system.vector_mask) {
+    let components = f.regs.gpr[RAX] & f.system.vector_mask;
+    if !known || !shown || !load_vectors_careful(s.setup.secret, area, components) {
         return false;
     }
     go_on_behind(f, next)
@@ -238,16 +244,17 @@ fn go_on_behind(f: &mut VcpuPage, block: u64) -> bool {
     true
 }
 
-fn invalidate(f: &mut VcpuPage) -> bool {
+fn invalidate(f: &mut VcpuPage, s: &mut Shared) -> bool {
     let next = find(f.exit.next, f.regs.ac != 0);
-    if next == 0 || !mmu::invalidate(f, shared(), f.exit.operand) {
+    if next == 0 || !mmu::invalidate(f, s, f.exit.operand) {
         return false;
     }
     go_on_behind(f, next)
 }
 
 /// MOV to CR3 that keeps translations, of a space that some wedge holds: that one goes on.
-fn load_space(f: &mut VcpuPage) -> bool {
+fn load_space(turn: &mut Turn) -> bool {
+    let (f, s) = turn.pages();
     let root = f.exit.operand & !KEEP;
     let next = find(f.exit.next, f.regs.ac != 0);
     if f.exit.operand & KEEP == 0 || root >> PHYS_BITS != 0 || next == 0 {
@@ -257,8 +264,8 @@ fn load_space(f: &mut VcpuPage) -> bool {
     f.regs.cr3 = root;
     f.counters.hand_overs += 1;
     go_on_behind(f, next);
-    if to as u64 != shared().setup.number {
-        turns::pass_on(to);
+    if to as u64 != s.setup.number {
+        turns::pass_on(turn, to);
     }
     true
 }
@@ -268,48 +275,55 @@ fn open_to_interrupt(f: &VcpuPage, flags: u64) -> bool {
     f.run.pending != 0 && flags & IF != 0
 }
 
-fn sysret(f: &mut VcpuPage) -> bool {
+fn sysret(turn: &mut Turn) -> bool {
+    let (f, s) = turn.pages();
     let flags = f.regs.gpr[R11] & SYSRET_FLAGS | 2;
     let target = f.regs.gpr[RCX];
     // Whoever returns, the monitor is to know of it.
     let questionable = claims::are_in_question(f);
     let plain = target < USER_END && plain_user(f, flags);
-    if questionable || !plain || claims::are_met(f, shared()) {
+    if questionable || !plain || claims::are_met(f, s) {
         return false;
     }
     f.run.compatibility = 0;
-    if !narrow::read_areas(f) {
+    if !narrow::read_areas(f, s) {
         return false;
     }
     f.regs.cs = (f.system.star >> 48).wrapping_add(16) | 3;
     f.regs.ss = (f.system.star >> 48).wrapping_add(8) | 3;
-    enter_user(f, target, flags);
-    need_block(f);
+    enter_user(f, s, target, flags);
+    need_block(turn);
     true
 }
 
 /// SYSRET to 32-bit code: its segments have the base and the limits of Linux's, whatever the tables say.
-fn sysret_narrow(f: &mut VcpuPage) -> bool {
+fn sysret_narrow(f: &mut VcpuPage, s: &mut Shared) -> bool {
     let flags = f.regs.gpr[R11] & SYSRET_FLAGS | 2;
     let target = f.regs.gpr[RCX] & 0xffff_ffff;
     let cs = f.system.star >> 48 | 3;
     let ss = (f.system.star >> 48).wrapping_add(8) | 3;
     let questionable = claims::are_in_question(f);
-    let plain = narrow::may_enter(f, cs, target) && ss == SS_NARROW && plain_user(f, flags);
-    if questionable || !plain || claims::are_met(f, shared()) {
+    let plain = narrow::may_enter(f, s, cs, target) && ss == SS_NARROW && plain_user(f, flags);
+    if questionable || !plain || claims::are_met(f, s) {
         return false;
     }
-    go_to_narrow(f, [cs, ss], target, flags)
+    go_to_narrow(f, s, [cs, ss], target, flags)
 }
 
 /// 32-bit user code comes next. False if the monitor is needed for it.
-fn go_to_narrow(f: &mut VcpuPage, [cs, ss]: [u64; 2], rip: u64, flags: u64) -> bool {
+fn go_to_narrow(
+    f: &mut VcpuPage,
+    s: &mut Shared,
+    [cs, ss]: [u64; 2],
+    rip: u64,
+    flags: u64,
+) -> bool {
     f.run.compatibility = 1;
-    if !narrow::read_areas(f) {
+    if !narrow::read_areas(f, s) {
         return false;
     }
     (f.regs.cs, f.regs.ss) = (cs, ss);
-    enter_user(f, rip, flags);
+    enter_user(f, s, rip, flags);
     true
 }
 
@@ -318,22 +332,21 @@ fn plain_user(f: &VcpuPage, flags: u64) -> bool {
     flags & !ORDINARY_USER == 0 && flags & IF != 0 && !open_to_interrupt(f, flags)
 }
 
-fn enter_user(f: &mut VcpuPage, rip: u64, flags: u64) {
+fn enter_user(f: &mut VcpuPage, s: &mut Shared, rip: u64, flags: u64) {
     f.regs.rip = rip;
     f.regs.rflags = flags;
     f.regs.cpl = 3;
     f.counters.returns += 1;
     f.run.go = go::USER;
     f.run.user_translated = 0;
-    if f.run.compatibility == 0 && shared().mapped.lookups != 0 && flags & !(IN_HOST | IF | 2) == 0
-    {
-        enter_translated_user(f);
+    if f.run.compatibility == 0 && s.mapped.lookups != 0 && flags & !(IN_HOST | IF | 2) == 0 {
+        enter_translated_user(f, s);
     }
 }
 
 /// User code whose state is in the frame is run translated.
-fn enter_translated_user(f: &mut VcpuPage) {
-    mmu::finish_deferred(f);
+fn enter_translated_user(f: &mut VcpuPage, s: &mut Shared) {
+    mmu::finish_deferred(f, s);
     f.run.user_translated = 1;
     f.block.host_flags = f.regs.rflags & IN_HOST;
     (f.regs.interrupt_flag, f.regs.ac) = (IF, 0);
@@ -343,9 +356,10 @@ fn enter_translated_user(f: &mut VcpuPage) {
 }
 
 /// No block has been found for it.
-fn need_block(f: &mut VcpuPage) {
+fn need_block(turn: &mut Turn) {
+    let f = turn.vcpu();
     if f.run.user_translated != 0 && f.block.jump == 0 {
-        miss_for_good(f)
+        miss_for_good(turn)
     }
 }
 
@@ -357,26 +371,28 @@ pub fn leave_translated_user(f: &mut VcpuPage) {
 }
 
 /// User code's access has no entry: it gets one, or the guest its page fault.
-fn look_up(f: &mut VcpuPage) -> bool {
+fn look_up(turn: &mut Turn) -> bool {
+    let (f, s) = turn.pages();
     let (gva, bytes, write) =
         (f.exit.operand, f.exit.info & (LOOKUP_WRITE - 1), f.exit.info & LOOKUP_WRITE != 0);
     if (gva & 0xfff) + bytes > 0x1000 {
         return false;
     }
-    match lookup::fill(f, shared(), gva, mmu::Access { write, fetch: false, user: true }) {
+    match lookup::fill(f, s, gva, mmu::Access { write, fetch: false, user: true }) {
         Outcome::Filled => {
             f.run.go = go::BLOCK;
             true
         }
         // A step goes no further: the monitor delivers it.
         Outcome::Fault(present) if f.run.fast != 0 && f.run.go == go::BLOCK => {
-            fault::of_translated_user(f, gva, present, write)
+            fault::of_translated_user(turn, gva, present, write)
         }
         _ => false,
     }
 }
 
-fn iret(f: &mut VcpuPage) -> bool {
+fn iret(turn: &mut Turn) -> bool {
+    let f = turn.vcpu();
     let mut words = [0; 5];
     for (index, word) in words.iter_mut().enumerate() {
         let at = f.regs.gpr[RSP].wrapping_add(index as u64 * 8);
@@ -385,16 +401,17 @@ fn iret(f: &mut VcpuPage) -> bool {
     }
     let [rip, cs, flags, rsp, ss] = words;
     match cs & 3 {
-        3 => iret_to_user(f, [rip, cs, flags & !RF, rsp, ss]),
-        0 => iret_to_kernel(f, [rip, cs, flags & !RF, rsp, ss]),
+        3 => iret_to_user(turn, [rip, cs, flags & !RF, rsp, ss]),
+        0 => iret_to_kernel(turn, [rip, cs, flags & !RF, rsp, ss]),
         _ => false,
     }
 }
 
-fn iret_to_user(f: &mut VcpuPage, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
+fn iret_to_user(turn: &mut Turn, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
+    let (f, s) = turn.pages();
     let code = descriptor(f, cs);
     let narrow = code == Some(0x00cf_fa00_0000_ffff)
-        && narrow::may_enter(f, cs, rip)
+        && narrow::may_enter(f, s, cs, rip)
         && ss & 0xffff == SS_NARROW;
     let flat = (code == Some(0x00af_fa00_0000_ffff) || narrow)
         && descriptor(f, ss) == Some(0x00cf_f200_0000_ffff)
@@ -402,24 +419,25 @@ fn iret_to_user(f: &mut VcpuPage, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
     // Slow returns from system calls come this way.
     let questionable = claims::are_in_question(f);
     let plain = flat && rip < USER_END && plain_user(f, flags);
-    if questionable || !plain || claims::are_met(f, shared()) {
+    if questionable || !plain || claims::are_met(f, s) {
         return false;
     }
     f.run.compatibility = narrow.into();
-    if !narrow::read_areas(f) {
+    if !narrow::read_areas(f, s) {
         return false;
     }
     f.regs.gpr[RSP] = rsp;
     (f.regs.cs, f.regs.ss) = (cs & 0xffff, ss & 0xffff);
-    enter_user(f, rip, flags);
+    enter_user(f, s, rip, flags);
     if f.run.walks != 0 {
-        fault::before_return(f);
+        fault::before_return(f, s);
     }
-    need_block(f);
+    need_block(turn);
     true
 }
 
-fn iret_to_kernel(f: &mut VcpuPage, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
+fn iret_to_kernel(turn: &mut Turn, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
+    let (f, s) = turn.pages();
     let stack = ss & 0xffff == 0 || descriptor(f, ss) == Some(0x00cf_9200_0000_ffff);
     let flat = kernel_code(f, cs) == Some(true) && stack && ss & 3 == 0;
     let ordinary = flags & !ORDINARY_KERNEL == 0 && !open_to_interrupt(f, flags);
@@ -431,7 +449,7 @@ fn iret_to_kernel(f: &mut VcpuPage, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool
     (f.regs.cs, f.regs.ss) = (cs & 0xffff, ss & 0xffff);
     f.regs.rip = rip;
     f.counters.kernel_returns += 1;
-    enter_kernel_at(f, flags, known);
+    enter_kernel_at(f, s, flags, known);
     true
 }
 

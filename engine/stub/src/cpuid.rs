@@ -6,9 +6,9 @@
 
 use crate::{
     mmu::{self, Access, Walk},
-    reach, shared,
+    reach,
 };
-use frame::{Cpuid, RAM, VcpuPage};
+use frame::{Cpuid, RAM, Shared, VcpuPage};
 use x86::{
     flags::TF,
     reg::{RAX, RBX, RCX, RDX},
@@ -20,7 +20,7 @@ const PAGE: u64 = 4096;
 
 /// User code, whose state is in the frame, has had a general-protection fault. True if that was CPUID and
 /// it has been done. If it is single-stepped, more than that is to be done.
-pub fn answer(f: &mut VcpuPage) -> bool {
+pub fn answer(f: &mut VcpuPage, s: &Shared) -> bool {
     let asked = [f.regs.gpr[RAX] as u32, f.regs.gpr[RCX] as u32];
     let known = |answer: &&Cpuid| answer.asked == asked;
     let Some(answer) =
@@ -28,7 +28,7 @@ pub fn answer(f: &mut VcpuPage) -> bool {
     else {
         return false;
     };
-    if f.regs.rflags & TF != 0 || f.regs.rip >> 47 != 0 || !has(f, CPUID) {
+    if f.regs.rflags & TF != 0 || f.regs.rip >> 47 != 0 || !has(f, s, CPUID) {
         return false;
     }
     let [eax, ebx, ecx, edx] = answer.registers;
@@ -39,13 +39,13 @@ pub fn answer(f: &mut VcpuPage) -> bool {
 }
 
 /// The guest has this instruction of two bytes at RIP, where user code has faulted.
-pub fn has(f: &VcpuPage, instruction: u16) -> bool {
+pub fn has(f: &VcpuPage, s: &Shared, instruction: u16) -> bool {
     let fetch = Access { write: false, fetch: true, user: true };
     let inside = f.regs.rip & (PAGE - 1);
     if f.run.walks == 0 || inside == PAGE - 1 {
         return false;
     }
-    let Walk::Found(leaf) = mmu::walk(f, shared(), f.regs.rip, fetch) else { return false };
+    let Walk::Found(leaf) = mmu::walk(f, s, f.regs.rip, fetch) else { return false };
     let at = reach(RAM) as u64 + leaf.offset + inside;
     // SAFETY: inside the RAM window.
     unsafe { core::ptr::read_unaligned(at as *const u16) == instruction }

@@ -3,7 +3,8 @@
 use crate::{
     assist, bias, kernel_start, lookup,
     mmu::{self, Access, Walk},
-    run, shared, turns,
+    run,
+    turns::{self, Turn},
 };
 use core::arch::naked_asm;
 use frame::{Reason, SITES, SITES_LEN, Shared, VcpuPage, go};
@@ -23,13 +24,13 @@ const PAGE_FAULT: u64 = vector::PF as u64;
 const CLEARED: u64 = TF | IF | NT | RF | VM;
 
 /// User code has faulted; its state is in the frame.
-pub fn user(f: &mut VcpuPage) -> ! {
-    let s = shared();
+pub fn user(turn: &mut Turn) -> ! {
+    let (f, s) = turn.pages();
     let (gva, code) = (f.exit.address, f.exit.error);
     // A fault at the table of patched calls may be that of a patched one.
     let at_sites = gva.wrapping_sub(SITES as u64) < SITES_LEN as u64;
     if f.run.walks == 0 || at_sites || gva >> 47 != 0 || f.regs.rip >> 47 != 0 {
-        turns::exit(Reason::UserSignal);
+        turns::exit(turn, Reason::UserSignal);
     }
     let access = user_access(code);
     let done = match mmu::walk(f, s, gva, access) {
@@ -37,10 +38,10 @@ pub fn user(f: &mut VcpuPage) -> ! {
             f.run.go = go::USER;
             mmu::install(f, s, gva, leaf, access)
         }
-        Walk::Fault(present) => deliver(f, gva, present | code & (WRITE | FETCH) | USER),
+        Walk::Fault(present) => deliver(turn, gva, present | code & (WRITE | FETCH) | USER),
         Walk::Unknown => false,
     };
-    if done { run::run() } else { turns::exit(Reason::UserSignal) }
+    if done { run::run(turn) } else { turns::exit(turn, Reason::UserSignal) }
 }
 
 /// What the CPU's error code says about an access by user code.
@@ -50,8 +51,8 @@ fn user_access(code: u64) -> Access {
 
 /// Translated code has faulted; the frame has the host's registers. What cannot be mapped needs the
 /// exact state, which the monitor knows. User code reaches its own addresses, never the kernel's.
-pub fn kernel(f: &mut VcpuPage) -> ! {
-    let s = shared();
+pub fn kernel(turn: &mut Turn) -> ! {
+    let (f, s) = turn.pages();
     let access = Access { write: f.exit.error & WRITE != 0, fetch: false, user: f.regs.cpl != 0 };
     let done = f.run.walks != 0
         && accessed(f, s).is_some_and(|gva| match mmu::walk(f, s, gva, access) {
@@ -64,9 +65,9 @@ pub fn kernel(f: &mut VcpuPage) -> ! {
             go::STEP => f.block.host_flags |= TF,
             _ => f.run.go = go::RAW,
         }
-        run::run()
+        run::run(turn)
     }
-    turns::exit(Reason::KernelSignal)
+    turns::exit(turn, Reason::KernelSignal)
 }
 
 /// The guest address that the code that runs has meant.
@@ -92,20 +93,23 @@ fn kernel_address(f: &VcpuPage, s: &Shared) -> Option<u64> {
 
 /// Translated user code, whose state is in the frame, has accessed a page that it may not; false, with
 /// nothing changed, if that is the monitor's to deliver.
-pub fn of_translated_user(f: &mut VcpuPage, gva: u64, present: u64, write: bool) -> bool {
+pub fn of_translated_user(turn: &mut Turn, gva: u64, present: u64, write: bool) -> bool {
+    let f = turn.vcpu();
     let flags = f.regs.rflags;
     assist::leave_translated_user(f);
     let code = present | USER | if write { WRITE } else { 0 };
-    if deliver(f, gva, code) {
+    if deliver(turn, gva, code) {
         return true;
     }
+    let f = turn.vcpu();
     (f.regs.rflags, f.block.bias, f.run.user_translated) = (flags, 0, 1);
     false
 }
 
 /// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). False, and
 /// nothing changed, if anything about it is not ordinary.
-fn deliver(f: &mut VcpuPage, gva: u64, code: u64) -> bool {
+fn deliver(turn: &mut Turn, gva: u64, code: u64) -> bool {
+    let f = turn.vcpu();
     let Some(gate) = gate(f, PAGE_FAULT) else { return false };
     let words = [f.regs.ss, f.regs.gpr[RSP], f.regs.rflags | RF, f.regs.cs, f.regs.rip, code];
     let faulted = [f.regs.rip, gva, code, f.regs.cr3];
@@ -116,18 +120,19 @@ fn deliver(f: &mut VcpuPage, gva: u64, code: u64) -> bool {
     f.paging.faulted = faulted;
     f.regs.cr2 = gva;
     f.counters.faults += 1;
-    assist::enter_kernel(f, flags & !CLEARED);
+    assist::enter_kernel(turn, flags & !CLEARED);
     true
 }
 
 /// The same for INT and a number, which user code has executed: RIP is behind it.
-pub fn interrupt(f: &mut VcpuPage, vector: u64) -> bool {
+pub fn interrupt(turn: &mut Turn, vector: u64) -> bool {
+    let f = turn.vcpu();
     let Some(gate) = gate(f, vector).filter(|gate| gate.open) else { return false };
     let flags = f.regs.rflags & !RF;
     let words = [f.regs.ss, f.regs.gpr[RSP], flags, f.regs.cs, f.regs.rip];
     let done = flags & TF == 0 && push(f, gate, &words);
     if done {
-        assist::enter_kernel(f, flags & !CLEARED);
+        assist::enter_kernel(turn, flags & !CLEARED);
     }
     done
 }
@@ -142,7 +147,9 @@ fn push(f: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
     let mut top = stack & !15;
     for word in words {
         top = top.wrapping_sub(8);
-        let there = top >= kernel_start() && store_careful(top.wrapping_add(bias()), *word) != 0;
+        // SAFETY: of the guest's kernel, as its address says.
+        let there = top >= kernel_start()
+            && unsafe { store_careful(top.wrapping_add(bias()), *word) } != 0;
         if !there {
             return false;
         }
@@ -177,14 +184,13 @@ fn gate(f: &mut VcpuPage, vector: u64) -> Option<Gate> {
 }
 
 /// User code goes on where it had faulted: what it will need is mapped before it faults again.
-pub fn before_return(f: &mut VcpuPage) {
+pub fn before_return(f: &mut VcpuPage, s: &mut Shared) {
     let [rip, gva, code, space] = f.paging.faulted;
     if rip != f.regs.rip || gva == 0 || space != f.regs.cr3 {
         return;
     }
     f.paging.faulted = [0; 4];
     let access = user_access(code);
-    let s = shared();
     if let Walk::Found(leaf) = mmu::walk(f, s, gva, access) {
         match f.run.user_translated {
             0 => mmu::install(f, s, gva, leaf, access),
@@ -194,7 +200,10 @@ pub fn before_return(f: &mut VcpuPage) {
 }
 
 /// Stores a word; the fault of its first instruction becomes a zero result.
+///
+/// # Safety
+/// The word is guest memory, or nothing is there.
 #[unsafe(naked)]
-pub extern "C" fn store_careful(address: u64, value: u64) -> u64 {
+pub unsafe extern "C" fn store_careful(address: u64, value: u64) -> u64 {
     naked_asm!("mov [rdi], rsi", "mov eax, 1", "ret")
 }

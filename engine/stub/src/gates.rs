@@ -17,8 +17,11 @@ macro_rules! to_user {
         ///
         /// The first half runs with the keys open and copies what the second half needs to the gate
         /// page, which user code may read.
+        ///
+        /// # Safety
+        /// The vCPU page has a state of guest code, as the monitor or that code has left it, and nothing of the turn is lent.
         #[unsafe(naked)]
-        pub extern "C" fn $name() {
+        pub unsafe extern "C" fn $name() {
             naked_asm!(
                 "lea rdx, [rip + frame_page]",
                 "cmp qword ptr [rdx + {kicked}], 0",
@@ -90,8 +93,11 @@ macro_rules! to_narrow {
     ($name:ident, $end:literal, $($close:literal),*) => {
         /// Enters 32-bit user code in the same way. What user code may write to the gate page before the
         /// IRET it could have set in its registers.
+        ///
+        /// # Safety
+        /// The vCPU page has a state of guest code, as the monitor or that code has left it, and nothing of the turn is lent.
         #[unsafe(naked)]
-        pub extern "C" fn $name() {
+        pub unsafe extern "C" fn $name() {
             naked_asm!(
                 "lea rdx, [rip + frame_page]",
                 "cmp qword ptr [rdx + {kicked}], 0",
@@ -163,8 +169,11 @@ to_narrow!(enter_narrow_without_keys, "enter_narrow_without_keys_end", "nop");
 const _: () = assert!(PKRU_USER == 0x5555_5554);
 
 /// Runs translated code from the block at `BlockState::jump` to its exit; zero if a kick came first.
+///
+/// # Safety
+/// The vCPU page has a state of guest code, as the monitor or that code has left it, and nothing of the turn is lent.
 #[unsafe(naked)]
-pub extern "C" fn enter_block() -> u64 {
+pub unsafe extern "C" fn enter_block() -> u64 {
     naked_asm!(
         "lea rdx, [rip + frame_page]",
         "cmp qword ptr [rdx + {kicked}], 0",
@@ -187,8 +196,11 @@ pub extern "C" fn enter_block() -> u64 {
 
 /// Goes on in the middle of translated code, with host registers, to its exit; zero if a kick came
 /// first. Leaves the stack as the routine that enters translated code does.
+///
+/// # Safety
+/// The vCPU page has a state of guest code, as the monitor or that code has left it, and nothing of the turn is lent.
 #[unsafe(naked)]
-pub extern "C" fn resume_raw() -> u64 {
+pub unsafe extern "C" fn resume_raw() -> u64 {
     naked_asm!(
         "lea rdx, [rip + frame_page]",
         "cmp qword ptr [rdx + {kicked}], 0",

@@ -4,9 +4,9 @@ pub use crate::filter::{
     FUTEX, IOCTL, MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP,
     PKEY_MPROTECT, SIGRETURN,
 };
-use crate::{die, filter::MMAP, model::model, shared, strict};
+use crate::{die, filter::MMAP, model::model, strict};
 use core::arch::{asm, naked_asm};
-use frame::{JOURNAL_POKE, RAM_FD, VcpuPage};
+use frame::{JOURNAL_POKE, RAM_FD, Shared, VcpuPage, Vectors};
 
 pub const SIGACTION: u64 = 13;
 pub use crate::filter::SIGALTSTACK;
@@ -17,61 +17,100 @@ pub const SET_ROBUST_LIST: u64 = 273;
 pub const EXIT_GROUP: u64 = 231;
 pub const SECCOMP: u64 = 317;
 
-/// Every call but mmap. The sixth argument is always the secret.
+/// Every call but mmap. The sixth argument is always the secret, the fifth of none is anything.
+///
+/// # Safety
+/// The call does to this process what the caller means, and nothing to memory that this code relies on.
 #[inline(never)]
-pub extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
+pub unsafe extern "C" fn call(secret: u64, nr: u64, a: u64, b: u64, c: u64, d: u64) -> i64 {
     if let Some(model) = model() {
-        return (model.call)(nr, a, b, c, d, e);
+        return (model.call)(nr, a, b, c, d, 0);
     }
     let result;
-    // SAFETY: callers pass what the call asks for.
+    // SAFETY: as asked of the caller.
     unsafe {
         asm!("syscall", inlateout("rax") nr => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
-            in("r8") e, in("r9") shared().setup.secret, lateout("rcx") _, lateout("r11") _);
-    }
-    if result == 0 && matches!(nr, MPROTECT | MUNMAP) {
-        strict::have_done([nr, a, b, c, 0, 0]);
+            in("r8") 0, in("r9") secret, lateout("rcx") _, lateout("r11") _);
     }
     result
 }
 
-/// Maps guest RAM, or memory without content. The secret rides in the halves of `fd` and `prot` the host
-/// ignores.
+/// A call that changes what is mapped. The process of user code is to do the same, if there is one.
+///
+/// # Safety
+/// There is nothing but guest memory in the range, or nothing that is in use.
+pub unsafe fn change(s: &mut Shared, nr: u64, at: u64, len: u64, rights: u64, key: u64) -> i64 {
+    // SAFETY: as asked of the caller.
+    let result = unsafe { call(s.setup.secret, nr, at, len, rights, key) };
+    if result == 0 && matches!(nr, MPROTECT | MUNMAP) {
+        strict::have_done(s, [nr, at, len, rights, 0, 0]);
+    }
+    result
+}
+
+/// Maps guest RAM, or memory without content; in the process of user code as well, if that is the user's.
+///
+/// # Safety
+/// There is nothing but guest memory in the range.
+pub unsafe fn map(
+    s: &mut Shared,
+    at: u64,
+    len: u64,
+    prot: u64,
+    flags: u64,
+    offset: u64,
+) -> i64 {
+    // SAFETY: as asked of the caller.
+    let result = unsafe { map_here(s.setup.secret, at, len, prot, flags, offset) };
+    if result >= 0 {
+        strict::have_mapped(s, [MMAP, at, len, prot & 0xffff_ffff, flags, offset]);
+    }
+    result
+}
+
+/// The secret rides in the halves of `fd` and `prot` the host ignores.
+///
+/// # Safety
+/// As for [`map`].
 #[inline(never)]
-pub extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, offset: u64) -> i64 {
+unsafe extern "C" fn map_here(
+    secret: u64,
+    at: u64,
+    len: u64,
+    prot: u64,
+    flags: u64,
+    offset: u64,
+) -> i64 {
     if let Some(model) = model() {
         return (model.map)(at, len, prot, flags, offset);
     }
     let result;
-    let fd = RAM_FD | shared().setup.secret & !0xffff_ffff;
-    let prot = prot & 0xffff_ffff | shared().setup.secret << 32;
-    // SAFETY: maps guest pages at guest addresses only.
+    let fd = RAM_FD | secret & !0xffff_ffff;
+    let prot = prot & 0xffff_ffff | secret << 32;
+    // SAFETY: as asked of the caller.
     unsafe {
         asm!("syscall", inlateout("rax") MMAP => result, in("rdi") at, in("rsi") len, in("rdx") prot,
             in("r10") flags, in("r8") fd, in("r9") offset, lateout("rcx") _, lateout("r11") _);
-    }
-    if result >= 0 {
-        strict::have_mapped([MMAP, at, len, prot & 0xffff_ffff, flags, offset]);
     }
     result
 }
 
 /// Loads x87, SSE and AVX state from an XSAVE area that is in order.
-pub fn load_vectors(area: *const u8) {
-    if !load_vectors_careful(area as u64, 7) {
+pub fn load_vectors(secret: u64, area: *const u8) {
+    if !load_vectors_careful(secret, area as u64, 7) {
         die();
     }
 }
 
 /// Loads components of an XSAVE area; false if the area is missing or bad.
-pub fn load_vectors_careful(area: u64, components: u64) -> bool {
-    load_components(area, shared().setup.secret, components) != 0
+pub fn load_vectors_careful(secret: u64, area: u64, components: u64) -> bool {
+    load_components(area, secret, components) != 0
 }
 
 /// Puts all vector state but the protection keys into what an area without it says: its initial state.
-pub fn reset_vectors(area: *const u8) {
-    let secret = shared().setup.secret;
-    // SAFETY: an area in order; as for `load_components`.
+pub fn reset_vectors(secret: u64, area: &Vectors) {
+    let area = area.0.as_ptr();
+    // SAFETY: an area of zeroes is in order; as for `load_components`.
     unsafe {
         asm!("xrstor64 [rdi]", "lea rax, [rip + shared_page]", "cmp rsi, [rax]", "je 2f", "ud2", "2:",
             in("rdi") area, in("rsi") secret, inlateout("eax") 0xe7 => _, in("edx") 0);
@@ -105,9 +144,9 @@ pub extern "C" fn careful_xrstor() -> u64 {
 }
 
 /// Stores x87, SSE and AVX state.
-pub fn store_vectors(area: *mut u8) {
+pub fn store_vectors(area: &mut Vectors) {
     // SAFETY: the area is large enough and aligned.
-    unsafe { asm!("xsave64 [{}]", in(reg) area, in("eax") 7, in("edx") 0) };
+    unsafe { asm!("xsave64 [{}]", in(reg) area.0.as_mut_ptr(), in("eax") 7, in("edx") 0) };
 }
 
 /// Sets the FS and GS bases guest code runs with.
@@ -172,14 +211,17 @@ pub fn shown(page: u64) -> u64 {
 }
 
 /// Writes bytes into a private copy that has just been mapped.
-pub fn poke(address: u64, len: u64, bytes: u64) -> i64 {
+///
+/// # Safety
+/// The bytes are guest memory.
+pub unsafe fn poke(s: &mut Shared, address: u64, len: u64, bytes: u64) -> i64 {
     if let Some(model) = model() {
         return (model.poke)(address, len, bytes);
     }
     for n in 0..len.min(8) {
-        // SAFETY: an address outside the window; if it is not mapped, this process ends.
+        // SAFETY: as asked of the caller; if it is not mapped, this process ends.
         unsafe { *((address + n) as *mut u8) = (bytes >> (n * 8)) as u8 };
     }
-    strict::have_done([JOURNAL_POKE, address, len.min(8), bytes, 0, 0]);
+    strict::have_done(s, [JOURNAL_POKE, address, len.min(8), bytes, 0, 0]);
     0
 }

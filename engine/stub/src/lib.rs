@@ -21,6 +21,8 @@
 //! - Where user code has a process of its own, `strict` has it run there, and `user` is that process.
 //! - `turns` talks to the monitor, `orders` does what it says.
 //!
+//! What this process shares with others is reached by the turn ([`turns::Turn`]), which is handed down from where control comes in.
+//!
 //! **This crate is compiled twice.** As a member of the workspace it is an ordinary library: formatted,
 //! linted, and linked by tests, for which a [`model`] stands for the process. `engine/wedge/build.rs`
 //! compiles the same files once more, with `cfg(freestanding)`, and links them as the image of a wedge. What
@@ -60,7 +62,7 @@ mod user;
 mod walk;
 
 use core::arch::asm;
-use frame::{BIAS, FRAME, SHARED, Shared, TURNS, Turns, VcpuPage};
+use frame::{BIAS, SHARED, TURNS, Turns};
 use model::model;
 
 #[cfg(freestanding)]
@@ -108,18 +110,7 @@ fn kernel_start() -> u64 {
     bias().wrapping_neg()
 }
 
-fn shared() -> &'static mut Shared {
-    let at = model().map_or_else(|| here(SHARED) as *mut Shared, |model| (model.shared)());
-    // SAFETY: the monitor mapped it before jumping here; one thread uses it on this side.
-    unsafe { &mut *at }
-}
-
-fn frame() -> &'static mut VcpuPage {
-    // SAFETY: as for the shared pages; only one wedge of a vCPU runs at a time.
-    unsafe { &mut *(here(FRAME) as *mut VcpuPage) }
-}
-
 fn whose_turn() -> &'static Turns {
-    // SAFETY: as for the shared pages; all of it is atomic.
+    // SAFETY: the monitor mapped it before jumping here; all of it is atomic.
     unsafe { &*(here(TURNS) as *const Turns) }
 }

@@ -9,8 +9,8 @@ pub use crate::walk::{Access, Leaf, Walk, mark, table, table_entry, walk};
 use crate::walk::{RESERVED, entry, last_table, ram_offset};
 use crate::{
     bias,
-    host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
-    lookup, reach, shared, sites, text,
+    host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, change, map},
+    lookup, reach, sites, text,
 };
 use core::arch::asm;
 use core::sync::atomic::Ordering;
@@ -329,7 +329,11 @@ fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
 fn show(f: &mut VcpuPage, s: &mut Shared, from: u64, to: u64, rights: u64) -> bool {
     let pages = (to - from) / PAGE;
     let room = MAX_MADE as u64 - s.made.count.min(MAX_MADE as u64);
-    if room < pages || call(MPROTECT, from, to - from, rights, 0, 0) != 0 {
+    if room < pages {
+        return false;
+    }
+    // SAFETY: pages that are mapped for the guest.
+    if unsafe { change(s, MPROTECT, from, to - from, rights, 0) } != 0 {
         return false;
     }
     for page in (from..to).step_by(PAGE as usize) {
@@ -410,10 +414,16 @@ fn make(f: &mut VcpuPage, s: &mut Shared, new: New) -> bool {
     let kernel = matches!(owner, Owner::Kernel);
     // Of the kernel's large pages most is not used, nor has the host memory for it.
     let populate = if kernel && (len >= LARGE || s.setup.key != 0) { 0 } else { MAP_POPULATE };
-    if !may_make(s, hva, kernel) || map(hva, len, rights, MAP_SHARED | populate, offset) < 0 {
+    if !may_make(s, hva, kernel) {
         return false;
     }
-    if kernel && s.setup.key != 0 && call(PKEY_MPROTECT, hva, len, rights, s.setup.key, 0) != 0 {
+    // SAFETY: `install` has looked whose the region is: the guest's kernel's or its user's.
+    if unsafe { map(s, hva, len, rights, MAP_SHARED | populate, offset) } < 0 {
+        return false;
+    }
+    let keyed = kernel && s.setup.key != 0;
+    // SAFETY: what has just been mapped.
+    if keyed && unsafe { change(s, PKEY_MPROTECT, hva, len, rights, s.setup.key) } != 0 {
         return false;
     }
     count_made(
@@ -436,7 +446,8 @@ fn make(f: &mut VcpuPage, s: &mut Shared, new: New) -> bool {
 
 /// Maps memory without content in place of an empty page, and notes it for the monitor.
 fn make_empty(f: &mut VcpuPage, s: &mut Shared, start: u64, len: u64, offset: u64) -> bool {
-    if !may_make(s, start, false) || map(start, len, READ, MAP_EMPTY, offset) < 0 {
+    // SAFETY: as in `make`.
+    if !may_make(s, start, false) || unsafe { map(s, start, len, READ, MAP_EMPTY, offset) } < 0 {
         return false;
     }
     count_made(f, s, MapReport::Empty { start, len, offset });
@@ -481,10 +492,10 @@ pub fn note(s: &mut Shared, report: MapReport) {
 
 /// The page whose invalidation was put off is dropped now: before user code runs, before kernel code may
 /// reach user memory (AC is set), and before anybody else has the turn.
-pub fn finish_deferred(f: &mut VcpuPage) {
+pub fn finish_deferred(f: &mut VcpuPage, s: &mut Shared) {
     let page = core::mem::take(&mut f.paging.deferred);
     if page != 0 {
-        drop_page(shared(), page);
+        drop_page(s, page);
     }
 }
 
@@ -492,23 +503,29 @@ pub fn finish_deferred(f: &mut VcpuPage) {
 /// not free its page tables.
 fn drop_page(s: &mut Shared, page: u64) -> bool {
     forget(s, page, page + PAGE);
-    call(MPROTECT, page, PAGE, 0, 0, 0) == 0 || call(MUNMAP, page, PAGE, 0, 0, 0) == 0
+    // SAFETY: a page of the user's.
+    unsafe { change(s, MPROTECT, page, PAGE, 0, 0) == 0 || change(s, MUNMAP, page, PAGE, 0, 0) == 0 }
 }
 
 /// The guest still maps a page to what is mapped there, and has used it: the translation is loaded anew at
 /// once, as a TLB may do, and only what the page allows changes.
 fn reload(f: &VcpuPage, s: &mut Shared, page: u64) -> bool {
     let now = last_table(f, s, page).and_then(|table| used_page(s, table, page, false));
-    let (Some(now), Some(hint)) = (now, s.mapped.hints.get_mut(hint(page))) else { return false };
-    let same = hint.page & !7 == page && hint.offset == now.offset;
-    if !same || (hint.page | now.rights) & EXECUTE != 0 {
+    let (Some(now), Some(was)) = (now, s.mapped.hints.get(hint(page)).copied()) else {
+        return false;
+    };
+    let same = was.page & !7 == page && was.offset == now.offset;
+    if !same || (was.page | now.rights) & EXECUTE != 0 {
         return false;
     }
-    if hint.page & 7 != now.rights {
-        if call(MPROTECT, page, PAGE, now.rights, 0, 0) != 0 {
+    if was.page & 7 != now.rights {
+        // SAFETY: a page of the user's.
+        if unsafe { change(s, MPROTECT, page, PAGE, now.rights, 0) } != 0 {
             return false;
         }
-        hint.page = page | now.rights;
+        if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
+            hint.page = page | now.rights;
+        }
     }
     // The interpreter has translations of its own, with the rights there were.
     note(s, MapReport::Shown { page, offset: now.offset, rights: Rights::from_bits(now.rights) });
@@ -545,7 +562,11 @@ pub fn invalidate(f: &mut VcpuPage, s: &mut Shared, gva: u64) -> bool {
         return true;
     }
     let (page, len) = if large { (base, LARGE) } else { (page, PAGE) };
-    let done = if large { call(MUNMAP, page, len, 0, 0, 0) == 0 } else { drop_page(s, page) };
+    let done = match large {
+        // SAFETY: the user's.
+        true => unsafe { change(s, MUNMAP, page, len, 0, 0) == 0 },
+        false => drop_page(s, page),
+    };
     if !done {
         return false;
     }

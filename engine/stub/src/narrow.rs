@@ -15,7 +15,7 @@
 //! to go on at it: its stack may not be mapped. And the vDSO's address is a small number to 32-bit code
 //! (`host_linux/src/body.rs`), so that nothing is executed there.
 
-use crate::{assist, cpuid, fault, here, host::user_word, patched, shared};
+use crate::{assist, cpuid, fault, here, host::user_word, patched, run, turns::Turn};
 use core::arch::naked_asm;
 use frame::{
     AREA, AREA_ALIAS, AREAS, FIRST_AREA, STAND_IN, Shared, VcpuPage, area, area_of, calls,
@@ -121,8 +121,7 @@ fn is_at_sysenter(f: &VcpuPage) -> bool {
 
 /// The guest's thread-local segments, if user code that comes next could have to do with them. False if they
 /// cannot be read.
-pub fn read_areas(f: &mut VcpuPage) -> bool {
-    let s = shared();
+pub fn read_areas(f: &mut VcpuPage, s: &Shared) -> bool {
     if s.setup.narrow == 0 || !matters(f, s) {
         return true;
     }
@@ -144,9 +143,9 @@ pub fn read_areas(f: &mut VcpuPage) -> bool {
 }
 
 /// 32-bit user code may be entered.
-pub fn may_enter(f: &VcpuPage, cs: u64, rip: u64) -> bool {
+pub fn may_enter(f: &VcpuPage, s: &Shared, cs: u64, rip: u64) -> bool {
     let plain = |selector: u64| matches!(selector, 0..=3 | 0x2b);
-    shared().setup.narrow != 0
+    s.setup.narrow != 0
         && cs & 0xffff == USER_CS_32 as u64
         && rip >> 32 == 0
         && plain(f.regs.ds)
@@ -164,7 +163,7 @@ pub fn call(f: &mut VcpuPage, s: &mut Shared, arch: u64, number: u64) -> Call {
         }
         return if f.exit.address == f.regs.rip { Call::Interrupt } else { Call::None };
     }
-    if is_stand_in(f) {
+    if is_stand_in(f, s) {
         f.regs.rip += 2;
         // For the monitor.
         (f.exit.signal, f.exit.address) = (SIGSYS, f.regs.rip);
@@ -174,7 +173,7 @@ pub fn call(f: &mut VcpuPage, s: &mut Shared, arch: u64, number: u64) -> Call {
         f.regs.gpr[RAX] = NO_NUMBER;
         return entered(f);
     }
-    if narrow && is_refused_enter(f) {
+    if narrow && is_refused_enter(f, s) {
         (f.exit.signal, f.exit.address) = (SIGSYS, u64::MAX);
         return Call::Enter;
     }
@@ -182,19 +181,19 @@ pub fn call(f: &mut VcpuPage, s: &mut Shared, arch: u64, number: u64) -> Call {
 }
 
 /// SYSENTER, where the host's CPU has none under a 64-bit kernel (AMD's): nothing is lost.
-fn is_refused_enter(f: &VcpuPage) -> bool {
+fn is_refused_enter(f: &VcpuPage, s: &Shared) -> bool {
     f.exit.signal == SIGILL
         && f.exit.trap == u64::from(vector::UD)
-        && cpuid::has(f, SYSENTER as u16)
+        && cpuid::has(f, s, SYSENTER as u16)
 }
 
 /// What stands for INT 0x80 has faulted.
-fn is_stand_in(f: &VcpuPage) -> bool {
+fn is_stand_in(f: &VcpuPage, s: &Shared) -> bool {
     f.exit.signal == SIGSEGV
         && f.exit.trap == u64::from(vector::GP)
         && f.exit.error == u64::from(STAND_IN) << 3 | IDT
         && f.regs.rip >> 47 == 0
-        && cpuid::has(f, INT_80)
+        && cpuid::has(f, s, INT_80)
 }
 
 /// INT 0x80 has come by trap, and its site is worth patching now; RIP is behind it.
@@ -233,17 +232,19 @@ fn restore_number(f: &mut VcpuPage, number: u64) {
 
 /// INT 0x80 by user code, whose state is in the frame with RIP behind the instruction. Returns if that is for
 /// the monitor.
-pub fn interrupt(f: &mut VcpuPage) {
+pub fn interrupt(turn: &mut Turn) {
+    let f = turn.vcpu();
     (f.claims.call, f.claims.caller) = (calls::NONE, f.regs.cr3);
-    if fault::interrupt(f, SYSTEM_CALL) {
-        f.counters.system_calls += 1;
-        crate::run::run()
+    if fault::interrupt(turn, SYSTEM_CALL) {
+        turn.vcpu().counters.system_calls += 1;
+        run::run(turn)
     }
 }
 
 /// SYSENTER by user code, whose state is in the frame but for RIP and RSP. Returns if that is for the
 /// monitor.
-pub fn enter_system(f: &mut VcpuPage) {
+pub fn enter_system(turn: &mut Turn) {
+    let f = turn.vcpu();
     let flags = f.regs.rflags & !(IF | VM | RF);
     let cs = f.system.sysenter_cs & 0xfffc;
     if flags & (TF | NT | IOPL) != 0 || cs == 0 {
@@ -253,6 +254,6 @@ pub fn enter_system(f: &mut VcpuPage) {
     (f.regs.cs, f.regs.ss) = (cs, cs + 8);
     (f.regs.gpr[RSP], f.regs.rip) = (f.system.sysenter_esp, f.system.sysenter_eip);
     f.counters.system_calls += 1;
-    assist::enter_kernel(f, flags);
-    crate::run::run()
+    assist::enter_kernel(turn, flags);
+    run::run(turn)
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     die, here,
-    host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
+    host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, change, map},
     mmu, sites, text,
 };
 use frame::{
@@ -35,15 +35,18 @@ fn apply(command: MapCommand, s: &mut Shared) -> i64 {
         MapCommand::CloseSites => sites::close(s),
         MapCommand::Protect { start, len, rights: Rights::NONE } => {
             mmu::close(s, start, start + len);
-            call(host::MPROTECT, start, len, 0, 0, 0)
+            // SAFETY: `check` has seen to it that nothing of the wedge's is there.
+            unsafe { change(s, host::MPROTECT, start, len, 0, 0) }
         }
         MapCommand::Unmap { start, len } => {
             mmu::forget(s, start, start + len);
-            call(host::MUNMAP, start, len, 0, 0, 0)
+            // SAFETY: as above.
+            unsafe { change(s, host::MUNMAP, start, len, 0, 0) }
         }
         MapCommand::Poke { address, len, bytes } => {
             mmu::forget(s, address, address + len);
-            host::poke(address, len, bytes)
+            // SAFETY: as above.
+            unsafe { host::poke(s, address, len, bytes) }
         }
         MapCommand::Protect { start, len, rights } => {
             mmu::forget(s, start, start + len);
@@ -53,7 +56,9 @@ fn apply(command: MapCommand, s: &mut Shared) -> i64 {
             mmu::forget(s, page, page + PAGE);
             make_way(s, page);
             s.mapped.copied = 1;
-            map(page, PAGE, Rights::READ_WRITE.bits(), MAP_PRIVATE | MAP_POPULATE, offset)
+            let (rights, flags) = (Rights::READ_WRITE.bits(), MAP_PRIVATE | MAP_POPULATE);
+            // SAFETY: as above.
+            unsafe { map(s, page, PAGE, rights, flags, offset) }
         }
         MapCommand::Keep { page, offset } => {
             mmu::keep(s, page, offset);
@@ -92,14 +97,17 @@ fn map_ram(s: &mut Shared, start: u64, len: u64, offset: u64, rights: Rights, ow
     match owner {
         Owner::User => {
             make_way(s, start);
-            map(start, len, rights.bits(), MAP_SHARED | MAP_POPULATE, offset)
+            // SAFETY: of a command that `check` has looked at.
+            unsafe { map(s, start, len, rights.bits(), MAP_SHARED | MAP_POPULATE, offset) }
         }
         Owner::Kernel => {
-            let result = map(start, len, rights.bits(), MAP_SHARED, offset);
+            // SAFETY: as above.
+            let result = unsafe { map(s, start, len, rights.bits(), MAP_SHARED, offset) };
             if result < 0 || s.setup.key == 0 {
                 return result;
             }
-            call(host::PKEY_MPROTECT, start, len, rights.bits(), s.setup.key, 0)
+            // SAFETY: as above.
+            unsafe { change(s, host::PKEY_MPROTECT, start, len, rights.bits(), s.setup.key) }
         }
     }
 }
@@ -108,7 +116,8 @@ fn protect(s: &mut Shared, start: u64, len: u64, rights: Rights) -> i64 {
     if s.setup.searched != 0 && rights.executes() {
         return open_code(s, start, len, rights);
     }
-    call(host::MPROTECT, start, len, rights.bits(), 0, 0)
+    // SAFETY: of a command that `check` has looked at.
+    unsafe { change(s, host::MPROTECT, start, len, rights.bits(), 0) }
 }
 
 /// Lets user code execute a page, a copy that has just been made and that nothing else can write. A page that
@@ -120,12 +129,15 @@ fn open_code(s: &mut Shared, page: u64, len: u64, rights: Rights) -> i64 {
     }
     if !text::is_closed(page) {
         mmu::note(s, MapReport::Refused { page });
-        return call(host::MUNMAP, page, len, 0, 0, 0);
+        // SAFETY: of a command that `check` has looked at.
+        return unsafe { change(s, host::MUNMAP, page, len, 0, 0) };
     }
     let rights = Rights::READ_EXECUTE.bits();
     if hidden {
         // What is changed in it is not there for user code that loads it. This code sees it.
-        return call(host::PKEY_MPROTECT, page, len, rights, s.setup.key, 0);
+        // SAFETY: as above.
+        return unsafe { change(s, host::PKEY_MPROTECT, page, len, rights, s.setup.key) };
     }
-    call(host::MPROTECT, page, len, rights, 0, 0)
+    // SAFETY: as above.
+    unsafe { change(s, host::MPROTECT, page, len, rights, 0) }
 }

@@ -6,9 +6,9 @@
 //! are lost in a system call, so there are two registers to work with; everything else is the user's.
 
 use crate::{
-    assist, frame, here,
+    assist, here,
     host::{save_segments, user_word},
-    shared,
+    turns::Turn,
 };
 use core::{arch::naked_asm, mem::offset_of};
 use frame::{
@@ -72,11 +72,13 @@ entry!(entry_with_keys, "xor eax, eax", "xor ecx, ecx", "xor edx, edx", "wrpkru"
 entry!(entry_without_keys, "nop");
 
 extern "C" fn arrived() -> ! {
-    let f = frame();
+    // SAFETY: from user code, which is left; this stack is empty.
+    let turn = &mut unsafe { Turn::take_up() };
+    let f = turn.vcpu();
     f.run.mode = mode::WEDGE;
     save_segments(f);
     f.counters.patched_system_calls += 1;
-    assist::system_call(f)
+    assist::system_call(turn)
 }
 
 /// First byte of a stub that loads the number: MOV EAX, imm32.
@@ -155,8 +157,8 @@ pub fn is_warm(s: &mut Shared, rip: u64) -> bool {
 }
 
 /// A system call has come by trap to `rip`: is its site worth patching now?
-pub fn is_hot(rip: u64) -> bool {
-    if !is_warm(shared(), rip) {
+pub fn is_hot(s: &mut Shared, rip: u64) -> bool {
+    if !is_warm(s, rip) {
         return false;
     }
     // mov eax, imm32 (below 4096); syscall

@@ -4,19 +4,19 @@
 //! signal stack and goes on afresh. Only what interrupted the wedge itself is resumed.
 
 use crate::{
-    assist, cpuid, die, fault, frame,
+    assist, cpuid, die, fault,
     gates::in_gate,
     here,
     host::{self, load_vectors, save_segments},
     narrow::{self, Call},
     patched,
     run::{self, restart},
-    shared, turns,
+    turns::{self, Turn, interrupted},
 };
 use core::arch::naked_asm;
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, KICK, Reason, USER_CACHE, VcpuPage, WINDOW,
-    area_of, go, mode,
+    ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, KICK, Reason, Shared, USER_CACHE, VcpuPage,
+    WINDOW, area_of, go, mode,
 };
 use x86::{flags::TF, vector};
 
@@ -107,22 +107,27 @@ const _: () = assert!(ALT_STACK.is_multiple_of(ALT_STACK_LEN) && ALT_STACK_LEN =
 
 /// What was interrupted? Returns to have the wedge go on.
 extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
-    let f = frame();
     let pc = context.rip;
-    let wedge_text = pc >= here(WINDOW) as u64 && pc < shared().setup.blob_end;
+    let wedge_text = pc >= here(WINDOW) as u64 && pc < interrupted::blob_end();
     let enters = routine(pc, CACHE) == 0;
     // Part of the state is in the frame already, and the registers are no longer the guest's.
     let leaves = [CACHE, USER_CACHE].iter().any(|cache| matches!(routine(pc, *cache), 1 | 2));
-    match (f.run.mode, signal == KICK as u64) {
+    match (interrupted::mode(), signal == KICK as u64) {
         (_, true) if wedge_text && in_gate(pc) => give_up_gate(context),
-        (_, true) if wedge_text => f.run.kicked = 1,
+        (_, true) if wedge_text => interrupted::note_kick(),
         (mode::KERNEL, true) if enters => give_up_gate(context),
-        (mode::KERNEL, true) if leaves => f.run.kicked = 1,
-        (mode::USER, _) => user(f, signal, context, info),
-        (mode::KERNEL, _) if in_cache(pc) => kernel(f, signal, context, info),
-        (_, false) => own(f, signal, context),
+        (mode::KERNEL, true) if leaves => interrupted::note_kick(),
+        (mode::USER, _) => user(&mut left_behind(), signal, context, info),
+        (mode::KERNEL, _) if in_cache(pc) => kernel(&mut left_behind(), signal, context, info),
+        (_, false) => own(signal, context),
         _ => die(),
     }
+}
+
+/// The turn of guest code that has been interrupted, or of code here that does not go on.
+fn left_behind() -> Turn {
+    // SAFETY: from where it is asked for no way leads back to what was interrupted.
+    unsafe { Turn::take_up() }
 }
 
 /// Which routine of the code cache that begins there a PC lies in; those of user code lie in a cache of their
@@ -137,7 +142,7 @@ fn in_cache(pc: u64) -> bool {
 
 /// A fault of the wedge's own: in a careful access, or the end of single-stepping guest code. Any
 /// other is told to the monitor, which gives up.
-fn own(f: &mut VcpuPage, signal: u64, context: &mut Context) {
+fn own(signal: u64, context: &mut Context) {
     let careful = [
         assist::load_careful as *const () as u64,
         fault::store_careful as *const () as u64,
@@ -148,25 +153,19 @@ fn own(f: &mut VcpuPage, signal: u64, context: &mut Context) {
     } else if careful.contains(&context.rip) {
         context.rip = assist::load_failed as *const () as u64;
     } else {
+        let mut turn = left_behind();
+        let f = turn.vcpu();
         (f.exit.signal, f.exit.pc, f.exit.address, f.exit.trap) =
             (signal, context.rip, context.cr2, context.trap);
-        restart(broken);
+        restart(|turn| turns::exit(turn, Reason::Lost));
     }
-}
-
-extern "C" fn broken() -> ! {
-    turns::exit(Reason::Lost)
 }
 
 /// The guest's registers are still in the frame, but for its vectors: the host has put them into the
 /// signal frame and cleared those in the CPU.
 fn give_up_gate(context: &Context) -> ! {
-    load_vectors(context.vectors);
-    restart(kicked_in_gate)
-}
-
-extern "C" fn kicked_in_gate() -> ! {
-    turns::exit(Reason::Kicked)
+    load_vectors(interrupted::secret(), context.vectors);
+    restart(|turn| turns::exit(turn, Reason::Kicked))
 }
 
 impl Context {
@@ -201,14 +200,15 @@ impl Context {
     }
 }
 
-fn user(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
-    save_segments(f);
-    came_back(f, signal, context, info)
+fn user(turn: &mut Turn, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
+    save_segments(turn.vcpu());
+    came_back(turn, signal, context, info)
 }
 
 /// User code has come back by a signal; the frame has its segments.
-pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
-    save(f, signal, context, info);
+pub fn came_back(turn: &mut Turn, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
+    let (f, s) = turn.pages();
+    save(f, s, signal, context, info);
     let site = patched::site_of(context.rip);
     f.regs.rip = site.unwrap_or(context.rip);
     if site.is_some() && signal == SIGTRAP {
@@ -216,7 +216,6 @@ pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 
     }
     f.regs.rflags = context.flags;
     take_code_segment(f, context.selectors);
-    let s = shared();
     let call = narrow::call(f, s, info[3] >> 32, info[3] & 0xffff_ffff);
     // AUDIT_ARCH_X86_64, SYS_SECCOMP, and not the vsyscall page.
     let system_call =
@@ -232,7 +231,7 @@ pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 
         true if system_call => restart(system_call_entry),
         true if call == Call::Interrupt => restart(user_interrupt),
         true if call == Call::Enter => restart(user_enter_system),
-        true if page_fault => restart(user_fault),
+        true if page_fault => restart(fault::user),
         true if protection => restart(user_protection),
         _ => restart(user_exit),
     }
@@ -258,75 +257,68 @@ fn restore_number(f: &mut VcpuPage, number: i32) {
     }
 }
 
-extern "C" fn user_exit() -> ! {
-    turns::exit(Reason::UserSignal)
+fn user_exit(turn: &mut Turn) -> ! {
+    turns::exit(turn, Reason::UserSignal)
 }
 
-extern "C" fn user_fault() -> ! {
-    fault::user(frame())
-}
-
-extern "C" fn user_protection() -> ! {
-    let f = frame();
-    if !cpuid::answer(f) {
-        turns::exit(Reason::UserSignal);
+fn user_protection(turn: &mut Turn) -> ! {
+    let (f, s) = turn.pages();
+    if !cpuid::answer(f, s) {
+        turns::exit(turn, Reason::UserSignal);
     }
     f.counters.cpuids += 1;
     f.run.go = go::USER;
-    run::run()
+    run::run(turn)
 }
 
 /// Where there would be a SYSCALL but for a patch, the frame becomes that of its trap.
-extern "C" fn user_illegal() -> ! {
-    let f = frame();
-    let Some(back) = patched::call_at(f.regs.rip) else { turns::exit(Reason::UserSignal) };
+fn user_illegal(turn: &mut Turn) -> ! {
+    let f = turn.vcpu();
+    let Some(back) = patched::call_at(f.regs.rip) else { turns::exit(turn, Reason::UserSignal) };
     (f.exit.signal, f.regs.rip, f.exit.address) = (SIGSYS, back, back);
     if f.run.fast != 0 {
-        assist::system_call(f)
+        assist::system_call(turn)
     }
-    turns::exit(Reason::UserSignal)
+    turns::exit(turn, Reason::UserSignal)
 }
 
-extern "C" fn system_call_entry() -> ! {
-    let f = frame();
-    if patched::is_hot(f.regs.rip) {
-        turns::exit(Reason::HotSite);
+fn system_call_entry(turn: &mut Turn) -> ! {
+    let (f, s) = turn.pages();
+    if patched::is_hot(s, f.regs.rip) {
+        turns::exit(turn, Reason::HotSite);
     }
-    assist::system_call(f)
+    assist::system_call(turn)
 }
 
-extern "C" fn user_interrupt() -> ! {
-    let f = frame();
-    if f.exit.code == SYS_SECCOMP && narrow::is_hot(f, shared()) {
-        turns::exit(Reason::HotSite);
+fn user_interrupt(turn: &mut Turn) -> ! {
+    let (f, s) = turn.pages();
+    if f.exit.code == SYS_SECCOMP && narrow::is_hot(f, s) {
+        turns::exit(turn, Reason::HotSite);
     }
-    narrow::interrupt(f);
-    turns::exit(Reason::UserSignal)
+    narrow::interrupt(turn);
+    turns::exit(turn, Reason::UserSignal)
 }
 
-extern "C" fn user_enter_system() -> ! {
-    narrow::enter_system(frame());
-    turns::exit(Reason::UserSignal)
+fn user_enter_system(turn: &mut Turn) -> ! {
+    narrow::enter_system(turn);
+    turns::exit(turn, Reason::UserSignal)
 }
 
-fn kernel(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
-    save(f, signal, context, info);
+fn kernel(turn: &mut Turn, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
+    let (f, s) = turn.pages();
+    save(f, s, signal, context, info);
     f.exit.pc = context.rip;
     f.block.host_flags = context.flags & !TF;
     let page_fault = signal == SIGSEGV && f.exit.trap == PAGE_FAULT;
-    restart(if page_fault { kernel_fault } else { kernel_exit })
+    restart(if page_fault { fault::kernel } else { kernel_exit })
 }
 
-extern "C" fn kernel_fault() -> ! {
-    fault::kernel(frame())
-}
-
-extern "C" fn kernel_exit() -> ! {
-    turns::exit(Reason::KernelSignal)
+fn kernel_exit(turn: &mut Turn) -> ! {
+    turns::exit(turn, Reason::KernelSignal)
 }
 
 /// The interrupted registers. Vectors go back into the CPU at once: the wedge uses none.
-fn save(f: &mut VcpuPage, signal: u64, c: &Context, info: &[u64; 4]) {
+fn save(f: &mut VcpuPage, s: &Shared, signal: u64, c: &Context, info: &[u64; 4]) {
     let [r8, r9, r10, r11, r12, r13, r14, r15] = c.r8_to_r15;
     f.regs.gpr = [
         c.rax, c.rcx, c.rdx, c.rbx, c.rsp, c.rbp, c.rsi, c.rdi, r8, r9, r10, r11, r12, r13, r14,
@@ -337,6 +329,6 @@ fn save(f: &mut VcpuPage, signal: u64, c: &Context, info: &[u64; 4]) {
     f.exit.address = info[2];
     f.exit.trap = c.trap;
     f.exit.error = c.error;
-    load_vectors(c.vectors);
+    load_vectors(s.setup.secret, c.vectors);
     f.run.mode = mode::WEDGE;
 }

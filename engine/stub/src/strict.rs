@@ -11,11 +11,12 @@
 use crate::{
     assist, die,
     filter::{NOTIFICATION_RECEIVE, NOTIFICATION_SEND},
-    frame, here,
+    here,
     host::{self, IOCTL, call, load_vectors},
-    reach, run, shared,
+    reach, run,
     signal::{self, Context, GENERAL_PROTECTION, SIGSEGV},
-    turns, user,
+    turns::{self, Turn, interrupted},
+    user,
 };
 use core::arch::asm;
 use frame::{
@@ -49,27 +50,22 @@ const FLAGS: usize = 17;
 const SELECTOR: usize = 18;
 const TRAP: usize = 20;
 
-fn page() -> &'static mut UserPage {
-    // SAFETY: mapped before this process began. The one that shares it stands still.
-    unsafe { &mut *(here(USER_PAGE) as *mut UserPage) }
-}
-
-fn journal() -> &'static mut Journal {
-    // SAFETY: as for the page.
-    unsafe { &mut *(here(JOURNAL) as *mut Journal) }
+/// Lends the pages that are shared with the process of user code, which stands still meanwhile: nobody hands over inside.
+fn with<T>(inside: impl FnOnce(&mut UserPage, &mut Journal) -> T) -> T {
+    let (page, journal) = (here(USER_PAGE) as *mut UserPage, here(JOURNAL) as *mut Journal);
+    // SAFETY: mapped before this process began. Each is lent once at a time.
+    unsafe { inside(&mut *page, &mut *journal) }
 }
 
 /// Memory has been unmapped or protected here, or bytes written.
-pub fn have_done(order: [u64; 6]) {
-    let s = shared();
+pub fn have_done(s: &mut Shared, order: [u64; 6]) {
     if s.setup.user_secret != 0 {
         note(s, order);
     }
 }
 
 /// Memory has been mapped here: the other process is to have what is the user's.
-pub fn have_mapped(order: [u64; 6]) {
-    let s = shared();
+pub fn have_mapped(s: &mut Shared, order: [u64; 6]) {
     let [_, at, ..] = order;
     // SAFETY: the table has an entry for every region.
     if s.setup.user_secret != 0 && unsafe { *(reach(REGIONS) as *const u64).add(region(at)) } == 0 {
@@ -82,40 +78,41 @@ fn note(s: &mut Shared, order: [u64; 6]) {
         let done = hand(s, false) == event::DONE;
         s.user.failed |= u64::from(!done);
     }
-    if let Some(entry) = journal().orders.get_mut(s.user.journal_count as usize) {
-        *entry = order;
-        s.user.journal_count += 1;
-    }
+    let at = s.user.journal_count as usize;
+    let noted = with(|_, journal| journal.orders.get_mut(at).map(|entry| *entry = order));
+    s.user.journal_count += u64::from(noted.is_some());
 }
 
 /// Runs user code as the frame says until it comes back; returns, with zero, only if a kick came first.
-pub fn enter(f: &mut VcpuPage, s: &mut Shared) -> u64 {
-    if f.run.kicked != 0 {
+pub fn enter(turn: &mut Turn) -> u64 {
+    if interrupted::is_kicked() {
         return 0;
     }
-    let p = page();
-    show(f, p);
+    let f = turn.vcpu();
+    with(|page, _| show(f, page));
     f.counters.user_entries += 1;
     loop {
+        let s = turn.shared();
         if core::mem::take(&mut s.user.failed) != 0 {
-            failed(s);
+            failed(turn);
         }
         let event = hand(s, true);
-        forget_interrupted(p);
+        with(|page, _| forget_interrupted(page));
         match event {
             event::CALL => {
-                take_registers(f, p);
+                let (f, s) = turn.pages();
+                with(|page, _| take_registers(f, s, page));
                 run::restart(patched_call)
             }
             event::SIGNAL => run::restart(came_by_signal),
             // A kick that the monitor has heard of is over.
-            event::KICKED if f.run.kicked == 0 => {}
+            event::KICKED if !interrupted::is_kicked() => {}
             event::KICKED => return 0,
             event::NOTHING => {
-                jumped(p);
+                with(|page, _| jumped(page));
                 run::restart(came_by_signal)
             }
-            _ => failed(s),
+            _ => failed(turn),
         }
     }
 }
@@ -127,7 +124,7 @@ fn show(f: &VcpuPage, p: &mut UserPage) {
     (p.fs_base, p.gs_base) = (canonical(f.regs.fs_base), canonical(f.regs.gs_base));
     p.selectors = [f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs];
     clear_header(&mut p.vectors.0, 0);
-    host::store_vectors(p.vectors.0.as_mut_ptr());
+    host::store_vectors(&mut p.vectors);
 }
 
 /// Lets the process go on, to do its orders and, with `enter`, user code, until it hands over again; why it
@@ -139,8 +136,7 @@ fn hand(s: &mut Shared, enter: bool) -> u64 {
     loop {
         answer(s, enter);
         receive(s);
-        let p = page();
-        match (p.event, p.kicked) {
+        match with(|page, _| (page.event, page.kicked)) {
             // The answer has not arrived, for a kick came first: everything is still to be done.
             (event::NOTHING, 1) if enter => return event::KICKED,
             (event::NOTHING, _) if !enter => {}
@@ -154,11 +150,11 @@ fn hand(s: &mut Shared, enter: bool) -> u64 {
 
 /// Answers the process's call.
 fn answer(s: &mut Shared, enter: bool) {
-    let j = journal();
-    (j.enter, j.count) = (enter.into(), s.user.journal_count);
-    let p = page();
-    (p.kicked, p.event) = (0, event::NOTHING);
-    while !send(s.user.handed, s.setup.user_secret, 0) {
+    with(|page, journal| {
+        (journal.enter, journal.count) = (enter.into(), s.user.journal_count);
+        (page.kicked, page.event) = (0, event::NOTHING);
+    });
+    while !send(s, s.setup.user_secret, 0) {
         receive(s);
     }
 }
@@ -168,14 +164,15 @@ fn receive(s: &mut Shared) {
     let mut gone = 0;
     loop {
         let mut request = [0_u64; 10];
-        match call(IOCTL, LISTENER_FD, NOTIFICATION_RECEIVE, request.as_mut_ptr() as u64, 0, 0) {
+        let request_at = request.as_mut_ptr() as u64;
+        match listen(s, NOTIFICATION_RECEIVE, request_at) {
             0 => {
                 let [id, _, number, pointer, ..] = request;
+                s.user.handed = id;
                 if number & 0xffff_ffff == HAND_OVER && pointer == user::user_told() {
-                    s.user.handed = id;
                     return;
                 }
-                send(id, 0, NO_SUCH_CALL);
+                send(s, 0, NO_SUCH_CALL);
             }
             INTERRUPTED => {}
             GONE if gone < MAX_GONE => gone += 1,
@@ -184,26 +181,31 @@ fn receive(s: &mut Shared) {
     }
 }
 
-/// Answers a call; false if nobody waits for that any more.
-fn send(id: u64, value: u64, error: u64) -> bool {
-    let response = [id, value, error & 0xffff_ffff];
-    match call(IOCTL, LISTENER_FD, NOTIFICATION_SEND, response.as_ptr() as u64, 0, 0) {
+/// Answers the call that was heard last; false if nobody waits for that any more.
+fn send(s: &Shared, value: u64, error: u64) -> bool {
+    let response = [s.user.handed, value, error & 0xffff_ffff];
+    match listen(s, NOTIFICATION_SEND, response.as_ptr() as u64) {
         0 => true,
         GONE => false,
         _ => die(),
     }
 }
 
-/// The process could not do as it was told, or says so: the monitor has everything mapped anew.
-fn failed(s: &mut Shared) -> ! {
-    s.orders.failed = NO_MEMORY;
-    turns::exit(Reason::Kicked)
+/// Waits for a call of the process, or answers one, by a structure of the host's.
+fn listen(s: &Shared, what: u64, structure: u64) -> i64 {
+    // SAFETY: the host writes the structure, which is the caller's, or reads it.
+    unsafe { call(s.setup.secret, IOCTL, LISTENER_FD, what, structure, 0) }
 }
 
-extern "C" fn patched_call() -> ! {
-    let f = frame();
-    f.counters.patched_system_calls += 1;
-    assist::system_call(f)
+/// The process could not do as it was told, or says so: the monitor has everything mapped anew.
+fn failed(turn: &mut Turn) -> ! {
+    turn.shared().orders.failed = NO_MEMORY;
+    turns::exit(turn, Reason::Kicked)
+}
+
+fn patched_call(turn: &mut Turn) -> ! {
+    turn.vcpu().counters.patched_system_calls += 1;
+    assist::system_call(turn)
 }
 
 /// Makes a general protection fault of a hand-over that user code has jumped to.
@@ -213,17 +215,23 @@ fn jumped(p: &mut UserPage) {
 }
 
 /// What a patched call has put into the page.
-fn take_registers(f: &mut VcpuPage, p: &UserPage) {
+fn take_registers(f: &mut VcpuPage, s: &Shared, p: &UserPage) {
     f.regs.gpr = p.gpr;
     f.regs.rip = canonical(p.rip);
     f.regs.rflags = user_flags(p.rflags);
     take_segments(f, p);
     take_vectors(f, p);
-    load_vectors(f.vectors.0.as_ptr());
+    load_vectors(s.setup.secret, f.vectors.0.as_ptr());
 }
 
-extern "C" fn came_by_signal() -> ! {
-    let (f, p) = (frame(), page());
+fn came_by_signal(turn: &mut Turn) -> ! {
+    let f = turn.vcpu();
+    let (number, context, info) = with(|page, _| take_signal(f, page));
+    signal::came_back(turn, number, &context, &info)
+}
+
+/// The signal by which user code has come back, what it has interrupted, and its information.
+fn take_signal(f: &mut VcpuPage, p: &mut UserPage) -> (u64, Context, [u64; 4]) {
     take_segments(f, p);
     take_vectors(f, p);
     let mut context = p.context;
@@ -235,7 +243,7 @@ extern "C" fn came_by_signal() -> ! {
     let info = p.info;
     forget(&mut p.context);
     forget(&mut p.info);
-    signal::came_back(f, number, &context, &info)
+    (number, context, info)
 }
 
 /// What a kick has interrupted was the running program's, and the process may be another's next.

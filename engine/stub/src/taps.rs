@@ -8,7 +8,7 @@
 //! What cannot be told so is left to the monitor, which makes the record itself.
 
 use crate::{
-    here, shared,
+    here,
     walk::{self, ram_offset},
 };
 use core::arch::asm;
@@ -22,15 +22,16 @@ const PAGE: u64 = 4096;
 const _: () = assert!(STEP_WORDS == tap::STEP_WORDS);
 
 /// The point at RIP is recorded, or not meant: its instruction comes next. False: the monitor is needed.
-pub fn pass(f: &mut VcpuPage) -> bool {
-    // SAFETY: mapped for good; one wedge of a vCPU runs at a time, and only it and the monitor, never at once, use it.
-    pass_by(f, unsafe { &mut *(here(TAPS) as *mut Taps) })
+pub fn pass(f: &mut VcpuPage, s: &Shared) -> bool {
+    // SAFETY: mapped for good; one wedge of a vCPU runs at a time, and only it and the monitor, never at once, use it. What is lent here
+    // ends here.
+    pass_by(f, s, unsafe { &mut *(here(TAPS) as *mut Taps) })
 }
 
-fn pass_by(f: &mut VcpuPage, taps: &mut Taps) -> bool {
+fn pass_by(f: &mut VcpuPage, s: &Shared, taps: &mut Taps) -> bool {
     let looks = f.run.walks != 0 && f.regs.cpl == 0 && f.run.go != go::LEAVE;
     let outcome = match taps.points.find(f.regs.rip) {
-        Some(first) if looks => record(f, taps, first),
+        Some(first) if looks => record(f, s, taps, first),
         Some(_) => Outcome::Odd,
         None => Outcome::Dropped,
     };
@@ -54,7 +55,7 @@ fn pass_by(f: &mut VcpuPage, taps: &mut Taps) -> bool {
 }
 
 /// Runs the program that begins at a step.
-fn record(f: &VcpuPage, taps: &mut Taps, first: u64) -> Outcome {
+fn record(f: &VcpuPage, s: &Shared, taps: &mut Taps, first: u64) -> Outcome {
     let Taps { used, steps, records, .. } = taps;
     let regs = &f.regs;
     let moment = Moment {
@@ -68,7 +69,7 @@ fn record(f: &VcpuPage, taps: &mut Taps, first: u64) -> Outcome {
     let step = |n: u64| steps.get((n as usize).min(TAP_STEPS)).copied();
     let used = (*used as usize & !7).min(TAP_BYTES);
     let Some(room) = records.0.get_mut(used..) else { return Outcome::Odd };
-    let mut memory = Looks { shared: shared(), root: regs.cr3, page: 1, at: 0 };
+    let mut memory = Looks { shared: s, root: regs.cr3, page: 1, at: 0 };
     tap::run(step, first, &moment, &mut memory, room)
 }
 
@@ -148,29 +149,35 @@ mod tests {
         boxed::Box,
     };
 
-    fn nothing_noted() -> Box<Taps> {
-        // SAFETY: as a box allocates it; zeroes are numbers.
-        unsafe { Box::from_raw(alloc_zeroed(Layout::new::<Taps>()).cast()) }
+    /// Pages, with nothing noted in them.
+    fn pages() -> (Box<VcpuPage>, Box<Shared>, Box<Taps>) {
+        // SAFETY: as a box allocates it; zeroes are numbers in all of them.
+        unsafe fn zeroes<T>() -> Box<T> {
+            // SAFETY: as asked of the caller.
+            unsafe { Box::from_raw(alloc_zeroed(Layout::new::<T>()).cast()) }
+        }
+        // SAFETY: both are plain numbers.
+        unsafe { (Box::default(), zeroes(), zeroes()) }
     }
 
     /// A kick takes back the record of the point that was passed last. If that point made no record, the record before it stays.
     #[test]
     fn where_there_is_no_record_none_can_be_taken_back() {
-        let (mut f, mut taps) = (Box::<VcpuPage>::default(), nothing_noted());
+        let (mut f, s, mut taps) = pages();
         (taps.used, taps.last) = (400, 200);
-        assert!(pass_by(&mut f, &mut taps) && f.run.go == go::BLOCK);
+        assert!(pass_by(&mut f, &s, &mut taps) && f.run.go == go::BLOCK);
         assert_eq!((taps.used, taps.last), (400, 400));
     }
 
     #[test]
     fn what_only_runs_to_its_exit_goes_no_further() {
-        let (mut f, mut taps) = (Box::<VcpuPage>::default(), nothing_noted());
+        let (mut f, s, mut taps) = pages();
         f.run.go = go::LEAVE;
-        assert!(!pass_by(&mut f, &mut taps) && f.exit.info != TAP_ODD, "nobody has a point there");
+        assert!(!pass_by(&mut f, &s, &mut taps) && f.exit.info != TAP_ODD, "nobody has a point there");
         f.regs.rip = 0x1000;
         TapTable::place(&mut taps.points.0, 0x1000, 1).expect("room");
-        assert!(!pass_by(&mut f, &mut taps) && f.exit.info == TAP_ODD);
+        assert!(!pass_by(&mut f, &s, &mut taps) && f.exit.info == TAP_ODD);
         f.run.go = go::BLOCK;
-        assert!(!pass_by(&mut f, &mut taps), "it may not look at memory");
+        assert!(!pass_by(&mut f, &s, &mut taps), "it may not look at memory");
     }
 }

@@ -186,7 +186,7 @@ impl World {
                 self.check(shared);
             }
         }
-        mmu::finish_deferred(self.pages.frame());
+        mmu::finish_deferred(self.pages.frame(), shared);
     }
 
     fn step(&mut self, shared: &mut Shared) {
@@ -211,7 +211,7 @@ impl World {
     }
 
     fn user_code(&mut self, shared: &mut Shared) {
-        mmu::finish_deferred(self.pages.frame());
+        mmu::finish_deferred(self.pages.frame(), shared);
         let gva = tables::some_page(&mut self.random, false);
         let (write, fetch) = self.random.pick(&[(false, false), (true, false), (false, true)]);
         if !fetch && self.random.chance(40) {
@@ -311,7 +311,7 @@ impl World {
             false => tables::some_page(&mut self.random, false),
         };
         // STAC is interpreted then, and the wedge drops the page before it hands over (translator, `invalidation`).
-        mmu::finish_deferred(self.pages.frame());
+        mmu::finish_deferred(self.pages.frame(), shared);
         let write = self.random.chance(50);
         let access = Access { write, smap_override: true, ..Access::default() };
         let top = mmu::Access { write: false, fetch: false, user: false };
