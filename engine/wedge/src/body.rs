@@ -17,25 +17,56 @@ use host::{
 };
 use std::os::fd::BorrowedFd;
 
-/// Descriptors of what a wedge consists of, but for the blob.
+/// Descriptors of memory objects, in the order in which another process is given them.
+macro_rules! objects {
+    ($($name:ident),*) => {
+        /// How many there are.
+        pub(crate) const OBJECTS: usize = [$(stringify!($name)),*].len();
+
+        /// Descriptors of the memory objects that a wedge consists of, but for the blob.
+        #[derive(Clone, Copy)]
+        pub(crate) struct Objects<'a> {
+            $(pub(crate) $name: BorrowedFd<'a>,)*
+        }
+
+        impl<'a> Objects<'a> {
+            /// All of them.
+            pub(crate) fn given(&self) -> [BorrowedFd<'a>; OBJECTS] {
+                [$(self.$name),*]
+            }
+
+            /// Those that were given.
+            pub(crate) fn of([$($name),*]: [BorrowedFd<'a>; OBJECTS]) -> Self {
+                Self { $($name),* }
+            }
+        }
+    };
+}
+
+objects!(
+    shared,
+    frame,
+    turns,
+    taps,
+    tables,
+    cache,
+    user_tables,
+    user_cache,
+    stubs,
+    regions,
+    sites,
+    lookups,
+    marks,
+    ram
+);
+
+/// What a wedge consists of, but for the blob.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a> {
     pub(crate) base: Base,
-    pub(crate) shared: BorrowedFd<'a>,
-    pub(crate) frame: BorrowedFd<'a>,
-    pub(crate) turns: BorrowedFd<'a>,
-    pub(crate) taps: BorrowedFd<'a>,
-    pub(crate) tables: BorrowedFd<'a>,
-    pub(crate) cache: BorrowedFd<'a>,
-    pub(crate) user_tables: BorrowedFd<'a>,
-    pub(crate) user_cache: BorrowedFd<'a>,
-    pub(crate) stubs: BorrowedFd<'a>,
-    pub(crate) regions: BorrowedFd<'a>,
-    pub(crate) sites: BorrowedFd<'a>,
-    pub(crate) lookups: BorrowedFd<'a>,
-    pub(crate) marks: BorrowedFd<'a>,
-    /// With its length in bytes.
-    pub(crate) ram: (BorrowedFd<'a>, usize),
+    pub(crate) objects: Objects<'a>,
+    /// Bytes of RAM.
+    pub(crate) ram_len: usize,
     pub(crate) walked: bool,
     /// What user code must not reach has a protection key.
     pub(crate) keyed: bool,
@@ -74,21 +105,28 @@ impl<'a> Parts<'a> {
         let parts = self.open(image).chain(self.closed()).chain(self.of_user()).collect();
         let user = self.user.map(|user| Supervision::Supervisor { socket: user.socket });
         let supervision = user.unwrap_or(Supervision::None);
-        let (space, private) = limits(self.ram.1);
-        Body { parts, entry: self.base.hva(BLOB), keeps: self.ram.0, supervision, space, private }
+        let (space, private) = limits(self.ram_len);
+        Body {
+            parts,
+            entry: self.base.hva(BLOB),
+            keeps: self.objects.ram,
+            supervision,
+            space,
+            private,
+        }
     }
 
     /// What user code can reach.
     fn open(&self, image: BorrowedFd<'a>) -> impl Iterator<Item = Part<'a>> {
         let here = |usual| self.base.hva(usual);
-        let areas = (self.frame, (AREA_ALIAS - FRAME) as u64);
+        let areas = (self.objects.frame, (AREA_ALIAS - FRAME) as u64);
         [
             part(here(BLOB), IMAGE.len(), Execute, Some(image)),
             part(here(GATE), PAGE, Write, None),
-            part(SITES, SITES_LEN - AREA_LEN, Read, Some(self.sites)),
+            part(SITES, SITES_LEN - AREA_LEN, Read, Some(self.objects.sites)),
             Part { content: Some(areas), ..part(AREA, AREA_LEN, Read, None) },
             // The stubs load with the keys closed where they go on.
-            part(here(STUBS), MAX_SITES * STUB_LEN, Execute, Some(self.stubs)),
+            part(here(STUBS), MAX_SITES * STUB_LEN, Execute, Some(self.objects.stubs)),
         ]
         .into_iter()
     }
@@ -97,23 +135,23 @@ impl<'a> Parts<'a> {
     fn closed(&self) -> impl Iterator<Item = Part<'a>> {
         let user_tables = TABLES_LEN - USER_TABLES;
         let always = [
-            part(SHARED, size_of::<Shared>(), Write, Some(self.shared)),
+            part(SHARED, size_of::<Shared>(), Write, Some(self.objects.shared)),
             part(STACK, STACK_LEN, Write, None),
             part(ALT_STACK, ALT_STACK_LEN, Write, None),
-            part(TURNS, size_of::<TurnsPage>(), Write, Some(self.turns)),
-            part(FRAME, FRAME_LEN, Write, Some(self.frame)),
-            part(TAPS, size_of::<Taps>(), Write, Some(self.taps)),
-            part(TABLES, USER_TABLES, Read, Some(self.tables)),
-            part(TABLES + USER_TABLES, user_tables, Read, Some(self.user_tables)),
-            part(CACHE, USER_CACHE - CACHE, Execute, Some(self.cache)),
-            part(USER_CACHE, USER_CACHE_LEN, Execute, Some(self.user_cache)),
-            part(REGIONS, REGIONS_LEN, Read, Some(self.regions)),
-            part(COPIES, COPIES_LEN, Read, Some(self.lookups)),
+            part(TURNS, size_of::<TurnsPage>(), Write, Some(self.objects.turns)),
+            part(FRAME, FRAME_LEN, Write, Some(self.objects.frame)),
+            part(TAPS, size_of::<Taps>(), Write, Some(self.objects.taps)),
+            part(TABLES, USER_TABLES, Read, Some(self.objects.tables)),
+            part(TABLES + USER_TABLES, user_tables, Read, Some(self.objects.user_tables)),
+            part(CACHE, USER_CACHE - CACHE, Execute, Some(self.objects.cache)),
+            part(USER_CACHE, USER_CACHE_LEN, Execute, Some(self.objects.user_cache)),
+            part(REGIONS, REGIONS_LEN, Read, Some(self.objects.regions)),
+            part(COPIES, COPIES_LEN, Read, Some(self.objects.lookups)),
         ];
         let walked = [
-            part(LOOKUPS, size_of::<Lookups>(), Write, Some(self.lookups)),
-            part(MARKS, self.ram.1 / PAGE, Read, Some(self.marks)),
-            part(RAM, self.ram.1, Write, Some(self.ram.0)),
+            part(LOOKUPS, size_of::<Lookups>(), Write, Some(self.objects.lookups)),
+            part(MARKS, self.ram_len / PAGE, Read, Some(self.objects.marks)),
+            part(RAM, self.ram_len, Write, Some(self.objects.ram)),
         ];
         let walked = walked.into_iter().filter(|_| self.walked);
         let (base, keyed) = (self.base, self.keyed);

@@ -2,7 +2,7 @@
 
 use crate::{
     Pages,
-    body::Parts,
+    body::{Objects, Parts},
     memory::{MemoryObject, field},
     starter::{self, passed},
     strict::{self, Apart},
@@ -113,11 +113,8 @@ impl Wedge {
         let apart = if pages.is_strict() { Some(Apart::new()?) } else { None };
         let setup = setup(&ram, pages, number)?;
         shared.set(field!(Shared, setup), setup);
-        let parts = Parts {
-            base: pages.base(),
-            ram: (passed(ram.memory)?, ram.len as usize),
-            walked: ram.walked,
-            keyed: pages.keys(),
+        let objects = Objects {
+            ram: passed(ram.memory)?,
             marks: passed(ram.marks)?,
             shared: passed(shared.object())?,
             frame: passed(pages.vcpu_page())?,
@@ -131,6 +128,13 @@ impl Wedge {
             regions: passed(pages.regions())?,
             sites: passed(pages.sites().table())?,
             lookups: passed(lookups.object())?,
+        };
+        let parts = Parts {
+            base: pages.base(),
+            objects,
+            ram_len: ram.len as usize,
+            walked: ram.walked,
+            keyed: pages.keys(),
             user: apart.as_ref().map(Apart::of_kernel).transpose()?,
         };
         let turns = pages.turns().clone();

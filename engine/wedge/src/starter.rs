@@ -5,7 +5,7 @@
 //! process's own: what it executes before it has its filter is not the monitor's to choose.
 
 use crate::{
-    body::Parts,
+    body::{OBJECTS, Objects, Parts},
     process,
     strict::{self, UserParts},
 };
@@ -75,100 +75,27 @@ pub(crate) fn passed(object: &dyn host::MemoryObject) -> io::Result<BorrowedFd<'
     object.descriptor().ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
-/// How many descriptors a wedge is given.
-const DESCRIPTORS: usize = 14;
-
 impl<'a> Parts<'a> {
     /// Words and descriptors that say all of it.
     fn told(&self) -> ([u64; 4], Vec<BorrowedFd<'a>>) {
-        let Self {
-            base,
-            shared,
-            frame,
-            turns,
-            taps,
-            tables,
-            cache,
-            user_tables,
-            user_cache,
-            stubs,
-            regions,
-            sites,
-            lookups,
-            marks,
-            ram,
-            walked,
-            keyed,
-            user,
-        } = *self;
-        let descriptors = [
-            shared,
-            frame,
-            turns,
-            taps,
-            tables,
-            cache,
-            user_tables,
-            user_cache,
-            stubs,
-            regions,
-            sites,
-            lookups,
-            marks,
-            ram.0,
-        ];
+        let Self { base, objects, ram_len, walked, keyed, user } = *self;
         let of_user = user.map(|user| [user.page, user.journal, user.socket]);
-        let descriptors = descriptors.into_iter().chain(of_user.into_iter().flatten()).collect();
-        ([ram.1 as u64, walked.into(), keyed.into(), base.entry().into()], descriptors)
+        let descriptors = objects.given().into_iter().chain(of_user.into_iter().flatten());
+        let words = [ram_len as u64, walked.into(), keyed.into(), base.entry().into()];
+        (words, descriptors.collect())
     }
 
     /// What was told; `None` if it cannot be that.
     fn of(words: &[u64], descriptors: &'a [OwnedFd]) -> Option<Self> {
         let &[len, walked, keyed, entry] = words.first_chunk()?;
-        let (descriptors, more): (&[OwnedFd; DESCRIPTORS], _) = descriptors.split_first_chunk()?;
+        let (objects, more): (&[OwnedFd; OBJECTS], _) = descriptors.split_first_chunk()?;
         let user = more.first_chunk().map(|of_user: &[OwnedFd; 3]| {
             let [page, journal, socket] = of_user.each_ref().map(AsFd::as_fd);
             strict::Shared { page, journal, socket }
         });
-        let [
-            shared,
-            frame,
-            turns,
-            taps,
-            tables,
-            cache,
-            user_tables,
-            user_cache,
-            stubs,
-            regions,
-            sites,
-            lookups,
-            marks,
-            ram,
-        ] = descriptors.each_ref().map(AsFd::as_fd);
+        let ram_len = usize::try_from(len).ok().filter(|len| *len <= frame::RAM_MAX)?;
         let base = Base::of_entry(u16::try_from(entry).ok()?);
-        let (ram, walked) = ((ram, usize::try_from(len).ok()?), walked != 0);
-        let len_is_possible = ram.1 <= frame::RAM_MAX;
-        let parts = Self {
-            base,
-            shared,
-            frame,
-            turns,
-            taps,
-            tables,
-            cache,
-            user_tables,
-            user_cache,
-            stubs,
-            regions,
-            sites,
-            lookups,
-            marks,
-            ram,
-            walked,
-            keyed: keyed != 0,
-            user,
-        };
-        len_is_possible.then_some(parts)
+        let objects = Objects::of(objects.each_ref().map(AsFd::as_fd));
+        Some(Self { base, objects, ram_len, walked: walked != 0, keyed: keyed != 0, user })
     }
 }

@@ -73,9 +73,9 @@ impl Apart {
         self.journal.set(field!(Journal, signal_stack), stack);
         let parts = UserParts {
             base: wedge.base,
-            ram: wedge.ram,
-            stubs: wedge.stubs,
-            sites: wedge.sites,
+            ram: (wedge.objects.ram, wedge.ram_len),
+            stubs: wedge.objects.stubs,
+            sites: wedge.objects.sites,
             shared: self.shared(1)?,
         };
         starter::start_as(parts.told(), |image| parts.body(image))
