@@ -164,7 +164,12 @@ impl SocketsState {
         };
         connection.learn(header);
         match header.operation {
-            operation::DATA if !connection.accept(data) => self.end(ports),
+            operation::DATA => {
+                let takes_more = connection.accept(data);
+                if !takes_more {
+                    self.end(ports);
+                }
+            }
             operation::CREDIT_REQUEST => self.reply(ports, operation::CREDIT_UPDATE),
             operation::SHUTDOWN => connection.shut(header.flags),
             operation::RESET => drop(self.connections.remove(&ports)),

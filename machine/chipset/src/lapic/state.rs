@@ -523,8 +523,12 @@ impl ApicState {
                 return self.send((self.icr >> 56) as u32);
             }
             reg::ID | reg::VERSION | reg::PPR | reg::TIMER_CURRENT => {}
-            _ if self.write_register(register, value) => {}
-            _ => self.error(ESR_REGISTER),
+            _ => {
+                let is_there = self.write_register(register, value);
+                if !is_there {
+                    self.error(ESR_REGISTER);
+                }
+            }
         }
         None
     }
