@@ -7,7 +7,8 @@ use crate::{
     world::{FILE_PAGES, PAGE, PLACE_PAGES, World},
 };
 
-/// Not what may only be executed: where the host's CPU has protection keys its Linux closes that to loads, and the guest's has none.
+/// Not what may only be executed: where the host's CPU has protection keys its Linux closes that to loads, and the
+/// guest's has none.
 const PROTECTIONS: [u64; 10] = [0, 1, 3, 3, 3, 3, 5, 7, 7, 5];
 
 fn protection(random: &mut Random) -> u64 {
