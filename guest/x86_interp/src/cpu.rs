@@ -22,6 +22,8 @@ pub struct Cpu<S: System> {
     pub(crate) view: View,
     /// The rest of the current block must not run: RIP moved, or what it was made from changed.
     pub(crate) leave_block: bool,
+    /// Nothing but that asks for it: code that this instruction wrote.
+    pub(crate) wrote_code: bool,
     /// DR7 has a data breakpoint enabled.
     pub(crate) watching: bool,
     /// DR7 has an instruction breakpoint enabled.
@@ -49,6 +51,7 @@ impl<S: System> Cpu<S> {
             tlb: Tlb::new(),
             view: View::Supervisor,
             leave_block: false,
+            wrote_code: false,
             watching: false,
             stepping: false,
             traps: 0,
@@ -226,7 +229,7 @@ impl<S: System> Cpu<S> {
         }
         let block = self.fetch(sys)?;
         self.counters.blocks += 1;
-        self.leave_block = false;
+        (self.leave_block, self.wrote_code) = (false, false);
         self.task_switched = false;
         let mut done = 0;
         for op in block.ops.iter().take(limit) {
@@ -238,7 +241,7 @@ impl<S: System> Cpu<S> {
                 return Err(fault);
             }
             done += 1;
-            if self.leave_block {
+            if self.leave_block || self.wrote_code {
                 break;
             }
         }

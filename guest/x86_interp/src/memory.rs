@@ -379,7 +379,7 @@ impl<S: System> Cpu<S> {
     /// Bytes of a code page have been written.
     pub(crate) fn code_written(&mut self, sys: &S, offset: u64, len: u64) {
         sys.ram().note_write(offset, len);
-        self.leave_block = true;
+        self.wrote_code = true;
     }
 
     /// Translates one linear address, through the TLB, the page tables and the memory map.

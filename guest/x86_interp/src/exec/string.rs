@@ -16,6 +16,9 @@ use x86::{Fault, flags, reg, seg};
 
 /// Iterations in a burst.
 const BURST: u64 = 4096;
+/// Iterations in a burst that has overwritten code, perhaps its own: what it was goes on, as on a CPU until an
+/// interrupt comes, which then fetches it anew.
+const BURST_OVER_CODE: u64 = 16 * BURST;
 const RAX: RegRef = RegRef { index: reg::RAX as u8, shift: 0 };
 
 /// One kind of string instruction: what an iteration does, given the op.
@@ -254,7 +257,7 @@ fn string<S: System, K: Step, const SIZE: usize>(
         move_pointers::<S, K>(cpu, &walk, stride);
         return Ok(());
     }
-    let mut left = BURST;
+    let mut iterations = 0;
     let rflags = cpu.vcpu.rflags;
     // A single step is one iteration (SDM vol. 3, 18.3.1.4).
     let one_by_one = backward || rflags & flags::TF != 0;
@@ -266,11 +269,12 @@ fn string<S: System, K: Step, const SIZE: usize>(
             }
             return Ok(());
         }
-        if left == 0 || cpu.traps != 0 {
+        let most = if cpu.wrote_code { BURST_OVER_CODE } else { BURST };
+        if iterations >= most || cpu.traps != 0 {
             return repeat(cpu, op, rflags);
         }
         let bulk =
-            if one_by_one { 0 } else { K::bulk::<S, SIZE>(cpu, sys, &walk, count.min(left)) };
+            if one_by_one { 0 } else { K::bulk::<S, SIZE>(cpu, sys, &walk, count.min(BURST)) };
         let done = if bulk > 0 {
             bulk
         } else {
@@ -280,7 +284,7 @@ fn string<S: System, K: Step, const SIZE: usize>(
         };
         move_pointers::<S, K>(cpu, &walk, stride.wrapping_mul(done));
         walk.advance(cpu, reg::RCX, done.wrapping_neg());
-        left -= done;
+        iterations += done;
         let equal = cpu.vcpu.rflags & flags::ZF != 0;
         if K::COMPARES && equal == repne {
             return Ok(());
@@ -288,7 +292,7 @@ fn string<S: System, K: Step, const SIZE: usize>(
         if cpu.vcpu.gpr[reg::RCX] & walk.mask == 0 {
             continue;
         }
-        // A single step is one iteration, and one that stores may have overwritten the instruction.
+        // A single step is one iteration, and a device may have been written that interrupts.
         if cpu.vcpu.rflags & flags::TF != 0 || cpu.leave_block {
             return repeat(cpu, op, rflags);
         }

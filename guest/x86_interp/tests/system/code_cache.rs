@@ -67,6 +67,22 @@ fn a_string_store_over_itself_takes_effect() {
     assert_eq!(lab.gpr(reg::RBX), 0, "the INC became NOPs");
 }
 
+/// CPUs run what was there before to its end, if no interrupt comes.
+#[test]
+fn a_string_store_that_overwrites_itself_goes_on() {
+    let mut lab = Lab::new();
+    lab.code(64, PAGE + 8, |a| a.rep().stosb().and_then(|()| a.ret()));
+    lab.kernel(|a| {
+        a.mov(rdi, PAGE)?;
+        a.mov(ecx, 0x900)?;
+        a.mov(al, 0xc3)?; // RET
+        a.mov(rsi, PAGE + 8)?;
+        a.call(rsi)
+    });
+    lab.finishes();
+    assert_eq!((lab.gpr(reg::RCX), lab.gpr(reg::RDI)), (0, PAGE + 0x900));
+}
+
 #[test]
 fn a_remapped_page_runs_its_new_code() {
     let mut lab = Lab::new();
