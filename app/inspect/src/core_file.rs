@@ -1,7 +1,11 @@
 //! A machine as an ELF core: a segment for each range of RAM, by physical address, the registers of each vCPU as
 //! `NT_PRSTATUS`, and the kernel's `VMCOREINFO`. It is what `makedumpfile` and QEMU's `dump-guest-memory` write.
 
-use std::io::{self, Write};
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    path::Path,
+};
 
 use ram::{HIGH_BASE, PAGE, Ram};
 use vmm::Inspector;
@@ -20,6 +24,13 @@ const REGISTERS: usize = 112;
 const NT_PRSTATUS: u32 = 1;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
+/// Where the kernel's image is mapped (GVA), and its bytes at the most. Every Linux of this architecture has it there.
+const IMAGE: u64 = 0xffff_ffff_8000_0000;
+const IMAGE_LEN: u64 = 128 << 20;
+/// Where modules begin (GVA): an image that is placed at random can be right before them.
+const MODULES: u64 = 0xffff_ffff_c000_0000;
+/// Bytes of the first part of an image that may have no memory: it begins in steps of so many.
+const STEP: u64 = 2 << 20;
 /// Bytes copied at a time.
 const PIECE: u64 = 1 << 20;
 
@@ -79,10 +90,61 @@ impl Core {
     }
 }
 
+/// Memory in a core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it is mapped; zero if it is said by its GPA only.
+    pub gva: u64,
+    /// Its first byte (GPA).
+    pub gpa: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where it is in the file of the machine's RAM.
+    pub at: u64,
+}
+
+/// Where memory begins in a core.
+pub fn head_len(core: &[u8]) -> Option<usize> {
+    loads(core).map(|[at, ..]| at).min().and_then(|at| at.try_into().ok())
+}
+
+/// The memory in a core of ours.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn segments(path: &Path) -> io::Result<Vec<Segment>> {
+    let mut first = Vec::new();
+    File::open(path)?.take(PAGE).read_to_end(&mut first)?;
+    let begins = head_len(&first).unwrap_or(0) as u64;
+    let segment = |[at, gva, gpa, len]: [u64; 4]| Segment { gva, gpa, len, at: at - begins };
+    Ok(loads(&first).map(segment).collect())
+}
+
+/// Offset, GVA, GPA and bytes of what a core loads.
+fn loads(core: &[u8]) -> impl Iterator<Item = [u64; 4]> {
+    let word = |at: usize| Some(u64::from_le_bytes(core.get(at..at + 8)?.try_into().ok()?));
+    let count = core.get(56..58).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
+    let load = move |n: u16| {
+        let header = FILE_HEADER + SEGMENT_HEADER * usize::from(n);
+        (u64::from(PT_LOAD) == word(header)? & 0xffff_ffff).then_some(())?;
+        let [at, gva, gpa, len] = [8, 16, 24, 32].map(|more| word(header + more));
+        Some([at?, gva?, gpa?, len?])
+    };
+    (0..count).filter_map(load)
+}
+
 /// RAM: GPA and bytes of each range.
 fn ranges(ram: &Ram) -> Vec<(u64, u64)> {
     let all = [(0, ram.low_len()), (HIGH_BASE, ram.high_len())];
     all.into_iter().filter(|range| range.1 != 0).collect()
+}
+
+/// The kernel's image as it is mapped: GVA, GPA and bytes. drgn finds the page tables there, with which it finds all else.
+fn image(info: &VmCoreInfo, low: u64) -> Option<[u64; 3]> {
+    let first = info.symbol("_stext")? / STEP * STEP;
+    let gpa = first.checked_sub(IMAGE)?.checked_add_signed(info.number("phys_base")?)?;
+    let len = low.checked_sub(gpa)?.min(IMAGE_LEN).min(MODULES.checked_sub(first)?);
+    Some([first, gpa, len])
 }
 
 /// Everything before RAM: whole pages.
@@ -93,13 +155,18 @@ fn head(vcpus: &[Vcpu], info: Option<&VmCoreInfo>, ranges: &[(u64, u64)]) -> Vec
     }
     let text = info.map(|info| note(b"VMCOREINFO\0", 0, info.text().as_bytes()));
     notes.extend(text.unwrap_or_default());
-    let start = FILE_HEADER + SEGMENT_HEADER * (ranges.len() + 1);
+    let image = info.and_then(|info| image(info, ranges.first()?.1));
+    let segments = ranges.len() + 1 + usize::from(image.is_some());
+    let start = FILE_HEADER + SEGMENT_HEADER * segments;
     let end = (start + notes.len()).next_multiple_of(PAGE as usize);
-    let mut head = file_header(ranges.len() as u16 + 1);
-    head.extend(segment(PT_NOTE, start as u64, 0, notes.len() as u64));
+    let mut head = file_header(segments as u16);
+    head.extend(segment(PT_NOTE, start as u64, [0, 0, notes.len() as u64]));
     let mut at = end as u64;
+    if let Some(image) = image {
+        head.extend(segment(PT_LOAD, at + image[1], image));
+    }
     for (gpa, len) in ranges {
-        head.extend(segment(PT_LOAD, at, *gpa, *len));
+        head.extend(segment(PT_LOAD, at, [0, *gpa, *len]));
         at += len;
     }
     head.extend(notes);
@@ -120,10 +187,10 @@ fn file_header(segments: u16) -> Vec<u8> {
     head
 }
 
-fn segment(kind: u32, offset: u64, gpa: u64, len: u64) -> Vec<u8> {
+fn segment(kind: u32, offset: u64, [gva, gpa, len]: [u64; 3]) -> Vec<u8> {
     let flags = if kind == PT_LOAD { 7 } else { 0 };
     let mut header = [kind, flags].map(u32::to_le_bytes).concat();
-    header.extend([offset, 0, gpa, len, len, 0].map(u64::to_le_bytes).concat());
+    header.extend([offset, gva, gpa, len, len, 0].map(u64::to_le_bytes).concat());
     header
 }
 
@@ -194,10 +261,28 @@ mod tests {
     }
 
     #[test]
+    fn the_kernels_image_is_where_it_is_mapped() {
+        let text = b"OSRELEASE=6\nSYMBOL(_stext)=ffffffff81e00040\nNUMBER(phys_base)=-1048576\n";
+        let info = VmCoreInfo::of_text(text).expect("sound");
+        let placed = image(&info, 64 << 20);
+        assert_eq!(placed, Some([0xffff_ffff_81e0_0000, 0x1d0_0000, (64 << 20) - 0x1d0_0000]));
+        let head = head(&[], Some(&info), &[(0, 64 << 20)]);
+        let image = &head[FILE_HEADER + SEGMENT_HEADER..];
+        let [offset, gva, gpa] = [8, 16, 24].map(|at| u64_at(image, at));
+        assert_eq!((offset, gva), (head.len() as u64 + gpa, 0xffff_ffff_81e0_0000));
+        assert_eq!(super::image(&info, 1 << 20), None, "it is not in this memory");
+        let text = b"OSRELEASE=6\nSYMBOL(_stext)=ffffffffbfe00000\nNUMBER(phys_base)=-1048576\n";
+        let last = VmCoreInfo::of_text(text).expect("sound");
+        let before_modules = super::image(&last, 2 << 30).map(|[.., len]| len);
+        assert_eq!(before_modules, Some(2 << 20));
+    }
+
+    #[test]
     fn segments_begin_where_the_head_says() {
         let vcpu = Vcpu { rip: 0x1234, ..Vcpu::default() };
         let head = head(&[vcpu.clone(), vcpu], None, &[(0, 0x3000), (HIGH_BASE, 0x1000)]);
         assert_eq!((head.len(), &head[..4]), (4096, &b"\x7fELF"[..]));
+        assert_eq!(head_len(&head), Some(4096));
         let headers: Vec<_> = head[FILE_HEADER..]
             .chunks(SEGMENT_HEADER)
             .take(3)

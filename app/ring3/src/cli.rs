@@ -6,8 +6,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     control::{
-        DumpArguments, GdbArguments, ProfileArguments, PsArguments, StatsArguments, Target,
-        TopArguments, TraceArguments,
+        DrgnArguments, DumpArguments, GdbArguments, ProfileArguments, PsArguments, StatsArguments,
+        Target, TopArguments, TraceArguments,
     },
     device::DeviceArguments,
     disk::ImageArguments,
@@ -105,6 +105,8 @@ pub enum Command {
     Dump(DumpArguments),
     /// Debug a machine with GDB; it goes on when GDB leaves
     Gdb(GdbArguments),
+    /// Have drgn look at a running machine, which goes on
+    Drgn(DrgnArguments),
     /// Show what a Linux guest does: system calls, processes, interrupts, functions of its kernel
     Trace(TraceArguments),
     /// Show what a machine does a second: exits, misses, mappings, translations, system calls, interrupts

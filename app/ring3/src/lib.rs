@@ -103,6 +103,7 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Stop(target) => control::order(&target, Order::Stop),
         Command::Dump(arguments) => control::dump(&arguments),
         Command::Gdb(arguments) => control::gdb(&arguments),
+        Command::Drgn(arguments) => control::drgn(&arguments),
         Command::Trace(arguments) => control::trace(&arguments),
         Command::Top(arguments) => control::top(&arguments),
         Command::Profile(arguments) => control::profile(&arguments),

@@ -5,16 +5,21 @@ use std::{
     collections::HashMap,
     fs,
     io::{BufRead, BufReader, Read, Write},
+    path::PathBuf,
     process::{Child, ChildStdout, Command, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
 use guests::ring3;
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
+use xtask::{
+    assets::{Assets, Kernel, Manifest, unpack},
+    command::output,
+};
 
 /// Calls into the kernel and runs a program, without end, until a line is typed.
 const SCRIPT: &str = "\
-awk '$3 ~ /^(__x64_sys_getcwd|oops_begin|jiffies|linux_proc_banner|linux_banner)$/ { print $3, $1 }' /proc/kallsyms
+awk '$3 ~ /^(__x64_sys_getcwd|oops_begin|page_offset_base|jiffies|linux_proc_banner|linux_banner)$/ { print $3, $1 }' /proc/kallsyms
 echo ready
 until read -t 0.1 line; do setarch -R /bin/true; /bin/pwd > /dev/null; done
 cat /proc/version
@@ -228,6 +233,90 @@ fn a_guest_is_dumped() -> Result<()> {
     let refused = dump("/nowhere/core")?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(refused.status.code() == Some(1) && said.contains("/nowhere"), "{said}");
+    ensure!(guest.ends()?.1 == Some(7));
+    Ok(())
+}
+
+/// What drgn is to do without debug symbols: memory by the kernel's image, by its page tables, and by physical address.
+fn look(guest: &Debuggee) -> Result<String> {
+    let [banner, base, jiffies] =
+        ["linux_banner", "page_offset_base", "jiffies"].map(|name| guest.symbol(name));
+    let (banner, base, jiffies) = (banner?, base?, jiffies?);
+    Ok(format!(
+        "import time\n\
+         physical = {banner} - 0xffffffff80000000\n\
+         print('image', prog.read({banner}, 13))\n\
+         print('physical', prog.read(physical, 13, True))\n\
+         print('mapped', prog.read(prog.read_u64({base}) + physical, 13))\n\
+         was = prog.read_u64({jiffies}); time.sleep(1)\n\
+         print('goes on', prog.read_u64({jiffies}) > was)\n"
+    ))
+}
+
+const LOOKED: [&str; 3] =
+    ["image b'Linux version'", "physical b'Linux version'", "mapped b'Linux version'"];
+
+#[test]
+fn drgn_reads_a_machine_that_runs_and_a_core() -> Result<()> {
+    let guest = Debuggee::new("auto")?;
+    let (folder, id) = (TempDir::new()?, guest.ring3.id().to_string());
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(path("look.py"), look(&guest)?)?;
+    let said = |command: &mut Command| -> Result<String> {
+        let output = command.output().context("drgn is needed: apt-get install python3-drgn")?;
+        Ok([&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat())
+    };
+    let live = said(Command::new(ring3()?).args(["drgn", &id, "--script", &path("look.py")]))?;
+    says(&live, &[&LOOKED[..], &["goes on True"]].concat())?;
+    output(Command::new(ring3()?).args(["dump", &id, &path("core")]))?;
+    let still = said(Command::new("drgn").args(["-q", "-c", &path("core"), &path("look.py")]))?;
+    says(&still, &[&LOOKED[..], &["goes on False"]].concat())?;
+    ensure!(guest.ends()?.1 == Some(7));
+    Ok(())
+}
+
+/// The kernel that guests of `ring3 exec` have, with its debug symbols.
+fn symbols() -> Result<PathBuf> {
+    let (assets, kernel) = (Assets::open()?, Kernel::BookwormCloud);
+    assets.kernel(kernel)?;
+    let package = assets.installed(kernel).context("no kernel")? + "-dbg";
+    assets.entry(&package, |fresh| {
+        let unpacked = unpack(&assets.archive(kernel.suite())?, &package, fresh)?;
+        let release = package.trim_start_matches("linux-image-").trim_end_matches("-dbg");
+        let symbols = unpacked.path().join(format!("usr/lib/debug/boot/vmlinux-{release}"));
+        fs::copy(symbols, fresh.join("vmlinux"))?;
+        Manifest::of(&package, fresh, &["vmlinux".to_owned()])
+    })?;
+    Ok(assets.directory(&package).join("vmlinux"))
+}
+
+/// Processes and the kernel's release, from structures of the kernel.
+const PROCESSES: &str = "\
+from drgn.helpers.linux.pid import for_each_task
+print('process', sorted({task.comm.string_().decode() for task in for_each_task(prog)}))
+print('release', prog['init_uts_ns'].name.release.string_().decode())
+";
+
+#[test]
+#[ignore = "minutes, and a kernel with debug symbols"]
+fn crash_and_drgn_read_cores_by_debug_symbols() -> Result<()> {
+    let guest = Debuggee::new("auto")?;
+    let (folder, id) = (TempDir::new()?, guest.ring3.id().to_string());
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let vmlinux = symbols()?.display().to_string();
+    fs::write(path("processes.py"), PROCESSES)?;
+    fs::write(path("commands"), "ps\nlog\nbt -c 0\nquit\n")?;
+    output(Command::new(ring3()?).args(["dump", &id, &path("core")]))?;
+    let live = ["drgn", &id, "--script", &path("processes.py"), "--", "-s", &vmlinux];
+    let live = output(Command::new(ring3()?).args(live))?;
+    let core = ["-q", "-c", &path("core"), "-s", &vmlinux, &path("processes.py")];
+    let core_of_drgn = output(Command::new("drgn").args(core))?;
+    for said in [live, core_of_drgn] {
+        says(&said, &["'bash'", "'kthreadd'", "release 6.1."])?;
+    }
+    let crash = ["-s", "-i", &path("commands"), &vmlinux, &path("core")];
+    let said = output(Command::new("crash").args(crash))?;
+    says(&said, &["kthreadd", "bash", "Linux version 6.1."])?;
     ensure!(guest.ends()?.1 == Some(7));
     Ok(())
 }

@@ -19,6 +19,9 @@ use crate::{failure::Failure, output};
 /// Bytes looked at at a time: a piece of nothing but zeros becomes a hole.
 const PIECE: usize = 64 << 10;
 
+/// Bytes of all that is in a core before memory, at the most.
+const FIRST: u64 = 1 << 20;
+
 /// What to write where.
 #[derive(Debug, Args)]
 pub struct DumpArguments {
@@ -67,6 +70,20 @@ pub fn dump(arguments: &DumpArguments) -> Result<u8, Failure> {
         output::complain(&missing);
     }
     Ok(0)
+}
+
+/// A core of a machine that runs, with holes in place of its memory: whoever reads it has the memory from elsewhere.
+pub(super) fn hollow(target: &Target, file: &mut File) -> Result<(), Failure> {
+    let wrong = |error: io::Error| Failure::host(format!("machine {}: {error}", target.machine));
+    let mut machine = client::connect(target, Order::Dump)?;
+    let bytes = head(&mut machine).map_err(wrong)?.bytes;
+    let mut first = vec![0; FIRST.min(bytes) as usize];
+    machine.read_exact(&mut first).map_err(wrong)?;
+    // From here on there is memory, which is not read: the machine goes on when nobody listens.
+    drop(machine);
+    let end = inspect::core_file::head_len(&first).unwrap_or(first.len());
+    file.write_all(&first[..end.min(first.len())]).map_err(wrong)?;
+    file.set_len(bytes).map_err(wrong)
 }
 
 /// Writes a machine's core to an empty file, with holes where there are zeros. Returns what its readers will miss.

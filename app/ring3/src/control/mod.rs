@@ -7,6 +7,7 @@
 mod client;
 mod console;
 mod crowd;
+mod drgn;
 mod dump;
 mod flame;
 mod gdb;
@@ -34,6 +35,7 @@ use crate::spawner;
 
 pub use client::{PsArguments, StatsArguments, Target, order, ps, stats};
 pub use console::{Screen, console, serve as serve_console};
+pub use drgn::{DrgnArguments, drgn};
 pub use dump::{DumpArguments, dump, write_core};
 pub use gdb::{GdbArguments, gdb};
 pub use handed::{Hand, finish_telling};
