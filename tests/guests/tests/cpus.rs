@@ -116,6 +116,19 @@ fn threads_agree_where_virtual_cpus_outnumber_the_hosts() -> Result<()> {
     threads_agree("fast", 2 * host_cpus()?)
 }
 
+/// What ACPI and CPUID say of the CPUs, as Linux understands it; and they agree on the time.
+#[test]
+fn four_are_the_cores_of_one_socket() -> Result<()> {
+    let looks = "lscpu -p=CPU,CORE,SOCKET,NODE | grep -v '#'
+        cat /sys/devices/system/clocksource/clocksource0/current_clocksource";
+    let mut command = Command::new(ring3()?);
+    command.args(["exec", "--cpus", "4", "--timeout", "200", "--", "sh", "-c", looks]);
+    let output = command.output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(said == "0,0,0,0\n1,1,0,0\n2,2,0,0\n3,3,0,0\ntsc\n", "{output:?}");
+    Ok(())
+}
+
 /// What the kernel says of how its CPUs share the host's, and whether it has seen that they do.
 const SHARING: &str = "
 work() { for n in 1 2 3; do seq 300 | sort -n | sha256sum | cut -c1-8; done; }

@@ -211,6 +211,23 @@ fn an_interpreted_guest_is_debugged() -> Result<()> {
     is_debugged("interp")
 }
 
+/// Fields of a program header of ELF (`Elf64_Phdr`).
+const VADDR: usize = 16;
+const PADDR: usize = 24;
+
+/// Where in a core an address is, by this field of what the core loads.
+fn place(core: &[u8], field: usize, address: u64) -> Option<usize> {
+    let word =
+        |at: usize| core.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("eight")));
+    let count = usize::from(core[56]);
+    // From the last, so that RAM comes before what is also named by where it is mapped.
+    (0..count).rev().map(|n| 64 + 56 * n).find_map(|header| {
+        let inside = address.checked_sub(word(header + field)?)?;
+        let loads = core[header] == 1 && inside < word(header + 32)?;
+        loads.then_some((word(header + 8)? + inside) as usize)
+    })
+}
+
 /// What crash and drgn look for is in the core, and the machine goes on.
 #[test]
 fn a_guest_is_dumped() -> Result<()> {
@@ -224,12 +241,15 @@ fn a_guest_is_dumped() -> Result<()> {
     let notes = Command::new("readelf").args(["-ln"]).arg(core.path()).output()?;
     let notes = String::from_utf8_lossy(&notes.stdout).into_owned();
     says(&notes, &["LOAD", "NT_PRSTATUS", "VMCOREINFO"])?;
-    // The text of the kernel's banner is where its symbol says, in a kernel that lies where it was linked to.
+    // The text of the kernel's banner is where its symbol says, in a kernel that lies where it was linked to: by the
+    // address it is mapped at, and by its place in RAM.
     let banner = u64::from_str_radix(guest.symbol("linux_banner")?.trim_start_matches("0x"), 16)?;
-    let physical = banner - 0xffff_ffff_8000_0000;
     let bytes = fs::read(core.path())?;
-    let first = u64::from_le_bytes(bytes[64 + 56 + 8..64 + 56 + 16].try_into()?);
-    ensure!(bytes[(first + physical) as usize..].starts_with(b"Linux version 6."));
+    let [image, ram] = [banner, banner - 0xffff_ffff_8000_0000];
+    for (field, address) in [(VADDR, image), (PADDR, ram)] {
+        let at = place(&bytes, field, address).context("the core has no such memory")?;
+        ensure!(bytes[at..].starts_with(b"Linux version 6."), "{address:#x}");
+    }
     let refused = dump("/nowhere/core")?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(refused.status.code() == Some(1) && said.contains("/nowhere"), "{said}");
