@@ -156,7 +156,7 @@ impl Fast {
             // The instruction may be the jump that stands for a patched system call.
             Stop::PageFault(gva, _) if regions::is_in_sites(gva) => {}
             Stop::PageFault(gva, code) => {
-                if !self.answer(gva, access(code))? {
+                if self.loads_itself(gva, access(code))? || !self.answer(gva, access(code))? {
                     self.page_fault(gva, access(code));
                 }
                 return Ok(());
@@ -183,6 +183,15 @@ impl Fast {
             _ => self.interpret(),
         }
         Ok(())
+    }
+
+    /// An instruction loads from a copy that it is in itself, where copies are closed to loads. Shown to it, the page
+    /// could not be executed, and the other way round.
+    fn loads_itself(&mut self, gva: u64, access: Access) -> Result<bool, Error> {
+        let rip = self.cpu.vcpu.rip;
+        let own = [rip, rip.wrapping_add(LONGEST - 1)].map(|at| at >> PAGE_BITS);
+        let loads = !access.write && !access.fetch && own.contains(&(gva >> PAGE_BITS));
+        Ok(loads && self.slots.current()?.is_closed_to_loads(gva))
     }
 
     /// Interprets an instruction that the CPU has refused. Makers of CPUs differ in how many of its bytes they fetch
