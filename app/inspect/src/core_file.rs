@@ -1,11 +1,7 @@
 //! A machine as an ELF core: a segment for each range of RAM, by physical address, the registers of each vCPU as
 //! `NT_PRSTATUS`, and the kernel's `VMCOREINFO`. It is what `makedumpfile` and QEMU's `dump-guest-memory` write.
 
-use std::{
-    fs::File,
-    io::{self, Read, Write},
-    path::Path,
-};
+use std::io::{self, Write};
 
 use ram::{HIGH_BASE, PAGE, Ram};
 use vmm::Inspector;
@@ -29,7 +25,7 @@ const IMAGE: u64 = 0xffff_ffff_8000_0000;
 const IMAGE_LEN: u64 = 128 << 20;
 /// Where modules begin (GVA): an image that is placed at random can be right before them.
 const MODULES: u64 = 0xffff_ffff_c000_0000;
-/// Bytes of the first part of an image that may have no memory: it begins in steps of so many.
+/// An image begins at a multiple of so many bytes, and `_stext` lies less than that behind its beginning.
 const STEP: u64 = 2 << 20;
 /// Bytes copied at a time.
 const PIECE: u64 = 1 << 20;
@@ -93,34 +89,30 @@ impl Core {
 /// Memory in a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it is mapped; zero if it is said by its GPA only.
+    /// Its first byte (GVA); zero if the core names this memory by its GPA only.
     pub gva: u64,
     /// Its first byte (GPA).
     pub gpa: u64,
     /// Bytes.
     pub len: u64,
-    /// Where it is in the file of the machine's RAM.
+    /// Byte offset of its first byte in the file that is the machine's RAM.
     pub at: u64,
 }
 
-/// Where memory begins in a core.
+/// Where the memory in a core begins: a byte offset in the core's file.
 pub fn head_len(core: &[u8]) -> Option<usize> {
     loads(core).map(|[at, ..]| at).min().and_then(|at| at.try_into().ok())
 }
 
-/// The memory in a core of ours.
-///
-/// # Errors
-/// The file cannot be read.
-pub fn segments(path: &Path) -> io::Result<Vec<Segment>> {
-    let mut first = Vec::new();
-    File::open(path)?.take(PAGE).read_to_end(&mut first)?;
-    let begins = head_len(&first).unwrap_or(0) as u64;
+/// The memory in a core of ours, of which `core` is the beginning.
+pub fn segments(core: &[u8]) -> Vec<Segment> {
+    let begins = head_len(core).unwrap_or(0) as u64;
     let segment = |[at, gva, gpa, len]: [u64; 4]| Segment { gva, gpa, len, at: at - begins };
-    Ok(loads(&first).map(segment).collect())
+    loads(core).map(segment).collect()
 }
 
-/// Offset, GVA, GPA and bytes of what a core loads.
+/// The memory in a core, by its `PT_LOAD` headers: of each the offset in the file, the GVA, the GPA, and the length in
+/// bytes.
 fn loads(core: &[u8]) -> impl Iterator<Item = [u64; 4]> {
     let word = |at: usize| Some(u64::from_le_bytes(core.get(at..at + 8)?.try_into().ok()?));
     let count = core.get(56..58).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]));

@@ -185,8 +185,8 @@ impl Fast {
         Ok(())
     }
 
-    /// An instruction loads from a copy that it is in itself, where copies are closed to loads. Shown to it, the page
-    /// could not be executed, and the other way round.
+    /// The instruction at RIP loads from its own page, which is closed to loads. Such a page is mapped to be executed or
+    /// to be loaded from, and the instruction needs both.
     fn loads_itself(&mut self, gva: u64, access: Access) -> Result<bool, Error> {
         let rip = self.cpu.vcpu.rip;
         let own = [rip, rip.wrapping_add(LONGEST - 1)].map(|at| at >> PAGE_BITS);

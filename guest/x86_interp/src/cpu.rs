@@ -22,7 +22,8 @@ pub struct Cpu<S: System> {
     pub(crate) view: View,
     /// The rest of the current block must not run: RIP moved, or what it was made from changed.
     pub(crate) leave_block: bool,
-    /// Nothing but that asks for it: code that this instruction wrote.
+    /// The current instruction has written a page of code. The rest of the block must not run then either, but a
+    /// repeated string instruction goes on.
     pub(crate) wrote_code: bool,
     /// DR7 has a data breakpoint enabled.
     pub(crate) watching: bool,

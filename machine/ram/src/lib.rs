@@ -49,6 +49,8 @@ use news::Inbox;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
+/// Name of the memory object that is RAM. `/proc/PID/fd` shows it behind `memfd:`.
+pub const OBJECT: &str = "ring3-ram";
 /// The least RAM a PC has, in bytes: everything below the 1 MiB line.
 pub const MIN_LEN: u64 = 1 << 20;
 

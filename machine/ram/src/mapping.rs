@@ -32,7 +32,7 @@ impl Mapping {
 
     fn with_seal(len: u64, seal: Seal) -> Result<Self, RamError> {
         let host = |step| move |error| RamError::Host { len, step, error };
-        let object = host::current().object("ring3-ram", len).map_err(host("take memory"))?;
+        let object = host::current().object(crate::OBJECT, len).map_err(host("take memory"))?;
         let mapped = object.map_large().map_err(host("map"))?.into();
         object.seal(seal).map_err(host("seal"))?;
         Ok(Self { object, mapped })

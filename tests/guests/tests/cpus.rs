@@ -116,7 +116,7 @@ fn threads_agree_where_virtual_cpus_outnumber_the_hosts() -> Result<()> {
     threads_agree("fast", 2 * host_cpus()?)
 }
 
-/// What ACPI and CPUID say of the CPUs, as Linux understands it; and they agree on the time.
+/// Linux learns the topology from ACPI and CPUID, and takes the TSC as its clock only if all CPUs have the same.
 #[test]
 fn four_are_the_cores_of_one_socket() -> Result<()> {
     let looks = "lscpu -p=CPU,CORE,SOCKET,NODE | grep -v '#'

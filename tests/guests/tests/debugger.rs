@@ -215,12 +215,12 @@ fn an_interpreted_guest_is_debugged() -> Result<()> {
 const VADDR: usize = 16;
 const PADDR: usize = 24;
 
-/// Where in a core an address is, by this field of what the core loads.
+/// Byte offset in a core of the memory at `address`: a GVA if `field` is [`VADDR`], a GPA if it is [`PADDR`].
 fn place(core: &[u8], field: usize, address: u64) -> Option<usize> {
     let word =
         |at: usize| core.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("eight")));
     let count = usize::from(core[56]);
-    // From the last, so that RAM comes before what is also named by where it is mapped.
+    // The last header first: RAM is behind the kernel's image, which has a GPA, too.
     (0..count).rev().map(|n| 64 + 56 * n).find_map(|header| {
         let inside = address.checked_sub(word(header + field)?)?;
         let loads = core[header] == 1 && inside < word(header + 32)?;
@@ -257,7 +257,8 @@ fn a_guest_is_dumped() -> Result<()> {
     Ok(())
 }
 
-/// What drgn is to do without debug symbols: memory by the kernel's image, by its page tables, and by physical address.
+/// A script for drgn that needs no debug symbols. It reads the kernel's banner at three addresses: in the kernel's
+/// image, in the kernel's mapping of all RAM, and by GPA.
 fn look(guest: &Debuggee) -> Result<String> {
     let [banner, base, jiffies] =
         ["linux_banner", "page_offset_base", "jiffies"].map(|name| guest.symbol(name));

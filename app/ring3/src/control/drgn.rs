@@ -1,4 +1,5 @@
-//! `ring3 drgn`: drgn at a machine that runs. It reads the machine's memory by the file that is its RAM, and the machine goes on.
+//! `ring3 drgn`: drgn at a machine that runs. drgn reads guest memory from the file that is the machine's RAM, and the
+//! machine goes on.
 
 use std::{
     ffi::OsString,
@@ -10,21 +11,18 @@ use std::{
 };
 
 use clap::Args;
-use inspect::core_file;
+use inspect::core_file::Segment;
 
 use super::{Target, client, dump};
 use crate::failure::Failure;
 
-/// What the file of a machine's RAM is called.
-const RAM: &str = "/memfd:ring3-ram";
-
-/// Which machine, and what drgn is to do.
+/// Arguments of `ring3 drgn`: the machine, and what drgn does with it.
 #[derive(Debug, Args)]
 pub struct DrgnArguments {
-    /// Which
+    /// Which machine
     #[command(flatten)]
     pub target: Target,
-    /// A program for drgn, which has the machine in `prog`; without it drgn is a prompt
+    /// A Python script for drgn, in which `prog` is the machine; without a script drgn shows a prompt
     #[arg(long, value_name = "FILE")]
     pub script: Option<PathBuf>,
     /// Options of drgn, such as -s vmlinux: the kernel with its debug symbols
@@ -41,8 +39,8 @@ pub fn drgn(arguments: &DrgnArguments) -> Result<u8, Failure> {
         .map_err(|error| Failure::host(format!("the RAM of machine {pid}: {error}")))?;
     let folder = tempfile::tempdir().map_err(host)?;
     let (core, program) = (folder.path().join("core"), folder.path().join("live.py"));
-    dump::hollow(&arguments.target, &mut File::create(&core).map_err(host)?)?;
-    let segments = core_file::segments(&core).map_err(host)?;
+    let mut hollow = File::create(&core).map_err(host)?;
+    let segments = dump::hollow(&arguments.target, &mut hollow)?;
     let text = program_of(&ram, &segments, arguments.script.as_deref());
     fs::write(&program, text).map_err(host)?;
     let mut command = Command::new("drgn");
@@ -56,10 +54,11 @@ pub fn drgn(arguments: &DrgnArguments) -> Result<u8, Failure> {
 
 /// The RAM of a machine: the largest of its files of that name. Others are of ROMs.
 fn ram_of(pid: u32) -> io::Result<PathBuf> {
+    let name = format!("/memfd:{}", ram::OBJECT);
     let mut found = None;
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let path = entry.path();
-        let is_ram = |name: PathBuf| name.to_string_lossy().starts_with(RAM);
+        let is_ram = |of: PathBuf| of.to_string_lossy().starts_with(&name);
         if fs::read_link(&path).is_ok_and(is_ram) {
             found = found.max(Some((fs::metadata(&path)?.len(), path)));
         }
@@ -68,15 +67,16 @@ fn ram_of(pid: u32) -> io::Result<PathBuf> {
     found.map(|(_, path)| path).ok_or_else(missing)
 }
 
-/// What drgn executes first: memory is where it is now, and then the prompt, or somebody's program.
-fn program_of(ram: &Path, segments: &[core_file::Segment], script: Option<&Path>) -> String {
+/// The Python program that drgn is started with. It has drgn read guest memory from the file `ram`, and then runs the
+/// user's script or shows a prompt.
+fn program_of(ram: &Path, segments: &[Segment], script: Option<&Path>) -> String {
     let mut text = format!(
         "import os\nram = os.open({:?}, os.O_RDONLY)\n\
          def memory(first, length, at, physical):\n    \
          prog.add_memory_segment(first, length, lambda a, n, o, p: os.pread(ram, n, at + o), physical)\n",
         ram.display().to_string()
     );
-    for core_file::Segment { gva, gpa, len, at } in segments {
+    for Segment { gva, gpa, len, at } in segments {
         let (first, physical) = if *gva == 0 { (gpa, "True") } else { (gva, "False") };
         let _ = writeln!(text, "memory({first:#x}, {len:#x}, {at:#x}, {physical})"); // a String takes all
     }
@@ -104,8 +104,8 @@ mod tests {
     #[test]
     fn memory_is_read_where_it_lies() {
         let gva = 0xffff_ffff_8100_0000;
-        let image = core_file::Segment { gva, gpa: 0x100_0000, len: 0x1000, at: 0x100_0000 };
-        let high = core_file::Segment { gva: 0, gpa: 1 << 32, len: 0x2000, at: 0x8000_0000 };
+        let image = Segment { gva, gpa: 0x100_0000, len: 0x1000, at: 0x100_0000 };
+        let high = Segment { gva: 0, gpa: 1 << 32, len: 0x2000, at: 0x8000_0000 };
         let text = program_of(Path::new("/proc/7/fd/4"), &[image, high], Some(Path::new("a 'b'")));
         assert!(text.contains("memory(0xffffffff81000000, 0x1000, 0x1000000, False)"), "{text}");
         assert!(text.contains("memory(0x100000000, 0x2000, 0x80000000, True)"), "{text}");

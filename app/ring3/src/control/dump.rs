@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::Args;
-use inspect::core_file::Core;
+use inspect::core_file::{self, Core, Segment};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 use vmm::Inspector;
@@ -72,8 +72,9 @@ pub fn dump(arguments: &DumpArguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A core of a machine that runs, with holes in place of its memory: whoever reads it has the memory from elsewhere.
-pub(super) fn hollow(target: &Target, file: &mut File) -> Result<(), Failure> {
+/// Writes a core of a running machine without the memory: a hole in the file stands for that. Returns where the memory
+/// is that the core names, for a reader that gets it from the machine itself.
+pub(super) fn hollow(target: &Target, file: &mut File) -> Result<Vec<Segment>, Failure> {
     let wrong = |error: io::Error| Failure::host(format!("machine {}: {error}", target.machine));
     let mut machine = client::connect(target, Order::Dump)?;
     let bytes = head(&mut machine).map_err(wrong)?.bytes;
@@ -81,9 +82,10 @@ pub(super) fn hollow(target: &Target, file: &mut File) -> Result<(), Failure> {
     machine.read_exact(&mut first).map_err(wrong)?;
     // From here on there is memory, which is not read: the machine goes on when nobody listens.
     drop(machine);
-    let end = inspect::core_file::head_len(&first).unwrap_or(first.len());
+    let end = core_file::head_len(&first).unwrap_or(first.len());
     file.write_all(&first[..end.min(first.len())]).map_err(wrong)?;
-    file.set_len(bytes).map_err(wrong)
+    file.set_len(bytes).map_err(wrong)?;
+    Ok(core_file::segments(&first))
 }
 
 /// Writes a machine's core to an empty file, with holes where there are zeros. Returns what its readers will miss.

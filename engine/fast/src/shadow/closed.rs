@@ -18,8 +18,8 @@
 //!
 //! A copy with changes has a key itself, which closes it to user code's loads and not to its fetches. A load
 //! faults, and is answered with the page as it is in RAM, in place of the copy; the next fetch with a copy again.
-//! So nobody can tell that there are changes. An instruction that loads from the page that it is in itself could
-//! run with neither: it is interpreted.
+//! So nobody can tell that there are changes. An instruction that loads from its own page needs both at
+//! once, so it is interpreted.
 
 use super::{AROUND, Answer, EXECUTE, PAGE, Place, READ, Space, walk::leaf};
 use crate::{process::Process, scan::Patch, scans::Search};
@@ -59,7 +59,7 @@ impl<W: Process> Space<W> {
         self.pages.get(&hva).is_some_and(|(_, rights)| rights & EXECUTE != 0)
     }
 
-    /// What user code executes at a GVA may be a copy that it cannot load from.
+    /// User code executes the page of this GVA, and may be unable to load from it: changed copies are closed to loads.
     pub(crate) fn is_closed_to_loads(&self, gva: u64) -> bool {
         self.wedge.hides_code() && self.is_executed(gva & !(PAGE - 1))
     }

@@ -16,8 +16,8 @@ use x86::{Fault, flags, reg, seg};
 
 /// Iterations in a burst.
 const BURST: u64 = 4096;
-/// Iterations in a burst that has overwritten code, perhaps its own: what it was goes on, as on a CPU until an
-/// interrupt comes, which then fetches it anew.
+/// Iterations in a burst that has written code, perhaps over the instruction itself. A CPU finishes the instruction
+/// as it was, unless an interrupt comes; only then are its new bytes fetched.
 const BURST_OVER_CODE: u64 = 16 * BURST;
 const RAX: RegRef = RegRef { index: reg::RAX as u8, shift: 0 };
 
@@ -273,8 +273,11 @@ fn string<S: System, K: Step, const SIZE: usize>(
         if iterations >= most || cpu.traps != 0 {
             return repeat(cpu, op, rflags);
         }
-        let bulk =
-            if one_by_one { 0 } else { K::bulk::<S, SIZE>(cpu, sys, &walk, count.min(BURST)) };
+        let bulk = if one_by_one {
+            0
+        } else {
+            K::bulk::<S, SIZE>(cpu, sys, &walk, count.min(most - iterations))
+        };
         let done = if bulk > 0 {
             bulk
         } else {

@@ -67,7 +67,7 @@ fn a_string_store_over_itself_takes_effect() {
     assert_eq!(lab.gpr(reg::RBX), 0, "the INC became NOPs");
 }
 
-/// CPUs run what was there before to its end, if no interrupt comes.
+/// A CPU finishes a string instruction that overwrites its own bytes, unless an interrupt comes.
 #[test]
 fn a_string_store_that_overwrites_itself_goes_on() {
     let mut lab = Lab::new();

@@ -80,7 +80,7 @@ pub fn put(random: &mut Random, world: &World, bytes: &[u8]) -> u64 {
         return at;
     }
     let page = world.page(random);
-    // Not 4, as in `memory.rs`.
+    // Not 4, execute only: see `PROTECTIONS` in `memory.rs`.
     let bits = random.pick(&[5_u64, 7, 5, 7]);
     let mapped = if random.chance(85) { 2 } else { 1 };
     let flags = sys::MAP_PRIVATE | sys::MAP_FIXED | sys::MAP_ANONYMOUS;
