@@ -90,11 +90,8 @@ impl Fast {
                 Ok(())
             }
             WedgeExit::Block(BlockExit::Iret | BlockExit::Sysret | BlockExit::SysretNarrow) => {
-                let missing = self.pages.frame().exit.info;
                 self.take_state();
-                if missing >= self.pages.base().kernel_start() {
-                    self.answer(missing, Access::default())?;
-                }
+                self.show_missing()?;
                 self.interpret();
                 Ok(())
             }
@@ -118,6 +115,16 @@ impl Fast {
             WedgeExit::Interpret => self.interpret_user(),
             WedgeExit::KernelSignal => self.kernel_signal(),
         }
+    }
+
+    /// Shows the wedge the kernel memory that it has missed in the exit's detail, if any. A table of the CPU's
+    /// own, such as the interrupt descriptors, may be where no kernel code ever looks.
+    pub(crate) fn show_missing(&mut self) -> Result<(), Error> {
+        let missing = self.pages.frame().exit.info;
+        if missing >= self.pages.base().kernel_start() {
+            self.answer(missing, Access::default())?;
+        }
+        Ok(())
     }
 
     fn note_call_out(&mut self) {
@@ -339,7 +346,6 @@ impl Fast {
         self.pages.frame().run.go = how;
         self.slots.current()?.wedge.aim_kicks();
         if !self.take_turns()? {
-            self.slots.current()?.forget();
             return Ok(WedgeExit::Kicked);
         }
         Ok(self.exited())

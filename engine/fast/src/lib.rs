@@ -385,7 +385,6 @@ impl Fast {
             return Ok(WedgeExit::Kicked);
         }
         if !self.take_turns()? {
-            self.slots.current()?.forget();
             self.refused = true;
             return Ok(WedgeExit::Kicked);
         }

@@ -26,6 +26,9 @@ impl Process for Listener {
     fn run(&mut self) -> Result<bool, Error> {
         Ok(true)
     }
+    fn has_failed(&mut self) -> bool {
+        false
+    }
     fn publish(&self, _: Option<u64>) {}
     fn take_made(&mut self) -> Vec<MapReport> {
         std::mem::take(&mut self.made)

@@ -23,6 +23,8 @@ pub trait Process: Sized {
     /// # Errors
     /// As there.
     fn run(&mut self) -> Result<bool, Error>;
+    /// Whether it has failed since the last call, in a turn that came from another process.
+    fn has_failed(&mut self) -> bool;
     /// Guest code may go on here, in the space of a PCID, without the monitor, or may not.
     fn publish(&self, pcid: Option<u64>);
     /// What it has mapped and unmapped by itself.
@@ -67,6 +69,9 @@ impl Process for Wedge {
     }
     fn run(&mut self) -> Result<bool, Error> {
         self.run()
+    }
+    fn has_failed(&mut self) -> bool {
+        self.has_failed()
     }
     fn publish(&self, pcid: Option<u64>) {
         self.publish(pcid);

@@ -153,8 +153,9 @@ impl<W: Process> Slots<W> {
         self.spaces.last_mut().map(Box::as_mut).ok_or(Error::NoSpace)
     }
 
-    /// Has guest code run in the current slot, which has these page tables, and with `passing` in those that it selects by itself and that
-    /// have no orders; false if orders could not be carried out.
+    /// Has guest code run in the current slot, which has these page tables, and with `passing` in those that it
+    /// selects by itself and that have no orders. False if orders could not be carried out: what has failed starts
+    /// over with nothing mapped.
     pub fn run(&mut self, passing: bool, roots: Roots) -> Result<bool, Error> {
         let current = self.spaces.last_mut().ok_or(Error::NoSpace)?;
         current.root = root(roots);
@@ -162,10 +163,17 @@ impl<W: Process> Slots<W> {
         for space in &self.spaces {
             space.publish(passing && !self.held_back.contains(&space.root));
         }
-        let done = self.current()?.run()?;
-        // Nothing has run in those that are parked.
+        let mut done = self.current()?.run()?;
+        // Nothing has run in those that are parked. Others may have got the turn from the current one, and failed.
         for space in self.spaces.iter_mut().filter(|space| space.pcid.is_some()) {
             self.claims += space.catch_up()?;
+            if space.wedge.has_failed() {
+                space.forget();
+                done = false;
+            }
+        }
+        if !done {
+            self.current()?.forget();
         }
         if self.claims >= CLAIMS {
             self.keep_bounds()?;

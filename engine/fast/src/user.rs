@@ -145,6 +145,7 @@ impl Fast {
     pub(crate) fn user_exit(&mut self) -> Result<(), Error> {
         self.pages.frame().regs.cpl = 3;
         self.take_state();
+        self.show_missing()?;
         let stop = stop(self.pages.frame());
         let v = &mut self.cpu.vcpu;
         match stop {

@@ -209,6 +209,7 @@ fn user(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! 
 /// User code has come back by a signal; the frame has its segments.
 pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
     save(f, signal, context, info);
+    f.exit.info = 0;
     let site = patched::site_of(context.rip);
     f.regs.rip = site.unwrap_or(context.rip);
     if site.is_some() && signal == SIGTRAP {

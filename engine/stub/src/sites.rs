@@ -3,7 +3,7 @@
 //! Loads then fault, and are interpreted; so are the jumps of calls that had been patched before.
 
 use crate::host::{MPROTECT, call};
-use frame::{SITES, SITES_LEN, Shared, near_sites};
+use frame::{AREA, AREA_LEN, SITES, Shared, near_sites};
 
 const READ: u64 = 1;
 
@@ -18,11 +18,20 @@ pub fn close(s: &mut Shared) -> i64 {
         return 0;
     }
     s.mapped.sites_closed = 1;
-    call(MPROTECT, SITES as u64, SITES_LEN as u64, 0, 0, 0)
+    protect(s, 0)
 }
 
 /// There are none any more.
 pub fn open(s: &mut Shared) -> i64 {
     s.mapped.sites_closed = 0;
-    call(MPROTECT, SITES as u64, SITES_LEN as u64, READ, 0, 0)
+    protect(s, READ)
+}
+
+/// The table, and the thread-local areas behind it. Those are not in a process of user code's own.
+fn protect(s: &Shared, rights: u64) -> i64 {
+    let result = call(MPROTECT, SITES as u64, (AREA - SITES) as u64, rights, 0, 0);
+    if result != 0 || s.setup.user_secret != 0 {
+        return result;
+    }
+    call(MPROTECT, AREA as u64, AREA_LEN as u64, rights, 0, 0)
 }

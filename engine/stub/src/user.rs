@@ -14,8 +14,9 @@
 //! - `user_back`, which leads back to what such a kick has interrupted. Another kick has it begun anew;
 //! - `user_again` and `user_call`, which hand over, and do it again if a signal came first. The host may have
 //!   dropped the wedge's answer to that signal, so a kick there is noted;
-//! - `user_told`: the registers hold the secret, the orders are carried out. A kick has them begun anew: each
-//!   can be done twice;
+//! - `user_told`: the registers hold the secret. A kick has this begun anew;
+//! - `user_resumed`: the orders are carried out. A kick has the present one begun anew, which can be done twice.
+//!   Those before it cannot: what one protects, a later one may have unmapped;
 //! - `user_carried_out`: the secret is gone. A kick is noted, and the way to user code goes on;
 //! - `user_gate`: the last steps to user code, which a kick gives up;
 //! - the ends of those;
@@ -239,11 +240,14 @@ pub extern "C" fn side() -> ! {
         "lea rax, [rip + user_told_at]", "cmp rcx, rax",
         "mov r15, [rbx + 96]",
         "cmove r15, [rbx + 144]",
+        "mov r10, [rbx + 80]", "mov r11, [rbx + 88]", // R13 and R14
         "lea rdi, [rbx + 40]", "mov ecx, 16", "xor eax, eax", "rep stosq",
         "cmp r12d, {KICK}", "jne 22f",
         "mov qword ptr [rip + user_page + {kicked}], 1",
         // With the first instruction there the secret is gone, and no order can be carried out again.
         "mov rcx, [rbx + 168]", "lea rax, [rip + user_carried_out]", "cmp rcx, rax", "ja user_prepared_after",
+        "mov r13, r10", "mov r14, r11",
+        "lea rax, [rip + user_resumed]", "cmp rcx, rax", "jae user_resumed",
         "jmp user_prepared",
         "22:", // bytes that cannot be written, or user code that has jumped here: to it there is nothing
         "xor r15d, r15d", "xor r8d, r8d", "xor r9d, r9d",
@@ -322,11 +326,14 @@ pub extern "C" fn side() -> ! {
         ".globl user_prepared", "user_prepared:",
         prepared!(),
         ".globl user_orders", "user_orders:",
-        "lea r14, [rip + journal_page]",
-        "mov r13, [r14 + {count}]",
-        "lea r14, [r14 + {orders}]",
+        "lea r14, [rip + journal_page + {orders}]", // the next order
+        "imul r13, [rip + journal_page + {count}], 48",
+        "add r13, r14", // behind the last one
+        "jmp 30f",
+        ".globl user_resumed", "user_resumed:",
+        prepared!(),
         "30:",
-        "test r13, r13", "jz user_carried_out",
+        "cmp r14, r13", "je user_carried_out",
         "mov rax, [r14]", "mov rdi, [r14 + 8]", "mov rsi, [r14 + 16]", "mov rdx, [r14 + 24]", "mov r10, [r14 + 32]",
         "cmp rax, {POKE}", "je 33f",
         "cmp rax, {MMAP}", "je 31f",
@@ -343,7 +350,7 @@ pub extern "C" fn side() -> ! {
         "33:",
         "mov [rdi], dl", "shr rdx, 8", "inc rdi", "dec rsi", "jnz 33b",
         "34:",
-        "add r14, 48", "dec r13", "jmp 30b",
+        "add r14, 48", "jmp 30b",
         ".globl user_carried_out", "user_carried_out:",
         "xor r15d, r15d",
         "jmp 35f",

@@ -232,6 +232,16 @@ impl Wedge {
         done
     }
 
+    /// Whether what this process or that of user code was to do has failed since the last call or run. The turn may have
+    /// come from another wedge: [`Wedge::run`] of that one knows nothing of it.
+    pub fn has_failed(&mut self) -> bool {
+        let failed = self.shared.get(field!(Shared, orders.failed)) != 0;
+        if failed {
+            self.shared.set(field!(Shared, orders.failed), 0);
+        }
+        failed
+    }
+
     /// What the wedge has done by itself since the last call. What no wedge does has been written by guest
     /// code, and is left out.
     pub fn take_made(&mut self) -> Vec<MapReport> {
@@ -312,7 +322,7 @@ impl Wedge {
         self.shared.set(field!(Shared, orders.only), orders_only.into());
         self.orders.clear();
         self.take_turns()?;
-        Ok(self.shared.get(field!(Shared, orders.failed)) == 0)
+        Ok(!self.has_failed())
     }
 
     pub(crate) fn take_turns(&mut self) -> Result<(), Error> {

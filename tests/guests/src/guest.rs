@@ -238,6 +238,18 @@ impl Finished {
     }
 }
 
+/// A counter of `--stats`, from what a machine has said.
+///
+/// # Errors
+/// There is none of this name.
+pub fn counter(messages: &str, name: &str) -> Result<u64> {
+    let of_line = |line: &str| {
+        let (found, rest) = line.trim().split_once("  ")?;
+        (found == name).then(|| rest.split_whitespace().next()?.parse().ok()).flatten()
+    };
+    messages.lines().find_map(of_line).with_context(|| format!("no {name:?}: {messages}"))
+}
+
 /// The released program.
 ///
 /// # Errors

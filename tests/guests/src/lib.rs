@@ -11,7 +11,7 @@ pub mod power_cut;
 pub mod visits;
 pub mod zoo;
 
-pub use guest::{BootFiles, Finished, Guest, LEASE, converse, ring3};
+pub use guest::{BootFiles, Finished, Guest, LEASE, converse, counter, ring3};
 pub use machine::Machine;
 
 host::choose!(host_linux::Linux);

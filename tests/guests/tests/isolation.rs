@@ -85,6 +85,25 @@ fn user_code_in_a_process_of_its_own() -> Result<()> {
 }
 
 /// Where the kernel is interpreted, its memory is not in the program's process at all.
+/// More processes than a vCPU keeps address spaces of, and kicks at all times: each process's memory stays its own.
+#[test]
+fn a_thousand_processes_each_in_one_of_its_own() -> Result<()> {
+    let directory = TempDir::new()?;
+    let (source, program) = (directory.path().join("many.c"), directory.path().join("many"));
+    fs::write(&source, include_str!("many.c"))?;
+    // Bound late, the program keeps addresses on its stack that it must find again.
+    let options = ["-O1", "-Wl,-z,lazy", "-o"];
+    let mut compiler = Command::new("cc");
+    ensure!(compiler.args(options).arg(&program).arg(&source).status()?.success());
+    let mut guest = Command::new(ring3()?);
+    guest.args(["exec", "--guest-isolation=strict", "--cpus=4", "--memory=1G", "--timeout=300"]);
+    let output = guest.args(["--", "./many", "1000"]).current_dir(directory.path()).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(said == "0 of 1000 went wrong\n", "{:?}: {said}{messages}", output.status);
+    Ok(())
+}
+
 #[test]
 fn user_code_by_itself() -> Result<()> {
     attempts("direct", closed_by_keys(&["kernel", "wedge"], 1)?)

@@ -3,8 +3,8 @@
 
 use std::{iter, path::PathBuf, process::Command};
 
-use anyhow::{Context, Result, ensure};
-use guests::ring3;
+use anyhow::{Result, ensure};
+use guests::{counter, ring3};
 use tempfile::TempDir;
 
 /// Without a C library: there need not be one for 32-bit programs.
@@ -82,15 +82,6 @@ fn interpreted() -> Result<()> {
 #[test]
 fn interpreted_in_strict_isolation() -> Result<()> {
     is_as_on_the_host(&["--engine", "fast", "--guest-isolation", "strict"])
-}
-
-/// A counter of `--stats`.
-fn counter(messages: &str, name: &str) -> Result<u64> {
-    let of_line = |line: &str| {
-        let (found, rest) = line.trim().split_once("  ")?;
-        (found == name).then(|| rest.split_whitespace().next()?.parse().ok()).flatten()
-    };
-    messages.lines().find_map(of_line).with_context(|| format!("no {name:?}: {messages}"))
 }
 
 /// A hundred thousand system calls come to the guest's kernel without the monitor.

@@ -6,8 +6,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, ensure};
-use guests::ring3;
+use anyhow::{Result, ensure};
+use guests::{counter, ring3};
 use tempfile::TempDir;
 
 /// So many mappings, for 8,192 pages.
@@ -30,9 +30,7 @@ fn scattered(how: &str, rounds: u32) -> Result<u64> {
     let (said, messages) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure!(said == format!("scattered {rounds}\n"), "{:?}: {said}{messages}", output.status);
-    let filled = messages.lines().find_map(|line| line.trim().strip_prefix("fast look-ups"));
-    let filled = filled.and_then(|columns| columns.split_whitespace().next());
-    Ok(filled.context("no look-ups are counted")?.parse()?)
+    counter(&messages, "fast look-ups")
 }
 
 #[test]

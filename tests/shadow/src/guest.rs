@@ -117,6 +117,9 @@ impl Process for Wedge {
         }
         Ok(self.hand_over(|shared| with(|world| world.run(shared))))
     }
+    fn has_failed(&mut self) -> bool {
+        false // no turn is passed on here
+    }
     fn publish(&self, _: Option<u64>) {}
     fn take_made(&mut self) -> Vec<MapReport> {
         let count = std::mem::take(&mut self.shared.made.count) as usize;

@@ -191,6 +191,9 @@ mod tests {
         fn run(&mut self) -> Result<bool, Error> {
             Ok(true)
         }
+        fn has_failed(&mut self) -> bool {
+            false
+        }
         fn publish(&self, _: Option<u64>) {}
         fn take_made(&mut self) -> Vec<MapReport> {
             let claim = |number: u64| {
