@@ -202,6 +202,15 @@ pub enum SystemCalls {
     Dispatch,
 }
 
+/// Virtual CPUs of a command's machine if nothing is said.
+const MOST_USUAL_CPUS: usize = 8;
+
+/// As many as the host lets this process use, but not so many that starting them takes longer than most commands.
+pub fn usual_cpus() -> u32 {
+    let cpus = available_parallelism().map_or(1, NonZero::get);
+    cpus.min(MOST_USUAL_CPUS) as u32
+}
+
 /// Where devices are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DevicesChoice {

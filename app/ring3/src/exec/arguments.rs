@@ -6,7 +6,7 @@ use clap::{Args, FromArgMatches};
 
 use crate::{
     net::NetArgument,
-    values::{DevicesChoice, EngineArguments, MemorySize, SandboxChoice, seconds},
+    values::{self, DevicesChoice, EngineArguments, MemorySize, SandboxChoice, seconds},
 };
 
 const EXAMPLES: &str = "\
@@ -103,8 +103,8 @@ pub struct Guest {
     /// Guest memory: a number of MiB, or with a suffix K, M, G or T
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "1G")]
     pub memory: MemorySize,
-    /// Number of virtual CPUs, 1 to 16
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// Number of virtual CPUs, 1 to 16; without it, as many as this process may use of the host's, at most 8
+    #[arg(long, value_name = "N", default_value_t = values::usual_cpus())]
     pub cpus: u32,
     /// How guest code is run.
     #[command(flatten)]
@@ -157,6 +157,6 @@ mod tests {
     fn a_guest_without_options_is_the_command_lines() {
         let guest = Guest::default();
         assert_eq!((guest.kernel.as_str(), guest.memory), ("debian-12", MemorySize(1 << 30)));
-        assert_eq!((guest.cpus, guest.grace), (1, Duration::from_secs(10)));
+        assert_eq!((guest.cpus, guest.grace), (values::usual_cpus(), Duration::from_secs(10)));
     }
 }
