@@ -179,7 +179,7 @@ fn page_faults_are_delivered_directly_on_each_of_two() -> Result<()> {
             ["fast page faults", "exception 14"].map(|name| counter(&messages, name));
         let (fast, slow) = (fast?, slow?);
         ensure!(
-            output.status.success() && fast > 4000 && slow < 2000,
+            output.status.success() && fast > 2000 && slow < 1000,
             "{fast}, {slow}: {messages}"
         );
     }

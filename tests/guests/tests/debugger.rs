@@ -17,11 +17,12 @@ use xtask::{
     command::output,
 };
 
-/// Calls into the kernel and runs a program, without end, until a line is typed.
+/// Calls into the kernel and runs a program, without end, until a line is typed. (Bash drops a line that it has only
+/// half read when its time is over, so a time limit for reading would lose the line on a busy host.)
 const SCRIPT: &str = "\
 awk '$3 ~ /^(__x64_sys_getcwd|oops_begin|page_offset_base|jiffies|linux_proc_banner|linux_banner)$/ { print $3, $1 }' /proc/kallsyms
 echo ready
-until read -t 0.1 line; do setarch -R /bin/true; /bin/pwd > /dev/null; done
+until read -t 0; do setarch -R /bin/true; /bin/pwd > /dev/null; sleep 0.1; done
 cat /proc/version
 exit 7";
 /// Where Linux puts a position-independent program if it does not choose at random.

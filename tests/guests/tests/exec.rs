@@ -90,19 +90,19 @@ fn compile(directory: &Path, name: &str, source: &str) -> Result<PathBuf> {
 
 /// Compiles a program and runs it in a guest; what it said.
 fn compiled(name: &str, source: &str) -> Result<(Option<i32>, String)> {
-    compiled_with(name, source, "", MEMORY)
+    compiled_as(name, source, &format!("./{name}"), MEMORY)
 }
 
-/// The same, with arguments and so much memory.
-fn compiled_with(
+/// The same, with so much memory and by this command.
+fn compiled_as(
     name: &str,
     source: &str,
-    arguments: &str,
+    command: &str,
     memory: &str,
 ) -> Result<(Option<i32>, String)> {
     let directory = TempDir::new()?;
     compile(directory.path(), name, source)?;
-    let mut guest = exec_in(memory, directory.path(), &format!("./{name} {arguments}"))?;
+    let mut guest = exec_in(memory, directory.path(), command)?;
     let output = guest.stdin(Stdio::null()).output()?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned()))
 }
@@ -135,7 +135,9 @@ fn low_memory_is_the_programs() -> Result<()> {
 /// At addresses that the engine likes, at random ones, and in every 32 MiB of 1.9 TiB: by itself, by the kernel, executed.
 #[test]
 fn memory_anywhere_is_the_programs() -> Result<()> {
-    let (code, said) = compiled_with("places", include_str!("places.c"), "500 1 1", "1G")?;
+    // On one vCPU: what is nobody's is the engine's on each that has not had a program's memory there (CAVEATS.md).
+    let command = "taskset -c 0 ./places 500 1 1";
+    let (code, said) = compiled_as("places", include_str!("places.c"), command, "1G")?;
     ensure!(code == Some(0) && said.ends_with(" 0 wrong\n"), "{code:?}: {said}");
     Ok(())
 }
