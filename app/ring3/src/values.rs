@@ -202,10 +202,11 @@ pub enum SystemCalls {
     Dispatch,
 }
 
-/// Virtual CPUs of a command's machine if nothing is said.
+/// The most virtual CPUs that a command's machine has where no option says how many.
 const MOST_USUAL_CPUS: usize = 8;
 
-/// As many as the host lets this process use, but not so many that starting them takes longer than most commands.
+/// The number of virtual CPUs where no option says it: as many CPUs as the host lets this process use, up to a number
+/// that can be started in less time than most commands take.
 pub fn usual_cpus() -> u32 {
     let cpus = available_parallelism().map_or(1, NonZero::get);
     cpus.min(MOST_USUAL_CPUS) as u32

@@ -117,8 +117,8 @@ impl Fast {
         }
     }
 
-    /// Shows the wedge the kernel memory that it has missed in the exit's detail, if any. A table of the CPU's
-    /// own, such as the interrupt descriptors, may be where no kernel code ever looks.
+    /// Maps the kernel memory that the wedge has missed, if the exit's detail names some. The wedge reads tables of the
+    /// CPU's, such as the interrupt descriptor table, that no kernel code ever reads, so no fault maps them.
     pub(crate) fn show_missing(&mut self) -> Result<(), Error> {
         let missing = self.pages.frame().exit.info;
         if missing >= self.pages.base().kernel_start() {

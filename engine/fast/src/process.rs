@@ -23,7 +23,7 @@ pub trait Process: Sized {
     /// # Errors
     /// As there.
     fn run(&mut self) -> Result<bool, Error>;
-    /// Whether it has failed since the last call, in a turn that came from another process.
+    /// Whether orders have failed here since the last call, in a turn that came from another process.
     fn has_failed(&mut self) -> bool;
     /// Guest code may go on here, in the space of a PCID, without the monitor, or may not.
     fn publish(&self, pcid: Option<u64>);

@@ -163,13 +163,14 @@ impl<W: Process> Slots<W> {
         for space in &self.spaces {
             space.publish(passing && !self.held_back.contains(&space.root));
         }
-        let mut done = self.current()?.run()?;
+        let done = self.current()?.run()?;
+        let mut passed_on_done = true;
         // Nothing has run in those that are parked. Others may have got the turn from the current one, and failed.
         for space in self.spaces.iter_mut().filter(|space| space.pcid.is_some()) {
             self.claims += space.catch_up()?;
             if space.wedge.has_failed() {
                 space.forget();
-                done = false;
+                passed_on_done = false;
             }
         }
         if !done {
@@ -178,7 +179,7 @@ impl<W: Process> Slots<W> {
         if self.claims >= CLAIMS {
             self.keep_bounds()?;
         }
-        Ok(done)
+        Ok(done && passed_on_done)
     }
 
     /// Starts the largest spaces over as long as all together take more than they may.

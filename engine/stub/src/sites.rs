@@ -27,7 +27,8 @@ pub fn open(s: &mut Shared) -> i64 {
     protect(s, READ)
 }
 
-/// The table, and the thread-local areas behind it. Those are not in a process of user code's own.
+/// Gives the table these rights, and the thread-local areas behind the table, too. A process of user code's own has no
+/// such areas.
 fn protect(s: &Shared, rights: u64) -> i64 {
     let result = call(MPROTECT, SITES as u64, (AREA - SITES) as u64, rights, 0, 0);
     if result != 0 || s.setup.user_secret != 0 {

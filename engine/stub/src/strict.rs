@@ -187,11 +187,13 @@ fn receive(s: &mut Shared) {
 /// Answers a call; false if nobody waits for that any more.
 fn send(id: u64, value: u64, error: u64) -> bool {
     let response = [id, value, error & 0xffff_ffff];
-    match call(IOCTL, LISTENER_FD, NOTIFICATION_SEND, response.as_ptr() as u64, 0, 0) {
-        0 => true,
-        INTERRUPTED => send(id, value, error),
-        GONE => false,
-        _ => die(),
+    loop {
+        match call(IOCTL, LISTENER_FD, NOTIFICATION_SEND, response.as_ptr() as u64, 0, 0) {
+            0 => return true,
+            INTERRUPTED => {}
+            GONE => return false,
+            _ => die(),
+        }
     }
 }
 

@@ -14,9 +14,9 @@
 //! - `user_back`, which leads back to what such a kick has interrupted. Another kick has it begun anew;
 //! - `user_again` and `user_call`, which hand over, and do it again if a signal came first. The host may have
 //!   dropped the wedge's answer to that signal, so a kick there is noted;
-//! - `user_told`: the registers hold the secret. A kick has this begun anew;
-//! - `user_resumed`: the orders are carried out. A kick has the present one begun anew, which can be done twice.
-//!   Those before it cannot: what one protects, a later one may have unmapped;
+//! - `user_told`: the registers hold the secret, and no order has been carried out. A kick has this part begun anew;
+//! - `user_resumed`: the orders are carried out. A kick has the present order begun anew, which does no harm. The orders
+//!   before it are not begun anew: a page that one of them protects may be unmapped by now;
 //! - `user_carried_out`: the secret is gone. A kick is noted, and the way to user code goes on;
 //! - `user_gate`: the last steps to user code, which a kick gives up;
 //! - the ends of those;

@@ -232,8 +232,8 @@ impl Wedge {
         done
     }
 
-    /// Whether what this process or that of user code was to do has failed since the last call or run. The turn may have
-    /// come from another wedge: [`Wedge::run`] of that one knows nothing of it.
+    /// Whether orders have failed since the last call or run, in this process or in that of user code. If another wedge
+    /// has passed the turn on to this one, [`Wedge::run`] of the other one does not tell of the failure.
     pub fn has_failed(&mut self) -> bool {
         let failed = self.shared.get(field!(Shared, orders.failed)) != 0;
         if failed {

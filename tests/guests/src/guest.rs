@@ -238,7 +238,7 @@ impl Finished {
     }
 }
 
-/// A counter of `--stats`, from what a machine has said.
+/// The value of a counter of `--stats`, which is in a machine's messages under this name.
 ///
 /// # Errors
 /// There is none of this name.

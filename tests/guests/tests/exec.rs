@@ -135,7 +135,7 @@ fn low_memory_is_the_programs() -> Result<()> {
 /// At addresses that the engine likes, at random ones, and in every 32 MiB of 1.9 TiB: by itself, by the kernel, executed.
 #[test]
 fn memory_anywhere_is_the_programs() -> Result<()> {
-    // On one vCPU: what is nobody's is the engine's on each that has not had a program's memory there (CAVEATS.md).
+    // On one vCPU. On another, where the program has had no memory, it would find the engine's (CAVEATS.md).
     let command = "taskset -c 0 ./places 500 1 1";
     let (code, said) = compiled_as("places", include_str!("places.c"), command, "1G")?;
     ensure!(code == Some(0) && said.ends_with(" 0 wrong\n"), "{code:?}: {said}");

@@ -84,8 +84,8 @@ fn user_code_in_a_process_of_its_own() -> Result<()> {
     Ok(())
 }
 
-/// Where the kernel is interpreted, its memory is not in the program's process at all.
-/// More processes than a vCPU keeps address spaces of, and kicks at all times: each process's memory stays its own.
+/// A vCPU keeps fewer address spaces than there are processes here, and kicks come at all times. Each process finds its
+/// memory as it has left it.
 #[test]
 fn a_thousand_processes_each_in_one_of_its_own() -> Result<()> {
     let directory = TempDir::new()?;
@@ -104,6 +104,7 @@ fn a_thousand_processes_each_in_one_of_its_own() -> Result<()> {
     Ok(())
 }
 
+/// Where the kernel is interpreted, its memory is not in the program's process at all.
 #[test]
 fn user_code_by_itself() -> Result<()> {
     attempts("direct", closed_by_keys(&["kernel", "wedge"], 1)?)

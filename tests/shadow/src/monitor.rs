@@ -95,7 +95,6 @@ impl Run {
         self.synchronize()?;
         let roots = with(|world| roots(world));
         if !self.slots.run(true, roots)? {
-            self.slots.current()?.forget();
             return Ok(());
         }
         self.slots.take_invalidated();

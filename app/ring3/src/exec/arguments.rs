@@ -103,7 +103,7 @@ pub struct Guest {
     /// Guest memory: a number of MiB, or with a suffix K, M, G or T
     #[arg(long, short = 'm', value_name = "SIZE", default_value = "1G")]
     pub memory: MemorySize,
-    /// Number of virtual CPUs, 1 to 16; without it, as many as this process may use of the host's, at most 8
+    /// Number of virtual CPUs, 1 to 16; where none is given, as many CPUs as ring3 may use, at most 8
     #[arg(long, value_name = "N", default_value_t = values::usual_cpus())]
     pub cpus: u32,
     /// How guest code is run.
