@@ -48,6 +48,11 @@ impl Evicted {
         self.most
     }
 
+    /// There will never be more slots than there may be now.
+    pub(crate) fn is_at_ceiling(&self) -> bool {
+        self.most == self.ceiling
+    }
+
     /// The host gives no process beyond so many slots.
     pub(crate) fn stay_at(&mut self, slots: usize) {
         (self.most, self.ceiling) = (slots, slots);

@@ -31,6 +31,8 @@ use x86_interp::{Flush, Record};
 pub(crate) const MAX_SLOTS: usize = frame::MAX_WEDGES;
 /// So many claims of wedges are believed before it is looked at what they take.
 pub(crate) const CLAIMS: usize = 1024;
+/// A multiple of this, modulo any number, is seldom near the one before: 2^64 divided by the golden ratio.
+const SPREAD: usize = 0x9e37_79b9_7f4a_7c15;
 /// The first GVA of the upper half.
 const UPPER_HALF: u64 = 1 << 63;
 /// Bytes of a page.
@@ -41,14 +43,19 @@ fn root(roots: Roots) -> u64 {
     roots.cr3 & paging::ADDRESS
 }
 
-/// The slots, least recently used first.
+/// The slots.
 pub struct Slots<W = Wedge> {
     base: Base,
     ram: Ram,
     /// Kernel code runs in the slots, too.
     kernel: bool,
+    /// Those in which guest code may run, least recently used first.
     spaces: Vec<Box<Space<W>>>,
+    /// Those that are parked, in the order in which they were.
+    parked: Vec<Box<Space<W>>>,
     evicted: Evicted,
+    /// How many slots have been taken from processes at the ceiling.
+    taken: usize,
     /// Programs that have been given memory near the table of patched system calls.
     low: LowPrograms,
     /// The page tables of programs that wedges must not go on with by themselves.
@@ -75,13 +82,15 @@ impl<W: Process> Slots<W> {
     /// No slots yet. With `kernel`, kernel code is to run in them, too. All pages that it is given have this base.
     pub fn new(ram: Ram, base: Base, kernel: bool) -> Self {
         let (low, held_back, kernel_regions, sites, scans) = Default::default();
-        let (spaces, evicted, probed) = Default::default();
+        let (spaces, parked, evicted, taken, probed) = Default::default();
         Self {
             base,
             ram,
             kernel,
             spaces,
+            parked,
             evicted,
+            taken,
             low,
             held_back,
             kernel_regions,
@@ -103,7 +112,7 @@ impl<W: Process> Slots<W> {
         if self.spaces.last().is_some_and(|space| space.pcid == Some(pcid)) {
             return Ok(());
         }
-        let space = match self.spaces.iter().position(|space| space.pcid == Some(pcid)) {
+        let space = match self.spaces.iter().rposition(|space| space.pcid == Some(pcid)) {
             Some(at) => self.spaces.remove(at),
             None => self.take(pcid, roots, pages)?,
         };
@@ -130,7 +139,7 @@ impl<W: Process> Slots<W> {
     pub fn set_probed(&mut self, pages: BTreeSet<u64>) -> Vec<u64> {
         let new = self.probed.replace(pages);
         for page in &new {
-            for space in &mut self.spaces {
+            for space in self.all() {
                 // A slot whose process fails shows it when it runs.
                 let _ = space.drop_page(*page);
             }
@@ -145,7 +154,15 @@ impl<W: Process> Slots<W> {
 
     /// The slots' processes.
     pub fn processes(&self) -> Vec<i32> {
-        self.spaces.iter().flat_map(|space| space.wedge.processes()).collect()
+        self.each().flat_map(|space| space.wedge.processes()).collect()
+    }
+
+    fn each(&self) -> impl Iterator<Item = &Space<W>> {
+        self.parked.iter().chain(&self.spaces).map(Box::as_ref)
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Space<W>> {
+        self.parked.iter_mut().chain(&mut self.spaces).map(Box::as_mut)
     }
 
     /// The current slot.
@@ -165,8 +182,8 @@ impl<W: Process> Slots<W> {
         }
         let done = self.current()?.run()?;
         let mut passed_on_done = true;
-        // Nothing has run in those that are parked. Others may have got the turn from the current one, and failed.
-        for space in self.spaces.iter_mut().filter(|space| space.pcid.is_some()) {
+        // Others may have got the turn from the current one, and failed.
+        for space in &mut self.spaces {
             self.claims += space.catch_up()?;
             if space.wedge.has_failed() {
                 space.forget();
@@ -186,7 +203,7 @@ impl<W: Process> Slots<W> {
     fn keep_bounds(&mut self) -> Result<(), Error> {
         self.claims = 0;
         while self.entries() > most_entries(self.ram.len() / PAGE) {
-            let largest = self.spaces.iter_mut().max_by_key(|space| space.entries());
+            let largest = self.all().max_by_key(|space| space.entries());
             largest.ok_or(Error::NoSpace)?.clear_all()?;
         }
         Ok(())
@@ -194,7 +211,7 @@ impl<W: Process> Slots<W> {
 
     /// What is kept of all spaces.
     pub(crate) fn entries(&self) -> usize {
-        self.spaces.iter().map(|space| space.entries()).sum()
+        self.each().map(Space::entries).sum()
     }
 
     /// User pages whose translations the wedges have dropped by themselves: GVAs.
@@ -208,17 +225,15 @@ impl<W: Process> Slots<W> {
         space.answer(&self.ram, roots, &self.kernel_regions, gva, access)
     }
 
-    /// A slot for a space that has none: one that is parked for it, a fresh one, or the one not used for longest, with
-    /// what is right in it.
+    /// A slot for a space that has none: one that is parked for it, a fresh one, or another's, with what is right in it.
     fn take(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<Box<Space<W>>, Error> {
-        let at = match self.parked_for(roots) {
-            Some(at) => at,
+        let mut space = match self.parked_for(roots) {
+            Some(at) => self.parked.remove(at),
             None => match self.add(pcid, roots, pages)? {
                 Some(space) => return Ok(space),
-                None => 0,
+                None => self.evict(),
             },
         };
-        let mut space = self.spaces.remove(at);
         if space.root != root(roots) {
             self.evicted.note(space.root);
         }
@@ -227,16 +242,34 @@ impl<W: Process> Slots<W> {
         Ok(space)
     }
 
+    /// Takes a slot from the process that it is of: the one not used for longest. Where there are as many slots as
+    /// there will ever be, it is any that is parked: of more processes that take turns, none would find its own.
+    fn evict(&mut self) -> Box<Space<W>> {
+        let parked = self.parked.len();
+        if parked == 0 {
+            return self.spaces.remove(0);
+        }
+        if !self.evicted.is_at_ceiling() {
+            return self.parked.remove(0);
+        }
+        self.taken = self.taken.wrapping_add(1);
+        self.parked.remove(self.taken.wrapping_mul(SPREAD) % parked)
+    }
+
     /// Where the parked slot is that is of use: the one with this page table and its pages, for a process just forked one of
     /// the same program, or the one with this page table, which another process may have now.
     fn parked_for(&self, roots: Roots) -> Option<usize> {
-        let parked = || self.spaces.iter().enumerate().filter(|(_, space)| space.pcid.is_none());
-        let own = parked().find(|(_, space)| space.root == root(roots));
-        let same = own.filter(|(_, space)| space.fits(&self.ram, roots));
-        // A parent has run a moment ago, and so have its other children.
-        let mut late = parked().rev().take(FEW_SLOTS);
-        let newborn = || late.find(|(_, space)| space.fits_newborn(&self.ram, roots));
-        same.or_else(newborn).or(own).map(|(at, _)| at)
+        let own = self.parked.iter().position(|space| space.root == root(roots));
+        own.filter(|at| self.parked[*at].fits(&self.ram, roots))
+            .or_else(|| self.parked_for_newborn(roots))
+            .or(own)
+    }
+
+    /// For a process just forked: a parent has run a moment ago, and so have its other children.
+    fn parked_for_newborn(&self, roots: Roots) -> Option<usize> {
+        let late = self.parked.iter().enumerate().rev().take(FEW_SLOTS);
+        late.map_while(|(at, space)| Some((at, space.fits_newborn(&self.ram, roots)?)))
+            .find_map(|(at, fits)| fits.then_some(at))
     }
 
     /// A fresh slot, if there may be one more and the host has a process for it.
@@ -247,7 +280,7 @@ impl<W: Process> Slots<W> {
         pages: &Pages,
     ) -> Result<Option<Box<Space<W>>>, Error> {
         self.evicted.come_back(root(roots));
-        let there = self.spaces.len();
+        let there = self.spaces.len() + self.parked.len();
         if there >= self.evicted.most() {
             return Ok(None);
         }
@@ -268,7 +301,7 @@ impl<W: Process> Slots<W> {
             marks: self.ram.marks(),
             walked: self.kernel,
         };
-        let wedge = W::start(ram, pages, self.spaces.len() + 1)?;
+        let wedge = W::start(ram, pages, self.spaces.len() + self.parked.len() + 1)?;
         let shared = (self.sites.clone(), self.scans.clone(), self.probed.clone());
         Ok(Space::new(wedge, self.base, pcid, shared))
     }
@@ -277,42 +310,59 @@ impl<W: Process> Slots<W> {
     /// fails shows it when it runs.
     pub fn apply(&mut self, record: &Record, roots: Roots, current: u64) {
         for flush in &record.flushes {
-            for space in &mut self.spaces {
-                let same = |pcid: u16| space.pcid == Some(pcid.into());
-                let goes_on = space.pcid == Some(current) && space.root == root(roots);
-                let _ = match *flush {
-                    Flush::All if goes_on => space.revalidate_all(&self.ram, roots),
-                    Flush::Space { pcid } if same(pcid) && goes_on => {
-                        space.revalidate(&self.ram, roots)
-                    }
-                    Flush::All => {
-                        space.park(true);
-                        Ok(())
-                    }
-                    Flush::Space { pcid } if same(pcid) => {
-                        space.park(false);
-                        Ok(())
-                    }
-                    Flush::Page { pcid, linear } if same(pcid) || linear >= UPPER_HALF => {
-                        space.drop_page(linear)
-                    }
-                    _ => Ok(()),
-                };
-            }
+            self.flush(*flush, roots, current);
         }
         for page in &record.code_pages {
             self.protect(*page);
         }
         for page in &record.stale_pages {
-            for space in &mut self.spaces {
+            for space in self.all() {
                 let _ = space.drop_copies(*page);
             }
         }
     }
 
+    fn flush(&mut self, flush: Flush, roots: Roots, current: u64) {
+        let ram = self.ram.clone();
+        let goes_on = |space: &Space<W>| space.pcid == Some(current) && space.root == root(roots);
+        match flush {
+            Flush::All => {
+                for space in self.all() {
+                    let _ = match goes_on(space) {
+                        true => space.revalidate_all(&ram, roots),
+                        false => {
+                            space.park(true);
+                            Ok(())
+                        }
+                    };
+                }
+            }
+            Flush::Space { pcid } => {
+                let same = |space: &&mut Box<Space<W>>| space.pcid == Some(pcid.into());
+                if let Some(space) = self.spaces.iter_mut().find(same) {
+                    let _ = match goes_on(space) {
+                        true => space.revalidate(&ram, roots),
+                        false => {
+                            space.park(false);
+                            Ok(())
+                        }
+                    };
+                }
+            }
+            Flush::Page { pcid, linear } => {
+                for space in self.all() {
+                    if space.pcid == Some(pcid.into()) || linear >= UPPER_HALF {
+                        let _ = space.drop_page(linear);
+                    }
+                }
+            }
+        }
+        self.parked.extend(self.spaces.extract_if(.., |space| space.pcid.is_none()));
+    }
+
     /// No slot may write the RAM page at this offset any more without a fault.
     pub fn protect(&mut self, page: u64) {
-        for space in &mut self.spaces {
+        for space in self.all() {
             let _ = space.protect(page);
         }
     }
@@ -344,13 +394,13 @@ impl<W: Process> Slots<W> {
 
     /// The uppermost page tables of the programs that are known: GPAs.
     pub fn roots(&self) -> impl Iterator<Item = u64> {
-        self.spaces.iter().map(|space| space.root)
+        self.each().map(|space| space.root)
     }
 
     /// Kernel memory is to be mapped in the region of an HVA: it becomes the kernel's.
     pub fn give_to_kernel(&mut self, hva: u64) {
         if self.kernel_regions.add(hva) {
-            for space in &mut self.spaces {
+            for space in self.all() {
                 let _ = space.give_to_kernel(hva);
             }
         }

@@ -3,7 +3,7 @@
 use core::sync::atomic::AtomicU32;
 
 /// Wedges of a vCPU; their numbers start at one.
-pub const MAX_WEDGES: usize = 64;
+pub const MAX_WEDGES: usize = 128;
 /// The monitor's number.
 pub const MONITOR: usize = 0;
 /// The signal that makes running guest code come back.

@@ -71,7 +71,7 @@ pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: A
     if !kernel && show_again(f, s, table, run) {
         return true;
     }
-    let run = extend(s, table, run, kernel);
+    let run = extend(s, table, begin(s, table, run, kernel), kernel);
     if !make_run(f, s, run, kernel) {
         return false;
     }
@@ -158,6 +158,18 @@ fn said_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     let writable = value & RW != 0 && value & D != 0 && table & RW != 0;
     let leaf = Leaf { offset, large: false, writable, user: !kernel, executable, global: true };
     Some(Run { gva, len: PAGE, offset, rights: rights(leaf) })
+}
+
+/// The first page of a run of the kernel's that one page is in: a thread's stack is used from its end.
+fn begin(s: &Shared, table: u64, run: Run, kernel: bool) -> Run {
+    let mut first = run;
+    while kernel && first.gva & (AROUND * PAGE - 1) != 0 {
+        match used_page(s, table, first.gva - PAGE, kernel) {
+            Some(page) if page.continues(&first) => first = page,
+            _ => break,
+        }
+    }
+    first
 }
 
 /// Adds what follows the run in the same table and continues it.
@@ -347,12 +359,12 @@ fn show(f: &mut VcpuPage, s: &mut Shared, from: u64, to: u64, rights: u64) -> bo
 
 /// Maps pages around a run that the guest has used already and that are not mapped yet.
 fn around(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run, kernel: bool) {
-    let first = run.gva & !(AROUND * PAGE - 1);
+    let (first, end) = window(s, table, run, kernel);
     // A page on its own costs as much now as when it is asked for; it will be, if the one before the
     // run has been.
     let ahead = kernel || is_hinted(s, run.gva.wrapping_sub(PAGE));
     let mut at = first;
-    while at < first + AROUND * PAGE {
+    while at < end {
         let done = at >= run.gva && at < run.gva + run.len;
         let page = if done { None } else { used_page(s, table, at, kernel) };
         let hva = if kernel { at.wrapping_add(bias()) } else { at };
@@ -369,6 +381,24 @@ fn around(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run, kernel: bool) 
         }
         at += more.len;
     }
+}
+
+/// Where pages around a run are looked for. The kernel's end at the first hole: behind it another thread has its
+/// stack, and one slot after the other would get the stacks of all.
+fn window(s: &Shared, table: u64, run: Run, kernel: bool) -> (u64, u64) {
+    let first = run.gva & !(AROUND * PAGE - 1);
+    let end = first + AROUND * PAGE;
+    if !kernel {
+        return (first, end);
+    }
+    let (mut from, mut to) = (run.gva, run.gva + run.len);
+    while from > first && said_page(s, table, from - PAGE, kernel).is_some() {
+        from -= PAGE;
+    }
+    while to < end && said_page(s, table, to, kernel).is_some() {
+        to += PAGE;
+    }
+    (from, to)
 }
 
 /// Nothing is known to be mapped.

@@ -50,6 +50,7 @@ impl<W: Process> Space<W> {
     /// with that. With `all` there was a flush of everything: the global mappings, too.
     pub fn park(&mut self, all: bool) {
         self.pcid = None;
+        self.wedge.publish(None);
         self.stale |= all;
     }
 
@@ -88,9 +89,18 @@ impl<W: Process> Space<W> {
         self.wedge.keeps() && self.sample(ram, roots).0 >= SAMPLE.1
     }
 
-    /// So of a process that has not run since it was forked.
-    pub fn fits_newborn(&self, ram: &Ram, roots: Roots) -> bool {
-        self.wedge.keeps() && matches!(self.sample(ram, roots), (present, 0) if present >= SAMPLE.1)
+    /// So of a process that has not run since it was forked. `None` if it has run: that is so of each space then, and
+    /// costs less to find out.
+    pub fn fits_newborn(&self, ram: &Ram, roots: Roots) -> Option<bool> {
+        if !self.wedge.keeps() {
+            return None;
+        }
+        let mut used = Walker::new(ram, roots);
+        let mut sample = self.pages.keys().rev().take(SAMPLE.0);
+        if sample.any(|hva| used.find(*hva).is_some()) {
+            return None;
+        }
+        Some(self.sample(ram, roots).0 >= SAMPLE.1)
     }
 
     /// Drops every mapping that is not global and not what the page tables say now.
