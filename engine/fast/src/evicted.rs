@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 /// Slots that there may be from the start.
 pub(crate) const FEW_SLOTS: usize = 12;
-/// Processes that are remembered.
-const REMEMBERED: usize = 2 * MAX_SLOTS;
+/// Processes that are remembered: who comes back later would not have kept a slot, however many there were.
+const REMEMBERED: usize = MAX_SLOTS;
 
 /// Who has lost a slot.
 #[derive(Debug)]

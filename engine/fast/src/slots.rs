@@ -31,6 +31,8 @@ use x86_interp::{Flush, Record};
 pub(crate) const MAX_SLOTS: usize = frame::MAX_WEDGES;
 /// So many claims of wedges are believed before it is looked at what they take.
 pub(crate) const CLAIMS: usize = 1024;
+/// One slot of so many is taken from any process, where there are as many as there will ever be.
+const SELDOM: usize = 8;
 /// A multiple of this, modulo any number, is seldom near the one before: 2^64 divided by the golden ratio.
 const SPREAD: usize = 0x9e37_79b9_7f4a_7c15;
 /// The first GVA of the upper half.
@@ -243,17 +245,17 @@ impl<W: Process> Slots<W> {
     }
 
     /// Takes a slot from the process that it is of: the one not used for longest. Where there are as many slots as
-    /// there will ever be, it is any that is parked: of more processes that take turns, none would find its own.
+    /// there will ever be, that process would be the next to run, if more processes than that take turns, and none
+    /// would find its own. The one that has just been parked is taken then, and now and then any other, whose process
+    /// may have ended.
     fn evict(&mut self) -> Box<Space<W>> {
-        let parked = self.parked.len();
-        if parked == 0 {
-            return self.spaces.remove(0);
-        }
+        let Some(last) = self.parked.len().checked_sub(1) else { return self.spaces.remove(0) };
         if !self.evicted.is_at_ceiling() {
             return self.parked.remove(0);
         }
         self.taken = self.taken.wrapping_add(1);
-        self.parked.remove(self.taken.wrapping_mul(SPREAD) % parked)
+        let any = self.taken.wrapping_mul(SPREAD) % (last + 1);
+        self.parked.remove(if self.taken.is_multiple_of(SELDOM) { any } else { last })
     }
 
     /// Where the parked slot is that is of use: the one with this page table and its pages, for a process just forked one of

@@ -167,6 +167,9 @@ impl<W: Process> Space<W> {
                 Standing::Good => {}
                 Standing::ReadOnly => read_only.push(*hva),
                 _ if newborn && self.has_data(ram, roots, &mut walker, *hva) => moved.push(*hva),
+                _ if !newborn && self.is_elsewhere(ram, &mut walker, *hva, *page) => {
+                    moved.push(*hva);
+                }
                 _ if self.may_be_closed(*hva, *page) => closed.push(*hva),
                 _ => gone.push(*hva),
             }
@@ -188,12 +191,38 @@ impl<W: Process> Space<W> {
         plain && !self.parts.contains(&part(hva, LARGE_BITS)) && is_used(ram, roots, hva)
     }
 
+    /// A process has data there that it has used, elsewhere in RAM than what is mapped: it has taken the slot of
+    /// another of the same program, and has what that one had in pages of its own.
+    fn is_elsewhere(
+        &self,
+        ram: &Ram,
+        walker: &mut Walker<'_>,
+        hva: u64,
+        (offset, protection): (u64, u64),
+    ) -> bool {
+        let found = walker.find(hva).filter(|found| found.user && found.page_bits == 12);
+        let data = found.filter(|found| !found.executable && protection & EXECUTE == 0);
+        let page = data.and_then(|found| ram.page(found.gpa));
+        page.is_some_and(|page| page.offset != offset && !ram.is_code(page.offset))
+            && !self.parts.contains(&part(hva, LARGE_BITS))
+            && !self.copies.has(offset, hva)
+    }
+
     fn map_data(&mut self, ram: &Ram, walker: &mut Walker<'_>, hva: u64) -> Result<(), Error> {
-        let Some(page) = walker.find(hva).and_then(|found| ram.page(found.gpa)) else {
+        let Some((found, page)) =
+            walker.find(hva).and_then(|found| Some((found, ram.page(found.gpa)?)))
+        else {
             return Ok(());
         };
-        self.pages.insert(hva, (page.offset, READ));
-        self.map_one(hva, page.offset, READ)
+        let writable = found.writable && found.dirty && page.writable && !ram.is_code(page.offset);
+        let rights = READ | if writable { WRITE } else { 0 };
+        if let Some((before, _)) = self.pages.insert(hva, (page.offset, rights)) {
+            self.writable.remove(before, hva);
+        }
+        if writable {
+            self.writable.add(page.offset, hva);
+        }
+        self.map_one(hva, page.offset, rights)
     }
 
     /// What is mapped there may be shown again: it is a page of RAM as it is, or a copy that goes when that

@@ -1,9 +1,9 @@
 use super::*;
 use crate::listener::Listener;
-use wedge::{MapReport, Owner, Rights};
+use wedge::{MapCommand, MapReport, Owner, Rights};
 use x86::{
     control::{cr0, cr4, efer},
-    paging::{A, NX, P, RW, US},
+    paging::{A, D, NX, P, RW, US},
 };
 use x86_interp::GuestRam;
 
@@ -30,6 +30,11 @@ impl Guest {
 
     /// The page tables of a process, four pages of RAM each. With `used` the process has accessed its memory.
     fn process(&self, number: u64, used: u64) -> Roots {
+        self.process_with(number, 0, P | US | NX | used)
+    }
+
+    /// The same of one whose memory lies in RAM from a GPA onwards, with these bits in its entries.
+    fn process_with(&self, number: u64, memory: u64, bits: u64) -> Roots {
         let top = 0x10_0000 + number * 4 * PAGE;
         let tables = [39, 30, 21].map(|shift| (MEMORY >> shift & 0x1ff) * 8);
         for (level, entry) in tables.into_iter().enumerate() {
@@ -38,7 +43,7 @@ impl Guest {
         }
         for page in 0..COUNT {
             let entry = top + 3 * PAGE + ((MEMORY >> 12) + page) % 512 * 8;
-            self.ram.store64(entry, (page * PAGE) | P | US | NX | used);
+            self.ram.store64(entry, (memory + page * PAGE) | bits);
         }
         let mode = efer::LME | efer::LMA | efer::NXE;
         Roots { cr0: cr0::PE | cr0::PG, cr3: top, cr4: cr4::PAE, efer: mode }
@@ -89,12 +94,12 @@ fn more_processes_than_there_can_be_slots_do_not_all_lose_them() {
     let mut guest = Guest::new();
     let processes: Vec<_> =
         (0..MAX_SLOTS as u64 * 3 / 2).map(|number| guest.process(number, A)).collect();
-    for _ in 0..MAX_SLOTS {
-        for roots in &processes {
-            guest.runs(*roots);
+    for of_them in [MAX_SLOTS, processes.len()] {
+        for _ in 0..MAX_SLOTS {
+            processes.iter().take(of_them).for_each(|roots| _ = guest.runs(*roots));
         }
+        assert_eq!(guest.slots.each().count(), MAX_SLOTS);
     }
-    assert_eq!(guest.slots.each().count(), MAX_SLOTS);
     let found = processes.iter().filter(|roots| guest.runs(**roots)).count();
     assert!(found > processes.len() / 4, "{found} of {}", processes.len());
 }
@@ -108,6 +113,29 @@ fn processes_that_never_come_back_share_few_slots() {
         guest.runs(roots);
     }
     assert_eq!(guest.slots.each().count(), FEW_SLOTS);
+}
+
+/// A process that has lost its slot finds its memory in the one that it gets, writable where it has written.
+#[test]
+fn who_gets_the_slot_of_another_of_the_same_program_has_its_own_data_there() {
+    let mut guest = Guest::new();
+    let few = FEW_SLOTS as u64;
+    let memory = |number: u64| (4 << 20) + number * COUNT * PAGE;
+    let bits = |page: u64| P | US | NX | A | if page == 0 { RW | D } else { RW };
+    for number in 0..few {
+        let roots = guest.process_with(number, memory(number), bits(0));
+        guest.runs(roots);
+    }
+    for (number, rights) in [(few, Rights::READ_WRITE), (few + 1, Rights::READ)] {
+        let roots = guest.process_with(number, memory(number), bits(number - few));
+        assert!(guest.runs(roots), "mapped before it runs");
+        let told = &guest.slots.current().expect("a slot").wedge.told;
+        for page in 0..COUNT {
+            let (start, offset) = (MEMORY + page * PAGE, memory(number) + page * PAGE);
+            let map = MapCommand::Map { start, len: PAGE, offset, rights, owner: Owner::User };
+            assert!(told.contains(&map), "{map:?}");
+        }
+    }
 }
 
 /// A worker that has run keeps its slot when another worker comes that has none; a child just forked takes one over.

@@ -38,6 +38,7 @@ pub fn run(directory: &Path, limits: Limits<'_>, words: &[&str]) -> Result<Ended
     let mut command = Command::new(machine::ring3()?);
     command.args(["exec", "--engine", limits.engine, "--memory", MEMORY]);
     command.args(["--cpus", &limits.cpus.to_string()]);
+    command.args(limits.isolation.iter().flat_map(|isolation| ["--guest-isolation", isolation]));
     command.args(["--timeout", &limits.timeout.as_secs().to_string(), "--"]).args(words);
     finish(directory, limits, &mut command)
 }

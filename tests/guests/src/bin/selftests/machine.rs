@@ -18,6 +18,8 @@ pub struct Limits<'a> {
     pub timeout: Duration,
     /// The engine, by the name ring3 has for it.
     pub engine: &'a str,
+    /// What keeps programs from their kernel's memory, by the name ring3 has for it, unless ring3 is to choose.
+    pub isolation: Option<&'a str>,
     /// How many virtual CPUs a guest has.
     pub cpus: u32,
     /// QEMU runs the machine instead, translating all of it.
@@ -92,6 +94,8 @@ impl Machine<'_> {
         command.args(["--memory", &format!("{}M", self.memory)]);
         command.args(["--engine", limits.engine, "--cpus", &limits.cpus.to_string()]);
         command.args(["--timeout", &limits.timeout.as_secs().to_string()]);
+        command
+            .args(limits.isolation.iter().flat_map(|isolation| ["--guest-isolation", isolation]));
         Ok(command)
     }
 

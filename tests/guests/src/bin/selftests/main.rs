@@ -60,6 +60,10 @@ struct Arguments {
     /// How ring3 runs guest code, see `ring3 run --help`
     #[arg(long, default_value = "auto")]
     engine: String,
+
+    /// What keeps programs from their kernel's memory, see `ring3 run --help` [default: that of ring3]
+    #[arg(long)]
+    guest_isolation: Option<String>,
     /// Virtual CPUs of the guests; of stress-ng's stressors as many run at once
     #[arg(long, value_name = "N", default_value_t = 1)]
     cpus: u32,
@@ -152,6 +156,7 @@ fn run(which: Which, arguments: &Arguments) -> Result<String> {
     let limits = machine::Limits {
         timeout: Duration::from_secs(arguments.timeout),
         engine: &arguments.engine,
+        isolation: arguments.guest_isolation.as_deref(),
         cpus: arguments.cpus,
         qemu: arguments.qemu,
         verbose: arguments.verbose,
