@@ -24,7 +24,7 @@ pub trait Process: Sized {
     /// As there.
     fn run(&mut self) -> Result<bool, Error>;
     /// Whether orders have failed here since the last call, in a turn that came from another process.
-    fn has_failed(&mut self) -> bool;
+    fn take_failure(&mut self) -> bool;
     /// Guest code may go on here, in the space of a PCID, without the monitor, or may not.
     fn publish(&self, pcid: Option<u64>);
     /// What it has mapped and unmapped by itself.
@@ -70,8 +70,8 @@ impl Process for Wedge {
     fn run(&mut self) -> Result<bool, Error> {
         self.run()
     }
-    fn has_failed(&mut self) -> bool {
-        self.has_failed()
+    fn take_failure(&mut self) -> bool {
+        self.take_failure()
     }
     fn publish(&self, pcid: Option<u64>) {
         self.publish(pcid);

@@ -187,7 +187,7 @@ impl<W: Process> Slots<W> {
         // Others may have got the turn from the current one, and failed.
         for space in &mut self.spaces {
             self.claims += space.catch_up()?;
-            if space.wedge.has_failed() {
+            if space.wedge.take_failure() {
                 space.forget();
                 passed_on_done = false;
             }

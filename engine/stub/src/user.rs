@@ -327,7 +327,7 @@ pub extern "C" fn side() -> ! {
         prepared!(),
         ".globl user_orders", "user_orders:",
         "lea r14, [rip + journal_page + {orders}]", // the next order
-        "imul r13, [rip + journal_page + {count}], 48",
+        "imul r13, [rip + journal_page + {count}], {order}",
         "add r13, r14", // behind the last one
         "jmp 30f",
         ".globl user_resumed", "user_resumed:",
@@ -350,7 +350,7 @@ pub extern "C" fn side() -> ! {
         "33:",
         "mov [rdi], dl", "shr rdx, 8", "inc rdi", "dec rsi", "jnz 33b",
         "34:",
-        "add r14, 48", "jmp 30b",
+        "add r14, {order}", "jmp 30b",
         ".globl user_carried_out", "user_carried_out:",
         "xor r15d, r15d",
         "jmp 35f",
@@ -439,6 +439,7 @@ pub extern "C" fn side() -> ! {
         enter = const offset_of!(Journal, enter),
         count = const offset_of!(Journal, count),
         orders = const offset_of!(Journal, orders),
+        order = const size_of::<[u64; 6]>(),
         HAND_OVER = const HAND_OVER,
         POKE = const JOURNAL_POKE,
         MMAP = const filter::MMAP,

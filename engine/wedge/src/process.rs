@@ -234,7 +234,7 @@ impl Wedge {
 
     /// Whether orders have failed since the last call or run, in this process or in that of user code. If another wedge
     /// has passed the turn on to this one, [`Wedge::run`] of the other one does not tell of the failure.
-    pub fn has_failed(&mut self) -> bool {
+    pub fn take_failure(&mut self) -> bool {
         let failed = self.shared.get(field!(Shared, orders.failed)) != 0;
         if failed {
             self.shared.set(field!(Shared, orders.failed), 0);
@@ -322,7 +322,7 @@ impl Wedge {
         self.shared.set(field!(Shared, orders.only), orders_only.into());
         self.orders.clear();
         self.take_turns()?;
-        Ok(!self.has_failed())
+        Ok(!self.take_failure())
     }
 
     pub(crate) fn take_turns(&mut self) -> Result<(), Error> {

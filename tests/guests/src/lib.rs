@@ -5,12 +5,14 @@
 
 pub mod campaign;
 pub mod chance;
+mod compiler;
 mod guest;
 mod machine;
 pub mod power_cut;
 pub mod visits;
 pub mod zoo;
 
+pub use compiler::compile;
 pub use guest::{BootFiles, Finished, Guest, LEASE, converse, counter, ring3};
 pub use machine::Machine;
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::ring3;
+use guests::{compile, ring3};
 use tempfile::TempDir;
 use xtask::assets::{Assets, Kernel};
 
@@ -79,15 +79,6 @@ fn a_signal_reaches_the_command() -> Result<()> {
     Ok(())
 }
 
-/// Compiles a program into a folder.
-fn compile(directory: &Path, name: &str, source: &str) -> Result<PathBuf> {
-    let file = directory.join(name).with_extension("c");
-    fs::write(&file, source)?;
-    let program = directory.join(name);
-    ensure!(Command::new("cc").arg("-O1").arg(&file).arg("-o").arg(&program).status()?.success());
-    Ok(program)
-}
-
 /// Compiles a program and runs it in a guest; what it said.
 fn compiled(name: &str, source: &str) -> Result<(Option<i32>, String)> {
     compiled_as(name, source, &format!("./{name}"), MEMORY)
@@ -101,7 +92,7 @@ fn compiled_as(
     memory: &str,
 ) -> Result<(Option<i32>, String)> {
     let directory = TempDir::new()?;
-    compile(directory.path(), name, source)?;
+    compile(directory.path(), name, source, "-O1")?;
     let mut guest = exec_in(memory, directory.path(), command)?;
     let output = guest.stdin(Stdio::null()).output()?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned()))
@@ -118,7 +109,7 @@ fn no_interrupt_is_lost_among_system_calls() -> Result<()> {
 #[test]
 fn low_memory_is_the_programs() -> Result<()> {
     let directory = TempDir::new()?;
-    compile(directory.path(), "low", include_str!("low.c"))?;
+    compile(directory.path(), "low", include_str!("low.c"), "-O1")?;
     for how in [&[][..], &["--guest-isolation=fast"], &["--guest-isolation=strict"]] {
         let mut guest = Command::new(ring3()?);
         // With one CPU another program runs between a call and the instruction behind it.
@@ -182,7 +173,7 @@ fn tables_among_code_are_read_as_written() -> Result<()> {
 #[test]
 fn what_is_undefined_at_a_page_s_end_is_as_on_the_host() -> Result<()> {
     let directory = TempDir::new()?;
-    let program = compile(directory.path(), "ends", include_str!("ends.c"))?;
+    let program = compile(directory.path(), "ends", include_str!("ends.c"), "-O1")?;
     let native = Command::new(program).output()?;
     let guest = exec(directory.path(), "./ends")?.stdin(Stdio::null()).output()?;
     ensure!(native.status.success() && guest.status.success(), "{native:?} {guest:?}");

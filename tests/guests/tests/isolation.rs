@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, ensure};
-use guests::ring3;
+use guests::{compile, ring3};
 use tempfile::TempDir;
 
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/isolation"));
@@ -89,12 +89,8 @@ fn user_code_in_a_process_of_its_own() -> Result<()> {
 #[test]
 fn a_thousand_processes_each_in_one_of_its_own() -> Result<()> {
     let directory = TempDir::new()?;
-    let (source, program) = (directory.path().join("many.c"), directory.path().join("many"));
-    fs::write(&source, include_str!("many.c"))?;
     // Bound late, the program keeps addresses on its stack that it must find again.
-    let options = ["-O1", "-Wl,-z,lazy", "-o"];
-    let mut compiler = Command::new("cc");
-    ensure!(compiler.args(options).arg(&program).arg(&source).status()?.success());
+    compile(directory.path(), "many", include_str!("many.c"), "-O1 -Wl,-z,lazy")?;
     let mut guest = Command::new(ring3()?);
     guest.args(["exec", "--guest-isolation=strict", "--cpus=4", "--memory=1G", "--timeout=300"]);
     let output = guest.args(["--", "./many", "1000"]).current_dir(directory.path()).output()?;

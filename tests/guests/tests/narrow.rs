@@ -4,7 +4,7 @@
 use std::{iter, path::PathBuf, process::Command};
 
 use anyhow::{Result, ensure};
-use guests::{counter, ring3};
+use guests::{compile, counter, ring3};
 use tempfile::TempDir;
 
 /// Without a C library: there need not be one for 32-bit programs.
@@ -13,11 +13,7 @@ const OPTIONS: &str = "-m32 -O2 -static -nostdlib -ffreestanding -fno-pic -fno-p
 
 fn program() -> Result<(TempDir, PathBuf)> {
     let directory = TempDir::new()?;
-    let (source, program) = (directory.path().join("narrow.c"), directory.path().join("narrow"));
-    std::fs::write(&source, include_str!("narrow.c"))?;
-    let options = OPTIONS.split_whitespace();
-    let made = Command::new("cc").args(options).arg(&source).arg("-o").arg(&program).status()?;
-    ensure!(made.success(), "the compiler makes no 32-bit programs");
+    let program = compile(directory.path(), "narrow", include_str!("narrow.c"), OPTIONS)?;
     Ok((directory, program))
 }
 

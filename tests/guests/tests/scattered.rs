@@ -1,13 +1,10 @@
 //! A program whose scattered pages outnumber the mappings that a host process may have. Each page keeps what the program wrote, with
 //! look-ups and without.
 
-use std::{
-    fs,
-    process::{Command, Stdio},
-};
+use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
-use guests::{counter, ring3};
+use guests::{compile, counter, ring3};
 use tempfile::TempDir;
 
 /// So many mappings, for 8,192 pages.
@@ -17,10 +14,7 @@ const MOST: &str = "3000";
 /// is looked up.
 fn scattered(how: &str, rounds: u32) -> Result<u64> {
     let directory = TempDir::new()?;
-    let (source, program) =
-        (directory.path().join("scattered.c"), directory.path().join("scattered"));
-    fs::write(&source, include_str!("scattered.c"))?;
-    ensure!(Command::new("cc").arg("-O1").arg(&source).arg("-o").arg(&program).status()?.success());
+    let program = compile(directory.path(), "scattered", include_str!("scattered.c"), "-O1")?;
     let mut guest = Command::new(ring3()?);
     guest.args(["exec", "--engine=fast", "--memory=512M", "--timeout=120", "--stats"]);
     guest.args(["--guest-isolation", "fast", "--cpus", "1"]);

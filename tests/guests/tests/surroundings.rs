@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::{Guest, ring3};
+use guests::{Guest, compile, ring3};
 use harness::processes::family;
 use tempfile::TempDir;
 use xtask::assets::{Assets, Kernel};
@@ -274,7 +274,7 @@ fn strict_isolation_that_cannot_be_had_is_refused() -> Result<()> {
 #[test]
 fn a_container_s_filter_is_no_obstacle() -> Result<()> {
     let directory = TempDir::new()?;
-    let container = compiled(directory.path(), "container", include_str!("container.c"))?;
+    let container = compile(directory.path(), "container", include_str!("container.c"), STATIC)?;
     for isolation in ["fast", "strict"] {
         let mut command = Command::new(&container);
         command.arg(ring3()?).args(["exec", "--engine", "fast", "--guest-isolation", isolation]);
@@ -355,10 +355,7 @@ fn loopback_is_there() -> Result<()> {
 #[test]
 fn inode_numbers_are_the_same_by_either_way() -> Result<()> {
     let directory = TempDir::new()?;
-    let source = directory.path().join("numbers.c");
-    fs::write(&source, include_str!("numbers.c"))?;
-    let program = directory.path().join("numbers");
-    ensure!(Command::new("cc").arg(&source).arg("-o").arg(&program).status()?.success());
+    compile(directory.path(), "numbers", include_str!("numbers.c"), "")?;
     let script = "mkdir -p here/there /tmp/here/there; echo x > /etc/made-here 2>/dev/null; \
                   ./numbers / /usr /usr/bin /etc /tmp /tmp/here . here";
     let said = said_in(directory.path(), script)?;
@@ -377,18 +374,11 @@ fn moments(text: &str) -> Vec<(i128, i128)> {
 
 /// `moment.c`, linked so that it runs on any root file system.
 fn static_moment(directory: &Path) -> Result<PathBuf> {
-    compiled(directory, "moment", include_str!("moment.c"))
+    compile(directory, "moment", include_str!("moment.c"), STATIC)
 }
 
-/// A program that needs no libraries.
-fn compiled(directory: &Path, name: &str, text: &str) -> Result<PathBuf> {
-    let (source, program) = (directory.join(name).with_extension("c"), directory.join(name));
-    fs::write(&source, text)?;
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-static"]).arg(&source).arg("-o").arg(&program);
-    ensure!(compiler.status()?.success());
-    Ok(program)
-}
+/// How a program is made that needs no libraries.
+const STATIC: &str = "-O1 -static";
 
 /// Runs a guest, which runs `moment` three times. Each time its clock must be the host's. After the first it is
 /// paused, and resumed. Guest and host share the counter, so that their clocks can be compared without being read at

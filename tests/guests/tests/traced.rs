@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use guests::ring3;
+use guests::{compile, ring3};
 use tempfile::TempDir;
 
 /// A shell and Python, each with children and files.
@@ -281,11 +281,8 @@ fn profiled(kernel: &str, program: &str, output: &str) -> Result<()> {
 fn a_profile_shows_functions_of_programs_and_of_the_kernel_and_who_called_them() -> Result<()> {
     let folder = TempDir::new()?;
     let path = |name: &str| folder.path().join(name).display().to_string();
-    fs::write(path("spinner.c"), SPINNER)?;
-    let mut cc = Command::new("cc");
     // Optimized, functions that call nobody have no frame pointer.
-    cc.args(["-O0", "-fno-omit-frame-pointer", "-o", &path("spinner"), &path("spinner.c")]);
-    ensure!(cc.status()?.success());
+    compile(folder.path(), "spinner", SPINNER, "-O0 -fno-omit-frame-pointer")?;
     for kernel in ["debian-12", "debian-13"] {
         profiled(kernel, &path("spinner"), &path("folded"))?;
     }

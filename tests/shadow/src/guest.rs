@@ -117,7 +117,7 @@ impl Process for Wedge {
         }
         Ok(self.hand_over(|shared| with(|world| world.run(shared))))
     }
-    fn has_failed(&mut self) -> bool {
+    fn take_failure(&mut self) -> bool {
         false // no turn is passed on here
     }
     fn publish(&self, _: Option<u64>) {}

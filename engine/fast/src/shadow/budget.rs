@@ -191,7 +191,7 @@ mod tests {
         fn run(&mut self) -> Result<bool, Error> {
             Ok(true)
         }
-        fn has_failed(&mut self) -> bool {
+        fn take_failure(&mut self) -> bool {
             false
         }
         fn publish(&self, _: Option<u64>) {}

@@ -74,13 +74,20 @@ impl<W: Process> Space<W> {
         self.compare(ram, roots, owner)
     }
 
-    /// How many pages of a sample of the user's these page tables have, and how many of those have been used.
+    /// How many pages of a sample of the user's these page tables have, and how many of those have been used. It ends
+    /// as soon as more pages would change nothing.
     fn sample(&self, ram: &Ram, roots: Roots) -> (usize, usize) {
-        let mut walker = Walker::new(ram, roots).with_unused();
-        let sample: Vec<u64> = self.pages.keys().rev().take(SAMPLE.0).copied().collect();
-        let present = sample.iter().filter(|hva| walker.find(**hva).is_some()).count();
-        let mut walker = Walker::new(ram, roots);
-        (present, sample.iter().filter(|hva| walker.find(**hva).is_some()).count())
+        let mut all = Walker::new(ram, roots).with_unused();
+        let mut used = Walker::new(ram, roots);
+        let mut counts = (0, 0);
+        for hva in self.pages.keys().rev().take(SAMPLE.0) {
+            counts.0 += usize::from(all.find(*hva).is_some());
+            counts.1 += usize::from(used.find(*hva).is_some());
+            if counts.0 >= SAMPLE.1 && counts.1 != 0 {
+                break;
+            }
+        }
+        counts
     }
 
     /// Pages of a process with these page tables are probably where they were mapped here: it is the same
@@ -89,18 +96,12 @@ impl<W: Process> Space<W> {
         self.wedge.keeps() && self.sample(ram, roots).0 >= SAMPLE.1
     }
 
-    /// So of a process that has not run since it was forked. `None` if it has run: that is so of each space then, and
-    /// costs less to find out.
+    /// So of a process that has not run since it was forked. `None` if it has run: that is so of each space then.
     pub fn fits_newborn(&self, ram: &Ram, roots: Roots) -> Option<bool> {
-        if !self.wedge.keeps() {
-            return None;
+        match self.sample(ram, roots) {
+            (_, 1..) => None,
+            (present, _) => Some(self.wedge.keeps() && present >= SAMPLE.1),
         }
-        let mut used = Walker::new(ram, roots);
-        let mut sample = self.pages.keys().rev().take(SAMPLE.0);
-        if sample.any(|hva| used.find(*hva).is_some()) {
-            return None;
-        }
-        Some(self.sample(ram, roots).0 >= SAMPLE.1)
     }
 
     /// Drops every mapping that is not global and not what the page tables say now.
