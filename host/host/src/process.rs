@@ -62,7 +62,8 @@ pub struct Part<'a> {
 pub enum Supervision<'a> {
     /// The host.
     None,
-    /// The host, but for one call, for which the process waits until its supervisor has answered.
+    /// The host, but for one call, for which the process waits until its supervisor has answered. The process begins
+    /// with all signals blocked: they wait until it has handlers.
     Target {
         /// A stream socket, at whose other end the supervisor is: the means to answer go through it.
         socket: BorrowedFd<'a>,

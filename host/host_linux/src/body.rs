@@ -41,6 +41,8 @@ pub(crate) fn start(body: &Body<'_>) -> io::Result<Box<dyn host::Child>> {
 /// Plain system calls only, no memory of the library's. Returns only if the body is a target and the host has no
 /// notifications; nothing has been mapped then.
 pub(crate) fn become_body(body: &Body<'_>) -> io::Error {
+    // SAFETY: this process is about to be nothing but the body, and has no handlers if it cannot.
+    unsafe { forget_handlers() };
     let listener = match supervise(&body.supervision) {
         Ok(listener) => listener,
         Err(error) => return error,
@@ -48,7 +50,6 @@ pub(crate) fn become_body(body: &Body<'_>) -> io::Error {
     // SAFETY: this process is about to be nothing but the body.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        forget_handlers();
         process::forget_rseq();
         move_vdso();
         let key = match body.parts.iter().any(|part| part.keyed) {
@@ -71,6 +72,8 @@ fn supervise(supervision: &Supervision<'_>) -> io::Result<Option<RawFd>> {
         Supervision::None => Ok(None),
         Supervision::Target { socket, call } => {
             let listener = notifications::listener(*call)?;
+            // The supervisor is ready as soon as it has this, and whoever uses both sends signals then.
+            block_signals();
             if !notifications::send(socket.as_raw_fd(), listener) {
                 give_up(status::NOTIFICATIONS);
             }
@@ -81,6 +84,14 @@ fn supervise(supervision: &Supervision<'_>) -> io::Result<Option<RawFd>> {
             Ok(Some(received.unwrap_or_else(|| give_up(status::NOTIFICATIONS))))
         }
     }
+}
+
+/// What is sent from here on waits until the body unblocks it.
+fn block_signals() {
+    let all = u64::MAX;
+    let (how, none) = (libc::SIG_SETMASK, std::ptr::null::<u64>());
+    // SAFETY: reads the set of 8 bytes.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const all, none, 8) };
 }
 
 /// A child that cannot become what it is to be.
@@ -243,7 +254,14 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, patience: Duration) {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::fd::BorrowedFd, sync::atomic::Ordering, time::Instant};
+    use std::{
+        os::{
+            fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+            unix::net::UnixStream,
+        },
+        sync::atomic::Ordering,
+        time::Instant,
+    };
 
     use host::{End, MemoryObject};
 
@@ -307,6 +325,38 @@ mod tests {
         twice.parts.push(twice.parts[0]);
         let child = start(&twice).expect("a process");
         assert_eq!(end_of(&*child), Some(End::Exited(status::MAP)));
+    }
+
+    /// What `/proc` says of a process: a set of signals.
+    fn signals(process: i32, set: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("/proc");
+        let line = status.lines().find_map(|line| line.strip_prefix(set)).expect("such a line");
+        u64::from_str_radix(line.trim(), 16).expect("a set")
+    }
+
+    #[test]
+    fn a_signal_waits_until_a_target_has_a_handler() {
+        /// `jmp $`
+        const FOREVER: [u8; 2] = [0xeb, 0xfe];
+        let of_kick = 1_u64 << (libc::SIGUSR1 - 1);
+        let code = code(0);
+        // SAFETY: mapped to be written, and nobody else has it.
+        unsafe { code.map_large().expect("mapped").base().cast().write(FOREVER) };
+        for _ in 0..20 {
+            let (ours, its) = UnixStream::pair().expect("sockets");
+            let mut target = body(code.descriptor().expect("a descriptor"));
+            let call = libc::SYS_sched_yield as u32;
+            target.supervision = Supervision::Target { socket: its.as_fd(), call };
+            let child = start(&target).expect("a process");
+            drop(its);
+            let listener = notifications::receive(ours.as_raw_fd()).expect("notifications");
+            child.signal(libc::SIGUSR1);
+            let [blocked, pending] = ["SigBlk:", "ShdPnd:"].map(|set| signals(child.number(), set));
+            child.end();
+            // SAFETY: received, and nobody else's.
+            drop(unsafe { OwnedFd::from_raw_fd(listener) });
+            assert_eq!((blocked & of_kick, pending & of_kick), (of_kick, of_kick));
+        }
     }
 
     #[test]
