@@ -325,39 +325,28 @@ impl<W: Process> Slots<W> {
     }
 
     fn flush(&mut self, flush: Flush, roots: Roots, current: u64) {
-        let ram = self.ram.clone();
         let goes_on = |space: &Space<W>| space.pcid == Some(current) && space.root == root(roots);
-        match flush {
-            Flush::All => {
-                for space in self.all() {
-                    let _ = match goes_on(space) {
-                        true => space.revalidate_all(&ram, roots),
-                        false => {
-                            space.park(true);
-                            Ok(())
-                        }
-                    };
+        for space in self.parked.iter_mut().chain(&mut self.spaces) {
+            // What cannot be unmapped has failed for good, which shows when it runs next.
+            let _ = match flush {
+                Flush::All if goes_on(space) => space.revalidate_all(&self.ram, roots),
+                Flush::All => {
+                    space.park(true);
+                    Ok(())
                 }
-            }
-            Flush::Space { pcid } => {
-                let same = |space: &&mut Box<Space<W>>| space.pcid == Some(pcid.into());
-                if let Some(space) = self.spaces.iter_mut().find(same) {
-                    let _ = match goes_on(space) {
-                        true => space.revalidate(&ram, roots),
-                        false => {
-                            space.park(false);
-                            Ok(())
-                        }
-                    };
+                Flush::Space { pcid } if space.pcid != Some(pcid.into()) => Ok(()),
+                Flush::Space { .. } if goes_on(space) => space.revalidate(&self.ram, roots),
+                Flush::Space { .. } => {
+                    space.park(false);
+                    Ok(())
                 }
-            }
-            Flush::Page { pcid, linear } => {
-                for space in self.all() {
-                    if space.pcid == Some(pcid.into()) || linear >= UPPER_HALF {
-                        let _ = space.drop_page(linear);
-                    }
+                Flush::Page { pcid, linear }
+                    if space.pcid == Some(pcid.into()) || linear >= UPPER_HALF =>
+                {
+                    space.drop_page(linear)
                 }
-            }
+                Flush::Page { .. } => Ok(()),
+            };
         }
         self.parked.extend(self.spaces.extract_if(.., |space| space.pcid.is_none()));
     }

@@ -27,9 +27,9 @@ use std::collections::BTreeMap;
 use wedge::{Error, MapCommand, Rights};
 use x86::{
     control::{cr0, efer},
-    paging::{self, Access, Roots},
+    paging::{self, Access, Roots, Translation},
 };
-use x86_interp::GuestRam;
+use x86_interp::{GuestRam, RamPage};
 
 /// Pages looked at to tell whether a space fits a process, and how many of them its page tables must have.
 const SAMPLE: (usize, usize) = (24, 3);
@@ -181,15 +181,20 @@ impl<W: Process> Space<W> {
         moved.into_iter().try_for_each(|hva| self.map_data(ram, &mut walker, hva))
     }
 
-    /// A newborn process has data there, elsewhere in RAM than what is mapped: what its brother had, it will
-    /// need.
+    /// What the page tables have of the user's at an address, if it is data in a page of 4 KiB that can be mapped by
+    /// itself.
+    fn data(&self, ram: &Ram, walker: &mut Walker<'_>, hva: u64) -> Option<(Translation, RamPage)> {
+        let found = walker.find(hva).filter(|found| found.user && found.page_bits == 12)?;
+        let page = ram.page(found.gpa).filter(|page| !ram.is_code(page.offset))?;
+        let alone = !found.executable && !self.parts.contains(&part(hva, LARGE_BITS));
+        alone.then_some((found, page))
+    }
+
+    /// A newborn process has data there that it only reads, elsewhere in RAM than what is mapped: what its brother
+    /// had, it will need.
     fn has_data(&self, ram: &Ram, roots: Roots, walker: &mut Walker<'_>, hva: u64) -> bool {
-        let found = walker.find(hva).filter(|found| found.user && found.page_bits == 12);
-        let data = found.filter(|found| !found.executable && !found.writable);
-        let plain = data
-            .and_then(|found| ram.page(found.gpa))
-            .is_some_and(|page| !ram.is_code(page.offset));
-        plain && !self.parts.contains(&part(hva, LARGE_BITS)) && is_used(ram, roots, hva)
+        let data = self.data(ram, walker, hva);
+        data.is_some_and(|(found, _)| !found.writable) && is_used(ram, roots, hva)
     }
 
     /// A process has data there that it has used, elsewhere in RAM than what is mapped: it has taken the slot of
@@ -201,21 +206,15 @@ impl<W: Process> Space<W> {
         hva: u64,
         (offset, protection): (u64, u64),
     ) -> bool {
-        let found = walker.find(hva).filter(|found| found.user && found.page_bits == 12);
-        let data = found.filter(|found| !found.executable && protection & EXECUTE == 0);
-        let page = data.and_then(|found| ram.page(found.gpa));
-        page.is_some_and(|page| page.offset != offset && !ram.is_code(page.offset))
-            && !self.parts.contains(&part(hva, LARGE_BITS))
-            && !self.copies.has(offset, hva)
+        let was_data = protection & EXECUTE == 0 && !self.copies.has(offset, hva);
+        was_data && self.data(ram, walker, hva).is_some_and(|(_, page)| page.offset != offset)
     }
 
     fn map_data(&mut self, ram: &Ram, walker: &mut Walker<'_>, hva: u64) -> Result<(), Error> {
-        let Some((found, page)) =
-            walker.find(hva).and_then(|found| Some((found, ram.page(found.gpa)?)))
-        else {
+        let Some((found, page)) = self.data(ram, walker, hva) else {
             return Ok(());
         };
-        let writable = found.writable && found.dirty && page.writable && !ram.is_code(page.offset);
+        let writable = found.writable && found.dirty && page.writable;
         let rights = READ | if writable { WRITE } else { 0 };
         if let Some((before, _)) = self.pages.insert(hva, (page.offset, rights)) {
             self.writable.remove(before, hva);
