@@ -4,11 +4,13 @@
 //! the monitor with the state untouched.
 
 use crate::{
-    bias, claims, fault, here,
+    bias, claims,
+    context::{Context, Next},
+    fault, here,
     host::load_vectors_careful,
     kernel_start,
     lookup::{self, Outcome},
-    mmu, narrow, shared, taps, turns,
+    mmu, narrow, taps, turns,
 };
 use core::{
     arch::naked_asm,
@@ -45,15 +47,11 @@ const USER_END: u64 = 0x7fff_ffff_f000;
 const SS_NARROW: u64 = USER_DS as u64;
 
 /// SYSCALL by user code, whose state is in the frame with RIP behind the instruction.
-pub fn system_call(f: &mut VcpuPage) -> ! {
-    make_system_call(f);
-    crate::run::run()
-}
-
-fn make_system_call(f: &mut VcpuPage) {
+pub fn system_call(cx: &mut Context<'_>) -> Next {
+    let f = &mut *cx.vcpu;
     let flags = f.regs.rflags & !(f.system.sfmask | RF);
     if flags & (TF | NT | VM | IOPL) != 0 {
-        turns::exit(Reason::UserSignal);
+        return Next::Exit(Reason::UserSignal);
     }
     (f.claims.call, f.claims.caller) = (f.regs.gpr[RAX], f.regs.cr3);
     f.regs.gpr[RCX] = f.regs.rip;
@@ -64,38 +62,36 @@ fn make_system_call(f: &mut VcpuPage) {
     f.counters.system_calls += 1;
     // The monitor closes the table at its next turn.
     if calls::asks_near_sites(f.claims.call, f.regs.gpr[RDI]) {
-        enter_kernel_at(f, flags, 0);
-        miss_for_good(f);
+        enter_kernel_at(cx, flags, 0);
+        return miss_for_good(cx);
     }
-    enter_kernel(f, flags);
+    enter_kernel(cx, flags)
 }
 
 /// Goes on in translated code at RIP, with these flags.
-pub fn enter_kernel(f: &mut VcpuPage, flags: u64) {
-    let block = find(f.regs.rip, flags & AC != 0);
-    enter_kernel_at(f, flags, block);
-    if block == 0 {
-        miss_for_good(f)
-    }
+pub fn enter_kernel(cx: &mut Context<'_>, flags: u64) -> Next {
+    let block = find(cx.vcpu.regs.rip, flags & AC != 0);
+    enter_kernel_at(cx, flags, block);
+    if block == 0 { miss_for_good(cx) } else { Next::Run }
 }
 
 /// There is no block at RIP: the monitor is to make one.
-fn miss_for_good(f: &mut VcpuPage) -> ! {
-    (f.exit.kind, f.exit.info) = (BlockExit::Miss as u64, 0);
-    turns::exit(Reason::Block)
+fn miss_for_good(cx: &mut Context<'_>) -> Next {
+    (cx.vcpu.exit.kind, cx.vcpu.exit.info) = (BlockExit::Miss as u64, 0);
+    Next::Exit(Reason::Block)
 }
 
-fn enter_kernel_at(f: &mut VcpuPage, flags: u64, block: u64) {
+fn enter_kernel_at(cx: &mut Context<'_>, flags: u64, block: u64) {
     if flags & AC != 0 {
-        mmu::finish_deferred(f);
+        mmu::finish_deferred(cx);
     }
-    f.regs.cpl = 0;
-    f.regs.interrupt_flag = flags & IF;
-    f.regs.ac = flags & AC;
-    f.block.host_flags = flags & IN_HOST;
-    f.block.percpu = percpu(f.regs.gs_base, bias());
-    f.run.go = go::BLOCK;
-    f.block.jump = block;
+    cx.vcpu.regs.cpl = 0;
+    cx.vcpu.regs.interrupt_flag = flags & IF;
+    cx.vcpu.regs.ac = flags & AC;
+    cx.vcpu.block.host_flags = flags & IN_HOST;
+    cx.vcpu.block.percpu = percpu(cx.vcpu.regs.gs_base, bias());
+    cx.vcpu.run.go = go::BLOCK;
+    cx.vcpu.block.jump = block;
 }
 
 /// What translated code would reach by this address.
@@ -165,8 +161,8 @@ fn miss(f: &mut VcpuPage) -> bool {
     f.block.jump != 0
 }
 
-/// Translated code has exited. True: go on with `RunControl::go`. False: the monitor is needed.
-pub fn after_block(f: &mut VcpuPage) -> bool {
+/// Translated code has exited: goes on as `RunControl::go` says, or has the monitor do what is not ordinary.
+pub fn after_block(cx: &mut Context<'_>) -> Next {
     const CALL_OUT: u64 = BlockExit::CallOut as u64;
     const SYSRET: u64 = BlockExit::Sysret as u64;
     const SYSRET_NARROW: u64 = BlockExit::SysretNarrow as u64;
@@ -178,30 +174,30 @@ pub fn after_block(f: &mut VcpuPage) -> bool {
     const LOOKUP: u64 = BlockExit::Lookup as u64;
     const SYSTEM_CALL: u64 = BlockExit::SystemCall as u64;
     const TAP: u64 = BlockExit::Tap as u64;
-    match f.exit.kind {
-        MISS if f.exit.info == 0 => miss(f),
-        LOOKUP if f.run.walks != 0 && f.regs.cpl != 0 => look_up(f),
-        SYSTEM_CALL if f.run.fast != 0 && f.regs.cpl != 0 => {
+    let f = &mut *cx.vcpu;
+    let (fast, walks) = (f.run.fast != 0, f.run.walks != 0);
+    let next = match f.exit.kind {
+        MISS if f.exit.info == 0 => miss(f).then_some(Next::Run),
+        LOOKUP if walks && f.regs.cpl != 0 => look_up(cx),
+        SYSTEM_CALL if fast && f.regs.cpl != 0 => {
             f.regs.rip = f.exit.next;
             leave_translated_user(f);
-            make_system_call(f);
-            true
+            Some(system_call(cx))
         }
         CALL_OUT if f.system.none_in_service == f.exit.info && f.regs.cpl == 0 => {
-            read_in_service(f)
+            read_in_service(f).then_some(Next::Run)
         }
-        TAP => taps::pass(f),
-        LOAD_VECTORS => load_guest_vectors(f),
-        SYSRET if f.run.fast != 0 => sysret(f),
-        SYSRET_NARROW if f.run.fast != 0 => sysret_narrow(f),
-        IRET if f.run.fast != 0 => iret(f),
-        INVALIDATE if f.run.walks != 0 => invalidate(f),
+        TAP => taps::pass(cx).then_some(Next::Run),
+        LOAD_VECTORS => load_guest_vectors(cx).then_some(Next::Run),
+        SYSRET if fast => sysret(cx),
+        SYSRET_NARROW if fast => sysret_narrow(cx).then_some(Next::Run),
+        IRET if fast => iret(cx),
+        INVALIDATE if walks => invalidate(cx).then_some(Next::Run),
         // Another wedge would not know that it is to go no further.
-        LOAD_SPACE if f.run.walks != 0 && f.run.pcids != 0 && f.run.go != go::LEAVE => {
-            load_space(f)
-        }
-        _ => false,
-    }
+        LOAD_SPACE if walks && f.run.pcids != 0 && f.run.go != go::LEAVE => load_space(cx),
+        _ => None,
+    };
+    next.unwrap_or(Next::Exit(Reason::Block))
 }
 
 /// RDMSR of the local APIC's word of interrupts in service around 0x80, of which there are none: Linux looks whether
@@ -218,16 +214,23 @@ fn read_in_service(f: &mut VcpuPage) -> bool {
 }
 
 /// XRSTOR of what the guest asks for, if it is in order.
-fn load_guest_vectors(f: &mut VcpuPage) -> bool {
-    let area = host_address(f.exit.operand);
-    let next = find(f.exit.next, f.regs.ac != 0);
-    let open = f.exit.operand >= kernel_start() || f.regs.ac != 0;
+fn load_guest_vectors(cx: &mut Context<'_>) -> bool {
+    let area = host_address(cx.vcpu.exit.operand);
+    let next = find(cx.vcpu.exit.next, cx.vcpu.regs.ac != 0);
+    let open = cx.vcpu.exit.operand >= kernel_start() || cx.vcpu.regs.ac != 0;
     let known = open && area.is_multiple_of(64) && area >> 47 == 0 && next != 0;
     let shown = is_shown(area) && is_shown(area + size_of::<Vectors>() as u64 - 1);
-    if !known || !shown || !load_vectors_careful(area, f.regs.gpr[RAX] & f.system.vector_mask) {
+    if !known
+        || !shown
+        || !load_vectors_careful(
+            cx.secret(),
+            area,
+            cx.vcpu.regs.gpr[RAX] & cx.vcpu.system.vector_mask,
+        )
+    {
         return false;
     }
-    go_on_behind(f, next)
+    go_on_behind(cx.vcpu, next)
 }
 
 /// The instruction has been done: the block behind it comes next.
@@ -238,29 +241,28 @@ fn go_on_behind(f: &mut VcpuPage, block: u64) -> bool {
     true
 }
 
-fn invalidate(f: &mut VcpuPage) -> bool {
-    let next = find(f.exit.next, f.regs.ac != 0);
-    if next == 0 || !mmu::invalidate(f, shared(), f.exit.operand) {
+fn invalidate(cx: &mut Context<'_>) -> bool {
+    let next = find(cx.vcpu.exit.next, cx.vcpu.regs.ac != 0);
+    if next == 0 || !mmu::invalidate(cx, cx.vcpu.exit.operand) {
         return false;
     }
-    go_on_behind(f, next)
+    go_on_behind(cx.vcpu, next)
 }
 
 /// MOV to CR3 that keeps translations, of a space that some wedge holds: that one goes on.
-fn load_space(f: &mut VcpuPage) -> bool {
+fn load_space(cx: &mut Context<'_>) -> Option<Next> {
+    let f = &mut *cx.vcpu;
     let root = f.exit.operand & !KEEP;
     let next = find(f.exit.next, f.regs.ac != 0);
     if f.exit.operand & KEEP == 0 || root >> PHYS_BITS != 0 || next == 0 {
-        return false;
+        return None;
     }
-    let Some(to) = turns::holder(root & PCID) else { return false };
+    let to = turns::holder(root & PCID)?;
     f.regs.cr3 = root;
     f.counters.hand_overs += 1;
     go_on_behind(f, next);
-    if to as u64 != shared().setup.number {
-        turns::pass_on(to);
-    }
-    true
+    let stays = to as u64 == cx.shared.setup.number;
+    Some(if stays { Next::Run } else { turns::pass_on(cx, to) })
 }
 
 /// An interrupt is due as soon as interrupts are enabled.
@@ -268,48 +270,47 @@ fn open_to_interrupt(f: &VcpuPage, flags: u64) -> bool {
     f.run.pending != 0 && flags & IF != 0
 }
 
-fn sysret(f: &mut VcpuPage) -> bool {
-    let flags = f.regs.gpr[R11] & SYSRET_FLAGS | 2;
-    let target = f.regs.gpr[RCX];
+fn sysret(cx: &mut Context<'_>) -> Option<Next> {
+    let flags = cx.vcpu.regs.gpr[R11] & SYSRET_FLAGS | 2;
+    let target = cx.vcpu.regs.gpr[RCX];
     // Whoever returns, the monitor is to know of it.
-    let questionable = claims::are_in_question(f);
-    let plain = target < USER_END && plain_user(f, flags);
-    if questionable || !plain || claims::are_met(f, shared()) {
-        return false;
+    let questionable = claims::are_in_question(cx.vcpu);
+    let plain = target < USER_END && plain_user(cx.vcpu, flags);
+    if questionable || !plain || claims::are_met(cx) {
+        return None;
     }
-    f.run.compatibility = 0;
-    if !narrow::read_areas(f) {
-        return false;
+    cx.vcpu.run.compatibility = 0;
+    if !narrow::read_areas(cx) {
+        return None;
     }
-    f.regs.cs = (f.system.star >> 48).wrapping_add(16) | 3;
-    f.regs.ss = (f.system.star >> 48).wrapping_add(8) | 3;
-    enter_user(f, target, flags);
-    need_block(f);
-    true
+    cx.vcpu.regs.cs = (cx.vcpu.system.star >> 48).wrapping_add(16) | 3;
+    cx.vcpu.regs.ss = (cx.vcpu.system.star >> 48).wrapping_add(8) | 3;
+    enter_user(cx, target, flags);
+    Some(with_block(cx))
 }
 
 /// SYSRET to 32-bit code: its segments have the base and the limits of Linux's, whatever the tables say.
-fn sysret_narrow(f: &mut VcpuPage) -> bool {
-    let flags = f.regs.gpr[R11] & SYSRET_FLAGS | 2;
-    let target = f.regs.gpr[RCX] & 0xffff_ffff;
-    let cs = f.system.star >> 48 | 3;
-    let ss = (f.system.star >> 48).wrapping_add(8) | 3;
-    let questionable = claims::are_in_question(f);
-    let plain = narrow::may_enter(f, cs, target) && ss == SS_NARROW && plain_user(f, flags);
-    if questionable || !plain || claims::are_met(f, shared()) {
+fn sysret_narrow(cx: &mut Context<'_>) -> bool {
+    let flags = cx.vcpu.regs.gpr[R11] & SYSRET_FLAGS | 2;
+    let target = cx.vcpu.regs.gpr[RCX] & 0xffff_ffff;
+    let cs = cx.vcpu.system.star >> 48 | 3;
+    let ss = (cx.vcpu.system.star >> 48).wrapping_add(8) | 3;
+    let questionable = claims::are_in_question(cx.vcpu);
+    let plain = narrow::may_enter(cx, cs, target) && ss == SS_NARROW && plain_user(cx.vcpu, flags);
+    if questionable || !plain || claims::are_met(cx) {
         return false;
     }
-    go_to_narrow(f, [cs, ss], target, flags)
+    go_to_narrow(cx, [cs, ss], target, flags)
 }
 
 /// 32-bit user code comes next. False if the monitor is needed for it.
-fn go_to_narrow(f: &mut VcpuPage, [cs, ss]: [u64; 2], rip: u64, flags: u64) -> bool {
-    f.run.compatibility = 1;
-    if !narrow::read_areas(f) {
+fn go_to_narrow(cx: &mut Context<'_>, [cs, ss]: [u64; 2], rip: u64, flags: u64) -> bool {
+    cx.vcpu.run.compatibility = 1;
+    if !narrow::read_areas(cx) {
         return false;
     }
-    (f.regs.cs, f.regs.ss) = (cs, ss);
-    enter_user(f, rip, flags);
+    (cx.vcpu.regs.cs, cx.vcpu.regs.ss) = (cs, ss);
+    enter_user(cx, rip, flags);
     true
 }
 
@@ -318,35 +319,36 @@ fn plain_user(f: &VcpuPage, flags: u64) -> bool {
     flags & !ORDINARY_USER == 0 && flags & IF != 0 && !open_to_interrupt(f, flags)
 }
 
-fn enter_user(f: &mut VcpuPage, rip: u64, flags: u64) {
-    f.regs.rip = rip;
-    f.regs.rflags = flags;
-    f.regs.cpl = 3;
-    f.counters.returns += 1;
-    f.run.go = go::USER;
-    f.run.user_translated = 0;
-    if f.run.compatibility == 0 && shared().mapped.lookups != 0 && flags & !(IN_HOST | IF | 2) == 0
+fn enter_user(cx: &mut Context<'_>, rip: u64, flags: u64) {
+    cx.vcpu.regs.rip = rip;
+    cx.vcpu.regs.rflags = flags;
+    cx.vcpu.regs.cpl = 3;
+    cx.vcpu.counters.returns += 1;
+    cx.vcpu.run.go = go::USER;
+    cx.vcpu.run.user_translated = 0;
+    if cx.vcpu.run.compatibility == 0
+        && cx.shared.mapped.lookups != 0
+        && flags & !(IN_HOST | IF | 2) == 0
     {
-        enter_translated_user(f);
+        enter_translated_user(cx);
     }
 }
 
 /// User code whose state is in the frame is run translated.
-fn enter_translated_user(f: &mut VcpuPage) {
-    mmu::finish_deferred(f);
-    f.run.user_translated = 1;
-    f.block.host_flags = f.regs.rflags & IN_HOST;
-    (f.regs.interrupt_flag, f.regs.ac) = (IF, 0);
-    (f.block.bias, f.block.percpu) = (0, f.regs.fs_base);
-    f.run.go = go::BLOCK;
-    f.block.jump = find_user(f, f.regs.rip);
+fn enter_translated_user(cx: &mut Context<'_>) {
+    mmu::finish_deferred(cx);
+    cx.vcpu.run.user_translated = 1;
+    cx.vcpu.block.host_flags = cx.vcpu.regs.rflags & IN_HOST;
+    (cx.vcpu.regs.interrupt_flag, cx.vcpu.regs.ac) = (IF, 0);
+    (cx.vcpu.block.bias, cx.vcpu.block.percpu) = (0, cx.vcpu.regs.fs_base);
+    cx.vcpu.run.go = go::BLOCK;
+    cx.vcpu.block.jump = find_user(cx.vcpu, cx.vcpu.regs.rip);
 }
 
-/// No block has been found for it.
-fn need_block(f: &mut VcpuPage) {
-    if f.run.user_translated != 0 && f.block.jump == 0 {
-        miss_for_good(f)
-    }
+/// User code goes on. If it is run translated, it needs a block.
+fn with_block(cx: &mut Context<'_>) -> Next {
+    let missing = cx.vcpu.run.user_translated != 0 && cx.vcpu.block.jump == 0;
+    if missing { miss_for_good(cx) } else { Next::Run }
 }
 
 /// Translated user code has stopped at RIP; the state becomes that of user code for the wedge.
@@ -357,81 +359,80 @@ pub fn leave_translated_user(f: &mut VcpuPage) {
 }
 
 /// User code's access has no entry: it gets one, or the guest its page fault.
-fn look_up(f: &mut VcpuPage) -> bool {
-    let (gva, bytes, write) =
-        (f.exit.operand, f.exit.info & (LOOKUP_WRITE - 1), f.exit.info & LOOKUP_WRITE != 0);
+fn look_up(cx: &mut Context<'_>) -> Option<Next> {
+    let exit = &cx.vcpu.exit;
+    let (gva, bytes) = (exit.operand, exit.info & (LOOKUP_WRITE - 1));
+    let write = exit.info & LOOKUP_WRITE != 0;
     if (gva & 0xfff) + bytes > 0x1000 {
-        return false;
+        return None;
     }
-    match lookup::fill(f, shared(), gva, mmu::Access { write, fetch: false, user: true }) {
+    match lookup::fill(cx, gva, mmu::Access { write, fetch: false, user: true }) {
         Outcome::Filled => {
-            f.run.go = go::BLOCK;
-            true
+            cx.vcpu.run.go = go::BLOCK;
+            Some(Next::Run)
         }
         // A step goes no further: the monitor delivers it.
-        Outcome::Fault(present) if f.run.fast != 0 && f.run.go == go::BLOCK => {
-            fault::of_translated_user(f, gva, present, write)
+        Outcome::Fault(present) if cx.vcpu.run.fast != 0 && cx.vcpu.run.go == go::BLOCK => {
+            fault::of_translated_user(cx, gva, present, write)
         }
-        _ => false,
+        _ => None,
     }
 }
 
-fn iret(f: &mut VcpuPage) -> bool {
+fn iret(cx: &mut Context<'_>) -> Option<Next> {
     let mut words = [0; 5];
     for (index, word) in words.iter_mut().enumerate() {
-        let at = f.regs.gpr[RSP].wrapping_add(index as u64 * 8);
-        let Some(value) = kernel_word(f, at) else { return false };
-        *word = value;
+        let at = cx.vcpu.regs.gpr[RSP].wrapping_add(index as u64 * 8);
+        *word = kernel_word(cx.vcpu, at)?;
     }
     let [rip, cs, flags, rsp, ss] = words;
     match cs & 3 {
-        3 => iret_to_user(f, [rip, cs, flags & !RF, rsp, ss]),
-        0 => iret_to_kernel(f, [rip, cs, flags & !RF, rsp, ss]),
-        _ => false,
+        3 => iret_to_user(cx, [rip, cs, flags & !RF, rsp, ss]),
+        0 => iret_to_kernel(cx, [rip, cs, flags & !RF, rsp, ss]).then_some(Next::Run),
+        _ => None,
     }
 }
 
-fn iret_to_user(f: &mut VcpuPage, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
-    let code = descriptor(f, cs);
+fn iret_to_user(cx: &mut Context<'_>, [rip, cs, flags, rsp, ss]: [u64; 5]) -> Option<Next> {
+    let code = descriptor(cx.vcpu, cs);
     let narrow = code == Some(0x00cf_fa00_0000_ffff)
-        && narrow::may_enter(f, cs, rip)
+        && narrow::may_enter(cx, cs, rip)
         && ss & 0xffff == SS_NARROW;
     let flat = (code == Some(0x00af_fa00_0000_ffff) || narrow)
-        && descriptor(f, ss) == Some(0x00cf_f200_0000_ffff)
+        && descriptor(cx.vcpu, ss) == Some(0x00cf_f200_0000_ffff)
         && ss & 3 == 3;
     // Slow returns from system calls come this way.
-    let questionable = claims::are_in_question(f);
-    let plain = flat && rip < USER_END && plain_user(f, flags);
-    if questionable || !plain || claims::are_met(f, shared()) {
-        return false;
+    let questionable = claims::are_in_question(cx.vcpu);
+    let plain = flat && rip < USER_END && plain_user(cx.vcpu, flags);
+    if questionable || !plain || claims::are_met(cx) {
+        return None;
     }
-    f.run.compatibility = narrow.into();
-    if !narrow::read_areas(f) {
-        return false;
+    cx.vcpu.run.compatibility = narrow.into();
+    if !narrow::read_areas(cx) {
+        return None;
     }
-    f.regs.gpr[RSP] = rsp;
-    (f.regs.cs, f.regs.ss) = (cs & 0xffff, ss & 0xffff);
-    enter_user(f, rip, flags);
-    if f.run.walks != 0 {
-        fault::before_return(f);
+    cx.vcpu.regs.gpr[RSP] = rsp;
+    (cx.vcpu.regs.cs, cx.vcpu.regs.ss) = (cs & 0xffff, ss & 0xffff);
+    enter_user(cx, rip, flags);
+    if cx.vcpu.run.walks != 0 {
+        fault::before_return(cx);
     }
-    need_block(f);
-    true
+    Some(with_block(cx))
 }
 
-fn iret_to_kernel(f: &mut VcpuPage, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
-    let stack = ss & 0xffff == 0 || descriptor(f, ss) == Some(0x00cf_9200_0000_ffff);
-    let flat = kernel_code(f, cs) == Some(true) && stack && ss & 3 == 0;
-    let ordinary = flags & !ORDINARY_KERNEL == 0 && !open_to_interrupt(f, flags);
+fn iret_to_kernel(cx: &mut Context<'_>, [rip, cs, flags, rsp, ss]: [u64; 5]) -> bool {
+    let stack = ss & 0xffff == 0 || descriptor(cx.vcpu, ss) == Some(0x00cf_9200_0000_ffff);
+    let flat = kernel_code(cx.vcpu, cs) == Some(true) && stack && ss & 3 == 0;
+    let ordinary = flags & !ORDINARY_KERNEL == 0 && !open_to_interrupt(cx.vcpu, flags);
     let known = find(rip, flags & AC != 0);
     if !flat || !ordinary || rip < kernel_start() || known == 0 {
         return false;
     }
-    f.regs.gpr[RSP] = rsp;
-    (f.regs.cs, f.regs.ss) = (cs & 0xffff, ss & 0xffff);
-    f.regs.rip = rip;
-    f.counters.kernel_returns += 1;
-    enter_kernel_at(f, flags, known);
+    cx.vcpu.regs.gpr[RSP] = rsp;
+    (cx.vcpu.regs.cs, cx.vcpu.regs.ss) = (cs & 0xffff, ss & 0xffff);
+    cx.vcpu.regs.rip = rip;
+    cx.vcpu.counters.kernel_returns += 1;
+    enter_kernel_at(cx, flags, known);
     true
 }
 

@@ -8,24 +8,29 @@
 //! looked at, too: a guess, since another kernel may mean something else by those numbers, but then nothing
 //! is lost but time.
 
-use crate::mmu;
+use crate::{Context, mmu};
 use frame::{Claim, MAX_CLAIMS, QUICK_CLAIMS, Shared, VcpuPage, calls};
 use x86::paging::P;
 
 /// The program may have pages in a claimed region. Each system call passes here.
 #[inline(always)]
-pub fn are_met(f: &VcpuPage, s: &Shared) -> bool {
-    let Some(top) = mmu::table(s, f.regs.cr3) else { return true };
-    let entries =
-        f.claims.entries.iter().fold(0, |all, at| all | mmu::table_entry(top, u64::from(*at) / 8));
-    (entries & P != 0 || f.claims.count > QUICK_CLAIMS as u64) && one_is_met(f, s, top)
+pub fn are_met(cx: &Context<'_>) -> bool {
+    let Some(top) = mmu::table(cx.shared, cx.vcpu.regs.cr3) else { return true };
+    let entries = cx
+        .vcpu
+        .claims
+        .entries
+        .iter()
+        .fold(0, |all, at| all | mmu::table_entry(top, u64::from(*at) / 8));
+    (entries & P != 0 || cx.vcpu.claims.count > QUICK_CLAIMS as u64) && one_is_met(cx, top)
 }
 
 #[cold]
 #[inline(never)]
-fn one_is_met(f: &VcpuPage, s: &Shared, top: u64) -> bool {
-    let count = f.claims.count as usize;
-    count > MAX_CLAIMS || f.claims.list.iter().take(count).any(|claim| is_met(s, top, claim))
+fn one_is_met(cx: &Context<'_>, top: u64) -> bool {
+    let count = cx.vcpu.claims.count as usize;
+    count > MAX_CLAIMS
+        || cx.vcpu.claims.list.iter().take(count).any(|claim| is_met(cx.shared, top, claim))
 }
 
 fn is_met(s: &Shared, top: u64, claim: &Claim) -> bool {

@@ -5,10 +5,11 @@
 //! what the guest has there.
 
 use crate::{
+    Context,
     mmu::{self, Access, Walk},
-    reach, shared,
+    reach,
 };
-use frame::{Cpuid, RAM, VcpuPage};
+use frame::{Cpuid, RAM};
 use x86::{
     flags::TF,
     reg::{RAX, RBX, RCX, RDX},
@@ -20,32 +21,39 @@ const PAGE: u64 = 4096;
 
 /// User code, whose state is in the frame, has had a general-protection fault. True if that was CPUID and
 /// it has been done. If it is single-stepped, more than that is to be done.
-pub fn answer(f: &mut VcpuPage) -> bool {
-    let asked = [f.regs.gpr[RAX] as u32, f.regs.gpr[RCX] as u32];
+pub fn answer(cx: &mut Context<'_>) -> bool {
+    let asked = [cx.vcpu.regs.gpr[RAX] as u32, cx.vcpu.regs.gpr[RCX] as u32];
     let known = |answer: &&Cpuid| answer.asked == asked;
-    let Some(answer) =
-        f.told.cpuid.answers.iter().take(f.told.cpuid.count as usize).find(known).copied()
+    let Some(answer) = cx
+        .vcpu
+        .told
+        .cpuid
+        .answers
+        .iter()
+        .take(cx.vcpu.told.cpuid.count as usize)
+        .find(known)
+        .copied()
     else {
         return false;
     };
-    if f.regs.rflags & TF != 0 || f.regs.rip >> 47 != 0 || !has(f, CPUID) {
+    if cx.vcpu.regs.rflags & TF != 0 || cx.vcpu.regs.rip >> 47 != 0 || !has(cx, CPUID) {
         return false;
     }
     let [eax, ebx, ecx, edx] = answer.registers;
-    (f.regs.gpr[RAX], f.regs.gpr[RBX], f.regs.gpr[RCX], f.regs.gpr[RDX]) =
+    (cx.vcpu.regs.gpr[RAX], cx.vcpu.regs.gpr[RBX], cx.vcpu.regs.gpr[RCX], cx.vcpu.regs.gpr[RDX]) =
         (eax.into(), ebx.into(), ecx.into(), edx.into());
-    f.regs.rip += 2;
+    cx.vcpu.regs.rip += 2;
     true
 }
 
 /// The guest has this instruction of two bytes at RIP, where user code has faulted.
-pub fn has(f: &VcpuPage, instruction: u16) -> bool {
+pub fn has(cx: &Context<'_>, instruction: u16) -> bool {
     let fetch = Access { write: false, fetch: true, user: true };
-    let inside = f.regs.rip & (PAGE - 1);
-    if f.run.walks == 0 || inside == PAGE - 1 {
+    let inside = cx.vcpu.regs.rip & (PAGE - 1);
+    if cx.vcpu.run.walks == 0 || inside == PAGE - 1 {
         return false;
     }
-    let Walk::Found(leaf) = mmu::walk(f, shared(), f.regs.rip, fetch) else { return false };
+    let Walk::Found(leaf) = mmu::walk(cx, cx.vcpu.regs.rip, fetch) else { return false };
     let at = reach(RAM) as u64 + leaf.offset + inside;
     // SAFETY: inside the RAM window.
     unsafe { core::ptr::read_unaligned(at as *const u16) == instruction }

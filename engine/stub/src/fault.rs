@@ -1,12 +1,13 @@
 //! Page faults without the monitor: answered with a mapping, or delivered to the guest's kernel.
 
 use crate::{
-    assist, bias, kernel_start, lookup,
+    assist, bias,
+    context::{Context, Next},
+    kernel_start, lookup,
     mmu::{self, Access, Walk},
-    run, shared, turns,
 };
 use core::arch::naked_asm;
-use frame::{Reason, SITES, SITES_LEN, Shared, VcpuPage, go};
+use frame::{Reason, SITES, SITES_LEN, VcpuPage, go};
 use x86::{
     exception::pf,
     flags::{IF, NT, RF, TF, VM},
@@ -23,24 +24,23 @@ const PAGE_FAULT: u64 = vector::PF as u64;
 const CLEARED: u64 = TF | IF | NT | RF | VM;
 
 /// User code has faulted; its state is in the frame.
-pub fn user(f: &mut VcpuPage) -> ! {
-    let s = shared();
-    let (gva, code) = (f.exit.address, f.exit.error);
+pub fn user(cx: &mut Context<'_>) -> Next {
+    let (gva, code) = (cx.vcpu.exit.address, cx.vcpu.exit.error);
     // A fault at the table of patched calls may be that of a patched one.
     let at_sites = gva.wrapping_sub(SITES as u64) < SITES_LEN as u64;
-    if f.run.walks == 0 || at_sites || gva >> 47 != 0 || f.regs.rip >> 47 != 0 {
-        turns::exit(Reason::UserSignal);
+    if cx.vcpu.run.walks == 0 || at_sites || gva >> 47 != 0 || cx.vcpu.regs.rip >> 47 != 0 {
+        return Next::Exit(Reason::UserSignal);
     }
     let access = user_access(code);
-    let done = match mmu::walk(f, s, gva, access) {
+    let next = match mmu::walk(cx, gva, access) {
         Walk::Found(leaf) => {
-            f.run.go = go::USER;
-            mmu::install(f, s, gva, leaf, access)
+            cx.vcpu.run.go = go::USER;
+            mmu::install(cx, gva, leaf, access).then_some(Next::Run)
         }
-        Walk::Fault(present) => deliver(f, gva, present | code & (WRITE | FETCH) | USER),
-        Walk::Unknown => false,
+        Walk::Fault(present) => deliver(cx, gva, present | code & (WRITE | FETCH) | USER),
+        Walk::Unknown => None,
     };
-    if done { run::run() } else { turns::exit(Reason::UserSignal) }
+    next.unwrap_or(Next::Exit(Reason::UserSignal))
 }
 
 /// What the CPU's error code says about an access by user code.
@@ -50,86 +50,89 @@ fn user_access(code: u64) -> Access {
 
 /// Translated code has faulted; the frame has the host's registers. What cannot be mapped needs the
 /// exact state, which the monitor knows. User code reaches its own addresses, never the kernel's.
-pub fn kernel(f: &mut VcpuPage) -> ! {
-    let s = shared();
-    let access = Access { write: f.exit.error & WRITE != 0, fetch: false, user: f.regs.cpl != 0 };
-    let done = f.run.walks != 0
-        && accessed(f, s).is_some_and(|gva| match mmu::walk(f, s, gva, access) {
-            Walk::Found(leaf) => mmu::install(f, s, gva, leaf, access),
+pub fn kernel(cx: &mut Context<'_>) -> Next {
+    let write = cx.vcpu.exit.error & WRITE != 0;
+    let access = Access { write, fetch: false, user: cx.vcpu.regs.cpl != 0 };
+    let done = cx.vcpu.run.walks != 0
+        && accessed(cx).is_some_and(|gva| match mmu::walk(cx, gva, access) {
+            Walk::Found(leaf) => mmu::install(cx, gva, leaf, access),
             _ => false,
         });
-    if done {
-        // A step is not over: the kick that it was for would be lost.
-        match f.run.go {
-            go::STEP => f.block.host_flags |= TF,
-            _ => f.run.go = go::RAW,
-        }
-        run::run()
+    if !done {
+        return Next::Exit(Reason::KernelSignal);
     }
-    turns::exit(Reason::KernelSignal)
+    // A step is not over: the kick that it was for would be lost.
+    match cx.vcpu.run.go {
+        go::STEP => cx.vcpu.block.host_flags |= TF,
+        _ => cx.vcpu.run.go = go::RAW,
+    }
+    Next::Run
 }
 
 /// The guest address that the code that runs has meant.
-fn accessed(f: &VcpuPage, s: &Shared) -> Option<u64> {
-    let at_sites = f.exit.address.wrapping_sub(SITES as u64) < SITES_LEN as u64;
-    match f.regs.cpl {
-        0 => kernel_address(f, s),
-        _ => (f.exit.address >> 47 == 0 && !at_sites).then_some(f.exit.address),
+fn accessed(cx: &Context<'_>) -> Option<u64> {
+    let at_sites = cx.vcpu.exit.address.wrapping_sub(SITES as u64) < SITES_LEN as u64;
+    match cx.vcpu.regs.cpl {
+        0 => kernel_address(cx),
+        _ => (cx.vcpu.exit.address >> 47 == 0 && !at_sites).then_some(cx.vcpu.exit.address),
     }
 }
 
 /// The guest address that a host address stands for. Inside STAC..CLAC it is the user's unless the
 /// guest has kernel memory where it would be the kernel's.
-fn kernel_address(f: &VcpuPage, s: &Shared) -> Option<u64> {
-    let gva = f.exit.address.wrapping_sub(bias());
-    if f.regs.ac == 0 {
+fn kernel_address(cx: &Context<'_>) -> Option<u64> {
+    let gva = cx.vcpu.exit.address.wrapping_sub(bias());
+    if cx.vcpu.regs.ac == 0 {
         return (gva >= kernel_start()).then_some(gva);
     }
     let top = Access { write: false, fetch: false, user: false };
-    let alias = gva >= kernel_start() && !matches!(mmu::walk(f, s, gva, top), Walk::Fault(0));
-    (!alias && f.exit.address >> 47 == 0).then_some(f.exit.address)
+    let alias = gva >= kernel_start() && !matches!(mmu::walk(cx, gva, top), Walk::Fault(0));
+    (!alias && cx.vcpu.exit.address >> 47 == 0).then_some(cx.vcpu.exit.address)
 }
 
-/// Translated user code, whose state is in the frame, has accessed a page that it may not; false, with
+/// Translated user code, whose state is in the frame, has accessed a page that it may not; `None`, with
 /// nothing changed, if that is the monitor's to deliver.
-pub fn of_translated_user(f: &mut VcpuPage, gva: u64, present: u64, write: bool) -> bool {
-    let flags = f.regs.rflags;
-    assist::leave_translated_user(f);
+pub fn of_translated_user(
+    cx: &mut Context<'_>,
+    gva: u64,
+    present: u64,
+    write: bool,
+) -> Option<Next> {
+    let flags = cx.vcpu.regs.rflags;
+    assist::leave_translated_user(cx.vcpu);
     let code = present | USER | if write { WRITE } else { 0 };
-    if deliver(f, gva, code) {
-        return true;
+    let next = deliver(cx, gva, code);
+    if next.is_none() {
+        (cx.vcpu.regs.rflags, cx.vcpu.block.bias, cx.vcpu.run.user_translated) = (flags, 0, 1);
     }
-    (f.regs.rflags, f.block.bias, f.run.user_translated) = (flags, 0, 1);
-    false
+    next
 }
 
-/// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). False, and
+/// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). `None`, and
 /// nothing changed, if anything about it is not ordinary.
-fn deliver(f: &mut VcpuPage, gva: u64, code: u64) -> bool {
-    let Some(gate) = gate(f, PAGE_FAULT) else { return false };
+fn deliver(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<Next> {
+    let f = &mut *cx.vcpu;
+    let gate = gate(f, PAGE_FAULT)?;
     let words = [f.regs.ss, f.regs.gpr[RSP], f.regs.rflags | RF, f.regs.cs, f.regs.rip, code];
     let faulted = [f.regs.rip, gva, code, f.regs.cr3];
     let flags = f.regs.rflags;
     if !push(f, gate, &words) {
-        return false;
+        return None;
     }
     f.paging.faulted = faulted;
     f.regs.cr2 = gva;
     f.counters.faults += 1;
-    assist::enter_kernel(f, flags & !CLEARED);
-    true
+    Some(assist::enter_kernel(cx, flags & !CLEARED))
 }
 
 /// The same for INT and a number, which user code has executed: RIP is behind it.
-pub fn interrupt(f: &mut VcpuPage, vector: u64) -> bool {
-    let Some(gate) = gate(f, vector).filter(|gate| gate.open) else { return false };
+pub fn interrupt(cx: &mut Context<'_>, vector: u64) -> Option<Next> {
+    let f = &mut *cx.vcpu;
+    let gate = gate(f, vector).filter(|gate| gate.open)?;
     let flags = f.regs.rflags & !RF;
     let words = [f.regs.ss, f.regs.gpr[RSP], flags, f.regs.cs, f.regs.rip];
     let done = flags & TF == 0 && push(f, gate, &words);
-    if done {
-        assist::enter_kernel(f, flags & !CLEARED);
-    }
-    done
+    done.then(|| assist::enter_kernel(cx, flags & !CLEARED))
 }
 
 /// Pushes words to the kernel's stack, and sets what is loaded from the gate and with it.
@@ -177,18 +180,17 @@ fn gate(f: &mut VcpuPage, vector: u64) -> Option<Gate> {
 }
 
 /// User code goes on where it had faulted: what it will need is mapped before it faults again.
-pub fn before_return(f: &mut VcpuPage) {
-    let [rip, gva, code, space] = f.paging.faulted;
-    if rip != f.regs.rip || gva == 0 || space != f.regs.cr3 {
+pub fn before_return(cx: &mut Context<'_>) {
+    let [rip, gva, code, space] = cx.vcpu.paging.faulted;
+    if rip != cx.vcpu.regs.rip || gva == 0 || space != cx.vcpu.regs.cr3 {
         return;
     }
-    f.paging.faulted = [0; 4];
+    cx.vcpu.paging.faulted = [0; 4];
     let access = user_access(code);
-    let s = shared();
-    if let Walk::Found(leaf) = mmu::walk(f, s, gva, access) {
-        match f.run.user_translated {
-            0 => mmu::install(f, s, gva, leaf, access),
-            _ => !access.fetch && lookup::enter(f, gva, leaf, access),
+    if let Walk::Found(leaf) = mmu::walk(cx, gva, access) {
+        match cx.vcpu.run.user_translated {
+            0 => mmu::install(cx, gva, leaf, access),
+            _ => !access.fetch && lookup::enter(cx.vcpu, gva, leaf, access),
         };
     }
 }

@@ -11,6 +11,31 @@ use x86::narrow::{USER_CS_32, USER_DS};
 /// PKRU while user code runs: every key but 0 is closed; what the host gives a handler, too.
 const PKRU_USER: u32 = 0x5555_5554;
 
+/// The ways into user code.
+#[derive(Clone, Copy, Debug)]
+pub enum Gate {
+    /// Of 64-bit code, which closes the keys.
+    Wide,
+    /// The same where there are no keys.
+    WideWithoutKeys,
+    /// Of 32-bit code, which closes the keys.
+    Narrow,
+    /// The same where there are no keys.
+    NarrowWithoutKeys,
+}
+
+impl Gate {
+    /// Enters user code with the frame's registers; returns only if a kick came first.
+    pub fn enter(self) {
+        match self {
+            Self::Wide => enter_user(),
+            Self::WideWithoutKeys => enter_user_without_keys(),
+            Self::Narrow => enter_narrow(),
+            Self::NarrowWithoutKeys => enter_narrow_without_keys(),
+        }
+    }
+}
+
 macro_rules! to_user {
     ($name:ident, $end:literal, $($close:literal),*) => {
         /// Enters user code with the frame's registers; returns only if a kick came first.
@@ -18,7 +43,7 @@ macro_rules! to_user {
         /// The first half runs with the keys open and copies what the second half needs to the gate
         /// page, which user code may read.
         #[unsafe(naked)]
-        pub extern "C" fn $name() {
+        extern "C" fn $name() {
             naked_asm!(
                 "lea rdx, [rip + frame_page]",
                 "cmp qword ptr [rdx + {kicked}], 0",
@@ -91,7 +116,7 @@ macro_rules! to_narrow {
         /// Enters 32-bit user code in the same way. What user code may write to the gate page before the
         /// IRET it could have set in its registers.
         #[unsafe(naked)]
-        pub extern "C" fn $name() {
+        extern "C" fn $name() {
             naked_asm!(
                 "lea rdx, [rip + frame_page]",
                 "cmp qword ptr [rdx + {kicked}], 0",

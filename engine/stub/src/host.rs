@@ -4,9 +4,12 @@ pub use crate::filter::{
     FUTEX, IOCTL, MAP_EMPTY, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MPROTECT, MUNMAP,
     PKEY_MPROTECT, SIGRETURN,
 };
-use crate::{die, filter::MMAP, model::model, shared, strict};
-use core::arch::{asm, naked_asm};
-use frame::{JOURNAL_POKE, RAM_FD, VcpuPage};
+use crate::{context::Context, die, filter::MMAP, model::model, strict};
+use core::{
+    arch::{asm, naked_asm},
+    sync::atomic::AtomicU32,
+};
+use frame::{JOURNAL_POKE, RAM_FD, Shared, VcpuPage};
 
 pub const SIGACTION: u64 = 13;
 pub use crate::filter::SIGALTSTACK;
@@ -17,64 +20,146 @@ pub const SET_ROBUST_LIST: u64 = 273;
 pub const EXIT_GROUP: u64 = 231;
 pub const SECCOMP: u64 = 317;
 
-/// Every call but mmap. The sixth argument is always the secret.
+const WAIT: u64 = 0;
+const WAKE: u64 = 1;
+
+/// What a host call of the wedge carries.
+#[derive(Clone, Copy)]
+pub struct Secret(u64);
+
+impl Secret {
+    /// Of the wedge that these pages are of.
+    pub fn of(shared: &Shared) -> Self {
+        Self(shared.setup.secret)
+    }
+}
+
+/// A host call that is not of [`Context`]'s: its number and arguments.
+///
+/// # Safety
+/// It maps nothing, and its arguments are in order.
 #[inline(never)]
-pub extern "C" fn call(nr: u64, a: u64, b: u64, c: u64, d: u64, e: u64) -> i64 {
+pub unsafe fn call(secret: Secret, [nr, a, b, c, d, e]: [u64; 6]) -> i64 {
     if let Some(model) = model() {
         return (model.call)(nr, a, b, c, d, e);
     }
     let result;
-    // SAFETY: callers pass what the call asks for.
+    // SAFETY: as asked of the caller.
     unsafe {
         asm!("syscall", inlateout("rax") nr => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
-            in("r8") e, in("r9") shared().setup.secret, lateout("rcx") _, lateout("r11") _);
-    }
-    if result == 0 && matches!(nr, MPROTECT | MUNMAP) {
-        strict::have_done([nr, a, b, c, 0, 0]);
+            in("r8") e, in("r9") secret.0, lateout("rcx") _, lateout("r11") _);
     }
     result
 }
 
-/// Maps guest RAM, or memory without content. The secret rides in the halves of `fd` and `prot` the host
-/// ignores.
-#[inline(never)]
-pub extern "C" fn map(at: u64, len: u64, prot: u64, flags: u64, offset: u64) -> i64 {
-    if let Some(model) = model() {
-        return (model.map)(at, len, prot, flags, offset);
+/// Waits as long as a word is zero, or until a signal comes.
+pub fn wait(secret: Secret, word: &AtomicU32) {
+    // SAFETY: reads the word.
+    unsafe { call(secret, [FUTEX, word.as_ptr() as u64, WAIT, 0, 0, 0]) };
+}
+
+/// Wakes who waits for a word.
+pub fn wake(secret: Secret, word: &AtomicU32) {
+    // SAFETY: touches nothing.
+    unsafe { call(secret, [FUTEX, word.as_ptr() as u64, WAKE, 1, 0, 0]) };
+}
+
+/// Calls that change the guest's mappings. What is the user's is changed in the process of user code, too, if it has one
+/// of its own.
+///
+/// # Safety
+/// Of each: the range is the guest's, or the table's of patched calls: nothing here is there.
+impl Context<'_> {
+    /// Takes a range away.
+    #[inline(never)]
+    pub(crate) unsafe fn unmap(&mut self, at: u64, len: u64) -> i64 {
+        // SAFETY: as asked of the caller.
+        unsafe { self.change([MUNMAP, at, len, 0, 0, 0]) }
     }
-    let result;
-    let fd = RAM_FD | shared().setup.secret & !0xffff_ffff;
-    let prot = prot & 0xffff_ffff | shared().setup.secret << 32;
-    // SAFETY: maps guest pages at guest addresses only.
-    unsafe {
-        asm!("syscall", inlateout("rax") MMAP => result, in("rdi") at, in("rsi") len, in("rdx") prot,
-            in("r10") flags, in("r8") fd, in("r9") offset, lateout("rcx") _, lateout("r11") _);
+
+    /// Gives a range other rights.
+    #[inline(never)]
+    pub(crate) unsafe fn protect(&mut self, at: u64, len: u64, rights: u64) -> i64 {
+        // SAFETY: as asked of the caller.
+        unsafe { self.change([MPROTECT, at, len, rights, 0, 0]) }
     }
-    if result >= 0 {
-        strict::have_mapped([MMAP, at, len, prot & 0xffff_ffff, flags, offset]);
+
+    unsafe fn change(&mut self, order: [u64; 6]) -> i64 {
+        // SAFETY: as asked of the caller.
+        let result = unsafe { call(self.secret(), order) };
+        if result == 0 {
+            strict::have_done(self, order);
+        }
+        result
     }
-    result
+
+    /// Gives a range other rights, and has the wedge's key close it.
+    pub(crate) unsafe fn protect_by_key(&mut self, at: u64, len: u64, rights: u64) -> i64 {
+        // SAFETY: as asked of the caller.
+        unsafe { call(self.secret(), [PKEY_MPROTECT, at, len, rights, self.shared.setup.key, 0]) }
+    }
+
+    /// Maps guest RAM, or memory without content. The secret rides in the halves of `fd` and `prot` the host
+    /// ignores.
+    #[inline(never)]
+    pub(crate) unsafe fn map(
+        &mut self,
+        at: u64,
+        len: u64,
+        rights: u64,
+        flags: u64,
+        offset: u64,
+    ) -> i64 {
+        if let Some(model) = model() {
+            return (model.map)(at, len, rights, flags, offset);
+        }
+        let result;
+        let Secret(secret) = self.secret();
+        let fd = RAM_FD | secret & !0xffff_ffff;
+        let prot = rights & 0xffff_ffff | secret << 32;
+        // SAFETY: as asked of the caller.
+        unsafe {
+            asm!("syscall", inlateout("rax") MMAP => result, in("rdi") at, in("rsi") len, in("rdx") prot,
+                in("r10") flags, in("r8") fd, in("r9") offset, lateout("rcx") _, lateout("r11") _);
+        }
+        if result >= 0 {
+            strict::have_mapped(self, [MMAP, at, len, prot & 0xffff_ffff, flags, offset]);
+        }
+        result
+    }
+
+    /// Writes bytes into a private copy that has just been mapped.
+    pub(crate) unsafe fn poke(&mut self, address: u64, len: u64, bytes: u64) -> i64 {
+        if let Some(model) = model() {
+            return (model.poke)(address, len, bytes);
+        }
+        for n in 0..len.min(8) {
+            // SAFETY: as asked of the caller; if it is not mapped, this process ends.
+            unsafe { *((address + n) as *mut u8) = (bytes >> (n * 8)) as u8 };
+        }
+        strict::have_done(self, [JOURNAL_POKE, address, len.min(8), bytes, 0, 0]);
+        0
+    }
 }
 
 /// Loads x87, SSE and AVX state from an XSAVE area that is in order.
-pub fn load_vectors(area: *const u8) {
-    if !load_vectors_careful(area as u64, 7) {
+pub fn load_vectors(secret: Secret, area: *const u8) {
+    if !load_vectors_careful(secret, area as u64, 7) {
         die();
     }
 }
 
 /// Loads components of an XSAVE area; false if the area is missing or bad.
-pub fn load_vectors_careful(area: u64, components: u64) -> bool {
-    load_components(area, shared().setup.secret, components) != 0
+pub fn load_vectors_careful(secret: Secret, area: u64, components: u64) -> bool {
+    load_components(area, secret.0, components) != 0
 }
 
 /// Puts all vector state but the protection keys into what an area without it says: its initial state.
-pub fn reset_vectors(area: *const u8) {
-    let secret = shared().setup.secret;
+pub fn reset_vectors(secret: Secret, area: *const u8) {
     // SAFETY: an area in order; as for `load_components`.
     unsafe {
         asm!("xrstor64 [rdi]", "lea rax, [rip + shared_page]", "cmp rsi, [rax]", "je 2f", "ud2", "2:",
-            in("rdi") area, in("rsi") secret, inlateout("eax") 0xe7 => _, in("edx") 0);
+            in("rdi") area, in("rsi") secret.0, inlateout("eax") 0xe7 => _, in("edx") 0);
     }
 }
 
@@ -169,17 +254,4 @@ pub fn shown(page: u64) -> u64 {
         return (model.shown)(page);
     }
     page
-}
-
-/// Writes bytes into a private copy that has just been mapped.
-pub fn poke(address: u64, len: u64, bytes: u64) -> i64 {
-    if let Some(model) = model() {
-        return (model.poke)(address, len, bytes);
-    }
-    for n in 0..len.min(8) {
-        // SAFETY: an address outside the window; if it is not mapped, this process ends.
-        unsafe { *((address + n) as *mut u8) = (bytes >> (n * 8)) as u8 };
-    }
-    strict::have_done([JOURNAL_POKE, address, len.min(8), bytes, 0, 0]);
-    0
 }

@@ -5,11 +5,11 @@
 //! User code comes back by signals only. Host calls are possible only from this text and only with
 //! a secret; it lies, like all that user code must not touch, in pages with a protection key.
 //!
-//! The wedge is a state machine: [`run::run`] goes on as `RunControl::go` says; whatever ends guest code
-//! puts the state into the [`frame::VcpuPage`] and comes back to `run` on a fresh stack.
+//! Whatever ends guest code puts the state into the [`frame::VcpuPage`] and comes to [`context`] on a fresh stack: that
+//! takes one step after the other until guest code goes on, and gives each the [`Context`] to work on.
 //!
 //! - `setup` makes the process a wedge: memory, signal handlers; `filter` says which host calls it has.
-//! - `run` enters guest code, `gates` are the last instructions of that.
+//! - `run` goes on with guest code as `RunControl::go` says, `gates` are the last instructions of that.
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
 //! - `narrow` has what 32-bit user code needs besides.
@@ -32,6 +32,7 @@
 
 mod assist;
 mod claims;
+mod context;
 mod cpuid;
 mod fault;
 mod filter;
@@ -59,8 +60,9 @@ mod turns;
 mod user;
 mod walk;
 
+pub use context::Context;
 use core::arch::asm;
-use frame::{BIAS, FRAME, SHARED, Shared, TURNS, Turns, VcpuPage};
+use frame::{BIAS, SHARED};
 use model::model;
 
 #[cfg(freestanding)]
@@ -106,20 +108,4 @@ fn bias() -> u64 {
 /// The first kernel GVA that has an HVA.
 fn kernel_start() -> u64 {
     bias().wrapping_neg()
-}
-
-fn shared() -> &'static mut Shared {
-    let at = model().map_or_else(|| here(SHARED) as *mut Shared, |model| (model.shared)());
-    // SAFETY: the monitor mapped it before jumping here; one thread uses it on this side.
-    unsafe { &mut *at }
-}
-
-fn frame() -> &'static mut VcpuPage {
-    // SAFETY: as for the shared pages; only one wedge of a vCPU runs at a time.
-    unsafe { &mut *(here(FRAME) as *mut VcpuPage) }
-}
-
-fn whose_turn() -> &'static Turns {
-    // SAFETY: as for the shared pages; all of it is atomic.
-    unsafe { &*(here(TURNS) as *const Turns) }
 }

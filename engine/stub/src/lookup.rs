@@ -6,11 +6,11 @@
 //! mappings go.
 
 use crate::{
-    here,
+    Context, here,
     mmu::{self, Access, Leaf, Walk},
     reach,
 };
-use frame::{LOOKUPS, Lookups, RAM, Shared, VcpuPage, code_page};
+use frame::{LOOKUPS, Lookups, RAM, VcpuPage, code_page};
 
 const PAGE: u64 = 4096;
 
@@ -31,13 +31,13 @@ pub enum Outcome {
 }
 
 /// Fills the entry for an access of user code to a GVA.
-pub fn fill(f: &mut VcpuPage, s: &Shared, gva: u64, access: Access) -> Outcome {
-    let leaf = match mmu::walk(f, s, gva, access) {
+pub fn fill(cx: &mut Context<'_>, gva: u64, access: Access) -> Outcome {
+    let leaf = match mmu::walk(cx, gva, access) {
         Walk::Found(leaf) => leaf,
         Walk::Fault(present) => return Outcome::Fault(present),
         Walk::Unknown => return Outcome::Unknown,
     };
-    if enter(f, gva, leaf, access) { Outcome::Filled } else { Outcome::Unknown }
+    if enter(cx.vcpu, gva, leaf, access) { Outcome::Filled } else { Outcome::Unknown }
 }
 
 /// Enters what a walk has found; false if that is the monitor's to decide.

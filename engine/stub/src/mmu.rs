@@ -8,15 +8,15 @@
 pub use crate::walk::{Access, Leaf, Walk, mark, table, table_entry, walk};
 use crate::walk::{RESERVED, entry, last_table, ram_offset};
 use crate::{
-    bias,
-    host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED, MPROTECT, MUNMAP, PKEY_MPROTECT, call, map},
-    lookup, reach, shared, sites, text,
+    Context, bias,
+    host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED},
+    lookup, reach, sites, text,
 };
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 use frame::{
     BORDER, EMPTY_PAGE, HINTS, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, REGIONS, Rights,
-    SITES, Shared, VcpuPage, region,
+    SITES, Shared, region,
 };
 use x86::paging::{A, ADDRESS, D, G, NX, P, RW, US};
 
@@ -32,27 +32,28 @@ const EXECUTE: u64 = 4;
 const KEPT: u64 = 1;
 
 /// Maps what a walk has found, and its neighbours. False if that is the monitor's to decide.
-pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: Access) -> bool {
+pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bool {
     let kernel = gva >> 63 == 1;
     let hva = if kernel { gva.wrapping_add(bias()) } else { gva };
     let page = hva & !(PAGE - 1);
     if kernel == leaf.user || kernel && (!leaf.global || leaf.large) || !owns(hva, kernel) {
         return false;
     }
-    if s.mapped.copied != 0 && !kernel && leaf.executable && !leaf.writable && !access.fetch {
+    if cx.shared.mapped.copied != 0 && !kernel && leaf.executable && !leaf.writable && !access.fetch
+    {
         return false; // the program reads its code, of which it has changed copies
     }
-    if leaf.large && !access.fetch && map_large(f, s, hva, leaf) {
+    if leaf.large && !access.fetch && map_large(cx, hva, leaf) {
         return true;
     }
-    if access.fetch && !kernel && !leaf.large && show_kept(f, s, page, leaf) {
+    if access.fetch && !kernel && !leaf.large && show_kept(cx, page, leaf) {
         return true;
     }
     match mark(leaf.offset) {
-        0 if is_worth_asking(s, leaf, kernel) => return false,
+        0 if is_worth_asking(cx.shared, leaf, kernel) => return false,
         0 => {}
         EMPTY_PAGE if !kernel && !leaf.writable && !leaf.large && !access.fetch => {
-            return map_empty(f, s, page, leaf.offset);
+            return map_empty(cx, page, leaf.offset);
         }
         _ => return false,
     }
@@ -65,17 +66,17 @@ pub fn install(f: &mut VcpuPage, s: &mut Shared, gva: u64, leaf: Leaf, access: A
         return false;
     }
     if leaf.large {
-        return make_of_large(f, s, page, PAGE, run.offset, run.rights);
+        return make_of_large(cx, page, PAGE, run.offset, run.rights);
     }
-    let Some(table) = last_table(f, s, gva) else { return make_run(f, s, run, kernel) };
-    if !kernel && show_again(f, s, table, run) {
+    let Some(table) = last_table(cx, gva) else { return make_run(cx, run, kernel) };
+    if !kernel && show_again(cx, table, run) {
         return true;
     }
-    let run = extend(s, table, begin(s, table, run, kernel), kernel);
-    if !make_run(f, s, run, kernel) {
+    let run = extend(cx.shared, table, begin(cx.shared, table, run, kernel), kernel);
+    if !make_run(cx, run, kernel) {
         return false;
     }
-    around(f, s, table, run, kernel);
+    around(cx, table, run, kernel);
     true
 }
 
@@ -101,14 +102,10 @@ impl Run {
     }
 }
 
-fn make_run(f: &mut VcpuPage, s: &mut Shared, run: Run, kernel: bool) -> bool {
+fn make_run(cx: &mut Context<'_>, run: Run, kernel: bool) -> bool {
     let hva = if kernel { run.gva.wrapping_add(bias()) } else { run.gva };
     let owner = if kernel { Owner::Kernel } else { Owner::User };
-    make(
-        f,
-        s,
-        New { hva, len: run.len, offset: run.offset, rights: run.rights, owner, piece: false },
-    )
+    make(cx, New { hva, len: run.len, offset: run.offset, rights: run.rights, owner, piece: false })
 }
 
 /// A page that is mapped for reading twice in a row is likely to be the guest's empty one, which the
@@ -122,20 +119,20 @@ fn is_worth_asking(s: &mut Shared, leaf: Leaf, kernel: bool) -> bool {
 
 /// Maps an empty page for reading, as far as it fills the pages behind this one, too: memory without
 /// content is as good, and one mapping for all of them. The monitor takes it away when the page is written.
-fn map_empty(f: &mut VcpuPage, s: &mut Shared, page: u64, offset: u64) -> bool {
+fn map_empty(cx: &mut Context<'_>, page: u64, offset: u64) -> bool {
     let mut len = PAGE;
-    if let Some(table) = last_table(f, s, page) {
+    if let Some(table) = last_table(cx, page) {
         let again = |gva: u64| {
-            let value =
-                entry(s, table, gva >> 12 & 0x1ff).map_or(0, |entry| entry.load(Ordering::Relaxed));
+            let value = entry(cx.shared, table, gva >> 12 & 0x1ff)
+                .map_or(0, |entry| entry.load(Ordering::Relaxed));
             let shown = value & (P | A | US | RW) == P | A | US && value & RESERVED == 0;
-            shown && ram_offset(s, value & ADDRESS) == Some(offset)
+            shown && ram_offset(cx.shared, value & ADDRESS) == Some(offset)
         };
         while len < MAX_RUN && (page + len) & (LARGE - 1) != 0 && again(page + len) {
             len += PAGE;
         }
     }
-    make_empty(f, s, page, len, offset)
+    make_empty(cx, page, len, offset)
 }
 
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary and
@@ -213,31 +210,24 @@ fn is_last(hva: u64) -> bool {
 }
 
 /// A user's 2 MiB page that nothing is decoded from, as one mapping.
-fn map_large(f: &mut VcpuPage, s: &mut Shared, hva: u64, leaf: Leaf) -> bool {
+fn map_large(cx: &mut Context<'_>, hva: u64, leaf: Leaf) -> bool {
     let offset = leaf.offset & !(LARGE - 1);
-    let whole = offset.is_multiple_of(LARGE) && offset + LARGE <= s.setup.ram_len;
+    let whole = offset.is_multiple_of(LARGE) && offset + LARGE <= cx.shared.setup.ram_len;
     if !whole || (0..LARGE / PAGE).any(|n| mark(offset + n * PAGE) != 0) {
         return false;
     }
     // What may be executed is looked at page by page.
-    make_of_large(f, s, hva & !(LARGE - 1), LARGE, offset, rights(leaf) & !EXECUTE)
+    make_of_large(cx, hva & !(LARGE - 1), LARGE, offset, rights(leaf) & !EXECUTE)
 }
 
 /// Maps a user's 2 MiB page or one page of it, which an INVLPG of any other part of it drops, too.
-fn make_of_large(
-    f: &mut VcpuPage,
-    s: &mut Shared,
-    hva: u64,
-    len: u64,
-    offset: u64,
-    rights: u64,
-) -> bool {
+fn make_of_large(cx: &mut Context<'_>, hva: u64, len: u64, offset: u64, rights: u64) -> bool {
     let base = hva & !(LARGE - 1);
-    let Some(free) = s.mapped.larges.iter().position(|at| *at == 0 || *at == base) else {
+    let Some(free) = cx.shared.mapped.larges.iter().position(|at| *at == 0 || *at == base) else {
         return false;
     };
-    let made = make(f, s, New { hva, len, offset, rights, owner: Owner::User, piece: len < LARGE });
-    if made && let Some(slot) = s.mapped.larges.get_mut(free) {
+    let made = make(cx, New { hva, len, offset, rights, owner: Owner::User, piece: len < LARGE });
+    if made && let Some(slot) = cx.shared.mapped.larges.get_mut(free) {
         *slot = base;
     }
     made
@@ -288,30 +278,30 @@ fn shows(s: &Shared, page: u64, offset: u64, rights: u64) -> bool {
 
 /// What is mapped there shows the page already, but is closed or allows less: its protection is changed,
 /// which costs a third of a mapping, and that of closed pages beside it in the same call.
-fn show_again(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run) -> bool {
-    if s.setup.keeps == 0 || !sites::make_way(s, run.gva) {
+fn show_again(cx: &mut Context<'_>, table: u64, run: Run) -> bool {
+    if cx.shared.setup.keeps == 0 || !sites::make_way(cx, run.gva) {
         return false;
     }
     let (mut from, mut to) = (run.gva, run.gva + PAGE);
-    if shows(s, run.gva, run.offset, 0) {
-        (from, to) = like_around(s, table, run.gva, run.rights);
-    } else if run.rights != READ | WRITE || !shows(s, run.gva, run.offset, READ) {
+    if shows(cx.shared, run.gva, run.offset, 0) {
+        (from, to) = like_around(cx.shared, table, run.gva, run.rights);
+    } else if run.rights != READ | WRITE || !shows(cx.shared, run.gva, run.offset, READ) {
         return false;
     }
-    show(f, s, from, to, run.rights)
+    show(cx, from, to, run.rights)
 }
 
 /// Opens a page of code that the monitor has looked at, perhaps a changed copy, and closed pages beside it.
-fn show_kept(f: &mut VcpuPage, s: &mut Shared, page: u64, leaf: Leaf) -> bool {
-    let kept = rights(leaf) & EXECUTE != 0 && shows(s, page, leaf.offset | KEPT, 0);
-    if !kept || s.setup.keeps == 0 || !sites::make_way(s, page) {
+fn show_kept(cx: &mut Context<'_>, page: u64, leaf: Leaf) -> bool {
+    let kept = rights(leaf) & EXECUTE != 0 && shows(cx.shared, page, leaf.offset | KEPT, 0);
+    if !kept || cx.shared.setup.keeps == 0 || !sites::make_way(cx, page) {
         return false;
     }
-    let (from, to) = match last_table(f, s, page) {
-        Some(table) => like_around(s, table, page, rights(leaf)),
+    let (from, to) = match last_table(cx, page) {
+        Some(table) => like_around(cx.shared, table, page, rights(leaf)),
         None => (page, page + PAGE),
     };
-    show(f, s, from, to, rights(leaf))
+    show(cx, from, to, rights(leaf))
 }
 
 /// A closed page, and those around it that are to be opened with the same rights: their addresses.
@@ -338,45 +328,46 @@ fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
 }
 
 /// Changes the protection of pages that are mapped, and tells the monitor.
-fn show(f: &mut VcpuPage, s: &mut Shared, from: u64, to: u64, rights: u64) -> bool {
+fn show(cx: &mut Context<'_>, from: u64, to: u64, rights: u64) -> bool {
     let pages = (to - from) / PAGE;
-    let room = MAX_MADE as u64 - s.made.count.min(MAX_MADE as u64);
-    if room < pages || call(MPROTECT, from, to - from, rights, 0, 0) != 0 {
+    let room = MAX_MADE as u64 - cx.shared.made.count.min(MAX_MADE as u64);
+    // SAFETY: pages of the user's that are mapped.
+    if room < pages || unsafe { cx.protect(from, to - from, rights) } != 0 {
         return false;
     }
     for page in (from..to).step_by(PAGE as usize) {
-        let Some(hint) = s.mapped.hints.get_mut(hint(page)) else { continue };
+        let Some(hint) = cx.shared.mapped.hints.get_mut(hint(page)) else { continue };
         hint.page = page | rights;
         let offset = hint.offset & !KEPT;
-        note(s, MapReport::Shown { page, offset, rights: Rights::from_bits(rights) });
-        if f.paging.deferred == page {
-            f.paging.deferred = 0;
+        note(cx.shared, MapReport::Shown { page, offset, rights: Rights::from_bits(rights) });
+        if cx.vcpu.paging.deferred == page {
+            cx.vcpu.paging.deferred = 0;
         }
     }
-    f.counters.shown += pages;
+    cx.vcpu.counters.shown += pages;
     true
 }
 
 /// Maps pages around a run that the guest has used already and that are not mapped yet.
-fn around(f: &mut VcpuPage, s: &mut Shared, table: u64, run: Run, kernel: bool) {
-    let (first, end) = window(s, table, run, kernel);
+fn around(cx: &mut Context<'_>, table: u64, run: Run, kernel: bool) {
+    let (first, end) = window(cx.shared, table, run, kernel);
     // A page on its own costs as much now as when it is asked for; it will be, if the one before the
     // run has been.
-    let ahead = kernel || is_hinted(s, run.gva.wrapping_sub(PAGE));
+    let ahead = kernel || is_hinted(cx.shared, run.gva.wrapping_sub(PAGE));
     let mut at = first;
     while at < end {
         let done = at >= run.gva && at < run.gva + run.len;
-        let page = if done { None } else { used_page(s, table, at, kernel) };
+        let page = if done { None } else { used_page(cx.shared, table, at, kernel) };
         let hva = if kernel { at.wrapping_add(bias()) } else { at };
-        let new = page.filter(|page| !hinted(s, hva, page.rights));
-        let more = new.map(|page| extend(s, table, page, kernel));
+        let new = page.filter(|page| !hinted(cx.shared, hva, page.rights));
+        let more = new.map(|page| extend(cx.shared, table, page, kernel));
         // Looking at a page of code takes longest, so that comes last.
         let Some(more) = more.filter(|more| (more.len > PAGE || ahead) && more.is_as_it_may_be())
         else {
             at += PAGE;
             continue;
         };
-        if !make_run(f, s, more, kernel) {
+        if !make_run(cx, more, kernel) {
             return;
         }
         at += more.len;
@@ -435,20 +426,25 @@ struct New {
 }
 
 /// Maps RAM and notes it for the monitor.
-fn make(f: &mut VcpuPage, s: &mut Shared, new: New) -> bool {
+fn make(cx: &mut Context<'_>, new: New) -> bool {
     let New { hva, len, offset, rights, owner, piece } = new;
     let kernel = matches!(owner, Owner::Kernel);
     // Of the kernel's large pages most is not used, nor has the host memory for it.
-    let populate = if kernel && (len >= LARGE || s.setup.key != 0) { 0 } else { MAP_POPULATE };
-    if !may_make(s, hva, kernel) || map(hva, len, rights, MAP_SHARED | populate, offset) < 0 {
+    let populate =
+        if kernel && (len >= LARGE || cx.shared.setup.key != 0) { 0 } else { MAP_POPULATE };
+    if !may_make(cx, hva, kernel) {
         return false;
     }
-    if kernel && s.setup.key != 0 && call(PKEY_MPROTECT, hva, len, rights, s.setup.key, 0) != 0 {
+    // SAFETY: the range is its owner's ([`owns`]).
+    let mapped = unsafe {
+        cx.map(hva, len, rights, MAP_SHARED | populate, offset) >= 0
+            && (!kernel || cx.shared.setup.key == 0 || cx.protect_by_key(hva, len, rights) == 0)
+    };
+    if !mapped {
         return false;
     }
     count_made(
-        f,
-        s,
+        cx,
         MapReport::Mapped {
             start: hva,
             len,
@@ -459,44 +455,45 @@ fn make(f: &mut VcpuPage, s: &mut Shared, new: New) -> bool {
         },
     );
     for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
-        hint_at(f, s, page, Hint { page: page | rights, offset: offset + (page - hva) });
+        hint_at(cx, page, Hint { page: page | rights, offset: offset + (page - hva) });
     }
     true
 }
 
 /// Maps memory without content in place of an empty page, and notes it for the monitor.
-fn make_empty(f: &mut VcpuPage, s: &mut Shared, start: u64, len: u64, offset: u64) -> bool {
-    if !may_make(s, start, false) || map(start, len, READ, MAP_EMPTY, offset) < 0 {
+fn make_empty(cx: &mut Context<'_>, start: u64, len: u64, offset: u64) -> bool {
+    // SAFETY: the range is the user's.
+    if !may_make(cx, start, false) || unsafe { cx.map(start, len, READ, MAP_EMPTY, offset) } < 0 {
         return false;
     }
-    count_made(f, s, MapReport::Empty { start, len, offset });
+    count_made(cx, MapReport::Empty { start, len, offset });
     for page in (start..start + len).step_by(PAGE as usize) {
         // It shows nothing of RAM.
-        hint_at(f, s, page, Hint { page: page | READ, offset: u64::MAX });
+        hint_at(cx, page, Hint { page: page | READ, offset: u64::MAX });
     }
     true
 }
 
 /// There is room for one more mapping, and the table of patched calls is out of its way.
-fn may_make(s: &mut Shared, hva: u64, kernel: bool) -> bool {
-    s.mapped.budget != 0
-        && (s.made.count as usize) < MAX_MADE
-        && (kernel || sites::make_way(s, hva))
+fn may_make(cx: &mut Context<'_>, hva: u64, kernel: bool) -> bool {
+    cx.shared.mapped.budget != 0
+        && (cx.shared.made.count as usize) < MAX_MADE
+        && (kernel || sites::make_way(cx, hva))
 }
 
-fn count_made(f: &mut VcpuPage, s: &mut Shared, report: MapReport) {
-    s.mapped.budget -= 1;
-    f.counters.mapped += 1;
-    note(s, report);
+fn count_made(cx: &mut Context<'_>, report: MapReport) {
+    cx.shared.mapped.budget -= 1;
+    cx.vcpu.counters.mapped += 1;
+    note(cx.shared, report);
 }
 
 /// A page is mapped now: so what was put off for it is done.
-fn hint_at(f: &mut VcpuPage, s: &mut Shared, page: u64, is: Hint) {
-    if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
+fn hint_at(cx: &mut Context<'_>, page: u64, is: Hint) {
+    if let Some(hint) = cx.shared.mapped.hints.get_mut(hint(page)) {
         *hint = is;
     }
-    if f.paging.deferred == page {
-        f.paging.deferred = 0;
+    if cx.vcpu.paging.deferred == page {
+        cx.vcpu.paging.deferred = 0;
     }
 }
 
@@ -511,78 +508,85 @@ pub fn note(s: &mut Shared, report: MapReport) {
 
 /// The page whose invalidation was put off is dropped now: before user code runs, before kernel code may
 /// reach user memory (AC is set), and before anybody else has the turn.
-pub fn finish_deferred(f: &mut VcpuPage) {
-    let page = core::mem::take(&mut f.paging.deferred);
+pub fn finish_deferred(cx: &mut Context<'_>) {
+    let page = core::mem::take(&mut cx.vcpu.paging.deferred);
     if page != 0 {
-        drop_page(shared(), page);
+        drop_page(cx, page);
     }
 }
 
 /// Takes a page of the user's away. What is left of its mapping makes the next one cheaper: the host need
 /// not free its page tables.
-fn drop_page(s: &mut Shared, page: u64) -> bool {
-    forget(s, page, page + PAGE);
-    call(MPROTECT, page, PAGE, 0, 0, 0) == 0 || call(MUNMAP, page, PAGE, 0, 0, 0) == 0
+fn drop_page(cx: &mut Context<'_>, page: u64) -> bool {
+    forget(cx.shared, page, page + PAGE);
+    // SAFETY: a page of the user's.
+    unsafe { cx.protect(page, PAGE, 0) == 0 || cx.unmap(page, PAGE) == 0 }
 }
 
 /// The guest still maps a page to what is mapped there, and has used it: the translation is loaded anew at
 /// once, as a TLB may do, and only what the page allows changes.
-fn reload(f: &VcpuPage, s: &mut Shared, page: u64) -> bool {
-    let now = last_table(f, s, page).and_then(|table| used_page(s, table, page, false));
-    let (Some(now), Some(hint)) = (now, s.mapped.hints.get_mut(hint(page))) else { return false };
-    let same = hint.page & !7 == page && hint.offset == now.offset;
-    if !same || (hint.page | now.rights) & EXECUTE != 0 {
+fn reload(cx: &mut Context<'_>, page: u64) -> bool {
+    let now = last_table(cx, page).and_then(|table| used_page(cx.shared, table, page, false));
+    let is = cx.shared.mapped.hints.get(hint(page)).copied();
+    let (Some(now), Some(is)) = (now, is) else { return false };
+    let same = is.page & !7 == page && is.offset == now.offset;
+    if !same || (is.page | now.rights) & EXECUTE != 0 {
         return false;
     }
-    if hint.page & 7 != now.rights {
-        if call(MPROTECT, page, PAGE, now.rights, 0, 0) != 0 {
+    let (offset, rights) = (now.offset, Rights::from_bits(now.rights));
+    if is.page & 7 != now.rights {
+        // SAFETY: a page of the user's that is mapped.
+        if unsafe { cx.protect(page, PAGE, now.rights) } != 0 {
             return false;
         }
-        hint.page = page | now.rights;
+        if let Some(hint) = cx.shared.mapped.hints.get_mut(hint(page)) {
+            hint.page = page | now.rights;
+        }
     }
     // The interpreter has translations of its own, with the rights there were.
-    note(s, MapReport::Shown { page, offset: now.offset, rights: Rights::from_bits(now.rights) });
+    note(cx.shared, MapReport::Shown { page, offset, rights });
     true
 }
 
 /// INVLPG of a user's page. False if it is the monitor's to do.
-pub fn invalidate(f: &mut VcpuPage, s: &mut Shared, gva: u64) -> bool {
+pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
     let page = gva & !(PAGE - 1);
-    lookup::forget(f, gva);
-    if s.mapped.large != 0
-        || s.made.count as usize >= MAX_MADE
+    lookup::forget(cx.vcpu, gva);
+    if cx.shared.mapped.large != 0
+        || cx.shared.made.count as usize >= MAX_MADE
         || gva >> 47 != 0
         || !owns(page, false)
     {
         return false;
     }
     let base = page & !(LARGE - 1);
-    let large = s.mapped.larges.contains(&base);
-    let [_, faulted, _, space] = f.paging.faulted;
-    let answered = space == f.regs.cr3 && faulted & !(PAGE - 1) == page;
-    if !large && answered && f.paging.deferred == 0 && f.regs.ac == 0 {
+    let large = cx.shared.mapped.larges.contains(&base);
+    let [_, faulted, _, space] = cx.vcpu.paging.faulted;
+    let answered = space == cx.vcpu.regs.cr3 && faulted & !(PAGE - 1) == page;
+    if !large && answered && cx.vcpu.paging.deferred == 0 && cx.vcpu.regs.ac == 0 {
         // The page whose fault the guest is answering: it is about to be mapped anew, by one host call that
         // takes the old mapping away as well. Nobody can tell that the old mapping is still there: user code
         // does not run before `finish_deferred`, and kernel code reaches the user's memory only with AC set.
         // Whatever sets AC finishes it first: STAC (`jit::emit`), IRET and entries (`assist`), the monitor.
-        f.paging.deferred = page;
-        note(s, MapReport::Dropped { start: page, len: PAGE });
-        f.counters.invalidations += 1;
+        cx.vcpu.paging.deferred = page;
+        note(cx.shared, MapReport::Dropped { start: page, len: PAGE });
+        cx.vcpu.counters.invalidations += 1;
         return true;
     }
-    if !large && reload(f, s, page) {
-        f.counters.invalidations += 1;
+    if !large && reload(cx, page) {
+        cx.vcpu.counters.invalidations += 1;
         return true;
     }
     let (page, len) = if large { (base, LARGE) } else { (page, PAGE) };
-    let done = if large { call(MUNMAP, page, len, 0, 0, 0) == 0 } else { drop_page(s, page) };
+    // SAFETY: pages of the user's.
+    let done = if large { unsafe { cx.unmap(page, len) == 0 } } else { drop_page(cx, page) };
     if !done {
         return false;
     }
     if large {
-        forget(s, page, page + len);
+        forget(cx.shared, page, page + len);
     }
-    note(s, MapReport::Dropped { start: page, len });
-    f.counters.invalidations += 1;
+    note(cx.shared, MapReport::Dropped { start: page, len });
+    cx.vcpu.counters.invalidations += 1;
     true
 }

@@ -5,7 +5,6 @@
 
 #[cfg(not(freestanding))]
 use core::sync::atomic::{AtomicPtr, Ordering};
-use frame::Shared;
 
 pub use crate::filter::{MAP_EMPTY, MAP_PRIVATE, MPROTECT, MUNMAP, PKEY_MPROTECT};
 
@@ -24,8 +23,6 @@ pub struct Model {
     pub user_word: fn(u64) -> Option<u64>,
     /// Where RAM, marks, tables, regions or look-ups can be reached that have this address.
     pub reach: fn(usize) -> usize,
-    /// The pages shared with the monitor. Nobody else uses them while code of this crate runs.
-    pub shared: fn() -> *mut Shared,
 }
 
 // The linker script of a wedge has these, and assembly names them. With a model nothing leads there.

@@ -15,10 +15,16 @@
 //! to go on at it: its stack may not be mapped. And the vDSO's address is a small number to 32-bit code
 //! (`host_linux/src/body.rs`), so that nothing is executed there.
 
-use crate::{assist, cpuid, fault, here, host::user_word, patched, shared};
+use crate::{
+    assist,
+    context::{Context, Next},
+    cpuid, fault, here,
+    host::user_word,
+    patched,
+};
 use core::arch::naked_asm;
 use frame::{
-    AREA, AREA_ALIAS, AREAS, FIRST_AREA, STAND_IN, Shared, VcpuPage, area, area_of, calls,
+    AREA, AREA_ALIAS, AREAS, FIRST_AREA, Reason, STAND_IN, VcpuPage, area, area_of, calls,
 };
 use x86::{
     flags::{IF, IOPL, NT, RF, TF, VM},
@@ -62,34 +68,38 @@ pub enum Call {
 
 /// The host has what user code can load into its segment registers. False: the instruction at RIP is to be
 /// interpreted.
-pub fn prepare(f: &VcpuPage, s: &mut Shared) -> bool {
-    if !matters(f, s) {
+pub fn prepare(cx: &mut Context<'_>) -> bool {
+    if !matters(cx) {
         return true;
     }
-    if s.setup.narrow == 0 {
+    if cx.shared.setup.narrow == 0 {
         return false;
     }
-    let known = (0..AREAS).all(|at| has(f, s, at));
-    let loaded = [f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs];
+    let known = (0..AREAS).all(|at| has(cx, at));
+    let loaded = [cx.vcpu.regs.ds, cx.vcpu.regs.es, cx.vcpu.regs.fs, cx.vcpu.regs.gs];
     let usable = |selector: &u64| {
-        area_of(*selector).is_none_or(|at| f.system.areas.get(at).is_some_and(|area| *area != 0))
+        area_of(*selector)
+            .is_none_or(|at| cx.vcpu.system.areas.get(at).is_some_and(|area| *area != 0))
     };
     known
         && loaded.iter().all(usable)
-        && (f.run.compatibility == 0 || f.run.user_rip >> 32 == 0 && !is_at_sysenter(f))
+        && (cx.vcpu.run.compatibility == 0
+            || cx.vcpu.run.user_rip >> 32 == 0 && !is_at_sysenter(cx))
 }
 
 /// User code is 32-bit code or has, or had, to do with thread-local segments.
-fn matters(f: &VcpuPage, s: &Shared) -> bool {
-    let loaded = f.regs.ds | f.regs.es | f.regs.fs | f.regs.gs;
-    f.run.compatibility != 0
+fn matters(cx: &Context<'_>) -> bool {
+    let loaded = cx.vcpu.regs.ds | cx.vcpu.regs.es | cx.vcpu.regs.fs | cx.vcpu.regs.gs;
+    cx.vcpu.run.compatibility != 0
         || loaded & OF_AREA != 0
-        || s.narrow.areas.iter().any(|area| *area != 0)
+        || cx.shared.narrow.areas.iter().any(|area| *area != 0)
 }
 
 /// The host's entry is the guest's.
-fn has(f: &VcpuPage, s: &mut Shared, at: usize) -> bool {
-    let (Some(wanted), Some(now)) = (f.system.areas.get(at), s.narrow.areas.get_mut(at)) else {
+fn has(cx: &mut Context<'_>, at: usize) -> bool {
+    let (Some(wanted), Some(now)) =
+        (cx.vcpu.system.areas.get(at), cx.shared.narrow.areas.get_mut(at))
+    else {
         return false;
     };
     if *wanted == *now {
@@ -100,7 +110,7 @@ fn has(f: &VcpuPage, s: &mut Shared, at: usize) -> bool {
         // SAFETY: a page that is mapped for this.
         unsafe { *(here(AREA_ALIAS) as *mut u32).add(at) = *word };
     }
-    let done = set_area(AREA as u64, s.setup.secret) == 0;
+    let done = set_area(AREA as u64, cx.shared.setup.secret) == 0;
     if done {
         *now = *wanted;
     }
@@ -114,29 +124,28 @@ extern "C" fn set_area(at: u64, secret: u64) -> i64 {
         "int 0x80", "movsxd rax, eax", "pop rbx", "ret", number = const crate::filter::SET_THREAD_AREA)
 }
 
-fn is_at_sysenter(f: &VcpuPage) -> bool {
-    let code = user_word(f.run.user_rip).unwrap_or(0);
+fn is_at_sysenter(cx: &Context<'_>) -> bool {
+    let code = user_word(cx.vcpu.run.user_rip).unwrap_or(0);
     code & 0xffff == SYSENTER || code & 0xffff_ffff == MOV_SYSENTER
 }
 
 /// The guest's thread-local segments, if user code that comes next could have to do with them. False if they
 /// cannot be read.
-pub fn read_areas(f: &mut VcpuPage) -> bool {
-    let s = shared();
-    if s.setup.narrow == 0 || !matters(f, s) {
+pub fn read_areas(cx: &mut Context<'_>) -> bool {
+    if cx.shared.setup.narrow == 0 || !matters(cx) {
         return true;
     }
     for at in 0..AREAS {
         let entry = (FIRST_AREA as u64 + at as u64) * 8;
-        let inside = entry + 7 <= f.system.gdt_limit;
+        let inside = entry + 7 <= cx.vcpu.system.gdt_limit;
         let Some(found) = (if inside {
-            assist::kernel_word(f, f.system.gdt.wrapping_add(entry))
+            assist::kernel_word(cx.vcpu, cx.vcpu.system.gdt.wrapping_add(entry))
         } else {
             Some(0)
         }) else {
             return false;
         };
-        if let Some(known) = f.system.areas.get_mut(at) {
+        if let Some(known) = cx.vcpu.system.areas.get_mut(at) {
             *known = if area(at, found).is_some() { found } else { 0 };
         }
     }
@@ -144,63 +153,63 @@ pub fn read_areas(f: &mut VcpuPage) -> bool {
 }
 
 /// 32-bit user code may be entered.
-pub fn may_enter(f: &VcpuPage, cs: u64, rip: u64) -> bool {
+pub fn may_enter(cx: &Context<'_>, cs: u64, rip: u64) -> bool {
     let plain = |selector: u64| matches!(selector, 0..=3 | 0x2b);
-    shared().setup.narrow != 0
+    cx.shared.setup.narrow != 0
         && cs & 0xffff == USER_CS_32 as u64
         && rip >> 32 == 0
-        && plain(f.regs.ds)
-        && plain(f.regs.es)
+        && plain(cx.vcpu.regs.ds)
+        && plain(cx.vcpu.regs.es)
 }
 
 /// What user code has come back by, whose state is in the frame but for what its system call has lost.
-pub fn call(f: &mut VcpuPage, s: &mut Shared, arch: u64, number: u64) -> Call {
-    let narrow = f.run.compatibility != 0;
-    if f.exit.signal == SIGSYS && arch == AUDIT_ARCH_I386 {
-        restore_number(f, number);
-        if narrow && f.exit.address >> 32 != 0 {
-            s.narrow.entered = f.exit.address & 0xffff_ffff;
-            return entered(f);
+pub fn call(cx: &mut Context<'_>, arch: u64, number: u64) -> Call {
+    let narrow = cx.vcpu.run.compatibility != 0;
+    if cx.vcpu.exit.signal == SIGSYS && arch == AUDIT_ARCH_I386 {
+        restore_number(cx.vcpu, number);
+        if narrow && cx.vcpu.exit.address >> 32 != 0 {
+            cx.shared.narrow.entered = cx.vcpu.exit.address & 0xffff_ffff;
+            return entered(cx.vcpu);
         }
-        return if f.exit.address == f.regs.rip { Call::Interrupt } else { Call::None };
+        return if cx.vcpu.exit.address == cx.vcpu.regs.rip { Call::Interrupt } else { Call::None };
     }
-    if is_stand_in(f) {
-        f.regs.rip += 2;
+    if is_stand_in(cx) {
+        cx.vcpu.regs.rip += 2;
         // For the monitor.
-        (f.exit.signal, f.exit.address) = (SIGSYS, f.regs.rip);
+        (cx.vcpu.exit.signal, cx.vcpu.exit.address) = (SIGSYS, cx.vcpu.regs.rip);
         return Call::Interrupt;
     }
-    if narrow && f.exit.signal == SIGSEGV && is_at_vdso(f, s) {
-        f.regs.gpr[RAX] = NO_NUMBER;
-        return entered(f);
+    if narrow && cx.vcpu.exit.signal == SIGSEGV && is_at_vdso(cx) {
+        cx.vcpu.regs.gpr[RAX] = NO_NUMBER;
+        return entered(cx.vcpu);
     }
-    if narrow && is_refused_enter(f) {
-        (f.exit.signal, f.exit.address) = (SIGSYS, u64::MAX);
+    if narrow && is_refused_enter(cx) {
+        (cx.vcpu.exit.signal, cx.vcpu.exit.address) = (SIGSYS, u64::MAX);
         return Call::Enter;
     }
     Call::None
 }
 
 /// SYSENTER, where the host's CPU has none under a 64-bit kernel (AMD's): nothing is lost.
-fn is_refused_enter(f: &VcpuPage) -> bool {
-    f.exit.signal == SIGILL
-        && f.exit.trap == u64::from(vector::UD)
-        && cpuid::has(f, SYSENTER as u16)
+fn is_refused_enter(cx: &Context<'_>) -> bool {
+    cx.vcpu.exit.signal == SIGILL
+        && cx.vcpu.exit.trap == u64::from(vector::UD)
+        && cpuid::has(cx, SYSENTER as u16)
 }
 
 /// What stands for INT 0x80 has faulted.
-fn is_stand_in(f: &VcpuPage) -> bool {
-    f.exit.signal == SIGSEGV
-        && f.exit.trap == u64::from(vector::GP)
-        && f.exit.error == u64::from(STAND_IN) << 3 | IDT
-        && f.regs.rip >> 47 == 0
-        && cpuid::has(f, INT_80)
+fn is_stand_in(cx: &Context<'_>) -> bool {
+    cx.vcpu.exit.signal == SIGSEGV
+        && cx.vcpu.exit.trap == u64::from(vector::GP)
+        && cx.vcpu.exit.error == u64::from(STAND_IN) << 3 | IDT
+        && cx.vcpu.regs.rip >> 47 == 0
+        && cpuid::has(cx, INT_80)
 }
 
 /// INT 0x80 has come by trap, and its site is worth patching now; RIP is behind it.
-pub fn is_hot(f: &VcpuPage, s: &mut Shared) -> bool {
-    let rip = f.regs.rip;
-    patched::is_warm(s, rip)
+pub fn is_hot(cx: &mut Context<'_>) -> bool {
+    let rip = cx.vcpu.regs.rip;
+    patched::is_warm(cx.shared, rip)
         && user_word(rip.wrapping_sub(2)).unwrap_or(0) & 0xffff == u64::from(INT_80)
 }
 
@@ -214,13 +223,16 @@ fn entered(f: &mut VcpuPage) -> Call {
 }
 
 /// The host has not been able to read the word that SYSENTER's EBP points to.
-fn is_at_vdso(f: &VcpuPage, s: &Shared) -> bool {
-    let rip = f.regs.rip;
-    let there =
-        if s.narrow.entered == 0 { rip != 0 && rip < VDSO_LEN } else { rip == s.narrow.entered };
-    f.exit.trap == u64::from(vector::PF)
-        && f.exit.address == rip
-        && f.regs.gpr[RAX] == NO_STACK
+fn is_at_vdso(cx: &Context<'_>) -> bool {
+    let rip = cx.vcpu.regs.rip;
+    let there = if cx.shared.narrow.entered == 0 {
+        rip != 0 && rip < VDSO_LEN
+    } else {
+        rip == cx.shared.narrow.entered
+    };
+    cx.vcpu.exit.trap == u64::from(vector::PF)
+        && cx.vcpu.exit.address == rip
+        && cx.vcpu.regs.gpr[RAX] == NO_STACK
         && there
 }
 
@@ -231,28 +243,27 @@ fn restore_number(f: &mut VcpuPage, number: u64) {
     }
 }
 
-/// INT 0x80 by user code, whose state is in the frame with RIP behind the instruction. Returns if that is for
-/// the monitor.
-pub fn interrupt(f: &mut VcpuPage) {
-    (f.claims.call, f.claims.caller) = (calls::NONE, f.regs.cr3);
-    if fault::interrupt(f, SYSTEM_CALL) {
-        f.counters.system_calls += 1;
-        crate::run::run()
-    }
+/// INT 0x80 by user code, whose state is in the frame with RIP behind the instruction.
+pub fn interrupt(cx: &mut Context<'_>) -> Next {
+    (cx.vcpu.claims.call, cx.vcpu.claims.caller) = (calls::NONE, cx.vcpu.regs.cr3);
+    let Some(next) = fault::interrupt(cx, SYSTEM_CALL) else {
+        return Next::Exit(Reason::UserSignal);
+    };
+    cx.vcpu.counters.system_calls += 1;
+    next
 }
 
-/// SYSENTER by user code, whose state is in the frame but for RIP and RSP. Returns if that is for the
-/// monitor.
-pub fn enter_system(f: &mut VcpuPage) {
+/// SYSENTER by user code, whose state is in the frame but for RIP and RSP.
+pub fn enter_system(cx: &mut Context<'_>) -> Next {
+    let f = &mut *cx.vcpu;
     let flags = f.regs.rflags & !(IF | VM | RF);
     let cs = f.system.sysenter_cs & 0xfffc;
     if flags & (TF | NT | IOPL) != 0 || cs == 0 {
-        return;
+        return Next::Exit(Reason::UserSignal);
     }
     (f.claims.call, f.claims.caller) = (calls::NONE, f.regs.cr3);
     (f.regs.cs, f.regs.ss) = (cs, cs + 8);
     (f.regs.gpr[RSP], f.regs.rip) = (f.system.sysenter_esp, f.system.sysenter_eip);
     f.counters.system_calls += 1;
-    assist::enter_kernel(f, flags);
-    crate::run::run()
+    assist::enter_kernel(cx, flags)
 }

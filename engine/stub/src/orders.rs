@@ -1,67 +1,72 @@
 //! Carrying out the monitor's orders.
 
 use crate::{
-    die, here,
-    host::{self, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, call, map},
+    Context, die, here,
+    host::{MAP_POPULATE, MAP_PRIVATE, MAP_SHARED},
     mmu, sites, text,
 };
 use frame::{
-    MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, Shared, TOP,
-    UPPER_USER,
+    MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, TOP, UPPER_USER,
 };
 
 const PAGE: u64 = 4096;
 
 /// Carries out what the monitor has ordered, up to the first that fails.
-pub fn obey(s: &mut Shared) {
-    s.orders.failed = 0;
-    let count = (s.orders.count as usize).min(MAX_ORDERS);
+pub fn obey(cx: &mut Context<'_>) {
+    cx.shared.orders.failed = 0;
+    let count = (cx.shared.orders.count as usize).min(MAX_ORDERS);
     for at in 0..count {
-        let Some(raw) = s.orders.list.get(at).copied() else { break };
+        let Some(raw) = cx.shared.orders.list.get(at).copied() else { break };
         let Some(command) = MapCommand::decode(raw) else { die() };
-        let result = apply(command, s);
+        let result = apply(command, cx);
         if result < 0 {
-            s.orders.failed = result;
+            cx.shared.orders.failed = result;
             break;
         }
     }
-    s.orders.count = 0;
+    cx.shared.orders.count = 0;
 }
 
-fn apply(command: MapCommand, s: &mut Shared) -> i64 {
+fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
     check(command);
     match command {
-        MapCommand::OpenSites => sites::open(s),
-        MapCommand::CloseSites => sites::close(s),
+        MapCommand::OpenSites => sites::open(cx),
+        MapCommand::CloseSites => sites::close(cx),
         MapCommand::Protect { start, len, rights: Rights::NONE } => {
-            mmu::close(s, start, start + len);
-            call(host::MPROTECT, start, len, 0, 0, 0)
+            mmu::close(cx.shared, start, start + len);
+            // SAFETY: the range has been checked; so in all of this file.
+            unsafe { cx.protect(start, len, 0) }
         }
         MapCommand::Unmap { start, len } => {
-            mmu::forget(s, start, start + len);
-            call(host::MUNMAP, start, len, 0, 0, 0)
+            mmu::forget(cx.shared, start, start + len);
+            // SAFETY: as above.
+            unsafe { cx.unmap(start, len) }
         }
         MapCommand::Poke { address, len, bytes } => {
-            mmu::forget(s, address, address + len);
-            host::poke(address, len, bytes)
+            mmu::forget(cx.shared, address, address + len);
+            // SAFETY: as above; the copy has been made by an order before this.
+            unsafe { cx.poke(address, len, bytes) }
         }
         MapCommand::Protect { start, len, rights } => {
-            mmu::forget(s, start, start + len);
-            protect(s, start, len, rights)
+            mmu::forget(cx.shared, start, start + len);
+            protect(cx, start, len, rights)
         }
         MapCommand::Copy { page, offset } => {
-            mmu::forget(s, page, page + PAGE);
-            make_way(s, page);
-            s.mapped.copied = 1;
-            map(page, PAGE, Rights::READ_WRITE.bits(), MAP_PRIVATE | MAP_POPULATE, offset)
+            mmu::forget(cx.shared, page, page + PAGE);
+            make_way(cx, page);
+            cx.shared.mapped.copied = 1;
+            // SAFETY: as above.
+            unsafe {
+                cx.map(page, PAGE, Rights::READ_WRITE.bits(), MAP_PRIVATE | MAP_POPULATE, offset)
+            }
         }
         MapCommand::Keep { page, offset } => {
-            mmu::keep(s, page, offset);
+            mmu::keep(cx.shared, page, offset);
             0
         }
         MapCommand::Map { start, len, offset, rights, owner } => {
-            mmu::forget(s, start, start + len);
-            map_ram(s, start, len, offset, rights, owner)
+            mmu::forget(cx.shared, start, start + len);
+            map_ram(cx, start, len, offset, rights, owner)
         }
     }
 }
@@ -78,54 +83,68 @@ fn check(command: MapCommand) {
     }
 }
 
-fn make_way(s: &mut Shared, page: u64) {
-    if !sites::make_way(s, page) {
+fn make_way(cx: &mut Context<'_>, page: u64) {
+    if !sites::make_way(cx, page) {
         die();
     }
 }
 
-fn map_ram(s: &mut Shared, start: u64, len: u64, offset: u64, rights: Rights, owner: Owner) -> i64 {
+fn map_ram(
+    cx: &mut Context<'_>,
+    start: u64,
+    len: u64,
+    offset: u64,
+    rights: Rights,
+    owner: Owner,
+) -> i64 {
     // Where pages are searched, user code executes copies alone.
-    if s.setup.searched != 0 && rights.executes() {
+    if cx.shared.setup.searched != 0 && rights.executes() {
         die();
     }
     match owner {
         Owner::User => {
-            make_way(s, start);
-            map(start, len, rights.bits(), MAP_SHARED | MAP_POPULATE, offset)
+            make_way(cx, start);
+            // SAFETY: as in `apply`.
+            unsafe { cx.map(start, len, rights.bits(), MAP_SHARED | MAP_POPULATE, offset) }
         }
         Owner::Kernel => {
-            let result = map(start, len, rights.bits(), MAP_SHARED, offset);
-            if result < 0 || s.setup.key == 0 {
+            // SAFETY: as in `apply`.
+            let result = unsafe { cx.map(start, len, rights.bits(), MAP_SHARED, offset) };
+            if result < 0 || cx.shared.setup.key == 0 {
                 return result;
             }
-            call(host::PKEY_MPROTECT, start, len, rights.bits(), s.setup.key, 0)
+            // SAFETY: as in `apply`.
+            unsafe { cx.protect_by_key(start, len, rights.bits()) }
         }
     }
 }
 
-fn protect(s: &mut Shared, start: u64, len: u64, rights: Rights) -> i64 {
-    if s.setup.searched != 0 && rights.executes() {
-        return open_code(s, start, len, rights);
+fn protect(cx: &mut Context<'_>, start: u64, len: u64, rights: Rights) -> i64 {
+    if cx.shared.setup.searched != 0 && rights.executes() {
+        return open_code(cx, start, len, rights);
     }
-    call(host::MPROTECT, start, len, rights.bits(), 0, 0)
+    // SAFETY: as in `apply`.
+    unsafe { cx.protect(start, len, rights.bits()) }
 }
 
 /// Lets user code execute a page, a copy that has just been made and that nothing else can write. A page that
 /// could open protection keys is taken away, and the monitor told.
-fn open_code(s: &mut Shared, page: u64, len: u64, rights: Rights) -> i64 {
-    let hidden = rights == Rights::EXECUTE && s.setup.key != 0;
+fn open_code(cx: &mut Context<'_>, page: u64, len: u64, rights: Rights) -> i64 {
+    let hidden = rights == Rights::EXECUTE && cx.shared.setup.key != 0;
     if !hidden && rights != Rights::READ_EXECUTE || len != PAGE {
         die();
     }
     if !text::is_closed(page) {
-        mmu::note(s, MapReport::Refused { page });
-        return call(host::MUNMAP, page, len, 0, 0, 0);
+        mmu::note(cx.shared, MapReport::Refused { page });
+        // SAFETY: as in `apply`.
+        return unsafe { cx.unmap(page, len) };
     }
     let rights = Rights::READ_EXECUTE.bits();
     if hidden {
         // What is changed in it is not there for user code that loads it. This code sees it.
-        return call(host::PKEY_MPROTECT, page, len, rights, s.setup.key, 0);
+        // SAFETY: as in `apply`.
+        return unsafe { cx.protect_by_key(page, len, rights) };
     }
-    call(host::MPROTECT, page, len, rights, 0, 0)
+    // SAFETY: as in `apply`.
+    unsafe { cx.protect(page, len, rights) }
 }

@@ -6,9 +6,10 @@
 //! are lost in a system call, so there are two registers to work with; everything else is the user's.
 
 use crate::{
-    assist, frame, here,
+    assist,
+    context::{Context, Next, go_on, step},
+    here,
     host::{save_segments, user_word},
-    shared,
 };
 use core::{arch::naked_asm, mem::offset_of};
 use frame::{
@@ -72,11 +73,14 @@ entry!(entry_with_keys, "xor eax, eax", "xor ecx, ecx", "xor edx, edx", "wrpkru"
 entry!(entry_without_keys, "nop");
 
 extern "C" fn arrived() -> ! {
-    let f = frame();
-    f.run.mode = mode::WEDGE;
-    save_segments(f);
-    f.counters.patched_system_calls += 1;
-    assist::system_call(f)
+    go_on(step(patched_call))
+}
+
+fn patched_call(cx: &mut Context<'_>) -> Next {
+    cx.vcpu.run.mode = mode::WEDGE;
+    save_segments(cx.vcpu);
+    cx.vcpu.counters.patched_system_calls += 1;
+    assist::system_call(cx)
 }
 
 /// First byte of a stub that loads the number: MOV EAX, imm32.
@@ -155,8 +159,8 @@ pub fn is_warm(s: &mut Shared, rip: u64) -> bool {
 }
 
 /// A system call has come by trap to `rip`: is its site worth patching now?
-pub fn is_hot(rip: u64) -> bool {
-    if !is_warm(shared(), rip) {
+pub fn is_hot(s: &mut Shared, rip: u64) -> bool {
+    if !is_warm(s, rip) {
         return false;
     }
     // mov eax, imm32 (below 4096); syscall

@@ -1,17 +1,17 @@
 //! Making the process a wedge.
 
 use crate::{
-    filter, frame, here,
-    host::{self, call, load_vectors},
+    context::{Context, Next, go_on, step},
+    filter, here,
+    host::{self, Secret, call, load_vectors},
     patched::{entry_with_keys, entry_without_keys},
-    shared,
     signal::{RESTORER, on_signal, on_signal_keys},
-    turns, user,
+    user,
 };
 use core::arch::naked_asm;
 use frame::{
-    ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, RAM, REGIONS, REGIONS_LEN, SITES, SITES_LEN, STACK,
-    SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW, WINDOW_END,
+    ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, MONITOR, RAM, REGIONS, REGIONS_LEN, SITES,
+    SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW, WINDOW_END,
 };
 
 /// First instruction of the image: change to the window's stack, forget the old one.
@@ -27,34 +27,46 @@ extern "C" fn wedge_start() -> ! {
 const _: () = assert!(USER_START == 16);
 
 extern "C" fn main() -> ! {
-    alone();
-    signals();
-    admit();
-    let keys = shared().setup.key != 0;
+    go_on(step(set_up))
+}
+
+fn set_up(cx: &mut Context<'_>) -> Next {
+    let secret = cx.secret();
+    alone(cx, secret);
+    signals(cx, secret);
+    admit(cx, secret);
+    let keys = cx.shared.setup.key != 0;
     let entry = if keys { entry_with_keys as *const () } else { entry_without_keys as *const () };
-    shared().ready.patched_entry =
-        if shared().setup.user_secret != 0 { user::user_patched() } else { entry as u64 };
-    shared().ready.done = 1;
+    cx.shared.ready.patched_entry =
+        if cx.shared.setup.user_secret != 0 { user::user_patched() } else { entry as u64 };
+    cx.shared.ready.done = 1;
     // What the guest does not know of is in its initial state from here on.
-    host::reset_vectors(frame().vectors.0.as_ptr());
-    load_vectors(frame().vectors.0.as_ptr());
-    turns::hand_over_and_run()
+    host::reset_vectors(secret, cx.vcpu.vectors.0.as_ptr());
+    load_vectors(secret, cx.vcpu.vectors.0.as_ptr());
+    cx.vcpu.run.kicked = 0;
+    Next::HandOver(MONITOR)
+}
+
+/// A host call of this file.
+fn plain(secret: Secret, order: [u64; 6]) -> i64 {
+    // SAFETY: nothing runs here yet but this code, and what it refers to lives until the call is over.
+    unsafe { call(secret, order) }
 }
 
 /// Unmaps everything but the window, and clears what a thread of a C library leaves behind.
-fn alone() {
-    call(host::ARCH_PRCTL, 0x1002, 0, 0, 0, 0); // ARCH_SET_FS
-    call(host::ARCH_PRCTL, 0x1012, 0, 0, 0, 0); // ARCH_SET_CPUID: CPUID faults from now on
-    call(host::SET_ROBUST_LIST, 0, 24, 0, 0, 0);
-    call(host::SET_TID_ADDRESS, 0, 0, 0, 0, 0);
+fn alone(cx: &Context<'_>, secret: Secret) {
+    plain(secret, [host::ARCH_PRCTL, 0x1002, 0, 0, 0, 0]); // ARCH_SET_FS
+    plain(secret, [host::ARCH_PRCTL, 0x1012, 0, 0, 0, 0]); // ARCH_SET_CPUID: CPUID faults from now on
+    plain(secret, [host::SET_ROBUST_LIST, 0, 24, 0, 0, 0]);
+    plain(secret, [host::SET_TID_ADDRESS, 0, 0, 0, 0, 0]);
     let [regions, window, window_end, ram] = [REGIONS, WINDOW, WINDOW_END, RAM].map(here);
     let (ram_end, table_end) =
-        (ram + shared().setup.ram_len as usize, regions + REGIONS_LEN + COPIES_LEN);
+        (ram + cx.shared.setup.ram_len as usize, regions + REGIONS_LEN + COPIES_LEN);
     let sites_end = SITES + SITES_LEN;
     for (from, to) in
         [(0, SITES), (sites_end, regions), (table_end, window), (window_end, ram), (ram_end, TOP)]
     {
-        if call(host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0) != 0 {
+        if plain(secret, [host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0]) != 0 {
             crate::die();
         }
     }
@@ -74,41 +86,44 @@ pub const SIGNALS: [u64; 7] = [4, 5, 7, 8, KICK as u64, 11, 31];
 /// may stay blocked.
 pub const SIGNAL_FLAGS: u64 = 4 | 0x0800_0000 | 0x4000_0000 | 0x0400_0000;
 
-fn signals() {
+fn signals(cx: &Context<'_>, secret: Secret) {
     let stack = [here(ALT_STACK) as u64, 0, ALT_STACK_LEN as u64];
-    call(host::SIGALTSTACK, stack.as_ptr() as u64, 0, 0, 0, 0);
-    let keys = shared().setup.key != 0;
+    plain(secret, [host::SIGALTSTACK, stack.as_ptr() as u64, 0, 0, 0, 0]);
+    let keys = cx.shared.setup.key != 0;
     let handler = if keys { on_signal_keys as *const () } else { on_signal as *const () } as u64;
     let action = Action { handler, flags: SIGNAL_FLAGS, restorer: RESTORER, mask: 0 };
     for signal in SIGNALS {
-        call(host::SIGACTION, signal, &raw const action as u64, 0, 8, 0);
+        plain(secret, [host::SIGACTION, signal, &raw const action as u64, 0, 8, 0]);
     }
 }
 
 /// Calls only from the blob, only these few, only with the secret; anything else is a SIGSYS.
-fn admit() {
-    let s = shared();
+fn admit(cx: &Context<'_>, secret: Secret) {
+    let setup = &cx.shared.setup;
     // SAFETY: the far end of the stack, which is zeroed and not in use.
     let program = unsafe { &mut *(here(STACK) as *mut filter::Program) };
-    filter::write(program, s.setup.secret, s.setup.blob_end, s.setup.narrow != 0);
+    filter::write(program, setup.secret, setup.blob_end, setup.narrow != 0);
     let fprog = [program.len() as u64, program.as_ptr() as u64];
-    call(host::PRCTL, 38, 1, 0, 0, 0); // PR_SET_NO_NEW_PRIVS
+    plain(secret, [host::PRCTL, 38, 1, 0, 0, 0]); // PR_SET_NO_NEW_PRIVS
     // All but the blob's own calls are a SIGSYS before any filter is asked.
     let window = here(WINDOW) as u64;
-    if s.setup.user_dispatch != 0
-        && call(host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, s.setup.blob_end - window, 0) != 0
+    if setup.user_dispatch != 0
+        && plain(
+            secret,
+            [host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, setup.blob_end - window, 0],
+        ) != 0
     {
-        refuse();
+        refuse(secret);
     }
     // SECCOMP_FILTER_FLAG_SPEC_ALLOW: hosts before 5.16 switch speculation off without it.
-    if call(host::SECCOMP, 1, 4, fprog.as_ptr() as u64, 0, 0) != 0 {
-        refuse();
+    if plain(secret, [host::SECCOMP, 1, 4, fprog.as_ptr() as u64, 0, 0]) != 0 {
+        refuse(secret);
     }
 }
 
 /// Ends: nothing may run here unadmitted. Signals are for guest code already, so that an invalid instruction
 /// would be taken for one of its own, and the monitor be told that all is well.
-fn refuse() -> ! {
-    call(host::EXIT_GROUP, 1, 0, 0, 0, 0);
+fn refuse(secret: Secret) -> ! {
+    plain(secret, [host::EXIT_GROUP, 1, 0, 0, 0, 0]);
     crate::die()
 }

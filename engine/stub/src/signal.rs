@@ -4,16 +4,19 @@
 //! signal stack and goes on afresh. Only what interrupted the wedge itself is resumed.
 
 use crate::{
-    assist, cpuid, die, fault, frame,
+    assist,
+    context::{self, Context, Next, Step, restart},
+    cpuid, die, fault,
     gates::in_gate,
     here,
-    host::{self, load_vectors, save_segments},
+    host::{self, Secret, load_vectors, save_segments},
     narrow::{self, Call},
     patched,
-    run::{self, restart},
-    shared, turns,
 };
-use core::arch::naked_asm;
+use core::{
+    arch::naked_asm,
+    sync::atomic::{AtomicU64, Ordering},
+};
 use frame::{
     ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, KICK, Reason, USER_CACHE, VcpuPage, WINDOW,
     area_of, go, mode,
@@ -38,7 +41,7 @@ const USER_CS: u64 = 0x33;
 
 /// The machine context of a signal frame.
 #[repr(C)]
-pub struct Context {
+pub struct SignalFrame {
     head: [u64; 5],
     r8_to_r15: [u64; 8],
     rdi: u64,
@@ -105,24 +108,43 @@ extern "C" fn common() {
 
 const _: () = assert!(ALT_STACK.is_multiple_of(ALT_STACK_LEN) && ALT_STACK_LEN == 1 << 15);
 
-/// What was interrupted? Returns to have the wedge go on.
-extern "C" fn sort(signal: u64, context: &mut Context, info: &[u64; 4]) {
-    let f = frame();
+/// What was interrupted? Returns to have the wedge go on. Until that is known, nothing here refers to the shared
+/// pages: code that does may be what was interrupted.
+extern "C" fn sort(signal: u64, context: &mut SignalFrame, info: &[u64; 4]) {
+    let (f, s) = (context::vcpu(), context::shared());
+    // SAFETY: mapped, and nobody else writes these two now.
+    let (mode, blob_end) = unsafe {
+        ((&raw const (*f).run.mode).read_volatile(), (&raw const (*s).setup.blob_end).read())
+    };
     let pc = context.rip;
-    let wedge_text = pc >= here(WINDOW) as u64 && pc < shared().setup.blob_end;
+    let wedge_text = pc >= here(WINDOW) as u64 && pc < blob_end;
     let enters = routine(pc, CACHE) == 0;
     // Part of the state is in the frame already, and the registers are no longer the guest's.
     let leaves = [CACHE, USER_CACHE].iter().any(|cache| matches!(routine(pc, *cache), 1 | 2));
-    match (f.run.mode, signal == KICK as u64) {
+    match (mode, signal == KICK as u64) {
         (_, true) if wedge_text && in_gate(pc) => give_up_gate(context),
-        (_, true) if wedge_text => f.run.kicked = 1,
+        (_, true) if wedge_text => kick(),
         (mode::KERNEL, true) if enters => give_up_gate(context),
-        (mode::KERNEL, true) if leaves => f.run.kicked = 1,
-        (mode::USER, _) => user(f, signal, context, info),
-        (mode::KERNEL, _) if in_cache(pc) => kernel(f, signal, context, info),
-        (_, false) => own(f, signal, context),
+        (mode::KERNEL, true) if leaves => kick(),
+        (mode::USER, _) => leave_guest(|cx| user(cx, signal, context, info)),
+        (mode::KERNEL, _) if in_cache(pc) => leave_guest(|cx| kernel(cx, signal, context, info)),
+        (_, false) => own(signal, context),
         _ => die(),
     }
+}
+
+/// The wedge's code, which goes on, will see that a kick has come.
+fn kick() {
+    // SAFETY: mapped, and aligned.
+    unsafe { AtomicU64::from_ptr(&raw mut (*context::vcpu()).run.kicked) }
+        .store(1, Ordering::Relaxed);
+}
+
+/// What was interrupted does not go on: its state is saved, and then comes a step on the wedge's stack.
+fn leave_guest(save: impl FnOnce(&mut Context<'_>) -> Step) -> ! {
+    // SAFETY: guest code, or code of the wedge that is broken off, has run until now, and this side has the turn.
+    let next = save(&mut unsafe { Context::enter() });
+    restart(next)
 }
 
 /// Which routine of the code cache that begins there a PC lies in; those of user code lie in a cache of their
@@ -137,7 +159,7 @@ fn in_cache(pc: u64) -> bool {
 
 /// A fault of the wedge's own: in a careful access, or the end of single-stepping guest code. Any
 /// other is told to the monitor, which gives up.
-fn own(f: &mut VcpuPage, signal: u64, context: &mut Context) {
+fn own(signal: u64, context: &mut SignalFrame) {
     let careful = [
         assist::load_careful as *const () as u64,
         fault::store_careful as *const () as u64,
@@ -148,28 +170,24 @@ fn own(f: &mut VcpuPage, signal: u64, context: &mut Context) {
     } else if careful.contains(&context.rip) {
         context.rip = assist::load_failed as *const () as u64;
     } else {
-        (f.exit.signal, f.exit.pc, f.exit.address, f.exit.trap) =
-            (signal, context.rip, context.cr2, context.trap);
-        restart(broken);
+        leave_guest(|cx| {
+            (cx.vcpu.exit.signal, cx.vcpu.exit.pc) = (signal, context.rip);
+            (cx.vcpu.exit.address, cx.vcpu.exit.trap) = (context.cr2, context.trap);
+            |_| Next::Exit(Reason::Lost)
+        })
     }
-}
-
-extern "C" fn broken() -> ! {
-    turns::exit(Reason::Lost)
 }
 
 /// The guest's registers are still in the frame, but for its vectors: the host has put them into the
 /// signal frame and cleared those in the CPU.
-fn give_up_gate(context: &Context) -> ! {
-    load_vectors(context.vectors);
-    restart(kicked_in_gate)
+fn give_up_gate(context: &SignalFrame) -> ! {
+    leave_guest(|cx| {
+        load_vectors(cx.secret(), context.vectors);
+        |_| Next::Exit(Reason::Kicked)
+    })
 }
 
-extern "C" fn kicked_in_gate() -> ! {
-    turns::exit(Reason::Kicked)
-}
-
-impl Context {
+impl SignalFrame {
     /// Of the registers of another process, as the host has said them, and an XSAVE area in order.
     pub fn of(
         [r8, r9, r10, r11, r12, r13, r14, r15, rest @ ..]: [u64; 23],
@@ -201,24 +219,30 @@ impl Context {
     }
 }
 
-fn user(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
-    save_segments(f);
-    came_back(f, signal, context, info)
+fn user(cx: &mut Context<'_>, signal: u64, context: &SignalFrame, info: &[u64; 4]) -> Step {
+    save_segments(cx.vcpu);
+    came_back(cx, signal, context, info)
 }
 
-/// User code has come back by a signal; the frame has its segments.
-pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
-    save(f, signal, context, info);
-    f.exit.info = 0;
+/// User code has come back by a signal; the frame has its segments. What comes next.
+pub fn came_back(
+    cx: &mut Context<'_>,
+    signal: u64,
+    context: &SignalFrame,
+    info: &[u64; 4],
+) -> Step {
+    let secret = cx.secret();
+    save(cx.vcpu, secret, signal, context, info);
+    cx.vcpu.exit.info = 0;
     let site = patched::site_of(context.rip);
-    f.regs.rip = site.unwrap_or(context.rip);
+    cx.vcpu.regs.rip = site.unwrap_or(context.rip);
     if site.is_some() && signal == SIGTRAP {
-        f.exit.signal = KICK as u64; // a step to the stub is none of the program's
+        cx.vcpu.exit.signal = KICK as u64; // a step to the stub is none of the program's
     }
-    f.regs.rflags = context.flags;
-    take_code_segment(f, context.selectors);
-    let s = shared();
-    let call = narrow::call(f, s, info[3] >> 32, info[3] & 0xffff_ffff);
+    cx.vcpu.regs.rflags = context.flags;
+    take_code_segment(cx.vcpu, context.selectors);
+    let call = narrow::call(cx, info[3] >> 32, info[3] & 0xffff_ffff);
+    let f = &mut *cx.vcpu;
     // AUDIT_ARCH_X86_64, SYS_SECCOMP, and not the vsyscall page.
     let system_call =
         signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.exit.address == f.regs.rip;
@@ -227,15 +251,15 @@ pub fn came_back(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 
     }
     let page_fault = signal == SIGSEGV && f.exit.trap == PAGE_FAULT;
     let protection = signal == SIGSEGV && f.exit.trap == GENERAL_PROTECTION;
-    match f.run.fast != 0 && (f.run.compatibility == 0 || s.setup.narrow != 0) {
-        _ if area_of(f.regs.ss).is_some() => restart(user_exit),
-        _ if signal == SIGILL && f.run.compatibility == 0 => restart(user_illegal),
-        true if system_call => restart(system_call_entry),
-        true if call == Call::Interrupt => restart(user_interrupt),
-        true if call == Call::Enter => restart(user_enter_system),
-        true if page_fault => restart(user_fault),
-        true if protection => restart(user_protection),
-        _ => restart(user_exit),
+    match f.run.fast != 0 && (f.run.compatibility == 0 || cx.shared.setup.narrow != 0) {
+        _ if area_of(f.regs.ss).is_some() => user_exit,
+        _ if signal == SIGILL && f.run.compatibility == 0 => user_illegal,
+        true if system_call => system_call_entry,
+        true if call == Call::Interrupt => user_interrupt,
+        true if call == Call::Enter => narrow::enter_system,
+        true if page_fault => fault::user,
+        true if protection => user_protection,
+        _ => user_exit,
     }
 }
 
@@ -259,75 +283,52 @@ fn restore_number(f: &mut VcpuPage, number: i32) {
     }
 }
 
-extern "C" fn user_exit() -> ! {
-    turns::exit(Reason::UserSignal)
+fn user_exit(_: &mut Context<'_>) -> Next {
+    Next::Exit(Reason::UserSignal)
 }
 
-extern "C" fn user_fault() -> ! {
-    fault::user(frame())
-}
-
-extern "C" fn user_protection() -> ! {
-    let f = frame();
-    if !cpuid::answer(f) {
-        turns::exit(Reason::UserSignal);
+fn user_protection(cx: &mut Context<'_>) -> Next {
+    if !cpuid::answer(cx) {
+        return Next::Exit(Reason::UserSignal);
     }
-    f.counters.cpuids += 1;
-    f.run.go = go::USER;
-    run::run()
+    cx.vcpu.counters.cpuids += 1;
+    cx.vcpu.run.go = go::USER;
+    Next::Run
 }
 
 /// Where there would be a SYSCALL but for a patch, the frame becomes that of its trap.
-extern "C" fn user_illegal() -> ! {
-    let f = frame();
-    let Some(back) = patched::call_at(f.regs.rip) else { turns::exit(Reason::UserSignal) };
+fn user_illegal(cx: &mut Context<'_>) -> Next {
+    let f = &mut *cx.vcpu;
+    let Some(back) = patched::call_at(f.regs.rip) else { return Next::Exit(Reason::UserSignal) };
     (f.exit.signal, f.regs.rip, f.exit.address) = (SIGSYS, back, back);
-    if f.run.fast != 0 {
-        assist::system_call(f)
+    if f.run.fast != 0 { assist::system_call(cx) } else { Next::Exit(Reason::UserSignal) }
+}
+
+fn system_call_entry(cx: &mut Context<'_>) -> Next {
+    if patched::is_hot(cx.shared, cx.vcpu.regs.rip) {
+        return Next::Exit(Reason::HotSite);
     }
-    turns::exit(Reason::UserSignal)
+    assist::system_call(cx)
 }
 
-extern "C" fn system_call_entry() -> ! {
-    let f = frame();
-    if patched::is_hot(f.regs.rip) {
-        turns::exit(Reason::HotSite);
+fn user_interrupt(cx: &mut Context<'_>) -> Next {
+    if cx.vcpu.exit.code == SYS_SECCOMP && narrow::is_hot(cx) {
+        return Next::Exit(Reason::HotSite);
     }
-    assist::system_call(f)
+    narrow::interrupt(cx)
 }
 
-extern "C" fn user_interrupt() -> ! {
-    let f = frame();
-    if f.exit.code == SYS_SECCOMP && narrow::is_hot(f, shared()) {
-        turns::exit(Reason::HotSite);
-    }
-    narrow::interrupt(f);
-    turns::exit(Reason::UserSignal)
-}
-
-extern "C" fn user_enter_system() -> ! {
-    narrow::enter_system(frame());
-    turns::exit(Reason::UserSignal)
-}
-
-fn kernel(f: &mut VcpuPage, signal: u64, context: &Context, info: &[u64; 4]) -> ! {
-    save(f, signal, context, info);
-    f.exit.pc = context.rip;
-    f.block.host_flags = context.flags & !TF;
-    let page_fault = signal == SIGSEGV && f.exit.trap == PAGE_FAULT;
-    restart(if page_fault { kernel_fault } else { kernel_exit })
-}
-
-extern "C" fn kernel_fault() -> ! {
-    fault::kernel(frame())
-}
-
-extern "C" fn kernel_exit() -> ! {
-    turns::exit(Reason::KernelSignal)
+fn kernel(cx: &mut Context<'_>, signal: u64, context: &SignalFrame, info: &[u64; 4]) -> Step {
+    let secret = cx.secret();
+    save(cx.vcpu, secret, signal, context, info);
+    cx.vcpu.exit.pc = context.rip;
+    cx.vcpu.block.host_flags = context.flags & !TF;
+    let page_fault = signal == SIGSEGV && cx.vcpu.exit.trap == PAGE_FAULT;
+    if page_fault { fault::kernel } else { |_| Next::Exit(Reason::KernelSignal) }
 }
 
 /// The interrupted registers. Vectors go back into the CPU at once: the wedge uses none.
-fn save(f: &mut VcpuPage, signal: u64, c: &Context, info: &[u64; 4]) {
+fn save(f: &mut VcpuPage, secret: Secret, signal: u64, c: &SignalFrame, info: &[u64; 4]) {
     let [r8, r9, r10, r11, r12, r13, r14, r15] = c.r8_to_r15;
     f.regs.gpr = [
         c.rax, c.rcx, c.rdx, c.rbx, c.rsp, c.rbp, c.rsi, c.rdi, r8, r9, r10, r11, r12, r13, r14,
@@ -338,6 +339,6 @@ fn save(f: &mut VcpuPage, signal: u64, c: &Context, info: &[u64; 4]) {
     f.exit.address = info[2];
     f.exit.trap = c.trap;
     f.exit.error = c.error;
-    load_vectors(c.vectors);
+    load_vectors(secret, c.vectors);
     f.run.mode = mode::WEDGE;
 }

@@ -9,18 +9,20 @@
 //! What its page says is the program's word, and taken as far as a program could have set its own registers.
 
 use crate::{
-    assist, die,
+    assist,
+    context::{Context, Next},
+    die,
     filter::{NOTIFICATION_RECEIVE, NOTIFICATION_SEND},
-    frame, here,
-    host::{self, IOCTL, call, load_vectors},
-    reach, run, shared,
-    signal::{self, Context, GENERAL_PROTECTION, SIGSEGV},
-    turns, user,
+    here,
+    host::{self, IOCTL, Secret, call, load_vectors},
+    reach,
+    signal::{self, GENERAL_PROTECTION, SIGSEGV, SignalFrame},
+    user,
 };
 use core::arch::asm;
 use frame::{
-    HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Reason, Shared,
-    USER_PAGE, UserPage, VcpuPage, event, region,
+    HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Reason, USER_PAGE,
+    UserPage, VcpuPage, event, region,
 };
 use x86::flags::{AC, DF, FIXED, ID, IF, NT, STATUS, TF};
 
@@ -49,74 +51,90 @@ const FLAGS: usize = 17;
 const SELECTOR: usize = 18;
 const TRAP: usize = 20;
 
-fn page() -> &'static mut UserPage {
-    // SAFETY: mapped before this process began. The one that shares it stands still.
-    unsafe { &mut *(here(USER_PAGE) as *mut UserPage) }
-}
+/// What this process shares with that of user code. That one uses it from a hand-over ([`hand`]) until it hands over
+/// itself, and so nothing is lent out across one.
+#[derive(Debug)]
+pub struct UserSide(());
 
-fn journal() -> &'static mut Journal {
-    // SAFETY: as for the page.
-    unsafe { &mut *(here(JOURNAL) as *mut Journal) }
+impl UserSide {
+    /// There is no such process.
+    #[cfg(not(freestanding))]
+    pub(crate) const NONE: Self = Self(());
+
+    /// This process's.
+    ///
+    /// # Safety
+    /// There is no other, and the other process stands still.
+    pub(crate) unsafe fn here() -> Self {
+        Self(())
+    }
+
+    fn page(&mut self) -> &mut UserPage {
+        // SAFETY: mapped before this process began, if user code has a process, and else nobody asks. The other process
+        // stands still, and whoever has this has it alone.
+        unsafe { &mut *(here(USER_PAGE) as *mut UserPage) }
+    }
+
+    fn journal(&mut self) -> &mut Journal {
+        // SAFETY: as for the page.
+        unsafe { &mut *(here(JOURNAL) as *mut Journal) }
+    }
 }
 
 /// Memory has been unmapped or protected here, or bytes written.
-pub fn have_done(order: [u64; 6]) {
-    let s = shared();
-    if s.setup.user_secret != 0 {
-        note(s, order);
+pub fn have_done(cx: &mut Context<'_>, order: [u64; 6]) {
+    if cx.shared.setup.user_secret != 0 {
+        note(cx, order);
     }
 }
 
 /// Memory has been mapped here: the other process is to have what is the user's.
-pub fn have_mapped(order: [u64; 6]) {
-    let s = shared();
+pub fn have_mapped(cx: &mut Context<'_>, order: [u64; 6]) {
     let [_, at, ..] = order;
     // SAFETY: the table has an entry for every region.
-    if s.setup.user_secret != 0 && unsafe { *(reach(REGIONS) as *const u64).add(region(at)) } == 0 {
-        note(s, order);
+    let owner = || unsafe { *(reach(REGIONS) as *const u64).add(region(at)) };
+    if cx.shared.setup.user_secret != 0 && owner() == 0 {
+        note(cx, order);
     }
 }
 
-fn note(s: &mut Shared, order: [u64; 6]) {
-    if s.user.journal_count as usize >= MAX_JOURNAL {
-        let done = hand(s, false) == event::DONE;
-        s.user.failed |= u64::from(!done);
+fn note(cx: &mut Context<'_>, order: [u64; 6]) {
+    if cx.shared.user.journal_count as usize >= MAX_JOURNAL {
+        let done = hand(cx, false) == event::DONE;
+        cx.shared.user.failed |= u64::from(!done);
     }
-    if let Some(entry) = journal().orders.get_mut(s.user.journal_count as usize) {
+    let at = cx.shared.user.journal_count as usize;
+    if let Some(entry) = cx.user.journal().orders.get_mut(at) {
         *entry = order;
-        s.user.journal_count += 1;
+        cx.shared.user.journal_count += 1;
     }
 }
 
-/// Runs user code as the frame says until it comes back; returns, with zero, only if a kick came first.
-pub fn enter(f: &mut VcpuPage, s: &mut Shared) -> u64 {
-    if f.run.kicked != 0 {
-        return 0;
+/// Runs user code as the frame says until it comes back, or a kick comes first.
+pub fn enter(cx: &mut Context<'_>) -> Next {
+    if cx.is_kicked() {
+        return Next::Exit(Reason::Kicked);
     }
-    let p = page();
-    show(f, p);
-    f.counters.user_entries += 1;
+    show(cx.vcpu, cx.user.page());
+    cx.vcpu.counters.user_entries += 1;
     loop {
-        if core::mem::take(&mut s.user.failed) != 0 {
-            failed(s);
+        if core::mem::take(&mut cx.shared.user.failed) != 0 {
+            return failed(cx);
         }
-        let event = hand(s, true);
-        forget_interrupted(p);
-        match event {
-            event::CALL => {
-                take_registers(f, p);
-                run::restart(patched_call)
-            }
-            event::SIGNAL => run::restart(came_by_signal),
+        let event = hand(cx, true);
+        forget_interrupted(cx.user.page());
+        return match event {
+            event::CALL => patched_call(cx),
+            event::SIGNAL => came_by_signal(cx),
             // A kick that the monitor has heard of is over.
-            event::KICKED if f.run.kicked == 0 => {}
-            event::KICKED => return 0,
+            event::KICKED if !cx.is_kicked() => continue,
+            event::KICKED => Next::Exit(Reason::Kicked),
             event::NOTHING => {
-                jumped(p);
-                run::restart(came_by_signal)
+                jumped(cx.user.page());
+                came_by_signal(cx)
             }
-            _ => failed(s),
-        }
+            _ => failed(cx),
+        };
     }
 }
 
@@ -132,20 +150,20 @@ fn show(f: &VcpuPage, p: &mut UserPage) {
 
 /// Lets the process go on, to do its orders and, with `enter`, user code, until it hands over again; why it
 /// did.
-fn hand(s: &mut Shared, enter: bool) -> u64 {
-    if s.user.handed == 0 {
-        receive(s);
+fn hand(cx: &mut Context<'_>, enter: bool) -> u64 {
+    if cx.shared.user.handed == 0 {
+        receive(cx);
     }
     loop {
-        answer(s, enter);
-        receive(s);
-        let p = page();
+        answer(cx, enter);
+        receive(cx);
+        let p = cx.user.page();
         match (p.event, p.kicked) {
             // The answer has not arrived, for a kick came first: everything is still to be done.
             (event::NOTHING, 1) if enter => return event::KICKED,
             (event::NOTHING, _) if !enter => {}
             (event, _) => {
-                s.user.journal_count = 0;
+                cx.shared.user.journal_count = 0;
                 return event;
             }
         }
@@ -153,29 +171,30 @@ fn hand(s: &mut Shared, enter: bool) -> u64 {
 }
 
 /// Answers the process's call.
-fn answer(s: &mut Shared, enter: bool) {
-    let j = journal();
-    (j.enter, j.count) = (enter.into(), s.user.journal_count);
-    let p = page();
+fn answer(cx: &mut Context<'_>, enter: bool) {
+    let j = cx.user.journal();
+    (j.enter, j.count) = (enter.into(), cx.shared.user.journal_count);
+    let p = cx.user.page();
     (p.kicked, p.event) = (0, event::NOTHING);
-    while !send(s.user.handed, s.setup.user_secret, 0) {
-        receive(s);
+    while !send(cx.secret(), cx.shared.user.handed, cx.shared.setup.user_secret, 0) {
+        receive(cx);
     }
 }
 
 /// Waits for a hand-over by the instruction that is for it. Others are no calls.
-fn receive(s: &mut Shared) {
+fn receive(cx: &mut Context<'_>) {
+    let secret = cx.secret();
     let mut gone = 0;
     loop {
         let mut request = [0_u64; 10];
-        match call(IOCTL, LISTENER_FD, NOTIFICATION_RECEIVE, request.as_mut_ptr() as u64, 0, 0) {
+        match ask(secret, NOTIFICATION_RECEIVE, request.as_mut_ptr()) {
             0 => {
                 let [id, _, number, pointer, ..] = request;
                 if number & 0xffff_ffff == HAND_OVER && pointer == user::user_told() {
-                    s.user.handed = id;
+                    cx.shared.user.handed = id;
                     return;
                 }
-                send(id, 0, NO_SUCH_CALL);
+                send(secret, id, 0, NO_SUCH_CALL);
             }
             INTERRUPTED => {}
             GONE if gone < MAX_GONE => gone += 1,
@@ -185,10 +204,10 @@ fn receive(s: &mut Shared) {
 }
 
 /// Answers a call; false if nobody waits for that any more.
-fn send(id: u64, value: u64, error: u64) -> bool {
-    let response = [id, value, error & 0xffff_ffff];
+fn send(secret: Secret, id: u64, value: u64, error: u64) -> bool {
+    let mut response = [id, value, error & 0xffff_ffff];
     loop {
-        match call(IOCTL, LISTENER_FD, NOTIFICATION_SEND, response.as_ptr() as u64, 0, 0) {
+        match ask(secret, NOTIFICATION_SEND, response.as_mut_ptr()) {
             0 => return true,
             INTERRUPTED => {}
             GONE => return false,
@@ -197,16 +216,22 @@ fn send(id: u64, value: u64, error: u64) -> bool {
     }
 }
 
-/// The process could not do as it was told, or says so: the monitor has everything mapped anew.
-fn failed(s: &mut Shared) -> ! {
-    s.orders.failed = NO_MEMORY;
-    turns::exit(Reason::Kicked)
+fn ask(secret: Secret, request: u64, about: *mut u64) -> i64 {
+    // SAFETY: callers give the structure that is asked about, which lives until the call is over.
+    unsafe { call(secret, [IOCTL, LISTENER_FD, request, about as u64, 0, 0]) }
 }
 
-extern "C" fn patched_call() -> ! {
-    let f = frame();
-    f.counters.patched_system_calls += 1;
-    assist::system_call(f)
+/// The process could not do as it was told, or says so: the monitor has everything mapped anew.
+fn failed(cx: &mut Context<'_>) -> Next {
+    cx.shared.orders.failed = NO_MEMORY;
+    Next::Exit(Reason::Kicked)
+}
+
+fn patched_call(cx: &mut Context<'_>) -> Next {
+    take_registers(cx.vcpu, cx.user.page());
+    load_vectors(cx.secret(), cx.vcpu.vectors.0.as_ptr());
+    cx.vcpu.counters.patched_system_calls += 1;
+    assist::system_call(cx)
 }
 
 /// Makes a general protection fault of a hand-over that user code has jumped to.
@@ -222,23 +247,22 @@ fn take_registers(f: &mut VcpuPage, p: &UserPage) {
     f.regs.rflags = user_flags(p.rflags);
     take_segments(f, p);
     take_vectors(f, p);
-    load_vectors(f.vectors.0.as_ptr());
 }
 
-extern "C" fn came_by_signal() -> ! {
-    let (f, p) = (frame(), page());
-    take_segments(f, p);
-    take_vectors(f, p);
+fn came_by_signal(cx: &mut Context<'_>) -> Next {
+    let p = cx.user.page();
+    take_segments(cx.vcpu, p);
+    take_vectors(cx.vcpu, p);
     let mut context = p.context;
     context[RIP] = canonical(context[RIP]);
     context[FLAGS] = user_flags(context[FLAGS]);
     context[SELECTOR] = if context[SELECTOR] & 0xffff == CS_32 { CS_32 } else { CS_64 };
     let number = if p.signal < 32 { p.signal } else { KICK as u64 };
-    let context = Context::of(context, f.vectors.0.as_mut_ptr());
+    let context = SignalFrame::of(context, cx.vcpu.vectors.0.as_mut_ptr());
     let info = p.info;
     forget(&mut p.context);
     forget(&mut p.info);
-    signal::came_back(f, number, &context, &info)
+    signal::came_back(cx, number, &context, &info)(cx)
 }
 
 /// What a kick has interrupted was the running program's, and the process may be another's next.

@@ -8,11 +8,11 @@
 //! What cannot be told so is left to the monitor, which makes the record itself.
 
 use crate::{
-    here, shared,
+    Context, here,
     walk::{self, ram_offset},
 };
 use core::arch::asm;
-use frame::{RAM, STEP_WORDS, Shared, TAP_BYTES, TAP_ODD, TAP_STEPS, TAPS, Taps, VcpuPage, go};
+use frame::{RAM, STEP_WORDS, Shared, TAP_BYTES, TAP_ODD, TAP_STEPS, TAPS, Taps, go};
 use x86::{
     paging::canonical,
     tap::{self, Memory, Moment, Outcome},
@@ -22,15 +22,15 @@ const PAGE: u64 = 4096;
 const _: () = assert!(STEP_WORDS == tap::STEP_WORDS);
 
 /// The point at RIP is recorded, or not meant: its instruction comes next. False: the monitor is needed.
-pub fn pass(f: &mut VcpuPage) -> bool {
+pub fn pass(cx: &mut Context<'_>) -> bool {
     // SAFETY: mapped for good; one wedge of a vCPU runs at a time, and only it and the monitor, never at once, use it.
-    pass_by(f, unsafe { &mut *(here(TAPS) as *mut Taps) })
+    pass_by(cx, unsafe { &mut *(here(TAPS) as *mut Taps) })
 }
 
-fn pass_by(f: &mut VcpuPage, taps: &mut Taps) -> bool {
-    let looks = f.run.walks != 0 && f.regs.cpl == 0 && f.run.go != go::LEAVE;
-    let outcome = match taps.points.find(f.regs.rip) {
-        Some(first) if looks => record(f, taps, first),
+fn pass_by(cx: &mut Context<'_>, taps: &mut Taps) -> bool {
+    let looks = cx.vcpu.run.walks != 0 && cx.vcpu.regs.cpl == 0 && cx.vcpu.run.go != go::LEAVE;
+    let outcome = match taps.points.find(cx.vcpu.regs.rip) {
+        Some(first) if looks => record(cx, taps, first),
         Some(_) => Outcome::Odd,
         None => Outcome::Dropped,
     };
@@ -38,25 +38,25 @@ fn pass_by(f: &mut VcpuPage, taps: &mut Taps) -> bool {
     taps.last = taps.used;
     match outcome {
         Outcome::Noted(len) => taps.used += len as u64,
-        Outcome::Dropped if f.run.go == go::LEAVE => return false,
+        Outcome::Dropped if cx.vcpu.run.go == go::LEAVE => return false,
         Outcome::Dropped => {}
         // The monitor takes what is there, and the point comes again.
         Outcome::Full if taps.used != 0 => return false,
         // One that never fits is made by the monitor.
         Outcome::Full | Outcome::Odd => {
-            f.exit.info = TAP_ODD;
+            cx.vcpu.exit.info = TAP_ODD;
             return false;
         }
     }
-    f.block.jump = f.exit.operand;
-    f.run.go = go::BLOCK;
+    cx.vcpu.block.jump = cx.vcpu.exit.operand;
+    cx.vcpu.run.go = go::BLOCK;
     true
 }
 
 /// Runs the program that begins at a step.
-fn record(f: &VcpuPage, taps: &mut Taps, first: u64) -> Outcome {
+fn record(cx: &Context<'_>, taps: &mut Taps, first: u64) -> Outcome {
     let Taps { used, steps, records, .. } = taps;
-    let regs = &f.regs;
+    let regs = &cx.vcpu.regs;
     let moment = Moment {
         rip: regs.rip,
         tsc: time(),
@@ -68,7 +68,7 @@ fn record(f: &VcpuPage, taps: &mut Taps, first: u64) -> Outcome {
     let step = |n: u64| steps.get((n as usize).min(TAP_STEPS)).copied();
     let used = (*used as usize & !7).min(TAP_BYTES);
     let Some(room) = records.0.get_mut(used..) else { return Outcome::Odd };
-    let mut memory = Looks { shared: shared(), root: regs.cr3, page: 1, at: 0 };
+    let mut memory = Looks { shared: cx.shared, root: regs.cr3, page: 1, at: 0 };
     tap::run(step, first, &moment, &mut memory, room)
 }
 
@@ -142,35 +142,46 @@ mod library {
 mod tests {
     extern crate std;
     use super::*;
-    use frame::TapTable;
+    use frame::{TapTable, VcpuPage};
     use std::{
         alloc::{Layout, alloc_zeroed},
         boxed::Box,
     };
 
-    fn nothing_noted() -> Box<Taps> {
-        // SAFETY: as a box allocates it; zeroes are numbers.
-        unsafe { Box::from_raw(alloc_zeroed(Layout::new::<Taps>()).cast()) }
+    /// Pages of zeroes.
+    ///
+    /// # Safety
+    /// Zeroes are a value of it.
+    unsafe fn zeroed<T>() -> Box<T> {
+        // SAFETY: as a box allocates it, and as asked of the caller.
+        unsafe { Box::from_raw(alloc_zeroed(Layout::new::<T>()).cast()) }
+    }
+
+    fn pages() -> (Box<VcpuPage>, Box<Shared>, Box<Taps>) {
+        // SAFETY: all of them are made of numbers.
+        unsafe { (Box::default(), zeroed(), zeroed()) }
     }
 
     /// A kick takes back the record of the point that was passed last. If that point made no record, the record before it stays.
     #[test]
     fn where_there_is_no_record_none_can_be_taken_back() {
-        let (mut f, mut taps) = (Box::<VcpuPage>::default(), nothing_noted());
+        let (mut f, mut s, mut taps) = pages();
         (taps.used, taps.last) = (400, 200);
-        assert!(pass_by(&mut f, &mut taps) && f.run.go == go::BLOCK);
+        assert!(pass_by(&mut Context::of(&mut f, &mut s), &mut taps) && f.run.go == go::BLOCK);
         assert_eq!((taps.used, taps.last), (400, 400));
     }
 
     #[test]
     fn what_only_runs_to_its_exit_goes_no_further() {
-        let (mut f, mut taps) = (Box::<VcpuPage>::default(), nothing_noted());
-        f.run.go = go::LEAVE;
-        assert!(!pass_by(&mut f, &mut taps) && f.exit.info != TAP_ODD, "nobody has a point there");
-        f.regs.rip = 0x1000;
+        let (mut f, mut s, mut taps) = pages();
+        let mut cx = Context::of(&mut f, &mut s);
+        cx.vcpu.run.go = go::LEAVE;
+        let passes = pass_by(&mut cx, &mut taps);
+        assert!(!passes && cx.vcpu.exit.info != TAP_ODD, "nobody has a point there");
+        cx.vcpu.regs.rip = 0x1000;
         TapTable::place(&mut taps.points.0, 0x1000, 1).expect("room");
-        assert!(!pass_by(&mut f, &mut taps) && f.exit.info == TAP_ODD);
-        f.run.go = go::BLOCK;
-        assert!(!pass_by(&mut f, &mut taps), "it may not look at memory");
+        assert!(!pass_by(&mut cx, &mut taps) && cx.vcpu.exit.info == TAP_ODD);
+        cx.vcpu.run.go = go::BLOCK;
+        assert!(!pass_by(&mut cx, &mut taps), "it may not look at memory");
     }
 }

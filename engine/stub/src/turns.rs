@@ -4,28 +4,19 @@
 //! from it; when the guest selects an address space whose wedge has nothing to do first, it goes there.
 
 use crate::{
-    frame,
-    host::{self, call, load_vectors, store_vectors},
+    context::{Context, Next},
+    here,
+    host::{self, Secret, load_vectors, store_vectors},
     mmu,
     orders::obey,
-    run, shared, whose_turn,
 };
 use core::sync::atomic::{AtomicU32, Ordering};
-use frame::{MONITOR, Reason, Shared, go, mode};
+use frame::{MONITOR, TURNS, Turns, go, mode};
 
-const WAIT: u64 = 0;
-const WAKE: u64 = 1;
-
-/// Tells the monitor why guest code stopped, and goes on when and as it says.
-pub fn exit(reason: Reason) -> ! {
-    frame().exit.reason = reason as u64;
-    hand_over_and_run()
-}
-
-pub fn hand_over_and_run() -> ! {
-    // The monitor looks at everything a kick can be about.
-    frame().run.kicked = 0;
-    wait_after(MONITOR)
+/// Whose turn it is; all of it is atomic.
+fn whose_turn() -> &'static Turns {
+    // SAFETY: mapped before this process began, and for good.
+    unsafe { &*(here(TURNS) as *const Turns) }
 }
 
 /// The wedge that can go on in the space with a PCID at once.
@@ -35,46 +26,54 @@ pub fn holder(pcid: u64) -> Option<usize> {
 }
 
 /// Has another wedge go on as the frame says.
-pub fn pass_on(to: usize) -> ! {
+pub fn pass_on(cx: &Context<'_>, to: usize) -> Next {
     let turns = whose_turn();
     turns.current.store(to as u32, Ordering::SeqCst);
     // A kick for this wedge has arrived once a host call is over, and the other one sees it in the frame.
-    wake(&turns.spaces[0]);
-    wait_after(to)
-}
-
-/// Gives somebody the turn, and goes on when and as the frame says.
-fn wait_after(to: usize) -> ! {
-    let f = frame();
-    f.run.mode = mode::WEDGE;
-    mmu::finish_deferred(f);
-    store_vectors(f.vectors.0.as_mut_ptr());
-    hand_over(shared(), to);
-    load_vectors(f.vectors.0.as_ptr());
-    run::restart(run::run)
+    host::wake(cx.secret(), &turns.spaces[0]);
+    Next::HandOver(to)
 }
 
 /// Gives somebody the turn, and obeys the monitor's orders when it is ours again.
-fn hand_over(s: &mut Shared, mut to: usize) {
-    let Some(own) = whose_turn().words.get(s.setup.number as usize) else { crate::die() };
+pub fn hand_over(mut to: usize) {
+    // SAFETY: the caller has the turn, and no reference to what is shared; so in each round.
+    let (number, secret) = leave(&mut unsafe { Context::enter() });
+    let Some(own) = whose_turn().words.get(number as usize) else { crate::die() };
     loop {
-        if let Some(word) = whose_turn().words.get(to) {
-            word.store(1, Ordering::SeqCst);
-            wake(word);
-        }
+        give(secret, to);
         while own.swap(0, Ordering::SeqCst) == 0 {
-            call(host::FUTEX, own.as_ptr() as u64, WAIT, 0, 0, 0);
+            host::wait(secret, own);
         }
-        // The next turn may come from another wedge.
-        let orders_only = core::mem::take(&mut s.orders.only) != 0;
-        obey(s);
-        if s.orders.failed == 0 && !orders_only && frame().run.go != go::NOTHING {
+        // SAFETY: as above.
+        if come_back(&mut unsafe { Context::enter() }) {
             return;
         }
         to = MONITOR;
     }
 }
 
-fn wake(word: &AtomicU32) {
-    call(host::FUTEX, word.as_ptr() as u64, WAKE, 1, 0, 0);
+fn give(secret: Secret, to: usize) {
+    if let Some(word) = whose_turn().words.get(to) {
+        word.store(1, Ordering::SeqCst);
+        host::wake(secret, word);
+    }
+}
+
+/// What belongs to the vCPU is on its page before anybody else has the turn. Returns the wedge's number and its secret.
+fn leave(cx: &mut Context<'_>) -> (u64, Secret) {
+    cx.vcpu.run.mode = mode::WEDGE;
+    mmu::finish_deferred(cx);
+    store_vectors(cx.vcpu.vectors.0.as_mut_ptr());
+    (cx.shared.setup.number, cx.secret())
+}
+
+/// Obeys the monitor's orders. True if guest code is to go on; the next turn may come from another wedge.
+fn come_back(cx: &mut Context<'_>) -> bool {
+    let orders_only = core::mem::take(&mut cx.shared.orders.only) != 0;
+    obey(cx);
+    let goes_on = cx.shared.orders.failed == 0 && !orders_only && cx.vcpu.run.go != go::NOTHING;
+    if goes_on {
+        load_vectors(cx.secret(), cx.vcpu.vectors.0.as_ptr());
+    }
+    goes_on
 }

@@ -2,9 +2,9 @@
 //!
 //! It is the walk of the interpreter and the monitor, [`x86::paging::walk`], over the memory that a wedge has.
 
-use crate::reach;
+use crate::{Context, reach};
 use core::sync::atomic::{AtomicU64, Ordering};
-use frame::{MARKS, RAM, Shared, VcpuPage};
+use frame::{MARKS, RAM, Shared};
 use x86::{
     control::{cr0, cr4, efer},
     exception::pf,
@@ -140,14 +140,14 @@ const ROOTS: Roots = Roots {
 };
 
 /// Walks the guest's page tables for an access, setting accessed and dirty bits.
-pub fn walk(f: &VcpuPage, s: &Shared, gva: u64, access: Access) -> Walk {
-    let mut tables = Tables { shared: s, odd: false };
+pub fn walk(cx: &Context<'_>, gva: u64, access: Access) -> Walk {
+    let mut tables = Tables { shared: cx.shared, odd: false };
     let Access { write, fetch, user } = access;
     let access = paging::Access { write, fetch, user, smap_override: true };
-    let found = paging::walk(&mut tables, Roots { cr3: f.regs.cr3, ..ROOTS }, gva, access);
+    let found = paging::walk(&mut tables, Roots { cr3: cx.vcpu.regs.cr3, ..ROOTS }, gva, access);
     match found {
         _ if tables.odd => Walk::Unknown,
-        Ok(found) => leaf(s, &found).map_or(Walk::Unknown, Walk::Found),
+        Ok(found) => leaf(cx.shared, &found).map_or(Walk::Unknown, Walk::Found),
         Err(fault) => match fault.code.unwrap_or_default() {
             code if code & pf::RESERVED != 0 => Walk::Unknown,
             code => Walk::Fault((code & pf::PRESENT).into()),
@@ -208,10 +208,10 @@ fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
 
 /// Address of the last-level table for `gva`, with RW and US set only if all levels above allow writing and
 /// the user's accesses, and NX if one of them forbids execution.
-pub(crate) fn last_table(f: &VcpuPage, s: &Shared, gva: u64) -> Option<u64> {
-    let (mut table, mut rights, mut no_execute) = (f.regs.cr3, RW | US, 0);
+pub(crate) fn last_table(cx: &Context<'_>, gva: u64) -> Option<u64> {
+    let (mut table, mut rights, mut no_execute) = (cx.vcpu.regs.cr3, RW | US, 0);
     for shift in [39, 30, 21] {
-        let value = entry(s, table, gva >> shift & 0x1ff)?.load(Ordering::Relaxed);
+        let value = entry(cx.shared, table, gva >> shift & 0x1ff)?.load(Ordering::Relaxed);
         if value & (P | A) != P | A || value & PS != 0 {
             return None;
         }

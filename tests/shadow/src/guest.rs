@@ -11,7 +11,7 @@ use crate::{
 use fast::Process;
 use frame::{
     BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, MapCommand, MapReport, RAM, REGIONS, SITES, Shared,
-    keys, region,
+    VcpuPage, keys, region,
 };
 use oracle::random::Random;
 use ram::Ram;
@@ -85,8 +85,10 @@ impl Wedge {
         list.zip(&orders).for_each(|(entry, command)| *entry = command.encode());
         self.shared.orders.count = orders.len() as u64;
         self.lookups.show();
-        process::enter(&mut self.maps, &mut self.shared, |shared| {
-            obey(shared);
+        let shared = &mut *self.shared;
+        process::enter(&mut self.maps, || {
+            // Orders have nothing to do with the vCPU's page.
+            obey(&mut stub::Context::of(&mut VcpuPage::default(), shared));
             if shared.orders.failed == 0 {
                 then(shared);
             }
@@ -189,7 +191,7 @@ impl World {
                 self.check(shared);
             }
         }
-        mmu::finish_deferred(self.pages.frame());
+        mmu::finish_deferred(&mut stub::Context::of(self.pages.frame(), shared));
     }
 
     fn step(&mut self, shared: &mut Shared) {
@@ -214,7 +216,7 @@ impl World {
     }
 
     fn user_code(&mut self, shared: &mut Shared) {
-        mmu::finish_deferred(self.pages.frame());
+        mmu::finish_deferred(&mut stub::Context::of(self.pages.frame(), shared));
         let gva = tables::some_page(&mut self.random, false);
         let (write, fetch) = self.random.pick(&[(false, false), (true, false), (false, true)]);
         if !fetch && self.random.chance(40) {
@@ -229,11 +231,10 @@ impl World {
             if self.passes(gva, gva, access, false) {
                 return;
             }
-            let frame = self.pages.frame();
+            let mut wedge = stub::Context::of(self.pages.frame(), shared);
             let asked = mmu::Access { write: access.write, fetch: access.fetch, user: true };
-            let walk = mmu::walk(frame, shared, gva, asked);
-            let mapped = match walk {
-                Walk::Found(leaf) => mmu::install(frame, shared, gva, leaf, asked),
+            let mapped = match mmu::walk(&wedge, gva, asked) {
+                Walk::Found(leaf) => mmu::install(&mut wedge, gva, leaf, asked),
                 Walk::Fault(_) => return self.page_fault(gva, access),
                 _ => false,
             };
@@ -259,7 +260,8 @@ impl World {
                 return;
             }
             let asked = mmu::Access { write, fetch: false, user: true };
-            let outcome = lookup::fill(self.pages.frame(), shared, gva, asked);
+            let outcome =
+                lookup::fill(&mut stub::Context::of(self.pages.frame(), shared), gva, asked);
             self.fill();
             let access = Access { write, fetch: false, user: true, smap_override: false };
             match outcome {
@@ -293,8 +295,9 @@ impl World {
         }
         frame.paging.faulted = [0; 4];
         let access = mmu::Access { write: code & 2 != 0, fetch: code & 16 != 0, user: true };
-        if let Walk::Found(leaf) = mmu::walk(frame, shared, gva, access) {
-            mmu::install(frame, shared, gva, leaf, access);
+        let mut wedge = stub::Context::of(frame, shared);
+        if let Walk::Found(leaf) = mmu::walk(&wedge, gva, access) {
+            mmu::install(&mut wedge, gva, leaf, access);
         }
         self.fill();
     }
@@ -314,13 +317,16 @@ impl World {
             false => tables::some_page(&mut self.random, false),
         };
         // STAC is interpreted then, and the wedge drops the page before it hands over (translator, `invalidation`).
-        mmu::finish_deferred(self.pages.frame());
+        mmu::finish_deferred(&mut stub::Context::of(self.pages.frame(), shared));
         let write = self.random.chance(50);
         let access = Access { write, smap_override: true, ..Access::default() };
         let top = mmu::Access { write: false, fetch: false, user: false };
         let alias = gva.wrapping_sub(BIAS);
         let kernel = alias >= KERNEL_START
-            && !matches!(mmu::walk(self.pages.frame(), shared, alias, top), Walk::Fault(0));
+            && !matches!(
+                mmu::walk(&stub::Context::of(self.pages.frame(), shared), alias, top),
+                Walk::Fault(0)
+            );
         self.fill();
         if kernel || self.is_poisoned(gva) {
             self.exit = Exit::Access(gva, access);
@@ -333,10 +339,10 @@ impl World {
         if self.passes(gva, hva, access, true) {
             return;
         }
-        let frame = self.pages.frame();
+        let mut wedge = stub::Context::of(self.pages.frame(), shared);
         let asked = mmu::Access { write: access.write, fetch: false, user: false };
-        let mapped = match mmu::walk(frame, shared, gva, asked) {
-            Walk::Found(leaf) => mmu::install(frame, shared, gva, leaf, asked),
+        let mapped = match mmu::walk(&wedge, gva, asked) {
+            Walk::Found(leaf) => mmu::install(&mut wedge, gva, leaf, asked),
             _ => false,
         };
         self.fill();
@@ -393,7 +399,7 @@ impl World {
             self.tables.replace(&self.ram, &mut self.random, root, gva & !(PAGE - 1));
             self.fill();
         }
-        if !mmu::invalidate(self.pages.frame(), shared, gva) {
+        if !mmu::invalidate(&mut stub::Context::of(self.pages.frame(), shared), gva) {
             self.exit = Exit::Invalidate(gva);
             return;
         }

@@ -2,8 +2,7 @@
 //!
 //! It answers the wedge's host calls with the host's own laws (a fixed mapping replaces what was there,
 //! a file page shows the file) and refuses some, as a host does that runs out of mappings.
-// UNSAFETY: says where the wedge's code finds RAM, marks and regions, reads them there, and lends out the shared
-// pages of the wedge that runs.
+// UNSAFETY: says where the wedge's code finds RAM, marks and regions, and reads them there.
 #![allow(unsafe_code)]
 
 use frame::{LOOKUPS, Lookups, MARKS, RAM, REGIONS, SITES, Shared, TABLES};
@@ -37,7 +36,6 @@ pub type Mappings = BTreeMap<u64, Mapping>;
 
 thread_local! {
     static CURRENT: RefCell<Mappings> = const { RefCell::new(BTreeMap::new()) };
-    static SHARED_PAGES: Cell<*mut Shared> = const { Cell::new(ptr::null_mut()) };
     /// Wedges that start look for what opens protection keys.
     static SEARCHING: Cell<bool> = const { Cell::new(false) };
     static KEEPING: Cell<bool> = const { Cell::new(false) };
@@ -50,19 +48,13 @@ thread_local! {
 }
 
 /// What the wedge's code takes for its process.
-static MODEL: Model = Model { call, map, poke, shown, user_word, reach, shared };
+static MODEL: Model = Model { call, map, poke, shown, user_word, reach };
 
-/// Runs `inside` as code of the process with these mappings and shared pages.
-pub fn enter<T>(
-    maps: &mut Mappings,
-    shared: &mut Shared,
-    inside: impl FnOnce(&mut Shared) -> T,
-) -> T {
+/// Runs `inside` as code of the process with these mappings.
+pub fn enter<T>(maps: &mut Mappings, inside: impl FnOnce() -> T) -> T {
     stub::model::install(&MODEL);
     CURRENT.with_borrow_mut(|current| std::mem::swap(current, maps));
-    SHARED_PAGES.set(shared);
-    let result = inside(shared);
-    SHARED_PAGES.set(ptr::null_mut());
+    let result = inside();
     CURRENT.with_borrow_mut(|current| std::mem::swap(current, maps));
     result
 }
@@ -149,11 +141,6 @@ fn user_word(at: u64) -> Option<u64> {
     let bytes = page.copy.unwrap_or_else(|| ram_page(page.offset));
     let word = bytes[(at & (PAGE - 1)) as usize..][..8].try_into().expect("eight bytes");
     Some(u64::from_le_bytes(word))
-}
-
-/// The shared pages of the process that runs.
-fn shared() -> *mut Shared {
-    SHARED_PAGES.get()
 }
 
 /// Where the wedge's code can reach what it has at an address.

@@ -1,0 +1,134 @@
+//! What the code here works on, and who has it when.
+//!
+//! Guest code stops, and until it goes on this crate takes a chain of steps: [`go_on`] is the loop that takes them. Each
+//! step gets a new [`Context`] and says what comes next ([`Next`]). Guest code is entered, and the turn is given away, by the
+//! loop and between two steps. So no step has a reference to a shared page while somebody else may use that.
+
+use crate::{
+    gates::{Gate, enter_block, resume_raw},
+    here,
+    host::Secret,
+    run,
+    strict::UserSide,
+    turns,
+};
+use core::{arch::asm, sync::atomic::AtomicU64};
+use frame::{FRAME, MONITOR, Reason, SHARED, Shared, VcpuPage, go};
+
+/// What the code here works on.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The vCPU, which the wedges that run it and the monitor hand to each other.
+    pub vcpu: &'a mut VcpuPage,
+    /// What this wedge and the monitor tell each other.
+    pub shared: &'a mut Shared,
+    /// What it shares with the process of user code, if that has one of its own.
+    pub(crate) user: UserSide,
+}
+
+impl<'a> Context<'a> {
+    /// One for a model of the process ([`crate::model`]).
+    #[cfg(not(freestanding))]
+    pub fn of(vcpu: &'a mut VcpuPage, shared: &'a mut Shared) -> Self {
+        Self { vcpu, shared, user: UserSide::NONE }
+    }
+
+    /// This process's.
+    ///
+    /// # Safety
+    /// This side has the turn, and there is no other that is used any more.
+    pub(crate) unsafe fn enter() -> Self {
+        // SAFETY: the monitor mapped the pages before this process began; of those that share them only who has the turn
+        // uses them, but for what is atomic.
+        unsafe { Self { vcpu: &mut *vcpu(), shared: &mut *shared(), user: UserSide::here() } }
+    }
+
+    /// What its host calls carry.
+    pub(crate) fn secret(&self) -> Secret {
+        Secret::of(self.shared)
+    }
+
+    /// A kick has come. The handler of its signal says so at any time.
+    pub(crate) fn is_kicked(&mut self) -> bool {
+        // SAFETY: aligned, and lives as long as the page; accessed by atomic operations and by assembly.
+        let kicked = unsafe { AtomicU64::from_ptr(&raw mut self.vcpu.run.kicked) };
+        kicked.load(core::sync::atomic::Ordering::Relaxed) != 0
+    }
+}
+
+/// Where the page of the vCPU is.
+pub(crate) fn vcpu() -> *mut VcpuPage {
+    here(FRAME) as *mut VcpuPage
+}
+
+/// Where the pages are that this process shares with the monitor.
+pub(crate) fn shared() -> *mut Shared {
+    here(SHARED) as *mut Shared
+}
+
+/// What follows a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Next {
+    /// Guest code, as `RunControl::go` says.
+    Run,
+    /// User code, by this gate.
+    User(Gate),
+    /// Translated code; how.
+    Block(u64),
+    /// The monitor, which is told why.
+    Exit(Reason),
+    /// The monitor or another wedge has the turn until it comes back.
+    HandOver(usize),
+}
+
+/// A step: what guest code has stopped for.
+pub(crate) type Step = fn(&mut Context<'_>) -> Next;
+
+/// Takes a step and those that follow it, on an empty stack.
+pub(crate) fn restart(first: Step) -> ! {
+    // SAFETY: nothing on the stack is needed any more.
+    unsafe {
+        asm!("lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {stay}", "ud2",
+            stay = sym stay, in("rdi") first, options(noreturn))
+    }
+}
+
+#[expect(improper_ctypes_definitions, reason = "only assembly of this crate is between the two")]
+extern "C" fn stay(first: Step) -> ! {
+    go_on(step(first))
+}
+
+/// Does what comes next, and what follows that.
+pub(crate) fn go_on(mut next: Next) -> ! {
+    loop {
+        next = match next {
+            Next::Run => step(run::begin),
+            Next::User(gate) => {
+                gate.enter();
+                Next::Exit(Reason::Kicked) // which came first: else user code would have come back by a signal
+            }
+            Next::Block(how) => match if how == go::BLOCK { enter_block() } else { resume_raw() } {
+                0 => Next::Exit(Reason::Kicked),
+                _ => step(|cx| run::end(cx, how)),
+            },
+            Next::Exit(reason) => step(|cx| {
+                cx.vcpu.exit.reason = reason as u64;
+                // The monitor looks at everything a kick can be about.
+                cx.vcpu.run.kicked = 0;
+                Next::HandOver(MONITOR)
+            }),
+            Next::HandOver(to) => {
+                turns::hand_over(to);
+                Next::Run
+            }
+        }
+    }
+}
+
+/// Takes one step.
+#[inline(always)]
+pub(crate) fn step(take: impl FnOnce(&mut Context<'_>) -> Next) -> Next {
+    // SAFETY: who comes here has the turn, and what guest code was entered from uses its own no more. The loop above has
+    // none between two steps.
+    take(&mut unsafe { Context::enter() })
+}
