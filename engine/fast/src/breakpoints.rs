@@ -4,7 +4,7 @@
 //! Where vCPUs have taps only, the block begins with a tap. A vCPU that has neither goes on there: its interpreter or its
 //! wedge looks among the vCPU's own breakpoints and taps, and finds none.
 
-use jit::cache::User;
+use jit::cache::CodeUser;
 use std::collections::BTreeMap;
 use x86_interp::Probes;
 
@@ -20,13 +20,13 @@ pub enum Stands {
 /// Breakpoints by GVA.
 #[derive(Debug, Default)]
 pub struct Breakpoints {
-    of: Vec<(User, BTreeMap<u64, Stands>)>,
+    of: Vec<(CodeUser, BTreeMap<u64, Stands>)>,
     all: BTreeMap<u64, Stands>,
 }
 
 impl Breakpoints {
     /// A vCPU has these from now on. Returns the addresses whose blocks are not as they must be.
-    pub fn replace(&mut self, user: User, probes: &Probes) -> Vec<u64> {
+    pub fn replace(&mut self, user: CodeUser, probes: &Probes) -> Vec<u64> {
         let stands =
             |gva: &u64| if probes.tap(*gva).is_some() { Stands::Tap } else { Stands::Breakpoint };
         self.of.retain(|(one, _)| *one != user);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     /// Two of those who execute a code.
-    fn users() -> [User; 2] {
+    fn users() -> [CodeUser; 2] {
         let area = CodeArea::of_kernel(Base::default()).expect("the host has memory");
         let mut code = Code::new(Arc::new(area), Base::default(), Level::Kernel, (true, false));
         [(); 2].map(|()| code.cache.add_user())

@@ -36,13 +36,13 @@ struct Given {
 
 /// Where no program may have pages, and whether the one that runs now has.
 #[derive(Default)]
-pub struct Claims {
+pub struct ClaimedRegions {
     all: Vec<Claim>,
     given: VecDeque<Given>,
     met: bool,
 }
 
-impl Claims {
+impl ClaimedRegions {
     pub fn all(&self) -> &[Claim] {
         &self.all
     }

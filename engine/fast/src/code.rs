@@ -12,7 +12,7 @@ use frame::{
 };
 use jit::{
     Layout, Level,
-    cache::{Cache, CodeMemory, Position, Refused, User, trial::ALWAYS},
+    cache::{Cache, CodeMemory, CodeUser, Position, Refused, trial::ALWAYS},
     stubs::Stubs,
 };
 use ram::Ram;
@@ -108,7 +108,7 @@ pub struct Code {
     layout: Layout,
     tops: Tops,
     /// Users whose flushes concern translations by which they cannot have come to this code: they look when they come.
-    unchecked: Vec<User>,
+    unchecked: Vec<CodeUser>,
     /// RAM offset of each page that code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
     pub devices: Devices,
@@ -128,12 +128,12 @@ impl Code {
     }
 
     /// A vCPU is outside of translated code, and about to execute it again.
-    pub fn pass(&mut self, user: User) {
+    pub fn pass(&mut self, user: CodeUser) {
         self.cache.pass(&mut self.memory, user);
     }
 
     /// From now on no block goes over these breakpoints of one of those that execute the code.
-    pub fn set_probes(&mut self, user: User, probes: &Probes) {
+    pub fn set_probes(&mut self, user: CodeUser, probes: &Probes) {
         for gva in self.breakpoints.replace(user, probes) {
             self.forget_page(gva);
         }
@@ -172,7 +172,7 @@ impl Code {
         board: &Board,
         roots: Roots,
         (guest, alignment): (u64, bool),
-        user: User,
+        user: CodeUser,
         marked: &mut Vec<u64>,
     ) -> Result<u64, NoBlock> {
         self.come_in(board.ram(), roots, user)?;
@@ -198,7 +198,7 @@ impl Code {
 
     /// One of several vCPUs is about to execute what others have made, if it has the same memory where code was found.
     /// If none of them is there, what is there is made to fit.
-    pub fn come_in(&mut self, ram: &Ram, roots: Roots, user: User) -> Result<(), NoBlock> {
+    pub fn come_in(&mut self, ram: &Ram, roots: Roots, user: CodeUser) -> Result<(), NoBlock> {
         if !self.layout.several {
             return Ok(());
         }
@@ -331,7 +331,7 @@ impl Code {
     }
 
     /// Drops what the interpreter has reported stale.
-    pub fn apply(&mut self, ram: &Ram, roots: Roots, user: User, record: &Record) {
+    pub fn apply(&mut self, ram: &Ram, roots: Roots, user: CodeUser, record: &Record) {
         for (page, write) in record.stale_pages.iter().zip(&record.writes) {
             self.cache.drop_older(&mut self.memory, *page, *write);
         }

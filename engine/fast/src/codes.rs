@@ -10,7 +10,7 @@ use engine::Board;
 use frame::{Base, STUBS, USER_CACHE};
 use jit::{
     Level,
-    cache::{Counters, Position},
+    cache::{CacheCounters, Position},
 };
 use ram::Ram;
 use std::sync::Arc;
@@ -121,9 +121,9 @@ impl Codes {
     }
 
     /// What has happened to the kernel's code; to be told by one of those who share it.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> CacheCounters {
         let first = self.kernel.user.is_first();
-        if first { self.kernel.lock().cache.counters } else { Counters::default() }
+        if first { self.kernel.lock().cache.counters } else { CacheCounters::default() }
     }
 
     /// User code in the address space with these page tables comes next. What was made from pages that lie elsewhere

@@ -66,7 +66,7 @@ mod user;
 
 use apart::Apart;
 use bus::Kicker;
-use claims::Claims;
+use claims::ClaimedRegions;
 use codes::Codes;
 use contract::{Doing, Failure, Taps, Whose};
 use engine::{Attention, Board, Engine};
@@ -83,7 +83,7 @@ pub use process::Process;
 use ram::Ram;
 pub use shadow::{Answer, Space};
 pub use slots::Slots;
-pub use statistics::Statistics;
+pub use statistics::FastStatistics;
 use std::sync::Arc;
 use wedge::{Common, Error, Pages, Turns, Wedge};
 use x86::{
@@ -177,10 +177,10 @@ pub struct Fast {
     modes: Modes,
     /// 32-bit user code runs directly, too.
     narrow: bool,
-    statistics: Statistics,
+    statistics: FastStatistics,
     home: Home,
     apart: Apart,
-    claims: Claims,
+    claims: ClaimedRegions,
     moves: Moves,
     /// A region has changed hands: addresses that translated code has computed before may be wrong.
     regions_changed: bool,
@@ -275,7 +275,7 @@ impl Fast {
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
         let codes = Codes::new(&pages, board.ram(), translation, modes.user);
-        let statistics = Statistics::default();
+        let statistics = FastStatistics::default();
         let checker = options.lock_step.map(|options| Checker::new(options, board.ram().clone()));
         let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
         let mut new = Self {
@@ -290,7 +290,7 @@ impl Fast {
             statistics,
             home: Home::new(placement),
             apart: Apart::default(),
-            claims: Claims::default(),
+            claims: ClaimedRegions::default(),
             moves: Moves::default(),
             regions_changed: false,
             learnt: 0,

@@ -1,7 +1,7 @@
 //! A process for tests of what is told to processes.
 
 use crate::process::Process;
-use wedge::{Error, MapCommand, MapReport, Pages, Ram};
+use wedge::{Error, MapCommand, MapReport, Pages, WedgeRam};
 
 /// A process that only remembers what it was told.
 #[derive(Default)]
@@ -16,7 +16,7 @@ impl Process for Listener {
     fn max_mappings() -> usize {
         100
     }
-    fn start(_: Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
+    fn start(_: WedgeRam<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
         Ok(Self::default())
     }
     fn order(&mut self, order: MapCommand) -> Result<(), Error> {

@@ -8,7 +8,7 @@
 
 use crate::{code::Code, low::LowPrograms, scans::Scans, sites::Sites};
 use frame::Base;
-use jit::{Level, cache::User};
+use jit::{Level, cache::CodeUser};
 use ram::Ram;
 use std::{
     io,
@@ -107,7 +107,7 @@ impl Translation {
 /// A vCPU's part in a translation.
 pub(crate) struct Share {
     pub translation: Arc<Translation>,
-    pub user: User,
+    pub user: CodeUser,
     ram: Ram,
     /// It has said that it is outside of translated code.
     resting: bool,

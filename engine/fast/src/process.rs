@@ -1,7 +1,7 @@
 //! What the shadow MMU asks of a wedge. There is a second one in `tests/shadow`, whose host mappings are
 //! a table, and which counts what they grant.
 
-use wedge::{Error, MapCommand, MapReport, Pages, Ram, Wedge};
+use wedge::{Error, MapCommand, MapReport, Pages, Wedge, WedgeRam};
 
 /// A process that holds host mappings.
 pub trait Process: Sized {
@@ -12,7 +12,7 @@ pub trait Process: Sized {
     ///
     /// # Errors
     /// As there.
-    fn start(ram: Ram<'_>, pages: &Pages, number: usize) -> Result<Self, Error>;
+    fn start(ram: WedgeRam<'_>, pages: &Pages, number: usize) -> Result<Self, Error>;
     /// Changes its mappings before guest code runs the next time.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Process for Wedge {
     fn max_mappings() -> usize {
         wedge::max_mappings()
     }
-    fn start(ram: Ram<'_>, pages: &Pages, number: usize) -> Result<Self, Error> {
+    fn start(ram: WedgeRam<'_>, pages: &Pages, number: usize) -> Result<Self, Error> {
         Self::start(ram, pages, number)
     }
     fn order(&mut self, order: MapCommand) -> Result<(), Error> {

@@ -13,14 +13,14 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use wedge::{Call, Pages};
+use wedge::{Pages, SiteCall};
 
 const INT_80: [u8; 2] = [0xcd, 0x80];
 
 /// A site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Site {
-    call: Call,
+    call: SiteCall,
     index: usize,
 }
 
@@ -28,8 +28,8 @@ impl Site {
     /// First byte of the patch, for a call that ends at `back`.
     fn start(&self, back: u64) -> u64 {
         match self.call {
-            Call::Number(_) => back - SITE_LEN,
-            Call::Compared(_) => back - 2,
+            SiteCall::Number(_) => back - SITE_LEN,
+            SiteCall::Compared(_) => back - 2,
         }
     }
 }
@@ -41,7 +41,7 @@ pub struct Sites(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     by_address: BTreeMap<u64, Vec<Site>>,
-    indices: HashMap<(u64, Call), usize>,
+    indices: HashMap<(u64, SiteCall), usize>,
     /// GVAs behind INT 0x80.
     interrupts: BTreeSet<u64>,
 }
@@ -56,7 +56,7 @@ impl Sites {
 
     /// Notes that the system call that ends at `back` is worth patching; makes its stub, which goes on
     /// at `entry`. False if there is no room, or must be no such stub.
-    pub fn add(&self, pages: &Pages, back: u64, call: Call, entry: u64) -> bool {
+    pub fn add(&self, pages: &Pages, back: u64, call: SiteCall, entry: u64) -> bool {
         let mut inner = self.lock();
         let index = inner.indices.len();
         let room = index < MAX_SITES && !inner.indices.contains_key(&(back, call));
@@ -86,7 +86,7 @@ impl Sites {
                 let at = site.start(*back).wrapping_sub(hva) as usize;
                 if bytes.get(at..).is_some_and(|bytes| holds(bytes, site.call)) {
                     found.0.push(patch(at, site));
-                    found.1.extend(matches!(site.call, Call::Compared(_)).then_some(*back));
+                    found.1.extend(matches!(site.call, SiteCall::Compared(_)).then_some(*back));
                 }
             }
         }
@@ -107,21 +107,23 @@ pub fn is_interrupt(page: u64, bytes: &[u8], back: u64) -> bool {
 }
 
 /// The bytes are the call's.
-fn holds(bytes: &[u8], call: Call) -> bool {
+fn holds(bytes: &[u8], call: SiteCall) -> bool {
     let expected = match call {
-        Call::Number(n) => [&[0xb8], &n.to_le_bytes()[..], &[0x0f, 0x05]].concat(),
-        Call::Compared(n) => [&[0x0f, 0x05, 0x48, 0x3d], &n.to_le_bytes()[..]].concat(),
+        SiteCall::Number(n) => [&[0xb8], &n.to_le_bytes()[..], &[0x0f, 0x05]].concat(),
+        SiteCall::Compared(n) => [&[0x0f, 0x05, 0x48, 0x3d], &n.to_le_bytes()[..]].concat(),
     };
     bytes.starts_with(&expected)
 }
 
 /// The call whose bytes end (with a compare: go on) at `back` in a page of code at `page` (GVA).
-pub fn call_at(page: u64, bytes: &[u8], back: u64) -> Option<Call> {
+pub fn call_at(page: u64, bytes: &[u8], back: u64) -> Option<SiteCall> {
     let at = back.checked_sub(page)? as usize;
     let word = |from: usize| bytes.get(from..from + 4)?.try_into().ok().map(u32::from_le_bytes);
-    let calls =
-        [at.checked_sub(6).and_then(word).map(Call::Number), word(at + 2).map(Call::Compared)];
-    let here = |call: &Call| {
+    let calls = [
+        at.checked_sub(6).and_then(word).map(SiteCall::Number),
+        word(at + 2).map(SiteCall::Compared),
+    ];
+    let here = |call: &SiteCall| {
         let start = Site { call: *call, index: 0 }.start(back).wrapping_sub(page) as usize;
         bytes.get(start..).is_some_and(|bytes| holds(bytes, *call))
     };
@@ -168,7 +170,7 @@ mod tests {
         let site = Site { call, index: 3 };
         sites.lock().by_address.insert(back, vec![site]);
         let (patches, displaced) = sites.patches(0x40_1000, page);
-        assert_eq!(displaced.is_empty(), matches!(call, Call::Number(_)));
+        assert_eq!(displaced.is_empty(), matches!(call, SiteCall::Number(_)));
         let Patch { at, len, bytes } = patches[0];
         page[at..at + len as usize].copy_from_slice(&bytes.to_le_bytes()[..len as usize]);
         iced_x86::Decoder::new(64, &page[at..], 0).decode()

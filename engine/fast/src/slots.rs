@@ -296,7 +296,7 @@ impl<W: Process> Slots<W> {
     }
 
     fn start(&self, pcid: u64, pages: &Pages) -> Result<Space<W>, Error> {
-        let ram = wedge::Ram {
+        let ram = wedge::WedgeRam {
             memory: self.ram.object(),
             len: self.ram.len(),
             low: self.ram.low_len(),

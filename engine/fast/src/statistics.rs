@@ -9,7 +9,7 @@ const SHOWN: usize = 12;
 
 /// Counters since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
+pub struct FastStatistics {
     /// Times a wedge got its turn.
     pub entries: u64,
     /// Exits by [`WedgeExit::number`].
@@ -30,7 +30,7 @@ pub struct Statistics {
     reasons: HashMap<Option<Code>, u64>,
 }
 
-impl Statistics {
+impl FastStatistics {
     /// Name and count of each.
     pub fn rows(&self) -> [(&'static str, u64); 16] {
         let exit = |exit: WedgeExit| self.exits[exit.number()];

@@ -11,7 +11,7 @@ use crate::{
 };
 use bus::Kicker;
 use engine::{Attention, Engine};
-use frame::{LOOKUP_COUNT, Lookup, Shared, Turns, VcpuPage};
+use frame::{LOOKUP_COUNT, Lookup, Shared, TurnsPage, VcpuPage};
 use iced_x86::code_asm::*;
 use ram::Ram;
 use std::{
@@ -104,7 +104,7 @@ struct Stage {
 const OBJECTS: [(&str, u64); 4] = [
     ("ring3-vcpu", size_of::<VcpuPage>() as u64),
     ("ring3-wedge-orders", size_of::<Shared>() as u64),
-    ("ring3-turns", size_of::<Turns>() as u64),
+    ("ring3-turns", size_of::<TurnsPage>() as u64),
     ("ring3-lookups", (LOOKUP_COUNT * size_of::<Lookup>()) as u64),
 ];
 
@@ -156,7 +156,7 @@ fn overwrite(stage: &Stage) {
         for _ in 0..BETWEEN {
             // The turns last, and seldom: nothing else happens after most of their words.
             let turns = next().is_multiple_of(4096);
-            let of = |target: &&Target| (target.1 == size_of::<Turns>() as u64) == turns;
+            let of = |target: &&Target| (target.1 == size_of::<TurnsPage>() as u64) == turns;
             let known: Vec<&Target> = scene.targets.iter().filter(of).collect();
             let Some((file, len)) = known.get(next() as usize % known.len().max(1)) else { break };
             // Mostly near the start, where most of what means something lies.

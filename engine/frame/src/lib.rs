@@ -7,7 +7,7 @@
 //!
 //! - [`VcpuPage`]: the state of a vCPU, shared by the monitor and all its wedges.
 //! - [`Shared`]: what the monitor and one wedge tell each other: mapping commands, what is mapped.
-//! - [`Turns`]: which process runs the vCPU.
+//! - [`TurnsPage`]: which process runs the vCPU.
 //! - [`UserPage`], [`Journal`]: what a wedge shares with the process of its user code, if there is one.
 //! - [`area`]: thread-local segments of 32-bit programs.
 //! - [`Lookups`]: a wedge's software TLB for translated user code.

@@ -13,7 +13,7 @@ pub const KICK: i32 = 10;
 /// gain is that guest code runs in several of them at once.
 #[repr(C, align(4096))]
 #[derive(Debug)]
-pub struct Turns {
+pub struct TurnsPage {
     /// Not zero: it is the turn of the one with this number, who waits for that.
     pub words: [AtomicU32; MAX_WEDGES + 1],
     /// The wedge that has the turn or had it last.

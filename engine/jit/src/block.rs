@@ -19,7 +19,7 @@ pub struct Link {
 
 /// A jump out of a block to the routine that looks up where it leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lookup {
+pub struct JumpLookup {
     /// Offset of the displacement in the block's code.
     pub displacement: u32,
     /// RFLAGS.AC there.
@@ -44,7 +44,7 @@ pub struct Block {
     /// Jumps that can be linked.
     pub links: Vec<Link>,
     /// Jumps to computed targets.
-    pub lookups: Vec<Lookup>,
+    pub lookups: Vec<JumpLookup>,
     /// GVA behind the call at its end, and RFLAGS.AC there as far as this block knows.
     pub returns: Option<(u64, bool)>,
 }

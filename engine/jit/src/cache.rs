@@ -24,8 +24,8 @@ pub mod trial;
 use crate::{Layout, Request, Untranslatable, block::Block, recover::Mark, stubs, translate};
 use books::{Books, Number};
 use rustc_hash::FxHashMap;
+pub use tables::CodeUser;
 use tables::Tables;
-pub use tables::User;
 use trial::Trials;
 
 /// The GS segment override.
@@ -79,7 +79,7 @@ pub struct Source {
 
 /// What the cache has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct CacheCounters {
     /// Blocks translated.
     pub translated: u64,
     /// Jumps pointed at a block.
@@ -106,7 +106,7 @@ pub struct Cache {
     /// Writes to pages of code before the bytes were read that blocks are made from now on.
     pub writes: u64,
     /// What happened.
-    pub counters: Counters,
+    pub counters: CacheCounters,
 }
 
 /// Where a host PC stands.
@@ -157,7 +157,7 @@ impl Cache {
             ahead: Vec::new(),
             trials: Trials::default(),
             writes: 0,
-            counters: Counters::default(),
+            counters: CacheCounters::default(),
         }
     }
 
@@ -250,24 +250,24 @@ impl Cache {
     }
 
     /// One more is going to execute what is here. It is outside of it now.
-    pub fn add_user(&mut self) -> User {
+    pub fn add_user(&mut self) -> CodeUser {
         self.tables.add_user()
     }
 
     /// A user is outside of translated code, and about to execute it again.
-    pub fn pass(&mut self, memory: &mut impl CodeMemory, user: User) {
+    pub fn pass(&mut self, memory: &mut impl CodeMemory, user: CodeUser) {
         for (guest, alignment) in self.tables.pass(user) {
             self.publish(memory, guest, alignment);
         }
     }
 
     /// A user is outside of translated code, and stays there until it passes.
-    pub fn rest(&mut self, user: User) {
+    pub fn rest(&mut self, user: CodeUser) {
         self.tables.rest(user);
     }
 
     /// All users but this one are outside of translated code.
-    pub fn is_alone(&self, user: User) -> bool {
+    pub fn is_alone(&self, user: CodeUser) -> bool {
         self.tables.is_alone(user)
     }
 

@@ -30,7 +30,7 @@ pub mod rules;
 pub mod stubs;
 mod translate;
 
-pub use block::{Block, Link, Lookup};
+pub use block::{Block, JumpLookup, Link};
 pub use rules::Level;
 pub use translate::{Request, Untranslatable, translate};
 

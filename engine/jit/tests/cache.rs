@@ -4,7 +4,7 @@
 use frame::{DEEP, DEEP_REACH, deep_slot};
 use jit::{
     Layout, Level, Request,
-    cache::{Cache, CodeMemory, Refused, User},
+    cache::{Cache, CodeMemory, CodeUser, Refused},
     stubs, translate,
 };
 use std::{collections::HashMap, sync::LazyLock};
@@ -92,7 +92,7 @@ fn code(index: u64, random: &mut Random) -> [u8; LENGTH] {
 struct Model {
     several: bool,
     cache: Cache,
-    users: [User; 2],
+    users: [CodeUser; 2],
     memory: Memory,
     code: Vec<[u8; LENGTH]>,
     random: Random,

@@ -9,7 +9,7 @@ use crate::{
     fault, here,
     host::load_vectors_careful,
     kernel_start,
-    lookup::{self, Outcome},
+    lookup::{self, LookupOutcome},
     mmu, narrow, taps, turns,
 };
 use core::{
@@ -367,12 +367,12 @@ fn look_up(cx: &mut Context<'_>) -> Option<Next> {
         return None;
     }
     match lookup::fill(cx, gva, mmu::Access { write, fetch: false, user: true }) {
-        Outcome::Filled => {
+        LookupOutcome::Filled => {
             cx.vcpu.run.go = go::BLOCK;
             Some(Next::Run)
         }
         // A step goes no further: the monitor delivers it.
-        Outcome::Fault(present) if cx.vcpu.run.fast != 0 && cx.vcpu.run.go == go::BLOCK => {
+        LookupOutcome::Fault(present) if cx.vcpu.run.fast != 0 && cx.vcpu.run.go == go::BLOCK => {
             fault::of_translated_user(cx, gva, present, write)
         }
         _ => None,

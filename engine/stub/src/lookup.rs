@@ -21,7 +21,7 @@ pub fn table() -> &'static Lookups {
 }
 
 /// What became of a look-up that missed.
-pub enum Outcome {
+pub enum LookupOutcome {
     /// It has an entry now.
     Filled,
     /// The guest takes a page fault with this P bit.
@@ -31,13 +31,13 @@ pub enum Outcome {
 }
 
 /// Fills the entry for an access of user code to a GVA.
-pub fn fill(cx: &mut Context<'_>, gva: u64, access: Access) -> Outcome {
+pub fn fill(cx: &mut Context<'_>, gva: u64, access: Access) -> LookupOutcome {
     let leaf = match mmu::walk(cx, gva, access) {
         Walk::Found(leaf) => leaf,
-        Walk::Fault(present) => return Outcome::Fault(present),
-        Walk::Unknown => return Outcome::Unknown,
+        Walk::Fault(present) => return LookupOutcome::Fault(present),
+        Walk::Unknown => return LookupOutcome::Unknown,
     };
-    if enter(cx.vcpu, gva, leaf, access) { Outcome::Filled } else { Outcome::Unknown }
+    if enter(cx.vcpu, gva, leaf, access) { LookupOutcome::Filled } else { LookupOutcome::Unknown }
 }
 
 /// Enters what a walk has found; false if that is the monitor's to decide.

@@ -57,7 +57,7 @@ const OF_AREA: u64 = 0x40;
 
 /// How a program has made a system call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Call {
+pub enum NarrowCall {
     /// In none of these ways.
     None,
     /// By INT 0x80; RIP is behind it.
@@ -163,7 +163,7 @@ pub fn may_enter(cx: &Context<'_>, cs: u64, rip: u64) -> bool {
 }
 
 /// What user code has come back by, whose state is in the frame but for what its system call has lost.
-pub fn call(cx: &mut Context<'_>, arch: u64, number: u64) -> Call {
+pub fn call(cx: &mut Context<'_>, arch: u64, number: u64) -> NarrowCall {
     let narrow = cx.vcpu.run.compatibility != 0;
     if cx.vcpu.exit.signal == SIGSYS && arch == AUDIT_ARCH_I386 {
         restore_number(cx.vcpu, number);
@@ -171,13 +171,17 @@ pub fn call(cx: &mut Context<'_>, arch: u64, number: u64) -> Call {
             cx.shared.narrow.entered = cx.vcpu.exit.address & 0xffff_ffff;
             return entered(cx.vcpu);
         }
-        return if cx.vcpu.exit.address == cx.vcpu.regs.rip { Call::Interrupt } else { Call::None };
+        return if cx.vcpu.exit.address == cx.vcpu.regs.rip {
+            NarrowCall::Interrupt
+        } else {
+            NarrowCall::None
+        };
     }
     if is_stand_in(cx) {
         cx.vcpu.regs.rip += 2;
         // For the monitor.
         (cx.vcpu.exit.signal, cx.vcpu.exit.address) = (SIGSYS, cx.vcpu.regs.rip);
-        return Call::Interrupt;
+        return NarrowCall::Interrupt;
     }
     if narrow && cx.vcpu.exit.signal == SIGSEGV && is_at_vdso(cx) {
         cx.vcpu.regs.gpr[RAX] = NO_NUMBER;
@@ -185,9 +189,9 @@ pub fn call(cx: &mut Context<'_>, arch: u64, number: u64) -> Call {
     }
     if narrow && is_refused_enter(cx) {
         (cx.vcpu.exit.signal, cx.vcpu.exit.address) = (SIGSYS, u64::MAX);
-        return Call::Enter;
+        return NarrowCall::Enter;
     }
-    Call::None
+    NarrowCall::None
 }
 
 /// SYSENTER, where the host's CPU has none under a 64-bit kernel (AMD's): nothing is lost.
@@ -214,12 +218,12 @@ pub fn is_hot(cx: &mut Context<'_>) -> bool {
 }
 
 /// SYSENTER has come: EBP is in RSP's place.
-fn entered(f: &mut VcpuPage) -> Call {
+fn entered(f: &mut VcpuPage) -> NarrowCall {
     f.regs.gpr[RBP] = f.regs.gpr[RSP] & 0xffff_ffff;
     // For the monitor, which tells by it.
     (f.exit.signal, f.exit.address) = (SIGSYS, u64::MAX);
     f.regs.rip = 0;
-    Call::Enter
+    NarrowCall::Enter
 }
 
 /// The host has not been able to read the word that SYSENTER's EBP points to.

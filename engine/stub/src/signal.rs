@@ -10,7 +10,7 @@ use crate::{
     gates::in_gate,
     here,
     host::{self, Secret, load_vectors, save_segments},
-    narrow::{self, Call},
+    narrow::{self, NarrowCall},
     patched,
 };
 use core::{
@@ -255,8 +255,8 @@ pub fn came_back(
         _ if area_of(f.regs.ss).is_some() => user_exit,
         _ if signal == SIGILL && f.run.compatibility == 0 => user_illegal,
         true if system_call => system_call_entry,
-        true if call == Call::Interrupt => user_interrupt,
-        true if call == Call::Enter => narrow::enter_system,
+        true if call == NarrowCall::Interrupt => user_interrupt,
+        true if call == NarrowCall::Enter => narrow::enter_system,
         true if page_fault => fault::user,
         true if protection => user_protection,
         _ => user_exit,

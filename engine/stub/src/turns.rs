@@ -11,12 +11,12 @@ use crate::{
     orders::obey,
 };
 use core::sync::atomic::{AtomicU32, Ordering};
-use frame::{MONITOR, TURNS, Turns, go, mode};
+use frame::{MONITOR, TURNS, TurnsPage, go, mode};
 
 /// Whose turn it is; all of it is atomic.
-fn whose_turn() -> &'static Turns {
+fn whose_turn() -> &'static TurnsPage {
     // SAFETY: mapped before this process began, and for good.
-    unsafe { &*(here(TURNS) as *const Turns) }
+    unsafe { &*(here(TURNS) as *const TurnsPage) }
 }
 
 /// The wedge that can go on in the space with a PCID at once.

@@ -8,8 +8,8 @@ use frame::{
     ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, COPIES, COPIES_LEN,
     FRAME, FRAME_LEN, GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_SITES, RAM, RAM_FD,
     REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUB_LEN, STUBS, Shared,
-    TABLES, TABLES_LEN, TAPS, TURNS, Taps, Turns as TurnsPage, USER_CACHE, USER_CACHE_LEN,
-    USER_PAGE, USER_TABLES,
+    TABLES, TABLES_LEN, TAPS, TURNS, Taps, TurnsPage, USER_CACHE, USER_CACHE_LEN, USER_PAGE,
+    USER_TABLES,
 };
 use host::{
     Access::{self, Execute, Read, Write},
@@ -71,7 +71,7 @@ pub(crate) struct Parts<'a> {
     /// What user code must not reach has a protection key.
     pub(crate) keyed: bool,
     /// If user code has a process of its own, what this one shares with it.
-    pub(crate) user: Option<strict::Shared<'a>>,
+    pub(crate) user: Option<strict::UserDescriptors<'a>>,
 }
 
 /// Descriptors of a [`Body`].
@@ -165,7 +165,7 @@ impl<'a> Parts<'a> {
     /// What it shares with the process of its user code.
     fn of_user(&self) -> impl Iterator<Item = Part<'a>> {
         let here = |usual| self.base.hva(usual);
-        let pages = |user: strict::Shared<'a>| {
+        let pages = |user: strict::UserDescriptors<'a>| {
             let page = part(here(USER_PAGE), PAGE, Write, Some(user.page));
             [page, part(here(JOURNAL), PAGE, Write, Some(user.journal))]
         };

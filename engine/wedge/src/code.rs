@@ -17,7 +17,7 @@ type Bytes = MemoryObject<[u8; 0]>;
 
 /// A system call that can be patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Call {
+pub enum SiteCall {
     /// `mov eax, number; syscall`
     Number(u32),
     /// `syscall; cmp rax, value`
@@ -130,19 +130,19 @@ impl CallSites {
     /// Makes the stub of a patched system call that ends at `back` (GVA) and goes on at `entry` (HVA): with
     /// the number it loads, or with the compare that follows it. False, and no stub, if it would have bytes
     /// that open protection keys: most of them are the program's choice, which can jump to any.
-    pub fn make(&self, index: usize, call: Call, back: u64, entry: u64) -> bool {
+    pub fn make(&self, index: usize, call: SiteCall, back: u64, entry: u64) -> bool {
         let offset = index * STUB_LEN;
         let at = self.base.at((STUBS + offset) as u64);
         let mut code = match call {
-            Call::Number(number) => [&[0xb8], &number.to_le_bytes()[..]].concat(),
-            Call::Compared(_) => vec![0x0f, 0x1f, 0x44, 0, 0], // nop
+            SiteCall::Number(number) => [&[0xb8], &number.to_le_bytes()[..]].concat(),
+            SiteCall::Compared(_) => vec![0x0f, 0x1f, 0x44, 0, 0], // nop
         };
         code.extend([0x48, 0xb9]);
         code.extend(back.to_le_bytes());
         code.push(0xe9);
         let distance = entry.wrapping_sub(at + code.len() as u64 + 4) as u32;
         code.extend(distance.to_le_bytes());
-        if let Call::Compared(with) = call {
+        if let SiteCall::Compared(with) = call {
             code.resize(STUB_TAIL, 0xcc);
             code.extend([0x48, 0x3d]);
             code.extend(with.to_le_bytes());
@@ -175,11 +175,11 @@ mod tests {
     fn stubs_do_not_open_keys() {
         let sites = CallSites::new(Base::default()).expect("the host has memory");
         let stub = |call, back| sites.make(0, call, back, frame::BLOB as u64);
-        assert!(stub(Call::Number(39), 0x40_010f));
-        assert!(!stub(Call::Number(39), 0x1000_c3ef_010f));
-        assert!(!stub(Call::Compared(0xfff), 0x1000_c3ef_010f - CMP_LEN));
-        assert!(!stub(Call::Compared(0xc3ef_010f), 0x40_010f));
-        assert!(!stub(Call::Compared(0xc32f_ae0f), 0x40_010f));
+        assert!(stub(SiteCall::Number(39), 0x40_010f));
+        assert!(!stub(SiteCall::Number(39), 0x1000_c3ef_010f));
+        assert!(!stub(SiteCall::Compared(0xfff), 0x1000_c3ef_010f - CMP_LEN));
+        assert!(!stub(SiteCall::Compared(0xc3ef_010f), 0x40_010f));
+        assert!(!stub(SiteCall::Compared(0xc32f_ae0f), 0x40_010f));
     }
 
     /// Another vCPU may be executing the jump: what is beside it stays as it was at any moment.

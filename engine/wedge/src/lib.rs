@@ -27,10 +27,10 @@ mod order_tests;
 #[cfg(test)]
 host::choose!(host_linux::Linux);
 
-pub use code::{Call, CallSites, CodeArea};
+pub use code::{CallSites, CodeArea, SiteCall};
 pub use frame::{MapCommand, MapReport, Owner, Rights};
 pub use pages::{Common, Pages};
-pub use process::{Error, Ram, Wedge};
+pub use process::{Error, Wedge, WedgeRam};
 pub use starter::{become_wedge, prepare, start_by};
 pub use turns::Turns;
 

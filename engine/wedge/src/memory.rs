@@ -39,7 +39,7 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 /// That they are.
 pub(crate) unsafe trait Atomic {}
 // SAFETY: atomic words.
-unsafe impl Atomic for frame::Turns {}
+unsafe impl Atomic for frame::TurnsPage {}
 // SAFETY: atomic words.
 unsafe impl Atomic for frame::Lookups {}
 

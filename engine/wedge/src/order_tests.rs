@@ -12,7 +12,7 @@ const NOWHERE: u64 = 0x5555_5555_0000;
 /// A wedge that is to go on with user code.
 fn ready() -> (Wedge, Pages) {
     let ram = Ram::new(RAM_LEN).expect("the host gives memory");
-    let parts = crate::Ram {
+    let parts = crate::WedgeRam {
         memory: ram.object(),
         len: ram.len(),
         low: ram.low_len(),

@@ -5,7 +5,7 @@ use crate::{
     body::{Objects, Parts},
     memory::{MemoryObject, field},
     starter::{self, passed},
-    strict::{self, Apart},
+    strict::{self, BothSides},
     turns::Turns,
 };
 use contract::Whose;
@@ -58,7 +58,7 @@ impl Error {
 
 /// Guest RAM, as a wedge needs it.
 #[derive(Clone, Copy, Debug)]
-pub struct Ram<'a> {
+pub struct WedgeRam<'a> {
     /// Its memory object.
     pub memory: &'a dyn host::MemoryObject,
     /// Its bytes, at most [`RAM_MAX`].
@@ -102,7 +102,7 @@ impl Wedge {
     ///
     /// # Errors
     /// If the host refuses a process, memory or the sandbox.
-    pub fn start(ram: Ram<'_>, pages: &Pages, number: usize) -> Result<Self, Error> {
+    pub fn start(ram: WedgeRam<'_>, pages: &Pages, number: usize) -> Result<Self, Error> {
         if ram.len > RAM_MAX as u64 {
             return Err(Error::Start(io::ErrorKind::OutOfMemory.into()));
         }
@@ -110,7 +110,7 @@ impl Wedge {
         let shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
         let lookups = MemoryObject::<Lookups>::new("ring3-lookups", size_of::<Lookups>())?;
         lookups.all().hide_sites();
-        let apart = if pages.is_strict() { Some(Apart::new()?) } else { None };
+        let apart = if pages.is_strict() { Some(BothSides::new()?) } else { None };
         let setup = setup(&ram, pages, number)?;
         shared.set(field!(Shared, setup), setup);
         let objects = Objects {
@@ -135,7 +135,7 @@ impl Wedge {
             ram_len: ram.len as usize,
             walked: ram.walked,
             keyed: pages.keys(),
-            user: apart.as_ref().map(Apart::of_kernel).transpose()?,
+            user: apart.as_ref().map(BothSides::of_kernel).transpose()?,
         };
         let turns = pages.turns().clone();
         let mut user = None;
@@ -350,7 +350,7 @@ impl Drop for Wedge {
 }
 
 /// What a wedge is told before it starts.
-fn setup(ram: &Ram<'_>, pages: &Pages, number: usize) -> io::Result<Setup> {
+fn setup(ram: &WedgeRam<'_>, pages: &Pages, number: usize) -> io::Result<Setup> {
     let (ram_len, ram_low) = if ram.walked { (ram.len, ram.low) } else { (0, 0) };
     let key = u64::from(pages.keys());
     Ok(Setup {

@@ -91,7 +91,7 @@ impl<'a> Parts<'a> {
         let (objects, more): (&[OwnedFd; OBJECTS], _) = descriptors.split_first_chunk()?;
         let user = more.first_chunk().map(|of_user: &[OwnedFd; 3]| {
             let [page, journal, socket] = of_user.each_ref().map(AsFd::as_fd);
-            strict::Shared { page, journal, socket }
+            strict::UserDescriptors { page, journal, socket }
         });
         let ram_len = usize::try_from(len).ok().filter(|len| *len <= frame::RAM_MAX)?;
         let base = Base::of_entry(u16::try_from(entry).ok()?);

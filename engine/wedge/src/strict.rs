@@ -30,7 +30,7 @@ use std::{
 
 /// What a wedge shares with the process of its user code: descriptors.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shared<'a> {
+pub(crate) struct UserDescriptors<'a> {
     pub(crate) page: BorrowedFd<'a>,
     pub(crate) journal: BorrowedFd<'a>,
     /// Where the one sends, or the other receives, what the wedge hears by.
@@ -38,13 +38,13 @@ pub(crate) struct Shared<'a> {
 }
 
 /// Both sides' of it, for as long as they are started.
-pub(crate) struct Apart {
+pub(crate) struct BothSides {
     page: MemoryObject<UserPage>,
     journal: MemoryObject<Journal>,
     sockets: [UnixStream; 2],
 }
 
-impl Apart {
+impl BothSides {
     pub(crate) fn new() -> io::Result<Self> {
         let page = MemoryObject::new("ring3-user", size_of::<UserPage>())?;
         let journal = MemoryObject::new("ring3-journal", size_of::<Journal>())?;
@@ -52,13 +52,13 @@ impl Apart {
     }
 
     /// What the wedge has of it.
-    pub(crate) fn of_kernel(&self) -> io::Result<Shared<'_>> {
+    pub(crate) fn of_kernel(&self) -> io::Result<UserDescriptors<'_>> {
         self.shared(0)
     }
 
-    fn shared(&self, side: usize) -> io::Result<Shared<'_>> {
+    fn shared(&self, side: usize) -> io::Result<UserDescriptors<'_>> {
         let [page, journal] = [passed(self.page.object())?, passed(self.journal.object())?];
-        Ok(Shared { page, journal, socket: self.sockets[side].as_fd() })
+        Ok(UserDescriptors { page, journal, socket: self.sockets[side].as_fd() })
     }
 
     /// Starts the process, beside a wedge of these parts.
@@ -89,7 +89,7 @@ pub(crate) struct UserParts<'a> {
     ram: (BorrowedFd<'a>, usize),
     stubs: BorrowedFd<'a>,
     sites: BorrowedFd<'a>,
-    shared: Shared<'a>,
+    shared: UserDescriptors<'a>,
 }
 
 /// Tells the words of such a process from a wedge's.
@@ -99,7 +99,8 @@ const DESCRIPTORS: usize = 6;
 
 impl<'a> UserParts<'a> {
     fn told(&self) -> ([u64; 3], Vec<BorrowedFd<'a>>) {
-        let Self { base, ram, stubs, sites, shared: Shared { page, journal, socket } } = *self;
+        let Self { base, ram, stubs, sites, shared: UserDescriptors { page, journal, socket } } =
+            *self;
         (
             [ram.1 as u64, USER, base.entry().into()],
             vec![ram.0, stubs, sites, page, journal, socket],
@@ -113,12 +114,12 @@ impl<'a> UserParts<'a> {
         let [ram, stubs, sites, page, journal, socket] = descriptors.each_ref().map(AsFd::as_fd);
         let ram = (ram, usize::try_from(len).ok().filter(|len| *len <= frame::RAM_MAX)?);
         let base = Base::of_entry(u16::try_from(entry).ok()?);
-        Some(Self { base, ram, stubs, sites, shared: Shared { page, journal, socket } })
+        Some(Self { base, ram, stubs, sites, shared: UserDescriptors { page, journal, socket } })
     }
 
     /// The process, with the blob, whose other side it begins at.
     pub(crate) fn body(&self, image: BorrowedFd<'a>) -> Body<'a> {
-        let Shared { page, journal, socket } = self.shared;
+        let UserDescriptors { page, journal, socket } = self.shared;
         let here = |usual| self.base.hva(usual);
         let parts = vec![
             part(here(BLOB), process::IMAGE.len(), Execute, Some(image)),

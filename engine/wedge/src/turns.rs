@@ -20,7 +20,7 @@ pub struct Turns(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    page: MemoryObject<frame::Turns>,
+    page: MemoryObject<frame::TurnsPage>,
     /// Processes by number, until they are reaped.
     children: Children,
     /// Those of their user code, where that has one of its own.
@@ -29,7 +29,7 @@ struct Inner {
 
 impl Turns {
     pub(crate) fn new() -> io::Result<Self> {
-        let page = MemoryObject::new("ring3-turns", size_of::<frame::Turns>())?;
+        let page = MemoryObject::new("ring3-turns", size_of::<frame::TurnsPage>())?;
         let [children, users] = [(); 2].map(|()| std::array::from_fn(|_| RwLock::new(None)));
         Ok(Self(Arc::new(Inner { page, children, users })))
     }
@@ -122,7 +122,7 @@ impl Turns {
         })
     }
 
-    fn page(&self) -> &frame::Turns {
+    fn page(&self) -> &frame::TurnsPage {
         self.0.page.all()
     }
 }

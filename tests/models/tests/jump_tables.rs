@@ -10,7 +10,7 @@ use std::{
 use frame::{DEEP, DEEP_REACH, deep_slot};
 use jit::{
     Layout, Level,
-    cache::{Cache, CodeMemory, User},
+    cache::{Cache, CodeMemory, CodeUser},
     stubs,
 };
 use shuttle::{
@@ -101,7 +101,7 @@ impl Machine {
     }
 
     /// A vCPU comes to the monitor, outside of translated code: something is made, shown again or dropped.
-    fn change(&self, user: User) {
+    fn change(&self, user: CodeUser) {
         let mut cache = self.cache.lock().expect("nobody panics");
         let (memory, guest) = (&mut &self.words, GUESTS[thread_rng().gen_range(0..3)]);
         cache.pass(memory, user);

@@ -17,7 +17,7 @@ use oracle::random::Random;
 use ram::Ram;
 use std::cell::RefCell;
 use stub::{
-    lookup::{self, Outcome},
+    lookup::{self, LookupOutcome},
     mmu::{self, Walk},
     orders::obey,
 };
@@ -101,7 +101,7 @@ impl Process for Wedge {
     fn max_mappings() -> usize {
         160
     }
-    fn start(ram: wedge::Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
+    fn start(ram: wedge::WedgeRam<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
         let (maps, orders) = (Mappings::new(), Vec::new());
         let lookups = Table::new();
         Ok(Self { maps, lookups, shared: process::fresh_shared(&ram), orders, failed: false })
@@ -265,9 +265,9 @@ impl World {
             self.fill();
             let access = Access { write, fetch: false, user: true, smap_override: false };
             match outcome {
-                Outcome::Filled => {}
-                Outcome::Fault(_) => return self.page_fault(gva, access),
-                Outcome::Unknown => {
+                LookupOutcome::Filled => {}
+                LookupOutcome::Fault(_) => return self.page_fault(gva, access),
+                LookupOutcome::Unknown => {
                     self.exit = Exit::Access(gva, access);
                     return;
                 }

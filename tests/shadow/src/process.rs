@@ -192,7 +192,7 @@ impl Table {
 }
 
 /// The shared pages of a wedge that starts.
-pub fn fresh_shared(ram: &wedge::Ram<'_>) -> Box<Shared> {
+pub fn fresh_shared(ram: &wedge::WedgeRam<'_>) -> Box<Shared> {
     // SAFETY: plain numbers, for which zero is a value.
     let mut shared: Box<Shared> = unsafe { Box::new_zeroed().assume_init() };
     (shared.setup.key, shared.setup.ram_len, shared.setup.ram_low) = (1, ram.len, ram.low);

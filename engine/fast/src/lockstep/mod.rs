@@ -29,15 +29,15 @@ mod tests;
 use crate::{Fast, code::Code};
 use jit::{Level, cache::Source};
 use ram::Ram;
-use report::Report;
+use report::DifferenceReport;
 use scratch::Scratch;
 use std::{
     collections::{HashMap, VecDeque},
     io,
     str::FromStr,
 };
-use trace::{REASONS, Reason, Trace};
-use verdict::{Field, Verdict};
+use trace::{REASONS, Trace, Uncompared};
+use verdict::{Comparison, StateField};
 use x86::Vcpu;
 use x86_interp::{Cpu, GuestRam, System};
 
@@ -184,11 +184,11 @@ impl Checker {
     }
 
     /// Whether another vCPU may have caused the difference of the block. If it comes again and again, none has.
-    fn doubts(&mut self, open: &Open, verdict: &Verdict) -> bool {
-        let doubtful = matches!(verdict, Verdict::Different(_))
+    fn doubts(&mut self, open: &Open, verdict: &Comparison) -> bool {
+        let doubtful = matches!(verdict, Comparison::Different(_))
             && self.options.among_others
             && open.trace.meets_others();
-        if matches!(verdict, Verdict::Same(_)) {
+        if matches!(verdict, Comparison::Same(_)) {
             self.doubts.remove(&open.host);
         }
         if !doubtful {
@@ -199,9 +199,9 @@ impl Checker {
         *doubts < DOUBTS
     }
 
-    fn explain(&mut self, open: &Open, fields: &[Field], rip: u64, host: &[u8]) {
+    fn explain(&mut self, open: &Open, fields: &[StateField], rip: u64, host: &[u8]) {
         let past = self.past.iter().map(|(from, to)| format!("{from:016x} to {to:016x}"));
-        let report = Report {
+        let report = DifferenceReport {
             fields,
             trace: &open.trace,
             rip,
@@ -212,14 +212,14 @@ impl Checker {
         self.report = Some(report.text());
     }
 
-    fn count(&mut self, open: &Open, verdict: &Verdict, rip: u64) {
+    fn count(&mut self, open: &Open, verdict: &Comparison, rip: u64) {
         match verdict {
-            Verdict::Same(instructions) => {
+            Comparison::Same(instructions) => {
                 self.compared += 1;
                 self.instructions += *instructions as u64;
             }
-            Verdict::NotCompared(reason) => self.not_compared[*reason as usize] += 1,
-            Verdict::Idle | Verdict::Different(_) => {}
+            Comparison::NotCompared(reason) => self.not_compared[*reason as usize] += 1,
+            Comparison::Idle | Comparison::Different(_) => {}
         }
         if self.past.len() == PAST {
             self.past.pop_front();
@@ -279,16 +279,16 @@ impl Fast {
         let verdict = open.trace.judge(v, self.board.ram(), &targets);
         if checker.doubts(&open, &verdict) {
             // It stays on trial.
-            return checker.count(&open, &Verdict::NotCompared(Reason::Changed), v.rip);
+            return checker.count(&open, &Comparison::NotCompared(Uncompared::Changed), v.rip);
         }
         checker.count(&open, &verdict, v.rip);
-        if let Verdict::Different(fields) = &verdict {
+        if let Comparison::Different(fields) = &verdict {
             let byte = |n| self.pages.code_byte(open.host + n);
             let host: Vec<u8> = (0..open.source.host_len.into()).map(byte).collect();
             checker.explain(&open, fields, v.rip, &host);
         }
         let nothing_to_compare = open.trace.moments.len() == 1;
-        if verdict != Verdict::Idle || nothing_to_compare {
+        if verdict != Comparison::Idle || nothing_to_compare {
             self.codes.with(open.level, |code| code.ran_alone(open.host));
         }
     }

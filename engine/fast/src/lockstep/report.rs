@@ -2,14 +2,14 @@
 
 use super::{
     trace::{End, Trace},
-    verdict::Field,
+    verdict::StateField,
 };
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use std::fmt::Write;
 
 /// What a report is made of.
-pub struct Report<'a> {
-    pub fields: &'a [Field],
+pub struct DifferenceReport<'a> {
+    pub fields: &'a [StateField],
     pub trace: &'a Trace,
     /// Where translated code has come to.
     pub rip: u64,
@@ -21,7 +21,7 @@ pub struct Report<'a> {
     pub past: Vec<String>,
 }
 
-impl Report<'_> {
+impl DifferenceReport<'_> {
     /// The text.
     pub fn text(&self) -> String {
         let (start, rip) = (self.guest.0, self.rip);
@@ -53,7 +53,7 @@ impl Report<'_> {
             let before = first.vcpu.gpr.get(index).map(|value| format!("{value:016x}"));
             let (before, mark) =
                 (before.unwrap_or_default(), if field.differs() { " *" } else { "" });
-            let Field { name, translated, interpreted } = field;
+            let StateField { name, translated, interpreted } = field;
             let _ = writeln!(
                 text,
                 "  {name:<14} {before:<16} {translated:016x} {interpreted:016x}{mark}"

@@ -29,12 +29,12 @@ pub enum End {
     /// The instruction raises this.
     Fault(Fault),
     /// Beyond it nothing can be compared.
-    Open(Reason),
+    Open(Uncompared),
 }
 
 /// Why something was not compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum Uncompared {
     /// An instruction answers differently each time.
     Varies = 0,
     /// A flag that is undefined is read.
@@ -108,16 +108,16 @@ fn follow(
     }
 }
 
-fn open(insn: &Instruction, undefined: u64) -> Option<Reason> {
+fn open(insn: &Instruction, undefined: u64) -> Option<Uncompared> {
     use Mnemonic::*;
     let varies = matches!(
         insn.mnemonic(),
         Rdtsc | Rdtscp | Rdrand | Rdseed | Xsave | Xsave64 | Xsaveopt | Xsaveopt64
     );
     if varies {
-        return Some(Reason::Varies);
+        return Some(Uncompared::Varies);
     }
-    (rflags(insn.rflags_read()) & undefined != 0).then_some(Reason::UndefinedFlag)
+    (rflags(insn.rflags_read()) & undefined != 0).then_some(Uncompared::UndefinedFlag)
 }
 
 /// Executes the instruction at `rip` with all its repetitions.
@@ -125,17 +125,17 @@ fn complete(
     cpu: &mut Cpu<Scratch>,
     machine: &mut Scratch,
     rip: u64,
-) -> Result<Option<Reason>, Fault> {
+) -> Result<Option<Uncompared>, Fault> {
     for _ in 0..MAX_BURSTS {
         cpu.step(machine)?;
         if machine.has_left() {
-            return Ok(Some(Reason::Left));
+            return Ok(Some(Uncompared::Left));
         }
         if cpu.vcpu.rip != rip {
             return Ok(None);
         }
     }
-    Ok(Some(Reason::Repeats))
+    Ok(Some(Uncompared::Repeats))
 }
 
 fn repeats(insn: &Instruction) -> bool {

@@ -2,7 +2,7 @@
 
 use super::{
     scratch::{Bytes, WALKED},
-    trace::{End, Moment, Reason, Trace},
+    trace::{End, Moment, Trace, Uncompared},
 };
 use ram::Ram;
 use std::{borrow::Cow, collections::BTreeMap};
@@ -21,13 +21,13 @@ type Written = BTreeMap<u64, (u8, u8)>;
 
 /// A part of the state, as both sides have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Field {
+pub struct StateField {
     pub name: Cow<'static, str>,
     pub translated: u64,
     pub interpreted: u64,
 }
 
-impl Field {
+impl StateField {
     fn new(name: impl Into<Cow<'static, str>>, translated: u64, interpreted: u64) -> Self {
         Self { name: name.into(), translated, interpreted }
     }
@@ -39,57 +39,57 @@ impl Field {
 
 /// What became of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Comparison {
     /// Nothing had run.
     Idle,
     /// The same, after so many instructions.
     Same(usize),
-    NotCompared(Reason),
+    NotCompared(Uncompared),
     /// What the interpreter says of the place where translated code stands; nothing if it never
     /// gets there.
-    Different(Vec<Field>),
+    Different(Vec<StateField>),
 }
 
 impl Trace {
     /// Judges where translated code has come to. `targets` are where the block's jumps lead.
-    pub fn judge(&self, vcpu: &Vcpu, ram: &Ram, targets: &[u64]) -> Verdict {
+    pub fn judge(&self, vcpu: &Vcpu, ram: &Ram, targets: &[u64]) -> Comparison {
         let mut different = None;
         for (done, moment) in self.moments.iter().enumerate().rev() {
             if moment.vcpu.rip != vcpu.rip {
                 continue;
             }
             let fields = self.fields(moment, vcpu, ram);
-            if !fields.iter().any(Field::differs) {
-                return if done == 0 { Verdict::Idle } else { Verdict::Same(done) };
+            if !fields.iter().any(StateField::differs) {
+                return if done == 0 { Comparison::Idle } else { Comparison::Same(done) };
             }
             different = different.or(Some((moment, fields)));
         }
         if let End::Open(reason) = self.end
             && (different.is_none() || targets.contains(&vcpu.rip))
         {
-            return Verdict::NotCompared(reason);
+            return Comparison::NotCompared(reason);
         }
         let excuse = match &different {
             Some((moment, _)) => self.excuse(moment, vcpu, ram),
             None => self.moments.last().and_then(|moment| self.excuse(moment, vcpu, ram)),
         };
         match excuse {
-            Some(reason) => Verdict::NotCompared(reason),
-            None => Verdict::Different(different.map(|(_, fields)| fields).unwrap_or_default()),
+            Some(reason) => Comparison::NotCompared(reason),
+            None => Comparison::Different(different.map(|(_, fields)| fields).unwrap_or_default()),
         }
     }
 
     /// Why a difference may be nobody's fault.
-    fn excuse(&self, moment: &Moment, vcpu: &Vcpu, ram: &Ram) -> Option<Reason> {
+    fn excuse(&self, moment: &Moment, vcpu: &Vcpu, ram: &Ram) -> Option<Uncompared> {
         let ours = written(&self.accesses.writes[..moment.progress[1]]);
         let mut reads = self.accesses.reads[..moment.progress[0]].iter();
         if reads.any(|read| is_changed(read, ram, &ours)) {
-            return Some(Reason::Changed);
+            return Some(Uncompared::Changed);
         }
-        self.is_amid_repetition(moment, vcpu).then_some(Reason::Repeats)
+        self.is_amid_repetition(moment, vcpu).then_some(Uncompared::Repeats)
     }
 
-    /// Whether somebody else can have had a part in what the block did without [`Reason::Changed`] showing it: memory that it read may have
+    /// Whether somebody else can have had a part in what the block did without [`Uncompared::Changed`] showing it: memory that it read may have
     /// been something else for a moment, as a lock is, and what it wrote can be written again.
     pub fn meets_others(&self) -> bool {
         !self.accesses.reads.is_empty() || !self.accesses.writes.is_empty()
@@ -103,13 +103,13 @@ impl Trace {
     }
 
     /// Both sides, where the interpreter is at `moment`.
-    fn fields(&self, moment: &Moment, vcpu: &Vcpu, ram: &Ram) -> Vec<Field> {
+    fn fields(&self, moment: &Moment, vcpu: &Vcpu, ram: &Ram) -> Vec<StateField> {
         let mut fields = registers(vcpu, &moment.vcpu, VISIBLE & !moment.undefined);
         fields.extend(vectors(vcpu, &moment.vcpu));
         for (offset, (value, open)) in written(&self.accesses.writes[..moment.progress[1]]) {
             let now = ram.load8(offset);
             if (now ^ value) & !open != 0 {
-                fields.push(Field::new(format!("ram {offset:#x}"), now.into(), value.into()));
+                fields.push(StateField::new(format!("ram {offset:#x}"), now.into(), value.into()));
             }
         }
         fields
@@ -126,31 +126,32 @@ fn is_changed(read: &Bytes, ram: &Ram, ours: &Written) -> bool {
     bytes.any(|((at, (was, is)), open)| (was ^ is) & !open != 0 && !ours.contains_key(&at))
 }
 
-fn registers(a: &Vcpu, b: &Vcpu, flags: u64) -> Vec<Field> {
-    let mut fields: Vec<_> = (0..16).map(|n| Field::new(NAMES[n], a.gpr[n], b.gpr[n])).collect();
+fn registers(a: &Vcpu, b: &Vcpu, flags: u64) -> Vec<StateField> {
+    let mut fields: Vec<_> =
+        (0..16).map(|n| StateField::new(NAMES[n], a.gpr[n], b.gpr[n])).collect();
     fields.extend([
-        Field::new("rip", a.rip, b.rip),
-        Field::new("rflags", a.rflags & flags, b.rflags & flags),
-        Field::new("fs base", a.seg[seg::FS].base, b.seg[seg::FS].base),
-        Field::new("gs base", a.seg[seg::GS].base, b.seg[seg::GS].base),
-        Field::new("other gs base", a.kernel_gs_base, b.kernel_gs_base),
-        Field::new("cr2", a.cr2, b.cr2),
-        Field::new("cr3", a.cr3, b.cr3),
+        StateField::new("rip", a.rip, b.rip),
+        StateField::new("rflags", a.rflags & flags, b.rflags & flags),
+        StateField::new("fs base", a.seg[seg::FS].base, b.seg[seg::FS].base),
+        StateField::new("gs base", a.seg[seg::GS].base, b.seg[seg::GS].base),
+        StateField::new("other gs base", a.kernel_gs_base, b.kernel_gs_base),
+        StateField::new("cr2", a.cr2, b.cr2),
+        StateField::new("cr3", a.cr3, b.cr3),
     ]);
     for (name, n) in ["es", "cs", "ss", "ds", "fs", "gs"].into_iter().zip(0..) {
-        fields.push(Field::new(name, a.seg[n].selector.into(), b.seg[n].selector.into()));
+        fields.push(StateField::new(name, a.seg[n].selector.into(), b.seg[n].selector.into()));
     }
     fields
 }
 
 /// Vector registers that differ. The pointers to the last x87 instruction depend on the CPU's maker.
-fn vectors(a: &Vcpu, b: &Vcpu) -> Vec<Field> {
+fn vectors(a: &Vcpu, b: &Vcpu) -> Vec<StateField> {
     let (a, b) = (&a.fpu, &b.fpu);
     let mut fields = vec![
-        Field::new("fcw", a.fcw.into(), b.fcw.into()),
-        Field::new("fsw", a.fsw.into(), b.fsw.into()),
-        Field::new("ftw", a.ftw.into(), b.ftw.into()),
-        Field::new("mxcsr", a.mxcsr.into(), b.mxcsr.into()),
+        StateField::new("fcw", a.fcw.into(), b.fcw.into()),
+        StateField::new("fsw", a.fsw.into(), b.fsw.into()),
+        StateField::new("ftw", a.ftw.into(), b.ftw.into()),
+        StateField::new("mxcsr", a.mxcsr.into(), b.mxcsr.into()),
     ];
     let mut each = |name: &str, a: &[[u8; 16]], b: &[[u8; 16]]| {
         for (n, (a, b)) in a.iter().zip(b).enumerate() {
@@ -158,15 +159,15 @@ fn vectors(a: &Vcpu, b: &Vcpu) -> Vec<Field> {
             let (a, b) = (halves(a), halves(b));
             if a != b {
                 let high = ((a >> 64) as u64, (b >> 64) as u64);
-                fields.push(Field::new(format!("{name}{n}"), a as u64, b as u64));
-                fields.push(Field::new(format!("{name}{n} high"), high.0, high.1));
+                fields.push(StateField::new(format!("{name}{n}"), a as u64, b as u64));
+                fields.push(StateField::new(format!("{name}{n} high"), high.0, high.1));
             }
         }
     };
     each("st", &a.st, &b.st);
     each("xmm", &a.xmm, &b.xmm);
     each("ymm high ", &a.ymm_high, &b.ymm_high);
-    fields.retain(Field::differs);
+    fields.retain(StateField::differs);
     fields
 }
 

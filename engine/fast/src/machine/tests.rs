@@ -7,7 +7,7 @@ use crate::{
 use bus::Kicker;
 use contract::{Probes, Taps};
 use engine::{Attention, Engine};
-use jit::cache::Counters;
+use jit::cache::CacheCounters;
 use ram::Ram;
 use std::sync::{Arc, Mutex};
 use x86::{
@@ -62,7 +62,7 @@ fn result(vcpu: &mut Fast, from: Vcpu) -> u64 {
     vcpu.vcpu().gpr[reg::RAX]
 }
 
-fn counters(vcpu: &mut Fast) -> Counters {
+fn counters(vcpu: &mut Fast) -> CacheCounters {
     vcpu.codes.share().lock().cache.counters
 }
 
@@ -95,7 +95,7 @@ fn a_write_drops_the_code_once_for_all() {
     ram[0].write(CODE.1, &code(2));
     ram[0].note_write(CODE.1, 6);
     assert_eq!([result(&mut second, start()), result(&mut first, start())], [2, 2]);
-    let Counters { translated, dropped, .. } = counters(&mut first);
+    let CacheCounters { translated, dropped, .. } = counters(&mut first);
     assert_eq!((translated, dropped), (2, 1));
 }
 

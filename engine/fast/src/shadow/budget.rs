@@ -85,7 +85,7 @@ impl<W: Process> Space<W> {
 mod tests {
     use super::*;
     use crate::listener::Listener;
-    use wedge::{MapCommand, MapReport, Owner, Pages, Ram, Rights};
+    use wedge::{MapCommand, MapReport, Owner, Pages, Rights, WedgeRam};
 
     const PAGE: u64 = 4096;
 
@@ -182,7 +182,7 @@ mod tests {
         fn max_mappings() -> usize {
             30_000
         }
-        fn start(_: Ram<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
+        fn start(_: WedgeRam<'_>, _: &Pages, _: usize) -> Result<Self, Error> {
             Ok(Self::default())
         }
         fn order(&mut self, _: MapCommand) -> Result<(), Error> {

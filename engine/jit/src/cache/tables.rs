@@ -31,9 +31,9 @@ fn deep_key(slot: usize) -> u64 {
 
 /// One of those who execute what the tables lead to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct User(usize);
+pub struct CodeUser(usize);
 
-impl User {
+impl CodeUser {
     /// It was the first.
     #[must_use]
     pub fn is_first(self) -> bool {
@@ -159,28 +159,28 @@ impl Tables {
     }
 
     /// One more is going to execute what the tables lead to. It is outside now.
-    pub fn add_user(&mut self) -> User {
-        let Some(shared) = &mut self.shared else { return User(0) };
+    pub fn add_user(&mut self) -> CodeUser {
+        let Some(shared) = &mut self.shared else { return CodeUser(0) };
         shared.seen.push(u64::MAX);
-        User(shared.seen.len() - 1)
+        CodeUser(shared.seen.len() - 1)
     }
 
     /// A user is outside of translated code, and stays there until it passes.
-    pub fn rest(&mut self, user: User) {
+    pub fn rest(&mut self, user: CodeUser) {
         if let Some(shared) = &mut self.shared {
             shared.seen[user.0] = u64::MAX;
         }
     }
 
     /// All users but this one are outside.
-    pub fn is_alone(&self, user: User) -> bool {
+    pub fn is_alone(&self, user: CodeUser) -> bool {
         let others = self.shared.iter().flat_map(|shared| shared.seen.iter().enumerate());
         others.filter(|(at, _)| *at != user.0).all(|(_, seen)| *seen == u64::MAX)
     }
 
     /// A user is outside of translated code, and about to execute it again. Returns the addresses whose slots have
     /// become theirs: their blocks are to be shown.
-    pub fn pass(&mut self, user: User) -> Vec<Key> {
+    pub fn pass(&mut self, user: CodeUser) -> Vec<Key> {
         self.shared.as_mut().map(|shared| shared.pass(user)).unwrap_or_default()
     }
 }
@@ -204,7 +204,7 @@ impl Shared {
         false
     }
 
-    fn pass(&mut self, user: User) -> Vec<Key> {
+    fn pass(&mut self, user: CodeUser) -> Vec<Key> {
         self.seen[user.0] = self.emptied;
         if self.waiting.is_empty() {
             return Vec::new();

@@ -4,7 +4,7 @@
 //! other when it has made as many runs as were asked for.
 
 use super::{Cache, CodeMemory, Number};
-use crate::{Lookup, block::Block, stubs::Stubs};
+use crate::{JumpLookup, block::Block, stubs::Stubs};
 use rustc_hash::FxHashMap;
 
 /// So many runs never end.
@@ -16,12 +16,12 @@ pub(super) struct Trials {
     /// Runs that new blocks are to make alone.
     runs: u32,
     /// Runs that blocks are to make yet, and what they look up when they have.
-    open: FxHashMap<Number, (u32, Vec<Lookup>)>,
+    open: FxHashMap<Number, (u32, Vec<JumpLookup>)>,
 }
 
 impl Trials {
     /// Puts a new block on trial, if there are trials.
-    pub fn begin(&mut self, number: Number, lookups: Vec<Lookup>) -> bool {
+    pub fn begin(&mut self, number: Number, lookups: Vec<JumpLookup>) -> bool {
         let runs = self.runs;
         if runs > 0 {
             self.open.insert(number, (runs, lookups));
@@ -40,7 +40,7 @@ impl Trials {
     }
 
     /// A block has run alone; what it looks up if that was the last time.
-    fn ran(&mut self, number: Number) -> Option<Vec<Lookup>> {
+    fn ran(&mut self, number: Number) -> Option<Vec<JumpLookup>> {
         let (runs, _) = self.open.get_mut(&number).filter(|(runs, _)| *runs != ALWAYS)?;
         *runs -= 1;
         if *runs > 0 {

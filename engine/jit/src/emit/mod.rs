@@ -14,7 +14,7 @@ mod vectors;
 use crate::{
     Layout,
     asm::{Assembler, Slot, register, slot, spill},
-    block::{Block, Link, Lookup},
+    block::{Block, JumpLookup, Link},
     recover::{Fixes, Mark},
     rules::{Rule, rule},
     stubs::Stubs,
@@ -43,7 +43,7 @@ pub(crate) struct Emitter<'a> {
     stubs: Stubs,
     marks: Vec<Mark>,
     links: Vec<Link>,
-    lookups: Vec<Lookup>,
+    lookups: Vec<JumpLookup>,
     /// Look-ups in the software TLB, whose misses are emitted at the end.
     misses: Vec<lookup::Missed>,
     /// Where a call at the end will return to.
@@ -220,7 +220,7 @@ impl<'a> Emitter<'a> {
     fn look_up(&mut self) {
         let alignment = self.alignment;
         let displacement = self.asm.jmp(self.stubs.indirect[usize::from(alignment)]) as u32;
-        self.lookups.push(Lookup { displacement, alignment });
+        self.lookups.push(JumpLookup { displacement, alignment });
     }
 
     /// Two registers the instruction does not use, other than RSP.

@@ -26,12 +26,12 @@ const ENTRY: u64 = 0x67;
 type Machine = BareMachine<Ram, HostVectorUnit>;
 
 /// The interpreter under test.
-pub struct Interpreter {
+pub struct InterpreterSide {
     machine: Machine,
     cpu: Cpu<Machine>,
 }
 
-impl Interpreter {
+impl InterpreterSide {
     pub fn new() -> Self {
         let (ram, unit) = (Ram::new(1 << 20).unwrap(), HostVectorUnit::new().unwrap());
         let mut machine = BareMachine::new(ram, unit);

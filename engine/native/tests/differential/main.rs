@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use generate::{Case, Random};
 use iced_x86::{Code, CpuidFeature, EncodingKind, Mnemonic};
-use interpreter::Interpreter;
+use interpreter::InterpreterSide;
 use native::HostVectorUnit;
 use oracle::{INSTRUCTION_ADDRESS, MEMORY, MEMORY_ADDRESS, Oracle, Outcome};
 use x86::{flags, fpu::FpuState, vector};
@@ -30,7 +30,7 @@ type Failures = BTreeMap<String, (usize, String)>;
 #[test]
 fn vector_instructions_agree_with_the_cpu() {
     let mut unit = HostVectorUnit::new().unwrap();
-    let mut interpreter = Interpreter::new();
+    let mut interpreter = InterpreterSide::new();
     let oracle = Oracle::new();
     let mut random = Random::new(0x1234_5678_9abc_def1);
     let mut failures = Failures::new();

@@ -11,7 +11,7 @@ use x86::{
 };
 
 use crate::{
-    interpreter::Interpreter,
+    interpreter::InterpreterSide,
     oracle::{MEMORY, MEMORY_ADDRESS, Outcome, State},
 };
 
@@ -51,7 +51,7 @@ fn state() -> State {
 }
 
 fn run(change: impl Fn(&mut Vcpu), bytes: &[u8], state: &State) -> Outcome {
-    let mut interpreter = Interpreter::new();
+    let mut interpreter = InterpreterSide::new();
     interpreter.change(change);
     interpreter.run(bytes, state)
 }
