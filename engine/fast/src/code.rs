@@ -171,25 +171,25 @@ impl Code {
         pages: &mut Pages,
         board: &Board,
         roots: Roots,
-        (guest, alignment): (u64, bool),
+        (guest, ac): (u64, bool),
         user: CodeUser,
         marked: &mut Vec<u64>,
     ) -> Result<u64, NoBlock> {
         self.come_in(board.ram(), roots, user)?;
-        if let Some(host) = self.cache.find(guest, alignment) {
-            self.cache.publish(&mut self.memory, guest, alignment);
+        if let Some(host) = self.cache.find(guest, ac) {
+            self.cache.publish(&mut self.memory, guest, ac);
             return Ok(host);
         }
         if self.devices.leaves_out(guest) {
             return Err(NoBlock::Interpret);
         }
-        let mut made = self.make(pages, board, roots, (guest, alignment), marked);
+        let mut made = self.make(pages, board, roots, (guest, ac), marked);
         if made == Some(Err(Refused::Full)) {
             if !self.cache.is_alone(user) {
                 return Err(NoBlock::Full);
             }
             self.clear(pages);
-            made = self.make(pages, board, roots, (guest, alignment), marked);
+            made = self.make(pages, board, roots, (guest, ac), marked);
         }
         let host = made.and_then(Result::ok).ok_or(NoBlock::Interpret)?;
         self.go_ahead(pages, board, roots, marked);
@@ -238,7 +238,7 @@ impl Code {
         pages: &mut Pages,
         board: &Board,
         roots: Roots,
-        (guest, alignment): (u64, bool),
+        (guest, ac): (u64, bool),
         marked: &mut Vec<u64>,
     ) -> Option<Result<u64, Refused>> {
         let stands = self.breakpoints.at(guest);
@@ -263,7 +263,7 @@ impl Code {
             bytes.extend(more.iter().take(LONGEST));
             sources[1] = second;
         }
-        let how = (alignment, stands == Some(Stands::Tap));
+        let how = (ac, stands == Some(Stands::Tap));
         let made = self.cache.add(&mut self.memory, guest, &bytes, here, how, sources);
         if made.is_ok() {
             // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.

@@ -104,13 +104,13 @@ impl Codes {
         pages: &mut Pages,
         board: &Board,
         roots: Roots,
-        (level, guest, alignment): (Level, u64, bool),
+        (level, guest, ac): (Level, u64, bool),
         marked: &mut Vec<u64>,
     ) -> Result<u64, NoBlock> {
         let user = self.kernel.user;
         let block = |code: &mut Code| {
             let before = code.cache.counters.translated;
-            let block = code.block(pages, board, roots, (guest, alignment), user, marked);
+            let block = code.block(pages, board, roots, (guest, ac), user, marked);
             (block, code.cache.counters.translated - before)
         };
         let (block, blocks) = self.with(level, block).unwrap_or((Err(NoBlock::Interpret), 0));

@@ -52,13 +52,13 @@ impl Fast {
     pub(crate) fn block_at_rip(&mut self, level: Level) -> Result<Option<u64>, Error> {
         let v = &self.cpu.vcpu;
         let (roots, rip) = (Roots::from(v), v.rip);
-        let alignment = v.rflags & flags::AC != 0;
+        let ac = v.rflags & flags::AC != 0;
         let mut marked = Vec::new();
         let (codes, pages) = (&mut self.codes, &mut self.pages);
         if level == Level::User {
             codes.enter_space(pages, self.board.ram(), roots);
         }
-        let key = (level, rip, alignment);
+        let key = (level, rip, ac);
         let block = codes.block(pages, &self.board, roots, key, &mut marked);
         self.protect(marked);
         match block {

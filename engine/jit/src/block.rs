@@ -12,7 +12,7 @@ pub struct Link {
     /// GVA it leads to.
     pub target: u64,
     /// RFLAGS.AC at the target, as far as this block knows.
-    pub alignment: bool,
+    pub ac: bool,
     /// It is no branch: who gets as far as the jump takes it.
     pub always: bool,
 }
@@ -23,7 +23,7 @@ pub struct JumpLookup {
     /// Offset of the displacement in the block's code.
     pub displacement: u32,
     /// RFLAGS.AC there.
-    pub alignment: bool,
+    pub ac: bool,
 }
 
 /// A translated block.
@@ -34,7 +34,7 @@ pub struct Block {
     /// Bytes of guest code it was made from.
     pub guest_len: u32,
     /// The virtual RFLAGS.AC it was translated for.
-    pub alignment: bool,
+    pub ac: bool,
     /// HVA of the code.
     pub host: u64,
     /// The code.

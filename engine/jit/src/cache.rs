@@ -162,12 +162,12 @@ impl Cache {
     }
 
     /// HVA of the block for a guest address, if there is one.
-    pub fn find(&self, guest: u64, alignment: bool) -> Option<u64> {
-        self.number(guest, alignment).map(|number| self.books.host(number))
+    pub fn find(&self, guest: u64, ac: bool) -> Option<u64> {
+        self.number(guest, ac).map(|number| self.books.host(number))
     }
 
-    fn number(&self, guest: u64, alignment: bool) -> Option<Number> {
-        self.by_guest.get(&(guest, alignment)).copied()
+    fn number(&self, guest: u64, ac: bool) -> Option<Number> {
+        self.by_guest.get(&(guest, ac)).copied()
     }
 
     /// Translates the bytes at `guest` and places the block. The first `here` bytes come from one
@@ -182,12 +182,12 @@ impl Cache {
         guest: u64,
         bytes: &[u8],
         here: usize,
-        (alignment, tap): (bool, bool),
+        (ac, tap): (bool, bool),
         pages: [u64; 2],
     ) -> Result<u64, Refused> {
         let host = self.layout.cache + self.next;
         let cache_offset = self.next as u32;
-        let request = Request { guest, bytes, here, alignment, tap, host, cache_offset };
+        let request = Request { guest, bytes, here, ac, tap, host, cache_offset };
         let mut block = translate(&self.layout, &request)?;
         self.isolate(&mut block);
         let fits = self.next + block.code.len() as u64 + 16 <= self.layout.cache_len;
@@ -207,7 +207,7 @@ impl Cache {
     }
 
     fn enter(&mut self, memory: &mut impl CodeMemory, block: Block, pages: [u64; 2]) {
-        let key = (block.guest, block.alignment);
+        let key = (block.guest, block.ac);
         let number = self.books.enter(&block, pages, self.writes);
         self.by_guest.insert(key, number);
         self.by_page.entry(pages[0]).or_default().push(number);
@@ -216,7 +216,7 @@ impl Cache {
         }
         self.ahead.clear();
         let certain = block.links.iter().filter(|link| link.always);
-        self.ahead.extend(certain.map(|link| (link.target, link.alignment)));
+        self.ahead.extend(certain.map(|link| (link.target, link.ac)));
         self.ahead.extend(block.returns);
         if !self.trials.begin(number, block.lookups) {
             self.integrate(memory, number);
@@ -237,10 +237,8 @@ impl Cache {
 
     /// Lets indirect jumps find the block for a guest address again, after another one with the same
     /// low address bits had taken its place in the table.
-    pub fn publish(&mut self, memory: &mut impl CodeMemory, guest: u64, alignment: bool) {
-        if let Some(number) =
-            self.number(guest, alignment).filter(|number| self.trials.over(*number))
-        {
+    pub fn publish(&mut self, memory: &mut impl CodeMemory, guest: u64, ac: bool) {
+        if let Some(number) = self.number(guest, ac).filter(|number| self.trials.over(*number)) {
             self.show(memory, number);
         }
     }
@@ -256,8 +254,8 @@ impl Cache {
 
     /// A user is outside of translated code, and about to execute it again.
     pub fn pass(&mut self, memory: &mut impl CodeMemory, user: CodeUser) {
-        for (guest, alignment) in self.tables.pass(user) {
-            self.publish(memory, guest, alignment);
+        for (guest, ac) in self.tables.pass(user) {
+            self.publish(memory, guest, ac);
         }
     }
 

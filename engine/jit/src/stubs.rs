@@ -44,8 +44,8 @@ impl Stubs {
 }
 
 /// HVA of the indirect-jump table for a value of the virtual AC.
-pub fn table(layout: &Layout, alignment: bool) -> u64 {
-    layout.table + if alignment { TABLE_LEN as u64 } else { 0 }
+pub fn table(layout: &Layout, ac: bool) -> u64 {
+    layout.table + if ac { TABLE_LEN as u64 } else { 0 }
 }
 
 /// Byte offsets, in its table, of the key (the negated GVA) and the value (the HVA) for a GVA.
@@ -131,15 +131,15 @@ fn leave(layout: &Layout, at: u64) -> Vec<u8> {
 /// Two addresses can be in each other's way in a table: the one behind it is searched next, as far as
 /// there are blocks for both values of the virtual AC in it. No flag is touched: a key is compared by
 /// adding the address to its stored negation, which makes zero if they are equal.
-fn indirect(layout: &Layout, stubs: &Stubs, alignment: bool) -> Vec<u8> {
+fn indirect(layout: &Layout, stubs: &Stubs, ac: bool) -> Vec<u8> {
     let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);
-    let mut a = Assembler::new(*layout, stubs.indirect[usize::from(alignment)]);
+    let mut a = Assembler::new(*layout, stubs.indirect[usize::from(ac)]);
     a.store(spill(1), word);
     a.store(spill(2), at);
     let low = Instruction::with2(Code::Movzx_r32_rm16, Register::EDX, Register::AX);
     a.put(&low.expect("movzx r32, r16"));
     a.lea(at, sum(at, at));
-    a.lea_hva(word, table(layout, alignment));
+    a.lea_hva(word, table(layout, ac));
     a.lea(at, MemoryOperand::with_base_index_scale(word, at, 8));
     a.load_mem(word, plus(at, 0));
     a.lea(word, sum(word, target));
@@ -149,7 +149,7 @@ fn indirect(layout: &Layout, stubs: &Stubs, alignment: bool) -> Vec<u8> {
     a.load_mem(word, plus(at, 8));
     jump_to_found(&mut a);
     a.bind(missed);
-    if !alignment {
+    if !ac {
         search(&mut a, layout);
     }
     a.load(at, spill(2));

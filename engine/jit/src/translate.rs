@@ -21,7 +21,7 @@ pub struct Request<'a> {
     /// Instructions start in so many of them: to the end of the page, say.
     pub here: usize,
     /// The virtual RFLAGS.AC: user memory may be accessed.
-    pub alignment: bool,
+    pub ac: bool,
     /// The first instruction has a tap.
     pub tap: bool,
     /// HVA the code will lie at.

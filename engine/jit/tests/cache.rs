@@ -158,15 +158,8 @@ impl Model {
         let Some(host) = host else { return };
         let bytes = &self.code[index as usize];
         let cache_offset = (host - LAYOUT.cache) as u32;
-        let request = Request {
-            guest: gva,
-            bytes,
-            here: LENGTH,
-            alignment: false,
-            tap: false,
-            host,
-            cache_offset,
-        };
+        let request =
+            Request { guest: gva, bytes, here: LENGTH, ac: false, tap: false, host, cache_offset };
         let layout = Layout { several: self.several, ..LAYOUT };
         for link in translate(&layout, &request).expect("a block").links {
             let leads = self.memory.target(host + u64::from(link.displacement));
@@ -206,7 +199,7 @@ fn jumps_that_are_changed_lie_in_one_word() {
                 guest: guest(index),
                 bytes: &bytes,
                 here,
-                alignment: false,
+                ac: false,
                 tap: false,
                 host,
                 cache_offset: 0,

@@ -108,8 +108,8 @@ fn is_shown(address: u64) -> bool {
 }
 
 /// HVA of the block for a guest address, zero if the tables do not know it.
-fn find(guest: u64, alignment: bool) -> u64 {
-    find_in(here(TABLES), guest, alignment)
+fn find(guest: u64, ac: bool) -> u64 {
+    find_in(here(TABLES), guest, ac)
 }
 
 /// HVA of the block of the program that runs, zero if there is none or the blocks are another's.
@@ -121,14 +121,14 @@ fn find_user(f: &VcpuPage, guest: u64) -> u64 {
     }
 }
 
-fn find_in(tables: usize, guest: u64, alignment: bool) -> u64 {
-    let table = tables + if alignment { TABLE_LEN } else { 0 };
+fn find_in(tables: usize, guest: u64, ac: bool) -> u64 {
+    let table = tables + if ac { TABLE_LEN } else { 0 };
     let slot = guest as usize & (TABLE_SLOTS - 1);
     let at = table + slot * 16;
     if table_word(at).wrapping_add(guest) == 0 {
         table_word(at + 8)
     } else {
-        search(tables, guest, alignment)
+        search(tables, guest, ac)
     }
 }
 
@@ -139,8 +139,8 @@ fn table_word(at: usize) -> u64 {
 }
 
 /// The same, in the table behind the others; it has no room for the rare blocks inside STAC..CLAC.
-fn search(tables: usize, guest: u64, alignment: bool) -> u64 {
-    if alignment {
+fn search(tables: usize, guest: u64, ac: bool) -> u64 {
+    if ac {
         return 0;
     }
     for n in 0..DEEP_REACH {

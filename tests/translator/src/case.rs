@@ -89,11 +89,11 @@ impl Case {
             *value = interesting(&mut r, &place);
         }
         gpr[reg::RSP] = place.data + 0x1000 + r.below(0x200) * 8;
-        let alignment = r.below(4) == 0 && place.is_kernel();
+        let ac = r.below(4) == 0 && place.is_kernel();
         let mut rflags = flags::FIXED | r.bits() & (flags::STATUS | flags::ID);
         rflags |= if r.below(6) == 0 { flags::DF } else { 0 };
         rflags |= if r.below(2) == 0 || !place.is_kernel() { flags::IF } else { 0 };
-        rflags |= if alignment { flags::AC } else { 0 };
+        rflags |= if ac { flags::AC } else { 0 };
         let mut memory = vec![0; (DATA_LEN + USER_LEN) as usize];
         for word in memory.chunks_exact_mut(8) {
             word.copy_from_slice(&interesting(&mut r, &place).to_le_bytes());
@@ -104,7 +104,7 @@ impl Case {
         }
         Self {
             place,
-            code: code(&mut r, &place, alignment),
+            code: code(&mut r, &place, ac),
             gpr,
             rflags,
             xmm,
@@ -186,22 +186,22 @@ fn pointer(r: &mut Random, p: &Place) -> u64 {
     r.pick(&[p.data, p.data + 0x1000, p.base(), USER, 0, 1 << 45])
 }
 
-fn code(r: &mut Random, p: &Place, alignment: bool) -> Vec<u8> {
-    let mut alignment = alignment;
+fn code(r: &mut Random, p: &Place, ac: bool) -> Vec<u8> {
+    let mut ac = ac;
     let mut code = Vec::new();
     for _ in 0..1 + r.below(7) {
         let at = p.code + code.len() as u64;
-        code.extend(instruction(r, p, at, &mut alignment));
+        code.extend(instruction(r, p, at, &mut ac));
     }
     code.push(0xf4);
     code
 }
 
 /// One encodable instruction, from a template or from random bytes.
-fn instruction(r: &mut Random, p: &Place, at: u64, alignment: &mut bool) -> Vec<u8> {
+fn instruction(r: &mut Random, p: &Place, at: u64, ac: &mut bool) -> Vec<u8> {
     loop {
         let bytes = match r.below(5) {
-            0 => template(r, p, at, alignment),
+            0 => template(r, p, at, ac),
             _ => noise(r, p, at),
         };
         if let Some(bytes) = bytes {
@@ -313,14 +313,14 @@ fn steer_memory(r: &mut Random, p: &Place, insn: &mut Instruction) {
 }
 
 /// What random bytes hardly give.
-fn template(r: &mut Random, p: &Place, at: u64, alignment: &mut bool) -> Option<Vec<u8>> {
+fn template(r: &mut Random, p: &Place, at: u64, ac: &mut bool) -> Option<Vec<u8>> {
     match r.below(8) {
         0 => Some(flags_and_stack(r)),
         // What only a kernel may do ends a program's case.
         1 | 4 | 5 if !p.is_kernel() => constructed(r, p, at),
         1 => {
-            *alignment = !*alignment;
-            Some(vec![0x0f, 0x01, if *alignment { 0xcb } else { 0xca }])
+            *ac = !*ac;
+            Some(vec![0x0f, 0x01, if *ac { 0xcb } else { 0xca }])
         }
         2 => Some(string(r)),
         3 => Some(transfer(r, p, at)),

@@ -29,7 +29,7 @@ struct Placed {
     incoming: Number,
     guest_len: u16,
     len: u16,
-    alignment: bool,
+    ac: bool,
     /// It has not been dropped.
     live: bool,
     /// Writes to pages of code before it was made.
@@ -57,7 +57,7 @@ pub(super) struct Jump {
     pub next: Number,
     displacement: u16,
     stub: u16,
-    alignment: bool,
+    ac: bool,
 }
 
 /// Blocks there is address space for from the start.
@@ -123,7 +123,7 @@ impl Books {
             incoming: NONE,
             guest_len: block.guest_len as u16,
             len: block.code.len() as u16,
-            alignment: block.alignment,
+            ac: block.ac,
             live: true,
             writes,
         };
@@ -153,7 +153,7 @@ impl Books {
     /// What a block is asked for by.
     pub fn key(&self, number: Number) -> Key {
         let block = &self.blocks[number as usize];
-        (block.guest, block.alignment)
+        (block.guest, block.ac)
     }
 
     /// A block has not been dropped.
@@ -226,13 +226,13 @@ impl Jump {
             next: NONE,
             displacement: link.displacement as u16,
             stub: link.stub as u16,
-            alignment: link.alignment,
+            ac: link.ac,
         }
     }
 
     /// What it leads to.
     pub fn key(&self) -> Key {
-        (self.target, self.alignment)
+        (self.target, self.ac)
     }
 
     /// Offsets in its block: of its displacement, and of what that leads to while there is no block.

@@ -17,8 +17,8 @@ impl Cache {
             self.connect(memory, jump, number);
         }
         for jump in self.books.jumps_of(number) {
-            let (target, alignment) = self.books.jumps[jump as usize].key();
-            match self.number(target, alignment).filter(|to| self.trials.over(*to)) {
+            let (target, ac) = self.books.jumps[jump as usize].key();
+            match self.number(target, ac).filter(|to| self.trials.over(*to)) {
                 Some(to) => self.connect(memory, jump, to),
                 None => self.wait(jump),
             }

@@ -88,8 +88,8 @@ impl Tables {
     /// No slot must match address zero while it is empty: the key of slot 0 is one no address of that slot negates
     /// to, and for those of the searched table see [`empty_deep`].
     fn reset(&self, memory: &mut impl CodeMemory) {
-        for alignment in [false, true] {
-            let table = stubs::table(&self.layout, alignment) - self.layout.table;
+        for ac in [false, true] {
+            let table = stubs::table(&self.layout, ac) - self.layout.table;
             memory.write_table(table, 1);
         }
         for slot in deep_slots(0) {

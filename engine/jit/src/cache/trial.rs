@@ -68,7 +68,7 @@ impl Cache {
         let stubs = Stubs::of(&self.layout);
         for lookup in lookups {
             let site = host + u64::from(lookup.displacement);
-            self.point(memory, site, stubs.indirect[usize::from(lookup.alignment)]);
+            self.point(memory, site, stubs.indirect[usize::from(lookup.ac)]);
         }
         self.integrate(memory, number);
     }

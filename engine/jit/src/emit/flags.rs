@@ -51,7 +51,7 @@ impl Emitter<'_> {
         }
         let value = if on { flags::AC as i32 } else { 0 };
         self.asm.store_imm(slot!(regs.ac), value);
-        self.alignment = on;
+        self.ac = on;
         Flow::On
     }
 
@@ -113,7 +113,7 @@ impl Emitter<'_> {
         });
         self.asm.load(Register::RCX, slot!(regs.interrupt_flag));
         // In user mode PUSHF always shows IF set.
-        let constant = if self.alignment { flags::AC } else { 0 } as i64 - flags::IF as i64;
+        let constant = if self.ac { flags::AC } else { 0 } as i64 - flags::IF as i64;
         let merged = MemoryOperand::with_base_index_scale_displ_size(
             Register::RAX,
             Register::RCX,
@@ -131,7 +131,7 @@ impl Emitter<'_> {
 
     /// All status flags are replaced, so they are free once it is clear that the value is usual.
     pub(super) fn pop_flags(&mut self, insn: &Instruction) -> Flow {
-        if self.alignment {
+        if self.ac {
             return self.call_out(insn);
         }
         let mut fixes = Fixes::default();

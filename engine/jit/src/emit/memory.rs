@@ -16,7 +16,7 @@ impl Emitter<'_> {
         if self.looked_up(insn) {
             return Flow::On;
         }
-        if self.alignment && !on_stack(insn) {
+        if self.ac && !on_stack(insn) {
             return self.memory_either(insn);
         }
         self.overridden(insn, bytes, Register::GS)
@@ -156,7 +156,7 @@ impl Emitter<'_> {
             self.asm.mov(into, insn.op0_register());
             return true;
         }
-        if self.alignment && !on_stack(insn) && insn.memory_segment() != Register::GS {
+        if self.ac && !on_stack(insn) && insn.memory_segment() != Register::GS {
             return false;
         }
         let mut changed = *insn;

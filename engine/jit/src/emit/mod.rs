@@ -51,7 +51,7 @@ pub(crate) struct Emitter<'a> {
     /// Offset of the current guest instruction.
     guest: u32,
     /// The virtual RFLAGS.AC here.
-    alignment: bool,
+    ac: bool,
     /// What the instruction just emitted means to the next one.
     shadow: Shadow,
     /// The tap at the first instruction, whose exit is emitted at the end.
@@ -71,7 +71,7 @@ impl<'a> Emitter<'a> {
             misses: Vec::new(),
             returns: None,
             guest: 0,
-            alignment: request.alignment,
+            ac: request.ac,
             shadow: Shadow::None,
             tapped: None,
         }
@@ -211,16 +211,16 @@ impl<'a> Emitter<'a> {
 
     /// Notes a direct jump to `target`, taken `always` or at times; its stub is emitted at the end.
     fn link(&mut self, displacement: usize, target: u64, always: bool) {
-        let alignment = self.alignment;
+        let ac = self.ac;
         let displacement = displacement as u32;
-        self.links.push(Link { displacement, stub: 0, target, alignment, always });
+        self.links.push(Link { displacement, stub: 0, target, ac, always });
     }
 
     /// Jumps to the block for the GVA in RAX.
     fn look_up(&mut self) {
-        let alignment = self.alignment;
-        let displacement = self.asm.jmp(self.stubs.indirect[usize::from(alignment)]) as u32;
-        self.lookups.push(JumpLookup { displacement, alignment });
+        let ac = self.ac;
+        let displacement = self.asm.jmp(self.stubs.indirect[usize::from(ac)]) as u32;
+        self.lookups.push(JumpLookup { displacement, ac });
     }
 
     /// Two registers the instruction does not use, other than RSP.
@@ -254,13 +254,13 @@ impl<'a> Emitter<'a> {
         Block {
             guest: self.request.guest,
             guest_len: end.wrapping_sub(self.request.guest) as u32,
-            alignment: self.request.alignment,
+            ac: self.request.ac,
             host: self.request.host,
             code: self.asm.finish(),
             marks: self.marks,
             links: self.links,
             lookups: self.lookups,
-            returns: self.returns.map(|guest| (guest, self.alignment)),
+            returns: self.returns.map(|guest| (guest, self.ac)),
         }
     }
 }

@@ -60,7 +60,7 @@ impl Emitter<'_> {
     pub(super) fn store_selector(&mut self, insn: &Instruction) -> Flow {
         let [scratch, _] = self.scratch(insn);
         let mut changed = *insn;
-        if self.alignment && !on_stack(insn) || scratch == Register::None {
+        if self.ac && !on_stack(insn) || scratch == Register::None {
             return self.call_out(insn);
         }
         if insn.is_ip_rel_memory_operand() && !absolute(&mut changed) {

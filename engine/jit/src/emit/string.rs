@@ -39,7 +39,7 @@ impl Emitter<'_> {
         let (Some(pointers), Some(prefixed)) = (pointers(insn), with_gs(bytes)) else {
             return self.call_out(insn);
         };
-        match (self.alignment, pointers.destination) {
+        match (self.ac, pointers.destination) {
             (true, _) if self.compares_hidden(insn) => return self.call_out(insn),
             (true, _) => self.string_either(insn, bytes, &pointers),
             (false, true) => self.string_biased(bytes, &prefixed, &pointers),

@@ -20,7 +20,7 @@ impl Emitter<'_> {
         self.put_aside(&mut fixes, 2, address);
         self.put_aside(&mut fixes, 3, bias);
         self.effective_address(insn, address);
-        if self.alignment {
+        if self.ac {
             self.bias_for(address, bias);
         } else {
             self.asm.mov_imm(bias, self.layout.bias);

@@ -83,11 +83,7 @@ fn sti<S: System>(cpu: &mut Cpu<S>, _: &mut S, _: &Op<S>) -> Result<(), Fault> {
     Ok(())
 }
 
-fn alignment<S: System, const SET: bool>(
-    cpu: &mut Cpu<S>,
-    _: &mut S,
-    _: &Op<S>,
-) -> Result<(), Fault> {
+fn set_ac<S: System, const SET: bool>(cpu: &mut Cpu<S>, _: &mut S, _: &Op<S>) -> Result<(), Fault> {
     if cpu.vcpu.cpl() != 0 {
         return Err(Fault::ud());
     }
@@ -109,8 +105,8 @@ pub(super) fn select<S: System>(insn: &Instruction) -> Option<Choice<S>> {
         Mnemonic::Popfq => (popf::<S, 8>, true),
         Mnemonic::Cli => (cli, false),
         Mnemonic::Sti => (sti, true),
-        Mnemonic::Stac => (alignment::<S, true>, false),
-        Mnemonic::Clac => (alignment::<S, false>, false),
+        Mnemonic::Stac => (set_ac::<S, true>, false),
+        Mnemonic::Clac => (set_ac::<S, false>, false),
         _ => return None,
     })
 }
