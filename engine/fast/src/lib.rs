@@ -24,6 +24,7 @@
 //! - `apart`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
+mod affinity;
 mod apart;
 mod breakpoints;
 mod claims;
@@ -31,7 +32,7 @@ mod code;
 mod codes;
 mod devices;
 mod evicted;
-mod home;
+
 #[cfg(test)]
 host::choose!(host_linux::Linux);
 #[cfg(test)]
@@ -64,6 +65,8 @@ mod test_machine;
 mod tops;
 mod user;
 
+use affinity::Affinity;
+pub use affinity::Placement;
 use apart::Apart;
 use bus::Kicker;
 use claims::ClaimedRegions;
@@ -71,8 +74,6 @@ use codes::Codes;
 use contract::{Doing, Failure, Taps, Whose};
 use engine::{Attention, Board, Engine};
 use frame::WedgeExit;
-use home::Home;
-pub use home::Placement;
 use iced_x86::Code;
 use jit::Level;
 use lockstep::Checker;
@@ -178,7 +179,7 @@ pub struct Fast {
     /// 32-bit user code runs directly, too.
     narrow: bool,
     statistics: FastStatistics,
-    home: Home,
+    affinity: Affinity,
     apart: Apart,
     claims: ClaimedRegions,
     moves: Moves,
@@ -288,7 +289,7 @@ impl Fast {
             modes,
             narrow,
             statistics,
-            home: Home::new(placement),
+            affinity: Affinity::new(placement),
             apart: Apart::default(),
             claims: ClaimedRegions::default(),
             moves: Moves::default(),
@@ -547,11 +548,11 @@ impl Fast {
 
 impl Engine for Fast {
     fn run(&mut self, budget: u64) -> Exit {
-        self.home.begin(|| self.slots.processes());
-        self.home.look(|| self.slots.processes());
+        self.affinity.begin(|| self.slots.processes());
+        self.affinity.look(|| self.slots.processes());
         let exit = self.run_on(budget);
         if exit == Exit::Halted {
-            self.home.end();
+            self.affinity.end();
             self.codes.share().rest();
         }
         exit
@@ -575,7 +576,7 @@ impl Engine for Fast {
         self.cpu.flush();
     }
     fn settle_on(&mut self, cpu: usize) {
-        self.home.settle_on(cpu, || self.slots.processes());
+        self.affinity.settle_on(cpu, || self.slots.processes());
     }
     fn vcpu(&self) -> &Vcpu {
         &self.cpu.vcpu

@@ -89,7 +89,7 @@ impl Placement {
 }
 
 /// Where the processes are.
-pub struct Home {
+pub struct Affinity {
     placement: Placement,
     at: usize,
     looked: Instant,
@@ -100,7 +100,7 @@ pub struct Home {
     led: bool,
 }
 
-impl Home {
+impl Affinity {
     /// The first vCPU stays on the CPU the thread runs on now, each further one goes to the next. Processes started
     /// later are born there.
     pub fn new(placement: &Placement) -> Self {
@@ -112,9 +112,9 @@ impl Home {
         let (placement, looked) = (placement.clone(), Instant::now());
         let delays = host::current().delays();
         let waited_ns = delays.waited_ns();
-        let home = Self { placement, at, looked, waited_ns, delays, runs: false, led: false };
-        home.settle(&[]);
-        home
+        let affinity = Self { placement, at, looked, waited_ns, delays, runs: false, led: false };
+        affinity.settle(&[]);
+        affinity
     }
 
     /// The vCPU runs from now on. If another one has come to its CPU while it halted, and there is one that nobody is on, it goes
@@ -178,7 +178,7 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for Affinity {
     fn drop(&mut self) {
         self.end();
     }
