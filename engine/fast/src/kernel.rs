@@ -186,15 +186,15 @@ impl Fast {
                 self.take_recovered(&position);
                 // Where the window would have the user's half are no host addresses; nor where a copy is hidden.
                 let nowhere = signal == SIGSEGV && trap == u64::from(vector::GP);
-                let apart = nowhere && self.pages.frame().regs.ac == 0;
-                if nowhere && !apart {
+                let temporary = nowhere && self.pages.frame().regs.ac == 0;
+                if nowhere && !temporary {
                     self.slots.current()?.note_hidden_read();
                 }
-                if apart {
-                    self.apart.note(&self.cpu.vcpu);
+                if temporary {
+                    self.temporary_mm.note(&self.cpu.vcpu);
                 }
                 self.interpret_access();
-                if apart {
+                if temporary {
                     self.pass_through();
                 }
                 return Ok(());

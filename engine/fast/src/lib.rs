@@ -21,11 +21,11 @@
 //!   whether vCPUs may share them.
 //! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
 //! - `probes`: breakpoints of a debugger.
-//! - `apart`: spaces that kernels enter for a moment.
+//! - `temporary_mm`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
 mod affinity;
-mod apart;
+
 mod breakpoints;
 mod claims;
 mod code;
@@ -60,6 +60,7 @@ mod state;
 mod statistics;
 #[cfg(test)]
 mod stranger_tests;
+mod temporary_mm;
 #[cfg(test)]
 mod test_machine;
 mod tops;
@@ -67,7 +68,8 @@ mod user;
 
 use affinity::Affinity;
 pub use affinity::Placement;
-use apart::Apart;
+use temporary_mm::TemporaryMm;
+
 use bus::Kicker;
 use claims::ClaimedRegions;
 use codes::Codes;
@@ -180,7 +182,7 @@ pub struct Fast {
     narrow: bool,
     statistics: FastStatistics,
     affinity: Affinity,
-    apart: Apart,
+    temporary_mm: TemporaryMm,
     claims: ClaimedRegions,
     moves: Moves,
     /// A region has changed hands: addresses that translated code has computed before may be wrong.
@@ -290,7 +292,7 @@ impl Fast {
             narrow,
             statistics,
             affinity: Affinity::new(placement),
-            apart: Apart::default(),
+            temporary_mm: TemporaryMm::default(),
             claims: ClaimedRegions::default(),
             moves: Moves::default(),
             regions_changed: false,

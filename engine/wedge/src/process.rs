@@ -110,7 +110,7 @@ impl Wedge {
         let shared = MemoryObject::<Shared>::new("ring3-wedge-orders", size_of::<Shared>())?;
         let lookups = MemoryObject::<Lookups>::new("ring3-lookups", size_of::<Lookups>())?;
         lookups.all().hide_sites();
-        let apart = if pages.is_strict() { Some(BothSides::new()?) } else { None };
+        let sides = if pages.is_strict() { Some(BothSides::new()?) } else { None };
         let setup = setup(&ram, pages, number)?;
         shared.set(field!(Shared, setup), setup);
         let objects = Objects {
@@ -135,12 +135,12 @@ impl Wedge {
             ram_len: ram.len as usize,
             walked: ram.walked,
             keyed: pages.keys(),
-            user: apart.as_ref().map(BothSides::of_kernel).transpose()?,
+            user: sides.as_ref().map(BothSides::of_kernel).transpose()?,
         };
         let turns = pages.turns().clone();
         let mut user = None;
-        if let Some(apart) = &apart {
-            let child = apart.start(&parts, &setup)?;
+        if let Some(sides) = &sides {
+            let child = sides.start(&parts, &setup)?;
             user = Some(child.number());
             turns.adopt_user(number, child);
         }

@@ -1,5 +1,5 @@
-//! Spaces apart, which kernels enter for a moment: Linux patches its text through one, and calls the
-//! firmware in another.
+//! Temporary address spaces, which kernels enter for a moment. Linux patches its text through one, its temporary mm,
+//! and calls the firmware in another.
 //!
 //! Such a space has pages of the kernel's in the user's half, which no wedge maps; every access to one is
 //! interpreted, and each costs a turn or two. So what the kernel does there is interpreted from the load
@@ -14,11 +14,11 @@ use x86::{Activity, Vcpu, flags, paging::ADDRESS};
 /// Instructions interpreted in one visit at the most: two pages are filled in some 1,300.
 const VISIT: usize = 4000;
 
-/// The space apart, if one was seen.
+/// The temporary space, if one was seen.
 #[derive(Default)]
-pub struct Apart(Option<u64>);
+pub struct TemporaryMm(Option<u64>);
 
-impl Apart {
+impl TemporaryMm {
     /// Kernel code has accessed something in the user's half of this space, and not as the user's.
     pub fn note(&mut self, vcpu: &Vcpu) {
         self.0 = Some(vcpu.cr3 & ADDRESS);
@@ -30,12 +30,12 @@ impl Apart {
 }
 
 impl Fast {
-    /// Interprets on while the guest is in a space apart and can take no interrupts.
+    /// Interprets on while the guest is in a temporary space and can take no interrupts.
     pub(crate) fn pass_through(&mut self) {
         for _ in 0..VISIT {
             let v = &self.cpu.vcpu;
             let goes_on = v.activity == Activity::Running && v.rflags & flags::IF == 0;
-            if !goes_on || !self.apart.is(v) || v.cpl() == 3 {
+            if !goes_on || !self.temporary_mm.is(v) || v.cpl() == 3 {
                 return;
             }
             if self.cpu.is_at_breakpoint(&mut self.board) {
@@ -43,6 +43,6 @@ impl Fast {
             }
             self.interpret();
         }
-        self.apart = Apart::default();
+        self.temporary_mm = TemporaryMm::default();
     }
 }
