@@ -348,7 +348,7 @@ impl Code {
                     self.check_all(ram, roots);
                 }
                 Flush::All => {}
-                // Of the user's code it is looked at when it comes next ([`crate::codes`]).
+                // Of the user's code it is looked at when it comes next ([`crate::vcpu_code`]).
                 Flush::Space { .. } => {}
             }
         }

@@ -124,7 +124,7 @@ fn run(bytes: &[u8]) {
         tamper(fast, bytes);
         let pc = fast.pages.frame().exit.pc;
         fast.exited();
-        fast.codes.position(fast.pages.base(), pc);
+        fast.code.position(fast.pages.base(), pc);
         fast.take_state();
         assert!(matches!(fast.cpu.vcpu.cpl(), 0 | 3));
         for _ in 0..BUDGET {

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{Fast, code::NoBlock, codes::bias_at, operand, regions::host_bias, state};
+use crate::{Fast, code::NoBlock, operand, regions::host_bias, state, vcpu_code::bias_at};
 use frame::{BlockExit, KICK, WedgeExit, go};
 use iced_x86::Code;
 use jit::{Level, cache::Position};
@@ -54,12 +54,12 @@ impl Fast {
         let (roots, rip) = (Roots::from(v), v.rip);
         let ac = v.rflags & flags::AC != 0;
         let mut marked = Vec::new();
-        let (codes, pages) = (&mut self.codes, &mut self.pages);
+        let (code, pages) = (&mut self.code, &mut self.pages);
         if level == Level::User {
-            codes.enter_space(pages, self.board.ram(), roots);
+            code.enter_space(pages, self.board.ram(), roots);
         }
         let key = (level, rip, ac);
-        let block = codes.block(pages, &self.board, roots, key, &mut marked);
+        let block = code.block(pages, &self.board, roots, key, &mut marked);
         self.protect(marked);
         match block {
             Ok(host) => return Ok(Some(host)),
@@ -214,7 +214,7 @@ impl Fast {
         let (guest, before) = (self.cpu.vcpu.rip, self.board.traffic().0);
         self.interpret();
         if self.board.traffic().0 != before && guest >= self.pages.base().kernel_start() {
-            self.codes.note_device(guest);
+            self.code.note_device(guest);
         }
     }
 
@@ -223,7 +223,7 @@ impl Fast {
         let (guest, before) = (self.cpu.vcpu.rip, self.board.traffic().0);
         self.interpret();
         if self.board.traffic().0 == before {
-            self.codes.note_memory(guest);
+            self.code.note_memory(guest);
         }
     }
 
@@ -284,7 +284,7 @@ impl Fast {
                 self.take_recovered(&position);
                 return Ok(());
             }
-            if self.codes.is_exit(pc) {
+            if self.code.is_exit(pc) {
                 return self.run_to_exit();
             }
             self.statistics.stepped += 1;
@@ -302,7 +302,7 @@ impl Fast {
 
     /// The guest instruction that a host PC belongs to.
     fn position(&self, pc: u64) -> Option<Position> {
-        self.codes.position(self.pages.base(), pc)
+        self.code.position(self.pages.base(), pc)
     }
 
     fn code_at(&self, pc: u64) -> [u8; 2] {

@@ -306,7 +306,7 @@ fn kick(attention: &Attention, over: &AtomicBool) {
 fn slow_down(fast: &mut Fast) {
     let areas = [Arc::clone(fast.pages.kernel()), Arc::clone(fast.pages.user())];
     for (cache, area) in [CACHE, USER_CACHE].map(|cache| cache as u64).into_iter().zip(areas) {
-        let used = |pc: &u64| fast.codes.is_exit(*pc) && fast.pages.code_byte(*pc) != PADDING;
+        let used = |pc: &u64| fast.code.is_exit(*pc) && fast.pages.code_byte(*pc) != PADDING;
         let Some(last) = (cache..cache + LEN).rev().find(used) else { continue };
         assert_eq!(fast.pages.code_byte(last), RET);
         // push rcx; mov ecx, 50_000; loop; pop rcx; ret

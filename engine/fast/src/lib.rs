@@ -17,7 +17,7 @@
 //! - `state`: the architectural state to the frame and back.
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
-//! - `machine`: what all vCPUs share. `code`, `codes`: translations, the kernel's and, if asked for, the user's; `tops`:
+//! - `machine`: what all vCPUs share. `code`, `vcpu_code`: translations, the kernel's and, if asked for, the user's; `tops`:
 //!   whether vCPUs may share them.
 //! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
 //! - `probes`: breakpoints of a debugger.
@@ -25,16 +25,11 @@
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
 mod affinity;
-
 mod breakpoints;
 mod claims;
 mod code;
-mod codes;
 mod devices;
 mod evicted;
-
-#[cfg(test)]
-host::choose!(host_linux::Linux);
 #[cfg(test)]
 mod hostile_tests;
 mod kernel;
@@ -52,7 +47,7 @@ mod probes;
 mod process;
 mod regions;
 mod scan;
-mod scans;
+mod scan_cache;
 mod shadow;
 mod sites;
 mod slots;
@@ -65,14 +60,15 @@ mod temporary_mm;
 mod test_machine;
 mod tops;
 mod user;
+mod vcpu_code;
+
+#[cfg(test)]
+host::choose!(host_linux::Linux);
 
 use affinity::Affinity;
 pub use affinity::Placement;
-use temporary_mm::TemporaryMm;
-
 use bus::Kicker;
 use claims::ClaimedRegions;
-use codes::Codes;
 use contract::{Doing, Failure, Taps, Whose};
 use engine::{Attention, Board, Engine};
 use frame::WedgeExit;
@@ -88,6 +84,8 @@ pub use shadow::{Answer, Space};
 pub use slots::Slots;
 pub use statistics::FastStatistics;
 use std::sync::Arc;
+use temporary_mm::TemporaryMm;
+use vcpu_code::VcpuCode;
 use wedge::{Common, Error, Pages, Turns, Wedge};
 use x86::{
     Vcpu,
@@ -176,7 +174,7 @@ pub struct Fast {
     machine: Arc<Machine>,
     pages: Pages,
     slots: Slots,
-    codes: Codes,
+    code: VcpuCode,
     modes: Modes,
     /// 32-bit user code runs directly, too.
     narrow: bool,
@@ -277,7 +275,7 @@ impl Fast {
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
-        let codes = Codes::new(&pages, board.ram(), translation, modes.user);
+        let code = VcpuCode::new(&pages, board.ram(), translation, modes.user);
         let statistics = FastStatistics::default();
         let checker = options.lock_step.map(|options| Checker::new(options, board.ram().clone()));
         let checker = checker.transpose().map_err(Error::Start)?.map(Box::new);
@@ -287,7 +285,7 @@ impl Fast {
             machine,
             pages,
             slots,
-            codes,
+            code,
             modes,
             narrow,
             statistics,
@@ -331,7 +329,7 @@ impl Fast {
             self.statistics.flushes += record.flushes.len() as u64;
             self.tell_of(&record);
             let roots = Roots::from(&self.cpu.vcpu);
-            self.codes.apply(&mut self.pages, self.board.ram(), roots, &record);
+            self.code.apply(&mut self.pages, self.board.ram(), roots, &record);
             self.slots.apply(&record, roots, pcid);
             if let Some(checker) = &mut self.checker {
                 checker.note_stale(&record.stale_pages);
@@ -364,7 +362,7 @@ impl Fast {
 
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.
     fn enter(&mut self, how: u64) -> Result<WedgeExit, Error> {
-        if !self.codes.share().come_in(Roots::from(&self.cpu.vcpu)) {
+        if !self.code.share().come_in(Roots::from(&self.cpu.vcpu)) {
             self.part_from_others()?;
             return Ok(WedgeExit::Kicked);
         }
@@ -418,7 +416,7 @@ impl Fast {
         }
         for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
-            self.codes.forget_page(gva);
+            self.code.forget_page(gva);
         }
         if self.modes.kernel_translated {
             self.cpu.adopt_space(self.pages.frame().regs.cr3);
@@ -491,7 +489,7 @@ impl Fast {
         state::store(f, &mut self.cpu, &mut self.board);
         // The CPU has noted where the last x87 instruction's translation lies.
         let fpu = &mut self.cpu.vcpu.fpu;
-        fpu.fip = self.codes.position(self.pages.base(), fpu.fip).map_or(fpu.fip, |at| at.guest);
+        fpu.fip = self.code.position(self.pages.base(), fpu.fip).map_or(fpu.fip, |at| at.guest);
         self.close_comparison();
     }
 
@@ -555,7 +553,7 @@ impl Engine for Fast {
         let exit = self.run_on(budget);
         if exit == Exit::Halted {
             self.affinity.end();
-            self.codes.share().rest();
+            self.code.share().rest();
         }
         exit
     }
@@ -625,7 +623,7 @@ impl Engine for Fast {
             ("fast invalidations", f.counters.invalidations),
             ("moves out of a program's way", self.moves.count()),
         ];
-        let cache = self.codes.counters();
+        let cache = self.code.counters();
         let code = [
             ("blocks translated", cache.translated),
             ("jumps linked", cache.linked),

@@ -6,7 +6,7 @@
 //! that is full is left by its vCPUs one after the other, as each comes to need something new; the next that they make
 //! is a fresh one. So nobody has to be stopped for space to be used again.
 
-use crate::{code::Code, low::LowPrograms, scans::Scans, sites::Sites};
+use crate::{code::Code, low::LowPrograms, scan_cache::ScanCache, sites::Sites};
 use frame::Base;
 use jit::{Level, cache::CodeUser};
 use ram::Ram;
@@ -28,7 +28,7 @@ pub struct Machine {
     /// Each vCPU has a translation of its own.
     apart: bool,
     translations: Mutex<Vec<Weak<Translation>>>,
-    pub(crate) scans: Scans,
+    pub(crate) scans: ScanCache,
     pub(crate) low: LowPrograms,
 }
 

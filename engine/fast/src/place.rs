@@ -113,7 +113,7 @@ impl Fast {
 
     /// There is no more room in the translation, and others are in it: goes on with the machine's next one.
     pub(crate) fn leave_full_translation(&mut self) -> Result<(), Error> {
-        self.codes.share().translation.close();
+        self.code.share().translation.close();
         self.move_to(self.pages.base())
     }
 
@@ -136,7 +136,7 @@ impl Fast {
         let machine = &self.machine;
         self.slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
         self.pages.move_to(Arc::clone(&translation.common)).map_err(Error::Start)?;
-        self.codes.begin_again(&self.pages, self.board.ram(), translation, self.modes.user);
+        self.code.begin_again(&self.pages, self.board.ram(), translation, self.modes.user);
         let regions = kernel.into_iter().map(|hva| hva.wrapping_add(by));
         for hva in regions.filter(|hva| is_mappable(base, *hva)) {
             self.give_to_kernel(hva);

@@ -38,7 +38,7 @@ impl Fast {
         let probes = &if self.set_taps(probes) { probes.clone() } else { probes.without_taps() };
         self.board.set_watchers(&probes.watchers);
         self.cpu.set_probes(&probes.but_taps());
-        self.codes.set_probes(probes);
+        self.code.set_probes(probes);
         self.taps.clone_from(&probes.taps);
         let user = probes.pages().into_iter().filter(|page| page >> 63 == 0).collect();
         for page in self.slots.set_probed(user) {
@@ -77,14 +77,14 @@ impl Fast {
     pub(crate) fn leave_at_tap(&mut self) {
         let odd = self.pages.frame().exit.info == TAP_ODD;
         self.take_state();
-        if odd && self.codes.has_tap(self.cpu.vcpu.rip) {
+        if odd && self.code.has_tap(self.cpu.vcpu.rip) {
             self.cpu.reach(Reached::Breakpoint);
         }
     }
 
     /// There is no block at a tap, so the point is as any breakpoint.
     pub(crate) fn stops_at_tap(&mut self) -> bool {
-        let stops = self.taps.is_some() && self.codes.has_tap(self.cpu.vcpu.rip);
+        let stops = self.taps.is_some() && self.code.has_tap(self.cpu.vcpu.rip);
         if stops {
             self.cpu.reach(Reached::Breakpoint);
         }

@@ -26,7 +26,7 @@ use crate::{
     probes::Probed,
     process::Process,
     regions::{self, Regions, extent},
-    scans::Scans,
+    scan_cache::ScanCache,
     sites::Sites,
 };
 use frame::{BORDER, Base};
@@ -138,7 +138,7 @@ pub struct Space<W = Wedge> {
     /// Patched system calls, of all spaces.
     sites: Sites,
     /// What is known of pages of code, of all spaces.
-    scans: Scans,
+    scans: ScanCache,
     /// Pages of user code with breakpoints, of all spaces.
     probed: Probed,
     /// What the program has near the table of patched system calls.
@@ -166,7 +166,7 @@ impl<W: Process> Space<W> {
         wedge: W,
         base: Base,
         pcid: u64,
-        (sites, scans, probed): (Sites, Scans, Probed),
+        (sites, scans, probed): (Sites, ScanCache, Probed),
     ) -> Self {
         Self {
             base,

@@ -15,7 +15,7 @@ use crate::{
     probes::Probed,
     process::Process,
     regions::{self, Regions},
-    scans::Scans,
+    scan_cache::ScanCache,
     shadow::{Answer, Space, budget::most_entries},
     sites::{self, Sites},
 };
@@ -67,7 +67,7 @@ pub struct Slots<W = Wedge> {
     /// Patched system calls, in all slots.
     sites: Sites,
     /// What is known of pages of code, in all slots.
-    scans: Scans,
+    scans: ScanCache,
     /// Pages of user code with breakpoints, in all slots.
     probed: Probed,
     /// What wedges have said they have mapped since it was looked at what that takes.
@@ -104,7 +104,7 @@ impl<W: Process> Slots<W> {
     }
 
     /// Has patched system calls, and what is known of pages of code, in common with others from now on. There must be no slots.
-    pub(crate) fn share(&mut self, sites: Sites, scans: Scans, low: LowPrograms) {
+    pub(crate) fn share(&mut self, sites: Sites, scans: ScanCache, low: LowPrograms) {
         (self.sites, self.scans, self.low) = (sites, scans, low);
     }
 

@@ -248,7 +248,7 @@ impl Fast {
         let Some(checker) = &mut self.checker else { return false };
         let on_trial =
             |code: &mut Code| code.cache.source(host).filter(|_| code.cache.on_trial(host));
-        let Some(source) = self.codes.with(level, on_trial).flatten() else { return false };
+        let Some(source) = self.code.with(level, on_trial).flatten() else { return false };
         let marked = checker.open(self.board.ram(), &self.cpu.vcpu, (level, host), source);
         self.protect(marked);
         true
@@ -264,7 +264,7 @@ impl Fast {
         let Some(checker) = &mut self.checker else { return };
         if checker.is_due(self.statistics.entries) {
             let runs = checker.options.runs;
-            self.codes.each(|code| code.start_trials(&mut self.pages, runs));
+            self.code.each(|code| code.start_trials(&mut self.pages, runs));
         }
     }
 
@@ -272,7 +272,7 @@ impl Fast {
     pub(crate) fn close_comparison(&mut self) {
         let Some(checker) = &mut self.checker else { return };
         let Some(open) = checker.open.take() else { return };
-        let targets = self.codes.with(open.level, |code| code.cache.targets(open.host));
+        let targets = self.code.with(open.level, |code| code.cache.targets(open.host));
         let Some(targets) = targets else { return };
         let v = &self.cpu.vcpu;
         let targets: Vec<u64> = targets.into_iter().map(|(target, _)| target).collect();
@@ -289,7 +289,7 @@ impl Fast {
         }
         let nothing_to_compare = open.trace.moments.len() == 1;
         if verdict != Comparison::Idle || nothing_to_compare {
-            self.codes.with(open.level, |code| code.ran_alone(open.host));
+            self.code.with(open.level, |code| code.ran_alone(open.host));
         }
     }
 }

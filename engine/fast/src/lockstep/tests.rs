@@ -202,10 +202,10 @@ fn user_code_goes_with_its_page() {
     fast.run(u64::MAX);
     let known = |fast: &mut Fast| {
         let find = |code: &mut Code| code.cache.find(PROGRAM.0 + 42, false).is_some();
-        fast.codes.with(Level::User, find).expect("translated")
+        fast.code.with(Level::User, find).expect("translated")
     };
     assert!(known(&mut fast));
-    fast.codes.forget_page(PROGRAM.0 + 7);
+    fast.code.forget_page(PROGRAM.0 + 7);
     assert!(!known(&mut fast));
 }
 

@@ -63,7 +63,7 @@ fn result(vcpu: &mut Fast, from: Vcpu) -> u64 {
 }
 
 fn counters(vcpu: &mut Fast) -> CacheCounters {
-    vcpu.codes.share().lock().cache.counters
+    vcpu.code.share().lock().cache.counters
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn who_has_other_code_at_the_same_address_translates_apart() {
     let [mut first, mut second] = ram.each_ref().map(|ram| vcpu(ram, &machine));
     assert_eq!(result(&mut first, start()), 1);
     // It is about to run again.
-    assert!(first.codes.share().come_in(Roots::from(&start())));
+    assert!(first.code.share().come_in(Roots::from(&start())));
     assert_eq!(result(&mut second, other), 3);
     assert_eq!((first.statistics.parted, second.statistics.parted), (0, 1));
     assert_eq!([result(&mut first, start()), result(&mut second, start())], [1, 1]);
@@ -144,7 +144,7 @@ fn a_full_translation_is_left_by_one_after_the_other() {
     assert_eq!([result(&mut first, start()), result(&mut second, start())], [1, 1]);
     second.leave_full_translation().expect("another one");
     let same = |first: &mut Fast, second: &mut Fast| {
-        Arc::ptr_eq(&first.codes.share().translation, &second.codes.share().translation)
+        Arc::ptr_eq(&first.code.share().translation, &second.code.share().translation)
     };
     assert!(!same(&mut first, &mut second));
     assert_eq!([result(&mut first, start()), result(&mut second, start())], [1, 1]);

@@ -22,7 +22,7 @@
 //! once, so it is interpreted.
 
 use super::{AROUND, Answer, EXECUTE, PAGE, Place, READ, Space, walk::leaf};
-use crate::{process::Process, scan::Patch, scans::Search};
+use crate::{process::Process, scan::Patch, scan_cache::Search};
 use frame::keys;
 use ram::Ram;
 use wedge::Error;

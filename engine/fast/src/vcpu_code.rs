@@ -19,7 +19,7 @@ use x86::paging::Roots;
 use x86_interp::{Flush, Probes, Record};
 
 /// The kernel's code and, if user code is translated, that of one address space's programs.
-pub struct Codes {
+pub struct VcpuCode {
     kernel: Share,
     user: Option<Code>,
     /// No block has one of these breakpoints in it.
@@ -37,7 +37,7 @@ fn user_code(pages: &Pages, look_up: bool) -> Code {
     Code::new(Arc::clone(pages.user()), pages.base(), Level::User, (false, look_up))
 }
 
-impl Codes {
+impl VcpuCode {
     /// With the kernel's code of the pages, and none of the user's yet. Where user code runs directly, what there will
     /// be of it has its memory operands looked up.
     pub(crate) fn new(pages: &Pages, ram: &Ram, kernel: Arc<Translation>, user: User) -> Self {

@@ -14,7 +14,7 @@ const MAX_PAGES: usize = 512;
 
 /// What was found, for all spaces of a machine.
 #[derive(Clone, Debug, Default)]
-pub struct Scans {
+pub struct ScanCache {
     known: Arc<Mutex<FxHashMap<Key, Scan>>>,
     searches: Arc<Mutex<Searches>>,
 }
@@ -51,7 +51,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Scans {
+impl ScanCache {
     /// What has to be changed in the page of code at an offset in RAM, which the program has `written`, or may
     /// write.
     pub fn patches(&self, offset: u64, page: Page<'_>, written: bool) -> Vec<Patch> {
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_page_that_was_written_is_searched_again() {
-        let scans = Scans::default();
+        let scans = ScanCache::default();
         let mut page = vec![0x90; 4096];
         assert_eq!(scans.patches(0x1000, wide(&page), false), []);
         page[700..703].copy_from_slice(&[0x0f, 0x02, 0xc1]); // lar eax, cx
