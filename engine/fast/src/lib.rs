@@ -41,6 +41,7 @@ mod lockstep;
 mod low;
 mod machine;
 mod operand;
+mod options;
 mod place;
 mod plausible;
 mod probes;
@@ -77,6 +78,7 @@ use jit::Level;
 use lockstep::Checker;
 pub use lockstep::LockStep;
 pub use machine::Machine;
+pub use options::{Modes, Options, Scattered, User};
 use place::Moves;
 pub use process::Process;
 use ram::Ram;
@@ -102,70 +104,6 @@ pub mod wedges {
 /// User code from here on is interpreted, by blocks: the host has no such addresses. Kernels that Xen runs
 /// in ring 3 are there.
 const USER_END: u64 = 1 << 47;
-
-/// How user code is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum User {
-    /// By the interpreter.
-    Interpreted,
-    /// Directly on the CPU, if it is 64-bit code.
-    Direct,
-    /// As kernel code is, if it is 64-bit code.
-    Translated,
-}
-
-/// How programs are run that have more scattered pages than there can be mappings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Scattered {
-    /// Directly. A page that is accessed and not mapped gets a mapping, and another page loses one.
-    Map,
-    /// Translated, with a look-up for each access, until mappings suffice again.
-    #[default]
-    Lookup,
-    /// Every program is translated with look-ups, whether it needs them or not.
-    Always,
-}
-
-/// How the fast engine does what it does. Whoever is asked by the user fills it in; it is handed on as it is, and read here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Translated code is compared with the interpreter.
-    pub lock_step: Option<LockStep>,
-    /// The host hands over system calls of 64-bit user code by syscall user dispatch.
-    pub user_dispatch: bool,
-    /// Host mappings of pages that the guest's page tables do not say any more are taken away, not closed.
-    pub unmap_flushed: bool,
-    /// How programs are run that have more scattered pages than there can be mappings.
-    pub scattered: Scattered,
-    /// 32-bit user code is interpreted, even where the host can run it.
-    pub interpret_narrow: bool,
-    /// Each vCPU translates the kernel for itself.
-    pub translations_apart: bool,
-    /// So many mappings a process with guest code may have, if not as many as the host allows.
-    pub most_mappings: Option<u32>,
-    /// User code that runs directly does so in processes of its own, where no protection keys close the kernel's memory to it.
-    pub strict: bool,
-    /// Protection keys are left alone, as if the host had none.
-    pub without_keys: bool,
-}
-
-/// Which code is run how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Modes {
-    /// User code.
-    pub user: User,
-    /// Kernel code is translated; otherwise it is interpreted.
-    pub kernel_translated: bool,
-    /// How that is done.
-    pub options: Options,
-}
-
-impl Modes {
-    /// User code runs in processes of its own.
-    fn is_strict(&self) -> bool {
-        self.options.strict && self.kernel_translated && self.user == User::Direct
-    }
-}
 
 /// The engine.
 pub struct Fast {
@@ -608,21 +546,8 @@ impl Engine for Fast {
     }
     fn details(&mut self) -> Vec<(String, u64)> {
         let f = self.pages.frame();
-        let own = [
-            ("user entries", f.counters.user_entries),
-            ("fast system calls", f.counters.system_calls),
-            ("fast user returns", f.counters.returns),
-            ("fast kernel returns", f.counters.kernel_returns),
-            ("patched system calls", f.counters.patched_system_calls),
-            ("fast CPUIDs", f.counters.cpuids),
-            ("fast address spaces", f.counters.hand_overs),
-            ("fast mappings", f.counters.mapped),
-            ("fast protections", f.counters.shown),
-            ("fast page faults", f.counters.faults),
-            ("fast look-ups", f.counters.lookups),
-            ("fast invalidations", f.counters.invalidations),
-            ("moves out of a program's way", self.moves.count()),
-        ];
+        let wedges = statistics::of_wedges(&f.counters);
+        let moves = [("moves out of a program's way", self.moves.count())];
         let cache = self.code.counters();
         let code = [
             ("blocks translated", cache.translated),
@@ -631,7 +556,14 @@ impl Engine for Fast {
             ("cache clearings", cache.cleared),
         ];
         let searches = self.slots.searches();
-        let counts = self.statistics.rows().into_iter().chain(own).chain(code).chain(searches);
+        let counts = self
+            .statistics
+            .rows()
+            .into_iter()
+            .chain(wedges)
+            .chain(moves)
+            .chain(code)
+            .chain(searches);
         let named = counts.map(|(name, count)| (name.to_owned(), count));
         let compared = self.checker.iter().flat_map(|checker| checker.rows());
         named.chain(compared).chain(self.statistics.call_outs()).collect()

@@ -7,6 +7,24 @@ use std::collections::HashMap;
 /// Reasons for call-outs that are shown.
 const SHOWN: usize = 12;
 
+/// What wedges have done by themselves.
+pub fn of_wedges(counters: &frame::Counters) -> [(&'static str, u64); 12] {
+    [
+        ("user entries", counters.user_entries),
+        ("fast system calls", counters.system_calls),
+        ("fast user returns", counters.returns),
+        ("fast kernel returns", counters.kernel_returns),
+        ("patched system calls", counters.patched_system_calls),
+        ("fast CPUIDs", counters.cpuids),
+        ("fast address spaces", counters.hand_overs),
+        ("fast mappings", counters.mapped),
+        ("fast protections", counters.shown),
+        ("fast page faults", counters.faults),
+        ("fast look-ups", counters.lookups),
+        ("fast invalidations", counters.invalidations),
+    ]
+}
+
 /// Counters since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FastStatistics {

@@ -1,0 +1,67 @@
+//! How the engine does what it does, as its user asks.
+
+use crate::LockStep;
+
+/// How user code is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// By the interpreter.
+    Interpreted,
+    /// Directly on the CPU, if it is 64-bit code.
+    Direct,
+    /// As kernel code is, if it is 64-bit code.
+    Translated,
+}
+
+/// How programs are run that have more scattered pages than there can be mappings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scattered {
+    /// Directly. A page that is accessed and not mapped gets a mapping, and another page loses one.
+    Map,
+    /// Translated, with a look-up for each access, until mappings suffice again.
+    #[default]
+    Lookup,
+    /// Every program is translated with look-ups, whether it needs them or not.
+    Always,
+}
+
+/// How the fast engine does what it does. Whoever is asked by the user fills it in; it is handed on as it is, and read here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Translated code is compared with the interpreter.
+    pub lock_step: Option<LockStep>,
+    /// The host hands over system calls of 64-bit user code by syscall user dispatch.
+    pub user_dispatch: bool,
+    /// Host mappings of pages that the guest's page tables do not say any more are taken away, not closed.
+    pub unmap_flushed: bool,
+    /// How programs are run that have more scattered pages than there can be mappings.
+    pub scattered: Scattered,
+    /// 32-bit user code is interpreted, even where the host can run it.
+    pub interpret_narrow: bool,
+    /// Each vCPU translates the kernel for itself.
+    pub translations_apart: bool,
+    /// So many mappings a process with guest code may have, if not as many as the host allows.
+    pub most_mappings: Option<u32>,
+    /// User code that runs directly does so in processes of its own, where no protection keys close the kernel's memory to it.
+    pub strict: bool,
+    /// Protection keys are left alone, as if the host had none.
+    pub without_keys: bool,
+}
+
+/// Which code is run how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Modes {
+    /// User code.
+    pub user: User,
+    /// Kernel code is translated; otherwise it is interpreted.
+    pub kernel_translated: bool,
+    /// How that is done.
+    pub options: Options,
+}
+
+impl Modes {
+    /// User code runs in processes of its own.
+    pub(crate) fn is_strict(&self) -> bool {
+        self.options.strict && self.kernel_translated && self.user == User::Direct
+    }
+}
