@@ -455,13 +455,13 @@ fn front(gva: u64, done: usize, rest: &mut [u8]) -> &mut [u8] {
 
 /// A record, as whoever wrote it says.
 #[derive(Clone, Copy, Debug)]
-pub struct Record<'a> {
+pub struct TapRecord<'a> {
     /// Registers.
     pub moment: Moment,
     pieces: &'a [u8],
 }
 
-impl<'a> Record<'a> {
+impl<'a> TapRecord<'a> {
     /// Bytes of it.
     pub fn len(&self) -> usize {
         HEAD_WORDS * 8 + self.pieces.len()
@@ -507,7 +507,7 @@ fn word(bytes: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// Records one behind the other; ends where something is no record.
-pub fn records(mut rest: &[u8]) -> impl Iterator<Item = Record<'_>> {
+pub fn records(mut rest: &[u8]) -> impl Iterator<Item = TapRecord<'_>> {
     iter::from_fn(move || {
         let (len, _) = word(rest)?;
         let len = usize::try_from(len).ok().filter(|len| *len >= HEAD_WORDS * 8 && len % 8 == 0)?;
@@ -517,7 +517,7 @@ pub fn records(mut rest: &[u8]) -> impl Iterator<Item = Record<'_>> {
         let mut next = || words.next().unwrap_or_default();
         let [_, rip, tsc, cr2, cr3, gs_base] = [(); 6].map(|()| next());
         let gpr = [(); 16].map(|()| next());
-        Some(Record { moment: Moment { rip, tsc, cr2, cr3, gs_base, gpr }, pieces })
+        Some(TapRecord { moment: Moment { rip, tsc, cr2, cr3, gs_base, gpr }, pieces })
     })
 }
 

@@ -3,7 +3,7 @@
 use contract::Engine;
 use x86::{
     reg::{R8, RCX, RDI, RDX, RSI},
-    tap::{Moment, Record},
+    tap::{Moment, TapRecord},
 };
 
 use super::{
@@ -79,7 +79,12 @@ pub fn exception(scene: &Scene<'_>) -> String {
 }
 
 /// Memory at the end of a call; what was not recorded then as it was at its beginning.
-pub fn read_both(scene: &Scene<'_>, before: Option<&Record<'_>>, gva: u64, to: &mut [u8]) -> usize {
+pub fn read_both(
+    scene: &Scene<'_>,
+    before: Option<&TapRecord<'_>>,
+    gva: u64,
+    to: &mut [u8],
+) -> usize {
     match ((scene.read)(gva, to), before) {
         (0, Some(before)) => before.read(gva, to),
         (count, _) => count,
