@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use host_linux::Child;
+use host_linux::LinuxChild;
 use signal_hook::consts::SIGKILL;
 use vhost_user::{Error, Nearness, Process, Remote, Reserve, Spawn, Started, introduced};
 use vmm::{Attachment, Execution};
@@ -85,7 +85,7 @@ fn start(device: spawner::Device, faults: Option<&Elsewhere>) -> Result<Started,
 
 /// A device's process. Dropped, it has ended: by itself if it does so soon, because its disk may have something to bring in order.
 struct DeviceProcess {
-    child: Child,
+    child: LinuxChild,
     /// How it has ended, once it has.
     status: Option<ExitStatus>,
     /// A fault has it answer nothing any more, so that it is not waited for.

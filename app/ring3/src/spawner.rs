@@ -17,7 +17,7 @@ use std::{
 };
 
 use host_linux::{
-    Child,
+    LinuxChild,
     spawner::{Service, Spawner},
     usage::{self, Usage},
 };
@@ -102,7 +102,7 @@ impl Device {
     ///
     /// # Errors
     /// The spawner is gone, or the host gives no process.
-    pub fn start(self, input: BorrowedFd<'_>, output: BorrowedFd<'_>) -> io::Result<Child> {
+    pub fn start(self, input: BorrowedFd<'_>, output: BorrowedFd<'_>) -> io::Result<LinuxChild> {
         started(&Start::Device(self.0), &[input, output])
     }
 }
@@ -144,7 +144,7 @@ fn ask<A: DeserializeOwned>(request: &Request) -> io::Result<A> {
     Ok(serde_json::from_slice(&answer)?)
 }
 
-fn started(start: &Start, descriptors: &[BorrowedFd<'_>]) -> io::Result<Child> {
+fn started(start: &Start, descriptors: &[BorrowedFd<'_>]) -> io::Result<LinuxChild> {
     spawner()?.spawn(&serde_json::to_vec(start)?, descriptors)
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use host::{Access, Body, Part, Supervision};
 
-use crate::{child::Child, notifications, process};
+use crate::{child::LinuxChild, notifications, process};
 
 /// Descriptors of a body.
 const KEPT: i32 = 0;
@@ -34,7 +34,7 @@ pub(crate) fn start(body: &Body<'_>) -> io::Result<Box<dyn host::Child>> {
             let _ = become_body(body);
             give_up(status::NOTIFICATIONS)
         }
-        pid => Ok(Box::new(Child::adopt(pid)?)),
+        pid => Ok(Box::new(LinuxChild::adopt(pid)?)),
     }
 }
 

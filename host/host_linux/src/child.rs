@@ -13,14 +13,14 @@ use host::End;
 
 /// A child of this process.
 #[derive(Debug)]
-pub struct Child {
+pub struct LinuxChild {
     /// Its number.
     pub pid: u32,
     /// A descriptor that stands for it.
     pub pidfd: OwnedFd,
 }
 
-impl Child {
+impl LinuxChild {
     /// A child that was just made, and that nobody has reaped; it ends if nothing can stand for it.
     pub(crate) fn adopt(pid: i32) -> io::Result<Self> {
         let pidfd = pidfd(pid).inspect_err(|_| {
@@ -81,7 +81,7 @@ fn pidfd(pid: i32) -> io::Result<OwnedFd> {
     }
 }
 
-impl host::Child for Child {
+impl host::Child for LinuxChild {
     fn number(&self) -> i32 {
         self.pid.cast_signed()
     }
@@ -118,7 +118,7 @@ mod tests {
                 pid => pid,
             }
         };
-        let child = Child::adopt(pid).expect("a descriptor");
+        let child = LinuxChild::adopt(pid).expect("a descriptor");
         let end = std::iter::from_fn(|| Some(child.ended())).find_map(|end| {
             std::thread::yield_now();
             end

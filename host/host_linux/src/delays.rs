@@ -4,15 +4,15 @@ use std::{fs::File, os::unix::fs::FileExt};
 
 /// It stays open: a monitor that has shut itself in opens nothing.
 #[derive(Debug)]
-pub(crate) struct Delays(Option<File>);
+pub(crate) struct LinuxDelays(Option<File>);
 
-impl Delays {
+impl LinuxDelays {
     pub(crate) fn of_this_thread() -> Self {
         Self(File::open("/proc/thread-self/schedstat").ok())
     }
 }
 
-impl host::Delays for Delays {
+impl host::Delays for LinuxDelays {
     fn waited_ns(&self) -> u64 {
         let mut text = [0; 64];
         let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());

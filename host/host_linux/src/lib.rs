@@ -27,7 +27,7 @@ pub mod terminal;
 pub mod usage;
 pub mod user;
 
-pub use child::Child;
+pub use child::LinuxChild;
 pub use clock::{LinuxClock, TscSource};
 pub use entropy::LinuxEntropy;
 pub use linux::Linux;

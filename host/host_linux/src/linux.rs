@@ -54,7 +54,7 @@ impl Processors for Linux {
         affinity::share(process);
     }
     fn delays(&self) -> Box<dyn Delays> {
-        Box::new(delays::Delays::of_this_thread())
+        Box::new(delays::LinuxDelays::of_this_thread())
     }
     fn facts(&self) -> &Facts {
         facts::facts()

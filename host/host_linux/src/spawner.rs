@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::Child;
+use crate::LinuxChild;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{
@@ -109,11 +109,11 @@ impl Spawner {
     ///
     /// # Errors
     /// The spawner is gone or refuses, or the host gives no process.
-    pub fn spawn(&self, request: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<Child> {
+    pub fn spawn(&self, request: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<LinuxChild> {
         let (answer, mut received) = self.exchange(START, request, descriptors, PATIENCE)?;
         let number = answer.first_chunk().map_or(0, |number| i32::from_le_bytes(*number));
         match received.pop() {
-            Some(pidfd) if number > 0 => Ok(Child { pid: number.cast_unsigned(), pidfd }),
+            Some(pidfd) if number > 0 => Ok(LinuxChild { pid: number.cast_unsigned(), pidfd }),
             _ if number < 0 => Err(io::Error::from_raw_os_error(-number)),
             _ => Err(gone()),
         }
@@ -238,7 +238,7 @@ fn start(
             // SAFETY: as in `serve`.
             unsafe { libc::_exit(FAILED) }
         }
-        Ok(Some(Child { pid, pidfd })) => {
+        Ok(Some(LinuxChild { pid, pidfd })) => {
             send(socket.as_fd(), head, &pid.cast_signed().to_le_bytes(), &[pidfd.as_fd()])
         }
         Err(error) => {
@@ -249,7 +249,7 @@ fn start(
 }
 
 /// A copy of this process whose parent is this one's; `None` in the copy.
-fn clone_for_parent() -> io::Result<Option<Child>> {
+fn clone_for_parent() -> io::Result<Option<LinuxChild>> {
     let mut pidfd: libc::c_int = -1;
     let flags = libc::CLONE_PARENT | libc::CLONE_PIDFD;
     let none = ptr::null_mut::<libc::c_void>();
@@ -261,7 +261,7 @@ fn clone_for_parent() -> io::Result<Option<Child>> {
         pid => {
             let pid = u32::try_from(pid).map_err(io::Error::other)?;
             // SAFETY: the host has just made it, for us.
-            Ok(Some(Child { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }))
+            Ok(Some(LinuxChild { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }))
         }
     }
 }

@@ -18,14 +18,14 @@ pub enum Stream {
     /// It was closed when this process started.
     Closed,
     /// The same as this path, opened this way.
-    Like(&'static str, Access),
+    Like(&'static str, AccessMode),
     /// Only this process has it.
     Own,
 }
 
 /// What an open file may be used for, as `open` numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum AccessMode {
     /// To read.
     Read = 0,
     /// To write.
@@ -52,19 +52,19 @@ pub fn stream(number: u8) -> Stream {
 fn kind(fd: BorrowedFd<'_>, is_input: bool) -> rustix::io::Result<Stream> {
     let stat = fstat(fd)?;
     let access = match fcntl_getfl(fd)? & OFlags::ACCMODE {
-        OFlags::RDONLY => Access::Read,
-        OFlags::WRONLY => Access::Write,
-        _ => Access::Both,
+        OFlags::RDONLY => AccessMode::Read,
+        OFlags::WRONLY => AccessMode::Write,
+        _ => AccessMode::Both,
     };
     let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
     let device = is_device.then(|| (major(stat.st_rdev), minor(stat.st_rdev)));
-    let wrong = if is_input { Access::Write } else { Access::Read };
+    let wrong = if is_input { AccessMode::Write } else { AccessMode::Read };
     Ok(match device {
         Some((1, 3)) => Stream::Like("/dev/null", access),
         Some((1, 5)) => Stream::Like("/dev/zero", access),
         Some((1, 7)) => Stream::Like("/dev/full", access),
         _ if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
-            Stream::Like("/", Access::Read)
+            Stream::Like("/", AccessMode::Read)
         }
         _ if access == wrong => Stream::Like("/dev/null", access),
         _ => Stream::Own,
@@ -115,13 +115,13 @@ mod tests {
     #[test]
     fn what_is_the_same_everywhere() {
         let full = kind_of(File::options().write(true), "/dev/full", false);
-        assert_eq!(full, Stream::Like("/dev/full", Access::Write));
+        assert_eq!(full, Stream::Like("/dev/full", AccessMode::Write));
         let null = kind_of(File::options().read(true).write(true), "/dev/null", true);
-        assert_eq!(null, Stream::Like("/dev/null", Access::Both));
+        assert_eq!(null, Stream::Like("/dev/null", AccessMode::Both));
         let folder = kind_of(File::options().read(true), "/tmp", true);
-        assert_eq!(folder, Stream::Like("/", Access::Read));
+        assert_eq!(folder, Stream::Like("/", AccessMode::Read));
         let barred = kind_of(File::options().read(true), "/etc/passwd", false);
-        assert_eq!(barred, Stream::Like("/dev/null", Access::Read));
+        assert_eq!(barred, Stream::Like("/dev/null", AccessMode::Read));
         assert_eq!(kind_of(File::options().read(true), "/etc/passwd", true), Stream::Own);
     }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use host_linux::{
-    Child,
+    LinuxChild,
     spawner::{Service, Spawner},
 };
 
@@ -47,7 +47,7 @@ impl Service for Echo {
     }
 }
 
-fn status(child: &Child) -> i32 {
+fn status(child: &LinuxChild) -> i32 {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         if let Some(status) = child.try_wait().expect("a child of ours") {
