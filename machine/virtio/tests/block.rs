@@ -2,7 +2,7 @@
 
 mod driver;
 
-use driver::{EVENT_IDX, INDIRECT_DESC, Machine, NEEDS_RESET, Ring, VERSION_1};
+use driver::{EVENT_IDX, INDIRECT_DESC, NEEDS_RESET, Ring, TestMachine, VERSION_1};
 use std::io;
 use std::sync::{Arc, Mutex};
 use virtio::{Block, BlockBackend, Execution};
@@ -103,13 +103,13 @@ impl BlockBackend for FakeDisk {
 
 /// A started block device.
 struct Driver {
-    machine: Machine,
+    machine: TestMachine,
     ring: Ring,
 }
 
 impl Driver {
     fn new(disk: &FakeDisk, features: u64) -> Self {
-        let mut machine = Machine::new(Block::new(Box::new(disk.clone()), "serial-42"));
+        let mut machine = TestMachine::new(Block::new(Box::new(disk.clone()), "serial-42"));
         let ring = machine.start(features | VERSION_1).remove(0);
         Self { machine, ring }
     }
@@ -341,7 +341,7 @@ fn serial_number() {
 fn a_worker_serves_requests() {
     let disk = FakeDisk::new(64);
     let block = Block::new(Box::new(disk), "");
-    let mut machine = Machine::with_execution(block, Execution::Worker);
+    let mut machine = TestMachine::with_execution(block, Execution::Worker);
     let ring = machine.start(VERSION_1 | EVENT_IDX | FLUSH).remove(0);
     let mut driver = Driver { machine, ring };
     for sector in 0..64 {
@@ -389,7 +389,7 @@ impl BlockBackend for SlowDisk {
 #[test]
 fn after_a_reset_the_worker_leaves_memory_alone() {
     let block = Block::new(Box::new(SlowDisk(FakeDisk::new(64))), "");
-    let mut machine = Machine::with_execution(block, Execution::Worker);
+    let mut machine = TestMachine::with_execution(block, Execution::Worker);
     for round in 0..50 {
         let ring = machine.start(VERSION_1 | FLUSH).remove(0);
         let mut driver = Driver { machine, ring };

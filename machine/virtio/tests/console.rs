@@ -2,7 +2,7 @@
 
 mod driver;
 
-use driver::{EVENT_IDX, Machine, Ring, VERSION_1};
+use driver::{EVENT_IDX, Ring, TestMachine, VERSION_1};
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 use virtio::{CONSOLE_RECEIVE, Console, ConsoleSize, Execution, InputBuffer};
@@ -23,7 +23,7 @@ impl Write for Screen {
 }
 
 struct Terminal {
-    machine: Machine,
+    machine: TestMachine,
     receive: Ring,
     transmit: Ring,
     keys: InputBuffer,
@@ -35,7 +35,7 @@ fn terminal(features: u64) -> Terminal {
     let (keys, screen) = (InputBuffer::default(), Screen::default());
     let console = Console::new(Box::new(keys.clone()), Box::new(screen.clone()));
     let size = console.size();
-    let mut machine = Machine::with_execution(console, Execution::Inline);
+    let mut machine = TestMachine::with_execution(console, Execution::Inline);
     machine.enable_msix(3);
     let mut rings = machine.start(features | VERSION_1);
     machine.set_common(16, &0_u16.to_le_bytes());

@@ -3,8 +3,8 @@
 mod driver;
 
 use driver::{
-    ACKNOWLEDGE, DRIVER, DRIVER_OK, Desc, FEATURES_OK, INDIRECT, INDIRECT_DESC, Machine,
-    NEEDS_RESET, NEXT, RAM, Ring, SIZE, VERSION_1, WRITE,
+    ACKNOWLEDGE, DRIVER, DRIVER_OK, Desc, FEATURES_OK, INDIRECT, INDIRECT_DESC, NEEDS_RESET, NEXT,
+    RAM, Ring, SIZE, TestMachine, VERSION_1, WRITE,
 };
 use host::Entropy;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Entropy for Noise {
 
 /// Lets `mischief` arrange the ring, and checks that the device stops and recovers.
 fn needs_reset(mischief: impl FnOnce(&mut Ring)) {
-    let mut machine = Machine::new(Rng::new(Arc::new(Noise)));
+    let mut machine = TestMachine::new(Rng::new(Arc::new(Noise)));
     machine.enable_msix(2);
     let mut ring = machine.start(VERSION_1 | INDIRECT_DESC).remove(0);
     mischief(&mut ring);
@@ -44,7 +44,7 @@ fn needs_reset(mischief: impl FnOnce(&mut Ring)) {
     recovers(&mut machine);
 }
 
-fn recovers(machine: &mut Machine) {
+fn recovers(machine: &mut TestMachine) {
     let mut ring = machine.start(VERSION_1).remove(0);
     ring.offer_chain(&[(BUFFER, 8, true)]);
     machine.notify(0);
@@ -164,7 +164,7 @@ fn more_than_4_gib_in_a_chain() {
 
 /// Enables queue 0 with a field of the common configuration changed; the device must refuse.
 fn refuses_queue(offset: u64, value: &[u8]) {
-    let mut machine = Machine::new(Rng::new(Arc::new(Noise)));
+    let mut machine = TestMachine::new(Rng::new(Arc::new(Noise)));
     let ring = machine.prepare(VERSION_1).remove(0);
     machine.set_status(0);
     machine.set_status(ACKNOWLEDGE | DRIVER);
@@ -206,7 +206,7 @@ fn queue_sizes() {
 
 #[test]
 fn queue_enabled_before_negotiation() {
-    let mut machine = Machine::new(Rng::new(Arc::new(Noise)));
+    let mut machine = TestMachine::new(Rng::new(Arc::new(Noise)));
     let ring = machine.prepare(VERSION_1).remove(0);
     machine.set_status(0);
     machine.place(0, &ring);
@@ -218,7 +218,7 @@ fn queue_enabled_before_negotiation() {
 #[test]
 fn rings_overwritten_while_running() {
     // The device's own structures as buffers: it writes random bytes over its rings.
-    let mut machine = Machine::new(Rng::new(Arc::new(Noise)));
+    let mut machine = TestMachine::new(Rng::new(Arc::new(Noise)));
     let mut ring = machine.start(VERSION_1).remove(0);
     ring.offer_chain(&[(ring.descriptors, 0x1000, true), (ring.used, 0x1000, true)]);
     machine.notify(0);

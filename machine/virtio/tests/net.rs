@@ -2,7 +2,7 @@
 
 mod driver;
 
-use driver::{Desc, Machine, Ring, VERSION_1, WRITE};
+use driver::{Desc, Ring, TestMachine, VERSION_1, WRITE};
 use std::collections::VecDeque;
 use std::{
     sync::{
@@ -40,7 +40,7 @@ impl NetBackend for Wire {
 }
 
 struct Host {
-    machine: Machine,
+    machine: TestMachine,
     receive: Ring,
     transmit: Ring,
     wire: Wire,
@@ -48,7 +48,7 @@ struct Host {
 
 fn host(features: u64) -> Host {
     let wire = Wire::default();
-    let mut machine = Machine::new(Net::new(Box::new(wire.clone()), MAC));
+    let mut machine = TestMachine::new(Net::new(Box::new(wire.clone()), MAC));
     machine.enable_msix(3);
     let mut rings = machine.start(features | VERSION_1);
     let (transmit, receive) = (rings.pop().unwrap(), rings.pop().unwrap());
@@ -205,16 +205,16 @@ fn connection(port: u16, comes_in: bool) -> Vec<u8> {
 }
 
 /// An interface with this many pairs, and its rings: receive and transmit of each, then control.
-fn with_pairs(pairs: u16, features: u64) -> (Machine, Vec<Ring>, Wire) {
+fn with_pairs(pairs: u16, features: u64) -> (TestMachine, Vec<Ring>, Wire) {
     let wire = Wire::default();
-    let mut machine = Machine::new(Net::new(Box::new(wire.clone()), MAC).with_pairs(pairs));
+    let mut machine = TestMachine::new(Net::new(Box::new(wire.clone()), MAC).with_pairs(pairs));
     machine.enable_msix(u32::from(2 * pairs + 2));
     let rings = machine.start(features | VERSION_1);
     (machine, rings, wire)
 }
 
 /// Has the driver say how many pairs it uses by the queue `index`; the answer.
-fn uses(machine: &mut Machine, control: &mut Ring, index: u16, pairs: u16) -> u8 {
+fn uses(machine: &mut TestMachine, control: &mut Ring, index: u16, pairs: u16) -> u8 {
     let [low, high] = pairs.to_le_bytes();
     machine.ram.write_gpa(BUFFER, &[4, 0, low, high, 0xee]).unwrap();
     control.offer_chain(&[(BUFFER, 2, false), (BUFFER + 2, 2, false), (BUFFER + 4, 1, true)]);
@@ -289,7 +289,7 @@ fn a_control_request_without_room_for_an_answer_breaks_the_device() {
 
 #[test]
 fn one_pair_is_what_it_was() {
-    let mut machine = Machine::new(Net::new(Box::new(Wire::default()), MAC).with_pairs(1));
+    let mut machine = TestMachine::new(Net::new(Box::new(Wire::default()), MAC).with_pairs(1));
     assert_eq!(machine.offered() & (MQ | CONTROL), 0);
     assert_eq!(machine.device_config::<2>(8), 1_u16.to_le_bytes());
     assert_eq!(machine.start(VERSION_1).len(), 2);

@@ -3,8 +3,8 @@
 mod driver;
 
 use driver::{
-    ACKNOWLEDGE, DRIVER, DRIVER_OK, EVENT_IDX, FEATURES_OK, INDIRECT_DESC, Machine, NEEDS_RESET,
-    RING_RESET, VERSION_1,
+    ACKNOWLEDGE, DRIVER, DRIVER_OK, EVENT_IDX, FEATURES_OK, INDIRECT_DESC, NEEDS_RESET, RING_RESET,
+    TestMachine, VERSION_1,
 };
 use host::Entropy;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ impl Entropy for FakeEntropy {
     }
 }
 
-fn machine() -> Machine {
-    Machine::new(Rng::new(Arc::new(FakeEntropy)))
+fn machine() -> TestMachine {
+    TestMachine::new(Rng::new(Arc::new(FakeEntropy)))
 }
 
-fn bytes_at(machine: &Machine, gpa: u64, len: usize) -> Vec<u8> {
+fn bytes_at(machine: &TestMachine, gpa: u64, len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
     machine.ram.read_gpa(gpa, &mut data).unwrap();
     data

@@ -14,7 +14,7 @@ use std::{
 };
 
 use contract::GuestRam;
-use driver::{Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
+use driver::{NEEDS_RESET, Ring, SIZE, TestMachine, VERSION_1};
 use ram::DmaMemory;
 use vhost_user::{ConfigSource, Foreign, Nature, serve};
 use virtio::{Chain, Queue, RingError, VirtioDevice};
@@ -125,7 +125,7 @@ fn nature() -> Nature {
 
 struct Bench {
     negotiated: Receiver<u64>,
-    machine: Machine,
+    machine: TestMachine,
     rings: Vec<Ring>,
     _directory: tempfile::TempDir,
 }
@@ -158,7 +158,7 @@ impl Bench {
         let (_directory, path) = adder(manner, sender);
         let foreign = Foreign::connect(&path, nature).expect("a server");
         let connect = foreign.connector();
-        let mut machine = Machine::new(foreign);
+        let mut machine = TestMachine::new(foreign);
         connect(machine.doorbell.clone());
         machine.enable_msix(3);
         let features = machine.offered() & (FEATURE | OURS);

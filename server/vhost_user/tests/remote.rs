@@ -16,7 +16,7 @@ use std::{
 };
 
 use contract::GuestRam;
-use driver::{DRIVER_OK, EVENT_IDX, Machine, NEEDS_RESET, Ring, SIZE, VERSION_1};
+use driver::{DRIVER_OK, EVENT_IDX, NEEDS_RESET, Ring, SIZE, TestMachine, VERSION_1};
 use rustix::{
     process::Pid,
     thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity},
@@ -160,7 +160,7 @@ fn spawner(host: &Arc<Host>) -> Spawn {
 
 struct Bench {
     host: Arc<Host>,
-    machine: Machine,
+    machine: TestMachine,
     rings: Vec<Ring>,
 }
 
@@ -178,7 +178,7 @@ impl Bench {
         let remote = Remote::new(spawner(&host), reserve).expect("a server");
         remote.come_near(nearness);
         let connect = remote.connector();
-        let mut machine = Machine::new(remote);
+        let mut machine = TestMachine::new(remote);
         connect(machine.doorbell.clone());
         machine.enable_msix(3);
         let rings = machine.start(VERSION_1 | FEATURE);

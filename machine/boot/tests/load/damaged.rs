@@ -2,7 +2,7 @@
 //! and writes only where it says it does.
 
 use crate::images;
-use crate::memory::{Machine, RAM};
+use crate::memory::{LoadedMachine, RAM};
 use boot::{BootProtocol, BootRequest, Module};
 use proptest::prelude::*;
 use ram::Ram;
@@ -39,7 +39,7 @@ fn load(kernel: &[u8], protocol: BootProtocol) {
     let request = BootRequest { kernel, modules: &modules, cmdline: "x", cpus: 2, protocol };
     MEMORY.with(|ram| {
         if let Ok(loaded) = boot::load(ram, &request) {
-            Machine { ram: ram.clone(), loaded }.assert_disjoint();
+            LoadedMachine { ram: ram.clone(), loaded }.assert_disjoint();
         }
     });
 }

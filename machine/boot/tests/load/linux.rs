@@ -1,23 +1,23 @@
 //! The Linux protocol, as Documentation/arch/x86/boot.rst promises it to a kernel.
 
 use crate::images::{self, PHYSICAL, put};
-use crate::memory::{Machine, RAM, load, try_load};
+use crate::memory::{LoadedMachine, RAM, load, try_load};
 use boot::{BootProtocol, Error, Module};
 use x86::control::{cr0, cr4, efer};
 use x86::{Segment, Vcpu, flags, reg, seg};
 
-fn zero_page(machine: &Machine) -> u64 {
+fn zero_page(machine: &LoadedMachine) -> u64 {
     machine.loaded.vcpu.gpr[reg::RSI]
 }
 
 /// The descriptor of a selector, from the table the register points to.
-fn descriptor(machine: &Machine, selector: u16) -> Segment {
+fn descriptor(machine: &LoadedMachine, selector: u16) -> Segment {
     let raw = machine.u64(machine.loaded.vcpu.gdtr.base + u64::from(selector));
     Segment::from_descriptor(selector, raw)
 }
 
 /// Translates by the tables in RAM, which must map by 2 MiB pages.
-fn translate(machine: &Machine, address: u64) -> u64 {
+fn translate(machine: &LoadedMachine, address: u64) -> u64 {
     const PRESENT: u64 = 1;
     const LARGE: u64 = 1 << 7;
     let table = |entry: u64| entry & 0x000f_ffff_ffff_f000;
@@ -29,7 +29,7 @@ fn translate(machine: &Machine, address: u64) -> u64 {
     table(page) | address & 0x1f_ffff
 }
 
-fn assert_64bit_entry(machine: &Machine) {
+fn assert_64bit_entry(machine: &LoadedMachine) {
     let vcpu: &Vcpu = &machine.loaded.vcpu;
     assert_eq!(vcpu.code_bits(), 64);
     assert_eq!(vcpu.cr0 & (cr0::PE | cr0::PG), cr0::PE | cr0::PG);

@@ -7,28 +7,32 @@ use ram::Ram;
 pub const RAM: u64 = 64 << 20;
 
 /// A loaded machine.
-pub struct Machine {
+pub struct LoadedMachine {
     pub ram: Ram,
     pub loaded: Loaded,
 }
 
 /// Loads into fresh RAM that a previous guest has filled.
-pub fn try_load(kernel: &[u8], modules: &[Module<'_>], p: BootProtocol) -> Result<Machine, Error> {
+pub fn try_load(
+    kernel: &[u8],
+    modules: &[Module<'_>],
+    p: BootProtocol,
+) -> Result<LoadedMachine, Error> {
     let ram = Ram::new(RAM).expect("RAM");
     let dirt = vec![0xdb; 0x20_0000];
     for base in [0, crate::images::PHYSICAL] {
         ram.write_gpa(base, &dirt).expect("inside RAM");
     }
     let request = BootRequest { kernel, modules, cmdline: "console=ttyS0", cpus: 1, protocol: p };
-    boot::load(&ram, &request).map(|loaded| Machine { ram, loaded })
+    boot::load(&ram, &request).map(|loaded| LoadedMachine { ram, loaded })
 }
 
 /// Loads what must load.
-pub fn load(kernel: &[u8], modules: &[Module<'_>], protocol: BootProtocol) -> Machine {
+pub fn load(kernel: &[u8], modules: &[Module<'_>], protocol: BootProtocol) -> LoadedMachine {
     try_load(kernel, modules, protocol).expect("the kernel loads")
 }
 
-impl Machine {
+impl LoadedMachine {
     pub fn bytes(&self, gpa: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.ram.read_gpa(gpa, &mut bytes).expect("inside RAM");

@@ -49,7 +49,7 @@ impl InterruptLine for Level {
 }
 
 /// A machine with one device, and what the driver found out about it.
-pub struct Machine {
+pub struct TestMachine {
     pub ram: Ram,
     pub messages: Arc<Messages>,
     pub lines: [Arc<Level>; 8],
@@ -62,7 +62,7 @@ pub struct Machine {
     notify_multiplier: u64,
 }
 
-impl Machine {
+impl TestMachine {
     pub fn new(device: impl VirtioDevice + 'static) -> Self {
         Self::with_execution(device, Execution::Inline)
     }
