@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cables::PasstServer;
 use usernet::Forward;
-use vhost_user::{ConfigSource, Error, Foreign, Nature};
+use vhost_user::{ConfigSource, Foreign, Nature, VhostUserError};
 use virtio::{Block, Fs, NET_RECEIVE, Net};
 use virtio_bindings::{virtio_blk as blk, virtio_ids as ids, virtio_net as net};
 use vmm::{Attachment, Execution};
@@ -105,7 +105,7 @@ pub fn net(socket: &Path, mac: [u8; 6]) -> Result<Attachment, Failure> {
 
 /// A network interface that a passt of our own serves, which leads these ports of the host to the guest.
 pub fn passt(forwards: &[Forward], mac: [u8; 6]) -> Result<Attachment, Failure> {
-    let refused = |error: cables::Error| Failure::usage(format!("--net: {error}"));
+    let refused = |error: cables::CableError| Failure::usage(format!("--net: {error}"));
     let (mut server, socket) = PasstServer::start(forwards).map_err(refused)?;
     let foreign = Foreign::at(socket, "passt", interface(mac, Some(usernet::MTU)));
     // One that ended said why, and better than who was not answered.
@@ -143,9 +143,9 @@ fn attach(socket: &Path, nature: Nature, option: &str) -> Result<Attachment, Fai
     attached(foreign.map_err(|error| failure(error, option))?)
 }
 
-fn failure(error: Error, option: &str) -> Failure {
+fn failure(error: VhostUserError, option: &str) -> Failure {
     match error {
-        Error::Refused(problem) => Failure::usage(format!("{option} {problem}")),
+        VhostUserError::Refused(problem) => Failure::usage(format!("{option} {problem}")),
         error => Failure::host(format!("{option}: {error}")),
     }
 }

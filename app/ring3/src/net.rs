@@ -246,7 +246,7 @@ impl NetArgument {
 }
 
 fn wire(
-    ready: Result<cables::Ready, cables::Error>,
+    ready: Result<cables::Ready, cables::CableError>,
     mac: [u8; 6],
     faults: Option<Faults>,
     index: usize,
@@ -277,17 +277,17 @@ fn interface(
     Ok((Net::new(Box::new(cable), mac), connect_both))
 }
 
-fn wire_failure(error: cables::Error) -> Failure {
+fn wire_failure(error: cables::CableError) -> Failure {
     match error {
-        cables::Error::Host(_) => Failure::host(format!("--net: {error}")),
+        cables::CableError::Host(_) => Failure::host(format!("--net: {error}")),
         _ => Failure::usage(format!("--net: {error}")),
     }
 }
 
-fn user_failure(error: usernet::Error) -> Failure {
+fn user_failure(error: usernet::GatewayError) -> Failure {
     match error {
-        usernet::Error::Forward { .. } => Failure::usage(format!("--net: {error}")),
-        usernet::Error::Host(_) => Failure::host(format!("--net: {error}")),
+        usernet::GatewayError::Forward { .. } => Failure::usage(format!("--net: {error}")),
+        usernet::GatewayError::Host(_) => Failure::host(format!("--net: {error}")),
     }
 }
 

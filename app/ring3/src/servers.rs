@@ -16,7 +16,7 @@ use std::{
 
 use host_linux::LinuxChild;
 use signal_hook::consts::SIGKILL;
-use vhost_user::{Error, Nearness, Process, Remote, Reserve, Spawn, Started, introduced};
+use vhost_user::{Nearness, Process, Remote, Reserve, Spawn, Started, VhostUserError, introduced};
 use vmm::{Attachment, Execution};
 
 use crate::{failure::Failure, injection::Elsewhere, output, spawner};
@@ -57,7 +57,7 @@ pub fn attach(
     let registered = registered.map_err(|error| Failure::host(format!("{option}: {error}")))?;
     let spawn: Spawn = Box::new(move || start(registered, faults.as_ref()));
     let remote = Remote::new(spawn, reserve).map_err(|error| match error {
-        Error::Refused(problem) => Failure::usage(problem),
+        VhostUserError::Refused(problem) => Failure::usage(problem),
         error => Failure::host(format!("{option}: {error}")),
     })?;
     remote.on_end(Box::new(move |error| lost(&format!("{option}: {what} is gone: {error}"))));
@@ -68,7 +68,7 @@ pub fn attach(
     Ok(Attachment { device, execution: Execution::Inline, connect, release })
 }
 
-fn start(device: spawner::Device, faults: Option<&Elsewhere>) -> Result<Started, Error> {
+fn start(device: spawner::Device, faults: Option<&Elsewhere>) -> Result<Started, VhostUserError> {
     let (socket, theirs) = UnixStream::pair()?;
     // Our end, and its: a device with faults is given orders there, too.
     let (said, says) = UnixStream::pair()?;

@@ -98,10 +98,10 @@ pub fn body(folder: &Folder, tag: &str) -> Result<Fs, Failure> {
 }
 
 /// Why a folder is not shared.
-pub fn refused(error: sharedfs::Error) -> Failure {
+pub fn refused(error: sharedfs::ShareError) -> Failure {
     match error {
-        sharedfs::Error::Folder { .. } => Failure::usage(format!("--share: {error}")),
-        sharedfs::Error::Host(_) => Failure::host(format!("--share: {error}")),
+        sharedfs::ShareError::Folder { .. } => Failure::usage(format!("--share: {error}")),
+        sharedfs::ShareError::Host(_) => Failure::host(format!("--share: {error}")),
     }
 }
 

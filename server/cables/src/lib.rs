@@ -29,7 +29,7 @@ const ETHERNET_MTU: u16 = 1500;
 
 /// Why there is no cable.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum CableError {
     /// The socket's path cannot be used.
     #[error("socket {path:?}: {source}")]
     Socket {
@@ -60,14 +60,14 @@ trait Sender: Send {
 }
 
 /// A cable whose descriptors are open and that has no thread yet: a process that is to give up rights can do so before it has any.
-pub struct Ready(Box<dyn FnOnce() -> Result<Wire, Error>>);
+pub struct Ready(Box<dyn FnOnce() -> Result<Wire, CableError>>);
 
 impl Ready {
     /// Starts the thread that reads; returns the guest's end.
     ///
     /// # Errors
     /// The host has no thread for it.
-    pub fn start(self) -> Result<Wire, Error> {
+    pub fn start(self) -> Result<Wire, CableError> {
         self.0()
     }
 }

@@ -18,7 +18,7 @@ use std::{
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use usernet::{Forward, Protocol};
 
-use crate::Error;
+use crate::CableError;
 
 /// The program, which is looked for in `PATH`.
 const PROGRAM: &str = "passt";
@@ -39,7 +39,7 @@ impl PasstServer {
     ///
     /// # Errors
     /// passt is not installed, too old, or cannot be run. What it does not like about the ports it says instead of answering ([`PasstServer::refusal`]).
-    pub fn start(forwards: &[Forward]) -> Result<(Self, UnixStream), Error> {
+    pub fn start(forwards: &[Forward]) -> Result<(Self, UnixStream), CableError> {
         knows_vhost_user(PROGRAM)?;
         let (ours, its) = UnixStream::pair()?;
         let mut command = Command::new(PROGRAM);
@@ -54,9 +54,9 @@ impl PasstServer {
     }
 
     /// How it ended, if it has or does so at once.
-    pub fn refusal(&mut self) -> Option<Error> {
+    pub fn refusal(&mut self) -> Option<CableError> {
         let status = self.ended_within(STARTUP)?;
-        Some(Error::Passt(format!("it ended at once ({status}); it has said why")))
+        Some(CableError::Passt(format!("it ended at once ({status}); it has said why")))
     }
 
     /// How it has ended, if it does so soon.
@@ -82,7 +82,7 @@ impl Drop for PasstServer {
 }
 
 /// Asks it for what it can do by vhost-user, which one that cannot takes for a mistake.
-fn knows_vhost_user(program: &str) -> Result<(), Error> {
+fn knows_vhost_user(program: &str) -> Result<(), CableError> {
     let mut command = Command::new(program);
     command.args([VHOST_USER, "--print-capabilities"]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -94,7 +94,7 @@ fn knows_vhost_user(program: &str) -> Result<(), Error> {
         }
         Err(error) => error.to_string(),
     };
-    Err(Error::Passt(problem))
+    Err(CableError::Passt(problem))
 }
 
 fn options(forwards: &[Forward]) -> Vec<String> {

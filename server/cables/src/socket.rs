@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Error, Ready, Sender, Wire, inbox::Inbox, stream};
+use crate::{CableError, Ready, Sender, Wire, inbox::Inbox, stream};
 
 /// How long the other end may leave a frame unread before the connection is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -57,20 +57,21 @@ impl Drop for Socket {
 ///
 /// # Errors
 /// There can be no socket at that path, or what is there is none.
-pub fn socket(path: &Path) -> Result<Ready, Error> {
+pub fn socket(path: &Path) -> Result<Ready, CableError> {
     let peer = Peer::default();
-    let listener = match meet(path).map_err(|source| Error::Socket { path: path.into(), source })? {
-        End::Connected(stream) => {
-            *lock(&peer) = Some(prepared(stream)?);
-            None
-        }
-        End::Listening(listener) => Some(listener),
-    };
+    let listener =
+        match meet(path).map_err(|source| CableError::Socket { path: path.into(), source })? {
+            End::Connected(stream) => {
+                *lock(&peer) = Some(prepared(stream)?);
+                None
+            }
+            End::Listening(listener) => Some(listener),
+        };
     let path = listener.is_some().then(|| path.to_owned());
     Ok(Ready(Box::new(move || start(listener, Socket { peer, path }))))
 }
 
-fn start(listener: Option<UnixListener>, socket: Socket) -> Result<Wire, Error> {
+fn start(listener: Option<UnixListener>, socket: Socket) -> Result<Wire, CableError> {
     let inbox = Arc::new(Inbox::default());
     let (there, frames) = (Arc::clone(&socket.peer), Arc::clone(&inbox));
     thread::Builder::new().name("cable".into()).spawn(move || serve(listener, &there, &frames))?;
@@ -137,7 +138,7 @@ fn is_socket(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
-pub(crate) fn prepared(stream: UnixStream) -> Result<Arc<UnixStream>, Error> {
+pub(crate) fn prepared(stream: UnixStream) -> Result<Arc<UnixStream>, CableError> {
     stream.set_write_timeout(Some(PATIENCE))?;
     Ok(Arc::new(stream))
 }

@@ -17,7 +17,7 @@ use rustix::{
     ioctl::{Setter, ioctl},
 };
 
-use crate::{Error, Ready, Sender, Wire, inbox::Inbox};
+use crate::{CableError, Ready, Sender, Wire, inbox::Inbox};
 
 /// `TUNSETIFF`, `IFF_TAP` and `IFF_NO_PI` of linux/if_tun.h.
 const TUNSETIFF: u32 = 0x4004_54ca;
@@ -49,12 +49,13 @@ impl Sender for File {
 ///
 /// # Errors
 /// There is no such device and we may not make it, or it is in use.
-pub fn tap(name: &str) -> Result<Ready, Error> {
-    let device = open(name).map_err(|problem| Error::Tap { name: name.to_owned(), problem })?;
+pub fn tap(name: &str) -> Result<Ready, CableError> {
+    let device =
+        open(name).map_err(|problem| CableError::Tap { name: name.to_owned(), problem })?;
     Ok(Ready(Box::new(move || start(device))))
 }
 
-fn start(device: File) -> Result<Wire, Error> {
+fn start(device: File) -> Result<Wire, CableError> {
     let inbox = Arc::new(Inbox::default());
     let (mut reader, frames) = (device.try_clone()?, Arc::clone(&inbox));
     thread::Builder::new().name("tap".into()).spawn(move || {

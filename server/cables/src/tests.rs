@@ -42,11 +42,11 @@ fn reaches(from: &mut Wire, to: &mut Wire, frame: &[u8]) {
 }
 
 /// A cable with its thread.
-fn cable(path: &Path) -> Result<Wire, Error> {
+fn cable(path: &Path) -> Result<Wire, CableError> {
     socket(path)?.start()
 }
 
-fn refusal(result: Result<Ready, Error>) -> String {
+fn refusal(result: Result<Ready, CableError>) -> String {
     result.err().expect("it is refused").to_string()
 }
 

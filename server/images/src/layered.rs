@@ -10,7 +10,7 @@ use virtio::{BlockBackend, SECTOR};
 
 use crate::ImageError;
 
-use crate::{Cache, Error, Format, Image, extensions, lock::lock};
+use crate::{Cache, Format, Image, OpenError, extensions, lock::lock};
 
 pub(crate) struct Layered {
     access: FormatAccess<File>,
@@ -23,11 +23,11 @@ pub(crate) struct Layered {
 }
 
 impl Layered {
-    pub(crate) fn open(image: &Image, format: Format) -> Result<Self, Error> {
+    pub(crate) fn open(image: &Image, format: Format) -> Result<Self, OpenError> {
         let Image { path, readonly, .. } = image;
         check(path, *readonly)?;
         let mut locks = Locks(vec![lock(path, *readonly)?]);
-        let damaged = |source| Error::Damaged { path: path.clone(), format, source };
+        let damaged = |source| OpenError::Damaged { path: path.clone(), format, source };
         let options = StorageOpenOptions::new().direct(image.cache == Cache::None);
         let access = match format {
             Format::Qcow2 => extensions::check(path).and_then(|()| {

@@ -93,7 +93,7 @@ pub struct Image {
 
 /// Why an image cannot be a disk.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum OpenError {
     /// As any file may not be one.
     #[error(transparent)]
     Image(#[from] ImageError),
@@ -112,7 +112,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl OpenError {
     /// Whether another process, or another disk, has it: which may change.
     pub fn is_in_use(&self) -> bool {
         matches!(self, Self::Image(ImageError::InUse(_)))
@@ -122,11 +122,11 @@ impl Error {
 /// Opens and locks an image.
 ///
 /// # Errors
-/// See [`Error`]: all are the user's to mend.
-pub fn open(image: &Image) -> Result<Box<dyn BlockBackend>, Error> {
+/// See [`OpenError`]: all are the user's to mend.
+pub fn open(image: &Image) -> Result<Box<dyn BlockBackend>, OpenError> {
     let format = image.format.unwrap_or_else(|| Format::of_name(&image.path));
     if image.format.is_none() && format == Format::Raw && looks_like_qcow2(&image.path) {
-        return Err(Error::Ambiguous(image.path.clone()));
+        return Err(OpenError::Ambiguous(image.path.clone()));
     }
     match (format, image.cache) {
         (Format::Raw, Cache::Writeback) => {

@@ -100,8 +100,8 @@ impl Folder {
     ///
     /// # Errors
     /// It is not.
-    pub fn find(&self) -> Result<String, Error> {
-        checked(&self.path).map_err(|error| Error::Folder { path: self.path.clone(), error })
+    pub fn find(&self) -> Result<String, ShareError> {
+        checked(&self.path).map_err(|error| ShareError::Folder { path: self.path.clone(), error })
     }
 
     fn trust(&self) -> Trust {
@@ -119,7 +119,7 @@ impl Folder {
 
 /// Why a folder cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ShareError {
     /// It is not there, or is not a folder, or may not be read.
     #[error("cannot share {}: {error}", path.display())]
     Folder {
@@ -149,9 +149,9 @@ impl FolderServer {
     /// Opens the folder.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub fn open(folder: &Folder) -> Result<Self, Error> {
-        let refused = |error| Error::Folder { path: folder.path.clone(), error };
+    /// See [`ShareError`].
+    pub fn open(folder: &Folder) -> Result<Self, ShareError> {
+        let refused = |error| ShareError::Folder { path: folder.path.clone(), error };
         let path = folder.find()?;
         let limit = raise_file_limit();
         let place = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -159,14 +159,14 @@ impl FolderServer {
         let (root, descriptors) = (open(&path), open("/proc/self/fd"));
         let (root, descriptors) = (
             root.map_err(|error| refused(error.into()))?,
-            descriptors.map_err(|error| Error::Host(format!("/proc/self/fd: {error}")))?,
+            descriptors.map_err(|error| ShareError::Host(format!("/proc/self/fd: {error}")))?,
         );
         // The guest's programs have their own, which requests have in them.
         umask(Mode::empty());
         let tree = Tree::new(root, descriptors, folder.trust(), limit).map_err(refused)?;
         let answers = Answers::new(tree).map_err(refused)?;
         let is_root = geteuid().is_root();
-        let messages = Messages::new(answers, (!is_root).then(own)).map_err(Error::Host)?;
+        let messages = Messages::new(answers, (!is_root).then(own)).map_err(ShareError::Host)?;
         let Folder { readonly, privileged, .. } = *folder;
         let (refusal, tally) = ([0; REFUSAL], Tally::wanted());
         Ok(Self { messages, readonly, privileged, is_root, refusal, tally })

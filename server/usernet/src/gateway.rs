@@ -23,8 +23,8 @@ use smoltcp::{
 };
 
 use crate::{
-    Cable, Error, Forward, GATEWAY, MTU, NAME_SERVER, NetworkConfig, PREFIX, Protocol, Targets,
-    dhcp, frames, link,
+    Cable, Forward, GATEWAY, GatewayError, MTU, NAME_SERVER, NetworkConfig, PREFIX, Protocol,
+    Targets, dhcp, frames, link,
     link::GatewayEnd,
     tcp::Flows,
     udp::{Inbound, MAX_DATAGRAM, UdpPorts},
@@ -112,12 +112,12 @@ pub struct Network {
 }
 
 impl Network {
-    pub(crate) fn open(config: &NetworkConfig) -> Result<Self, Error> {
+    pub(crate) fn open(config: &NetworkConfig) -> Result<Self, GatewayError> {
         let poll = Poll::new()?;
         let (cable, end) = Cable::new(link::waker(poll.registry(), WAKE)?);
         let mut gateway = Gateway::new(Targets::new(config), poll, end);
         for &forward in &config.forwards {
-            gateway.listen(forward).map_err(|error| Error::Forward { forward, error })?;
+            gateway.listen(forward).map_err(|error| GatewayError::Forward { forward, error })?;
         }
         Ok(Self { gateway, cable })
     }
@@ -126,7 +126,7 @@ impl Network {
     ///
     /// # Errors
     /// The host has no thread for it.
-    pub fn start(self) -> Result<Cable, Error> {
+    pub fn start(self) -> Result<Cable, GatewayError> {
         let gateway = self.gateway;
         thread::Builder::new().name("usernet".into()).spawn(move || gateway.run())?;
         Ok(self.cable)

@@ -82,7 +82,7 @@ impl Default for NetworkConfig {
 
 /// Why there is no network.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum GatewayError {
     /// A port to be forwarded cannot be listened on.
     #[error("cannot forward {forward}: {error}; choose another address or port")]
     Forward {
@@ -99,16 +99,16 @@ pub enum Error {
 /// Opens the ports of a network, which has no thread yet: a process that is to give up rights can do so before it has any.
 ///
 /// # Errors
-/// See [`Error`].
-pub fn open(config: &NetworkConfig) -> Result<Network, Error> {
+/// See [`GatewayError`].
+pub fn open(config: &NetworkConfig) -> Result<Network, GatewayError> {
     Network::open(config)
 }
 
 /// Starts a network; returns the guest's end of the cable. It ends when the cable is dropped.
 ///
 /// # Errors
-/// See [`Error`].
-pub fn start(config: &NetworkConfig) -> Result<Cable, Error> {
+/// See [`GatewayError`].
+pub fn start(config: &NetworkConfig) -> Result<Cable, GatewayError> {
     open(config)?.start()
 }
 

@@ -39,7 +39,7 @@ use vmm_sys_util::{
 };
 
 use crate::{
-    Error,
+    VhostUserError,
     link::{Bells, region, serve_ring},
     patience::within,
     shadow::{SIZE, Shadow},
@@ -122,11 +122,11 @@ impl Foreign {
     ///
     /// # Errors
     /// Nobody listens there, or whoever does is no server of such a device.
-    pub fn connect(path: &Path, nature: Nature) -> Result<Self, Error> {
+    pub fn connect(path: &Path, nature: Nature) -> Result<Self, VhostUserError> {
         let name = format!("vhost-user:{}", path.display());
         let socket = UnixStream::connect(path).map_err(|error| {
             let why = format!("no server can be reached ({error}); start it before the machine");
-            Error::Refused(format!("{name}: {why}"))
+            VhostUserError::Refused(format!("{name}: {why}"))
         })?;
         Self::at(socket, &name, nature)
     }
@@ -135,8 +135,8 @@ impl Foreign {
     ///
     /// # Errors
     /// It is no server of such a device.
-    pub fn at(socket: UnixStream, name: &str, nature: Nature) -> Result<Self, Error> {
-        let problem = |problem: String| Error::Refused(format!("{name}: {problem}"));
+    pub fn at(socket: UnixStream, name: &str, nature: Nature) -> Result<Self, VhostUserError> {
+        let problem = |problem: String| VhostUserError::Refused(format!("{name}: {problem}"));
         let mut frontend = Frontend::from_stream(socket.try_clone()?, nature.queues.len() as u64);
         let greeted = within(&socket, PATIENCE, || greet(&mut frontend, &nature));
         let (offered, config) =

@@ -15,7 +15,7 @@ use virtio::{Doorbell, Interrupt, Queue, RingError, VirtioDevice};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::{
-    Error,
+    VhostUserError,
     link::{Link, Spawn},
     near::{Binding, Near, Nearness},
     words::{Waiting, Words},
@@ -65,10 +65,10 @@ impl SharedFront {
 }
 
 /// Is told why there is no server any more.
-pub type Mourner = Box<dyn Fn(&Error) + Send + Sync>;
+pub type Mourner = Box<dyn Fn(&VhostUserError) + Send + Sync>;
 
 impl SharedFront {
-    fn tell_of_the_end(&self, error: &Error) {
+    fn tell_of_the_end(&self, error: &VhostUserError) {
         match self.mourner.get() {
             Some(tell) => tell(error),
             None => tracing::error!(%error, "a device has no server any more"),
@@ -102,7 +102,7 @@ impl Remote {
     ///
     /// # Errors
     /// It refuses, or the host does.
-    pub fn new(spawn: Spawn, reserve: Option<Reserve>) -> Result<Self, Error> {
+    pub fn new(spawn: Spawn, reserve: Option<Reserve>) -> Result<Self, VhostUserError> {
         let mut link = Link::new(spawn)?;
         let config = link.config()?;
         let features = link.offered & !RESERVED;
@@ -155,7 +155,7 @@ impl Remote {
 }
 
 /// A server that does not answer is about to be found to have ended.
-fn told(outcome: Result<(), Error>) {
+fn told(outcome: Result<(), VhostUserError>) {
     if let Err(error) = outcome {
         tracing::warn!(%error, "a device's server");
     }
@@ -259,7 +259,8 @@ impl Remote {
 /// Passes interrupts on, and has a server that ended replaced, until that fails.
 fn watch(shared: &SharedFront) {
     loop {
-        let outcome = wait(shared).map_err(Error::from).and_then(|()| shared.link().start_anew());
+        let outcome =
+            wait(shared).map_err(VhostUserError::from).and_then(|()| shared.link().start_anew());
         match outcome {
             Ok(Some(interrupts)) => {
                 tracing::warn!("a device's server has ended and was started anew");

@@ -68,7 +68,7 @@ const MAX_LINE: u64 = 16 << 10;
 
 /// Why a device has no server.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum VhostUserError {
     /// It says so itself, for a reason the user can do something about.
     #[error("{0}")]
     Refused(String),
@@ -148,7 +148,7 @@ pub fn introduce(to: &mut impl Write, what: Result<&Identity, &str>) -> io::Resu
 pub fn introduced<R: Read + Send + 'static>(
     from: R,
     patience: Duration,
-) -> Result<(Identity, BufReader<R>), Error> {
+) -> Result<(Identity, BufReader<R>), VhostUserError> {
     let (sender, line) = mpsc::channel();
     thread::Builder::new().name("introduction".into()).spawn(move || {
         let (mut line, mut from) = (String::new(), BufReader::new(from));
@@ -157,16 +157,16 @@ pub fn introduced<R: Read + Send + 'static>(
         let _ = sender.send(read.map(|_| (line, from)));
     })?;
     match line.recv_timeout(patience) {
-        Ok(heard) => {
-            heard.map_err(Error::Host).and_then(|(line, from)| Ok((identity_in(&line)?, from)))
-        }
-        Err(_) => Err(Error::Silent(patience)),
+        Ok(heard) => heard
+            .map_err(VhostUserError::Host)
+            .and_then(|(line, from)| Ok((identity_in(&line)?, from))),
+        Err(_) => Err(VhostUserError::Silent(patience)),
     }
 }
 
-fn identity_in(line: &str) -> Result<Identity, Error> {
+fn identity_in(line: &str) -> Result<Identity, VhostUserError> {
     if let Some(problem) = line.strip_prefix("refused ") {
-        return Err(Error::Refused(problem.trim().to_owned()));
+        return Err(VhostUserError::Refused(problem.trim().to_owned()));
     }
     let numbers = line.strip_prefix("device ").unwrap_or_default().split_whitespace();
     let numbers: Result<Vec<u32>, _> = numbers.map(str::parse).collect();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     /// What a server says with these words, after which it stays.
-    fn heard(words: &[u8]) -> (Result<Identity, Error>, UnixStream) {
+    fn heard(words: &[u8]) -> (Result<Identity, VhostUserError>, UnixStream) {
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         theirs.write_all(words).expect("said");
         (introduced(ours, AGES).map(|(identity, _)| identity), theirs)
@@ -230,7 +230,9 @@ mod tests {
         words.clear();
         introduce(&mut words, Err("no\nsuch file")).expect("said");
         let (refused, _server) = heard(&words);
-        assert!(matches!(refused, Err(Error::Refused(problem)) if problem == "no; such file"));
+        assert!(
+            matches!(refused, Err(VhostUserError::Refused(problem)) if problem == "no; such file")
+        );
         let (nonsense, _server) = heard(b"device two\n");
         assert!(nonsense.expect_err("nonsense").to_string().contains("`device two`"));
         let (endless, _server) = heard(&[b'x'; MAX_LINE as usize]);

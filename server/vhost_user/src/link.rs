@@ -31,7 +31,7 @@ use virtio::{Interrupt, Shape};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::{
-    Error, Identity, MARKS, NOTES, Started, WORDS,
+    Identity, MARKS, NOTES, Started, VhostUserError, WORDS,
     patience::within,
     words::{self, Words},
 };
@@ -41,7 +41,7 @@ const MOST_ENDS: usize = 5;
 const WHILE: Duration = Duration::from_secs(60);
 
 /// Starts a server.
-pub type Spawn = Box<dyn Fn() -> Result<Started, Error> + Send>;
+pub type Spawn = Box<dyn Fn() -> Result<Started, VhostUserError> + Send>;
 
 /// A process that is ended when this is dropped.
 pub trait Process: Send {
@@ -141,7 +141,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(spawn: Spawn) -> Result<Self, Error> {
+    pub(crate) fn new(spawn: Spawn) -> Result<Self, VhostUserError> {
         let Started { socket, identity, patience, process } = spawn()?;
         let rings = identity.queues.iter().map(|_| RemoteRing::new()).collect::<Result<_, _>>()?;
         let (frontend, socket) = connect(socket, &identity)?;
@@ -174,13 +174,16 @@ impl Link {
     }
 
     /// Asks the server, or tells it something. If it is mute it has ended when this returns.
-    fn ask<T, E>(&mut self, what: impl FnOnce(&mut Frontend) -> Result<T, E>) -> Result<T, Error>
+    fn ask<T, E>(
+        &mut self,
+        what: impl FnOnce(&mut Frontend) -> Result<T, E>,
+    ) -> Result<T, VhostUserError>
     where
-        Error: From<E>,
+        VhostUserError: From<E>,
     {
         let Some(answer) = within(&self.socket, self.patience, || what(&mut self.frontend)) else {
             self.process = None;
-            return Err(Error::Mute(self.patience));
+            return Err(VhostUserError::Mute(self.patience));
         };
         Ok(answer?)
     }
@@ -208,7 +211,7 @@ impl Link {
         self.process = None;
     }
 
-    pub(crate) fn config(&mut self) -> Result<Vec<u8>, Error> {
+    pub(crate) fn config(&mut self) -> Result<Vec<u8>, VhostUserError> {
         let room = vec![0; self.identity.config];
         if room.is_empty() {
             return Ok(room);
@@ -219,7 +222,11 @@ impl Link {
         Ok(config)
     }
 
-    pub(crate) fn write_config(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
+    pub(crate) fn write_config(
+        &mut self,
+        offset: usize,
+        data: &[u8],
+    ) -> Result<(), VhostUserError> {
         self.written.insert(offset, data.to_vec());
         if self.gone {
             return Ok(());
@@ -227,12 +234,12 @@ impl Link {
         self.send_config(offset, data)
     }
 
-    fn send_config(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
+    fn send_config(&mut self, offset: usize, data: &[u8]) -> Result<(), VhostUserError> {
         let flags = VhostUserConfigFlags::WRITABLE;
         self.ask(|server| server.set_config(offset as u32, flags, data))
     }
 
-    pub(crate) fn negotiated(&mut self, features: u64) -> Result<(), Error> {
+    pub(crate) fn negotiated(&mut self, features: u64) -> Result<(), VhostUserError> {
         self.features = Some(features);
         if self.gone {
             return Ok(());
@@ -253,7 +260,7 @@ impl Link {
         shape: Shape,
         interrupt: Interrupt,
         memory: &Ram,
-    ) -> Result<(), Error> {
+    ) -> Result<(), VhostUserError> {
         if self.memory.is_none() {
             self.send_memory(memory)?;
             self.memory = Some(memory.clone());
@@ -264,7 +271,7 @@ impl Link {
         self.send_ring(index)
     }
 
-    fn send_memory(&mut self, memory: &Ram) -> Result<(), Error> {
+    fn send_memory(&mut self, memory: &Ram) -> Result<(), VhostUserError> {
         let [object, marks, notes] = memory.descriptors()?;
         let mut regions = vec![region(0, memory.low_len(), 0, object)];
         if memory.high_len() > 0 {
@@ -278,7 +285,7 @@ impl Link {
         self.ask(|server| server.set_mem_table(&regions).map(drop))
     }
 
-    fn send_ring(&mut self, index: usize) -> Result<(), Error> {
+    fn send_ring(&mut self, index: usize) -> Result<(), VhostUserError> {
         let max = self.identity.queues.get(index).copied().unwrap_or_default();
         let Some(ring) = self.rings.get(index) else { return Ok(()) };
         let Some(Running { shape, .. }) = &ring.running else { return Ok(()) };
@@ -303,7 +310,7 @@ impl Link {
     }
 
     /// Stops a queue; when this returns nobody touches it.
-    pub(crate) fn stop(&mut self, index: usize) -> Result<(), Error> {
+    pub(crate) fn stop(&mut self, index: usize) -> Result<(), VhostUserError> {
         if !self.is_running(index) {
             return Ok(());
         }
@@ -327,7 +334,7 @@ impl Link {
         }
     }
 
-    pub(crate) fn reset(&mut self) -> Result<(), Error> {
+    pub(crate) fn reset(&mut self) -> Result<(), VhostUserError> {
         // All of them, whatever becomes of one: another server is told of what runs.
         let stopped: Vec<_> = (0..self.rings.len()).map(|index| self.stop(index)).collect();
         (0..self.rings.len()).for_each(|index| self.forget(index));
@@ -342,14 +349,14 @@ impl Link {
 
     /// Another server in place of one that has ended, with every queue at its first request that was not given back.
     /// Returns the interrupts that are due: it may have ended between giving a request back and saying so. `None` if it was to end.
-    pub(crate) fn start_anew(&mut self) -> Result<Option<Vec<Interrupt>>, Error> {
+    pub(crate) fn start_anew(&mut self) -> Result<Option<Vec<Interrupt>>, VhostUserError> {
         if self.line.is_closed() {
             return Ok(None);
         }
         if !self.identity.replaceable {
             let fate =
                 self.process.as_mut().map_or_else(|| "has ended".to_owned(), |own| own.fate());
-            return Err(Error::Ended(fate));
+            return Err(VhostUserError::Ended(fate));
         }
         loop {
             self.ends.retain(|end| end.elapsed() < WHILE);
@@ -360,7 +367,7 @@ impl Link {
             }
             match self.start_another() {
                 // This one has ended while it was told.
-                Err(Error::Protocol(error)) => tracing::warn!(%error, "a device's server"),
+                Err(VhostUserError::Protocol(error)) => tracing::warn!(%error, "a device's server"),
                 outcome => break outcome?,
             }
         }
@@ -368,7 +375,7 @@ impl Link {
         Ok(Some(running.map(|running| Arc::clone(&running.interrupt)).collect()))
     }
 
-    fn start_another(&mut self) -> Result<(), Error> {
+    fn start_another(&mut self) -> Result<(), VhostUserError> {
         // The last one has gone, and its locks with it, before its successor is asked for.
         self.process = None;
         let Started { socket, identity, patience, process } = (self.spawn)()?;
@@ -383,7 +390,7 @@ impl Link {
     }
 
     /// Tells a new server what the one before knew.
-    fn tell_again(&mut self) -> Result<(), Error> {
+    fn tell_again(&mut self) -> Result<(), VhostUserError> {
         if let Some(features) = self.features {
             self.negotiated(features)?;
         }
@@ -464,13 +471,16 @@ pub(crate) fn serve_ring(
     frontend.set_vring_enable(index, true)
 }
 
-fn connect(socket: UnixStream, identity: &Identity) -> Result<(Frontend, UnixStream), Error> {
+fn connect(
+    socket: UnixStream,
+    identity: &Identity,
+) -> Result<(Frontend, UnixStream), VhostUserError> {
     let other = socket.try_clone()?;
     Ok((Frontend::from_stream(socket, identity.queues.len() as u64), other))
 }
 
 /// The first words; returns what the server offers.
-fn greet(frontend: &mut Frontend) -> Result<u64, Error> {
+fn greet(frontend: &mut Frontend) -> Result<u64, VhostUserError> {
     frontend.set_owner()?;
     let offered = frontend.get_features()?;
     let wanted = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::RESET_DEVICE;

@@ -22,7 +22,7 @@ use rustix::{
     thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity},
 };
 use vhost_user::{
-    Bell, Error, Identity, Nearness, Process, Remote, Reserve, Spawn, Started, serve,
+    Bell, Identity, Nearness, Process, Remote, Reserve, Spawn, Started, VhostUserError, serve,
 };
 use virtio::{Queue, RingError, VirtioDevice};
 
@@ -511,7 +511,7 @@ fn a_server_that_does_not_greet_is_none() {
 
 #[test]
 fn a_server_that_refuses_says_why() {
-    let refuses = Box::new(|| Err(Error::Refused("no such disk".to_owned())));
+    let refuses = Box::new(|| Err(VhostUserError::Refused("no such disk".to_owned())));
     let refused = Remote::new(refuses, None);
     assert_eq!(refused.err().expect("refused").to_string(), "no such disk");
 }

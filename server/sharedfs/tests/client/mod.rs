@@ -29,7 +29,7 @@ impl Found {
 }
 
 /// An entry of a folder: its name, its inode number there, and what READDIRPLUS says of it.
-pub struct Listed {
+pub struct ListedEntry {
     pub name: Vec<u8>,
     pub ino: u64,
     pub found: Option<Found>,
@@ -179,12 +179,16 @@ impl Client {
     }
 
     /// Everything in a folder, in answers as short as Linux 6.1 asks for.
-    pub fn list(&mut self, node: u64, plus: bool) -> Answer<Vec<Listed>> {
+    pub fn list(&mut self, node: u64, plus: bool) -> Answer<Vec<ListedEntry>> {
         self.list_by(node, plus, &mut || {})
     }
 
     /// The same, while something happens between questions.
-    pub fn list_meanwhile(&mut self, node: u64, what: &mut dyn FnMut()) -> Answer<Vec<Listed>> {
+    pub fn list_meanwhile(
+        &mut self,
+        node: u64,
+        what: &mut dyn FnMut(),
+    ) -> Answer<Vec<ListedEntry>> {
         self.list_by(node, true, what)
     }
 
@@ -193,7 +197,7 @@ impl Client {
         node: u64,
         plus: bool,
         meanwhile: &mut dyn FnMut(),
-    ) -> Answer<Vec<Listed>> {
+    ) -> Answer<Vec<ListedEntry>> {
         let opened = self.ask(27, node, &words(&[0o200_000, 0]));
         let handle = match &opened {
             Ok(answer) => u64_at(answer, 0),
@@ -227,7 +231,7 @@ fn reading(handle: u64, offset: u64, size: u32) -> Vec<u8> {
 }
 
 /// Takes an answer apart; returns where the next begins.
-fn collect(mut answer: &[u8], plus: bool, all: &mut Vec<Listed>) -> u64 {
+fn collect(mut answer: &[u8], plus: bool, all: &mut Vec<ListedEntry>) -> u64 {
     let before = if plus { 128 } else { 0 };
     let mut offset = 0;
     while !answer.is_empty() {
@@ -236,7 +240,7 @@ fn collect(mut answer: &[u8], plus: bool, all: &mut Vec<Listed>) -> u64 {
         offset = u64_at(dirent, 8);
         let len = u32_at(dirent, 16) as usize;
         let name = dirent[24..24 + len].to_vec();
-        all.push(Listed { name, ino: u64_at(dirent, 0), found });
+        all.push(ListedEntry { name, ino: u64_at(dirent, 0), found });
         answer = &answer[before + (24 + len).next_multiple_of(8)..];
     }
     offset
