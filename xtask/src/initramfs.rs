@@ -1,7 +1,7 @@
 //! A first root file system: busybox, some kernel modules and an `/init` that gets a guest to a
 //! shell, or through a script.
 
-use crate::{cpio::Archive, modules::Module};
+use crate::{cpio::CpioArchive, modules::Module};
 
 /// What `/init` does once the file systems are mounted and the modules loaded.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub fn build_with(
     files: &[File],
     purpose: Purpose<'_>,
 ) -> Vec<u8> {
-    let mut archive = Archive::new();
+    let mut archive = CpioArchive::new();
     for directory in DIRECTORIES {
         archive.directory(directory);
     }

@@ -16,7 +16,7 @@ mod sys;
 
 use std::{fs::File, io::Write};
 
-use protocol::{Request, message};
+use protocol::{AgentRequest, message};
 
 fn main() {
     let control = match setup::first() {
@@ -41,7 +41,7 @@ fn serve(control: File) -> Result<(), (u8, String)> {
     let failed = |problem| (message::FAILED, problem);
     let bytes = std::fs::read(protocol::REQUEST_FILE)
         .map_err(|error| failed(format!("{}: {error}", protocol::REQUEST_FILE)))?;
-    let request = Request::decode(&bytes).ok_or_else(|| failed("damaged request".to_owned()))?;
+    let request = AgentRequest::decode(&bytes).ok_or_else(|| failed("damaged request".to_owned()))?;
     let starting = request.cpus.then(cpus::start).flatten();
     let mut host = control.try_clone().map_err(|error| failed(error.to_string()))?;
     clock::set(&mut host).map_err(|error| failed(format!("clock: {error}")))?;

@@ -14,12 +14,12 @@ use std::{
 
 use crate::{
     clock,
-    protocol::{self, MESSAGE, Request, Stream, message},
+    protocol::{self, MESSAGE, AgentRequest, Stream, message},
     relay, sys,
 };
 
 /// A started command.
-pub struct Running {
+pub struct RunningProcess {
     process: i32,
     /// The terminal's master side, if there is one.
     terminal: Option<File>,
@@ -34,14 +34,14 @@ fn failed(error: impl ToString) -> Failure {
 }
 
 /// Starts the command.
-pub fn start(request: &Request) -> Result<Running, Failure> {
+pub fn start(request: &AgentRequest) -> Result<RunningProcess, Failure> {
     match request.terminal {
         Some(size) => start_on_terminal(request, size),
         None => start_on_pipes(request),
     }
 }
 
-fn start_on_pipes(request: &Request) -> Result<Running, Failure> {
+fn start_on_pipes(request: &AgentRequest) -> Result<RunningProcess, Failure> {
     let mut command = command(request, false)?;
     command.stdin(stream(request, 0)?).stdout(stream(request, 1)?).stderr(stream(request, 2)?);
     let mut child = command.spawn().map_err(|error| not_started(request, &error))?;
@@ -54,7 +54,7 @@ fn start_on_pipes(request: &Request) -> Result<Running, Failure> {
     for (stream, number) in stdout.into_iter().chain(errors(&mut child)) {
         outputs.push(carry(File::from(stream), port(number)?));
     }
-    Ok(Running { process: child.id() as i32, terminal: None, outputs })
+    Ok(RunningProcess { process: child.id() as i32, terminal: None, outputs })
 }
 
 fn errors(child: &mut Child) -> Option<(OwnedFd, u32)> {
@@ -67,7 +67,7 @@ fn carry(from: File, to: File) -> JoinHandle<()> {
 }
 
 /// A standard stream of the command: a pipe, unless it needs no connection.
-fn stream(request: &Request, number: u8) -> Result<Stdio, Failure> {
+fn stream(request: &AgentRequest, number: u8) -> Result<Stdio, Failure> {
     match request.streams.iter().find(|stream| stream.number == number) {
         None => Ok(Stdio::piped()),
         // It is closed in the command's process.
@@ -80,7 +80,7 @@ fn stream(request: &Request, number: u8) -> Result<Stdio, Failure> {
     }
 }
 
-fn start_on_terminal(request: &Request, (rows, columns): (u16, u16)) -> Result<Running, Failure> {
+fn start_on_terminal(request: &AgentRequest, (rows, columns): (u16, u16)) -> Result<RunningProcess, Failure> {
     let (master, slave) = sys::terminal().map_err(failed)?;
     sys::set_window(&master, rows, columns).map_err(failed)?;
     let mut command = command(request, true)?;
@@ -97,14 +97,14 @@ fn start_on_terminal(request: &Request, (rows, columns): (u16, u16)) -> Result<R
     if let Some((stream, number)) = errors(&mut child) {
         outputs.push(carry(File::from(stream), port(number)?));
     }
-    Ok(Running { process: child.id() as i32, terminal: Some(master), outputs })
+    Ok(RunningProcess { process: child.id() as i32, terminal: Some(master), outputs })
 }
 
 fn port(number: u32) -> Result<File, Failure> {
     sys::connect_to_host(number).map_err(failed)
 }
 
-fn command(request: &Request, terminal: bool) -> Result<Command, Failure> {
+fn command(request: &AgentRequest, terminal: bool) -> Result<Command, Failure> {
     let mut arguments = request.arguments.iter().map(|bytes| OsStr::from_bytes(bytes));
     let mut command = Command::new(arguments.next().ok_or_else(|| failed("no command"))?);
     command.args(arguments).env_clear().current_dir(OsStr::from_bytes(&request.directory));
@@ -128,7 +128,7 @@ fn command(request: &Request, terminal: bool) -> Result<Command, Failure> {
     Ok(command)
 }
 
-fn not_started(request: &Request, error: &std::io::Error) -> Failure {
+fn not_started(request: &AgentRequest, error: &std::io::Error) -> Failure {
     let name = String::from_utf8_lossy(request.arguments.first().map_or(&[], Vec::as_slice));
     match error.kind() {
         ErrorKind::NotFound => (message::NOT_FOUND, format!("{name}: command not found")),
@@ -138,8 +138,8 @@ fn not_started(request: &Request, error: &std::io::Error) -> Failure {
 
 /// Passes signals and sizes on until the command ends; returns how it did, once all its output is
 /// with the host and all it wrote is with the host's files.
-pub fn finish(running: Running, control: File) -> (u8, u32) {
-    let Running { process, terminal, outputs } = running;
+pub fn finish(running: RunningProcess, control: File) -> (u8, u32) {
+    let RunningProcess { process, terminal, outputs } = running;
     thread::spawn(move || obey(control, process, terminal.as_ref()));
     let status = loop {
         match sys::wait_any() {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    protocol::{self, Request},
+    protocol::{self, AgentRequest},
     sys::{self, MS_MOVE, MS_RDONLY},
 };
 
@@ -53,7 +53,7 @@ fn load_modules() -> Result<()> {
 
 /// The host's root below a private overlay, the shared folders, kernel file systems; then all that
 /// becomes the root.
-pub fn root(request: &Request) -> Result<()> {
+pub fn root(request: &AgentRequest) -> Result<()> {
     for directory in ["/lower", "/over", NEW] {
         make(directory.as_ref())?;
     }

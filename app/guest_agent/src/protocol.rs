@@ -117,7 +117,7 @@ impl Stream {
 
 /// What the agent is to run, and in which surroundings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
+pub struct AgentRequest {
     /// The command and its arguments.
     pub arguments: Vec<Vec<u8>>,
     /// Its environment, as `NAME=value`.
@@ -146,7 +146,7 @@ pub struct Request {
     pub cpus: bool,
 }
 
-impl Request {
+impl AgentRequest {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_request_survives_the_journey() {
-        let request = Request {
+        let request = AgentRequest {
             arguments: vec![b"printf".to_vec(), b"a b\n".to_vec(), Vec::new(), vec![0xff]],
             environment: vec![b"A=b=c".to_vec()],
             directory: b"/some where".to_vec(),
@@ -244,7 +244,7 @@ mod tests {
             network: true,
             cpus: true,
         };
-        assert_eq!(Request::decode(&request.encode()), Some(request));
+        assert_eq!(AgentRequest::decode(&request.encode()), Some(request));
     }
 
     #[test]
@@ -257,7 +257,7 @@ mod tests {
             b"stream 1 1\0",
             b"huh 1\0",
         ] {
-            assert_eq!(Request::decode(bytes), None);
+            assert_eq!(AgentRequest::decode(bytes), None);
         }
     }
 

@@ -18,7 +18,7 @@ const BREATH: Duration = Duration::from_millis(50);
 /// What is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct TopRequest {
     /// Milliseconds between two looks.
     pub period: u64,
 }
@@ -26,7 +26,7 @@ pub struct Request {
 /// What is sent to the reader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Line {
+pub enum TopLine {
     /// A look at all vCPUs.
     Counts {
         /// Nanoseconds since the first.
@@ -42,7 +42,7 @@ pub enum Line {
 /// The reader goes.
 pub fn serve(
     inspector: &Inspector,
-    request: &Request,
+    request: &TopRequest,
     output: &mut impl Write,
     gone: impl Fn() -> bool,
 ) -> io::Result<()> {
@@ -50,7 +50,7 @@ pub fn serve(
     let mut next = began;
     while let Some(vcpus) = look(inspector) {
         let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        say(output, &Line::Counts { ns, vcpus })?;
+        say(output, &TopLine::Counts { ns, vcpus })?;
         output.flush()?;
         next += period;
         while Instant::now() < next {

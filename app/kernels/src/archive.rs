@@ -45,7 +45,7 @@ impl Suite {
 
 /// What kind of package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ArchiveKind {
     /// Built packages.
     Binary,
     /// Source packages.
@@ -56,7 +56,7 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Archive {
     suite: Suite,
-    kind: Kind,
+    kind: ArchiveKind,
     directory: PathBuf,
     /// Nobody else uses the directory.
     _alone: File,
@@ -67,7 +67,7 @@ impl Archive {
     ///
     /// # Errors
     /// apt is missing or cannot reach the archive.
-    pub fn open(suite: Suite, kind: Kind, directory: PathBuf) -> Result<Self> {
+    pub fn open(suite: Suite, kind: ArchiveKind, directory: PathBuf) -> Result<Self> {
         if !Path::new(KEYRING).exists() {
             bail!("{KEYRING} is missing: install the package debian-archive-keyring");
         }
@@ -172,8 +172,8 @@ impl Archive {
 
     fn source_entry(&self) -> String {
         let kind = match self.kind {
-            Kind::Binary => "deb",
-            Kind::Source => "deb-src",
+            ArchiveKind::Binary => "deb",
+            ArchiveKind::Source => "deb-src",
         };
         format!(
             "Types: {kind}\nURIs: {}\nSuites: {}\nComponents: main\nArchitectures: amd64\n\

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     alone::alone,
-    archive::{Archive, Kind, Suite},
+    archive::{Archive, ArchiveKind, Suite},
     command::{output, progress},
     modules::{Module, ModuleTree},
     scratch::Scratch,
@@ -197,7 +197,7 @@ impl Assets {
     /// # Errors
     /// The archive cannot be reached.
     pub fn archive(&self, suite: Suite) -> Result<Archive> {
-        Archive::open(suite, Kind::Binary, self.root.join("apt").join(suite.name()))
+        Archive::open(suite, ArchiveKind::Binary, self.root.join("apt").join(suite.name()))
     }
 
     /// A source package, unpacked with Debian's changes into a new folder; fetched if it is not in the
@@ -209,7 +209,7 @@ impl Assets {
         let name = format!("source-{}-{package}", suite.name());
         let manifest = self.entry(&name, |fresh| {
             let lists = self.root.join("apt").join(format!("{}-sources", suite.name()));
-            Archive::open(suite, Kind::Source, lists)?.download_source(package, fresh)?;
+            Archive::open(suite, ArchiveKind::Source, lists)?.download_source(package, fresh)?;
             let files = fs::read_dir(fresh)?.map(|entry| Ok(entry?.file_name()));
             let files: Vec<_> = files.collect::<Result<_>>()?;
             let files: Vec<_> = files.iter().map(|f| f.to_string_lossy().into_owned()).collect();

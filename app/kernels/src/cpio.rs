@@ -9,7 +9,7 @@ const CHARACTER_DEVICE: u32 = 0o020_000;
 
 /// An archive being written.
 #[derive(Debug, Default)]
-pub struct Archive {
+pub struct CpioArchive {
     bytes: Vec<u8>,
     inode: u32,
 }
@@ -21,7 +21,7 @@ struct Entry<'a> {
     content: &'a [u8],
 }
 
-impl Archive {
+impl CpioArchive {
     /// An empty archive.
     pub fn new() -> Self {
         Self::default()
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn layout_of_one_file() {
-        let mut archive = Archive::new();
+        let mut archive = CpioArchive::new();
         archive.file("init", 0o755, b"hello");
         let bytes = archive.finish();
         assert_eq!(&bytes[..6], b"070701");
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn the_same_content_gives_the_same_bytes() {
         let make = || {
-            let mut archive = Archive::new();
+            let mut archive = CpioArchive::new();
             archive.directory("dev");
             archive.character_device("dev/console", 5, 1);
             archive.symlink("bin", "usr/bin");

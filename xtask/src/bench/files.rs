@@ -16,7 +16,7 @@ use super::{packages, userland};
 use crate::{
     assets::{Assets, Kernel, KernelFiles},
     checks::root,
-    cpio::Archive,
+    cpio::CpioArchive,
     modules::ModuleTree,
 };
 
@@ -57,7 +57,7 @@ impl Files {
     /// The program as the first process, and busybox as its shell.
     fn initramfs(&self) -> Result<Vec<u8>> {
         let program = fs::read(&self.program)?;
-        let mut archive = Archive::new();
+        let mut archive = CpioArchive::new();
         for directory in ["bin", "dev", "mnt", "modules", "proc", "sys", "tmp"] {
             archive.directory(directory);
         }
@@ -70,7 +70,7 @@ impl Files {
     }
 
     /// Modules make starts slower, and only disks and networks need them.
-    fn add_modules(&self, archive: &mut Archive) -> Result<()> {
+    fn add_modules(&self, archive: &mut CpioArchive) -> Result<()> {
         let mut order = String::new();
         if self.userland.is_some() {
             let directory = self.kernel.image.with_file_name("modules");
@@ -84,7 +84,7 @@ impl Files {
     }
 
     /// Scripts for the programs on the disk.
-    fn add_scripts(&self, archive: &mut Archive) -> Result<()> {
+    fn add_scripts(&self, archive: &mut CpioArchive) -> Result<()> {
         if self.userland.is_some() {
             archive.directory("bench");
             archive.directory("bench/source");

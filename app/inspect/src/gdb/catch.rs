@@ -11,7 +11,7 @@ use std::{
 use ram::Ram;
 use x86::{Vcpu, paging::ADDRESS, paging::Roots};
 
-use crate::{linux::Kernel, memory};
+use crate::{linux::LinuxKernel, memory};
 
 /// Where a Linux kernel begins to tell of its own end: what some of them have.
 const OOPS: [&str; 3] = ["oops_begin", "panic", "vpanic"];
@@ -71,7 +71,7 @@ impl Catches {
 }
 
 fn oops(ram: &Ram) -> Result<Vec<(u64, String)>, String> {
-    let kernel = Kernel::find(ram).map_err(|unknown| format!("{unknown}\n"))?;
+    let kernel = LinuxKernel::find(ram).map_err(|unknown| format!("{unknown}\n"))?;
     let place = |name: &&str| Some((kernel.symbols.find(name)?, format!("oops ({name})")));
     Ok(OOPS.iter().filter_map(place).collect())
 }
@@ -126,7 +126,7 @@ fn root(cr3: u64) -> u64 {
 
 /// The root of a process's page tables.
 fn root_of(ram: &Ram, pid: u32) -> Result<u64, String> {
-    let kernel = Kernel::find(ram).map_err(|unknown| unknown.to_string())?;
+    let kernel = LinuxKernel::find(ram).map_err(|unknown| unknown.to_string())?;
     let task = kernel.processes(ram).into_iter().find(|task| task.pid == pid);
     let task = task.ok_or_else(|| format!("there is no process {pid}"))?;
     let root = kernel.tables_of(ram, &task);

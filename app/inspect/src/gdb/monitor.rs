@@ -7,7 +7,7 @@ use x86::paging::{ADDRESS, NX, P, PS, RW, Roots, US};
 
 use super::{registers::listing, target::Debugged};
 use crate::{
-    linux::{Kernel, Task},
+    linux::{LinuxKernel, Task},
     vmcoreinfo::VmCoreInfo,
 };
 
@@ -79,7 +79,7 @@ fn kaslr(ram: &Ram) -> String {
 }
 
 fn processes(ram: &Ram) -> String {
-    let kernel = match Kernel::find(ram) {
+    let kernel = match LinuxKernel::find(ram) {
         Ok(kernel) => kernel,
         Err(unknown) => return format!("{unknown}\n"),
     };

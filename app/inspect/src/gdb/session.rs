@@ -22,7 +22,7 @@ use vmm::{Inspector, Reached};
 use super::target::{Debugged, tid_of};
 
 /// What happens in a session.
-pub enum Event {
+pub enum DebuggerEvent {
     /// GDB has sent something.
     Bytes(Vec<u8>),
     /// GDB has gone.
@@ -37,7 +37,7 @@ pub enum Event {
 
 /// Why a session ended badly.
 #[derive(Debug, thiserror::Error)]
-pub enum Problem {
+pub enum SessionProblem {
     /// The host gives no thread.
     #[error("no thread for a debugger: {0}")]
     Thread(io::Error),
@@ -72,7 +72,7 @@ type StubError = GdbStubError<Infallible, io::Error>;
 
 /// What has come and has not been dealt with.
 struct Incoming {
-    events: Receiver<Event>,
+    events: Receiver<DebuggerEvent>,
     bytes: VecDeque<u8>,
     ended: bool,
 }
@@ -93,14 +93,14 @@ impl Incoming {
                 return Next::Byte(byte);
             }
             match self.events.recv() {
-                Ok(Event::Bytes(bytes)) => self.bytes.extend(bytes),
-                Ok(Event::Reached(vcpu, reached)) => return Next::Reached(vcpu, reached),
-                Ok(Event::Stepped) => return Next::Stepped,
-                Ok(Event::Ended) => {
+                Ok(DebuggerEvent::Bytes(bytes)) => self.bytes.extend(bytes),
+                Ok(DebuggerEvent::Reached(vcpu, reached)) => return Next::Reached(vcpu, reached),
+                Ok(DebuggerEvent::Stepped) => return Next::Stepped,
+                Ok(DebuggerEvent::Ended) => {
                     self.ended = true;
                     return Next::Ended;
                 }
-                Ok(Event::Gone) | Err(_) => return Next::Gone,
+                Ok(DebuggerEvent::Gone) | Err(_) => return Next::Gone,
             }
         }
     }
@@ -109,17 +109,17 @@ impl Incoming {
 /// Serves a debugger until it leaves; the machine stands for it now, and goes on then.
 ///
 /// # Errors
-/// [`Problem`]; the machine goes on all the same.
+/// [`SessionProblem`]; the machine goes on all the same.
 pub fn serve(
     inspector: &Inspector,
     reader: impl Read + Send + 'static,
     writer: impl Write,
     attached: impl FnOnce(),
-) -> Result<(), Problem> {
+) -> Result<(), SessionProblem> {
     let (sender, events) = channel();
     let mut machine = Debugged::new(inspector, sender.clone());
     attached();
-    listen(reader, sender).map_err(Problem::Thread)?;
+    listen(reader, sender).map_err(SessionProblem::Thread)?;
     let incoming = Incoming { events, bytes: VecDeque::new(), ended: false };
     let outgoing = Outgoing { writer, buffer: Vec::new() };
     let ended = converse(&mut machine, incoming, outgoing);
@@ -127,21 +127,21 @@ pub fn serve(
     match ended {
         Ok(Some(DisconnectReason::Kill)) => machine.inspector().stop(),
         Ok(_) => {}
-        Err(error) => return Err(Problem::Protocol(error.to_string())),
+        Err(error) => return Err(SessionProblem::Protocol(error.to_string())),
     }
     Ok(())
 }
 
-fn listen(mut reader: impl Read + Send + 'static, events: Sender<Event>) -> io::Result<()> {
+fn listen(mut reader: impl Read + Send + 'static, events: Sender<DebuggerEvent>) -> io::Result<()> {
     let listen = move || {
         let mut buffer = [0; 4096];
         while let Ok(count @ 1..) = reader.read(&mut buffer) {
-            if events.send(Event::Bytes(buffer[..count].to_vec())).is_err() {
+            if events.send(DebuggerEvent::Bytes(buffer[..count].to_vec())).is_err() {
                 return;
             }
         }
         // Nobody to tell means the session is over.
-        let _ = events.send(Event::Gone);
+        let _ = events.send(DebuggerEvent::Gone);
     };
     thread::Builder::new().name("gdb".into()).spawn(listen).map(drop)
 }

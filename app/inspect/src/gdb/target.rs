@@ -32,7 +32,7 @@ use super::{
     catch::{Catches, Only},
     monitor,
     registers::{Image, Machine64, Number},
-    session::Event,
+    session::DebuggerEvent,
 };
 use crate::memory;
 
@@ -53,7 +53,7 @@ pub struct Debugged {
     locked: bool,
     /// The vCPU that makes its step out of HLT: a breakpoint of ours is where it goes on.
     leaving_halt: Option<(usize, u64)>,
-    events: Sender<Event>,
+    events: Sender<DebuggerEvent>,
     /// Addresses are physical ones.
     pub(super) physical: bool,
     /// Code that stops the machine besides breakpoints.
@@ -65,7 +65,7 @@ pub struct Debugged {
 /// Tells the session what has been reached, and that the machine has ended.
 struct Watcher {
     vcpu: usize,
-    events: Sender<Event>,
+    events: Sender<DebuggerEvent>,
     only: Only,
 }
 
@@ -74,7 +74,7 @@ impl Attendant for Watcher {
         if matches!(reached, Reached::Breakpoint) && self.only.spares(engine.vcpu()) {
             return Verdict::GoOn;
         }
-        match self.events.send(Event::Reached(self.vcpu, reached)) {
+        match self.events.send(DebuggerEvent::Reached(self.vcpu, reached)) {
             Ok(()) => Verdict::Stand,
             // The session is over, and its attendant about to leave.
             Err(_) => Verdict::GoOn,
@@ -85,13 +85,13 @@ impl Attendant for Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         // A session that is over need not know.
-        let _ = self.events.send(Event::Ended);
+        let _ = self.events.send(DebuggerEvent::Ended);
     }
 }
 
 impl Debugged {
     /// Has the machine stand for a session.
-    pub fn new(inspector: &Inspector, events: Sender<Event>) -> Self {
+    pub fn new(inspector: &Inspector, events: Sender<DebuggerEvent>) -> Self {
         let only = Only::default();
         let attend = |vcpu| {
             let watcher = Watcher { vcpu, events: events.clone(), only: only.clone() };
@@ -192,9 +192,9 @@ impl Debugged {
             return self.go_on(Some(vcpu));
         }
         let event = match self.inspector.visit(vcpu, |visited| visited.engine.step()) {
-            None => Event::Ended,
-            Some(Some(reached)) => Event::Reached(vcpu, reached),
-            Some(None) => Event::Stepped,
+            None => DebuggerEvent::Ended,
+            Some(Some(reached)) => DebuggerEvent::Reached(vcpu, reached),
+            Some(None) => DebuggerEvent::Stepped,
         };
         // The receiver is in the session that has called this.
         let _ = self.events.send(event);

@@ -4,7 +4,7 @@
 
 use ram::Ram;
 
-use super::{Kernel, Unknown};
+use super::{LinuxKernel, Unknown};
 
 /// Levels of the tree, and folders and mounts of a path, at the most.
 const LEVELS: usize = 12;
@@ -65,7 +65,7 @@ impl Maps {
     ///
     /// # Errors
     /// The kernel has other structures.
-    pub fn of(kernel: &Kernel) -> Result<Self, Unknown> {
+    pub fn of(kernel: &LinuxKernel) -> Result<Self, Unknown> {
         let offset = |structure, member| kernel.types.offset(structure, member);
         let area = |member| offset("vm_area_struct", member);
         Ok(Self {
@@ -81,7 +81,7 @@ impl Maps {
     }
 
     /// What a task has mapped at an address (GVA).
-    pub fn find(&self, kernel: &Kernel, ram: &Ram, task: u64, address: u64) -> Option<Place> {
+    pub fn find(&self, kernel: &LinuxKernel, ram: &Ram, task: u64, address: u64) -> Option<Place> {
         let word = |at: u64, offset: u64| kernel.word(ram, at.wrapping_add(offset));
         let mm = word(task, self.mm).filter(|mm| *mm != 0)?;
         let area = mapped(word(mm, self.root)?, address, &|at| kernel.word(ram, at))?;
@@ -98,7 +98,7 @@ impl Maps {
 }
 
 impl Paths {
-    fn of(kernel: &Kernel) -> Result<Self, Unknown> {
+    fn of(kernel: &LinuxKernel) -> Result<Self, Unknown> {
         let offset = |structure, member| kernel.types.offset(structure, member);
         Ok(Self {
             file: offset("file", "f_path")?,

@@ -52,7 +52,7 @@ pub enum Unknown {
 }
 
 /// A kernel that is understood.
-pub struct Kernel {
+pub struct LinuxKernel {
     /// Its symbols.
     pub symbols: Symbols,
     /// Its types.
@@ -82,7 +82,7 @@ pub struct Task {
     pub comm: String,
 }
 
-impl Kernel {
+impl LinuxKernel {
     /// Finds the kernel in memory.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Kernel {
     /// stands from the moment on at which there is one: reading all of it takes a while. `None` if the machine has ended.
     ///
     /// # Errors
-    /// As [`Kernel::find`].
+    /// As [`LinuxKernel::find`].
     pub fn await_in(
         inspector: &Inspector,
         wait: bool,

@@ -24,7 +24,7 @@ use x86::{paging::Roots, seg};
 
 use crate::{
     lines::say,
-    linux::{self, Kernel, Maps, Task},
+    linux::{self, LinuxKernel, Maps, Task},
     memory,
 };
 use orc::{Caller, Orc};
@@ -41,7 +41,7 @@ const REST: u32 = 4;
 /// What is to be sampled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct ProfileRequest {
     /// How often a second.
     pub hertz: u32,
     /// Wait for a kernel if there is none yet.
@@ -51,7 +51,7 @@ pub struct Request {
 /// What is sent to the reader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Line {
+pub enum ProfileLine {
     /// It begins, on so many vCPUs.
     Started {
         /// Their number.
@@ -79,12 +79,12 @@ pub struct Sample {
     /// The thread's name.
     pub comm: String,
     /// What it executed first, then who called that.
-    pub frames: Vec<Frame>,
+    pub frames: Vec<StackFrame>,
 }
 
 /// A function that was being executed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frame {
+pub struct StackFrame {
     /// The address (GVA).
     pub address: u64,
     /// Whose code it is.
@@ -118,7 +118,7 @@ pub enum Code {
 
 /// What is known of the guest's kernel.
 struct Sampler {
-    kernel: Kernel,
+    kernel: LinuxKernel,
     ram: Ram,
     orc: Option<Orc>,
     maps: Option<Maps>,
@@ -133,17 +133,17 @@ struct Sampler {
 /// The reader goes.
 pub fn serve(
     inspector: &Inspector,
-    request: &Request,
+    request: &ProfileRequest,
     output: &mut impl Write,
     gone: impl Fn() -> bool,
 ) -> io::Result<()> {
-    let kernel = match Kernel::await_in(inspector, request.wait, &gone) {
+    let kernel = match LinuxKernel::await_in(inspector, request.wait, &gone) {
         Ok(Some((kernel, _))) => kernel,
-        Ok(None) => return say(output, &Line::Error("the machine has ended".to_owned())),
-        Err(unknown) => return say(output, &Line::Error(unknown.to_string())),
+        Ok(None) => return say(output, &ProfileLine::Error("the machine has ended".to_owned())),
+        Err(unknown) => return say(output, &ProfileLine::Error(unknown.to_string())),
     };
     let sampler = Arc::new(Sampler::new(kernel, inspector.ram().clone()));
-    say(output, &Line::Started { vcpus: inspector.vcpus() })?;
+    say(output, &ProfileLine::Started { vcpus: inspector.vcpus() })?;
     let pause = Duration::from_secs(1) / request.hertz.clamp(1, MOST_HERTZ);
     let mut looks: Vec<Look> = (0..inspector.vcpus()).map(Look::new).collect();
     while !gone() {
@@ -151,14 +151,14 @@ pub fn serve(
         let mut late = 0;
         for look in &mut looks {
             match look.go_on(&sampler, inspector) {
-                Seen::Sample(sample) => say(output, &Line::Sample(sample))?,
+                Seen::Sample(sample) => say(output, &ProfileLine::Sample(sample))?,
                 Seen::Nothing => {}
                 Seen::Late => late += 1,
                 Seen::End => return output.flush(),
             }
         }
         if late != 0 {
-            say(output, &Line::Late(late))?;
+            say(output, &ProfileLine::Late(late))?;
         }
         output.flush()?;
         thread::sleep(next.saturating_duration_since(Instant::now()));
@@ -210,7 +210,7 @@ impl Look {
 }
 
 impl Sampler {
-    fn new(kernel: Kernel, ram: Ram) -> Self {
+    fn new(kernel: LinuxKernel, ram: Ram) -> Self {
         let symbol = |name| kernel.symbols.find(name).unwrap_or_default();
         let text = symbol("_stext")..symbol("_end");
         let (orc, maps) = (Orc::read(&kernel, &ram), Maps::of(&kernel).ok());
@@ -243,7 +243,7 @@ impl Sampler {
         self.kernel.current_by(&self.ram, base)
     }
 
-    fn frames(&self, engine: &dyn Engine, task: u64) -> Vec<Frame> {
+    fn frames(&self, engine: &dyn Engine, task: u64) -> Vec<StackFrame> {
         let state = engine.vcpu();
         let word = |gva| self.kernel.word(&self.ram, gva);
         let mut frames = Vec::new();
@@ -268,17 +268,23 @@ impl Sampler {
         frames
     }
 
-    fn in_kernel(&self, address: u64) -> Frame {
+    fn in_kernel(&self, address: u64) -> StackFrame {
         let found = self.kernel.symbols.before(address).filter(|_| self.text.contains(&address));
         let code = found.map_or(Code::Module, |(symbol, offset)| {
             let symbol = symbol.to_owned();
             Code::Kernel { symbol, offset }
         });
-        Frame { address, code }
+        StackFrame { address, code }
     }
 
     /// A program's frames: by RBP, as long as what it leads to is a stack with returns into code.
-    fn program(&self, engine: &dyn Engine, task: u64, first: orc::Frame, frames: &mut Vec<Frame>) {
+    fn program(
+        &self,
+        engine: &dyn Engine,
+        task: u64,
+        first: orc::OrcFrame,
+        frames: &mut Vec<StackFrame>,
+    ) {
         let roots = Roots::from(engine.vcpu());
         let word = |gva| memory::word(&self.ram, roots, gva);
         let find = |address| {
@@ -299,8 +305,8 @@ impl Sampler {
     }
 }
 
-fn in_program(address: u64, place: Option<linux::Place>) -> Frame {
+fn in_program(address: u64, place: Option<linux::Place>) -> StackFrame {
     let file = place.and_then(|place| Some((place.path?, place.offset)));
     let code = file.map_or(Code::Anonymous, |(path, offset)| Code::File { path, offset });
-    Frame { address, code }
+    StackFrame { address, code }
 }

@@ -6,7 +6,7 @@
 use ram::Ram;
 use x86::reg::{RBP, RDI, RDX, RSP};
 
-use crate::linux::Kernel;
+use crate::linux::LinuxKernel;
 
 /// Entries at the most: a kernel has some 400 000.
 const MOST: u64 = 4 << 20;
@@ -49,7 +49,7 @@ enum Kind {
 
 /// Where a frame's code and stack are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Frame {
+pub struct OrcFrame {
     /// RIP (GVA).
     pub ip: u64,
     /// RSP (GVA).
@@ -64,14 +64,14 @@ pub struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
     /// Kernel code.
-    Kernel(Frame),
+    Kernel(OrcFrame),
     /// A program, by a system call or an interrupt.
-    Program(Frame),
+    Program(OrcFrame),
 }
 
 impl Orc {
     /// Reads them; none if this kernel has no such tables, or other ones.
-    pub fn read(kernel: &Kernel, ram: &Ram) -> Option<Self> {
+    pub fn read(kernel: &LinuxKernel, ram: &Ram) -> Option<Self> {
         let symbol = |name| kernel.symbols.find(name);
         let (places, end) = (symbol("__start_orc_unwind_ip")?, symbol("__stop_orc_unwind_ip")?);
         let entries = symbol("__start_orc_unwind")?;
@@ -99,7 +99,7 @@ impl Orc {
     /// The caller of a frame. `registers` are the vCPU's, for the frame that it executes.
     pub fn caller(
         &self,
-        frame: Frame,
+        frame: OrcFrame,
         registers: Option<&[u64; 16]>,
         word: &dyn Fn(u64) -> Option<u64>,
     ) -> Option<Caller> {
@@ -111,15 +111,15 @@ impl Orc {
             Kind::End => None,
             Kind::Call => {
                 let ip = at(8u64.wrapping_neg())?;
-                Some(Caller::Kernel(Frame { ip, sp: top, bp: bp?, exact: false }))
+                Some(Caller::Kernel(OrcFrame { ip, sp: top, bp: bp?, exact: false }))
             }
             Kind::Registers => {
                 let bp = if entry.bp_base == 0 { at(REGS_BP)? } else { bp? };
-                let next = Frame { ip: at(REGS_IP)?, sp: at(REGS_SP)?, bp, exact: true };
+                let next = OrcFrame { ip: at(REGS_IP)?, sp: at(REGS_SP)?, bp, exact: true };
                 Some(Caller::of(next, at(REGS_CS)?))
             }
             Kind::Interrupted => {
-                let next = Frame { ip: at(0)?, sp: at(24)?, bp: bp?, exact: true };
+                let next = OrcFrame { ip: at(0)?, sp: at(24)?, bp: bp?, exact: true };
                 Some(Caller::of(next, at(8)?))
             }
         }
@@ -127,7 +127,7 @@ impl Orc {
 }
 
 impl Caller {
-    fn of(frame: Frame, cs: u64) -> Self {
+    fn of(frame: OrcFrame, cs: u64) -> Self {
         if cs & 3 == 3 { Self::Program(frame) } else { Self::Kernel(frame) }
     }
 }
@@ -154,7 +154,7 @@ impl Entry {
     /// What the offsets count from: RSP of the caller, or where registers lie (GVA).
     fn top(
         &self,
-        frame: Frame,
+        frame: OrcFrame,
         registers: Option<&[u64; 16]>,
         word: &dyn Fn(u64) -> Option<u64>,
     ) -> Option<u64> {
@@ -174,7 +174,12 @@ impl Entry {
     }
 
     /// RBP of the caller.
-    fn caller_bp(&self, frame: Frame, top: u64, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
+    fn caller_bp(
+        &self,
+        frame: OrcFrame,
+        top: u64,
+        word: &dyn Fn(u64) -> Option<u64>,
+    ) -> Option<u64> {
         match self.bp_base {
             0 => Some(frame.bp),
             1 => word(top.wrapping_add_signed(self.bp_offset)),
@@ -185,8 +190,8 @@ impl Entry {
 }
 
 /// The frame that a vCPU executes.
-pub fn innermost(rip: u64, registers: &[u64; 16]) -> Frame {
-    Frame { ip: rip, sp: registers[RSP], bp: registers[RBP], exact: true }
+pub fn innermost(rip: u64, registers: &[u64; 16]) -> OrcFrame {
+    OrcFrame { ip: rip, sp: registers[RSP], bp: registers[RBP], exact: true }
 }
 
 #[cfg(test)]
@@ -227,11 +232,11 @@ mod tests {
     fn callers_are_found_in_old_and_new_tables() {
         for is_old in [true, false] {
             let orc = tables(is_old);
-            let inside = Frame { ip: FUNCTION + 9, sp: STACK, bp: 1, exact: true };
-            let caller = Frame { ip: FUNCTION + 5, sp: STACK + 16, bp: 0xb0, exact: false };
+            let inside = OrcFrame { ip: FUNCTION + 9, sp: STACK, bp: 1, exact: true };
+            let caller = OrcFrame { ip: FUNCTION + 5, sp: STACK + 16, bp: 0xb0, exact: false };
             assert_eq!(orc.caller(inside, None, &stack), Some(Caller::Kernel(caller)));
-            let inside = Frame { ip: HANDLER, sp: STACK, bp: 1, exact: true };
-            let program = Frame { ip: 0x40_0000, sp: 0x7f00, bp: 0xb1, exact: true };
+            let inside = OrcFrame { ip: HANDLER, sp: STACK, bp: 1, exact: true };
+            let program = OrcFrame { ip: 0x40_0000, sp: 0x7f00, bp: 0xb1, exact: true };
             assert_eq!(orc.caller(inside, None, &stack), Some(Caller::Program(program)));
         }
     }
@@ -239,14 +244,14 @@ mod tests {
     #[test]
     fn a_call_at_a_functions_end_is_that_functions() {
         let orc = tables(false);
-        let returned = Frame { ip: HANDLER, sp: STACK, bp: 1, exact: false };
+        let returned = OrcFrame { ip: HANDLER, sp: STACK, bp: 1, exact: false };
         assert!(matches!(orc.caller(returned, None, &stack), Some(Caller::Kernel(_))));
     }
 
     #[test]
     fn what_is_not_known_has_no_caller() {
         let orc = tables(false);
-        let frame = |ip, sp| Frame { ip, sp, bp: 0, exact: true };
+        let frame = |ip, sp| OrcFrame { ip, sp, bp: 0, exact: true };
         assert_eq!(orc.caller(frame(FUNCTION - 1, STACK), None, &stack), None, "before all code");
         assert_eq!(
             orc.caller(frame(FUNCTION, STACK + 0x1000), None, &stack),

@@ -4,7 +4,7 @@
 use ram::Ram;
 
 use super::{Refused, numbers, structures};
-use crate::linux::Kernel;
+use crate::linux::LinuxKernel;
 
 /// What the functions of system calls are called, and their descriptions.
 const FUNCTION: &str = "__x64_sys_";
@@ -92,7 +92,7 @@ impl Call {
     }
 
     /// A system call and the address of its function.
-    pub fn find(kernel: &Kernel, ram: &Ram, name: &str) -> Result<(u64, Self), Refused> {
+    pub fn find(kernel: &LinuxKernel, ram: &Ram, name: &str) -> Result<(u64, Self), Refused> {
         let other = OTHER.iter().find(|(_, manual)| *manual == name).map(|(function, _)| *function);
         let found = [Some(name), other].into_iter().flatten().find_map(|function| {
             let address = kernel.symbols.find(&format!("{FUNCTION}{function}"))?;
@@ -102,13 +102,13 @@ impl Call {
     }
 
     /// All there are.
-    pub fn all(kernel: &Kernel, ram: &Ram) -> Vec<(u64, Self)> {
+    pub fn all(kernel: &LinuxKernel, ram: &Ram) -> Vec<(u64, Self)> {
         let functions: Vec<_> = kernel.symbols.starting(FUNCTION).collect();
         let plain = functions.into_iter().filter(|(name, _)| !name.contains('.'));
         plain.map(|(name, at)| (at, Self::new(kernel, ram, &name[FUNCTION.len()..]))).collect()
     }
 
-    fn new(kernel: &Kernel, ram: &Ram, function: &str) -> Self {
+    fn new(kernel: &LinuxKernel, ram: &Ram, function: &str) -> Self {
         let manual = OTHER.iter().find(|(known, _)| *known == function).map(|(_, manual)| *manual);
         let name = manual.unwrap_or(function).to_owned();
         let described = kernel.symbols.find(&format!("{DESCRIPTION}{function}"));
@@ -182,7 +182,7 @@ impl Call {
 
 /// What the kernel says of a system call's arguments.
 fn described_as(
-    kernel: &Kernel,
+    kernel: &LinuxKernel,
     ram: &Ram,
     at: u64,
     name: &str,

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind};
 use ram::Ram;
 
-use crate::linux::Kernel;
+use crate::linux::LinuxKernel;
 
 /// Functions that lead to each other, ends, and bytes of a function, at the most.
 const MOST_FUNCTIONS: usize = 24;
@@ -24,7 +24,7 @@ trait Text {
     fn is_thunk(&self, address: u64) -> bool;
 }
 
-impl Text for (&Kernel, &Ram) {
+impl Text for (&LinuxKernel, &Ram) {
     fn function(&self, address: u64) -> Option<(u64, Vec<u8>)> {
         let (kernel, ram) = self;
         let range = kernel.symbols.around(address)?;
@@ -40,7 +40,7 @@ impl Text for (&Kernel, &Ram) {
 }
 
 /// The addresses of the instructions with which a function returns, that of its tail calls included; `None` if not all are known.
-pub fn of(kernel: &Kernel, ram: &Ram, entry: u64) -> Option<BTreeSet<u64>> {
+pub fn of(kernel: &LinuxKernel, ram: &Ram, entry: u64) -> Option<BTreeSet<u64>> {
     found(&(kernel, ram), entry)
 }
 

@@ -40,11 +40,11 @@ use vmm::{Inspector, Probes};
 
 use crate::{
     lines::say,
-    linux::{Kernel, Unknown},
+    linux::{LinuxKernel, Unknown},
 };
 use held::Held;
-use outlet::{Item, Outlet};
-use plan::Plan;
+use outlet::{Item, TraceOutlet};
+use plan::TracePlan;
 use tracer::{Points, Tracer, Wanted};
 
 pub use orders::Orders;
@@ -110,7 +110,7 @@ struct Trace {
     attendants: Vec<Option<u64>>,
     items: Receiver<Item>,
     lost: Arc<AtomicU64>,
-    outlet: Arc<Outlet>,
+    outlet: Arc<TraceOutlet>,
     probes: usize,
     /// Who makes events of each vCPU's records.
     points: Vec<Points>,
@@ -125,9 +125,10 @@ fn start(
     gone: &impl Fn() -> bool,
 ) -> Result<(Trace, Orders), Refused> {
     let filter = request.filter.as_deref().map(Filter::new).transpose()?;
-    let (kernel, still) = Kernel::await_in(inspector, request.wait, gone)?.ok_or(Refused::Ended)?;
+    let (kernel, still) =
+        LinuxKernel::await_in(inspector, request.wait, gone)?.ok_or(Refused::Ended)?;
     let kernel = Arc::new(kernel);
-    let plan = Plan::new(&kernel, inspector.ram(), &request.events)?;
+    let plan = TracePlan::new(&kernel, inspector.ram(), &request.events)?;
     let doing = plan.doings().iter().next().copied();
     if let Some(doing) = doing.filter(|_| request.pid.is_some() || request.comm.is_some()) {
         return Err(Refused::NoProcess(doing));
@@ -141,7 +142,7 @@ fn start(
     let shared = Arc::default();
     let wanted =
         Wanted { filter, comm: request.comm.clone(), pid: request.pid, stops: request.stops };
-    let outlet = Arc::new(Outlet::new(sender, Arc::clone(&lost)));
+    let outlet = Arc::new(TraceOutlet::new(sender, Arc::clone(&lost)));
     let tracer = Arc::new(Tracer {
         kernel: Arc::clone(&kernel),
         ram: inspector.ram().clone(),

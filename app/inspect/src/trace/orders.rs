@@ -13,7 +13,7 @@ use super::{
     lock,
     tracer::{ARGUMENTS, Shared, Stop},
 };
-use crate::{linux::Kernel, memory};
+use crate::{linux::LinuxKernel, memory};
 
 /// Bytes that are read at once, at the most.
 const MOST_BYTES: usize = 64 << 10;
@@ -30,7 +30,7 @@ const FLAGS: u64 = 0x8d5;
 /// Carries out a service's orders.
 pub struct Orders {
     inspector: Inspector,
-    kernel: Arc<Kernel>,
+    kernel: Arc<LinuxKernel>,
     shared: Arc<Shared>,
     attendants: Vec<Option<u64>>,
     registers: Rights,
@@ -42,7 +42,7 @@ type Done = Result<Answer, String>;
 impl Orders {
     pub(super) fn new(
         inspector: Inspector,
-        kernel: Arc<Kernel>,
+        kernel: Arc<LinuxKernel>,
         shared: Arc<Shared>,
         attendants: Vec<Option<u64>>,
         request: &Request,

@@ -31,7 +31,7 @@ pub struct Batch {
 const MOST_BYTES: usize = 64 << 20;
 
 /// The way to whoever tells events. It ends with the attendants: engines keep the rest of a trace longer.
-pub struct Outlet {
+pub struct TraceOutlet {
     sink: Mutex<Option<SyncSender<Item>>>,
     pub lost: Arc<AtomicU64>,
     /// Bytes of records on their way.
@@ -40,7 +40,7 @@ pub struct Outlet {
     pub attended: AtomicUsize,
 }
 
-impl Outlet {
+impl TraceOutlet {
     pub fn new(sink: SyncSender<Item>, lost: Arc<AtomicU64>) -> Self {
         Self {
             sink: Mutex::new(Some(sink)),

@@ -9,7 +9,7 @@ use ram::Ram;
 use vmm::{Probes, Watch};
 
 use super::{Refused, breakpoints, calls::Call, exits, facts};
-use crate::linux::{Kernel, Parameter};
+use crate::linux::{LinuxKernel, Parameter};
 
 /// What is done at a point.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ impl Point {
 
 /// Points, and where the functions end whose results are wanted (GVA).
 #[derive(Clone, Debug, Default)]
-pub struct Plan {
+pub struct TracePlan {
     points: HashMap<u64, Vec<Point>>,
     /// Ends of functions of which all ends are known, with the functions' entries.
     exits: HashMap<u64, Vec<u64>>,
@@ -70,7 +70,7 @@ const DOINGS: [&str; 5] = ["port", "mmio", "msr", "vector", "engine"];
 const MOST_WATCHED: u64 = 1 << 20;
 
 /// The address of `SYMBOL`, `SYMBOL+OFFSET` or `0xADDRESS`.
-fn address_of(kernel: &Kernel, event: &str, place: &str) -> Result<u64, Refused> {
+fn address_of(kernel: &LinuxKernel, event: &str, place: &str) -> Result<u64, Refused> {
     let number = |digits: &str| {
         let number = u64::from_str_radix(digits.trim_start_matches("0x"), 16);
         number.map_err(|_| Refused::Event(event.to_owned()))
@@ -83,9 +83,9 @@ fn address_of(kernel: &Kernel, event: &str, place: &str) -> Result<u64, Refused>
     Ok(at.wrapping_add(number(offset)?))
 }
 
-impl Plan {
+impl TracePlan {
     /// The points of these events.
-    pub fn new(kernel: &Kernel, ram: &Ram, events: &[String]) -> Result<Self, Refused> {
+    pub fn new(kernel: &LinuxKernel, ram: &Ram, events: &[String]) -> Result<Self, Refused> {
         let mut plan = Self::default();
         events.iter().try_for_each(|event| plan.add(kernel, ram, event))?;
         // With all system calls traced, the one place they return to is cheaper than the ends of each.
@@ -147,7 +147,7 @@ impl Plan {
     }
 
     /// A function returns to a place that others return to, too: system calls all to the same. Its own ends cost the others nothing.
-    fn add_exits(&mut self, kernel: &Kernel, ram: &Ram) {
+    fn add_exits(&mut self, kernel: &LinuxKernel, ram: &Ram) {
         for (entry, points) in &self.points {
             if points.iter().any(Point::ends)
                 && let Some(exits) = exits::of(kernel, ram, *entry)
@@ -164,7 +164,7 @@ impl Plan {
         self.points.entry(address).or_default().push(point);
     }
 
-    fn add(&mut self, kernel: &Kernel, ram: &Ram, event: &str) -> Result<(), Refused> {
+    fn add(&mut self, kernel: &LinuxKernel, ram: &Ram, event: &str) -> Result<(), Refused> {
         let symbol =
             |name: &str| kernel.symbols.find(name).ok_or_else(|| Refused::Symbol(name.to_owned()));
         match event.split_once(':') {
@@ -210,14 +210,14 @@ impl Plan {
         Ok(())
     }
 
-    fn add_all_calls(&mut self, kernel: &Kernel, ram: &Ram) {
+    fn add_all_calls(&mut self, kernel: &LinuxKernel, ram: &Ram) {
         for (address, call) in Call::all(kernel, ram) {
             self.put(address, Point::Call(Arc::new(call)));
         }
     }
 
     /// The C functions that these names are the beginning of. `exc_nmi` may come where no task can be told.
-    fn add_starting(&mut self, kernel: &Kernel, prefix: &str, point: fn(String) -> Point) {
+    fn add_starting(&mut self, kernel: &LinuxKernel, prefix: &str, point: fn(String) -> Point) {
         let plain = |name: &str| !name.contains('.') && !name.ends_with("_noist");
         let found: Vec<_> = kernel.symbols.starting(prefix).collect();
         for (name, address) in found.into_iter().filter(|(name, _)| plain(name)) {

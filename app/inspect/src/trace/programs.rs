@@ -10,11 +10,11 @@ use x86::{
 
 use super::{
     calls::{Call, Piece},
-    plan::{Plan, Point},
+    plan::{Point, TracePlan},
     scene::{REGISTERS, RIP},
     tracer::{ARGUMENTS, FILENAME, Wanted},
 };
-use crate::linux::{Form, Kernel};
+use crate::linux::{Form, LinuxKernel};
 
 /// Values of a program.
 const TASK: u8 = LOADED as u8;
@@ -42,8 +42,8 @@ pub struct Programs {
 
 /// Makes them. Functions whose ends are not known return to one of `returns`.
 pub fn programs(
-    (kernel, ram): (&Kernel, &Ram),
-    plan: &Plan,
+    (kernel, ram): (&LinuxKernel, &Ram),
+    plan: &TracePlan,
     wanted: &Wanted,
     returns: &HashSet<u64>,
 ) -> Programs {
@@ -62,9 +62,9 @@ pub fn programs(
 }
 
 struct Maker<'a> {
-    kernel: &'a Kernel,
+    kernel: &'a LinuxKernel,
     ram: &'a Ram,
-    plan: &'a Plan,
+    plan: &'a TracePlan,
     wanted: &'a Wanted,
     returns: &'a HashSet<u64>,
     made: Programs,

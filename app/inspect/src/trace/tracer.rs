@@ -24,13 +24,13 @@ use super::{
     doings,
     facts::Facts,
     lock, numbers,
-    outlet::{Batch, Item, Outlet, when},
-    plan::{Plan, Point},
+    outlet::{Batch, Item, TraceOutlet, when},
+    plan::{Point, TracePlan},
     programs::{Programs, programs},
     scene::{Scene, arguments, exception, moment, read_both, shown, status},
 };
 use crate::{
-    linux::{Kernel, Task},
+    linux::{LinuxKernel, Task},
     memory,
 };
 
@@ -75,11 +75,11 @@ pub struct Stop {
 
 /// What is traced.
 pub struct Tracer {
-    pub kernel: Arc<Kernel>,
+    pub kernel: Arc<LinuxKernel>,
     pub ram: Ram,
-    pub plan: Plan,
+    pub plan: TracePlan,
     pub wanted: Wanted,
-    pub outlet: Arc<Outlet>,
+    pub outlet: Arc<TraceOutlet>,
     pub began: Instant,
     pub shared: Arc<Shared>,
 }

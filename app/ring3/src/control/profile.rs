@@ -12,7 +12,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use inspect::profile::{Code, Frame, Line, MOST_HERTZ, Request, Sample};
+use inspect::profile::{Code, MOST_HERTZ, ProfileLine, ProfileRequest, Sample, StackFrame};
 use vmm::Inspector;
 
 use super::{Order, Target, flame, symbols::Files, watched};
@@ -74,7 +74,7 @@ pub struct ProfileArguments {
 
 /// The machine's side: what is wanted is a line of the client's.
 pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()> {
-    watched::serve(client, |request: &Request, writer, gone| {
+    watched::serve(client, |request: &ProfileRequest, writer, gone| {
         inspect::profile::serve(inspector, request, writer, gone)
     })
 }
@@ -97,7 +97,7 @@ fn follow(
     wait: bool,
     profile: &mut Profile,
 ) -> Result<(), Failure> {
-    let request = Request { hertz: arguments.hertz, wait };
+    let request = ProfileRequest { hertz: arguments.hertz, wait };
     let mut machine = watched::ask(target, Order::Profile, &request, wait)?;
     if let Some(time) = arguments.seconds {
         let connection = machine.get_ref().try_clone();
@@ -115,10 +115,10 @@ fn follow(
 fn take(machine: &mut BufReader<UnixStream>, profile: &mut Profile) -> Result<(), Failure> {
     watched::each_line(machine, |line| {
         match line {
-            Line::Sample(sample) => profile.add(sample),
-            Line::Late(count) => profile.late += count,
-            Line::Started { vcpus } => profile.vcpus = vcpus,
-            Line::Error(problem) => return Err(Failure::host(problem)),
+            ProfileLine::Sample(sample) => profile.add(sample),
+            ProfileLine::Late(count) => profile.late += count,
+            ProfileLine::Started { vcpus } => profile.vcpus = vcpus,
+            ProfileLine::Error(problem) => return Err(Failure::host(problem)),
         }
         Ok(())
     })?;
@@ -243,7 +243,7 @@ fn base(path: &str) -> &str {
 
 impl Files {
     /// A name for a frame's function. The kernel's are marked as flame graphs know it.
-    fn named(&mut self, frame: &Frame) -> String {
+    fn named(&mut self, frame: &StackFrame) -> String {
         match &frame.code {
             Code::Kernel { symbol, .. } => format!("{symbol}_[k]"),
             Code::Module => "[module]_[k]".to_owned(),
@@ -260,7 +260,7 @@ impl Files {
         let Sample { ns, vcpu, tid, comm, frames, .. } = sample;
         let seconds = *ns as f64 / 1e9;
         writeln!(output, "{comm} {tid} [{vcpu:03}] {seconds:.6}: 1 cpu-clock: ")?;
-        for Frame { address, code } in frames {
+        for StackFrame { address, code } in frames {
             let (name, file) = match code {
                 Code::Kernel { symbol, offset } => {
                     (format!("{symbol}+{offset:#x}"), "[kernel.kallsyms]")
@@ -298,15 +298,15 @@ mod tests {
     }
 
     fn sample(pid: u32, symbols: &[&str]) -> Sample {
-        let mut frames: Vec<Frame> = symbols
+        let mut frames: Vec<StackFrame> = symbols
             .iter()
             .map(|symbol| {
                 let code = Code::Kernel { symbol: (*symbol).to_owned(), offset: 2 };
-                Frame { address: 0x1002, code }
+                StackFrame { address: 0x1002, code }
             })
             .collect();
         let (path, offset) = ("/usr/bin/tool".to_owned(), 0x10);
-        frames.push(Frame { address: 0x40_0010, code: Code::File { path, offset } });
+        frames.push(StackFrame { address: 0x40_0010, code: Code::File { path, offset } });
         Sample { pid, tid: pid, comm: "a tool".to_owned(), frames, ..Sample::default() }
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Args;
-use inspect::top::{Line, Request};
+use inspect::top::{TopLine, TopRequest};
 use serde_json::json;
 use vmm::Inspector;
 
@@ -54,7 +54,7 @@ pub struct TopArguments {
 
 /// The machine's side: what is wanted is a line of the client's.
 pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()> {
-    watched::serve(client, |request: &Request, writer, gone| {
+    watched::serve(client, |request: &TopRequest, writer, gone| {
         inspect::top::serve(inspector, request, writer, gone)
     })
 }
@@ -62,13 +62,13 @@ pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()
 /// `ring3 top`.
 pub fn top(arguments: &TopArguments) -> Result<u8, Failure> {
     let period = u64::try_from(arguments.delay.as_millis()).unwrap_or(u64::MAX).max(50);
-    let mut machine = watched::ask(&arguments.target, Order::Top, &Request { period }, false)?;
+    let mut machine = watched::ask(&arguments.target, Order::Top, &TopRequest { period }, false)?;
     let connection = machine.get_ref().try_clone();
     let connection = connection.map_err(|error| Failure::host(error.to_string()))?;
     let mut show = Screen::new(arguments);
     let (mut last, mut periods) = (None, 0);
     watched::each_line(&mut machine, |line| {
-        let Line::Counts { ns, vcpus } = line;
+        let TopLine::Counts { ns, vcpus } = line;
         let now = Counts { ns, vcpus };
         if let Some(before) = last.replace(now.clone()) {
             let shown = show.period(&arguments.target.machine, &Period::between(&before, &now));

@@ -9,9 +9,9 @@ use std::{
     sync::Arc,
 };
 
-use guest_agent::{AGENT, protocol, protocol::Request};
+use guest_agent::{AGENT, protocol, protocol::AgentRequest};
 use host_linux::{inherited, terminal, user};
-use kernels::{cpio::Archive, modules::Module};
+use kernels::{cpio::CpioArchive, modules::Module};
 use sharedfs::{Folder, Keeping};
 use sockets::Sockets;
 use virtio::vsock::{self, Vsock};
@@ -154,13 +154,13 @@ fn request(
     directory: &Path,
     folders: &[PathBuf],
     streams: &Plan,
-) -> Result<Request, Failure> {
+) -> Result<AgentRequest, Failure> {
     let (user, groups) = if arguments.root { (0, vec![0]) } else { user::current() };
     let shares = folders.iter().enumerate();
     let shares =
         shares.map(|(i, path)| (tag(i).into_bytes(), path.as_os_str().as_bytes().to_vec()));
     let terminal = streams.on_terminal.then(terminal::size);
-    Ok(Request {
+    Ok(AgentRequest {
         arguments: words(command),
         environment: environment(&arguments.env)?,
         directory: directory.as_os_str().as_bytes().to_vec(),
@@ -210,8 +210,8 @@ fn environment(asked: &[String]) -> Result<Vec<Vec<u8>>, Failure> {
 }
 
 /// The agent as `/init`, the request, and the modules.
-fn first_root(request: &Request, modules: &[Module]) -> Vec<u8> {
-    let mut archive = Archive::new();
+fn first_root(request: &AgentRequest, modules: &[Module]) -> Vec<u8> {
+    let mut archive = CpioArchive::new();
     ["dev", "proc", "sys", "modules"].iter().for_each(|name| archive.directory(name));
     archive.character_device("dev/console", 5, 1);
     archive.file("init", 0o755, AGENT);
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_first_root_has_an_init() {
-        let archive = first_root(&Request::default(), &[]);
+        let archive = first_root(&AgentRequest::default(), &[]);
         let name = b"init\0";
         assert!(archive.windows(name.len()).any(|window| window == name));
         assert!(archive.len() > AGENT.len());

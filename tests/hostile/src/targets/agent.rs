@@ -1,13 +1,13 @@
 //! What the guest's agent is told, and says.
 
-use guest_agent::protocol::{self, MESSAGE, Request};
+use guest_agent::protocol::{self, AgentRequest, MESSAGE};
 
 use fuzzer::Target;
 
 pub(crate) const TARGET: Target = Target { name: "agent", seeds, run };
 
 fn seeds() -> Vec<Vec<u8>> {
-    let request = Request {
+    let request = AgentRequest {
         arguments: vec![b"printf".to_vec(), b"a b\n".to_vec(), vec![0xff]],
         environment: vec![b"A=b=c".to_vec()],
         directory: b"/some where".to_vec(),
@@ -16,15 +16,15 @@ fn seeds() -> Vec<Vec<u8>> {
         shares: vec![(b"tag".to_vec(), b"/path".to_vec())],
         terminal: Some((24, 80)),
         network: true,
-        ..Request::default()
+        ..AgentRequest::default()
     };
-    vec![request.encode(), Request::default().encode()]
+    vec![request.encode(), AgentRequest::default().encode()]
 }
 
 fn run(bytes: &[u8]) {
-    if let Some(request) = Request::decode(bytes) {
+    if let Some(request) = AgentRequest::decode(bytes) {
         // What has been understood can be said again.
-        assert!(Request::decode(&request.encode()).is_some());
+        assert!(AgentRequest::decode(&request.encode()).is_some());
     }
     for message in bytes.as_chunks::<MESSAGE>().0 {
         let (kind, number) = protocol::decode(*message);
