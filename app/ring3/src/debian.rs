@@ -40,8 +40,8 @@ pub struct DebianArguments {
     #[arg(default_value = "debian.img")]
     pub file: PathBuf,
     /// Which Debian
-    #[arg(long, value_enum, default_value_t = Release::Bookworm)]
-    pub suite: Release,
+    #[arg(long, value_enum, default_value_t = DebianRelease::Bookworm)]
+    pub suite: DebianRelease,
     /// The disk's size
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     pub size: MemorySize,
@@ -53,7 +53,7 @@ pub struct DebianArguments {
 /// A release of Debian.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 #[allow(missing_docs)] // their names are what they are
-pub enum Release {
+pub enum DebianRelease {
     Bookworm,
     Trixie,
     Sid,

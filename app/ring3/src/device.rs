@@ -32,12 +32,12 @@ use crate::{
 pub struct DeviceArguments {
     /// Which.
     #[command(subcommand)]
-    pub kind: Kind,
+    pub kind: DeviceKind,
 }
 
 /// Which device.
 #[derive(Debug, Subcommand)]
-pub enum Kind {
+pub enum DeviceKind {
     /// A disk
     Disk {
         /// Faults to inject: a scenario's text
@@ -148,10 +148,10 @@ pub fn device(arguments: &DeviceArguments) -> Result<u8, Failure> {
 
 fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
     match &arguments.kind {
-        Kind::Disk { fault, queues, index, disk } => {
+        DeviceKind::Disk { fault, queues, index, disk } => {
             disk_body(*index, disk, *queues, Faults::of_process(fault.as_deref())?)
         }
-        Kind::Share { tag, readonly, fresh, lasting, privileged, folder } => {
+        DeviceKind::Share { tag, readonly, fresh, lasting, privileged, folder } => {
             let keeping = match (fresh, lasting) {
                 (true, _) => Keeping::Fresh,
                 (_, true) => Keeping::Lasting,
@@ -161,7 +161,7 @@ fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
             let folder = Folder { keeping, privileged, ..Folder::new(folder, *readonly) };
             Ok(share_body(tag, folder))
         }
-        Kind::Net { mac, pairs, fault, index, net } => {
+        DeviceKind::Net { mac, pairs, fault, index, net } => {
             let mac = net::parse_mac(mac).map_err(Failure::usage)?;
             net_body(mac, net, (*index, *pairs), Faults::of_process(fault.as_deref())?)
         }

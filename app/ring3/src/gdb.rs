@@ -56,12 +56,12 @@ impl fmt::Display for GdbAddress {
 const FAREWELL: Duration = Duration::from_millis(500);
 
 /// The socket; removed when dropped, or when this process ends otherwise.
-pub struct Listener {
+pub struct GdbListener {
     path: Option<PathBuf>,
     served: Arc<Served>,
 }
 
-impl Listener {
+impl GdbListener {
     /// The machine has ended. Debuggers that let it run are told so before this returns; one that had it stand is not waited for
     /// long.
     pub fn end(self) {
@@ -69,7 +69,7 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for GdbListener {
     fn drop(&mut self) {
         // Whoever removed it before has done what is wanted.
         self.path.take().into_iter().for_each(|path| drop(spawner::remove(path)));
@@ -102,7 +102,7 @@ pub fn listen(
     address: Option<&GdbAddress>,
     paused: bool,
     inspector: Inspector,
-) -> Result<Option<Listener>, Failure> {
+) -> Result<Option<GdbListener>, Failure> {
     let Some(address) = address else { return Ok(None) };
     let wrong = |error: io::Error| Failure::usage(format!("--gdb {address}: {error}"));
     let mut still = paused.then(|| Still::new(&inspector));
@@ -116,7 +116,7 @@ pub fn listen(
             start(move || attend(accept, &inspector, &mut still, &tell)).map_err(wrong)?;
             let path = path::absolute(path).map_err(wrong)?;
             spawner::remove_at_end(path.clone());
-            Ok(Some(Listener { path: Some(path), served }))
+            Ok(Some(GdbListener { path: Some(path), served }))
         }
         GdbAddress::Tcp(address) => {
             let listener = TcpListener::bind(address).map_err(wrong)?;
@@ -127,7 +127,7 @@ pub fn listen(
                 Ok((stream.try_clone()?, stream))
             };
             start(move || attend(accept, &inspector, &mut still, &tell)).map_err(wrong)?;
-            Ok(Some(Listener { path: None, served }))
+            Ok(Some(GdbListener { path: None, served }))
         }
     }
 }

@@ -4,7 +4,7 @@
 //! for a price, or not; machines that people put others' programs into are, a command of one user is not.
 
 use host_linux::probe;
-use vmm::{EngineKind, EngineOptions, Running};
+use vmm::{EngineKind, EngineOptions, RunningMachine};
 
 use crate::output;
 
@@ -61,7 +61,7 @@ pub fn line(options: &EngineOptions) -> Option<&'static str> {
 }
 
 /// Prints the line. It is about the fast engine, so nothing is printed where the host could not run that engine.
-pub fn tell(line: Option<&str>, running: &Running) {
+pub fn tell(line: Option<&str>, running: &RunningMachine) {
     if let Some(line) = line.filter(|_| running.fallback().is_none()) {
         output::say(&format!("ring3: {line}\n"));
     }

@@ -16,7 +16,7 @@
 //! }
 //! let guest = ring3::exec::Guest { root: true, ..Default::default() };
 //! let command = ["uname".into(), "-a".into()];
-//! match ring3::exec::run(&guest, ring3::exec::Command::Given(&command)) {
+//! match ring3::exec::run(&guest, ring3::exec::GuestCommand::Given(&command)) {
 //!     Ok(status) => status.into(),
 //!     Err(failure) => {
 //!         eprintln!("{failure}");
@@ -66,7 +66,7 @@ use clap::{CommandFactory, Parser};
 use host_linux::limits;
 
 use cli::{Arguments, Command};
-use control::Order;
+use control::ControlOrder;
 pub use failure::Failure;
 
 #[cfg(test)]
@@ -100,7 +100,7 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Image(arguments) => disk::image(&arguments),
         Command::Ps(arguments) => control::ps(&arguments),
         Command::Stats(arguments) => control::stats(&arguments),
-        Command::Stop(target) => control::order(&target, Order::Stop),
+        Command::Stop(target) => control::order(&target, ControlOrder::Stop),
         Command::Dump(arguments) => control::dump(&arguments),
         Command::Gdb(arguments) => control::gdb(&arguments),
         Command::Drgn(arguments) => control::drgn(&arguments),
@@ -108,8 +108,8 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Top(arguments) => control::top(&arguments),
         Command::Profile(arguments) => control::profile(&arguments),
         Command::Console(target) => control::console(&target),
-        Command::Pause(target) => control::order(&target, Order::Pause),
-        Command::Resume(target) => control::order(&target, Order::Resume),
+        Command::Pause(target) => control::order(&target, ControlOrder::Pause),
+        Command::Resume(target) => control::order(&target, ControlOrder::Resume),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "ring3", &mut script);

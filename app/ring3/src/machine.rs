@@ -8,7 +8,7 @@ use std::{
 };
 
 use host_linux::{LinuxClock, LinuxEntropy, cpu, limits};
-use vmm::{Attachment, Host, Running};
+use vmm::{Attachment, Host, RunningMachine};
 
 use crate::{failure::Failure, output};
 
@@ -29,7 +29,7 @@ pub fn check_limits(memory: u64) -> Result<(), Failure> {
 }
 
 /// Warns the user if guest code is interpreted although no option asks for that.
-pub fn tell_engine(running: &Running) {
+pub fn tell_engine(running: &RunningMachine) {
     if let Some(reason) = running.fallback() {
         let cost = "guest code is interpreted, which is tens of times slower (`ring3 doctor`)";
         output::complain(&format!("{cost}: {reason}"));

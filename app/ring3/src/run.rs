@@ -7,11 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vmm::{Ended, Machine, Running, Statistics, Whose};
+use vmm::{Ended, Machine, RunningMachine, Statistics, Whose};
 
 use crate::{
     console::{End, RawTerminal, read_stdin, watch_signals},
-    control::{self, Asked, Hand, Listener, Screen, Status},
+    control::{self, Asked, ControlListener, Hand, Screen, Status},
     description::describe,
     disk,
     failure::Failure,
@@ -118,7 +118,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(machine::PATIENCE);
     control::finish_telling(machine::TELLING);
-    debugger.into_iter().for_each(gdb::Listener::end);
+    debugger.into_iter().for_each(gdb::GdbListener::end);
     drop(terminal);
     faults.iter().for_each(|faults| faults.finish());
     let lost = shown.failure();
@@ -140,7 +140,7 @@ fn failure_of(kernel: &Path, error: vmm::Error) -> Failure {
 /// Waits for the end, doing meanwhile what the control socket asks for. A machine that crashes `stands` from then on, or ends.
 fn wait(
     events: &Receiver<Event>,
-    running: &Running,
+    running: &RunningMachine,
     mut status: Status,
     (timeout, stands): (Option<Duration>, bool),
 ) -> Result<Outcome, Failure> {
@@ -196,7 +196,7 @@ fn status(arguments: &RunArguments) -> Status {
 }
 
 /// A machine that cannot be controlled is still one that runs.
-fn controllable(listener: io::Result<Listener>) -> Option<Listener> {
+fn controllable(listener: io::Result<ControlListener>) -> Option<ControlListener> {
     listener.inspect_err(|error| output::complain(&format!("no control socket: {error}"))).ok()
 }
 

@@ -1,7 +1,7 @@
 //! When a machine's process shuts itself in: the machine is ready, and has not executed anything.
 
 use host_linux::limits;
-use vmm::{Machine, Running};
+use vmm::{Machine, RunningMachine};
 
 use crate::{
     failure::Failure,
@@ -41,7 +41,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// The host refuses.
-    pub fn enter(self, running: &Running) -> Result<(), Failure> {
+    pub fn enter(self, running: &RunningMachine) -> Result<(), Failure> {
         if !self.0 {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! The first serial port's two directions.
 //!
 //! Output: the UART hands bytes over with its lock held, on the vCPU's thread, so it must not wait
-//! for whatever reads our standard output. An [`Outlet`] buffers them for a thread of its own. When
+//! for whatever reads our standard output. A [`ConsoleOutlet`] buffers them for a thread of its own. When
 //! the buffer is full the guest does wait (losing output would be worse), but never after the
 //! machine was told to stop, and never once writing failed: a closed pipe swallows the rest.
 
@@ -42,7 +42,7 @@ impl ConsoleInput {
 }
 
 /// Output on its way to a writer.
-pub(crate) struct Outlet(Arc<Pipe>);
+pub(crate) struct ConsoleOutlet(Arc<Pipe>);
 
 #[derive(Default)]
 struct Pipe {
@@ -105,7 +105,7 @@ impl Pipe {
     }
 }
 
-impl Outlet {
+impl ConsoleOutlet {
     /// An outlet whose thread writes to `writer`.
     pub(crate) fn start(mut writer: Box<dyn Write + Send>) -> std::io::Result<Self> {
         let pipe = Arc::new(Pipe::default());
@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    fn write_all(outlet: &Outlet, count: usize) {
+    fn write_all(outlet: &ConsoleOutlet, count: usize) {
         let mut sink = outlet.sink();
         (0..count).for_each(|i| sink.write(i as u8));
     }
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn everything_arrives_in_order() {
         let (sender, receiver) = mpsc::channel();
-        let outlet = Outlet::start(Box::new(Channel(sender))).expect("a thread");
+        let outlet = ConsoleOutlet::start(Box::new(Channel(sender))).expect("a thread");
         write_all(&outlet, 3 * CAPACITY);
         outlet.close();
         outlet.drain(Duration::from_secs(10));
@@ -208,13 +208,13 @@ mod tests {
 
     #[test]
     fn a_closed_pipe_swallows_output() {
-        let outlet = Outlet::start(Box::new(Closed)).expect("a thread");
+        let outlet = ConsoleOutlet::start(Box::new(Closed)).expect("a thread");
         write_all(&outlet, 3 * CAPACITY);
     }
 
     #[test]
     fn a_stalled_reader_holds_the_guest_only_until_the_machine_stops() {
-        let outlet = Outlet::start(Box::new(Stalled)).expect("a thread");
+        let outlet = ConsoleOutlet::start(Box::new(Stalled)).expect("a thread");
         let pipe = Arc::clone(&outlet.0);
         let guest = thread::spawn(move || (0..3 * CAPACITY).for_each(|_| pipe.push(0)));
         thread::sleep(Duration::from_millis(50));

@@ -35,7 +35,7 @@ pub use events::Ended;
 pub use fast::{LockStep, Options as FastOptions, Scattered, wedges};
 pub use inspector::Inspector;
 pub use machine::Machine;
-pub use running::{Running, check_fast_engine};
+pub use running::{RunningMachine, check_fast_engine};
 pub use virtio::{Doorbell, Execution, VirtioDevice};
 pub use x86::{cpuid::CpuidResult, paravirt as kvm_features};
 

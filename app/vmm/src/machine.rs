@@ -18,8 +18,8 @@ use x86::{Fault, Vcpu, cpuid, kvm, msr, paging::PHYS_BITS, paravirt};
 
 use crate::{
     Attachment, ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host,
-    Inspector, MessageFilter, Running,
-    console::Outlet,
+    Inspector, MessageFilter, RunningMachine,
+    console::ConsoleOutlet,
     events::Events,
     inspector,
     panic::PanicDevice,
@@ -44,12 +44,12 @@ pub struct Machine {
     /// The first one boots, the others wait to be started.
     pub(crate) vcpus: Vec<VcpuParts>,
     pub(crate) engine: EngineOptions,
-    pub(crate) parts: Parts,
+    pub(crate) parts: MachineParts,
     pub(crate) timers: TimerWheel,
     pub(crate) alarm: Arc<Alarm>,
     pub(crate) events: Arc<Events>,
     pub(crate) control: Control,
-    pub(crate) outlet: Outlet,
+    pub(crate) outlet: ConsoleOutlet,
     pub(crate) releases: Vec<Release>,
     ram: Ram,
     uart: Shared<Uart>,
@@ -57,7 +57,7 @@ pub struct Machine {
 
 /// What the [`Board`]s of all vCPUs have in common.
 #[derive(Clone)]
-pub(crate) struct Parts {
+pub(crate) struct MachineParts {
     ports: Bus,
     mmio: Bus,
     cpuid: Arc<cpuid::Model>,
@@ -93,7 +93,7 @@ impl Machine {
         let events = Arc::new(Events::default());
         events.control(control.clone());
         let alarm = Arc::new(Alarm::default());
-        let outlet = Outlet::start(host.console).map_err(Error::Thread)?;
+        let outlet = ConsoleOutlet::start(host.console).map_err(Error::Thread)?;
         let (mut ports, mut mmio) = (Bus::new(), Bus::new());
         let exact = description.clock == GuestClock::Exact;
         let kvm_clock =
@@ -149,7 +149,7 @@ impl Machine {
             cpus: description.cpus,
             kvm_features: clock_features | paravirt,
         };
-        let parts = Parts {
+        let parts = MachineParts {
             ports,
             mmio,
             cpuid: Arc::new(cpuid::Model::new(host.cpuid, settings)),
@@ -183,7 +183,7 @@ impl Machine {
         &self.ram
     }
 
-    /// Has the machine stand still from its start until [`Running::pause`] lets it go.
+    /// Has the machine stand still from its start until [`RunningMachine::pause`] lets it go.
     pub fn hold(&self) {
         self.control.order(Order::Pause);
     }
@@ -202,12 +202,15 @@ impl Machine {
     ///
     /// # Errors
     /// The host gives no thread, or cannot execute the guest's vector instructions.
-    pub fn start(self, on_end: impl FnOnce(Ended) + Send + 'static) -> Result<Running, Error> {
+    pub fn start(
+        self,
+        on_end: impl FnOnce(Ended) + Send + 'static,
+    ) -> Result<RunningMachine, Error> {
         running::start(self, on_end)
     }
 }
 
-impl Parts {
+impl MachineParts {
     /// The machine as a vCPU sees it; made on the vCPU's thread.
     pub(crate) fn board(self, vcpu: &VcpuParts) -> Result<Board, Error> {
         let vector_unit =

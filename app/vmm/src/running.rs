@@ -16,9 +16,9 @@ use x86_interp::System;
 
 use crate::{
     Ended, EngineKind, EngineOptions, Error, FastOptions, Machine,
-    console::Outlet,
+    console::ConsoleOutlet,
     events::Events,
-    machine::{Parts, Release, VcpuParts},
+    machine::{MachineParts, Release, VcpuParts},
     timer::{self, Alarm, Punctual},
 };
 
@@ -28,10 +28,10 @@ const PAUSES: u64 = 600;
 const TRIAL_RAM: u64 = 1 << 20;
 
 /// A machine that runs.
-pub struct Running {
+pub struct RunningMachine {
     control: Control,
     alarm: Arc<Alarm>,
-    outlet: Outlet,
+    outlet: ConsoleOutlet,
     releases: Vec<Release>,
     /// The vCPU threads' last words.
     statistics: Receiver<Statistics>,
@@ -43,7 +43,7 @@ pub struct Running {
 pub(crate) fn start(
     machine: Machine,
     on_end: impl FnOnce(Ended) + Send + 'static,
-) -> Result<Running, Error> {
+) -> Result<RunningMachine, Error> {
     let Machine { vcpus, engine, mut parts, timers, alarm, events, control, .. } = machine;
     let Machine { outlet, releases, .. } = machine;
     timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
@@ -79,7 +79,7 @@ pub(crate) fn start(
             }
         }
     }
-    Ok(Running { control, alarm, outlet, releases, statistics, vcpus: count, fallback })
+    Ok(RunningMachine { control, alarm, outlet, releases, statistics, vcpus: count, fallback })
 }
 
 /// Starts a vCPU's thread; why it is interpreted, if nobody asked for that.
@@ -106,7 +106,7 @@ type OnEnd = Box<dyn FnOnce(Ended) + Send>;
 
 /// What the threads of a machine's vCPUs share.
 struct Vm {
-    parts: Parts,
+    parts: MachineParts,
     options: EngineOptions,
     /// The engine, once the first thread has settled on one.
     choice: OnceLock<Result<EngineKind, String>>,
@@ -253,7 +253,7 @@ fn release(releases: Vec<Release>) -> Receiver<()> {
     released
 }
 
-impl Running {
+impl RunningMachine {
     /// Why guest code is interpreted, if it is without anybody having asked for that.
     pub fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()

@@ -10,7 +10,7 @@ use std::{
 
 use clap::Args;
 
-use super::{Order, Reply, Request, Stats, Status, folder};
+use super::{ControlOrder, Reply, Request, Stats, Status, folder};
 use crate::{failure::Failure, output};
 
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -43,7 +43,7 @@ pub struct StatsArguments {
 
 /// `ring3 stats`.
 pub fn stats(arguments: &StatsArguments) -> Result<u8, Failure> {
-    let status = tell(find(&arguments.target)?.pid, Order::Stats)?;
+    let status = tell(find(&arguments.target)?.pid, ControlOrder::Stats)?;
     if arguments.json {
         let line = serde_json::to_string(&status);
         return output::print(&(line.map_err(|error| Failure::host(error.to_string()))? + "\n"));
@@ -77,7 +77,7 @@ pub fn ps(arguments: &PsArguments) -> Result<u8, Failure> {
 }
 
 /// Gives the machine an order.
-pub fn order(target: &Target, order: Order) -> Result<u8, Failure> {
+pub fn order(target: &Target, order: ControlOrder) -> Result<u8, Failure> {
     tell(find(target)?.pid, order).map(|_| 0)
 }
 
@@ -95,7 +95,7 @@ pub(super) fn find(target: &Target) -> Result<Status, Failure> {
     }
 }
 
-fn tell(pid: u32, order: Order) -> Result<Status, Failure> {
+fn tell(pid: u32, order: ControlOrder) -> Result<Status, Failure> {
     let host = |error: io::Error| Failure::host(format!("machine {pid}: {error}"));
     ask(&folder().map_err(host)?.join(format!("{pid}.sock")), order).map_err(host)
 }
@@ -108,7 +108,7 @@ fn machines() -> Result<Vec<Status>, Failure> {
         if entry.path().extension().is_none_or(|extension| extension != "sock") {
             continue;
         }
-        match ask(&entry.path(), Order::Status) {
+        match ask(&entry.path(), ControlOrder::Status) {
             Ok(status) => machines.push(status),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 // Whoever else removes them does the same.
@@ -124,7 +124,10 @@ fn machines() -> Result<Vec<Status>, Failure> {
 }
 
 /// Gives the machine an order after which the connection carries something else; what it carries can be read on.
-pub(super) fn connect(target: &Target, order: Order) -> Result<BufReader<UnixStream>, Failure> {
+pub(super) fn connect(
+    target: &Target,
+    order: ControlOrder,
+) -> Result<BufReader<UnixStream>, Failure> {
     let pid = find(target)?.pid;
     let host = |error: io::Error| Failure::host(format!("machine {pid}: {error}"));
     let socket = folder().map_err(host)?.join(format!("{pid}.sock"));
@@ -133,11 +136,11 @@ pub(super) fn connect(target: &Target, order: Order) -> Result<BufReader<UnixStr
     Ok(reader)
 }
 
-fn ask(socket: &Path, order: Order) -> io::Result<Status> {
+fn ask(socket: &Path, order: ControlOrder) -> io::Result<Status> {
     converse(socket, order).map(|(status, _)| status)
 }
 
-fn converse(socket: &Path, order: Order) -> io::Result<(Status, BufReader<UnixStream>)> {
+fn converse(socket: &Path, order: ControlOrder) -> io::Result<(Status, BufReader<UnixStream>)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut request = serde_json::to_string(&Request { command: order })?;

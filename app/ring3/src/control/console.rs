@@ -19,7 +19,7 @@ use std::{
 };
 
 use super::{
-    Listener, Target,
+    ControlListener, Target,
     client::find,
     crowd::{self, Leaves, Room},
     folder, server,
@@ -124,12 +124,12 @@ impl Write for Screen {
 pub fn serve(
     screen: Screen,
     input: impl Fn(&[u8]) + Clone + Send + 'static,
-) -> io::Result<Listener> {
+) -> io::Result<ControlListener> {
     let path = socket_of(std::process::id())?;
     let listener = server::bind(&path)?;
     let viewers = move || show_to_all(&listener, screen, input);
     thread::Builder::new().name("viewers".into()).spawn(viewers)?;
-    Ok(Listener::new(path))
+    Ok(ControlListener::new(path))
 }
 
 fn show_to_all(

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 use vmm::Inspector;
 
-use super::{Order, Target, client};
+use super::{ControlOrder, Target, client};
 use crate::{failure::Failure, output};
 
 /// Bytes looked at at a time: a piece of nothing but zeros becomes a hole.
@@ -59,7 +59,7 @@ pub fn dump(arguments: &DumpArguments) -> Result<u8, Failure> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     let mut file = NamedTempFile::new_in(folder).map_err(wrong)?;
-    let mut machine = client::connect(&arguments.target, Order::Dump)?;
+    let mut machine = client::connect(&arguments.target, ControlOrder::Dump)?;
     let head = head(&mut machine).map_err(|error| lost(arguments, &error))?;
     let copied = copy_sparsely(&mut machine.take(head.bytes), file.as_file_mut()).map_err(wrong)?;
     if copied != head.bytes {
@@ -76,7 +76,7 @@ pub fn dump(arguments: &DumpArguments) -> Result<u8, Failure> {
 /// is that the core names, for a reader that gets it from the machine itself.
 pub(super) fn hollow(target: &Target, file: &mut File) -> Result<Vec<Segment>, Failure> {
     let wrong = |error: io::Error| Failure::host(format!("machine {}: {error}", target.machine));
-    let mut machine = client::connect(target, Order::Dump)?;
+    let mut machine = client::connect(target, ControlOrder::Dump)?;
     let bytes = head(&mut machine).map_err(wrong)?.bytes;
     let mut first = vec![0; FIRST.min(bytes) as usize];
     machine.read_exact(&mut first).map_err(wrong)?;

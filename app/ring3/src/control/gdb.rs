@@ -13,7 +13,7 @@ use std::{
 use clap::Args;
 use vmm::Inspector;
 
-use super::{Order, Target, client};
+use super::{ControlOrder, Target, client};
 use crate::failure::Failure;
 
 /// Seconds that GDB waits for an answer before it sends everything again: on a busy host its own two are too few.
@@ -58,7 +58,7 @@ pub fn gdb(arguments: &GdbArguments) -> Result<u8, Failure> {
 
 /// Standard input and output are GDB's.
 fn pipe(target: &Target) -> Result<u8, Failure> {
-    let mut machine = client::connect(target, Order::Gdb)?;
+    let mut machine = client::connect(target, ControlOrder::Gdb)?;
     let host = |error: io::Error| Failure::host(format!("machine {}: {error}", target.machine));
     let to_machine = machine.get_ref().try_clone().map_err(host)?;
     let send = move || {

@@ -9,7 +9,7 @@ use std::{
 
 use vmm::Inspector;
 
-use super::{Order, Request, dump, gdb, profile, top, trace};
+use super::{ControlOrder, Request, dump, gdb, profile, top, trace};
 
 /// Connections that tell what the machine does until it ends, and then what they have not told so far.
 static TELLING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
@@ -52,17 +52,17 @@ impl Hand {
     }
 
     /// Carries on with a connection until it ends.
-    pub(super) fn take(&self, order: Order, client: &UnixStream) -> io::Result<()> {
+    pub(super) fn take(&self, order: ControlOrder, client: &UnixStream) -> io::Result<()> {
         let Some(inspector) = &self.0 else { return Ok(()) };
         client.set_read_timeout(None)?;
         match order {
-            Order::Dump => dump::send(inspector, client),
-            Order::Gdb => gdb::serve(inspector, client),
-            Order::Trace | Order::Top | Order::Profile => {
+            ControlOrder::Dump => dump::send(inspector, client),
+            ControlOrder::Gdb => gdb::serve(inspector, client),
+            ControlOrder::Trace | ControlOrder::Top | ControlOrder::Profile => {
                 let _telling = Telling::begin();
                 match order {
-                    Order::Trace => trace::serve(inspector, client),
-                    Order::Top => top::serve(inspector, client),
+                    ControlOrder::Trace => trace::serve(inspector, client),
+                    ControlOrder::Top => top::serve(inspector, client),
                     _ => profile::serve(inspector, client),
                 }
             }
@@ -72,9 +72,9 @@ impl Hand {
 }
 
 /// What a line asks for, if the connection is to carry something else behind it.
-pub(super) fn order_of(line: &str) -> Option<Order> {
+pub(super) fn order_of(line: &str) -> Option<ControlOrder> {
     let request: Request = serde_json::from_str(line).ok()?;
     let Request { command } = request;
-    let lines = matches!(command, Order::Trace | Order::Profile | Order::Top);
-    (lines || matches!(command, Order::Dump | Order::Gdb)).then_some(command)
+    let lines = matches!(command, ControlOrder::Trace | ControlOrder::Profile | ControlOrder::Top);
+    (lines || matches!(command, ControlOrder::Dump | ControlOrder::Gdb)).then_some(command)
 }

@@ -41,14 +41,14 @@ pub use gdb::{GdbArguments, gdb};
 pub use handed::{Hand, finish_telling};
 pub use orders::obey;
 pub use profile::{ProfileArguments, profile};
-pub use server::{Asked, Listener, listen};
+pub use server::{Asked, ControlListener, listen};
 pub use top::{TopArguments, top};
 pub use trace::{TraceArguments, trace};
 
 /// What a machine can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Order {
+pub enum ControlOrder {
     /// Say how it is.
     Status,
     /// Say besides what it takes of the host.
@@ -75,7 +75,7 @@ pub enum Order {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {
-    command: Order,
+    command: ControlOrder,
 }
 
 /// How a machine is.

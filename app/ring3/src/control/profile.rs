@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use inspect::profile::{Code, MOST_HERTZ, ProfileLine, ProfileRequest, Sample, StackFrame};
 use vmm::Inspector;
 
-use super::{Order, Target, flame, symbols::Files, watched};
+use super::{ControlOrder, Target, flame, symbols::Files, watched};
 use crate::{failure::Failure, output, values::seconds};
 
 /// Functions that a table has.
@@ -23,7 +23,7 @@ const ROWS: usize = 40;
 
 /// How a profile is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum ProfileFormat {
     /// A table of functions: how much of the time was spent in each, and in each and what it called
     Text,
     /// A stack and its number of samples a line, for flame graphs
@@ -65,8 +65,8 @@ pub struct ProfileArguments {
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// How to show it
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = ProfileFormat::Text)]
+    pub format: ProfileFormat,
     /// Start this machine, and look at it from its kernel's start on: exec -- make test
     #[arg(last = true, value_name = "COMMAND OF RING3")]
     pub command: Vec<OsString>,
@@ -98,7 +98,7 @@ fn follow(
     profile: &mut Profile,
 ) -> Result<(), Failure> {
     let request = ProfileRequest { hertz: arguments.hertz, wait };
-    let mut machine = watched::ask(target, Order::Profile, &request, wait)?;
+    let mut machine = watched::ask(target, ControlOrder::Profile, &request, wait)?;
     if let Some(time) = arguments.seconds {
         let connection = machine.get_ref().try_clone();
         let connection = connection
@@ -134,7 +134,7 @@ fn take(machine: &mut BufReader<UnixStream>, profile: &mut Profile) -> Result<()
 
 /// Samples, and what they add up to.
 struct Profile {
-    format: Format,
+    format: ProfileFormat,
     comm: Option<String>,
     pid: Option<u32>,
     with_idle: bool,
@@ -176,8 +176,8 @@ impl Profile {
             return;
         }
         match self.format {
-            Format::Json | Format::Perf => self.samples.push(sample),
-            Format::Text | Format::Folded | Format::Html => {
+            ProfileFormat::Json | ProfileFormat::Perf => self.samples.push(sample),
+            ProfileFormat::Text | ProfileFormat::Folded | ProfileFormat::Html => {
                 let names = sample.frames.iter().rev().map(|frame| self.files.named(frame));
                 let comm = sample.comm.replace([';', ' '], "_");
                 let stack = std::iter::once(comm).chain(names).collect();
@@ -188,19 +188,19 @@ impl Profile {
 
     fn print(&mut self, mut output: Box<dyn Write>) -> io::Result<()> {
         match self.format {
-            Format::Text => output.write_all(self.table().as_bytes())?,
-            Format::Folded => {
+            ProfileFormat::Text => output.write_all(self.table().as_bytes())?,
+            ProfileFormat::Folded => {
                 for (stack, count) in &self.stacks {
                     writeln!(output, "{} {count}", stack.join(";"))?;
                 }
             }
-            Format::Html => output.write_all(flame::page(&self.stacks).as_bytes())?,
-            Format::Json => {
+            ProfileFormat::Html => output.write_all(flame::page(&self.stacks).as_bytes())?,
+            ProfileFormat::Json => {
                 for sample in &self.samples {
                     writeln!(output, "{}", serde_json::to_string(sample)?)?;
                 }
             }
-            Format::Perf => {
+            ProfileFormat::Perf => {
                 for sample in &self.samples {
                     self.files.perf(&mut output, sample)?;
                 }
@@ -282,7 +282,7 @@ impl Files {
 mod tests {
     use super::*;
 
-    fn profile(format: Format) -> Profile {
+    fn profile(format: ProfileFormat) -> Profile {
         Profile {
             format,
             comm: None,
@@ -310,7 +310,7 @@ mod tests {
         Sample { pid, tid: pid, comm: "a tool".to_owned(), frames, ..Sample::default() }
     }
 
-    fn filled(format: Format) -> Profile {
+    fn filled(format: ProfileFormat) -> Profile {
         let mut profile = profile(format);
         profile.add(sample(7, &["inner", "outer"]));
         profile.add(sample(7, &["outer", "outer"]));
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_table_has_each_functions_own_time_and_all() {
-        let table = filled(Format::Text).table();
+        let table = filled(ProfileFormat::Text).table();
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines[0], "2 samples, 1 idle");
         assert_eq!(lines[2], "  50.0%  100.0%  outer_[k]", "and not twice where it calls itself");
@@ -330,14 +330,14 @@ mod tests {
 
     #[test]
     fn stacks_are_folded_from_the_outside() {
-        let profile = filled(Format::Folded);
+        let profile = filled(ProfileFormat::Folded);
         let stacks: Vec<String> = profile.stacks.keys().map(|stack| stack.join(";")).collect();
         assert_eq!(stacks[0], "a_tool;[tool];outer_[k];inner_[k]");
     }
 
     #[test]
     fn perf_reads_a_line_a_frame() {
-        let mut profile = filled(Format::Perf);
+        let mut profile = filled(ProfileFormat::Perf);
         let (mut text, sample) = (Vec::new(), profile.samples[0].clone());
         profile.files.perf(&mut text, &sample).expect("written");
         let text = String::from_utf8(text).expect("text");

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Order, Reply, Request, Stats, Status,
+    ControlOrder, Reply, Request, Stats, Status,
     crowd::{self, Leaves, Room},
     folder,
     handed::{self, Hand},
@@ -28,7 +28,7 @@ const CLIENTS: Room = Room { name: "control-client", most: 16, leaves: Leaves::O
 #[derive(Debug)]
 pub struct Asked {
     /// The order.
-    pub order: Order,
+    pub order: ControlOrder,
     reply: SyncSender<Status>,
     /// Disconnected once the client has been sent the answer.
     written: Receiver<()>,
@@ -47,16 +47,16 @@ impl Asked {
 }
 
 /// The socket; removed when dropped, or when this process ends otherwise.
-pub struct Listener(PathBuf);
+pub struct ControlListener(PathBuf);
 
-impl Listener {
+impl ControlListener {
     pub(super) fn new(path: PathBuf) -> Self {
         spawner::remove_at_end(path.clone());
         Self(path)
     }
 }
 
-impl Drop for Listener {
+impl Drop for ControlListener {
     fn drop(&mut self) {
         // A socket left behind is noticed by the next client.
         let _ = spawner::remove(self.0.clone());
@@ -71,11 +71,11 @@ impl Drop for Listener {
 pub fn listen(
     ask: impl Fn(Asked) -> bool + Clone + Send + 'static,
     hand: Hand,
-) -> io::Result<Listener> {
+) -> io::Result<ControlListener> {
     let path = folder()?.join(format!("{}.sock", std::process::id()));
     let listener = bind(&path)?;
     thread::Builder::new().name("control".into()).spawn(move || serve_all(&listener, ask, hand))?;
-    Ok(Listener::new(path))
+    Ok(ControlListener::new(path))
 }
 
 /// A socket that is listened on as soon as it has this name. One that is there and not listened on yet would be taken for one left
@@ -143,7 +143,7 @@ fn answer(line: &str, written: Receiver<()>, ask: &impl Fn(Asked) -> bool) -> Re
         Err(problem) => return error(problem.to_string()),
     };
     // Not by the main thread: this looks through the host's processes.
-    status.stats = (request.command == Order::Stats).then(Stats::now).flatten();
+    status.stats = (request.command == ControlOrder::Stats).then(Stats::now).flatten();
     Reply::Status(status)
 }
 
@@ -161,7 +161,7 @@ mod tests {
         let (client, server) = UnixStream::pair().expect("a pair");
         thread::spawn(move || {
             let ask = |asked: Asked| {
-                assert_eq!(asked.order, Order::Pause);
+                assert_eq!(asked.order, ControlOrder::Pause);
                 asked.answer(status());
                 true
             };
@@ -261,7 +261,7 @@ mod tests {
                 let reply = answer(line, written, &|asked: Asked| {
                     // What looks through the host's processes takes too long here.
                     asked.answer(status());
-                    asked.order != Order::Stats
+                    asked.order != ControlOrder::Stats
                 });
                 let text = serde_json::to_string(&reply).expect("JSON");
                 assert!(!text.contains('\n'), "{text}");

@@ -8,7 +8,7 @@ use std::{
 use inspect::trace::Event;
 use serde_json::json;
 
-use super::{trace::Format, trace_dat::TraceDat};
+use super::{trace::TraceFormat, trace_dat::TraceDat};
 
 /// Where events go.
 pub(super) trait Shown {
@@ -19,13 +19,13 @@ pub(super) trait Shown {
 }
 
 /// In this form.
-pub(super) fn new(format: Format, output: Box<dyn Write>) -> Box<dyn Shown> {
+pub(super) fn new(format: TraceFormat, output: Box<dyn Write>) -> Box<dyn Shown> {
     match format {
-        Format::Text => Box::new(Text(output)),
-        Format::Json => Box::new(Json(output)),
-        Format::Folded => Box::new(Folded { output, times: BTreeMap::new() }),
-        Format::Perfetto => Box::new(Perfetto { output, any: false }),
-        Format::TraceDat => Box::new(TraceDat::new(output)),
+        TraceFormat::Text => Box::new(Text(output)),
+        TraceFormat::Json => Box::new(Json(output)),
+        TraceFormat::Folded => Box::new(Folded { output, times: BTreeMap::new() }),
+        TraceFormat::Perfetto => Box::new(Perfetto { output, any: false }),
+        TraceFormat::TraceDat => Box::new(TraceDat::new(output)),
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    fn written(format: Format, events: &[Event]) -> String {
+    fn written(format: TraceFormat, events: &[Event]) -> String {
         let kept = Kept::default();
         let mut shown = new(format, Box::new(kept.clone()));
         events.iter().for_each(|event| shown.show(event).expect("written"));
@@ -150,16 +150,16 @@ mod tests {
 
     #[test]
     fn each_form_is_what_its_readers_expect() {
-        let text = written(Format::Text, &events());
+        let text = written(TraceFormat::Text, &events());
         assert!(text.contains("0.001500 a b 7 read(3, \"x\", 1) = 1 <0.000003>"), "{text}");
         assert!(text.contains(" exec /bin/true"), "{text}");
-        assert_eq!(written(Format::Folded, &events()), ";exec;exec 1\na_b;syscall;read 3\n");
-        let perfetto = written(Format::Perfetto, &events());
+        assert_eq!(written(TraceFormat::Folded, &events()), ";exec;exec 1\na_b;syscall;read 3\n");
+        let perfetto = written(TraceFormat::Perfetto, &events());
         let perfetto: serde_json::Value = serde_json::from_str(&perfetto).expect("JSON");
         assert_eq!((&perfetto[0]["ph"], &perfetto[0]["dur"]), (&json!("X"), &json!(2.5)));
         assert_eq!(perfetto[1]["ph"], "i");
-        assert_eq!(written(Format::Perfetto, &[]), "[\n]\n");
-        let json = written(Format::Json, &events());
+        assert_eq!(written(TraceFormat::Perfetto, &[]), "[\n]\n");
+        let json = written(TraceFormat::Json, &events());
         let back: Vec<Event> =
             json.lines().map(|line| serde_json::from_str(line).expect("an event")).collect();
         assert_eq!(back, events());

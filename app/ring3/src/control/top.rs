@@ -13,7 +13,7 @@ use inspect::top::{TopLine, TopRequest};
 use serde_json::json;
 use vmm::Inspector;
 
-use super::{Order, Target, watched};
+use super::{ControlOrder, Target, watched};
 use crate::{failure::Failure, values::seconds};
 
 /// Engine counters that are shown one by one, where they are the largest.
@@ -62,7 +62,8 @@ pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()
 /// `ring3 top`.
 pub fn top(arguments: &TopArguments) -> Result<u8, Failure> {
     let period = u64::try_from(arguments.delay.as_millis()).unwrap_or(u64::MAX).max(50);
-    let mut machine = watched::ask(&arguments.target, Order::Top, &TopRequest { period }, false)?;
+    let mut machine =
+        watched::ask(&arguments.target, ControlOrder::Top, &TopRequest { period }, false)?;
     let connection = machine.get_ref().try_clone();
     let connection = connection.map_err(|error| Failure::host(error.to_string()))?;
     let mut show = Screen::new(arguments);

@@ -20,7 +20,7 @@ use ring3_trace::filter::{Filter, Wrong};
 use vmm::Inspector;
 
 use super::{
-    Order, Target,
+    ControlOrder, Target,
     shown::{self, Shown},
     watched,
 };
@@ -31,7 +31,7 @@ const MOST_LINE: u64 = 256 << 10;
 
 /// How events are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum TraceFormat {
     /// A line each, system calls as strace prints them
     Text,
     /// A JSON object each
@@ -78,8 +78,8 @@ pub struct TraceArguments {
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// How to show events
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = TraceFormat::Text)]
+    pub format: TraceFormat,
     /// Start this machine, and trace it from its kernel's start on: exec -- make test
     #[arg(last = true, value_name = "COMMAND OF RING3")]
     pub command: Vec<OsString>,
@@ -169,7 +169,7 @@ fn follow(
     let (comm, filter) = (comm.clone(), filter.clone());
     let request =
         Request { events: events.clone(), comm, pid: *pid, filter, wait, ..Request::default() };
-    let mut machine = watched::ask(target, Order::Trace, &request, wait)?;
+    let mut machine = watched::ask(target, ControlOrder::Trace, &request, wait)?;
     let told = show(&mut machine, shown);
     let finished = shown.finish();
     finished.map_err(|error| Failure::host(format!("machine {}: {error}", target.machine)))?;

@@ -24,7 +24,7 @@ use signal_hook::{
     iterator::Signals,
 };
 
-use super::{Order, Target, client};
+use super::{ControlOrder, Target, client};
 use crate::failure::Failure;
 
 /// The machine's side: what is wanted is a line of the client's. `send` writes until it is told that the client has gone.
@@ -72,7 +72,7 @@ pub(super) fn output(
 /// for an end; one that was `started` for this ends by itself.
 pub(super) fn ask(
     target: &Target,
-    order: Order,
+    order: ControlOrder,
     request: &impl Serialize,
     started: bool,
 ) -> Result<BufReader<UnixStream>, Failure> {
@@ -131,7 +131,7 @@ fn started(
         let followed = follow(&target, true);
         if followed.is_err() {
             // One that has ended by itself needs no stopping.
-            let _ = client::order(&target, Order::Stop);
+            let _ = client::order(&target, ControlOrder::Stop);
             child.wait().map_err(host)?;
         }
         followed?;

@@ -17,7 +17,7 @@ use sockets::Sockets;
 use virtio::vsock::{self, Vsock};
 use vmm::{Attachment, BootProtocol, Description, GuestClock, ModuleFile};
 
-use super::{arguments::Guest, kernel, streams::Plan};
+use super::{arguments::Guest, kernel, streams::StreamPlan};
 use crate::{
     description,
     failure::Failure,
@@ -44,7 +44,7 @@ const DEFAULT_SHELL: &str = "/bin/sh";
 
 /// What is to be run.
 #[derive(Clone, Copy)]
-pub enum Command<'a> {
+pub enum GuestCommand<'a> {
     /// This.
     Given(&'a [OsString]),
     /// The user's shell.
@@ -58,7 +58,11 @@ pub struct Made {
 }
 
 /// Describes the guest and opens what it shares.
-pub fn make(arguments: &Guest, command: Command<'_>, streams: &Plan) -> Result<Made, Failure> {
+pub fn make(
+    arguments: &Guest,
+    command: GuestCommand<'_>,
+    streams: &StreamPlan,
+) -> Result<Made, Failure> {
     description::check_machine(arguments.cpus, arguments.memory, &arguments.engine)?;
     if arguments.net.as_ref().is_some_and(|net| !net.is_user()) {
         return Err(Failure::usage("--net: there is only user here; `ring3 run` has the others"));
@@ -150,10 +154,10 @@ fn writable(arguments: &Guest, directory: &Path) -> Result<Vec<PathBuf>, Failure
 
 fn request(
     arguments: &Guest,
-    command: Command<'_>,
+    command: GuestCommand<'_>,
     directory: &Path,
     folders: &[PathBuf],
-    streams: &Plan,
+    streams: &StreamPlan,
 ) -> Result<AgentRequest, Failure> {
     let (user, groups) = if arguments.root { (0, vec![0]) } else { user::current() };
     let shares = folders.iter().enumerate();
@@ -177,10 +181,10 @@ fn request(
     })
 }
 
-fn words(command: Command<'_>) -> Vec<Vec<u8>> {
+fn words(command: GuestCommand<'_>) -> Vec<Vec<u8>> {
     match command {
-        Command::Given(words) => words.iter().map(|word| word.as_bytes().to_vec()).collect(),
-        Command::Shell => {
+        GuestCommand::Given(words) => words.iter().map(|word| word.as_bytes().to_vec()).collect(),
+        GuestCommand::Shell => {
             let shell = env::var_os("SHELL").filter(|shell| Path::new(shell).is_absolute());
             vec![shell.map_or(DEFAULT_SHELL.into(), |shell| shell.as_bytes().to_vec())]
         }

@@ -38,10 +38,10 @@ pub use crate::{
 };
 pub use arguments::Guest;
 use arguments::{ExecArguments, ShellArguments};
-pub use guest::Command;
+pub use guest::GuestCommand;
 use pace::Pace;
-use session::{Event, Session};
-use streams::{ConsoleTail, Plan};
+use session::{Session, SessionEvent};
+use streams::{ConsoleTail, StreamPlan};
 
 /// The exit status when there is no guest to run the command in.
 const NO_GUEST: u8 = 125;
@@ -54,19 +54,19 @@ const NO_GUEST: u8 = 125;
 ///
 /// # Errors
 /// There is no guest to run the command in, or it was lost; the exit code is 125.
-pub fn run(guest: &Guest, command: Command<'_>) -> Result<u8, Failure> {
+pub fn run(guest: &Guest, command: GuestCommand<'_>) -> Result<u8, Failure> {
     limits::prepare();
     run_in_guest(guest, command).map_err(|failure| failure.with_code(NO_GUEST))
 }
 
 /// `ring3 exec`.
 pub(crate) fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
-    run(&arguments.guest, Command::Given(&arguments.command))
+    run(&arguments.guest, GuestCommand::Given(&arguments.command))
 }
 
 /// `ring3 shell`.
 pub(crate) fn shell(arguments: &ShellArguments) -> Result<u8, Failure> {
-    run(&arguments.guest, Command::Shell)
+    run(&arguments.guest, GuestCommand::Shell)
 }
 
 /// Our ends of the four connections, and the guest's.
@@ -88,11 +88,11 @@ fn connections() -> std::io::Result<Connections> {
     Ok(Connections { ours, guests })
 }
 
-fn run_in_guest(arguments: &Guest, command: Command<'_>) -> Result<u8, Failure> {
+fn run_in_guest(arguments: &Guest, command: GuestCommand<'_>) -> Result<u8, Failure> {
     caller::settle(arguments)?;
     machine::check_limits(arguments.memory.0)?;
     spawner::start()?;
-    let streams = Plan::new();
+    let streams = StreamPlan::new();
     let clock = machine::start_clock()?;
     let made = guest::make(arguments, command, &streams)?;
     let host = |error: std::io::Error| Failure::host(error.to_string());
@@ -111,17 +111,17 @@ fn run_in_guest(arguments: &Guest, command: Command<'_>) -> Result<u8, Failure> 
     let raw = if streams.on_terminal { Some(RawTerminal::enter()?) } else { None };
     let carried = sender.clone();
     // As below: nobody listens once the session has ended.
-    let carried = move |what| drop(carried.send(Event::Carried(what)));
+    let carried = move |what| drop(carried.send(SessionEvent::Carried(what)));
     let outputs = streams.start([stdin, stdout, stderr], carried).map_err(host)?;
     session::watch_signals(&sender).map_err(host)?;
     session::watch_control(&control, sender.clone()).map_err(host)?;
     let asked = sender.clone();
-    let asked = move |order| asked.send(Event::Control(order)).is_ok();
+    let asked = move |order| asked.send(SessionEvent::Control(order)).is_ok();
     let listener = control::listen(asked, Hand::new(machine.inspector()));
     let listener = listener.inspect_err(|error| tracing::warn!(%error, "no control socket"));
     let lost = sender.clone();
-    servers::tell_losses(move |what| drop(lost.send(Event::Lost(what))));
-    let on_end = move |ended| drop(sender.send(Event::Ended(ended)));
+    servers::tell_losses(move |what| drop(lost.send(SessionEvent::Lost(what))));
+    let on_end = move |ended| drop(sender.send(SessionEvent::Ended(ended)));
     let sandbox = arguments.sandbox.with(arguments.devices);
     sandbox.prepare(&machine)?;
     let running = machine.start(on_end)?;

@@ -36,7 +36,7 @@ const LOST: u8 = 1;
 
 /// What happens.
 #[derive(Debug)]
-pub enum Event {
+pub enum SessionEvent {
     /// The machine ended by itself.
     Ended(Ended),
     /// The agent said something: kind, number, text.
@@ -55,7 +55,7 @@ pub enum Event {
 
 /// How the command ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SessionOutcome {
     /// It exited.
     Exited(u8),
     /// A signal killed it.
@@ -70,7 +70,7 @@ pub enum Outcome {
     Stopped,
 }
 
-impl Outcome {
+impl SessionOutcome {
     /// Whether it ran to its end, so that all of its output is on its way.
     fn has_output(&self) -> bool {
         matches!(self, Self::Exited(_) | Self::Killed(_))
@@ -102,7 +102,7 @@ impl Outcome {
 /// How a session ended.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ending {
-    pub outcome: Outcome,
+    pub outcome: SessionOutcome,
     /// What went wrong with its standard streams.
     pub problems: Vec<String>,
 }
@@ -119,7 +119,7 @@ impl Ending {
 
 /// A guest on its way.
 pub struct Session<'a> {
-    pub events: Receiver<Event>,
+    pub events: Receiver<SessionEvent>,
     pub control: UnixStream,
     pub tail: ConsoleTail,
     pub timeout: Option<Duration>,
@@ -160,25 +160,25 @@ struct Course {
     urge: Option<Urge>,
     problems: Vec<String>,
     /// The command has ended.
-    outcome: Option<Outcome>,
+    outcome: Option<SessionOutcome>,
 }
 
 /// Turns signals into events, but for those that were ignored when we started: the command ignores them, too.
-pub fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
+pub fn watch_signals(events: &Sender<SessionEvent>) -> io::Result<()> {
     let watched = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGXCPU];
     let watched = watched.into_iter().filter(|&signal| !inherited::is_ignored(signal));
     let mut signals = Signals::new(watched)?;
     interrupt::leave_to_others();
     let events = events.clone();
     thread::Builder::new().name("signals".into()).spawn(move || {
-        signals.forever().try_for_each(|signal| events.send(Event::Signal(signal)))
+        signals.forever().try_for_each(|signal| events.send(SessionEvent::Signal(signal)))
     })?;
     Ok(())
 }
 
 /// Turns the agent's messages into events. The agent is the guest's: one that says again and again that the command has started must
 /// not fill memory.
-pub fn watch_control(control: &UnixStream, events: Sender<Event>) -> io::Result<()> {
+pub fn watch_control(control: &UnixStream, events: Sender<SessionEvent>) -> io::Result<()> {
     // A guest that stands still takes nothing, and must not hold us up.
     control.set_write_timeout(Some(BRIEFLY))?;
     let mut control = control.try_clone()?;
@@ -188,12 +188,12 @@ pub fn watch_control(control: &UnixStream, events: Sender<Event>) -> io::Result<
             if kind == message::STARTED && std::mem::replace(&mut started, true) {
                 continue;
             }
-            if events.send(Event::Said(kind, number, text)).is_err() {
+            if events.send(SessionEvent::Said(kind, number, text)).is_err() {
                 return;
             }
         }
         // Nobody listening means the command has ended.
-        let _ = events.send(Event::Hung);
+        let _ = events.send(SessionEvent::Hung);
     })?;
     Ok(())
 }
@@ -240,7 +240,7 @@ impl Session<'_> {
         &mut self,
         deadline: Option<Instant>,
         course: &Course,
-    ) -> Result<Event, RecvTimeoutError> {
+    ) -> Result<SessionEvent, RecvTimeoutError> {
         let urge = course.urge.filter(|urge| course.outcome.is_none() && urge.is_pressing());
         let given_up = urge.and_then(|urge| urge.at.checked_add(self.grace));
         let last = deadline.into_iter().chain(given_up).min();
@@ -256,7 +256,7 @@ impl Session<'_> {
     }
 
     /// Why the time is up.
-    fn late(&self, deadline: Option<Instant>, course: &Course) -> Outcome {
+    fn late(&self, deadline: Option<Instant>, course: &Course) -> SessionOutcome {
         match course.urge {
             Some(urge) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {
                 let what = if urge.sent {
@@ -267,33 +267,37 @@ impl Session<'_> {
                 let (signal, seconds) = (urge.signal, self.grace.as_secs_f64());
                 let message =
                     format!("signal {signal}: {what} still running after {seconds} s (--grace)");
-                Outcome::Signal(signal, Some(message))
+                SessionOutcome::Signal(signal, Some(message))
             }
-            _ => Outcome::TimedOut,
+            _ => SessionOutcome::TimedOut,
         }
     }
 
     /// Acts on an event; `Some` if it ends the session at once.
-    fn heed(&mut self, event: Event, course: &mut Course) -> Result<Option<Outcome>, Failure> {
-        let interrupted = matches!(event, Event::Signal(SIGINT));
+    fn heed(
+        &mut self,
+        event: SessionEvent,
+        course: &mut Course,
+    ) -> Result<Option<SessionOutcome>, Failure> {
+        let interrupted = matches!(event, SessionEvent::Signal(SIGINT));
         course.interrupts = if interrupted { course.interrupts + 1 } else { 0 };
         let over = course.outcome.is_some();
         match event {
-            Event::Signal(SIGWINCH) => self.resize(),
+            SessionEvent::Signal(SIGWINCH) => self.resize(),
             // It is ring3's time that is over.
-            Event::Signal(SIGXCPU) => {
+            SessionEvent::Signal(SIGXCPU) => {
                 let message = format!("ended by signal {SIGXCPU}: its CPU time is used up");
-                return Ok(Some(Outcome::Signal(SIGXCPU, Some(message))));
+                return Ok(Some(SessionOutcome::Signal(SIGXCPU, Some(message))));
             }
-            Event::Signal(signal) => return Ok(self.signal(signal, course)),
-            Event::Said(message::STARTED, ..) => {
+            SessionEvent::Signal(signal) => return Ok(self.signal(signal, course)),
+            SessionEvent::Said(message::STARTED, ..) => {
                 course.runs = true;
                 self.resize();
             }
-            Event::Said(message::SENT, ..) => {
+            SessionEvent::Said(message::SENT, ..) => {
                 course.urge.iter_mut().for_each(|urge| urge.sent = true);
             }
-            Event::Said(kind, number, text) => {
+            SessionEvent::Said(kind, number, text) => {
                 let outcome = self.outcome(kind, number, text)?;
                 // Of a command that never ran there is no output.
                 if !outcome.has_output() {
@@ -301,18 +305,18 @@ impl Session<'_> {
                 }
                 course.outcome = Some(outcome);
             }
-            Event::Carried(carried) => self.note(carried, course),
-            Event::Control(asked) => {
+            SessionEvent::Carried(carried) => self.note(carried, course),
+            SessionEvent::Control(asked) => {
                 let ends = (self.obey)(asked);
                 // It may be one to go on after a pause.
                 self.tell_time();
-                return Ok(ends.then_some(Outcome::Stopped));
+                return Ok(ends.then_some(SessionOutcome::Stopped));
             }
             // All it had to say has been said.
-            Event::Hung | Event::Ended(_) | Event::Lost(_) if over => {}
-            Event::Lost(what) => return Err(self.lost(&what)),
-            Event::Hung => return Err(self.lost("the guest's agent is gone")),
-            Event::Ended(ended) => return Err(self.lost(&why(&ended))),
+            SessionEvent::Hung | SessionEvent::Ended(_) | SessionEvent::Lost(_) if over => {}
+            SessionEvent::Lost(what) => return Err(self.lost(&what)),
+            SessionEvent::Hung => return Err(self.lost("the guest's agent is gone")),
+            SessionEvent::Ended(ended) => return Err(self.lost(&why(&ended))),
         }
         Ok(None)
     }
@@ -329,14 +333,14 @@ impl Session<'_> {
     }
 
     /// Passes a signal on; ends the session if there is nobody to pass it to, or whoever sent it insists.
-    fn signal(&mut self, signal: i32, course: &mut Course) -> Option<Outcome> {
+    fn signal(&mut self, signal: i32, course: &mut Course) -> Option<SessionOutcome> {
         let asks_to_end = matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT);
         let alone = !course.runs || course.outcome.is_some();
         let pressed = course.urge.is_some_and(|urge| {
             urge.at.elapsed() >= ECHO && (!urge.sent || signal == SIGTERM && urge.signal == SIGTERM)
         });
         if alone || course.interrupts >= INSISTED || asks_to_end && pressed {
-            return Some(Outcome::Signal(signal, None));
+            return Some(SessionOutcome::Signal(signal, None));
         }
         if asks_to_end && course.urge.is_none_or(|urge| !urge.is_pressing()) {
             course.urge = Some(Urge { signal, at: Instant::now(), sent: false });
@@ -345,12 +349,12 @@ impl Session<'_> {
         None
     }
 
-    fn outcome(&self, kind: u8, number: u32, text: String) -> Result<Outcome, Failure> {
+    fn outcome(&self, kind: u8, number: u32, text: String) -> Result<SessionOutcome, Failure> {
         match kind {
-            message::EXITED => Ok(Outcome::Exited(number as u8)),
-            message::KILLED => Ok(Outcome::Killed(number as u8)),
-            message::NOT_FOUND => Ok(Outcome::NotRun { status: 127, problem: text }),
-            message::NOT_RUN => Ok(Outcome::NotRun { status: 126, problem: text }),
+            message::EXITED => Ok(SessionOutcome::Exited(number as u8)),
+            message::KILLED => Ok(SessionOutcome::Killed(number as u8)),
+            message::NOT_FOUND => Ok(SessionOutcome::NotRun { status: 127, problem: text }),
+            message::NOT_RUN => Ok(SessionOutcome::NotRun { status: 126, problem: text }),
             _ => Err(self.lost(&format!("the guest could not be set up: {text}"))),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 const SOON: Duration = Duration::from_millis(50);
 
 /// A session of these events, with one output that has ended.
-fn session(events: Vec<Event>) -> (Session<'static>, UnixStream, Sender<Event>) {
+fn session(events: Vec<SessionEvent>) -> (Session<'static>, UnixStream, Sender<SessionEvent>) {
     let (sender, receiver) = channel();
     events.into_iter().for_each(|event| sender.send(event).expect("kept"));
     let (control, agent) = UnixStream::pair().expect("a pair");
@@ -21,11 +21,11 @@ fn session(events: Vec<Event>) -> (Session<'static>, UnixStream, Sender<Event>) 
     (session, agent, sender)
 }
 
-fn said(kind: u8, number: u32) -> Event {
-    Event::Said(kind, number, String::new())
+fn said(kind: u8, number: u32) -> SessionEvent {
+    SessionEvent::Said(kind, number, String::new())
 }
 
-fn outcome(events: Vec<Event>) -> Outcome {
+fn outcome(events: Vec<SessionEvent>) -> SessionOutcome {
     session(events).0.wait().expect("an end").outcome
 }
 
@@ -39,7 +39,7 @@ fn the_exit_status_is_the_commands() {
 
 #[test]
 fn output_that_was_lost_is_a_failure_of_its_own() {
-    let lost = || Event::Carried(Carried::Output(Some("standard output: full".to_owned())));
+    let lost = || SessionEvent::Carried(Carried::Output(Some("standard output: full".to_owned())));
     for (status, expected) in [(0, LOST), (3, 3)] {
         // Whichever comes first.
         for events in
@@ -56,19 +56,21 @@ fn output_that_was_lost_is_a_failure_of_its_own() {
 
 #[test]
 fn signals_are_passed_on_once_the_command_runs() {
-    let events = vec![said(message::STARTED, 0), Event::Signal(SIGTERM), said(message::KILLED, 15)];
+    let events =
+        vec![said(message::STARTED, 0), SessionEvent::Signal(SIGTERM), said(message::KILLED, 15)];
     let (mut session, mut agent, _sender) = session(events);
-    assert_eq!(session.wait().expect("an end").outcome, Outcome::Killed(15));
+    assert_eq!(session.wait().expect("an end").outcome, SessionOutcome::Killed(15));
     let mut bytes = [0; 3 * MESSAGE + protocol::Time::BYTES];
     agent.read_exact(&mut bytes).expect("the time, a size and a signal");
     assert_eq!(bytes[0], message::TIME);
     assert!(bytes.ends_with(&protocol::encode(message::SIGNAL, 15)));
-    assert_eq!(outcome(vec![Event::Signal(SIGINT)]).status(), 130);
+    assert_eq!(outcome(vec![SessionEvent::Signal(SIGINT)]).status(), 130);
 }
 
 #[test]
 fn a_command_that_goes_on_after_sigterm_is_ended() {
-    let events = vec![said(message::STARTED, 0), Event::Signal(SIGTERM), said(message::SENT, 15)];
+    let events =
+        vec![said(message::STARTED, 0), SessionEvent::Signal(SIGTERM), said(message::SENT, 15)];
     let (mut session, _agent, _sender) = session(events);
     session.grace = SOON;
     let ending = session.wait().expect("an end");
@@ -80,7 +82,7 @@ fn a_command_that_goes_on_after_sigterm_is_ended() {
 #[test]
 fn a_guest_that_takes_no_signal_is_ended() {
     for (sent, expected) in [(true, 124), (false, 130)] {
-        let mut events = vec![said(message::STARTED, 0), Event::Signal(SIGINT)];
+        let mut events = vec![said(message::STARTED, 0), SessionEvent::Signal(SIGINT)];
         events.extend(sent.then(|| said(message::SENT, 2)));
         let (mut session, _agent, _sender) = session(events);
         (session.grace, session.timeout) = (SOON, Some(4 * SOON));
@@ -90,13 +92,13 @@ fn a_guest_that_takes_no_signal_is_ended() {
 
 #[test]
 fn a_second_sigterm_ends_the_machine_and_an_echo_does_not() {
-    let term = || Event::Signal(SIGTERM);
+    let term = || SessionEvent::Signal(SIGTERM);
     let events = vec![said(message::STARTED, 0), term(), term(), said(message::EXITED, 0)];
-    assert_eq!(outcome(events), Outcome::Exited(0));
+    assert_eq!(outcome(events), SessionOutcome::Exited(0));
     let (mut session, _agent, sender) = session(vec![said(message::STARTED, 0), term()]);
     thread::spawn(move || {
         thread::sleep(ECHO + SOON);
-        sender.send(Event::Signal(SIGTERM)).expect("heard");
+        sender.send(SessionEvent::Signal(SIGTERM)).expect("heard");
     });
     assert_eq!(session.wait().expect("an end").outcome.status(), 143);
 }
@@ -104,15 +106,18 @@ fn a_second_sigterm_ends_the_machine_and_an_echo_does_not() {
 /// What it wrote waits for a reader that never comes.
 #[test]
 fn a_signal_ends_the_wait_for_output() {
-    let (mut session, _agent, _sender) =
-        session(vec![said(message::STARTED, 0), said(message::EXITED, 0), Event::Signal(SIGTERM)]);
+    let (mut session, _agent, _sender) = session(vec![
+        said(message::STARTED, 0),
+        said(message::EXITED, 0),
+        SessionEvent::Signal(SIGTERM),
+    ]);
     session.outputs = 1;
     assert_eq!(session.wait().expect("an end").outcome.status(), 143);
 }
 
 #[test]
 fn a_guest_that_ends_early_is_an_error_with_its_last_words() {
-    let (mut session, _agent, _sender) = session(vec![Event::Ended(Ended::Reset)]);
+    let (mut session, _agent, _sender) = session(vec![SessionEvent::Ended(Ended::Reset)]);
     session.tail.write_all(b"Kernel panic - not syncing\n").expect("kept");
     let failure = session.wait().expect_err("no outcome").to_string();
     assert!(failure.contains("panic") && failure.contains("not syncing"), "{failure}");
@@ -129,7 +134,7 @@ fn an_agent_that_repeats_itself_fills_no_memory() {
     assert!(
         matches!(
             first[..],
-            [Event::Said(message::STARTED, ..), Event::Said(message::EXITED, 3, _)]
+            [SessionEvent::Said(message::STARTED, ..), SessionEvent::Said(message::EXITED, 3, _)]
         ),
         "{first:?}"
     );

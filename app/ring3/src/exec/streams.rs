@@ -33,7 +33,7 @@ pub enum Carried {
 }
 
 /// The standard streams of the command.
-pub struct Plan {
+pub struct StreamPlan {
     /// Input and output are a terminal.
     pub on_terminal: bool,
     /// Those that the command has without us.
@@ -42,7 +42,7 @@ pub struct Plan {
     pub errors_apart: bool,
 }
 
-impl Plan {
+impl StreamPlan {
     /// By what ours are.
     pub fn new() -> Self {
         let on_terminal = terminal::stdin_is_terminal() && terminal::stdout_is_terminal();

@@ -19,7 +19,7 @@ use faults::{
 use ram::{HIGH_BASE, Ram};
 use vmm::Host;
 
-use super::{Injection, Order, host};
+use super::{FaultOrder, Injection, host};
 use crate::failure::Failure;
 
 /// How long disks may take to lose their power.
@@ -50,15 +50,15 @@ pub enum Act {
 
 /// Parts of the machine that faults disturb.
 #[derive(Default)]
-pub struct Parts {
+pub struct ConductorParts {
     clock: Option<Arc<FaultyClock>>,
     interrupts: Arc<OnceLock<Arc<FaultyInterrupts>>>,
 }
 
 impl Injection {
     /// Puts what disturbs the machine's parts before them, where the scenario has faults of these.
-    pub fn disturb(&self, host: &mut Host) -> Parts {
-        let (targets, mut parts) = (self.scenario().targets(), Parts::default());
+    pub fn disturb(&self, host: &mut Host) -> ConductorParts {
+        let (targets, mut parts) = (self.scenario().targets(), ConductorParts::default());
         if targets.contains(&Target::Clock) {
             let clock = Arc::new(FaultyClock::new(Arc::clone(&host.clock)));
             host.clock = clock.clone();
@@ -88,7 +88,7 @@ impl Injection {
     /// Starts the thread, with the machine's.
     pub fn conduct(
         &self,
-        parts: Parts,
+        parts: ConductorParts,
         ram: Ram,
         act: impl Fn(Act) + Send + 'static,
     ) -> Result<(), Failure> {
@@ -120,7 +120,7 @@ impl Write for Overheard {
 
 struct Conductor {
     injection: Injection,
-    parts: Parts,
+    parts: ConductorParts,
     ram: Ram,
     act: Box<dyn Fn(Act) + Send>,
     record: Recorder,
@@ -150,7 +150,12 @@ enum Due {
 }
 
 impl Conductor {
-    fn new(injection: Injection, parts: Parts, ram: Ram, act: Box<dyn Fn(Act) + Send>) -> Self {
+    fn new(
+        injection: Injection,
+        parts: ConductorParts,
+        ram: Ram,
+        act: Box<dyn Fn(Act) + Send>,
+    ) -> Self {
         let scenario = injection.scenario();
         let started = Instant::now();
         let first = scenario.timed().iter().filter(|fault| fault.cue.is_none());
@@ -224,7 +229,9 @@ impl Conductor {
         let begun: Vec<_> = self.cues.extract_if(.., |(.., cue)| is_it(cue)).collect();
         for (fault, target, _) in begun {
             match target {
-                Target::Disk(_) | Target::Net(_) => self.injection.tell(target, Order::Arm(fault)),
+                Target::Disk(_) | Target::Net(_) => {
+                    self.injection.tell(target, FaultOrder::Arm(fault))
+                }
                 Target::Interrupts | Target::Machine | Target::Ram | Target::Clock => {
                     self.begin(&fault);
                 }
@@ -324,7 +331,7 @@ impl Conductor {
             let disks = self.injection.listening().into_iter();
             let disks: BTreeSet<_> = disks.filter(|it| matches!(it, Target::Disk(_))).collect();
             for disk in disks.iter().filter(|disk| Some(**disk) != from) {
-                self.injection.tell(*disk, Order::Cut(record.fault.clone()));
+                self.injection.tell(*disk, FaultOrder::Cut(record.fault.clone()));
             }
             self.due.push((Instant::now() + LOSS, Due::Dark));
             self.losing = Some(disks);
@@ -341,7 +348,7 @@ impl Conductor {
     }
 }
 
-impl Parts {
+impl ConductorParts {
     fn drift(&self, millionths: i64) {
         self.clock.iter().for_each(|clock| clock.drift(millionths));
     }

@@ -57,14 +57,14 @@ pub fn read(file: &Path) -> Result<(String, Scenario), Failure> {
 
 /// What a device with faults is told while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum FaultOrder {
     /// The cue of this fault has come.
     Arm(String),
     /// This fault cuts the power.
     Cut(String),
 }
 
-impl Order {
+impl FaultOrder {
     fn line(&self) -> String {
         match self {
             Self::Arm(fault) => format!("arm {fault}\n"),
@@ -79,7 +79,7 @@ impl Order {
 }
 
 /// Carries orders out.
-type Obedient = Box<dyn FnMut(Order) + Send>;
+type Obedient = Box<dyn FnMut(FaultOrder) + Send>;
 /// Takes what carries orders out.
 type Command = Box<dyn FnOnce(Obedient) -> io::Result<()> + Send>;
 
@@ -150,8 +150,8 @@ impl Faults {
         let disk = FaultyDisk::new(backend, schedule, self.scenario.loses_power());
         let control = disk.control();
         let obedient = Box::new(move |order| match order {
-            Order::Arm(fault) => control.arm(&fault),
-            Order::Cut(fault) => {
+            FaultOrder::Arm(fault) => control.arm(&fault),
+            FaultOrder::Cut(fault) => {
                 if let Err(error) = control.cut(&fault) {
                     output::complain(&format!("--fault: {on}: the power cut: {error}"));
                 }
@@ -168,9 +168,9 @@ impl Faults {
         let net = FaultyNet::new(cable, schedule).map_err(host)?;
         let control = net.control();
         let obedient = Box::new(move |order| match order {
-            Order::Arm(fault) => control.arm(&fault),
+            FaultOrder::Arm(fault) => control.arm(&fault),
             // A network keeps nothing that it could lose.
-            Order::Cut(_) => {}
+            FaultOrder::Cut(_) => {}
         });
         (self.command)(obedient).map_err(host)?;
         Ok(net)
@@ -186,7 +186,7 @@ fn listen(mut obedient: Obedient) -> io::Result<()> {
     let orders = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let lines = BufReader::new(orders).lines();
     let hear = move || {
-        let orders = lines.map_while(Result::ok).filter_map(|line| Order::of_line(&line));
+        let orders = lines.map_while(Result::ok).filter_map(|line| FaultOrder::of_line(&line));
         orders.for_each(&mut *obedient);
     };
     thread::Builder::new().name("orders".into()).spawn(hear).map(drop)
@@ -298,7 +298,7 @@ impl Injection {
     }
 
     /// Tells a device, if there is one that listens.
-    fn tell(&self, target: Target, order: Order) {
+    fn tell(&self, target: Target, order: FaultOrder) {
         if let Some(obedient) = lock(&self.0.devices).get_mut(&target) {
             obedient(order);
         }
@@ -349,7 +349,7 @@ impl Elsewhere {
         let listener = thread::Builder::new().name("faults".into()).spawn(hear)?;
         let inner = &self.injection.0;
         lock(&inner.listeners).push(listener);
-        let tell = move |order: Order| {
+        let tell = move |order: FaultOrder| {
             // One that has ended is told nothing.
             let _ = orders.write_all(order.line().as_bytes());
         };
@@ -417,9 +417,9 @@ mod tests {
 
     #[test]
     fn orders_are_understood() {
-        for order in [Order::Arm("worn sectors".to_owned()), Order::Cut("x".to_owned())] {
-            assert_eq!(Order::of_line(order.line().trim_end()), Some(order));
+        for order in [FaultOrder::Arm("worn sectors".to_owned()), FaultOrder::Cut("x".to_owned())] {
+            assert_eq!(FaultOrder::of_line(order.line().trim_end()), Some(order));
         }
-        assert_eq!(Order::of_line("obey"), None);
+        assert_eq!(FaultOrder::of_line("obey"), None);
     }
 }

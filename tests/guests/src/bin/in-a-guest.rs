@@ -2,7 +2,7 @@
 
 use std::{env, ffi::OsString, process::ExitCode};
 
-use ring3::exec::{Command, Guest, MemorySize, run};
+use ring3::exec::{Guest, GuestCommand, MemorySize, run};
 
 host::choose!(host_linux::Linux);
 
@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     }
     let words: Vec<OsString> = env::args_os().skip(1).collect();
     let guest = Guest { memory: MemorySize(512 << 20), ..Guest::default() };
-    match run(&guest, Command::Given(&words)) {
+    match run(&guest, GuestCommand::Given(&words)) {
         Ok(status) => status.into(),
         Err(failure) => {
             eprintln!("in-a-guest: {failure}");
