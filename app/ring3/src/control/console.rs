@@ -21,7 +21,7 @@ use std::{
 use super::{
     ControlListener, Target,
     client::find,
-    crowd::{self, Leaves, Room},
+    clients::{self, ClientLimit, Leaves},
     folder, server,
 };
 use crate::{
@@ -36,7 +36,7 @@ const PAST: usize = 16 << 10;
 /// How long a viewer may keep others waiting.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-const VIEWERS: Room = Room { name: "viewer", most: 32, leaves: Leaves::Newest };
+const VIEWERS: ClientLimit = ClientLimit { name: "viewer", most: 32, leaves: Leaves::Newest };
 
 /// The writer of a console.
 #[derive(Clone)]
@@ -137,7 +137,7 @@ fn show_to_all(
     screen: Screen,
     input: impl Fn(&[u8]) + Clone + Send + 'static,
 ) {
-    crowd::serve_all(listener, VIEWERS, move |viewer| {
+    clients::serve_all(listener, VIEWERS, move |viewer| {
         // A viewer that fails has failed by itself.
         if let Ok(number) = screen.add(viewer) {
             listen_to(viewer, &input);
@@ -240,7 +240,7 @@ mod tests {
         let screen = Screen::new(None);
         let shown = screen.clone();
         thread::spawn(move || show_to_all(&listener, shown, |_: &[u8]| {}));
-        crowd::tests::besiege(&path, VIEWERS.name, || {
+        clients::tests::besiege(&path, VIEWERS.name, || {
             screen.clone().write_all(b"shown").expect("the machine goes on");
         });
         assert!(screen.lock().viewers.is_empty());

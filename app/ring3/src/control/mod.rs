@@ -5,8 +5,8 @@
 //! `{"error": "..."}`. `docs/control.md` lists the commands.
 
 mod client;
+mod clients;
 mod console;
-mod crowd;
 mod drgn;
 mod dump;
 mod flame;

@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     ControlOrder, Reply, Request, Stats, Status,
-    crowd::{self, Leaves, Room},
+    clients::{self, ClientLimit, Leaves},
     folder,
     handed::{self, Hand},
 };
@@ -22,7 +22,8 @@ use crate::spawner;
 const MAX_LINE: u64 = 4096;
 /// How long a client may be silent.
 const PATIENCE: Duration = Duration::from_secs(5);
-const CLIENTS: Room = Room { name: "control-client", most: 16, leaves: Leaves::Oldest };
+const CLIENTS: ClientLimit =
+    ClientLimit { name: "control-client", most: 16, leaves: Leaves::Oldest };
 
 /// An order and where its answer goes.
 #[derive(Debug)]
@@ -98,7 +99,7 @@ fn serve_all(
     ask: impl Fn(Asked) -> bool + Clone + Send + 'static,
     hand: Hand,
 ) {
-    crowd::serve_all(listener, CLIENTS, move |client| {
+    clients::serve_all(listener, CLIENTS, move |client| {
         // A client that fails has failed by itself.
         let _ = serve(client, &ask, &hand);
     });
@@ -208,7 +209,7 @@ mod tests {
             };
             serve_all(&listener, ask, Hand::default());
         });
-        crowd::tests::besiege(&path, CLIENTS.name, || {
+        clients::tests::besiege(&path, CLIENTS.name, || {
             let client = UnixStream::connect(&path).expect("connected");
             client.set_read_timeout(Some(PATIENCE / 2)).expect("set");
             (&client).write_all(b"{\"command\": \"status\"}\n").expect("asked");

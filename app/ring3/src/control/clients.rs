@@ -22,16 +22,16 @@ pub(super) enum Leaves {
     Newest,
 }
 
-/// So many clients, and who leaves when there are more.
+/// How many clients a socket serves, and which is disconnected when one more connects.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct ClientLimit {
     pub name: &'static str,
     pub most: usize,
     pub leaves: Leaves,
 }
 
-struct Crowd {
-    room: Room,
+struct Clients {
+    limit: ClientLimit,
     state: Mutex<State>,
     gone: Condvar,
 }
@@ -48,14 +48,14 @@ struct State {
 /// Has every client that comes to `listener` served, each by a thread; does not return.
 pub(super) fn serve_all(
     listener: &UnixListener,
-    room: Room,
+    limit: ClientLimit,
     serve: impl Fn(&UnixStream) + Clone + Send + 'static,
 ) {
     let (state, gone) = Default::default();
-    let crowd = Arc::new(Crowd { room, state, gone });
+    let clients = Arc::new(Clients { limit, state, gone });
     loop {
         match listener.accept() {
-            Ok((client, _)) => crowd.take(client, serve.clone()),
+            Ok((client, _)) => clients.take(client, serve.clone()),
             Err(error)
                 if matches!(
                     error.kind(),
@@ -66,7 +66,7 @@ pub(super) fn serve_all(
     }
 }
 
-impl Crowd {
+impl Clients {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,22 +75,22 @@ impl Crowd {
         let Some(number) = client.try_clone().ok().and_then(|copy| self.enter(copy)) else {
             return;
         };
-        let crowd = Arc::clone(self);
+        let clients = Arc::clone(self);
         let serve = move || {
             serve(&client);
-            crowd.leave(number);
+            clients.leave(number);
         };
-        if thread::Builder::new().name(self.room.name.into()).spawn(serve).is_err() {
+        if thread::Builder::new().name(self.limit.name.into()).spawn(serve).is_err() {
             self.leave(number);
             thread::sleep(BREATH);
         }
     }
 
-    /// The number of a client for which there is room, or room is made.
+    /// The number of a new client. At the limit it is refused, or the oldest client disconnected.
     fn enter(&self, client: UnixStream) -> Option<u64> {
-        let Room { most, leaves, .. } = self.room;
-        let crowded = |state: &mut State| state.threads >= 2 * most;
-        let state = self.gone.wait_while(self.lock(), crowded);
+        let ClientLimit { most, leaves, .. } = self.limit;
+        let full = |state: &mut State| state.threads >= 2 * most;
+        let state = self.gone.wait_while(self.lock(), full);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         if state.clients.len() >= most {
             if leaves == Leaves::Newest {
