@@ -15,7 +15,7 @@ use std::{
 use clap::{Args, Subcommand};
 use host_linux::{process, user};
 use sharedfs::{Folder, Keeping};
-use vhost_user::{Bell, Identity, Served, introduce, jail, room};
+use vhost_user::{Bell, Identity, Served, introduce, jail, sandbox};
 use virtio::{NET_RECEIVE, VirtioDevice};
 
 use crate::{
@@ -109,8 +109,9 @@ impl Opened {
     pub fn shut_in(self, monitor: &UnixStream, otherwise: &str) -> Result<Body, Failure> {
         let host = |problem: String| Failure::host(format!("a device's process: {problem}"));
         if !matches!(self.served, Served::Folder { .. }) {
-            room::leave_all(self.served != Served::Network).map_err(|e| host(e.to_string()))?;
-            room::lock_out().map_err(host)?;
+            sandbox::enter_empty(self.served != Served::Network)
+                .map_err(|e| host(e.to_string()))?;
+            sandbox::allow_nothing().map_err(host)?;
         }
         let (device, bell) = (self.start)()?;
         vhost_user::leave_after(monitor, ANSWER).map_err(|e| host(e.to_string()))?;
@@ -175,7 +176,7 @@ pub fn disk_body(
     queues: u16,
     mut faults: Option<Faults>,
 ) -> Result<Opened, Failure> {
-    // A thread that listens to orders can begin only when the process is in its room.
+    // A thread that listens to orders can begin only when the process is in its sandbox.
     let start_listening = faults.as_mut().map(Faults::postpone);
     let device = Box::new(disk.body(index, faults)?.with_queues(queues));
     let start = move || {
@@ -192,10 +193,10 @@ pub fn share_body(tag: &str, mut folder: Folder) -> Opened {
     let tag = tag.to_owned();
     let start = move || {
         let host = |problem: String| Failure::host(format!("--share: {problem}"));
-        let place = room::move_in(&folder.path, readonly, privileged);
+        let place = sandbox::enter_folder(&folder.path, readonly, privileged);
         folder.path = place.map_err(|error| host(error.to_string()))?;
         let device: Box<dyn VirtioDevice> = Box::new(share::body(&folder, &tag)?);
-        if !room::lock(&folder.path).map_err(host)? {
+        if !sandbox::allow_only(&folder.path).map_err(host)? {
             tracing::warn!("this host has no Landlock");
         }
         Ok((device, None))

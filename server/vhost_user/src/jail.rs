@@ -1,7 +1,7 @@
 //! What is left to a server once it has opened what it serves.
 //!
 //! Its files are open, its memory comes by the protocol; what it may still ask of the host is a short list ([`policy`](crate::policy)).
-//! Which names there are for it is settled before, by [`room`](crate::room): a folder's, or none.
+//! Which names there are for it is settled before, by [`sandbox`](crate::sandbox): a folder's, or none.
 
 use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 

@@ -6,7 +6,7 @@
 //! | monitor | server |
 //! |---|---|
 //! | [`Remote`] stands for the body: configuration, features; the first doorbell of a queue has it served there, further ones are an eventfd | [`serve`] has the body serve the queues |
-//! | a thread passes interrupts on, and starts the server anew when it ends | [`jail`] and [`room`] take from the process what the body does not need, as the module `policy` has it |
+//! | a thread passes interrupts on, and starts the server anew when it ends | [`jail`] and [`sandbox`] take from the process what the body does not need, as the module `policy` has it |
 //!
 //! The protocol is vhost-user's. Three memory regions are ours ([`MARKS`], [`NOTES`], [`WORDS`]): where the engine marks pages that code was
 //! made of, which the server may look at; where the server notes such pages when it writes them (see the crate `ram`); and words by which a vCPU
@@ -35,7 +35,7 @@ mod link;
 mod near;
 mod patience;
 mod policy;
-pub mod room;
+pub mod sandbox;
 mod shadow;
 mod words;
 

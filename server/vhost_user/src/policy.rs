@@ -105,7 +105,7 @@ const CONNECTIONS: &[i64] = &[
     libc::SYS_epoll_ctl,
 ];
 
-/// Names, to look at. What they reach is settled by where the server is (`room`).
+/// Names, to look at. What they reach is settled by where the server is (`sandbox`).
 const NAMES: &[i64] = &[
     libc::SYS_openat, // see below
     libc::SYS_newfstatat,

@@ -33,7 +33,7 @@ use rustix::{
     process::{Pid, Signal, geteuid, getppid, kill_process},
     thread::{CapabilitySet, Gid, Uid, capabilities, set_thread_gid, set_thread_uid},
 };
-use vhost_user::{Served, jail, room};
+use vhost_user::{Served, jail, sandbox};
 
 host::choose!(host_linux::Linux);
 
@@ -149,8 +149,8 @@ fn has_scopes() -> bool {
 #[ignore = "run by a keeper: a prisoner"]
 fn prisoner_without_a_filter() {
     let Given { folder, port, keeper } = given();
-    room::leave_all(false).expect("rights given up");
-    room::lock_out().expect("Landlock");
+    sandbox::enter_empty(false).expect("rights given up");
+    sandbox::allow_nothing().expect("Landlock");
     let sets = capabilities(None).expect("told");
     assert!((sets.effective | sets.permitted | sets.inheritable).is_empty(), "{sets:?}");
     if !has_scopes() {
@@ -166,8 +166,8 @@ fn prisoner_without_a_filter() {
 #[ignore = "run by a keeper: a prisoner"]
 fn prisoner_in_a_folder_without_a_filter() {
     let Given { folder, port, keeper } = given();
-    let place = room::move_in(&folder.join("folder"), false, false).expect("a room");
-    room::lock(&place).expect("Landlock");
+    let place = sandbox::enter_folder(&folder.join("folder"), false, false).expect("a sandbox");
+    sandbox::allow_only(&place).expect("Landlock");
     let sets = capabilities(None).expect("told");
     let dear = CapabilitySet::MKNOD
         | CapabilitySet::SETFCAP
@@ -276,15 +276,15 @@ fn prisoner_with_a_cable() {
 
 /// Leaves all names behind, as servers of no folder do.
 fn leave(network: bool) {
-    room::leave_all(network).expect("rights given up");
-    room::lock_out().expect("Landlock, if there is any");
+    sandbox::enter_empty(network).expect("rights given up");
+    sandbox::allow_nothing().expect("Landlock, if there is any");
 }
 
 /// Enters as a folder's server does; says where the folder is then, and whether by a namespace.
 fn enter(folder: &Path, readonly: bool) -> (PathBuf, bool) {
-    let place = room::move_in(folder, readonly, false).expect("a room");
+    let place = sandbox::enter_folder(folder, readonly, false).expect("a sandbox");
     let has_namespace = place != folder;
-    let has_landlock = room::lock(&place).expect("Landlock, if there is any");
+    let has_landlock = sandbox::allow_only(&place).expect("Landlock, if there is any");
     if !has_namespace && !has_landlock {
         eprintln!("{SKIPPED}this host has neither namespaces for us nor Landlock");
         std::process::exit(0);

@@ -1,13 +1,13 @@
-//! What a server can reach by name, and as whom: a folder's server the folder, all others nothing.
+//! The sandbox of a device server: what it can reach by name, and as whom. A folder's server reaches the folder, all others nothing.
 //!
 //! Three means, each where the host has it:
 //!
 //! - Namespaces of its own: no mounts, network, or processes of others. A folder's server moves into a mount namespace in which
-//!   there is nothing but the folder and the server's own descriptors ([`move_in`]), for which it needs root (CAP_SYS_ADMIN).
+//!   there is nothing but the folder and the server's own descriptors ([`enter_folder`]), for which it needs root (CAP_SYS_ADMIN).
 //!   Devices in the folder are none there, nothing in it can be executed, and a folder that is shared for reading is mounted so. The
-//!   others move into an empty one ([`leave_all`]), an ordinary user's by way of a user namespace.
+//!   others move into an empty one ([`enter_empty`]), an ordinary user's by way of a user namespace.
 //! - Capabilities: a folder's server keeps those that concern files and their owners, the others none.
-//! - Landlock ([`lock`], [`lock_out`]), which needs no privilege: files outside of the folder cannot be opened, made, renamed or
+//! - Landlock ([`allow_only`], [`allow_nothing`]), which needs no privilege: files outside of the folder cannot be opened, made, renamed or
 //!   removed, whatever name they are asked for by; no process outside can be traced or sent a signal, by whatever means; no abstract
 //!   socket outside can be connected to.
 //!
@@ -42,8 +42,8 @@ use rustix::{
     },
 };
 
-/// Where the room is built: a folder that every host has and that the server does not need under its old name.
-const SITE: &str = "/proc";
+/// Where the sandbox's root is built: a folder that every host has and that the server does not need under its old name.
+const NEW_ROOT: &str = "/proc";
 /// Where the shared folder is in it.
 const FOLDER: &str = "/folder";
 /// Where the library looks for descriptors.
@@ -56,11 +56,11 @@ const MOUNTS: &str = "/proc/self/mountinfo";
 ///
 /// # Errors
 /// We have root's rights and cannot give them up.
-pub fn move_in(folder: &Path, readonly: bool, privileged: bool) -> io::Result<PathBuf> {
+pub fn enter_folder(folder: &Path, readonly: bool, privileged: bool) -> io::Result<PathBuf> {
     let sets = capabilities(None)?;
     let mut place = folder.to_owned();
     if sets.effective.contains(CapabilitySet::SYS_ADMIN) {
-        match furnish(folder, readonly) {
+        match enter_namespace(folder, readonly) {
             Ok(()) => place = FOLDER.into(),
             Err(error) => tracing::warn!(%error, "no mount namespace for a shared folder"),
         }
@@ -74,13 +74,13 @@ pub fn move_in(folder: &Path, readonly: bool, privileged: bool) -> io::Result<Pa
 ///
 /// # Errors
 /// We have root's rights and cannot give them up.
-pub fn leave_all(network: bool) -> io::Result<()> {
+pub fn enter_empty(network: bool) -> io::Result<()> {
     let (user, group) = (geteuid(), getegid());
     let mut wanted = UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
     wanted.set(UnshareFlags::NEWNET, network);
     let privileged = capabilities(None)?.effective.contains(CapabilitySet::SYS_ADMIN);
     wanted.set(UnshareFlags::NEWUSER, !privileged);
-    // SAFETY: as in `furnish`.
+    // SAFETY: as in `enter_namespace`.
     let moved = unsafe { unshare_unsafe(wanted) }.map_err(io::Error::from).and_then(|()| empty());
     if let Err(error) = moved {
         tracing::info!(%error, ?user, ?group, "no namespaces for a device");
@@ -93,7 +93,7 @@ pub fn leave_all(network: bool) -> io::Result<()> {
 /// An empty root in place of the one there is.
 fn empty() -> io::Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    put(&empty_root()?, SITE)?;
+    put(&empty_root()?, NEW_ROOT)?;
     take_for_root()
 }
 
@@ -113,7 +113,7 @@ fn give_up(sets: CapabilitySets, privileged: bool) -> io::Result<()> {
     Ok(set_capabilities(None, CapabilitySets { effective, permitted, inheritable })?)
 }
 
-fn furnish(folder: &Path, readonly: bool) -> io::Result<()> {
+fn enter_namespace(folder: &Path, readonly: bool) -> io::Result<()> {
     // SAFETY: what is unsafe about unshare is a table of descriptors that some thread believes shared; mounts are not that.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS)? };
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
@@ -124,7 +124,7 @@ fn furnish(folder: &Path, readonly: bool) -> io::Result<()> {
     let built = build(&tree, &descriptors);
     if built.is_err() {
         // What was covered is needed again.
-        let _ = unmount(SITE, UnmountFlags::DETACH);
+        let _ = unmount(NEW_ROOT, UnmountFlags::DETACH);
     }
     built
 }
@@ -157,14 +157,14 @@ fn restrict(tree: &OwnedFd, readonly: bool) -> io::Result<()> {
 
 /// An empty root with the folder and our descriptors in it, in place of the one there is.
 fn build(tree: &OwnedFd, descriptors: &OwnedFd) -> io::Result<()> {
-    put(&empty_root()?, SITE)?;
+    put(&empty_root()?, NEW_ROOT)?;
     for (mount, place) in [(tree, FOLDER), (descriptors, DESCRIPTORS)] {
-        let place = format!("{SITE}{place}");
+        let place = format!("{NEW_ROOT}{place}");
         fs::create_dir_all(&place)?;
         put(mount, &place)?;
     }
     // The library opens it, and reads it only to make file handles, which it does not make for us.
-    fs::write(format!("{SITE}{MOUNTS}"), "")?;
+    fs::write(format!("{NEW_ROOT}{MOUNTS}"), "")?;
     take_for_root()
 }
 
@@ -175,9 +175,9 @@ fn empty_root() -> io::Result<OwnedFd> {
     Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-/// Makes what is mounted at the site the root.
+/// Makes what is mounted at `NEW_ROOT` the root.
 fn take_for_root() -> io::Result<()> {
-    chdir(SITE)?;
+    chdir(NEW_ROOT)?;
     pivot_root(".", ".")?;
     // What was the root is above the one that is.
     unmount(".", UnmountFlags::DETACH)?;
@@ -194,7 +194,7 @@ fn put(mount: &OwnedFd, place: &str) -> io::Result<()> {
 ///
 /// # Errors
 /// The host has it, and refuses.
-pub fn lock(folder: &Path) -> Result<bool, String> {
+pub fn allow_only(folder: &Path) -> Result<bool, String> {
     let folder = PathFd::new(folder).map_err(|error| error.to_string())?;
     let status = restrict_names(folder).map_err(|error| error.to_string())?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
@@ -205,7 +205,7 @@ pub fn lock(folder: &Path) -> Result<bool, String> {
 ///
 /// # Errors
 /// The host has it, and refuses.
-pub fn lock_out() -> Result<bool, String> {
+pub fn allow_nothing() -> Result<bool, String> {
     let locked = || rules()?.handle_access(AccessNet::BindTcp)?.create()?.restrict_self();
     let status = locked().map_err(|error: RulesetError| error.to_string())?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
