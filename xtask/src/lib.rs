@@ -3,8 +3,8 @@
 //! - [`kernels`] fetches and keeps guests; its modules are here too.
 //! - [`self_tests`] keeps programs that test the machine they run on.
 //! - [`initramfs`] packs a root file system.
-//! - [`demo`], [`bench`], [`checks`], [`layers`] and [`markdown`] are the tasks themselves; [`tally`] counts tests, `circles` is a
-//!   part of [`layers`].
+//! - [`demo`], [`bench`], [`checks`], [`layers`] and [`markdown`] are the tasks themselves; [`tally`] counts tests, `circles` and
+//!   `names` are parts of [`layers`].
 
 pub use kernels::{archive, assets, command, cpio, modules, scratch};
 
@@ -15,5 +15,6 @@ pub mod demo;
 pub mod initramfs;
 pub mod layers;
 pub mod markdown;
+pub(crate) mod names;
 pub mod self_tests;
 pub mod tally;
