@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::{
+    instance::{Instance, Pace},
     record::Measurement,
-    seat::{Pace, Seat},
     session::Failure,
 };
 
@@ -13,15 +13,15 @@ pub(crate) type Pair = (Vec<Measurement>, Vec<Measurement>);
 
 /// Measures every environment in turns, as often as the pace asks for and allows.
 pub(crate) fn rounds(
-    seats: &[Seat<'_>],
+    instances: &[Instance<'_>],
     pace: &Pace,
-    measure: impl Fn(&Seat<'_>) -> Result<(f64, f64), Failure>,
+    measure: impl Fn(&Instance<'_>) -> Result<(f64, f64), Failure>,
 ) -> Pair {
-    let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
+    let mut courses: Vec<_> = instances.iter().map(|_| Course::default()).collect();
     for _ in 0..pace.batches {
-        for (seat, course) in seats.iter().zip(&mut courses) {
+        for (instance, course) in instances.iter().zip(&mut courses) {
             if !course.is_over(pace) {
-                course.step(|| measure(seat));
+                course.step(|| measure(instance));
             }
         }
     }
@@ -87,11 +87,11 @@ mod tests {
     #[test]
     fn a_slow_environment_has_the_fewest_rounds_and_the_others_all() {
         let peers = ["slow", "quick"].map(|name| Peer::new(name, "", |_| Command::new("true")));
-        let seats: Vec<_> = peers.iter().map(Seat::new).collect();
+        let instances: Vec<_> = peers.iter().map(Instance::new).collect();
         let asked = Cell::new(0);
-        let (first, second) = rounds(&seats, &pace(Duration::from_millis(40)), |seat| {
+        let (first, second) = rounds(&instances, &pace(Duration::from_millis(40)), |instance| {
             asked.set(asked.get() + 1);
-            if seat.peer.name() == "slow" {
+            if instance.peer.name() == "slow" {
                 std::thread::sleep(Duration::from_millis(50));
             }
             Ok((f64::from(asked.get()), 0.0))

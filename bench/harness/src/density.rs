@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::{
     course::{self, Pair},
+    instance::{self, Instance, Pace},
     peers::{Peer, Work},
     processes,
-    seat::{self, Pace, Seat},
     session::{Failure, Session},
 };
 
@@ -18,11 +18,11 @@ const MANY: usize = 20;
 const PATIENCE: u32 = 3;
 
 /// Starts many of every environment, one kind after the other: both rows.
-pub(crate) fn measure(seats: &[Seat<'_>], pace: &Pace) -> Pair {
-    let pace = &Pace { batches: pace.batches.min(seat::LEAST), ..*pace };
-    course::rounds(seats, pace, |seat| {
-        check(seat.boot, pace.longest())?;
-        let (time, memory) = start(seat.peer, pace.start * PATIENCE)?;
+pub(crate) fn measure(instances: &[Instance<'_>], pace: &Pace) -> Pair {
+    let pace = &Pace { batches: pace.batches.min(instance::LEAST), ..*pace };
+    course::rounds(instances, pace, |instance| {
+        check(instance.boot, pace.longest())?;
+        let (time, memory) = start(instance.peer, pace.start * PATIENCE)?;
         Ok((time.as_nanos() as f64, memory as f64 / f64::from(1 << 20)))
     })
 }

@@ -7,7 +7,7 @@
 //! - [`program`] builds the guest program (`guest/*.c`), which checks its own results.
 //! - [`peers`] are the environments it can run in, [`session`] is one that runs.
 //! - [`protocol`] is what is said between the two.
-//! - [`schedule`] takes turns among [`seat`]s; [`life`] measures starting and idling, by what
+//! - [`schedule`] takes turns among [`instance`]s of environments; [`life`] measures starting and idling, by what
 //!   [`processes`] take of the host, and [`density`] many at once, both by rounds of `course`; [`network`] measures servers
 //!   inside from the host; [`record`] is what comes out, and `resume` goes on with what was
 //!   ended. `forecast` spares what would
@@ -18,6 +18,7 @@ pub mod compare;
 mod course;
 pub mod density;
 mod forecast;
+pub mod instance;
 pub mod life;
 pub mod network;
 mod orphans;
@@ -31,7 +32,6 @@ pub mod protocol;
 pub mod record;
 mod resume;
 pub mod schedule;
-pub mod seat;
 pub mod session;
 pub mod stats;
 pub mod table;

@@ -10,11 +10,11 @@ use std::{
 use crate::{
     course::{self, Pair},
     density,
+    instance::{Instance, Pace},
     peers::{Peer, Work},
     processes,
     protocol::{Message, Row},
     record::Measurement,
-    seat::{Pace, Seat},
     session::{Failure, Session},
 };
 
@@ -51,23 +51,27 @@ pub(crate) struct Starts {
 /// One row in every environment: figures by environment, in their order.
 pub(crate) fn measure(
     row: &str,
-    seats: &mut [Seat<'_>],
+    instances: &mut [Instance<'_>],
     known: &mut Starts,
     pace: &Pace,
 ) -> Vec<Measurement> {
     match row {
-        "boot" => known.single.get_or_insert_with(|| starts(seats, pace)).0.clone(),
-        "start" => known.single.get_or_insert_with(|| starts(seats, pace)).1.clone(),
-        "twenty" => known.density.get_or_insert_with(|| density::measure(seats, pace)).0.clone(),
-        "twentymem" => known.density.get_or_insert_with(|| density::measure(seats, pace)).1.clone(),
-        _ => rests(row, seats, pace),
+        "boot" => known.single.get_or_insert_with(|| starts(instances, pace)).0.clone(),
+        "start" => known.single.get_or_insert_with(|| starts(instances, pace)).1.clone(),
+        "twenty" => {
+            known.density.get_or_insert_with(|| density::measure(instances, pace)).0.clone()
+        }
+        "twentymem" => {
+            known.density.get_or_insert_with(|| density::measure(instances, pace)).1.clone()
+        }
+        _ => rests(row, instances, pace),
     }
 }
 
 /// Starts every environment several times: `boot` and `start`.
-fn starts(seats: &[Seat<'_>], pace: &Pace) -> Pair {
-    course::rounds(seats, pace, |seat| {
-        let (boot, whole) = start(seat.peer, pace.start)?;
+fn starts(instances: &[Instance<'_>], pace: &Pace) -> Pair {
+    course::rounds(instances, pace, |instance| {
+        let (boot, whole) = start(instance.peer, pace.start)?;
         Ok((boot.as_nanos() as f64, whole.as_nanos() as f64))
     })
 }
@@ -88,9 +92,11 @@ fn start(peer: &Peer, timeout: Duration) -> Result<(Duration, Duration), Failure
 }
 
 /// What waiting environments take, all at the same time.
-fn rests(row: &str, seats: &mut [Seat<'_>], pace: &Pace) -> Vec<Measurement> {
-    let started: Vec<_> =
-        seats.iter_mut().map(|seat| seat.session(pace).map(|session| session.id())).collect();
+fn rests(row: &str, instances: &mut [Instance<'_>], pace: &Pace) -> Vec<Measurement> {
+    let started: Vec<_> = instances
+        .iter_mut()
+        .map(|instance| instance.session(pace).map(|session| session.id()))
+        .collect();
     // What follows a start (a kernel's late work) is over by then.
     thread::sleep(pace.batch * 50);
     let mut all: Vec<_> = started.iter().map(|_| Measurement::default()).collect();

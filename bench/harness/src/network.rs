@@ -14,11 +14,11 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
+    instance::{Instance, Pace},
     peers::Door,
     program,
     protocol::Row,
     record::Measurement,
-    seat::{Pace, Seat},
     session::Failure,
 };
 
@@ -41,14 +41,15 @@ pub fn rows() -> Vec<Row> {
 }
 
 /// One row in every environment: figures by environment, in their order.
-pub(crate) fn measure(row: &str, seats: &mut [Seat<'_>], pace: &Pace) -> Vec<Measurement> {
-    let mut courses: Vec<_> = seats.iter_mut().map(|seat| Course::open(row, seat, pace)).collect();
+pub(crate) fn measure(row: &str, instances: &mut [Instance<'_>], pace: &Pace) -> Vec<Measurement> {
+    let mut courses: Vec<_> =
+        instances.iter_mut().map(|instance| Course::open(row, instance, pace)).collect();
     for _ in 0..pace.batches {
         for course in &mut courses {
             course.step(row, pace);
         }
     }
-    seats.iter_mut().for_each(Seat::unserve);
+    instances.iter_mut().for_each(Instance::unserve);
     courses.into_iter().map(|course| course.measurement).collect()
 }
 
@@ -61,13 +62,13 @@ struct Course {
 
 impl Course {
     /// Starts the server.
-    fn open(row: &str, seat: &mut Seat<'_>, pace: &Pace) -> Self {
+    fn open(row: &str, instance: &mut Instance<'_>, pace: &Pace) -> Self {
         let server =
             ROWS.iter().find(|(name, ..)| *name == row).map_or(row, |(_, server, _)| server);
-        let door = seat.peer.door();
+        let door = instance.peer.door();
         let served = match door {
             None => Err(Failure::NotAsked("it has no network here".to_owned())),
-            Some(door) => seat.serve(server, door.inside, pace),
+            Some(door) => instance.serve(server, door.inside, pace),
         };
         let mut measurement = Measurement::default();
         let _ = served.map_err(|failure| measurement.stop(&failure));

@@ -6,13 +6,14 @@ use std::{
 };
 
 use crate::{
-    Error, density, life, network,
+    Error, density,
+    instance::{Instance, Pace},
+    life, network,
     peers::{Peer, Work},
     program,
     progress::Progress,
     protocol,
     record::{Environment, Measurement, NATIVE, Row},
-    seat::{Pace, Seat},
     session::Session,
 };
 
@@ -32,25 +33,26 @@ impl Course {
     /// A batch, unless there were enough, or what it took natively says that it would take too long.
     fn turn(
         &mut self,
-        seat: &mut Seat<'_>,
+        instance: &mut Instance<'_>,
         row: &str,
         native: Option<f64>,
         pace: &Pace,
         progress: &Progress,
     ) {
         if self.first.is_none() && !self.measurement.is_stopped() {
-            let refusal = native.and_then(|native| seat.forecast.refuses(native, pace.longest()));
+            let refusal =
+                native.and_then(|native| instance.forecast.refuses(native, pace.longest()));
             self.measurement.skipped = refusal;
         }
         if !self.is_over(pace) {
-            progress.environment(seat.peer.name());
-            self.step(seat, row, pace);
+            progress.environment(instance.peer.name());
+            self.step(instance, row, pace);
         }
     }
 
-    fn step(&mut self, seat: &mut Seat<'_>, row: &str, pace: &Pace) {
+    fn step(&mut self, instance: &mut Instance<'_>, row: &str, pace: &Pace) {
         let started = Instant::now();
-        match seat.batch(row, pace) {
+        match instance.batch(row, pace) {
             Ok((batch, arrived)) => self.add(&batch, arrived),
             Err(failure) => self.measurement.stop(&failure),
         }
@@ -114,23 +116,25 @@ pub fn measure(
     pace: &Pace,
     mut so_far: impl FnMut(Vec<Environment>, &[Row]),
 ) {
-    let mut seats: Vec<_> = peers.iter().map(Seat::new).collect();
-    let mut on_two: Vec<_> = peers.iter().map(Seat::on_two).collect();
+    let mut instances: Vec<_> = peers.iter().map(Instance::new).collect();
+    let mut on_two: Vec<_> = peers.iter().map(Instance::on_two).collect();
     let mut progress = Progress::new(rows);
     let (mut starts, mut measured) = (life::Starts::default(), Vec::new());
     for row in rows {
         progress.row(row);
-        let seats_of_row = if row.group == program::TWO_CPUS { &mut on_two } else { &mut seats };
-        measured.push(measure_row(seats_of_row, &mut starts, row, pace, &progress));
+        let instances_of_row =
+            if row.group == program::TWO_CPUS { &mut on_two } else { &mut instances };
+        measured.push(measure_row(instances_of_row, &mut starts, row, pace, &progress));
         progress.done(row);
-        let environments = seats.iter().zip(&on_two).map(|(seat, other)| seat.environment(other));
+        let environments =
+            instances.iter().zip(&on_two).map(|(instance, other)| instance.environment(other));
         so_far(environments.collect(), &measured);
     }
     progress.finish();
 }
 
 fn measure_row(
-    seats: &mut [Seat<'_>],
+    instances: &mut [Instance<'_>],
     starts: &mut life::Starts,
     row: &protocol::Row,
     pace: &Pace,
@@ -138,13 +142,13 @@ fn measure_row(
 ) -> Row {
     let of_life = life::rows().contains(row);
     let measurements = if of_life {
-        life::measure(&row.name, seats, starts, pace)
+        life::measure(&row.name, instances, starts, pace)
     } else if row.group == network::GROUP {
-        network::measure(&row.name, seats, pace)
+        network::measure(&row.name, instances, pace)
     } else {
-        take_turns(row, seats, pace, progress)
+        take_turns(row, instances, pace, progress)
     };
-    let names = seats.iter().map(|seat| seat.peer.name().to_owned());
+    let names = instances.iter().map(|instance| instance.peer.name().to_owned());
     let results: BTreeMap<_, _> = names.zip(measurements).collect();
     debug_assert!(results.contains_key(NATIVE), "native is always measured");
     let protocol::Row { name, group, about } = row.clone();
@@ -153,35 +157,35 @@ fn measure_row(
 
 fn take_turns(
     row: &protocol::Row,
-    seats: &mut [Seat<'_>],
+    instances: &mut [Instance<'_>],
     pace: &Pace,
     progress: &Progress,
 ) -> Vec<Measurement> {
     let of_programs = row.group == program::ROWS[0];
-    let mut courses: Vec<_> = seats.iter().map(|_| Course::default()).collect();
+    let mut courses: Vec<_> = instances.iter().map(|_| Course::default()).collect();
     // Starts take no time from rows. What does not start says so when its turn comes.
-    for seat in seats.iter_mut() {
-        let _ = seat.session(pace);
-        seat.confine(of_programs);
+    for instance in instances.iter_mut() {
+        let _ = instance.session(pace);
+        instance.confine(of_programs);
     }
     for _ in 0..pace.batches {
-        for index in 0..seats.len() {
+        for index in 0..instances.len() {
             let native = courses[0].measurement.median().filter(|_| of_programs);
-            courses[index].turn(&mut seats[index], &row.name, native, pace, progress);
+            courses[index].turn(&mut instances[index], &row.name, native, pace, progress);
         }
     }
     if of_programs {
-        learn(seats, &courses);
+        learn(instances, &courses);
     }
     courses.into_iter().map(|course| course.measurement).collect()
 }
 
 /// Forecasts of later rows come from how much slower than native, the first one, this one was.
-fn learn(seats: &mut [Seat<'_>], courses: &[Course]) {
+fn learn(instances: &mut [Instance<'_>], courses: &[Course]) {
     let Some(native) = courses[0].measurement.median() else { return };
-    for (seat, course) in seats.iter_mut().zip(courses) {
+    for (instance, course) in instances.iter_mut().zip(courses) {
         if let Some(here) = course.measurement.median() {
-            seat.forecast.learn(native, here);
+            instance.forecast.learn(native, here);
         }
     }
 }

@@ -11,13 +11,12 @@ use anyhow::{Context, Result};
 use clap::Args;
 use harness::{
     compare::{self, Change, Verdict},
+    instance::Pace,
     network, page, papers,
     peers::{self, Setup},
     program,
     record::{self, Machine, Report},
-    schedule,
-    seat::Pace,
-    table,
+    schedule, table,
 };
 
 use self::files::Files;

@@ -1,4 +1,5 @@
-//! An environment at the table: started when its turn comes, and what became of it.
+//! An instance of an environment: started when it is first used, started again after a failure, given up
+//! after several in a row.
 
 use std::time::{Duration, Instant};
 
@@ -45,8 +46,8 @@ pub const LEAST: usize = 5;
 /// How often an environment may fail in a row before it is given up.
 const FAILURES: u32 = 3;
 
-/// An environment and what became of it.
-pub(crate) struct Seat<'a> {
+/// One instance of an environment, running or not, and how often it has failed.
+pub(crate) struct Instance<'a> {
     pub(crate) peer: &'a Peer,
     work: Work,
     session: Option<Session>,
@@ -59,7 +60,7 @@ pub(crate) struct Seat<'a> {
     pub(crate) forecast: Forecast,
 }
 
-impl<'a> Seat<'a> {
+impl<'a> Instance<'a> {
     pub(crate) fn new(peer: &'a Peer) -> Self {
         Self::for_work(peer, Work::Serve)
     }
@@ -138,7 +139,7 @@ impl<'a> Seat<'a> {
         let _ = self.session.as_mut().map(Session::unserve);
     }
 
-    /// What a report says of it, or of the other seat of the same environment, if that one alone was started.
+    /// What a report says of the environment. `other` is its other instance, which may be the only one that was started.
     pub(crate) fn environment(&self, other: &Self) -> Environment {
         let started = if self.kernel.is_empty() { other } else { self };
         Environment {
@@ -175,15 +176,15 @@ mod tests {
             command.args(["-c", script]);
             command
         });
-        let (mut seat, wait) = (Seat::new(&peer), Duration::from_secs(20));
+        let (mut instance, wait) = (Instance::new(&peer), Duration::from_secs(20));
         let pace = Pace { start: wait, answer: wait, ..Pace::default() };
         for _ in 0..=FAILURES {
-            seat.batch("bad", &pace).expect_err("it ends");
-            seat.batch("good", &pace).expect("it was started again");
+            instance.batch("bad", &pace).expect_err("it ends");
+            instance.batch("good", &pace).expect("it was started again");
         }
         for _ in 0..FAILURES {
-            seat.batch("bad", &pace).expect_err("it ends");
+            instance.batch("bad", &pace).expect_err("it ends");
         }
-        seat.batch("good", &pace).expect_err("given up");
+        instance.batch("good", &pace).expect_err("given up");
     }
 }
