@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    course::{self, Pair},
     instance::{self, Instance, Pace},
     peers::{Peer, Work},
     processes,
+    rounds::{self, Pair},
     session::{Failure, Session},
 };
 
@@ -20,7 +20,7 @@ const PATIENCE: u32 = 3;
 /// Starts many of every environment, one kind after the other: both rows.
 pub(crate) fn measure(instances: &[Instance<'_>], pace: &Pace) -> Pair {
     let pace = &Pace { batches: pace.batches.min(instance::LEAST), ..*pace };
-    course::rounds(instances, pace, |instance| {
+    rounds::measure(instances, pace, |instance| {
         check(instance.boot, pace.longest())?;
         let (time, memory) = start(instance.peer, pace.start * PATIENCE)?;
         Ok((time.as_nanos() as f64, memory as f64 / f64::from(1 << 20)))

@@ -8,14 +8,13 @@
 //! - [`peers`] are the environments it can run in, [`session`] is one that runs.
 //! - [`protocol`] is what is said between the two.
 //! - [`schedule`] takes turns among [`instance`]s of environments; [`life`] measures starting and idling, by what
-//!   [`processes`] take of the host, and [`density`] many at once, both by rounds of `course`; [`network`] measures servers
+//!   [`processes`] take of the host, and [`density`] many at once, both in `rounds`; [`network`] measures servers
 //!   inside from the host; [`record`] is what comes out, and `resume` goes on with what was
 //!   ended. `forecast` spares what would
 //!   take hours, `progress` tells how long the rest takes.
 //! - [`stats`], [`table`] and [`page`] show it; [`compare`] tells changes from noise.
 
 pub mod compare;
-mod course;
 pub mod density;
 mod forecast;
 pub mod instance;
@@ -31,6 +30,7 @@ mod progress;
 pub mod protocol;
 pub mod record;
 mod resume;
+mod rounds;
 pub mod schedule;
 pub mod session;
 pub mod stats;

@@ -8,13 +8,13 @@ use std::{
 };
 
 use crate::{
-    course::{self, Pair},
     density,
     instance::{Instance, Pace},
     peers::{Peer, Work},
     processes,
     protocol::{Message, Row},
     record::Measurement,
+    rounds::{self, Pair},
     session::{Failure, Session},
 };
 
@@ -70,7 +70,7 @@ pub(crate) fn measure(
 
 /// Starts every environment several times: `boot` and `start`.
 fn starts(instances: &[Instance<'_>], pace: &Pace) -> Pair {
-    course::rounds(instances, pace, |instance| {
+    rounds::measure(instances, pace, |instance| {
         let (boot, whole) = start(instance.peer, pace.start)?;
         Ok((boot.as_nanos() as f64, whole.as_nanos() as f64))
     })

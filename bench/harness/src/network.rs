@@ -42,25 +42,25 @@ pub fn rows() -> Vec<Row> {
 
 /// One row in every environment: figures by environment, in their order.
 pub(crate) fn measure(row: &str, instances: &mut [Instance<'_>], pace: &Pace) -> Vec<Measurement> {
-    let mut courses: Vec<_> =
-        instances.iter_mut().map(|instance| Course::open(row, instance, pace)).collect();
+    let mut samplers: Vec<_> =
+        instances.iter_mut().map(|instance| Sampler::open(row, instance, pace)).collect();
     for _ in 0..pace.batches {
-        for course in &mut courses {
-            course.step(row, pace);
+        for sampler in &mut samplers {
+            sampler.step(row, pace);
         }
     }
     instances.iter_mut().for_each(Instance::unserve);
-    courses.into_iter().map(|course| course.measurement).collect()
+    samplers.into_iter().map(|sampler| sampler.measurement).collect()
 }
 
-/// A row in one environment, while it is measured.
-struct Course {
+/// Takes the samples of a row in one environment.
+struct Sampler {
     door: Option<Door>,
     measurement: Measurement,
     spent: Duration,
 }
 
-impl Course {
+impl Sampler {
     /// Starts the server.
     fn open(row: &str, instance: &mut Instance<'_>, pace: &Pace) -> Self {
         let server =

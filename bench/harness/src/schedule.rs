@@ -17,15 +17,15 @@ use crate::{
     session::Session,
 };
 
-/// One row in one environment while it is measured.
+/// Takes the samples of one row in one environment.
 #[derive(Default)]
-struct Course {
+struct Sampler {
     measurement: Measurement,
     spent: Duration,
     first: Option<(u64, Instant)>,
 }
 
-impl Course {
+impl Sampler {
     fn is_over(&self, pace: &Pace) -> bool {
         self.measurement.is_stopped() || pace.is_enough(self.measurement.samples.len(), self.spent)
     }
@@ -162,7 +162,7 @@ fn take_turns(
     progress: &Progress,
 ) -> Vec<Measurement> {
     let of_programs = row.group == program::ROWS[0];
-    let mut courses: Vec<_> = instances.iter().map(|_| Course::default()).collect();
+    let mut samplers: Vec<_> = instances.iter().map(|_| Sampler::default()).collect();
     // Starts take no time from rows. What does not start says so when its turn comes.
     for instance in instances.iter_mut() {
         let _ = instance.session(pace);
@@ -170,21 +170,21 @@ fn take_turns(
     }
     for _ in 0..pace.batches {
         for index in 0..instances.len() {
-            let native = courses[0].measurement.median().filter(|_| of_programs);
-            courses[index].turn(&mut instances[index], &row.name, native, pace, progress);
+            let native = samplers[0].measurement.median().filter(|_| of_programs);
+            samplers[index].turn(&mut instances[index], &row.name, native, pace, progress);
         }
     }
     if of_programs {
-        learn(instances, &courses);
+        learn(instances, &samplers);
     }
-    courses.into_iter().map(|course| course.measurement).collect()
+    samplers.into_iter().map(|sampler| sampler.measurement).collect()
 }
 
 /// Forecasts of later rows come from how much slower than native, the first one, this one was.
-fn learn(instances: &mut [Instance<'_>], courses: &[Course]) {
-    let Some(native) = courses[0].measurement.median() else { return };
-    for (instance, course) in instances.iter_mut().zip(courses) {
-        if let Some(here) = course.measurement.median() {
+fn learn(instances: &mut [Instance<'_>], samplers: &[Sampler]) {
+    let Some(native) = samplers[0].measurement.median() else { return };
+    for (instance, sampler) in instances.iter_mut().zip(samplers) {
+        if let Some(here) = sampler.measurement.median() {
             instance.forecast.learn(native, here);
         }
     }

@@ -11,32 +11,32 @@ use crate::{
 /// Two rows that are measured together, by environment.
 pub(crate) type Pair = (Vec<Measurement>, Vec<Measurement>);
 
-/// Measures every environment in turns, as often as the pace asks for and allows.
-pub(crate) fn rounds(
+/// Takes samples of both rows in every environment in turn, as often as the pace asks for and allows.
+pub(crate) fn measure(
     instances: &[Instance<'_>],
     pace: &Pace,
-    measure: impl Fn(&Instance<'_>) -> Result<(f64, f64), Failure>,
+    sample: impl Fn(&Instance<'_>) -> Result<(f64, f64), Failure>,
 ) -> Pair {
-    let mut courses: Vec<_> = instances.iter().map(|_| Course::default()).collect();
+    let mut samplers: Vec<_> = instances.iter().map(|_| PairSampler::default()).collect();
     for _ in 0..pace.batches {
-        for (instance, course) in instances.iter().zip(&mut courses) {
-            if !course.is_over(pace) {
-                course.step(|| measure(instance));
+        for (instance, sampler) in instances.iter().zip(&mut samplers) {
+            if !sampler.is_over(pace) {
+                sampler.step(|| sample(instance));
             }
         }
     }
-    courses.into_iter().map(|course| (course.first, course.second)).unzip()
+    samplers.into_iter().map(|sampler| (sampler.first, sampler.second)).unzip()
 }
 
-/// Both rows in one environment, while they are measured.
+/// Takes the samples of both rows in one environment.
 #[derive(Default)]
-struct Course {
+struct PairSampler {
     first: Measurement,
     second: Measurement,
     spent: Duration,
 }
 
-impl Course {
+impl PairSampler {
     fn is_over(&self, pace: &Pace) -> bool {
         self.first.is_stopped() || pace.is_enough(self.first.samples.len(), self.spent)
     }
@@ -70,14 +70,14 @@ mod tests {
 
     #[test]
     fn both_rows_get_what_one_measurement_tells_until_it_fails() {
-        let mut course = Course::default();
+        let mut sampler = PairSampler::default();
         let pace = pace(Duration::from_secs(60));
-        course.step(|| Ok((1.0, 2.0)));
-        assert!(!course.is_over(&pace));
-        course.step(|| Err(Failure::Wrong("no".to_owned())));
-        assert!(course.is_over(&pace));
-        assert_eq!((course.first.samples, course.second.samples), (vec![1.0], vec![2.0]));
-        assert_eq!((course.first.error, course.second.error), (some("no"), some("no")));
+        sampler.step(|| Ok((1.0, 2.0)));
+        assert!(!sampler.is_over(&pace));
+        sampler.step(|| Err(Failure::Wrong("no".to_owned())));
+        assert!(sampler.is_over(&pace));
+        assert_eq!((sampler.first.samples, sampler.second.samples), (vec![1.0], vec![2.0]));
+        assert_eq!((sampler.first.error, sampler.second.error), (some("no"), some("no")));
     }
 
     fn some(text: &str) -> Option<String> {
@@ -89,7 +89,7 @@ mod tests {
         let peers = ["slow", "quick"].map(|name| Peer::new(name, "", |_| Command::new("true")));
         let instances: Vec<_> = peers.iter().map(Instance::new).collect();
         let asked = Cell::new(0);
-        let (first, second) = rounds(&instances, &pace(Duration::from_millis(40)), |instance| {
+        let (first, second) = measure(&instances, &pace(Duration::from_millis(40)), |instance| {
             asked.set(asked.get() + 1);
             if instance.peer.name() == "slow" {
                 std::thread::sleep(Duration::from_millis(50));
