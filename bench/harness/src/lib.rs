@@ -7,18 +7,17 @@
 //! - [`program`] builds the guest program (`guest/*.c`), which checks its own results.
 //! - [`peers`] are the environments it can run in, [`session`] is one that runs.
 //! - [`protocol`] is what is said between the two.
-//! - [`schedule`] takes turns among [`instance`]s of environments; [`life`] measures starting and idling, by what
-//!   [`processes`] take of the host, and [`density`] many at once, both in `rounds`; [`network`] measures servers
-//!   inside from the host; [`record`] is what comes out, and `resume` goes on with what was
-//!   ended. `forecast` spares what would
-//!   take hours, `progress` tells how long the rest takes.
+//! - [`schedule`] takes turns among [`instance`]s of environments.
+//! - [`startup`] measures starting and idling, by what [`processes`] take of the host, and
+//!   [`density`] many at once, both in `rounds`. [`network`] measures servers inside from the host.
+//! - [`record`] is what comes out, and `resume` goes on with what was ended. `forecast` spares what
+//!   would take hours, `progress` tells how long the rest takes.
 //! - [`stats`], [`table`] and [`page`] show it; [`compare`] tells changes from noise.
 
 pub mod compare;
 pub mod density;
 mod forecast;
 pub mod instance;
-pub mod life;
 pub mod network;
 mod orphans;
 pub mod page;
@@ -33,6 +32,7 @@ mod resume;
 mod rounds;
 pub mod schedule;
 pub mod session;
+pub mod startup;
 pub mod stats;
 pub mod table;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use humantime::format_duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{life, network, program, protocol::Row};
+use crate::{network, program, protocol::Row, startup};
 
 /// Progress through rows.
 pub(crate) struct Progress {
@@ -71,7 +71,7 @@ fn weight(row: &Row) -> u32 {
         (_, "compile") => 120,
         // Measured together with another.
         (_, "twentymem" | "start") => 0,
-        (life::GROUP, _) => 10,
+        (startup::GROUP, _) => 10,
         (network::GROUP, _) => 24,
         (group, _) if group == program::ROWS[0] => 14,
         _ => 2,
@@ -105,7 +105,7 @@ mod tests {
     fn programs_weigh_more_than_system_calls_and_what_is_known_nothing() {
         let weight = |group: &str, name: &str| weight(&Row::new(group, name, ""));
         assert!(weight(program::ROWS[0], "lua") > weight("system calls", "getppid"));
-        assert!(weight(life::GROUP, "twenty") > weight(life::GROUP, "idle"));
-        assert_eq!(weight(life::GROUP, "twentymem"), 0);
+        assert!(weight(startup::GROUP, "twenty") > weight(startup::GROUP, "idle"));
+        assert_eq!(weight(startup::GROUP, "twentymem"), 0);
     }
 }

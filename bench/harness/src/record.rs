@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path, process::Command, time::SystemT
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, life, session::Failure, stats};
+use crate::{Error, session::Failure, startup, stats};
 
 /// Version of the format.
 pub const SCHEMA: u32 = 1;
@@ -139,7 +139,7 @@ impl Row {
     /// Whether multiples of native mean anything: what a machine takes while idle has no native
     /// counterpart, and neither has its start.
     pub fn is_relative(&self) -> bool {
-        self.group != life::GROUP
+        self.group != startup::GROUP
     }
 
     /// An environment's median as a multiple of the native one.

@@ -8,13 +8,14 @@ use std::{
 use crate::{
     Error, density,
     instance::{Instance, Pace},
-    life, network,
+    network,
     peers::{Peer, Work},
     program,
     progress::Progress,
     protocol,
     record::{Environment, Measurement, NATIVE, Row},
     session::Session,
+    startup,
 };
 
 /// Takes the samples of one row in one environment.
@@ -87,7 +88,7 @@ pub fn rows(
     let patience = Duration::from_secs(20);
     let session = Session::start(native.command(Work::Serve), patience);
     let inside = session.and_then(|mut session| session.rows(patience)).map_err(Error::Native)?;
-    let rows: Vec<_> = life::rows().into_iter().chain(inside).chain(network::rows()).collect();
+    let rows: Vec<_> = startup::rows().into_iter().chain(inside).chain(network::rows()).collect();
     let matches = |row: &protocol::Row, name: &str| row.name == name || row.group == name;
     if let Some(name) = names.iter().find(|name| !rows.iter().any(|row| matches(row, name))) {
         let known: Vec<_> = rows.iter().map(|row| row.name.as_str()).collect();
@@ -119,7 +120,7 @@ pub fn measure(
     let mut instances: Vec<_> = peers.iter().map(Instance::new).collect();
     let mut on_two: Vec<_> = peers.iter().map(Instance::on_two).collect();
     let mut progress = Progress::new(rows);
-    let (mut starts, mut measured) = (life::Starts::default(), Vec::new());
+    let (mut starts, mut measured) = (startup::Starts::default(), Vec::new());
     for row in rows {
         progress.row(row);
         let instances_of_row =
@@ -135,14 +136,14 @@ pub fn measure(
 
 fn measure_row(
     instances: &mut [Instance<'_>],
-    starts: &mut life::Starts,
+    starts: &mut startup::Starts,
     row: &protocol::Row,
     pace: &Pace,
     progress: &Progress,
 ) -> Row {
-    let of_life = life::rows().contains(row);
-    let measurements = if of_life {
-        life::measure(&row.name, instances, starts, pace)
+    let of_startup = startup::rows().contains(row);
+    let measurements = if of_startup {
+        startup::measure(&row.name, instances, starts, pace)
     } else if row.group == network::GROUP {
         network::measure(&row.name, instances, pace)
     } else {
@@ -152,7 +153,7 @@ fn measure_row(
     let results: BTreeMap<_, _> = names.zip(measurements).collect();
     debug_assert!(results.contains_key(NATIVE), "native is always measured");
     let protocol::Row { name, group, about } = row.clone();
-    Row { unit: life::unit(&name).to_owned(), name, group, about, results }
+    Row { unit: startup::unit(&name).to_owned(), name, group, about, results }
 }
 
 fn take_turns(

@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, process::Command};
 
 use harness::{
-    life, page,
+    page,
     record::{Effort, Environment, Machine, Measurement, Missing, NATIVE, Report, Row, SCHEMA},
-    table,
+    startup, table,
 };
 use regex_lite::Regex;
 
@@ -41,7 +41,7 @@ fn report(revision: &str, scale: f64) -> Report {
     let rows = vec![
         row(
             "start",
-            life::GROUP,
+            startup::GROUP,
             "ns",
             &[
                 (NATIVE, measurement(&[1e6], None)),
@@ -51,7 +51,7 @@ fn report(revision: &str, scale: f64) -> Report {
         ),
         row(
             "idle",
-            life::GROUP,
+            startup::GROUP,
             "%",
             &[
                 (NATIVE, measurement(&[0.0], None)),

@@ -18,7 +18,7 @@ use crate::{
     session::{Failure, Session},
 };
 
-/// What these rows have in common.
+/// The group of these rows, as result files and the command line name it.
 pub const GROUP: &str = "life";
 /// Names, what they are, and the unit of their figures.
 const ROWS: [(&str, &str, &str); 6] = [
