@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::{
     instance::{Instance, Pace},
-    peers::Door,
+    peers::PortForward,
     program,
     protocol::Row,
     record::Measurement,
@@ -55,7 +55,7 @@ pub(crate) fn measure(row: &str, instances: &mut [Instance<'_>], pace: &Pace) ->
 
 /// Takes the samples of a row in one environment.
 struct Sampler {
-    door: Option<Door>,
+    forward: Option<PortForward>,
     measurement: Measurement,
     spent: Duration,
 }
@@ -65,23 +65,23 @@ impl Sampler {
     fn open(row: &str, instance: &mut Instance<'_>, pace: &Pace) -> Self {
         let server =
             ROWS.iter().find(|(name, ..)| *name == row).map_or(row, |(_, server, _)| server);
-        let door = instance.peer.door();
-        let served = match door {
+        let forward = instance.peer.forward();
+        let served = match forward {
             None => Err(Failure::NotAsked("it has no network here".to_owned())),
-            Some(door) => instance.serve(server, door.inside, pace),
+            Some(forward) => instance.serve(server, forward.guest, pace),
         };
         let mut measurement = Measurement::default();
         let _ = served.map_err(|failure| measurement.stop(&failure));
-        Self { door, measurement, spent: Duration::ZERO }
+        Self { forward, measurement, spent: Duration::ZERO }
     }
 
     fn step(&mut self, row: &str, pace: &Pace) {
-        let Some(door) = self.door.filter(|_| !self.measurement.is_stopped()) else { return };
+        let Some(forward) = self.forward.filter(|_| !self.measurement.is_stopped()) else { return };
         if pace.is_enough(self.measurement.samples.len(), self.spent) {
             return;
         }
         let started = Instant::now();
-        match client(row, door.outside, seconds(pace)) {
+        match client(row, forward.host, seconds(pace)) {
             Ok(figure) => self.measurement.add(figure),
             Err(error) => self.measurement.error = Some(error),
         }

@@ -90,20 +90,20 @@ pub struct Ring3 {
     pub program: PathBuf,
 }
 
-/// A port by which the host reaches a server inside.
+/// A port of the host that is forwarded to a server in the guest.
 #[derive(Clone, Copy, Debug)]
-pub struct Door {
-    /// As the server knows it.
-    pub inside: u16,
-    /// On the host's loopback.
-    pub outside: u16,
+pub struct PortForward {
+    /// The port that the server listens on.
+    pub guest: u16,
+    /// The port of the host's loopback.
+    pub host: u16,
 }
 
 /// An environment that can be started.
 pub struct Peer {
     name: String,
     version: String,
-    door: Option<Door>,
+    forward: Option<PortForward>,
     all_cpus: bool,
     command: Box<dyn Fn(Work) -> Command>,
 }
@@ -115,11 +115,11 @@ impl Peer {
         command: impl Fn(Work) -> Command + 'static,
     ) -> Self {
         let (name, version, command) = (name.into(), version.into(), Box::new(command));
-        Self { name, version, door: None, all_cpus: false, command }
+        Self { name, version, forward: None, all_cpus: false, command }
     }
 
-    fn with_door(self, door: Option<Door>) -> Self {
-        Self { door, ..self }
+    fn with_forward(self, forward: Option<PortForward>) -> Self {
+        Self { forward, ..self }
     }
 
     /// It is no machine with one CPU, but runs programs on all of the host's.
@@ -133,8 +133,8 @@ impl Peer {
     }
 
     /// How the host reaches a server in it; `None` if it has no network.
-    pub fn door(&self) -> Option<Door> {
-        self.door
+    pub fn forward(&self) -> Option<PortForward> {
+        self.forward
     }
 
     /// As on the command line.
@@ -258,10 +258,10 @@ impl Setup {
         made.is_ok().then_some(path)
     }
 
-    /// The way to a server of a machine that has a network, if other programs are to be run.
-    fn door(&self) -> Option<Door> {
+    /// The port forward to a server of a machine that has a network, if other programs are to be run.
+    fn forward(&self) -> Option<PortForward> {
         self.userland.as_ref()?;
-        Some(Door { inside: SERVER, outside: free_port()? })
+        Some(PortForward { guest: SERVER, host: free_port()? })
     }
 
     /// The variable that tells the guest program where other programs are, where it runs on the

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::{Door, Found, Peer, Setup, Work};
+use super::{Found, Peer, PortForward, Setup, Work};
 use crate::record::NATIVE;
 
 /// A directory in memory, as `/tmp` is inside the machines.
@@ -13,7 +13,8 @@ pub(super) const DISK: &str = "BENCH_DISK=/tmp/bench-disk";
 pub(super) fn find(setup: &Setup) -> Vec<Found> {
     let (program, busybox) = (setup.program.clone(), setup.busybox.clone());
     let userland = setup.userland.as_ref().map(|userland| userland.directory.clone());
-    let door = setup.door().map(|door| Door { inside: door.outside, ..door });
+    // There is no guest: the server listens on the host's port.
+    let forward = setup.forward().map(|forward| PortForward { guest: forward.host, ..forward });
     let command = move |work| {
         let mut command = Command::new(&program);
         command.env("BENCH_SCRATCH", SCRATCH).env("BENCH_SHELL", &busybox);
@@ -24,5 +25,5 @@ pub(super) fn find(setup: &Setup) -> Vec<Found> {
         }
         command
     };
-    vec![Ok(Peer::new(NATIVE, "", command).with_door(door).with_all_cpus())]
+    vec![Ok(Peer::new(NATIVE, "", command).with_forward(forward).with_all_cpus())]
 }

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use super::{Door, Found, Peer, Setup, Work, foreign, memory, missing, version_of};
+use super::{Found, Peer, PortForward, Setup, Work, foreign, memory, missing, version_of};
 
 /// Names another QEMU than the one on the path.
 const OVERRIDE: &str = "RING3_BENCH_QEMU";
@@ -22,10 +22,10 @@ pub(super) fn find(setup: &Setup) -> Vec<Found> {
 }
 
 /// A network by translation of addresses, in which one of the machine's ports is one of the host's.
-fn network(door: &Door) -> [String; 4] {
-    let forward = format!("hostfwd=tcp:127.0.0.1:{}-:{}", door.outside, door.inside);
+fn network(forward: &PortForward) -> [String; 4] {
+    let rule = format!("hostfwd=tcp:127.0.0.1:{}-:{}", forward.host, forward.guest);
     let device = "virtio-net-pci,netdev=bench,romfile=".to_owned();
-    ["-netdev".to_owned(), format!("user,id=bench,{forward}"), "-device".to_owned(), device]
+    ["-netdev".to_owned(), format!("user,id=bench,{rule}"), "-device".to_owned(), device]
 }
 
 fn newest(root: &Path) -> Command {
@@ -48,7 +48,7 @@ fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> F
             .into_iter()
             .flatten()
             .collect();
-    let (door, has_programs) = (setup.door(), setup.disk().is_some());
+    let (forward, has_programs) = (setup.forward(), setup.disk().is_some());
     let append = setup.append("console=ttyS0");
     Ok(Peer::new(name, version, move |work| {
         let mut command = program();
@@ -68,9 +68,9 @@ fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> F
         let disks = work.disks(&disks, has_programs);
         command.args(disks.iter().flat_map(|disk| ["-drive", disk]));
         if work == Work::Serve {
-            command.args(door.iter().flat_map(network));
+            command.args(forward.iter().flat_map(network));
         }
         command
     })
-    .with_door(door))
+    .with_forward(forward))
 }

@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use super::{Door, Found, Peer, Setup, Work, memory, missing, version_of};
+use super::{Found, Peer, PortForward, Setup, Work, memory, missing, version_of};
 
 pub(super) fn find(setup: &Setup) -> Vec<Found> {
     setup.ring3.iter().flat_map(|ring3| engines_of(setup, &ring3.suffix, &ring3.program)).collect()
@@ -76,7 +76,7 @@ fn peer(
     .into_iter()
     .flatten()
     .collect();
-    let (door, has_programs) = (setup.door(), setup.disk().is_some());
+    let (forward, has_programs) = (setup.forward(), setup.disk().is_some());
     Peer::new(name, version, move |work| {
         let mut command = Command::new(&program);
         command.arg("run").args(&options).args(["--memory", &format!("{}M", memory(work))]);
@@ -88,17 +88,17 @@ fn peer(
             command.args(["--cpus", "2"]);
         }
         if work == Work::Serve {
-            command.args(door.iter().flat_map(network));
+            command.args(forward.iter().flat_map(network));
         }
         command
     })
-    .with_door(door)
+    .with_forward(forward)
 }
 
 /// A network by translation of addresses, in which one of the machine's ports is one of the host's.
-fn network(door: &Door) -> [String; 2] {
-    let forward = format!("hostfwd=tcp:127.0.0.1:{}-:{}", door.outside, door.inside);
-    ["--net".to_owned(), format!("user,{forward}")]
+fn network(forward: &PortForward) -> [String; 2] {
+    let rule = format!("hostfwd=tcp:127.0.0.1:{}-:{}", forward.host, forward.guest);
+    ["--net".to_owned(), format!("user,{rule}")]
 }
 
 #[cfg(test)]
