@@ -39,7 +39,7 @@ impl Files {
         let userland = with_programs.then(|| userland::prepare(&assets)).transpose()?;
         let newest = with_newest.then(|| packages::newest(&assets)).transpose()?;
         let (busybox, kernel) = (assets.busybox()?, assets.kernel(kernel)?);
-        Ok(Self { program: program::build(&workshop())?, busybox, kernel, userland, newest })
+        Ok(Self { program: program::build(&build_directory())?, busybox, kernel, userland, newest })
     }
 
     /// What environments are made of, with files in `directory`.
@@ -109,7 +109,7 @@ impl Files {
 }
 
 /// Where things are built for the benchmark.
-pub(super) fn workshop() -> PathBuf {
+pub(super) fn build_directory() -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| root().join("target")).join("bench")
 }

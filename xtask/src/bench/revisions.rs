@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use harness::peers::Ring3;
 
-use super::files::workshop;
+use super::files::build_directory;
 use crate::{
     checks::{build_ring3, root},
     command::{output, run},
@@ -41,7 +41,7 @@ fn current(given: Option<&Path>) -> Result<PathBuf> {
 /// The program of another revision, and that revision's name.
 fn other(revision: &str) -> Result<(String, PathBuf)> {
     let name = resolve(revision)?;
-    let revisions = workshop().join("revisions");
+    let revisions = build_directory().join("revisions");
     let program = revisions.join(format!("ring3-{name}"));
     if !program.exists() {
         let tree = revisions.join(&name);
