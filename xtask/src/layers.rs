@@ -1,6 +1,6 @@
 //! `cargo xtask layers`: folders are layers, and arrows between them point one way. Those below the seam to the host ask it by
-//! the traits of `host` alone. Modules of a crate do not need each other in a circle (`circles`). Public types of a layer do not share
-//! a name (`names`).
+//! the traits of `host` alone. Modules of a crate do not depend on each other in a cycle (`cycles`). Public types of a layer do not
+//! share a name (`names`).
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::{checks::root, circles, command::output, names};
+use crate::{checks::root, command::output, cycles, names};
 
 /// Which layers, or single crates, each layer may depend on; itself always. Tests may use anything
 /// (dev-dependencies are not looked at), and so may tools.
@@ -67,7 +67,7 @@ pub fn check() -> Result<()> {
     let metadata: Metadata = serde_json::from_str(&output(&mut command)?)?;
     let mut wrong = violations(&metadata, &root());
     wrong.extend(asked(&root())?);
-    wrong.extend(circles::in_all(&root())?);
+    wrong.extend(cycles::in_all(&root())?);
     wrong.extend(names::in_all(&root())?);
     if wrong.is_empty() {
         return Ok(());

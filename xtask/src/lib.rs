@@ -3,14 +3,14 @@
 //! - [`kernels`] fetches and keeps guests; its modules are here too.
 //! - [`self_tests`] keeps programs that test the machine they run on.
 //! - [`initramfs`] packs a root file system.
-//! - [`demo`], [`bench`], [`checks`], [`layers`] and [`markdown`] are the tasks themselves; [`tally`] counts tests, `circles` and
+//! - [`demo`], [`bench`], [`checks`], [`layers`] and [`markdown`] are the tasks themselves; [`tally`] counts tests, `cycles` and
 //!   `names` are parts of [`layers`].
 
 pub use kernels::{archive, assets, command, cpio, modules, scratch};
 
 pub mod bench;
 pub mod checks;
-pub(crate) mod circles;
+pub(crate) mod cycles;
 pub mod demo;
 pub mod initramfs;
 pub mod layers;

@@ -1,4 +1,4 @@
-//! Modules of a crate that need each other in a circle: part of `cargo xtask layers`.
+//! Modules of a crate that depend on each other in a cycle: part of `cargo xtask layers`.
 //!
 //! Looked at are the modules just below a crate's root, each with all that is inside it, and the paths that begin with `crate::`.
 //! Tests may name anything.
@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use crate::layers::folder;
 
-/// Crates whose modules are parts of one thing that name each other; no other crate may have a circle.
+/// Crates whose modules are parts of one thing that name each other; no other crate may have a cycle.
 const ONE_THING: [&str; 9] = [
     "bench/harness",
     "app/vmm",
@@ -32,7 +32,7 @@ type Needs = BTreeMap<String, BTreeSet<String>>;
 /// Folders of crates.
 const LAYERS: [&str; 7] = ["guest", "host", "machine", "engine", "server", "app", "bench"];
 
-/// Circles in all crates, in words.
+/// Cycles in all crates, in words.
 pub fn in_all(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for layer in LAYERS {
@@ -40,9 +40,9 @@ pub fn in_all(root: &Path) -> Result<Vec<String>> {
             let name = package.strip_prefix(root).unwrap_or(&package).display().to_string();
             let source = package.join("src");
             if !ONE_THING.contains(&name.as_str()) && source.is_dir() {
-                let circle = circle(needs(&source)?);
-                if !circle.is_empty() {
-                    found.push(format!("{name}: circle of modules: {}", circle.join(", ")));
+                let cycle = cycle(needs(&source)?);
+                if !cycle.is_empty() {
+                    found.push(format!("{name}: cycle of modules: {}", cycle.join(", ")));
                 }
             }
         }
@@ -112,8 +112,8 @@ fn first_names(rest: &str) -> Vec<String> {
     names
 }
 
-/// The modules in circles, and those between two circles.
-fn circle(mut needs: Needs) -> Vec<String> {
+/// The modules in cycles, and those between two cycles.
+fn cycle(mut needs: Needs) -> Vec<String> {
     loop {
         let needed: BTreeSet<_> = needs.values().flatten().cloned().collect();
         let before = needs.len();
@@ -136,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn circles_are_found() {
+    fn cycles_are_found() {
         let line = needs(&[("run", &["disk", "net"]), ("disk", &["net"]), ("net", &[])]);
-        assert!(circle(line).is_empty());
+        assert!(cycle(line).is_empty());
         let ring = needs(&[
             ("main", &["run"]),
             ("run", &["disk"]),
@@ -146,7 +146,7 @@ mod tests {
             ("net", &["run"]),
             ("values", &[]),
         ]);
-        assert_eq!(circle(ring), ["disk", "net", "run"]);
+        assert_eq!(cycle(ring), ["disk", "net", "run"]);
     }
 
     #[test]
