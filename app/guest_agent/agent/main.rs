@@ -52,6 +52,7 @@ fn serve(control: File) -> Result<(), (u8, String)> {
     }
     let mut report = control.try_clone().map_err(|error| failed(error.to_string()))?;
     cpus::wait(starting);
+    sys::lead_session();
     let running = process::start(&request)?;
     tell(&mut report, message::STARTED, 0);
     let (kind, number) = process::finish(running, control);

@@ -6,7 +6,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     os::{
         fd::OwnedFd,
-        unix::{ffi::OsStrExt, process::CommandExt},
+        unix::{ffi::OsStrExt, fs::OpenOptionsExt, process::CommandExt},
     },
     process::{Child, Command, Stdio},
     thread::{self, JoinHandle},
@@ -74,7 +74,8 @@ fn stream(request: &AgentRequest, number: u8) -> Result<Stdio, Failure> {
         Some(Stream { opened: None, .. }) => Ok(Stdio::null()),
         Some(Stream { opened: Some((access, path)), .. }) => {
             let (read, write) = (*access != 1, *access != 0);
-            let file = File::options().read(read).write(write).open(path);
+            let mut options = File::options();
+            let file = options.read(read).write(write).custom_flags(sys::O_NOCTTY).open(path);
             file.map(Stdio::from).map_err(|error| failed(format!("{path}: {error}")))
         }
     }

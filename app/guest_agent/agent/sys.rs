@@ -24,7 +24,9 @@ const TIOCSCTTY: c_ulong = 0x540e;
 const TIOCSWINSZ: c_ulong = 0x5414;
 const TIOCGPTPEER: c_ulong = 0x5441;
 const TIOCSPTLCK: c_ulong = 0x4004_5431;
-const O_RDWR_NOCTTY_CLOEXEC: c_ulong = 2 | 0o400 | 0o2000000;
+/// Opening a terminal does not make it the session's.
+pub const O_NOCTTY: i32 = 0o400;
+const O_RDWR_NOCTTY_CLOEXEC: c_ulong = 2 | O_NOCTTY as c_ulong | 0o2000000;
 
 unsafe extern "C" {
     fn mount(
@@ -39,6 +41,7 @@ unsafe extern "C" {
     fn syscall(number: c_long, ...) -> c_long;
     fn ioctl(fd: c_int, request: c_ulong, ...) -> c_int;
     fn setsid() -> c_int;
+    fn setpgid(process: c_int, group: c_int) -> c_int;
     fn setgroups(count: usize, groups: *const u32) -> c_int;
     fn setgid(group: u32) -> c_int;
     fn setuid(user: u32) -> c_int;
@@ -165,15 +168,24 @@ pub fn set_window(terminal: &File, rows: u16, columns: u16) -> io::Result<()> {
     control(terminal, TIOCSWINSZ, &mut [rows, columns, 0, 0])
 }
 
-/// In the command's process, before it becomes the command: a session of its own (with standard
-/// input as its terminal, if so), then the user and groups.
+/// Begins a session. Commands without a terminal are in it, and none of them leads it: a session's leader gets the first
+/// terminal that it opens, and SIGHUP when that one's other side is closed. Programs that a shell starts are no leaders.
+pub fn lead_session() {
+    // SAFETY: plain numbers. Whoever leads a session already goes on to do so.
+    unsafe { setsid() };
+}
+
+/// In the command's process, before it becomes the command: a process group of its own, or with standard input as
+/// its terminal a session; then the user and groups.
 pub fn become_user(user: u32, groups: &[u32], terminal: bool) -> io::Result<()> {
     // SAFETY: plain numbers, and a list of the length given. Nothing here allocates or locks, as
     // must be between fork and exec.
     unsafe {
-        check(setsid())?;
         if terminal {
+            check(setsid())?;
             check(ioctl(0, TIOCSCTTY, 0 as c_ulong))?;
+        } else {
+            check(setpgid(0, 0))?;
         }
         check(setgroups(groups.len(), groups.as_ptr()))?;
         check(setgid(groups.first().copied().unwrap_or(user)))?;

@@ -61,6 +61,14 @@ fn streams_files_and_status_are_the_commands() -> Result<()> {
     Ok(())
 }
 
+/// As on the host, where a program that a shell starts leads no session.
+#[test]
+fn a_terminal_that_a_command_opens_does_not_hang_it_up() -> Result<()> {
+    let (code, said) = compiled("hangup", include_str!("hangup.c"))?;
+    ensure!((code, said.as_str()) == (Some(0), "goes on\n"), "{code:?}: {said}");
+    Ok(())
+}
+
 #[test]
 fn a_signal_reaches_the_command() -> Result<()> {
     let directory = TempDir::new()?;
