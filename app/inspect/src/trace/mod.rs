@@ -19,6 +19,7 @@ mod held;
 mod numbers;
 mod orders;
 mod outlet;
+mod pending;
 mod plan;
 mod programs;
 mod scene;

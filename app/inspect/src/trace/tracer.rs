@@ -25,6 +25,7 @@ use super::{
     facts::Facts,
     lock, numbers,
     outlet::{Batch, Item, TraceOutlet, when},
+    pending::{Of, Pending},
     plan::{Point, TracePlan},
     programs::{Programs, programs},
     scene::{Scene, arguments, exception, moment, read_both, shown, status},
@@ -104,26 +105,6 @@ impl Tracer {
     pub fn now(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
-}
-
-/// A function that has been entered.
-pub struct Pending {
-    event: Event,
-    task: Task,
-    arguments: Vec<u64>,
-    of: Of,
-    /// Its file name, where it has one and a filter may ask for it at its end.
-    path: Option<String>,
-    /// The memory that was recorded at its entry.
-    entry: Vec<u8>,
-}
-
-/// What has been entered.
-enum Of {
-    Call(Arc<Call>),
-    Function,
-    /// `get_signal`.
-    Signal,
 }
 
 /// What is done at a vCPU's points.
