@@ -3,7 +3,9 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{Fast, code::NoBlock, operand, regions::host_bias, state, vcpu_code::bias_at};
+use crate::{
+    Fast, code::NoBlock, operand, regions::host_bias, state, temporary_mm, vcpu_code::bias_at,
+};
 use frame::{BlockExit, KICK, WedgeExit, go};
 use iced_x86::Code;
 use jit::{Level, cache::Position};
@@ -207,6 +209,18 @@ impl Fast {
                 kind => return self.kernel_exit(kind),
             }
         }
+    }
+
+    /// Interprets on while the guest is in a temporary space.
+    fn pass_through(&mut self) {
+        for _ in 0..temporary_mm::VISIT {
+            let goes_on = self.temporary_mm.goes_on(&self.cpu.vcpu);
+            if !goes_on || self.cpu.is_at_breakpoint(&mut self.board) {
+                return;
+            }
+            self.interpret();
+        }
+        self.temporary_mm.forget();
     }
 
     /// Interprets what translated code has faulted at: an access to a device, perhaps.

@@ -8,11 +8,10 @@
 //!
 //! Interpreting is always right; only how long is a matter of taste.
 
-use crate::Fast;
 use x86::{Activity, Vcpu, flags, paging::ADDRESS};
 
 /// Instructions interpreted in one visit at the most: two pages are filled in some 1,300.
-const VISIT: usize = 4000;
+pub const VISIT: usize = 4000;
 
 /// The temporary space, if one was seen.
 #[derive(Default)]
@@ -24,25 +23,14 @@ impl TemporaryMm {
         self.0 = Some(vcpu.cr3 & ADDRESS);
     }
 
-    fn is(&self, vcpu: &Vcpu) -> bool {
-        self.0 == Some(vcpu.cr3 & ADDRESS)
+    /// The guest is in the temporary space and can take no interrupts: what comes next is interpreted, too.
+    pub fn goes_on(&self, vcpu: &Vcpu) -> bool {
+        let undisturbed = vcpu.activity == Activity::Running && vcpu.rflags & flags::IF == 0;
+        undisturbed && self.0 == Some(vcpu.cr3 & ADDRESS) && vcpu.cpl() != 3
     }
-}
 
-impl Fast {
-    /// Interprets on while the guest is in a temporary space and can take no interrupts.
-    pub(crate) fn pass_through(&mut self) {
-        for _ in 0..VISIT {
-            let v = &self.cpu.vcpu;
-            let goes_on = v.activity == Activity::Running && v.rflags & flags::IF == 0;
-            if !goes_on || !self.temporary_mm.is(v) || v.cpl() == 3 {
-                return;
-            }
-            if self.cpu.is_at_breakpoint(&mut self.board) {
-                return;
-            }
-            self.interpret();
-        }
-        self.temporary_mm = TemporaryMm::default();
+    /// A visit has taken too long: the space is none that is entered for a moment.
+    pub fn forget(&mut self) {
+        self.0 = None;
     }
 }
