@@ -50,6 +50,23 @@ impl Fast {
         self.kernel_exit(kind)
     }
 
+    /// Starts comparing all blocks, if that is due.
+    pub(crate) fn start_comparing(&mut self) {
+        if let Some(checker) = &mut self.checker {
+            checker.start_trials(self.statistics.entries, &mut self.code, &mut self.pages);
+        }
+    }
+
+    /// The block at an HVA is to run next; true if it is to run alone, because it is compared.
+    fn open_comparison(&mut self, level: Level, host: u64) -> bool {
+        let Some(checker) = &mut self.checker else { return false };
+        let (ram, vcpu) = (self.board.ram(), &self.cpu.vcpu);
+        let decoded = checker.begin(&mut self.code, ram, vcpu, (level, host));
+        let alone = decoded.is_some();
+        self.protect(decoded.unwrap_or_default());
+        alone
+    }
+
     /// The translated block at RIP.
     pub(crate) fn block_at_rip(&mut self, level: Level) -> Result<Option<u64>, Error> {
         let v = &self.cpu.vcpu;

@@ -428,7 +428,9 @@ impl Fast {
         // The CPU has noted where the last x87 instruction's translation lies.
         let fpu = &mut self.cpu.vcpu.fpu;
         fpu.fip = self.code.position(self.pages.base(), fpu.fip).map_or(fpu.fip, |at| at.guest);
-        self.close_comparison();
+        if let Some(checker) = &mut self.checker {
+            checker.end(&mut self.code, &self.pages, self.board.ram(), &self.cpu.vcpu);
+        }
     }
 
     /// Interprets one instruction.
@@ -459,7 +461,8 @@ impl Fast {
             if let Err(error) = self.guest_code() {
                 return self.fail(error);
             }
-            if let Some(what) = self.difference() {
+            let difference = self.checker.as_mut().and_then(|checker| checker.take_report());
+            if let Some(what) = difference {
                 self.failure = Some(Failure { whose: Whose::Ours, what });
                 return Exit::Failed;
             }

@@ -26,7 +26,7 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-use crate::{Fast, code::Code};
+use crate::{code::Code, vcpu_code::VcpuCode};
 use jit::{Level, cache::Source};
 use ram::Ram;
 use report::DifferenceReport;
@@ -38,8 +38,9 @@ use std::{
 };
 use trace::{REASONS, Trace, Uncompared};
 use verdict::{Comparison, StateField};
+use wedge::Pages;
 use x86::Vcpu;
-use x86_interp::{Cpu, GuestRam, System};
+use x86_interp::{Cpu, GuestRam};
 
 const PAGE: u64 = 4096;
 /// Blocks remembered for a report.
@@ -151,6 +152,56 @@ impl Checker {
         self.stale.extend(pages);
     }
 
+    /// The report of a difference that has been found.
+    pub fn take_report(&mut self) -> Option<String> {
+        self.report.take()
+    }
+
+    /// Starts comparing all blocks, if that is due after so many turns. No block may be in use.
+    pub fn start_trials(&mut self, turns: u64, code: &mut VcpuCode, pages: &mut Pages) {
+        if self.is_due(turns) {
+            code.each(|code| code.start_trials(pages, self.options.runs));
+        }
+    }
+
+    /// The block of a level at an HVA runs next. A block on trial is run by the interpreter first, and has to run alone
+    /// then: returns the pages that the interpreter has decoded code from. `None` for a block that is not on trial.
+    pub fn begin(
+        &mut self,
+        code: &mut VcpuCode,
+        ram: &Ram,
+        vcpu: &Vcpu,
+        (level, host): (Level, u64),
+    ) -> Option<Vec<u64>> {
+        let on_trial =
+            |code: &mut Code| code.cache.source(host).filter(|_| code.cache.on_trial(host));
+        let source = code.with(level, on_trial).flatten()?;
+        Some(self.open(ram, vcpu, (level, host), source))
+    }
+
+    /// Translated code has come back with this state. The block that ran alone, if one did, is compared.
+    pub fn end(&mut self, code: &mut VcpuCode, pages: &Pages, ram: &Ram, vcpu: &Vcpu) {
+        let Some(open) = self.open.take() else { return };
+        let targets = code.with(open.level, |code| code.cache.targets(open.host));
+        let Some(targets) = targets else { return };
+        let targets: Vec<u64> = targets.into_iter().map(|(target, _)| target).collect();
+        let verdict = open.trace.judge(vcpu, ram, &targets);
+        if self.doubts(&open, &verdict) {
+            // It stays on trial.
+            return self.count(&open, &Comparison::NotCompared(Uncompared::Changed), vcpu.rip);
+        }
+        self.count(&open, &verdict, vcpu.rip);
+        if let Comparison::Different(fields) = &verdict {
+            let byte = |n| pages.code_byte(open.host + n);
+            let host: Vec<u8> = (0..open.source.host_len.into()).map(byte).collect();
+            self.explain(&open, fields, vcpu.rip, &host);
+        }
+        let nothing_to_compare = open.trace.moments.len() == 1;
+        if verdict != Comparison::Idle || nothing_to_compare {
+            code.with(open.level, |code| code.ran_alone(open.host));
+        }
+    }
+
     /// What has been done.
     pub fn rows(&self) -> Vec<(String, u64)> {
         let done =
@@ -239,57 +290,4 @@ fn code(ram: &Ram, source: &Source) -> Vec<u8> {
         ram.read(source.pages[1], second);
     }
     code
-}
-
-impl Fast {
-    /// The block at an HVA is to run next: if it is on trial, it is run by the interpreter first. True
-    /// if it is to run alone.
-    pub(crate) fn open_comparison(&mut self, level: Level, host: u64) -> bool {
-        let Some(checker) = &mut self.checker else { return false };
-        let on_trial =
-            |code: &mut Code| code.cache.source(host).filter(|_| code.cache.on_trial(host));
-        let Some(source) = self.code.with(level, on_trial).flatten() else { return false };
-        let marked = checker.open(self.board.ram(), &self.cpu.vcpu, (level, host), source);
-        self.protect(marked);
-        true
-    }
-
-    /// The report of a difference that has been found.
-    pub(crate) fn difference(&mut self) -> Option<String> {
-        self.checker.as_mut()?.report.take()
-    }
-
-    /// Starts comparing all blocks, if that is due. No block may be in use.
-    pub(crate) fn start_comparing(&mut self) {
-        let Some(checker) = &mut self.checker else { return };
-        if checker.is_due(self.statistics.entries) {
-            let runs = checker.options.runs;
-            self.code.each(|code| code.start_trials(&mut self.pages, runs));
-        }
-    }
-
-    /// Translated code has come back, its state has been taken.
-    pub(crate) fn close_comparison(&mut self) {
-        let Some(checker) = &mut self.checker else { return };
-        let Some(open) = checker.open.take() else { return };
-        let targets = self.code.with(open.level, |code| code.cache.targets(open.host));
-        let Some(targets) = targets else { return };
-        let v = &self.cpu.vcpu;
-        let targets: Vec<u64> = targets.into_iter().map(|(target, _)| target).collect();
-        let verdict = open.trace.judge(v, self.board.ram(), &targets);
-        if checker.doubts(&open, &verdict) {
-            // It stays on trial.
-            return checker.count(&open, &Comparison::NotCompared(Uncompared::Changed), v.rip);
-        }
-        checker.count(&open, &verdict, v.rip);
-        if let Comparison::Different(fields) = &verdict {
-            let byte = |n| self.pages.code_byte(open.host + n);
-            let host: Vec<u8> = (0..open.source.host_len.into()).map(byte).collect();
-            checker.explain(&open, fields, v.rip, &host);
-        }
-        let nothing_to_compare = open.trace.moments.len() == 1;
-        if verdict != Comparison::Idle || nothing_to_compare {
-            self.code.with(open.level, |code| code.ran_alone(open.host));
-        }
-    }
 }

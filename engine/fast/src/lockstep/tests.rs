@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    Modes, Options, User,
+    Fast, Modes, Options, User,
     test_machine::{MODES, OPTIONS, board, kernel_state, map},
 };
 use engine::{Attention, Engine};
