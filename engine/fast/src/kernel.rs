@@ -6,7 +6,8 @@ mod tests;
 use crate::{
     Fast, code::NoBlock, operand, regions::host_bias, state, temporary_mm, vcpu_code::bias_at,
 };
-use frame::{BlockExit, KICK, WedgeExit, go};
+use contract::Reached;
+use frame::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
 use iced_x86::Code;
 use jit::{Level, cache::Position};
 use wedge::Error;
@@ -48,6 +49,24 @@ impl Fast {
         self.note_interrupt();
         let kind = self.enter(go::BLOCK)?;
         self.kernel_exit(kind)
+    }
+
+    /// The wedge has left the point at RIP to the monitor. If only its records had no room, there is room now.
+    fn leave_at_tap(&mut self) {
+        let odd = self.pages.frame().exit.info == TAP_ODD;
+        self.take_state();
+        if odd && self.code.has_tap(self.cpu.vcpu.rip) {
+            self.cpu.reach(Reached::Breakpoint);
+        }
+    }
+
+    /// There is no block at a tap, so the point is as any breakpoint.
+    fn stops_at_tap(&mut self) -> bool {
+        let stops = self.taps.has_taps() && self.code.has_tap(self.cpu.vcpu.rip);
+        if stops {
+            self.cpu.reach(Reached::Breakpoint);
+        }
+        stops
     }
 
     /// Starts comparing all blocks, if that is due.

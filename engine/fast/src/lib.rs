@@ -70,7 +70,7 @@ use affinity::Affinity;
 pub use affinity::Placement;
 use bus::Kicker;
 use claims::ClaimedRegions;
-use contract::{Doing, Failure, Taps, Whose};
+use contract::{Doing, Failure, Whose};
 use engine::{Attention, Board, Engine};
 use frame::WedgeExit;
 use iced_x86::Code;
@@ -80,6 +80,7 @@ pub use lockstep::LockStep;
 pub use machine::Machine;
 pub use options::{Modes, Options, Scattered, User};
 use place::Moves;
+use probes::TapRecorder;
 pub use process::Process;
 use ram::Ram;
 pub use shadow::{Answer, Space};
@@ -130,8 +131,7 @@ pub struct Fast {
     /// On this host RIP still points at INT1 when INT1 traps.
     int1_stays: bool,
     checker: Option<Box<Checker>>,
-    /// What takes the records of taps, if there are any.
-    taps: Option<Arc<Taps>>,
+    taps: TapRecorder,
     /// The host has refused a mapping. The instruction that goes on would ask for it again, and is interpreted.
     refused: bool,
     /// After so many PAUSEs translated code lets others have the CPU; zero for never.
@@ -236,7 +236,7 @@ impl Fast {
             learnt_under: (0, 0),
             int1_stays: false,
             checker,
-            taps: None,
+            taps: TapRecorder::default(),
             refused: false,
             pauses: 0,
             has_seen_narrow: false,
@@ -348,10 +348,7 @@ impl Fast {
         self.pages.publish();
         let done = self.slots.run(self.modes.kernel_translated, roots)?;
         self.pages.fetch();
-        if self.taps.is_some() {
-            let undone = self.has_undone_tap();
-            self.take_records(undone);
-        }
+        self.taps.hand_on_turn(&mut self.pages, &mut self.board);
         for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
             self.code.forget_page(gva);
@@ -532,7 +529,18 @@ impl Engine for Fast {
         self.board.ram()
     }
     fn set_probes(&mut self, probes: &Probes) {
-        self.take_probes(probes);
+        self.taps.hand_on(false, &mut self.pages, &mut self.board);
+        // The interpreter passes no taps, so compared code has none.
+        let translates = self.modes.kernel_translated && self.checker.is_none();
+        let probes = &self.taps.replace(probes, translates, &mut self.pages);
+        self.board.set_watchers(&probes.watchers);
+        self.cpu.set_probes(&probes.but_taps());
+        self.code.set_probes(probes);
+        let user = probes.pages().into_iter().filter(|page| page >> 63 == 0).collect();
+        for page in self.slots.set_probed(user) {
+            // The wedge asks before it has the page executed.
+            self.pages.kernel().note_site(page);
+        }
     }
     fn step(&mut self) -> Option<Reached> {
         self.cpu.step_over(&mut self.board)

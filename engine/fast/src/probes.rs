@@ -6,10 +6,11 @@
 //! breakpoint cannot be executed in any wedge, and is interpreted as a whole. All else goes on at full speed. With watched memory
 //! the interpreter runs everything (`x86_interp::Cpu::leaves_to_observer`).
 
-use crate::Fast;
-use contract::Reached;
-use frame::{BlockExit, TAP_ODD, WedgeExit, go};
-use std::{cell::RefCell, collections::BTreeSet, rc::Rc};
+use contract::Taps;
+use engine::Board;
+use frame::{BlockExit, VcpuPage, WedgeExit, go};
+use std::{cell::RefCell, collections::BTreeSet, rc::Rc, sync::Arc};
+use wedge::Pages;
 use x86_interp::{Probes, System};
 
 /// The pages of user code (GVA) that have breakpoints, for all spaces.
@@ -32,62 +33,49 @@ impl Probed {
     }
 }
 
-impl Fast {
-    pub(crate) fn take_probes(&mut self, probes: &Probes) {
-        self.take_records(false);
-        let probes = &if self.set_taps(probes) { probes.clone() } else { probes.without_taps() };
-        self.board.set_watchers(&probes.watchers);
-        self.cpu.set_probes(&probes.but_taps());
-        self.code.set_probes(probes);
-        self.taps.clone_from(&probes.taps);
-        let user = probes.pages().into_iter().filter(|page| page >> 63 == 0).collect();
-        for page in self.slots.set_probed(user) {
-            // The wedge asks before it has the page executed.
-            self.pages.kernel().note_site(page);
-        }
+/// The taps that a vCPU has; hands on what they have recorded to whoever has set them.
+#[derive(Default)]
+pub struct TapRecorder(Option<Arc<Taps>>);
+
+impl TapRecorder {
+    /// There are taps.
+    pub fn has_taps(&self) -> bool {
+        self.0.is_some()
     }
 
-    /// Translated code makes records by itself. Not where it is compared with the interpreter, or where that runs everything.
-    fn set_taps(&mut self, probes: &Probes) -> bool {
-        let translates = self.modes.kernel_translated && self.checker.is_none();
+    /// The vCPU has these probes from now on. Their taps stay taps where the vCPU `translates` and the interpreter does
+    /// not run everything, as it does for watched memory; otherwise they become breakpoints. Returns what the probes are then.
+    pub fn replace(&mut self, probes: &Probes, translates: bool, pages: &mut Pages) -> Probes {
         let taps = probes.taps.as_ref().filter(|_| translates && probes.watches.is_empty());
         let points = taps.iter().flat_map(|taps| &taps.points);
         let points = points.filter(|(gva, _)| probes.tap(**gva).is_some());
         let points = points.map(|(gva, step)| (*gva, u64::from(*step)));
-        self.pages.set_taps(points, taps.map_or(&[], |taps| &taps.steps)) && taps.is_some()
+        let set = pages.set_taps(points, taps.map_or(&[], |taps| &taps.steps));
+        self.0 = taps.filter(|_| set).cloned();
+        if self.has_taps() { probes.clone() } else { probes.without_taps() }
     }
 
-    /// Hands on what taps have recorded, but for the last record if it is `undone`.
-    pub(crate) fn take_records(&mut self, undone: bool) {
-        let Some(taps) = &self.taps else { return };
-        let records = self.pages.take_records(undone);
+    /// A wedge has had the turn: hands on its records. One that will be made again is left out.
+    pub fn hand_on_turn(&self, pages: &mut Pages, board: &mut Board) {
+        if self.has_taps() {
+            let undone = has_undone_tap(pages.frame());
+            self.hand_on(undone, pages, board);
+        }
+    }
+
+    /// Hands on the records, but for the last one if it is `undone`.
+    pub fn hand_on(&self, undone: bool, pages: &mut Pages, board: &mut Board) {
+        let Some(taps) = &self.0 else { return };
+        let records = pages.take_records(undone);
         if !records.is_empty() {
-            (taps.sink)(records, self.board.tsc());
+            (taps.sink)(records, board.tsc());
         }
     }
+}
 
-    /// A point has been recorded, and a kick has come before its instruction: it will be recorded when it comes again.
-    pub(crate) fn has_undone_tap(&mut self) -> bool {
-        let f = self.pages.frame();
-        let kicked = WedgeExit::from(&f.exit) == WedgeExit::Kicked && f.run.go == go::BLOCK;
-        kicked && f.exit.kind == BlockExit::Tap as u64 && f.block.jump == f.exit.operand
-    }
-
-    /// The wedge has left the point at RIP to the monitor. If only its records had no room, there is room now.
-    pub(crate) fn leave_at_tap(&mut self) {
-        let odd = self.pages.frame().exit.info == TAP_ODD;
-        self.take_state();
-        if odd && self.code.has_tap(self.cpu.vcpu.rip) {
-            self.cpu.reach(Reached::Breakpoint);
-        }
-    }
-
-    /// There is no block at a tap, so the point is as any breakpoint.
-    pub(crate) fn stops_at_tap(&mut self) -> bool {
-        let stops = self.taps.is_some() && self.code.has_tap(self.cpu.vcpu.rip);
-        if stops {
-            self.cpu.reach(Reached::Breakpoint);
-        }
-        stops
-    }
+/// A point has been recorded, and a kick has come before its instruction. The point is recorded again when the
+/// vCPU comes back to it.
+fn has_undone_tap(f: &VcpuPage) -> bool {
+    let kicked = WedgeExit::from(&f.exit) == WedgeExit::Kicked && f.run.go == go::BLOCK;
+    kicked && f.exit.kind == BlockExit::Tap as u64 && f.block.jump == f.exit.operand
 }
