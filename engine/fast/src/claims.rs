@@ -5,17 +5,17 @@
 //! (`engine/stub/src/claims.rs`). Page tables show memory that has been touched. Of memory that a program has been given and has not
 //! touched yet, the wedge tells as far as it can.
 
-use crate::{Fast, USER_END, User};
+use crate::Slots;
 use frame::{Claim, MAX_CLAIMS, calls, near_sites};
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use std::{collections::VecDeque, mem::take};
-use wedge::Error;
+use wedge::Pages;
 use x86::{
+    Vcpu,
     paging::{self, Roots, WalkMemory},
     reg,
 };
-use x86_interp::{Leave, System};
 
 /// Memory given to programs that is remembered; more recent is what matters.
 const MAX_GIVEN: usize = 64;
@@ -50,6 +50,76 @@ impl ClaimedRegions {
     /// The program that ran last is interpreted for them.
     pub fn are_met(&self) -> bool {
         self.met
+    }
+
+    /// Makes known to wedges what they and the kernel have.
+    pub fn publish(&mut self, slots: &mut Slots, pages: &mut Pages) {
+        self.all = slots.claims();
+        let claims = &mut pages.frame().claims;
+        claims.count = self.all.len() as u64;
+        for (to, from) in claims.list.iter_mut().take(MAX_CLAIMS).zip(&self.all) {
+            *to = *from;
+        }
+        let entries = self.all.iter().map(|claim| claim.entry * 8).cycle();
+        claims.entries.iter_mut().zip(entries).for_each(|(to, from)| *to = from);
+        self.note_waiting(slots, pages);
+    }
+
+    /// Notes what the vCPU's program asks its kernel for, where the call begins, and what it has been given, where it
+    /// goes on.
+    pub fn follow_calls(&mut self, v: &Vcpu, slots: &mut Slots, pages: &mut Pages) {
+        let claims = &mut pages.frame().claims;
+        let registers = [reg::RAX, reg::RDX, reg::RSI, reg::RDI].map(|number| v.gpr[number]);
+        if v.cpl() == 3 {
+            claims.note_outcome(v.cr3, registers);
+            self.note_given(root(v), slots, pages);
+        } else if v.rip == v.lstar {
+            let [call, .., rdi] = registers;
+            (claims.call, claims.caller) = (call, v.cr3);
+            if calls::asks_near_sites(call, rdi) {
+                slots.note_low(root(v));
+            }
+        }
+    }
+
+    /// The vCPU's program has memory, or has been given some, that is claimed.
+    pub fn are_reached(&self, vcpu: &Vcpu, ram: &Ram) -> bool {
+        self.meets(vcpu, ram) || self.has_given(root(vcpu))
+    }
+
+    /// Decides whether the vCPU's program is interpreted.
+    pub fn decide(&mut self, vcpu: &Vcpu, ram: &Ram) {
+        self.met = self.meets(vcpu, ram) || self.must_wait(root(vcpu));
+    }
+
+    fn meets(&self, vcpu: &Vcpu, ram: &Ram) -> bool {
+        are_met(ram, Roots::from(vcpu), self.all.iter().copied())
+    }
+
+    /// What there is to know of programs' memory. A program without protection keys to stop it may have written that: it is
+    /// its own trouble.
+    fn note_given(&mut self, root: u64, slots: &mut Slots, pages: &mut Pages) {
+        let claims = &mut pages.frame().claims;
+        let (given, taken, ended) =
+            (take(&mut claims.given), take(&mut claims.taken), take(&mut claims.ended));
+        if [given[1], taken[1], ended] == [0; 3] {
+            return;
+        }
+        if ended != 0 {
+            self.forget(ended);
+        }
+        self.give(root, given);
+        self.take(root, taken);
+        if given[1] != 0 && near_sites(given[0]) {
+            slots.note_low(root);
+        }
+        self.note_waiting(slots, pages);
+    }
+
+    /// Wedges do not go on by themselves with programs that are to be interpreted.
+    fn note_waiting(&self, slots: &mut Slots, pages: &mut Pages) {
+        pages.frame().claims.remembers = u64::from(!self.given.is_empty());
+        slots.hold_back(self.waiting());
     }
 
     /// How much of the memory that programs have been given is claimed by these; that of the program with this page table
@@ -110,6 +180,11 @@ impl ClaimedRegions {
     }
 }
 
+/// GPA of the vCPU's uppermost page table.
+fn root(vcpu: &Vcpu) -> u64 {
+    vcpu.cr3 & paging::ADDRESS
+}
+
 /// The page tables lead to a claimed region.
 pub fn are_met(ram: &Ram, roots: Roots, mut claims: impl Iterator<Item = Claim>) -> bool {
     claims.any(|claim| is_met(ram, roots, &claim))
@@ -121,88 +196,6 @@ fn is_met(mut ram: &Ram, roots: Roots, claim: &Claim) -> bool {
     let upper = entry(roots.cr3, claim.entry);
     let mut leads = |region| entry(upper, region) & paging::P != 0;
     upper & paging::P != 0 && (claim.first..=claim.last).any(&mut leads)
-}
-
-impl Fast {
-    /// Makes known to wedges what they and the kernel have.
-    pub(crate) fn publish_claims(&mut self) {
-        self.claims.all = self.slots.claims();
-        let f = self.pages.frame();
-        f.claims.count = self.claims.all.len() as u64;
-        for (to, from) in f.claims.list.iter_mut().take(MAX_CLAIMS).zip(&self.claims.all) {
-            *to = *from;
-        }
-        let entries = self.claims.all.iter().map(|claim| claim.entry * 8).cycle();
-        f.claims.entries.iter_mut().zip(entries).for_each(|(to, from)| *to = from);
-        self.note_waiting();
-    }
-
-    /// Looks whether the program that is about to go on, or that the kernel runs for, can be left to wedges.
-    pub(crate) fn attend_to_claims(&mut self) -> Result<(), Error> {
-        if self.modes.user == User::Interpreted {
-            return Ok(());
-        }
-        let v = &self.cpu.vcpu;
-        let (user, root) = (v.cpl() == 3, v.cr3 & paging::ADDRESS);
-        let (call, cr3) = (v.gpr[reg::RAX], v.cr3);
-        let registers = [reg::RAX, reg::RDX, reg::RSI, reg::RDI].map(|number| v.gpr[number]);
-        let entered = !user && v.rip == v.lstar;
-        let f = self.pages.frame();
-        if entered {
-            (f.claims.call, f.claims.caller) = (call, cr3);
-            if calls::asks_near_sites(call, registers[3]) {
-                self.slots.note_low(root);
-            }
-        }
-        if user {
-            f.claims.note_outcome(cr3, registers);
-            self.note_given(root);
-        }
-        if user && (self.meets_claims() || self.claims.has_given(root)) {
-            self.make_way()?;
-        }
-        self.claims.met = self.meets_claims() || self.claims.must_wait(root);
-        self.cpu.observe(self.left_to_wedges());
-        Ok(())
-    }
-
-    /// What there is to know of programs' memory. A program without protection keys to stop it may have written that: it is
-    /// its own trouble.
-    fn note_given(&mut self, root: u64) {
-        let f = self.pages.frame();
-        let (given, taken, ended) =
-            (take(&mut f.claims.given), take(&mut f.claims.taken), take(&mut f.claims.ended));
-        if [given[1], taken[1], ended] == [0; 3] {
-            return;
-        }
-        if ended != 0 {
-            self.claims.forget(ended);
-        }
-        self.claims.give(root, given);
-        self.claims.take(root, taken);
-        if given[1] != 0 && near_sites(given[0]) {
-            self.slots.note_low(root);
-        }
-        self.note_waiting();
-    }
-
-    /// Wedges do not go on by themselves with programs that are to be interpreted.
-    fn note_waiting(&mut self) {
-        self.pages.frame().claims.remembers = u64::from(!self.claims.given.is_empty());
-        self.slots.hold_back(self.claims.waiting());
-    }
-
-    fn meets_claims(&self) -> bool {
-        let (ram, roots) = (self.board.ram(), Roots::from(&self.cpu.vcpu));
-        are_met(ram, roots, self.claims.all.iter().copied())
-    }
-
-    /// The code that the interpreter leaves to wedges.
-    pub(crate) fn left_to_wedges(&self) -> Leave {
-        let direct = self.modes.user != User::Interpreted && !self.claims.met;
-        let kernel = self.modes.kernel_translated.then_some(self.pages.base().kernel_start());
-        Leave { user: direct.then_some(USER_END), narrow: self.narrow, kernel }
-    }
 }
 
 #[cfg(test)]

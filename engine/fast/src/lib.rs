@@ -243,7 +243,7 @@ impl Fast {
             asks_in_service: false,
             failure: None,
         };
-        new.publish_claims();
+        new.claims.publish(&mut new.slots, &mut new.pages);
         new.cpu.observe(new.left_to_wedges());
         Ok(new)
     }
@@ -381,7 +381,7 @@ impl Fast {
                 Answer::Interpret => return Ok(false),
                 Answer::NeedsRegion(hva) => {
                     self.give_to_kernel(hva);
-                    self.publish_claims();
+                    self.claims.publish(&mut self.slots, &mut self.pages);
                     self.regions_changed = true;
                 }
             }

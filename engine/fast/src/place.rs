@@ -5,7 +5,7 @@
 //! translated is made anew, and everything lies elsewhere. That takes some tenths of a second, once. A program that
 //! leaves no base free is interpreted.
 
-use crate::{Fast, machine::Translation, regions::is_mappable};
+use crate::{Fast, USER_END, User, machine::Translation, regions::is_mappable};
 use frame::{Base, Claim};
 use std::{
     sync::{Arc, OnceLock},
@@ -16,7 +16,7 @@ use x86::{
     cpuid::{CpuidResult, depth},
     paging::{self, Roots},
 };
-use x86_interp::System;
+use x86_interp::{Leave, System};
 
 /// Where the reserved part may be, as entries of the uppermost page table, the usual ones first. With none of the
 /// first four does a Linux kernel's memory lie where it lies with another of them. Below 241 the direct map of Linux
@@ -66,9 +66,31 @@ fn moved(claim: &Claim, from: Base, to: Base) -> Claim {
 }
 
 impl Fast {
+    /// Looks whether the program that is about to go on, or that the kernel runs for, can be left to wedges.
+    pub(crate) fn attend_to_claims(&mut self) -> Result<(), Error> {
+        if self.modes.user == User::Interpreted {
+            return Ok(());
+        }
+        let (v, ram) = (&self.cpu.vcpu, self.board.ram());
+        self.claims.follow_calls(v, &mut self.slots, &mut self.pages);
+        if v.cpl() == 3 && self.claims.are_reached(v, ram) {
+            self.make_way()?;
+        }
+        self.claims.decide(&self.cpu.vcpu, self.board.ram());
+        self.cpu.observe(self.left_to_wedges());
+        Ok(())
+    }
+
+    /// The code that the interpreter leaves to wedges.
+    pub(crate) fn left_to_wedges(&self) -> Leave {
+        let direct = self.modes.user != User::Interpreted && !self.claims.are_met();
+        let kernel = self.modes.kernel_translated.then_some(self.pages.base().kernel_start());
+        Leave { user: direct.then_some(USER_END), narrow: self.narrow, kernel }
+    }
+
     /// Moves the reserved part out of the way of the program that is about to run, if there is room for it. Other
     /// programs that are known are spared as far as possible.
-    pub(crate) fn make_way(&mut self) -> Result<(), Error> {
+    fn make_way(&mut self) -> Result<(), Error> {
         if !self.moves.may_be_one() || self.checker.is_some() {
             return Ok(());
         }
@@ -141,7 +163,7 @@ impl Fast {
         for hva in regions.filter(|hva| is_mappable(base, *hva)) {
             self.give_to_kernel(hva);
         }
-        self.publish_claims();
+        self.claims.publish(&mut self.slots, &mut self.pages);
         Ok(())
     }
 }
