@@ -5,8 +5,14 @@
 //! translated is made anew, and everything lies elsewhere. That takes some tenths of a second, once. A program that
 //! leaves no base free is interpreted.
 
-use crate::{Fast, USER_END, User, machine::Translation, regions::is_mappable};
+use crate::{
+    Fast, Slots, USER_END, User,
+    claims::{ClaimedRegions, are_met},
+    machine::Translation,
+    regions::is_mappable,
+};
 use frame::{Base, Claim};
+use ram::Ram;
 use std::{
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -49,9 +55,14 @@ pub struct Moves {
 }
 
 impl Moves {
-    fn may_be_one(&self) -> bool {
+    /// The machine may move now; then it has to rest before the next time.
+    fn try_one(&mut self) -> bool {
         let rest = REST * self.count.clamp(1, MAX_RESTS);
-        self.last.is_none_or(|last| last.elapsed() >= rest)
+        let may_be_one = self.last.is_none_or(|last| last.elapsed() >= rest);
+        if may_be_one {
+            self.last = Some(Instant::now());
+        }
+        may_be_one
     }
 
     pub fn count(&self) -> u64 {
@@ -63,6 +74,29 @@ impl Moves {
 fn moved(claim: &Claim, from: Base, to: Base) -> Claim {
     let by = to.entry().wrapping_sub(from.entry());
     Claim { entry: claim.entry.wrapping_add(by) & 0x1ff, ..*claim }
+}
+
+/// The base that is in the way of the fewest programs, if that is another one than `now`. The program with the page tables
+/// `here` must have no memory in its way.
+fn better_base(
+    claimed: &ClaimedRegions,
+    slots: &Slots,
+    ram: &Ram,
+    (now, here): (Base, Roots),
+) -> Option<Base> {
+    let others: Vec<_> = slots.roots().map(|cr3| Roots { cr3, ..here }).collect();
+    let claims = |base: Base| -> Vec<Claim> {
+        claimed.all().iter().map(|claim| moved(claim, now, base)).collect()
+    };
+    let met = |base: Base, roots: Roots| are_met(ram, roots, claims(base).into_iter());
+    let conflicts = |base: &Base| {
+        let others = others.iter().filter(|roots| met(*base, **roots)).count();
+        others + claimed.conflicts(here.cr3 & paging::ADDRESS, &claims(*base))
+    };
+    let limit = if met(now, here) { usize::MAX } else { conflicts(&now) };
+    let bases = ENTRIES.into_iter().map(Base::of_entry).filter(|base| !met(*base, here));
+    let best = bases.map(|base| (conflicts(&base), base)).min_by_key(|(count, _)| *count);
+    best.filter(|(count, _)| *count < limit).map(|(_, base)| base)
 }
 
 impl Fast {
@@ -91,12 +125,13 @@ impl Fast {
     /// Moves the reserved part out of the way of the program that is about to run, if there is room for it. Other
     /// programs that are known are spared as far as possible.
     fn make_way(&mut self) -> Result<(), Error> {
-        if !self.moves.may_be_one() || self.checker.is_some() {
+        if self.checker.is_some() || !self.moves.try_one() {
             return Ok(());
         }
-        self.moves.last = Some(Instant::now());
-        let Some(base) = self.best_base() else {
-            self.claims.settle(self.cpu.vcpu.cr3 & paging::ADDRESS);
+        let (from, here) = (self.pages.base(), Roots::from(&self.cpu.vcpu));
+        let better = better_base(&self.claims, &self.slots, self.board.ram(), (from, here));
+        let Some(base) = better else {
+            self.claims.settle(here.cr3 & paging::ADDRESS);
             return Ok(());
         };
         tracing::debug!(
@@ -105,25 +140,6 @@ impl Fast {
         );
         self.moves.count += 1;
         self.move_to(base)
-    }
-
-    fn best_base(&self) -> Option<Base> {
-        let (from, ram) = (self.pages.base(), self.board.ram());
-        let here = Roots::from(&self.cpu.vcpu);
-        let others: Vec<_> = self.slots.roots().map(|cr3| Roots { cr3, ..here }).collect();
-        let claims = |base: Base| -> Vec<Claim> {
-            self.claims.all().iter().map(|claim| moved(claim, from, base)).collect()
-        };
-        let met =
-            |base: Base, roots: Roots| crate::claims::are_met(ram, roots, claims(base).into_iter());
-        let conflicts = |base: &Base| {
-            let others = others.iter().filter(|roots| met(*base, **roots)).count();
-            others + self.claims.conflicts(here.cr3 & paging::ADDRESS, &claims(*base))
-        };
-        let now = if met(from, here) { usize::MAX } else { conflicts(&from) };
-        let bases = ENTRIES.into_iter().map(Base::of_entry).filter(|base| !met(*base, here));
-        let best = bases.map(|base| (conflicts(&base), base)).min_by_key(|(count, _)| *count);
-        best.filter(|(count, _)| *count < now).map(|(_, base)| base)
     }
 
     /// What was the kernel's is so there at once: it is going to be asked for, and what programs are given until then is
