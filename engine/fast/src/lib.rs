@@ -28,6 +28,7 @@ mod affinity;
 mod breakpoints;
 mod claims;
 mod code;
+mod cpuid_answers;
 mod devices;
 mod evicted;
 #[cfg(test)]
@@ -71,6 +72,7 @@ pub use affinity::Placement;
 use bus::Kicker;
 use claims::ClaimedRegions;
 use contract::{Doing, Failure, Whose};
+use cpuid_answers::CpuidAnswers;
 use engine::{Attention, Board, Engine};
 use frame::WedgeExit;
 use iced_x86::Code;
@@ -124,10 +126,7 @@ pub struct Fast {
     moves: Moves,
     /// A region has changed hands: addresses that translated code has computed before may be wrong.
     regions_changed: bool,
-    /// Answers of CPUID given to the wedges so far.
-    learnt: usize,
-    /// CR4 and XCR0 at that time.
-    learnt_under: (u64, u64),
+    cpuid: CpuidAnswers,
     /// On this host RIP still points at INT1 when INT1 traps.
     int1_stays: bool,
     checker: Option<Box<Checker>>,
@@ -232,8 +231,7 @@ impl Fast {
             claims: ClaimedRegions::default(),
             moves: Moves::default(),
             regions_changed: false,
-            learnt: 0,
-            learnt_under: (0, 0),
+            cpuid: CpuidAnswers::default(),
             int1_stays: false,
             checker,
             taps: TapRecorder::default(),
@@ -304,7 +302,7 @@ impl Fast {
             self.part_from_others()?;
             return Ok(WedgeExit::Kicked);
         }
-        self.check_learnt();
+        self.cpuid.check(&self.cpu.vcpu, &mut self.pages);
         let none_in_service =
             self.asks_in_service && self.board.msr_read(X2APIC_IN_SERVICE_80) == Ok(0);
         let f = self.pages.frame();

@@ -1,7 +1,7 @@
 //! User code, directly on the CPU or translated.
 
 use crate::{Fast, User, code, regions, state};
-use frame::{AREAS, Cpuid, FIRST_AREA, KICK, REGION_BITS, VcpuPage, WedgeExit, area, go};
+use frame::{AREAS, FIRST_AREA, KICK, REGION_BITS, VcpuPage, WedgeExit, area, go};
 use jit::Level;
 use wedge::Error;
 use x86::{
@@ -213,9 +213,7 @@ impl Fast {
         let cpuid = self.is_cpuid();
         self.interpret();
         if cpuid {
-            let [eax, ecx, edx, ebx] = [reg::RAX, reg::RCX, reg::RDX, reg::RBX]
-                .map(|register| self.cpu.vcpu.gpr[register] as u32);
-            self.learn(Cpuid { asked, registers: [eax, ebx, ecx, edx] });
+            self.cpuid.tell(asked, &self.cpu.vcpu, &mut self.pages);
         }
     }
 
@@ -261,24 +259,6 @@ impl Fast {
         let mut bytes = (0..LONGEST).map_while(|n| self.code_byte(gva.wrapping_add(n)));
         let prefix = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf2 | 0xf3);
         bytes.find(|byte| !prefix(byte)) == Some(INT1)
-    }
-
-    /// Keeps an answer of CPUID, in the oldest one's place if need be.
-    fn learn(&mut self, answer: Cpuid) {
-        let cpuid = &mut self.pages.told().cpuid;
-        let at = self.learnt % cpuid.answers.len();
-        self.learnt += 1;
-        cpuid.answers[at] = answer;
-        cpuid.count = self.learnt.min(cpuid.answers.len()) as u64;
-    }
-
-    /// What CPUID answers depends on these registers: forgets what was learnt under others.
-    pub(crate) fn check_learnt(&mut self) {
-        let under = (self.cpu.vcpu.cr4, self.cpu.vcpu.xcr0);
-        if under != self.learnt_under {
-            (self.learnt, self.learnt_under) = (0, under);
-            self.pages.told().cpuid.count = 0;
-        }
     }
 
     /// Has the guest take its page fault; where the guest's page tables allow the access, the
