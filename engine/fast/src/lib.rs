@@ -62,6 +62,7 @@ mod temporary_mm;
 mod test_machine;
 mod tops;
 mod user;
+mod user_text;
 mod vcpu_code;
 
 #[cfg(test)]
@@ -90,6 +91,7 @@ pub use slots::Slots;
 pub use statistics::FastStatistics;
 use std::sync::Arc;
 use temporary_mm::TemporaryMm;
+use user_text::Int1Traps;
 use vcpu_code::VcpuCode;
 use wedge::{Common, Error, Pages, Turns, Wedge};
 use x86::{
@@ -127,8 +129,7 @@ pub struct Fast {
     /// A region has changed hands: addresses that translated code has computed before may be wrong.
     regions_changed: bool,
     cpuid: CpuidAnswers,
-    /// On this host RIP still points at INT1 when INT1 traps.
-    int1_stays: bool,
+    int1_traps: Int1Traps,
     checker: Option<Box<Checker>>,
     taps: TapRecorder,
     /// The host has refused a mapping. The instruction that goes on would ask for it again, and is interpreted.
@@ -232,7 +233,7 @@ impl Fast {
             moves: Moves::default(),
             regions_changed: false,
             cpuid: CpuidAnswers::default(),
-            int1_stays: false,
+            int1_traps: Int1Traps::default(),
             checker,
             taps: TapRecorder::default(),
             refused: false,

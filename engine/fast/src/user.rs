@@ -1,6 +1,9 @@
 //! User code, directly on the CPU or translated.
 
-use crate::{Fast, User, code, regions, state};
+use crate::{
+    Fast, User, code, regions, state,
+    user_text::{INT3, INTO, LONGEST, UserText},
+};
 use frame::{AREAS, FIRST_AREA, KICK, REGION_BITS, VcpuPage, WedgeExit, area, go};
 use jit::Level;
 use wedge::Error;
@@ -27,13 +30,6 @@ const STAY: usize = 10_000;
 const PAGE_BITS: u32 = 12;
 /// The page of Linux's old system-call entries (GVA).
 const VSYSCALL: u64 = 0xffff_ffff_ff60_0000;
-
-const CPUID: [u8; 2] = [0x0f, 0xa2];
-const INT1: u8 = 0xf1;
-const INT3: u8 = 0xcc;
-const INTO: u8 = 0xce;
-/// Bytes of the longest instruction.
-const LONGEST: u64 = 15;
 
 /// Why user code stopped.
 enum Stop {
@@ -147,6 +143,7 @@ impl Fast {
         self.take_state();
         self.show_missing()?;
         let stop = stop(self.pages.frame());
+        let text = UserText::of(&self.cpu.vcpu, self.board.ram());
         let v = &mut self.cpu.vcpu;
         match stop {
             Stop::Kicked => return Ok(()),
@@ -174,8 +171,8 @@ impl Fast {
                 v.rip = v.rip.wrapping_sub(2);
             }
             Stop::Vsyscall(entry) => state::push_back(v, entry),
-            Stop::SoftwareInterrupt(opcode) => self.back_to_interrupt(opcode),
-            Stop::Int1 => self.back_to_int1(),
+            Stop::SoftwareInterrupt(opcode) => v.rip = text.interrupt_before(v.rip, opcode),
+            Stop::Int1 => v.rip = self.int1_traps.start(&text, v.rip),
             Stop::Undefined | Stop::Fault => {}
         }
         match stop {
@@ -210,55 +207,11 @@ impl Fast {
     /// Interprets one instruction; what CPUID answers, the wedge may answer the next time.
     fn interpret_and_learn(&mut self) {
         let asked = [self.cpu.vcpu.gpr[reg::RAX] as u32, self.cpu.vcpu.gpr[reg::RCX] as u32];
-        let cpuid = self.is_cpuid();
+        let cpuid = UserText::of(&self.cpu.vcpu, self.board.ram()).is_cpuid(self.cpu.vcpu.rip);
         self.interpret();
         if cpuid {
             self.cpuid.tell(asked, &self.cpu.vcpu, &mut self.pages);
         }
-    }
-
-    /// The instruction at RIP is CPUID.
-    fn is_cpuid(&self) -> bool {
-        let rip = self.cpu.vcpu.rip;
-        [rip, rip.wrapping_add(1)].map(|at| self.code_byte(at)) == CPUID.map(Some)
-    }
-
-    /// A byte of user code, if user code may be executed there.
-    fn code_byte(&self, gva: u64) -> Option<u8> {
-        let access = Access { write: false, fetch: true, user: true, smap_override: false };
-        let ram = self.board.ram();
-        let at = code::offset(ram, Roots::from(&self.cpu.vcpu), gva, access)?;
-        let mut byte = [0];
-        ram.read(at, &mut byte);
-        Some(byte[0])
-    }
-
-    /// Sets RIP back over the interrupt that has trapped: the byte `opcode`, or INT and a number, which is never
-    /// the opcode of an interrupt that traps. Prefixes before it mean nothing.
-    fn back_to_interrupt(&mut self, opcode: u8) {
-        let rip = self.cpu.vcpu.rip;
-        let short = self.code_byte(rip.wrapping_sub(1)) == Some(opcode);
-        self.cpu.vcpu.rip = rip.wrapping_sub(if short { 1 } else { 2 });
-    }
-
-    /// Sets RIP back over the INT1 that has trapped. CPUs leave RIP behind it (SDM, INT n), and some hosts that are virtual
-    /// machines themselves at it. Where the bytes allow both, what this host did before decides.
-    fn back_to_int1(&mut self) {
-        let rip = self.cpu.vcpu.rip;
-        let behind = self.code_byte(rip.wrapping_sub(1)) == Some(INT1);
-        if behind != self.is_int1(rip) {
-            self.int1_stays = !behind;
-        }
-        if !self.int1_stays {
-            self.cpu.vcpu.rip = rip.wrapping_sub(1);
-        }
-    }
-
-    /// The instruction at a GVA is INT1.
-    fn is_int1(&self, gva: u64) -> bool {
-        let mut bytes = (0..LONGEST).map_while(|n| self.code_byte(gva.wrapping_add(n)));
-        let prefix = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf2 | 0xf3);
-        bytes.find(|byte| !prefix(byte)) == Some(INT1)
     }
 
     /// Has the guest take its page fault; where the guest's page tables allow the access, the
