@@ -41,6 +41,7 @@ mod listener;
 mod lockstep;
 mod low;
 mod machine;
+mod narrow;
 mod operand;
 mod options;
 mod place;
@@ -81,6 +82,7 @@ use jit::Level;
 use lockstep::Checker;
 pub use lockstep::LockStep;
 pub use machine::Machine;
+use narrow::NarrowCode;
 pub use options::{Modes, Options, Scattered, User};
 use place::Moves;
 use probes::TapRecorder;
@@ -119,8 +121,7 @@ pub struct Fast {
     slots: Slots,
     code: VcpuCode,
     modes: Modes,
-    /// 32-bit user code runs directly, too.
-    narrow: bool,
+    narrow: NarrowCode,
     statistics: FastStatistics,
     affinity: Affinity,
     temporary_mm: TemporaryMm,
@@ -136,8 +137,6 @@ pub struct Fast {
     refused: bool,
     /// After so many PAUSEs translated code lets others have the CPU; zero for never.
     pauses: u64,
-    /// 32-bit code has run, or code with thread-local segments.
-    has_seen_narrow: bool,
     /// The guest's kernel has asked which interrupts around 0x80 are in service.
     asks_in_service: bool,
     /// Why it cannot go on.
@@ -209,7 +208,7 @@ impl Fast {
             pages.keep_user_apart();
         }
         let may_be_narrow = !options.interpret_narrow && modes.user == User::Direct;
-        let narrow = may_be_narrow && pages.run_narrow();
+        let narrow = NarrowCode::new(may_be_narrow && pages.run_narrow());
         attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
@@ -238,7 +237,6 @@ impl Fast {
             taps: TapRecorder::default(),
             refused: false,
             pauses: 0,
-            has_seen_narrow: false,
             asks_in_service: false,
             failure: None,
         };
@@ -314,7 +312,7 @@ impl Fast {
         f.run.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
             && !self.claims.are_met()
-            && state::may_cross(&self.cpu.vcpu, self.narrow))
+            && state::may_cross(&self.cpu.vcpu, self.narrow.runs()))
         .into();
         self.slots.current()?.wedge.aim_kicks();
         self.statistics.entries += 1;

@@ -119,7 +119,7 @@ impl Fast {
     pub(crate) fn left_to_wedges(&self) -> Leave {
         let direct = self.modes.user != User::Interpreted && !self.claims.are_met();
         let kernel = self.modes.kernel_translated.then_some(self.pages.base().kernel_start());
-        Leave { user: direct.then_some(USER_END), narrow: self.narrow, kernel }
+        Leave { user: direct.then_some(USER_END), narrow: self.narrow.runs(), kernel }
     }
 
     /// Moves the reserved part out of the way of the program that is about to run, if there is room for it. Other

@@ -1,10 +1,10 @@
 //! User code, directly on the CPU or translated.
 
 use crate::{
-    Fast, User, code, regions, state,
+    Fast, User, regions, state,
     user_text::{INT3, INTO, LONGEST, UserText},
 };
-use frame::{AREAS, FIRST_AREA, KICK, REGION_BITS, VcpuPage, WedgeExit, area, go};
+use frame::{KICK, REGION_BITS, VcpuPage, WedgeExit, go};
 use jit::Level;
 use wedge::Error;
 use x86::{
@@ -14,7 +14,7 @@ use x86::{
     paging::{self, Access, Roots},
     reg, vector,
 };
-use x86_interp::{GuestRam, System};
+use x86_interp::System;
 
 const SIGILL: u64 = 4;
 const SIGTRAP: u64 = 5;
@@ -58,7 +58,7 @@ enum Stop {
 impl Fast {
     /// Runs user code until it does something that has to be interpreted, and has that done.
     pub(crate) fn user_code(&mut self) -> Result<(), Error> {
-        let areas = self.areas();
+        let areas = self.narrow.areas(&self.cpu.vcpu, self.board.ram());
         if !state::runs_directly(&self.cpu.vcpu, &areas) {
             self.interpret();
             return Ok(());
@@ -93,28 +93,6 @@ impl Fast {
         self.take_state();
         self.interpret();
         Ok(())
-    }
-
-    /// The guest's thread-local segments, as far as the host can have them and user code has to do with them.
-    fn areas(&mut self) -> [u64; AREAS] {
-        self.has_seen_narrow |= self.narrow && state::has_areas(&self.cpu.vcpu);
-        if !self.has_seen_narrow {
-            return [0; AREAS];
-        }
-        let v = &self.cpu.vcpu;
-        std::array::from_fn(|at| {
-            let entry = (u64::from(FIRST_AREA) + at as u64) * 8;
-            let inside = entry + 7 <= v.gdtr.limit.into();
-            let found = self.kernel_word(v.gdtr.base.wrapping_add(entry)).filter(|_| inside);
-            found.filter(|descriptor| area(at, *descriptor).is_some()).unwrap_or(0)
-        })
-    }
-
-    /// Eight bytes of the kernel's memory, not across a page.
-    fn kernel_word(&self, gva: u64) -> Option<u64> {
-        let ram = self.board.ram();
-        let at = code::offset(ram, Roots::from(&self.cpu.vcpu), gva, Access::default())?;
-        (gva & 0xfff <= 0xff8).then(|| ram.load64(at))
     }
 
     fn translated_user_code(&mut self) -> Result<(), Error> {
