@@ -14,7 +14,6 @@ use wedge::Error;
 use x86::{
     exception::pf,
     flags,
-    msr::X2APIC_IN_SERVICE_80,
     paging::{self, Access, Roots},
     reg, vector,
 };
@@ -171,8 +170,7 @@ impl Fast {
         if code == Code::Pause as u64 {
             self.board.has_paused();
         }
-        let asked = self.pages.frame().regs.gpr[reg::RCX] as u32;
-        self.asks_in_service |= code == Code::Rdmsr as u64 && asked == X2APIC_IN_SERVICE_80;
+        self.in_service.note(code, self.pages.frame().regs.gpr[reg::RCX]);
     }
 
     /// Goes no further in the middle of translated code. After a mapping that the host refuses its instruction is interpreted.

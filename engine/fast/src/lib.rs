@@ -20,7 +20,7 @@
 //! - `machine`: what all vCPUs share. `code`, `vcpu_code`: translations, the kernel's and, if asked for, the user's; `tops`:
 //!   whether vCPUs may share them.
 //! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
-//! - `probes`: breakpoints of a debugger.
+//! - `probes`: breakpoints of a debugger, and taps.
 //! - `temporary_mm`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
@@ -33,6 +33,7 @@ mod devices;
 mod evicted;
 #[cfg(test)]
 mod hostile_tests;
+mod in_service;
 mod kernel;
 #[cfg(test)]
 mod kick_tests;
@@ -77,7 +78,7 @@ use contract::{Doing, Failure, Whose};
 use cpuid_answers::CpuidAnswers;
 use engine::{Attention, Board, Engine};
 use frame::WedgeExit;
-use iced_x86::Code;
+use in_service::InServiceReads;
 use jit::Level;
 use lockstep::Checker;
 pub use lockstep::LockStep;
@@ -98,7 +99,6 @@ use vcpu_code::VcpuCode;
 use wedge::{Common, Error, Pages, Turns, Wedge};
 use x86::{
     Vcpu,
-    msr::X2APIC_IN_SERVICE_80,
     paging::{Access, Roots},
 };
 use x86_interp::{Counters, Cpu, Exit, GuestRam, Probes, Reached, Record, System, pending};
@@ -137,8 +137,7 @@ pub struct Fast {
     refused: bool,
     /// After so many PAUSEs translated code lets others have the CPU; zero for never.
     pauses: u64,
-    /// The guest's kernel has asked which interrupts around 0x80 are in service.
-    asks_in_service: bool,
+    in_service: InServiceReads,
     /// Why it cannot go on.
     failure: Option<Failure>,
 }
@@ -237,7 +236,7 @@ impl Fast {
             taps: TapRecorder::default(),
             refused: false,
             pauses: 0,
-            asks_in_service: false,
+            in_service: InServiceReads::default(),
             failure: None,
         };
         new.claims.publish(&mut new.slots, &mut new.pages);
@@ -302,11 +301,8 @@ impl Fast {
             return Ok(WedgeExit::Kicked);
         }
         self.cpuid.check(&self.cpu.vcpu, &mut self.pages);
-        let none_in_service =
-            self.asks_in_service && self.board.msr_read(X2APIC_IN_SERVICE_80) == Ok(0);
         let f = self.pages.frame();
-        let rdmsr = Code::Rdmsr as u64;
-        f.system.none_in_service = if none_in_service { rdmsr } else { u64::MAX };
+        f.system.none_in_service = self.in_service.answered(&mut self.board);
         f.run.go = how;
         f.run.pauses = self.pauses;
         f.run.fast = (self.modes.user == User::Direct

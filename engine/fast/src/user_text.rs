@@ -76,3 +76,41 @@ impl Int1Traps {
         if self.stays { rip } else { rip.wrapping_sub(1) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_machine::{kernel_state, map};
+    use x86::paging::US;
+
+    /// GVA of the code, and its place in RAM.
+    const CODE: (u64, u64) = (0x5555_0000_0000, 0x4_0000);
+    const NOP: u8 = 0x90;
+
+    /// RAM with this user code.
+    fn ram(code: &[u8]) -> Ram {
+        let ram = Ram::new(2 << 20).expect("memory");
+        map(&ram, &[(CODE, US)]);
+        ram.write(CODE.1, code);
+        ram
+    }
+
+    #[test]
+    fn the_last_clear_case_says_where_int1_leaves_rip() {
+        let (ram, vcpu) = (ram(&[NOP, INT1, INT1, NOP]), kernel_state(CODE.0, 0));
+        let (text, mut traps) = (UserText::of(&vcpu, &ram), Int1Traps::default());
+        let mut start = |rip| traps.start(&text, CODE.0 + rip) - CODE.0;
+        assert_eq!(start(2), 1, "unclear: as on a CPU");
+        assert_eq!((start(1), start(2)), (1, 2), "it stays");
+        assert_eq!((start(3), start(2)), (2, 1), "it does not stay");
+    }
+
+    #[test]
+    fn interrupts_have_two_encodings() {
+        let (ram, vcpu) = (ram(&[INT3, 0xcd, 3, 0x0f, 0xa2]), kernel_state(CODE.0, 0));
+        let text = UserText::of(&vcpu, &ram);
+        let starts = [1, 3].map(|rip| text.interrupt_before(CODE.0 + rip, INT3) - CODE.0);
+        assert_eq!(starts, [0, 1]);
+        assert!(text.is_cpuid(CODE.0 + 3) && !text.is_cpuid(CODE.0 + 2));
+    }
+}
