@@ -4,7 +4,8 @@
 mod tests;
 
 use crate::{
-    Fast, code::NoBlock, operand, regions::host_bias, state, temporary_mm, vcpu_code::bias_at,
+    Fast, FaultOutcome, code::NoBlock, operand, regions::host_bias, state, temporary_mm,
+    vcpu_code::bias_at,
 };
 use contract::Reached;
 use frame::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
@@ -214,11 +215,7 @@ impl Fast {
                 return self.lost();
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
-            self.regions_changed = false;
-            let mapped = page_fault && self.kernel_page_fault(&position)?;
-            // The instruction's other operand may be the user's, in the region that is the kernel's now.
-            let moved = self.regions_changed && self.pages.frame().regs.ac != 0;
-            if !mapped || moved {
+            if !page_fault || !self.maps_what_is_missing(&position)? {
                 self.take_recovered(&position);
                 // Where the window would have the user's half are no host addresses; nor where a copy is hidden.
                 let nowhere = signal == SIGSEGV && trap == u64::from(vector::GP);
@@ -243,6 +240,16 @@ impl Fast {
                 kind => return self.kernel_exit(kind),
             }
         }
+    }
+
+    /// Maps what a translated instruction has missed. True if the instruction can go on.
+    fn maps_what_is_missing(&mut self, position: &Position) -> Result<bool, Error> {
+        Ok(match self.kernel_page_fault(position)? {
+            FaultOutcome::Interpret => false,
+            FaultOutcome::Mapped => true,
+            // The instruction's other operand may be the user's, in the region that is the kernel's now.
+            FaultOutcome::MappedInNewRegion => self.pages.frame().regs.ac == 0,
+        })
     }
 
     /// Interprets on while the guest is in a temporary space.
@@ -285,8 +292,8 @@ impl Fast {
         interrupt && f.regs.interrupt_flag != 0 || waiting & pending::NMI != 0
     }
 
-    /// Maps what a translated instruction has missed; false if it has to be interpreted.
-    fn kernel_page_fault(&mut self, position: &Position) -> Result<bool, Error> {
+    /// Answers the page fault of a translated instruction.
+    fn kernel_page_fault(&mut self, position: &Position) -> Result<FaultOutcome, Error> {
         let base = self.pages.base();
         let f = self.pages.frame();
         let (hva, code) = (f.exit.address, f.exit.error as u32);
@@ -307,7 +314,7 @@ impl Fast {
         let access = Access { write, fetch: false, user, smap_override: open && !user };
         match gva {
             Some(gva) => self.answer(gva, access),
-            None => Ok(false),
+            None => Ok(FaultOutcome::Interpret),
         }
     }
 

@@ -21,6 +21,7 @@
 //!   whether vCPUs may share them.
 //! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
 //! - `probes`: breakpoints of a debugger, and taps.
+//! - `user_text`, `narrow`: what there is to know of user code. `cpuid_answers`, `in_service`: what wedges answer for the monitor.
 //! - `temporary_mm`: spaces that kernels enter for a moment.
 //! - `lockstep`: translated blocks against the interpreter, if asked for.
 
@@ -127,8 +128,6 @@ pub struct Fast {
     temporary_mm: TemporaryMm,
     claims: ClaimedRegions,
     moves: Moves,
-    /// A region has changed hands: addresses that translated code has computed before may be wrong.
-    regions_changed: bool,
     cpuid: CpuidAnswers,
     int1_traps: Int1Traps,
     checker: Option<Box<Checker>>,
@@ -165,6 +164,16 @@ pub fn check_host(ram: &Ram) -> Result<(), String> {
 /// only the host is closed to it.
 pub fn kernel_is_closed() -> bool {
     wedge::keys()
+}
+
+/// What came of a page fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FaultOutcome {
+    /// No mapping: the instruction that has faulted is to be interpreted.
+    Interpret,
+    Mapped,
+    /// Mapped in a region that was user code's before: addresses that translated code has computed before may be wrong.
+    MappedInNewRegion,
 }
 
 struct WedgeKicker(Turns);
@@ -229,7 +238,6 @@ impl Fast {
             temporary_mm: TemporaryMm::default(),
             claims: ClaimedRegions::default(),
             moves: Moves::default(),
-            regions_changed: false,
             cpuid: CpuidAnswers::default(),
             int1_traps: Int1Traps::default(),
             checker,
@@ -355,7 +363,8 @@ impl Fast {
     }
 
     /// Answers a page fault with a mapping, if the guest's page tables can.
-    fn answer(&mut self, gva: u64, access: Access) -> Result<bool, Error> {
+    fn answer(&mut self, gva: u64, access: Access) -> Result<FaultOutcome, Error> {
+        let mut mapped = FaultOutcome::Mapped;
         let roots = Roots::from(&self.cpu.vcpu);
         self.slots.current()?.is_narrow = access.user && !self.cpu.vcpu.is_64bit();
         loop {
@@ -369,13 +378,13 @@ impl Fast {
                 Answer::Mapped => {
                     self.statistics.mapped += 1;
                     self.board.tell(Doing::Map { gva });
-                    return Ok(true);
+                    return Ok(mapped);
                 }
-                Answer::Interpret => return Ok(false),
+                Answer::Interpret => return Ok(FaultOutcome::Interpret),
                 Answer::NeedsRegion(hva) => {
                     self.give_to_kernel(hva);
                     self.claims.publish(&mut self.slots, &mut self.pages);
-                    self.regions_changed = true;
+                    mapped = FaultOutcome::MappedInNewRegion;
                 }
             }
         }

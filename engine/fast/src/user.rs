@@ -1,7 +1,7 @@
 //! User code, directly on the CPU or translated.
 
 use crate::{
-    Fast, User, regions, state,
+    Fast, FaultOutcome, User, regions, state,
     user_text::{INT3, INTO, LONGEST, UserText},
 };
 use frame::{KICK, REGION_BITS, VcpuPage, WedgeExit, go};
@@ -132,10 +132,7 @@ impl Fast {
             // The instruction may be the jump that stands for a patched system call.
             Stop::PageFault(gva, _) if regions::is_in_sites(gva) => {}
             Stop::PageFault(gva, code) => {
-                if self.loads_itself(gva, access(code))? || !self.answer(gva, access(code))? {
-                    self.page_fault(gva, access(code));
-                }
-                return Ok(());
+                return self.user_page_fault(gva, access(code));
             }
             Stop::Enter => {
                 self.statistics.system_calls += 1;
@@ -157,6 +154,14 @@ impl Fast {
             Stop::Undefined => self.interpret_refused(),
             Stop::Fault => self.interpret_and_learn(),
             _ => self.interpret(),
+        }
+        Ok(())
+    }
+
+    /// Maps what user code has missed, or has the fault taken.
+    fn user_page_fault(&mut self, gva: u64, access: Access) -> Result<(), Error> {
+        if self.loads_itself(gva, access)? || self.answer(gva, access)? == FaultOutcome::Interpret {
+            self.page_fault(gva, access);
         }
         Ok(())
     }
