@@ -1,5 +1,5 @@
-//! Reads of the local APIC's in-service register for the interrupts from 0x80 on, which wedges answer where none is
-//! in service.
+//! Reads of the local APIC's in-service register for the interrupts from 0x80 on. Wedges answer them while none of these
+//! is in service.
 
 use engine::Board;
 use iced_x86::Code;
@@ -9,6 +9,7 @@ use x86_interp::System;
 /// Whether the kernel of a vCPU makes such reads. Only then does the monitor look what wedges may answer.
 #[derive(Default)]
 pub struct InServiceReads {
+    /// The kernel has made one.
     asks: bool,
 }
 

@@ -1,4 +1,4 @@
-//! 32-bit user code, and the thread-local segments that it has.
+//! 32-bit user code, and thread-local segments.
 
 use crate::{code, state};
 use frame::{AREAS, FIRST_AREA, area};
@@ -9,8 +9,9 @@ use x86::{
 };
 use x86_interp::GuestRam;
 
-/// What there is of it on a vCPU.
+/// The 32-bit user code of a vCPU.
 pub struct NarrowCode {
+    /// 32-bit code runs directly, too.
     runs: bool,
     /// 32-bit code has run, or code with thread-local segments.
     seen: bool,

@@ -192,9 +192,7 @@ impl Checker {
         }
         self.count(&open, &verdict, vcpu.rip);
         if let Comparison::Different(fields) = &verdict {
-            let byte = |n| pages.code_byte(open.host + n);
-            let host: Vec<u8> = (0..open.source.host_len.into()).map(byte).collect();
-            self.explain(&open, fields, vcpu.rip, &host);
+            self.explain(&open, fields, vcpu.rip, pages);
         }
         let nothing_to_compare = open.trace.moments.len() == 1;
         if verdict != Comparison::Idle || nothing_to_compare {
@@ -250,14 +248,16 @@ impl Checker {
         *doubts < DOUBTS
     }
 
-    fn explain(&mut self, open: &Open, fields: &[StateField], rip: u64, host: &[u8]) {
+    fn explain(&mut self, open: &Open, fields: &[StateField], rip: u64, pages: &Pages) {
+        let byte = |n| pages.code_byte(open.host + n);
+        let host: Vec<u8> = (0..open.source.host_len.into()).map(byte).collect();
         let past = self.past.iter().map(|(from, to)| format!("{from:016x} to {to:016x}"));
         let report = DifferenceReport {
             fields,
             trace: &open.trace,
             rip,
             guest: (open.source.guest, &open.code),
-            host: (open.host, host),
+            host: (open.host, &host),
             past: past.collect(),
         };
         self.report = Some(report.text());
