@@ -3,9 +3,8 @@
 //! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages,
 //! `copies` changed copies of code, `closed` what may be executed where there are protection keys,
 //! `hidden` keeps the kernel from reading the copies; `local` knows the
-//! kernel's pages that are not global, `near` keeps the table of patched system calls out of the program's way, `places`
-//! where RAM pages are mapped, `pressure` which spaces have more pages than there can be mappings, `reports` takes note of
-//! what the wedge has mapped by itself, `texts` which programs read their own code, `walk` reads the guest's page tables.
+//! kernel's pages that are not global, `mappings` what is mapped, `near` keeps the table of patched system calls out of the program's way, `places`
+//! where RAM pages are mapped, `pressure` which spaces have more pages than there can be mappings, `texts` which programs read their own code, `walk` reads the guest's page tables.
 
 pub(crate) mod budget;
 mod closed;
@@ -14,10 +13,10 @@ mod copies;
 mod hidden;
 mod large;
 mod local;
+mod mappings;
 mod near;
 mod places;
 pub(crate) mod pressure;
-mod reports;
 mod texts;
 mod walk;
 
@@ -26,21 +25,17 @@ use crate::{
     probes::Probed,
     process::Process,
     regions::{self, Regions, extent},
-    scan_cache::ScanCache,
+    scan_cache::{ScanCache, Search},
     sites::Sites,
 };
 use frame::{BORDER, Base};
 use hidden::Hidden;
-use local::Locals;
-use near::{Near, SitesTable};
-use places::Places;
+use mappings::Mappings;
 use pressure::Pressure;
 use ram::Ram;
-use rustc_hash::FxHashSet;
-use std::collections::BTreeMap;
 use texts::Texts;
 use walk::leaf;
-use wedge::{Error, MapCommand, Owner, Rights, Wedge};
+use wedge::{Error, MapCommand, MapReport, Owner, Rights, Wedge};
 use x86::paging::{self, Access, Roots, Translation};
 use x86_interp::GuestRam;
 
@@ -85,15 +80,6 @@ struct Place {
     kernel: bool,
 }
 
-/// A mapping larger than a page.
-#[derive(Clone, Copy, Debug)]
-struct Large {
-    len: u64,
-    offset: u64,
-    writable: bool,
-    protection: u64,
-}
-
 /// A wedge and what is mapped in it.
 pub struct Space<W = Wedge> {
     /// Where the reserved part of its address space lies.
@@ -105,30 +91,10 @@ pub struct Space<W = Wedge> {
     pub pcid: Option<u64>,
     /// GPA of the top page table that guest code ran with here last.
     pub root: u64,
-    /// Mappings made since the last clearing, or since they were counted.
-    mappings: usize,
-    /// So many of them are not in `pages`.
-    others: usize,
-    /// The user's mappings of one page each, by HVA: offset in RAM and protection, which is zero where one is closed
-    /// and left.
-    pages: BTreeMap<u64, (u64, u64)>,
-    /// The kernel's mappings of one page each, in the same way.
-    kernel: BTreeMap<u64, (u64, u64)>,
+    /// What is mapped.
+    mappings: Mappings,
     /// The user's pages behind this HVA are given up next, if there are too many.
     given_up: u64,
-    /// Large mappings by HVA.
-    large: BTreeMap<u64, Large>,
-    /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
-    /// one drops all.
-    parts: FxHashSet<(u64, u64)>,
-    /// Where RAM pages (by offset) are mapped writable one by one: HVAs.
-    writable: Places,
-    /// Regions with anything of the user's in them.
-    user_regions: Regions,
-    /// The kernel's mappings that are not global.
-    local_kernel: Locals,
-    /// A large page of the user's has been mapped from here.
-    user_large: bool,
     invalidated: Vec<u64>,
     marked: Vec<u64>,
     /// What is executed next is 32-bit code.
@@ -141,20 +107,10 @@ pub struct Space<W = Wedge> {
     scans: ScanCache,
     /// Pages of user code with breakpoints, of all spaces.
     probed: Probed,
-    /// What the program has near the table of patched system calls.
-    near: Near,
-    /// What has become of that table.
-    table: SitesTable,
     /// There was a flush of everything while nothing ran here.
     stale: bool,
-    /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
-    copies: Places,
-    /// Which of them kernel code is kept from reading.
+    /// Which copies of pages kernel code is kept from reading.
     hidden: Hidden,
-    /// RAM pages (by offset) that memory without content may stand for.
-    empty: FxHashSet<u64>,
-    /// Pages that the wedge has refused to have executed since they were last asked for: HVAs.
-    refused: FxHashSet<u64>,
     /// Code that the program has read.
     texts: Texts,
     /// Whether mappings suffice.
@@ -173,17 +129,8 @@ impl<W: Process> Space<W> {
             wedge,
             pcid: Some(pcid),
             root: 0,
-            mappings: 0,
-            others: 0,
-            pages: BTreeMap::new(),
-            kernel: BTreeMap::new(),
+            mappings: Mappings::default(),
             given_up: 0,
-            large: BTreeMap::new(),
-            parts: FxHashSet::default(),
-            writable: Places::default(),
-            user_regions: Regions::default(),
-            local_kernel: Locals::default(),
-            user_large: false,
             invalidated: Vec::new(),
             is_narrow: false,
             marked: Vec::new(),
@@ -191,13 +138,8 @@ impl<W: Process> Space<W> {
             sites,
             scans,
             probed,
-            near: Near::Unknown,
-            table: SitesTable::Open,
             stale: false,
-            copies: Places::default(),
             hidden: Hidden::default(),
-            empty: FxHashSet::default(),
-            refused: FxHashSet::default(),
             texts: Texts::default(),
             pressure: Pressure::default(),
         }
@@ -205,7 +147,10 @@ impl<W: Process> Space<W> {
 
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
-        self.wedge.allow(W::max_mappings().saturating_sub(self.mappings), self.user_large);
+        self.wedge.allow(
+            W::max_mappings().saturating_sub(self.mappings.made()),
+            self.mappings.has_user_large(),
+        );
         self.wedge.look_up(self.pressure.is_on());
         self.wedge.run()
     }
@@ -218,38 +163,24 @@ impl<W: Process> Space<W> {
     /// Drops every mapping.
     pub fn clear_all(&mut self) -> Result<(), Error> {
         self.wedge.clear_lookups();
-        if self.mappings != 0 {
+        if self.mappings.made() != 0 {
             for (from, to) in regions::mappable(self.base) {
                 self.unmap(from, to - from)?;
             }
         }
-        (self.mappings, self.others) = (0, 0);
-        self.large.clear();
-        self.parts.clear();
-        self.writable.clear();
-        self.copies.clear();
+        self.mappings.clear();
         self.show_all();
-        self.empty.clear();
-        self.refused.clear();
-        self.pages.clear();
-        self.kernel.clear();
-        self.user_regions = Regions::default();
         self.texts.clear();
-        self.user_large = false;
-        self.local_kernel.clear();
-        self.near = Near::Unknown;
         Ok(())
     }
 
     /// Drops every mapping of the user's.
     fn clear_user(&mut self) -> Result<(), Error> {
         self.wedge.clear_lookups();
-        for hva in self.user_regions.take() {
+        for hva in self.mappings.take_user_regions() {
             self.clear_region(hva)?;
         }
-        self.pages.clear();
-        self.user_large = false;
-        self.near = Near::Unknown;
+        self.mappings.forget_user();
         Ok(())
     }
 
@@ -265,25 +196,13 @@ impl<W: Process> Space<W> {
     /// Drops everything in the region of an HVA.
     pub fn clear_region(&mut self, hva: u64) -> Result<(), Error> {
         let (start, len) = extent(hva);
-        let gone = |hva: u64| hva.wrapping_sub(start) < len;
-        self.large.retain(|hva, _| !gone(*hva));
-        self.parts.retain(|(hva, _)| !gone(*hva));
-        self.local_kernel.forget(start, len);
-        self.pages.retain(|hva, _| !gone(*hva));
-        self.kernel.retain(|hva, _| !gone(*hva));
-        for places in [&mut self.writable, &mut self.copies] {
-            places.retain(|_, hva| !gone(hva));
-        }
-        for (from, to) in regions::mappable_parts(self.base, start, len) {
-            self.unmap(from, to - from)?;
-        }
-        Ok(())
+        self.mappings.forget_region(start, len);
+        self.unmap_range(start, len)
     }
 
     /// After orders have failed: starts over with nothing mapped.
     pub fn forget(&mut self) {
-        self.mappings = 1;
-        self.table = SitesTable::Between;
+        self.mappings.doubt();
         // A failure here shows again at the next run.
         let _ = self.clear_all();
     }
@@ -293,12 +212,11 @@ impl<W: Process> Space<W> {
         let gva = gva & !(PAGE - 1);
         self.wedge.forget_lookups(gva, PAGE);
         let hva = if gva >> 63 == 0 { Some(gva) } else { regions::kernel_hva(self.base, gva) };
-        let mapped = |hva: &u64| regions::is_mappable(self.base, *hva) && self.mappings != 0;
+        let mapped = |hva: &u64| regions::is_mappable(self.base, *hva) && self.mappings.made() != 0;
         let Some(hva) = hva.filter(mapped) else { return Ok(()) };
-        self.others += (gva >> 63) as usize; // what is cut in two
+        self.mappings.count_others((gva >> 63) as usize); // what is cut in two
         for bits in LARGE_PAGES {
-            let (start, len) = part(hva, bits);
-            if self.parts.remove(&(start, len)) {
+            if let Some((start, len)) = self.mappings.take_part(hva, bits) {
                 self.drop_range(start, len)?;
             }
         }
@@ -307,58 +225,59 @@ impl<W: Process> Space<W> {
 
     /// Drops the mappings of a range, and large ones that reach into it as a whole.
     fn drop_range(&mut self, start: u64, len: u64) -> Result<(), Error> {
-        let reaches = |(at, large): (&u64, &Large)| {
-            (at + large.len > start && *at < start + len).then_some((*at, large.len))
-        };
-        let reaching: Vec<_> = self.large.iter().filter_map(reaches).collect();
-        for (at, len) in reaching {
-            self.large.remove(&at);
-            self.local_kernel.forget(at, len);
+        for (at, len) in self.mappings.take_reaching(start, len) {
             self.unmap(at, len)?;
         }
-        self.forget_pages(start, len);
+        self.mappings.forget_pages(start, len);
+        self.unmap_range(start, len)
+    }
+
+    /// The RAM page at this offset may not be written without a fault any more.
+    pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
+        self.wedge.protect_lookups(offset);
+        for hva in self.mappings.take_writable(offset) {
+            self.unmap(hva, PAGE)?;
+        }
+        for (hva, protection) in self.mappings.written_through_large(offset) {
+            self.mappings.count_cut();
+            self.wedge.order(mapping(hva, PAGE, offset, protection))?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps what a guest may have in a range.
+    fn unmap_range(&mut self, start: u64, len: u64) -> Result<(), Error> {
         for (from, to) in regions::mappable_parts(self.base, start, len) {
             self.unmap(from, to - from)?;
         }
         Ok(())
     }
 
-    fn forget_pages(&mut self, start: u64, len: u64) {
-        self.local_kernel.forget(start, len);
-        for pages in [&mut self.pages, &mut self.kernel] {
-            let gone: Vec<_> = pages.range(start..start + len).map(|(at, _)| *at).collect();
-            for at in gone {
-                pages.remove(&at);
-            }
-        }
-    }
-
-    /// The RAM page at this offset may not be written without a fault any more.
-    pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
-        self.wedge.protect_lookups(offset);
-        let single = self.writable.take(offset);
-        for hva in single {
-            self.pages.remove(&hva);
-            self.kernel.remove(&hva);
-            self.unmap(hva, PAGE)?;
-        }
-        let within = |l: &Large| l.writable && offset.wrapping_sub(l.offset) < l.len;
-        let places: Vec<_> = self
-            .large
-            .iter()
-            .filter(|(_, l)| within(l))
-            .map(|(hva, l)| (hva + (offset - l.offset), l.protection & !WRITE))
-            .collect();
-        for (hva, protection) in places {
-            self.mappings += 2;
-            self.others += 2;
-            self.wedge.order(mapping(hva, PAGE, offset, protection))?;
-        }
-        Ok(())
-    }
-
     fn unmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
         self.wedge.order(MapCommand::Unmap { start: address, len })
+    }
+
+    /// Takes note of what the wedge has done by itself; how much that was.
+    pub fn catch_up(&mut self) -> Result<usize, Error> {
+        let made = self.wedge.take_made();
+        made.iter().for_each(|report| self.absorb(*report));
+        if self.mappings.made() > W::max_mappings() + frame::MAX_MADE {
+            self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
+        }
+        Ok(made.len())
+    }
+
+    /// Takes note of what the wedge has done.
+    fn absorb(&mut self, report: MapReport) {
+        if matches!(report, MapReport::Refused { .. }) {
+            self.scans.count(Search::Refused);
+        }
+        self.invalidated.extend(self.mappings.absorb(report));
+    }
+
+    /// User pages whose translations the wedge has dropped by itself: GVAs.
+    pub fn take_invalidated(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.invalidated)
     }
 
     /// Answers a page fault on an access to `gva`.
@@ -393,7 +312,7 @@ impl<W: Process> Space<W> {
         if access.fetch && self.probed.has(gva & !(PAGE - 1)) {
             return Ok(Answer::Interpret);
         }
-        if access.fetch && self.refused.remove(&(hva & !(PAGE - 1))) {
+        if access.fetch && self.mappings.take_refused(hva & !(PAGE - 1)) {
             return Ok(Answer::Interpret);
         }
         self.make_room()?;
@@ -463,23 +382,14 @@ impl<W: Process> Space<W> {
             }
             execute = fetch;
         }
-        if writable {
-            self.writable.add(page.offset, hva);
-        }
-        self.note(place, found);
+        self.mappings.note(place, found);
         let patches =
             if execute { self.patches(ram, hva, page.offset, touched) } else { Vec::new() };
         if !place.kernel && !executable && !found.writable && !ram.is_code(page.offset) {
             self.mark_empty(ram, page.offset);
         }
         let rights = protection(place, execute, writable);
-        self.pages_of(rights).insert(hva, (page.offset, rights));
-        if place.kernel {
-            self.local_kernel.forget(hva, PAGE);
-            if !found.global {
-                self.local_kernel.add(hva, PAGE);
-            }
-        }
+        self.mappings.add_page(hva, page.offset, rights, found.global);
         match (patches.is_empty(), place.kernel) {
             (false, _) => self.map_patched(hva, page.offset, &patches)?,
             (true, false) => self.map_one(hva, page.offset, rights)?,
@@ -493,16 +403,6 @@ impl<W: Process> Space<W> {
             _ => {}
         }
         Ok(true)
-    }
-
-    fn note(&mut self, place: Place, found: &Translation) {
-        if found.page_bits > 12 {
-            self.parts.insert(part(place.hva, found.page_bits));
-            self.user_large |= !place.kernel;
-        }
-        if !place.kernel {
-            self.user_regions.add(place.hva);
-        }
     }
 
     /// Maps the neighbours whose page-table entries the guest has used already: a fault each
@@ -525,11 +425,11 @@ impl<W: Process> Space<W> {
     }
 
     fn map(&mut self, address: u64, len: u64, offset: u64, protection: u64) -> Result<(), Error> {
-        self.others += 1;
+        self.mappings.count_others(1);
         self.order_mapping(address, len, offset, protection)
     }
 
-    /// Maps a page of the user's that is among `pages`.
+    /// Maps a page of the user's of 4 KiB.
     fn map_one(&mut self, hva: u64, offset: u64, protection: u64) -> Result<(), Error> {
         self.order_mapping(hva, PAGE, offset, protection)
     }
@@ -541,10 +441,7 @@ impl<W: Process> Space<W> {
         offset: u64,
         protection: u64,
     ) -> Result<(), Error> {
-        self.mappings += 1;
-        if protection & KERNEL_PAGE == 0 {
-            self.note_near(address);
-        }
+        self.mappings.count(address, protection);
         self.wedge.order(mapping(address, len, offset, protection))
     }
 }

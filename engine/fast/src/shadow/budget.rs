@@ -14,7 +14,7 @@
 //! What a wedge says it has mapped is a guest's word, and takes memory of ours: so many entries, for all spaces together, as
 //! [`most_entries`] says.
 
-use super::{LARGE, Space, WRITE, runs};
+use super::{LARGE, Space, runs};
 use crate::process::Process;
 use wedge::Error;
 
@@ -30,60 +30,42 @@ const MAY_BE_LEFT: usize = 75;
 impl<W: Process> Space<W> {
     /// What is kept of this space, in entries of all tables.
     pub(crate) fn entries(&self) -> usize {
-        let pages = self.pages.len() + self.kernel.len() + self.large.len();
-        let places = self.writable.len() + self.copies.len() + self.local_kernel.len();
-        pages + places + self.parts.len() + self.empty.len() + self.refused.len()
+        self.mappings.entries()
     }
 
     /// There is room for more mappings from here on.
     pub(super) fn make_room(&mut self) -> Result<(), Error> {
-        if self.mappings <= W::max_mappings() {
+        if self.mappings.made() <= W::max_mappings() {
             return Ok(());
         }
-        // A page of the user's is one mapping at the most, whatever has been cut out around it.
-        self.mappings = self.pages.len() + self.others;
-        if self.mappings > W::max_mappings() * MAY_BE_LEFT / 100 {
+        if self.mappings.recount() > W::max_mappings() * MAY_BE_LEFT / 100 {
             self.give_up_some(W::max_mappings() * (100 - MAY_BE_LEFT) / 100)?;
             self.pressure.note();
         }
-        self.compact();
+        self.mappings.compact();
         Ok(())
     }
 
     /// Drops so many of the user's pages, and what else is in the same 2 MiB, or all there is if they are fewer.
     fn give_up_some(&mut self, count: usize) -> Result<(), Error> {
-        if self.pages.len() < count {
+        if self.mappings.user().len() < count {
             return self.clear_all();
         }
-        let onwards = self.pages.range(self.given_up..).chain(self.pages.range(..self.given_up));
-        let mut blocks: Vec<u64> = onwards.take(count).map(|(hva, _)| hva & !(LARGE - 1)).collect();
+        let mut blocks = self.mappings.blocks_from(self.given_up, count);
         self.given_up = blocks.last().map_or(0, |last| last + LARGE);
         blocks.sort_unstable();
         blocks.dedup();
         for (start, end) in runs(&blocks, LARGE) {
             self.drop_range(start, end - start)?;
         }
-        self.mappings = self.pages.len() + self.others;
+        self.mappings.recount();
         Ok(())
-    }
-
-    /// Forgets where RAM pages were mapped once.
-    fn compact(&mut self) {
-        let (pages, user) = (&self.pages, &self.user_regions);
-        let mapped = |hva: u64, of: u64, rights: u64| {
-            let shown =
-                |(offset, protection): &(u64, u64)| *offset == of && protection & rights == rights;
-            !user.has(hva) || pages.get(&hva).is_some_and(shown)
-        };
-        for (places, rights) in [(&mut self.writable, WRITE), (&mut self.copies, 0)] {
-            places.retain(|offset, hva| mapped(hva, offset, rights));
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::KERNEL_PAGE, *};
     use crate::listener::Listener;
     use wedge::{MapCommand, MapReport, Owner, Pages, Rights, WedgeRam};
 
@@ -123,7 +105,7 @@ mod tests {
         let mut space = space();
         churn(&mut space);
         space.make_room().expect("listens");
-        assert_eq!((space.mappings, space.wedge.told.len()), (1, 0));
+        assert_eq!((space.mappings.made(), space.wedge.told.len()), (1, 0));
     }
 
     #[test]
@@ -150,14 +132,14 @@ mod tests {
         let unmap =
             |start: u64, len: u64| MapCommand::Unmap { start: start * LARGE, len: len * LARGE };
         assert_eq!(
-            (space.mappings, std::mem::take(&mut space.wedge.told)),
+            (space.mappings.made(), std::mem::take(&mut space.wedge.told)),
             (76, vec![unmap(1, 25)])
         );
         (1..=25).for_each(|page| space.absorb(apart(page)));
         space.given_up = 90 * LARGE; // around the end
         space.make_room().expect("listens");
         assert_eq!(
-            (space.mappings, std::mem::take(&mut space.wedge.told)),
+            (space.mappings.made(), std::mem::take(&mut space.wedge.told)),
             (76, vec![unmap(1, 13), unmap(90, 12)])
         );
     }
@@ -166,11 +148,12 @@ mod tests {
     #[test]
     fn a_space_full_of_others_starts_over() {
         let mut space = space();
-        space.others = 90;
         (1..=20).for_each(|page| space.absorb(apart(page)));
-        space.mappings = 101;
+        (0..90).for_each(|page| space.map(page * PAGE, PAGE, 0, KERNEL_PAGE).expect("listens"));
+        assert_eq!((space.mappings.made(), space.wedge.told.len()), (110, 90));
+        space.wedge.told.clear();
         space.make_room().expect("listens");
-        assert_eq!((space.mappings, space.pages.len()), (0, 0));
+        assert_eq!((space.mappings.made(), space.mappings.user().len()), (0, 0));
         assert!(!space.wedge.told.is_empty());
     }
 
@@ -262,7 +245,7 @@ mod tests {
             space.absorb(dropped(page));
         }
         space.make_room().expect("listens");
-        assert!(space.mappings < 100);
+        assert!(space.mappings.made() < 100);
         assert!(!space.wedge.told.is_empty());
     }
 }

@@ -7,8 +7,8 @@
 //! - What is executed is a private copy. A device, or a process that serves one, writes guest RAM while user
 //!   code runs; nobody can change the copy.
 //! - Who searches last is the wedge (`text::is_closed`), in the copy itself, when all changes to it are made
-//!   and before it can be executed, with the bytes across its borders. What it refuses comes back here
-//!   ([`Space::refuse`]), and is interpreted.
+//!   and before it can be executed, with the bytes across its borders. What it refuses comes back
+//!   as a report, and is interpreted.
 //! - The page counts as code, so that a write to it comes to light and the copy goes, as with all copies:
 //!   this is what keeps what is executed right, not what keeps the keys closed.
 //!
@@ -21,7 +21,7 @@
 //! So nobody can tell that there are changes. An instruction that loads from its own page needs both at
 //! once, so it is interpreted.
 
-use super::{AROUND, Answer, EXECUTE, PAGE, Place, READ, Space, walk::leaf};
+use super::{AROUND, Answer, PAGE, Place, Space, walk::leaf};
 use crate::{process::Process, scan::Patch, scan_cache::Search};
 use frame::keys;
 use ram::Ram;
@@ -43,7 +43,7 @@ impl<W: Process> Space<W> {
         }
         let start = place.gva & !(AROUND * PAGE - 1);
         for gva in (start..start + AROUND * PAGE).step_by(PAGE as usize) {
-            if gva == place.gva & !(PAGE - 1) || self.is_executed(gva) {
+            if gva == place.gva & !(PAGE - 1) || self.mappings.executed(gva).is_some() {
                 continue;
             }
             let found = leaf(ram, roots, gva, true).filter(|found| found.executable);
@@ -55,13 +55,9 @@ impl<W: Process> Space<W> {
         Ok(Answer::Mapped)
     }
 
-    fn is_executed(&self, hva: u64) -> bool {
-        self.pages.get(&hva).is_some_and(|(_, rights)| rights & EXECUTE != 0)
-    }
-
     /// User code executes the page of this GVA, and may be unable to load from it: changed copies are closed to loads.
     pub(crate) fn is_closed_to_loads(&self, gva: u64) -> bool {
-        self.wedge.hides_code() && self.is_executed(gva & !(PAGE - 1))
+        self.wedge.hides_code() && self.mappings.executed(gva & !(PAGE - 1)).is_some()
     }
 
     /// Maps a copy of one page to be executed; false if it is not RAM or has what opens keys.
@@ -83,19 +79,10 @@ impl<W: Process> Space<W> {
             return Ok(false);
         }
         self.scans.count(Search::Closed);
-        self.note(place, found);
-        self.writable.remove(page.offset, hva);
-        self.pages.insert(hva, (page.offset, READ | EXECUTE));
+        self.mappings.note(place, found);
+        self.mappings.add_closed(hva, page.offset);
         self.map_patched(hva, page.offset, &patches)?;
         Ok(true)
-    }
-
-    /// The wedge has not let a page be executed, and has taken it away: the next fetch from there is
-    /// interpreted.
-    pub(super) fn refuse(&mut self, hva: u64) {
-        self.scans.count(Search::Refused);
-        self.pages.remove(&hva);
-        self.refused.insert(hva);
     }
 }
 

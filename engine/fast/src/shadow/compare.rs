@@ -18,12 +18,11 @@
 //! nothing of what is mapped will be of use.
 
 use super::{
-    EXECUTE, KERNEL_PAGE, LARGE_BITS, Near, PAGE, Pressure, READ, Space, WRITE, part, runs,
+    EXECUTE, LARGE_BITS, PAGE, Pressure, READ, Space, WRITE, part, runs,
     walk::{Standing, Walker, still_good},
 };
 use crate::process::Process;
 use ram::Ram;
-use std::collections::BTreeMap;
 use wedge::{Error, MapCommand, Rights};
 use x86::{
     control::{cr0, efer},
@@ -80,7 +79,7 @@ impl<W: Process> Space<W> {
         let mut all = Walker::new(ram, roots).with_unused();
         let mut used = Walker::new(ram, roots);
         let mut counts = (0, 0);
-        for hva in self.pages.keys().rev().take(SAMPLE.0) {
+        for hva in self.mappings.user().keys().rev().take(SAMPLE.0) {
             counts.0 += usize::from(all.find(*hva).is_some());
             counts.1 += usize::from(used.find(*hva).is_some());
             if counts.0 >= SAMPLE.1 && counts.1 != 0 {
@@ -112,10 +111,10 @@ impl<W: Process> Space<W> {
     fn compare(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
         // To fill one again costs less than to compare it.
         self.wedge.clear_lookups();
-        self.near = Near::Unknown;
+        self.mappings.near_mut().forget();
         self.revalidate_local_kernel(ram, roots)?;
         // While there are large pages that the wedge does not know of, each INVLPG is the monitor's to do.
-        if self.user_large || owner == Owner::Other {
+        if self.mappings.has_user_large() || owner == Owner::Other {
             return self.clear_user();
         }
         self.revalidate_large(ram, roots, false)?;
@@ -140,15 +139,15 @@ impl<W: Process> Space<W> {
     fn revalidate_kernel(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
         let mut walker = Walker::new(ram, roots);
         let mut gone = Vec::new();
-        for (hva, page) in &self.kernel {
-            let local = self.local_kernel.has(*hva, PAGE);
+        for (hva, page) in self.mappings.kernel() {
+            let local = self.mappings.local().has(*hva, PAGE);
             let mut standing =
-                || still_good(&mut walker, self.base, *hva, *page, &self.parts, true);
+                || still_good(&mut walker, self.base, *hva, *page, self.mappings.parts(), true);
             if !local && !matches!(standing(), Standing::Good) {
                 gone.push(*hva);
             }
         }
-        self.others += runs(&gone, PAGE).len(); // what is cut in two
+        self.mappings.count_others(runs(&gone, PAGE).len()); // what is cut in two
         self.unmap_pages(&gone)
     }
 
@@ -160,8 +159,8 @@ impl<W: Process> Space<W> {
         if newborn {
             walker = walker.with_unused();
         }
-        for (hva, page) in &self.pages {
-            match still_good(&mut walker, self.base, *hva, *page, &self.parts, false) {
+        for (hva, page) in self.mappings.user() {
+            match still_good(&mut walker, self.base, *hva, *page, self.mappings.parts(), false) {
                 Standing::Good | Standing::ReadOnly if newborn && !is_used(ram, roots, *hva) => {
                     gone.push(*hva);
                 }
@@ -186,7 +185,7 @@ impl<W: Process> Space<W> {
     fn data(&self, ram: &Ram, walker: &mut Walker<'_>, hva: u64) -> Option<(Translation, RamPage)> {
         let found = walker.find(hva).filter(|found| found.user && found.page_bits == 12)?;
         let page = ram.page(found.gpa).filter(|page| !ram.is_code(page.offset))?;
-        let alone = !found.executable && !self.parts.contains(&part(hva, LARGE_BITS));
+        let alone = !found.executable && !self.mappings.parts().contains(&part(hva, LARGE_BITS));
         alone.then_some((found, page))
     }
 
@@ -206,7 +205,7 @@ impl<W: Process> Space<W> {
         hva: u64,
         (offset, protection): (u64, u64),
     ) -> bool {
-        let was_data = protection & EXECUTE == 0 && !self.copies.has(offset, hva);
+        let was_data = protection & EXECUTE == 0 && !self.mappings.has_copy(offset, hva);
         was_data && self.data(ram, walker, hva).is_some_and(|(_, page)| page.offset != offset)
     }
 
@@ -216,12 +215,7 @@ impl<W: Process> Space<W> {
         };
         let writable = found.writable && found.dirty && page.writable;
         let rights = READ | if writable { WRITE } else { 0 };
-        if let Some((before, _)) = self.pages.insert(hva, (page.offset, rights)) {
-            self.writable.remove(before, hva);
-        }
-        if writable {
-            self.writable.add(page.offset, hva);
-        }
+        self.mappings.replace(hva, page.offset, rights);
         self.map_one(hva, page.offset, rights)
     }
 
@@ -232,8 +226,8 @@ impl<W: Process> Space<W> {
         let kept = protection & EXECUTE != 0 && !self.wedge.searches();
         plain
             && self.wedge.keeps()
-            && !self.parts.contains(&part(hva, LARGE_BITS))
-            && (kept || !self.copies.has(offset, hva))
+            && !self.mappings.parts().contains(&part(hva, LARGE_BITS))
+            && (kept || !self.mappings.has_copy(offset, hva))
     }
 
     /// Closes pages of the user's, given in ascending order.
@@ -241,9 +235,7 @@ impl<W: Process> Space<W> {
         for (start, end) in runs(pages, PAGE) {
             self.protect_range(start, end, Rights::NONE)?;
         }
-        for hva in pages {
-            self.pages.entry(*hva).and_modify(|(_, protection)| *protection = 0);
-        }
+        self.mappings.close(pages);
         Ok(())
     }
 
@@ -252,9 +244,7 @@ impl<W: Process> Space<W> {
         for (start, end) in runs(pages, PAGE) {
             self.protect_range(start, end, Rights::READ)?;
         }
-        for hva in pages {
-            self.pages.entry(*hva).and_modify(|(_, protection)| *protection &= !WRITE);
-        }
+        self.mappings.close_to_writes(pages);
         Ok(())
     }
 
@@ -267,16 +257,8 @@ impl<W: Process> Space<W> {
         for (start, end) in runs(gone, PAGE) {
             self.unmap(start, end - start)?;
         }
-        for hva in gone {
-            self.pages.remove(hva);
-            self.kernel.remove(hva);
-        }
+        self.mappings.forget_each(gone);
         Ok(())
-    }
-
-    /// The table that has a page.
-    pub(super) fn pages_of(&mut self, protection: u64) -> &mut BTreeMap<u64, (u64, u64)> {
-        if protection & KERNEL_PAGE == 0 { &mut self.pages } else { &mut self.kernel }
     }
 }
 

@@ -3,7 +3,7 @@
 //! A page counts as code from the moment a copy of it is made, so that a write to it comes to light and the
 //! copy goes. What stands for an empty page goes in the same way.
 
-use super::{EMPTY, EXECUTE, PAGE, Space, WRITE};
+use super::{EXECUTE, PAGE, Space, WRITE};
 use crate::{plausible::Page, process::Process, scan::Patch};
 use ram::Ram;
 use wedge::{Error, MapCommand, Rights};
@@ -23,7 +23,7 @@ impl<W: Process> Space<W> {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
         let mut found = self.scans.patches(offset, self.code(&bytes), written);
-        if self.may_be_patched() && !self.texts.has(hva) {
+        if self.mappings.near().may_be_patched() && !self.texts.has(hva) {
             let (calls, displaced) = self.sites.patches(hva, &bytes);
             found.extend(calls);
             for rip in displaced {
@@ -48,7 +48,7 @@ impl<W: Process> Space<W> {
     pub(super) fn is_changed(&self, ram: &Ram, hva: u64, offset: u64, written: bool) -> bool {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
-        let calls = self.may_be_patched() && !self.texts.has(hva);
+        let calls = self.mappings.near().may_be_patched() && !self.texts.has(hva);
         !self.scans.patches(offset, self.code(&bytes), written).is_empty()
             || calls && !self.sites.patches(hva, &bytes).0.is_empty()
     }
@@ -86,16 +86,18 @@ impl<W: Process> Space<W> {
     /// The page of user code at `gva` that is mapped: its GVA and the guest's bytes.
     pub fn code_page(&self, ram: &Ram, gva: u64) -> Option<(u64, Vec<u8>)> {
         let page = gva & !(PAGE - 1);
-        let (offset, _) = self.pages.get(&page).filter(|(_, rights)| rights & EXECUTE != 0)?;
+        let offset = self.mappings.executed(page)?;
         let mut bytes = vec![0; PAGE as usize];
-        ram.read(*offset, &mut bytes);
+        ram.read(offset, &mut bytes);
         Some((page, bytes))
     }
 
     /// Maps the page of a system call that has become worth patching anew, if it is mapped.
     pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
         let hva = gva & !(PAGE - 1);
-        let Some((offset, protection)) = self.pages.get(&hva).copied() else { return Ok(()) };
+        let Some((offset, protection)) = self.mappings.user().get(&hva).copied() else {
+            return Ok(());
+        };
         if protection & (EXECUTE | WRITE) != EXECUTE || self.texts.has(hva) {
             return Ok(());
         }
@@ -114,10 +116,9 @@ impl<W: Process> Space<W> {
         offset: u64,
         patches: &[Patch],
     ) -> Result<(), Error> {
-        self.copies.add(offset, hva);
+        self.mappings.add_copy(offset, hva);
         self.hide(hva, patches);
-        self.mappings += 1;
-        self.note_near(hva);
+        self.mappings.count(hva, EXECUTE);
         self.wedge.order(MapCommand::Copy { page: hva, offset })?;
         for patch in patches {
             let address = hva + patch.at as u64;
@@ -131,14 +132,9 @@ impl<W: Process> Space<W> {
     /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it
     /// while it is empty.
     pub fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
-        if self.empty.remove(&offset) {
-            let stands = |(of, protection): &(u64, u64)| *of == offset && protection & EMPTY != 0;
-            let stand_ins = self.pages.iter().filter(|(_, page)| stands(page));
-            let gone: Vec<u64> = stand_ins.map(|(hva, _)| *hva).collect();
-            self.unmap_pages(&gone)?;
-        }
-        for hva in self.copies.take(offset) {
-            self.pages.remove(&hva);
+        let stand_ins = self.mappings.take_stand_ins(offset);
+        self.unmap_pages(&stand_ins)?;
+        for hva in self.mappings.take_copies(offset) {
             self.unmap(hva, PAGE)?;
         }
         Ok(())

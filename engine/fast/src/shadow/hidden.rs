@@ -4,7 +4,7 @@
 //! by a part of the address (`frame::Lookups`). Translated kernel code consults it where it may read the user's memory. A
 //! page that is in it for no reason any more costs time, nothing else; the table is made anew when there are many.
 
-use super::{EXECUTE, PAGE, Space};
+use super::{PAGE, Space};
 use crate::{process::Process, scan::Patch};
 use rustc_hash::FxHashSet;
 
@@ -67,17 +67,7 @@ impl<W: Process> Space<W> {
 
     /// Makes the table of what is mapped as a copy now.
     fn hide_anew(&mut self) {
-        let pages = &self.pages;
-        let mut copies = FxHashSet::default();
-        self.copies.retain(|offset, hva| {
-            // One that is closed may be shown again.
-            let is = |(of, rights): &(u64, u64)| {
-                *of == offset && (*rights == 0 || rights & EXECUTE != 0)
-            };
-            let kept = pages.get(&hva).is_some_and(is);
-            copies.extend(kept.then_some(hva));
-            kept
-        });
+        let copies = self.mappings.keep_copies();
         self.wedge.show_all();
         copies.iter().for_each(|hva| self.hide_page(*hva));
         self.hidden.ends.retain(|hva| copies.contains(hva));
@@ -87,7 +77,7 @@ impl<W: Process> Space<W> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::EXECUTE, *};
     use crate::listener::Listener;
     use wedge::MapCommand;
 
@@ -96,9 +86,9 @@ mod tests {
     fn a_closed_copy_goes_when_its_page_is_written() {
         let (hva, offset) = (0x40_0000, 0x7000);
         let mut space = Space::new(Listener::default(), Default::default(), 1, Default::default());
-        space.pages.insert(hva, (offset, EXECUTE | 1));
+        space.mappings.add_page(hva, offset, EXECUTE | 1, false);
         space.map_patched(hva, offset, &[]).expect("listens");
-        space.pages.entry(hva).and_modify(|(_, rights)| *rights = 0);
+        space.mappings.close(&[hva]);
         space.hide_anew();
         space.wedge.told.clear();
         space.drop_copies(offset).expect("listens");

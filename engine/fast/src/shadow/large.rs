@@ -5,7 +5,8 @@
 //! from one to the other never ends.
 
 use super::{
-    KERNEL_PAGE, LARGE, Large, PAGE, Place, Space, WRITE, protection, runs, walk::large_leaf,
+    KERNEL_PAGE, LARGE, PAGE, Place, Space, WRITE, mappings::Large, protection, runs,
+    walk::large_leaf,
 };
 use crate::{process::Process, regions};
 use frame::Base;
@@ -18,11 +19,6 @@ use x86_interp::{GuestRam, RamPage};
 const WINDOW: u64 = 32 * LARGE;
 
 impl<W: Process> Space<W> {
-    pub(super) fn large_at(&self, hva: u64) -> Option<(u64, Large)> {
-        let (start, large) = self.large.range(..=hva).next_back()?;
-        (hva - start < large.len).then_some((*start, *large))
-    }
-
     /// Maps the large page around `place` as one mapping, with its neighbours of the same kind if it
     /// is the kernel's; its code pages are not writable. False if it is not all RAM.
     pub(super) fn map_large(
@@ -34,6 +30,7 @@ impl<W: Process> Space<W> {
     ) -> Result<bool, Error> {
         let Some(first) = large_page(ram, found) else { return Ok(false) };
         if self
+            .mappings
             .large_at(place.hva)
             .is_some_and(|(_, l)| l.writable == (found.writable && found.dirty))
         {
@@ -57,7 +54,7 @@ impl<W: Process> Space<W> {
         if !whole {
             return Ok(false);
         }
-        self.note(place, found);
+        self.mappings.note(place, found);
         self.map_run(ram, hva, len, offset, place, found)?;
         Ok(true)
     }
@@ -71,11 +68,11 @@ impl<W: Process> Space<W> {
     ) -> Result<(), Error> {
         let stale = |(hva, large): (&u64, &Large)| {
             let asked = (large.protection & KERNEL_PAGE != 0) == kernel
-                && !self.local_kernel.has(*hva, large.len);
+                && !self.mappings.local().has(*hva, large.len);
             let gone = asked && !is_still_large(self.base, ram, roots, *hva, large, kernel);
             gone.then_some((*hva, large.len))
         };
-        let gone: Vec<_> = self.large.iter().filter_map(stale).collect();
+        let gone: Vec<_> = self.mappings.large().iter().filter_map(stale).collect();
         gone.iter().try_for_each(|(hva, len)| self.drop_range(*hva, *len))
     }
 
@@ -91,11 +88,9 @@ impl<W: Process> Space<W> {
         let writable = found.writable && found.dirty;
         let protection = protection(place, false, writable);
         self.drop_partly_covered(hva, len)?;
-        self.forget_within(hva, len);
-        self.forget_pages(hva, len);
-        self.large.insert(hva, Large { len, offset, writable, protection });
+        self.mappings.add_large(hva, Large { len, offset, writable, protection });
         if place.kernel && !found.global {
-            self.local_kernel.add(hva, len);
+            self.mappings.add_local(hva, len);
         }
         self.map(hva, len, offset, protection)?;
         if !writable {
@@ -111,19 +106,8 @@ impl<W: Process> Space<W> {
 
     /// Drops large mappings of which a part would stay when a range is mapped anew.
     fn drop_partly_covered(&mut self, hva: u64, len: u64) -> Result<(), Error> {
-        let partly = |(at, l): (&u64, &Large)| {
-            let (start, end) = (*at, at + l.len);
-            let apart = end <= hva || start >= hva + len;
-            let covered = start >= hva && end <= hva + len;
-            (!apart && !covered).then_some((start, l.len))
-        };
-        let gone: Vec<_> = self.large.iter().filter_map(partly).collect();
+        let gone = self.mappings.partly_covered(hva, len);
         gone.iter().try_for_each(|(at, len)| self.drop_range(*at, *len))
-    }
-
-    /// What was known about a range that is about to be mapped anew.
-    pub(super) fn forget_within(&mut self, hva: u64, len: u64) {
-        self.large.retain(|at, l| at + l.len <= hva || *at >= hva + len);
     }
 }
 

@@ -50,11 +50,6 @@ impl Locals {
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
-
-    /// Nothing is mapped.
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
-    }
 }
 
 impl<W: Process> Space<W> {
@@ -63,7 +58,7 @@ impl<W: Process> Space<W> {
         let mut walker = Walker::new(ram, roots);
         let stale =
             |(hva, len): &&(u64, u64)| !self.is_still_said(ram, roots, &mut walker, *hva, *len);
-        let gone: Vec<_> = self.local_kernel.0.iter().filter(stale).copied().collect();
+        let gone: Vec<_> = self.mappings.local().0.iter().filter(stale).copied().collect();
         if gone.len() > MANY {
             return self.clear_all();
         }
@@ -80,12 +75,12 @@ impl<W: Process> Space<W> {
         len: u64,
     ) -> bool {
         if len >= LARGE {
-            let large = self.large.get(&hva).filter(|large| large.len == len);
+            let large = self.mappings.large().get(&hva).filter(|large| large.len == len);
             return large
                 .is_some_and(|large| is_still_large(self.base, ram, roots, hva, large, false));
         }
-        self.kernel.get(&hva).is_some_and(|page| {
-            let standing = still_good(walker, self.base, hva, *page, &self.parts, false);
+        self.mappings.kernel().get(&hva).is_some_and(|page| {
+            let standing = still_good(walker, self.base, hva, *page, self.mappings.parts(), false);
             matches!(standing, Standing::Good)
         })
     }

@@ -14,17 +14,19 @@ use wedge::{Error, MapCommand};
 use x86::paging::Roots;
 
 /// What a program has near the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Near {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Near {
     /// The program may be another than the one that was looked at.
+    #[default]
     Unknown,
     Nothing,
     Something,
 }
 
 /// What has become of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SitesTable {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SitesTable {
+    #[default]
     Open,
     /// The wedge may have closed it, and patched calls still lead there.
     Between,
@@ -32,25 +34,63 @@ pub(super) enum SitesTable {
     Closed,
 }
 
-impl<W: Process> Space<W> {
-    /// Guest code may go on here whenever a wedge selects this space.
-    pub(crate) fn publish(&self, passing: bool) {
-        self.wedge.publish(self.pcid.filter(|_| passing && self.near != Near::Unknown));
-    }
+/// The program's memory near the table, and the table.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NearSites {
+    program: Near,
+    table: SitesTable,
+}
 
+impl NearSites {
     /// Calls of this program may lead to the table.
     pub(super) fn may_be_patched(&self) -> bool {
-        self.near == Near::Nothing
+        self.program == Near::Nothing
     }
 
-    /// Memory of the user's is mapped there.
-    pub(super) fn note_near(&mut self, hva: u64) {
+    /// The program that is here was looked at.
+    fn is_known(&self) -> bool {
+        self.program != Near::Unknown
+    }
+
+    /// Another program may have come.
+    pub(super) fn forget(&mut self) {
+        self.program = Near::Unknown;
+    }
+
+    /// The wedge may not have done what it was told.
+    pub(super) fn doubt(&mut self) {
+        self.table = SitesTable::Between;
+    }
+
+    /// Memory of the user's is mapped at an HVA.
+    pub(super) fn note(&mut self, hva: u64) {
         if near_sites(hva) {
-            self.near = Near::Something;
+            self.program = Near::Something;
             if self.table == SitesTable::Open {
                 self.table = SitesTable::Between;
             }
         }
+    }
+
+    /// Looks at the program that is about to run. Returns what the table has to become for it, if that is not what
+    /// the table is. What comes near the table is not always mapped first, so the page tables are asked even if nothing was there.
+    fn look(&mut self, ram: &Ram, roots: Roots, low: bool) -> Option<SitesTable> {
+        let something =
+            low || self.program == Near::Something || has_table(ram, roots, SITES as u64);
+        let (program, table) = match something {
+            true => (Near::Something, SitesTable::Closed),
+            false => (Near::Nothing, SitesTable::Open),
+        };
+        self.program = program;
+        let before = std::mem::replace(&mut self.table, table);
+        (before != table).then_some(table)
+    }
+}
+
+impl<W: Process> Space<W> {
+    /// Guest code may go on here whenever a wedge selects this space.
+    pub(crate) fn publish(&self, passing: bool) {
+        self.wedge.publish(self.pcid.filter(|_| passing && self.mappings.near().is_known()));
     }
 
     /// Opens or closes the table for the program with these page tables, which is about to run; `low` if it has been given
@@ -61,25 +101,14 @@ impl<W: Process> Space<W> {
         roots: Roots,
         low: bool,
     ) -> Result<(), Error> {
-        self.near = if low { Near::Something } else { self.look(ram, roots) };
-        match self.near {
-            Near::Something if self.table != SitesTable::Closed => {
-                self.table = SitesTable::Closed;
-                let copies = self.copies.take_all();
+        match self.mappings.near_mut().look(ram, roots, low) {
+            Some(SitesTable::Open) => self.wedge.order(MapCommand::OpenSites),
+            Some(_) => {
+                let copies = self.mappings.take_all_copies();
                 self.unmap_pages(&copies)?;
                 self.wedge.order(MapCommand::CloseSites)
             }
-            Near::Nothing if self.table != SitesTable::Open => {
-                self.table = SitesTable::Open;
-                self.wedge.order(MapCommand::OpenSites)
-            }
-            _ => Ok(()),
+            None => Ok(()),
         }
-    }
-
-    /// What comes there is not always mapped first, so the page tables are asked even if nothing was there.
-    fn look(&self, ram: &Ram, roots: Roots) -> Near {
-        let something = self.near == Near::Something || has_table(ram, roots, SITES as u64);
-        if something { Near::Something } else { Near::Nothing }
     }
 }

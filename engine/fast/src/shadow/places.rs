@@ -57,10 +57,6 @@ impl Places {
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
-
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
-    }
 }
 
 #[cfg(test)]

@@ -89,12 +89,12 @@ impl<W: Process> Space<W> {
     pub(super) fn text_is_read(&mut self, ram: &Ram, roots: Roots, gva: u64) -> Result<(), Error> {
         let page = gva & !(PAGE - 1);
         let hidden = self.wedge.hides_code();
-        let mapped = |page: u64| self.pages.contains_key(&page);
+        let mapped = |page: u64| self.mappings.user().contains_key(&page);
         if hidden || self.texts.has(page) || !self.texts.reads_on(page, mapped) {
             return Ok(());
         }
         let text = text_around(ram, roots, page);
-        let copies = self.copies.take_within(&text);
+        let copies = self.mappings.take_copies_within(&text);
         self.texts.add(text);
         self.unmap_pages(&copies)
     }

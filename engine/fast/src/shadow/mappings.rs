@@ -1,0 +1,352 @@
+//! What is mapped in a wedge, as far as the monitor knows.
+//!
+//! These are books: nothing here reaches the wedge, so what is written down can be read, and counted, without asking
+//! who has ordered what. Whoever orders a mapping writes it down first. What the wedge maps by itself it tells, and
+//! `reports` writes that down. `count` says how much there is.
+//!
+//! The fields are this module's alone. Others read through methods, and a change of more than one table is one method,
+//! so that no two tables can come to say different things.
+
+mod count;
+mod reports;
+
+use super::{
+    EMPTY, EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE, Place, READ, WRITE, local::Locals,
+    near::NearSites, part, places::Places,
+};
+use crate::regions::Regions;
+use rustc_hash::FxHashSet;
+use std::{collections::BTreeMap, ops::Range};
+use x86::paging::Translation;
+
+/// Mappings of one page each, by HVA: offset in RAM, and protection.
+pub(super) type Pages = BTreeMap<u64, (u64, u64)>;
+
+/// A mapping larger than a page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Large {
+    /// Bytes.
+    pub(super) len: u64,
+    /// Where its memory begins in RAM.
+    pub(super) offset: u64,
+    pub(super) writable: bool,
+    pub(super) protection: u64,
+}
+
+/// What is mapped.
+#[derive(Default)]
+pub(super) struct Mappings {
+    /// Mappings made since the last clearing, or since they were counted.
+    made: usize,
+    /// So many of them are not in `user`.
+    others: usize,
+    /// The user's pages. The protection is zero where one is closed and left.
+    user: Pages,
+    /// The kernel's pages.
+    kernel: Pages,
+    /// Large mappings by HVA.
+    large: BTreeMap<u64, Large>,
+    /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
+    /// one drops all.
+    parts: FxHashSet<(u64, u64)>,
+    /// Where RAM pages (by offset) are mapped writable one by one: HVAs.
+    writable: Places,
+    /// Where changed copies of RAM pages (by offset) are mapped: HVAs.
+    copies: Places,
+    /// Regions with anything of the user's in them.
+    user_regions: Regions,
+    /// The kernel's mappings that are not global.
+    local: Locals,
+    /// A large page of the user's has been mapped by the monitor.
+    user_large: bool,
+    /// RAM pages (by offset) that memory without content may stand for.
+    empty: FxHashSet<u64>,
+    /// Pages that the wedge has refused to have executed since they were last asked for: HVAs.
+    refused: FxHashSet<u64>,
+    /// What the program has near the table of patched system calls.
+    near: NearSites,
+}
+
+impl Mappings {
+    pub(super) fn user(&self) -> &Pages {
+        &self.user
+    }
+
+    pub(super) fn kernel(&self) -> &Pages {
+        &self.kernel
+    }
+
+    pub(super) fn large(&self) -> &BTreeMap<u64, Large> {
+        &self.large
+    }
+
+    pub(super) fn local(&self) -> &Locals {
+        &self.local
+    }
+
+    pub(super) fn parts(&self) -> &FxHashSet<(u64, u64)> {
+        &self.parts
+    }
+
+    pub(super) fn near(&self) -> &NearSites {
+        &self.near
+    }
+
+    pub(super) fn near_mut(&mut self) -> &mut NearSites {
+        &mut self.near
+    }
+
+    /// A large page of the user's has been mapped by the monitor, so the wedge does not know of it.
+    pub(super) fn has_user_large(&self) -> bool {
+        self.user_large
+    }
+
+    /// A changed copy of a RAM page has been mapped at an HVA.
+    pub(super) fn has_copy(&self, offset: u64, hva: u64) -> bool {
+        self.copies.has(offset, hva)
+    }
+
+    /// A page of the user's HVA is mapped to be executed: its offset in RAM.
+    pub(super) fn executed(&self, hva: u64) -> Option<u64> {
+        let (offset, rights) = self.user.get(&hva)?;
+        (rights & EXECUTE != 0).then_some(*offset)
+    }
+
+    /// The large mapping around an HVA.
+    pub(super) fn large_at(&self, hva: u64) -> Option<(u64, Large)> {
+        let (start, large) = self.large.range(..=hva).next_back()?;
+        (hva - start < large.len).then_some((*start, *large))
+    }
+
+    /// Large mappings that reach into a range and out of it: first HVA and bytes.
+    pub(super) fn partly_covered(&self, hva: u64, len: u64) -> Vec<(u64, u64)> {
+        let partly = |(at, l): (&u64, &Large)| {
+            let (start, end) = (*at, at + l.len);
+            let apart = end <= hva || start >= hva + len;
+            let covered = start >= hva && end <= hva + len;
+            (!apart && !covered).then_some((start, l.len))
+        };
+        self.large.iter().filter_map(partly).collect()
+    }
+
+    /// Where large mappings show the RAM page at this offset writable: HVA, and the protection without that right.
+    pub(super) fn written_through_large(&self, offset: u64) -> Vec<(u64, u64)> {
+        let within = |l: &Large| l.writable && offset.wrapping_sub(l.offset) < l.len;
+        let large = self.large.iter().filter(|(_, l)| within(l));
+        large.map(|(hva, l)| (hva + (offset - l.offset), l.protection & !WRITE)).collect()
+    }
+
+    /// Something is about to be mapped at a place because of a translation.
+    pub(super) fn note(&mut self, place: Place, found: &Translation) {
+        if found.page_bits > 12 {
+            self.parts.insert(part(place.hva, found.page_bits));
+            self.user_large |= !place.kernel;
+        }
+        if !place.kernel {
+            self.user_regions.add(place.hva);
+        }
+    }
+
+    /// A page is about to be mapped as it is in RAM; with `global`, by a global translation.
+    pub(super) fn add_page(&mut self, hva: u64, offset: u64, protection: u64, global: bool) {
+        self.insert(hva, offset, protection);
+        if protection & KERNEL_PAGE != 0 {
+            self.local.forget(hva, PAGE);
+            if !global {
+                self.local.add(hva, PAGE);
+            }
+        }
+    }
+
+    fn insert(&mut self, hva: u64, offset: u64, protection: u64) {
+        let pages = if protection & KERNEL_PAGE == 0 { &mut self.user } else { &mut self.kernel };
+        pages.insert(hva, (offset, protection));
+        if protection & WRITE != 0 {
+            self.writable.add(offset, hva);
+        }
+    }
+
+    /// A page of the user's is about to be mapped in place of another.
+    pub(super) fn replace(&mut self, hva: u64, offset: u64, protection: u64) {
+        if let Some((before, _)) = self.user.insert(hva, (offset, protection)) {
+            self.writable.remove(before, hva);
+        }
+        if protection & WRITE != 0 {
+            self.writable.add(offset, hva);
+        }
+    }
+
+    /// A page of the user's is about to be mapped as a copy that was searched for what opens protection keys.
+    pub(super) fn add_closed(&mut self, hva: u64, offset: u64) {
+        self.writable.remove(offset, hva);
+        self.insert(hva, offset, READ | EXECUTE);
+    }
+
+    /// A changed copy of a RAM page is about to be mapped at an HVA.
+    pub(super) fn add_copy(&mut self, offset: u64, hva: u64) {
+        self.copies.add(offset, hva);
+    }
+
+    /// A large mapping is about to be made in place of what is there.
+    pub(super) fn add_large(&mut self, hva: u64, large: Large) {
+        self.forget_large_within(hva, large.len);
+        self.forget_pages(hva, large.len);
+        self.large.insert(hva, large);
+    }
+
+    /// The kernel's mapping that is about to be made there is not global.
+    pub(super) fn add_local(&mut self, hva: u64, len: u64) {
+        self.local.add(hva, len);
+    }
+
+    /// Pages of the user's are closed now.
+    pub(super) fn close(&mut self, pages: &[u64]) {
+        for hva in pages {
+            self.user.entry(*hva).and_modify(|(_, protection)| *protection = 0);
+        }
+    }
+
+    /// Pages of the user's are read-only now.
+    pub(super) fn close_to_writes(&mut self, pages: &[u64]) {
+        for hva in pages {
+            self.user.entry(*hva).and_modify(|(_, protection)| *protection &= !WRITE);
+        }
+    }
+
+    /// Whether the wedge has refused to have a page executed since this was last asked.
+    pub(super) fn take_refused(&mut self, hva: u64) -> bool {
+        self.refused.remove(&hva)
+    }
+
+    /// Takes out the large page of so many bits around an HVA, if it is mapped in pieces: first HVA and bytes.
+    pub(super) fn take_part(&mut self, hva: u64, bits: u32) -> Option<(u64, u64)> {
+        let part = part(hva, bits);
+        self.parts.remove(&part).then_some(part)
+    }
+
+    /// Takes out large mappings that reach into a range: first HVA and bytes.
+    pub(super) fn take_reaching(&mut self, start: u64, len: u64) -> Vec<(u64, u64)> {
+        let reaches = |(at, large): (&u64, &Large)| {
+            (at + large.len > start && *at < start + len).then_some((*at, large.len))
+        };
+        let reaching: Vec<_> = self.large.iter().filter_map(reaches).collect();
+        for (at, len) in &reaching {
+            self.large.remove(at);
+            self.local.forget(*at, *len);
+        }
+        reaching
+    }
+
+    /// Takes out the pages where a RAM page may be written: HVAs.
+    pub(super) fn take_writable(&mut self, offset: u64) -> Vec<u64> {
+        let places = self.writable.take(offset);
+        self.forget_each(&places);
+        places
+    }
+
+    /// Takes out the changed copies of a RAM page: HVAs.
+    pub(super) fn take_copies(&mut self, offset: u64) -> Vec<u64> {
+        let places = self.copies.take(offset);
+        for hva in &places {
+            self.user.remove(hva);
+        }
+        places
+    }
+
+    /// Where there may be changed copies in a range, which count as copies no more: HVAs, ascending.
+    pub(super) fn take_copies_within(&mut self, range: &Range<u64>) -> Vec<u64> {
+        self.copies.take_within(range)
+    }
+
+    /// Where there may be changed copies, which count as copies no more: HVAs, ascending.
+    pub(super) fn take_all_copies(&mut self) -> Vec<u64> {
+        self.copies.take_all()
+    }
+
+    /// Keeps only the copies, by offset and HVA, that are still mapped, if only closed, and says where they are.
+    pub(super) fn keep_copies(&mut self) -> FxHashSet<u64> {
+        let mut copies = FxHashSet::default();
+        let user = &self.user;
+        self.copies.retain(|offset, hva| {
+            // One that is closed may be shown again.
+            let is = |(of, rights): &(u64, u64)| {
+                *of == offset && (*rights == 0 || rights & EXECUTE != 0)
+            };
+            let kept = user.get(&hva).is_some_and(is);
+            copies.extend(kept.then_some(hva));
+            kept
+        });
+        copies
+    }
+
+    /// A RAM page is empty no more: where memory without content stands for it (HVAs, ascending).
+    pub(super) fn take_stand_ins(&mut self, offset: u64) -> Vec<u64> {
+        if !self.empty.remove(&offset) {
+            return Vec::new();
+        }
+        let stands = |(of, protection): &(u64, u64)| *of == offset && protection & EMPTY != 0;
+        let stand_ins = self.user.iter().filter(|(_, page)| stands(page));
+        stand_ins.map(|(hva, _)| *hva).collect()
+    }
+
+    /// Takes out the regions that have anything of the user's: first HVAs.
+    pub(super) fn take_user_regions(&mut self) -> impl Iterator<Item = u64> + use<> {
+        self.user_regions.take()
+    }
+
+    /// These pages are not mapped any more.
+    pub(super) fn forget_each(&mut self, gone: &[u64]) {
+        for hva in gone {
+            self.user.remove(hva);
+            self.kernel.remove(hva);
+        }
+    }
+
+    /// No page in a range is mapped any more.
+    pub(super) fn forget_pages(&mut self, start: u64, len: u64) {
+        self.local.forget(start, len);
+        for pages in [&mut self.user, &mut self.kernel] {
+            let gone: Vec<_> = pages.range(start..start + len).map(|(at, _)| *at).collect();
+            for at in gone {
+                pages.remove(&at);
+            }
+        }
+    }
+
+    fn forget_large_within(&mut self, hva: u64, len: u64) {
+        self.large.retain(|at, l| at + l.len <= hva || *at >= hva + len);
+    }
+
+    /// Nothing in a region is mapped any more.
+    pub(super) fn forget_region(&mut self, start: u64, len: u64) {
+        let gone = |hva: u64| hva.wrapping_sub(start) < len;
+        self.large.retain(|hva, _| !gone(*hva));
+        self.parts.retain(|(hva, _)| !gone(*hva));
+        self.local.forget(start, len);
+        self.user.retain(|hva, _| !gone(*hva));
+        self.kernel.retain(|hva, _| !gone(*hva));
+        for places in [&mut self.writable, &mut self.copies] {
+            places.retain(|_, hva| !gone(hva));
+        }
+    }
+
+    /// Nothing of the user's is mapped any more; each region is forgotten already.
+    pub(super) fn forget_user(&mut self) {
+        self.user.clear();
+        self.user_large = false;
+        self.near.forget();
+    }
+
+    /// Nothing is mapped any more.
+    pub(super) fn clear(&mut self) {
+        let mut near = self.near;
+        near.forget();
+        *self = Self { near, ..Self::default() };
+    }
+
+    /// Orders have failed: anything may be mapped, whatever is written here.
+    pub(super) fn doubt(&mut self) {
+        self.made = 1;
+        self.near.doubt();
+    }
+}

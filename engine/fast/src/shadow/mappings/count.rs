@@ -1,0 +1,61 @@
+//! How much is mapped, and how much is kept of it.
+
+use super::{super::LARGE, KERNEL_PAGE, Mappings, WRITE};
+
+impl Mappings {
+    /// What is kept, in entries of all tables.
+    pub(in super::super) fn entries(&self) -> usize {
+        let pages = self.user.len() + self.kernel.len() + self.large.len();
+        let places = self.writable.len() + self.copies.len() + self.local.len();
+        pages + places + self.parts.len() + self.empty.len() + self.refused.len()
+    }
+
+    /// Mappings made since the last clearing, or since they were counted.
+    pub(in super::super) fn made(&self) -> usize {
+        self.made
+    }
+
+    /// A mapping is about to be made at an HVA, with this protection.
+    pub(in super::super) fn count(&mut self, hva: u64, protection: u64) {
+        self.made += 1;
+        if protection & KERNEL_PAGE == 0 {
+            self.near.note(hva);
+        }
+    }
+
+    /// So many of the mappings are not pages of the user's, or are cut in two by what is dropped.
+    pub(in super::super) fn count_others(&mut self, count: usize) {
+        self.others += count;
+    }
+
+    /// A page is about to be mapped in the middle of a large mapping: there are three then.
+    pub(in super::super) fn count_cut(&mut self) {
+        self.made += 2;
+        self.others += 2;
+    }
+
+    /// Counts the mappings that are left. A page of the user's is one at the most, whatever has been cut out around it.
+    pub(in super::super) fn recount(&mut self) -> usize {
+        self.made = self.user.len() + self.others;
+        self.made
+    }
+
+    /// The 2 MiB that each of so many of the user's pages lies in, from an HVA onwards and then from the lowest.
+    pub(in super::super) fn blocks_from(&self, hva: u64, count: usize) -> Vec<u64> {
+        let onwards = self.user.range(hva..).chain(self.user.range(..hva));
+        onwards.take(count).map(|(hva, _)| hva & !(LARGE - 1)).collect()
+    }
+
+    /// Forgets where RAM pages were mapped once.
+    pub(in super::super) fn compact(&mut self) {
+        let (pages, user) = (&self.user, &self.user_regions);
+        let mapped = |hva: u64, of: u64, rights: u64| {
+            let shown =
+                |(offset, protection): &(u64, u64)| *offset == of && protection & rights == rights;
+            !user.has(hva) || pages.get(&hva).is_some_and(shown)
+        };
+        for (places, rights) in [(&mut self.writable, WRITE), (&mut self.copies, 0)] {
+            places.retain(|offset, hva| mapped(hva, offset, rights));
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What a wedge has mapped and dropped by itself: it tells after the fact, and is not to be believed beyond
+//! what [`MapReport::decode`] has checked.
+
+use super::{
+    super::LARGE, EMPTY, KERNEL_PAGE, LARGE_BITS, Large, Mappings, PAGE, READ, WRITE, part,
+};
+use wedge::{MapReport, Owner};
+
+impl Mappings {
+    /// Takes note of what the wedge has done. Returns the user page (GVA) whose translation it has dropped, if it has.
+    pub(in super::super) fn absorb(&mut self, report: MapReport) -> Option<u64> {
+        match report {
+            MapReport::Refused { page } => self.absorb_refused(page),
+            MapReport::Dropped { start, len } => {
+                self.absorb_dropped(start, len);
+                return Some(start);
+            }
+            MapReport::Shown { page, offset, rights } => {
+                self.absorb_user(page);
+                self.insert(page, offset, rights.bits());
+                return Some(page); // the wedge has loaded the translation anew
+            }
+            MapReport::Empty { start, len, offset } => self.absorb_empty(start, len, offset),
+            MapReport::Mapped { start, len, offset, rights, owner, piece } => {
+                self.made += 1;
+                if piece {
+                    self.parts.insert(part(start, LARGE_BITS));
+                }
+                let protection = self.absorb_owner(start, len, owner) | rights.bits();
+                self.absorb_range(start, len, offset, protection);
+            }
+        }
+        None
+    }
+
+    /// The wedge has not let a page be executed, and has taken it away: the next fetch from there is
+    /// interpreted.
+    fn absorb_refused(&mut self, hva: u64) {
+        self.user.remove(&hva);
+        self.refused.insert(hva);
+    }
+
+    /// The wedge has closed what was mapped in a range, or taken it away.
+    fn absorb_dropped(&mut self, start: u64, len: u64) {
+        self.forget_large_within(start, len);
+        for (_, page) in self.user.range_mut(start..start + len) {
+            *page = (0, 0);
+        }
+    }
+
+    /// Memory without content stands for an empty page of RAM in a range.
+    fn absorb_empty(&mut self, start: u64, len: u64, offset: u64) {
+        self.made += 1;
+        self.empty.insert(offset);
+        self.absorb_user(start);
+        for at in (0..len).step_by(PAGE as usize) {
+            self.insert(start + at, offset, READ | EMPTY);
+        }
+    }
+
+    /// Something of the user's is mapped there.
+    fn absorb_user(&mut self, hva: u64) {
+        self.near.note(hva);
+        self.user_regions.add(hva);
+    }
+
+    /// What goes beside the rights of pages that are mapped for this one.
+    fn absorb_owner(&mut self, hva: u64, len: u64, owner: Owner) -> u64 {
+        if len >= LARGE || owner == Owner::Kernel {
+            self.others += 1;
+        }
+        match owner {
+            Owner::User => {
+                self.absorb_user(hva);
+                0
+            }
+            Owner::Kernel => {
+                self.local.forget(hva, len);
+                KERNEL_PAGE
+            }
+        }
+    }
+
+    fn absorb_range(&mut self, hva: u64, len: u64, offset: u64, protection: u64) {
+        if len >= LARGE {
+            let writable = protection & WRITE != 0;
+            self.add_large(hva, Large { len, offset, writable, protection });
+            return;
+        }
+        for at in (0..len).step_by(PAGE as usize) {
+            self.insert(hva + at, offset + at, protection);
+        }
+    }
+}
