@@ -1,18 +1,26 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 //!
-//! `budget` keeps the number of mappings down, `compare` says which survive a flush, `large` maps large pages,
-//! `copies` changed copies of code, `closed` what may be executed where there are protection keys,
-//! `hidden` keeps the kernel from reading the copies; `local` knows the
-//! kernel's pages that are not global, `mappings` what is mapped, `near` keeps the table of patched system calls out of the program's way, `places`
-//! where RAM pages are mapped, `pressure` which spaces have more pages than there can be mappings, `texts` which programs read their own code, `walk` reads the guest's page tables.
+//! Each owner has one kind of state:
+//!
+//! - [`Space`] answers faults, is parked and comes back. `budget` keeps the number of its mappings down, `compare` says
+//!   which survive a flush.
+//! - `mapper` has the wedge, and maps and unmaps there; it asks nobody why. `hidden` keeps the kernel from reading the
+//!   changed copies of code that it maps.
+//! - `mappings` has the books of what is mapped, and no wedge: what is written down can be read and counted by itself.
+//!   `local` knows the kernel's pages that are not global, `near` what lies near the table of patched system calls, `places`
+//!   where RAM pages are mapped.
+//!
+//! Of pages of code `copies` says what is changed in them, `closed` what may be executed where there are protection keys, and
+//! `texts` which programs read their own code. `pressure` tells which spaces have more pages than there can be mappings,
+//! `walk` reads the guest's page tables.
 
 pub(crate) mod budget;
 mod closed;
 mod compare;
 mod copies;
 mod hidden;
-mod large;
 mod local;
+mod mapper;
 mod mappings;
 mod near;
 mod places;
@@ -24,18 +32,17 @@ use crate::{
     Scattered,
     probes::Probed,
     process::Process,
-    regions::{self, Regions, extent},
+    regions::{self, Regions},
     scan_cache::{ScanCache, Search},
     sites::Sites,
 };
-use frame::{BORDER, Base};
-use hidden::Hidden;
-use mappings::Mappings;
+use frame::Base;
+use mapper::Mapper;
 use pressure::Pressure;
 use ram::Ram;
 use texts::Texts;
 use walk::leaf;
-use wedge::{Error, MapCommand, MapReport, Owner, Rights, Wedge};
+use wedge::{Error, MapCommand, MapReport, Wedge};
 use x86::paging::{self, Access, Roots, Translation};
 use x86_interp::GuestRam;
 
@@ -82,17 +89,13 @@ struct Place {
 
 /// A wedge and what is mapped in it.
 pub struct Space<W = Wedge> {
-    /// Where the reserved part of its address space lies.
-    pub(super) base: Base,
-    /// The process.
-    pub wedge: W,
+    /// The wedge, and what is mapped in it.
+    mapper: Mapper<W>,
     /// Process-context identifier, zero if the guest uses none; `None` while the slot is parked: nothing may run
     /// here then before it has been compared with page tables.
     pub pcid: Option<u64>,
     /// GPA of the top page table that guest code ran with here last.
     pub root: u64,
-    /// What is mapped.
-    mappings: Mappings,
     /// The user's pages behind this HVA are given up next, if there are too many.
     given_up: u64,
     invalidated: Vec<u64>,
@@ -109,8 +112,6 @@ pub struct Space<W = Wedge> {
     probed: Probed,
     /// There was a flush of everything while nothing ran here.
     stale: bool,
-    /// Which copies of pages kernel code is kept from reading.
-    hidden: Hidden,
     /// Code that the program has read.
     texts: Texts,
     /// Whether mappings suffice.
@@ -125,11 +126,9 @@ impl<W: Process> Space<W> {
         (sites, scans, probed): (Sites, ScanCache, Probed),
     ) -> Self {
         Self {
-            base,
-            wedge,
+            mapper: Mapper::new(wedge, base),
             pcid: Some(pcid),
             root: 0,
-            mappings: Mappings::default(),
             given_up: 0,
             invalidated: Vec::new(),
             is_narrow: false,
@@ -139,20 +138,49 @@ impl<W: Process> Space<W> {
             scans,
             probed,
             stale: false,
-            hidden: Hidden::default(),
             texts: Texts::default(),
             pressure: Pressure::default(),
         }
     }
 
+    /// The process.
+    pub fn wedge(&self) -> &W {
+        &self.mapper.wedge
+    }
+
+    /// The process. What is mapped in it is not to be changed but by this space.
+    pub fn wedge_mut(&mut self) -> &mut W {
+        &mut self.mapper.wedge
+    }
+
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
-        self.wedge.allow(
-            W::max_mappings().saturating_sub(self.mappings.made()),
-            self.mappings.has_user_large(),
-        );
-        self.wedge.look_up(self.pressure.is_on());
-        self.wedge.run()
+        let Mapper { wedge, mappings, .. } = &mut self.mapper;
+        wedge.allow(W::max_mappings().saturating_sub(mappings.made()), mappings.has_user_large());
+        wedge.look_up(self.pressure.is_on());
+        wedge.run()
+    }
+
+    /// Guest code may go on here whenever a wedge selects this space.
+    pub(crate) fn publish(&self, passing: bool) {
+        let may = passing && self.mapper.mappings.near().is_known();
+        self.mapper.wedge.publish(self.pcid.filter(|_| may));
+    }
+
+    /// Opens or closes the table of patched system calls for the program with these page tables, which is about to run;
+    /// `low` if it has been given memory near the table, touched or not.
+    pub(crate) fn attend_to_sites(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        low: bool,
+    ) -> Result<(), Error> {
+        self.mapper.attend_to_sites(ram, roots, low)
+    }
+
+    /// Kernel code has read what is hidden, or what has its place in the table.
+    pub(crate) fn note_hidden_read(&mut self) {
+        self.mapper.note_hidden_read();
     }
 
     /// User code here is to be run translated, with look-ups, as `scattered` says.
@@ -162,106 +190,44 @@ impl<W: Process> Space<W> {
 
     /// Drops every mapping.
     pub fn clear_all(&mut self) -> Result<(), Error> {
-        self.wedge.clear_lookups();
-        if self.mappings.made() != 0 {
-            for (from, to) in regions::mappable(self.base) {
-                self.unmap(from, to - from)?;
-            }
-        }
-        self.mappings.clear();
-        self.show_all();
+        self.mapper.clear_all()?;
         self.texts.clear();
-        Ok(())
-    }
-
-    /// Drops every mapping of the user's.
-    fn clear_user(&mut self) -> Result<(), Error> {
-        self.wedge.clear_lookups();
-        for hva in self.mappings.take_user_regions() {
-            self.clear_region(hva)?;
-        }
-        self.mappings.forget_user();
         Ok(())
     }
 
     /// Makes room for the kernel in the region of an HVA, and drops what lies right before it.
     pub fn give_to_kernel(&mut self, hva: u64) -> Result<(), Error> {
-        self.clear_region(hva)?;
-        match extent(hva).0.checked_sub(BORDER) {
-            Some(border) => self.drop_range(border, BORDER),
-            None => Ok(()),
-        }
-    }
-
-    /// Drops everything in the region of an HVA.
-    pub fn clear_region(&mut self, hva: u64) -> Result<(), Error> {
-        let (start, len) = extent(hva);
-        self.mappings.forget_region(start, len);
-        self.unmap_range(start, len)
+        self.mapper.give_to_kernel(hva)
     }
 
     /// After orders have failed: starts over with nothing mapped.
     pub fn forget(&mut self) {
-        self.mappings.doubt();
+        self.mapper.mappings.doubt();
         // A failure here shows again at the next run.
         let _ = self.clear_all();
     }
 
     /// Drops the mapping of one page.
     pub fn drop_page(&mut self, gva: u64) -> Result<(), Error> {
-        let gva = gva & !(PAGE - 1);
-        self.wedge.forget_lookups(gva, PAGE);
-        let hva = if gva >> 63 == 0 { Some(gva) } else { regions::kernel_hva(self.base, gva) };
-        let mapped = |hva: &u64| regions::is_mappable(self.base, *hva) && self.mappings.made() != 0;
-        let Some(hva) = hva.filter(mapped) else { return Ok(()) };
-        self.mappings.count_others((gva >> 63) as usize); // what is cut in two
-        for bits in LARGE_PAGES {
-            if let Some((start, len)) = self.mappings.take_part(hva, bits) {
-                self.drop_range(start, len)?;
-            }
-        }
-        self.drop_range(hva, PAGE)
+        self.mapper.drop_page(gva)
     }
 
-    /// Drops the mappings of a range, and large ones that reach into it as a whole.
-    fn drop_range(&mut self, start: u64, len: u64) -> Result<(), Error> {
-        for (at, len) in self.mappings.take_reaching(start, len) {
-            self.unmap(at, len)?;
-        }
-        self.mappings.forget_pages(start, len);
-        self.unmap_range(start, len)
+    /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it
+    /// while it is empty.
+    pub fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
+        self.mapper.drop_copies(offset)
     }
 
     /// The RAM page at this offset may not be written without a fault any more.
     pub fn protect(&mut self, offset: u64) -> Result<(), Error> {
-        self.wedge.protect_lookups(offset);
-        for hva in self.mappings.take_writable(offset) {
-            self.unmap(hva, PAGE)?;
-        }
-        for (hva, protection) in self.mappings.written_through_large(offset) {
-            self.mappings.count_cut();
-            self.wedge.order(mapping(hva, PAGE, offset, protection))?;
-        }
-        Ok(())
-    }
-
-    /// Unmaps what a guest may have in a range.
-    fn unmap_range(&mut self, start: u64, len: u64) -> Result<(), Error> {
-        for (from, to) in regions::mappable_parts(self.base, start, len) {
-            self.unmap(from, to - from)?;
-        }
-        Ok(())
-    }
-
-    fn unmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
-        self.wedge.order(MapCommand::Unmap { start: address, len })
+        self.mapper.protect(offset)
     }
 
     /// Takes note of what the wedge has done by itself; how much that was.
     pub fn catch_up(&mut self) -> Result<usize, Error> {
-        let made = self.wedge.take_made();
+        let made = self.mapper.wedge.take_made();
         made.iter().for_each(|report| self.absorb(*report));
-        if self.mappings.made() > W::max_mappings() + frame::MAX_MADE {
+        if self.mapper.mappings.made() > W::max_mappings() + frame::MAX_MADE {
             self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
         }
         Ok(made.len())
@@ -272,7 +238,7 @@ impl<W: Process> Space<W> {
         if matches!(report, MapReport::Refused { .. }) {
             self.scans.count(Search::Refused);
         }
-        self.invalidated.extend(self.mappings.absorb(report));
+        self.invalidated.extend(self.mapper.mappings.absorb(report));
     }
 
     /// User pages whose translations the wedge has dropped by itself: GVAs.
@@ -291,10 +257,12 @@ impl<W: Process> Space<W> {
     ) -> Result<Answer, Error> {
         let kernel = gva >> 63 == 1;
         let hva = match kernel {
-            true => regions::kernel_hva(self.base, gva).filter(|_| !access.user && !access.fetch),
+            true => {
+                regions::kernel_hva(self.mapper.base, gva).filter(|_| !access.user && !access.fetch)
+            }
             false => {
                 let free = |gva: &u64| {
-                    regions::is_mappable(self.base, *gva) && !kernel_regions.borders(*gva)
+                    regions::is_mappable(self.mapper.base, *gva) && !kernel_regions.borders(*gva)
                 };
                 Some(gva).filter(free)
             }
@@ -312,7 +280,7 @@ impl<W: Process> Space<W> {
         if access.fetch && self.probed.has(gva & !(PAGE - 1)) {
             return Ok(Answer::Interpret);
         }
-        if access.fetch && self.mappings.take_refused(hva & !(PAGE - 1)) {
+        if access.fetch && self.mapper.mappings.take_refused(hva & !(PAGE - 1)) {
             return Ok(Answer::Interpret);
         }
         self.make_room()?;
@@ -336,10 +304,10 @@ impl<W: Process> Space<W> {
             return Ok(Answer::Interpret);
         }
         let code = found.executable && !place.kernel;
-        if found.page_bits >= 21 && !code && self.map_large(ram, roots, place, found)? {
+        if found.page_bits >= 21 && !code && self.mapper.map_large(ram, roots, place, found)? {
             return Ok(Answer::Mapped);
         }
-        if fetch && self.wedge.searches() {
+        if fetch && self.mapper.wedge.searches() {
             return self.map_code(ram, roots, place, found);
         }
         if !self.map_page(ram, place, found, write, fetch)? {
@@ -372,7 +340,7 @@ impl<W: Process> Space<W> {
         let executable = found.executable && !place.kernel;
         let hva = place.hva & !(PAGE - 1);
         let touched = found.writable || found.dirty;
-        let mut execute = executable && !self.wedge.searches() && !self.probed.has(hva);
+        let mut execute = executable && !self.mapper.wedge.searches() && !self.probed.has(hva);
         if execute
             && (!fetch || self.texts.has(hva))
             && self.is_changed(ram, hva, page.offset, touched)
@@ -382,23 +350,19 @@ impl<W: Process> Space<W> {
             }
             execute = fetch;
         }
-        self.mappings.note(place, found);
+        self.mapper.mappings.note(place, found);
         let patches =
             if execute { self.patches(ram, hva, page.offset, touched) } else { Vec::new() };
         if !place.kernel && !executable && !found.writable && !ram.is_code(page.offset) {
             self.mark_empty(ram, page.offset);
         }
         let rights = protection(place, execute, writable);
-        self.mappings.add_page(hva, page.offset, rights, found.global);
-        match (patches.is_empty(), place.kernel) {
-            (false, _) => self.map_patched(hva, page.offset, &patches)?,
-            (true, false) => self.map_one(hva, page.offset, rights)?,
-            (true, true) => self.map(hva, PAGE, page.offset, rights)?,
-        }
+        self.mapper.mappings.add_page(hva, page.offset, rights, found.global);
+        self.mapper.map_page(hva, page.offset, rights, &patches)?;
         match patches.is_empty() {
             true if fetch && execute => self.note_plain(ram, page.offset),
             false if !touched => {
-                self.wedge.order(MapCommand::Keep { page: hva, offset: page.offset })?;
+                self.mapper.wedge.order(MapCommand::Keep { page: hva, offset: page.offset })?;
             }
             _ => {}
         }
@@ -417,39 +381,12 @@ impl<W: Process> Space<W> {
             let Some(found) = leaf(ram, roots, gva, !place.kernel) else { continue };
             let hva = gva.wrapping_add(place.hva.wrapping_sub(place.gva));
             let plain = ram.page(found.gpa).is_some_and(|page| !ram.is_code(page.offset));
-            if plain && regions::is_mappable(self.base, hva) {
+            if plain && regions::is_mappable(self.mapper.base, hva) {
                 self.map_page(ram, Place { gva, hva, ..place }, &found, false, false)?;
             }
         }
         Ok(())
     }
-
-    fn map(&mut self, address: u64, len: u64, offset: u64, protection: u64) -> Result<(), Error> {
-        self.mappings.count_others(1);
-        self.order_mapping(address, len, offset, protection)
-    }
-
-    /// Maps a page of the user's of 4 KiB.
-    fn map_one(&mut self, hva: u64, offset: u64, protection: u64) -> Result<(), Error> {
-        self.order_mapping(hva, PAGE, offset, protection)
-    }
-
-    fn order_mapping(
-        &mut self,
-        address: u64,
-        len: u64,
-        offset: u64,
-        protection: u64,
-    ) -> Result<(), Error> {
-        self.mappings.count(address, protection);
-        self.wedge.order(mapping(address, len, offset, protection))
-    }
-}
-
-/// The command for a mapping with these rights, and what is beside them.
-fn mapping(start: u64, len: u64, offset: u64, protection: u64) -> MapCommand {
-    let owner = if protection & KERNEL_PAGE == 0 { Owner::User } else { Owner::Kernel };
-    MapCommand::Map { start, len, offset, rights: Rights::from_bits(protection), owner }
 }
 
 fn protection(place: Place, execute: bool, writable: bool) -> u64 {

@@ -131,7 +131,7 @@ impl<W: Process> Slots<W> {
             return space.patch_page(&self.ram, page);
         }
         if let Some(call) = sites::call_at(page, &bytes, back) {
-            self.sites.add(pages, back, call, space.wedge.patched_entry());
+            self.sites.add(pages, back, call, space.wedge().patched_entry());
             space.patch_page(&self.ram, page)?;
         }
         Ok(())
@@ -156,7 +156,7 @@ impl<W: Process> Slots<W> {
 
     /// The slots' processes.
     pub fn processes(&self) -> Vec<i32> {
-        self.each().flat_map(|space| space.wedge.processes()).collect()
+        self.each().flat_map(|space| space.wedge().processes()).collect()
     }
 
     fn each(&self) -> impl Iterator<Item = &Space<W>> {
@@ -187,7 +187,7 @@ impl<W: Process> Slots<W> {
         // Others may have got the turn from the current one, and failed.
         for space in &mut self.spaces {
             self.claims += space.catch_up()?;
-            if space.wedge.take_failure() {
+            if space.wedge_mut().take_failure() {
                 space.forget();
                 passed_on_done = false;
             }

@@ -286,8 +286,9 @@ mod tests {
     fn touch(run: &mut Run, write: bool) {
         let access = Access { write, user: true, ..Access::default() };
         let space = run.slots.current().expect("a slot");
-        space.wedge.allow(100, false);
-        let done = space.wedge.hand_over(|shared| with(|w| w.user_access(shared, GVA, access)));
+        space.wedge_mut().allow(100, false);
+        let done =
+            space.wedge_mut().hand_over(|shared| with(|w| w.user_access(shared, GVA, access)));
         space.catch_up().expect("noted");
         assert!(done && with(|w| w.exit == Exit::None && w.violation.is_none()));
     }

@@ -129,7 +129,7 @@ fn what_the_host_does_not_map_is_interpreted() {
     for done in 1..=2 {
         fast.synchronize().expect("a wedge");
         let refused = read_only(0);
-        fast.slots.current().expect("a slot").wedge.order(refused).expect("a process");
+        fast.slots.current().expect("a slot").wedge_mut().order(refused).expect("a process");
         fast.guest_code().expect("a process");
         fast.guest_code().expect("a process");
         assert_eq!(fast.vcpu().gpr[reg::RBX], done);
@@ -250,7 +250,10 @@ fn a_switch_of_spaces_that_is_run_to_its_exit_goes_no_further() {
 fn a_step_survives_orders_that_fail() {
     let mut fast = kicked_in_a_push();
     let unaligned = read_only(PROGRAM.0 + 1);
-    fast.slots.current().and_then(|space| space.wedge.order(unaligned)).expect("the wedge lives");
+    fast.slots
+        .current()
+        .and_then(|space| space.wedge_mut().order(unaligned))
+        .expect("the wedge lives");
     fast.kernel_exit(WedgeExit::KernelSignal).expect("the wedge lives");
     assert_eq!(fast.vcpu().rip, CODE.0 + 1);
 }

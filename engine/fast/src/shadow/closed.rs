@@ -43,7 +43,7 @@ impl<W: Process> Space<W> {
         }
         let start = place.gva & !(AROUND * PAGE - 1);
         for gva in (start..start + AROUND * PAGE).step_by(PAGE as usize) {
-            if gva == place.gva & !(PAGE - 1) || self.mappings.executed(gva).is_some() {
+            if gva == place.gva & !(PAGE - 1) || self.mapper.mappings.executed(gva).is_some() {
                 continue;
             }
             let found = leaf(ram, roots, gva, true).filter(|found| found.executable);
@@ -57,7 +57,7 @@ impl<W: Process> Space<W> {
 
     /// User code executes the page of this GVA, and may be unable to load from it: changed copies are closed to loads.
     pub(crate) fn is_closed_to_loads(&self, gva: u64) -> bool {
-        self.wedge.hides_code() && self.mappings.executed(gva & !(PAGE - 1)).is_some()
+        self.mapper.wedge.hides_code() && self.mapper.mappings.executed(gva & !(PAGE - 1)).is_some()
     }
 
     /// Maps a copy of one page to be executed; false if it is not RAM or has what opens keys.
@@ -70,7 +70,8 @@ impl<W: Process> Space<W> {
         let mut bytes = [0; PAGE as usize];
         ram.read(page.offset, &mut bytes);
         let patches = self.patches(ram, hva, page.offset, found.writable || found.dirty);
-        if !patches.is_empty() && !self.wedge.hides_code() && self.texts.is_interpreted(hva) {
+        if !patches.is_empty() && !self.mapper.wedge.hides_code() && self.texts.is_interpreted(hva)
+        {
             return Ok(false);
         }
         patches.iter().for_each(|patch| apply(&mut bytes, patch));
@@ -79,9 +80,9 @@ impl<W: Process> Space<W> {
             return Ok(false);
         }
         self.scans.count(Search::Closed);
-        self.mappings.note(place, found);
-        self.mappings.add_closed(hva, page.offset);
-        self.map_patched(hva, page.offset, &patches)?;
+        self.mapper.mappings.note(place, found);
+        self.mapper.mappings.add_closed(hva, page.offset);
+        self.mapper.map_patched(hva, page.offset, &patches)?;
         Ok(true)
     }
 }

@@ -18,12 +18,15 @@
 //! nothing of what is mapped will be of use.
 
 use super::{
-    EXECUTE, LARGE_BITS, PAGE, Pressure, READ, Space, WRITE, part, runs,
+    EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE, Pressure, READ, Space, WRITE,
+    mapper::is_still_large,
+    mappings::Large,
+    part,
     walk::{Standing, Walker, still_good},
 };
 use crate::process::Process;
 use ram::Ram;
-use wedge::{Error, MapCommand, Rights};
+use wedge::Error;
 use x86::{
     control::{cr0, efer},
     paging::{self, Access, Roots, Translation},
@@ -49,7 +52,7 @@ impl<W: Process> Space<W> {
     /// with that. With `all` there was a flush of everything: the global mappings, too.
     pub fn park(&mut self, all: bool) {
         self.pcid = None;
-        self.wedge.publish(None);
+        self.mapper.wedge.publish(None);
         self.stale |= all;
     }
 
@@ -66,7 +69,7 @@ impl<W: Process> Space<W> {
         if owner != Owner::Same {
             self.pressure = Pressure::default();
         }
-        let owner = if self.wedge.keeps() { owner } else { Owner::Same };
+        let owner = if self.mapper.wedge.keeps() { owner } else { Owner::Same };
         if std::mem::take(&mut self.stale) {
             return self.compare_all(ram, roots, owner);
         }
@@ -79,7 +82,7 @@ impl<W: Process> Space<W> {
         let mut all = Walker::new(ram, roots).with_unused();
         let mut used = Walker::new(ram, roots);
         let mut counts = (0, 0);
-        for hva in self.mappings.user().keys().rev().take(SAMPLE.0) {
+        for hva in self.mapper.mappings.user().keys().rev().take(SAMPLE.0) {
             counts.0 += usize::from(all.find(*hva).is_some());
             counts.1 += usize::from(used.find(*hva).is_some());
             if counts.0 >= SAMPLE.1 && counts.1 != 0 {
@@ -92,14 +95,14 @@ impl<W: Process> Space<W> {
     /// Pages of a process with these page tables are probably where they were mapped here: it is the same
     /// program at the same addresses, as a child is that has been forked.
     pub fn fits(&self, ram: &Ram, roots: Roots) -> bool {
-        self.wedge.keeps() && self.sample(ram, roots).0 >= SAMPLE.1
+        self.mapper.wedge.keeps() && self.sample(ram, roots).0 >= SAMPLE.1
     }
 
     /// So of a process that has not run since it was forked. `None` if it has run: that is so of each space then.
     pub fn fits_newborn(&self, ram: &Ram, roots: Roots) -> Option<bool> {
         match self.sample(ram, roots) {
             (_, 1..) => None,
-            (present, _) => Some(self.wedge.keeps() && present >= SAMPLE.1),
+            (present, _) => Some(self.mapper.wedge.keeps() && present >= SAMPLE.1),
         }
     }
 
@@ -110,12 +113,12 @@ impl<W: Process> Space<W> {
 
     fn compare(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
         // To fill one again costs less than to compare it.
-        self.wedge.clear_lookups();
-        self.mappings.near_mut().forget();
+        self.mapper.wedge.clear_lookups();
+        self.mapper.mappings.near_mut().forget();
         self.revalidate_local_kernel(ram, roots)?;
         // While there are large pages that the wedge does not know of, each INVLPG is the monitor's to do.
-        if self.mappings.has_user_large() || owner == Owner::Other {
-            return self.clear_user();
+        if self.mapper.mappings.has_user_large() || owner == Owner::Other {
+            return self.mapper.clear_user();
         }
         self.revalidate_large(ram, roots, false)?;
         self.revalidate_user(ram, roots, owner)
@@ -136,19 +139,39 @@ impl<W: Process> Space<W> {
         self.compare(ram, roots, owner)
     }
 
+    /// Drops large pages, the kernel's global ones or the user's, that are not what the page tables say now.
+    fn revalidate_large(&mut self, ram: &Ram, roots: Roots, kernel: bool) -> Result<(), Error> {
+        let mappings = &self.mapper.mappings;
+        let stale = |(hva, large): (&u64, &Large)| {
+            let asked = (large.protection & KERNEL_PAGE != 0) == kernel
+                && !mappings.local().has(*hva, large.len);
+            let gone = asked && !is_still_large(self.mapper.base, ram, roots, *hva, large, kernel);
+            gone.then_some((*hva, large.len))
+        };
+        let gone: Vec<_> = mappings.large().iter().filter_map(stale).collect();
+        self.mapper.drop_ranges(&gone)
+    }
+
     fn revalidate_kernel(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
         let mut walker = Walker::new(ram, roots);
         let mut gone = Vec::new();
-        for (hva, page) in self.mappings.kernel() {
-            let local = self.mappings.local().has(*hva, PAGE);
-            let mut standing =
-                || still_good(&mut walker, self.base, *hva, *page, self.mappings.parts(), true);
+        for (hva, page) in self.mapper.mappings.kernel() {
+            let local = self.mapper.mappings.local().has(*hva, PAGE);
+            let mut standing = || {
+                still_good(
+                    &mut walker,
+                    self.mapper.base,
+                    *hva,
+                    *page,
+                    self.mapper.mappings.parts(),
+                    true,
+                )
+            };
             if !local && !matches!(standing(), Standing::Good) {
                 gone.push(*hva);
             }
         }
-        self.mappings.count_others(runs(&gone, PAGE).len()); // what is cut in two
-        self.unmap_pages(&gone)
+        self.mapper.unmap_kernel_pages(&gone)
     }
 
     fn revalidate_user(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
@@ -159,8 +182,15 @@ impl<W: Process> Space<W> {
         if newborn {
             walker = walker.with_unused();
         }
-        for (hva, page) in self.mappings.user() {
-            match still_good(&mut walker, self.base, *hva, *page, self.mappings.parts(), false) {
+        for (hva, page) in self.mapper.mappings.user() {
+            match still_good(
+                &mut walker,
+                self.mapper.base,
+                *hva,
+                *page,
+                self.mapper.mappings.parts(),
+                false,
+            ) {
                 Standing::Good | Standing::ReadOnly if newborn && !is_used(ram, roots, *hva) => {
                     gone.push(*hva);
                 }
@@ -174,9 +204,9 @@ impl<W: Process> Space<W> {
                 _ => gone.push(*hva),
             }
         }
-        self.protect_pages(&read_only)?;
-        self.close(&closed)?;
-        self.unmap_pages(&gone)?;
+        self.mapper.close_to_writes(&read_only)?;
+        self.mapper.close(&closed)?;
+        self.mapper.unmap_pages(&gone)?;
         moved.into_iter().try_for_each(|hva| self.map_data(ram, &mut walker, hva))
     }
 
@@ -185,7 +215,8 @@ impl<W: Process> Space<W> {
     fn data(&self, ram: &Ram, walker: &mut Walker<'_>, hva: u64) -> Option<(Translation, RamPage)> {
         let found = walker.find(hva).filter(|found| found.user && found.page_bits == 12)?;
         let page = ram.page(found.gpa).filter(|page| !ram.is_code(page.offset))?;
-        let alone = !found.executable && !self.mappings.parts().contains(&part(hva, LARGE_BITS));
+        let alone =
+            !found.executable && !self.mapper.mappings.parts().contains(&part(hva, LARGE_BITS));
         alone.then_some((found, page))
     }
 
@@ -205,7 +236,7 @@ impl<W: Process> Space<W> {
         hva: u64,
         (offset, protection): (u64, u64),
     ) -> bool {
-        let was_data = protection & EXECUTE == 0 && !self.mappings.has_copy(offset, hva);
+        let was_data = protection & EXECUTE == 0 && !self.mapper.mappings.has_copy(offset, hva);
         was_data && self.data(ram, walker, hva).is_some_and(|(_, page)| page.offset != offset)
     }
 
@@ -215,50 +246,18 @@ impl<W: Process> Space<W> {
         };
         let writable = found.writable && found.dirty && page.writable;
         let rights = READ | if writable { WRITE } else { 0 };
-        self.mappings.replace(hva, page.offset, rights);
-        self.map_one(hva, page.offset, rights)
+        self.mapper.remap(hva, page.offset, rights)
     }
 
     /// What is mapped there may be shown again: it is a page of RAM as it is, or a copy that goes when that
     /// page is written, and was open since the last comparison.
     fn may_be_closed(&self, hva: u64, (offset, protection): (u64, u64)) -> bool {
         let plain = protection & !(READ | WRITE | EXECUTE) == 0 && protection != 0;
-        let kept = protection & EXECUTE != 0 && !self.wedge.searches();
+        let kept = protection & EXECUTE != 0 && !self.mapper.wedge.searches();
         plain
-            && self.wedge.keeps()
-            && !self.mappings.parts().contains(&part(hva, LARGE_BITS))
-            && (kept || !self.mappings.has_copy(offset, hva))
-    }
-
-    /// Closes pages of the user's, given in ascending order.
-    fn close(&mut self, pages: &[u64]) -> Result<(), Error> {
-        for (start, end) in runs(pages, PAGE) {
-            self.protect_range(start, end, Rights::NONE)?;
-        }
-        self.mappings.close(pages);
-        Ok(())
-    }
-
-    /// Makes pages of the user's read-only, given in ascending order.
-    fn protect_pages(&mut self, pages: &[u64]) -> Result<(), Error> {
-        for (start, end) in runs(pages, PAGE) {
-            self.protect_range(start, end, Rights::READ)?;
-        }
-        self.mappings.close_to_writes(pages);
-        Ok(())
-    }
-
-    fn protect_range(&mut self, start: u64, end: u64, rights: Rights) -> Result<(), Error> {
-        self.wedge.order(MapCommand::Protect { start, len: end - start, rights })
-    }
-
-    /// Drops pages, given in ascending order.
-    pub(super) fn unmap_pages(&mut self, gone: &[u64]) -> Result<(), Error> {
-        for (start, end) in runs(gone, PAGE) {
-            self.unmap(start, end - start)?;
-        }
-        self.mappings.forget_each(gone);
-        Ok(())
+            && self.mapper.wedge.keeps()
+            && !self.mapper.mappings.parts().contains(&part(hva, LARGE_BITS))
+            && (kept || !self.mapper.mappings.has_copy(offset, hva))
     }
 }
 

@@ -1,12 +1,9 @@
-//! Pages of user code that are mapped as changed copies, and pages that are empty.
-//!
-//! A page counts as code from the moment a copy of it is made, so that a write to it comes to light and the
-//! copy goes. What stands for an empty page goes in the same way.
+//! What has to be changed in pages of user code.
 
 use super::{EXECUTE, PAGE, Space, WRITE};
 use crate::{plausible::Page, process::Process, scan::Patch};
 use ram::Ram;
-use wedge::{Error, MapCommand, Rights};
+use wedge::Error;
 use x86_interp::GuestRam;
 
 impl<W: Process> Space<W> {
@@ -23,11 +20,11 @@ impl<W: Process> Space<W> {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
         let mut found = self.scans.patches(offset, self.code(&bytes), written);
-        if self.mappings.near().may_be_patched() && !self.texts.has(hva) {
+        if self.mapper.mappings.near().may_be_patched() && !self.texts.has(hva) {
             let (calls, displaced) = self.sites.patches(hva, &bytes);
             found.extend(calls);
             for rip in displaced {
-                self.wedge.displaced(rip);
+                self.mapper.wedge.displaced(rip);
             }
         }
         if found.is_empty() || settled {
@@ -48,7 +45,7 @@ impl<W: Process> Space<W> {
     pub(super) fn is_changed(&self, ram: &Ram, hva: u64, offset: u64, written: bool) -> bool {
         let mut bytes = [0; PAGE as usize];
         ram.read(offset, &mut bytes);
-        let calls = self.mappings.near().may_be_patched() && !self.texts.has(hva);
+        let calls = self.mapper.mappings.near().may_be_patched() && !self.texts.has(hva);
         !self.scans.patches(offset, self.code(&bytes), written).is_empty()
             || calls && !self.sites.patches(hva, &bytes).0.is_empty()
     }
@@ -86,7 +83,7 @@ impl<W: Process> Space<W> {
     /// The page of user code at `gva` that is mapped: its GVA and the guest's bytes.
     pub fn code_page(&self, ram: &Ram, gva: u64) -> Option<(u64, Vec<u8>)> {
         let page = gva & !(PAGE - 1);
-        let offset = self.mappings.executed(page)?;
+        let offset = self.mapper.mappings.executed(page)?;
         let mut bytes = vec![0; PAGE as usize];
         ram.read(offset, &mut bytes);
         Some((page, bytes))
@@ -95,7 +92,7 @@ impl<W: Process> Space<W> {
     /// Maps the page of a system call that has become worth patching anew, if it is mapped.
     pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
         let hva = gva & !(PAGE - 1);
-        let Some((offset, protection)) = self.mappings.user().get(&hva).copied() else {
+        let Some((offset, protection)) = self.mapper.mappings.user().get(&hva).copied() else {
             return Ok(());
         };
         if protection & (EXECUTE | WRITE) != EXECUTE || self.texts.has(hva) {
@@ -103,39 +100,7 @@ impl<W: Process> Space<W> {
         }
         let patches = self.patches(ram, hva, offset, false);
         if !patches.is_empty() {
-            self.map_patched(hva, offset, &patches)?;
-        }
-        Ok(())
-    }
-
-    /// Maps a changed copy of a page of code. The page counts as code from now on, so that a write
-    /// to it comes to light ([`Space::drop_copies`]).
-    pub(super) fn map_patched(
-        &mut self,
-        hva: u64,
-        offset: u64,
-        patches: &[Patch],
-    ) -> Result<(), Error> {
-        self.mappings.add_copy(offset, hva);
-        self.hide(hva, patches);
-        self.mappings.count(hva, EXECUTE);
-        self.wedge.order(MapCommand::Copy { page: hva, offset })?;
-        for patch in patches {
-            let address = hva + patch.at as u64;
-            self.wedge.order(MapCommand::Poke { address, len: patch.len, bytes: patch.bytes })?;
-        }
-        let hidden = self.wedge.hides_code() && !patches.is_empty();
-        let rights = if hidden { Rights::EXECUTE } else { Rights::READ_EXECUTE };
-        self.wedge.order(MapCommand::Protect { start: hva, len: PAGE, rights })
-    }
-
-    /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it
-    /// while it is empty.
-    pub fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
-        let stand_ins = self.mappings.take_stand_ins(offset);
-        self.unmap_pages(&stand_ins)?;
-        for hva in self.mappings.take_copies(offset) {
-            self.unmap(hva, PAGE)?;
+            self.mapper.map_patched(hva, offset, &patches)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! by a part of the address (`frame::Lookups`). Translated kernel code consults it where it may read the user's memory. A
 //! page that is in it for no reason any more costs time, nothing else; the table is made anew when there are many.
 
-use super::{PAGE, Space};
+use super::{PAGE, mappings::Mappings};
 use crate::{process::Process, scan::Patch};
 use rustc_hash::FxHashSet;
 
@@ -29,55 +29,64 @@ pub(super) struct Hidden {
     ends: FxHashSet<u64>,
 }
 
-impl<W: Process> Space<W> {
+impl Hidden {
     /// A copy of a page is about to be mapped, with these changes.
-    pub(super) fn hide(&mut self, hva: u64, patches: &[Patch]) {
+    pub(super) fn hide(
+        &mut self,
+        wedge: &mut impl Process,
+        mappings: &mut Mappings,
+        hva: u64,
+        patches: &[Patch],
+    ) {
         let last = PAGE as usize - WIDEST;
         match patches.iter().any(|patch| patch.at + patch.len as usize > last) {
-            true => self.hidden.ends.insert(hva),
-            false => self.hidden.ends.remove(&hva),
+            true => self.ends.insert(hva),
+            false => self.ends.remove(&hva),
         };
-        self.hidden.count += 1;
-        if self.hidden.count > self.hidden.least + STALE {
-            self.hide_anew();
+        self.count += 1;
+        if self.count > self.least + STALE {
+            self.hide_anew(wedge, mappings);
         }
-        self.hide_page(hva);
+        self.hide_page(wedge, hva);
     }
 
     /// Kernel code has read what is hidden, or what has its place in the table.
-    pub(crate) fn note_hidden_read(&mut self) {
-        self.hidden.reads += 1;
-        if self.hidden.reads.is_multiple_of(READS) {
-            self.hide_anew();
+    pub(super) fn note_read(&mut self, wedge: &mut impl Process, mappings: &mut Mappings) {
+        self.reads += 1;
+        if self.reads.is_multiple_of(READS) {
+            self.hide_anew(wedge, mappings);
         }
     }
 
     /// Nothing is changed any more.
-    pub(super) fn show_all(&mut self) {
-        self.wedge.show_all();
-        self.hidden = Hidden::default();
+    pub(super) fn show_all(&mut self, wedge: &mut impl Process) {
+        wedge.show_all();
+        *self = Self::default();
     }
 
-    fn hide_page(&mut self, hva: u64) {
-        self.wedge.hide(hva);
-        if self.hidden.ends.contains(&hva) {
-            self.wedge.hide(hva + PAGE);
+    fn hide_page(&self, wedge: &mut impl Process, hva: u64) {
+        wedge.hide(hva);
+        if self.ends.contains(&hva) {
+            wedge.hide(hva + PAGE);
         }
     }
 
     /// Makes the table of what is mapped as a copy now.
-    fn hide_anew(&mut self) {
-        let copies = self.mappings.keep_copies();
-        self.wedge.show_all();
-        copies.iter().for_each(|hva| self.hide_page(*hva));
-        self.hidden.ends.retain(|hva| copies.contains(hva));
-        (self.hidden.count, self.hidden.least) = (copies.len(), copies.len());
+    fn hide_anew(&mut self, wedge: &mut impl Process, mappings: &mut Mappings) {
+        let copies = mappings.keep_copies();
+        wedge.show_all();
+        copies.iter().for_each(|hva| self.hide_page(wedge, *hva));
+        self.ends.retain(|hva| copies.contains(hva));
+        (self.count, self.least) = (copies.len(), copies.len());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::EXECUTE, *};
+    use super::{
+        super::{EXECUTE, mapper::Mapper},
+        *,
+    };
     use crate::listener::Listener;
     use wedge::MapCommand;
 
@@ -85,13 +94,13 @@ mod tests {
     #[test]
     fn a_closed_copy_goes_when_its_page_is_written() {
         let (hva, offset) = (0x40_0000, 0x7000);
-        let mut space = Space::new(Listener::default(), Default::default(), 1, Default::default());
-        space.mappings.add_page(hva, offset, EXECUTE | 1, false);
-        space.map_patched(hva, offset, &[]).expect("listens");
-        space.mappings.close(&[hva]);
-        space.hide_anew();
-        space.wedge.told.clear();
-        space.drop_copies(offset).expect("listens");
-        assert_eq!(space.wedge.told, [MapCommand::Unmap { start: hva, len: PAGE }]);
+        let mut mapper = Mapper::new(Listener::default(), Default::default());
+        mapper.mappings.add_page(hva, offset, EXECUTE | 1, false);
+        mapper.map_patched(hva, offset, &[]).expect("listens");
+        mapper.mappings.close(&[hva]);
+        (0..READS).for_each(|_| mapper.note_hidden_read());
+        mapper.wedge.told.clear();
+        mapper.drop_copies(offset).expect("listens");
+        assert_eq!(mapper.wedge.told, [MapCommand::Unmap { start: hva, len: PAGE }]);
     }
 }

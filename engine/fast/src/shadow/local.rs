@@ -14,7 +14,7 @@
 
 use super::{
     LARGE, Space,
-    large::is_still_large,
+    mapper::is_still_large,
     walk::{Standing, Walker, still_good},
 };
 use crate::process::Process;
@@ -58,11 +58,11 @@ impl<W: Process> Space<W> {
         let mut walker = Walker::new(ram, roots);
         let stale =
             |(hva, len): &&(u64, u64)| !self.is_still_said(ram, roots, &mut walker, *hva, *len);
-        let gone: Vec<_> = self.mappings.local().0.iter().filter(stale).copied().collect();
+        let gone: Vec<_> = self.mapper.mappings.local().0.iter().filter(stale).copied().collect();
         if gone.len() > MANY {
             return self.clear_all();
         }
-        gone.iter().try_for_each(|(hva, len)| self.drop_range(*hva, *len))
+        self.mapper.drop_ranges(&gone)
     }
 
     /// The page tables would have the same mapping made, global or not.
@@ -75,12 +75,20 @@ impl<W: Process> Space<W> {
         len: u64,
     ) -> bool {
         if len >= LARGE {
-            let large = self.mappings.large().get(&hva).filter(|large| large.len == len);
-            return large
-                .is_some_and(|large| is_still_large(self.base, ram, roots, hva, large, false));
+            let large = self.mapper.mappings.large().get(&hva).filter(|large| large.len == len);
+            return large.is_some_and(|large| {
+                is_still_large(self.mapper.base, ram, roots, hva, large, false)
+            });
         }
-        self.mappings.kernel().get(&hva).is_some_and(|page| {
-            let standing = still_good(walker, self.base, hva, *page, self.mappings.parts(), false);
+        self.mapper.mappings.kernel().get(&hva).is_some_and(|page| {
+            let standing = still_good(
+                walker,
+                self.mapper.base,
+                hva,
+                *page,
+                self.mapper.mappings.parts(),
+                false,
+            );
             matches!(standing, Standing::Good)
         })
     }

@@ -6,11 +6,9 @@
 //! mappings. So the guest's page tables are asked then: whether one leads there, not whether it has pages, since
 //! those come and go.
 
-use super::{Space, walk::has_table};
-use crate::process::Process;
+use super::walk::has_table;
 use frame::{SITES, near_sites};
 use ram::Ram;
-use wedge::{Error, MapCommand};
 use x86::paging::Roots;
 
 /// What a program has near the table.
@@ -25,7 +23,7 @@ enum Near {
 
 /// What has become of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum SitesTable {
+pub(super) enum SitesTable {
     #[default]
     Open,
     /// The wedge may have closed it, and patched calls still lead there.
@@ -48,7 +46,7 @@ impl NearSites {
     }
 
     /// The program that is here was looked at.
-    fn is_known(&self) -> bool {
+    pub(super) fn is_known(&self) -> bool {
         self.program != Near::Unknown
     }
 
@@ -74,7 +72,7 @@ impl NearSites {
 
     /// Looks at the program that is about to run. Returns what the table has to become for it, if that is not what
     /// the table is. What comes near the table is not always mapped first, so the page tables are asked even if nothing was there.
-    fn look(&mut self, ram: &Ram, roots: Roots, low: bool) -> Option<SitesTable> {
+    pub(super) fn look(&mut self, ram: &Ram, roots: Roots, low: bool) -> Option<SitesTable> {
         let something =
             low || self.program == Near::Something || has_table(ram, roots, SITES as u64);
         let (program, table) = match something {
@@ -84,31 +82,5 @@ impl NearSites {
         self.program = program;
         let before = std::mem::replace(&mut self.table, table);
         (before != table).then_some(table)
-    }
-}
-
-impl<W: Process> Space<W> {
-    /// Guest code may go on here whenever a wedge selects this space.
-    pub(crate) fn publish(&self, passing: bool) {
-        self.wedge.publish(self.pcid.filter(|_| passing && self.mappings.near().is_known()));
-    }
-
-    /// Opens or closes the table for the program with these page tables, which is about to run; `low` if it has been given
-    /// memory near the table, touched or not.
-    pub(crate) fn attend_to_sites(
-        &mut self,
-        ram: &Ram,
-        roots: Roots,
-        low: bool,
-    ) -> Result<(), Error> {
-        match self.mappings.near_mut().look(ram, roots, low) {
-            Some(SitesTable::Open) => self.wedge.order(MapCommand::OpenSites),
-            Some(_) => {
-                let copies = self.mappings.take_all_copies();
-                self.unmap_pages(&copies)?;
-                self.wedge.order(MapCommand::CloseSites)
-            }
-            None => Ok(()),
-        }
     }
 }

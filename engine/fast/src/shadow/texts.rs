@@ -88,15 +88,14 @@ impl<W: Process> Space<W> {
     /// would see on a CPU.
     pub(super) fn text_is_read(&mut self, ram: &Ram, roots: Roots, gva: u64) -> Result<(), Error> {
         let page = gva & !(PAGE - 1);
-        let hidden = self.wedge.hides_code();
-        let mapped = |page: u64| self.mappings.user().contains_key(&page);
+        let hidden = self.mapper.wedge.hides_code();
+        let mapped = |page: u64| self.mapper.mappings.user().contains_key(&page);
         if hidden || self.texts.has(page) || !self.texts.reads_on(page, mapped) {
             return Ok(());
         }
         let text = text_around(ram, roots, page);
-        let copies = self.mappings.take_copies_within(&text);
-        self.texts.add(text);
-        self.unmap_pages(&copies)
+        self.texts.add(text.clone());
+        self.mapper.drop_copies_within(&text)
     }
 }
 

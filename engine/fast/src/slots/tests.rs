@@ -63,7 +63,7 @@ impl Guest {
             let (rights, owner, piece) = (Rights::READ, Owner::User, false);
             MapReport::Mapped { start, len: PAGE, offset, rights, owner, piece }
         };
-        space.wedge.made = (0..if there { 0 } else { COUNT }).map(mapped).collect();
+        space.wedge_mut().made = (0..if there { 0 } else { COUNT }).map(mapped).collect();
         self.slots.run(false, roots).expect("it runs");
         there
     }
@@ -81,7 +81,7 @@ fn processes_that_come_back_get_slots_of_their_own() {
     }
     assert_eq!(guest.slots.each().count(), processes.len());
     let told =
-        |guest: &Guest| guest.slots.each().map(|space| space.wedge.told.len()).sum::<usize>();
+        |guest: &Guest| guest.slots.each().map(|space| space.wedge().told.len()).sum::<usize>();
     let before = told(&guest);
     assert!(processes.iter().all(|roots| guest.runs(*roots)));
     assert_eq!(told(&guest), before, "nothing is mapped anew");
@@ -129,7 +129,7 @@ fn who_gets_the_slot_of_another_of_the_same_program_has_its_own_data_there() {
     for (number, rights) in [(few, Rights::READ_WRITE), (few + 1, Rights::READ)] {
         let roots = guest.process_with(number, memory(number), bits(number - few));
         assert!(guest.runs(roots), "mapped before it runs");
-        let told = &guest.slots.current().expect("a slot").wedge.told;
+        let told = &guest.slots.current().expect("a slot").wedge().told;
         for page in 0..COUNT {
             let (start, offset) = (MEMORY + page * PAGE, memory(number) + page * PAGE);
             let map = MapCommand::Map { start, len: PAGE, offset, rights, owner: Owner::User };

@@ -5,8 +5,8 @@
 //! from one to the other never ends.
 
 use super::{
-    KERNEL_PAGE, LARGE, PAGE, Place, Space, WRITE, mappings::Large, protection, runs,
-    walk::large_leaf,
+    super::{LARGE, Place, WRITE, mappings::Large, protection, walk::large_leaf},
+    KERNEL_PAGE, Mapper, PAGE, runs,
 };
 use crate::{process::Process, regions};
 use frame::Base;
@@ -18,10 +18,10 @@ use x86_interp::{GuestRam, RamPage};
 /// Bytes of kernel memory that may become one mapping, aligned to as many.
 const WINDOW: u64 = 32 * LARGE;
 
-impl<W: Process> Space<W> {
+impl<W: Process> Mapper<W> {
     /// Maps the large page around `place` as one mapping, with its neighbours of the same kind if it
     /// is the kernel's; its code pages are not writable. False if it is not all RAM.
-    pub(super) fn map_large(
+    pub(in super::super) fn map_large(
         &mut self,
         ram: &Ram,
         roots: Roots,
@@ -29,67 +29,33 @@ impl<W: Process> Space<W> {
         found: &Translation,
     ) -> Result<bool, Error> {
         let Some(first) = large_page(ram, found) else { return Ok(false) };
-        if self
-            .mappings
-            .large_at(place.hva)
-            .is_some_and(|(_, l)| l.writable == (found.writable && found.dirty))
-        {
+        let writable = found.writable && found.dirty;
+        if self.mappings.large_at(place.hva).is_some_and(|(_, l)| l.writable == writable) {
             return Ok(false); // a page of it has been mapped apart
         }
         let base = place.gva & !(LARGE - 1);
-        let (mut start, mut end) = (base, base + (LARGE - 1));
-        if place.kernel {
-            let fits = |gva: u64| neighbour(ram, roots, gva, found, first.offset, base);
-            while start & (WINDOW - 1) != 0 && fits(start - LARGE) {
-                start -= LARGE;
-            }
-            while end.wrapping_add(1) & (WINDOW - 1) != 0 && fits(end + 1) {
-                end += LARGE;
-            }
-        }
+        let (start, end) = match place.kernel {
+            true => widest(ram, roots, base, found, first.offset),
+            false => (base, base + (LARGE - 1)),
+        };
         let len = end - start + 1;
-        let offset = first.offset - (base - start);
         let hva = start.wrapping_add(place.hva.wrapping_sub(place.gva));
         let whole = regions::mappable_parts(self.base, hva, len).eq([(hva, hva + len)]);
         if !whole {
             return Ok(false);
         }
         self.mappings.note(place, found);
-        self.map_run(ram, hva, len, offset, place, found)?;
+        let (offset, protection) =
+            (first.offset - (base - start), protection(place, false, writable));
+        self.map_run(ram, hva, Large { len, offset, writable, protection }, found.global)?;
         Ok(true)
     }
 
-    /// Drops large pages, the kernel's global ones or the user's, that are not what the page tables say now.
-    pub(super) fn revalidate_large(
-        &mut self,
-        ram: &Ram,
-        roots: Roots,
-        kernel: bool,
-    ) -> Result<(), Error> {
-        let stale = |(hva, large): (&u64, &Large)| {
-            let asked = (large.protection & KERNEL_PAGE != 0) == kernel
-                && !self.mappings.local().has(*hva, large.len);
-            let gone = asked && !is_still_large(self.base, ram, roots, *hva, large, kernel);
-            gone.then_some((*hva, large.len))
-        };
-        let gone: Vec<_> = self.mappings.large().iter().filter_map(stale).collect();
-        gone.iter().try_for_each(|(hva, len)| self.drop_range(*hva, *len))
-    }
-
-    fn map_run(
-        &mut self,
-        ram: &Ram,
-        hva: u64,
-        len: u64,
-        offset: u64,
-        place: Place,
-        found: &Translation,
-    ) -> Result<(), Error> {
-        let writable = found.writable && found.dirty;
-        let protection = protection(place, false, writable);
+    fn map_run(&mut self, ram: &Ram, hva: u64, large: Large, global: bool) -> Result<(), Error> {
+        let Large { len, offset, writable, protection } = large;
         self.drop_partly_covered(hva, len)?;
-        self.mappings.add_large(hva, Large { len, offset, writable, protection });
-        if place.kernel && !found.global {
+        self.mappings.add_large(hva, large);
+        if protection & KERNEL_PAGE != 0 && !global {
             self.mappings.add_local(hva, len);
         }
         self.map(hva, len, offset, protection)?;
@@ -107,12 +73,12 @@ impl<W: Process> Space<W> {
     /// Drops large mappings of which a part would stay when a range is mapped anew.
     fn drop_partly_covered(&mut self, hva: u64, len: u64) -> Result<(), Error> {
         let gone = self.mappings.partly_covered(hva, len);
-        gone.iter().try_for_each(|(at, len)| self.drop_range(*at, *len))
+        self.drop_ranges(&gone)
     }
 }
 
 /// The page tables say of every large page in a mapping what is mapped; with `global`, as global ones.
-pub(super) fn is_still_large(
+pub(in super::super) fn is_still_large(
     base: Base,
     ram: &Ram,
     roots: Roots,
@@ -139,6 +105,20 @@ fn large_page(ram: &Ram, found: &Translation) -> Option<RamPage> {
     let (first, last) = (ram.page(gpa)?, ram.page(gpa + LARGE - PAGE)?);
     let plain = first.writable && last.writable && last.offset == first.offset + LARGE - PAGE;
     plain.then_some(first)
+}
+
+/// The kernel's memory around the large page at `base` (GVA), whose RAM starts at `offset`, that can be one mapping with
+/// that page: its first and its last GVA.
+fn widest(ram: &Ram, roots: Roots, base: u64, found: &Translation, offset: u64) -> (u64, u64) {
+    let (mut start, mut end) = (base, base + (LARGE - 1));
+    let fits = |gva: u64| neighbour(ram, roots, gva, found, offset, base);
+    while start & (WINDOW - 1) != 0 && fits(start - LARGE) {
+        start -= LARGE;
+    }
+    while end.wrapping_add(1) & (WINDOW - 1) != 0 && fits(end + 1) {
+        end += LARGE;
+    }
+    (start, end)
 }
 
 /// The large page at `gva` is like the one at `base`, whose RAM starts at `offset`, and continues it.

@@ -1,0 +1,250 @@
+//! Maps and unmaps in a wedge, and writes down what is mapped.
+//!
+//! The wedge and the books about it have one owner, so that nothing is ordered that is not written down. Why something is
+//! to be mapped is not decided here: that is [`super::Space`]'s. `large` maps large pages, `copies` changed copies of
+//! pages.
+
+mod copies;
+mod large;
+
+use super::{
+    KERNEL_PAGE, LARGE_PAGES, PAGE, hidden::Hidden, mappings::Mappings, near::SitesTable, runs,
+};
+use crate::{
+    process::Process,
+    regions::{self, extent},
+    scan::Patch,
+};
+use frame::{BORDER, Base};
+use ram::Ram;
+use wedge::{Error, MapCommand, Owner, Rights};
+use x86::paging::Roots;
+
+pub(super) use large::is_still_large;
+
+/// A wedge, and what is mapped in it.
+pub(super) struct Mapper<W> {
+    /// Where the reserved part of the wedge's address space lies.
+    pub(super) base: Base,
+    pub(super) wedge: W,
+    pub(super) mappings: Mappings,
+    /// Which copies of pages kernel code is kept from reading.
+    hidden: Hidden,
+}
+
+impl<W: Process> Mapper<W> {
+    /// Nothing is mapped in the wedge.
+    pub(super) fn new(wedge: W, base: Base) -> Self {
+        Self { base, wedge, mappings: Mappings::default(), hidden: Hidden::default() }
+    }
+
+    /// Drops every mapping.
+    pub(super) fn clear_all(&mut self) -> Result<(), Error> {
+        self.wedge.clear_lookups();
+        if self.mappings.made() != 0 {
+            for (from, to) in regions::mappable(self.base) {
+                self.unmap(from, to - from)?;
+            }
+        }
+        self.mappings.clear();
+        self.hidden.show_all(&mut self.wedge);
+        Ok(())
+    }
+
+    /// Drops every mapping of the user's.
+    pub(super) fn clear_user(&mut self) -> Result<(), Error> {
+        self.wedge.clear_lookups();
+        for hva in self.mappings.take_user_regions() {
+            self.clear_region(hva)?;
+        }
+        self.mappings.forget_user();
+        Ok(())
+    }
+
+    /// Makes room for the kernel in the region of an HVA, and drops what lies right before it.
+    pub(super) fn give_to_kernel(&mut self, hva: u64) -> Result<(), Error> {
+        self.clear_region(hva)?;
+        match extent(hva).0.checked_sub(BORDER) {
+            Some(border) => self.drop_range(border, BORDER),
+            None => Ok(()),
+        }
+    }
+
+    /// Drops everything in the region of an HVA.
+    fn clear_region(&mut self, hva: u64) -> Result<(), Error> {
+        let (start, len) = extent(hva);
+        self.mappings.forget_region(start, len);
+        self.unmap_range(start, len)
+    }
+
+    /// Drops the mapping of one page.
+    pub(super) fn drop_page(&mut self, gva: u64) -> Result<(), Error> {
+        let gva = gva & !(PAGE - 1);
+        self.wedge.forget_lookups(gva, PAGE);
+        let Some(hva) = self.hva(gva).filter(|_| self.mappings.made() != 0) else {
+            return Ok(());
+        };
+        self.mappings.count_others((gva >> 63) as usize); // what is cut in two
+        for bits in LARGE_PAGES {
+            if let Some((start, len)) = self.mappings.take_part(hva, bits) {
+                self.drop_range(start, len)?;
+            }
+        }
+        self.drop_range(hva, PAGE)
+    }
+
+    /// The HVA of a GVA, if a guest page may lie there.
+    fn hva(&self, gva: u64) -> Option<u64> {
+        let hva = if gva >> 63 == 0 { Some(gva) } else { regions::kernel_hva(self.base, gva) };
+        hva.filter(|hva| regions::is_mappable(self.base, *hva))
+    }
+
+    /// Drops the mappings of a range, and large ones that reach into it as a whole.
+    pub(super) fn drop_range(&mut self, start: u64, len: u64) -> Result<(), Error> {
+        for (at, len) in self.mappings.take_reaching(start, len) {
+            self.unmap(at, len)?;
+        }
+        self.mappings.forget_pages(start, len);
+        self.unmap_range(start, len)
+    }
+
+    /// Drops the mappings of ranges, given by first HVA and bytes.
+    pub(super) fn drop_ranges(&mut self, ranges: &[(u64, u64)]) -> Result<(), Error> {
+        ranges.iter().try_for_each(|(start, len)| self.drop_range(*start, *len))
+    }
+
+    /// The RAM page at this offset may not be written without a fault any more.
+    pub(super) fn protect(&mut self, offset: u64) -> Result<(), Error> {
+        self.wedge.protect_lookups(offset);
+        for hva in self.mappings.take_writable(offset) {
+            self.unmap(hva, PAGE)?;
+        }
+        for (hva, protection) in self.mappings.written_through_large(offset) {
+            self.mappings.count_cut();
+            self.wedge.order(mapping(hva, PAGE, offset, protection))?;
+        }
+        Ok(())
+    }
+
+    /// Drops pages, given in ascending order.
+    pub(super) fn unmap_pages(&mut self, gone: &[u64]) -> Result<(), Error> {
+        for (start, end) in runs(gone, PAGE) {
+            self.unmap(start, end - start)?;
+        }
+        self.mappings.forget_each(gone);
+        Ok(())
+    }
+
+    /// Drops pages of the kernel's, given in ascending order.
+    pub(super) fn unmap_kernel_pages(&mut self, gone: &[u64]) -> Result<(), Error> {
+        self.mappings.count_others(runs(gone, PAGE).len()); // what is cut in two
+        self.unmap_pages(gone)
+    }
+
+    /// Closes pages of the user's, given in ascending order.
+    pub(super) fn close(&mut self, pages: &[u64]) -> Result<(), Error> {
+        self.protect_pages(pages, Rights::NONE)?;
+        self.mappings.close(pages);
+        Ok(())
+    }
+
+    /// Makes pages of the user's read-only, given in ascending order.
+    pub(super) fn close_to_writes(&mut self, pages: &[u64]) -> Result<(), Error> {
+        self.protect_pages(pages, Rights::READ)?;
+        self.mappings.close_to_writes(pages);
+        Ok(())
+    }
+
+    fn protect_pages(&mut self, pages: &[u64], rights: Rights) -> Result<(), Error> {
+        for (start, end) in runs(pages, PAGE) {
+            self.wedge.order(MapCommand::Protect { start, len: end - start, rights })?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps what a guest may have in a range.
+    fn unmap_range(&mut self, start: u64, len: u64) -> Result<(), Error> {
+        for (from, to) in regions::mappable_parts(self.base, start, len) {
+            self.unmap(from, to - from)?;
+        }
+        Ok(())
+    }
+
+    fn unmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
+        self.wedge.order(MapCommand::Unmap { start: address, len })
+    }
+
+    /// Maps a page that is written down already, with these changes.
+    pub(super) fn map_page(
+        &mut self,
+        hva: u64,
+        offset: u64,
+        protection: u64,
+        patches: &[Patch],
+    ) -> Result<(), Error> {
+        match (patches.is_empty(), protection & KERNEL_PAGE != 0) {
+            (false, _) => self.map_patched(hva, offset, patches),
+            (true, false) => self.order_mapping(hva, PAGE, offset, protection),
+            (true, true) => self.map(hva, PAGE, offset, protection),
+        }
+    }
+
+    /// Maps a page of the user's in place of another.
+    pub(super) fn remap(&mut self, hva: u64, offset: u64, protection: u64) -> Result<(), Error> {
+        self.mappings.replace(hva, offset, protection);
+        self.order_mapping(hva, PAGE, offset, protection)
+    }
+
+    /// Maps what is no page of the user's.
+    pub(super) fn map(
+        &mut self,
+        hva: u64,
+        len: u64,
+        offset: u64,
+        protection: u64,
+    ) -> Result<(), Error> {
+        self.mappings.count_others(1);
+        self.order_mapping(hva, len, offset, protection)
+    }
+
+    fn order_mapping(
+        &mut self,
+        hva: u64,
+        len: u64,
+        offset: u64,
+        protection: u64,
+    ) -> Result<(), Error> {
+        self.mappings.count(hva, protection);
+        self.wedge.order(mapping(hva, len, offset, protection))
+    }
+
+    /// Kernel code has read what is hidden, or what has its place in the table.
+    pub(super) fn note_hidden_read(&mut self) {
+        self.hidden.note_read(&mut self.wedge, &mut self.mappings);
+    }
+
+    /// Opens or closes the table of patched system calls for the program with these page tables, which is about to run;
+    /// `low` if it has been given memory near the table, touched or not.
+    pub(super) fn attend_to_sites(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        low: bool,
+    ) -> Result<(), Error> {
+        match self.mappings.near_mut().look(ram, roots, low) {
+            Some(SitesTable::Open) => self.wedge.order(MapCommand::OpenSites),
+            Some(_) => {
+                let copies = self.mappings.take_all_copies();
+                self.unmap_pages(&copies)?;
+                self.wedge.order(MapCommand::CloseSites)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The command for a mapping with these rights, and what is beside them.
+fn mapping(start: u64, len: u64, offset: u64, protection: u64) -> MapCommand {
+    let owner = if protection & KERNEL_PAGE == 0 { Owner::User } else { Owner::Kernel };
+    MapCommand::Map { start, len, offset, rights: Rights::from_bits(protection), owner }
+}

@@ -1,0 +1,49 @@
+//! Pages that are mapped as changed copies, and what stands for pages that are empty.
+//!
+//! A page counts as code from the moment a copy of it is made, so that a write to it comes to light and the
+//! copy goes. What stands for an empty page goes in the same way.
+
+use super::{super::EXECUTE, Mapper, PAGE};
+use crate::{process::Process, scan::Patch};
+use std::ops::Range;
+use wedge::{Error, MapCommand, Rights};
+
+impl<W: Process> Mapper<W> {
+    /// Maps a changed copy of a page of code. The page counts as code from now on, so that a write
+    /// to it comes to light ([`Mapper::drop_copies`]).
+    pub(in super::super) fn map_patched(
+        &mut self,
+        hva: u64,
+        offset: u64,
+        patches: &[Patch],
+    ) -> Result<(), Error> {
+        self.mappings.add_copy(offset, hva);
+        self.hidden.hide(&mut self.wedge, &mut self.mappings, hva, patches);
+        self.mappings.count(hva, EXECUTE);
+        self.wedge.order(MapCommand::Copy { page: hva, offset })?;
+        for patch in patches {
+            let address = hva + patch.at as u64;
+            self.wedge.order(MapCommand::Poke { address, len: patch.len, bytes: patch.bytes })?;
+        }
+        let hidden = self.wedge.hides_code() && !patches.is_empty();
+        let rights = if hidden { Rights::EXECUTE } else { Rights::READ_EXECUTE };
+        self.wedge.order(MapCommand::Protect { start: hva, len: PAGE, rights })
+    }
+
+    /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it
+    /// while it is empty.
+    pub(in super::super) fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
+        let stand_ins = self.mappings.take_stand_ins(offset);
+        self.unmap_pages(&stand_ins)?;
+        for hva in self.mappings.take_copies(offset) {
+            self.unmap(hva, PAGE)?;
+        }
+        Ok(())
+    }
+
+    /// Drops the changed copies in a range of HVAs.
+    pub(in super::super) fn drop_copies_within(&mut self, text: &Range<u64>) -> Result<(), Error> {
+        let copies = self.mappings.take_copies_within(text);
+        self.unmap_pages(&copies)
+    }
+}
