@@ -366,7 +366,8 @@ impl Fast {
     fn answer(&mut self, gva: u64, access: Access) -> Result<FaultOutcome, Error> {
         let mut mapped = FaultOutcome::Mapped;
         let roots = Roots::from(&self.cpu.vcpu);
-        self.slots.current()?.is_narrow = access.user && !self.cpu.vcpu.is_64bit();
+        let is_narrow = access.user && !self.cpu.vcpu.is_64bit();
+        self.slots.current()?.set_narrow(is_narrow);
         loop {
             let answer = self.slots.answer(roots, gva, access)?;
             // What was searched and must not be executed has been marked, too.

@@ -2,22 +2,23 @@
 //!
 //! Each owner has one kind of state:
 //!
-//! - [`Space`] answers faults, is parked and comes back. `budget` keeps the number of its mappings down, `compare` says
-//!   which survive a flush.
+//! - [`Space`] answers faults (`answer`), is parked and comes back (`compare`: which mappings survive a flush), and keeps
+//!   the number of its mappings down (`budget`).
 //! - `mapper` has the wedge, and maps and unmaps there; it asks nobody why. `hidden` keeps the kernel from reading the
 //!   changed copies of code that it maps.
 //! - `mappings` has the books of what is mapped, and no wedge: what is written down can be read and counted by itself.
 //!   `local` knows the kernel's pages that are not global, `near` what lies near the table of patched system calls, `places`
 //!   where RAM pages are mapped.
+//! - `code_pages` knows what is in pages of user code, and maps nothing. `closed` says what may be executed where there are
+//!   protection keys, `texts` which programs read their own code.
 //!
-//! Of pages of code `copies` says what is changed in them, `closed` what may be executed where there are protection keys, and
-//! `texts` which programs read their own code. `pressure` tells which spaces have more pages than there can be mappings,
-//! `walk` reads the guest's page tables.
+//! `pressure` tells which spaces have more pages than there can be mappings, `walk` reads the guest's page tables.
 
+mod answer;
 pub(crate) mod budget;
 mod closed;
+mod code_pages;
 mod compare;
-mod copies;
 mod hidden;
 mod local;
 mod mapper;
@@ -28,23 +29,14 @@ pub(crate) mod pressure;
 mod texts;
 mod walk;
 
-use crate::{
-    Scattered,
-    probes::Probed,
-    process::Process,
-    regions::{self, Regions},
-    scan_cache::{ScanCache, Search},
-    sites::Sites,
-};
+use crate::{Scattered, process::Process, scan_cache::Search};
+use code_pages::{CodePage, CodePages, Shared, bytes_of};
 use frame::Base;
 use mapper::Mapper;
 use pressure::Pressure;
 use ram::Ram;
-use texts::Texts;
-use walk::leaf;
-use wedge::{Error, MapCommand, MapReport, Wedge};
-use x86::paging::{self, Access, Roots, Translation};
-use x86_interp::GuestRam;
+use wedge::{Error, MapReport, Wedge};
+use x86::paging::{self, Roots};
 
 const READ: u64 = 1;
 const WRITE: u64 = 2;
@@ -98,47 +90,26 @@ pub struct Space<W = Wedge> {
     pub root: u64,
     /// The user's pages behind this HVA are given up next, if there are too many.
     given_up: u64,
+    /// User pages whose translations the wedge has dropped by itself: GVAs.
     invalidated: Vec<u64>,
-    marked: Vec<u64>,
-    /// What is executed next is 32-bit code.
-    pub is_narrow: bool,
-    /// Prints of pages of code that have been searched, and nothing found.
-    plain: Vec<u64>,
-    /// Patched system calls, of all spaces.
-    sites: Sites,
-    /// What is known of pages of code, of all spaces.
-    scans: ScanCache,
-    /// Pages of user code with breakpoints, of all spaces.
-    probed: Probed,
+    /// What is known of pages of user code.
+    code: CodePages,
     /// There was a flush of everything while nothing ran here.
     stale: bool,
-    /// Code that the program has read.
-    texts: Texts,
     /// Whether mappings suffice.
     pressure: Pressure,
 }
 
 impl<W: Process> Space<W> {
-    pub(crate) fn new(
-        wedge: W,
-        base: Base,
-        pcid: u64,
-        (sites, scans, probed): (Sites, ScanCache, Probed),
-    ) -> Self {
+    pub(crate) fn new(wedge: W, base: Base, pcid: u64, shared: Shared) -> Self {
         Self {
             mapper: Mapper::new(wedge, base),
             pcid: Some(pcid),
             root: 0,
             given_up: 0,
             invalidated: Vec::new(),
-            is_narrow: false,
-            marked: Vec::new(),
-            plain: Vec::new(),
-            sites,
-            scans,
-            probed,
+            code: CodePages::new(shared),
             stale: false,
-            texts: Texts::default(),
             pressure: Pressure::default(),
         }
     }
@@ -191,7 +162,7 @@ impl<W: Process> Space<W> {
     /// Drops every mapping.
     pub fn clear_all(&mut self) -> Result<(), Error> {
         self.mapper.clear_all()?;
-        self.texts.clear();
+        self.code.texts.clear();
         Ok(())
     }
 
@@ -236,7 +207,7 @@ impl<W: Process> Space<W> {
     /// Takes note of what the wedge has done.
     fn absorb(&mut self, report: MapReport) {
         if matches!(report, MapReport::Refused { .. }) {
-            self.scans.count(Search::Refused);
+            self.code.count(Search::Refused);
         }
         self.invalidated.extend(self.mapper.mappings.absorb(report));
     }
@@ -246,146 +217,49 @@ impl<W: Process> Space<W> {
         std::mem::take(&mut self.invalidated)
     }
 
-    /// Answers a page fault on an access to `gva`.
-    pub fn answer(
-        &mut self,
-        ram: &Ram,
-        roots: Roots,
-        kernel_regions: &Regions,
-        gva: u64,
-        access: Access,
-    ) -> Result<Answer, Error> {
-        let kernel = gva >> 63 == 1;
-        let hva = match kernel {
-            true => {
-                regions::kernel_hva(self.mapper.base, gva).filter(|_| !access.user && !access.fetch)
-            }
-            false => {
-                let free = |gva: &u64| {
-                    regions::is_mappable(self.mapper.base, *gva) && !kernel_regions.borders(*gva)
-                };
-                Some(gva).filter(free)
-            }
-        };
-        let Some(hva) = hva else { return Ok(Answer::Interpret) };
-        let Ok(found) = paging::walk(&mut &*ram, roots, gva, access) else {
-            return Ok(Answer::Interpret);
-        };
-        if access.write && !found.writable || !kernel && !found.user {
-            return Ok(Answer::Interpret);
-        }
-        if kernel && !kernel_regions.has(hva) {
-            return Ok(Answer::NeedsRegion(hva));
-        }
-        if access.fetch && self.probed.has(gva & !(PAGE - 1)) {
-            return Ok(Answer::Interpret);
-        }
-        if access.fetch && self.mapper.mappings.take_refused(hva & !(PAGE - 1)) {
-            return Ok(Answer::Interpret);
-        }
-        self.make_room()?;
-        if !kernel && !access.fetch && !access.write && found.executable && !found.writable {
-            self.text_is_read(ram, roots, gva)?;
-        }
-        self.install(ram, roots, Place { gva, hva, kernel }, &found, access)
+    /// What is executed next is 32-bit code, or is not.
+    pub fn set_narrow(&mut self, is_narrow: bool) {
+        self.code.set_narrow(is_narrow);
     }
 
-    fn install(
-        &mut self,
-        ram: &Ram,
-        roots: Roots,
-        place: Place,
-        found: &Translation,
-        Access { write, fetch, .. }: Access,
-    ) -> Result<Answer, Error> {
-        // Writes to code go through the interpreter, which has what was made from it dropped.
-        let page = ram.page(found.gpa & !(PAGE - 1));
-        if write && page.is_some_and(|page| ram.is_code(page.offset)) {
-            return Ok(Answer::Interpret);
-        }
-        let code = found.executable && !place.kernel;
-        if found.page_bits >= 21 && !code && self.mapper.map_large(ram, roots, place, found)? {
-            return Ok(Answer::Mapped);
-        }
-        if fetch && self.mapper.wedge.searches() {
-            return self.map_code(ram, roots, place, found);
-        }
-        if !self.map_page(ram, place, found, write, fetch)? {
-            return Ok(Answer::Interpret);
-        }
-        // The wedge maps by itself what lies around the user's.
-        if found.page_bits == 12 && place.kernel {
-            self.map_around(ram, roots, place)?;
-        }
-        Ok(Answer::Mapped)
+    /// Prints of pages of code that have been searched since, and nothing found.
+    pub fn take_plain(&mut self) -> Vec<u64> {
+        self.code.take_plain()
     }
 
-    /// Maps one 4 KiB page; false if it is not RAM, or written and not writable RAM, or to be changed before it is
-    /// executed while the program reads it. What is to be changed is so only for a fetch: until then it is shown as it is, and not
-    /// to be executed.
-    fn map_page(
-        &mut self,
-        ram: &Ram,
-        place: Place,
-        found: &Translation,
-        write: bool,
-        fetch: bool,
-    ) -> Result<bool, Error> {
-        let Some(page) = ram.page(found.gpa & !(PAGE - 1)) else { return Ok(false) };
-        if write && !page.writable {
-            return Ok(false);
+    /// RAM pages (by offset) that have been marked since: no space may write them without a fault any more.
+    pub fn take_marked(&mut self) -> Vec<u64> {
+        self.code.take_marked()
+    }
+
+    /// User code executes the page of this GVA, and may be unable to load from it: changed copies are closed to loads.
+    pub(crate) fn is_closed_to_loads(&self, gva: u64) -> bool {
+        let executed = || self.mapper.mappings.executed(gva & !(PAGE - 1));
+        self.mapper.wedge.hides_code() && executed().is_some()
+    }
+
+    /// The page of user code at `gva` that is mapped: its GVA and the guest's bytes.
+    pub fn code_page(&self, ram: &Ram, gva: u64) -> Option<(u64, Vec<u8>)> {
+        let page = gva & !(PAGE - 1);
+        let offset = self.mapper.mappings.executed(page)?;
+        Some((page, bytes_of(ram, offset).into()))
+    }
+
+    /// Maps the page of a system call that has become worth patching anew, if it is mapped.
+    pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
+        let hva = gva & !(PAGE - 1);
+        let mapped = self.mapper.mappings.user().get(&hva);
+        let executed = |(_, rights): &&(u64, u64)| rights & (EXECUTE | WRITE) == EXECUTE;
+        let Some((offset, _)) = mapped.filter(executed).copied() else { return Ok(()) };
+        if self.code.texts.has(hva) {
+            return Ok(());
         }
-        let written = found.writable && found.dirty && page.writable;
-        let writable = written && !ram.is_code(page.offset);
-        let executable = found.executable && !place.kernel;
-        let hva = place.hva & !(PAGE - 1);
-        let touched = found.writable || found.dirty;
-        let mut execute = executable && !self.mapper.wedge.searches() && !self.probed.has(hva);
-        if execute
-            && (!fetch || self.texts.has(hva))
-            && self.is_changed(ram, hva, page.offset, touched)
-        {
-            if fetch && self.texts.is_interpreted(hva) {
-                return Ok(false);
-            }
-            execute = fetch;
-        }
-        self.mapper.mappings.note(place, found);
-        let patches =
-            if execute { self.patches(ram, hva, page.offset, touched) } else { Vec::new() };
-        if !place.kernel && !executable && !found.writable && !ram.is_code(page.offset) {
-            self.mark_empty(ram, page.offset);
-        }
-        let rights = protection(place, execute, writable);
-        self.mapper.mappings.add_page(hva, page.offset, rights, found.global);
-        self.mapper.map_page(hva, page.offset, rights, &patches)?;
+        let page = CodePage { hva, offset, written: false };
+        let patches = self.code.patches(ram, page, &mut self.mapper);
         match patches.is_empty() {
-            true if fetch && execute => self.note_plain(ram, page.offset),
-            false if !touched => {
-                self.mapper.wedge.order(MapCommand::Keep { page: hva, offset: page.offset })?;
-            }
-            _ => {}
+            true => Ok(()),
+            false => self.mapper.map_patched(hva, offset, &patches),
         }
-        Ok(true)
-    }
-
-    /// Maps the neighbours whose page-table entries the guest has used already: a fault each
-    /// would bring the same.
-    fn map_around(&mut self, ram: &Ram, roots: Roots, place: Place) -> Result<(), Error> {
-        let start = place.gva & !(AROUND * PAGE - 1);
-        for n in 0..AROUND {
-            let gva = start + n * PAGE;
-            if gva == place.gva & !(PAGE - 1) {
-                continue;
-            }
-            let Some(found) = leaf(ram, roots, gva, !place.kernel) else { continue };
-            let hva = gva.wrapping_add(place.hva.wrapping_sub(place.gva));
-            let plain = ram.page(found.gpa).is_some_and(|page| !ram.is_code(page.offset));
-            if plain && regions::is_mappable(self.mapper.base, hva) {
-                self.map_page(ram, Place { gva, hva, ..place }, &found, false, false)?;
-            }
-        }
-        Ok(())
     }
 }
 

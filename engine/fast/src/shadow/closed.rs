@@ -21,69 +21,34 @@
 //! So nobody can tell that there are changes. An instruction that loads from its own page needs both at
 //! once, so it is interpreted.
 
-use super::{AROUND, Answer, PAGE, Place, Space, walk::leaf};
+use super::{
+    code_pages::{CodePage, CodePages, bytes_of},
+    mapper::Mapper,
+};
 use crate::{process::Process, scan::Patch, scan_cache::Search};
 use frame::keys;
 use ram::Ram;
-use wedge::Error;
-use x86::paging::{Roots, Translation};
-use x86_interp::GuestRam;
 
-impl<W: Process> Space<W> {
-    /// Maps the page that user code fetches from, and those around it that somebody has executed before.
-    pub(super) fn map_code(
+impl CodePages {
+    /// The changes with which a copy of a page may be executed. `None` if the copy would have what opens keys, or the page
+    /// is interpreted because the program reads it. The page counts as code from now on.
+    pub(super) fn closed_copy<W: Process>(
         &mut self,
         ram: &Ram,
-        roots: Roots,
-        place: Place,
-        found: &Translation,
-    ) -> Result<Answer, Error> {
-        if !self.map_closed(ram, place, found)? {
-            return Ok(Answer::Interpret);
-        }
-        let start = place.gva & !(AROUND * PAGE - 1);
-        for gva in (start..start + AROUND * PAGE).step_by(PAGE as usize) {
-            if gva == place.gva & !(PAGE - 1) || self.mapper.mappings.executed(gva).is_some() {
-                continue;
-            }
-            let found = leaf(ram, roots, gva, true).filter(|found| found.executable);
-            let Some(found) = found else { continue };
-            if ram.page(found.gpa).is_some_and(|page| ram.is_code(page.offset)) {
-                self.map_closed(ram, Place { gva, hva: gva, ..place }, &found)?;
-            }
-        }
-        Ok(Answer::Mapped)
-    }
-
-    /// User code executes the page of this GVA, and may be unable to load from it: changed copies are closed to loads.
-    pub(crate) fn is_closed_to_loads(&self, gva: u64) -> bool {
-        self.mapper.wedge.hides_code() && self.mapper.mappings.executed(gva & !(PAGE - 1)).is_some()
-    }
-
-    /// Maps a copy of one page to be executed; false if it is not RAM or has what opens keys.
-    fn map_closed(&mut self, ram: &Ram, place: Place, found: &Translation) -> Result<bool, Error> {
-        let Some(page) = ram.page(found.gpa & !(PAGE - 1)) else { return Ok(false) };
-        let hva = place.hva & !(PAGE - 1);
-        if ram.mark_code(page.offset) {
-            self.marked.push(page.offset);
-        }
-        let mut bytes = [0; PAGE as usize];
-        ram.read(page.offset, &mut bytes);
-        let patches = self.patches(ram, hva, page.offset, found.writable || found.dirty);
-        if !patches.is_empty() && !self.mapper.wedge.hides_code() && self.texts.is_interpreted(hva)
-        {
-            return Ok(false);
+        page: CodePage,
+        mapper: &mut Mapper<W>,
+    ) -> Option<Vec<Patch>> {
+        self.mark(ram, page.offset);
+        let mut bytes = bytes_of(ram, page.offset);
+        let patches = self.patches(ram, page, mapper);
+        let shows_changes = !patches.is_empty() && !mapper.wedge.hides_code();
+        if shows_changes && self.texts.is_interpreted(page.hva) {
+            return None;
         }
         patches.iter().for_each(|patch| apply(&mut bytes, patch));
-        if keys::find(&bytes).is_some() {
-            self.scans.count(Search::Open);
-            return Ok(false);
-        }
-        self.scans.count(Search::Closed);
-        self.mapper.mappings.note(place, found);
-        self.mapper.mappings.add_closed(hva, page.offset);
-        self.mapper.map_patched(hva, page.offset, &patches)?;
-        Ok(true)
+        let is_open = keys::find(&bytes).is_some();
+        self.count(if is_open { Search::Open } else { Search::Closed });
+        (!is_open).then_some(patches)
     }
 }
 
@@ -95,7 +60,7 @@ fn apply(page: &mut [u8], patch: &Patch) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::PAGE, *};
     use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 
     /// The third byte of each form of XRSTOR and of what is like it.

@@ -1,6 +1,6 @@
 //! Programs that read their own code: debuggers of themselves, checksums, translators.
 //!
-//! What user code executes may be a changed copy ([`super::copies`]), and what it reads there then are the changes: the host
+//! What user code executes may be a changed copy ([`super::code_pages`]), and what it reads there then are the changes: the host
 //! has no memory that can be executed and not read. But a reader of code mostly reads more than was executed, page after page,
 //! and comes upon pages that are not mapped. From then on nothing is changed in that text: its copies go, system calls made
 //! there trap, and a page that must not be executed as it is, is interpreted; unless that comes to too much, since the page may hold
@@ -13,12 +13,10 @@
 //! A text is what the program may execute around a page, up to a page that it may not. Pages it has not used count as
 //! either.
 
-use super::{PAGE, Space, walk::Walker};
-use crate::process::Process;
+use super::{PAGE, walk::Walker};
 use ram::Ram;
 use rustc_hash::FxHashMap;
 use std::{collections::VecDeque, ops::Range};
-use wedge::Error;
 use x86::paging::Roots;
 
 /// Texts remembered; what is forgotten is found again, or changed.
@@ -58,6 +56,23 @@ impl Texts {
         *self = Self::default();
     }
 
+    /// The program, or the guest's kernel for it, reads code at a page. Returns the text that is to be shown as it is from
+    /// now on, if that makes a reader of one that was none.
+    pub(super) fn read(
+        &mut self,
+        ram: &Ram,
+        roots: Roots,
+        page: u64,
+        can_be_read: impl Fn(u64) -> bool,
+    ) -> Option<Range<u64>> {
+        if self.has(page) || !self.reads_on(page, can_be_read) {
+            return None;
+        }
+        let text = text_around(ram, roots, page);
+        self.add(text.clone());
+        Some(text)
+    }
+
     /// A page of code is read; true if that makes a reader. Pages in between that can be read without anybody noticing may have been.
     fn reads_on(&mut self, page: u64, can_be_read: impl Fn(u64) -> bool) -> bool {
         let (last, count) = self.last;
@@ -80,22 +95,6 @@ impl Texts {
         let visits = self.visits.entry(page).or_default();
         *visits += 1;
         *visits < MAX_VISITS
-    }
-}
-
-impl<W: Process> Space<W> {
-    /// The program, or the guest's kernel for it, reads code at a GVA: what is mapped of it from now on is what it
-    /// would see on a CPU.
-    pub(super) fn text_is_read(&mut self, ram: &Ram, roots: Roots, gva: u64) -> Result<(), Error> {
-        let page = gva & !(PAGE - 1);
-        let hidden = self.mapper.wedge.hides_code();
-        let mapped = |page: u64| self.mapper.mappings.user().contains_key(&page);
-        if hidden || self.texts.has(page) || !self.texts.reads_on(page, mapped) {
-            return Ok(());
-        }
-        let text = text_around(ram, roots, page);
-        self.texts.add(text.clone());
-        self.mapper.drop_copies_within(&text)
     }
 }
 

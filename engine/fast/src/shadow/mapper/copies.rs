@@ -30,6 +30,11 @@ impl<W: Process> Mapper<W> {
         self.wedge.order(MapCommand::Protect { start: hva, len: PAGE, rights })
     }
 
+    /// The changed copy at an HVA may be shown again after it was closed, since it goes when the RAM page is written.
+    pub(in super::super) fn keep(&mut self, hva: u64, offset: u64) -> Result<(), Error> {
+        self.wedge.order(MapCommand::Keep { page: hva, offset })
+    }
+
     /// Drops the changed copies of a RAM page (by offset) that has been written, and what stands for it
     /// while it is empty.
     pub(in super::super) fn drop_copies(&mut self, offset: u64) -> Result<(), Error> {
