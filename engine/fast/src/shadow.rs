@@ -12,6 +12,7 @@
 //! - `code_pages` knows what is in pages of user code, and maps nothing. `closed` says what may be executed where there are
 //!   protection keys, `texts` which programs read their own code.
 //!
+//! `revalidation` compares what is mapped with page tables, and changes nothing; `compare` does what it finds is to be done.
 //! `pressure` tells which spaces have more pages than there can be mappings, `walk` reads the guest's page tables.
 
 mod answer;
@@ -26,6 +27,7 @@ mod mappings;
 mod near;
 mod places;
 pub(crate) mod pressure;
+mod revalidation;
 mod texts;
 mod walk;
 

@@ -18,23 +18,19 @@
 //! nothing of what is mapped will be of use.
 
 use super::{
-    EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE, Pressure, READ, Space, WRITE,
-    mapper::is_still_large,
-    mappings::Large,
-    part,
-    walk::{Standing, Walker, still_good},
+    Pressure, Space,
+    revalidation::{Revalidation, SAMPLE},
 };
 use crate::process::Process;
 use ram::Ram;
 use wedge::Error;
 use x86::{
     control::{cr0, efer},
-    paging::{self, Access, Roots, Translation},
+    paging::{self, Roots},
 };
-use x86_interp::{GuestRam, RamPage};
 
-/// Pages looked at to tell whether a space fits a process, and how many of them its page tables must have.
-const SAMPLE: (usize, usize) = (24, 3);
+/// To drop more of the kernel's mappings than so many one by one is not worth it: a kernel that has none global.
+const MANY: usize = 256;
 
 /// Who the page tables belong to that a space is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,20 +72,13 @@ impl<W: Process> Space<W> {
         self.compare(ram, roots, owner)
     }
 
-    /// How many pages of a sample of the user's these page tables have, and how many of those have been used. It ends
-    /// as soon as more pages would change nothing.
     fn sample(&self, ram: &Ram, roots: Roots) -> (usize, usize) {
-        let mut all = Walker::new(ram, roots).with_unused();
-        let mut used = Walker::new(ram, roots);
-        let mut counts = (0, 0);
-        for hva in self.mapper.mappings.user().keys().rev().take(SAMPLE.0) {
-            counts.0 += usize::from(all.find(*hva).is_some());
-            counts.1 += usize::from(used.find(*hva).is_some());
-            if counts.0 >= SAMPLE.1 && counts.1 != 0 {
-                break;
-            }
-        }
-        counts
+        self.against(ram, roots).sample()
+    }
+
+    /// What is mapped, compared with page tables.
+    fn against<'a>(&'a self, ram: &'a Ram, roots: Roots) -> Revalidation<'a> {
+        Revalidation::new(&self.mapper, ram, roots)
     }
 
     /// Pages of a process with these page tables are probably where they were mapped here: it is the same
@@ -115,7 +104,7 @@ impl<W: Process> Space<W> {
         // To fill one again costs less than to compare it.
         self.mapper.wedge.clear_lookups();
         self.mapper.mappings.near_mut().forget();
-        self.revalidate_local_kernel(ram, roots)?;
+        self.revalidate_local(ram, roots)?;
         // While there are large pages that the wedge does not know of, each INVLPG is the monitor's to do.
         if self.mapper.mappings.has_user_large() || owner == Owner::Other {
             return self.mapper.clear_user();
@@ -141,129 +130,32 @@ impl<W: Process> Space<W> {
 
     /// Drops large pages, the kernel's global ones or the user's, that are not what the page tables say now.
     fn revalidate_large(&mut self, ram: &Ram, roots: Roots, kernel: bool) -> Result<(), Error> {
-        let mappings = &self.mapper.mappings;
-        let stale = |(hva, large): (&u64, &Large)| {
-            let asked = (large.protection & KERNEL_PAGE != 0) == kernel
-                && !mappings.local().has(*hva, large.len);
-            let gone = asked && !is_still_large(self.mapper.base, ram, roots, *hva, large, kernel);
-            gone.then_some((*hva, large.len))
-        };
-        let gone: Vec<_> = mappings.large().iter().filter_map(stale).collect();
+        let gone = self.against(ram, roots).stale_large(kernel);
         self.mapper.drop_ranges(&gone)
     }
 
     fn revalidate_kernel(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
-        let mut walker = Walker::new(ram, roots);
-        let mut gone = Vec::new();
-        for (hva, page) in self.mapper.mappings.kernel() {
-            let local = self.mapper.mappings.local().has(*hva, PAGE);
-            let mut standing = || {
-                still_good(
-                    &mut walker,
-                    self.mapper.base,
-                    *hva,
-                    *page,
-                    self.mapper.mappings.parts(),
-                    true,
-                )
-            };
-            if !local && !matches!(standing(), Standing::Good) {
-                gone.push(*hva);
-            }
-        }
+        let gone = self.against(ram, roots).stale_kernel();
         self.mapper.unmap_kernel_pages(&gone)
     }
 
+    /// Drops the kernel's mappings that are not global, and not what the page tables say now.
+    fn revalidate_local(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
+        let gone = self.against(ram, roots).stale_local();
+        if gone.len() > MANY {
+            return self.clear_all();
+        }
+        self.mapper.drop_ranges(&gone)
+    }
+
     fn revalidate_user(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
-        let newborn = owner == Owner::Newborn;
-        let (mut gone, mut read_only) = (Vec::new(), Vec::new());
-        let (mut closed, mut moved) = (Vec::new(), Vec::new());
-        let mut walker = Walker::new(ram, roots);
-        if newborn {
-            walker = walker.with_unused();
-        }
-        for (hva, page) in self.mapper.mappings.user() {
-            match still_good(
-                &mut walker,
-                self.mapper.base,
-                *hva,
-                *page,
-                self.mapper.mappings.parts(),
-                false,
-            ) {
-                Standing::Good | Standing::ReadOnly if newborn && !is_used(ram, roots, *hva) => {
-                    gone.push(*hva);
-                }
-                Standing::Good => {}
-                Standing::ReadOnly => read_only.push(*hva),
-                _ if newborn && self.has_data(ram, roots, &mut walker, *hva) => moved.push(*hva),
-                _ if !newborn && self.is_elsewhere(ram, &mut walker, *hva, *page) => {
-                    moved.push(*hva);
-                }
-                _ if self.may_be_closed(*hva, *page) => closed.push(*hva),
-                _ => gone.push(*hva),
-            }
-        }
-        self.mapper.close_to_writes(&read_only)?;
-        self.mapper.close(&closed)?;
-        self.mapper.unmap_pages(&gone)?;
-        moved.into_iter().try_for_each(|hva| self.map_data(ram, &mut walker, hva))
+        let changes = self.against(ram, roots).user(owner == Owner::Newborn);
+        self.mapper.close_to_writes(&changes.read_only)?;
+        self.mapper.close(&changes.closed)?;
+        self.mapper.unmap_pages(&changes.gone)?;
+        changes
+            .moved
+            .iter()
+            .try_for_each(|(hva, offset, protection)| self.mapper.remap(*hva, *offset, *protection))
     }
-
-    /// What the page tables have of the user's at an address, if it is data in a page of 4 KiB that can be mapped by
-    /// itself.
-    fn data(&self, ram: &Ram, walker: &mut Walker<'_>, hva: u64) -> Option<(Translation, RamPage)> {
-        let found = walker.find(hva).filter(|found| found.user && found.page_bits == 12)?;
-        let page = ram.page(found.gpa).filter(|page| !ram.is_code(page.offset))?;
-        let alone =
-            !found.executable && !self.mapper.mappings.parts().contains(&part(hva, LARGE_BITS));
-        alone.then_some((found, page))
-    }
-
-    /// A newborn process has data there that it only reads, elsewhere in RAM than what is mapped: what its brother
-    /// had, it will need.
-    fn has_data(&self, ram: &Ram, roots: Roots, walker: &mut Walker<'_>, hva: u64) -> bool {
-        let data = self.data(ram, walker, hva);
-        data.is_some_and(|(found, _)| !found.writable) && is_used(ram, roots, hva)
-    }
-
-    /// A process has data there that it has used, elsewhere in RAM than what is mapped: it has taken the slot of
-    /// another of the same program, and has what that one had in pages of its own.
-    fn is_elsewhere(
-        &self,
-        ram: &Ram,
-        walker: &mut Walker<'_>,
-        hva: u64,
-        (offset, protection): (u64, u64),
-    ) -> bool {
-        let was_data = protection & EXECUTE == 0 && !self.mapper.mappings.has_copy(offset, hva);
-        was_data && self.data(ram, walker, hva).is_some_and(|(_, page)| page.offset != offset)
-    }
-
-    fn map_data(&mut self, ram: &Ram, walker: &mut Walker<'_>, hva: u64) -> Result<(), Error> {
-        let Some((found, page)) = self.data(ram, walker, hva) else {
-            return Ok(());
-        };
-        let writable = found.writable && found.dirty && page.writable;
-        let rights = READ | if writable { WRITE } else { 0 };
-        self.mapper.remap(hva, page.offset, rights)
-    }
-
-    /// What is mapped there may be shown again: it is a page of RAM as it is, or a copy that goes when that
-    /// page is written, and was open since the last comparison.
-    fn may_be_closed(&self, hva: u64, (offset, protection): (u64, u64)) -> bool {
-        let plain = protection & !(READ | WRITE | EXECUTE) == 0 && protection != 0;
-        let kept = protection & EXECUTE != 0 && !self.mapper.wedge.searches();
-        plain
-            && self.mapper.wedge.keeps()
-            && !self.mapper.mappings.parts().contains(&part(hva, LARGE_BITS))
-            && (kept || !self.mapper.mappings.has_copy(offset, hva))
-    }
-}
-
-/// The CPU loads a newborn process's translation before it is asked for, as it may: the page counts as
-/// accessed from then on.
-fn is_used(mut ram: &Ram, roots: Roots, gva: u64) -> bool {
-    let access = Access { user: true, ..Access::default() };
-    paging::walk(&mut ram, roots, gva, access).is_ok()
 }

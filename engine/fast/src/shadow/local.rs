@@ -12,19 +12,7 @@
 //! note goes only with the mapping, and with whatever is mapped in its place. The model in `tests/shadow` has
 //! such pages, small and large.
 
-use super::{
-    LARGE, Space,
-    mapper::is_still_large,
-    walk::{Standing, Walker, still_good},
-};
-use crate::process::Process;
-use ram::Ram;
 use std::collections::BTreeSet;
-use wedge::Error;
-use x86::paging::Roots;
-
-/// To drop more than so many one by one is not worth it: a kernel that has none global.
-const MANY: usize = 256;
 
 /// The mappings, by HVA and bytes; what they show is known where all mappings are.
 #[derive(Default)]
@@ -41,6 +29,11 @@ impl Locals {
         self.0.contains(&(hva, len))
     }
 
+    /// First HVA and bytes of each, ascending.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.iter().copied()
+    }
+
     /// What is in a range of HVAs is gone.
     pub(super) fn forget(&mut self, start: u64, len: u64) {
         self.0.retain(|(at, bytes)| *at < start || at + bytes > start + len);
@@ -49,47 +42,5 @@ impl Locals {
     /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.0.len()
-    }
-}
-
-impl<W: Process> Space<W> {
-    /// Drops those that are not what the page tables say now.
-    pub(super) fn revalidate_local_kernel(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
-        let mut walker = Walker::new(ram, roots);
-        let stale =
-            |(hva, len): &&(u64, u64)| !self.is_still_said(ram, roots, &mut walker, *hva, *len);
-        let gone: Vec<_> = self.mapper.mappings.local().0.iter().filter(stale).copied().collect();
-        if gone.len() > MANY {
-            return self.clear_all();
-        }
-        self.mapper.drop_ranges(&gone)
-    }
-
-    /// The page tables would have the same mapping made, global or not.
-    fn is_still_said(
-        &self,
-        ram: &Ram,
-        roots: Roots,
-        walker: &mut Walker<'_>,
-        hva: u64,
-        len: u64,
-    ) -> bool {
-        if len >= LARGE {
-            let large = self.mapper.mappings.large().get(&hva).filter(|large| large.len == len);
-            return large.is_some_and(|large| {
-                is_still_large(self.mapper.base, ram, roots, hva, large, false)
-            });
-        }
-        self.mapper.mappings.kernel().get(&hva).is_some_and(|page| {
-            let standing = still_good(
-                walker,
-                self.mapper.base,
-                hva,
-                *page,
-                self.mapper.mappings.parts(),
-                false,
-            );
-            matches!(standing, Standing::Good)
-        })
     }
 }
