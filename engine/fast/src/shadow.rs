@@ -1,19 +1,20 @@
 //! Host mappings for a guest address space: filled on faults, dropped on flushes.
 //!
-//! Each owner has one kind of state:
+//! Each kind of state has one owner, and only the owner changes it:
 //!
-//! - [`Space`] answers faults (`answer`), is parked and comes back (`compare`: which mappings survive a flush), and keeps
-//!   the number of its mappings down (`budget`).
-//! - `mapper` has the wedge, and maps and unmaps there; it asks nobody why. `hidden` keeps the kernel from reading the
-//!   changed copies of code that it maps.
-//! - `mappings` has the books of what is mapped, and no wedge: what is written down can be read and counted by itself.
-//!   `local` knows the kernel's pages that are not global, `near` what lies near the table of patched system calls, `places`
-//!   where RAM pages are mapped.
-//! - `code_pages` knows what is in pages of user code, and maps nothing. `closed` says what may be executed where there are
-//!   protection keys, `texts` which programs read their own code.
+//! - [`Space`] answers faults (`answer`), is parked and comes back (`compare`: which mappings survive a
+//!   flush), and keeps the number of its mappings down (`budget`). It decides what is to be mapped.
+//! - `mapper` has the wedge and its mappings. It maps and unmaps, writes down what it does, and asks nobody
+//!   why. `hidden` keeps the kernel from reading the changed copies of code.
+//! - `mappings` has the books of what is mapped, and no wedge: what is written down can be read and counted by
+//!   itself. `local` knows the kernel's pages that are not global, `near` what lies near the table of patched
+//!   system calls, `places` where RAM pages are mapped.
+//! - `code_pages` knows what is in pages of user code, and maps nothing. `closed` says what may be executed
+//!   where there are protection keys, `texts` which programs read their own code.
 //!
-//! `revalidation` compares what is mapped with page tables, and changes nothing; `compare` does what it finds is to be done.
-//! `pressure` tells which spaces have more pages than there can be mappings, `walk` reads the guest's page tables.
+//! `revalidation` owns nothing: it compares mappings with page tables and returns what is stale, so the walk
+//! over them changes none of them. `pressure` tells which spaces have more pages than there can be mappings,
+//! `walk` reads the guest's page tables.
 
 mod answer;
 pub(crate) mod budget;
@@ -118,26 +119,29 @@ impl<W: Process> Space<W> {
 
     /// The process.
     pub fn wedge(&self) -> &W {
-        &self.mapper.wedge
+        self.mapper.wedge()
     }
 
     /// The process. What is mapped in it is not to be changed but by this space.
     pub fn wedge_mut(&mut self) -> &mut W {
-        &mut self.mapper.wedge
+        self.mapper.wedge_mut()
     }
 
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
-        let Mapper { wedge, mappings, .. } = &mut self.mapper;
-        wedge.allow(W::max_mappings().saturating_sub(mappings.made()), mappings.has_user_large());
-        wedge.look_up(self.pressure.is_on());
+        let (look_ups, mappings) = (self.pressure.is_on(), self.mapper.mappings());
+        let room = W::max_mappings().saturating_sub(mappings.made());
+        let large = mappings.has_user_large();
+        let wedge = self.mapper.wedge_mut();
+        wedge.allow(room, large);
+        wedge.look_up(look_ups);
         wedge.run()
     }
 
     /// Guest code may go on here whenever a wedge selects this space.
     pub(crate) fn publish(&self, passing: bool) {
-        let may = passing && self.mapper.mappings.near().is_known();
-        self.mapper.wedge.publish(self.pcid.filter(|_| may));
+        let may = passing && self.mapper.mappings().near().is_known();
+        self.mapper.wedge().publish(self.pcid.filter(|_| may));
     }
 
     /// Opens or closes the table of patched system calls for the program with these page tables, which is about to run;
@@ -175,7 +179,7 @@ impl<W: Process> Space<W> {
 
     /// After orders have failed: starts over with nothing mapped.
     pub fn forget(&mut self) {
-        self.mapper.mappings.doubt();
+        self.mapper.doubt();
         // A failure here shows again at the next run.
         let _ = self.clear_all();
     }
@@ -198,9 +202,9 @@ impl<W: Process> Space<W> {
 
     /// Takes note of what the wedge has done by itself; how much that was.
     pub fn catch_up(&mut self) -> Result<usize, Error> {
-        let made = self.mapper.wedge.take_made();
+        let made = self.mapper.wedge_mut().take_made();
         made.iter().for_each(|report| self.absorb(*report));
-        if self.mapper.mappings.made() > W::max_mappings() + frame::MAX_MADE {
+        if self.mapper.mappings().made() > W::max_mappings() + frame::MAX_MADE {
             self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
         }
         Ok(made.len())
@@ -211,7 +215,7 @@ impl<W: Process> Space<W> {
         if matches!(report, MapReport::Refused { .. }) {
             self.code.count(Search::Refused);
         }
-        self.invalidated.extend(self.mapper.mappings.absorb(report));
+        self.invalidated.extend(self.mapper.absorb(report));
     }
 
     /// User pages whose translations the wedge has dropped by itself: GVAs.
@@ -236,21 +240,21 @@ impl<W: Process> Space<W> {
 
     /// User code executes the page of this GVA, and may be unable to load from it: changed copies are closed to loads.
     pub(crate) fn is_closed_to_loads(&self, gva: u64) -> bool {
-        let executed = || self.mapper.mappings.executed(gva & !(PAGE - 1));
-        self.mapper.wedge.hides_code() && executed().is_some()
+        let executed = || self.mapper.mappings().executed(gva & !(PAGE - 1));
+        self.mapper.wedge().hides_code() && executed().is_some()
     }
 
     /// The page of user code at `gva` that is mapped: its GVA and the guest's bytes.
     pub fn code_page(&self, ram: &Ram, gva: u64) -> Option<(u64, Vec<u8>)> {
         let page = gva & !(PAGE - 1);
-        let offset = self.mapper.mappings.executed(page)?;
+        let offset = self.mapper.mappings().executed(page)?;
         Some((page, bytes_of(ram, offset).into()))
     }
 
     /// Maps the page of a system call that has become worth patching anew, if it is mapped.
     pub fn patch_page(&mut self, ram: &Ram, gva: u64) -> Result<(), Error> {
         let hva = gva & !(PAGE - 1);
-        let mapped = self.mapper.mappings.user().get(&hva);
+        let mapped = self.mapper.mappings().user().get(&hva);
         let executed = |(_, rights): &&(u64, u64)| rights & (EXECUTE | WRITE) == EXECUTE;
         let Some((offset, _)) = mapped.filter(executed).copied() else { return Ok(()) };
         if self.code.texts.has(hva) {

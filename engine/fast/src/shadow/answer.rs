@@ -40,7 +40,7 @@ impl<W: Process> Space<W> {
 
     /// Where the page of a GVA goes, if it may be mapped for such an access.
     fn place(&self, kernel_regions: &Regions, gva: u64, access: Access) -> Option<Place> {
-        let base = self.mapper.base;
+        let base = self.mapper.base();
         let kernel = gva >> 63 == 1;
         let hva = match kernel {
             true => regions::kernel_hva(base, gva).filter(|_| !access.user && !access.fetch),
@@ -56,16 +56,16 @@ impl<W: Process> Space<W> {
     /// Neither has a page breakpoints, nor has the wedge just refused to have it executed.
     fn may_be_executed(&mut self, place: Place) -> bool {
         let page = |address: u64| address & !(PAGE - 1);
-        !self.code.is_probed(page(place.gva)) && !self.mapper.mappings.take_refused(page(place.hva))
+        !self.code.is_probed(page(place.gva)) && !self.mapper.take_refused(page(place.hva))
     }
 
     /// The program, or the guest's kernel for it, reads code at a GVA: what is mapped of it from now on is what it
     /// would see on a CPU.
     fn text_is_read(&mut self, ram: &Ram, roots: Roots, gva: u64) -> Result<(), Error> {
-        if self.mapper.wedge.hides_code() {
+        if self.mapper.wedge().hides_code() {
             return Ok(());
         }
-        let mapped = |page: u64| self.mapper.mappings.user().contains_key(&page);
+        let mapped = |page: u64| self.mapper.mappings().user().contains_key(&page);
         match self.code.texts.read(ram, roots, gva & !(PAGE - 1), mapped) {
             Some(text) => self.mapper.drop_copies_within(&text),
             None => Ok(()),
@@ -89,7 +89,7 @@ impl<W: Process> Space<W> {
         if found.page_bits >= 21 && !code && self.mapper.map_large(ram, roots, place, found)? {
             return Ok(Answer::Mapped);
         }
-        if fetch && self.mapper.wedge.searches() {
+        if fetch && self.mapper.wedge().searches() {
             return self.map_code(ram, roots, place, found);
         }
         if !self.map_page(ram, place, found, write, fetch)? {
@@ -129,9 +129,7 @@ impl<W: Process> Space<W> {
             self.code.mark_empty(ram, page.offset);
         }
         let rights = protection(place, execute, writable);
-        self.mapper.mappings.note(place, found);
-        self.mapper.mappings.add_page(page.hva, page.offset, rights, found.global);
-        self.mapper.map_page(page.hva, page.offset, rights, &patches)?;
+        self.mapper.map_page(place, found, page.offset, rights, &patches)?;
         match patches.is_empty() {
             true if fetch && execute => self.code.note_plain(ram, page.offset),
             false if !page.written => self.mapper.keep(page.hva, page.offset)?,
@@ -151,11 +149,11 @@ impl<W: Process> Space<W> {
         fetch: bool,
     ) -> Option<bool> {
         let executable = found.executable && !place.kernel;
-        if !executable || self.mapper.wedge.searches() || self.code.is_probed(page.hva) {
+        if !executable || self.mapper.wedge().searches() || self.code.is_probed(page.hva) {
             return Some(false);
         }
         let asked = !fetch || self.code.texts.has(page.hva);
-        if !asked || !self.code.is_changed(ram, page, self.mapper.mappings.near()) {
+        if !asked || !self.code.is_changed(ram, page, self.mapper.mappings().near()) {
             return Some(true);
         }
         let interpreted = fetch && self.code.texts.is_interpreted(page.hva);
@@ -169,7 +167,7 @@ impl<W: Process> Space<W> {
             let Some(found) = leaf(ram, roots, gva, !place.kernel) else { continue };
             let hva = gva.wrapping_add(place.hva.wrapping_sub(place.gva));
             let plain = ram.page(found.gpa).is_some_and(|page| !ram.is_code(page.offset));
-            if plain && regions::is_mappable(self.mapper.base, hva) {
+            if plain && regions::is_mappable(self.mapper.base(), hva) {
                 self.map_page(ram, Place { gva, hva, ..place }, &found, false, false)?;
             }
         }
@@ -188,7 +186,7 @@ impl<W: Process> Space<W> {
             return Ok(Answer::Interpret);
         }
         for gva in around(place.gva) {
-            if self.mapper.mappings.executed(gva).is_some() {
+            if self.mapper.mappings().executed(gva).is_some() {
                 continue;
             }
             let found = leaf(ram, roots, gva, true).filter(|found| found.executable);
@@ -207,9 +205,7 @@ impl<W: Process> Space<W> {
         let Some(patches) = self.code.closed_copy(ram, page, &mut self.mapper) else {
             return Ok(false);
         };
-        self.mapper.mappings.note(place, found);
-        self.mapper.mappings.add_closed(page.hva, page.offset);
-        self.mapper.map_patched(page.hva, page.offset, &patches)?;
+        self.mapper.map_closed(place, found, page.offset, &patches)?;
         Ok(true)
     }
 }

@@ -30,35 +30,35 @@ const MAY_BE_LEFT: usize = 75;
 impl<W: Process> Space<W> {
     /// What is kept of this space, in entries of all tables.
     pub(crate) fn entries(&self) -> usize {
-        self.mapper.mappings.entries()
+        self.mapper.mappings().entries()
     }
 
     /// There is room for more mappings from here on.
     pub(super) fn make_room(&mut self) -> Result<(), Error> {
-        if self.mapper.mappings.made() <= W::max_mappings() {
+        if self.mapper.mappings().made() <= W::max_mappings() {
             return Ok(());
         }
-        if self.mapper.mappings.recount() > W::max_mappings() * MAY_BE_LEFT / 100 {
+        if self.mapper.recount() > W::max_mappings() * MAY_BE_LEFT / 100 {
             self.give_up_some(W::max_mappings() * (100 - MAY_BE_LEFT) / 100)?;
             self.pressure.note();
         }
-        self.mapper.mappings.compact();
+        self.mapper.compact();
         Ok(())
     }
 
     /// Drops so many of the user's pages, and what else is in the same 2 MiB, or all there is if they are fewer.
     fn give_up_some(&mut self, count: usize) -> Result<(), Error> {
-        if self.mapper.mappings.user().len() < count {
+        if self.mapper.mappings().user().len() < count {
             return self.clear_all();
         }
-        let mut blocks = self.mapper.mappings.blocks_from(self.given_up, count);
+        let mut blocks = self.mapper.mappings().blocks_from(self.given_up, count);
         self.given_up = blocks.last().map_or(0, |last| last + LARGE);
         blocks.sort_unstable();
         blocks.dedup();
         for (start, end) in runs(&blocks, LARGE) {
             self.mapper.drop_range(start, end - start)?;
         }
-        self.mapper.mappings.recount();
+        self.mapper.recount();
         Ok(())
     }
 }
@@ -97,7 +97,7 @@ mod tests {
                 space.mapper.unmap_pages(&[page * PAGE]).expect("listens");
             }
         }
-        space.mapper.wedge.told.clear();
+        space.mapper.wedge_mut().told.clear();
     }
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
         let mut space = space();
         churn(&mut space);
         space.make_room().expect("listens");
-        assert_eq!((space.mapper.mappings.made(), space.mapper.wedge.told.len()), (1, 0));
+        assert_eq!((space.mapper.mappings().made(), space.mapper.wedge().told.len()), (1, 0));
     }
 
     #[test]
@@ -114,9 +114,9 @@ mod tests {
         churn(&mut space);
         space.make_room().expect("listens");
         space.protect(50 * PAGE).expect("listens");
-        assert_eq!(space.mapper.wedge.told, []);
+        assert_eq!(space.mapper.wedge().told, []);
         space.protect(101 * PAGE).expect("listens");
-        assert_eq!(space.mapper.wedge.told.len(), 1);
+        assert_eq!(space.mapper.wedge().told.len(), 1);
     }
 
     /// Pages 2 MiB apart.
@@ -132,14 +132,14 @@ mod tests {
         let unmap =
             |start: u64, len: u64| MapCommand::Unmap { start: start * LARGE, len: len * LARGE };
         assert_eq!(
-            (space.mapper.mappings.made(), std::mem::take(&mut space.mapper.wedge.told)),
+            (space.mapper.mappings().made(), std::mem::take(&mut space.mapper.wedge_mut().told)),
             (76, vec![unmap(1, 25)])
         );
         (1..=25).for_each(|page| space.absorb(apart(page)));
         space.given_up = 90 * LARGE; // around the end
         space.make_room().expect("listens");
         assert_eq!(
-            (space.mapper.mappings.made(), std::mem::take(&mut space.mapper.wedge.told)),
+            (space.mapper.mappings().made(), std::mem::take(&mut space.mapper.wedge_mut().told)),
             (76, vec![unmap(1, 13), unmap(90, 12)])
         );
     }
@@ -151,11 +151,11 @@ mod tests {
         (1..=20).for_each(|page| space.absorb(apart(page)));
         (0..90)
             .for_each(|page| space.mapper.map(page * PAGE, PAGE, 0, KERNEL_PAGE).expect("listens"));
-        assert_eq!((space.mapper.mappings.made(), space.mapper.wedge.told.len()), (110, 90));
-        space.mapper.wedge.told.clear();
+        assert_eq!((space.mapper.mappings().made(), space.mapper.wedge().told.len()), (110, 90));
+        space.mapper.wedge_mut().told.clear();
         space.make_room().expect("listens");
-        assert_eq!((space.mapper.mappings.made(), space.mapper.mappings.user().len()), (0, 0));
-        assert!(!space.mapper.wedge.told.is_empty());
+        assert_eq!((space.mapper.mappings().made(), space.mapper.mappings().user().len()), (0, 0));
+        assert!(!space.mapper.wedge().told.is_empty());
     }
 
     /// A hostile wedge's word for mappings that cost the host nothing, each for another page.
@@ -246,7 +246,7 @@ mod tests {
             space.absorb(dropped(page));
         }
         space.make_room().expect("listens");
-        assert!(space.mapper.mappings.made() < 100);
-        assert!(!space.mapper.wedge.told.is_empty());
+        assert!(space.mapper.mappings().made() < 100);
+        assert!(!space.mapper.wedge().told.is_empty());
     }
 }

@@ -41,7 +41,7 @@ impl CodePages {
         self.mark(ram, page.offset);
         let mut bytes = bytes_of(ram, page.offset);
         let patches = self.patches(ram, page, mapper);
-        let shows_changes = !patches.is_empty() && !mapper.wedge.hides_code();
+        let shows_changes = !patches.is_empty() && !mapper.wedge().hides_code();
         if shows_changes && self.texts.is_interpreted(page.hva) {
             return None;
         }

@@ -80,10 +80,10 @@ impl CodePages {
         let settled = ram.is_settled(page.offset);
         let bytes = bytes_of(ram, page.offset);
         let mut found = self.scans.patches(page.offset, self.code(&bytes), page.written);
-        if self.has_sites(page.hva, mapper.mappings.near()) {
+        if self.has_sites(page.hva, mapper.mappings().near()) {
             let (calls, displaced) = self.sites.patches(page.hva, &bytes);
             found.extend(calls);
-            displaced.into_iter().for_each(|rip| mapper.wedge.displaced(rip));
+            displaced.into_iter().for_each(|rip| mapper.wedge_mut().displaced(rip));
         }
         if found.is_empty() || settled {
             return found;

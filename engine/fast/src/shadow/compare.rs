@@ -48,7 +48,7 @@ impl<W: Process> Space<W> {
     /// with that. With `all` there was a flush of everything: the global mappings, too.
     pub fn park(&mut self, all: bool) {
         self.pcid = None;
-        self.mapper.wedge.publish(None);
+        self.mapper.wedge().publish(None);
         self.stale |= all;
     }
 
@@ -65,7 +65,7 @@ impl<W: Process> Space<W> {
         if owner != Owner::Same {
             self.pressure = Pressure::default();
         }
-        let owner = if self.mapper.wedge.keeps() { owner } else { Owner::Same };
+        let owner = if self.mapper.wedge().keeps() { owner } else { Owner::Same };
         if std::mem::take(&mut self.stale) {
             return self.compare_all(ram, roots, owner);
         }
@@ -84,14 +84,14 @@ impl<W: Process> Space<W> {
     /// Pages of a process with these page tables are probably where they were mapped here: it is the same
     /// program at the same addresses, as a child is that has been forked.
     pub fn fits(&self, ram: &Ram, roots: Roots) -> bool {
-        self.mapper.wedge.keeps() && self.sample(ram, roots).0 >= SAMPLE.1
+        self.mapper.wedge().keeps() && self.sample(ram, roots).0 >= SAMPLE.1
     }
 
     /// So of a process that has not run since it was forked. `None` if it has run: that is so of each space then.
     pub fn fits_newborn(&self, ram: &Ram, roots: Roots) -> Option<bool> {
         match self.sample(ram, roots) {
             (_, 1..) => None,
-            (present, _) => Some(self.mapper.wedge.keeps() && present >= SAMPLE.1),
+            (present, _) => Some(self.mapper.wedge().keeps() && present >= SAMPLE.1),
         }
     }
 
@@ -101,12 +101,10 @@ impl<W: Process> Space<W> {
     }
 
     fn compare(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
-        // To fill one again costs less than to compare it.
-        self.mapper.wedge.clear_lookups();
-        self.mapper.mappings.near_mut().forget();
+        self.mapper.forget_program();
         self.revalidate_local(ram, roots)?;
         // While there are large pages that the wedge does not know of, each INVLPG is the monitor's to do.
-        if self.mapper.mappings.has_user_large() || owner == Owner::Other {
+        if self.mapper.mappings().has_user_large() || owner == Owner::Other {
             return self.mapper.clear_user();
         }
         self.revalidate_large(ram, roots, false)?;

@@ -83,24 +83,22 @@ impl Hidden {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{EXECUTE, mapper::Mapper},
-        *,
-    };
+    use super::{super::mapper::Mapper, *};
     use crate::listener::Listener;
-    use wedge::MapCommand;
+    use wedge::{MapCommand, MapReport, Owner, Rights};
 
     /// The wedge may show a closed copy again without asking, so the copy must go when its page is written.
     #[test]
     fn a_closed_copy_goes_when_its_page_is_written() {
         let (hva, offset) = (0x40_0000, 0x7000);
         let mut mapper = Mapper::new(Listener::default(), Default::default());
-        mapper.mappings.add_page(hva, offset, EXECUTE | 1, false);
+        let (rights, owner, piece) = (Rights::READ_EXECUTE, Owner::User, false);
+        mapper.absorb(MapReport::Mapped { start: hva, len: PAGE, offset, rights, owner, piece });
         mapper.map_patched(hva, offset, &[]).expect("listens");
-        mapper.mappings.close(&[hva]);
+        mapper.close(&[hva]).expect("listens");
         (0..READS).for_each(|_| mapper.note_hidden_read());
-        mapper.wedge.told.clear();
+        mapper.wedge_mut().told.clear();
         mapper.drop_copies(offset).expect("listens");
-        assert_eq!(mapper.wedge.told, [MapCommand::Unmap { start: hva, len: PAGE }]);
+        assert_eq!(mapper.wedge().told, [MapCommand::Unmap { start: hva, len: PAGE }]);
     }
 }

@@ -1,14 +1,15 @@
 //! Maps and unmaps in a wedge, and writes down what is mapped.
 //!
-//! The wedge and the books about it have one owner, so that nothing is ordered that is not written down. Why something is
-//! to be mapped is not decided here: that is [`super::Space`]'s. `large` maps large pages, `copies` changed copies of
-//! pages.
+//! The wedge and the books about it have one owner, so that nothing is ordered that is not written down. Why
+//! something is to be mapped is [`super::Space`]'s to decide. `large` maps large pages, `copies` changed copies
+//! of pages.
 
 mod copies;
 mod large;
 
 use super::{
-    KERNEL_PAGE, LARGE_PAGES, PAGE, hidden::Hidden, mappings::Mappings, near::SitesTable, runs,
+    KERNEL_PAGE, LARGE_PAGES, PAGE, Place, hidden::Hidden, mappings::Mappings, near::SitesTable,
+    runs,
 };
 use crate::{
     process::Process,
@@ -17,17 +18,17 @@ use crate::{
 };
 use frame::{BORDER, Base};
 use ram::Ram;
-use wedge::{Error, MapCommand, Owner, Rights};
-use x86::paging::Roots;
+use wedge::{Error, MapCommand, MapReport, Owner, Rights};
+use x86::paging::{Roots, Translation};
 
 pub(super) use large::is_still_large;
 
 /// A wedge, and what is mapped in it.
 pub(super) struct Mapper<W> {
     /// Where the reserved part of the wedge's address space lies.
-    pub(super) base: Base,
-    pub(super) wedge: W,
-    pub(super) mappings: Mappings,
+    base: Base,
+    wedge: W,
+    mappings: Mappings,
     /// Which copies of pages kernel code is kept from reading.
     hidden: Hidden,
 }
@@ -36,6 +37,56 @@ impl<W: Process> Mapper<W> {
     /// Nothing is mapped in the wedge.
     pub(super) fn new(wedge: W, base: Base) -> Self {
         Self { base, wedge, mappings: Mappings::default(), hidden: Hidden::default() }
+    }
+
+    pub(super) fn base(&self) -> Base {
+        self.base
+    }
+
+    pub(super) fn wedge(&self) -> &W {
+        &self.wedge
+    }
+
+    /// The wedge, which must not be given orders but here.
+    pub(super) fn wedge_mut(&mut self) -> &mut W {
+        &mut self.wedge
+    }
+
+    /// What is mapped.
+    pub(super) fn mappings(&self) -> &Mappings {
+        &self.mappings
+    }
+
+    /// Takes note of what the wedge has done. Returns the user page (GVA) whose translation it has dropped, if it has.
+    pub(super) fn absorb(&mut self, report: MapReport) -> Option<u64> {
+        self.mappings.absorb(report)
+    }
+
+    /// Whether the wedge has refused to have a page executed since this was last asked.
+    pub(super) fn take_refused(&mut self, hva: u64) -> bool {
+        self.mappings.take_refused(hva)
+    }
+
+    /// Counts the mappings that are left.
+    pub(super) fn recount(&mut self) -> usize {
+        self.mappings.recount()
+    }
+
+    /// Forgets where RAM pages were mapped once.
+    pub(super) fn compact(&mut self) {
+        self.mappings.compact();
+    }
+
+    /// Orders have failed: anything may be mapped, whatever is written down.
+    pub(super) fn doubt(&mut self) {
+        self.mappings.doubt();
+    }
+
+    /// Another program may have come, with other page tables.
+    pub(super) fn forget_program(&mut self) {
+        // To fill one again costs less than to compare it.
+        self.wedge.clear_lookups();
+        self.mappings.near_mut().forget();
     }
 
     /// Drops every mapping.
@@ -174,14 +225,18 @@ impl<W: Process> Mapper<W> {
         self.wedge.order(MapCommand::Unmap { start: address, len })
     }
 
-    /// Maps a page that is written down already, with these changes.
+    /// Maps the page of RAM at an offset for a translation, with these changes.
     pub(super) fn map_page(
         &mut self,
-        hva: u64,
+        place: Place,
+        found: &Translation,
         offset: u64,
         protection: u64,
         patches: &[Patch],
     ) -> Result<(), Error> {
+        let hva = place.hva & !(PAGE - 1);
+        self.mappings.note(place, found);
+        self.mappings.add_page(hva, offset, protection, found.global);
         match (patches.is_empty(), protection & KERNEL_PAGE != 0) {
             (false, _) => self.map_patched(hva, offset, patches),
             (true, false) => self.order_mapping(hva, PAGE, offset, protection),

@@ -45,9 +45,9 @@ pub(super) struct Revalidation<'a> {
 
 impl<'a> Revalidation<'a> {
     pub(super) fn new<W: Process>(mapper: &'a Mapper<W>, ram: &'a Ram, roots: Roots) -> Self {
-        let Mapper { base, wedge, mappings, .. } = mapper;
-        let (keeps, keeps_copies) = (wedge.keeps(), !wedge.searches());
-        Self { ram, roots, base: *base, mappings, keeps, keeps_copies }
+        let (keeps, keeps_copies) = (mapper.wedge().keeps(), !mapper.wedge().searches());
+        let (base, mappings) = (mapper.base(), mapper.mappings());
+        Self { ram, roots, base, mappings, keeps, keeps_copies }
     }
 
     /// How many pages of a sample of the user's these page tables have, and how many of those have been used. It ends

@@ -3,12 +3,27 @@
 //! A page counts as code from the moment a copy of it is made, so that a write to it comes to light and the
 //! copy goes. What stands for an empty page goes in the same way.
 
-use super::{super::EXECUTE, Mapper, PAGE};
+use super::{super::EXECUTE, Mapper, PAGE, Place};
 use crate::{process::Process, scan::Patch};
 use std::ops::Range;
 use wedge::{Error, MapCommand, Rights};
+use x86::paging::Translation;
 
 impl<W: Process> Mapper<W> {
+    /// Maps a copy of a page, with these changes, that was searched for what opens protection keys.
+    pub(in super::super) fn map_closed(
+        &mut self,
+        place: Place,
+        found: &Translation,
+        offset: u64,
+        patches: &[Patch],
+    ) -> Result<(), Error> {
+        let hva = place.hva & !(PAGE - 1);
+        self.mappings.note(place, found);
+        self.mappings.add_closed(hva, offset);
+        self.map_patched(hva, offset, patches)
+    }
+
     /// Maps a changed copy of a page of code. The page counts as code from now on, so that a write
     /// to it comes to light ([`Mapper::drop_copies`]).
     pub(in super::super) fn map_patched(
