@@ -1,6 +1,8 @@
 //! Answers page faults: walks the guest's page tables, and has mapped what they allow.
 
-use super::{AROUND, Answer, PAGE, Place, Space, code_pages::CodePage, protection, walk::leaf};
+use super::{
+    AROUND, Answer, EXECUTE, PAGE, Place, Space, code_pages::CodePage, protection, walk::leaf,
+};
 use crate::{
     process::Process,
     regions::{self, Regions},
@@ -53,7 +55,7 @@ impl<W: Process> Space<W> {
         Some(Place { gva, hva: hva?, kernel })
     }
 
-    /// Neither has a page breakpoints, nor has the wedge just refused to have it executed.
+    /// The page at a place has no breakpoints, and the wedge has not just refused to have the page executed.
     fn may_be_executed(&mut self, place: Place) -> bool {
         let page = |address: u64| address & !(PAGE - 1);
         !self.code.is_probed(page(place.gva)) && !self.mapper.take_refused(page(place.hva))
@@ -122,24 +124,40 @@ impl<W: Process> Space<W> {
         let Some(execute) = self.is_executed_as_mapped(ram, place, found, page, fetch) else {
             return Ok(false);
         };
-        let patches =
-            if execute { self.code.patches(ram, page, &mut self.mapper) } else { Vec::new() };
-        let data = !place.kernel && !found.executable && !found.writable;
-        if data && !ram.is_code(page.offset) {
-            self.code.mark_empty(ram, page.offset);
-        }
         let rights = protection(place, execute, writable);
-        self.mapper.map_page(place, found, page.offset, rights, &patches)?;
-        match patches.is_empty() {
-            true if fetch && execute => self.code.note_plain(ram, page.offset),
-            false if !page.written => self.mapper.keep(page.hva, page.offset)?,
+        match self.map_changed(ram, place, found, page, rights)? {
+            false if fetch && execute => self.code.note_plain(ram, page.offset),
+            true if !page.written => self.mapper.keep(page.hva, page.offset)?,
             _ => {}
         }
         Ok(true)
     }
 
-    /// Whether a page is mapped to be executed; `None` if control comes to the page and is to be interpreted there. What has
-    /// to be changed is so only for a fetch: until then it is shown as it is, and not to be executed.
+    /// Maps a page with these rights and, if it may be executed, with what has to be changed for that; true if there
+    /// is anything.
+    fn map_changed(
+        &mut self,
+        ram: &Ram,
+        place: Place,
+        found: &Translation,
+        page: CodePage,
+        rights: u64,
+    ) -> Result<bool, Error> {
+        let patches = match rights & EXECUTE != 0 {
+            true => self.code.patches(ram, page, &mut self.mapper),
+            false => Vec::new(),
+        };
+        let data = !place.kernel && !found.executable && !found.writable;
+        if data && !ram.is_code(page.offset) {
+            self.code.mark_empty(ram, page.offset);
+        }
+        self.mapper.map_page(place, found, page.offset, rights, &patches)?;
+        Ok(!patches.is_empty())
+    }
+
+    /// Whether a page is mapped to be executed; `None` if control comes to the page and is to be interpreted
+    /// there. A page that has to be changed is mapped so only for a fetch: until then it is shown as it is, and not to
+    /// be executed.
     fn is_executed_as_mapped(
         &mut self,
         ram: &Ram,

@@ -70,8 +70,9 @@ impl NearSites {
         }
     }
 
-    /// Looks at the program that is about to run. Returns what the table has to become for it, if that is not what
-    /// the table is. What comes near the table is not always mapped first, so the page tables are asked even if nothing was there.
+    /// Looks at the program that is about to run. Returns what the table has to become for the program, if that is
+    /// not what the table is. What comes near the table is not always mapped first, so the page tables are asked
+    /// even if nothing was there.
     pub(super) fn look(&mut self, ram: &Ram, roots: Roots, low: bool) -> Option<SitesTable> {
         let something =
             low || self.program == Near::Something || has_table(ram, roots, SITES as u64);
