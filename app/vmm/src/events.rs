@@ -3,7 +3,7 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use chipset::{MachineEvent, MachineEvents};
-use engine::{Control, Failure, Order, Report};
+use engine::{Control, Failure, Report, RunCommand};
 
 /// How a machine ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl MachineEvents for Events {
         };
         self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(ended);
         if let Some(control) = self.control.get() {
-            control.order(Order::Stop);
+            control.order(RunCommand::Stop);
         }
     }
 }
@@ -59,17 +59,17 @@ impl MachineEvents for Events {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::Attention;
+    use engine::VcpuRequests;
     use std::sync::Arc;
 
     #[test]
     fn the_first_request_counts_and_stops_the_vcpu() {
         let events = Events::default();
-        let control = Control::new(Arc::new(Attention::default()));
+        let control = Control::new(Arc::new(VcpuRequests::default()));
         events.control(control.clone());
         events.raise(MachineEvent::DebugExit(3));
         events.raise(MachineEvent::PowerOff);
-        assert_eq!(control.current(), Order::Stop);
+        assert_eq!(control.current(), RunCommand::Stop);
         assert_eq!(events.take(), Some(Ended::DebugExit(3)));
     }
 }

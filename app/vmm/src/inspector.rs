@@ -5,7 +5,7 @@ use std::sync::{
     mpsc::{Receiver, sync_channel},
 };
 
-use engine::{Attention, Control, LocalApic, Order, Visited};
+use engine::{Control, LocalApic, RunCommand, VcpuRequests, Visited};
 use ram::Ram;
 
 /// A machine, for those who look into it. It holds nothing of the machine up.
@@ -19,7 +19,7 @@ pub struct Inspector {
 /// What is to be reached of a vCPU.
 #[derive(Clone)]
 pub(crate) struct Seat {
-    pub attention: Arc<Attention>,
+    pub requests: Arc<VcpuRequests>,
     pub apic: Arc<dyn LocalApic>,
 }
 
@@ -40,7 +40,7 @@ impl Inspector {
 
     /// Switches the machine off at the mains.
     pub fn stop(&self) {
-        self.control.order(Order::Stop);
+        self.control.order(RunCommand::Stop);
     }
 
     /// Reads a register of a vCPU's local APIC, by its place in the register page. Registers that are read have no effects.
@@ -75,7 +75,7 @@ impl Inspector {
         };
         if let Some(seat) = self.vcpus.get(vcpu) {
             // One that has ended drops the visit, and the receiver learns of it.
-            let _ = seat.attention.visit(Box::new(visit));
+            let _ = seat.requests.visit(Box::new(visit));
         }
         done
     }

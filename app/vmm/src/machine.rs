@@ -10,7 +10,7 @@ use chipset::{
     CpuInterrupts, KvmClock, MachineEvent, MachineEvents, Platform, Settings, Surroundings,
     TimerWheel, Uart,
 };
-use engine::{Attention, Board, BoardParts, Control, Crowd, LocalApic, Order, Seat};
+use engine::{Board, BoardParts, Control, Crowd, LocalApic, RunCommand, Seat, VcpuRequests};
 use pci::{MmioWindow, PciHost};
 use ram::Ram;
 use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioError, VirtioPci};
@@ -73,7 +73,7 @@ pub(crate) struct VcpuParts {
     /// Its handle of guest RAM.
     ram: Ram,
     pub(crate) apic: Arc<dyn LocalApic>,
-    pub(crate) attention: Arc<Attention>,
+    pub(crate) requests: Arc<VcpuRequests>,
     /// Where vCPUs outnumber the host's CPUs.
     pub(crate) seat: Option<Seat>,
 }
@@ -86,10 +86,10 @@ impl Machine {
     pub fn build(description: &Description, host: Host) -> Result<Self, Error> {
         let ram = Ram::new(description.memory)?;
         let first = load(&ram, description)?;
-        let attention: Arc<[_]> =
-            (0..description.cpus.max(1)).map(|_| Arc::new(Attention::default())).collect();
-        let kickers = || attention.iter().map(|one| Arc::clone(one) as Arc<dyn Kicker>).collect();
-        let control = Control::of_all(Arc::clone(&attention));
+        let requests: Arc<[_]> =
+            (0..description.cpus.max(1)).map(|_| Arc::new(VcpuRequests::default())).collect();
+        let kickers = || requests.iter().map(|one| Arc::clone(one) as Arc<dyn Kicker>).collect();
+        let control = Control::of_all(Arc::clone(&requests));
         let events = Arc::new(Events::default());
         events.control(control.clone());
         let alarm = Arc::new(Alarm::default());
@@ -122,12 +122,12 @@ impl Machine {
         let releases = host.attachments.into_iter().map(|device| attach(&pci, &ram, device));
         let releases = releases.collect::<Result<_, _>>()?;
         let host_cpus = thread::available_parallelism().map_or(1, usize::from);
-        let crowd = (attention.len() > host_cpus).then(|| Crowd::new(host_cpus, &attention));
+        let crowd = (requests.len() > host_cpus).then(|| Crowd::new(host_cpus, &requests));
         let paravirt = description.paravirt.unwrap_or(OFFERED[usize::from(crowd.is_none())]);
-        let others = Others::new(&attention);
+        let others = Others::new(&requests);
         let memory = &ram;
-        let own = ram.for_vcpus(kickers()).into_iter().zip(platform.cpus).zip(attention.iter());
-        let vcpus = own.map(|((ram, interrupts), attention)| {
+        let own = ram.for_vcpus(kickers()).into_iter().zip(platform.cpus).zip(requests.iter());
+        let vcpus = own.map(|((ram, interrupts), requests)| {
             let (number, kvm_clock) = (interrupts.apic_id(), kvm_clock.clone());
             let events = Arc::clone(&events);
             let seat = crowd.as_ref().map(|crowd| crowd.seat(number as usize));
@@ -139,7 +139,7 @@ impl Machine {
                 ram,
                 apic: Arc::new(Apic { interrupts, kvm_clock, paravirt, events }),
                 seat,
-                attention: Arc::clone(attention),
+                requests: Arc::clone(requests),
             }
         });
         let vcpus = vcpus.collect();
@@ -185,13 +185,13 @@ impl Machine {
 
     /// Has the machine stand still from its start until [`RunningMachine::pause`] lets it go.
     pub fn hold(&self) {
-        self.control.order(Order::Pause);
+        self.control.order(RunCommand::Pause);
     }
 
     /// How to look into it, from any thread, before it runs and while it does.
     pub fn inspector(&self) -> Inspector {
         let seat = |vcpu: &VcpuParts| inspector::Seat {
-            attention: Arc::clone(&vcpu.attention),
+            requests: Arc::clone(&vcpu.requests),
             apic: Arc::clone(&vcpu.apic),
         };
         let seats = self.vcpus.iter().map(seat).collect();
@@ -225,7 +225,7 @@ impl MachineParts {
             clock: self.clock,
             entropy: self.entropy,
             vector_unit: Box::new(vector_unit),
-            attention: Arc::clone(&vcpu.attention),
+            requests: Arc::clone(&vcpu.requests),
         }))
     }
 }

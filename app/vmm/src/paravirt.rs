@@ -11,7 +11,7 @@ use std::{
 
 use bus::Kicker;
 use chipset::{CpuInterrupts, PutOffEoi, StealTime};
-use engine::{Attention, Seat};
+use engine::{Seat, VcpuRequests};
 use ram::Ram;
 use x86::{
     Fault,
@@ -26,15 +26,15 @@ const BITS: u64 = u64::BITS as u64;
 /// A machine's vCPUs, as each of them reaches the others.
 #[derive(Clone)]
 pub(crate) struct Others {
-    attention: Arc<[Arc<Attention>]>,
+    requests: Arc<[Arc<VcpuRequests>]>,
     /// They have been woken by a hypercall, and have not halted since.
     woken: Arc<[AtomicBool]>,
 }
 
 impl Others {
-    pub(crate) fn new(attention: &Arc<[Arc<Attention>]>) -> Self {
-        let woken = attention.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { attention: Arc::clone(attention), woken }
+    pub(crate) fn new(requests: &Arc<[Arc<VcpuRequests>]>) -> Self {
+        let woken = requests.iter().map(|_| AtomicBool::new(false)).collect();
+        Self { requests: Arc::clone(requests), woken }
     }
 }
 
@@ -131,11 +131,11 @@ impl Paravirt {
 
     fn wake(&self, vcpu: u64) -> u64 {
         let vcpu = usize::try_from(vcpu).unwrap_or(usize::MAX);
-        if let (Some(woken), Some(attention)) =
-            (self.others.woken.get(vcpu), self.others.attention.get(vcpu))
+        if let (Some(woken), Some(requests)) =
+            (self.others.woken.get(vcpu), self.others.requests.get(vcpu))
         {
             woken.store(true, Ordering::SeqCst);
-            attention.kick();
+            requests.kick();
             self.is_waited_for(Some(vcpu));
         }
         answer::DONE

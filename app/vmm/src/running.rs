@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{Control, Engine, Failure, Interpreter, Order, Statistics, VcpuLoop};
+use engine::{Control, Engine, Failure, Interpreter, RunCommand, Statistics, VcpuLoop};
 use fast::{Fast, LockStep, Modes, Placement, User};
 use ram::Ram;
 use x86_interp::System;
@@ -129,18 +129,18 @@ impl Vm {
     /// The machine does not start: what has been started ends, and nobody is told.
     fn give_up(&self) {
         drop(self.take_on_end());
-        self.control.order(Order::Stop);
+        self.control.order(RunCommand::Stop);
     }
 
     /// Drives a vCPU to its end, which is the machine's.
     fn run(&self, vcpu: VcpuParts, engine: Box<dyn Engine>) {
-        let VcpuParts { apic, attention, seat, .. } = vcpu;
+        let VcpuParts { apic, requests, seat, .. } = vcpu;
         let (control, clock) = (self.control.clone(), Arc::clone(&self.parts.clock));
-        let mut vcpu = VcpuLoop::new(engine, apic, attention, control, clock).among(seat);
+        let mut vcpu = VcpuLoop::new(engine, apic, requests, control, clock).among(seat);
         let ended = vcpu.run();
         // All vCPUs end when the guest asks for its end: the one that tells of it is the one that looks for what was asked.
         let tell = self.take_on_end().map(|on_end| (on_end, self.verdict(ended)));
-        self.control.order(Order::Stop);
+        self.control.order(RunCommand::Stop);
         let statistics = self.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Whoever gave up waiting for statistics has none.
         let _ = statistics.send(vcpu.statistics());
@@ -211,7 +211,7 @@ impl Vm {
         };
         let modes = Modes { user, kernel_translated, options: self.options_of(vcpu) };
         let shared = (&self.guest, &self.placement);
-        let engine = Fast::new(state, board, &vcpu.attention, modes, shared);
+        let engine = Fast::new(state, board, &vcpu.requests, modes, shared);
         let mut engine = engine.map_err(|error| {
             Error::Engine(Failure { whose: error.whose(), what: error.to_string() })
         })?;
@@ -261,7 +261,7 @@ impl RunningMachine {
 
     /// Makes the vCPUs stand still, or go on.
     pub fn pause(&self, pause: bool) {
-        self.control.order(if pause { Order::Pause } else { Order::Run });
+        self.control.order(if pause { RunCommand::Pause } else { RunCommand::Run });
     }
 
     /// Adds what further vCPUs say before the deadline.
@@ -277,7 +277,7 @@ impl RunningMachine {
     /// if it does not come to rest. Whatever stands still is left behind after `patience`.
     pub fn finish(mut self, patience: Duration) -> Option<Statistics> {
         let deadline = Instant::now() + patience;
-        self.control.order(Order::Stop);
+        self.control.order(RunCommand::Stop);
         self.outlet.close();
         // It may wait for the answer of a server that stands still, and goes on when that is hung up on.
         let mut all = Vec::new();

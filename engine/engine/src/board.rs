@@ -15,7 +15,7 @@ use x86::{
 };
 use x86_interp::{System, VectorUnit};
 
-use crate::attention::Attention;
+use crate::requests::VcpuRequests;
 
 /// Leaf 1 EDX: the local APIC is there and enabled (SDM 10.4.3).
 const CPUID_APIC: u32 = 1 << 9;
@@ -98,7 +98,7 @@ pub struct BoardParts {
     /// Floating point and SIMD.
     pub vector_unit: Box<dyn VectorUnit>,
     /// Where kicks for this CPU arrive.
-    pub attention: Arc<Attention>,
+    pub requests: Arc<VcpuRequests>,
 }
 
 /// The machine around one CPU.
@@ -176,7 +176,7 @@ impl System for Board {
 
     #[inline]
     fn pending(&self) -> u32 {
-        self.parts.attention.waiting()
+        self.parts.requests.waiting()
     }
 
     fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) {

@@ -16,7 +16,7 @@ use std::{
 use bus::Kicker;
 
 use crate::{
-    Attention,
+    VcpuRequests,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -39,7 +39,7 @@ pub struct Crowd {
 }
 
 struct Member {
-    attention: Arc<Attention>,
+    requests: Arc<VcpuRequests>,
     /// It is to give way.
     asked: AtomicBool,
     /// It has got a seat, or is more urgent than before.
@@ -75,17 +75,17 @@ pub struct Seat {
 
 impl Crowd {
     /// So many seats, at least one, for these vCPUs.
-    pub fn new(seats: usize, attention: &[Arc<Attention>]) -> Arc<Self> {
+    pub fn new(seats: usize, requests: &[Arc<VcpuRequests>]) -> Arc<Self> {
         let cpus = seats.max(1);
         let seats = (0..cpus).map(|_| None).collect();
-        let last = (0..attention.len()).map(|vcpu| vcpu % cpus).collect();
-        let member = |attention: &Arc<Attention>| Member {
-            attention: Arc::clone(attention),
+        let last = (0..requests.len()).map(|vcpu| vcpu % cpus).collect();
+        let member = |requests: &Arc<VcpuRequests>| Member {
+            requests: Arc::clone(requests),
             asked: AtomicBool::new(false),
             called: Condvar::new(),
         };
         let state = Mutex::new(State { seats, cpus, queue: VecDeque::new(), last });
-        Arc::new(Self { state, members: attention.iter().map(member).collect() })
+        Arc::new(Self { state, members: requests.iter().map(member).collect() })
     }
 
     /// That of a vCPU.
@@ -103,7 +103,7 @@ impl Crowd {
         sitting.asked = true;
         let member = &self.members[sitting.vcpu];
         member.asked.store(true, Ordering::SeqCst);
-        member.attention.kick();
+        member.requests.kick();
     }
 
     /// Has whoever should give way to a vCPU that waits do so; how long it may sleep then.
@@ -238,7 +238,7 @@ impl Seat {
     /// The vCPU, whose own thread this is, gives way at the end of the instruction.
     pub fn give_way(&self) {
         self.own().asked.store(true, Ordering::SeqCst);
-        self.own().attention.kick_myself();
+        self.own().requests.kick_myself();
     }
 }
 
@@ -247,9 +247,9 @@ mod tests {
     use super::*;
     use std::thread;
 
-    fn crowd(seats: usize, vcpus: usize) -> (Arc<Crowd>, Vec<Arc<Attention>>) {
-        let attention: Vec<_> = (0..vcpus).map(|_| Arc::new(Attention::default())).collect();
-        (Crowd::new(seats, &attention), attention)
+    fn crowd(seats: usize, vcpus: usize) -> (Arc<Crowd>, Vec<Arc<VcpuRequests>>) {
+        let requests: Vec<_> = (0..vcpus).map(|_| Arc::new(VcpuRequests::default())).collect();
+        (Crowd::new(seats, &requests), requests)
     }
 
     /// Waits for a seat in a thread of its own, until `waiting` wait.
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_seat_is_kept_until_its_share_is_used_up_and_then_asked_for() {
-        let (crowd, attention) = crowd(1, 2);
+        let (crowd, requests) = crowd(1, 2);
         let (first, second) = (crowd.seat(0), crowd.seat(1));
         assert_eq!(first.try_sit(), Some(0));
         assert_eq!(second.try_sit(), None);
@@ -274,7 +274,7 @@ mod tests {
             thread::yield_now();
         }
         assert!(started.elapsed() >= SHARE / 2, "{:?}", started.elapsed());
-        assert_ne!(attention[0].waiting(), 0, "and kicked");
+        assert_ne!(requests[0].waiting(), 0, "and kicked");
         first.stand_up();
         assert_eq!(waiting.join().expect("sits"), 0);
         assert!(!first.is_asked());
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn who_is_waited_for_comes_first() {
-        let (crowd, _attention) = crowd(1, 3);
+        let (crowd, _requests) = crowd(1, 3);
         let first = crowd.seat(0);
         assert_eq!(first.try_sit(), Some(0));
         let second = waits(&crowd, 1, 1);
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn one_that_never_gives_way_does_not_hold_up_the_others_for_good() {
-        let (crowd, _attention) = crowd(1, 2);
+        let (crowd, _requests) = crowd(1, 2);
         assert_eq!(crowd.seat(0).try_sit(), Some(0));
         assert_eq!(crowd.seat(1).sit(true), 0);
         assert_eq!(crowd.state().seats.len(), 2, "one more");
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn each_has_its_turn() {
-        let (crowd, _attention) = crowd(2, 5);
+        let (crowd, _requests) = crowd(2, 5);
         let turns: Vec<_> = (0..5)
             .map(|vcpu| {
                 let seat = crowd.seat(vcpu);

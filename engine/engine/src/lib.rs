@@ -7,15 +7,15 @@
 //!
 //! Debuggers and tracers come to a vCPU as visitors: `visit` says how.
 //!
-//! [`Board`] is the machine as the reference CPU sees it; [`Attention`] is how anybody, on any
+//! [`Board`] is the machine as the reference CPU sees it; [`VcpuRequests`] is how anybody, on any
 //! thread, makes a vCPU look up.
 
-mod attention;
 mod board;
 mod crowd;
 mod interpreter;
 mod log;
 mod report;
+mod requests;
 mod vcpu_loop;
 mod visit;
 
@@ -27,12 +27,12 @@ mod sync {
     pub(crate) use std::sync::*;
 }
 
-pub use attention::{Attention, Control, Order};
 pub use board::{Board, BoardParts, LocalApic};
 pub use contract::{Counters, Engine, Exit, Failure, Probes, Reached, Watch, Whose, pending};
 pub use crowd::{Crowd, Seat};
 pub use interpreter::Interpreter;
 pub use log::{Event, EventLog};
 pub use report::{Report, Statistics};
+pub use requests::{Control, RunCommand, VcpuRequests};
 pub use vcpu_loop::{Ended, VcpuLoop};
 pub use visit::{Attendant, Verdict, Visit, Visited};

@@ -6,7 +6,8 @@ use contract::{Doing, Failure, Whose, pending};
 use host::Clock;
 
 use crate::{
-    Attention, Control, Engine, Event, EventLog, Exit, LocalApic, Order, Report, Seat, Statistics,
+    Control, Engine, Event, EventLog, Exit, LocalApic, Report, RunCommand, Seat, Statistics,
+    VcpuRequests,
     visit::{Attendants, Visited},
 };
 
@@ -30,7 +31,7 @@ pub enum Ended {
 pub struct VcpuLoop<E> {
     engine: E,
     apic: Arc<dyn LocalApic>,
-    attention: Arc<Attention>,
+    requests: Arc<VcpuRequests>,
     control: Control,
     clock: Arc<dyn Clock>,
     statistics: Statistics,
@@ -41,18 +42,18 @@ pub struct VcpuLoop<E> {
 }
 
 impl<E: Engine> VcpuLoop<E> {
-    /// Drives `engine`, which gets interrupts from `apic` and is woken through `attention`.
+    /// Drives `engine`, which gets interrupts from `apic` and is woken through `requests`.
     pub fn new(
         engine: E,
         apic: Arc<dyn LocalApic>,
-        attention: Arc<Attention>,
+        requests: Arc<VcpuRequests>,
         control: Control,
         clock: Arc<dyn Clock>,
     ) -> Self {
         let (statistics, attendants) = Default::default();
         let log = EventLog::new(LOG);
         let seat = None;
-        Self { engine, apic, attention, control, clock, statistics, log, attendants, seat }
+        Self { engine, apic, requests, control, clock, statistics, log, attendants, seat }
     }
 
     /// The vCPU runs only while it has its seat.
@@ -66,24 +67,24 @@ impl<E: Engine> VcpuLoop<E> {
         self.begin(false);
         let ended = self.run_to_end();
         self.cease();
-        self.attention.visits().close();
+        self.requests.visits().close();
         self.attendants.leave();
         ended
     }
 
     fn run_to_end(&mut self) -> Ended {
         loop {
-            self.attention.take_kick();
+            self.requests.take_kick();
             // Asking came before the kick, which may have been the one that was taken just now.
             if self.seat.as_ref().is_some_and(Seat::is_asked) {
                 self.give_way();
             }
             self.receive_visits();
             match self.control.current() {
-                Order::Stop => return Ended::Stopped,
-                Order::Pause => self.sleep(),
-                Order::Run if self.attendants.is_standing() => self.sleep(),
-                Order::Run => {
+                RunCommand::Stop => return Ended::Stopped,
+                RunCommand::Pause => self.sleep(),
+                RunCommand::Run if self.attendants.is_standing() => self.sleep(),
+                RunCommand::Run => {
                     if let Some(ended) = self.run_once() {
                         return ended;
                     }
@@ -93,7 +94,7 @@ impl<E: Engine> VcpuLoop<E> {
     }
 
     fn receive_visits(&mut self) {
-        for visit in self.attention.visits().take() {
+        for visit in self.requests.visits().take() {
             visit(&mut Visited::new(&mut self.engine, &mut self.attendants, &self.statistics));
         }
     }
@@ -108,7 +109,7 @@ impl<E: Engine> VcpuLoop<E> {
         if waiting & (pending::INIT | pending::START_UP) != 0 {
             self.start_over();
         }
-        self.attention.set_interrupts(waiting & (pending::INTERRUPT | pending::NMI));
+        self.requests.set_interrupts(waiting & (pending::INTERRUPT | pending::NMI));
         let started = self.clock.monotonic_ns();
         let exit = self.engine.run(BUDGET);
         self.statistics.running_ns += self.clock.monotonic_ns().saturating_sub(started);
@@ -140,7 +141,7 @@ impl<E: Engine> VcpuLoop<E> {
     /// Sleeps until the next kick. The other vCPUs need not wait for this one meanwhile.
     fn sleep(&mut self) {
         self.cease();
-        self.attention.sleep();
+        self.requests.sleep();
         self.begin(true);
     }
 
@@ -249,8 +250,8 @@ mod tests {
         started: Vec<Option<u8>>,
         ram: Ram,
         vcpu: Vcpu,
-        attention: Arc<Attention>,
-        /// What [`Attention::waiting`] was at each run.
+        requests: Arc<VcpuRequests>,
+        /// What [`VcpuRequests::waiting`] was at each run.
         seen: Vec<u32>,
         probes: Probes,
         flushes: usize,
@@ -258,7 +259,7 @@ mod tests {
 
     impl Engine for Scripted {
         fn run(&mut self, _: u64) -> Exit {
-            self.seen.push(self.attention.waiting());
+            self.seen.push(self.requests.waiting());
             self.exits.pop_front().unwrap_or(Exit::Shutdown)
         }
         fn interrupt(&mut self, vector: u8) {
@@ -388,21 +389,21 @@ mod tests {
     struct Bench {
         vcpu: VcpuLoop<Scripted>,
         apic: Arc<FakeApic>,
-        attention: Arc<Attention>,
+        requests: Arc<VcpuRequests>,
         control: Control,
     }
 
     fn bench(exits: &[Exit]) -> Bench {
-        let attention = Arc::new(Attention::default());
+        let requests = Arc::new(VcpuRequests::default());
         let apic = Arc::new(FakeApic::default());
-        let control = Control::new(Arc::clone(&attention));
+        let control = Control::new(Arc::clone(&requests));
         let engine = Scripted {
             exits: exits.iter().copied().collect(),
             delivered: Vec::new(),
             started: Vec::new(),
             ram: Ram::new(1 << 20).expect("memory"),
             vcpu: Vcpu::default(),
-            attention: Arc::clone(&attention),
+            requests: Arc::clone(&requests),
             seen: Vec::new(),
             probes: Probes::default(),
             flushes: 0,
@@ -410,11 +411,11 @@ mod tests {
         let vcpu = VcpuLoop::new(
             engine,
             Arc::clone(&apic) as Arc<dyn LocalApic>,
-            Arc::clone(&attention),
+            Arc::clone(&requests),
             control.clone(),
             Arc::new(Ticks::default()),
         );
-        Bench { vcpu, apic, attention, control }
+        Bench { vcpu, apic, requests, control }
     }
 
     #[test]
@@ -450,11 +451,11 @@ mod tests {
     #[test]
     fn an_idle_guest_sleeps_until_kicked() {
         let mut bench = bench(&[Exit::Halted, Exit::InterruptWindow]);
-        let (apic, attention) = (Arc::clone(&bench.apic), Arc::clone(&bench.attention));
+        let (apic, requests) = (Arc::clone(&bench.apic), Arc::clone(&bench.requests));
         let device = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
             apic.vectors.lock().expect("no panic").push_back(0x44);
-            attention.kick();
+            requests.kick();
         });
         bench.vcpu.run();
         device.join().expect("no panic");
@@ -474,7 +475,7 @@ mod tests {
     #[test]
     fn who_waits_for_a_seat_says_so_and_flushes_if_it_is_told() {
         let bench = bench(&[Exit::Shutdown]);
-        let crowd = crate::Crowd::new(1, &[Arc::default(), Arc::clone(&bench.attention)]);
+        let crowd = crate::Crowd::new(1, &[Arc::default(), Arc::clone(&bench.requests)]);
         let other = crowd.seat(0);
         assert_eq!(other.try_sit(), Some(0));
         let mut vcpu = bench.vcpu.among(Some(crowd.seat(1)));
@@ -508,16 +509,16 @@ mod tests {
         let probe = Exit::Probe(Reached::Breakpoint);
         let mut bench = bench(&[probe, probe]);
         let (sender, heard) = std::sync::mpsc::channel();
-        let attention = Arc::clone(&bench.attention);
+        let requests = Arc::clone(&bench.requests);
         let probes = Probes { breakpoints: [0, 1].into(), ..Probes::default() };
         let comes = probes.clone();
-        attention.visit(Box::new(move |visited| {
+        requests.visit(Box::new(move |visited| {
             visited.attend(Box::new(Noting(sender, 0)), comes, false);
         }));
         let visitor = std::thread::spawn(move || {
             let heard = [heard.recv().expect("called"), heard.recv().expect("called")];
             let (sender, seen) = std::sync::mpsc::channel();
-            attention.visit(Box::new(move |visited| {
+            requests.visit(Box::new(move |visited| {
                 sender.send(visited.engine.vcpu().rip).expect("heard");
                 visited.dismiss(1);
             }));
@@ -528,7 +529,7 @@ mod tests {
         assert_eq!(heard, [0, 1], "it went over the first breakpoint");
         assert_eq!(stood, 1, "and stood at the second");
         assert!(bench.vcpu.engine.probes.is_empty(), "nothing is left of who has gone");
-        assert!(!bench.attention.visit(Box::new(|_| {})), "it has ended");
+        assert!(!bench.requests.visit(Box::new(|_| {})), "it has ended");
     }
 
     #[test]
@@ -537,9 +538,9 @@ mod tests {
         let control = bench.control.clone();
         let user = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(10));
-            control.order(Order::Pause);
+            control.order(RunCommand::Pause);
             std::thread::sleep(Duration::from_millis(10));
-            control.order(Order::Stop);
+            control.order(RunCommand::Stop);
         });
         assert_eq!(bench.vcpu.run(), Ended::Stopped);
         user.join().expect("no panic");

@@ -54,7 +54,7 @@ mod tests {
         Fast,
         test_machine::{MODES, board, kernel_state, map},
     };
-    use engine::{Attention, Engine};
+    use engine::{Engine, VcpuRequests};
     use frame::WedgeExit;
     use iced_x86::{IcedError, code_asm::*};
     use ram::Ram;
@@ -95,13 +95,13 @@ mod tests {
         let ram = Ram::new(2 << 20).expect("memory");
         map(&ram, &[(CODE, 0), (DATA, 0), (DEVICE, 0)]);
         ram.write(CODE.1, &kernel().expect("encodable"));
-        let attention = Arc::new(Attention::default());
-        let board = board(ram, Arc::clone(&attention));
+        let requests = Arc::new(VcpuRequests::default());
+        let board = board(ram, Arc::clone(&requests));
         let start = kernel_state(CODE.0, DATA.0 + 0x800);
         let mut fast = Fast::new(
             start,
             board,
-            &attention,
+            &requests,
             MODES,
             (&crate::Machine::new(1), &crate::Placement::default()),
         )

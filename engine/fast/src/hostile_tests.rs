@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, fs};
 
-use engine::{Attention, Engine};
+use engine::{Engine, VcpuRequests};
 use frame::{MapReport, Owner, RawChange, Rights, TOP, WINDOW, WINDOW_END};
 use fuzzer::Target;
 use ram::Ram;
@@ -33,11 +33,11 @@ fn machine() -> Fast {
     let ram = Ram::new(RAM_LEN).expect("memory");
     map(&ram, &[(CODE, G), (DATA, G)]);
     ram.write(CODE.1, &[0x90; 4000]);
-    let attention = std::sync::Arc::new(Attention::default());
+    let requests = std::sync::Arc::new(VcpuRequests::default());
     Fast::new(
         start(),
-        board(ram, attention.clone()),
-        &attention,
+        board(ram, requests.clone()),
+        &requests,
         MODES,
         (&crate::Machine::new(1), &crate::Placement::default()),
     )

@@ -9,7 +9,7 @@ use crate::{
     test_machine::{MODES, STRICT, board, kernel_state, map},
 };
 use bus::Kicker;
-use engine::{Attention, Engine, Interpreter};
+use engine::{Engine, Interpreter, VcpuRequests};
 use frame::{CACHE, KICK, USER_CACHE};
 use iced_x86::{IcedError, code_asm::*};
 use jit::stubs::LEN;
@@ -221,10 +221,10 @@ fn state() -> Vcpu {
 }
 
 /// The guest on the fast engine, with one vCPU.
-fn machine(start: Vcpu, modes: Modes, attention: &Arc<Attention>) -> Fast {
-    let board = board(memory(), Arc::clone(attention));
+fn machine(start: Vcpu, modes: Modes, requests: &Arc<VcpuRequests>) -> Fast {
+    let board = board(memory(), Arc::clone(requests));
     let owners = (&crate::Machine::new(1), &crate::Placement::default());
-    Fast::new(start, board, attention, modes, owners).expect("an engine")
+    Fast::new(start, board, requests, modes, owners).expect("an engine")
 }
 
 /// How the guest ends.
@@ -253,23 +253,23 @@ impl Ending {
 }
 
 /// Runs the guest to its end, each kick being an interrupt.
-fn run(engine: &mut dyn Engine, attention: &Attention) -> Ending {
+fn run(engine: &mut dyn Engine, requests: &VcpuRequests) -> Ending {
     loop {
-        if let Some(ending) = attend(engine, attention) {
+        if let Some(ending) = attend(engine, requests) {
             return ending;
         }
     }
 }
 
 /// Runs the guest until it needs something.
-fn attend(engine: &mut dyn Engine, attention: &Attention) -> Option<Ending> {
+fn attend(engine: &mut dyn Engine, requests: &VcpuRequests) -> Option<Ending> {
     match engine.run(u64::MAX) {
         Exit::Requested => {
-            attention.take_kick();
-            attention.set_interrupts(pending::INTERRUPT);
+            requests.take_kick();
+            requests.set_interrupts(pending::INTERRUPT);
         }
         Exit::InterruptWindow => {
-            attention.set_interrupts(0);
+            requests.set_interrupts(0);
             engine.interrupt(VECTOR);
         }
         Exit::Halted => return Some(Ending::of(engine)),
@@ -291,13 +291,13 @@ impl Drop for Over<'_> {
 }
 
 /// Kicks until it is over. Whoever sleeps in between gets the CPU at once, be it the guest's, wherever that is.
-fn kick(attention: &Attention, over: &AtomicBool) {
+fn kick(requests: &VcpuRequests, over: &AtomicBool) {
     let mut random = 1u64;
     while !over.load(Ordering::Relaxed) {
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         thread::sleep(Duration::from_nanos((random >> 33) % PAUSE));
-        if attention.waiting() == 0 {
-            attention.kick();
+        if requests.waiting() == 0 {
+            requests.kick();
         }
     }
 }
@@ -317,15 +317,15 @@ fn slow_down(fast: &mut Fast) {
 
 /// The guest in a storm of kicks: how it ends, and how many interrupts it has taken.
 fn in_a_storm(start: &Vcpu, modes: Modes, slow: bool) -> (Ending, u64) {
-    let (attention, over) = (Arc::new(Attention::default()), AtomicBool::new(false));
-    let mut fast = machine(start.clone(), modes, &attention);
+    let (requests, over) = (Arc::new(VcpuRequests::default()), AtomicBool::new(false));
+    let mut fast = machine(start.clone(), modes, &requests);
     if slow {
         slow_down(&mut fast);
     }
     thread::scope(|scope| {
         let _over = Over(&over);
-        scope.spawn(|| kick(&attention, &over));
-        let ending = run(&mut fast, &attention);
+        scope.spawn(|| kick(&requests, &over));
+        let ending = run(&mut fast, &requests);
         (ending, fast.ram().load64(DATA.1 + TAKEN))
     })
 }
@@ -335,9 +335,9 @@ fn ends_as_ever(user: User, kernel_translated: bool) {
 }
 
 fn ends_as_ever_with(modes: Modes) {
-    let (start, attention) = (state(), Arc::new(Attention::default()));
-    let board = board(memory(), Arc::clone(&attention));
-    let undisturbed = run(&mut Interpreter::new(start.clone(), board), &attention);
+    let (start, requests) = (state(), Arc::new(VcpuRequests::default()));
+    let board = board(memory(), Arc::clone(&requests));
+    let undisturbed = run(&mut Interpreter::new(start.clone(), board), &requests);
     for slow in [false, true] {
         let mut taken = 0;
         while taken < ENOUGH {
@@ -350,16 +350,16 @@ fn ends_as_ever_with(modes: Modes) {
 
 /// A strict machine, which nobody kicks.
 fn in_peace() -> Ending {
-    let attention = Arc::new(Attention::default());
-    let mut fast = machine(state(), STRICT, &attention);
-    run(&mut fast, &attention)
+    let requests = Arc::new(VcpuRequests::default());
+    let mut fast = machine(state(), STRICT, &requests);
+    run(&mut fast, &requests)
 }
 
 #[test]
 fn programs_in_processes_of_their_own_end_as_ever() {
-    let attention = Arc::new(Attention::default());
-    let board = board(memory(), Arc::clone(&attention));
-    assert_eq!(in_peace(), run(&mut Interpreter::new(state(), board), &attention));
+    let requests = Arc::new(VcpuRequests::default());
+    let board = board(memory(), Arc::clone(&requests));
+    assert_eq!(in_peace(), run(&mut Interpreter::new(state(), board), &requests));
 }
 
 /// A process of guest code sets its signals and then its filter. On a busy host a kick comes in between, and must not
@@ -393,12 +393,12 @@ fn sleeps(fast: &Fast) -> u64 {
 /// The monitor looks before it gives the next turn: nobody has to be woken, and to give up that turn.
 #[test]
 fn a_kick_while_the_monitor_has_the_turn_wakes_nobody() {
-    let attention = Arc::new(Attention::default());
-    let mut fast = machine(state(), MODES, &attention);
-    run(&mut fast, &attention);
+    let requests = Arc::new(VcpuRequests::default());
+    let mut fast = machine(state(), MODES, &requests);
+    run(&mut fast, &requests);
     let before = sleeps(&fast);
     assert!(before > 0, "it has run");
-    attention.kick();
+    requests.kick();
     assert_eq!(sleeps(&fast), before);
     assert_eq!(fast.run(u64::MAX), Exit::Requested, "it is not lost");
 }

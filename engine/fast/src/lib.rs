@@ -77,7 +77,7 @@ use bus::Kicker;
 use claims::ClaimedRegions;
 use contract::{Doing, Failure, Whose};
 use cpuid_answers::CpuidAnswers;
-use engine::{Attention, Board, Engine};
+use engine::{Board, Engine, VcpuRequests};
 use frame::WedgeExit;
 use in_service::InServiceReads;
 use jit::Level;
@@ -185,7 +185,7 @@ impl Kicker for WedgeKicker {
 }
 
 impl Fast {
-    /// An engine that starts at the given state; `attention` is the board's. It is one of the machine's vCPUs. What it
+    /// An engine that starts at the given state; `requests` is the board's. It is one of the machine's vCPUs. What it
     /// translates is compared on trial by trial, if it is, so then it translates for itself.
     ///
     /// # Errors
@@ -193,7 +193,7 @@ impl Fast {
     pub fn new(
         vcpu: Vcpu,
         board: Board,
-        attention: &Attention,
+        requests: &VcpuRequests,
         modes: Modes,
         (machine, placement): (&Arc<Machine>, &Placement),
     ) -> Result<Self, Error> {
@@ -217,7 +217,7 @@ impl Fast {
         }
         let may_be_narrow = !options.interpret_narrow && modes.user == User::Direct;
         let narrow = NarrowCode::new(may_be_narrow && pages.run_narrow());
-        attention.forward(Arc::new(WedgeKicker(pages.turns().clone())));
+        requests.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
         let code = VcpuCode::new(&pages, board.ram(), translation, modes.user);

@@ -10,7 +10,7 @@ use crate::{
     test_machine::{MODES, board, kernel_state, map},
 };
 use bus::Kicker;
-use engine::{Attention, Engine};
+use engine::{Engine, VcpuRequests};
 use frame::{LOOKUP_COUNT, Lookup, Shared, TurnsPage, VcpuPage};
 use iced_x86::code_asm::*;
 use ram::Ram;
@@ -64,21 +64,21 @@ fn kernel() -> Vec<u8> {
     assemble(&mut a).expect("it assembles")
 }
 
-fn machine() -> (Fast, Arc<Attention>) {
+fn machine() -> (Fast, Arc<VcpuRequests>) {
     let ram = Ram::new(2 << 20).expect("memory");
     map(&ram, &[(CODE, G), (DATA, G), (PROGRAM, US)]);
     ram.write(CODE.1, &kernel());
-    let attention = Arc::new(Attention::default());
+    let requests = Arc::new(VcpuRequests::default());
     let vcpu = kernel_state(CODE.0, DATA.0 + 0x800);
-    let board = board(ram, attention.clone());
+    let board = board(ram, requests.clone());
     let fast = Fast::new(
         vcpu,
         board,
-        &attention,
+        &requests,
         MODES,
         (&crate::Machine::new(1), &crate::Placement::default()),
     );
-    (fast.expect("an engine"), attention)
+    (fast.expect("an engine"), requests)
 }
 
 /// A memory object that wedges can write, and its bytes.
@@ -89,7 +89,7 @@ type Target = (File, u64);
 struct Scene {
     wedges: Vec<i32>,
     targets: Vec<Target>,
-    attention: Option<Arc<Attention>>,
+    requests: Option<Arc<VcpuRequests>>,
 }
 
 struct Stage {
@@ -165,8 +165,8 @@ fn overwrite(stage: &Stage) {
             file.write_all_at(&word(next()).to_le_bytes(), offset).expect("memory");
             stage.written.fetch_add(1, Ordering::Relaxed);
         }
-        if let Some(attention) = &scene.attention {
-            attention.kick();
+        if let Some(requests) = &scene.requests {
+            requests.kick();
         }
         let now = stage.heard.load(Ordering::Relaxed);
         if now != heard.0 {
@@ -188,8 +188,8 @@ fn kill(wedges: &[i32]) {
 
 /// Runs a machine until it ends, or has come back so often; whether it ended.
 fn run(stage: &Stage, times: u32) -> bool {
-    let (mut fast, attention) = machine();
-    stage.scene.lock().expect("nobody panics with it").attention = Some(attention.clone());
+    let (mut fast, requests) = machine();
+    stage.scene.lock().expect("nobody panics with it").requests = Some(requests.clone());
     for time in 0..times {
         let exit = fast.run(BUDGET);
         stage.heard.fetch_add(1, Ordering::Relaxed);
@@ -199,9 +199,9 @@ fn run(stage: &Stage, times: u32) -> bool {
             let targets = targets(&wedges);
             assert!(time > 4 || wedges.is_empty() || targets.len() >= 4, "all is found");
             *stage.scene.lock().expect("nobody panics with it") =
-                Scene { wedges, targets, attention: Some(attention.clone()) };
+                Scene { wedges, targets, requests: Some(requests.clone()) };
         }
-        attention.take_kick();
+        requests.take_kick();
         if matches!(exit, Exit::Shutdown | Exit::Failed) {
             // The guest's triple fault, or a failure that is not said to be ours.
             let failure = fast.failure();

@@ -1,7 +1,7 @@
 //! A machine for this crate's tests: RAM, page tables and one CPU, without devices.
 
 use crate::{Modes, Options, Scattered, User};
-use engine::{Attention, Board, BoardParts, LocalApic};
+use engine::{Board, BoardParts, LocalApic, VcpuRequests};
 use host_fake::{FakeClock, FakeEntropy};
 use ram::Ram;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl LocalApic for NoApic {
 }
 
 /// A board without devices.
-pub fn board(ram: Ram, attention: Arc<Attention>) -> Board {
+pub fn board(ram: Ram, requests: Arc<VcpuRequests>) -> Board {
     Board::new(BoardParts {
         ram,
         ports: bus::Bus::new(),
@@ -92,7 +92,7 @@ pub fn board(ram: Ram, attention: Arc<Attention>) -> Board {
         clock: Arc::new(FakeClock::default()),
         entropy: Arc::new(FakeEntropy::new(1)),
         vector_unit: Box::new(native::HostVectorUnit::new().expect("executable memory")),
-        attention,
+        requests,
     })
 }
 

@@ -27,18 +27,18 @@ mod visit {
     }
 }
 
-#[allow(dead_code)] // models use some of it
-#[path = "../../../engine/engine/src/attention.rs"]
-mod attention;
 #[allow(dead_code)]
 #[path = "../../../engine/engine/src/crowd.rs"]
 mod crowd;
 #[allow(dead_code)]
 #[path = "../../../machine/ram/src/news.rs"]
 mod news;
+#[allow(dead_code)] // models use some of it
+#[path = "../../../engine/engine/src/requests.rs"]
+mod requests;
 
-pub use attention::Attention;
 pub use crowd::{Crowd, Seat};
+pub use requests::VcpuRequests;
 
 use contract::CodeNews;
 

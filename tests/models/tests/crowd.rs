@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use models::{Attention, Crowd};
+use models::{Crowd, VcpuRequests};
 use shuttle::{
     check_pct, check_random,
     sync::atomic::{AtomicU32, Ordering},
@@ -11,8 +11,8 @@ use shuttle::{
 
 /// vCPUs that sit down and stand up again, some of them waited for by others. No time passes: who waits is called by who stands up.
 fn seats(seats: usize, vcpus: usize) {
-    let attention: Vec<_> = (0..vcpus).map(|_| Arc::new(Attention::default())).collect();
-    let crowd = Crowd::new(seats, &attention);
+    let requests: Vec<_> = (0..vcpus).map(|_| Arc::new(VcpuRequests::default())).collect();
+    let crowd = Crowd::new(seats, &requests);
     let taken: Arc<[AtomicU32]> = (0..seats).map(|_| AtomicU32::new(0)).collect();
     let run = |vcpu: usize| {
         let (seat, taken) = (crowd.seat(vcpu), Arc::clone(&taken));

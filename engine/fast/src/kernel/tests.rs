@@ -5,7 +5,7 @@ use crate::{
     test_machine::{MODES, board, kernel_state, map},
 };
 use bus::Kicker;
-use engine::{Attention, Engine};
+use engine::{Engine, VcpuRequests};
 use frame::{KICK, WedgeExit};
 use jit::Level;
 use ram::Ram;
@@ -37,7 +37,7 @@ fn machine(vcpu: Vcpu, user: User, kernel: &[u8], program: &[u8]) -> Fast {
 }
 
 fn attending(
-    attention: Arc<Attention>,
+    requests: Arc<VcpuRequests>,
     vcpu: Vcpu,
     user: User,
     kernel: &[u8],
@@ -47,15 +47,15 @@ fn attending(
     map(&ram, &[(CODE, G), (DATA, G), (OTHER, G), (PROGRAM, US)]);
     ram.write(CODE.1, kernel);
     ram.write(PROGRAM.1, program);
-    started(ram, attention, vcpu, user)
+    started(ram, requests, vcpu, user)
 }
 
-fn started(ram: Ram, attention: Arc<Attention>, vcpu: Vcpu, user: User) -> Fast {
+fn started(ram: Ram, requests: Arc<VcpuRequests>, vcpu: Vcpu, user: User) -> Fast {
     let modes = Modes { user, ..MODES };
     Fast::new(
         vcpu,
-        board(ram, Arc::clone(&attention)),
-        &attention,
+        board(ram, Arc::clone(&requests)),
+        &requests,
         modes,
         (&crate::Machine::new(1), &crate::Placement::default()),
     )
@@ -202,13 +202,13 @@ fn kicked_in_the_middle(fast: &mut Fast, bytes: u64) {
 
 /// A kick in the middle of a PUSHFQ whose stack is not mapped yet; the wedge can map it.
 fn kicked_in_a_push() -> Fast {
-    let (attention, push) = (Arc::new(Attention::default()), [0x9c, 0xf4]); // pushfq; hlt
+    let (requests, push) = (Arc::new(VcpuRequests::default()), [0x9c, 0xf4]); // pushfq; hlt
     let v = kernel_state(CODE.0, OTHER.0 + PAGE / 2);
-    let mut fast = attending(Arc::clone(&attention), v, User::Direct, &push, &[]);
+    let mut fast = attending(Arc::clone(&requests), v, User::Direct, &push, &[]);
     assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
     fast.cpu.vcpu = in_kernel();
     fast.cpu.state_changed();
-    attention.kick();
+    requests.kick();
     kicked_in_the_middle(&mut fast, 7); // RAX has been put aside
     fast
 }
@@ -313,11 +313,11 @@ fn a_copy_between_large_pages_ends() {
         v.gpr[register] = value;
     }
     (v.gpr[reg::RSI], v.gpr[reg::RDI]) = (DIRECT + (10 << 20), DIRECT + (50 << 20));
-    let attention = Arc::new(Attention::default());
-    let mut fast = started(ram, Arc::clone(&attention), v, User::Direct);
+    let requests = Arc::new(VcpuRequests::default());
+    let mut fast = started(ram, Arc::clone(&requests), v, User::Direct);
     thread::spawn(move || {
         thread::sleep(Duration::from_secs(10));
-        attention.kick();
+        requests.kick();
     });
     assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None), "within ten seconds");
     assert!(fast.statistics.mapped <= 4, "{} faults", fast.statistics.mapped);

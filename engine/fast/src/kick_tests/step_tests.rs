@@ -6,7 +6,7 @@
 use super::{Over, attend, in_peace, kick, machine, state};
 use crate::test_machine::STRICT;
 use bus::Kicker;
-use engine::Attention;
+use engine::VcpuRequests;
 use frame::{BLOB, HAND_OVER, JOURNAL, Journal, SHARED};
 use libc::user_regs_struct;
 use nix::{
@@ -52,7 +52,7 @@ const SYSCALL_LEN: u64 = 2;
 /// The debugger of a process.
 struct Stepper<'a> {
     process: Pid,
-    attention: &'a Attention,
+    requests: &'a VcpuRequests,
     over: &'a AtomicBool,
     /// Kicks by address (HVA), and by whether the process has orders.
     kicks: BTreeMap<(u64, bool), u32>,
@@ -149,7 +149,7 @@ impl Stepper<'_> {
         let kicks = self.kicks.entry((rip, ordered)).or_default();
         if *kicks < KICKS && (self.random >> 33).is_multiple_of(SELDOM) {
             *kicks += 1;
-            self.attention.kick();
+            self.requests.kick();
         }
         Ok(())
     }
@@ -165,20 +165,20 @@ impl Stepper<'_> {
             self.dropped += 1;
             (regs.rip, regs.rax, regs.orig_rax) = (call, HAND_OVER, u64::MAX);
             ptrace::setregs(self.process, regs)?;
-            self.attention.kick();
+            self.requests.kick();
         }
         Ok(())
     }
 }
 
 /// Runs the machine until there is a process of user code, and returns that.
-fn begin(fast: &mut crate::Fast, attention: &Attention) -> Option<Pid> {
+fn begin(fast: &mut crate::Fast, requests: &VcpuRequests) -> Option<Pid> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let _over = Over(&over);
-        scope.spawn(|| kick(attention, &over));
+        scope.spawn(|| kick(requests, &over));
         loop {
-            assert_eq!(attend(fast, attention), None, "it has begun only now");
+            assert_eq!(attend(fast, requests), None, "it has begun only now");
             if let &[_, user] = fast.slots.processes().as_slice() {
                 return Some(Pid::from_raw(user));
             }
@@ -189,16 +189,16 @@ fn begin(fast: &mut crate::Fast, attention: &Attention) -> Option<Pid> {
 #[test]
 fn a_kick_at_each_instruction_changes_nothing() {
     let expected = in_peace();
-    let (attention, over) = (Arc::new(Attention::default()), AtomicBool::new(false));
-    let mut fast = machine(state(), STRICT, &attention);
-    let process = begin(&mut fast, &attention).expect("a process");
+    let (requests, over) = (Arc::new(VcpuRequests::default()), AtomicBool::new(false));
+    let mut fast = machine(state(), STRICT, &requests);
+    let process = begin(&mut fast, &requests).expect("a process");
     let (ending, stepper) = thread::scope(|scope| {
         let _over = Over(&over);
-        let (attention, over) = (&*attention, &over);
+        let (requests, over) = (&*requests, &over);
         let stepper = scope.spawn(move || {
             let mut stepper = Stepper {
                 process,
-                attention,
+                requests,
                 over,
                 kicks: BTreeMap::new(),
                 answers: 0,
@@ -208,7 +208,7 @@ fn a_kick_at_each_instruction_changes_nothing() {
             stepper.step_all().expect("it can be stepped");
             stepper
         });
-        let ending = super::run(&mut fast, attention);
+        let ending = super::run(&mut fast, requests);
         over.store(true, Ordering::Relaxed);
         (ending, stepper.join().expect("it has not ended"))
     });

@@ -5,7 +5,7 @@ use crate::{
     Fast, Modes, Options, User,
     test_machine::{MODES, OPTIONS, board, kernel_state, map},
 };
-use engine::{Attention, Engine};
+use engine::{Engine, VcpuRequests};
 use std::sync::Arc;
 use x86::{flags, paging::US, seg, segment::attr};
 use x86_interp::{Exit, pending};
@@ -90,17 +90,17 @@ fn machine(lock_step: LockStep) -> Fast {
 }
 
 fn running(vcpu: Vcpu, user: User, lock_step: LockStep) -> Fast {
-    attending(vcpu, user, lock_step, Attention::default())
+    attending(vcpu, user, lock_step, VcpuRequests::default())
 }
 
-fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, attention: Attention) -> Fast {
+fn attending(vcpu: Vcpu, user: User, lock_step: LockStep, requests: VcpuRequests) -> Fast {
     let options = Options { lock_step: Some(lock_step), ..OPTIONS };
     let modes = Modes { user, options, ..MODES };
-    let board = board(memory(), Arc::new(attention));
+    let board = board(memory(), Arc::new(requests));
     Fast::new(
         vcpu,
         board,
-        &Attention::default(),
+        &VcpuRequests::default(),
         modes,
         (&crate::Machine::new(1), &crate::Placement::default()),
     )
@@ -175,9 +175,9 @@ fn a_call_to_nowhere_leaves_the_stack_pointer() {
 /// An STI that is interpreted shields what follows it, too.
 #[test]
 fn an_interrupt_waits_for_what_follows_sti() {
-    let attention = Attention::default();
-    attention.set_interrupts(pending::INTERRUPT);
-    let mut fast = attending(state(), User::Direct, LockStep::default(), attention);
+    let requests = VcpuRequests::default();
+    requests.set_interrupts(pending::INTERRUPT);
+    let mut fast = attending(state(), User::Direct, LockStep::default(), requests);
     fast.ram().write(CODE.1, &[0xac, 0xfb, 0xac, 0x90, 0xf4]); // lodsb; sti; lodsb; nop; hlt
     fast.cpu.vcpu.gpr[x86::reg::RSI] = DATA.0;
     assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::InterruptWindow, None));

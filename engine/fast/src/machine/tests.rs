@@ -6,7 +6,7 @@ use crate::{
 };
 use bus::Kicker;
 use contract::{Probes, Taps};
-use engine::{Attention, Engine};
+use engine::{Engine, VcpuRequests};
 use jit::cache::CacheCounters;
 use ram::Ram;
 use std::sync::{Arc, Mutex};
@@ -49,9 +49,9 @@ fn ram() -> [Ram; 2] {
 }
 
 fn vcpu(ram: &Ram, machine: &Arc<Machine>) -> Fast {
-    let attention = Arc::new(Attention::default());
-    let board = board(ram.clone(), Arc::clone(&attention));
-    Fast::new(start(), board, &attention, MODES, (machine, &Placement::default()))
+    let requests = Arc::new(VcpuRequests::default());
+    let board = board(ram.clone(), Arc::clone(&requests));
+    Fast::new(start(), board, &requests, MODES, (machine, &Placement::default()))
         .expect("an engine")
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::test_machine::{MODES, board, kernel_state, map};
-use engine::{Attention, Engine, Probes, Reached};
+use engine::{Engine, Probes, Reached, VcpuRequests};
 use frame::{BLOB, CACHE, COPIES, FRAME, GATE, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS};
 use ram::Ram;
 use std::sync::Arc;
@@ -35,11 +35,11 @@ fn machine(addresses: &[u64]) -> Fast {
     ram.write(PROGRAM.1 + 2, &addresses[0].to_le_bytes());
     ram.write(PROGRAM.1 + 10, &[0x48, 0x8b, 0x18, 0x0f, 0x0b]); // mov rbx, [rax]; ud2
     ram.write(MEMORY, &WORD.to_le_bytes());
-    let attention = Arc::<Attention>::default();
+    let requests = Arc::<VcpuRequests>::default();
     Fast::new(
         kernel(),
-        board(ram, Arc::clone(&attention)),
-        &attention,
+        board(ram, Arc::clone(&requests)),
+        &requests,
         MODES,
         (&crate::Machine::new(1), &crate::Placement::default()),
     )

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bus::Kicker;
 use contract::pending;
-use models::Attention;
+use models::VcpuRequests;
 use shuttle::{
     check_pct, check_random,
     sync::atomic::{AtomicU32, Ordering},
@@ -12,28 +12,28 @@ use shuttle::{
 };
 
 /// What the vCPU loop does: acknowledges kicks, looks at what is there, and sleeps if there is nothing.
-fn sleeps_until(attention: &Attention, all_there: impl Fn() -> bool) {
+fn sleeps_until(requests: &VcpuRequests, all_there: impl Fn() -> bool) {
     loop {
-        attention.take_kick();
-        attention.set_interrupts(pending::INTERRUPT);
+        requests.take_kick();
+        requests.set_interrupts(pending::INTERRUPT);
         if all_there() {
             return;
         }
-        attention.sleep();
+        requests.sleep();
     }
 }
 
 fn kicks_are_heard(kickers: u32) {
-    let (attention, news) = (Arc::new(Attention::default()), Arc::new(AtomicU32::new(0)));
+    let (requests, news) = (Arc::new(VcpuRequests::default()), Arc::new(AtomicU32::new(0)));
     let kick = |_| {
-        let (attention, news) = (Arc::clone(&attention), Arc::clone(&news));
+        let (requests, news) = (Arc::clone(&requests), Arc::clone(&news));
         thread::spawn(move || {
             news.fetch_add(1, Ordering::SeqCst);
-            attention.kick();
+            requests.kick();
         })
     };
     let kickers_run: Vec<_> = (0..kickers).map(kick).collect();
-    sleeps_until(&attention, || news.load(Ordering::SeqCst) == kickers);
+    sleeps_until(&requests, || news.load(Ordering::SeqCst) == kickers);
     kickers_run.into_iter().for_each(|kicker| kicker.join().unwrap());
 }
 
@@ -47,14 +47,14 @@ fn a_vcpu_that_sleeps_hears_each_kick() {
 #[test]
 fn the_vcpus_own_kick_takes_no_other_away() {
     let model = || {
-        let (attention, news) = (Arc::new(Attention::default()), Arc::new(AtomicU32::new(0)));
-        let other = (Arc::clone(&attention), Arc::clone(&news));
+        let (requests, news) = (Arc::new(VcpuRequests::default()), Arc::new(AtomicU32::new(0)));
+        let other = (Arc::clone(&requests), Arc::clone(&news));
         let other = thread::spawn(move || {
             other.1.store(1, Ordering::SeqCst);
             other.0.kick();
         });
-        attention.kick_myself();
-        sleeps_until(&attention, || news.load(Ordering::SeqCst) == 1);
+        requests.kick_myself();
+        sleeps_until(&requests, || news.load(Ordering::SeqCst) == 1);
         other.join().unwrap();
     };
     check_random(model, 5000);

@@ -1,4 +1,4 @@
-//! Making a vCPU look up, from any thread.
+//! Requests to a vCPU, from any thread.
 //!
 //! The vCPU polls one word before every block. Whoever has news sets [`pending::EXIT`] in it, and
 //! the vCPU loop then looks at everything: orders, interrupts. No news is lost, because the loop
@@ -16,7 +16,7 @@ use crate::visit::{Visit, Visits};
 
 /// What waits for one vCPU.
 #[derive(Default)]
-pub struct Attention {
+pub struct VcpuRequests {
     waiting: AtomicU32,
     lock: Mutex<()>,
     kicked: Condvar,
@@ -24,7 +24,7 @@ pub struct Attention {
     visits: Visits,
 }
 
-impl Attention {
+impl VcpuRequests {
     /// What waits: a set of [`pending`] bits.
     #[inline]
     pub fn waiting(&self) -> u32 {
@@ -65,7 +65,7 @@ impl Attention {
         &self.visits
     }
 
-    /// Sleeps until the next kick. Returns at once if one came since [`Attention::take_kick`].
+    /// Sleeps until the next kick. Returns at once if one came since [`VcpuRequests::take_kick`].
     pub fn sleep(&self) {
         let mut guard = self.guard();
         while self.waiting.load(Ordering::SeqCst) & pending::EXIT == 0 {
@@ -78,13 +78,13 @@ impl Attention {
     }
 }
 
-impl std::fmt::Debug for Attention {
+impl std::fmt::Debug for VcpuRequests {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Attention").field("waiting", &self.waiting).finish_non_exhaustive()
+        f.debug_struct("VcpuRequests").field("waiting", &self.waiting).finish_non_exhaustive()
     }
 }
 
-impl bus::Kicker for Attention {
+impl bus::Kicker for VcpuRequests {
     fn kick(&self) {
         self.waiting.fetch_or(pending::EXIT, Ordering::SeqCst);
         drop(self.guard());
@@ -98,7 +98,7 @@ impl bus::Kicker for Attention {
 /// What the vCPUs are to do.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum RunCommand {
     /// Run the guest.
     Run = 0,
     /// Stand still, ready to go on.
@@ -111,34 +111,34 @@ pub enum Order {
 #[derive(Clone, Debug)]
 pub struct Control {
     order: Arc<AtomicU8>,
-    attention: Arc<[Arc<Attention>]>,
+    requests: Arc<[Arc<VcpuRequests>]>,
 }
 
 impl Control {
-    /// Control over the vCPU that `attention` wakes; it is to run.
-    pub fn new(attention: Arc<Attention>) -> Self {
-        Self::of_all([attention].into())
+    /// Control over the vCPU that `requests` wakes; it is to run.
+    pub fn new(requests: Arc<VcpuRequests>) -> Self {
+        Self::of_all([requests].into())
     }
 
     /// Control over the vCPUs that are woken so; they are to run.
-    pub fn of_all(attention: Arc<[Arc<Attention>]>) -> Self {
-        Self { order: Arc::new(AtomicU8::new(Order::Run as u8)), attention }
+    pub fn of_all(requests: Arc<[Arc<VcpuRequests>]>) -> Self {
+        Self { order: Arc::new(AtomicU8::new(RunCommand::Run as u8)), requests }
     }
 
-    /// Gives an order and makes the vCPUs see it soon. Nothing follows [`Order::Stop`].
-    pub fn order(&self, order: Order) {
-        let changed = |now| (now != Order::Stop as u8).then_some(order as u8);
+    /// Gives an order and makes the vCPUs see it soon. Nothing follows [`RunCommand::Stop`].
+    pub fn order(&self, order: RunCommand) {
+        let changed = |now| (now != RunCommand::Stop as u8).then_some(order as u8);
         // Refused only if the vCPU has been stopped, which stands.
         let _ = self.order.fetch_update(Ordering::SeqCst, Ordering::SeqCst, changed);
-        self.attention.iter().for_each(|attention| bus::Kicker::kick(&**attention));
+        self.requests.iter().for_each(|requests| bus::Kicker::kick(&**requests));
     }
 
     /// The order in force.
-    pub fn current(&self) -> Order {
+    pub fn current(&self) -> RunCommand {
         match self.order.load(Ordering::SeqCst) {
-            0 => Order::Run,
-            1 => Order::Pause,
-            _ => Order::Stop,
+            0 => RunCommand::Run,
+            1 => RunCommand::Pause,
+            _ => RunCommand::Stop,
         }
     }
 }
@@ -151,49 +151,49 @@ mod tests {
 
     #[test]
     fn a_kick_before_sleeping_is_not_lost() {
-        let attention = Attention::default();
-        attention.kick();
-        attention.sleep();
-        assert_eq!(attention.waiting(), pending::EXIT, "and stays until taken");
-        attention.take_kick();
-        assert_eq!(attention.waiting(), 0);
+        let requests = VcpuRequests::default();
+        requests.kick();
+        requests.sleep();
+        assert_eq!(requests.waiting(), pending::EXIT, "and stays until taken");
+        requests.take_kick();
+        assert_eq!(requests.waiting(), 0);
     }
 
     #[test]
     fn a_kick_wakes_a_sleeper() {
-        let attention = Arc::new(Attention::default());
-        let kicker = Arc::clone(&attention);
+        let requests = Arc::new(VcpuRequests::default());
+        let kicker = Arc::clone(&requests);
         let started = Instant::now();
         let thread = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
             kicker.kick();
         });
-        attention.sleep();
+        requests.sleep();
         assert!(started.elapsed() >= Duration::from_millis(20));
         thread.join().expect("no panic");
     }
 
     #[test]
     fn interrupt_bits_keep_the_kick() {
-        let attention = Attention::default();
-        attention.set_interrupts(pending::INTERRUPT | pending::NMI);
-        attention.kick();
-        attention.set_interrupts(pending::NMI);
-        assert_eq!(attention.waiting(), pending::NMI | pending::EXIT);
-        attention.take_kick();
-        attention.set_interrupts(0);
-        assert_eq!(attention.waiting(), 0);
+        let requests = VcpuRequests::default();
+        requests.set_interrupts(pending::INTERRUPT | pending::NMI);
+        requests.kick();
+        requests.set_interrupts(pending::NMI);
+        assert_eq!(requests.waiting(), pending::NMI | pending::EXIT);
+        requests.take_kick();
+        requests.set_interrupts(0);
+        assert_eq!(requests.waiting(), 0);
     }
 
     #[test]
     fn stop_is_final() {
-        let control = Control::new(Arc::new(Attention::default()));
-        control.order(Order::Pause);
-        assert_eq!(control.current(), Order::Pause);
-        control.order(Order::Run);
-        assert_eq!(control.current(), Order::Run);
-        control.order(Order::Stop);
-        control.order(Order::Run);
-        assert_eq!(control.current(), Order::Stop);
+        let control = Control::new(Arc::new(VcpuRequests::default()));
+        control.order(RunCommand::Pause);
+        assert_eq!(control.current(), RunCommand::Pause);
+        control.order(RunCommand::Run);
+        assert_eq!(control.current(), RunCommand::Run);
+        control.order(RunCommand::Stop);
+        control.order(RunCommand::Run);
+        assert_eq!(control.current(), RunCommand::Stop);
     }
 }
