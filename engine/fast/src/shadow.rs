@@ -33,7 +33,7 @@ mod texts;
 mod walk;
 
 use crate::{Scattered, process::Process, scan_cache::Search};
-use code_pages::{CodePage, CodePages, Shared, bytes_of};
+use code_pages::{CodePage, CodePages, OfAllSpaces, bytes_of};
 use frame::Base;
 use mapper::Mapper;
 use pressure::Pressure;
@@ -104,7 +104,7 @@ pub struct Space<W = Wedge> {
 }
 
 impl<W: Process> Space<W> {
-    pub(crate) fn new(wedge: W, base: Base, pcid: u64, shared: Shared) -> Self {
+    pub(crate) fn new(wedge: W, base: Base, pcid: u64, shared: OfAllSpaces) -> Self {
         Self {
             mapper: Mapper::new(wedge, base),
             pcid: Some(pcid),

@@ -8,7 +8,7 @@
 use crate::{
     assist,
     context::{Context, Next, go_on, step},
-    here,
+    die, here,
     host::{save_segments, user_word},
 };
 use core::{arch::naked_asm, mem::offset_of};
@@ -95,8 +95,12 @@ fn stub(index: u64) -> u64 {
     here(STUBS) as u64 + index * STUB_LEN as u64
 }
 
+/// A word of the stubs.
 fn stub_word(at: u64) -> u64 {
-    // SAFETY: callers stay inside the code cache.
+    if at.wrapping_sub(here(STUBS) as u64) > (MAX_SITES * STUB_LEN - size_of::<u64>()) as u64 {
+        die();
+    }
+    // SAFETY: inside the stubs, which are mapped for good.
     unsafe { core::ptr::read_unaligned(at as *const u64) }
 }
 
@@ -121,8 +125,14 @@ pub fn site_of(rip: u64) -> Option<u64> {
 fn stub_of_patch(at: u64) -> Option<u64> {
     // Not a byte of another page, which may not be mapped.
     let word = if at & 0xfff == 0 { user_word(at)? } else { user_word(at.wrapping_sub(1))? >> 8 };
+    site_of_patch(word).map(stub)
+}
+
+/// The site whose patch begins with these bytes. There may be others of the kind in a program, whose number is of no site.
+fn site_of_patch(word: u64) -> Option<u64> {
     let is_patch = word & 0xff_ffff == JUMP && word >> 40 & 0xffff == SITES as u64 >> 16;
-    is_patch.then(|| stub((word >> 24 & 0xffff) / 8))
+    let site = (word >> 24 & 0xffff) / 8;
+    (is_patch && site < MAX_SITES as u64).then_some(site)
 }
 
 /// The address behind the SYSCALL at `rip` whose bytes are the end of a patch, if one is.
@@ -169,4 +179,24 @@ pub fn is_hot(s: &mut Shared, rip: u64) -> bool {
         before & 0xff == MOV_EAX && before >> 40 == SYSCALL && before >> 8 & 0xffff_f000 == 0;
     let after = user_word(rip.wrapping_sub(2)).unwrap_or(0);
     number || after & 0xffff == SYSCALL && after >> 16 & 0xffff == CMP_RAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `jmp [SITES + at]`
+    fn patch(at: u64) -> u64 {
+        JUMP | (SITES as u64 + at) << 24
+    }
+
+    #[test]
+    fn bytes_like_a_patchs_lead_to_no_more_stubs_than_there_are() {
+        let last = MAX_SITES as u64 - 1;
+        assert_eq!(site_of_patch(patch(0)), Some(0));
+        assert_eq!(site_of_patch(patch(8 * last)), Some(last));
+        assert_eq!(site_of_patch(patch(8 * last + 8)), None);
+        assert_eq!(site_of_patch(patch(0xfff8)), None);
+        assert_eq!(site_of_patch(0x90), None);
+    }
 }

@@ -30,6 +30,9 @@ const INTERRUPTED: i64 = -4;
 const GONE: i64 = -2;
 const NO_SUCH_CALL: u64 = -38_i64 as u64;
 const NO_MEMORY: i64 = -12;
+/// Words of `struct seccomp_notif_resp` and `struct seccomp_notif`.
+const SEND_WORDS: usize = 3;
+const RECEIVE_WORDS: usize = 10;
 /// So often may a hand-over be gone before the process is. Each kick that comes to the process while it waits leaves
 /// one: on a busy host thousands, as this process waits for a CPU and others kick. Of a process that has ended all are
 /// gone, each at once, so that is known in half a second.
@@ -186,8 +189,8 @@ fn receive(cx: &mut Context<'_>) {
     let secret = cx.secret();
     let mut gone = 0;
     loop {
-        let mut request = [0_u64; 10];
-        match ask(secret, NOTIFICATION_RECEIVE, request.as_mut_ptr()) {
+        let mut request = [0_u64; RECEIVE_WORDS];
+        match ask(secret, NOTIFICATION_RECEIVE, &mut request) {
             0 => {
                 let [id, _, number, pointer, ..] = request;
                 if number & 0xffff_ffff == HAND_OVER && pointer == user::user_told() {
@@ -207,7 +210,7 @@ fn receive(cx: &mut Context<'_>) {
 fn send(secret: Secret, id: u64, value: u64, error: u64) -> bool {
     let mut response = [id, value, error & 0xffff_ffff];
     loop {
-        match ask(secret, NOTIFICATION_SEND, response.as_mut_ptr()) {
+        match ask(secret, NOTIFICATION_SEND, &mut response) {
             0 => return true,
             INTERRUPTED => {}
             GONE => return false,
@@ -216,9 +219,14 @@ fn send(secret: Secret, id: u64, value: u64, error: u64) -> bool {
     }
 }
 
-fn ask(secret: Secret, request: u64, about: *mut u64) -> i64 {
-    // SAFETY: callers give the structure that is asked about, which lives until the call is over.
-    unsafe { call(secret, [IOCTL, LISTENER_FD, request, about as u64, 0, 0]) }
+/// A request about the hand-overs; the list has room for either's structure ([`SEND_WORDS`], [`RECEIVE_WORDS`]).
+fn ask<const N: usize>(secret: Secret, request: u64, about: &mut [u64; N]) -> i64 {
+    let words = if request == NOTIFICATION_SEND { SEND_WORDS } else { RECEIVE_WORDS };
+    if N < words {
+        die();
+    }
+    // SAFETY: the structure is in the list, which lives until the call is over.
+    unsafe { call(secret, [IOCTL, LISTENER_FD, request, about.as_mut_ptr() as u64, 0, 0]) }
 }
 
 /// The process could not do as it was told, or says so: the monitor has everything mapped anew.
@@ -312,14 +320,23 @@ fn clear_header(area: &mut [u8; 832], saved: u64) {
     }
 }
 
+/// Words of an area, by where they begin: multiples of eight inside it.
 fn word(area: &[u8; 832], at: usize) -> u64 {
-    // SAFETY: callers stay inside, at multiples of eight, of an area that is aligned.
-    unsafe { core::ptr::read_volatile(area.as_ptr().add(at).cast()) }
+    // SAFETY: inside the area.
+    unsafe { core::ptr::read_volatile(area.as_ptr().add(place(at)).cast()) }
 }
 
 fn set_word(area: &mut [u8; 832], at: usize, value: u64) {
-    // SAFETY: as for `word`.
-    unsafe { core::ptr::write_volatile(area.as_mut_ptr().add(at).cast(), value) }
+    // SAFETY: inside the area.
+    unsafe { core::ptr::write_volatile(area.as_mut_ptr().add(place(at)).cast(), value) }
+}
+
+/// Where a word begins, if it is one.
+fn place(at: usize) -> usize {
+    if at > 832 - size_of::<u64>() || !at.is_multiple_of(size_of::<u64>()) {
+        die();
+    }
+    at
 }
 
 fn user_flags(flags: u64) -> u64 {

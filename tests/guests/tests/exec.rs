@@ -61,6 +61,23 @@ fn streams_files_and_status_are_the_commands() -> Result<()> {
     Ok(())
 }
 
+/// A number that no patched call has ended the machine.
+#[test]
+fn bytes_like_a_patched_call_are_no_call() -> Result<()> {
+    for isolation in ["fast", "strict"] {
+        let directory = TempDir::new()?;
+        compile(directory.path(), "likeness", include_str!("likeness.c"), "-O1")?;
+        let mut command = Command::new(ring3()?);
+        let upper = format!("{:x}", frame::SITES >> 16);
+        command.args(["exec", "--memory", MEMORY, "--timeout", TIMEOUT, "--guest-isolation"]);
+        command.args([isolation, "--", "./likeness", &upper]).current_dir(directory.path());
+        let output = command.output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success() && said == "9\n", "{isolation}: {output:?}");
+    }
+    Ok(())
+}
+
 /// As on the host, where a program that a shell starts leads no session.
 #[test]
 fn a_terminal_that_a_command_opens_does_not_hang_it_up() -> Result<()> {

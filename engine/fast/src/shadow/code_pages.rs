@@ -16,7 +16,7 @@ use ram::Ram;
 use x86_interp::GuestRam;
 
 /// What is known of code in all spaces: patched system calls, what was found in pages, and which have breakpoints.
-pub(crate) type Shared = (Sites, ScanCache, Probed);
+pub(crate) type OfAllSpaces = (Sites, ScanCache, Probed);
 
 /// A page of user code.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ pub(super) struct CodePages {
 }
 
 impl CodePages {
-    pub(super) fn new((sites, scans, probed): Shared) -> Self {
+    pub(super) fn new((sites, scans, probed): OfAllSpaces) -> Self {
         let texts = Texts::default();
         let (plain, marked) = (Vec::new(), Vec::new());
         Self { sites, scans, probed, texts, is_narrow: false, plain, marked }

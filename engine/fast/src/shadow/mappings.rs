@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, ops::Range};
 use x86::paging::Translation;
 
 /// Mappings of one page each, by HVA: offset in RAM, and protection.
-pub(super) type Pages = BTreeMap<u64, (u64, u64)>;
+pub(super) type MappedPages = BTreeMap<u64, (u64, u64)>;
 
 /// A mapping larger than a page.
 #[derive(Clone, Copy, Debug)]
@@ -41,9 +41,9 @@ pub(super) struct Mappings {
     /// So many of them are not in `user`.
     others: usize,
     /// The user's pages. The protection is zero where one is closed and left.
-    user: Pages,
+    user: MappedPages,
     /// The kernel's pages.
-    kernel: Pages,
+    kernel: MappedPages,
     /// Large mappings by HVA.
     large: BTreeMap<u64, Large>,
     /// The guest's large pages that are mapped in pieces, by first HVA and bytes: a flush of any part of
@@ -68,11 +68,11 @@ pub(super) struct Mappings {
 }
 
 impl Mappings {
-    pub(super) fn user(&self) -> &Pages {
+    pub(super) fn user(&self) -> &MappedPages {
         &self.user
     }
 
-    pub(super) fn kernel(&self) -> &Pages {
+    pub(super) fn kernel(&self) -> &MappedPages {
         &self.kernel
     }
 
