@@ -185,8 +185,8 @@ impl Kicker for WedgeKicker {
 }
 
 impl Fast {
-    /// An engine that starts at the given state; `requests` is the board's. It is one of the machine's vCPUs. What it
-    /// translates is compared on trial by trial, if it is, so then it translates for itself.
+    /// An engine for one of the machine's vCPUs, which starts at the given state; `requests` is the board's. An engine
+    /// whose translations are compared with the interpreter shares none with other vCPUs.
     ///
     /// # Errors
     /// If the host has no memory for the vCPU's pages.

@@ -28,7 +28,7 @@ pub enum Scattered {
 /// How the fast engine does what it does. Whoever is asked by the user fills it in; it is handed on as it is, and read here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Translated code is compared with the interpreter.
+    /// How translated code is compared with the interpreter; `None` for not at all.
     pub lock_step: Option<LockStep>,
     /// The host hands over system calls of 64-bit user code by syscall user dispatch.
     pub user_dispatch: bool,

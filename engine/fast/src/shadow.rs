@@ -3,7 +3,7 @@
 //! Each kind of state has one owner, and only the owner changes it:
 //!
 //! - [`Space`] answers faults (`answer`), is parked and comes back (`compare`: which mappings survive a
-//!   flush), and keeps the number of its mappings down (`budget`). It decides what is to be mapped.
+//!   flush), and keeps the number of its mappings down (`budget`). `Space` decides what is mapped.
 //! - `mapper` has the wedge and its mappings. It maps and unmaps, writes down what it does, and asks nobody
 //!   why. `hidden` keeps the kernel from reading the changed copies of code.
 //! - `mappings` has the books of what is mapped, and no wedge: what is written down can be read and counted by

@@ -65,7 +65,7 @@ pub const ALT_STACK: usize = WINDOW + 0x30_0000;
 pub const ALT_STACK_LEN: usize = 0x8000;
 /// The gate page: what the last instructions before user code read. User code can read and write it.
 pub const GATE: usize = WINDOW + 0x38_0000;
-/// Whose turn it is, shared by all wedges of a vCPU ([`TurnsPage`]).
+/// The page that says which process has the turn ([`TurnsPage`]). All wedges of a vCPU share the page.
 pub const TURNS: usize = WINDOW + 0x39_0000;
 /// What a wedge and the process of its user code tell each other ([`UserPage`]), where user code has one of
 /// its own.

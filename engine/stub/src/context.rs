@@ -22,38 +22,37 @@ pub struct Context<'a> {
     pub vcpu: &'a mut VcpuPage,
     /// What this wedge and the monitor tell each other.
     pub shared: &'a mut Shared,
-    /// What it shares with the process of user code, if that has one of its own.
+    /// What the wedge shares with the process of user code, if user code has a process of its own.
     pub(crate) user: UserSide,
 }
 
 impl<'a> Context<'a> {
-    /// One for a model of the process ([`crate::model`]).
+    /// The context of a model of the process ([`crate::model`]).
     #[cfg(not(freestanding))]
     pub fn of(vcpu: &'a mut VcpuPage, shared: &'a mut Shared) -> Self {
         Self { vcpu, shared, user: UserSide::NONE }
     }
 
-    /// This process's.
+    /// The context of this process.
     ///
     /// # Safety
-    /// This side has the turn, and there is no other that is used any more.
+    /// This side has the turn, and no other context is used any more.
     pub(crate) unsafe fn enter() -> Self {
         // SAFETY: the monitor mapped the pages before this process began; of those that share them only who has the turn
         // uses them, but for what is atomic.
         unsafe { Self { vcpu: &mut *vcpu(), shared: &mut *shared(), user: UserSide::here() } }
     }
 
-    /// What its host calls carry.
+    /// What the wedge's host calls carry.
     pub(crate) fn secret(&self) -> Secret {
         Secret::of(self.shared)
     }
+}
 
-    /// A kick has come. The handler of its signal says so at any time.
-    pub(crate) fn is_kicked(&mut self) -> bool {
-        // SAFETY: aligned, and lives as long as the page; accessed by atomic operations and by assembly.
-        let kicked = unsafe { AtomicU64::from_ptr(&raw mut self.vcpu.run.kicked) };
-        kicked.load(core::sync::atomic::Ordering::Relaxed) != 0
-    }
+/// Not zero if a kick has come. The handler of a kick's signal writes this at any time, whoever has a context.
+pub(crate) fn kicked() -> &'static AtomicU64 {
+    // SAFETY: aligned, and mapped for good; what runs beside the handler reads the word by this or by assembly.
+    unsafe { AtomicU64::from_ptr(&raw mut (*vcpu()).run.kicked) }
 }
 
 /// Where the page of the vCPU is.
@@ -84,7 +83,7 @@ pub(crate) enum Next {
 /// A step: what guest code has stopped for.
 pub(crate) type Step = fn(&mut Context<'_>) -> Next;
 
-/// Takes a step and those that follow it, on an empty stack.
+/// Takes a step and those that follow the step, on an empty stack.
 pub(crate) fn restart(first: Step) -> ! {
     // SAFETY: nothing on the stack is needed any more.
     unsafe {
@@ -94,6 +93,7 @@ pub(crate) fn restart(first: Step) -> ! {
 }
 
 #[expect(improper_ctypes_definitions, reason = "only assembly of this crate is between the two")]
+/// Takes a step and those that follow the step.
 extern "C" fn stay(first: Step) -> ! {
     go_on(step(first))
 }

@@ -5,7 +5,7 @@
 
 use crate::{
     assist,
-    context::{self, Context, Next, Step, restart},
+    context::{self, Context, Next, Step, kicked, restart},
     cpuid, die, fault,
     gates::in_gate,
     here,
@@ -13,10 +13,7 @@ use crate::{
     narrow::{self, NarrowCall},
     patched,
 };
-use core::{
-    arch::naked_asm,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use core::{arch::naked_asm, sync::atomic::Ordering};
 use frame::{
     ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, KICK, Reason, USER_CACHE, VcpuPage, WINDOW,
     area_of, go, mode,
@@ -123,21 +120,14 @@ extern "C" fn sort(signal: u64, context: &mut SignalFrame, info: &[u64; 4]) {
     let leaves = [CACHE, USER_CACHE].iter().any(|cache| matches!(routine(pc, *cache), 1 | 2));
     match (mode, signal == KICK as u64) {
         (_, true) if wedge_text && in_gate(pc) => give_up_gate(context),
-        (_, true) if wedge_text => kick(),
+        (_, true) if wedge_text => kicked().store(1, Ordering::Relaxed),
         (mode::KERNEL, true) if enters => give_up_gate(context),
-        (mode::KERNEL, true) if leaves => kick(),
+        (mode::KERNEL, true) if leaves => kicked().store(1, Ordering::Relaxed),
         (mode::USER, _) => leave_guest(|cx| user(cx, signal, context, info)),
         (mode::KERNEL, _) if in_cache(pc) => leave_guest(|cx| kernel(cx, signal, context, info)),
         (_, false) => own(signal, context),
         _ => die(),
     }
-}
-
-/// The wedge's code, which goes on, will see that a kick has come.
-fn kick() {
-    // SAFETY: mapped, and aligned.
-    unsafe { AtomicU64::from_ptr(&raw mut (*context::vcpu()).run.kicked) }
-        .store(1, Ordering::Relaxed);
 }
 
 /// What was interrupted does not go on: its state is saved, and then comes a step on the wedge's stack.

@@ -10,7 +10,7 @@
 
 use crate::{
     assist,
-    context::{Context, Next},
+    context::{Context, Next, kicked},
     die,
     filter::{NOTIFICATION_RECEIVE, NOTIFICATION_SEND},
     here,
@@ -19,7 +19,7 @@ use crate::{
     signal::{self, GENERAL_PROTECTION, SIGSEGV, SignalFrame},
     user,
 };
-use core::arch::asm;
+use core::{arch::asm, sync::atomic::Ordering};
 use frame::{
     HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Reason, USER_PAGE,
     UserPage, VcpuPage, event, region,
@@ -30,9 +30,8 @@ const INTERRUPTED: i64 = -4;
 const GONE: i64 = -2;
 const NO_SUCH_CALL: u64 = -38_i64 as u64;
 const NO_MEMORY: i64 = -12;
-/// Words of `struct seccomp_notif_resp` and `struct seccomp_notif`.
-const SEND_WORDS: usize = 3;
-const RECEIVE_WORDS: usize = 10;
+/// Words of `struct seccomp_notif`. `struct seccomp_notif_resp` is shorter.
+const WORDS: usize = 10;
 /// So often may a hand-over be gone before the process is. Each kick that comes to the process while it waits leaves
 /// one: on a busy host thousands, as this process waits for a CPU and others kick. Of a process that has ended all are
 /// gone, each at once, so that is known in half a second.
@@ -84,6 +83,11 @@ impl UserSide {
     }
 }
 
+/// A kick has come.
+fn is_kicked() -> bool {
+    kicked().load(Ordering::Relaxed) != 0
+}
+
 /// Memory has been unmapped or protected here, or bytes written.
 pub fn have_done(cx: &mut Context<'_>, order: [u64; 6]) {
     if cx.shared.setup.user_secret != 0 {
@@ -115,7 +119,7 @@ fn note(cx: &mut Context<'_>, order: [u64; 6]) {
 
 /// Runs user code as the frame says until it comes back, or a kick comes first.
 pub fn enter(cx: &mut Context<'_>) -> Next {
-    if cx.is_kicked() {
+    if is_kicked() {
         return Next::Exit(Reason::Kicked);
     }
     show(cx.vcpu, cx.user.page());
@@ -130,7 +134,7 @@ pub fn enter(cx: &mut Context<'_>) -> Next {
             event::CALL => patched_call(cx),
             event::SIGNAL => came_by_signal(cx),
             // A kick that the monitor has heard of is over.
-            event::KICKED if !cx.is_kicked() => continue,
+            event::KICKED if !is_kicked() => continue,
             event::KICKED => Next::Exit(Reason::Kicked),
             event::NOTHING => {
                 jumped(cx.user.page());
@@ -189,7 +193,7 @@ fn receive(cx: &mut Context<'_>) {
     let secret = cx.secret();
     let mut gone = 0;
     loop {
-        let mut request = [0_u64; RECEIVE_WORDS];
+        let mut request = [0_u64; WORDS];
         match ask(secret, NOTIFICATION_RECEIVE, &mut request) {
             0 => {
                 let [id, _, number, pointer, ..] = request;
@@ -208,7 +212,7 @@ fn receive(cx: &mut Context<'_>) {
 
 /// Answers a call; false if nobody waits for that any more.
 fn send(secret: Secret, id: u64, value: u64, error: u64) -> bool {
-    let mut response = [id, value, error & 0xffff_ffff];
+    let mut response = [id, value, error & 0xffff_ffff, 0, 0, 0, 0, 0, 0, 0];
     loop {
         match ask(secret, NOTIFICATION_SEND, &mut response) {
             0 => return true,
@@ -219,12 +223,8 @@ fn send(secret: Secret, id: u64, value: u64, error: u64) -> bool {
     }
 }
 
-/// A request about the hand-overs; the list has room for either's structure ([`SEND_WORDS`], [`RECEIVE_WORDS`]).
-fn ask<const N: usize>(secret: Secret, request: u64, about: &mut [u64; N]) -> i64 {
-    let words = if request == NOTIFICATION_SEND { SEND_WORDS } else { RECEIVE_WORDS };
-    if N < words {
-        die();
-    }
+/// Receives a hand-over, or answers one; the list has room for either's structure.
+fn ask(secret: Secret, request: u64, about: &mut [u64; WORDS]) -> i64 {
     // SAFETY: the structure is in the list, which lives until the call is over.
     unsafe { call(secret, [IOCTL, LISTENER_FD, request, about.as_mut_ptr() as u64, 0, 0]) }
 }

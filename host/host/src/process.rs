@@ -63,7 +63,7 @@ pub enum Supervision<'a> {
     /// The host.
     None,
     /// The host, but for one call, for which the process waits until its supervisor has answered. The process begins
-    /// with all signals blocked: they wait until it has handlers.
+    /// with all signals blocked: what is sent waits until the process has handlers.
     Target {
         /// A stream socket, at whose other end the supervisor is: the means to answer go through it.
         socket: BorrowedFd<'a>,

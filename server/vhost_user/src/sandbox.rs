@@ -2,8 +2,8 @@
 //!
 //! Three means, each where the host has it:
 //!
-//! - Namespaces of its own: no mounts, network, or processes of others. A folder's server moves into a mount namespace in which
-//!   there is nothing but the folder and the server's own descriptors ([`enter_folder`]), for which it needs root (CAP_SYS_ADMIN).
+//! - Namespaces of its own: no mounts, network, or processes of others. A folder's server moves into a mount namespace that has
+//!   nothing but the folder and the server's own descriptors ([`enter_folder`]). The move needs root (CAP_SYS_ADMIN).
 //!   Devices in the folder are none there, nothing in it can be executed, and a folder that is shared for reading is mounted so. The
 //!   others move into an empty one ([`enter_empty`]), an ordinary user's by way of a user namespace.
 //! - Capabilities: a folder's server keeps those that concern files and their owners, the others none.

@@ -23,8 +23,14 @@ fn exec(directory: &Path, script: &str) -> Result<Command> {
 
 /// The same, with so much memory.
 fn exec_in(memory: &str, directory: &Path, script: &str) -> Result<Command> {
+    exec_with(&["--memory", memory], directory, script)
+}
+
+/// The same, with these options.
+fn exec_with(options: &[&str], directory: &Path, script: &str) -> Result<Command> {
     let mut command = Command::new(ring3()?);
-    command.args(["exec", "--memory", memory, "--timeout", TIMEOUT, "--", "sh", "-c", script]);
+    command.arg("exec").args(options);
+    command.args(["--timeout", TIMEOUT, "--", "sh", "-c", script]);
     command.current_dir(directory).stdin(Stdio::piped());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     Ok(command)
@@ -67,11 +73,9 @@ fn bytes_like_a_patched_call_are_no_call() -> Result<()> {
     for isolation in ["fast", "strict"] {
         let directory = TempDir::new()?;
         compile(directory.path(), "likeness", include_str!("likeness.c"), "-O1")?;
-        let mut command = Command::new(ring3()?);
-        let upper = format!("{:x}", frame::SITES >> 16);
-        command.args(["exec", "--memory", MEMORY, "--timeout", TIMEOUT, "--guest-isolation"]);
-        command.args([isolation, "--", "./likeness", &upper]).current_dir(directory.path());
-        let output = command.output()?;
+        let options = ["--memory", MEMORY, "--guest-isolation", isolation];
+        let script = format!("./likeness {:x}", frame::SITES >> 16);
+        let output = exec_with(&options, directory.path(), &script)?.output()?;
         let said = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success() && said == "9\n", "{isolation}: {output:?}");
     }

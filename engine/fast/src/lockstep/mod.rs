@@ -164,8 +164,8 @@ impl Checker {
         }
     }
 
-    /// The block of a level at an HVA runs next. A block on trial is run by the interpreter first, and has to run alone
-    /// then: returns the pages that the interpreter has decoded code from. `None` for a block that is not on trial.
+    /// The block of a level at an HVA runs next. A block on trial is run by the interpreter first, and alone afterwards.
+    /// Returns the pages that the interpreter has decoded code from, and `None` if the block is not on trial.
     pub fn begin(
         &mut self,
         code: &mut VcpuCode,

@@ -61,8 +61,8 @@ impl<W: Process> Space<W> {
         !self.code.is_probed(page(place.gva)) && !self.mapper.take_refused(page(place.hva))
     }
 
-    /// The program, or the guest's kernel for it, reads code at a GVA: what is mapped of it from now on is what it
-    /// would see on a CPU.
+    /// User code, or the guest's kernel on the program's behalf, reads code at a GVA. From now on that code is mapped
+    /// without changes, as a CPU would show it.
     fn text_is_read(&mut self, ram: &Ram, roots: Roots, gva: u64) -> Result<(), Error> {
         if self.mapper.wedge().hides_code() {
             return Ok(());

@@ -298,7 +298,7 @@ impl<W: Process> Mapper<W> {
     }
 }
 
-/// The command for a mapping with these rights, and what is beside them.
+/// The command that maps RAM from an offset on. The protection says with which rights, and whether for the kernel.
 fn mapping(start: u64, len: u64, offset: u64, protection: u64) -> MapCommand {
     let owner = if protection & KERNEL_PAGE == 0 { Owner::User } else { Owner::Kernel };
     MapCommand::Map { start, len, offset, rights: Rights::from_bits(protection), owner }

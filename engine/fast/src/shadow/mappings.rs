@@ -106,7 +106,7 @@ impl Mappings {
         self.copies.has(offset, hva)
     }
 
-    /// A page of the user's HVA is mapped to be executed: its offset in RAM.
+    /// Offset in RAM of what is mapped at a user page (HVA), if user code may execute that.
     pub(super) fn executed(&self, hva: u64) -> Option<u64> {
         let (offset, rights) = self.user.get(&hva)?;
         (rights & EXECUTE != 0).then_some(*offset)
@@ -147,7 +147,7 @@ impl Mappings {
         }
     }
 
-    /// A page is about to be mapped as it is in RAM; with `global`, by a global translation.
+    /// A page of RAM is about to be mapped. `global` says that the guest's translation of the page is a global one.
     pub(super) fn add_page(&mut self, hva: u64, offset: u64, protection: u64, global: bool) {
         self.insert(hva, offset, protection);
         if protection & KERNEL_PAGE != 0 {
@@ -168,12 +168,10 @@ impl Mappings {
 
     /// A page of the user's is about to be mapped in place of another.
     pub(super) fn replace(&mut self, hva: u64, offset: u64, protection: u64) {
-        if let Some((before, _)) = self.user.insert(hva, (offset, protection)) {
-            self.writable.remove(before, hva);
+        if let Some((before, _)) = self.user.get(&hva) {
+            self.writable.remove(*before, hva);
         }
-        if protection & WRITE != 0 {
-            self.writable.add(offset, hva);
-        }
+        self.insert(hva, offset, protection);
     }
 
     /// A page of the user's is about to be mapped as a copy that was searched for what opens protection keys.

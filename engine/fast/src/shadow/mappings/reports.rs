@@ -33,7 +33,7 @@ impl Mappings {
         None
     }
 
-    /// The wedge has not let a page be executed, and has taken it away: the next fetch from there is
+    /// The wedge has unmapped a page instead of letting user code execute the page. The next fetch from there is
     /// interpreted.
     fn absorb_refused(&mut self, hva: u64) {
         self.user.remove(&hva);
