@@ -12,7 +12,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr,
-    sync::{Mutex, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -55,12 +55,31 @@ pub trait Service {
 }
 
 /// The spawner of this process.
-pub struct Spawner(Mutex<Line>);
-
-/// The socket to it, and the number of the last request: an answer that came too late is not the next one's.
-struct Line {
+pub struct Spawner {
     socket: OwnedFd,
+    line: Mutex<Line>,
+    /// Somebody's exchange is over.
+    freed: Condvar,
+}
+
+/// Whether a thread is exchanging messages, and the number of the last request: an answer that came too late is not the next one's.
+#[derive(Default)]
+struct Line {
+    busy: bool,
     last: u32,
+}
+
+/// The right to exchange messages, which one thread has at a time.
+struct Exchange<'a> {
+    spawner: &'a Spawner,
+    number: u32,
+}
+
+impl Drop for Exchange<'_> {
+    fn drop(&mut self) {
+        self.spawner.line().busy = false;
+        self.spawner.freed.notify_one();
+    }
 }
 
 /// What kind of request it is.
@@ -93,7 +112,7 @@ impl Spawner {
                 drop(ours);
                 serve(&theirs, service)
             }
-            _ => Ok(Self(Mutex::new(Line { socket: ours, last: 0 }))),
+            _ => Ok(Self { socket: ours, line: Mutex::default(), freed: Condvar::new() }),
         }
     }
 
@@ -119,6 +138,23 @@ impl Spawner {
         }
     }
 
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other thread exchanges messages, and not past the deadline: who has little time must not wait as long as
+    /// another may.
+    fn begin(&self, deadline: Instant) -> io::Result<Exchange<'_>> {
+        let waited = self.freed.wait_timeout_while(self.line(), until(deadline), |line| line.busy);
+        let (mut line, over) = waited.unwrap_or_else(PoisonError::into_inner);
+        if over.timed_out() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        line.busy = true;
+        line.last = line.last.wrapping_add(1);
+        Ok(Exchange { spawner: self, number: line.last })
+    }
+
     fn exchange(
         &self,
         kind: u8,
@@ -126,19 +162,22 @@ impl Spawner {
         descriptors: &[BorrowedFd<'_>],
         patience: Duration,
     ) -> io::Result<Received> {
-        let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        line.last = line.last.wrapping_add(1);
-        let (socket, head) = (line.socket.as_fd(), Head { kind, number: line.last });
-        send(socket, head, request, descriptors)?;
         let deadline = Instant::now() + patience;
+        let exchange = self.begin(deadline)?;
+        let (socket, head) = (self.socket.as_fd(), Head { kind, number: exchange.number });
+        send(socket, head, request, descriptors)?;
         loop {
-            wait(socket, deadline.saturating_duration_since(Instant::now()))?;
+            wait(socket, until(deadline))?;
             match receive(socket)?.ok_or_else(gone)? {
                 (answered, received) if answered.number == head.number => return Ok(received),
                 _ => {}
             }
         }
     }
+}
+
+fn until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 /// Waits until there is something to receive.

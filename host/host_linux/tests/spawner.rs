@@ -26,8 +26,10 @@ impl Service for Echo {
     }
 
     fn answer(&mut self, request: &[u8]) -> Vec<u8> {
-        if request == b"wait" {
-            std::thread::sleep(Duration::from_millis(300));
+        match request {
+            b"wait" => std::thread::sleep(Duration::from_millis(300)),
+            b"wait long" => std::thread::sleep(Duration::from_secs(3)),
+            _ => {}
         }
         if self.begun { request.to_ascii_uppercase() } else { Vec::new() }
     }
@@ -79,6 +81,17 @@ fn it_answers_starts_children_of_ours_and_ends_with_us() {
 
     let late = spawner.ask(b"wait", Duration::from_millis(10)).expect_err("too late");
     assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+    assert_eq!(spawner.ask(b"next", PATIENCE).expect("its own answer"), b"NEXT");
+
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| spawner.ask(b"wait long", PATIENCE));
+        std::thread::sleep(Duration::from_millis(500));
+        let asked = Instant::now();
+        let behind = spawner.ask(b"behind", Duration::from_millis(10)).expect_err("too late");
+        assert_eq!(behind.kind(), io::ErrorKind::TimedOut);
+        assert!(asked.elapsed() < Duration::from_secs(1), "another's patience is not ours");
+        assert_eq!(waits.join().expect("no panic").expect("an answer"), b"WAIT LONG");
+    });
     assert_eq!(spawner.ask(b"next", PATIENCE).expect("its own answer"), b"NEXT");
 
     drop(spawner);
