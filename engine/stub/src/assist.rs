@@ -4,21 +4,20 @@
 //! the monitor with the state untouched.
 
 use crate::{
-    bias, claims,
+    bias,
+    blocks::{USER_END, find, find_user},
+    claims,
     context::{Context, Next},
     fault, here,
     host::load_vectors_careful,
     kernel_start,
     lookup::{self, LookupOutcome},
-    mmu, narrow, taps, turns,
+    mmu, narrow, taps, turns, word,
 };
-use core::{
-    arch::naked_asm,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use core::arch::naked_asm;
 use frame::{
-    BlockExit, COPIES, DEEP, DEEP_REACH, LOOKUP_WRITE, REGIONS, Reason, TABLE_LEN, TABLE_SLOTS,
-    TABLES, USER_TABLES, VcpuPage, Vectors, calls, copy_slot, deep_slot, go, percpu, region,
+    BlockExit, COPIES, LOOKUP_WRITE, REGIONS, Reason, VcpuPage, Vectors, calls, copy_slot, go,
+    percpu, region,
 };
 use x86::{
     flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
@@ -42,7 +41,6 @@ const RDMSR_LEN: u64 = 2;
 /// CR3: translations may stay, and the process-context identifier.
 const KEEP: u64 = 1 << 63;
 const PCID: u64 = 0xfff;
-const USER_END: u64 = 0x7fff_ffff_f000;
 /// The stack segment of 32-bit user code.
 const SS_NARROW: u64 = USER_DS as u64;
 
@@ -97,60 +95,14 @@ fn enter_kernel_at(cx: &mut Context<'_>, flags: u64, block: u64) {
 /// What translated code would reach by this address.
 fn host_address(address: u64) -> u64 {
     // SAFETY: the table has an entry for every region.
-    let bias = unsafe { *(here(REGIONS) as *const u64).add(region(address)) };
+    let bias = unsafe { word(here(REGIONS) + region(address) * 8) };
     address.wrapping_add(bias)
 }
 
 /// What is mapped at an address is what the guest has there, and no copy for user code.
 fn is_shown(address: u64) -> bool {
     // SAFETY: the table has an entry for every page.
-    unsafe { *(here(COPIES) as *const u64).add(copy_slot(address)) == 0 }
-}
-
-/// HVA of the block for a guest address, zero if the tables do not know it.
-fn find(guest: u64, ac: bool) -> u64 {
-    find_in(here(TABLES), guest, ac)
-}
-
-/// HVA of the block of the program that runs, zero if there is none or the blocks are another's.
-fn find_user(f: &VcpuPage, guest: u64) -> u64 {
-    if f.code_space != f.regs.cr3 || guest >= USER_END {
-        0
-    } else {
-        find_in(here(TABLES + USER_TABLES), guest, false)
-    }
-}
-
-fn find_in(tables: usize, guest: u64, ac: bool) -> u64 {
-    let table = tables + if ac { TABLE_LEN } else { 0 };
-    let slot = guest as usize & (TABLE_SLOTS - 1);
-    let at = table + slot * 16;
-    if table_word(at).wrapping_add(guest) == 0 {
-        table_word(at + 8)
-    } else {
-        search(tables, guest, ac)
-    }
-}
-
-/// A word of the tables. Another vCPU may be changing them: who reads a key first has a value that was or is its own.
-fn table_word(at: usize) -> u64 {
-    // SAFETY: the tables are mapped for good, and their words aligned.
-    unsafe { (*(at as *const AtomicU64)).load(Ordering::Acquire) }
-}
-
-/// The same, in the table behind the others; it has no room for the rare blocks inside STAC..CLAC.
-fn search(tables: usize, guest: u64, ac: bool) -> u64 {
-    if ac {
-        return 0;
-    }
-    for n in 0..DEEP_REACH {
-        let slot = deep_slot(guest) + n;
-        let at = tables + DEEP + slot * 16;
-        if table_word(at) == guest {
-            return table_word(at + 8);
-        }
-    }
-    0
+    unsafe { word(here(COPIES) + copy_slot(address) * 8) == 0 }
 }
 
 /// An indirect jump has missed its table, in which two addresses can be in each other's way.

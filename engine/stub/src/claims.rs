@@ -8,38 +8,34 @@
 //! looked at, too: a guess, since another kernel may mean something else by those numbers, but then nothing
 //! is lost but time.
 
-use crate::{Context, mmu};
+use crate::{Context, walk::PageTable};
 use frame::{Claim, MAX_CLAIMS, QUICK_CLAIMS, Shared, VcpuPage, calls};
 use x86::paging::P;
 
 /// The program may have pages in a claimed region. Each system call passes here.
 #[inline(always)]
 pub fn are_met(cx: &Context<'_>) -> bool {
-    let Some(top) = mmu::table(cx.shared, cx.vcpu.regs.cr3) else { return true };
-    let entries = cx
-        .vcpu
-        .claims
-        .entries
-        .iter()
-        .fold(0, |all, at| all | mmu::table_entry(top, u64::from(*at) / 8));
+    let Some(top) = PageTable::at(cx.shared, cx.vcpu.regs.cr3) else { return true };
+    let entries =
+        cx.vcpu.claims.entries.iter().fold(0, |all, at| all | top.entry(u64::from(*at) / 8));
     (entries & P != 0 || cx.vcpu.claims.count > QUICK_CLAIMS as u64) && one_is_met(cx, top)
 }
 
 #[cold]
 #[inline(never)]
-fn one_is_met(cx: &Context<'_>, top: u64) -> bool {
+fn one_is_met(cx: &Context<'_>, top: PageTable) -> bool {
     let count = cx.vcpu.claims.count as usize;
     count > MAX_CLAIMS
         || cx.vcpu.claims.list.iter().take(count).any(|claim| is_met(cx.shared, top, claim))
 }
 
-fn is_met(s: &Shared, top: u64, claim: &Claim) -> bool {
-    let entry = mmu::table_entry(top, claim.entry.into());
+fn is_met(s: &Shared, top: PageTable, claim: &Claim) -> bool {
+    let entry = top.entry(claim.entry.into());
     if entry & P == 0 {
         return false;
     }
-    let Some(table) = mmu::table(s, entry) else { return true };
-    (claim.first..=claim.last).any(|region| mmu::table_entry(table, region.into()) & P != 0)
+    let Some(table) = PageTable::at(s, entry) else { return true };
+    (claim.first..=claim.last).any(|region| table.entry(region.into()) & P != 0)
 }
 
 /// The last system call may have given a program claimed memory, or taken some, or ended a program: the

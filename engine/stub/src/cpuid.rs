@@ -8,6 +8,7 @@ use crate::{
     Context,
     mmu::{self, Access, Walk},
     reach,
+    search::CodePage,
 };
 use frame::{Cpuid, RAM};
 use x86::{
@@ -54,7 +55,7 @@ pub fn has(cx: &Context<'_>, instruction: u16) -> bool {
         return false;
     }
     let Walk::Found(leaf) = mmu::walk(cx, cx.vcpu.regs.rip, fetch) else { return false };
-    let at = reach(RAM) as u64 + leaf.offset + inside;
-    // SAFETY: inside the RAM window.
-    unsafe { core::ptr::read_unaligned(at as *const u16) == instruction }
+    // SAFETY: a page of RAM, which is mapped for good.
+    let page = unsafe { CodePage::at(reach(RAM) as u64 + leaf.offset) };
+    page.two(inside) == instruction.to_le_bytes()
 }

@@ -190,7 +190,7 @@ pub fn before_return(cx: &mut Context<'_>) {
     if let Walk::Found(leaf) = mmu::walk(cx, gva, access) {
         match cx.vcpu.run.user_translated {
             0 => mmu::install(cx, gva, leaf, access),
-            _ => !access.fetch && lookup::enter(cx.vcpu, gva, leaf, access),
+            _ => !access.fetch && lookup::enter(cx, gva, leaf, access),
         };
     }
 }

@@ -142,7 +142,7 @@ impl Context<'_> {
     }
 }
 
-/// Loads x87, SSE and AVX state from an XSAVE area that is in order.
+/// Loads x87, SSE and AVX state from an XSAVE area that is in order. Ends this process if the area is not.
 pub fn load_vectors(secret: Secret, area: *const u8) {
     if !load_vectors_careful(secret, area as u64, 7) {
         die();
@@ -155,8 +155,11 @@ pub fn load_vectors_careful(secret: Secret, area: u64, components: u64) -> bool 
 }
 
 /// Puts all vector state but the protection keys into what an area without it says: its initial state.
-pub fn reset_vectors(secret: Secret, area: *const u8) {
-    // SAFETY: an area in order; as for `load_components`.
+///
+/// # Safety
+/// The area is readable and in order.
+pub unsafe fn reset_vectors(secret: Secret, area: *const u8) {
+    // SAFETY: as asked of the caller; as for `load_components`.
     unsafe {
         asm!("xrstor64 [rdi]", "lea rax, [rip + shared_page]", "cmp rsi, [rax]", "je 2f", "ud2", "2:",
             in("rdi") area, in("rsi") secret.0, inlateout("eax") 0xe7 => _, in("edx") 0);
@@ -190,8 +193,11 @@ pub extern "C" fn careful_xrstor() -> u64 {
 }
 
 /// Stores x87, SSE and AVX state.
-pub fn store_vectors(area: *mut u8) {
-    // SAFETY: the area is large enough and aligned.
+///
+/// # Safety
+/// The area is large enough for that, writable, and aligned to 64 bytes.
+pub unsafe fn store_vectors(area: *mut u8) {
+    // SAFETY: as asked of the caller.
     unsafe { asm!("xsave64 [{}]", in(reg) area, in("eax") 7, in("edx") 0) };
 }
 

@@ -13,6 +13,7 @@
 //! - `signal` is where guest code comes back.
 //! - `assist` does SYSCALL, SYSRET and IRET without the monitor.
 //! - `narrow` has what 32-bit user code needs besides.
+//! - `blocks` finds translated code by its guest address.
 //! - `fault` takes page faults, `mmu` walks the guest's page tables and maps.
 //! - `claims` knows whether the program has memory where the wedge's or the kernel's lies.
 //! - `cpuid` answers CPUID; `taps` records that translated code has come by a point.
@@ -31,6 +32,7 @@
 #![allow(unsafe_code)]
 
 mod assist;
+mod blocks;
 mod claims;
 mod context;
 mod cpuid;
@@ -61,7 +63,10 @@ mod user;
 mod walk;
 
 pub use context::Context;
-use core::arch::asm;
+use core::{
+    arch::asm,
+    sync::atomic::{AtomicU64, Ordering},
+};
 use frame::{BIAS, SHARED};
 use model::model;
 
@@ -98,6 +103,15 @@ fn reach(usual: usize) -> usize {
         Some(model) => (model.reach)(usual),
         None => here(usual),
     }
+}
+
+/// A word at an HVA that the monitor may be changing.
+///
+/// # Safety
+/// It is mapped, and aligned.
+unsafe fn word(at: usize) -> u64 {
+    // SAFETY: as asked of the caller.
+    unsafe { &*(at as *const AtomicU64) }.load(Ordering::Relaxed)
 }
 
 /// Added to a kernel GVA to get its HVA.

@@ -37,18 +37,18 @@ pub fn fill(cx: &mut Context<'_>, gva: u64, access: Access) -> LookupOutcome {
         Walk::Fault(present) => return LookupOutcome::Fault(present),
         Walk::Unknown => return LookupOutcome::Unknown,
     };
-    if enter(cx.vcpu, gva, leaf, access) { LookupOutcome::Filled } else { LookupOutcome::Unknown }
+    if enter(cx, gva, leaf, access) { LookupOutcome::Filled } else { LookupOutcome::Unknown }
 }
 
 /// Enters what a walk has found; false if that is the monitor's to decide.
-pub fn enter(f: &mut VcpuPage, gva: u64, leaf: Leaf, access: Access) -> bool {
+pub fn enter(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bool {
     let page = gva & !(PAGE - 1);
-    let writable = leaf.writable && mmu::mark(leaf.offset) == 0;
+    let writable = leaf.writable && mmu::mark(cx.shared, leaf.offset) == 0;
     if access.write && !writable || page == 0 || gva >> 47 != 0 {
         return false;
     }
     table().set(page, here(RAM) as u64 + leaf.offset, writable, leaf.large);
-    f.counters.lookups += 1;
+    cx.vcpu.counters.lookups += 1;
     true
 }
 

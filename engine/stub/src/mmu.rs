@@ -5,7 +5,7 @@
 //! would change nothing ([`text`]), and none where protection keys are in use. What is mapped is noted for
 //! the monitor, which has to take it away again when code appears in it.
 
-pub use crate::walk::{Access, Leaf, Walk, mark, table, table_entry, walk};
+pub use crate::walk::{Access, Leaf, Walk, mark, walk};
 use crate::walk::{RESERVED, entry, last_table, ram_offset};
 use crate::{
     Context, bias,
@@ -49,7 +49,7 @@ pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bo
     if access.fetch && !kernel && !leaf.large && show_kept(cx, page, leaf) {
         return true;
     }
-    match mark(leaf.offset) {
+    match mark(cx.shared, leaf.offset) {
         0 if is_worth_asking(cx.shared, leaf, kernel) => return false,
         0 => {}
         EMPTY_PAGE if !kernel && !leaf.writable && !leaf.large && !access.fetch => {
@@ -138,7 +138,7 @@ fn map_empty(cx: &mut Context<'_>, page: u64, offset: u64) -> bool {
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary and
 /// nothing is made of the page.
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
-    said_page(s, table, gva, kernel).filter(|said| mark(said.offset) == 0)
+    said_page(s, table, gva, kernel).filter(|said| mark(s, said.offset) == 0)
 }
 
 /// The same of any page.
@@ -201,7 +201,7 @@ fn owns(hva: u64, kernel: bool) -> bool {
 /// What translated code adds to an address.
 fn owner(hva: u64) -> u64 {
     // SAFETY: the table has an entry for every region.
-    unsafe { *(reach(REGIONS) as *const u64).add(region(hva)) }
+    unsafe { crate::word(reach(REGIONS) + region(hva) * 8) }
 }
 
 /// Behind it there are no addresses of the host's.
@@ -213,7 +213,7 @@ fn is_last(hva: u64) -> bool {
 fn map_large(cx: &mut Context<'_>, hva: u64, leaf: Leaf) -> bool {
     let offset = leaf.offset & !(LARGE - 1);
     let whole = offset.is_multiple_of(LARGE) && offset + LARGE <= cx.shared.setup.ram_len;
-    if !whole || (0..LARGE / PAGE).any(|n| mark(offset + n * PAGE) != 0) {
+    if !whole || (0..LARGE / PAGE).any(|n| mark(cx.shared, offset + n * PAGE) != 0) {
         return false;
     }
     // What may be executed is looked at page by page.
@@ -322,7 +322,7 @@ fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
     let Some(said) = said_page(s, table, page, false).filter(|said| said.rights == rights) else {
         return false;
     };
-    let plain = || mark(said.offset) == 0 && said.is_as_it_may_be();
+    let plain = || mark(s, said.offset) == 0 && said.is_as_it_may_be();
     shows(s, page, said.offset, 0) && plain()
         || rights & EXECUTE != 0 && shows(s, page, said.offset | KEPT, 0)
 }

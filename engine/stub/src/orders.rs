@@ -134,7 +134,8 @@ fn open_code(cx: &mut Context<'_>, page: u64, len: u64, rights: Rights) -> i64 {
     if !hidden && rights != Rights::READ_EXECUTE || len != PAGE {
         die();
     }
-    if !text::is_closed(page) {
+    // SAFETY: the copy has been made, and can be read.
+    if !unsafe { text::is_closed(page) } {
         mmu::note(cx.shared, MapReport::Refused { page });
         // SAFETY: as in `apply`.
         return unsafe { cx.unmap(page, len) };

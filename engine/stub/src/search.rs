@@ -23,15 +23,55 @@ struct Pairs(#[expect(dead_code, reason = "read by the search")] [[u8; PLACES as
 static PAIRS: Pairs =
     Pairs([[ESCAPE; 16], [0xff; 16], [2; 16], [0xa2; 16], [0xae; 16], [0xc7; 16]]);
 
-/// Whether one of the pairs in the page (4 KiB, readable there, aligned) is of this kind, by its offset; or
-/// what may begin one in the page's last two bytes, where the rest of an instruction may be in the next page.
-pub fn has(page: u64, kind: fn(u64, u64) -> bool) -> bool {
+/// A page of code (4 KiB) that can be read at an HVA.
+#[derive(Clone, Copy)]
+pub struct CodePage(u64);
+
+impl CodePage {
+    /// The page at an HVA, a multiple of 4 KiB.
+    ///
+    /// # Safety
+    /// The page is readable as long as this is used.
+    pub unsafe fn at(address: u64) -> Self {
+        Self(address)
+    }
+
+    /// The byte at an offset in the page.
+    pub fn byte(self, at: u64) -> u8 {
+        // SAFETY: inside the page. Others may be writing it.
+        unsafe { core::ptr::read_volatile((self.0 + (at & (PAGE - 1))) as *const u8) }
+    }
+
+    /// The bytes from an offset on, two of the page.
+    pub fn two(self, at: u64) -> [u8; 2] {
+        [self.byte(at), self.byte(at + 1)]
+    }
+
+    /// The page's words, four at a time.
+    pub fn words(self) -> impl Iterator<Item = [u64; 4]> {
+        // SAFETY: inside the page, and aligned. Others may be writing it.
+        let words = move |at| unsafe { core::ptr::read_volatile((self.0 + at) as *const [u64; 4]) };
+        (0..PAGE).step_by(32).map(words)
+    }
+
+    /// The first of so many blocks (at least one) from an offset with pairs in it, and where they begin there as
+    /// bits; no bits if none has. The byte behind the last block is one of the page.
+    fn first(self, at: u64, blocks: u64) -> (u64, u32) {
+        // SAFETY: callers stay inside the page.
+        let found = unsafe { pairs(self.0 + at, blocks) };
+        (blocks - (found >> 32), found as u32)
+    }
+}
+
+/// Whether one of the pairs in the page is of this kind, by its offset; or what may begin one in the page's last two
+/// bytes, where the rest of an instruction may be in the next page.
+pub fn has(page: CodePage, kind: fn(CodePage, u64) -> bool) -> bool {
     let in_block = |at: u64, block: u64, mask: u32| {
         (0..PLACES).any(|n| mask >> n & 1 == 1 && kind(page, at + block * PLACES + n))
     };
     let mut at = 0;
     while at < BLOCKS * PLACES {
-        let (blocks, mask) = first(page + at, BLOCKS - at / PLACES);
+        let (blocks, mask) = page.first(at, BLOCKS - at / PLACES);
         if mask == 0 {
             break;
         }
@@ -41,26 +81,18 @@ pub fn has(page: u64, kind: fn(u64, u64) -> bool) -> bool {
         at += (blocks + 1) * PLACES;
     }
     let last = PAGE - PLACES - 1;
-    let (_, mask) = first(page + last, 1);
-    let ends = |at: u64| byte(page + at) == ESCAPE && kind(page, at);
+    let (_, mask) = page.first(last, 1);
+    let ends = |at: u64| page.byte(at) == ESCAPE && kind(page, at);
     in_block(last, 0, mask) || ends(PAGE - 2) || ends(PAGE - 1)
 }
 
-fn byte(at: u64) -> u8 {
-    // SAFETY: callers stay inside a page that is readable.
-    unsafe { core::ptr::read_volatile(at as *const u8) }
-}
-
-/// The first of so many blocks (at least one) from an address with pairs in it, and where they begin there as
-/// bits; no bits if none has. Reads one byte behind each block it looks at.
-fn first(from: u64, blocks: u64) -> (u64, u32) {
-    let found = pairs(from, blocks);
-    (blocks - (found >> 32), found as u32)
-}
-
-/// The same: bits, and above them how many blocks were left.
+/// The first of so many blocks (at least one) from an HVA with pairs in it: where they begin there as bits, and above those
+/// how many blocks were left.
+///
+/// # Safety
+/// The blocks and one byte behind them are readable.
 #[unsafe(naked)]
-pub extern "C" fn pairs(from: u64, blocks: u64) -> u64 {
+pub unsafe extern "C" fn pairs(from: u64, blocks: u64) -> u64 {
     naked_asm!(
         "sub rsp, 64",
         "movdqu [rsp], xmm0",

@@ -1,6 +1,6 @@
 //! The search of pages of code, against one that looks at every byte.
 
-use crate::search::{ESCAPE, has, pairs};
+use crate::search::{CodePage, ESCAPE, has, pairs};
 use core::arch::asm;
 
 const SECOND: [u8; 6] = [0x01, 0x02, 0x03, 0xa2, 0xae, 0xc7];
@@ -8,7 +8,7 @@ const SECOND: [u8; 6] = [0x01, 0x02, 0x03, 0xa2, 0xae, 0xc7];
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
-fn any(_: u64, _: u64) -> bool {
+fn any(_: CodePage, _: u64) -> bool {
     true
 }
 
@@ -18,6 +18,12 @@ fn slowly(page: &Page) -> bool {
 
 fn address(page: &Page) -> u64 {
     page.0.as_ptr() as u64
+}
+
+#[allow(unsafe_code, reason = "the page is known by its address")]
+fn code(page: &Page) -> CodePage {
+    // SAFETY: the page of the test, which outlives the search.
+    unsafe { CodePage::at(address(page)) }
 }
 
 /// A page of any bytes but escapes.
@@ -35,32 +41,30 @@ fn plain(seed: u64) -> Page {
 fn every_pair_is_found_at_every_place() {
     for at in 0..4096 {
         let mut page = plain(at as u64);
-        assert!(!has(address(&page), any));
+        assert!(!has(code(&page), any));
         page.0[at] = ESCAPE;
         for second in 0..=255 {
             if let Some(byte) = page.0.get_mut(at + 1) {
                 *byte = second;
             }
-            assert_eq!(has(address(&page), any), slowly(&page), "{at:#x} {second:#x}");
+            assert_eq!(has(code(&page), any), slowly(&page), "{at:#x} {second:#x}");
         }
     }
 }
 
 #[test]
 fn pages_full_of_escapes_are_searched_to_their_end() {
-    #[allow(unsafe_code, reason = "the page is known by its address")]
-    fn at_the_end(page: u64, at: u64) -> bool {
-        // SAFETY: the page of the test.
-        at < 4095 && unsafe { *((page + at + 1) as *const u8) } == 0xa2
+    fn at_the_end(page: CodePage, at: u64) -> bool {
+        at < 4095 && page.byte(at + 1) == 0xa2
     }
     for at in (0..4095).rev() {
         let mut page = Page([ESCAPE; 4096]);
         for (n, byte) in page.0.iter_mut().enumerate() {
             *byte = if n % 2 == 0 { ESCAPE } else { 0xc7 };
         }
-        assert!(!has(address(&page), at_the_end));
+        assert!(!has(code(&page), at_the_end));
         (page.0[at], page.0[at + 1]) = (ESCAPE, 0xa2);
-        assert!(has(address(&page), at_the_end), "{at:#x}");
+        assert!(has(code(&page), at_the_end), "{at:#x}");
     }
 }
 

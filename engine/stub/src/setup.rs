@@ -41,7 +41,8 @@ fn set_up(cx: &mut Context<'_>) -> Next {
         if cx.shared.setup.user_secret != 0 { user::user_patched() } else { entry as u64 };
     cx.shared.ready.done = 1;
     // What the guest does not know of is in its initial state from here on.
-    host::reset_vectors(secret, cx.vcpu.vectors.0.as_ptr());
+    // SAFETY: an area of zeros is in order.
+    unsafe { host::reset_vectors(secret, cx.vcpu.vectors.0.as_ptr()) };
     load_vectors(secret, cx.vcpu.vectors.0.as_ptr());
     cx.vcpu.run.kicked = 0;
     Next::HandOver(MONITOR)

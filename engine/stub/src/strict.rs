@@ -99,7 +99,7 @@ pub fn have_done(cx: &mut Context<'_>, order: [u64; 6]) {
 pub fn have_mapped(cx: &mut Context<'_>, order: [u64; 6]) {
     let [_, at, ..] = order;
     // SAFETY: the table has an entry for every region.
-    let owner = || unsafe { *(reach(REGIONS) as *const u64).add(region(at)) };
+    let owner = || unsafe { crate::word(reach(REGIONS) + region(at) * 8) };
     if cx.shared.setup.user_secret != 0 && owner() == 0 {
         note(cx, order);
     }
@@ -152,7 +152,8 @@ fn show(f: &VcpuPage, p: &mut UserPage) {
     (p.fs_base, p.gs_base) = (canonical(f.regs.fs_base), canonical(f.regs.gs_base));
     p.selectors = [f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs];
     clear_header(&mut p.vectors.0, 0);
-    host::store_vectors(p.vectors.0.as_mut_ptr());
+    // SAFETY: the area is made for that.
+    unsafe { host::store_vectors(p.vectors.0.as_mut_ptr()) };
 }
 
 /// Lets the process go on, to do its orders and, with `enter`, user code, until it hands over again; why it

@@ -15,7 +15,8 @@
 use crate::{
     host::{shown, user_word},
     reach,
-    search::{ESCAPE, has},
+    search::{CodePage, ESCAPE, has},
+    word,
 };
 use frame::{PLAIN_PAGES, RAM, SITE_PAGES, TABLES, keys, plain_slot, print_of, site_page};
 
@@ -24,31 +25,31 @@ const PAGE: u64 = 4096;
 /// The page at `gva`, at this offset in RAM, may be executed as it is: it has nothing that looks like what is
 /// changed, or the monitor has looked at a page with the same bytes.
 pub fn is_plain(gva: u64, offset: u64) -> bool {
-    let bytes = reach(RAM) as u64 + offset;
+    // SAFETY: inside RAM, which is mapped for good.
+    let bytes = unsafe { CodePage::at(reach(RAM) as u64 + offset) };
     !has_sites(gva) && (!has(bytes, is_odd) || is_known(bytes))
 }
 
 /// The monitor has found nothing to change in these bytes ([`frame::print`]).
-fn is_known(bytes: u64) -> bool {
-    let words = |at: u64| {
-        // SAFETY: callers stay inside a page that is readable.
-        unsafe { core::ptr::read_volatile((bytes + at) as *const [u64; 4]) }
-    };
-    let print = print_of((0..PAGE).step_by(32).map(words));
-    let slot = reach(TABLES) + PLAIN_PAGES + plain_slot(print) * 8;
+fn is_known(bytes: CodePage) -> bool {
+    let print = print_of(bytes.words());
     // SAFETY: inside the tables, which are mapped for good.
-    unsafe { *(slot as *const u64) == print }
+    unsafe { word(reach(TABLES) + PLAIN_PAGES + plain_slot(print) * 8) == print }
 }
 
 /// The copy mapped at `page` (HVA) has no bytes that open protection keys, nor do bytes across its borders.
-pub fn is_closed(page: u64) -> bool {
-    let bytes = shown(page);
+///
+/// # Safety
+/// The page is mapped and readable.
+pub unsafe fn is_closed(page: u64) -> bool {
+    // SAFETY: as asked of the caller.
+    let bytes = unsafe { CodePage::at(shown(page)) };
     !has(bytes, opens_keys) && is_closed_below(page, bytes) && is_closed_above(page, bytes)
 }
 
 /// Two bytes of the page below and one of this one, or one and two.
-fn is_closed_below(page: u64, bytes: u64) -> bool {
-    let [first, second] = two(bytes);
+fn is_closed_below(page: u64, bytes: CodePage) -> bool {
+    let [first, second] = bytes.two(0);
     let may_end = matches!(first, 0x01 | 0xae)
         || keys::opens([0x0f, 0x01, first])
         || keys::opens([0x0f, 0xae, first]);
@@ -58,40 +59,35 @@ fn is_closed_below(page: u64, bytes: u64) -> bool {
 }
 
 /// The same with the page above.
-fn is_closed_above(page: u64, bytes: u64) -> bool {
-    let [last_but_one, last] = two(bytes + PAGE - 2);
+fn is_closed_above(page: u64, bytes: CodePage) -> bool {
+    let [last_but_one, last] = bytes.two(PAGE - 2);
     let above =
         if keys::may_begin([last_but_one, last]) { user_word(page + PAGE).unwrap_or(0) } else { 0 };
     let [first, second] = [above as u8, (above >> 8) as u8];
     !keys::opens([last_but_one, last, first]) && !keys::opens([last, first, second])
 }
 
-fn two(at: u64) -> [u8; 2] {
-    // SAFETY: callers stay inside a page that is mapped.
-    unsafe { core::ptr::read_volatile(at as *const [u8; 2]) }
-}
-
 /// There may be patched system calls in the page.
 fn has_sites(gva: u64) -> bool {
-    let (word, bit) = site_page(gva);
+    let (index, bit) = site_page(gva);
     // SAFETY: inside the tables, which are mapped for good.
-    unsafe { *((reach(TABLES) + SITE_PAGES + word * 8) as *const u64) >> bit & 1 == 1 }
+    unsafe { word(reach(TABLES) + SITE_PAGES + index * 8) >> bit & 1 == 1 }
 }
 
 /// The escape byte at `at` begins bytes that open keys, all of them in the page.
-fn opens_keys(page: u64, at: u64) -> bool {
-    let [second, third] = if at + 2 < PAGE { two(page + at + 1) } else { [0; 2] };
+fn opens_keys(page: CodePage, at: u64) -> bool {
+    let [second, third] = if at + 2 < PAGE { page.two(at + 1) } else { [0; 2] };
     keys::opens([ESCAPE, second, third])
 }
 
 /// The escape byte at `at` may begin one of the instructions the monitor looks for, as far as it finds them,
 /// which is inside a page: LAR, LSL, CPUID; WRPKRU; XSAVE, XRSTOR; RDPID.
-fn is_odd(page: u64, at: u64) -> bool {
+fn is_odd(page: CodePage, at: u64) -> bool {
     if at + 1 >= PAGE {
         return false;
     }
-    let [_, second] = two(page + at);
-    let third = if at + 2 < PAGE { two(page + at + 1)[1] } else { 0 };
+    let second = page.byte(at + 1);
+    let third = if at + 2 < PAGE { page.byte(at + 2) } else { 0 };
     match second {
         0x02 | 0x03 | 0xa2 => true,
         0x01 => third == 0xef,

@@ -63,7 +63,8 @@ fn give(secret: Secret, to: usize) {
 fn leave(cx: &mut Context<'_>) -> (u64, Secret) {
     cx.vcpu.run.mode = mode::WEDGE;
     mmu::finish_deferred(cx);
-    store_vectors(cx.vcpu.vectors.0.as_mut_ptr());
+    // SAFETY: the area is made for that.
+    unsafe { store_vectors(cx.vcpu.vectors.0.as_mut_ptr()) };
     (cx.shared.setup.number, cx.secret())
 }
 

@@ -69,7 +69,8 @@ extern "C" fn main() {
     let [secret, blob_end, dispatch] = page.start;
     // A kick in here would lead to the wedge, and past the filter. It waits for the first hand-over.
     let all = u64::MAX;
-    call([filter::SIGPROCMASK, filter::SETMASK, &raw const all as u64, 0, 8, 0]);
+    // SAFETY: reads the mask.
+    unsafe { call([filter::SIGPROCMASK, filter::SETMASK, &raw const all as u64, 0, 8, 0]) };
     alone();
     signals();
     admit(secret, blob_end, dispatch);
@@ -84,10 +85,14 @@ extern "C" fn main() {
     }
 }
 
+/// A host call of user code's process, before it has guest code: its number and arguments.
+///
+/// # Safety
+/// The arguments are what the call asks for, and nothing that is used is unmapped.
 #[inline(always)]
-fn call([nr, a, b, c, d, e]: [u64; 6]) -> i64 {
+unsafe fn call([nr, a, b, c, d, e]: [u64; 6]) -> i64 {
     let result;
-    // SAFETY: callers pass what the call asks for.
+    // SAFETY: as asked of the caller.
     unsafe {
         asm!("syscall", inlateout("rax") nr => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
             in("r8") e, in("r9") 0, lateout("rcx") _, lateout("r11") _);
@@ -97,13 +102,17 @@ fn call([nr, a, b, c, d, e]: [u64; 6]) -> i64 {
 
 #[inline(always)]
 fn alone() {
-    call([crate::host::ARCH_PRCTL, 0x1002, 0, 0, 0, 0]); // ARCH_SET_FS
-    call([crate::host::ARCH_PRCTL, 0x1012, 0, 0, 0, 0]); // ARCH_SET_CPUID
-    call([crate::host::SET_ROBUST_LIST, 0, 24, 0, 0, 0]);
-    call([crate::host::SET_TID_ADDRESS, 0, 0, 0, 0, 0]);
+    // SAFETY: FS is not used here, and neither are the list and the address of which the host is to forget.
+    unsafe {
+        call([crate::host::ARCH_PRCTL, 0x1002, 0, 0, 0, 0]); // ARCH_SET_FS
+        call([crate::host::ARCH_PRCTL, 0x1012, 0, 0, 0, 0]); // ARCH_SET_CPUID
+        call([crate::host::SET_ROBUST_LIST, 0, 24, 0, 0, 0]);
+        call([crate::host::SET_TID_ADDRESS, 0, 0, 0, 0, 0]);
+    }
     let [window, window_end] = [WINDOW, WINDOW_END].map(here);
     for (from, to) in [(0, SITES), (SITES + SITES_LEN, window), (window_end, TOP)] {
-        if call([crate::host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0]) != 0 {
+        // SAFETY: all that is used here lies in the window and at the sites.
+        if unsafe { call([crate::host::MUNMAP, from as u64, (to - from) as u64, 0, 0, 0]) } != 0 {
             die();
         }
     }
@@ -112,7 +121,8 @@ fn alone() {
 #[inline(always)]
 fn signals() {
     let stack = (here(JOURNAL) + offset_of!(Journal, signal_stack)) as u64;
-    call([crate::host::SIGALTSTACK, stack, 0, 0, 0, 0]);
+    // SAFETY: reads the description of a stack that is mapped for good.
+    unsafe { call([crate::host::SIGALTSTACK, stack, 0, 0, 0, 0]) };
     let action = Action {
         handler: user_signal(),
         flags: SIGNAL_FLAGS | RESTART,
@@ -120,7 +130,8 @@ fn signals() {
         mask: u64::MAX,
     };
     for signal in SIGNALS {
-        call([crate::host::SIGACTION, signal, &raw const action as u64, 0, 8, 0]);
+        // SAFETY: the handler is made for these signals.
+        unsafe { call([crate::host::SIGACTION, signal, &raw const action as u64, 0, 8, 0]) };
     }
 }
 
@@ -132,9 +143,12 @@ fn admit(secret: u64, blob_end: u64, dispatch: u64) {
     filter::write_for_user(program, secret, blob_end);
     let fprog = [program.len() as u64, program.as_ptr() as u64];
     let window = here(WINDOW) as u64;
-    let dispatched = dispatch == 0
-        || call([crate::host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, blob_end - window, 0]) == 0;
-    if !dispatched || call([crate::host::SECCOMP, 1, 4, fprog.as_ptr() as u64, 0, 0]) != 0 {
+    let dispatch_order =
+        [crate::host::PRCTL, SYSCALL_USER_DISPATCH, 1, window, blob_end - window, 0];
+    let admit_order = [crate::host::SECCOMP, 1, 4, fprog.as_ptr() as u64, 0, 0];
+    // SAFETY: calls from here stay allowed; the program is in order, and is read while it is there.
+    let refused = unsafe { dispatch != 0 && call(dispatch_order) != 0 || call(admit_order) != 0 };
+    if refused {
         die();
     }
     for op in program {

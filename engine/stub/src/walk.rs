@@ -66,28 +66,43 @@ pub(crate) fn ram_offset(s: &Shared, gpa: u64) -> Option<u64> {
     (above < s.setup.ram_len - s.setup.ram_low).then(|| s.setup.ram_low + above)
 }
 
+/// The mark of a page that is not RAM: nobody has given it one.
+const NOT_RAM: u8 = u8::MAX;
+
 /// The mark of the page of RAM at an offset: not zero if the monitor decides what becomes of it.
-pub fn mark(offset: u64) -> u8 {
+pub fn mark(s: &Shared, offset: u64) -> u8 {
+    if offset >= s.setup.ram_len {
+        return NOT_RAM;
+    }
     // SAFETY: there is a mark for every page of RAM.
     unsafe { core::ptr::read_volatile((reach(MARKS) as u64 + offset / PAGE) as *const u8) }
 }
 
 /// An entry of a page table that is ordinary RAM.
 pub(crate) fn entry(s: &Shared, table: u64, index: u64) -> Option<&'static AtomicU64> {
-    let offset = ram_offset(s, table & ADDRESS).filter(|offset| mark(*offset) == 0)?;
-    // SAFETY: inside RAM, aligned; others write it atomically.
-    Some(unsafe { &*((reach(RAM) as u64 + offset + index * 8) as *const AtomicU64) })
+    let offset = ram_offset(s, table & ADDRESS).filter(|offset| mark(s, *offset) == 0)?;
+    Some(PageTable(reach(RAM) as u64 + offset).slot(index))
 }
 
-/// Where the page table is that CR3 or an entry leads to, if it is in RAM.
-pub fn table(s: &Shared, address: u64) -> Option<u64> {
-    ram_offset(s, address & ADDRESS).map(|offset| reach(RAM) as u64 + offset)
-}
+/// A page table of the guest's, by its HVA.
+#[derive(Clone, Copy)]
+pub(crate) struct PageTable(u64);
 
-/// An entry of a table that [`table`] has found.
-pub fn table_entry(table: u64, index: u64) -> u64 {
-    // SAFETY: inside RAM, aligned; others write it atomically.
-    unsafe { &*((table + (index & 0x1ff) * 8) as *const AtomicU64) }.load(Ordering::Relaxed)
+impl PageTable {
+    /// The table that CR3 or an entry leads to, if it is in RAM.
+    pub(crate) fn at(s: &Shared, address: u64) -> Option<Self> {
+        ram_offset(s, address & ADDRESS).map(|offset| Self(reach(RAM) as u64 + offset))
+    }
+
+    /// An entry, by its index (of 512).
+    pub(crate) fn entry(self, index: u64) -> u64 {
+        self.slot(index).load(Ordering::Relaxed)
+    }
+
+    fn slot(self, index: u64) -> &'static AtomicU64 {
+        // SAFETY: a page of RAM, which is mapped for good; others write it atomically.
+        unsafe { &*((self.0 + (index & 0x1ff) * 8) as *const AtomicU64) }
+    }
 }
 
 /// Guest memory as the walk sees it: page tables in RAM that the monitor has no plans with.
@@ -164,9 +179,9 @@ struct Looked<'a> {
 
 impl WalkMemory for Looked<'_> {
     fn read_u64(&mut self, gpa: u64) -> u64 {
-        let table = table(self.shared, gpa);
+        let table = PageTable::at(self.shared, gpa);
         self.odd |= table.is_none();
-        table.map_or(0, |table| table_entry(table, gpa >> 3))
+        table.map_or(0, |table| table.entry(gpa >> 3))
     }
 
     /// Tables of 4-byte entries are not walked here.
