@@ -399,7 +399,7 @@ impl Fast {
     fn resume(&mut self, how: u64) -> Result<WedgeExit, Error> {
         self.hear_midway();
         self.pages.frame().run.go = how;
-        self.slots.current()?.wedge_mut().aim_kicks();
+        self.slots.current()?.wedge().aim_kicks();
         if !self.take_turns()? {
             return Ok(WedgeExit::Kicked);
         }

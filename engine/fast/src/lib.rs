@@ -318,7 +318,7 @@ impl Fast {
             && !self.claims.are_met()
             && state::may_cross(&self.cpu.vcpu, self.narrow.runs()))
         .into();
-        self.slots.current()?.wedge_mut().aim_kicks();
+        self.slots.current()?.wedge().aim_kicks();
         self.statistics.entries += 1;
         // Whoever sets a bit, or has news of code, after this look finds the aim already taken.
         if self.board.pending() & pending::EXIT != 0 || self.board.ram().has_stale_code() {

@@ -122,8 +122,14 @@ impl<W: Process> Space<W> {
         self.mapper.wedge()
     }
 
-    /// The process. What is mapped in it is not to be changed but by this space.
-    pub fn wedge_mut(&mut self) -> &mut W {
+    /// Whether orders have failed here since the last call, in a turn that came from another process.
+    pub(crate) fn take_failure(&mut self) -> bool {
+        self.mapper.wedge_mut().take_failure()
+    }
+
+    /// The process, for tests to give orders past the books.
+    #[cfg(test)]
+    pub(crate) fn wedge_mut(&mut self) -> &mut W {
         self.mapper.wedge_mut()
     }
 

@@ -187,7 +187,7 @@ impl<W: Process> Slots<W> {
         // Others may have got the turn from the current one, and failed.
         for space in &mut self.spaces {
             self.claims += space.catch_up()?;
-            if space.wedge_mut().take_failure() {
+            if space.take_failure() {
                 space.forget();
                 passed_on_done = false;
             }

@@ -56,6 +56,8 @@ pub struct World {
     pub calm: bool,
     pub exit: Exit,
     pub violation: Option<String>,
+    /// The next stretch of guest code is this access (GVA) and nothing else.
+    pub only: Option<(u64, Access)>,
 }
 
 thread_local! {
@@ -79,7 +81,7 @@ pub struct Wedge {
 
 impl Wedge {
     /// Obeys orders, then does what follows; false if an order failed.
-    pub fn hand_over(&mut self, then: impl FnOnce(&mut Shared)) -> bool {
+    fn hand_over(&mut self, then: impl FnOnce(&mut Shared)) -> bool {
         let orders = std::mem::take(&mut self.orders);
         let list = self.shared.orders.list.iter_mut();
         list.zip(&orders).for_each(|(entry, command)| *entry = command.encode());
@@ -183,6 +185,9 @@ impl World {
     /// A stretch of guest code.
     fn run(&mut self, shared: &mut Shared) {
         self.exit = Exit::None;
+        if let Some((gva, access)) = self.only.take() {
+            return self.user_access(shared, gva, access);
+        }
         self.check_sites(shared);
         self.check(shared);
         for _ in 0..self.random.below(STRETCH) {

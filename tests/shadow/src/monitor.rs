@@ -63,8 +63,19 @@ impl Run {
         // In some the same pages come and go.
         let calm = seed % 4 == 3;
         (0..if calm { 3_000 } else { 0 }).for_each(|_| tables.change(&ram, &mut random));
-        let world =
-            World { ram, pages, tables, tlb, random, space: 0, user, calm, exit, violation };
+        let world = World {
+            ram,
+            pages,
+            tables,
+            tlb,
+            random,
+            space: 0,
+            user,
+            calm,
+            exit,
+            violation,
+            only: None,
+        };
         WORLD.set(Some(world));
         // In some runs little is flushed, and mappings grow many.
         let events = [100, 500, 2500][(seed % 3) as usize];
@@ -275,7 +286,6 @@ fn roots(world: &World) -> Roots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fast::Process as _;
     use x86::paging::{A, D, NX, P, RW, US};
 
     const GVA: u64 = 0x5555_5540_3000;
@@ -285,11 +295,9 @@ mod tests {
     /// User code accesses the page; what its wedge has done is noted.
     fn touch(run: &mut Run, write: bool) {
         let access = Access { write, user: true, ..Access::default() };
-        let space = run.slots.current().expect("a slot");
-        space.wedge_mut().allow(100, false);
-        let done =
-            space.wedge_mut().hand_over(|shared| with(|w| w.user_access(shared, GVA, access)));
-        space.catch_up().expect("noted");
+        with(|w| w.only = Some((GVA, access)));
+        let roots = with(|w| roots(w));
+        let done = run.slots.run(true, roots).expect("the wedge runs");
         assert!(done && with(|w| w.exit == Exit::None && w.violation.is_none()));
     }
 
