@@ -1,6 +1,6 @@
 //! `cargo xtask layers`: folders are layers, and arrows between them point one way. Those below the seam to the host ask it by
 //! the traits of `host` alone. Modules of a crate do not depend on each other in a cycle (`cycles`). Public types of a layer do not
-//! share a name (`names`).
+//! share a name (`names`), and the methods of a type are not spread over many files (`spread`).
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::{checks::root, command::output, cycles, names};
+use crate::{checks::root, command::output, cycles, names, spread};
 
 /// Which layers, or single crates, each layer may depend on; itself always. Tests may use anything
 /// (dev-dependencies are not looked at), and so may tools.
@@ -69,6 +69,7 @@ pub fn check() -> Result<()> {
     wrong.extend(asked(&root())?);
     wrong.extend(cycles::in_all(&root())?);
     wrong.extend(names::in_all(&root())?);
+    wrong.extend(spread::in_all(&root())?);
     if wrong.is_empty() {
         return Ok(());
     }

@@ -8,7 +8,7 @@ use crate::{
     Context,
     mmu::{self, Access, Walk},
     reach,
-    search::CodePage,
+    search::PageBytes,
 };
 use frame::{Cpuid, RAM};
 use x86::{
@@ -56,6 +56,6 @@ pub fn has(cx: &Context<'_>, instruction: u16) -> bool {
     }
     let Walk::Found(leaf) = mmu::walk(cx, cx.vcpu.regs.rip, fetch) else { return false };
     // SAFETY: a page of RAM, which is mapped for good.
-    let page = unsafe { CodePage::at(reach(RAM) as u64 + leaf.offset) };
+    let page = unsafe { PageBytes::at(reach(RAM) as u64 + leaf.offset) };
     page.two(inside) == instruction.to_le_bytes()
 }

@@ -25,9 +25,9 @@ static PAIRS: Pairs =
 
 /// A page of code (4 KiB) that can be read at an HVA.
 #[derive(Clone, Copy)]
-pub struct CodePage(u64);
+pub struct PageBytes(u64);
 
-impl CodePage {
+impl PageBytes {
     /// The page at an HVA, a multiple of 4 KiB.
     ///
     /// # Safety
@@ -65,7 +65,7 @@ impl CodePage {
 
 /// Whether one of the pairs in the page is of this kind, by its offset; or what may begin one in the page's last two
 /// bytes, where the rest of an instruction may be in the next page.
-pub fn has(page: CodePage, kind: fn(CodePage, u64) -> bool) -> bool {
+pub fn has(page: PageBytes, kind: fn(PageBytes, u64) -> bool) -> bool {
     let in_block = |at: u64, block: u64, mask: u32| {
         (0..PLACES).any(|n| mask >> n & 1 == 1 && kind(page, at + block * PLACES + n))
     };

@@ -1,6 +1,6 @@
 //! The search of pages of code, against one that looks at every byte.
 
-use crate::search::{CodePage, ESCAPE, has, pairs};
+use crate::search::{ESCAPE, PageBytes, has, pairs};
 use core::arch::asm;
 
 const SECOND: [u8; 6] = [0x01, 0x02, 0x03, 0xa2, 0xae, 0xc7];
@@ -8,7 +8,7 @@ const SECOND: [u8; 6] = [0x01, 0x02, 0x03, 0xa2, 0xae, 0xc7];
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
-fn any(_: CodePage, _: u64) -> bool {
+fn any(_: PageBytes, _: u64) -> bool {
     true
 }
 
@@ -21,9 +21,9 @@ fn address(page: &Page) -> u64 {
 }
 
 #[allow(unsafe_code, reason = "the page is known by its address")]
-fn code(page: &Page) -> CodePage {
+fn code(page: &Page) -> PageBytes {
     // SAFETY: the page of the test, which outlives the search.
-    unsafe { CodePage::at(address(page)) }
+    unsafe { PageBytes::at(address(page)) }
 }
 
 /// A page of any bytes but escapes.
@@ -54,7 +54,7 @@ fn every_pair_is_found_at_every_place() {
 
 #[test]
 fn pages_full_of_escapes_are_searched_to_their_end() {
-    fn at_the_end(page: CodePage, at: u64) -> bool {
+    fn at_the_end(page: PageBytes, at: u64) -> bool {
         at < 4095 && page.byte(at + 1) == 0xa2
     }
     for at in (0..4095).rev() {

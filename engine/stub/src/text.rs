@@ -15,7 +15,7 @@
 use crate::{
     host::{shown, user_word},
     reach,
-    search::{CodePage, ESCAPE, has},
+    search::{ESCAPE, PageBytes, has},
     word,
 };
 use frame::{PLAIN_PAGES, RAM, SITE_PAGES, TABLES, keys, plain_slot, print_of, site_page};
@@ -26,12 +26,12 @@ const PAGE: u64 = 4096;
 /// changed, or the monitor has looked at a page with the same bytes.
 pub fn is_plain(gva: u64, offset: u64) -> bool {
     // SAFETY: inside RAM, which is mapped for good.
-    let bytes = unsafe { CodePage::at(reach(RAM) as u64 + offset) };
+    let bytes = unsafe { PageBytes::at(reach(RAM) as u64 + offset) };
     !has_sites(gva) && (!has(bytes, is_odd) || is_known(bytes))
 }
 
 /// The monitor has found nothing to change in these bytes ([`frame::print`]).
-fn is_known(bytes: CodePage) -> bool {
+fn is_known(bytes: PageBytes) -> bool {
     let print = print_of(bytes.words());
     // SAFETY: inside the tables, which are mapped for good.
     unsafe { word(reach(TABLES) + PLAIN_PAGES + plain_slot(print) * 8) == print }
@@ -43,12 +43,12 @@ fn is_known(bytes: CodePage) -> bool {
 /// The page is mapped and readable.
 pub unsafe fn is_closed(page: u64) -> bool {
     // SAFETY: as asked of the caller.
-    let bytes = unsafe { CodePage::at(shown(page)) };
+    let bytes = unsafe { PageBytes::at(shown(page)) };
     !has(bytes, opens_keys) && is_closed_below(page, bytes) && is_closed_above(page, bytes)
 }
 
 /// Two bytes of the page below and one of this one, or one and two.
-fn is_closed_below(page: u64, bytes: CodePage) -> bool {
+fn is_closed_below(page: u64, bytes: PageBytes) -> bool {
     let [first, second] = bytes.two(0);
     let may_end = matches!(first, 0x01 | 0xae)
         || keys::opens([0x0f, 0x01, first])
@@ -59,7 +59,7 @@ fn is_closed_below(page: u64, bytes: CodePage) -> bool {
 }
 
 /// The same with the page above.
-fn is_closed_above(page: u64, bytes: CodePage) -> bool {
+fn is_closed_above(page: u64, bytes: PageBytes) -> bool {
     let [last_but_one, last] = bytes.two(PAGE - 2);
     let above =
         if keys::may_begin([last_but_one, last]) { user_word(page + PAGE).unwrap_or(0) } else { 0 };
@@ -75,14 +75,14 @@ fn has_sites(gva: u64) -> bool {
 }
 
 /// The escape byte at `at` begins bytes that open keys, all of them in the page.
-fn opens_keys(page: CodePage, at: u64) -> bool {
+fn opens_keys(page: PageBytes, at: u64) -> bool {
     let [second, third] = if at + 2 < PAGE { page.two(at + 1) } else { [0; 2] };
     keys::opens([ESCAPE, second, third])
 }
 
 /// The escape byte at `at` may begin one of the instructions the monitor looks for, as far as it finds them,
 /// which is inside a page: LAR, LSL, CPUID; WRPKRU; XSAVE, XRSTOR; RDPID.
-fn is_odd(page: CodePage, at: u64) -> bool {
+fn is_odd(page: PageBytes, at: u64) -> bool {
     if at + 1 >= PAGE {
         return false;
     }
