@@ -11,7 +11,8 @@ use x86::narrow::{USER_CS_32, USER_DS};
 /// PKRU while user code runs: every key but 0 is closed; what the host gives a handler, too.
 const PKRU_USER: u32 = 0x5555_5554;
 
-/// The ways into user code.
+/// The ways into user code. As wide as what else a step returns, so that it comes back in two registers.
+#[repr(u64)]
 #[derive(Clone, Copy, Debug)]
 pub enum Gate {
     /// Of 64-bit code, which closes the keys.
