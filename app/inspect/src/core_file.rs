@@ -46,7 +46,7 @@ impl Core {
     /// The host gives no descriptor.
     pub fn new(inspector: &Inspector) -> io::Result<Self> {
         let still = Still::new(inspector);
-        let state = |vcpu| inspector.visit(vcpu, |visited| visited.engine.vcpu().clone());
+        let state = |vcpu| inspector.run_on_vcpu(vcpu, |access| access.engine.vcpu().clone());
         let vcpus: Vec<Vcpu> = (0..inspector.vcpus()).filter_map(state).collect();
         let ram = inspector.ram().clone();
         let info = VmCoreInfo::find(&ram);

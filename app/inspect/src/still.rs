@@ -3,21 +3,21 @@
 use std::sync::mpsc::Receiver;
 
 use contract::Engine;
-use vmm::{Attendant, Inspector, Probes, Reached, Verdict};
+use vmm::{Inspector, ProbeHandler, Probes, Reached, Verdict};
 
 /// All vCPUs stand as long as this exists. Devices in other processes may still finish what the guest has asked of them.
 pub struct Still {
     inspector: Inspector,
-    /// Where the number of each vCPU's attendant arrives.
-    attendants: Vec<Receiver<u64>>,
+    /// Where the number of each vCPU's handler arrives.
+    handlers: Vec<Receiver<u64>>,
 }
 
 /// Somebody without probes.
 struct Nobody;
 
-impl Attendant for Nobody {
+impl ProbeHandler for Nobody {
     fn reached(&mut self, _: &mut dyn Engine, _: &mut Probes, _: Reached) -> Verdict {
-        Verdict::GoOn
+        Verdict::Resume
     }
 }
 
@@ -26,20 +26,23 @@ impl Still {
     /// after this.
     pub fn new(inspector: &Inspector) -> Self {
         let stand = |vcpu| {
-            inspector.ask(vcpu, |visited| visited.attend(Box::new(Nobody), Probes::default(), true))
+            inspector.queue_on_vcpu(vcpu, |access| {
+                access.add_handler(Box::new(Nobody), Probes::default(), true)
+            })
         };
-        let attendants = (0..inspector.vcpus()).map(stand).collect();
-        Self { inspector: inspector.clone(), attendants }
+        let handlers = (0..inspector.vcpus()).map(stand).collect();
+        Self { inspector: inspector.clone(), handlers }
     }
 }
 
 impl Drop for Still {
     fn drop(&mut self) {
-        for (vcpu, attendant) in self.attendants.drain(..).enumerate() {
+        for (vcpu, handler) in self.handlers.drain(..).enumerate() {
             // The visit that sends the number is done before this one.
-            let leave = move |number: u64, visited: &mut vmm::Visited<'_>| visited.dismiss(number);
-            self.inspector.ask(vcpu, move |visited| {
-                attendant.recv().into_iter().for_each(|number| leave(number, visited));
+            let leave =
+                move |number: u64, access: &mut vmm::VcpuAccess<'_>| access.remove_handler(number);
+            self.inspector.queue_on_vcpu(vcpu, move |access| {
+                handler.recv().into_iter().for_each(|number| leave(number, access));
             });
         }
     }

@@ -67,8 +67,8 @@ pub fn serve(
 /// `None` if the machine has ended.
 fn look(inspector: &Inspector) -> Option<Vec<BTreeMap<String, u64>>> {
     let counts = |vcpu| {
-        inspector.visit(vcpu, |visited| {
-            let statistics = visited.statistics();
+        inspector.run_on_vcpu(vcpu, |access| {
+            let statistics = access.statistics();
             let times = [
                 ("halted ns".to_owned(), statistics.halted_ns),
                 ("running ns".to_owned(), statistics.running_ns),

@@ -1,30 +1,30 @@
-//! Looking into a machine that runs: its RAM, and its vCPUs by visits.
+//! Looking into a machine that runs: its RAM, and its vCPUs by work for their threads.
 
 use std::sync::{
     Arc,
     mpsc::{Receiver, sync_channel},
 };
 
-use engine::{Control, LocalApic, RunCommand, VcpuRequests, Visited};
+use engine::{Control, LocalApic, RunCommand, VcpuAccess, VcpuRequests};
 use ram::Ram;
 
-/// A machine, for those who look into it. It holds nothing of the machine up.
+/// Access to a running machine, for debuggers and tracers. An inspector does not keep the machine running.
 #[derive(Clone)]
 pub struct Inspector {
     ram: Ram,
-    vcpus: Vec<Seat>,
+    vcpus: Vec<VcpuHandle>,
     control: Control,
 }
 
-/// What is to be reached of a vCPU.
+/// The requests and the local APIC of a vCPU.
 #[derive(Clone)]
-pub(crate) struct Seat {
+pub(crate) struct VcpuHandle {
     pub requests: Arc<VcpuRequests>,
     pub apic: Arc<dyn LocalApic>,
 }
 
 impl Inspector {
-    pub(crate) fn new(ram: Ram, vcpus: Vec<Seat>, control: Control) -> Self {
+    pub(crate) fn new(ram: Ram, vcpus: Vec<VcpuHandle>, control: Control) -> Self {
         Self { ram, vcpus, control }
     }
 
@@ -52,30 +52,30 @@ impl Inspector {
         apic.mmio_read(base + offset, &mut bytes).then(|| u32::from_le_bytes(bytes))
     }
 
-    /// Has `visit` done by the thread of a vCPU between two instructions, and waits for it. `None` if the vCPU has ended.
-    pub fn visit<R: Send + 'static>(
+    /// Runs `work` on the thread of a vCPU between two instructions, and waits for the result. `None` if the vCPU has ended.
+    pub fn run_on_vcpu<R: Send + 'static>(
         &self,
         vcpu: usize,
-        visit: impl FnOnce(&mut Visited<'_>) -> R + Send + 'static,
+        work: impl FnOnce(&mut VcpuAccess<'_>) -> R + Send + 'static,
     ) -> Option<R> {
-        self.ask(vcpu, visit).recv().ok()
+        self.queue_on_vcpu(vcpu, work).recv().ok()
     }
 
-    /// The same without waiting: where the result will arrive, if it does. Visits of one vCPU are done in order; before the machine runs
-    /// they wait for it.
-    pub fn ask<R: Send + 'static>(
+    /// Queues `work` for the thread of a vCPU and returns at once. The result arrives at the receiver; if the vCPU has ended, the
+    /// receiver is disconnected. Work for one vCPU is done in order. Before the machine runs, work waits.
+    pub fn queue_on_vcpu<R: Send + 'static>(
         &self,
         vcpu: usize,
-        visit: impl FnOnce(&mut Visited<'_>) -> R + Send + 'static,
+        work: impl FnOnce(&mut VcpuAccess<'_>) -> R + Send + 'static,
     ) -> Receiver<R> {
         let (sender, done) = sync_channel(1);
-        let visit = move |visited: &mut Visited<'_>| {
-            // Whoever asked may not want to know.
-            let _ = sender.send(visit(visited));
+        let work = move |access: &mut VcpuAccess<'_>| {
+            // The caller may have dropped the receiver.
+            let _ = sender.send(work(access));
         };
-        if let Some(seat) = self.vcpus.get(vcpu) {
-            // One that has ended drops the visit, and the receiver learns of it.
-            let _ = seat.requests.visit(Box::new(visit));
+        if let Some(handle) = self.vcpus.get(vcpu) {
+            // A vCPU that has ended drops the work, and the receiver learns of it.
+            let _ = handle.requests.run_on_vcpu(Box::new(work));
         }
         done
     }

@@ -28,7 +28,7 @@ pub use bus::MsiSink;
 pub use boot::BootProtocol;
 pub use console::ConsoleInput;
 pub use engine::{
-    Attendant, Failure, Probes, Reached, Report, Statistics, Verdict, Visited, Watch, Whose,
+    Failure, ProbeHandler, Probes, Reached, Report, Statistics, VcpuAccess, Verdict, Watch, Whose,
 };
 pub use error::Error;
 pub use events::Ended;

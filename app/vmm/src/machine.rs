@@ -190,12 +190,12 @@ impl Machine {
 
     /// How to look into it, from any thread, before it runs and while it does.
     pub fn inspector(&self) -> Inspector {
-        let seat = |vcpu: &VcpuParts| inspector::Seat {
+        let handle = |vcpu: &VcpuParts| inspector::VcpuHandle {
             requests: Arc::clone(&vcpu.requests),
             apic: Arc::clone(&vcpu.apic),
         };
-        let seats = self.vcpus.iter().map(seat).collect();
-        Inspector::new(self.ram.clone(), seats, self.control.clone())
+        let handles = self.vcpus.iter().map(handle).collect();
+        Inspector::new(self.ram.clone(), handles, self.control.clone())
     }
 
     /// Runs the machine. `on_end` is called once, on a vCPU's thread, when it has ended.

@@ -5,7 +5,7 @@
 //! nothing to do, and ends when the machine stops. It is the same for every engine, so engines
 //! differ in speed only.
 //!
-//! Debuggers and tracers come to a vCPU as visitors: `visit` says how.
+//! Debuggers and tracers reach a vCPU by work for its thread: `vcpu_work` says how.
 //!
 //! [`Board`] is the machine as the reference CPU sees it; [`VcpuRequests`] is how anybody, on any
 //! thread, makes a vCPU look up.
@@ -17,7 +17,7 @@ mod log;
 mod report;
 mod requests;
 mod vcpu_loop;
-mod visit;
+mod vcpu_work;
 
 #[cfg(test)]
 host::choose!(host_linux::Linux);
@@ -35,4 +35,4 @@ pub use log::{Event, EventLog};
 pub use report::{Report, Statistics};
 pub use requests::{Control, RunCommand, VcpuRequests};
 pub use vcpu_loop::{Ended, VcpuLoop};
-pub use visit::{Attendant, Verdict, Visit, Visited};
+pub use vcpu_work::{ProbeHandler, VcpuAccess, VcpuWork, Verdict};

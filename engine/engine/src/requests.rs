@@ -12,7 +12,7 @@ use crate::sync::{
 
 use contract::pending;
 
-use crate::visit::{Visit, Visits};
+use crate::vcpu_work::{VcpuWork, WorkQueue};
 
 /// What waits for one vCPU.
 #[derive(Default)]
@@ -21,7 +21,7 @@ pub struct VcpuRequests {
     lock: Mutex<()>,
     kicked: Condvar,
     forward: OnceLock<Arc<dyn bus::Kicker>>,
-    visits: Visits,
+    work: WorkQueue,
 }
 
 impl VcpuRequests {
@@ -52,17 +52,17 @@ impl VcpuRequests {
         self.waiting.fetch_or(bits & !pending::EXIT, Ordering::SeqCst);
     }
 
-    /// Has `visit` done by the vCPU's thread between two instructions, soon; false if the vCPU has ended. A visit that is
+    /// Has the vCPU's thread run `work` between two instructions, soon; false if the vCPU has ended. Work that is
     /// not done any more is dropped.
-    pub fn visit(&self, visit: Visit) -> bool {
-        let taken = self.visits.add(visit);
+    pub fn run_on_vcpu(&self, work: VcpuWork) -> bool {
+        let taken = self.work.add(work);
         bus::Kicker::kick(self);
         taken
     }
 
-    /// The visits that wait, if there are any.
-    pub(crate) fn visits(&self) -> &Visits {
-        &self.visits
+    /// The work that waits, if there is any.
+    pub(crate) fn work(&self) -> &WorkQueue {
+        &self.work
     }
 
     /// Sleeps until the next kick. Returns at once if one came since [`VcpuRequests::take_kick`].

@@ -8,7 +8,7 @@ use host::Clock;
 use crate::{
     Control, Engine, Event, EventLog, Exit, LocalApic, Report, RunCommand, Seat, Statistics,
     VcpuRequests,
-    visit::{Attendants, Visited},
+    vcpu_work::{ProbeHandlers, VcpuAccess},
 };
 
 /// Instructions between two looks at orders when nothing kicks: a safety net, not a schedule.
@@ -36,7 +36,7 @@ pub struct VcpuLoop<E> {
     clock: Arc<dyn Clock>,
     statistics: Statistics,
     log: EventLog,
-    attendants: Attendants,
+    handlers: ProbeHandlers,
     /// Where vCPUs outnumber the host's CPUs.
     seat: Option<Seat>,
 }
@@ -50,10 +50,10 @@ impl<E: Engine> VcpuLoop<E> {
         control: Control,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let (statistics, attendants) = Default::default();
+        let (statistics, handlers) = Default::default();
         let log = EventLog::new(LOG);
         let seat = None;
-        Self { engine, apic, requests, control, clock, statistics, log, attendants, seat }
+        Self { engine, apic, requests, control, clock, statistics, log, handlers, seat }
     }
 
     /// The vCPU runs only while it has its seat.
@@ -67,8 +67,8 @@ impl<E: Engine> VcpuLoop<E> {
         self.begin(false);
         let ended = self.run_to_end();
         self.cease();
-        self.requests.visits().close();
-        self.attendants.leave();
+        self.requests.work().close();
+        self.handlers.clear();
         ended
     }
 
@@ -79,11 +79,11 @@ impl<E: Engine> VcpuLoop<E> {
             if self.seat.as_ref().is_some_and(Seat::is_asked) {
                 self.give_way();
             }
-            self.receive_visits();
+            self.run_work();
             match self.control.current() {
                 RunCommand::Stop => return Ended::Stopped,
                 RunCommand::Pause => self.sleep(),
-                RunCommand::Run if self.attendants.is_standing() => self.sleep(),
+                RunCommand::Run if self.handlers.is_stopped() => self.sleep(),
                 RunCommand::Run => {
                     if let Some(ended) = self.run_once() {
                         return ended;
@@ -93,9 +93,9 @@ impl<E: Engine> VcpuLoop<E> {
         }
     }
 
-    fn receive_visits(&mut self) {
-        for visit in self.requests.visits().take() {
-            visit(&mut Visited::new(&mut self.engine, &mut self.attendants, &self.statistics));
+    fn run_work(&mut self) {
+        for work in self.requests.work().take() {
+            work(&mut VcpuAccess::new(&mut self.engine, &mut self.handlers, &self.statistics));
         }
     }
 
@@ -121,7 +121,7 @@ impl<E: Engine> VcpuLoop<E> {
             Exit::Halted => self.halt(),
             Exit::Shutdown => return Some(Ended::TripleFault(Box::new(self.report()))),
             Exit::Failed => return Some(Ended::Failed(self.failure())),
-            Exit::Probe(reached) => self.attendants.reach(&mut self.engine, reached),
+            Exit::Probe(reached) => self.handlers.reach(&mut self.engine, reached),
         }
         None
     }
@@ -180,7 +180,7 @@ impl<E: Engine> VcpuLoop<E> {
         if let Some(vector) = self.apic.acknowledge() {
             self.note(Event::Interrupt(vector));
             self.statistics.interrupts += 1;
-            self.attendants.tell_of(Doing::Vector(vector));
+            self.handlers.tell_of(Doing::Vector(vector));
             self.engine.interrupt(vector);
         }
     }
@@ -493,43 +493,43 @@ mod tests {
         assert_eq!(bench.apic.standing.load(Ordering::SeqCst), 0);
     }
 
-    /// Notes where it was called, and has the vCPU stand at the second call.
+    /// Notes where it was called, and stops the vCPU at the second call.
     struct Noting(std::sync::mpsc::Sender<u64>, usize);
 
-    impl crate::Attendant for Noting {
+    impl crate::ProbeHandler for Noting {
         fn reached(&mut self, engine: &mut dyn Engine, _: &mut Probes, _: Reached) -> Verdict {
             self.1 += 1;
             self.0.send(engine.vcpu().rip).expect("heard");
-            if self.1 == 2 { Verdict::Stand } else { Verdict::GoOn }
+            if self.1 == 2 { Verdict::Stop } else { Verdict::Resume }
         }
     }
 
     #[test]
-    fn an_attendant_is_called_at_its_probe_and_can_have_the_vcpu_stand() {
+    fn a_probe_handler_is_called_and_can_stop_the_vcpu() {
         let probe = Exit::Probe(Reached::Breakpoint);
         let mut bench = bench(&[probe, probe]);
         let (sender, heard) = std::sync::mpsc::channel();
         let requests = Arc::clone(&bench.requests);
         let probes = Probes { breakpoints: [0, 1].into(), ..Probes::default() };
         let comes = probes.clone();
-        requests.visit(Box::new(move |visited| {
-            visited.attend(Box::new(Noting(sender, 0)), comes, false);
+        requests.run_on_vcpu(Box::new(move |vcpu| {
+            vcpu.add_handler(Box::new(Noting(sender, 0)), comes, false);
         }));
-        let visitor = std::thread::spawn(move || {
+        let debugger = std::thread::spawn(move || {
             let heard = [heard.recv().expect("called"), heard.recv().expect("called")];
             let (sender, seen) = std::sync::mpsc::channel();
-            requests.visit(Box::new(move |visited| {
-                sender.send(visited.engine.vcpu().rip).expect("heard");
-                visited.dismiss(1);
+            requests.run_on_vcpu(Box::new(move |vcpu| {
+                sender.send(vcpu.engine.vcpu().rip).expect("heard");
+                vcpu.remove_handler(1);
             }));
             (heard, seen.recv().expect("done"))
         });
         assert!(matches!(bench.vcpu.run(), Ended::TripleFault(_)));
-        let (heard, stood) = visitor.join().expect("no panic");
+        let (heard, stopped) = debugger.join().expect("no panic");
         assert_eq!(heard, [0, 1], "it went over the first breakpoint");
-        assert_eq!(stood, 1, "and stood at the second");
+        assert_eq!(stopped, 1, "and stopped at the second");
         assert!(bench.vcpu.engine.probes.is_empty(), "nothing is left of who has gone");
-        assert!(!bench.requests.visit(Box::new(|_| {})), "it has ended");
+        assert!(!bench.requests.run_on_vcpu(Box::new(|_| {})), "it has ended");
     }
 
     #[test]

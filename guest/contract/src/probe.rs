@@ -91,7 +91,7 @@ pub struct Probes {
     pub watches: Vec<Watch>,
     /// Which of the breakpoints are taps.
     pub taps: Option<Arc<Taps>>,
-    /// Addresses at which two attendants have a breakpoint. None of them is a tap, even if [`Probes::taps`] has it.
+    /// Addresses at which two probe handlers have a breakpoint. None of them is a tap, even if [`Probes::taps`] has it.
     pub shared: BTreeSet<u64>,
     /// Who is told what the vCPU does besides.
     pub watchers: Vec<Watcher>,

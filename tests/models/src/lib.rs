@@ -11,17 +11,17 @@ mod sync {
     pub use std::sync::{Arc, OnceLock, PoisonError};
 }
 
-/// Visits of debuggers, of which there are none here.
-mod visit {
-    /// No visit.
-    pub type Visit = ();
+/// Stands for the engine's work queue: no model has a debugger.
+mod vcpu_work {
+    /// Work that does nothing.
+    pub type VcpuWork = ();
 
-    /// None.
+    /// A queue that takes no work.
     #[derive(Default)]
-    pub(crate) struct Visits;
+    pub(crate) struct WorkQueue;
 
-    impl Visits {
-        pub(crate) fn add(&self, (): Visit) -> bool {
+    impl WorkQueue {
+        pub(crate) fn add(&self, (): VcpuWork) -> bool {
             false
         }
     }
@@ -45,10 +45,10 @@ use contract::CodeNews;
 /// What vCPUs tell each other about code pages: `ram`'s inboxes.
 pub struct News(news::Inboxes);
 
-/// Kicks somebody who looks up by himself.
-struct Nobody;
+/// Kicks nothing: the models' vCPUs poll.
+struct NoKicker;
 
-impl bus::Kicker for Nobody {
+impl bus::Kicker for NoKicker {
     fn kick(&self) {}
 }
 
@@ -57,7 +57,7 @@ impl News {
     #[must_use]
     pub fn of(vcpus: usize) -> Self {
         let news = news::Inboxes::one();
-        let kicker = || sync::Arc::new(Nobody) as sync::Arc<dyn bus::Kicker>;
+        let kicker = || sync::Arc::new(NoKicker) as sync::Arc<dyn bus::Kicker>;
         news.divide((0..vcpus).map(|_| kicker()).collect());
         Self(news)
     }

@@ -123,7 +123,7 @@ pub fn serve(
     let incoming = Incoming { events, bytes: VecDeque::new(), ended: false };
     let outgoing = Outgoing { writer, buffer: Vec::new() };
     let ended = converse(&mut machine, incoming, outgoing);
-    machine.leave();
+    machine.detach();
     match ended {
         Ok(Some(DisconnectReason::Kill)) => machine.inspector().stop(),
         Ok(_) => {}
@@ -175,7 +175,7 @@ fn converse<W: Write>(
                 },
             },
             GdbStubStateMachine::CtrlCInterrupt(interrupt) => {
-                machine.stand();
+                machine.stop();
                 let reason = MultiThreadStopReason::Signal(Signal::SIGINT);
                 interrupt.interrupt_handled(machine, Some(reason))?
             }
@@ -189,7 +189,7 @@ fn report<W: Write>(
     machine: &mut Debugged,
     reason: MultiThreadStopReason<u64>,
 ) -> Result<Stub<W>, StubError> {
-    machine.stand();
+    machine.stop();
     stub.report_stop(machine, reason)
 }
 

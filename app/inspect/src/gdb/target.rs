@@ -25,7 +25,7 @@ use gdbstub::{
         },
     },
 };
-use vmm::{Attendant, Inspector, Probes, Reached, Verdict, Watch};
+use vmm::{Inspector, ProbeHandler, Probes, Reached, Verdict, Watch};
 use x86::{Activity, Vcpu, paging::Roots};
 
 use super::{
@@ -42,8 +42,8 @@ const FAULT: u8 = 14;
 /// The machine, and what GDB wants of it.
 pub struct Debugged {
     inspector: Inspector,
-    /// The session's attendant at each vCPU; `None` at one that has ended.
-    attendants: Vec<Option<u64>>,
+    /// The number of the session's handler at each vCPU; `None` at one that has ended.
+    handlers: Vec<Option<u64>>,
     probes: Probes,
     /// The vCPU that is to make a step and no more when it is resumed.
     step: Option<usize>,
@@ -63,26 +63,26 @@ pub struct Debugged {
 }
 
 /// Tells the session what has been reached, and that the machine has ended.
-struct Watcher {
+struct GdbHandler {
     vcpu: usize,
     events: Sender<DebuggerEvent>,
     only: Only,
 }
 
-impl Attendant for Watcher {
+impl ProbeHandler for GdbHandler {
     fn reached(&mut self, engine: &mut dyn Engine, _: &mut Probes, reached: Reached) -> Verdict {
         if matches!(reached, Reached::Breakpoint) && self.only.spares(engine.vcpu()) {
-            return Verdict::GoOn;
+            return Verdict::Resume;
         }
         match self.events.send(DebuggerEvent::Reached(self.vcpu, reached)) {
-            Ok(()) => Verdict::Stand,
-            // The session is over, and its attendant about to leave.
-            Err(_) => Verdict::GoOn,
+            Ok(()) => Verdict::Stop,
+            // The session is over, and its handler is about to be removed.
+            Err(_) => Verdict::Resume,
         }
     }
 }
 
-impl Drop for Watcher {
+impl Drop for GdbHandler {
     fn drop(&mut self) {
         // A session that is over need not know.
         let _ = self.events.send(DebuggerEvent::Ended);
@@ -90,19 +90,20 @@ impl Drop for Watcher {
 }
 
 impl Debugged {
-    /// Has the machine stand for a session.
+    /// Stops the machine for a session.
     pub fn new(inspector: &Inspector, events: Sender<DebuggerEvent>) -> Self {
         let only = Only::default();
-        let attend = |vcpu| {
-            let watcher = Watcher { vcpu, events: events.clone(), only: only.clone() };
-            inspector
-                .visit(vcpu, |visited| visited.attend(Box::new(watcher), Probes::default(), true))
+        let add = |vcpu| {
+            let handler = GdbHandler { vcpu, events: events.clone(), only: only.clone() };
+            inspector.run_on_vcpu(vcpu, |access| {
+                access.add_handler(Box::new(handler), Probes::default(), true)
+            })
         };
-        let attendants = (0..inspector.vcpus()).map(attend).collect();
+        let handlers = (0..inspector.vcpus()).map(add).collect();
         let (probes, inspector) = (Probes::default(), inspector.clone());
         Self {
             inspector,
-            attendants,
+            handlers,
             probes,
             step: None,
             going_on: None,
@@ -136,17 +137,17 @@ impl Debugged {
         &self.inspector
     }
 
-    /// Has all vCPUs stand.
-    pub fn stand(&mut self) {
-        self.each(|visited, number| visited.stand(number, true));
+    /// Stops all vCPUs.
+    pub fn stop(&mut self) {
+        self.each(|access, number| access.set_stopped(number, true));
         if self.leaving_halt.take().is_some() {
             self.arm();
         }
     }
 
-    /// Leaves the machine, which goes on.
-    pub fn leave(&mut self) {
-        self.each(|visited, number| visited.dismiss(number));
+    /// Detaches from the machine, which goes on.
+    pub fn detach(&mut self) {
+        self.each(|access, number| access.remove_handler(number));
     }
 
     /// This vCPU has come to where its step out of HLT ends.
@@ -162,15 +163,15 @@ impl Debugged {
 
     /// The state of a vCPU, if it has not ended.
     pub fn state(&self, vcpu: usize) -> Option<Vcpu> {
-        self.inspector.visit(vcpu, |visited| visited.engine.vcpu().clone())
+        self.inspector.run_on_vcpu(vcpu, |access| access.engine.vcpu().clone())
     }
 
-    fn each(&self, act: impl Fn(&mut vmm::Visited<'_>, u64) + Clone + Send + 'static) {
-        for (vcpu, attendant) in self.attendants.iter().enumerate() {
-            let Some(number) = *attendant else { continue };
+    fn each(&self, act: impl Fn(&mut vmm::VcpuAccess<'_>, u64) + Clone + Send + 'static) {
+        for (vcpu, handler) in self.handlers.iter().enumerate() {
+            let Some(number) = *handler else { continue };
             let act = act.clone();
-            // One that has ended stands for good.
-            let _ = self.inspector.visit(vcpu, move |visited| act(visited, number));
+            // A vCPU that has ended needs nothing.
+            let _ = self.inspector.run_on_vcpu(vcpu, move |access| act(access, number));
         }
     }
 
@@ -179,7 +180,7 @@ impl Debugged {
         let mut probes = self.probes.clone();
         probes.breakpoints.extend(self.leaving_halt.map(|(_, rip)| rip));
         probes.breakpoints.extend(self.catches.addresses());
-        self.each(move |visited, number| visited.set_probes(number, probes.clone()));
+        self.each(move |access, number| access.set_probes(number, probes.clone()));
     }
 
     /// One instruction of a vCPU.
@@ -191,7 +192,7 @@ impl Debugged {
             self.arm();
             return self.go_on(Some(vcpu));
         }
-        let event = match self.inspector.visit(vcpu, |visited| visited.engine.step()) {
+        let event = match self.inspector.run_on_vcpu(vcpu, |access| access.engine.step()) {
             None => DebuggerEvent::Ended,
             Some(Some(reached)) => DebuggerEvent::Reached(vcpu, reached),
             Some(None) => DebuggerEvent::Stepped,
@@ -202,21 +203,23 @@ impl Debugged {
 
     /// Lets one vCPU go on, or all.
     fn go_on(&self, only: Option<usize>) {
-        for (vcpu, attendant) in self.attendants.iter().enumerate() {
+        for (vcpu, handler) in self.handlers.iter().enumerate() {
             let meant = only.is_none_or(|only| only == vcpu);
-            if let Some(number) = attendant.filter(|_| meant) {
+            if let Some(number) = handler.filter(|_| meant) {
                 // As in `each`.
-                let _ = self.inspector.visit(vcpu, move |visited| visited.stand(number, false));
+                let _ = self
+                    .inspector
+                    .run_on_vcpu(vcpu, move |access| access.set_stopped(number, false));
             }
         }
     }
 
     fn change(&self, tid: Tid, change: impl FnOnce(&mut Vcpu) -> bool + Send + 'static) -> bool {
-        let changed = self.inspector.visit(vcpu_of(tid), |visited| {
-            let mut state = visited.engine.vcpu().clone();
+        let changed = self.inspector.run_on_vcpu(vcpu_of(tid), |access| {
+            let mut state = access.engine.vcpu().clone();
             let done = change(&mut state);
-            if done && state != *visited.engine.vcpu() {
-                visited.engine.set_vcpu(state);
+            if done && state != *access.engine.vcpu() {
+                access.engine.set_vcpu(state);
             }
             done
         });
@@ -224,8 +227,8 @@ impl Debugged {
     }
 
     fn roots(&self, tid: Tid) -> Option<Roots> {
-        let roots = |visited: &mut vmm::Visited<'_>| Roots::from(visited.engine.vcpu());
-        let roots = self.inspector.visit(vcpu_of(tid), roots)?;
+        let roots = |access: &mut vmm::VcpuAccess<'_>| Roots::from(access.engine.vcpu());
+        let roots = self.inspector.run_on_vcpu(vcpu_of(tid), roots)?;
         // Without paging, addresses are physical ones.
         Some(if self.physical { Roots { cr0: 0, ..roots } } else { roots })
     }

@@ -119,7 +119,7 @@ impl LinuxKernel {
                 Err(_) => drop(still),
             }
             thread::sleep(BREATH);
-            if inspector.visit(0, |_| ()).is_none() {
+            if inspector.run_on_vcpu(0, |_| ()).is_none() {
                 return Ok(None);
             }
         }

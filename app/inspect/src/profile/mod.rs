@@ -1,6 +1,6 @@
 //! Where a Linux guest's time goes: its stacks, looked at many times a second.
 //!
-//! A sample is a visit of a vCPU. The vCPU's thread finds the callers of the function that is executed, and goes on. In the kernel it
+//! A vCPU is sampled by its own thread. The thread finds the callers of the function that is executed, and goes on. In the kernel it
 //! finds them by ORC (`orc`), in programs by frame pointers. A sample changes nothing in the guest.
 
 mod orc;
@@ -224,7 +224,7 @@ impl Sampler {
 
     fn ask(self: &Arc<Self>, inspector: &Inspector, vcpu: usize) -> Receiver<Option<Sample>> {
         let sampler = Arc::clone(self);
-        inspector.ask(vcpu, move |visited| sampler.sample(vcpu, visited.engine))
+        inspector.queue_on_vcpu(vcpu, move |access| sampler.sample(vcpu, access.engine))
     }
 
     /// What a vCPU executes; none in the few instructions in which the kernel does not know who it works for.

@@ -107,8 +107,8 @@ pub fn serve(
 /// A trace under way; what it has put into the machine goes with it.
 struct Trace {
     inspector: Inspector,
-    /// The tracer at each vCPU.
-    attendants: Vec<Option<u64>>,
+    /// The number of the tracer's handler at each vCPU.
+    handlers: Vec<Option<u64>>,
     items: Receiver<Item>,
     lost: Arc<AtomicU64>,
     outlet: Arc<TraceOutlet>,
@@ -153,19 +153,19 @@ fn start(
         began: Instant::now(),
         shared: Arc::clone(&shared),
     });
-    let tsc = inspector.visit(0, |visited| visited.engine.time_stamp());
-    let attend = |vcpu| {
-        let points = Arc::clone(&tracer).at(vcpu).attending();
+    let tsc = inspector.run_on_vcpu(0, |access| access.engine.time_stamp());
+    let add = |vcpu| {
+        let points = Arc::clone(&tracer).at(vcpu).into_handler();
         let probes = points.probes();
-        inspector.visit(vcpu, |visited| visited.attend(Box::new(points), probes, false))
+        inspector.run_on_vcpu(vcpu, |access| access.add_handler(Box::new(points), probes, false))
     };
-    let attendants: Vec<_> = (0..inspector.vcpus()).map(attend).collect();
+    let handlers: Vec<_> = (0..inspector.vcpus()).map(add).collect();
     // From here on nothing is missed.
     drop(still);
-    let orders = Orders::new(inspector.clone(), kernel, shared, attendants.clone(), request);
+    let orders = Orders::new(inspector.clone(), kernel, shared, handlers.clone(), request);
     let points = (0..inspector.vcpus()).map(|vcpu| Arc::clone(&tracer).at(vcpu)).collect();
     let (inspector, began, held) = (inspector.clone(), tsc.unwrap_or_default(), Held::default());
-    let trace = Trace { inspector, attendants, items, lost, outlet, probes, points, began, held };
+    let trace = Trace { inspector, handlers, items, lost, outlet, probes, points, began, held };
     Ok((trace, orders))
 }
 
@@ -201,7 +201,7 @@ impl Trace {
 
     /// Nothing is traced any more; tells the rest. A reader that does not hear of it has really gone.
     fn finish(&mut self, output: &Mutex<impl Write>) -> io::Result<()> {
-        self.dismiss();
+        self.remove_handlers();
         while let Ok(item) = self.items.try_recv() {
             self.take(item, output)?;
         }
@@ -210,11 +210,11 @@ impl Trace {
         lock(output).flush()
     }
 
-    fn dismiss(&mut self) {
-        for (vcpu, attendant) in self.attendants.iter_mut().enumerate() {
-            let Some(number) = attendant.take() else { continue };
+    fn remove_handlers(&mut self) {
+        for (vcpu, handler) in self.handlers.iter_mut().enumerate() {
+            let Some(number) = handler.take() else { continue };
             // One that has ended has none any more.
-            let _ = self.inspector.visit(vcpu, move |visited| visited.dismiss(number));
+            let _ = self.inspector.run_on_vcpu(vcpu, move |access| access.remove_handler(number));
         }
     }
 
@@ -263,7 +263,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        self.dismiss();
+        self.remove_handlers();
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Orders {
     inspector: Inspector,
     kernel: Arc<LinuxKernel>,
     shared: Arc<Shared>,
-    attendants: Vec<Option<u64>>,
+    handlers: Vec<Option<u64>>,
     registers: Rights,
     memory: Rights,
 }
@@ -44,11 +44,11 @@ impl Orders {
         inspector: Inspector,
         kernel: Arc<LinuxKernel>,
         shared: Arc<Shared>,
-        attendants: Vec<Option<u64>>,
+        handlers: Vec<Option<u64>>,
         request: &Request,
     ) -> Self {
         let Request { registers, memory, .. } = *request;
-        Self { inspector, kernel, shared, attendants, registers, memory }
+        Self { inspector, kernel, shared, handlers, registers, memory }
     }
 
     /// Does what a line asks for.
@@ -82,13 +82,13 @@ impl Orders {
 
     fn go(&self, vcpu: usize) -> Done {
         let stop = lock(&self.shared.stops).remove(&vcpu).ok_or_else(|| runs(vcpu))?;
-        let number = self.attendants.get(vcpu).copied().flatten().ok_or_else(|| runs(vcpu))?;
-        self.visit(vcpu, move |visited| {
+        let number = self.handlers.get(vcpu).copied().flatten().ok_or_else(|| runs(vcpu))?;
+        self.run_on_vcpu(vcpu, move |access| {
             // The probe is still there: its instruction is executed past it.
-            if visited.engine.vcpu().rip == stop.rip {
-                let _ = visited.engine.step();
+            if access.engine.vcpu().rip == stop.rip {
+                let _ = access.engine.step();
             }
-            visited.stand(number, false);
+            access.set_stopped(number, false);
         })?;
         Ok(Answer::Done)
     }
@@ -111,7 +111,7 @@ impl Orders {
     fn registers(&self, vcpu: usize) -> Done {
         allowed(self.registers, Rights::Read, "registers", "read")?;
         self.stop(vcpu)?;
-        let state = self.visit(vcpu, |visited| visited.engine.vcpu().clone())?;
+        let state = self.run_on_vcpu(vcpu, |access| access.engine.vcpu().clone())?;
         let general = NAMES.iter().zip(state.gpr).map(|(name, value)| ((*name).to_owned(), value));
         let others = [
             ("rip", state.rip),
@@ -174,9 +174,9 @@ impl Orders {
     /// Gives a vCPU that stands another state.
     fn change(&self, vcpu: usize, change: impl FnOnce(&mut Vcpu) -> Result<(), String>) -> Done {
         self.stop(vcpu)?;
-        let mut state = self.visit(vcpu, |visited| visited.engine.vcpu().clone())?;
+        let mut state = self.run_on_vcpu(vcpu, |access| access.engine.vcpu().clone())?;
         change(&mut state)?;
-        self.visit(vcpu, |visited| visited.engine.set_vcpu(state))?;
+        self.run_on_vcpu(vcpu, |access| access.engine.set_vcpu(state))?;
         Ok(Answer::Done)
     }
 
@@ -188,12 +188,12 @@ impl Orders {
         vcpu.map_or_else(|| Ok(self.kernel.roots()), |vcpu| self.stop(vcpu).map(|stop| stop.roots))
     }
 
-    fn visit<R: Send + 'static>(
+    fn run_on_vcpu<R: Send + 'static>(
         &self,
         vcpu: usize,
-        visit: impl FnOnce(&mut vmm::Visited<'_>) -> R + Send + 'static,
+        work: impl FnOnce(&mut vmm::VcpuAccess<'_>) -> R + Send + 'static,
     ) -> Result<R, String> {
-        self.inspector.visit(vcpu, visit).ok_or_else(|| "the machine has ended".to_owned())
+        self.inspector.run_on_vcpu(vcpu, work).ok_or_else(|| "the machine has ended".to_owned())
     }
 }
 

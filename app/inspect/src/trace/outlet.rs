@@ -1,4 +1,4 @@
-//! The way from vCPUs to whoever tells events.
+//! The channel from vCPUs to the thread that reports events.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -9,7 +9,7 @@ use std::sync::{
 use ring3_trace::Event;
 use x86::tap;
 
-/// What goes to whoever tells events.
+/// What vCPUs send.
 pub enum Item {
     /// An event that is complete.
     Event(Event),
@@ -27,17 +27,18 @@ pub struct Batch {
     pub ns: u64,
 }
 
-/// Bytes of records that wait for whoever tells events, at the most.
+/// Bytes of records that wait to be reported, at the most.
 const MOST_BYTES: usize = 64 << 20;
 
-/// The way to whoever tells events. It ends with the attendants: engines keep the rest of a trace longer.
+/// The channel from vCPUs to the thread that reports events. The channel closes with the last handler: engines keep the rest of a
+/// trace longer.
 pub struct TraceOutlet {
     sink: Mutex<Option<SyncSender<Item>>>,
     pub lost: Arc<AtomicU64>,
     /// Bytes of records on their way.
     pub waiting: AtomicUsize,
-    /// vCPUs that have an attendant.
-    pub attended: AtomicUsize,
+    /// vCPUs that have a handler.
+    pub handlers: AtomicUsize,
 }
 
 impl TraceOutlet {
@@ -46,11 +47,11 @@ impl TraceOutlet {
             sink: Mutex::new(Some(sink)),
             lost,
             waiting: AtomicUsize::new(0),
-            attended: AtomicUsize::new(0),
+            handlers: AtomicUsize::new(0),
         }
     }
 
-    /// False if nobody will hear of it.
+    /// Sends an item; false if nobody will receive it. `count` is the number of records lost if the channel is full.
     pub fn send(&self, item: Item, count: impl Fn() -> u64) -> bool {
         let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(sink) = sink.as_ref() else { return false };
@@ -75,9 +76,9 @@ impl TraceOutlet {
         self.waiting.fetch_sub(len, Ordering::Relaxed);
     }
 
-    /// An attendant has gone.
-    pub fn leave(&self) {
-        if self.attended.fetch_sub(1, Ordering::SeqCst) != 1 {
+    /// A vCPU's handler has gone; the last one closes the channel.
+    pub fn remove_handler(&self) {
+        if self.handlers.fetch_sub(1, Ordering::SeqCst) != 1 {
             return;
         }
         self.sink.lock().unwrap_or_else(PoisonError::into_inner).take();

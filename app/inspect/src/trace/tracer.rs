@@ -12,7 +12,7 @@ use ring3_trace::{
     Event, Stops,
     filter::{Fact, Filter},
 };
-use vmm::{Attendant, Probes, Reached, Verdict};
+use vmm::{ProbeHandler, Probes, Reached, Verdict};
 use x86::{
     paging::Roots,
     reg::{RAX, RDI, RSI, RSP},
@@ -88,7 +88,13 @@ pub struct Tracer {
 impl Tracer {
     /// Who comes by the points of a vCPU.
     pub fn at(self: Arc<Self>, vcpu: usize) -> Points {
-        Points { tracer: self, vcpu, returns: HashSet::new(), events: Vec::new(), attends: false }
+        Points {
+            tracer: self,
+            vcpu,
+            returns: HashSet::new(),
+            events: Vec::new(),
+            is_handler: false,
+        }
     }
 
     /// Nobody stands: points are taps.
@@ -115,11 +121,11 @@ pub struct Points {
     returns: HashSet<u64>,
     /// What has happened.
     events: Vec<Event>,
-    /// It is the attendant of the vCPU.
-    attends: bool,
+    /// These points are the vCPU's probe handler: the outlet counts them.
+    is_handler: bool,
 }
 
-impl Attendant for Points {
+impl ProbeHandler for Points {
     fn reached(
         &mut self,
         engine: &mut dyn Engine,
@@ -131,11 +137,11 @@ impl Attendant for Points {
         if let Reached::Watch { gva, len, write: _ } = reached {
             let event = self.watched(&moment, roots, gva, len);
             event.map(|event| tracer.outlet.send(Item::Event(event), || 1));
-            return Verdict::GoOn;
+            return Verdict::Resume;
         }
         if tracer.taps() {
             self.record(&moment, roots, probes);
-            return Verdict::GoOn;
+            return Verdict::Resume;
         }
         let read = |gva, bytes: &mut [u8]| memory::read(&tracer.ram, roots, gva, bytes);
         let scene = Scene { moment, ns: tracer.now(), read: &read, record: &[] };
@@ -151,15 +157,15 @@ impl Attendant for Points {
         drop(returns);
         match stop {
             Some(event) => self.stand(engine, event),
-            None => Verdict::GoOn,
+            None => Verdict::Resume,
         }
     }
 }
 
 impl Drop for Points {
     fn drop(&mut self) {
-        if self.attends {
-            self.tracer.outlet.leave();
+        if self.is_handler {
+            self.tracer.outlet.remove_handler();
         }
     }
 }
@@ -172,10 +178,10 @@ struct Standing {
 }
 
 impl Points {
-    /// The attendant of the vCPU.
-    pub fn attending(mut self) -> Self {
-        self.tracer.outlet.attended.fetch_add(1, Ordering::SeqCst);
-        self.attends = true;
+    /// Makes these points the vCPU's probe handler.
+    pub fn into_handler(mut self) -> Self {
+        self.tracer.outlet.handlers.fetch_add(1, Ordering::SeqCst);
+        self.is_handler = true;
         self
     }
 
@@ -312,10 +318,10 @@ impl Points {
         let stops = &self.tracer.shared.stops;
         lock(stops).insert(self.vcpu, Stop { rip, roots, entry, frame });
         if self.tracer.outlet.send(Item::Event(Event { stands: true, ..event }), || 1) {
-            return Verdict::Stand;
+            return Verdict::Stop;
         }
         lock(stops).remove(&self.vcpu);
-        Verdict::GoOn
+        Verdict::Resume
     }
 
     /// What happens at a point: where the vCPU is to stand.
