@@ -7,7 +7,7 @@ use ram::{HIGH_BASE, PAGE, Ram};
 use vmm::Inspector;
 use x86::{Vcpu, seg};
 
-use crate::{backing::Backing, still::Still, vmcoreinfo::VmCoreInfo};
+use crate::{backing::Backing, stopped::StoppedVcpus, vmcoreinfo::VmCoreInfo};
 
 /// Bytes of the file's header, and of that of each segment.
 const FILE_HEADER: usize = 64;
@@ -36,7 +36,7 @@ pub struct Core {
     backing: Backing,
     head: Vec<u8>,
     info: Option<VmCoreInfo>,
-    _still: Still,
+    _stopped: StoppedVcpus,
 }
 
 impl Core {
@@ -45,14 +45,14 @@ impl Core {
     /// # Errors
     /// The host gives no descriptor.
     pub fn new(inspector: &Inspector) -> io::Result<Self> {
-        let still = Still::new(inspector);
+        let stopped = StoppedVcpus::new(inspector);
         let state = |vcpu| inspector.run_on_vcpu(vcpu, |access| access.engine.vcpu().clone());
         let vcpus: Vec<Vcpu> = (0..inspector.vcpus()).filter_map(state).collect();
         let ram = inspector.ram().clone();
         let info = VmCoreInfo::find(&ram);
         let head = head(&vcpus, info.as_ref(), &ranges(&ram));
         let backing = Backing::new(&ram)?;
-        Ok(Self { ram, backing, head, info, _still: still })
+        Ok(Self { ram, backing, head, info, _stopped: stopped })
     }
 
     /// Bytes of the file.

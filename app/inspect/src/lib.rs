@@ -4,7 +4,7 @@
 //! - [`gdb`]: GDB's remote protocol.
 //! - [`profile`]: where its time goes; [`top`]: what its vCPUs do.
 //! - [`trace`]: what a Linux guest does; [`linux`]: its symbols and types.
-//! - [`memory`]: guest memory by GVA; [`still`]: the machine stands meanwhile.
+//! - [`memory`]: guest memory by GVA; [`stopped`]: all vCPUs stopped meanwhile.
 //! - [`vmcoreinfo`]: what a Linux kernel says of itself.
 //!
 //! The guest is read as it is: whatever its memory says may be garbage, and is looked at with bounds.
@@ -16,7 +16,7 @@ mod lines;
 pub mod linux;
 pub mod memory;
 pub mod profile;
-pub mod still;
+pub mod stopped;
 pub mod top;
 pub mod trace;
 pub mod vmcoreinfo;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use inspect::{gdb, still::Still};
+use inspect::{gdb, stopped::StoppedVcpus};
 use vmm::Inspector;
 
 use crate::{failure::Failure, output, spawner};
@@ -105,7 +105,7 @@ pub fn listen(
 ) -> Result<Option<GdbListener>, Failure> {
     let Some(address) = address else { return Ok(None) };
     let wrong = |error: io::Error| Failure::usage(format!("--gdb {address}: {error}"));
-    let mut still = paused.then(|| Still::new(&inspector));
+    let mut stopped = paused.then(|| StoppedVcpus::new(&inspector));
     let served = Arc::new(Served::default());
     let tell = Arc::clone(&served);
     match address {
@@ -113,7 +113,7 @@ pub fn listen(
             let listener = UnixListener::bind(path).map_err(wrong)?;
             let accept =
                 move || listener.accept().and_then(|(stream, _)| Ok((stream.try_clone()?, stream)));
-            start(move || attend(accept, &inspector, &mut still, &tell)).map_err(wrong)?;
+            start(move || serve_debuggers(accept, &inspector, &mut stopped, &tell)).map_err(wrong)?;
             let path = path::absolute(path).map_err(wrong)?;
             spawner::remove_at_end(path.clone());
             Ok(Some(GdbListener { path: Some(path), served }))
@@ -126,21 +126,21 @@ pub fn listen(
                 let _ = stream.set_nodelay(true);
                 Ok((stream.try_clone()?, stream))
             };
-            start(move || attend(accept, &inspector, &mut still, &tell)).map_err(wrong)?;
+            start(move || serve_debuggers(accept, &inspector, &mut stopped, &tell)).map_err(wrong)?;
             Ok(Some(GdbListener { path: None, served }))
         }
     }
 }
 
-fn start(attend: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name("gdb-listener".into()).spawn(attend).map(drop)
+fn start(serve_debuggers: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name("gdb-listener".into()).spawn(serve_debuggers).map(drop)
 }
 
 /// Until no more can come.
-fn attend<R: Read + Send + 'static, W: Write>(
+fn serve_debuggers<R: Read + Send + 'static, W: Write>(
     accept: impl Fn() -> io::Result<(R, W)>,
     inspector: &Inspector,
-    still: &mut Option<Still>,
+    stopped: &mut Option<StoppedVcpus>,
     tell: &Served,
 ) {
     loop {
@@ -150,7 +150,7 @@ fn attend<R: Read + Send + 'static, W: Write>(
             Err(error) => return output::complain(&format!("--gdb: {error}")),
         };
         tell.set(true);
-        let served = gdb::serve(inspector, reader, writer, || drop(still.take()));
+        let served = gdb::serve(inspector, reader, writer, || drop(stopped.take()));
         tell.set(false);
         if let Err(problem) = served {
             output::complain(&problem.to_string());

@@ -20,7 +20,7 @@ pub use maps::{Maps, Place};
 pub use symbols::Symbols;
 pub use types::{Form, Parameter, Types};
 
-use crate::{memory, still::Still, vmcoreinfo::VmCoreInfo};
+use crate::{memory, stopped::StoppedVcpus, vmcoreinfo::VmCoreInfo};
 
 /// Where the kernel's image is mapped (GVA), by its architecture.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
@@ -109,14 +109,14 @@ impl LinuxKernel {
         inspector: &Inspector,
         wait: bool,
         gone: impl Fn() -> bool,
-    ) -> Result<Option<(Self, Option<Still>)>, Unknown> {
+    ) -> Result<Option<(Self, Option<StoppedVcpus>)>, Unknown> {
         loop {
             let is_there = wait && VmCoreInfo::find(inspector.ram()).is_some();
-            let still = is_there.then(|| Still::new(inspector));
+            let stopped = is_there.then(|| StoppedVcpus::new(inspector));
             match Self::find(inspector.ram()) {
-                Ok(kernel) => return Ok(Some((kernel, still))),
+                Ok(kernel) => return Ok(Some((kernel, stopped))),
                 Err(unknown) if !wait || gone() => return Err(unknown),
-                Err(_) => drop(still),
+                Err(_) => drop(stopped),
             }
             thread::sleep(BREATH);
             if inspector.run_on_vcpu(0, |_| ()).is_none() {

@@ -126,7 +126,7 @@ fn start(
     gone: &impl Fn() -> bool,
 ) -> Result<(Trace, Orders), Refused> {
     let filter = request.filter.as_deref().map(Filter::new).transpose()?;
-    let (kernel, still) =
+    let (kernel, stopped) =
         LinuxKernel::await_in(inspector, request.wait, gone)?.ok_or(Refused::Ended)?;
     let kernel = Arc::new(kernel);
     let plan = TracePlan::new(&kernel, inspector.ram(), &request.events)?;
@@ -161,7 +161,7 @@ fn start(
     };
     let handlers: Vec<_> = (0..inspector.vcpus()).map(add).collect();
     // From here on nothing is missed.
-    drop(still);
+    drop(stopped);
     let orders = Orders::new(inspector.clone(), kernel, shared, handlers.clone(), request);
     let points = (0..inspector.vcpus()).map(|vcpu| Arc::clone(&tracer).at(vcpu)).collect();
     let (inspector, began, held) = (inspector.clone(), tsc.unwrap_or_default(), Held::default());
