@@ -113,7 +113,8 @@ pub fn listen(
             let listener = UnixListener::bind(path).map_err(wrong)?;
             let accept =
                 move || listener.accept().and_then(|(stream, _)| Ok((stream.try_clone()?, stream)));
-            start(move || serve_debuggers(accept, &inspector, &mut stopped, &tell)).map_err(wrong)?;
+            start(move || serve_debuggers(accept, &inspector, &mut stopped, &tell))
+                .map_err(wrong)?;
             let path = path::absolute(path).map_err(wrong)?;
             spawner::remove_at_end(path.clone());
             Ok(Some(GdbListener { path: Some(path), served }))
@@ -126,7 +127,8 @@ pub fn listen(
                 let _ = stream.set_nodelay(true);
                 Ok((stream.try_clone()?, stream))
             };
-            start(move || serve_debuggers(accept, &inspector, &mut stopped, &tell)).map_err(wrong)?;
+            start(move || serve_debuggers(accept, &inspector, &mut stopped, &tell))
+                .map_err(wrong)?;
             Ok(Some(GdbListener { path: None, served }))
         }
     }

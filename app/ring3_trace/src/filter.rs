@@ -32,23 +32,23 @@ const KINDS: [&str; 16] = [
     "return",
 ];
 
-/// What is known of something that an expression names.
+/// The value of a field that an expression names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fact {
+pub enum FieldValue {
     /// A number.
     Number(i128),
     /// Text.
     Text(String),
-    /// It is known later.
-    Later,
-    /// There is no such thing.
-    Nothing,
+    /// The event will have the field later.
+    NotYetKnown,
+    /// The event has no such field.
+    NoSuchField,
 }
 
-/// An expression that is none.
+/// A filter expression that cannot be parsed, or compares what cannot be compared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("column {}: {problem}", column + 1)]
-pub struct Wrong {
+pub struct FilterError {
     /// Letters before it.
     pub column: usize,
     /// What is wrong there.
@@ -97,8 +97,8 @@ impl Filter {
     /// Reads an expression.
     ///
     /// # Errors
-    /// [`Wrong`] says where it is none.
-    pub fn new(text: &str) -> Result<Self, Wrong> {
+    /// [`FilterError`] says where it is none.
+    pub fn new(text: &str) -> Result<Self, FilterError> {
         let tokens = tokens(text)?;
         let mut parser = Parser { tokens, at: 0, end: text.chars().count() };
         let node = parser.any()?;
@@ -109,31 +109,31 @@ impl Filter {
     }
 
     /// Whether it holds.
-    pub fn matches(&self, facts: &dyn Fn(&str) -> Fact) -> bool {
-        self.0.holds(facts) == Some(true)
+    pub fn matches(&self, fields: &dyn Fn(&str) -> FieldValue) -> bool {
+        self.0.holds(fields) == Some(true)
     }
 
     /// Whether it holds, or may once everything is known.
-    pub fn may_match(&self, facts: &dyn Fn(&str) -> Fact) -> bool {
-        self.0.holds(facts) != Some(false)
+    pub fn may_match(&self, fields: &dyn Fn(&str) -> FieldValue) -> bool {
+        self.0.holds(fields) != Some(false)
     }
 
     /// The first name that is not `known`.
     ///
     /// # Errors
     /// It names it, and where it is.
-    pub fn check(&self, known: &dyn Fn(&str) -> bool) -> Result<(), Wrong> {
+    pub fn check(&self, known: &dyn Fn(&str) -> bool) -> Result<(), FilterError> {
         self.0.check(known)
     }
 }
 
 impl Node {
     /// `None` if that is not known yet.
-    fn holds(&self, facts: &dyn Fn(&str) -> Fact) -> Option<bool> {
+    fn holds(&self, fields: &dyn Fn(&str) -> FieldValue) -> Option<bool> {
         let sure = |nodes: &[Self], wanted: bool| {
             let mut result = Some(!wanted);
             for node in nodes {
-                match node.holds(facts) {
+                match node.holds(fields) {
                     Some(held) if held == wanted => return Some(wanted),
                     Some(_) => {}
                     None => result = None,
@@ -144,16 +144,18 @@ impl Node {
         match self {
             Self::Any(nodes) => sure(nodes, true),
             Self::All(nodes) => sure(nodes, false),
-            Self::Not(node) => node.holds(facts).map(|held| !held),
+            Self::Not(node) => node.holds(fields).map(|held| !held),
             Self::Event(kind, name) => {
-                let is = |field: &str, wanted: &String| facts(field) == Fact::Text(wanted.clone());
+                let is = |field: &str, wanted: &String| {
+                    fields(field) == FieldValue::Text(wanted.clone())
+                };
                 Some(is("kind", kind) && name.as_ref().is_none_or(|name| is("name", name)))
             }
-            Self::Compare { field, by, value, .. } => by.holds(&facts(field), value),
+            Self::Compare { field, by, value, .. } => by.holds(&fields(field), value),
         }
     }
 
-    fn check(&self, known: &dyn Fn(&str) -> bool) -> Result<(), Wrong> {
+    fn check(&self, known: &dyn Fn(&str) -> bool) -> Result<(), FilterError> {
         match self {
             Self::Any(nodes) | Self::All(nodes) => {
                 nodes.iter().try_for_each(|node| node.check(known))
@@ -163,23 +165,27 @@ impl Node {
             Self::Compare { field, .. } if known(field) => Ok(()),
             Self::Compare { field, column, .. } => {
                 let problem = format!("none of these events has `{field}`");
-                Err(Wrong { column: *column, problem })
+                Err(FilterError { column: *column, problem })
             }
         }
     }
 }
 
 impl By {
-    fn holds(self, fact: &Fact, value: &Value) -> Option<bool> {
-        match (fact, value) {
-            (Fact::Later, _) => None,
-            (Fact::Number(number), Value::Number(value)) => Some(self.number(*number, *value)),
-            (Fact::Number(number), Value::Text(value)) => {
+    fn holds(self, field: &FieldValue, value: &Value) -> Option<bool> {
+        match (field, value) {
+            (FieldValue::NotYetKnown, _) => None,
+            (FieldValue::Number(number), Value::Number(value)) => {
+                Some(self.number(*number, *value))
+            }
+            (FieldValue::Number(number), Value::Text(value)) => {
                 Some(self.text(&number.to_string(), value))
             }
-            (Fact::Text(text), Value::Text(value)) => Some(self.text(text, value)),
-            (Fact::Text(text), Value::Number(value)) => Some(self.text(text, &value.to_string())),
-            (Fact::Nothing, _) => Some(false),
+            (FieldValue::Text(text), Value::Text(value)) => Some(self.text(text, value)),
+            (FieldValue::Text(text), Value::Number(value)) => {
+                Some(self.text(text, &value.to_string()))
+            }
+            (FieldValue::NoSuchField, _) => Some(false),
         }
     }
 
@@ -251,7 +257,7 @@ fn is_word(letter: char) -> bool {
     letter.is_alphanumeric() || "_./*?@+".contains(letter)
 }
 
-fn tokens(text: &str) -> Result<Vec<(usize, Token)>, Wrong> {
+fn tokens(text: &str) -> Result<Vec<(usize, Token)>, FilterError> {
     let letters: Vec<char> = text.chars().collect();
     let (mut tokens, mut at) = (Vec::new(), 0);
     while let Some(letter) = letters.get(at).copied() {
@@ -264,7 +270,7 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token)>, Wrong> {
         } else if letter == '"' || letter == '\'' {
             let len = rest[1..].iter().position(|other| *other == letter);
             let problem = "this quotation mark has no other".to_owned();
-            let len = len.ok_or(Wrong { column: at, problem })?;
+            let len = len.ok_or(FilterError { column: at, problem })?;
             at += len + 2;
             Token::Quoted(rest[1..=len].iter().collect())
         } else if let Some(sign) = sign {
@@ -275,7 +281,10 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token)>, Wrong> {
             at += word.chars().count();
             Token::Word(word)
         } else {
-            return Err(Wrong { column: at, problem: format!("`{letter}` means nothing here") });
+            return Err(FilterError {
+                column: at,
+                problem: format!("`{letter}` means nothing here"),
+            });
         };
         tokens.push((begin, token));
     }
@@ -300,8 +309,8 @@ impl Parser {
         self.tokens.get(self.at).map_or(self.end, |(column, _)| *column)
     }
 
-    fn wrong(&self, problem: &str) -> Wrong {
-        Wrong { column: self.column(), problem: problem.to_owned() }
+    fn wrong(&self, problem: &str) -> FilterError {
+        FilterError { column: self.column(), problem: problem.to_owned() }
     }
 
     /// Takes the next token if it is this sign, or this word.
@@ -315,11 +324,11 @@ impl Parser {
         found
     }
 
-    fn any(&mut self) -> Result<Node, Wrong> {
+    fn any(&mut self) -> Result<Node, FilterError> {
         self.any_at(0)
     }
 
-    fn any_at(&mut self, depth: usize) -> Result<Node, Wrong> {
+    fn any_at(&mut self, depth: usize) -> Result<Node, FilterError> {
         if depth > DEPTH {
             return Err(self.wrong("too many parentheses in each other"));
         }
@@ -330,7 +339,7 @@ impl Parser {
         Ok(if nodes.len() == 1 { nodes.remove(0) } else { Node::Any(nodes) })
     }
 
-    fn all(&mut self, depth: usize) -> Result<Node, Wrong> {
+    fn all(&mut self, depth: usize) -> Result<Node, FilterError> {
         let mut nodes = vec![self.one(depth)?];
         while self.takes("&&", "and") {
             nodes.push(self.one(depth)?);
@@ -338,7 +347,7 @@ impl Parser {
         Ok(if nodes.len() == 1 { nodes.remove(0) } else { Node::All(nodes) })
     }
 
-    fn one(&mut self, depth: usize) -> Result<Node, Wrong> {
+    fn one(&mut self, depth: usize) -> Result<Node, FilterError> {
         let mut not = false;
         while self.takes("!", "not") {
             not = !not;
@@ -364,7 +373,7 @@ impl Parser {
         Some(word)
     }
 
-    fn term(&mut self) -> Result<Node, Wrong> {
+    fn term(&mut self) -> Result<Node, FilterError> {
         let column = self.column();
         let expected = "expected a name, such as `ret`, `fd` or `syscall:openat`";
         let name = |letter: char| letter.is_ascii_alphabetic() || letter == '_';
@@ -406,7 +415,7 @@ impl Parser {
         ALL.iter().find(|(sign, _)| self.takes(sign, "")).map(|(_, by)| *by)
     }
 
-    fn value(&mut self) -> Result<Value, Wrong> {
+    fn value(&mut self) -> Result<Value, FilterError> {
         if let Some(Token::Quoted(text)) = self.peek().cloned() {
             self.at += 1;
             return Ok(Value::Text(text));
@@ -420,7 +429,7 @@ impl Parser {
             Some(number) if is_negative => Ok(Value::Number(-number)),
             Some(number) => Ok(Value::Number(number)),
             None if is_negative || begins => {
-                Err(Wrong { column, problem: format!("`{word}` is no number") })
+                Err(FilterError { column, problem: format!("`{word}` is no number") })
             }
             None => Ok(Value::Text(word)),
         }
@@ -453,24 +462,24 @@ fn number(word: &str) -> Option<i128> {
 mod tests {
     use super::*;
 
-    fn facts(field: &str) -> Fact {
+    fn fields(field: &str) -> FieldValue {
         match field {
-            "kind" => Fact::Text("syscall".to_owned()),
-            "name" => Fact::Text("openat".to_owned()),
-            "path" => Fact::Text("/etc/passwd".to_owned()),
-            "fd" => Fact::Number(3),
-            "dfd" => Fact::Number(-100),
-            "flags" => Fact::Number(0o101),
-            "ret" | "dur" => Fact::Later,
-            _ => Fact::Nothing,
+            "kind" => FieldValue::Text("syscall".to_owned()),
+            "name" => FieldValue::Text("openat".to_owned()),
+            "path" => FieldValue::Text("/etc/passwd".to_owned()),
+            "fd" => FieldValue::Number(3),
+            "dfd" => FieldValue::Number(-100),
+            "flags" => FieldValue::Number(0o101),
+            "ret" | "dur" => FieldValue::NotYetKnown,
+            _ => FieldValue::NoSuchField,
         }
     }
 
-    fn later(field: &str) -> Fact {
+    fn later_field(field: &str) -> FieldValue {
         match field {
-            "ret" => Fact::Number(-2),
-            "dur" => Fact::Number(1_500_000),
-            other => facts(other),
+            "ret" => FieldValue::Number(-2),
+            "dur" => FieldValue::Number(1_500_000),
+            other => fields(other),
         }
     }
 
@@ -499,17 +508,17 @@ mod tests {
             ("fd==1 or fd==2 and fd==3 or fd==3", true),
         ] {
             let filter = Filter::new(text).unwrap_or_else(|wrong| panic!("{text}: {wrong}"));
-            assert_eq!(filter.matches(&later), expected, "{text}");
+            assert_eq!(filter.matches(&later_field), expected, "{text}");
         }
     }
 
     #[test]
     fn what_can_come_to_nothing_is_known_early() {
-        let may = |text: &str| Filter::new(text).expect("right").may_match(&facts);
+        let may = |text: &str| Filter::new(text).expect("right").may_match(&fields);
         assert!(may("ret < 0") && may("fd==3 and ret<0") && may("fd==4 or dur>1s"));
         assert!(!may("fd==4 and ret<0") && !may("not (fd==3 or ret<0)"));
         assert!(may("not ret < 0"), "not yet known is not false");
-        assert!(!Filter::new("ret < 0").expect("right").matches(&facts));
+        assert!(!Filter::new("ret < 0").expect("right").matches(&fields));
     }
 
     #[test]

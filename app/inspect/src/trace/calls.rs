@@ -3,7 +3,7 @@
 
 use ram::Ram;
 
-use super::{Refused, numbers, structures};
+use super::{TraceError, linux_names, structures};
 use crate::linux::LinuxKernel;
 
 /// What the functions of system calls are called, and their descriptions.
@@ -92,13 +92,13 @@ impl Call {
     }
 
     /// A system call and the address of its function.
-    pub fn find(kernel: &LinuxKernel, ram: &Ram, name: &str) -> Result<(u64, Self), Refused> {
+    pub fn find(kernel: &LinuxKernel, ram: &Ram, name: &str) -> Result<(u64, Self), TraceError> {
         let other = OTHER.iter().find(|(_, manual)| *manual == name).map(|(function, _)| *function);
         let found = [Some(name), other].into_iter().flatten().find_map(|function| {
             let address = kernel.symbols.find(&format!("{FUNCTION}{function}"))?;
             Some((address, Self::new(kernel, ram, function)))
         });
-        found.ok_or_else(|| Refused::Call(name.to_owned()))
+        found.ok_or_else(|| TraceError::Call(name.to_owned()))
     }
 
     /// All there are.
@@ -164,7 +164,7 @@ impl Call {
         let creates = values
             .iter()
             .zip(&self.shapes)
-            .any(|(value, shape)| *shape == Shape::OpenFlags && numbers::creates(*value));
+            .any(|(value, shape)| *shape == Shape::OpenFlags && linux_names::creates(*value));
         // open has a mode only if it makes a file.
         let opens = self.shapes.contains(&Shape::OpenFlags);
         let shown = self
@@ -225,7 +225,7 @@ fn show(shape: Shape, value: u64, next: u64, result: Option<i64>, read: Reader<'
         Shape::Unsigned => (value as u32).to_string(),
         Shape::Long => (value as i64).to_string(),
         Shape::Size => value.to_string(),
-        Shape::OpenFlags => numbers::open_flags(value),
+        Shape::OpenFlags => linux_names::open_flags(value),
         Shape::Mode => format!("{:#05o}", value & 0o7777).replacen("0o", "0", 1),
         Shape::Text => text(value, read).unwrap_or_else(|| address(value)),
         Shape::Bytes => bytes(value, next, read).unwrap_or_else(|| address(value)),
@@ -287,7 +287,7 @@ fn quoted(bytes: &[u8]) -> String {
 pub fn result(call: &str, value: i64) -> String {
     const ADDRESSES: [&str; 4] = ["mmap", "brk", "mremap", "shmat"];
     match value {
-        -4095..0 => numbers::error(-value as i32),
+        -4095..0 => linux_names::error(-value as i32),
         _ if ADDRESSES.contains(&call) => format!("{value:#x}"),
         _ => value.to_string(),
     }

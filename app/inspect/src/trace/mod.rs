@@ -1,30 +1,32 @@
 //! Tracing a Linux guest from outside: system calls, processes, interrupts, any function of its kernel.
 //!
 //! Every event is a point in the kernel's code, found by its symbol: a probe there is reached on the vCPU's thread, which reads what
-//! it needs from registers and memory and goes on. What is not asked for has no probe and costs nothing. Unless vCPUs are to stand,
+//! it needs from registers and memory and goes on. What is not asked for has no probe and costs nothing. Unless vCPUs are to stop,
 //! probes are taps: translated code makes a record where it is, and events are made of that here. Records and events go through a
 //! queue; when it is full they are counted and dropped.
 //!
-//! - `plan`: which points an event is; `exits`: where functions end; `calls`: system calls and their arguments,
+//! - `plan`: which points an event is; `function_exits`: where functions end; `calls`: system calls and their arguments,
 //!   with what these point to (`structures`).
-//! - `programs`: what a tap records at a point; `held`: records of several vCPUs in the order of time.
-//! - `doings`: what vCPUs do besides executing instructions.
-//! - `tracer`: what is done at a point; `facts`: what a filter asks of it; `orders`: what a service does with a vCPU that stands.
+//! - `tap_programs`: what a tap records at a point; `reorder`: records of several vCPUs in the order of time.
+//! - `vcpu_events`: what vCPUs do besides executing instructions.
+//! - `tracer`: what is done at a point; `state`: what a trace selects, and what its vCPUs share.
+//! - `fields`: the values that a filter compares; `orders`: what a service does with a stopped vCPU.
 
 mod calls;
-mod doings;
-mod exits;
-mod facts;
-mod held;
-mod numbers;
+mod channel;
+mod fields;
+mod function_exits;
+mod linux_names;
 mod orders;
-mod outlet;
 mod pending;
 mod plan;
-mod programs;
-mod scene;
+mod probe_hit;
+mod reorder;
+mod state;
 mod structures;
+mod tap_programs;
 mod tracer;
+mod vcpu_events;
 
 use std::{
     io::{self, Write},
@@ -36,17 +38,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ring3_trace::filter::{Filter, Wrong};
+use ring3_trace::filter::{Filter, FilterError};
 use vmm::{Inspector, Probes};
 
 use crate::{
     lines::say,
     linux::{LinuxKernel, Unknown},
 };
-use held::Held;
-use outlet::{Item, TraceOutlet};
+use channel::{TraceChannel, TraceItem};
 use plan::TracePlan;
-use tracer::{Points, Tracer, Wanted};
+use reorder::ReorderBuffer;
+use state::EventSelection;
+use tracer::{Tracer, VcpuTracer};
 
 pub use orders::Orders;
 pub use ring3_trace::{Answer, Event, Line, Request};
@@ -54,11 +57,11 @@ pub use ring3_trace::{Answer, Event, Line, Request};
 /// Events that wait for their reader at the most.
 const QUEUE: usize = 1 << 16;
 /// Pause between two looks at whether the reader is still there.
-const BREATH: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why there is no trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum TraceError {
     /// The kernel is not understood.
     #[error(transparent)]
     Kernel(#[from] Unknown),
@@ -75,7 +78,7 @@ pub enum Refused {
     Symbol(String),
     /// The filter is none, or asks for what these events do not have.
     #[error("the filter, {0}")]
-    Filter(#[from] Wrong),
+    Filter(#[from] FilterError),
     /// Nobody knows whose such an event is.
     #[error("`{0}` is not of a process: leave out --pid and --comm, or trace it by itself")]
     NoProcess(&'static str),
@@ -104,35 +107,35 @@ pub fn serve(
     }
 }
 
-/// A trace under way; what it has put into the machine goes with it.
+/// A running trace; dropping it removes its probes from the machine.
 struct Trace {
     inspector: Inspector,
     /// The number of the tracer's handler at each vCPU.
     handlers: Vec<Option<u64>>,
-    items: Receiver<Item>,
+    items: Receiver<TraceItem>,
     lost: Arc<AtomicU64>,
-    outlet: Arc<TraceOutlet>,
+    channel: Arc<TraceChannel>,
     probes: usize,
-    /// Who makes events of each vCPU's records.
-    points: Vec<Points>,
-    /// The time-stamp counter when it began, as far as is known.
+    /// For each vCPU: makes events of its records.
+    tracers: Vec<VcpuTracer>,
+    /// The time-stamp counter when the trace began; zero if the vCPU had ended.
     began: u64,
-    held: Held,
+    reorder: ReorderBuffer,
 }
 
 fn start(
     inspector: &Inspector,
     request: &Request,
     gone: &impl Fn() -> bool,
-) -> Result<(Trace, Orders), Refused> {
+) -> Result<(Trace, Orders), TraceError> {
     let filter = request.filter.as_deref().map(Filter::new).transpose()?;
     let (kernel, stopped) =
-        LinuxKernel::await_in(inspector, request.wait, gone)?.ok_or(Refused::Ended)?;
+        LinuxKernel::await_in(inspector, request.wait, gone)?.ok_or(TraceError::Ended)?;
     let kernel = Arc::new(kernel);
     let plan = TracePlan::new(&kernel, inspector.ram(), &request.events)?;
-    let doing = plan.doings().iter().next().copied();
+    let doing = plan.vcpu_events().iter().next().copied();
     if let Some(doing) = doing.filter(|_| request.pid.is_some() || request.comm.is_some()) {
-        return Err(Refused::NoProcess(doing));
+        return Err(TraceError::NoProcess(doing));
     }
     if let Some(filter) = &filter {
         filter.check(&|name| plan.knows(name))?;
@@ -141,31 +144,37 @@ fn start(
     let lost = Arc::new(AtomicU64::new(0));
     let probes = plan.probes().breakpoints.len();
     let shared = Arc::default();
-    let wanted =
-        Wanted { filter, comm: request.comm.clone(), pid: request.pid, stops: request.stops };
-    let outlet = Arc::new(TraceOutlet::new(sender, Arc::clone(&lost)));
+    let selection = EventSelection {
+        filter,
+        comm: request.comm.clone(),
+        pid: request.pid,
+        stops: request.stops,
+    };
+    let channel = Arc::new(TraceChannel::new(sender, Arc::clone(&lost)));
     let tracer = Arc::new(Tracer {
         kernel: Arc::clone(&kernel),
         ram: inspector.ram().clone(),
         plan,
-        wanted,
-        outlet: Arc::clone(&outlet),
+        selection,
+        channel: Arc::clone(&channel),
         began: Instant::now(),
         shared: Arc::clone(&shared),
     });
     let tsc = inspector.run_on_vcpu(0, |access| access.engine.time_stamp());
     let add = |vcpu| {
-        let points = Arc::clone(&tracer).at(vcpu).into_handler();
-        let probes = points.probes();
-        inspector.run_on_vcpu(vcpu, |access| access.add_handler(Box::new(points), probes, false))
+        let handler = Arc::clone(&tracer).for_vcpu(vcpu).into_handler();
+        let probes = handler.probes();
+        inspector.run_on_vcpu(vcpu, |access| access.add_handler(Box::new(handler), probes, false))
     };
     let handlers: Vec<_> = (0..inspector.vcpus()).map(add).collect();
     // From here on nothing is missed.
     drop(stopped);
     let orders = Orders::new(inspector.clone(), kernel, shared, handlers.clone(), request);
-    let points = (0..inspector.vcpus()).map(|vcpu| Arc::clone(&tracer).at(vcpu)).collect();
-    let (inspector, began, held) = (inspector.clone(), tsc.unwrap_or_default(), Held::default());
-    let trace = Trace { inspector, handlers, items, lost, outlet, probes, points, began, held };
+    let tracers = (0..inspector.vcpus()).map(|vcpu| Arc::clone(&tracer).for_vcpu(vcpu)).collect();
+    let (inspector, began, reorder) =
+        (inspector.clone(), tsc.unwrap_or_default(), ReorderBuffer::default());
+    let trace =
+        Trace { inspector, handlers, items, lost, channel, probes, tracers, began, reorder };
     Ok((trace, orders))
 }
 
@@ -175,23 +184,23 @@ impl Trace {
         lock(output).flush()?;
         let mut last = Instant::now();
         loop {
-            match self.items.recv_timeout(BREATH) {
+            match self.items.recv_timeout(POLL_INTERVAL) {
                 Ok(item) => self.take(item, output)?,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.tell_held(output, false)?;
+                    self.report_recorded(output, false)?;
                     lock(output).flush()?;
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    self.tell_held(output, true)?;
-                    self.tell_lost(output)?;
+                    self.report_recorded(output, true)?;
+                    self.report_lost(output)?;
                     return lock(output).flush();
                 }
             }
-            if last.elapsed() < BREATH {
+            if last.elapsed() < POLL_INTERVAL {
                 continue;
             }
             last = Instant::now();
-            self.tell_lost(output)?;
+            self.report_lost(output)?;
             lock(output).flush()?;
             if gone() {
                 return self.finish(output);
@@ -199,49 +208,49 @@ impl Trace {
         }
     }
 
-    /// Nothing is traced any more; tells the rest. A reader that does not hear of it has really gone.
+    /// Ends the trace and reports what was recorded. A write error means that the reader has gone.
     fn finish(&mut self, output: &Mutex<impl Write>) -> io::Result<()> {
         self.remove_handlers();
         while let Ok(item) = self.items.try_recv() {
             self.take(item, output)?;
         }
-        self.tell_held(output, true)?;
-        self.tell_lost(output)?;
+        self.report_recorded(output, true)?;
+        self.report_lost(output)?;
         lock(output).flush()
     }
 
     fn remove_handlers(&mut self) {
         for (vcpu, handler) in self.handlers.iter_mut().enumerate() {
             let Some(number) = handler.take() else { continue };
-            // One that has ended has none any more.
+            // A vCPU that has ended has no handler any more.
             let _ = self.inspector.run_on_vcpu(vcpu, move |access| access.remove_handler(number));
         }
     }
 
-    fn tell_lost(&self, output: &Mutex<impl Write>) -> io::Result<()> {
+    fn report_lost(&self, output: &Mutex<impl Write>) -> io::Result<()> {
         match self.lost.swap(0, Ordering::Relaxed) {
             0 => Ok(()),
             lost => say(&mut *lock(output), &Line::Lost(lost)),
         }
     }
 
-    fn take(&mut self, item: Item, output: &Mutex<impl Write>) -> io::Result<()> {
+    fn take(&mut self, item: TraceItem, output: &Mutex<impl Write>) -> io::Result<()> {
         match item {
-            Item::Event(event) => tell(&mut *lock(output), event),
-            Item::Records(batch) => {
-                self.outlet.waiting.fetch_sub(batch.records.len(), Ordering::Relaxed);
-                self.held.batches.push(batch);
-                self.tell_held(output, false)
+            TraceItem::Event(event) => tell(&mut *lock(output), event),
+            TraceItem::Records(batch) => {
+                self.channel.waiting.fetch_sub(batch.records.len(), Ordering::Relaxed);
+                self.reorder.batches.push(batch);
+                self.report_recorded(output, false)
             }
         }
     }
 
-    /// Tells of what was recorded, in the order of time.
-    fn tell_held(&mut self, output: &Mutex<impl Write>, all: bool) -> io::Result<()> {
-        let hold = self.points.len() > 1 && !all;
-        for batch in self.held.due(hold) {
-            let Some(points) = self.points.get_mut(batch.vcpu) else { continue };
-            for event in points.events_of(&batch, self.began) {
+    /// Reports what was recorded, in the order of time.
+    fn report_recorded(&mut self, output: &Mutex<impl Write>, all: bool) -> io::Result<()> {
+        let hold = self.tracers.len() > 1 && !all;
+        for batch in self.reorder.due(hold) {
+            let Some(tracer) = self.tracers.get_mut(batch.vcpu) else { continue };
+            for event in tracer.events_of(&batch, self.began) {
                 tell(&mut *lock(output), event)?;
             }
         }
@@ -249,14 +258,14 @@ impl Trace {
     }
 }
 
-/// Tells of an event; at once, if a vCPU waits for what the reader says to it.
+/// Reports an event; flushed at once if the vCPU is stopped until the reader answers.
 fn tell(output: &mut impl Write, event: Event) -> io::Result<()> {
     let stands = event.stands;
     say(output, &Line::Event(event))?;
     if stands { output.flush() } else { Ok(()) }
 }
 
-/// Whoever held it and failed has reported that; what it holds is whole.
+/// Locks a mutex, even if a thread has panicked while holding it: the value is whole, and the panic has been reported.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

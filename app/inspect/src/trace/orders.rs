@@ -1,4 +1,4 @@
-//! What a service does with a vCPU that stands.
+//! Orders of a service: reading and changing memory and stopped vCPUs.
 //!
 //! Orders come from another process: nothing is done that the service has not asked the right for, and nothing to a vCPU that does
 //! not stand for this service.
@@ -11,7 +11,8 @@ use x86::{Vcpu, paging::Roots, reg::RAX, reg::RSP};
 
 use super::{
     lock,
-    tracer::{ARGUMENTS, Shared, Stop},
+    state::{Shared, StoppedVcpu},
+    tracer::ARGUMENTS,
 };
 use crate::{linux::LinuxKernel, memory};
 
@@ -81,7 +82,7 @@ impl Orders {
     }
 
     fn go(&self, vcpu: usize) -> Done {
-        let stop = lock(&self.shared.stops).remove(&vcpu).ok_or_else(|| runs(vcpu))?;
+        let stop = lock(&self.shared.stopped).remove(&vcpu).ok_or_else(|| runs(vcpu))?;
         let number = self.handlers.get(vcpu).copied().flatten().ok_or_else(|| runs(vcpu))?;
         self.run_on_vcpu(vcpu, move |access| {
             // The probe is still there: its instruction is executed past it.
@@ -160,7 +161,7 @@ impl Orders {
         let back = back.ok_or("the return address is not in RAM")?;
         // Nobody waits for the end of what does not begin.
         lock(&self.shared.pending).remove(&rsp);
-        if let Some(stop) = lock(&self.shared.stops).get_mut(&vcpu) {
+        if let Some(stop) = lock(&self.shared.stopped).get_mut(&vcpu) {
             (stop.entry, stop.frame) = (None, None);
         }
         self.change(vcpu, |state| {
@@ -180,8 +181,8 @@ impl Orders {
         Ok(Answer::Done)
     }
 
-    fn stop(&self, vcpu: usize) -> Result<Stop, String> {
-        lock(&self.shared.stops).get(&vcpu).copied().ok_or_else(|| runs(vcpu))
+    fn stop(&self, vcpu: usize) -> Result<StoppedVcpu, String> {
+        lock(&self.shared.stopped).get(&vcpu).copied().ok_or_else(|| runs(vcpu))
     }
 
     fn roots(&self, vcpu: Option<usize>) -> Result<Roots, String> {

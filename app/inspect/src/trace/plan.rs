@@ -8,21 +8,21 @@ use std::{
 use ram::Ram;
 use vmm::{Probes, Watch};
 
-use super::{Refused, breakpoints, calls::Call, exits, facts};
+use super::{TraceError, breakpoints, calls::Call, fields, function_exits};
 use crate::linux::{LinuxKernel, Parameter};
 
-/// What is done at a point.
+/// What an event's point in the kernel's code means.
 #[derive(Clone, Debug)]
-pub enum Point {
+pub enum Tracepoint {
     /// A system call begins.
     Call(Arc<Call>),
     /// A program begins: the first argument says which.
     Exec,
     /// A thread ends.
     Exit,
-    /// A thread is there.
+    /// A thread has been made.
     Fork,
-    /// Another thread comes: from the first argument to the second.
+    /// A context switch: from the first argument to the second.
     Switch,
     /// An interrupt.
     Interrupt(String),
@@ -38,8 +38,8 @@ pub enum Point {
     Killed,
 }
 
-impl Point {
-    /// Its function's end is wanted.
+impl Tracepoint {
+    /// The end of the function at this point is traced.
     pub fn ends(&self) -> bool {
         match self {
             Self::Call(call) => !call.is_last(),
@@ -52,40 +52,40 @@ impl Point {
 /// Points, and where the functions end whose results are wanted (GVA).
 #[derive(Clone, Debug, Default)]
 pub struct TracePlan {
-    points: HashMap<u64, Vec<Point>>,
+    points: HashMap<u64, Vec<Tracepoint>>,
     /// Ends of functions of which all ends are known, with the functions' entries.
     exits: HashMap<u64, Vec<u64>>,
     /// The entries of those functions.
     ending: HashSet<u64>,
     /// Watched memory.
     watches: Vec<Watch>,
-    /// What else vCPUs do is told, by kind.
-    doings: HashSet<&'static str>,
+    /// Kinds of events of vCPUs that are traced.
+    vcpu_events: HashSet<&'static str>,
 }
 
-/// Kinds of what vCPUs do besides executing instructions.
-const DOINGS: [&str; 5] = ["port", "mmio", "msr", "vector", "engine"];
+/// Kinds of events other than executed instructions.
+const VCPU_EVENTS: [&str; 5] = ["port", "mmio", "msr", "vector", "engine"];
 
 /// Bytes that are watched at the most.
 const MOST_WATCHED: u64 = 1 << 20;
 
 /// The address of `SYMBOL`, `SYMBOL+OFFSET` or `0xADDRESS`.
-fn address_of(kernel: &LinuxKernel, event: &str, place: &str) -> Result<u64, Refused> {
+fn address_of(kernel: &LinuxKernel, event: &str, place: &str) -> Result<u64, TraceError> {
     let number = |digits: &str| {
         let number = u64::from_str_radix(digits.trim_start_matches("0x"), 16);
-        number.map_err(|_| Refused::Event(event.to_owned()))
+        number.map_err(|_| TraceError::Event(event.to_owned()))
     };
     if place.starts_with("0x") {
         return number(place);
     }
     let (name, offset) = place.split_once('+').unwrap_or((place, "0"));
-    let at = kernel.symbols.find(name).ok_or_else(|| Refused::Symbol(name.to_owned()))?;
+    let at = kernel.symbols.find(name).ok_or_else(|| TraceError::Symbol(name.to_owned()))?;
     Ok(at.wrapping_add(number(offset)?))
 }
 
 impl TracePlan {
     /// The points of these events.
-    pub fn new(kernel: &LinuxKernel, ram: &Ram, events: &[String]) -> Result<Self, Refused> {
+    pub fn new(kernel: &LinuxKernel, ram: &Ram, events: &[String]) -> Result<Self, TraceError> {
         let mut plan = Self::default();
         events.iter().try_for_each(|event| plan.add(kernel, ram, event))?;
         // With all system calls traced, the one place they return to is cheaper than the ends of each.
@@ -95,14 +95,14 @@ impl TracePlan {
         Ok(plan)
     }
 
-    /// The probes it takes.
+    /// The probes for all points.
     pub fn probes(&self) -> Probes {
         Probes { watches: self.watches.clone(), ..breakpoints(self.addresses()) }
     }
 
-    /// What else is told.
-    pub fn doings(&self) -> &HashSet<&'static str> {
-        &self.doings
+    /// Kinds of events of vCPUs that are traced.
+    pub fn vcpu_events(&self) -> &HashSet<&'static str> {
+        &self.vcpu_events
     }
 
     /// All points, and all ends.
@@ -115,12 +115,12 @@ impl TracePlan {
         self.exits.get(&address).map_or(&[], Vec::as_slice)
     }
 
-    /// What is at an address.
-    pub fn at(&self, address: u64) -> &[Point] {
+    /// The points at an address.
+    pub fn at(&self, address: u64) -> &[Tracepoint] {
         self.points.get(&address).map_or(&[], Vec::as_slice)
     }
 
-    /// A function whose end is wanted may end at this address.
+    /// A function whose end is traced may end at this address.
     pub fn is_exit(&self, address: u64) -> bool {
         self.exits.contains_key(&address)
     }
@@ -130,18 +130,18 @@ impl TracePlan {
         self.ending.contains(&entry)
     }
 
-    /// Some of its events have what a filter calls so.
+    /// Some of the events have a field of this name.
     pub fn knows(&self, name: &str) -> bool {
         let calls = self.points.values().flatten().filter_map(|point| match point {
-            Point::Call(call) => Some(call),
+            Tracepoint::Call(call) => Some(call),
             _ => None,
         });
         let functions = self.points.values().flatten().filter_map(|point| match point {
-            Point::Break(_, parameters) => Some(parameters),
+            Tracepoint::Break(_, parameters) => Some(parameters),
             _ => None,
         });
         let named = |parameter: &Parameter| parameter.name == name;
-        facts::is_common(name)
+        fields::is_common(name)
             || functions.into_iter().flatten().any(named)
             || calls.into_iter().any(|call| call.parameter(name).is_some())
     }
@@ -149,8 +149,8 @@ impl TracePlan {
     /// A function returns to a place that others return to, too: system calls all to the same. Its own ends cost the others nothing.
     fn add_exits(&mut self, kernel: &LinuxKernel, ram: &Ram) {
         for (entry, points) in &self.points {
-            if points.iter().any(Point::ends)
-                && let Some(exits) = exits::of(kernel, ram, *entry)
+            if points.iter().any(Tracepoint::ends)
+                && let Some(exits) = function_exits::of(kernel, ram, *entry)
             {
                 for exit in exits {
                     self.exits.entry(exit).or_default().push(*entry);
@@ -160,64 +160,70 @@ impl TracePlan {
         }
     }
 
-    fn put(&mut self, address: u64, point: Point) {
+    fn put(&mut self, address: u64, point: Tracepoint) {
         self.points.entry(address).or_default().push(point);
     }
 
-    fn add(&mut self, kernel: &LinuxKernel, ram: &Ram, event: &str) -> Result<(), Refused> {
-        let symbol =
-            |name: &str| kernel.symbols.find(name).ok_or_else(|| Refused::Symbol(name.to_owned()));
+    fn add(&mut self, kernel: &LinuxKernel, ram: &Ram, event: &str) -> Result<(), TraceError> {
+        let symbol = |name: &str| {
+            kernel.symbols.find(name).ok_or_else(|| TraceError::Symbol(name.to_owned()))
+        };
         match event.split_once(':') {
             None if event == "syscall" => self.add_all_calls(kernel, ram),
             Some(("syscall", name)) => {
                 let (address, call) = Call::find(kernel, ram, name)?;
-                self.put(address, Point::Call(Arc::new(call)));
+                self.put(address, Tracepoint::Call(Arc::new(call)));
             }
-            None if event == "exec" => self.put(symbol("begin_new_exec")?, Point::Exec),
-            None if event == "exit" => self.put(symbol("do_exit")?, Point::Exit),
-            None if event == "fork" => self.put(symbol("wake_up_new_task")?, Point::Fork),
-            None if event == "switch" => self.put(symbol("__switch_to")?, Point::Switch),
+            None if event == "exec" => self.put(symbol("begin_new_exec")?, Tracepoint::Exec),
+            None if event == "exit" => self.put(symbol("do_exit")?, Tracepoint::Exit),
+            None if event == "fork" => self.put(symbol("wake_up_new_task")?, Tracepoint::Fork),
+            None if event == "switch" => self.put(symbol("__switch_to")?, Tracepoint::Switch),
             None if event == "signal" => {
-                self.put(symbol("get_signal")?, Point::Signal);
-                self.put(symbol("do_group_exit")?, Point::Killed);
+                self.put(symbol("get_signal")?, Tracepoint::Signal);
+                self.put(symbol("do_group_exit")?, Tracepoint::Killed);
             }
             None if event == "irq" => {
-                self.put(symbol("common_interrupt")?, Point::Interrupt("device".to_owned()));
-                self.add_starting(kernel, "sysvec_", Point::Interrupt);
+                self.put(symbol("common_interrupt")?, Tracepoint::Interrupt("device".to_owned()));
+                self.add_starting(kernel, "sysvec_", Tracepoint::Interrupt);
             }
             None if event == "exception" => {
-                self.add_starting(kernel, "exc_", Point::Exception);
+                self.add_starting(kernel, "exc_", Tracepoint::Exception);
             }
-            Some(("return", name)) => self.put(symbol(name)?, Point::Return(name.to_owned())),
+            Some(("return", name)) => self.put(symbol(name)?, Tracepoint::Return(name.to_owned())),
             Some(("break", place)) => {
                 let address = address_of(kernel, event, place)?;
                 // Behind its beginning a function's arguments may be anywhere.
                 let known = kernel.symbols.find(place).map(|_| kernel.types.parameters(place));
-                self.put(address, Point::Break(place.to_owned(), known.unwrap_or_default()));
+                self.put(address, Tracepoint::Break(place.to_owned(), known.unwrap_or_default()));
             }
             Some(("watch", place)) => {
                 let (place, len) = place.split_once(':').unwrap_or((place, "8"));
                 let len = len.parse().ok().filter(|len| (1..=MOST_WATCHED).contains(len));
-                let len = len.ok_or_else(|| Refused::Event(event.to_owned()))?;
+                let len = len.ok_or_else(|| TraceError::Event(event.to_owned()))?;
                 let gva = address_of(kernel, event, place)?;
                 self.watches.push(Watch { gva, len, read: false, write: true });
             }
-            None if DOINGS.contains(&event) => {
-                self.doings.extend(DOINGS.iter().find(|doing| **doing == event));
+            None if VCPU_EVENTS.contains(&event) => {
+                self.vcpu_events.extend(VCPU_EVENTS.iter().find(|kind| **kind == event));
             }
-            _ => return Err(Refused::Event(event.to_owned())),
+            _ => return Err(TraceError::Event(event.to_owned())),
         }
         Ok(())
     }
 
     fn add_all_calls(&mut self, kernel: &LinuxKernel, ram: &Ram) {
         for (address, call) in Call::all(kernel, ram) {
-            self.put(address, Point::Call(Arc::new(call)));
+            self.put(address, Tracepoint::Call(Arc::new(call)));
         }
     }
 
     /// The C functions that these names are the beginning of. `exc_nmi` may come where no task can be told.
-    fn add_starting(&mut self, kernel: &LinuxKernel, prefix: &str, point: fn(String) -> Point) {
+    fn add_starting(
+        &mut self,
+        kernel: &LinuxKernel,
+        prefix: &str,
+        point: fn(String) -> Tracepoint,
+    ) {
         let plain = |name: &str| !name.contains('.') && !name.ends_with("_noist");
         let found: Vec<_> = kernel.symbols.starting(prefix).collect();
         for (name, address) in found.into_iter().filter(|(name, _)| plain(name)) {

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::{
     calls::{self, Piece, Reader},
-    numbers,
+    linux_names,
 };
 
 /// Parts of a list that are shown.
@@ -92,7 +92,7 @@ pub fn show(
         "fcntl" => Some(fcntl(value)),
         "how" => Some(how(value)),
         "signals" => signals(value, read),
-        "signal" => Some(numbers::signal(value & 0xffff_ffff)),
+        "signal" => Some(linux_names::signal(value & 0xffff_ffff)),
         "action" => sigaction(value, read),
         "family" => Some(family(value)),
         "type" => Some(socket_type(value)),
@@ -215,8 +215,8 @@ fn clone_flags(value: u64) -> String {
     let flags = bits(value & !0xff, CLONE, "");
     match (flags.is_empty(), signal) {
         (_, 0) => bits(value, CLONE, "0"),
-        (true, signal) => numbers::signal(signal),
-        (false, signal) => format!("{flags}|{}", numbers::signal(signal)),
+        (true, signal) => linux_names::signal(signal),
+        (false, signal) => format!("{flags}|{}", linux_names::signal(signal)),
     }
 }
 
@@ -328,7 +328,7 @@ fn signals(at: u64, read: Reader<'_>) -> Option<String> {
 }
 
 fn signal_set(set: u64) -> String {
-    let short = |number: u64| numbers::signal(number).trim_start_matches("SIG").to_owned();
+    let short = |number: u64| linux_names::signal(number).trim_start_matches("SIG").to_owned();
     let list = |set: u64| {
         (1..=64).filter(|n| set >> (n - 1) & 1 == 1).map(short).collect::<Vec<_>>().join(" ")
     };
@@ -428,9 +428,11 @@ fn status(at: u64, read: Reader<'_>) -> Option<String> {
     let (low, high) = (status & 0x7f, status >> 8 & 0xff);
     Some(match low {
         0 => format!("[{{WIFEXITED(s) && WEXITSTATUS(s) == {high}}}]"),
-        0x7f => format!("[{{WIFSTOPPED(s) && WSTOPSIG(s) == {}}}]", numbers::signal(high.into())),
+        0x7f => {
+            format!("[{{WIFSTOPPED(s) && WSTOPSIG(s) == {}}}]", linux_names::signal(high.into()))
+        }
         signal => {
-            format!("[{{WIFSIGNALED(s) && WTERMSIG(s) == {}}}]", numbers::signal(signal.into()))
+            format!("[{{WIFSIGNALED(s) && WTERMSIG(s) == {}}}]", linux_names::signal(signal.into()))
         }
     })
 }

@@ -1,17 +1,14 @@
-//! What is done when a vCPU comes by a point: on the spot, if it is to stand there, or later, by the record of a tap.
+//! What is done when a vCPU reaches a point: at once, if the vCPU may have to stop there, or later, by the record of a tap.
 
 use std::{
-    collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, atomic::Ordering},
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering},
     time::Instant,
 };
 
 use contract::{Engine, Taps, Watcher};
 use ram::Ram;
-use ring3_trace::{
-    Event, Stops,
-    filter::{Fact, Filter},
-};
+use ring3_trace::{Event, Stops, filter::FieldValue};
 use vmm::{ProbeHandler, Probes, Reached, Verdict};
 use x86::{
     paging::Roots,
@@ -21,14 +18,15 @@ use x86::{
 
 use super::{
     calls::{self, Call, Reader},
-    doings,
-    facts::Facts,
-    lock, numbers,
-    outlet::{Batch, Item, TraceOutlet, when},
-    pending::{Of, Pending},
-    plan::{Point, TracePlan},
-    programs::{Programs, programs},
-    scene::{Scene, arguments, exception, moment, read_both, shown, status},
+    channel::{Batch, TraceChannel, TraceItem, time_of},
+    fields::EventFields,
+    linux_names, lock,
+    pending::{Entered, PendingReturn},
+    plan::{TracePlan, Tracepoint},
+    probe_hit::{ProbeHit, arguments, exception, moment, read_both, shown, status},
+    state::{EventSelection, Shared, StoppedVcpu},
+    tap_programs::{TapPrograms, tap_programs},
+    vcpu_events,
 };
 use crate::{
     linux::{LinuxKernel, Task},
@@ -44,51 +42,21 @@ pub const ARGUMENTS: [u64; 6] = [112, 104, 96, 56, 72, 64];
 /// `linux_binprm` has the program's path there.
 pub const FILENAME: (&str, &str) = ("linux_binprm", "filename");
 
-/// Which events are meant.
-pub struct Wanted {
-    pub filter: Option<Filter>,
-    pub comm: Option<String>,
-    pub pid: Option<u32>,
-    pub stops: Stops,
-}
-
-/// What vCPUs share, and what carries a service's orders out.
-#[derive(Default)]
-pub struct Shared {
-    /// Functions under way, by RSP at their entry, which no two threads have in common.
-    pub pending: Mutex<HashMap<u64, Pending>>,
-    /// Places that functions return to whose ends are not known (GVA).
-    pub returns: Mutex<HashSet<u64>>,
-    /// vCPUs that stand.
-    pub stops: Mutex<HashMap<usize, Stop>>,
-}
-
-/// Where a vCPU stands.
-#[derive(Clone, Copy)]
-pub struct Stop {
-    pub rip: u64,
-    pub roots: Roots,
-    /// RSP, if it is a function's entry.
-    pub entry: Option<u64>,
-    /// The arguments of a system call, at its entry (`struct pt_regs`, GVA).
-    pub frame: Option<u64>,
-}
-
-/// What is traced.
+/// A trace: the kernel, its points, and which events are reported.
 pub struct Tracer {
     pub kernel: Arc<LinuxKernel>,
     pub ram: Ram,
     pub plan: TracePlan,
-    pub wanted: Wanted,
-    pub outlet: Arc<TraceOutlet>,
+    pub selection: EventSelection,
+    pub channel: Arc<TraceChannel>,
     pub began: Instant,
     pub shared: Arc<Shared>,
 }
 
 impl Tracer {
-    /// Who comes by the points of a vCPU.
-    pub fn at(self: Arc<Self>, vcpu: usize) -> Points {
-        Points {
+    /// The tracer of one vCPU.
+    pub fn for_vcpu(self: Arc<Self>, vcpu: usize) -> VcpuTracer {
+        VcpuTracer {
             tracer: self,
             vcpu,
             returns: HashSet::new(),
@@ -97,35 +65,35 @@ impl Tracer {
         }
     }
 
-    /// Nobody stands: points are taps.
-    pub fn taps(&self) -> bool {
-        self.wanted.stops == Stops::Never
+    /// No vCPU stops: points are taps.
+    pub fn uses_taps(&self) -> bool {
+        self.selection.stops == Stops::Never
     }
 
-    fn is_meant(&self, task: &Task) -> bool {
-        let Wanted { pid, comm, .. } = &self.wanted;
+    fn selects(&self, task: &Task) -> bool {
+        let EventSelection { pid, comm, .. } = &self.selection;
         pid.is_none_or(|pid| pid == task.pid) && comm.as_ref().is_none_or(|comm| *comm == task.comm)
     }
 
-    /// Nanoseconds since it began.
+    /// Nanoseconds since the trace began.
     pub fn now(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-/// What is done at a vCPU's points.
-pub struct Points {
+/// Traces one vCPU: makes events when the vCPU reaches points.
+pub struct VcpuTracer {
     tracer: Arc<Tracer>,
     vcpu: usize,
     /// Those of [`Shared::returns`] that this vCPU has probes at.
     returns: HashSet<u64>,
-    /// What has happened.
+    /// Events that are not sent yet.
     events: Vec<Event>,
-    /// These points are the vCPU's probe handler: the outlet counts them.
+    /// This tracer is the vCPU's probe handler: the channel counts it.
     is_handler: bool,
 }
 
-impl ProbeHandler for Points {
+impl ProbeHandler for VcpuTracer {
     fn reached(
         &mut self,
         engine: &mut dyn Engine,
@@ -136,18 +104,18 @@ impl ProbeHandler for Points {
         let (moment, roots) = (moment(engine), Roots::from(engine.vcpu()));
         if let Reached::Watch { gva, len, write: _ } = reached {
             let event = self.watched(&moment, roots, gva, len);
-            event.map(|event| tracer.outlet.send(Item::Event(event), || 1));
+            event.map(|event| tracer.channel.send(TraceItem::Event(event), || 1));
             return Verdict::Resume;
         }
-        if tracer.taps() {
+        if tracer.uses_taps() {
             self.record(&moment, roots, probes);
             return Verdict::Resume;
         }
         let read = |gva, bytes: &mut [u8]| memory::read(&tracer.ram, roots, gva, bytes);
-        let scene = Scene { moment, ns: tracer.now(), read: &read, record: &[] };
-        let stop = self.come_by(&scene);
+        let hit = ProbeHit { moment, ns: tracer.now(), read: &read, record: &[] };
+        let stop = self.handle_hit(&hit);
         for event in self.events.drain(..) {
-            tracer.outlet.send(Item::Event(event), || 1);
+            tracer.channel.send(TraceItem::Event(event), || 1);
         }
         let returns = lock(&tracer.shared.returns);
         if returns.len() != self.returns.len() {
@@ -156,60 +124,62 @@ impl ProbeHandler for Points {
         }
         drop(returns);
         match stop {
-            Some(event) => self.stand(engine, event),
+            Some(event) => self.stop(engine, event),
             None => Verdict::Resume,
         }
     }
 }
 
-impl Drop for Points {
+impl Drop for VcpuTracer {
     fn drop(&mut self) {
         if self.is_handler {
-            self.tracer.outlet.remove_handler();
+            self.tracer.channel.remove_handler();
         }
     }
 }
 
-/// An event at which the vCPU is to stand.
-struct Standing {
+/// An event at which the vCPU is to stop, with what [`StoppedVcpu`] will have of it.
+struct StopEvent {
     event: Event,
     entry: Option<u64>,
     frame: Option<u64>,
 }
 
-impl Points {
-    /// Makes these points the vCPU's probe handler.
+impl VcpuTracer {
+    /// Makes this tracer the vCPU's probe handler.
     pub fn into_handler(mut self) -> Self {
-        self.tracer.outlet.handlers.fetch_add(1, Ordering::SeqCst);
+        self.tracer.channel.handlers.fetch_add(1, Ordering::SeqCst);
         self.is_handler = true;
         self
     }
 
-    /// The probes at all points; taps, unless the vCPU may have to stand.
+    /// The probes at all points; taps, unless the vCPU may have to stop.
     pub fn probes(&self) -> Probes {
-        let Tracer { plan, kernel, ram, wanted, outlet, .. } = &*self.tracer;
+        let Tracer { plan, kernel, ram, selection, channel, .. } = &*self.tracer;
         let mut probes = plan.probes();
         probes.breakpoints.extend(&self.returns);
         probes.watchers.extend(self.watcher());
-        if !self.tracer.taps() {
+        if !self.tracer.uses_taps() {
             return probes;
         }
-        let Programs { points, steps } = programs((kernel, ram), plan, wanted, &self.returns);
-        let (outlet, tracer, vcpu) = (Arc::clone(outlet), Arc::downgrade(&self.tracer), self.vcpu);
+        let TapPrograms { points, steps } =
+            tap_programs((kernel, ram), plan, selection, &self.returns);
+        let (channel, tracer, vcpu) =
+            (Arc::clone(channel), Arc::downgrade(&self.tracer), self.vcpu);
         let sink = Box::new(move |records, tsc| {
             if let Some(tracer) = tracer.upgrade() {
-                outlet.send_records(Batch { vcpu, records, tsc, ns: tracer.now() });
+                channel.send_records(Batch { vcpu, records, tsc, ns: tracer.now() });
             }
         });
         Probes { taps: Some(Arc::new(Taps { points, steps, sink })), ..probes }
     }
 
-    /// Watched memory has been written: by whom, and what is there now.
+    /// The event for a write to watched memory: what wrote, and what is there now.
     fn watched(&self, moment: &Moment, roots: Roots, gva: u64, len: u64) -> Option<Event> {
-        let Tracer { kernel, ram, wanted, .. } = &*self.tracer;
+        let Tracer { kernel, ram, selection, .. } = &*self.tracer;
         let read = |gva, bytes: &mut [u8]| memory::read(ram, roots, gva, bytes);
-        let scene = Scene { moment: *moment, ns: self.tracer.now(), read: &read, record: &[] };
-        // In the first instructions of the kernel there is none.
+        let hit = ProbeHit { moment: *moment, ns: self.tracer.now(), read: &read, record: &[] };
+        // The kernel's first instructions have no task.
         let task = kernel.current_in(moment.gs_base, &read).unwrap_or_default();
         let place = |address| match kernel.symbols.before(address) {
             Some((symbol, 0)) => symbol.to_owned(),
@@ -220,27 +190,28 @@ impl Points {
         let known = &mut now[..len.min(8) as usize];
         read(gva, known);
         let now = u64::from_le_bytes(now);
-        let event = self.event(&scene, &task, "watch", &place(gva));
+        let event = self.event(&hit, &task, "watch", &place(gva));
         let arguments = format!("{len} bytes, now {now:#x}, by {}", place(moment.rip));
         let values = [gva, now];
-        let facts = self.facts(&event, &task, &values, None, &nothing);
-        let filter = wanted.filter.as_ref();
-        let matches = filter.is_none_or(|filter| filter.matches(&|name| facts.fact(name)));
-        (matches && self.tracer.is_meant(&task)).then_some(Event { arguments, ..event })
+        let fields = self.fields(&event, &task, &values, None, &nothing);
+        let filter = selection.filter.as_ref();
+        let matches = filter.is_none_or(|filter| filter.matches(&|name| fields.field(name)));
+        (matches && self.tracer.selects(&task)).then_some(Event { arguments, ..event })
     }
 
-    /// Who is told what else the vCPU does, if that is wanted.
+    /// Reports events other than executed instructions, if any are traced.
     fn watcher(&self) -> Option<Watcher> {
-        let (outlet, tracer) = (Arc::clone(&self.tracer.outlet), Arc::downgrade(&self.tracer));
+        let (channel, tracer) = (Arc::clone(&self.tracer.channel), Arc::downgrade(&self.tracer));
         let vcpu = self.vcpu;
-        (!self.tracer.plan.doings().is_empty()).then_some(())?;
+        (!self.tracer.plan.vcpu_events().is_empty()).then_some(())?;
         Some(Arc::new(move |doing| {
-            let event = tracer.upgrade().and_then(|tracer| doings::event(&tracer, vcpu, doing));
-            event.map(|event| outlet.send(Item::Event(event), || 1));
+            let event =
+                tracer.upgrade().and_then(|tracer| vcpu_events::event(&tracer, vcpu, doing));
+            event.map(|event| channel.send(TraceItem::Event(event), || 1));
         }))
     }
 
-    /// Makes the record of a point that translated code has left to the monitor, or that an interpreter has come by. A function
+    /// Makes the record of a point that translated code has left to the monitor, or that an interpreter has reached. A function
     /// may return where none has returned so far.
     fn record(&mut self, moment: &Moment, roots: Roots, probes: &mut Probes) {
         let tracer = Arc::clone(&self.tracer);
@@ -264,7 +235,7 @@ impl Points {
             }
             Outcome::Dropped => {}
             Outcome::Full | Outcome::Odd => {
-                tracer.outlet.lost.fetch_add(1, Ordering::Relaxed);
+                tracer.channel.lost.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -272,7 +243,7 @@ impl Points {
     /// Where the function that begins here returns to, if that has to be known.
     fn returns_to(&self, moment: &Moment, roots: Roots) -> Option<u64> {
         let Tracer { plan, ram, .. } = &*self.tracer;
-        let ends = plan.at(moment.rip).iter().any(Point::ends);
+        let ends = plan.at(moment.rip).iter().any(Tracepoint::ends);
         let back = memory::word(ram, roots, moment.gpr[RSP]);
         back.filter(|_| ends && !plan.has_exits_of(moment.rip))
     }
@@ -285,98 +256,102 @@ impl Points {
             let len = record.len().min(rest.len());
             let (bytes, behind) = rest.split_at(len);
             rest = behind;
-            let ns = when(batch, began, record.moment.tsc);
+            let ns = time_of(batch, began, record.moment.tsc);
             let read = |gva, to: &mut [u8]| record.read(gva, to);
-            let scene = Scene { moment: record.moment, ns, read: &read, record: bytes };
-            self.come_by(&scene);
+            let hit = ProbeHit { moment: record.moment, ns, read: &read, record: bytes };
+            self.handle_hit(&hit);
         }
         std::mem::take(&mut self.events)
     }
 
-    /// The vCPU comes by a point: where it is to stand.
-    fn come_by(&mut self, scene: &Scene<'_>) -> Option<Standing> {
+    /// Makes the events of a hit. Returns the one at which the vCPU is to stop.
+    fn handle_hit(&mut self, hit: &ProbeHit<'_>) -> Option<StopEvent> {
         let tracer = Arc::clone(&self.tracer);
-        let Moment { rip, gpr, .. } = scene.moment;
+        let Moment { rip, gpr, .. } = hit.moment;
         let mut stop = None;
         if self.returns.contains(&rip) {
-            stop = self.end(scene, gpr[RSP].wrapping_sub(8));
+            stop = self.end(hit, gpr[RSP].wrapping_sub(8));
         }
         if tracer.plan.is_exit(rip) {
-            stop = stop.or_else(|| self.end(scene, gpr[RSP]));
+            stop = stop.or_else(|| self.end(hit, gpr[RSP]));
         }
         for point in tracer.plan.at(rip) {
-            let begun = self.begin(scene, point);
+            let begun = self.begin(hit, point);
             stop = stop.or(begun);
         }
         stop
     }
 
-    /// Whoever waits for the event lets the vCPU go on; where nobody hears of it, it goes on by itself.
-    fn stand(&self, engine: &dyn Engine, standing: Standing) -> Verdict {
-        let Standing { event, entry, frame } = standing;
+    /// Stops the vCPU and sends the event; the event's receiver resumes the vCPU. If the event cannot be sent the vCPU goes on.
+    fn stop(&self, engine: &dyn Engine, stop_event: StopEvent) -> Verdict {
+        let StopEvent { event, entry, frame } = stop_event;
         let (rip, roots) = (engine.vcpu().rip, Roots::from(engine.vcpu()));
-        let stops = &self.tracer.shared.stops;
-        lock(stops).insert(self.vcpu, Stop { rip, roots, entry, frame });
-        if self.tracer.outlet.send(Item::Event(Event { stands: true, ..event }), || 1) {
+        let stops = &self.tracer.shared.stopped;
+        lock(stops).insert(self.vcpu, StoppedVcpu { rip, roots, entry, frame });
+        if self.tracer.channel.send(TraceItem::Event(Event { stands: true, ..event }), || 1) {
             return Verdict::Stop;
         }
         lock(stops).remove(&self.vcpu);
         Verdict::Resume
     }
 
-    /// What happens at a point: where the vCPU is to stand.
-    fn begin(&mut self, scene: &Scene<'_>, point: &Point) -> Option<Standing> {
-        let task = self.tracer.kernel.current_in(scene.moment.gs_base, scene.read)?;
-        if !self.tracer.is_meant(&task) {
+    /// Makes the event of one point. Returns it if the vCPU is to stop there.
+    fn begin(&mut self, hit: &ProbeHit<'_>, point: &Tracepoint) -> Option<StopEvent> {
+        let task = self.tracer.kernel.current_in(hit.moment.gs_base, hit.read)?;
+        if !self.tracer.selects(&task) {
             return None;
         }
         match point {
-            Point::Call(call) => self.begin_call(scene, task, call),
-            Point::Return(name) => self.begin_function(scene, task, ("return", name), Of::Function),
-            Point::Signal => self.begin_function(scene, task, ("signal", "?"), Of::Signal),
-            Point::Killed if scene.register(RDI) & 0x7f == 0 => None,
+            Tracepoint::Call(call) => self.begin_call(hit, task, call),
+            Tracepoint::Return(name) => {
+                self.begin_function(hit, task, ("return", name), Entered::Function)
+            }
+            Tracepoint::Signal => self.begin_function(hit, task, ("signal", "?"), Entered::Signal),
+            Tracepoint::Killed if hit.register(RDI) & 0x7f == 0 => None,
             _ => {
-                let event = self.simple(scene, &task, point);
-                let arguments = arguments(scene);
-                let filter = self.tracer.wanted.filter.as_ref();
+                let event = self.simple(hit, &task, point);
+                let arguments = arguments(hit);
+                let filter = self.tracer.selection.filter.as_ref();
                 let meant = filter.is_none_or(|filter| {
-                    let mut facts = self.facts(&event, &task, &arguments, None, scene.read);
-                    if let Point::Break(_, parameters) = point {
-                        facts.parameters = parameters;
+                    let mut fields = self.fields(&event, &task, &arguments, None, hit.read);
+                    if let Tracepoint::Break(_, parameters) = point {
+                        fields.parameters = parameters;
                     }
-                    // It has no result, now or later.
-                    filter.matches(&|name| facts.fact(name))
+                    // The event has no result, now or later.
+                    filter.matches(&|name| fields.field(name))
                 });
-                meant.then(|| self.tell(event, self.tracer.wanted.stops.at_entry(), None, None))?
+                meant.then(|| {
+                    self.report(event, self.tracer.selection.stops.at_entry(), None, None)
+                })?
             }
         }
     }
 
-    /// Tells of an event, or has it told once the vCPU stands.
-    fn tell(
+    /// Queues an event, or returns it if the vCPU stops at it.
+    fn report(
         &mut self,
         event: Event,
         stands: bool,
         entry: Option<u64>,
         frame: Option<u64>,
-    ) -> Option<Standing> {
+    ) -> Option<StopEvent> {
         if stands {
-            return Some(Standing { event, entry, frame });
+            return Some(StopEvent { event, entry, frame });
         }
         self.events.push(event);
         None
     }
 
-    fn facts<'a>(
+    fn fields<'a>(
         &self,
         event: &'a Event,
         task: &'a Task,
         arguments: &'a [u64],
         call: Option<&'a Call>,
         read: Reader<'a>,
-    ) -> Facts<'a> {
+    ) -> EventFields<'a> {
         let Event { kind, name, .. } = event;
-        Facts {
+        EventFields {
             kind,
             name,
             task,
@@ -390,116 +365,127 @@ impl Points {
     }
 
     /// An event that is complete at once.
-    fn simple(&self, scene: &Scene<'_>, task: &Task, point: &Point) -> Event {
-        let argument = |register: usize| scene.register(register);
+    fn simple(&self, hit: &ProbeHit<'_>, task: &Task, point: &Tracepoint) -> Event {
+        let argument = |register: usize| hit.register(register);
         let other = |register| {
-            let task = self.tracer.kernel.task_in(argument(register), scene.read);
+            let task = self.tracer.kernel.task_in(argument(register), hit.read);
             task.map_or_else(|| "?".to_owned(), |task| format!("{} {}", task.comm, task.tid))
         };
         let (kind, name, arguments) = match point {
-            Point::Exec => ("exec", "exec", self.program(scene)),
-            Point::Exit => ("exit", "exit", status(argument(RDI))),
-            Point::Fork => ("fork", "fork", other(RDI)),
-            Point::Switch => ("switch", "switch", format!("{} -> {}", other(RDI), other(RSI))),
-            Point::Interrupt(name) => ("irq", name.as_str(), String::new()),
-            Point::Exception(name) => ("exception", name.as_str(), exception(scene)),
-            Point::Break(name, parameters) => ("break", name.as_str(), shown(scene, parameters)),
-            Point::Return(name) => ("break", name.as_str(), shown(scene, &[])),
-            Point::Killed => {
-                let signal = numbers::signal(argument(RDI) & 0x7f);
+            Tracepoint::Exec => ("exec", "exec", self.program(hit)),
+            Tracepoint::Exit => ("exit", "exit", status(argument(RDI))),
+            Tracepoint::Fork => ("fork", "fork", other(RDI)),
+            Tracepoint::Switch => ("switch", "switch", format!("{} -> {}", other(RDI), other(RSI))),
+            Tracepoint::Interrupt(name) => ("irq", name.as_str(), String::new()),
+            Tracepoint::Exception(name) => ("exception", name.as_str(), exception(hit)),
+            Tracepoint::Break(name, parameters) => ("break", name.as_str(), shown(hit, parameters)),
+            Tracepoint::Return(name) => ("break", name.as_str(), shown(hit, &[])),
+            Tracepoint::Killed => {
+                let signal = linux_names::signal(argument(RDI) & 0x7f);
                 return Event {
                     arguments: "kills".to_owned(),
-                    ..self.event(scene, task, "signal", &signal)
+                    ..self.event(hit, task, "signal", &signal)
                 };
             }
-            Point::Call(_) | Point::Signal => ("", "", String::new()),
+            Tracepoint::Call(_) | Tracepoint::Signal => ("", "", String::new()),
         };
-        Event { arguments, ..self.event(scene, task, kind, name) }
+        Event { arguments, ..self.event(hit, task, kind, name) }
     }
 
     /// The path of the program that `struct linux_binprm` stands for.
-    fn program(&self, scene: &Scene<'_>) -> String {
+    fn program(&self, hit: &ProbeHit<'_>) -> String {
         const MOST: usize = 256;
         let at = self.tracer.kernel.types.offset(FILENAME.0, FILENAME.1).ok();
-        let path = at.and_then(|at| scene.word(scene.register(RDI).wrapping_add(at)));
+        let path = at.and_then(|at| hit.word(hit.register(RDI).wrapping_add(at)));
         let mut bytes = [0; MOST];
-        let count = path.map_or(0, |path| (scene.read)(path, &mut bytes));
+        let count = path.map_or(0, |path| (hit.read)(path, &mut bytes));
         let text = bytes[..count].split(|byte| *byte == 0).next().unwrap_or_default();
         if text.is_empty() { "?".to_owned() } else { String::from_utf8_lossy(text).into_owned() }
     }
 
-    fn begin_call(&mut self, scene: &Scene<'_>, task: Task, call: &Arc<Call>) -> Option<Standing> {
+    fn begin_call(
+        &mut self,
+        hit: &ProbeHit<'_>,
+        task: Task,
+        call: &Arc<Call>,
+    ) -> Option<StopEvent> {
         let tracer = Arc::clone(&self.tracer);
-        let wanted = &tracer.wanted;
-        let frame = scene.register(RDI);
+        let selection = &tracer.selection;
+        let frame = hit.register(RDI);
         let mut values = [0; 6];
         for (value, at) in values.iter_mut().zip(ARGUMENTS) {
-            *value = scene.word(frame.wrapping_add(at))?;
+            *value = hit.word(frame.wrapping_add(at))?;
         }
-        let mut event = self.event(scene, &task, "syscall", &call.name);
-        if let Some(filter) = &wanted.filter {
-            let facts = self.facts(&event, &task, &values, Some(call), scene.read);
-            // One that cannot be meant whatever it returns costs no second exit.
-            let fact = |name: &str| facts.fact(name);
-            // One that does not return has no result, now or later.
+        let mut event = self.event(hit, &task, "syscall", &call.name);
+        if let Some(filter) = &selection.filter {
+            let fields = self.fields(&event, &task, &values, Some(call), hit.read);
+            // A call that the filter refuses whatever the result costs no second exit.
+            let field = |name: &str| fields.field(name);
+            // A call that does not return has no result, now or later.
             let meant =
-                if call.is_last() { filter.matches(&fact) } else { filter.may_match(&fact) };
+                if call.is_last() { filter.matches(&field) } else { filter.may_match(&field) };
             meant.then_some(())?;
         }
-        let stands = wanted.stops.at_entry();
+        let stands = selection.stops.at_entry();
         if stands {
             event.values = values[..call.count()].to_vec();
         }
-        // What is told only at its end is made then.
-        if stands || call.is_last() || of_new_program(&call.name) {
-            event.arguments = call.arguments(&values, None, scene.read);
+        // The arguments of a call that is reported at its end are printed then.
+        if stands || call.is_last() || replaces_program(&call.name) {
+            event.arguments = call.arguments(&values, None, hit.read);
         }
         if call.is_last() {
             event.result = Some("?".to_owned());
-        } else if wanted.stops != Stops::Entry {
-            let n = wanted.filter.as_ref().and_then(|_| call.parameter("path"));
-            let path = n.and_then(|n| call.text(n, values[n], scene.read));
-            let (event, of) = (event.clone(), Of::Call(Arc::clone(call)));
-            let (arguments, entry) = (values.to_vec(), scene.record.to_vec());
-            self.wait(scene, Pending { event, task, arguments, of, path, entry })?;
+        } else if selection.stops != Stops::Entry {
+            let n = selection.filter.as_ref().and_then(|_| call.parameter("path"));
+            let path = n.and_then(|n| call.text(n, values[n], hit.read));
+            let (event, entered) = (event.clone(), Entered::Call(Arc::clone(call)));
+            let (arguments, entry) = (values.to_vec(), hit.record.to_vec());
+            self.expect_return(
+                hit,
+                PendingReturn { event, task, arguments, entered, path, entry },
+            )?;
             if !stands {
                 return None;
             }
         }
-        self.tell(event, stands, Some(scene.register(RSP)), Some(frame))
+        self.report(event, stands, Some(hit.register(RSP)), Some(frame))
     }
 
     fn begin_function(
         &mut self,
-        scene: &Scene<'_>,
+        hit: &ProbeHit<'_>,
         task: Task,
         (kind, name): (&str, &str),
-        of: Of,
-    ) -> Option<Standing> {
-        let event = self.event(scene, &task, kind, name);
-        let arguments = arguments(scene).to_vec();
+        entered: Entered,
+    ) -> Option<StopEvent> {
+        let event = self.event(hit, &task, kind, name);
+        let arguments = arguments(hit).to_vec();
         let tracer = Arc::clone(&self.tracer);
-        let Wanted { stops, filter, .. } = &tracer.wanted;
-        let stands = stops.at_entry() && matches!(of, Of::Function);
-        if let (Of::Function, Some(filter)) = (&of, filter) {
-            let facts = self.facts(&event, &task, &arguments, None, &nothing);
-            filter.may_match(&|name| facts.fact(name)).then_some(())?;
+        let EventSelection { stops, filter, .. } = &tracer.selection;
+        let stands = stops.at_entry() && matches!(entered, Entered::Function);
+        if let (Entered::Function, Some(filter)) = (&entered, filter) {
+            let fields = self.fields(&event, &task, &arguments, None, &nothing);
+            filter.may_match(&|name| fields.field(name)).then_some(())?;
         }
         if *stops != Stops::Entry || !stands {
             let (event, arguments) = (event.clone(), arguments.clone());
             let entry = Vec::new();
-            self.wait(scene, Pending { event, task, arguments, of, path: None, entry })?;
+            self.expect_return(
+                hit,
+                PendingReturn { event, task, arguments, entered, path: None, entry },
+            )?;
         }
         let event = Event { values: arguments, ..event };
-        stands.then(|| self.tell(event, true, Some(scene.register(RSP)), None))?
+        stands.then(|| self.report(event, true, Some(hit.register(RSP)), None))?
     }
 
-    /// A function has been entered, whose end is wanted.
-    fn wait(&self, scene: &Scene<'_>, pending: Pending) -> Option<()> {
+    /// Remembers a function whose return is traced.
+    fn expect_return(&self, hit: &ProbeHit<'_>, pending: PendingReturn) -> Option<()> {
         let Tracer { plan, shared, .. } = &*self.tracer;
-        let rsp = scene.register(RSP);
-        if !plan.has_exits_of(scene.moment.rip) {
-            let back = scene.word(rsp)?;
+        let rsp = hit.register(RSP);
+        if !plan.has_exits_of(hit.moment.rip) {
+            let back = hit.word(rsp)?;
             lock(&shared.returns).insert(back);
         }
         let mut all = lock(&shared.pending);
@@ -510,78 +496,77 @@ impl Points {
         Some(())
     }
 
-    /// A function returns whose entry may have been at this RSP: where the vCPU is to stand.
-    fn end(&mut self, scene: &Scene<'_>, entry: u64) -> Option<Standing> {
+    /// A function returns whose entry may have been at this RSP. Returns its event if the vCPU is to stop there.
+    fn end(&mut self, hit: &ProbeHit<'_>, entry: u64) -> Option<StopEvent> {
         let tracer = Arc::clone(&self.tracer);
-        let Tracer { shared, wanted, .. } = &*tracer;
+        let Tracer { shared, selection, .. } = &*tracer;
         let pending = lock(&shared.pending).remove(&entry)?;
-        let value = scene.register(RAX);
-        let Pending { mut event, task, arguments, of, path, entry } = pending;
-        event.took = Some(scene.ns.saturating_sub(event.ns));
+        let value = hit.register(RAX);
+        let PendingReturn { mut event, task, arguments, entered, path, entry } = pending;
+        event.took = Some(hit.ns.saturating_sub(event.ns));
         let before = tap::records(&entry).next();
-        let read = |gva, bytes: &mut [u8]| read_both(scene, before.as_ref(), gva, bytes);
+        let read = |gva, bytes: &mut [u8]| read_both(hit, before.as_ref(), gva, bytes);
         let (mut result, mut call) = (value as i64, None);
-        match &of {
-            Of::Function => event.result = Some(format!("{value:#x}")),
-            Of::Signal => {
-                result = self.signal(scene, &mut event, *arguments.first()?)?;
+        match &entered {
+            Entered::Function => event.result = Some(format!("{value:#x}")),
+            Entered::Signal => {
+                result = self.signal(hit, &mut event, *arguments.first()?)?;
             }
-            Of::Call(of) => {
+            Entered::Call(entered) => {
                 let values = arguments.first_chunk()?;
-                // Another program has other memory: what was there before is what counts.
-                if !of_new_program(&of.name) {
-                    event.arguments = of.arguments(values, Some(result), &read);
+                if !replaces_program(&entered.name) {
+                    event.arguments = entered.arguments(values, Some(result), &read);
                 }
-                event.result = Some(calls::result(&of.name, result));
-                call = Some(&**of);
+                event.result = Some(calls::result(&entered.name, result));
+                call = Some(&**entered);
             }
         }
-        if let Some(filter) = &wanted.filter {
-            let mut facts = self.facts(&event, &task, &arguments, call, &read);
-            facts.end = Some((result, event.took.unwrap_or_default()));
+        if let Some(filter) = &selection.filter {
+            let mut fields = self.fields(&event, &task, &arguments, call, &read);
+            fields.end = Some((result, event.took.unwrap_or_default()));
             let is_path = |name: &str| {
                 call.is_some_and(|call| call.parameter(name) == call.parameter("path"))
             };
-            let fact = |name: &str| match &path {
-                Some(path) if is_path(name) => Fact::Text(path.clone()),
-                _ => facts.fact(name),
+            let field = |name: &str| match &path {
+                Some(path) if is_path(name) => FieldValue::Text(path.clone()),
+                _ => fields.field(name),
             };
-            filter.matches(&fact).then_some(())?;
+            filter.matches(&field).then_some(())?;
         }
-        let stands = wanted.stops.at_end();
+        let stands = selection.stops.at_end();
         if stands {
             event.values = arguments;
         }
-        self.tell(event, stands, None, None)
+        self.report(event, stands, None, None)
     }
 
-    /// What `get_signal` has found for this thread, if it has: `struct ksignal` is at `found`. Returns its number.
-    fn signal(&self, scene: &Scene<'_>, event: &mut Event, found: u64) -> Option<i64> {
+    /// Fills in the event for the signal that `get_signal` has found: `struct ksignal` is at `found`. Returns the signal's number.
+    fn signal(&self, hit: &ProbeHit<'_>, event: &mut Event, found: u64) -> Option<i64> {
         const CODE: u64 = 8;
         const SENDER: u64 = 16;
-        (scene.register(RAX) & 0xff != 0).then_some(())?;
+        (hit.register(RAX) & 0xff != 0).then_some(())?;
         let member = |name| self.tracer.kernel.types.offset("ksignal", name).ok();
-        let word = |at: u64| scene.word(found.wrapping_add(at));
+        let word = |at: u64| hit.word(found.wrapping_add(at));
         let info = member("info")?;
         let (number, handler) = (word(member("sig")?)? & 0xff, word(member("ka")?)?);
         let (code, sender) = (word(info + CODE)? as i32, word(info + SENDER)? as u32);
-        event.name = numbers::signal(number);
+        event.name = linux_names::signal(number);
         let by = if code <= 0 { format!(", from {sender}") } else { String::new() };
         event.arguments = format!("handler {handler:#x}, code {code}{by}");
         event.took = None;
         Some(number as i64)
     }
 
-    fn event(&self, scene: &Scene<'_>, task: &Task, kind: &str, name: &str) -> Event {
+    fn event(&self, hit: &ProbeHit<'_>, task: &Task, kind: &str, name: &str) -> Event {
         let Task { pid, tid, comm, .. } = task.clone();
         let (kind, name) = (kind.to_owned(), name.to_owned());
-        let (ns, vcpu) = (scene.ns, self.vcpu);
+        let (ns, vcpu) = (hit.ns, self.vcpu);
         Event { ns, vcpu, pid, tid, comm, kind, name, ..Event::default() }
     }
 }
 
-/// Behind it memory is another program's: what was there before is what counts.
-fn of_new_program(call: &str) -> bool {
+/// The call replaces the program: memory after it is another program's, so arguments are read before.
+fn replaces_program(call: &str) -> bool {
     matches!(call, "execve" | "execveat")
 }
 

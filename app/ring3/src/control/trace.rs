@@ -16,7 +16,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use inspect::trace::{Line, Orders, Request};
-use ring3_trace::filter::{Filter, Wrong};
+use ring3_trace::filter::{Filter, FilterError};
 use vmm::Inspector;
 
 use super::{
@@ -153,7 +153,7 @@ pub fn trace(arguments: &TraceArguments) -> Result<u8, Failure> {
 }
 
 /// Points at what is wrong.
-fn no_filter(filter: &str, wrong: &Wrong) -> Failure {
+fn no_filter(filter: &str, wrong: &FilterError) -> Failure {
     let place = " ".repeat(wrong.column);
     Failure::usage(format!("--filter, {wrong}\n  {filter}\n  {place}^"))
 }

@@ -10,7 +10,7 @@ use ring3_trace::Event;
 use x86::tap;
 
 /// What vCPUs send.
-pub enum Item {
+pub enum TraceItem {
     /// An event that is complete.
     Event(Event),
     /// What taps of a vCPU have recorded.
@@ -32,8 +32,8 @@ const MOST_BYTES: usize = 64 << 20;
 
 /// The channel from vCPUs to the thread that reports events. The channel closes with the last handler: engines keep the rest of a
 /// trace longer.
-pub struct TraceOutlet {
-    sink: Mutex<Option<SyncSender<Item>>>,
+pub struct TraceChannel {
+    sink: Mutex<Option<SyncSender<TraceItem>>>,
     pub lost: Arc<AtomicU64>,
     /// Bytes of records on their way.
     pub waiting: AtomicUsize,
@@ -41,8 +41,8 @@ pub struct TraceOutlet {
     pub handlers: AtomicUsize,
 }
 
-impl TraceOutlet {
-    pub fn new(sink: SyncSender<Item>, lost: Arc<AtomicU64>) -> Self {
+impl TraceChannel {
+    pub fn new(sink: SyncSender<TraceItem>, lost: Arc<AtomicU64>) -> Self {
         Self {
             sink: Mutex::new(Some(sink)),
             lost,
@@ -52,7 +52,7 @@ impl TraceOutlet {
     }
 
     /// Sends an item; false if nobody will receive it. `count` is the number of records lost if the channel is full.
-    pub fn send(&self, item: Item, count: impl Fn() -> u64) -> bool {
+    pub fn send(&self, item: TraceItem, count: impl Fn() -> u64) -> bool {
         let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(sink) = sink.as_ref() else { return false };
         match sink.try_send(item) {
@@ -70,7 +70,7 @@ impl TraceOutlet {
         let count = tap::records(&batch.records).count() as u64;
         if self.waiting.fetch_add(len, Ordering::Relaxed) > MOST_BYTES {
             self.lost.fetch_add(count, Ordering::Relaxed);
-        } else if self.send(Item::Records(batch), || count) {
+        } else if self.send(TraceItem::Records(batch), || count) {
             return;
         }
         self.waiting.fetch_sub(len, Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl TraceOutlet {
 }
 
 /// When a record was made, in nanoseconds since the trace began, at which the time-stamp counter was `began`.
-pub fn when(batch: &Batch, began: u64, tsc: u64) -> u64 {
+pub fn time_of(batch: &Batch, began: u64, tsc: u64) -> u64 {
     let (span, since) = (batch.tsc.saturating_sub(began), tsc.saturating_sub(began));
     let ns = u128::from(batch.ns) * u128::from(since.min(span)) / u128::from(span.max(1));
     u64::try_from(ns).unwrap_or(batch.ns)

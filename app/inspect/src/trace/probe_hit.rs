@@ -1,4 +1,4 @@
-//! What is there when a vCPU comes by a point, and what is told of it.
+//! A vCPU reaches a point: its registers and memory then, and the text that events have of them.
 
 use contract::Engine;
 use x86::{
@@ -8,7 +8,7 @@ use x86::{
 
 use super::{
     calls::{self, Reader},
-    facts,
+    fields,
 };
 use crate::linux::{Form, Parameter, word};
 
@@ -17,19 +17,19 @@ pub const REGISTERS: [usize; 6] = [RDI, RSI, RDX, RCX, R8, R8 + 1];
 /// Where `struct pt_regs` has RIP.
 pub const RIP: u64 = 128;
 
-/// What is there when a vCPU comes by a point.
+/// A vCPU that has reached a point, now or when a tap made its record.
 #[derive(Clone, Copy)]
-pub struct Scene<'a> {
+pub struct ProbeHit<'a> {
     pub moment: Moment,
     /// Nanoseconds since the trace began.
     pub ns: u64,
     /// Guest memory, as far as it was recorded.
     pub read: Reader<'a>,
-    /// The record, if it is one.
+    /// The tap's record; empty if the vCPU is at the point now.
     pub record: &'a [u8],
 }
 
-impl Scene<'_> {
+impl ProbeHit<'_> {
     pub fn register(&self, number: usize) -> u64 {
         self.moment.gpr[number]
     }
@@ -39,7 +39,7 @@ impl Scene<'_> {
     }
 }
 
-/// The registers of an engine that stands between two instructions.
+/// The registers of a vCPU between two instructions.
 pub fn moment(engine: &mut dyn Engine) -> Moment {
     let tsc = engine.time_stamp();
     let v = engine.vcpu();
@@ -48,22 +48,22 @@ pub fn moment(engine: &mut dyn Engine) -> Moment {
 }
 
 /// The first arguments of a function, at its entry.
-pub fn arguments(scene: &Scene<'_>) -> [u64; 6] {
-    REGISTERS.map(|register| scene.register(register))
+pub fn arguments(hit: &ProbeHit<'_>) -> [u64; 6] {
+    REGISTERS.map(|register| hit.register(register))
 }
 
-/// The arguments of a function by their types; without those the first three.
-pub fn shown(scene: &Scene<'_>, parameters: &[Parameter]) -> String {
+/// The arguments of a function, printed by their types; without types the first three.
+pub fn shown(hit: &ProbeHit<'_>, parameters: &[Parameter]) -> String {
     if parameters.is_empty() {
-        return [RDI, RSI, RDX]
-            .map(|register| format!("{:#x}", scene.register(register)))
-            .join(", ");
+        return [RDI, RSI, RDX].map(|register| format!("{:#x}", hit.register(register))).join(", ");
     }
     let shown = |(parameter, register): (&Parameter, usize)| {
-        let value = scene.register(register);
+        let value = hit.register(register);
         let text = match parameter.form {
-            Form::Signed(_) | Form::Unsigned(_) => facts::number(parameter.form, value).to_string(),
-            Form::Text => calls::text(value, scene.read).unwrap_or_else(|| format!("{value:#x}")),
+            Form::Signed(_) | Form::Unsigned(_) => {
+                fields::number(parameter.form, value).to_string()
+            }
+            Form::Text => calls::text(value, hit.read).unwrap_or_else(|| format!("{value:#x}")),
             Form::Address => format!("{value:#x}"),
         };
         format!("{}={text}", parameter.name)
@@ -72,26 +72,26 @@ pub fn shown(scene: &Scene<'_>, parameters: &[Parameter]) -> String {
 }
 
 /// Where an exception happened, and its error code.
-pub fn exception(scene: &Scene<'_>) -> String {
-    let rip = scene.word(scene.register(RDI).wrapping_add(RIP)).unwrap_or_default();
-    let (cr2, code) = (scene.moment.cr2, scene.register(RSI) as u32);
+pub fn exception(hit: &ProbeHit<'_>) -> String {
+    let rip = hit.word(hit.register(RDI).wrapping_add(RIP)).unwrap_or_default();
+    let (cr2, code) = (hit.moment.cr2, hit.register(RSI) as u32);
     format!("rip {rip:#x}, cr2 {cr2:#x}, code {code:#x}")
 }
 
-/// Memory at the end of a call; what was not recorded then as it was at its beginning.
+/// Reads memory as recorded at the end of a call; what was not recorded then, as recorded at its beginning.
 pub fn read_both(
-    scene: &Scene<'_>,
+    hit: &ProbeHit<'_>,
     before: Option<&TapRecord<'_>>,
     gva: u64,
     to: &mut [u8],
 ) -> usize {
-    match ((scene.read)(gva, to), before) {
+    match ((hit.read)(gva, to), before) {
         (0, Some(before)) => before.read(gva, to),
         (count, _) => count,
     }
 }
 
-/// A status as wait has it.
+/// An exit status as `wait` encodes it.
 pub fn status(code: u64) -> String {
     match code & 0x7f {
         0 => format!("status {}", code >> 8 & 0xff),

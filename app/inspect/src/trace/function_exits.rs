@@ -2,7 +2,7 @@
 //!
 //! A function's instructions are gone through from its symbol to the next one. It ends at RET, or where it jumps to a return thunk.
 //! Where it jumps out of itself otherwise it goes on in another function, or in the part of it that the compiler took for cold; both
-//! end where this one does. A jump through a register leads nobody knows where, and then nothing is said of the function's ends.
+//! end where this one does. The target of a jump through a register is not known; a function with one has no known ends.
 
 use std::collections::BTreeSet;
 
@@ -16,15 +16,15 @@ const MOST_FUNCTIONS: usize = 24;
 const MOST_EXITS: usize = 96;
 const MOST_BYTES: u64 = 32 << 10;
 
-/// What a kernel says of its code.
-trait Text {
+/// The kernel's code and symbols.
+trait KernelCode {
     /// The function around an address: its first byte (GVA), and its code.
     fn function(&self, address: u64) -> Option<(u64, Vec<u8>)>;
-    /// A jump there returns.
+    /// The address is a return thunk: a jump there returns.
     fn is_thunk(&self, address: u64) -> bool;
 }
 
-impl Text for (&LinuxKernel, &Ram) {
+impl KernelCode for (&LinuxKernel, &Ram) {
     fn function(&self, address: u64) -> Option<(u64, Vec<u8>)> {
         let (kernel, ram) = self;
         let range = kernel.symbols.around(address)?;
@@ -44,7 +44,7 @@ pub fn of(kernel: &LinuxKernel, ram: &Ram, entry: u64) -> Option<BTreeSet<u64>> 
     found(&(kernel, ram), entry)
 }
 
-fn found(text: &impl Text, entry: u64) -> Option<BTreeSet<u64>> {
+fn found(text: &impl KernelCode, entry: u64) -> Option<BTreeSet<u64>> {
     let (mut exits, mut seen, mut rest) = (BTreeSet::new(), BTreeSet::new(), vec![entry]);
     while let Some(address) = rest.pop() {
         let (start, code) = text.function(address)?;
@@ -53,13 +53,13 @@ fn found(text: &impl Text, entry: u64) -> Option<BTreeSet<u64>> {
         }
         let end = start + code.len() as u64;
         for instruction in Decoder::with_ip(64, &code, start, DecoderOptions::NONE) {
-            match way(&instruction) {
-                Way::On => {}
-                Way::Returns => drop(exits.insert(instruction.ip())),
-                Way::Unknown => return None,
-                Way::To(target) if text.is_thunk(target) => drop(exits.insert(instruction.ip())),
-                Way::To(target) if (start..end).contains(&target) => {}
-                Way::To(target) => rest.push(target),
+            match flow(&instruction) {
+                Flow::On => {}
+                Flow::Returns => drop(exits.insert(instruction.ip())),
+                Flow::Unknown => return None,
+                Flow::To(target) if text.is_thunk(target) => drop(exits.insert(instruction.ip())),
+                Flow::To(target) if (start..end).contains(&target) => {}
+                Flow::To(target) => rest.push(target),
             }
         }
         if seen.len() > MOST_FUNCTIONS || exits.len() > MOST_EXITS {
@@ -69,28 +69,28 @@ fn found(text: &impl Text, entry: u64) -> Option<BTreeSet<u64>> {
     (!exits.is_empty()).then_some(exits)
 }
 
-/// Where an instruction leads.
-enum Way {
+/// Where execution goes after an instruction.
+enum Flow {
     On,
     Returns,
     To(u64),
     Unknown,
 }
 
-fn way(instruction: &Instruction) -> Way {
+fn flow(instruction: &Instruction) -> Flow {
     match instruction.flow_control() {
         FlowControl::Return => match instruction.code() {
-            Code::Retnq | Code::Retnq_imm16 => Way::Returns,
-            _ => Way::Unknown,
+            Code::Retnq | Code::Retnq_imm16 => Flow::Returns,
+            _ => Flow::Unknown,
         },
         FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
             match instruction.op0_kind() {
-                OpKind::NearBranch64 => Way::To(instruction.near_branch_target()),
-                _ => Way::Unknown,
+                OpKind::NearBranch64 => Flow::To(instruction.near_branch_target()),
+                _ => Flow::Unknown,
             }
         }
-        FlowControl::IndirectBranch => Way::Unknown,
-        _ => Way::On,
+        FlowControl::IndirectBranch => Flow::Unknown,
+        _ => Flow::On,
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
     /// Functions of 16 bytes each, from 0x1000 on; the last is the thunk.
     struct Sample(Vec<[u8; 16]>);
 
-    impl Text for Sample {
+    impl KernelCode for Sample {
         fn function(&self, address: u64) -> Option<(u64, Vec<u8>)> {
             let n = address.checked_sub(0x1000)? / 16;
             Some((0x1000 + n * 16, self.0.get(n as usize)?.to_vec()))

@@ -1,20 +1,20 @@
-//! Events of what vCPUs do besides executing instructions: accesses to devices and model-specific registers, and what engines do.
+//! Events other than executed instructions: accesses to devices and model-specific registers, and what engines do.
 
 use contract::Doing;
 use ring3_trace::Event;
 
-use super::{facts::Facts, tracer::Tracer};
+use super::{fields::EventFields, tracer::Tracer};
 use crate::linux::Task;
 
-/// What a vCPU has done, if it is wanted. Nobody knows which process it was for.
+/// The event for what a vCPU has done, if it is traced. Its process is not known.
 pub fn event(tracer: &Tracer, vcpu: usize, doing: Doing) -> Option<Event> {
-    let (kind, name, arguments, values) = told(doing);
-    tracer.plan.doings().contains(kind).then_some(())?;
+    let (kind, name, arguments, values) = describe(doing);
+    tracer.plan.vcpu_events().contains(kind).then_some(())?;
     let (kind, name) = (kind.to_owned(), name.to_owned());
     let event = Event { ns: tracer.now(), vcpu, kind, name, arguments, ..Event::default() };
-    let filter = tracer.wanted.filter.as_ref();
+    let filter = tracer.selection.filter.as_ref();
     let meant = filter.is_none_or(|filter| {
-        let facts = Facts {
+        let fields = EventFields {
             kind: &event.kind,
             name: &event.name,
             task: &Task::default(),
@@ -25,13 +25,13 @@ pub fn event(tracer: &Tracer, vcpu: usize, doing: Doing) -> Option<Event> {
             read: &|_, _| 0,
             end: None,
         };
-        filter.matches(&|name| facts.fact(name))
+        filter.matches(&|name| fields.field(name))
     });
     meant.then_some(event)
 }
 
-/// Its kind, its name, and the rest as text and as numbers.
-fn told(doing: Doing) -> (&'static str, &'static str, String, [u64; 2]) {
+/// The event's kind, its name, and its arguments as text and as numbers.
+fn describe(doing: Doing) -> (&'static str, &'static str, String, [u64; 2]) {
     let way = |write: bool| if write { "write" } else { "read" };
     match doing {
         Doing::Port { port, size, write, value } => {
@@ -64,10 +64,13 @@ mod tests {
     #[test]
     fn what_is_done_is_told_with_numbers_for_filters() {
         let port = Doing::Port { port: 0x3f8, size: 1, write: true, value: 0x41 };
-        assert_eq!(told(port), ("port", "out", "0x3f8, 1 bytes, 0x41".to_owned(), [0x3f8, 0x41]));
+        assert_eq!(
+            describe(port),
+            ("port", "out", "0x3f8, 1 bytes, 0x41".to_owned(), [0x3f8, 0x41])
+        );
         let msr = Doing::Msr { index: 0x10, write: false, value: 7 };
-        assert_eq!(told(msr), ("msr", "read", "0x10, 0x7".to_owned(), [0x10, 7]));
+        assert_eq!(describe(msr), ("msr", "read", "0x10, 0x7".to_owned(), [0x10, 7]));
         let translate = Doing::Translate { gva: 0x1000, blocks: 3 };
-        assert_eq!(told(translate).2, "0x1000, 3 blocks");
+        assert_eq!(describe(translate).2, "0x1000, 3 blocks");
     }
 }

@@ -1,35 +1,35 @@
 //! Records of several vCPUs in the order of time.
 //!
-//! A vCPU's records come when it gives its turn away, after some milliseconds at the most while it runs. A thread that has gone
-//! to another vCPU meanwhile has ended there what it began here. So where there are several vCPUs records are held for a
-//! while, and then told as they happened.
+//! A vCPU's records arrive when the vCPU gives its turn away, while it runs after some milliseconds at the most. A thread may have
+//! moved to another vCPU meanwhile, and ended there a call that it began here. With several vCPUs records are therefore held for
+//! [`HOLD_TIME`], and then reported in the order of time.
 
 use std::time::{Duration, Instant};
 
 use x86::tap;
 
-use super::outlet::Batch;
+use super::channel::Batch;
 
 /// How long records are held where there are several vCPUs.
-const WHILE: Duration = Duration::from_millis(200);
+const HOLD_TIME: Duration = Duration::from_millis(200);
 
-/// Records that are not told yet.
+/// Records that are not reported yet.
 #[derive(Default)]
-pub struct Held {
+pub struct ReorderBuffer {
     pub batches: Vec<Batch>,
-    /// When those came that are to be told next, and the counter then.
+    /// For each arrival: when, and the newest time-stamp counter of the records then.
     marks: Vec<(Instant, u64)>,
 }
 
-impl Held {
-    /// What is to be told now, in batches that follow each other.
+impl ReorderBuffer {
+    /// Takes what is due for a report, in batches in the order of time.
     pub fn due(&mut self, hold: bool) -> Vec<Batch> {
         if !hold {
             return in_order(std::mem::take(&mut self.batches), u64::MAX, &mut self.batches);
         }
         let newest = self.batches.iter().map(|batch| batch.tsc).max();
         self.marks.extend(newest.map(|tsc| (Instant::now(), tsc)));
-        let over = self.marks.partition_point(|(came, _)| came.elapsed() >= WHILE);
+        let over = self.marks.partition_point(|(came, _)| came.elapsed() >= HOLD_TIME);
         let Some(until) = self.marks.drain(..over).map(|(_, tsc)| tsc).max() else {
             return Vec::new();
         };
@@ -37,7 +37,7 @@ impl Held {
     }
 }
 
-/// What is not newer than `until`, in order; the rest is put back.
+/// Takes the records not newer than `until`, in order; newer ones go to `rest`.
 fn in_order(mut all: Vec<Batch>, until: u64, rest: &mut Vec<Batch>) -> Vec<Batch> {
     let mut due = Vec::new();
     if let [_] = &all[..]
@@ -110,10 +110,10 @@ mod tests {
     #[test]
     fn records_of_two_are_told_as_they_happened() {
         let batches = vec![batch(0, &[1, 4]), batch(1, &[2, 3, 5])];
-        let mut held = Held { batches, ..Held::default() };
-        assert_eq!(times(&held.due(true)), [], "not yet");
-        assert_eq!(times(&held.due(false)), [(0, 1), (1, 2), (1, 3), (0, 4), (1, 5)]);
-        assert!(held.due(false).is_empty());
+        let mut reorder = ReorderBuffer { batches, ..ReorderBuffer::default() };
+        assert_eq!(times(&reorder.due(true)), [], "not yet");
+        assert_eq!(times(&reorder.due(false)), [(0, 1), (1, 2), (1, 3), (0, 4), (1, 5)]);
+        assert!(reorder.due(false).is_empty());
     }
 
     #[test]

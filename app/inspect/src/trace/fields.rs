@@ -1,16 +1,16 @@
-//! What a filter asks of an event.
+//! The fields of an event that a filter can compare.
 
-use ring3_trace::filter::Fact;
+use ring3_trace::filter::FieldValue;
 
 use super::calls::{self, Call, Reader};
 use crate::linux::{Form, Parameter, Task};
 
-/// What all events have.
+/// Fields of all events.
 const COMMON: [&str; 9] = ["kind", "name", "comm", "pid", "tid", "cpu", "ret", "dur", "path"];
 /// Arguments of functions that are shown.
 const ARGUMENTS: [&str; 6] = ["arg0", "arg1", "arg2", "arg3", "arg4", "arg5"];
 
-/// A filter may ask for this whatever the event.
+/// All events have this field.
 pub fn is_common(name: &str) -> bool {
     COMMON.contains(&name) || ARGUMENTS.contains(&name)
 }
@@ -25,65 +25,69 @@ pub fn number(form: Form, value: u64) -> i128 {
     }
 }
 
-/// What is known of an event.
-pub struct Facts<'a> {
-    /// `syscall` and so on.
+/// An event, for filters.
+pub struct EventFields<'a> {
+    /// The event's kind: `syscall` and so on.
     pub kind: &'a str,
-    /// Which.
+    /// The event's name.
     pub name: &'a str,
-    /// Whose.
+    /// The thread.
     pub task: &'a Task,
-    /// On which vCPU.
+    /// The vCPU.
     pub vcpu: usize,
-    /// Its arguments.
+    /// The arguments.
     pub arguments: &'a [u64],
-    /// What they are, if it is a system call.
+    /// The system call, if the event is one: names the arguments.
     pub call: Option<&'a Call>,
-    /// What they are, if it is a function's.
+    /// The function's parameters, if the event is a function: name the arguments.
     pub parameters: &'a [Parameter],
     /// Guest memory.
     pub read: Reader<'a>,
-    /// Result and time (ns), once they are known.
+    /// Result and duration (ns), once they are known.
     pub end: Option<(i64, u64)>,
 }
 
-impl Facts<'_> {
-    /// What a filter calls so.
-    pub fn fact(&self, name: &str) -> Fact {
-        let text = |text: &str| Fact::Text(text.to_owned());
+impl EventFields<'_> {
+    /// The value of a field by its name.
+    pub fn field(&self, name: &str) -> FieldValue {
+        let text = |text: &str| FieldValue::Text(text.to_owned());
         match name {
             "kind" => text(self.kind),
             "name" => text(self.name),
             "comm" => text(&self.task.comm),
-            "pid" => Fact::Number(self.task.pid.into()),
-            "tid" => Fact::Number(self.task.tid.into()),
-            "cpu" => Fact::Number(self.vcpu as i128),
-            "ret" => self.end.map_or(Fact::Later, |(result, _)| Fact::Number(result.into())),
-            "dur" => self.end.map_or(Fact::Later, |(_, time)| Fact::Number(time.into())),
-            other => self.argument(other).unwrap_or(Fact::Nothing),
+            "pid" => FieldValue::Number(self.task.pid.into()),
+            "tid" => FieldValue::Number(self.task.tid.into()),
+            "cpu" => FieldValue::Number(self.vcpu as i128),
+            "ret" => self
+                .end
+                .map_or(FieldValue::NotYetKnown, |(result, _)| FieldValue::Number(result.into())),
+            "dur" => self
+                .end
+                .map_or(FieldValue::NotYetKnown, |(_, time)| FieldValue::Number(time.into())),
+            other => self.argument(other).unwrap_or(FieldValue::NoSuchField),
         }
     }
 
-    fn argument_of_function(&self, name: &str) -> Option<Fact> {
+    fn argument_of_function(&self, name: &str) -> Option<FieldValue> {
         let named = self.parameters.iter().position(|parameter| parameter.name == name);
         let n = named.or_else(|| ARGUMENTS.iter().position(|known| *known == name))?;
         let value = *self.arguments.get(n)?;
         Some(match self.parameters.get(n).map(|parameter| parameter.form) {
-            Some(Form::Text) => Fact::Text(
+            Some(Form::Text) => FieldValue::Text(
                 String::from_utf8_lossy(&calls::terminated(value, self.read)?).into_owned(),
             ),
-            Some(form) => Fact::Number(number(form, value)),
-            None => Fact::Number(value.into()),
+            Some(form) => FieldValue::Number(number(form, value)),
+            None => FieldValue::Number(value.into()),
         })
     }
 
-    fn argument(&self, name: &str) -> Option<Fact> {
+    fn argument(&self, name: &str) -> Option<FieldValue> {
         let Some(call) = self.call else {
             return self.argument_of_function(name);
         };
         let n = call.parameter(name)?;
         let value = *self.arguments.get(n)?;
-        let text = call.text(n, value, self.read).map(Fact::Text);
-        Some(text.unwrap_or_else(|| Fact::Number(call.number(n, value))))
+        let text = call.text(n, value, self.read).map(FieldValue::Text);
+        Some(text.unwrap_or_else(|| FieldValue::Number(call.number(n, value))))
     }
 }

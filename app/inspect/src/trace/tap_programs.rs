@@ -10,9 +10,10 @@ use x86::{
 
 use super::{
     calls::{Call, Piece},
-    plan::{Point, TracePlan},
-    scene::{REGISTERS, RIP},
-    tracer::{ARGUMENTS, FILENAME, Wanted},
+    plan::{TracePlan, Tracepoint},
+    probe_hit::{REGISTERS, RIP},
+    state::EventSelection,
+    tracer::{ARGUMENTS, FILENAME},
 };
 use crate::linux::{Form, LinuxKernel};
 
@@ -35,42 +36,42 @@ const CALLS: u64 = 512;
 const FILLED: u64 = 32;
 
 /// The programs of a plan's points: where each begins, and all steps.
-pub struct Programs {
+pub struct TapPrograms {
     pub points: BTreeMap<u64, u32>,
     pub steps: Vec<[u64; STEP_WORDS]>,
 }
 
-/// Makes them. Functions whose ends are not known return to one of `returns`.
-pub fn programs(
+/// Compiles the plan's programs. Functions whose ends are not known return to one of `returns`.
+pub fn tap_programs(
     (kernel, ram): (&LinuxKernel, &Ram),
     plan: &TracePlan,
-    wanted: &Wanted,
+    selection: &EventSelection,
     returns: &HashSet<u64>,
-) -> Programs {
-    // The first step is nobody's: in a table zero means that there is none.
+) -> TapPrograms {
+    // No program has the first step: in a table zero means that there is none.
     let (points, steps) = (BTreeMap::new(), vec![Step::End.encode()]);
-    let made = Programs { points, steps };
-    let mut maker = Maker { kernel, ram, plan, wanted, returns, made };
-    let chosen = if returns.is_empty() { None } else { Some(maker.calls_by_number()) };
+    let made = TapPrograms { points, steps };
+    let mut compiler = TapCompiler { kernel, ram, plan, selection, returns, made };
+    let chosen = if returns.is_empty() { None } else { Some(compiler.calls_by_number()) };
     let all: HashSet<u64> = plan.addresses().chain(returns.iter().copied()).collect();
     for address in all {
-        let first = maker.made.steps.len() as u32;
-        maker.made.points.insert(address, first);
-        maker.at(address, chosen);
+        let first = compiler.made.steps.len() as u32;
+        compiler.made.points.insert(address, first);
+        compiler.at(address, chosen);
     }
-    maker.made
+    compiler.made
 }
 
-struct Maker<'a> {
+struct TapCompiler<'a> {
     kernel: &'a LinuxKernel,
     ram: &'a Ram,
     plan: &'a TracePlan,
-    wanted: &'a Wanted,
+    selection: &'a EventSelection,
     returns: &'a HashSet<u64>,
-    made: Programs,
+    made: TapPrograms,
 }
 
-impl Maker<'_> {
+impl TapCompiler<'_> {
     fn put(&mut self, step: Step) {
         self.made.steps.push(step.encode());
     }
@@ -84,7 +85,7 @@ impl Maker<'_> {
     }
 
     fn at(&mut self, address: u64, chosen: Option<u64>) {
-        self.whose();
+        self.current_task();
         let plan = self.plan;
         for point in plan.at(address) {
             self.begin(address, point);
@@ -104,15 +105,15 @@ impl Maker<'_> {
         }
     }
 
-    /// Which task it is, if it is one that is meant.
-    fn whose(&mut self) {
+    /// Records the current task; ends the program if the trace does not select the task.
+    fn current_task(&mut self) {
         let [current, _, tgid, comm] = self.kernel.places();
         self.load(TASK, GS_BASE as u8, current);
-        if let Some(pid) = self.wanted.pid {
+        if let Some(pid) = self.selection.pid {
             self.load(OTHER, TASK, tgid);
             self.put(Step::Want { from: OTHER, mask: 0xffff_ffff, value: pid.into() });
         }
-        if let Some(name) = self.wanted.comm.as_ref() {
+        if let Some(name) = self.selection.comm.as_ref() {
             for (n, (mask, value)) in name_in_words(name).into_iter().enumerate() {
                 self.load(OTHER, TASK, comm + 8 * n as u64);
                 self.put(Step::Want { from: OTHER, mask, value });
@@ -133,35 +134,35 @@ impl Maker<'_> {
         self.note(task, comm, 16);
     }
 
-    fn begin(&mut self, address: u64, point: &Point) {
+    fn begin(&mut self, address: u64, point: &Tracepoint) {
         match point {
-            Point::Call(call) => self.begin_call(address, call),
-            Point::Return(_) | Point::Signal => self.will_end(address),
-            Point::Exec => {
+            Tracepoint::Call(call) => self.begin_call(address, call),
+            Tracepoint::Return(_) | Tracepoint::Signal => self.will_end(address),
+            Tracepoint::Exec => {
                 if let Ok(at) = self.kernel.types.offset(FILENAME.0, FILENAME.1) {
                     self.note(RDI as u8, at, 8);
                     self.load(POINTER, RDI as u8, at);
                     self.put(Step::Text { from: POINTER });
                 }
             }
-            Point::Fork => self.note_task(RDI as u8),
-            Point::Switch => {
+            Tracepoint::Fork => self.note_task(RDI as u8),
+            Tracepoint::Switch => {
                 self.note_task(RDI as u8);
                 self.note_task(RSI as u8);
             }
-            Point::Exception(_) => self.note(RDI as u8, RIP, 8),
-            Point::Break(_, parameters) => {
+            Tracepoint::Exception(_) => self.note(RDI as u8, RIP, 8),
+            Tracepoint::Break(_, parameters) => {
                 for (parameter, register) in parameters.iter().zip(REGISTERS) {
                     if parameter.form == Form::Text {
                         self.put(Step::Text { from: register as u8 });
                     }
                 }
             }
-            Point::Exit | Point::Killed | Point::Interrupt(_) => {}
+            Tracepoint::Exit | Tracepoint::Killed | Tracepoint::Interrupt(_) => {}
         }
     }
 
-    /// A function begins whose end is wanted: it has to be known where that is.
+    /// A function begins whose end is traced: the program ends here unless it is known where the function returns to.
     fn will_end(&mut self, address: u64) {
         self.note(RSP as u8, 0, 8);
         if self.plan.has_exits_of(address) {
@@ -205,13 +206,13 @@ impl Maker<'_> {
         }
     }
 
-    fn end(&mut self, point: &Point) {
+    fn end(&mut self, point: &Tracepoint) {
         match point {
-            Point::Call(call) if call.pieces(true).next().is_some() => {
+            Tracepoint::Call(call) if call.pieces(true).next().is_some() => {
                 self.frame_of_task();
                 self.pieces(FRAME, call, true);
             }
-            Point::Signal => self.note(RSP as u8, 0, SIGNAL_FRAME),
+            Tracepoint::Signal => self.note(RSP as u8, 0, SIGNAL_FRAME),
             _ => {}
         }
     }
@@ -232,7 +233,7 @@ impl Maker<'_> {
         for (n, chosen) in table.iter_mut().enumerate() {
             let entry = functions.and_then(|at| self.kernel.word(self.ram, at + 8 * n as u64));
             for point in entry.map_or(&[][..], |entry| self.plan.at(entry)) {
-                let Point::Call(call) = point else { continue };
+                let Tracepoint::Call(call) = point else { continue };
                 if call.pieces(true).next().is_some() {
                     *chosen = self.made.steps.len() as u64;
                     self.pieces(FRAME, call, true);
