@@ -10,10 +10,10 @@ use x86::{
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// RAM whose page tables are read and not marked.
-struct Unmarked<'a>(&'a Ram);
+/// Walks page tables without setting accessed or dirty bits.
+struct ReadOnlyWalk<'a>(&'a Ram);
 
-impl WalkMemory for Unmarked<'_> {
+impl WalkMemory for ReadOnlyWalk<'_> {
     fn read_u64(&mut self, gpa: u64) -> u64 {
         let mut ram = self.0;
         WalkMemory::read_u64(&mut ram, gpa)
@@ -31,9 +31,9 @@ impl WalkMemory for Unmarked<'_> {
 }
 
 /// Guest memory as the program of a tap reads it, by these page tables.
-pub(crate) struct Tapped<'a>(pub &'a Ram, pub Roots);
+pub(crate) struct TapMemory<'a>(pub &'a Ram, pub Roots);
 
-impl tap::Memory for Tapped<'_> {
+impl tap::Memory for TapMemory<'_> {
     fn read(&mut self, gva: u64, to: &mut [u8]) -> Option<bool> {
         Some(read(self.0, self.1, gva, to) == to.len())
     }
@@ -46,7 +46,7 @@ pub fn translate(ram: &Ram, roots: Roots, gva: u64) -> Option<u64> {
         return None;
     }
     let access = Access { smap_override: true, ..Access::default() };
-    paging::walk(&mut Unmarked(ram), roots, gva, access).ok().map(|found| found.gpa)
+    paging::walk(&mut ReadOnlyWalk(ram), roots, gva, access).ok().map(|found| found.gpa)
 }
 
 /// `len` bytes at `address`, cut at the borders of pages: address and length of each piece.

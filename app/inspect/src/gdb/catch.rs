@@ -13,7 +13,7 @@ use x86::{Vcpu, paging::ADDRESS, paging::Roots};
 
 use crate::{linux::LinuxKernel, memory};
 
-/// Where a Linux kernel begins to tell of its own end: what some of them have.
+/// Functions in which a Linux kernel begins to report an oops or a panic; no kernel has all of them.
 const OOPS: [&str; 3] = ["oops_begin", "panic", "vpanic"];
 /// Exceptions by the names of the processor's manual.
 const EXCEPTIONS: [(&str, u8); 12] = [
@@ -36,23 +36,23 @@ const GATE: u64 = 16;
 const APART: u64 = 1 << 11;
 const NEXT_PAGE: u64 = 1 << 12;
 
-/// Code (GVA) that stops the machine, and why.
+/// Catchpoints: code (GVA) that stops the machine, and why.
 #[derive(Default)]
-pub struct Catches(BTreeMap<u64, String>);
+pub struct Catchpoints(BTreeMap<u64, String>);
 
-impl Catches {
-    /// Where vCPUs stop.
+impl Catchpoints {
+    /// All catchpoints (GVA).
     pub fn addresses(&self) -> impl Iterator<Item = u64> {
         self.0.keys().copied()
     }
 
-    /// Somebody wants to know of this place.
+    /// There is a catchpoint at `gva`.
     pub fn has(&self, gva: u64) -> bool {
         self.0.contains_key(&gva)
     }
 
     /// Carries a command out; returns what it prints.
-    pub fn obey(&mut self, ram: &Ram, state: &Vcpu, words: &[&str]) -> String {
+    pub fn run_command(&mut self, ram: &Ram, state: &Vcpu, words: &[&str]) -> String {
         match words {
             [] => {}
             ["none"] => self.0.clear(),
@@ -88,19 +88,19 @@ fn exception(ram: &Ram, state: &Vcpu, which: &str) -> Option<(u64, String)> {
     (low & PRESENT != 0).then(|| (gva, format!("exception {number}")))
 }
 
-/// Whose breakpoints in user code count: those in page tables with this root (GPA); zero is everybody's.
+/// The process whose breakpoints in user code count, by the root of its page tables (GPA); zero for all processes.
 #[derive(Clone, Default)]
-pub struct Only(Arc<AtomicU64>);
+pub struct ProcessFilter(Arc<AtomicU64>);
 
-impl Only {
-    /// A breakpoint that a vCPU has reached does not count.
-    pub fn spares(&self, state: &Vcpu) -> bool {
+impl ProcessFilter {
+    /// The vCPU is in user code of another process.
+    pub fn excludes(&self, state: &Vcpu) -> bool {
         let only = self.0.load(Ordering::SeqCst);
         only != 0 && state.cpl() == 3 && root(state.cr3) != only
     }
 
     /// Carries a command out; returns what it prints.
-    pub fn obey(&self, ram: &Ram, word: Option<&str>) -> String {
+    pub fn run_command(&self, ram: &Ram, word: Option<&str>) -> String {
         let root = match word {
             Some("all") => Ok(0),
             Some(pid) => pid.parse().map_err(|_| "only PID, or only all".to_owned()),
@@ -146,25 +146,27 @@ mod tests {
         state.idtr.base = 0x1000;
         let gate = [0x8234_8e00_0010_5678u64, 0xffff_ffff].map(u64::to_le_bytes).concat();
         ram.write_gpa(0x1000 + 14 * GATE, &gate).expect("inside");
-        let mut catches = Catches::default();
-        let said = catches.obey(&ram, &state, &["exception", "pf"]);
+        let mut catchpoints = Catchpoints::default();
+        let said = catchpoints.run_command(&ram, &state, &["exception", "pf"]);
         assert_eq!(said, "0xffffffff82345678  exception 14\n");
-        assert!(catches.has(0xffff_ffff_8234_5678));
-        assert!(catches.obey(&ram, &state, &["exception", "13"]).contains("no exception"));
-        assert_eq!(catches.obey(&ram, &state, &["none"]), "");
+        assert!(catchpoints.has(0xffff_ffff_8234_5678));
+        assert!(
+            catchpoints.run_command(&ram, &state, &["exception", "13"]).contains("no exception")
+        );
+        assert_eq!(catchpoints.run_command(&ram, &state, &["none"]), "");
     }
 
     #[test]
     fn only_user_code_of_other_processes_is_spared() {
-        let only = Only::default();
+        let only = ProcessFilter::default();
         let mut state = Vcpu { cr3: 0x5000 | APART, ..Vcpu::default() };
         state.seg[x86::seg::CS].selector = 0x33;
         state.seg[x86::seg::SS].selector = 0x2b;
         state.seg[x86::seg::SS].attr |= 3 << 5;
-        assert!(!only.spares(&state));
+        assert!(!only.excludes(&state));
         only.0.store(0x4000, Ordering::SeqCst);
-        assert_eq!((state.cpl(), only.spares(&state)), (3, false), "tables of its own");
+        assert_eq!((state.cpl(), only.excludes(&state)), (3, false), "tables of its own");
         state.cr3 = 0x5000;
-        assert!(only.spares(&state));
+        assert!(only.excludes(&state));
     }
 }

@@ -12,4 +12,4 @@ mod registers;
 mod session;
 mod target;
 
-pub use session::{SessionProblem, serve};
+pub use session::{SessionError, serve};

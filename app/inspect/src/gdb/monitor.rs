@@ -5,7 +5,7 @@ use std::fmt::Write;
 use ram::Ram;
 use x86::paging::{ADDRESS, NX, P, PS, RW, Roots, US};
 
-use super::{registers::listing, target::Debugged};
+use super::{registers::listing, target::DebugTarget};
 use crate::{
     linux::{LinuxKernel, Task},
     vmcoreinfo::VmCoreInfo,
@@ -33,7 +33,7 @@ const MOST_TABLES: usize = 100_000;
 const MOST_BYTES: u64 = 4096;
 
 /// What a command prints.
-pub fn answer(machine: &mut Debugged, command: &str) -> String {
+pub fn answer(machine: &mut DebugTarget, command: &str) -> String {
     let words: Vec<&str> = command.split_whitespace().collect();
     let vcpu = words.get(1).map_or(Some(0), |word| word.parse().ok());
     let known = |vcpu: Option<usize>| vcpu.filter(|vcpu| *vcpu < machine.inspector().vcpus());
@@ -44,7 +44,9 @@ pub fn answer(machine: &mut Debugged, command: &str) -> String {
         (Some("vmcoreinfo"), _) => vmcoreinfo(machine.inspector().ram(), VmCoreInfo::text),
         (Some("xp"), _) => physical(machine.inspector().ram(), &words[1..]),
         (Some("catch"), _) => machine.catch(&words[1..]),
-        (Some("only"), _) => machine.only.obey(machine.inspector().ram(), words.get(1).copied()),
+        (Some("only"), _) => {
+            machine.process_filter.run_command(machine.inspector().ram(), words.get(1).copied())
+        }
         (Some("phys"), _) => switch(machine, words.get(1).copied()),
         (Some("regs" | "lapic" | "mappings"), None) => "there is no such vCPU\n".to_owned(),
         (Some("regs"), Some(vcpu)) => {
@@ -90,7 +92,7 @@ fn processes(ram: &Ram) -> String {
     text
 }
 
-fn switch(machine: &mut Debugged, word: Option<&str>) -> String {
+fn switch(machine: &mut DebugTarget, word: Option<&str>) -> String {
     match word {
         Some("on") => machine.physical = true,
         Some("off") => machine.physical = false,
@@ -122,7 +124,7 @@ fn physical(ram: &Ram, words: &[&str]) -> String {
     bytes.chunks(16).enumerate().map(line).collect()
 }
 
-fn lapic(machine: &Debugged, vcpu: usize) -> String {
+fn lapic(machine: &DebugTarget, vcpu: usize) -> String {
     const REGISTERS: [(&str, u64); 16] = [
         ("id", 0x20),
         ("version", 0x30),

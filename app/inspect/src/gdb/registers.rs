@@ -4,7 +4,7 @@ use gdbstub::arch::{Arch, RegId, Registers};
 use std::{fmt::Write, num::NonZeroUsize, sync::OnceLock};
 use x86::{Vcpu, reg, seg};
 
-/// What a register is.
+/// A register's kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     General(usize),
@@ -27,7 +27,7 @@ enum Kind {
 
 /// A register.
 #[derive(Clone, Debug)]
-struct Row {
+struct RegisterInfo {
     name: String,
     kind: Kind,
     bits: usize,
@@ -56,12 +56,12 @@ const VECTORS: &str = r#"<vector id="v4f" type="ieee_single" count="4"/><vector 
 <field name="v2_int64" type="v2i64"/><field name="uint128" type="uint128"/></union>"#;
 
 /// All registers, in order.
-fn rows() -> &'static [Row] {
-    static ROWS: OnceLock<Vec<Row>> = OnceLock::new();
+fn rows() -> &'static [RegisterInfo] {
+    static ROWS: OnceLock<Vec<RegisterInfo>> = OnceLock::new();
     ROWS.get_or_init(|| {
         let mut rows = core();
         let mut add = |feature, kind, name: String, bits, gdb_type| {
-            rows.push(Row { name, kind, bits, gdb_type, feature });
+            rows.push(RegisterInfo { name, kind, bits, gdb_type, feature });
         };
         (0..16).for_each(|n| add(SSE, Kind::Xmm(n), format!("xmm{n}"), 128, "vec128"));
         add(SSE, Kind::Mxcsr, "mxcsr".to_owned(), 32, "int");
@@ -86,7 +86,7 @@ fn rows() -> &'static [Row] {
 }
 
 /// GDB's core registers of x86-64.
-fn core() -> Vec<Row> {
+fn core() -> Vec<RegisterInfo> {
     const GENERAL: [(&str, usize); 8] = [
         ("rax", reg::RAX),
         ("rbx", reg::RBX),
@@ -108,7 +108,7 @@ fn core() -> Vec<Row> {
     const X87: [&str; 8] = ["fctrl", "fstat", "ftag", "fiseg", "fioff", "foseg", "fooff", "fop"];
     let mut rows = Vec::new();
     let mut add = |kind, name: String, bits, gdb_type| {
-        rows.push(Row { name, kind, bits, gdb_type, feature: CORE });
+        rows.push(RegisterInfo { name, kind, bits, gdb_type, feature: CORE });
     };
     for (name, n) in GENERAL {
         let pointer = n == reg::RBP || n == reg::RSP;
@@ -144,7 +144,7 @@ fn description() -> &'static str {
             };
             let _ = writeln!(text, "<feature name=\"{feature}\">{types}"); // a String takes all
             for row in rows().iter().filter(|row| row.feature == feature) {
-                let Row { name, bits, gdb_type, .. } = row;
+                let RegisterInfo { name, bits, gdb_type, .. } = row;
                 let _ =
                     writeln!(text, "<reg name=\"{name}\" bitsize=\"{bits}\" type=\"{gdb_type}\"/>");
             }
@@ -220,11 +220,11 @@ fn set(v: &mut Vcpu, kind: Kind, bytes: &[u8]) -> bool {
     true
 }
 
-/// A register by its number.
+/// A register by its number in the target description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Number(usize);
+pub struct RegisterId(usize);
 
-impl Number {
+impl RegisterId {
     /// Its bytes.
     pub fn get(self, vcpu: &Vcpu) -> Vec<u8> {
         get(vcpu, rows()[self.0].kind)
@@ -237,7 +237,7 @@ impl Number {
     }
 }
 
-impl RegId for Number {
+impl RegId for RegisterId {
     fn from_raw_id(id: usize) -> Option<(Self, Option<NonZeroUsize>)> {
         let row = rows().get(id)?;
         Some((Self(id), NonZeroUsize::new(row.bits / 8)))
@@ -247,14 +247,14 @@ impl RegId for Number {
     }
 }
 
-/// All registers of a vCPU.
+/// The values of all registers of a vCPU.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Image {
+pub struct RegisterFile {
     rip: u64,
     bytes: Vec<u8>,
 }
 
-impl Image {
+impl RegisterFile {
     /// Of this vCPU.
     pub fn of(vcpu: &Vcpu) -> Self {
         let bytes = rows().iter().flat_map(|row| get(vcpu, row.kind)).collect();
@@ -272,7 +272,7 @@ impl Image {
     }
 }
 
-impl Registers for Image {
+impl Registers for RegisterFile {
     type ProgramCounter = u64;
 
     fn pc(&self) -> u64 {
@@ -287,15 +287,15 @@ impl Registers for Image {
     }
 }
 
-/// x86-64 with all that a kernel's debugger wants.
+/// x86-64 with the registers that a kernel's debugger needs.
 #[derive(Debug)]
-pub enum Machine64 {}
+pub enum DebugArch {}
 
-impl Arch for Machine64 {
+impl Arch for DebugArch {
     type Usize = u64;
-    type Registers = Image;
+    type Registers = RegisterFile;
     type BreakpointKind = usize;
-    type RegId = Number;
+    type RegId = RegisterId;
 
     fn target_description_xml() -> Option<&'static str> {
         Some(description())
@@ -322,11 +322,11 @@ mod tests {
         vcpu.gpr.iter_mut().zip(1..).for_each(|(gpr, n)| *gpr = n);
         vcpu.fpu.xmm[3] = [9; 16];
         vcpu.fpu.mxcsr_mask = 0xffff;
-        let image = Image::of(&vcpu);
+        let image = RegisterFile::of(&vcpu);
         let mut bytes = Vec::new();
         image.gdb_serialize(|byte| bytes.extend(byte));
         assert_eq!(bytes.len(), rows().iter().map(|row| row.bits / 8).sum::<usize>());
-        let mut back = Image::default();
+        let mut back = RegisterFile::default();
         back.gdb_deserialize(&bytes).expect("taken");
         let mut other = Vcpu::default();
         other.fpu.mxcsr_mask = 0xffff;
@@ -339,7 +339,7 @@ mod tests {
     fn what_the_cpu_keeps_consistent_cannot_be_set() {
         let mut vcpu = Vcpu::default();
         let number =
-            |name: &str| Number(rows().iter().position(|row| row.name == name).expect("known"));
+            |name: &str| RegisterId(rows().iter().position(|row| row.name == name).expect("known"));
         assert!(!number("cr3").set(&mut vcpu, &[1, 0, 0, 0, 0, 0, 0, 0]));
         assert!(number("cr3").set(&mut vcpu, &[0; 8]), "it is so");
         assert!(!number("rax").set(&mut vcpu, &[0; 4]), "not all of it");

@@ -19,7 +19,7 @@ use gdbstub::{
 };
 use vmm::{Inspector, Reached};
 
-use super::target::{Debugged, tid_of};
+use super::target::{DebugTarget, tid_of};
 
 /// What happens in a session.
 pub enum DebuggerEvent {
@@ -37,7 +37,7 @@ pub enum DebuggerEvent {
 
 /// Why a session ended badly.
 #[derive(Debug, thiserror::Error)]
-pub enum SessionProblem {
+pub enum SessionError {
     /// The host gives no thread.
     #[error("no thread for a debugger: {0}")]
     Thread(io::Error),
@@ -46,13 +46,13 @@ pub enum SessionProblem {
     Protocol(String),
 }
 
-/// Where packets for GDB go.
-struct Outgoing<W> {
+/// Writes packets to GDB.
+struct PacketWriter<W> {
     writer: W,
     buffer: Vec<u8>,
 }
 
-impl<W: Write> Connection for Outgoing<W> {
+impl<W: Write> Connection for PacketWriter<W> {
     type Error = io::Error;
 
     fn write(&mut self, byte: u8) -> io::Result<()> {
@@ -66,19 +66,19 @@ impl<W: Write> Connection for Outgoing<W> {
     }
 }
 
-type Stub<W> = GdbStubStateMachine<'static, Debugged, Outgoing<W>>;
-type StubRunning<W> = GdbStubStateMachineInner<'static, Running, Debugged, Outgoing<W>>;
+type Stub<W> = GdbStubStateMachine<'static, DebugTarget, PacketWriter<W>>;
+type StubRunning<W> = GdbStubStateMachineInner<'static, Running, DebugTarget, PacketWriter<W>>;
 type StubError = GdbStubError<Infallible, io::Error>;
 
-/// What has come and has not been dealt with.
-struct Incoming {
+/// Events and bytes from GDB that are not handled yet.
+struct EventQueue {
     events: Receiver<DebuggerEvent>,
     bytes: VecDeque<u8>,
     ended: bool,
 }
 
-/// What is next.
-enum Next {
+/// The next event or byte.
+enum NextEvent {
     Byte(u8),
     Reached(usize, Reached),
     Stepped,
@@ -86,21 +86,23 @@ enum Next {
     Gone,
 }
 
-impl Incoming {
-    fn next(&mut self) -> Next {
+impl EventQueue {
+    fn next(&mut self) -> NextEvent {
         loop {
             if let Some(byte) = self.bytes.pop_front() {
-                return Next::Byte(byte);
+                return NextEvent::Byte(byte);
             }
             match self.events.recv() {
                 Ok(DebuggerEvent::Bytes(bytes)) => self.bytes.extend(bytes),
-                Ok(DebuggerEvent::Reached(vcpu, reached)) => return Next::Reached(vcpu, reached),
-                Ok(DebuggerEvent::Stepped) => return Next::Stepped,
+                Ok(DebuggerEvent::Reached(vcpu, reached)) => {
+                    return NextEvent::Reached(vcpu, reached);
+                }
+                Ok(DebuggerEvent::Stepped) => return NextEvent::Stepped,
                 Ok(DebuggerEvent::Ended) => {
                     self.ended = true;
-                    return Next::Ended;
+                    return NextEvent::Ended;
                 }
-                Ok(DebuggerEvent::Gone) | Err(_) => return Next::Gone,
+                Ok(DebuggerEvent::Gone) | Err(_) => return NextEvent::Gone,
             }
         }
     }
@@ -109,25 +111,25 @@ impl Incoming {
 /// Serves a debugger until it leaves; the machine stands for it now, and goes on then.
 ///
 /// # Errors
-/// [`SessionProblem`]; the machine goes on all the same.
+/// [`SessionError`]; the machine goes on all the same.
 pub fn serve(
     inspector: &Inspector,
     reader: impl Read + Send + 'static,
     writer: impl Write,
     attached: impl FnOnce(),
-) -> Result<(), SessionProblem> {
+) -> Result<(), SessionError> {
     let (sender, events) = channel();
-    let mut machine = Debugged::new(inspector, sender.clone());
+    let mut machine = DebugTarget::new(inspector, sender.clone());
     attached();
-    listen(reader, sender).map_err(SessionProblem::Thread)?;
-    let incoming = Incoming { events, bytes: VecDeque::new(), ended: false };
-    let outgoing = Outgoing { writer, buffer: Vec::new() };
-    let ended = converse(&mut machine, incoming, outgoing);
+    listen(reader, sender).map_err(SessionError::Thread)?;
+    let incoming = EventQueue { events, bytes: VecDeque::new(), ended: false };
+    let outgoing = PacketWriter { writer, buffer: Vec::new() };
+    let ended = run_session(&mut machine, incoming, outgoing);
     machine.detach();
     match ended {
         Ok(Some(DisconnectReason::Kill)) => machine.inspector().stop(),
         Ok(_) => {}
-        Err(error) => return Err(SessionProblem::Protocol(error.to_string())),
+        Err(error) => return Err(SessionError::Protocol(error.to_string())),
     }
     Ok(())
 }
@@ -146,29 +148,31 @@ fn listen(mut reader: impl Read + Send + 'static, events: Sender<DebuggerEvent>)
     thread::Builder::new().name("gdb".into()).spawn(listen).map(drop)
 }
 
-/// Until GDB detaches, kills or goes.
-fn converse<W: Write>(
-    machine: &mut Debugged,
-    mut incoming: Incoming,
-    outgoing: Outgoing<W>,
+/// Runs the session until GDB detaches, kills the machine or disconnects.
+fn run_session<W: Write>(
+    machine: &mut DebugTarget,
+    mut incoming: EventQueue,
+    outgoing: PacketWriter<W>,
 ) -> Result<Option<DisconnectReason>, StubError> {
     let mut stub: Stub<W> = GdbStub::new(outgoing).run_state_machine(machine)?;
     loop {
         stub = match stub {
             GdbStubStateMachine::Idle(idle) => match incoming.next() {
-                Next::Byte(byte) => idle.incoming_data(machine, byte)?,
-                Next::Gone => return Ok(None),
+                NextEvent::Byte(byte) => idle.incoming_data(machine, byte)?,
+                NextEvent::Gone => return Ok(None),
                 // What a vCPU reached while all were about to stand is not lost: it stands there.
                 _ => idle.into(),
             },
             GdbStubStateMachine::Running(running) => match incoming.ended {
                 true => return exited(running, machine),
                 false => match incoming.next() {
-                    Next::Byte(byte) => running.incoming_data(machine, byte)?,
-                    Next::Gone => return Ok(None),
-                    Next::Ended => return exited(running, machine),
-                    Next::Stepped => report(running, machine, MultiThreadStopReason::DoneStep)?,
-                    Next::Reached(vcpu, reached) => {
+                    NextEvent::Byte(byte) => running.incoming_data(machine, byte)?,
+                    NextEvent::Gone => return Ok(None),
+                    NextEvent::Ended => return exited(running, machine),
+                    NextEvent::Stepped => {
+                        report(running, machine, MultiThreadStopReason::DoneStep)?
+                    }
+                    NextEvent::Reached(vcpu, reached) => {
                         let reason = reason(machine, vcpu, reached);
                         report(running, machine, reason)?
                     }
@@ -186,7 +190,7 @@ fn converse<W: Write>(
 
 fn report<W: Write>(
     stub: StubRunning<W>,
-    machine: &mut Debugged,
+    machine: &mut DebugTarget,
     reason: MultiThreadStopReason<u64>,
 ) -> Result<Stub<W>, StubError> {
     machine.stop();
@@ -196,12 +200,12 @@ fn report<W: Write>(
 /// GDB is told that there is no machine any more.
 fn exited<W: Write>(
     stub: StubRunning<W>,
-    machine: &mut Debugged,
+    machine: &mut DebugTarget,
 ) -> Result<Option<DisconnectReason>, StubError> {
     stub.report_stop(machine, MultiThreadStopReason::Exited(0)).map(|_| None)
 }
 
-fn reason(machine: &Debugged, vcpu: usize, reached: Reached) -> MultiThreadStopReason<u64> {
+fn reason(machine: &DebugTarget, vcpu: usize, reached: Reached) -> MultiThreadStopReason<u64> {
     let tid = tid_of(vcpu);
     match reached {
         Reached::Breakpoint if machine.has_left_halt(vcpu) => MultiThreadStopReason::DoneStep,
@@ -217,7 +221,7 @@ fn reason(machine: &Debugged, vcpu: usize, reached: Reached) -> MultiThreadStopR
 }
 
 /// GDB knows a watchpoint by its kind and an address in it.
-impl Debugged {
+impl DebugTarget {
     fn watched(&self, gva: u64, len: u64, write: bool) -> (WatchKind, u64) {
         let watch = self.watch_at(gva, len, write);
         let kind = match watch.map(|watch| (watch.read, watch.write)) {

@@ -29,49 +29,49 @@ use vmm::{Inspector, ProbeHandler, Probes, Reached, Verdict, Watch};
 use x86::{Activity, Vcpu, paging::Roots};
 
 use super::{
-    catch::{Catches, Only},
+    catch::{Catchpoints, ProcessFilter},
     monitor,
-    registers::{Image, Machine64, Number},
+    registers::{DebugArch, RegisterFile, RegisterId},
     session::DebuggerEvent,
 };
 use crate::memory;
 
-/// EFAULT: what GDB says of memory that is not there.
+/// EFAULT: the error for memory that is not there.
 const FAULT: u8 = 14;
 
-/// The machine, and what GDB wants of it.
-pub struct Debugged {
+/// The machine as a target of the crate gdbstub, with the session's breakpoints.
+pub struct DebugTarget {
     inspector: Inspector,
     /// The number of the session's handler at each vCPU; `None` at one that has ended.
     handlers: Vec<Option<u64>>,
     probes: Probes,
-    /// The vCPU that is to make a step and no more when it is resumed.
+    /// The vCPU that makes one step when it is resumed.
     step: Option<usize>,
-    /// The vCPU that is to go on when `locked`.
-    going_on: Option<usize>,
-    /// The other vCPUs stay where they are.
-    locked: bool,
-    /// The vCPU that makes its step out of HLT: a breakpoint of ours is where it goes on.
-    leaving_halt: Option<(usize, u64)>,
+    /// The vCPU that is resumed if `others_locked`.
+    resumed: Option<usize>,
+    /// The other vCPUs stay stopped: GDB has locked the scheduler.
+    others_locked: bool,
+    /// The vCPU whose step begins at HLT, and where the step ends (GVA): a breakpoint of ours is there.
+    halt_step: Option<(usize, u64)>,
     events: Sender<DebuggerEvent>,
-    /// Addresses are physical ones.
+    /// GDB's addresses are GPAs.
     pub(super) physical: bool,
     /// Code that stops the machine besides breakpoints.
-    catches: Catches,
-    /// Whose breakpoints in user code count.
-    pub(super) only: Only,
+    catchpoints: Catchpoints,
+    /// The process whose breakpoints in user code count.
+    pub(super) process_filter: ProcessFilter,
 }
 
-/// Tells the session what has been reached, and that the machine has ended.
+/// Tells the session which probes a vCPU has reached, and that the machine has ended.
 struct GdbHandler {
     vcpu: usize,
     events: Sender<DebuggerEvent>,
-    only: Only,
+    process_filter: ProcessFilter,
 }
 
 impl ProbeHandler for GdbHandler {
     fn reached(&mut self, engine: &mut dyn Engine, _: &mut Probes, reached: Reached) -> Verdict {
-        if matches!(reached, Reached::Breakpoint) && self.only.spares(engine.vcpu()) {
+        if matches!(reached, Reached::Breakpoint) && self.process_filter.excludes(engine.vcpu()) {
             return Verdict::Resume;
         }
         match self.events.send(DebuggerEvent::Reached(self.vcpu, reached)) {
@@ -89,12 +89,13 @@ impl Drop for GdbHandler {
     }
 }
 
-impl Debugged {
+impl DebugTarget {
     /// Stops the machine for a session.
     pub fn new(inspector: &Inspector, events: Sender<DebuggerEvent>) -> Self {
-        let only = Only::default();
+        let process_filter = ProcessFilter::default();
         let add = |vcpu| {
-            let handler = GdbHandler { vcpu, events: events.clone(), only: only.clone() };
+            let handler =
+                GdbHandler { vcpu, events: events.clone(), process_filter: process_filter.clone() };
             inspector.run_on_vcpu(vcpu, |access| {
                 access.add_handler(Box::new(handler), Probes::default(), true)
             })
@@ -106,28 +107,28 @@ impl Debugged {
             handlers,
             probes,
             step: None,
-            going_on: None,
-            locked: false,
-            leaving_halt: None,
+            resumed: None,
+            others_locked: false,
+            halt_step: None,
             events,
             physical: false,
-            catches: Catches::default(),
-            only,
+            catchpoints: Catchpoints::default(),
+            process_filter,
         }
     }
 
-    /// Carries a command of `catch` out; returns what it prints.
+    /// Runs a command of `monitor catch`; returns what it prints.
     pub fn catch(&mut self, words: &[&str]) -> String {
         let Some(state) = self.state(0) else { return "the vCPU has ended\n".to_owned() };
-        let text = self.catches.obey(self.inspector.ram(), &state, words);
+        let text = self.catchpoints.run_command(self.inspector.ram(), &state, words);
         self.arm();
         text
     }
 
-    /// The vCPU has come to code that is caught, and where GDB has no breakpoint: it would go on by itself if it were told of one.
+    /// The vCPU is at a catchpoint, and GDB has no breakpoint there. GDB would resume the vCPU if it were told of a breakpoint.
     pub fn has_caught(&self, vcpu: usize) -> bool {
         let caught = |state: Vcpu| {
-            self.catches.has(state.rip) && !self.probes.breakpoints.contains(&state.rip)
+            self.catchpoints.has(state.rip) && !self.probes.breakpoints.contains(&state.rip)
         };
         self.state(vcpu).is_some_and(caught)
     }
@@ -140,7 +141,7 @@ impl Debugged {
     /// Stops all vCPUs.
     pub fn stop(&mut self) {
         self.each(|access, number| access.set_stopped(number, true));
-        if self.leaving_halt.take().is_some() {
+        if self.halt_step.take().is_some() {
             self.arm();
         }
     }
@@ -150,13 +151,13 @@ impl Debugged {
         self.each(|access, number| access.remove_handler(number));
     }
 
-    /// This vCPU has come to where its step out of HLT ends.
+    /// The vCPU is where its step from HLT ends.
     pub fn has_left_halt(&self, vcpu: usize) -> bool {
         let state = self.state(vcpu);
-        state.is_some_and(|state| self.leaving_halt == Some((vcpu, state.rip)))
+        state.is_some_and(|state| self.halt_step == Some((vcpu, state.rip)))
     }
 
-    /// The watched memory that an access of `len` bytes has met.
+    /// The watchpoint that an access of `len` bytes has met.
     pub fn watch_at(&self, gva: u64, len: u64, write: bool) -> Option<Watch> {
         self.probes.watches.iter().find(|watch| watch.counts(gva, len, write)).copied()
     }
@@ -175,11 +176,11 @@ impl Debugged {
         }
     }
 
-    /// Gives the vCPUs the probes there are now.
+    /// Sets the session's probes at all vCPUs.
     fn arm(&self) {
         let mut probes = self.probes.clone();
-        probes.breakpoints.extend(self.leaving_halt.map(|(_, rip)| rip));
-        probes.breakpoints.extend(self.catches.addresses());
+        probes.breakpoints.extend(self.halt_step.map(|(_, rip)| rip));
+        probes.breakpoints.extend(self.catchpoints.addresses());
         self.each(move |access, number| access.set_probes(number, probes.clone()));
     }
 
@@ -187,10 +188,10 @@ impl Debugged {
     fn make_step(&mut self, vcpu: usize) {
         let halted = self.state(vcpu).filter(|state| state.activity == Activity::Halted);
         if let Some(state) = halted {
-            // It ends when the interrupt that wakes the vCPU has been dealt with.
-            self.leaving_halt = Some((vcpu, state.rip));
+            // The step ends when the interrupt that wakes the vCPU has been handled.
+            self.halt_step = Some((vcpu, state.rip));
             self.arm();
-            return self.go_on(Some(vcpu));
+            return self.resume_vcpus(Some(vcpu));
         }
         let event = match self.inspector.run_on_vcpu(vcpu, |access| access.engine.step()) {
             None => DebuggerEvent::Ended,
@@ -201,8 +202,8 @@ impl Debugged {
         let _ = self.events.send(event);
     }
 
-    /// Lets one vCPU go on, or all.
-    fn go_on(&self, only: Option<usize>) {
+    /// Resumes one vCPU, or all.
+    fn resume_vcpus(&self, only: Option<usize>) {
         for (vcpu, handler) in self.handlers.iter().enumerate() {
             let meant = only.is_none_or(|only| only == vcpu);
             if let Some(number) = handler.filter(|_| meant) {
@@ -247,8 +248,8 @@ fn or_fault<T>(done: Option<T>) -> Result<T, TargetError<Infallible>> {
     done.ok_or(TargetError::Errno(FAULT))
 }
 
-impl Target for Debugged {
-    type Arch = Machine64;
+impl Target for DebugTarget {
+    type Arch = DebugArch;
     type Error = Infallible;
 
     fn base_ops(&mut self) -> BaseOps<'_, Self::Arch, Self::Error> {
@@ -262,13 +263,13 @@ impl Target for Debugged {
     }
 }
 
-impl MultiThreadBase for Debugged {
-    fn read_registers(&mut self, registers: &mut Image, tid: Tid) -> TargetResult<(), Self> {
-        *registers = or_fault(self.state(vcpu_of(tid)).map(|state| Image::of(&state)))?;
+impl MultiThreadBase for DebugTarget {
+    fn read_registers(&mut self, registers: &mut RegisterFile, tid: Tid) -> TargetResult<(), Self> {
+        *registers = or_fault(self.state(vcpu_of(tid)).map(|state| RegisterFile::of(&state)))?;
         Ok(())
     }
 
-    fn write_registers(&mut self, registers: &Image, tid: Tid) -> TargetResult<(), Self> {
+    fn write_registers(&mut self, registers: &RegisterFile, tid: Tid) -> TargetResult<(), Self> {
         let registers = registers.clone();
         let put = move |state: &mut Vcpu| {
             registers.put(state);
@@ -302,11 +303,11 @@ impl MultiThreadBase for Debugged {
     }
 }
 
-impl SingleRegisterAccess<Tid> for Debugged {
+impl SingleRegisterAccess<Tid> for DebugTarget {
     fn read_register(
         &mut self,
         tid: Tid,
-        register: Number,
+        register: RegisterId,
         bytes: &mut [u8],
     ) -> TargetResult<usize, Self> {
         let value = or_fault(self.state(vcpu_of(tid)))?;
@@ -319,7 +320,7 @@ impl SingleRegisterAccess<Tid> for Debugged {
     fn write_register(
         &mut self,
         tid: Tid,
-        register: Number,
+        register: RegisterId,
         bytes: &[u8],
     ) -> TargetResult<(), Self> {
         let bytes = bytes.to_vec();
@@ -327,17 +328,17 @@ impl SingleRegisterAccess<Tid> for Debugged {
     }
 }
 
-impl MultiThreadResume for Debugged {
+impl MultiThreadResume for DebugTarget {
     fn resume(&mut self) -> Result<(), Infallible> {
         match self.step.take() {
             Some(vcpu) => self.make_step(vcpu),
-            None => self.go_on(self.going_on.filter(|_| self.locked)),
+            None => self.resume_vcpus(self.resumed.filter(|_| self.others_locked)),
         }
         Ok(())
     }
 
     fn clear_resume_actions(&mut self) -> Result<(), Infallible> {
-        (self.step, self.going_on, self.locked) = (None, None, false);
+        (self.step, self.resumed, self.others_locked) = (None, None, false);
         Ok(())
     }
 
@@ -346,7 +347,7 @@ impl MultiThreadResume for Debugged {
         tid: Tid,
         _: Option<Signal>,
     ) -> Result<(), Infallible> {
-        self.going_on = Some(vcpu_of(tid));
+        self.resumed = Some(vcpu_of(tid));
         Ok(())
     }
 
@@ -360,21 +361,21 @@ impl MultiThreadResume for Debugged {
 }
 
 /// A vCPU that makes a step makes it alone anyway.
-impl MultiThreadSchedulerLocking for Debugged {
+impl MultiThreadSchedulerLocking for DebugTarget {
     fn set_resume_action_scheduler_lock(&mut self) -> Result<(), Infallible> {
-        self.locked = true;
+        self.others_locked = true;
         Ok(())
     }
 }
 
-impl MultiThreadSingleStep for Debugged {
+impl MultiThreadSingleStep for DebugTarget {
     fn set_resume_action_step(&mut self, tid: Tid, _: Option<Signal>) -> Result<(), Infallible> {
         self.step = Some(vcpu_of(tid));
         Ok(())
     }
 }
 
-impl Breakpoints for Debugged {
+impl Breakpoints for DebugTarget {
     fn support_sw_breakpoint(&mut self) -> Option<SwBreakpointOps<'_, Self>> {
         Some(self)
     }
@@ -386,7 +387,7 @@ impl Breakpoints for Debugged {
     }
 }
 
-impl SwBreakpoint for Debugged {
+impl SwBreakpoint for DebugTarget {
     fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {
         self.probes.breakpoints.insert(address);
         self.arm();
@@ -400,7 +401,7 @@ impl SwBreakpoint for Debugged {
 }
 
 /// There is one kind of breakpoint; GDB never has two of them at one address.
-impl HwBreakpoint for Debugged {
+impl HwBreakpoint for DebugTarget {
     fn add_hw_breakpoint(&mut self, address: u64, kind: usize) -> TargetResult<bool, Self> {
         self.add_sw_breakpoint(address, kind)
     }
@@ -409,7 +410,7 @@ impl HwBreakpoint for Debugged {
     }
 }
 
-impl HwWatchpoint for Debugged {
+impl HwWatchpoint for DebugTarget {
     fn add_hw_watchpoint(
         &mut self,
         gva: u64,
@@ -444,7 +445,7 @@ fn watch(gva: u64, len: u64, kind: WatchKind) -> Watch {
     Watch { gva, len, read, write }
 }
 
-impl MonitorCmd for Debugged {
+impl MonitorCmd for DebugTarget {
     fn handle_monitor_cmd(
         &mut self,
         command: &[u8],

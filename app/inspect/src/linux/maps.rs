@@ -4,7 +4,7 @@
 
 use ram::Ram;
 
-use super::{LinuxKernel, Unknown};
+use super::{KernelError, LinuxKernel};
 
 /// Levels of the tree, and folders and mounts of a path, at the most.
 const LEVELS: usize = 12;
@@ -19,8 +19,8 @@ const LEAF: u64 = 1;
 const RANGES: u64 = 2;
 const ROOMS: u64 = 3;
 
-/// Where things are in the structures.
-pub struct Maps {
+/// Offsets of members in the kernel's structures of memory mappings.
+pub struct VmaLayout {
     mm: u64,
     root: u64,
     start: u64,
@@ -28,11 +28,11 @@ pub struct Maps {
     page: u64,
     flags: u64,
     file: u64,
-    paths: Paths,
+    paths: PathLayout,
 }
 
-/// Where things are in what makes a path.
-struct Paths {
+/// Offsets of members in the structures that make a path.
+struct PathLayout {
     /// `struct path` in a file, and that of a task's root in what the task has of file systems.
     file: u64,
     fs: u64,
@@ -49,9 +49,9 @@ struct Paths {
     mountpoint: u64,
 }
 
-/// A place in a file that is mapped.
+/// A mapped address: its file and the offset there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MappedFile {
     /// The file's path, from the task's root on; none for memory without a file.
     pub path: Option<String>,
     /// Bytes from the file's beginning.
@@ -60,12 +60,12 @@ pub struct Place {
     pub is_executable: bool,
 }
 
-impl Maps {
-    /// Learns where things are.
+impl VmaLayout {
+    /// Takes the offsets from the kernel's types.
     ///
     /// # Errors
     /// The kernel has other structures.
-    pub fn of(kernel: &LinuxKernel) -> Result<Self, Unknown> {
+    pub fn of(kernel: &LinuxKernel) -> Result<Self, KernelError> {
         let offset = |structure, member| kernel.types.offset(structure, member);
         let area = |member| offset("vm_area_struct", member);
         Ok(Self {
@@ -76,12 +76,18 @@ impl Maps {
             page: area("vm_pgoff")?,
             flags: area("vm_flags")?,
             file: area("vm_file")?,
-            paths: Paths::of(kernel)?,
+            paths: PathLayout::of(kernel)?,
         })
     }
 
     /// What a task has mapped at an address (GVA).
-    pub fn find(&self, kernel: &LinuxKernel, ram: &Ram, task: u64, address: u64) -> Option<Place> {
+    pub fn find(
+        &self,
+        kernel: &LinuxKernel,
+        ram: &Ram,
+        task: u64,
+        address: u64,
+    ) -> Option<MappedFile> {
         let word = |at: u64, offset: u64| kernel.word(ram, at.wrapping_add(offset));
         let mm = word(task, self.mm).filter(|mm| *mm != 0)?;
         let area = mapped(word(mm, self.root)?, address, &|at| kernel.word(ram, at))?;
@@ -93,12 +99,12 @@ impl Maps {
         let text = |at| kernel.text(ram, at);
         let path = file.and_then(|file| self.paths.path(task, file, &read, &text));
         let is_executable = word(area, self.flags)? & EXECUTABLE != 0;
-        Some(Place { path, offset, is_executable })
+        Some(MappedFile { path, offset, is_executable })
     }
 }
 
-impl Paths {
-    fn of(kernel: &LinuxKernel) -> Result<Self, Unknown> {
+impl PathLayout {
+    fn of(kernel: &LinuxKernel) -> Result<Self, KernelError> {
         let offset = |structure, member| kernel.types.offset(structure, member);
         Ok(Self {
             file: offset("file", "f_path")?,

@@ -16,7 +16,7 @@ use x86::{
     paging::Roots,
 };
 
-pub use maps::{Maps, Place};
+pub use maps::{MappedFile, VmaLayout};
 pub use symbols::Symbols;
 pub use types::{Form, Parameter, Types};
 
@@ -29,9 +29,9 @@ const BREATH: Duration = Duration::from_millis(20);
 /// Bytes of a name of a task, with its zero.
 const COMM: usize = 16;
 
-/// What of a kernel cannot be understood.
+/// Why the guest's kernel cannot be inspected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unknown {
+pub enum KernelError {
     /// There is no kernel yet, or none that says anything.
     #[error(
         "there is no VMCOREINFO in memory: no Linux kernel, or not booted so far, or one without CONFIG_CRASH_CORE"
@@ -51,7 +51,7 @@ pub enum Unknown {
     Types(String),
 }
 
-/// A kernel that is understood.
+/// The guest's Linux kernel: its symbols and types.
 pub struct LinuxKernel {
     /// Its symbols.
     pub symbols: Symbols,
@@ -86,9 +86,9 @@ impl LinuxKernel {
     /// Finds the kernel in memory.
     ///
     /// # Errors
-    /// [`Unknown`] says what is missing.
-    pub fn find(ram: &Ram) -> Result<Self, Unknown> {
-        let info = VmCoreInfo::find(ram).ok_or(Unknown::VmCoreInfo)?;
+    /// [`KernelError`] says what is missing.
+    pub fn find(ram: &Ram) -> Result<Self, KernelError> {
+        let info = VmCoreInfo::find(ram).ok_or(KernelError::VmCoreInfo)?;
         let roots = roots(&info)?;
         let symbols = Symbols::read(ram, roots, &info)?;
         let [start, stop] = ["__start_BTF", "__stop_BTF"].map(|name| symbols.require(name));
@@ -105,11 +105,11 @@ impl LinuxKernel {
     ///
     /// # Errors
     /// As [`LinuxKernel::find`].
-    pub fn await_in(
+    pub fn wait_for(
         inspector: &Inspector,
         wait: bool,
         gone: impl Fn() -> bool,
-    ) -> Result<Option<(Self, Option<StoppedVcpus>)>, Unknown> {
+    ) -> Result<Option<(Self, Option<StoppedVcpus>)>, KernelError> {
         loop {
             let is_there = wait && VmCoreInfo::find(inspector.ram()).is_some();
             let stopped = is_there.then(|| StoppedVcpus::new(inspector));
@@ -215,9 +215,9 @@ pub fn word(gva: u64, read: Reader<'_>) -> Option<u64> {
 pub type Reader<'a> = &'a dyn Fn(u64, &mut [u8]) -> usize;
 
 /// The kernel's own page tables.
-fn roots(info: &VmCoreInfo) -> Result<Roots, Unknown> {
-    let table = info.symbol("init_top_pgt").ok_or(Unknown::Key("SYMBOL(init_top_pgt)"))?;
-    let base = info.number("phys_base").ok_or(Unknown::Key("NUMBER(phys_base)"))?;
+fn roots(info: &VmCoreInfo) -> Result<Roots, KernelError> {
+    let table = info.symbol("init_top_pgt").ok_or(KernelError::Key("SYMBOL(init_top_pgt)"))?;
+    let base = info.number("phys_base").ok_or(KernelError::Key("NUMBER(phys_base)"))?;
     let cr3 = table.wrapping_sub(IMAGE).wrapping_add(base as u64);
     Ok(Roots { cr0: cr0::PG, cr3, cr4: cr4::PAE, efer: efer::LMA | efer::NXE })
 }

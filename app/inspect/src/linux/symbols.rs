@@ -8,7 +8,7 @@ use std::{
 use ram::Ram;
 use x86::paging::Roots;
 
-use super::Unknown;
+use super::KernelError;
 use crate::{memory, vmcoreinfo::VmCoreInfo};
 
 /// Symbols at the most: a kernel has some 150 000.
@@ -29,8 +29,8 @@ pub struct Symbols {
     by_address: BTreeMap<u64, String>,
 }
 
-/// Where the parts of the table are (GVA).
-struct Places {
+/// The addresses of the parts of kallsyms (GVA).
+struct KallsymsLayout {
     names: u64,
     count: u64,
     tokens: u64,
@@ -40,9 +40,9 @@ struct Places {
     base: Option<u64>,
 }
 
-impl Places {
-    fn of(info: &VmCoreInfo) -> Result<Self, Unknown> {
-        let symbol = |key: &'static str, name| info.symbol(name).ok_or(Unknown::Key(key));
+impl KallsymsLayout {
+    fn of(info: &VmCoreInfo) -> Result<Self, KernelError> {
+        let symbol = |key: &'static str, name| info.symbol(name).ok_or(KernelError::Key(key));
         Ok(Self {
             names: symbol("SYMBOL(kallsyms_names)", "kallsyms_names")?,
             count: symbol("SYMBOL(kallsyms_num_syms)", "kallsyms_num_syms")?,
@@ -70,12 +70,12 @@ struct Table {
     index: Vec<u8>,
     offsets: Vec<u8>,
     /// What offsets are counted from.
-    base: Base,
+    base: OffsetBase,
 }
 
 /// What offsets are counted from.
 #[derive(Clone, Copy)]
-enum Base {
+enum OffsetBase {
     /// An address.
     One(u64),
     /// The place of each offset in memory. This is the place of the first (GVA).
@@ -84,16 +84,16 @@ enum Base {
 
 impl Symbols {
     /// Reads them.
-    pub(super) fn read(ram: &Ram, roots: Roots, info: &VmCoreInfo) -> Result<Self, Unknown> {
-        let table = Table::read(ram, roots, &Places::of(info)?)?;
-        let start = info.symbol("_stext").ok_or(Unknown::Key("SYMBOL(_stext)"))?;
+    pub(super) fn read(ram: &Ram, roots: Roots, info: &VmCoreInfo) -> Result<Self, KernelError> {
+        let table = Table::read(ram, roots, &KallsymsLayout::of(info)?)?;
+        let start = info.symbol("_stext").ok_or(KernelError::Key("SYMBOL(_stext)"))?;
         // Two ways to say an address have been in use; this symbol tells which it is.
         let found = [true, false].map(|signed| table.symbols(signed));
         let right = |symbols: &Vec<(String, u64)>| {
             symbols.iter().any(|(name, address)| name == "_stext" && *address == start)
         };
         let symbols = found.into_iter().find(right);
-        let symbols = symbols.ok_or(Unknown::Symbols("its addresses are not what is known"))?;
+        let symbols = symbols.ok_or(KernelError::Symbols("its addresses are not what is known"))?;
         let by_address = symbols.iter().map(|(name, address)| (*address, name.clone()));
         Ok(Self { by_address: by_address.collect(), by_name: symbols.into_iter().collect() })
     }
@@ -104,8 +104,8 @@ impl Symbols {
     }
 
     /// The same, or what is missing.
-    pub(super) fn require(&self, name: &str) -> Result<u64, Unknown> {
-        self.find(name).ok_or_else(|| Unknown::Symbol(name.to_owned()))
+    pub(super) fn require(&self, name: &str) -> Result<u64, KernelError> {
+        self.find(name).ok_or_else(|| KernelError::Symbol(name.to_owned()))
     }
 
     /// The symbol before an address, and how far before.
@@ -135,19 +135,19 @@ impl Symbols {
 }
 
 impl Table {
-    fn read(ram: &Ram, roots: Roots, places: &Places) -> Result<Self, Unknown> {
+    fn read(ram: &Ram, roots: Roots, places: &KallsymsLayout) -> Result<Self, KernelError> {
         let bytes = |gva, len: u64| {
             let mut bytes = vec![0; len as usize];
             let read = memory::read(ram, roots, gva, &mut bytes) == bytes.len();
-            read.then_some(bytes).ok_or(Unknown::Symbols("it is not all in memory"))
+            read.then_some(bytes).ok_or(KernelError::Symbols("it is not all in memory"))
         };
         let word =
-            |gva| memory::word(ram, roots, gva).ok_or(Unknown::Symbols("it is not in memory"));
+            |gva| memory::word(ram, roots, gva).ok_or(KernelError::Symbols("it is not in memory"));
         let count = word(places.count)? as u32;
         let len = places.tokens.checked_sub(places.names).filter(|len| *len <= MOST_BYTES);
-        let len = len.ok_or(Unknown::Symbols("its parts are in another order"))?;
+        let len = len.ok_or(KernelError::Symbols("its parts are in another order"))?;
         if count > MOST {
-            return Err(Unknown::Symbols("it is too long"));
+            return Err(KernelError::Symbols("it is too long"));
         }
         let tokens = places.index.checked_sub(places.tokens).filter(|len| *len <= TOKENS);
         Ok(Self {
@@ -156,8 +156,8 @@ impl Table {
             index: bytes(places.index, 512)?,
             offsets: bytes(places.offsets, u64::from(count) * 4)?,
             base: match places.base {
-                Some(place) => Base::One(word(place)?),
-                None => Base::Own(places.offsets),
+                Some(place) => OffsetBase::One(word(place)?),
+                None => OffsetBase::Own(places.offsets),
             },
         })
     }
@@ -169,8 +169,8 @@ impl Table {
         let next = |(n, offset): (u64, &[u8; 4])| {
             let (name, offset) = (self.name(&mut rest)?, u32::from_le_bytes(*offset));
             let address = match self.base {
-                Base::One(base) => address(base, offset, signed),
-                Base::Own(first) => {
+                OffsetBase::One(base) => address(base, offset, signed),
+                OffsetBase::Own(first) => {
                     first.wrapping_add(4 * n).wrapping_add_signed((offset as i32).into())
                 }
             };
@@ -233,7 +233,7 @@ mod tests {
         }
         let names = [&[2, 0, 1][..], &[3, b'D', b'x', b'y'], &[0x83, 0, b'A', b'p', b'c']].concat();
         let offsets = [-1i32, -0x101, 0x20].map(i32::to_le_bytes).concat();
-        let base = Base::One(0xffff_ffff_8100_0000);
+        let base = OffsetBase::One(0xffff_ffff_8100_0000);
         Table { names, tokens, index, offsets, base }
     }
 
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn an_offset_may_be_counted_from_its_own_place() {
-        let own = Table { base: Base::Own(0xffff_ffff_8200_0000), ..table() };
+        let own = Table { base: OffsetBase::Own(0xffff_ffff_8200_0000), ..table() };
         let symbols = own.symbols(true);
         let addresses: Vec<u64> = symbols.iter().map(|(_, address)| *address).collect();
         let expected = [0xffff_ffff_81ff_ffff, 0xffff_ffff_81ff_ff03, 0xffff_ffff_8200_0028];
@@ -271,9 +271,9 @@ mod tests {
             let symbols = ["names", "num_syms", "token_table", "token_index", "offsets"];
             let symbols = symbols.map(|name| format!("SYMBOL(kallsyms_{name})=ff000000\n"));
             let text = format!("OSRELEASE={release}\n{}{base}", symbols.concat());
-            Places::of(&VmCoreInfo::of_text(text.as_bytes()).expect("sound"))
+            KallsymsLayout::of(&VmCoreInfo::of_text(text.as_bytes()).expect("sound"))
         };
-        let missing = Unknown::Key("SYMBOL(kallsyms_relative_base)");
+        let missing = KernelError::Key("SYMBOL(kallsyms_relative_base)");
         for old in ["6.12.9+deb13-cloud-amd64", "7.0.11", "7", "unknown"] {
             assert_eq!(places(old, "").map(|_| ()), Err(missing.clone()), "{old}");
         }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use ram::Ram;
 use x86::paging::Roots;
 
-use super::Unknown;
+use super::KernelError;
 use crate::memory;
 
 /// Bytes at the most: Debian's kernels have some five million.
@@ -66,8 +66,13 @@ pub enum Form {
 
 impl Types {
     /// Reads them.
-    pub(super) fn read(ram: &Ram, roots: Roots, start: u64, stop: u64) -> Result<Self, Unknown> {
-        let wrong = |problem: &str| Unknown::Types(problem.to_owned());
+    pub(super) fn read(
+        ram: &Ram,
+        roots: Roots,
+        start: u64,
+        stop: u64,
+    ) -> Result<Self, KernelError> {
+        let wrong = |problem: &str| KernelError::Types(problem.to_owned());
         let len = stop.checked_sub(start).filter(|len| *len <= MOST);
         let mut bytes = vec![0; len.ok_or_else(|| wrong("its size"))? as usize];
         if memory::read(ram, roots, start, &mut bytes) != bytes.len() {
@@ -174,10 +179,10 @@ impl Types {
     ///
     /// # Errors
     /// There is no such structure or member.
-    pub fn offset(&self, structure: &str, member: &str) -> Result<u64, Unknown> {
+    pub fn offset(&self, structure: &str, member: &str) -> Result<u64, KernelError> {
         let at = self.structures.get(structure.as_bytes());
         let bits = at.and_then(|at| self.offset_in(*at, member.as_bytes(), 0));
-        let missing = || Unknown::Types(format!("no {member} in {structure}"));
+        let missing = || KernelError::Types(format!("no {member} in {structure}"));
         bits.map(|bits| u64::from(bits) / 8).ok_or_else(missing)
     }
 

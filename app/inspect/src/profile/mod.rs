@@ -24,7 +24,7 @@ use x86::{paging::Roots, seg};
 
 use crate::{
     lines::say,
-    linux::{self, LinuxKernel, Maps, Task},
+    linux::{self, LinuxKernel, Task, VmaLayout},
     memory,
 };
 use orc::{Caller, Orc};
@@ -35,8 +35,8 @@ pub const MOST_HERTZ: u32 = 1000;
 const DEPTH: usize = 64;
 /// How far a program's stack reaches from a frame to its caller's, at the most (bytes).
 const FRAME: u64 = 1 << 20;
-/// A vCPU is left alone for so many times what it has waited for a look.
-const REST: u32 = 4;
+/// After a sample a vCPU is not sampled for so many times what the sample has taken.
+const BACKOFF: u32 = 4;
 
 /// What is to be sampled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,12 +116,12 @@ pub enum Code {
     Anonymous,
 }
 
-/// What is known of the guest's kernel.
+/// The guest's kernel, its unwind tables and its layouts.
 struct Sampler {
     kernel: LinuxKernel,
     ram: Ram,
     orc: Option<Orc>,
-    maps: Option<Maps>,
+    maps: Option<VmaLayout>,
     /// The kernel's own code (GVA).
     text: Range<u64>,
     began: Instant,
@@ -137,7 +137,7 @@ pub fn serve(
     output: &mut impl Write,
     gone: impl Fn() -> bool,
 ) -> io::Result<()> {
-    let kernel = match LinuxKernel::await_in(inspector, request.wait, &gone) {
+    let kernel = match LinuxKernel::wait_for(inspector, request.wait, &gone) {
         Ok(Some((kernel, _))) => kernel,
         Ok(None) => return say(output, &ProfileLine::Error("the machine has ended".to_owned())),
         Err(unknown) => return say(output, &ProfileLine::Error(unknown.to_string())),
@@ -145,16 +145,16 @@ pub fn serve(
     let sampler = Arc::new(Sampler::new(kernel, inspector.ram().clone()));
     say(output, &ProfileLine::Started { vcpus: inspector.vcpus() })?;
     let pause = Duration::from_secs(1) / request.hertz.clamp(1, MOST_HERTZ);
-    let mut looks: Vec<Look> = (0..inspector.vcpus()).map(Look::new).collect();
+    let mut samplers: Vec<VcpuSampler> = (0..inspector.vcpus()).map(VcpuSampler::new).collect();
     while !gone() {
         let next = Instant::now() + pause;
         let mut late = 0;
-        for look in &mut looks {
-            match look.go_on(&sampler, inspector) {
-                Seen::Sample(sample) => say(output, &ProfileLine::Sample(sample))?,
-                Seen::Nothing => {}
-                Seen::Late => late += 1,
-                Seen::End => return output.flush(),
+        for sampler_of in &mut samplers {
+            match sampler_of.poll(&sampler, inspector) {
+                SampleResult::Sample(sample) => say(output, &ProfileLine::Sample(sample))?,
+                SampleResult::Nothing => {}
+                SampleResult::Late => late += 1,
+                SampleResult::End => return output.flush(),
             }
         }
         if late != 0 {
@@ -166,46 +166,46 @@ pub fn serve(
     Ok(())
 }
 
-/// The looks at a vCPU, one after the other.
-struct Look {
+/// Samples one vCPU.
+struct VcpuSampler {
     vcpu: usize,
-    asked: Option<(Instant, Receiver<Option<Sample>>)>,
-    /// The vCPU is left alone until then.
-    rest: Instant,
+    pending: Option<(Instant, Receiver<Option<Sample>>)>,
+    /// The earliest time of the next sample.
+    not_before: Instant,
 }
 
-/// What came of a look.
-enum Seen {
+/// The result of a sample.
+enum SampleResult {
     Sample(Sample),
     Nothing,
     Late,
     End,
 }
 
-impl Look {
+impl VcpuSampler {
     fn new(vcpu: usize) -> Self {
-        Self { vcpu, asked: None, rest: Instant::now() }
+        Self { vcpu, pending: None, not_before: Instant::now() }
     }
 
-    /// Takes what the last one saw, and asks for the next. Where the host is busy a vCPU waits for it at each look; so it is left alone
-    /// for longer than it has waited, or the guest would do nothing else.
-    fn go_on(&mut self, sampler: &Arc<Sampler>, inspector: &Inspector) -> Seen {
-        let seen = match self.asked.as_ref().map(|(since, answer)| (since, answer.try_recv())) {
-            None => Seen::Nothing,
-            Some((_, Err(TryRecvError::Empty))) => return Seen::Late,
-            Some((_, Err(TryRecvError::Disconnected))) => return Seen::End,
+    /// Takes the last sample, and asks for the next. On a busy host a vCPU waits at each sample. The pause between samples is therefore
+    /// longer than that wait, or the guest would do nothing else.
+    fn poll(&mut self, sampler: &Arc<Sampler>, inspector: &Inspector) -> SampleResult {
+        let result = match self.pending.as_ref().map(|(since, answer)| (since, answer.try_recv())) {
+            None => SampleResult::Nothing,
+            Some((_, Err(TryRecvError::Empty))) => return SampleResult::Late,
+            Some((_, Err(TryRecvError::Disconnected))) => return SampleResult::End,
             Some((since, Ok(sample))) => {
                 let waited = sample.as_ref().map(|sample| sampler.at(sample.ns) - *since);
-                self.rest = Instant::now() + waited.unwrap_or_default() * REST;
-                self.asked = None;
-                sample.map_or(Seen::Nothing, Seen::Sample)
+                self.not_before = Instant::now() + waited.unwrap_or_default() * BACKOFF;
+                self.pending = None;
+                sample.map_or(SampleResult::Nothing, SampleResult::Sample)
             }
         };
-        if self.asked.is_none() && Instant::now() >= self.rest {
-            self.asked = Some((Instant::now(), sampler.ask(inspector, self.vcpu)));
-            return seen;
+        if self.pending.is_none() && Instant::now() >= self.not_before {
+            self.pending = Some((Instant::now(), sampler.ask(inspector, self.vcpu)));
+            return result;
         }
-        if matches!(seen, Seen::Sample(_)) { seen } else { Seen::Late }
+        if matches!(result, SampleResult::Sample(_)) { result } else { SampleResult::Late }
     }
 }
 
@@ -213,7 +213,7 @@ impl Sampler {
     fn new(kernel: LinuxKernel, ram: Ram) -> Self {
         let symbol = |name| kernel.symbols.find(name).unwrap_or_default();
         let text = symbol("_stext")..symbol("_end");
-        let (orc, maps) = (Orc::read(&kernel, &ram), Maps::of(&kernel).ok());
+        let (orc, maps) = (Orc::read(&kernel, &ram), VmaLayout::of(&kernel).ok());
         Self { kernel, ram, orc, maps, text, began: Instant::now() }
     }
 
@@ -227,7 +227,7 @@ impl Sampler {
         inspector.queue_on_vcpu(vcpu, move |access| sampler.sample(vcpu, access.engine))
     }
 
-    /// What a vCPU executes; none in the few instructions in which the kernel does not know who it works for.
+    /// Samples a vCPU; `None` in the few instructions in which the kernel has no current task.
     fn sample(&self, vcpu: usize, engine: &dyn Engine) -> Option<Sample> {
         let ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let Task { address, pid, tid, comm } = self.task(engine)?;
@@ -305,7 +305,7 @@ impl Sampler {
     }
 }
 
-fn in_program(address: u64, place: Option<linux::Place>) -> StackFrame {
+fn in_program(address: u64, place: Option<linux::MappedFile>) -> StackFrame {
     let file = place.and_then(|place| Some((place.path?, place.offset)));
     let code = file.map_or(Code::Anonymous, |(path, offset)| Code::File { path, offset });
     StackFrame { address, code }

@@ -32,11 +32,11 @@ struct Entry {
     bp_offset: i64,
     sp_base: u16,
     bp_base: u16,
-    kind: Kind,
+    kind: EntryKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum EntryKind {
     /// Nobody called, or nobody knows.
     End,
     /// A return address lies below the caller's stack.
@@ -108,17 +108,17 @@ impl Orc {
         let at = |offset: u64| word(top.wrapping_add(offset));
         let bp = entry.caller_bp(frame, top, word);
         match entry.kind {
-            Kind::End => None,
-            Kind::Call => {
+            EntryKind::End => None,
+            EntryKind::Call => {
                 let ip = at(8u64.wrapping_neg())?;
                 Some(Caller::Kernel(OrcFrame { ip, sp: top, bp: bp?, exact: false }))
             }
-            Kind::Registers => {
+            EntryKind::Registers => {
                 let bp = if entry.bp_base == 0 { at(REGS_BP)? } else { bp? };
                 let next = OrcFrame { ip: at(REGS_IP)?, sp: at(REGS_SP)?, bp, exact: true };
                 Some(Caller::of(next, at(REGS_CS)?))
             }
-            Kind::Interrupted => {
+            EntryKind::Interrupted => {
                 let next = OrcFrame { ip: at(0)?, sp: at(24)?, bp: bp?, exact: true };
                 Some(Caller::of(next, at(8)?))
             }
@@ -137,10 +137,10 @@ impl Entry {
         let half = |at: usize| i16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let fields = half(4) as u16;
         let kind = match (is_old, fields >> 8 & if is_old { 3 } else { 7 }) {
-            (true, 0) | (false, 2) => Kind::Call,
-            (true, 1) | (false, 3) => Kind::Registers,
-            (true, 2) | (false, 4) => Kind::Interrupted,
-            _ => Kind::End,
+            (true, 0) | (false, 2) => EntryKind::Call,
+            (true, 1) | (false, 3) => EntryKind::Registers,
+            (true, 2) | (false, 4) => EntryKind::Interrupted,
+            _ => EntryKind::End,
         };
         Self {
             sp_offset: half(0).into(),

@@ -27,7 +27,7 @@ const OTHER: [(&str, &str); 8] = [
 
 /// How an argument is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
+enum ArgumentFormat {
     Signed,
     Unsigned,
     /// With a sign, of 64 bits.
@@ -54,7 +54,7 @@ enum Shape {
 pub struct Call {
     /// As in the manual.
     pub name: String,
-    shapes: Vec<Shape>,
+    formats: Vec<ArgumentFormat>,
     /// What the kernel calls its arguments.
     parameters: Vec<String>,
 }
@@ -63,7 +63,7 @@ pub use crate::linux::Reader;
 
 /// What of memory an argument's text is made of: its address is the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum ArgumentMemory {
     /// So many bytes.
     Bytes(u64),
     /// As many parts as the next argument says: bytes of each, and of all at the most.
@@ -80,15 +80,15 @@ pub enum Piece {
 
 impl Call {
     /// Arguments that lead to memory, by number: what is there at the call's beginning, or what it leaves there at its end.
-    pub fn pieces(&self, at_end: bool) -> impl Iterator<Item = (usize, Piece)> {
-        let piece = move |shape: &Shape| match shape {
-            Shape::Text if !at_end => Some(Piece::Text),
-            Shape::Bytes if !at_end => Some(Piece::Times(1, SHOWN as u64)),
-            Shape::Filled if at_end => Some(Piece::Bytes(SHOWN as u64)),
-            Shape::Known(name) => structures::piece(name, at_end),
+    pub fn pieces(&self, at_end: bool) -> impl Iterator<Item = (usize, ArgumentMemory)> {
+        let piece = move |format: &ArgumentFormat| match format {
+            ArgumentFormat::Text if !at_end => Some(ArgumentMemory::Text),
+            ArgumentFormat::Bytes if !at_end => Some(ArgumentMemory::Times(1, SHOWN as u64)),
+            ArgumentFormat::Filled if at_end => Some(ArgumentMemory::Bytes(SHOWN as u64)),
+            ArgumentFormat::Known(name) => structures::piece(name, at_end),
             _ => None,
         };
-        self.shapes.iter().enumerate().filter_map(move |(n, shape)| Some((n, piece(shape)?)))
+        self.formats.iter().enumerate().filter_map(move |(n, format)| Some((n, piece(format)?)))
     }
 
     /// A system call and the address of its function.
@@ -114,37 +114,40 @@ impl Call {
         let described = kernel.symbols.find(&format!("{DESCRIPTION}{function}"));
         let described = described.and_then(|at| described_as(kernel, ram, at, &name));
         // A kernel that does not say has all that registers can hold.
-        let unknown = || (vec![Shape::Address; ARGUMENTS], Vec::new());
-        let (shapes, parameters) = described.unwrap_or_else(unknown);
-        Self { name, shapes, parameters }
+        let unknown = || (vec![ArgumentFormat::Address; ARGUMENTS], Vec::new());
+        let (formats, parameters) = described.unwrap_or_else(unknown);
+        Self { name, formats, parameters }
     }
 
     /// Which argument is called so; `path` is the first that is text.
     pub fn parameter(&self, name: &str) -> Option<usize> {
         let named = self.parameters.iter().position(|known| known == name);
-        let path = || self.shapes.iter().position(|shape| *shape == Shape::Text);
-        let numbered = || name.strip_prefix("arg")?.parse().ok().filter(|n| *n < self.shapes.len());
+        let path = || self.formats.iter().position(|format| *format == ArgumentFormat::Text);
+        let numbered =
+            || name.strip_prefix("arg")?.parse().ok().filter(|n| *n < self.formats.len());
         named.or_else(|| if name == "path" { path() } else { None }).or_else(numbered)
     }
 
     /// How many arguments it has.
     pub fn count(&self) -> usize {
-        self.shapes.len()
+        self.formats.len()
     }
 
     /// An argument as a number, with the sign that its type has.
     pub fn number(&self, n: usize, value: u64) -> i128 {
-        match self.shapes.get(n) {
-            Some(Shape::Signed | Shape::Folder) => (value as i32).into(),
-            Some(Shape::Long) => (value as i64).into(),
-            Some(Shape::Unsigned | Shape::OpenFlags | Shape::Mode) => (value as u32).into(),
+        match self.formats.get(n) {
+            Some(ArgumentFormat::Signed | ArgumentFormat::Folder) => (value as i32).into(),
+            Some(ArgumentFormat::Long) => (value as i64).into(),
+            Some(ArgumentFormat::Unsigned | ArgumentFormat::OpenFlags | ArgumentFormat::Mode) => {
+                (value as u32).into()
+            }
             _ => value.into(),
         }
     }
 
     /// An argument as text, if it is.
     pub fn text(&self, n: usize, value: u64, read: Reader<'_>) -> Option<String> {
-        let is_text = self.shapes.get(n) == Some(&Shape::Text);
+        let is_text = self.formats.get(n) == Some(&ArgumentFormat::Text);
         let bytes = is_text.then(|| terminated(value, read)).flatten()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -161,20 +164,19 @@ impl Call {
         result: Option<i64>,
         read: Reader<'_>,
     ) -> String {
-        let creates = values
-            .iter()
-            .zip(&self.shapes)
-            .any(|(value, shape)| *shape == Shape::OpenFlags && linux_names::creates(*value));
+        let creates = values.iter().zip(&self.formats).any(|(value, format)| {
+            *format == ArgumentFormat::OpenFlags && linux_names::creates(*value)
+        });
         // open has a mode only if it makes a file.
-        let opens = self.shapes.contains(&Shape::OpenFlags);
+        let opens = self.formats.contains(&ArgumentFormat::OpenFlags);
         let shown = self
-            .shapes
+            .formats
             .iter()
             .enumerate()
-            .filter(|(_, shape)| **shape != Shape::Mode || !opens || creates);
-        let shown = shown.map(|(n, shape)| {
+            .filter(|(_, format)| **format != ArgumentFormat::Mode || !opens || creates);
+        let shown = shown.map(|(n, format)| {
             let next = values.get(n + 1).copied().unwrap_or_default();
-            show(*shape, values[n], next, result, read)
+            show(*format, values[n], next, result, read)
         });
         shown.collect::<Vec<_>>().join(", ")
     }
@@ -186,59 +188,65 @@ fn described_as(
     ram: &Ram,
     at: u64,
     name: &str,
-) -> Option<(Vec<Shape>, Vec<String>)> {
+) -> Option<(Vec<ArgumentFormat>, Vec<String>)> {
     let count = (kernel.word(ram, at + 8)? >> 32) as usize;
     let (types, names) = (kernel.word(ram, at + 16)?, kernel.word(ram, at + 24)?);
     let text = |list: u64, n: usize| kernel.text(ram, kernel.word(ram, list + 8 * n as u64)?);
     let argument = |n| {
         let parameter = text(names, n)?;
-        Some((shape(name, &text(types, n)?, &parameter), parameter))
+        Some((format(name, &text(types, n)?, &parameter), parameter))
     };
     (0..count.min(ARGUMENTS)).map(argument).collect()
 }
 
-fn shape(call: &str, of_type: &str, name: &str) -> Shape {
+fn format(call: &str, of_type: &str, name: &str) -> ArgumentFormat {
     if let Some(known) = structures::of(call, name) {
-        return Shape::Known(known);
+        return ArgumentFormat::Known(known);
     }
     let of_type = of_type.replace(" *", "*");
     match (of_type.as_str(), name) {
-        ("const char*", "buf") if matches!(call, "write" | "pwrite64") => Shape::Bytes,
-        ("char*", "buf") if matches!(call, "read" | "pread64") => Shape::Filled,
-        ("const char*", _) => Shape::Text,
-        (_, "dfd" | "olddfd" | "newdfd") => Shape::Folder,
-        (_, "flags") if matches!(call, "open" | "openat") => Shape::OpenFlags,
-        ("umode_t", _) => Shape::Mode,
-        ("int" | "pid_t" | "clockid_t" | "key_t", _) => Shape::Signed,
-        ("long" | "off_t" | "loff_t" | "ssize_t", _) => Shape::Long,
-        ("unsigned int" | "u32" | "uid_t" | "gid_t", _) => Shape::Unsigned,
-        ("size_t", _) | ("unsigned long", "len" | "length") => Shape::Size,
-        ("unsigned long", "fd") => Shape::Signed,
-        _ => Shape::Address,
+        ("const char*", "buf") if matches!(call, "write" | "pwrite64") => ArgumentFormat::Bytes,
+        ("char*", "buf") if matches!(call, "read" | "pread64") => ArgumentFormat::Filled,
+        ("const char*", _) => ArgumentFormat::Text,
+        (_, "dfd" | "olddfd" | "newdfd") => ArgumentFormat::Folder,
+        (_, "flags") if matches!(call, "open" | "openat") => ArgumentFormat::OpenFlags,
+        ("umode_t", _) => ArgumentFormat::Mode,
+        ("int" | "pid_t" | "clockid_t" | "key_t", _) => ArgumentFormat::Signed,
+        ("long" | "off_t" | "loff_t" | "ssize_t", _) => ArgumentFormat::Long,
+        ("unsigned int" | "u32" | "uid_t" | "gid_t", _) => ArgumentFormat::Unsigned,
+        ("size_t", _) | ("unsigned long", "len" | "length") => ArgumentFormat::Size,
+        ("unsigned long", "fd") => ArgumentFormat::Signed,
+        _ => ArgumentFormat::Address,
     }
 }
 
-fn show(shape: Shape, value: u64, next: u64, result: Option<i64>, read: Reader<'_>) -> String {
-    match shape {
-        Shape::Folder if value as i32 == -100 => "AT_FDCWD".to_owned(),
-        Shape::Signed | Shape::Folder => (value as i32).to_string(),
-        Shape::Unsigned => (value as u32).to_string(),
-        Shape::Long => (value as i64).to_string(),
-        Shape::Size => value.to_string(),
-        Shape::OpenFlags => linux_names::open_flags(value),
-        Shape::Mode => format!("{:#05o}", value & 0o7777).replacen("0o", "0", 1),
-        Shape::Text => text(value, read).unwrap_or_else(|| address(value)),
-        Shape::Bytes => bytes(value, next, read).unwrap_or_else(|| address(value)),
-        Shape::Filled => {
+fn show(
+    format: ArgumentFormat,
+    value: u64,
+    next: u64,
+    result: Option<i64>,
+    read: Reader<'_>,
+) -> String {
+    match format {
+        ArgumentFormat::Folder if value as i32 == -100 => "AT_FDCWD".to_owned(),
+        ArgumentFormat::Signed | ArgumentFormat::Folder => (value as i32).to_string(),
+        ArgumentFormat::Unsigned => (value as u32).to_string(),
+        ArgumentFormat::Long => (value as i64).to_string(),
+        ArgumentFormat::Size => value.to_string(),
+        ArgumentFormat::OpenFlags => linux_names::open_flags(value),
+        ArgumentFormat::Mode => format!("{:#05o}", value & 0o7777).replacen("0o", "0", 1),
+        ArgumentFormat::Text => text(value, read).unwrap_or_else(|| address(value)),
+        ArgumentFormat::Bytes => bytes(value, next, read).unwrap_or_else(|| address(value)),
+        ArgumentFormat::Filled => {
             let filled = result.and_then(|count| u64::try_from(count).ok());
             let shown = filled.and_then(|count| bytes(value, count, read));
             shown.unwrap_or_else(|| address(value))
         }
-        Shape::Known(name) => {
+        ArgumentFormat::Known(name) => {
             let known = structures::show(name, [value, next], result, read);
             known.unwrap_or_else(|| address(value))
         }
-        Shape::Address => address(value),
+        ArgumentFormat::Address => address(value),
     }
 }
 
@@ -297,13 +305,13 @@ pub fn result(call: &str, value: i64) -> String {
 mod tests {
     use super::*;
 
-    fn call(name: &str, shapes: &[Shape]) -> Call {
-        Call { name: name.to_owned(), shapes: shapes.to_vec(), parameters: Vec::new() }
+    fn call(name: &str, formats: &[ArgumentFormat]) -> Call {
+        Call { name: name.to_owned(), formats: formats.to_vec(), parameters: Vec::new() }
     }
 
     #[test]
     fn arguments_are_printed_as_strace_prints_them() {
-        use Shape::{Filled, Folder, Mode, OpenFlags, Signed, Text, Unsigned};
+        use ArgumentFormat::{Filled, Folder, Mode, OpenFlags, Signed, Text, Unsigned};
         let memory = b"/etc/\"x\"\n\0";
         let read = |gva: u64, to: &mut [u8]| {
             let from = memory.get(gva as usize - 0x1000..).unwrap_or_default();

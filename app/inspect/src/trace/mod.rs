@@ -43,7 +43,7 @@ use vmm::{Inspector, Probes};
 
 use crate::{
     lines::say,
-    linux::{LinuxKernel, Unknown},
+    linux::{KernelError, LinuxKernel},
 };
 use channel::{TraceChannel, TraceItem};
 use plan::TracePlan;
@@ -64,7 +64,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub enum TraceError {
     /// The kernel is not understood.
     #[error(transparent)]
-    Kernel(#[from] Unknown),
+    Kernel(#[from] KernelError),
     /// There is no such event.
     #[error(
         "there is no event `{0}`: syscall[:NAME], exec, exit, fork, switch, signal, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL, watch:SYMBOL[+OFFSET][:BYTES], port, mmio, msr, vector, engine"
@@ -130,7 +130,7 @@ fn start(
 ) -> Result<(Trace, Orders), TraceError> {
     let filter = request.filter.as_deref().map(Filter::new).transpose()?;
     let (kernel, stopped) =
-        LinuxKernel::await_in(inspector, request.wait, gone)?.ok_or(TraceError::Ended)?;
+        LinuxKernel::wait_for(inspector, request.wait, gone)?.ok_or(TraceError::Ended)?;
     let kernel = Arc::new(kernel);
     let plan = TracePlan::new(&kernel, inspector.ram(), &request.events)?;
     let doing = plan.vcpu_events().iter().next().copied();

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::{
-    calls::{self, Piece, Reader},
+    calls::{self, ArgumentMemory, Reader},
     linux_names,
 };
 
@@ -49,19 +49,19 @@ pub fn of(call: &str, parameter: &str) -> Option<&'static str> {
 }
 
 /// What of memory it is made of, at the call's beginning or at its end.
-pub fn piece(name: &str, at_end: bool) -> Option<Piece> {
+pub fn piece(name: &str, at_end: bool) -> Option<ArgumentMemory> {
     let (name, then) = name.strip_suffix(", then").map_or((name, false), |name| (name, true));
     let piece = match name {
-        "status" if at_end => return Some(Piece::Bytes(4)),
-        "polled" => return Some(Piece::Times(8, 8 * SHOWN)),
-        "signals" | "pair" => Piece::Bytes(8),
-        "action" => Piece::Bytes(32),
-        "address" => Piece::Times(1, 128),
-        "stat" => Piece::Bytes(56),
-        "time" | "timeval" => Piece::Bytes(16),
-        "buffers" => Piece::Vectors,
-        "words" => Piece::Texts,
-        "variables" => Piece::UpToZero,
+        "status" if at_end => return Some(ArgumentMemory::Bytes(4)),
+        "polled" => return Some(ArgumentMemory::Times(8, 8 * SHOWN)),
+        "signals" | "pair" => ArgumentMemory::Bytes(8),
+        "action" => ArgumentMemory::Bytes(32),
+        "address" => ArgumentMemory::Times(1, 128),
+        "stat" => ArgumentMemory::Bytes(56),
+        "time" | "timeval" => ArgumentMemory::Bytes(16),
+        "buffers" => ArgumentMemory::Vectors,
+        "words" => ArgumentMemory::Texts,
+        "variables" => ArgumentMemory::UpToZero,
         _ => return None,
     };
     (then == at_end).then_some(piece)

@@ -9,7 +9,7 @@ use x86::{
 };
 
 use super::{
-    calls::{Call, Piece},
+    calls::{ArgumentMemory, Call},
     plan::{TracePlan, Tracepoint},
     probe_hit::{REGISTERS, RIP},
     state::EventSelection,
@@ -196,12 +196,12 @@ impl TapCompiler<'_> {
             }
             let (from, count) = (POINTER, LENGTH);
             self.put(match piece {
-                Piece::Bytes(len) => Step::Note { from, offset: 0, len },
-                Piece::Times(unit, most) => Step::Times { from, count, unit, most },
-                Piece::Text => Step::Text { from },
-                Piece::Texts => Step::Texts { from },
-                Piece::UpToZero => Step::UpToZero { from, most: 4096 },
-                Piece::Vectors => Step::Vectors { from, count, bytes: FILLED },
+                ArgumentMemory::Bytes(len) => Step::Note { from, offset: 0, len },
+                ArgumentMemory::Times(unit, most) => Step::Times { from, count, unit, most },
+                ArgumentMemory::Text => Step::Text { from },
+                ArgumentMemory::Texts => Step::Texts { from },
+                ArgumentMemory::UpToZero => Step::UpToZero { from, most: 4096 },
+                ArgumentMemory::Vectors => Step::Vectors { from, count, bytes: FILLED },
             });
         }
     }

@@ -227,7 +227,7 @@ impl VcpuTracer {
         let Some(first) = taps.points.get(&moment.rip) else { return };
         let step = |n: u64| taps.steps.get(usize::try_from(n).ok()?).copied();
         let mut room = vec![0; MOST_OF_A_RECORD];
-        let mut memory = memory::Tapped(&tracer.ram, roots);
+        let mut memory = memory::TapMemory(&tracer.ram, roots);
         match tap::run(step, (*first).into(), moment, &mut memory, &mut room) {
             Outcome::Noted(len) => {
                 room.truncate(len);
