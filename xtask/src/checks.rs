@@ -20,8 +20,8 @@ use crate::{
 
 /// Skips that are allowed, and why.
 const ALLOWED: &str = ".ci/skips";
-/// Has test programs say what passing tests print: that is where a test says that it was skipped.
-const SHOW: &str = "--show-output";
+/// Has test programs show the output of passing tests: a skipped test says so there.
+const SHOW_OUTPUT: &str = "--show-output";
 
 /// The top of the source tree.
 pub fn root() -> PathBuf {
@@ -44,21 +44,32 @@ pub fn test() -> Result<()> {
     }
     let kernels = kernels.as_ref().ok().map(TempDir::path);
     let mut tally = Tally::default();
-    let mut broken = Vec::new();
+    let mut failed_checks = Vec::new();
     let checks: [(&str, &[&str]); 6] = [
         ("format", &["fmt", "--all", "--check"]),
         ("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
         (
             "unit tests",
-            &["test", "--workspace", "--exclude", "guests", "--no-fail-fast", "--", SHOW],
+            &["test", "--workspace", "--exclude", "guests", "--no-fail-fast", "--", SHOW_OUTPUT],
         ),
         ("the program to boot guests with", &["build", "--release", "--package", "ring3"]),
         // One guest at a time: a guest whose timer thread gets no CPU finds its timer broken.
         (
             "boot tests",
-            &["test", "--package", "guests", "--no-fail-fast", "--", SHOW, "--test-threads=1"],
+            &[
+                "test",
+                "--package",
+                "guests",
+                "--no-fail-fast",
+                "--",
+                SHOW_OUTPUT,
+                "--test-threads=1",
+            ],
         ),
-        ("loading of stock kernels", &["test", "--package", "boot", "--", SHOW, "--ignored"]),
+        (
+            "loading of stock kernels",
+            &["test", "--package", "boot", "--", SHOW_OUTPUT, "--ignored"],
+        ),
     ];
     for (name, arguments) in checks {
         println!("==> {name}: cargo {}", arguments.join(" "));
@@ -68,19 +79,23 @@ pub fn test() -> Result<()> {
             (true, false) => {}
             (false, _) => {
                 tally.failed += u64::from(tally.failed == failed);
-                broken.push(name);
+                failed_checks.push(name);
             }
         }
     }
     let skipped = skips(&mut tally, &allowed);
     if skipped < tally.skips.len() {
-        broken.push("skips");
+        failed_checks.push("skips");
     }
-    for name in &broken {
+    for name in &failed_checks {
         println!("failed: {name}");
     }
     println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, skipped);
-    if broken.is_empty() { Ok(()) } else { bail!("{} of the checks failed", broken.len()) }
+    if failed_checks.is_empty() {
+        Ok(())
+    } else {
+        bail!("{} of the checks failed", failed_checks.len())
+    }
 }
 
 /// Says what was skipped; returns how much of it may be, and counts the rest as failures.

@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 
 use crate::layers::folder;
 
-/// Crates whose modules are parts of one thing that name each other; no other crate may have a cycle.
-const ONE_THING: [&str; 9] = [
+/// Crates whose modules may use each other in a cycle.
+const CYCLES_ALLOWED: [&str; 9] = [
     "bench/harness",
     "app/vmm",
     "engine/fast",
@@ -26,8 +26,8 @@ const ONE_THING: [&str; 9] = [
     "host/host_linux",
 ];
 
-/// Modules, and which others each names.
-type Needs = BTreeMap<String, BTreeSet<String>>;
+/// The modules of a crate, and which others each uses.
+type ModuleUses = BTreeMap<String, BTreeSet<String>>;
 
 /// Folders of crates.
 const LAYERS: [&str; 7] = ["guest", "host", "machine", "engine", "server", "app", "bench"];
@@ -39,8 +39,8 @@ pub fn in_all(root: &Path) -> Result<Vec<String>> {
         for package in folder(&root.join(layer))? {
             let name = package.strip_prefix(root).unwrap_or(&package).display().to_string();
             let source = package.join("src");
-            if !ONE_THING.contains(&name.as_str()) && source.is_dir() {
-                let cycle = cycle(needs(&source)?);
+            if !CYCLES_ALLOWED.contains(&name.as_str()) && source.is_dir() {
+                let cycle = cycle(module_uses(&source)?);
                 if !cycle.is_empty() {
                     found.push(format!("{name}: cycle of modules: {}", cycle.join(", ")));
                 }
@@ -50,20 +50,20 @@ pub fn in_all(root: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// What the modules of a crate need.
-fn needs(source: &Path) -> Result<Needs> {
-    let mut needs = Needs::new();
+/// Which modules of a crate use which others.
+fn module_uses(source: &Path) -> Result<ModuleUses> {
+    let mut module_uses = ModuleUses::new();
     for path in folder(source)? {
         let module = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         if !matches!(module.as_str(), "lib" | "main") {
-            add_named(&path, needs.entry(module).or_default())?;
+            add_named(&path, module_uses.entry(module).or_default())?;
         }
     }
-    let modules: BTreeSet<_> = needs.keys().cloned().collect();
-    for (module, named) in &mut needs {
-        named.retain(|name| name != module && modules.contains(name));
+    let modules: BTreeSet<_> = module_uses.keys().cloned().collect();
+    for (module, modules_used) in &mut module_uses {
+        modules_used.retain(|name| name != module && modules.contains(name));
     }
-    Ok(needs)
+    Ok(module_uses)
 }
 
 fn add_named(path: &Path, all: &mut BTreeSet<String>) -> Result<()> {
@@ -73,13 +73,13 @@ fn add_named(path: &Path, all: &mut BTreeSet<String>) -> Result<()> {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     if path.extension().is_some_and(|extension| extension == "rs") && !stem.ends_with("tests") {
         let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        all.extend(named(&text));
+        all.extend(modules_used(&text));
     }
     Ok(())
 }
 
-/// What a source says behind `crate::`, its tests and comments left out.
-fn named(text: &str) -> BTreeSet<String> {
+/// The names after `crate::` in a source, tests and comments left out.
+fn modules_used(text: &str) -> BTreeSet<String> {
     let own = text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let lines = own.lines().filter(|line| !line.trim_start().starts_with("//"));
     let code = lines.collect::<Vec<_>>().join("\n");
@@ -113,16 +113,19 @@ fn first_names(rest: &str) -> Vec<String> {
 }
 
 /// The modules in cycles, and those between two cycles.
-fn cycle(mut needs: Needs) -> Vec<String> {
+fn cycle(mut module_uses: ModuleUses) -> Vec<String> {
     loop {
-        let needed: BTreeSet<_> = needs.values().flatten().cloned().collect();
-        let before = needs.len();
-        needs.retain(|module, named| !named.is_empty() && needed.contains(module));
-        if needs.len() == before {
-            return needs.into_keys().collect();
+        let needed: BTreeSet<_> = module_uses.values().flatten().cloned().collect();
+        let before = module_uses.len();
+        module_uses
+            .retain(|module, modules_used| !modules_used.is_empty() && needed.contains(module));
+        if module_uses.len() == before {
+            return module_uses.into_keys().collect();
         }
-        let left: BTreeSet<_> = needs.keys().cloned().collect();
-        needs.values_mut().for_each(|named| named.retain(|name| left.contains(name)));
+        let left: BTreeSet<_> = module_uses.keys().cloned().collect();
+        module_uses
+            .values_mut()
+            .for_each(|modules_used| modules_used.retain(|name| left.contains(name)));
     }
 }
 
@@ -130,16 +133,18 @@ fn cycle(mut needs: Needs) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn needs(all: &[(&str, &[&str])]) -> Needs {
+    fn module_uses(all: &[(&str, &[&str])]) -> ModuleUses {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        all.iter().map(|(module, named)| ((*module).to_owned(), owned(named))).collect()
+        all.iter()
+            .map(|(module, modules_used)| ((*module).to_owned(), owned(modules_used)))
+            .collect()
     }
 
     #[test]
     fn cycles_are_found() {
-        let line = needs(&[("run", &["disk", "net"]), ("disk", &["net"]), ("net", &[])]);
+        let line = module_uses(&[("run", &["disk", "net"]), ("disk", &["net"]), ("net", &[])]);
         assert!(cycle(line).is_empty());
-        let ring = needs(&[
+        let ring = module_uses(&[
             ("main", &["run"]),
             ("run", &["disk"]),
             ("disk", &["net", "values"]),
@@ -153,7 +158,7 @@ mod tests {
     fn names_are_read_from_source() {
         let text = "// crate::comment\nuse crate::{\n    disk::{self, Disk},\n    net,\n};\n\
                     fn f() { crate::run::run(); }\n#[cfg(test)]\nmod tests {\n    use crate::cli;\n}\n";
-        let names: Vec<_> = named(text).into_iter().collect();
+        let names: Vec<_> = modules_used(text).into_iter().collect();
         assert_eq!(names, ["disk", "net", "run"]);
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask layers`: folders are layers, and arrows between them point one way. Those below the seam to the host ask it by
+//! `cargo xtask layers`: folders are layers, and arrows between them point one way. Portable layers use the host by
 //! the traits of `host` alone. Modules of a crate do not depend on each other in a cycle (`cycles`). Public types of a layer do not
 //! share a name (`names`), and the methods of a type are not spread over many files (`spread`).
 
@@ -26,18 +26,18 @@ const ALLOWED: [(&str, &[&str]); 7] = [
     ("app", &["guest", "host", "machine", "engine", "server"]),
 ];
 /// Layers that may depend on anything.
-const FREE: [&str; 4] = ["tests", "bench", "xtask", "fuzz"];
+const TOOLS: [&str; 4] = ["tests", "bench", "xtask", "fuzz"];
 /// Crates of the host layer that all others of it stand on, and that stand on nothing.
 const FOUNDATIONS: [(&str, &str); 2] = [("host", "host"), ("guest", "x86")];
 
-/// Layers that know no particular host; so do the crates `host` and `host_fake`.
-const HOSTLESS: [&str; 3] = ["guest", "machine", "engine"];
-/// The one crate of these and the host's layer that may ask the host by itself.
-const THE_HOST: &str = "host_linux";
-/// Crates that ask the host.
-const PLATFORM: [&str; 5] = ["libc", "rustix", "nix", "linux-raw-sys", "syscalls"];
-/// What source says that asks it: those, a C library's functions, and files of its kernel.
-const SPOKEN: [&str; 4] = ["libc::", "rustix::", "extern \"C\" {", "\"/proc/"];
+/// Layers that use the host by the traits of `host` only; so do the crates `host` and `host_fake`.
+const PORTABLE: [&str; 3] = ["guest", "machine", "engine"];
+/// The one crate of the host layer that uses the host directly.
+const HOST_CRATE: &str = "host_linux";
+/// Crates that give access to the host.
+const HOST_LIBRARIES: [&str; 5] = ["libc", "rustix", "nix", "linux-raw-sys", "syscalls"];
+/// Text in source that uses the host directly: those crates, a C library's functions, and files of its kernel.
+const HOST_NAMES: [&str; 4] = ["libc::", "rustix::", "extern \"C\" {", "\"/proc/"];
 
 #[derive(Deserialize)]
 struct Metadata {
@@ -66,7 +66,7 @@ pub fn check() -> Result<()> {
     command.args(["metadata", "--no-deps", "--format-version=1"]).current_dir(root());
     let metadata: Metadata = serde_json::from_str(&output(&mut command)?)?;
     let mut wrong = violations(&metadata, &root());
-    wrong.extend(asked(&root())?);
+    wrong.extend(host_uses(&root())?);
     wrong.extend(cycles::in_all(&root())?);
     wrong.extend(names::in_all(&root())?);
     wrong.extend(spread::in_all(&root())?);
@@ -86,9 +86,9 @@ fn violations(metadata: &Metadata, root: &Path) -> Vec<String> {
     let mut wrong = Vec::new();
     for package in &metadata.packages {
         let Some(from) = layers.get(package.name.as_str()) else { continue };
-        let hostless = is_hostless(from, &package.name);
+        let portable = is_portable(from, &package.name);
         for dependency in package.dependencies.iter().filter(|d| d.kind.is_none()) {
-            if hostless && PLATFORM.contains(&dependency.name.as_str()) {
+            if portable && HOST_LIBRARIES.contains(&dependency.name.as_str()) {
                 wrong.push(format!("{from}/{} -> {}", package.name, dependency.name));
             }
             let Some(to) = layers.get(dependency.name.as_str()) else { continue };
@@ -100,29 +100,29 @@ fn violations(metadata: &Metadata, root: &Path) -> Vec<String> {
     wrong
 }
 
-/// Whether a crate may ask the host by the traits of `host` only.
-fn is_hostless(layer: &str, name: &str) -> bool {
-    HOSTLESS.contains(&layer) || layer == "host" && name != THE_HOST
+/// Whether a crate may use the host by the traits of `host` only.
+fn is_portable(layer: &str, name: &str) -> bool {
+    PORTABLE.contains(&layer) || layer == "host" && name != HOST_CRATE
 }
 
-/// Lines of hostless crates that ask the host by themselves; tests may.
-fn asked(root: &Path) -> Result<Vec<String>> {
+/// Lines of portable crates that use the host directly; tests may.
+fn host_uses(root: &Path) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
-    for layer in HOSTLESS.into_iter().chain(["host"]) {
+    for layer in PORTABLE.into_iter().chain(["host"]) {
         for package in folder(&root.join(layer))? {
             let name = package.file_name().unwrap_or_default().to_string_lossy();
             let source = package.join("src");
-            if is_hostless(layer, &name) && source.is_dir() {
-                asked_in(&source, &mut wrong)?;
+            if is_portable(layer, &name) && source.is_dir() {
+                add_host_uses(&source, &mut wrong)?;
             }
         }
     }
     Ok(wrong)
 }
 
-fn asked_in(path: &Path, wrong: &mut Vec<String>) -> Result<()> {
+fn add_host_uses(path: &Path, wrong: &mut Vec<String>) -> Result<()> {
     if path.is_dir() {
-        return folder(path)?.iter().try_for_each(|inside| asked_in(inside, wrong));
+        return folder(path)?.iter().try_for_each(|inside| add_host_uses(inside, wrong));
     }
     let is_test = path.components().any(|part| part.as_os_str() == "tests")
         || path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"));
@@ -130,15 +130,17 @@ fn asked_in(path: &Path, wrong: &mut Vec<String>) -> Result<()> {
         return Ok(());
     }
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    wrong.extend(spoken(&text).map(|(line, what)| format!("{}:{line}: {what}", path.display())));
+    wrong.extend(
+        host_uses_of(&text).map(|(line, what)| format!("{}:{line}: {what}", path.display())),
+    );
     Ok(())
 }
 
-/// Lines of a source, by number, and what they say that asks the host.
-fn spoken(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
+/// Lines of a source that use the host directly: number and text.
+fn host_uses_of(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
     let code = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
     code.flat_map(|(index, line)| {
-        let said = SPOKEN.into_iter().filter(move |word| line.contains(word));
+        let said = HOST_NAMES.into_iter().filter(move |word| line.contains(word));
         said.map(move |word| (index + 1, word))
     })
 }
@@ -150,7 +152,7 @@ pub(crate) fn folder(path: &Path) -> Result<Vec<PathBuf>> {
 
 /// Whether a crate (its layer and name) may depend on another.
 fn allowed((from, name): (&str, &str), (to, target): (&str, &str)) -> bool {
-    if FREE.contains(&from) {
+    if TOOLS.contains(&from) {
         return true;
     }
     if from == to {
@@ -188,10 +190,10 @@ mod tests {
     #[test]
     fn who_asks_the_host_is_found() {
         let text = "// libc::mmap\nuse rustix::fs;\nlet file = open(\"/proc/stat\");\n";
-        let found: Vec<_> = spoken(text).collect();
+        let found: Vec<_> = host_uses_of(text).collect();
         assert_eq!(found, [(2, "rustix::"), (3, "\"/proc/")]);
-        assert!(is_hostless("engine", "wedge") && is_hostless("host", "host_fake"));
-        assert!(!is_hostless("host", "host_linux") && !is_hostless("server", "usernet"));
+        assert!(is_portable("engine", "wedge") && is_portable("host", "host_fake"));
+        assert!(!is_portable("host", "host_linux") && !is_portable("server", "usernet"));
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub fn check() -> Result<()> {
     let mut wrong = Vec::new();
     for path in documents()? {
         let file = root().join(&path);
-        // One that was removed and is not yet committed.
+        // The file was removed, and that is not committed yet.
         if !file.exists() {
             continue;
         }
@@ -66,7 +66,7 @@ fn fault(line: &str) -> Option<String> {
     })
 }
 
-/// The last one may have no full stop.
+/// The number of sentences; the last one may have no full stop.
 fn sentences(cell: &str) -> usize {
     cell.split(". ").filter(|sentence| !sentence.trim().is_empty()).count()
 }

@@ -1,14 +1,14 @@
 //! The output of test programs, counted: tests that passed, tests that failed, and tests or parts of tests
 //! that were skipped, with the reason.
 //!
-//! A test that cannot be tried on this machine prints [`WHOLE`] and the reason, and returns. One that leaves
-//! out a part prints [`PART`] and the reason; it counts as passed and as skipped. A test that is ignored
+//! A test that cannot be tried on this machine prints [`SKIPPED`] and the reason, and returns. One that leaves
+//! out a part prints [`SKIPPED_IN_PART`] and the reason; it counts as passed and as skipped. A test that is ignored
 //! counts as skipped too, unless its reason says which other test runs it.
 
-/// A test that was not tried.
-const WHOLE: &str = "SKIPPED: ";
-/// A part of a test that was not tried.
-const PART: &str = "SKIPPED IN PART: ";
+/// How the line begins with which a test says that it was skipped.
+const SKIPPED: &str = "SKIPPED: ";
+/// The same for a test that was skipped in part.
+const SKIPPED_IN_PART: &str = "SKIPPED IN PART: ";
 /// How the reason of an ignored test begins if another test runs it.
 const RUN_BY: &str = "run by ";
 
@@ -27,17 +27,17 @@ impl std::fmt::Display for Skip {
     }
 }
 
-/// Where in a test program's output we are.
+/// The section of a test program's output that is read.
 #[derive(Debug, Default)]
-enum Place {
+enum Section {
     #[default]
     Tests,
-    /// What the tests that passed have printed; the test at hand.
+    /// Output of tests that passed; the name of the current test.
     Successes(String),
     Failures,
 }
 
-/// What was counted so far.
+/// Counts of tests.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Tests that passed, in whole or in part.
@@ -46,9 +46,9 @@ pub struct Tally {
     pub failed: u64,
     /// Tests that were skipped, in whole or in part.
     pub skips: Vec<Skip>,
-    /// Tests of the program at hand that its sum will count as passed, but that were skipped.
-    untried: u64,
-    place: Place,
+    /// Skipped tests of the current program: its sum will count them as passed.
+    skipped_whole: u64,
+    section: Section,
 }
 
 impl Tally {
@@ -56,12 +56,12 @@ impl Tally {
     /// what passing tests print is not.
     pub fn add(&mut self, line: &str) -> bool {
         match line.trim_end() {
-            "successes:" => self.place = Place::Successes(String::new()),
-            "failures:" => self.place = Place::Failures,
+            "successes:" => self.section = Section::Successes(String::new()),
+            "failures:" => self.section = Section::Failures,
             line if line.starts_with("test result: ") => self.result(line),
             line => return self.inside(line),
         }
-        !matches!(self.place, Place::Successes(_))
+        !matches!(self.section, Section::Successes(_))
     }
 
     /// The sum of a test program.
@@ -71,32 +71,34 @@ impl Tally {
             let number = parts.clone().find_map(|part| part.strip_suffix(what))?;
             number.trim().parse::<u64>().ok()
         };
-        self.passed += count("passed").unwrap_or(0).saturating_sub(self.untried);
-        self.untried = 0;
+        self.passed += count("passed").unwrap_or(0).saturating_sub(self.skipped_whole);
+        self.skipped_whole = 0;
         self.failed += count("failed").unwrap_or(0);
-        self.place = Place::Tests;
+        self.section = Section::Tests;
     }
 
     fn inside(&mut self, line: &str) -> bool {
-        match &mut self.place {
-            Place::Tests => self.skips.extend(ignored(line)),
-            Place::Failures => {}
-            Place::Successes(test) => {
+        match &mut self.section {
+            Section::Tests => self.skips.extend(ignored(line)),
+            Section::Failures => {}
+            Section::Successes(test) => {
                 let heading =
                     line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
                 if let Some(heading) = heading {
                     heading.clone_into(test);
                     return false;
                 }
-                let whole = line.strip_prefix(WHOLE);
-                let Some(reason) = whole.or_else(|| line.strip_prefix(PART)) else { return false };
+                let whole = line.strip_prefix(SKIPPED);
+                let Some(reason) = whole.or_else(|| line.strip_prefix(SKIPPED_IN_PART)) else {
+                    return false;
+                };
                 let skip = Skip { test: test.clone(), reason: reason.to_owned() };
                 // A test that tries in several ways says the same several times.
                 if self.skips.contains(&skip) {
                     return false;
                 }
                 self.skips.push(skip);
-                self.untried += u64::from(whole.is_some());
+                self.skipped_whole += u64::from(whole.is_some());
             }
         }
         true
@@ -123,7 +125,7 @@ impl Allowed {
         Self(entries.map(|(test, words)| (test.to_owned(), words.trim().to_owned())).collect())
     }
 
-    /// Whether this one is.
+    /// Whether this skip is allowed.
     pub fn has(&self, skip: &Skip) -> bool {
         self.0.iter().any(|(test, words)| *test == skip.test && skip.reason.contains(words))
     }

@@ -19,7 +19,7 @@ const PATIENCE: u32 = 3;
 
 /// Starts many of every environment, one kind after the other: both rows.
 pub(crate) fn measure(instances: &[Instance<'_>], pace: &Pace) -> Pair {
-    let pace = &Pace { batches: pace.batches.min(instance::LEAST), ..*pace };
+    let pace = &Pace { batches: pace.batches.min(instance::MIN_BATCHES), ..*pace };
     rounds::measure(instances, pace, |instance| {
         check(instance.boot, pace.longest())?;
         let (time, memory) = start(instance.peer, pace.start * PATIENCE)?;
@@ -47,8 +47,8 @@ fn start(peer: &Peer, patience: Duration) -> Result<(Duration, u64), Failure> {
         session.ready(patience.saturating_sub(started.elapsed()))?;
     }
     let time = started.elapsed();
-    let families = sessions.iter().map(|session| processes::family(session.id()));
-    Ok((time, families.map(|family| processes::memory(&family)).sum()))
+    let descendants = sessions.iter().map(|session| processes::descendants(session.id()));
+    Ok((time, descendants.map(|descendants| processes::memory(&descendants)).sum()))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub struct Pace {
     pub batches: usize,
     /// Length of a batch.
     pub batch: Duration,
-    /// What a row may take in one environment; a slower one gets fewer batches, but never less than [`LEAST`].
+    /// What a row may take in one environment; a slower one gets fewer batches, but never less than [`MIN_BATCHES`].
     pub row: Duration,
     /// What one answer may take.
     pub answer: Duration,
@@ -36,12 +36,12 @@ impl Pace {
 
     /// An environment has had this row's batches, of which there are so many and which took so long.
     pub(crate) fn is_enough(&self, batches: usize, spent: Duration) -> bool {
-        batches >= LEAST.min(self.batches) && spent >= self.row
+        batches >= MIN_BATCHES.min(self.batches) && spent >= self.row
     }
 }
 
 /// Batches of a row in every environment, however slow: fewer have no spread.
-pub const LEAST: usize = 5;
+pub const MIN_BATCHES: usize = 5;
 
 /// How often an environment may fail in a row before it is given up.
 const FAILURES: u32 = 3;
@@ -66,7 +66,7 @@ impl<'a> Instance<'a> {
     }
 
     /// With two CPUs.
-    pub(crate) fn on_two(peer: &'a Peer) -> Self {
+    pub(crate) fn with_two_cpus(peer: &'a Peer) -> Self {
         Self::for_work(peer, Work::ServeOnTwo)
     }
 

@@ -7,8 +7,8 @@ use crate::{
     table::{grid, multiple_text, quantity},
 };
 
-/// The environment that stands for ring3.
-const OURS: &str = "ring3:fast";
+/// The environment compared with the papers' systems.
+const RING3: &str = "ring3:fast";
 
 /// A table of a paper.
 struct Table {
@@ -22,22 +22,22 @@ struct Table {
 /// A line of a table.
 struct Line {
     what: &'static str,
-    /// Native, and each system; none where the paper has none.
-    theirs: Theirs,
-    /// The row of this benchmark that means the same, or what is missing.
-    ours: Result<&'static str, &'static str>,
+    /// The paper's figures; empty where the paper has none.
+    paper: PaperFigures,
+    /// The row of this benchmark that measures the same, or why there is none.
+    row: Result<&'static str, &'static str>,
 }
 
 /// A paper's figures.
-enum Theirs {
+enum PaperFigures {
     /// Durations: native and each system.
-    Takes(f64, &'static [f64]),
-    /// Rates: the same.
-    Passes(f64, &'static [f64]),
-    /// Each system's share above native, in percent.
-    Above(&'static [f64]),
-    /// Durations without native.
-    Alone(&'static [f64], &'static str),
+    Durations(f64, &'static [f64]),
+    /// Rates: native and each system.
+    Rates(f64, &'static [f64]),
+    /// Each system's overhead over native, in percent.
+    OverheadPercent(&'static [f64]),
+    /// Each system's figure, without native; and the unit.
+    WithoutNative(&'static [f64], &'static str),
 }
 
 const TABLES: [Table; 6] = [
@@ -48,18 +48,18 @@ const TABLES: [Table; 6] = [
         lines: &[
             Line {
                 what: "POV-Ray",
-                theirs: Theirs::Above(&[33.9, 16.7, 5.5, 5.6, 3.7]),
-                ours: Ok("povray"),
+                paper: PaperFigures::OverheadPercent(&[33.9, 16.7, 5.5, 5.6, 3.7]),
+                row: Ok("povray"),
             },
             Line {
                 what: "kernel build (ours: Lua)",
-                theirs: Theirs::Above(&[1240.0, 627.3, 102.5, 48.9, 20.3]),
-                ours: Ok("lua"),
+                paper: PaperFigures::OverheadPercent(&[1240.0, 627.3, 102.5, 48.9, 20.3]),
+                row: Ok("lua"),
             },
             Line {
                 what: "SPECweb99 (ours: nginx)",
-                theirs: Theirs::Above(&[819.2, 392.8, 26.8, 23.8, 3.0]),
-                ours: Ok("nginx"),
+                paper: PaperFigures::OverheadPercent(&[819.2, 392.8, 26.8, 23.8, 3.0]),
+                row: Ok("nginx"),
             },
         ],
     },
@@ -70,13 +70,13 @@ const TABLES: [Table; 6] = [
         lines: &[
             Line {
                 what: "null call",
-                theirs: Theirs::Alone(&[71.0, 37.3, 3.3, 3.3], "us"),
-                ours: Ok("getppid"),
+                paper: PaperFigures::WithoutNative(&[71.0, 37.3, 3.3, 3.3], "us"),
+                row: Ok("getppid"),
             },
             Line {
                 what: "context switch, 1 MB each",
-                theirs: Theirs::Alone(&[23137.0, 12412.0, 3764.0, 1745.0], "us"),
-                ours: Err("no row has processes of 1 MB"),
+                paper: PaperFigures::WithoutNative(&[23137.0, 12412.0, 3764.0, 1745.0], "us"),
+                row: Err("no row has processes of 1 MB"),
             },
         ],
     },
@@ -87,28 +87,28 @@ const TABLES: [Table; 6] = [
         lines: &[
             Line {
                 what: "getpid (us)",
-                theirs: Theirs::Takes(1.022, &[4.102, 4.422, 3.25]),
-                ours: Ok("getppid"),
+                paper: PaperFigures::Durations(1.022, &[4.102, 4.422, 3.25]),
+                row: Ok("getppid"),
             },
             Line {
                 what: "fork and exit (ms)",
-                theirs: Theirs::Takes(0.128, &[1.225, 1.296, 0.72]),
-                ours: Ok("fork"),
+                paper: PaperFigures::Durations(0.128, &[1.225, 1.296, 0.72]),
+                row: Ok("fork"),
             },
             Line {
                 what: "POV-Ray (s)",
-                theirs: Theirs::Takes(89.05, &[89.66, 90.04, 89.5]),
-                ours: Ok("povray"),
+                paper: PaperFigures::Durations(89.05, &[89.66, 90.04, 89.5]),
+                row: Ok("povray"),
             },
             Line {
                 what: "netperf, sending (Mb/s)",
-                theirs: Theirs::Passes(88.09, &[86.44, 85.77, 78.85]),
-                ours: Ok("netout"),
+                paper: PaperFigures::Rates(88.09, &[86.44, 85.77, 78.85]),
+                row: Ok("netout"),
             },
             Line {
                 what: "kernel build (s; ours: Lua)",
-                theirs: Theirs::Takes(243.35, &[295.96, 305.84, 324.73]),
-                ours: Ok("lua"),
+                paper: PaperFigures::Durations(243.35, &[295.96, 305.84, 324.73]),
+                row: Ok("lua"),
             },
         ],
     },
@@ -118,8 +118,8 @@ const TABLES: [Table; 6] = [
         systems: &["tracer, JIT", "kernel, JIT", "tracer", "kernel"],
         lines: &[Line {
             what: "make bzImage (ours: Lua)",
-            theirs: Theirs::Takes(141.0, &[1547.0, 635.0, 1439.0, 514.0]),
-            ours: Ok("lua"),
+            paper: PaperFigures::Durations(141.0, &[1547.0, 635.0, 1439.0, 514.0]),
+            row: Ok("lua"),
         }],
     },
     Table {
@@ -129,33 +129,33 @@ const TABLES: [Table; 6] = [
         lines: &[
             Line {
                 what: "lat_syscall (us)",
-                theirs: Theirs::Takes(0.2634, &[3.0967]),
-                ours: Ok("getppid"),
+                paper: PaperFigures::Durations(0.2634, &[3.0967]),
+                row: Ok("getppid"),
             },
             Line {
                 what: "lat_ctx (us; ours: pipe)",
-                theirs: Theirs::Takes(0.54, &[48.1]),
-                ours: Ok("pipe"),
+                paper: PaperFigures::Durations(0.54, &[48.1]),
+                row: Ok("pipe"),
             },
             Line {
                 what: "bw_mem rd (MB/s)",
-                theirs: Theirs::Passes(9328.49, &[1051.8]),
-                ours: Ok("memread"),
+                paper: PaperFigures::Rates(9328.49, &[1051.8]),
+                row: Ok("memread"),
             },
             Line {
                 what: "bw_mem wr (MB/s; ours: memset)",
-                theirs: Theirs::Passes(5509.96, &[597.21]),
-                ours: Ok("memset"),
+                paper: PaperFigures::Rates(5509.96, &[597.21]),
+                row: Ok("memset"),
             },
             Line {
                 what: "bw_file_rd (MB/s)",
-                theirs: Theirs::Passes(1557.27, &[36.29]),
-                ours: Ok("fileread"),
+                paper: PaperFigures::Rates(1557.27, &[36.29]),
+                row: Ok("fileread"),
             },
             Line {
                 what: "the same for ARM and SPARC",
-                theirs: Theirs::Alone(&[], ""),
-                ours: Err("no foreign guests yet"),
+                paper: PaperFigures::WithoutNative(&[], ""),
+                row: Err("no foreign guests yet"),
             },
         ],
     },
@@ -166,18 +166,18 @@ const TABLES: [Table; 6] = [
         lines: &[
             Line {
                 what: "processes come and go (s)",
-                theirs: Theirs::Takes(947.0, &[876.0]),
-                ours: Ok("fork"),
+                paper: PaperFigures::Durations(947.0, &[876.0]),
+                row: Ok("fork"),
             },
             Line {
                 what: "kernel build (s; ours: Lua)",
-                theirs: Theirs::Takes(619.0, &[620.0]),
-                ours: Ok("lua"),
+                paper: PaperFigures::Durations(619.0, &[620.0]),
+                row: Ok("lua"),
             },
             Line {
                 what: "the same with 2 and 3 CPUs",
-                theirs: Theirs::Alone(&[], ""),
-                ours: Err("the paper's figures are not here; ours is `lua2`"),
+                paper: PaperFigures::WithoutNative(&[], ""),
+                row: Err("the paper's figures are not here; ours is `lua2`"),
             },
         ],
     },
@@ -185,17 +185,17 @@ const TABLES: [Table; 6] = [
 
 /// The rows that the tables need.
 pub fn rows() -> Vec<String> {
-    let named = TABLES.iter().flat_map(|table| table.lines).filter_map(|line| line.ours.ok());
+    let named = TABLES.iter().flat_map(|table| table.lines).filter_map(|line| line.row.ok());
     let mut rows: Vec<_> = named.map(str::to_owned).collect();
     rows.sort();
     rows.dedup();
     rows
 }
 
-/// All tables, with what a report has of ours.
+/// All tables, with a report's results beside them.
 pub fn render(report: &Report) -> String {
     let machine = &report.machine;
-    let mut text = format!("ours: {}, Linux {}, {OURS}\n", machine.cpu, machine.kernel);
+    let mut text = format!("ours: {}, Linux {}, {RING3}\n", machine.cpu, machine.kernel);
     for table in &TABLES {
         text += &format!("\n{} ({})\n", table.title, table.machine);
         let mut lines = vec![vec!["multiples of native".to_owned()]];
@@ -209,34 +209,38 @@ pub fn render(report: &Report) -> String {
 
 fn cells(table: &Table, line: &Line, report: &Report) -> Vec<String> {
     let mut cells = vec![line.what.to_owned()];
-    let theirs = line.theirs.shown();
-    cells.extend((0..table.systems.len()).map(|n| theirs.get(n).cloned().unwrap_or_default()));
-    cells.extend(match line.ours {
-        Ok(name) => ours(report, name),
+    let paper = line.paper.multiples();
+    cells.extend((0..table.systems.len()).map(|n| paper.get(n).cloned().unwrap_or_default()));
+    cells.extend(match line.row {
+        Ok(name) => ring3(report, name),
         Err(why) => ["pending".to_owned(), why.to_owned()],
     });
     cells
 }
 
-impl Theirs {
-    fn shown(&self) -> Vec<String> {
+impl PaperFigures {
+    fn multiples(&self) -> Vec<String> {
         match self {
-            Self::Takes(native, all) => all.iter().map(|t| multiple_text(t / native)).collect(),
-            Self::Passes(native, all) => all.iter().map(|t| multiple_text(native / t)).collect(),
-            Self::Above(all) => all.iter().map(|t| multiple_text(1.0 + t / 100.0)).collect(),
-            Self::Alone(all, unit) => all.iter().map(|value| format!("{value} {unit}")).collect(),
+            Self::Durations(native, all) => all.iter().map(|t| multiple_text(t / native)).collect(),
+            Self::Rates(native, all) => all.iter().map(|t| multiple_text(native / t)).collect(),
+            Self::OverheadPercent(all) => {
+                all.iter().map(|t| multiple_text(1.0 + t / 100.0)).collect()
+            }
+            Self::WithoutNative(all, unit) => {
+                all.iter().map(|value| format!("{value} {unit}")).collect()
+            }
         }
     }
 }
 
-/// Our multiple, and both figures.
-fn ours(report: &Report, name: &str) -> [String; 2] {
+/// Ring3's multiple of native, and both figures.
+fn ring3(report: &Report, name: &str) -> [String; 2] {
     let row = report.rows.iter().find(|row| row.name == name);
     let found = row.and_then(|row| {
         let median = |environment| row.results.get(environment)?.median();
-        let (native, ours) = (median(NATIVE)?, median(OURS)?);
-        let figures = format!("{} of {}", quantity(ours, &row.unit), quantity(native, &row.unit));
-        Some([multiple_text(row.multiple(OURS)?), figures])
+        let (native, ring3) = (median(NATIVE)?, median(RING3)?);
+        let figures = format!("{} of {}", quantity(ring3, &row.unit), quantity(native, &row.unit));
+        Some([multiple_text(row.multiple(RING3)?), figures])
     });
     found.unwrap_or_else(|| ["not measured".to_owned(), format!("--rows {name}")])
 }
@@ -249,13 +253,13 @@ mod tests {
 
     #[test]
     fn papers_figures_become_multiples() {
-        assert_eq!(Theirs::Takes(141.0, &[1547.0, 514.0]).shown(), ["11.0", "3.65"]);
-        assert_eq!(Theirs::Passes(9328.49, &[1051.8]).shown(), ["8.87"]);
-        assert_eq!(Theirs::Above(&[1240.0]).shown(), ["13.4"]);
+        assert_eq!(PaperFigures::Durations(141.0, &[1547.0, 514.0]).multiples(), ["11.0", "3.65"]);
+        assert_eq!(PaperFigures::Rates(9328.49, &[1051.8]).multiples(), ["8.87"]);
+        assert_eq!(PaperFigures::OverheadPercent(&[1240.0]).multiples(), ["13.4"]);
         for table in &TABLES {
             for line in table.lines {
-                let count = line.theirs.shown().len();
-                let pending = line.ours.is_err() && count == 0;
+                let count = line.paper.multiples().len();
+                let pending = line.row.is_err() && count == 0;
                 assert!(count == table.systems.len() || pending, "{}", line.what);
             }
         }

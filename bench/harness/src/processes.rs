@@ -15,15 +15,15 @@ use rustix::{
 /// The CPUs that we had when we began.
 static ALL: LazyLock<CpuSet> = LazyLock::new(|| sched_getaffinity(None).unwrap_or_default());
 
-/// A process and all it started, as far as they live: descendants, and members of its group.
-pub fn family(root: u32) -> BTreeSet<u32> {
-    let found = usage::family(root, |process| process.group == root);
+/// The ids of a process, its living descendants and the members of its group.
+pub fn descendants(root: u32) -> BTreeSet<u32> {
+    let found = usage::descendants(root, |process| process.group == root);
     iter::once(root).chain(found.iter().map(|process| process.id)).collect()
 }
 
 /// CPU time that these processes' living threads have used.
-pub fn cpu_time(family: &BTreeSet<u32>) -> Duration {
-    let threads = family.iter().flat_map(|id| {
+pub fn cpu_time(descendants: &BTreeSet<u32>) -> Duration {
+    let threads = descendants.iter().flat_map(|id| {
         let tasks = format!("/proc/{id}/task");
         numbers(&tasks).map(move |thread| format!("{tasks}/{thread}/schedstat")).collect::<Vec<_>>()
     });
@@ -32,8 +32,8 @@ pub fn cpu_time(family: &BTreeSet<u32>) -> Duration {
 }
 
 /// Memory in bytes: private pages, and of shared ones their share.
-pub fn memory(family: &BTreeSet<u32>) -> u64 {
-    family.iter().filter_map(|id| usage::memory(*id)).sum()
+pub fn memory(descendants: &BTreeSet<u32>) -> u64 {
+    descendants.iter().filter_map(|id| usage::memory(*id)).sum()
 }
 
 /// The CPUs that we may use.
@@ -53,8 +53,8 @@ pub fn one_cpu() -> CpuSet {
 /// thread that was not asked yet may start another while others are.
 pub fn confine(root: u32, cpus: &CpuSet) {
     for _ in 0..2 {
-        for thread in family(root).iter().flat_map(|id| numbers(&format!("/proc/{id}/task"))) {
-            // It may have ended.
+        for thread in descendants(root).iter().flat_map(|id| numbers(&format!("/proc/{id}/task"))) {
+            // The thread may have ended.
             let _ = sched_setaffinity(Pid::from_raw(thread as i32), cpus);
         }
     }
@@ -93,14 +93,14 @@ mod tests {
         command.args(["-c", "sh -c 'echo; while :; do :; done' & wait"]).stdout(Stdio::piped());
         let mut child = command.spawn().expect("a shell");
         std::thread::sleep(Duration::from_millis(300));
-        let family = family(child.id());
-        let (time, memory) = (cpu_time(&family), memory(&family));
-        for id in family.iter().rev() {
+        let descendants = descendants(child.id());
+        let (time, memory) = (cpu_time(&descendants), memory(&descendants));
+        for id in descendants.iter().rev() {
             let id = rustix::process::Pid::from_raw(*id as i32).expect("not zero");
             rustix::process::kill_process(id, rustix::process::Signal::KILL).expect("killed");
         }
         child.wait().expect("ended");
-        assert_eq!(family.len(), 2, "a shell and its child: {family:?}");
+        assert_eq!(descendants.len(), 2, "a shell and its child: {descendants:?}");
         assert!(time > Duration::from_millis(20), "it was busy: {time:?}");
         assert!(memory > 100_000, "two shells take more than {memory} bytes");
     }

@@ -118,17 +118,19 @@ pub fn measure(
     mut so_far: impl FnMut(Vec<Environment>, &[Row]),
 ) {
     let mut instances: Vec<_> = peers.iter().map(Instance::new).collect();
-    let mut on_two: Vec<_> = peers.iter().map(Instance::on_two).collect();
+    let mut with_two_cpus: Vec<_> = peers.iter().map(Instance::with_two_cpus).collect();
     let mut progress = Progress::new(rows);
-    let (mut starts, mut measured) = (startup::Starts::default(), Vec::new());
+    let (mut starts, mut measured) = (startup::StartupSamples::default(), Vec::new());
     for row in rows {
         progress.row(row);
         let instances_of_row =
-            if row.group == program::TWO_CPUS { &mut on_two } else { &mut instances };
+            if row.group == program::TWO_CPUS { &mut with_two_cpus } else { &mut instances };
         measured.push(measure_row(instances_of_row, &mut starts, row, pace, &progress));
         progress.done(row);
-        let environments =
-            instances.iter().zip(&on_two).map(|(instance, other)| instance.environment(other));
+        let environments = instances
+            .iter()
+            .zip(&with_two_cpus)
+            .map(|(instance, other)| instance.environment(other));
         so_far(environments.collect(), &measured);
     }
     progress.finish();
@@ -136,7 +138,7 @@ pub fn measure(
 
 fn measure_row(
     instances: &mut [Instance<'_>],
-    starts: &mut startup::Starts,
+    starts: &mut startup::StartupSamples,
     row: &protocol::Row,
     pace: &Pace,
     progress: &Progress,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    orphans,
+    process_groups,
     protocol::{self, Batch, Message, Row},
 };
 
@@ -103,7 +103,7 @@ impl Session {
         let mut command = in_own_session(&command);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(start)?;
-        orphans::add(child.id());
+        process_groups::add(child.id());
         let input = child.stdin.take();
         let (sender, lines) = channel();
         let streams: [Option<Box<dyn std::io::Read + Send>>; 2] = [
@@ -264,7 +264,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         drop(self.input.take());
-        orphans::end(self.child.id());
+        process_groups::kill(self.child.id());
         let _ = self.child.wait();
     }
 }

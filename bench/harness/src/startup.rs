@@ -40,10 +40,9 @@ pub fn unit(row: &str) -> &'static str {
     ROWS.iter().find(|(name, ..)| *name == row).map_or("ns", |(.., unit)| *unit)
 }
 
-/// What was measured of starts, so that both rows about them need only one set of them; and the same
-/// of many at once.
+/// Samples of starts: both rows about starts use the same ones. Likewise for many starts at once.
 #[derive(Default)]
-pub(crate) struct Starts {
+pub(crate) struct StartupSamples {
     single: Option<Pair>,
     density: Option<Pair>,
 }
@@ -52,7 +51,7 @@ pub(crate) struct Starts {
 pub(crate) fn measure(
     row: &str,
     instances: &mut [Instance<'_>],
-    known: &mut Starts,
+    known: &mut StartupSamples,
     pace: &Pace,
 ) -> Vec<Measurement> {
     match row {
@@ -64,7 +63,7 @@ pub(crate) fn measure(
         "twentymem" => {
             known.density.get_or_insert_with(|| density::measure(instances, pace)).1.clone()
         }
-        _ => rests(row, instances, pace),
+        _ => measure_idle(row, instances, pace),
     }
 }
 
@@ -91,8 +90,8 @@ fn start(peer: &Peer, timeout: Duration) -> Result<(Duration, Duration), Failure
     Ok((session.boot(), started.elapsed()))
 }
 
-/// What waiting environments take, all at the same time.
-fn rests(row: &str, instances: &mut [Instance<'_>], pace: &Pace) -> Vec<Measurement> {
+/// CPU time or memory of idle environments, all measured at the same time.
+fn measure_idle(row: &str, instances: &mut [Instance<'_>], pace: &Pace) -> Vec<Measurement> {
     let started: Vec<_> = instances
         .iter_mut()
         .map(|instance| instance.session(pace).map(|session| session.id()))
@@ -114,15 +113,15 @@ fn rests(row: &str, instances: &mut [Instance<'_>], pace: &Pace) -> Vec<Measurem
 
 /// One figure of each environment that runs.
 fn figures(row: &str, started: &[Result<u32, Failure>], while_: Duration) -> Vec<Option<f64>> {
-    let families: Vec<_> =
-        started.iter().map(|id| id.as_ref().ok().map(|id| processes::family(*id))).collect();
+    let descendants: Vec<_> =
+        started.iter().map(|id| id.as_ref().ok().map(|id| processes::descendants(*id))).collect();
     let of_each = |measure: &dyn Fn(&_) -> f64| -> Vec<Option<f64>> {
-        families.iter().map(|family| family.as_ref().map(measure)).collect()
+        descendants.iter().map(|descendants| descendants.as_ref().map(measure)).collect()
     };
     if row == "memory" {
-        return of_each(&|family| processes::memory(family) as f64 / f64::from(1 << 20));
+        return of_each(&|descendants| processes::memory(descendants) as f64 / f64::from(1 << 20));
     }
-    let time = || of_each(&|family| processes::cpu_time(family).as_secs_f64());
+    let time = || of_each(&|descendants| processes::cpu_time(descendants).as_secs_f64());
     let (before, start) = (time(), Instant::now());
     thread::sleep(while_);
     let (after, seconds) = (time(), start.elapsed().as_secs_f64());

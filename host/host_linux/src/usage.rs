@@ -18,15 +18,15 @@ pub struct Usage {
 
 /// Now, of a process and its descendants. One that ends meanwhile, or hides what it takes, counts as nothing.
 pub fn of(process: u32) -> Usage {
-    let family = family(process, |_| false);
-    let ticks: u64 = family.iter().map(|process| process.ticks).sum();
+    let descendants = descendants(process, |_| false);
+    let ticks: u64 = descendants.iter().map(|process| process.ticks).sum();
     let cpu = Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second());
-    let memory = family.iter().filter_map(|process| memory(process.id)).sum();
-    Usage { processes: family.len(), cpu, memory }
+    let memory = descendants.iter().filter_map(|process| memory(process.id)).sum();
+    Usage { processes: descendants.len(), cpu, memory }
 }
 
-/// A process and its descendants, as far as they live, and those that are `also` of the family, with theirs.
-pub fn family(root: u32, also: impl Fn(&Process) -> bool) -> Vec<Process> {
+/// A process and its living descendants. Processes for which `also` holds count like descendants.
+pub fn descendants(root: u32, also: impl Fn(&Process) -> bool) -> Vec<Process> {
     let all: Vec<_> = numbers("/proc").filter_map(Process::read).collect();
     let mut ids = BTreeSet::from([root]);
     loop {

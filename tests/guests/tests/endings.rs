@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use guests::ring3;
-use harness::processes::family;
+use harness::processes::descendants;
 
 /// Far longer than anything here takes.
 const TIMEOUT: &str = "200";
@@ -114,7 +114,7 @@ impl Started {
     fn stops(&self, choose: impl Fn(&str) -> bool) -> Result<()> {
         let mut stopped = HashSet::from([self.ring3.id()]);
         loop {
-            let chosen = family(self.ring3.id()).into_iter().filter(|process| {
+            let chosen = descendants(self.ring3.id()).into_iter().filter(|process| {
                 let words = fs::read_to_string(format!("/proc/{process}/cmdline"));
                 choose(&words.unwrap_or_default())
             });

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use guests::{Guest, Machine, ring3};
-use harness::processes::family;
+use harness::processes::descendants;
 use tempfile::TempDir;
 use xtask::assets::Kernel;
 
@@ -60,15 +60,15 @@ fn nothing_outlives_a_killed_monitor() -> Result<()> {
     let mut machine = Machine::start(&guest)?;
     machine.says("up")?;
     let monitor = machine.process();
-    let family = family(monitor);
-    ensure!(family.len() > 5, "wedges and servers are not to be seen: {family:?}");
+    let descendants = descendants(monitor);
+    ensure!(descendants.len() > 5, "wedges and servers are not to be seen: {descendants:?}");
     let sockets = sockets(monitor)?;
     ensure!(!sockets.is_empty(), "it has no sockets");
     ensure!(Command::new("kill").args(["-KILL", &monitor.to_string()]).status()?.success());
     machine.ends()?;
     let started = Instant::now();
     loop {
-        let left: Vec<_> = family.iter().filter(|process| lives(**process)).collect();
+        let left: Vec<_> = descendants.iter().filter(|process| lives(**process)).collect();
         let names: Vec<_> = sockets.iter().filter(|socket| socket.exists()).collect();
         if left.is_empty() && names.is_empty() {
             return Ok(());
@@ -102,7 +102,7 @@ fn takes_little_memory_of_its_own() -> Result<()> {
     let guest = Guest::new(Kernel::BookwormCloud).runs("echo up; read answer");
     let mut machine = Machine::start(&guest)?;
     machine.says("up")?;
-    let processes = family(machine.process());
+    let processes = descendants(machine.process());
     let shares = processes.iter().map(|process| memory(*process)).collect::<Result<Vec<_>>>()?;
     let (own, ram) = shares.iter().fold((0, 0), |(own, ram), share| (own + share.0, ram + share.1));
     ensure!(ram > 16 << 10, "the guest's RAM is not to be seen: {ram} KiB");

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use guests::{Guest, compile, ring3};
-use harness::processes::family;
+use harness::processes::descendants;
 use tempfile::TempDir;
 use xtask::assets::{Assets, Kernel};
 
@@ -298,7 +298,7 @@ fn killed(script: &str, choose: impl Fn(&str) -> bool) -> Result<(Option<i32>, S
     let mut line = String::new();
     stdout.read_line(&mut line)?;
     ensure!(line == "ready\n", "{line}");
-    for process in family(child.id()) {
+    for process in descendants(child.id()) {
         let words = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
         if process != child.id() && choose(&words) {
             // One may have ended with another.

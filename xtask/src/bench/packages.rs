@@ -16,11 +16,11 @@ use crate::{
     command::output,
 };
 
-/// What nothing that is measured looks at.
-const UNUSED: [&str; 5] =
+/// Directories that no measured program reads.
+const UNUSED_DIRECTORIES: [&str; 5] =
     ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var"];
-/// What packages depend on for their maintainers' scripts alone, by how their names begin.
-const UNRUN: [&str; 5] = ["cdebconf", "debconf", "libperl", "perl", "usrmerge"];
+/// Packages that only maintainers' scripts need, by prefix of the name.
+const SCRIPT_DEPENDENCIES: [&str; 5] = ["cdebconf", "debconf", "libperl", "perl", "usrmerge"];
 /// Peers that Debian has.
 const PEERS: [&str; 2] = ["qemu-system-x86", "user-mode-linux"];
 const PROGRAMS: [&str; 2] = ["usr/bin/qemu-system-x86_64", "usr/bin/linux.uml"];
@@ -32,13 +32,16 @@ const ENTRY: &str = "bench-newest";
 /// One of them is not in the archive, or the archive cannot be reached.
 pub fn unpack_all(archive: &Archive, packages: &[&str], root: &Path) -> Result<()> {
     let downloads = tempfile::Builder::new().prefix("ring3-packages-").tempdir()?;
-    let is_run = |package: &String| !UNRUN.iter().any(|prefix| package.starts_with(prefix));
+    let is_run =
+        |package: &String| !SCRIPT_DEPENDENCIES.iter().any(|prefix| package.starts_with(prefix));
     let packages: Vec<_> = archive.closure(packages)?.into_iter().filter(is_run).collect();
     for file in archive.download_all(&packages, downloads.path())? {
         output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(root))?;
         fs::remove_file(file)?;
     }
-    for directory in UNUSED.map(|name| root.join(name)).iter().filter(|path| path.exists()) {
+    for directory in
+        UNUSED_DIRECTORIES.map(|name| root.join(name)).iter().filter(|path| path.exists())
+    {
         fs::remove_dir_all(directory)?;
     }
     Ok(())

@@ -64,7 +64,7 @@ pub(super) fn prepare(assets: &Assets) -> Result<Userland> {
         let root = fresh.join(DIRECTORY);
         let archive = assets.archive(Suite::Bookworm)?;
         unpack_all(&archive, &PACKAGES, &root)?;
-        furnish(&root)?;
+        add_system_files(&root)?;
         assets.source(Suite::Bookworm, PROJECT, &root.join("src/lua"))?;
         build_go(&archive, fresh, &root.join("bin/bench-go"))?;
         make_image(&root, &fresh.join(IMAGE))?;
@@ -78,8 +78,8 @@ pub(super) fn prepare(assets: &Assets) -> Result<Userland> {
     Ok(Userland { directory, image })
 }
 
-/// What packages have their scripts, or the system, make.
-fn furnish(root: &Path) -> Result<()> {
+/// Adds the files that maintainers' scripts or an installed system would make.
+fn add_system_files(root: &Path) -> Result<()> {
     for directory in MOUNT_POINTS {
         fs::create_dir_all(root.join(directory))?;
     }

@@ -2,13 +2,13 @@
 
 use std::{env, path::PathBuf, process::Command};
 
-use super::{Found, Peer, Setup, Work, missing, native, version_of};
+use super::{Peer, PeerResult, Setup, Work, missing, native, version_of};
 
 /// Where runsc is, if not on the path.
 const OVERRIDE: &str = "RING3_BENCH_RUNSC";
 const PROGRAM: &str = "runsc";
 
-pub(super) fn find(setup: &Setup) -> Vec<Found> {
+pub(super) fn find(setup: &Setup) -> Vec<PeerResult> {
     let program = env::var_os(OVERRIDE).map_or_else(|| PROGRAM.into(), PathBuf::from);
     let Some(version) = version_of(Command::new(&program).arg("--version")) else {
         let why =

@@ -160,10 +160,10 @@ impl fmt::Debug for Peer {
 }
 
 /// An environment, or why there is none.
-pub type Found = Result<Peer, Missing>;
+pub type PeerResult = Result<Peer, Missing>;
 
 /// Families of environments. A family's name stands for all of its members.
-type Family = (&'static str, fn(&Setup) -> Vec<Found>);
+type Family = (&'static str, fn(&Setup) -> Vec<PeerResult>);
 const FAMILIES: [Family; 5] = [
     (NATIVE, native::find),
     ("ring3", ring3::find),
@@ -181,7 +181,7 @@ const USUAL: [&str; 2] = ["ring3:fast", "ring3:strict"];
 ///
 /// # Errors
 /// A name means nothing.
-pub fn find(names: &[String], setup: &Setup) -> Result<Vec<Found>, Error> {
+pub fn find(names: &[String], setup: &Setup) -> Result<Vec<PeerResult>, Error> {
     let mut found = native::find(setup);
     for (family, members) in FAMILIES.iter().skip(1) {
         let wanted = |name: &str| {
@@ -201,14 +201,14 @@ pub fn find(names: &[String], setup: &Setup) -> Result<Vec<Found>, Error> {
     }
 }
 
-fn name_of(found: &Found) -> &str {
+fn name_of(found: &PeerResult) -> &str {
     match found {
         Ok(peer) => &peer.name,
         Err(missing) => &missing.name,
     }
 }
 
-fn is_known(name: &str, found: &[Found]) -> bool {
+fn is_known(name: &str, found: &[PeerResult]) -> bool {
     let families = FAMILIES.iter().any(|(family, _)| *family == name);
     families || found.iter().any(|found| name_of(found).split('@').next() == Some(name))
 }
@@ -232,7 +232,7 @@ fn memory(work: Work) -> u32 {
     MEMORY[usize::from(work == Work::Density)]
 }
 
-fn missing(name: &str, why: impl Into<String>) -> Found {
+fn missing(name: &str, why: impl Into<String>) -> PeerResult {
     Err(Missing { name: name.to_owned(), why: why.into() })
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::{Found, Peer, PortForward, Setup, Work};
+use super::{Peer, PeerResult, PortForward, Setup, Work};
 use crate::record::NATIVE;
 
 /// A directory in memory, as `/tmp` is inside the machines.
@@ -10,7 +10,7 @@ const SCRATCH: &str = "/dev/shm";
 /// A file in the other programs' root directory, in place of a disk.
 pub(super) const DISK: &str = "BENCH_DISK=/tmp/bench-disk";
 
-pub(super) fn find(setup: &Setup) -> Vec<Found> {
+pub(super) fn find(setup: &Setup) -> Vec<PeerResult> {
     let (program, busybox) = (setup.program.clone(), setup.busybox.clone());
     let userland = setup.userland.as_ref().map(|userland| userland.directory.clone());
     // There is no guest: the server listens on the host's port.

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use super::{Found, Peer, PortForward, Setup, Work, foreign, memory, missing, version_of};
+use super::{Peer, PeerResult, PortForward, Setup, Work, foreign, memory, missing, version_of};
 
 /// Names another QEMU than the one on the path.
 const OVERRIDE: &str = "RING3_BENCH_QEMU";
@@ -14,7 +14,7 @@ const PROGRAM: &str = "qemu-system-x86_64";
 /// Firmware, where QEMU is not installed but unpacked.
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 
-pub(super) fn find(setup: &Setup) -> Vec<Found> {
+pub(super) fn find(setup: &Setup) -> Vec<PeerResult> {
     let program = env::var_os(OVERRIDE).map_or_else(|| PROGRAM.into(), PathBuf::from);
     let installed = peer(setup, "qemu", move || Command::new(&program));
     let newest = setup.newest.clone().map(|root| peer(setup, "qemu:newest", move || newest(&root)));
@@ -34,7 +34,7 @@ fn newest(root: &Path) -> Command {
     command
 }
 
-fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> Found {
+fn peer(setup: &Setup, name: &str, program: impl Fn() -> Command + 'static) -> PeerResult {
     let Some(version) = version_of(program().arg("--version")) else {
         return missing(
             name,

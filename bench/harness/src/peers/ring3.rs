@@ -2,13 +2,13 @@
 
 use std::{path::Path, process::Command};
 
-use super::{Found, Peer, PortForward, Setup, Work, memory, missing, version_of};
+use super::{Peer, PeerResult, PortForward, Setup, Work, memory, missing, version_of};
 
-pub(super) fn find(setup: &Setup) -> Vec<Found> {
+pub(super) fn find(setup: &Setup) -> Vec<PeerResult> {
     setup.ring3.iter().flat_map(|ring3| engines_of(setup, &ring3.suffix, &ring3.program)).collect()
 }
 
-fn engines_of(setup: &Setup, suffix: &str, program: &Path) -> Vec<Found> {
+fn engines_of(setup: &Setup, suffix: &str, program: &Path) -> Vec<PeerResult> {
     let Some(version) = version_of(Command::new(program).arg("--version")) else {
         return vec![missing(
             &format!("ring3{suffix}"),

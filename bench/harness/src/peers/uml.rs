@@ -2,7 +2,7 @@
 
 use std::{env, path::PathBuf, process::Command};
 
-use super::{Found, Peer, Setup, Work, foreign, memory, missing, version_of};
+use super::{Peer, PeerResult, Setup, Work, foreign, memory, missing, version_of};
 
 /// Names another UML than the one on the path.
 const OVERRIDE: &str = "RING3_BENCH_UML";
@@ -10,7 +10,7 @@ const PROGRAM: &str = "linux.uml";
 /// The first release that can intercept system calls by seccomp.
 const SECCOMP_SINCE: (u32, u32) = (6, 16);
 
-pub(super) fn find(setup: &Setup) -> Vec<Found> {
+pub(super) fn find(setup: &Setup) -> Vec<PeerResult> {
     let program = env::var_os(OVERRIDE).map_or_else(|| PROGRAM.into(), PathBuf::from);
     let mut found = modes(setup, "uml", "", move || Command::new(&program));
     if let Some(root) = setup.newest.clone() {
@@ -26,7 +26,7 @@ fn modes(
     name: &str,
     host: &str,
     program: impl Fn() -> Command + Clone + 'static,
-) -> Vec<Found> {
+) -> Vec<PeerResult> {
     let Some(version) = version_of(program().arg("--version")) else {
         let why = format!("{PROGRAM} is not installed: the package is user-mode-linux");
         return vec![missing(name, why)];

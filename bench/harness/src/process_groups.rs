@@ -1,5 +1,5 @@
-//! No environment outlives us: each has a process group of its own, which a terminal's Ctrl-C does
-//! not reach, so signals that end us end them first.
+//! Process groups of running environments. Each environment has a process group of its own, which a terminal's Ctrl-C does
+//! not reach. A signal that ends the benchmark therefore kills the groups first.
 
 use std::{
     collections::BTreeSet,
@@ -15,37 +15,37 @@ use signal_hook::{
 
 /// Groups that run, by their leaders' process ids.
 static GROUPS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-static WATCH: Once = Once::new();
+static WATCH_SIGNALS: Once = Once::new();
 
-/// A group was started.
+/// Remembers a group that was started.
 pub(crate) fn add(group: u32) {
-    WATCH.call_once(watch);
+    WATCH_SIGNALS.call_once(watch_signals);
     groups().insert(group);
 }
 
-/// Ends a group.
-pub(crate) fn end(group: u32) {
+/// Kills a group.
+pub(crate) fn kill(group: u32) {
     groups().remove(&group);
-    kill(group);
+    send_sigkill(group);
 }
 
 fn groups() -> MutexGuard<'static, BTreeSet<u32>> {
     GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn kill(group: u32) {
+fn send_sigkill(group: u32) {
     if let Some(group) = Pid::from_raw(group as i32) {
-        // It may have ended by itself.
+        // The group may have ended by itself.
         let _ = kill_process_group(group, Signal::KILL);
     }
 }
 
-fn watch() {
+fn watch_signals() {
     // Without a handler, signals end us as they always do.
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else { return };
     thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
-            groups().iter().copied().for_each(kill);
+            groups().iter().copied().for_each(send_sigkill);
             std::process::exit(128 + signal);
         }
     });
