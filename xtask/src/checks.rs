@@ -29,8 +29,24 @@ pub fn root() -> PathBuf {
     manifest.parent().unwrap_or(manifest).to_owned()
 }
 
-/// Runs every check and prints `N passed, N failed, N skipped`. Checks that are not test programs (format,
-/// lints) count as one each. A skip that [`ALLOWED`] does not hold counts as a failure.
+/// What cargo is asked for, in order. Checks that are not test programs (format, lints) count as one each.
+const CHECKS: [(&str, &[&str]); 6] = [
+    ("format", &["fmt", "--all", "--check"]),
+    ("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    (
+        "unit tests",
+        &["test", "--workspace", "--exclude", "guests", "--no-fail-fast", "--", SHOW_OUTPUT],
+    ),
+    ("the program to boot guests with", &["build", "--release", "--package", "ring3"]),
+    // One guest at a time: a guest whose timer thread gets no CPU finds its timer broken.
+    (
+        "boot tests",
+        &["test", "--package", "guests", "--no-fail-fast", "--", SHOW_OUTPUT, "--test-threads=1"],
+    ),
+    ("loading of stock kernels", &["test", "--package", "boot", "--", SHOW_OUTPUT, "--ignored"]),
+];
+
+/// Runs every check and prints `N passed, N failed, N skipped`. A skip that [`ALLOWED`] does not hold counts as a failure.
 ///
 /// # Errors
 /// A check failed, or cargo could not be run.
@@ -38,51 +54,8 @@ pub fn test() -> Result<()> {
     let allowed = root().join(ALLOWED);
     let allowed = fs::read_to_string(&allowed).with_context(|| allowed.display().to_string())?;
     let allowed = Allowed::parse(&allowed);
-    let kernels = stock_kernels();
-    if let Err(error) = &kernels {
-        println!("there are no kernels to load: {error:#}");
-    }
-    let kernels = kernels.as_ref().ok().map(TempDir::path);
     let mut tally = Tally::default();
-    let mut failed_checks = Vec::new();
-    let checks: [(&str, &[&str]); 6] = [
-        ("format", &["fmt", "--all", "--check"]),
-        ("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-        (
-            "unit tests",
-            &["test", "--workspace", "--exclude", "guests", "--no-fail-fast", "--", SHOW_OUTPUT],
-        ),
-        ("the program to boot guests with", &["build", "--release", "--package", "ring3"]),
-        // One guest at a time: a guest whose timer thread gets no CPU finds its timer broken.
-        (
-            "boot tests",
-            &[
-                "test",
-                "--package",
-                "guests",
-                "--no-fail-fast",
-                "--",
-                SHOW_OUTPUT,
-                "--test-threads=1",
-            ],
-        ),
-        (
-            "loading of stock kernels",
-            &["test", "--package", "boot", "--", SHOW_OUTPUT, "--ignored"],
-        ),
-    ];
-    for (name, arguments) in checks {
-        println!("==> {name}: cargo {}", arguments.join(" "));
-        let (passed, failed) = (tally.passed, tally.failed);
-        match (cargo(arguments, kernels, &mut tally)?, tally.passed == passed) {
-            (true, true) => tally.passed += 1,
-            (true, false) => {}
-            (false, _) => {
-                tally.failed += u64::from(tally.failed == failed);
-                failed_checks.push(name);
-            }
-        }
-    }
+    let mut failed_checks = run_checks(&mut tally)?;
     let skipped = skips(&mut tally, &allowed);
     if skipped < tally.skips.len() {
         failed_checks.push("skips");
@@ -96,6 +69,29 @@ pub fn test() -> Result<()> {
     } else {
         bail!("{} of the checks failed", failed_checks.len())
     }
+}
+
+/// Runs all of [`CHECKS`]; returns the names of those that failed.
+fn run_checks(tally: &mut Tally) -> Result<Vec<&'static str>> {
+    let kernels = stock_kernels();
+    if let Err(error) = &kernels {
+        println!("there are no kernels to load: {error:#}");
+    }
+    let kernels = kernels.as_ref().ok().map(TempDir::path);
+    let mut failed_checks = Vec::new();
+    for (name, arguments) in CHECKS {
+        println!("==> {name}: cargo {}", arguments.join(" "));
+        let (passed, failed) = (tally.passed, tally.failed);
+        match (cargo(arguments, kernels, tally)?, tally.passed == passed) {
+            (true, true) => tally.passed += 1,
+            (true, false) => {}
+            (false, _) => {
+                tally.failed += u64::from(tally.failed == failed);
+                failed_checks.push(name);
+            }
+        }
+    }
+    Ok(failed_checks)
 }
 
 /// Says what was skipped; returns how much of it may be, and counts the rest as failures.

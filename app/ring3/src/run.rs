@@ -3,11 +3,13 @@
 use std::{
     io::{self, Write},
     path::Path,
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use vmm::{Ended, Machine, RunningMachine, Statistics, Whose};
+use host_linux::LinuxClock;
+use vmm::{Description, Ended, Machine, RunningMachine, Statistics, Whose};
 
 use crate::{
     console::{End, RawTerminal, read_stdin, watch_signals},
@@ -15,9 +17,9 @@ use crate::{
     description::describe,
     disk,
     failure::Failure,
-    gdb,
+    gdb::{self, GdbListener},
     hvc::Keyboard,
-    injection::{Act, Injection},
+    injection::{Act, ConductorParts, Injection},
     isolation, machine, net,
     on_panic::{self, OnPanic},
     outcome::{Outcome, Summary},
@@ -54,50 +56,113 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let clock = machine::start_clock()?;
     let description = describe(arguments)?;
     machine::check_limits(description.memory)?;
-    let interactive = arguments.console != ConsoleChoice::None;
     let injection = Injection::new(&arguments.fault, &arguments.extent())?;
     let faults = injection.as_ref();
+    let (sender, events) = channel();
+    let core = arguments.panic.on_panic.core()?;
+    let made = make(arguments, &description, clock, faults, &sender)?;
+    let told = isolation::line(&description.engine);
+    drop(description);
+    let (screen, inspector) = (made.screen.clone(), made.machine.inspector());
+    let fronts = open_fronts(arguments, &made, &sender)?;
+    let started = Instant::now();
+    let running = start(arguments, made, faults, sender)?;
+    isolation::tell(told, &running);
+    let stands = arguments.panic.on_panic == OnPanic::Stop;
+    let outcome = wait(&events, &running, status(arguments), (arguments.timeout, stands))?;
+    if let (Outcome::Panicked, Some(core)) = (&outcome, core) {
+        core.write(&inspector);
+    }
+    drop(fronts.sockets);
+    let seconds = started.elapsed().as_secs_f64();
+    let statistics = running.finish(machine::PATIENCE);
+    control::finish_telling(machine::TELLING);
+    fronts.debugger.into_iter().for_each(GdbListener::end);
+    drop(fronts.terminal);
+    faults.iter().for_each(|faults| faults.finish());
+    let lost = screen.failure();
+    lost.iter().for_each(|problem| output::complain(problem));
+    tell(arguments, &outcome, seconds, statistics.as_ref());
+    Ok(if lost.is_some() { outcome.code().max(1) } else { outcome.code() })
+}
+
+/// A machine that has not been started.
+struct Made {
+    machine: Machine,
+    /// What its console shows.
+    screen: Screen,
+    /// The input of its virtio console.
+    keyboard: Option<Keyboard>,
+    /// What faults are injected into.
+    disturbed: Option<ConductorParts>,
+}
+
+fn make(
+    arguments: &RunArguments,
+    description: &Description,
+    clock: JoinHandle<LinuxClock>,
+    faults: Option<&Injection>,
+    sender: &Sender<Event>,
+) -> Result<Made, Failure> {
     let devices = arguments.devices.beside(description.cpus);
     let mut attachments = disk::attach(&arguments.disk, devices, description.cpus, faults)?;
     attachments.extend(net::attach(&arguments.net, devices, description.cpus, faults)?);
     attachments.extend(share::attach(&arguments.share, devices)?);
-    let own = interactive.then(|| Box::new(std::io::stdout()) as Box<dyn Write + Send>);
+    let own =
+        arguments.is_interactive().then(|| Box::new(std::io::stdout()) as Box<dyn Write + Send>);
     let screen = Screen::new(match faults {
         Some(faults) => faults.overhears(own),
         None => own,
     });
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
-    let shown = screen.clone();
     let mut host = machine::host(machine::ready(clock), Box::new(screen.clone()), attachments);
-    let (sender, events) = channel();
-    let core = arguments.panic.on_panic.core()?;
     if arguments.panic.on_panic != OnPanic::Ignore {
         host.on_panic = Some(Box::new(on_panic::teller(sender.clone(), Event::Panicked)));
     }
-    let parts = faults.map(|faults| faults.disturb(&mut host));
-    let machine = Machine::build(&description, host);
+    let disturbed = faults.map(|faults| faults.disturb(&mut host));
+    let machine = Machine::build(description, host);
     let machine = machine.map_err(|error| failure_of(&arguments.kernel, error))?;
-    let told = isolation::line(&description.engine);
-    drop(description);
+    Ok(Made { machine, screen, keyboard, disturbed })
+}
 
+/// Where users meet the machine: their terminal, the sockets of `ring3 console` and `ring3 stats`, a debugger's.
+struct Fronts {
+    terminal: Option<RawTerminal>,
+    sockets: [Option<ControlListener>; 2],
+    debugger: Option<GdbListener>,
+}
+
+fn open_fronts(
+    arguments: &RunArguments,
+    made: &Made,
+    sender: &Sender<Event>,
+) -> Result<Fronts, Failure> {
     watch_signals(sender.clone())?;
-    let terminal = if interactive { Some(RawTerminal::enter()?) } else { None };
-    let input = input(keyboard, &machine);
-    let viewers = control::serve_console(screen, input.clone());
-    let viewers = controllable(viewers);
+    let terminal = arguments.is_interactive().then(RawTerminal::enter).transpose()?;
+    let input = input(made.keyboard.clone(), &made.machine);
+    let viewers = controllable(control::serve_console(made.screen.clone(), input.clone()));
     if let Some(terminal) = &terminal {
         read_stdin(terminal, move |bytes| input(bytes), sender.clone())?;
     }
     let asked = sender.clone();
     let asked = move |order| asked.send(Event::Control(order)).is_ok();
-    let listener = controllable(control::listen(asked, Hand::new(machine.inspector())));
-    let debugger = gdb::listen(arguments.gdb.as_ref(), arguments.paused, machine.inspector())?;
-    let inspector = machine.inspector();
+    let orders = controllable(control::listen(asked, Hand::new(made.machine.inspector())));
+    let debugger = gdb::listen(arguments.gdb.as_ref(), arguments.paused, made.machine.inspector())?;
+    Ok(Fronts { terminal, sockets: [orders, viewers], debugger })
+}
+
+/// Starts the machine in its box, and the faults with it.
+fn start(
+    arguments: &RunArguments,
+    made: Made,
+    faults: Option<&Injection>,
+    sender: Sender<Event>,
+) -> Result<RunningMachine, Failure> {
+    let machine = made.machine;
     let sandbox = arguments.sandbox.with(arguments.devices);
     sandbox.prepare(&machine)?;
-    let started = Instant::now();
-    if let (Some(faults), Some(parts)) = (faults, parts) {
+    if let (Some(faults), Some(parts)) = (faults, made.disturbed) {
         let events = sender.clone();
         // The receiver is gone only if the run has ended otherwise.
         let act = move |act| drop(events.send(Event::Fault(act)));
@@ -108,23 +173,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let running = machine.start(on_end)?;
     sandbox.enter(&running)?;
     machine::tell_engine(&running);
-    isolation::tell(told, &running);
-    let stands = arguments.panic.on_panic == OnPanic::Stop;
-    let outcome = wait(&events, &running, status(arguments), (arguments.timeout, stands))?;
-    if let (Outcome::Panicked, Some(core)) = (&outcome, core) {
-        core.write(&inspector);
-    }
-    drop((listener, viewers));
-    let seconds = started.elapsed().as_secs_f64();
-    let statistics = running.finish(machine::PATIENCE);
-    control::finish_telling(machine::TELLING);
-    debugger.into_iter().for_each(gdb::GdbListener::end);
-    drop(terminal);
-    faults.iter().for_each(|faults| faults.finish());
-    let lost = shown.failure();
-    lost.iter().for_each(|problem| output::complain(problem));
-    tell(arguments, &outcome, seconds, statistics.as_ref());
-    Ok(if lost.is_some() { outcome.code().max(1) } else { outcome.code() })
+    Ok(running)
 }
 
 /// Why there is no machine. A complaint about the kernel names its file.

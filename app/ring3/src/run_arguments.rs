@@ -142,6 +142,11 @@ impl RunArguments {
         Self::from_arg_matches(&command.try_get_matches_from(words)?)
     }
 
+    /// The guest's console is at standard input and output.
+    pub fn is_interactive(&self) -> bool {
+        self.console != ConsoleChoice::None
+    }
+
     /// What of the machine can have faults.
     pub fn extent(&self) -> Extent {
         let disks = self.disk.iter().map(|disk| matches!(disk, DiskChoice::Image(_)));

@@ -11,7 +11,9 @@
 //!
 //! This crate names no particular host: clocks, randomness and the output come in as traits.
 
+mod apic;
 mod console;
+mod devices;
 mod error;
 mod events;
 mod inspector;

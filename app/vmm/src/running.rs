@@ -17,8 +17,9 @@ use x86_interp::System;
 use crate::{
     Ended, EngineKind, EngineOptions, Error, FastOptions, Machine,
     console::ConsoleOutlet,
+    devices::Release,
     events::Events,
-    machine::{MachineParts, Release, VcpuParts},
+    machine::{MachineParts, VcpuParts},
     timer::{self, Alarm, Punctual},
 };
 

@@ -176,6 +176,24 @@ enum FaultOutcome {
     MappedInNewRegion,
 }
 
+/// A vCPU's pages, as the options have them.
+fn pages(common: &Arc<Common>, modes: Modes) -> Result<Pages, Error> {
+    let mut pages = Pages::with(Arc::clone(common)).map_err(Error::Start)?;
+    if modes.options.user_dispatch {
+        pages.use_dispatch().map_err(Error::Start)?;
+    }
+    if modes.options.unmap_flushed {
+        pages.unmap_flushed();
+    }
+    if modes.options.without_keys {
+        pages.leave_keys();
+    }
+    if modes.is_strict() {
+        pages.keep_user_apart();
+    }
+    Ok(pages)
+}
+
 struct WedgeKicker(Turns);
 
 impl Kicker for WedgeKicker {
@@ -202,19 +220,7 @@ impl Fast {
         let alone = options.lock_step.is_some();
         let machine = if alone { Machine::new(1) } else { Arc::clone(machine) };
         let translation = machine.translation(place::first()).map_err(Error::Start)?;
-        let mut pages = Pages::with(Arc::clone(&translation.common)).map_err(Error::Start)?;
-        if options.user_dispatch {
-            pages.use_dispatch().map_err(Error::Start)?;
-        }
-        if options.unmap_flushed {
-            pages.unmap_flushed();
-        }
-        if options.without_keys {
-            pages.leave_keys();
-        }
-        if modes.is_strict() {
-            pages.keep_user_apart();
-        }
+        let mut pages = pages(&translation.common, modes)?;
         let may_be_narrow = !options.interpret_narrow && modes.user == User::Direct;
         let narrow = NarrowCode::new(may_be_narrow && pages.run_narrow());
         requests.forward(Arc::new(WedgeKicker(pages.turns().clone())));

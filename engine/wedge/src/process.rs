@@ -113,40 +113,16 @@ impl Wedge {
         let sides = if pages.is_strict() { Some(BothSides::new()?) } else { None };
         let setup = setup(&ram, pages, number)?;
         shared.set(field!(Shared, setup), setup);
-        let objects = Objects {
-            ram: passed(ram.memory)?,
-            marks: passed(ram.marks)?,
-            shared: passed(shared.object())?,
-            frame: passed(pages.vcpu_page())?,
-            turns: passed(pages.turns().object())?,
-            taps: passed(pages.taps())?,
-            tables: passed(pages.kernel().tables())?,
-            cache: passed(pages.kernel().cache())?,
-            user_tables: passed(pages.user().tables())?,
-            user_cache: passed(pages.user().cache())?,
-            stubs: passed(pages.sites().stubs())?,
-            regions: passed(pages.regions())?,
-            sites: passed(pages.sites().table())?,
-            lookups: passed(lookups.object())?,
-        };
         let parts = Parts {
             base: pages.base(),
-            objects,
+            objects: objects(&ram, pages, &shared, &lookups)?,
             ram_len: ram.len as usize,
             walked: ram.walked,
             keyed: pages.keys(),
             user: sides.as_ref().map(BothSides::of_kernel).transpose()?,
         };
         let turns = pages.turns().clone();
-        let mut user = None;
-        if let Some(sides) = &sides {
-            let child = sides.start(&parts, &setup)?;
-            user = Some(child.number());
-            turns.adopt_user(number, child);
-        }
-        let started = starter::start(&parts).inspect_err(|_| turns.end(number))?;
-        let pid = started.number();
-        turns.adopt(number, started);
+        let (pid, user) = start_processes(&parts, &setup, sides.as_ref(), (&turns, number))?;
         let mut wedge = Self {
             pid,
             shared,
@@ -347,6 +323,50 @@ impl Drop for Wedge {
     fn drop(&mut self) {
         self.turns.end(self.number);
     }
+}
+
+/// What a wedge maps.
+fn objects<'a>(
+    ram: &WedgeRam<'a>,
+    pages: &'a Pages,
+    shared: &'a MemoryObject<Shared>,
+    lookups: &'a MemoryObject<Lookups>,
+) -> Result<Objects<'a>, Error> {
+    Ok(Objects {
+        ram: passed(ram.memory)?,
+        marks: passed(ram.marks)?,
+        shared: passed(shared.object())?,
+        frame: passed(pages.vcpu_page())?,
+        turns: passed(pages.turns().object())?,
+        taps: passed(pages.taps())?,
+        tables: passed(pages.kernel().tables())?,
+        cache: passed(pages.kernel().cache())?,
+        user_tables: passed(pages.user().tables())?,
+        user_cache: passed(pages.user().cache())?,
+        stubs: passed(pages.sites().stubs())?,
+        regions: passed(pages.regions())?,
+        sites: passed(pages.sites().table())?,
+        lookups: passed(lookups.object())?,
+    })
+}
+
+/// Starts the process, and that of user code if it is to have one of its own; returns their numbers.
+fn start_processes(
+    parts: &Parts,
+    setup: &Setup,
+    sides: Option<&BothSides>,
+    (turns, number): (&Turns, usize),
+) -> Result<(i32, Option<i32>), Error> {
+    let mut user = None;
+    if let Some(sides) = sides {
+        let child = sides.start(parts, setup)?;
+        user = Some(child.number());
+        turns.adopt_user(number, child);
+    }
+    let started = starter::start(parts).inspect_err(|_| turns.end(number))?;
+    let pid = started.number();
+    turns.adopt(number, started);
+    Ok((pid, user))
 }
 
 /// What a wedge is told before it starts.

@@ -20,15 +20,20 @@ mod pace;
 mod session;
 mod streams;
 
-use std::{os::unix::net::UnixStream, sync::mpsc::channel, time::Instant};
+use std::{
+    io,
+    os::unix::net::UnixStream,
+    sync::mpsc::{Sender, channel},
+    time::Instant,
+};
 
 use guest_agent::protocol;
-use host_linux::limits;
-use vmm::Machine;
+use host_linux::{LinuxClock, limits};
+use vmm::{Machine, RunningMachine};
 
 use crate::{
     console::RawTerminal,
-    control::{self, Hand, Status, finish_telling},
+    control::{self, ControlListener, Hand, Status, finish_telling},
     failure::Failure,
     isolation, machine, output, servers, spawner,
 };
@@ -75,13 +80,13 @@ struct Connections {
     guests: Vec<(u32, UnixStream)>,
 }
 
-fn connections() -> std::io::Result<Connections> {
+fn connections() -> io::Result<Connections> {
     let ports = [protocol::CONTROL, protocol::STDIN, protocol::STDOUT, protocol::STDERR];
     let mut guests = Vec::new();
     let mut pair = |port| {
         let (ours, theirs) = UnixStream::pair()?;
         guests.push((port, theirs));
-        Ok::<_, std::io::Error>(ours)
+        Ok::<_, io::Error>(ours)
     };
     let [control, stdin, stdout, stderr] = ports;
     let ours = [pair(control)?, pair(stdin)?, pair(stdout)?, pair(stderr)?];
@@ -93,42 +98,17 @@ fn run_in_guest(arguments: &Guest, command: GuestCommand<'_>) -> Result<u8, Fail
     machine::check_limits(arguments.memory.0)?;
     spawner::start()?;
     let streams = StreamPlan::new();
-    let clock = machine::start_clock()?;
-    let made = guest::make(arguments, command, &streams)?;
-    let host = |error: std::io::Error| Failure::host(error.to_string());
-    let Connections { ours, guests } = connections().map_err(host)?;
-    let mut attachments = made.attachments;
-    attachments.push(guest::sockets(guests).map_err(host)?);
-    let tail = ConsoleTail::new(arguments.verbose);
-    let clock = machine::ready(clock);
-    let host_parts = machine::host(clock.clone(), Box::new(tail.clone()), attachments);
-    let machine = Machine::build(&made.description, host_parts)?;
-    let told = streams.on_terminal.then(|| isolation::line(&made.description.engine)).flatten();
-    drop(made.description);
-
+    let ready = make(arguments, command, &streams)?;
     let (sender, events) = channel();
-    let [control, stdin, stdout, stderr] = ours;
+    let [control, stdin, stdout, stderr] = ready.connections;
     let raw = if streams.on_terminal { Some(RawTerminal::enter()?) } else { None };
-    let carried = sender.clone();
-    // As below: nobody listens once the session has ended.
-    let carried = move |what| drop(carried.send(SessionEvent::Carried(what)));
-    let outputs = streams.start([stdin, stdout, stderr], carried).map_err(host)?;
+    let outputs = carry(&streams, [stdin, stdout, stderr], &sender)?;
     session::watch_signals(&sender).map_err(host)?;
     session::watch_control(&control, sender.clone()).map_err(host)?;
-    let asked = sender.clone();
-    let asked = move |order| asked.send(SessionEvent::Control(order)).is_ok();
-    let listener = control::listen(asked, Hand::new(machine.inspector()));
-    let listener = listener.inspect_err(|error| tracing::warn!(%error, "no control socket"));
-    let lost = sender.clone();
-    servers::tell_losses(move |what| drop(lost.send(SessionEvent::Lost(what))));
-    let on_end = move |ended| drop(sender.send(SessionEvent::Ended(ended)));
-    let sandbox = arguments.sandbox.with(arguments.devices);
-    sandbox.prepare(&machine)?;
-    let running = machine.start(on_end)?;
-    sandbox.enter(&running)?;
-    machine::tell_engine(&running);
+    let listener = listen(&ready.machine, &sender);
+    let running = start(arguments, ready.machine, sender)?;
     // What a command says on standard error is its own, but for who sits before it.
-    isolation::tell(told, &running);
+    isolation::tell(ready.told, &running);
     let mut status = status(arguments);
     let started = Instant::now();
     let obey = Box::new(|asked| {
@@ -136,7 +116,7 @@ fn run_in_guest(arguments: &Guest, command: GuestCommand<'_>) -> Result<u8, Fail
         control::obey(asked, &running, &mut status)
     });
     let (timeout, grace) = (arguments.timeout, arguments.grace);
-    let pace = Pace::new(clock);
+    let (tail, pace) = (ready.tail, Pace::new(ready.clock));
     let mut session = Session { events, control, tail, timeout, grace, outputs, obey, pace };
     let ending = session.wait();
     drop((session, listener));
@@ -147,6 +127,77 @@ fn run_in_guest(arguments: &Guest, command: GuestCommand<'_>) -> Result<u8, Fail
         output::say(&format!("{statistics}\n"));
     }
     ending.map(|ending| ending.tell())
+}
+
+fn host(error: io::Error) -> Failure {
+    Failure::host(error.to_string())
+}
+
+/// A machine that has not been started, and what goes with it.
+struct Ready {
+    machine: Machine,
+    /// Our ends of the connections to the agent.
+    connections: [UnixStream; 4],
+    /// The end of what the guest's console has said.
+    tail: ConsoleTail,
+    clock: LinuxClock,
+    /// What a user at a terminal is told about isolation.
+    told: Option<&'static str>,
+}
+
+fn make(
+    arguments: &Guest,
+    command: GuestCommand<'_>,
+    streams: &StreamPlan,
+) -> Result<Ready, Failure> {
+    let clock = machine::start_clock()?;
+    let made = guest::make(arguments, command, streams)?;
+    let Connections { ours, guests } = connections().map_err(host)?;
+    let mut attachments = made.attachments;
+    attachments.push(guest::sockets(guests).map_err(host)?);
+    let tail = ConsoleTail::new(arguments.verbose);
+    let clock = machine::ready(clock);
+    let host_parts = machine::host(clock.clone(), Box::new(tail.clone()), attachments);
+    let machine = Machine::build(&made.description, host_parts)?;
+    let told = streams.on_terminal.then(|| isolation::line(&made.description.engine)).flatten();
+    Ok(Ready { machine, connections: ours, tail, clock, told })
+}
+
+/// Starts carrying the standard streams; returns how many outputs there are.
+fn carry(
+    streams: &StreamPlan,
+    ends: [UnixStream; 3],
+    sender: &Sender<SessionEvent>,
+) -> Result<usize, Failure> {
+    let sender = sender.clone();
+    // Nobody listens once the session has ended.
+    streams.start(ends, move |what| drop(sender.send(SessionEvent::Carried(what)))).map_err(host)
+}
+
+/// The control socket. A machine that cannot be controlled is still one that runs.
+fn listen(machine: &Machine, sender: &Sender<SessionEvent>) -> Option<ControlListener> {
+    let asked = sender.clone();
+    let asked = move |order| asked.send(SessionEvent::Control(order)).is_ok();
+    let listener = control::listen(asked, Hand::new(machine.inspector()));
+    listener.inspect_err(|error| tracing::warn!(%error, "no control socket")).ok()
+}
+
+/// Starts the machine in its box.
+fn start(
+    arguments: &Guest,
+    machine: Machine,
+    sender: Sender<SessionEvent>,
+) -> Result<RunningMachine, Failure> {
+    let lost = sender.clone();
+    // Nobody listens once the session has ended.
+    servers::tell_losses(move |what| drop(lost.send(SessionEvent::Lost(what))));
+    let on_end = move |ended| drop(sender.send(SessionEvent::Ended(ended)));
+    let sandbox = arguments.sandbox.with(arguments.devices);
+    sandbox.prepare(&machine)?;
+    let running = machine.start(on_end)?;
+    sandbox.enter(&running)?;
+    machine::tell_engine(&running);
+    Ok(running)
 }
 
 fn status(arguments: &Guest) -> Status {

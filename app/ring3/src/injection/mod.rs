@@ -30,8 +30,8 @@ use clap::Args;
 use faults::{Effect, FaultyDisk, FaultyNet, Record, Recorder, Scenario, Schedule, Target};
 use virtio::{BlockBackend, NetBackend};
 
-pub use conductor::Act;
 use conductor::Message;
+pub use conductor::{Act, ConductorParts};
 pub use extent::{Extent, check};
 
 use crate::{failure::Failure, outcome::Outcome, output};
