@@ -1,5 +1,5 @@
 //! Builds the wedge blob: a no_std program linked flat at the window's address. The addresses in it are those of
-//! the layout (`frame`), from which the linker script gets its symbols.
+//! the layout (`wedge_abi`), from which the linker script gets its symbols.
 //!
 //! What it is made of is `engine/stub`, an ordinary library of the workspace, which is compiled here once more. On
 //! stable, for the host target, by calling rustc directly: cargo cannot build one package's artefact into another,
@@ -7,10 +7,12 @@
 //! because the wedge runs with the guest's vectors live; the target x86_64-unknown-none would do that
 //! without rustc's warning, where it is installed.
 
-use frame::{ALT_STACK, BLOB, CACHE, FRAME, GATE, JOURNAL, SHARED, STACK, STACK_LEN, USER_PAGE};
 use std::{
     path::{Path, PathBuf},
     process::Command,
+};
+use wedge_abi::{
+    ALT_STACK, BLOB, CACHE, GATE, JOURNAL, SHARED, STACK, STACK_LEN, USER_PAGE, VCPU_PAGE,
 };
 
 /// How code for the wedge is compiled.
@@ -42,7 +44,7 @@ const ADDRESSES: [(&str, usize); 9] = [
     ("window", BLOB),
     ("shared_page", SHARED),
     ("gate_page", GATE),
-    ("frame_page", FRAME),
+    ("vcpu_page", VCPU_PAGE),
     ("user_page", USER_PAGE),
     ("journal_page", JOURNAL),
     ("stack_top", STACK + STACK_LEN),
@@ -51,11 +53,13 @@ const ADDRESSES: [(&str, usize); 9] = [
 ];
 
 fn main() {
-    for input in ["../stub/src", "../frame/src", "../../guest/x86/src", "wedge.ld", "build.rs"] {
+    for input in ["../stub/src", "../wedge_abi/src", "../../guest/x86/src", "wedge.ld", "build.rs"]
+    {
         println!("cargo::rerun-if-changed={input}");
     }
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let libraries = [("frame", "../frame/src/lib.rs"), ("x86", "../../guest/x86/src/lib.rs")];
+    let libraries =
+        [("wedge_abi", "../wedge_abi/src/lib.rs"), ("x86", "../../guest/x86/src/lib.rs")];
     let mut link = rustc("bin", "wedge", "../stub/src/lib.rs", &out.join("wedge.bin"));
     for (name, source) in libraries {
         let built = out.join(format!("lib{name}.rlib"));

@@ -9,11 +9,12 @@ const PROGRAMS: [&str; 6] =
 fn main() {
     println!("cargo::rerun-if-changed=programs");
     println!("cargo::rerun-if-changed=src/visits.rs");
-    println!("cargo::rerun-if-changed=../../engine/frame/src");
+    println!("cargo::rerun-if-changed=../../engine/wedge_abi/src");
     println!("cargo::rerun-if-changed=build.rs");
-    let frame = format!("--extern=frame={}", library("frame", "../../engine/frame/src/lib.rs"));
+    let abi =
+        format!("--extern=wedge_abi={}", library("wedge_abi", "../../engine/wedge_abi/src/lib.rs"));
     for name in PROGRAMS {
-        let needs = if name == "isolation" { &[frame.as_str()][..] } else { &[] };
+        let needs = if name == "isolation" { &[abi.as_str()][..] } else { &[] };
         build(name, &format!("programs/{name}.rs"), needs);
     }
     build("chance", "programs/chance/main.rs", &BARE);

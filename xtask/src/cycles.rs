@@ -18,7 +18,7 @@ const CYCLES_ALLOWED: [&str; 9] = [
     "bench/harness",
     "app/vmm",
     "engine/fast",
-    "engine/frame",
+    "engine/wedge_abi",
     "engine/jit",
     "engine/stub",
     "engine/wedge",

@@ -100,7 +100,7 @@ mod tests {
             "pub fn structure() {}",
             "pub structure: u8,",
             "public struct X",
-            "pub use frame::Frame;",
+            "pub use wedge_abi::Frame;",
             "pub const TYPE: u8 = 0;",
             "pub struct $name {",
             "    type Error = io::Error;",

@@ -74,10 +74,10 @@ mod tests {
     use super::*;
     use crate::code::Code;
     use contract::Taps;
-    use frame::Base;
     use jit::Level;
     use std::sync::Arc;
     use wedge::CodeArea;
+    use wedge_abi::Base;
 
     fn probes(breakpoints: &[u64], taps: &[u64]) -> Probes {
         let points = taps.iter().map(|gva| (*gva, 1)).collect();

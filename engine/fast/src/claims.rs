@@ -6,11 +6,11 @@
 //! touched yet, the wedge tells as far as it can.
 
 use crate::Slots;
-use frame::{Claim, MAX_CLAIMS, calls, near_sites};
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use std::{collections::VecDeque, mem::take};
 use wedge::Pages;
+use wedge_abi::{Claim, MAX_CLAIMS, calls, near_sites};
 use x86::{
     Vcpu,
     paging::{self, Roots, WalkMemory},
@@ -55,7 +55,7 @@ impl ClaimedRegions {
     /// Makes known to wedges what they and the kernel have.
     pub fn publish(&mut self, slots: &mut Slots, pages: &mut Pages) {
         self.all = slots.claims();
-        let claims = &mut pages.frame().claims;
+        let claims = &mut pages.vcpu_page().claims;
         claims.count = self.all.len() as u64;
         for (to, from) in claims.list.iter_mut().take(MAX_CLAIMS).zip(&self.all) {
             *to = *from;
@@ -68,7 +68,7 @@ impl ClaimedRegions {
     /// Notes what the vCPU's program asks its kernel for, where the call begins, and what it has been given, where it
     /// goes on.
     pub fn follow_calls(&mut self, v: &Vcpu, slots: &mut Slots, pages: &mut Pages) {
-        let claims = &mut pages.frame().claims;
+        let claims = &mut pages.vcpu_page().claims;
         let registers = [reg::RAX, reg::RDX, reg::RSI, reg::RDI].map(|number| v.gpr[number]);
         if v.cpl() == 3 {
             claims.note_outcome(v.cr3, registers);
@@ -99,7 +99,7 @@ impl ClaimedRegions {
     /// What there is to know of programs' memory. A program without protection keys to stop it may have written that: it is
     /// its own trouble.
     fn note_given(&mut self, root: u64, slots: &mut Slots, pages: &mut Pages) {
-        let claims = &mut pages.frame().claims;
+        let claims = &mut pages.vcpu_page().claims;
         let (given, taken, ended) =
             (take(&mut claims.given), take(&mut claims.taken), take(&mut claims.ended));
         if [given[1], taken[1], ended] == [0; 3] {
@@ -118,7 +118,7 @@ impl ClaimedRegions {
 
     /// Wedges do not go on by themselves with programs that are to be interpreted.
     fn note_waiting(&self, slots: &mut Slots, pages: &mut Pages) {
-        pages.frame().claims.remembers = u64::from(!self.given.is_empty());
+        pages.vcpu_page().claims.remembers = u64::from(!self.given.is_empty());
         slots.hold_back(self.waiting());
     }
 
@@ -200,54 +200,54 @@ fn is_met(mut ram: &Ram, roots: Roots, claim: &Claim) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use frame::{Claim, SITES, VcpuPage, calls};
     use wedge::Pages;
+    use wedge_abi::{Claim, SITES, VcpuPage, calls};
 
     const ROOT: u64 = 0x1000;
     const CLAIMED: u64 = 13 << 39;
 
-    fn frame(pages: &mut Pages) -> &mut VcpuPage {
-        let f = pages.frame();
-        f.claims.list[0] = Claim { entry: 13, first: 1, last: 3 };
-        f.claims.count = 1;
-        f
+    fn vcpu_page(pages: &mut Pages) -> &mut VcpuPage {
+        let page = pages.vcpu_page();
+        page.claims.list[0] = Claim { entry: 13, first: 1, last: 3 };
+        page.claims.count = 1;
+        page
     }
 
     /// A call with this number returns, with these values of RAX, RDX, RSI and RDI, to a program with this page table.
-    fn returns(f: &mut VcpuPage, call: u64, registers: [u64; 4], to: u64) -> bool {
-        (f.claims.call, f.claims.caller) = (call, ROOT);
-        f.claims.note_outcome(to, registers)
+    fn returns(page: &mut VcpuPage, call: u64, registers: [u64; 4], to: u64) -> bool {
+        (page.claims.call, page.claims.caller) = (call, ROOT);
+        page.claims.note_outcome(to, registers)
     }
 
     #[test]
     fn what_calls_give_and_take_is_noted() {
         let mut pages = Pages::new().expect("memory");
-        let f = frame(&mut pages);
-        assert!(returns(f, calls::MMAP, [CLAIMED, 3, 0x2000, 0], ROOT));
-        assert_eq!(f.claims.given, [CLAIMED, 0x2000]);
-        assert!(!returns(f, calls::MMAP, [CLAIMED, 0, 0x2000, 0], ROOT), "nobody can use it");
+        let page = vcpu_page(&mut pages);
+        assert!(returns(page, calls::MMAP, [CLAIMED, 3, 0x2000, 0], ROOT));
+        assert_eq!(page.claims.given, [CLAIMED, 0x2000]);
+        assert!(!returns(page, calls::MMAP, [CLAIMED, 0, 0x2000, 0], ROOT), "nobody can use it");
         let low = [SITES as u64 - 0x1000, 0, 0x2000, 0];
-        assert!(returns(f, calls::MMAP, low, ROOT), "it is to fault");
-        assert_eq!(f.claims.given, [low[0], low[2]]);
-        assert!(!returns(f, calls::MMAP, [0x1_0000, 0, 0x10_0000, 0], ROOT), "it is below");
-        assert!(!returns(f, calls::MMAP, [14 << 39, 3, 0x2000, 0], ROOT), "it is elsewhere");
-        assert!(!returns(f, calls::MMAP, [-12_i64 as u64, 3, 0x2000, 0], ROOT), "an error");
-        assert!(!returns(f, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT), "nothing is known");
-        f.claims.remembers = 1;
-        assert!(returns(f, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT));
-        assert_eq!(f.claims.taken, [CLAIMED, 0x2000]);
-        assert!(!f.claims.note_outcome(ROOT, [CLAIMED, 3, 0x2000, 0]), "a call returns once");
+        assert!(returns(page, calls::MMAP, low, ROOT), "it is to fault");
+        assert_eq!(page.claims.given, [low[0], low[2]]);
+        assert!(!returns(page, calls::MMAP, [0x1_0000, 0, 0x10_0000, 0], ROOT), "it is below");
+        assert!(!returns(page, calls::MMAP, [14 << 39, 3, 0x2000, 0], ROOT), "it is elsewhere");
+        assert!(!returns(page, calls::MMAP, [-12_i64 as u64, 3, 0x2000, 0], ROOT), "an error");
+        assert!(!returns(page, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT), "nothing is known");
+        page.claims.remembers = 1;
+        assert!(returns(page, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT));
+        assert_eq!(page.claims.taken, [CLAIMED, 0x2000]);
+        assert!(!page.claims.note_outcome(ROOT, [CLAIMED, 3, 0x2000, 0]), "a call returns once");
     }
 
     #[test]
     fn a_program_that_ends_is_forgotten_and_another_s_registers_mean_nothing() {
         let mut pages = Pages::new().expect("memory");
-        let f = frame(&mut pages);
-        assert!(!returns(f, calls::MMAP, [CLAIMED, 3, 0x2000, 0], 2 * ROOT));
-        assert!(!returns(f, calls::EXIT_GROUP, [0; 4], 2 * ROOT), "nothing is known of any");
-        f.claims.remembers = 1;
-        assert!(returns(f, calls::EXIT_GROUP, [0; 4], 2 * ROOT));
-        assert_eq!((f.claims.ended, f.claims.given), (ROOT, [0; 2]));
-        assert!(!returns(f, calls::EXECVE, [0; 4], ROOT), "it has failed");
+        let page = vcpu_page(&mut pages);
+        assert!(!returns(page, calls::MMAP, [CLAIMED, 3, 0x2000, 0], 2 * ROOT));
+        assert!(!returns(page, calls::EXIT_GROUP, [0; 4], 2 * ROOT), "nothing is known of any");
+        page.claims.remembers = 1;
+        assert!(returns(page, calls::EXIT_GROUP, [0; 4], 2 * ROOT));
+        assert_eq!((page.claims.ended, page.claims.given), (ROOT, [0; 2]));
+        assert!(!returns(page, calls::EXECVE, [0; 4], ROOT), "it has failed");
     }
 }

@@ -6,10 +6,6 @@ use crate::{
     tops::Tops,
 };
 use engine::Board;
-use frame::{
-    Base, CACHE, CODE_PAGE_WORDS, COPIES, FRAME, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES,
-    USER_CACHE, USER_CACHE_LEN, USER_TABLES, code_page, keys,
-};
 use jit::{
     Layout, Level,
     cache::{Cache, CodeMemory, CodeUser, Position, Refused, trial::ALWAYS},
@@ -19,6 +15,10 @@ use ram::Ram;
 use rustc_hash::FxHashMap;
 use std::{collections::VecDeque, sync::Arc};
 use wedge::{CodeArea, Pages};
+use wedge_abi::{
+    Base, CACHE, CODE_PAGE_WORDS, COPIES, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES, USER_CACHE,
+    USER_CACHE_LEN, USER_TABLES, VCPU_PAGE, code_page, keys,
+};
 use x86::{
     control::efer,
     paging::{self, Access, Roots},
@@ -46,7 +46,7 @@ fn layout(level: Level, base: Base, (several, look_up): (bool, bool)) -> Layout 
         copies: Some(here(COPIES)),
         cache: here(CACHE),
         cache_len: (USER_CACHE - CACHE) as u64,
-        frame: here(FRAME),
+        vcpu_page: here(VCPU_PAGE),
         table: here(TABLES),
         lookups: None,
     };
@@ -449,7 +449,7 @@ mod tests {
         let mut last = None;
         let mut marked = Vec::new();
         for page in 0..pages {
-            let gva = frame::KERNEL_START + page * PAGE;
+            let gva = wedge_abi::KERNEL_START + page * PAGE;
             let block = translated.block(&mut host, &board, roots, (gva, false), user, &mut marked);
             last = block.err().or(last);
         }

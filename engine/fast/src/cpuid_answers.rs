@@ -1,7 +1,7 @@
 //! What CPUID has answered user code: wedges that are told answer the next time.
 
-use frame::Cpuid;
 use wedge::Pages;
+use wedge_abi::Cpuid;
 use x86::{Vcpu, reg};
 
 /// The answers that the wedges of a vCPU have been told.

@@ -55,10 +55,10 @@ mod tests {
         test_machine::{MODES, board, kernel_state, map},
     };
     use engine::{Engine, VcpuRequests};
-    use frame::WedgeExit;
     use iced_x86::{IcedError, code_asm::*};
     use ram::Ram;
     use std::sync::Arc;
+    use wedge_abi::WedgeExit;
     use x86_interp::{Exit, GuestRam};
 
     const CODE: (u64, u64) = (0xffff_ffff_8100_0000, 0x4_0000);

@@ -3,9 +3,9 @@
 use std::{cell::RefCell, fs};
 
 use engine::{Engine, VcpuRequests};
-use frame::{MapReport, Owner, RawChange, Rights, TOP, WINDOW, WINDOW_END};
 use fuzzer::Target;
 use ram::Ram;
+use wedge_abi::{MapReport, Owner, RawChange, Rights, TOP, WINDOW, WINDOW_END};
 use x86::{Vcpu, paging::G};
 use x86_interp::GuestRam;
 
@@ -77,21 +77,23 @@ fn tamper(fast: &mut Fast, bytes: &[u8]) {
         u64::from_le_bytes(word)
     });
     let mut word = || words.next().unwrap_or_default();
-    let f = fast.pages.frame();
-    f.regs.gpr.iter_mut().for_each(|register| *register = word());
-    f.block.spill.iter_mut().for_each(|register| *register = word());
-    (f.regs.rip, f.run.user_rip, f.regs.rflags, f.block.host_flags) =
+    let page = fast.pages.vcpu_page();
+    page.regs.gpr.iter_mut().for_each(|register| *register = word());
+    page.block.spill.iter_mut().for_each(|register| *register = word());
+    (page.regs.rip, page.run.user_rip, page.regs.rflags, page.block.host_flags) =
         (word(), word(), word(), word());
-    (f.block.jump, f.exit.pc, f.regs.interrupt_flag, f.regs.ac) = (word(), word(), word(), word());
-    (f.exit.kind, f.exit.reason, f.exit.info) = (word(), word() % 16, word());
-    (f.exit.operand, f.exit.next, f.exit.signal) = (word(), word(), word());
-    (f.regs.fs_base, f.regs.gs_base, f.regs.kernel_gs_base) = (word(), word(), word());
-    (f.regs.cr2, f.regs.cr3, f.run.go, f.run.compatibility) = (word(), word(), word(), word());
+    (page.block.jump, page.exit.pc, page.regs.interrupt_flag, page.regs.ac) =
+        (word(), word(), word(), word());
+    (page.exit.kind, page.exit.reason, page.exit.info) = (word(), word() % 16, word());
+    (page.exit.operand, page.exit.next, page.exit.signal) = (word(), word(), word());
+    (page.regs.fs_base, page.regs.gs_base, page.regs.kernel_gs_base) = (word(), word(), word());
+    (page.regs.cr2, page.regs.cr3, page.run.go, page.run.compatibility) =
+        (word(), word(), word(), word());
     // Mostly one of the two that there are.
-    f.regs.cpl = [0, 3, 3, word()][(word() % 4) as usize];
-    (f.regs.es, f.regs.cs, f.regs.ss, f.regs.ds, f.regs.fs, f.regs.gs) =
+    page.regs.cpl = [0, 3, 3, word()][(word() % 4) as usize];
+    (page.regs.es, page.regs.cs, page.regs.ss, page.regs.ds, page.regs.fs, page.regs.gs) =
         (word(), word(), word(), word(), word(), word());
-    f.vectors.0.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = word().to_le_bytes());
+    page.vectors.0.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = word().to_le_bytes());
 }
 
 /// What decodes is what a wedge can have done, whoever wrote it.
@@ -122,7 +124,7 @@ fn run(bytes: &[u8]) {
         fast.cpu.vcpu = start();
         fast.cpu.state_changed();
         tamper(fast, bytes);
-        let pc = fast.pages.frame().exit.pc;
+        let pc = fast.pages.vcpu_page().exit.pc;
         fast.exited();
         fast.code.position(fast.pages.base(), pc);
         fast.take_state();

@@ -8,10 +8,10 @@ use crate::{
     vcpu_code::bias_at,
 };
 use contract::Reached;
-use frame::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
 use iced_x86::Code;
 use jit::{Level, cache::Position};
 use wedge::Error;
+use wedge_abi::{BlockExit, KICK, TAP_ODD, WedgeExit, go};
 use x86::{
     exception::pf,
     flags,
@@ -39,13 +39,13 @@ impl Fast {
         };
         let alone = self.open_comparison(level, host);
         let base = self.pages.base();
-        let f = self.pages.frame();
-        state::load(&self.cpu.vcpu, base, f);
+        let page = self.pages.vcpu_page();
+        state::load(&self.cpu.vcpu, base, page);
         if level == Level::User {
-            state::load_translated_user(f);
+            state::load_translated_user(page);
         }
-        f.run.alone = alone.into();
-        f.block.jump = host;
+        page.run.alone = alone.into();
+        page.block.jump = host;
         self.note_interrupt();
         let kind = self.enter(go::BLOCK)?;
         self.kernel_exit(kind)
@@ -53,7 +53,7 @@ impl Fast {
 
     /// The wedge has left the point at RIP to the monitor. If only its records had no room, there is room now.
     fn leave_at_tap(&mut self) {
-        let odd = self.pages.frame().exit.info == TAP_ODD;
+        let odd = self.pages.vcpu_page().exit.info == TAP_ODD;
         self.take_state();
         if odd && self.code.has_tap(self.cpu.vcpu.rip) {
             self.cpu.reach(Reached::Breakpoint);
@@ -138,8 +138,8 @@ impl Fast {
                 Ok(())
             }
             WedgeExit::Lost => self.lost(),
-            // The frame has the host's registers, and nothing has run.
-            WedgeExit::Kicked if self.pages.frame().run.go == go::RAW => self.leave_raw(),
+            // The vCPU page has the host's registers, and nothing has run.
+            WedgeExit::Kicked if self.pages.vcpu_page().run.go == go::RAW => self.leave_raw(),
             WedgeExit::Block(BlockExit::Miss) => {
                 self.missed();
                 Ok(())
@@ -158,7 +158,7 @@ impl Fast {
     /// Maps the kernel memory that the wedge has missed, if the exit's detail names some. The wedge reads tables of the
     /// CPU's, such as the interrupt descriptor table, that no kernel code ever reads, so no fault maps them.
     pub(crate) fn show_missing(&mut self) -> Result<(), Error> {
-        let missing = self.pages.frame().exit.info;
+        let missing = self.pages.vcpu_page().exit.info;
         if missing >= self.pages.base().kernel_start() {
             self.answer(missing, Access::default())?;
         }
@@ -166,17 +166,17 @@ impl Fast {
     }
 
     fn note_call_out(&mut self) {
-        let code = self.pages.frame().exit.info;
+        let code = self.pages.vcpu_page().exit.info;
         self.statistics.call_out(code);
         if code == Code::Pause as u64 {
             self.board.has_paused();
         }
-        self.in_service.note(code, self.pages.frame().regs.gpr[reg::RCX]);
+        self.in_service.note(code, self.pages.vcpu_page().regs.gpr[reg::RCX]);
     }
 
     /// Goes no further in the middle of translated code. After a mapping that the host refuses its instruction is interpreted.
     fn leave_raw(&mut self) -> Result<(), Error> {
-        let pc = self.pages.frame().exit.pc;
+        let pc = self.pages.vcpu_page().exit.pc;
         let position = self.position(pc);
         match position.filter(|_| self.refused) {
             Some(position) => {
@@ -190,11 +190,12 @@ impl Fast {
     /// There is no block at RIP: the next look for it makes one, and what jumps to it is linked. A program that has
     /// jumped to an address that is not canonical is put back to the jump, which then faults.
     fn missed(&mut self) {
-        let f = self.pages.frame();
-        let nowhere =
-            f.run.user_translated != 0 && f.regs.cpl == 3 && !paging::canonical(f.regs.rip);
+        let page = self.pages.vcpu_page();
+        let nowhere = page.run.user_translated != 0
+            && page.regs.cpl == 3
+            && !paging::canonical(page.regs.rip);
         if nowhere {
-            (f.regs.rip, f.regs.gpr[reg::RSP]) = (f.exit.next, f.block.spill[3]);
+            (page.regs.rip, page.regs.gpr[reg::RSP]) = (page.exit.next, page.block.spill[3]);
         }
         self.take_state();
         if nowhere {
@@ -202,15 +203,15 @@ impl Fast {
         }
     }
 
-    /// A signal in translated code: the frame has the host's registers.
+    /// A signal in translated code: the vCPU page has the host's registers.
     fn kernel_signal(&mut self) -> Result<(), Error> {
         loop {
-            let f = self.pages.frame();
-            let (signal, trap) = (f.exit.signal, f.exit.trap);
+            let page = self.pages.vcpu_page();
+            let (signal, trap) = (page.exit.signal, page.exit.trap);
             if signal == KICK as u64 {
                 return self.reach_boundary();
             }
-            let pc = self.pages.frame().exit.pc;
+            let pc = self.pages.vcpu_page().exit.pc;
             let Some(position) = self.position(pc) else {
                 return self.lost();
             };
@@ -219,7 +220,7 @@ impl Fast {
                 self.take_recovered(&position);
                 // Where the window would have the user's half are no host addresses; nor where a copy is hidden.
                 let nowhere = signal == SIGSEGV && trap == u64::from(vector::GP);
-                let temporary = nowhere && self.pages.frame().regs.ac == 0;
+                let temporary = nowhere && self.pages.vcpu_page().regs.ac == 0;
                 if nowhere && !temporary {
                     self.slots.current()?.note_hidden_read();
                 }
@@ -248,7 +249,7 @@ impl Fast {
             FaultOutcome::Interpret => false,
             FaultOutcome::Mapped => true,
             // The instruction's other operand may be the user's, in the region that is the kernel's now.
-            FaultOutcome::MappedInNewRegion => self.pages.frame().regs.ac == 0,
+            FaultOutcome::MappedInNewRegion => self.pages.vcpu_page().regs.ac == 0,
         })
     }
 
@@ -287,25 +288,25 @@ impl Fast {
     fn note_interrupt(&mut self) -> bool {
         let waiting = self.board.pending();
         let interrupt = waiting & pending::INTERRUPT != 0;
-        let f = self.pages.frame();
-        f.run.pending = interrupt.into();
-        interrupt && f.regs.interrupt_flag != 0 || waiting & pending::NMI != 0
+        let page = self.pages.vcpu_page();
+        page.run.pending = interrupt.into();
+        interrupt && page.regs.interrupt_flag != 0 || waiting & pending::NMI != 0
     }
 
     /// Answers the page fault of a translated instruction.
     fn kernel_page_fault(&mut self, position: &Position) -> Result<FaultOutcome, Error> {
         let base = self.pages.base();
-        let f = self.pages.frame();
-        let (hva, code) = (f.exit.address, f.exit.error as u32);
-        let (user, open) = (f.regs.cpl == 3, f.regs.ac != 0);
+        let page = self.pages.vcpu_page();
+        let (hva, code) = (page.exit.address, page.exit.error as u32);
+        let (user, open) = (page.regs.cpl == 3, page.regs.ac != 0);
         let gva = match (user, open) {
             (true, _) => Some(hva).filter(|gva| gva >> 47 == 0),
             (false, false) => {
                 Some(hva.wrapping_sub(base.bias())).filter(|gva| *gva >= base.kernel_start())
             }
             (false, true) => {
-                let mut gpr = f.regs.gpr;
-                position.mark.fixes.apply(&mut gpr, &f.block.spill, base.bias());
+                let mut gpr = page.regs.gpr;
+                position.mark.fixes.apply(&mut gpr, &page.block.spill, base.bias());
                 let bias = |gva| host_bias(base, gva);
                 operand::gva(&self.board, &self.cpu.vcpu, position.guest, &gpr, hva, bias)
             }
@@ -321,18 +322,18 @@ impl Fast {
     /// Takes the state at the start of the guest instruction a host PC belongs to.
     fn take_recovered(&mut self, position: &Position) {
         let base = self.pages.base();
-        let f = self.pages.frame();
-        let (mut gpr, spill, bias) = (f.regs.gpr, f.block.spill, bias_at(base, f.exit.pc));
+        let page = self.pages.vcpu_page();
+        let (mut gpr, spill, bias) = (page.regs.gpr, page.block.spill, bias_at(base, page.exit.pc));
         position.mark.fixes.apply(&mut gpr, &spill, bias);
-        f.regs.gpr = gpr;
-        f.regs.rip = position.guest;
+        page.regs.gpr = gpr;
+        page.regs.rip = position.guest;
         self.take_state();
     }
 
     /// Steps the host to a boundary between guest instructions, or to an exit.
     fn reach_boundary(&mut self) -> Result<(), Error> {
         for _ in 0..MAX_STEPS {
-            let pc = self.pages.frame().exit.pc;
+            let pc = self.pages.vcpu_page().exit.pc;
             if let Some(position) = self.position(pc)
                 && position.is_boundary(self.code_at(pc))
             {
@@ -344,7 +345,7 @@ impl Fast {
             }
             self.statistics.stepped += 1;
             let kind = self.step_host()?;
-            let signal = self.pages.frame().exit.signal;
+            let signal = self.pages.vcpu_page().exit.signal;
             let on =
                 kind == WedgeExit::KernelSignal && (signal == SIGTRAP || signal == KICK as u64);
             if !on {
@@ -369,7 +370,7 @@ impl Fast {
     fn run_to_exit(&mut self) -> Result<(), Error> {
         loop {
             match self.resume(go::LEAVE)? {
-                WedgeExit::Kicked if self.pages.frame().run.go == go::LEAVE => {}
+                WedgeExit::Kicked if self.pages.vcpu_page().run.go == go::LEAVE => {}
                 kind => return self.kernel_exit(kind),
             }
         }
@@ -377,20 +378,20 @@ impl Fast {
 
     /// Runs one host instruction of translated code.
     fn step_host(&mut self) -> Result<WedgeExit, Error> {
-        let pc = self.pages.frame().exit.pc;
+        let pc = self.pages.vcpu_page().exit.pc;
         let pushes_flags = self.pages.code_byte(pc) == PUSHFQ;
-        self.pages.frame().block.host_flags |= flags::TF;
+        self.pages.vcpu_page().block.host_flags |= flags::TF;
         let kind = loop {
             match self.resume(go::STEP)? {
                 WedgeExit::Kicked => {}
                 kind => break kind,
             }
         };
-        let f = self.pages.frame();
-        f.block.host_flags &= !flags::TF;
-        if pushes_flags && f.exit.signal == SIGTRAP {
+        let page = self.pages.vcpu_page();
+        page.block.host_flags &= !flags::TF;
+        if pushes_flags && page.exit.signal == SIGTRAP {
             // What it has pushed shows the TF that is ours.
-            f.block.stack[7] &= !flags::TF;
+            page.block.stack[7] &= !flags::TF;
         }
         Ok(kind)
     }
@@ -398,7 +399,7 @@ impl Fast {
     /// Goes on in the middle of translated code.
     fn resume(&mut self, how: u64) -> Result<WedgeExit, Error> {
         self.hear_midway();
-        self.pages.frame().run.go = how;
+        self.pages.vcpu_page().run.go = how;
         self.slots.current()?.wedge().aim_kicks();
         if !self.take_turns()? {
             return Ok(WedgeExit::Kicked);
@@ -408,8 +409,9 @@ impl Fast {
 
     /// The wedge stopped at an address that holds no guest code. Nothing that it says is trusted any more.
     fn lost(&mut self) -> Result<(), Error> {
-        let f = self.pages.frame();
-        let (pc, signal, trap, address) = (f.exit.pc, f.exit.signal, f.exit.trap, f.exit.address);
+        let page = self.pages.vcpu_page();
+        let (pc, signal, trap, address) =
+            (page.exit.pc, page.exit.signal, page.exit.trap, page.exit.address);
         let bytes: Vec<u8> = (0..12).map(|n| self.pages.code_byte(pc + n)).collect();
         let position = self.position(pc);
         tracing::error!(

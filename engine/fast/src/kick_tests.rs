@@ -10,7 +10,6 @@ use crate::{
 };
 use bus::Kicker;
 use engine::{Engine, Interpreter, VcpuRequests};
-use frame::{CACHE, KICK, USER_CACHE};
 use iced_x86::{IcedError, code_asm::*};
 use jit::stubs::LEN;
 use ram::Ram;
@@ -24,6 +23,7 @@ use std::{
     thread,
     time::Duration,
 };
+use wedge_abi::{CACHE, KICK, USER_CACHE};
 use x86::{
     Segment, TableRegister, Vcpu, flags, fpu::FpuState, paging::US, reg, seg, segment::attr,
 };

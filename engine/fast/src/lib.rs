@@ -14,7 +14,7 @@
 //!
 //! - `lib.rs`: who runs next.
 //! - `user`, `kernel`: one stretch of guest code, and what ended it.
-//! - `state`: the architectural state to the frame and back.
+//! - `state`: the architectural state to the vCPU page and back.
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
 //! - `machine`: what all vCPUs share. `code`, `vcpu_code`: translations, the kernel's and, if asked for, the user's; `tops`:
@@ -78,7 +78,6 @@ use claims::ClaimedRegions;
 use contract::{Doing, Failure, Whose};
 use cpuid_answers::CpuidAnswers;
 use engine::{Board, Engine, VcpuRequests};
-use frame::WedgeExit;
 use in_service::InServiceReads;
 use jit::Level;
 use lockstep::Checker;
@@ -98,6 +97,7 @@ use temporary_mm::TemporaryMm;
 use user_text::Int1Traps;
 use vcpu_code::VcpuCode;
 use wedge::{Common, Error, Pages, Turns, Wedge};
+use wedge_abi::WedgeExit;
 use x86::{
     Vcpu,
     paging::{Access, Roots},
@@ -315,11 +315,11 @@ impl Fast {
             return Ok(WedgeExit::Kicked);
         }
         self.cpuid.check(&self.cpu.vcpu, &mut self.pages);
-        let f = self.pages.frame();
-        f.system.none_in_service = self.in_service.answered(&mut self.board);
-        f.run.go = how;
-        f.run.pauses = self.pauses;
-        f.run.fast = (self.modes.user == User::Direct
+        let page = self.pages.vcpu_page();
+        page.system.none_in_service = self.in_service.answered(&mut self.board);
+        page.run.go = how;
+        page.run.pauses = self.pauses;
+        page.run.fast = (self.modes.user == User::Direct
             && self.modes.kernel_translated
             && !self.claims.are_met()
             && state::may_cross(&self.cpu.vcpu, self.narrow.runs()))
@@ -339,7 +339,7 @@ impl Fast {
 
     /// Why guest code has stopped: what its wedge says is decoded here and nowhere else.
     fn exited(&mut self) -> WedgeExit {
-        let exit = WedgeExit::from(&self.pages.frame().exit);
+        let exit = WedgeExit::from(&self.pages.vcpu_page().exit);
         self.statistics.exit(exit);
         if exit == WedgeExit::Kicked {
             self.board.tell(Doing::Kick);
@@ -361,7 +361,7 @@ impl Fast {
             self.code.forget_page(gva);
         }
         if self.modes.kernel_translated {
-            self.cpu.adopt_space(self.pages.frame().regs.cr3);
+            self.cpu.adopt_space(self.pages.vcpu_page().regs.cr3);
             let roots = Roots::from(&self.cpu.vcpu);
             self.slots.select(self.cpu.pcid().into(), roots, &self.pages)?;
         }
@@ -421,16 +421,16 @@ impl Fast {
         stale
     }
 
-    /// Takes the state from the frame.
+    /// Takes the state from the vCPU page.
     fn take_state(&mut self) {
-        let f = self.pages.frame();
+        let page = self.pages.vcpu_page();
         if !self.modes.kernel_translated {
-            state::only_user(f, &self.cpu.vcpu);
+            state::only_user(page, &self.cpu.vcpu);
         }
-        if f.run.user_translated != 0 && f.regs.cpl == 3 {
-            state::from_translated_user(f);
+        if page.run.user_translated != 0 && page.regs.cpl == 3 {
+            state::from_translated_user(page);
         }
-        state::store(f, &mut self.cpu, &mut self.board);
+        state::store(page, &mut self.cpu, &mut self.board);
         // The CPU has noted where the last x87 instruction's translation lies.
         let fpu = &mut self.cpu.vcpu.fpu;
         fpu.fip = self.code.position(self.pages.base(), fpu.fip).map_or(fpu.fip, |at| at.guest);
@@ -565,8 +565,8 @@ impl Engine for Fast {
         self.failure.take()
     }
     fn details(&mut self) -> Vec<(String, u64)> {
-        let f = self.pages.frame();
-        let wedges = statistics::of_wedges(&f.counters);
+        let page = self.pages.vcpu_page();
+        let wedges = statistics::of_wedges(&page.counters);
         let moves = [("moves out of a program's way", self.moves.count())];
         let cache = self.code.counters();
         let code = [

@@ -2,7 +2,7 @@
 //! wherever one of them runs.
 //!
 //! Page tables show memory that has been touched. What was only given is noted when it is asked for, before the kernel has heard
-//! of it ([`frame::calls::asks_near_sites`]): between the end of such a call and the program's next instruction others may run, on
+//! of it ([`wedge_abi::calls::asks_near_sites`]): between the end of such a call and the program's next instruction others may run, on
 //! this vCPU, and the program may go on on another one.
 
 use rustc_hash::FxHashSet;

@@ -7,7 +7,6 @@
 //! is a fresh one. So nobody has to be stopped for space to be used again.
 
 use crate::{code::Code, low::LowPrograms, scan_cache::ScanCache, sites::Sites};
-use frame::Base;
 use jit::{Level, cache::CodeUser};
 use ram::Ram;
 use std::{
@@ -18,6 +17,7 @@ use std::{
     },
 };
 use wedge::Common;
+use wedge_abi::Base;
 use x86::paging::Roots;
 use x86_interp::Probes;
 

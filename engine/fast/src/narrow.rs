@@ -1,8 +1,8 @@
 //! 32-bit user code, and thread-local segments.
 
 use crate::{code, state};
-use frame::{AREAS, FIRST_AREA, area};
 use ram::Ram;
+use wedge_abi::{AREAS, FIRST_AREA, area};
 use x86::{
     Vcpu,
     paging::{Access, Roots},

@@ -11,13 +11,13 @@ use crate::{
     machine::Translation,
     regions::is_mappable,
 };
-use frame::{Base, Claim};
 use ram::Ram;
 use std::{
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 use wedge::Error;
+use wedge_abi::{Base, Claim};
 use x86::{
     cpuid::{CpuidResult, depth},
     paging::{self, Roots},

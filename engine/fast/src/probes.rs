@@ -8,9 +8,9 @@
 
 use contract::Taps;
 use engine::Board;
-use frame::{BlockExit, VcpuPage, WedgeExit, go};
 use std::{cell::RefCell, collections::BTreeSet, rc::Rc, sync::Arc};
 use wedge::Pages;
+use wedge_abi::{BlockExit, VcpuPage, WedgeExit, go};
 use x86_interp::{Probes, System};
 
 /// The pages of user code (GVA) that have breakpoints, for all spaces.
@@ -58,7 +58,7 @@ impl TapRecorder {
     /// A wedge has had the turn: hands on its records. One that will be made again is left out.
     pub fn hand_on_turn(&self, pages: &mut Pages, board: &mut Board) {
         if self.has_taps() {
-            let undone = has_undone_tap(pages.frame());
+            let undone = has_undone_tap(pages.vcpu_page());
             self.hand_on(undone, pages, board);
         }
     }
@@ -75,7 +75,7 @@ impl TapRecorder {
 
 /// A point has been recorded, and a kick has come before its instruction. The point is recorded again when the
 /// vCPU comes back to it.
-fn has_undone_tap(f: &VcpuPage) -> bool {
-    let kicked = WedgeExit::from(&f.exit) == WedgeExit::Kicked && f.run.go == go::BLOCK;
-    kicked && f.exit.kind == BlockExit::Tap as u64 && f.block.jump == f.exit.operand
+fn has_undone_tap(page: &VcpuPage) -> bool {
+    let kicked = WedgeExit::from(&page.exit) == WedgeExit::Kicked && page.run.go == go::BLOCK;
+    kicked && page.exit.kind == BlockExit::Tap as u64 && page.block.jump == page.exit.operand
 }

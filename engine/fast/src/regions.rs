@@ -9,10 +9,12 @@
 //!
 //! Without protection keys user code that has a page in such a region would not fault: it would see what the kernel
 //! or the wedge has there. So no user code runs in a wedge while its page tables lead to one of them
-//! ([`frame::Claim`]); who decides that, `crate::claims`, has it interpreted.
+//! ([`wedge_abi::Claim`]); who decides that, `crate::claims`, has it interpreted.
 
-use frame::{BORDER, Base, Claim, NO_USER, REGION_BITS, SITES, SITES_LEN, TOP, UPPER_USER, region};
 use std::collections::{BTreeMap, BTreeSet};
+use wedge_abi::{
+    BORDER, Base, Claim, NO_USER, REGION_BITS, SITES, SITES_LEN, TOP, UPPER_USER, region,
+};
 
 /// What translated code adds to an address, while no region has changed hands.
 pub fn host_bias(base: Base, gva: u64) -> u64 {
@@ -96,7 +98,7 @@ pub fn is_mappable(base: Base, hva: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use frame::{ENTRY_BITS, WINDOW};
+    use wedge_abi::{ENTRY_BITS, WINDOW};
 
     const USUAL: Base = Base::of_entry(252);
 
@@ -161,12 +163,12 @@ mod tests {
     #[test]
     fn the_reserved_part_holds_all_there_is() {
         let reserved = NO_USER..UPPER_USER;
-        let table = frame::REGIONS as u64..(frame::COPIES + frame::COPIES_LEN) as u64;
-        let window = WINDOW as u64..frame::WINDOW_END as u64;
-        let ram = frame::RAM as u64..(frame::RAM + frame::RAM_MAX) as u64;
+        let table = wedge_abi::REGIONS as u64..(wedge_abi::COPIES + wedge_abi::COPIES_LEN) as u64;
+        let window = WINDOW as u64..wedge_abi::WINDOW_END as u64;
+        let ram = wedge_abi::RAM as u64..(wedge_abi::RAM + wedge_abi::RAM_MAX) as u64;
         for (part, next) in [(&table, &window), (&window, &ram)] {
             assert!(reserved.contains(&part.start) && part.end <= next.start);
         }
-        assert!(ram.end <= reserved.end && frame::WINDOW_END <= WINDOW + frame::WINDOW_LEN);
+        assert!(ram.end <= reserved.end && wedge_abi::WINDOW_END <= WINDOW + wedge_abi::WINDOW_LEN);
     }
 }

@@ -34,11 +34,11 @@ mod walk;
 
 use crate::{Scattered, process::Process, scan_cache::Search};
 use code_pages::{CodePage, CodePages, OfAllSpaces, bytes_of};
-use frame::Base;
 use mapper::Mapper;
 use pressure::Pressure;
 use ram::Ram;
 use wedge::{Error, MapReport, Wedge};
+use wedge_abi::Base;
 use x86::paging::{self, Roots};
 
 const READ: u64 = 1;
@@ -61,7 +61,7 @@ const LARGE_PAGES: [u32; 3] = [LARGE_BITS, 22, 30];
 /// Bits that make an entry of a page table fault.
 const RESERVED: u64 = (1 << 52) - (1 << paging::PHYS_BITS);
 
-const _: () = assert!(frame::EMPTY_PAGE == ram::EMPTY_PAGE);
+const _: () = assert!(wedge_abi::EMPTY_PAGE == ram::EMPTY_PAGE);
 
 /// What a page fault came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +210,7 @@ impl<W: Process> Space<W> {
     pub fn catch_up(&mut self) -> Result<usize, Error> {
         let made = self.mapper.wedge_mut().take_made();
         made.iter().for_each(|report| self.absorb(*report));
-        if self.mapper.mappings().made() > W::max_mappings() + frame::MAX_MADE {
+        if self.mapper.mappings().made() > W::max_mappings() + wedge_abi::MAX_MADE {
             self.clear_all()?; // more than it was allowed: it is not the wedge's own code that counts
         }
         Ok(made.len())

@@ -1,19 +1,19 @@
 //! System calls of user code that are patched to come to the wedge without a signal.
 //!
 //! The bytes `mov eax, nr; syscall` become `jmp [SITES + index * 8]`, whose last two bytes are no instruction
-//! (see [`frame::SITES`]): a jump to the SYSCALL itself traps, and is found (`patched::call_at` in the wedge).
+//! (see [`wedge_abi::SITES`]): a jump to the SYSCALL itself traps, and is found (`patched::call_at` in the wedge).
 //! The bytes `syscall; cmp rax, imm32` become the same; there the compare is displaced, and whoever goes on
 //! behind the call is sent to a copy of it (`patched::resume_at` in the wedge). Only a site that has trapped often, at exactly that SYSCALL,
 //! is patched, so the bytes are known to be instructions; the page is a copy of this process's,
 //! and a write to the page drops it. INT 0x80 becomes another interrupt, which faults ([`STAND_IN`]).
 
 use crate::scan::Patch;
-use frame::{MAX_SITES, SITE_LEN, SITES, STAND_IN};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use wedge::{Pages, SiteCall};
+use wedge_abi::{MAX_SITES, SITE_LEN, SITES, STAND_IN};
 
 const INT_80: [u8; 2] = [0xcd, 0x80];
 

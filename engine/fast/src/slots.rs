@@ -19,16 +19,16 @@ use crate::{
     shadow::{Answer, Space, budget::most_entries},
     sites::{self, Sites},
 };
-use frame::{Base, Claim, SITES, SITES_LEN};
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
 use wedge::{Error, Pages, Wedge};
+use wedge_abi::{Base, Claim, SITES, SITES_LEN};
 use x86::paging::{self, Access, Roots};
 use x86_interp::{Flush, Record};
 
 /// Address spaces kept at the most; Linux uses seven PCIDs a CPU.
-pub(crate) const MAX_SLOTS: usize = frame::MAX_WEDGES;
+pub(crate) const MAX_SLOTS: usize = wedge_abi::MAX_WEDGES;
 /// So many claims of wedges are believed before it is looked at what they take.
 pub(crate) const CLAIMS: usize = 1024;
 /// One slot of so many is taken from any process, where there are as many as there will ever be.

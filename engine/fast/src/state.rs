@@ -1,10 +1,10 @@
-//! Between the architectural state and the frame that guest code runs with.
+//! Between the architectural state and the vCPU page that guest code runs with.
 //!
 //! What comes back is believed as far as guest code could have made it itself: any registers, either
 //! privilege level, and the flat segments that SYSCALL, SYSRET and IRET load.
 
 use engine::Board;
-use frame::{AREAS, Base, VcpuPage, area_of};
+use wedge_abi::{AREAS, Base, VcpuPage, area_of};
 use x86::{
     Segment, Vcpu,
     control::{cr0, cr4, efer},
@@ -34,39 +34,42 @@ const DATA: [usize; 4] = [seg::DS, seg::ES, seg::FS, seg::GS];
 const BREAKPOINTS: u64 = 0xff;
 
 /// What to run with.
-pub fn load(vcpu: &Vcpu, base: Base, f: &mut VcpuPage) {
-    f.regs.gpr = vcpu.gpr;
-    f.regs.rip = vcpu.rip;
-    f.regs.cpl = vcpu.cpl().into();
-    f.regs.rflags = vcpu.rflags & USER_FLAGS | flags::IF | flags::FIXED;
-    f.block.host_flags = vcpu.rflags & IN_HOST;
-    f.regs.interrupt_flag = vcpu.rflags & flags::IF;
-    f.regs.ac = vcpu.rflags & flags::AC;
-    f.regs.fs_base = vcpu.seg[seg::FS].base;
-    f.regs.gs_base = vcpu.seg[seg::GS].base;
-    f.regs.kernel_gs_base = vcpu.kernel_gs_base;
-    f.block.bias = base.bias();
-    f.block.percpu = frame::percpu(f.regs.gs_base, f.block.bias);
-    f.run.compatibility = (vcpu.cpl() == 3 && !vcpu.is_64bit()).into();
-    (f.run.alone, f.run.user_translated) = (0, 0);
-    (f.system.sysenter_cs, f.system.sysenter_esp) = (vcpu.sysenter_cs, vcpu.sysenter_esp);
-    (f.system.sysenter_eip, f.system.idt_limit) = (vcpu.sysenter_eip, vcpu.idtr.limit.into());
-    (f.system.lstar, f.system.sfmask, f.system.star) = (vcpu.lstar, vcpu.sfmask, vcpu.star);
-    (f.system.gdt, f.system.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
-    f.system.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
-    (f.regs.cr2, f.regs.cr3) = (vcpu.cr2, vcpu.cr3);
-    f.run.walks = walks(vcpu).into();
-    f.run.pcids = vcpu.cr4 & cr4::PCIDE;
-    f.system.idt = if vcpu.idtr.limit >= IDT_USED { vcpu.idtr.base } else { 0 };
-    f.system.tss = if vcpu.tr.limit >= TSS_USED { vcpu.tr.base } else { 0 };
-    selectors(vcpu, f);
-    load_vectors(&vcpu.fpu, &mut f.vectors.0);
+pub fn load(vcpu: &Vcpu, base: Base, page: &mut VcpuPage) {
+    page.regs.gpr = vcpu.gpr;
+    page.regs.rip = vcpu.rip;
+    page.regs.cpl = vcpu.cpl().into();
+    page.regs.rflags = vcpu.rflags & USER_FLAGS | flags::IF | flags::FIXED;
+    page.block.host_flags = vcpu.rflags & IN_HOST;
+    page.regs.interrupt_flag = vcpu.rflags & flags::IF;
+    page.regs.ac = vcpu.rflags & flags::AC;
+    page.regs.fs_base = vcpu.seg[seg::FS].base;
+    page.regs.gs_base = vcpu.seg[seg::GS].base;
+    page.regs.kernel_gs_base = vcpu.kernel_gs_base;
+    page.block.bias = base.bias();
+    page.block.percpu = wedge_abi::percpu(page.regs.gs_base, page.block.bias);
+    page.run.compatibility = (vcpu.cpl() == 3 && !vcpu.is_64bit()).into();
+    (page.run.alone, page.run.user_translated) = (0, 0);
+    (page.system.sysenter_cs, page.system.sysenter_esp) = (vcpu.sysenter_cs, vcpu.sysenter_esp);
+    (page.system.sysenter_eip, page.system.idt_limit) = (vcpu.sysenter_eip, vcpu.idtr.limit.into());
+    (page.system.lstar, page.system.sfmask, page.system.star) =
+        (vcpu.lstar, vcpu.sfmask, vcpu.star);
+    (page.system.gdt, page.system.gdt_limit) = (vcpu.gdtr.base, vcpu.gdtr.limit.into());
+    page.system.tsc_aux = vcpu.tsc_aux & 0xffff_ffff;
+    (page.regs.cr2, page.regs.cr3) = (vcpu.cr2, vcpu.cr3);
+    page.run.walks = walks(vcpu).into();
+    page.run.pcids = vcpu.cr4 & cr4::PCIDE;
+    page.system.idt = if vcpu.idtr.limit >= IDT_USED { vcpu.idtr.base } else { 0 };
+    page.system.tss = if vcpu.tr.limit >= TSS_USED { vcpu.tr.base } else { 0 };
+    selectors(vcpu, page);
+    load_vectors(&vcpu.fpu, &mut page.vectors.0);
 }
 
-fn selectors(vcpu: &Vcpu, f: &mut VcpuPage) {
+fn selectors(vcpu: &Vcpu, page: &mut VcpuPage) {
     let selector = |segment: usize| u64::from(vcpu.seg[segment].selector);
-    (f.regs.es, f.regs.cs, f.regs.ss) = (selector(seg::ES), selector(seg::CS), selector(seg::SS));
-    (f.regs.ds, f.regs.fs, f.regs.gs) = (selector(seg::DS), selector(seg::FS), selector(seg::GS));
+    (page.regs.es, page.regs.cs, page.regs.ss) =
+        (selector(seg::ES), selector(seg::CS), selector(seg::SS));
+    (page.regs.ds, page.regs.fs, page.regs.gs) =
+        (selector(seg::DS), selector(seg::FS), selector(seg::GS));
 }
 
 /// The wedge may go between user and kernel code by itself; it runs `narrow` user code, too, or does not.
@@ -120,14 +123,14 @@ fn plain_data(vcpu: &Vcpu) -> bool {
 }
 
 /// What is to run is user code, translated: its addresses are the host's, and the host's FS base is its own.
-pub fn load_translated_user(f: &mut VcpuPage) {
-    (f.block.bias, f.block.percpu, f.run.user_translated) = (0, f.regs.fs_base, 1);
+pub fn load_translated_user(page: &mut VcpuPage) {
+    (page.block.bias, page.block.percpu, page.run.user_translated) = (0, page.regs.fs_base, 1);
 }
 
 /// It has run, and its flags are where translated code has them.
-pub fn from_translated_user(f: &mut VcpuPage) {
-    f.regs.rflags = f.block.host_flags & IN_HOST | flags::IF | flags::FIXED;
-    f.run.user_translated = 0;
+pub fn from_translated_user(page: &mut VcpuPage) {
+    page.regs.rflags = page.block.host_flags & IN_HOST | flags::IF | flags::FIXED;
+    page.run.user_translated = 0;
 }
 
 /// User code that could run directly can be translated: its flags are such as translated code keeps.
@@ -135,110 +138,116 @@ pub fn can_be_translated(vcpu: &Vcpu) -> bool {
     vcpu.rflags & !(IN_HOST | flags::IF | flags::FIXED) == 0
 }
 
-/// Nothing but user code has run: without protection keys it can write the frame, and is believed no more
+/// Nothing but user code has run: without protection keys it can write the vCPU page, and is believed no more
 /// than user code could have done.
-pub fn only_user(f: &mut VcpuPage, vcpu: &Vcpu) {
-    f.regs.cpl = 3;
-    f.regs.cs = match (f.run.compatibility == 0, vcpu.is_64bit()) {
+pub fn only_user(page: &mut VcpuPage, vcpu: &Vcpu) {
+    page.regs.cpl = 3;
+    page.regs.cs = match (page.run.compatibility == 0, vcpu.is_64bit()) {
         (true, true) => vcpu.seg[seg::CS].selector.into(),
         (true, false) => USER_CS_64.into(),
         (false, _) => USER_CS_32.into(),
     };
-    if area_of(f.regs.ss).is_none() {
-        f.regs.ss = vcpu.seg[seg::SS].selector.into();
+    if area_of(page.regs.ss).is_none() {
+        page.regs.ss = vcpu.seg[seg::SS].selector.into();
     }
-    (f.regs.kernel_gs_base, f.regs.cr2) = (vcpu.kernel_gs_base, vcpu.cr2);
+    (page.regs.kernel_gs_base, page.regs.cr2) = (vcpu.kernel_gs_base, vcpu.cr2);
 }
 
 /// What it came back with.
-pub fn store(f: &VcpuPage, cpu: &mut Cpu<Board>, board: &mut Board) {
-    let user = f.regs.cpl == 3;
-    store_segments(f, cpu, if user { 3 } else { 0 });
-    if user && area_of(f.regs.ss).is_some() {
-        cpu.adopt_stack_selector(board, f.regs.ss as u16);
+pub fn store(page: &VcpuPage, cpu: &mut Cpu<Board>, board: &mut Board) {
+    let user = page.regs.cpl == 3;
+    store_segments(page, cpu, if user { 3 } else { 0 });
+    if user && area_of(page.regs.ss).is_some() {
+        cpu.adopt_stack_selector(board, page.regs.ss as u16);
     }
-    for (segment, selector) in
-        [(seg::DS, f.regs.ds), (seg::ES, f.regs.es), (seg::FS, f.regs.fs), (seg::GS, f.regs.gs)]
-    {
+    for (segment, selector) in [
+        (seg::DS, page.regs.ds),
+        (seg::ES, page.regs.es),
+        (seg::FS, page.regs.fs),
+        (seg::GS, page.regs.gs),
+    ] {
         cpu.adopt_selector(board, segment, selector as u16);
     }
     let vcpu = &mut cpu.vcpu;
-    vcpu.gpr = f.regs.gpr;
-    vcpu.rip = f.regs.rip;
-    vcpu.cr2 = f.regs.cr2;
+    vcpu.gpr = page.regs.gpr;
+    vcpu.rip = page.regs.rip;
+    vcpu.cr2 = page.regs.cr2;
     vcpu.rflags = flags::FIXED
         | if user {
-            f.regs.rflags & USER_FLAGS | vcpu.rflags & flags::IOPL | flags::IF
+            page.regs.rflags & USER_FLAGS | vcpu.rflags & flags::IOPL | flags::IF
         } else {
-            f.block.host_flags & IN_HOST | f.regs.interrupt_flag & flags::IF | f.regs.ac & flags::AC
+            page.block.host_flags & IN_HOST
+                | page.regs.interrupt_flag & flags::IF
+                | page.regs.ac & flags::AC
         };
-    vcpu.seg[seg::FS].base = f.regs.fs_base;
-    vcpu.seg[seg::GS].base = f.regs.gs_base;
-    vcpu.kernel_gs_base = f.regs.kernel_gs_base;
+    vcpu.seg[seg::FS].base = page.regs.fs_base;
+    vcpu.seg[seg::GS].base = page.regs.gs_base;
+    vcpu.kernel_gs_base = page.regs.kernel_gs_base;
     vcpu.interrupt_shadow = false;
-    store_vectors(&f.vectors.0, &mut vcpu.fpu);
+    store_vectors(&page.vectors.0, &mut vcpu.fpu);
     cpu.came_back();
 }
 
 /// CS and SS, if the wedge has crossed between user and kernel code.
-fn store_segments(f: &VcpuPage, cpu: &mut Cpu<Board>, cpl: u8) {
-    let loaded = cpl == 3 && area_of(f.regs.ss).is_some();
-    let (cs, ss) = (f.regs.cs as u16, if loaded { USER_DS } else { f.regs.ss as u16 });
+fn store_segments(page: &VcpuPage, cpu: &mut Cpu<Board>, cpl: u8) {
+    let loaded = cpl == 3 && area_of(page.regs.ss).is_some();
+    let (cs, ss) = (page.regs.cs as u16, if loaded { USER_DS } else { page.regs.ss as u16 });
     let v = &cpu.vcpu;
     let same = v.cpl() == cpl && v.seg[seg::CS].selector == cs && v.seg[seg::SS].selector == ss;
     if same {
         return;
     }
-    cpu.set_flat(cs, ss, cpl, f.run.compatibility == 0 || cpl == 0);
+    cpu.set_flat(cs, ss, cpl, page.run.compatibility == 0 || cpl == 0);
     if ss & !3 == 0 {
         cpu.vcpu.seg[seg::SS] = Segment::null(ss, cpl);
     }
 }
 
-fn load_vectors(f: &FpuState, v: &mut [u8; 832]) {
-    v[0..2].copy_from_slice(&f.fcw.to_le_bytes());
-    v[2..4].copy_from_slice(&f.fsw.to_le_bytes());
-    v[4..6].copy_from_slice(&[f.ftw, 0]);
-    v[6..8].copy_from_slice(&f.fop.to_le_bytes());
-    v[8..16].copy_from_slice(&f.fip.to_le_bytes());
-    v[16..24].copy_from_slice(&f.fdp.to_le_bytes());
-    v[24..28].copy_from_slice(&f.mxcsr.to_le_bytes());
-    v[32..160].copy_from_slice(f.st.as_flattened());
-    v[160..416].copy_from_slice(f.xmm.as_flattened());
+fn load_vectors(page: &FpuState, v: &mut [u8; 832]) {
+    v[0..2].copy_from_slice(&page.fcw.to_le_bytes());
+    v[2..4].copy_from_slice(&page.fsw.to_le_bytes());
+    v[4..6].copy_from_slice(&[page.ftw, 0]);
+    v[6..8].copy_from_slice(&page.fop.to_le_bytes());
+    v[8..16].copy_from_slice(&page.fip.to_le_bytes());
+    v[16..24].copy_from_slice(&page.fdp.to_le_bytes());
+    v[24..28].copy_from_slice(&page.mxcsr.to_le_bytes());
+    v[32..160].copy_from_slice(page.st.as_flattened());
+    v[160..416].copy_from_slice(page.xmm.as_flattened());
     v[512..520].copy_from_slice(&xstate::SUPPORTED.to_le_bytes());
     v[520..576].fill(0);
-    v[576..832].copy_from_slice(f.ymm_high.as_flattened());
+    v[576..832].copy_from_slice(page.ymm_high.as_flattened());
 }
 
 /// Components the CPU did not store are in their initial state.
-fn store_vectors(v: &[u8; 832], f: &mut FpuState) {
+fn store_vectors(v: &[u8; 832], page: &mut FpuState) {
     let present = u64::from_le_bytes(part(v, 512));
     let initial = FpuState::default();
     if present & xstate::X87 != 0 {
-        f.fcw = u16::from_le_bytes(part(v, 0));
-        f.fsw = u16::from_le_bytes(part(v, 2));
-        f.ftw = v[4];
-        f.fop = u16::from_le_bytes(part(v, 6));
-        f.fip = u64::from_le_bytes(part(v, 8));
-        f.fdp = u64::from_le_bytes(part(v, 16));
-        fill(&mut f.st, &v[32..160]);
+        page.fcw = u16::from_le_bytes(part(v, 0));
+        page.fsw = u16::from_le_bytes(part(v, 2));
+        page.ftw = v[4];
+        page.fop = u16::from_le_bytes(part(v, 6));
+        page.fip = u64::from_le_bytes(part(v, 8));
+        page.fdp = u64::from_le_bytes(part(v, 16));
+        fill(&mut page.st, &v[32..160]);
     } else {
-        (f.fcw, f.fsw, f.ftw, f.fop) = (initial.fcw, initial.fsw, initial.ftw, initial.fop);
-        (f.fip, f.fdp, f.st) = (0, 0, initial.st);
+        (page.fcw, page.fsw, page.ftw, page.fop) =
+            (initial.fcw, initial.fsw, initial.ftw, initial.fop);
+        (page.fip, page.fdp, page.st) = (0, 0, initial.st);
     }
-    f.mxcsr = u32::from_le_bytes(part(v, 24));
-    if f.mxcsr == 0 && present & (xstate::SSE | xstate::AVX) == 0 {
-        f.mxcsr = MXCSR_INIT;
+    page.mxcsr = u32::from_le_bytes(part(v, 24));
+    if page.mxcsr == 0 && present & (xstate::SSE | xstate::AVX) == 0 {
+        page.mxcsr = MXCSR_INIT;
     }
     match present & xstate::SSE {
-        0 => f.xmm = initial.xmm,
-        _ => fill(&mut f.xmm, &v[160..416]),
+        0 => page.xmm = initial.xmm,
+        _ => fill(&mut page.xmm, &v[160..416]),
     }
     match present & xstate::AVX {
-        0 => f.ymm_high = initial.ymm_high,
-        _ => fill(&mut f.ymm_high, &v[576..832]),
+        0 => page.ymm_high = initial.ymm_high,
+        _ => fill(&mut page.ymm_high, &v[576..832]),
     }
-    f.xstate_bv = xstate::SUPPORTED;
+    page.xstate_bv = xstate::SUPPORTED;
 }
 
 fn part<const N: usize>(bytes: &[u8; 832], at: usize) -> [u8; N] {

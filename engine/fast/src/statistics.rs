@@ -1,14 +1,14 @@
 //! What the engine has done.
 
-use frame::{BlockExit, WedgeExit};
 use iced_x86::Code;
 use std::collections::HashMap;
+use wedge_abi::{BlockExit, WedgeExit};
 
 /// Reasons for call-outs that are shown.
 const SHOWN: usize = 12;
 
 /// What wedges have done by themselves.
-pub fn of_wedges(counters: &frame::Counters) -> [(&'static str, u64); 12] {
+pub fn of_wedges(counters: &wedge_abi::Counters) -> [(&'static str, u64); 12] {
     [
         ("user entries", counters.user_entries),
         ("fast system calls", counters.system_calls),

@@ -11,7 +11,6 @@ use crate::{
 };
 use bus::Kicker;
 use engine::{Engine, VcpuRequests};
-use frame::{LOOKUP_COUNT, Lookup, Shared, TurnsPage, VcpuPage};
 use iced_x86::code_asm::*;
 use ram::Ram;
 use std::{
@@ -25,6 +24,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use wedge_abi::{LOOKUP_COUNT, Lookup, Shared, TurnsPage, VcpuPage};
 use x86::paging::{G, US};
 use x86_interp::{Exit, GuestRam};
 

@@ -4,9 +4,9 @@ use crate::{
     Fast, FaultOutcome, User, regions, state,
     user_text::{INT3, INTO, LONGEST, UserText},
 };
-use frame::{KICK, REGION_BITS, VcpuPage, WedgeExit, go};
 use jit::Level;
 use wedge::Error;
+use wedge_abi::{KICK, REGION_BITS, VcpuPage, WedgeExit, go};
 use x86::{
     Fault,
     exception::pf,
@@ -70,10 +70,10 @@ impl Fast {
             return self.translated_code(Level::User);
         }
         let base = self.pages.base();
-        let f = self.pages.frame();
-        state::load(&self.cpu.vcpu, base, f);
-        f.system.areas = areas;
-        f.run.pending = 0;
+        let page = self.pages.vcpu_page();
+        state::load(&self.cpu.vcpu, base, page);
+        page.system.areas = areas;
+        page.run.pending = 0;
         match (self.enter(go::USER)?, self.modes.kernel_translated) {
             (WedgeExit::UserSignal, _) => self.user_exit(),
             (WedgeExit::Interpret, _) => self.interpret_user(),
@@ -89,7 +89,7 @@ impl Fast {
 
     /// User code has not gone on at an instruction.
     pub(crate) fn interpret_user(&mut self) -> Result<(), Error> {
-        self.pages.frame().regs.cpl = 3;
+        self.pages.vcpu_page().regs.cpl = 3;
         self.take_state();
         self.interpret();
         Ok(())
@@ -105,7 +105,7 @@ impl Fast {
 
     /// The system call that has just trapped is worth patching; it is made again then.
     pub(crate) fn hot_site(&mut self) -> Result<(), Error> {
-        self.pages.frame().regs.cpl = 3;
+        self.pages.vcpu_page().regs.cpl = 3;
         self.take_state();
         let back = self.cpu.vcpu.rip;
         self.cpu.vcpu.rip = back.wrapping_sub(2);
@@ -115,12 +115,12 @@ impl Fast {
         Ok(())
     }
 
-    /// Goes on after an exit from user code, whose state is in the frame.
+    /// Goes on after an exit from user code, whose state is in the vCPU page.
     pub(crate) fn user_exit(&mut self) -> Result<(), Error> {
-        self.pages.frame().regs.cpl = 3;
+        self.pages.vcpu_page().regs.cpl = 3;
         self.take_state();
         self.show_missing()?;
-        let stop = stop(self.pages.frame());
+        let stop = stop(self.pages.vcpu_page());
         let text = UserText::of(&self.cpu.vcpu, self.board.ram());
         let v = &mut self.cpu.vcpu;
         match stop {
@@ -241,20 +241,20 @@ fn access(code: u32) -> Access {
     }
 }
 
-fn stop(f: &VcpuPage) -> Stop {
-    match f.exit.signal {
+fn stop(page: &VcpuPage) -> Stop {
+    match page.exit.signal {
         signal if signal == KICK as u64 => Stop::Kicked,
-        SIGSYS if f.exit.address & !0xfff == VSYSCALL => Stop::Vsyscall(f.exit.address),
-        SIGSYS if f.exit.address == u64::MAX => Stop::Enter,
+        SIGSYS if page.exit.address & !0xfff == VSYSCALL => Stop::Vsyscall(page.exit.address),
+        SIGSYS if page.exit.address == u64::MAX => Stop::Enter,
         SIGSYS => Stop::SystemCall,
-        SIGSEGV if f.exit.trap == u64::from(vector::PF) => {
-            Stop::PageFault(f.exit.address, f.exit.error as u32)
+        SIGSEGV if page.exit.trap == u64::from(vector::PF) => {
+            Stop::PageFault(page.exit.address, page.exit.error as u32)
         }
-        SIGSEGV if f.exit.trap == u64::from(vector::OF) => Stop::SoftwareInterrupt(INTO),
-        SIGTRAP if f.exit.trap == u64::from(vector::BP) => Stop::SoftwareInterrupt(INT3),
-        SIGTRAP if f.regs.rflags & flags::TF != 0 && f.exit.code != TRAP_BRKPT => Stop::Step,
+        SIGSEGV if page.exit.trap == u64::from(vector::OF) => Stop::SoftwareInterrupt(INTO),
+        SIGTRAP if page.exit.trap == u64::from(vector::BP) => Stop::SoftwareInterrupt(INT3),
+        SIGTRAP if page.regs.rflags & flags::TF != 0 && page.exit.code != TRAP_BRKPT => Stop::Step,
         SIGTRAP => Stop::Int1,
-        SIGILL if f.exit.trap == u64::from(vector::UD) => Stop::Undefined,
+        SIGILL if page.exit.trap == u64::from(vector::UD) => Stop::Undefined,
         _ => Stop::Fault,
     }
 }

@@ -7,7 +7,6 @@ use crate::{
 };
 use contract::Doing;
 use engine::Board;
-use frame::{Base, STUBS, USER_CACHE};
 use jit::{
     Level,
     cache::{CacheCounters, Position},
@@ -15,6 +14,7 @@ use jit::{
 use ram::Ram;
 use std::sync::Arc;
 use wedge::Pages;
+use wedge_abi::{Base, STUBS, USER_CACHE};
 use x86::paging::Roots;
 use x86_interp::{Flush, Probes, Record};
 
@@ -140,7 +140,7 @@ impl VcpuCode {
             self.changed = false;
             user.check_all(ram, roots);
         }
-        pages.frame().code_space = roots.cr3;
+        pages.vcpu_page().code_space = roots.cr3;
     }
 
     /// The translation of a user page has been dropped: so is the code made from it, whatever the space.
@@ -152,7 +152,7 @@ impl VcpuCode {
 
     /// The guest instruction that a host PC belongs to.
     pub fn position(&self, base: Base, pc: u64) -> Option<Position> {
-        if !(base.at(frame::CACHE as u64)..base.at(STUBS as u64)).contains(&pc) {
+        if !(base.at(wedge_abi::CACHE as u64)..base.at(STUBS as u64)).contains(&pc) {
             return None;
         }
         if is_user(base, pc) {
@@ -190,7 +190,7 @@ impl VcpuCode {
         }
         let page = |flush: &Flush| matches!(flush, Flush::Page { .. });
         if !record.flushes.iter().all(page) || self.space != roots.cr3 {
-            (self.changed, pages.frame().code_space) = (true, 0);
+            (self.changed, pages.vcpu_page().code_space) = (true, 0);
         }
     }
 }

@@ -3,13 +3,13 @@
 use crate::Layout;
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
-/// A word of the [`frame::VcpuPage`], by its byte offset.
+/// A word of the [`wedge_abi::VcpuPage`], by its byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(pub usize);
 
-/// Names the slot of a frame field.
+/// Names the slot of a vCPU page's field.
 macro_rules! slot {
-    ($($field:tt)+) => { $crate::asm::Slot(core::mem::offset_of!(frame::VcpuPage, $($field)+)) };
+    ($($field:tt)+) => { $crate::asm::Slot(core::mem::offset_of!(wedge_abi::VcpuPage, $($field)+)) };
 }
 pub(crate) use slot;
 
@@ -112,8 +112,8 @@ impl Assembler {
         done
     }
 
-    fn frame(&self, slot: Slot) -> MemoryOperand {
-        let address = self.layout.frame + slot.0 as u64;
+    fn field(&self, slot: Slot) -> MemoryOperand {
+        let address = self.layout.vcpu_page + slot.0 as u64;
         MemoryOperand::with_base_displ(Register::RIP, address as i64)
     }
 
@@ -127,25 +127,25 @@ impl Assembler {
 
     /// `mov slot, register`
     pub fn store(&mut self, slot: Slot, register: Register) {
-        let insn = Instruction::with2(Code::Mov_rm64_r64, self.frame(slot), register);
+        let insn = Instruction::with2(Code::Mov_rm64_r64, self.field(slot), register);
         self.put(&insn.expect("mov m64, r64"));
     }
 
     /// `mov register, slot`
     pub fn load(&mut self, register: Register, slot: Slot) {
-        let insn = Instruction::with2(Code::Mov_r64_rm64, register, self.frame(slot));
+        let insn = Instruction::with2(Code::Mov_r64_rm64, register, self.field(slot));
         self.put(&insn.expect("mov r64, m64"));
     }
 
     /// `mov register, word slot`; the rest of the register stays.
     pub fn load_half(&mut self, register: Register, slot: Slot) {
-        let insn = Instruction::with2(Code::Mov_r16_rm16, register, self.frame(slot));
+        let insn = Instruction::with2(Code::Mov_r16_rm16, register, self.field(slot));
         self.put(&insn.expect("mov r16, m16"));
     }
 
     /// `mov qword slot, value` for a value that sign-extends from 32 bits.
     pub fn store_imm(&mut self, slot: Slot, value: i32) {
-        let insn = Instruction::with2(Code::Mov_rm64_imm32, self.frame(slot), value);
+        let insn = Instruction::with2(Code::Mov_rm64_imm32, self.field(slot), value);
         self.put(&insn.expect("mov m64, imm32"));
     }
 
@@ -250,19 +250,19 @@ impl Assembler {
 
     /// `jmp qword slot`
     pub fn jmp_slot(&mut self, slot: Slot) {
-        let memory = self.frame(slot);
+        let memory = self.field(slot);
         self.with1(Code::Jmp_rm64, memory);
     }
 
     /// `push slot` on the stack RSP points to.
     pub fn push_slot(&mut self, slot: Slot) {
-        let memory = self.frame(slot);
+        let memory = self.field(slot);
         self.with1(Code::Push_rm64, memory);
     }
 
     /// `pop slot`
     pub fn pop_slot(&mut self, slot: Slot) {
-        let memory = self.frame(slot);
+        let memory = self.field(slot);
         self.with1(Code::Pop_rm64, memory);
     }
 
@@ -280,9 +280,9 @@ impl Assembler {
         self.put(&insn.expect("a three-operand form"));
     }
 
-    /// The frame slot as an operand.
+    /// The vCPU page slot as an operand.
     pub fn slot_operand(&self, slot: Slot) -> MemoryOperand {
-        self.frame(slot)
+        self.field(slot)
     }
 
     /// An instruction without operands.
@@ -290,9 +290,9 @@ impl Assembler {
         self.put(&Instruction::with(code));
     }
 
-    /// HVA of the frame slot.
+    /// HVA of the vCPU page slot.
     pub fn slot_hva(&self, slot: Slot) -> u64 {
-        self.layout.frame + slot.0 as u64
+        self.layout.vcpu_page + slot.0 as u64
     }
 }
 

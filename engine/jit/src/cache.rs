@@ -358,7 +358,7 @@ fn distance(site: u64, to: u64) -> [u8; 4] {
 mod tests {
     use super::*;
     use crate::Level;
-    use frame::{DEEP, DEEP_REACH, deep_slot};
+    use wedge_abi::{DEEP, DEEP_REACH, deep_slot};
 
     const LAYOUT: Layout = Layout {
         level: Level::Kernel,
@@ -368,7 +368,7 @@ mod tests {
         copies: None,
         cache: 0x2100_0000_0000,
         cache_len: 1 << 20,
-        frame: 0x2100_0010_0000,
+        vcpu_page: 0x2100_0010_0000,
         table: 0x2100_0011_0000,
         lookups: None,
     };
@@ -380,7 +380,7 @@ mod tests {
     impl CodeMemory for Tables {
         fn write_code(&mut self, _: u64, _: &[u8]) {}
         fn is_closed(&self, _: u64, bytes: &[u8]) -> bool {
-            frame::keys::find(bytes).is_none()
+            wedge_abi::keys::find(bytes).is_none()
         }
         fn write_table(&mut self, offset: u64, value: u64) {
             self.0.insert(offset, value);

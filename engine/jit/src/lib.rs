@@ -4,7 +4,7 @@
 //! space appears at `guest + bias`, and the host's GS base holds the bias. Translated code keeps
 //! every guest register in the same host register with its exact guest value; a memory operand
 //! needs only a `gs:` prefix, and most instructions are copied. What would behave differently in
-//! user mode becomes a short sequence on the [`frame::VcpuPage`], or a call-out to the interpreter.
+//! user mode becomes a short sequence on the [`wedge_abi::VcpuPage`], or a call-out to the interpreter.
 //!
 //! - [`rules`] says what becomes of an instruction; it is the one table.
 //! - [`translate()`] turns the bytes at a guest address into a [`Block`].
@@ -17,7 +17,7 @@
 //! sequence that can fault, except as the sequence's [`recover::Fixes`] say: so a fault anywhere
 //! can be undone to the start of the guest instruction.
 //!
-//! User code can have its memory operands looked up in a software TLB ([`frame::Lookup`]) and executed on the
+//! User code can have its memory operands looked up in a software TLB ([`wedge_abi::Lookup`]) and executed on the
 //! wedge's view of guest RAM, so that pages need no mappings of their own.
 
 pub mod asm;
@@ -54,11 +54,11 @@ pub struct Layout {
     pub cache: u64,
     /// Bytes of the code cache.
     pub cache_len: u64,
-    /// The [`frame::VcpuPage`]; within 2 GiB of the cache.
-    pub frame: u64,
+    /// The [`wedge_abi::VcpuPage`]; within 2 GiB of the cache.
+    pub vcpu_page: u64,
     /// The indirect-jump table; within 2 GiB of the cache.
     pub table: u64,
-    /// The table of look-ups ([`frame::Lookup`]), within 2 GiB of the cache, if memory operands of user code
+    /// The table of look-ups ([`wedge_abi::Lookup`]), within 2 GiB of the cache, if memory operands of user code
     /// are looked up there.
     pub lookups: Option<u64>,
 }

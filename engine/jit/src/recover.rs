@@ -32,7 +32,7 @@ impl Fixes {
         *self == Self::default()
     }
 
-    /// Applies the fixes. `spill` are the frame's spill slots.
+    /// Applies the fixes. `spill` are the vCPU page's spill slots.
     pub fn apply(&self, gpr: &mut [u64; 16], spill: &[u64; 4], bias: u64) {
         let amount = |gpr: &[u64; 16], b: Bias| match b {
             Bias::Fixed => bias,

@@ -132,7 +132,7 @@ pub fn rule(insn: &Instruction, level: Level) -> Rule {
     }
 }
 
-/// User code may do it, and it means the same there; the rest is known to the frame in kernel code only.
+/// User code may do it, and it means the same there; the rest is known to the vCPU page in kernel code only.
 fn is_users(rule: Rule) -> bool {
     use Rule::*;
     matches!(

@@ -6,8 +6,8 @@ use crate::{
     Layout,
     asm::{Assembler, gpr, plus, register, slot, spill, sum},
 };
-use frame::BlockExit;
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
+use wedge_abi::BlockExit;
 
 /// Bytes reserved for the routines.
 pub const LEN: u64 = 4096;
@@ -15,8 +15,8 @@ pub const LEN: u64 = 4096;
 const ROUTINE: u64 = 512;
 /// Slots looked at in the table behind the others; the wedge looks at all.
 const PROBES: usize = 4;
-const _: () = assert!(PROBES <= frame::DEEP_REACH);
-pub use frame::{TABLE_LEN, TABLE_SLOTS};
+const _: () = assert!(PROBES <= wedge_abi::DEEP_REACH);
+pub use wedge_abi::{TABLE_LEN, TABLE_SLOTS};
 
 /// HVAs of the routines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,12 +186,12 @@ fn jump_to_found(a: &mut Assembler) {
 /// and RDX are lost.
 fn search(a: &mut Assembler, layout: &Layout) {
     let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);
-    a.mov_imm(at, frame::DEEP_FACTOR);
+    a.mov_imm(at, wedge_abi::DEEP_FACTOR);
     a.op3(Code::VEX_Mulx_r64_r64_rm64, word, at, target);
-    a.mov_imm(word, frame::DEEP_SHIFT.into());
+    a.mov_imm(word, wedge_abi::DEEP_SHIFT.into());
     a.op3(Code::VEX_Shrx_r64_rm64_r64, at, at, word);
     a.lea(at, sum(at, at));
-    a.lea_hva(word, layout.table + frame::DEEP as u64);
+    a.lea_hva(word, layout.table + wedge_abi::DEEP as u64);
     a.lea(at, MemoryOperand::with_base_index_scale(word, at, 8));
     let hits = [(); PROBES].map(|_| {
         a.load_mem(word, plus(at, 0));

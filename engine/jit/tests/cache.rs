@@ -1,13 +1,13 @@
 //! The code cache against a model: whatever is made, dropped, shown again and cleared, in whatever order, nothing
 //! leads to a block but what asks for its guest address, and to none that was dropped.
 
-use frame::{DEEP, DEEP_REACH, deep_slot};
 use jit::{
     Layout, Level, Request,
     cache::{Cache, CodeMemory, CodeUser, Refused},
     stubs, translate,
 };
 use std::{collections::HashMap, sync::LazyLock};
+use wedge_abi::{DEEP, DEEP_REACH, deep_slot};
 
 const LAYOUT: Layout = Layout {
     level: Level::Kernel,
@@ -18,7 +18,7 @@ const LAYOUT: Layout = Layout {
     cache: 0x10_1000_0000,
     // Less than all blocks need, so that it is full now and then.
     cache_len: stubs::LEN + 0x4000,
-    frame: 0x10_2000_0000,
+    vcpu_page: 0x10_2000_0000,
     table: 0x10_3000_0000,
     lookups: None,
 };

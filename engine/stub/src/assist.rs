@@ -15,7 +15,7 @@ use crate::{
     mmu, narrow, taps, turns, word,
 };
 use core::arch::naked_asm;
-use frame::{
+use wedge_abi::{
     BlockExit, COPIES, LOOKUP_WRITE, REGIONS, Reason, VcpuPage, Vectors, calls, copy_slot, go,
     percpu, region,
 };
@@ -44,22 +44,22 @@ const PCID: u64 = 0xfff;
 /// The stack segment of 32-bit user code.
 const SS_NARROW: u64 = USER_DS as u64;
 
-/// SYSCALL by user code, whose state is in the frame with RIP behind the instruction.
+/// SYSCALL by user code, whose state is in the vCPU page with RIP behind the instruction.
 pub fn system_call(cx: &mut Context<'_>) -> Next {
-    let f = &mut *cx.vcpu;
-    let flags = f.regs.rflags & !(f.system.sfmask | RF);
+    let vcpu = &mut *cx.vcpu;
+    let flags = vcpu.regs.rflags & !(vcpu.system.sfmask | RF);
     if flags & (TF | NT | VM | IOPL) != 0 {
         return Next::Exit(Reason::UserSignal);
     }
-    (f.claims.call, f.claims.caller) = (f.regs.gpr[RAX], f.regs.cr3);
-    f.regs.gpr[RCX] = f.regs.rip;
-    f.regs.gpr[R11] = f.regs.rflags & !RF;
-    f.regs.cs = f.system.star >> 32 & 0xfffc;
-    f.regs.ss = (f.system.star >> 32).wrapping_add(8) & 0xfffc;
-    f.regs.rip = f.system.lstar;
-    f.counters.system_calls += 1;
+    (vcpu.claims.call, vcpu.claims.caller) = (vcpu.regs.gpr[RAX], vcpu.regs.cr3);
+    vcpu.regs.gpr[RCX] = vcpu.regs.rip;
+    vcpu.regs.gpr[R11] = vcpu.regs.rflags & !RF;
+    vcpu.regs.cs = vcpu.system.star >> 32 & 0xfffc;
+    vcpu.regs.ss = (vcpu.system.star >> 32).wrapping_add(8) & 0xfffc;
+    vcpu.regs.rip = vcpu.system.lstar;
+    vcpu.counters.system_calls += 1;
     // The monitor closes the table at its next turn.
-    if calls::asks_near_sites(f.claims.call, f.regs.gpr[RDI]) {
+    if calls::asks_near_sites(vcpu.claims.call, vcpu.regs.gpr[RDI]) {
         enter_kernel_at(cx, flags, 0);
         return miss_for_good(cx);
     }
@@ -106,11 +106,14 @@ fn is_shown(address: u64) -> bool {
 }
 
 /// An indirect jump has missed its table, in which two addresses can be in each other's way.
-fn miss(f: &mut VcpuPage) -> bool {
-    f.block.jump =
-        if f.regs.cpl == 0 { find(f.regs.rip, f.regs.ac != 0) } else { find_user(f, f.regs.rip) };
-    f.run.go = go::BLOCK;
-    f.block.jump != 0
+fn miss(vcpu: &mut VcpuPage) -> bool {
+    vcpu.block.jump = if vcpu.regs.cpl == 0 {
+        find(vcpu.regs.rip, vcpu.regs.ac != 0)
+    } else {
+        find_user(vcpu, vcpu.regs.rip)
+    };
+    vcpu.run.go = go::BLOCK;
+    vcpu.block.jump != 0
 }
 
 /// Translated code has exited: goes on as `RunControl::go` says, or has the monitor do what is not ordinary.
@@ -126,18 +129,18 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
     const LOOKUP: u64 = BlockExit::Lookup as u64;
     const SYSTEM_CALL: u64 = BlockExit::SystemCall as u64;
     const TAP: u64 = BlockExit::Tap as u64;
-    let f = &mut *cx.vcpu;
-    let (fast, walks) = (f.run.fast != 0, f.run.walks != 0);
-    let next = match f.exit.kind {
-        MISS if f.exit.info == 0 => miss(f).then_some(Next::Run),
-        LOOKUP if walks && f.regs.cpl != 0 => look_up(cx),
-        SYSTEM_CALL if fast && f.regs.cpl != 0 => {
-            f.regs.rip = f.exit.next;
-            leave_translated_user(f);
+    let vcpu = &mut *cx.vcpu;
+    let (fast, walks) = (vcpu.run.fast != 0, vcpu.run.walks != 0);
+    let next = match vcpu.exit.kind {
+        MISS if vcpu.exit.info == 0 => miss(vcpu).then_some(Next::Run),
+        LOOKUP if walks && vcpu.regs.cpl != 0 => look_up(cx),
+        SYSTEM_CALL if fast && vcpu.regs.cpl != 0 => {
+            vcpu.regs.rip = vcpu.exit.next;
+            leave_translated_user(vcpu);
             Some(system_call(cx))
         }
-        CALL_OUT if f.system.none_in_service == f.exit.info && f.regs.cpl == 0 => {
-            read_in_service(f).then_some(Next::Run)
+        CALL_OUT if vcpu.system.none_in_service == vcpu.exit.info && vcpu.regs.cpl == 0 => {
+            read_in_service(vcpu).then_some(Next::Run)
         }
         TAP => taps::pass(cx).then_some(Next::Run),
         LOAD_VECTORS => load_guest_vectors(cx).then_some(Next::Run),
@@ -146,7 +149,7 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
         IRET if fast => iret(cx),
         INVALIDATE if walks => invalidate(cx).then_some(Next::Run),
         // Another wedge would not know that it is to go no further.
-        LOAD_SPACE if walks && f.run.pcids != 0 && f.run.go != go::LEAVE => load_space(cx),
+        LOAD_SPACE if walks && vcpu.run.pcids != 0 && vcpu.run.go != go::LEAVE => load_space(cx),
         _ => None,
     };
     next.unwrap_or(Next::Exit(Reason::Block))
@@ -154,15 +157,15 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
 
 /// RDMSR of the local APIC's word of interrupts in service around 0x80, of which there are none: Linux looks whether
 /// an INT 0x80 came from outside.
-fn read_in_service(f: &mut VcpuPage) -> bool {
-    f.exit.next = f.regs.rip.wrapping_add(RDMSR_LEN);
-    let asked = f.regs.gpr[RCX] & 0xffff_ffff == IN_SERVICE_80;
-    let next = if asked { find(f.exit.next, f.regs.ac != 0) } else { 0 };
+fn read_in_service(vcpu: &mut VcpuPage) -> bool {
+    vcpu.exit.next = vcpu.regs.rip.wrapping_add(RDMSR_LEN);
+    let asked = vcpu.regs.gpr[RCX] & 0xffff_ffff == IN_SERVICE_80;
+    let next = if asked { find(vcpu.exit.next, vcpu.regs.ac != 0) } else { 0 };
     if next == 0 {
         return false;
     }
-    (f.regs.gpr[RAX], f.regs.gpr[RDX]) = (0, 0);
-    go_on_behind(f, next)
+    (vcpu.regs.gpr[RAX], vcpu.regs.gpr[RDX]) = (0, 0);
+    go_on_behind(vcpu, next)
 }
 
 /// XRSTOR of what the guest asks for, if it is in order.
@@ -186,10 +189,10 @@ fn load_guest_vectors(cx: &mut Context<'_>) -> bool {
 }
 
 /// The instruction has been done: the block behind it comes next.
-fn go_on_behind(f: &mut VcpuPage, block: u64) -> bool {
-    f.regs.rip = f.exit.next;
-    f.block.jump = block;
-    f.run.go = go::BLOCK;
+fn go_on_behind(vcpu: &mut VcpuPage, block: u64) -> bool {
+    vcpu.regs.rip = vcpu.exit.next;
+    vcpu.block.jump = block;
+    vcpu.run.go = go::BLOCK;
     true
 }
 
@@ -203,23 +206,23 @@ fn invalidate(cx: &mut Context<'_>) -> bool {
 
 /// MOV to CR3 that keeps translations, of a space that some wedge holds: that one goes on.
 fn load_space(cx: &mut Context<'_>) -> Option<Next> {
-    let f = &mut *cx.vcpu;
-    let root = f.exit.operand & !KEEP;
-    let next = find(f.exit.next, f.regs.ac != 0);
-    if f.exit.operand & KEEP == 0 || root >> PHYS_BITS != 0 || next == 0 {
+    let vcpu = &mut *cx.vcpu;
+    let root = vcpu.exit.operand & !KEEP;
+    let next = find(vcpu.exit.next, vcpu.regs.ac != 0);
+    if vcpu.exit.operand & KEEP == 0 || root >> PHYS_BITS != 0 || next == 0 {
         return None;
     }
     let to = turns::holder(root & PCID)?;
-    f.regs.cr3 = root;
-    f.counters.hand_overs += 1;
-    go_on_behind(f, next);
+    vcpu.regs.cr3 = root;
+    vcpu.counters.hand_overs += 1;
+    go_on_behind(vcpu, next);
     let stays = to as u64 == cx.shared.setup.number;
     Some(if stays { Next::Run } else { turns::pass_on(cx, to) })
 }
 
 /// An interrupt is due as soon as interrupts are enabled.
-fn open_to_interrupt(f: &VcpuPage, flags: u64) -> bool {
-    f.run.pending != 0 && flags & IF != 0
+fn open_to_interrupt(vcpu: &VcpuPage, flags: u64) -> bool {
+    vcpu.run.pending != 0 && flags & IF != 0
 }
 
 fn sysret(cx: &mut Context<'_>) -> Option<Next> {
@@ -267,8 +270,8 @@ fn go_to_narrow(cx: &mut Context<'_>, [cs, ss]: [u64; 2], rip: u64, flags: u64) 
 }
 
 /// Flags user code can run with directly; kicks would be lost on code with IF clear.
-fn plain_user(f: &VcpuPage, flags: u64) -> bool {
-    flags & !ORDINARY_USER == 0 && flags & IF != 0 && !open_to_interrupt(f, flags)
+fn plain_user(vcpu: &VcpuPage, flags: u64) -> bool {
+    flags & !ORDINARY_USER == 0 && flags & IF != 0 && !open_to_interrupt(vcpu, flags)
 }
 
 fn enter_user(cx: &mut Context<'_>, rip: u64, flags: u64) {
@@ -286,7 +289,7 @@ fn enter_user(cx: &mut Context<'_>, rip: u64, flags: u64) {
     }
 }
 
-/// User code whose state is in the frame is run translated.
+/// User code whose state is in the vCPU page is run translated.
 fn enter_translated_user(cx: &mut Context<'_>) {
     mmu::finish_deferred(cx);
     cx.vcpu.run.user_translated = 1;
@@ -304,10 +307,10 @@ fn with_block(cx: &mut Context<'_>) -> Next {
 }
 
 /// Translated user code has stopped at RIP; the state becomes that of user code for the wedge.
-pub fn leave_translated_user(f: &mut VcpuPage) {
-    f.run.user_translated = 0;
-    f.regs.rflags = f.block.host_flags & IN_HOST | IF | 2;
-    f.block.bias = bias();
+pub fn leave_translated_user(vcpu: &mut VcpuPage) {
+    vcpu.run.user_translated = 0;
+    vcpu.regs.rflags = vcpu.block.host_flags & IN_HOST | IF | 2;
+    vcpu.block.bias = bias();
 }
 
 /// User code's access has no entry: it gets one, or the guest its page fault.
@@ -389,27 +392,27 @@ fn iret_to_kernel(cx: &mut Context<'_>, [rip, cs, flags, rsp, ss]: [u64; 5]) -> 
 }
 
 /// The selector is of flat 64-bit kernel code; `None` if that cannot be read.
-pub fn kernel_code(f: &mut VcpuPage, selector: u64) -> Option<bool> {
-    let found = descriptor(f, selector)?;
+pub fn kernel_code(vcpu: &mut VcpuPage, selector: u64) -> Option<bool> {
+    let found = descriptor(vcpu, selector)?;
     Some(found == 0x00af_9a00_0000_ffff && selector & 3 == 0)
 }
 
 /// A code or data descriptor of the GDT, without its accessed bit.
-fn descriptor(f: &mut VcpuPage, selector: u64) -> Option<u64> {
+fn descriptor(vcpu: &mut VcpuPage, selector: u64) -> Option<u64> {
     let index = selector & 0xfff8;
-    if selector & 4 != 0 || index == 0 || index + 7 > f.system.gdt_limit {
+    if selector & 4 != 0 || index == 0 || index + 7 > vcpu.system.gdt_limit {
         return None;
     }
-    kernel_word(f, f.system.gdt.wrapping_add(index)).map(|d| d & !(1 << 40))
+    kernel_word(vcpu, vcpu.system.gdt.wrapping_add(index)).map(|d| d & !(1 << 40))
 }
 
 /// Reads guest kernel memory, if it is mapped; if not, the exit's detail says what is missing.
-pub fn kernel_word(f: &mut VcpuPage, address: u64) -> Option<u64> {
+pub fn kernel_word(vcpu: &mut VcpuPage, address: u64) -> Option<u64> {
     let mut value = 0;
     let known =
         address >= kernel_start() && load_careful(address.wrapping_add(bias()), &mut value) != 0;
     if !known {
-        f.exit.info = address;
+        vcpu.exit.info = address;
     }
     known.then_some(value)
 }

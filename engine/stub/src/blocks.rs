@@ -2,7 +2,9 @@
 
 use crate::here;
 use core::sync::atomic::{AtomicU64, Ordering};
-use frame::{DEEP, DEEP_REACH, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES, VcpuPage, deep_slot};
+use wedge_abi::{
+    DEEP, DEEP_REACH, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES, VcpuPage, deep_slot,
+};
 
 /// The first address (GVA) at which user code cannot be.
 pub const USER_END: u64 = 0x7fff_ffff_f000;
@@ -13,8 +15,8 @@ pub fn find(guest: u64, ac: bool) -> u64 {
 }
 
 /// HVA of the block of the program that runs, zero if there is none or the blocks are another's.
-pub fn find_user(f: &VcpuPage, guest: u64) -> u64 {
-    if f.code_space != f.regs.cr3 || guest >= USER_END {
+pub fn find_user(vcpu: &VcpuPage, guest: u64) -> u64 {
+    if vcpu.code_space != vcpu.regs.cr3 || guest >= USER_END {
         0
     } else {
         BlockTables(here(TABLES + USER_TABLES)).find(guest, false)

@@ -9,7 +9,7 @@
 //! is lost but time.
 
 use crate::{Context, walk::PageTable};
-use frame::{Claim, MAX_CLAIMS, QUICK_CLAIMS, Shared, VcpuPage, calls};
+use wedge_abi::{Claim, MAX_CLAIMS, QUICK_CLAIMS, Shared, VcpuPage, calls};
 use x86::paging::P;
 
 /// The program may have pages in a claimed region. Each system call passes here.
@@ -41,16 +41,17 @@ fn is_met(s: &Shared, top: PageTable, claim: &Claim) -> bool {
 /// The last system call may have given a program claimed memory, or taken some, or ended a program: the
 /// monitor is to know.
 #[inline(always)]
-pub fn are_in_question(f: &mut VcpuPage) -> bool {
-    let call = core::mem::replace(&mut f.claims.call, calls::NONE);
-    let other = f.claims.caller != f.regs.cr3;
-    (call.wrapping_sub(calls::MMAP) <= calls::SHMAT - calls::MMAP || other) && have_changed(f, call)
+pub fn are_in_question(vcpu: &mut VcpuPage) -> bool {
+    let call = core::mem::replace(&mut vcpu.claims.call, calls::NONE);
+    let other = vcpu.claims.caller != vcpu.regs.cr3;
+    (call.wrapping_sub(calls::MMAP) <= calls::SHMAT - calls::MMAP || other)
+        && have_changed(vcpu, call)
 }
 
 #[cold]
 #[inline(never)]
-fn have_changed(f: &mut VcpuPage, call: u64) -> bool {
-    f.claims.call = call;
-    let [result, _, rdx, _, _, _, rsi, rdi, ..] = f.regs.gpr;
-    f.claims.note_outcome(f.regs.cr3, [result, rdx, rsi, rdi])
+fn have_changed(vcpu: &mut VcpuPage, call: u64) -> bool {
+    vcpu.claims.call = call;
+    let [result, _, rdx, _, _, _, rsi, rdi, ..] = vcpu.regs.gpr;
+    vcpu.claims.note_outcome(vcpu.regs.cr3, [result, rdx, rsi, rdi])
 }

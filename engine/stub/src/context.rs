@@ -13,7 +13,7 @@ use crate::{
     turns,
 };
 use core::{arch::asm, sync::atomic::AtomicU64};
-use frame::{FRAME, MONITOR, Reason, SHARED, Shared, VcpuPage, go};
+use wedge_abi::{MONITOR, Reason, SHARED, Shared, VCPU_PAGE, VcpuPage, go};
 
 /// What the code here works on.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub(crate) fn kicked() -> &'static AtomicU64 {
 
 /// Where the page of the vCPU is.
 pub(crate) fn vcpu() -> *mut VcpuPage {
-    here(FRAME) as *mut VcpuPage
+    here(VCPU_PAGE) as *mut VcpuPage
 }
 
 /// Where the pages are that this process shares with the monitor.

@@ -10,7 +10,7 @@ use crate::{
     reach,
     search::PageBytes,
 };
-use frame::{Cpuid, RAM};
+use wedge_abi::{Cpuid, RAM};
 use x86::{
     flags::TF,
     reg::{RAX, RBX, RCX, RDX},
@@ -20,7 +20,7 @@ use x86::{
 const CPUID: u16 = 0xa20f;
 const PAGE: u64 = 4096;
 
-/// User code, whose state is in the frame, has had a general-protection fault. True if that was CPUID and
+/// User code, whose state is in the vCPU page, has had a general-protection fault. True if that was CPUID and
 /// it has been done. If it is single-stepped, more than that is to be done.
 pub fn answer(cx: &mut Context<'_>) -> bool {
     let asked = [cx.vcpu.regs.gpr[RAX] as u32, cx.vcpu.regs.gpr[RCX] as u32];

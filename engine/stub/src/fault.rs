@@ -7,7 +7,7 @@ use crate::{
     mmu::{self, Access, Walk},
 };
 use core::arch::naked_asm;
-use frame::{Reason, SITES, SITES_LEN, VcpuPage, go};
+use wedge_abi::{Reason, SITES, SITES_LEN, VcpuPage, go};
 use x86::{
     exception::pf,
     flags::{IF, NT, RF, TF, VM},
@@ -23,7 +23,7 @@ const PAGE_FAULT: u64 = vector::PF as u64;
 /// RFLAGS an interrupt gate clears: TF, IF, NT, RF, VM.
 const CLEARED: u64 = TF | IF | NT | RF | VM;
 
-/// User code has faulted; its state is in the frame.
+/// User code has faulted; its state is in the vCPU page.
 pub fn user(cx: &mut Context<'_>) -> Next {
     let (gva, code) = (cx.vcpu.exit.address, cx.vcpu.exit.error);
     // A fault at the table of patched calls may be that of a patched one.
@@ -48,7 +48,7 @@ fn user_access(code: u64) -> Access {
     Access { write: code & WRITE != 0, fetch: code & FETCH != 0, user: true }
 }
 
-/// Translated code has faulted; the frame has the host's registers. What cannot be mapped needs the
+/// Translated code has faulted; the vCPU page has the host's registers. What cannot be mapped needs the
 /// exact state, which the monitor knows. User code reaches its own addresses, never the kernel's.
 pub fn kernel(cx: &mut Context<'_>) -> Next {
     let write = cx.vcpu.exit.error & WRITE != 0;
@@ -90,7 +90,7 @@ fn kernel_address(cx: &Context<'_>) -> Option<u64> {
     (!alias && cx.vcpu.exit.address >> 47 == 0).then_some(cx.vcpu.exit.address)
 }
 
-/// Translated user code, whose state is in the frame, has accessed a page that it may not; `None`, with
+/// Translated user code, whose state is in the vCPU page, has accessed a page that it may not; `None`, with
 /// nothing changed, if that is the monitor's to deliver.
 pub fn of_translated_user(
     cx: &mut Context<'_>,
@@ -111,37 +111,44 @@ pub fn of_translated_user(
 /// Delivers a page fault of user code through an ordinary interrupt gate (SDM 6.14). `None`, and
 /// nothing changed, if anything about it is not ordinary.
 fn deliver(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<Next> {
-    let f = &mut *cx.vcpu;
-    let gate = gate(f, PAGE_FAULT)?;
-    let words = [f.regs.ss, f.regs.gpr[RSP], f.regs.rflags | RF, f.regs.cs, f.regs.rip, code];
-    let faulted = [f.regs.rip, gva, code, f.regs.cr3];
-    let flags = f.regs.rflags;
-    if !push(f, gate, &words) {
+    let vcpu = &mut *cx.vcpu;
+    let gate = gate(vcpu, PAGE_FAULT)?;
+    let words = [
+        vcpu.regs.ss,
+        vcpu.regs.gpr[RSP],
+        vcpu.regs.rflags | RF,
+        vcpu.regs.cs,
+        vcpu.regs.rip,
+        code,
+    ];
+    let faulted = [vcpu.regs.rip, gva, code, vcpu.regs.cr3];
+    let flags = vcpu.regs.rflags;
+    if !push(vcpu, gate, &words) {
         return None;
     }
-    f.paging.faulted = faulted;
-    f.regs.cr2 = gva;
-    f.counters.faults += 1;
+    vcpu.paging.faulted = faulted;
+    vcpu.regs.cr2 = gva;
+    vcpu.counters.faults += 1;
     Some(assist::enter_kernel(cx, flags & !CLEARED))
 }
 
 /// The same for INT and a number, which user code has executed: RIP is behind it.
 pub fn interrupt(cx: &mut Context<'_>, vector: u64) -> Option<Next> {
-    let f = &mut *cx.vcpu;
-    let gate = gate(f, vector).filter(|gate| gate.open)?;
-    let flags = f.regs.rflags & !RF;
-    let words = [f.regs.ss, f.regs.gpr[RSP], flags, f.regs.cs, f.regs.rip];
-    let done = flags & TF == 0 && push(f, gate, &words);
+    let vcpu = &mut *cx.vcpu;
+    let gate = gate(vcpu, vector).filter(|gate| gate.open)?;
+    let flags = vcpu.regs.rflags & !RF;
+    let words = [vcpu.regs.ss, vcpu.regs.gpr[RSP], flags, vcpu.regs.cs, vcpu.regs.rip];
+    let done = flags & TF == 0 && push(vcpu, gate, &words);
     done.then(|| assist::enter_kernel(cx, flags & !CLEARED))
 }
 
 /// Pushes words to the kernel's stack, and sets what is loaded from the gate and with it.
-fn push(f: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
+fn push(vcpu: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
     let Gate { handler, selector, .. } = gate;
-    if f.system.tss < kernel_start() || assist::kernel_code(f, selector) != Some(true) {
+    if vcpu.system.tss < kernel_start() || assist::kernel_code(vcpu, selector) != Some(true) {
         return false;
     }
-    let Some(stack) = assist::kernel_word(f, f.system.tss + 4) else { return false };
+    let Some(stack) = assist::kernel_word(vcpu, vcpu.system.tss + 4) else { return false };
     let mut top = stack & !15;
     for word in words {
         top = top.wrapping_sub(8);
@@ -150,9 +157,9 @@ fn push(f: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
             return false;
         }
     }
-    f.regs.gpr[RSP] = top;
-    (f.regs.cs, f.regs.ss) = (selector, 0);
-    f.regs.rip = handler;
+    vcpu.regs.gpr[RSP] = top;
+    (vcpu.regs.cs, vcpu.regs.ss) = (selector, 0);
+    vcpu.regs.rip = handler;
     true
 }
 
@@ -166,12 +173,12 @@ struct Gate {
 }
 
 /// The gate of a vector, if it is an ordinary one.
-fn gate(f: &mut VcpuPage, vector: u64) -> Option<Gate> {
-    if f.system.idt < kernel_start() || vector * 16 + 15 > f.system.idt_limit {
+fn gate(vcpu: &mut VcpuPage, vector: u64) -> Option<Gate> {
+    if vcpu.system.idt < kernel_start() || vector * 16 + 15 > vcpu.system.idt_limit {
         return None;
     }
-    let low = assist::kernel_word(f, f.system.idt + vector * 16)?;
-    let high = assist::kernel_word(f, f.system.idt + vector * 16 + 8)?;
+    let low = assist::kernel_word(vcpu, vcpu.system.idt + vector * 16)?;
+    let high = assist::kernel_word(vcpu, vcpu.system.idt + vector * 16 + 8)?;
     // Present, interrupt gate, no IST.
     let ordinary = low >> 40 & 0x9f == 0x8e && low >> 32 & 7 == 0;
     let handler = low & 0xffff | low >> 32 & 0xffff_0000 | high << 32;

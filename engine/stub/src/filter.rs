@@ -14,7 +14,7 @@
 //! Pure, so that tests can ask the very program that is installed (`engine/stub/src/filter_tests.rs`).
 
 use core::mem::offset_of;
-use frame::{HAND_OVER, JOURNAL, Journal, LISTENER_FD, RAM_FD};
+use wedge_abi::{HAND_OVER, JOURNAL, Journal, LISTENER_FD, RAM_FD};
 
 pub const MMAP: u64 = 9;
 /// The host call of this name.

@@ -9,8 +9,8 @@ use crate::filter::{
     write_for_user,
 };
 use core::mem::offset_of;
-use frame::{BLOB, HAND_OVER, JOURNAL, Journal, LISTENER_FD, RAM_FD};
 use std::vec::Vec;
+use wedge_abi::{BLOB, HAND_OVER, JOURNAL, Journal, LISTENER_FD, RAM_FD};
 
 const SECRET: u64 = 0x0123_4567_89ab_cdef;
 const BLOB_END: u64 = BLOB as u64 + 0x4000;

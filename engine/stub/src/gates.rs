@@ -5,7 +5,7 @@
 //! changed yet: the handler then gives the gate up ([`in_gate`]).
 
 use core::{arch::naked_asm, mem::offset_of};
-use frame::{VcpuPage, mode};
+use wedge_abi::{VcpuPage, mode};
 use x86::narrow::{USER_CS_32, USER_DS};
 
 /// PKRU while user code runs: every key but 0 is closed; what the host gives a handler, too.
@@ -26,7 +26,7 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// Enters user code with the frame's registers; returns only if a kick came first.
+    /// Enters user code with the vCPU page's registers; returns only if a kick came first.
     pub fn enter(self) {
         match self {
             Self::Wide => enter_user(),
@@ -39,14 +39,14 @@ impl Gate {
 
 macro_rules! to_user {
     ($name:ident, $end:literal, $($close:literal),*) => {
-        /// Enters user code with the frame's registers; returns only if a kick came first.
+        /// Enters user code with the vCPU page's registers; returns only if a kick came first.
         ///
         /// The first half runs with the keys open and copies what the second half needs to the gate
         /// page, which user code may read.
         #[unsafe(naked)]
         extern "C" fn $name() {
             naked_asm!(
-                "lea rdx, [rip + frame_page]",
+                "lea rdx, [rip + vcpu_page]",
                 "cmp qword ptr [rdx + {kicked}], 0",
                 "jne 9f",
                 "mov r15, rdx",
@@ -119,7 +119,7 @@ macro_rules! to_narrow {
         #[unsafe(naked)]
         extern "C" fn $name() {
             naked_asm!(
-                "lea rdx, [rip + frame_page]",
+                "lea rdx, [rip + vcpu_page]",
                 "cmp qword ptr [rdx + {kicked}], 0",
                 "jne 9f",
                 "mov r15, rdx",
@@ -192,14 +192,14 @@ const _: () = assert!(PKRU_USER == 0x5555_5554);
 #[unsafe(naked)]
 pub extern "C" fn enter_block() -> u64 {
     naked_asm!(
-        "lea rdx, [rip + frame_page]",
+        "lea rdx, [rip + vcpu_page]",
         "cmp qword ptr [rdx + {kicked}], 0",
         "jne 9f",
         "mov qword ptr [rdx + {mode}], {kernel}",
         "lea rax, [rip + code_cache]",
         ".globl enter_block_end", "enter_block_end:",
         "call rax",
-        "lea rdx, [rip + frame_page]",
+        "lea rdx, [rip + vcpu_page]",
         "mov qword ptr [rdx + {mode}], {wedge}",
         "mov eax, 1",
         "ret",
@@ -216,7 +216,7 @@ pub extern "C" fn enter_block() -> u64 {
 #[unsafe(naked)]
 pub extern "C" fn resume_raw() -> u64 {
     naked_asm!(
-        "lea rdx, [rip + frame_page]",
+        "lea rdx, [rip + vcpu_page]",
         "cmp qword ptr [rdx + {kicked}], 0",
         "jne 9f",
         "mov qword ptr [rdx + {mode}], {kernel}",
@@ -251,7 +251,7 @@ pub extern "C" fn resume_raw() -> u64 {
         "mov rdx, [rdx + {gpr} + 16]",
         ".globl resume_raw_end", "resume_raw_end:",
         "iretq",
-        "8: lea rdx, [rip + frame_page]",
+        "8: lea rdx, [rip + vcpu_page]",
         "mov qword ptr [rdx + {mode}], {wedge}",
         "mov eax, 1",
         "ret",

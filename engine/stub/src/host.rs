@@ -9,7 +9,7 @@ use core::{
     arch::{asm, naked_asm},
     sync::atomic::AtomicU32,
 };
-use frame::{JOURNAL_POKE, RAM_FD, Shared, VcpuPage};
+use wedge_abi::{JOURNAL_POKE, RAM_FD, Shared, VcpuPage};
 
 pub const SIGACTION: u64 = 13;
 pub use crate::filter::SIGALTSTACK;
@@ -211,32 +211,32 @@ pub fn set_bases(fs: u64, gs: u64) {
 }
 
 /// Takes the segment bases and selectors that user code may have changed.
-pub fn save_segments(f: &mut VcpuPage) {
+pub fn save_segments(vcpu: &mut VcpuPage) {
     // SAFETY: reads registers.
     unsafe {
-        asm!("rdfsbase {}", out(reg) f.regs.fs_base);
-        asm!("rdgsbase {}", out(reg) f.regs.gs_base);
+        asm!("rdfsbase {}", out(reg) vcpu.regs.fs_base);
+        asm!("rdgsbase {}", out(reg) vcpu.regs.gs_base);
         asm!("mov {0:e}, ds", "mov {1:e}, es", "mov {2:e}, fs", "mov {3:e}, gs",
-            out(reg) f.regs.ds, out(reg) f.regs.es, out(reg) f.regs.fs, out(reg) f.regs.gs);
+            out(reg) vcpu.regs.ds, out(reg) vcpu.regs.es, out(reg) vcpu.regs.fs, out(reg) vcpu.regs.gs);
     }
 }
 
 /// Loads the data segment selectors user code runs with, where they differ. The monitor sees to it
 /// that they are some the host has; the bases of FS and GS are lost.
-pub fn set_selectors(f: &VcpuPage) {
+pub fn set_selectors(vcpu: &VcpuPage) {
     let (ds, es, fs, gs): (u64, u64, u64, u64);
     // SAFETY: reads four registers.
     unsafe {
         asm!("mov {0:e}, ds", "mov {1:e}, es", "mov {2:e}, fs", "mov {3:e}, gs",
             out(reg) ds, out(reg) es, out(reg) fs, out(reg) gs);
     }
-    if (ds, es, fs, gs) == (f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs) {
+    if (ds, es, fs, gs) == (vcpu.regs.ds, vcpu.regs.es, vcpu.regs.fs, vcpu.regs.gs) {
         return;
     }
     // SAFETY: in 64-bit mode DS and ES mean nothing, and the wedge uses neither FS nor GS.
     unsafe {
         asm!("mov ds, {0:e}", "mov es, {1:e}", "mov fs, {2:e}", "mov gs, {3:e}",
-            in(reg) f.regs.ds, in(reg) f.regs.es, in(reg) f.regs.fs, in(reg) f.regs.gs);
+            in(reg) vcpu.regs.ds, in(reg) vcpu.regs.es, in(reg) vcpu.regs.fs, in(reg) vcpu.regs.gs);
     }
 }
 

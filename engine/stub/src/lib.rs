@@ -5,7 +5,7 @@
 //! User code comes back by signals only. Host calls are possible only from this text and only with
 //! a secret; it lies, like all that user code must not touch, in pages with a protection key.
 //!
-//! Whatever ends guest code puts the state into the [`frame::VcpuPage`] and comes to [`context`] on a fresh stack: that
+//! Whatever ends guest code puts the state into the [`wedge_abi::VcpuPage`] and comes to [`context`] on a fresh stack: that
 //! takes one step after the other until guest code goes on, and gives each the [`Context`] to work on.
 //!
 //! - `setup` makes the process a wedge: memory, signal handlers; `filter` says which host calls it has.
@@ -67,8 +67,8 @@ use core::{
     arch::asm,
     sync::atomic::{AtomicU64, Ordering},
 };
-use frame::{BIAS, SHARED};
 use model::model;
+use wedge_abi::{BIAS, SHARED};
 
 #[cfg(freestanding)]
 #[panic_handler]
@@ -83,7 +83,7 @@ fn die() -> ! {
     unsafe { asm!("ud2", options(noreturn)) }
 }
 
-/// Where something lies in this process that has the address `usual` with the usual base ([`frame::Base`]).
+/// Where something lies in this process that has the address `usual` with the usual base ([`wedge_abi::Base`]).
 fn here(usual: usize) -> usize {
     if model().is_some() {
         return usual;

@@ -10,7 +10,7 @@ use crate::{
     mmu::{self, Access, Leaf, Walk},
     reach,
 };
-use frame::{LOOKUPS, Lookups, RAM, VcpuPage, code_page};
+use wedge_abi::{LOOKUPS, Lookups, RAM, VcpuPage, code_page};
 
 const PAGE: u64 = 4096;
 
@@ -53,10 +53,10 @@ pub fn enter(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bool
 }
 
 /// The translation of a page of the user's is dropped.
-pub fn forget(f: &mut VcpuPage, gva: u64) {
+pub fn forget(vcpu: &mut VcpuPage, gva: u64) {
     table().forget(gva & !(PAGE - 1), PAGE);
     let (word, bit) = code_page(gva);
-    if f.told.code_pages.get(word).is_some_and(|word| word >> bit & 1 == 1) {
-        f.code_space = 0; // the monitor has the code made from it dropped first
+    if vcpu.told.code_pages.get(word).is_some_and(|word| word >> bit & 1 == 1) {
+        vcpu.code_space = 0; // the monitor has the code made from it dropped first
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 use core::arch::asm;
 use core::sync::atomic::Ordering;
-use frame::{
+use wedge_abi::{
     BORDER, EMPTY_PAGE, HINTS, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, REGIONS, Rights,
     SITES, Shared, region,
 };
@@ -263,7 +263,7 @@ pub fn close(s: &mut Shared, from: u64, to: u64) {
     }
 }
 
-/// The monitor has looked at a page that is mapped for execution: [`frame::MapCommand::Keep`].
+/// The monitor has looked at a page that is mapped for execution: [`wedge_abi::MapCommand::Keep`].
 pub fn keep(s: &mut Shared, page: u64, offset: u64) {
     if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
         *hint = Hint { page: page | READ | EXECUTE, offset: offset | KEPT };

@@ -1,6 +1,6 @@
 //! What stands for the process where this crate is linked by tests.
 //!
-//! The usual base is assumed: RAM, marks, tables, regions and look-ups have the addresses that [`frame`] says, and lie
+//! The usual base is assumed: RAM, marks, tables, regions and look-ups have the addresses that [`wedge_abi`] says, and lie
 //! where the model does ([`Model::reach`]).
 
 #[cfg(not(freestanding))]
@@ -29,9 +29,9 @@ pub struct Model {
 #[cfg(not(freestanding))]
 core::arch::global_asm!(
     ".pushsection .rodata.absent, \"a\"",
-    ".globl shared_page, frame_page, gate_page, user_page, journal_page",
+    ".globl shared_page, vcpu_page, gate_page, user_page, journal_page",
     ".globl stack_top, alt_stack, code_cache",
-    "shared_page: frame_page: gate_page: user_page: journal_page:",
+    "shared_page: vcpu_page: gate_page: user_page: journal_page:",
     "stack_top: alt_stack: code_cache:",
     ".quad 0",
     ".popsection",

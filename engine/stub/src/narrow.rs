@@ -23,7 +23,7 @@ use crate::{
     patched,
 };
 use core::arch::naked_asm;
-use frame::{
+use wedge_abi::{
     AREA, AREA_ALIAS, AREAS, FIRST_AREA, Reason, STAND_IN, VcpuPage, area, area_of, calls,
 };
 use x86::{
@@ -162,7 +162,7 @@ pub fn may_enter(cx: &Context<'_>, cs: u64, rip: u64) -> bool {
         && plain(cx.vcpu.regs.es)
 }
 
-/// What user code has come back by, whose state is in the frame but for what its system call has lost.
+/// What user code has come back by, whose state is in the vCPU page but for what its system call has lost.
 pub fn call(cx: &mut Context<'_>, arch: u64, number: u64) -> NarrowCall {
     let narrow = cx.vcpu.run.compatibility != 0;
     if cx.vcpu.exit.signal == SIGSYS && arch == AUDIT_ARCH_I386 {
@@ -218,11 +218,11 @@ pub fn is_hot(cx: &mut Context<'_>) -> bool {
 }
 
 /// SYSENTER has come: EBP is in RSP's place.
-fn entered(f: &mut VcpuPage) -> NarrowCall {
-    f.regs.gpr[RBP] = f.regs.gpr[RSP] & 0xffff_ffff;
+fn entered(vcpu: &mut VcpuPage) -> NarrowCall {
+    vcpu.regs.gpr[RBP] = vcpu.regs.gpr[RSP] & 0xffff_ffff;
     // For the monitor, which tells by it.
-    (f.exit.signal, f.exit.address) = (SIGSYS, u64::MAX);
-    f.regs.rip = 0;
+    (vcpu.exit.signal, vcpu.exit.address) = (SIGSYS, u64::MAX);
+    vcpu.regs.rip = 0;
     NarrowCall::Enter
 }
 
@@ -241,13 +241,13 @@ fn is_at_vdso(cx: &Context<'_>) -> bool {
 }
 
 /// The host takes some numbers of system calls for its own results, and changes RAX.
-fn restore_number(f: &mut VcpuPage, number: u64) {
-    if (f.regs.gpr[RAX] ^ number) & 0xffff_ffff != 0 {
-        f.regs.gpr[RAX] = number & 0xffff_ffff;
+fn restore_number(vcpu: &mut VcpuPage, number: u64) {
+    if (vcpu.regs.gpr[RAX] ^ number) & 0xffff_ffff != 0 {
+        vcpu.regs.gpr[RAX] = number & 0xffff_ffff;
     }
 }
 
-/// INT 0x80 by user code, whose state is in the frame with RIP behind the instruction.
+/// INT 0x80 by user code, whose state is in the vCPU page with RIP behind the instruction.
 pub fn interrupt(cx: &mut Context<'_>) -> Next {
     (cx.vcpu.claims.call, cx.vcpu.claims.caller) = (calls::NONE, cx.vcpu.regs.cr3);
     let Some(next) = fault::interrupt(cx, SYSTEM_CALL) else {
@@ -257,17 +257,17 @@ pub fn interrupt(cx: &mut Context<'_>) -> Next {
     next
 }
 
-/// SYSENTER by user code, whose state is in the frame but for RIP and RSP.
+/// SYSENTER by user code, whose state is in the vCPU page but for RIP and RSP.
 pub fn enter_system(cx: &mut Context<'_>) -> Next {
-    let f = &mut *cx.vcpu;
-    let flags = f.regs.rflags & !(IF | VM | RF);
-    let cs = f.system.sysenter_cs & 0xfffc;
+    let vcpu = &mut *cx.vcpu;
+    let flags = vcpu.regs.rflags & !(IF | VM | RF);
+    let cs = vcpu.system.sysenter_cs & 0xfffc;
     if flags & (TF | NT | IOPL) != 0 || cs == 0 {
         return Next::Exit(Reason::UserSignal);
     }
-    (f.claims.call, f.claims.caller) = (calls::NONE, f.regs.cr3);
-    (f.regs.cs, f.regs.ss) = (cs, cs + 8);
-    (f.regs.gpr[RSP], f.regs.rip) = (f.system.sysenter_esp, f.system.sysenter_eip);
-    f.counters.system_calls += 1;
+    (vcpu.claims.call, vcpu.claims.caller) = (calls::NONE, vcpu.regs.cr3);
+    (vcpu.regs.cs, vcpu.regs.ss) = (cs, cs + 8);
+    (vcpu.regs.gpr[RSP], vcpu.regs.rip) = (vcpu.system.sysenter_esp, vcpu.system.sysenter_eip);
+    vcpu.counters.system_calls += 1;
     assist::enter_kernel(cx, flags)
 }

@@ -5,7 +5,7 @@ use crate::{
     host::{MAP_POPULATE, MAP_PRIVATE, MAP_SHARED},
     mmu, sites, text,
 };
-use frame::{
+use wedge_abi::{
     MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, TOP, UPPER_USER,
 };
 

@@ -12,7 +12,7 @@ use crate::{
     host::{save_segments, user_word},
 };
 use core::{arch::naked_asm, mem::offset_of};
-use frame::{
+use wedge_abi::{
     CMP_LEN, HEAT, HOT, MAX_SITES, SITE_LEN, SITES, STUB_LEN, STUB_RETURN, STUB_TAIL, STUBS,
     Shared, VcpuPage, mode,
 };
@@ -37,7 +37,7 @@ macro_rules! entry {
                 "lea rsp, [rip + stack_top]",
                 "push 0x202",
                 "popfq",
-                "lea rcx, [rip + frame_page]",
+                "lea rcx, [rip + vcpu_page]",
                 "mov [rcx + {gpr} + 24], rbx",
                 "mov [rcx + {gpr} + 40], rbp",
                 "mov [rcx + {gpr} + 48], rsi",

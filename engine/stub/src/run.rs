@@ -9,7 +9,7 @@ use crate::{
     patched::resume_at,
     strict,
 };
-use frame::{Reason, go};
+use wedge_abi::{Reason, go};
 use x86::flags::TF;
 
 /// Goes on as `RunControl::go` says.

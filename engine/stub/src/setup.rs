@@ -9,7 +9,7 @@ use crate::{
     user,
 };
 use core::arch::naked_asm;
-use frame::{
+use wedge_abi::{
     ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, MONITOR, RAM, REGIONS, REGIONS_LEN, SITES,
     SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW, WINDOW_END,
 };

@@ -1,6 +1,6 @@
 //! Where guest code comes back: every signal lands in [`on_signal`] or [`on_signal_keys`].
 //!
-//! The handler does not return to guest code: it puts the interrupted state into the frame, leaves the
+//! The handler does not return to guest code: it puts the interrupted state into the vCPU page, leaves the
 //! signal stack and goes on afresh. Only what interrupted the wedge itself is resumed.
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     patched,
 };
 use core::{arch::naked_asm, sync::atomic::Ordering};
-use frame::{
+use wedge_abi::{
     ALT_STACK, ALT_STACK_LEN, CACHE, CACHE_LEN, KICK, Reason, USER_CACHE, VcpuPage, WINDOW,
     area_of, go, mode,
 };
@@ -108,15 +108,15 @@ const _: () = assert!(ALT_STACK.is_multiple_of(ALT_STACK_LEN) && ALT_STACK_LEN =
 /// What was interrupted? Returns to have the wedge go on. Until that is known, nothing here refers to the shared
 /// pages: code that does may be what was interrupted.
 extern "C" fn sort(signal: u64, context: &mut SignalFrame, info: &[u64; 4]) {
-    let (f, s) = (context::vcpu(), context::shared());
+    let (vcpu, s) = (context::vcpu(), context::shared());
     // SAFETY: mapped, and nobody else writes these two now.
     let (mode, blob_end) = unsafe {
-        ((&raw const (*f).run.mode).read_volatile(), (&raw const (*s).setup.blob_end).read())
+        ((&raw const (*vcpu).run.mode).read_volatile(), (&raw const (*s).setup.blob_end).read())
     };
     let pc = context.rip;
     let wedge_text = pc >= here(WINDOW) as u64 && pc < blob_end;
     let enters = routine(pc, CACHE) == 0;
-    // Part of the state is in the frame already, and the registers are no longer the guest's.
+    // Part of the state is in the vCPU page already, and the registers are no longer the guest's.
     let leaves = [CACHE, USER_CACHE].iter().any(|cache| matches!(routine(pc, *cache), 1 | 2));
     match (mode, signal == KICK as u64) {
         (_, true) if wedge_text && in_gate(pc) => give_up_gate(context),
@@ -168,7 +168,7 @@ fn own(signal: u64, context: &mut SignalFrame) {
     }
 }
 
-/// The guest's registers are still in the frame, but for its vectors: the host has put them into the
+/// The guest's registers are still in the vCPU page, but for its vectors: the host has put them into the
 /// signal frame and cleared those in the CPU.
 fn give_up_gate(context: &SignalFrame) -> ! {
     leave_guest(|cx| {
@@ -214,7 +214,7 @@ fn user(cx: &mut Context<'_>, signal: u64, context: &SignalFrame, info: &[u64; 4
     came_back(cx, signal, context, info)
 }
 
-/// User code has come back by a signal; the frame has its segments. What comes next.
+/// User code has come back by a signal; the vCPU page has its segments. What comes next.
 pub fn came_back(
     cx: &mut Context<'_>,
     signal: u64,
@@ -232,18 +232,18 @@ pub fn came_back(
     cx.vcpu.regs.rflags = context.flags;
     take_code_segment(cx.vcpu, context.selectors);
     let call = narrow::call(cx, info[3] >> 32, info[3] & 0xffff_ffff);
-    let f = &mut *cx.vcpu;
+    let vcpu = &mut *cx.vcpu;
     // AUDIT_ARCH_X86_64, SYS_SECCOMP, and not the vsyscall page.
     let system_call =
-        signal == SIGSYS && info[3] >> 32 == 0xc000_003e && f.exit.address == f.regs.rip;
+        signal == SIGSYS && info[3] >> 32 == 0xc000_003e && vcpu.exit.address == vcpu.regs.rip;
     if system_call {
-        restore_number(f, info[3] as i32);
+        restore_number(vcpu, info[3] as i32);
     }
-    let page_fault = signal == SIGSEGV && f.exit.trap == PAGE_FAULT;
-    let protection = signal == SIGSEGV && f.exit.trap == GENERAL_PROTECTION;
-    match f.run.fast != 0 && (f.run.compatibility == 0 || cx.shared.setup.narrow != 0) {
-        _ if area_of(f.regs.ss).is_some() => user_exit,
-        _ if signal == SIGILL && f.run.compatibility == 0 => user_illegal,
+    let page_fault = signal == SIGSEGV && vcpu.exit.trap == PAGE_FAULT;
+    let protection = signal == SIGSEGV && vcpu.exit.trap == GENERAL_PROTECTION;
+    match vcpu.run.fast != 0 && (vcpu.run.compatibility == 0 || cx.shared.setup.narrow != 0) {
+        _ if area_of(vcpu.regs.ss).is_some() => user_exit,
+        _ if signal == SIGILL && vcpu.run.compatibility == 0 => user_illegal,
         true if system_call => system_call_entry,
         true if call == NarrowCall::Interrupt => user_interrupt,
         true if call == NarrowCall::Enter => narrow::enter_system,
@@ -254,22 +254,22 @@ pub fn came_back(
 }
 
 /// CS, and SS if user code has made it a thread-local segment: with that it is not entered from here.
-fn take_code_segment(f: &mut VcpuPage, selectors: u64) {
+fn take_code_segment(vcpu: &mut VcpuPage, selectors: u64) {
     let (cs, ss) = (selectors & 0xffff, selectors >> 48);
-    if cs != USER_CS || f.run.compatibility != 0 {
-        f.regs.cs = cs;
+    if cs != USER_CS || vcpu.run.compatibility != 0 {
+        vcpu.regs.cs = cs;
     }
-    f.run.compatibility = (cs != USER_CS).into();
+    vcpu.run.compatibility = (cs != USER_CS).into();
     if area_of(ss).is_some() {
-        f.regs.ss = ss;
+        vcpu.regs.ss = ss;
     }
 }
 
 /// The host takes some numbers of system calls for its own results, on the way to a signal, and
 /// changes RAX.
-fn restore_number(f: &mut VcpuPage, number: i32) {
-    if f.regs.gpr[0] as i32 != number {
-        f.regs.gpr[0] = number as i64 as u64;
+fn restore_number(vcpu: &mut VcpuPage, number: i32) {
+    if vcpu.regs.gpr[0] as i32 != number {
+        vcpu.regs.gpr[0] = number as i64 as u64;
     }
 }
 
@@ -286,12 +286,12 @@ fn user_protection(cx: &mut Context<'_>) -> Next {
     Next::Run
 }
 
-/// Where there would be a SYSCALL but for a patch, the frame becomes that of its trap.
+/// Where there would be a SYSCALL but for a patch, the vCPU page becomes that of its trap.
 fn user_illegal(cx: &mut Context<'_>) -> Next {
-    let f = &mut *cx.vcpu;
-    let Some(back) = patched::call_at(f.regs.rip) else { return Next::Exit(Reason::UserSignal) };
-    (f.exit.signal, f.regs.rip, f.exit.address) = (SIGSYS, back, back);
-    if f.run.fast != 0 { assist::system_call(cx) } else { Next::Exit(Reason::UserSignal) }
+    let vcpu = &mut *cx.vcpu;
+    let Some(back) = patched::call_at(vcpu.regs.rip) else { return Next::Exit(Reason::UserSignal) };
+    (vcpu.exit.signal, vcpu.regs.rip, vcpu.exit.address) = (SIGSYS, back, back);
+    if vcpu.run.fast != 0 { assist::system_call(cx) } else { Next::Exit(Reason::UserSignal) }
 }
 
 fn system_call_entry(cx: &mut Context<'_>) -> Next {
@@ -318,17 +318,17 @@ fn kernel(cx: &mut Context<'_>, signal: u64, context: &SignalFrame, info: &[u64;
 }
 
 /// The interrupted registers. Vectors go back into the CPU at once: the wedge uses none.
-fn save(f: &mut VcpuPage, secret: Secret, signal: u64, c: &SignalFrame, info: &[u64; 4]) {
+fn save(vcpu: &mut VcpuPage, secret: Secret, signal: u64, c: &SignalFrame, info: &[u64; 4]) {
     let [r8, r9, r10, r11, r12, r13, r14, r15] = c.r8_to_r15;
-    f.regs.gpr = [
+    vcpu.regs.gpr = [
         c.rax, c.rcx, c.rdx, c.rbx, c.rsp, c.rbp, c.rsi, c.rdi, r8, r9, r10, r11, r12, r13, r14,
         r15,
     ];
-    f.exit.signal = signal;
-    f.exit.code = info[1] & 0xffff_ffff;
-    f.exit.address = info[2];
-    f.exit.trap = c.trap;
-    f.exit.error = c.error;
+    vcpu.exit.signal = signal;
+    vcpu.exit.code = info[1] & 0xffff_ffff;
+    vcpu.exit.address = info[2];
+    vcpu.exit.trap = c.trap;
+    vcpu.exit.error = c.error;
     load_vectors(secret, c.vectors);
-    f.run.mode = mode::WEDGE;
+    vcpu.run.mode = mode::WEDGE;
 }

@@ -3,7 +3,7 @@
 //! Loads then fault, and are interpreted; so are the jumps of calls that had been patched before.
 
 use crate::Context;
-use frame::{AREA, AREA_LEN, SITES, near_sites};
+use wedge_abi::{AREA, AREA_LEN, SITES, near_sites};
 
 const READ: u64 = 1;
 

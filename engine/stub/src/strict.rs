@@ -20,7 +20,7 @@ use crate::{
     user,
 };
 use core::{arch::asm, sync::atomic::Ordering};
-use frame::{
+use wedge_abi::{
     HAND_OVER, JOURNAL, Journal, KICK, LISTENER_FD, MAX_JOURNAL, REGIONS, Reason, USER_PAGE,
     UserPage, VcpuPage, event, region,
 };
@@ -117,7 +117,7 @@ fn note(cx: &mut Context<'_>, order: [u64; 6]) {
     }
 }
 
-/// Runs user code as the frame says until it comes back, or a kick comes first.
+/// Runs user code as the vCPU page says until it comes back, or a kick comes first.
 pub fn enter(cx: &mut Context<'_>) -> Next {
     if is_kicked() {
         return Next::Exit(Reason::Kicked);
@@ -146,11 +146,11 @@ pub fn enter(cx: &mut Context<'_>) -> Next {
 }
 
 /// What user code is to run with. The vector registers are in the CPU, and stay there.
-fn show(f: &VcpuPage, p: &mut UserPage) {
-    p.gpr = f.regs.gpr;
-    (p.rip, p.rflags) = (f.run.user_rip, f.regs.rflags);
-    (p.fs_base, p.gs_base) = (canonical(f.regs.fs_base), canonical(f.regs.gs_base));
-    p.selectors = [f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs];
+fn show(vcpu: &VcpuPage, p: &mut UserPage) {
+    p.gpr = vcpu.regs.gpr;
+    (p.rip, p.rflags) = (vcpu.run.user_rip, vcpu.regs.rflags);
+    (p.fs_base, p.gs_base) = (canonical(vcpu.regs.fs_base), canonical(vcpu.regs.gs_base));
+    p.selectors = [vcpu.regs.ds, vcpu.regs.es, vcpu.regs.fs, vcpu.regs.gs];
     clear_header(&mut p.vectors.0, 0);
     // SAFETY: the area is made for that.
     unsafe { host::store_vectors(p.vectors.0.as_mut_ptr()) };
@@ -250,12 +250,12 @@ fn jumped(p: &mut UserPage) {
 }
 
 /// What a patched call has put into the page.
-fn take_registers(f: &mut VcpuPage, p: &UserPage) {
-    f.regs.gpr = p.gpr;
-    f.regs.rip = canonical(p.rip);
-    f.regs.rflags = user_flags(p.rflags);
-    take_segments(f, p);
-    take_vectors(f, p);
+fn take_registers(vcpu: &mut VcpuPage, p: &UserPage) {
+    vcpu.regs.gpr = p.gpr;
+    vcpu.regs.rip = canonical(p.rip);
+    vcpu.regs.rflags = user_flags(p.rflags);
+    take_segments(vcpu, p);
+    take_vectors(vcpu, p);
 }
 
 fn came_by_signal(cx: &mut Context<'_>) -> Next {
@@ -292,21 +292,22 @@ fn forget(words: &mut [u64]) {
     }
 }
 
-fn take_segments(f: &mut VcpuPage, p: &UserPage) {
+fn take_segments(vcpu: &mut VcpuPage, p: &UserPage) {
     let known = |selector: u64| if SELECTORS.contains(&selector) { selector } else { 0 };
     let [ds, es, fs, gs] = p.selectors;
-    (f.regs.ds, f.regs.es, f.regs.fs, f.regs.gs) = (known(ds), known(es), known(fs), known(gs));
-    (f.regs.fs_base, f.regs.gs_base) = (canonical(p.fs_base), canonical(p.gs_base));
+    (vcpu.regs.ds, vcpu.regs.es, vcpu.regs.fs, vcpu.regs.gs) =
+        (known(ds), known(es), known(fs), known(gs));
+    (vcpu.regs.fs_base, vcpu.regs.gs_base) = (canonical(p.fs_base), canonical(p.gs_base));
 }
 
 /// The vector registers, as an area that can be loaded.
-fn take_vectors(f: &mut VcpuPage, p: &UserPage) {
+fn take_vectors(vcpu: &mut VcpuPage, p: &UserPage) {
     // SAFETY: copies one area to another.
     unsafe {
-        asm!("rep movsq", inout("rsi") p.vectors.0.as_ptr() => _, inout("rdi") f.vectors.0.as_mut_ptr() => _,
-            inout("rcx") f.vectors.0.len() / 8 => _);
+        asm!("rep movsq", inout("rsi") p.vectors.0.as_ptr() => _, inout("rdi") vcpu.vectors.0.as_mut_ptr() => _,
+            inout("rcx") vcpu.vectors.0.len() / 8 => _);
     }
-    let area = &mut f.vectors.0;
+    let area = &mut vcpu.vectors.0;
     let saved = word(area, HEADER) & SAVED;
     clear_header(area, saved);
     // The upper half is a mask that is not loaded.

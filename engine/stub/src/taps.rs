@@ -12,7 +12,7 @@ use crate::{
     walk::{self, ram_offset},
 };
 use core::arch::asm;
-use frame::{RAM, STEP_WORDS, Shared, TAP_BYTES, TAP_ODD, TAP_STEPS, TAPS, Taps, go};
+use wedge_abi::{RAM, STEP_WORDS, Shared, TAP_BYTES, TAP_ODD, TAP_STEPS, TAPS, Taps, go};
 use x86::{
     paging::canonical,
     tap::{self, Memory, Moment, Outcome},
@@ -142,11 +142,11 @@ mod library {
 mod tests {
     extern crate std;
     use super::*;
-    use frame::{TapTable, VcpuPage};
     use std::{
         alloc::{Layout, alloc_zeroed},
         boxed::Box,
     };
+    use wedge_abi::{TapTable, VcpuPage};
 
     /// Pages of zeroes.
     ///
@@ -165,16 +165,18 @@ mod tests {
     /// A kick takes back the record of the point that was passed last. If that point made no record, the record before it stays.
     #[test]
     fn where_there_is_no_record_none_can_be_taken_back() {
-        let (mut f, mut s, mut taps) = pages();
+        let (mut vcpu, mut s, mut taps) = pages();
         (taps.used, taps.last) = (400, 200);
-        assert!(pass_by(&mut Context::of(&mut f, &mut s), &mut taps) && f.run.go == go::BLOCK);
+        assert!(
+            pass_by(&mut Context::of(&mut vcpu, &mut s), &mut taps) && vcpu.run.go == go::BLOCK
+        );
         assert_eq!((taps.used, taps.last), (400, 400));
     }
 
     #[test]
     fn what_only_runs_to_its_exit_goes_no_further() {
-        let (mut f, mut s, mut taps) = pages();
-        let mut cx = Context::of(&mut f, &mut s);
+        let (mut vcpu, mut s, mut taps) = pages();
+        let mut cx = Context::of(&mut vcpu, &mut s);
         cx.vcpu.run.go = go::LEAVE;
         let passes = pass_by(&mut cx, &mut taps);
         assert!(!passes && cx.vcpu.exit.info != TAP_ODD, "nobody has a point there");

@@ -18,7 +18,7 @@ use crate::{
     search::{ESCAPE, PageBytes, has},
     word,
 };
-use frame::{PLAIN_PAGES, RAM, SITE_PAGES, TABLES, keys, plain_slot, print_of, site_page};
+use wedge_abi::{PLAIN_PAGES, RAM, SITE_PAGES, TABLES, keys, plain_slot, print_of, site_page};
 
 const PAGE: u64 = 4096;
 
@@ -30,7 +30,7 @@ pub fn is_plain(gva: u64, offset: u64) -> bool {
     !has_sites(gva) && (!has(bytes, is_odd) || is_known(bytes))
 }
 
-/// The monitor has found nothing to change in these bytes ([`frame::print`]).
+/// The monitor has found nothing to change in these bytes ([`wedge_abi::print`]).
 fn is_known(bytes: PageBytes) -> bool {
     let print = print_of(bytes.words());
     // SAFETY: inside the tables, which are mapped for good.

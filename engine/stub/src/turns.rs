@@ -11,7 +11,7 @@ use crate::{
     orders::obey,
 };
 use core::sync::atomic::{AtomicU32, Ordering};
-use frame::{MONITOR, TURNS, TurnsPage, go, mode};
+use wedge_abi::{MONITOR, TURNS, TurnsPage, go, mode};
 
 /// Whose turn it is; all of it is atomic.
 fn whose_turn() -> &'static TurnsPage {
@@ -25,11 +25,11 @@ pub fn holder(pcid: u64) -> Option<usize> {
     whose_turn().spaces.iter().position(holds)
 }
 
-/// Has another wedge go on as the frame says.
+/// Has another wedge go on as the vCPU page says.
 pub fn pass_on(cx: &Context<'_>, to: usize) -> Next {
     let turns = whose_turn();
     turns.current.store(to as u32, Ordering::SeqCst);
-    // A kick for this wedge has arrived once a host call is over, and the other one sees it in the frame.
+    // A kick for this wedge has arrived once a host call is over, and the other one sees it in the vCPU page.
     host::wake(cx.secret(), &turns.spaces[0]);
     Next::HandOver(to)
 }

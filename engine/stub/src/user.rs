@@ -37,7 +37,7 @@ use core::{
     arch::{asm, naked_asm},
     mem::offset_of,
 };
-use frame::{
+use wedge_abi::{
     ALT_STACK, ALT_STACK_LEN, HAND_OVER, JOURNAL, JOURNAL_POKE, Journal, KICK, RAM_FD, SITES,
     SITES_LEN, SYSCALL_USER_DISPATCH, TOP, USER_PAGE, UserPage, WINDOW, WINDOW_END, event,
 };

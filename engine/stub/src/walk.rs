@@ -4,7 +4,7 @@
 
 use crate::{Context, reach};
 use core::sync::atomic::{AtomicU64, Ordering};
-use frame::{MARKS, RAM, Shared};
+use wedge_abi::{MARKS, RAM, Shared};
 use x86::{
     control::{cr0, cr4, efer},
     exception::pf,
@@ -146,7 +146,7 @@ impl WalkMemory for Tables<'_> {
     }
 }
 
-/// How the guest's CPU walks while a wedge may do so ([`frame::RunControl::walks`]).
+/// How the guest's CPU walks while a wedge may do so ([`wedge_abi::RunControl::walks`]).
 const ROOTS: Roots = Roots {
     cr0: cr0::PE | cr0::WP | cr0::PG,
     cr3: 0,

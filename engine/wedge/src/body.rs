@@ -4,18 +4,18 @@ use crate::{
     process::{IMAGE, PAGE},
     strict,
 };
-use frame::{
-    ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, COPIES, COPIES_LEN,
-    FRAME, FRAME_LEN, GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_SITES, RAM, RAM_FD,
-    REGIONS, REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUB_LEN, STUBS, Shared,
-    TABLES, TABLES_LEN, TAPS, TURNS, Taps, TurnsPage, USER_CACHE, USER_CACHE_LEN, USER_PAGE,
-    USER_TABLES,
-};
 use host::{
     Access::{self, Execute, Read, Write},
     Body, Part, Supervision,
 };
 use std::os::fd::BorrowedFd;
+use wedge_abi::{
+    ALT_STACK, ALT_STACK_LEN, AREA, AREA_ALIAS, AREA_LEN, BLOB, Base, CACHE, COPIES, COPIES_LEN,
+    GATE, JOURNAL, LISTENER_FD, LOOKUPS, Lookups, MARKS, MAX_SITES, RAM, RAM_FD, REGIONS,
+    REGIONS_LEN, SHARED, SITES, SITES_LEN, STACK, STACK_LEN, STUB_LEN, STUBS, Shared, TABLES,
+    TABLES_LEN, TAPS, TURNS, Taps, TurnsPage, USER_CACHE, USER_CACHE_LEN, USER_PAGE, USER_TABLES,
+    VCPU_PAGE, VCPU_PAGE_LEN,
+};
 
 /// Descriptors of memory objects, in the order in which another process is given them.
 macro_rules! objects {
@@ -45,7 +45,7 @@ macro_rules! objects {
 
 objects!(
     shared,
-    frame,
+    vcpu_page,
     turns,
     taps,
     tables,
@@ -119,7 +119,7 @@ impl<'a> Parts<'a> {
     /// What user code can reach.
     fn open(&self, image: BorrowedFd<'a>) -> impl Iterator<Item = Part<'a>> {
         let here = |usual| self.base.hva(usual);
-        let areas = (self.objects.frame, (AREA_ALIAS - FRAME) as u64);
+        let areas = (self.objects.vcpu_page, (AREA_ALIAS - VCPU_PAGE) as u64);
         [
             part(here(BLOB), IMAGE.len(), Execute, Some(image)),
             part(here(GATE), PAGE, Write, None),
@@ -139,7 +139,7 @@ impl<'a> Parts<'a> {
             part(STACK, STACK_LEN, Write, None),
             part(ALT_STACK, ALT_STACK_LEN, Write, None),
             part(TURNS, size_of::<TurnsPage>(), Write, Some(self.objects.turns)),
-            part(FRAME, FRAME_LEN, Write, Some(self.objects.frame)),
+            part(VCPU_PAGE, VCPU_PAGE_LEN, Write, Some(self.objects.vcpu_page)),
             part(TAPS, size_of::<Taps>(), Write, Some(self.objects.taps)),
             part(TABLES, USER_TABLES, Read, Some(self.objects.tables)),
             part(TABLES + USER_TABLES, user_tables, Read, Some(self.objects.user_tables)),

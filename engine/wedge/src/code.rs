@@ -5,13 +5,13 @@
 //! written a word at a time.
 
 use crate::memory::MemoryObject;
-use frame::{
+use host::MemoryObject as Object;
+use std::io;
+use wedge_abi::{
     AREA_LEN, Base, CACHE, CMP_LEN, MAX_SITES, PLAIN_PAGES, SITE_PAGES, SITES_LEN, STUB_LEN,
     STUB_TAIL, STUBS, TABLES_LEN, USER_CACHE, USER_CACHE_LEN, USER_TABLES, keys, plain_slot,
     site_page,
 };
-use host::MemoryObject as Object;
-use std::io;
 
 type Bytes = MemoryObject<[u8; 0]>;
 
@@ -89,7 +89,7 @@ impl CodeArea {
         self.tables.add_bits(SITE_PAGES + word * 8, 1 << bit);
     }
 
-    /// A page of code with this [`frame::print`] need not be changed before user code executes it, whatever
+    /// A page of code with this [`wedge_abi::print`] need not be changed before user code executes it, whatever
     /// its address. Said in the kernel's tables.
     pub fn note_plain(&self, print: u64) {
         self.tables.write_word(PLAIN_PAGES + plain_slot(print) * 8, print);
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn stubs_do_not_open_keys() {
         let sites = CallSites::new(Base::default()).expect("the host has memory");
-        let stub = |call, back| sites.make(0, call, back, frame::BLOB as u64);
+        let stub = |call, back| sites.make(0, call, back, wedge_abi::BLOB as u64);
         assert!(stub(SiteCall::Number(39), 0x40_010f));
         assert!(!stub(SiteCall::Number(39), 0x1000_c3ef_010f));
         assert!(!stub(SiteCall::Compared(0xfff), 0x1000_c3ef_010f - CMP_LEN));
@@ -190,7 +190,7 @@ mod tests {
         area.write_jump(11, [7; 4]);
         let bytes: Vec<u8> = (8..24).map(|at| area.byte(at)).collect();
         assert_eq!(bytes, [1, 1, 1, 7, 7, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
-        assert_eq!(area.byte_at(frame::CACHE as u64 + 11), Some(7));
+        assert_eq!(area.byte_at(wedge_abi::CACHE as u64 + 11), Some(7));
         assert_eq!(area.byte_at(USER_CACHE as u64), None);
     }
 }

@@ -28,11 +28,11 @@ mod order_tests;
 host::choose!(host_linux::Linux);
 
 pub use code::{CallSites, CodeArea, SiteCall};
-pub use frame::{MapCommand, MapReport, Owner, Rights};
 pub use pages::{Common, Pages};
 pub use process::{Error, Wedge, WedgeRam};
 pub use starter::{become_wedge, prepare, start_by};
 pub use turns::Turns;
+pub use wedge_abi::{MapCommand, MapReport, Owner, Rights};
 
 /// The host has protection keys, which close the kernel's memory to user code unless they are left alone.
 pub fn keys() -> bool {

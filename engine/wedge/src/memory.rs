@@ -27,9 +27,9 @@ unsafe impl Plain for u64 {}
 // SAFETY: numbers.
 unsafe impl Plain for i64 {}
 // SAFETY: numbers, one behind the other.
-unsafe impl Plain for frame::RawChange {}
+unsafe impl Plain for wedge_abi::RawChange {}
 // SAFETY: numbers, one behind the other.
-unsafe impl Plain for frame::Setup {}
+unsafe impl Plain for wedge_abi::Setup {}
 // SAFETY: as each of them.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
@@ -39,9 +39,9 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 /// That they are.
 pub(crate) unsafe trait Atomic {}
 // SAFETY: atomic words.
-unsafe impl Atomic for frame::TurnsPage {}
+unsafe impl Atomic for wedge_abi::TurnsPage {}
 // SAFETY: atomic words.
-unsafe impl Atomic for frame::Lookups {}
+unsafe impl Atomic for wedge_abi::Lookups {}
 
 /// A field of a shared structure: where it lies, and what it is.
 pub(crate) struct Field<T, F> {
@@ -197,7 +197,7 @@ impl<T: Atomic> MemoryObject<T> {
 /// Any bytes are a value of it, and it is a multiple of eight bytes long.
 pub(crate) unsafe trait Copied {}
 // SAFETY: numbers, and pages long.
-unsafe impl Copied for frame::VcpuPage {}
+unsafe impl Copied for wedge_abi::VcpuPage {}
 
 impl<T: Copied> MemoryObject<T> {
     /// Copies the first bytes of the contents, a multiple of eight, to those of a copy.

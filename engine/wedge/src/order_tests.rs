@@ -2,8 +2,8 @@
 //! it is told to: what it did then would be nobody's.
 
 use crate::{MapCommand, Pages, Wedge};
-use frame::{MAX_ORDERS, go};
 use ram::Ram;
+use wedge_abi::{MAX_ORDERS, go};
 
 const RAM_LEN: u64 = 1 << 20;
 /// Where nothing is mapped: user code that goes on there comes back at once.
@@ -21,15 +21,15 @@ fn ready() -> (Wedge, Pages) {
     };
     let mut pages = Pages::new().expect("the host gives memory");
     let wedge = Wedge::start(parts, &pages, 1).expect("the host gives a process");
-    let frame = pages.frame();
-    (frame.run.go, frame.regs.rip) = (go::USER, NOWHERE);
+    let page = pages.vcpu_page();
+    (page.run.go, page.regs.rip) = (go::USER, NOWHERE);
     pages.publish();
     (wedge, pages)
 }
 
 fn user_entries(pages: &mut Pages) -> u64 {
     pages.fetch();
-    pages.frame().counters.user_entries
+    pages.vcpu_page().counters.user_entries
 }
 
 fn order(wedge: &mut Wedge, times: usize) {

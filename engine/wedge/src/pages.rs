@@ -3,13 +3,13 @@
 use crate::code::{CallSites, CodeArea};
 use crate::memory::{MemoryObject, field};
 use crate::turns::Turns;
-use frame::{
-    Base, COPY_INDEX, FRAME_LEN, LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES, NO_USER, NOWHERE,
-    POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, STEP_WORDS, TAP_BYTES, TAP_PLACES, TAP_STEPS,
-    TapTable, Taps, Told, UPPER_USER, VcpuPage, region,
-};
 use host::MemoryObject as Object;
 use std::{io, mem::offset_of, sync::Arc};
+use wedge_abi::{
+    Base, COPY_INDEX, LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES, NO_USER, NOWHERE, POISON,
+    REGION_BITS, REGION_COUNT, REGIONS_LEN, STEP_WORDS, TAP_BYTES, TAP_PLACES, TAP_STEPS, TapTable,
+    Taps, Told, UPPER_USER, VCPU_PAGE_LEN, VcpuPage, region,
+};
 
 /// Bytes of the vCPU page that wedges change.
 const CHANGED_LEN: usize = offset_of!(VcpuPage, told);
@@ -45,12 +45,12 @@ impl Common {
     }
 }
 
-/// The pages. The monitor writes them; wedges can write the frame and the turns only.
+/// The pages. The monitor writes them; wedges can write the vCPU page and the turns only.
 #[derive(Debug)]
 pub struct Pages {
     common: Arc<Common>,
     user: Arc<CodeArea>,
-    frame: MemoryObject<VcpuPage>,
+    vcpu_page: MemoryObject<VcpuPage>,
     /// What the monitor works with: [`Pages::publish`] and [`Pages::fetch`] copy it.
     copy: Box<VcpuPage>,
     /// Its last part has changed since it was published.
@@ -83,7 +83,7 @@ impl Pages {
         let mut pages = Self {
             user: Arc::new(CodeArea::of_user(base)?),
             common,
-            frame: MemoryObject::new("ring3-vcpu", FRAME_LEN)?,
+            vcpu_page: MemoryObject::new("ring3-vcpu", VCPU_PAGE_LEN)?,
             copy: Box::default(),
             told_changed: true,
             regions: MemoryObject::new("ring3-regions", REGIONS_LEN)?,
@@ -96,13 +96,13 @@ impl Pages {
             narrow: false,
         };
         pages.regions.seal()?;
-        let frame = pages.frame();
-        frame.block.bias = base.bias();
-        frame.block.nowhere = NOWHERE;
-        frame.block.region_mask = (REGION_COUNT as u64 - 1) << REGION_BITS;
-        frame.block.copy_index = COPY_INDEX;
-        frame.system.vector_mask = 7;
-        frame.block.lookup_masks = [LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES];
+        let page = pages.vcpu_page();
+        page.block.bias = base.bias();
+        page.block.nowhere = NOWHERE;
+        page.block.region_mask = (REGION_COUNT as u64 - 1) << REGION_BITS;
+        page.block.copy_index = COPY_INDEX;
+        page.system.vector_mask = 7;
+        page.block.lookup_masks = [LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES];
         for at in 0..REGION_COUNT {
             match bias_of(base, (at as u64) << REGION_BITS) {
                 0 => {} // as it is
@@ -119,8 +119,8 @@ impl Pages {
     pub fn move_to(&mut self, common: Arc<Common>) -> io::Result<()> {
         let bias = common.base.bias();
         let mut new = Self::with(common)?;
-        *new.frame() = self.frame().clone();
-        new.frame().block.bias = bias;
+        *new.vcpu_page() = self.vcpu_page().clone();
+        new.vcpu_page().block.bias = bias;
         new.told_changed = true;
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
@@ -137,7 +137,7 @@ impl Pages {
 
     /// The monitor's copy of the vCPU page: what it was when guest code last stopped, and what guest code
     /// goes on with. Nobody else writes it.
-    pub fn frame(&mut self) -> &mut VcpuPage {
+    pub fn vcpu_page(&mut self) -> &mut VcpuPage {
         &mut self.copy
     }
 
@@ -150,12 +150,12 @@ impl Pages {
     /// Guest code is about to run: wedges get the vCPU page as the monitor has it.
     pub fn publish(&mut self) {
         let all = std::mem::take(&mut self.told_changed);
-        self.frame.copy_out(&self.copy, if all { size_of::<VcpuPage>() } else { CHANGED_LEN });
+        self.vcpu_page.copy_out(&self.copy, if all { size_of::<VcpuPage>() } else { CHANGED_LEN });
     }
 
     /// Guest code has stopped: takes from the vCPU page what wedges change.
     pub fn fetch(&mut self) {
-        self.frame.copy_in(&mut self.copy, CHANGED_LEN);
+        self.vcpu_page.copy_in(&mut self.copy, CHANGED_LEN);
     }
 
     /// Wedges started from now on get user code's system calls by syscall user dispatch.
@@ -285,8 +285,8 @@ impl Pages {
         self.regions.object()
     }
 
-    pub(crate) fn vcpu_page(&self) -> &dyn Object {
-        self.frame.object()
+    pub(crate) fn vcpu_page_object(&self) -> &dyn Object {
+        self.vcpu_page.object()
     }
     pub(crate) fn taps(&self) -> &dyn Object {
         self.taps.object()

@@ -9,12 +9,12 @@ use crate::{
     turns::Turns,
 };
 use contract::Whose;
-use frame::{
+use host::End;
+use std::{io, os::fd::BorrowedFd, sync::OnceLock};
+use wedge_abi::{
     BLOB, Base, Lookups, MAX_MADE, MAX_ORDERS, MONITOR, MapCommand, MapReport, RAM, RAM_MAX, Setup,
     Shared,
 };
-use host::End;
-use std::{io, os::fd::BorrowedFd, sync::OnceLock};
 
 pub(crate) static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
 pub(crate) const PAGE: usize = 4096;
@@ -97,7 +97,7 @@ pub struct Wedge {
 }
 
 impl Wedge {
-    /// Starts the wedge with a number (from 1 to [`frame::MAX_WEDGES`]) over guest RAM and a vCPU's pages,
+    /// Starts the wedge with a number (from 1 to [`wedge_abi::MAX_WEDGES`]) over guest RAM and a vCPU's pages,
     /// from the thread that is going to take turns with it.
     ///
     /// # Errors
@@ -192,7 +192,7 @@ impl Wedge {
         self.turns.publish(self.number, pcid.filter(|_| idle));
     }
 
-    /// Runs guest code as the frame says until it stops; false if the orders could not all be
+    /// Runs guest code as the vCPU page says until it stops; false if the orders could not all be
     /// carried out (too many mappings, no memory), in which case no guest code has run.
     ///
     /// # Errors
@@ -336,7 +336,7 @@ fn objects<'a>(
         ram: passed(ram.memory)?,
         marks: passed(ram.marks)?,
         shared: passed(shared.object())?,
-        frame: passed(pages.vcpu_page())?,
+        vcpu_page: passed(pages.vcpu_page_object())?,
         turns: passed(pages.turns().object())?,
         taps: passed(pages.taps())?,
         tables: passed(pages.kernel().tables())?,
@@ -450,7 +450,7 @@ mod tests {
     /// other instructions.
     #[test]
     fn the_blob_opens_keys_only_where_it_means_to() {
-        let opens = |bytes: &&[u8]| frame::keys::find(bytes).is_some();
+        let opens = |bytes: &&[u8]| wedge_abi::keys::find(bytes).is_some();
         assert_eq!(IMAGE.windows(3).filter(opens).count(), 9);
     }
 }

@@ -9,13 +9,13 @@ use crate::{
     process,
     strict::{self, UserParts},
 };
-use frame::Base;
 use host::{Body, Child};
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::OnceLock,
 };
+use wedge_abi::Base;
 
 /// Starts a child of this process that is to call [`become_wedge`] with these words and descriptors.
 type Start = fn(&[u64], &[BorrowedFd<'_>]) -> io::Result<Box<dyn Child>>;
@@ -93,7 +93,7 @@ impl<'a> Parts<'a> {
             let [page, journal, socket] = of_user.each_ref().map(AsFd::as_fd);
             strict::UserDescriptors { page, journal, socket }
         });
-        let ram_len = usize::try_from(len).ok().filter(|len| *len <= frame::RAM_MAX)?;
+        let ram_len = usize::try_from(len).ok().filter(|len| *len <= wedge_abi::RAM_MAX)?;
         let base = Base::of_entry(u16::try_from(entry).ok()?);
         let objects = Objects::of(objects.each_ref().map(AsFd::as_fd));
         Some(Self { base, objects, ram_len, walked: walked != 0, keyed: keyed != 0, user })

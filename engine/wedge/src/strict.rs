@@ -12,10 +12,6 @@ use crate::{
     process::{self, PAGE},
     starter::{self, passed},
 };
-use frame::{
-    ALT_STACK, ALT_STACK_LEN, AREA_LEN, BLOB, Base, HAND_OVER, JOURNAL, Journal, MAX_SITES,
-    SIGNAL_STACK_FLAGS, SITES, SITES_LEN, STUB_LEN, STUBS, USER_PAGE, USER_START, UserPage,
-};
 use host::{
     Access::{Execute, Read, Write},
     Body, Child, Supervision,
@@ -26,6 +22,10 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
+};
+use wedge_abi::{
+    ALT_STACK, ALT_STACK_LEN, AREA_LEN, BLOB, Base, HAND_OVER, JOURNAL, Journal, MAX_SITES,
+    SIGNAL_STACK_FLAGS, SITES, SITES_LEN, STUB_LEN, STUBS, USER_PAGE, USER_START, UserPage,
 };
 
 /// What a wedge shares with the process of its user code: descriptors.
@@ -65,7 +65,7 @@ impl BothSides {
     pub(crate) fn start(
         &self,
         wedge: &Parts<'_>,
-        told: &frame::Setup,
+        told: &wedge_abi::Setup,
     ) -> io::Result<Box<dyn Child>> {
         let start = [told.user_secret, told.blob_end, told.user_dispatch];
         self.page.set(field!(UserPage, start), start);
@@ -112,7 +112,7 @@ impl<'a> UserParts<'a> {
         let &[len, USER, entry] = words else { return None };
         let descriptors: &[OwnedFd; DESCRIPTORS] = descriptors.first_chunk()?;
         let [ram, stubs, sites, page, journal, socket] = descriptors.each_ref().map(AsFd::as_fd);
-        let ram = (ram, usize::try_from(len).ok().filter(|len| *len <= frame::RAM_MAX)?);
+        let ram = (ram, usize::try_from(len).ok().filter(|len| *len <= wedge_abi::RAM_MAX)?);
         let base = Base::of_entry(u16::try_from(entry).ok()?);
         Some(Self { base, ram, stubs, sites, shared: UserDescriptors { page, journal, socket } })
     }

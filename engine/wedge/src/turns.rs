@@ -1,13 +1,13 @@
 //! Whose turn it is, seen from the monitor; and kicks, which go to whoever has it.
 
 use crate::memory::MemoryObject;
-use frame::{KICK, MAX_WEDGES, MONITOR};
 use host::{Child, End};
 use std::{
     io,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering},
     time::Duration,
 };
+use wedge_abi::{KICK, MAX_WEDGES, MONITOR};
 
 /// How long the monitor waits before it looks whether a process has ended.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ pub struct Turns(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    page: MemoryObject<frame::TurnsPage>,
+    page: MemoryObject<wedge_abi::TurnsPage>,
     /// Processes by number, until they are reaped.
     children: Children,
     /// Those of their user code, where that has one of its own.
@@ -29,7 +29,7 @@ struct Inner {
 
 impl Turns {
     pub(crate) fn new() -> io::Result<Self> {
-        let page = MemoryObject::new("ring3-turns", size_of::<frame::TurnsPage>())?;
+        let page = MemoryObject::new("ring3-turns", size_of::<wedge_abi::TurnsPage>())?;
         let [children, users] = [(); 2].map(|()| std::array::from_fn(|_| RwLock::new(None)));
         Ok(Self(Arc::new(Inner { page, children, users })))
     }
@@ -122,7 +122,7 @@ impl Turns {
         })
     }
 
-    fn page(&self) -> &frame::TurnsPage {
+    fn page(&self) -> &wedge_abi::TurnsPage {
         self.0.page.all()
     }
 }

@@ -8,7 +8,7 @@
 
 use std::{arch::asm, ptr, slice, sync::OnceLock};
 
-use frame::{BIAS, BLOB, CACHE, FRAME, HAND_OVER, JOURNAL, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
+use wedge_abi::{BIAS, BLOB, CACHE, VCPU_PAGE, HAND_OVER, JOURNAL, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
 
 #[path = "isolation/keys.rs"]
 mod keys;
@@ -226,7 +226,7 @@ fn maps_no_memory(at: u64, secret: u64) -> bool {
 
 /// Calls that are the wedge's with its other processes.
 fn hands_over(at: u64, secret: u64) -> bool {
-    call_from(at, FUTEX, [FRAME as u64, 1, 1 << 30, 0, 0, secret]);
+    call_from(at, FUTEX, [VCPU_PAGE as u64, 1, 1 << 30, 0, 0, secret]);
     call_from(at, HAND_OVER, [0; 6]);
     true
 }
@@ -278,7 +278,7 @@ fn memory(o: &mut Outcome) {
     o.attempt("load guest RAM", Needs::Kernel, Signal(SEGV), || load(ram));
     o.attempt("store guest RAM", Needs::Kernel, Signal(SEGV), || store(ram));
     o.attempt("jump guest RAM", Needs::Nothing, Signal(SEGV), || jump(ram));
-    for (name, at) in [("shared", SHARED), ("frame", FRAME), ("stack", STACK)] {
+    for (name, at) in [("shared", SHARED), ("vCPU page", VCPU_PAGE), ("stack", STACK)] {
         o.attempt(&format!("load {name} page"), Needs::Wedge, Signal(SEGV), || load(at as u64));
         o.attempt(&format!("store {name} page"), Needs::Wedge, Signal(SEGV), || store(at as u64));
         o.attempt(&format!("jump {name} page"), Needs::Nothing, Signal(SEGV), || jump(at as u64));

@@ -74,7 +74,7 @@ fn bytes_like_a_patched_call_are_no_call() -> Result<()> {
         let directory = TempDir::new()?;
         compile(directory.path(), "likeness", include_str!("likeness.c"), "-O1")?;
         let options = ["--memory", MEMORY, "--guest-isolation", isolation];
-        let script = format!("./likeness {:x}", frame::SITES >> 16);
+        let script = format!("./likeness {:x}", wedge_abi::SITES >> 16);
         let output = exec_with(&options, directory.path(), &script)?.output()?;
         let said = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success() && said == "9\n", "{isolation}: {output:?}");

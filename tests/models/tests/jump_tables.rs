@@ -7,7 +7,6 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use frame::{DEEP, DEEP_REACH, deep_slot};
 use jit::{
     Layout, Level,
     cache::{Cache, CodeMemory, CodeUser},
@@ -22,6 +21,7 @@ use shuttle::{
     },
     thread,
 };
+use wedge_abi::{DEEP, DEEP_REACH, deep_slot};
 
 const LAYOUT: Layout = Layout {
     level: Level::Kernel,
@@ -31,7 +31,7 @@ const LAYOUT: Layout = Layout {
     copies: None,
     cache: 0x10_1000_0000,
     cache_len: stubs::LEN + 0x1000,
-    frame: 0x10_2000_0000,
+    vcpu_page: 0x10_2000_0000,
     table: 0x10_3000_0000,
     lookups: None,
 };

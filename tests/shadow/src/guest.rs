@@ -9,10 +9,6 @@ use crate::{
     tlb::{self, Tlb},
 };
 use fast::Process;
-use frame::{
-    BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, MapCommand, MapReport, RAM, REGIONS, SITES, Shared,
-    VcpuPage, keys, region,
-};
 use oracle::random::Random;
 use ram::Ram;
 use std::cell::RefCell;
@@ -22,6 +18,10 @@ use stub::{
     orders::obey,
 };
 use wedge::{Error, Pages};
+use wedge_abi::{
+    BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, MapCommand, MapReport, RAM, REGIONS, SITES, Shared,
+    VcpuPage, keys, region,
+};
 use x86::paging::Access;
 use x86_interp::GuestRam;
 
@@ -196,7 +196,7 @@ impl World {
                 self.check(shared);
             }
         }
-        mmu::finish_deferred(&mut stub::Context::of(self.pages.frame(), shared));
+        mmu::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
     }
 
     fn step(&mut self, shared: &mut Shared) {
@@ -204,7 +204,9 @@ impl World {
             (true, 0) => self.user = false,
             (true, _) => self.user_code(shared),
             // What has been put off is looked at before it is done.
-            (false, 1..6) if self.pages.frame().paging.deferred != 0 => self.open_access(shared),
+            (false, 1..6) if self.pages.vcpu_page().paging.deferred != 0 => {
+                self.open_access(shared)
+            }
             (false, 0) => self.return_to_user(shared),
             (false, 1..4) if self.calm => {
                 self.tables.toggle(&self.ram, &mut self.random);
@@ -221,7 +223,7 @@ impl World {
     }
 
     fn user_code(&mut self, shared: &mut Shared) {
-        mmu::finish_deferred(&mut stub::Context::of(self.pages.frame(), shared));
+        mmu::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
         let gva = tables::some_page(&mut self.random, false);
         let (write, fetch) = self.random.pick(&[(false, false), (true, false), (false, true)]);
         if !fetch && self.random.chance(40) {
@@ -236,7 +238,7 @@ impl World {
             if self.passes(gva, gva, access, false) {
                 return;
             }
-            let mut wedge = stub::Context::of(self.pages.frame(), shared);
+            let mut wedge = stub::Context::of(self.pages.vcpu_page(), shared);
             let asked = mmu::Access { write: access.write, fetch: access.fetch, user: true };
             let mapped = match mmu::walk(&wedge, gva, asked) {
                 Walk::Found(leaf) => mmu::install(&mut wedge, gva, leaf, asked),
@@ -266,7 +268,7 @@ impl World {
             }
             let asked = mmu::Access { write, fetch: false, user: true };
             let outcome =
-                lookup::fill(&mut stub::Context::of(self.pages.frame(), shared), gva, asked);
+                lookup::fill(&mut stub::Context::of(self.pages.vcpu_page(), shared), gva, asked);
             self.fill();
             let access = Access { write, fetch: false, user: true, smap_override: false };
             match outcome {
@@ -285,22 +287,22 @@ impl World {
     fn page_fault(&mut self, gva: u64, access: Access) {
         self.must_be_denied(gva, access);
         let code = if access.write { 2 } else { 0 } | if access.fetch { 16 } else { 0 };
-        let frame = self.pages.frame();
-        frame.paging.faulted = [1, gva, code, frame.regs.cr3];
+        let page = self.pages.vcpu_page();
+        page.paging.faulted = [1, gva, code, page.regs.cr3];
         self.user = false;
     }
 
     /// As `fault::before_return`.
     fn return_to_user(&mut self, shared: &mut Shared) {
         self.user = true;
-        let frame = self.pages.frame();
-        let [_, gva, code, space] = frame.paging.faulted;
-        if gva == 0 || space != frame.regs.cr3 || self.random.chance(20) {
+        let page = self.pages.vcpu_page();
+        let [_, gva, code, space] = page.paging.faulted;
+        if gva == 0 || space != page.regs.cr3 || self.random.chance(20) {
             return;
         }
-        frame.paging.faulted = [0; 4];
+        page.paging.faulted = [0; 4];
         let access = mmu::Access { write: code & 2 != 0, fetch: code & 16 != 0, user: true };
-        let mut wedge = stub::Context::of(frame, shared);
+        let mut wedge = stub::Context::of(page, shared);
         if let Walk::Found(leaf) = mmu::walk(&wedge, gva, access) {
             mmu::install(&mut wedge, gva, leaf, access);
         }
@@ -316,20 +318,20 @@ impl World {
 
     /// Kernel code on user memory, inside STAC..CLAC.
     fn open_access(&mut self, shared: &mut Shared) {
-        let deferred = self.pages.frame().paging.deferred;
+        let deferred = self.pages.vcpu_page().paging.deferred;
         let gva = match deferred != 0 && self.random.chance(50) {
             true => deferred,
             false => tables::some_page(&mut self.random, false),
         };
         // STAC is interpreted then, and the wedge drops the page before it hands over (translator, `invalidation`).
-        mmu::finish_deferred(&mut stub::Context::of(self.pages.frame(), shared));
+        mmu::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
         let write = self.random.chance(50);
         let access = Access { write, smap_override: true, ..Access::default() };
         let top = mmu::Access { write: false, fetch: false, user: false };
         let alias = gva.wrapping_sub(BIAS);
         let kernel = alias >= KERNEL_START
             && !matches!(
-                mmu::walk(&stub::Context::of(self.pages.frame(), shared), alias, top),
+                mmu::walk(&stub::Context::of(self.pages.vcpu_page(), shared), alias, top),
                 Walk::Fault(0)
             );
         self.fill();
@@ -344,7 +346,7 @@ impl World {
         if self.passes(gva, hva, access, true) {
             return;
         }
-        let mut wedge = stub::Context::of(self.pages.frame(), shared);
+        let mut wedge = stub::Context::of(self.pages.vcpu_page(), shared);
         let asked = mmu::Access { write: access.write, fetch: false, user: false };
         let mapped = match mmu::walk(&wedge, gva, asked) {
             Walk::Found(leaf) => mmu::install(&mut wedge, gva, leaf, asked),
@@ -371,7 +373,10 @@ impl World {
         let open = keys_open || !mapping.key;
         let passes =
             open && has(true, READ) && has(access.write, WRITE) && has(access.fetch, EXECUTE);
-        if passes && hva == self.pages.frame().paging.deferred && !self.is_covered(hva, &mapping) {
+        if passes
+            && hva == self.pages.vcpu_page().paging.deferred
+            && !self.is_covered(hva, &mapping)
+        {
             self.violated(format!(
                 "an access to {gva:#x}, which was invalidated, finds {mapping:x?}"
             ));
@@ -393,7 +398,7 @@ impl World {
 
     /// INVLPG by translated code.
     fn invalidate(&mut self, shared: &mut Shared) {
-        let faulted = self.pages.frame().paging.faulted[1];
+        let faulted = self.pages.vcpu_page().paging.faulted[1];
         let kernel = self.random.chance(20);
         let gva = match faulted != 0 && self.random.chance(50) {
             true => faulted,
@@ -404,7 +409,7 @@ impl World {
             self.tables.replace(&self.ram, &mut self.random, root, gva & !(PAGE - 1));
             self.fill();
         }
-        if !mmu::invalidate(&mut stub::Context::of(self.pages.frame(), shared), gva) {
+        if !mmu::invalidate(&mut stub::Context::of(self.pages.vcpu_page(), shared), gva) {
             self.exit = Exit::Invalidate(gva);
             return;
         }
@@ -433,7 +438,7 @@ impl World {
     /// Looks at every mapping of the wedge.
     fn check(&mut self, shared: &Shared) {
         let mut found = None;
-        let deferred = self.pages.frame().paging.deferred;
+        let deferred = self.pages.vcpu_page().paging.deferred;
         process::each(|hva, mapping| {
             // The wedge drops it before anybody can reach it (`passes`); `mmu::invalidate` says why it may wait.
             let open = mapping.protection != 0 && hva != deferred;

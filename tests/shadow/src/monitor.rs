@@ -8,10 +8,10 @@ use crate::{
 };
 use anyhow::{Result, bail};
 use fast::{Answer, Slots};
-use frame::BIAS;
 use oracle::random::Random;
 use ram::Ram;
 use wedge::Pages;
+use wedge_abi::BIAS;
 use x86::{
     control::{cr0, cr4, efer},
     paging::{self, Access, Roots},
@@ -174,8 +174,8 @@ impl Run {
     fn load_root(&mut self) {
         with(|world| {
             let roots = roots(world);
-            let frame = world.pages.frame();
-            (frame.regs.cr3, frame.run.walks) = (roots.cr3, 1);
+            let page = world.pages.vcpu_page();
+            (page.regs.cr3, page.run.walks) = (roots.cr3, 1);
             world.fill();
         });
     }
@@ -312,7 +312,7 @@ mod tests {
     }
 
     fn shown() -> u64 {
-        with(|w| w.pages.frame().counters.shown)
+        with(|w| w.pages.vcpu_page().counters.shown)
     }
 
     /// A page that the tables do not say for a while keeps its mapping; another frame at the same place gets its own.

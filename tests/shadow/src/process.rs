@@ -5,7 +5,6 @@
 // UNSAFETY: says where the wedge's code finds RAM, marks and regions, and reads them there.
 #![allow(unsafe_code)]
 
-use frame::{LOOKUPS, Lookups, MARKS, RAM, REGIONS, SITES, Shared, TABLES};
 use host::{Access, Mapping as Window, MemoryObject, Piece};
 use std::{
     cell::{Cell, RefCell},
@@ -14,6 +13,7 @@ use std::{
 };
 use stub::model::{MAP_EMPTY, MAP_PRIVATE, MPROTECT, MUNMAP, Model, PKEY_MPROTECT};
 use wedge::Pages;
+use wedge_abi::{LOOKUPS, Lookups, MARKS, RAM, REGIONS, SITES, Shared, TABLES};
 
 pub const PAGE: u64 = 4096;
 const NO_MEMORY: i64 = -12;

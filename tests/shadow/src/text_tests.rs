@@ -2,8 +2,8 @@
 //! its search for what the monitor would change.
 
 use crate::process::{self, Mapping, Mappings, PAGE};
-use frame::keys;
 use stub::text;
+use wedge_abi::keys;
 use x86_interp::GuestRam;
 
 const AT: u64 = 0x40_0000;
@@ -100,7 +100,7 @@ fn what_the_monitor_has_searched_may_be_executed() {
     let page = with(&LAR, 100);
     show(&page);
     assert!(!text::is_plain(AT, 0), "nobody has looked at it");
-    pages.kernel().note_plain(frame::print(&page));
+    pages.kernel().note_plain(wedge_abi::print(&page));
     assert!(text::is_plain(AT, 0) && text::is_plain(AT + PAGE, 0));
     for at in [0, 7, 99, 103, 2048, LEN - 1] {
         let mut other = page.clone();

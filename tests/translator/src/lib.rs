@@ -1,7 +1,7 @@
 //! Translated code on the host CPU against the interpreter.
 //!
 //! A [`Case`] is a random stretch of a kernel's code, or a program's, with registers and memory. The [`rig`] maps its
-//! memory (a kernel's in a biased window), a code cache and a frame into a forked child, translates the code and runs
+//! memory (a kernel's in a biased window), a code cache and a vCPU page into a forked child, translates the code and runs
 //! it to its first exit or fault; the interpreter starts from the same state and is stepped until it
 //! stands at the same guest address. Registers, flags and memory must then agree.
 //!

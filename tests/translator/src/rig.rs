@@ -1,6 +1,6 @@
-//! The host side: a forked child with a biased kernel window, a code cache and a frame.
+//! The host side: a forked child with a biased kernel window, a code cache and a vCPU page.
 //!
-//! Parent and child share every page, so the parent prepares a case (state into the frame, code into
+//! Parent and child share every page, so the parent prepares a case (state into the vCPU page, code into
 //! the cache) and reads the outcome without copying. The child knows one loop: wait, enter
 //! translated code, tell. A signal in translated code stores the registers it interrupted and resumes
 //! at the routine that leaves; the parent recovers the exact state from the host PC.
@@ -12,18 +12,18 @@ mod shared;
 
 use child::serve;
 use shared::{
-    BIAS, CACHE_LEN, COPIES_LEN, FRAME_LEN, IN_HOST, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER,
-    REGIONS_LEN, SHOWN, TABLES_LEN, VIEW, bytes_at, frame, map, memfd, talk,
+    BIAS, CACHE_LEN, COPIES_LEN, IN_HOST, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER, REGIONS_LEN, SHOWN,
+    TABLES_LEN, VCPU_PAGE_LEN, VIEW, bytes_at, map, memfd, talk, vcpu_page,
 };
 
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
 use anyhow::{Context, Result, bail, ensure};
-use frame::{BlockExit, LOOKUP_WRITE, Lookup, NOWHERE, lookup_slot};
 use jit::{
     Layout, Level,
     cache::{Cache, CodeMemory},
 };
 use std::ptr;
+use wedge_abi::{BlockExit, LOOKUP_WRITE, Lookup, NOWHERE, lookup_slot};
 use x86::{flags, fpu::xstate};
 
 /// Blocks of a case that are translated.
@@ -118,9 +118,9 @@ impl Rig {
         let code = memfd(CACHE_LEN)?;
         map(code, 0, LAYOUT.cache, CACHE_LEN, libc::PROT_READ | libc::PROT_EXEC)?;
         map(code, 0, VIEW, CACHE_LEN, write)?;
-        let rest = memfd(FRAME_LEN + TABLES_LEN)?;
-        map(rest, 0, LAYOUT.frame, FRAME_LEN, write)?;
-        map(rest, FRAME_LEN, LAYOUT.table, TABLES_LEN, write)?;
+        let rest = memfd(VCPU_PAGE_LEN + TABLES_LEN)?;
+        map(rest, 0, LAYOUT.vcpu_page, VCPU_PAGE_LEN, write)?;
+        map(rest, VCPU_PAGE_LEN, LAYOUT.table, TABLES_LEN, write)?;
         let data = memfd(4096 + DATA_LEN + USER_LEN)?;
         map(data, 0, place.code.wrapping_add(bias), 4096, write)?;
         map(data, 4096, place.data.wrapping_add(bias), DATA_LEN, write)?;
@@ -178,9 +178,9 @@ impl Rig {
         }
         let after = t.stepped;
         let taken = Ending { fault: false, window: true, ..self.ending()? };
-        let f = frame();
-        (f.regs.gpr, f.regs.rip) = (taken.gpr, taken.rip);
-        f.block.host_flags = taken.rflags & IN_HOST | 0x202;
+        let page = vcpu_page();
+        (page.regs.gpr, page.regs.rip) = (taken.gpr, taken.rip);
+        page.block.host_flags = taken.rflags & IN_HOST | 0x202;
         (t.signal, t.interrupted) = (0, 0);
         self.go_on(case)?;
         Ok(Some(Interrupted { after, taken, end: self.ending()? }))
@@ -188,7 +188,7 @@ impl Rig {
 
     /// A page whose invalidation is put off, zero if there is none, in all runs to come.
     pub fn put_off(&self, page: u64) {
-        frame().paging.deferred = page;
+        vcpu_page().paging.deferred = page;
     }
 
     /// Where guest code has its own memory at a GVA.
@@ -214,46 +214,47 @@ impl Rig {
     }
 
     fn prepare(&self, case: &Case) {
-        let f = frame();
-        f.regs.gpr = case.gpr;
-        f.regs.rip = self.place.code;
-        [f.regs.es, f.regs.cs, f.regs.ss, f.regs.ds, f.regs.fs, f.regs.gs] =
+        let page = vcpu_page();
+        page.regs.gpr = case.gpr;
+        page.regs.rip = self.place.code;
+        [page.regs.es, page.regs.cs, page.regs.ss, page.regs.ds, page.regs.fs, page.regs.gs] =
             case.selectors.map(u64::from);
-        ((f.regs.fs_base, f.regs.gs_base), f.regs.kernel_gs_base) =
+        ((page.regs.fs_base, page.regs.gs_base), page.regs.kernel_gs_base) =
             (case.bases(), case.kernel_gs_base);
-        f.system.tsc_aux = case.tsc_aux;
-        f.block.region_mask = 0x1ff << 39;
-        f.block.copy_index = 0x1ff << 12;
-        f.system.vector_mask = xstate::SUPPORTED;
-        f.block.lookup_masks = [frame::LOOKUP_INDEX, frame::LOOKUP_READS, frame::LOOKUP_WRITES];
-        f.regs.interrupt_flag = case.rflags & flags::IF;
-        f.regs.ac = case.rflags & flags::AC;
-        f.block.host_flags = case.rflags & IN_HOST | 0x202;
-        f.block.bias = self.layout.bias;
-        f.block.nowhere = NOWHERE;
-        f.block.percpu = self.hva(self.place.base());
-        f.run.pending = case.pending.into();
+        page.system.tsc_aux = case.tsc_aux;
+        page.block.region_mask = 0x1ff << 39;
+        page.block.copy_index = 0x1ff << 12;
+        page.system.vector_mask = xstate::SUPPORTED;
+        page.block.lookup_masks =
+            [wedge_abi::LOOKUP_INDEX, wedge_abi::LOOKUP_READS, wedge_abi::LOOKUP_WRITES];
+        page.regs.interrupt_flag = case.rflags & flags::IF;
+        page.regs.ac = case.rflags & flags::AC;
+        page.block.host_flags = case.rflags & IN_HOST | 0x202;
+        page.block.bias = self.layout.bias;
+        page.block.nowhere = NOWHERE;
+        page.block.percpu = self.hva(self.place.base());
+        page.run.pending = case.pending.into();
         prepare_vectors(case);
     }
 
     fn go_on(&mut self, case: &Case) -> Result<()> {
         for _ in 0..MAX_BLOCKS {
             let Some(host) = self.block(case)? else { break };
-            let f = frame();
-            f.block.jump = host;
-            f.block.host_flags &= !flags::TF;
+            let page = vcpu_page();
+            page.block.jump = host;
+            page.block.host_flags &= !flags::TF;
             if talk().steps != NEVER {
-                f.block.host_flags |= flags::TF;
+                page.block.host_flags |= flags::TF;
                 self.list_boundaries();
             }
             self.child_runs()?;
-            while talk().signal == 0 && frame().exit.kind == BlockExit::Lookup as u64 {
+            while talk().signal == 0 && vcpu_page().exit.kind == BlockExit::Lookup as u64 {
                 if !self.fill() {
                     return Ok(());
                 }
                 self.child_runs()?;
             }
-            if talk().signal != 0 || frame().exit.kind != BlockExit::Miss as u64 {
+            if talk().signal != 0 || vcpu_page().exit.kind != BlockExit::Miss as u64 {
                 break;
             }
         }
@@ -262,10 +263,10 @@ impl Rig {
 
     /// Fills the look-up that has missed, as the wedge does; false if the access is not allowed, or across pages.
     fn fill(&mut self) -> bool {
-        let f = frame();
-        let (gva, bytes) = (f.exit.operand, f.exit.info & (LOOKUP_WRITE - 1));
+        let exit = &vcpu_page().exit;
+        let (gva, bytes) = (exit.operand, exit.info & (LOOKUP_WRITE - 1));
         let (page, inside) = (gva & !0xfff, gva & 0xfff);
-        let write = f.exit.info & LOOKUP_WRITE != 0;
+        let write = exit.info & LOOKUP_WRITE != 0;
         let Some((offset, writable)) = self.offset(page).filter(|_| inside + bytes <= 4096) else {
             return false;
         };
@@ -276,7 +277,7 @@ impl Rig {
         self.shown.push(page);
         self.filled += 1;
         if talk().steps != NEVER {
-            frame().block.host_flags |= flags::TF;
+            vcpu_page().block.host_flags |= flags::TF;
         }
         true
     }
@@ -316,7 +317,7 @@ impl Rig {
 
     /// The block at RIP, if that lies in the case's code.
     fn block(&mut self, case: &Case) -> Result<Option<u64>> {
-        let (rip, alignment) = (frame().regs.rip, frame().regs.ac != 0);
+        let (rip, alignment) = (vcpu_page().regs.rip, vcpu_page().regs.ac != 0);
         if let Some(host) = self.cache.find(rip, alignment) {
             self.cache.publish(&mut View, rip, alignment);
             return Ok(Some(host));
@@ -343,18 +344,20 @@ impl Rig {
     }
 
     fn ending(&self) -> Result<Ending> {
-        let (f, t) = (frame(), talk());
-        let mut gpr = f.regs.gpr;
-        let mut rip = f.regs.rip;
-        if t.signal != 0 {
-            let position = self.cache.position(t.pc).context("a fault outside every block")?;
-            position.mark.fixes.apply(&mut gpr, &f.block.spill, self.layout.bias);
+        let (page, talk) = (vcpu_page(), talk());
+        let mut gpr = page.regs.gpr;
+        let mut rip = page.regs.rip;
+        if talk.signal != 0 {
+            let position = self.cache.position(talk.pc).context("a fault outside every block")?;
+            position.mark.fixes.apply(&mut gpr, &page.block.spill, self.layout.bias);
             rip = position.guest;
         }
-        let rflags =
-            f.block.host_flags & IN_HOST | f.regs.interrupt_flag | f.regs.ac | flags::FIXED;
+        let rflags = page.block.host_flags & IN_HOST
+            | page.regs.interrupt_flag
+            | page.regs.ac
+            | flags::FIXED;
         let mut xmm = [[0; 16]; 16];
-        for (register, bytes) in xmm.iter_mut().zip(t.guest_fx[160..].chunks_exact(16)) {
+        for (register, bytes) in xmm.iter_mut().zip(talk.guest_fx[160..].chunks_exact(16)) {
             register.copy_from_slice(bytes);
         }
         // SAFETY: mapped for good; the child waits.
@@ -362,9 +365,9 @@ impl Rig {
             let kernel = bytes_at(self.hva(self.place.data), DATA_LEN as usize);
             [&*kernel, bytes_at(USER, USER_LEN as usize)].concat()
         };
-        let bases = [f.regs.fs_base, f.regs.gs_base, f.regs.kernel_gs_base];
-        let fault = t.signal != 0;
-        let window = !fault && f.exit.kind == BlockExit::InterruptWindow as u64;
+        let bases = [page.regs.fs_base, page.regs.gs_base, page.regs.kernel_gs_base];
+        let fault = talk.signal != 0;
+        let window = !fault && page.exit.kind == BlockExit::InterruptWindow as u64;
         Ok(Ending { fault, window, rip, gpr, rflags, xmm, memory, bases })
     }
 }

@@ -6,11 +6,11 @@ use crate::{
 };
 use bus::Kicker;
 use engine::{Engine, VcpuRequests};
-use frame::{KICK, WedgeExit};
 use jit::Level;
 use ram::Ram;
 use std::{fs, sync::Arc, thread, time::Duration};
 use wedge::{MapCommand, Owner, Rights};
+use wedge_abi::{KICK, WedgeExit};
 use x86::{
     Activity, Vcpu,
     control::cr4,
@@ -166,7 +166,7 @@ fn a_page_made_read_only_is_so_when_interpreted() {
         ram.store64(table + (HEAP.0 >> 12 & 0x1ff) * 8, HEAP.1 | P | RW | US | NX);
         fast.interpret();
         assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
-        assert_eq!(fast.pages.frame().counters.invalidations == 0, done);
+        assert_eq!(fast.pages.vcpu_page().counters.invalidations == 0, done);
     }
     fast.cpu.vcpu = v;
     fast.cpu.came_back();
@@ -194,10 +194,10 @@ fn kicked_in_the_middle(fast: &mut Fast, bytes: u64) {
     let host = fast.block_at_rip(Level::Kernel).expect("a wedge").expect("a block");
     assert!(fast.position(host + bytes).is_some_and(|at| !at.exact()));
     let base = fast.pages.base();
-    let f = fast.pages.frame();
-    state::load(&fast.cpu.vcpu, base, f);
-    f.block.spill[0] = f.regs.gpr[reg::RAX];
-    (f.exit.pc, f.exit.signal) = (host + bytes, KICK as u64);
+    let page = fast.pages.vcpu_page();
+    state::load(&fast.cpu.vcpu, base, page);
+    page.block.spill[0] = page.regs.gpr[reg::RAX];
+    (page.exit.pc, page.exit.signal) = (host + bytes, KICK as u64);
 }
 
 /// A kick in the middle of a PUSHFQ whose stack is not mapped yet; the wedge can map it.
@@ -217,9 +217,9 @@ fn kicked_in_a_push() -> Fast {
 #[test]
 fn a_step_over_a_page_fault_is_one_step() {
     let mut fast = kicked_in_a_push();
-    let mapped = fast.pages.frame().counters.mapped;
+    let mapped = fast.pages.vcpu_page().counters.mapped;
     fast.kernel_exit(WedgeExit::KernelSignal).expect("the wedge lives");
-    assert!(fast.pages.frame().counters.mapped > mapped, "by the wedge");
+    assert!(fast.pages.vcpu_page().counters.mapped > mapped, "by the wedge");
     assert_eq!(fast.vcpu().rip, CODE.0 + 1);
 }
 
@@ -238,9 +238,9 @@ fn a_switch_of_spaces_that_is_run_to_its_exit_goes_no_further() {
         assert_eq!((fast.run(u64::MAX), fast.failure()), (Exit::Halted, None));
         (fast.cpu.vcpu.rip, fast.cpu.vcpu.activity) = (CODE.0, Activity::Running);
     }
-    assert_eq!(fast.pages.frame().counters.hand_overs, 4, "both spaces have wedges");
+    assert_eq!(fast.pages.vcpu_page().counters.hand_overs, 4, "both spaces have wedges");
     kicked_in_the_middle(&mut fast, 7); // the operand has been stored
-    fast.pages.frame().exit.operand = fast.cpu.vcpu.gpr[reg::RAX];
+    fast.pages.vcpu_page().exit.operand = fast.cpu.vcpu.gpr[reg::RAX];
     fast.kernel_exit(WedgeExit::KernelSignal).expect("the wedge lives");
     assert_eq!((fast.vcpu().rip, fast.vcpu().cr3), (CODE.0 + 3, root | 2));
 }

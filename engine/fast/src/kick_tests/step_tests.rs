@@ -7,7 +7,6 @@ use super::{Over, attend, in_peace, kick, machine, state};
 use crate::test_machine::STRICT;
 use bus::Kicker;
 use engine::VcpuRequests;
-use frame::{BLOB, HAND_OVER, JOURNAL, Journal, SHARED};
 use libc::user_regs_struct;
 use nix::{
     errno::Errno,
@@ -27,6 +26,7 @@ use std::{
     },
     thread,
 };
+use wedge_abi::{BLOB, HAND_OVER, JOURNAL, Journal, SHARED};
 
 /// Instructions that are stepped, in the program as well.
 const STEPS: u32 = 100_000;

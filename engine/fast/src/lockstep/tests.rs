@@ -229,7 +229,7 @@ fn spoiled_and_run(lock_step: LockStep, times: u32, change: (&[u8], usize, u8)) 
     let code: Vec<u8> = (0..200).map(|n| fast.pages.code_byte(host + n)).collect();
     let (find, into, by) = change;
     let at = code.windows(find.len()).position(|part| part == find).expect("is copied");
-    fast.pages.kernel().write(host - frame::CACHE as u64 + (at + into) as u64, &[by]);
+    fast.pages.kernel().write(host - wedge_abi::CACHE as u64 + (at + into) as u64, &[by]);
     for _ in 1..times {
         assert_eq!(fast.run(u64::MAX), Exit::Halted);
         fast.set_vcpu(state());

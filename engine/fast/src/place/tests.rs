@@ -3,9 +3,11 @@
 use super::*;
 use crate::test_machine::{MODES, board, kernel_state, map};
 use engine::{Engine, Probes, Reached, VcpuRequests};
-use frame::{BLOB, CACHE, COPIES, FRAME, GATE, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS};
 use ram::Ram;
 use std::sync::Arc;
+use wedge_abi::{
+    BLOB, CACHE, COPIES, GATE, MARKS, RAM, REGIONS, SHARED, STACK, TABLES, TURNS, VCPU_PAGE,
+};
 use x86::{
     Vcpu, flags,
     paging::{G, US},
@@ -81,7 +83,8 @@ fn a_program_elsewhere_changes_nothing() {
 
 #[test]
 fn a_program_in_the_wedge_s_place_has_it_move() {
-    for at in [BLOB, SHARED, STACK, GATE, TURNS, FRAME, TABLES, CACHE, MARKS, RAM, REGIONS, COPIES]
+    for at in
+        [BLOB, SHARED, STACK, GATE, TURNS, VCPU_PAGE, TABLES, CACHE, MARKS, RAM, REGIONS, COPIES]
     {
         assert_eq!(finds_its_own(machine(&[at as u64])), (1, false), "{at:#x}");
     }

@@ -190,7 +190,7 @@ mod tests {
                     _ => MapReport::Shown { page: start, offset, rights },
                 }
             };
-            let claims = self.0..self.0 + frame::MAX_MADE as u64;
+            let claims = self.0..self.0 + wedge_abi::MAX_MADE as u64;
             self.0 = claims.end;
             claims.map(claim).collect()
         }
@@ -224,7 +224,7 @@ mod tests {
         let ram = ram::Ram::new(1 << 20).expect("memory");
         let most = most_entries(ram.len() / PAGE);
         let pages = Pages::new().expect("the host has memory");
-        let mut slots = crate::slots::Slots::<Liar>::new(ram, frame::Base::default(), true);
+        let mut slots = crate::slots::Slots::<Liar>::new(ram, wedge_abi::Base::default(), true);
         slots.select(1, Default::default(), &pages).expect("a slot");
         let mut largest = 0;
         for _ in 0..400 {

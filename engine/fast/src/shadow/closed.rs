@@ -1,7 +1,7 @@
 //! Pages of user code where protection keys close the guest's kernel and the wedge to user code.
 //!
 //! The keys are worth nothing if user code comes to execute a byte sequence that loads them
-//! ([`frame::keys`]). So there is no executable mapping of a page but of a copy that was searched:
+//! ([`wedge_abi::keys`]). So there is no executable mapping of a page but of a copy that was searched:
 //!
 //! - It is made when user code fetches from the page, and never for another access.
 //! - What is executed is a private copy. A device, or a process that serves one, writes guest RAM while user
@@ -26,8 +26,8 @@ use super::{
     mapper::Mapper,
 };
 use crate::{process::Process, scan::Patch, scan_cache::Search};
-use frame::keys;
 use ram::Ram;
+use wedge_abi::keys;
 
 impl CodePages {
     /// The changes with which a copy of a page may be executed. `None` if the copy would have what opens keys, or the page

@@ -117,7 +117,7 @@ impl CodePages {
             |written: bool| self.scans.patches(offset, self.code(&bytes), written).is_empty();
         // What is plain in 64-bit code need not be so in 32-bit code, which is rare.
         if !self.is_narrow && plain(false) && plain(true) {
-            self.plain.push(frame::print(&bytes));
+            self.plain.push(wedge_abi::print(&bytes));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Changed copies of code are hidden from the guest's kernel, which runs in the same process as the program.
 //!
 //! What it reads there faults, and is interpreted: the interpreter reads RAM. Which pages these are says a table of the wedge's,
-//! by a part of the address (`frame::Lookups`). Translated kernel code consults it where it may read the user's memory. A
+//! by a part of the address (`wedge_abi::Lookups`). Translated kernel code consults it where it may read the user's memory. A
 //! page that is in it for no reason any more costs time, nothing else; the table is made anew when there are many.
 
 use super::{PAGE, mappings::Mappings};

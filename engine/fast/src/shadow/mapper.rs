@@ -16,9 +16,9 @@ use crate::{
     regions::{self, extent},
     scan::Patch,
 };
-use frame::{BORDER, Base};
 use ram::Ram;
 use wedge::{Error, MapCommand, MapReport, Owner, Rights};
+use wedge_abi::{BORDER, Base};
 use x86::paging::{Roots, Translation};
 
 pub(super) use large::is_still_large;

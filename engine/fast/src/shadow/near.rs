@@ -1,14 +1,14 @@
 //! Keeps the table of patched system calls out of the program's way.
 //!
-//! The table lies among the user's pages ([`frame::SITES`]), and user code can load from it. It is open only as
+//! The table lies among the user's pages ([`wedge_abi::SITES`]), and user code can load from it. It is open only as
 //! long as the program has no memory near it. The wedge closes it before it maps any there; what is known here
 //! ends with every flush, because another program may have come, whose pages are anywhere but in the host's
 //! mappings. So the guest's page tables are asked then: whether one leads there, not whether it has pages, since
 //! those come and go.
 
 use super::walk::has_table;
-use frame::{SITES, near_sites};
 use ram::Ram;
+use wedge_abi::{SITES, near_sites};
 use x86::paging::Roots;
 
 /// What a program has near the table.

@@ -10,8 +10,8 @@ use super::{
     walk::{Standing, Walker, still_good},
 };
 use crate::process::Process;
-use frame::Base;
 use ram::Ram;
+use wedge_abi::Base;
 use x86::paging::{self, Access, Roots, Translation};
 use x86_interp::{GuestRam, RamPage};
 

@@ -1,9 +1,9 @@
 //! Walks of the guest's page tables that leave no trace, and what they say of mappings made before.
 
 use super::{EXECUTE, KERNEL_PAGE, LARGE_BITS, RESERVED, WRITE, part};
-use frame::Base;
 use ram::Ram;
 use rustc_hash::FxHashSet;
+use wedge_abi::Base;
 use x86::paging::{self, Roots, Translation, WalkMemory};
 use x86_interp::GuestRam;
 

@@ -8,8 +8,8 @@
 
 use super::{CodeMemory, Key};
 use crate::{Layout, stubs};
-use frame::{DEEP, DEEP_REACH, DEEP_SLOTS, TABLE_SLOTS, deep_slot};
 use rustc_hash::FxHashMap;
+use wedge_abi::{DEEP, DEEP_REACH, DEEP_SLOTS, TABLE_SLOTS, deep_slot};
 
 /// What an empty slot of the searched table holds: no GVA that is searched for there. Where that for zero begins it
 /// is not zero.

@@ -1,4 +1,4 @@
-//! Control registers and translations: what the frame knows, and what the wedge can do.
+//! Control registers and translations: what the vCPU page knows, and what the wedge can do.
 
 use super::Emitter;
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
     recover::Fixes,
     translate::Flow,
 };
-use frame::BlockExit;
 use iced_x86::{Instruction, Register};
+use wedge_abi::BlockExit;
 
 impl Emitter<'_> {
     pub(super) fn read_control(&mut self, insn: &Instruction) -> Flow {

@@ -1,4 +1,4 @@
-//! RFLAGS: the status flags, DF and ID are the host's; IF and AC are words of the frame.
+//! RFLAGS: the status flags, DF and ID are the host's; IF and AC are words of the vCPU page.
 
 use super::{Emitter, Shadow};
 use crate::{
@@ -7,8 +7,8 @@ use crate::{
     rules::Rule,
     translate::Flow,
 };
-use frame::{BlockExit, VcpuPage};
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
+use wedge_abi::{BlockExit, VcpuPage};
 use x86::flags;
 
 /// Flags that translated code keeps in the host's RFLAGS.
@@ -179,10 +179,10 @@ impl Emitter<'_> {
         self.asm.put(&insn.expect("an immediate form"));
     }
 
-    /// Runs host stack instructions on the frame's small stack: RSP is put aside.
+    /// Runs host stack instructions on the vCPU page's small stack: RSP is put aside.
     fn on_own_stack(&mut self, fixes: &mut Fixes, body: impl FnOnce(&mut Self)) {
         self.put_aside(fixes, 2, Register::RSP);
-        let top = self.layout.frame
+        let top = self.layout.vcpu_page
             + (core::mem::offset_of!(VcpuPage, block.stack) + size_of::<[u64; 8]>()) as u64;
         self.asm.lea_hva(Register::RSP, top);
         body(self);

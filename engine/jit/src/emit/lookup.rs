@@ -11,11 +11,11 @@ use crate::{
     recover::{Fixes, Mark},
     rules::Level,
 };
-use frame::{BlockExit, LOOKUP_WRITE, Lookup};
 use iced_x86::{
     Code, CpuidFeature, Instruction, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess,
     OpKind, Register,
 };
+use wedge_abi::{BlockExit, LOOKUP_WRITE, Lookup};
 
 /// The most bytes of an operand.
 const WIDEST: usize = 32;

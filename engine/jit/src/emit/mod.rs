@@ -20,8 +20,8 @@ use crate::{
     stubs::Stubs,
     translate::{Flow, Request},
 };
-use frame::BlockExit;
 use iced_x86::{Code, Instruction, InstructionInfoFactory, MemoryOperand, Register};
+use wedge_abi::BlockExit;
 
 /// What an instruction means to interrupts around the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

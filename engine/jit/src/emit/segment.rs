@@ -1,4 +1,4 @@
-//! Segment bases and selectors: words of the frame. The host's GS base stays the bias; the host's FS
+//! Segment bases and selectors: words of the vCPU page. The host's GS base stays the bias; the host's FS
 //! base follows the guest's GS base.
 
 use super::{
@@ -30,7 +30,7 @@ impl Emitter<'_> {
         Flow::On
     }
 
-    /// The host's FS base follows a new GS base of the guest, as [`frame::percpu`] says, by the sign of
+    /// The host's FS base follows a new GS base of the guest, as [`wedge_abi::percpu`] says, by the sign of
     /// the address and without flags; both scratch registers are lost. It faults before anything is
     /// changed.
     fn load_host_base(&mut self, base: Register, sign: Register, biased: Register) {

@@ -6,8 +6,8 @@ use crate::{
     recover::{Bias, Fixes},
     translate::Flow,
 };
-use frame::POISON;
 use iced_x86::{Code, Instruction, MemoryOperand, Mnemonic, OpKind, Register};
+use wedge_abi::POISON;
 
 const PAGE: u64 = 4096;
 /// Elements of a repeated instruction whose pages are looked for one by one.

@@ -2,7 +2,7 @@
 
 use super::Emitter;
 use crate::{asm::slot, recover::Fixes};
-use frame::BlockExit;
+use wedge_abi::BlockExit;
 
 /// A jump to the exit at a tap.
 pub(crate) struct Tapped {

@@ -7,8 +7,8 @@ use crate::{
     recover::Fixes,
     translate::Flow,
 };
-use frame::BlockExit;
 use iced_x86::{Code, Instruction, Register};
+use wedge_abi::BlockExit;
 
 impl Emitter<'_> {
     /// XSAVEOPT may save what it would rather leave out; so it becomes XSAVE.

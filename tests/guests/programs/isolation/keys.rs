@@ -4,7 +4,7 @@
 //! The guest's CPU has no protection keys: WRPKRU is undefined, and an area with a component that XCR0 does not have is a
 //! general-protection fault. Who gets past that reads the kernel's memory, which is told, too.
 
-use frame::{MAX_SITES, RAM, STUB_LEN, STUBS};
+use wedge_abi::{MAX_SITES, RAM, STUB_LEN, STUBS};
 use crate::{
     End::Signal,
     ILL, Needs, Outcome, SEGV, asm,

@@ -4,7 +4,7 @@
 //! On a CPU it is nobody's affair where RSP points as long as nothing is pushed, so a fault that the kernel settles (or a
 //! system call) goes on with any RSP, and what is fatal is the signal that the guest's kernel has for it.
 
-use frame::{ALT_STACK, ALT_STACK_LEN, BLOB, FRAME, HAND_OVER, JOURNAL, SITES, STACK, STACK_LEN, USER_PAGE, UserPage};
+use wedge_abi::{ALT_STACK, ALT_STACK_LEN, BLOB, VCPU_PAGE, HAND_OVER, JOURNAL, SITES, STACK, STACK_LEN, USER_PAGE, UserPage};
 use crate::{
     End,
     End::{Any, Fine, Killed, Signal},
@@ -62,7 +62,7 @@ fn stacks() -> Vec<(String, u64)> {
     let others = [
         ("the user page", user, 0), ("the user page", user, 512), ("the user page", user, page),
         ("the journal", JOURNAL as u64, 8), ("the table of calls", SITES as u64, page),
-        ("the wedge's stack", STACK as u64, STACK_LEN as i64), ("the frame", FRAME as u64, 64),
+        ("the wedge's stack", STACK as u64, STACK_LEN as i64), ("the vCPU page", VCPU_PAGE as u64, 64),
         ("nothing", 0, 0), ("no canonical address", 1 << 62, 0), ("the kernel", 0xffff_8880_0100_0000, 0),
     ];
     let all = low.into_iter().chain(high).chain(others);

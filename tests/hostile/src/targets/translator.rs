@@ -18,7 +18,7 @@ const LAYOUT: Layout = Layout {
     copies: None,
     cache: 0x2100_0000_0000,
     cache_len: 1 << 20,
-    frame: 0x2100_0010_0000,
+    vcpu_page: 0x2100_0010_0000,
     table: 0x2100_0011_0000,
     lookups: None,
 };

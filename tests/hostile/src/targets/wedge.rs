@@ -1,6 +1,6 @@
 //! What a wedge says of itself: why guest code has stopped, and what it has mapped.
 
-use frame::{ExitState, MapCommand, MapReport, RawChange, TOP, WedgeExit};
+use wedge_abi::{ExitState, MapCommand, MapReport, RawChange, TOP, WedgeExit};
 
 use fuzzer::Target;
 

@@ -7,7 +7,7 @@ use std::ptr;
 use jit::stubs::Stubs;
 use x86::flags;
 
-use super::shared::{CACHE_LEN, LAYOUT, NEVER, frame, talk};
+use super::shared::{CACHE_LEN, LAYOUT, NEVER, talk, vcpu_page};
 
 /// PUSHFQ's only byte.
 const PUSHFQ: u8 = 0x9c;
@@ -80,11 +80,11 @@ extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, context: *mut libc
         libc::REG_R14,
         libc::REG_R15,
     ];
-    let frame = frame();
-    for (slot, index) in frame.regs.gpr.iter_mut().zip(ORDER) {
+    let page = vcpu_page();
+    for (slot, index) in page.regs.gpr.iter_mut().zip(ORDER) {
         *slot = registers[index as usize] as u64;
     }
-    frame.block.host_flags = registers[libc::REG_EFL as usize] as u64;
+    page.block.host_flags = registers[libc::REG_EFL as usize] as u64;
     let talk = talk();
     talk.signal = signal as u64;
     talk.pc = registers[libc::REG_RIP as usize] as u64;
@@ -97,7 +97,7 @@ fn steps_on(registers: &mut [i64]) -> bool {
     let (t, pc) = (talk(), registers[libc::REG_RIP as usize] as u64);
     let stubs = Stubs::of(&LAYOUT);
     if t.last != 0 && byte_at(t.last) == PUSHFQ {
-        frame().block.stack[7] &= !flags::TF;
+        vcpu_page().block.stack[7] &= !flags::TF;
     }
     t.last = 0;
     let leaves = (stubs.exit..stubs.indirect[0]).contains(&pc);
@@ -127,7 +127,7 @@ fn byte_at(pc: u64) -> u8 {
 }
 
 /// # Safety
-/// In the child only, with frame and cache prepared.
+/// In the child only, with vCPU page and cache prepared.
 unsafe fn enter() {
     let talk = talk();
     // SAFETY: `enter` keeps the callee-saved registers; vector state is saved around it here.

@@ -5,13 +5,13 @@
 use std::slice;
 
 use anyhow::{Result, ensure};
-use frame::{Lookup, VcpuPage};
 use jit::{Layout, Level};
+use wedge_abi::{Lookup, VcpuPage};
 use x86::flags;
 
 pub(super) const WINDOW: u64 = 0x2100_0000_0000;
 pub(super) const CACHE_LEN: u64 = 1 << 20;
-pub(super) const TABLES_LEN: u64 = frame::TABLES_LEN as u64;
+pub(super) const TABLES_LEN: u64 = wedge_abi::TABLES_LEN as u64;
 pub(super) const BIAS: u64 = 0x7e00_0000_0000;
 /// Where everything is in parent and child; a program's code has no bias.
 pub(super) const LAYOUT: Layout = Layout {
@@ -22,17 +22,17 @@ pub(super) const LAYOUT: Layout = Layout {
     copies: Some(BIAS + 0x7fff_0000 + REGIONS_LEN),
     cache: WINDOW,
     cache_len: CACHE_LEN,
-    frame: WINDOW + CACHE_LEN,
-    table: WINDOW + CACHE_LEN + FRAME_LEN,
+    vcpu_page: WINDOW + CACHE_LEN,
+    table: WINDOW + CACHE_LEN + VCPU_PAGE_LEN,
     lookups: None,
 };
 /// The parent's writable view of cache and tables.
 pub(super) const VIEW: u64 = 0x2200_0000_0000;
-/// [`Talk`] lies behind the frame.
-pub(super) const TALK: u64 = LAYOUT.frame + 0x8000;
-const _: () = assert!(0x8000 + size_of::<Talk>() <= FRAME_LEN as usize);
+/// [`Talk`] lies behind the vCPU page.
+pub(super) const TALK: u64 = LAYOUT.vcpu_page + 0x8000;
+const _: () = assert!(0x8000 + size_of::<Talk>() <= VCPU_PAGE_LEN as usize);
 /// Bytes of both.
-pub(super) const FRAME_LEN: u64 = 0x2_0000;
+pub(super) const VCPU_PAGE_LEN: u64 = 0x2_0000;
 /// The table of look-ups, if operands are looked up.
 pub(super) const LOOKUPS: u64 = WINDOW + 0x2000_0000;
 /// Where look-ups find text, data and user memory, one behind the other.
@@ -40,7 +40,7 @@ pub(super) const SHOWN: u64 = 0x2300_0000_0000;
 pub(super) const REGIONS_LEN: u64 = 512 * 8;
 /// Of the table of copies, in which nothing is hidden.
 pub(super) const COPIES_LEN: u64 = 512 * 8;
-pub(super) const LOOKUPS_LEN: u64 = (frame::LOOKUP_COUNT * size_of::<Lookup>()) as u64;
+pub(super) const LOOKUPS_LEN: u64 = (wedge_abi::LOOKUP_COUNT * size_of::<Lookup>()) as u64;
 
 /// What parent and child tell each other.
 #[repr(C, align(64))]
@@ -78,13 +78,13 @@ pub(super) unsafe fn bytes_at(address: u64, len: usize) -> &'static mut [u8] {
     unsafe { slice::from_raw_parts_mut(address as *mut u8, len) }
 }
 
-pub(super) fn frame() -> &'static mut VcpuPage {
+pub(super) fn vcpu_page() -> &'static mut VcpuPage {
     // SAFETY: mapped by `Rig::new`, and only one of the two processes runs at a time.
-    unsafe { &mut *(LAYOUT.frame as *mut VcpuPage) }
+    unsafe { &mut *(LAYOUT.vcpu_page as *mut VcpuPage) }
 }
 
 pub(super) fn talk() -> &'static mut Talk {
-    // SAFETY: as for the frame.
+    // SAFETY: as for the vCPU page.
     unsafe { &mut *(TALK as *mut Talk) }
 }
 

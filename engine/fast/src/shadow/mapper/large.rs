@@ -9,9 +9,9 @@ use super::{
     KERNEL_PAGE, Mapper, PAGE, runs,
 };
 use crate::{process::Process, regions};
-use frame::Base;
 use ram::Ram;
 use wedge::Error;
+use wedge_abi::Base;
 use x86::paging::{Roots, Translation};
 use x86_interp::{GuestRam, RamPage};
 

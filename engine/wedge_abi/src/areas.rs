@@ -6,7 +6,7 @@
 
 use crate::{
     sites::{SITES, SITES_LEN},
-    window::{FRAME, FRAME_LEN},
+    window::{VCPU_PAGE, VCPU_PAGE_LEN},
 };
 
 /// How many there are.
@@ -19,7 +19,7 @@ pub const AREA_LEN: usize = 0x1000;
 /// addresses only. Nobody can write it here.
 pub const AREA: usize = SITES + SITES_LEN - AREA_LEN;
 /// The same page, where the wedge writes it.
-pub const AREA_ALIAS: usize = FRAME + FRAME_LEN - AREA_LEN;
+pub const AREA_ALIAS: usize = VCPU_PAGE + VCPU_PAGE_LEN - AREA_LEN;
 
 /// Which thread-local segment a selector is of.
 pub const fn area_of(selector: u64) -> Option<usize> {

@@ -73,9 +73,9 @@ pub const USER_PAGE: usize = WINDOW + 0x3a_0000;
 /// What that process is to do before user code runs ([`Journal`]); it cannot write it.
 pub const JOURNAL: usize = WINDOW + 0x3b_0000;
 /// The vCPU page, shared by all wedges of a vCPU.
-pub const FRAME: usize = WINDOW + 0x40_0000;
+pub const VCPU_PAGE: usize = WINDOW + 0x40_0000;
 /// Bytes of it, and of the page behind it ([`crate::AREA_ALIAS`]).
-pub const FRAME_LEN: usize = 0x5000;
+pub const VCPU_PAGE_LEN: usize = 0x5000;
 /// What taps do and have noted ([`Taps`]), shared by all wedges of a vCPU.
 pub const TAPS: usize = WINDOW + 0x50_0000;
 /// The indirect-jump tables, shared by all wedges.
