@@ -87,7 +87,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
 }
 
 /// A machine that has not been started.
-struct Made {
+struct Unstarted {
     machine: Machine,
     /// What its console shows.
     screen: Screen,
@@ -103,7 +103,7 @@ fn make(
     clock: JoinHandle<LinuxClock>,
     faults: Option<&Injection>,
     sender: &Sender<Event>,
-) -> Result<Made, Failure> {
+) -> Result<Unstarted, Failure> {
     let devices = arguments.devices.beside(description.cpus);
     let mut attachments = disk::attach(&arguments.disk, devices, description.cpus, faults)?;
     attachments.extend(net::attach(&arguments.net, devices, description.cpus, faults)?);
@@ -123,7 +123,7 @@ fn make(
     let disturbed = faults.map(|faults| faults.disturb(&mut host));
     let machine = Machine::build(description, host);
     let machine = machine.map_err(|error| failure_of(&arguments.kernel, error))?;
-    Ok(Made { machine, screen, keyboard, disturbed })
+    Ok(Unstarted { machine, screen, keyboard, disturbed })
 }
 
 /// Where users meet the machine: their terminal, the sockets of `ring3 console` and `ring3 stats`, a debugger's.
@@ -135,7 +135,7 @@ struct Fronts {
 
 fn open_fronts(
     arguments: &RunArguments,
-    made: &Made,
+    made: &Unstarted,
     sender: &Sender<Event>,
 ) -> Result<Fronts, Failure> {
     watch_signals(sender.clone())?;
@@ -155,7 +155,7 @@ fn open_fronts(
 /// Starts the machine in its box, and the faults with it.
 fn start(
     arguments: &RunArguments,
-    made: Made,
+    made: Unstarted,
     faults: Option<&Injection>,
     sender: Sender<Event>,
 ) -> Result<RunningMachine, Failure> {

@@ -4,7 +4,7 @@ use std::{sync::Arc, thread};
 
 use bus::{Bus, Kicker, Rearm, Shared};
 use chipset::{CpuInterrupts, KvmClock, Platform, Settings, Surroundings, TimerWheel, Uart};
-use engine::{Board, BoardParts, Control, Crowd, LocalApic, RunCommand, Seat, VcpuRequests};
+use engine::{Board, BoardParts, Control, CpuPermit, CpuPool, LocalApic, RunCommand, VcpuRequests};
 use ram::Ram;
 use x86::{Vcpu, cpuid, kvm, paravirt};
 
@@ -62,7 +62,7 @@ pub(crate) struct VcpuParts {
     pub(crate) apic: Arc<dyn LocalApic>,
     pub(crate) requests: Arc<VcpuRequests>,
     /// Where vCPUs outnumber the host's CPUs.
-    pub(crate) seat: Option<Seat>,
+    pub(crate) permit: Option<CpuPermit>,
 }
 
 impl Machine {
@@ -194,7 +194,7 @@ struct VcpuMaker<'a> {
     /// What of KVM's interface the guest is offered.
     paravirt: u32,
     /// Where vCPUs outnumber the host's CPUs.
-    crowd: Option<Arc<Crowd>>,
+    cpu_pool: Option<Arc<CpuPool>>,
     others: Others,
 }
 
@@ -208,10 +208,10 @@ impl<'a> VcpuMaker<'a> {
         events: &'a Arc<Events>,
     ) -> Self {
         let host_cpus = thread::available_parallelism().map_or(1, usize::from);
-        let crowd = (requests.len() > host_cpus).then(|| Crowd::new(host_cpus, requests));
-        let paravirt = description.paravirt.unwrap_or(OFFERED[usize::from(crowd.is_none())]);
+        let cpu_pool = (requests.len() > host_cpus).then(|| CpuPool::new(host_cpus, requests));
+        let paravirt = description.paravirt.unwrap_or(OFFERED[usize::from(cpu_pool.is_none())]);
         let others = Others::new(requests);
-        Self { boots, ram, requests, kvm_clock, events, paravirt, crowd, others }
+        Self { boots, ram, requests, kvm_clock, events, paravirt, cpu_pool, others }
     }
 
     fn all(&self, cpus: Vec<CpuInterrupts>) -> Vec<VcpuParts> {
@@ -222,12 +222,12 @@ impl<'a> VcpuMaker<'a> {
 
     fn one(&self, ram: Ram, interrupts: CpuInterrupts, requests: &Arc<VcpuRequests>) -> VcpuParts {
         let number = interrupts.apic_id();
-        let seat = self.crowd.as_ref().map(|crowd| crowd.seat(number as usize));
+        let permit = self.cpu_pool.as_ref().map(|cpu_pool| cpu_pool.permit(number as usize));
         let paravirt = Paravirt::new(
             self.paravirt,
             interrupts.clone(),
             self.others.clone(),
-            seat.clone(),
+            permit.clone(),
             self.ram.clone(),
         );
         let (kvm_clock, events) = (self.kvm_clock.clone(), Arc::clone(self.events));
@@ -236,7 +236,7 @@ impl<'a> VcpuMaker<'a> {
             state: if number == 0 { self.boots.clone() } else { Vcpu::before_start_up() },
             ram,
             apic: Arc::new(Apic { interrupts, kvm_clock, paravirt, events }),
-            seat,
+            permit,
             requests: Arc::clone(requests),
         }
     }

@@ -11,7 +11,7 @@ use std::{
 
 use bus::Kicker;
 use chipset::{CpuInterrupts, PutOffEoi, StealTime};
-use engine::{Seat, VcpuRequests};
+use engine::{CpuPermit, VcpuRequests};
 use ram::Ram;
 use x86::{
     Fault,
@@ -44,7 +44,7 @@ pub(crate) struct Paravirt {
     number: usize,
     interrupts: CpuInterrupts,
     others: Others,
-    seat: Option<Seat>,
+    permit: Option<CpuPermit>,
     steal: StealTime,
     eoi: PutOffEoi,
 }
@@ -54,12 +54,12 @@ impl Paravirt {
         features: u32,
         interrupts: CpuInterrupts,
         others: Others,
-        seat: Option<Seat>,
+        permit: Option<CpuPermit>,
         ram: Ram,
     ) -> Self {
         let number = interrupts.apic_id() as usize;
         let (steal, eoi) = (StealTime::new(ram.clone()), PutOffEoi::new(ram));
-        Self { features, number, interrupts, others, seat, steal, eoi }
+        Self { features, number, interrupts, others, permit, steal, eoi }
     }
 
     fn has(&self, feature: u32) -> bool {
@@ -158,15 +158,17 @@ impl Paravirt {
 
     fn yield_to(&self, vcpu: u64) -> u64 {
         let vcpu = usize::try_from(vcpu).ok();
-        if let Some(seat) = self.seat.as_ref().filter(|seat| vcpu.is_some() && seat.favour(vcpu)) {
-            seat.give_way();
+        if let Some(permit) =
+            self.permit.as_ref().filter(|permit| vcpu.is_some() && permit.prefer(vcpu))
+        {
+            permit.give_way();
         }
         answer::DONE
     }
 
     /// It is likely that this vCPU looks for what another one does, once that runs. True if it does not run now.
     fn is_waited_for(&self, vcpu: Option<usize>) -> bool {
-        self.seat.as_ref().is_some_and(|seat| seat.favour(vcpu))
+        self.permit.as_ref().is_some_and(|permit| permit.prefer(vcpu))
     }
 
     /// The vCPU has sent an interrupt by its local APIC, to one vCPU if that is named. A guest that knows how to
@@ -174,14 +176,14 @@ impl Paravirt {
     pub(crate) fn has_sent(&self, to: Option<usize>) {
         let waits = self.is_waited_for(to);
         if waits && !(self.has(feature::SCHED_YIELD) && self.steal.is_kept()) {
-            self.seat.iter().for_each(Seat::give_way);
+            self.permit.iter().for_each(CpuPermit::give_way);
         }
     }
 
     /// The vCPU waits for another one by looking: those that want its CPU come first, whichever they are.
     pub(crate) fn has_spun(&self) {
-        match &self.seat {
-            Some(seat) if seat.is_wanted() => seat.give_way(),
+        match &self.permit {
+            Some(permit) if permit.is_wanted() => permit.give_way(),
             _ => thread::yield_now(),
         }
     }

@@ -135,9 +135,9 @@ impl Vm {
 
     /// Drives a vCPU to its end, which is the machine's.
     fn run(&self, vcpu: VcpuParts, engine: Box<dyn Engine>) {
-        let VcpuParts { apic, requests, seat, .. } = vcpu;
+        let VcpuParts { apic, requests, permit, .. } = vcpu;
         let (control, clock) = (self.control.clone(), Arc::clone(&self.parts.clock));
-        let mut vcpu = VcpuLoop::new(engine, apic, requests, control, clock).among(seat);
+        let mut vcpu = VcpuLoop::new(engine, apic, requests, control, clock).among(permit);
         let ended = vcpu.run();
         // All vCPUs end when the guest asks for its end: the one that tells of it is the one that looks for what was asked.
         let tell = self.take_on_end().map(|on_end| (on_end, self.verdict(ended)));

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bus::Bus;
-use contract::{Doing, Watcher};
+use contract::{VcpuEvent, Watcher};
 use host::{Clock, Entropy};
 use ram::Ram;
 use x86::{
@@ -137,8 +137,8 @@ impl Board {
     }
 
     /// Tells of something the vCPU has done.
-    pub fn tell(&self, doing: Doing) {
-        self.watchers.iter().for_each(|watcher| watcher(doing));
+    pub fn tell(&self, event: VcpuEvent) {
+        self.watchers.iter().for_each(|watcher| watcher(event));
     }
 
     fn tell_mmio(&self, gpa: u64, data: &[u8], write: bool) {
@@ -146,7 +146,7 @@ impl Board {
             let mut bytes = [0; 8];
             let len = data.len().min(8);
             bytes[..len].copy_from_slice(&data[..len]);
-            self.tell(Doing::Mmio {
+            self.tell(VcpuEvent::Mmio {
                 gpa,
                 size: len as u8,
                 write,
@@ -201,13 +201,13 @@ impl System for Board {
         let data = &mut bytes[..usize::from(size).min(4)];
         self.parts.ports.read(port.into(), data);
         let value = u32::from_le_bytes(bytes);
-        self.tell(Doing::Port { port, size, write: false, value });
+        self.tell(VcpuEvent::Port { port, size, write: false, value });
         value
     }
 
     fn port_write(&mut self, port: u16, size: u8, value: u32) {
         self.traffic.port += 1;
-        self.tell(Doing::Port { port, size, write: true, value });
+        self.tell(VcpuEvent::Port { port, size, write: true, value });
         let bytes = value.to_le_bytes();
         self.parts.ports.write(port.into(), &bytes[..usize::from(size).min(4)]);
     }
@@ -221,7 +221,7 @@ impl System for Board {
     }
 
     fn note_msr(&mut self, index: u32, write: bool, value: u64) {
-        self.tell(Doing::Msr { index, write, value });
+        self.tell(VcpuEvent::Msr { index, write, value });
     }
 
     fn cpuid(&self, leaf: u32, subleaf: u32) -> CpuidResult {

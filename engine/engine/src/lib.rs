@@ -11,7 +11,7 @@
 //! thread, makes a vCPU look up.
 
 mod board;
-mod crowd;
+mod cpu_pool;
 mod interpreter;
 mod log;
 mod report;
@@ -29,7 +29,7 @@ mod sync {
 
 pub use board::{Board, BoardParts, LocalApic};
 pub use contract::{Counters, Engine, Exit, Failure, Probes, Reached, Watch, Whose, pending};
-pub use crowd::{Crowd, Seat};
+pub use cpu_pool::{CpuPermit, CpuPool};
 pub use interpreter::Interpreter;
 pub use log::{Event, EventLog};
 pub use report::{Report, Statistics};

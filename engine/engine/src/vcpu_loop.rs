@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use contract::{Doing, Failure, Whose, pending};
+use contract::{Failure, VcpuEvent, Whose, pending};
 use host::Clock;
 
 use crate::{
-    Control, Engine, Event, EventLog, Exit, LocalApic, Report, RunCommand, Seat, Statistics,
+    Control, CpuPermit, Engine, Event, EventLog, Exit, LocalApic, Report, RunCommand, Statistics,
     VcpuRequests,
     vcpu_work::{ProbeHandlers, VcpuAccess},
 };
@@ -38,7 +38,7 @@ pub struct VcpuLoop<E> {
     log: EventLog,
     handlers: ProbeHandlers,
     /// Where vCPUs outnumber the host's CPUs.
-    seat: Option<Seat>,
+    permit: Option<CpuPermit>,
 }
 
 impl<E: Engine> VcpuLoop<E> {
@@ -52,13 +52,13 @@ impl<E: Engine> VcpuLoop<E> {
     ) -> Self {
         let (statistics, handlers) = Default::default();
         let log = EventLog::new(LOG);
-        let seat = None;
-        Self { engine, apic, requests, control, clock, statistics, log, handlers, seat }
+        let permit = None;
+        Self { engine, apic, requests, control, clock, statistics, log, handlers, permit }
     }
 
-    /// The vCPU runs only while it has its seat.
-    pub fn among(mut self, seat: Option<Seat>) -> Self {
-        self.seat = seat;
+    /// The vCPU runs only while it has its permit.
+    pub fn among(mut self, permit: Option<CpuPermit>) -> Self {
+        self.permit = permit;
         self
     }
 
@@ -76,7 +76,7 @@ impl<E: Engine> VcpuLoop<E> {
         loop {
             self.requests.take_kick();
             // Asking came before the kick, which may have been the one that was taken just now.
-            if self.seat.as_ref().is_some_and(Seat::is_asked) {
+            if self.permit.as_ref().is_some_and(CpuPermit::is_asked) {
                 self.give_way();
             }
             self.run_work();
@@ -154,14 +154,14 @@ impl<E: Engine> VcpuLoop<E> {
     /// The vCPU runs nothing from now on.
     fn cease(&self) {
         self.engine.ram().leave();
-        self.seat.iter().for_each(Seat::stand_up);
+        self.permit.iter().for_each(CpuPermit::release);
     }
 
     /// It runs from now on, as soon as there is a CPU for it.
     fn begin(&mut self, urgent: bool) {
-        if let Some(seat) = &self.seat {
-            let cpu = seat.try_sit();
-            let cpu = cpu.unwrap_or_else(|| wait(&*self.apic, seat, &*self.clock, urgent));
+        if let Some(permit) = &self.permit {
+            let cpu = permit.try_acquire();
+            let cpu = cpu.unwrap_or_else(|| wait(&*self.apic, permit, &*self.clock, urgent));
             self.engine.settle_on(cpu);
         }
         if self.apic.set_running() {
@@ -180,7 +180,7 @@ impl<E: Engine> VcpuLoop<E> {
         if let Some(vector) = self.apic.acknowledge() {
             self.note(Event::Interrupt(vector));
             self.statistics.interrupts += 1;
-            self.handlers.tell_of(Doing::Vector(vector));
+            self.handlers.tell_of(VcpuEvent::Vector(vector));
             self.engine.interrupt(vector);
         }
     }
@@ -216,11 +216,11 @@ impl<E: Engine> VcpuLoop<E> {
     }
 }
 
-/// Waits for a seat: which CPU it is. Whoever would have this vCPU flush its TLB can leave a note meanwhile.
-fn wait(apic: &dyn LocalApic, seat: &Seat, clock: &dyn Clock, urgent: bool) -> usize {
+/// Waits for a permit: which CPU it is. Whoever would have this vCPU flush its TLB can leave a note meanwhile.
+fn wait(apic: &dyn LocalApic, permit: &CpuPermit, clock: &dyn Clock, urgent: bool) -> usize {
     apic.set_preempted();
     let started = clock.monotonic_ns();
-    let cpu = seat.sit(urgent);
+    let cpu = permit.acquire(urgent);
     apic.note_stolen(clock.monotonic_ns().saturating_sub(started));
     cpu
 }
@@ -475,10 +475,10 @@ mod tests {
     #[test]
     fn who_waits_for_a_seat_says_so_and_flushes_if_it_is_told() {
         let bench = bench(&[Exit::Shutdown]);
-        let crowd = crate::Crowd::new(1, &[Arc::default(), Arc::clone(&bench.requests)]);
-        let other = crowd.seat(0);
-        assert_eq!(other.try_sit(), Some(0));
-        let mut vcpu = bench.vcpu.among(Some(crowd.seat(1)));
+        let cpu_pool = crate::CpuPool::new(1, &[Arc::default(), Arc::clone(&bench.requests)]);
+        let other = cpu_pool.permit(0);
+        assert_eq!(other.try_acquire(), Some(0));
+        let mut vcpu = bench.vcpu.among(Some(cpu_pool.permit(1)));
         let vcpu = std::thread::spawn(move || {
             vcpu.run();
             (vcpu.engine.flushes, vcpu.engine.seen.len())
@@ -488,7 +488,7 @@ mod tests {
         while waits().is_err() {
             std::thread::yield_now();
         }
-        other.stand_up();
+        other.release();
         assert_eq!(vcpu.join().expect("no panic"), (1, 1));
         assert_eq!(bench.apic.standing.load(Ordering::SeqCst), 0);
     }

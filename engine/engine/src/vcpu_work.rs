@@ -10,7 +10,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use contract::{Doing, Engine, Probes, Reached};
+use contract::{Engine, Probes, Reached, VcpuEvent};
 
 use crate::Statistics;
 
@@ -149,9 +149,9 @@ impl ProbeHandlers {
     }
 
     /// Tells the watchers of an event that does not come from the engine.
-    pub fn tell_of(&self, doing: Doing) {
+    pub fn tell_of(&self, event: VcpuEvent) {
         let watchers = self.entries.iter().flat_map(|entry| &entry.probes.watchers);
-        watchers.for_each(|watcher| watcher(doing));
+        watchers.for_each(|watcher| watcher(event));
     }
 
     fn entry(&mut self, number: u64) -> Option<&mut Entry> {

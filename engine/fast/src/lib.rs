@@ -75,7 +75,7 @@ use affinity::Affinity;
 pub use affinity::Placement;
 use bus::Kicker;
 use claims::ClaimedRegions;
-use contract::{Doing, Failure, Whose};
+use contract::{Failure, VcpuEvent, Whose};
 use cpuid_answers::CpuidAnswers;
 use engine::{Board, Engine, VcpuRequests};
 use in_service::InServiceReads;
@@ -288,10 +288,10 @@ impl Fast {
     fn tell_of(&self, record: &Record) {
         let (times, pages) = (record.flushes.len() as u64, record.stale_pages.len() as u64);
         if times != 0 {
-            self.board.tell(Doing::Flush { times });
+            self.board.tell(VcpuEvent::Flush { times });
         }
         if pages != 0 {
-            self.board.tell(Doing::Drop { pages });
+            self.board.tell(VcpuEvent::Drop { pages });
         }
     }
 
@@ -342,7 +342,7 @@ impl Fast {
         let exit = WedgeExit::from(&self.pages.vcpu_page().exit);
         self.statistics.exit(exit);
         if exit == WedgeExit::Kicked {
-            self.board.tell(Doing::Kick);
+            self.board.tell(VcpuEvent::Kick);
         }
         exit
     }
@@ -384,7 +384,7 @@ impl Fast {
             match answer {
                 Answer::Mapped => {
                     self.statistics.mapped += 1;
-                    self.board.tell(Doing::Map { gva });
+                    self.board.tell(VcpuEvent::Map { gva });
                     return Ok(mapped);
                 }
                 Answer::Interpret => return Ok(FaultOutcome::Interpret),

@@ -5,7 +5,7 @@ use crate::{
     code::{Code, NoBlock},
     machine::{Share, Translation},
 };
-use contract::Doing;
+use contract::VcpuEvent;
 use engine::Board;
 use jit::{
     Level,
@@ -115,7 +115,7 @@ impl VcpuCode {
         };
         let (block, blocks) = self.with(level, block).unwrap_or((Err(NoBlock::Interpret), 0));
         if blocks != 0 {
-            board.tell(Doing::Translate { gva: guest, blocks });
+            board.tell(VcpuEvent::Translate { gva: guest, blocks });
         }
         block
     }

@@ -1,6 +1,6 @@
 //! The code cache: where blocks lie, how they are found, linked and dropped.
 //!
-//! The cache only keeps the books; what it wants written goes through [`CodeMemory`], because the
+//! The cache only keeps the records; what it wants written goes through [`CodeMemory`], because the
 //! memory is the monitor's writable view of what the wedge executes. Space is handed out upwards;
 //! when it is used up everything is dropped (a booted kernel fits several times over). Dropping a
 //! block unlinks every jump to it, so that a block is never reached from a stale one.
@@ -16,13 +16,13 @@
 //!
 //! Blocks can be put on trial ([`trial`]): they run alone, so that each run can be looked at.
 
-mod books;
+mod block_records;
 mod jumps;
 mod tables;
 pub mod trial;
 
 use crate::{Layout, Request, Untranslatable, block::Block, recover::Mark, stubs, translate};
-use books::{Books, Number};
+use block_records::{BlockRecords, Number};
 use rustc_hash::FxHashMap;
 pub use tables::CodeUser;
 use tables::Tables;
@@ -90,11 +90,11 @@ pub struct CacheCounters {
     pub cleared: u64,
 }
 
-/// The books of the code cache.
+/// The records of the code cache.
 pub struct Cache {
     layout: Layout,
     next: u64,
-    books: Books,
+    records: BlockRecords,
     by_guest: FxHashMap<Key, Number>,
     by_page: FxHashMap<u64, Vec<Number>>,
     tables: Tables,
@@ -149,7 +149,7 @@ impl Cache {
         Self {
             layout,
             next: stubs::LEN,
-            books: Books::new(),
+            records: BlockRecords::new(),
             by_guest: FxHashMap::default(),
             by_page: FxHashMap::default(),
             tables: Tables::new(layout, memory),
@@ -163,7 +163,7 @@ impl Cache {
 
     /// HVA of the block for a guest address, if there is one.
     pub fn find(&self, guest: u64, ac: bool) -> Option<u64> {
-        self.number(guest, ac).map(|number| self.books.host(number))
+        self.number(guest, ac).map(|number| self.records.host(number))
     }
 
     fn number(&self, guest: u64, ac: bool) -> Option<Number> {
@@ -191,7 +191,7 @@ impl Cache {
         let mut block = translate(&self.layout, &request)?;
         self.isolate(&mut block);
         let fits = self.next + block.code.len() as u64 + 16 <= self.layout.cache_len;
-        if !fits || !self.books.have_room(&block) {
+        if !fits || !self.records.have_room(&block) {
             return Err(Refused::Full);
         }
         if !memory.is_closed(self.next, &block.code) {
@@ -208,7 +208,7 @@ impl Cache {
 
     fn enter(&mut self, memory: &mut impl CodeMemory, block: Block, pages: [u64; 2]) {
         let key = (block.guest, block.ac);
-        let number = self.books.enter(&block, pages, self.writes);
+        let number = self.records.enter(&block, pages, self.writes);
         self.by_guest.insert(key, number);
         self.by_page.entry(pages[0]).or_default().push(number);
         if pages[1] != pages[0] {
@@ -244,7 +244,7 @@ impl Cache {
     }
 
     fn show(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        self.tables.show(memory, self.books.key(number), self.books.host(number));
+        self.tables.show(memory, self.records.key(number), self.records.host(number));
     }
 
     /// One more is going to execute what is here. It is outside of it now.
@@ -287,10 +287,10 @@ impl Cache {
 
     /// The guest instruction a host PC belongs to. Its block may have been dropped: by another vCPU, say.
     pub fn position(&self, pc: u64) -> Option<Position> {
-        let number = self.books.at(pc)?;
-        let offset = (pc - self.books.host(number)) as u32;
-        let mark = self.books.mark(number, offset)?;
-        let guest = self.books.key(number).0.wrapping_add(mark.guest.into());
+        let number = self.records.at(pc)?;
+        let offset = (pc - self.records.host(number)) as u32;
+        let mark = self.records.mark(number, offset)?;
+        let guest = self.records.key(number).0.wrapping_add(mark.guest.into());
         Some(Position { guest, into: offset - mark.host, mark })
     }
 
@@ -306,7 +306,7 @@ impl Cache {
     pub fn drop_older(&mut self, memory: &mut impl CodeMemory, page: u64, number: u64) {
         let all = self.by_page.remove(&page).unwrap_or_default();
         let (old, new): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|block| self.books.writes(*block) < number);
+            all.into_iter().partition(|block| self.records.writes(*block) < number);
         old.into_iter().for_each(|block| self.drop_block(memory, block));
         if !new.is_empty() {
             self.by_page.insert(page, new);
@@ -314,10 +314,10 @@ impl Cache {
     }
 
     fn drop_block(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        if !self.books.drop(number) {
+        if !self.records.drop(number) {
             return;
         }
-        let key = self.books.key(number);
+        let key = self.records.key(number);
         self.counters.dropped += 1;
         if self.by_guest.get(&key) == Some(&number) {
             self.by_guest.remove(&key);
@@ -329,7 +329,7 @@ impl Cache {
     /// Drops everything. Nobody may be executing any of it.
     pub fn clear(&mut self, memory: &mut impl CodeMemory) {
         self.tables.clear(memory, self.by_guest.keys().copied());
-        self.books.clear();
+        self.records.clear();
         self.trials.forget();
         self.by_guest.clear();
         self.by_page.clear();
@@ -345,7 +345,7 @@ impl Cache {
 
     /// What the block a host PC lies in was made from.
     pub fn source(&self, pc: u64) -> Option<Source> {
-        self.books.live_at(pc).map(|number| self.books.source(number))
+        self.records.live_at(pc).map(|number| self.records.source(number))
     }
 }
 

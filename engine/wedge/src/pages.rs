@@ -6,9 +6,9 @@ use crate::turns::Turns;
 use host::MemoryObject as Object;
 use std::{io, mem::offset_of, sync::Arc};
 use wedge_abi::{
-    Base, COPY_INDEX, LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES, NO_USER, NOWHERE, POISON,
-    REGION_BITS, REGION_COUNT, REGIONS_LEN, STEP_WORDS, TAP_BYTES, TAP_PLACES, TAP_STEPS, TapTable,
-    Taps, Told, UPPER_USER, VCPU_PAGE_LEN, VcpuPage, region,
+    Base, COPY_INDEX, LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES, MonitorData, NO_USER, NOWHERE,
+    POISON, REGION_BITS, REGION_COUNT, REGIONS_LEN, STEP_WORDS, TAP_BYTES, TAP_PLACES, TAP_STEPS,
+    TapTable, Taps, UPPER_USER, VCPU_PAGE_LEN, VcpuPage, region,
 };
 
 /// Bytes of the vCPU page that wedges change.
@@ -142,7 +142,7 @@ impl Pages {
     }
 
     /// The part of it that only the monitor writes, to be changed.
-    pub fn told(&mut self) -> &mut Told {
+    pub fn told(&mut self) -> &mut MonitorData {
         self.told_changed = true;
         &mut self.copy.told
     }

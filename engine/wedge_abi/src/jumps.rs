@@ -80,7 +80,7 @@ pub const TABLES_LEN: usize = USER_TABLES + SITE_PAGES;
 pub const USER_CACHE_LEN: usize = 24 << 20;
 /// Its first byte.
 pub const USER_CACHE: usize = STUBS - USER_CACHE_LEN;
-/// Words of [`crate::Told::code_pages`].
+/// Words of [`crate::MonitorData::code_pages`].
 pub const CODE_PAGE_WORDS: usize = 64;
 
 /// The word and the bit in it that stand for a page of translated user code, and for others.

@@ -27,7 +27,7 @@ pub struct VcpuPage {
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
     pub vectors: Vectors,
     /// What only the monitor writes. It does not read this back.
-    pub told: Told,
+    pub told: MonitorData,
     /// See [`Shares`].
     pub shares: Shares,
 }
@@ -242,7 +242,7 @@ pub struct Counters {
 /// What the monitor tells wedges.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Told {
+pub struct MonitorData {
     /// What CPUID has answered.
     pub cpuid: CpuidCache,
     /// A bit for each page of translated user code, by [`crate::code_page`].
@@ -289,7 +289,7 @@ impl Default for CpuidCache {
     }
 }
 
-impl Default for Told {
+impl Default for MonitorData {
     fn default() -> Self {
         Self { cpuid: CpuidCache::default(), code_pages: [0; CODE_PAGE_WORDS] }
     }

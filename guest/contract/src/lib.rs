@@ -5,13 +5,13 @@
 //! translations from becoming stale. Neither the interpreter nor an engine owns these, and nothing here decodes
 //! an instruction. The crate is of the guest layer, as the interpreter implements it.
 
-mod doing;
 mod memory;
 mod probe;
+mod vcpu_event;
 
-pub use doing::{Doing, Watcher};
 pub use memory::{CodeNews, GuestRam, RamPage};
 pub use probe::{Probes, Reached, Sink, Taps, Watch};
+pub use vcpu_event::{VcpuEvent, Watcher};
 
 use x86::Vcpu;
 

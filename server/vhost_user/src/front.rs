@@ -32,7 +32,7 @@ struct SharedFront {
     near: OnceLock<Near>,
     words: Arc<Words>,
     /// Is told when there is no server any more.
-    mourner: OnceLock<Mourner>,
+    mourner: OnceLock<FailureHandler>,
 }
 
 impl SharedFront {
@@ -65,7 +65,7 @@ impl SharedFront {
 }
 
 /// Is told why there is no server any more.
-pub type Mourner = Box<dyn Fn(&VhostUserError) + Send + Sync>;
+pub type FailureHandler = Box<dyn Fn(&VhostUserError) + Send + Sync>;
 
 impl SharedFront {
     fn tell_of_the_end(&self, error: &VhostUserError) {
@@ -130,7 +130,7 @@ impl Remote {
     }
 
     /// Sets who is told when the server is gone for good.
-    pub fn on_end(&self, mourner: Mourner) {
+    pub fn on_end(&self, mourner: FailureHandler) {
         // There is one.
         let _ = self.shared.mourner.set(mourner);
     }

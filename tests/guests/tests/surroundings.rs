@@ -161,8 +161,8 @@ const FOLDERS: &[(&str, &str)] = &[
 /// Folders that most hosts have, and not all.
 #[test]
 fn folders_that_are_not_there_are_not_needed() -> Result<()> {
-    for (what, deed) in FOLDERS {
-        let script = format!("{deed} && exec \"$0\" exec --memory 256M -- echo ran");
+    for (what, action) in FOLDERS {
+        let script = format!("{action} && exec \"$0\" exec --memory 256M -- echo ran");
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--mount", "sh", "-c", &script]).arg(ring3()?);
         let output = command.current_dir("/").stdin(Stdio::null()).output()?;

@@ -1,6 +1,6 @@
 //! A machine with one PCI device, and a guest that does anything to it.
 //!
-//! The guest's deeds are mostly well-formed (its rings are where the device expects them, its
+//! The guest's actions are mostly well-formed (its rings are where the device expects them, its
 //! accesses hit registers), because noise alone would never get past negotiation.
 
 use arbitrary::Arbitrary;
@@ -49,7 +49,7 @@ pub(crate) fn plug(host: &PciHost, device: impl VirtioDevice + 'static, ram: &Ra
 
 /// What a guest may do.
 #[derive(Arbitrary, Debug)]
-pub(crate) enum Deed {
+pub(crate) enum Action {
     /// Writes guest memory.
     Memory { gpa: u16, bytes: Vec<u8> },
     /// Writes a descriptor of a queue.
@@ -118,28 +118,28 @@ impl Guest {
     }
 
     /// Does it.
-    pub(crate) fn perform(&mut self, deed: &Deed) {
-        match *deed {
-            Deed::Memory { gpa, ref bytes } => self.write_memory(gpa.into(), bytes),
-            Deed::Describe { queue, index, gpa, len, flags, next } => {
+    pub(crate) fn perform(&mut self, action: &Action) {
+        match *action {
+            Action::Memory { gpa, ref bytes } => self.write_memory(gpa.into(), bytes),
+            Action::Describe { queue, index, gpa, len, flags, next } => {
                 let (index, next) = (index % QUEUE_SIZE as u8, next % (QUEUE_SIZE as u8 + 1));
                 let gpa = u64::from(gpa) % RAM;
                 let flags = u16::from(flags % 8);
                 self.describe(queue, index.into(), gpa, len.into(), flags, next.into());
             }
-            Deed::DescribeWild { queue, index, gpa, len, flags, next } => {
+            Action::DescribeWild { queue, index, gpa, len, flags, next } => {
                 self.describe(queue, index.into(), gpa, len, flags, next);
             }
-            Deed::Offer { queue, head } => self.offer(queue, head.into()),
-            Deed::Jump { queue, index } => {
+            Action::Offer { queue, head } => self.offer(queue, head.into()),
+            Action::Jump { queue, index } => {
                 self.write_memory(ring(queue) + AVAILABLE + 2, &index.to_le_bytes());
             }
-            Deed::Header { gpa, kind, sector } => self.header(gpa.into(), kind, sector),
-            Deed::Notify { queue } => self.notify(queue),
-            Deed::Start { features } => self.start(features),
-            Deed::Bar { offset, size, write } => self.bar(offset, size, write),
-            Deed::Config { offset, size, write } => self.config(offset, size, write),
-            Deed::Outside(_) => {}
+            Action::Header { gpa, kind, sector } => self.header(gpa.into(), kind, sector),
+            Action::Notify { queue } => self.notify(queue),
+            Action::Start { features } => self.start(features),
+            Action::Bar { offset, size, write } => self.bar(offset, size, write),
+            Action::Config { offset, size, write } => self.config(offset, size, write),
+            Action::Outside(_) => {}
         }
     }
 

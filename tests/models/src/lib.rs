@@ -28,8 +28,8 @@ mod vcpu_work {
 }
 
 #[allow(dead_code)]
-#[path = "../../../engine/engine/src/crowd.rs"]
-mod crowd;
+#[path = "../../../engine/engine/src/cpu_pool.rs"]
+mod cpu_pool;
 #[allow(dead_code)]
 #[path = "../../../machine/ram/src/news.rs"]
 mod news;
@@ -37,7 +37,7 @@ mod news;
 #[path = "../../../engine/engine/src/requests.rs"]
 mod requests;
 
-pub use crowd::{Crowd, Seat};
+pub use cpu_pool::{CpuPermit, CpuPool};
 pub use requests::VcpuRequests;
 
 use contract::CodeNews;

@@ -13,7 +13,7 @@ mod shared;
 use child::serve;
 use shared::{
     BIAS, CACHE_LEN, COPIES_LEN, IN_HOST, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER, REGIONS_LEN, SHOWN,
-    TABLES_LEN, VCPU_PAGE_LEN, VIEW, bytes_at, map, memfd, talk, vcpu_page,
+    TABLES_LEN, VCPU_PAGE_LEN, VIEW, bytes_at, mailbox, map, memfd, vcpu_page,
 };
 
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
@@ -169,9 +169,9 @@ impl Rig {
     /// As for [`Rig::run`].
     pub fn run_interrupted(&mut self, case: &Case, steps: u64) -> Result<Option<Interrupted>> {
         self.start(case);
-        talk().steps = steps;
+        mailbox().steps = steps;
         self.go_on(case)?;
-        let t = talk();
+        let t = mailbox();
         t.steps = NEVER;
         if t.interrupted == 0 {
             return Ok(None);
@@ -243,18 +243,18 @@ impl Rig {
             let page = vcpu_page();
             page.block.jump = host;
             page.block.host_flags &= !flags::TF;
-            if talk().steps != NEVER {
+            if mailbox().steps != NEVER {
                 page.block.host_flags |= flags::TF;
                 self.list_boundaries();
             }
             self.child_runs()?;
-            while talk().signal == 0 && vcpu_page().exit.kind == BlockExit::Lookup as u64 {
+            while mailbox().signal == 0 && vcpu_page().exit.kind == BlockExit::Lookup as u64 {
                 if !self.fill() {
                     return Ok(());
                 }
                 self.child_runs()?;
             }
-            if talk().signal != 0 || vcpu_page().exit.kind != BlockExit::Miss as u64 {
+            if mailbox().signal != 0 || vcpu_page().exit.kind != BlockExit::Miss as u64 {
                 break;
             }
         }
@@ -276,7 +276,7 @@ impl Rig {
         self.set_lookup(page, Lookup::new(page, SHOWN + offset, writable));
         self.shown.push(page);
         self.filled += 1;
-        if talk().steps != NEVER {
+        if mailbox().steps != NEVER {
             vcpu_page().block.host_flags |= flags::TF;
         }
         true
@@ -301,7 +301,7 @@ impl Rig {
         let (_, used) = self.cache.size();
         let all = LAYOUT.cache + jit::stubs::LEN..LAYOUT.cache + used;
         let boundaries = all.filter(|pc| self.is_boundary(*pc));
-        let t = talk();
+        let t = mailbox();
         t.boundary_count = 0;
         for (slot, pc) in t.boundaries.iter_mut().zip(boundaries) {
             *slot = pc;
@@ -344,11 +344,12 @@ impl Rig {
     }
 
     fn ending(&self) -> Result<Ending> {
-        let (page, talk) = (vcpu_page(), talk());
+        let (page, mailbox) = (vcpu_page(), mailbox());
         let mut gpr = page.regs.gpr;
         let mut rip = page.regs.rip;
-        if talk.signal != 0 {
-            let position = self.cache.position(talk.pc).context("a fault outside every block")?;
+        if mailbox.signal != 0 {
+            let position =
+                self.cache.position(mailbox.pc).context("a fault outside every block")?;
             position.mark.fixes.apply(&mut gpr, &page.block.spill, self.layout.bias);
             rip = position.guest;
         }
@@ -357,7 +358,7 @@ impl Rig {
             | page.regs.ac
             | flags::FIXED;
         let mut xmm = [[0; 16]; 16];
-        for (register, bytes) in xmm.iter_mut().zip(talk.guest_fx[160..].chunks_exact(16)) {
+        for (register, bytes) in xmm.iter_mut().zip(mailbox.guest_fx[160..].chunks_exact(16)) {
             register.copy_from_slice(bytes);
         }
         // SAFETY: mapped for good; the child waits.
@@ -366,7 +367,7 @@ impl Rig {
             [&*kernel, bytes_at(USER, USER_LEN as usize)].concat()
         };
         let bases = [page.regs.fs_base, page.regs.gs_base, page.regs.kernel_gs_base];
-        let fault = talk.signal != 0;
+        let fault = mailbox.signal != 0;
         let window = !fault && page.exit.kind == BlockExit::InterruptWindow as u64;
         Ok(Ending { fault, window, rip, gpr, rflags, xmm, memory, bases })
     }
@@ -392,7 +393,7 @@ fn fill_regions() {
 }
 
 fn prepare_vectors(case: &Case) {
-    let t = talk();
+    let t = mailbox();
     (t.signal, t.steps, t.stepped, t.last, t.interrupted) = (0, NEVER, 0, 0, 0);
     t.guest_fx = [0; 512];
     t.guest_fx[0..2].copy_from_slice(&0x37fu16.to_le_bytes());

@@ -204,9 +204,9 @@ impl VcpuTracer {
         let (channel, tracer) = (Arc::clone(&self.tracer.channel), Arc::downgrade(&self.tracer));
         let vcpu = self.vcpu;
         (!self.tracer.plan.vcpu_events().is_empty()).then_some(())?;
-        Some(Arc::new(move |doing| {
+        Some(Arc::new(move |event| {
             let event =
-                tracer.upgrade().and_then(|tracer| vcpu_events::event(&tracer, vcpu, doing));
+                tracer.upgrade().and_then(|tracer| vcpu_events::event(&tracer, vcpu, event));
             event.map(|event| channel.send(TraceItem::Event(event), || 1));
         }))
     }

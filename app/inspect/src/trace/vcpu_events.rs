@@ -1,14 +1,14 @@
 //! Events other than executed instructions: accesses to devices and model-specific registers, and what engines do.
 
-use contract::Doing;
+use contract::VcpuEvent;
 use ring3_trace::Event;
 
 use super::{fields::EventFields, tracer::Tracer};
 use crate::linux::Task;
 
 /// The event for what a vCPU has done, if it is traced. Its process is not known.
-pub fn event(tracer: &Tracer, vcpu: usize, doing: Doing) -> Option<Event> {
-    let (kind, name, arguments, values) = describe(doing);
+pub fn event(tracer: &Tracer, vcpu: usize, event: VcpuEvent) -> Option<Event> {
+    let (kind, name, arguments, values) = describe(event);
     tracer.plan.vcpu_events().contains(kind).then_some(())?;
     let (kind, name) = (kind.to_owned(), name.to_owned());
     let event = Event { ns: tracer.now(), vcpu, kind, name, arguments, ..Event::default() };
@@ -31,29 +31,29 @@ pub fn event(tracer: &Tracer, vcpu: usize, doing: Doing) -> Option<Event> {
 }
 
 /// The event's kind, its name, and its arguments as text and as numbers.
-fn describe(doing: Doing) -> (&'static str, &'static str, String, [u64; 2]) {
+fn describe(event: VcpuEvent) -> (&'static str, &'static str, String, [u64; 2]) {
     let way = |write: bool| if write { "write" } else { "read" };
-    match doing {
-        Doing::Port { port, size, write, value } => {
+    match event {
+        VcpuEvent::Port { port, size, write, value } => {
             let text = format!("{port:#x}, {size} bytes, {value:#x}");
             ("port", if write { "out" } else { "in" }, text, [port.into(), value.into()])
         }
-        Doing::Mmio { gpa, size, write, value } => {
+        VcpuEvent::Mmio { gpa, size, write, value } => {
             ("mmio", way(write), format!("{gpa:#x}, {size} bytes, {value:#x}"), [gpa, value])
         }
-        Doing::Msr { index, write, value } => {
+        VcpuEvent::Msr { index, write, value } => {
             ("msr", way(write), format!("{index:#x}, {value:#x}"), [index.into(), value])
         }
-        Doing::Vector(vector) => {
+        VcpuEvent::Vector(vector) => {
             ("vector", "interrupt", format!("{vector:#x}"), [vector.into(), 0])
         }
-        Doing::Translate { gva, blocks } => {
+        VcpuEvent::Translate { gva, blocks } => {
             ("engine", "translate", format!("{gva:#x}, {blocks} blocks"), [gva, blocks])
         }
-        Doing::Drop { pages } => ("engine", "drop", format!("{pages} pages"), [pages, 0]),
-        Doing::Flush { times } => ("engine", "flush", format!("{times} times"), [times, 0]),
-        Doing::Map { gva } => ("engine", "map", format!("{gva:#x}"), [gva, 0]),
-        Doing::Kick => ("engine", "kick", String::new(), [0, 0]),
+        VcpuEvent::Drop { pages } => ("engine", "drop", format!("{pages} pages"), [pages, 0]),
+        VcpuEvent::Flush { times } => ("engine", "flush", format!("{times} times"), [times, 0]),
+        VcpuEvent::Map { gva } => ("engine", "map", format!("{gva:#x}"), [gva, 0]),
+        VcpuEvent::Kick => ("engine", "kick", String::new(), [0, 0]),
     }
 }
 
@@ -63,14 +63,14 @@ mod tests {
 
     #[test]
     fn what_is_done_is_told_with_numbers_for_filters() {
-        let port = Doing::Port { port: 0x3f8, size: 1, write: true, value: 0x41 };
+        let port = VcpuEvent::Port { port: 0x3f8, size: 1, write: true, value: 0x41 };
         assert_eq!(
             describe(port),
             ("port", "out", "0x3f8, 1 bytes, 0x41".to_owned(), [0x3f8, 0x41])
         );
-        let msr = Doing::Msr { index: 0x10, write: false, value: 7 };
+        let msr = VcpuEvent::Msr { index: 0x10, write: false, value: 7 };
         assert_eq!(describe(msr), ("msr", "read", "0x10, 0x7".to_owned(), [0x10, 7]));
-        let translate = Doing::Translate { gva: 0x1000, blocks: 3 };
+        let translate = VcpuEvent::Translate { gva: 0x1000, blocks: 3 };
         assert_eq!(describe(translate).2, "0x1000, 3 blocks");
     }
 }

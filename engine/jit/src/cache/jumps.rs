@@ -4,20 +4,20 @@
 //! guest address. So the lists run through the jumps themselves, and linking allocates nothing. A dropped
 //! block's jumps stay in their lists, and are passed over, until everything is dropped.
 
-use super::{Cache, CodeMemory, Number, books::NONE};
+use super::{Cache, CodeMemory, Number, block_records::NONE};
 use std::mem::replace;
 
 impl Cache {
     /// Points the jumps that wait for a block at it, and its own at others.
     pub(super) fn join(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        let mut next = self.waiting.remove(&self.books.key(number)).unwrap_or(NONE);
+        let mut next = self.waiting.remove(&self.records.key(number)).unwrap_or(NONE);
         while next != NONE {
             let jump = next;
-            next = self.books.jumps[jump as usize].next;
+            next = self.records.jumps[jump as usize].next;
             self.connect(memory, jump, number);
         }
-        for jump in self.books.jumps_of(number) {
-            let (target, ac) = self.books.jumps[jump as usize].key();
+        for jump in self.records.jumps_of(number) {
+            let (target, ac) = self.records.jumps[jump as usize].key();
             match self.number(target, ac).filter(|to| self.trials.over(*to)) {
                 Some(to) => self.connect(memory, jump, to),
                 None => self.wait(jump),
@@ -27,14 +27,14 @@ impl Cache {
 
     /// Takes back the jumps to a block that is dropped.
     pub(super) fn part(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        let mut next = replace(self.books.incoming(number), NONE);
+        let mut next = replace(self.records.incoming(number), NONE);
         while next != NONE {
             let jump = next;
-            let at = &self.books.jumps[jump as usize];
+            let at = &self.records.jumps[jump as usize];
             next = at.next;
-            if self.books.is_live(at.from) {
+            if self.records.is_live(at.from) {
                 let (site, stub) = at.offsets();
-                let host = self.books.host(at.from);
+                let host = self.records.host(at.from);
                 self.point_back(memory, host + site, host + stub);
                 self.wait(jump);
             }
@@ -44,27 +44,27 @@ impl Cache {
     /// Points a jump at a block, unless its own is dropped. One that must not have such bytes waits for the next block
     /// for its target.
     fn connect(&mut self, memory: &mut impl CodeMemory, jump: Number, to: Number) {
-        let at = &self.books.jumps[jump as usize];
-        if self.books.is_live(at.from) {
-            let site = self.books.host(at.from) + at.offsets().0;
-            if !self.point(memory, site, self.books.host(to)) {
+        let at = &self.records.jumps[jump as usize];
+        if self.records.is_live(at.from) {
+            let site = self.records.host(at.from) + at.offsets().0;
+            if !self.point(memory, site, self.records.host(to)) {
                 return self.wait(jump);
             }
-            let first = replace(self.books.incoming(to), jump);
-            self.books.jumps[jump as usize].next = first;
+            let first = replace(self.records.incoming(to), jump);
+            self.records.jumps[jump as usize].next = first;
             self.counters.linked += 1;
         }
     }
 
     /// Points a jump at the block for its target as soon as there is one.
     fn wait(&mut self, jump: Number) {
-        let at = &mut self.books.jumps[jump as usize];
+        let at = &mut self.records.jumps[jump as usize];
         at.next = self.waiting.insert(at.key(), jump).unwrap_or(NONE);
     }
 
     /// Where a block's direct jumps lead.
     pub fn targets(&self, host: u64) -> Vec<(u64, bool)> {
-        let jumps = self.books.live_at(host).map(|number| self.books.jumps_of(number));
-        jumps.unwrap_or_default().map(|jump| self.books.jumps[jump as usize].key()).collect()
+        let jumps = self.records.live_at(host).map(|number| self.records.jumps_of(number));
+        jumps.unwrap_or_default().map(|jump| self.records.jumps[jump as usize].key()).collect()
     }
 }

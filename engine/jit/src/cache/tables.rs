@@ -41,7 +41,7 @@ impl CodeUser {
     }
 }
 
-/// The books of the tables.
+/// The records of the tables.
 pub(super) struct Tables {
     layout: Layout,
     /// Whose the slots of the searched table are: GVAs, zero for nobody's.

@@ -58,12 +58,12 @@ impl Cache {
 
     /// The block at an HVA is on trial.
     pub fn on_trial(&self, host: u64) -> bool {
-        self.books.live_at(host).is_some_and(|number| !self.trials.over(number))
+        self.records.live_at(host).is_some_and(|number| !self.trials.over(number))
     }
 
     /// The block at an HVA, which is on trial, has run alone.
     pub fn ran_alone(&mut self, memory: &mut impl CodeMemory, host: u64) {
-        let Some(number) = self.books.live_at(host) else { return };
+        let Some(number) = self.records.live_at(host) else { return };
         let Some(lookups) = self.trials.ran(number) else { return };
         let stubs = Stubs::of(&self.layout);
         for lookup in lookups {

@@ -40,7 +40,7 @@ impl SerialOutput for Nobody {
 }
 
 #[derive(Arbitrary, Debug)]
-enum Deed {
+enum Action {
     /// A port with something at it, or one beside it.
     Port { which: u8, beside: u8, size: u8, write: Option<u64> },
     /// Any port.
@@ -78,27 +78,27 @@ fn run(bytes: &[u8]) {
     };
     let (mut ports, mut mmio) = (Bus::new(), Bus::new());
     let platform = Platform::new(&settings, around, &mut ports, &mut mmio).expect("a platform");
-    for deed in all::<Deed>(bytes, MOST) {
-        perform(&deed, &platform, &ports, &mmio, &clock);
+    for action in all::<Action>(bytes, MOST) {
+        perform(&action, &platform, &ports, &mmio, &clock);
     }
 }
 
-fn perform(deed: &Deed, platform: &Platform, ports: &Bus, mmio: &Bus, clock: &FakeClock) {
+fn perform(action: &Action, platform: &Platform, ports: &Bus, mmio: &Bus, clock: &FakeClock) {
     let cpu = |second: bool| &platform.cpus[usize::from(second)];
-    match *deed {
-        Deed::Port { which, beside, size, write } => {
+    match *action {
+        Action::Port { which, beside, size, write } => {
             let port = PORTS[usize::from(which) % PORTS.len()] + u16::from(beside % 8);
             access(ports, port.into(), size % 3, write);
         }
-        Deed::AnyPort { port, size, write } => access(ports, port.into(), size % 3, write),
-        Deed::Apic { cpu: which, offset, write } => {
+        Action::AnyPort { port, size, write } => access(ports, port.into(), size % 3, write),
+        Action::Apic { cpu: which, offset, write } => {
             let at = APIC + u64::from(offset & 0xff0);
             match write {
                 Some(value) => cpu(which).mmio_write(at, &value.to_le_bytes()),
                 None => cpu(which).mmio_read(at, &mut [0; 4]),
             }
         }
-        Deed::Msr { cpu: which, index, write } => {
+        Action::Msr { cpu: which, index, write } => {
             let index = if index % 4 == 0 { index.into() } else { 0x800 + u32::from(index % 0x40) };
             // What is refused is an exception for the guest.
             let _ = match write {
@@ -106,21 +106,21 @@ fn perform(deed: &Deed, platform: &Platform, ports: &Bus, mmio: &Bus, clock: &Fa
                 None => cpu(which).msr_read(index).map(drop),
             };
         }
-        Deed::Mmio { hpet, offset, size, write } => {
+        Action::Mmio { hpet, offset, size, write } => {
             let base = if hpet { HPET } else { IO_APIC };
             let offset = if size % 8 == 7 { offset } else { offset & 0x3f8 };
             access(mmio, base + u64::from(offset % 0x400), size % 4, write);
         }
-        Deed::Acknowledge { cpu: which } => {
+        Action::Acknowledge { cpu: which } => {
             cpu(which).acknowledge();
             cpu(which).take_nmi();
             cpu(which).take_init();
             cpu(which).take_start_up();
         }
-        Deed::Time { ns } => pass(u64::from(ns), platform, clock),
-        Deed::LongTime { ns } => pass(ns >> 8, platform, clock),
-        Deed::Key(key) => drop(platform.uart.lock().expect("sound").receive(&[key])),
-        Deed::Power => platform.power.lock().expect("sound").press_power_button(),
+        Action::Time { ns } => pass(u64::from(ns), platform, clock),
+        Action::LongTime { ns } => pass(ns >> 8, platform, clock),
+        Action::Key(key) => drop(platform.uart.lock().expect("sound").receive(&[key])),
+        Action::Power => platform.power.lock().expect("sound").press_power_button(),
     }
 }
 

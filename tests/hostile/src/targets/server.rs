@@ -13,7 +13,7 @@ use vhost_user::{ConfigSource, Foreign, Nature};
 use virtio::{Chain, RingError};
 
 use super::{all, none};
-use crate::devices::{Deed, Guest};
+use crate::devices::{Action, Guest};
 use fuzzer::Target;
 
 pub(crate) const TARGET: Target = Target { name: "server", seeds: none, run };
@@ -143,8 +143,8 @@ fn run(bytes: &[u8]) {
         let release = foreign.releaser().expect("a descriptor");
         let mut guest = Guest::new(foreign);
         guest.start(u64::MAX);
-        for deed in all::<Deed>(bytes, MOST) {
-            guest.perform(&deed);
+        for action in all::<Action>(bytes, MOST) {
+            guest.perform(&action);
         }
         release();
         guest.reset();

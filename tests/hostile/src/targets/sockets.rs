@@ -24,7 +24,7 @@ const PORTS: [u32; 3] = [1, 2, 3];
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Arbitrary, Debug)]
-enum Deed {
+enum Action {
     /// A packet of a connection there may be.
     Likely { guest: u8, host: u8, operation: u8, flags: u8, buffer: u16, taken: u16, data: Vec<u8> },
     /// Any packet.
@@ -51,9 +51,9 @@ fn run(bytes: &[u8]) {
     let told: virtio::Notify = Arc::new(|| {});
     sockets.ringer()(Arc::clone(&told));
     let mut data = Vec::new();
-    for deed in all::<Deed>(bytes, MOST) {
-        match deed {
-            Deed::Likely { guest, host, operation, flags, buffer, taken, data } => {
+    for action in all::<Action>(bytes, MOST) {
+        match action {
+            Action::Likely { guest, host, operation, flags, buffer, taken, data } => {
                 let header = VsockHeader {
                     guest_port: u32::from(guest % 4),
                     host_port: u32::from(host % 4),
@@ -64,24 +64,24 @@ fn run(bytes: &[u8]) {
                 };
                 sockets.packet(&header, &data);
             }
-            Deed::Any { guest, host, operation, flags, buffer, taken, len } => {
+            Action::Any { guest, host, operation, flags, buffer, taken, len } => {
                 let (guest_port, host_port) = (guest, host);
                 let header = VsockHeader { guest_port, host_port, operation, flags, buffer, taken };
                 sockets.packet(&header, &vec![7; len.into()]);
             }
-            Deed::Next { room } => {
+            Action::Next { room } => {
                 data.clear();
                 sockets.next(room.into(), &mut data);
                 assert!(data.len() <= room.into(), "{} bytes in {room}", data.len());
             }
             // An end that is full, or gone, is no failure.
-            Deed::Say { which, len } => {
+            Action::Say { which, len } => {
                 let _ = (&ends[usize::from(which) % ends.len()]).write(&vec![9; len.into()]);
             }
-            Deed::Hear { which } => {
+            Action::Hear { which } => {
                 let _ = (&ends[usize::from(which) % ends.len()]).read(&mut [0; 65536]);
             }
-            Deed::Reset => sockets.reset(),
+            Action::Reset => sockets.reset(),
         }
     }
     drop(sockets);

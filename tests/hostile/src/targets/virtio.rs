@@ -13,7 +13,7 @@ use virtio::{
 };
 
 use super::{all, none};
-use crate::devices::{Deed, Guest};
+use crate::devices::{Action, Guest};
 use fuzzer::Target;
 
 pub(crate) const BLOCK: Target = Target { name: "block", seeds: none, run: block };
@@ -36,10 +36,10 @@ fn torture(
 ) -> Guest {
     let mut guest = Guest::new(device);
     guest.start(u64::MAX);
-    for deed in all::<Deed>(bytes, MOST) {
-        match deed {
-            Deed::Outside(event) => outside(event, &guest),
-            deed => guest.perform(&deed),
+    for action in all::<Action>(bytes, MOST) {
+        match action {
+            Action::Outside(event) => outside(event, &guest),
+            action => guest.perform(&action),
         }
     }
     guest.reset();

@@ -7,7 +7,7 @@ use std::ptr;
 use jit::stubs::Stubs;
 use x86::flags;
 
-use super::shared::{CACHE_LEN, LAYOUT, NEVER, talk, vcpu_page};
+use super::shared::{CACHE_LEN, LAYOUT, NEVER, mailbox, vcpu_page};
 
 /// PUSHFQ's only byte.
 const PUSHFQ: u8 = 0x9c;
@@ -59,7 +59,7 @@ extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, context: *mut libc
     // SAFETY: the kernel passes a valid context on the alternate stack.
     let context = unsafe { &mut *context };
     let registers = &mut context.uc_mcontext.gregs;
-    if signal == libc::SIGTRAP && talk().steps != NEVER && steps_on(registers) {
+    if signal == libc::SIGTRAP && mailbox().steps != NEVER && steps_on(registers) {
         return;
     }
     const ORDER: [i32; 16] = [
@@ -85,16 +85,16 @@ extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, context: *mut libc
         *slot = registers[index as usize] as u64;
     }
     page.block.host_flags = registers[libc::REG_EFL as usize] as u64;
-    let talk = talk();
-    talk.signal = signal as u64;
-    talk.pc = registers[libc::REG_RIP as usize] as u64;
+    let mailbox = mailbox();
+    mailbox.signal = signal as u64;
+    mailbox.pc = registers[libc::REG_RIP as usize] as u64;
     registers[libc::REG_RIP as usize] = Stubs::of(&LAYOUT).leave as i64;
 }
 
 /// A host instruction has been single-stepped: true if there is another one. The wedge's part of it, and
 /// the routine that leaves, are not the guest's.
 fn steps_on(registers: &mut [i64]) -> bool {
-    let (t, pc) = (talk(), registers[libc::REG_RIP as usize] as u64);
+    let (t, pc) = (mailbox(), registers[libc::REG_RIP as usize] as u64);
     let stubs = Stubs::of(&LAYOUT);
     if t.last != 0 && byte_at(t.last) == PUSHFQ {
         vcpu_page().block.stack[7] &= !flags::TF;
@@ -129,16 +129,16 @@ fn byte_at(pc: u64) -> u8 {
 /// # Safety
 /// In the child only, with vCPU page and cache prepared.
 unsafe fn enter() {
-    let talk = talk();
+    let mailbox = mailbox();
     // SAFETY: `enter` keeps the callee-saved registers; vector state is saved around it here.
     unsafe {
         std::arch::asm!(
-            "fxsave64 [{talk} + 512]",
-            "fxrstor64 [{talk}]",
+            "fxsave64 [{mailbox} + 512]",
+            "fxrstor64 [{mailbox}]",
             "call {enter}",
-            "fxsave64 [{talk}]",
-            "fxrstor64 [{talk} + 512]",
-            talk = in(reg) ptr::from_mut(talk),
+            "fxsave64 [{mailbox}]",
+            "fxrstor64 [{mailbox} + 512]",
+            mailbox = in(reg) ptr::from_mut(mailbox),
             enter = in(reg) Stubs::of(&LAYOUT).enter,
             clobber_abi("C"),
         );

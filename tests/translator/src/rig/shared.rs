@@ -28,9 +28,9 @@ pub(super) const LAYOUT: Layout = Layout {
 };
 /// The parent's writable view of cache and tables.
 pub(super) const VIEW: u64 = 0x2200_0000_0000;
-/// [`Talk`] lies behind the vCPU page.
-pub(super) const TALK: u64 = LAYOUT.vcpu_page + 0x8000;
-const _: () = assert!(0x8000 + size_of::<Talk>() <= VCPU_PAGE_LEN as usize);
+/// [`Mailbox`] lies behind the vCPU page.
+pub(super) const MAILBOX: u64 = LAYOUT.vcpu_page + 0x8000;
+const _: () = assert!(0x8000 + size_of::<Mailbox>() <= VCPU_PAGE_LEN as usize);
 /// Bytes of both.
 pub(super) const VCPU_PAGE_LEN: u64 = 0x2_0000;
 /// The table of look-ups, if operands are looked up.
@@ -44,7 +44,7 @@ pub(super) const LOOKUPS_LEN: u64 = (wedge_abi::LOOKUP_COUNT * size_of::<Lookup>
 
 /// What parent and child tell each other.
 #[repr(C, align(64))]
-pub(super) struct Talk {
+pub(super) struct Mailbox {
     pub(super) guest_fx: [u8; 512],
     pub(super) host_fx: [u8; 512],
     /// Signal that ended the run, zero for an exit.
@@ -66,7 +66,7 @@ pub(super) struct Talk {
 
 /// Flags translated code keeps in the host's.
 pub(super) const IN_HOST: u64 = flags::STATUS | flags::DF | flags::ID;
-/// For [`Talk::steps`].
+/// For [`Mailbox::steps`].
 pub(super) const NEVER: u64 = u64::MAX;
 /// Boundaries of a case's code, at the most.
 pub(super) const MAX_BOUNDARIES: usize = 1 << 13;
@@ -83,9 +83,9 @@ pub(super) fn vcpu_page() -> &'static mut VcpuPage {
     unsafe { &mut *(LAYOUT.vcpu_page as *mut VcpuPage) }
 }
 
-pub(super) fn talk() -> &'static mut Talk {
+pub(super) fn mailbox() -> &'static mut Mailbox {
     // SAFETY: as for the vCPU page.
-    unsafe { &mut *(TALK as *mut Talk) }
+    unsafe { &mut *(MAILBOX as *mut Mailbox) }
 }
 
 pub(super) fn memfd(len: u64) -> Result<i32> {

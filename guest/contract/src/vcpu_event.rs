@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 /// Something a vCPU has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
+pub enum VcpuEvent {
     /// IN or OUT.
     Port {
         /// The port.
@@ -65,4 +65,4 @@ pub enum Doing {
 }
 
 /// Who is told of it, on the vCPU's own thread.
-pub type Watcher = Arc<dyn Fn(Doing) + Send + Sync>;
+pub type Watcher = Arc<dyn Fn(VcpuEvent) + Send + Sync>;

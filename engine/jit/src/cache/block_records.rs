@@ -62,14 +62,14 @@ pub(super) struct Jump {
 
 /// Blocks there is address space for from the start.
 const BLOCKS: usize = 1 << 17;
-/// Blocks, marks and jumps there may be, with which the books take some 50 MiB at the most: a guest can have its code be in the
+/// Blocks, marks and jumps there may be, with which the records take some 50 MiB at the most: a guest can have its code be in the
 /// smallest of pieces. A kernel that has booted has half of them.
 const MAX_BLOCKS: usize = 3 << 16;
 const MAX_MARKS: usize = 10 * MAX_BLOCKS;
 const MAX_JUMPS: usize = 2 * MAX_BLOCKS;
 
 /// All blocks.
-pub(super) struct Books {
+pub(super) struct BlockRecords {
     /// Host addresses.
     starts: Vec<u64>,
     blocks: Vec<Placed>,
@@ -79,7 +79,7 @@ pub(super) struct Books {
     kind_of: FxHashMap<Kind, u16>,
 }
 
-impl Books {
+impl BlockRecords {
     /// No blocks. Vectors that grow leave as much behind as they hold, so these have space for a kernel; what
     /// is not used of it is no memory.
     pub fn new() -> Self {
