@@ -6,11 +6,11 @@
 //! touched yet, the wedge tells as far as it can.
 
 use crate::Slots;
+use wedge_abi::{Claim, MAX_CLAIMS, OpenCall, UserPoint, calls, near_sites};
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use std::{collections::VecDeque, mem::take};
 use wedge::Pages;
-use wedge_abi::{Claim, MAX_CLAIMS, calls, near_sites};
 use x86::{
     Vcpu,
     paging::{self, Roots, WalkMemory},
@@ -71,12 +71,14 @@ impl ClaimedRegions {
         let claims = &mut pages.vcpu_page().claims;
         let registers = [reg::RAX, reg::RDX, reg::RSI, reg::RDI].map(|number| v.gpr[number]);
         if v.cpl() == 3 {
-            claims.note_outcome(v.cr3, registers);
+            let to = UserPoint { cr3: v.cr3, rip: v.rip, rsp: v.gpr[reg::RSP] };
+            claims.note_outcome(to, registers);
             self.note_given(root(v), slots, pages);
         } else if v.rip == v.lstar {
-            let [call, .., rdi] = registers;
-            (claims.call, claims.caller) = (call, v.cr3);
-            if calls::asks_near_sites(call, rdi) {
+            let [number, .., rdi] = registers;
+            let from = UserPoint { cr3: v.cr3, rip: v.gpr[reg::RCX], rsp: v.gpr[reg::RSP] };
+            claims.call = OpenCall { number, from };
+            if calls::asks_near_sites(number, rdi) {
                 slots.note_low(root(v));
             }
         }
@@ -200,8 +202,8 @@ fn is_met(mut ram: &Ram, roots: Roots, claim: &Claim) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use wedge_abi::{Claim, OpenCall, SITES, UserPoint, VcpuPage, calls};
     use wedge::Pages;
-    use wedge_abi::{Claim, SITES, VcpuPage, calls};
 
     const ROOT: u64 = 0x1000;
     const CLAIMED: u64 = 13 << 39;
@@ -213,10 +215,20 @@ mod tests {
         page
     }
 
+    /// Behind the system call of a thread with this stack, of a program with this page table.
+    fn behind(cr3: u64, rsp: u64) -> UserPoint {
+        UserPoint { cr3, rip: 0x40_1002, rsp }
+    }
+
+    /// The program's thread with this stack makes a call with this number.
+    fn calls(page: &mut VcpuPage, number: u64, rsp: u64) {
+        page.claims.call = OpenCall { number, from: behind(ROOT, rsp) };
+    }
+
     /// A call with this number returns, with these values of RAX, RDX, RSI and RDI, to a program with this page table.
     fn returns(page: &mut VcpuPage, call: u64, registers: [u64; 4], to: u64) -> bool {
-        (page.claims.call, page.claims.caller) = (call, ROOT);
-        page.claims.note_outcome(to, registers)
+        calls(page, call, 0);
+        page.claims.note_outcome(behind(to, 0), registers)
     }
 
     #[test]
@@ -236,7 +248,10 @@ mod tests {
         page.claims.remembers = 1;
         assert!(returns(page, calls::MUNMAP, [0, 0, 0x2000, CLAIMED], ROOT));
         assert_eq!(page.claims.taken, [CLAIMED, 0x2000]);
-        assert!(!page.claims.note_outcome(ROOT, [CLAIMED, 3, 0x2000, 0]), "a call returns once");
+        assert!(
+            !page.claims.note_outcome(behind(ROOT, 0), [CLAIMED, 3, 0x2000, 0]),
+            "a call returns once"
+        );
     }
 
     #[test]
@@ -249,5 +264,40 @@ mod tests {
         assert!(returns(page, calls::EXIT_GROUP, [0; 4], 2 * ROOT));
         assert_eq!((page.claims.ended, page.claims.given), (ROOT, [0; 2]));
         assert!(!returns(page, calls::EXECVE, [0; 4], ROOT), "it has failed");
+    }
+
+    #[test]
+    fn what_another_thread_returns_with_is_no_outcome_of_a_call_that_waits() {
+        let mut pages = Pages::new().expect("memory");
+        let page = vcpu_page(&mut pages);
+        let registers = [CLAIMED, 3, 0x2000, 0];
+        calls(page, calls::MMAP, 0x7000);
+        let pointers = [0, 1, 0x3ac7_d72d_5f98, 0];
+        assert!(!page.claims.note_outcome(behind(ROOT, 0x9000), pointers), "of another thread");
+        assert!(!page.claims.note_outcome(behind(2 * ROOT, 0x7000), registers), "of another program");
+        calls(page, calls::MMAP, 0xb000);
+        assert!(!page.claims.note_outcome(behind(ROOT, 0x9000), pointers), "two wait");
+        assert!(page.claims.note_outcome(behind(ROOT, 0x7000), registers));
+        assert_eq!(page.claims.given, [CLAIMED, 0x2000]);
+        assert!(!page.claims.note_outcome(behind(ROOT, 0x7000), registers), "a call returns once");
+        assert!(page.claims.note_outcome(behind(ROOT, 0xb000), registers), "the other one");
+    }
+
+    #[test]
+    fn calls_that_never_return_here_are_forgotten() {
+        let mut pages = Pages::new().expect("memory");
+        let page = vcpu_page(&mut pages);
+        let registers = [CLAIMED, 3, 0x2000, 0];
+        for thread in 1..=5 {
+            calls(page, calls::MMAP, thread * 0x1000);
+            assert!(!page.claims.note_outcome(behind(ROOT, 0), registers));
+        }
+        assert!(!page.claims.note_outcome(behind(ROOT, 0x1000), registers), "one too many");
+        assert!(page.claims.note_outcome(behind(ROOT, 0x2000), registers));
+        for _ in 0..10_000 {
+            page.claims.note_outcome(behind(ROOT, 0), registers);
+        }
+        assert_eq!(page.claims.patience, 0);
+        assert!(!page.claims.note_outcome(behind(ROOT, 0x3000), registers), "long ago");
     }
 }

@@ -16,8 +16,8 @@ use crate::{
 };
 use core::arch::naked_asm;
 use wedge_abi::{
-    BlockExit, COPIES, LOOKUP_WRITE, REGIONS, Reason, VcpuPage, Vectors, calls, copy_slot, go,
-    percpu, region,
+    BlockExit, COPIES, LOOKUP_WRITE, OpenCall, REGIONS, Reason, UserPoint, VcpuPage, Vectors,
+    calls, copy_slot, go, percpu, region,
 };
 use x86::{
     flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
@@ -51,7 +51,8 @@ pub fn system_call(cx: &mut Context<'_>) -> Next {
     if flags & (TF | NT | VM | IOPL) != 0 {
         return Next::Exit(Reason::UserSignal);
     }
-    (vcpu.claims.call, vcpu.claims.caller) = (vcpu.regs.gpr[RAX], vcpu.regs.cr3);
+    let from = UserPoint { cr3: vcpu.regs.cr3, rip: vcpu.regs.rip, rsp: vcpu.regs.gpr[RSP] };
+    vcpu.claims.call = OpenCall { number: vcpu.regs.gpr[RAX], from };
     vcpu.regs.gpr[RCX] = vcpu.regs.rip;
     vcpu.regs.gpr[R11] = vcpu.regs.rflags & !RF;
     vcpu.regs.cs = vcpu.system.star >> 32 & 0xfffc;
@@ -59,7 +60,7 @@ pub fn system_call(cx: &mut Context<'_>) -> Next {
     vcpu.regs.rip = vcpu.system.lstar;
     vcpu.counters.system_calls += 1;
     // The monitor closes the table at its next turn.
-    if calls::asks_near_sites(vcpu.claims.call, vcpu.regs.gpr[RDI]) {
+    if calls::asks_near_sites(vcpu.claims.call.number, vcpu.regs.gpr[RDI]) {
         enter_kernel_at(cx, flags, 0);
         return miss_for_good(cx);
     }
@@ -107,11 +108,8 @@ fn is_shown(address: u64) -> bool {
 
 /// An indirect jump has missed its table, in which two addresses can be in each other's way.
 fn miss(vcpu: &mut VcpuPage) -> bool {
-    vcpu.block.jump = if vcpu.regs.cpl == 0 {
-        find(vcpu.regs.rip, vcpu.regs.ac != 0)
-    } else {
-        find_user(vcpu, vcpu.regs.rip)
-    };
+    vcpu.block.jump =
+        if vcpu.regs.cpl == 0 { find(vcpu.regs.rip, vcpu.regs.ac != 0) } else { find_user(vcpu, vcpu.regs.rip) };
     vcpu.run.go = go::BLOCK;
     vcpu.block.jump != 0
 }
@@ -229,7 +227,7 @@ fn sysret(cx: &mut Context<'_>) -> Option<Next> {
     let flags = cx.vcpu.regs.gpr[R11] & SYSRET_FLAGS | 2;
     let target = cx.vcpu.regs.gpr[RCX];
     // Whoever returns, the monitor is to know of it.
-    let questionable = claims::are_in_question(cx.vcpu);
+    let questionable = claims::are_in_question(cx.vcpu, target, cx.vcpu.regs.gpr[RSP]);
     let plain = target < USER_END && plain_user(cx.vcpu, flags);
     if questionable || !plain || claims::are_met(cx) {
         return None;
@@ -250,7 +248,7 @@ fn sysret_narrow(cx: &mut Context<'_>) -> bool {
     let target = cx.vcpu.regs.gpr[RCX] & 0xffff_ffff;
     let cs = cx.vcpu.system.star >> 48 | 3;
     let ss = (cx.vcpu.system.star >> 48).wrapping_add(8) | 3;
-    let questionable = claims::are_in_question(cx.vcpu);
+    let questionable = claims::are_in_question(cx.vcpu, target, cx.vcpu.regs.gpr[RSP]);
     let plain = narrow::may_enter(cx, cs, target) && ss == SS_NARROW && plain_user(cx.vcpu, flags);
     if questionable || !plain || claims::are_met(cx) {
         return false;
@@ -357,7 +355,7 @@ fn iret_to_user(cx: &mut Context<'_>, [rip, cs, flags, rsp, ss]: [u64; 5]) -> Op
         && descriptor(cx.vcpu, ss) == Some(0x00cf_f200_0000_ffff)
         && ss & 3 == 3;
     // Slow returns from system calls come this way.
-    let questionable = claims::are_in_question(cx.vcpu);
+    let questionable = claims::are_in_question(cx.vcpu, rip, rsp);
     let plain = flat && rip < USER_END && plain_user(cx.vcpu, flags);
     if questionable || !plain || claims::are_met(cx) {
         return None;

@@ -9,7 +9,7 @@
 //! is lost but time.
 
 use crate::{Context, walk::PageTable};
-use wedge_abi::{Claim, MAX_CLAIMS, QUICK_CLAIMS, Shared, VcpuPage, calls};
+use wedge_abi::{Claim, MAX_CLAIMS, OpenCall, QUICK_CLAIMS, Shared, UserPoint, VcpuPage, calls};
 use x86::paging::P;
 
 /// The program may have pages in a claimed region. Each system call passes here.
@@ -38,20 +38,30 @@ fn is_met(s: &Shared, top: PageTable, claim: &Claim) -> bool {
     (claim.first..=claim.last).any(|region| table.entry(region.into()) & P != 0)
 }
 
-/// The last system call may have given a program claimed memory, or taken some, or ended a program: the
-/// monitor is to know.
+/// Somebody returns to user code, there. The call that this ends may have given a program claimed memory, or
+/// taken some, or the last one may have ended a program: the monitor is to know.
 #[inline(always)]
-pub fn are_in_question(vcpu: &mut VcpuPage) -> bool {
-    let call = core::mem::replace(&mut vcpu.claims.call, calls::NONE);
-    let other = vcpu.claims.caller != vcpu.regs.cr3;
-    (call.wrapping_sub(calls::MMAP) <= calls::SHMAT - calls::MMAP || other)
-        && have_changed(vcpu, call)
+pub fn are_in_question(vcpu: &mut VcpuPage, rip: u64, rsp: u64) -> bool {
+    let OpenCall { number, from } = vcpu.claims.call;
+    let other = from.cr3 != vcpu.regs.cr3;
+    let for_memory = number.wrapping_sub(calls::MMAP) <= calls::SHMAT - calls::MMAP;
+    if for_memory || other || vcpu.claims.patience != 0 {
+        return have_changed(vcpu, rip, rsp);
+    }
+    vcpu.claims.call.number = calls::NONE;
+    false
 }
 
 #[cold]
 #[inline(never)]
-fn have_changed(vcpu: &mut VcpuPage, call: u64) -> bool {
-    vcpu.claims.call = call;
+fn have_changed(vcpu: &mut VcpuPage, rip: u64, rsp: u64) -> bool {
     let [result, _, rdx, _, _, _, rsi, rdi, ..] = vcpu.regs.gpr;
-    vcpu.claims.note_outcome(vcpu.regs.cr3, [result, rdx, rsi, rdi])
+    let to = UserPoint { cr3: vcpu.regs.cr3, rip, rsp };
+    vcpu.claims.note_outcome(to, [result, rdx, rsi, rdi])
+}
+
+/// Somebody makes a system call, not of 64-bit code: nothing is known of those.
+pub fn note_unknown(vcpu: &mut VcpuPage) {
+    vcpu.claims.call.number = calls::NONE;
+    vcpu.claims.call.from.cr3 = vcpu.regs.cr3;
 }

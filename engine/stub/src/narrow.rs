@@ -16,16 +16,14 @@
 //! (`host_linux/src/body.rs`), so that nothing is executed there.
 
 use crate::{
-    assist,
+    assist, claims,
     context::{Context, Next},
     cpuid, fault, here,
     host::user_word,
     patched,
 };
 use core::arch::naked_asm;
-use wedge_abi::{
-    AREA, AREA_ALIAS, AREAS, FIRST_AREA, Reason, STAND_IN, VcpuPage, area, area_of, calls,
-};
+use wedge_abi::{AREA, AREA_ALIAS, AREAS, FIRST_AREA, Reason, STAND_IN, VcpuPage, area, area_of};
 use x86::{
     flags::{IF, IOPL, NT, RF, TF, VM},
     narrow::USER_CS_32,
@@ -249,7 +247,7 @@ fn restore_number(vcpu: &mut VcpuPage, number: u64) {
 
 /// INT 0x80 by user code, whose state is in the vCPU page with RIP behind the instruction.
 pub fn interrupt(cx: &mut Context<'_>) -> Next {
-    (cx.vcpu.claims.call, cx.vcpu.claims.caller) = (calls::NONE, cx.vcpu.regs.cr3);
+    claims::note_unknown(cx.vcpu);
     let Some(next) = fault::interrupt(cx, SYSTEM_CALL) else {
         return Next::Exit(Reason::UserSignal);
     };
@@ -265,7 +263,7 @@ pub fn enter_system(cx: &mut Context<'_>) -> Next {
     if flags & (TF | NT | IOPL) != 0 || cs == 0 {
         return Next::Exit(Reason::UserSignal);
     }
-    (vcpu.claims.call, vcpu.claims.caller) = (calls::NONE, vcpu.regs.cr3);
+    claims::note_unknown(vcpu);
     (vcpu.regs.cs, vcpu.regs.ss) = (cs, cs + 8);
     (vcpu.regs.gpr[RSP], vcpu.regs.rip) = (vcpu.system.sysenter_esp, vcpu.system.sysenter_eip);
     vcpu.counters.system_calls += 1;

@@ -49,6 +49,12 @@ pub mod calls {
     /// No call.
     pub const NONE: u64 = !0;
 
+    /// A call with this number may give a program memory or take some.
+    #[inline(always)]
+    pub const fn is_for_memory(call: u64) -> bool {
+        matches!(call, MMAP | MPROTECT | MUNMAP | MREMAP | SHMAT)
+    }
+
     /// A call with this number and first argument asks for memory near the table of patched calls.
     #[inline(always)]
     pub const fn asks_near_sites(call: u64, address: u64) -> bool {
@@ -63,6 +69,43 @@ pub const MAX_CLAIMS: usize = 32;
 /// Claims that it looks at without a loop.
 pub const QUICK_CLAIMS: usize = 8;
 
+/// Calls for memory that are remembered while others run.
+const MAX_WAITING: usize = 4;
+/// Returns to user code after which those are forgotten: their threads have gone on elsewhere, or ended.
+const PATIENCE: u64 = 10_000;
+
+/// Where a thread goes on in user code. No two threads of a program have the same stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UserPoint {
+    /// CR3.
+    pub cr3: u64,
+    /// RIP; where a system call was made, behind it.
+    pub rip: u64,
+    /// RSP.
+    pub rsp: u64,
+}
+
+impl UserPoint {
+    fn is(&self, other: &Self) -> bool {
+        self.is_of_program(other) && (self.rip, self.rsp) == (other.rip, other.rsp)
+    }
+
+    fn is_of_program(&self, other: &Self) -> bool {
+        (self.cr3 ^ other.cr3) & ROOT == 0
+    }
+}
+
+/// A system call that has been made.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenCall {
+    /// Its number, [`calls::NONE`] for none.
+    pub number: u64,
+    /// Where it returns to.
+    pub from: UserPoint,
+}
+
 /// What wedges know of claimed memory, and tell of it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,10 +117,14 @@ pub struct Claims {
     /// Offsets of their entries in the uppermost page table, some of them several times; all of them if there
     /// are no more than so many.
     pub entries: [u16; QUICK_CLAIMS],
-    /// The number of the last system call, [`calls::NONE`] once somebody has returned to user code.
-    pub call: u64,
-    /// CR3 of the program that made it.
-    pub caller: u64,
+    /// The last system call, none once somebody has returned to user code.
+    pub call: OpenCall,
+    /// Calls for memory from which others than their threads have returned: the kernel has made them wait.
+    pub waiting: [OpenCall; MAX_WAITING],
+    /// Which of them is the next to be forgotten.
+    pub oldest: u64,
+    /// Not zero: there are some, and there may be so many returns until all are forgotten.
+    pub patience: u64,
     /// The monitor remembers what programs have been given.
     pub remembers: u64,
     /// The uppermost page table of a program that has ended; zero for none.
@@ -89,21 +136,28 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Some return to user code comes next: of the program with these page tables, with these values of RAX,
-    /// RDX, RSI and RDI. If the last system call has given a program memory near what is claimed, or taken
-    /// some, or ended it, this is noted for the monitor: true.
+    /// Some return to user code comes next: to here, with these values of RAX, RDX, RSI and RDI. If that is the
+    /// return from a call that has given a program memory near what is claimed, or taken some, or if the last call
+    /// has ended a program, this is noted for the monitor: true.
     #[cold]
     #[inline(never)]
-    pub fn note_outcome(&mut self, cr3: u64, [result, rdx, rsi, rdi]: [u64; 4]) -> bool {
-        let call = core::mem::replace(&mut self.call, calls::NONE);
-        if (self.caller ^ cr3) & ROOT != 0 {
-            let ends = matches!(call, calls::EXECVE | calls::EXECVEAT | calls::EXIT_GROUP);
-            if ends && self.remembers != 0 {
-                self.ended = self.caller & ROOT;
-            }
-            return ends && self.remembers != 0;
+    pub fn note_outcome(&mut self, to: UserPoint, [result, rdx, rsi, rdi]: [u64; 4]) -> bool {
+        let last = OpenCall {
+            number: core::mem::replace(&mut self.call.number, calls::NONE),
+            ..self.call
+        };
+        let mut number = self.end_waiting(&to);
+        if last.number != calls::NONE && last.from.is(&to) {
+            number = last.number;
+        } else {
+            self.wait(last);
         }
-        let (start, len) = match call {
+        let ends = matches!(last.number, calls::EXECVE | calls::EXECVEAT | calls::EXIT_GROUP);
+        let ended = ends && !last.from.is_of_program(&to) && self.remembers != 0;
+        if ended {
+            self.ended = last.from.cr3 & ROOT;
+        }
+        let (start, len) = match number {
             // What may not be accessed either is the program's, where the table of patched calls would be
             // seen.
             calls::MMAP if rdx != 0 || hides_sites(result, rsi) => (result, rsi),
@@ -111,14 +165,47 @@ impl Claims {
             calls::MUNMAP if result == 0 && self.remembers != 0 => (rdi, rsi),
             calls::MREMAP => (result, rdx),
             calls::SHMAT => (result, 4096),
-            _ => return false,
+            _ => return ended,
         };
         let count = self.count as usize;
         let near = self.list.iter().take(count).any(|claim| claim.is_near(start, len));
         if start >> 47 != 0 || !near && !near_sites(start) {
-            return false;
+            return ended;
         }
-        *(if call == calls::MUNMAP { &mut self.taken } else { &mut self.given }) = [start, len];
+        *(if number == calls::MUNMAP { &mut self.taken } else { &mut self.given }) = [start, len];
         true
+    }
+
+    /// The number of the call that has waited and returns to here.
+    fn end_waiting(&mut self, to: &UserPoint) -> u64 {
+        if self.patience == 0 {
+            return calls::NONE;
+        }
+        self.patience -= 1;
+        let mut number = calls::NONE;
+        let mut others = false;
+        for open in self.waiting.iter_mut().filter(|open| calls::is_for_memory(open.number)) {
+            if open.from.is(to) {
+                number = open.number;
+            }
+            if open.from.is(to) || self.patience == 0 {
+                open.number = calls::NONE;
+            }
+            others |= open.number != calls::NONE;
+        }
+        self.patience = if others { self.patience } else { 0 };
+        number
+    }
+
+    /// The last call is not what returns: if it is for memory, it waits.
+    fn wait(&mut self, last: OpenCall) {
+        if !calls::is_for_memory(last.number) {
+            return;
+        }
+        if let Some(oldest) = self.waiting.get_mut(self.oldest as usize) {
+            *oldest = last;
+        }
+        self.oldest = (self.oldest + 1) % MAX_WAITING as u64;
+        self.patience = PATIENCE;
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::{compile, ring3};
+use guests::{compile, counter, ring3};
 use tempfile::TempDir;
 use xtask::assets::{Assets, Kernel};
 
@@ -159,6 +159,21 @@ fn memory_anywhere_is_the_programs() -> Result<()> {
     let command = "taskset -c 0 ./places 500 1 1";
     let (code, said) = compiled_as("places", include_str!("places.c"), command, "1G")?;
     ensure!(code == Some(0) && said.ends_with(" 0 wrong\n"), "{code:?}: {said}");
+    Ok(())
+}
+
+/// Memory is given to the thread that has asked for it, whoever goes on first: nothing is in the engine's way, and nothing interpreted.
+#[test]
+fn registers_of_another_thread_give_no_memory() -> Result<()> {
+    let directory = TempDir::new()?;
+    compile(directory.path(), "waits", include_str!("waits.c"), "-O1 -pthread")?;
+    // With one CPU the other thread goes on while the call waits.
+    let options = ["--engine=fast", "--guest-isolation=fast", "--cpus=1", "--stats"];
+    let output = exec_with(&options, directory.path(), "./waits 20")?.output()?;
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && output.stdout == b"0 failed\n", "{output:?}");
+    ensure!(counter(&messages, "instructions")? < 5_000_000, "{messages}");
+    ensure!(counter(&messages, "moves out of a program's way")? == 0, "{messages}");
     Ok(())
 }
 
