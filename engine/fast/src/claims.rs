@@ -6,11 +6,11 @@
 //! touched yet, the wedge tells as far as it can.
 
 use crate::Slots;
-use wedge_abi::{Claim, MAX_CLAIMS, OpenCall, UserPoint, calls, near_sites};
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use std::{collections::VecDeque, mem::take};
 use wedge::Pages;
+use wedge_abi::{Claim, MAX_CLAIMS, OpenCall, UserPoint, calls, near_sites};
 use x86::{
     Vcpu,
     paging::{self, Roots, WalkMemory},
@@ -202,8 +202,8 @@ fn is_met(mut ram: &Ram, roots: Roots, claim: &Claim) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use wedge_abi::{Claim, OpenCall, SITES, UserPoint, VcpuPage, calls};
     use wedge::Pages;
+    use wedge_abi::{Claim, OpenCall, SITES, UserPoint, VcpuPage, calls};
 
     const ROOT: u64 = 0x1000;
     const CLAIMED: u64 = 13 << 39;
@@ -274,7 +274,10 @@ mod tests {
         calls(page, calls::MMAP, 0x7000);
         let pointers = [0, 1, 0x3ac7_d72d_5f98, 0];
         assert!(!page.claims.note_outcome(behind(ROOT, 0x9000), pointers), "of another thread");
-        assert!(!page.claims.note_outcome(behind(2 * ROOT, 0x7000), registers), "of another program");
+        assert!(
+            !page.claims.note_outcome(behind(2 * ROOT, 0x7000), registers),
+            "of another program"
+        );
         calls(page, calls::MMAP, 0xb000);
         assert!(!page.claims.note_outcome(behind(ROOT, 0x9000), pointers), "two wait");
         assert!(page.claims.note_outcome(behind(ROOT, 0x7000), registers));

@@ -108,8 +108,11 @@ fn is_shown(address: u64) -> bool {
 
 /// An indirect jump has missed its table, in which two addresses can be in each other's way.
 fn miss(vcpu: &mut VcpuPage) -> bool {
-    vcpu.block.jump =
-        if vcpu.regs.cpl == 0 { find(vcpu.regs.rip, vcpu.regs.ac != 0) } else { find_user(vcpu, vcpu.regs.rip) };
+    vcpu.block.jump = if vcpu.regs.cpl == 0 {
+        find(vcpu.regs.rip, vcpu.regs.ac != 0)
+    } else {
+        find_user(vcpu, vcpu.regs.rip)
+    };
     vcpu.run.go = go::BLOCK;
     vcpu.block.jump != 0
 }
