@@ -103,6 +103,11 @@ impl LocalApic for Apic {
     fn take_unhalt(&self) -> bool {
         self.paravirt.take_unhalt()
     }
+    fn halts(&self) {
+        if let Some(clock) = &self.kvm_clock {
+            clock.halts();
+        }
+    }
     fn has_spun(&self) {
         self.paravirt.has_spun();
     }

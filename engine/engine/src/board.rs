@@ -59,6 +59,8 @@ pub trait LocalApic: Send + Sync {
     fn take_unhalt(&self) -> bool {
         false
     }
+    /// The vCPU halts: it executes nothing until something comes for it.
+    fn halts(&self) {}
     /// The vCPU waits for a CPU of the host from now on: it executes nothing.
     fn set_preempted(&self) {}
     /// The vCPU has waited for some time by looking.

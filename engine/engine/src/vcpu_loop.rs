@@ -200,6 +200,7 @@ impl<E: Engine> VcpuLoop<E> {
             return self.engine.unhalt();
         }
         self.note(Event::Halt);
+        self.apic.halts();
         self.statistics.halts += 1;
         let started = self.clock.monotonic_ns();
         self.sleep();
@@ -311,6 +312,7 @@ mod tests {
         init: AtomicBool,
         start_up: Mutex<Option<u8>>,
         unhalted: AtomicBool,
+        halts: AtomicU64,
         /// 1: it waits; 3: and is to flush.
         standing: AtomicU64,
     }
@@ -354,6 +356,9 @@ mod tests {
         }
         fn take_unhalt(&self) -> bool {
             self.unhalted.swap(false, Ordering::SeqCst)
+        }
+        fn halts(&self) {
+            self.halts.fetch_add(1, Ordering::SeqCst);
         }
         fn set_preempted(&self) {
             self.standing.store(1, Ordering::SeqCst);
@@ -461,6 +466,7 @@ mod tests {
         device.join().expect("no panic");
         assert_eq!(bench.vcpu.engine.delivered, [0x44]);
         assert_eq!(bench.vcpu.statistics().halts, 1);
+        assert_eq!(bench.apic.halts.load(Ordering::SeqCst), 1, "its APIC is told");
     }
 
     #[test]

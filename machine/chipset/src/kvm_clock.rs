@@ -41,13 +41,18 @@ const LARGEST_ERROR_NS: i64 = 10_000_000;
 const ATTEMPTS: usize = 8;
 /// The rate of a clock that is held: a thousandth of its own, so that whoever waits for it comes to an end.
 const HELD_RATE: i64 = -999_000_000;
-/// The reading by which Linux sets its clock: its driver reads once for an alarm, and then for that.
-const SETTING: u32 = 2;
+/// The reading by which Linux sets its clock: its driver reads twice for an alarm (what day it is for, and whether
+/// it has passed), and then for that.
+const SETTING: u32 = 3;
 /// Interrupts that the vCPU takes after that reading until the guest has set its clock. Each shows that the guest
 /// has run: it may be without a CPU of the host for long. A tick of Linux's is 4 or 10 ms.
 const HELD_INTERRUPTS: u32 = 16;
-/// Interrupts until that reading comes, if it does: between the two the driver makes its files and says so.
+/// Interrupts until that reading comes, if it does: before it the driver makes its files and says so, which other
+/// threads of the kernel have a part in.
 const AWAITED_INTERRUPTS: u32 = 250;
+/// For so many interrupts counts a halt after that reading. A vCPU that halts has set its clock, and may get no
+/// interrupt for long. Before that reading a halt is one: the driver waits for other threads.
+const HALT: u32 = 8;
 /// Bytes of the version word.
 const VERSION_LEN: u64 = 4;
 
@@ -79,7 +84,7 @@ struct ClockState {
 struct Hold {
     /// The vCPU's that reads the CMOS clock.
     thread: ThreadId,
-    /// Interrupts until it ends.
+    /// Interrupts of that vCPU until it ends.
     left: u32,
     readings: u32,
     /// What the guest's wall clock has been set to at time zero.
@@ -91,12 +96,29 @@ impl Hold {
         Self { thread: thread::current().id(), left: AWAITED_INTERRUPTS, readings: 0, zero: None }
     }
 
-    /// An interrupt is taken: whether it was the last.
-    fn ends(&mut self) -> bool {
+    /// The vCPU, whose thread this is, goes on by so much: whether the hold ends by that.
+    fn ends(&mut self, by: u32) -> bool {
         if self.thread == thread::current().id() {
-            self.left -= 1;
+            self.left = self.left.saturating_sub(by);
         }
         self.left == 0
+    }
+
+    /// For how many interrupts a halt counts.
+    fn halt(&self) -> u32 {
+        if self.zero.is_some() { HALT } else { 1 }
+    }
+
+    /// A time is read, by the vCPU whose thread this is: Linux may have moved its driver to another one since it
+    /// began. The last reading is what the clock is about to be set by.
+    fn is_read(&mut self, zero: u64) {
+        self.readings += 1;
+        if self.readings == SETTING {
+            (self.left, self.zero) = (HELD_INTERRUPTS, Some(zero));
+        }
+        if self.readings <= SETTING {
+            self.thread = thread::current().id();
+        }
     }
 }
 
@@ -153,14 +175,22 @@ impl KvmClock {
     pub fn refresh(&self) {
         let due = self.due.load(Ordering::Relaxed);
         if due != u64::MAX && self.clock.tsc() >= due {
-            self.take_interrupt(&mut lock(&self.state));
+            self.go_on(|_| 1);
+        }
+    }
+
+    /// A vCPU, whose thread this is, halts.
+    pub fn halts(&self) {
+        if self.due.load(Ordering::Relaxed) <= self.clock.tsc() {
+            self.go_on(Hold::halt);
         }
     }
 
     #[cold]
-    fn take_interrupt(&self, state: &mut ClockState) {
-        if state.hold.as_mut().is_none_or(Hold::ends) {
-            self.show(state);
+    fn go_on(&self, by: fn(&Hold) -> u32) {
+        let mut state = lock(&self.state);
+        if state.hold.as_mut().is_none_or(|hold| hold.ends(by(hold))) {
+            self.show(&mut state);
         }
     }
 
@@ -178,15 +208,13 @@ impl KvmClock {
         lock(&self.state).hold.is_some()
     }
 
-    /// A time was read, in nanoseconds since 1970, that the guest's clock may be set to.
+    /// A time was read, in nanoseconds since 1970, that the guest's clock may be set to: by one of the readings after
+    /// the last [`KvmClock::hold`] it is.
     pub fn set(&self, wall: u64) {
         let mut state = lock(&self.state);
         let now = state.line.at(self.clock.tsc());
         if let Some(hold) = &mut state.hold {
-            hold.readings += 1;
-            if hold.readings >= SETTING {
-                (hold.left, hold.zero) = (HELD_INTERRUPTS, Some(wall.wrapping_sub(now)));
-            }
+            hold.is_read(wall.wrapping_sub(now));
         }
     }
 
@@ -419,7 +447,7 @@ mod tests {
         assert!(guest.off().abs() < 10, "{}", guest.off());
     }
 
-    /// As Linux does: two readings, and some time behind the second the clock is set by it.
+    /// As Linux does: three readings, and some time behind the last the clock is set by it.
     #[test]
     fn a_clock_that_is_set_by_the_cmos_clock_is_the_hosts() {
         for late in [1_000_000, 300_000_000_u64] {
@@ -428,13 +456,14 @@ mod tests {
             guest.kvm.hold();
             assert!(guest.kvm.is_held());
             let read = guest.host.wall_clock_ns() - 400_000_000;
-            guest.kvm.set(7);
+            (1..SETTING).for_each(|_| guest.kvm.set(7));
             guest.host.pass(10_000_000, 0);
             guest.kvm.refresh();
             guest.kvm.set(read);
             guest.host.pass(late, 0);
             let zero = read - guest.system_time();
             let mut last = 0;
+            guest.kvm.set(8); // whoever reads later sets nothing
             for _ in 0..HELD_INTERRUPTS {
                 assert!(guest.kvm.is_held());
                 guest.host.pass(4_000_000, 0);
@@ -452,15 +481,17 @@ mod tests {
         }
     }
 
-    /// One reading sets nothing: what the guest's clock stood is made up for.
+    /// Two readings set nothing: what the guest's clock stood is made up for.
     #[test]
     fn a_hold_without_a_setting_is_made_up_for() {
         let guest = Guest::new();
         guest.kvm.hold();
-        guest.kvm.set(7);
+        (1..SETTING).for_each(|_| guest.kvm.set(7));
         guest.host.pass(50_000_000, 0);
         assert!(guest.system_time() < 60_000);
-        (0..AWAITED_INTERRUPTS).for_each(|_| guest.kvm.refresh());
+        (1..AWAITED_INTERRUPTS).for_each(|_| guest.kvm.refresh());
+        assert!(guest.kvm.is_held(), "however long the driver takes for its files");
+        guest.kvm.refresh();
         assert!(guest.off().abs() < 10, "{}", guest.off());
         let elsewhere = Guest::new();
         elsewhere.kvm.hold();
@@ -468,6 +499,43 @@ mod tests {
             scope.spawn(|| (0..1000).for_each(|_| elsewhere.kvm.refresh()));
         });
         assert!(elsewhere.kvm.is_held(), "another vCPU's interrupts say nothing");
+    }
+
+    /// The driver begins on one vCPU, and Linux moves it to another one before it sets the clock.
+    #[test]
+    fn who_reads_last_is_who_sets_the_clock() {
+        let guest = Guest::new();
+        guest.kvm.hold();
+        (1..SETTING).for_each(|_| guest.kvm.set(7));
+        thread::scope(|scope| {
+            let setter = scope.spawn(|| {
+                guest.kvm.set(START);
+                thread::park();
+                (0..HELD_INTERRUPTS).for_each(|_| guest.kvm.refresh());
+            });
+            while lock(&guest.kvm.state).hold.as_ref().is_some_and(|hold| hold.readings < SETTING) {
+                thread::yield_now();
+            }
+            (0..1000).for_each(|_| guest.kvm.refresh());
+            assert!(guest.kvm.is_held(), "the first vCPU's interrupts say nothing any more");
+            setter.thread().unpark();
+        });
+        assert!(!guest.kvm.is_held());
+    }
+
+    /// A vCPU without anything to do may get no interrupts for long.
+    #[test]
+    fn a_vcpu_that_halts_has_set_its_clock() {
+        let guest = Guest::new();
+        guest.kvm.hold();
+        (1..SETTING).for_each(|_| guest.kvm.set(7));
+        (0..100).for_each(|_| guest.kvm.halts());
+        assert!(guest.kvm.is_held(), "it may wait for another one before it reads again");
+        guest.kvm.set(START);
+        guest.kvm.halts();
+        assert!(guest.kvm.is_held());
+        guest.kvm.halts();
+        assert!(!guest.kvm.is_held());
     }
 
     #[test]

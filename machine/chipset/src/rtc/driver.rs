@@ -1,7 +1,8 @@
 //! Linux's RTC driver, by which Linux sets its time of day when it boots: what the driver reads, and when.
 //!
-//! It writes register B, looks for an alarm that is set, reads the time once for that, and once more to set the
-//! system's by it (`__devm_rtc_register_device`): to the middle of the second it has read. The guest's clock stands
+//! It writes register B, looks for an alarm that is set, reads the time twice for that, and once more to set the
+//! system's by it (`__devm_rtc_register_device`): to the middle of the second it has read. If a minute ends while it
+//! looks for the alarm it looks again (`__rtc_read_alarm`). The guest's clock stands
 //! meanwhile, and is then put forward by what is missing ([`KvmClock::hold`]). It cannot be put back. So the time
 //! that is read is half a second behind: its middle has passed.
 //!
@@ -57,6 +58,7 @@ impl Driver {
     pub(super) fn begins(&mut self, index: usize) {
         self.stage = match (self.stage, index, &self.clock) {
             (Stage::Driver, REG_SECOND_ALARM, _) => Stage::Alarm,
+            (Stage::Time(_), REG_SECOND_ALARM, _) if self.held().is_some() => Stage::Alarm,
             (Stage::Alarm, REG_SECOND, Some(clock)) => {
                 clock.hold();
                 Stage::Time(None)
