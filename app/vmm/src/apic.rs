@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use chipset::{CpuInterrupts, KvmClock, MachineEvent, MachineEvents};
 use engine::LocalApic;
-use x86::{Fault, msr};
+use x86::{Fault, msr, paravirt::call};
 
 use crate::{events::Events, paravirt::Paravirt};
 
@@ -98,7 +98,11 @@ impl LocalApic for Apic {
         Ok(())
     }
     fn hypercall(&self, kernel: bool, number: u64, arguments: [u64; 4]) -> Option<u64> {
-        self.paravirt.hypercall(kernel, number, arguments)
+        let [gpa, which, ..] = arguments;
+        match &self.kvm_clock {
+            Some(clock) if kernel && number == call::CLOCK_PAIRING => Some(clock.pair(gpa, which)),
+            _ => self.paravirt.hypercall(kernel, number, arguments),
+        }
     }
     fn take_unhalt(&self) -> bool {
         self.paravirt.take_unhalt()

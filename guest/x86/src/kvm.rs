@@ -1,8 +1,9 @@
 //! KVM's paravirtual clock as guests know it (Linux, `Documentation/virt/kvm/x86/`, cpuid.rst and msr.rst): how
 //! CPUID offers it, which MSRs place it in memory, and what lies there.
 //!
-//! It tells a kernel the time of day to the nanosecond where the CMOS clock tells seconds. Nothing else of KVM's
-//! is offered: every feature bit that is not named here stays clear.
+//! It tells a kernel the time of day to the nanosecond where the CMOS clock tells seconds. A hypercall tells the
+//! host's time of day, to which a guest that wants to can set its own ([`encode_pairing`]). Beside what
+//! [`crate::paravirt`] has nothing else of KVM's is offered: every feature bit that is not named here stays clear.
 
 /// The leaf with the signature. Hypervisors may begin at any multiple of 0x100, and guests search them all; the
 /// first place is ring3's own.
@@ -92,6 +93,19 @@ pub fn encode_wall_clock(ns: u64) -> [u8; 8] {
     bytes
 }
 
+/// The clock that a pairing can be of: the host's time of day (`KVM_CLOCK_PAIRING_WALLCLOCK`).
+pub const PAIRED_WALL_CLOCK: u64 = 0;
+
+/// What the hypercall for a pairing writes: the time of day in nanoseconds since 1970 and the counter, at the same
+/// moment. Flags and what is kept for later are zero.
+pub fn encode_pairing(tsc: u64, wall: u64) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    bytes[..8].copy_from_slice(&(wall / NS_PER_S).to_le_bytes());
+    bytes[8..16].copy_from_slice(&(wall % NS_PER_S).to_le_bytes());
+    bytes[16..24].copy_from_slice(&tsc.to_le_bytes());
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,5 +145,8 @@ mod tests {
         // Half a nanosecond a tick.
         assert_eq!(bytes[20..26], [0, 0, 0, 0x80, 0, STABLE]);
         assert_eq!(encode_wall_clock(5_000_000_007), [5, 0, 0, 0, 7, 0, 0, 0]);
+        let pairing = encode_pairing(0x5566, 5_000_000_007);
+        assert_eq!(pairing[..18], [5, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0x66, 0x55]);
+        assert_eq!(pairing[18..], [0; 46]);
     }
 }

@@ -69,6 +69,9 @@ pub mod record {
 pub mod call {
     /// Wakes a vCPU, whose APIC identifier is the second argument.
     pub const KICK_CPU: u64 = 5;
+    /// Writes the host's time of day, and the counter at that moment, to the place in the first argument. The second is which of the
+    /// host's clocks is asked for: [`crate::kvm::PAIRED_WALL_CLOCK`].
+    pub const CLOCK_PAIRING: u64 = 9;
     /// Interrupts several vCPUs. The first two arguments are 128 bits, one for each vCPU. The third is the APIC identifier of the
     /// first bit's vCPU, and the fourth what would be written to the interrupt command register.
     pub const SEND_IPI: u64 = 10;
@@ -82,8 +85,12 @@ pub mod answer {
     pub const DONE: u64 = 0;
     /// `-KVM_EPERM`: user code may not.
     pub const NOT_PERMITTED: u64 = -1_i64 as u64;
+    /// `-KVM_EFAULT`: the place is not in memory.
+    pub const NO_MEMORY: u64 = -14_i64 as u64;
     /// `-KVM_EINVAL`.
     pub const INVALID: u64 = -22_i64 as u64;
+    /// `-KVM_EOPNOTSUPP`.
+    pub const NOT_SUPPORTED: u64 = -95_i64 as u64;
     /// `-KVM_ENOSYS`: there is no such call.
     pub const UNKNOWN: u64 = -1000_i64 as u64;
 }

@@ -26,7 +26,10 @@ use std::{
 
 use host::Clock;
 use ram::Ram;
-use x86::kvm::{self, ENABLED, Line};
+use x86::{
+    kvm::{self, ENABLED, Line},
+    paravirt::answer,
+};
 
 use crate::{lock, time::NS_PER_S};
 
@@ -159,6 +162,17 @@ impl KvmClock {
         state.wall_place = gpa;
         let bytes = kvm::encode_wall_clock(state.zero);
         publish(&self.ram, gpa, &bytes);
+    }
+
+    /// Writes the host's time of day and the counter at one moment: the hypercall's answer. If the host's clock is
+    /// set to another time, this is the new one.
+    pub fn pair(&self, gpa: u64, which: u64) -> u64 {
+        if which != kvm::PAIRED_WALL_CLOCK {
+            return answer::NOT_SUPPORTED;
+        }
+        let (tsc, wall) = moment(&*self.clock);
+        let written = self.ram.write_gpa(gpa, &kvm::encode_pairing(tsc, wall));
+        written.map_or(answer::NO_MEMORY, |()| answer::DONE)
     }
 
     fn place(&self, cpu: usize, value: u64) {
@@ -536,6 +550,24 @@ mod tests {
         assert!(guest.kvm.is_held());
         guest.kvm.halts();
         assert!(!guest.kvm.is_held());
+    }
+
+    /// A guest that asks for the host's time of day gets it, also when that has been set.
+    #[test]
+    fn a_pairing_is_the_hosts_clock_as_it_is_now() {
+        let guest = Guest::new();
+        guest.host.pass(2_345_678, 0);
+        guest.host.pass(NS_PER_S, -7200 * NS_PER_S as i64);
+        assert_eq!(guest.kvm.pair(WALL_PLACE, kvm::PAIRED_WALL_CLOCK), answer::DONE);
+        let told = guest.word(WALL_PLACE) * NS_PER_S + guest.word(WALL_PLACE + 8);
+        assert_eq!(
+            (told, guest.word(WALL_PLACE + 16)),
+            (guest.host.wall_clock_ns(), guest.host.tsc())
+        );
+        assert_eq!(guest.kvm.pair(WALL_PLACE, 1), answer::NOT_SUPPORTED);
+        for place in [3 << 20, (2 << 20) - 63, u64::MAX - 1] {
+            assert_eq!(guest.kvm.pair(place, kvm::PAIRED_WALL_CLOCK), answer::NO_MEMORY);
+        }
     }
 
     #[test]

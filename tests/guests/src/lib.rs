@@ -8,6 +8,7 @@ pub mod chance;
 mod compiler;
 mod guest;
 mod machine;
+mod modules;
 pub mod power_cut;
 pub mod visits;
 pub mod zoo;
@@ -15,5 +16,6 @@ pub mod zoo;
 pub use compiler::compile;
 pub use guest::{BootFiles, Finished, Guest, LEASE, converse, counter, ring3};
 pub use machine::Machine;
+pub use modules::modules;
 
 host::choose!(host_linux::Linux);

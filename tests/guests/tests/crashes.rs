@@ -7,13 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, ensure};
-use guests::{Finished, Guest, ring3};
+use anyhow::{Result, anyhow, ensure};
+use guests::{Finished, Guest, modules, ring3};
 use tempfile::TempDir;
-use xtask::{
-    assets::{Assets, Kernel, unpack_kernel},
-    command::output,
-};
+use xtask::{assets::Kernel, command::output};
 
 /// What a driver of the pvpanic device does, by hand.
 const BY_HAND: &str = "dmesg -n 1
@@ -37,20 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The driver's modules.
 const DRIVER: [&str; 2] = ["pvpanic", "pvpanic_pci"];
 
-/// The driver, from the package of the kernel that guests boot: the file of each module.
-fn driver() -> Result<Vec<Vec<u8>>> {
-    let (assets, kernel) = (Assets::open()?, Kernel::BookwormCloud);
-    assets.kernel(kernel)?;
-    let package = assets.installed(kernel).context("no kernel")?;
-    let entry = format!("pvpanic-{package}");
-    assets.entry(&entry, |fresh| {
-        let archive = assets.archive(kernel.suite())?;
-        unpack_kernel(&archive, &package, fresh, |_| DRIVER.map(str::to_owned).to_vec())
-    })?;
-    let folder = assets.directory(&entry).join("modules");
-    DRIVER.iter().map(|name| Ok(fs::read(folder.join(format!("{name}.ko")))?)).collect()
-}
-
 fn by_hand() -> Guest {
     Guest::new(Kernel::BookwormCloud).runs(BY_HAND)
 }
@@ -60,7 +43,7 @@ fn by_driver() -> Result<Guest> {
     let has = |guest: Guest, (name, module): (&&str, Vec<u8>)| {
         guest.has_program(&format!("{name}.ko"), &module)
     };
-    Ok(DRIVER.iter().zip(driver()?).fold(guest, has))
+    Ok(DRIVER.iter().zip(modules(Kernel::BookwormCloud, &DRIVER)?).fold(guest, has))
 }
 
 /// A guest that crashes, of a machine that does this then.

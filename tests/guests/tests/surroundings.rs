@@ -5,12 +5,11 @@ use std::{
     io::{BufRead, BufReader, Read},
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
-    time::Duration,
+    process::{Command, Output, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
-use guests::{Guest, compile, ring3};
+use guests::{compile, ring3};
 use harness::processes::descendants;
 use tempfile::TempDir;
 use xtask::assets::{Assets, Kernel};
@@ -363,134 +362,8 @@ fn inode_numbers_are_the_same_by_either_way() -> Result<()> {
     Ok(())
 }
 
-/// Pairs of time-stamp counter and clock, as `moment.c` prints them.
-fn moments(text: &str) -> Vec<(i128, i128)> {
-    let pair = |line: &str| {
-        let (tsc, ns) = line.split_once(' ')?;
-        Some((tsc.parse().ok()?, ns.parse().ok()?))
-    };
-    text.lines().map(str::trim).filter_map(pair).collect()
-}
-
-/// `moment.c`, linked so that it runs on any root file system.
-fn static_moment(directory: &Path) -> Result<PathBuf> {
-    compile(directory, "moment", include_str!("moment.c"), STATIC)
-}
-
 /// How a program is made that needs no libraries.
 const STATIC: &str = "-O1 -static";
-
-/// Runs a guest, which runs `moment` three times. Each time its clock must be the host's. After the first it is
-/// paused, and resumed. Guest and host share the counter, so that their clocks can be compared without being read at
-/// the same moment.
-fn shows_the_hosts_time(command: &mut Command, moment: &Path) -> Result<String> {
-    let host = || -> Result<(i128, i128)> {
-        let output = Command::new(moment).output()?;
-        moments(&String::from_utf8_lossy(&output.stdout)).pop().context("no moment")
-    };
-    let before = host()?;
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-    let mut stdout = BufReader::new(child.stdout.take().context("no standard output")?);
-    let mut text = String::new();
-    while moments(&text).is_empty() {
-        ensure!(stdout.read_line(&mut text)? > 0, "{text}");
-    }
-    for order in ["pause", "resume"] {
-        let done = Command::new(ring3()?).args([order, &child.id().to_string()]).status()?;
-        ensure!(done.success(), "{order}");
-        std::thread::sleep(Duration::from_secs(1));
-    }
-    stdout.read_to_string(&mut text)?;
-    ensure!(child.wait()?.success(), "{text}");
-    let after = host()?;
-    let expected = |tsc| before.1 + (after.1 - before.1) * (tsc - before.0) / (after.0 - before.0);
-    let off: Vec<_> = moments(&text).iter().map(|(tsc, ns)| ns - expected(tsc)).collect();
-    ensure!(off.len() == 3, "{text}");
-    println!("{off:?} ns off");
-    ensure!(off.iter().all(|off| off.abs() < 5_000_000), "{off:?} ns off\n{text}");
-    Ok(text)
-}
-
-#[test]
-fn the_clock_is_the_hosts() -> Result<()> {
-    let directory = TempDir::new()?;
-    let moment = static_moment(directory.path())?;
-    let mut command = Command::new(ring3()?);
-    command.args(["exec", "--memory", "512M", "--timeout", TIMEOUT, "--"]);
-    command.args(["sh", "-c", "./moment; sleep 3; ./moment; sleep 1; ./moment"]);
-    shows_the_hosts_time(command.current_dir(directory.path()), &moment)?;
-    Ok(())
-}
-
-/// A file that a guest has just written is as old as its clock says.
-#[test]
-fn a_shared_folder_has_no_clock_skew() -> Result<()> {
-    const CHECK: &str = "import os, time\n\
-        for _ in range(20):\n\
-        \tbefore = time.time_ns()\n\
-        \twith open('made', 'w') as file: file.write('x')\n\
-        \tat, after = os.stat('made').st_mtime_ns, time.time_ns()\n\
-        \tprint(max(before - at, at - after, 0))\n\
-        \tos.unlink('made')\n";
-    /// A host's kernel has a file's times from its last tick.
-    const TICK_NS: u64 = 10_000_000;
-    let directory = TempDir::new()?;
-    let mut command = Command::new(ring3()?);
-    command.args(["exec", "--memory", "512M", "--timeout", TIMEOUT, "--"]);
-    command.args(["python3", "-c", CHECK]).current_dir(directory.path());
-    let output = command.output()?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let skews: Vec<u64> = said.lines().map(str::parse).collect::<Result<_, _>>()?;
-    println!("{skews:?} ns");
-    ensure!(skews.len() == 20, "{said} {}", String::from_utf8_lossy(&output.stderr));
-    ensure!(skews.iter().all(|skew| *skew < 5_000_000 + TICK_NS), "{skews:?} ns");
-    Ok(())
-}
-
-/// Programs that keep the host's CPUs busy until this is dropped.
-struct Load(Vec<Child>);
-
-impl Load {
-    fn new() -> Result<Self> {
-        let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
-        let cpus = std::thread::available_parallelism()?.get();
-        Ok(Self((0..2 * cpus).map(|_| busy()).collect::<Result<_, _>>()?))
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill().and_then(|()| child.wait());
-        }
-    }
-}
-
-/// The kernel sets its clock when it starts, and keeps it by a clock that follows the host's: however much the host
-/// has to do.
-#[test]
-fn a_machines_clock_is_the_hosts() -> Result<()> {
-    let directory = TempDir::new()?;
-    let moment = static_moment(directory.path())?;
-    let source = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-    let script = format!("moment; cat {source}; sleep 3; moment; sleep 1; moment; dmesg");
-    let boots = |kernel, cpus| -> Result<()> {
-        let guest = Guest::new(kernel).has_program("moment", &fs::read(&moment)?);
-        let guest = guest.with("--cpus").with(cpus).runs(&script);
-        let mut command = Command::new(ring3()?);
-        let _initrd = guest.prepares(&mut command)?;
-        let console = shows_the_hosts_time(&mut command, &moment)?;
-        ensure!(console.contains("\nkvm-clock"), "{kernel:?}: {console}");
-        for complaint in ["Marking clocksource", "MSR access error"] {
-            ensure!(!console.contains(complaint), "{kernel:?}: {console}");
-        }
-        Ok(())
-    };
-    boots(Kernel::BookwormCloud, "2")?;
-    let _load = Load::new()?;
-    boots(Kernel::BookwormCloud, "1")?;
-    boots(Kernel::TrixieCloud, "1")
-}
 
 /// As `ring3 exec ... &` in a shell that people type at: it runs on, where it would be stopped for changing the terminal.
 #[test]
