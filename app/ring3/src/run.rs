@@ -170,10 +170,7 @@ fn start(
     }
     // The receiver is gone only if the run has ended otherwise.
     let on_end = move |ended| drop(sender.send(Event::Ended(ended)));
-    let running = machine.start(on_end)?;
-    sandbox.enter(&running)?;
-    machine::tell_engine(&running);
-    Ok(running)
+    sandbox.start(machine, on_end)
 }
 
 /// Why there is no machine. A complaint about the kernel names its file.

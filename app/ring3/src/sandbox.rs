@@ -1,10 +1,11 @@
 //! When a machine's process shuts itself in: the machine is ready, and has not executed anything.
 
 use host_linux::limits;
-use vmm::{Machine, RunningMachine};
+use vmm::{Ended, Machine, RunningMachine};
 
 use crate::{
     failure::Failure,
+    machine::tell_engine,
     spawner,
     values::{DevicesChoice, SandboxChoice},
 };
@@ -37,11 +38,22 @@ impl Sandbox {
         confinement::forget_names().map(drop).map_err(|problem| refused(&problem))
     }
 
-    /// Shuts this process in. Then the machine, which has waited, begins to run.
+    /// Starts the machine, and shuts this process in before the machine begins to run.
     ///
     /// # Errors
     /// The host refuses.
-    pub fn enter(self, running: &RunningMachine) -> Result<(), Failure> {
+    pub fn start(
+        self,
+        machine: Machine,
+        on_end: impl FnOnce(Ended) + Send + 'static,
+    ) -> Result<RunningMachine, Failure> {
+        let running = machine.start(on_end)?;
+        self.enter(&running)?;
+        tell_engine(&running);
+        Ok(running)
+    }
+
+    fn enter(self, running: &RunningMachine) -> Result<(), Failure> {
         if !self.0 {
             return Ok(());
         }

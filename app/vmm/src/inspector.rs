@@ -1,4 +1,4 @@
-//! Looking into a machine that runs: its RAM, and its vCPUs by work for their threads.
+//! Inspecting a running machine: its RAM is read from any thread, a vCPU by work that the vCPU's own thread does.
 
 use std::sync::{
     Arc,

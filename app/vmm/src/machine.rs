@@ -61,7 +61,7 @@ pub(crate) struct VcpuParts {
     ram: Ram,
     pub(crate) apic: Arc<dyn LocalApic>,
     pub(crate) requests: Arc<VcpuRequests>,
-    /// Where vCPUs outnumber the host's CPUs.
+    /// Set if vCPUs outnumber the host's CPUs.
     pub(crate) permit: Option<CpuPermit>,
 }
 
@@ -185,16 +185,16 @@ impl MachineParts {
 
 /// Makes the vCPUs of a machine.
 struct VcpuMaker<'a> {
-    /// The state of the one that boots.
+    /// The initial state of the vCPU that boots the machine.
     boots: Vcpu,
     ram: &'a Ram,
     requests: &'a Arc<[Arc<VcpuRequests>]>,
     kvm_clock: Option<Arc<KvmClock>>,
     events: &'a Arc<Events>,
-    /// What of KVM's interface the guest is offered.
+    /// The features of KVM's interface that the guest is offered.
     paravirt: u32,
-    /// Where vCPUs outnumber the host's CPUs.
-    cpu_pool: Option<Arc<CpuPool>>,
+    /// Set if vCPUs outnumber the host's CPUs.
+    pool: Option<Arc<CpuPool>>,
     others: Others,
 }
 
@@ -208,10 +208,10 @@ impl<'a> VcpuMaker<'a> {
         events: &'a Arc<Events>,
     ) -> Self {
         let host_cpus = thread::available_parallelism().map_or(1, usize::from);
-        let cpu_pool = (requests.len() > host_cpus).then(|| CpuPool::new(host_cpus, requests));
-        let paravirt = description.paravirt.unwrap_or(OFFERED[usize::from(cpu_pool.is_none())]);
+        let pool = (requests.len() > host_cpus).then(|| CpuPool::new(host_cpus, requests));
+        let paravirt = description.paravirt.unwrap_or(OFFERED[usize::from(pool.is_none())]);
         let others = Others::new(requests);
-        Self { boots, ram, requests, kvm_clock, events, paravirt, cpu_pool, others }
+        Self { boots, ram, requests, kvm_clock, events, paravirt, pool, others }
     }
 
     fn all(&self, cpus: Vec<CpuInterrupts>) -> Vec<VcpuParts> {
@@ -222,7 +222,7 @@ impl<'a> VcpuMaker<'a> {
 
     fn one(&self, ram: Ram, interrupts: CpuInterrupts, requests: &Arc<VcpuRequests>) -> VcpuParts {
         let number = interrupts.apic_id();
-        let permit = self.cpu_pool.as_ref().map(|cpu_pool| cpu_pool.permit(number as usize));
+        let permit = self.pool.as_ref().map(|pool| pool.permit(number as usize));
         let paravirt = Paravirt::new(
             self.paravirt,
             interrupts.clone(),

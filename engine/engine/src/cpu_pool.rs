@@ -23,9 +23,9 @@ use crate::{
     },
 };
 
-/// How long a vCPU may keep its permit from others, its share.
+/// A vCPU's share: how long the vCPU keeps its permit while others wait.
 const SHARE: Duration = Duration::from_millis(4);
-/// The same, where the other one is urgent.
+/// The share where an urgent vCPU waits.
 const SHORT_SHARE: Duration = Duration::from_micros(500);
 /// How long a vCPU that waits for a permit sleeps at the most, before it looks again whom to ask.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -40,18 +40,19 @@ pub struct CpuPool {
 
 struct Member {
     requests: Arc<VcpuRequests>,
-    /// It is to give way.
+    /// The vCPU has been asked to give way.
     asked: AtomicBool,
-    /// It has got a permit, or is more urgent than before.
+    /// The vCPU has got a permit, or is more urgent than before.
     called: Condvar,
 }
 
 struct State {
-    /// Who has each. First come as many as there are CPUs. Those behind them are gone once they are released.
+    /// For each permit the vCPU that has it. The first `cpus` permits stay; a permit behind those is one too many, and
+    /// is removed when its vCPU releases it.
     permits: Vec<Option<Holder>>,
     cpus: usize,
     queue: VecDeque<Waiting>,
-    /// Which each vCPU had last.
+    /// For each vCPU the number of the permit that it had last.
     last: Box<[usize]>,
 }
 
@@ -66,15 +67,16 @@ struct Waiting {
     urgent: bool,
 }
 
-/// A vCPU's right to run on a host CPU, which it has or does not have. Clones are the same vCPU's.
+/// A vCPU's side of the pool: by this the vCPU waits for a host CPU, and lets others have that CPU. Clones belong to the
+/// same vCPU.
 #[derive(Clone)]
 pub struct CpuPermit {
-    cpu_pool: Arc<CpuPool>,
+    pool: Arc<CpuPool>,
     vcpu: usize,
 }
 
 impl CpuPool {
-    /// So many permits, at least one, for these vCPUs.
+    /// A pool of `permits` permits, at least one, for the vCPUs that `requests` belong to.
     pub fn new(permits: usize, requests: &[Arc<VcpuRequests>]) -> Arc<Self> {
         let cpus = permits.max(1);
         let permits = (0..cpus).map(|_| None).collect();
@@ -88,16 +90,16 @@ impl CpuPool {
         Arc::new(Self { state, members: requests.iter().map(member).collect() })
     }
 
-    /// That of a vCPU.
+    /// The side of the vCPU with this number.
     pub fn permit(self: &Arc<Self>, vcpu: usize) -> CpuPermit {
-        CpuPermit { cpu_pool: Arc::clone(self), vcpu }
+        CpuPermit { pool: Arc::clone(self), vcpu }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody is to give way.
+    /// Asks the vCPU that has this permit to give way.
     fn ask(&self, state: &mut State, permit: usize) {
         let Some(holder) = &mut state.permits[permit] else { return };
         holder.asked = true;
@@ -143,14 +145,14 @@ impl State {
         self.last[vcpu]
     }
 
-    /// A permit that nobody has, that of last time if it can be.
+    /// The number of a permit that no vCPU has: the one that this vCPU had last, if that is free.
     fn free(&self, vcpu: usize) -> Option<usize> {
         let last = self.last[vcpu];
         let is_free = |permit: &usize| self.permits[*permit].is_none();
         Some(last).filter(is_free).or_else(|| (0..self.cpus).find(is_free))
     }
 
-    /// The permit that one who has not been asked has had the longest, and since when.
+    /// Of the permits whose vCPUs have not been asked to give way: the one taken first, and when.
     fn longest(&self) -> Option<(usize, Instant)> {
         let permits = self.permits.iter().enumerate();
         let holder = permits.filter_map(|(permit, one)| Some((permit, one.as_ref()?)));
@@ -161,12 +163,12 @@ impl State {
 
 impl CpuPermit {
     fn own(&self) -> &Member {
-        &self.cpu_pool.members[self.vcpu]
+        &self.pool.members[self.vcpu]
     }
 
     /// Takes a permit if one is free: its number.
     pub fn try_acquire(&self) -> Option<usize> {
-        let mut state = self.cpu_pool.state();
+        let mut state = self.pool.state();
         let permit = state.free(self.vcpu)?;
         state.take(permit, self.vcpu);
         Some(permit)
@@ -175,7 +177,7 @@ impl CpuPermit {
     /// Waits for a permit: its number.
     pub fn acquire(&self, urgent: bool) -> usize {
         let started = Instant::now();
-        let mut state = self.cpu_pool.state();
+        let mut state = self.pool.state();
         let ahead = state.queue.iter().take_while(|waiting| urgent && waiting.urgent).count();
         let at = if urgent { ahead } else { state.queue.len() };
         state.queue.insert(at, Waiting { vcpu: self.vcpu, urgent });
@@ -185,7 +187,7 @@ impl CpuPermit {
             return permit;
         }
         while started.elapsed() < LONGEST {
-            let time = self.cpu_pool.press(&mut state, self.vcpu);
+            let time = self.pool.press(&mut state, self.vcpu);
             let waited = self.own().called.wait_timeout(state, time);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
             if let Some(permit) = state.permit_of(self.vcpu) {
@@ -197,7 +199,7 @@ impl CpuPermit {
 
     /// Lets others have the permit.
     pub fn release(&self) {
-        let mut state = self.cpu_pool.state();
+        let mut state = self.pool.state();
         self.own().asked.store(false, Ordering::SeqCst);
         let Some(permit) = state.permit_of(self.vcpu) else { return };
         if permit >= state.cpus {
@@ -207,7 +209,7 @@ impl CpuPermit {
         state.permits[permit] = None;
         if let Some(next) = state.queue.pop_front() {
             state.take(permit, next.vcpu);
-            self.cpu_pool.members[next.vcpu].called.notify_one();
+            self.pool.members[next.vcpu].called.notify_one();
         }
     }
 
@@ -219,12 +221,12 @@ impl CpuPermit {
 
     /// A vCPU (any, if none is named) is waited for by looking. True if it does not run; then it is the next to.
     pub fn prefer(&self, vcpu: Option<usize>) -> bool {
-        let mut state = self.cpu_pool.state();
+        let mut state = self.pool.state();
         let wanted = |waiting: &Waiting| vcpu.is_none_or(|vcpu| waiting.vcpu == vcpu);
         let Some(at) = state.queue.iter().position(wanted) else { return false };
         if let Some(mut waiting) = state.queue.remove(at) {
             waiting.urgent = true;
-            self.cpu_pool.members[waiting.vcpu].called.notify_one();
+            self.pool.members[waiting.vcpu].called.notify_one();
             state.queue.push_front(waiting);
         }
         true
@@ -232,7 +234,7 @@ impl CpuPermit {
 
     /// Somebody waits for a permit.
     pub fn is_wanted(&self) -> bool {
-        !self.cpu_pool.state().queue.is_empty()
+        !self.pool.state().queue.is_empty()
     }
 
     /// The vCPU, whose own thread this is, gives way at the end of the instruction.
@@ -247,16 +249,16 @@ mod tests {
     use super::*;
     use std::thread;
 
-    fn cpu_pool(permits: usize, vcpus: usize) -> (Arc<CpuPool>, Vec<Arc<VcpuRequests>>) {
+    fn pool(permits: usize, vcpus: usize) -> (Arc<CpuPool>, Vec<Arc<VcpuRequests>>) {
         let requests: Vec<_> = (0..vcpus).map(|_| Arc::new(VcpuRequests::default())).collect();
         (CpuPool::new(permits, &requests), requests)
     }
 
     /// Waits for a permit in a thread of its own, until `waiting` wait.
-    fn waits(cpu_pool: &Arc<CpuPool>, vcpu: usize, waiting: usize) -> thread::JoinHandle<usize> {
-        let permit = cpu_pool.permit(vcpu);
+    fn waits(pool: &Arc<CpuPool>, vcpu: usize, waiting: usize) -> thread::JoinHandle<usize> {
+        let permit = pool.permit(vcpu);
         let thread = thread::spawn(move || permit.acquire(false));
-        while cpu_pool.state().queue.len() < waiting {
+        while pool.state().queue.len() < waiting {
             thread::yield_now();
         }
         thread
@@ -264,12 +266,12 @@ mod tests {
 
     #[test]
     fn a_permit_is_kept_until_its_share_is_used_up_and_then_asked_for() {
-        let (cpu_pool, requests) = cpu_pool(1, 2);
-        let (first, second) = (cpu_pool.permit(0), cpu_pool.permit(1));
+        let (pool, requests) = pool(1, 2);
+        let (first, second) = (pool.permit(0), pool.permit(1));
         assert_eq!(first.try_acquire(), Some(0));
         assert_eq!(second.try_acquire(), None);
         let started = Instant::now();
-        let waiting = waits(&cpu_pool, 1, 1);
+        let waiting = waits(&pool, 1, 1);
         while !first.is_asked() {
             thread::yield_now();
         }
@@ -282,36 +284,36 @@ mod tests {
 
     #[test]
     fn who_is_waited_for_comes_first() {
-        let (cpu_pool, _requests) = cpu_pool(1, 3);
-        let first = cpu_pool.permit(0);
+        let (pool, _requests) = pool(1, 3);
+        let first = pool.permit(0);
         assert_eq!(first.try_acquire(), Some(0));
-        let second = waits(&cpu_pool, 1, 1);
-        let third = waits(&cpu_pool, 2, 2);
+        let second = waits(&pool, 1, 1);
+        let third = waits(&pool, 2, 2);
         assert!(!first.prefer(Some(0)), "it runs");
         assert!(first.prefer(Some(2)));
         first.release();
         assert_eq!(third.join().expect("runs"), 0);
-        cpu_pool.permit(2).release();
+        pool.permit(2).release();
         assert_eq!(second.join().expect("runs"), 0);
     }
 
     #[test]
     fn one_that_never_gives_way_does_not_hold_up_the_others_for_good() {
-        let (cpu_pool, _requests) = cpu_pool(1, 2);
-        assert_eq!(cpu_pool.permit(0).try_acquire(), Some(0));
-        assert_eq!(cpu_pool.permit(1).acquire(true), 0);
-        assert_eq!(cpu_pool.state().permits.len(), 2, "one more");
-        cpu_pool.permit(1).release();
-        let state = cpu_pool.state();
+        let (pool, _requests) = pool(1, 2);
+        assert_eq!(pool.permit(0).try_acquire(), Some(0));
+        assert_eq!(pool.permit(1).acquire(true), 0);
+        assert_eq!(pool.state().permits.len(), 2, "one more");
+        pool.permit(1).release();
+        let state = pool.state();
         assert_eq!((state.permits.len(), state.permit_of(0)), (1, Some(0)));
     }
 
     #[test]
     fn each_has_its_turn() {
-        let (cpu_pool, _requests) = cpu_pool(2, 5);
+        let (pool, _requests) = pool(2, 5);
         let turns: Vec<_> = (0..5)
             .map(|vcpu| {
-                let permit = cpu_pool.permit(vcpu);
+                let permit = pool.permit(vcpu);
                 thread::spawn(move || {
                     (0..20).for_each(|_| {
                         assert!(permit.try_acquire().unwrap_or_else(|| permit.acquire(false)) < 2);
@@ -321,7 +323,7 @@ mod tests {
             })
             .collect();
         turns.into_iter().for_each(|turn| turn.join().expect("no panic"));
-        let state = cpu_pool.state();
+        let state = pool.state();
         assert!(state.queue.is_empty() && state.permits.iter().all(Option::is_none));
     }
 }

@@ -421,7 +421,7 @@ impl Fast {
         stale
     }
 
-    /// Takes the state from the vCPU page.
+    /// Copies the guest's registers from the vCPU page to the interpreter's vCPU.
     fn take_state(&mut self) {
         let page = self.pages.vcpu_page();
         if !self.modes.kernel_translated {

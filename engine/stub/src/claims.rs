@@ -38,14 +38,13 @@ fn is_met(s: &Shared, top: PageTable, claim: &Claim) -> bool {
     (claim.first..=claim.last).any(|region| table.entry(region.into()) & P != 0)
 }
 
-/// Somebody returns to user code, there. The call that this ends may have given a program claimed memory, or
-/// taken some, or the last one may have ended a program: the monitor is to know.
+/// A thread returns to user code at this RIP and RSP. The system call that ends so may have given a program claimed
+/// memory or taken some, or the call before may have ended a program. True if the monitor is to know of that.
 #[inline(always)]
 pub fn are_in_question(vcpu: &mut VcpuPage, rip: u64, rsp: u64) -> bool {
     let OpenCall { number, from } = vcpu.claims.call;
     let other = from.cr3 != vcpu.regs.cr3;
-    let for_memory = number.wrapping_sub(calls::MMAP) <= calls::SHMAT - calls::MMAP;
-    if for_memory || other || vcpu.claims.patience != 0 {
+    if calls::is_for_memory(number) || other || vcpu.claims.patience != 0 {
         return have_changed(vcpu, rip, rsp);
     }
     vcpu.claims.call.number = calls::NONE;

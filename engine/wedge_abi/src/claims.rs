@@ -100,9 +100,9 @@ impl UserPoint {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenCall {
-    /// Its number, [`calls::NONE`] for none.
+    /// The call's number; [`calls::NONE`] if there is no call.
     pub number: u64,
-    /// Where it returns to.
+    /// Where in user code the call returns to.
     pub from: UserPoint,
 }
 
@@ -114,16 +114,16 @@ pub struct Claims {
     pub list: [Claim; MAX_CLAIMS],
     /// How many claims there are, perhaps more than [`Claims::list`] holds.
     pub count: u64,
-    /// Offsets of their entries in the uppermost page table, some of them several times; all of them if there
-    /// are no more than so many.
+    /// Offsets in the uppermost page table of the claims' entries; an entry may stand here several times. All claims
+    /// are covered if there are no more than [`QUICK_CLAIMS`].
     pub entries: [u16; QUICK_CLAIMS],
     /// The last system call, none once somebody has returned to user code.
     pub call: OpenCall,
     /// Calls for memory from which others than their threads have returned: the kernel has made them wait.
     pub waiting: [OpenCall; MAX_WAITING],
-    /// Which of them is the next to be forgotten.
+    /// Index into [`Claims::waiting`] of the call that the next one replaces.
     pub oldest: u64,
-    /// Not zero: there are some, and there may be so many returns until all are forgotten.
+    /// After so many more returns to user code all calls in [`Claims::waiting`] are forgotten; zero if there are none.
     pub patience: u64,
     /// The monitor remembers what programs have been given.
     pub remembers: u64,
@@ -131,7 +131,7 @@ pub struct Claims {
     pub ended: u64,
     /// First address and bytes of claimed memory that a program has been given; no bytes for none.
     pub given: [u64; 2],
-    /// The same of such memory that it has given back.
+    /// First address and bytes of claimed memory that a program has given back; no bytes for none.
     pub taken: [u64; 2],
 }
 

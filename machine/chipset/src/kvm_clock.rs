@@ -53,8 +53,9 @@ const HELD_INTERRUPTS: u32 = 16;
 /// Interrupts until that reading comes, if it does: before it the driver makes its files and says so, which other
 /// threads of the kernel have a part in.
 const AWAITED_INTERRUPTS: u32 = 250;
-/// For so many interrupts counts a halt after that reading. A vCPU that halts has set its clock, and may get no
-/// interrupt for long. Before that reading a halt is one: the driver waits for other threads.
+/// A halt of the vCPU counts for so many interrupts after the reading that sets the clock: a vCPU that halts has set
+/// its clock, and may get no interrupt for a long time. A halt before that reading counts for one interrupt, because
+/// the driver waits for other threads then.
 const HALT: u32 = 8;
 /// Bytes of the version word.
 const VERSION_LEN: u64 = 4;
@@ -99,7 +100,7 @@ impl Hold {
         Self { thread: thread::current().id(), left: AWAITED_INTERRUPTS, readings: 0, zero: None }
     }
 
-    /// The vCPU, whose thread this is, goes on by so much: whether the hold ends by that.
+    /// The vCPU of this thread has taken `by` interrupts, or halted instead. True if that ends the hold.
     fn ends(&mut self, by: u32) -> bool {
         if self.thread == thread::current().id() {
             self.left = self.left.saturating_sub(by);
@@ -107,7 +108,7 @@ impl Hold {
         self.left == 0
     }
 
-    /// For how many interrupts a halt counts.
+    /// The number of interrupts that a halt counts for now.
     fn halt(&self) -> u32 {
         if self.zero.is_some() { HALT } else { 1 }
     }
@@ -164,8 +165,8 @@ impl KvmClock {
         publish(&self.ram, gpa, &bytes);
     }
 
-    /// Writes the host's time of day and the counter at one moment: the hypercall's answer. If the host's clock is
-    /// set to another time, this is the new one.
+    /// Writes the host's time of day and the time-stamp counter of the same moment to `gpa`, and returns the
+    /// hypercall's result. After the host's clock has been set to another time that is the new time.
     pub fn pair(&self, gpa: u64, which: u64) -> u64 {
         if which != kvm::PAIRED_WALL_CLOCK {
             return answer::NOT_SUPPORTED;
@@ -193,7 +194,7 @@ impl KvmClock {
         }
     }
 
-    /// A vCPU, whose thread this is, halts.
+    /// The vCPU of this thread halts.
     pub fn halts(&self) {
         if self.due.load(Ordering::Relaxed) <= self.clock.tsc() {
             self.go_on(Hold::halt);
@@ -537,7 +538,7 @@ mod tests {
         assert!(!guest.kvm.is_held());
     }
 
-    /// A vCPU without anything to do may get no interrupts for long.
+    /// An idle vCPU may get no interrupt for a long time: its halts end the hold.
     #[test]
     fn a_vcpu_that_halts_has_set_its_clock() {
         let guest = Guest::new();

@@ -5,11 +5,11 @@ use std::fs;
 use anyhow::{Context, Result};
 use xtask::assets::{Assets, Kernel, unpack_kernel};
 
-/// Modules from the package of the kernel that guests boot: the file of each. The first one's name is the cache
-/// entry's.
+/// The files of modules, from Debian's package of the kernel that guests boot. The cache keeps the files by the first
+/// module's name.
 ///
 /// # Errors
-/// The package cannot be had, or has no such module.
+/// The kernel's package cannot be fetched, or does not contain one of the modules.
 pub fn modules(kernel: Kernel, names: &[&str]) -> Result<Vec<Vec<u8>>> {
     let assets = Assets::open()?;
     assets.kernel(kernel)?;

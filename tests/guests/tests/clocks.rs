@@ -176,7 +176,7 @@ fn the_hosts_clock_is_a_device() -> Result<()> {
     Ok(())
 }
 
-/// The host's clock is set to another time while a machine runs. The device shows that; the guest's own clock stays.
+/// The host's clock is set ahead while a machine runs: `/dev/ptp0` shows the new time, the guest's own clock does not.
 #[test]
 fn a_hosts_clock_that_is_set_is_seen_in_the_device() -> Result<()> {
     const SET: &str = "[[fault]]\non = 'clock'\ndo = { step = '20s' }\nconsole = 'set it now'\n";

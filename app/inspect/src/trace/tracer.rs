@@ -42,7 +42,7 @@ pub const ARGUMENTS: [u64; 6] = [112, 104, 96, 56, 72, 64];
 /// `linux_binprm` has the program's path there.
 pub const FILENAME: (&str, &str) = ("linux_binprm", "filename");
 
-/// A trace: the kernel, its points, and which events are reported.
+/// A running trace: the guest's kernel, the points at which vCPUs are traced, and the events that are reported.
 pub struct Tracer {
     pub kernel: Arc<LinuxKernel>,
     pub ram: Ram,

@@ -194,10 +194,7 @@ fn start(
     let on_end = move |ended| drop(sender.send(SessionEvent::Ended(ended)));
     let sandbox = arguments.sandbox.with(arguments.devices);
     sandbox.prepare(&machine)?;
-    let running = machine.start(on_end)?;
-    sandbox.enter(&running)?;
-    machine::tell_engine(&running);
-    Ok(running)
+    sandbox.start(machine, on_end)
 }
 
 fn status(arguments: &Guest) -> Status {
