@@ -7,7 +7,8 @@
 //!
 //! A slot that was another process's is of use to a child that has just been forked, whose page tables say at first
 //! what that other's said. For any other process it is not: each of a server's workers has the same pages at the same
-//! addresses, and whoever took a worker's slot would leave that one with none.
+//! addresses, and whoever took a worker's slot would leave that one with none. So would a child that took its parent's:
+//! what it takes is that of a process that has ended, as long as there may be another slot.
 
 use crate::{
     evicted::{Evicted, FEW_SLOTS},
@@ -229,14 +230,14 @@ impl<W: Process> Slots<W> {
 
     /// A slot for a space that has none: one that is parked for it, a fresh one, or another's, with what is right in it.
     fn take(&mut self, pcid: u64, roots: Roots, pages: &Pages) -> Result<Box<Space<W>>, Error> {
-        let mut space = match self.parked_for(roots) {
+        let mut space = match self.parked_for(roots).or_else(|| self.left_behind()) {
             Some(at) => self.parked.remove(at),
             None => match self.add(pcid, roots, pages)? {
                 Some(space) => return Ok(space),
-                None => self.evict(),
+                None => self.evict(roots),
             },
         };
-        if space.root != root(roots) {
+        if space.root != root(roots) && !space.is_left_behind(&self.ram) {
             self.evicted.note(space.root);
         }
         space.pcid = Some(pcid);
@@ -244,12 +245,15 @@ impl<W: Process> Slots<W> {
         Ok(space)
     }
 
-    /// Takes a slot from the process that it is of: the one not used for longest. Where there are as many slots as
-    /// there will ever be, that process would be the next to run, if more processes than that take turns, and none
-    /// would find its own. The one that has just been parked is taken then, and now and then any other, whose process
-    /// may have ended.
-    fn evict(&mut self) -> Box<Space<W>> {
+    /// Takes a slot from the process that it is of: for a child one in which its program is mapped, for others the one
+    /// not used for longest. Where there are as many slots as there will ever be, that process would be the next to run,
+    /// if more processes than that take turns, and none would find its own. The one that has just been parked is taken
+    /// then, and now and then any other.
+    fn evict(&mut self, roots: Roots) -> Box<Space<W>> {
         let Some(last) = self.parked.len().checked_sub(1) else { return self.spaces.remove(0) };
+        if let Some(at) = self.parked_for_newborn(roots, |_| true) {
+            return self.parked.remove(at);
+        }
         if !self.evicted.is_at_ceiling() {
             return self.parked.remove(0);
         }
@@ -258,20 +262,28 @@ impl<W: Process> Slots<W> {
         self.parked.remove(if self.taken.is_multiple_of(SELDOM) { any } else { last })
     }
 
-    /// Where the parked slot is that is of use: the one with this page table and its pages, for a process just forked one of
-    /// the same program, or the one with this page table, which another process may have now.
+    /// Where the parked slot is that is of use and that nobody will miss: the one with this page table and its pages, for
+    /// a process just forked one of the same program whose process has ended, or the one with this page table, which
+    /// another process may have now.
     fn parked_for(&self, roots: Roots) -> Option<usize> {
         let own = self.parked.iter().position(|space| space.root == root(roots));
         own.filter(|at| self.parked[*at].fits(&self.ram, roots))
-            .or_else(|| self.parked_for_newborn(roots))
+            .or_else(|| self.parked_for_newborn(roots, |space| space.is_left_behind(&self.ram)))
             .or(own)
     }
 
     /// For a process just forked: a parent has run a moment ago, and so have its other children.
-    fn parked_for_newborn(&self, roots: Roots) -> Option<usize> {
+    fn parked_for_newborn(&self, roots: Roots, may: impl Fn(&Space<W>) -> bool) -> Option<usize> {
         let late = self.parked.iter().enumerate().rev().take(FEW_SLOTS);
-        late.map_while(|(at, space)| Some((at, space.fits_newborn(&self.ram, roots)?)))
-            .find_map(|(at, fits)| fits.then_some(at))
+        late.map_while(|(at, space)| Some((at, space, space.fits_newborn(&self.ram, roots)?)))
+            .find_map(|(at, space, fits)| (fits && may(space)).then_some(at))
+    }
+
+    /// Where a parked slot is whose process has ended, if there are not few slots.
+    fn left_behind(&self) -> Option<usize> {
+        let few = self.spaces.len() + self.parked.len() < FEW_SLOTS;
+        let of_nobody = || self.parked.iter().position(|space| space.is_left_behind(&self.ram));
+        if few { None } else { of_nobody() }
     }
 
     /// A fresh slot, if there may be one more and the host has a process for it.

@@ -26,15 +26,19 @@ use ram::Ram;
 use wedge::Error;
 use x86::{
     control::{cr0, efer},
-    paging::{self, Roots},
+    paging::{self, Roots, WalkMemory},
 };
 
 /// To drop more of the kernel's mappings than so many one by one is not worth it: a kernel that has none global.
 const MANY: usize = 256;
+/// Entries of a top page table that are for the user's memory.
+const USER_ENTRIES: u64 = 256;
 
 /// Who the page tables belong to that a space is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
+    /// The process that runs here: what it does not have any more it has given back, and will not have again.
+    Running,
     /// The process it was of, or another of the same program.
     Same,
     /// One that has just been forked from such a process, and has not run: none of its pages has been used.
@@ -72,6 +76,15 @@ impl<W: Process> Space<W> {
         self.compare(ram, roots, owner)
     }
 
+    /// Who goes on here after a flush: a child may have the same page of RAM for its top page table, and the same
+    /// identifier.
+    fn running(&self, ram: &Ram, roots: Roots) -> Owner {
+        match self.fits_newborn(ram, roots) {
+            Some(true) => Owner::Newborn,
+            _ => Owner::Running,
+        }
+    }
+
     fn sample(&self, ram: &Ram, roots: Roots) -> (usize, usize) {
         self.against(ram, roots).sample()
     }
@@ -95,9 +108,17 @@ impl<W: Process> Space<W> {
         }
     }
 
+    /// The process that it is of has ended: its top page table leads to no memory of the user's any more. It may have ended
+    /// without that, if the table is another's now.
+    pub fn is_left_behind(&self, ram: &Ram) -> bool {
+        let mut memory = ram;
+        (0..USER_ENTRIES).all(|entry| memory.read_u64(self.root + entry * 8) & paging::P == 0)
+    }
+
     /// Drops every mapping that is not global and not what the page tables say now.
     pub fn revalidate(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
-        self.compare(ram, roots, Owner::Same)
+        let owner = self.running(ram, roots);
+        self.compare(ram, roots, owner)
     }
 
     fn compare(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
@@ -113,7 +134,8 @@ impl<W: Process> Space<W> {
 
     /// Drops every mapping that is not what the page tables say now, the global ones included.
     pub fn revalidate_all(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
-        self.compare_all(ram, roots, Owner::Same)
+        let owner = self.running(ram, roots);
+        self.compare_all(ram, roots, owner)
     }
 
     fn compare_all(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
@@ -147,7 +169,10 @@ impl<W: Process> Space<W> {
     }
 
     fn revalidate_user(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
-        let changes = self.against(ram, roots).user(owner == Owner::Newborn);
+        let changes = match owner {
+            Owner::Running => self.against(ram, roots).dropping().user(false),
+            _ => self.against(ram, roots).user(owner == Owner::Newborn),
+        };
         self.mapper.close_to_writes(&changes.read_only)?;
         self.mapper.close(&changes.closed)?;
         self.mapper.unmap_pages(&changes.gone)?;

@@ -49,6 +49,11 @@ impl Guest {
         Roots { cr0: cr0::PE | cr0::PG, cr3: top, cr4: cr4::PAE, efer: mode }
     }
 
+    /// A process has ended: its top page table leads nowhere.
+    fn ends(&self, roots: Roots) {
+        self.ram.store64(root(roots) + (MEMORY >> 39 & 0x1ff) * 8, 0);
+    }
+
     /// The guest switches to a process, under the identifier that the last one had; returns whether what it had mapped
     /// is there. It is then.
     fn runs(&mut self, roots: Roots) -> bool {
@@ -148,6 +153,51 @@ fn only_a_newborn_takes_over_the_slot_of_another() {
     guest.runs(second);
     assert!(guest.runs(first) && guest.runs(second));
     assert_eq!(guest.slots.each().count(), 2);
+    guest.ends(second);
     guest.runs(newborn);
     assert_eq!(guest.slots.each().count(), 2);
+}
+
+/// The parent has run last, and will want what it has mapped.
+#[test]
+fn a_child_does_not_take_its_parents_slot() {
+    let mut guest = Guest::new();
+    let [parent, ended] = [1, 2].map(|number| guest.process(number, A));
+    guest.runs(ended);
+    guest.ends(ended);
+    for number in 3..9 {
+        let child = guest.process(number, 0);
+        guest.runs(parent);
+        guest.runs(child);
+        assert!(guest.runs(parent), "child {number}");
+        guest.ends(child);
+    }
+    assert_eq!(guest.slots.each().count(), 2);
+}
+
+/// A child takes the slot of a process that is alive if there may be no other.
+#[test]
+fn a_child_takes_a_slot_in_which_its_program_is_mapped_where_there_may_be_no_more() {
+    let mut guest = Guest::new();
+    for number in 0..FEW_SLOTS as u64 {
+        let roots = guest.process(number, A);
+        guest.runs(roots);
+    }
+    let child = guest.process(FEW_SLOTS as u64, 0);
+    assert!(guest.runs(child), "what is mapped is its own");
+    assert_eq!(guest.slots.each().count(), FEW_SLOTS);
+}
+
+/// Processes whose page tables come back to life as others' do not make slots more and more.
+#[test]
+fn page_tables_that_are_used_again_need_no_slot_of_their_own() {
+    let mut guest = Guest::new();
+    for round in 0..20 {
+        for number in 0..FEW_SLOTS as u64 * 2 {
+            let roots = guest.process(number, A);
+            guest.runs(roots);
+            guest.ends(roots);
+        }
+        assert!(guest.slots.each().count() <= FEW_SLOTS, "round {round}");
+    }
 }
