@@ -104,7 +104,7 @@ pub(crate) fn go_on(mut next: Next) -> ! {
         next = match next {
             Next::Run => step(run::begin),
             Next::User(gate) => {
-                gate.enter();
+                gate();
                 Next::Exit(Reason::Kicked) // which came first: else user code would have come back by a signal
             }
             Next::Block(how) => match if how == go::BLOCK { enter_block() } else { resume_raw() } {

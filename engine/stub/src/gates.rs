@@ -11,29 +11,17 @@ use x86::narrow::{USER_CS_32, USER_DS};
 /// PKRU while user code runs: every key but 0 is closed; what the host gives a handler, too.
 const PKRU_USER: u32 = 0x5555_5554;
 
-/// The ways into user code. As wide as what else a step returns, so that it comes back in two registers.
-#[repr(u64)]
-#[derive(Clone, Copy, Debug)]
-pub enum Gate {
-    /// Of 64-bit code, which closes the keys.
-    Wide,
-    /// The same where there are no keys.
-    WideWithoutKeys,
-    /// Of 32-bit code, which closes the keys.
-    Narrow,
-    /// The same where there are no keys.
-    NarrowWithoutKeys,
-}
+/// A way into user code: enters it with the vCPU page's registers, and returns only if a kick came first.
+pub type Gate = extern "C" fn();
 
-impl Gate {
-    /// Enters user code with the vCPU page's registers; returns only if a kick came first.
-    pub fn enter(self) {
-        match self {
-            Self::Wide => enter_user(),
-            Self::WideWithoutKeys => enter_user_without_keys(),
-            Self::Narrow => enter_narrow(),
-            Self::NarrowWithoutKeys => enter_narrow_without_keys(),
-        }
+/// The gate of 32-bit code, or of 64-bit code, that closes the keys where there are keys.
+#[inline(always)]
+pub fn gate(narrow: bool, keys: bool) -> Gate {
+    match (narrow, keys) {
+        (false, true) => enter_user,
+        (false, false) => enter_user_without_keys,
+        (true, true) => enter_narrow,
+        (true, false) => enter_narrow_without_keys,
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::{
     assist,
     context::{Context, Next},
-    gates::Gate,
+    gates::gate,
     host::{set_bases, set_selectors},
     mmu, narrow,
     patched::resume_at,
@@ -31,6 +31,7 @@ pub fn end(cx: &mut Context<'_>, how: u64) -> Next {
     }
     match assist::after_block(cx) {
         Next::Run if how == go::LEAVE => Next::Exit(Reason::Kicked),
+        Next::Run => begin(cx),
         next => next,
     }
 }
@@ -50,10 +51,5 @@ fn enter_user_code(cx: &mut Context<'_>) -> Next {
     }
     set_selectors(cx.vcpu);
     set_bases(cx.vcpu.regs.fs_base, cx.vcpu.regs.gs_base);
-    Next::User(match (cx.vcpu.run.compatibility != 0, cx.shared.setup.key != 0) {
-        (false, true) => Gate::Wide,
-        (false, false) => Gate::WideWithoutKeys,
-        (true, true) => Gate::Narrow,
-        (true, false) => Gate::NarrowWithoutKeys,
-    })
+    Next::User(gate(cx.vcpu.run.compatibility != 0, cx.shared.setup.key != 0))
 }

@@ -126,10 +126,6 @@ pub struct BlockState {
     pub lookup_masks: [u64; 3],
     /// Stack pointer of whoever entered translated code.
     pub host_rsp: u64,
-    /// FS and GS base of whoever entered translated code.
-    pub host_fs: u64,
-    /// See `host_fs`.
-    pub host_gs: u64,
     /// Top of this is where translated code may push, when RSP is not the guest's.
     pub stack: [u64; 8],
 }

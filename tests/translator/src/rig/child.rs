@@ -130,16 +130,22 @@ fn byte_at(pc: u64) -> u8 {
 /// In the child only, with vCPU page and cache prepared.
 unsafe fn enter() {
     let mailbox = mailbox();
-    // SAFETY: `enter` keeps the callee-saved registers; vector state is saved around it here.
+    // SAFETY: `enter` keeps the callee-saved registers; vector state and the bases are saved around it here.
     unsafe {
         std::arch::asm!(
-            "fxsave64 [{mailbox} + 512]",
-            "fxrstor64 [{mailbox}]",
+            "rdfsbase r12",
+            "rdgsbase r13",
+            "fxsave64 [r14 + 512]",
+            "fxrstor64 [r14]",
             "call {enter}",
-            "fxsave64 [{mailbox}]",
-            "fxrstor64 [{mailbox} + 512]",
-            mailbox = in(reg) ptr::from_mut(mailbox),
+            "fxsave64 [r14]",
+            "fxrstor64 [r14 + 512]",
+            "wrfsbase r12",
+            "wrgsbase r13",
             enter = in(reg) Stubs::of(&LAYOUT).enter,
+            in("r14") ptr::from_mut(mailbox),
+            out("r12") _,
+            out("r13") _,
             clobber_abi("C"),
         );
     }
