@@ -41,20 +41,18 @@ pub(super) struct Revalidation<'a> {
     keeps: bool,
     /// So may copies that are executed.
     keeps_copies: bool,
-    /// So may what could be written.
-    keeps_written: bool,
 }
 
 impl<'a> Revalidation<'a> {
     pub(super) fn new<W: Process>(mapper: &'a Mapper<W>, ram: &'a Ram, roots: Roots) -> Self {
         let (keeps, keeps_copies) = (mapper.wedge().keeps(), !mapper.wedge().searches());
         let (base, mappings) = (mapper.base(), mapper.mappings());
-        Self { ram, roots, base, mappings, keeps, keeps_copies, keeps_written: true }
+        Self { ram, roots, base, mappings, keeps, keeps_copies }
     }
 
-    /// What could be written and is said no more is to be unmapped.
+    /// What the page tables do not say any more is to be unmapped.
     pub(super) fn dropping(self) -> Self {
-        Self { keeps_written: false, ..self }
+        Self { keeps: false, ..self }
     }
 
     /// How many pages of a sample of the user's these page tables have, and how many of those have been used. It ends
@@ -207,12 +205,7 @@ impl<'a> Revalidation<'a> {
     fn may_be_closed(&self, hva: u64, (offset, protection): (u64, u64)) -> bool {
         let plain = protection & !(READ | WRITE | EXECUTE) == 0 && protection != 0;
         let kept = protection & EXECUTE != 0 && self.keeps_copies;
-        let worth = self.keeps_written || protection & WRITE == 0;
-        plain
-            && worth
-            && self.keeps
-            && !self.is_part(hva)
-            && (kept || !self.mappings.has_copy(offset, hva))
+        plain && self.keeps && !self.is_part(hva) && (kept || !self.mappings.has_copy(offset, hva))
     }
 
     /// The page is a piece of a large page of the guest's.
