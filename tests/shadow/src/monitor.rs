@@ -289,51 +289,95 @@ mod tests {
     use x86::paging::{A, D, NX, P, RW, US};
 
     const GVA: u64 = 0x5555_5540_3000;
+    /// A page that the tables always have.
+    const STAYS: u64 = GVA + PAGE;
     /// A run in which nothing is searched for what opens keys.
     const SEED: u64 = 2;
 
-    /// User code accesses the page; what its wedge has done is noted.
-    fn touch(run: &mut Run, write: bool) {
+    /// A slot in which two pages are, one of them in frame 1 and read.
+    fn run() -> Run {
+        let mut run = Run::new(SEED).expect("the host gives memory");
+        run.synchronize().expect("a slot");
+        say(STAYS, frame(3));
+        set(&mut run, frame(1));
+        touch(&mut run, STAYS, false);
+        touch(&mut run, GVA, false);
+        assert_eq!(shown(), 0, "they are new");
+        run
+    }
+
+    /// User code accesses a page; what its wedge has done is noted.
+    fn touch(run: &mut Run, gva: u64, write: bool) {
         let access = Access { write, user: true, ..Access::default() };
-        with(|w| w.only = Some((GVA, access)));
+        with(|w| w.only = Some((gva, access)));
         let roots = with(|w| roots(w));
         let done = run.slots.run(true, roots).expect("the wedge runs");
         assert!(done && with(|w| w.exit == Exit::None && w.violation.is_none()));
     }
 
-    /// The page's entry becomes this, and the space is flushed.
+    fn frame(n: u64) -> u64 {
+        (tables::FIRST_FRAME + n * PAGE) | P | US | A | NX
+    }
+
+    /// A page's entry becomes this.
+    fn say(gva: u64, value: u64) {
+        with(|w| w.ram.store64(w.tables.entry_for(gva), value));
+    }
+
+    /// So does the page's, by the program that runs, and the space is flushed.
     fn set(run: &mut Run, value: u64) {
-        let (ram, roots) = with(|w| {
-            let at = w.tables.entry_for(GVA);
-            w.ram.store64(at, value);
-            (w.ram.clone(), roots(w))
-        });
+        say(GVA, value);
+        let (ram, roots) = with(|w| (w.ram.clone(), roots(w)));
         run.slots.current().expect("a slot").revalidate(&ram, roots).expect("compared");
+    }
+
+    /// So does the page's, while another process runs.
+    fn set_meanwhile(run: &mut Run, value: u64) {
+        say(GVA, value);
+        let (pcid, roots) = with(|w| (w.pcid(), roots(w)));
+        let flush = Flush::Space { pcid: pcid as u16 };
+        let record = Record { flushes: vec![flush], ..Record::default() };
+        let others = Roots { cr3: with(|w| w.tables.root(1)) | pcid, ..roots };
+        run.slots.apply(&record, others, pcid);
+        run.synchronize().expect("its slot");
     }
 
     fn shown() -> u64 {
         with(|w| w.pages.vcpu_page().counters.shown)
     }
 
-    /// A page that the tables do not say for a while keeps its mapping; another frame at the same place gets its own.
+    /// A page that the tables of another process do not say keeps its mapping; another frame at the same place gets its own.
     #[test]
     fn what_comes_back_is_shown_again() {
-        let mut run = Run::new(SEED).expect("the host gives memory");
-        run.synchronize().expect("a slot");
-        let frame = |n: u64| (tables::FIRST_FRAME + n * PAGE) | P | US | A | NX;
-        set(&mut run, frame(1));
-        touch(&mut run, false);
-        assert_eq!(shown(), 0, "it is new");
+        let mut run = run();
         set(&mut run, frame(1) | RW | D);
-        touch(&mut run, true);
-        assert_eq!(shown(), 1, "it may be written");
-        set(&mut run, 0);
+        touch(&mut run, GVA, true);
+        set_meanwhile(&mut run, 0);
         set(&mut run, frame(1) | RW | D);
-        touch(&mut run, false);
+        touch(&mut run, GVA, false);
         assert_eq!(shown(), 2, "it is back");
-        set(&mut run, 0);
+        set_meanwhile(&mut run, 0);
         set(&mut run, frame(2) | RW | D);
-        touch(&mut run, false);
+        touch(&mut run, GVA, false);
         assert_eq!(shown(), 2, "another has come");
+    }
+
+    /// A page that may be written now needs no new mapping.
+    #[test]
+    fn a_right_is_added_to_what_is_mapped() {
+        let mut run = run();
+        set(&mut run, frame(1) | RW | D);
+        touch(&mut run, GVA, true);
+        assert_eq!(shown(), 1);
+    }
+
+    /// What a program has given back is unmapped: as a rule other frames are at that place next.
+    #[test]
+    fn what_is_given_back_is_mapped_anew() {
+        let mut run = run();
+        set(&mut run, 0);
+        set(&mut run, frame(1) | RW | D);
+        touch(&mut run, GVA, false);
+        assert_eq!(shown(), 0);
     }
 }
