@@ -39,7 +39,7 @@ use pressure::Pressure;
 use ram::Ram;
 use wedge::{Error, MapReport, Wedge};
 use wedge_abi::Base;
-use x86::paging::{self, Roots};
+use x86::paging::Roots;
 
 const READ: u64 = 1;
 const WRITE: u64 = 2;
@@ -55,11 +55,10 @@ const AROUND: u64 = 16;
 
 /// log2 of the bytes of a large page.
 const LARGE_BITS: u32 = 21;
+/// log2 of the bytes of a page.
+const PAGE_BITS: u32 = 12;
 /// The sizes of the guest's large pages, in the same way.
 const LARGE_PAGES: [u32; 3] = [LARGE_BITS, 22, 30];
-
-/// Bits that make an entry of a page table fault.
-const RESERVED: u64 = (1 << 52) - (1 << paging::PHYS_BITS);
 
 const _: () = assert!(wedge_abi::EMPTY_PAGE == ram::EMPTY_PAGE);
 

@@ -8,7 +8,7 @@ use wedge_abi::{MARKS, RAM, Shared};
 use x86::{
     control::{cr0, cr4, efer},
     exception::pf,
-    paging::{self, A, ADDRESS, NX, P, PHYS_BITS, PS, RW, Roots, Translation, US, WalkMemory},
+    paging::{self, A, ADDRESS, P, PHYS_BITS, Roots, Step, Translation, WalkMemory},
 };
 
 /// Reserved in every entry.
@@ -221,18 +221,9 @@ fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
     })
 }
 
-/// Address of the last-level table for `gva`, with RW and US set only if all levels above allow writing and
-/// the user's accesses, and NX if one of them forbids execution.
+/// GPA of the last-level table for `gva`, with what the levels above allow ([`Step::table`]).
 pub(crate) fn last_table(cx: &Context<'_>, gva: u64) -> Option<u64> {
-    let (mut table, mut rights, mut no_execute) = (cx.vcpu.regs.cr3, RW | US, 0);
-    for shift in [39, 30, 21] {
-        let value = entry(cx.shared, table, gva >> shift & 0x1ff)?.load(Ordering::Relaxed);
-        if value & (P | A) != P | A || value & PS != 0 {
-            return None;
-        }
-        rights &= value;
-        no_execute |= value & NX;
-        table = value;
-    }
-    Some(table & ADDRESS | rights | no_execute)
+    let mut tables = Tables { shared: cx.shared, odd: false };
+    let roots = Roots { cr3: cx.vcpu.regs.cr3, ..ROOTS };
+    Step::top(roots).look(&mut tables, roots, gva, (LARGE_BITS, P | A))?.table()
 }

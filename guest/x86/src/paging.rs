@@ -179,7 +179,7 @@ fn access_bits(roots: Roots, access: Access) -> u32 {
 }
 
 /// Rights gathered on the way down.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Rights {
     writable: bool,
     user: bool,
@@ -189,7 +189,7 @@ struct Rights {
 impl Rights {
     const ALL: Self = Self { writable: true, user: true, executable: true };
 
-    fn and(self, entry: u64) -> Self {
+    const fn and(self, entry: u64) -> Self {
         Self {
             writable: self.writable && entry & RW != 0,
             user: self.user && entry & US != 0,
@@ -214,6 +214,103 @@ impl Rights {
     }
 }
 
+/// How far down tables of 64-bit entries a walk is: the entry read last, and what all entries so far allow.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    entry: u64,
+    bits: u32,
+    rights: Rights,
+}
+
+impl Step {
+    /// At the top of 4-level tables.
+    #[inline]
+    pub const fn top(roots: Roots) -> Self {
+        Self { entry: roots.cr3 & ADDRESS, bits: 48, rights: Rights::ALL }
+    }
+
+    /// At one of PAE's four entries of the uppermost level, which carry no rights.
+    const fn pdpte(entry: u64) -> Self {
+        Self { entry, bits: 30, rights: Rights::ALL }
+    }
+
+    /// GPA of the entry that comes next for a GVA.
+    #[inline]
+    pub const fn next(self, gva: u64) -> u64 {
+        (self.entry & ADDRESS) + (gva >> (self.bits - 9) & 0x1ff) * 8
+    }
+
+    /// The entry maps a page, and leads to no table.
+    #[inline]
+    pub const fn is_leaf(self) -> bool {
+        self.bits == 12 || self.bits < 39 && self.entry & PS != 0
+    }
+
+    /// Through the entry that comes next.
+    ///
+    /// # Errors
+    /// The present and reserved bits of a page fault's error code (SDM 4.7).
+    #[inline]
+    pub const fn through(self, roots: Roots, entry: u64) -> Result<Self, u32> {
+        if entry & P == 0 {
+            return Err(0);
+        }
+        let below = Self { entry, bits: self.bits - 9, rights: self.rights.and(entry) };
+        if entry & reserved_wide(roots, below) != 0 {
+            return Err(pf::PRESENT | pf::RESERVED);
+        }
+        Ok(below)
+    }
+
+    /// Down to the entry that stands for `1 << bits` bytes, or that of a larger page, through entries that have all of the
+    /// bits `wanted`, as P and A. Nothing is written: to look at tables is no access. `None` if some entry leads nowhere.
+    #[inline]
+    pub fn look(
+        mut self,
+        memory: &mut impl WalkMemory,
+        roots: Roots,
+        gva: u64,
+        (bits, wanted): (u32, u64),
+    ) -> Option<Self> {
+        while self.bits > bits && !self.is_leaf() {
+            let entry = memory.read_u64(self.next(gva));
+            if entry & wanted != wanted {
+                return None;
+            }
+            self = self.through(roots, entry).ok()?;
+        }
+        Some(self)
+    }
+
+    /// GPA of the table that the entry leads to, with RW and US set only if all entries so far allow writing and the user's
+    /// accesses, and NX if one of them forbids execution; `None` if it maps a page.
+    #[inline]
+    pub const fn table(self) -> Option<u64> {
+        if self.is_leaf() {
+            return None;
+        }
+        let rights = if self.rights.writable { RW } else { 0 }
+            | if self.rights.user { US } else { 0 }
+            | if self.rights.executable { 0 } else { NX };
+        Some(self.entry & ADDRESS | rights)
+    }
+
+    /// What an entry that maps a page says of a GVA.
+    #[inline]
+    pub const fn translation(self, roots: Roots, gva: u64) -> Translation {
+        let offset_mask = (1u64 << self.bits) - 1;
+        Translation {
+            gpa: (self.entry & ADDRESS & !offset_mask) | (gva & offset_mask),
+            page_bits: self.bits,
+            writable: self.rights.writable,
+            user: self.rights.user,
+            executable: self.rights.executable,
+            global: self.entry & G != 0 && roots.cr4 & cr4::PGE != 0,
+            dirty: self.entry & D != 0,
+        }
+    }
+}
+
 /// PAE and 4-level: 64-bit entries, nine bits a level. `Ok(None)` asks for a retry after a race.
 fn walk_wide<M: WalkMemory>(
     memory: &mut M,
@@ -222,59 +319,37 @@ fn walk_wide<M: WalkMemory>(
     access: Access,
     format: Format,
 ) -> Result<Option<Translation>, u32> {
-    let mut rights = Rights::ALL;
-    let (mut table, mut level) = match format {
-        Format::FourLevel => (roots.cr3 & ADDRESS, 4),
+    let mut step = match format {
+        Format::FourLevel => Step::top(roots),
         _ => {
-            // The four PDPTEs carry no rights; the CPU caches them, re-reading them is allowed.
+            // The CPU caches these entries; re-reading them is allowed.
             let pdpte = memory.read_u64((roots.cr3 & 0xffff_ffe0) + ((gva >> 30) & 3) * 8);
             if pdpte & P == 0 {
                 return Err(0);
             }
-            (pdpte & ADDRESS, 2)
+            Step::pdpte(pdpte)
         }
     };
     loop {
-        let shift = 12 + 9 * (level - 1);
-        let slot = table + ((gva >> shift) & 0x1ff) * 8;
+        let slot = step.next(gva);
         let entry = memory.read_u64(slot);
-        if entry & P == 0 {
-            return Err(0);
-        }
-        let leaf = level == 1 || entry & PS != 0;
-        if entry & reserved_wide(roots, level, leaf) != 0 {
-            return Err(pf::PRESENT | pf::RESERVED);
-        }
-        rights = rights.and(entry);
-        if !leaf {
-            if entry & A == 0 && !memory.cas_u64(slot, entry, entry | A) {
-                return Ok(None);
-            }
-            table = entry & ADDRESS;
-            level -= 1;
-            continue;
-        }
-        if !rights.permits(roots, access) {
+        step = step.through(roots, entry)?;
+        if step.is_leaf() && !step.rights.permits(roots, access) {
             return Err(pf::PRESENT);
         }
-        let wanted = entry | A | if access.write { D } else { 0 };
-        if wanted != entry && !memory.cas_u64(slot, entry, wanted) {
+        let dirty = if step.is_leaf() && access.write { D } else { 0 };
+        step.entry = entry | A | dirty;
+        if step.entry != entry && !memory.cas_u64(slot, entry, step.entry) {
             return Ok(None);
         }
-        let offset_mask = (1u64 << shift) - 1;
-        return Ok(Some(Translation {
-            gpa: (entry & ADDRESS & !offset_mask) | (gva & offset_mask),
-            page_bits: shift,
-            writable: rights.writable,
-            user: rights.user,
-            executable: rights.executable,
-            global: entry & G != 0 && roots.cr4 & cr4::PGE != 0,
-            dirty: wanted & D != 0,
-        }));
+        if step.is_leaf() {
+            return Ok(Some(step.translation(roots, gva)));
+        }
     }
 }
 
-fn reserved_wide(roots: Roots, level: u32, leaf: bool) -> u64 {
+/// Bits that must be clear in the entry of a step.
+const fn reserved_wide(roots: Roots, step: Step) -> u64 {
     let mut bits = ((1u64 << 52) - 1) & !((1 << PHYS_BITS) - 1);
     if roots.efer & efer::NXE == 0 {
         bits |= NX;
@@ -282,10 +357,10 @@ fn reserved_wide(roots: Roots, level: u32, leaf: bool) -> u64 {
     if roots.efer & efer::LMA == 0 {
         bits |= 0x7ff << 52; // PAE: bits 62:52 are reserved
     }
-    match (level, leaf) {
-        (4, true) => bits | PS,
-        (3, true) => bits | 0x3fff_e000, // 1 GB page, PAT bit 12 allowed
-        (2, true) => bits | 0x1f_e000,   // 2 MB page
+    match (step.bits, step.is_leaf()) {
+        (39, _) => bits | PS,
+        (30, true) => bits | 0x3fff_e000, // 1 GB page, PAT bit 12 allowed
+        (21, true) => bits | 0x1f_e000,   // 2 MB page
         _ => bits,
     }
 }
@@ -337,3 +412,6 @@ fn walk_legacy<M: WalkMemory>(
         dirty: u64::from(wanted) & D != 0,
     }))
 }
+
+#[cfg(test)]
+mod tests;
