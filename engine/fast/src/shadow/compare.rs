@@ -10,7 +10,7 @@
 //! A child that has been forked has none of its program's text in its page tables at first, and will have the
 //! same there, at the same addresses, as soon as it runs it; to give rights back costs a third of a mapping,
 //! and little more for sixteen pages than for one. What is closed and not shown again by the next comparison
-//! is unmapped.
+//! is unmapped. So is at once what a process has given back while it runs: it will have other pages there.
 //!
 //! A child's page tables say of no page that it has been accessed. A CPU may load such translations as soon
 //! as they are there, and sets the bit then; so is done once, when a child first runs, with those pages that
