@@ -189,6 +189,7 @@ struct Rights {
 impl Rights {
     const ALL: Self = Self { writable: true, user: true, executable: true };
 
+    #[inline]
     const fn and(self, entry: u64) -> Self {
         Self {
             writable: self.writable && entry & RW != 0,
@@ -349,6 +350,7 @@ fn walk_wide<M: WalkMemory>(
 }
 
 /// Bits that must be clear in the entry of a step.
+#[inline]
 const fn reserved_wide(roots: Roots, step: Step) -> u64 {
     let mut bits = ((1u64 << 52) - 1) & !((1 << PHYS_BITS) - 1);
     if roots.efer & efer::NXE == 0 {
