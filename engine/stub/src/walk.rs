@@ -8,7 +8,7 @@ use wedge_abi::{MARKS, RAM, Shared};
 use x86::{
     control::{cr0, cr4, efer},
     exception::pf,
-    paging::{self, A, ADDRESS, P, PHYS_BITS, Roots, Step, Translation, WalkMemory},
+    paging::{self, A, ADDRESS, Descent, P, PHYS_BITS, Roots, Translation, WalkMemory},
 };
 
 /// Reserved in every entry.
@@ -221,9 +221,9 @@ fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
     })
 }
 
-/// GPA of the last-level table for `gva`, with what the levels above allow ([`Step::table`]).
+/// GPA of the last-level table for `gva`, with what the levels above allow ([`Descent::table`]).
 pub(crate) fn last_table(cx: &Context<'_>, gva: u64) -> Option<u64> {
     let mut tables = Tables { shared: cx.shared, odd: false };
     let roots = Roots { cr3: cx.vcpu.regs.cr3, ..ROOTS };
-    Step::top(roots).look(&mut tables, roots, gva, (LARGE_BITS, P | A))?.table()
+    Descent::top(roots).look(&mut tables, roots, gva, (LARGE_BITS, P | A))?.table()
 }

@@ -217,13 +217,13 @@ impl Rights {
 
 /// How far down tables of 64-bit entries a walk is: the entry read last, and what all entries so far allow.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct Descent {
     entry: u64,
     bits: u32,
     rights: Rights,
 }
 
-impl Step {
+impl Descent {
     /// At the top of 4-level tables.
     #[inline]
     pub const fn top(roots: Roots) -> Self {
@@ -321,14 +321,14 @@ fn walk_wide<M: WalkMemory>(
     format: Format,
 ) -> Result<Option<Translation>, u32> {
     let mut step = match format {
-        Format::FourLevel => Step::top(roots),
+        Format::FourLevel => Descent::top(roots),
         _ => {
             // The CPU caches these entries; re-reading them is allowed.
             let pdpte = memory.read_u64((roots.cr3 & 0xffff_ffe0) + ((gva >> 30) & 3) * 8);
             if pdpte & P == 0 {
                 return Err(0);
             }
-            Step::pdpte(pdpte)
+            Descent::pdpte(pdpte)
         }
     };
     loop {
@@ -351,7 +351,7 @@ fn walk_wide<M: WalkMemory>(
 
 /// Bits that must be clear in the entry of a step.
 #[inline]
-const fn reserved_wide(roots: Roots, step: Step) -> u64 {
+const fn reserved_wide(roots: Roots, step: Descent) -> u64 {
     let mut bits = ((1u64 << 52) - 1) & !((1 << PHYS_BITS) - 1);
     if roots.efer & efer::NXE == 0 {
         bits |= NX;

@@ -4,7 +4,7 @@ use super::{EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE_BITS, WRITE, part};
 use ram::Ram;
 use rustc_hash::FxHashSet;
 use wedge_abi::Base;
-use x86::paging::{self, Roots, Step, Translation};
+use x86::paging::{self, Descent, Roots, Translation};
 use x86_interp::GuestRam;
 
 /// What has become of a mapping.
@@ -56,7 +56,8 @@ pub(super) fn leaf(ram: &Ram, roots: Roots, gva: u64, user: bool) -> Option<Tran
 
 /// Walks without setting any bit; only through entries that are present and accessed.
 fn descend(mut ram: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
-    let page = Step::top(roots).look(&mut ram, roots, gva, (PAGE_BITS, paging::P | paging::A))?;
+    let page =
+        Descent::top(roots).look(&mut ram, roots, gva, (PAGE_BITS, paging::P | paging::A))?;
     Some(page.translation(roots, gva))
 }
 
@@ -65,7 +66,7 @@ pub(super) struct Walker<'a> {
     ram: &'a Ram,
     roots: Roots,
     /// The 2 MiB last asked for, and the entry for them.
-    upper: Option<(u64, Option<Step>)>,
+    upper: Option<(u64, Option<Descent>)>,
     /// What a page's entry must have.
     wanted: u64,
 }
@@ -85,7 +86,7 @@ impl<'a> Walker<'a> {
         let used = paging::P | paging::A;
         let upper = match self.upper {
             Some((known, upper)) if known == gva >> LARGE_BITS => upper,
-            _ => Step::top(self.roots).look(&mut self.ram, self.roots, gva, (LARGE_BITS, used)),
+            _ => Descent::top(self.roots).look(&mut self.ram, self.roots, gva, (LARGE_BITS, used)),
         };
         self.upper = Some((gva >> LARGE_BITS, upper));
         let page = upper?.look(&mut self.ram, self.roots, gva, (PAGE_BITS, self.wanted))?;
@@ -95,5 +96,5 @@ impl<'a> Walker<'a> {
 
 /// There is a table of small pages for a GVA, or a large page.
 pub(super) fn has_table(mut ram: &Ram, roots: Roots, gva: u64) -> bool {
-    Step::top(roots).look(&mut ram, roots, gva, (LARGE_BITS, paging::P)).is_some()
+    Descent::top(roots).look(&mut ram, roots, gva, (LARGE_BITS, paging::P)).is_some()
 }

@@ -44,7 +44,7 @@ impl WalkMemory for Tables {
 }
 
 fn look(tables: &mut Tables, wanted: u64) -> Option<Translation> {
-    let page = Step::top(ROOTS).look(tables, ROOTS, GVA, (12, wanted))?;
+    let page = Descent::top(ROOTS).look(tables, ROOTS, GVA, (12, wanted))?;
     Some(page.translation(ROOTS, GVA))
 }
 
@@ -106,8 +106,8 @@ fn an_entry_with_a_reserved_bit_leads_nowhere() {
 #[test]
 fn a_table_says_what_the_levels_above_it_allow() {
     let table = |bits| {
-        let step = Step::top(ROOTS).look(&mut Tables::new(bits), ROOTS, GVA, (21, USED));
-        step.and_then(Step::table)
+        let step = Descent::top(ROOTS).look(&mut Tables::new(bits), ROOTS, GVA, (21, USED));
+        step.and_then(Descent::table)
     };
     let all = USED | RW | US;
     assert_eq!(table([all, all, all, 0]), Some(0x3000 | RW | US));
