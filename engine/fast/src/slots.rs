@@ -7,8 +7,8 @@
 //!
 //! A slot that was another process's is of use to a child that has just been forked, whose page tables say at first
 //! what that other's said. For any other process it is not: each of a server's workers has the same pages at the same
-//! addresses, and whoever took a worker's slot would leave that one with none. So would a child that took its parent's:
-//! what it takes is that of a process that has ended, as long as there may be another slot.
+//! addresses, and whoever took a worker's slot would leave that one with none. A child that took its parent's slot would
+//! leave the parent with none. A child therefore takes the slot of a process that has ended, while slots may be added.
 
 use crate::{
     evicted::{Evicted, FEW_SLOTS},
@@ -237,19 +237,24 @@ impl<W: Process> Slots<W> {
                 None => self.evict(roots),
             },
         };
-        if space.root != root(roots) && !space.is_left_behind(&self.ram) {
-            self.evicted.note(space.root);
-        }
         space.pcid = Some(pcid);
         space.come_back(&self.ram, roots)?;
         Ok(space)
     }
 
-    /// Takes a slot from the process that it is of: for a child one in which its program is mapped, for others the one
-    /// not used for longest. Where there are as many slots as there will ever be, that process would be the next to run,
-    /// if more processes than that take turns, and none would find its own. The one that has just been parked is taken
-    /// then, and now and then any other.
+    /// Takes a slot from another process, and remembers that process if it has not ended.
     fn evict(&mut self, roots: Roots) -> Box<Space<W>> {
+        let space = self.take_from_another(roots);
+        if space.root != root(roots) && !space.is_left_behind(&self.ram) {
+            self.evicted.note(space.root);
+        }
+        space
+    }
+
+    /// A new child gets a slot in which its program is mapped, any other process the slot unused for longest. At the highest
+    /// number of slots the process of that slot would run next, if more processes than slots take turns, and no process would
+    /// find its own slot. The slot parked last is taken there, and every [`SELDOM`]th time any other.
+    fn take_from_another(&mut self, roots: Roots) -> Box<Space<W>> {
         let Some(last) = self.parked.len().checked_sub(1) else { return self.spaces.remove(0) };
         if let Some(at) = self.parked_for_newborn(roots, |_| true) {
             return self.parked.remove(at);
@@ -262,9 +267,9 @@ impl<W: Process> Slots<W> {
         self.parked.remove(if self.taken.is_multiple_of(SELDOM) { any } else { last })
     }
 
-    /// Where the parked slot is that is of use and that nobody will miss: the one with this page table and its pages, for
-    /// a process just forked one of the same program whose process has ended, or the one with this page table, which
-    /// another process may have now.
+    /// The index of a parked slot that is of use to a process, and that no other process will miss. First choice is the slot
+    /// with this page table and its pages. Second, for a new child, is a slot of the same program whose process has ended.
+    /// Last is the slot with this page table, even if another process has the table by now.
     fn parked_for(&self, roots: Roots) -> Option<usize> {
         let own = self.parked.iter().position(|space| space.root == root(roots));
         own.filter(|at| self.parked[*at].fits(&self.ram, roots))
@@ -272,14 +277,15 @@ impl<W: Process> Slots<W> {
             .or(own)
     }
 
-    /// For a process just forked: a parent has run a moment ago, and so have its other children.
+    /// The index of a parked slot in which a new child's program is mapped, and that `may` accepts. Only the slots parked last
+    /// are tried: the parent and its other children have run a moment ago.
     fn parked_for_newborn(&self, roots: Roots, may: impl Fn(&Space<W>) -> bool) -> Option<usize> {
         let late = self.parked.iter().enumerate().rev().take(FEW_SLOTS);
         late.map_while(|(at, space)| Some((at, space, space.fits_newborn(&self.ram, roots)?)))
             .find_map(|(at, space, fits)| (fits && may(space)).then_some(at))
     }
 
-    /// Where a parked slot is whose process has ended, if there are not few slots.
+    /// The index of a parked slot whose process has ended; `None` while there are fewer than [`FEW_SLOTS`] slots.
     fn left_behind(&self) -> Option<usize> {
         let few = self.spaces.len() + self.parked.len() < FEW_SLOTS;
         let of_nobody = || self.parked.iter().position(|space| space.is_left_behind(&self.ram));

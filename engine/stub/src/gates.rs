@@ -11,10 +11,11 @@ use x86::narrow::{USER_CS_32, USER_DS};
 /// PKRU while user code runs: every key but 0 is closed; what the host gives a handler, too.
 const PKRU_USER: u32 = 0x5555_5554;
 
-/// A way into user code: enters it with the vCPU page's registers, and returns only if a kick came first.
+/// A function that enters user code with the registers of the vCPU page. The function returns only if a kick came before
+/// user code ran.
 pub type Gate = extern "C" fn();
 
-/// The gate of 32-bit code, or of 64-bit code, that closes the keys where there are keys.
+/// Selects the gate for 32-bit (`narrow`) or 64-bit user code, which closes the protection keys if the host has `keys`.
 #[inline(always)]
 pub fn gate(narrow: bool, keys: bool) -> Gate {
     match (narrow, keys) {

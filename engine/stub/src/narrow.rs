@@ -88,7 +88,9 @@ pub fn prepare(cx: &mut Context<'_>) -> bool {
 /// User code is 32-bit code or has, or had, to do with thread-local segments.
 fn matters(cx: &Context<'_>) -> bool {
     let loaded = cx.vcpu.regs.ds | cx.vcpu.regs.es | cx.vcpu.regs.fs | cx.vcpu.regs.gs;
-    cx.vcpu.run.compatibility != 0 || loaded & OF_AREA != 0 || cx.shared.narrow.any != 0
+    cx.vcpu.run.compatibility != 0
+        || loaded & OF_AREA != 0
+        || cx.shared.narrow.areas.iter().any(|area| *area != 0)
 }
 
 /// The host's entry is the guest's.
@@ -109,7 +111,6 @@ fn has(cx: &mut Context<'_>, at: usize) -> bool {
     let done = set_area(AREA as u64, cx.shared.setup.secret) == 0;
     if done {
         *now = *wanted;
-        cx.shared.narrow.any = cx.shared.narrow.areas.iter().fold(0, |any, area| any | area);
     }
     done
 }

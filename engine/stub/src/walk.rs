@@ -221,7 +221,7 @@ fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
     })
 }
 
-/// GPA of the last-level table for `gva`, with what the levels above allow ([`Descent::table`]).
+/// GPA of the last-level table for `gva`, and the rights of the levels above it in the form of [`Descent::table`].
 pub(crate) fn last_table(cx: &Context<'_>, gva: u64) -> Option<u64> {
     let mut tables = Tables { shared: cx.shared, odd: false };
     let roots = Roots { cr3: cx.vcpu.regs.cr3, ..ROOTS };

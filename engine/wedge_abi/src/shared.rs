@@ -149,8 +149,6 @@ pub struct Patched {
 pub struct Narrow {
     /// The thread-local segments that the host has for this process, as descriptors.
     pub areas: [u64; AREAS],
-    /// All of them in one word: zero if there is none.
-    pub any: u64,
     /// Where SYSENTER leads in this process; zero before the first.
     pub entered: u64,
 }

@@ -215,7 +215,7 @@ impl Rights {
     }
 }
 
-/// How far down tables of 64-bit entries a walk is: the entry read last, and what all entries so far allow.
+/// The position of a walk in page tables of 64-bit entries: the entry read last, and the rights of all entries so far.
 #[derive(Clone, Copy, Debug)]
 pub struct Descent {
     entry: u64,
@@ -224,30 +224,30 @@ pub struct Descent {
 }
 
 impl Descent {
-    /// At the top of 4-level tables.
+    /// The start of a walk of 4-level tables.
     #[inline]
     pub const fn top(roots: Roots) -> Self {
         Self { entry: roots.cr3 & ADDRESS, bits: 48, rights: Rights::ALL }
     }
 
-    /// At one of PAE's four entries of the uppermost level, which carry no rights.
+    /// The start of a PAE walk below one of the four top-level entries, which carry no rights.
     const fn pdpte(entry: u64) -> Self {
         Self { entry, bits: 30, rights: Rights::ALL }
     }
 
-    /// GPA of the entry that comes next for a GVA.
+    /// GPA of the entry of the next lower level for a GVA.
     #[inline]
     pub const fn next(self, gva: u64) -> u64 {
         (self.entry & ADDRESS) + (gva >> (self.bits - 9) & 0x1ff) * 8
     }
 
-    /// The entry maps a page, and leads to no table.
+    /// Whether the entry maps a page and not a table.
     #[inline]
     pub const fn is_leaf(self) -> bool {
         self.bits == 12 || self.bits < 39 && self.entry & PS != 0
     }
 
-    /// Through the entry that comes next.
+    /// Goes one level down, through the entry read at [`Descent::next`].
     ///
     /// # Errors
     /// The present and reserved bits of a page fault's error code (SDM 4.7).
@@ -263,8 +263,8 @@ impl Descent {
         Ok(below)
     }
 
-    /// Down to the entry that stands for `1 << bits` bytes, or that of a larger page, through entries that have all of the
-    /// bits `wanted`, as P and A. Nothing is written: to look at tables is no access. `None` if some entry leads nowhere.
+    /// Goes down to the entry for `1 << bits` bytes, or to the entry of a larger page, and writes nothing to the tables. `None`
+    /// if an entry on the way is not present, has a reserved bit set, or lacks one of the bits `wanted` (for example A).
     #[inline]
     pub fn look(
         mut self,
@@ -283,8 +283,8 @@ impl Descent {
         Some(self)
     }
 
-    /// GPA of the table that the entry leads to, with RW and US set only if all entries so far allow writing and the user's
-    /// accesses, and NX if one of them forbids execution; `None` if it maps a page.
+    /// GPA of the table that the entry points to, in the form of an entry: RW and US are set only if all entries so far set
+    /// them, and NX if one of them sets NX. `None` if the entry maps a page.
     #[inline]
     pub const fn table(self) -> Option<u64> {
         if self.is_leaf() {
@@ -296,7 +296,7 @@ impl Descent {
         Some(self.entry & ADDRESS | rights)
     }
 
-    /// What an entry that maps a page says of a GVA.
+    /// The translation of a GVA by an entry that maps a page.
     #[inline]
     pub const fn translation(self, roots: Roots, gva: u64) -> Translation {
         let offset_mask = (1u64 << self.bits) - 1;
@@ -349,7 +349,7 @@ fn walk_wide<M: WalkMemory>(
     }
 }
 
-/// Bits that must be clear in the entry of a step.
+/// Reserved bits of the entry that a descent has read last (SDM 4.4 and 4.5).
 #[inline]
 const fn reserved_wide(roots: Roots, step: Descent) -> u64 {
     let mut bits = ((1u64 << 52) - 1) & !((1 << PHYS_BITS) - 1);

@@ -289,12 +289,12 @@ mod tests {
     use x86::paging::{A, D, NX, P, RW, US};
 
     const GVA: u64 = 0x5555_5540_3000;
-    /// A page that the tables always have.
+    /// GVA of a page that stays in the page tables.
     const STAYS: u64 = GVA + PAGE;
     /// A run in which nothing is searched for what opens keys.
     const SEED: u64 = 2;
 
-    /// A slot in which two pages are, one of them in frame 1 and read.
+    /// A run with two mapped pages: `STAYS` in frame 3 and `GVA` in frame 1, both read once.
     fn run() -> Run {
         let mut run = Run::new(SEED).expect("the host gives memory");
         run.synchronize().expect("a slot");
@@ -306,7 +306,7 @@ mod tests {
         run
     }
 
-    /// User code accesses a page; what its wedge has done is noted.
+    /// Has user code access a page, and the monitor record what the wedge mapped for the access.
     fn touch(run: &mut Run, gva: u64, write: bool) {
         let access = Access { write, user: true, ..Access::default() };
         with(|w| w.only = Some((gva, access)));
@@ -319,19 +319,19 @@ mod tests {
         (tables::FIRST_FRAME + n * PAGE) | P | US | A | NX
     }
 
-    /// A page's entry becomes this.
+    /// Sets the page-table entry of a GVA.
     fn say(gva: u64, value: u64) {
         with(|w| w.ram.store64(w.tables.entry_for(gva), value));
     }
 
-    /// So does the page's, by the program that runs, and the space is flushed.
+    /// Sets the entry of `GVA` while its process runs, and flushes the process's space.
     fn set(run: &mut Run, value: u64) {
         say(GVA, value);
         let (ram, roots) = with(|w| (w.ram.clone(), roots(w)));
         run.slots.current().expect("a slot").revalidate(&ram, roots).expect("compared");
     }
 
-    /// So does the page's, while another process runs.
+    /// Sets the entry of `GVA` while another process runs under the same identifier, and switches back.
     fn set_meanwhile(run: &mut Run, value: u64) {
         say(GVA, value);
         let (pcid, roots) = with(|w| (w.pcid(), roots(w)));
@@ -346,7 +346,8 @@ mod tests {
         with(|w| w.pages.vcpu_page().counters.shown)
     }
 
-    /// A page that the tables of another process do not say keeps its mapping; another frame at the same place gets its own.
+    /// A page that is missing when its process comes back keeps a closed mapping. The same frame reopens the mapping, and
+    /// another frame gets a new one.
     #[test]
     fn what_comes_back_is_shown_again() {
         let mut run = run();
@@ -362,7 +363,7 @@ mod tests {
         assert_eq!(shown(), 2, "another has come");
     }
 
-    /// A page that may be written now needs no new mapping.
+    /// A page that becomes writable keeps its mapping, whose protection changes.
     #[test]
     fn a_right_is_added_to_what_is_mapped() {
         let mut run = run();
@@ -371,7 +372,7 @@ mod tests {
         assert_eq!(shown(), 1);
     }
 
-    /// What a program has given back is unmapped: as a rule other frames are at that place next.
+    /// A page that its running process gives back is unmapped, and mapped anew when the page returns.
     #[test]
     fn what_is_given_back_is_mapped_anew() {
         let mut run = run();

@@ -10,7 +10,8 @@
 //! A child that has been forked has none of its program's text in its page tables at first, and will have the
 //! same there, at the same addresses, as soon as it runs it; to give rights back costs a third of a mapping,
 //! and little more for sixteen pages than for one. What is closed and not shown again by the next comparison
-//! is unmapped. So is at once what a process has given back while it runs: it will have other pages there.
+//! is unmapped. Pages that the running process has given back are unmapped at once, because other pages usually
+//! take their place.
 //!
 //! A child's page tables say of no page that it has been accessed. A CPU may load such translations as soon
 //! as they are there, and sets the bit then; so is done once, when a child first runs, with those pages that
@@ -37,7 +38,7 @@ const USER_ENTRIES: u64 = 256;
 /// Who the page tables belong to that a space is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
-    /// The process that runs here: what it does not have any more it has given back, and will not have again.
+    /// The process that runs here. Pages that its page tables lack by now were given back, and are unlikely to return.
     Running,
     /// The process it was of, or another of the same program.
     Same,
@@ -45,6 +46,11 @@ enum Owner {
     Newborn,
     /// Another, or nobody knows.
     Other,
+}
+
+/// A sample ([`Revalidation::sample`]) of a newborn process: enough pages are present, and none has been used.
+const fn is_newborn((present, used): (usize, usize)) -> bool {
+    used == 0 && present >= SAMPLE.1
 }
 
 impl<W: Process> Space<W> {
@@ -59,7 +65,7 @@ impl<W: Process> Space<W> {
     /// Drops what is not what the page tables say now, after all flushes while it was parked.
     pub fn come_back(&mut self, ram: &Ram, roots: Roots) -> Result<(), Error> {
         let owner = match self.sample(ram, roots) {
-            (present, 0) if present >= SAMPLE.1 => Owner::Newborn,
+            sample if is_newborn(sample) => Owner::Newborn,
             // Another of the same program shares its text with this one, and may share more.
             (present, _) if present >= SAMPLE.1 => Owner::Same,
             // The page of the top table may have come to be another's.
@@ -76,13 +82,11 @@ impl<W: Process> Space<W> {
         self.compare(ram, roots, owner)
     }
 
-    /// Who goes on here after a flush: a child may have the same page of RAM for its top page table, and the same
-    /// identifier.
+    /// The owner of the current space after a flush. A new child may have its predecessor's top page table and process-context
+    /// identifier, and then gets the same space without parking.
     fn running(&self, ram: &Ram, roots: Roots) -> Owner {
-        match self.fits_newborn(ram, roots) {
-            Some(true) => Owner::Newborn,
-            _ => Owner::Running,
-        }
+        let newborn = self.mapper.wedge().keeps() && is_newborn(self.sample(ram, roots));
+        if newborn { Owner::Newborn } else { Owner::Running }
     }
 
     fn sample(&self, ram: &Ram, roots: Roots) -> (usize, usize) {
@@ -104,12 +108,12 @@ impl<W: Process> Space<W> {
     pub fn fits_newborn(&self, ram: &Ram, roots: Roots) -> Option<bool> {
         match self.sample(ram, roots) {
             (_, 1..) => None,
-            (present, _) => Some(self.mapper.wedge().keeps() && present >= SAMPLE.1),
+            sample => Some(self.mapper.wedge().keeps() && is_newborn(sample)),
         }
     }
 
-    /// The process that it is of has ended: its top page table leads to no memory of the user's any more. It may have ended
-    /// without that, if the table is another's now.
+    /// Whether this space's process has certainly ended: the process's top page table has no user entry left. An ended process
+    /// is not recognized once another process uses the page of that table.
     pub fn is_left_behind(&self, ram: &Ram) -> bool {
         let mut memory = ram;
         (0..USER_ENTRIES).all(|entry| memory.read_u64(self.root + entry * 8) & paging::P == 0)
@@ -169,10 +173,9 @@ impl<W: Process> Space<W> {
     }
 
     fn revalidate_user(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
-        let changes = match owner {
-            Owner::Running => self.against(ram, roots).dropping().user(false),
-            _ => self.against(ram, roots).user(owner == Owner::Newborn),
-        };
+        let compared = self.against(ram, roots);
+        let compared = if owner == Owner::Running { compared.dropping() } else { compared };
+        let changes = compared.user(owner == Owner::Newborn);
         self.mapper.close_to_writes(&changes.read_only)?;
         self.mapper.close(&changes.closed)?;
         self.mapper.unmap_pages(&changes.gone)?;

@@ -50,7 +50,7 @@ impl<'a> Revalidation<'a> {
         Self { ram, roots, base, mappings, keeps, keeps_copies }
     }
 
-    /// What the page tables do not say any more is to be unmapped.
+    /// The same comparison, in which pages that the page tables lack are unmapped and never closed.
     pub(super) fn dropping(self) -> Self {
         Self { keeps: false, ..self }
     }

@@ -7,6 +7,9 @@ use wedge_abi::Base;
 use x86::paging::{self, Descent, Roots, Translation};
 use x86_interp::GuestRam;
 
+/// Set in the entry of a page, or table, that the guest has used.
+const USED: u64 = paging::P | paging::A;
+
 /// What has become of a mapping.
 pub(super) enum Standing {
     Good,
@@ -46,22 +49,17 @@ pub(super) fn still_good(
 
 /// The large translation of a GVA, if the guest has used it already.
 pub(super) fn large_leaf(ram: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
-    descend(ram, roots, gva).filter(|found| found.page_bits >= 21)
+    Walker::new(ram, roots).find(gva).filter(|found| found.page_bits >= LARGE_BITS)
 }
 
 /// The small translation of a GVA, if the guest has used it already.
 pub(super) fn leaf(ram: &Ram, roots: Roots, gva: u64, user: bool) -> Option<Translation> {
-    descend(ram, roots, gva).filter(|found| found.page_bits == 12 && found.user == user)
+    let small = |found: &Translation| found.page_bits == PAGE_BITS && found.user == user;
+    Walker::new(ram, roots).find(gva).filter(small)
 }
 
-/// Walks without setting any bit; only through entries that are present and accessed.
-fn descend(mut ram: &Ram, roots: Roots, gva: u64) -> Option<Translation> {
-    let page =
-        Descent::top(roots).look(&mut ram, roots, gva, (PAGE_BITS, paging::P | paging::A))?;
-    Some(page.translation(roots, gva))
-}
-
-/// The same for many GVAs in ascending order: what the upper levels say is asked once for each 2 MiB.
+/// Looks up GVAs without setting any bit of the page tables, through entries that are present and accessed. GVAs in ascending
+/// order cost least: the upper levels are read once for each 2 MiB.
 pub(super) struct Walker<'a> {
     ram: &'a Ram,
     roots: Roots,
@@ -73,7 +71,7 @@ pub(super) struct Walker<'a> {
 
 impl<'a> Walker<'a> {
     pub(super) fn new(ram: &'a Ram, roots: Roots) -> Self {
-        Self { ram, roots, upper: None, wanted: paging::P | paging::A }
+        Self { ram, roots, upper: None, wanted: USED }
     }
 
     /// Finds pages that have not been accessed, too.
@@ -83,10 +81,9 @@ impl<'a> Walker<'a> {
 
     /// The translation of a GVA, if the guest has used it already.
     pub(super) fn find(&mut self, gva: u64) -> Option<Translation> {
-        let used = paging::P | paging::A;
         let upper = match self.upper {
             Some((known, upper)) if known == gva >> LARGE_BITS => upper,
-            _ => Descent::top(self.roots).look(&mut self.ram, self.roots, gva, (LARGE_BITS, used)),
+            _ => Descent::top(self.roots).look(&mut self.ram, self.roots, gva, (LARGE_BITS, USED)),
         };
         self.upper = Some((gva >> LARGE_BITS, upper));
         let page = upper?.look(&mut self.ram, self.roots, gva, (PAGE_BITS, self.wanted))?;

@@ -49,7 +49,7 @@ impl Guest {
         Roots { cr0: cr0::PE | cr0::PG, cr3: top, cr4: cr4::PAE, efer: mode }
     }
 
-    /// A process has ended: its top page table leads nowhere.
+    /// Ends a process: clears the user entries of the process's top page table, as Linux does.
     fn ends(&self, roots: Roots) {
         self.ram.store64(root(roots) + (MEMORY >> 39 & 0x1ff) * 8, 0);
     }
@@ -158,7 +158,7 @@ fn only_a_newborn_takes_over_the_slot_of_another() {
     assert_eq!(guest.slots.each().count(), 2);
 }
 
-/// The parent has run last, and will want what it has mapped.
+/// The parent ran last before the child, and keeps its slot with everything mapped in it.
 #[test]
 fn a_child_does_not_take_its_parents_slot() {
     let mut guest = Guest::new();
@@ -175,7 +175,7 @@ fn a_child_does_not_take_its_parents_slot() {
     assert_eq!(guest.slots.each().count(), 2);
 }
 
-/// A child takes the slot of a process that is alive if there may be no other.
+/// A child takes a living process's slot when no slot may be added and no process has ended.
 #[test]
 fn a_child_takes_a_slot_in_which_its_program_is_mapped_where_there_may_be_no_more() {
     let mut guest = Guest::new();
@@ -188,7 +188,7 @@ fn a_child_takes_a_slot_in_which_its_program_is_mapped_where_there_may_be_no_mor
     assert_eq!(guest.slots.each().count(), FEW_SLOTS);
 }
 
-/// Processes whose page tables come back to life as others' do not make slots more and more.
+/// New processes that reuse the page tables of ended processes do not raise the number of slots.
 #[test]
 fn page_tables_that_are_used_again_need_no_slot_of_their_own() {
     let mut guest = Guest::new();

@@ -3,7 +3,7 @@ extern crate std;
 use super::*;
 use std::{vec, vec::Vec};
 
-/// Tables of one GVA, one behind the other from GPA 0 on; the last leads to a page behind them.
+/// Memory with the four page tables of one GVA at GPA 0, 0x1000, 0x2000 and 0x3000; the page is at 0x4000.
 struct Tables(Vec<u64>);
 
 const GVA: u64 = 0x1234_5678_9abc;
@@ -16,7 +16,7 @@ const ROOTS: Roots = Roots {
 const USED: u64 = P | A;
 
 impl Tables {
-    /// With these bits in the entries, from the top one down.
+    /// Tables whose entries for the GVA have these bits, top level first.
     fn new(bits: [u64; 4]) -> Self {
         let mut words = vec![0; 4 * 512];
         for ((level, shift), bits) in [39, 30, 21, 12].into_iter().enumerate().zip(bits) {
@@ -48,7 +48,7 @@ fn look(tables: &mut Tables, wanted: u64) -> Option<Translation> {
     Some(page.translation(ROOTS, GVA))
 }
 
-/// Whatever the entries are: who looks finds what a walk finds that may do anything, and changes nothing.
+/// For random entries, `look` finds the same translation as a walk whose access is always permitted, and writes nothing.
 #[test]
 fn a_look_finds_what_a_walk_finds_and_leaves_no_trace() {
     let mut random = 1u64;
@@ -89,7 +89,7 @@ fn what_has_not_been_used_is_found_if_asked_for() {
     assert!(look(&mut tables, P).is_some_and(|page| page.user && !page.writable && !page.dirty));
 }
 
-/// A large page whose entry has a reserved bit is none, as it is for a CPU.
+/// `look` rejects an entry with a reserved bit set, on which a CPU would fault.
 #[test]
 fn an_entry_with_a_reserved_bit_leads_nowhere() {
     let large = USED | RW | US | PS;
