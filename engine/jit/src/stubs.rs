@@ -13,9 +13,10 @@ use wedge_abi::BlockExit;
 pub const LEN: u64 = 4096;
 /// Bytes for one of them.
 const ROUTINE: u64 = 512;
-/// Slots looked at in the table behind the others; the wedge looks at all.
+/// Slots of the table behind the others that are looked at before a jump to what was found: no further, or a short jump
+/// would not reach it.
 const PROBES: usize = 4;
-const _: () = assert!(PROBES <= wedge_abi::DEEP_REACH);
+const _: () = assert!(wedge_abi::DEEP_REACH.is_multiple_of(PROBES));
 pub use wedge_abi::{TABLE_LEN, TABLE_SLOTS};
 
 /// HVAs of the routines.
@@ -186,17 +187,23 @@ fn search(a: &mut Assembler, layout: &Layout) {
     a.lea(at, sum(at, at));
     a.lea_hva(word, layout.table + wedge_abi::DEEP as u64);
     a.lea(at, MemoryOperand::with_base_index_scale(word, at, 8));
-    let hits = [(); PROBES].map(|_| {
-        a.load_mem(word, plus(at, 0));
-        a.reg1(Code::Not_rm64, word);
-        a.lea(word, MemoryOperand::with_base_index_scale_displ_size(word, target, 1, 1, 1));
-        let hit = a.jrcxz();
-        a.lea(at, plus(at, 16));
-        hit
-    });
-    let missed = a.jmp_short();
-    hits.into_iter().for_each(|hit| a.bind_short(hit));
-    a.load_mem(word, plus(at, 8));
-    jump_to_found(a);
-    a.bind_short(missed);
+    for _ in 0..wedge_abi::DEEP_REACH / PROBES {
+        let hits = [(); PROBES].map(|()| probe(a));
+        let missed = a.jmp_short();
+        hits.into_iter().for_each(|hit| a.bind_short(hit));
+        a.load_mem(word, plus(at, 8));
+        jump_to_found(a);
+        a.bind_short(missed);
+    }
+}
+
+/// Jumps if the slot at HVA RDX is that of the GVA in RAX; goes on with the next one if not. RCX is lost.
+fn probe(a: &mut Assembler) -> usize {
+    let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);
+    a.load_mem(word, plus(at, 0));
+    a.reg1(Code::Not_rm64, word);
+    a.lea(word, MemoryOperand::with_base_index_scale_displ_size(word, target, 1, 1, 1));
+    let hit = a.jrcxz();
+    a.lea(at, plus(at, 16));
+    hit
 }

@@ -183,6 +183,32 @@ fn nothing_leads_to_a_block_that_was_dropped() {
     assert!(full > 10, "cleared {full} times");
 }
 
+/// A kernel runs for days: what was dropped must not use up the searched table, and whoever looks while a slot comes to
+/// another address finds nothing.
+#[test]
+fn a_slot_of_the_searched_table_is_used_again() {
+    let all = (GUESTS[1]..).step_by(32);
+    let same = all.filter(|gva| deep_slot(*gva) == deep_slot(GUESTS[1]));
+    let same: Vec<u64> = same.take(3 * DEEP_REACH).collect();
+    for several in [false, true] {
+        let mut memory = Memory::default();
+        let mut cache = Cache::new(Layout { several, ..LAYOUT }, &mut memory);
+        let users = [cache.add_user(), cache.add_user()];
+        let shown = |memory: &Memory, gva: u64| {
+            let slots = deep_slot(gva)..deep_slot(gva) + DEEP_REACH;
+            slots.filter(|at| memory.word((DEEP + at * 16) as u64) == gva).count()
+        };
+        for gva in &same {
+            let made = cache.add(&mut memory, *gva, &[0xf4], 1, (false, false), [0x1000; 2]);
+            made.expect("a block");
+            assert_eq!(shown(&memory, *gva), 1, "{gva:x}, several: {several}");
+            cache.drop_page(&mut memory, 0x1000);
+            assert_eq!(shown(&memory, *gva), 0, "{gva:x}, several: {several}");
+            users.iter().for_each(|user| cache.pass(&mut memory, *user));
+        }
+    }
+}
+
 /// Whoever executes a jump while it is pointed elsewhere sees one word change.
 #[test]
 fn jumps_that_are_changed_lie_in_one_word() {

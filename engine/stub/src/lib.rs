@@ -41,6 +41,7 @@ mod filter;
 #[cfg(test)]
 mod filter_tests;
 mod gates;
+mod hints;
 mod host;
 pub mod lookup;
 pub mod mmu;

@@ -9,14 +9,14 @@ pub use crate::walk::{Access, Leaf, Walk, mark, walk};
 use crate::walk::{RESERVED, entry, last_table, ram_offset};
 use crate::{
     Context, bias,
+    hints::{self, KEPT},
     host::{MAP_EMPTY, MAP_POPULATE, MAP_SHARED},
     lookup, reach, sites, text,
 };
-use core::arch::asm;
 use core::sync::atomic::Ordering;
 use wedge_abi::{
-    BORDER, EMPTY_PAGE, HINTS, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, REGIONS, Rights,
-    SITES, Shared, region,
+    BORDER, EMPTY_PAGE, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, REGIONS, Rights, SITES,
+    Shared, region,
 };
 use x86::paging::{A, ADDRESS, D, G, NX, P, RW, US};
 
@@ -28,8 +28,6 @@ const REACH: u64 = MAX_RUN / PAGE;
 const READ: u64 = 1;
 const WRITE: u64 = 2;
 const EXECUTE: u64 = 4;
-/// Beside the offset in a hint: the monitor has looked at the page ([`keep`]).
-const KEPT: u64 = 1;
 
 /// Maps what a walk has found, and its neighbours. False if that is the monitor's to decide.
 pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bool {
@@ -233,49 +231,6 @@ fn make_of_large(cx: &mut Context<'_>, hva: u64, len: u64, offset: u64, rights: 
     made
 }
 
-/// A range is mapped anew or not at all.
-pub fn forget(s: &mut Shared, from: u64, to: u64) {
-    if to - from > HINTS as u64 * PAGE {
-        forget_hints(s);
-    } else {
-        for page in (from..to).step_by(PAGE as usize) {
-            if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
-                // SAFETY: a reference. Of plain stores the compiler makes a memset, which is not here.
-                unsafe { core::ptr::write_volatile(hint, Hint { page: 0, offset: 0 }) }
-            }
-        }
-    }
-    for at in &mut s.mapped.larges {
-        if *at >= from && *at + LARGE <= to {
-            *at = 0;
-        }
-    }
-}
-
-/// The monitor closes a range: what is mapped there stays, to be shown again.
-pub fn close(s: &mut Shared, from: u64, to: u64) {
-    for page in (from..to).step_by(PAGE as usize) {
-        if let Some(hint) = s.mapped.hints.get_mut(hint(page))
-            && hint.page & !7 == page
-        {
-            hint.page = page;
-        }
-    }
-}
-
-/// The monitor has looked at a page that is mapped for execution: [`wedge_abi::MapCommand::Keep`].
-pub fn keep(s: &mut Shared, page: u64, offset: u64) {
-    if let Some(hint) = s.mapped.hints.get_mut(hint(page)) {
-        *hint = Hint { page: page | READ | EXECUTE, offset: offset | KEPT };
-    }
-}
-
-/// What is mapped at a page shows the same of RAM, with these rights; none if it is closed.
-fn shows(s: &Shared, page: u64, offset: u64, rights: u64) -> bool {
-    let hint = s.mapped.hints.get(hint(page));
-    page != 0 && hint.is_some_and(|hint| hint.page == page | rights && hint.offset == offset)
-}
-
 /// What is mapped there shows the page already, but is closed or allows less: its protection is changed,
 /// which costs a third of a mapping, and that of closed pages beside it in the same call.
 fn show_again(cx: &mut Context<'_>, table: u64, run: Run) -> bool {
@@ -283,9 +238,11 @@ fn show_again(cx: &mut Context<'_>, table: u64, run: Run) -> bool {
         return false;
     }
     let (mut from, mut to) = (run.gva, run.gva + PAGE);
-    if shows(cx.shared, run.gva, run.offset, 0) {
+    if hints::shows(&cx.shared.mapped, run.gva, run.offset, 0) {
         (from, to) = like_around(cx.shared, table, run.gva, run.rights);
-    } else if run.rights != READ | WRITE || !shows(cx.shared, run.gva, run.offset, READ) {
+    } else if run.rights != READ | WRITE
+        || !hints::shows(&cx.shared.mapped, run.gva, run.offset, READ)
+    {
         return false;
     }
     show(cx, from, to, run.rights)
@@ -293,7 +250,8 @@ fn show_again(cx: &mut Context<'_>, table: u64, run: Run) -> bool {
 
 /// Opens a page of code that the monitor has looked at, perhaps a changed copy, and closed pages beside it.
 fn show_kept(cx: &mut Context<'_>, page: u64, leaf: Leaf) -> bool {
-    let kept = rights(leaf) & EXECUTE != 0 && shows(cx.shared, page, leaf.offset | KEPT, 0);
+    let kept =
+        rights(leaf) & EXECUTE != 0 && hints::shows(&cx.shared.mapped, page, leaf.offset | KEPT, 0);
     if !kept || cx.shared.setup.keeps == 0 || !sites::make_way(cx, page) {
         return false;
     }
@@ -323,8 +281,8 @@ fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
         return false;
     };
     let plain = || mark(s, said.offset) == 0 && said.is_as_it_may_be();
-    shows(s, page, said.offset, 0) && plain()
-        || rights & EXECUTE != 0 && shows(s, page, said.offset | KEPT, 0)
+    hints::shows(&s.mapped, page, said.offset, 0) && plain()
+        || rights & EXECUTE != 0 && hints::shows(&s.mapped, page, said.offset | KEPT, 0)
 }
 
 /// Changes the protection of pages that are mapped, and tells the monitor.
@@ -336,7 +294,7 @@ fn show(cx: &mut Context<'_>, from: u64, to: u64, rights: u64) -> bool {
         return false;
     }
     for page in (from..to).step_by(PAGE as usize) {
-        let Some(hint) = cx.shared.mapped.hints.get_mut(hint(page)) else { continue };
+        let Some(hint) = hints::slot(&mut cx.shared.mapped, page) else { continue };
         hint.page = page | rights;
         let offset = hint.offset & !KEPT;
         note(cx.shared, MapReport::Shown { page, offset, rights: Rights::from_bits(rights) });
@@ -353,13 +311,13 @@ fn around(cx: &mut Context<'_>, table: u64, run: Run, kernel: bool) {
     let (first, end) = window(cx.shared, table, run, kernel);
     // A page on its own costs as much now as when it is asked for; it will be, if the one before the
     // run has been.
-    let ahead = kernel || is_hinted(cx.shared, run.gva.wrapping_sub(PAGE));
+    let ahead = kernel || hints::is_open(&cx.shared.mapped, run.gva.wrapping_sub(PAGE));
     let mut at = first;
     while at < end {
         let done = at >= run.gva && at < run.gva + run.len;
         let page = if done { None } else { used_page(cx.shared, table, at, kernel) };
         let hva = if kernel { at.wrapping_add(bias()) } else { at };
-        let new = page.filter(|page| !hinted(cx.shared, hva, page.rights));
+        let new = page.filter(|page| !hints::is_open_with(&cx.shared.mapped, hva, page.rights));
         let more = new.map(|page| extend(cx.shared, table, page, kernel));
         // Looking at a page of code takes longest, so that comes last.
         let Some(more) = more.filter(|more| (more.len > PAGE || ahead) && more.is_as_it_may_be())
@@ -390,28 +348,6 @@ fn window(s: &Shared, table: u64, run: Run, kernel: bool) -> (u64, u64) {
         to += PAGE;
     }
     (from, to)
-}
-
-/// Nothing is known to be mapped.
-pub fn forget_hints(s: &mut Shared) {
-    // SAFETY: clears the table; there is no memset here.
-    unsafe {
-        asm!("rep stosq", inout("rdi") s.mapped.hints.as_mut_ptr() => _,
-            inout("rcx") HINTS * size_of::<Hint>() / 8 => _, in("rax") 0);
-    }
-}
-
-fn hint(hva: u64) -> usize {
-    (hva / PAGE) as usize % HINTS
-}
-
-/// The page is probably mapped, however.
-fn is_hinted(s: &Shared, hva: u64) -> bool {
-    s.mapped.hints.get(hint(hva)).is_some_and(|hint| hint.page & !7 == hva && hint.page != hva)
-}
-
-fn hinted(s: &Shared, hva: u64, protection: u64) -> bool {
-    s.mapped.hints.get(hint(hva)).is_some_and(|hint| hint.page == hva | protection & 7)
 }
 
 /// A mapping to be made.
@@ -489,9 +425,7 @@ fn count_made(cx: &mut Context<'_>, report: MapReport) {
 
 /// A page is mapped now: so what was put off for it is done.
 fn hint_at(cx: &mut Context<'_>, page: u64, is: Hint) {
-    if let Some(hint) = cx.shared.mapped.hints.get_mut(hint(page)) {
-        *hint = is;
-    }
+    hints::set(&mut cx.shared.mapped, page, is);
     if cx.vcpu.paging.deferred == page {
         cx.vcpu.paging.deferred = 0;
     }
@@ -503,6 +437,14 @@ pub fn note(s: &mut Shared, report: MapReport) {
     if let Some(made) = s.made.list.get_mut(at) {
         *made = report.encode();
         s.made.count += 1;
+    }
+}
+
+/// The same, if it is not the last that it was told.
+fn note_again(s: &mut Shared, report: MapReport) {
+    let last = (s.made.count as usize).checked_sub(1).and_then(|at| s.made.list.get(at));
+    if last.is_none_or(|last| *last != report.encode()) {
+        note(s, report);
     }
 }
 
@@ -518,16 +460,20 @@ pub fn finish_deferred(cx: &mut Context<'_>) {
 /// Takes a page of the user's away. What is left of its mapping makes the next one cheaper: the host need
 /// not free its page tables.
 fn drop_page(cx: &mut Context<'_>, page: u64) -> bool {
-    forget(cx.shared, page, page + PAGE);
+    hints::forget(&mut cx.shared.mapped, page, page + PAGE);
     // SAFETY: a page of the user's.
-    unsafe { cx.protect(page, PAGE, 0) == 0 || cx.unmap(page, PAGE) == 0 }
+    let done = unsafe { cx.protect(page, PAGE, 0) == 0 || cx.unmap(page, PAGE) == 0 };
+    if done {
+        hints::note_dropped(&mut cx.shared.mapped, page);
+    }
+    done
 }
 
 /// The guest still maps a page to what is mapped there, and has used it: the translation is loaded anew at
 /// once, as a TLB may do, and only what the page allows changes.
 fn reload(cx: &mut Context<'_>, page: u64) -> bool {
     let now = last_table(cx, page).and_then(|table| used_page(cx.shared, table, page, false));
-    let is = cx.shared.mapped.hints.get(hint(page)).copied();
+    let is = hints::slot(&mut cx.shared.mapped, page).copied();
     let (Some(now), Some(is)) = (now, is) else { return false };
     let same = is.page & !7 == page && is.offset == now.offset;
     if !same || (is.page | now.rights) & EXECUTE != 0 {
@@ -539,7 +485,7 @@ fn reload(cx: &mut Context<'_>, page: u64) -> bool {
         if unsafe { cx.protect(page, PAGE, now.rights) } != 0 {
             return false;
         }
-        if let Some(hint) = cx.shared.mapped.hints.get_mut(hint(page)) {
+        if let Some(hint) = hints::slot(&mut cx.shared.mapped, page) {
             hint.page = page | now.rights;
         }
     }
@@ -561,6 +507,12 @@ pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
     }
     let base = page & !(LARGE - 1);
     let large = cx.shared.mapped.larges.contains(&base);
+    if !large && hints::is_dropped(&cx.shared.mapped, page) {
+        // Linux 6.1 does so at each munmap of memory that has an entry of the top table to itself, used or not.
+        note_again(cx.shared, MapReport::Dropped { start: page, len: PAGE });
+        cx.vcpu.counters.invalidations += 1;
+        return true;
+    }
     let [_, faulted, _, space] = cx.vcpu.paging.faulted;
     let answered = space == cx.vcpu.regs.cr3 && faulted & !(PAGE - 1) == page;
     if !large && answered && cx.vcpu.paging.deferred == 0 && cx.vcpu.regs.ac == 0 {
@@ -584,7 +536,7 @@ pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
         return false;
     }
     if large {
-        forget(cx.shared, page, page + len);
+        hints::forget(&mut cx.shared.mapped, page, page + len);
     }
     note(cx.shared, MapReport::Dropped { start: page, len });
     cx.vcpu.counters.invalidations += 1;

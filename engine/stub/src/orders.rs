@@ -1,7 +1,7 @@
 //! Carrying out the monitor's orders.
 
 use crate::{
-    Context, die, here,
+    Context, die, here, hints,
     host::{MAP_POPULATE, MAP_PRIVATE, MAP_SHARED},
     mmu, sites, text,
 };
@@ -33,26 +33,26 @@ fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
         MapCommand::OpenSites => sites::open(cx),
         MapCommand::CloseSites => sites::close(cx),
         MapCommand::Protect { start, len, rights: Rights::NONE } => {
-            mmu::close(cx.shared, start, start + len);
+            hints::close(&mut cx.shared.mapped, start, start + len);
             // SAFETY: the range has been checked; so in all of this file.
             unsafe { cx.protect(start, len, 0) }
         }
         MapCommand::Unmap { start, len } => {
-            mmu::forget(cx.shared, start, start + len);
+            hints::forget(&mut cx.shared.mapped, start, start + len);
             // SAFETY: as above.
             unsafe { cx.unmap(start, len) }
         }
         MapCommand::Poke { address, len, bytes } => {
-            mmu::forget(cx.shared, address, address + len);
+            hints::forget(&mut cx.shared.mapped, address, address + len);
             // SAFETY: as above; the copy has been made by an order before this.
             unsafe { cx.poke(address, len, bytes) }
         }
         MapCommand::Protect { start, len, rights } => {
-            mmu::forget(cx.shared, start, start + len);
+            hints::forget(&mut cx.shared.mapped, start, start + len);
             protect(cx, start, len, rights)
         }
         MapCommand::Copy { page, offset } => {
-            mmu::forget(cx.shared, page, page + PAGE);
+            hints::forget(&mut cx.shared.mapped, page, page + PAGE);
             make_way(cx, page);
             cx.shared.mapped.copied = 1;
             // SAFETY: as above.
@@ -61,11 +61,11 @@ fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
             }
         }
         MapCommand::Keep { page, offset } => {
-            mmu::keep(cx.shared, page, offset);
+            hints::keep(&mut cx.shared.mapped, page, offset);
             0
         }
         MapCommand::Map { start, len, offset, rights, owner } => {
-            mmu::forget(cx.shared, start, start + len);
+            hints::forget(&mut cx.shared.mapped, start, start + len);
             map_ram(cx, start, len, offset, rights, owner)
         }
     }

@@ -117,7 +117,7 @@ pub struct Mapped {
     /// The 2 MiB pages of the user's that the wedge has mapped by itself, or pieces of them: HVAs, zero for
     /// none.
     pub larges: [u64; MAX_LARGE],
-    /// Pages that the wedge has mapped and nobody has changed since.
+    /// Pages that the wedge has mapped or dropped, and nobody has changed since.
     pub hints: [Hint; HINTS],
 }
 

@@ -2,13 +2,14 @@
 //!
 //! A slot is two words, a key and where its block lies, and whoever looks takes no lock: it reads the key first and the
 //! other word after. Other vCPUs may look while a slot changes, so once a slot has been an address's, another address
-//! gets it only when no vCPU can still be between those two reads. In the table that is searched it never does. In the
-//! one that an address's low bits are the index of, the slot is emptied, and given to the other address when each vCPU
-//! has been outside of all translated code since.
+//! gets it only when no vCPU can still be between those two reads: the slot is emptied, and given to the other address
+//! when each vCPU has been outside of all translated code since. In the table that is searched a slot is emptied when
+//! its block is dropped. In the one that an address's low bits are the index of, it is when another address asks for it.
 
 use super::{CodeMemory, Key};
 use crate::{Layout, stubs};
 use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 use wedge_abi::{DEEP, DEEP_REACH, DEEP_SLOTS, TABLE_SLOTS, deep_slot};
 
 /// What an empty slot of the searched table holds: no GVA that is searched for there. Where that for zero begins it
@@ -44,9 +45,17 @@ impl CodeUser {
 /// The records of the tables.
 pub(super) struct Tables {
     layout: Layout,
-    /// Whose the slots of the searched table are: GVAs, zero for nobody's.
-    deep: Vec<u64>,
+    deep: Vec<DeepSlot>,
     shared: Option<Shared>,
+}
+
+/// Whose a slot of the searched table is.
+#[derive(Clone, Copy, Default)]
+struct DeepSlot {
+    /// GVA, zero for nobody's.
+    guest: u64,
+    /// Which of the emptied slots it was, zero while it leads to a block.
+    emptied: u64,
 }
 
 /// What is known of several users.
@@ -54,8 +63,10 @@ pub(super) struct Tables {
 struct Shared {
     /// Whose the slots of the other tables are: GVAs, zero for nobody's.
     owners: Vec<u64>,
-    /// Slots emptied so far.
+    /// Slots emptied so far, of all tables.
     emptied: u64,
+    /// Slots of the searched table that have been emptied, the earliest first. Some lead to a block again.
+    left: VecDeque<(usize, u64)>,
     /// How many there were when a user was last outside of translated code; the most there can be while it stays outside.
     seen: Vec<u64>,
     /// Slots that have been emptied, by their index among the owners.
@@ -80,7 +91,7 @@ impl Tables {
         let shared = layout
             .several
             .then(|| Shared { owners: vec![0; 2 * TABLE_SLOTS], ..Shared::default() });
-        let new = Self { layout, deep: vec![0; DEEP_SLOTS + DEEP_REACH], shared };
+        let new = Self { layout, deep: vec![DeepSlot::default(); DEEP_SLOTS + DEEP_REACH], shared };
         new.reset(memory);
         new
     }
@@ -127,20 +138,37 @@ impl Tables {
     }
 
     /// Has the tables not lead to a block any more.
-    pub fn hide(&self, memory: &mut impl CodeMemory, key: Key) {
+    pub fn hide(&mut self, memory: &mut impl CodeMemory, key: Key) {
         self.empty(memory, key);
-        let slot = deep_slots(key.0).find(|at| self.deep[*at] == key.0);
-        if let Some(slot) = slot.filter(|_| !key.1) {
+        if let Some(slot) = self.deep_slot_of(key.0).filter(|_| !key.1) {
             memory.write_table(deep_key(slot), empty_deep(slot));
+            self.leave_deep(slot);
         }
+    }
+
+    /// A slot of the searched table has been emptied.
+    fn leave_deep(&mut self, slot: usize) {
+        match &mut self.shared {
+            None => self.deep[slot] = DeepSlot::default(),
+            Some(shared) => {
+                shared.emptied += 1;
+                shared.left.push_back((slot, shared.emptied));
+                self.deep[slot].emptied = shared.emptied;
+            }
+        }
+    }
+
+    /// The slot of the searched table that is an address's, whether it is empty or not.
+    fn deep_slot_of(&self, guest: u64) -> Option<usize> {
+        deep_slots(guest).find(|at| self.deep[*at].guest == guest)
     }
 
     /// Puts a block into the searched table, if there is room for it: into the slot that is its address's, or one that
     /// is nobody's.
     fn enter_deep(&mut self, memory: &mut impl CodeMemory, guest: u64, host: u64) {
-        let holds = |what: u64| deep_slots(guest).find(|at| self.deep[*at] == what);
-        let Some(slot) = holds(guest).or_else(|| holds(0)) else { return };
-        self.deep[slot] = guest;
+        let free = || deep_slots(guest).find(|at| self.deep[*at].guest == 0);
+        let Some(slot) = self.deep_slot_of(guest).or_else(free) else { return };
+        self.deep[slot] = DeepSlot { guest, emptied: 0 };
         memory.write_table(deep_key(slot) + 8, host);
         memory.write_table(deep_key(slot), guest);
     }
@@ -148,13 +176,15 @@ impl Tables {
     /// Empties the tables. Nobody may be executing what they lead to.
     pub fn clear(&mut self, memory: &mut impl CodeMemory, keys: impl Iterator<Item = Key>) {
         keys.for_each(|key| self.empty(memory, key));
-        for (slot, guest) in self.deep.iter_mut().enumerate().filter(|(_, guest)| **guest != 0) {
-            *guest = 0;
+        let used = self.deep.iter_mut().enumerate().filter(|(_, slot)| slot.guest != 0);
+        for (slot, owner) in used {
+            *owner = DeepSlot::default();
             memory.write_table(deep_key(slot), empty_deep(slot));
         }
         if let Some(shared) = &mut self.shared {
             shared.owners.fill(0);
             shared.waiting.clear();
+            shared.left.clear();
         }
     }
 
@@ -181,7 +211,11 @@ impl Tables {
     /// A user is outside of translated code, and about to execute it again. Returns the addresses whose slots have
     /// become theirs: their blocks are to be shown.
     pub fn pass(&mut self, user: CodeUser) -> Vec<Key> {
-        self.shared.as_mut().map(|shared| shared.pass(user)).unwrap_or_default()
+        let Some(shared) = &mut self.shared else { return Vec::new() };
+        shared.seen[user.0] = shared.emptied;
+        let all = shared.seen_by_all();
+        shared.free_deep(&mut self.deep, all);
+        shared.hand_over(all)
     }
 }
 
@@ -204,12 +238,26 @@ impl Shared {
         false
     }
 
-    fn pass(&mut self, user: CodeUser) -> Vec<Key> {
-        self.seen[user.0] = self.emptied;
+    /// How many slots had been emptied when each user was last outside.
+    fn seen_by_all(&self) -> u64 {
+        self.seen.iter().copied().min().unwrap_or(0)
+    }
+
+    /// Slots of the searched table are nobody's again of which no user can have read the key.
+    fn free_deep(&mut self, deep: &mut [DeepSlot], all: u64) {
+        while let Some((slot, _)) = self.left.pop_front_if(|(_, number)| *number <= all) {
+            let number = deep[slot].emptied;
+            if number != 0 && number <= all {
+                deep[slot] = DeepSlot::default();
+            }
+        }
+    }
+
+    /// The addresses that waited for slots of which no user can have read the key.
+    fn hand_over(&mut self, all: u64) -> Vec<Key> {
         if self.waiting.is_empty() {
             return Vec::new();
         }
-        let all = self.seen.iter().copied().min().unwrap_or(0);
         let due = self.waiting.extract_if(|_, waiting| waiting.number <= all);
         let due: Vec<_> = due.map(|(slot, waiting)| (slot, waiting.key)).collect();
         for (slot, key) in &due {
