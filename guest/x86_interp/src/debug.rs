@@ -155,7 +155,14 @@ impl<S: System> Cpu<S> {
     /// An instruction must be executed alone: something happens before or after it.
     #[inline]
     pub(crate) fn must_step(&self) -> bool {
+        self.watches_each() || self.vcpu.rflags & flags::RF != 0
+    }
+
+    /// Something may happen before or after each instruction. RFLAGS.RF alone is no reason: where there are no
+    /// breakpoints, the next instruction clears it and nothing else.
+    #[inline]
+    pub(crate) fn watches_each(&self) -> bool {
         let v = &self.vcpu;
-        v.interrupt_shadow || self.stepping || v.rflags & (flags::TF | flags::RF) != 0
+        v.interrupt_shadow || self.stepping || v.rflags & flags::TF != 0
     }
 }

@@ -61,8 +61,9 @@ pub struct Leave {
 /// Entries of a kind in a record that is to be taken.
 const LONG: usize = 1024;
 
-/// RFLAGS bits with which kernel code can be left to the observer.
-const PLAIN: u64 = flags::STATUS | flags::DF | flags::IF | flags::AC | flags::ID | flags::FIXED;
+/// RFLAGS bits with which kernel code can be left to the observer. A handler's IRET sets RF.
+const PLAIN: u64 =
+    flags::STATUS | flags::DF | flags::IF | flags::RF | flags::AC | flags::ID | flags::FIXED;
 
 /// Whether to record, and what has been.
 #[derive(Clone, Debug, Default)]
@@ -169,7 +170,7 @@ impl<S: System> Cpu<S> {
         let v = &self.vcpu;
         let leave = &self.observer.leave;
         let known = v.is_64bit() || leave.narrow && v.cpl() == 3 && narrow::is_narrow(v);
-        if !self.observer.on || !known || self.must_step() || self.watching {
+        if !self.observer.on || !known || self.watches_each() || self.watching {
             return false;
         }
         if self.probing.is_on() && self.probing.stays(v.rip, v.cpl() == 3) {

@@ -2,7 +2,7 @@
 
 use crate::lab::{Lab, PML4, USER};
 use iced_x86::code_asm::*;
-use x86::reg;
+use x86::{flags, reg};
 use x86_interp::{Exit, GuestRam, Leave};
 
 /// Where the upper half begins, and with it another view of the lab's memory.
@@ -41,6 +41,21 @@ fn without_a_bound_all_user_code_runs_here() {
     let mut lab = lab(None);
     assert_eq!(lab.cpu.run(&mut lab.sys, BUDGET), Exit::Budget);
     assert!(lab.v().gpr[reg::RAX] > 1);
+}
+
+/// The IRET of a handler sets RF, so that what faulted does not meet its breakpoint again. Without breakpoints it is
+/// nothing to stay for.
+#[test]
+fn the_resume_flag_alone_keeps_no_code_here() {
+    const EXECUTION_OF_DR0: u64 = 0x402;
+    let mut lab = Lab::new();
+    lab.cpu.observe(Leave { kernel: Some(0), ..Leave::default() });
+    lab.kernel(|a| a.nop());
+    lab.v().rflags |= flags::RF;
+    assert!(lab.cpu.leaves_to_observer());
+    lab.v().dr[7] = EXECUTION_OF_DR0;
+    lab.cpu.state_changed();
+    assert!(!lab.cpu.leaves_to_observer());
 }
 
 /// A guest that flushes and flushes in code that is never left, and pages that are code and are written, again and again.
