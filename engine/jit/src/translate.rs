@@ -64,8 +64,13 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
         let offset = insn.ip().wrapping_sub(request.guest) as usize;
         let after = offset + insn.len();
         let bytes = &request.bytes[offset..after];
-        let sti = left != 0 && after < request.here && insn.mnemonic() == Mnemonic::Sti;
-        let follower = if sti { follower(layout, request.bytes, after) } else { None };
+        let follower = match insn.mnemonic() {
+            Mnemonic::Sti if left != 0 && after < request.here => {
+                follower(layout, request.bytes, after)
+            }
+            Mnemonic::Swapgs => follower_of_swapgs(layout, request.bytes, after),
+            _ => None,
+        };
         if emitter.instruction(&insn, bytes, follower) == Flow::Ends {
             return Ok(emitter.finish(end));
         }
@@ -86,8 +91,25 @@ fn next(decoder: &mut Decoder<'_>) -> Option<Instruction> {
     (decoder.last_error() != DecoderError::NoMoreBytes).then_some(insn)
 }
 
-/// The rule of the block's next instruction, at `offset`, if it lies wholly in the bytes.
+/// The rule of the instruction at `offset`, if it lies wholly in the bytes.
 fn follower(layout: &Layout, bytes: &[u8], offset: usize) -> Option<Rule> {
     let mut decoder = Decoder::new(64, bytes.get(offset..)?, DecoderOptions::NONE);
     next(&mut decoder).map(|insn| rule(&insn, layout.level))
+}
+
+/// The same, behind jumps forward and NOPs: right before it returns to user code Linux clears CPU buffers, and has one of
+/// those in its place where the CPU needs no clearing.
+fn follower_of_swapgs(layout: &Layout, bytes: &[u8], mut offset: usize) -> Option<Rule> {
+    loop {
+        let rest = bytes.get(offset..)?;
+        let insn = next(&mut Decoder::new(64, rest, DecoderOptions::NONE))?;
+        match rule(&insn, layout.level) {
+            Rule::Jump => {
+                let forward = usize::try_from(insn.near_branch_target()).ok().filter(|by| *by > 0);
+                offset = offset.checked_add(forward?)?;
+            }
+            _ if insn.mnemonic() == Mnemonic::Nop => offset += insn.len(),
+            other => return Some(other),
+        }
+    }
 }

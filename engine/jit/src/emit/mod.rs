@@ -123,7 +123,7 @@ impl<'a> Emitter<'a> {
             Rule::JumpIndirect => self.jump_indirect(insn, bytes),
             Rule::Conditional => self.conditional(insn),
             Rule::Return => self.ret(insn),
-            Rule::SwapGs => self.swap_gs(),
+            Rule::SwapGs => self.swap_gs(follower),
             Rule::ReadSelector => self.read_selector(insn),
             Rule::StoreSelector => self.store_selector(insn),
             Rule::ReadControl => self.read_control(insn),

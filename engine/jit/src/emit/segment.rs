@@ -8,19 +8,27 @@ use super::{
 use crate::{
     asm::{Slot, slot, spill, sum},
     recover::Fixes,
+    rules::Rule,
     translate::Flow,
 };
 use iced_x86::{Code, Instruction, Mnemonic, Register};
 
 impl Emitter<'_> {
-    pub(super) fn swap_gs(&mut self) -> Flow {
+    /// The host's FS base follows. It need not, and keeps what it was, if the block leaves before it uses FS: whoever enters
+    /// translated code loads it from the slot. A write takes 10 ns, and Linux returns from each system call so.
+    pub(super) fn swap_gs(&mut self, follower: Option<Rule>) -> Flow {
+        let leaves = matches!(follower, Some(Rule::Sysret | Rule::SysretNarrow | Rule::Iret));
         let (active, other, scratch) = (Register::RAX, Register::RCX, Register::RDX);
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, active);
         self.put_aside(&mut fixes, 1, other);
         self.put_aside(&mut fixes, 2, scratch);
         self.asm.load(active, slot!(regs.kernel_gs_base));
-        self.load_host_base(active, other, scratch);
+        self.host_base(active, other, scratch);
+        if !leaves {
+            self.asm.reg1(Code::Wrfsbase_r64, other);
+        }
+        self.asm.store(slot!(block.percpu), other);
         self.asm.load(other, slot!(regs.gs_base));
         self.asm.store(slot!(regs.kernel_gs_base), other);
         self.asm.store(slot!(regs.gs_base), active);
@@ -30,21 +38,26 @@ impl Emitter<'_> {
         Flow::On
     }
 
-    /// The host's FS base follows a new GS base of the guest, as [`wedge_abi::percpu`] says, by the sign of
-    /// the address and without flags; both scratch registers are lost. It faults before anything is
-    /// changed.
-    fn load_host_base(&mut self, base: Register, sign: Register, biased: Register) {
-        self.asm.mov_imm(sign, u64::MAX);
-        self.asm.op3(Code::VEX_Sarx_r64_rm64_r64, sign, base, sign);
+    /// The host's FS base follows a new GS base of the guest; both scratch registers are lost. It faults before
+    /// anything is changed.
+    fn load_host_base(&mut self, base: Register, host: Register, scratch: Register) {
+        self.host_base(base, host, scratch);
+        self.asm.reg1(Code::Wrfsbase_r64, host);
+        self.asm.store(slot!(block.percpu), host);
+    }
+
+    /// The host's FS base for a GS base of the guest's, as [`wedge_abi::percpu`] says, by the sign of the address and
+    /// without flags.
+    fn host_base(&mut self, base: Register, host: Register, biased: Register) {
+        self.asm.mov_imm(host, u64::MAX);
+        self.asm.op3(Code::VEX_Sarx_r64_rm64_r64, host, base, host);
         self.asm.mov_imm(biased, self.layout.bias);
         self.asm.lea(biased, sum(base, biased));
-        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, biased, biased, sign);
-        self.asm.reg1(Code::Not_rm64, sign);
+        self.asm.op3(Code::VEX_Pext_r64_r64_rm64, biased, biased, host);
+        self.asm.reg1(Code::Not_rm64, host);
         let nowhere = self.asm.slot_operand(slot!(block.nowhere));
-        self.asm.op3(Code::VEX_Pdep_r64_r64_rm64, sign, sign, nowhere);
-        self.asm.lea(sign, sum(sign, biased));
-        self.asm.reg1(Code::Wrfsbase_r64, sign);
-        self.asm.store(slot!(block.percpu), sign);
+        self.asm.op3(Code::VEX_Pdep_r64_r64_rm64, host, host, nowhere);
+        self.asm.lea(host, sum(host, biased));
     }
 
     pub(super) fn read_selector(&mut self, insn: &Instruction) -> Flow {
