@@ -32,6 +32,14 @@ struct Given {
     len: u64,
     /// There is no better place for the machine.
     settled: bool,
+    /// The program has given it back before the machine could make way, and would find there what the claim is for.
+    returned: bool,
+}
+
+impl Given {
+    fn is_reached(&self, claims: &[Claim]) -> bool {
+        claims.iter().any(|claim| claim.reaches(self.start, self.len))
+    }
 }
 
 /// Where no program may have pages, and whether the one that runs now has.
@@ -54,7 +62,7 @@ impl ClaimedRegions {
 
     /// Makes known to wedges what they and the kernel have.
     pub fn publish(&mut self, slots: &mut Slots, pages: &mut Pages) {
-        self.all = slots.claims();
+        self.set(slots.claims());
         let claims = &mut pages.vcpu_page().claims;
         claims.count = self.all.len() as u64;
         for (to, from) in claims.list.iter_mut().take(MAX_CLAIMS).zip(&self.all) {
@@ -63,6 +71,12 @@ impl ClaimedRegions {
         let entries = self.all.iter().map(|claim| claim.entry * 8).cycle();
         claims.entries.iter_mut().zip(entries).for_each(|(to, from)| *to = from);
         self.note_waiting(slots, pages);
+    }
+
+    /// The claims are others now.
+    fn set(&mut self, claims: Vec<Claim>) {
+        self.given.retain(|given| !given.returned || given.is_reached(&claims));
+        self.all = claims;
     }
 
     /// Notes what the vCPU's program asks its kernel for, where the call begins, and what it has been given, where it
@@ -127,7 +141,7 @@ impl ClaimedRegions {
     /// How much of the memory that programs have been given is claimed by these; that of the program with this page table
     /// counts most.
     pub fn conflicts(&self, root: u64, claims: &[Claim]) -> usize {
-        let reached = |given: &&Given| claims.iter().any(|c| c.reaches(given.start, given.len));
+        let reached = |given: &&Given| given.is_reached(claims);
         let weight = |given: &Given| if given.root == root { MAX_GIVEN } else { 1 };
         self.given.iter().filter(reached).map(weight).sum()
     }
@@ -144,6 +158,7 @@ impl ClaimedRegions {
 
     /// The machine stays where it is, although this program has been given memory there.
     pub fn settle(&mut self, root: u64) {
+        self.given.retain(|given| given.root != root || !given.returned);
         let of_it = self.given.iter_mut().filter(|given| given.root == root);
         of_it.for_each(|given| given.settled = true);
     }
@@ -160,14 +175,18 @@ impl ClaimedRegions {
     }
 
     fn reached(&self, root: u64) -> impl Iterator<Item = &Given> {
-        let claimed = |given: &&Given| self.all.iter().any(|c| c.reaches(given.start, given.len));
-        self.given.iter().filter(move |given| given.root == root).filter(claimed)
+        let of_it = self.given.iter().filter(move |given| given.root == root);
+        of_it.filter(|given| given.is_reached(&self.all))
     }
 
     fn give(&mut self, root: u64, [start, len]: [u64; 2]) {
-        let given = Given { root, start, len, settled: false };
-        let same = |old: &Given| (old.root, old.start, old.len) == (root, start, len);
-        if len == 0 || self.given.iter().any(same) {
+        let given = Given { root, start, len, settled: false, returned: false };
+        let same = |old: &&mut Given| (old.root, old.start, old.len) == (root, start, len);
+        if let Some(old) = self.given.iter_mut().find(same) {
+            old.returned = false;
+            return;
+        }
+        if len == 0 {
             return;
         }
         if self.given.len() == MAX_GIVEN {
@@ -176,9 +195,14 @@ impl ClaimedRegions {
         self.given.push_back(given);
     }
 
+    /// The machine still makes way for what is given back, unless that has been found to be of no use.
     fn take(&mut self, root: u64, [start, len]: [u64; 2]) {
         let within = |g: &Given| g.start >= start && g.start + g.len <= start.saturating_add(len);
-        self.given.retain(|given| given.root != root || !within(given));
+        let all = &self.all;
+        self.given.retain_mut(|given| {
+            given.returned |= given.root == root && within(given);
+            !given.returned || !given.settled && given.is_reached(all)
+        });
     }
 }
 
@@ -202,6 +226,7 @@ fn is_met(mut ram: &Ram, roots: Roots, claim: &Claim) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::ClaimedRegions;
     use wedge::Pages;
     use wedge_abi::{Claim, OpenCall, SITES, UserPoint, VcpuPage, calls};
 
@@ -302,5 +327,40 @@ mod tests {
         }
         assert_eq!(page.claims.patience, 0);
         assert!(!page.claims.note_outcome(behind(ROOT, 0x3000), registers), "long ago");
+    }
+
+    /// The machine rests after it has moved. A program that gets and gives back memory meanwhile, and then reads there, would
+    /// find what the claim is for.
+    #[test]
+    fn memory_that_was_given_back_is_waited_for_until_the_machine_has_moved_or_cannot() {
+        let claim = |entry| vec![Claim { entry, first: 1, last: 3 }];
+        let (given, taken) = ([CLAIMED, 2 << 30], [CLAIMED, 2 << 30]);
+        let with_given = || {
+            let mut claims = ClaimedRegions::default();
+            claims.set(claim(13));
+            claims.give(ROOT, given);
+            assert!(claims.must_wait(ROOT));
+            claims
+        };
+        let mut moves = with_given();
+        moves.take(ROOT, taken);
+        assert!(moves.has_given(ROOT) && moves.must_wait(ROOT));
+        moves.set(claim(14));
+        moves.set(claim(13));
+        assert!(!moves.has_given(ROOT), "it is the program's no more");
+        let mut stays = with_given();
+        stays.take(ROOT, taken);
+        stays.settle(ROOT);
+        assert!(!stays.has_given(ROOT), "there is no better place");
+        let mut settled = with_given();
+        settled.settle(ROOT);
+        settled.take(ROOT, taken);
+        assert!(!settled.has_given(ROOT), "there was none before");
+        let mut again = with_given();
+        again.take(ROOT, taken);
+        again.give(ROOT, given);
+        again.set(claim(14));
+        again.set(claim(13));
+        assert!(again.must_wait(ROOT), "it is the program's again");
     }
 }
