@@ -32,11 +32,13 @@ struct Given {
     len: u64,
     /// There is no better place for the machine.
     settled: bool,
-    /// The program has given it back before the machine could make way, and would find there what the claim is for.
+    /// The program has given the memory back before the machine could move. Its code must not run beside the claim yet: a
+    /// read there would find the engine's memory and not fault.
     returned: bool,
 }
 
 impl Given {
+    /// One of the claims lies in the memory.
     fn is_reached(&self, claims: &[Claim]) -> bool {
         claims.iter().any(|claim| claim.reaches(self.start, self.len))
     }
@@ -62,7 +64,7 @@ impl ClaimedRegions {
 
     /// Makes known to wedges what they and the kernel have.
     pub fn publish(&mut self, slots: &mut Slots, pages: &mut Pages) {
-        self.set(slots.claims());
+        self.replace(slots.claims());
         let claims = &mut pages.vcpu_page().claims;
         claims.count = self.all.len() as u64;
         for (to, from) in claims.list.iter_mut().take(MAX_CLAIMS).zip(&self.all) {
@@ -73,8 +75,8 @@ impl ClaimedRegions {
         self.note_waiting(slots, pages);
     }
 
-    /// The claims are others now.
-    fn set(&mut self, claims: Vec<Claim>) {
+    /// Replaces the claims. Memory that was given back is forgotten if none of the new ones lies in it.
+    fn replace(&mut self, claims: Vec<Claim>) {
         self.given.retain(|given| !given.returned || given.is_reached(&claims));
         self.all = claims;
     }
@@ -133,7 +135,7 @@ impl ClaimedRegions {
     }
 
     /// Wedges do not go on by themselves with programs that are to be interpreted.
-    fn note_waiting(&self, slots: &mut Slots, pages: &mut Pages) {
+    pub fn note_waiting(&self, slots: &mut Slots, pages: &mut Pages) {
         pages.vcpu_page().claims.remembers = u64::from(!self.given.is_empty());
         slots.hold_back(self.waiting());
     }
@@ -180,22 +182,22 @@ impl ClaimedRegions {
     }
 
     fn give(&mut self, root: u64, [start, len]: [u64; 2]) {
-        let given = Given { root, start, len, settled: false, returned: false };
+        if len == 0 {
+            return;
+        }
         let same = |old: &&mut Given| (old.root, old.start, old.len) == (root, start, len);
         if let Some(old) = self.given.iter_mut().find(same) {
             old.returned = false;
             return;
         }
-        if len == 0 {
-            return;
-        }
         if self.given.len() == MAX_GIVEN {
             self.given.pop_front();
         }
-        self.given.push_back(given);
+        self.given.push_back(Given { root, start, len, settled: false, returned: false });
     }
 
-    /// The machine still makes way for what is given back, unless that has been found to be of no use.
+    /// The program with this page table has given memory back. That is remembered only until the machine has moved or has
+    /// found no better place ([`Given::returned`]).
     fn take(&mut self, root: u64, [start, len]: [u64; 2]) {
         let within = |g: &Given| g.start >= start && g.start + g.len <= start.saturating_add(len);
         let all = &self.all;
@@ -329,15 +331,15 @@ mod tests {
         assert!(!page.claims.note_outcome(behind(ROOT, 0x3000), registers), "long ago");
     }
 
-    /// The machine rests after it has moved. A program that gets and gives back memory meanwhile, and then reads there, would
-    /// find what the claim is for.
+    /// The machine does not move twice within half a second. A program that gets memory and gives it back within that time
+    /// would find the engine's memory at the same address.
     #[test]
     fn memory_that_was_given_back_is_waited_for_until_the_machine_has_moved_or_cannot() {
         let claim = |entry| vec![Claim { entry, first: 1, last: 3 }];
         let (given, taken) = ([CLAIMED, 2 << 30], [CLAIMED, 2 << 30]);
         let with_given = || {
             let mut claims = ClaimedRegions::default();
-            claims.set(claim(13));
+            claims.replace(claim(13));
             claims.give(ROOT, given);
             assert!(claims.must_wait(ROOT));
             claims
@@ -345,8 +347,8 @@ mod tests {
         let mut moves = with_given();
         moves.take(ROOT, taken);
         assert!(moves.has_given(ROOT) && moves.must_wait(ROOT));
-        moves.set(claim(14));
-        moves.set(claim(13));
+        moves.replace(claim(14));
+        moves.replace(claim(13));
         assert!(!moves.has_given(ROOT), "it is the program's no more");
         let mut stays = with_given();
         stays.take(ROOT, taken);
@@ -359,8 +361,8 @@ mod tests {
         let mut again = with_given();
         again.take(ROOT, taken);
         again.give(ROOT, given);
-        again.set(claim(14));
-        again.set(claim(13));
+        again.replace(claim(14));
+        again.replace(claim(13));
         assert!(again.must_wait(ROOT), "it is the program's again");
     }
 }

@@ -132,7 +132,7 @@ impl Fast {
         let better = better_base(&self.claims, &self.slots, self.board.ram(), (from, here));
         let Some(base) = better else {
             self.claims.settle(here.cr3 & paging::ADDRESS);
-            self.claims.publish(&mut self.slots, &mut self.pages);
+            self.claims.note_waiting(&mut self.slots, &mut self.pages);
             return Ok(());
         };
         tracing::debug!(

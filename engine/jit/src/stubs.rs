@@ -13,8 +13,8 @@ use wedge_abi::BlockExit;
 pub const LEN: u64 = 4096;
 /// Bytes for one of them.
 const ROUTINE: u64 = 512;
-/// Slots of the table behind the others that are looked at before a jump to what was found: no further, or a short jump
-/// would not reach it.
+/// Slots of the searched table that share one copy of the code for a hit. A short jump, which reaches 127 bytes, leads
+/// from each to that copy.
 const PROBES: usize = 4;
 const _: () = assert!(wedge_abi::DEEP_REACH.is_multiple_of(PROBES));
 pub use wedge_abi::{TABLE_LEN, TABLE_SLOTS};
@@ -197,7 +197,8 @@ fn search(a: &mut Assembler, layout: &Layout) {
     }
 }
 
-/// Jumps if the slot at HVA RDX is that of the GVA in RAX; goes on with the next one if not. RCX is lost.
+/// Compares the key of the slot at HVA RDX with the GVA in RAX. If they are equal, takes the short jump whose place is
+/// returned. If not, adds the length of a slot to RDX. RCX is lost.
 fn probe(a: &mut Assembler) -> usize {
     let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);
     a.load_mem(word, plus(at, 0));

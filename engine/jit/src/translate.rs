@@ -66,7 +66,7 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
         let bytes = &request.bytes[offset..after];
         let follower = match insn.mnemonic() {
             Mnemonic::Sti if left != 0 && after < request.here => {
-                follower(layout, request.bytes, after)
+                at(layout, request.bytes, after).map(|(_, rule)| rule)
             }
             Mnemonic::Swapgs => follower_of_swapgs(layout, request.bytes, after),
             _ => None,
@@ -82,7 +82,7 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
     Ok(emitter.finish(end))
 }
 
-/// The next whole instruction.
+/// The decoder's next instruction, if it lies wholly in the bytes.
 fn next(decoder: &mut Decoder<'_>) -> Option<Instruction> {
     if !decoder.can_decode() {
         return None;
@@ -91,25 +91,24 @@ fn next(decoder: &mut Decoder<'_>) -> Option<Instruction> {
     (decoder.last_error() != DecoderError::NoMoreBytes).then_some(insn)
 }
 
-/// The rule of the instruction at `offset`, if it lies wholly in the bytes.
-fn follower(layout: &Layout, bytes: &[u8], offset: usize) -> Option<Rule> {
-    let mut decoder = Decoder::new(64, bytes.get(offset..)?, DecoderOptions::NONE);
-    next(&mut decoder).map(|insn| rule(&insn, layout.level))
+/// The instruction at `offset` in the bytes, as if at GVA zero, and its rule.
+fn at(layout: &Layout, bytes: &[u8], offset: usize) -> Option<(Instruction, Rule)> {
+    let insn = next(&mut Decoder::new(64, bytes.get(offset..)?, DecoderOptions::NONE))?;
+    Some((insn, rule(&insn, layout.level)))
 }
 
-/// The same, behind jumps forward and NOPs: right before it returns to user code Linux clears CPU buffers, and has one of
-/// those in its place where the CPU needs no clearing.
+/// The rule of the first instruction at or behind `offset` that is neither a NOP nor a jump forward. Between SWAPGS and
+/// the return to user code Linux has an instruction that clears CPU buffers, and on CPUs that need none a NOP or a jump
+/// over it.
 fn follower_of_swapgs(layout: &Layout, bytes: &[u8], mut offset: usize) -> Option<Rule> {
     loop {
-        let rest = bytes.get(offset..)?;
-        let insn = next(&mut Decoder::new(64, rest, DecoderOptions::NONE))?;
-        match rule(&insn, layout.level) {
-            Rule::Jump => {
+        match at(layout, bytes, offset)? {
+            (insn, Rule::Jump) => {
                 let forward = usize::try_from(insn.near_branch_target()).ok().filter(|by| *by > 0);
                 offset = offset.checked_add(forward?)?;
             }
-            _ if insn.mnemonic() == Mnemonic::Nop => offset += insn.len(),
-            other => return Some(other),
+            (insn, _) if insn.mnemonic() == Mnemonic::Nop => offset += insn.len(),
+            (_, other) => return Some(other),
         }
     }
 }

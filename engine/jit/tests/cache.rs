@@ -1,27 +1,17 @@
 //! The code cache against a model: whatever is made, dropped, shown again and cleared, in whatever order, nothing
 //! leads to a block but what asks for its guest address, and to none that was dropped.
 
+mod support;
+
 use jit::{
-    Layout, Level, Request,
+    Layout, Request,
     cache::{Cache, CodeMemory, CodeUser, Refused},
     stubs, translate,
 };
 use std::{collections::HashMap, sync::LazyLock};
+use support::LAYOUT;
 use wedge_abi::{DEEP, DEEP_REACH, deep_slot};
 
-const LAYOUT: Layout = Layout {
-    level: Level::Kernel,
-    several: false,
-    bias: 0,
-    regions: 0x10_0000_0000,
-    copies: None,
-    cache: 0x10_1000_0000,
-    // Less than all blocks need, so that it is full now and then.
-    cache_len: stubs::LEN + 0x4000,
-    vcpu_page: 0x10_2000_0000,
-    table: 0x10_3000_0000,
-    lookups: None,
-};
 /// GVAs of the blocks: zero, and such as meet in few slots of the searched table.
 static GUESTS: LazyLock<Vec<u64>> = LazyLock::new(|| {
     let all = (0xffff_ffff_8100_0000_u64..).step_by(32);
@@ -54,6 +44,12 @@ impl CodeMemory for Memory {
 impl Memory {
     fn word(&self, offset: u64) -> u64 {
         self.tables.get(&offset).copied().unwrap_or(0)
+    }
+    /// What a search for a GVA can find: HVAs.
+    fn found(&self, gva: u64) -> impl Iterator<Item = u64> {
+        let slots = deep_slot(gva)..deep_slot(gva) + DEEP_REACH;
+        let keys = slots.map(|slot| (DEEP + slot * 16) as u64);
+        keys.filter(move |at| self.word(*at) == gva).map(|at| self.word(at + 8))
     }
     /// HVA a jump's displacement leads to.
     fn target(&self, site: u64) -> u64 {
@@ -141,20 +137,13 @@ impl Model {
         (0..BLOCKS).for_each(|index| self.check_block(index));
     }
 
-    /// What a search for a GVA can find.
-    fn found(&self, gva: u64) -> impl Iterator<Item = u64> {
-        let slots = deep_slot(gva)..deep_slot(gva) + DEEP_REACH;
-        let keys = slots.map(|slot| (DEEP + slot * 16) as u64);
-        keys.filter(move |at| self.memory.word(*at) == gva).map(|at| self.memory.word(at + 8))
-    }
-
     fn check_block(&self, index: u64) {
         let (gva, host) = (guest(index), self.cache.find(guest(index), false));
         let (key, value) = stubs::table_slot(gva);
         if self.memory.word(key as u64) == gva.wrapping_neg() {
             assert_eq!(Some(self.memory.word(value as u64)), host, "table, {gva:x}");
         }
-        self.found(gva).for_each(|found| assert_eq!(Some(found), host, "deep, {gva:x}"));
+        self.memory.found(gva).for_each(|found| assert_eq!(Some(found), host, "deep, {gva:x}"));
         let Some(host) = host else { return };
         let bytes = &self.code[index as usize];
         let cache_offset = (host - LAYOUT.cache) as u32;
@@ -183,8 +172,8 @@ fn nothing_leads_to_a_block_that_was_dropped() {
     assert!(full > 10, "cleared {full} times");
 }
 
-/// A kernel runs for days: what was dropped must not use up the searched table, and whoever looks while a slot comes to
-/// another address finds nothing.
+/// The slots of dropped blocks come to other addresses. Otherwise a kernel that runs for days would use up the searched
+/// table.
 #[test]
 fn a_slot_of_the_searched_table_is_used_again() {
     let all = (GUESTS[1]..).step_by(32);
@@ -194,16 +183,12 @@ fn a_slot_of_the_searched_table_is_used_again() {
         let mut memory = Memory::default();
         let mut cache = Cache::new(Layout { several, ..LAYOUT }, &mut memory);
         let users = [cache.add_user(), cache.add_user()];
-        let shown = |memory: &Memory, gva: u64| {
-            let slots = deep_slot(gva)..deep_slot(gva) + DEEP_REACH;
-            slots.filter(|at| memory.word((DEEP + at * 16) as u64) == gva).count()
-        };
         for gva in &same {
             let made = cache.add(&mut memory, *gva, &[0xf4], 1, (false, false), [0x1000; 2]);
             made.expect("a block");
-            assert_eq!(shown(&memory, *gva), 1, "{gva:x}, several: {several}");
+            assert_eq!(memory.found(*gva).count(), 1, "{gva:x}, several: {several}");
             cache.drop_page(&mut memory, 0x1000);
-            assert_eq!(shown(&memory, *gva), 0, "{gva:x}, several: {several}");
+            assert_eq!(memory.found(*gva).count(), 0, "{gva:x}, several: {several}");
             users.iter().for_each(|user| cache.pass(&mut memory, *user));
         }
     }

@@ -1,21 +1,18 @@
-//! What is known of pages that are mapped: a table by a hash of their addresses, in which a later page takes an earlier
-//! one's place.
+//! The hints: which pages (HVA) of the wedge's process are mapped, and to what, as far as the wedge remembers.
 //!
-//! What it says of a page is true: whoever changes what is mapped there says so here.
+//! A hash of its address gives each page one place in the table; a new hint overwrites that of another page there. What a
+//! hint says is true, since every change of a mapping updates the page's hint.
 
+use crate::mmu::{LARGE, PAGE};
 use core::arch::asm;
-use wedge_abi::{HINTS, Hint, Mapped};
+use wedge_abi::{HINTS, Hint, Mapped, Rights};
 
-const PAGE: u64 = 4096;
-const LARGE: u64 = 1 << 21;
-const READ: u64 = 1;
-const EXECUTE: u64 = 4;
 /// Beside the offset in a hint: the monitor has looked at the page ([`keep`]).
 pub const KEPT: u64 = 1;
-/// The offset of a page at which nothing is mapped, or what cannot be reached. No other mapping has it.
+/// The offset in the hint of a page that has been taken away. No page of RAM has this offset.
 const DROPPED: u64 = !0xfff;
 
-/// Where a page's hint is, or another page's.
+/// The place of a page's hint in the table. The hint there may be another page's.
 pub fn slot(mapped: &mut Mapped, page: u64) -> Option<&mut Hint> {
     mapped.hints.get_mut(index(page))
 }
@@ -24,7 +21,7 @@ fn index(hva: u64) -> usize {
     (hva / PAGE) as usize % HINTS
 }
 
-/// A page is mapped so.
+/// Remembers how a page is mapped.
 pub fn set(mapped: &mut Mapped, page: u64, is: Hint) {
     if let Some(hint) = slot(mapped, page) {
         *hint = is;
@@ -63,7 +60,7 @@ pub fn close(mapped: &mut Mapped, from: u64, to: u64) {
 
 /// The monitor has looked at a page that is mapped for execution: [`wedge_abi::MapCommand::Keep`].
 pub fn keep(mapped: &mut Mapped, page: u64, offset: u64) {
-    set(mapped, page, Hint { page: page | READ | EXECUTE, offset: offset | KEPT });
+    set(mapped, page, Hint { page: page | Rights::READ_EXECUTE.bits(), offset: offset | KEPT });
 }
 
 /// What is mapped at a page shows the same of RAM, with these rights; none if it is closed.
@@ -72,17 +69,17 @@ pub fn shows(mapped: &Mapped, page: u64, offset: u64, rights: u64) -> bool {
     page != 0 && hint.is_some_and(|hint| hint.page == page | rights && hint.offset == offset)
 }
 
-/// A page has been taken away.
+/// Remembers that a page has been taken away.
 pub fn note_dropped(mapped: &mut Mapped, page: u64) {
     set(mapped, page, Hint { page, offset: DROPPED });
 }
 
-/// A page has been taken away, and nothing has been mapped there since.
+/// The wedge remembers that it has taken a page away, and nothing has been mapped there since.
 pub fn is_dropped(mapped: &Mapped, page: u64) -> bool {
     shows(mapped, page, DROPPED, 0)
 }
 
-/// Nothing is known to be mapped.
+/// Forgets all hints.
 pub fn clear(mapped: &mut Mapped) {
     // SAFETY: clears the table; there is no memset here.
     unsafe {
@@ -108,6 +105,7 @@ mod tests {
 
     const PAGES: [u64; 2] = [0x7f12_3456_7000, 0x7f12_3456_8000];
     const OFFSET: u64 = 0x1000;
+    const READ: u64 = Rights::READ.bits();
 
     fn nothing_mapped() -> Mapped {
         Mapped {
@@ -122,7 +120,7 @@ mod tests {
         }
     }
 
-    /// What ends the knowledge that nothing is mapped at a page.
+    /// The hint of a page that was taken away is lost with each change that may map the page, and with no other.
     #[test]
     fn a_page_is_dropped_until_something_is_mapped() {
         type Change = fn(&mut Mapped);

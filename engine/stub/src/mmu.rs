@@ -20,8 +20,8 @@ use wedge_abi::{
 };
 use x86::paging::{A, ADDRESS, D, G, NX, P, RW, US};
 
-const PAGE: u64 = 4096;
-const LARGE: u64 = 1 << 21;
+pub(crate) const PAGE: u64 = 4096;
+pub(crate) const LARGE: u64 = 1 << 21;
 const AROUND: u64 = 16;
 /// Pages mapped at once at the most.
 const REACH: u64 = MAX_RUN / PAGE;
@@ -440,8 +440,9 @@ pub fn note(s: &mut Shared, report: MapReport) {
     }
 }
 
-/// The same, if it is not the last that it was told.
-fn note_again(s: &mut Shared, report: MapReport) {
+/// Tells the monitor that a range of the user's (HVA, bytes) is dropped, if that is not the last thing it was told.
+fn note_dropped(s: &mut Shared, start: u64, len: u64) {
+    let report = MapReport::Dropped { start, len };
     let last = (s.made.count as usize).checked_sub(1).and_then(|at| s.made.list.get(at));
     if last.is_none_or(|last| *last != report.encode()) {
         note(s, report);
@@ -457,14 +458,19 @@ pub fn finish_deferred(cx: &mut Context<'_>) {
     }
 }
 
-/// Takes a page of the user's away. What is left of its mapping makes the next one cheaper: the host need
-/// not free its page tables.
+/// Takes a page of the user's away, if it is not known to be away. What is left of its mapping makes the next one cheaper:
+/// the host need not free its page tables.
 fn drop_page(cx: &mut Context<'_>, page: u64) -> bool {
-    hints::forget(&mut cx.shared.mapped, page, page + PAGE);
+    // At each munmap of memory that has an entry of the top table to itself, Linux 6.1 flushes a page of it, used or not.
+    if hints::is_dropped(&cx.shared.mapped, page) {
+        return true;
+    }
     // SAFETY: a page of the user's.
     let done = unsafe { cx.protect(page, PAGE, 0) == 0 || cx.unmap(page, PAGE) == 0 };
     if done {
         hints::note_dropped(&mut cx.shared.mapped, page);
+    } else {
+        hints::forget(&mut cx.shared.mapped, page, page + PAGE);
     }
     done
 }
@@ -507,12 +513,6 @@ pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
     }
     let base = page & !(LARGE - 1);
     let large = cx.shared.mapped.larges.contains(&base);
-    if !large && hints::is_dropped(&cx.shared.mapped, page) {
-        // Linux 6.1 does so at each munmap of memory that has an entry of the top table to itself, used or not.
-        note_again(cx.shared, MapReport::Dropped { start: page, len: PAGE });
-        cx.vcpu.counters.invalidations += 1;
-        return true;
-    }
     let [_, faulted, _, space] = cx.vcpu.paging.faulted;
     let answered = space == cx.vcpu.regs.cr3 && faulted & !(PAGE - 1) == page;
     if !large && answered && cx.vcpu.paging.deferred == 0 && cx.vcpu.regs.ac == 0 {
@@ -521,7 +521,7 @@ pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
         // does not run before `finish_deferred`, and kernel code reaches the user's memory only with AC set.
         // Whatever sets AC finishes it first: STAC (`jit::emit`), IRET and entries (`assist`), the monitor.
         cx.vcpu.paging.deferred = page;
-        note(cx.shared, MapReport::Dropped { start: page, len: PAGE });
+        note_dropped(cx.shared, page, PAGE);
         cx.vcpu.counters.invalidations += 1;
         return true;
     }
@@ -538,7 +538,7 @@ pub fn invalidate(cx: &mut Context<'_>, gva: u64) -> bool {
     if large {
         hints::forget(&mut cx.shared.mapped, page, page + len);
     }
-    note(cx.shared, MapReport::Dropped { start: page, len });
+    note_dropped(cx.shared, page, len);
     cx.vcpu.counters.invalidations += 1;
     true
 }

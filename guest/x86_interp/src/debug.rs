@@ -158,8 +158,8 @@ impl<S: System> Cpu<S> {
         self.watches_each() || self.vcpu.rflags & flags::RF != 0
     }
 
-    /// Something may happen before or after each instruction. RFLAGS.RF alone is no reason: where there are no
-    /// breakpoints, the next instruction clears it and nothing else.
+    /// A breakpoint, a single-step trap or the end of an interrupt shadow can come at each instruction. RFLAGS.RF does not
+    /// count: it only suppresses breakpoints, and without any the flag has no effect.
     #[inline]
     pub(crate) fn watches_each(&self) -> bool {
         let v = &self.vcpu;

@@ -61,7 +61,8 @@ pub struct Leave {
 /// Entries of a kind in a record that is to be taken.
 const LONG: usize = 1024;
 
-/// RFLAGS bits with which kernel code can be left to the observer. A handler's IRET sets RF.
+/// RFLAGS bits with which kernel code can be left to the observer. RF is one of them: the IRET of each exception handler
+/// sets it.
 const PLAIN: u64 =
     flags::STATUS | flags::DF | flags::IF | flags::RF | flags::AC | flags::ID | flags::FIXED;
 

@@ -45,17 +45,9 @@ impl CodeUser {
 /// The records of the tables.
 pub(super) struct Tables {
     layout: Layout,
-    deep: Vec<DeepSlot>,
+    /// Whose the slots of the searched table are: GVAs, zero for nobody's.
+    deep: Vec<u64>,
     shared: Option<Shared>,
-}
-
-/// Whose a slot of the searched table is.
-#[derive(Clone, Copy, Default)]
-struct DeepSlot {
-    /// GVA, zero for nobody's.
-    guest: u64,
-    /// Which of the emptied slots it was, zero while it leads to a block.
-    emptied: u64,
 }
 
 /// What is known of several users.
@@ -65,8 +57,12 @@ struct Shared {
     owners: Vec<u64>,
     /// Slots emptied so far, of all tables.
     emptied: u64,
-    /// Slots of the searched table that have been emptied, the earliest first. Some lead to a block again.
-    left: VecDeque<(usize, u64)>,
+    /// For each slot of the searched table the value of `emptied` when the slot was emptied. Zero while the slot leads
+    /// to a block, or is nobody's.
+    deep_emptied: Vec<u64>,
+    /// The slots of the searched table that have been emptied and the values of `emptied` then, the earliest first. Some
+    /// of the slots lead to a block again.
+    deep_left: VecDeque<(usize, u64)>,
     /// How many there were when a user was last outside of translated code; the most there can be while it stays outside.
     seen: Vec<u64>,
     /// Slots that have been emptied, by their index among the owners.
@@ -88,10 +84,12 @@ fn index(key: Key) -> usize {
 impl Tables {
     /// Empty tables; writes what is not zero in them.
     pub fn new(layout: Layout, memory: &mut impl CodeMemory) -> Self {
-        let shared = layout
-            .several
-            .then(|| Shared { owners: vec![0; 2 * TABLE_SLOTS], ..Shared::default() });
-        let new = Self { layout, deep: vec![DeepSlot::default(); DEEP_SLOTS + DEEP_REACH], shared };
+        let shared = layout.several.then(|| Shared {
+            owners: vec![0; 2 * TABLE_SLOTS],
+            deep_emptied: vec![0; DEEP_SLOTS + DEEP_REACH],
+            ..Shared::default()
+        });
+        let new = Self { layout, deep: vec![0; DEEP_SLOTS + DEEP_REACH], shared };
         new.reset(memory);
         new
     }
@@ -140,35 +138,29 @@ impl Tables {
     /// Has the tables not lead to a block any more.
     pub fn hide(&mut self, memory: &mut impl CodeMemory, key: Key) {
         self.empty(memory, key);
-        if let Some(slot) = self.deep_slot_of(key.0).filter(|_| !key.1) {
+        if let Some(slot) = self.deep_slot_of(key.0, key.0).filter(|_| !key.1) {
             memory.write_table(deep_key(slot), empty_deep(slot));
-            self.leave_deep(slot);
-        }
-    }
-
-    /// A slot of the searched table has been emptied.
-    fn leave_deep(&mut self, slot: usize) {
-        match &mut self.shared {
-            None => self.deep[slot] = DeepSlot::default(),
-            Some(shared) => {
-                shared.emptied += 1;
-                shared.left.push_back((slot, shared.emptied));
-                self.deep[slot].emptied = shared.emptied;
+            match &mut self.shared {
+                None => self.deep[slot] = 0,
+                Some(shared) => shared.leave_deep(slot),
             }
         }
     }
 
-    /// The slot of the searched table that is an address's, whether it is empty or not.
-    fn deep_slot_of(&self, guest: u64) -> Option<usize> {
-        deep_slots(guest).find(|at| self.deep[*at].guest == guest)
+    /// The first slot, of those of the searched table where a GVA can be, that is an owner's: the GVA, or zero for nobody.
+    fn deep_slot_of(&self, guest: u64, owner: u64) -> Option<usize> {
+        deep_slots(guest).find(|at| self.deep[*at] == owner)
     }
 
     /// Puts a block into the searched table, if there is room for it: into the slot that is its address's, or one that
     /// is nobody's.
     fn enter_deep(&mut self, memory: &mut impl CodeMemory, guest: u64, host: u64) {
-        let free = || deep_slots(guest).find(|at| self.deep[*at].guest == 0);
-        let Some(slot) = self.deep_slot_of(guest).or_else(free) else { return };
-        self.deep[slot] = DeepSlot { guest, emptied: 0 };
+        let of = |owner| self.deep_slot_of(guest, owner);
+        let Some(slot) = of(guest).or_else(|| of(0)) else { return };
+        self.deep[slot] = guest;
+        if let Some(shared) = &mut self.shared {
+            shared.deep_emptied[slot] = 0;
+        }
         memory.write_table(deep_key(slot) + 8, host);
         memory.write_table(deep_key(slot), guest);
     }
@@ -176,15 +168,15 @@ impl Tables {
     /// Empties the tables. Nobody may be executing what they lead to.
     pub fn clear(&mut self, memory: &mut impl CodeMemory, keys: impl Iterator<Item = Key>) {
         keys.for_each(|key| self.empty(memory, key));
-        let used = self.deep.iter_mut().enumerate().filter(|(_, slot)| slot.guest != 0);
-        for (slot, owner) in used {
-            *owner = DeepSlot::default();
+        for (slot, guest) in self.deep.iter_mut().enumerate().filter(|(_, guest)| **guest != 0) {
+            *guest = 0;
             memory.write_table(deep_key(slot), empty_deep(slot));
         }
         if let Some(shared) = &mut self.shared {
             shared.owners.fill(0);
             shared.waiting.clear();
-            shared.left.clear();
+            shared.deep_emptied.fill(0);
+            shared.deep_left.clear();
         }
     }
 
@@ -243,17 +235,23 @@ impl Shared {
         self.seen.iter().copied().min().unwrap_or(0)
     }
 
-    /// Slots of the searched table are nobody's again of which no user can have read the key.
-    fn free_deep(&mut self, deep: &mut [DeepSlot], all: u64) {
-        while let Some((slot, _)) = self.left.pop_front_if(|(_, number)| *number <= all) {
-            let number = deep[slot].emptied;
-            if number != 0 && number <= all {
-                deep[slot] = DeepSlot::default();
+    /// Notes that a slot of the searched table has been emptied.
+    fn leave_deep(&mut self, slot: usize) {
+        self.emptied += 1;
+        self.deep_emptied[slot] = self.emptied;
+        self.deep_left.push_back((slot, self.emptied));
+    }
+
+    /// Makes those emptied slots of the searched table nobody's whose key no user can have read.
+    fn free_deep(&mut self, deep: &mut [u64], all: u64) {
+        while let Some((slot, number)) = self.deep_left.pop_front_if(|(_, number)| *number <= all) {
+            if self.deep_emptied[slot] == number {
+                (deep[slot], self.deep_emptied[slot]) = (0, 0);
             }
         }
     }
 
-    /// The addresses that waited for slots of which no user can have read the key.
+    /// Gives emptied slots whose key no user can have read to the addresses that wait for them, and returns those.
     fn hand_over(&mut self, all: u64) -> Vec<Key> {
         if self.waiting.is_empty() {
             return Vec::new();

@@ -14,21 +14,17 @@ use crate::{
 use iced_x86::{Code, Instruction, Mnemonic, Register};
 
 impl Emitter<'_> {
-    /// The host's FS base follows. It need not, and keeps what it was, if the block leaves before it uses FS: whoever enters
-    /// translated code loads it from the slot. A write takes 10 ns, and Linux returns from each system call so.
+    /// Exchanges the guest's GS bases. The host's FS base is written only if translated code may use FS before it exits,
+    /// since a write takes 10 ns: SYSRET and IRET exit, and the entry to translated code loads FS base from its slot.
     pub(super) fn swap_gs(&mut self, follower: Option<Rule>) -> Flow {
-        let leaves = matches!(follower, Some(Rule::Sysret | Rule::SysretNarrow | Rule::Iret));
+        let exits = matches!(follower, Some(Rule::Sysret | Rule::SysretNarrow | Rule::Iret));
         let (active, other, scratch) = (Register::RAX, Register::RCX, Register::RDX);
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, active);
         self.put_aside(&mut fixes, 1, other);
         self.put_aside(&mut fixes, 2, scratch);
         self.asm.load(active, slot!(regs.kernel_gs_base));
-        self.host_base(active, other, scratch);
-        if !leaves {
-            self.asm.reg1(Code::Wrfsbase_r64, other);
-        }
-        self.asm.store(slot!(block.percpu), other);
+        self.set_host_base(active, [other, scratch], !exits);
         self.asm.load(other, slot!(regs.gs_base));
         self.asm.store(slot!(regs.kernel_gs_base), other);
         self.asm.store(slot!(regs.gs_base), active);
@@ -38,17 +34,10 @@ impl Emitter<'_> {
         Flow::On
     }
 
-    /// The host's FS base follows a new GS base of the guest; both scratch registers are lost. It faults before
-    /// anything is changed.
-    fn load_host_base(&mut self, base: Register, host: Register, scratch: Register) {
-        self.host_base(base, host, scratch);
-        self.asm.reg1(Code::Wrfsbase_r64, host);
-        self.asm.store(slot!(block.percpu), host);
-    }
-
-    /// The host's FS base for a GS base of the guest's, as [`wedge_abi::percpu`] says, by the sign of the address and
-    /// without flags.
-    fn host_base(&mut self, base: Register, host: Register, biased: Register) {
+    /// Computes the host's FS base for a new GS base of the guest (GVA), as [`wedge_abi::percpu`] says, by the sign of the
+    /// address and without flags. Writes it to its slot, and to the CPU if `write`. Both scratch registers are lost. A
+    /// base that is not canonical faults before the slot changes.
+    fn set_host_base(&mut self, base: Register, [host, biased]: [Register; 2], write: bool) {
         self.asm.mov_imm(host, u64::MAX);
         self.asm.op3(Code::VEX_Sarx_r64_rm64_r64, host, base, host);
         self.asm.mov_imm(biased, self.layout.bias);
@@ -58,6 +47,10 @@ impl Emitter<'_> {
         let nowhere = self.asm.slot_operand(slot!(block.nowhere));
         self.asm.op3(Code::VEX_Pdep_r64_r64_rm64, host, host, nowhere);
         self.asm.lea(host, sum(host, biased));
+        if write {
+            self.asm.reg1(Code::Wrfsbase_r64, host);
+        }
+        self.asm.store(slot!(block.percpu), host);
     }
 
     pub(super) fn read_selector(&mut self, insn: &Instruction) -> Flow {
@@ -104,7 +97,7 @@ impl Emitter<'_> {
         self.put_aside(&mut fixes, 1, bias);
         self.asm.reg1(Code::Wrfsbase_r64, base);
         if insn.mnemonic() == Mnemonic::Wrgsbase {
-            self.load_host_base(base, host, bias);
+            self.set_host_base(base, [host, bias], true);
         } else {
             self.asm.load(host, slot!(block.percpu));
             self.asm.reg1(Code::Wrfsbase_r64, host);

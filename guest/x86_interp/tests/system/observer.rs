@@ -43,8 +43,8 @@ fn without_a_bound_all_user_code_runs_here() {
     assert!(lab.v().gpr[reg::RAX] > 1);
 }
 
-/// The IRET of a handler sets RF, so that what faulted does not meet its breakpoint again. Without breakpoints it is
-/// nothing to stay for.
+/// RF suppresses breakpoints at one instruction, and the IRET of each exception handler sets it. Code is interpreted for
+/// RF only if there are breakpoints.
 #[test]
 fn the_resume_flag_alone_keeps_no_code_here() {
     const EXECUTION_OF_DR0: u64 = 0x402;
