@@ -78,8 +78,8 @@ pub fn install_code(at: usize, code: &[u8]) {
     protect(at, len, libc::PROT_READ | libc::PROT_EXEC);
 }
 
-/// Maps an alternate signal stack at `at` and registers it. SS_AUTODISARM is *not* used: see
-/// docs/probes.md on why it is not wanted.
+/// Maps an alternate signal stack at `at` and registers it. SS_AUTODISARM is not used, unlike by
+/// the engine: code of the probe never has its stack pointer there.
 pub fn alt_stack(at: usize, len: usize) {
     map_anon(at, len, RW);
     register_alt_stack(at, len, 0);

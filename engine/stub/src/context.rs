@@ -5,6 +5,7 @@
 //! loop and between two steps. So no step has a reference to a shared page while somebody else may use that.
 
 use crate::{
+    filter::SIGALTSTACK,
     gates::{Gate, enter_block, resume_raw},
     here,
     host::Secret,
@@ -13,7 +14,9 @@ use crate::{
     turns,
 };
 use core::{arch::asm, sync::atomic::AtomicU64};
-use wedge_abi::{MONITOR, Reason, SHARED, Shared, VCPU_PAGE, VcpuPage, go};
+use wedge_abi::{
+    ALT_STACK_LEN, MONITOR, Reason, SHARED, SIGNAL_STACK_FLAGS, Shared, VCPU_PAGE, VcpuPage, go,
+};
 
 /// What the code here works on.
 #[derive(Debug)]
@@ -83,12 +86,20 @@ pub(crate) enum Next {
 /// A step: what guest code has stopped for.
 pub(crate) type Step = fn(&mut Context<'_>) -> Next;
 
-/// Takes a step and those that follow the step, on an empty stack.
+/// Takes a step and those that follow the step, on an empty stack; what came before was the handler of a signal.
+///
+/// The signal took its stack away from the process (SS_AUTODISARM). So the host gets it back first, while RSP is there
+/// still: a signal before the call goes on below RSP, and one behind it begins at the stack's end again. Nothing that is
+/// there is needed by then.
 pub(crate) fn restart(first: Step) -> ! {
-    // SAFETY: nothing on the stack is needed any more.
+    // SAFETY: nothing on either stack is needed any more, and the call reads what has just been pushed.
     unsafe {
-        asm!("lea rsp, [rip + stack_top]", "xor ebp, ebp", "call {stay}", "ud2",
-            stay = sym stay, in("rdi") first, options(noreturn))
+        asm!("lea rax, [rip + alt_stack]", "mov ecx, {flags}", "push {len}", "push rcx", "push rax",
+            "mov rdi, rsp", "xor esi, esi", "lea r9, [rip + shared_page]", "mov r9, [r9]", "mov eax, {sigaltstack}",
+            "syscall", "test eax, eax", "jnz 9f",
+            "lea rsp, [rip + stack_top]", "xor ebp, ebp", "mov rdi, r12", "call {stay}", "9: ud2",
+            flags = const SIGNAL_STACK_FLAGS, len = const ALT_STACK_LEN, sigaltstack = const SIGALTSTACK,
+            stay = sym stay, in("r12") first, options(noreturn))
     }
 }
 

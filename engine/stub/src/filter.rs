@@ -5,7 +5,8 @@
 //! only keeps honest code from being made a tool. What protects the host is that whatever passes, with any
 //! arguments, concerns this process and guest RAM alone: `mmap` maps RAM (it is the only descriptor the
 //! process has) or memory without content, over what is there and not where the host likes; `mprotect` and
-//! `munmap` change what this process sees; `futex` waits and wakes; `sigreturn` loads registers; `ioctl`
+//! `munmap` change what this process sees; `futex` waits and wakes; `sigreturn` loads registers; `sigaltstack`
+//! says where this process's signals are written; `ioctl`
 //! waits for the process of user code and lets it go on, if there is one; `set_thread_area` gives this process
 //! a data segment below 4 GiB, where 32-bit user code runs. The process of user code has [`HAND_OVER`], which
 //! another filter of its makes wait for the wedge. Anything else is a SIGSYS.
@@ -96,7 +97,7 @@ const TO_STACK: u8 = 0xf6;
 const TO_MASK: u8 = 0xf7;
 const TO_NARROW: u8 = 0xf8;
 /// Where those are, in the same order.
-const PLACES: [u8; 9] = [22, 24, 28, LEN as u8 - 2, LEN as u8 - 1, 17, 41, 49, 59];
+const PLACES: [u8; 9] = [23, 25, 29, LEN as u8 - 2, LEN as u8 - 1, 18, 42, 50, 60];
 
 /// What an instruction compares with.
 #[derive(Clone, Copy)]
@@ -113,7 +114,7 @@ enum Value {
 }
 use Value::{BlobEnd, OfNarrow, OfUser, Plain, SecretHigh, SecretLow, Window};
 
-const LEN: usize = 72;
+const LEN: usize = 73;
 /// A filter.
 pub type Program = [Bpf; LEN];
 /// The filter of any wedge: without what differs between them, and jumps by their purpose.
@@ -131,6 +132,7 @@ const PROGRAM: [(Bpf, Value); LEN] = [
     (case(HAND_OVER, TO_ALLOW).0, OfUser),
     (case(SIGALTSTACK, TO_STACK).0, OfUser),
     (case(SIGPROCMASK, TO_MASK).0, OfUser),
+    case(SIGALTSTACK, TO_SECRET),
     case(MPROTECT, TO_SECRET),
     case(PKEY_MPROTECT, TO_SECRET),
     case(MUNMAP, TO_SECRET),

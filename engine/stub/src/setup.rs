@@ -10,8 +10,9 @@ use crate::{
 };
 use core::arch::naked_asm;
 use wedge_abi::{
-    ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, MONITOR, RAM, REGIONS, REGIONS_LEN, SITES,
-    SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW, WINDOW_END,
+    ALT_STACK, ALT_STACK_LEN, COPIES_LEN, KICK, MONITOR, RAM, REGIONS, REGIONS_LEN,
+    SIGNAL_STACK_FLAGS, SITES, SITES_LEN, STACK, SYSCALL_USER_DISPATCH, TOP, USER_START, WINDOW,
+    WINDOW_END,
 };
 
 /// First instruction of the image: change to the window's stack, forget the old one.
@@ -88,7 +89,7 @@ pub const SIGNALS: [u64; 7] = [4, 5, 7, 8, KICK as u64, 11, 31];
 pub const SIGNAL_FLAGS: u64 = 4 | 0x0800_0000 | 0x4000_0000 | 0x0400_0000;
 
 fn signals(cx: &Context<'_>, secret: Secret) {
-    let stack = [here(ALT_STACK) as u64, 0, ALT_STACK_LEN as u64];
+    let stack = [here(ALT_STACK) as u64, SIGNAL_STACK_FLAGS, ALT_STACK_LEN as u64];
     plain(secret, [host::SIGALTSTACK, stack.as_ptr() as u64, 0, 0, 0, 0]);
     let keys = cx.shared.setup.key != 0;
     let handler = if keys { on_signal_keys as *const () } else { on_signal as *const () } as u64;

@@ -3,8 +3,9 @@
 //! on a CPU that knows nothing of ring3.
 //!
 //! Its arguments say what is closed to it: `kernel` (the guest kernel's memory), `wedge` (the wedge's own
-//! pages), `signals` (the stack of the host's signals); and `unaligned`, that the host's CPU does not check alignment. Attempts on what is not closed, or not checked,
-//! are skipped, and said to be.
+//! pages), `stack` (RSP has no say in whether a signal of the host's finds room), `signals` (what a process of user
+//! code tells its wedge); and `unaligned`, that the host's CPU does not check alignment. Attempts on what is not closed,
+//! or not checked, are skipped, and said to be.
 
 use std::{arch::asm, ptr, slice, sync::OnceLock};
 
@@ -71,6 +72,8 @@ enum Needs {
     Wedge,
     Alignment,
     /// Signals find room wherever RSP points.
+    Stack,
+    /// What user code's process and the wedge tell each other is not believed.
     Signals,
 }
 
@@ -379,6 +382,7 @@ fn main() {
         match argument.as_str() {
             "kernel" => closed.push(Needs::Kernel),
             "wedge" => closed.push(Needs::Wedge),
+            "stack" => closed.push(Needs::Stack),
             "signals" => closed.push(Needs::Signals),
             _ => closed.retain(|needs| *needs != Needs::Alignment),
         }

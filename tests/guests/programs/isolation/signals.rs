@@ -87,12 +87,12 @@ fn states(o: &mut Outcome) {
             "mov rsp, r15", "push 0", "ldmxcsr [rsp]", "mov rsp, r14", "pxor xmm0, xmm0", "divss xmm0, xmm0")),
     ];
     for (name, expected, attempt) in state {
-        o.attempt(&format!("{name} at the signal stack's start"), Needs::Signals, expected, move || attempt(ALT_STACK as u64 + 8));
+        o.attempt(&format!("{name} at the signal stack's start"), Needs::Stack, expected, move || attempt(ALT_STACK as u64 + 8));
     }
-    o.attempt("areas that cannot be loaded", Needs::Signals, Signal(SEGV), || {
+    o.attempt("areas that cannot be loaded", Needs::Stack, Signal(SEGV), || {
         with_area(|area| (area[512], area[24]) = (7, 0xff), ALT_STACK as u64 + 8)
     });
-    o.attempt("header with reserved bits", Needs::Signals, Signal(SEGV), || {
+    o.attempt("header with reserved bits", Needs::Stack, Signal(SEGV), || {
         with_area(|area| area[512 + 16] = 1, ALT_STACK as u64 + 8)
     });
 }
@@ -156,11 +156,11 @@ fn jumps(o: &mut Outcome) {
 pub fn attempts(o: &mut Outcome) {
     for (place, stack) in stacks() {
         for (name, expected, fault) in FAULTS {
-            o.attempt(&format!("{name} with RSP at {place}"), Needs::Signals, expected, || fault(stack));
+            o.attempt(&format!("{name} with RSP at {place}"), Needs::Stack, expected, || fault(stack));
         }
     }
     states(o);
-    o.attempt("recursion without end", Needs::Signals, Killed, recursion);
+    o.attempt("recursion without end", Needs::Stack, Killed, recursion);
     o.patience = SHORT;
     hand_overs(o);
     jumps(o);
