@@ -7,6 +7,7 @@ fn main() {
     let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     let program = Path::new(&out).join("agent");
     println!("cargo::rerun-if-changed=agent");
+    println!("cargo::rerun-if-changed=src/lists.rs");
     println!("cargo::rerun-if-changed=src/protocol.rs");
     println!("cargo::rerun-if-changed=build.rs");
     let mut rustc = Command::new(std::env::var("RUSTC").expect("cargo sets RUSTC"));

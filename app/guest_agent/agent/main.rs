@@ -5,6 +5,9 @@
 
 mod clock;
 mod cpus;
+#[path = "../src/lists.rs"]
+mod lists;
+mod modules;
 mod net;
 mod process;
 #[allow(dead_code)] // the host's half of it
@@ -14,16 +17,26 @@ mod relay;
 mod setup;
 mod sys;
 
-use std::{fs::File, io::Write};
+use std::{fs::File, io::Write, process::ExitCode};
 
 use protocol::{AgentRequest, message};
 
-fn main() {
+fn main() -> ExitCode {
+    let mut words = std::env::args();
+    // The kernel calls it as `modprobe -q -- NAME` (`modules.rs`), and by no argument as its first process.
+    if words.next().is_some_and(|own| own.ends_with("modprobe")) {
+        let loaded = words.next_back().is_some_and(|name| modules::load(&name).unwrap_or(false));
+        return if loaded { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    first_process()
+}
+
+fn first_process() -> ! {
     let control = match setup::first() {
         Ok(control) => control,
         Err(problem) => {
             eprintln!("ring3-agent: {problem}");
-            return sys::power_off();
+            sys::power_off();
         }
     };
     let mut report = control.try_clone().unwrap_or_else(|_| sys::power_off());
@@ -33,7 +46,7 @@ fn main() {
         let _ = report.write_all(problem.as_bytes());
     }
     // The host switches the machine off once it has read everything.
-    sys::sleep_then_power_off();
+    sys::sleep_then_power_off()
 }
 
 /// Sets up, runs, reports; an error is a message to the host and its text.
@@ -46,6 +59,10 @@ fn serve(control: File) -> Result<(), (u8, String)> {
     let mut host = control.try_clone().map_err(|error| failed(error.to_string()))?;
     clock::set(&mut host).map_err(|error| failed(format!("clock: {error}")))?;
     setup::root(&request).map_err(failed)?;
+    if let Err(error) = modules::prepare(&request.modules) {
+        // The console: a command that needs none is none the worse.
+        eprintln!("ring3-agent: modules: {error}");
+    }
     net::loopback();
     if request.network {
         net::configure().map_err(failed)?;

@@ -9,6 +9,8 @@ use std::{
 };
 
 pub const MS_RDONLY: c_ulong = 1;
+const MS_REMOUNT: c_ulong = 32;
+const MS_BIND: c_ulong = 4096;
 pub const MS_MOVE: c_ulong = 8192;
 pub const SIGKILL: c_int = 9;
 const SIG_IGN: usize = 1;
@@ -20,6 +22,8 @@ const SOCK_STREAM_CLOEXEC: c_int = 1 | 0o2000000;
 const HOST: u32 = 2;
 const RB_POWER_OFF: c_int = 0x4321_fedc;
 const SYS_INIT_MODULE: c_long = 175;
+const SYS_FINIT_MODULE: c_long = 313;
+const MODULE_INIT_COMPRESSED_FILE: c_int = 4;
 const TIOCSCTTY: c_ulong = 0x540e;
 const TIOCSWINSZ: c_ulong = 0x5414;
 const TIOCGPTPEER: c_ulong = 0x5441;
@@ -56,6 +60,7 @@ unsafe extern "C" {
     fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_int;
     fn clock_settime(clock: c_int, time: *const Timespec) -> c_int;
     fn adjtimex(change: *mut Timex) -> c_int;
+    fn mknod(path: *const c_char, mode: u32, device: u64) -> c_int;
     fn poll(fds: *mut Poll, count: c_ulong, timeout: c_int) -> c_int;
 }
 
@@ -113,6 +118,29 @@ pub fn load_module(image: &[u8]) -> io::Result<()> {
     // SAFETY: the image and an empty C string, both outliving the call.
     let result = unsafe { syscall(SYS_INIT_MODULE, image.as_ptr(), image.len(), c"".as_ptr()) };
     check(result as c_int).map(drop)
+}
+
+/// Loads a module from its file, which the kernel unpacks if it must.
+pub fn load_module_file(file: &File, is_packed: bool) -> io::Result<()> {
+    let flags = if is_packed { MODULE_INIT_COMPRESSED_FILE } else { 0 };
+    // SAFETY: an open descriptor and an empty C string, both outliving the call.
+    let result =
+        unsafe { syscall(SYS_FINIT_MODULE, file.as_raw_fd(), c"".as_ptr(), flags) };
+    check(result as c_int).map(drop)
+}
+
+/// Shows a folder at another place, too, where nothing can be changed.
+pub fn bind_read_only(folder: &[u8], target: &[u8]) -> io::Result<()> {
+    mount_at(folder, target, "", MS_BIND, "")?;
+    mount_at(b"none", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY, "")
+}
+
+/// Makes a device node; `kind` is part of its mode.
+pub fn make_node(path: &str, mode: u32, major: u64, minor: u64) -> io::Result<()> {
+    let path = c_string(path.as_bytes())?;
+    let device = minor & 0xff | (major & 0xfff) << 8 | (minor & !0xff) << 12;
+    // SAFETY: a C string that outlives the call, and plain numbers.
+    check(unsafe { mknod(path.as_ptr(), mode, device) }).map(drop)
 }
 
 #[repr(C)]

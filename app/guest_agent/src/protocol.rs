@@ -144,6 +144,8 @@ pub struct AgentRequest {
     pub network: bool,
     /// There are virtual CPUs that the kernel has left off.
     pub cpus: bool,
+    /// The folder with all of the kernel's modules; empty if there is none.
+    pub modules: Vec<u8>,
 }
 
 impl AgentRequest {
@@ -181,6 +183,9 @@ impl AgentRequest {
         if self.cpus {
             put("cpus", b"");
         }
+        if !self.modules.is_empty() {
+            put("modules", &self.modules);
+        }
         bytes
     }
 
@@ -214,6 +219,7 @@ impl AgentRequest {
             b"errors" => self.errors = true,
             b"network" => self.network = true,
             b"cpus" => self.cpus = true,
+            b"modules" => self.modules = value.to_vec(),
             _ => return None,
         }
         Some(())
@@ -243,6 +249,7 @@ mod tests {
             ignored: 1 << 63,
             network: true,
             cpus: true,
+            modules: b"/cache/lib/modules/6.1".to_vec(),
         };
         assert_eq!(AgentRequest::decode(&request.encode()), Some(request));
     }

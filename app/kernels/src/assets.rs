@@ -18,10 +18,13 @@ use sha2::{Digest, Sha256};
 use crate::{
     alone::alone,
     archive::{Archive, ArchiveKind, Suite},
-    command::{output, progress},
+    command::output,
     modules::{Module, ModuleTree},
+    package::KernelPackage,
     scratch::Scratch,
 };
+
+pub use crate::package::unpack;
 
 /// Layout version of the cache; a new one leaves old entries alone.
 const VERSION: &str = "v2";
@@ -102,6 +105,8 @@ pub struct KernelFiles {
     pub image: PathBuf,
     /// Modules for it, in the order to load them.
     pub modules: Vec<Module>,
+    /// The folder `lib/modules/RELEASE` with all of them, if the cache has it.
+    pub tree: Option<PathBuf>,
 }
 
 /// What an entry holds: the SHA-256 of each of its files.
@@ -145,8 +150,12 @@ impl Assets {
         let manifest = self.entry(name, |fresh| {
             let archive = self.archive(kernel.suite())?;
             let package = archive.resolve(kernel.meta_package())?;
-            unpack_kernel(&archive, &package, fresh, |_| MODULES.map(str::to_owned).to_vec())
+            let package = KernelPackage::fetch(&archive, &package, fresh)?;
+            let files = package.keep(fresh, |_| MODULES.map(str::to_owned).to_vec())?;
+            self.keep_tree(&package)?;
+            Manifest::of(package.name(), fresh, &files)
         })?;
+        let tree = self.tree_of(&manifest.package);
         let directory = self.root.join(name);
         let modules = manifest.files.iter().filter_map(|(file, _)| {
             let name = file.strip_prefix("modules/")?.strip_suffix(".ko")?;
@@ -155,7 +164,7 @@ impl Assets {
         let modules = modules
             .map(|(name, path)| Ok(Module { name: name.to_owned(), content: fs::read(path)? }))
             .collect::<Result<_>>()?;
-        Ok(KernelFiles { image: directory.join("vmlinuz"), modules })
+        Ok(KernelFiles { image: directory.join("vmlinuz"), modules, tree })
     }
 
     /// The package a kernel in the cache is from; `None` if it is not there or damaged.
@@ -172,9 +181,55 @@ impl Assets {
         if !directory.exists() {
             return Ok(false);
         }
+        if let Some(package) = self.installed(kernel) {
+            self.remove_tree(&package)?;
+        }
         fs::remove_dir_all(&directory)
             .with_context(|| format!("cannot remove {}", directory.display()))?;
         Ok(true)
+    }
+
+    /// The folder `lib/modules/RELEASE` of a kernel of the cache that is from this package, if it is there.
+    fn tree_of(&self, package: &str) -> Option<PathBuf> {
+        let directory = self.directory(&tree_entry(package));
+        let manifest = Manifest::verified(&directory)?;
+        let (list, _) = manifest.files.first()?;
+        Some(directory.join(list).parent()?.to_owned())
+    }
+
+    /// The same, fetched if it is not in the cache. A kernel that is fetched brings it; one that an older ring3 has fetched has none.
+    ///
+    /// # Errors
+    /// Neither the cache has it nor can it be fetched.
+    pub fn tree(&self, kernel: Kernel) -> Result<PathBuf> {
+        if let Some(tree) = self.kernel(kernel)?.tree {
+            return Ok(tree);
+        }
+        let package = self.installed(kernel).context("the kernel was removed meanwhile")?;
+        let archive = self.archive(kernel.suite())?;
+        let near = self.directory("package");
+        self.keep_tree(&KernelPackage::fetch(&archive, &package, &near)?)?;
+        self.tree_of(&package).context("the modules were removed meanwhile")
+    }
+
+    /// Of its files only the list is checked before each use: all of them would take as long as a guest's start. A
+    /// kernel does not load a module whose signature is wrong.
+    fn keep_tree(&self, package: &KernelPackage) -> Result<()> {
+        let make = |fresh: &Path| {
+            let list = package.keep_tree(fresh)?;
+            Manifest::of(package.name(), fresh, &[list])
+        };
+        self.entry(&tree_entry(package.name()), make).map(drop)
+    }
+
+    /// Removes the modules that belong to a package.
+    fn remove_tree(&self, package: &str) -> Result<()> {
+        let directory = self.directory(&tree_entry(package));
+        if !directory.exists() {
+            return Ok(());
+        }
+        fs::remove_dir_all(&directory)
+            .with_context(|| format!("cannot remove {}", directory.display()))
     }
 
     /// The statically linked busybox; fetched if it is not in the cache.
@@ -290,20 +345,6 @@ fn digest(path: &Path) -> Result<String> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Downloads and unpacks a package next to where it is needed.
-///
-/// # Errors
-/// It cannot be downloaded or unpacked.
-pub fn unpack(archive: &Archive, package: &str, near: &Path) -> Result<Scratch> {
-    let parent = near.parent().unwrap_or(near);
-    let directory = Scratch::new(parent, ".package-")?;
-    let file = archive.download(package, directory.path())?;
-    let bar = progress(format!("unpacking {package}"));
-    output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(directory.path()))?;
-    bar.finish_and_clear();
-    Ok(directory)
-}
-
 /// Keeps of a kernel package the image and the modules that `choose` names.
 ///
 /// # Errors
@@ -314,32 +355,13 @@ pub fn unpack_kernel(
     fresh: &Path,
     choose: impl FnOnce(&ModuleTree) -> Vec<String>,
 ) -> Result<Manifest> {
-    let parts = archive.parts(package)?;
-    let parts =
-        parts.iter().map(|part| unpack(archive, part, fresh)).collect::<Result<Vec<_>>>()?;
-    let find = |names: [&str; 2]| {
-        let places = parts.iter().flat_map(|part| names.map(|name| part.path().join(name)));
-        places.into_iter().find(|place| place.exists())
-    };
-    let release = package.strip_prefix("linux-image-").unwrap_or(package);
-    let modules = ["lib", "usr/lib"].map(|lib| format!("{lib}/modules/{release}/kernel"));
-    let images = [format!("boot/vmlinuz-{release}"), format!("usr/lib/modules/{release}/vmlinuz")];
-    let image = find(images.each_ref().map(String::as_str));
-    let image = image.with_context(|| format!("{package} has no {}", images[0]))?;
-    fs::copy(&image, fresh.join("vmlinuz"))?;
-    let kernel = find(modules.each_ref().map(String::as_str));
-    let kernel = kernel.context("the package has no modules")?;
-    let tree = ModuleTree::scan(kernel.parent().unwrap_or(&kernel))?;
-    let names = choose(&tree);
-    let modules = tree.closure(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
-    fs::create_dir_all(fresh.join("modules"))?;
-    let mut files = vec!["vmlinuz".to_owned()];
-    for module in modules {
-        let file = format!("modules/{}.ko", module.name);
-        fs::write(fresh.join(&file), &module.content)?;
-        files.push(file);
-    }
+    let files = KernelPackage::fetch(archive, package, fresh)?.keep(fresh, choose)?;
     Manifest::of(package, fresh, &files)
+}
+
+/// The cache's entry with all modules of a kernel's package.
+fn tree_entry(package: &str) -> String {
+    format!("modules-of-{package}")
 }
 
 #[cfg(test)]

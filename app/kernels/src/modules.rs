@@ -72,6 +72,23 @@ impl ModuleTree {
         Ok(ordered)
     }
 
+    /// Each module's name, and its file relative to the folder.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&str, &Path)> {
+        self.by_name
+            .iter()
+            .map(|(name, path)| (name.as_str(), path.strip_prefix(&self.root).unwrap_or(path)))
+    }
+
+    /// What a module says of itself.
+    ///
+    /// # Errors
+    /// It cannot be read or is damaged.
+    pub(crate) fn says(&self, file: &Path) -> Result<ModuleInfo> {
+        let path = self.root.join(file);
+        let content = read_module(&path)?;
+        ModuleInfo::of(&content).with_context(|| format!("{} is damaged", path.display()))
+    }
+
     fn add(&self, name: &str, ordered: &mut Vec<Module>) -> Result<()> {
         let name = name.replace('-', "_");
         let Some(path) = self.by_name.get(&name) else { return Ok(()) };
@@ -79,9 +96,9 @@ impl ModuleTree {
             return Ok(());
         }
         let content = read_module(path)?;
-        let dependencies =
-            depends(&content).with_context(|| format!("{} is damaged", path.display()))?;
-        for dependency in dependencies.iter().filter(|d| **d != name) {
+        let info =
+            ModuleInfo::of(&content).with_context(|| format!("{} is damaged", path.display()))?;
+        for dependency in info.depends.iter().filter(|d| **d != name) {
             self.add(dependency, ordered)?;
         }
         ordered.push(Module { name, content });
@@ -108,14 +125,29 @@ fn read_module(path: &Path) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// The names in `.modinfo`'s `depends=`.
-fn depends(module: &[u8]) -> Result<Vec<String>> {
-    let elf = object::File::parse(module)?;
-    let section = elf.section_by_name(".modinfo").context("no .modinfo section")?;
-    let info = section.data()?;
-    let entry = info.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(b"depends="));
-    let list = String::from_utf8_lossy(entry.unwrap_or_default()).replace('-', "_");
-    Ok(list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect())
+/// What a module says of itself in its `.modinfo` section.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ModuleInfo {
+    /// The names of modules that it needs, with underscores.
+    pub(crate) depends: Vec<String>,
+    /// By which names the kernel asks for it, too.
+    pub(crate) aliases: Vec<String>,
+}
+
+impl ModuleInfo {
+    fn of(module: &[u8]) -> Result<Self> {
+        let elf = object::File::parse(module)?;
+        let section = elf.section_by_name(".modinfo").context("no .modinfo section")?;
+        let data = section.data()?;
+        let values = |key: &'static str| {
+            let entries = data.split(|&byte| byte == 0);
+            entries.filter_map(move |entry| entry.strip_prefix(key.as_bytes()))
+        };
+        let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
+        let list = text(values("depends=").next().unwrap_or_default()).replace('-', "_");
+        let depends = list.split(',').filter(|name| !name.is_empty()).map(str::to_owned);
+        Ok(Self { depends: depends.collect(), aliases: values("alias=").map(text).collect() })
+    }
 }
 
 #[cfg(test)]

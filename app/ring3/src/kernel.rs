@@ -105,6 +105,7 @@ fn list(assets: &Assets, json: bool) -> String {
 }
 
 fn install(assets: &Assets, Named { name, kernel }: Named) -> Result<(), Failure> {
+    assets.tree(kernel).map_err(host)?;
     let files = assets.kernel(kernel).map_err(host)?;
     output::print(&format!("{name}: {}\n", files.image.display())).map(drop)
 }

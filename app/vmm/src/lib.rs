@@ -78,6 +78,8 @@ pub enum GuestClock {
     Rtc,
     /// Led by KVM's paravirtual clock, and put right when the guest has set it by the CMOS clock.
     Exact,
+    /// Led by KVM's clock, too, and set by a program in the guest that knows what time it is.
+    Led,
 }
 
 /// What executes guest code, and how.

@@ -81,7 +81,7 @@ impl Machine {
         let alarm = Arc::new(Alarm::default());
         let outlet = ConsoleOutlet::start(host.console).map_err(Error::Thread)?;
         let [mut ports, mut mmio] = [Bus::new(), Bus::new()];
-        let kvm_clock = (description.clock == GuestClock::Exact)
+        let kvm_clock = (description.clock != GuestClock::Rtc)
             .then(|| Arc::new(KvmClock::new(ram.clone(), Arc::clone(&host.clock))));
         let around = Surroundings {
             clock: Arc::clone(&host.clock),
@@ -89,7 +89,7 @@ impl Machine {
             kickers: kickers(&requests),
             events: Arc::clone(&events) as Arc<dyn chipset::MachineEvents>,
             serial: outlet.sink(),
-            kvm_clock: kvm_clock.clone(),
+            kvm_clock: kvm_clock.clone().filter(|_| description.clock == GuestClock::Exact),
         };
         let mut platform =
             Platform::new(&chipset_settings(description), around, &mut ports, &mut mmio)
@@ -256,7 +256,7 @@ fn chipset_settings(description: &Description) -> Settings {
 }
 
 fn cpuid_settings(description: &Description, tsc_hz: u64, paravirt: u32) -> cpuid::Settings {
-    let clock = if description.clock == GuestClock::Exact { kvm::CLOCK_FEATURES } else { 0 };
+    let clock = if description.clock == GuestClock::Rtc { 0 } else { kvm::CLOCK_FEATURES };
     cpuid::Settings { tsc_hz, cpus: description.cpus, kvm_features: clock | paravirt }
 }
 

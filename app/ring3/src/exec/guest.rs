@@ -30,8 +30,9 @@ use crate::{
 const CID: u64 = 3;
 /// Quiet, at once dead if dead, and without what only costs time in a machine of a minute: probing for what it does
 /// not have, the kernel's tests of its own ciphers, and taking the LOCK prefixes out of its code for its one CPU, ten thousand
-/// changes of code (more than half a second).
-const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 random.trust_cpu=on tsc=reliable \
+/// changes of code (more than half a second). Its time goes as the host's wall clock, not as the time-stamp counter.
+const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 random.trust_cpu=on \
+                       tsc=reliable clocksource=kvm-clock \
                        no_timer_check mitigations=off nowatchdog 8250.nr_uarts=1 \
                        noreplace-smp pnpacpi=off cryptomgr.notests=1 \
                        initcall_blacklist=crypto_kdf108_init";
@@ -71,7 +72,7 @@ pub fn make(
         Failure::host(format!("the current folder: {error}; change to another"))
     })?;
     let folders = writable(arguments, &directory)?;
-    let request = request(arguments, command, &directory, &folders, streams)?;
+    let mut request = request(arguments, command, &directory, &folders, streams)?;
     let devices = arguments.devices.beside(arguments.cpus);
     let keeping = if arguments.fresh { Keeping::Fresh } else { Keeping::Lasting };
     let root = Folder { keeping, ..Folder::new("/", true) };
@@ -83,6 +84,8 @@ pub fn make(
     }
     attachments.extend(net::attach(arguments.net.as_slice(), devices, arguments.cpus, None)?);
     let kernel = kernel::find(arguments)?;
+    let tree = kernel.tree.unwrap_or_default();
+    request.modules = tree.into_os_string().into_encoded_bytes();
     let initrd = first_root(&request, &kernel.modules);
     let description = Description {
         kernel: kernel.image,
@@ -93,7 +96,7 @@ pub fn make(
         cpus: arguments.cpus,
         engine: description::engine(&arguments.engine, GuestIsolation::Fast)?,
         test_devices: false,
-        clock: GuestClock::Rtc, // the agent sets the guest's
+        clock: GuestClock::Led, // the agent sets the guest's
         paravirt: arguments.engine.paravirt.0,
     };
     Ok(Made { description, attachments })
@@ -178,6 +181,7 @@ fn request(
         ignored: inherited::ignored_signals(),
         network: arguments.net.is_some(),
         cpus: starts_cpus(arguments.cpus, arguments.append.as_deref()),
+        modules: Vec::new(), // `make` knows which kernel it is
     })
 }
 

@@ -26,29 +26,35 @@ const RANDOM: &str = "virtio_rng";
 pub struct GuestKernel {
     pub image: Vec<u8>,
     pub modules: Vec<Module>,
+    /// The folder with all of its modules, if it is known.
+    pub tree: Option<PathBuf>,
 }
 
 /// Finds, and if need be fetches, the kernel that was asked for.
 pub fn find(arguments: &Guest) -> Result<GuestKernel, Failure> {
     let name = &arguments.kernel;
-    let (image, modules) = match (Kernel::named(name), &arguments.modules) {
+    let (image, modules, tree) = match (Kernel::named(name), &arguments.modules) {
         (Some(kernel), None) => named(kernel)?,
         (Some(_), Some(_)) => {
             return Err(Failure::usage(format!("--modules: {name} has its own; leave it out")));
         }
-        (None, modules) => (file(name)?, modules.clone()),
+        (None, modules) => (file(name)?, modules.clone(), modules.clone()),
     };
     let load = |error: anyhow::Error| Failure::usage(format!("--kernel {name}: {error:#}"));
     let content = fs::read(&image).map_err(|error| load(error.into()))?;
     let network = arguments.net.is_some();
     let modules = modules.map(|folder| needed(&folder, network)).transpose().map_err(load)?;
-    Ok(GuestKernel { image: content, modules: modules.unwrap_or_default() })
+    let tree = tree.and_then(|tree| tree.canonicalize().ok());
+    Ok(GuestKernel { image: content, modules: modules.unwrap_or_default(), tree })
 }
 
-fn named(kernel: Kernel) -> Result<(PathBuf, Option<PathBuf>), Failure> {
+/// The image, the modules to boot with, and all of its modules.
+type Found = (PathBuf, Option<PathBuf>, Option<PathBuf>);
+
+fn named(kernel: Kernel) -> Result<Found, Failure> {
     let files = fetched(kernel).map_err(|error| Failure::host(format!("{error:#}")))?;
     let modules = files.image.with_file_name("modules");
-    Ok((files.image, Some(modules)))
+    Ok((files.image, Some(modules), files.tree))
 }
 
 fn fetched(kernel: Kernel) -> anyhow::Result<KernelFiles> {
