@@ -9,13 +9,16 @@
 //!   no overflow, underflow or precision flag is set (11.5.3).
 //! - Masked and unmasked underflow differ: masked, a tiny but exact result sets no flag. So if
 //!   underflow is unmasked, the stub runs with flush-to-zero, which flags every tiny result; a
-//!   result flushed is never committed, because then the exception is raised.
-//!
-//! Known difference: when overflow or underflow is unmasked and raised, hardware decides on the
-//! precision flag before it bounds the exponent, which a masked run does not show.
+//!   result flushed is never committed, because then the exception is raised. VCVTPS2PH never
+//!   flushes: its operands are looked at.
+//! - When overflow or underflow is unmasked and raised, the CPU decides on the precision flag before
+//!   it bounds the exponent, which a masked run does not show: [`precision`] looks at the operands.
 
+use iced_x86::Instruction;
 use x86::{Fault, fpu::FpuState, fpu::MXCSR_MASK, vector};
 use x86_interp::VectorOperands;
+
+use crate::precision;
 
 /// Exception flags (bits 0 to 5).
 pub(crate) const FLAGS: u32 = 0x3f;
@@ -23,6 +26,8 @@ pub(crate) const FLAGS: u32 = 0x3f;
 pub(crate) const ALL_MASKED: u32 = FLAGS << 7;
 /// Invalid, denormal, divide by zero: raised before the computation.
 const BEFORE: u32 = 0b111;
+/// Overflow and underflow: raised when the exponent is bounded.
+const BOUNDED: u32 = 0b11 << 3;
 /// Underflow.
 const UNDERFLOW: u32 = 1 << 4;
 /// Precision (inexact).
@@ -35,6 +40,7 @@ const FLUSH_TO_ZERO: u32 = 1 << 15;
 /// # Errors
 /// #XM: the flags are in `fpu.mxcsr`, nothing else has changed.
 pub(crate) fn run(
+    insn: &Instruction,
     fpu: &mut FpuState,
     operands: &mut VectorOperands,
     mut call: impl FnMut(&mut FpuState, &mut VectorOperands, u32) -> u32,
@@ -44,11 +50,12 @@ pub(crate) fn run(
         fpu.mxcsr = guest | call(fpu, operands, guest & !FLAGS) & FLAGS;
         return Ok(());
     }
-    run_unmasked(guest, fpu, operands, call)
+    run_unmasked(insn, guest, fpu, operands, call)
 }
 
 #[cold]
 fn run_unmasked(
+    insn: &Instruction,
     guest: u32,
     fpu: &mut FpuState,
     operands: &mut VectorOperands,
@@ -58,11 +65,14 @@ fn run_unmasked(
     let masked = (guest | ALL_MASKED) & !FLAGS;
     let flush = if is_unmasked(guest, UNDERFLOW) { FLUSH_TO_ZERO } else { 0 };
     let mut raised = call(fpu, operands, masked | flush) & FLAGS;
-    if flush != 0 && raised & UNDERFLOW != 0 {
-        // Flushing always reports a loss of precision; see whether there is one without.
-        (*fpu, *operands) = before.clone();
-        let unflushed = call(fpu, operands, masked & !FLUSH_TO_ZERO) & FLAGS;
-        raised = raised & !PRECISION | unflushed & PRECISION;
+    if flush != 0 && precision::has_tiny_half(insn, &before.0, &before.1) {
+        raised |= UNDERFLOW;
+    }
+    if is_unmasked(guest, raised & BOUNDED) {
+        // What a masked one leaves is never exact.
+        let is_lost =
+            raised & BOUNDED & guest >> 7 != 0 || precision::is_lost(insn, &before.0, &before.1);
+        raised = raised & !PRECISION | if is_lost { PRECISION } else { 0 };
     }
     let (flags, fault) = reported(guest, raised);
     if fault {

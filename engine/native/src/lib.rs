@@ -12,6 +12,7 @@
 //!   by a plain pointer to [`VectorOperands::memory`], registers the stub needs renamed.
 //! - `stub` assembles the routine.
 //! - `memory` holds the executable memory and makes the call; all `unsafe` is there.
+//! - `float` decides which exceptions the guest sees; `precision` and `dot` tell it what a run with masked exceptions does not show.
 //!
 //! Why it is safe to run what the guest asks for: an instruction is decoded and encoded again, so
 //! only instructions `features` lists reach the CPU; their one memory operand points to 64 bytes
@@ -19,10 +20,12 @@
 //! (see `float`), and x87 exceptions only fire at the *next* waiting instruction, which is never
 //! reached with one pending (see `x87`).
 
+mod dot;
 mod features;
 mod float;
 mod memory;
 mod plan;
+mod precision;
 mod stub;
 mod x87;
 
@@ -137,6 +140,16 @@ impl HostVectorUnit {
         self.generation = (self.generation + 1) & Handle::GENERATION_MASK;
     }
 
+    /// Runs an instruction between registers that is none of the guest's.
+    fn run_alone(&mut self, insn: &Instruction, fpu: &mut FpuState) -> Result<(), Fault> {
+        let index = self.index_for(insn)?;
+        let routine = self.routines.get(index as usize).copied().ok_or(Fault::ud())?;
+        let call = |fpu: &mut FpuState, operands: &mut VectorOperands, mxcsr| {
+            self.memory.call(routine.entry, fpu, operands, mxcsr)
+        };
+        float::run(insn, fpu, &mut VectorOperands::default(), call)
+    }
+
     /// The routine for a handle, or for the instruction if the handle is stale.
     #[inline]
     fn routine(&mut self, handle: Handle, insn: &Instruction) -> Result<Routine, Fault> {
@@ -173,7 +186,13 @@ impl VectorUnit for HostVectorUnit {
             Kind::Plain => {
                 call(fpu, operands, 0);
             }
-            Kind::Float => float::run(fpu, operands, call)?,
+            Kind::Float => {
+                let before = fpu.mxcsr;
+                if let Err(fault) = float::run(insn, fpu, operands, call) {
+                    dot::settle(self, insn, before, operands, fpu);
+                    return Err(fault);
+                }
+            }
             Kind::X87 { waits } => x87::run(handle.fop, waits, fpu, operands, call)?,
         }
         // An instruction that changes no flags leaves the field alone, whatever it holds.

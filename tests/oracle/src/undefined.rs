@@ -14,9 +14,6 @@ use x86_interp::rflags;
 use crate::layout::WINDOWS;
 
 const MXCSR_FLAGS: u32 = 0x3f;
-const MXCSR_OE: u32 = 1 << 3;
-const MXCSR_UE: u32 = 1 << 4;
-const MXCSR_PE: u32 = 1 << 5;
 
 /// How exactly a page fault is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,10 +102,7 @@ impl Undefined {
             self.open("POPA and PUSHA may be half done when they fault");
         }
         let ignored = &mut self.ignored;
-        if fault.vector == vector::XM {
-            ignored.mxcsr |= flags_beside(insn);
-        }
-        if insn.mnemonic() == M::Vcvtps2ph {
+        if insn.mnemonic() == M::Vcvtps2ph && fault.vector != vector::XM {
             // Whether the conversion comes before the segment is looked at.
             ignored.mxcsr |= MXCSR_FLAGS;
         }
@@ -168,16 +162,6 @@ impl Undefined {
     /// What not to compare at the end.
     pub fn ignored(self) -> Ignored {
         self.ignored
-    }
-}
-
-/// What an unmasked SIMD exception may do to the flags of others: those found after it, and for dot
-/// products those of other steps.
-fn flags_beside(insn: &Instruction) -> u32 {
-    use Mnemonic as M;
-    match insn.mnemonic() {
-        M::Dpps | M::Dppd | M::Vdpps | M::Vdppd => MXCSR_FLAGS,
-        _ => MXCSR_OE | MXCSR_UE | MXCSR_PE,
     }
 }
 

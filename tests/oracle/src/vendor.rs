@@ -141,9 +141,6 @@ impl Vendor {
             vector::GP | vector::SS | vector::PF | vector::AC => {
                 limits(insn, native, other).or_else(|| looks_at_memory(insn, other.stop))
             }
-            vector::XM if insn.mnemonic() == M::Vcvtps2ph => {
-                Some("AMD: VCVTPS2PH underflows with tiny exact halves")
-            }
             vector::UD if insn.mnemonic() == M::Reservednop => {
                 Some("AMD: PREFETCHW of a register is invalid")
             }

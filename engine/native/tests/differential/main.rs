@@ -160,9 +160,6 @@ fn note(
 /// Clears what is not part of the comparison: reserved bytes, and what differs between CPU models
 /// or is known to differ.
 fn tidy(case: &Case, expected: &mut Outcome, found: &mut Outcome) {
-    if expected.fault == vector::XM && found.fault == vector::XM {
-        forgive_flags(case, expected, found);
-    }
     if is_fault_order_free(case, expected, found) {
         *found = expected.clone();
     }
@@ -237,21 +234,6 @@ fn undefined_flags(case: &Case) -> u64 {
     rflags(case.insn.rflags_undefined()) & (flags::AF | flags::PF | flags::SF | flags::OF)
 }
 
-/// Known differences in the flags that come with #XM: the precision flag of an unmasked overflow
-/// or underflow, and DPPS and DPPD, which compute in several steps.
-fn forgive_flags(case: &Case, expected: &mut Outcome, found: &mut Outcome) {
-    use Mnemonic as M;
-    const OVERFLOW_OR_UNDERFLOW: u32 = 0b11 << 3;
-    const PRECISION: u32 = 1 << 5;
-    let unmasked = !(case.before.fpu.mxcsr >> 7) & OVERFLOW_OR_UNDERFLOW;
-    let mut ignored = if expected.fpu.mxcsr & unmasked != 0 { PRECISION } else { 0 };
-    if matches!(case.insn.mnemonic(), M::Dpps | M::Dppd | M::Vdpps | M::Vdppd) {
-        ignored = 0x3f;
-    }
-    expected.fpu.mxcsr |= ignored;
-    found.fpu.mxcsr |= ignored;
-}
-
 /// Cases in which the CPU and we differ in which of several faults comes first, or how much is done
 /// before one; each is left open by the manual.
 fn is_fault_order_free(case: &Case, expected: &Outcome, found: &Outcome) -> bool {
@@ -275,8 +257,8 @@ fn is_fault_order_free(case: &Case, expected: &Outcome, found: &Outcome) -> bool
             | M::Xrstor64
     );
     match name {
-        // #XM: tiny but exact halves, with underflow unmasked. #PF: flags are set already.
-        M::Vcvtps2ph => expected.fault != 0,
+        // Flags are set already.
+        M::Vcvtps2ph => expected.fault == vector::PF,
         // Bytes that are not selected may fault.
         M::Maskmovq | M::Maskmovdqu | M::Vmaskmovdqu => expected.fault == vector::PF,
         // MMX state is entered before the fault.
