@@ -265,6 +265,8 @@ fn is_of_this_host(target: SocketAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     fn ip(text: &str) -> IpAddr {
@@ -394,6 +396,36 @@ mod tests {
         assert_eq!(own, [ip("203.0.113.9")]);
         let line = "26064700000000000000000000000009 02 40 00 80     eth0";
         assert_eq!(own_v6(line).map(|range| range.address), Some(ip("2606:4700::9")));
+    }
+
+    #[test]
+    #[ignore = "run by a keeper: in a network of its own"]
+    fn alone() {
+        let own = SocketAddr::from(([203, 0, 113, 7], 80));
+        let is_open = || Reach::Public(Vec::new()).allows(own.ip(), own, &NearNetworks::default());
+        assert!(is_open(), "it is nobody's");
+        for words in ["link set lo up", "address add 203.0.113.7/32 dev lo"] {
+            let status = Command::new("ip").args(words.split(' ')).status().expect("iproute2");
+            assert!(status.success(), "ip {words}");
+        }
+        assert!(!is_open(), "it is this host's");
+    }
+
+    /// When the network started it was nobody's.
+    #[test]
+    fn an_address_that_the_host_gets_later_is_closed() {
+        let program = std::env::current_exe().expect("this program");
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--net"]).arg(program);
+        command.args(["--exact", "reach::tests::alone", "--ignored", "--nocapture"]);
+        let output = command.output().expect("util-linux");
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        if said.contains("unshare: ") {
+            eprintln!("SKIPPED: no network can be made here");
+            return;
+        }
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }
 
     #[test]

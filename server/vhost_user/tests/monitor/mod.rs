@@ -29,7 +29,7 @@ const QUEUES: [u16; 2] = [128, 128];
 const MEMORY: u64 = 1 << 20;
 
 /// Gives every request back, with a byte of it changed.
-struct Echo;
+pub struct Echo;
 
 impl VirtioDevice for Echo {
     fn device_type(&self) -> u16 {
