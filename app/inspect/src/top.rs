@@ -36,6 +36,9 @@ pub enum TopLine {
     },
 }
 
+/// Milliseconds between two looks at the least: each stops the vCPUs.
+const SHORTEST: u64 = 50;
+
 /// Sends what the vCPUs have done until the reader goes, or the machine ends.
 ///
 /// # Errors
@@ -46,7 +49,8 @@ pub fn serve(
     output: &mut impl Write,
     gone: impl Fn() -> bool,
 ) -> io::Result<()> {
-    let (began, period) = (Instant::now(), Duration::from_millis(request.period));
+    let period = Duration::from_millis(request.period.max(SHORTEST));
+    let began = Instant::now();
     let mut next = began;
     while let Some(vcpus) = look(inspector) {
         let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);

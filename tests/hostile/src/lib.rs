@@ -20,9 +20,13 @@
 //! | `interpreter` | registers and code | a panic |
 //! | `translator` | code at any address | a panic; blocks that do not lie in the cache |
 //! | `wedge` | an exit, reports of mappings | what is believed is no whole page of the guest's |
+//! | `debugger` | packets of GDB's protocol | a panic; the machine hangs |
+//! | `services` | requests and orders of those who trace, sample and watch | a panic; the machine hangs |
+//! | `linux` | guest memory with the tables of a Linux kernel | a panic, a hang |
 //! | `scenario` | TOML that says which faults there are | a panic; nothing is said of what is wrong |
 
 mod devices;
+mod machine;
 mod targets;
 
 pub use fuzzer::Target;
@@ -51,6 +55,9 @@ pub const TARGETS: &[Target] = &[
     targets::translator::TARGET,
     targets::wedge::TARGET,
     targets::scenario::TARGET,
+    targets::debugger::TARGET,
+    targets::services::TARGET,
+    targets::linux::TARGET,
 ];
 
 /// The target of a name.

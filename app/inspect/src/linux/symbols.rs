@@ -17,6 +17,9 @@ const MOST: u32 = 2_000_000;
 const MOST_BYTES: u64 = 32 << 20;
 /// Bytes of the tokens at the most: 256 of them.
 const TOKENS: u64 = 64 << 10;
+/// Bytes of a name, of which Linux allows 512, and of all names, at the most: a kernel has some four million.
+const MOST_NAME: usize = 1 << 10;
+const MOST_NAMES: usize = 32 << 20;
 /// Addresses below this are those of per-CPU variables, counted from a CPU's own.
 const PER_CPU: u64 = 1 << 32;
 
@@ -164,10 +167,11 @@ impl Table {
 
     /// Names and addresses. Where addresses are `signed`, those that are not negative are absolute.
     fn symbols(&self, signed: bool) -> Vec<(String, u64)> {
-        let mut rest = &self.names[..];
+        let (mut rest, mut room) = (&self.names[..], MOST_NAMES);
         let offsets = self.offsets.as_chunks::<4>().0;
         let next = |(n, offset): (u64, &[u8; 4])| {
             let (name, offset) = (self.name(&mut rest)?, u32::from_le_bytes(*offset));
+            room = room.checked_sub(name.len())?;
             let address = match self.base {
                 OffsetBase::One(base) => address(base, offset, signed),
                 OffsetBase::Own(first) => {
@@ -192,7 +196,8 @@ impl Table {
         };
         let (packed, behind) = behind.split_at_checked(len)?;
         *rest = behind;
-        let bytes: Vec<u8> = packed.iter().flat_map(|token| self.token(*token)).copied().collect();
+        let bytes = packed.iter().flat_map(|token| self.token(*token)).copied();
+        let bytes: Vec<u8> = bytes.take(MOST_NAME).collect();
         Some(String::from_utf8_lossy(bytes.get(1..)?).into_owned())
     }
 
@@ -293,5 +298,18 @@ mod tests {
         table.names = vec![1; 6];
         table.index = vec![0xff; 512];
         assert!(table.symbols(true).is_empty(), "tokens behind the table's end");
+    }
+
+    /// Sixty thousand times as much would be unpacked of what is read.
+    #[test]
+    fn names_that_grow_when_they_are_unpacked_have_a_limit() {
+        const COUNT: usize = 50_000;
+        let mut table = table();
+        table.tokens = vec![b'T'; TOKENS as usize];
+        table.index = vec![0; 512];
+        table.names = [4, 0, 0, 0, 0].repeat(COUNT);
+        table.offsets = vec![0; 4 * COUNT];
+        let bytes: usize = table.symbols(true).iter().map(|(name, _)| name.len()).sum();
+        assert!((MOST_NAMES / 2..=MOST_NAMES).contains(&bytes), "{bytes}");
     }
 }

@@ -2,7 +2,7 @@
 //! of them, and when the host has no descriptors left we wait for some instead of asking again and again.
 
 use std::{
-    io::ErrorKind,
+    io::{self, ErrorKind},
     net::Shutdown,
     os::unix::net::{UnixListener, UnixStream},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -54,8 +54,23 @@ pub(super) fn serve_all(
     let (state, gone) = Default::default();
     let clients = Arc::new(Clients { limit, state, gone });
     loop {
-        match listener.accept() {
-            Ok((client, _)) => clients.take(client, serve.clone()),
+        clients.accepted(listener.accept().map(|(client, _)| client), &serve);
+    }
+}
+
+impl Clients {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What came of waiting for a client. Where the host has none for us to take we wait: asked again it would say the same at once.
+    fn accepted(
+        self: &Arc<Self>,
+        client: io::Result<UnixStream>,
+        serve: &(impl Fn(&UnixStream) + Clone + Send + 'static),
+    ) {
+        match client {
+            Ok(client) => self.take(client, serve.clone()),
             Err(error)
                 if matches!(
                     error.kind(),
@@ -63,12 +78,6 @@ pub(super) fn serve_all(
                 ) => {}
             Err(_) => thread::sleep(BREATH),
         }
-    }
-}
-
-impl Clients {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(self: &Arc<Self>, client: UnixStream, serve: impl Fn(&UnixStream) + Send + 'static) {
@@ -123,6 +132,20 @@ pub(super) mod tests {
 
     /// How long anything may take here.
     const AGES: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_listener_without_descriptors_waits_for_some() {
+        let limit = ClientLimit { name: "none", most: 1, leaves: Leaves::Oldest };
+        let (state, gone) = Default::default();
+        let clients = Arc::new(Clients { limit, state, gone });
+        let start = Instant::now();
+        for _ in 0..3 {
+            let none_left = io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
+            clients.accepted(Err(none_left), &|_| ());
+        }
+        assert!(start.elapsed() >= 3 * BREATH, "{:?}", start.elapsed());
+        clients.accepted(Err(ErrorKind::Interrupted.into()), &|_| ());
+    }
 
     /// Threads of this process with this name.
     pub fn threads(name: &str) -> usize {

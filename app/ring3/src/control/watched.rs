@@ -5,7 +5,7 @@ use std::{
     env,
     ffi::OsString,
     fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    io::{self, BufRead, BufReader, BufWriter, Read, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
     path::Path,
@@ -27,6 +27,9 @@ use signal_hook::{
 use super::{ControlOrder, Target, client};
 use crate::failure::Failure;
 
+/// Bytes of a client's line, at the most.
+const MOST_LINE: u64 = 4096;
+
 /// The machine's side: what is wanted is a line of the client's. `send` writes until it is told that the client has gone.
 pub(super) fn serve<R: DeserializeOwned>(
     client: &UnixStream,
@@ -34,13 +37,13 @@ pub(super) fn serve<R: DeserializeOwned>(
 ) -> io::Result<()> {
     let mut reader = BufReader::new(client.try_clone()?);
     let mut line = String::new();
-    reader.read_line(&mut line)?;
+    reader.by_ref().take(MOST_LINE).read_line(&mut line)?;
     let request = serde_json::from_str(&line)?;
     let gone = Arc::new(AtomicBool::new(false));
     let noted = Arc::clone(&gone);
     let wait = move || {
         // A client says nothing more; whatever ends this, it has gone.
-        let _ = reader.read_line(&mut String::new());
+        let _ = reader.read(&mut [0]);
         noted.store(true, Ordering::SeqCst);
     };
     thread::Builder::new().name("watcher".into()).spawn(wait)?;

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use arbitrary::Arbitrary;
 use bus::{Bus, Kicker, Rearm};
 use chipset::{
-    KvmClock, MachineEvent, MachineEvents, Platform, SerialOutput, Settings, Surroundings,
+    KvmClock, MachineEvent, MachineEvents, Platform, PutOffEoi, SerialOutput, Settings, StealTime,
+    Surroundings,
 };
 use host_fake::FakeClock;
 use ram::Ram;
+use x86::kvm;
 
 use super::{all, none};
 use fuzzer::Target;
@@ -17,6 +19,8 @@ pub(crate) const TARGET: Target = Target { name: "chipset", seeds: none, run };
 
 /// Deeds of one input.
 const MOST: usize = 600;
+/// Bytes of guest RAM.
+const RAM: u64 = 1 << 20;
 const APIC: u64 = 0xfee0_0000;
 const IO_APIC: u64 = 0xfec0_0000;
 const HPET: u64 = 0xfed0_0000;
@@ -53,6 +57,8 @@ enum Action {
     Mmio { hpet: bool, offset: u16, size: u8, write: Option<u64> },
     /// Takes an interrupt.
     Acknowledge { cpu: bool },
+    /// Where KVM's interface is to keep something (GPA), and what it does there then.
+    Paravirt { which: u8, cpu: bool, place: u64 },
     /// Time goes by.
     Time { ns: u32 },
     /// Much of it.
@@ -67,19 +73,72 @@ fn run(bytes: &[u8]) {
     let clock = Arc::new(FakeClock::new(1_772_368_496_000_000_000));
     let settings =
         Settings { ram: 1 << 30, debug_exit: Some(0xf4), test_devices: true, fw_cfg: true };
-    let ram = Ram::new(1 << 20).expect("memory");
+    let ram = Ram::new(RAM).expect("memory");
+    let kvm_clock = Arc::new(KvmClock::new(ram.clone(), clock.clone()));
+    let (steal, eoi) = (StealTime::new(ram.clone()), PutOffEoi::new(ram));
+    let interface = Interface { clock: kvm_clock.clone(), steal, eoi };
     let around = Surroundings {
         clock: clock.clone(),
         rearm: Arc::new(Nobody),
         kickers: vec![Arc::new(Nobody), Arc::new(Nobody)],
         events: Arc::new(Nobody),
         serial: Box::new(Nobody),
-        kvm_clock: Some(Arc::new(KvmClock::new(ram, clock.clone()))),
+        kvm_clock: Some(kvm_clock),
     };
     let (mut ports, mut mmio) = (Bus::new(), Bus::new());
     let platform = Platform::new(&settings, around, &mut ports, &mut mmio).expect("a platform");
     for action in all::<Action>(bytes, MOST) {
-        perform(&action, &platform, &ports, &mmio, &clock);
+        match action {
+            Action::Paravirt { which, cpu, place } => {
+                interface.perform(which, cpu, place, &platform)
+            }
+            action => perform(&action, &platform, &ports, &mmio, &clock),
+        }
+    }
+}
+
+/// KVM's interface: what a vCPU has of it, and the clock of all.
+struct Interface {
+    clock: Arc<KvmClock>,
+    steal: StealTime,
+    eoi: PutOffEoi,
+}
+
+impl Interface {
+    fn perform(&self, which: u8, cpu: bool, place: u64, platform: &Platform) {
+        // Most places are in RAM, and kept.
+        let kept = u64::from(place.is_multiple_of(2));
+        let place = if place % 8 == 7 { place } else { (place % RAM) | kept };
+        let (vcpu, interrupts) = (usize::from(cpu), &platform.cpus[0]);
+        match which % 12 {
+            0 => assert!(self.clock.msr_write(vcpu, kvm::WALL_CLOCK, place)),
+            1 | 2 => assert!(self.clock.msr_write(vcpu, kvm::SYSTEM_TIME, place)),
+            3 => {
+                self.clock.pair(place, u64::from(cpu));
+            }
+            4 => self.clock.refresh(),
+            5 => self.clock.halts(),
+            6 => self.clock.hold(),
+            7 => self.clock.set(place),
+            8 => {
+                // What is refused is an exception for the guest.
+                let _ = self.steal.msr_write(place);
+            }
+            9 => {
+                self.steal.set_preempted();
+                self.steal.add(place);
+                self.steal.set_running();
+            }
+            10 => {
+                self.eoi.settle(interrupts);
+                let _ = self.eoi.msr_write(place);
+            }
+            _ => {
+                self.eoi.settle(interrupts);
+                interrupts.acknowledge();
+                self.eoi.taken(interrupts);
+            }
+        }
     }
 }
 
@@ -120,6 +179,7 @@ fn perform(action: &Action, platform: &Platform, ports: &Bus, mmio: &Bus, clock:
         Action::Time { ns } => pass(u64::from(ns), platform, clock),
         Action::LongTime { ns } => pass(ns >> 8, platform, clock),
         Action::Key(key) => drop(platform.uart.lock().expect("sound").receive(&[key])),
+        Action::Paravirt { .. } => unreachable!("it is the interface's"),
         Action::Power => platform.power.lock().expect("sound").press_power_button(),
     }
 }

@@ -2,14 +2,17 @@
 
 pub(crate) mod agent;
 pub(crate) mod chipset;
+pub(crate) mod debugger;
 pub(crate) mod fuse;
 pub(crate) mod interpreter;
 pub(crate) mod kernel;
+pub(crate) mod linux;
 pub(crate) mod monitor;
 pub(crate) mod pci;
 pub(crate) mod qcow2;
 pub(crate) mod scenario;
 pub(crate) mod server;
+pub(crate) mod services;
 pub(crate) mod sockets;
 pub(crate) mod translator;
 pub(crate) mod usernet;
