@@ -121,6 +121,25 @@ static const char *touch_run(uint64_t n)
     return NULL;
 }
 
+/*
+ * What is given back makes the kernel flush the whole TLB, and nothing of the scattered memory has changed: it must not
+ * matter how much of it there is.
+ */
+static const char *giveback_run(uint64_t n)
+{
+    const size_t size = 256 << 10;
+    for (uint64_t i = 0; i < n; i++) {
+        char *more = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(more != MAP_FAILED, "no memory");
+        for (size_t at = 0; at < size; at += PAGE)
+            more[at] = 1;
+        CHECK(munmap(more, size) == 0, "cannot unmap");
+        uint64_t page = nth(place++);
+        CHECK(*word(page) == page + 1, "a page shows what is another's");
+    }
+    return NULL;
+}
+
 #define SCATTERED "scattered memory"
 #define CURVE(size) \
     { "scatter" #size, SCATTERED, "4,096 reads at random of " #size " MB in pages of 4 KB touched at random", read_pages, setup##size, teardown }
@@ -133,6 +152,7 @@ const struct row scatter_rows[] = {
     { "sharedpool", SCATTERED, "the same of 512 MB of shared memory", read_pages, pool_setup, teardown },
     { "sharedpool4", SCATTERED, "the same, four processes, each forked and reading as much", pool_run, pool_setup, teardown },
     { "mapfile", SCATTERED, "the same of a file of 256 MB in memory, mapped", read_pages, file_setup, teardown },
+    { "giveback", SCATTERED, "256 KB mapped, touched and unmapped, beside 64 MB of such pages", giveback_run, setup64, teardown },
     { "firsttouch", SCATTERED, "first touch of 16 MB at random, in pages of 4 KB", touch_run, NULL, NULL },
     ROWS_END,
 };

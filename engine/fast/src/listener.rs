@@ -13,6 +13,8 @@ pub struct Listener {
 }
 
 impl Process for Listener {
+    const FEW: usize = 0;
+
     fn max_mappings() -> usize {
         100
     }

@@ -5,6 +5,10 @@ use wedge::{Error, MapCommand, MapReport, Pages, Wedge, WedgeRam};
 
 /// A process that holds host mappings.
 pub trait Process: Sized {
+    /// If so many of the user's pages in 2 MiB are mapped, or fewer, each is compared with page tables. Of more their table is
+    /// compared with a copy. To compare a table takes as long as some pages.
+    const FEW: usize = 4;
+
     /// So many mappings may be made before it is looked at how many are left.
     fn max_mappings() -> usize;
 

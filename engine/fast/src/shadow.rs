@@ -13,7 +13,7 @@
 //!   where there are protection keys, `texts` which programs read their own code.
 //!
 //! `revalidation` owns nothing: it compares mappings with page tables and returns what is stale, so the walk
-//! over them changes none of them. `pressure` tells which spaces have more pages than there can be mappings,
+//! over them changes none of them. `seen` has what it found the last time. `pressure` tells which spaces have more pages than there can be mappings,
 //! `walk` reads the guest's page tables.
 
 mod answer;
@@ -29,6 +29,7 @@ mod near;
 mod places;
 pub(crate) mod pressure;
 mod revalidation;
+mod seen;
 mod texts;
 mod walk;
 

@@ -77,7 +77,7 @@ pub const USER_TABLES: usize = (PLAIN_PAGES + PLAIN_SLOTS * 8).next_multiple_of(
 /// Bytes of all.
 pub const TABLES_LEN: usize = USER_TABLES + SITE_PAGES;
 /// Translated user code lies at the end of the code cache, before the stubs: bytes.
-pub const USER_CACHE_LEN: usize = 24 << 20;
+pub const USER_CACHE_LEN: usize = 80 << 20;
 /// Its first byte.
 pub const USER_CACHE: usize = STUBS - USER_CACHE_LEN;
 /// Words of [`crate::MonitorData::code_pages`].

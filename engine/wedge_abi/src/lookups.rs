@@ -5,18 +5,21 @@
 //! reads of it only what it may forget.
 
 use crate::{COPIES_LEN, COPY_COUNT, POISON, SITES, SITES_LEN, copy_slot};
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Entries: of as many pages, 4 GiB, no two are in each other's way.
 pub const LOOKUP_COUNT: usize = 1 << 20;
 /// Entries of which it is noted together whether any has been used.
-const CHUNK: usize = 1 << 10;
+const CHUNK: usize = 1 << 6;
 /// Words of those notes.
 const WORDS: usize = LOOKUP_COUNT / CHUNK / 64;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 /// Bytes of the largest page of the guest's that has entries.
 const LARGE: u64 = 1 << 21;
+/// In [`Lookups::writers`]: more entries than one may lead there.
+const SEVERAL: u32 = u32::MAX;
 
 /// A page of the user's in the software TLB.
 #[repr(C)]
@@ -108,8 +111,13 @@ pub struct Lookups {
     copies: [AtomicU64; COPY_COUNT],
     /// The entries.
     entries: [Entry; LOOKUP_COUNT],
-    /// A bit for each [`CHUNK`] of them: some may be in use.
+    /// By the number of a page that entries lead to (HVA): zero if none of them lets it be written, one more than the
+    /// index of the only one that may, or [`SEVERAL`].
+    writers: [AtomicU32; LOOKUP_COUNT],
+    /// A bit for each [`CHUNK`] of entries: some may be in use.
     used: [AtomicU64; WORDS],
+    /// Not zero: a bit of those is set.
+    any: AtomicU64,
     /// Not zero: some are of pages that are parts of the guest's large ones.
     large: AtomicU64,
 }
@@ -148,7 +156,7 @@ impl Lookups {
 
     /// No entry is in use.
     pub fn is_empty(&self) -> bool {
-        self.used.iter().all(|word| word.load(Relaxed) == 0)
+        self.any.load(Relaxed) == 0
     }
 
     /// The entry that a page has, if it has one.
@@ -162,6 +170,10 @@ impl Lookups {
         let slot = lookup_slot(page);
         let (chunk, Some(entry)) = (slot / CHUNK, self.entries.get(slot)) else { return };
         entry.set(Lookup::new(page, hva, writable));
+        if writable {
+            self.note_writer(slot, hva);
+        }
+        self.any.store(1, Relaxed);
         if let Some(word) = self.used.get(chunk / 64) {
             word.store(word.load(Relaxed) | 1 << (chunk % 64), Relaxed);
         }
@@ -191,9 +203,44 @@ impl Lookups {
         }
     }
 
+    /// The entry at an index lets the page at an HVA be written.
+    fn note_writer(&self, slot: usize, hva: u64) {
+        let Some(writer) = self.writers.get(lookup_slot(hva)) else { return };
+        let before = writer.load(Relaxed);
+        let only = slot as u32 + 1;
+        if before != 0 && before != only {
+            // The one before may be gone, or may be of another page with the same index.
+            let before = self.entries.get((before as usize).wrapping_sub(1)).map(Entry::get);
+            let is_gone = before.is_some_and(|entry| {
+                !entry.is_writable() || lookup_slot(entry.target()) != lookup_slot(hva)
+            });
+            writer.store(if is_gone { only } else { SEVERAL }, Relaxed);
+        } else {
+            writer.store(only, Relaxed);
+        }
+    }
+
     /// No page may be written any more that lies at this HVA.
     pub fn protect(&self, hva: u64) {
-        self.forget_if(|entry| entry.is_writable() && entry.target() == hva);
+        let Some(writer) = self.writers.get(lookup_slot(hva)) else { return };
+        let writes = |entry: &Lookup| entry.is_writable() && entry.target() == hva;
+        match writer.load(Relaxed) {
+            0 => {}
+            SEVERAL => {
+                let others = Cell::new(false);
+                self.forget_if(|entry| {
+                    let alike =
+                        entry.is_writable() && lookup_slot(entry.target()) == lookup_slot(hva);
+                    others.set(others.get() || alike && !writes(entry));
+                    writes(entry)
+                });
+                writer.store(if others.get() { SEVERAL } else { 0 }, Relaxed);
+            }
+            only => {
+                let entry = self.entries.get(only as usize - 1);
+                entry.filter(|entry| writes(&entry.get())).into_iter().for_each(Entry::clear);
+            }
+        }
     }
 
     /// No page has any.
@@ -203,6 +250,7 @@ impl Lookups {
         }
         self.forget_if(|_| true);
         self.used.iter().for_each(|word| word.store(0, Relaxed));
+        self.any.store(0, Relaxed);
         self.large.store(0, Relaxed);
     }
 
@@ -260,6 +308,30 @@ mod tests {
             }
             assert_eq!((entry.target(), entry.is_writable()), (HVA, writable));
             assert_eq!(A.wrapping_add(entry.distance), HVA);
+        }
+    }
+
+    /// Each entry that lets a page be written is found, however many there are, and whatever lies between.
+    #[test]
+    fn no_page_is_written_that_is_protected() {
+        let table = table();
+        let page = |n: u64| A + n * PAGE;
+        // As far apart as pages of one index are: the host has them in one place of `writers`.
+        let far = HVA + LOOKUP_COUNT as u64 * PAGE;
+        for others in 0..32_u64 {
+            let lies = |n: u64| if others >> n & 1 == 1 { far } else { HVA };
+            (0..5).for_each(|n| table.set(page(n), lies(n), true, false));
+            table.set(page(1), lies(1), false, false);
+            table.set(page(2) + LOOKUP_COUNT as u64 * PAGE, HVA + PAGE, true, false);
+            for protected in [HVA, far] {
+                table.protect(protected);
+                let left = (0..5).filter_map(|n| table.get(page(n)));
+                let mut left = left.filter(|entry| entry.target() == protected);
+                assert!(left.all(|entry| !entry.is_writable()), "{others:05b}");
+            }
+            assert!((3..5).all(|n| table.get(page(n)).is_none()));
+            assert_eq!(table.get(page(1)), Some(Lookup::new(page(1), lies(1), false)));
+            table.clear();
         }
     }
 

@@ -83,7 +83,7 @@ pub const TABLES: usize = WINDOW + 0x1000_0000;
 /// The code cache, shared by all wedges; writable in the monitor only.
 pub const CACHE: usize = WINDOW + 0x2000_0000;
 /// Bytes of the code cache.
-pub const CACHE_LEN: usize = 64 << 20;
+pub const CACHE_LEN: usize = 128 << 20;
 /// The look-ups of a wedge's user code (`Lookups`), within 2 GiB of the code cache.
 pub const LOOKUPS: usize = WINDOW + 0x3000_0000;
 /// The marks of RAM pages, a byte each: not zero means that the monitor decides.

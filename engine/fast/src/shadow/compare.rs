@@ -173,9 +173,14 @@ impl<W: Process> Space<W> {
     }
 
     fn revalidate_user(&mut self, ram: &Ram, roots: Roots, owner: Owner) -> Result<(), Error> {
+        let mut seen = self.mapper.take_seen();
         let compared = self.against(ram, roots);
-        let compared = if owner == Owner::Running { compared.dropping() } else { compared };
-        let changes = compared.user(owner == Owner::Newborn);
+        let changes = match owner {
+            Owner::Newborn => compared.newborn(),
+            Owner::Running => compared.dropping().user(&mut seen),
+            Owner::Same | Owner::Other => compared.user(&mut seen),
+        };
+        self.mapper.put_seen(seen);
         self.mapper.close_to_writes(&changes.read_only)?;
         self.mapper.close(&changes.closed)?;
         self.mapper.unmap_pages(&changes.gone)?;

@@ -9,7 +9,7 @@ mod large;
 
 use super::{
     KERNEL_PAGE, LARGE_PAGES, PAGE, Place, hidden::Hidden, mappings::Mappings, near::SitesTable,
-    runs,
+    runs, seen::SeenTables,
 };
 use crate::{
     process::Process,
@@ -65,6 +65,16 @@ impl<W: Process> Mapper<W> {
     /// Whether the wedge has refused to have a page executed since this was last asked.
     pub(super) fn take_refused(&mut self, hva: u64) -> bool {
         self.mappings.take_refused(hva)
+    }
+
+    /// Takes out what the user's pages were last compared with ([`Mappings::take_seen`]).
+    pub(super) fn take_seen(&mut self) -> SeenTables {
+        self.mappings.take_seen()
+    }
+
+    /// What the user's pages have just been compared with ([`Mappings::put_seen`]).
+    pub(super) fn put_seen(&mut self, seen: SeenTables) {
+        self.mappings.put_seen(seen);
     }
 
     /// Counts the mappings that are left.

@@ -12,7 +12,7 @@ mod reports;
 
 use super::{
     EMPTY, EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE, Place, READ, WRITE, local::Locals,
-    near::NearSites, part, places::Places,
+    near::NearSites, part, places::Places, seen::SeenTables,
 };
 use crate::regions::Regions;
 use rustc_hash::FxHashSet;
@@ -65,6 +65,8 @@ pub(super) struct Mappings {
     refused: FxHashSet<u64>,
     /// What the program has near the table of patched system calls.
     near: NearSites,
+    /// What the user's pages were last compared with.
+    seen: SeenTables,
 }
 
 impl Mappings {
@@ -160,6 +162,7 @@ impl Mappings {
 
     fn insert(&mut self, hva: u64, offset: u64, protection: u64) {
         let pages = if protection & KERNEL_PAGE == 0 { &mut self.user } else { &mut self.kernel };
+        self.seen.doubt(hva);
         pages.insert(hva, (offset, protection));
         if protection & WRITE != 0 {
             self.writable.add(offset, hva);
@@ -201,10 +204,11 @@ impl Mappings {
     pub(super) fn close(&mut self, pages: &[u64]) {
         for hva in pages {
             self.user.entry(*hva).and_modify(|(_, protection)| *protection = 0);
+            self.seen.doubt(*hva); // the next comparison unmaps what is still closed
         }
     }
 
-    /// Pages of the user's are read-only now.
+    /// Pages of the user's are read-only now. What page tables have said of them allows that, too.
     pub(super) fn close_to_writes(&mut self, pages: &[u64]) {
         for hva in pages {
             self.user.entry(*hva).and_modify(|(_, protection)| *protection &= !WRITE);
@@ -321,6 +325,7 @@ impl Mappings {
         self.large.retain(|hva, _| !gone(*hva));
         self.parts.retain(|(hva, _)| !gone(*hva));
         self.local.forget(start, len);
+        self.seen.forget(start, len);
         self.user.retain(|hva, _| !gone(*hva));
         self.kernel.retain(|hva, _| !gone(*hva));
         for places in [&mut self.writable, &mut self.copies] {
@@ -331,6 +336,7 @@ impl Mappings {
     /// Nothing of the user's is mapped any more; each region is forgotten already.
     pub(super) fn forget_user(&mut self) {
         self.user.clear();
+        self.seen = SeenTables::default();
         self.user_large = false;
         self.near.forget();
     }
@@ -340,6 +346,16 @@ impl Mappings {
         let mut near = self.near;
         near.forget();
         *self = Self { near, ..Self::default() };
+    }
+
+    /// Takes out what the user's pages were last compared with, for a comparison.
+    pub(super) fn take_seen(&mut self) -> SeenTables {
+        std::mem::take(&mut self.seen)
+    }
+
+    /// What the user's pages have just been compared with. What comes of that has not been carried out yet.
+    pub(super) fn put_seen(&mut self, seen: SeenTables) {
+        self.seen = seen;
     }
 
     /// Orders have failed: anything may be mapped, whatever is written here.

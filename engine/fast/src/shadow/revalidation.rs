@@ -7,7 +7,8 @@ use super::{
     mapper::{Mapper, is_still_large},
     mappings::{Large, Mappings},
     part,
-    walk::{Standing, Walker, still_good},
+    seen::SeenTables,
+    walk::{Standing, Walker, compared, still_good},
 };
 use crate::process::Process;
 use ram::Ram;
@@ -37,6 +38,8 @@ pub(super) struct Revalidation<'a> {
     roots: Roots,
     base: Base,
     mappings: &'a Mappings,
+    /// See [`Process::FEW`].
+    few: usize,
     /// What the page tables do not say any more may be closed.
     keeps: bool,
     /// So may copies that are executed.
@@ -47,7 +50,7 @@ impl<'a> Revalidation<'a> {
     pub(super) fn new<W: Process>(mapper: &'a Mapper<W>, ram: &'a Ram, roots: Roots) -> Self {
         let (keeps, keeps_copies) = (mapper.wedge().keeps(), !mapper.wedge().searches());
         let (base, mappings) = (mapper.base(), mapper.mappings());
-        Self { ram, roots, base, mappings, keeps, keeps_copies }
+        Self { ram, roots, base, mappings, few: W::FEW, keeps, keeps_copies }
     }
 
     /// The same comparison, in which pages that the page tables lack are unmapped and never closed.
@@ -126,21 +129,75 @@ impl<'a> Revalidation<'a> {
         self.mappings.kernel().iter().filter(stale).map(|(hva, _)| *hva).collect()
     }
 
-    /// What has to happen to the user's pages, of a process that has not run since it was forked, or of another.
-    pub(super) fn user(&self, newborn: bool) -> Changes {
+    /// What has to happen to the user's pages, of a process that has run before; `seen` has what the page tables said at
+    /// the last comparison.
+    pub(super) fn user(&self, seen: &mut SeenTables) -> Changes {
         let mut changes = Changes::default();
         let mut walker = Walker::new(self.ram, self.roots);
-        if newborn {
-            walker = walker.with_unused();
+        seen.begin(self.roots);
+        let mut from = 0;
+        while let Some((hva, _)) = self.mappings.user().range(from..).next() {
+            let start = hva & !(LARGE - 1);
+            from = start + LARGE;
+            if self.changed(start, seen, &mut walker, &mut changes).is_none() {
+                for (hva, page) in self.mappings.user().range(start..from) {
+                    let standing = self.standing(&mut walker, *hva, *page, false);
+                    self.decide(&mut walker, (*hva, *page), standing, &mut changes);
+                }
+            }
         }
+        seen.end();
+        changes
+    }
+
+    /// What has to happen to the pages of 2 MiB, of which only those are looked at that may be others now. `None` if all have
+    /// to be looked at.
+    fn changed(
+        &self,
+        start: u64,
+        seen: &mut SeenTables,
+        walker: &mut Walker<'_>,
+        changes: &mut Changes,
+    ) -> Option<()> {
+        let pages = || self.mappings.user().range(start..start + LARGE);
+        let worth = seen.has(start) || seen.has_room() && pages().nth(self.few).is_some();
+        let upper = walker.upper(start).filter(|upper| worth && !upper.is_leaf())?;
+        for (hva, entry) in seen.changed(self.ram, upper, start)? {
+            let Some(page) = self.mappings.user().get(&hva) else { continue };
+            let found = walker.through(upper, entry, hva);
+            let standing = compared(self.ram, found, hva, *page, self.mappings.parts(), false);
+            self.decide(walker, (hva, *page), standing, changes);
+        }
+        Some(())
+    }
+
+    /// What has to happen to a page of the user's.
+    fn decide(
+        &self,
+        walker: &mut Walker<'_>,
+        (hva, page): (u64, (u64, u64)),
+        standing: Standing,
+        changes: &mut Changes,
+    ) {
+        match standing {
+            Standing::Good => {}
+            Standing::ReadOnly => changes.read_only.push(hva),
+            Standing::Gone => self.replace(walker, hva, page, false, changes),
+        }
+    }
+
+    /// What has to happen to the user's pages, of a process that has not run since it was forked.
+    pub(super) fn newborn(&self) -> Changes {
+        let mut changes = Changes::default();
+        let mut walker = Walker::new(self.ram, self.roots).with_unused();
         for (hva, page) in self.mappings.user() {
             match self.standing(&mut walker, *hva, *page, false) {
-                Standing::Good | Standing::ReadOnly if newborn && !self.is_used(*hva) => {
+                Standing::Good | Standing::ReadOnly if !self.is_used(*hva) => {
                     changes.gone.push(*hva);
                 }
                 Standing::Good => {}
                 Standing::ReadOnly => changes.read_only.push(*hva),
-                Standing::Gone => self.replace(&mut walker, *hva, *page, newborn, &mut changes),
+                Standing::Gone => self.replace(&mut walker, *hva, *page, true, &mut changes),
             }
         }
         changes

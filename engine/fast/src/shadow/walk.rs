@@ -28,15 +28,28 @@ pub(super) fn still_good(
     parts: &FxHashSet<(u64, u64)>,
     global: bool,
 ) -> Standing {
+    let gva = if protection & KERNEL_PAGE != 0 { hva.wrapping_sub(base.bias()) } else { hva };
+    let found = walker.find(gva);
+    compared(walker.ram, found, hva, (offset, protection), parts, global)
+}
+
+/// Compares a page's mapping with a translation.
+pub(super) fn compared(
+    ram: &Ram,
+    found: Option<Translation>,
+    hva: u64,
+    (offset, protection): (u64, u64),
+    parts: &FxHashSet<(u64, u64)>,
+    global: bool,
+) -> Standing {
     let kernel = protection & KERNEL_PAGE != 0;
-    let gva = if kernel { hva.wrapping_sub(base.bias()) } else { hva };
     // Of a large page only what is known to be a part of it: a flush of any part drops all.
     let small = |bits: u32| bits == 12 || parts.contains(&part(hva, bits));
     let right = |found: &Translation| {
         found.user != kernel && (found.global || !global) && small(found.page_bits)
     };
-    let Some(found) = walker.find(gva).filter(right) else { return Standing::Gone };
-    let same = walker.ram.page(found.gpa).is_some_and(|page| page.offset == offset);
+    let Some(found) = found.filter(right) else { return Standing::Gone };
+    let same = ram.page(found.gpa).is_some_and(|page| page.offset == offset);
     if !same || protection & EXECUTE != 0 && !found.executable {
         return Standing::Gone;
     }
@@ -79,14 +92,27 @@ impl<'a> Walker<'a> {
         Self { wanted: paging::P, ..self }
     }
 
-    /// The translation of a GVA, if the guest has used it already.
-    pub(super) fn find(&mut self, gva: u64) -> Option<Translation> {
+    /// The way to the entry for the 2 MiB around a GVA, or for a larger page, if the guest has used it already.
+    pub(super) fn upper(&mut self, gva: u64) -> Option<Descent> {
         let upper = match self.upper {
             Some((known, upper)) if known == gva >> LARGE_BITS => upper,
             _ => Descent::top(self.roots).look(&mut self.ram, self.roots, gva, (LARGE_BITS, USED)),
         };
         self.upper = Some((gva >> LARGE_BITS, upper));
-        let page = upper?.look(&mut self.ram, self.roots, gva, (PAGE_BITS, self.wanted))?;
+        upper
+    }
+
+    /// The translation of a GVA by an entry that has been read from the table that `upper` leads to, if the guest has used
+    /// it already.
+    pub(super) fn through(&self, upper: Descent, entry: u64, gva: u64) -> Option<Translation> {
+        let page = (entry & self.wanted == self.wanted).then(|| upper.through(self.roots, entry));
+        Some(page?.ok()?.translation(self.roots, gva))
+    }
+
+    /// The translation of a GVA, if the guest has used it already.
+    pub(super) fn find(&mut self, gva: u64) -> Option<Translation> {
+        let page =
+            self.upper(gva)?.look(&mut self.ram, self.roots, gva, (PAGE_BITS, self.wanted))?;
         Some(page.translation(self.roots, gva))
     }
 }

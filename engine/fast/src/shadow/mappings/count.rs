@@ -7,7 +7,8 @@ impl Mappings {
     pub(in super::super) fn entries(&self) -> usize {
         let pages = self.user.len() + self.kernel.len() + self.large.len();
         let places = self.writable.len() + self.copies.len() + self.local.len();
-        pages + places + self.parts.len() + self.empty.len() + self.refused.len()
+        let others = self.parts.len() + self.empty.len() + self.refused.len();
+        pages + places + others + self.seen.weight()
     }
 
     /// Mappings made since the last clearing, or since they were counted.

@@ -43,8 +43,9 @@ impl Mappings {
     /// The wedge has closed what was mapped in a range, or taken it away.
     fn absorb_dropped(&mut self, start: u64, len: u64) {
         self.forget_large_within(start, len);
-        for (_, page) in self.user.range_mut(start..start + len) {
+        for (hva, page) in self.user.range_mut(start..start + len) {
             *page = (0, 0);
+            self.seen.doubt(*hva);
         }
     }
 
