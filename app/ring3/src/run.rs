@@ -147,7 +147,10 @@ fn open_fronts(
     }
     let asked = sender.clone();
     let asked = move |order| asked.send(Event::Control(order)).is_ok();
-    let orders = controllable(control::listen(asked, Hand::new(made.machine.inspector())));
+    let orders = controllable(control::listen(
+        asked,
+        Hand::new(made.machine.inspector(), arguments.watched),
+    ));
     let debugger = gdb::listen(arguments.gdb.as_ref(), arguments.paused, made.machine.inspector())?;
     Ok(Fronts { terminal, sockets: [orders, viewers], debugger })
 }

@@ -31,6 +31,9 @@ pub struct RunArguments {
     /// What `ring3 ps` calls the machine; the process number if not given
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// It stands until a `ring3 trace` or `ring3 profile` that has started it looks at it
+    #[arg(long, hide = true)]
+    pub watched: bool,
     /// Initial RAM disk for it
     #[arg(long, short = 'i', value_name = "FILE")]
     pub initrd: Option<PathBuf>,

@@ -1,16 +1,23 @@
-//! Looks every second whether system calls still lead where they should: rootkit_detector MACHINE
+//! Looks every second whether system calls still lead where they should, and, with the kernel's file (a vmlinuz or a vmlinux), whether
+//! the kernel's code is still what that says: rootkit_detector MACHINE [KERNEL]
 
-use std::{env, process::ExitCode, thread, time::Duration};
+use std::{env, error::Error, fs, process::ExitCode, thread, time::Duration};
 
 use ring3_trace::{Problem, services::integrity::Integrity};
 
 fn main() -> ExitCode {
-    let Some(machine) = env::args().nth(1) else {
-        eprintln!("rootkit_detector MACHINE");
-        return ExitCode::from(2);
+    let words: Vec<String> = env::args().skip(1).collect();
+    let (machine, file) = match &words[..] {
+        [machine] => (machine, None),
+        [machine, file] => (machine, Some(file)),
+        _ => {
+            eprintln!("rootkit_detector MACHINE [KERNEL]");
+            return ExitCode::from(2);
+        }
     };
-    match watch(&machine) {
-        Ok(()) | Err(Problem::Ended) => ExitCode::SUCCESS,
+    match begin(machine, file).and_then(|integrity| Ok(watch(integrity)?)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) if matches!(problem.downcast_ref(), Some(Problem::Ended)) => ExitCode::SUCCESS,
         Err(problem) => {
             eprintln!("rootkit_detector: {problem}");
             ExitCode::FAILURE
@@ -18,8 +25,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn watch(machine: &str) -> Result<(), Problem> {
-    let mut integrity = Integrity::new(machine)?;
+fn begin(machine: &str, file: Option<&String>) -> Result<Integrity, Box<dyn Error>> {
+    let Some(file) = file else { return Ok(Integrity::new(machine)?) };
+    let kernel = fs::read(file).map_err(|error| format!("{file}: {error}"))?;
+    Ok(Integrity::of_file(machine, &boot::unpacked_kernel(&kernel)?)?)
+}
+
+fn watch(mut integrity: Integrity) -> Result<(), Problem> {
     let (entries, functions) = integrity.watched();
     println!("{entries} system calls, {functions} functions");
     loop {

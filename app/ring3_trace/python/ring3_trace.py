@@ -135,6 +135,10 @@ class Service:
         """Changes an argument of the system call at whose entry the vCPU stands."""
         self.order("argument", vcpu=event["vcpu"], number=number, value=value)
 
+    def move(self, place, other):
+        """A place of `break:` at which vCPUs stand is another one from now on."""
+        return self.order("move", **{"from": place, "to": other})
+
     def symbol(self, name):
         """Where a symbol of the kernel is."""
         return self.order("symbol", name=name)

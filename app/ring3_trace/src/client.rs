@@ -10,7 +10,7 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::{Answer, Event, Line, Order, Request, bytes, hex};
+use crate::{Answer, Event, Line, Order, Request, bytes, hex, kernel_text::UnknownFile};
 
 /// Why a service has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +27,9 @@ pub enum Problem {
     /// The machine does not do what was asked.
     #[error("{0}")]
     Refused(String),
+    /// The kernel's file is none that can be compared with memory.
+    #[error(transparent)]
+    Kernel(#[from] UnknownFile),
     /// The machine has ended.
     #[error("the machine has ended")]
     Ended,
@@ -133,6 +136,17 @@ impl Service {
     pub fn reply(&mut self, vcpu: usize, value: i64) -> Result<(), Problem> {
         self.order(&Order::Reply { vcpu, value })?;
         self.go(vcpu)
+    }
+
+    /// A place of `break:` at which vCPUs stand is another one from now on, at this address.
+    ///
+    /// # Errors
+    /// As for [`Service::order`].
+    pub fn move_break(&mut self, from: &str, to: &str) -> Result<u64, Problem> {
+        match self.order(&Order::Move { from: from.to_owned(), to: to.to_owned() })? {
+            Answer::Address(address) => Ok(address),
+            other => Err(Problem::Protocol(format!("{other:?}"))),
+        }
     }
 
     /// Reads guest memory; less than `len` bytes where there is no more. Without a vCPU by the kernel's page tables.

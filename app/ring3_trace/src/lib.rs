@@ -9,6 +9,7 @@
 
 mod client;
 pub mod filter;
+pub mod kernel_text;
 mod names;
 pub mod services;
 mod wire;

@@ -183,6 +183,13 @@ pub enum Order {
         /// Its result; an error of a system call is negative.
         value: i64,
     },
+    /// A place of `break:` at which vCPUs stand is another one from now on.
+    Move {
+        /// The place: `SYMBOL`, `SYMBOL+OFFSET` or `0xADDRESS`.
+        from: String,
+        /// The other one.
+        to: String,
+    },
     /// Where a symbol of the kernel is.
     Symbol {
         /// The symbol.

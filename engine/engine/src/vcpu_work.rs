@@ -209,6 +209,14 @@ impl<'a> VcpuAccess<'a> {
         }
     }
 
+    /// Changes a handler's probes.
+    pub fn change_probes(&mut self, number: u64, change: impl FnOnce(&mut Probes)) {
+        if let Some(entry) = self.handlers.entry(number) {
+            change(&mut entry.probes);
+            self.handlers.arm(self.engine);
+        }
+    }
+
     /// Stops the vCPU for a handler, or resumes it. The vCPU runs when no handler keeps it stopped.
     pub fn set_stopped(&mut self, number: u64, stopped: bool) {
         if let Some(entry) = self.handlers.entry(number) {

@@ -26,6 +26,47 @@ const MOST_PARTS: u64 = 17;
 pub const MOST_TEXT: usize = 4096;
 const PAGE: u64 = 4096;
 
+/// What of a value is a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NumberKind {
+    /// The lower half, without a sign.
+    Unsigned32,
+    /// The lower half, with a sign.
+    Signed32,
+    /// All of it, without a sign.
+    Unsigned64,
+    /// All of it, with a sign.
+    Signed64,
+}
+
+impl NumberKind {
+    const ALL: [Self; 4] = [Self::Unsigned32, Self::Signed32, Self::Unsigned64, Self::Signed64];
+
+    /// The least and the greatest number there are.
+    pub const fn bounds(self) -> [i128; 2] {
+        match self {
+            Self::Unsigned32 => [0, u32::MAX as i128],
+            Self::Signed32 => [i32::MIN as i128, i32::MAX as i128],
+            Self::Unsigned64 => [0, u64::MAX as i128],
+            Self::Signed64 => [i64::MIN as i128, i64::MAX as i128],
+        }
+    }
+
+    fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The number is in a range whose ends are bits of such numbers.
+    fn is_within(self, value: u64, [low, high]: [u64; 2]) -> bool {
+        match self {
+            Self::Unsigned32 => (low..=high).contains(&(value & 0xffff_ffff)),
+            Self::Unsigned64 => (low..=high).contains(&value),
+            Self::Signed32 => (low as i64..=high as i64).contains(&i64::from(value as i32)),
+            Self::Signed64 => (low as i64..=high as i64).contains(&(value as i64)),
+        }
+    }
+}
+
 /// A step of a program. `from` and `to` are values by number, offsets are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -55,6 +96,31 @@ pub enum Step {
         mask: u64,
         /// What they are.
         value: u64,
+    },
+    /// The point is not meant unless a value is a number in a range.
+    Range {
+        /// Which value.
+        from: u8,
+        /// What of it is the number.
+        kind: NumberKind,
+        /// The least and the greatest that is meant, as bits of such a number.
+        bounds: [u64; 2],
+    },
+    /// The point is not meant if a value is a number in a range.
+    NotRange {
+        /// Which value.
+        from: u8,
+        /// What of it is the number.
+        kind: NumberKind,
+        /// The least and the greatest that is not meant, as bits of such a number.
+        bounds: [u64; 2],
+    },
+    /// The point is not meant unless a value has one of these bits.
+    OneOf {
+        /// Which value.
+        from: u8,
+        /// Which bits.
+        mask: u64,
     },
     /// The monitor has to look unless a value is among so many words, which follow in [`Step::Words`].
     Among {
@@ -132,6 +198,13 @@ impl Step {
             Self::Load { to, from, offset } => [code(1, from, to), offset, 0],
             Self::Add { to, amount } => [code(11, 0, to), amount, 0],
             Self::Want { from, mask, value } => [code(2, from, 0), mask, value],
+            Self::Range { from, kind, bounds: [low, high] } => {
+                [code(12, from, kind.code()), low, high]
+            }
+            Self::NotRange { from, kind, bounds: [low, high] } => {
+                [code(13, from, kind.code()), low, high]
+            }
+            Self::OneOf { from, mask } => [code(14, from, 0), mask, 0],
             Self::Among { from, count } => [code(3, from, 0), count, 0],
             Self::Choose { from, table, count } => [code(4, from, 0), table, count],
             Self::Words(words) => words,
@@ -159,6 +232,15 @@ impl Step {
             9 => Self::UpToZero { from, most: p },
             10 => Self::Vectors { from, count: to, bytes: p },
             11 => Self::Add { to, amount: p },
+            12 => {
+                let kind = *NumberKind::ALL.get(usize::from(to))?;
+                Self::Range { from, kind, bounds: [p, q] }
+            }
+            13 => {
+                let kind = *NumberKind::ALL.get(usize::from(to))?;
+                Self::NotRange { from, kind, bounds: [p, q] }
+            }
+            14 => Self::OneOf { from, mask: p },
             _ => return None,
         })
     }
@@ -294,6 +376,15 @@ impl<M: Memory> Run<'_, M> {
                 }
             }
             Step::Want { from, mask, value } if self.value(from) & mask != value => {
+                return Err(Stop::Dropped);
+            }
+            Step::Range { from, kind, bounds } if !kind.is_within(self.value(from), bounds) => {
+                return Err(Stop::Dropped);
+            }
+            Step::NotRange { from, kind, bounds } if kind.is_within(self.value(from), bounds) => {
+                return Err(Stop::Dropped);
+            }
+            Step::OneOf { from, mask } if self.value(from) & mask == 0 => {
                 return Err(Stop::Dropped);
             }
             Step::Note { from, offset, len } => {

@@ -152,6 +152,19 @@ pub fn load(memory: &Ram, request: &BootRequest<'_>) -> Result<Loaded, Error> {
     Ok(Loaded { vcpu, protocol, placed: loader.into_placed(), rsdp })
 }
 
+/// The kernel in a file as an ELF file: a bzImage's, or the file itself.
+///
+/// # Errors
+/// The bzImage holds none that can be unpacked.
+pub fn unpacked_kernel(file: &[u8]) -> Result<Cow<'_, [u8]>, Error> {
+    if !bzimage::is_bzimage(file) {
+        return unwrap_file(file);
+    }
+    let image = BzImage::parse(file)?;
+    let (format, packed) = image.payload()?.ok_or(Error::ThirtyTwoBitOnly)?;
+    format.unpack_payload(packed).map(Cow::Owned)
+}
+
 /// The kernel file, unpacked if it is compressed as a whole (as Debian's Xen is).
 fn unwrap_file(file: &[u8]) -> Result<Cow<'_, [u8]>, Error> {
     match decompress::Format::detect(file) {

@@ -342,3 +342,39 @@ fn crash_and_drgn_read_cores_by_debug_symbols() -> Result<()> {
     ensure!(guest.ends()?.1 == Some(7));
     Ok(())
 }
+
+/// Linux's own scripts for GDB, from its source.
+fn scripts() -> Result<PathBuf> {
+    const SOURCE: &str = "linux-source-6.1";
+    let (assets, name) = (Assets::open()?, "gdb-scripts-of-linux-6.1");
+    assets.entry(name, |fresh| {
+        let unpacked = unpack(&assets.archive(Kernel::BookwormCloud.suite())?, SOURCE, fresh)?;
+        let source = unpacked.path().join(format!("usr/src/{SOURCE}.tar.xz"));
+        let mut tar = Command::new("tar");
+        tar.arg("xf").arg(source).arg("-C").arg(fresh).arg("--strip-components=3");
+        output(tar.args(["--wildcards", "*/scripts/gdb/linux/*.py"]))?;
+        let files = fs::read_dir(fresh.join("linux"))?;
+        let files: Result<Vec<_>> = files
+            .map(|file| Ok(format!("linux/{}", file?.file_name().to_string_lossy())))
+            .collect();
+        Manifest::of(SOURCE, fresh, &files?)
+    })?;
+    Ok(assets.directory(name))
+}
+
+#[test]
+#[ignore = "minutes, and a kernel with debug symbols"]
+fn linuxs_own_scripts_run_in_gdb() -> Result<()> {
+    let guest = Debuggee::new("auto")?;
+    let (vmlinux, scripts) = (symbols()?, scripts()?);
+    let said = guest.gdb(&format!(
+        "set pagination off\nsymbol-file {}\n\
+         python import sys; sys.dont_write_bytecode = True; sys.path.insert(0, '{}')\n\
+         python import linux.tasks, linux.dmesg\nlx-ps\nlx-dmesg\n",
+        vmlinux.display(),
+        scripts.display()
+    ))?;
+    says(&said, &["swapper/0", "kthreadd", "bash", "Linux version 6.1."])?;
+    ensure!(guest.ends()?.1 == Some(7));
+    Ok(())
+}

@@ -15,6 +15,7 @@ use ring3_trace::{
     Event, Order, Problem, Request, Rights, Service, Stops,
     services::{integrity::Integrity, policy::Policy},
 };
+use xtask::assets::{Assets, Kernel};
 
 /// Does what it is told, line by line.
 const SHELL: &str = "echo ready; while read -r line; do eval \"$line\" 2>&1; echo; echo over; done";
@@ -24,6 +25,7 @@ const AGES: Duration = Duration::from_secs(60);
 /// A guest with a shell.
 struct Guest {
     name: String,
+    kernel: String,
     ring3: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
@@ -42,11 +44,12 @@ impl Guest {
         let name = format!("services-{kernel}-{}", std::process::id());
         let mut command = Command::new(ring3()?);
         command.args(["exec", "--name", &name, "--kernel", kernel, "--memory", "512M"]);
-        command.args(["--timeout", "300", "--", "bash", "-c", SHELL]);
+        command.args(["--timeout", "600", "--", "bash", "-c", SHELL]);
         let mut ring3 = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = ring3.stdin.take().context("no standard input")?;
         let stdout = BufReader::new(ring3.stdout.take().context("no standard output")?);
-        let mut guest = Self { name, ring3, stdin, stdout };
+        let kernel = kernel.to_owned();
+        let mut guest = Self { name, kernel, ring3, stdin, stdout };
         guest.reads_to("ready")?;
         Ok(guest)
     }
@@ -230,6 +233,29 @@ fn guests_are_changed(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
+/// A place at which vCPUs stand is another one when the service says so, while one stands there.
+fn breakpoints_are_moved(guest: &mut Guest) -> Result<()> {
+    let request = Request { comm: None, ..stopping("break:__x64_sys_mkdir", "", Stops::Entry) };
+    let seen = serves(guest, &request, |service, event| {
+        let (from, to) = ("__x64_sys_mkdir", "__x64_sys_rmdir");
+        let is_first = event.name == from;
+        if is_first {
+            let unknown = service.move_break("__x64_sys_unlink", to);
+            let known = service.move_break(from, "no_such_function");
+            if !matches!((unknown, known), (Err(Problem::Refused(_)), Err(Problem::Refused(_)))) {
+                return Err(Problem::Protocol("moved what is not there".to_owned()));
+            }
+            service.move_break(from, to)?;
+        }
+        service.go(event.vcpu).map(|()| is_first)
+    })?;
+    let said = guest.says("mkdir /tmp/1; mkdir /tmp/2; rmdir /tmp/1 && echo gone")?;
+    ensure!(said == "gone", "{said}");
+    let names = [seen.recv_timeout(AGES)?.name, seen.recv_timeout(AGES)?.name];
+    ensure!(names == ["__x64_sys_mkdir", "__x64_sys_rmdir"], "{names:?}");
+    Ok(())
+}
+
 /// A service gets what it asked for, and a vCPU stands for no longer than it is there.
 fn services_are_confined(guest: &mut Guest) -> Result<()> {
     let stopping = stopping("syscall:getppid", "python3", Stops::Entry);
@@ -314,6 +340,42 @@ fn changes_of_the_kernel_are_found(guest: &mut Guest) -> Result<()> {
     ensure!(integrity.problems()? == ["__x64_sys_acct begins with a jump"]);
     rootkit.write(None, acct, &first)?;
     ensure!(integrity.problems()?.is_empty());
+    Ok(())
+}
+
+/// All of the kernel's text and its table of calls are what the kernel's file has, after Linux has changed itself in thousands of places;
+/// and what a root kit changes is found although it was changed before the first look.
+fn the_kernel_is_what_its_file_says(guest: &mut Guest) -> Result<()> {
+    let kernel = Kernel::named(&guest.kernel).context("a kernel of Debian's")?;
+    let file = std::fs::read(Assets::open()?.kernel(kernel)?.image)?;
+    let file = boot::unpacked_kernel(&file)?;
+    let found =
+        |name: &str| -> Result<Vec<String>> { Ok(Integrity::of_file(name, &file)?.problems()?) };
+    let sound = found(&guest.name)?;
+    ensure!(sound.is_empty(), "{sound:#?}");
+    let request = Request { memory: Rights::Write, ..Request::default() };
+    let mut rootkit = Service::connect(&guest.name, &request)?;
+    // Nobody makes this call.
+    let acct = rootkit.symbol("__x64_sys_acct")?;
+    let was = rootkit.read(None, acct, 64)?;
+    let changed: Vec<u8> = was.iter().map(|byte| byte ^ 0x40).collect();
+    rootkit.write(None, acct + 16, &changed[16..])?;
+    let told = found(&guest.name)?;
+    ensure!(told.iter().any(|told| told.ends_with("is not the file's")), "{told:?}");
+    rootkit.write(None, acct, &was)?;
+    // ftrace's place is behind ENDBR, or what has taken its place.
+    let place = acct + if was[0] == 0x0f && was[1] == 0x1f && was[4] == 0 { 0 } else { 4 };
+    rootkit.write(None, place, b"\xe9\0\0\0\x20")?;
+    let told = found(&guest.name)?;
+    ensure!(told.iter().any(|told| told.ends_with("out of the kernel")), "{told:?}");
+    rootkit.write(None, acct, &was)?;
+    let entry = rootkit.symbol("sys_call_table")? + 8 * 110;
+    let was = rootkit.read(None, entry, 8)?;
+    rootkit.write(None, entry, &acct.to_le_bytes())?;
+    let told = found(&guest.name)?;
+    ensure!(told.len() == 1 && told[0].starts_with("system call 110"), "{told:?}");
+    rootkit.write(None, entry, &was)?;
+    ensure!(found(&guest.name)?.is_empty());
     Ok(())
 }
 
@@ -434,14 +496,16 @@ fn what_is_not_traced_costs_nothing(guest: &mut Guest) -> Result<()> {
 
 fn serves_all(kernel: &str) -> Result<()> {
     type Part = fn(&mut Guest) -> Result<()>;
-    const PARTS: [(&str, Part); 11] = [
+    const PARTS: [(&str, Part); 13] = [
         ("filters choose", filters_choose),
         ("bad filters are refused", bad_filters_are_refused),
         ("top counts", top_counts),
         ("guests are changed", guests_are_changed),
+        ("breakpoints are moved", breakpoints_are_moved),
         ("services are confined", services_are_confined),
         ("connections are denied", connections_are_denied),
         ("changes of the kernel are found", changes_of_the_kernel_are_found),
+        ("the kernel is what its file says", the_kernel_is_what_its_file_says),
         ("other languages serve", other_languages_serve),
         ("what is not traced costs nothing", what_is_not_traced_costs_nothing),
         ("other events are told", other_events_are_told),
@@ -466,4 +530,9 @@ fn services_see_and_change_what_they_asked_for() -> Result<()> {
 #[test]
 fn services_work_with_another_kernel() -> Result<()> {
     serves_all("debian-13")
+}
+
+#[test]
+fn services_work_with_the_newest_kernel() -> Result<()> {
+    serves_all("debian-sid")
 }

@@ -1,14 +1,24 @@
 //! System calls: their names and arguments as the kernel itself describes them (`struct syscall_metadata`), printed as
 //! strace prints them as far as that goes.
 
-use ram::Ram;
+use std::collections::HashSet;
 
-use super::{TraceError, linux_names, structures};
+use ram::Ram;
+use x86::tap::NumberKind;
+
+use super::{TraceError, linux_names, narrow, structures};
 use crate::linux::LinuxKernel;
 
-/// What the functions of system calls are called, and their descriptions.
-const FUNCTION: &str = "__x64_sys_";
+/// What the functions of system calls are called, and their descriptions. Those of 32-bit programs may be others.
+const FUNCTIONS: [(&str, Width); 3] = [
+    ("__x64_sys_", Width::Full),
+    ("__ia32_sys_", Width::Narrow),
+    ("__ia32_compat_sys_", Width::Other),
+];
 const DESCRIPTION: &str = "__syscall_meta__";
+/// Where `struct pt_regs` has the arguments of a system call, and where of one of a 32-bit program.
+static PLACES: [u64; 6] = [112, 104, 96, 56, 72, 64];
+static NARROW_PLACES: [u64; 6] = [40, 88, 96, 104, 112, 32];
 /// Arguments at the most.
 const ARGUMENTS: usize = 6;
 /// Letters of a text that are shown, as with strace.
@@ -49,6 +59,27 @@ enum ArgumentFormat {
     Address,
 }
 
+/// Whose a system call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Width {
+    /// A 64-bit program's.
+    Full,
+    /// A 32-bit program's, with the structures of 64-bit ones.
+    Narrow,
+    /// A 32-bit program's, with structures of its own.
+    Other,
+}
+
+impl Width {
+    /// The manual's name of the call that this function carries out.
+    fn name_of(self, function: &str) -> String {
+        match self {
+            Self::Full => call_name(function).to_owned(),
+            Self::Narrow | Self::Other => narrow::name_of(function),
+        }
+    }
+}
+
 /// A system call.
 #[derive(Clone, Debug)]
 pub struct Call {
@@ -57,6 +88,7 @@ pub struct Call {
     formats: Vec<ArgumentFormat>,
     /// What the kernel calls its arguments.
     parameters: Vec<String>,
+    width: Width,
 }
 
 pub use crate::linux::Reader;
@@ -78,6 +110,11 @@ pub enum ArgumentMemory {
     Vectors,
 }
 
+/// The name that a system call has in traces, by that one or by its function's.
+pub fn call_name(name: &str) -> &str {
+    OTHER.iter().find(|(function, _)| *function == name).map_or(name, |(_, manual)| *manual)
+}
+
 impl Call {
     /// Arguments that lead to memory, by number: what is there at the call's beginning, or what it leaves there at its end.
     pub fn pieces(&self, at_end: bool) -> impl Iterator<Item = (usize, ArgumentMemory)> {
@@ -91,32 +128,49 @@ impl Call {
         self.formats.iter().enumerate().filter_map(move |(n, format)| Some((n, piece(format)?)))
     }
 
-    /// A system call and the address of its function.
-    pub fn find(kernel: &LinuxKernel, ram: &Ram, name: &str) -> Result<(u64, Self), TraceError> {
-        let other = OTHER.iter().find(|(_, manual)| *manual == name).map(|(function, _)| *function);
-        let found = [Some(name), other].into_iter().flatten().find_map(|function| {
-            let address = kernel.symbols.find(&format!("{FUNCTION}{function}"))?;
-            Some((address, Self::new(kernel, ram, function)))
-        });
-        found.ok_or_else(|| TraceError::Call(name.to_owned()))
+    /// A system call and the addresses of its functions, of which 32-bit programs have others.
+    pub fn find(
+        kernel: &LinuxKernel,
+        ram: &Ram,
+        name: &str,
+    ) -> Result<Vec<(u64, Self)>, TraceError> {
+        let all = functions(kernel);
+        let named =
+            all.filter(|(function, _, width)| *function == name || width.name_of(function) == name);
+        let made = named.map(|(function, at, width)| (at, Self::new(kernel, ram, function, width)));
+        let found = first_of_each(made);
+        if found.is_empty() { Err(TraceError::Call(name.to_owned())) } else { Ok(found) }
     }
 
     /// All there are.
     pub fn all(kernel: &LinuxKernel, ram: &Ram) -> Vec<(u64, Self)> {
-        let functions: Vec<_> = kernel.symbols.starting(FUNCTION).collect();
-        let plain = functions.into_iter().filter(|(name, _)| !name.contains('.'));
-        plain.map(|(name, at)| (at, Self::new(kernel, ram, &name[FUNCTION.len()..]))).collect()
+        let all = functions(kernel);
+        first_of_each(all.map(|(name, at, width)| (at, Self::new(kernel, ram, name, width))))
     }
 
-    fn new(kernel: &LinuxKernel, ram: &Ram, function: &str) -> Self {
-        let manual = OTHER.iter().find(|(known, _)| *known == function).map(|(_, manual)| *manual);
-        let name = manual.unwrap_or(function).to_owned();
+    fn new(kernel: &LinuxKernel, ram: &Ram, function: &str, width: Width) -> Self {
+        let (name, full) = (width.name_of(function), call_name(function));
         let described = kernel.symbols.find(&format!("{DESCRIPTION}{function}"));
-        let described = described.and_then(|at| described_as(kernel, ram, at, &name));
+        let described = described.and_then(|at| described_as(kernel, ram, at, full));
         // A kernel that does not say has all that registers can hold.
         let unknown = || (vec![ArgumentFormat::Address; ARGUMENTS], Vec::new());
-        let (formats, parameters) = described.unwrap_or_else(unknown);
-        Self { name, formats, parameters }
+        let (mut formats, parameters) = described.unwrap_or_else(unknown);
+        if width == Width::Other {
+            let known =
+                formats.iter_mut().filter(|format| matches!(format, ArgumentFormat::Known(_)));
+            known.for_each(|format| *format = ArgumentFormat::Address);
+        }
+        Self { name, formats, parameters, width }
+    }
+
+    /// Where its arguments are in `struct pt_regs`.
+    pub fn places(&self) -> &'static [u64; ARGUMENTS] {
+        if self.width == Width::Full { &PLACES } else { &NARROW_PLACES }
+    }
+
+    /// What of a register is an argument.
+    pub fn mask(&self) -> u64 {
+        if self.width == Width::Full { u64::MAX } else { u32::MAX.into() }
     }
 
     /// Which argument is called so; `path` is the first that is text.
@@ -145,6 +199,19 @@ impl Call {
         }
     }
 
+    /// What of an argument is a number; `None` if it is text, or may be.
+    pub fn number_kind(&self, n: usize) -> Option<NumberKind> {
+        use ArgumentFormat::{Folder, Long, Mode, OpenFlags, Signed, Text, Unsigned};
+        Some(match self.formats.get(n)? {
+            Text => return None,
+            Signed | Folder => NumberKind::Signed32,
+            Unsigned | OpenFlags | Mode => NumberKind::Unsigned32,
+            _ if self.width != Width::Full => NumberKind::Unsigned32,
+            Long => NumberKind::Signed64,
+            _ => NumberKind::Unsigned64,
+        })
+    }
+
     /// An argument as text, if it is.
     pub fn text(&self, n: usize, value: u64, read: Reader<'_>) -> Option<String> {
         let is_text = self.formats.get(n) == Some(&ArgumentFormat::Text);
@@ -155,6 +222,11 @@ impl Call {
     /// It does not return to who has made it.
     pub fn is_last(&self) -> bool {
         matches!(self.name.as_str(), "exit" | "exit_group")
+    }
+
+    /// Its thread has other registers afterwards, and so other arguments.
+    pub fn gives_registers(&self) -> bool {
+        matches!(self.name.as_str(), "execve" | "execveat" | "rt_sigreturn" | "sigreturn")
     }
 
     /// Its arguments, some of which can only be told when it has ended with a `result`.
@@ -182,6 +254,21 @@ impl Call {
     }
 }
 
+/// The functions of all system calls: their names without what these begin with, their addresses, and whose calls they are.
+fn functions(kernel: &LinuxKernel) -> impl Iterator<Item = (&str, u64, Width)> {
+    let all = FUNCTIONS.iter().flat_map(|(prefix, width)| {
+        let found = kernel.symbols.starting(prefix);
+        found.map(|(name, at)| (&name[prefix.len()..], at, *width))
+    });
+    all.filter(|(name, ..)| !name.contains('.'))
+}
+
+/// One call at each address: those without arguments are one function under two names, for programs of both widths.
+fn first_of_each(calls: impl Iterator<Item = (u64, Call)>) -> Vec<(u64, Call)> {
+    let mut seen = HashSet::new();
+    calls.filter(|(address, _)| seen.insert(*address)).collect()
+}
+
 /// What the kernel says of a system call's arguments.
 fn described_as(
     kernel: &LinuxKernel,
@@ -189,7 +276,8 @@ fn described_as(
     at: u64,
     name: &str,
 ) -> Option<(Vec<ArgumentFormat>, Vec<String>)> {
-    let count = (kernel.word(ram, at + 8)? >> 32) as usize;
+    // A byte since 6.19, a word before.
+    let count = (kernel.word(ram, at + 8)? >> 32 & 0xff) as usize;
     let (types, names) = (kernel.word(ram, at + 16)?, kernel.word(ram, at + 24)?);
     let text = |list: u64, n: usize| kernel.text(ram, kernel.word(ram, list + 8 * n as u64)?);
     let argument = |n| {
@@ -210,7 +298,7 @@ fn format(call: &str, of_type: &str, name: &str) -> ArgumentFormat {
         ("const char*", _) => ArgumentFormat::Text,
         (_, "dfd" | "olddfd" | "newdfd") => ArgumentFormat::Folder,
         (_, "flags") if matches!(call, "open" | "openat") => ArgumentFormat::OpenFlags,
-        ("umode_t", _) => ArgumentFormat::Mode,
+        ("umode_t", _) | ("int", "mask") => ArgumentFormat::Mode,
         ("int" | "pid_t" | "clockid_t" | "key_t", _) => ArgumentFormat::Signed,
         ("long" | "off_t" | "loff_t" | "ssize_t", _) => ArgumentFormat::Long,
         ("unsigned int" | "u32" | "uid_t" | "gid_t", _) => ArgumentFormat::Unsigned,
@@ -293,11 +381,23 @@ fn quoted(bytes: &[u8]) -> String {
 
 /// What a system call has returned, as strace prints it.
 pub fn result(call: &str, value: i64) -> String {
-    const ADDRESSES: [&str; 4] = ["mmap", "brk", "mremap", "shmat"];
+    const ADDRESSES: [&str; 5] = ["mmap", "mmap2", "brk", "mremap", "shmat"];
     match value {
         -4095..0 => linux_names::error(-value as i32),
         _ if ADDRESSES.contains(&call) => format!("{value:#x}"),
+        _ if call == "umask" => format!("0{value:02o}"),
         _ => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+impl Call {
+    /// A call that opens something.
+    pub fn example() -> Self {
+        use ArgumentFormat::{OpenFlags, Signed, Size, Text};
+        let parameters = ["fd", "filename", "flags", "size"].map(str::to_owned).to_vec();
+        let (name, formats) = ("example".to_owned(), vec![Signed, Text, OpenFlags, Size]);
+        Self { name, formats, parameters, width: Width::Full }
     }
 }
 
@@ -306,7 +406,8 @@ mod tests {
     use super::*;
 
     fn call(name: &str, formats: &[ArgumentFormat]) -> Call {
-        Call { name: name.to_owned(), formats: formats.to_vec(), parameters: Vec::new() }
+        let (parameters, width) = (Vec::new(), Width::Full);
+        Call { name: name.to_owned(), formats: formats.to_vec(), parameters, width }
     }
 
     #[test]
@@ -336,9 +437,19 @@ mod tests {
     }
 
     #[test]
+    fn a_function_under_two_names_is_one_call() {
+        let narrow = Call { width: Width::Narrow, ..call("getpid", &[]) };
+        let calls = [(1, call("getpid", &[])), (2, call("read", &[])), (1, narrow)];
+        let left = first_of_each(calls.into_iter());
+        let left: Vec<_> = left.iter().map(|(at, call)| (*at, call.width)).collect();
+        assert_eq!(left, [(1, Width::Full), (2, Width::Full)]);
+    }
+
+    #[test]
     fn results_are_numbers_addresses_or_errors() {
         assert_eq!(result("read", 5), "5");
         assert_eq!(result("mmap", 0x7000), "0x7000");
+        assert_eq!(result("umask", 0o22), "022");
         assert_eq!(result("openat", -2), "-1 ENOENT (No such file or directory)");
         assert_eq!(result("read", -512), "? ERESTARTSYS");
     }

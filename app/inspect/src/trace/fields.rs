@@ -5,14 +5,21 @@ use ring3_trace::filter::FieldValue;
 use super::calls::{self, Call, Reader};
 use crate::linux::{Form, Parameter, Task};
 
-/// Fields of all events.
-const COMMON: [&str; 9] = ["kind", "name", "comm", "pid", "tid", "cpu", "ret", "dur", "path"];
+/// Fields of all events. Arguments of these names are known by their places.
+const OF_ALL: [&str; 8] = ["kind", "name", "comm", "pid", "tid", "cpu", "ret", "dur"];
+/// The first argument that is text.
+const PATH: &str = "path";
 /// Arguments of functions that are shown.
 const ARGUMENTS: [&str; 6] = ["arg0", "arg1", "arg2", "arg3", "arg4", "arg5"];
 
 /// All events have this field.
+pub fn is_of_all(name: &str) -> bool {
+    OF_ALL.contains(&name)
+}
+
+/// Events of any kind may have this field.
 pub fn is_common(name: &str) -> bool {
-    COMMON.contains(&name) || ARGUMENTS.contains(&name)
+    is_of_all(name) || name == PATH || ARGUMENTS.contains(&name)
 }
 
 /// A register as a number, by its type.

@@ -6,17 +6,20 @@
 //! queue; when it is full they are counted and dropped.
 //!
 //! - `plan`: which points an event is; `function_exits`: where functions end; `calls`: system calls and their arguments,
-//!   with what these point to (`structures`).
-//! - `tap_programs`: what a tap records at a point; `reorder`: records of several vCPUs in the order of time.
+//!   with what these point to (`structures`); `narrow`: what those of 32-bit programs are called.
+//! - `tap_programs`: what a tap records at a point; `conditions`: what of a filter it compares.
+//! - `reorder`: records of several vCPUs in the order of time.
 //! - `vcpu_events`: what vCPUs do besides executing instructions.
 //! - `tracer`: what is done at a point; `state`: what a trace selects, and what its vCPUs share.
 //! - `fields`: the values that a filter compares; `orders`: what a service does with a stopped vCPU.
 
 mod calls;
 mod channel;
+mod conditions;
 mod fields;
 mod function_exits;
 mod linux_names;
+mod narrow;
 mod orders;
 mod pending;
 mod plan;
@@ -38,7 +41,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ring3_trace::filter::{Filter, FilterError};
+use ring3_trace::{
+    Stops,
+    filter::{Filter, FilterError},
+};
 use vmm::{Inspector, Probes};
 
 use crate::{
@@ -48,9 +54,10 @@ use crate::{
 use channel::{TraceChannel, TraceItem};
 use plan::TracePlan;
 use reorder::ReorderBuffer;
-use state::EventSelection;
+use state::{EventSelection, Shared};
 use tracer::{Tracer, VcpuTracer};
 
+pub use calls::call_name;
 pub use orders::Orders;
 pub use ring3_trace::{Answer, Event, Line, Request};
 
@@ -132,7 +139,7 @@ fn start(
     let (kernel, stopped) =
         LinuxKernel::wait_for(inspector, request.wait, gone)?.ok_or(TraceError::Ended)?;
     let kernel = Arc::new(kernel);
-    let plan = TracePlan::new(&kernel, inspector.ram(), &request.events)?;
+    let mut plan = TracePlan::new(&kernel, inspector.ram(), &request.events)?;
     let doing = plan.vcpu_events().iter().next().copied();
     if let Some(doing) = doing.filter(|_| request.pid.is_some() || request.comm.is_some()) {
         return Err(TraceError::NoProcess(doing));
@@ -143,7 +150,10 @@ fn start(
     let (sender, items) = sync_channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
     let probes = plan.probes().breakpoints.len();
-    let shared = Arc::default();
+    let shared = Arc::new(Shared::default());
+    if request.stops != Stops::Never {
+        *lock(&shared.breaks) = plan.take_breaks();
+    }
     let selection = EventSelection {
         filter,
         comm: request.comm.clone(),
@@ -169,7 +179,8 @@ fn start(
     let handlers: Vec<_> = (0..inspector.vcpus()).map(add).collect();
     // From here on nothing is missed.
     drop(stopped);
-    let orders = Orders::new(inspector.clone(), kernel, shared, handlers.clone(), request);
+    let fixed = tracer.plan.addresses().collect();
+    let orders = Orders::new(inspector.clone(), kernel, shared, handlers.clone(), fixed, request);
     let tracers = (0..inspector.vcpus()).map(|vcpu| Arc::clone(&tracer).for_vcpu(vcpu)).collect();
     let (inspector, began, reorder) =
         (inspector.clone(), tsc.unwrap_or_default(), ReorderBuffer::default());

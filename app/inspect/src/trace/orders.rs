@@ -3,16 +3,18 @@
 //! Orders come from another process: nothing is done that the service has not asked the right for, and nothing to a vCPU that does
 //! not stand for this service.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use ring3_trace::{Answer, Order, Request, Rights, bytes, hex};
 use vmm::Inspector;
 use x86::{Vcpu, paging::Roots, reg::RAX, reg::RSP};
 
 use super::{
-    lock,
+    lock, plan,
     state::{Shared, StoppedVcpu},
-    tracer::ARGUMENTS,
 };
 use crate::{linux::LinuxKernel, memory};
 
@@ -34,6 +36,8 @@ pub struct Orders {
     kernel: Arc<LinuxKernel>,
     shared: Arc<Shared>,
     handlers: Vec<Option<u64>>,
+    /// Points that are not moved (GVA).
+    fixed: HashSet<u64>,
     registers: Rights,
     memory: Rights,
 }
@@ -46,10 +50,11 @@ impl Orders {
         kernel: Arc<LinuxKernel>,
         shared: Arc<Shared>,
         handlers: Vec<Option<u64>>,
+        fixed: HashSet<u64>,
         request: &Request,
     ) -> Self {
         let Request { registers, memory, .. } = *request;
-        Self { inspector, kernel, shared, handlers, registers, memory }
+        Self { inspector, kernel, shared, handlers, fixed, registers, memory }
     }
 
     /// Does what a line asks for.
@@ -70,6 +75,7 @@ impl Orders {
             Order::Set { vcpu, registers } => self.set(vcpu, &registers),
             Order::Argument { vcpu, number, value } => self.argument(vcpu, number, value),
             Order::Reply { vcpu, value } => self.reply(vcpu, value),
+            Order::Move { from, to } => self.move_break(&from, &to),
             Order::Symbol { name } => {
                 let address = self.kernel.symbols.find(&name).map(Answer::Address);
                 address.ok_or_else(|| format!("this kernel has no symbol `{name}`"))
@@ -147,9 +153,9 @@ impl Orders {
         allowed(self.registers, Rights::Write, "registers", "write")?;
         let stop = self.stop(vcpu)?;
         let frame = stop.frame.ok_or("the vCPU does not stand at a system call's entry")?;
-        let at = ARGUMENTS.get(number).ok_or("a system call has arguments 0 to 5")?;
-        let (ram, at) = (self.inspector.ram(), frame.wrapping_add(*at));
-        let written = memory::write(ram, stop.roots, at, &value.to_le_bytes());
+        let at = frame.get(number).ok_or("a system call has arguments 0 to 5")?;
+        let ram = self.inspector.ram();
+        let written = memory::write(ram, stop.roots, *at, &value.to_le_bytes());
         written.then_some(Answer::Done).ok_or_else(|| "the arguments are not in RAM".to_owned())
     }
 
@@ -170,6 +176,32 @@ impl Orders {
             state.rip = back;
             Ok(())
         })
+    }
+
+    /// A place at which vCPUs stand is another one from now on.
+    fn move_break(&self, from: &str, to: &str) -> Done {
+        let place =
+            |name: &str| plan::break_at(&self.kernel, name).map_err(|unknown| unknown.to_string());
+        let ((old, _), (new, point)) = (place(from)?, place(to)?);
+        let mut breaks = lock(&self.shared.breaks);
+        breaks
+            .remove(&old)
+            .ok_or_else(|| format!("no vCPU stands at `{from}` for this service"))?;
+        breaks.insert(new, point);
+        drop(breaks);
+        for (vcpu, handler) in self.handlers.iter().enumerate() {
+            let Some(number) = *handler else { continue };
+            let is_free = !self.fixed.contains(&old);
+            self.run_on_vcpu(vcpu, move |access| {
+                access.change_probes(number, |probes| {
+                    if is_free {
+                        probes.breakpoints.remove(&old);
+                    }
+                    probes.breakpoints.insert(new);
+                });
+            })?;
+        }
+        Ok(Answer::Address(new))
     }
 
     /// Gives a vCPU that stands another state.

@@ -83,6 +83,14 @@ fn address_of(kernel: &LinuxKernel, event: &str, place: &str) -> Result<u64, Tra
     Ok(at.wrapping_add(number(offset)?))
 }
 
+/// The address of a place, and its point.
+pub fn break_at(kernel: &LinuxKernel, place: &str) -> Result<(u64, Tracepoint), TraceError> {
+    let address = address_of(kernel, &format!("break:{place}"), place)?;
+    // Behind its beginning a function's arguments may be anywhere.
+    let known = kernel.symbols.find(place).map(|_| kernel.types.parameters(place));
+    Ok((address, Tracepoint::Break(place.to_owned(), known.unwrap_or_default())))
+}
+
 impl TracePlan {
     /// The points of these events.
     pub fn new(kernel: &LinuxKernel, ram: &Ram, events: &[String]) -> Result<Self, TraceError> {
@@ -93,6 +101,17 @@ impl TracePlan {
             plan.add_exits(kernel, ram);
         }
         Ok(plan)
+    }
+
+    /// Takes the places that were asked for out of the plan.
+    pub fn take_breaks(&mut self) -> HashMap<u64, Tracepoint> {
+        let mut breaks = HashMap::new();
+        for (address, points) in &mut self.points {
+            let is_break = |point: &mut Tracepoint| matches!(point, Tracepoint::Break(..));
+            breaks.extend(points.extract_if(.., is_break).map(|point| (*address, point)));
+        }
+        self.points.retain(|_, points| !points.is_empty());
+        breaks
     }
 
     /// The probes for all points.
@@ -171,8 +190,9 @@ impl TracePlan {
         match event.split_once(':') {
             None if event == "syscall" => self.add_all_calls(kernel, ram),
             Some(("syscall", name)) => {
-                let (address, call) = Call::find(kernel, ram, name)?;
-                self.put(address, Tracepoint::Call(Arc::new(call)));
+                for (address, call) in Call::find(kernel, ram, name)? {
+                    self.put(address, Tracepoint::Call(Arc::new(call)));
+                }
             }
             None if event == "exec" => self.put(symbol("begin_new_exec")?, Tracepoint::Exec),
             None if event == "exit" => self.put(symbol("do_exit")?, Tracepoint::Exit),
@@ -191,10 +211,8 @@ impl TracePlan {
             }
             Some(("return", name)) => self.put(symbol(name)?, Tracepoint::Return(name.to_owned())),
             Some(("break", place)) => {
-                let address = address_of(kernel, event, place)?;
-                // Behind its beginning a function's arguments may be anywhere.
-                let known = kernel.symbols.find(place).map(|_| kernel.types.parameters(place));
-                self.put(address, Tracepoint::Break(place.to_owned(), known.unwrap_or_default()));
+                let (address, point) = break_at(kernel, place)?;
+                self.put(address, point);
             }
             Some(("watch", place)) => {
                 let (place, len) = place.split_once(':').unwrap_or((place, "8"));

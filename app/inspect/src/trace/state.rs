@@ -8,7 +8,7 @@ use std::{
 use ring3_trace::{Stops, filter::Filter};
 use x86::paging::Roots;
 
-use super::pending::PendingReturn;
+use super::{pending::PendingReturn, plan::Tracepoint};
 
 /// Which events are traced, and at which of them vCPUs stop.
 pub struct EventSelection {
@@ -25,6 +25,8 @@ pub struct Shared {
     pub pending: Mutex<HashMap<u64, PendingReturn>>,
     /// Places that functions return to whose ends are not known (GVA).
     pub returns: Mutex<HashSet<u64>>,
+    /// Places that a service may move, if vCPUs stop at them (GVA).
+    pub breaks: Mutex<HashMap<u64, Tracepoint>>,
     /// vCPUs that are stopped, by number.
     pub stopped: Mutex<HashMap<usize, StoppedVcpu>>,
 }
@@ -36,6 +38,6 @@ pub struct StoppedVcpu {
     pub roots: Roots,
     /// RSP, if it is a function's entry.
     pub entry: Option<u64>,
-    /// The arguments of a system call, at its entry (`struct pt_regs`, GVA).
-    pub frame: Option<u64>,
+    /// Where the arguments of a system call are, at its entry (GVA).
+    pub frame: Option<[u64; 6]>,
 }

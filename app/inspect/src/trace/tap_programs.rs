@@ -10,10 +10,11 @@ use x86::{
 
 use super::{
     calls::{ArgumentMemory, Call},
+    conditions,
     plan::{TracePlan, Tracepoint},
     probe_hit::{REGISTERS, RIP},
     state::EventSelection,
-    tracer::{ARGUMENTS, FILENAME},
+    tracer::FILENAME,
 };
 use crate::linux::{Form, LinuxKernel};
 
@@ -86,6 +87,7 @@ impl TapCompiler<'_> {
 
     fn at(&mut self, address: u64, chosen: Option<u64>) {
         self.current_task();
+        self.select_call(address);
         let plan = self.plan;
         for point in plan.at(address) {
             self.begin(address, point);
@@ -113,14 +115,68 @@ impl TapCompiler<'_> {
             self.load(OTHER, TASK, tgid);
             self.put(Step::Want { from: OTHER, mask: 0xffff_ffff, value: pid.into() });
         }
-        if let Some(name) = self.selection.comm.as_ref() {
+        let selection = self.selection;
+        let filtered = selection.filter.as_ref().and_then(conditions::comm);
+        for name in selection.comm.as_deref().into_iter().chain(filtered) {
             for (n, (mask, value)) in name_in_words(name).into_iter().enumerate() {
                 self.load(OTHER, TASK, comm + 8 * n as u64);
                 self.put(Step::Want { from: OTHER, mask, value });
             }
         }
+        self.numbers_of_task();
         self.note(GS_BASE as u8, current, 8);
         self.note_task(TASK);
+    }
+
+    /// Ends the program if the filter does not select the thread or its process by their numbers.
+    fn numbers_of_task(&mut self) {
+        let [_, tid, pid, _] = self.kernel.places();
+        let selection = self.selection;
+        let Some(filter) = &selection.filter else { return };
+        for (field, at) in [("pid", pid), ("tid", tid)] {
+            let steps = conditions::of_number(filter, field, OTHER);
+            let steps = steps.unwrap_or_else(|| vec![conditions::NEVER]);
+            if !steps.is_empty() {
+                self.load(OTHER, TASK, at);
+                steps.into_iter().for_each(|step| self.put(step));
+            }
+        }
+    }
+
+    /// Ends the program if the filter does not select the call by its arguments, which are at `frame`.
+    fn arguments_of_call(&mut self, call: &Call, frame: u8) {
+        let selection = self.selection;
+        let Some(filter) = &selection.filter else { return };
+        let Some(steps) = conditions::of_call(filter, call, OTHER) else {
+            return self.put(conditions::NEVER);
+        };
+        for (n, step) in steps {
+            let Some(at) = call.places().get(n) else { continue };
+            self.load(OTHER, frame, *at);
+            self.put(step);
+        }
+    }
+
+    /// Where one call alone begins or ends, what is not meant of it makes no record. Where it ends its arguments are still where they
+    /// were, but for calls that give their thread other registers.
+    fn select_call(&mut self, address: u64) {
+        let plan = self.plan;
+        if self.returns.contains(&address) {
+            return;
+        }
+        match (plan.at(address), plan.ending_at(address)) {
+            ([Tracepoint::Call(call)], []) => self.arguments_of_call(call, RDI as u8),
+            ([], [entry]) => {
+                if let [Tracepoint::Call(call)] = plan.at(*entry)
+                    && self.selection.filter.is_some()
+                    && !call.gives_registers()
+                {
+                    self.frame_of_task();
+                    self.arguments_of_call(call, FRAME);
+                }
+            }
+            _ => {}
+        }
     }
 
     fn note_task(&mut self, task: u8) {
@@ -177,8 +233,8 @@ impl TapCompiler<'_> {
     }
 
     fn begin_call(&mut self, address: u64, call: &Call) {
-        let first = ARGUMENTS.iter().min().copied().unwrap_or_default();
-        let last = ARGUMENTS.iter().max().copied().unwrap_or_default();
+        let first = call.places().iter().min().copied().unwrap_or_default();
+        let last = call.places().iter().max().copied().unwrap_or_default();
         self.note(RDI as u8, first, last + 8 - first);
         if !call.is_last() {
             self.will_end(address);
@@ -189,9 +245,9 @@ impl TapCompiler<'_> {
     /// What the arguments point to.
     fn pieces(&mut self, frame: u8, call: &Call, at_end: bool) {
         for (n, piece) in call.pieces(at_end) {
-            let Some(at) = ARGUMENTS.get(n) else { continue };
+            let Some(at) = call.places().get(n) else { continue };
             self.load(POINTER, frame, *at);
-            if let Some(next) = ARGUMENTS.get(n + 1) {
+            if let Some(next) = call.places().get(n + 1) {
                 self.load(LENGTH, frame, *next);
             }
             let (from, count) = (POINTER, LENGTH);

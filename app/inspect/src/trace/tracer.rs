@@ -37,8 +37,6 @@ use crate::{
 const MOST_OF_A_RECORD: usize = 256 << 10;
 /// Calls that have begun and not ended, at the most: threads that ended in them leave theirs.
 const MOST_PENDING: usize = 1 << 16;
-/// Where `struct pt_regs` has the arguments of a system call.
-pub const ARGUMENTS: [u64; 6] = [112, 104, 96, 56, 72, 64];
 /// `linux_binprm` has the program's path there.
 pub const FILENAME: (&str, &str) = ("linux_binprm", "filename");
 
@@ -142,7 +140,7 @@ impl Drop for VcpuTracer {
 struct StopEvent {
     event: Event,
     entry: Option<u64>,
-    frame: Option<u64>,
+    frame: Option<[u64; 6]>,
 }
 
 impl VcpuTracer {
@@ -158,6 +156,7 @@ impl VcpuTracer {
         let Tracer { plan, kernel, ram, selection, channel, .. } = &*self.tracer;
         let mut probes = plan.probes();
         probes.breakpoints.extend(&self.returns);
+        probes.breakpoints.extend(lock(&self.tracer.shared.breaks).keys());
         probes.watchers.extend(self.watcher());
         if !self.tracer.uses_taps() {
             return probes;
@@ -275,7 +274,8 @@ impl VcpuTracer {
         if tracer.plan.is_exit(rip) {
             stop = stop.or_else(|| self.end(hit, gpr[RSP]));
         }
-        for point in tracer.plan.at(rip) {
+        let moved = lock(&tracer.shared.breaks).get(&rip).cloned();
+        for point in tracer.plan.at(rip).iter().chain(&moved) {
             let begun = self.begin(hit, point);
             stop = stop.or(begun);
         }
@@ -333,7 +333,7 @@ impl VcpuTracer {
         event: Event,
         stands: bool,
         entry: Option<u64>,
-        frame: Option<u64>,
+        frame: Option<[u64; 6]>,
     ) -> Option<StopEvent> {
         if stands {
             return Some(StopEvent { event, entry, frame });
@@ -411,10 +411,10 @@ impl VcpuTracer {
     ) -> Option<StopEvent> {
         let tracer = Arc::clone(&self.tracer);
         let selection = &tracer.selection;
-        let frame = hit.register(RDI);
+        let frame = call.places().map(|at| hit.register(RDI).wrapping_add(at));
         let mut values = [0; 6];
-        for (value, at) in values.iter_mut().zip(ARGUMENTS) {
-            *value = hit.word(frame.wrapping_add(at))?;
+        for (value, at) in values.iter_mut().zip(frame) {
+            *value = hit.word(at)? & call.mask();
         }
         let mut event = self.event(hit, &task, "syscall", &call.name);
         if let Some(filter) = &selection.filter {

@@ -3,10 +3,11 @@
 use std::{
     io,
     os::unix::net::UnixStream,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use inspect::stopped::StoppedVcpus;
 use vmm::Inspector;
 
 use super::{ControlOrder, Request, dump, gdb, profile, top, trace};
@@ -43,23 +44,29 @@ pub fn finish_telling(patience: Duration) {
 
 /// Who takes such connections; nobody, where there is no machine to look into.
 #[derive(Clone, Default)]
-pub struct Hand(Option<Inspector>);
+pub struct Hand {
+    inspector: Option<Inspector>,
+    /// The machine stands until somebody watches it.
+    stands: Arc<Mutex<Option<StoppedVcpus>>>,
+}
 
 impl Hand {
-    /// Takes them for a machine.
-    pub fn new(inspector: Inspector) -> Self {
-        Self(Some(inspector))
+    /// Takes them for a machine. One that is `watched` from its start on does not begin before its watcher is there.
+    pub fn new(inspector: Inspector, watched: bool) -> Self {
+        let stands = Arc::new(Mutex::new(watched.then(|| StoppedVcpus::new(&inspector))));
+        Self { inspector: Some(inspector), stands }
     }
 
     /// Carries on with a connection until it ends.
     pub(super) fn take(&self, order: ControlOrder, client: &UnixStream) -> io::Result<()> {
-        let Some(inspector) = &self.0 else { return Ok(()) };
+        let Some(inspector) = &self.inspector else { return Ok(()) };
         client.set_read_timeout(None)?;
         match order {
             ControlOrder::Dump => dump::send(inspector, client),
             ControlOrder::Gdb => gdb::serve(inspector, client),
             ControlOrder::Trace | ControlOrder::Top | ControlOrder::Profile => {
                 let _telling = Telling::begin();
+                self.stands.lock().unwrap_or_else(PoisonError::into_inner).take();
                 match order {
                     ControlOrder::Trace => trace::serve(inspector, client),
                     ControlOrder::Top => top::serve(inspector, client),

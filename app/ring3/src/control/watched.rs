@@ -128,7 +128,8 @@ fn started(
     let name = format!("{purpose}-{}", std::process::id());
     let (first, rest) = words.split_first().unwrap_or((&words[0], &[]));
     let mut command = Command::new(env::current_exe().map_err(host)?);
-    let mut child = command.arg(first).args(["--name", &name]).args(rest).spawn().map_err(host)?;
+    let mut child =
+        command.arg(first).args(["--watched", "--name", &name]).args(rest).spawn().map_err(host)?;
     let target = Target { machine: name };
     if listens(&target, &mut child)? {
         let followed = follow(&target, true);

@@ -105,7 +105,7 @@ fn run_in_guest(arguments: &Guest, command: GuestCommand<'_>) -> Result<u8, Fail
     let outputs = carry(&streams, [stdin, stdout, stderr], &sender)?;
     session::watch_signals(&sender).map_err(host)?;
     session::watch_control(&control, sender.clone()).map_err(host)?;
-    let listener = listen(&ready.machine, &sender);
+    let listener = listen(&ready.machine, arguments.watched, &sender);
     let running = start(arguments, ready.machine, sender)?;
     // What a command says on standard error is its own, but for who sits before it.
     isolation::tell(ready.told, &running);
@@ -174,11 +174,15 @@ fn carry(
     streams.start(ends, move |what| drop(sender.send(SessionEvent::Carried(what)))).map_err(host)
 }
 
-/// The control socket. A machine that cannot be controlled is still one that runs.
-fn listen(machine: &Machine, sender: &Sender<SessionEvent>) -> Option<ControlListener> {
+/// The control socket of a machine that stands until it is `watched`, or does not. One that cannot be controlled is still one that runs.
+fn listen(
+    machine: &Machine,
+    watched: bool,
+    sender: &Sender<SessionEvent>,
+) -> Option<ControlListener> {
     let asked = sender.clone();
     let asked = move |order| asked.send(SessionEvent::Control(order)).is_ok();
-    let listener = control::listen(asked, Hand::new(machine.inspector()));
+    let listener = control::listen(asked, Hand::new(machine.inspector(), watched));
     listener.inspect_err(|error| tracing::warn!(%error, "no control socket")).ok()
 }
 

@@ -2,17 +2,33 @@
 //!
 //! It is looked at from below, so nothing in the guest can hide it: every entry of the table of system calls is to be one of the
 //! kernel's own functions, and these functions are to begin with the code they began with at the first look, and not with a jump.
-//! What the kernel has changed in the middle of its functions for its own ends (static keys, ftrace) is not looked at.
+//! With the kernel's file ([`Integrity::of_file`]) all of the kernel's text and the table are to be what the file says, but where the
+//! kernel changes itself ([`crate::kernel_text`]). Where things are is what the guest's own symbols say.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Problem, Request, Rights, Service};
+use crate::{Problem, Request, Rights, Service, kernel_text::KernelText};
 
 const TABLE: &str = "sys_call_table";
 const FUNCTIONS: &str = "__x64_sys_";
 /// Entries of the table at the most, and bytes of a function that are compared.
 const ENTRIES: usize = 512;
 const BYTES: usize = 16;
+/// Bytes that are read at once.
+const PART: usize = 64 << 10;
+/// Where the kernel's text is linked to begin.
+const FIRST: u64 = 0xffff_ffff_8100_0000;
+/// What of the kernel's symbols a comparison with its file needs.
+const NAMES: [&str; 8] = [
+    "_etext",
+    TABLE,
+    "__start_mcount_loc",
+    "__stop_mcount_loc",
+    "__start___jump_table",
+    "__stop___jump_table",
+    "__start_static_call_sites",
+    "__stop_static_call_sites",
+];
 /// How a function of the kernel may begin: ENDBR64, and a NOP or a call of ftrace's.
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// Jumps, near and short.
@@ -27,6 +43,8 @@ pub struct Integrity {
     /// How each began.
     code: BTreeMap<String, Vec<u8>>,
     entries: Vec<u64>,
+    /// What the kernel's file has, and how far from there the kernel is.
+    file: Option<(KernelText, u64)>,
 }
 
 impl Integrity {
@@ -39,15 +57,73 @@ impl Integrity {
         let mut service = Service::connect(machine, &request)?;
         let (table, functions) = (service.symbol(TABLE)?, service.symbols(FUNCTIONS)?);
         let (code, entries) = (BTreeMap::new(), Vec::new());
-        let mut first = Self { service, table, functions, code, entries };
+        let mut first = Self { service, table, functions, code, entries, file: None };
         first.entries = first.entries()?;
         first.code = first.code()?;
         Ok(first)
     }
 
+    /// Compares with the kernel's file, an unpacked `vmlinux`, instead of with the first look.
+    ///
+    /// # Errors
+    /// As [`Integrity::new`]; or the file is none of a kernel's.
+    pub fn of_file(machine: &str, vmlinux: &[u8]) -> Result<Self, Problem> {
+        let mut first = Self::new(machine)?;
+        let slide = first.service.symbol("_text")?.wrapping_sub(FIRST);
+        let names = NAMES.iter().map(|name| ((*name).to_owned(), first.service.symbol(name)));
+        // A kernel without one of these tables does not change itself by it.
+        let places: BTreeMap<_, _> =
+            names.filter_map(|(name, at)| Some((name, at.ok()?))).collect();
+        let symbol = |name: &str| places.get(name).map(|at| at.wrapping_sub(slide));
+        let trampolines = first.trampolines()?;
+        let trampolines: Vec<_> = trampolines.iter().map(|at| at.wrapping_sub(slide)).collect();
+        let text = KernelText::parse(vmlinux, &symbol, &trampolines)?;
+        first.entries = text.calls().iter().map(|at| at.wrapping_add(slide)).collect();
+        first.code = BTreeMap::new();
+        first.file = Some((text, slide));
+        Ok(first)
+    }
+
+    /// Trampolines of static calls. Their names are asked for letter by letter: there are more than are told at once.
+    fn trampolines(&mut self) -> Result<Vec<u64>, Problem> {
+        const PREFIX: &str = "__SCT__";
+        let letters = ('a'..='z').chain('A'..='Z').chain('0'..='9').chain(['_']);
+        let mut all = Vec::new();
+        for first in letters {
+            let found = self.service.symbols(&format!("{PREFIX}{first}"))?;
+            all.extend(found.into_values());
+        }
+        Ok(all)
+    }
+
+    /// The kernel's text as it is in memory.
+    fn text(&mut self, mut at: u64, end: u64) -> Result<Vec<u8>, Problem> {
+        let mut text = Vec::new();
+        while at < end {
+            let part = self.service.read(None, at, PART.min((end - at) as usize))?;
+            if part.is_empty() {
+                break;
+            }
+            at += part.len() as u64;
+            text.extend(part);
+        }
+        Ok(text)
+    }
+
+    /// What is not as the file has it.
+    fn differences(&mut self) -> Result<Vec<String>, Problem> {
+        let Some((file, slide)) = self.file.take() else { return Ok(Vec::new()) };
+        let range = file.range();
+        let text = self.text(range.start.wrapping_add(slide), range.end.wrapping_add(slide));
+        let told = text.map(|text| file.differences(&text, slide));
+        self.file = Some((file, slide));
+        told
+    }
+
     /// How many entries and functions are watched.
     pub fn watched(&self) -> (usize, usize) {
-        (self.entries.len(), self.code.len())
+        let functions = if self.file.is_some() { &self.functions.len() } else { &self.code.len() };
+        (self.entries.len(), *functions)
     }
 
     /// What is not as it should be: a sentence each.
@@ -74,7 +150,9 @@ impl Integrity {
                 ));
             }
         }
-        for (name, code) in self.code()? {
+        problems.extend(self.differences()?);
+        let code = if self.file.is_some() { BTreeMap::new() } else { self.code()? };
+        for (name, code) in code {
             if begins_with_jump(&code) {
                 problems.push(format!("{name} begins with a jump"));
             } else if self.code.get(&name) != Some(&code) {

@@ -133,3 +133,34 @@ fn what_is_no_record_ends_them() {
     let record = records(&bytes).next().expect("one");
     assert_eq!((record.pieces().count(), record.read(0, &mut [0; 8])), (0, 0));
 }
+
+#[test]
+fn numbers_are_compared_with_and_without_signs() {
+    use NumberKind::{Signed32, Signed64, Unsigned32, Unsigned64};
+    let is_meant = |value: u64, step: Step| {
+        let moment = Moment { gpr: [value; 16], ..Moment::default() };
+        match ran(&[step, Step::End], &moment, &mut memory(&[], b"")).0 {
+            Outcome::Noted(_) => true,
+            Outcome::Dropped => false,
+            other => panic!("{other:?}"),
+        }
+    };
+    let minus = -2i64 as u64;
+    let below = |kind, least: u64| Step::Range { from: 0, kind, bounds: [least, u64::MAX] };
+    assert!(is_meant(0xffff_fffe, below(Signed32, minus)), "-2");
+    assert!(!is_meant(0xffff_fffd, below(Signed32, minus)) && !is_meant(0, below(Signed32, minus)));
+    assert!(
+        is_meant(minus, below(Signed64, minus)) && !is_meant(minus - 1, below(Signed64, minus))
+    );
+    let first = |kind| Step::Range { from: 0, kind, bounds: [3, 5] };
+    for kind in [Unsigned32, Signed32] {
+        assert!(is_meant(0x7_0000_0003, first(kind)) && !is_meant(0x7_0000_0006, first(kind)));
+    }
+    for kind in [Unsigned64, Signed64] {
+        assert!(is_meant(5, first(kind)) && !is_meant(0x7_0000_0003, first(kind)));
+    }
+    let others = |kind| Step::NotRange { from: 0, kind, bounds: [3, 3] };
+    assert!(is_meant(4, others(Signed32)) && !is_meant(3, others(Signed32)));
+    let bits = Step::OneOf { from: 0, mask: 6 };
+    assert!(is_meant(0x12, bits) && !is_meant(0x11, bits));
+}
