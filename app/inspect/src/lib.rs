@@ -3,6 +3,7 @@
 //! - [`core_file`]: all of its memory and registers as an ELF core, for crash and drgn.
 //! - [`gdb`]: GDB's remote protocol.
 //! - [`profile`]: where its time goes; [`top`]: what its vCPUs do.
+//! - [`strike`]: registers and memory change as if something were broken.
 //! - [`trace`]: what a Linux guest does; [`linux`]: its symbols and types.
 //! - [`memory`]: guest memory by GVA; [`stopped`]: all vCPUs stopped meanwhile.
 //! - [`vmcoreinfo`]: what a Linux kernel says of itself.
@@ -17,6 +18,7 @@ pub mod linux;
 pub mod memory;
 pub mod profile;
 pub mod stopped;
+pub mod strike;
 pub mod top;
 pub mod trace;
 pub mod vmcoreinfo;

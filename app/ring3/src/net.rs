@@ -7,10 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use faults::Target;
+use faults::{Plug, PluggedNet, Target};
 use usernet::{Forward, NetworkConfig, Reach};
 use vhost_user::{Nearness, Reserve, Served};
-use virtio::{NET_RECEIVE, Net, NetBackend, Notify};
+use virtio::{Doorbell, NET_RECEIVE, Net, NetBackend, Notify};
 use vmm::Attachment;
 
 use crate::{
@@ -147,7 +147,23 @@ impl NetArgument {
         matches!(self.kind, Kind::User { .. })
     }
 
+    /// Starts the network. An interface whose link a fault takes down can tell its driver of that.
     fn attach(
+        &self,
+        index: usize,
+        devices: DevicesChoice,
+        pairs: u16,
+        faults: Option<&Injection>,
+    ) -> Result<Attachment, Failure> {
+        let attachment = self.attach_whole(index, devices, pairs, faults)?;
+        let plug = faults.and_then(|faults| faults.plug(Target::Net(index)));
+        Ok(match plug {
+            Some(plug) => plugged(attachment, plug),
+            None => attachment,
+        })
+    }
+
+    fn attach_whole(
         &self,
         index: usize,
         devices: DevicesChoice,
@@ -243,6 +259,17 @@ impl NetArgument {
             }
         }
     }
+}
+
+/// An interface with a cable that can be pulled.
+fn plugged(attachment: Attachment, plug: Plug) -> Attachment {
+    let Attachment { device, execution, connect, release } = attachment;
+    let device = Box::new(PluggedNet::new(device, plug.clone()));
+    let connect = Box::new(move |doorbell: Doorbell| {
+        plug.connect(doorbell.clone());
+        connect(doorbell);
+    });
+    Attachment { device, execution, connect, release }
 }
 
 fn wire(

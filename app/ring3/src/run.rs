@@ -169,7 +169,7 @@ fn start(
         let events = sender.clone();
         // The receiver is gone only if the run has ended otherwise.
         let act = move |act| drop(events.send(Event::Fault(act)));
-        faults.conduct(parts, machine.ram().clone(), act)?;
+        faults.conduct(parts, &machine.inspector(), act)?;
     }
     // The receiver is gone only if the run has ended otherwise.
     let on_end = move |ended| drop(sender.send(Event::Ended(ended)));

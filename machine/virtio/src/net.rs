@@ -20,7 +20,9 @@ pub const TRANSMIT: usize = 1;
 const QUEUE: u16 = 256;
 /// Entries of the control queue, which has one request at a time.
 const CONTROL_QUEUE: u16 = 64;
-/// Where the configuration structure has the number of pairs.
+/// Where the configuration structure has the status.
+const STATUS: usize = 6;
+/// Where it has the number of pairs.
 const PAIRS: usize = 8;
 /// Bytes of `virtio_net_hdr_v1`, before every frame.
 const HEADER: usize = 12;
@@ -109,6 +111,13 @@ impl Net {
     /// bytes.
     pub fn config_of(mac: [u8; 6], mtu: u16) -> Vec<u8> {
         Self::config_with(mac, mtu, 1)
+    }
+
+    /// Takes the link out of a configuration structure.
+    pub fn unlink(config: &mut [u8]) {
+        if let Some(status) = config.get_mut(STATUS) {
+            *status &= !(spec::VIRTIO_NET_S_LINK_UP as u8);
+        }
     }
 
     fn config_with(mac: [u8; 6], mtu: u16, pairs: u16) -> Vec<u8> {

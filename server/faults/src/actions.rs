@@ -29,6 +29,8 @@ pub enum DiskAction {
     Misdirected(i64),
     /// This many bits are flipped in what is read or written.
     Corrupt(u32),
+    /// What is read is garbage.
+    Garbage,
     /// Flushes are acknowledged and not done.
     IgnoredFlush,
     /// From then on every request fails.
@@ -41,7 +43,7 @@ impl DiskAction {
     /// The requests it can strike.
     pub(crate) fn ops(&self) -> &'static [Op] {
         match self {
-            Self::ReadError => &[Op::Read],
+            Self::ReadError | Self::Garbage => &[Op::Read],
             Self::WriteError | Self::Full | Self::Lost | Self::Torn | Self::Misdirected(_) => {
                 &[Op::Write]
             }
@@ -120,8 +122,19 @@ pub enum MachineAction {
     Pause(Duration),
     /// The vCPU stands still for good.
     Stuck,
+    /// A network's link is down for this long.
+    #[serde(deserialize_with = "duration")]
+    LinkDown(Duration),
+    /// It is down for good.
+    Unplugged,
     /// Bits of memory are flipped.
     Flip(Flip),
+    /// A bit of memory is set to a value again and again.
+    StuckBit(StuckBit),
+    /// A bit of a general register is flipped.
+    Register(Bit),
+    /// The next instruction of this name has a wrong result: a bit of it is flipped.
+    WrongResult(String),
     /// The clock is set ahead by this much.
     #[serde(deserialize_with = "duration")]
     Step(Duration),
@@ -135,35 +148,111 @@ pub enum MachineAction {
 }
 
 /// Which bits of memory are flipped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Flip {
     /// So many, anywhere.
     Random(u32),
     /// This one.
-    At {
-        /// Guest-physical address of its byte.
-        address: u64,
-        /// Its number in the byte.
-        bit: u8,
+    At(Place),
+    /// So many, anywhere in what a process has in memory.
+    Of {
+        /// The process's name in the guest.
+        process: String,
+        /// How many.
+        bits: u32,
     },
 }
 
+/// A bit of memory.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// Guest-physical address of its byte.
+    pub address: Option<u64>,
+    /// Or the symbol of the guest's kernel that is there.
+    pub symbol: Option<String>,
+    /// Its number in the byte.
+    pub bit: u8,
+}
+
+/// A bit of memory that has a value whatever is written.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StuckBit {
+    /// Guest-physical address of its byte.
+    pub address: Option<u64>,
+    /// Or the symbol of the guest's kernel that is there.
+    pub symbol: Option<String>,
+    /// Its number in the byte.
+    pub bit: u8,
+    /// The value.
+    pub value: u8,
+}
+
+/// A bit of a register.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bit {
+    /// The register; any, if not given.
+    pub name: Option<String>,
+    /// The bit; any, if not given.
+    pub bit: Option<u8>,
+}
+
+/// General registers, by the numbers that processors give them.
+pub const REGISTERS: [&str; 16] = [
+    "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13",
+    "r14", "r15",
+];
+
+impl StuckBit {
+    /// Where it is.
+    pub fn place(&self) -> Place {
+        let Self { address, symbol, bit, .. } = self.clone();
+        Place { address, symbol, bit }
+    }
+}
+
+impl Place {
+    fn problem(&self) -> Option<&'static str> {
+        match (self.address, &self.symbol) {
+            (Some(_), None) | (None, Some(_)) if self.bit < 8 => None,
+            (Some(_), None) | (None, Some(_)) => Some("a byte has the bits 0 to 7"),
+            _ => Some("say address = 0x..., or symbol = \"...\""),
+        }
+    }
+}
+
 impl MachineAction {
+    /// A word for something that happens to a network's link, not to its frames.
+    pub(crate) fn is_of_link(action: &toml::Value) -> bool {
+        action.as_str() == Some("unplugged") || action.get("link-down").is_some()
+    }
+
     pub(crate) fn problem(&self, on: Target) -> Option<&'static str> {
         let belongs = match self {
             Self::PowerCut | Self::Reset | Self::Pause(_) | Self::Stuck => on == Target::Machine,
-            Self::Flip(_) => on == Target::Ram,
+            Self::LinkDown(_) | Self::Unplugged => matches!(on, Target::Net(_)),
+            Self::Register(_) | Self::WrongResult(_) => on == Target::Machine,
+            Self::Flip(_) | Self::StuckBit(_) => on == Target::Ram,
             Self::Step(_) | Self::Drift(_) | Self::Stop(_) => on == Target::Clock,
             Self::Spurious(_) => on == Target::Interrupts,
         };
         match self {
             _ if !belongs => Some(
-                "do: the machine has power-cut, reset, pause and stuck; ram has flip; clock has step, drift and stop; \
-                 interrupts have lost, duplicate and spurious",
+                "do: the machine has power-cut, reset, pause, stuck, register and wrong-result; ram has flip and stuck-bit; \
+                 clock has step, drift and stop; interrupts have lost, duplicate and spurious; networks have link-down and \
+                 unplugged",
             ),
-            Self::Flip(Flip::Random(0)) => Some("flip = 0 flips no bit"),
-            Self::Flip(Flip::At { bit: 8.., .. }) => Some("a byte has the bits 0 to 7"),
+            Self::Flip(Flip::Random(0) | Flip::Of { bits: 0, .. }) => Some("flip = 0 flips no bit"),
+            Self::Flip(Flip::At(place)) => place.problem(),
+            Self::StuckBit(StuckBit { value: 2.., .. }) => Some("a bit has the values 0 and 1"),
+            Self::StuckBit(stuck) => stuck.place().problem(),
+            Self::Register(Bit { bit: Some(64..), .. }) => Some("a register has the bits 0 to 63"),
+            Self::Register(Bit { name: Some(name), .. }) if !REGISTERS.contains(&&**name) => {
+                Some("register: rax to r15 are the general registers")
+            }
             Self::Drift(-999_999..=1_000_000) => None,
             Self::Drift(_) => Some("drift: millionths, more than -1000000, at most 1000000"),
             Self::Spurious(0..16) => Some("spurious: the vectors of interrupts are 16 to 255"),

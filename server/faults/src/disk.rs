@@ -149,6 +149,10 @@ impl Core {
             DiskAction::Torn => self.tear(request, fate),
             DiskAction::Misdirected(sectors) => self.misdirect(sectors, request, fate),
             DiskAction::Corrupt(bits) => Effect::Corrupted(self.schedule.flip(bits, data)),
+            DiskAction::Garbage => {
+                self.schedule.random().fill(data);
+                Effect::Garbage
+            }
         };
         self.schedule.record(strike, effect);
         Ok(())
@@ -401,6 +405,16 @@ mod tests {
         let error = full.disk.write_at(0, &[1; 512]).expect_err("full");
         assert_eq!(error.raw_os_error(), Some(ENOSPC));
         full.disk.read_at(0, &mut [9; 512]).expect("reads are well");
+    }
+
+    #[test]
+    fn garbage_is_read_and_not_written() {
+        let mut bad = Bench::one("'garbage'", "times = 1");
+        let mut data = [0; 512];
+        bad.disk.read_at(0, &mut data).expect("answered");
+        assert!(data != [0; 512] && bad.effects() == [Effect::Garbage]);
+        bad.disk.read_at(0, &mut data).expect("answered");
+        assert_eq!(data, [0; 512], "it was nowhere but in the answer");
     }
 
     #[test]

@@ -24,15 +24,19 @@ mod clock;
 mod disk;
 mod interrupts;
 mod net;
+mod plug;
 mod record;
 mod scenario;
 mod schedule;
 
-pub use actions::{DiskAction, Flip, InterruptAction, MachineAction, NetAction};
+pub use actions::{
+    Bit, DiskAction, Flip, InterruptAction, MachineAction, NetAction, Place, REGISTERS, StuckBit,
+};
 pub use clock::FaultyClock;
 pub use disk::{DiskControl, FaultyDisk};
 pub use interrupts::FaultyInterrupts;
 pub use net::{FaultyNet, NetControl};
+pub use plug::{Plug, PluggedNet};
 pub use record::{Effect, Record, Recorder, Struck};
 pub use scenario::{Cue, Fault, Scenario, ScenarioError, Target, Timed};
 pub use schedule::{DeviceRequest, Op, Schedule};

@@ -44,6 +44,8 @@ struct Traffic {
     out: Direction,
     back: Direction,
     ring: Option<Notify>,
+    /// The cable is pulled: nothing passes.
+    out_of_plug: bool,
     ended: bool,
 }
 
@@ -75,7 +77,8 @@ impl FaultyNet {
     ) -> std::io::Result<Self> {
         let (mtu, ignores_checksums) = (backend.mtu(), backend.ignores_checksums());
         let (out, back) = Default::default();
-        let state = Traffic { backend, schedule, out, back, ring: None, ended: false };
+        let (ring, out_of_plug, ended) = (None, false, false);
+        let state = Traffic { backend, schedule, out, back, ring, out_of_plug, ended };
         let shared = Arc::new(SharedTraffic { state: Mutex::new(state), changed: Condvar::new() });
         let own = shared.clone();
         thread::Builder::new().name("faults".into()).spawn(move || own.deliver())?;
@@ -102,6 +105,15 @@ impl NetControl {
     /// The cue of a fault has come.
     pub fn arm(&self, fault: &str) {
         self.0.lock().schedule.arm(fault);
+    }
+
+    /// There is a link from now on, or none, and frames on their way are lost.
+    pub fn set_link(&self, up: bool) {
+        let mut state = self.0.lock();
+        state.out_of_plug = !up;
+        if !up {
+            (state.out, state.back) = Default::default();
+        }
     }
 }
 
@@ -175,6 +187,9 @@ impl SharedTraffic {
 
 impl Traffic {
     fn send(&mut self, frame: &[u8]) {
+        if self.out_of_plug {
+            return;
+        }
         let mut frame = frame.to_vec();
         let fate = self.meet(Op::Send, &mut frame);
         self.out.put(frame, &fate, Instant::now());
@@ -185,6 +200,9 @@ impl Traffic {
         let mut frame = Vec::new();
         while self.back.arrived.len() < CAPACITY && self.backend.receive(&mut frame) {
             let mut frame = std::mem::take(&mut frame);
+            if self.out_of_plug {
+                continue;
+            }
             let fate = self.meet(Op::Receive, &mut frame);
             self.back.put(frame, &fate, Instant::now());
         }
@@ -395,6 +413,20 @@ mod tests {
         let wrong: Vec<_> = (0..60).filter(|&at| got[at] != 0).collect();
         assert!(matches!(wrong[..], [at] if at >= ETHERNET), "{wrong:?}");
         assert!(cable("do = 'loss'", &[]).0.ignores_checksums());
+    }
+
+    #[test]
+    fn nothing_passes_a_pulled_cable() {
+        let (mut net, sent) = cable("do = { delay = { by = '50ms' } }", &[7, 8]);
+        let control = net.control();
+        net.send(&frame(0));
+        control.set_link(false);
+        net.send(&frame(1));
+        assert!(!net.receive(&mut Vec::new()), "what came is lost");
+        assert!(sent.recv_timeout(Duration::from_millis(200)).is_err(), "what was on its way, too");
+        control.set_link(true);
+        net.send(&frame(2));
+        assert_eq!(sent.recv_timeout(Duration::from_secs(5)).expect("arrives")[0], 2);
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub enum Effect {
     Misdirected(u64),
     /// Bits were flipped: byte within the request or address in memory, value before, value after.
     Corrupted(Vec<(u64, u8, u8)>),
+    /// What was read was garbage.
+    Garbage,
     /// A frame was sent twice.
     Duplicated,
     /// A frame was overtaken by the next one.
@@ -59,12 +61,28 @@ pub enum Effect {
     Reset,
     /// The vCPU stood still for so many milliseconds; for ever if none are given.
     Paused(Option<u64>),
+    /// A network's link was down for so many milliseconds; for ever if none are given.
+    LinkDown(Option<u64>),
     /// The clock was set ahead by so many milliseconds.
     Stepped(u64),
     /// The clock goes faster by so many millionths.
     Drifting(i64),
     /// The clock stood still for so many milliseconds.
     Stopped(u64),
+    /// A register was changed.
+    Register {
+        /// Which.
+        register: String,
+        /// Where the vCPU was (GVA).
+        rip: u64,
+        /// The instruction whose result it was, if it was one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        instruction: Option<String>,
+        /// Its value.
+        before: u64,
+        /// Its value now.
+        after: u64,
+    },
     /// An interrupt that nobody asked for, with this vector.
     Spurious(u8),
     /// The power went. Of the sectors written since the last flush, so many were left with older contents.

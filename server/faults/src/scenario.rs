@@ -113,6 +113,10 @@ pub enum Cue {
     Console(String),
     /// The fault of this name strikes.
     Follows(String),
+    /// The guest's kernel comes to this function.
+    Reached(String),
+    /// A program of the guest's makes this system call.
+    Calls(String),
 }
 
 /// A fault that strikes at a time.
@@ -244,6 +248,9 @@ impl Scenario {
                 let (ops, problem) = (action.ops(), action.problem());
                 self.disks.push((number, entry.fault(name, action, ops, problem)?));
             }
+            on @ Target::Net(_) if MachineAction::is_of_link(&entry.action) => {
+                self.timed.push(entry.timed(name, on)?);
+            }
             Target::Net(number) => {
                 entry.refuses_sectors("a network has")?;
                 let action: NetAction = action(entry.action.clone())?;
@@ -296,6 +303,8 @@ struct Entry {
     probability: Option<f64>,
     console: Option<String>,
     follows: Option<String>,
+    reached: Option<String>,
+    syscall: Option<String>,
     #[serde(default, deserialize_with = "some_duration")]
     every: Option<Duration>,
 }
@@ -309,12 +318,26 @@ impl Entry {
     }
 
     fn cue(&self) -> Result<Option<Cue>, String> {
-        match (&self.console, &self.follows) {
-            (Some(_), Some(_)) => Err("console or follows, not both".to_owned()),
-            (Some(words), _) if words.is_empty() => Err("console = \"\": no words".to_owned()),
-            (Some(words), _) => Ok(Some(Cue::Console(words.clone()))),
-            (_, Some(name)) => Ok(Some(Cue::Follows(name.clone()))),
-            (None, None) => Ok(None),
+        type Make = fn(String) -> Cue;
+        let keys: [(&str, &Option<String>, Make); 4] = [
+            ("console", &self.console, Cue::Console),
+            ("follows", &self.follows, Cue::Follows),
+            ("reached", &self.reached, Cue::Reached),
+            ("syscall", &self.syscall, Cue::Calls),
+        ];
+        let given = keys.into_iter();
+        let given = given.filter_map(|(key, text, make)| Some((key, text.clone()?, make)));
+        let mut given: Vec<_> = given.collect();
+        let Some((key, text, make)) = given.pop() else { return Ok(None) };
+        if let Some((other, ..)) = given.pop() {
+            return Err(format!("{other} or {key}, not both"));
+        }
+        match make(text) {
+            Cue::Console(words) if words.is_empty() => Err("console = \"\": no words".to_owned()),
+            Cue::Reached(name) | Cue::Calls(name) if !is_name(&name) => {
+                Err(format!("{key} = \"{name}\": not the name of a function"))
+            }
+            cue => Ok(Some(cue)),
         }
     }
 
@@ -394,6 +417,12 @@ impl Entry {
     }
 }
 
+/// A function of a kernel can have this name.
+fn is_name(text: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"_.".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_part)
+}
+
 fn these(possible: &[Op]) -> String {
     let names: Vec<_> = possible.iter().map(|op| format!("\"{op}\"")).collect();
     format!("write op = {}", names.join(" or "))
@@ -402,7 +431,7 @@ fn these(possible: &[Op]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::actions::Flip;
+    use crate::actions::{Bit, Flip, Place};
 
     const ALL: &str = r#"
         seed = 7
@@ -456,7 +485,7 @@ mod tests {
             [[fault]]\non='machine'\ndo={pause='2s'}";
         let scenario = Scenario::parse(text).expect("sound");
         let [flip, drift, storm, pause] = scenario.timed() else { panic!("{scenario:?}") };
-        let bit = Flip::At { address: 0x1000, bit: 7 };
+        let bit = Flip::At(Place { address: Some(0x1000), symbol: None, bit: 7 });
         assert_eq!((&flip.action, flip.after.as_secs()), (&MachineAction::Flip(bit), 1));
         assert_eq!(flip.cue, Some(Cue::Console("up".to_owned())));
         assert_eq!(drift.cue, Some(Cue::Follows("a".to_owned())));
@@ -464,6 +493,33 @@ mod tests {
         assert_eq!(pause.action, MachineAction::Pause(Duration::from_secs(2)));
         assert_eq!((scenario.of_interrupts().len(), scenario.cues().len()), (1, 2));
         assert!(!scenario.loses_power());
+    }
+
+    #[test]
+    fn code_of_the_guest_can_be_a_cue() {
+        let text = "[[fault]]\non='machine'\ndo={register={name='rax',bit=3}}\nreached='vfs_read'\n\
+            [[fault]]\non='ram'\ndo={flip={process='sh',bits=2}}\nsyscall='fsync'\n\
+            [[fault]]\non='machine'\ndo={wrong-result='add'}";
+        let scenario = Scenario::parse(text).expect("sound");
+        let [register, flip, wrong] = scenario.timed() else { panic!("{scenario:?}") };
+        let bit = Bit { name: Some("rax".to_owned()), bit: Some(3) };
+        assert_eq!(register.action, MachineAction::Register(bit));
+        assert_eq!(register.cue, Some(Cue::Reached("vfs_read".to_owned())));
+        let of = Flip::Of { process: "sh".to_owned(), bits: 2 };
+        assert_eq!(flip.action, MachineAction::Flip(of));
+        assert_eq!(flip.cue, Some(Cue::Calls("fsync".to_owned())));
+        assert_eq!(wrong.action, MachineAction::WrongResult("add".to_owned()));
+    }
+
+    #[test]
+    fn links_go_down_at_a_time() {
+        let text = "[[fault]]\non='net1'\ndo={link-down='3s'}\nconsole='pull'\n\
+            [[fault]]\non='net0'\ndo='unplugged'\nafter='9s'\n[[fault]]\non='net0'\ndo='loss'";
+        let scenario = Scenario::parse(text).expect("sound");
+        let [down, out] = scenario.timed() else { panic!("{scenario:?}") };
+        assert_eq!(down.action, MachineAction::LinkDown(Duration::from_secs(3)));
+        assert_eq!((down.on, out.on), (Target::Net(1), Target::Net(0)));
+        assert_eq!((&out.action, scenario.of_net(0).len()), (&MachineAction::Unplugged, 1));
     }
 
     #[test]
@@ -477,6 +533,13 @@ mod tests {
             ("[[fault]]\non = 'machine'\ndo = 'stuck'\nfollows = 'x'", "no other fault"),
             ("[[fault]]\non = 'disk0'\ndo = 'lost'\nconsole = 'a'\nfollows = 'b'", "not both"),
             ("[[fault]]\non = 'disk0'\ndo = 'lost'\nevery = '1s'", "not at times"),
+            ("[[fault]]\non = 'disk0'\ndo = 'lost'\nreached = 'a b'", "not the name of a function"),
+            ("[[fault]]\non = 'disk0'\ndo = 'lost'\nreached = 'f'\nsyscall = 'g'", "not both"),
+            ("[[fault]]\non = 'ram'\ndo = { stuck-bit = { bit = 1, value = 0 } }", "say address"),
+            ("[[fault]]\non = 'machine'\ndo = { register = { name = 'r16' } }", "rax to r15"),
+            ("[[fault]]\non = 'ram'\ndo = { register = {} }", "ram has flip"),
+            ("[[fault]]\non = 'machine'\ndo = 'unplugged'", "networks have link-down"),
+            ("[[fault]]\non = 'net0'\ndo = 'unplugged'\nrequest = 2", "not a request"),
             ("colour = 1", "colour"),
             ("[[fault]]\non = 'disk0'\ndo = 'explode'", "explode"),
             ("[[fault]]\non = 'disk0'\ndo = 'loss'", "loss"),

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use guests::{
-    Guest,
+    Guest, LEASE,
     campaign::{Campaign, Results},
     power_cut,
 };
@@ -30,6 +30,13 @@ fn empty_disk(folder: &Path, size: u64) -> Result<PathBuf> {
 
 /// Loses the power at each write of a journalling program, one after the other.
 fn journal(folder: &TempDir, how: &str, transfers: u64) -> Result<Results> {
+    let results = journal_with(folder, how, transfers, "")?;
+    ensure!(results.count() as u64 == transfers * 4, "{}", results.said);
+    Ok(results)
+}
+
+/// The same, by a campaign with further keys.
+fn journal_with(folder: &TempDir, how: &str, transfers: u64, keys: &str) -> Result<Results> {
     let disk = empty_disk(folder.path(), 1 << 20)?;
     let script = format!("dmesg -n 1\njournal /dev/vda {transfers} {how}\n");
     let guest = guest().has_program("journal", JOURNAL).runs(&script);
@@ -39,9 +46,7 @@ fn journal(folder: &TempDir, how: &str, transfers: u64) -> Result<Results> {
          [expect]\nmasked = ['journal sound']\nwrong = ['journal LOST', 'journal BROKEN']\n\
          [[fault]]\non = 'disk0'\ndo = 'power-cut'\nop = 'write'\nrequest = {{ from = 1, to = {writes} }}\n"
     );
-    let results = Campaign::new(&guest, &disk, &rest)?.has("journal", JOURNAL)?.runs()?;
-    ensure!(results.count() as u64 == writes, "{}", results.said);
-    Ok(results)
+    Campaign::new(&guest, &disk, &rest)?.with(keys).has("journal", JOURNAL)?.runs()
 }
 
 #[test]
@@ -61,6 +66,15 @@ fn power_cuts_find_a_journal_that_commits_too_early() -> Result<()> {
 fn power_cuts_find_nothing_wrong_with_one_that_flushes_first() -> Result<()> {
     let results = journal(&TempDir::new()?, "", 3)?;
     ensure!(results.of("masked") == results.count(), "{}", results.said);
+    Ok(())
+}
+
+/// Six results of one kind say by Wilson's interval that its share is known to 0.2; two machines run at a time.
+#[test]
+fn a_campaign_ends_when_its_shares_are_known() -> Result<()> {
+    let results = journal_with(&TempDir::new()?, "", 3, "precision = 0.2")?;
+    ensure!(results.of("masked") == results.count(), "{}", results.said);
+    ensure!((6..=7).contains(&results.count()), "{} iterations", results.count());
     Ok(())
 }
 
@@ -283,5 +297,125 @@ fn memory_clock_cpu_and_interrupts_fail() -> Result<()> {
     {
         ensure!(records.contains(effect), "no {effect} in {records}");
     }
+    Ok(())
+}
+
+/// Says what the interface knows of its cable, and whether the gateway answers.
+const LINK: &str = "carrier() { echo \"$1 $(cat /sys/class/net/eth0/carrier)\"; }
+answers() { ping -c 1 -W 1 $(cat /router) > /dev/null && echo \"$1 answered\" || echo \"$1 silent\"; }
+waits() { for n in $(seq 100); do [ $(cat /sys/class/net/eth0/carrier) = $1 ] && return; sleep 0.1; done; }
+carrier before; answers before
+echo 'pull it'; waits 0; carrier pulled; answers pulled
+waits 1; carrier after; answers after
+";
+const LINK_DOWN: &str = "[[fault]]\non = 'net0'\ndo = { link-down = '4s' }\nconsole = 'pull it'\n";
+
+#[test]
+fn a_guest_is_told_of_a_link_that_goes_down_and_comes_back() -> Result<()> {
+    for devices in ["processes", "inline"] {
+        let folder = TempDir::new()?;
+        let (scenario, log) = (folder.path().join("link.toml"), folder.path().join("log"));
+        fs::write(&scenario, LINK_DOWN)?;
+        let guest = guest().runs(&format!("{LEASE}{LINK}")).with("--net").with("user");
+        let guest = guest
+            .with("--devices")
+            .with(devices)
+            .with("--fault")
+            .with(&scenario.display().to_string());
+        let finished = guest.with("--fault-log").with(&log.display().to_string()).boots()?;
+        let pulled = ["before 1", "before answered", "pulled 0", "pulled silent", "after 1"];
+        finished.prints(&pulled)?;
+        finished.prints(&["after answered"])?;
+        let records = records(&log)?;
+        ensure!(records.contains("{\"link-down\":4000}"), "{records}");
+    }
+    Ok(())
+}
+
+/// Waits a while for a condition, and says what it has come to.
+const OWN_CODE: &str = "dmesg -n 1
+waits() { for n in $(seq 100); do eval \"$1\" && echo \"$2\" && return; sleep 0.1; done; echo \"not $2\"; }
+read_disk() { dd if=/dev/vda of=/dev/null bs=4096 count=1 iflag=direct 2>/dev/null && echo \"$1 read\"; }
+read_disk before; sync; read_disk behind || echo 'the disk fails'
+echo 'flip now'; waits '[ \"$(cat /proc/sys/kernel/panic)\" = 128 ]' 'symbol flipped'
+devmem 0x8000000 8 0
+echo 'stick now'; waits '[ $(devmem 0x8000000 8) = 0x08 ]' 'bit set'
+devmem 0x8000000 8 0; sleep 0.5; echo \"stuck is $(devmem 0x8000000 8)\"
+sleep 1000 & echo 'strike now'; sleep 2
+chroot / true; sleep 20; echo 'still there'
+";
+/// The last ones may crash the kernel, which then stands (`panic=0`, or 128 seconds) until the power goes.
+const OWN_CODE_FAULTS: &str = "
+[[fault]]
+on = 'disk0'
+do = 'read-error'
+syscall = 'sync'
+[[fault]]
+on = 'ram'
+do = { flip = { symbol = 'panic_timeout', bit = 7 } }
+console = 'flip now'
+[[fault]]
+on = 'ram'
+do = { stuck-bit = { address = 0x8000000, bit = 3, value = 1 } }
+console = 'stick now'
+[[fault]]
+name = 'register'
+on = 'machine'
+do = { register = { name = 'r11', bit = 7 } }
+reached = '__x64_sys_chroot'
+[[fault]]
+name = 'result'
+on = 'machine'
+do = { wrong-result = 'mov' }
+follows = 'register'
+after = '300ms'
+[[fault]]
+name = 'process'
+on = 'ram'
+do = { flip = { process = 'sleep', bits = 5 } }
+follows = 'result'
+[[fault]]
+on = 'machine'
+do = 'power-cut'
+follows = 'process'
+";
+const VAIN: &str = "sleep 3; echo 'still there'";
+const VAIN_FAULT: &str = "[[fault]]\non = 'machine'\ndo = 'stuck'\nreached = 'no_such_function'\n";
+
+/// A guest with a disk, some memory that its kernel leaves alone, and faults.
+fn faulty(folder: &TempDir, script: &str, faults: &str) -> Result<(guests::Finished, PathBuf)> {
+    let (scenario, log) = (folder.path().join("own.toml"), folder.path().join("log"));
+    fs::write(&scenario, faults)?;
+    let disk = empty_disk(folder.path(), 1 << 20)?;
+    let guest = guest().is_told("memmap=1M$0x8000000 panic=0").runs(script).has_disk(&disk);
+    let guest = guest.with("--fault").with(&scenario.display().to_string());
+    Ok((guest.with("--fault-log").with(&log.display().to_string()).boots()?, log))
+}
+
+#[test]
+fn a_fault_that_waits_for_no_function_is_told_of() -> Result<()> {
+    let (finished, _) = faulty(&TempDir::new()?, VAIN, VAIN_FAULT)?;
+    ensure!(finished.messages.contains("no symbol `no_such_function`"), "{}", finished.messages);
+    finished.prints(&["still there"])?;
+    ensure!(finished.code == Some(0), "ended with {:?}", finished.code);
+    Ok(())
+}
+
+#[test]
+fn faults_strike_where_the_guests_own_code_is() -> Result<()> {
+    let folder = TempDir::new()?;
+    let (finished, log) = faulty(&folder, OWN_CODE, OWN_CODE_FAULTS)?;
+    let records = records(&log)?;
+    let printed =
+        finished.prints(&["before read", "the disk fails", "symbol flipped", "stuck is 0x08"]);
+    printed.with_context(|| records.clone())?;
+    ensure!(finished.code == Some(5), "ended with {:?}: {}", finished.code, finished.console);
+    let of = |name: &str| records.lines().find(|line| line.contains(name)).context("no record");
+    let register: serde_json::Value = serde_json::from_str(of("\"register\"")?)?;
+    let number = |key: &str| register["effect"]["register"][key].as_u64().unwrap_or_default();
+    ensure!(number("before") ^ number("after") == 1 << 7, "{register}");
+    ensure!(of("\"result\"")?.contains("\"instruction\":\"mov "), "{records}");
+    let of_process = of("\"process\"")?;
+    ensure!(of_process.matches("],[").count() == 4, "five bits: {of_process}");
     Ok(())
 }

@@ -41,6 +41,8 @@ pub struct File {
     pub seed: u64,
     /// How often the machine runs; once for each value of `request` if not given.
     iterations: Option<u64>,
+    /// It ends before when the share of each result is known to so much, up or down, with 95 % confidence.
+    pub precision: Option<f64>,
     /// Seconds a machine may take.
     timeout: Option<f64>,
     /// Options of `ring3 run`.
@@ -143,6 +145,9 @@ impl Campaign {
         match (spans?.as_slice(), file.iterations) {
             _ if file.fault.is_empty() => Err("no [[fault]]: nothing to inject".to_owned()),
             (_, Some(0)) => Err("iterations = 0: nothing to run".to_owned()),
+            _ if file.precision.is_some_and(|share| !(share > 0.0 && share < 1.0)) => {
+                Err("precision: a share such as 0.05".to_owned())
+            }
             _ if file.check.as_ref().is_some_and(|check| check.command.is_empty()) => {
                 Err("check: the command is empty".to_owned())
             }
@@ -248,6 +253,7 @@ mod tests {
         assert!(error("", "{ from = 5, to = 4 }").contains("request"));
         assert!(error("iterations = 0", "1").contains("nothing to run"));
         assert!(error("colour = 1", "1").contains("colour"));
+        assert!(error("precision = 5", "1").contains("such as 0.05"));
     }
 
     #[test]

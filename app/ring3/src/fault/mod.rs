@@ -182,7 +182,11 @@ fn work(campaign: &Campaign, next: &AtomicU64, report: &Mutex<Report>) -> Result
         }
         let finished = campaign.iteration(number).run(campaign, scratch()?.path());
         let finished = finished.inspect_err(|_| next.store(u64::MAX / 2, Ordering::Relaxed))?;
-        report.lock().unwrap_or_else(PoisonError::into_inner).add(&finished)?;
+        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
+        report.add(&finished)?;
+        if campaign.file.precision.is_some_and(|precision| report.is_precise(precision)) {
+            next.store(u64::MAX / 2, Ordering::Relaxed);
+        }
     }
 }
 

@@ -43,6 +43,18 @@ impl Report {
         Ok(())
     }
 
+    /// The share of each result is known so well, with 95 % confidence.
+    pub fn is_precise(&self, precision: f64) -> bool {
+        let counts = counts(&self.results);
+        let injected = self.results.len() - counts.get(&Verdict::NotInjected).unwrap_or(&0);
+        let known = |verdict: &Verdict| {
+            let (low, high) = wilson(counts.get(verdict).copied().unwrap_or(0), injected);
+            (high - low) / 2.0 <= precision
+        };
+        let mut shares = Verdict::ALL.iter().filter(|verdict| **verdict != Verdict::NotInjected);
+        injected != 0 && shares.all(known)
+    }
+
     /// Writes what is for other programs and for people; returns the summary.
     pub fn finish(mut self) -> Result<String, Failure> {
         self.results.sort_by_key(|result| result.iteration);
@@ -196,6 +208,20 @@ mod tests {
         let text = summary(&results);
         assert!(text.contains("masked            1  21 to 100 %"), "{text}");
         assert!(text.lines().last().is_some_and(|line| line.ends_with(" 1")), "{text}");
+    }
+
+    #[test]
+    fn a_campaign_ends_when_shares_are_known_well_enough() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let lines = File::create_new(folder.path().join(RESULTS)).expect("new");
+        let mut report =
+            Report { folder: folder.path().to_owned(), lines, results: Vec::new(), all: 100 };
+        assert!(!report.is_precise(0.5), "nothing is known");
+        report.results = vec![result(1, Verdict::Masked); 10];
+        report.results.extend(vec![result(2, Verdict::Wrong); 10]);
+        assert!(report.is_precise(0.21) && !report.is_precise(0.19));
+        report.results = vec![result(1, Verdict::NotInjected); 50];
+        assert!(!report.is_precise(0.5), "they say nothing");
     }
 
     #[test]

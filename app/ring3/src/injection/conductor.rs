@@ -5,7 +5,7 @@ use std::{
     io::{self, Write},
     sync::{
         Arc, OnceLock,
-        mpsc::{Receiver, RecvTimeoutError, Sender},
+        mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender},
     },
     thread,
     time::{Duration, Instant},
@@ -13,17 +13,23 @@ use std::{
 
 use fastrand::Rng;
 use faults::{
-    Cue, Effect, FaultyClock, FaultyInterrupts, Flip, MachineAction, Record, Recorder, Schedule,
-    Target, Timed,
+    Bit, Cue, Effect, FaultyClock, FaultyInterrupts, Flip, MachineAction, Place, REGISTERS, Record,
+    Recorder, Schedule, StuckBit, Target, Timed,
 };
-use ram::{HIGH_BASE, Ram};
-use vmm::Host;
+use inspect::{
+    linux::LinuxKernel,
+    strike::{self, Struck},
+};
+use ram::{HIGH_BASE, PAGE, Ram};
+use vmm::{Host, Inspector};
 
-use super::{FaultOrder, Injection, host};
-use crate::failure::Failure;
+use super::{FaultOrder, Injection, cues, host};
+use crate::{failure::Failure, output};
 
 /// How long disks may take to lose their power.
 const LOSS: Duration = Duration::from_secs(1);
+/// How often a stuck bit gets its value.
+const STICKS: Duration = Duration::from_millis(1);
 /// The rate of a clock that stands still, in millionths.
 const STILL: i64 = -1_000_000;
 
@@ -35,6 +41,17 @@ pub enum Message {
     Printed(Vec<u8>),
     /// A device has ended.
     Deaf(Target),
+    /// A device has heard that the cue of this fault has come.
+    Armed(String),
+    /// A vCPU has come to what a fault waits for, and stands until this is dropped.
+    Came {
+        /// What was waited for.
+        cue: Cue,
+        /// Which vCPU.
+        vcpu: usize,
+        /// Dropped when the fault has struck.
+        done: SyncSender<()>,
+    },
 }
 
 /// What the monitor is asked to do to its machine.
@@ -89,11 +106,13 @@ impl Injection {
     pub fn conduct(
         &self,
         parts: ConductorParts,
-        ram: Ram,
+        inspector: &Inspector,
         act: impl Fn(Act) + Send + 'static,
     ) -> Result<(), Failure> {
         let Some(news) = self.news() else { return Ok(()) };
-        let conductor = Conductor::new(self.clone(), parts, ram, Box::new(act));
+        let cues = self.scenario().cues().into_iter().map(|(.., cue)| cue);
+        cues::watch(inspector, cues, self.reporter()).map_err(host)?;
+        let conductor = Conductor::new(self.clone(), parts, inspector.clone(), Box::new(act));
         let run = move || conductor.run(&news);
         thread::Builder::new().name("conductor".into()).spawn(run).map(drop).map_err(host)
     }
@@ -121,7 +140,11 @@ impl Write for Overheard {
 struct Conductor {
     injection: Injection,
     parts: ConductorParts,
-    ram: Ram,
+    inspector: Inspector,
+    /// The guest's kernel, once somebody has asked for it.
+    kernel: Option<LinuxKernel>,
+    /// The vCPU that a fault of registers strikes: the one that came to what it waited for.
+    vcpu: usize,
     act: Box<dyn Fn(Act) + Send>,
     record: Recorder,
     random: Rng,
@@ -134,6 +157,8 @@ struct Conductor {
     drift: i64,
     /// Disks that have yet to lose their power.
     losing: Option<BTreeSet<Target>>,
+    /// vCPUs that stand, and the faults that devices have yet to arm before they go on.
+    standing: Vec<(BTreeSet<String>, SyncSender<()>)>,
 }
 
 /// What is to be done at a time.
@@ -145,6 +170,10 @@ enum Due {
     GoOn,
     /// The clock goes on.
     ClockGoesOn,
+    /// A network's link is up again.
+    LinkUp(Target),
+    /// A bit gets its value again.
+    Stick(u64, StuckBit),
     /// The power is gone, whatever disks say.
     Dark,
 }
@@ -153,7 +182,7 @@ impl Conductor {
     fn new(
         injection: Injection,
         parts: ConductorParts,
-        ram: Ram,
+        inspector: Inspector,
         act: Box<dyn Fn(Act) + Send>,
     ) -> Self {
         let scenario = injection.scenario();
@@ -162,11 +191,13 @@ impl Conductor {
         let due = first.map(|fault| (started + fault.after, Due::strike(fault))).collect();
         let (cues, random) = (scenario.cues(), Rng::with_seed(scenario.seed));
         let (record, printed) = (injection.recorder(), Vec::new());
-        let (drift, losing) = (0, None);
+        let (drift, losing, vcpu, standing) = (0, None, 0, Vec::new());
         Self {
             injection,
             parts,
-            ram,
+            inspector,
+            kernel: None,
+            vcpu,
             act,
             record,
             random,
@@ -176,6 +207,7 @@ impl Conductor {
             printed,
             drift,
             losing,
+            standing,
         }
     }
 
@@ -207,8 +239,29 @@ impl Conductor {
                 }
             }
             Message::Printed(bytes) => self.overhear(&bytes),
-            Message::Deaf(target) => self.lost(target),
+            Message::Deaf(target) => {
+                // What it has not armed it never will.
+                self.standing.clear();
+                self.lost(target);
+            }
+            Message::Armed(fault) => self.armed(&fault),
+            Message::Came { cue, vcpu, done } => {
+                self.vcpu = vcpu;
+                let asked = self.cue(|own| *own == cue);
+                self.advance(Instant::now());
+                if !asked.is_empty() {
+                    self.standing.push((asked, done));
+                }
+            }
         }
+    }
+
+    /// A vCPU goes on when all is armed that it waits for.
+    fn armed(&mut self, fault: &str) {
+        self.standing.retain_mut(|(asked, _)| {
+            asked.remove(fault);
+            !asked.is_empty()
+        });
     }
 
     fn overhear(&mut self, bytes: &[u8]) {
@@ -218,25 +271,28 @@ impl Conductor {
         self.cue(|cue| matches!(cue, Cue::Console(words) if heard(words)));
         let longest = self.cues.iter().map(|(.., cue)| match cue {
             Cue::Console(words) => words.len() - 1,
-            Cue::Follows(_) => 0,
+            Cue::Follows(_) | Cue::Reached(_) | Cue::Calls(_) => 0,
         });
         let keep = longest.max().unwrap_or(0);
         self.printed = printed[printed.len().saturating_sub(keep)..].to_vec();
     }
 
-    /// Begins the faults whose cue this is; each has one.
-    fn cue(&mut self, is_it: impl Fn(&Cue) -> bool) {
+    /// Begins the faults whose cue this is; each has one. Returns those that devices will say they have armed.
+    fn cue(&mut self, is_it: impl Fn(&Cue) -> bool) -> BTreeSet<String> {
         let begun: Vec<_> = self.cues.extract_if(.., |(.., cue)| is_it(cue)).collect();
+        let mut asked = BTreeSet::new();
         for (fault, target, _) in begun {
+            let is_timed = self.injection.scenario().timed().iter().any(|it| it.name == fault);
             match target {
-                Target::Disk(_) | Target::Net(_) => {
-                    self.injection.tell(target, FaultOrder::Arm(fault))
+                Target::Disk(_) | Target::Net(_) if !is_timed => {
+                    if self.injection.tell(target, FaultOrder::Arm(fault.clone())) {
+                        asked.insert(fault);
+                    }
                 }
-                Target::Interrupts | Target::Machine | Target::Ram | Target::Clock => {
-                    self.begin(&fault);
-                }
+                _ => self.begin(&fault),
             }
         }
+        asked
     }
 
     /// Begins a fault of the machine: at a time, or of requests for interrupts.
@@ -258,7 +314,9 @@ impl Conductor {
             }
             Due::GoOn => (self.act)(Act::Pause(false)),
             Due::ClockGoesOn => self.parts.drift(self.drift),
+            Due::LinkUp(network) => self.injection.set_link(network, true),
             Due::Dark => (self.act)(Act::PowerCut),
+            Due::Stick(address, bit) => drop(self.stick(address, bit)),
         }
     }
 
@@ -270,7 +328,7 @@ impl Conductor {
 
     /// Carries a fault out; returns what is to be recorded of it.
     fn strike(&mut self, fault: &Timed, at: Instant) -> Option<Effect> {
-        Some(match fault.action {
+        Some(match fault.action.clone() {
             MachineAction::PowerCut => Effect::PowerCut { unflushed: 0, reverted: 0 },
             MachineAction::Reset => {
                 (self.act)(Act::Reset);
@@ -285,7 +343,22 @@ impl Conductor {
                 self.due.push((at + time, Due::GoOn));
                 Effect::Paused(Some(time.as_millis() as u64))
             }
+            MachineAction::Unplugged => {
+                self.injection.set_link(fault.on, false);
+                Effect::LinkDown(None)
+            }
+            MachineAction::LinkDown(time) => {
+                self.injection.set_link(fault.on, false);
+                self.due.push((at + time, Due::LinkUp(fault.on)));
+                Effect::LinkDown(Some(time.as_millis() as u64))
+            }
             MachineAction::Flip(flip) => Effect::Corrupted(self.flip(flip)),
+            MachineAction::StuckBit(bit) => {
+                let address = self.address_of(&bit.place())?;
+                Effect::Corrupted(self.stick(address, bit).into_iter().collect())
+            }
+            MachineAction::Register(bit) => self.strike_register(&bit)?,
+            MachineAction::WrongResult(name) => self.strike_result(fault, &name)?,
             MachineAction::Step(time) => {
                 let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
                 self.parts.clock.iter().for_each(|clock| clock.step(ns));
@@ -311,15 +384,80 @@ impl Conductor {
     /// Flips bits; returns address, byte before and byte after of each.
     fn flip(&mut self, flip: Flip) -> Vec<(u64, u8, u8)> {
         let bits: Vec<_> = match flip {
-            Flip::At { address, bit } => vec![(address, bit)],
+            Flip::At(place) => {
+                self.address_of(&place).into_iter().map(|address| (address, place.bit)).collect()
+            }
             Flip::Random(count) => (0..count).map(|_| self.any_bit()).collect(),
+            Flip::Of { process, bits } => {
+                let ram = self.inspector.ram().clone();
+                let pages = self.kernel().map(|kernel| strike::pages_of(kernel, &ram, &process));
+                let pages = pages.unwrap_or_default();
+                (0..bits).filter_map(|_| self.bit_in(&pages)).collect()
+            }
         };
-        bits.into_iter().filter_map(|(address, bit)| flip_bit(&self.ram, address, bit)).collect()
+        let ram = self.inspector.ram();
+        bits.into_iter().filter_map(|(address, bit)| flip_bit(ram, address, bit)).collect()
+    }
+
+    /// Where a bit of memory is (GPA). A symbol is looked for when the fault strikes: before, there is no kernel.
+    fn address_of(&mut self, place: &Place) -> Option<u64> {
+        let Some(name) = &place.symbol else { return place.address };
+        let ram = self.inspector.ram().clone();
+        let found = strike::symbol(self.kernel()?, &ram, name);
+        if found.is_none() {
+            output::complain(&format!("--fault: the guest has no symbol `{name}`"));
+        }
+        found
+    }
+
+    /// The guest's kernel. Reading all that it says of itself takes a while, so this is done once.
+    fn kernel(&mut self) -> Option<&LinuxKernel> {
+        if self.kernel.is_none() {
+            let found = LinuxKernel::find(self.inspector.ram());
+            let found =
+                found.inspect_err(|unknown| output::complain(&format!("--fault: {unknown}")));
+            self.kernel = found.ok();
+        }
+        self.kernel.as_ref()
+    }
+
+    fn bit_in(&mut self, pages: &[u64]) -> Option<(u64, u8)> {
+        let page = pages.get(self.random.usize(..pages.len().max(1)))?;
+        Some((page + self.random.u64(..PAGE), self.random.u8(..8)))
+    }
+
+    /// Gives a bit its value, now and again in a moment. Returns what it did, if anything.
+    fn stick(&mut self, address: u64, bit: StuckBit) -> Option<(u64, u8, u8)> {
+        let ram = self.inspector.ram();
+        let mut byte = [0];
+        ram.read_gpa(address, &mut byte).ok()?;
+        let differs = byte[0] >> bit.bit & 1 != bit.value;
+        let done = if differs { flip_bit(ram, address, bit.bit) } else { None };
+        self.due.push((Instant::now() + STICKS, Due::Stick(address, bit)));
+        done
+    }
+
+    fn strike_register(&mut self, bit: &Bit) -> Option<Effect> {
+        let named = bit.name.as_ref().map(|name| REGISTERS.iter().position(|known| known == name));
+        let register = named.unwrap_or_else(|| Some(self.random.usize(..REGISTERS.len())))?;
+        let bit = bit.bit.unwrap_or_else(|| self.random.u8(..64));
+        strike::register(&self.inspector, self.vcpu, register, bit).map(told)
+    }
+
+    fn strike_result(&mut self, fault: &Timed, name: &str) -> Option<Effect> {
+        let struck = strike::wrong_result(&self.inspector, self.vcpu, name, self.random.u8(..64));
+        if struck.is_none() {
+            let fault = &fault.name;
+            output::complain(&format!(
+                "--fault: fault `{fault}`: no {name} came that it could strike"
+            ));
+        }
+        struck.map(told)
     }
 
     fn any_bit(&mut self) -> (u64, u8) {
-        let offset = self.random.u64(..self.ram.len());
-        let low = self.ram.low_len();
+        let offset = self.random.u64(..self.inspector.ram().len());
+        let low = self.inspector.ram().low_len();
         let address = if offset < low { offset } else { HIGH_BASE + (offset - low) };
         (address, self.random.u8(..8))
     }
@@ -358,6 +496,13 @@ impl Due {
     fn strike(fault: &Timed) -> Self {
         Self::Strike(fault.clone(), fault.times - 1)
     }
+}
+
+/// What is recorded of a register.
+fn told(struck: Struck) -> Effect {
+    let Struck { register, rip, instruction, before, after } = struck;
+    let register = REGISTERS[register].to_owned();
+    Effect::Register { register, rip, instruction, before, after }
 }
 
 /// As a particle would: nobody wrote it, but whoever reads it next sees it.

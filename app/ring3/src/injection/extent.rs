@@ -1,6 +1,7 @@
 //! Whether a machine has what a scenario strikes.
 
 use faults::{Flip, MachineAction, Scenario, Target};
+use inspect::strike::is_instruction;
 use ram::{HIGH_BASE, LOW_MAX};
 
 /// What of a machine can have faults: whether ring3 serves each disk and network itself, and bytes of memory.
@@ -19,12 +20,19 @@ pub fn check(scenario: &Scenario, extent: &Extent) -> Result<(), String> {
         is_there(target, extent).map_err(|problem| format!("{target}: {problem}"))?;
     }
     for fault in scenario.timed() {
-        match fault.action {
-            MachineAction::Flip(Flip::At { address, .. }) if !is_memory(address, extent.memory) => {
-                let name = &fault.name;
-                return Err(format!("fault `{name}`: the machine has no memory at {address:#x}"));
-            }
-            _ => {}
+        if let MachineAction::WrongResult(name) = &fault.action
+            && !is_instruction(name)
+        {
+            return Err(format!("fault `{}`: there is no instruction `{name}`", fault.name));
+        }
+        let address = match &fault.action {
+            MachineAction::Flip(Flip::At(place)) => place.address,
+            MachineAction::StuckBit(bit) => bit.address,
+            _ => None,
+        };
+        if let Some(address) = address.filter(|address| !is_memory(*address, extent.memory)) {
+            let name = &fault.name;
+            return Err(format!("fault `{name}`: the machine has no memory at {address:#x}"));
         }
     }
     Ok(())

@@ -2,12 +2,14 @@
 //!
 //! - [`extent`]: whether the machine has what is to be struck.
 //! - [`conductor`]: faults at a time, and what waits for something to happen.
+//! - [`cues`]: what the guest's own code comes to.
 //!
 //! The process of a device is told its scenario by `--fault`. It writes each record as a line of JSON to its standard output, behind the
 //! line in which it introduces itself, and is given orders by the same socket: `arm NAME` (the cue of a fault has come) and `cut NAME`
-//! (the power goes).
+//! (the power goes). To `arm NAME` it answers `armed NAME`: a vCPU may stand until then.
 
 mod conductor;
+mod cues;
 mod extent;
 
 use std::{
@@ -27,7 +29,7 @@ use std::{
 };
 
 use clap::Args;
-use faults::{Effect, FaultyDisk, FaultyNet, Record, Recorder, Scenario, Schedule, Target};
+use faults::{Effect, FaultyDisk, FaultyNet, Plug, Record, Recorder, Scenario, Schedule, Target};
 use virtio::{BlockBackend, NetBackend};
 
 use conductor::Message;
@@ -62,19 +64,29 @@ pub enum FaultOrder {
     Arm(String),
     /// This fault cuts the power.
     Cut(String),
+    /// A network's link is up, or down.
+    Link(bool),
 }
+
+/// What a device answers an order to arm, before the fault's name.
+const ARMED: &str = "armed ";
 
 impl FaultOrder {
     fn line(&self) -> String {
         match self {
             Self::Arm(fault) => format!("arm {fault}\n"),
             Self::Cut(fault) => format!("cut {fault}\n"),
+            Self::Link(up) => format!("link {}\n", if *up { "up" } else { "down" }),
         }
     }
 
     fn of_line(line: &str) -> Option<Self> {
-        let arm = line.strip_prefix("arm ").map(|fault| Self::Arm(fault.to_owned()));
-        arm.or_else(|| line.strip_prefix("cut ").map(|fault| Self::Cut(fault.to_owned())))
+        match line.split_once(' ')? {
+            ("arm", fault) => Some(Self::Arm(fault.to_owned())),
+            ("cut", fault) => Some(Self::Cut(fault.to_owned())),
+            ("link", state) => Some(Self::Link(state == "up")),
+            _ => None,
+        }
     }
 }
 
@@ -116,6 +128,10 @@ impl Faults {
                 "fault `{name}`: `ring3 serve` hears no console and follows nothing"
             )));
         }
+        if let Some(fault) = scenario.timed().first() {
+            let name = &fault.name;
+            return Err(wrong(format!("fault `{name}`: `ring3 serve` has no link to take down")));
+        }
         let log = Log::open(options.fault_log.as_deref())?;
         let recorder: Recorder = Box::new(move |record| {
             log.add(&json(record));
@@ -151,6 +167,7 @@ impl Faults {
         let control = disk.control();
         let obedient = Box::new(move |order| match order {
             FaultOrder::Arm(fault) => control.arm(&fault),
+            FaultOrder::Link(_) => {}
             FaultOrder::Cut(fault) => {
                 if let Err(error) = control.cut(&fault) {
                     output::complain(&format!("--fault: {on}: the power cut: {error}"));
@@ -169,6 +186,7 @@ impl Faults {
         let control = net.control();
         let obedient = Box::new(move |order| match order {
             FaultOrder::Arm(fault) => control.arm(&fault),
+            FaultOrder::Link(up) => control.set_link(up),
             // A network keeps nothing that it could lose.
             FaultOrder::Cut(_) => {}
         });
@@ -181,13 +199,19 @@ fn host(error: io::Error) -> Failure {
     Failure::host(format!("--fault: {error}"))
 }
 
-/// Takes orders from where records go.
+/// Takes orders from where records go, and answers there.
 fn listen(mut obedient: Obedient) -> io::Result<()> {
     let orders = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let lines = BufReader::new(orders).lines();
     let hear = move || {
-        let orders = lines.map_while(Result::ok).filter_map(|line| FaultOrder::of_line(&line));
-        orders.for_each(&mut *obedient);
+        for order in lines.map_while(Result::ok).filter_map(|line| FaultOrder::of_line(&line)) {
+            obedient(order.clone());
+            if let FaultOrder::Arm(fault) = order {
+                let mut output = io::stdout().lock();
+                // As with records.
+                let _ = writeln!(output, "{ARMED}{fault}").and_then(|()| output.flush());
+            }
+        }
     };
     thread::Builder::new().name("orders".into()).spawn(hear).map(drop)
 }
@@ -234,6 +258,7 @@ struct Inner {
     news: Sender<Message>,
     heard: Mutex<Option<Receiver<Message>>>,
     devices: Mutex<BTreeMap<Target, Obedient>>,
+    plugs: Mutex<BTreeMap<Target, Plug>>,
     listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -247,8 +272,9 @@ impl Injection {
         let log = Log::open(options.fault_log.as_deref())?;
         let (news, heard) = channel();
         let heard = Mutex::new(Some(heard));
-        let (devices, listeners) = Default::default();
-        Ok(Some(Self(Arc::new(Inner { text, scenario, log, news, heard, devices, listeners }))))
+        let (devices, plugs, listeners) = Default::default();
+        let inner = Inner { text, scenario, log, news, heard, devices, plugs, listeners };
+        Ok(Some(Self(Arc::new(inner))))
     }
 
     /// The scenario.
@@ -284,8 +310,16 @@ impl Injection {
     /// The faults of a device that is served in this process.
     pub fn inline(&self, target: Target) -> Option<Faults> {
         let own = self.clone();
-        let command: Command = Box::new(move |obedient| {
-            lock(&own.0.devices).insert(target, obedient);
+        let command: Command = Box::new(move |mut obedient| {
+            let news = own.reporter();
+            let obey = move |order: FaultOrder| {
+                obedient(order.clone());
+                if let FaultOrder::Arm(fault) = order {
+                    // Nobody hears it when the machine has ended.
+                    let _ = news.send(Message::Armed(fault));
+                }
+            };
+            lock(&own.0.devices).insert(target, Box::new(obey));
             Ok(())
         });
         let (scenario, recorder) = (self.0.scenario.clone(), self.recorder());
@@ -297,11 +331,22 @@ impl Injection {
         self.concerns(target).then(|| Elsewhere { target, injection: self.clone() })
     }
 
-    /// Tells a device, if there is one that listens.
-    fn tell(&self, target: Target, order: FaultOrder) {
-        if let Some(obedient) = lock(&self.0.devices).get_mut(&target) {
-            obedient(order);
-        }
+    /// Tells a device; whether there is one that listens.
+    fn tell(&self, target: Target, order: FaultOrder) -> bool {
+        let mut devices = lock(&self.0.devices);
+        devices.get_mut(&target).map(|obedient| obedient(order)).is_some()
+    }
+
+    /// What can be pulled of a network, if a fault does that.
+    pub fn plug(&self, target: Target) -> Option<Plug> {
+        let pulls = self.0.scenario.timed().iter().any(|fault| fault.on == target);
+        pulls.then(|| lock(&self.0.plugs).entry(target).or_default().clone())
+    }
+
+    /// A network's link is up from now on, or down.
+    fn set_link(&self, target: Target, up: bool) {
+        self.tell(target, FaultOrder::Link(up));
+        lock(&self.0.plugs).get(&target).into_iter().for_each(|plug| plug.set_link(up));
     }
 
     /// Devices that listen.
@@ -360,6 +405,11 @@ impl Elsewhere {
 
 impl Inner {
     fn hear(&self, line: &str, stands_still: &AtomicBool) {
+        if let Some(fault) = line.strip_prefix(ARMED) {
+            // As above.
+            let _ = self.news.send(Message::Armed(fault.to_owned()));
+            return;
+        }
         self.log.add(line);
         let Ok(record) = serde_json::from_str::<Record>(line) else { return };
         if matches!(record.effect, Effect::PowerCut { .. } | Effect::Hung) {
@@ -393,6 +443,9 @@ mod tests {
         let far = "[[fault]]\non = 'ram'\ndo = { flip = { address = 0x40000000, bit = 0 } }";
         assert!(refusal(far, &[], &[]).contains("no memory at 0x40000000"));
         assert_eq!(refusal(&far.replace("0x4", "0x3"), &[], &[]), "");
+        let wrong = |name: &str| format!("[[fault]]\non='machine'\ndo={{wrong-result='{name}'}}");
+        assert!(refusal(&wrong("ad"), &[], &[]).contains("no instruction `ad`"));
+        assert_eq!(refusal(&wrong("add"), &[], &[]), "");
         let missing = FaultOptions { fault: Some("/nowhere.toml".into()), fault_log: None };
         let extent = Extent { disks: Vec::new(), nets: Vec::new(), memory: 0 };
         let failure = Injection::new(&missing, &extent).err().expect("refused");
@@ -411,15 +464,18 @@ mod tests {
         assert_eq!(refusal("[[fault]]\non = 'disk0'\ndo = 'hang'"), None);
         let other = refusal("[[fault]]\non = 'net0'\ndo = 'loss'").expect("refused");
         assert!(other.contains("has disk0 only"), "{other}");
+        let link = refusal("[[fault]]\non = 'net0'\ndo = 'unplugged'").expect("refused");
+        assert!(link.contains("has disk0 only"), "{link}");
         let cue = refusal("[[fault]]\non = 'disk0'\ndo = 'hang'\nconsole = 'x'").expect("refused");
         assert!(cue.contains("hears no console"), "{cue}");
     }
 
     #[test]
     fn orders_are_understood() {
-        for order in [FaultOrder::Arm("worn sectors".to_owned()), FaultOrder::Cut("x".to_owned())] {
+        let named = [FaultOrder::Arm("worn sectors".to_owned()), FaultOrder::Cut("x".to_owned())];
+        for order in named.into_iter().chain([true, false].map(FaultOrder::Link)) {
             assert_eq!(FaultOrder::of_line(order.line().trim_end()), Some(order));
         }
-        assert_eq!(FaultOrder::of_line("obey"), None);
+        assert_eq!([FaultOrder::of_line("obey"), FaultOrder::of_line("obey me")], [None, None]);
     }
 }
