@@ -95,10 +95,15 @@ impl Drop for Started {
 impl Started {
     /// Runs a script that says `ready`, and waits until it has.
     fn new(script: &str) -> Result<Self> {
+        Self::within(script, TIMEOUT)
+    }
+
+    /// The same, for so many seconds.
+    fn within(script: &str, timeout: &str) -> Result<Self> {
         // In a shell's background SIGINT is ignored, and what is ignored stays so.
         let mut command = Command::new("env");
         command.arg("--default-signal=INT").arg(ring3()?);
-        command.args(["exec", "--memory", "512M", "--timeout", TIMEOUT, "--grace", "2", "--"]);
+        command.args(["exec", "--memory", "512M", "--timeout", timeout, "--grace", "2", "--"]);
         command.args(["sh", "-c", script]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut ring3 = command.spawn()?;
@@ -171,8 +176,9 @@ fn a_machine_whose_wedges_stand_still_is_ended() -> Result<()> {
 }
 
 /// Waits, reading files of the host's without end, until no answer comes any more.
-fn waits_for_its_files() -> Result<Started> {
-    let started = Started::new("echo ready; while :; do cat /usr/bin/* >/dev/null 2>&1; done")?;
+fn waits_for_its_files(timeout: &str) -> Result<Started> {
+    let script = "echo ready; while :; do cat /usr/bin/* >/dev/null 2>&1; done";
+    let started = Started::within(script, timeout)?;
     started.stops(|words| words.contains("device"))?;
     thread::sleep(Duration::from_millis(500));
     Ok(started)
@@ -180,7 +186,7 @@ fn waits_for_its_files() -> Result<Started> {
 
 #[test]
 fn a_machine_whose_servers_stand_still_is_ended() -> Result<()> {
-    let started = waits_for_its_files()?;
+    let started = waits_for_its_files(TIMEOUT)?;
     let since = Instant::now();
     kill("TERM", started.ring3.id())?;
     let (code, said, time) = started.ends(since)?;
@@ -189,10 +195,22 @@ fn a_machine_whose_servers_stand_still_is_ended() -> Result<()> {
     Ok(())
 }
 
+/// The time is over, whatever the machine waits for.
+#[test]
+fn a_timeout_is_one_whatever_servers_do() -> Result<()> {
+    const SECONDS: u64 = 15;
+    let since = Instant::now();
+    let (code, said, time) = waits_for_its_files(&SECONDS.to_string())?.ends(since)?;
+    ensure!(code == Some(124), "{code:?}: {said}");
+    let range = Duration::from_secs(SECONDS)..Duration::from_secs(SECONDS) + LONGEST;
+    ensure!(range.contains(&time), "after {time:?}");
+    Ok(())
+}
+
 /// `ring3 ps` and the others know it, and a stop is one whatever its servers do.
 #[test]
 fn a_command_is_a_machine_that_can_be_stopped() -> Result<()> {
-    let started = waits_for_its_files()?;
+    let started = waits_for_its_files(TIMEOUT)?;
     let id = started.ring3.id().to_string();
     let ring3 =
         |arguments: &[&str]| Command::new(ring3()?).args(arguments).output().context("ring3");
