@@ -509,6 +509,54 @@ fn a_server_that_does_not_greet_is_none() {
     assert_eq!(error, "the process of a device has not answered for 2s");
 }
 
+/// Never comes back from a change of its configuration.
+struct Stuck;
+
+impl VirtioDevice for Stuck {
+    fn device_type(&self) -> u16 {
+        4
+    }
+    fn class(&self) -> u32 {
+        0xff_00_00
+    }
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUES
+    }
+    fn config(&self) -> Vec<u8> {
+        vec![0; 4]
+    }
+    fn config_write(&mut self, _: usize, _: &[u8]) {
+        thread::sleep(3 * AGES);
+    }
+    fn process(&mut self, _: usize, _: &mut Queue) -> Result<(), RingError> {
+        Ok(())
+    }
+}
+
+/// A vCPU that waits for it can end when the machine does.
+#[test]
+fn who_waits_for_a_server_that_stands_still_is_released() {
+    let spawn: Spawn = Box::new(|| {
+        let (socket, theirs) = UnixStream::pair()?;
+        // It is left behind: nobody can end a thread.
+        thread::spawn(move || serve(Box::new(Stuck), None, theirs));
+        let process = Box::new(Thread(Arc::default(), None, gettid()));
+        Ok(Started { socket, identity: Identity::of(&Stuck), patience: AGES, process })
+    });
+    let mut remote = Remote::new(spawn, None).unwrap_or_else(|error| panic!("{error}"));
+    let (release, (done, waits)) = (remote.releaser(), mpsc::channel());
+    thread::spawn(move || {
+        remote.config_write(0, &[1]);
+        // Its drop waits for nobody.
+        done.send(()).unwrap();
+    });
+    assert!(waits.recv_timeout(Duration::from_millis(300)).is_err(), "it does not wait");
+    let start = Instant::now();
+    release();
+    waits.recv_timeout(AGES).expect("released");
+    assert!(start.elapsed() < AGES / 4, "after {:?}", start.elapsed());
+}
+
 #[test]
 fn a_server_that_refuses_says_why() {
     let refuses = Box::new(|| Err(VhostUserError::Refused("no such disk".to_owned())));
