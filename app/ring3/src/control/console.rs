@@ -224,6 +224,8 @@ fn show(from: &mut UnixStream, to: &mut File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn viewer(screen: &Screen) -> UnixStream {
@@ -244,6 +246,26 @@ mod tests {
             screen.clone().write_all(b"shown").expect("the machine goes on");
         });
         assert!(screen.lock().viewers.is_empty());
+    }
+
+    /// Nothing is written to it that would tell that it has left.
+    #[test]
+    fn a_viewer_of_a_silent_guest_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("bound");
+        let (mut screen, start) = (Screen::new(None), Instant::now());
+        let shown = screen.clone();
+        thread::spawn(move || show_to_all(&listener, shown, |_: &[u8]| {}));
+        screen.write_all(b"shown").expect("written");
+        let viewer = UnixStream::connect(&path).expect("connected");
+        assert_eq!(read(&viewer, 5), b"shown");
+        assert_eq!(screen.lock().viewers.len(), 1);
+        drop(viewer);
+        while !screen.lock().viewers.is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it is still there");
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn read(mut viewer: &UnixStream, count: usize) -> Vec<u8> {
