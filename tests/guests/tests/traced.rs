@@ -129,7 +129,7 @@ fn both_tell_the_same(script: &str, threads: usize) -> Result<()> {
     let script = format!("cd {}; strace -f -o inside bash script", path(""));
     let mut command = Command::new(ring3()?);
     command.args(["trace", "-e", "syscall", "--format", "json", "-o", &path("outside"), "--"]);
-    command.args(["exec", "--memory", "2G", "--timeout", "300", "--rw", &path("")]);
+    command.args(["exec", "--memory", "2G", "--timeout", "600", "--rw", &path("")]);
     command.args(["--", "sh", "-c", &script]).stdin(Stdio::null());
     let output = command.output()?;
     ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
