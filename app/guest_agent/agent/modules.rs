@@ -25,7 +25,8 @@ const BLOCKS: u32 = 0o060_000;
 /// Devices that all may open; systemd's rules say so (`50-udev-default.rules`).
 const FOR_ALL: [&str; 3] = ["fuse", "net/tun", "vfio/vfio"];
 
-/// Shows the folder, if there is one, where programs look for it, and makes the devices. The new root is the root already.
+/// Shows the folder of modules where programs look for modules, if there is a folder, and makes the devices that it lists. The
+/// guest's new root must be in place.
 pub fn prepare(folder: &[u8]) -> io::Result<()> {
     let shown = if folder.is_empty() { Ok(()) } else { show(folder) };
     for name in FOR_ALL {

@@ -177,12 +177,17 @@ impl Assets {
     /// # Errors
     /// Its files cannot be removed.
     pub fn remove(&self, kernel: Kernel) -> Result<bool> {
-        let directory = self.root.join(kernel.entry());
+        if let Some(package) = self.installed(kernel) {
+            self.remove_entry(&tree_entry(&package))?;
+        }
+        self.remove_entry(kernel.entry())
+    }
+
+    /// Removes an entry of the cache; whether it was there.
+    fn remove_entry(&self, name: &str) -> Result<bool> {
+        let directory = self.directory(name);
         if !directory.exists() {
             return Ok(false);
-        }
-        if let Some(package) = self.installed(kernel) {
-            self.remove_tree(&package)?;
         }
         fs::remove_dir_all(&directory)
             .with_context(|| format!("cannot remove {}", directory.display()))?;
@@ -197,7 +202,8 @@ impl Assets {
         Some(directory.join(list).parent()?.to_owned())
     }
 
-    /// The same, fetched if it is not in the cache. A kernel that is fetched brings it; one that an older ring3 has fetched has none.
+    /// The folder `lib/modules/RELEASE` of a kernel, fetched if the cache does not have it. A kernel that is fetched brings its
+    /// folder along; a kernel that an older ring3 has fetched has none.
     ///
     /// # Errors
     /// Neither the cache has it nor can it be fetched.
@@ -220,16 +226,6 @@ impl Assets {
             Manifest::of(package.name(), fresh, &[list])
         };
         self.entry(&tree_entry(package.name()), make).map(drop)
-    }
-
-    /// Removes the modules that belong to a package.
-    fn remove_tree(&self, package: &str) -> Result<()> {
-        let directory = self.directory(&tree_entry(package));
-        if !directory.exists() {
-            return Ok(());
-        }
-        fs::remove_dir_all(&directory)
-            .with_context(|| format!("cannot remove {}", directory.display()))
     }
 
     /// The statically linked busybox; fetched if it is not in the cache.

@@ -81,7 +81,8 @@ impl KernelPackage {
         Ok(kernel.parent().unwrap_or(&kernel).to_owned())
     }
 
-    /// Copies the image and the modules that `choose` names to a folder; their places there.
+    /// Copies the image and the modules that `choose` names to a folder. Returns the places of the copies, relative to the
+    /// folder.
     pub(crate) fn keep(
         &self,
         fresh: &Path,
@@ -101,7 +102,8 @@ impl KernelPackage {
         Ok(files)
     }
 
-    /// Moves all modules to `lib/modules/RELEASE` of a folder, and lists them there; the list's place. What is copied is copied before.
+    /// Moves all modules to `lib/modules/RELEASE` of a folder, and lists them there. Returns the place of the list, relative to the
+    /// folder. [`KernelPackage::keep`] finds no modules any more then.
     pub(crate) fn keep_tree(&self, fresh: &Path) -> Result<String> {
         let release = self.release();
         let folder = fresh.join("lib/modules");

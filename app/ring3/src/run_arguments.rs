@@ -31,7 +31,7 @@ pub struct RunArguments {
     /// What `ring3 ps` calls the machine; the process number if not given
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// It stands until a `ring3 trace` or `ring3 profile` that has started it looks at it
+    /// The machine stands still until the `ring3 trace` or `ring3 profile` that started it looks at it
     #[arg(long, hide = true)]
     pub watched: bool,
     /// Initial RAM disk for it

@@ -13,8 +13,8 @@
 //!   where there are protection keys, `texts` which programs read their own code.
 //!
 //! `revalidation` owns nothing: it compares mappings with page tables and returns what is stale, so the walk
-//! over them changes none of them. `seen` has what it found the last time. `pressure` tells which spaces have more pages than there can be mappings,
-//! `walk` reads the guest's page tables.
+//! over them changes none of them. `seen` has what it found the last time. `pressure` tells which spaces have
+//! more pages than there can be mappings, `walk` reads the guest's page tables.
 
 mod answer;
 pub(crate) mod budget;

@@ -41,7 +41,7 @@ impl Format {
         if matches!(self, Self::Single) { 24 } else { 53 }
     }
 
-    /// The number that an element is; `None` for what is not finite.
+    /// The number that the bytes of an element stand for; `None` for an infinity or a NaN. Denormals count as zero with `zeros`.
     fn read(self, element: &[u8], zeros: bool) -> Option<Number> {
         let mut bytes = [0; 8];
         bytes[..self.bytes()].copy_from_slice(element);

@@ -18,7 +18,7 @@ const WORDS: usize = LOOKUP_COUNT / CHUNK / 64;
 const PAGE: u64 = 4096;
 /// Bytes of the largest page of the guest's that has entries.
 const LARGE: u64 = 1 << 21;
-/// In [`Lookups::writers`]: more entries than one may lead there.
+/// In [`Lookups::writers`]: more than one entry may let the page be written.
 const SEVERAL: u32 = u32::MAX;
 
 /// A page of the user's in the software TLB.
@@ -203,7 +203,7 @@ impl Lookups {
         }
     }
 
-    /// The entry at an index lets the page at an HVA be written.
+    /// Notes that the entry at an index lets the page at an HVA be written.
     fn note_writer(&self, slot: usize, hva: u64) {
         let Some(writer) = self.writers.get(lookup_slot(hva)) else { return };
         let before = writer.load(Relaxed);

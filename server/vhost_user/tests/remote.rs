@@ -533,7 +533,7 @@ impl VirtioDevice for Stuck {
     }
 }
 
-/// A vCPU that waits for it can end when the machine does.
+/// A vCPU that waits for a server can end when the machine does.
 #[test]
 fn who_waits_for_a_server_that_stands_still_is_released() {
     let spawn: Spawn = Box::new(|| {

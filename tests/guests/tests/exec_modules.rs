@@ -1,4 +1,4 @@
-//! A guest's modules are loaded when a program asks for what they do, as on a machine.
+//! A module of the guest's kernel is loaded when a program first uses the module's device or file system, as on a machine.
 
 use std::process::{Command, Stdio};
 

@@ -300,7 +300,7 @@ fn memory_clock_cpu_and_interrupts_fail() -> Result<()> {
     Ok(())
 }
 
-/// Says what the interface knows of its cable, and whether the gateway answers.
+/// A script of the guest's: says whether the network interface has a cable, and whether the gateway answers.
 const LINK: &str = "carrier() { echo \"$1 $(cat /sys/class/net/eth0/carrier)\"; }
 answers() { ping -c 1 -W 1 $(cat /router) > /dev/null && echo \"$1 answered\" || echo \"$1 silent\"; }
 waits() { for n in $(seq 100); do [ $(cat /sys/class/net/eth0/carrier) = $1 ] && return; sleep 0.1; done; }

@@ -233,7 +233,7 @@ fn guests_are_changed(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// A place at which vCPUs stand is another one when the service says so, while one stands there.
+/// A service moves a breakpoint while a vCPU stands at it.
 fn breakpoints_are_moved(guest: &mut Guest) -> Result<()> {
     let request = Request { comm: None, ..stopping("break:__x64_sys_mkdir", "", Stops::Entry) };
     let seen = serves(guest, &request, |service, event| {

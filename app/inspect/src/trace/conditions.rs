@@ -1,5 +1,5 @@
-//! What of a filter a tap compares by itself, so that an event that is not meant makes no record. The finished event is compared with
-//! all of the filter: here no more is dropped than cannot be meant.
+//! The part of a filter that a tap compares by itself, so that an event which the filter excludes makes no record. The finished
+//! event is compared with the whole filter later: a tap drops only what the filter excludes for certain.
 
 use ring3_trace::filter::{Filter, Need};
 use x86::tap::{NumberKind, Step};

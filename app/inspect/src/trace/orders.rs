@@ -178,7 +178,7 @@ impl Orders {
         })
     }
 
-    /// A place at which vCPUs stand is another one from now on.
+    /// Moves a breakpoint: vCPUs stop at the place `to` from now on, and not at `from`.
     fn move_break(&self, from: &str, to: &str) -> Done {
         let place =
             |name: &str| plan::break_at(&self.kernel, name).map_err(|unknown| unknown.to_string());

@@ -129,7 +129,7 @@ pub struct Guest {
     /// What `ring3 ps` and the others call it; the number of its process if none is given
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// It stands until a `ring3 trace` or `ring3 profile` that has started it looks at it
+    /// The machine stands still until the `ring3 trace` or `ring3 profile` that started it looks at it
     #[arg(long, hide = true)]
     pub watched: bool,
     /// How long the command may go on after SIGTERM; then its machine is ended, and the exit status is 143

@@ -142,7 +142,7 @@ impl<'a> Revalidation<'a> {
             if self.changed(start, seen, &mut walker, &mut changes).is_none() {
                 for (hva, page) in self.mappings.user().range(start..from) {
                     let standing = self.standing(&mut walker, *hva, *page, false);
-                    self.decide(&mut walker, (*hva, *page), standing, &mut changes);
+                    self.decide(&mut walker, (*hva, *page), standing, false, &mut changes);
                 }
             }
         }
@@ -166,7 +166,7 @@ impl<'a> Revalidation<'a> {
             let Some(page) = self.mappings.user().get(&hva) else { continue };
             let found = walker.through(upper, entry, hva);
             let standing = compared(self.ram, found, hva, *page, self.mappings.parts(), false);
-            self.decide(walker, (hva, *page), standing, changes);
+            self.decide(walker, (hva, *page), standing, false, changes);
         }
         Some(())
     }
@@ -177,12 +177,13 @@ impl<'a> Revalidation<'a> {
         walker: &mut Walker<'_>,
         (hva, page): (u64, (u64, u64)),
         standing: Standing,
+        newborn: bool,
         changes: &mut Changes,
     ) {
         match standing {
             Standing::Good => {}
             Standing::ReadOnly => changes.read_only.push(hva),
-            Standing::Gone => self.replace(walker, hva, page, false, changes),
+            Standing::Gone => self.replace(walker, hva, page, newborn, changes),
         }
     }
 
@@ -195,9 +196,9 @@ impl<'a> Revalidation<'a> {
                 Standing::Good | Standing::ReadOnly if !self.is_used(*hva) => {
                     changes.gone.push(*hva);
                 }
-                Standing::Good => {}
-                Standing::ReadOnly => changes.read_only.push(*hva),
-                Standing::Gone => self.replace(&mut walker, *hva, *page, true, &mut changes),
+                standing => {
+                    self.decide(&mut walker, (*hva, *page), standing, true, &mut changes);
+                }
             }
         }
         changes

@@ -19,7 +19,7 @@ const ENTRY: usize = 8;
 /// Copies that a space may have at most: 4 MiB.
 const MOST: usize = 1024;
 /// In entries of other tables (`budget`), what a copy takes.
-pub(super) const WEIGHT: usize = ENTRIES * ENTRY / 40;
+const WEIGHT: usize = ENTRIES * ENTRY / 40;
 
 /// The copies, by the number of the 2 MiB (HVA) that their tables are for.
 #[derive(Default)]
@@ -80,7 +80,7 @@ impl SeenTables {
         self.tables.contains_key(&(hva >> LARGE_BITS))
     }
 
-    /// There may be one copy more.
+    /// Whether one copy more may be kept.
     pub(super) fn has_room(&self) -> bool {
         self.tables.len() < MOST
     }

@@ -33,7 +33,7 @@ pub(super) fn still_good(
     compared(walker.ram, found, hva, (offset, protection), parts, global)
 }
 
-/// Compares a page's mapping with a translation.
+/// Compares a page's mapping with the translation that the page has now, as [`still_good`] does.
 pub(super) fn compared(
     ram: &Ram,
     found: Option<Translation>,
@@ -102,8 +102,8 @@ impl<'a> Walker<'a> {
         upper
     }
 
-    /// The translation of a GVA by an entry that has been read from the table that `upper` leads to, if the guest has used
-    /// it already.
+    /// The translation of a GVA, if the guest has used that page already. `entry` is the page's entry, read from the table that
+    /// `upper` leads to.
     pub(super) fn through(&self, upper: Descent, entry: u64, gva: u64) -> Option<Translation> {
         let page = (entry & self.wanted == self.wanted).then(|| upper.through(self.roots, entry));
         Some(page?.ok()?.translation(self.roots, gva))
