@@ -13,7 +13,7 @@
 use crate::constant;
 
 /// Kinds of events, which are words of their own.
-const KINDS: [&str; 16] = [
+const KINDS: [&str; 17] = [
     "syscall",
     "exec",
     "exit",
@@ -30,6 +30,7 @@ const KINDS: [&str; 16] = [
     "watch",
     "break",
     "return",
+    "virtio",
 ];
 
 /// The value of a field that an expression names.

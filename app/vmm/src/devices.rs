@@ -6,7 +6,7 @@ use bus::{Bus, InterruptLine, MsiSink};
 use chipset::Platform;
 use pci::{MmioWindow, PciHost};
 use ram::Ram;
-use virtio::{Doorbell, Execution, Rng, VirtioDevice, VirtioError, VirtioPci};
+use virtio::{Doorbell, Execution, RequestLog, Rng, VirtioDevice, VirtioError, VirtioPci};
 use x86::paging::PHYS_BITS;
 
 use crate::{Attachment, Error, MessageFilter, machine::assembly, panic::PanicDevice};
@@ -16,6 +16,24 @@ const PCI_GSI: u32 = 16;
 
 /// What a device has done when the machine has come to rest.
 pub(crate) type Release = Box<dyn FnOnce() + Send>;
+
+/// A virtio device of the machine, for whoever watches its requests.
+#[derive(Clone, Debug)]
+pub struct LoggedDevice {
+    /// Its number on PCI's bus.
+    pub slot: u8,
+    /// Device ID (virtio 1.2 chapter 5).
+    pub device_type: u16,
+    /// Where its requests are noted while somebody reads there.
+    pub log: Arc<RequestLog>,
+}
+
+/// The devices that have been added.
+#[derive(Default)]
+pub(crate) struct AddedDevices {
+    pub logged: Vec<LoggedDevice>,
+    pub releases: Vec<Release>,
+}
 
 /// The host's side of the devices.
 pub(crate) struct DeviceBackends {
@@ -57,40 +75,41 @@ pub(crate) fn pci_host(
 }
 
 /// Adds the devices: one of random numbers, one that is told of panics, and those whose other side the caller has made.
-/// Returns how these are released.
 pub(crate) fn add_devices(
     pci: &PciHost,
     ram: &Ram,
     host: DeviceBackends,
-) -> Result<Vec<Release>, Error> {
-    add_device(pci, ram, Box::new(Rng::new(host.entropy)), Execution::Inline)?;
+) -> Result<AddedDevices, Error> {
+    let mut added = AddedDevices::default();
+    added.add(pci, ram, Box::new(Rng::new(host.entropy)), Execution::Inline)?;
     if let Some(tell) = host.on_panic {
         pci.add(pci.reserve()?, PanicDevice::new(tell)?)?;
     }
-    host.attachments.into_iter().map(|device| attach(pci, ram, device)).collect()
+    for Attachment { device, execution, connect, release } in host.attachments {
+        connect(added.add(pci, ram, device, execution)?);
+        added.releases.push(release);
+    }
+    Ok(added)
 }
 
-/// Adds a device and has it connected; returns how it is released.
-fn attach(pci: &PciHost, ram: &Ram, attachment: Attachment) -> Result<Release, Error> {
-    let doorbell = add_device(pci, ram, attachment.device, attachment.execution)?;
-    (attachment.connect)(doorbell);
-    Ok(attachment.release)
-}
-
-fn add_device(
-    pci: &PciHost,
-    ram: &Ram,
-    device: Box<dyn VirtioDevice>,
-    execution: Execution,
-) -> Result<Doorbell, Error> {
-    let slot = pci.reserve()?;
-    let (msi, line) = (slot.msi(), slot.line());
-    let function = VirtioPci::new(device, ram.clone(), msi, line, execution);
-    let function = function.map_err(|error| match error {
-        VirtioError::Worker(error) => Error::Thread(error),
-        error => assembly(error),
-    })?;
-    let doorbell = function.doorbell();
-    pci.add(slot, function)?;
-    Ok(doorbell)
+impl AddedDevices {
+    fn add(
+        &mut self,
+        pci: &PciHost,
+        ram: &Ram,
+        device: Box<dyn VirtioDevice>,
+        execution: Execution,
+    ) -> Result<Doorbell, Error> {
+        let (slot, device_type) = (pci.reserve()?, device.device_type());
+        let (msi, line) = (slot.msi(), slot.line());
+        let function = VirtioPci::new(device, ram.clone(), msi, line, execution);
+        let function = function.map_err(|error| match error {
+            VirtioError::Worker(error) => Error::Thread(error),
+            error => assembly(error),
+        })?;
+        let (doorbell, log) = (function.doorbell(), Arc::clone(function.request_log()));
+        self.logged.push(LoggedDevice { slot: slot.number(), device_type, log });
+        pci.add(slot, function)?;
+        Ok(doorbell)
+    }
 }

@@ -8,11 +8,14 @@ use std::sync::{
 use engine::{Control, LocalApic, RunCommand, VcpuAccess, VcpuRequests};
 use ram::Ram;
 
+use crate::LoggedDevice;
+
 /// Access to a running machine, for debuggers and tracers. An inspector does not keep the machine running.
 #[derive(Clone)]
 pub struct Inspector {
     ram: Ram,
     vcpus: Vec<VcpuHandle>,
+    devices: Arc<[LoggedDevice]>,
     control: Control,
 }
 
@@ -24,8 +27,13 @@ pub(crate) struct VcpuHandle {
 }
 
 impl Inspector {
-    pub(crate) fn new(ram: Ram, vcpus: Vec<VcpuHandle>, control: Control) -> Self {
-        Self { ram, vcpus, control }
+    pub(crate) fn new(
+        ram: Ram,
+        vcpus: Vec<VcpuHandle>,
+        devices: Arc<[LoggedDevice]>,
+        control: Control,
+    ) -> Self {
+        Self { ram, vcpus, devices, control }
     }
 
     /// Guest RAM.
@@ -36,6 +44,11 @@ impl Inspector {
     /// Number of vCPUs.
     pub fn vcpus(&self) -> usize {
         self.vcpus.len()
+    }
+
+    /// The virtio devices.
+    pub fn devices(&self) -> &[LoggedDevice] {
+        &self.devices
     }
 
     /// Switches the machine off at the mains.

@@ -29,6 +29,7 @@ pub use bus::MsiSink;
 
 pub use boot::BootProtocol;
 pub use console::ConsoleInput;
+pub use devices::LoggedDevice;
 pub use engine::{
     Failure, ProbeHandler, Probes, Reached, Report, Statistics, VcpuAccess, Verdict, Watch, Whose,
 };
@@ -38,7 +39,7 @@ pub use fast::{LockStep, Options as FastOptions, Scattered, wedges};
 pub use inspector::Inspector;
 pub use machine::Machine;
 pub use running::{RunningMachine, check_fast_engine};
-pub use virtio::{Doorbell, Execution, VirtioDevice};
+pub use virtio::{Doorbell, Execution, LogReader, RequestNote, VirtioDevice};
 pub use x86::{cpuid::CpuidResult, paravirt as kvm_features};
 
 #[cfg(test)]

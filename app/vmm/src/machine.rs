@@ -13,7 +13,7 @@ use crate::{
     RunningMachine,
     apic::Apic,
     console::ConsoleOutlet,
-    devices::{DeviceBackends, Release, add_devices, pci_host},
+    devices::{AddedDevices, DeviceBackends, LoggedDevice, Release, add_devices, pci_host},
     events::Events,
     inspector,
     paravirt::{Others, Paravirt},
@@ -38,6 +38,7 @@ pub struct Machine {
     pub(crate) control: Control,
     pub(crate) outlet: ConsoleOutlet,
     pub(crate) releases: Vec<Release>,
+    devices: Arc<[LoggedDevice]>,
     ram: Ram,
     uart: Shared<Uart>,
 }
@@ -98,7 +99,7 @@ impl Machine {
         let entropy = Arc::clone(&host.entropy);
         let backends =
             DeviceBackends { entropy, on_panic: host.on_panic, attachments: host.attachments };
-        let releases = add_devices(&pci, &ram, backends)?;
+        let AddedDevices { logged, releases } = add_devices(&pci, &ram, backends)?;
         let make = VcpuMaker::new(description, boots, &ram, &requests, kvm_clock, &events);
         let vcpus = make.all(std::mem::take(&mut platform.cpus));
         let cpuid = cpuid_settings(description, host.clock.tsc_hz(), make.paravirt);
@@ -121,6 +122,7 @@ impl Machine {
             control,
             outlet,
             releases,
+            devices: logged.into(),
             ram,
             uart,
         })
@@ -148,7 +150,8 @@ impl Machine {
             apic: Arc::clone(&vcpu.apic),
         };
         let handles = self.vcpus.iter().map(handle).collect();
-        Inspector::new(self.ram.clone(), handles, self.control.clone())
+        let devices = Arc::clone(&self.devices);
+        Inspector::new(self.ram.clone(), handles, devices, self.control.clone())
     }
 
     /// Runs the machine. `on_end` is called once, on a vCPU's thread, when it has ended.

@@ -12,6 +12,8 @@ pub trait Processors: Sync {
     fn pin(&self, process: i32, processor: usize);
     /// Has a process run where this thread may. Best effort.
     fn share(&self, process: i32);
+    /// Nanoseconds that this host has run, of a clock that nobody sets: the same in all of its processes.
+    fn uptime_ns(&self) -> u64;
     /// What keeps this thread waiting. To be asked while the host's files are open.
     fn delays(&self) -> Box<dyn Delays>;
     /// What is possible here. Found out once, while the host's files are open.

@@ -5,7 +5,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Condvar, Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -21,6 +21,8 @@ pub struct Fake;
 
 /// Whoever waits for a word looks again when anybody is woken.
 static WAITING: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+
+static UPTIME: AtomicU64 = AtomicU64::new(0);
 
 static FACTS: Facts = Facts {
     keys: false,
@@ -85,6 +87,10 @@ impl Processors for Fake {
     }
     fn pin(&self, _: i32, _: usize) {}
     fn share(&self, _: i32) {}
+    /// As many as have been asked for.
+    fn uptime_ns(&self) -> u64 {
+        UPTIME.fetch_add(1, Ordering::Relaxed)
+    }
     fn delays(&self) -> Box<dyn Delays> {
         Box::new(NoDelays)
     }

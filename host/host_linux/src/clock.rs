@@ -65,9 +65,14 @@ impl Default for LinuxClock {
     }
 }
 
+/// Nanoseconds that the host has run.
+pub(crate) fn uptime_ns() -> u64 {
+    nanoseconds(clock_gettime(ClockId::MonotonicRaw))
+}
+
 impl host::Clock for LinuxClock {
     fn monotonic_ns(&self) -> u64 {
-        nanoseconds(clock_gettime(ClockId::MonotonicRaw))
+        uptime_ns()
     }
     fn wall_clock_ns(&self) -> u64 {
         nanoseconds(clock_gettime(ClockId::Realtime))

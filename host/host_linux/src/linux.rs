@@ -4,7 +4,7 @@ use std::{io, os::fd::OwnedFd, sync::atomic::AtomicU32, time::Duration};
 
 use host::{Body, Child, Delays, Entropy, Facts, Memory, MemoryObject, Processes, Processors};
 
-use crate::{LinuxEntropy, affinity, body, cpuid_faults, delays, facts, memory, narrow};
+use crate::{LinuxEntropy, affinity, body, clock, cpuid_faults, delays, facts, memory, narrow};
 
 /// Linux, as a program's host: `host::choose!(host_linux::Linux)`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,6 +52,9 @@ impl Processors for Linux {
     }
     fn share(&self, process: i32) {
         affinity::share(process);
+    }
+    fn uptime_ns(&self) -> u64 {
+        clock::uptime_ns()
     }
     fn delays(&self) -> Box<dyn Delays> {
         Box::new(delays::LinuxDelays::of_this_thread())

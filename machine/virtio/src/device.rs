@@ -1,6 +1,8 @@
 //! What a device body is: the contract between bodies and whatever transport carries them.
 
-use crate::{Queue, RingError};
+use std::sync::Arc;
+
+use crate::{Queue, RequestLog, RingError};
 
 /// The body of a virtio device.
 ///
@@ -36,6 +38,8 @@ pub trait VirtioDevice: Send {
     fn take_due(&mut self) -> Option<usize> {
         None
     }
+    /// Where its requests are noted, before any of its queues is processed. For bodies that have them served elsewhere.
+    fn log_to(&mut self, _log: &Arc<RequestLog>) {}
     /// Queue `index` may not be touched any more until it is to be processed again. For bodies that have it served
     /// elsewhere.
     fn stop(&mut self, _index: usize) {}

@@ -4,7 +4,7 @@
 //! [`Queue::pop`] found the ring empty, and the ring is looked at once more after asking, so no
 //! request is left behind (virtio 1.2 sections 2.7.7 and 2.7.10).
 
-use crate::{Chain, chain::MAX_CHAIN};
+use crate::{Chain, chain::MAX_CHAIN, request_log::RequestLog};
 use ram::{DmaMemory, Ram};
 use std::sync::{
     Arc,
@@ -92,6 +92,8 @@ pub struct Queue {
     told: u16,
     /// The driver is neither asked to notify nor told.
     is_quiet: bool,
+    /// Where its requests are noted, and its number there.
+    log: Option<(Arc<RequestLog>, u16)>,
 }
 
 /// Requests that a quiet queue's driver is not told of at the most: of 64, it must get some back.
@@ -136,8 +138,23 @@ impl Queue {
         if !ring.is_valid(&memory) {
             return Err(bad_address());
         }
-        let (ram, used_something, told, is_quiet) = (None, false, 0, false);
-        Ok(Self { ring, shape, memory, ram, interrupt, event_idx, used_something, told, is_quiet })
+        Ok(Self {
+            ring,
+            shape,
+            memory,
+            ram: None,
+            interrupt,
+            event_idx,
+            used_something: false,
+            told: 0,
+            is_quiet: false,
+            log: None,
+        })
+    }
+
+    /// Has its requests noted as those of a queue of this number.
+    pub fn log_to(&mut self, log: Arc<RequestLog>, number: u16) {
+        self.log = Some((log, number));
     }
 
     /// Where the driver put it.
@@ -218,7 +235,11 @@ impl Queue {
     fn take(&mut self) -> Result<Option<Chain>, RingError> {
         let memory = &self.memory;
         let mut heads = self.ring.iter(memory).map_err(|_| RingError::IndexJump)?;
-        heads.next().map(|chain| Chain::collect(memory, chain)).transpose()
+        let chain = heads.next().map(|chain| Chain::collect(memory, chain)).transpose()?;
+        if let (Some(chain), Some((log, number))) = (&chain, &self.log) {
+            log.note_begin(*number, chain, memory);
+        }
+        Ok(chain)
     }
 
     /// Undoes the last [`Queue::pop`]: the request will be taken again. Requests taken together are
@@ -233,6 +254,7 @@ impl Queue {
     /// # Errors
     /// The used ring is not accessible.
     pub fn complete(&mut self, chain: Chain, written: u32) -> Result<(), RingError> {
+        self.note_end(&chain, written);
         let result = self.ring.add_used(&self.memory, chain.head, written);
         self.used_something = true;
         result.map_err(|_| RingError::Memory)
@@ -247,11 +269,18 @@ impl Queue {
         let Some((last, written)) = requests.pop() else { return Ok(()) };
         let mut next = self.ring.next_used();
         for (chain, written) in requests {
+            self.note_end(&chain, written);
             self.write_used(next, chain.head, written)?;
             next = next.wrapping_add(1);
         }
         self.ring.set_next_used(next);
         self.complete(last, written)
+    }
+
+    fn note_end(&self, chain: &Chain, written: u32) {
+        if let Some((log, number)) = &self.log {
+            log.note_end(*number, chain, written, &self.memory);
+        }
     }
 
     /// Writes an element of the used ring, which the driver looks at once the index has passed it.

@@ -6,7 +6,7 @@
 
 use crate::interrupts::DeviceInterrupts;
 use crate::queue::Shape;
-use crate::{Queue, RingError, VirtioDevice};
+use crate::{Queue, RequestLog, RingError, VirtioDevice};
 use ram::Ram;
 use std::sync::Arc;
 use virtio_bindings::virtio_config as config;
@@ -51,6 +51,7 @@ impl QueueSlot {
 pub(crate) struct Running {
     pub(crate) device: Box<dyn VirtioDevice>,
     pub(crate) queues: Vec<QueueSlot>,
+    log: Arc<RequestLog>,
     generation: u8,
     memory: Ram,
     interrupts: Arc<DeviceInterrupts>,
@@ -62,14 +63,17 @@ pub(crate) struct Running {
 impl Running {
     /// A device in reset.
     pub(crate) fn new(
-        device: Box<dyn VirtioDevice>,
+        mut device: Box<dyn VirtioDevice>,
         memory: Ram,
         interrupts: Arc<DeviceInterrupts>,
+        log: Arc<RequestLog>,
     ) -> Self {
+        device.log_to(&log);
         let queues = device.queue_sizes().iter().map(|&size| QueueSlot::new(size)).collect();
         Self {
             device,
             queues,
+            log,
             generation: 0,
             memory,
             interrupts,
@@ -135,7 +139,9 @@ impl Running {
         }
         let (memory, interrupts) = (self.memory.clone(), self.interrupts.clone());
         let interrupt = Arc::new(move || interrupts.queue(index));
-        slot.queue = Some(Queue::new(slot.shape, slot.max_size, event_idx, memory, interrupt)?);
+        let mut queue = Queue::new(slot.shape, slot.max_size, event_idx, memory, interrupt)?;
+        queue.log_to(Arc::clone(&self.log), index as u16);
+        slot.queue = Some(queue);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use crate::interrupts::DeviceInterrupts;
 use crate::layout::{self, AccessWindow, Structure};
 use crate::runner::{Doorbell, Execution, Runner, SharedDevice};
 use crate::running::Running;
-use crate::{VirtioDevice, chain::MAX_CHAIN, lock};
+use crate::{RequestLog, VirtioDevice, chain::MAX_CHAIN, lock};
 use bus::{InterruptLine, MsiSink};
 use pci::{Bar, ConfigSpace, Endpoint, Function, Identity, PciError};
 use ram::Ram;
@@ -31,6 +31,9 @@ pub enum VirtioError {
     /// The host refused a worker thread.
     #[error("cannot start a device worker: {0}")]
     Worker(#[source] std::io::Error),
+    /// The host refused memory for the log of its requests.
+    #[error("no memory for a log of requests: {0}")]
+    Log(#[source] std::io::Error),
 }
 
 /// A virtio device on PCI.
@@ -40,6 +43,7 @@ pub struct VirtioPci {
     select: Selectors,
     shared: Arc<SharedDevice>,
     runner: Runner,
+    log: Arc<RequestLog>,
 }
 
 impl VirtioPci {
@@ -64,11 +68,18 @@ impl VirtioPci {
         let access = endpoint.config_mut().add_capability(&layout::access_capability())?;
         let (msix, intx) = (endpoint.msix().clone(), endpoint.intx().clone());
         let interrupts = Arc::new(DeviceInterrupts::new(msix, intx, queues));
-        let running = Mutex::new(Running::new(device, ram, interrupts.clone()));
+        let log = Arc::new(RequestLog::new().map_err(VirtioError::Log)?);
+        let running = Running::new(device, ram, interrupts.clone(), Arc::clone(&log));
+        let running = Mutex::new(running);
         let shared = Arc::new(SharedDevice { running, interrupts });
         let runner = Runner::new(shared.clone(), execution).map_err(VirtioError::Worker)?;
         let access = AccessWindow(access);
-        Ok(Self { endpoint, access, select: Selectors::default(), shared, runner })
+        Ok(Self { endpoint, access, select: Selectors::default(), shared, runner, log })
+    }
+
+    /// Where its requests are noted while somebody reads there.
+    pub fn request_log(&self) -> &Arc<RequestLog> {
+        &self.log
     }
 
     /// The device's doorbell, for host-side events.

@@ -33,9 +33,9 @@ use vhost::vhost_user::{
     BackendReqHandler, Error as Refusal, Result as Answer, VhostUserBackendReqHandlerMut,
     message::VhostUserMemoryRegion,
 };
-use virtio::{Interrupt, Queue, RingError, Shape, VirtioDevice};
+use virtio::{Interrupt, Queue, RequestLog, RingError, Shape, VirtioDevice};
 
-use crate::{MARKS, NOTES, WORDS, early::Enabling, words::Words};
+use crate::{LOG, MARKS, NOTES, WORDS, early::Enabling, words::Words};
 
 mod messages;
 
@@ -244,6 +244,8 @@ struct DeviceServer {
     quiet_until: Option<Instant>,
     /// What the monitor and we tell each other without events.
     words: Option<Arc<Words>>,
+    /// Where requests are noted, if the monitor has such a place.
+    log: Option<Arc<RequestLog>>,
     /// Something was asked a moment ago: we look at the queues by ourselves, if we may.
     is_busy: bool,
 }
@@ -252,8 +254,8 @@ impl DeviceServer {
     fn new(device: Box<dyn VirtioDevice>, bell: Option<Bell>) -> Self {
         let rings = device.queue_sizes().iter().map(|_| ServedRing::default()).collect();
         let (memory, regions, quiet_until) = (None, Vec::new(), None);
-        let (features, words, is_busy) = (0, None, false);
-        Self { device, bell, memory, regions, features, rings, quiet_until, words, is_busy }
+        let (features, words, log, is_busy) = (0, None, None, false);
+        Self { device, bell, memory, regions, features, rings, quiet_until, words, log, is_busy }
     }
 
     fn ring(&mut self, index: impl TryInto<usize>) -> Answer<&mut ServedRing> {
@@ -266,6 +268,7 @@ impl DeviceServer {
         let event_idx = self.features & EVENT_IDX != 0;
         let max = self.device.queue_sizes().get(index).copied().ok_or(Refusal::InvalidParam)?;
         let (memory, words) = (self.memory.clone(), self.words.clone());
+        let log = self.log.clone();
         let ring = self.ring(index)?;
         let (Some(memory), Some(_)) = (memory, &ring.kick) else { return Ok(()) };
         if ring.queue.is_some() || !ring.enabled {
@@ -280,6 +283,7 @@ impl DeviceServer {
         match memory.queue(ring.shape, max, event_idx, interrupt) {
             Ok(mut queue) => {
                 queue.go_on_from(ring.base);
+                log.into_iter().for_each(|log| queue.log_to(log, index as u16));
                 ring.queue = Some(queue);
                 self.run(index);
             }

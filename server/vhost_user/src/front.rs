@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::process::Pid;
-use virtio::{Doorbell, Interrupt, Queue, RingError, VirtioDevice};
+use virtio::{Doorbell, Interrupt, Queue, RequestLog, RingError, VirtioDevice};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use crate::{
@@ -198,6 +198,10 @@ impl VirtioDevice for Remote {
         if let Ok(config) = link.config() {
             self.config = config;
         }
+    }
+
+    fn log_to(&mut self, log: &Arc<RequestLog>) {
+        self.shared.link().log = Some(Arc::clone(log));
     }
 
     fn is_patient(&self, index: usize) -> bool {

@@ -8,9 +8,10 @@
 //! | [`Remote`] stands for the body: configuration, features; the first doorbell of a queue has it served there, further ones are an eventfd | [`serve`] has the body serve the queues |
 //! | a thread passes interrupts on, and starts the server anew when it ends | [`jail`] and [`sandbox`] take from the process what the body does not need, as the module `policy` has it |
 //!
-//! The protocol is vhost-user's. Three memory regions are ours ([`MARKS`], [`NOTES`], [`WORDS`]): where the engine marks pages that code was
-//! made of, which the server may look at; where the server notes such pages when it writes them (see the crate `ram`); and words by which a vCPU
-//! and the server tell each other of requests and answers without events (see the module `words`).
+//! The protocol is vhost-user's. Four memory regions are ours ([`MARKS`], [`NOTES`], [`WORDS`], [`LOG`]): where the engine marks pages that code was
+//! made of, which the server may look at; where the server notes such pages when it writes them (see the crate `ram`); words by which a vCPU
+//! and the server tell each other of requests and answers without events (see the module `words`); and where the server notes requests
+//! for whoever traces them ([`virtio::RequestLog`]).
 //!
 //! # A server that ends
 //!
@@ -62,6 +63,9 @@ pub const NOTES: u64 = 1 << 62 | 1 << 61;
 
 /// Where it has the words by which both tell each other of requests and answers.
 pub const WORDS: u64 = 1 << 62 | 1 << 60;
+
+/// Where it has the log of requests.
+pub const LOG: u64 = 1 << 62 | 1 << 59;
 
 /// The longest first line of a server, in bytes.
 const MAX_LINE: u64 = 16 << 10;

@@ -27,11 +27,11 @@ use vhost::{
         message::VhostUserConfigFlags,
     },
 };
-use virtio::{Interrupt, Shape};
+use virtio::{Interrupt, REQUEST_LOG_LEN, RequestLog, Shape};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::{
-    Identity, MARKS, NOTES, Started, VhostUserError, WORDS,
+    Identity, LOG, MARKS, NOTES, Started, VhostUserError, WORDS,
     patience::within,
     words::{self, Words},
 };
@@ -132,6 +132,8 @@ pub(crate) struct Link {
     memory: Option<Ram>,
     /// What servers and we tell each other without events.
     pub(crate) words: Arc<Words>,
+    /// Where servers note requests.
+    pub(crate) log: Option<Arc<RequestLog>>,
     pub(crate) rings: Vec<RemoteRing>,
     ends: Vec<Instant>,
     /// It has told of a queue that the driver broke.
@@ -158,6 +160,7 @@ impl Link {
             written: BTreeMap::new(),
             memory: None,
             words: Arc::new(Words::new()?),
+            log: None,
             rings,
             ends: Vec::new(),
             broken: false,
@@ -282,6 +285,9 @@ impl Link {
         regions.push(region(MARKS, pages, 0, marks));
         regions.push(region(NOTES, pages, 0, notes));
         regions.push(region(WORDS, words::LEN, 0, self.words.fd()));
+        if let Some(log) = self.log.as_ref().and_then(|log| log.descriptor()) {
+            regions.push(region(LOG, REQUEST_LOG_LEN, 0, log));
+        }
         self.ask(|server| server.set_mem_table(&regions).map(drop))
     }
 

@@ -24,7 +24,7 @@ use rustix::{
 use vhost_user::{
     Bell, Identity, Nearness, Process, Remote, Reserve, Spawn, Started, VhostUserError, serve,
 };
-use virtio::{Queue, RingError, VirtioDevice};
+use virtio::{LogReader, Queue, RingError, VirtioDevice};
 
 const BUFFER: u64 = 0x20_0000;
 const ANSWER: u64 = 0x20_1000;
@@ -296,12 +296,16 @@ fn a_server_that_ends_in_the_middle_of_a_request_is_replaced_and_the_request_is_
     bench.machine.mmio_write(structure, &[1]);
     bench.is_served(0, b"before");
     bench.is_served(1, b"other");
+    let (log, mut noted) = (LogReader::new(bench.machine.log.clone()), [0; 2]);
     for round in 1..=3 {
         bench.host.doomed.store(1, Ordering::SeqCst);
         bench.is_served(0, b"during");
         assert_eq!(bench.host.started.load(Ordering::SeqCst), 1 + round);
         bench.is_served(1, b"after");
     }
+    assert_eq!(log.read(|note| noted[usize::from(note.is_end)] += 1), 0);
+    // Three servers have ended with a request that the next one has taken again.
+    assert_eq!(noted, [9, 6], "requests that were taken, and given back");
     assert_eq!(bench.host.served.load(Ordering::SeqCst), 8, "each once");
     assert_eq!(bench.machine.device_config::<4>(0), [1, 7, 7, 7], "what the driver wrote stays");
     assert_eq!(bench.machine.status() & NEEDS_RESET, 0);

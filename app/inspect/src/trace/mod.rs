@@ -9,6 +9,7 @@
 //!   with what these point to (`structures`); `narrow`: what those of 32-bit programs are called.
 //! - `tap_programs`: what a tap records at a point; `conditions`: what of a filter it compares.
 //! - `reorder`: records of several vCPUs in the order of time.
+//! - `requests`: those of virtio devices; `request_names`: what they are called.
 //! - `vcpu_events`: what vCPUs do besides executing instructions.
 //! - `tracer`: what is done at a point; `state`: what a trace selects, and what its vCPUs share.
 //! - `fields`: the values that a filter compares; `orders`: what a service does with a stopped vCPU.
@@ -25,6 +26,8 @@ mod pending;
 mod plan;
 mod probe_hit;
 mod reorder;
+mod request_names;
+mod requests;
 mod state;
 mod structures;
 mod tap_programs;
@@ -54,6 +57,7 @@ use crate::{
 use channel::{TraceChannel, TraceItem};
 use plan::TracePlan;
 use reorder::ReorderBuffer;
+use requests::RequestTracer;
 use state::{EventSelection, Shared};
 use tracer::{Tracer, VcpuTracer};
 
@@ -74,7 +78,7 @@ pub enum TraceError {
     Kernel(#[from] KernelError),
     /// There is no such event.
     #[error(
-        "there is no event `{0}`: syscall[:NAME], exec, exit, fork, switch, signal, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL, watch:SYMBOL[+OFFSET][:BYTES], port, mmio, msr, vector, engine"
+        "there is no event `{0}`: syscall[:NAME], exec, exit, fork, switch, signal, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL, watch:SYMBOL[+OFFSET][:BYTES], port, mmio, msr, vector, engine, virtio"
     )]
     Event(String),
     /// There is no such system call in this kernel.
@@ -128,6 +132,7 @@ struct Trace {
     /// The time-stamp counter when the trace began; zero if the vCPU had ended.
     began: u64,
     reorder: ReorderBuffer,
+    requests: Option<RequestTracer>,
 }
 
 fn start(
@@ -141,6 +146,7 @@ fn start(
     let kernel = Arc::new(kernel);
     let mut plan = TracePlan::new(&kernel, inspector.ram(), &request.events)?;
     let doing = plan.vcpu_events().iter().next().copied();
+    let doing = doing.or(plan.has_requests().then_some("virtio"));
     if let Some(doing) = doing.filter(|_| request.pid.is_some() || request.comm.is_some()) {
         return Err(TraceError::NoProcess(doing));
     }
@@ -154,6 +160,8 @@ fn start(
     if request.stops != Stops::Never {
         *lock(&shared.breaks) = plan.take_breaks();
     }
+    let requests =
+        plan.has_requests().then(|| RequestTracer::new(inspector.devices(), filter.clone()));
     let selection = EventSelection {
         filter,
         comm: request.comm.clone(),
@@ -184,8 +192,18 @@ fn start(
     let tracers = (0..inspector.vcpus()).map(|vcpu| Arc::clone(&tracer).for_vcpu(vcpu)).collect();
     let (inspector, began, reorder) =
         (inspector.clone(), tsc.unwrap_or_default(), ReorderBuffer::default());
-    let trace =
-        Trace { inspector, handlers, items, lost, channel, probes, tracers, began, reorder };
+    let trace = Trace {
+        inspector,
+        handlers,
+        items,
+        lost,
+        channel,
+        probes,
+        tracers,
+        began,
+        reorder,
+        requests,
+    };
     Ok((trace, orders))
 }
 
@@ -203,6 +221,7 @@ impl Trace {
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     self.report_recorded(output, true)?;
+                    self.report_requests(output)?;
                     self.report_lost(output)?;
                     return lock(output).flush();
                 }
@@ -211,6 +230,7 @@ impl Trace {
                 continue;
             }
             last = Instant::now();
+            self.report_requests(output)?;
             self.report_lost(output)?;
             lock(output).flush()?;
             if gone() {
@@ -226,6 +246,7 @@ impl Trace {
             self.take(item, output)?;
         }
         self.report_recorded(output, true)?;
+        self.report_requests(output)?;
         self.report_lost(output)?;
         lock(output).flush()
     }
@@ -254,6 +275,14 @@ impl Trace {
                 self.report_recorded(output, false)
             }
         }
+    }
+
+    /// Reports the requests that devices have given back.
+    fn report_requests(&mut self, output: &Mutex<impl Write>) -> io::Result<()> {
+        let Some(requests) = &mut self.requests else { return Ok(()) };
+        let (events, lost) = requests.take();
+        self.lost.fetch_add(lost, Ordering::Relaxed);
+        events.into_iter().try_for_each(|event| tell(&mut *lock(output), event))
     }
 
     /// Reports what was recorded, in the order of time.

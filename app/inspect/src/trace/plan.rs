@@ -8,7 +8,7 @@ use std::{
 use ram::Ram;
 use vmm::{Probes, Watch};
 
-use super::{TraceError, breakpoints, calls::Call, fields, function_exits};
+use super::{TraceError, breakpoints, calls::Call, fields, function_exits, requests};
 use crate::linux::{LinuxKernel, Parameter};
 
 /// What an event's point in the kernel's code means.
@@ -61,6 +61,8 @@ pub struct TracePlan {
     watches: Vec<Watch>,
     /// Kinds of events of vCPUs that are traced.
     vcpu_events: HashSet<&'static str>,
+    /// Requests of virtio devices are traced.
+    has_requests: bool,
 }
 
 /// Kinds of events other than executed instructions.
@@ -124,6 +126,11 @@ impl TracePlan {
         &self.vcpu_events
     }
 
+    /// Requests of virtio devices are traced.
+    pub fn has_requests(&self) -> bool {
+        self.has_requests
+    }
+
     /// All points, and all ends.
     pub fn addresses(&self) -> impl Iterator<Item = u64> {
         self.points.keys().chain(self.exits.keys()).copied()
@@ -161,6 +168,7 @@ impl TracePlan {
         });
         let named = |parameter: &Parameter| parameter.name == name;
         fields::is_common(name)
+            || self.has_requests && requests::has_field(name)
             || functions.into_iter().flatten().any(named)
             || calls.into_iter().any(|call| call.parameter(name).is_some())
     }
@@ -221,6 +229,7 @@ impl TracePlan {
                 let gva = address_of(kernel, event, place)?;
                 self.watches.push(Watch { gva, len, read: false, write: true });
             }
+            None if event == "virtio" => self.has_requests = true,
             None if VCPU_EVENTS.contains(&event) => {
                 self.vcpu_events.extend(VCPU_EVENTS.iter().find(|kind| **kind == event));
             }

@@ -51,7 +51,7 @@ pub struct TraceArguments {
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     pub machine: Option<String>,
     /// What: syscall[:NAME], exec, exit, fork, switch, signal, irq, exception, break:SYMBOL[+OFFSET], return:SYMBOL,
-    /// watch:SYMBOL[+OFFSET][:BYTES], port, mmio, msr, vector, engine; repeated, or with commas
+    /// watch:SYMBOL[+OFFSET][:BYTES], port, mmio, msr, vector, engine, virtio; repeated, or with commas
     #[arg(
         short = 'e',
         long = "event",

@@ -25,7 +25,7 @@ const TIME_EXTEND: u32 = 30;
 /// Bytes of a task's name.
 const COMM: usize = 16;
 /// What events are called, from number 2 on; a switch is number 1. The last one is for kinds that are not here.
-const KINDS: [&str; 16] = [
+const KINDS: [&str; 17] = [
     "syscall",
     "exec",
     "exit",
@@ -41,6 +41,7 @@ const KINDS: [&str; 16] = [
     "msr",
     "vector",
     "engine",
+    "virtio",
     "other",
 ];
 const SWITCH: u16 = 1;

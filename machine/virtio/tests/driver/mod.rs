@@ -8,7 +8,7 @@ use pci::{ECAM_BASE, Ecam, MmioWindow, PciHost, WINDOW_BASE};
 use ram::Ram;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use virtio::{Doorbell, Execution, VirtioDevice, VirtioPci};
+use virtio::{Doorbell, Execution, RequestLog, VirtioDevice, VirtioPci};
 
 host::choose!(host_linux::Linux);
 
@@ -55,6 +55,7 @@ pub struct TestMachine {
     pub lines: [Arc<Level>; 8],
     pub host: PciHost,
     pub doorbell: Doorbell,
+    pub log: Arc<RequestLog>,
     ecam: Ecam,
     window: MmioWindow,
     /// GPAs of the structures by cfg_type.
@@ -75,7 +76,7 @@ impl TestMachine {
         let slot = host.reserve().unwrap();
         let (msi, line) = (slot.msi(), slot.line());
         let function = VirtioPci::new(Box::new(device), ram.clone(), msi, line, execution).unwrap();
-        let doorbell = function.doorbell();
+        let (doorbell, log) = (function.doorbell(), function.request_log().clone());
         host.add(slot, function).unwrap();
         let (ecam, window) = (host.ecam(), host.window());
         let mut machine = Self {
@@ -84,6 +85,7 @@ impl TestMachine {
             lines,
             host,
             doorbell,
+            log,
             ecam,
             window,
             structures: [0; 5],

@@ -64,6 +64,15 @@ fn words(regions: &[VhostUserMemoryRegion], files: &[File]) -> Answer<Option<Arc
     Ok(Some(Arc::new(words.map_err(Refusal::ReqHandlerError)?)))
 }
 
+/// The log of requests that our monitor shares.
+fn log(regions: &[VhostUserMemoryRegion], files: &[File]) -> Answer<Option<Arc<RequestLog>>> {
+    if !regions.iter().any(|region| region.guest_phys_addr == LOG) {
+        return Ok(None);
+    }
+    let log = RequestLog::of_another(region(regions, files, LOG)?);
+    Ok(Some(Arc::new(log.map_err(Refusal::ReqHandlerError)?)))
+}
+
 /// The memory region that begins at `at`, out of those the monitor sent.
 fn region(regions: &[VhostUserMemoryRegion], files: &[File], at: u64) -> Answer<OwnedFd> {
     let found = regions.iter().position(|region| region.guest_phys_addr == at);
@@ -105,6 +114,7 @@ impl VhostUserBackendReqHandlerMut for DeviceServer {
         _postcopy: Option<bool>,
     ) -> Answer<Option<Vec<u64>>> {
         self.words = words(regions, &files)?;
+        self.log = log(regions, &files)?;
         self.memory = Some(memory(regions, files)?);
         self.regions = regions.to_vec();
         // Queues that run go on in the new table's memory.
