@@ -5,8 +5,10 @@ use std::sync::{
     mpsc::{Receiver, sync_channel},
 };
 
+use chipset::{CpuInterrupts, Logged, MachineError};
 use engine::{Control, LocalApic, RunCommand, VcpuAccess, VcpuRequests};
 use ram::Ram;
+use x86::Activity;
 
 use crate::LoggedDevice;
 
@@ -24,6 +26,7 @@ pub struct Inspector {
 pub(crate) struct VcpuHandle {
     pub requests: Arc<VcpuRequests>,
     pub apic: Arc<dyn LocalApic>,
+    pub interrupts: CpuInterrupts,
 }
 
 impl Inspector {
@@ -63,6 +66,23 @@ impl Inspector {
         let base = apic.msr_read(IA32_APIC_BASE).ok()? & !0xfff;
         let mut bytes = [0; 4];
         apic.mmio_read(base + offset, &mut bytes).then(|| u32::from_le_bytes(bytes))
+    }
+
+    /// Has a vCPU meet an error of the hardware, and all of them take the exception if it is one that is not corrected, as
+    /// Intel's do. `None` if there is no such vCPU.
+    pub fn machine_check(&self, vcpu: usize, error: MachineError) -> Option<Logged> {
+        let logged = self.vcpus.get(vcpu)?.interrupts.log_error(&error);
+        let struck = if logged.raises { &*self.vcpus } else { &[] };
+        for (number, handle) in struck.iter().enumerate() {
+            let (interrupts, own) = (handle.interrupts.clone(), (number == vcpu).then_some(error));
+            self.queue_on_vcpu(number, move |access| {
+                if access.engine.vcpu().activity != Activity::WaitForSipi {
+                    let free = interrupts.begin_machine_check(own.as_ref());
+                    access.engine.machine_check(!free);
+                }
+            });
+        }
+        Some(logged)
     }
 
     /// Runs `work` on the thread of a vCPU between two instructions, and waits for the result. `None` if the vCPU has ended.

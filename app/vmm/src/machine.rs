@@ -61,6 +61,7 @@ pub(crate) struct VcpuParts {
     /// Its handle of guest RAM.
     ram: Ram,
     pub(crate) apic: Arc<dyn LocalApic>,
+    pub(crate) interrupts: CpuInterrupts,
     pub(crate) requests: Arc<VcpuRequests>,
     /// Set if vCPUs outnumber the host's CPUs.
     pub(crate) permit: Option<CpuPermit>,
@@ -148,6 +149,7 @@ impl Machine {
         let handle = |vcpu: &VcpuParts| inspector::VcpuHandle {
             requests: Arc::clone(&vcpu.requests),
             apic: Arc::clone(&vcpu.apic),
+            interrupts: vcpu.interrupts.clone(),
         };
         let handles = self.vcpus.iter().map(handle).collect();
         let devices = Arc::clone(&self.devices);
@@ -238,6 +240,7 @@ impl<'a> VcpuMaker<'a> {
             number,
             state: if number == 0 { self.boots.clone() } else { Vcpu::before_start_up() },
             ram,
+            interrupts: interrupts.clone(),
             apic: Arc::new(Apic { interrupts, kvm_clock, paravirt, events }),
             permit,
             requests: Arc::clone(requests),

@@ -29,6 +29,9 @@ impl Engine for Interpreter {
     fn nmi(&mut self) {
         self.cpu.nmi(&mut self.board);
     }
+    fn machine_check(&mut self, busy: bool) {
+        self.cpu.machine_check(&mut self.board, busy);
+    }
     fn init(&mut self) {
         self.cpu.init();
     }

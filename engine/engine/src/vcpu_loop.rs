@@ -269,6 +269,9 @@ mod tests {
         fn nmi(&mut self) {
             self.delivered.push(x86::vector::NMI);
         }
+        fn machine_check(&mut self, _: bool) {
+            self.delivered.push(x86::vector::MC);
+        }
         fn init(&mut self) {
             self.started.push(None);
         }

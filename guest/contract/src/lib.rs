@@ -135,6 +135,9 @@ pub trait Engine {
     fn interrupt(&mut self, vector: u8);
     /// Delivers an NMI; only while NMIs are not blocked.
     fn nmi(&mut self);
+    /// Delivers a machine check, whatever the vCPU is at. It shuts down if it has them off in CR4, or if it is still
+    /// `busy` with the last one.
+    fn machine_check(&mut self, busy: bool);
     /// INIT: the registers are as after a reset, and nothing runs before a start-up IPI.
     fn init(&mut self);
     /// A start-up IPI: if the vCPU waits for one, it begins at `vector` * 4096 in real mode.
@@ -185,6 +188,9 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     }
     fn nmi(&mut self) {
         (**self).nmi();
+    }
+    fn machine_check(&mut self, busy: bool) {
+        (**self).machine_check(busy);
     }
     fn init(&mut self) {
         (**self).init();

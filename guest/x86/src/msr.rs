@@ -26,6 +26,12 @@ pub const SYSENTER_EIP: u32 = 0x176;
 pub const MCG_CAP: u32 = 0x179;
 /// IA32 MSR `MCG_STATUS`.
 pub const MCG_STATUS: u32 = 0x17a;
+/// IA32 MSR `MCG_CTL`.
+pub const MCG_CTL: u32 = 0x17b;
+/// IA32 MSR `MC0_CTL2`, the first of the machine-check banks'.
+pub const MC0_CTL2: u32 = 0x280;
+/// IA32 MSR `MC0_CTL`, the first of four registers for each machine-check bank: CTL, STATUS, ADDR, MISC.
+pub const MC0_CTL: u32 = 0x400;
 /// IA32 MSR `MISC_ENABLE`.
 pub const MISC_ENABLE: u32 = 0x1a0;
 /// IA32 MSR `PAT`.

@@ -26,7 +26,7 @@ pub trait System {
     fn port_read(&mut self, port: u16, size: u8) -> u32;
     /// OUT of `size` (1, 2, 4) bytes.
     fn port_write(&mut self, port: u16, size: u8, value: u32);
-    /// RDMSR of a register that belongs to the machine (local APIC, TSC deadline, MTRRs).
+    /// RDMSR of a register that belongs to the machine (local APIC, TSC deadline, machine-check banks).
     /// # Errors
     /// #GP for one that does not exist.
     fn msr_read(&mut self, index: u32) -> Result<u64, Fault>;

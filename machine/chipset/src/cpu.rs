@@ -8,6 +8,7 @@ use crate::interrupts::Interrupts;
 use crate::lapic::Lapic;
 use crate::lapic::registers::BASE_ENABLED;
 use crate::lapic::state::Effect;
+use crate::machine_check::{Logged, MachineChecks, MachineError};
 
 /// What a vCPU asks of the interrupt system. Clones are handles to the same local APIC.
 #[derive(Clone)]
@@ -15,6 +16,7 @@ pub struct CpuInterrupts {
     pub(crate) id: u32,
     pub(crate) lapic: Arc<Lapic>,
     pub(crate) interrupts: Arc<Interrupts>,
+    pub(crate) machine_checks: Arc<MachineChecks>,
 }
 
 impl CpuInterrupts {
@@ -120,7 +122,22 @@ impl CpuInterrupts {
         self.act(effect);
     }
 
-    /// RDMSR of IA32_APIC_BASE, IA32_TSC_DEADLINE or an x2APIC register.
+    /// The CPU meets an error of the hardware: it is noted in a bank, and what was corrected interrupts as software has
+    /// asked for. Returns what the bank says, and whether all CPUs are to take #MC.
+    pub fn log_error(&self, error: &MachineError) -> Logged {
+        let logged = self.machine_checks.log(error);
+        if logged.interrupts {
+            self.lapic.with(|state| state.corrected_machine_check());
+        }
+        logged
+    }
+
+    /// The CPU takes #MC: for an error of its own, or of another's. False if it is busy with one.
+    pub fn begin_machine_check(&self, own: Option<&MachineError>) -> bool {
+        self.machine_checks.begin(own)
+    }
+
+    /// RDMSR of IA32_APIC_BASE, IA32_TSC_DEADLINE, an x2APIC register or one of machine checks.
     ///
     /// # Errors
     /// #GP for anything else, for x2APIC registers outside x2APIC mode, and for those that cannot
@@ -130,11 +147,11 @@ impl CpuInterrupts {
             msr::APIC_BASE => Ok(state.base()),
             msr::TSC_DEADLINE => Ok(state.tsc_deadline()),
             msr::X2APIC..=msr::X2APIC_LAST => state.msr_read(index - msr::X2APIC),
-            _ => Err(Fault::gp(0)),
+            _ => self.machine_checks.read(index).ok_or(Fault::gp(0)),
         })
     }
 
-    /// WRMSR of IA32_APIC_BASE, IA32_TSC_DEADLINE or an x2APIC register.
+    /// WRMSR of IA32_APIC_BASE, IA32_TSC_DEADLINE, an x2APIC register or one of machine checks.
     ///
     /// # Errors
     /// #GP as for [`CpuInterrupts::msr_read`], for reserved bits, and for changes of mode that are
@@ -152,7 +169,7 @@ impl CpuInterrupts {
                 self.act(effect);
                 Ok(())
             }
-            _ => Err(Fault::gp(0)),
+            _ => self.machine_checks.write(index, value).ok_or(Fault::gp(0)),
         }
     }
 

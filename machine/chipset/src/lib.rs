@@ -11,6 +11,7 @@
 //!   device shared behind it (PIT behind port 0x61, 8042 behind its ports)
 //!     I/O APIC and 8259s (one mutex)
 //!       a local APIC (one at a time)
+//!         machine-check banks
 //!         Kicker, Rearm (must take no lock of the machine)
 //! ```
 //!
@@ -27,6 +28,7 @@ mod interrupts;
 pub mod ioapic;
 mod kvm_clock;
 mod lapic;
+mod machine_check;
 pub mod pic;
 pub mod pit;
 mod platform;
@@ -49,6 +51,7 @@ pub use cpu::CpuInterrupts;
 pub use events::{MachineEvent, MachineEvents};
 pub use interrupts::{InterruptController, NoSuchGsi, TIMER_GSI};
 pub use kvm_clock::KvmClock;
+pub use machine_check::{Logged, MachineError, Severity};
 pub use platform::{Platform, PlatformError, Settings, Surroundings};
 pub use power::PowerManagement;
 pub use put_off_eoi::PutOffEoi;

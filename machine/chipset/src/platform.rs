@@ -150,7 +150,8 @@ impl<'a> Builder<'a> {
         let mut cpus = Vec::new();
         for (id, lapic) in (0..).zip(lapics) {
             timers.insert(shared(LapicTimer(Arc::clone(&lapic))));
-            cpus.push(CpuInterrupts { id, lapic, interrupts: Arc::clone(&interrupts) });
+            let (interrupts, machine_checks) = (Arc::clone(&interrupts), Arc::default());
+            cpus.push(CpuInterrupts { id, lapic, interrupts, machine_checks });
         }
         Ok(Self {
             clock: Arc::clone(&around.clock),

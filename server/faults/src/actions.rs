@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
 
-use crate::{Target, schedule::Op};
+use crate::{MachineCheck, MemoryError, Target, schedule::Op};
 
 /// What goes wrong with a disk.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -135,6 +135,10 @@ pub enum MachineAction {
     Register(Bit),
     /// The next instruction of this name has a wrong result: a bit of it is flipped.
     WrongResult(String),
+    /// The CPU tells of an error of the hardware.
+    MachineCheck(MachineCheck),
+    /// ECC finds memory wrong.
+    MemoryError(MemoryError),
     /// The clock is set ahead by this much.
     #[serde(deserialize_with = "duration")]
     Step(Duration),
@@ -234,14 +238,17 @@ impl MachineAction {
         let belongs = match self {
             Self::PowerCut | Self::Reset | Self::Pause(_) | Self::Stuck => on == Target::Machine,
             Self::LinkDown(_) | Self::Unplugged => matches!(on, Target::Net(_)),
-            Self::Register(_) | Self::WrongResult(_) => on == Target::Machine,
-            Self::Flip(_) | Self::StuckBit(_) => on == Target::Ram,
+            Self::Register(_) | Self::WrongResult(_) | Self::MachineCheck(_) => {
+                on == Target::Machine
+            }
+            Self::Flip(_) | Self::StuckBit(_) | Self::MemoryError(_) => on == Target::Ram,
             Self::Step(_) | Self::Drift(_) | Self::Stop(_) => on == Target::Clock,
             Self::Spurious(_) => on == Target::Interrupts,
         };
         match self {
             _ if !belongs => Some(
-                "do: the machine has power-cut, reset, pause, stuck, register and wrong-result; ram has flip and stuck-bit; \
+                "do: the machine has power-cut, reset, pause, stuck, register, wrong-result and machine-check; ram has flip, \
+                 stuck-bit and memory-error; \
                  clock has step, drift and stop; interrupts have lost, duplicate and spurious; networks have link-down and \
                  unplugged",
             ),
@@ -249,6 +256,8 @@ impl MachineAction {
             Self::Flip(Flip::At(place)) => place.problem(),
             Self::StuckBit(StuckBit { value: 2.., .. }) => Some("a bit has the values 0 and 1"),
             Self::StuckBit(stuck) => stuck.place().problem(),
+            Self::MachineCheck(check) => check.problem(),
+            Self::MemoryError(error) => error.problem(),
             Self::Register(Bit { bit: Some(64..), .. }) => Some("a register has the bits 0 to 63"),
             Self::Register(Bit { name: Some(name), .. }) if !REGISTERS.contains(&&**name) => {
                 Some("register: rax to r15 are the general registers")

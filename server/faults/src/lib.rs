@@ -14,7 +14,7 @@
 //!   the same requests in the same order meet the same faults.
 //! - `disk`, `cache`: a faulty disk. For power cuts it remembers what the last flush left on the disk.
 //! - `net`: a faulty cable.
-//! - `actions`: what can go wrong. `clock`, `interrupts`: a faulty clock, and faulty interrupts of PCI devices. What else strikes at
+//! - `actions`: what can go wrong; `hardware`: what hardware finds and tells of. `clock`, `interrupts`: a faulty clock, and faulty interrupts of PCI devices. What else strikes at
 //!   a time is for the monitor to do.
 //! - `record`: what was injected.
 
@@ -22,6 +22,7 @@ mod actions;
 mod cache;
 mod clock;
 mod disk;
+mod hardware;
 mod interrupts;
 mod net;
 mod plug;
@@ -32,8 +33,10 @@ mod schedule;
 pub use actions::{
     Bit, DiskAction, Flip, InterruptAction, MachineAction, NetAction, Place, REGISTERS, StuckBit,
 };
+pub use chipset::{MachineError, Severity};
 pub use clock::FaultyClock;
 pub use disk::{DiskControl, FaultyDisk};
+pub use hardware::{MachineCheck, MemoryError};
 pub use interrupts::FaultyInterrupts;
 pub use net::{FaultyNet, NetControl};
 pub use plug::{Plug, PluggedNet};

@@ -83,6 +83,20 @@ pub enum Effect {
         /// Its value now.
         after: u64,
     },
+    /// Hardware told of an error.
+    MachineCheck {
+        /// The vCPU that met it.
+        vcpu: usize,
+        /// The bank that has it.
+        bank: usize,
+        /// What the bank's status register says now.
+        status: u64,
+        /// Where it was (GPA), if that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        address: Option<u64>,
+        /// All vCPUs took the exception; else it waits in its bank, and interrupts where the guest asked for that.
+        exception: bool,
+    },
     /// An interrupt that nobody asked for, with this vector.
     Spurious(u8),
     /// The power went. Of the sectors written since the last flush, so many were left with older contents.

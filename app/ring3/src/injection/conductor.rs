@@ -13,8 +13,8 @@ use std::{
 
 use fastrand::Rng;
 use faults::{
-    Bit, Cue, Effect, FaultyClock, FaultyInterrupts, Flip, MachineAction, Place, REGISTERS, Record,
-    Recorder, Schedule, StuckBit, Target, Timed,
+    Bit, Cue, Effect, FaultyClock, FaultyInterrupts, Flip, MachineAction, MachineError,
+    MemoryError, Place, REGISTERS, Record, Recorder, Schedule, StuckBit, Target, Timed,
 };
 use inspect::{
     linux::LinuxKernel,
@@ -358,6 +358,11 @@ impl Conductor {
                 Effect::Corrupted(self.stick(address, bit).into_iter().collect())
             }
             MachineAction::Register(bit) => self.strike_register(&bit)?,
+            MachineAction::MachineCheck(check) => self.machine_check(check.error())?,
+            MachineAction::MemoryError(error) => {
+                let address = self.place_of(&error)?;
+                self.machine_check(error.error(address))?
+            }
             MachineAction::WrongResult(name) => self.strike_result(fault, &name)?,
             MachineAction::Step(time) => {
                 let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -435,6 +440,24 @@ impl Conductor {
         let done = if differs { flip_bit(ram, address, bit.bit) } else { None };
         self.due.push((Instant::now() + STICKS, Due::Stick(address, bit)));
         done
+    }
+
+    /// Where a memory error is (GPA).
+    fn place_of(&mut self, error: &MemoryError) -> Option<u64> {
+        let Some(process) = &error.process else {
+            let place = Place { address: error.address, symbol: error.symbol.clone(), bit: 0 };
+            return self.address_of(&place);
+        };
+        let ram = self.inspector.ram().clone();
+        let pages = strike::pages_of(self.kernel()?, &ram, process);
+        Some(self.bit_in(&pages)?.0)
+    }
+
+    fn machine_check(&mut self, error: MachineError) -> Option<Effect> {
+        let logged = self.inspector.machine_check(self.vcpu, error)?;
+        let (vcpu, bank, status) = (self.vcpu, logged.bank, logged.status);
+        let (address, exception) = (error.address, logged.raises);
+        Some(Effect::MachineCheck { vcpu, bank, status, address, exception })
     }
 
     fn strike_register(&mut self, bit: &Bit) -> Option<Effect> {

@@ -28,6 +28,7 @@ pub fn check(scenario: &Scenario, extent: &Extent) -> Result<(), String> {
         let address = match &fault.action {
             MachineAction::Flip(Flip::At(place)) => place.address,
             MachineAction::StuckBit(bit) => bit.address,
+            MachineAction::MemoryError(error) => error.address,
             _ => None,
         };
         if let Some(address) = address.filter(|address| !is_memory(*address, extent.memory)) {

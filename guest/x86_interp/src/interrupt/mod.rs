@@ -13,7 +13,11 @@ use crate::{
     debug::{TrapRule, dr6, dr7},
     system::System,
 };
-use x86::{Activity, Fault, control::cr0, flags, vector};
+use x86::{
+    Activity, Fault,
+    control::{cr0, cr4},
+    flags, vector,
+};
 
 /// Something the CPU vectors to through the IDT.
 #[derive(Clone, Copy, Debug)]
@@ -130,6 +134,16 @@ impl<S: System> Cpu<S> {
         self.counters.interrupts += 1;
         self.vcpu.nmi_blocked = true;
         self.deliver_external(sys, vector::NMI);
+    }
+
+    /// Delivers #MC (SDM 15.8). A CPU shuts down that has it off in CR4, or is still busy with the last one.
+    pub fn machine_check(&mut self, sys: &mut S, busy: bool) {
+        if busy || self.vcpu.cr4 & cr4::MCE == 0 {
+            self.vcpu.activity = Activity::Shutdown;
+            return;
+        }
+        self.counters.exceptions[usize::from(vector::MC)] += 1;
+        self.deliver_external(sys, vector::MC);
     }
 
     fn deliver_external(&mut self, sys: &mut S, vector: u8) {

@@ -2,7 +2,7 @@
 
 use crate::lab::*;
 use iced_x86::code_asm::*;
-use x86::{Activity, flags, reg, seg, vector};
+use x86::{Activity, control::cr4, flags, reg, seg, vector};
 use x86_interp::{Exit, GuestRam, pending};
 
 /// IDT error code of a vector.
@@ -243,6 +243,27 @@ fn nmis_wait_for_iret() {
     let before = lab.gpr(reg::RSP);
     assert_eq!(lab.run(), Exit::NmiWindow, "the second NMI, after IRET");
     assert_eq!((lab.v().rip, before), (KERNEL, KERNEL_STACK - 40));
+}
+
+#[test]
+fn a_machine_check_comes_at_any_moment() {
+    let mut lab = Lab::new();
+    lab.kernel(|a| a.hlt());
+    lab.v().cr4 |= cr4::MCE;
+    assert_eq!(lab.run(), Exit::Halted);
+    lab.cpu.machine_check(&mut lab.sys, false);
+    assert_eq!(lab.lands(), vector::MC);
+    assert_eq!((lab.frame().rip, lab.cpu.counters.exceptions[18]), (KERNEL + 1, 1));
+    lab.cpu.machine_check(&mut lab.sys, true);
+    assert_eq!(lab.run(), Exit::Shutdown, "the last one has not ended");
+}
+
+#[test]
+fn a_machine_check_that_is_off_ends_the_cpu() {
+    let mut lab = Lab::new();
+    lab.kernel(|a| a.nop());
+    lab.cpu.machine_check(&mut lab.sys, false);
+    assert_eq!(lab.run(), Exit::Shutdown);
 }
 
 #[test]

@@ -11,8 +11,8 @@ pub(crate) const BASE_ADDRESS: u64 = x86::paging::ADDRESS;
 /// Where the registers are after reset, a GPA.
 pub(crate) const DEFAULT_BASE: u64 = 0xfee0_0000;
 
-/// Version 0x14 (integrated), six LVT entries.
-pub(super) const VERSION: u32 = 0x0005_0014;
+/// Version 0x14 (integrated), seven LVT entries.
+pub(super) const VERSION: u32 = 0x0006_0014;
 pub(super) const SVR_ENABLED: u32 = 1 << 8;
 pub(super) const LVT_MASKED: u32 = 1 << 16;
 pub(super) const LVT_PENDING: u32 = 1 << 12;
@@ -41,6 +41,7 @@ pub(crate) mod register {
     pub(crate) const IRR: u32 = 0x20;
     pub(crate) const IRR_LAST: u32 = 0x27;
     pub(crate) const ESR: u32 = 0x28;
+    pub(crate) const LVT_CMCI: u32 = 0x2f;
     pub(crate) const ICR_LOW: u32 = 0x30;
     pub(crate) const ICR_HIGH: u32 = 0x31;
     pub(crate) const LVT_TIMER: u32 = 0x32;
@@ -53,10 +54,10 @@ pub(crate) mod register {
     pub(crate) const SELF_IPI: u32 = 0x3f;
 }
 
-/// Bits software may set in the LVT entries, from [`register::LVT_TIMER`] on: timer, thermal,
-/// performance counter, LINT0, LINT1, error.
-pub(super) const LVT_WRITABLE: [u32; 6] =
-    [0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff];
+/// Bits software may set in the LVT entries: timer, thermal, performance counter, LINT0, LINT1, error, and corrected
+/// machine check.
+pub(super) const LVT_WRITABLE: [u32; 7] =
+    [0x7_00ff, 0x1_07ff, 0x1_07ff, 0x1_a7ff, 0x1_a7ff, 0x1_00ff, 0x1_07ff];
 /// Bits software may set in the low half of the ICR.
 pub(super) const ICR_WRITABLE: u64 = 0x000c_cfff;
 pub(super) const ICR_PENDING: u64 = 1 << 12;
@@ -69,7 +70,7 @@ pub(super) fn msr_writable(register: u32) -> Option<u64> {
         register::SVR => 0x3ff,
         // The delivery status bits are read-only, and writing back what was read is no error.
         register::ICR_LOW => ICR_WRITABLE | ICR_PENDING | 0xffff_ffff << 32,
-        register::LVT_TIMER..=register::LVT_ERROR => {
+        register::LVT_TIMER..=register::LVT_ERROR | register::LVT_CMCI => {
             u64::from(LVT_WRITABLE[lvt_index(register)] | lvt_status(register))
         }
         register::TIMER_INITIAL => 0xffff_ffff,
@@ -85,6 +86,10 @@ fn lvt_status(register: u32) -> u32 {
     LVT_PENDING | if remote { LVT_REMOTE_IRR } else { 0 }
 }
 
+/// Where an entry stands in the table: in the order of the registers, but for the one that came last.
 pub(super) fn lvt_index(register: u32) -> usize {
-    (register - register::LVT_TIMER) as usize
+    match register {
+        register::LVT_CMCI => LVT_WRITABLE.len() - 1,
+        _ => (register - register::LVT_TIMER) as usize,
+    }
 }

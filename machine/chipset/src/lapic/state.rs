@@ -51,7 +51,7 @@ pub(crate) struct ApicState {
     /// Errors since the last write of the ESR.
     errors: u32,
     icr: u64,
-    lvt: [u32; 6],
+    lvt: [u32; LVT_WRITABLE.len()],
     pub(crate) timer: Timer,
     /// Interrupts the periodic timer owes: they came while one waited, or went unnoticed.
     owed: u64,
@@ -85,7 +85,7 @@ impl ApicState {
             esr: 0,
             errors: 0,
             icr: 0,
-            lvt: [0; 6],
+            lvt: [0; LVT_WRITABLE.len()],
             timer,
             owed: 0,
             lint0: false,
@@ -112,7 +112,7 @@ impl ApicState {
         (self.isr, self.tmr, self.irr) = Default::default();
         self.put_off = false;
         (self.esr, self.errors, self.icr) = (0, 0, 0);
-        self.lvt = [LVT_MASKED; 6];
+        self.lvt = [LVT_MASKED; LVT_WRITABLE.len()];
         self.timer.reset();
         self.owed = 0;
         self.ext_int = false;
@@ -371,14 +371,19 @@ impl ApicState {
         if lvt & LVT_MASKED != 0 {
             return Taken::No;
         }
-        let pin = matches!(register, reg::LVT_LINT0 | reg::LVT_LINT1);
-        match Delivery::from_bits(if pin { u64::from(lvt >> 8) } else { 0 }) {
+        let kinds = matches!(register, reg::LVT_LINT0 | reg::LVT_LINT1 | reg::LVT_CMCI);
+        match Delivery::from_bits(if kinds { u64::from(lvt >> 8) } else { 0 }) {
             Delivery::Fixed => return self.accept(lvt as u8, false),
             Delivery::Nmi => self.nmi(),
             Delivery::Init => self.init(),
             _ => return Taken::No,
         }
         Taken::Yes
+    }
+
+    /// Errors that were corrected have come to the number that software asked for.
+    pub(crate) fn corrected_machine_check(&mut self) {
+        self.local_interrupt(reg::LVT_CMCI);
     }
 
     fn error(&mut self, bit: u32) {
@@ -410,7 +415,7 @@ impl ApicState {
             reg::TMR..reg::IRR => self.tmr.register(register - reg::TMR),
             reg::IRR..=reg::IRR_LAST => self.irr.register(register - reg::IRR),
             reg::ESR => self.esr,
-            reg::LVT_TIMER..=reg::LVT_ERROR => self.lvt[lvt_index(register)],
+            reg::LVT_TIMER..=reg::LVT_ERROR | reg::LVT_CMCI => self.lvt[lvt_index(register)],
             reg::TIMER_INITIAL => self.timer.initial(),
             reg::TIMER_CURRENT => {
                 self.catch_up();
@@ -430,7 +435,7 @@ impl ApicState {
             reg::TPR => self.tpr = value as u8,
             reg::SVR => self.set_svr(value),
             reg::ESR => self.esr = std::mem::take(&mut self.errors),
-            reg::LVT_TIMER..=reg::LVT_ERROR => self.set_lvt(register, value),
+            reg::LVT_TIMER..=reg::LVT_ERROR | reg::LVT_CMCI => self.set_lvt(register, value),
             reg::TIMER_INITIAL => {
                 self.timer.set_initial(value);
                 self.owed = 0;

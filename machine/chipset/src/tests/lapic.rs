@@ -42,7 +42,7 @@ fn x2apic(machine: &Machine, cpu: usize) -> &CpuInterrupts {
 fn identity() {
     let machine = Machine::new(2);
     assert_eq!(machine.apic_read(1, ID), 1 << 24);
-    assert_eq!(machine.apic_read(1, 0x30), 0x0005_0014);
+    assert_eq!(machine.apic_read(1, 0x30), 0x0006_0014);
     assert_eq!(machine.cpu().msr_read(0x1b), Ok(0xfee0_0900));
     assert_eq!(machine.platform.cpus[1].msr_read(0x1b), Ok(0xfee0_0800), "not bootstrap");
     assert_eq!(machine.apic_read(0, DFR), u32::MAX);

@@ -4,6 +4,7 @@
 mod hpet;
 mod interrupts;
 mod lapic;
+mod machine_check;
 mod pit;
 mod power;
 mod rtc;

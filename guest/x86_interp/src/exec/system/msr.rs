@@ -57,7 +57,7 @@ impl<S: System> Cpu<S> {
             msr::TSC_ADJUST => v.tsc_adjust,
             msr::BIOS_SIGN_ID => MICROCODE_REVISION,
             msr::FEATURE_CONTROL => FEATURE_CONTROL_LOCKED,
-            msr::PLATFORM_ID | msr::MCG_CAP | msr::MCG_STATUS | msr::DEBUGCTL => 0,
+            msr::PLATFORM_ID | msr::DEBUGCTL => 0,
             msr::TSC_DEADLINE => self.read_deadline(sys)?,
             _ => match self.read_mtrr(index) {
                 Some(value) => value,
@@ -91,8 +91,8 @@ impl<S: System> Cpu<S> {
             }
             msr::TSC_ADJUST => self.vcpu.tsc_adjust = value,
             msr::BIOS_SIGN_ID => {}
-            msr::MCG_STATUS | msr::DEBUGCTL => drop(limited(value, 0)?),
-            msr::ARCH_CAPABILITIES | msr::PLATFORM_ID | msr::MCG_CAP | msr::FEATURE_CONTROL => {
+            msr::DEBUGCTL => drop(limited(value, 0)?),
+            msr::ARCH_CAPABILITIES | msr::PLATFORM_ID | msr::FEATURE_CONTROL => {
                 return Err(Fault::gp(0));
             }
             msr::TSC_DEADLINE => return self.write_deadline(sys, value),
