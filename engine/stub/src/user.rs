@@ -169,10 +169,18 @@ address_of!(user_patched);
 address_of!(user_signal);
 address_of!(user_told);
 
-/// The next signal finds its stack, and may come.
+/// The signal's frame is wiped, for it is the program's registers and the process may be another's next. The next signal finds its
+/// stack, and may come.
 macro_rules! prepared {
     () => {
         concat!(
+            "mov rdi, rsp\n",
+            "mov ecx, esp\n",
+            "neg ecx\n",
+            "and ecx, {alt_stack_len} - 1\n", // to its end, for it is aligned to its size
+            "shr ecx, 3\n",
+            "xor eax, eax\n",
+            "rep stosq\n",
             "lea rdi, [rip + journal_page + {signal_stack}]\n",
             "xor esi, esi\n",
             "mov eax, {SIGALTSTACK}\n",
@@ -447,6 +455,7 @@ pub extern "C" fn side() -> ! {
         interrupted_vectors = const offset_of!(UserPage, interrupted_vectors),
         signal_stack = const offset_of!(Journal, signal_stack),
         mask = const offset_of!(Journal, mask),
+        alt_stack_len = const ALT_STACK_LEN,
         SIGALTSTACK = const crate::host::SIGALTSTACK,
         SIGPROCMASK = const filter::SIGPROCMASK,
         SETMASK = const filter::SETMASK,

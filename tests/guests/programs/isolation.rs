@@ -13,6 +13,8 @@ use wedge_abi::{BIAS, BLOB, CACHE, VCPU_PAGE, HAND_OVER, JOURNAL, MAX_SITES, RAM
 
 #[path = "isolation/keys.rs"]
 mod keys;
+#[path = "isolation/leftovers.rs"]
+mod leftovers;
 #[path = "isolation/signals.rs"]
 mod signals;
 
@@ -394,6 +396,7 @@ fn main() {
     keys::attempts(&mut outcome);
     odd_states(&mut outcome);
     signals::attempts(&mut outcome);
+    leftovers::attempts(&mut outcome);
     stubs(&mut outcome);
     println!("isolation: {} failed", outcome.failed);
     std::process::exit((outcome.failed != 0).into());

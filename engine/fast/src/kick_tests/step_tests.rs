@@ -43,6 +43,8 @@ const COUNT: u64 = (JOURNAL + offset_of!(Journal, count)) as u64;
 const PUSHFQ: u8 = 0x9c;
 const POPFQ: u8 = 0x9d;
 const IRET: u8 = 0xcf;
+const REP: u8 = 0xf3;
+const STOS: u8 = 0xab;
 const REX_W: u8 = 0x48;
 const WORD: u64 = 8;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -101,7 +103,7 @@ impl Stepper<'_> {
     }
 
     /// Carries out an instruction that moves RFLAGS, if this is one: there the host would take the debugger's TF for
-    /// the program's.
+    /// the program's. And one that stores many words, of which each would be a step.
     fn carry_out(&self, mut regs: user_regs_struct, bytes: [u8; 8]) -> Result<bool, Errno> {
         match bytes {
             [PUSHFQ, ..] => {
@@ -119,6 +121,14 @@ impl Stepper<'_> {
             [REX_W, IRET, ..] => {
                 regs.eflags = self.word(regs.rsp, 2)?;
                 (regs.rip, regs.rsp) = (self.word(regs.rsp, 0)?, self.word(regs.rsp, 3)?);
+            }
+            [REP, REX_W, STOS, ..] => {
+                for _ in 0..regs.rcx {
+                    ptrace::write(self.process, regs.rdi as _, regs.rax as i64)?;
+                    regs.rdi += WORD;
+                }
+                regs.rcx = 0;
+                regs.rip += 3;
             }
             _ => return Ok(false),
         }

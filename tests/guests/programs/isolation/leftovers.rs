@@ -1,0 +1,70 @@
+//! What a program leaves in the engine's pages: a process of the host's that has run one runs another next.
+//!
+//! Who holds the pattern and who looks for it are both children by the bare system call, and neither writes to memory: a fault
+//! of the looker's own would write over what is there.
+
+use wedge_abi::{ALT_STACK, ALT_STACK_LEN, USER_PAGE, UserPage};
+use crate::{Fine, LONG, Needs, Outcome, asm, mmap, waitpid};
+use core::ptr;
+
+/// Programs that hold it and programs that look, in turns.
+const TURNS: usize = 40;
+/// What is held and looked for, inverted: so it is in registers alone.
+const INVERTED: u64 = !0x5ec2_e7c0_de5e_c2e7;
+/// How a child ends that has found it.
+const FOUND: i32 = 1 << 8;
+
+/// A child with the pattern in registers, which one page fault at least and some interrupts find there; what it then finds of it on
+/// the stack of signals.
+fn holds() -> bool {
+    // SAFETY: the kernel chooses where: private, anonymous.
+    let fresh = unsafe { mmap(ptr::null_mut(), 4096, 3, 0x22, -1, 0) };
+    let child: i32;
+    // SAFETY: the child writes to the page, reads, and ends, by a signal where it may not read.
+    unsafe {
+        asm!("mov eax, 57", "syscall", "test eax, eax", "jnz 4f",
+            "not r12", "mov r13, r12", "mov r14, r12", "mov r15, r12", "movq xmm8, r12", "movq xmm9, r12",
+            "mov byte ptr [rdi], 1", "mov ecx, 3000000", "2: dec ecx", "jnz 2b", "xor edi, edi",
+            "2: cmp [rsi], r12", "je 3f", "add rsi, 8", "cmp rsi, rdx", "jb 2b", "jmp 5f",
+            "3: mov edi, 1", "5: mov eax, 60", "syscall", "4:",
+            in("rdi") fresh, in("rsi") ALT_STACK, in("rdx") ALT_STACK + ALT_STACK_LEN, in("r12") INVERTED,
+            lateout("eax") child, out("rcx") _, out("r11") _);
+    }
+    waits(child) == FOUND
+}
+
+/// A child finds the pattern from an address on.
+fn is_found(at: usize, len: usize) -> bool {
+    let child: i32;
+    // SAFETY: as for the other child.
+    unsafe {
+        asm!("mov eax, 57", "syscall", "test eax, eax", "jnz 4f", "xor edi, edi",
+            "2: mov rax, [rsi]", "not rax", "cmp rax, r8", "je 3f", "add rsi, 8", "cmp rsi, rdx", "jb 2b", "jmp 5f",
+            "3: mov edi, 1", "5: mov eax, 60", "syscall", "4:",
+            in("rsi") at, in("rdx") at + len, in("r8") INVERTED, lateout("eax") child, out("rcx") _, out("r11") _,
+            out("rdi") _);
+    }
+    waits(child) == FOUND
+}
+
+fn waits(child: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: a child of ours.
+    unsafe { waitpid(child, &mut status, 0) };
+    status
+}
+
+pub fn attempts(o: &mut Outcome) {
+    o.patience = 3 * LONG;
+    o.attempt("registers left on the signal stack", Needs::Wedge, Fine, || (0..TURNS).all(|_| !holds()));
+    let places = [("signal stack", ALT_STACK, ALT_STACK_LEN), ("user page", USER_PAGE, size_of::<UserPage>())];
+    for (name, at, len) in places {
+        o.attempt(&format!("another program's registers in the {name}"), Needs::Wedge, Fine, || {
+            (0..TURNS).all(|_| {
+                holds();
+                !is_found(at, len)
+            })
+        });
+    }
+    o.patience = LONG;
+}
