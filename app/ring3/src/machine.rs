@@ -10,12 +10,19 @@ use std::{
 use host_linux::{LinuxClock, LinuxEntropy, cpu, limits};
 use vmm::{Attachment, Host, RunningMachine};
 
-use crate::{failure::Failure, output};
+use crate::{control, failure::Failure, output};
 
 /// How long a stopped machine may take to come to rest before we leave anyway.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// How long traces may take to tell the rest, once the machine has ended.
-pub const TELLING: Duration = Duration::from_secs(20);
+/// How long traces may take to tell the rest of a machine that has ended by itself.
+const TELLING: Duration = Duration::from_secs(20);
+/// The same of one that somebody has ended, who waits for that.
+const TELLING_BRIEFLY: Duration = Duration::from_millis(500);
+
+/// Waits until all traces of a machine that has ended have told the rest, within reason.
+pub fn finish_telling(by_itself: bool) {
+    control::finish_telling(if by_itself { TELLING } else { TELLING_BRIEFLY });
+}
 
 /// Refuses a machine that the limits of this process leave no room for, and warns of those that it may meet later.
 pub fn check_limits(memory: u64) -> Result<(), Failure> {

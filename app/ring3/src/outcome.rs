@@ -38,6 +38,14 @@ impl Outcome {
         }
     }
 
+    /// Nobody has ended it from outside.
+    pub fn is_the_machines(&self) -> bool {
+        !matches!(
+            self,
+            Self::Left | Self::TimedOut | Self::Signal(_) | Self::Machine(Ended::Stopped)
+        )
+    }
+
     /// A word for programs.
     pub fn name(&self) -> &'static str {
         match self {

@@ -76,7 +76,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     drop(fronts.sockets);
     let seconds = started.elapsed().as_secs_f64();
     let statistics = running.finish(machine::PATIENCE);
-    control::finish_telling(machine::TELLING);
+    machine::finish_telling(outcome.is_the_machines());
     fronts.debugger.into_iter().for_each(GdbListener::end);
     drop(fronts.terminal);
     faults.iter().for_each(|faults| faults.finish());

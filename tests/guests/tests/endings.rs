@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use guests::ring3;
 use harness::processes::descendants;
 
@@ -146,33 +146,53 @@ fn kill(signal: &str, process: u32) -> Result<()> {
     Ok(())
 }
 
-/// The grace time is 2 s here, and the end 2 s more, if the host has nothing else to do.
-const LONGEST: Duration = Duration::from_secs(10);
+/// The grace time.
+const GRACE: Duration = Duration::from_secs(2);
+/// An end takes so long, if the host has nothing else to do,
+const PROMISED: Duration = Duration::from_secs(2);
+/// and this on any host.
+const LONGEST: Duration = Duration::from_secs(8);
+
+/// One of three ends keeps the promise, where the host may well do other things, and none takes much longer.
+fn ends_in(waits: Duration, end: impl Fn() -> Result<Duration>) -> Result<()> {
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        let time = end()?;
+        ensure!(time >= waits && time < waits + LONGEST, "after {time:?}");
+        if time < waits + PROMISED {
+            return Ok(());
+        }
+        took.push(time);
+    }
+    bail!("after {took:?}")
+}
 
 #[test]
 fn a_command_that_will_not_end_is_ended() -> Result<()> {
-    let started = Started::new("trap '' TERM; echo ready; while :; do sleep 1; done")?;
-    let since = Instant::now();
-    kill("TERM", started.ring3.id())?;
-    let (code, said, time) = started.ends(since)?;
-    ensure!(code == Some(143), "{code:?}: {said}");
-    ensure!(said.contains("signal 15: the command was still running after 2 s"), "{said}");
-    ensure!(time >= Duration::from_secs(2) && time < LONGEST, "after {time:?}");
-    Ok(())
+    ends_in(GRACE, || {
+        let started = Started::new("trap '' TERM; echo ready; while :; do sleep 1; done")?;
+        let since = Instant::now();
+        kill("TERM", started.ring3.id())?;
+        let (code, said, time) = started.ends(since)?;
+        ensure!(code == Some(143), "{code:?}: {said}");
+        ensure!(said.contains("signal 15: the command was still running after 2 s"), "{said}");
+        Ok(time)
+    })
 }
 
 /// Its wedges run guest code, so nothing in the guest hears the signal.
 #[test]
 fn a_machine_whose_wedges_stand_still_is_ended() -> Result<()> {
-    let started = Started::new("echo ready; while :; do :; done")?;
-    started.stops(|words| !words.contains("device"))?;
-    let since = Instant::now();
-    kill("INT", started.ring3.id())?;
-    let (code, said, time) = started.ends(since)?;
-    ensure!(code == Some(130), "{code:?}: {said}");
-    ensure!(said.contains("signal 2: the guest had not taken it"), "{said}");
-    ensure!(time < LONGEST, "after {time:?}");
-    Ok(())
+    ends_in(GRACE, || {
+        let started = Started::new("echo ready; while :; do :; done")?;
+        started.stops(|words| !words.contains("device"))?;
+        let since = Instant::now();
+        kill("INT", started.ring3.id())?;
+        let (code, said, time) = started.ends(since)?;
+        ensure!(code == Some(130), "{code:?}: {said}");
+        ensure!(said.contains("signal 2: the guest had not taken it"), "{said}");
+        Ok(time)
+    })
 }
 
 /// Waits, reading files of the host's without end, until no answer comes any more.
@@ -186,55 +206,83 @@ fn waits_for_its_files(timeout: &str) -> Result<Started> {
 
 #[test]
 fn a_machine_whose_servers_stand_still_is_ended() -> Result<()> {
-    let started = waits_for_its_files(TIMEOUT)?;
-    let since = Instant::now();
-    kill("TERM", started.ring3.id())?;
-    let (code, said, time) = started.ends(since)?;
-    ensure!(code == Some(143), "{code:?}: {said}");
-    ensure!(time < LONGEST, "after {time:?}");
-    Ok(())
+    ends_in(GRACE, || {
+        let started = waits_for_its_files(TIMEOUT)?;
+        let since = Instant::now();
+        kill("TERM", started.ring3.id())?;
+        let (code, said, time) = started.ends(since)?;
+        ensure!(code == Some(143), "{code:?}: {said}");
+        Ok(time)
+    })
 }
 
 /// The time is over, whatever the machine waits for.
 #[test]
 fn a_timeout_is_one_whatever_servers_do() -> Result<()> {
     const SECONDS: u64 = 15;
+    ends_in(Duration::from_secs(SECONDS), || {
+        let since = Instant::now();
+        let (code, said, time) = waits_for_its_files(&SECONDS.to_string())?.ends(since)?;
+        ensure!(code == Some(124), "{code:?}: {said}");
+        Ok(time)
+    })
+}
+
+/// Stops a command's machine, as a user would; how long its end took.
+fn stopped(started: Started) -> Result<Duration> {
     let since = Instant::now();
-    let (code, said, time) = waits_for_its_files(&SECONDS.to_string())?.ends(since)?;
-    ensure!(code == Some(124), "{code:?}: {said}");
-    let range = Duration::from_secs(SECONDS)..Duration::from_secs(SECONDS) + LONGEST;
-    ensure!(range.contains(&time), "after {time:?}");
-    Ok(())
+    let id = started.ring3.id().to_string();
+    ensure!(Command::new(ring3()?).args(["stop", &id]).status()?.success());
+    let (code, said, time) = started.ends(since)?;
+    ensure!(code == Some(137), "{code:?}: {said}");
+    Ok(time)
 }
 
 /// `ring3 ps` and the others know it, and a stop is one whatever its servers do.
 #[test]
 fn a_command_is_a_machine_that_can_be_stopped() -> Result<()> {
-    let started = waits_for_its_files(TIMEOUT)?;
-    let id = started.ring3.id().to_string();
-    let ring3 =
-        |arguments: &[&str]| Command::new(ring3()?).args(arguments).output().context("ring3");
-    let listed = String::from_utf8_lossy(&ring3(&["ps"])?.stdout).into_owned();
-    ensure!(listed.lines().any(|line| line.starts_with(&id)), "{listed}");
-    let used = ring3(&["stats", &id])?;
-    ensure!(String::from_utf8_lossy(&used.stdout).contains("CPU time"), "{used:?}");
-    let since = Instant::now();
-    ensure!(ring3(&["stop", &id])?.status.success());
-    let (code, said, time) = started.ends(since)?;
-    ensure!(code == Some(137), "{code:?}: {said}");
-    ensure!(time < Duration::from_secs(5), "after {time:?}");
-    Ok(())
+    ends_in(Duration::ZERO, || {
+        let started = waits_for_its_files(TIMEOUT)?;
+        let id = started.ring3.id().to_string();
+        let ring3 =
+            |arguments: &[&str]| Command::new(ring3()?).args(arguments).output().context("ring3");
+        let listed = String::from_utf8_lossy(&ring3(&["ps"])?.stdout).into_owned();
+        ensure!(listed.lines().any(|line| line.starts_with(&id)), "{listed}");
+        let used = ring3(&["stats", &id])?;
+        ensure!(String::from_utf8_lossy(&used.stdout).contains("CPU time"), "{used:?}");
+        stopped(started)
+    })
+}
+
+/// A trace tells the rest when its machine has ended; who has stopped the machine does not wait for one that nobody reads.
+#[test]
+fn a_trace_that_nobody_reads_holds_up_no_stop() -> Result<()> {
+    ends_in(Duration::ZERO, || {
+        let started = Started::new("echo ready; while :; do cat /proc/self/maps >/dev/null; done")?;
+        let id = started.ring3.id().to_string();
+        let mut trace = Command::new(ring3()?)
+            .args(["trace", &id, "-e", "syscall"])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        // What nobody takes from the pipe fills it, and then all before it.
+        thread::sleep(Duration::from_secs(2));
+        let time = stopped(started);
+        trace.kill()?;
+        trace.wait()?;
+        time
+    })
 }
 
 /// What it has written waits for a reader that does not read.
 #[test]
 fn a_signal_ends_the_wait_for_a_reader() -> Result<()> {
-    let started = Started::new("echo ready; head -c 100000 /dev/zero; kill -9 $$")?;
-    thread::sleep(Duration::from_secs(1));
-    let since = Instant::now();
-    kill("TERM", started.ring3.id())?;
-    let (code, said, time) = started.ends(since)?;
-    ensure!(code == Some(143), "{code:?}: {said}");
-    ensure!(time < LONGEST, "after {time:?}");
-    Ok(())
+    ends_in(Duration::ZERO, || {
+        let started = Started::new("echo ready; head -c 100000 /dev/zero; kill -9 $$")?;
+        thread::sleep(Duration::from_secs(1));
+        let since = Instant::now();
+        kill("TERM", started.ring3.id())?;
+        let (code, said, time) = started.ends(since)?;
+        ensure!(code == Some(143), "{code:?}: {said}");
+        Ok(time)
+    })
 }

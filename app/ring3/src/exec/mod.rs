@@ -33,7 +33,7 @@ use vmm::{Machine, RunningMachine};
 
 use crate::{
     console::RawTerminal,
-    control::{self, ControlListener, Hand, Status, finish_telling},
+    control::{self, ControlListener, Hand, Status},
     failure::Failure,
     isolation, machine, output, servers, spawner,
 };
@@ -121,7 +121,7 @@ fn run_in_guest(arguments: &Guest, command: GuestCommand<'_>) -> Result<u8, Fail
     let ending = session.wait();
     drop((session, listener));
     let statistics = running.finish(machine::PATIENCE);
-    finish_telling(machine::TELLING);
+    machine::finish_telling(ending.as_ref().is_ok_and(|ending| ending.outcome.has_output()));
     drop(raw);
     if let Some(statistics) = statistics.filter(|_| arguments.stats) {
         output::say(&format!("{statistics}\n"));

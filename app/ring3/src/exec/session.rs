@@ -72,7 +72,7 @@ pub enum SessionOutcome {
 
 impl SessionOutcome {
     /// Whether it ran to its end, so that all of its output is on its way.
-    fn has_output(&self) -> bool {
+    pub fn has_output(&self) -> bool {
         matches!(self, Self::Exited(_) | Self::Killed(_))
     }
 
