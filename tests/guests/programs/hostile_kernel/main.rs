@@ -1,6 +1,6 @@
 //! A hostile kernel: attacks everything that a kernel can reach of its machine, at random and repeatably, from ring 0 and from ring 3.
 //!
-//! Its command line is `SEED COUNT`. It says `hostile: N actions, faults [...]` (how many of each kind of attack were refused) now and then, and at the end `hostile: done`, and leaves by the debug
+//! Its command line is `SEED COUNT`; with seed 0 it breaks one rule of virtio COUNT times. It says `hostile: N actions, faults [...]` (how many of each kind of attack were refused) now and then, and at the end `hostile: done`, and leaves by the debug
 //! exit port. What it attacks may cost it its own memory (a device is told to write there): then it ends by a triple fault, as it
 //! should. It never asks for a reset or power-off.
 
@@ -183,6 +183,46 @@ fn find_virtio(state: &mut State, function: u32) {
     }
 }
 
+/// Has a device begin with a queue as a driver does: with these features, a size if one is given, and its three parts at these
+/// addresses.
+///
+/// # Safety
+/// The device may write to the parts.
+unsafe fn begin(common: u64, features: u64, size: Option<u64>, parts: [u64; 3]) {
+    let at = |offset| DIRECT + common + offset;
+    // SAFETY: registers of a device; the rest is the caller's.
+    unsafe {
+        let put8 = |offset, value: u64| ptr::write_volatile(at(offset) as *mut u8, value as u8);
+        let put16 = |offset, value: u64| ptr::write_volatile(at(offset) as *mut u16, value as u16);
+        let put32 = |offset, value: u64| ptr::write_volatile(at(offset) as *mut u32, value as u32);
+        [0, 1, 3].iter().for_each(|status| put8(20, *status));
+        for (select, features) in [(0, features), (1, 1)] {
+            put32(8, select);
+            put32(12, features);
+        }
+        put8(20, 0xb);
+        size.into_iter().for_each(|size| put16(24, size));
+        for (offset, address) in [32, 40, 48].into_iter().zip(parts) {
+            put32(offset, address);
+            put32(offset + 4, address >> 32);
+        }
+        put16(28, 1);
+        put8(20, 0xf);
+    }
+}
+
+/// Breaks a rule of virtio so many times, in turns of all devices: the queue is where there is no memory.
+fn flood(state: &State, count: u64) {
+    const NOWHERE: u64 = 1 << 40;
+    for number in 0..count {
+        let Function { common, .. } = state.functions[number as usize % state.found.max(1)];
+        if common != 0 {
+            // SAFETY: nothing is there to be written.
+            unsafe { begin(common, 0, None, [NOWHERE; 3]) };
+        }
+    }
+}
+
 /// A queue as a driver sets it up, but for what is not as it should be.
 extern "C" fn virtio(state: *mut State) {
     // SAFETY: as in `ports`.
@@ -196,29 +236,14 @@ extern "C" fn virtio(state: *mut State) {
         0 => state.value(),
         _ => SCRATCH + (state.below(8) << 12),
     };
-    let (table, driver, device) = (place(state), place(state), place(state));
+    let parts = [place(state), place(state), place(state)];
     // SAFETY: registers of a device, and scratch memory.
     unsafe {
-        let put8 = |offset, value: u64| ptr::write_volatile((DIRECT + common + offset) as *mut u8, value as u8);
-        let put16 = |offset, value: u64| ptr::write_volatile((DIRECT + common + offset) as *mut u16, value as u16);
-        let put32 = |offset, value: u64| ptr::write_volatile((DIRECT + common + offset) as *mut u32, value as u32);
-        put16(22, queue);
+        ptr::write_volatile((DIRECT + common + 22) as *mut u16, queue as u16);
         if state.below(8) == 0 {
-            [0, 1, 3].iter().for_each(|status| put8(20, *status));
-            for (select, features) in [(0, state.next() & state.next()), (1, 1)] {
-                put32(8, select);
-                put32(12, features);
-            }
-            put8(20, 0xb);
-            if state.below(4) == 0 {
-                put16(24, state.value());
-            }
-            for (offset, address) in [(32, table), (40, driver), (48, device)] {
-                put32(offset, address);
-                put32(offset + 4, address >> 32);
-            }
-            put16(28, 1);
-            put8(20, 0xf);
+            let features = state.next() & state.next();
+            let size = if state.below(4) == 0 { Some(state.value()) } else { None };
+            begin(common, features, size, parts);
         }
         for descriptor in 0..state.below(16) {
             let at = DIRECT + SCRATCH + (state.below(8) << 12) + descriptor * 16;
@@ -479,14 +504,18 @@ extern "C" fn main(info: u64) {
     find_windows(&mut state);
     let _ = writeln!(Serial, "hostile: {} windows, {} virtio functions", state.count, state.found);
     let mut faults = [0_u64; ATTACKS.len()];
-    for action in 1..=count {
+    if seed == 0 {
+        flood(&state, count);
+    }
+    let attacks = if seed == 0 { 0 } else { count };
+    for action in 1..=attacks {
         let kind = state.below(ATTACKS.len() as u64) as usize;
         // SAFETY: this is where attacks end; see each.
         unsafe {
             guard(rearm, &raw mut state);
             faults[kind] += 1 - guard(ATTACKS[kind], &raw mut state);
         }
-        if action % 1000 == 0 || action == count {
+        if action % 1000 == 0 || action == attacks {
             let _ = writeln!(Serial, "\nhostile: {action} actions, faults {faults:?}");
         }
     }
