@@ -7,7 +7,14 @@
 //! code tells its wedge); and `unaligned`, that the host's CPU does not check alignment. Attempts on what is not closed,
 //! or not checked, are skipped, and said to be.
 
-use std::{arch::asm, ptr, slice, sync::OnceLock};
+use std::{
+    arch::asm,
+    ptr, slice,
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
 
 use wedge_abi::{BIAS, BLOB, CACHE, VCPU_PAGE, HAND_OVER, JOURNAL, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
 
@@ -24,17 +31,20 @@ unsafe extern "C" {
     fn _exit(code: i32) -> !;
     fn mmap(at: *mut u8, len: usize, protection: i32, flags: i32, descriptor: i32, offset: i64) -> *mut u8;
     fn ualarm(microseconds: u32, again: u32) -> u32;
+    fn sigaction(signal: i32, action: usize, old: usize) -> i32;
 }
 
 const ILL: i32 = 4;
 const TRAP: i32 = 5;
 const BUS: i32 = 7;
+const FPE: i32 = 8;
 const SEGV: i32 = 11;
+const ALRM: i32 = 14;
+const SYS: i32 = 31;
 const GETPID: u64 = 39;
 const UNAME: u64 = 63;
 const MMAP: u64 = 9;
 const MPROTECT: u64 = 10;
-const MUNMAP: u64 = 11;
 const FUTEX: u64 = 202;
 /// Bytes of the blob's text looked at.
 const TEXT: usize = 0x4000;
@@ -47,6 +57,10 @@ const SHORT: u32 = 300_000;
 const NOWHERE: u64 = 0x0300_0000_0000;
 /// Where the kernel's direct map and text lie on Debian's kernels without KASLR.
 const KERNEL: [u64; 3] = [0xffff_8880_0000_1000, 0xffff_8880_0100_0000, 0xffff_ffff_8100_0000];
+
+/// What the wedge shares with others, and nobody writes.
+const SEALED: [(&str, usize); 5] =
+    [("blob", BLOB), ("code", CACHE), ("tables", TABLES), ("regions", REGIONS), ("sites", SITES)];
 
 /// How an attempt must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,53 +201,125 @@ fn call_from(at: u64, number: u64, a: [u64; 6]) -> u64 {
     result
 }
 
-/// What the kernel says it is, asked at one of the program's own SYSCALLs or elsewhere.
-fn system_name(at: Option<u64>, secret: u64) -> [u8; 390] {
+/// What has come of a call of the wedge's is looked at after all: most go on with what registers hold, and do not come back.
+static LOOK: AtomicUsize = AtomicUsize::new(0);
+
+/// Has `look` say whether nothing has come of it, where the attempt meets its end.
+fn after_all(look: fn() -> bool) {
+    #[repr(C)]
+    struct Action(extern "C" fn(i32), [u64; 16], i32, usize);
+    const ON_STACK: i32 = 0x0800_0000;
+    LOOK.store(look as usize, Relaxed);
+    for signal in [ILL, TRAP, BUS, FPE, SEGV, ALRM, SYS] {
+        // SAFETY: as the C library has it. While the handler runs another such signal is the end.
+        unsafe { sigaction(signal, &Action(looks, [u64::MAX; 16], ON_STACK, 0) as *const Action as usize, 0) };
+    }
+}
+
+extern "C" fn looks(_: i32) {
+    // SAFETY: stored by `after_all`.
+    let look: fn() -> bool = unsafe { core::mem::transmute(LOOK.load(Relaxed)) };
+    // SAFETY: ends this process.
+    unsafe { _exit(if look() { 0 } else { 1 }) }
+}
+
+/// As UNAME fills it.
+type Name = [u8; 390];
+static mut NAME: Name = [0; 390];
+
+/// What the kernel says it is, asked at one of the program's own SYSCALLs.
+fn system_name() -> Name {
     let mut name = [0; 390];
-    let buffer = name.as_mut_ptr() as u64;
     let own: u64;
     // SAFETY: takes an address.
     unsafe { asm!("lea {}, [rip + 3f]", "jmp 4f", "3: syscall", "ret", "4:", out(reg) own) };
-    call_from(at.unwrap_or(own), UNAME, [buffer, 0, 0, 0, 0, secret]);
+    call_from(own, UNAME, [name.as_mut_ptr() as u64, 0, 0, 0, 0, 0]);
     name
 }
 
-/// A host call would show the host's kernel.
-fn asks_the_guest(at: u64, secret: u64) -> bool {
-    system_name(Some(at), secret) == system_name(None, 0)
-}
+/// Where an attempt would write, had its calls been carried out.
+static AIM: AtomicUsize = AtomicUsize::new(0);
 
-/// The host's descriptors, mapped with the secret where a mapping says so. (The first is guest RAM.)
-fn maps_nothing(at: u64, secret: u64) -> bool {
-    let (protection, high) = (1 | secret << 32, secret & !0xffff_ffff);
-    (1..512).all(|fd| {
-        let arguments = [NOWHERE, 4096, protection, 0x11, fd | high, 0];
-        call_from(at, MMAP, arguments) != NOWHERE
-    })
-}
-
-/// What a program would need to map more: to write what its process is told, or to do without what it is told.
-fn opens_nothing(at: u64, secret: u64) -> bool {
-    call_from(at, MPROTECT, [JOURNAL as u64, 4096, 3, 0, 0, secret]);
-    call_from(at, MUNMAP, [JOURNAL as u64, 4096, 0, 0, 0, secret]);
-    call_from(at, MMAP, [JOURNAL as u64, 4096, 3 | secret << 32, 0x8011, secret & !0xffff_ffff, 0]);
-    store(JOURNAL as u64);
+fn hit() -> bool {
+    store(AIM.load(Relaxed) as u64);
     false
 }
 
-/// Guest RAM, where the program would have it.
-fn maps_no_memory(at: u64, secret: u64) -> bool {
-    let arguments = [NOWHERE, 4096, 3 | secret << 32, 0x11, secret & !0xffff_ffff, 0x10_0000];
-    call_from(at, MMAP, arguments);
-    store(NOWHERE);
-    false
+/// One of the wedge's calls, for an attempt, and whether the wedge's secret is closed to programs.
+#[derive(Clone, Copy)]
+struct Call {
+    at: u64,
+    closed: bool,
 }
 
-/// Calls that are the wedge's with its other processes.
-fn hands_over(at: u64, secret: u64) -> bool {
-    call_from(at, FUTEX, [VCPU_PAGE as u64, 1, 1 << 30, 0, 0, secret]);
-    call_from(at, HAND_OVER, [0; 6]);
-    true
+impl Call {
+    /// Each process has its own.
+    fn secret(self) -> u64 {
+        // SAFETY: mapped, where it is not closed.
+        if self.closed { 0x0123_4567_89ab_cdef } else { unsafe { ptr::read_volatile(SHARED as *const u64) } }
+    }
+
+    /// A host call would show the host's kernel. One that is refused leaves the name as it was.
+    fn asks_the_guest(self) -> bool {
+        fn is_the_guests() -> bool {
+            // SAFETY: one thread.
+            let name = unsafe { (&raw const NAME).read() };
+            name == [0; 390] || name == system_name()
+        }
+        after_all(is_the_guests);
+        call_from(self.at, UNAME, [&raw mut NAME as u64, 0, 0, 0, 0, self.secret()]);
+        is_the_guests()
+    }
+
+    /// The host's descriptors, mapped with the secret where a mapping says so. (The first is guest RAM.)
+    fn maps_nothing(self) -> bool {
+        after_all(|| !load(NOWHERE));
+        (1..512).all(|fd| {
+            let secret = self.secret();
+            let (protection, high) = (1 | secret << 32, secret & !0xffff_ffff);
+            call_from(self.at, MMAP, [NOWHERE, 4096, protection, 0x11, fd | high, 0]) != NOWHERE
+        })
+    }
+
+    /// Makes a call that would have the attempt write at its first argument; it must not be able to.
+    fn aims_by(self, number: u64, arguments: [u64; 6]) -> bool {
+        AIM.store(arguments[0] as usize, Relaxed);
+        after_all(hit);
+        call_from(self.at, number, arguments);
+        hit()
+    }
+
+    fn maps(self, at: u64, flags: u64, offset: u64) -> bool {
+        let secret = self.secret();
+        self.aims_by(MMAP, [at, 4096, 3 | secret << 32, flags, secret & !0xffff_ffff, offset])
+    }
+
+    /// What a program would need to map more: to write what its process is told.
+    fn opens_nothing(self) -> bool {
+        self.makes_writable(JOURNAL)
+    }
+
+    /// The same: to do without what it is told.
+    fn replaces_nothing(self) -> bool {
+        self.maps(JOURNAL as u64, 0x8011, 0)
+    }
+
+    /// What is sealed stays so, even for one who may change what the process has mapped.
+    fn makes_writable(self, sealed: usize) -> bool {
+        self.aims_by(MPROTECT, [sealed as u64, 4096, 3, 0, 0, self.secret()])
+    }
+
+    /// Guest RAM, where the program would have it.
+    fn maps_no_memory(self) -> bool {
+        self.maps(NOWHERE, 0x11, 0x10_0000)
+    }
+
+    /// Calls that are the wedge's with its other processes.
+    fn hands_over(self) -> bool {
+        call_from(self.at, FUTEX, [VCPU_PAGE as u64, 1, 1 << 30, 0, 0, self.secret()]);
+        call_from(self.at, HAND_OVER, [0; 6]);
+        true
+    }
 }
 
 /// SYSCALL inside another instruction.
@@ -288,28 +374,25 @@ fn memory(o: &mut Outcome) {
         o.attempt(&format!("store {name} page"), Needs::Wedge, Signal(SEGV), || store(at as u64));
         o.attempt(&format!("jump {name} page"), Needs::Nothing, Signal(SEGV), || jump(at as u64));
     }
-    let sealed = [("blob", BLOB), ("code", CACHE), ("tables", TABLES), ("regions", REGIONS), ("sites", SITES)];
-    for (name, at) in sealed {
+    for (name, at) in SEALED {
         o.attempt(&format!("store {name}"), Needs::Nothing, Signal(SEGV), || store(at as u64));
     }
 }
 
 fn host_calls(o: &mut Outcome) {
     let calls = wedge_calls();
-    // Where it can be read, it is used.
-    let secret = if o.closed.contains(&Needs::Wedge) || calls.is_empty() {
-        0x0123_4567_89ab_cdef
-    } else {
-        // SAFETY: mapped, where it is not closed.
-        unsafe { core::ptr::read_volatile(SHARED as *const u64) }
-    };
+    let closed = o.closed.contains(&Needs::Wedge);
     o.patience = SHORT;
-    for at in calls {
-        o.attempt(&format!("uname at {at:#x}"), Needs::Nothing, Unharmed, || asks_the_guest(at, secret));
-        o.attempt(&format!("mmap at {at:#x}"), Needs::Nothing, Unharmed, || maps_nothing(at, secret));
-        o.attempt(&format!("guest RAM at {at:#x}"), Needs::Wedge, Killed, || maps_no_memory(at, secret));
-        o.attempt(&format!("journal at {at:#x}"), Needs::Wedge, Killed, || opens_nothing(at, secret));
-        o.attempt(&format!("hand over at {at:#x}"), Needs::Wedge, Unharmed, || hands_over(at, secret));
+    for (at, (name, sealed)) in calls.into_iter().zip(SEALED.into_iter().cycle()) {
+        let from = Call { at, closed };
+        let makes = || from.makes_writable(sealed);
+        o.attempt(&format!("store {name}, made writable at {at:#x}"), Needs::Nothing, Killed, makes);
+        o.attempt(&format!("uname at {at:#x}"), Needs::Nothing, Unharmed, || from.asks_the_guest());
+        o.attempt(&format!("mmap at {at:#x}"), Needs::Nothing, Unharmed, || from.maps_nothing());
+        o.attempt(&format!("guest RAM at {at:#x}"), Needs::Wedge, Killed, || from.maps_no_memory());
+        o.attempt(&format!("journal at {at:#x}"), Needs::Wedge, Killed, || from.opens_nothing());
+        o.attempt(&format!("another journal at {at:#x}"), Needs::Wedge, Killed, || from.replaces_nothing());
+        o.attempt(&format!("hand over at {at:#x}"), Needs::Wedge, Unharmed, || from.hands_over());
     }
     o.patience = LONG;
     o.attempt("hidden syscall", Needs::Nothing, Fine, hidden_call);

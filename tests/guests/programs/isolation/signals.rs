@@ -8,13 +8,12 @@ use wedge_abi::{ALT_STACK, ALT_STACK_LEN, BLOB, VCPU_PAGE, HAND_OVER, JOURNAL, S
 use crate::{
     End,
     End::{Any, Fine, Killed, Signal},
-    ILL, LONG, Needs, Outcome, SEGV, SHORT, TRAP, asm, blob_text, jump, mmap, wedge_calls,
+    FPE, ILL, LONG, Needs, Outcome, SEGV, SHORT, TRAP, asm, blob_text, jump, mmap, wedge_calls,
 };
 use core::{mem::offset_of, ptr};
 
 /// Pages of fresh memory that an attempt touches.
 const FRESH: usize = 64;
-const FPE: i32 = 8;
 /// An instruction that comes back to the engine by a signal, and what the guest's kernel makes of it.
 type Fault = (&'static str, End, fn(u64) -> bool);
 
