@@ -35,35 +35,52 @@ fn sources(folder: &Path, found: &mut String) {
     }
 }
 
+/// The last column of the tables that have this heading.
+fn last_columns<'a>(text: &'a str, heading: &str) -> Vec<&'a str> {
+    let tables = text
+        .split(heading)
+        .skip(1)
+        .flat_map(|table| table.lines().skip(1).take_while(|line| line.starts_with('|')));
+    let rows = tables.filter(|row| row.starts_with("| "));
+    rows.map(|row| row.trim_end_matches('|').rsplit_once(" | ").expect("columns").1).collect()
+}
+
+/// The tests in a column exist; its targets.
+fn check<'a>(column: &'a str, all: &str) -> Vec<&'a str> {
+    let mut targets = Vec::new();
+    for part in column.split(';') {
+        let names = quoted(part);
+        if part.trim().starts_with("fuzz:") {
+            targets.extend(names);
+            continue;
+        }
+        for name in names {
+            let path = name.replace("::", "/").replace("selftests keys", "selftests");
+            let path = path.trim_end_matches(".rs");
+            let known = [format!("fn {name}("), format!("{path}.rs"), format!("/{path}/")];
+            assert!(known.iter().any(|known| all.contains(known)), "{name} is no test");
+        }
+    }
+    targets
+}
+
 #[test]
 fn every_attack_that_is_named_exists() {
     let mut all = String::new();
     for folder in ["app", "engine", "guest", "machine", "server", "tests", "host"] {
         sources(&root().join(folder), &mut all);
     }
-    let text = read("docs/threats.md");
-    let rows =
-        text.lines().filter(|line| line.starts_with("| ") && !line.contains("| attacked by |"));
-    let mut targets = Vec::new();
-    for row in rows {
-        let attacks = row.trim_end_matches('|').rsplit_once(" | ").expect("columns").1;
-        for part in attacks.split(';') {
-            let names = quoted(part);
-            if part.trim().starts_with("fuzz:") {
-                targets.extend(names);
-                continue;
-            }
-            for name in names {
-                let path = name.replace("::", "/").replace("selftests keys", "selftests");
-                let known = [format!("fn {name}("), format!("{path}.rs"), format!("/{path}/")];
-                assert!(known.iter().any(|known| all.contains(known)), "{name} is no test");
-            }
-        }
-    }
+    let (threats, isolation) = (read("docs/threats.md"), read("docs/isolation.md"));
+    let attacks = last_columns(&threats, "| attacked by |");
+    let claims = last_columns(&isolation, "| held by |");
+    assert!(attacks.len() > 30 && claims.len() > 30, "{} and {}", attacks.len(), claims.len());
+    let targets: Vec<_> = attacks.iter().flat_map(|column| check(column, &all)).collect();
     for target in hostile::TARGETS {
         assert!(targets.contains(&target.name), "{} attacks no boundary", target.name);
     }
-    targets.iter().for_each(|name| assert!(hostile::find(name).is_some(), "{name} is no target"));
+    let held = claims.iter().flat_map(|column| check(column, &all));
+    let mut named = held.chain(targets);
+    assert_eq!(named.find(|name| hostile::find(name).is_none()), None, "it is no target");
 }
 
 #[test]
