@@ -3,15 +3,21 @@
  * A service connects to a machine, says in a line of JSON what it wants, and reads lines. This header finds the
  * machine and carries the lines; what is in them is for a JSON library, or for ring3_trace_text and
  * ring3_trace_number, which find a member by its name.
+ *
+ * With a member "ring" in the request, such as {"events": ["syscall"], "ring": 4194304}, events come by memory that both
+ * share, and no longer as lines: ring3_trace_next takes them.
  */
 #ifndef RING3_TRACE_H
 #define RING3_TRACE_H
 
 #include <dirent.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -19,7 +25,24 @@
 struct ring3_trace {
     FILE *from;
     FILE *to;
+    /* The ring, if the machine has passed one: bytes of its events, how many were read, and those of the event that was taken last. */
+    unsigned char *ring;
+    uint64_t size, read;
+    uint32_t taken;
 };
+
+/* An event of a ring. Texts end with a zero byte, and are there until the next one is taken. */
+struct ring3_trace_event {
+    uint64_t ns;
+    /* All ones if there is none. */
+    uint64_t took;
+    uint32_t pid, tid, vcpu;
+    /* `result` is NULL if there is none. */
+    const char *kind, *name, *comm, *result, *arguments;
+};
+
+/* Bytes of a ring before its events. */
+#define RING3_TRACE_EVENTS 4096
 
 /* The value of a member of a line; NULL if there is none. */
 static inline const char *ring3_trace_member(const char *line, const char *name)
@@ -83,12 +106,107 @@ static inline void ring3_trace_close(struct ring3_trace *service)
         fclose(service->from);
     if (service->to)
         fclose(service->to);
+    if (service->ring)
+        munmap(service->ring, RING3_TRACE_EVENTS + service->size);
     service->from = service->to = NULL;
+    service->ring = NULL;
+}
+
+/* The first byte of the machine's answer, with which it passes a ring if one was asked for. */
+static inline void ring3_trace_answered(struct ring3_trace *service)
+{
+    union {
+        char room[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr aligned;
+    } passed;
+    char byte;
+    struct iovec part = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = passed.room,
+                              .msg_controllen = sizeof passed.room };
+    struct cmsghdr *control;
+    struct stat status;
+    void *ring;
+    int fd;
+
+    if (recvmsg(fileno(service->from), &message, MSG_CMSG_CLOEXEC) != 1)
+        return;
+    ungetc(byte, service->from);
+    control = CMSG_FIRSTHDR(&message);
+    if (!control || control->cmsg_type != SCM_RIGHTS || control->cmsg_len < CMSG_LEN(sizeof fd))
+        return;
+    memcpy(&fd, CMSG_DATA(control), sizeof fd);
+    if (fstat(fd, &status) == 0 && status.st_size > RING3_TRACE_EVENTS) {
+        ring = mmap(NULL, status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (ring != MAP_FAILED) {
+            service->ring = ring;
+            service->size = status.st_size - RING3_TRACE_EVENTS;
+        }
+    }
+    close(fd);
+}
+
+/* Takes the next event of the ring, which must be there: 1, or 0 once the machine has ended. */
+static inline int ring3_trace_next(struct ring3_trace *service, struct ring3_trace_event *event)
+{
+    uint64_t *written = (uint64_t *)(service->ring + 64), *read = (uint64_t *)(service->ring + 192);
+    uint32_t *sleeps = (uint32_t *)(service->ring + 256), words[12];
+    uint16_t halves[2], texts[2];
+    char *line = NULL;
+    const char *text;
+    size_t size = 0;
+    int over = 0;
+
+    service->read += service->taken;
+    service->taken = 0;
+    for (;;) {
+        const unsigned char *at = service->ring + RING3_TRACE_EVENTS + (service->read & (service->size - 1));
+
+        __atomic_store_n(read, service->read, __ATOMIC_RELEASE);
+        if (__atomic_load_n(written, __ATOMIC_ACQUIRE) == service->read) {
+            if (over)
+                break;
+            __atomic_store_n(sleeps, 1, __ATOMIC_SEQ_CST);
+            if (__atomic_load_n(written, __ATOMIC_SEQ_CST) == service->read)
+                over = !ring3_trace_line(service, &line, &size);
+            __atomic_store_n(sleeps, 0, __ATOMIC_SEQ_CST);
+            continue;
+        }
+        memcpy(words, at, sizeof words[0]);
+        if (words[0] & 0x80000000u) {
+            service->read += words[0] & 0x7fffffffu;
+            continue;
+        }
+        memcpy(words, at, sizeof words);
+        memcpy(halves, &words[1], sizeof halves);
+        memcpy(texts, &words[9], sizeof texts);
+        memcpy(&event->ns, &words[2], sizeof event->ns);
+        memcpy(&event->took, &words[4], sizeof event->took);
+        event->pid = words[6];
+        event->tid = words[7];
+        event->vcpu = words[8];
+        text = (const char *)at + sizeof words;
+        event->kind = text;
+        event->name = event->kind + halves[0] + 1;
+        event->comm = event->name + halves[1] + 1;
+        text = event->comm + texts[0] + 1;
+        event->result = texts[1] == 0xffff ? NULL : text;
+        event->arguments = text + (texts[1] == 0xffff ? 0 : texts[1]) + 1;
+        service->taken = words[0];
+        break;
+    }
+    free(line);
+    return service->taken != 0;
+}
+
+/* Events that were lost, as far as a ring tells of them. */
+static inline uint64_t ring3_trace_lost(const struct ring3_trace *service)
+{
+    return service->ring ? __atomic_load_n((uint64_t *)(service->ring + 128), __ATOMIC_ACQUIRE) : 0;
 }
 
 static inline struct ring3_trace ring3_trace_open(const char *path)
 {
-    struct ring3_trace service = { NULL, NULL };
+    struct ring3_trace service = { 0 };
     struct sockaddr_un address = { .sun_family = AF_UNIX };
     int fd = socket(AF_UNIX, SOCK_STREAM, 0), copy;
 
@@ -111,7 +229,7 @@ static inline struct ring3_trace ring3_trace_open(const char *path)
  * {"events": ["exec"]}. What the machine says to it is the first line that is read: {"started":...} or {"error":...}. */
 static inline struct ring3_trace ring3_trace_connect(const char *machine, const char *request)
 {
-    struct ring3_trace none = { NULL, NULL };
+    struct ring3_trace none = { 0 };
     const char *runtime = getenv("XDG_RUNTIME_DIR");
     char folder[200], path[512], name[128], *line = NULL;
     size_t size = 0;
@@ -139,6 +257,7 @@ static inline struct ring3_trace ring3_trace_connect(const char *machine, const 
             /* The machine's answer comes before the connection is for more than a line. */
             if (ring3_trace_line(&service, &line, &size)) {
                 ring3_trace_say(&service, request);
+                ring3_trace_answered(&service);
                 closedir(all);
                 free(line);
                 return service;

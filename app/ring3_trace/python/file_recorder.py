@@ -12,7 +12,7 @@ def main():
     if len(sys.argv) not in (2, 3):
         sys.exit("file_recorder.py MACHINE [FILTER]")
     events = [f"syscall:{call}" for call in CALLS]
-    with ring3_trace.connect(sys.argv[1], events, filter=sys.argv[2] if sys.argv[2:] else None) as service:
+    with ring3_trace.connect(sys.argv[1], events, filter=sys.argv[2] if sys.argv[2:] else None, ring=1 << 20) as service:
         print("records", flush=True)
         for event in service:
             result = event.get("result", "?")

@@ -10,7 +10,7 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::{Answer, Event, Line, Order, Request, bytes, hex, kernel_text::UnknownFile};
+use crate::{Answer, Event, Line, Lines, Order, Request, bytes, hex, kernel_text::UnknownFile};
 
 /// Why a service has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum Problem {
 
 /// A connection to a machine.
 pub struct Service {
-    reader: BufReader<UnixStream>,
+    lines: Lines,
     /// What came while an answer was waited for.
     waiting: VecDeque<Line>,
     lost: u64,
@@ -63,8 +63,9 @@ impl Service {
         // The machine's answer comes before the connection is for more than a line.
         reader.read_line(&mut String::new())?;
         reader.get_mut().write_all(format!("{order}\n").as_bytes())?;
-        let mut service = Self { reader, waiting: VecDeque::new(), lost: 0, probes: 0 };
-        match service.receive()? {
+        let lines = Lines::new(reader, request.ring.is_some())?;
+        let mut service = Self { lines, waiting: VecDeque::new(), lost: 0, probes: 0 };
+        match service.receive_of_socket()? {
             Line::Started { probes } => service.probes = probes,
             Line::Error(problem) => return Err(Problem::Refused(problem)),
             other => return Err(Problem::Protocol(format!("{other:?}"))),
@@ -97,7 +98,7 @@ impl Service {
 
     /// Events that were dropped so far, because they came faster than this service took them.
     pub fn lost(&self) -> u64 {
-        self.lost
+        self.lost + self.lines.lost()
     }
 
     /// Points in the kernel that this service has probes at.
@@ -111,11 +112,13 @@ impl Service {
     /// It refuses, or the connection fails.
     pub fn order(&mut self, order: &Order) -> Result<Answer, Problem> {
         let text = serde_json::to_string(order).map_err(io::Error::other)?;
-        self.reader.get_mut().write_all(format!("{text}\n").as_bytes())?;
+        self.lines.connection().write_all(format!("{text}\n").as_bytes())?;
         loop {
-            match self.receive()? {
+            match self.receive_of_socket()? {
                 Line::Answer(Answer::Refused(why)) => return Err(Problem::Refused(why)),
                 Line::Answer(answer) => return Ok(answer),
+                // The ring is looked at before the next event is waited for.
+                Line::Wake => {}
                 other => self.waiting.push_back(other),
             }
         }
@@ -203,12 +206,11 @@ impl Service {
     }
 
     fn receive(&mut self) -> Result<Line, Problem> {
-        let mut line = String::new();
-        // A machine that ends may hang up in the middle of a line.
-        if self.reader.read_line(&mut line)? == 0 || !line.ends_with('\n') {
-            return Err(Problem::Ended);
-        }
-        serde_json::from_str(&line).map_err(|_| Problem::Protocol(line.trim().to_owned()))
+        self.lines.next(|| Ok(()))?.ok_or(Problem::Ended)
+    }
+
+    fn receive_of_socket(&mut self) -> Result<Line, Problem> {
+        self.lines.next_of_socket()?.ok_or(Problem::Ended)
     }
 }
 

@@ -25,6 +25,9 @@ pub struct Request {
     /// Whether the vCPU stands at an event.
     #[serde(default)]
     pub stops: Stops,
+    /// Events come by a ring of so many bytes that the machine passes ([`crate::ring`]). Not where a vCPU stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ring: Option<u64>,
     /// What may be done with registers.
     #[serde(default)]
     pub registers: Rights,
@@ -86,6 +89,8 @@ pub enum Line {
     Event(Event),
     /// So many events were dropped since the last line.
     Lost(u64),
+    /// There are events in the ring, beside which the service sleeps.
+    Wake,
     /// It cannot be, or is over.
     Error(String),
     /// To an [`Order`]; they are answered one by one.

@@ -604,10 +604,10 @@ pub fn records(mut rest: &[u8]) -> impl Iterator<Item = TapRecord<'_>> {
         let len = usize::try_from(len).ok().filter(|len| *len >= HEAD_WORDS * 8 && len % 8 == 0)?;
         let (head, pieces) = rest.get(..len)?.split_at(HEAD_WORDS * 8);
         rest = &rest[len..];
-        let mut words = head.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
-        let mut next = || words.next().unwrap_or_default();
-        let [_, rip, tsc, cr2, cr3, gs_base] = [(); 6].map(|()| next());
-        let gpr = [(); 16].map(|()| next());
+        let words: &[[u8; 8]; HEAD_WORDS] = head.as_chunks().0.first_chunk()?;
+        let word = |n: usize| u64::from_le_bytes(words[n]);
+        let [rip, tsc, cr2, cr3, gs_base] = core::array::from_fn(|n| word(1 + n));
+        let gpr = core::array::from_fn(|n| word(6 + n));
         Some(TapRecord { moment: Moment { rip, tsc, cr2, cr3, gs_base, gpr }, pieces })
     })
 }

@@ -19,6 +19,8 @@ use xtask::assets::{Assets, Kernel};
 
 /// Does what it is told, line by line.
 const SHELL: &str = "echo ready; while read -r line; do eval \"$line\" 2>&1; echo; echo over; done";
+/// Tries of what a busy host makes slower.
+const ROUNDS: usize = 30;
 /// How long a service may take to hear of something.
 const AGES: Duration = Duration::from_secs(60);
 
@@ -421,6 +423,40 @@ fn other_languages_serve(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
+/// A service that has a ring is told what one that has none is told, and a reader that does not come is no harm.
+fn events_come_by_a_ring(guest: &mut Guest) -> Result<()> {
+    let request = |ring| {
+        let events = vec!["syscall:getppid".to_owned(), "exec".to_owned()];
+        Request { events, comm: Some("python3".to_owned()), ring, ..Request::default() }
+    };
+    let refused = Request { stops: Stops::End, ..request(Some(0)) };
+    ensure!(matches!(Service::connect(&guest.name, &refused), Err(Problem::Refused(_))));
+    let asleep = Service::connect(&guest.name, &request(Some(0)))?;
+    let told = [None, Some(0), Some(1 << 20)].map(|ring| -> Result<_> {
+        let mut service = Service::connect(&guest.name, &request(ring))?;
+        Ok(thread::spawn(move || -> Result<Vec<String>> {
+            let mut told = Vec::new();
+            // The loop's last call is known by nothing but its number.
+            while told.len() < 3000 {
+                let event = service.next_event()?.context("the machine has ended")?;
+                let Event { kind, name, result, tid, took, .. } = event;
+                ensure!(kind != "syscall" || took.is_some());
+                told.push(format!("{tid} {kind} {name} {result:?}"));
+            }
+            ensure!(service.lost() == 0);
+            Ok(told)
+        }))
+    });
+    // Each waits for what comes now.
+    guest.says("python3 -c 'import os; [os.getppid() for i in range(5000)]'")?;
+    let [by_socket, small, large] = told
+        .map(|thread| -> Result<_> { thread?.join().map_err(|_| anyhow::anyhow!("it panicked"))? });
+    let by_socket = by_socket?;
+    ensure!(small? == by_socket && large? == by_socket, "{:?}", by_socket.first());
+    drop(asleep);
+    guest.says("echo on").map(drop)
+}
+
 /// What devices and the engine do is told, and functions have their arguments by name and type.
 fn other_events_are_told(guest: &mut Guest) -> Result<()> {
     let events = guest.traced(&["-e", "port,mmio,msr,vector,engine"], "cat /etc/hostname")?;
@@ -457,7 +493,7 @@ print(int(best * 1e9 / 20000))'";
 fn what_is_traced_costs_little(guest: &mut Guest) -> Result<()> {
     const MOST: u64 = 1500;
     let (mut traced, mut filtered) = (u64::MAX, u64::MAX);
-    for _ in 0..10 {
+    for _ in 0..ROUNDS {
         for (pid, best) in [(&[][..], &mut traced), (&["--pid", "1"][..], &mut filtered)] {
             let words = ["trace", &guest.name.clone(), "-e", "syscall:getppid", "-o", "/dev/null"];
             let mut trace =
@@ -479,7 +515,7 @@ fn what_is_traced_costs_little(guest: &mut Guest) -> Result<()> {
 fn what_is_not_traced_costs_nothing(guest: &mut Guest) -> Result<()> {
     // A busy host makes any of them slower, and none faster: the best of each counts.
     let (mut untraced, mut traced) = (u64::MAX, u64::MAX);
-    for _ in 0..10 {
+    for _ in 0..ROUNDS {
         untraced = untraced.min(getppid_takes(guest)?);
         let events = vec!["syscall:openat".to_owned()];
         let service = Service::connect(&guest.name, &Request { events, ..Request::default() })?;
@@ -496,7 +532,7 @@ fn what_is_not_traced_costs_nothing(guest: &mut Guest) -> Result<()> {
 
 fn serves_all(kernel: &str) -> Result<()> {
     type Part = fn(&mut Guest) -> Result<()>;
-    const PARTS: [(&str, Part); 13] = [
+    const PARTS: [(&str, Part); 14] = [
         ("filters choose", filters_choose),
         ("bad filters are refused", bad_filters_are_refused),
         ("top counts", top_counts),
@@ -507,6 +543,7 @@ fn serves_all(kernel: &str) -> Result<()> {
         ("changes of the kernel are found", changes_of_the_kernel_are_found),
         ("the kernel is what its file says", the_kernel_is_what_its_file_says),
         ("other languages serve", other_languages_serve),
+        ("events come by a ring", events_come_by_a_ring),
         ("what is not traced costs nothing", what_is_not_traced_costs_nothing),
         ("other events are told", other_events_are_told),
         ("what is traced costs little", what_is_traced_costs_little),

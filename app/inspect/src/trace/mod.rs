@@ -9,6 +9,7 @@
 //!   with what these point to (`structures`); `narrow`: what those of 32-bit programs are called.
 //! - `tap_programs`: what a tap records at a point; `conditions`: what of a filter it compares.
 //! - `reorder`: records of several vCPUs in the order of time.
+//! - `report`: where events go.
 //! - `requests`: those of virtio devices; `request_names`: what they are called.
 //! - `vcpu_events`: what vCPUs do besides executing instructions.
 //! - `tracer`: what is done at a point; `state`: what a trace selects, and what its vCPUs share.
@@ -26,6 +27,7 @@ mod pending;
 mod plan;
 mod probe_hit;
 mod reorder;
+mod report;
 mod request_names;
 mod requests;
 mod state;
@@ -35,7 +37,7 @@ mod tracer;
 mod vcpu_events;
 
 use std::{
-    io::{self, Write},
+    io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -47,6 +49,7 @@ use std::{
 use ring3_trace::{
     Stops,
     filter::{Filter, FilterError},
+    ring::RingWriter,
 };
 use vmm::{Inspector, Probes};
 
@@ -57,12 +60,14 @@ use crate::{
 use channel::{TraceChannel, TraceItem};
 use plan::TracePlan;
 use reorder::ReorderBuffer;
+use report::TraceReport;
 use requests::RequestTracer;
 use state::{EventSelection, Shared};
 use tracer::{Tracer, VcpuTracer};
 
 pub use calls::call_name;
 pub use orders::Orders;
+pub use report::TraceOutput;
 pub use ring3_trace::{Answer, Event, Line, Request};
 
 /// Events that wait for their reader at the most.
@@ -93,6 +98,12 @@ pub enum TraceError {
     /// Nobody knows whose such an event is.
     #[error("`{0}` is not of a process: leave out --pid and --comm, or trace it by itself")]
     NoProcess(&'static str),
+    /// Events at which vCPUs stand do not come by a ring.
+    #[error("a ring is for events at which no vCPU stands: leave out `ring` or `stops`")]
+    RingOfStops,
+    /// There is no memory for a ring.
+    #[error("no memory for a ring: {0}")]
+    Ring(String),
     /// The machine has ended.
     #[error("the machine has ended")]
     Ended,
@@ -105,17 +116,29 @@ pub enum TraceError {
 pub fn serve(
     inspector: &Inspector,
     request: &Request,
-    output: &Mutex<impl Write>,
+    output: &Mutex<impl TraceOutput>,
     obeys: impl FnOnce(Orders),
     gone: impl Fn() -> bool,
 ) -> io::Result<()> {
-    match start(inspector, request, &gone) {
-        Ok((mut trace, orders)) => {
+    let started = ring(request).and_then(|ring| Ok((ring, start(inspector, request, &gone)?)));
+    match started {
+        Ok((ring, (mut trace, orders))) => {
             obeys(orders);
-            trace.run(output, gone)
+            trace.run(&mut TraceReport { output, ring, gone: &gone })
         }
         Err(refused) => say(&mut *lock(output), &Line::Error(refused.to_string())),
     }
+}
+
+/// The ring that the reader asks for.
+fn ring(request: &Request) -> Result<Option<RingWriter>, TraceError> {
+    if request.ring.is_some() && request.stops != Stops::Never {
+        return Err(TraceError::RingOfStops);
+    }
+    request
+        .ring
+        .map(|bytes| RingWriter::new(bytes).map_err(|error| TraceError::Ring(error.to_string())))
+        .transpose()
 }
 
 /// A running trace; dropping it removes its probes from the machine.
@@ -208,47 +231,46 @@ fn start(
 }
 
 impl Trace {
-    fn run(&mut self, output: &Mutex<impl Write>, gone: impl Fn() -> bool) -> io::Result<()> {
-        say(&mut *lock(output), &Line::Started { probes: self.probes })?;
-        lock(output).flush()?;
+    fn run(&mut self, report: &mut TraceReport<'_, impl TraceOutput>) -> io::Result<()> {
+        report.begin(self.probes)?;
         let mut last = Instant::now();
         loop {
             match self.items.recv_timeout(POLL_INTERVAL) {
-                Ok(item) => self.take(item, output)?,
+                Ok(item) => self.take(item, report)?,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.report_recorded(output, false)?;
-                    lock(output).flush()?;
+                    self.report_recorded(report, false)?;
+                    report.flush()?;
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    self.report_recorded(output, true)?;
-                    self.report_requests(output)?;
-                    self.report_lost(output)?;
-                    return lock(output).flush();
+                    self.report_recorded(report, true)?;
+                    self.report_requests(report)?;
+                    self.report_lost(report)?;
+                    return report.flush();
                 }
             }
             if last.elapsed() < POLL_INTERVAL {
                 continue;
             }
             last = Instant::now();
-            self.report_requests(output)?;
-            self.report_lost(output)?;
-            lock(output).flush()?;
-            if gone() {
-                return self.finish(output);
+            self.report_requests(report)?;
+            self.report_lost(report)?;
+            report.flush()?;
+            if (report.gone)() {
+                return self.finish(report);
             }
         }
     }
 
     /// Ends the trace and reports what was recorded. A write error means that the reader has gone.
-    fn finish(&mut self, output: &Mutex<impl Write>) -> io::Result<()> {
+    fn finish(&mut self, report: &mut TraceReport<'_, impl TraceOutput>) -> io::Result<()> {
         self.remove_handlers();
         while let Ok(item) = self.items.try_recv() {
-            self.take(item, output)?;
+            self.take(item, report)?;
         }
-        self.report_recorded(output, true)?;
-        self.report_requests(output)?;
-        self.report_lost(output)?;
-        lock(output).flush()
+        self.report_recorded(report, true)?;
+        self.report_requests(report)?;
+        self.report_lost(report)?;
+        report.flush()
     }
 
     fn remove_handlers(&mut self) {
@@ -259,50 +281,55 @@ impl Trace {
         }
     }
 
-    fn report_lost(&self, output: &Mutex<impl Write>) -> io::Result<()> {
+    fn report_lost(&self, report: &mut TraceReport<'_, impl TraceOutput>) -> io::Result<()> {
         match self.lost.swap(0, Ordering::Relaxed) {
             0 => Ok(()),
-            lost => say(&mut *lock(output), &Line::Lost(lost)),
+            lost => report.lost(lost),
         }
     }
 
-    fn take(&mut self, item: TraceItem, output: &Mutex<impl Write>) -> io::Result<()> {
+    fn take(
+        &mut self,
+        item: TraceItem,
+        report: &mut TraceReport<'_, impl TraceOutput>,
+    ) -> io::Result<()> {
         match item {
-            TraceItem::Event(event) => tell(&mut *lock(output), event),
+            TraceItem::Event(event) => report.event(event),
             TraceItem::Records(batch) => {
                 self.channel.waiting.fetch_sub(batch.records.len(), Ordering::Relaxed);
                 self.reorder.batches.push(batch);
-                self.report_recorded(output, false)
+                self.report_recorded(report, false)
             }
         }
     }
 
     /// Reports the requests that devices have given back.
-    fn report_requests(&mut self, output: &Mutex<impl Write>) -> io::Result<()> {
+    fn report_requests(
+        &mut self,
+        report: &mut TraceReport<'_, impl TraceOutput>,
+    ) -> io::Result<()> {
         let Some(requests) = &mut self.requests else { return Ok(()) };
         let (events, lost) = requests.take();
         self.lost.fetch_add(lost, Ordering::Relaxed);
-        events.into_iter().try_for_each(|event| tell(&mut *lock(output), event))
+        events.into_iter().try_for_each(|event| report.event(event))
     }
 
     /// Reports what was recorded, in the order of time.
-    fn report_recorded(&mut self, output: &Mutex<impl Write>, all: bool) -> io::Result<()> {
+    fn report_recorded(
+        &mut self,
+        report: &mut TraceReport<'_, impl TraceOutput>,
+        all: bool,
+    ) -> io::Result<()> {
         let hold = self.tracers.len() > 1 && !all;
-        for batch in self.reorder.due(hold) {
+        let due = self.reorder.due(hold);
+        for (batch, records) in due.runs() {
             let Some(tracer) = self.tracers.get_mut(batch.vcpu) else { continue };
-            for event in tracer.events_of(&batch, self.began) {
-                tell(&mut *lock(output), event)?;
+            for event in tracer.events_of(batch, records, self.began) {
+                report.event(event)?;
             }
         }
         Ok(())
     }
-}
-
-/// Reports an event; flushed at once if the vCPU is stopped until the reader answers.
-fn tell(output: &mut impl Write, event: Event) -> io::Result<()> {
-    let stands = event.stands;
-    say(output, &Line::Event(event))?;
-    if stands { output.flush() } else { Ok(()) }
 }
 
 /// Locks a mutex, even if a thread has panicked while holding it: the value is whole, and the panic has been reported.

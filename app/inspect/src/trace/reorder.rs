@@ -4,7 +4,11 @@
 //! moved to another vCPU meanwhile, and ended there a call that it began here. With several vCPUs records are therefore held for
 //! [`HOLD_TIME`], and then reported in the order of time.
 
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use x86::tap;
 
@@ -21,54 +25,70 @@ pub struct ReorderBuffer {
     marks: Vec<(Instant, u64)>,
 }
 
+/// Records that are due for a report.
+#[derive(Default)]
+pub struct DueRecords {
+    batches: Vec<Batch>,
+    /// Records that follow each other, in the order of time: of which batch, and where in it.
+    runs: Vec<(usize, Range<usize>)>,
+}
+
+impl DueRecords {
+    /// The records in the order of time, with the batches they are of.
+    pub fn runs(&self) -> impl Iterator<Item = (&Batch, &[u8])> {
+        self.runs
+            .iter()
+            .map(|(n, place)| (&self.batches[*n], &self.batches[*n].records[place.clone()]))
+    }
+}
+
 impl ReorderBuffer {
-    /// Takes what is due for a report, in batches in the order of time.
-    pub fn due(&mut self, hold: bool) -> Vec<Batch> {
+    /// Takes what is due for a report.
+    pub fn due(&mut self, hold: bool) -> DueRecords {
         if !hold {
-            return in_order(std::mem::take(&mut self.batches), u64::MAX, &mut self.batches);
+            return in_order(mem::take(&mut self.batches), u64::MAX, &mut self.batches);
         }
         let newest = self.batches.iter().map(|batch| batch.tsc).max();
         self.marks.extend(newest.map(|tsc| (Instant::now(), tsc)));
         let over = self.marks.partition_point(|(came, _)| came.elapsed() >= HOLD_TIME);
         let Some(until) = self.marks.drain(..over).map(|(_, tsc)| tsc).max() else {
-            return Vec::new();
+            return DueRecords::default();
         };
-        in_order(std::mem::take(&mut self.batches), until, &mut self.batches)
+        in_order(mem::take(&mut self.batches), until, &mut self.batches)
     }
 }
 
-/// Takes the records not newer than `until`, in order; newer ones go to `rest`.
-fn in_order(mut all: Vec<Batch>, until: u64, rest: &mut Vec<Batch>) -> Vec<Batch> {
-    let mut due = Vec::new();
-    if let [_] = &all[..]
-        && until == u64::MAX
-    {
-        due.append(&mut all);
-        return due;
-    }
-    let mut records: Vec<(u64, usize, Vec<u8>)> = Vec::new();
-    for (n, batch) in all.iter().enumerate() {
-        let mut at = 0;
-        let mut later = Vec::new();
+/// Takes the records not newer than `until`, in order; newer ones go to `rest`. A batch has its records in the order of time.
+fn in_order(all: Vec<Batch>, until: u64, rest: &mut Vec<Batch>) -> DueRecords {
+    let mut due = DueRecords::default();
+    let mut records: Vec<(u64, usize, Range<usize>)> = Vec::new();
+    for mut batch in all {
+        let first = tap::records(&batch.records).next().map(|record| record.moment.tsc);
+        // Most are newer, where a vCPU makes many: they are not looked at again and again.
+        if first.is_some_and(|tsc| tsc > until) {
+            rest.push(batch);
+            continue;
+        }
+        let (n, mut at, mut has_newer) = (due.batches.len(), 0, false);
         for record in tap::records(&batch.records) {
-            let bytes = &batch.records[at..at + record.len()];
-            at += record.len();
-            if record.moment.tsc <= until {
-                records.push((record.moment.tsc, n, bytes.to_vec()));
-            } else {
-                later.extend_from_slice(bytes);
+            let tsc = record.moment.tsc;
+            has_newer = tsc > until;
+            if has_newer {
+                break;
             }
+            records.push((tsc, n, at..at + record.len()));
+            at += record.len();
         }
-        if !later.is_empty() {
-            rest.push(Batch { records: later, ..*batch });
+        if has_newer {
+            rest.push(Batch { records: batch.records.split_off(at), ..batch });
         }
+        due.batches.push(batch);
     }
     records.sort_by_key(|(tsc, ..)| *tsc);
-    for (_, n, bytes) in records {
-        let Batch { vcpu, tsc, ns, .. } = all[n];
-        match due.last_mut() {
-            Some(last) if last.vcpu == vcpu && last.tsc == tsc => last.records.extend(bytes),
-            _ => due.push(Batch { vcpu, records: bytes, tsc, ns }),
+    for (_, n, place) in records {
+        match due.runs.last_mut() {
+            Some((last, run)) if *last == n && run.end == place.start => run.end = place.end,
+            _ => due.runs.push((n, place)),
         }
     }
     due
@@ -100,11 +120,12 @@ mod tests {
         Batch { vcpu, records, tsc, ns: 0 }
     }
 
-    fn times(batches: &[Batch]) -> Vec<(usize, u64)> {
-        let of = |batch: &Batch| -> Vec<(usize, u64)> {
-            tap::records(&batch.records).map(|record| (batch.vcpu, record.moment.tsc)).collect()
-        };
-        batches.iter().flat_map(of).collect()
+    fn times_of(batch: &Batch, records: &[u8]) -> Vec<(usize, u64)> {
+        tap::records(records).map(|record| (batch.vcpu, record.moment.tsc)).collect()
+    }
+
+    fn times(due: &DueRecords) -> Vec<(usize, u64)> {
+        due.runs().flat_map(|(batch, records)| times_of(batch, records)).collect()
     }
 
     #[test]
@@ -113,14 +134,16 @@ mod tests {
         let mut reorder = ReorderBuffer { batches, ..ReorderBuffer::default() };
         assert_eq!(times(&reorder.due(true)), [], "not yet");
         assert_eq!(times(&reorder.due(false)), [(0, 1), (1, 2), (1, 3), (0, 4), (1, 5)]);
-        assert!(reorder.due(false).is_empty());
+        assert_eq!(times(&reorder.due(false)), []);
     }
 
     #[test]
     fn what_came_later_is_held_longer() {
         let mut rest = Vec::new();
-        let due = in_order(vec![batch(0, &[1, 4]), batch(1, &[2, 6])], 3, &mut rest);
+        let all = vec![batch(0, &[1, 4]), batch(1, &[2, 6]), batch(1, &[7, 8])];
+        let due = in_order(all, 3, &mut rest);
         assert_eq!(times(&due), [(0, 1), (1, 2)]);
-        assert_eq!(times(&rest), [(0, 4), (1, 6)]);
+        let rest: Vec<_> = rest.iter().map(|batch| times_of(batch, &batch.records)).collect();
+        assert_eq!(rest, [vec![(0, 4)], vec![(1, 6)], vec![(1, 7), (1, 8)]]);
     }
 }

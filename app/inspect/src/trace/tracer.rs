@@ -247,11 +247,16 @@ impl VcpuTracer {
         back.filter(|_| ends && !plan.has_exits_of(moment.rip))
     }
 
-    /// The events of a batch of records, in the order of these.
-    pub fn events_of(&mut self, batch: &Batch, began: u64) -> Vec<Event> {
-        self.returns.clone_from(&lock(&self.tracer.shared.returns));
-        let mut rest = &batch.records[..];
-        for record in tap::records(&batch.records) {
+    /// The events of records of a batch, in the order of these.
+    pub fn events_of(&mut self, batch: &Batch, records: &[u8], began: u64) -> Vec<Event> {
+        let returns = lock(&self.tracer.shared.returns);
+        // There are only ever more.
+        if returns.len() != self.returns.len() {
+            self.returns.clone_from(&returns);
+        }
+        drop(returns);
+        let mut rest = records;
+        for record in tap::records(records) {
             let len = record.len().min(rest.len());
             let (bytes, behind) = rest.split_at(len);
             rest = behind;

@@ -14,6 +14,10 @@ use super::{trace::TraceFormat, trace_dat::TraceDat};
 pub(super) trait Shown {
     /// Shows one.
     fn show(&mut self, event: &Event) -> io::Result<()>;
+    /// There are none at the moment.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
     /// There are no more.
     fn finish(&mut self) -> io::Result<()>;
 }
@@ -37,6 +41,9 @@ impl Shown for Text {
         let seconds = *ns as f64 / 1e9;
         writeln!(self.0, "{seconds:12.6} {comm} {tid} {}", words(event))
     }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
     fn finish(&mut self) -> io::Result<()> {
         self.0.flush()
     }
@@ -59,6 +66,9 @@ struct Json(Box<dyn Write>);
 impl Shown for Json {
     fn show(&mut self, event: &Event) -> io::Result<()> {
         writeln!(self.0, "{}", serde_json::to_string(event)?)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
     fn finish(&mut self) -> io::Result<()> {
         self.0.flush()

@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     io::{self, BufRead, BufReader, BufWriter, Read, Write},
     net::Shutdown,
-    os::unix::net::UnixStream,
+    os::{fd::BorrowedFd, unix::net::UnixStream},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -15,8 +15,11 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use inspect::trace::{Line, Orders, Request};
-use ring3_trace::filter::{Filter, FilterError};
+use inspect::trace::{Line, Orders, Request, TraceOutput};
+use ring3_trace::{
+    Lines,
+    filter::{Filter, FilterError},
+};
 use vmm::Inspector;
 
 use super::{
@@ -28,6 +31,8 @@ use crate::{failure::Failure, output};
 
 /// Bytes of a line of a client's, at the most: what it writes to memory is in one.
 const MOST_LINE: u64 = 256 << 10;
+/// Bytes of the ring by which events come.
+const RING: u64 = 4 << 20;
 
 /// How events are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -90,7 +95,7 @@ pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()
     let mut reader = BufReader::new(client.try_clone()?);
     let mut line = String::new();
     reader.by_ref().take(MOST_LINE).read_line(&mut line)?;
-    let output = Arc::new(Mutex::new(BufWriter::new(client.try_clone()?)));
+    let output = Arc::new(Mutex::new(ClientOutput(BufWriter::new(client.try_clone()?))));
     let refused = |problem: String| tell(&output, &Line::Error(problem));
     let request: Request = match serde_json::from_str(&line) {
         Ok(request) => request,
@@ -115,11 +120,33 @@ pub(super) fn serve(inspector: &Inspector, client: &UnixStream) -> io::Result<()
     served.and(flushed)
 }
 
+/// A client's connection.
+struct ClientOutput(BufWriter<UnixStream>);
+
+impl Write for ClientOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl TraceOutput for ClientOutput {
+    fn pass_with(&mut self, descriptor: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
+        self.0.flush()?;
+        let (first, rest) = bytes.split_at(bytes.len().min(1));
+        ring3_trace::pass(self.0.get_ref(), first, descriptor)?;
+        self.0.write_all(rest)
+    }
+}
+
 /// Answers orders until the client goes. They wait until the trace has begun.
 fn obey(
     begun: &Receiver<Orders>,
     mut reader: BufReader<UnixStream>,
-    output: &Mutex<BufWriter<UnixStream>>,
+    output: &Mutex<ClientOutput>,
 ) -> io::Result<()> {
     let mut orders = None;
     loop {
@@ -133,7 +160,7 @@ fn obey(
     }
 }
 
-fn tell(output: &Mutex<BufWriter<UnixStream>>, line: &Line) -> io::Result<()> {
+fn tell(output: &Mutex<ClientOutput>, line: &Line) -> io::Result<()> {
     let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
     let text = serde_json::to_string(line)?;
     output.write_all(text.as_bytes())?;
@@ -147,9 +174,13 @@ pub fn trace(arguments: &TraceArguments) -> Result<u8, Failure> {
         Filter::new(filter).map_err(|wrong| no_filter(filter, &wrong))?;
     }
     let output = watched::output(arguments.output.as_deref(), arguments.machine.as_deref())?;
-    let mut shown = shown::new(arguments.format, output);
+    let mut shown = shown::new(arguments.format, Box::new(BufWriter::new(output)));
     let follow = |target: &Target, wait| follow(arguments, target, wait, &mut *shown);
     watched::watch(arguments.machine.as_deref(), &arguments.command, "trace", follow)
+}
+
+fn nothing_traced() -> Failure {
+    Failure::host("the machine ended before it could be traced")
 }
 
 /// Points at what is wrong.
@@ -167,34 +198,41 @@ fn follow(
 ) -> Result<(), Failure> {
     let TraceArguments { events, comm, pid, filter, .. } = arguments;
     let (comm, filter) = (comm.clone(), filter.clone());
-    let request =
-        Request { events: events.clone(), comm, pid: *pid, filter, wait, ..Request::default() };
-    let mut machine = watched::ask(target, ControlOrder::Trace, &request, wait)?;
-    let told = show(&mut machine, shown);
+    let (events, ring) = (events.clone(), Some(RING));
+    let request = Request { events, comm, pid: *pid, filter, wait, ring, ..Request::default() };
+    let machine = watched::ask(target, ControlOrder::Trace, &request, wait)?;
+    let told = show(machine, shown);
     let finished = shown.finish();
     finished.map_err(|error| Failure::host(format!("machine {}: {error}", target.machine)))?;
     told
 }
 
-fn show(machine: &mut BufReader<UnixStream>, shown: &mut dyn Shown) -> Result<(), Failure> {
-    let (mut lost, mut started) = (0, false);
-    watched::each_line(machine, |line| {
+fn show(machine: BufReader<UnixStream>, shown: &mut dyn Shown) -> Result<(), Failure> {
+    let output = |error: io::Error| Failure::host(format!("output: {error}"));
+    // The connection ends with the machine, however that ends.
+    let Ok(mut lines) = Lines::new(machine, true) else { return Err(nothing_traced()) };
+    let (mut lost, mut started, mut flushed) = (0, false, Ok(()));
+    loop {
+        let line = lines.next(|| {
+            flushed = shown.flush();
+            Ok(())
+        });
+        std::mem::replace(&mut flushed, Ok(())).map_err(output)?;
         match line {
-            Line::Event(event) => {
-                shown.show(&event).map_err(|error| Failure::host(format!("output: {error}")))?;
-            }
-            Line::Lost(count) => lost += count,
-            Line::Started { probes } => {
+            Ok(Some(Line::Event(event))) => shown.show(&event).map_err(output)?,
+            Ok(Some(Line::Lost(count))) => lost += count,
+            Ok(Some(Line::Started { probes })) => {
                 started = true;
                 tracing::debug!(probes, "trace begins");
             }
-            Line::Error(problem) => return Err(Failure::host(problem)),
-            Line::Answer(_) => {} // nothing was asked
+            Ok(Some(Line::Error(problem))) => return Err(Failure::host(problem)),
+            Ok(Some(Line::Answer(_) | Line::Wake)) => {} // nothing was asked
+            Ok(None) | Err(_) => break,
         }
-        Ok(())
-    })?;
+    }
+    lost += lines.lost();
     if !started {
-        return Err(Failure::host("the machine ended before it could be traced"));
+        return Err(nothing_traced());
     }
     if lost != 0 {
         output::complain(&format!("{lost} events were lost: more came than could be written"));

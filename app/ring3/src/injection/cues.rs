@@ -14,7 +14,7 @@ use std::{
 };
 
 use faults::Cue;
-use inspect::trace::{self, Line, Orders, Request};
+use inspect::trace::{self, Line, Orders, Request, TraceOutput};
 use ring3_trace::Stops;
 use vmm::Inspector;
 
@@ -100,6 +100,8 @@ impl Write for Told {
         Ok(())
     }
 }
+
+impl TraceOutput for Told {}
 
 impl Told {
     /// A line of the trace: a vCPU stands at what was waited for, until it is told to go.

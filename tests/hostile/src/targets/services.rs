@@ -40,6 +40,7 @@ fn seeds() -> Vec<Vec<u8>> {
         r#"{"events": ["syscall", "exec", "irq", "exception", "signal"], "filter": "ret < 0 and path ~ \"/etc/*\""}"#,
         r#"{"events": ["watch:init_task+10:1048576", "return:f"], "pid": 1, "comm": "init"}"#,
         r#"{"events": ["port", "mmio", "msr", "vector", "engine"], "filter": "cpu == 0 or dur > 1ms"}"#,
+        r#"{"events": ["exec", "virtio"], "ring": 18446744073709551615}"#,
         r#"{"events": ["syscall:openat"], "filter": "not (flags & O_CREAT) and arg0 >= -1"}"#,
     ];
     let lines = traces.map(|request| format!("{request}\n{orders}").into_bytes());
