@@ -98,18 +98,27 @@ pub fn engine(
 ) -> Result<EngineOptions, Failure> {
     let EngineArguments { lock_step, translate_user, .. } = *arguments;
     let user_dispatch = arguments.user_dispatch();
-    let kind = kind(arguments.engine, lock_step.is_some(), translate_user, user_dispatch)?;
+    let (unpatched, traced) = (arguments.unpatched(), arguments.traced());
+    let asked = user_dispatch || unpatched;
+    let kind = kind(arguments.engine, lock_step.is_some(), translate_user, asked)?;
     check_isolation(arguments.guest_isolation, kind, translate_user)?;
     let direct = matches!(kind, EngineKind::Auto | EngineKind::Fast) && !translate_user;
+    if traced && arguments.guest_isolation == Some(GuestIsolation::Strict) {
+        return Err(Failure::usage(
+            "--system-calls ptrace: with --guest-isolation strict another one than the tracer hands calls over; leave out one",
+        ));
+    }
     let strict = match arguments.guest_isolation {
         Some(chosen) => chosen == GuestIsolation::Strict,
-        None => usual == GuestIsolation::Strict && direct && probe::can_isolate(),
+        None => usual == GuestIsolation::Strict && direct && !traced && probe::can_isolate(),
     };
     let without_keys =
         arguments.guest_isolation.is_some_and(|chosen| chosen != GuestIsolation::Keys);
     let fast = FastOptions {
         lock_step,
         user_dispatch,
+        unpatched,
+        traced,
         unmap_flushed: arguments.unmap_flushed(),
         scattered: arguments.scattered(),
         interpret_narrow: arguments.user32 == User32::Interpret,

@@ -164,6 +164,7 @@ fn start(
 ) -> Result<RunningMachine, Failure> {
     let machine = made.machine;
     let sandbox = arguments.sandbox.with(arguments.devices);
+    sandbox.permits(&arguments.engine)?;
     sandbox.prepare(&machine)?;
     if let (Some(faults), Some(parts)) = (faults, made.disturbed) {
         let events = sender.clone();

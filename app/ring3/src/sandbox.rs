@@ -7,7 +7,7 @@ use crate::{
     failure::Failure,
     machine::tell_engine,
     spawner,
-    values::{DevicesChoice, SandboxChoice},
+    values::{DevicesChoice, EngineArguments, SandboxChoice},
 };
 
 /// Whether a machine's process shuts itself in.
@@ -22,6 +22,19 @@ impl SandboxChoice {
 }
 
 impl Sandbox {
+    /// Refuses what a process that is shut in cannot do.
+    ///
+    /// # Errors
+    /// The engine is to trace its processes.
+    pub fn permits(self, engine: &EngineArguments) -> Result<(), Failure> {
+        match self.0 && engine.traced() {
+            true => Err(Failure::usage(
+                "--system-calls ptrace: a process that is shut in traces nobody; give --sandbox off, too",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// Makes the machine wait until this process is shut in, and gives up capabilities and names. The machine's threads start later,
     /// and so have none.
     ///

@@ -163,6 +163,16 @@ impl EngineArguments {
         self.system_calls == SystemCalls::Dispatch
     }
 
+    /// System calls come by trap each time.
+    pub fn unpatched(&self) -> bool {
+        matches!(self.system_calls, SystemCalls::Trap | SystemCalls::Ptrace)
+    }
+
+    /// Processes with guest code have a tracer.
+    pub fn traced(&self) -> bool {
+        self.system_calls == SystemCalls::Ptrace
+    }
+
     /// How programs with many scattered pages are run.
     pub fn scattered(&self) -> Scattered {
         match self.scattered {
@@ -200,6 +210,10 @@ pub enum SystemCalls {
     Seccomp,
     /// By syscall user dispatch, in addition to the filter (Linux 5.11; slower)
     Dispatch,
+    /// By the filter's trap each time, however often a program makes them
+    Trap,
+    /// The same, and a tracer hears of each first (ptrace; needs --sandbox off)
+    Ptrace,
 }
 
 /// The most virtual CPUs that a command's machine has where no option says how many.

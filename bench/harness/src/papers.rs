@@ -3,7 +3,7 @@
 //! A paper's machine is of another century, so only multiples of native are compared. docs/papers.md says what each paper did.
 
 use crate::{
-    record::{NATIVE, Report},
+    record::{NATIVE, Report, Row},
     table::{grid, multiple_text, quantity},
 };
 
@@ -192,6 +192,47 @@ pub fn rows() -> Vec<String> {
     rows
 }
 
+/// A stage of the ladder of 000: what it is, and the environment that has it.
+type Stage = (&'static str, &'static str);
+const LADDER: [Stage; 6] = [
+    ("calls come by ptrace", "ring3:ptrace"),
+    ("calls come by a trap in the process", "ring3:trap"),
+    ("the kernel runs interpreted", "ring3:direct"),
+    ("the kernel is closed in a process of its own", "ring3:strict"),
+    ("spaces change by unmapping", "ring3:unmap"),
+    ("calls by patched sites, kernel translated, slots", RING3),
+];
+
+/// What is measured at each stage.
+pub fn ladder_rows() -> Vec<String> {
+    ["getppid", "pipe", "fork"].map(str::to_owned).to_vec()
+}
+
+/// The environments that the stages are.
+pub fn ladder_peers() -> Vec<String> {
+    LADDER.iter().map(|(_, environment)| (*environment).to_owned()).collect()
+}
+
+/// The ladder of 000 as ours; empty if a report has none of its slow stages.
+pub fn ladder(report: &Report) -> String {
+    let rows: Vec<_> = ladder_rows().iter().filter_map(|name| report.row(name)).collect();
+    let is_there = |environment: &str| rows.iter().any(|row| row.results.contains_key(environment));
+    if !LADDER.iter().any(|(_, environment)| *environment != RING3 && is_there(environment)) {
+        return String::new();
+    }
+    let mut lines = vec![vec!["000's ladder, ours".to_owned()]];
+    lines[0].extend(rows.iter().map(|row| row.name.clone()));
+    for (stage, environment) in [("native", NATIVE)].iter().chain(&LADDER) {
+        let cell = |row: &&Row| {
+            let median = row.results.get(*environment).and_then(|result| result.median());
+            median.map_or_else(|| "not measured".to_owned(), |median| quantity(median, &row.unit))
+        };
+        let cells = std::iter::once((*stage).to_owned()).chain(rows.iter().map(cell));
+        lines.push(cells.collect());
+    }
+    format!("\n{}", grid(&lines))
+}
+
 /// All tables, with a report's results beside them.
 pub fn render(report: &Report) -> String {
     let machine = &report.machine;
@@ -235,8 +276,7 @@ impl PaperFigures {
 
 /// Ring3's multiple of native, and both figures.
 fn ring3(report: &Report, name: &str) -> [String; 2] {
-    let row = report.rows.iter().find(|row| row.name == name);
-    let found = row.and_then(|row| {
+    let found = report.row(name).and_then(|row| {
         let median = |environment| row.results.get(environment)?.median();
         let (native, ring3) = (median(NATIVE)?, median(RING3)?);
         let figures = format!("{} of {}", quantity(ring3, &row.unit), quantity(native, &row.unit));
@@ -266,6 +306,21 @@ mod tests {
     }
 
     #[test]
+    fn the_ladder_has_a_line_for_each_stage() {
+        let results = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results/");
+        let file = Path::new(results).join("2026-11-23-full-amd.json");
+        let mut report = Report::read(&file).expect("a result");
+        for row in &mut report.rows {
+            let fast = row.results.get(RING3).cloned();
+            row.results.extend(fast.map(|fast| ("ring3:ptrace".to_owned(), fast)));
+        }
+        let text = ladder(&report);
+        let line = |what: &str| text.lines().find(|line| line.starts_with(what)).expect("a line");
+        assert!(line("calls come by ptrace").contains("ns"), "{text}");
+        assert!(line("spaces change by unmapping").contains("not measured"), "{text}");
+    }
+
+    #[test]
     fn a_result_of_ours_is_shown_beside_them() {
         let results = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results/");
         let file = Path::new(results).join("2026-11-23-full-amd.json");
@@ -275,6 +330,7 @@ mod tests {
         assert!(line("getpid").contains("ns of"), "{text}");
         assert!(line("kernel build").contains(" s of "), "{text}");
         assert!(line("the same for ARM").contains("pending"), "{text}");
+        assert_eq!(ladder(&report), "", "a result without slow stages has no ladder");
         // Each row is one that there is, or that the full result has.
         let known = |name: &String| report.rows.iter().any(|row| row.name == *name);
         assert!(rows().iter().all(|name| known(name) || program::ROWS.contains(&name.as_str())));

@@ -157,6 +157,11 @@ impl Row {
 }
 
 impl Report {
+    /// The row of this name, if it was measured.
+    pub fn row(&self, name: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.name == name)
+    }
+
     /// Reads what [`Report::write`] wrote.
     ///
     /// # Errors

@@ -182,6 +182,12 @@ fn pages(common: &Arc<Common>, modes: Modes) -> Result<Pages, Error> {
     if modes.options.user_dispatch {
         pages.use_dispatch().map_err(Error::Start)?;
     }
+    if modes.options.unpatched {
+        pages.leave_sites();
+    }
+    if modes.options.traced {
+        pages.trace();
+    }
     if modes.options.unmap_flushed {
         pages.unmap_flushed();
     }

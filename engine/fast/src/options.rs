@@ -32,6 +32,10 @@ pub struct Options {
     pub lock_step: Option<LockStep>,
     /// The host hands over system calls of 64-bit user code by syscall user dispatch.
     pub user_dispatch: bool,
+    /// System calls of user code come by trap each time: their sites are not patched.
+    pub unpatched: bool,
+    /// Processes with guest code are traced: what stops them comes by ptrace.
+    pub traced: bool,
     /// Host mappings of pages that the guest's page tables do not say any more are taken away, not closed.
     pub unmap_flushed: bool,
     /// How programs are run that have more scattered pages than there can be mappings.

@@ -22,6 +22,8 @@ pub const MODES: Modes = Modes { user: User::Direct, kernel_translated: true, op
 pub const OPTIONS: Options = Options {
     lock_step: None,
     user_dispatch: false,
+    unpatched: false,
+    traced: false,
     unmap_flushed: false,
     scattered: Scattered::Lookup,
     interpret_narrow: false,

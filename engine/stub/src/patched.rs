@@ -159,6 +159,9 @@ pub fn resume_at(s: &Shared, rip: u64) -> u64 {
 
 /// System calls come often from `rip`, or from elsewhere.
 pub fn is_warm(s: &mut Shared, rip: u64) -> bool {
+    if s.setup.unpatched != 0 {
+        return false;
+    }
     let Some(heat) = s.patched.heat.get_mut((rip ^ rip >> 8) as usize % HEAT) else { return false };
     *heat = heat.wrapping_add(1);
     let warm = *heat == HOT;

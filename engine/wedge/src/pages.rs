@@ -59,6 +59,8 @@ pub struct Pages {
     taps: MemoryObject<Taps>,
     turns: Turns,
     pub(crate) user_dispatch: bool,
+    pub(crate) unpatched: bool,
+    pub(crate) traced: bool,
     pub(crate) keeps: bool,
     strict: bool,
     keys: bool,
@@ -90,6 +92,8 @@ impl Pages {
             taps: MemoryObject::new("ring3-taps", size_of::<Taps>())?,
             turns: Turns::new()?,
             user_dispatch: false,
+            unpatched: false,
+            traced: false,
             keeps: true,
             strict: false,
             keys: crate::keys(),
@@ -124,6 +128,7 @@ impl Pages {
         new.told_changed = true;
         new.turns = self.turns.clone();
         (new.user_dispatch, new.keeps) = (self.user_dispatch, self.keeps);
+        (new.unpatched, new.traced) = (self.unpatched, self.traced);
         (new.strict, new.keys, new.narrow) = (self.strict, self.keys, self.narrow);
         std::mem::swap(&mut new.taps, &mut self.taps);
         *self = new;
@@ -170,6 +175,16 @@ impl Pages {
         }
         self.user_dispatch = true;
         Ok(())
+    }
+
+    /// Wedges started from now on get each of user code's system calls by trap: no site is patched.
+    pub fn leave_sites(&mut self) {
+        self.unpatched = true;
+    }
+
+    /// Wedges started from now on are traced by threads of this process, which see each of their signals first.
+    pub fn trace(&mut self) {
+        self.traced = true;
     }
 
     /// Wedges started from now on unmap what the guest's page tables do not say any more, rather than close

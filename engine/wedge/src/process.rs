@@ -122,7 +122,8 @@ impl Wedge {
             user: sides.as_ref().map(BothSides::of_kernel).transpose()?,
         };
         let turns = pages.turns().clone();
-        let (pid, user) = start_processes(&parts, &setup, sides.as_ref(), (&turns, number))?;
+        let (pid, user) =
+            start_processes(&parts, &setup, sides.as_ref(), (&turns, number), pages.traced)?;
         let mut wedge = Self {
             pid,
             shared,
@@ -356,6 +357,7 @@ fn start_processes(
     setup: &Setup,
     sides: Option<&BothSides>,
     (turns, number): (&Turns, usize),
+    traced: bool,
 ) -> Result<(i32, Option<i32>), Error> {
     let mut user = None;
     if let Some(sides) = sides {
@@ -365,6 +367,9 @@ fn start_processes(
     }
     let started = starter::start(parts).inspect_err(|_| turns.end(number))?;
     let pid = started.number();
+    if traced {
+        started.trace()?;
+    }
     turns.adopt(number, started);
     Ok((pid, user))
 }
@@ -381,6 +386,7 @@ fn setup(ram: &WedgeRam<'_>, pages: &Pages, number: usize) -> io::Result<Setup> 
         key,
         searched: pages.searches().into(),
         user_dispatch: pages.user_dispatch.into(),
+        unpatched: pages.unpatched.into(),
         narrow: pages.narrow.into(),
         keeps: pages.keeps.into(),
         ram_len,

@@ -153,6 +153,9 @@ mod tests {
         fn signal(&self, _: i32) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
+        fn trace(&self) -> std::io::Result<()> {
+            Ok(())
+        }
         fn end(&self) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }

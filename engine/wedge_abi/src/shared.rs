@@ -49,6 +49,8 @@ pub struct Setup {
     pub searched: u64,
     /// Not zero: user code's system calls are to come by syscall user dispatch.
     pub user_dispatch: u64,
+    /// Not zero: each system call of user code is to come by trap, however often it is made.
+    pub unpatched: u64,
     /// Not zero: 32-bit user code is to run directly.
     pub narrow: u64,
     /// Not zero: what is mapped may be shown again, or with other rights, by changing its protection.

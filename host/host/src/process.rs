@@ -83,6 +83,11 @@ pub trait Child: fmt::Debug + Send + Sync {
     fn number(&self) -> i32;
     /// Sends it a signal with a number; nothing happens if it has ended.
     fn signal(&self, number: i32);
+    /// From now on it stands still at each signal until a thread of this process, made for it, has let it go on with that.
+    ///
+    /// # Errors
+    /// The host lets this process trace nobody.
+    fn trace(&self) -> io::Result<()>;
     /// Ends it and waits until it has ended.
     fn end(&self);
     /// How it has ended, if it has. Told once.

@@ -11,6 +11,8 @@ use std::{
 
 use host::End;
 
+use crate::trace;
+
 /// A child of this process.
 #[derive(Debug)]
 pub struct LinuxChild {
@@ -88,6 +90,10 @@ impl host::Child for LinuxChild {
 
     fn signal(&self, number: i32) {
         Self::signal(self, number);
+    }
+
+    fn trace(&self) -> io::Result<()> {
+        trace::begin(self.number(), self.pidfd.try_clone()?)
     }
 
     fn end(&self) {

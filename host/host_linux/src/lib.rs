@@ -24,6 +24,7 @@ pub mod process;
 pub mod spawner;
 pub mod streams;
 pub mod terminal;
+mod trace;
 pub mod usage;
 pub mod user;
 

@@ -95,6 +95,17 @@ fn linux_6_1_cloud_with_user_dispatch() -> Result<()> {
     boots_and_works(Guest::new(Kernel::BookwormCloud).with("--system-calls=dispatch"))
 }
 
+/// Each call comes by trap, and a tracer hears of it first: the stages of a paper, which are slow and right.
+#[test]
+fn linux_6_1_cloud_with_calls_by_trap_and_by_ptrace() -> Result<()> {
+    boots_and_works(Guest::new(Kernel::BookwormCloud).with("--system-calls=trap"))?;
+    let traced = Guest::new(Kernel::BookwormCloud).with("--system-calls=ptrace");
+    boots_and_works(traced.with("--sandbox=off"))?;
+    let shut_in = Guest::new(Kernel::BookwormCloud).with("--system-calls=ptrace").boots()?;
+    ensure!(shut_in.code == Some(2) && shut_in.messages.contains("--sandbox off"), "{shut_in:?}");
+    Ok(())
+}
+
 /// Its host mappings are taken away with each flush, and made anew.
 #[test]
 fn linux_6_1_cloud_with_flushed_pages_unmapped() -> Result<()> {

@@ -52,10 +52,10 @@ Examples:
 ";
 
 /// What to measure.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// Environments to measure, separated by commas: ring3 (all engines), ring3:ENGINE, ring3:strict, qemu, uml, gvisor [default: all there are, of ring3 fast and strict]
+    /// Environments to measure, separated by commas: ring3 (all engines), ring3:ENGINE, ring3:strict, ring3:ptrace, ring3:trap, ring3:unmap, qemu, uml, gvisor [default: all there are, of ring3 fast and strict]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     peers: Vec<String>,
     /// Rows to measure, or groups of them, separated by commas; `programs` and `network`
@@ -132,6 +132,9 @@ pub fn bench(arguments: &Arguments) -> Result<u8> {
     let setup = files.setup(directory.path(), &arguments.append, ring3)?;
     let report = measure(arguments, &setup)?;
     print!("{}", arguments.rendered(&report));
+    if let Some(ladder) = arguments.ladder() {
+        print!("{}", papers::ladder(&measure(&ladder, &setup)?));
+    }
     Ok(before.map_or(0, |suffix| tell(&compare::suffixed(&report, &suffix))))
 }
 
@@ -195,7 +198,18 @@ fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
 
 impl Arguments {
     fn rendered(&self, report: &Report) -> String {
-        if self.papers { papers::render(report) } else { table::render(report) }
+        match self.papers {
+            true => papers::render(report) + &papers::ladder(report),
+            false => table::render(report),
+        }
+    }
+
+    /// What measures the slow stages, which would take hours for all rows: where the papers' tables are asked for and nothing else.
+    fn ladder(&self) -> Option<Self> {
+        let all = self.papers && self.rows.is_empty() && self.peers.is_empty();
+        let (rows, peers) = (papers::ladder_rows(), papers::ladder_peers());
+        let (json, html, resume) = (None, None, false);
+        all.then(|| Self { rows, peers, json, html, resume, ..self.clone() })
     }
 
     /// Rows to measure; none for all.

@@ -197,6 +197,7 @@ fn start(
     servers::tell_losses(move |what| drop(lost.send(SessionEvent::Lost(what))));
     let on_end = move |ended| drop(sender.send(SessionEvent::Ended(ended)));
     let sandbox = arguments.sandbox.with(arguments.devices);
+    sandbox.permits(&arguments.engine)?;
     sandbox.prepare(&machine)?;
     sandbox.start(machine, on_end)
 }

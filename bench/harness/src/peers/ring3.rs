@@ -1,4 +1,5 @@
-//! ring3, by each of its engines, and the fast one also with programs closed off from the guest's kernel (`ring3:strict`).
+//! ring3, by each of its engines, and the fast one also with programs closed off from the guest's kernel (`ring3:strict`) and in
+//! slow ways, to be compared with (`ring3:ptrace`, `ring3:trap`, `ring3:unmap`).
 
 use std::{path::Path, process::Command};
 
@@ -32,12 +33,24 @@ fn environments(engines: &[String], isolates: bool) -> Vec<Environment> {
     };
     let plain = engines.iter().map(|engine| (engine.clone(), told(engine, FAST)));
     let strict = engines.iter().filter(|engine| isolates && *engine == FAST);
-    plain.chain(strict.map(|engine| (STRICT.to_owned(), told(engine, STRICT)))).collect()
+    let strict = strict.map(|engine| (STRICT.to_owned(), told(engine, STRICT)));
+    let has_slow = isolates && engines.iter().any(|engine| engine == FAST);
+    let slow = SLOW.iter().filter(|_| has_slow).map(|(name, options)| {
+        let options = options.iter().map(|word| (*word).to_owned());
+        ((*name).to_owned(), told(FAST, FAST).into_iter().chain(options).collect())
+    });
+    plain.chain(strict).chain(slow).collect()
 }
 
 /// The engine that runs programs directly; the isolation that costs nothing has the same name.
 const FAST: &str = "fast";
 const STRICT: &str = "strict";
+/// Slow ways to do what the fast engine does: names, and what the program is told besides.
+const SLOW: [(&str, &[&str]); 3] = [
+    ("ptrace", &["--system-calls", "ptrace", "--sandbox", "off"]),
+    ("trap", &["--system-calls", "trap"]),
+    ("unmap", &["--flushed", "unmap"]),
+];
 
 /// Whether a ring3 can be told how programs are kept from their kernel.
 fn isolates(program: &Path) -> bool {
@@ -113,7 +126,8 @@ mod tests {
             |all: &[(String, _)]| -> Vec<_> { all.iter().map(|one| one.0.clone()).collect() };
         assert_eq!(names(&of(false)), ["interp", "fast"]);
         assert_eq!(of(false)[1].1, ["--engine", "fast"]);
-        assert_eq!(names(&of(true)), ["interp", "fast", "strict"]);
+        assert_eq!(names(&of(true)), ["interp", "fast", "strict", "ptrace", "trap", "unmap"]);
+        assert_eq!(of(true)[5].1[4..], ["--flushed", "unmap"]);
         assert_eq!(of(true)[0].1, ["--engine", "interp"]);
         assert_eq!(of(true)[1].1, ["--engine", "fast", "--guest-isolation", "fast"]);
         assert_eq!(of(true)[2].1, ["--engine", "fast", "--guest-isolation", "strict"]);
