@@ -178,10 +178,9 @@ pub fn disk_body(
 ) -> Result<Opened, Failure> {
     // A thread that listens to orders can begin only when the process is in its sandbox.
     let start_listening = faults.as_mut().map(Faults::postpone);
-    let device = Box::new(disk.body(index, faults)?.with_queues(queues));
+    let device = disk.body(index, queues, faults)?;
     let start = move || {
         start_listening.map_or(Ok(()), |start| start())?;
-        let device: Box<dyn VirtioDevice> = device;
         Ok((device, None))
     };
     Ok(Opened { served: Served::Disk, start: Box::new(start) })
@@ -218,8 +217,7 @@ pub fn net_body(
     let start = move || {
         let (device, connect) = open()?;
         connect(Arc::new(bell.ringer()));
-        let device: Box<dyn VirtioDevice> = Box::new(device.with_pairs(pairs));
-        Ok((device, Some(bell)))
+        Ok((device.with_pairs(pairs), Some(bell)))
     };
     Ok(Opened { served, start: Box::new(start) })
 }

@@ -17,7 +17,7 @@ use crate::{
     debian::{self, DebianArguments},
     failure::Failure,
     foreign,
-    injection::{Elsewhere, Faults, Injection},
+    injection::{self, Elsewhere, Faults, Injection},
     servers,
     values::{DevicesChoice, MemorySize},
 };
@@ -68,10 +68,15 @@ impl DiskChoice {
         queues: u16,
         faults: Option<&Injection>,
     ) -> Result<Attachment, Failure> {
-        match self {
-            Self::Image(disk) => disk.attach(index, devices, queues, faults),
-            Self::Foreign(socket) => foreign::disk(socket),
-        }
+        let attachment = match self {
+            Self::Image(disk) => disk.attach(index, devices, queues, faults)?,
+            Self::Foreign(socket) => foreign::disk(socket)?,
+        };
+        let plug = faults.and_then(|faults| faults.plug(Target::Disk(index)));
+        Ok(match plug {
+            Some(plug) => injection::connect(attachment, plug),
+            None => attachment,
+        })
     }
 }
 
@@ -127,15 +132,20 @@ impl DiskArgument {
         Ok(true)
     }
 
-    /// Opens it as the machine's disk of this number. One that is in use is tried for a moment: the machine that has it may have
+    /// Opens it as the machine's disk of this number, with so many queues. One that is in use is tried for a moment: the machine that has it may have
     /// been killed, and its device not be gone yet.
-    pub fn body(&self, index: usize, faults: Option<Faults>) -> Result<Block, Failure> {
-        let mut backend = self.open()?;
-        if let Some(faults) = faults {
-            backend = faults.of_disk(backend, index)?;
-        }
+    pub fn body(
+        &self,
+        index: usize,
+        queues: u16,
+        faults: Option<Faults>,
+    ) -> Result<Box<dyn VirtioDevice>, Failure> {
+        let backend = self.open()?;
         let serial = self.serial.clone().unwrap_or_else(|| format!("ring3-disk{index}"));
-        Ok(Block::new(backend, &serial))
+        let disk = |backend| Box::new(Block::new(backend, &serial).with_queues(queues));
+        let Some(faults) = faults else { return Ok(disk(backend)) };
+        let (backend, rogue) = faults.of_disk(backend, index)?;
+        Ok(rogue.spoil(disk(backend)))
     }
 
     /// Where it is served. A damaged qcow2 image that is written to can end the process that does it: that is never the monitor.
@@ -175,8 +185,7 @@ impl DiskArgument {
             // The guest asks, the host only answers.
             DevicesChoice::Inline => {
                 let faults = faults.and_then(|faults| faults.inline(target));
-                let disk = self.body(index, faults)?.with_queues(queues);
-                Ok(Attachment::new(Box::new(disk), drop))
+                Ok(Attachment::new(self.body(index, queues, faults)?, drop))
             }
             DevicesChoice::Processes | DevicesChoice::Near | DevicesChoice::Apart => {
                 let faults = faults.and_then(|faults| faults.elsewhere(target));

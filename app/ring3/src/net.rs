@@ -7,16 +7,16 @@ use std::{
     sync::Arc,
 };
 
-use faults::{Plug, PluggedNet, Target};
+use faults::{Plug, PluggedNet, Rogue, Target};
 use usernet::{Forward, NetworkConfig, Reach};
 use vhost_user::{Nearness, Reserve, Served};
-use virtio::{Doorbell, NET_RECEIVE, Net, NetBackend, Notify};
+use virtio::{NET_RECEIVE, Net, NetBackend, Notify, VirtioDevice};
 use vmm::Attachment;
 
 use crate::{
     failure::Failure,
     foreign,
-    injection::{Elsewhere, Faults, Injection},
+    injection::{self, Elsewhere, Faults, Injection},
     servers,
     values::DevicesChoice,
 };
@@ -34,7 +34,24 @@ pub struct NetArgument {
 pub type Connect = Box<dyn FnOnce(Notify) + Send>;
 
 /// Starts an interface whose descriptors are open. Returns its body, and what connects the doorbell for received frames.
-pub type Open = Box<dyn FnOnce() -> Result<(Net, Connect), Failure>>;
+pub type Open = Box<dyn FnOnce() -> Result<(Interface, Connect), Failure>>;
+
+/// An interface that has yet to be given its queues.
+pub struct Interface {
+    net: Net,
+    rogue: Option<Rogue>,
+}
+
+impl Interface {
+    /// Its body, with so many pairs of queues.
+    pub fn with_pairs(self, pairs: u16) -> Box<dyn VirtioDevice> {
+        let net = Box::new(self.net.with_pairs(pairs));
+        match self.rogue {
+            Some(rogue) => rogue.spoil(net),
+            None => net,
+        }
+    }
+}
 
 /// What it is connected to.
 #[derive(Clone, Debug)]
@@ -193,7 +210,7 @@ impl NetArgument {
         index: usize,
     ) -> Result<Attachment, Failure> {
         let (net, connect) = self.open(mac, faults, index)?()?;
-        Ok(Attachment::new(Box::new(net.with_pairs(pairs)), |doorbell| {
+        Ok(Attachment::new(net.with_pairs(pairs), |doorbell| {
             connect(Arc::new(move || doorbell.ring(NET_RECEIVE)));
         }))
     }
@@ -263,13 +280,8 @@ impl NetArgument {
 
 /// An interface with a cable that can be pulled.
 fn plugged(attachment: Attachment, plug: Plug) -> Attachment {
-    let Attachment { device, execution, connect, release } = attachment;
-    let device = Box::new(PluggedNet::new(device, plug.clone()));
-    let connect = Box::new(move |doorbell: Doorbell| {
-        plug.connect(doorbell.clone());
-        connect(doorbell);
-    });
-    Attachment { device, execution, connect, release }
+    let device = Box::new(PluggedNet::new(attachment.device, plug.clone()));
+    injection::connect(Attachment { device, ..attachment }, plug)
 }
 
 fn wire(
@@ -293,15 +305,18 @@ fn interface(
     mac: [u8; 6],
     faults: Option<Faults>,
     index: usize,
-) -> Result<(Net, Connect), Failure> {
-    let Some(faults) = faults else { return Ok((Net::new(cable, mac), connect)) };
-    let cable = faults.of_net(cable, index)?;
+) -> Result<(Interface, Connect), Failure> {
+    let Some(faults) = faults else {
+        return Ok((Interface { net: Net::new(cable, mac), rogue: None }, connect));
+    };
+    let (cable, rogue) = faults.of_net(cable, index)?;
     let ringer = cable.ringer();
     let connect_both: Connect = Box::new(move |ring| {
         connect(Arc::clone(&ring));
         ringer(ring);
     });
-    Ok((Net::new(Box::new(cable), mac), connect_both))
+    let net = Net::new(Box::new(cable), mac);
+    Ok((Interface { net, rogue: Some(rogue) }, connect_both))
 }
 
 fn wire_failure(error: cables::CableError) -> Failure {

@@ -71,7 +71,7 @@ mod running;
 mod transport;
 pub mod vsock;
 
-pub use block::{Block, BlockBackend, BrokenDisk, SECTOR};
+pub use block::{Block, BlockBackend, BlockRequest, BrokenDisk, SECTOR};
 pub use chain::{Buffer, Chain, MAX_CHAIN};
 pub use console::{
     Console, ConsoleInput, ConsoleSize, InputBuffer, RECEIVE as CONSOLE_RECEIVE,
@@ -80,7 +80,7 @@ pub use console::{
 pub use device::VirtioDevice;
 pub use fs::{FileServer, Fs, MAX_MESSAGE as FS_MAX_MESSAGE};
 pub use net::{Net, NetBackend, RECEIVE as NET_RECEIVE, TRANSMIT as NET_TRANSMIT};
-pub use queue::{Interrupt, Queue, RingError, Shape};
+pub use queue::{Answer, Interrupt, Queue, RingError, Shape, Tamper};
 pub use request_log::{LogReader, REQUEST_LOG_LEN, RequestLog, RequestNote};
 pub use rng::Rng;
 pub use runner::{Doorbell, Execution};

@@ -77,6 +77,22 @@ pub struct Shape {
 /// How the driver is interrupted for one queue; this is all a queue knows of the transport.
 pub type Interrupt = Arc<dyn Fn() + Send + Sync>;
 
+/// What a request is given back with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The head of its chain: of which request it is.
+    pub id: u32,
+    /// Bytes written.
+    pub len: u32,
+    /// How far the used index is ahead of what was given back, until the next request is.
+    pub ahead: u16,
+    /// The driver is interrupted before there is anything for it.
+    pub is_spurious: bool,
+}
+
+/// Makes another of an answer, on purpose: faults are injected by it.
+pub type Tamper = Arc<dyn Fn(&Chain, &DmaMemory, &mut Answer) + Send + Sync>;
+
 /// A virtqueue the driver enabled.
 pub struct Queue {
     ring: Ring,
@@ -94,6 +110,8 @@ pub struct Queue {
     is_quiet: bool,
     /// Where its requests are noted, and its number there.
     log: Option<(Arc<RequestLog>, u16)>,
+    /// What falsifies its answers.
+    tamper: Option<Tamper>,
 }
 
 /// Requests that a quiet queue's driver is not told of at the most: of 64, it must get some back.
@@ -149,12 +167,18 @@ impl Queue {
             told: 0,
             is_quiet: false,
             log: None,
+            tamper: None,
         })
     }
 
     /// Has its requests noted as those of a queue of this number.
     pub fn log_to(&mut self, log: Arc<RequestLog>, number: u16) {
         self.log = Some((log, number));
+    }
+
+    /// Has its answers falsified.
+    pub fn tamper_with(&mut self, tamper: impl FnOnce() -> Tamper) {
+        self.tamper.get_or_insert_with(tamper);
     }
 
     /// Where the driver put it.
@@ -255,9 +279,31 @@ impl Queue {
     /// The used ring is not accessible.
     pub fn complete(&mut self, chain: Chain, written: u32) -> Result<(), RingError> {
         self.note_end(&chain, written);
+        if let Some(tamper) = self.tamper.clone() {
+            return self.complete_falsely(&chain, written, &tamper);
+        }
         let result = self.ring.add_used(&self.memory, chain.head, written);
         self.used_something = true;
         result.map_err(|_| RingError::Memory)
+    }
+
+    fn complete_falsely(
+        &mut self,
+        chain: &Chain,
+        written: u32,
+        tamper: &Tamper,
+    ) -> Result<(), RingError> {
+        let honest = Answer { id: chain.head.into(), len: written, ahead: 0, is_spurious: false };
+        let mut answer = honest;
+        tamper(chain, &self.memory, &mut answer);
+        if answer.is_spurious {
+            (self.interrupt)();
+        }
+        let used = self.ring.next_used();
+        self.write_used(used, answer.id, answer.len)?;
+        self.ring.set_next_used(used.wrapping_add(1));
+        self.used_something = true;
+        self.publish(used.wrapping_add(1).wrapping_add(answer.ahead))
     }
 
     /// Gives several requests back at once: a driver that looks at the ring meanwhile, as one that polls does,
@@ -266,11 +312,15 @@ impl Queue {
     /// # Errors
     /// The used ring is not accessible.
     pub fn complete_together(&mut self, mut requests: Vec<(Chain, u32)>) -> Result<(), RingError> {
+        if self.tamper.is_some() {
+            let mut requests = requests.into_iter();
+            return requests.try_for_each(|(chain, written)| self.complete(chain, written));
+        }
         let Some((last, written)) = requests.pop() else { return Ok(()) };
         let mut next = self.ring.next_used();
         for (chain, written) in requests {
             self.note_end(&chain, written);
-            self.write_used(next, chain.head, written)?;
+            self.write_used(next, chain.head.into(), written)?;
             next = next.wrapping_add(1);
         }
         self.ring.set_next_used(next);
@@ -284,11 +334,18 @@ impl Queue {
     }
 
     /// Writes an element of the used ring, which the driver looks at once the index has passed it.
-    fn write_used(&self, index: u16, head: u16, written: u32) -> Result<(), RingError> {
+    fn write_used(&self, index: u16, head: u32, written: u32) -> Result<(), RingError> {
         let at = self.shape.used + 4 + u64::from(index % self.shape.size) * 8;
         let element = u64::from(head) | u64::from(written) << 32;
         let memory = &self.memory;
         memory.write_obj(element.to_le(), GuestAddress(at)).map_err(|_| RingError::Memory)
+    }
+
+    /// Writes the used ring's index: what is before it is the driver's.
+    fn publish(&self, index: u16) -> Result<(), RingError> {
+        let at = GuestAddress(self.shape.used + 2);
+        let stored = self.memory.store(index.to_le(), at, Ordering::Release);
+        stored.map_err(|_| RingError::Memory)
     }
 
     /// DeviceInterrupts the driver for what was given back since the last call, if it wants that. For

@@ -99,6 +99,39 @@ impl NetAction {
     }
 }
 
+/// What a disk or a network interface says to its driver against virtio's rules (virtio 1.2, 2.7.8 and 5.2.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProtocolAction {
+    /// The used ring's index is so many requests ahead, until the next one is given back.
+    UsedIndex(u16),
+    /// A request is given back by this number of a chain.
+    UsedId(u32),
+    /// So many bytes were written, it says.
+    UsedLength(u32),
+    /// The status of a disk's request.
+    Status(u8),
+    /// The driver is interrupted before there is anything for it.
+    Spurious,
+}
+
+impl ProtocolAction {
+    /// A word for one of these.
+    pub(crate) fn is_such(action: &toml::Value) -> bool {
+        let keys = ["used-index", "used-id", "used-length", "status"];
+        action.as_str() == Some("spurious") || keys.iter().any(|key| action.get(key).is_some())
+    }
+
+    pub(crate) fn problem(self, on: Target) -> Option<&'static str> {
+        match self {
+            Self::UsedIndex(0) => Some("used-index = 0 is where it belongs"),
+            Self::Status(_) if !matches!(on, Target::Disk(_)) => Some("status: disks have one"),
+            Self::Status(0..=2) => Some("status: 0 to 2 mean something; 3 to 255 do not"),
+            _ => None,
+        }
+    }
+}
+
 /// What goes wrong with message-signalled interrupts, which PCI devices send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -127,6 +160,8 @@ pub enum MachineAction {
     LinkDown(Duration),
     /// It is down for good.
     Unplugged,
+    /// The driver of a disk or network is told that its configuration has changed, which is not so.
+    ConfigChange,
     /// Bits of memory are flipped.
     Flip(Flip),
     /// A bit of memory is set to a value again and again.
@@ -229,15 +264,17 @@ impl Place {
 }
 
 impl MachineAction {
-    /// A word for something that happens to a network's link, not to its frames.
-    pub(crate) fn is_of_link(action: &toml::Value) -> bool {
-        action.as_str() == Some("unplugged") || action.get("link-down").is_some()
+    /// A word for something that happens to a device, not to its requests.
+    pub(crate) fn is_of_device(action: &toml::Value) -> bool {
+        let is_word = matches!(action.as_str(), Some("unplugged" | "config-change"));
+        is_word || action.get("link-down").is_some()
     }
 
     pub(crate) fn problem(&self, on: Target) -> Option<&'static str> {
         let belongs = match self {
             Self::PowerCut | Self::Reset | Self::Pause(_) | Self::Stuck => on == Target::Machine,
             Self::LinkDown(_) | Self::Unplugged => matches!(on, Target::Net(_)),
+            Self::ConfigChange => matches!(on, Target::Disk(_) | Target::Net(_)),
             Self::Register(_) | Self::WrongResult(_) | Self::MachineCheck(_) => {
                 on == Target::Machine
             }
@@ -250,7 +287,7 @@ impl MachineAction {
                 "do: the machine has power-cut, reset, pause, stuck, register, wrong-result and machine-check; ram has flip, \
                  stuck-bit and memory-error; \
                  clock has step, drift and stop; interrupts have lost, duplicate and spurious; networks have link-down and \
-                 unplugged",
+                 unplugged; disks and networks have config-change",
             ),
             Self::Flip(Flip::Random(0) | Flip::Of { bits: 0, .. }) => Some("flip = 0 flips no bit"),
             Self::Flip(Flip::At(place)) => place.problem(),

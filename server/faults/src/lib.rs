@@ -13,7 +13,8 @@
 //! - `schedule`: decides for each request which faults strike it. One random generator per device, seeded by the scenario:
 //!   the same requests in the same order meet the same faults.
 //! - `disk`, `cache`: a faulty disk. For power cuts it remembers what the last flush left on the disk.
-//! - `net`: a faulty cable.
+//! - `net`: a faulty cable; `plug`: one that is pulled.
+//! - `rogue`: a device that breaks virtio's rules.
 //! - `actions`: what can go wrong; `hardware`: what hardware finds and tells of. `clock`, `interrupts`: a faulty clock, and faulty interrupts of PCI devices. What else strikes at
 //!   a time is for the monitor to do.
 //! - `record`: what was injected.
@@ -22,16 +23,19 @@ mod actions;
 mod cache;
 mod clock;
 mod disk;
+mod forward;
 mod hardware;
 mod interrupts;
 mod net;
 mod plug;
 mod record;
+mod rogue;
 mod scenario;
 mod schedule;
 
 pub use actions::{
-    Bit, DiskAction, Flip, InterruptAction, MachineAction, NetAction, Place, REGISTERS, StuckBit,
+    Bit, DiskAction, Flip, InterruptAction, MachineAction, NetAction, Place, ProtocolAction,
+    REGISTERS, StuckBit,
 };
 pub use chipset::{MachineError, Severity};
 pub use clock::FaultyClock;
@@ -41,6 +45,7 @@ pub use interrupts::FaultyInterrupts;
 pub use net::{FaultyNet, NetControl};
 pub use plug::{Plug, PluggedNet};
 pub use record::{Effect, Record, Recorder, Struck};
+pub use rogue::Rogue;
 pub use scenario::{Cue, Fault, Scenario, ScenarioError, Target, Timed};
 pub use schedule::{DeviceRequest, Op, Schedule};
 

@@ -1,5 +1,5 @@
 //! A network interface whose cable can be pulled: its driver is told that the link is down. What happens to frames meanwhile is up to
-//! the network's own process ([`crate::NetControl::set_link`]).
+//! the network's own process ([`crate::NetControl::set_link`]). Drivers of disks, too, can be told of changes that are none.
 
 use std::sync::{
     Arc, OnceLock,
@@ -7,6 +7,8 @@ use std::sync::{
 };
 
 use virtio::{Doorbell, Net, Queue, RingError, VirtioDevice};
+
+use crate::forward::forward_rest;
 
 /// The end of a cable, in and out.
 #[derive(Clone, Default)]
@@ -22,6 +24,11 @@ impl Plug {
     /// Tells the driver of the interface whether there is a link from now on.
     pub fn set_link(&self, up: bool) {
         self.0.out.store(!up, Ordering::SeqCst);
+        self.announce();
+    }
+
+    /// Tells the driver of a device that its configuration has changed, which need not be so.
+    pub fn announce(&self) {
         self.0.doorbell.get().into_iter().for_each(Doorbell::config_changed);
     }
 
@@ -54,57 +61,11 @@ impl VirtioDevice for PluggedNet {
         config
     }
 
-    fn device_type(&self) -> u16 {
-        self.device.device_type()
-    }
-
-    fn class(&self) -> u32 {
-        self.device.class()
-    }
-
-    fn features(&self) -> u64 {
-        self.device.features()
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        self.device.queue_sizes()
-    }
-
-    fn config_write(&mut self, offset: usize, data: &[u8]) {
-        self.device.config_write(offset, data);
-    }
-
-    fn negotiated(&mut self, features: u64) {
-        self.device.negotiated(features);
-    }
-
     fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
         self.device.process(index, queue)
     }
 
-    fn take_due(&mut self) -> Option<usize> {
-        self.device.take_due()
-    }
-
-    fn stop(&mut self, index: usize) {
-        self.device.stop(index);
-    }
-
-    fn forget(&mut self, index: usize) {
-        self.device.forget(index);
-    }
-
-    fn is_replaceable(&self) -> bool {
-        self.device.is_replaceable()
-    }
-
-    fn is_patient(&self, index: usize) -> bool {
-        self.device.is_patient(index)
-    }
-
-    fn reset(&mut self) {
-        self.device.reset();
-    }
+    forward_rest!();
 }
 
 #[cfg(test)]

@@ -53,6 +53,18 @@ pub enum Effect {
     Corrupted(Vec<(u64, u8, u8)>),
     /// What was read was garbage.
     Garbage,
+    /// The used ring's index was so far ahead.
+    UsedIndex(u16),
+    /// A request was given back as this one, but as that one in the used ring.
+    UsedId(u32, u32),
+    /// So many bytes were written, but so many by the used ring.
+    UsedLength(u32, u32),
+    /// The request's status was this.
+    Status(u8),
+    /// The driver was interrupted before there was anything for it.
+    Interrupted,
+    /// The driver was told of a configuration that had not changed.
+    ConfigChange,
     /// A frame was sent twice.
     Duplicated,
     /// A frame was overtaken by the next one.

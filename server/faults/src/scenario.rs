@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, fmt, ops::Range, path::PathBuf, str::FromStr, t
 use serde::{Deserialize, de};
 
 use crate::{
-    actions::{DiskAction, InterruptAction, MachineAction, NetAction, duration, some_duration},
+    actions::{
+        DiskAction, InterruptAction, MachineAction, NetAction, ProtocolAction, duration,
+        some_duration,
+    },
     schedule::Op,
 };
 
@@ -145,6 +148,7 @@ pub struct Scenario {
     pub seed: u64,
     disks: Vec<(usize, Fault<DiskAction>)>,
     nets: Vec<(usize, Fault<NetAction>)>,
+    protocol: Vec<(Target, Fault<ProtocolAction>)>,
     interrupts: Vec<Fault<InterruptAction>>,
     timed: Vec<Timed>,
 }
@@ -189,10 +193,11 @@ impl Scenario {
         }
         let disks = self.disks.iter().filter_map(|(n, fault)| of(Target::Disk(*n), fault));
         let nets = self.nets.iter().filter_map(|(n, fault)| of(Target::Net(*n), fault));
+        let protocol = self.protocol.iter().filter_map(|(on, fault)| of(*on, fault));
         let interrupts = self.interrupts.iter().filter_map(|fault| of(Target::Interrupts, fault));
         let timed = self.timed.iter();
         let timed = timed.filter_map(|it| Some((it.name.clone(), it.on, it.cue.clone()?)));
-        disks.chain(nets).chain(interrupts).chain(timed).collect()
+        disks.chain(nets).chain(protocol).chain(interrupts).chain(timed).collect()
     }
 
     /// Whether the power can go.
@@ -215,9 +220,15 @@ impl Scenario {
     pub fn targets(&self) -> BTreeSet<Target> {
         let disks = self.disks.iter().map(|(number, _)| Target::Disk(*number));
         let nets = self.nets.iter().map(|(number, _)| Target::Net(*number));
+        let protocol = self.protocol.iter().map(|(on, _)| *on);
         let interrupts = self.interrupts.iter().map(|_| Target::Interrupts);
         let timed = self.timed.iter().map(|fault| fault.on);
-        disks.chain(nets).chain(interrupts).chain(timed).collect()
+        disks.chain(nets).chain(protocol).chain(interrupts).chain(timed).collect()
+    }
+
+    /// What a disk or network says to its driver against the rules.
+    pub fn of_protocol(&self, on: Target) -> Vec<Fault<ProtocolAction>> {
+        of(&self.protocol, on)
     }
 
     /// The faults of a disk.
@@ -243,13 +254,18 @@ impl Scenario {
             on @ (Target::Machine | Target::Ram | Target::Clock | Target::Interrupts) => {
                 self.timed.push(entry.timed(name, on)?);
             }
+            on @ (Target::Disk(_) | Target::Net(_))
+                if MachineAction::is_of_device(&entry.action) =>
+            {
+                self.timed.push(entry.timed(name, on)?);
+            }
+            on @ (Target::Disk(_) | Target::Net(_)) if ProtocolAction::is_such(&entry.action) => {
+                self.protocol.push((on, entry.of_protocol(name, on)?));
+            }
             Target::Disk(number) => {
                 let action: DiskAction = action(entry.action.clone())?;
                 let (ops, problem) = (action.ops(), action.problem());
                 self.disks.push((number, entry.fault(name, action, ops, problem)?));
-            }
-            on @ Target::Net(_) if MachineAction::is_of_link(&entry.action) => {
-                self.timed.push(entry.timed(name, on)?);
             }
             Target::Net(number) => {
                 entry.refuses_sectors("a network has")?;
@@ -266,8 +282,8 @@ impl Scenario {
 const TWICE: &str = "another fault has the same name; give each its own";
 const SECTOR: u64 = virtio::SECTOR;
 
-fn of<A: Clone>(all: &[(usize, Fault<A>)], number: usize) -> Vec<Fault<A>> {
-    let of_it = all.iter().filter(|(of, _)| *of == number);
+fn of<T: PartialEq, A: Clone>(all: &[(T, Fault<A>)], device: T) -> Vec<Fault<A>> {
+    let of_it = all.iter().filter(|(of, _)| *of == device);
     of_it.map(|(_, fault)| fault.clone()).collect()
 }
 
@@ -367,6 +383,18 @@ impl Entry {
                 Ok(Timed { name, on, action, cue, after, times, every })
             }
         }
+    }
+
+    fn of_protocol(&self, name: &str, on: Target) -> Result<Fault<ProtocolAction>, String> {
+        let action: ProtocolAction = action(self.action.clone())?;
+        let ops: &[Op] = match on {
+            Target::Disk(_) => &[Op::Read, Op::Write, Op::Flush, Op::Discard],
+            _ => {
+                self.refuses_sectors("a network has")?;
+                &[Op::Send, Op::Receive]
+            }
+        };
+        self.fault(name, action, ops, action.problem(on))
     }
 
     fn fault<A>(
@@ -512,6 +540,22 @@ mod tests {
     }
 
     #[test]
+    fn devices_break_their_protocol() {
+        let text = "[[fault]]\non='disk0'\ndo={used-id=65535}\nop='read'\nsectors=[0, 8]\n\
+            [[fault]]\non='net1'\ndo='spurious'\n[[fault]]\non='disk1'\ndo='config-change'\n\
+            [[fault]]\non='disk0'\ndo={status=9}\nconsole='now'";
+        let scenario = Scenario::parse(text).expect("sound");
+        let [id, status] = &scenario.of_protocol(Target::Disk(0))[..] else { panic!("two") };
+        assert_eq!((id.action, &id.ops[..]), (ProtocolAction::UsedId(65535), &[Op::Read][..]));
+        assert_eq!((id.bytes.clone(), status.action), (Some(0..4096), ProtocolAction::Status(9)));
+        assert_eq!(scenario.of_protocol(Target::Net(1))[0].action, ProtocolAction::Spurious);
+        let [change] = scenario.timed() else { panic!("{scenario:?}") };
+        assert_eq!((change.on, &change.action), (Target::Disk(1), &MachineAction::ConfigChange));
+        assert!(scenario.of_disk(0).is_empty() && scenario.of_protocol(Target::Disk(1)).is_empty());
+        assert_eq!((scenario.cues().len(), scenario.targets().len()), (1, 3));
+    }
+
+    #[test]
     fn links_go_down_at_a_time() {
         let text = "[[fault]]\non='net1'\ndo={link-down='3s'}\nconsole='pull'\n\
             [[fault]]\non='net0'\ndo='unplugged'\nafter='9s'\n[[fault]]\non='net0'\ndo='loss'";
@@ -539,6 +583,13 @@ mod tests {
             ("[[fault]]\non = 'machine'\ndo = { register = { name = 'r16' } }", "rax to r15"),
             ("[[fault]]\non = 'ram'\ndo = { register = {} }", "ram has flip"),
             ("[[fault]]\non = 'machine'\ndo = 'unplugged'", "networks have link-down"),
+            ("[[fault]]\non = 'disk0'\ndo = 'unplugged'", "networks have link-down"),
+            ("[[fault]]\non = 'disk0'\ndo = { used-index = 0 }", "where it belongs"),
+            ("[[fault]]\non = 'disk0'\ndo = { status = 1 }", "mean something"),
+            ("[[fault]]\non = 'net0'\ndo = { status = 9 }", "disks have one"),
+            ("[[fault]]\non = 'net0'\ndo = { used-id = 9 }\nop = 'read'", "never meets it"),
+            ("[[fault]]\non = 'net0'\ndo = 'spurious'\nsectors = [1, 2]", "no sectors"),
+            ("[[fault]]\non = 'disk0'\ndo = 'config-change'\nrequest = 2", "not a request"),
             ("[[fault]]\non = 'net0'\ndo = 'unplugged'\nrequest = 2", "not a request"),
             ("colour = 1", "colour"),
             ("[[fault]]\non = 'disk0'\ndo = 'explode'", "explode"),

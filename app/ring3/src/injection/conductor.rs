@@ -352,6 +352,10 @@ impl Conductor {
                 self.due.push((at + time, Due::LinkUp(fault.on)));
                 Effect::LinkDown(Some(time.as_millis() as u64))
             }
+            MachineAction::ConfigChange => {
+                self.injection.announce(fault.on);
+                Effect::ConfigChange
+            }
             MachineAction::Flip(flip) => Effect::Corrupted(self.flip(flip)),
             MachineAction::StuckBit(bit) => {
                 let address = self.address_of(&bit.place())?;

@@ -29,8 +29,11 @@ use std::{
 };
 
 use clap::Args;
-use faults::{Effect, FaultyDisk, FaultyNet, Plug, Record, Recorder, Scenario, Schedule, Target};
-use virtio::{BlockBackend, NetBackend};
+use faults::{
+    Effect, FaultyDisk, FaultyNet, Plug, Record, Recorder, Rogue, Scenario, Schedule, Target,
+};
+use virtio::{BlockBackend, Doorbell, NetBackend};
+use vmm::Attachment;
 
 use conductor::Message;
 pub use conductor::{Act, ConductorParts};
@@ -130,7 +133,9 @@ impl Faults {
         }
         if let Some(fault) = scenario.timed().first() {
             let name = &fault.name;
-            return Err(wrong(format!("fault `{name}`: `ring3 serve` has no link to take down")));
+            return Err(wrong(format!(
+                "fault `{name}`: `ring3 serve` strikes requests, not at times"
+            )));
         }
         let log = Log::open(options.fault_log.as_deref())?;
         let recorder: Recorder = Box::new(move |record| {
@@ -160,13 +165,18 @@ impl Faults {
         self,
         backend: Box<dyn BlockBackend>,
         number: usize,
-    ) -> Result<Box<dyn BlockBackend>, Failure> {
+    ) -> Result<(Box<dyn BlockBackend>, Rogue), Failure> {
         let (on, faults) = (Target::Disk(number), self.scenario.of_disk(number));
-        let schedule = Schedule::new(on, faults, self.scenario.seed, self.recorder);
+        let [recorder, of_rogue] = for_two(self.recorder);
+        let rogue = rogue(&self.scenario, on, of_rogue);
+        let schedule = Schedule::new(on, faults, self.scenario.seed, recorder);
         let disk = FaultyDisk::new(backend, schedule, self.scenario.loses_power());
-        let control = disk.control();
+        let (control, spoiler) = (disk.control(), rogue.clone());
         let obedient = Box::new(move |order| match order {
-            FaultOrder::Arm(fault) => control.arm(&fault),
+            FaultOrder::Arm(fault) => {
+                control.arm(&fault);
+                spoiler.arm(&fault);
+            }
             FaultOrder::Link(_) => {}
             FaultOrder::Cut(fault) => {
                 if let Err(error) = control.cut(&fault) {
@@ -175,24 +185,59 @@ impl Faults {
             }
         });
         (self.command)(obedient).map_err(host)?;
-        Ok(Box::new(disk))
+        Ok((Box::new(disk), rogue))
     }
 
     /// A cable with its faults.
-    pub fn of_net(self, cable: Box<dyn NetBackend>, number: usize) -> Result<FaultyNet, Failure> {
+    pub fn of_net(
+        self,
+        cable: Box<dyn NetBackend>,
+        number: usize,
+    ) -> Result<(FaultyNet, Rogue), Failure> {
         let (on, faults) = (Target::Net(number), self.scenario.of_net(number));
-        let schedule = Schedule::new(on, faults, self.scenario.seed, self.recorder);
+        let [recorder, of_rogue] = for_two(self.recorder);
+        let rogue = rogue(&self.scenario, on, of_rogue);
+        let schedule = Schedule::new(on, faults, self.scenario.seed, recorder);
         let net = FaultyNet::new(cable, schedule).map_err(host)?;
-        let control = net.control();
+        let (control, spoiler) = (net.control(), rogue.clone());
         let obedient = Box::new(move |order| match order {
-            FaultOrder::Arm(fault) => control.arm(&fault),
+            FaultOrder::Arm(fault) => {
+                control.arm(&fault);
+                spoiler.arm(&fault);
+            }
             FaultOrder::Link(up) => control.set_link(up),
             // A network keeps nothing that it could lose.
             FaultOrder::Cut(_) => {}
         });
         (self.command)(obedient).map_err(host)?;
-        Ok(net)
+        Ok((net, rogue))
     }
+}
+
+/// What a device says to its driver against the rules.
+fn rogue(scenario: &Scenario, on: Target, recorder: Recorder) -> Rogue {
+    // Other choices than those of the device's other faults.
+    let seed = scenario.seed.rotate_left(32);
+    Rogue::new(Schedule::new(on, scenario.of_protocol(on), seed, recorder))
+}
+
+/// The same recorder twice.
+fn for_two(recorder: Recorder) -> [Recorder; 2] {
+    let shared = Arc::new(Mutex::new(recorder));
+    [(); 2].map(|()| {
+        let shared = Arc::clone(&shared);
+        Box::new(move |record: &Record| (lock(&shared))(record)) as Recorder
+    })
+}
+
+/// Has a device's driver be told by this plug of what has changed, or has not.
+pub fn connect(attachment: Attachment, plug: Plug) -> Attachment {
+    let Attachment { device, execution, connect, release } = attachment;
+    let connect = Box::new(move |doorbell: Doorbell| {
+        plug.connect(doorbell.clone());
+        connect(doorbell);
+    });
+    Attachment { device, execution, connect, release }
 }
 
 fn host(error: io::Error) -> Failure {
@@ -337,7 +382,7 @@ impl Injection {
         devices.get_mut(&target).map(|obedient| obedient(order)).is_some()
     }
 
-    /// What can be pulled of a network, if a fault does that.
+    /// What can be pulled of a network, or changes of a disk be told by, if a fault does that.
     pub fn plug(&self, target: Target) -> Option<Plug> {
         let pulls = self.0.scenario.timed().iter().any(|fault| fault.on == target);
         pulls.then(|| lock(&self.0.plugs).entry(target).or_default().clone())
@@ -347,6 +392,11 @@ impl Injection {
     fn set_link(&self, target: Target, up: bool) {
         self.tell(target, FaultOrder::Link(up));
         lock(&self.0.plugs).get(&target).into_iter().for_each(|plug| plug.set_link(up));
+    }
+
+    /// A device's driver is told of a configuration that has not changed.
+    fn announce(&self, target: Target) {
+        lock(&self.0.plugs).get(&target).into_iter().for_each(Plug::announce);
     }
 
     /// Devices that listen.

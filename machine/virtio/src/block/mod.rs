@@ -6,10 +6,11 @@ mod request;
 
 pub use backend::{BlockBackend, SECTOR};
 pub use broken::BrokenDisk;
+pub use request::BlockRequest;
 
 use crate::{Chain, Queue, RingError, VirtioDevice};
 use ram::DmaMemory;
-use request::{BlockRequest, RangeLimits, Reply};
+use request::{RangeLimits, Reply};
 use virtio_bindings::virtio_blk as spec;
 
 /// Entries of a queue.

@@ -15,17 +15,30 @@ const RANGE: usize = 16;
 
 /// What the driver asks for, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BlockRequest {
+pub enum BlockRequest {
     /// Read from the disk.
-    In { offset: u64, len: u64 },
+    In {
+        /// First byte on the disk.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
     /// Write to the disk.
-    Out { offset: u64, len: u64 },
+    Out {
+        /// First byte on the disk.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
     /// Make writes stable.
     Flush,
     /// The serial number.
     GetId,
     /// Discard, or write zeroes.
-    Ranges { zeroes: bool },
+    Ranges {
+        /// The latter.
+        zeroes: bool,
+    },
     /// A type this device does not know.
     Unknown,
     /// No header, or data that is not whole sectors, or sectors beyond any disk.
@@ -33,8 +46,11 @@ pub(super) enum BlockRequest {
 }
 
 impl BlockRequest {
-    /// Reads a request's header. The chain has room for the status.
-    pub(super) fn parse(chain: &Chain, memory: &DmaMemory) -> Result<Self, RingError> {
+    /// Reads a request's header.
+    ///
+    /// # Errors
+    /// The chain has no room for the status, or its memory is not accessible.
+    pub fn parse(chain: &Chain, memory: &DmaMemory) -> Result<Self, RingError> {
         if chain.readable.len() < HEADER {
             return Ok(Self::Malformed);
         }
@@ -42,7 +58,7 @@ impl BlockRequest {
         chain.readable.read(memory, 0, &mut header)?;
         let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
         let sector = u64::from_le_bytes(sector);
-        let data_in = chain.writable.len() - 1;
+        let data_in = chain.writable.len().checked_sub(1).ok_or(RingError::NoRoom)?;
         let data_out = chain.readable.len() - HEADER;
         Ok(match u32::from_le_bytes([t0, t1, t2, t3]) {
             spec::VIRTIO_BLK_T_IN => {
