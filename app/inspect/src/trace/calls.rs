@@ -19,6 +19,9 @@ const DESCRIPTION: &str = "__syscall_meta__";
 /// Where `struct pt_regs` has the arguments of a system call, and where of one of a 32-bit program.
 static PLACES: [u64; 6] = [112, 104, 96, 56, 72, 64];
 static NARROW_PLACES: [u64; 6] = [40, 88, 96, 104, 112, 32];
+/// What stands for all calls that there are not, and where `struct pt_regs` has the number that was asked for.
+const NO_CALL: &str = "ni_syscall";
+static NUMBER_PLACE: [u64; 6] = [120; 6];
 /// Arguments at the most.
 const ARGUMENTS: usize = 6;
 /// Letters of a text that are shown, as with strace.
@@ -150,6 +153,10 @@ impl Call {
 
     fn new(kernel: &LinuxKernel, ram: &Ram, function: &str, width: Width) -> Self {
         let (name, full) = (width.name_of(function), call_name(function));
+        if function == NO_CALL {
+            let (formats, parameters) = (vec![ArgumentFormat::Signed], vec!["nr".to_owned()]);
+            return Self { name, formats, parameters, width };
+        }
         let described = kernel.symbols.find(&format!("{DESCRIPTION}{function}"));
         let described = described.and_then(|at| described_as(kernel, ram, at, full));
         // A kernel that does not say has all that registers can hold.
@@ -165,7 +172,11 @@ impl Call {
 
     /// Where its arguments are in `struct pt_regs`.
     pub fn places(&self) -> &'static [u64; ARGUMENTS] {
-        if self.width == Width::Full { &PLACES } else { &NARROW_PLACES }
+        match self.width {
+            _ if self.name == NO_CALL => &NUMBER_PLACE,
+            Width::Full => &PLACES,
+            Width::Narrow | Width::Other => &NARROW_PLACES,
+        }
     }
 
     /// What of a register is an argument.
