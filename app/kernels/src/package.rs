@@ -103,7 +103,7 @@ impl KernelPackage {
     }
 
     /// Moves all modules to `lib/modules/RELEASE` of a folder, and lists them there. Returns the place of the list, relative to the
-    /// folder. [`KernelPackage::keep`] finds no modules any more then.
+    /// folder. Call [`KernelPackage::keep`] before this: afterwards it finds no modules.
     pub(crate) fn keep_tree(&self, fresh: &Path) -> Result<String> {
         let release = self.release();
         let folder = fresh.join("lib/modules");

@@ -6,8 +6,8 @@ use std::path::Path;
 use cables::PasstServer;
 use usernet::Forward;
 use vhost_user::{ConfigSource, Foreign, Nature, VhostUserError};
-use virtio::{Block, Fs, NET_RECEIVE, Net};
-use virtio_bindings::{virtio_blk as blk, virtio_ids as ids, virtio_net as net};
+use virtio::{Block, Fs, NET_RECEIVE, Net, device_id};
+use virtio_bindings::{virtio_blk as blk, virtio_net as net};
 use vmm::{Attachment, Execution};
 
 use crate::failure::Failure;
@@ -64,7 +64,7 @@ const NET_KNOWN: u64 = ((1 << 24) - 1) & !(1 << 4 | 1 << 6);
 pub fn disk(socket: &Path) -> Result<Attachment, Failure> {
     let nature = Nature {
         name: "disk",
-        device_type: ids::VIRTIO_ID_BLOCK as u16,
+        device_type: device_id::BLOCK,
         class: STORAGE,
         queues: &[128],
         known: DISK_KNOWN,
@@ -83,7 +83,7 @@ pub fn disk(socket: &Path) -> Result<Attachment, Failure> {
 pub fn share(socket: &Path, tag: &str) -> Result<Attachment, Failure> {
     let nature = Nature {
         name: "folder",
-        device_type: ids::VIRTIO_ID_FS as u16,
+        device_type: device_id::FS,
         class: STORAGE,
         queues: &[64, 256],
         known: SHARE_KNOWN,
@@ -124,7 +124,7 @@ pub fn passt(forwards: &[Forward], mac: [u8; 6]) -> Result<Attachment, Failure> 
 fn interface(mac: [u8; 6], mtu: Option<u16>) -> Nature {
     Nature {
         name: "network interface",
-        device_type: ids::VIRTIO_ID_NET as u16,
+        device_type: device_id::NET,
         class: ETHERNET,
         queues: &[256, 256],
         known: NET_KNOWN,

@@ -16,7 +16,7 @@ use crate::{control, failure::Failure, output};
 pub const PATIENCE: Duration = Duration::from_secs(2);
 /// How long traces may take to tell the rest of a machine that has ended by itself.
 const TELLING: Duration = Duration::from_secs(20);
-/// The same of one that somebody has ended, who waits for that.
+/// How long they may take of a machine that somebody has ended, who waits for its end.
 const TELLING_BRIEFLY: Duration = Duration::from_millis(500);
 
 /// Waits until all traces of a machine that has ended have told the rest, within reason.

@@ -38,7 +38,7 @@ impl Outcome {
         }
     }
 
-    /// Nobody has ended it from outside.
+    /// Whether the machine has ended by itself: nobody has ended it from outside.
     pub fn is_the_machines(&self) -> bool {
         !matches!(
             self,

@@ -1,8 +1,8 @@
 //! Events in a ring of memory that a service shares with the machine: none of them costs a call of either's kernel.
 //!
-//! The machine makes the memory, whose size is sealed, and passes its descriptor with the first byte of its first answer. The machine
-//! alone writes events. It believes nothing of what the service writes: its own place is its own variable, and a place of the service's
-//! that cannot be means that there is no room.
+//! The machine makes the memory, whose size is sealed, and passes its descriptor with the first byte of its first answer. Only the
+//! machine writes events. It trusts nothing that the service writes: how much it has written itself it keeps outside of the ring, and
+//! where the service says that it has read what cannot be, the ring counts as full.
 //!
 //! | bytes from | hold | written by |
 //! |---|---|---|
@@ -10,7 +10,7 @@
 //! | 64 | how many bytes of events have been written | the machine |
 //! | 128 | how many events were lost | the machine |
 //! | 192 | how many bytes of events have been read | the service |
-//! | 256 | 4 bytes: not zero if the service sleeps and wants the line `"wake"` on its socket | both |
+//! | 256 | 4 bytes, not zero while the service sleeps: the machine then sends it the line `"wake"` on the socket | both |
 //! | 4096 | the events, each at a multiple of 8 bytes, none beyond the end | the machine |
 //!
 //! An event has 48 bytes, and then kind, name, comm, result and arguments, each with a zero byte behind it. The numbers are little-endian:
@@ -45,7 +45,7 @@ const SLEEPS: usize = 256;
 const EVENTS: usize = 4096;
 /// Bytes of an event before its text.
 const HEAD: usize = 48;
-/// The rest of the ring is filled by this.
+/// In an event's length: this is no event, and fills the ring to its end.
 const FILLS: u32 = 1 << 31;
 /// Bytes of events that a ring can have.
 const SIZES: [u64; 2] = [64 << 10, 64 << 20];

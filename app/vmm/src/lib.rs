@@ -39,7 +39,7 @@ pub use fast::{LockStep, Options as FastOptions, Scattered, wedges};
 pub use inspector::Inspector;
 pub use machine::Machine;
 pub use running::{RunningMachine, check_fast_engine};
-pub use virtio::{Doorbell, Execution, LogReader, RequestNote, VirtioDevice};
+pub use virtio::{Doorbell, Execution, LogReader, RequestNote, VirtioDevice, device_id};
 pub use x86::{cpuid::CpuidResult, paravirt as kvm_features};
 
 #[cfg(test)]

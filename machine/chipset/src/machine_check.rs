@@ -75,7 +75,7 @@ impl Severity {
 pub struct MachineError {
     /// How bad it is.
     pub severity: Severity,
-    /// The bank that notes it; those that are not there are the last.
+    /// Number of the bank that notes it. Beyond the last bank it is the last one.
     pub bank: usize,
     /// The error code of the architecture (SDM 15.9).
     pub code: u16,

@@ -132,7 +132,7 @@ impl Console {
 
 impl VirtioDevice for Console {
     fn device_type(&self) -> u16 {
-        virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE as u16
+        crate::device_id::CONSOLE
     }
 
     fn class(&self) -> u32 {

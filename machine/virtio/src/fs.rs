@@ -115,7 +115,7 @@ impl Fs {
 
 impl VirtioDevice for Fs {
     fn device_type(&self) -> u16 {
-        virtio_bindings::virtio_ids::VIRTIO_ID_FS as u16
+        crate::device_id::FS
     }
 
     fn class(&self) -> u32 {

@@ -71,6 +71,24 @@ mod running;
 mod transport;
 pub mod vsock;
 
+/// Device IDs (virtio 1.2 chapter 5).
+pub mod device_id {
+    use virtio_bindings::virtio_ids as ids;
+
+    /// Network interface.
+    pub const NET: u16 = ids::VIRTIO_ID_NET as u16;
+    /// Disk.
+    pub const BLOCK: u16 = ids::VIRTIO_ID_BLOCK as u16;
+    /// Console.
+    pub const CONSOLE: u16 = ids::VIRTIO_ID_CONSOLE as u16;
+    /// Source of randomness.
+    pub const RNG: u16 = ids::VIRTIO_ID_RNG as u16;
+    /// Sockets to the host.
+    pub const VSOCK: u16 = ids::VIRTIO_ID_VSOCK as u16;
+    /// Shared folder.
+    pub const FS: u16 = ids::VIRTIO_ID_FS as u16;
+}
+
 pub use block::{Block, BlockBackend, BlockRequest, BrokenDisk, SECTOR};
 pub use chain::{Buffer, Chain, MAX_CHAIN};
 pub use console::{

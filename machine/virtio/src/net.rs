@@ -254,7 +254,7 @@ fn take_chains(
 
 impl VirtioDevice for Net {
     fn device_type(&self) -> u16 {
-        virtio_bindings::virtio_ids::VIRTIO_ID_NET as u16
+        crate::device_id::NET
     }
 
     fn class(&self) -> u32 {

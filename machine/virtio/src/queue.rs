@@ -90,7 +90,7 @@ pub struct Answer {
     pub is_spurious: bool,
 }
 
-/// Makes another of an answer, on purpose: faults are injected by it.
+/// Changes an answer on purpose, before the driver is given it: so faults are injected.
 pub type Tamper = Arc<dyn Fn(&Chain, &DmaMemory, &mut Answer) + Send + Sync>;
 
 /// A virtqueue the driver enabled.
@@ -176,7 +176,7 @@ impl Queue {
         self.log = Some((log, number));
     }
 
-    /// Has its answers falsified.
+    /// Has each answer changed before the driver is given it. `tamper` makes what changes them, once.
     pub fn tamper_with(&mut self, tamper: impl FnOnce() -> Tamper) {
         self.tamper.get_or_insert_with(tamper);
     }

@@ -118,7 +118,7 @@ impl RequestLog {
         Self::of(object)
     }
 
-    /// The log of the process that this is from.
+    /// Maps a log that another process has passed.
     ///
     /// # Errors
     /// It is none.

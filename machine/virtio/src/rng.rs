@@ -23,7 +23,7 @@ impl Rng {
 
 impl VirtioDevice for Rng {
     fn device_type(&self) -> u16 {
-        virtio_bindings::virtio_ids::VIRTIO_ID_RNG as u16
+        crate::device_id::RNG
     }
 
     fn class(&self) -> u32 {

@@ -173,7 +173,7 @@ fn word(bytes: &[u8; HEADER], at: usize) -> u32 {
 
 impl VirtioDevice for Vsock {
     fn device_type(&self) -> u16 {
-        virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK as u16
+        crate::device_id::VSOCK
     }
 
     fn class(&self) -> u32 {

@@ -116,7 +116,7 @@ pub enum ProtocolAction {
 }
 
 impl ProtocolAction {
-    /// A word for one of these.
+    /// Whether a scenario's `do` names one of these.
     pub(crate) fn is_such(action: &toml::Value) -> bool {
         let keys = ["used-index", "used-id", "used-length", "status"];
         action.as_str() == Some("spurious") || keys.iter().any(|key| action.get(key).is_some())
@@ -264,7 +264,7 @@ impl Place {
 }
 
 impl MachineAction {
-    /// A word for something that happens to a device, not to its requests.
+    /// Whether a scenario's `do` names what happens to a device as a whole, not to its requests.
     pub(crate) fn is_of_device(action: &toml::Value) -> bool {
         let is_word = matches!(action.as_str(), Some("unplugged" | "config-change"));
         is_word || action.get("link-down").is_some()

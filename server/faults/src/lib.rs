@@ -15,8 +15,8 @@
 //! - `disk`, `cache`: a faulty disk. For power cuts it remembers what the last flush left on the disk.
 //! - `net`: a faulty cable; `plug`: one that is pulled.
 //! - `rogue`: a device that breaks virtio's rules.
-//! - `actions`: what can go wrong; `hardware`: what hardware finds and tells of. `clock`, `interrupts`: a faulty clock, and faulty interrupts of PCI devices. What else strikes at
-//!   a time is for the monitor to do.
+//! - `actions`: what can go wrong; `hardware`: what hardware finds and tells of. `clock`, `interrupts`: a faulty clock, and faulty
+//!   interrupts of PCI devices. What else strikes at a time is for the monitor to do.
 //! - `record`: what was injected.
 
 mod actions;

@@ -1,5 +1,6 @@
 //! A network interface whose cable can be pulled: its driver is told that the link is down. What happens to frames meanwhile is up to
-//! the network's own process ([`crate::NetControl::set_link`]). Drivers of disks, too, can be told of changes that are none.
+//! the network's own process ([`crate::NetControl::set_link`]). A disk's driver, too, can be told that its
+//! configuration has changed, although it has not.
 
 use std::sync::{
     Arc, OnceLock,

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ram::DmaMemory;
-use virtio::{Answer, BlockRequest, Chain, Queue, RingError, Tamper, VirtioDevice};
+use virtio::{Answer, BlockRequest, Chain, Queue, RingError, Tamper, VirtioDevice, device_id};
 
 use crate::{
     Effect, ProtocolAction, Schedule,
@@ -14,16 +14,12 @@ use crate::{
     schedule::{DeviceRequest, Op},
 };
 
-/// Device IDs of those whose requests are known here.
-const NET: u16 = 1;
-const DISK: u16 = 2;
-
-/// Faults of what a device says to its driver.
+/// The faults of a device that answers its driver against virtio's rules.
 #[derive(Clone)]
 pub struct Rogue(Arc<Mutex<Schedule<ProtocolAction>>>);
 
 impl Rogue {
-    /// These.
+    /// Faults that strike as `schedule` says.
     pub fn new(schedule: Schedule<ProtocolAction>) -> Self {
         Self(Arc::new(Mutex::new(schedule)))
     }
@@ -33,7 +29,7 @@ impl Rogue {
         self.schedule().arm(fault);
     }
 
-    /// `device` with these faults. It is a disk or a network interface.
+    /// Wraps `device`, a disk or a network interface, so that it has these faults.
     pub fn spoil(self, device: Box<dyn VirtioDevice>) -> Box<dyn VirtioDevice> {
         Box::new(RogueDevice { device, rogue: self })
     }
@@ -42,7 +38,7 @@ impl Rogue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What falsifies the answers to requests of this kind.
+    /// The function that falsifies answers to requests of this kind.
     fn tamper(&self, kind: Kind) -> Tamper {
         let own = self.clone();
         Arc::new(move |chain, memory, answer| {
@@ -104,9 +100,9 @@ impl Kind {
     fn of(device: &dyn VirtioDevice, index: usize) -> Self {
         let queues = device.queue_sizes().len();
         match device.device_type() {
-            DISK => Self::Disk,
+            device_id::BLOCK => Self::Disk,
             // Behind the pairs there may be a queue for orders.
-            NET if index < queues / 2 * 2 => [Self::Receive, Self::Send][index % 2],
+            device_id::NET if index < queues / 2 * 2 => [Self::Receive, Self::Send][index % 2],
             _ => Self::Other,
         }
     }

@@ -45,6 +45,7 @@ const GETPID: u64 = 39;
 const UNAME: u64 = 63;
 const MMAP: u64 = 9;
 const MPROTECT: u64 = 10;
+const MUNMAP: u64 = 11;
 const FUTEX: u64 = 202;
 /// Bytes of the blob's text looked at.
 const TEXT: usize = 0x4000;
@@ -201,10 +202,11 @@ fn call_from(at: u64, number: u64, a: [u64; 6]) -> u64 {
     result
 }
 
-/// What has come of a call of the wedge's is looked at after all: most go on with what registers hold, and do not come back.
+/// The function that looks what a call of the wedge's has done, where the call does not come back: most crash in the wedge's code, by
+/// what registers hold.
 static LOOK: AtomicUsize = AtomicUsize::new(0);
 
-/// Has `look` say whether nothing has come of it, where the attempt meets its end.
+/// Has a signal that would end this process call `look` first, which says whether the attempt has achieved nothing.
 fn after_all(look: fn() -> bool) {
     #[repr(C)]
     struct Action(extern "C" fn(i32), [u64; 16], i32, usize);
@@ -245,15 +247,17 @@ fn hit() -> bool {
     false
 }
 
-/// One of the wedge's calls, for an attempt, and whether the wedge's secret is closed to programs.
+/// A SYSCALL instruction of the wedge's, to which attempts jump.
 #[derive(Clone, Copy)]
 struct Call {
+    /// GVA of the instruction.
     at: u64,
+    /// Programs cannot read the secret that the wedge's calls carry.
     closed: bool,
 }
 
 impl Call {
-    /// Each process has its own.
+    /// The secret that this process's calls carry, where a program can read it.
     fn secret(self) -> u64 {
         // SAFETY: mapped, where it is not closed.
         if self.closed { 0x0123_4567_89ab_cdef } else { unsafe { ptr::read_volatile(SHARED as *const u64) } }
@@ -281,7 +285,7 @@ impl Call {
         })
     }
 
-    /// Makes a call that would have the attempt write at its first argument; it must not be able to.
+    /// Makes a call after which memory at its first argument might be writable, and writes there. The write must end the attempt.
     fn aims_by(self, number: u64, arguments: [u64; 6]) -> bool {
         AIM.store(arguments[0] as usize, Relaxed);
         after_all(hit);
@@ -299,7 +303,12 @@ impl Call {
         self.makes_writable(JOURNAL)
     }
 
-    /// The same: to do without what it is told.
+    /// The same: to do without what its process is told.
+    fn unmaps_nothing(self) -> bool {
+        self.aims_by(MUNMAP, [JOURNAL as u64, 4096, 0, 0, 0, self.secret()])
+    }
+
+    /// The same: to put something else in its place.
     fn replaces_nothing(self) -> bool {
         self.maps(JOURNAL as u64, 0x8011, 0)
     }
@@ -391,6 +400,7 @@ fn host_calls(o: &mut Outcome) {
         o.attempt(&format!("mmap at {at:#x}"), Needs::Nothing, Unharmed, || from.maps_nothing());
         o.attempt(&format!("guest RAM at {at:#x}"), Needs::Wedge, Killed, || from.maps_no_memory());
         o.attempt(&format!("journal at {at:#x}"), Needs::Wedge, Killed, || from.opens_nothing());
+        o.attempt(&format!("no journal at {at:#x}"), Needs::Wedge, Killed, || from.unmaps_nothing());
         o.attempt(&format!("another journal at {at:#x}"), Needs::Wedge, Killed, || from.replaces_nothing());
         o.attempt(&format!("hand over at {at:#x}"), Needs::Wedge, Unharmed, || from.hands_over());
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 use xtask::{
     assets::{Assets, Kernel},
     checks,
@@ -126,6 +126,19 @@ impl Guest {
     pub fn boots(self) -> Result<Finished> {
         let mut command = Command::new(ring3()?);
         self.boots_by(&mut command)
+    }
+
+    /// Boots it with these faults of `--fault` and waits for its end. Returns the faults' records, too.
+    ///
+    /// # Errors
+    /// As for [`Guest::boots`]; or there are no records.
+    pub fn boots_with_faults(self, faults: &str) -> Result<(Finished, String)> {
+        let folder = TempDir::new()?;
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        fs::write(path("faults.toml"), faults)?;
+        let guest = self.with("--fault").with(&path("faults.toml"));
+        let finished = guest.with("--fault-log").with(&path("log")).boots()?;
+        Ok((finished, fs::read_to_string(path("log")).context("no records")?))
     }
 
     /// As [`Guest::boots`], but by another program that is given ring3 and its options.

@@ -148,12 +148,13 @@ fn kill(signal: &str, process: u32) -> Result<()> {
 
 /// The grace time.
 const GRACE: Duration = Duration::from_secs(2);
-/// An end takes so long, if the host has nothing else to do,
+/// How long an end may take where the host has nothing else to do.
 const PROMISED: Duration = Duration::from_secs(2);
-/// and this on any host.
+/// How long an end may take on any host.
 const LONGEST: Duration = Duration::from_secs(8);
 
-/// One of three ends keeps the promise, where the host may well do other things, and none takes much longer.
+/// Checks that an end, which begins after `waits`, is on time in one of three tries, since a busy host makes some late, and that none
+/// is later than [`LONGEST`].
 fn ends_in(waits: Duration, end: impl Fn() -> Result<Duration>) -> Result<()> {
     let mut took = Vec::new();
     for _ in 0..3 {

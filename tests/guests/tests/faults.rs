@@ -164,39 +164,25 @@ fn lost_and_torn_writes_damage_file_systems() -> Result<()> {
     Ok(())
 }
 
-/// What a fault is recorded as, of records in a file.
-fn records(log: &Path) -> Result<String> {
-    fs::read_to_string(log).with_context(|| log.display().to_string())
-}
-
 #[test]
 fn retransmission_masks_loss() -> Result<()> {
     let folder = TempDir::new()?;
-    let (scenario, log) = (folder.path().join("loss.toml"), folder.path().join("log"));
-    fs::write(&scenario, "[[fault]]\non = 'net0'\ndo = 'loss'\nprobability = 0.1\n")?;
     let page: String = (0..40_000).map(|n| format!("{n:07}\n")).collect();
     let (server, address) = web_server(page.clone())?;
     let script = format!(
         "dmesg -n 1\nifconfig eth0 10.0.2.15 mtu 1500 up\nroute add default gw 10.0.2.2\n\
          wget -q -O /tmp/page http://10.0.2.2:{address}/ && echo \"page $(md5sum < /tmp/page)\"\n"
     );
-    let finished = guest()
-        .runs(&script)
-        .with("--net")
-        .with("user")
-        .with("--fault")
-        .with(&scenario.display().to_string())
-        .with("--fault-log")
-        .with(&log.display().to_string())
-        .boots()?;
+    let loss = "[[fault]]\non = 'net0'\ndo = 'loss'\nprobability = 0.1\n";
+    let guest = guest().runs(&script).with("--net").with("user");
+    let (finished, records) = guest.boots_with_faults(loss)?;
     drop(server);
     let sent = folder.path().join("page");
     fs::write(&sent, &page)?;
     let sum = output(Command::new("md5sum").arg(&sent))?;
     let sum = sum.split_whitespace().next().context("no sum")?;
     finished.prints(&[&format!("page {sum}  -")])?;
-    let lost =
-        records(&log)?.lines().filter(|line| line.contains("\"effect\":\"dropped\"")).count();
+    let lost = records.lines().filter(|line| line.contains("\"effect\":\"dropped\"")).count();
     ensure!(lost > 10, "{lost} frames were lost");
     Ok(())
 }
@@ -266,18 +252,9 @@ console = 'cut now'
 #[test]
 fn memory_clock_cpu_and_interrupts_fail() -> Result<()> {
     let folder = TempDir::new()?;
-    let (scenario, log) = (folder.path().join("parts.toml"), folder.path().join("log"));
-    fs::write(&scenario, PARTS_FAULTS)?;
     let disk = empty_disk(folder.path(), 1 << 20)?;
-    let finished = guest()
-        .is_told("clocksource=hpet memmap=1M$0x8000000")
-        .runs(PARTS)
-        .has_disk(&disk)
-        .with("--fault")
-        .with(&scenario.display().to_string())
-        .with("--fault-log")
-        .with(&log.display().to_string())
-        .boots()?;
+    let guest = guest().is_told("clocksource=hpet memmap=1M$0x8000000").runs(PARTS).has_disk(&disk);
+    let (finished, records) = guest.boots_with_faults(PARTS_FAULTS)?;
     finished.prints(&[
         "memory is 0x00000000",
         "memory is 0x00000020",
@@ -292,7 +269,6 @@ fn memory_clock_cpu_and_interrupts_fail() -> Result<()> {
     ensure!(paused > Duration::from_millis(1800), "paused for {paused:?}");
     ensure!(finished.code == Some(5), "ended with {:?}", finished.code);
     ensure!(!finished.console.contains("still there"), "the power did not go");
-    let records = records(&log)?;
     for effect in ["[[134217728,0,32]]", "\"stepped\":20000", "\"paused\":2000", "\"spurious\":125"]
     {
         ensure!(records.contains(effect), "no {effect} in {records}");
@@ -313,20 +289,12 @@ const LINK_DOWN: &str = "[[fault]]\non = 'net0'\ndo = { link-down = '4s' }\ncons
 #[test]
 fn a_guest_is_told_of_a_link_that_goes_down_and_comes_back() -> Result<()> {
     for devices in ["processes", "inline"] {
-        let folder = TempDir::new()?;
-        let (scenario, log) = (folder.path().join("link.toml"), folder.path().join("log"));
-        fs::write(&scenario, LINK_DOWN)?;
         let guest = guest().runs(&format!("{LEASE}{LINK}")).with("--net").with("user");
-        let guest = guest
-            .with("--devices")
-            .with(devices)
-            .with("--fault")
-            .with(&scenario.display().to_string());
-        let finished = guest.with("--fault-log").with(&log.display().to_string()).boots()?;
+        let guest = guest.with("--devices").with(devices);
+        let (finished, records) = guest.boots_with_faults(LINK_DOWN)?;
         let pulled = ["before 1", "before answered", "pulled 0", "pulled silent", "after 1"];
         finished.prints(&pulled)?;
         finished.prints(&["after answered"])?;
-        let records = records(&log)?;
         ensure!(records.contains("{\"link-down\":4000}"), "{records}");
     }
     Ok(())
@@ -382,19 +350,17 @@ follows = 'process'
 const VAIN: &str = "sleep 3; echo 'still there'";
 const VAIN_FAULT: &str = "[[fault]]\non = 'machine'\ndo = 'stuck'\nreached = 'no_such_function'\n";
 
-/// A guest with a disk, some memory that its kernel leaves alone, and faults.
-fn faulty(folder: &TempDir, script: &str, faults: &str) -> Result<(guests::Finished, PathBuf)> {
-    let (scenario, log) = (folder.path().join("own.toml"), folder.path().join("log"));
-    fs::write(&scenario, faults)?;
+/// Boots a guest with a disk, some memory that its kernel leaves alone, and faults; what became of it, and the records.
+fn faulty(script: &str, faults: &str) -> Result<(guests::Finished, String)> {
+    let folder = TempDir::new()?;
     let disk = empty_disk(folder.path(), 1 << 20)?;
     let guest = guest().is_told("memmap=1M$0x8000000 panic=0").runs(script).has_disk(&disk);
-    let guest = guest.with("--fault").with(&scenario.display().to_string());
-    Ok((guest.with("--fault-log").with(&log.display().to_string()).boots()?, log))
+    guest.boots_with_faults(faults)
 }
 
 #[test]
 fn a_fault_that_waits_for_no_function_is_told_of() -> Result<()> {
-    let (finished, _) = faulty(&TempDir::new()?, VAIN, VAIN_FAULT)?;
+    let (finished, _) = faulty(VAIN, VAIN_FAULT)?;
     ensure!(finished.messages.contains("no symbol `no_such_function`"), "{}", finished.messages);
     finished.prints(&["still there"])?;
     ensure!(finished.code == Some(0), "ended with {:?}", finished.code);
@@ -403,9 +369,7 @@ fn a_fault_that_waits_for_no_function_is_told_of() -> Result<()> {
 
 #[test]
 fn faults_strike_where_the_guests_own_code_is() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (finished, log) = faulty(&folder, OWN_CODE, OWN_CODE_FAULTS)?;
-    let records = records(&log)?;
+    let (finished, records) = faulty(OWN_CODE, OWN_CODE_FAULTS)?;
     let printed =
         finished.prints(&["before read", "the disk fails", "symbol flipped", "stuck is 0x08"]);
     printed.with_context(|| records.clone())?;

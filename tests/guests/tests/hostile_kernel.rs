@@ -93,8 +93,8 @@ fn attacks(engine: (&str, &str), seed: u64, count: u64) -> Result<Vec<u64>> {
     Ok(faults.split(", ").map(str::parse).collect::<Result<_, _>>()?)
 }
 
-/// A library complains of each rule that the kernel breaks. Of that so many lines are shown in ten seconds, by each of our processes,
-/// and the rest is counted.
+/// A library complains of each rule that the kernel breaks. Each of our processes shows twenty such lines in ten seconds, and counts the
+/// rest.
 #[test]
 fn rules_that_are_broken_without_end_fill_no_terminal() -> Result<()> {
     const BROKEN: u64 = 20_000;
@@ -109,7 +109,7 @@ fn rules_that_are_broken_without_end_fill_no_terminal() -> Result<()> {
     Ok(())
 }
 
-/// Does all of these, two at a time: each leaves a CPU idle half of the time.
+/// Runs all of these, two at a time, since each leaves a CPU idle half of the time. Returns the results in their order.
 fn by_two<T: Send>(all: [impl FnOnce() -> Result<T> + Send; ENGINES.len()]) -> Result<Vec<T>> {
     let (left, results) = (Mutex::new(all.into_iter().enumerate()), Mutex::new(BTreeMap::new()));
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();

@@ -1,22 +1,14 @@
 //! Errors of the hardware as a guest's kernel is told of them: by the banks of its CPUs, as Intel's manual has them.
 
-use std::fs;
-
 use anyhow::{Context, Result, ensure};
 use guests::{Finished, Guest};
-use tempfile::TempDir;
 use xtask::assets::Kernel;
 
 /// A guest with two CPUs and faults; and the records of these. Its kernel is to print corrected errors of memory, not to
 /// collect them.
 fn struck(kernel: Kernel, script: &str, faults: &str) -> Result<(Finished, String)> {
-    let folder = TempDir::new()?;
-    let (scenario, log) = (folder.path().join("faults.toml"), folder.path().join("log"));
-    fs::write(&scenario, faults)?;
-    let guest = Guest::new(kernel).is_told("ras=cec_disable").runs(script).with("--cpus").with("2");
-    let guest = guest.with("--fault").with(&scenario.display().to_string());
-    let finished = guest.with("--fault-log").with(&log.display().to_string()).boots()?;
-    Ok((finished, fs::read_to_string(log).context("no records")?))
+    let guest = Guest::new(kernel).is_told("ras=cec_disable").runs(script);
+    guest.with("--cpus").with("2").boots_with_faults(faults)
 }
 
 /// Each error is waited for in the kernel's messages. What loses a page has a hundred megabytes of its own, and stands: hardly any of its

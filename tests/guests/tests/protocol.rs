@@ -1,6 +1,6 @@
 //! Devices that break virtio's rules on purpose, and what Linux makes of each.
 
-use std::{fs, fs::File};
+use std::fs::File;
 
 use anyhow::{Result, ensure};
 use guests::{Finished, Guest, LEASE};
@@ -62,8 +62,6 @@ fn faults() -> String {
 /// Boots a guest whose devices are served so; returns what became of it, and the records.
 fn struck(devices: &str) -> Result<(Finished, String)> {
     let folder = TempDir::new()?;
-    let (scenario, log) = (folder.path().join("faults.toml"), folder.path().join("log"));
-    fs::write(&scenario, faults())?;
     let mut guest = Guest::new(Kernel::BookwormCloud).runs(&format!("{LEASE}{STRIKES}"));
     for number in 0..BREACHES.len() {
         let disk = folder.path().join(format!("disk{number}.img"));
@@ -71,9 +69,7 @@ fn struck(devices: &str) -> Result<(Finished, String)> {
         guest = guest.has_disk(&disk);
     }
     let guest = guest.with("--net").with("user").with("--devices").with(devices);
-    let guest = guest.with("--fault").with(&scenario.display().to_string());
-    let finished = guest.with("--fault-log").with(&log.display().to_string()).boots()?;
-    Ok((finished, fs::read_to_string(&log)?))
+    guest.boots_with_faults(&faults())
 }
 
 /// A queue with a request that is none is broken for good; a length nobody asked for is not looked at; a status that means nothing is a

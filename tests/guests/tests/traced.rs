@@ -40,8 +40,8 @@ public class Threads {
 }
 ";
 
-/// Each number that 6.1's table of system calls has, with arguments that mean nothing. Left out are calls that end, stop or copy their
-/// caller, wait, or take its terminal.
+/// A script that makes each system call of Linux 6.1, by its number, with arguments that mean nothing. It leaves out the calls that end,
+/// stop or copy the caller, that wait, and that take the caller's terminal.
 const EVERY_CALL: &str = "\
 /usr/bin/python3 -c '
 import ctypes
@@ -112,7 +112,7 @@ fn is_end(inside: &(String, String), outside: &(String, String)) -> bool {
     inside.0 == outside.0 && inside.1 == "?" && outside.1.starts_with("ERESTART")
 }
 
-/// There is no such call. strace knows a name all the same, or the number; the kernel has one function for all of these.
+/// Whether both tell of a number that is no system call: strace by a name or the number, ring3 by the kernel's one function for these.
 fn is_none(inside: &(String, String), outside: &(String, String)) -> bool {
     outside.0 == "ni_syscall" && inside.1 == "ENOSYS" && outside.1 == "ENOSYS"
 }
@@ -146,7 +146,7 @@ fn both_tell_the_same(script: &str, threads: usize) -> Result<()> {
     let script = format!("cd {}; strace -f -o inside bash script", path(""));
     let mut command = Command::new(ring3()?);
     command.args(["trace", "-e", "syscall", "--format", "json", "-o", &path("outside"), "--"]);
-    command.args(["exec", "--memory", "2G", "--timeout", "600", "--rw", &path("")]);
+    command.args(["exec", "--memory", "2G", "--timeout", "300", "--rw", &path("")]);
     command.args(["--", "sh", "-c", &script]).stdin(Stdio::null());
     let output = command.output()?;
     ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");

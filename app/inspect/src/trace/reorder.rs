@@ -58,7 +58,8 @@ impl ReorderBuffer {
     }
 }
 
-/// Takes the records not newer than `until`, in order; newer ones go to `rest`. A batch has its records in the order of time.
+/// Takes the records of `all` that are not newer than `until`, sorted by time, and moves newer ones to `rest`. Each batch has its own
+/// records sorted by time already.
 fn in_order(all: Vec<Batch>, until: u64, rest: &mut Vec<Batch>) -> DueRecords {
     let mut due = DueRecords::default();
     let mut records: Vec<(u64, usize, Range<usize>)> = Vec::new();

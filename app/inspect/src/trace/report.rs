@@ -13,7 +13,7 @@ use ring3_trace::{Event, Line, ring::RingWriter};
 use super::lock;
 use crate::lines::say;
 
-/// How long a reader may leave its ring full, and one that wants no more.
+/// How long a trace waits for a reader that leaves its ring full: as a rule, and once the reader wants no more.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(5), Duration::from_millis(500)];
 /// Pause between two looks at whether there is room.
 const GLANCE: Duration = Duration::from_millis(1);

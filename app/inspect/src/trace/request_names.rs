@@ -1,17 +1,21 @@
 //! What requests of virtio devices are called, by their first bytes (virtio 1.2 chapter 5, and FUSE's header).
 
-use vmm::RequestNote;
+use vmm::{
+    RequestNote,
+    device_id::{BLOCK, CONSOLE, FS, NET, RNG, VSOCK},
+};
 
 use super::linux_names;
 
 /// What each type of device is called.
-const DEVICES: [(u16, &str); 6] =
-    [(1, "net"), (2, "block"), (3, "console"), (4, "rng"), (19, "vsock"), (26, "fs")];
-const NET: u16 = 1;
-const BLOCK: u16 = 2;
-const CONSOLE: u16 = 3;
-const VSOCK: u16 = 19;
-const FS: u16 = 26;
+const DEVICES: [(u16, &str); 6] = [
+    (NET, "net"),
+    (BLOCK, "block"),
+    (CONSOLE, "console"),
+    (RNG, "rng"),
+    (VSOCK, "vsock"),
+    (FS, "fs"),
+];
 
 const BLOCK_REQUESTS: [(u32, &str); 7] = [
     (0, "read"),
@@ -195,7 +199,7 @@ mod tests {
         assert_eq!(words(NET, &note(0, 1526, &[]), &end)[0], "net:receive");
         assert_eq!(words(NET, &note(54, 0, &[0; 12]), &end)[0], "net:send");
         assert_eq!(words(NET, &note(4, 1, &[4, 0]), &end)[0], "net:control");
-        assert_eq!(words(4, &note(0, 64, &[]), &end)[0], "rng");
+        assert_eq!(words(RNG, &note(0, 64, &[]), &end)[0], "rng");
         let mut packet = [0; 32];
         packet[30] = 5;
         assert_eq!(words(VSOCK, &note(44, 0, &packet), &end)[0], "vsock:data");

@@ -250,7 +250,7 @@ impl VcpuTracer {
     /// The events of records of a batch, in the order of these.
     pub fn events_of(&mut self, batch: &Batch, records: &[u8], began: u64) -> Vec<Event> {
         let returns = lock(&self.tracer.shared.returns);
-        // There are only ever more.
+        // Places are only ever added, so a new one shows in their number.
         if returns.len() != self.returns.len() {
             self.returns.clone_from(&returns);
         }

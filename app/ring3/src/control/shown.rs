@@ -14,7 +14,7 @@ use super::{trace::TraceFormat, trace_dat::TraceDat};
 pub(super) trait Shown {
     /// Shows one.
     fn show(&mut self, event: &Event) -> io::Result<()>;
-    /// There are none at the moment.
+    /// Has the reader see what was shown so far: no event is there at the moment.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

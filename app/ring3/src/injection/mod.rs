@@ -221,7 +221,7 @@ fn rogue(scenario: &Scenario, on: Target, recorder: Recorder) -> Rogue {
     Rogue::new(Schedule::new(on, scenario.of_protocol(on), seed, recorder))
 }
 
-/// The same recorder twice.
+/// Two recorders that both hand records on to this one.
 fn for_two(recorder: Recorder) -> [Recorder; 2] {
     let shared = Arc::new(Mutex::new(recorder));
     [(); 2].map(|()| {
@@ -230,7 +230,7 @@ fn for_two(recorder: Recorder) -> [Recorder; 2] {
     })
 }
 
-/// Has a device's driver be told by this plug of what has changed, or has not.
+/// Connects a plug to a device, so that the device's driver can be told of changes by it.
 pub fn connect(attachment: Attachment, plug: Plug) -> Attachment {
     let Attachment { device, execution, connect, release } = attachment;
     let connect = Box::new(move |doorbell: Doorbell| {
@@ -382,7 +382,7 @@ impl Injection {
         devices.get_mut(&target).map(|obedient| obedient(order)).is_some()
     }
 
-    /// What can be pulled of a network, or changes of a disk be told by, if a fault does that.
+    /// The plug of a device: by it a network's cable is pulled, and drivers are told of changes. `None` if no fault does that.
     pub fn plug(&self, target: Target) -> Option<Plug> {
         let pulls = self.0.scenario.timed().iter().any(|fault| fault.on == target);
         pulls.then(|| lock(&self.0.plugs).entry(target).or_default().clone())
@@ -394,7 +394,7 @@ impl Injection {
         lock(&self.0.plugs).get(&target).into_iter().for_each(|plug| plug.set_link(up));
     }
 
-    /// A device's driver is told of a configuration that has not changed.
+    /// Tells a device's driver that its configuration has changed, although it has not.
     fn announce(&self, target: Target) {
         lock(&self.0.plugs).get(&target).into_iter().for_each(Plug::announce);
     }

@@ -201,7 +201,7 @@ impl Block {
 
 impl VirtioDevice for Block {
     fn device_type(&self) -> u16 {
-        virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK as u16
+        crate::device_id::BLOCK
     }
 
     fn class(&self) -> u32 {

@@ -36,7 +36,7 @@ pub enum BlockRequest {
     GetId,
     /// Discard, or write zeroes.
     Ranges {
-        /// The latter.
+        /// Write zeroes rather than discard.
         zeroes: bool,
     },
     /// A type this device does not know.

@@ -183,8 +183,7 @@ fn find_virtio(state: &mut State, function: u32) {
     }
 }
 
-/// Has a device begin with a queue as a driver does: with these features, a size if one is given, and its three parts at these
-/// addresses.
+/// Sets a device up as a driver does, with one queue: its features, its size if one is given, and the addresses of its three parts.
 ///
 /// # Safety
 /// The device may write to the parts.
@@ -211,7 +210,7 @@ unsafe fn begin(common: u64, features: u64, size: Option<u64>, parts: [u64; 3]) 
     }
 }
 
-/// Breaks a rule of virtio so many times, in turns of all devices: the queue is where there is no memory.
+/// Breaks a rule of virtio `count` times, with one device after the other: the queue's parts are where there is no memory.
 fn flood(state: &State, count: u64) {
     const NOWHERE: u64 = 1 << 40;
     for number in 0..count {
@@ -504,10 +503,13 @@ extern "C" fn main(info: u64) {
     find_windows(&mut state);
     let _ = writeln!(Serial, "hostile: {} windows, {} virtio functions", state.count, state.found);
     let mut faults = [0_u64; ATTACKS.len()];
-    if seed == 0 {
-        flood(&state, count);
-    }
-    let attacks = if seed == 0 { 0 } else { count };
+    let attacks = match seed {
+        0 => {
+            flood(&state, count);
+            0
+        }
+        _ => count,
+    };
     for action in 1..=attacks {
         let kind = state.below(ATTACKS.len() as u64) as usize;
         // SAFETY: this is where attacks end; see each.

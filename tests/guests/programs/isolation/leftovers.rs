@@ -16,8 +16,8 @@ const INVERTED: u64 = !0x5ec2_e7c0_de5e_c2e7;
 /// How a child ends that has found it.
 const FOUND: i32 = 1 << 8;
 
-/// A child with the pattern in registers, where one page fault at least, some interrupts and so many system calls find it; whether
-/// it is then to be found from an address on.
+/// Starts a child that has the pattern in registers while it takes a page fault, some interrupts and `calls` system calls. Returns
+/// whether the child then finds the pattern in the `len` bytes at `at`.
 fn is_left(at: usize, len: usize, calls: usize) -> bool {
     // SAFETY: the kernel chooses where: private, anonymous.
     let fresh = unsafe { mmap(ptr::null_mut(), 4096, 3, 0x22, -1, 0) };
@@ -36,7 +36,7 @@ fn is_left(at: usize, len: usize, calls: usize) -> bool {
     waits(child) == FOUND
 }
 
-/// A child finds the pattern from an address on.
+/// Whether a new child finds the pattern in the `len` bytes at `at`.
 fn is_found(at: usize, len: usize) -> bool {
     let child: i32;
     // SAFETY: as for the other child.
