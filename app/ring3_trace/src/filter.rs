@@ -10,7 +10,11 @@
 //! An argument that an event does not have makes a comparison false. Where a system call begins its result is not known yet:
 //! [`Filter::may_match`] then says whether it can still come to anything.
 
+mod early;
+
 use crate::constant;
+
+pub use early::{Early, Need};
 
 /// Kinds of events, which are words of their own.
 const KINDS: [&str; 17] = [
@@ -119,13 +123,6 @@ impl Filter {
         self.0.holds(fields) != Some(false)
     }
 
-    /// What has to be so for it to hold: it does not hold if one of these is not so.
-    pub fn needs(&self) -> Vec<Need<'_>> {
-        let mut needs = Vec::new();
-        self.0.needs(&mut needs);
-        needs
-    }
-
     /// The first name that is not `known`.
     ///
     /// # Errors
@@ -135,40 +132,7 @@ impl Filter {
     }
 }
 
-/// What has to be so for a filter to hold, whatever else is. A filter may ask for more than can be said so.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Need<'a> {
-    /// It is an event of this kind and, if it is given, of this name.
-    Event(&'a str, Option<&'a str>),
-    /// This field is a number in this range, or text.
-    Within(&'a str, i128, i128),
-    /// This field is text, or a number other than this one.
-    Not(&'a str, i128),
-    /// This field has one of these bits.
-    OneOf(&'a str, i128),
-    /// This field is this text.
-    Is(&'a str, &'a str),
-    /// There is this field.
-    Has(&'a str),
-}
-
 impl Node {
-    fn needs<'a>(&'a self, needs: &mut Vec<Need<'a>>) {
-        match self {
-            Self::All(nodes) => nodes.iter().for_each(|node| node.needs(needs)),
-            Self::Event(kind, name) => needs.push(Need::Event(kind, name.as_deref())),
-            Self::Compare { field, by, value: Value::Number(value), .. } => {
-                needs.push(by.need(field, *value));
-            }
-            Self::Compare { field, by: By::Equal, value: Value::Text(text), .. } => {
-                needs.push(Need::Is(field, text));
-            }
-            Self::Compare { field, .. } => needs.push(Need::Has(field)),
-            // One of them may hold.
-            Self::Any(_) | Self::Not(_) => {}
-        }
-    }
-
     /// `None` if that is not known yet.
     fn holds(&self, fields: &dyn Fn(&str) -> FieldValue) -> Option<bool> {
         let sure = |nodes: &[Self], wanted: bool| {
@@ -213,18 +177,6 @@ impl Node {
 }
 
 impl By {
-    fn need(self, field: &str, value: i128) -> Need<'_> {
-        match self {
-            Self::Equal | Self::Like => Need::Within(field, value, value),
-            Self::Unequal | Self::Unlike => Need::Not(field, value),
-            Self::Less => Need::Within(field, i128::MIN, value.saturating_sub(1)),
-            Self::AtMost => Need::Within(field, i128::MIN, value),
-            Self::More => Need::Within(field, value.saturating_add(1), i128::MAX),
-            Self::AtLeast => Need::Within(field, value, i128::MAX),
-            Self::Bits => Need::OneOf(field, value),
-        }
-    }
-
     fn holds(self, field: &FieldValue, value: &Value) -> Option<bool> {
         match (field, value) {
             (FieldValue::NotYetKnown, _) => None,
@@ -514,33 +466,6 @@ fn number(word: &str) -> Option<i128> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_filter_needs_is_what_all_its_parts_need() {
-        let filter = |text| Filter::new(text).expect("sound");
-        let both = filter("syscall:openat and (fd == 3 and flags & 0x40) and dur < 5");
-        assert_eq!(
-            both.needs(),
-            [
-                Need::Event("syscall", Some("openat")),
-                Need::Within("fd", 3, 3),
-                Need::OneOf("flags", 0x40),
-                Need::Within("dur", i128::MIN, 4),
-            ]
-        );
-        let others = filter("comm == sh and path ~ '/etc/*' and ret != -2 and len >= 0");
-        assert_eq!(
-            others.needs(),
-            [
-                Need::Is("comm", "sh"),
-                Need::Has("path"),
-                Need::Not("ret", -2),
-                Need::Within("len", 0, i128::MAX),
-            ]
-        );
-        assert_eq!(filter("fd == 3 or fd == 4").needs(), []);
-        assert_eq!(filter("not fd == 3").needs(), []);
-    }
 
     fn fields(field: &str) -> FieldValue {
         match field {

@@ -7,6 +7,11 @@
 
 use core::iter;
 
+mod pattern;
+
+use pattern::PatternWords;
+pub use pattern::{MOST_PATTERN, in_words as pattern_in_words};
+
 /// Values that a program works with: the general registers, the GS base, and what it loads.
 pub const VALUES: usize = 24;
 /// The value that is the GS base.
@@ -122,6 +127,26 @@ pub enum Step {
         /// Which bits.
         mask: u64,
     },
+    /// The point is not meant unless text is like a pattern, or may be. The pattern follows in [`Step::Words`]
+    /// ([`pattern_in_words`]).
+    Like {
+        /// Address.
+        from: u8,
+        /// Added to the address.
+        offset: u64,
+        /// The point is not meant if it is like the pattern.
+        not: bool,
+    },
+    /// From here on, what would make the point one that is not meant goes on at this step instead.
+    Else {
+        /// The step's number.
+        step: u64,
+    },
+    /// Goes on at a step, from which on there is no other to go on at.
+    Goto {
+        /// The step's number.
+        step: u64,
+    },
     /// The monitor has to look unless a value is among so many words, which follow in [`Step::Words`].
     Among {
         /// Which value.
@@ -205,6 +230,9 @@ impl Step {
                 [code(13, from, kind.code()), low, high]
             }
             Self::OneOf { from, mask } => [code(14, from, 0), mask, 0],
+            Self::Like { from, offset, not } => [code(15, from, 0), offset, not.into()],
+            Self::Else { step } => [code(16, 0, 0), step, 0],
+            Self::Goto { step } => [code(17, 0, 0), step, 0],
             Self::Among { from, count } => [code(3, from, 0), count, 0],
             Self::Choose { from, table, count } => [code(4, from, 0), table, count],
             Self::Words(words) => words,
@@ -241,6 +269,9 @@ impl Step {
                 Self::NotRange { from, kind, bounds: [p, q] }
             }
             14 => Self::OneOf { from, mask: p },
+            15 => Self::Like { from, offset: p, not: q != 0 },
+            16 => Self::Else { step: p },
+            17 => Self::Goto { step: p },
             _ => return None,
         })
     }
@@ -326,7 +357,7 @@ impl<M: Memory> Run<'_, M> {
         step: impl Fn(u64) -> Option<[u64; STEP_WORDS]>,
         first: u64,
     ) -> Result<(), Stop> {
-        let mut at = first;
+        let (mut at, mut otherwise) = (first, None);
         let word = |table: u64, n: u64| {
             step(table.wrapping_add(n / STEP_WORDS as u64))?
                 .get((n % STEP_WORDS as u64) as usize)
@@ -352,7 +383,23 @@ impl<M: Memory> Run<'_, M> {
                         chosen => at = chosen,
                     }
                 }
-                other => self.one(other)?,
+                Step::Else { step } => otherwise = Some(step),
+                Step::Goto { step } => (at, otherwise) = (step, None),
+                Step::Like { from, offset, not } => {
+                    let mut pattern = PatternWords::default();
+                    for words in &mut pattern {
+                        *words = step(at).unwrap_or_default();
+                        at = at.wrapping_add(1);
+                    }
+                    let like = self.is_like(self.value(from).wrapping_add(offset), &pattern)?;
+                    if like == Some(not) {
+                        at = otherwise.take().ok_or(Stop::Dropped)?;
+                    }
+                }
+                other => match (self.one(other), otherwise) {
+                    (Err(Stop::Dropped), Some(step)) => (at, otherwise) = (step, None),
+                    (done, _) => done?,
+                },
             }
         }
         Err(Stop::Odd)
@@ -403,6 +450,13 @@ impl<M: Memory> Run<'_, M> {
             _ => {}
         }
         Ok(())
+    }
+
+    fn is_like(&mut self, gva: u64, pattern: &PatternWords) -> Result<Option<bool>, Stop> {
+        // What is read is not kept: it lies where the next piece will.
+        let room = self.used..self.used.saturating_add(pattern::MOST_COMPARED);
+        let room = self.out.get_mut(room).ok_or(Stop::Full)?;
+        pattern::compare(self.memory, gva, room, pattern).ok_or(Stop::Odd)
     }
 
     /// A word, which may lie across two pages.

@@ -152,6 +152,14 @@ fn filters_choose(guest: &mut Guest) -> Result<()> {
         ensure!(event.result.as_deref().is_some_and(|result| result.contains("ENOENT")));
     }
     ensure!(failed.iter().any(|event| event.arguments.contains("/nowhere/it")), "{failed:?}");
+    let either = "path ~ '/nowhere/o*' or comm == head and not path ~ '*.so*'";
+    let opened = guest.traced(
+        &["-e", "syscall:openat", "--filter", either],
+        "cat /nowhere/one /nowhere/two; head -c 1 /etc/hostname",
+    )?;
+    let has = |part: &str| opened.iter().any(|event| event.arguments.contains(part));
+    ensure!(has("/nowhere/one") && has("/etc/hostname"), "{opened:?}");
+    ensure!(!has("/nowhere/two") && !has(".so"), "{opened:?}");
     let slept = guest
         .traced(&["-e", "syscall", "--filter", "dur > 300ms and comm == sleep"], "sleep 0.5")?;
     let names: Vec<_> = slept.iter().map(|event| event.name.as_str()).collect();

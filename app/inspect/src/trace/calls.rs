@@ -223,10 +223,14 @@ impl Call {
         })
     }
 
+    /// An argument is the address of text.
+    pub fn is_text(&self, n: usize) -> bool {
+        self.formats.get(n) == Some(&ArgumentFormat::Text)
+    }
+
     /// An argument as text, if it is.
     pub fn text(&self, n: usize, value: u64, read: Reader<'_>) -> Option<String> {
-        let is_text = self.formats.get(n) == Some(&ArgumentFormat::Text);
-        let bytes = is_text.then(|| terminated(value, read)).flatten()?;
+        let bytes = self.is_text(n).then(|| terminated(value, read)).flatten()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 

@@ -10,7 +10,7 @@ use x86::{
 
 use super::{
     calls::{ArgumentMemory, Call},
-    conditions,
+    conditions::{self, Alternatives, LoadPlace},
     plan::{TracePlan, Tracepoint},
     probe_hit::{REGISTERS, RIP},
     state::EventSelection,
@@ -115,46 +115,46 @@ impl TapCompiler<'_> {
             self.load(OTHER, TASK, tgid);
             self.put(Step::Want { from: OTHER, mask: 0xffff_ffff, value: pid.into() });
         }
-        let selection = self.selection;
-        let filtered = selection.filter.as_ref().and_then(conditions::comm);
-        for name in selection.comm.as_deref().into_iter().chain(filtered) {
+        if let Some(name) = self.selection.comm.as_deref() {
             for (n, (mask, value)) in name_in_words(name).into_iter().enumerate() {
                 self.load(OTHER, TASK, comm + 8 * n as u64);
                 self.put(Step::Want { from: OTHER, mask, value });
             }
         }
-        self.numbers_of_task();
+        if let Some(filter) = &self.selection.filter {
+            let [_, tid, pid, comm] = self.kernel.places();
+            let place = LoadPlace { base: TASK, to: OTHER };
+            self.one_of(&conditions::of_task(filter, place, [pid, tid, comm]));
+        }
         self.note(GS_BASE as u8, current, 8);
         self.note_task(TASK);
     }
 
-    /// Ends the program if the filter does not select the thread or its process by their numbers.
-    fn numbers_of_task(&mut self) {
-        let [_, tid, pid, _] = self.kernel.places();
-        let selection = self.selection;
-        let Some(filter) = &selection.filter else { return };
-        for (field, at) in [("pid", pid), ("tid", tid)] {
-            let steps = conditions::of_number(filter, field, OTHER);
-            let steps = steps.unwrap_or_else(|| vec![conditions::NEVER]);
-            if !steps.is_empty() {
-                self.load(OTHER, TASK, at);
-                steps.into_iter().for_each(|step| self.put(step));
-            }
-        }
-    }
-
-    /// Ends the program if the filter does not select the call by its arguments, which are at `frame`.
-    fn arguments_of_call(&mut self, call: &Call, frame: u8) {
-        let selection = self.selection;
-        let Some(filter) = &selection.filter else { return };
-        let Some(steps) = conditions::of_call(filter, call, OTHER) else {
+    /// Ends the program unless all conditions of one of the alternatives are met.
+    fn one_of(&mut self, alternatives: &Alternatives) {
+        let Some((last, others)) = alternatives.split_last() else {
             return self.put(conditions::NEVER);
         };
-        for (n, step) in steps {
-            let Some(at) = call.places().get(n) else { continue };
-            self.load(OTHER, frame, *at);
-            self.put(step);
+        let len =
+            |alternative: &Vec<Vec<Step>>| alternative.iter().map(Vec::len).sum::<usize>() as u64;
+        let begin = self.made.steps.len() as u64;
+        // Each of the others begins with where to go on if it is not met, and ends with where to go on if it is.
+        let end = begin + alternatives.iter().map(len).sum::<u64>() + 2 * others.len() as u64;
+        for alternative in others {
+            let step = self.made.steps.len() as u64 + len(alternative) + 2;
+            self.put(Step::Else { step });
+            alternative.iter().flatten().for_each(|step| self.put(*step));
+            self.put(Step::Goto { step: end });
         }
+        last.iter().flatten().for_each(|step| self.put(*step));
+    }
+
+    /// Ends the program if the filter does not select the call by its arguments, which are at `base`.
+    fn arguments_of_call(&mut self, call: &Call, base: u8, at_end: bool) {
+        let selection = self.selection;
+        let Some(filter) = &selection.filter else { return };
+        let place = LoadPlace { base, to: OTHER };
+        self.one_of(&conditions::of_call(filter, call, place, at_end));
     }
 
     /// Where one call alone begins or ends, what is not meant of it makes no record. Where it ends its arguments are still where they
@@ -165,14 +165,14 @@ impl TapCompiler<'_> {
             return;
         }
         match (plan.at(address), plan.ending_at(address)) {
-            ([Tracepoint::Call(call)], []) => self.arguments_of_call(call, RDI as u8),
+            ([Tracepoint::Call(call)], []) => self.arguments_of_call(call, RDI as u8, false),
             ([], [entry]) => {
                 if let [Tracepoint::Call(call)] = plan.at(*entry)
                     && self.selection.filter.is_some()
                     && !call.gives_registers()
                 {
                     self.frame_of_task();
-                    self.arguments_of_call(call, FRAME);
+                    self.arguments_of_call(call, FRAME, true);
                 }
             }
             _ => {}

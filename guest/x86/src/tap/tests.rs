@@ -164,3 +164,77 @@ fn numbers_are_compared_with_and_without_signs() {
     let bits = Step::OneOf { from: 0, mask: 6 };
     assert!(is_meant(0x12, bits) && !is_meant(0x11, bits));
 }
+
+/// A pattern and its words, as a step and the steps that follow it.
+fn like(from: u8, offset: u64, not: bool, pattern: &str) -> Vec<Step> {
+    let words = pattern_in_words(pattern).expect("short");
+    let words = words.into_iter().map(Step::Words);
+    iter::once(Step::Like { from, offset, not }).chain(words).collect()
+}
+
+#[test]
+fn text_is_compared_with_patterns() {
+    let moment = Moment { gs_base: 0x1000, ..Moment::default() };
+    let mut memory = memory(&[], b"/etc/passwd\0");
+    for (pattern, expected) in [
+        ("/etc/*", true),
+        ("*passwd", true),
+        ("/e?c/pass*d", true),
+        ("/etc/passwd", true),
+        ("*", true),
+        ("/etc/passwd*", true),
+        ("/etc/passwd?", false),
+        ("/etc/passw", false),
+        ("*shadow", false),
+        ("", false),
+        ("*a*b*c*", false),
+    ] {
+        for not in [false, true] {
+            let steps = [like(16, 0, not, pattern), vec![Step::End]].concat();
+            let meant = matches!(ran(&steps, &moment, &mut memory).0, Outcome::Noted(_));
+            assert_eq!(meant, expected != not, "{pattern}, {not}");
+        }
+    }
+}
+
+#[test]
+fn text_that_cannot_be_compared_may_be_like_anything() {
+    let moment = Moment { gs_base: 0x1000, ..Moment::default() };
+    let meant = |text: &[u8], offset| {
+        let steps = [like(16, offset, false, "no"), vec![Step::End]].concat();
+        ran(&steps, &moment, &mut memory(&[], text)).0
+    };
+    assert_eq!(meant(b"yes\0", 0), Outcome::Dropped);
+    assert_eq!(meant(&[b'y'; 300], 0), Outcome::Noted(HEAD_WORDS * 8), "long");
+    assert_eq!(meant(b"\xc3\xa9\0", 0), Outcome::Noted(HEAD_WORDS * 8), "no ASCII");
+    assert_eq!(meant(b"yes\0", 0x10_0000), Outcome::Noted(HEAD_WORDS * 8), "no memory");
+    assert_eq!(meant(b"yes\0", 0xdead - 0x1000), Outcome::Odd);
+    assert_eq!(pattern_in_words(&"x".repeat(MOST_PATTERN + 1)), None);
+    assert!(pattern_in_words(&"x".repeat(MOST_PATTERN)).is_some());
+    assert_eq!(pattern_in_words("\u{e9}*"), None);
+}
+
+/// RDI is 1 and RSI is 2, or RDI is 3; and RDX is 4 in any case.
+#[test]
+fn one_of_several_alternatives_is_enough() {
+    let is = |from, value| Step::Want { from, mask: u64::MAX, value };
+    let steps = [
+        Step::Else { step: 4 },
+        is(7, 1),
+        is(6, 2),
+        Step::Goto { step: 5 },
+        is(7, 3),
+        is(2, 4),
+        Step::End,
+    ];
+    for (rdi, rsi, rdx, expected) in
+        [(1, 2, 4, true), (3, 0, 4, true), (1, 0, 4, false), (3, 2, 5, false), (1, 2, 5, false)]
+    {
+        let mut moment = Moment::default();
+        (moment.gpr[7], moment.gpr[6], moment.gpr[2]) = (rdi, rsi, rdx);
+        let outcome = ran(&steps, &moment, &mut memory(&[], &[])).0;
+        assert_eq!(matches!(outcome, Outcome::Noted(_)), expected, "{rdi} {rsi} {rdx}");
+    }
+    let endless = [Step::Goto { step: 0 }];
+    assert_eq!(ran(&endless, &Moment::default(), &mut memory(&[], &[])).0, Outcome::Odd);
+}
