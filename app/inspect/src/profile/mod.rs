@@ -4,6 +4,7 @@
 //! finds them by ORC (`orc`), in programs by frame pointers. A sample changes nothing in the guest.
 
 mod orc;
+mod orc_search;
 
 use std::{
     io::{self, Write},

@@ -6,6 +6,7 @@
 use ram::Ram;
 use x86::reg::{RBP, RDI, RDX, RSP};
 
+use super::orc_search;
 use crate::linux::LinuxKernel;
 
 /// Entries at the most: a kernel has some 400 000.
@@ -17,6 +18,22 @@ const REGS_BP: u64 = 32;
 const REGS_IP: u64 = 128;
 const REGS_CS: u64 = 136;
 const REGS_SP: u64 = 152;
+
+/// Where the tables are (GVA), and how many entries each has.
+struct OrcLayout {
+    places: u64,
+    entries: u64,
+    count: usize,
+}
+
+/// Which numbers the registers have that offsets count from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BaseNumbers {
+    /// Up to Linux 6.12 at least.
+    First,
+    /// In 7.2.
+    Second,
+}
 
 /// The tables.
 pub struct Orc {
@@ -72,10 +89,7 @@ pub enum Caller {
 impl Orc {
     /// Reads them; none if this kernel has no such tables, or other ones.
     pub fn read(kernel: &LinuxKernel, ram: &Ram) -> Option<Self> {
-        let symbol = |name| kernel.symbols.find(name);
-        let (places, end) = (symbol("__start_orc_unwind_ip")?, symbol("__stop_orc_unwind_ip")?);
-        let entries = symbol("__start_orc_unwind")?;
-        let count = end.checked_sub(places).map(|bytes| bytes / 4).filter(|n| *n <= MOST)? as usize;
+        let OrcLayout { places, entries, count } = OrcLayout::of(kernel, ram)?;
         let mut raw = vec![0; count * 4];
         kernel.read(ram, places, &mut raw).then_some(())?;
         let at = |(n, word): (usize, &[u8; 4])| {
@@ -87,7 +101,9 @@ impl Orc {
         kernel.read(ram, entries, &mut raw).then_some(())?;
         // Linux 6.4 numbers the kinds of entries anew, and has no mark of the last frame any more.
         let is_old = kernel.types.offset("orc_entry", "end").is_ok();
-        let entries = raw.as_chunks().0.iter().map(|bytes| Entry::of(bytes, is_old)).collect();
+        let entries = raw.as_chunks().0;
+        let numbers = BaseNumbers::of(entries)?;
+        let entries = entries.iter().map(|bytes| Entry::of(bytes, is_old, numbers)).collect();
         Some(Self { places, entries })
     }
 
@@ -126,6 +142,51 @@ impl Orc {
     }
 }
 
+impl OrcLayout {
+    /// By the kernel's symbols if it has them, else by what is in its memory.
+    fn of(kernel: &LinuxKernel, ram: &Ram) -> Option<Self> {
+        Self::named(kernel).or_else(|| {
+            let symbol = |name| kernel.symbols.find(name);
+            let image = symbol("_stext")?..symbol("_end")?;
+            let found = orc_search::in_kernel(image, |page, bytes| kernel.read(ram, page, bytes))?;
+            let entries = found.start + 4 * found.count as u64;
+            Some(Self { places: found.start, entries, count: found.count })
+        })
+    }
+
+    fn named(kernel: &LinuxKernel) -> Option<Self> {
+        let symbol = |name| kernel.symbols.find(name);
+        let (places, end) = (symbol("__start_orc_unwind_ip")?, symbol("__stop_orc_unwind_ip")?);
+        let entries = symbol("__start_orc_unwind")?;
+        let count = end.checked_sub(places).map(|bytes| bytes / 4).filter(|n| *n <= MOST)? as usize;
+        Some(Self { places, entries, count })
+    }
+}
+
+impl BaseNumbers {
+    /// Most entries of any kernel count from RSP, so that is what the most frequent number means.
+    fn of(entries: &[[u8; ENTRY]]) -> Option<Self> {
+        let count = |number: u8| entries.iter().filter(|bytes| bytes[4] & 0xf == number).count();
+        match [count(5), count(3)] {
+            [first, second] if first > second => Some(Self::First),
+            [_, second] if second > entries.len() / 2 => Some(Self::Second),
+            _ => None,
+        }
+    }
+
+    /// The number that the register has among the first ones.
+    fn first(self, number: u16) -> u16 {
+        match (self, number) {
+            (Self::First, number) => number,
+            (Self::Second, 3) => 5,
+            (Self::Second, 5) => 3,
+            (Self::Second, 8) => 1,
+            (Self::Second, 10) => 8,
+            (Self::Second, number) => number,
+        }
+    }
+}
+
 impl Caller {
     fn of(frame: OrcFrame, cs: u64) -> Self {
         if cs & 3 == 3 { Self::Program(frame) } else { Self::Kernel(frame) }
@@ -133,7 +194,7 @@ impl Caller {
 }
 
 impl Entry {
-    fn of(bytes: &[u8; ENTRY], is_old: bool) -> Self {
+    fn of(bytes: &[u8; ENTRY], is_old: bool, numbers: BaseNumbers) -> Self {
         let half = |at: usize| i16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let fields = half(4) as u16;
         let kind = match (is_old, fields >> 8 & if is_old { 3 } else { 7 }) {
@@ -145,8 +206,8 @@ impl Entry {
         Self {
             sp_offset: half(0).into(),
             bp_offset: half(2).into(),
-            sp_base: fields & 0xf,
-            bp_base: fields >> 4 & 0xf,
+            sp_base: numbers.first(fields & 0xf),
+            bp_base: numbers.first(fields >> 4 & 0xf),
             kind,
         }
     }
@@ -205,7 +266,23 @@ mod tests {
     fn entry(sp_offset: i16, bp_offset: i16, fields: u16, is_old: bool) -> Entry {
         let bytes =
             [sp_offset.to_le_bytes(), bp_offset.to_le_bytes(), fields.to_le_bytes()].concat();
-        Entry::of(bytes.first_chunk().expect("six bytes"), is_old)
+        Entry::of(bytes.first_chunk().expect("six bytes"), is_old, BaseNumbers::First)
+    }
+
+    #[test]
+    fn registers_have_other_numbers_in_newer_tables() {
+        // Two words above the caller's stack pointer, one of which is its RBP; and a function without a frame.
+        let (first, second): ([[u8; ENTRY]; 2], [[u8; ENTRY]; 2]) = (
+            [[16, 0, 0xf0, 0xff, 0x15, 2], [8, 0, 0, 0, 0x05, 2]],
+            [[16, 0, 0xf0, 0xff, 0x83, 2], [8, 0, 0, 0, 0x03, 2]],
+        );
+        assert_eq!(BaseNumbers::of(&first), Some(BaseNumbers::First));
+        assert_eq!(BaseNumbers::of(&second), Some(BaseNumbers::Second));
+        assert_eq!(BaseNumbers::of(&[[0xff; ENTRY]; 2]), None);
+        for (old, new) in first.iter().zip(&second) {
+            let old = Entry::of(old, false, BaseNumbers::First);
+            assert_eq!(Entry::of(new, false, BaseNumbers::Second), old);
+        }
     }
 
     /// A function with one saved word above its stack, and an interrupt's handler.
