@@ -1,5 +1,6 @@
 //! Looking into a machine that runs, from outside its guest.
 //!
+//! - [`code_map`]: which of its kernel's functions the host code is that runs in its place.
 //! - [`core_file`]: all of its memory and registers as an ELF core, for crash and drgn.
 //! - [`gdb`]: GDB's remote protocol.
 //! - [`profile`]: where its time goes; [`top`]: what its vCPUs do.
@@ -11,6 +12,7 @@
 //! The guest is read as it is: whatever its memory says may be garbage, and is looked at with bounds.
 
 mod backing;
+pub mod code_map;
 pub mod core_file;
 pub mod gdb;
 mod lines;

@@ -6,8 +6,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     control::{
-        DrgnArguments, DumpArguments, GdbArguments, ProfileArguments, PsArguments, StatsArguments,
-        Target, TopArguments, TraceArguments,
+        DrgnArguments, DumpArguments, GdbArguments, PerfMapArguments, ProfileArguments,
+        PsArguments, StatsArguments, Target, TopArguments, TraceArguments,
     },
     device::DeviceArguments,
     disk::ImageArguments,
@@ -113,6 +113,8 @@ pub enum Command {
     Top(TopArguments),
     /// Show where a Linux guest's time goes: functions of its kernel and its programs
     Profile(ProfileArguments),
+    /// Have the host's perf name the functions of a Linux guest's kernel: perf report --symfs DIR
+    PerfMap(PerfMapArguments),
     /// Attach to a machine's console; Ctrl-A X leaves it, and the machine goes on
     Console(Target),
     /// Make a machine stand still

@@ -104,6 +104,7 @@ fn act(arguments: Arguments) -> ExitCode {
         Command::Dump(arguments) => control::dump(&arguments),
         Command::Gdb(arguments) => control::gdb(&arguments),
         Command::Drgn(arguments) => control::drgn(&arguments),
+        Command::PerfMap(arguments) => control::perf_map(&arguments),
         Command::Trace(arguments) => control::trace(&arguments),
         Command::Top(arguments) => control::top(&arguments),
         Command::Profile(arguments) => control::profile(&arguments),

@@ -75,7 +75,7 @@ use affinity::Affinity;
 pub use affinity::Placement;
 use bus::Kicker;
 use claims::ClaimedRegions;
-use contract::{Failure, VcpuEvent, Whose};
+use contract::{Failure, TranslatedCode, VcpuEvent, Whose};
 use cpuid_answers::CpuidAnswers;
 use engine::{Board, Engine, VcpuRequests};
 use in_service::InServiceReads;
@@ -573,17 +573,13 @@ impl Engine for Fast {
     fn failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }
+    fn translated(&mut self) -> Vec<TranslatedCode> {
+        self.code.translated()
+    }
     fn details(&mut self) -> Vec<(String, u64)> {
         let page = self.pages.vcpu_page();
         let wedges = statistics::of_wedges(&page.counters);
         let moves = [("moves out of a program's way", self.moves.count())];
-        let cache = self.code.counters();
-        let code = [
-            ("blocks translated", cache.translated),
-            ("jumps linked", cache.linked),
-            ("translations dropped", cache.dropped),
-            ("cache clearings", cache.cleared),
-        ];
         let searches = self.slots.searches();
         let counts = self
             .statistics
@@ -591,7 +587,7 @@ impl Engine for Fast {
             .into_iter()
             .chain(wedges)
             .chain(moves)
-            .chain(code)
+            .chain(self.code.rows())
             .chain(searches);
         let named = counts.map(|(name, count)| (name.to_owned(), count));
         let compared = self.checker.iter().flat_map(|checker| checker.rows());

@@ -5,11 +5,11 @@ use crate::{
     code::{Code, NoBlock},
     machine::{Share, Translation},
 };
-use contract::VcpuEvent;
+use contract::{TranslatedCode, VcpuEvent};
 use engine::Board;
 use jit::{
     Level,
-    cache::{CacheCounters, Position},
+    cache::{CacheCounters, Position, Source},
 };
 use ram::Ram;
 use std::sync::Arc;
@@ -120,10 +120,29 @@ impl VcpuCode {
         block
     }
 
-    /// What has happened to the kernel's code; to be told by one of those who share it.
-    pub fn counters(&self) -> CacheCounters {
+    /// What has happened to the kernel's code, by name; told by one of those who share it.
+    pub fn rows(&self) -> [(&'static str, u64); 4] {
         let first = self.kernel.user.is_first();
-        if first { self.kernel.lock().cache.counters } else { CacheCounters::default() }
+        let counters =
+            if first { self.kernel.lock().cache.counters } else { CacheCounters::default() };
+        [
+            ("blocks translated", counters.translated),
+            ("jumps linked", counters.linked),
+            ("translations dropped", counters.dropped),
+            ("cache clearings", counters.cleared),
+        ]
+    }
+
+    /// The kernel's blocks, with those that have been dropped and may be executed yet.
+    pub fn translated(&self) -> Vec<TranslatedCode> {
+        let kernel = self.kernel.lock();
+        let code = |(hva, offset, source): (u64, u64, Source)| TranslatedCode {
+            gva: source.guest,
+            hva,
+            offset,
+            len: source.host_len.into(),
+        };
+        kernel.cache.sources().map(code).collect()
     }
 
     /// User code in the address space with these page tables comes next. What was made from pages that lie elsewhere

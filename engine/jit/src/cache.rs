@@ -343,6 +343,12 @@ impl Cache {
         (self.by_guest.len(), self.next)
     }
 
+    /// All blocks in order, with those that have been dropped: HVA, offset in the cache, and what it was made from.
+    pub fn sources(&self) -> impl Iterator<Item = (u64, u64, Source)> {
+        let first = self.layout.cache;
+        self.records.all().map(move |(host, source)| (host, host - first, source))
+    }
+
     /// What the block a host PC lies in was made from.
     pub fn source(&self, pc: u64) -> Option<Source> {
         self.records.live_at(pc).map(|number| self.records.source(number))

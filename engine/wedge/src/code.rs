@@ -8,9 +8,9 @@ use crate::memory::MemoryObject;
 use host::MemoryObject as Object;
 use std::io;
 use wedge_abi::{
-    AREA_LEN, Base, CACHE, CMP_LEN, MAX_SITES, PLAIN_PAGES, SITE_PAGES, SITES_LEN, STUB_LEN,
-    STUB_TAIL, STUBS, TABLES_LEN, USER_CACHE, USER_CACHE_LEN, USER_TABLES, keys, plain_slot,
-    site_page,
+    AREA_LEN, Base, CACHE, CMP_LEN, KERNEL_CODE_OBJECT, MAX_SITES, PLAIN_PAGES, SITE_PAGES,
+    SITES_LEN, STUB_LEN, STUB_TAIL, STUBS, TABLES_LEN, USER_CACHE, USER_CACHE_LEN, USER_TABLES,
+    keys, plain_slot, site_page,
 };
 
 type Bytes = MemoryObject<[u8; 0]>;
@@ -39,7 +39,7 @@ impl CodeArea {
     /// # Errors
     /// If the host has no memory.
     pub fn of_kernel(base: Base) -> io::Result<Self> {
-        Self::new(base.at(CACHE as u64), USER_CACHE - CACHE, USER_TABLES)
+        Self::new(KERNEL_CODE_OBJECT, base.at(CACHE as u64), USER_CACHE - CACHE, USER_TABLES)
     }
 
     /// For translated user code, nothing yet.
@@ -47,12 +47,13 @@ impl CodeArea {
     /// # Errors
     /// If the host has no memory.
     pub fn of_user(base: Base) -> io::Result<Self> {
-        Self::new(base.at(USER_CACHE as u64), USER_CACHE_LEN, TABLES_LEN - USER_TABLES)
+        let at = base.at(USER_CACHE as u64);
+        Self::new("ring3-user-code", at, USER_CACHE_LEN, TABLES_LEN - USER_TABLES)
     }
 
-    fn new(at: u64, cache: usize, tables: usize) -> io::Result<Self> {
+    fn new(name: &'static str, at: u64, cache: usize, tables: usize) -> io::Result<Self> {
         let tables = MemoryObject::new("ring3-jumps", tables)?;
-        let cache = MemoryObject::new("ring3-code", cache)?;
+        let cache = MemoryObject::new(name, cache)?;
         tables.seal()?;
         cache.seal()?;
         Ok(Self { tables, cache, at })

@@ -82,6 +82,8 @@ pub const TAPS: usize = WINDOW + 0x50_0000;
 pub const TABLES: usize = WINDOW + 0x1000_0000;
 /// The code cache, shared by all wedges; writable in the monitor only.
 pub const CACHE: usize = WINDOW + 0x2000_0000;
+/// What the host calls the memory object of the kernel's part of the code cache.
+pub const KERNEL_CODE_OBJECT: &str = "ring3-code";
 /// Bytes of the code cache.
 pub const CACHE_LEN: usize = 128 << 20;
 /// The look-ups of a wedge's user code (`Lookups`), within 2 GiB of the code cache.

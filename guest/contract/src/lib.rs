@@ -125,6 +125,19 @@ pub struct Counters {
     pub code_pages_dropped: u64,
 }
 
+/// Host code that a piece of the guest's kernel was translated into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TranslatedCode {
+    /// GVA of the guest's first instruction.
+    pub gva: u64,
+    /// HVA of the host code, in each process that executes it.
+    pub hva: u64,
+    /// Bytes before it in the memory object that has all such code.
+    pub offset: u64,
+    /// Bytes of host code.
+    pub len: u64,
+}
+
 /// Executes guest code on one vCPU.
 pub trait Engine {
     /// Runs until something outside has to act, for about `budget` instructions at the most. See
@@ -172,6 +185,10 @@ pub trait Engine {
     /// Why it cannot go on, after [`Exit::Failed`].
     fn failure(&mut self) -> Option<Failure> {
         None
+    }
+    /// The host code that the guest's kernel has been translated into so far, in order of HVAs.
+    fn translated(&mut self) -> Vec<TranslatedCode> {
+        Vec::new()
     }
     /// What this kind of engine counts besides: name and count.
     fn details(&mut self) -> Vec<(String, u64)> {
@@ -233,6 +250,9 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     }
     fn failure(&mut self) -> Option<Failure> {
         (**self).failure()
+    }
+    fn translated(&mut self) -> Vec<TranslatedCode> {
+        (**self).translated()
     }
     fn details(&mut self) -> Vec<(String, u64)> {
         (**self).details()

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{BufRead, BufReader},
     process::{Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -406,8 +409,57 @@ fn a_profile_shows_functions_of_programs_and_of_the_kernel_and_who_called_them()
     let path = |name: &str| folder.path().join(name).display().to_string();
     // Optimized, functions that call nobody have no frame pointer.
     compile(folder.path(), "spinner", SPINNER, "-O0 -fno-omit-frame-pointer")?;
-    for kernel in ["debian-12", "debian-13"] {
+    for kernel in ["debian-12", "debian-13", "debian-sid"] {
         profiled(kernel, &path("spinner"), &path("folded"))?;
     }
+    Ok(())
+}
+
+/// A guest whose kernel fills memory with zeros until a line comes.
+const ZEROS: &str = "dd if=/dev/zero of=/dev/null bs=1M & echo up; read line; kill $!";
+
+/// Samples of the kernel's translated code that perf has taken: functions, as far as they have names.
+fn samples_of_kernel_code(data: &str, symbols: &str) -> Result<Vec<String>> {
+    let mut perf = Command::new("perf");
+    perf.args(["script", "-i", data, "--symfs", symbols, "-F", "ip,sym,dso"]);
+    let output = perf.output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let of_code = text.lines().filter(|line| line.contains("(/memfd:ring3-code"));
+    Ok(of_code.filter_map(|line| Some(line.split_whitespace().nth(1)?.to_owned())).collect())
+}
+
+#[test]
+fn the_hosts_perf_names_functions_of_the_guests_kernel() -> Result<()> {
+    let folder = TempDir::new()?;
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (data, symbols, name) =
+        (path("data"), path("symbols"), format!("perf-{}", std::process::id()));
+    let mut perf = Command::new("perf");
+    perf.args(["record", "-q", "-e", "cpu-clock", "-F", "499", "-o", &data, "--"]).arg(ring3()?);
+    perf.args(["exec", "--name", &name, "--memory", "512M", "--timeout", "100", "--"]);
+    perf.args(["sh", "-c", ZEROS]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut machine = perf.spawn().context("perf is needed: apt-get install linux-perf")?;
+    let mut line = String::new();
+    BufReader::new(machine.stdout.take().context("no output")?).read_line(&mut line)?;
+    if line.is_empty() {
+        println!("SKIPPED: this user may not use perf");
+        return Ok(());
+    }
+    thread::sleep(Duration::from_secs(1));
+    let mapped = Command::new(ring3()?).args(["perf-map", &name, &symbols]).output()?;
+    drop(machine.stdin.take());
+    ensure!(machine.wait()?.success() && mapped.status.success(), "{mapped:?}");
+    let samples = samples_of_kernel_code(&data, &symbols)?;
+    let named = samples.iter().filter(|name| !name.starts_with('[')).count();
+    println!("{} samples of translated code, {named} with names", samples.len());
+    ensure!(named >= 20 && named * 10 >= samples.len() * 8, "{samples:?}");
+    ensure!(samples.iter().any(|name| name == "read_zero"), "{samples:?}");
+    let map = fs::read_dir(&symbols)?.flatten().map(|entry| entry.path());
+    let map = map.into_iter().find(|path| path.extension().is_some_and(|end| end == "map"));
+    let map = fs::read_to_string(map.context("no map")?)?;
+    let line = map.lines().find(|line| line.ends_with(" read_zero")).context("no read_zero")?;
+    let numbers: Vec<_> =
+        line.split(' ').take(2).map(|word| u64::from_str_radix(word, 16)).collect();
+    ensure!(matches!(numbers[..], [Ok(_), Ok(1..)]), "{line}");
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::{
 use inspect::stopped::StoppedVcpus;
 use vmm::Inspector;
 
-use super::{ControlOrder, Request, dump, gdb, profile, top, trace};
+use super::{ControlOrder, Request, dump, gdb, perf_map, profile, top, trace};
 
 /// Connections that tell what the machine does until it ends, and then what they have not told so far.
 static TELLING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
@@ -64,6 +64,7 @@ impl Hand {
         match order {
             ControlOrder::Dump => dump::send(inspector, client),
             ControlOrder::Gdb => gdb::serve(inspector, client),
+            ControlOrder::Code => perf_map::send(inspector, client),
             ControlOrder::Trace | ControlOrder::Top | ControlOrder::Profile => {
                 let _telling = Telling::begin();
                 self.stands.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -83,5 +84,6 @@ pub(super) fn order_of(line: &str) -> Option<ControlOrder> {
     let request: Request = serde_json::from_str(line).ok()?;
     let Request { command } = request;
     let lines = matches!(command, ControlOrder::Trace | ControlOrder::Profile | ControlOrder::Top);
-    (lines || matches!(command, ControlOrder::Dump | ControlOrder::Gdb)).then_some(command)
+    (lines || matches!(command, ControlOrder::Dump | ControlOrder::Gdb | ControlOrder::Code))
+        .then_some(command)
 }

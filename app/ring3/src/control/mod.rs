@@ -13,6 +13,7 @@ mod flame;
 mod gdb;
 mod handed;
 mod orders;
+mod perf_map;
 mod profile;
 mod server;
 mod shown;
@@ -40,6 +41,7 @@ pub use dump::{DumpArguments, dump, write_core};
 pub use gdb::{GdbArguments, gdb};
 pub use handed::{Hand, finish_telling};
 pub use orders::obey;
+pub use perf_map::{PerfMapArguments, perf_map};
 pub use profile::{ProfileArguments, profile};
 pub use server::{Asked, ControlListener, listen};
 pub use top::{TopArguments, top};
@@ -69,6 +71,8 @@ pub enum ControlOrder {
     Top,
     /// From here on it carries samples of its vCPUs, as often as the client's next line says.
     Profile,
+    /// From here on it carries which host code stands for which function of the kernel.
+    Code,
 }
 
 /// A line of a client.

@@ -11,7 +11,7 @@ const STOPPING: &str = "stopping";
 pub fn obey(asked: Asked, running: &RunningMachine, status: &mut Status) -> bool {
     match asked.order {
         ControlOrder::Status | ControlOrder::Stats | ControlOrder::Dump | ControlOrder::Gdb => {}
-        ControlOrder::Trace | ControlOrder::Profile | ControlOrder::Top => {}
+        ControlOrder::Trace | ControlOrder::Profile | ControlOrder::Top | ControlOrder::Code => {}
         ControlOrder::Pause => {
             running.pause(true);
             "paused".clone_into(&mut status.state);

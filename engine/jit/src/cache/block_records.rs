@@ -206,6 +206,11 @@ impl BlockRecords {
         &mut self.blocks[number as usize].incoming
     }
 
+    /// HVA of each block, and what it was made from.
+    pub fn all(&self) -> impl Iterator<Item = (u64, Source)> {
+        (0..self.blocks.len() as Number).map(|number| (self.host(number), self.source(number)))
+    }
+
     /// What a block was made from.
     pub fn source(&self, number: Number) -> Source {
         let block = &self.blocks[number as usize];
