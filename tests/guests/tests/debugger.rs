@@ -20,7 +20,7 @@ use xtask::{
 /// Calls into the kernel and runs a program, without end, until a line is typed. (Bash drops a line that it has only
 /// half read when its time is over, so a time limit for reading would lose the line on a busy host.)
 const SCRIPT: &str = "\
-awk '$3 ~ /^(__x64_sys_getcwd|oops_begin|page_offset_base|jiffies|linux_proc_banner|linux_banner)$/ { print $3, $1 }' /proc/kallsyms
+awk '$3 ~ /^(__x64_sys_getcwd|oops_begin|fuse_file_alloc|page_offset_base|jiffies|linux_proc_banner|linux_banner)$/ { print $3, $1 }' /proc/kallsyms
 echo ready
 until read -t 0; do setarch -R /bin/true; /bin/pwd > /dev/null; sleep 0.1; done
 cat /proc/version
@@ -367,14 +367,20 @@ fn scripts() -> Result<PathBuf> {
 fn linuxs_own_scripts_run_in_gdb() -> Result<()> {
     let guest = Debuggee::new("auto")?;
     let (vmlinux, scripts) = (symbols()?, scripts()?);
+    let modules = Assets::open()?.kernel(Kernel::BookwormCloud)?.tree.context("no modules")?;
+    let function = guest.symbol("fuse_file_alloc")?;
     let said = guest.gdb(&format!(
         "set pagination off\nsymbol-file {}\n\
          python import sys; sys.dont_write_bytecode = True; sys.path.insert(0, '{}')\n\
-         python import linux.tasks, linux.dmesg\nlx-ps\nlx-dmesg\n",
+         python import linux.tasks, linux.dmesg, linux.symbols\nlx-ps\nlx-dmesg\n\
+         info symbol {function}\nlx-symbols {}\ninfo symbol {function}\n",
         vmlinux.display(),
-        scripts.display()
+        scripts.display(),
+        modules.display(),
     ))?;
     says(&said, &["swapper/0", "kthreadd", "bash", "Linux version 6.1."])?;
+    // A module's function, before its symbols are loaded and then.
+    says(&said, &["No symbol matches", "/fuse.ko", "fuse_file_alloc in section .text of "])?;
     ensure!(guest.ends()?.1 == Some(7));
     Ok(())
 }
