@@ -86,6 +86,7 @@ static const char *partner_setup(size_t size)
 static const char *trip_setup(void) { return partner_setup(0); }
 static const char *ctx16_setup(void) { return partner_setup(16 << 10); }
 static const char *ctx64_setup(void) { return partner_setup(64 << 10); }
+static const char *ctx1m_setup(void) { return partner_setup(1 << 20); }
 
 static void partner_teardown(void)
 {
@@ -246,6 +247,7 @@ const struct row process_rows[] = {
     { "pipe", "processes", "round trip of a byte through pipes between two processes on one CPU", trip_run, trip_setup, partner_teardown },
     { "ctx16k", "processes", "the same, each process reading 16 KB at every turn (lat_ctx)", trip_run, ctx16_setup, partner_teardown },
     { "ctx64k", "processes", "the same with 64 KB", trip_run, ctx64_setup, partner_teardown },
+    { "ctx1m", "processes", "the same with 1 MB", trip_run, ctx1m_setup, partner_teardown },
     { "pipe64k", "processes", "64 KB through a pipe, written and read by one process", pipe64_run, pipe64_setup, pipe64_teardown },
     { "fork", "processes", "fork, exit and wait", fork_run, NULL, NULL },
     { "forkread", "processes", "fork of a process with 1,000 pages, of which the child reads 200", forkread_run, owner_setup, owner_teardown },

@@ -12,7 +12,8 @@ use clap::Args;
 use harness::{
     compare::{self, Change, Verdict},
     instance::Pace,
-    network, page, papers,
+    network, page,
+    papers::{self, Ladder},
     peers::{self, Setup},
     program,
     record::{self, Machine, Report},
@@ -132,8 +133,8 @@ pub fn bench(arguments: &Arguments) -> Result<u8> {
     let setup = files.setup(directory.path(), &arguments.append, ring3)?;
     let report = measure(arguments, &setup)?;
     print!("{}", arguments.rendered(&report));
-    if let Some(ladder) = arguments.ladder() {
-        print!("{}", papers::ladder(&measure(&ladder, &setup)?));
+    for ladder in arguments.ladders() {
+        print!("{}", papers::ladders(&measure(&ladder, &setup)?));
     }
     Ok(before.map_or(0, |suffix| tell(&compare::suffixed(&report, &suffix))))
 }
@@ -199,17 +200,20 @@ fn measure(arguments: &Arguments, setup: &Setup) -> Result<Report> {
 impl Arguments {
     fn rendered(&self, report: &Report) -> String {
         match self.papers {
-            true => papers::render(report) + &papers::ladder(report),
+            true => papers::render(report) + &papers::ladders(report),
             false => table::render(report),
         }
     }
 
     /// What measures the slow stages, which would take hours for all rows: where the papers' tables are asked for and nothing else.
-    fn ladder(&self) -> Option<Self> {
+    fn ladders(&self) -> Vec<Self> {
         let all = self.papers && self.rows.is_empty() && self.peers.is_empty();
-        let (rows, peers) = (papers::ladder_rows(), papers::ladder_peers());
-        let (json, html, resume) = (None, None, false);
-        all.then(|| Self { rows, peers, json, html, resume, ..self.clone() })
+        let measures = |ladder: &Ladder| {
+            let (rows, peers) = (ladder.rows(), ladder.peers());
+            let (json, html, resume) = (None, None, false);
+            Self { rows, peers, json, html, resume, ..self.clone() }
+        };
+        if all { papers::LADDERS.iter().map(measures).collect() } else { Vec::new() }
     }
 
     /// Rows to measure; none for all.
