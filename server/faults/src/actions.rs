@@ -66,7 +66,7 @@ impl DiskAction {
 
 /// What goes wrong with a network.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum NetAction {
     /// Frames are lost.
     Loss,
@@ -187,8 +187,7 @@ pub enum MachineAction {
 }
 
 /// Which bits of memory are flipped.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Flip {
     /// So many, anywhere.
     Random(u32),
@@ -203,9 +202,51 @@ pub enum Flip {
     },
 }
 
-/// A bit of memory.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// Bits of memory as a scenario has them: a number, or a table. An untagged enum would name neither a wrong key nor what is missing.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct FlipTable {
+    address: Option<u64>,
+    symbol: Option<String>,
+    process: Option<String>,
+    bit: Option<u8>,
+    bits: Option<u32>,
+}
+
+impl<'de> Deserialize<'de> for Flip {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let said = toml::Value::deserialize(from)?;
+        let flip = match said {
+            toml::Value::Integer(count) => {
+                u32::try_from(count).map(Self::Random).map_err(|error| error.to_string())
+            }
+            table => FlipTable::deserialize(table)
+                .map_err(|error| error.message().to_owned())
+                .and_then(FlipTable::flip),
+        };
+        flip.map_err(de::Error::custom)
+    }
+}
+
+impl FlipTable {
+    fn flip(self) -> Result<Flip, String> {
+        let Self { address, symbol, process, bit, bits } = self;
+        match (process, bit, bits) {
+            (Some(process), None, Some(bits)) if address.is_none() && symbol.is_none() => {
+                Ok(Flip::Of { process, bits })
+            }
+            (Some(_), ..) if address.is_none() && symbol.is_none() => {
+                Err("say bits = N: so many of the process's".to_owned())
+            }
+            (None, Some(bit), None) => Ok(Flip::At(Place { address, symbol, bit })),
+            (None, ..) => Err("say bit = 0 to 7".to_owned()),
+            _ => Err("say address, symbol or process".to_owned()),
+        }
+    }
+}
+
+/// A bit of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Guest-physical address of its byte.
     pub address: Option<u64>,

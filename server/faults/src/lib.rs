@@ -46,7 +46,7 @@ pub use net::{FaultyNet, NetControl};
 pub use plug::{Plug, PluggedNet};
 pub use record::{Effect, Record, Recorder, Struck};
 pub use rogue::Rogue;
-pub use scenario::{Cue, Fault, Scenario, ScenarioError, Target, Timed};
+pub use scenario::{Cue, Fault, Scenario, ScenarioError, Target, Timed, syntax_error};
 pub use schedule::{DeviceRequest, Op, Schedule};
 
 #[cfg(test)]

@@ -139,7 +139,8 @@ impl Campaign {
     }
 
     fn new(text: String, folder: PathBuf, seed: Option<u64>) -> Result<Self, String> {
-        let mut file: File = toml::from_str(&text).map_err(|error| error.to_string())?;
+        let mut file: File =
+            toml::from_str(&text).map_err(|error| faults::syntax_error(&text, &error))?;
         file.seed = seed.unwrap_or(file.seed);
         let spans: Result<Vec<_>, _> = file.fault.iter().filter_map(span).collect();
         match (spans?.as_slice(), file.iterations) {
@@ -252,7 +253,8 @@ mod tests {
         let error = |more, request| campaign(more, request).expect_err("wrong");
         assert!(error("", "{ from = 5, to = 4 }").contains("request"));
         assert!(error("iterations = 0", "1").contains("nothing to run"));
-        assert!(error("colour = 1", "1").contains("colour"));
+        assert!(error("colour = 1", "1").starts_with("line 1: unknown field `colour`"));
+        assert_eq!(error("colour = 1", "1").lines().count(), 1);
         assert!(error("precision = 5", "1").contains("such as 0.05"));
     }
 
