@@ -149,11 +149,46 @@ fn page(results: &[Finished]) -> String {
             "<tr><td>{verdict}<td>{count}<td><div class=bar style=\"width:{width}px\"></div>"
         );
     }
+    text.push_str("</table>\n");
+    text.push_str(&plot(results));
     text.push_str(
-        "</table><h2>Iterations</h2><table><tr><th>number<th>result<th>why<th>faults<th>console\n",
+        "<h2>Iterations</h2><table><tr><th>number<th>result<th>why<th>faults<th>console\n",
     );
     results.iter().for_each(|result| row(result, &mut text));
     text + "</table>\n"
+}
+
+/// Pixels of a plot: of its width without the names at its left, of these, and of a line.
+const PLOT: (u64, u64, usize) = (600, 100, 22);
+
+/// What came of faults at which request: a line for each verdict, a dot for each iteration.
+fn plot(results: &[Finished]) -> String {
+    let dots: Vec<_> = results.iter().filter_map(|it| Some((it, first_request(it)?))).collect();
+    let Some(last) = dots.iter().map(|(_, request)| *request).max() else { return String::new() };
+    let (width, names, line) = PLOT;
+    let verdicts: Vec<_> = counts(results).into_keys().collect();
+    let mut text = format!(
+        "<h2>Results by request, 1 to {last}</h2><svg width={} height={}>\n",
+        names + width + 10,
+        line * verdicts.len()
+    );
+    for (row, verdict) in verdicts.iter().enumerate() {
+        let y = row * line + line / 2;
+        let _ = writeln!(text, "<text x=0 y={}>{verdict}</text>", y + 5);
+        for (it, request) in dots.iter().filter(|(it, _)| it.verdict == *verdict) {
+            let (x, number) = (names + width * request / last.max(1), it.iteration);
+            let _ = writeln!(
+                text,
+                "<circle cx={x} cy={y} r=4 fill=#47a fill-opacity=.5><title>iteration {number}, request {request}</title></circle>"
+            );
+        }
+    }
+    text + "</svg>\n"
+}
+
+/// The request that an iteration's first fault of requests struck.
+fn first_request(result: &Finished) -> Option<u64> {
+    result.records.iter().find_map(|record| Some(record.struck.as_ref()?.request))
 }
 
 fn row(result: &Finished, text: &mut String) {
@@ -233,5 +268,30 @@ mod tests {
         assert!(!xml.contains('\u{1b}'));
         assert_eq!(xml.matches("<testcase").count(), xml.matches("</testcase>").count());
         assert!(page(&results).contains("<td>wrong<td>1"));
+    }
+
+    #[test]
+    fn results_are_drawn_by_request() {
+        let mut results = [result(1, Verdict::Wrong), result(2, Verdict::Masked)];
+        assert!(!page(&results).contains("<svg"), "no request was struck");
+        let struck = |request: u64| {
+            let text = format!(
+                "{{\"fault\":\"cut\",\"on\":\"disk0\",\"seconds\":1.0,\"op\":\"write\",\"request\":{request},\
+                 \"offset\":0,\"len\":512,\"effect\":\"dropped\"}}"
+            );
+            vec![serde_json::from_str(&text).expect("a record")]
+        };
+        results[0].records = struck(3);
+        results[1].records = struck(12);
+        let page = page(&results);
+        assert!(
+            page.contains("request, 1 to 12") && page.matches("<circle").count() == 2,
+            "{page}"
+        );
+        // The order of lines is that of the table: right results first.
+        assert!(
+            page.contains("<circle cx=250 cy=33") && page.contains("<circle cx=700 cy=11"),
+            "{page}"
+        );
     }
 }
