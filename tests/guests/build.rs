@@ -3,8 +3,8 @@
 
 use std::{path::Path, process::Command};
 
-const PROGRAMS: [&str; 6] =
-    ["hostile_frames", "isolation", "journal", "threads", "traps", "visits"];
+const PROGRAMS: [&str; 7] =
+    ["hostile_frames", "isolation", "journal", "mapped", "threads", "traps", "visits"];
 
 fn main() {
     println!("cargo::rerun-if-changed=programs");

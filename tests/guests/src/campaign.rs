@@ -11,6 +11,14 @@ use tempfile::TempDir;
 
 use crate::{Guest, guest::BootFiles, ring3};
 
+/// A program for `[check]`: says how the rows of a database that are there compare with those that were acknowledged.
+pub const COMPARE: &str = "#!/bin/sh
+number() { tr -d '\\r' < console | sed -n \"s/^$1 \\\\([0-9]*\\\\)$/\\\\1/p\" | tail -1; }
+done=$(number done) found=$(number found)
+if [ -z \"$done\" ] || [ -z \"$found\" ]; then echo \"rows UNKNOWN\"; exit 1; fi
+if [ \"$found\" -ge \"$done\" ]; then echo \"rows SOUND\"; else echo \"rows LOST: $found of $done\"; fi
+";
+
 /// A campaign's folder, with what its file names.
 pub struct Campaign {
     folder: TempDir,

@@ -6,9 +6,11 @@
 pub mod campaign;
 pub mod chance;
 mod compiler;
+pub mod file_systems;
 mod guest;
 mod machine;
 mod modules;
+pub mod postgres;
 pub mod power_cut;
 pub mod visits;
 pub mod zoo;

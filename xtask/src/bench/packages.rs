@@ -31,9 +31,23 @@ const ENTRY: &str = "bench-newest";
 /// # Errors
 /// One of them is not in the archive, or the archive cannot be reached.
 pub fn unpack_all(archive: &Archive, packages: &[&str], root: &Path) -> Result<()> {
+    unpack_without(archive, packages, &[], root)
+}
+
+/// The same without the packages whose names begin so.
+///
+/// # Errors
+/// As for [`unpack_all`].
+pub fn unpack_without(
+    archive: &Archive,
+    packages: &[&str],
+    without: &[&str],
+    root: &Path,
+) -> Result<()> {
     let downloads = tempfile::Builder::new().prefix("ring3-packages-").tempdir()?;
-    let is_run =
-        |package: &String| !SCRIPT_DEPENDENCIES.iter().any(|prefix| package.starts_with(prefix));
+    let is_run = |package: &String| {
+        !SCRIPT_DEPENDENCIES.iter().chain(without).any(|prefix| package.starts_with(prefix))
+    };
     let packages: Vec<_> = archive.closure(packages)?.into_iter().filter(is_run).collect();
     for file in archive.download_all(&packages, downloads.path())? {
         output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(root))?;
