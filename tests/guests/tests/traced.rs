@@ -2,8 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    env, fs,
     io::{BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
     time::Duration,
@@ -184,6 +186,43 @@ fn they_agree_on_a_program_of_many_threads() -> Result<()> {
 #[test]
 fn they_agree_on_every_system_call() -> Result<()> {
     both_tell_the_same(EVERY_CALL, 2)
+}
+
+/// Programs of the Linux Test Project: calls of files, memory, processes, signals, waits and sockets, with wrong arguments, too.
+const LTP: &str = "\
+open01 open08 openat01 read01 read02 write01 write05 close01 dup01 dup201 lseek01 stat01 fstat02 mkdir03 rmdir02 \
+unlink05 pipe01 pipe06 fork01 wait401 kill03 getpid01 getppid01 mmap02 munmap01 mprotect01 brk01 chmod01 access01 \
+access04 fcntl02 fcntl05 poll01 select01 socket01 bind01 accept01 signal01 clone01 readlink01 symlink02 link02";
+
+/// The programs of a folder and those in it, by name.
+fn programs_of(folder: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let mode = entry.metadata()?.permissions().mode();
+        match entry.file_type()?.is_dir() {
+            true => programs_of(&entry.path(), found)?,
+            false if mode & 0o111 == 0 => {}
+            false => {
+                found.insert(entry.file_name().to_string_lossy().into_owned(), entry.path());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "minutes, and LTP to build: LTP names the folder of its programs"]
+fn they_agree_on_programs_of_ltp() -> Result<()> {
+    let folder = env::var_os("LTP").context("LTP names the folder of its programs")?;
+    let (mut programs, mut script) = (BTreeMap::new(), String::new());
+    programs_of(Path::new(&folder), &mut programs)?;
+    // What a kernel is configured for would be read from files and unpacked.
+    script += "export KCONFIG_SKIP_CHECK=1 LTPROOT=/tmp TMPDIR=/tmp\n";
+    for name in LTP.split_whitespace() {
+        let program = programs.get(name).with_context(|| format!("no {name}"))?;
+        script += &format!("{} > /dev/null 2>&1\n", program.display());
+    }
+    both_tell_the_same(&(script + "true\n"), 80)
 }
 
 /// A program of 32-bit code: it opens a file and reads from it. Then it asks by the entry that the vDSO has for this CPU.
