@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
 use crate::{
@@ -20,8 +20,6 @@ use crate::{
 
 /// Skips that are allowed, and why.
 const ALLOWED: &str = ".ci/skips";
-/// Has test programs show the output of passing tests: a skipped test says so there.
-const SHOW_OUTPUT: &str = "--show-output";
 
 /// The top of the source tree.
 pub fn root() -> PathBuf {
@@ -29,22 +27,67 @@ pub fn root() -> PathBuf {
     manifest.parent().unwrap_or(manifest).to_owned()
 }
 
-/// What cargo is asked for, in order. Checks that are not test programs (format, lints) count as one each.
-const CHECKS: [(&str, &[&str]); 6] = [
-    ("format", &["fmt", "--all", "--check"]),
-    ("lints", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-    (
-        "unit tests",
-        &["test", "--workspace", "--exclude", "guests", "--no-fail-fast", "--", SHOW_OUTPUT],
-    ),
-    ("the program to boot guests with", &["build", "--release", "--package", "ring3"]),
-    // One guest at a time: a guest whose timer thread gets no CPU finds its timer broken.
-    (
-        "boot tests",
-        &["test", "--package", "guests", "--no-fail-fast", "--", SHOW_OUTPUT, "--test-threads=1"],
-    ),
-    ("loading of stock kernels", &["test", "--package", "boot", "--", SHOW_OUTPUT, "--ignored"]),
+/// A check: its name, and what cargo is asked for. One that is no test program (format, lints) counts as one.
+///
+/// Test programs show the output of passing tests: a skipped test says so there.
+type Check = (&'static str, Vec<String>);
+
+/// All but the tests of `guests`.
+const CHECKS: [(&str, &str); 5] = [
+    ("format", "fmt --all --check"),
+    ("lints", "clippy --workspace --all-targets -- -D warnings"),
+    ("unit tests", "test --workspace --exclude guests --no-fail-fast -- --show-output"),
+    ("loading of stock kernels", "test --package boot -- --show-output --ignored"),
+    ("the program to boot guests with", "build --release --package ring3"),
 ];
+/// Where the tests are that boot guests.
+const GUESTS: &str = "tests/guests/tests";
+/// Those that measure time, or want all of the host's CPUs: their guests run one at a time.
+const ALONE: [&str; 9] = [
+    "clocks",
+    "connections",
+    "cpus",
+    "demo",
+    "endings",
+    "interrupts",
+    "process",
+    "services",
+    "surroundings",
+];
+
+/// What cargo is asked for, in order.
+fn checks() -> Result<Vec<Check>> {
+    let words = |&(name, words): &(&'static str, &str)| -> Check {
+        (name, words.split(' ').map(str::to_owned).collect())
+    };
+    let mut checks: Vec<Check> = CHECKS.iter().map(words).collect();
+    let (alone, together): (Vec<_>, Vec<_>) =
+        guests()?.into_iter().partition(|name| ALONE.contains(&name.as_str()));
+    ensure!(alone.len() == ALONE.len(), "tests of {GUESTS} are gone: only {alone:?} are there");
+    checks.push(("boot tests", boot_tests(&["--lib", "--bins"], &together, 2)));
+    checks.push(("boot tests that measure time", boot_tests(&[], &alone, 1)));
+    Ok(checks)
+}
+
+/// The names of the test programs that boot guests.
+fn guests() -> Result<Vec<String>> {
+    let files = fs::read_dir(root().join(GUESTS)).context(GUESTS)?;
+    let files = files.map(|file| Ok(file?.file_name())).collect::<Result<Vec<_>>>()?;
+    let names = files.iter().filter_map(|name| name.to_str()?.strip_suffix(".rs"));
+    let mut names: Vec<_> = names.map(str::to_owned).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Runs these test programs one after the other, of each so many tests at once.
+fn boot_tests(other: &[&str], programs: &[String], threads: usize) -> Vec<String> {
+    let threads = format!("--test-threads={threads}");
+    let mut words = ["test", "--package", "guests", "--no-fail-fast"].to_vec();
+    words.extend(other);
+    words.extend(programs.iter().flat_map(|name| ["--test", name]));
+    words.extend(["--", "--show-output", &threads]);
+    words.into_iter().map(str::to_owned).collect()
+}
 
 /// Runs every check and prints `N passed, N failed, N skipped`. A skip that [`ALLOWED`] does not hold counts as a failure.
 ///
@@ -71,7 +114,7 @@ pub fn test() -> Result<()> {
     }
 }
 
-/// Runs all of [`CHECKS`]; returns the names of those that failed.
+/// Runs all [`checks`]; returns the names of those that failed.
 fn run_checks(tally: &mut Tally) -> Result<Vec<&'static str>> {
     let kernels = stock_kernels();
     if let Err(error) = &kernels {
@@ -79,10 +122,10 @@ fn run_checks(tally: &mut Tally) -> Result<Vec<&'static str>> {
     }
     let kernels = kernels.as_ref().ok().map(TempDir::path);
     let mut failed_checks = Vec::new();
-    for (name, arguments) in CHECKS {
+    for (name, arguments) in checks()? {
         println!("==> {name}: cargo {}", arguments.join(" "));
         let (passed, failed) = (tally.passed, tally.failed);
-        match (cargo(arguments, kernels, tally)?, tally.passed == passed) {
+        match (cargo(&arguments, kernels, tally)?, tally.passed == passed) {
             (true, true) => tally.passed += 1,
             (true, false) => {}
             (false, _) => {
@@ -126,7 +169,7 @@ fn stock_kernels() -> Result<TempDir> {
 }
 
 /// Runs cargo, passing its output on and counting results; whether it succeeded.
-fn cargo(arguments: &[&str], kernels: Option<&Path>, tally: &mut Tally) -> Result<bool> {
+fn cargo(arguments: &[String], kernels: Option<&Path>, tally: &mut Tally) -> Result<bool> {
     let mut command = Command::new(env!("CARGO"));
     command.args(arguments).current_dir(root()).stdout(Stdio::piped());
     command.envs(kernels.map(|kernels| ("RING3_KERNELS", kernels)));
