@@ -42,18 +42,9 @@ const CHECKS: [(&str, &str); 5] = [
 ];
 /// Where the tests are that boot guests.
 const GUESTS: &str = "tests/guests/tests";
-/// Those that measure time, or want all of the host's CPUs: their guests run one at a time.
-const ALONE: [&str; 9] = [
-    "clocks",
-    "connections",
-    "cpus",
-    "demo",
-    "endings",
-    "interrupts",
-    "process",
-    "services",
-    "surroundings",
-];
+/// Those that take long and neither measure time nor depend on it: two of their guests run at a time, and of others one.
+const TOGETHER: [&str; 8] =
+    ["boot", "disk", "exec", "faults", "file_systems", "isolation", "protocol", "traps"];
 
 /// What cargo is asked for, in order.
 fn checks() -> Result<Vec<Check>> {
@@ -61,11 +52,11 @@ fn checks() -> Result<Vec<Check>> {
         (name, words.split(' ').map(str::to_owned).collect())
     };
     let mut checks: Vec<Check> = CHECKS.iter().map(words).collect();
-    let (alone, together): (Vec<_>, Vec<_>) =
-        guests()?.into_iter().partition(|name| ALONE.contains(&name.as_str()));
-    ensure!(alone.len() == ALONE.len(), "tests of {GUESTS} are gone: only {alone:?} are there");
-    checks.push(("boot tests", boot_tests(&["--lib", "--bins"], &together, 2)));
-    checks.push(("boot tests that measure time", boot_tests(&[], &alone, 1)));
+    let (together, alone): (Vec<_>, Vec<_>) =
+        guests()?.into_iter().partition(|name| TOGETHER.contains(&name.as_str()));
+    ensure!(together.len() == TOGETHER.len(), "of {TOGETHER:?} only {together:?} are there");
+    checks.push(("boot tests, two at a time", boot_tests(&[], &together, 2)));
+    checks.push(("boot tests", boot_tests(&["--lib", "--bins"], &alone, 1)));
     Ok(checks)
 }
 
