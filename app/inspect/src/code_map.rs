@@ -19,27 +19,27 @@ use crate::{
 /// What the host calls the memory object with the code.
 pub use wedge_abi::KERNEL_CODE_OBJECT;
 
-/// What code that no symbol is known for is called: a module's, or made at run time.
+/// The name for code of no known symbol: code of a module, or code that the kernel has made at run time.
 const MODULE: &str = "[module]";
 
 /// What is sent to the reader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CodeLine {
-    /// Host code of a function.
+    /// A piece of host code of a function.
     Function(FunctionCode),
-    /// That was all.
+    /// There are no more pieces.
     End,
-    /// It cannot be.
+    /// There is no list, for this reason.
     Error(String),
 }
 
-/// Host code that is a part of a function.
+/// A piece of host code, into which a part of one function of the guest's kernel was translated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionCode {
-    /// HVA, in each process that executes it.
+    /// HVA of the piece, in each process that executes guest code.
     pub hva: u64,
-    /// Bytes before it in the memory object.
+    /// Bytes before the piece in the memory object ([`KERNEL_CODE_OBJECT`]).
     pub offset: u64,
     /// Bytes of host code.
     pub len: u64,
@@ -47,7 +47,7 @@ pub struct FunctionCode {
     pub symbol: String,
 }
 
-/// Sends all code that there is now.
+/// Sends a list of all host code that the kernel has been translated into by now.
 ///
 /// # Errors
 /// The reader goes.

@@ -45,7 +45,7 @@ const SLEEPS: usize = 256;
 const EVENTS: usize = 4096;
 /// Bytes of an event before its text.
 const HEAD: usize = 48;
-/// In an event's length: this is no event, and fills the ring to its end.
+/// A bit of the word with an event's length. It marks unused bytes between the last event and the ring's end.
 const FILLS: u32 = 1 << 31;
 /// Bytes of events that a ring can have.
 const SIZES: [u64; 2] = [64 << 10, 64 << 20];

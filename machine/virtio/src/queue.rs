@@ -341,7 +341,7 @@ impl Queue {
         memory.write_obj(element.to_le(), GuestAddress(at)).map_err(|_| RingError::Memory)
     }
 
-    /// Writes the used ring's index: what is before it is the driver's.
+    /// Writes the used ring's index. The driver then sees all elements before that index.
     fn publish(&self, index: u16) -> Result<(), RingError> {
         let at = GuestAddress(self.shape.used + 2);
         let stored = self.memory.store(index.to_le(), at, Ordering::Release);

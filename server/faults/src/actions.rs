@@ -105,9 +105,9 @@ impl NetAction {
 pub enum ProtocolAction {
     /// The used ring's index is so many requests ahead, until the next one is given back.
     UsedIndex(u16),
-    /// A request is given back by this number of a chain.
+    /// A request is given back with this number in place of its own chain's (virtio 1.2, 2.7.8).
     UsedId(u32),
-    /// So many bytes were written, it says.
+    /// A request is given back as if the device had written so many bytes.
     UsedLength(u32),
     /// The status of a disk's request.
     Status(u8),

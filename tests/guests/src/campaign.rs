@@ -19,6 +19,28 @@ if [ -z \"$done\" ] || [ -z \"$found\" ]; then echo \"rows UNKNOWN\"; exit 1; fi
 if [ \"$found\" -ge \"$done\" ]; then echo \"rows SOUND\"; else echo \"rows LOST: $found of $done\"; fi
 ";
 
+/// The rest of a campaign's file: the power is cut when twenty rows of a database have been acknowledged, and [`COMPARE`] is its
+/// program `compare`.
+pub const CUT_AFTER_TWENTY_ROWS: &str = "[check]
+command = ['./compare']
+[expect]
+masked = ['rows SOUND']
+wrong = ['rows LOST']
+[[fault]]
+on = 'machine'
+do = 'power-cut'
+console = 'done 20'
+";
+
+/// A guest's script that writes files, mounts their file system anew and reads them. A shell's function `mounts` mounts it at `/mnt`.
+pub const FILES: &str = "mounts || exit
+for i in $(seq 200); do mkdir -p /mnt/$((i % 10)); echo $i > /mnt/$((i % 10))/$i; done
+umount /mnt; mounts || exit
+for i in $(seq 200); do [ \"$(cat /mnt/$((i % 10))/$i)\" = $i ] || echo \"file $i is WRONG\"; done
+umount /mnt
+echo \"files read\"
+";
+
 /// A campaign's folder, with what its file names.
 pub struct Campaign {
     folder: TempDir,

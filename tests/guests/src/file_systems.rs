@@ -20,7 +20,7 @@ use crate::{Guest, modules};
 /// Name in the cache of the programs.
 const ENTRY: &str = "file-systems-1";
 const PACKAGES: [&str; 3] = ["e2fsprogs", "xfsprogs", "btrfs-progs"];
-/// Runs a program that is in the folder of the first argument.
+/// That script: it looks for the program in each folder for programs, and runs it with the packages' own libraries.
 const RUN: &str = "#!/bin/sh
 root=$(dirname \"$(readlink -f \"$0\")\")/root
 program=$1; shift
@@ -110,7 +110,7 @@ impl FileSystem {
     }
 }
 
-/// A script that runs a program of the packages: its first argument, with what follows it.
+/// A shell's script that runs one of the packages' programs. Its first argument is the program's name, the others are the program's.
 fn tools() -> Result<PathBuf> {
     let assets = Assets::open()?;
     assets.entry(ENTRY, |fresh| {

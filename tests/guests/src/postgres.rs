@@ -29,7 +29,7 @@ const USERS: &str = "root:x:0:0::/:/bin/sh\npostgres:x:1000:1000::/load:/bin/sh\
 /// A guest's script begins with this: `postgres`, `initdb` and `psql` are run on the disk's own system. The server refuses to be
 /// root's.
 const PROGRAMS: &str = "dmesg -n 1
-mount -t ext4 $OPTIONS /dev/vda /mnt && mount -t devtmpfs dev /mnt/dev && mkdir -p /mnt/dev/shm || exit
+mount -t ext4 /dev/vda /mnt && mount -t devtmpfs dev /mnt/dev && mkdir -p /mnt/dev/shm || exit
 mount -t tmpfs -o mode=1777 shm /mnt/dev/shm
 its() { chroot /mnt /usr/sbin/chroot --userspec=1000:1000 / /usr/lib/postgresql/15/bin/\"$@\" 2>> /tmp/log; }
 query() { its psql -h /tmp -U postgres -qAt \"$@\" postgres; }
@@ -47,10 +47,9 @@ leaves
 ";
 
 /// A guest that runs this script with the disk of [`database`], where there are `starts` with further words for the server, `query`,
-/// and `leaves`. Its disk is mounted with these options.
-pub fn guest(options: &str, script: &str) -> Guest {
-    let script = format!("OPTIONS='{options}'\n{PROGRAMS}{script}");
-    Guest::new(Kernel::BookwormCloud).runs(&script)
+/// and `leaves`.
+pub fn guest(script: &str) -> Guest {
+    Guest::new(Kernel::BookwormCloud).runs(&format!("{PROGRAMS}{script}"))
 }
 
 /// A disk in this folder with a database that has an empty table `t (i, x)`.
@@ -60,7 +59,7 @@ pub fn guest(options: &str, script: &str) -> Guest {
 pub fn database(folder: &Path) -> Result<PathBuf> {
     let disk = folder.join(IMAGE);
     fs::copy(image()?, &disk)?;
-    let finished = guest("", FIRST).has_disk(&disk).boots()?;
+    let finished = guest(FIRST).has_disk(&disk).boots()?;
     finished.prints(&["the table is there"])?;
     finished.powers_off()?;
     Ok(disk)

@@ -150,7 +150,7 @@ fn kill(signal: &str, process: u32) -> Result<()> {
 const GRACE: Duration = Duration::from_secs(2);
 /// How long an end may take where the host has nothing else to do.
 const PROMISED: Duration = Duration::from_secs(2);
-/// How long an end may take on any host.
+/// How long an end may take where the host is busy.
 const LONGEST: Duration = Duration::from_secs(8);
 
 /// Checks that an end, which begins after `waits`, is on time in one of three tries, since a busy host makes some late, and that none

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use guests::{
     Guest, LEASE,
-    campaign::{COMPARE, Campaign, Results},
+    campaign::{COMPARE, CUT_AFTER_TWENTY_ROWS, Campaign, FILES, Results},
     power_cut,
 };
 use tempfile::TempDir;
@@ -97,10 +97,8 @@ fn database_on(options: &str, settings: &str) -> Result<Results> {
          cd /; umount /mnt/dev /mnt\n"
     );
     let look = format!("{DATABASE}echo \"found $(database 'select count(*) from t')\"\n");
-    let rest = "[check]\ncommand = ['./compare']\n\
-        [expect]\nmasked = ['rows SOUND']\nwrong = ['rows LOST']\n\
-        [[fault]]\non = 'machine'\ndo = 'power-cut'\nconsole = 'done 20'\n";
-    let campaign = Campaign::new(&guest().runs(&write), &power_cut::image()?, rest)?;
+    let campaign =
+        Campaign::new(&guest().runs(&write), &power_cut::image()?, CUT_AFTER_TWENTY_ROWS)?;
     let campaign = campaign.with("iterations = 2").verified_by(&guest().runs(&look))?;
     campaign.has("compare", COMPARE.as_bytes())?.runs()
 }
@@ -137,15 +135,6 @@ fn a_database_on_ext4_without_barriers_loses_rows() -> Result<()> {
     Ok(())
 }
 
-const FILES: &str = "dmesg -n 1
-mount -t ext4 /dev/vda /mnt || exit
-for i in $(seq 200); do mkdir -p /mnt/$((i % 10)); echo $i > /mnt/$((i % 10))/$i; done
-umount /mnt; mount -t ext4 /dev/vda /mnt || exit
-for i in $(seq 200); do [ \"$(cat /mnt/$((i % 10))/$i)\" = $i ] || echo \"file $i is WRONG\"; done
-umount /mnt
-echo \"files read\"
-";
-
 /// Half of the writes go wrong, on a file system that is checked afterwards. Which of them matter depends on the order in which
 /// the guest writes, so one alone might be missed.
 fn file_system(fault: &str) -> Result<Results> {
@@ -158,7 +147,8 @@ fn file_system(fault: &str) -> Result<Results> {
          detected = ['Filesystem still has errors', 'EXT4-fs error', 'cat: ']\n\
          [[fault]]\non = 'disk0'\nop = 'write'\nprobability = 0.5\ndo = '{fault}'\n"
     );
-    Campaign::new(&guest().runs(FILES), &disk, &rest)?.with("iterations = 2").runs()
+    let script = format!("dmesg -n 1\nmounts() {{ mount -t ext4 /dev/vda /mnt; }}\n{FILES}");
+    Campaign::new(&guest().runs(&script), &disk, &rest)?.with("iterations = 2").runs()
 }
 
 #[test]

@@ -5,20 +5,12 @@
 
 use anyhow::{Context, Result, ensure};
 use guests::{
-    campaign::{Campaign, Results},
+    campaign::{Campaign, FILES, Results},
     file_systems::{BTRFS, EXT4, FileSystem, XFS},
 };
 use tempfile::TempDir;
 
 static MAPPED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mapped"));
-
-const FILES: &str = "mounts || exit
-for i in $(seq 200); do mkdir -p /mnt/$((i % 10)); echo $i > /mnt/$((i % 10))/$i; done
-umount /mnt; mounts || exit
-for i in $(seq 200); do [ \"$(cat /mnt/$((i % 10))/$i)\" = $i ] || echo \"file $i is WRONG\"; done
-umount /mnt
-echo \"files read\"
-";
 
 /// Half of the writes go wrong, on a file system that its own checker looks at afterwards.
 fn with_half_of_the_writes(kind: &FileSystem, fault: &str) -> Result<Results> {

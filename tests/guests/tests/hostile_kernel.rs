@@ -93,8 +93,8 @@ fn attacks(engine: (&str, &str), seed: u64, count: u64) -> Result<Vec<u64>> {
     Ok(faults.split(", ").map(str::parse).collect::<Result<_, _>>()?)
 }
 
-/// A library complains of each rule that the kernel breaks. Each of our processes shows twenty such lines in ten seconds, and counts the
-/// rest.
+/// A library that serves queues logs a line for each rule of virtio that the guest's kernel breaks. Each of our processes shows twenty
+/// such lines in ten seconds, and then says how many there were more.
 #[test]
 fn rules_that_are_broken_without_end_fill_no_terminal() -> Result<()> {
     const BROKEN: u64 = 20_000;

@@ -11,8 +11,8 @@ fn struck(kernel: Kernel, script: &str, faults: &str) -> Result<(Finished, Strin
     guest.with("--cpus").with("2").boots_with_faults(faults)
 }
 
-/// Each error is waited for in the kernel's messages. What loses a page has a hundred megabytes of its own, and stands: hardly any of its
-/// pages is init's, too, which would be the end of it.
+/// The script waits for each error in the kernel's messages. The program that loses a page has a hundred megabytes of its own and stands
+/// still. So the page that is lost is hardly ever one that init has, too; init's death would be the guest's end.
 const ALL: &str = "waits() { for n in $(seq 100); do dmesg | grep -q \"$1\" && return; sleep 0.1; done; }
 interrupts() { echo \"threshold interrupts $1 $(sed -n 's/ *THR: *\\([0-9]*\\).*/\\1/p' /proc/interrupts)\"; }
 interrupts before

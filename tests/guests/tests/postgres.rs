@@ -2,32 +2,29 @@
 
 use anyhow::{Result, ensure};
 use guests::{
-    campaign::{COMPARE, Campaign, Results},
+    campaign::{COMPARE, CUT_AFTER_TWENTY_ROWS, Campaign, Results},
     postgres,
 };
 use tempfile::TempDir;
 
-/// Cuts the power when twenty rows have been acknowledged, by a server with these words, on a disk mounted with these options.
-fn cut(words: &str, options: &str) -> Result<Results> {
+/// Cuts the power when twenty rows have been acknowledged, by a server with these words.
+fn cut(words: &str) -> Result<Results> {
     let folder = TempDir::new()?;
     let write = format!(
         "starts {words}\nfor i in $(seq 30); do\n \
          echo \"insert into t values ($i, repeat('x', 2000)); select 'done $i';\"\ndone | query\nleaves\n"
     );
     let look = "starts; echo \"found $(query -c 'select count(*) from t')\"; leaves\n";
-    let rest = "[check]\ncommand = ['./compare']\n\
-        [expect]\nmasked = ['rows SOUND']\nwrong = ['rows LOST']\n\
-        [[fault]]\non = 'machine'\ndo = 'power-cut'\nconsole = 'done 20'\n";
     let database = postgres::database(folder.path())?;
-    let campaign = Campaign::new(&postgres::guest(options, &write), &database, rest)?;
-    let campaign = campaign.with("iterations = 3").verified_by(&postgres::guest("", look))?;
+    let campaign = Campaign::new(&postgres::guest(&write), &database, CUT_AFTER_TWENTY_ROWS)?;
+    let campaign = campaign.with("iterations = 3").verified_by(&postgres::guest(look))?;
     campaign.has("compare", COMPARE.as_bytes())?.runs()
 }
 
 #[test]
 #[ignore = "minutes"]
 fn postgresql_keeps_what_it_has_acknowledged() -> Result<()> {
-    let results = cut("", "")?;
+    let results = cut("")?;
     ensure!(results.of("masked") == results.count(), "{}", results.said);
     Ok(())
 }
@@ -35,7 +32,7 @@ fn postgresql_keeps_what_it_has_acknowledged() -> Result<()> {
 #[test]
 #[ignore = "minutes"]
 fn postgresql_that_does_not_flush_loses_rows() -> Result<()> {
-    let results = cut("-c fsync=off", "")?;
+    let results = cut("-c fsync=off")?;
     ensure!(results.of("wrong") == results.count(), "{}", results.said);
     Ok(())
 }

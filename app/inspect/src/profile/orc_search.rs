@@ -20,7 +20,7 @@ pub struct SortedRun {
     last: u64,
 }
 
-/// The first table in a kernel's image (GVA) whose pages are read by `read`. There may be pages that cannot be read.
+/// Finds the first table in a kernel's image, a range of GVAs. `read` reads a page of the image at a GVA, and says whether it could.
 pub fn in_kernel(image: Range<u64>, read: impl FnMut(u64, &mut [u8]) -> bool) -> Option<SortedRun> {
     Some(longest(image, read)).filter(|run| run.count >= LEAST)
 }
@@ -65,7 +65,8 @@ mod tests {
     const IMAGE: Range<u64> = 0xffff_ffff_8100_0000..0xffff_ffff_8100_8000;
     const TABLE: u64 = IMAGE.start + 0x2ffc;
 
-    /// An image with a list of `count` addresses in order at the table's place, a shorter one before it, and a page that is not there.
+    /// Reads pages of an image with two lists of addresses in order: `count` of them at [`TABLE`], and a shorter list before that. One
+    /// page cannot be read.
     fn image(count: u64) -> impl FnMut(u64, &mut [u8]) -> bool {
         move |page, bytes| {
             for (n, word) in bytes.as_chunks_mut::<4>().0.iter_mut().enumerate() {

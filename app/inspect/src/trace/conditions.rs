@@ -22,7 +22,7 @@ pub struct LoadPlace {
 }
 
 impl LoadPlace {
-    /// A condition on what lies at an offset: the step if there is one to take.
+    /// Has the value at this offset loaded before the steps that compare it. Where nothing is to be compared, nothing is loaded.
     fn condition(self, offset: u64, step: Early<Vec<Step>>) -> Early<Vec<Step>> {
         let load = Step::Load { to: self.to, from: self.base, offset };
         match step {
