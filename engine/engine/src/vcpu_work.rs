@@ -35,6 +35,9 @@ pub trait ProbeHandler: Send {
         probes: &mut Probes,
         reached: Reached,
     ) -> Verdict;
+
+    /// Something may have changed what the handler wants of this vCPU. The handler may change `probes`.
+    fn refresh(&mut self, _probes: &mut Probes) {}
 }
 
 /// Work that waits for a vCPU.
@@ -142,6 +145,18 @@ impl ProbeHandlers {
         }
     }
 
+    fn refresh(&mut self, engine: &mut dyn Engine) {
+        let mut changed = false;
+        for entry in &mut self.entries {
+            let before = entry.probes.clone();
+            entry.handler.refresh(&mut entry.probes);
+            changed |= entry.probes != before;
+        }
+        if changed {
+            self.arm(engine);
+        }
+    }
+
     fn arm(&self, engine: &mut dyn Engine) {
         let mut all = Probes::default();
         self.entries.iter().for_each(|entry| all.add(&entry.probes));
@@ -215,6 +230,11 @@ impl<'a> VcpuAccess<'a> {
             change(&mut entry.probes);
             self.handlers.arm(self.engine);
         }
+    }
+
+    /// Has all handlers look whether they want other probes.
+    pub fn refresh_handlers(&mut self) {
+        self.handlers.refresh(self.engine);
     }
 
     /// Stops the vCPU for a handler, or resumes it. The vCPU runs when no handler keeps it stopped.

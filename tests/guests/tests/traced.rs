@@ -284,6 +284,40 @@ fn system_calls_of_32_bit_programs_are_traced() -> Result<()> {
     Ok(())
 }
 
+/// A program whose system calls begin on one CPU and end on another. It has made no other calls before.
+const MOVES: &str = r#"
+static long call(long number, long a, long b, long c) {
+    __asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    return number;
+}
+void _start(void) {
+    for (unsigned long n = 0; n < 3; n++) {
+        unsigned long cpus = n % 2 + 1;
+        if (call(203, 0, sizeof cpus, (long)&cpus) < 0) call(60, 1, 0, 0);
+    }
+    call(60, 0, 0, 0);
+}
+"#;
+
+#[test]
+fn system_calls_that_end_on_another_cpu_are_traced() -> Result<()> {
+    let folder = TempDir::new()?;
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(path("moves.c"), MOVES)?;
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]);
+    ensure!(cc.args(["-o", &path("moves"), &path("moves.c")]).status()?.success());
+    let mut command = Command::new(ring3()?);
+    command.args(["trace", "-e", "syscall", "--comm", "moves", "-o", &path("trace"), "--"]);
+    command.args(["exec", "--memory", "512M", "--cpus", "2", "--", &path("moves")]);
+    let run = command.stdin(Stdio::null()).output()?;
+    ensure!(run.status.success(), "{run:?}");
+    let said = fs::read_to_string(path("trace"))?;
+    let ended = said.lines().filter(|line| line.contains("sched_setaffinity(0, 8, "));
+    ensure!(ended.filter(|line| line.contains(") = 0 <")).count() == 3, "not three: {said}");
+    Ok(())
+}
+
 /// Has the kernel count switches and interrupts itself, between two writes that a trace sees, and says how many it counted.
 const COUNTED: &str = "\
 mount -t tracefs none /sys/kernel/tracing; cd /sys/kernel/tracing

@@ -194,7 +194,7 @@ fn start(
     let channel = Arc::new(TraceChannel::new(sender, Arc::clone(&lost)));
     let tracer = Arc::new(Tracer {
         kernel: Arc::clone(&kernel),
-        ram: inspector.ram().clone(),
+        inspector: inspector.clone(),
         plan,
         selection,
         channel: Arc::clone(&channel),

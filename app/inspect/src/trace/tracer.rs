@@ -7,9 +7,8 @@ use std::{
 };
 
 use contract::{Engine, Taps, Watcher};
-use ram::Ram;
 use ring3_trace::{Event, Stops, filter::FieldValue};
-use vmm::{ProbeHandler, Probes, Reached, Verdict};
+use vmm::{Inspector, ProbeHandler, Probes, Reached, Verdict};
 use x86::{
     paging::Roots,
     reg::{RAX, RDI, RSI, RSP},
@@ -43,7 +42,7 @@ pub const FILENAME: (&str, &str) = ("linux_binprm", "filename");
 /// A running trace: the guest's kernel, the points at which vCPUs are traced, and the events that are reported.
 pub struct Tracer {
     pub kernel: Arc<LinuxKernel>,
-    pub ram: Ram,
+    pub inspector: Inspector,
     pub plan: TracePlan,
     pub selection: EventSelection,
     pub channel: Arc<TraceChannel>,
@@ -71,6 +70,17 @@ impl Tracer {
     fn selects(&self, task: &Task) -> bool {
         let EventSelection { pid, comm, .. } = &self.selection;
         pid.is_none_or(|pid| pid == task.pid) && comm.as_ref().is_none_or(|comm| *comm == task.comm)
+    }
+
+    /// A function on a vCPU will return to `back` (GVA). Every vCPU has a probe there from now on, as the thread may move to
+    /// another before that.
+    fn add_return(&self, back: u64, vcpu: usize) {
+        if !lock(&self.shared.returns).insert(back) {
+            return;
+        }
+        for other in (0..self.inspector.vcpus()).filter(|other| *other != vcpu) {
+            self.inspector.queue_on_vcpu(other, |access| access.refresh_handlers());
+        }
     }
 
     /// Nanoseconds since the trace began.
@@ -109,21 +119,24 @@ impl ProbeHandler for VcpuTracer {
             self.record(&moment, roots, probes);
             return Verdict::Resume;
         }
-        let read = |gva, bytes: &mut [u8]| memory::read(&tracer.ram, roots, gva, bytes);
+        let read = |gva, bytes: &mut [u8]| memory::read(tracer.inspector.ram(), roots, gva, bytes);
         let hit = ProbeHit { moment, ns: tracer.now(), read: &read, record: &[] };
         let stop = self.handle_hit(&hit);
         for event in self.events.drain(..) {
             tracer.channel.send(TraceItem::Event(event), || 1);
         }
-        let returns = lock(&tracer.shared.returns);
-        if returns.len() != self.returns.len() {
-            probes.breakpoints.extend(&*returns);
-            self.returns.clone_from(&returns);
-        }
-        drop(returns);
+        self.refresh(probes);
         match stop {
             Some(event) => self.stop(engine, event),
             None => Verdict::Resume,
+        }
+    }
+
+    fn refresh(&mut self, probes: &mut Probes) {
+        let returns = lock(&self.tracer.shared.returns).clone();
+        if returns != self.returns {
+            self.returns = returns;
+            *probes = self.probes();
         }
     }
 }
@@ -153,7 +166,7 @@ impl VcpuTracer {
 
     /// The probes at all points; taps, unless the vCPU may have to stop.
     pub fn probes(&self) -> Probes {
-        let Tracer { plan, kernel, ram, selection, channel, .. } = &*self.tracer;
+        let Tracer { plan, kernel, inspector, selection, channel, .. } = &*self.tracer;
         let mut probes = plan.probes();
         probes.breakpoints.extend(&self.returns);
         probes.breakpoints.extend(lock(&self.tracer.shared.breaks).keys());
@@ -162,7 +175,7 @@ impl VcpuTracer {
             return probes;
         }
         let TapPrograms { points, steps } =
-            tap_programs((kernel, ram), plan, selection, &self.returns);
+            tap_programs((kernel, inspector.ram()), plan, selection, &self.returns);
         let (channel, tracer, vcpu) =
             (Arc::clone(channel), Arc::downgrade(&self.tracer), self.vcpu);
         let sink = Box::new(move |records, tsc| {
@@ -175,8 +188,8 @@ impl VcpuTracer {
 
     /// The event for a write to watched memory: what wrote, and what is there now.
     fn watched(&self, moment: &Moment, roots: Roots, gva: u64, len: u64) -> Option<Event> {
-        let Tracer { kernel, ram, selection, .. } = &*self.tracer;
-        let read = |gva, bytes: &mut [u8]| memory::read(ram, roots, gva, bytes);
+        let Tracer { kernel, inspector, selection, .. } = &*self.tracer;
+        let read = |gva, bytes: &mut [u8]| memory::read(inspector.ram(), roots, gva, bytes);
         let hit = ProbeHit { moment: *moment, ns: self.tracer.now(), read: &read, record: &[] };
         // The kernel's first instructions have no task.
         let task = kernel.current_in(moment.gs_base, &read).unwrap_or_default();
@@ -215,18 +228,14 @@ impl VcpuTracer {
     fn record(&mut self, moment: &Moment, roots: Roots, probes: &mut Probes) {
         let tracer = Arc::clone(&self.tracer);
         if let Some(back) = self.returns_to(moment, roots) {
-            lock(&tracer.shared.returns).insert(back);
+            tracer.add_return(back, self.vcpu);
         }
-        let returns = lock(&tracer.shared.returns).clone();
-        if returns != self.returns {
-            self.returns = returns;
-            *probes = self.probes();
-        }
+        self.refresh(probes);
         let Some(taps) = &probes.taps else { return };
         let Some(first) = taps.points.get(&moment.rip) else { return };
         let step = |n: u64| taps.steps.get(usize::try_from(n).ok()?).copied();
         let mut room = vec![0; MOST_OF_A_RECORD];
-        let mut memory = memory::TapMemory(&tracer.ram, roots);
+        let mut memory = memory::TapMemory(tracer.inspector.ram(), roots);
         match tap::run(step, (*first).into(), moment, &mut memory, &mut room) {
             Outcome::Noted(len) => {
                 room.truncate(len);
@@ -241,9 +250,9 @@ impl VcpuTracer {
 
     /// Where the function that begins here returns to, if that has to be known.
     fn returns_to(&self, moment: &Moment, roots: Roots) -> Option<u64> {
-        let Tracer { plan, ram, .. } = &*self.tracer;
+        let Tracer { plan, inspector, .. } = &*self.tracer;
         let ends = plan.at(moment.rip).iter().any(Tracepoint::ends);
-        let back = memory::word(ram, roots, moment.gpr[RSP]);
+        let back = memory::word(inspector.ram(), roots, moment.gpr[RSP]);
         back.filter(|_| ends && !plan.has_exits_of(moment.rip))
     }
 
@@ -491,7 +500,7 @@ impl VcpuTracer {
         let rsp = hit.register(RSP);
         if !plan.has_exits_of(hit.moment.rip) {
             let back = hit.word(rsp)?;
-            lock(&shared.returns).insert(back);
+            self.tracer.add_return(back, self.vcpu);
         }
         let mut all = lock(&shared.pending);
         if all.len() >= MOST_PENDING {
