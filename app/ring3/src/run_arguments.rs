@@ -139,10 +139,15 @@ impl RunArguments {
     /// What `ring3 run` makes of these words, which the command's name is not among.
     ///
     /// # Errors
-    /// They are not its options.
-    pub fn of_words(words: Vec<String>) -> Result<Self, clap::Error> {
+    /// They are not its options: a line that says why.
+    pub fn of_words(words: Vec<String>) -> Result<Self, String> {
         let command = Self::augment_args(Command::new("ring3 run").no_binary_name(true));
-        Self::from_arg_matches(&command.try_get_matches_from(words)?)
+        let matches = command.try_get_matches_from(words);
+        matches.and_then(|matches| Self::from_arg_matches(&matches)).map_err(|error| {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            line.trim_start_matches("error: ").to_owned()
+        })
     }
 
     /// The guest's console is at standard input and output.
@@ -155,6 +160,6 @@ impl RunArguments {
         let disks = self.disk.iter().map(|disk| matches!(disk, DiskChoice::Image(_)));
         let nets = self.net.iter().map(NetArgument::is_ours);
         let (disks, nets) = (disks.collect(), nets.collect());
-        Extent { disks, nets, memory: self.memory.0 }
+        Extent { disks, nets, memory: self.memory.0, timeout: self.timeout }
     }
 }

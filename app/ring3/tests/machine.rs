@@ -38,6 +38,35 @@ fn a_triple_fault_shows_the_cpu() {
     }
 }
 
+/// `ring3 fault run` with a scenario is `ring3 run --fault`: the machine would spin, and is reset.
+#[test]
+fn a_scenario_runs_with_the_machine_it_is_given() {
+    let kernel = kernel(tiny::SPIN);
+    let mut scenario = tempfile::NamedTempFile::new().expect("a file");
+    let text = "[[fault]]\non = 'machine'\ndo = 'reset'\nafter = '100ms'\n";
+    scenario.write_all(text.as_bytes()).expect("written");
+    let run = |options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ring3"));
+        command.args(["fault", "run"]).arg(scenario.path()).args(options);
+        command.stdin(Stdio::null()).output().expect("ring3 starts")
+    };
+    let path = kernel.path().to_str().expect("a name");
+    let machine = ["--", "--memory", "16M", "--kernel", path, "--timeout"];
+    let reset = run(&[&machine[..], &[LONG]].concat());
+    assert_eq!(reset.status.code(), Some(4), "{}", messages(&reset));
+    assert!(messages(&reset).contains(r#""effect":"reset""#), "{}", messages(&reset));
+    for (options, part) in [
+        (vec![], "has no [machine]"),
+        ([&machine[..], &["0.1"]].concat(), "after 0.1 s, but the timeout is 0.1 s"),
+        (vec!["--", "--colour"], "unexpected argument '--colour'"),
+        (vec!["--seed", "1", "--", "--kernel", path], "has its own seed"),
+    ] {
+        let refused = run(&options);
+        let said = messages(&refused);
+        assert!(refused.status.code() == Some(2) && said.contains(part), "{part}: {said}");
+    }
+}
+
 /// Beyond memory there is nothing: reads give ones, writes are lost, and ones are no instruction.
 #[test]
 fn nothing_is_where_no_memory_is() {

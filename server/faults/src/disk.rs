@@ -15,6 +15,7 @@ use virtio::{BlockBackend, SECTOR};
 use crate::{
     DiskAction, Effect, Schedule,
     cache::{Cut, WriteCache},
+    contents::Contents,
     schedule::{DeviceRequest, Op, Strike},
 };
 
@@ -67,7 +68,7 @@ fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
 }
 
 /// What faults made of a request.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DiskFate {
     /// It is to be done, at this byte, with so many bytes.
     Done { offset: u64, len: u64 },
@@ -125,6 +126,7 @@ impl Core {
         fate: &mut DiskFate,
         data: &mut [u8],
     ) -> io::Result<()> {
+        let (before, mut contents) = (*fate, Vec::new());
         let effect = match strike.action {
             DiskAction::ReadError | DiskAction::WriteError => return self.fail(strike, EIO),
             DiskAction::Full => return self.fail(strike, ENOSPC),
@@ -150,12 +152,45 @@ impl Core {
             DiskAction::Misdirected(sectors) => self.misdirect(sectors, request, fate),
             DiskAction::Corrupt(bits) => Effect::Corrupted(self.schedule.flip(bits, data)),
             DiskAction::Garbage => {
+                let meant = data.to_vec();
                 self.schedule.random().fill(data);
+                contents.extend(Contents::new(request.bytes.start, &meant, data, &meant));
                 Effect::Garbage
             }
         };
-        self.schedule.record(strike, effect);
+        if request.op == Op::Write && *fate != before {
+            contents = self.left(request, fate, data)?;
+        }
+        self.schedule.record_contents(strike, effect, contents);
         Ok(())
+    }
+
+    /// What a write leaves on the disk that is not as the guest meant it.
+    fn left(
+        &mut self,
+        request: &DeviceRequest,
+        fate: &DiskFate,
+        data: &[u8],
+    ) -> io::Result<Vec<Contents>> {
+        let meant_at = request.bytes.start;
+        let mut before = vec![0; data.len()];
+        self.backend.read_at(meant_at, &mut before)?;
+        let mut after = before.clone();
+        let mut elsewhere = None;
+        match *fate {
+            DiskFate::Done { offset, .. } if offset != meant_at => {
+                let mut there = vec![0; data.len()];
+                self.backend.read_at(offset, &mut there)?;
+                elsewhere = Contents::new(offset, &there, data, &there);
+            }
+            DiskFate::Done { len, .. } => {
+                let written = len as usize;
+                after[..written].copy_from_slice(&data[..written]);
+            }
+            DiskFate::Dropped => {}
+        }
+        let here = Contents::new(meant_at, &before, &after, data);
+        Ok(here.into_iter().chain(elsewhere).collect())
     }
 
     fn fail(&mut self, strike: Strike<DiskAction>, errno: i32) -> io::Result<()> {
@@ -378,6 +413,11 @@ mod tests {
             self.platter.0.lock().expect("whole")[number * 512..][..512].to_vec()
         }
 
+        fn contents(&self) -> Vec<Contents> {
+            let records = self.records.lock().expect("whole");
+            records.iter().flat_map(|record| record.contents.clone()).collect()
+        }
+
         fn effects(&self) -> Vec<Effect> {
             self.records.lock().expect("whole").iter().map(|r| r.effect.clone()).collect()
         }
@@ -389,10 +429,17 @@ mod tests {
         (0..3).for_each(|n| lost.disk.write_at(n * 512, &[1; 512]).expect("acknowledged"));
         let there: Vec<_> = (0..3).map(|n| lost.sector(n)[0]).collect();
         assert_eq!((there, lost.effects()), (vec![1, 0, 1], vec![Effect::Dropped]));
+        let left = |at, len, [before, after, meant]: [&str; 3]| {
+            let [before, after, meant] = [before, after, meant].map(|byte| byte.repeat(32));
+            Contents { at, len, before, after, meant }
+        };
+        assert_eq!(lost.contents(), [left(512, 512, ["00", "00", "01"])]);
 
         let mut far = Bench::one("{ misdirected = 4 }", "times = 1");
         far.disk.write_at(512, &[2; 512]).expect("acknowledged");
         assert_eq!((far.sector(1)[0], far.sector(5)[0]), (0, 2));
+        let places = [left(512, 512, ["00", "00", "02"]), left(5 * 512, 512, ["00", "02", "00"])];
+        assert_eq!(far.contents(), places);
 
         let mut torn = Bench::one("'torn'", "");
         torn.disk.write_at(0, &[3; 8192]).expect("acknowledged");
@@ -400,6 +447,7 @@ mod tests {
         let written = torn.platter.0.lock().expect("whole").iter().filter(|&&b| b == 3).count();
         assert_eq!(written as u64, len);
         assert!(len < 8192 && len.is_multiple_of(512));
+        assert_eq!(torn.contents(), [left(len, 8192 - len, ["00", "00", "03"])]);
 
         let mut full = Bench::one("'full'", "");
         let error = full.disk.write_at(0, &[1; 512]).expect_err("full");
@@ -413,6 +461,10 @@ mod tests {
         let mut data = [0; 512];
         bad.disk.read_at(0, &mut data).expect("answered");
         assert!(data != [0; 512] && bad.effects() == [Effect::Garbage]);
+        let [shown] = &bad.contents()[..] else { panic!("one record") };
+        assert_eq!((&shown.before, &shown.before[..8]), (&shown.meant, "00000000"));
+        let first = format!("{:02x}", data[shown.at as usize]);
+        assert!(shown.after.starts_with(&first), "{shown:?}, {data:x?}");
         bad.disk.read_at(0, &mut data).expect("answered");
         assert_eq!(data, [0; 512], "it was nowhere but in the answer");
     }

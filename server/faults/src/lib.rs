@@ -17,11 +17,12 @@
 //! - `rogue`: a device that breaks virtio's rules.
 //! - `actions`: what can go wrong; `hardware`: what hardware finds and tells of. `clock`, `interrupts`: a faulty clock, and faulty
 //!   interrupts of PCI devices. What else strikes at a time is for the monitor to do.
-//! - `record`: what was injected.
+//! - `record`: what was injected; `contents`: what it leaves on a disk.
 
 mod actions;
 mod cache;
 mod clock;
+mod contents;
 mod disk;
 mod forward;
 mod hardware;
@@ -39,6 +40,7 @@ pub use actions::{
 };
 pub use chipset::{MachineError, Severity};
 pub use clock::FaultyClock;
+pub use contents::Contents;
 pub use disk::{DiskControl, FaultyDisk};
 pub use hardware::{MachineCheck, MemoryError};
 pub use interrupts::FaultyInterrupts;

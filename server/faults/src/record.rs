@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::schedule::Op;
+use crate::{Contents, schedule::Op};
 
 /// A fault that struck.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,6 +18,9 @@ pub struct Record {
     pub struck: Option<Struck>,
     /// What happened.
     pub effect: Effect,
+    /// What of the disk is not as it should be, if a write or an answer was struck.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contents: Vec<Contents>,
 }
 
 /// A request that was struck.

@@ -225,6 +225,19 @@ impl Scenario {
         self.interrupts.clone()
     }
 
+    /// The names of all faults, and how long after the start or its cue each begins.
+    pub fn begins(&self) -> Vec<(&str, Duration)> {
+        fn of<A>(fault: &Fault<A>) -> (&str, Duration) {
+            (&fault.name, fault.after)
+        }
+        let disks = self.disks.iter().map(|(_, fault)| of(fault));
+        let nets = self.nets.iter().map(|(_, fault)| of(fault));
+        let protocol = self.protocol.iter().map(|(_, fault)| of(fault));
+        let interrupts = self.interrupts.iter().map(of);
+        let timed = self.timed.iter().map(|fault| (&*fault.name, fault.after));
+        disks.chain(nets).chain(protocol).chain(interrupts).chain(timed).collect()
+    }
+
     /// The faults that strike at a time.
     pub fn timed(&self) -> &[Timed] {
         &self.timed

@@ -9,7 +9,7 @@ use std::{
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::{Effect, Fault, Record, Recorder, Struck, Target};
+use crate::{Contents, Effect, Fault, Record, Recorder, Struck, Target};
 
 /// What a guest asks of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,6 +118,7 @@ impl<A: Clone> Schedule<A> {
                         len: request.bytes.end - request.bytes.start,
                     }),
                     effect: Effect::Failed,
+                    contents: Vec::new(),
                 },
             })
         });
@@ -129,10 +130,21 @@ impl<A: Clone> Schedule<A> {
         (self.recorder)(&Record { effect, ..strike.record });
     }
 
+    /// Reports what a strike came to, and what it leaves.
+    pub fn record_contents<B>(
+        &mut self,
+        strike: Strike<B>,
+        effect: Effect,
+        contents: Vec<Contents>,
+    ) {
+        (self.recorder)(&Record { effect, contents, ..strike.record });
+    }
+
     /// Reports what another's fault came to here.
     pub fn record_of(&mut self, fault: &str, effect: Effect) {
         let (on, seconds) = (self.on.to_string(), self.started.elapsed().as_secs_f64());
-        (self.recorder)(&Record { fault: fault.to_owned(), on, seconds, struck: None, effect });
+        let (fault, contents) = (fault.to_owned(), Vec::new());
+        (self.recorder)(&Record { fault, on, seconds, struck: None, effect, contents });
     }
 
     /// The cue of a fault that waits for one has come.

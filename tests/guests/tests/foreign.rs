@@ -325,9 +325,72 @@ fn in_qemu(script: &str, device: &[&str], socket: &Path) -> Result<Option<Finish
 
 /// Has us serve something, until QEMU hangs up.
 fn served(kind: &str, what: &str, socket: &Path) -> Result<Server> {
+    served_with(kind, what, socket, &[])
+}
+
+/// The same, with further options.
+fn served_with(kind: &str, what: &str, socket: &Path, options: &[&str]) -> Result<Server> {
     let mut command = Command::new(ring3()?);
-    command.args(["serve", kind, what, "--socket"]).arg(socket);
+    command.args(["serve", kind, what, "--socket"]).arg(socket).args(options);
     Server::start(&mut command, socket)?.context("ring3 can be run")
+}
+
+/// Has us serve something with faults. Their records are in the file `records` of the folder.
+fn served_badly(kind: &str, what: &str, folder: &Path, scenario: &str) -> Result<Server> {
+    let path = |name: &str| folder.join(name).display().to_string();
+    fs::write(path("faults.toml"), scenario)?;
+    let options = ["--fault", &path("faults.toml"), "--fault-log", &path("records")];
+    served_with(kind, what, &folder.join("socket"), &options)
+}
+
+/// A sector that cannot be read, and a write that is lost.
+const WORN: &str = "
+[[fault]]
+name = 'worn'
+on = 'disk0'
+do = 'read-error'
+sectors = [8192, 8193]
+[[fault]]
+name = 'forgetful'
+on = 'disk0'
+do = 'lost'
+sectors = [16384, 16385]
+";
+
+/// The first sector of each MiB is read by itself. The eighth and the ninth are written before.
+const ON_WORN: &str = "
+at() { dd if=/dev/vda bs=512 count=1 skip=$(($1 * 2048)) 2>/dev/null; }
+put() { yes $2 | dd of=/dev/vda bs=512 count=1 seek=$(($1 * 2048)) conv=notrunc,fsync 2>/dev/null; }
+put 8 lost; put 9 kept
+echo 0 > /sys/block/vda/queue/read_ahead_kb; echo 3 > /proc/sys/vm/drop_caches
+for n in 3 4 5 8 9; do at $n > /tmp/$n && echo $n: $(tr -d '\\000' < /tmp/$n | head -n 1); done
+";
+
+#[test]
+fn a_disk_of_ours_fails_qemu_as_asked() -> Result<()> {
+    let directory = TempDir::new()?;
+    let image = directory.path().join("disk.img");
+    File::create(&image)?.set_len(64 << 20)?;
+    let mut server = served_badly("disk", &image.display().to_string(), directory.path(), WORN)?;
+    let device = ["-device", "vhost-user-blk-pci,chardev=served,num-queues=1"];
+    let socket = directory.path().join("socket");
+    let Some(finished) = in_qemu(ON_WORN, &device, &socket)? else { return Ok(()) };
+    finished.powers_off()?;
+    ensure!(server.0.wait()?.success(), "it ends when QEMU hangs up");
+    finished.prints(&["3:", "5:", "8:", "9: kept"])?;
+    ensure!(!finished.console.contains("8: lost") && !finished.console.contains("\n4:"));
+    ensure!(finished.console.contains("I/O error, dev vda, sector 8192"), "{}", finished.console);
+    let records = fs::read_to_string(directory.path().join("records"))?;
+    let of = |fault: &str| records.lines().find(|line| line.contains(fault));
+    let worn = of("worn").context("a record")?;
+    ensure!(worn.contains(r#""op":"read""#) && worn.contains(r#""effect":"failed""#), "{worn}");
+    let lost = of("forgetful").context("a record")?;
+    ensure!(lost.contains(r#""effect":"dropped""#), "{lost}");
+    ensure!(
+        lost.contains(r#""before":"00000000"#) && lost.contains(r#""meant":"6c6f7374"#),
+        "{lost}"
+    );
+    Ok(())
 }
 
 #[test]
@@ -386,5 +449,35 @@ fn a_network_of_ours_for_qemu() -> Result<()> {
     finished.prints(&[ZEROES])?;
     finished.powers_off()?;
     ensure!(server.0.wait()?.success(), "it ends when QEMU hangs up");
+    Ok(())
+}
+
+/// A tenth of the frames each way are lost; TCP sends them again.
+const LOSSES: &str = "
+[[fault]]
+name = 'tenth'
+on = 'net0'
+do = 'loss'
+probability = 0.1
+after = '3s'
+";
+
+#[test]
+fn a_network_of_ours_loses_frames_of_qemu() -> Result<()> {
+    if !qemu_has_networks() {
+        return Ok(());
+    }
+    let directory = TempDir::new()?;
+    let mut server = served_badly("net", "user", directory.path(), LOSSES)?;
+    let script = bulk(HALF_CLOSED)?;
+    let device =
+        ["-netdev", "vhost-user,id=net,chardev=served", "-device", "virtio-net-pci,netdev=net"];
+    let socket = directory.path().join("socket");
+    let Some(finished) = in_qemu(&script, &device, &socket)? else { return Ok(()) };
+    finished.prints(&[ZEROES])?;
+    finished.powers_off()?;
+    ensure!(server.0.wait()?.success(), "it ends when QEMU hangs up");
+    let records = fs::read_to_string(directory.path().join("records"))?;
+    ensure!(records.lines().filter(|line| line.contains(r#""effect":"dropped""#)).count() > 20);
     Ok(())
 }

@@ -14,7 +14,11 @@ use super::{
     iteration::{self, Iteration},
     verdict::Expect,
 };
-use crate::{failure::Failure, injection, run_arguments::RunArguments};
+use crate::{
+    failure::Failure,
+    injection::{self, Extent},
+    run_arguments::RunArguments,
+};
 
 /// Names in a campaign's folder.
 const COPY: &str = "campaign.toml";
@@ -97,7 +101,8 @@ impl Campaign {
             Self::new(read(path)?, folder, seed).map_err(|problem| wrong(path, problem))?;
         let scenario = campaign.iteration(1).scenario().map_err(|problem| wrong(path, problem))?;
         let machine = campaign.arguments(None).map_err(|problem| wrong(path, problem))?;
-        injection::check(&scenario, &machine.extent()).map_err(|problem| wrong(path, problem))?;
+        let extent = Extent { timeout: Some(campaign.timeout()), ..machine.extent() };
+        injection::check(&scenario, &extent).map_err(|problem| wrong(path, problem))?;
         if let Some(verify) = &campaign.file.verify {
             campaign.arguments(Some(verify)).map_err(|problem| wrong(path, problem))?;
         }
@@ -115,11 +120,7 @@ impl Campaign {
             let disk = disk.as_str().ok_or("disk: not a file name")?;
             words.push(format!("--disk={disk}"));
         }
-        RunArguments::of_words(words).map_err(|error| {
-            let text = error.to_string();
-            let line = text.lines().next().unwrap_or_default();
-            format!("{part}: {}", line.trim_start_matches("error: "))
-        })
+        RunArguments::of_words(words).map_err(|problem| format!("{part}: {problem}"))
     }
 
     /// The campaign whose results are in a folder.
@@ -276,6 +277,8 @@ mod tests {
             ("kernel = 'k'", cut, "disk0: the machine has 0 --disk"),
             ("kernel = 'k'\ndisk = ['vhost-user:s']", cut, "another program serves it"),
             (sound, "on = 'disk0'\ndo = 'explode'", "explode"),
+            (sound, "on = 'disk0'\ndo = 'hang'\nafter = '120s'", "the timeout is 120 s"),
+            (sound, "on = 'machine'\ndo = 'reset'\nafter = '1h'", "after 3600 s"),
         ] {
             let problem = problem(machine, fault).expect(part);
             assert!(problem.contains(part) && problem.lines().count() == 1, "{problem}");

@@ -21,7 +21,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 
-use crate::{failure::Failure, injection, output};
+use crate::{failure::Failure, injection, output, run, run_arguments::RunArguments};
 use campaign::Campaign;
 use iteration::Finished;
 use report::Report;
@@ -31,7 +31,7 @@ const EXAMPLES: &str = r#"
 Examples:
   A disk whose writes fail from the hundredth on:
     printf '[[fault]]\non = "disk0"\ndo = "write-error"\nrequest = 100\nfor = "1h"\n' > worn.toml
-    ring3 run --config debian.toml --fault worn.toml
+    ring3 fault run worn.toml -- --config debian.toml
 
   A campaign: the power goes at each of the first 400 writes, one after the other:
     cat > cuts.toml <<END
@@ -69,13 +69,16 @@ pub struct FaultArguments {
 /// What to do with faults.
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Run a campaign's machine once, and say what its faults came to
+    /// Run a machine once with a scenario's faults, or a campaign's machine, and say what its faults came to
     Run {
-        /// The campaign
-        campaign: PathBuf,
-        /// Where random choices begin; the file's if not given
+        /// The campaign, or the scenario
+        file: PathBuf,
+        /// Where a campaign's random choices begin; the file's if not given
         #[arg(long, value_name = "N")]
         seed: Option<u64>,
+        /// A scenario's machine, as ring3 run has it: -- --kernel vmlinuz --disk debian.img
+        #[arg(last = true, value_name = "OPTIONS OF RING3 RUN")]
+        machine: Vec<String>,
     },
     /// Run a machine again and again with other faults, and count what they came to
     Campaign {
@@ -108,7 +111,7 @@ enum Action {
 /// `ring3 fault`.
 pub fn fault(arguments: &FaultArguments) -> Result<u8, Failure> {
     match &arguments.action {
-        Action::Run { campaign, seed } => once(campaign, *seed),
+        Action::Run { file, seed, machine } => run_once(file, *seed, machine),
         Action::Campaign { campaign, jobs, seed, output } => {
             let folder = output.clone().unwrap_or_else(|| campaign.with_extension(""));
             run_campaign(campaign, *seed, *jobs, &folder)
@@ -128,6 +131,24 @@ fn check(file: &Path) -> Result<u8, Failure> {
         let targets: Vec<_> = scenario.targets().iter().map(ToString::to_string).collect();
         output::print(&format!("faults of {}\n", targets.join(", ")))
     }
+}
+
+fn run_once(file: &Path, seed: Option<u64>, machine: &[String]) -> Result<u8, Failure> {
+    let wrong = |problem: &str| Err(Failure::usage(format!("{}: {problem}", file.display())));
+    match (campaign::is_campaign(&campaign::read(file)?), machine) {
+        (true, []) => once(file, seed),
+        (true, _) => wrong("a campaign has its own [machine]"),
+        (false, []) => wrong("a scenario has no [machine]: say which behind --, as to ring3 run"),
+        (false, _) if seed.is_some() => wrong("a scenario has its own seed"),
+        (false, _) => run_scenario(file, machine),
+    }
+}
+
+/// Runs a machine, as `ring3 run --fault` does.
+fn run_scenario(file: &Path, machine: &[String]) -> Result<u8, Failure> {
+    let words = [&[format!("--fault={}", file.display())], machine].concat();
+    let run = RunArguments::of_words(words).map_err(Failure::usage)?;
+    run::run(&run)
 }
 
 fn once(file: &Path, seed: Option<u64>) -> Result<u8, Failure> {

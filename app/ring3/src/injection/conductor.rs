@@ -323,7 +323,8 @@ impl Conductor {
     fn report(&mut self, fault: &Timed, effect: Effect) {
         let (name, on) = (fault.name.clone(), fault.on.to_string());
         let seconds = self.started.elapsed().as_secs_f64();
-        (self.record)(&Record { fault: name, on, seconds, struck: None, effect });
+        let contents = Vec::new();
+        (self.record)(&Record { fault: name, on, seconds, struck: None, effect, contents });
     }
 
     /// Carries a fault out; returns what is to be recorded of it.

@@ -1,10 +1,12 @@
 //! Whether a machine has what a scenario strikes.
 
+use std::time::Duration;
+
 use faults::{Flip, MachineAction, Scenario, Target};
 use inspect::strike::is_instruction;
 use ram::{HIGH_BASE, LOW_MAX};
 
-/// What of a machine can have faults: whether ring3 serves each disk and network itself, and bytes of memory.
+/// What of a machine can have faults: whether ring3 serves each disk and network itself, bytes of memory, and its time.
 pub struct Extent {
     /// Disks.
     pub disks: Vec<bool>,
@@ -12,12 +14,20 @@ pub struct Extent {
     pub nets: Vec<bool>,
     /// Bytes of memory.
     pub memory: u64,
+    /// The machine is stopped after this.
+    pub timeout: Option<Duration>,
 }
 
 /// Says which fault of a scenario can strike nothing.
 pub fn check(scenario: &Scenario, extent: &Extent) -> Result<(), String> {
     for target in scenario.targets() {
         is_there(target, extent).map_err(|problem| format!("{target}: {problem}"))?;
+    }
+    if let Some(end) = extent.timeout
+        && let Some((name, after)) = scenario.begins().into_iter().find(|(_, after)| *after >= end)
+    {
+        let [after, end] = [after, end].map(|time| time.as_secs_f64());
+        return Err(format!("fault `{name}`: after {after} s, but the timeout is {end} s"));
     }
     for fault in scenario.timed() {
         if let MachineAction::WrongResult(name) = &fault.action

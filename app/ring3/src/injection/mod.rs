@@ -30,7 +30,8 @@ use std::{
 
 use clap::Args;
 use faults::{
-    Effect, FaultyDisk, FaultyNet, Plug, Record, Recorder, Rogue, Scenario, Schedule, Target,
+    DiskAction, Effect, Fault, FaultyDisk, FaultyNet, Plug, Record, Recorder, Rogue, Scenario,
+    Schedule, Target,
 };
 use virtio::{BlockBackend, Doorbell, NetBackend};
 use vmm::Attachment;
@@ -167,6 +168,13 @@ impl Faults {
         number: usize,
     ) -> Result<(Box<dyn BlockBackend>, Rogue), Failure> {
         let (on, faults) = (Target::Disk(number), self.scenario.of_disk(number));
+        let end = backend.len();
+        let begins = |fault: &Fault<DiskAction>| fault.bytes.as_ref().map(|bytes| bytes.start);
+        if let Some(fault) = faults.iter().find(|fault| begins(fault) >= Some(end)) {
+            let (name, end) = (&fault.name, end / virtio::SECTOR);
+            let problem = format!("fault `{name}`: {on} has the sectors [0, {end}] only");
+            return Err(Failure::usage(format!("--fault: {problem}")));
+        }
         let [recorder, of_rogue] = for_two(self.recorder);
         let rogue = rogue(&self.scenario, on, of_rogue);
         let schedule = Schedule::new(on, faults, self.scenario.seed, recorder);
@@ -479,7 +487,8 @@ mod tests {
         let file = folder.path().join("faults.toml");
         std::fs::write(&file, text).expect("written");
         let options = FaultOptions { fault: Some(file), fault_log: None };
-        let extent = Extent { disks: disks.to_vec(), nets: nets.to_vec(), memory: 1 << 30 };
+        let (disks, nets) = (disks.to_vec(), nets.to_vec());
+        let extent = Extent { disks, nets, memory: 1 << 30, timeout: None };
         let injection = Injection::new(&options, &extent);
         injection.err().map_or_else(String::new, |failure| failure.to_string())
     }
@@ -497,7 +506,7 @@ mod tests {
         assert!(refusal(&wrong("ad"), &[], &[]).contains("no instruction `ad`"));
         assert_eq!(refusal(&wrong("add"), &[], &[]), "");
         let missing = FaultOptions { fault: Some("/nowhere.toml".into()), fault_log: None };
-        let extent = Extent { disks: Vec::new(), nets: Vec::new(), memory: 0 };
+        let extent = Extent { disks: Vec::new(), nets: Vec::new(), memory: 0, timeout: None };
         let failure = Injection::new(&missing, &extent).err().expect("refused");
         assert!(failure.to_string().starts_with("--fault /nowhere.toml: "), "{failure}");
     }
