@@ -54,6 +54,11 @@ pub trait VirtioDevice: Send {
     fn is_patient(&self, _index: usize) -> bool {
         false
     }
+    /// Whether the driver may be told a little later of what queue `index` has given back since this was false: nobody waits for it,
+    /// and a driver that is told of something else mostly finds it then.
+    fn may_tell_late(&mut self, _index: usize) -> bool {
+        false
+    }
     /// The driver reset the device: everything negotiated is void. Host resources stay.
     fn reset(&mut self) {}
 }

@@ -348,14 +348,18 @@ impl Queue {
         stored.map_err(|_| RingError::Memory)
     }
 
+    /// Requests that were given back and of which the driver was not told.
+    pub fn untold(&self) -> u16 {
+        self.ring.next_used().wrapping_sub(self.told)
+    }
+
     /// DeviceInterrupts the driver for what was given back since the last call, if it wants that. For
     /// bodies whose requests take long; the transport does it anyway at the end.
     ///
     /// # Errors
     /// The available ring is not accessible.
     pub fn tell_driver(&mut self) -> Result<(), RingError> {
-        let untold = self.ring.next_used().wrapping_sub(self.told);
-        if self.is_quiet && untold < UNTOLD.min(self.shape.size / 2) {
+        if self.is_quiet && self.untold() < UNTOLD.min(self.shape.size / 2) {
             return Ok(());
         }
         if std::mem::take(&mut self.used_something) && self.driver_wants_interrupt()? {

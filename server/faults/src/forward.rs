@@ -51,6 +51,10 @@ macro_rules! forward_rest {
             self.device.is_patient(index)
         }
 
+        fn may_tell_late(&mut self, index: usize) -> bool {
+            self.device.may_tell_late(index)
+        }
+
         fn reset(&mut self) {
             self.device.reset();
         }

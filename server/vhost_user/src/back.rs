@@ -48,6 +48,10 @@ const FOREIGN_MAX: u16 = 1024;
 /// How long a queue whose requests nobody waits for stays quiet after the last of them.
 const QUIET: Duration = Duration::from_millis(10);
 
+/// How late a driver is told of answers that may wait, and of how many it is not told at the most.
+const LATE: Duration = Duration::from_micros(100);
+const MOST_LATE: u16 = 32;
+
 /// How long a server looks at its queues without looking for messages of the monitor's.
 const WATCH: Duration = Duration::from_millis(2);
 
@@ -93,6 +97,7 @@ pub fn serve(
         lock(&server).watch();
         let (asked, rung) = wait(&socket, &server)?;
         lock(&server).run_rung(&rung);
+        lock(&server).tell_late();
         if asked {
             let enabling = Enabling::peek(&socket);
             match (handler.handle_request(), enabling) {
@@ -142,7 +147,8 @@ fn wait(socket: &UnixStream, server: &Mutex<DeviceServer>) -> io::Result<(bool, 
     let mut polled = vec![PollFd::new(socket, PollFlags::IN)];
     polled.extend(kicks.iter().map(|(_, kick)| PollFd::new(kick, PollFlags::IN)));
     let at_once = server.is_busy.then(Timespec::default);
-    let wait = at_once.or_else(|| server.quiet_until.map(left));
+    let next = server.quiet_until.into_iter().chain(server.late_until).min();
+    let wait = at_once.or_else(|| next.map(left));
     match poll(&mut polled, wait.as_ref()) {
         Err(Errno::INTR) | Ok(_) => {}
         Err(error) => return Err(error.into()),
@@ -242,6 +248,8 @@ struct DeviceServer {
     rings: Vec<ServedRing>,
     /// There are quiet queues, until then.
     quiet_until: Option<Instant>,
+    /// There are answers of which the driver has not been told, and is to be then.
+    late_until: Option<Instant>,
     /// What the monitor and we tell each other without events.
     words: Option<Arc<Words>>,
     /// Where requests are noted, if the monitor has such a place.
@@ -253,9 +261,19 @@ struct DeviceServer {
 impl DeviceServer {
     fn new(device: Box<dyn VirtioDevice>, bell: Option<Bell>) -> Self {
         let rings = device.queue_sizes().iter().map(|_| ServedRing::default()).collect();
-        let (memory, regions, quiet_until) = (None, Vec::new(), None);
-        let (features, words, log, is_busy) = (0, None, None, false);
-        Self { device, bell, memory, regions, features, rings, quiet_until, words, log, is_busy }
+        Self {
+            device,
+            bell,
+            memory: None,
+            regions: Vec::new(),
+            features: 0,
+            rings,
+            quiet_until: None,
+            late_until: None,
+            words: None,
+            log: None,
+            is_busy: false,
+        }
     }
 
     fn ring(&mut self, index: impl TryInto<usize>) -> Answer<&mut ServedRing> {
@@ -309,6 +327,7 @@ impl DeviceServer {
         let (start, mut last) = (Instant::now(), Instant::now());
         let mut untold = true;
         while last.elapsed() < patience && start.elapsed() < WATCH {
+            self.tell_late();
             if self.run_unrung() {
                 (last, untold) = (Instant::now(), true);
             } else if untold && last.elapsed() > EARLY {
@@ -415,8 +434,30 @@ impl DeviceServer {
         let queue = self.rings.get_mut(index).and_then(|ring| ring.queue.as_mut());
         let Some(queue) = queue else { return };
         let served = self.device.process(index, queue);
+        let is_late = queue.untold() < MOST_LATE && self.device.may_tell_late(index);
+        if is_late && served.is_ok() {
+            if queue.untold() != 0 {
+                self.late_until.get_or_insert_with(|| Instant::now() + LATE);
+            }
+            return;
+        }
         if let Err(error) = served.and(queue.tell_driver()) {
             self.fail(index, &error.to_string());
+        }
+    }
+
+    /// Tells drivers of answers that have waited long enough.
+    fn tell_late(&mut self) {
+        if self.late_until.is_none_or(|until| until > Instant::now()) {
+            return;
+        }
+        self.late_until = None;
+        for index in 0..self.rings.len() {
+            let queue = self.rings.get_mut(index).and_then(|ring| ring.queue.as_mut());
+            let told = queue.map_or(Ok(()), |queue| queue.tell_driver());
+            if let Err(error) = told {
+                self.fail(index, &error.to_string());
+            }
         }
     }
 

@@ -452,14 +452,13 @@ fn a_network_of_ours_for_qemu() -> Result<()> {
     Ok(())
 }
 
-/// A tenth of the frames each way are lost; TCP sends them again.
+/// One of a hundred frames is lost; TCP sends it again.
 const LOSSES: &str = "
 [[fault]]
-name = 'tenth'
+name = 'hundredth'
 on = 'net0'
 do = 'loss'
-probability = 0.1
-after = '3s'
+probability = 0.01
 ";
 
 #[test]
