@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every check, and one line that counts.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{BufRead, BufReader},
     os::unix::fs::symlink,
@@ -27,57 +28,75 @@ pub fn root() -> PathBuf {
     manifest.parent().unwrap_or(manifest).to_owned()
 }
 
-/// A check: its name, and what cargo is asked for. One that is no test program (format, lints) counts as one.
+/// A check that cargo carries out: its name, and what cargo is asked for. One that is no test program (format, lints) counts as one.
 ///
 /// Test programs show the output of passing tests: a skipped test says so there.
-type Check = (&'static str, Vec<String>);
+type Check = (&'static str, &'static str);
 
-/// All but the tests of `guests`.
-const CHECKS: [(&str, &str); 5] = [
+/// All that needs no guest and no kernel.
+const CHECKS: [Check; 4] = [
     ("format", "fmt --all --check"),
     ("lints", "clippy --workspace --all-targets -- -D warnings"),
     ("unit tests", "test --workspace --exclude guests --no-fail-fast -- --show-output"),
-    ("loading of stock kernels", "test --package boot -- --show-output --ignored"),
     ("the program to boot guests with", "build --release --package ring3"),
 ];
-/// Where the tests are that boot guests.
-const GUESTS: &str = "tests/guests/tests";
+/// Builds the test programs. With the whole workspace at once, as for the unit tests: for one package alone cargo compiles
+/// most libraries again, with other features.
+const BUILD: &str = "test --workspace --no-run --message-format=json-render-diagnostics";
 /// Those that take long and neither measure time nor depend on it: two of their guests run at a time, and of others one.
 const TOGETHER: [&str; 8] =
     ["boot", "disk", "exec", "faults", "file_systems", "isolation", "protocol", "traps"];
 
-/// What cargo is asked for, in order.
-fn checks() -> Result<Vec<Check>> {
-    let words = |&(name, words): &(&'static str, &str)| -> Check {
-        (name, words.split(' ').map(str::to_owned).collect())
-    };
-    let mut checks: Vec<Check> = CHECKS.iter().map(words).collect();
-    let (together, alone): (Vec<_>, Vec<_>) =
-        guests()?.into_iter().partition(|name| TOGETHER.contains(&name.as_str()));
-    ensure!(together.len() == TOGETHER.len(), "of {TOGETHER:?} only {together:?} are there");
-    checks.push(("boot tests, two at a time", boot_tests(&[], &together, 2)));
-    checks.push(("boot tests", boot_tests(&["--lib", "--bins"], &alone, 1)));
-    Ok(checks)
+/// A program of tests that has been built.
+struct TestProgram {
+    /// The package's folder, where it runs.
+    folder: PathBuf,
+    name: String,
+    path: PathBuf,
 }
 
-/// The names of the test programs that boot guests.
-fn guests() -> Result<Vec<String>> {
-    let files = fs::read_dir(root().join(GUESTS)).context(GUESTS)?;
-    let files = files.map(|file| Ok(file?.file_name())).collect::<Result<Vec<_>>>()?;
-    let names = files.iter().filter_map(|name| name.to_str()?.strip_suffix(".rs"));
-    let mut names: Vec<_> = names.map(str::to_owned).collect();
-    names.sort();
-    Ok(names)
+impl TestProgram {
+    /// What cargo says of it, if it says so on this line.
+    fn of_line(line: &str) -> Option<Self> {
+        let said: serde_json::Value = serde_json::from_str(line).ok()?;
+        said["profile"]["test"].as_bool().filter(|test| *test)?;
+        let manifest = Path::new(said["manifest_path"].as_str()?);
+        Some(Self {
+            folder: manifest.parent()?.to_owned(),
+            name: said["target"]["name"].as_str()?.to_owned(),
+            path: said["executable"].as_str()?.into(),
+        })
+    }
+
+    fn is_together(&self) -> bool {
+        self.folder.ends_with("tests/guests") && TOGETHER.contains(&self.name.as_str())
+    }
+
+    /// The name of what it checks, and how it is run: `None` if the unit tests have run it.
+    fn check(&self) -> Option<(&'static str, &'static str)> {
+        match self.folder.strip_prefix(root()).ok()?.to_str()? {
+            "machine/boot" => Some(("loading of stock kernels", "--ignored")),
+            "tests/guests" if self.is_together() => {
+                Some(("boot tests, two at a time", "--test-threads=2"))
+            }
+            "tests/guests" => Some(("boot tests", "--test-threads=1")),
+            _ => None,
+        }
+    }
 }
 
-/// Runs these test programs one after the other, of each so many tests at once.
-fn boot_tests(other: &[&str], programs: &[String], threads: usize) -> Vec<String> {
-    let threads = format!("--test-threads={threads}");
-    let mut words = ["test", "--package", "guests", "--no-fail-fast"].to_vec();
-    words.extend(other);
-    words.extend(programs.iter().flat_map(|name| ["--test", name]));
-    words.extend(["--", "--show-output", &threads]);
-    words.into_iter().map(str::to_owned).collect()
+/// All programs of tests, those that boot guests included.
+fn test_programs() -> Result<Vec<TestProgram>> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(BUILD.split(' ')).current_dir(root()).stderr(Stdio::inherit());
+    let built = command.output().context("cannot run cargo")?;
+    ensure!(built.status.success(), "the test programs do not build");
+    let lines = String::from_utf8_lossy(&built.stdout);
+    let mut programs: Vec<_> = lines.lines().filter_map(TestProgram::of_line).collect();
+    programs.sort_by(|a, b| (&a.folder, &a.name).cmp(&(&b.folder, &b.name)));
+    let together = programs.iter().filter(|program| program.is_together()).count();
+    ensure!(together == TOGETHER.len(), "of {TOGETHER:?} only {together} are there");
+    Ok(programs)
 }
 
 /// Runs every check and prints `N passed, N failed, N skipped`. A skip that [`ALLOWED`] does not hold counts as a failure.
@@ -105,27 +124,71 @@ pub fn test() -> Result<()> {
     }
 }
 
-/// Runs all [`checks`]; returns the names of those that failed.
+/// Runs all checks; returns the names of those that failed.
 fn run_checks(tally: &mut Tally) -> Result<Vec<&'static str>> {
+    let mut failed_checks = Vec::new();
+    for (name, words) in CHECKS {
+        println!("==> {name}: cargo {words}");
+        let mut command = Command::new(env!("CARGO"));
+        let passed = tally.passed;
+        let succeeded = run_check(command.args(words.split(' ')).current_dir(root()), tally)?;
+        tally.passed += u64::from(succeeded && tally.passed == passed);
+        failed_checks.extend((!succeeded).then_some(name));
+    }
     let kernels = stock_kernels();
     if let Err(error) = &kernels {
         println!("there are no kernels to load: {error:#}");
     }
-    let kernels = kernels.as_ref().ok().map(TempDir::path);
-    let mut failed_checks = Vec::new();
-    for (name, arguments) in checks()? {
-        println!("==> {name}: cargo {}", arguments.join(" "));
-        let (passed, failed) = (tally.passed, tally.failed);
-        match (cargo(&arguments, kernels, tally)?, tally.passed == passed) {
-            (true, true) => tally.passed += 1,
-            (true, false) => {}
-            (false, _) => {
-                tally.failed += u64::from(tally.failed == failed);
-                failed_checks.push(name);
-            }
+    println!("==> test programs: cargo {BUILD}");
+    match test_programs() {
+        Ok(programs) => {
+            let kernels = kernels.as_ref().ok().map(TempDir::path);
+            failed_checks.extend(run_programs(&programs, kernels, tally)?);
+        }
+        Err(error) => {
+            println!("{error:#}");
+            tally.failed += 1;
+            failed_checks.push("test programs");
         }
     }
     Ok(failed_checks)
+}
+
+/// Runs the programs that the unit tests have not run; returns the names of checks that failed.
+fn run_programs(
+    programs: &[TestProgram],
+    kernels: Option<&Path>,
+    tally: &mut Tally,
+) -> Result<BTreeSet<&'static str>> {
+    let mut failed_checks = BTreeSet::new();
+    for program in programs {
+        let Some((name, option)) = program.check() else { continue };
+        println!("==> {name}: {} --show-output {option}", program.path.display());
+        let mut command = Command::new(&program.path);
+        command.args(["--show-output", option]).current_dir(&program.folder);
+        command.envs(kernels.map(|kernels| ("RING3_KERNELS", kernels)));
+        failed_checks.extend((!run_check(&mut command, tally)?).then_some(name));
+    }
+    Ok(failed_checks)
+}
+
+/// Runs a check, passing its output on and counting results; whether it succeeded.
+fn run_check(command: &mut Command, tally: &mut Tally) -> Result<bool> {
+    let failed = tally.failed;
+    let mut child = command.stdout(Stdio::piped()).spawn().context("a check cannot be run")?;
+    let output = child.stdout.take().context("a check has no output")?;
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        if tally.add(&line) {
+            println!("{line}");
+        }
+    }
+    let succeeded = child.wait()?.success();
+    if !succeeded {
+        tally.failed += u64::from(tally.failed == failed);
+    }
+    Ok(succeeded)
 }
 
 /// Says what was skipped; returns how much of it may be, and counts the rest as failures.
@@ -159,23 +222,6 @@ fn stock_kernels() -> Result<TempDir> {
     Ok(directory)
 }
 
-/// Runs cargo, passing its output on and counting results; whether it succeeded.
-fn cargo(arguments: &[String], kernels: Option<&Path>, tally: &mut Tally) -> Result<bool> {
-    let mut command = Command::new(env!("CARGO"));
-    command.args(arguments).current_dir(root()).stdout(Stdio::piped());
-    command.envs(kernels.map(|kernels| ("RING3_KERNELS", kernels)));
-    let mut child = command.spawn().context("cannot run cargo")?;
-    let output = child.stdout.take().context("cargo has no output")?;
-    for line in BufReader::new(output).split(b'\n') {
-        let line = line?;
-        let line = String::from_utf8_lossy(&line);
-        if tally.add(&line) {
-            println!("{line}");
-        }
-    }
-    Ok(child.wait()?.success())
-}
-
 /// Builds the release program and returns where it is.
 ///
 /// # Errors
@@ -191,4 +237,30 @@ pub fn build_ring3() -> Result<PathBuf> {
 pub fn ring3() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| root().join("target")).join("release/ring3")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(folder: &str, name: &str) -> Option<&'static str> {
+        let folder = root().join(folder);
+        let line = format!(
+            r#"{{"reason":"compiler-artifact","manifest_path":"{}/Cargo.toml","target":{{"name":"{name}"}},"profile":{{"test":true}},"executable":"/it"}}"#,
+            folder.display()
+        );
+        let program = TestProgram::of_line(&line).expect("a program");
+        assert_eq!((&program.folder, program.path.to_str()), (&folder, Some("/it")));
+        program.check().map(|(_, option)| option)
+    }
+
+    #[test]
+    fn programs_that_need_guests_or_kernels_are_found() {
+        assert_eq!(check("tests/guests", "faults"), Some("--test-threads=2"));
+        assert_eq!(check("tests/guests", "clocks"), Some("--test-threads=1"));
+        assert_eq!(check("machine/boot", "stock_kernels"), Some("--ignored"));
+        assert_eq!(check("server/faults", "faults"), None, "a unit test");
+        let library = r#"{"reason":"compiler-artifact","profile":{"test":false}}"#;
+        assert!(TestProgram::of_line(library).is_none() && TestProgram::of_line("text").is_none());
+    }
 }

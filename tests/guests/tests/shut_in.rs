@@ -46,7 +46,10 @@ impl Machine {
     fn of_threads(&self, line: &str) -> Result<Vec<(String, u64)>> {
         let mut found = Vec::new();
         for thread in fs::read_dir(format!("/proc/{}/task", self.0.id()))?.flatten() {
-            let status = fs::read_to_string(thread.path().join("status"))?;
+            let status = match fs::read_to_string(thread.path().join("status")) {
+                Err(_) if !thread.path().exists() => continue, // it has ended meanwhile
+                status => status?,
+            };
             let value = |name: &str| {
                 status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
             };
