@@ -37,6 +37,8 @@ use virtio::{Interrupt, Queue, RequestLog, RingError, Shape, VirtioDevice};
 
 use crate::{LOG, MARKS, NOTES, WORDS, early::Enabling, words::Words};
 
+#[cfg(test)]
+mod late_tests;
 mod messages;
 
 /// VIRTIO_F_VERSION_1, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC.

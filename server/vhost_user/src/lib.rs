@@ -201,6 +201,9 @@ pub struct Started {
 }
 
 #[cfg(test)]
+host::choose!(host_linux::Linux);
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Instant;

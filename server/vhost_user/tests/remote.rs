@@ -50,8 +50,6 @@ struct Host {
     has_nothing: AtomicBool,
     /// Nobody waits for what queue 0 is asked.
     is_patient: AtomicBool,
-    /// Of answers in queue 0 the driver may be told later.
-    tells_late: AtomicBool,
     /// Rings the last of them.
     ringer: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
@@ -90,9 +88,6 @@ impl VirtioDevice for Adder {
     }
     fn is_patient(&self, index: usize) -> bool {
         index == 0 && self.host.is_patient.load(Ordering::SeqCst)
-    }
-    fn may_tell_late(&mut self, index: usize) -> bool {
-        index == 0 && self.host.tells_late.load(Ordering::SeqCst)
     }
     fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
         if self.host.has_nothing.load(Ordering::SeqCst) {
@@ -292,26 +287,6 @@ fn what_nobody_waits_for_needs_no_doorbells_and_few_interrupts_and_is_served_all
     }
     until(|| (bench.rings[0].available_event() == number).then_some(()));
     until(|| bench.machine.take_messages().contains(&0x41).then_some(()));
-}
-
-/// Answers that come close together are told of at once, and none is forgotten.
-#[test]
-fn a_driver_is_told_a_little_later_of_what_may_wait() {
-    let mut bench = Bench::with(Host::default(), None);
-    bench.host.tells_late.store(true, Ordering::SeqCst);
-    let (start, mut answers, mut told) = (Instant::now(), 0, 0);
-    while told == answers {
-        assert!(start.elapsed() < AGES, "it is told of each of {answers}");
-        for _ in 0..8 {
-            bench.asks(0, b"frame");
-            until_soon(|| bench.rings[0].take_used());
-        }
-        answers += 8;
-        let mut messages = || Some(bench.machine.take_messages()).filter(|all| !all.is_empty());
-        told += until(&mut messages).len();
-        thread::sleep(Duration::from_millis(20));
-        told += messages().map_or(0, |all| all.len());
-    }
 }
 
 #[test]
