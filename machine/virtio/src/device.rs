@@ -4,6 +4,17 @@ use std::sync::Arc;
 
 use crate::{Queue, RequestLog, RingError};
 
+/// How soon a driver is told of what was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Telling {
+    /// At once.
+    AtOnce,
+    /// At once, unless it was told of something in the same queue a moment ago: an interrupt costs more than what it tells of.
+    Spaced,
+    /// A little later: nobody waits for it, and a driver that is told of something else mostly finds it then.
+    Late,
+}
+
 /// The body of a virtio device.
 ///
 /// Calls never overlap, and come from whichever thread the transport chose. A body may take as
@@ -54,10 +65,9 @@ pub trait VirtioDevice: Send {
     fn is_patient(&self, _index: usize) -> bool {
         false
     }
-    /// Whether the driver may be told a little later of what queue `index` has given back since this was false: nobody waits for it,
-    /// and a driver that is told of something else mostly finds it then.
-    fn may_tell_late(&mut self, _index: usize) -> bool {
-        false
+    /// How soon the driver is to be told of what queue `index` has given back since this was asked last.
+    fn telling(&mut self, _index: usize) -> Telling {
+        Telling::AtOnce
     }
     /// The driver reset the device: everything negotiated is void. Host resources stay.
     fn reset(&mut self) {}

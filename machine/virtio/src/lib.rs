@@ -95,7 +95,7 @@ pub use console::{
     Console, ConsoleInput, ConsoleSize, InputBuffer, RECEIVE as CONSOLE_RECEIVE,
     TRANSMIT as CONSOLE_TRANSMIT,
 };
-pub use device::VirtioDevice;
+pub use device::{Telling, VirtioDevice};
 pub use fs::{FileServer, Fs, MAX_MESSAGE as FS_MAX_MESSAGE};
 pub use net::{Net, NetBackend, RECEIVE as NET_RECEIVE, TRANSMIT as NET_TRANSMIT};
 pub use queue::{Answer, Interrupt, Queue, RingError, Shape, Tamper};

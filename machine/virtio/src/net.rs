@@ -7,7 +7,7 @@
 
 mod pairs;
 
-use crate::{Chain, Queue, RingError, VirtioDevice};
+use crate::{Chain, Queue, RingError, Telling, VirtioDevice};
 use pairs::Pairs;
 use virtio_bindings::virtio_net as spec;
 
@@ -302,16 +302,20 @@ impl VirtioDevice for Net {
         self.pairs.take_due().map(|pair| 2 * pair + RECEIVE)
     }
 
-    /// Frames of acknowledgements and small answers.
-    fn may_tell_late(&mut self, index: usize) -> bool {
-        if index % 2 != TRANSMIT || self.is_control(index) {
-            return false;
+    /// Nobody waits for sent frames to be given back. A frame that comes in alone is told of at once, of several that come
+    /// close together they are told as one.
+    fn telling(&mut self, index: usize) -> Telling {
+        if self.is_control(index) {
+            return Telling::AtOnce;
         }
-        let late = self.untold < MOST_UNTOLD;
-        if !late {
-            self.untold = 0;
+        if index % 2 == RECEIVE {
+            return Telling::Spaced;
         }
-        late
+        if self.untold < MOST_UNTOLD {
+            return Telling::Late;
+        }
+        self.untold = 0;
+        Telling::AtOnce
     }
 
     /// Frames may be lost, and connections end.
@@ -332,9 +336,10 @@ mod tests {
     #[test]
     fn only_few_bytes_on_their_way_may_be_told_of_late() {
         let mut net = Net::new(Box::new(CutCable { mtu: 1500 }), [2, 0, 0, 0, 0, 1]);
-        assert!(net.may_tell_late(TRANSMIT) && !net.may_tell_late(RECEIVE));
+        assert_eq!((net.telling(TRANSMIT), net.telling(RECEIVE)), (Telling::Late, Telling::Spaced));
         net.untold = MOST_UNTOLD;
-        assert!(!net.may_tell_late(RECEIVE) && !net.may_tell_late(TRANSMIT));
-        assert!(net.may_tell_late(TRANSMIT), "what follows");
+        assert_eq!(net.telling(RECEIVE), Telling::Spaced);
+        assert_eq!(net.telling(TRANSMIT), Telling::AtOnce);
+        assert_eq!(net.telling(TRANSMIT), Telling::Late, "what follows");
     }
 }

@@ -51,8 +51,8 @@ macro_rules! forward_rest {
             self.device.is_patient(index)
         }
 
-        fn may_tell_late(&mut self, index: usize) -> bool {
-            self.device.may_tell_late(index)
+        fn telling(&mut self, index: usize) -> virtio::Telling {
+            self.device.telling(index)
         }
 
         fn reset(&mut self) {

@@ -33,7 +33,7 @@ use vhost::vhost_user::{
     BackendReqHandler, Error as Refusal, Result as Answer, VhostUserBackendReqHandlerMut,
     message::VhostUserMemoryRegion,
 };
-use virtio::{Interrupt, Queue, RequestLog, RingError, Shape, VirtioDevice};
+use virtio::{Interrupt, Queue, RequestLog, RingError, Shape, Telling, VirtioDevice};
 
 use crate::{LOG, MARKS, NOTES, WORDS, early::Enabling, words::Words};
 
@@ -182,6 +182,8 @@ struct ServedRing {
     error: Option<File>,
     enabled: bool,
     queue: Option<Queue>,
+    /// When the driver was told of answers last.
+    told: Option<Instant>,
 }
 
 impl ServedRing {
@@ -433,17 +435,38 @@ impl DeviceServer {
     }
 
     fn run_one(&mut self, index: usize) {
-        let queue = self.rings.get_mut(index).and_then(|ring| ring.queue.as_mut());
-        let Some(queue) = queue else { return };
+        let Some(ring) = self.rings.get_mut(index) else { return };
+        let Some(queue) = ring.queue.as_mut() else { return };
         let served = self.device.process(index, queue);
-        let is_late = queue.untold() < MOST_LATE && self.device.may_tell_late(index);
-        if is_late && served.is_ok() {
-            if queue.untold() != 0 {
-                self.late_until.get_or_insert_with(|| Instant::now() + LATE);
-            }
-            return;
+        let telling = self.device.telling(index);
+        if let Err(error) = served {
+            return self.fail(index, &error.to_string());
         }
-        if let Err(error) = served.and(queue.tell_driver()) {
+        let few = queue.untold() < MOST_LATE;
+        let until = match telling {
+            Telling::Late if few => Some(Instant::now() + LATE),
+            Telling::Spaced if few => {
+                ring.told.map(|told| told + LATE).filter(|until| *until > Instant::now())
+            }
+            _ => None,
+        };
+        match until {
+            Some(_) if queue.untold() == 0 => {}
+            Some(until) => {
+                self.late_until = self.late_until.into_iter().chain([until]).min();
+            }
+            None => self.tell(index),
+        }
+    }
+
+    /// Tells a queue's driver of all answers.
+    fn tell(&mut self, index: usize) {
+        let Some(ring) = self.rings.get_mut(index) else { return };
+        let Some(queue) = ring.queue.as_mut() else { return };
+        if queue.untold() != 0 {
+            ring.told = Some(Instant::now());
+        }
+        if let Err(error) = queue.tell_driver() {
             self.fail(index, &error.to_string());
         }
     }
@@ -454,13 +477,7 @@ impl DeviceServer {
             return;
         }
         self.late_until = None;
-        for index in 0..self.rings.len() {
-            let queue = self.rings.get_mut(index).and_then(|ring| ring.queue.as_mut());
-            let told = queue.map_or(Ok(()), |queue| queue.tell_driver());
-            if let Err(error) = told {
-                self.fail(index, &error.to_string());
-            }
-        }
+        (0..self.rings.len()).for_each(|index| self.tell(index));
     }
 
     /// The driver broke a queue: it stops, and the monitor is told.
