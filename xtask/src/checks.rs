@@ -72,7 +72,8 @@ impl TestProgram {
         self.folder.ends_with("tests/guests") && TOGETHER.contains(&self.name.as_str())
     }
 
-    /// The name of what it checks, and how it is run: `None` if the unit tests have run it.
+    /// The name of the check that this program belongs to, and the option that the program is run with; `None` for a program
+    /// that was run with the unit tests.
     fn check(&self) -> Option<(&'static str, &'static str)> {
         match self.folder.strip_prefix(root()).ok()?.to_str()? {
             "machine/boot" => Some(("loading of stock kernels", "--ignored")),
@@ -172,7 +173,7 @@ fn run_programs(
     Ok(failed_checks)
 }
 
-/// Runs a check, passing its output on and counting results; whether it succeeded.
+/// Runs a command, passes its output on and counts the results of tests in it. Returns whether the command succeeded.
 fn run_check(command: &mut Command, tally: &mut Tally) -> Result<bool> {
     let failed = tally.failed;
     let mut child = command.stdout(Stdio::piped()).spawn().context("a check cannot be run")?;

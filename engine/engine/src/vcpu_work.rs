@@ -133,23 +133,28 @@ impl ProbeHandlers {
 
     fn tell(&mut self, engine: &mut dyn Engine, reached: Reached) {
         let rip = engine.vcpu().rip;
-        let mut changed = false;
-        for entry in self.entries.iter_mut().filter(|entry| entry.is_meant(reached, rip)) {
-            let before = entry.probes.clone();
+        let is_meant = |entry: &Entry| entry.is_meant(reached, rip);
+        self.visit(engine, is_meant, |entry, engine| {
             let verdict = entry.handler.reached(engine, &mut entry.probes, reached);
             entry.stopped |= verdict == Verdict::Stop;
-            changed |= entry.probes != before;
-        }
-        if changed {
-            self.arm(engine);
-        }
+        });
     }
 
     fn refresh(&mut self, engine: &mut dyn Engine) {
+        self.visit(engine, |_| true, |entry, _| entry.handler.refresh(&mut entry.probes));
+    }
+
+    /// Visits the entries that are meant, and sets the engine's probes if one of them has changed its own.
+    fn visit(
+        &mut self,
+        engine: &mut dyn Engine,
+        is_meant: impl Fn(&Entry) -> bool,
+        mut visit: impl FnMut(&mut Entry, &mut dyn Engine),
+    ) {
         let mut changed = false;
-        for entry in &mut self.entries {
+        for entry in self.entries.iter_mut().filter(|entry| is_meant(entry)) {
             let before = entry.probes.clone();
-            entry.handler.refresh(&mut entry.probes);
+            visit(entry, engine);
             changed |= entry.probes != before;
         }
         if changed {

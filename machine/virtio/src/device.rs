@@ -9,9 +9,10 @@ use crate::{Queue, RequestLog, RingError};
 pub enum Telling {
     /// At once.
     AtOnce,
-    /// At once, unless it was told of something in the same queue a moment ago: an interrupt costs more than what it tells of.
+    /// Of the first answer at once, of others in the same queue that follow within a moment all together: an interrupt costs more
+    /// than an answer.
     Spaced,
-    /// A little later: nobody waits for it, and a driver that is told of something else mostly finds it then.
+    /// A little later: nobody waits for the answers, and a driver that is interrupted for others mostly finds these, too.
     Late,
 }
 
@@ -65,7 +66,7 @@ pub trait VirtioDevice: Send {
     fn is_patient(&self, _index: usize) -> bool {
         false
     }
-    /// How soon the driver is to be told of what queue `index` has given back since this was asked last.
+    /// How soon the driver is to be told of the requests that queue `index` has just given back.
     fn telling(&mut self, _index: usize) -> Telling {
         Telling::AtOnce
     }

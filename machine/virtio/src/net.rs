@@ -29,7 +29,8 @@ const HEADER: usize = 12;
 /// Bytes of an Ethernet header, with room for one VLAN tag.
 const ETHERNET: usize = 14;
 const VLAN_TAG: usize = 4;
-/// Bytes of frames that may have been sent without the driver's being told: its TCP counts those as on their way, and stops.
+/// Bytes of sent frames of which the driver is told late, at the most. Until it is told, its TCP takes the frames to be on their
+/// way, and it sends no more while there are many.
 const MOST_UNTOLD: usize = 16 << 10;
 /// The header's `gso_type`: none is offered, so none is accepted.
 const GSO_TYPE: usize = 1;
@@ -302,8 +303,8 @@ impl VirtioDevice for Net {
         self.pairs.take_due().map(|pair| 2 * pair + RECEIVE)
     }
 
-    /// Nobody waits for sent frames to be given back. A frame that comes in alone is told of at once, of several that come
-    /// close together they are told as one.
+    /// Nobody waits for sent frames to be given back. The driver is told at once of a frame that comes in alone, and of several
+    /// that come close together with one interrupt.
     fn telling(&mut self, index: usize) -> Telling {
         if self.is_control(index) {
             return Telling::AtOnce;

@@ -21,7 +21,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// What a fault leaves from a byte of the disk on; `None` if that is as it should be.
+    /// Compares what is on the disk from the byte `at` on with what is `meant` to be there; `None` if they are the same.
     pub fn new(at: u64, before: &[u8], after: &[u8], meant: &[u8]) -> Option<Self> {
         let differs = |pair: (&u8, &u8)| pair.0 != pair.1;
         let first = after.iter().zip(meant).position(differs)?;

@@ -125,12 +125,12 @@ impl<A: Clone> Schedule<A> {
         strikes.collect()
     }
 
-    /// Reports what a strike came to.
+    /// Records what a fault did to a request.
     pub fn record<B>(&mut self, strike: Strike<B>, effect: Effect) {
-        (self.recorder)(&Record { effect, ..strike.record });
+        self.record_contents(strike, effect, Vec::new());
     }
 
-    /// Reports what a strike came to, and what it leaves.
+    /// Records what a fault did to a request, and which bytes of the disk or of the answer are wrong since.
     pub fn record_contents<B>(
         &mut self,
         strike: Strike<B>,

@@ -182,7 +182,7 @@ struct ServedRing {
     error: Option<File>,
     enabled: bool,
     queue: Option<Queue>,
-    /// When the driver was told of answers last.
+    /// When the driver was last told of answers.
     told: Option<Instant>,
 }
 
@@ -252,7 +252,7 @@ struct DeviceServer {
     rings: Vec<ServedRing>,
     /// There are quiet queues, until then.
     quiet_until: Option<Instant>,
-    /// There are answers of which the driver has not been told, and is to be then.
+    /// When a driver is to be told of answers of which it has not been told yet, if there are any.
     late_until: Option<Instant>,
     /// What the monitor and we tell each other without events.
     words: Option<Arc<Words>>,

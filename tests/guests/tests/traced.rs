@@ -225,6 +225,9 @@ fn they_agree_on_programs_of_ltp() -> Result<()> {
     both_tell_the_same(&(script + "true\n"), 80)
 }
 
+/// Compiles a program that makes no other system calls than its own: there is no library.
+const BARE: &str = "-O1 -static -nostdlib -ffreestanding -fno-stack-protector";
+
 /// A program of 32-bit code: it opens a file and reads from it. Then it asks by the entry that the vDSO has for this CPU.
 const NARROW: &str = r#"
 static long call(long number, long a, long b, long c) {
@@ -260,11 +263,8 @@ __asm__(".globl _start\n_start: mov %esp, %eax; push %eax; call run");
 fn system_calls_of_32_bit_programs_are_traced() -> Result<()> {
     let folder = TempDir::new()?;
     let path = |name: &str| folder.path().join(name).display().to_string();
-    fs::write(path("narrow.c"), NARROW)?;
-    let mut cc = Command::new("cc");
-    cc.args(["-m32", "-O1", "-static", "-nostdlib", "-ffreestanding", "-fno-pic", "-no-pie"]);
-    cc.args(["-fno-stack-protector", "-o", &path("narrow"), &path("narrow.c")]);
-    ensure!(cc.status()?.success());
+    let options = format!("-m32 -fno-pic -no-pie {BARE}");
+    compile(folder.path(), "narrow", NARROW, &options)?;
     for (events, read) in [
         ("syscall:open,syscall:read,syscall:close,syscall:getpid,syscall:mmap2", "read(3, \""),
         ("syscall", "read(3, "),
@@ -303,10 +303,7 @@ void _start(void) {
 fn system_calls_that_end_on_another_cpu_are_traced() -> Result<()> {
     let folder = TempDir::new()?;
     let path = |name: &str| folder.path().join(name).display().to_string();
-    fs::write(path("moves.c"), MOVES)?;
-    let mut cc = Command::new("cc");
-    cc.args(["-O1", "-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]);
-    ensure!(cc.args(["-o", &path("moves"), &path("moves.c")]).status()?.success());
+    compile(folder.path(), "moves", MOVES, BARE)?;
     let mut command = Command::new(ring3()?);
     command.args(["trace", "-e", "syscall", "--comm", "moves", "-o", &path("trace"), "--"]);
     command.args(["exec", "--memory", "512M", "--cpus", "2", "--", &path("moves")]);

@@ -72,8 +72,8 @@ impl Tracer {
         pid.is_none_or(|pid| pid == task.pid) && comm.as_ref().is_none_or(|comm| *comm == task.comm)
     }
 
-    /// A function on a vCPU will return to `back` (GVA). Every vCPU has a probe there from now on, as the thread may move to
-    /// another before that.
+    /// Has every vCPU probe the place (GVA) to which a function on the vCPU of this number will return: the thread may move to
+    /// another vCPU before it returns. The vCPU itself gets the probe when its handler is done.
     fn add_return(&self, back: u64, vcpu: usize) {
         if !lock(&self.shared.returns).insert(back) {
             return;
@@ -133,9 +133,7 @@ impl ProbeHandler for VcpuTracer {
     }
 
     fn refresh(&mut self, probes: &mut Probes) {
-        let returns = lock(&self.tracer.shared.returns).clone();
-        if returns != self.returns {
-            self.returns = returns;
+        if self.learn_returns() {
             *probes = self.probes();
         }
     }
@@ -248,6 +246,17 @@ impl VcpuTracer {
         }
     }
 
+    /// Takes over the places that functions return to; whether there are new ones. Places are only ever added, so a new one shows
+    /// in their number.
+    fn learn_returns(&mut self) -> bool {
+        let returns = lock(&self.tracer.shared.returns);
+        let has_new = returns.len() != self.returns.len();
+        if has_new {
+            self.returns.clone_from(&returns);
+        }
+        has_new
+    }
+
     /// Where the function that begins here returns to, if that has to be known.
     fn returns_to(&self, moment: &Moment, roots: Roots) -> Option<u64> {
         let Tracer { plan, inspector, .. } = &*self.tracer;
@@ -258,12 +267,7 @@ impl VcpuTracer {
 
     /// The events of records of a batch, in the order of these.
     pub fn events_of(&mut self, batch: &Batch, records: &[u8], began: u64) -> Vec<Event> {
-        let returns = lock(&self.tracer.shared.returns);
-        // Places are only ever added, so a new one shows in their number.
-        if returns.len() != self.returns.len() {
-            self.returns.clone_from(&returns);
-        }
-        drop(returns);
+        self.learn_returns();
         let mut rest = records;
         for record in tap::records(records) {
             let len = record.len().min(rest.len());

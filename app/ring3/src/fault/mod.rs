@@ -73,7 +73,7 @@ enum Action {
     Run {
         /// The campaign, or the scenario
         file: PathBuf,
-        /// Where a campaign's random choices begin; the file's if not given
+        /// The seed of a campaign's random choices, instead of the one in its file
         #[arg(long, value_name = "N")]
         seed: Option<u64>,
         /// A scenario's machine, as ring3 run has it: -- --kernel vmlinuz --disk debian.img
@@ -87,7 +87,7 @@ enum Action {
         /// How many machines run at once
         #[arg(long, value_name = "N", default_value = "1")]
         jobs: NonZeroUsize,
-        /// Where random choices begin; the file's if not given
+        /// The seed of random choices, instead of the one in the file
         #[arg(long, value_name = "N")]
         seed: Option<u64>,
         /// A folder for the results, which must not exist yet; the campaign's name if not given
@@ -133,10 +133,11 @@ fn check(file: &Path) -> Result<u8, Failure> {
     }
 }
 
+/// Runs one machine: a campaign's own, or the one that is given for a scenario.
 fn run_once(file: &Path, seed: Option<u64>, machine: &[String]) -> Result<u8, Failure> {
     let wrong = |problem: &str| Err(Failure::usage(format!("{}: {problem}", file.display())));
     match (campaign::is_campaign(&campaign::read(file)?), machine) {
-        (true, []) => once(file, seed),
+        (true, []) => run_first(file, seed),
         (true, _) => wrong("a campaign has its own [machine]"),
         (false, []) => wrong("a scenario has no [machine]: say which behind --, as to ring3 run"),
         (false, _) if seed.is_some() => wrong("a scenario has its own seed"),
@@ -144,14 +145,15 @@ fn run_once(file: &Path, seed: Option<u64>, machine: &[String]) -> Result<u8, Fa
     }
 }
 
-/// Runs a machine, as `ring3 run --fault` does.
+/// Runs the machine of these options of `ring3 run`, with the faults of a scenario's file.
 fn run_scenario(file: &Path, machine: &[String]) -> Result<u8, Failure> {
     let words = [&[format!("--fault={}", file.display())], machine].concat();
     let run = RunArguments::of_words(words).map_err(Failure::usage)?;
     run::run(&run)
 }
 
-fn once(file: &Path, seed: Option<u64>) -> Result<u8, Failure> {
+/// Runs the first iteration of a campaign.
+fn run_first(file: &Path, seed: Option<u64>) -> Result<u8, Failure> {
     let campaign = Campaign::parse(file, seed)?;
     let folder = scratch()?;
     let finished = campaign.iteration(1).run(&campaign, folder.path())?;

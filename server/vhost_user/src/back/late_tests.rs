@@ -1,4 +1,4 @@
-//! A driver is told later of answers that may wait.
+//! Tests of when a server tells a driver of its answers.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -19,8 +19,9 @@ impl NetBackend for Network {
 }
 
 const SHAPE: Shape = Shape { size: 64, descriptors: 0x1000, available: 0x2000, used: 0x3000 };
-/// Where each descriptor has its frame: a header of virtio's and 60 bytes (GPA).
+/// The buffer of every descriptor (GPA).
 const FRAME: u64 = 0x4000;
+/// Bytes of that buffer: the header of virtio's network, and a frame of 60.
 const FRAME_LEN: u64 = 12 + 60;
 
 /// Descriptors that the device writes.
@@ -62,7 +63,7 @@ impl Bench {
         self.ram.write_gpa(SHAPE.available + 2, &buffers.to_le_bytes()).expect("memory");
     }
 
-    /// Whether the driver has been told since this was asked last.
+    /// Whether the driver has been interrupted since the last call.
     fn is_told(&self) -> bool {
         self.is_told.swap(false, Ordering::SeqCst)
     }
