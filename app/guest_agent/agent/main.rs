@@ -3,6 +3,8 @@
 //! It must not end: the kernel panics if its first process does. Whatever goes wrong is told to the
 //! host if it can be, else to the console, and then the machine is switched off.
 
+#[path = "../src/busy.rs"]
+mod busy;
 mod clock;
 mod cpus;
 #[path = "../src/lists.rs"]
@@ -15,6 +17,7 @@ mod process;
 mod protocol;
 mod relay;
 mod setup;
+mod steering;
 mod sys;
 
 use std::{fs::File, io::Write, process::ExitCode};
@@ -68,7 +71,11 @@ fn serve(control: File) -> Result<(), (u8, String)> {
         net::configure().map_err(failed)?;
     }
     let mut report = control.try_clone().map_err(|error| failed(error.to_string()))?;
+    let several = starting.is_some();
     cpus::wait(starting);
+    if several {
+        steering::start();
+    }
     sys::lead_session();
     let running = process::start(&request)?;
     tell(&mut report, message::STARTED, 0);

@@ -3,8 +3,9 @@
 //! The agent itself (`agent/`) is a static program without dependencies, embedded here as [`AGENT`].
 //! It is `/init` of the guest's first root file system: it mounts what it was told to, runs the
 //! command, and carries its standard streams, signals, window sizes and exit status over vsock.
-//! [`protocol`] is what both sides agree on, [`lists`] reads the lists of a kernel's modules for it.
+//! [`protocol`] is what both sides agree on, [`lists`] reads the lists of a kernel's modules for it, [`busy`] the kernel's counts.
 
+pub mod busy;
 pub mod lists;
 pub mod protocol;
 

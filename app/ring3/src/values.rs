@@ -240,10 +240,10 @@ pub enum DevicesChoice {
 }
 
 impl DevicesChoice {
-    /// The same for a machine of so many vCPUs: where they leave no CPU of the host's to others, nobody looks for requests beside them.
+    /// The same for a machine of so many vCPUs: where they are more than the host's CPUs, nobody looks for requests beside them.
     pub fn beside(self, vcpus: u32) -> Self {
         let cpus = available_parallelism().map_or(1, NonZero::get);
-        if self == Self::Processes && cpus <= vcpus as usize { Self::Near } else { self }
+        if self == Self::Processes && cpus < vcpus as usize { Self::Near } else { self }
     }
 
     /// Where a disk's or folder's process runs, if it has one.

@@ -218,19 +218,18 @@ impl Model {
         CpuidResult::new(SIGNATURE, ebx, self.leaf1_ecx, LEAF1_EDX | htt)
     }
 
-    /// Leaf 4: 32 KiB L1d and 32 KiB L1i, 2 MiB L2, all private; 24 MiB L3, shared by the package. Sizes and ways
-    /// that leaf 2 has descriptors for.
+    /// Leaf 4: 32 KiB L1d and 32 KiB L1i, 2 MiB L2, 24 MiB L3. Sizes and ways that leaf 2 has descriptors for. None is
+    /// shared: a scheduler takes CPUs that share a cache for near, and spreads what wakes each other over them. To wake
+    /// another vCPU costs some 50 us, and each has the host's mappings and translations of a program to make for itself.
     fn cache(&self, subleaf: u32) -> CpuidResult {
         let cores = self.settings.cpus.next_power_of_two() - 1;
-        let eax = |kind: u32, level: u32, sharing: u32| {
-            kind | level << 5 | 1 << 8 | sharing << 14 | (cores & 0x3f) << 26
-        };
+        let eax = |kind: u32, level: u32| kind | level << 5 | 1 << 8 | (cores & 0x3f) << 26;
         let ways = |ways: u32| (ways - 1) << 22 | 63;
         match subleaf {
-            0 => CpuidResult::new(eax(1, 1, 0), ways(8), 63, 0),
-            1 => CpuidResult::new(eax(2, 1, 0), ways(8), 63, 0),
-            2 => CpuidResult::new(eax(3, 2, 0), ways(8), 4095, 0),
-            3 => CpuidResult::new(eax(3, 3, cores), ways(24), 16383, 0),
+            0 => CpuidResult::new(eax(1, 1), ways(8), 63, 0),
+            1 => CpuidResult::new(eax(2, 1), ways(8), 63, 0),
+            2 => CpuidResult::new(eax(3, 2), ways(8), 4095, 0),
+            3 => CpuidResult::new(eax(3, 3), ways(24), 16383, 0),
             _ => CpuidResult::default(),
         }
     }
@@ -478,6 +477,16 @@ mod tests {
         assert_eq!(model.query(4, 0, 0).eax >> 14, 0, "one sharer, one core");
         assert_eq!(model.query(0xb, 1, 0), CpuidResult::new(0, 1, 0x201, 0));
         assert_eq!(model.query(0xb, 2, 0).ecx, 2, "an invalid level ends the list");
+    }
+
+    /// A scheduler that takes other CPUs for near wakes programs there, which costs more than it gains.
+    #[test]
+    fn cpus_share_no_cache() {
+        let model = Model::new(everything, Settings { cpus: 6, ..ONE });
+        for subleaf in 0..4 {
+            let cache = model.query(4, subleaf, 3);
+            assert_eq!((cache.eax >> 14 & 0xfff, cache.eax >> 26), (0, 7), "subleaf {subleaf}");
+        }
     }
 
     #[test]

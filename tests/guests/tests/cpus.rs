@@ -185,6 +185,31 @@ fn page_faults_are_delivered_directly_on_each_of_two() -> Result<()> {
     Ok(())
 }
 
+/// Whether programs on each CPU get a shared folder's interrupts there, and whether where somebody has sent them stays.
+const STEERED: &str = "
+line() { grep -e -requests /proc/interrupts | tail -n 1; }
+count() { line | awk -v field=$(($1 + 2)) '{ print $field }'; }
+ask() { taskset -c $1 sh -c 'for n in $(seq 300); do stat -f . > asked; done'; }
+for cpu in 1 0 1; do
+    ask $cpu; before=$(count $cpu)
+    ask $cpu; [ $(($(count $cpu) - before)) -ge 300 ] && echo steered to $cpu
+done
+file=/proc/irq/$(line | cut -d: -f1 | tr -d ' ')/smp_affinity_list
+echo 0-1 > $file; ask 0; ask 1; cat $file
+";
+
+#[test]
+fn a_folders_interrupts_come_to_the_cpu_that_asks() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut command = Command::new(ring3()?);
+    command.args(["exec", "--cpus=2", "--timeout=200", "--", "sh", "-c", STEERED]);
+    let output = command.current_dir(&folder).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(said == "steered to 1\nsteered to 0\nsteered to 1\n0-1\n", "{said}{messages}");
+    Ok(())
+}
+
 /// One CPU's translated code is compared while the other one changes memory.
 #[test]
 fn one_of_two_in_lock_step() -> Result<()> {

@@ -401,3 +401,15 @@ fn under_sudo_the_machine_is_the_callers() -> Result<()> {
     ensure!(made.uid() == user, "it belongs to {}: {messages}", made.uid());
     Ok(())
 }
+
+/// Programs have the same addresses each time, and random ones if somebody asks for that.
+#[test]
+fn programs_are_at_the_same_addresses_unless_asked() -> Result<()> {
+    let folder = TempDir::new()?;
+    let script = "stacks() { for n in 1 2 3 4; do grep -F '[stack]' /proc/self/maps; done | sort -u | wc -l; }
+                  stacks; echo 2 > /proc/sys/kernel/randomize_va_space; stacks";
+    let output = exec_with(&["--root"], folder.path(), script)?.output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(said == "1\n4\n", "{said}{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
