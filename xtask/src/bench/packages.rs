@@ -26,7 +26,7 @@ const PEERS: [&str; 2] = ["qemu-system-x86", "user-mode-linux"];
 const PROGRAMS: [&str; 2] = ["usr/bin/qemu-system-x86_64", "usr/bin/linux.uml"];
 const ENTRY: &str = "bench-newest";
 
-/// Unpacks these packages and all they depend on, as far as it is ever run.
+/// Unpacks these packages, and those of all they depend on that are ever run.
 ///
 /// # Errors
 /// One of them is not in the archive, or the archive cannot be reached.
@@ -45,11 +45,9 @@ pub fn unpack_without(
     root: &Path,
 ) -> Result<()> {
     let downloads = tempfile::Builder::new().prefix("ring3-packages-").tempdir()?;
-    let is_run = |package: &String| {
-        !SCRIPT_DEPENDENCIES.iter().chain(without).any(|prefix| package.starts_with(prefix))
-    };
-    let packages: Vec<_> = archive.closure(packages)?.into_iter().filter(is_run).collect();
-    for file in archive.download_all(&packages, downloads.path())? {
+    let needed = archive.closure(packages)?.into_iter();
+    let needed: Vec<_> = needed.filter(|name| is_run(name, packages, without)).collect();
+    for file in archive.download_all(&needed, downloads.path())? {
         output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(root))?;
         fs::remove_file(file)?;
     }
@@ -59,6 +57,12 @@ pub fn unpack_without(
         fs::remove_dir_all(directory)?;
     }
     Ok(())
+}
+
+/// A package is asked for by name, or by one that runs it.
+fn is_run(name: &str, asked: &[&str], without: &[&str]) -> bool {
+    let mut excepted = SCRIPT_DEPENDENCIES.iter().chain(without);
+    asked.contains(&name) || !excepted.any(|prefix| name.starts_with(prefix))
 }
 
 /// Where the newest QEMU and UML are, from Debian unstable; fetched if not in the cache. They stay
@@ -76,4 +80,17 @@ pub(super) fn newest(assets: &Assets) -> Result<PathBuf> {
         Manifest::of(&PEERS.join(" "), fresh, &PROGRAMS.map(str::to_owned))
     })?;
     Ok(assets.directory(ENTRY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_run;
+
+    #[test]
+    fn what_is_asked_for_is_there_even_if_others_need_it_for_scripts_only() {
+        assert!(
+            is_run("perl-base", &["bash", "perl-base"], &[]) && is_run("libc6", &["bash"], &[])
+        );
+        assert!(!is_run("perl-base", &["bash"], &[]) && !is_run("gcc-12", &["gcc"], &["gcc-1"]));
+    }
 }

@@ -37,7 +37,7 @@ const PROJECT: &str = "lua5.4";
 /// The Go compiler and its library, for as long as it takes to build one program.
 const GO: [&str; 1] = ["golang-1.19-go"];
 /// Name in the cache, to be changed with the packages.
-const ENTRY: &str = "bench-userland-3";
+const ENTRY: &str = "bench-userland-4";
 /// Directories that something is mounted on, or written to.
 const MOUNT_POINTS: [&str; 5] = ["tmp", "dev", "proc", "bench/source", "src"];
 /// Devices that programs need where no kernel fills `dev`: the host's are mounted on these.
