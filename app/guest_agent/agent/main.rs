@@ -71,11 +71,8 @@ fn serve(control: File) -> Result<(), (u8, String)> {
         net::configure().map_err(failed)?;
     }
     let mut report = control.try_clone().map_err(|error| failed(error.to_string()))?;
-    let several = starting.is_some();
     cpus::wait(starting);
-    if several {
-        steering::start();
-    }
+    steering::start();
     sys::lead_session();
     let running = process::start(&request)?;
     tell(&mut report, message::STARTED, 0);

@@ -18,8 +18,12 @@ struct Interrupt {
     goes: String,
 }
 
-/// Steers the interrupts of the folders that are there now, for as long as the machine runs. Without `/proc` they stay where they are.
+/// Steers the interrupts of the folders that are there now between the CPUs that are, for as long as the machine runs. Where the
+/// kernel does not count what CPUs do, they stay where they are.
 pub fn start() {
+    if cpu_times().is_none_or(|times| times.len() < 2) {
+        return;
+    }
     let interrupts = fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let mut interrupts: Vec<_> =
         busy::folder_interrupts(&interrupts).filter_map(Interrupt::open).collect();
@@ -28,8 +32,7 @@ pub fn start() {
 
 fn steer(interrupts: &mut [Interrupt]) {
     let (mut period, mut before) = (OFTEN, Vec::new());
-    while let Ok(schedstat) = fs::read_to_string("/proc/schedstat") {
-        let now = CpuTime::of_all(&schedstat);
+    while let Some(now) = cpu_times() {
         period = match Work::between(&before, &now) {
             Work::Little => (period * 2).min(SELDOM),
             Work::Shared => OFTEN,
@@ -43,13 +46,20 @@ fn steer(interrupts: &mut [Interrupt]) {
     }
 }
 
+/// What each CPU has done; `None` where the kernel does not count it.
+fn cpu_times() -> Option<Vec<CpuTime>> {
+    Some(CpuTime::of_all(&fs::read_to_string("/proc/schedstat").ok()?))
+}
+
 impl Interrupt {
+    /// The interrupt of a number, if there is one.
     fn open(number: &str) -> Option<Self> {
         let file = format!("/proc/irq/{number}/smp_affinity_list");
         let goes = fs::read_to_string(&file).ok()?;
         Some(Self { file, goes })
     }
 
+    /// Sends it to a CPU, unless it goes elsewhere by now than where it was sent last.
     fn send_to(&mut self, cpu: usize) {
         let wanted = format!("{cpu}\n");
         if self.goes == wanted || fs::read_to_string(&self.file).ok().as_ref() != Some(&self.goes) {
