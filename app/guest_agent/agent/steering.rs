@@ -1,43 +1,48 @@
 //! The interrupts of shared folders come to the CPU whose program waits for them.
 //!
-//! Linux has the first CPU take them all. The program's own CPU, if it is another one, then waits until the first has been woken and
-//! has woken it in turn, which takes ten times as long as the request. So where one CPU does most of the work, the interrupts are
-//! sent to that one. An interrupt that somebody else has sent elsewhere is left alone.
+//! Linux 6.1 has the first CPU take all of a folder's interrupts. A program on another CPU then waits until the first CPU has been
+//! woken and has woken the program's CPU in turn, which takes ten times as long as the request. So where one CPU does most of the
+//! work, the interrupts are sent to that CPU. An interrupt that somebody else has sent elsewhere is left alone.
 
 use std::{fs, thread, time::Duration};
 
 use crate::busy::{self, CpuTime, Work};
 
-/// How often the CPUs are looked at while any works, and at the least.
+/// Time between two looks at the CPUs: the shortest, while any CPU works, and the longest.
 const OFTEN: Duration = Duration::from_millis(50);
 const SELDOM: Duration = Duration::from_millis(800);
 
-/// An interrupt, and where it goes: the kernel's words.
+/// An interrupt of a folder's queue.
 struct Interrupt {
+    /// The kernel's file that says to which CPUs the interrupt goes.
     file: String,
+    /// What that file said last, as far as we know.
     goes: String,
 }
 
-/// Steers the interrupts of the folders that are there now between the CPUs that are, for as long as the machine runs. Where the
-/// kernel does not count what CPUs do, they stay where they are.
+/// Has a thread send folders' interrupts to the CPU that works, for as long as the machine runs. The thread knows the folders that
+/// the machine has now. There is none in a machine of one CPU, or if the kernel does not count what CPUs do.
 pub fn start() {
     if cpu_times().is_none_or(|times| times.len() < 2) {
         return;
     }
     let interrupts = fs::read_to_string("/proc/interrupts").unwrap_or_default();
-    let mut interrupts: Vec<_> =
+    let interrupts =
         busy::folder_interrupts(&interrupts).filter_map(Interrupt::open).collect();
-    thread::spawn(move || steer(&mut interrupts));
+    thread::spawn(move || steer(interrupts));
 }
 
-fn steer(interrupts: &mut [Interrupt]) {
+/// Steers until the kernel does not count any more, or no interrupt is left that is ours to send.
+fn steer(mut interrupts: Vec<Interrupt>) {
     let (mut period, mut before) = (OFTEN, Vec::new());
-    while let Some(now) = cpu_times() {
+    while !interrupts.is_empty()
+        && let Some(now) = cpu_times()
+    {
         period = match Work::between(&before, &now) {
             Work::Little => (period * 2).min(SELDOM),
             Work::Shared => OFTEN,
             Work::Mostly(cpu) => {
-                interrupts.iter_mut().for_each(|interrupt| interrupt.send_to(cpu));
+                interrupts.retain_mut(|interrupt| interrupt.send_to(cpu));
                 OFTEN
             }
         };
@@ -46,28 +51,31 @@ fn steer(interrupts: &mut [Interrupt]) {
     }
 }
 
-/// What each CPU has done; `None` where the kernel does not count it.
+/// How long each CPU has worked; `None` if the kernel does not count that.
 fn cpu_times() -> Option<Vec<CpuTime>> {
     Some(CpuTime::of_all(&fs::read_to_string("/proc/schedstat").ok()?))
 }
 
 impl Interrupt {
-    /// The interrupt of a number, if there is one.
+    /// The interrupt of this number, if the kernel has one.
     fn open(number: &str) -> Option<Self> {
         let file = format!("/proc/irq/{number}/smp_affinity_list");
         let goes = fs::read_to_string(&file).ok()?;
         Some(Self { file, goes })
     }
 
-    /// Sends it to a CPU, unless it goes elsewhere by now than where it was sent last.
-    fn send_to(&mut self, cpu: usize) {
+    /// Sends the interrupt to a CPU. False if the interrupt is not ours to send: somebody else has sent it elsewhere since, or the
+    /// kernel lets nobody.
+    fn send_to(&mut self, cpu: usize) -> bool {
         let wanted = format!("{cpu}\n");
-        if self.goes == wanted || fs::read_to_string(&self.file).ok().as_ref() != Some(&self.goes) {
-            return;
+        if self.goes == wanted {
+            return true;
         }
-        // The kernel does not let everybody move those that it has spread itself.
-        if fs::write(&self.file, &wanted).is_ok() {
+        let is_ours = fs::read_to_string(&self.file).is_ok_and(|goes| goes == self.goes);
+        let is_sent = is_ours && fs::write(&self.file, &wanted).is_ok();
+        if is_sent {
             self.goes = wanted;
         }
+        is_sent
     }
 }

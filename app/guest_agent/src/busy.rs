@@ -3,25 +3,25 @@
 /// What a CPU has done since the kernel started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTime {
-    /// Its number.
+    /// The CPU's number.
     pub cpu: usize,
-    /// The time that tasks have run on it, each counted when it made way for another, in ns.
+    /// How long tasks have run on the CPU, in ns. The time of a task counts once another task has followed it.
     pub worked: u64,
 }
 
-/// Who has worked between two looks.
+/// Which CPUs have run tasks between two looks at their times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Hardly anybody.
+    /// All together have hardly run any.
     Little,
-    /// No CPU much more than others.
+    /// No CPU has done three fifths of the work.
     Shared,
-    /// This CPU at least three fifths of it.
+    /// The CPU of this number has done three fifths of the work or more.
     Mostly(usize),
 }
 
 impl CpuTime {
-    /// Of each CPU, from `/proc/schedstat` (Linux, Documentation/scheduler/sched-stats.rst).
+    /// The time of each CPU, from the text of `/proc/schedstat` (Linux, Documentation/scheduler/sched-stats.rst).
     pub fn of_all(schedstat: &str) -> Vec<Self> {
         schedstat.lines().filter_map(Self::parse).collect()
     }
@@ -34,10 +34,10 @@ impl CpuTime {
 }
 
 impl Work {
-    /// Less than this, in ns, is little.
+    /// Time in ns: if the CPUs have run tasks for less than this, all together, that is [`Self::Little`].
     const LITTLE: u64 = 5_000_000;
 
-    /// What was done in between.
+    /// Compares the times of CPUs at an earlier look with those at a later one.
     pub fn between(before: &[CpuTime], now: &[CpuTime]) -> Self {
         let since = |now: &CpuTime| {
             let before = before.iter().find(|before| before.cpu == now.cpu)?;

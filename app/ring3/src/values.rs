@@ -240,7 +240,8 @@ pub enum DevicesChoice {
 }
 
 impl DevicesChoice {
-    /// The same for a machine of so many vCPUs: where they are more than the host's CPUs, nobody looks for requests beside them.
+    /// The choice as it is carried out for a machine of so many vCPUs: where these outnumber the host's CPUs, no server looks for
+    /// requests beside a vCPU.
     pub fn beside(self, vcpus: u32) -> Self {
         let cpus = available_parallelism().map_or(1, NonZero::get);
         if self == Self::Processes && cpus < vcpus as usize { Self::Near } else { self }

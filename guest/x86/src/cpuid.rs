@@ -218,9 +218,9 @@ impl Model {
         CpuidResult::new(SIGNATURE, ebx, self.leaf1_ecx, LEAF1_EDX | htt)
     }
 
-    /// Leaf 4: 32 KiB L1d and 32 KiB L1i, 2 MiB L2, 24 MiB L3. Sizes and ways that leaf 2 has descriptors for. None is
-    /// shared: a scheduler takes CPUs that share a cache for near, and spreads what wakes each other over them. To wake
-    /// another vCPU costs some 50 us, and each has the host's mappings and translations of a program to make for itself.
+    /// Leaf 4: 32 KiB L1d and 32 KiB L1i, 2 MiB L2, 24 MiB L3. Sizes and ways that leaf 2 has descriptors for. CPUs share no
+    /// cache: if they did, a scheduler would wake a program on any CPU that is idle. To wake another vCPU takes some 50 us, and
+    /// a program that moves there has its host mappings made anew.
     fn cache(&self, subleaf: u32) -> CpuidResult {
         let cores = self.settings.cpus.next_power_of_two() - 1;
         let eax = |kind: u32, level: u32| kind | level << 5 | 1 << 8 | (cores & 0x3f) << 26;
@@ -479,7 +479,7 @@ mod tests {
         assert_eq!(model.query(0xb, 2, 0).ecx, 2, "an invalid level ends the list");
     }
 
-    /// A scheduler that takes other CPUs for near wakes programs there, which costs more than it gains.
+    /// A scheduler wakes programs on CPUs that share a cache with their own, which costs more here than it gains.
     #[test]
     fn cpus_share_no_cache() {
         let model = Model::new(everything, Settings { cpus: 6, ..ONE });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{Queue, RequestLog, RingError};
 
-/// How soon a driver is told of what was given back.
+/// How soon a driver is told of the requests that a queue has given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Telling {
     /// At once.

@@ -29,8 +29,8 @@ const HEADER: usize = 12;
 /// Bytes of an Ethernet header, with room for one VLAN tag.
 const ETHERNET: usize = 14;
 const VLAN_TAG: usize = 4;
-/// Bytes of sent frames of which the driver is told late, at the most. Until it is told, its TCP takes the frames to be on their
-/// way, and it sends no more while there are many.
+/// The most bytes of sent frames of which the driver is told late. The guest's TCP takes a frame to be on its way until the driver
+/// is told that the frame was sent, and sends no more while many bytes are on their way.
 const MOST_UNTOLD: usize = 16 << 10;
 /// The header's `gso_type`: none is offered, so none is accepted.
 const GSO_TYPE: usize = 1;

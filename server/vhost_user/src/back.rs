@@ -459,7 +459,7 @@ impl DeviceServer {
         }
     }
 
-    /// Tells a queue's driver of all answers.
+    /// Interrupts the driver of a queue if there are answers in the queue of which the driver has not been told.
     fn tell(&mut self, index: usize) {
         let Some(ring) = self.rings.get_mut(index) else { return };
         let Some(queue) = ring.queue.as_mut() else { return };

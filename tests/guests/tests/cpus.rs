@@ -185,7 +185,8 @@ fn page_faults_are_delivered_directly_on_each_of_two() -> Result<()> {
     Ok(())
 }
 
-/// Whether programs on each CPU get a shared folder's interrupts there, and whether where somebody has sent them stays.
+/// A script: programs on one CPU after the other ask a shared folder, and the script prints to which CPU the folder's interrupts came
+/// meanwhile. At last it sends the interrupts to both CPUs itself, and prints where they go once programs on each have asked again.
 const STEERED: &str = "
 line() { grep -e -requests /proc/interrupts | tail -n 1; }
 count() { line | awk -v field=$(($1 + 2)) '{ print $field }'; }

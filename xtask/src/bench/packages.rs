@@ -45,8 +45,8 @@ pub fn unpack_without(
     root: &Path,
 ) -> Result<()> {
     let downloads = tempfile::Builder::new().prefix("ring3-packages-").tempdir()?;
-    let needed = archive.closure(packages)?.into_iter();
-    let needed: Vec<_> = needed.filter(|name| is_run(name, packages, without)).collect();
+    let mut needed = archive.closure(packages)?;
+    needed.retain(|name| is_run(name, packages, without));
     for file in archive.download_all(&needed, downloads.path())? {
         output(Command::new("dpkg-deb").arg("-x").arg(&file).arg(root))?;
         fs::remove_file(file)?;
@@ -59,7 +59,7 @@ pub fn unpack_without(
     Ok(())
 }
 
-/// A package is asked for by name, or by one that runs it.
+/// Whether a package is to be unpacked: it is asked for, or one that is asked for needs it to run, as far as prefixes of names tell.
 fn is_run(name: &str, asked: &[&str], without: &[&str]) -> bool {
     let mut excepted = SCRIPT_DEPENDENCIES.iter().chain(without);
     asked.contains(&name) || !excepted.any(|prefix| name.starts_with(prefix))

@@ -31,7 +31,7 @@ const CID: u64 = 3;
 /// Quiet, at once dead if dead, and without what only costs time in a machine of a minute: probing for what it does
 /// not have, the kernel's tests of its own ciphers, and taking the LOCK prefixes out of its code for its one CPU, ten thousand
 /// changes of code (more than half a second). Its time goes as the host's wall clock, not as the time-stamp counter. Programs are
-/// not at random addresses: a program finds the host's mappings that the last one left at the same.
+/// not at random addresses, so a program can use the host's mappings that the last program left at the same addresses.
 const CMDLINE: &str = "console=ttyS0 quiet loglevel=3 panic=-1 random.trust_cpu=on \
                        tsc=reliable clocksource=kvm-clock \
                        no_timer_check mitigations=off nowatchdog 8250.nr_uarts=1 \

@@ -6,7 +6,7 @@ use virtio::{NET_RECEIVE as RECEIVE, NET_TRANSMIT as TRANSMIT, Net, NetBackend};
 
 use super::*;
 
-/// A network that swallows all, and has so many frames for the guest.
+/// A network that drops what the guest sends, and has as many frames for the guest as the counter says.
 struct Network(Arc<AtomicUsize>);
 
 impl NetBackend for Network {
@@ -21,17 +21,17 @@ impl NetBackend for Network {
 const SHAPE: Shape = Shape { size: 64, descriptors: 0x1000, available: 0x2000, used: 0x3000 };
 /// The buffer of every descriptor (GPA).
 const FRAME: u64 = 0x4000;
-/// Bytes of that buffer: the header of virtio's network, and a frame of 60.
+/// Bytes of each descriptor's buffer: virtio's header, and a frame of 60 bytes.
 const FRAME_LEN: u64 = 12 + 60;
 
-/// Descriptors that the device writes.
+/// Flag of a descriptor whose buffer the device writes, in the word that begins with the buffer's length.
 const WRITTEN: u64 = 2 << 32;
 
 struct Bench {
     server: DeviceServer,
     ram: Ram,
     is_told: Arc<AtomicBool>,
-    /// Frames for the guest.
+    /// How many frames the network has for the guest.
     frames: Arc<AtomicUsize>,
 }
 
@@ -68,7 +68,7 @@ impl Bench {
         self.is_told.swap(false, Ordering::SeqCst)
     }
 
-    /// Waits until the driver is to be told.
+    /// Waits until the server is to tell a driver of late answers, and has the server do so.
     fn wait(&mut self) {
         let until = self.server.late_until.expect("it is to be told");
         thread::sleep(until.saturating_duration_since(Instant::now()));
