@@ -53,6 +53,9 @@ pub enum DeviceKind {
     },
     /// A folder
     Share {
+        /// So many request queues
+        #[arg(long, default_value_t = 1)]
+        queues: u16,
         /// What the guest mounts it by
         tag: String,
         /// Not to be changed
@@ -152,7 +155,7 @@ fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
         DeviceKind::Disk { fault, queues, index, disk } => {
             disk_body(*index, disk, *queues, Faults::of_process(fault.as_deref())?)
         }
-        DeviceKind::Share { tag, readonly, fresh, lasting, privileged, folder } => {
+        DeviceKind::Share { queues, tag, readonly, fresh, lasting, privileged, folder } => {
             let keeping = match (fresh, lasting) {
                 (true, _) => Keeping::Fresh,
                 (_, true) => Keeping::Lasting,
@@ -160,7 +163,7 @@ fn body(arguments: &DeviceArguments) -> Result<Opened, Failure> {
             };
             let privileged = *privileged;
             let folder = Folder { keeping, privileged, ..Folder::new(folder, *readonly) };
-            Ok(share_body(tag, folder))
+            Ok(share_body(tag, folder, *queues))
         }
         DeviceKind::Net { mac, pairs, fault, index, net } => {
             let mac = net::parse_mac(mac).map_err(Failure::usage)?;
@@ -186,15 +189,15 @@ pub fn disk_body(
     Ok(Opened { served: Served::Disk, start: Box::new(start) })
 }
 
-/// Opens a folder from where there is nothing else.
-pub fn share_body(tag: &str, mut folder: Folder) -> Opened {
+/// Opens a folder from where there is nothing else, with so many request queues.
+pub fn share_body(tag: &str, mut folder: Folder, queues: u16) -> Opened {
     let Folder { readonly, privileged, .. } = folder;
     let tag = tag.to_owned();
     let start = move || {
         let host = |problem: String| Failure::host(format!("--share: {problem}"));
         let place = sandbox::enter_folder(&folder.path, readonly, privileged);
         folder.path = place.map_err(|error| host(error.to_string()))?;
-        let device: Box<dyn VirtioDevice> = Box::new(share::body(&folder, &tag)?);
+        let device: Box<dyn VirtioDevice> = Box::new(share::body(&folder, &tag, queues)?);
         if !sandbox::allow_only(&folder.path).map_err(host)? {
             tracing::warn!("this host has no Landlock");
         }

@@ -107,7 +107,7 @@ fn make(
     let devices = arguments.devices.beside(description.cpus);
     let mut attachments = disk::attach(&arguments.disk, devices, description.cpus, faults)?;
     attachments.extend(net::attach(&arguments.net, devices, description.cpus, faults)?);
-    attachments.extend(share::attach(&arguments.share, devices)?);
+    attachments.extend(share::attach(&arguments.share, devices, description.cpus)?);
     let own =
         arguments.is_interactive().then(|| Box::new(std::io::stdout()) as Box<dyn Write + Send>);
     let screen = Screen::new(match faults {

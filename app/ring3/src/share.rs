@@ -46,9 +46,9 @@ impl ShareChoice {
         }
     }
 
-    fn attach(&self, devices: DevicesChoice) -> Result<Attachment, Failure> {
+    fn attach(&self, devices: DevicesChoice, cpus: u32) -> Result<Attachment, Failure> {
         match self {
-            Self::Folder(share) => device(share, devices),
+            Self::Folder(share) => device(share, devices, cpus),
             Self::Foreign { socket, tag } => foreign::share(socket, tag),
         }
     }
@@ -91,10 +91,10 @@ impl FromStr for ShareArgument {
     }
 }
 
-/// Opens a folder.
-pub fn body(folder: &Folder, tag: &str) -> Result<Fs, Failure> {
+/// Opens a folder, with so many request queues.
+pub fn body(folder: &Folder, tag: &str, queues: u16) -> Result<Fs, Failure> {
     let server = FolderServer::open(folder).map_err(refused)?;
-    Ok(Fs::new(Box::new(server), tag))
+    Ok(Fs::new(Box::new(server), tag).with_queues(queues))
 }
 
 /// Why a folder is not shared.
@@ -105,12 +105,17 @@ pub fn refused(error: sharedfs::ShareError) -> Failure {
     }
 }
 
-/// Has a folder served as a device.
-pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachment, Failure> {
+/// Has a folder served as a device, with a request queue for each virtual CPU.
+pub fn device(
+    share: &ShareArgument,
+    devices: DevicesChoice,
+    cpus: u32,
+) -> Result<Attachment, Failure> {
     let ShareArgument { folder, tag } = share;
+    let queues = cpus as u16;
     match devices {
         // The guest asks, the host only answers.
-        DevicesChoice::Inline => Ok(Attachment::new(Box::new(body(folder, tag)?), drop)),
+        DevicesChoice::Inline => Ok(Attachment::new(Box::new(body(folder, tag, queues)?), drop)),
         DevicesChoice::Processes | DevicesChoice::Near | DevicesChoice::Apart => {
             let real = folder.find().map_err(refused)?;
             let readonly = folder.readonly.then_some("--readonly");
@@ -121,7 +126,8 @@ pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachmen
             };
             let privileged = folder.privileged.then_some("--privileged");
             let options = readonly.into_iter().chain(keeping).chain(privileged);
-            let words = ["share"].into_iter().chain(options);
+            let queues = queues.to_string();
+            let words = ["share", "--queues", &queues].into_iter().chain(options);
             let words = words.chain(["--", tag, &real]);
             let gone: Reserve = |config| Box::new(Fs::gone(config));
             let words = words.map(str::to_owned).collect();
@@ -131,14 +137,18 @@ pub fn device(share: &ShareArgument, devices: DevicesChoice) -> Result<Attachmen
 }
 
 /// Has all folders served; two of one tag are refused.
-pub fn attach(shares: &[ShareChoice], devices: DevicesChoice) -> Result<Vec<Attachment>, Failure> {
+pub fn attach(
+    shares: &[ShareChoice],
+    devices: DevicesChoice,
+    cpus: u32,
+) -> Result<Vec<Attachment>, Failure> {
     for (index, share) in shares.iter().enumerate() {
         if shares[..index].iter().any(|other| other.tag() == share.tag()) {
             let tag = share.tag();
             return Err(Failure::usage(format!("--share: two folders have the tag {tag}")));
         }
     }
-    shares.iter().map(|share| share.attach(devices)).collect()
+    shares.iter().map(|share| share.attach(devices, cpus)).collect()
 }
 
 #[cfg(test)]
@@ -170,9 +180,9 @@ mod tests {
         }
         let twice: Vec<ShareChoice> =
             vec![".:a".parse().expect("one"), "/:a".parse().expect("two")];
-        let failure = attach(&twice, DevicesChoice::Processes).err().expect("refused");
+        let failure = attach(&twice, DevicesChoice::Processes, 1).err().expect("refused");
         assert!(failure.to_string().contains("the tag a"), "{failure}");
         let absent = vec!["/nonexistent/x:a".parse().expect("sound")];
-        assert_eq!(attach(&absent, DevicesChoice::Processes).err().expect("refused").code, 2);
+        assert_eq!(attach(&absent, DevicesChoice::Processes, 1).err().expect("refused").code, 2);
     }
 }

@@ -3,12 +3,20 @@
 //! The body carries bytes: it copies a whole request out of guest memory, has a [`FileServer`] answer
 //! it, and copies the answer back. What the server looks at can therefore not change under it.
 
-use crate::{Chain, Queue, RingError, VirtioDevice};
+use crate::{Chain, Queue, RingError, VirtioDevice, layout::MAX_QUEUES};
 use ram::DmaMemory;
+use std::{collections::VecDeque, iter};
 
-/// High-priority requests (forgets), and all others.
-const QUEUES: [u16; 2] = [64, 1024];
-/// Bytes of the tag's field.
+/// The size of the queue of high-priority requests (forgets), which is the first.
+const PRIORITY: u16 = 64;
+/// The size of each request queue.
+const REQUESTS: u16 = 1024;
+/// The most request queues: as many as a device can have, less the one of high priority.
+const MOST_QUEUES: u16 = MAX_QUEUES as u16 - 1;
+/// Requests of a queue that are answered before other queues are looked at: a program that keeps one queue full must not keep the
+/// other CPUs' programs waiting.
+const TURN: usize = 8;
+/// Bytes of the tag's field, which the number of request queues follows.
 const TAG: usize = 36;
 /// The longest request and the longest answer: 1 MiB of data, with their headers.
 pub const MAX_MESSAGE: usize = (1 << 20) + 8192;
@@ -58,6 +66,9 @@ pub struct Fs {
     server: Box<dyn FileServer>,
     tag: [u8; TAG],
     request: Vec<u8>,
+    queues: Vec<u16>,
+    /// Queues to be looked at in this order: one of them had as much as its turn allows.
+    due: VecDeque<usize>,
 }
 
 impl Fs {
@@ -65,18 +76,28 @@ impl Fs {
     pub fn new(server: Box<dyn FileServer>, tag: &str) -> Self {
         let mut field = [0; TAG];
         field.iter_mut().zip(tag.bytes()).for_each(|(to, from)| *to = from);
-        Self { server, tag: field, request: Vec::new() }
+        let (queues, due) = (vec![PRIORITY, REQUESTS], VecDeque::new());
+        Self { server, tag: field, request: Vec::new(), queues, due }
+    }
+
+    /// The same with so many request queues, 1 to 63. Requests of all are answered one after the other.
+    pub fn with_queues(mut self, queues: u16) -> Self {
+        let requests = queues.clamp(1, MOST_QUEUES);
+        self.queues =
+            iter::once(PRIORITY).chain(iter::repeat_n(REQUESTS, requests.into())).collect();
+        self
     }
 
     /// What is left of a folder whose configuration structure was this.
     pub fn gone(config: &[u8]) -> Self {
-        let mut tag = [0; TAG];
-        tag.iter_mut().zip(config).for_each(|(to, from)| *to = *from);
-        let server = Box::new(GoneFolder { refusal: [0; REFUSAL] });
-        Self { server, tag, request: Vec::new() }
+        let queues = config.get(TAG..).and_then(<[u8]>::first_chunk).copied();
+        let queues = queues.map_or(1, u32::from_le_bytes);
+        let mut gone = Self::new(Box::new(GoneFolder { refusal: [0; REFUSAL] }), "");
+        gone.tag.iter_mut().zip(config).for_each(|(to, from)| *to = *from);
+        gone.with_queues(queues.try_into().unwrap_or(MOST_QUEUES))
     }
 
-    /// The configuration structure of a folder that the guest mounts by this tag, of 1 to 36 bytes.
+    /// The configuration structure of a folder with one request queue that the guest mounts by this tag, of 1 to 36 bytes.
     pub fn config_of(tag: &str) -> Vec<u8> {
         Self::new(Box::new(GoneFolder { refusal: [0; REFUSAL] }), tag).config()
     }
@@ -123,12 +144,13 @@ impl VirtioDevice for Fs {
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &QUEUES
+        &self.queues
     }
 
     fn config(&self) -> Vec<u8> {
         let mut config = self.tag.to_vec();
-        config.extend_from_slice(&1_u32.to_le_bytes()); // request queues
+        let requests = self.queues.len() as u32 - 1;
+        config.extend_from_slice(&requests.to_le_bytes());
         config
     }
 
@@ -137,12 +159,19 @@ impl VirtioDevice for Fs {
         index == 0
     }
 
-    fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
-        while let Some(chain) = queue.pop()? {
+    fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
+        for _ in 0..TURN {
+            let Some(chain) = queue.pop()? else { return Ok(()) };
             let written = self.serve(&chain, queue)?;
             queue.complete(chain, written)?;
             queue.tell_driver()?; // the next one may take long
         }
+        // There may be more, after everybody else's turn.
+        self.due = (index + 1..self.queues.len()).chain(0..=index).collect();
         Ok(())
+    }
+
+    fn take_due(&mut self) -> Option<usize> {
+        self.due.pop_front()
     }
 }

@@ -232,6 +232,11 @@ impl VirtioDevice for Remote {
         Ok(())
     }
 
+    /// Only the reserve's queues are looked at here; a server looks at its own.
+    fn take_due(&mut self) -> Option<usize> {
+        self.reserve.as_mut()?.take_due()
+    }
+
     fn stop(&mut self, index: usize) {
         told(self.shared.link().stop(index));
         self.taken_over.retain(|taken| *taken != index);

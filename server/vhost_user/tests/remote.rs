@@ -326,8 +326,11 @@ fn a_server_that_ends_time_and_again_is_given_up_and_the_driver_told() {
     assert_eq!(bench.machine.status(), 0);
 }
 
-/// Gives every request back with nothing in it.
-struct Nothing;
+/// Gives every request back with nothing in it, one a turn.
+#[derive(Default)]
+struct Nothing {
+    due: Option<usize>,
+}
 
 impl VirtioDevice for Nothing {
     fn device_type(&self) -> u16 {
@@ -339,18 +342,22 @@ impl VirtioDevice for Nothing {
     fn queue_sizes(&self) -> &[u16] {
         &QUEUES
     }
-    fn process(&mut self, _: usize, queue: &mut Queue) -> Result<(), RingError> {
-        while let Some(chain) = queue.pop()? {
+    fn process(&mut self, index: usize, queue: &mut Queue) -> Result<(), RingError> {
+        if let Some(chain) = queue.pop()? {
             queue.complete(chain, 0)?;
+            self.due = Some(index);
         }
         Ok(())
+    }
+    fn take_due(&mut self) -> Option<usize> {
+        self.due.take()
     }
 }
 
 #[test]
 fn a_server_that_cannot_be_replaced_is_not_and_the_reserve_answers() {
     let host = Host { irreplaceable: AtomicUsize::new(1), ..Host::default() };
-    let mut bench = Bench::with(host, Some(|_| Box::new(Nothing)));
+    let mut bench = Bench::with(host, Some(|_| Box::<Nothing>::default()));
     bench.is_served(0, b"before");
     bench.is_served(1, b"before");
     bench.host.doomed.store(1, Ordering::SeqCst);
@@ -360,6 +367,9 @@ fn a_server_that_cannot_be_replaced_is_not_and_the_reserve_answers() {
         bench.asks(queue, b"after");
         assert_eq!(bench.answered(queue), b"");
     }
+    (0..3).for_each(|_| bench.rings[1].offer_chain(&[(ANSWER, 1, true)]));
+    bench.asks(1, b"with others");
+    (0..4).for_each(|_| assert_eq!(bench.answered(1), b"", "there was more"));
     assert_eq!(bench.host.started.load(Ordering::SeqCst), 1, "there was no other");
     assert_eq!(bench.machine.status() & NEEDS_RESET, 0);
     bench.rings = bench.machine.start(VERSION_1 | FEATURE);
@@ -490,7 +500,7 @@ fn a_server_that_hangs_is_replaced_once_it_is_waited_for() {
 #[test]
 fn a_server_that_hangs_and_cannot_be_replaced_is_given_up() {
     let host = Host { irreplaceable: AtomicUsize::new(1), ..Host::default() };
-    let mut bench = Bench::with(host, Some(|_| Box::new(Nothing)));
+    let mut bench = Bench::with(host, Some(|_| Box::<Nothing>::default()));
     hang_and_reset(&mut bench);
     bench.asks(0, b"after");
     assert_eq!(bench.answered(0), b"", "the reserve's");
@@ -500,7 +510,7 @@ fn a_server_that_hangs_and_cannot_be_replaced_is_given_up() {
 /// One that is mute from the first.
 #[test]
 fn a_server_that_does_not_greet_is_none() {
-    let device = Nothing;
+    let device = Nothing::default();
     let identity = Identity::of(&device);
     let others = Mutex::new(Vec::new());
     let spawn: Spawn = Box::new(move || {

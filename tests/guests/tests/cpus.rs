@@ -188,7 +188,7 @@ fn page_faults_are_delivered_directly_on_each_of_two() -> Result<()> {
 /// A script: programs on one CPU after the other ask a shared folder, and the script prints to which CPU the folder's interrupts came
 /// meanwhile. At last it sends the interrupts to both CPUs itself, and prints where they go once programs on each have asked again.
 const STEERED: &str = "
-line() { grep -e -requests /proc/interrupts | tail -n 1; }
+line() { grep -e '-requests[.]0' /proc/interrupts | tail -n 1; }
 count() { line | awk -v field=$(($1 + 2)) '{ print $field }'; }
 ask() { taskset -c $1 sh -c 'for n in $(seq 300); do stat -f . > asked; done'; }
 for cpu in 1 0 1; do
@@ -211,6 +211,30 @@ fn a_folders_interrupts_come_to_the_cpu_that_asks() -> Result<()> {
     Ok(())
 }
 
+/// A script: programs on one CPU after the other ask a shared folder, and the script prints to which CPU the interrupts of all
+/// folders came meanwhile.
+const ANSWERED: &str = "
+count() { awk -v field=$(($1 + 2)) '/-requests/ { sum += $field } END { print sum }' /proc/interrupts; }
+for cpu in 0 1 0 1; do
+    own=$(count $cpu) other=$(count $((1 - cpu)))
+    taskset -c $cpu sh -c 'for n in $(seq 100); do stat -f . > asked; done'
+    [ $(($(count $cpu) - own)) -ge 100 ] && [ $(($(count $((1 - cpu))) - other)) -lt 50 ] && echo answered on $cpu
+done
+";
+
+/// Linux 6.12 uses a folder's queue for each CPU, and lets nobody send a queue's interrupts elsewhere.
+#[test]
+fn a_folder_answers_the_cpu_that_asks() -> Result<()> {
+    let folder = TempDir::new()?;
+    let mut command = Command::new(ring3()?);
+    command.args(["exec", "--kernel=debian-13", "--cpus=2", "--timeout=200"]);
+    let output = command.args(["--", "sh", "-c", ANSWERED]).current_dir(&folder).output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    ensure!(said == "answered on 0\nanswered on 1\n".repeat(2), "{said}{messages}");
+    Ok(())
+}
+
 /// One CPU's translated code is compared while the other one changes memory.
 #[test]
 fn one_of_two_in_lock_step() -> Result<()> {
@@ -228,7 +252,7 @@ fn one_of_two_in_lock_step() -> Result<()> {
     Ok(())
 }
 
-/// Disk and network have a queue for each CPU, all of which are used, and whose interrupts come to different CPUs.
+/// Disk, network and folder have a queue for each CPU, all of which are used, and whose interrupts come to different CPUs.
 const QUEUES: &str = "
 echo disk queues $(ls /sys/block/vda/mq | wc -l)
 echo network queues $(ls -d /sys/class/net/eth0/queues/rx-* | wc -l)
@@ -236,18 +260,29 @@ for cpu in 0 1; do
     taskset $((1 << cpu)) dd if=/dev/vda of=/dev/null bs=4k count=500 skip=$((cpu * 1000)) iflag=direct 2>/dev/null
 done
 used() { grep $1 /proc/interrupts | while read number first second rest; do [ $first != 0 -o $second != 0 ] && echo $number; done | wc -l; }
-echo disk interrupts $(used virtio.-req)
-echo CPUs $(grep virtio.-req /proc/interrupts | while read number first second rest; do [ $first -gt $second ] && echo first || echo second; done | sort -u | wc -l)
+echo disk interrupts $(used virtio.-req[.])
+echo CPUs $(grep virtio.-req[.] /proc/interrupts | while read number first second rest; do [ $first -gt $second ] && echo first || echo second; done | sort -u | wc -l)
 ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up
 for cpu in 0 1; do taskset $((1 << cpu)) ping -c 3 10.0.2.2 | grep -o '3 packets received'; done
 echo network interrupts $(used virtio.-output | sed 's/[1-9]/some/')
+mkdir -p /work; mount -t virtiofs work /work
+count() { awk -v field=$(($1 + 2)) '/virtio.-requests/ { sum += $field } END { print sum }' /proc/interrupts; }
+for cpu in 0 1; do
+    before=$(count $cpu)
+    taskset $((1 << cpu)) sh -c 'for n in $(seq 300); do echo $n > /work/numbers; done'
+    [ $(($(count $cpu) - before)) -ge 300 ] && echo folder answers on $cpu
+done
+echo folder interrupts $(used virtio.-requests)
 ";
 
 fn has_a_queue_for_each_cpu(devices: &str) -> Result<()> {
     let directory = TempDir::new()?;
     let image = directory.path().join("disk.img");
     fs::File::create(&image)?.set_len(16 << 20)?;
+    let folder = TempDir::new()?;
+    let share = format!("{}:work", folder.path().display());
     let guest = Guest::new(Kernel::TrixieCloud).runs(QUEUES).has_disk(&image);
+    let guest = guest.with("--share").with(&share);
     let guest = guest.with("--cpus").with("2").with("--net").with("user");
     let guest = guest.with("--devices").with(devices).boots()?;
     guest.prints(&[
@@ -258,6 +293,9 @@ fn has_a_queue_for_each_cpu(devices: &str) -> Result<()> {
         "3 packets received",
         "3 packets received",
         "network interrupts some",
+        "folder answers on 0",
+        "folder answers on 1",
+        "folder interrupts 2",
     ])?;
     guest.is_content()?;
     guest.powers_off()

@@ -23,7 +23,7 @@ use crate::{
     failure::Failure,
     net,
     share::{self, ShareArgument},
-    values::{DevicesChoice, GuestIsolation},
+    values::GuestIsolation,
 };
 
 /// The guest's address on vsock.
@@ -77,11 +77,14 @@ pub fn make(
     let devices = arguments.devices.beside(arguments.cpus);
     let keeping = if arguments.fresh { Keeping::Fresh } else { Keeping::Lasting };
     let root = Folder { keeping, ..Folder::new("/", true) };
-    let mut attachments = vec![shared(root, protocol::ROOT_TAG, devices)?];
+    let shared = |folder, tag: &str| {
+        share::device(&ShareArgument { folder, tag: tag.to_owned() }, devices, arguments.cpus)
+    };
+    let mut attachments = vec![shared(root, protocol::ROOT_TAG)?];
     for (index, folder) in folders.iter().enumerate() {
         let privileged = arguments.privileged_files;
         let folder = Folder { keeping, privileged, ..Folder::new(folder, false) };
-        attachments.push(shared(folder, &tag(index), devices)?);
+        attachments.push(shared(folder, &tag(index))?);
     }
     attachments.extend(net::attach(arguments.net.as_slice(), devices, arguments.cpus, None)?);
     let kernel = kernel::find(arguments)?;
@@ -128,10 +131,6 @@ pub fn sockets(ports: Vec<(u32, UnixStream)>) -> io::Result<Attachment> {
 
 fn tag(index: usize) -> String {
     format!("ring3-{index}")
-}
-
-fn shared(folder: Folder, tag: &str, devices: DevicesChoice) -> Result<Attachment, Failure> {
-    share::device(&ShareArgument { folder, tag: tag.to_owned() }, devices)
 }
 
 /// The folders whose changes are real, outer ones first: an inner one is mounted over its outer one.
