@@ -9,6 +9,7 @@
 
 mod count;
 mod reports;
+mod user;
 
 use super::{
     EMPTY, EXECUTE, KERNEL_PAGE, LARGE_BITS, PAGE, Place, READ, WRITE, local::Locals,
@@ -17,6 +18,7 @@ use super::{
 use crate::regions::Regions;
 use rustc_hash::FxHashSet;
 use std::{collections::BTreeMap, ops::Range};
+use user::UserPages;
 use x86::paging::Translation;
 
 /// Mappings of one page each, by HVA: offset in RAM, and protection.
@@ -41,7 +43,7 @@ pub(super) struct Mappings {
     /// So many of them are not in `user`.
     others: usize,
     /// The user's pages. The protection is zero where one is closed and left.
-    user: MappedPages,
+    user: UserPages,
     /// The kernel's pages.
     kernel: MappedPages,
     /// Large mappings by HVA.
@@ -72,6 +74,11 @@ pub(super) struct Mappings {
 impl Mappings {
     pub(super) fn user(&self) -> &MappedPages {
         &self.user
+    }
+
+    /// The 2 MiB in which there are pages of the user's, by first HVA, ascending, and how many.
+    pub(super) fn user_blocks(&self) -> impl Iterator<Item = (u64, usize)> {
+        self.user.blocks()
     }
 
     pub(super) fn kernel(&self) -> &MappedPages {
@@ -161,9 +168,11 @@ impl Mappings {
     }
 
     fn insert(&mut self, hva: u64, offset: u64, protection: u64) {
-        let pages = if protection & KERNEL_PAGE == 0 { &mut self.user } else { &mut self.kernel };
         self.seen.doubt(hva);
-        pages.insert(hva, (offset, protection));
+        match protection & KERNEL_PAGE {
+            0 => self.user.insert(hva, (offset, protection)),
+            _ => drop(self.kernel.insert(hva, (offset, protection))),
+        }
         if protection & WRITE != 0 {
             self.writable.add(offset, hva);
         }
@@ -203,7 +212,7 @@ impl Mappings {
     /// Pages of the user's are closed now.
     pub(super) fn close(&mut self, pages: &[u64]) {
         for hva in pages {
-            self.user.entry(*hva).and_modify(|(_, protection)| *protection = 0);
+            self.user.protect(*hva, |_| 0);
             self.seen.doubt(*hva); // the next comparison unmaps what is still closed
         }
     }
@@ -211,7 +220,7 @@ impl Mappings {
     /// Pages of the user's are read-only now. What page tables have said of them allows that, too.
     pub(super) fn close_to_writes(&mut self, pages: &[u64]) {
         for hva in pages {
-            self.user.entry(*hva).and_modify(|(_, protection)| *protection &= !WRITE);
+            self.user.protect(*hva, |protection| protection & !WRITE);
         }
     }
 
@@ -250,7 +259,7 @@ impl Mappings {
     pub(super) fn take_copies(&mut self, offset: u64) -> Vec<u64> {
         let places = self.copies.take(offset);
         for hva in &places {
-            self.user.remove(hva);
+            self.user.remove(*hva);
         }
         places
     }
@@ -299,7 +308,7 @@ impl Mappings {
     /// These pages are not mapped any more.
     pub(super) fn forget_each(&mut self, gone: &[u64]) {
         for hva in gone {
-            self.user.remove(hva);
+            self.user.remove(*hva);
             self.kernel.remove(hva);
         }
     }
@@ -307,12 +316,8 @@ impl Mappings {
     /// No page in a range is mapped any more.
     pub(super) fn forget_pages(&mut self, start: u64, len: u64) {
         self.local.forget(start, len);
-        for pages in [&mut self.user, &mut self.kernel] {
-            let gone: Vec<_> = pages.range(start..start + len).map(|(at, _)| *at).collect();
-            for at in gone {
-                pages.remove(&at);
-            }
-        }
+        self.user.remove_range(start, len);
+        self.kernel.extract_if(start..start + len, |_, _| true).for_each(drop);
     }
 
     fn forget_large_within(&mut self, hva: u64, len: u64) {
@@ -326,7 +331,7 @@ impl Mappings {
         self.parts.retain(|(hva, _)| !gone(*hva));
         self.local.forget(start, len);
         self.seen.forget(start, len);
-        self.user.retain(|hva, _| !gone(*hva));
+        self.user.remove_range(start, len);
         self.kernel.retain(|hva, _| !gone(*hva));
         for places in [&mut self.writable, &mut self.copies] {
             places.retain(|_, hva| !gone(hva));

@@ -135,12 +135,10 @@ impl<'a> Revalidation<'a> {
         let mut changes = Changes::default();
         let mut walker = Walker::new(self.ram, self.roots);
         seen.begin(self.roots);
-        let mut from = 0;
-        while let Some((hva, _)) = self.mappings.user().range(from..).next() {
-            let start = hva & !(LARGE - 1);
-            from = start + LARGE;
-            if self.changed(start, seen, &mut walker, &mut changes).is_none() {
-                for (hva, page) in self.mappings.user().range(start..from) {
+        for (start, count) in self.mappings.user_blocks() {
+            let worth = count > self.few;
+            if self.changed(start, worth, seen, &mut walker, &mut changes).is_none() {
+                for (hva, page) in self.mappings.user().range(start..start + LARGE) {
                     let standing = self.standing(&mut walker, *hva, *page, false);
                     self.decide(&mut walker, (*hva, *page), standing, false, &mut changes);
                 }
@@ -151,18 +149,17 @@ impl<'a> Revalidation<'a> {
     }
 
     /// What has to happen to the pages of 2 MiB, of which only those are looked at that may be others now. `None` if all have
-    /// to be looked at.
+    /// to be looked at; a copy of their table is made only if it is `worth` it.
     fn changed(
         &self,
         start: u64,
+        worth: bool,
         seen: &mut SeenTables,
         walker: &mut Walker<'_>,
         changes: &mut Changes,
     ) -> Option<()> {
-        let pages = || self.mappings.user().range(start..start + LARGE);
-        let worth = seen.has(start) || seen.has_room() && pages().nth(self.few).is_some();
-        let upper = walker.upper(start).filter(|upper| worth && !upper.is_leaf())?;
-        for (hva, entry) in seen.changed(self.ram, upper, start)? {
+        let upper = walker.upper(start)?;
+        for (hva, entry) in seen.changed(self.ram, upper, start, worth)? {
             let Some(page) = self.mappings.user().get(&hva) else { continue };
             let found = walker.through(upper, entry, hva);
             let standing = compared(self.ram, found, hva, *page, self.mappings.parts(), false);

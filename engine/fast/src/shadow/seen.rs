@@ -10,10 +10,15 @@
 use super::{LARGE_BITS, PAGE_BITS};
 use ram::Ram;
 use rustc_hash::FxHashMap;
+use std::{collections::hash_map::Entry, mem::take};
 use x86::paging::{Descent, Roots, WalkMemory};
 
 /// Entries of a page table.
-const ENTRIES: usize = 512;
+const ENTRIES: usize = PARTS * PART;
+/// Parts of a page table, each of which has a word of bits in [`SeenTable::doubted`].
+const PARTS: usize = 8;
+/// Entries of a part.
+const PART: usize = 64;
 /// Bytes of an entry.
 const ENTRY: usize = 8;
 /// Copies that a space may have at most: 4 MiB.
@@ -29,15 +34,17 @@ pub(super) struct SeenTables {
     roots: Roots,
     /// How often there has been a comparison.
     round: u64,
+    /// How many tables the comparison has come to that is going on.
+    visited: usize,
 }
 
 /// A copy of a table, and the way to it.
 struct SeenTable {
     /// As [`Descent::table`] has it.
     upper: u64,
-    entries: Box<[u8; ENTRIES * ENTRY]>,
+    entries: Box<[[u8; PART * ENTRY]; PARTS]>,
     /// A bit for each entry: what is mapped there has not been compared with it.
-    doubted: [u64; ENTRIES / 64],
+    doubted: [u64; PARTS],
     /// The last comparison that came here.
     round: u64,
 }
@@ -52,7 +59,7 @@ impl SeenTables {
     pub(super) fn doubt(&mut self, hva: u64) {
         if let Some(table) = self.tables.get_mut(&(hva >> LARGE_BITS)) {
             let index = index(hva);
-            table.doubted[index / 64] |= 1 << (index % 64);
+            table.doubted[index / PART] |= 1 << (index % PART);
         }
     }
 
@@ -67,74 +74,84 @@ impl SeenTables {
         if self.roots != modes {
             self.tables.clear();
         }
-        (self.roots, self.round) = (modes, self.round + 1);
+        (self.roots, self.round, self.visited) = (modes, self.round + 1, 0);
     }
 
     /// A comparison is over: copies of tables that nothing is mapped by are dropped.
     pub(super) fn end(&mut self) {
-        self.tables.retain(|_, table| table.round == self.round);
-    }
-
-    /// Whether there is a copy of the table for the 2 MiB at an HVA.
-    pub(super) fn has(&self, hva: u64) -> bool {
-        self.tables.contains_key(&(hva >> LARGE_BITS))
-    }
-
-    /// Whether one copy more may be kept.
-    pub(super) fn has_room(&self) -> bool {
-        self.tables.len() < MOST
+        if self.visited != self.tables.len() {
+            self.tables.retain(|_, table| table.round == self.round);
+        }
     }
 
     /// The pages (HVA) in the 2 MiB at `hva` that have to be compared, ascending, and the entry of each; `upper` leads to
-    /// their table. `None` if there is no such table in RAM.
+    /// their table. `None` if there is no such table in RAM, or no copy of it, and none is to be made as it is not `worth`
+    /// one, or there is no room.
     pub(super) fn changed(
         &mut self,
-        mut ram: &Ram,
+        ram: &Ram,
         upper: Descent,
         hva: u64,
+        worth: bool,
     ) -> Option<Vec<(u64, u64)>> {
-        let mut now = [0; ENTRIES * ENTRY];
-        let first = upper.next(0);
-        ram.read_gpa(first, &mut now).ok()?;
-        let block = hva >> LARGE_BITS;
-        let table = self.tables.entry(block).or_insert_with(SeenTable::new);
-        table.round = self.round;
+        let (block, way) = (hva >> LARGE_BITS, upper.table()?);
+        let may_add = worth && self.tables.len() < MOST;
+        let table = match self.tables.entry(block) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) if may_add => entry.insert(SeenTable::new()),
+            Entry::Vacant(_) => return None,
+        };
+        let changed = table.take_changed(ram, upper.next(0), way)?;
+        (table.round, self.visited) = (self.round, self.visited + 1);
         let page = |index: usize| (block << LARGE_BITS) + ((index as u64) << PAGE_BITS);
-        let changed = table.take_changed(upper.table()?, &now).into_iter().map(|index| {
-            // The copy may have been read while the entry was being written.
-            let entry = ram.read_u64(first + (index * ENTRY) as u64);
-            table.set(index, entry);
-            (page(index), entry)
-        });
-        Some(changed.collect())
+        Some(changed.into_iter().map(|(index, entry)| (page(index), entry)).collect())
     }
 }
 
 impl SeenTable {
     fn new() -> Self {
-        let entries = Box::new([0; ENTRIES * ENTRY]);
-        Self { upper: 0, entries, doubted: [u64::MAX; ENTRIES / 64], round: 0 }
+        let entries = Box::new([[0; PART * ENTRY]; PARTS]);
+        Self { upper: 0, entries, doubted: [u64::MAX; PARTS], round: 0 }
     }
 
-    /// Which entries are others than in the copy, or doubted; they are in the copy then, and not doubted any more.
-    fn take_changed(&mut self, upper: u64, now: &[u8; ENTRIES * ENTRY]) -> Vec<usize> {
+    /// Which entries of the table at a GPA are others than in the copy, or doubted; they are in the copy then, and not
+    /// doubted any more. `None` if the table is not in RAM: then the copy is worth nothing.
+    fn take_changed(&mut self, ram: &Ram, table: u64, upper: u64) -> Option<Vec<(usize, u64)>> {
         if self.upper != upper {
-            (self.upper, self.doubted) = (upper, [u64::MAX; ENTRIES / 64]);
+            (self.upper, self.doubted) = (upper, [u64::MAX; PARTS]);
         }
-        if self.doubted == [0; ENTRIES / 64] && *self.entries == *now {
-            return Vec::new();
+        let (mut changed, mut now) = (Vec::new(), [0; PART * ENTRY]);
+        for (part, (copied, doubted)) in self.entries.iter_mut().zip(&mut self.doubted).enumerate()
+        {
+            let first = table + (part * PART * ENTRY) as u64;
+            ram.read_gpa(first, &mut now).ok()?;
+            for index in ones(differing(copied, &now) | take(doubted)) {
+                // What was read may have been read while it was being written.
+                let entry = { ram }.read_u64(first + (index * ENTRY) as u64);
+                copied[index * ENTRY..][..ENTRY].copy_from_slice(&entry.to_le_bytes());
+                changed.push((part * PART + index, entry));
+            }
         }
-        let (old, new) = (self.entries.as_chunks::<ENTRY>().0, now.as_chunks::<ENTRY>().0);
-        let is_doubted = |index: usize| self.doubted[index / 64] >> (index % 64) & 1 != 0;
-        let changed = (0..ENTRIES).filter(|index| is_doubted(*index) || old[*index] != new[*index]);
-        let changed = changed.collect();
-        (*self.entries, self.doubted) = (*now, [0; ENTRIES / 64]);
-        changed
+        Some(changed)
     }
+}
 
-    fn set(&mut self, index: usize, entry: u64) {
-        self.entries[index * ENTRY..][..ENTRY].copy_from_slice(&entry.to_le_bytes());
+/// Which entries are others, a bit for each. Nearly always there are none, which a comparison of all at once tells.
+fn differing(old: &[u8; PART * ENTRY], new: &[u8; PART * ENTRY]) -> u64 {
+    if old == new {
+        return 0;
     }
+    let entries = old.as_chunks::<ENTRY>().0.iter().zip(new.as_chunks::<ENTRY>().0);
+    entries.rev().fold(0, |bits, (old, new)| bits << 1 | u64::from(old != new))
+}
+
+/// Which bits are set, ascending.
+fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let lowest = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+        bits &= bits - 1;
+        Some(lowest)
+    })
 }
 
 /// Which entry of its table maps a page.

@@ -8,7 +8,7 @@ impl Mappings {
         let pages = self.user.len() + self.kernel.len() + self.large.len();
         let places = self.writable.len() + self.copies.len() + self.local.len();
         let others = self.parts.len() + self.empty.len() + self.refused.len();
-        pages + places + others + self.seen.weight()
+        pages + self.user.blocks().len() + places + others + self.seen.weight()
     }
 
     /// Mappings made since the last clearing, or since they were counted.

@@ -36,7 +36,7 @@ impl Mappings {
     /// The wedge has unmapped a page instead of letting user code execute the page. The next fetch from there is
     /// interpreted.
     fn absorb_refused(&mut self, hva: u64) {
-        self.user.remove(&hva);
+        self.user.remove(hva);
         self.refused.insert(hva);
     }
 

@@ -1,0 +1,110 @@
+//! The user's pages, and in which parts of memory there are any.
+//!
+//! A comparison with page tables goes from one page table to the next, each of which is for 2 MiB. To find the next 2 MiB
+//! with a page among all pages is a search, so their numbers are kept.
+
+use super::{super::LARGE, MappedPages};
+use std::{
+    collections::BTreeMap,
+    ops::{Deref, RangeBounds},
+};
+
+/// The user's pages. They are read as a map, and changed by methods.
+#[derive(Default)]
+pub(super) struct UserPages {
+    pages: MappedPages,
+    /// How many there are in each 2 MiB that have any, by first HVA.
+    blocks: BTreeMap<u64, usize>,
+}
+
+impl Deref for UserPages {
+    type Target = MappedPages;
+
+    fn deref(&self) -> &MappedPages {
+        &self.pages
+    }
+}
+
+impl UserPages {
+    /// The 2 MiB in which there are pages, by first HVA, ascending, and how many.
+    pub(super) fn blocks(&self) -> impl ExactSizeIterator<Item = (u64, usize)> {
+        self.blocks.iter().map(|(start, count)| (*start, *count))
+    }
+
+    pub(super) fn insert(&mut self, hva: u64, page: (u64, u64)) {
+        if self.pages.insert(hva, page).is_none() {
+            *self.blocks.entry(block(hva)).or_default() += 1;
+        }
+    }
+
+    pub(super) fn remove(&mut self, hva: u64) {
+        if self.pages.remove(&hva).is_some() {
+            self.count_out(hva);
+        }
+    }
+
+    /// Removes what is in a range.
+    pub(super) fn remove_range(&mut self, start: u64, len: u64) {
+        let gone: Vec<_> = self.pages.range(start..start + len).map(|(hva, _)| *hva).collect();
+        gone.into_iter().for_each(|hva| self.remove(hva));
+    }
+
+    fn count_out(&mut self, hva: u64) {
+        let start = block(hva);
+        if let Some(count) = self.blocks.get_mut(&start) {
+            *count -= 1;
+            if *count == 0 {
+                self.blocks.remove(&start);
+            }
+        }
+    }
+
+    /// Changes the protection of a page, if it is there.
+    pub(super) fn protect(&mut self, hva: u64, change: impl FnOnce(u64) -> u64) {
+        self.pages.entry(hva).and_modify(|(_, protection)| *protection = change(*protection));
+    }
+
+    /// Changes what is in a range, in ascending order.
+    pub(super) fn range_mut(
+        &mut self,
+        range: impl RangeBounds<u64>,
+    ) -> impl Iterator<Item = (&u64, &mut (u64, u64))> {
+        self.pages.range_mut(range)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.pages.clear();
+        self.blocks.clear();
+    }
+}
+
+/// The first HVA of the 2 MiB around one.
+fn block(hva: u64) -> u64 {
+    hva & !(LARGE - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(user: &UserPages) -> Vec<(u64, usize)> {
+        user.blocks().collect()
+    }
+
+    #[test]
+    fn pages_are_counted_by_what_they_lie_in() {
+        let mut user = UserPages::default();
+        for page in [0, 0x1000, 0x1000, LARGE - 0x1000, 3 * LARGE, 5 * LARGE] {
+            user.insert(page, (page, 1));
+        }
+        assert_eq!(blocks(&user), [(0, 3), (3 * LARGE, 1), (5 * LARGE, 1)]);
+        [0, 0x2000, 3 * LARGE, 3 * LARGE].into_iter().for_each(|page| user.remove(page));
+        assert_eq!(blocks(&user), [(0, 2), (5 * LARGE, 1)]);
+        user.remove_range(LARGE - 0x1000, 4 * LARGE);
+        assert_eq!(blocks(&user), [(0, 1), (5 * LARGE, 1)]);
+        user.protect(0x1000, |protection| protection | 2);
+        assert_eq!(user.get(&0x1000), Some(&(0x1000, 3)));
+        user.clear();
+        assert_eq!((blocks(&user), user.len()), (vec![], 0));
+    }
+}
