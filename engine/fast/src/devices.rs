@@ -5,6 +5,7 @@
 //! is interpreted, without a signal. An instruction that turns out to access memory as well is translated for good: interpreting it is dearer.
 
 use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 /// Faults before an instruction is left out.
 const OFTEN: u32 = 16;
@@ -13,37 +14,43 @@ const MIXED: u32 = u32::MAX;
 /// Instructions known at the most.
 const MOST: usize = 256;
 
-/// The instructions that have accessed a device, by GVA, and how often.
+/// The instructions that have accessed a device.
 #[derive(Default)]
-pub struct Devices(FxHashMap<u64, u32>);
+pub struct Devices {
+    /// How often each has, by GVA.
+    faults: FxHashMap<u64, u32>,
+    /// GVAs of those that are left out, in order: each new block asks for them.
+    left_out: BTreeSet<u64>,
+}
 
 impl Devices {
     /// The instruction at a GVA is left out of translations.
     pub fn leaves_out(&self, guest: u64) -> bool {
-        self.0.get(&guest).is_some_and(|faults| (OFTEN..MIXED).contains(faults))
+        self.left_out.contains(&guest)
     }
 
     /// Translated code has faulted at a device; true if the instruction is left out from now on.
     pub fn note_fault(&mut self, guest: u64) -> bool {
-        if self.0.len() >= MOST && !self.0.contains_key(&guest) {
+        if self.faults.len() >= MOST && !self.faults.contains_key(&guest) {
             return false;
         }
-        let faults = self.0.entry(guest).or_default();
+        let faults = self.faults.entry(guest).or_default();
         let is_counted = *faults < OFTEN;
         *faults += u32::from(is_counted);
-        is_counted && *faults == OFTEN
+        let is_enough = is_counted && *faults == OFTEN;
+        is_enough && self.left_out.insert(guest)
     }
 
     /// An instruction that is left out has not accessed a device.
     pub fn note_memory(&mut self, guest: u64) {
-        self.0.insert(guest, MIXED);
+        self.faults.insert(guest, MIXED);
+        self.left_out.remove(&guest);
     }
 
     /// How many of the bytes from a GVA on come before an instruction that is left out.
     pub fn before(&self, guest: u64, len: usize) -> usize {
-        let far = |site: &u64| site.wrapping_sub(guest);
-        let sites = self.0.keys().filter(|site| self.leaves_out(**site)).map(far);
-        sites.map(|far| usize::try_from(far).unwrap_or(len)).min().map_or(len, |far| far.min(len))
+        let next = self.left_out.range(guest..).next().map(|site| site - guest);
+        next.and_then(|far| usize::try_from(far).ok()).map_or(len, |far| far.min(len))
     }
 }
 
