@@ -4,7 +4,7 @@
 //! the signature: the sum is that of the file before.
 
 use crate::bytes;
-use flate2::Crc;
+use crc32fast::Hasher;
 
 /// Bytes of the sum.
 const LEN: usize = 4;
@@ -37,14 +37,14 @@ fn version(image: &[u8]) -> Option<(u32, u32)> {
 
 /// CRC-32 of the bytes, with what signing changes taken as the zeros it was.
 fn sum(summed: &[u8]) -> u32 {
-    let (mut crc, mut at) = (Crc::new(), 0);
+    let (mut crc, mut at) = (Hasher::new(), 0);
     for (start, len) in signed(summed) {
         crc.update(&summed[at..start]);
         crc.update(&[0; 8][..len]);
         at = start + len;
     }
     crc.update(&summed[at..]);
-    crc.sum()
+    crc.finalize()
 }
 
 /// Where the fields that signing changes lie; none in a file that is no EFI program.
@@ -69,9 +69,9 @@ mod tests {
         SIGNED.iter().for_each(|(at, len)| image[0x80 + at..][..*len].fill(0));
         image[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
         image[0x300..][..version.len()].copy_from_slice(version.as_bytes());
-        let mut crc = Crc::new();
+        let mut crc = Hasher::new();
         crc.update(&image);
-        image.extend((!crc.sum()).to_le_bytes());
+        image.extend((!crc.finalize()).to_le_bytes());
         if signed {
             SIGNED.iter().for_each(|(at, len)| image[0x80 + at..][..*len].fill(7));
         }

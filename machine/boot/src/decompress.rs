@@ -5,13 +5,8 @@
 //! it is produced, and for a bzImage is known beforehand, which also catches most damage in the formats
 //! that carry no checksum.
 
-use crate::{Error, bytes};
-use std::{
-    io::Read,
-    num::NonZero,
-    sync::{Mutex, PoisonError},
-    thread,
-};
+use crate::{Error, bytes, share_out::share_out};
+use std::io::Read;
 
 /// No kernel is larger than this, in bytes; a file that unpacks to more is damaged or hostile.
 const MAX_UNPACKED: usize = 512 << 20;
@@ -162,21 +157,8 @@ fn lz4_room(packed: &[u8]) -> usize {
 /// Unpacks each block to its place; returns their lengths.
 fn lz4_unpack(blocks: &[&[u8]], places: Vec<&mut [u8]>) -> Result<Vec<usize>, String> {
     let mut lens = vec![Ok(0); blocks.len()];
-    let work = Mutex::new(blocks.iter().zip(places).zip(&mut lens));
-    let unpack_some = || {
-        // What is locked is an iterator, which a panic leaves as it was.
-        let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
-        while let Some(((packed, place), len)) = next() {
-            *len = lz4_flex::block::decompress_into(packed, place).map_err(|e| e.to_string());
-        }
-    };
-    thread::scope(|scope| {
-        let others = thread::available_parallelism().map_or(1, NonZero::get) - 1;
-        for _ in 0..others.min(blocks.len() / 2) {
-            // Who is not there leaves more to the others.
-            let _ = thread::Builder::new().spawn_scoped(scope, unpack_some);
-        }
-        unpack_some();
+    share_out(blocks.iter().zip(places).zip(&mut lens), |((packed, place), len)| {
+        *len = lz4_flex::block::decompress_into(packed, place).map_err(|e| e.to_string());
     });
     lens.into_iter().collect()
 }

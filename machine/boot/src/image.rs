@@ -5,11 +5,15 @@
 //! is placed, so a damaged file ends in an error and not in memory.
 
 use crate::place::{Loader, zero};
-use crate::{Error, bytes};
+use crate::{Error, bytes, share_out::share_out};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{LittleEndian, elf};
+use ram::{OutOfRam, Ram};
+use std::sync::{Mutex, PoisonError};
 
 const FILE: &str = "ELF kernel";
+/// Bytes of a segment that one CPU writes at a time.
+const WRITTEN_AT_ONCE: usize = 1 << 20;
 /// Loadable segments we put up with; real kernels have at most a handful.
 const MAX_SEGMENTS: usize = 128;
 /// `XEN_ELFNOTE_PHYS32_ENTRY`, the PVH entry point (Xen public/elfnote.h).
@@ -99,11 +103,23 @@ impl<'a> Image<'a> {
         for segment in &self.segments {
             loader.claim("kernel", segment.physical, segment.len)?;
             let filled = segment.data.len() as u64;
-            loader.memory().write_gpa(segment.physical, segment.data)?;
+            write(loader.memory(), segment.physical, segment.data)?;
             zero(loader.memory(), segment.physical + filled, segment.len - filled)?;
         }
         Ok(())
     }
+}
+
+/// Writes `data`, all of it to RAM, at `gpa`. Most of the time goes into the host's finding pages for it, so CPUs share it.
+fn write(memory: &Ram, gpa: u64, data: &[u8]) -> Result<(), OutOfRam> {
+    let result = Mutex::new(Ok(()));
+    share_out(data.chunks(WRITTEN_AT_ONCE).enumerate(), |(number, piece)| {
+        let at = gpa.saturating_add((number * WRITTEN_AT_ONCE) as u64);
+        if let Err(error) = memory.write_gpa(at, piece) {
+            *result.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
+        }
+    });
+    result.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The loadable segments, each no longer in the file than in memory.

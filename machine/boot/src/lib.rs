@@ -22,6 +22,7 @@ mod linux;
 mod multiboot;
 mod place;
 mod pvh;
+mod share_out;
 
 pub use error::Error;
 pub use layout::{MapEntry, MemoryKind, memory_map};

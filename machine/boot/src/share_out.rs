@@ -1,0 +1,31 @@
+//! Work that the host's CPUs share.
+
+use std::{
+    num::NonZero,
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
+/// Does `work` to all pieces, on as many CPUs as there are for half as many pieces.
+pub(crate) fn share_out<T: Send>(
+    pieces: impl ExactSizeIterator<Item = T> + Send,
+    work: impl Fn(T) + Sync,
+) {
+    let most = pieces.len() / 2;
+    let pieces = Mutex::new(pieces);
+    let do_some = || {
+        // What is locked is an iterator, which a panic leaves as it was.
+        let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        while let Some(piece) = next() {
+            work(piece);
+        }
+    };
+    thread::scope(|scope| {
+        let others = thread::available_parallelism().map_or(1, NonZero::get) - 1;
+        for _ in 0..others.min(most) {
+            // Who is not there leaves more to the others.
+            let _ = thread::Builder::new().spawn_scoped(scope, do_some);
+        }
+        do_some();
+    });
+}
