@@ -7,6 +7,7 @@ use std::{
     os::unix::{ffi::OsStrExt, net::UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
 };
 
 use guest_agent::{AGENT, protocol, protocol::AgentRequest};
@@ -23,7 +24,7 @@ use crate::{
     failure::Failure,
     net,
     share::{self, ShareArgument},
-    values::GuestIsolation,
+    values::{DevicesChoice, GuestIsolation},
 };
 
 /// The guest's address on vsock.
@@ -75,19 +76,9 @@ pub fn make(
     let folders = writable(arguments, &directory)?;
     let mut request = request(arguments, command, &directory, &folders, streams)?;
     let devices = arguments.devices.beside(arguments.cpus);
-    let keeping = if arguments.fresh { Keeping::Fresh } else { Keeping::Lasting };
-    let root = Folder { keeping, ..Folder::new("/", true) };
-    let shared = |folder, tag: &str| {
-        share::device(&ShareArgument { folder, tag: tag.to_owned() }, devices, arguments.cpus)
-    };
-    let mut attachments = vec![shared(root, protocol::ROOT_TAG)?];
-    for (index, folder) in folders.iter().enumerate() {
-        let privileged = arguments.privileged_files;
-        let folder = Folder { keeping, privileged, ..Folder::new(folder, false) };
-        attachments.push(shared(folder, &tag(index))?);
-    }
-    attachments.extend(net::attach(arguments.net.as_slice(), devices, arguments.cpus, None)?);
-    let kernel = kernel::find(arguments)?;
+    let (kernel, attachments) =
+        beside(|| kernel::find(arguments), || shares(arguments, &folders, devices))?;
+    let (attachments, kernel) = (attachments?, kernel?);
     let tree = kernel.tree.unwrap_or_default();
     request.modules = tree.into_os_string().into_encoded_bytes();
     let initrd = first_root(&request, &kernel.modules);
@@ -104,6 +95,41 @@ pub fn make(
         paravirt: arguments.engine.paravirt.0,
     };
     Ok(Made { description, attachments })
+}
+
+/// The devices of what the guest sees of the host.
+fn shares(
+    arguments: &Guest,
+    folders: &[PathBuf],
+    devices: DevicesChoice,
+) -> Result<Vec<Attachment>, Failure> {
+    let keeping = if arguments.fresh { Keeping::Fresh } else { Keeping::Lasting };
+    let root = Folder { keeping, ..Folder::new("/", true) };
+    let shared = |folder, tag: &str| {
+        share::device(&ShareArgument { folder, tag: tag.to_owned() }, devices, arguments.cpus)
+    };
+    let mut attachments = vec![shared(root, protocol::ROOT_TAG)?];
+    for (index, folder) in folders.iter().enumerate() {
+        let privileged = arguments.privileged_files;
+        let folder = Folder { keeping, privileged, ..Folder::new(folder, false) };
+        attachments.push(shared(folder, &tag(index))?);
+    }
+    attachments.extend(net::attach(arguments.net.as_slice(), devices, arguments.cpus, None)?);
+    Ok(attachments)
+}
+
+/// Does both at once: each waits most of its time.
+fn beside<A: Send, B>(
+    one: impl FnOnce() -> A + Send,
+    other: impl FnOnce() -> B,
+) -> Result<(A, B), Failure> {
+    thread::scope(|scope| {
+        let one = thread::Builder::new().name("kernel".into()).spawn_scoped(scope, one);
+        let one = one.map_err(|error| Failure::host(error.to_string()))?;
+        let other = other();
+        let one = one.join().map_err(|_| Failure::bug("what looks for the kernel failed"))?;
+        Ok((one, other))
+    })
 }
 
 fn cmdline(arguments: &Guest) -> String {
