@@ -296,6 +296,7 @@ mod tests {
             scattered: ScatteredChoice::Lookup,
             user32: User32::Direct,
             translations: Translations::Shared,
+            known_blocks: crate::values::KnownBlocksChoice::Keep,
             most_mappings: None,
             guest_isolation: None,
             paravirt: crate::values::ParavirtChoice(None),

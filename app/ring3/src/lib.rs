@@ -45,6 +45,7 @@ mod hvc;
 mod injection;
 mod isolation;
 mod kernel;
+mod known_blocks;
 mod log;
 mod machine;
 mod net;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use host_linux::{LinuxClock, LinuxEntropy, cpu, limits};
-use vmm::{Attachment, Host, RunningMachine};
+use vmm::{Attachment, Host, KnownBlocks, RunningMachine};
 
 use crate::{control, failure::Failure, output};
 
@@ -62,9 +62,11 @@ pub fn host(
     clock: LinuxClock,
     console: Box<dyn Write + Send>,
     attachments: Vec<Attachment>,
+    known_blocks: Arc<KnownBlocks>,
 ) -> Host {
     let (clock, entropy) = (Arc::new(clock), Arc::new(LinuxEntropy));
-    Host { clock, entropy, cpuid, console, attachments, messages: None, on_panic: None }
+    let (messages, on_panic) = (None, None);
+    Host { clock, entropy, cpuid, console, attachments, messages, known_blocks, on_panic }
 }
 
 /// The host's CPUID in the model's terms.

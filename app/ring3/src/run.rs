@@ -20,7 +20,9 @@ use crate::{
     gdb::{self, GdbListener},
     hvc::Keyboard,
     injection::{Act, ConductorParts, Injection},
-    isolation, machine, net,
+    isolation,
+    known_blocks::KernelBlocks,
+    machine, net,
     on_panic::{self, OnPanic},
     outcome::{Outcome, Summary},
     output,
@@ -60,7 +62,8 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let faults = injection.as_ref();
     let (sender, events) = channel();
     let core = arguments.panic.on_panic.core()?;
-    let made = make(arguments, &description, clock, faults, &sender)?;
+    let mut made = make(arguments, &description, clock, faults, &sender)?;
+    let blocks = std::mem::take(&mut made.blocks);
     let told = isolation::line(&description.engine);
     drop(description);
     let (screen, inspector) = (made.screen.clone(), made.machine.inspector());
@@ -72,6 +75,9 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let outcome = wait(&events, &running, status(arguments), (arguments.timeout, stands))?;
     if let (Outcome::Panicked, Some(core)) = (&outcome, core) {
         core.write(&inspector);
+    }
+    if matches!(outcome, Outcome::Machine(Ended::PowerOff)) {
+        blocks.keep();
     }
     drop(fronts.sockets);
     let seconds = started.elapsed().as_secs_f64();
@@ -89,6 +95,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
 /// A machine that has not been started.
 struct Unstarted {
     machine: Machine,
+    blocks: KernelBlocks,
     /// What its console shows.
     screen: Screen,
     /// The input of its virtio console.
@@ -116,14 +123,16 @@ fn make(
     });
     let keyboard = (arguments.console == ConsoleChoice::Virtio).then(Keyboard::default);
     attachments.extend(keyboard.as_ref().map(|keyboard| keyboard.console(screen.clone())));
-    let mut host = machine::host(machine::ready(clock), Box::new(screen.clone()), attachments);
+    let (blocks, console) =
+        (arguments.engine.known_blocks.of(&description.kernel), Box::new(screen.clone()));
+    let mut host = machine::host(machine::ready(clock), console, attachments, blocks.blocks());
     if arguments.panic.on_panic != OnPanic::Ignore {
         host.on_panic = Some(Box::new(on_panic::teller(sender.clone(), Event::Panicked)));
     }
     let disturbed = faults.map(|faults| faults.disturb(&mut host));
     let machine = Machine::build(description, host);
     let machine = machine.map_err(|error| failure_of(&arguments.kernel, error))?;
-    Ok(Unstarted { machine, screen, keyboard, disturbed })
+    Ok(Unstarted { machine, blocks, screen, keyboard, disturbed })
 }
 
 /// Where users meet the machine: their terminal, the sockets of `ring3 console` and `ring3 stats`, a debugger's.

@@ -2,6 +2,7 @@
 
 use std::{num::NonZero, str::FromStr, thread::available_parallelism, time::Duration};
 
+use crate::known_blocks::KernelBlocks;
 use clap::{Args, ValueEnum};
 use vhost_user::Nearness;
 use vmm::{GuestClock, LockStep, Scattered, kvm_features};
@@ -104,6 +105,12 @@ pub struct EngineArguments {
     /// For comparison, and to narrow down a failure.
     #[arg(long, value_enum, default_value_t = Translations::Shared, hide_short_help = true)]
     pub translations: Translations,
+    /// Whether the blocks of the kernel's code that an earlier machine with the same kernel has run are translated before
+    /// they are asked for
+    ///
+    /// For comparison.
+    #[arg(long, value_enum, default_value_t = KnownBlocksChoice::Keep, hide_short_help = true)]
+    pub known_blocks: KnownBlocksChoice,
     /// What keeps the guest's programs from its kernel's memory
     ///
     /// For the fast engine; the host is closed to both in any case. Without this option it is keys where the host has them; elsewhere
@@ -214,6 +221,22 @@ pub enum SystemCalls {
     Trap,
     /// The same, and a tracer hears of each first (ptrace; needs --sandbox off)
     Ptrace,
+}
+
+/// What becomes of the blocks of a kernel's code that machines run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KnownBlocksChoice {
+    /// The first machine with a kernel leaves a list of them in the cache, and later ones translate them ahead
+    Keep,
+    /// The cache is left alone
+    Off,
+}
+
+impl KnownBlocksChoice {
+    /// The blocks of a kernel image.
+    pub fn of(self, kernel: &[u8]) -> KernelBlocks {
+        if self == Self::Off { KernelBlocks::default() } else { KernelBlocks::of(kernel) }
+    }
 }
 
 /// The most virtual CPUs that a command's machine has where no option says how many.

@@ -35,7 +35,7 @@ pub use engine::{
 };
 pub use error::Error;
 pub use events::Ended;
-pub use fast::{LockStep, Options as FastOptions, Scattered, wedges};
+pub use fast::{KnownBlocks, LockStep, Options as FastOptions, Scattered, wedges};
 pub use inspector::Inspector;
 pub use machine::Machine;
 pub use running::{RunningMachine, check_fast_engine};
@@ -133,6 +133,8 @@ pub struct Host {
     pub attachments: Vec<Attachment>,
     /// What stands between PCI's message-signalled interrupts and the interrupt controllers, if anything does.
     pub messages: Option<MessageFilter>,
+    /// Blocks of the kernel's code that are known, or are to be noted.
+    pub known_blocks: Arc<KnownBlocks>,
     /// Called when the guest's kernel says that it has crashed; without it there is no device for that.
     pub on_panic: Option<Box<dyn Fn() + Send>>,
 }

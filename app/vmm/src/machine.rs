@@ -10,7 +10,7 @@ use x86::{Vcpu, cpuid, kvm, paravirt};
 
 use crate::{
     ConsoleInput, Description, Ended, EngineOptions, Error, GuestClock, Host, Inspector,
-    RunningMachine,
+    KnownBlocks, RunningMachine,
     apic::Apic,
     console::ConsoleOutlet,
     devices::{AddedDevices, DeviceBackends, LoggedDevice, Release, add_devices, pci_host},
@@ -38,6 +38,7 @@ pub struct Machine {
     pub(crate) control: Control,
     pub(crate) outlet: ConsoleOutlet,
     pub(crate) releases: Vec<Release>,
+    pub(crate) known_blocks: Arc<KnownBlocks>,
     devices: Arc<[LoggedDevice]>,
     ram: Ram,
     uart: Shared<Uart>,
@@ -123,6 +124,7 @@ impl Machine {
             control,
             outlet,
             releases,
+            known_blocks: host.known_blocks,
             devices: logged.into(),
             ram,
             uart,

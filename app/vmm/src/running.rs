@@ -46,7 +46,7 @@ pub(crate) fn start(
     on_end: impl FnOnce(Ended) + Send + 'static,
 ) -> Result<RunningMachine, Error> {
     let Machine { vcpus, engine, mut parts, timers, alarm, events, control, .. } = machine;
-    let Machine { outlet, releases, .. } = machine;
+    let Machine { outlet, releases, known_blocks, .. } = machine;
     timer::start(timers.clone(), Arc::clone(&alarm), Arc::clone(&parts.clock))?;
     parts.clock = Arc::new(Punctual::new(timers, Arc::clone(&alarm), parts.clock));
     let (sender, statistics) = channel();
@@ -61,7 +61,7 @@ pub(crate) fn start(
         placement: Placement::default(),
         guest: match engine.fast.translations_apart {
             true => fast::Machine::apart(),
-            false => fast::Machine::new(count),
+            false => fast::Machine::knowing(count, known_blocks),
         },
         vcpus: count,
         control: control.clone(),

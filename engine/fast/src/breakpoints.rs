@@ -89,7 +89,9 @@ mod tests {
     /// Two of those who execute a code.
     fn users() -> [CodeUser; 2] {
         let area = CodeArea::of_kernel(Base::default()).expect("the host has memory");
-        let mut code = Code::new(Arc::new(area), Base::default(), Level::Kernel, (true, false));
+        let how = (true, false);
+        let mut code =
+            Code::new(Arc::new(area), Base::default(), Level::Kernel, how, Arc::default());
         [(); 2].map(|()| code.cache.add_user())
     }
 

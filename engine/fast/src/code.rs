@@ -3,6 +3,7 @@
 use crate::{
     breakpoints::{Breakpoints, Stands},
     devices::Devices,
+    known_blocks::KnownBlocks,
     tops::Tops,
 };
 use engine::Board;
@@ -12,7 +13,7 @@ use jit::{
     stubs::Stubs,
 };
 use ram::Ram;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::{collections::VecDeque, sync::Arc};
 use wedge::{CodeArea, Pages};
 use wedge_abi::{
@@ -114,17 +115,27 @@ pub struct Code {
     pub devices: Devices,
     /// Those of all that execute the code ([`crate::breakpoints`]).
     breakpoints: Breakpoints,
+    known: Arc<KnownBlocks>,
+    /// Pages whose known blocks have been made, by GVA and how often their blocks had been dropped.
+    done: FxHashSet<(u64, u16)>,
 }
 
 impl Code {
-    /// None yet. How: whether several vCPUs execute it; and whether memory operands are to be looked up, if it is the
-    /// user's.
-    pub fn new(area: Arc<CodeArea>, base: Base, level: Level, how: (bool, bool)) -> Self {
+    /// None yet, but some blocks may be known. How: whether several vCPUs execute it; and whether memory operands are to
+    /// be looked up, if it is the user's.
+    pub fn new(
+        area: Arc<CodeArea>,
+        base: Base,
+        level: Level,
+        how: (bool, bool),
+        known: Arc<KnownBlocks>,
+    ) -> Self {
         let layout = layout(level, base, how);
         let mut memory = View { area, several: how.0 };
         let cache = Cache::new(layout, &mut memory);
         let (pages, devices, breakpoints, tops, unchecked) = Default::default();
-        Self { cache, memory, layout, tops, unchecked, pages, devices, breakpoints }
+        let done = FxHashSet::default();
+        Self { cache, memory, layout, tops, unchecked, pages, devices, breakpoints, known, done }
     }
 
     /// A vCPU is outside of translated code, and about to execute it again.
@@ -144,6 +155,7 @@ impl Code {
         self.cache.clear(&mut self.memory);
         self.tops.clear();
         self.pages.clear();
+        self.done.clear();
         if self.layout.level == Level::User {
             pages.told().code_pages = [0; CODE_PAGE_WORDS];
         }
@@ -193,6 +205,7 @@ impl Code {
         }
         let host = made.and_then(Result::ok).ok_or(NoBlock::Interpret)?;
         self.go_ahead(pages, board, roots, marked);
+        self.make_known(pages, board, roots, guest, marked);
         Ok(host)
     }
 
@@ -232,6 +245,29 @@ impl Code {
         }
     }
 
+    /// Makes the blocks that are known of the page at a GVA, once for each time that they are dropped.
+    fn make_known(
+        &mut self,
+        pages: &mut Pages,
+        board: &Board,
+        roots: Roots,
+        guest: u64,
+        marked: &mut Vec<u64>,
+    ) {
+        let page = guest & !(PAGE - 1);
+        let drops = self.pages.get(&page).map_or(0, |offset| self.cache.drops(*offset));
+        if !self.done.insert((page, drops)) {
+            return;
+        }
+        let known = Arc::clone(&self.known);
+        for target in known.of_page(page, drops) {
+            if self.cache.find(target.0, target.1).is_none() {
+                // What cannot be translated is interpreted, if the guest comes there.
+                let _ = self.make(pages, board, roots, target, marked);
+            }
+        }
+    }
+
     /// Makes the block at a GVA for a value of the virtual AC; `None` if there is no RAM.
     fn make(
         &mut self,
@@ -266,6 +302,7 @@ impl Code {
         let how = (ac, stands == Some(Stands::Tap));
         let made = self.cache.add(&mut self.memory, guest, &bytes, here, how, sources);
         if made.is_ok() {
+            self.known.note((guest, ac), self.cache.drops(first));
             // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.
             self.note_page(pages, guest, first);
             if sources[1] != first {
@@ -442,7 +479,8 @@ mod tests {
         let mut host = Pages::new().expect("the host has memory");
         let board = crate::test_machine::board(ram, Default::default());
         let area = Arc::clone(host.kernel());
-        let mut translated = Code::new(area, host.base(), Level::Kernel, (beside_another, false));
+        let how = (beside_another, false);
+        let mut translated = Code::new(area, host.base(), Level::Kernel, how, Arc::default());
         let user = translated.cache.add_user();
         let other = translated.cache.add_user();
         translated.pass(other);
@@ -464,6 +502,28 @@ mod tests {
         let (blocks, _) = code.cache.size();
         assert!(code.cache.counters.cleared > 0 && blocks <= MOST, "{blocks} blocks");
         assert!(code.pages.len() <= 2 * blocks, "{} pages", code.pages.len());
+    }
+
+    #[test]
+    fn known_blocks_come_with_the_first_of_their_page_as_they_were_after_as_many_drops() {
+        const A: u64 = 0xffff_ffff_8100_0000;
+        let noted = KnownBlocks::to_note();
+        noted.note((A + 8, false), 0);
+        noted.note((A + 16, false), 1);
+        let known = Arc::new(KnownBlocks::of(noted.noted()));
+        let (ram, roots) = endless(&[0xc3; 64]); // ret
+        let mut host = Pages::new().expect("the host has memory");
+        let board = crate::test_machine::board(ram, Default::default());
+        let area = Arc::clone(host.kernel());
+        let mut code = Code::new(area, host.base(), Level::Kernel, (false, false), known);
+        let user = code.cache.add_user();
+        for expected in [[true, false], [false, true], [false, false]] {
+            let asked = code.block(&mut host, &board, roots, (A, false), user, &mut Vec::new());
+            asked.expect("a block");
+            let made = [8, 16].map(|at| code.cache.find(A + at, false).is_some());
+            assert_eq!(made, expected);
+            code.forget_page(A);
+        }
     }
 
     #[test]

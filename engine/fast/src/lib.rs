@@ -17,7 +17,7 @@
 //! - `state`: the architectural state to the vCPU page and back.
 //! - `shadow`, `slots`, `regions`: host mappings; `process`: what they ask of a wedge. They are public for
 //!   their model test, `tests/shadow`.
-//! - `machine`: what all vCPUs share. `code`, `vcpu_code`: translations, the kernel's and, if asked for, the user's; `tops`:
+//! - `machine`: what all vCPUs share. `known_blocks`: what an earlier machine has run. `code`, `vcpu_code`: translations, the kernel's and, if asked for, the user's; `tops`:
 //!   whether vCPUs may share them.
 //! - `claims`: programs that have memory where wedges have something else; `place`: where they have it.
 //! - `probes`: breakpoints of a debugger, and taps.
@@ -38,6 +38,7 @@ mod in_service;
 mod kernel;
 #[cfg(test)]
 mod kick_tests;
+mod known_blocks;
 #[cfg(test)]
 mod listener;
 mod lockstep;
@@ -80,6 +81,7 @@ use cpuid_answers::CpuidAnswers;
 use engine::{Board, Engine, VcpuRequests};
 use in_service::InServiceReads;
 use jit::Level;
+pub use known_blocks::KnownBlocks;
 use lockstep::Checker;
 pub use lockstep::LockStep;
 pub use machine::Machine;

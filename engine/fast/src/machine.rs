@@ -6,7 +6,9 @@
 //! that is full is left by its vCPUs one after the other, as each comes to need something new; the next that they make
 //! is a fresh one. So nobody has to be stopped for space to be used again.
 
-use crate::{code::Code, low::LowPrograms, scan_cache::ScanCache, sites::Sites};
+use crate::{
+    code::Code, known_blocks::KnownBlocks, low::LowPrograms, scan_cache::ScanCache, sites::Sites,
+};
 use jit::{Level, cache::CodeUser};
 use ram::Ram;
 use std::{
@@ -27,6 +29,7 @@ pub struct Machine {
     several: bool,
     /// Each vCPU has a translation of its own.
     apart: bool,
+    known: Arc<KnownBlocks>,
     translations: Mutex<Vec<Weak<Translation>>>,
     pub(crate) scans: ScanCache,
     pub(crate) low: LowPrograms,
@@ -48,6 +51,12 @@ impl Machine {
         Arc::new(Self { several: vcpus > 1, ..Self::default() })
     }
 
+    /// The same, of whose kernel these blocks are known, or are to be noted.
+    #[must_use]
+    pub fn knowing(vcpus: usize, known: Arc<KnownBlocks>) -> Arc<Self> {
+        Arc::new(Self { several: vcpus > 1, known, ..Self::default() })
+    }
+
     /// Of vCPUs that share no translations, for comparison.
     #[must_use]
     pub fn apart() -> Arc<Self> {
@@ -67,21 +76,22 @@ impl Machine {
         if let Some(found) = all.iter().filter_map(Weak::upgrade).find(open) {
             return Ok(found);
         }
-        let new = Translation::new(base, self.several)?;
+        let new = Translation::new(base, self.several, Arc::clone(&self.known))?;
         all.push(Arc::downgrade(&new));
         Ok(new)
     }
 
     /// One for a vCPU that can share none.
     pub(crate) fn own_translation(&self, base: Base) -> io::Result<Arc<Translation>> {
-        Translation::new(base, false)
+        Translation::new(base, false, Arc::clone(&self.known))
     }
 }
 
 impl Translation {
-    fn new(base: Base, several: bool) -> io::Result<Arc<Self>> {
+    fn new(base: Base, several: bool, known: Arc<KnownBlocks>) -> io::Result<Arc<Self>> {
         let common = Arc::new(Common::new(base)?);
-        let code = Code::new(Arc::clone(common.code()), base, Level::Kernel, (several, false));
+        let (area, how) = (Arc::clone(common.code()), (several, false));
+        let code = Code::new(area, base, Level::Kernel, how, known);
         let (sites, closed) = Default::default();
         Ok(Arc::new(Self { common, sites, code: Mutex::new(code), closed }))
     }

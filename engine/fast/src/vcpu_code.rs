@@ -34,7 +34,8 @@ pub struct VcpuCode {
 
 /// A code cache of a vCPU's own for its user code.
 fn user_code(pages: &Pages, look_up: bool) -> Code {
-    Code::new(Arc::clone(pages.user()), pages.base(), Level::User, (false, look_up))
+    let how = (false, look_up);
+    Code::new(Arc::clone(pages.user()), pages.base(), Level::User, how, Arc::default())
 }
 
 impl VcpuCode {

@@ -105,6 +105,8 @@ pub struct Cache {
     trials: Trials,
     /// Writes to pages of code before the bytes were read that blocks are made from now on.
     pub writes: u64,
+    /// How often blocks of a page have been dropped, by its RAM offset.
+    drops: FxHashMap<u64, u16>,
     /// What happened.
     pub counters: CacheCounters,
 }
@@ -157,6 +159,7 @@ impl Cache {
             ahead: Vec::new(),
             trials: Trials::default(),
             writes: 0,
+            drops: FxHashMap::default(),
             counters: CacheCounters::default(),
         }
     }
@@ -296,9 +299,21 @@ impl Cache {
 
     /// Drops every block made from the RAM page at `page`.
     pub fn drop_page(&mut self, memory: &mut impl CodeMemory, page: u64) {
-        for number in self.by_page.remove(&page).unwrap_or_default() {
-            self.drop_block(memory, number);
+        let all = self.by_page.remove(&page).unwrap_or_default();
+        self.note_drop(page, &all);
+        all.into_iter().for_each(|block| self.drop_block(memory, block));
+    }
+
+    fn note_drop(&mut self, page: u64, blocks: &[Number]) {
+        if !blocks.is_empty() {
+            let times = self.drops.entry(page).or_default();
+            *times = times.saturating_add(1);
         }
+    }
+
+    /// How often blocks made from the RAM page at `page` have been dropped.
+    pub fn drops(&self, page: u64) -> u16 {
+        self.drops.get(&page).copied().unwrap_or(0)
     }
 
     /// Drops the blocks made from the RAM page at `page` before the write of a number. One that was made later, for a vCPU
@@ -307,6 +322,7 @@ impl Cache {
         let all = self.by_page.remove(&page).unwrap_or_default();
         let (old, new): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|block| self.records.writes(*block) < number);
+        self.note_drop(page, &old);
         old.into_iter().for_each(|block| self.drop_block(memory, block));
         if !new.is_empty() {
             self.by_page.insert(page, new);

@@ -1,9 +1,10 @@
 //! Stock Debian kernels from power-on to power-off.
 
-use std::time::UNIX_EPOCH;
+use std::{fs, path::Path, process::Command, time::UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use guests::Guest;
+use guests::{Guest, counter, ring3};
+use tempfile::TempDir;
 use xtask::assets::Kernel;
 
 const USERLAND: &str = include_str!("../src/userland.sh");
@@ -74,6 +75,33 @@ fn linux_6_1_cloud_in_lock_step() -> Result<()> {
     let count = counts.next().and_then(|columns| columns.split_whitespace().next());
     let compared: u64 = count.context("no blocks were compared")?.parse()?;
     ensure!(compared > 50_000, "only {compared} blocks were compared");
+    Ok(())
+}
+
+/// Times that a kernel's code asked for a block that had not been made, by a machine with this cache.
+fn blocks_asked_for(cache: &Path) -> Result<u64> {
+    let mut ring3 = Command::new(ring3()?);
+    ring3.env("XDG_CACHE_HOME", cache);
+    let guest = Guest::new(Kernel::BookwormCloud).runs("echo ran; ls -l /").with("--stats");
+    let guest = guest.with("--engine=fast").with("--cpus=1").boots_by(&mut ring3)?;
+    guest.prints(&["ran"])?;
+    guest.powers_off()?;
+    counter(&guest.messages, "misses")
+}
+
+/// The first machine with a kernel leaves a list of the blocks that it has run. A list that is damaged is written anew.
+#[test]
+fn a_second_machine_makes_blocks_before_they_are_asked_for() -> Result<()> {
+    let cache = TempDir::new()?;
+    let [first, second] = [(); 2].map(|()| blocks_asked_for(cache.path()));
+    let (first, second) = (first?, second?);
+    ensure!(second * 2 < first, "{first}, then {second}");
+    let mut lists = fs::read_dir(cache.path().join("ring3/v2/blocks"))?;
+    let list = lists.next().context("no list")??.path();
+    fs::write(&list, &fs::read(&list)?[..100_000])?;
+    let [third, fourth] = [(); 2].map(|()| blocks_asked_for(cache.path()));
+    let (third, fourth) = (third?, fourth?);
+    ensure!(third > second && fourth * 2 < third, "damaged: {third}, then {fourth}");
     Ok(())
 }
 

@@ -68,6 +68,7 @@ fn host() -> Host {
         console: Box::new(io::sink()),
         attachments: Vec::new(),
         messages: None,
+        known_blocks: Arc::default(),
         on_panic: None,
     }
 }

@@ -35,7 +35,9 @@ use crate::{
     console::RawTerminal,
     control::{self, ControlListener, Hand, Status},
     failure::Failure,
-    isolation, machine, output, servers, spawner,
+    isolation,
+    known_blocks::KernelBlocks,
+    machine, output, servers, spawner,
 };
 pub use crate::{
     net::NetArgument,
@@ -120,6 +122,9 @@ fn run_in_guest(arguments: &Guest, command: GuestCommand<'_>) -> Result<u8, Fail
     let mut session = Session { events, control, tail, timeout, grace, outputs, obey, pace };
     let ending = session.wait();
     drop((session, listener));
+    if ending.is_ok() {
+        ready.blocks.keep();
+    }
     let statistics = running.finish(machine::PATIENCE);
     machine::finish_telling(ending.as_ref().is_ok_and(|ending| ending.outcome.has_output()));
     drop(raw);
@@ -136,6 +141,7 @@ fn host(error: io::Error) -> Failure {
 /// A machine that has not been started, and what goes with it.
 struct Ready {
     machine: Machine,
+    blocks: KernelBlocks,
     /// Our ends of the connections to the agent.
     connections: [UnixStream; 4],
     /// The end of what the guest's console has said.
@@ -157,10 +163,12 @@ fn make(
     attachments.push(guest::sockets(guests).map_err(host)?);
     let tail = ConsoleTail::new(arguments.verbose);
     let clock = machine::ready(clock);
-    let host_parts = machine::host(clock.clone(), Box::new(tail.clone()), attachments);
+    let blocks = arguments.engine.known_blocks.of(&made.description.kernel);
+    let (console, known) = (Box::new(tail.clone()), blocks.blocks());
+    let host_parts = machine::host(clock.clone(), console, attachments, known);
     let machine = Machine::build(&made.description, host_parts)?;
     let told = streams.on_terminal.then(|| isolation::line(&made.description.engine)).flatten();
-    Ok(Ready { machine, connections: ours, tail, clock, told })
+    Ok(Ready { machine, blocks, connections: ours, tail, clock, told })
 }
 
 /// Starts carrying the standard streams; returns how many outputs there are.
