@@ -25,6 +25,8 @@ const BLOCK: usize = 8;
 const MOST: u64 = 2 << 20;
 /// Kernels of whose machines something is kept: the oldest file makes room for one more.
 const KERNELS: usize = 64;
+/// An image with fewer bytes is run in less time than its list takes.
+const LEAST: usize = 1 << 20;
 
 /// The blocks of a kernel, and the file to write them to if nobody has.
 #[derive(Default)]
@@ -36,8 +38,9 @@ pub struct KernelBlocks {
 impl KernelBlocks {
     /// Those of a kernel image. Without a cache that can be written there are none.
     pub fn of(kernel: &[u8]) -> Self {
-        let folder = Assets::open().map(|assets| assets.directory("blocks"));
-        let found = folder.ok().and_then(|folder| Self::in_folder(&folder, kernel).ok());
+        let cache = Assets::open().ok().filter(|_| kernel.len() >= LEAST);
+        let folder = cache.map(|cache| cache.directory("blocks"));
+        let found = folder.and_then(|folder| Self::in_folder(&folder, kernel).ok());
         found.unwrap_or_default()
     }
 
@@ -51,7 +54,7 @@ impl KernelBlocks {
         let file = options.write(true).create(true).mode(0o600).open(&path)?;
         // Another machine is about to write it.
         file.try_lock()?;
-        make_room(folder)?;
+        make_room(folder, &path)?;
         Ok(Self { blocks: Arc::new(KnownBlocks::to_note()), file: Some(file) })
     }
 
@@ -99,19 +102,24 @@ fn write(file: &File, blocks: &[u64]) -> io::Result<()> {
     file.write_all_at(&head, 0)
 }
 
-/// Removes the oldest files, if there are too many.
-fn make_room(folder: &Path) -> io::Result<()> {
-    let age = |path: &PathBuf| path.metadata().and_then(|data| data.modified()).ok();
-    let mut all: Vec<_> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
-    all.sort_by_cached_key(age);
-    let too_many = all.len().saturating_sub(KERNELS);
+/// Removes the oldest files beside one, if there are too many; those first that nobody has written to, since their
+/// machines came to no good end.
+fn make_room(folder: &Path, own: &Path) -> io::Result<()> {
+    let worth = |path: &PathBuf| {
+        let data = path.metadata().ok()?;
+        Some((data.len() > 0, data.modified().ok()?))
+    };
+    let others = fs::read_dir(folder)?.flatten().map(|entry| entry.path());
+    let mut all: Vec<_> = others.filter(|path| path != own).collect();
+    all.sort_by_cached_key(worth);
+    let too_many = (all.len() + 1).saturating_sub(KERNELS);
     all.iter().take(too_many).try_for_each(fs::remove_file)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::SystemTime;
+    use std::{io::Write as _, time::SystemTime};
 
     const KERNEL: &[u8] = b"a kernel";
 
@@ -152,13 +160,18 @@ mod tests {
     fn the_oldest_make_room() {
         let folder = tempfile::tempdir().expect("there is room");
         for number in 0..KERNELS + 2 {
-            let file = File::create(folder.path().join(number.to_string())).expect("made");
+            let mut file = File::create(folder.path().join(number.to_string())).expect("made");
+            if !(5..=6).contains(&number) {
+                file.write_all(b"a list").expect("there is room");
+            }
             let age = std::time::Duration::from_secs(number as u64);
             file.set_modified(SystemTime::UNIX_EPOCH + age).expect("set");
         }
-        make_room(folder.path()).expect("removed");
+        make_room(folder.path(), &folder.path().join("5")).expect("removed");
         let left = fs::read_dir(folder.path()).expect("there").count();
         assert_eq!(left, KERNELS);
-        assert!(!folder.path().join("1").exists() && folder.path().join("2").exists());
+        let is_there = |number: &str| folder.path().join(number).exists();
+        let expected = [false, true, true, false];
+        assert_eq!(["0", "1", "5", "6"].map(is_there), expected, "6 is empty, and 5 ours");
     }
 }
