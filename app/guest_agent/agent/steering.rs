@@ -21,7 +21,7 @@ struct Interrupt {
 }
 
 /// Has a thread send folders' interrupts to the CPU that works, for as long as the machine runs. The thread knows the folders that
-/// the machine has now. There is none in a machine of one CPU, or if the kernel does not count what CPUs do.
+/// the machine has now. No thread is started in a machine of one CPU, or if the kernel does not count what CPUs do.
 pub fn start() {
     if cpu_times().is_none_or(|times| times.len() < 2) {
         return;

@@ -12,7 +12,7 @@ pub struct CpuTime {
 /// Which CPUs have run tasks between two looks at their times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// All together have hardly run any.
+    /// All CPUs together have hardly run any tasks.
     Little,
     /// No CPU has done three fifths of the work.
     Shared,

@@ -1,8 +1,8 @@
-//! Where the blocks of a kernel's code are kept that its machines run ([`vmm::KnownBlocks`]).
+//! The files that say which blocks of a kernel's code have been run ([`vmm::KnownBlocks`]).
 //!
-//! The cache has a file for each kernel. The first machine with a kernel writes it: it has it locked from its start, since
-//! a process that is shut in can open none. A file that is cut off or damaged is as good as none, and the next machine writes
-//! it anew.
+//! The cache has a file for each kernel. The first machine with a kernel writes the file. That machine opens and locks it
+//! before it starts, since its process can open no file once it is shut in. A file that is cut off or damaged counts as
+//! none: the next machine writes it anew.
 
 use crc32fast::hash;
 use kernels::assets::Assets;
@@ -15,17 +15,17 @@ use std::{
 };
 use vmm::KnownBlocks;
 
-/// What the file begins with; the last byte counts its formats.
+/// What a file begins with. The last byte is the number of the format.
 const MAGIC: [u8; 8] = *b"ring3kb\x01";
-/// Bytes before the blocks: that, how many there are and the CRC-32 of all of them.
+/// Bytes of a file before its blocks: [`MAGIC`], the number of blocks, and the CRC-32 of all blocks' bytes.
 const HEAD: usize = 16;
-/// Bytes of a block.
+/// Bytes of a block in a file.
 const BLOCK: usize = 8;
-/// No file has more bytes.
+/// The most bytes of a file.
 const MOST: u64 = 2 << 20;
-/// Kernels of whose machines something is kept: the oldest file makes room for one more.
+/// The most files, each of one kernel. The oldest file makes room for a new one.
 const KERNELS: usize = 64;
-/// An image with fewer bytes is run in less time than its list takes.
+/// The fewest bytes of a kernel image that has a file: a smaller kernel starts sooner than a file is read.
 const LEAST: usize = 1 << 20;
 
 /// The blocks of a kernel, and the file to write them to if nobody has.
@@ -36,7 +36,7 @@ pub struct KernelBlocks {
 }
 
 impl KernelBlocks {
-    /// Those of a kernel image. Without a cache that can be written there are none.
+    /// The blocks of a kernel image. Without a cache that can be written no blocks are known or noted.
     pub fn of(kernel: &[u8]) -> Self {
         let cache = Assets::open().ok().filter(|_| kernel.len() >= LEAST);
         let folder = cache.map(|cache| cache.directory("blocks"));
@@ -58,12 +58,13 @@ impl KernelBlocks {
         Ok(Self { blocks: Arc::new(KnownBlocks::to_note()), file: Some(file) })
     }
 
-    /// For the machine.
+    /// The blocks, for the machine to know or to note.
     pub fn blocks(&self) -> Arc<KnownBlocks> {
         Arc::clone(&self.blocks)
     }
 
-    /// The machine has started as it should: what it has noted is kept.
+    /// Writes the blocks that the machine has noted, if the file was to be written. To be called once the machine has done what
+    /// it was started for.
     pub fn keep(self) {
         let noted = self.blocks.noted();
         let written = self.file.filter(|_| !noted.is_empty()).map(|file| write(&file, &noted));
@@ -73,7 +74,7 @@ impl KernelBlocks {
     }
 }
 
-/// The blocks in a file; `None` if they are not as they were written.
+/// The blocks in a file; `None` if the file is not as it was written.
 fn read(file: File) -> io::Result<Option<Vec<u64>>> {
     let mut bytes = Vec::new();
     file.take(MOST).read_to_end(&mut bytes)?;
@@ -92,7 +93,7 @@ fn parse(bytes: &[u8]) -> Option<Vec<u64>> {
     intact.then(|| blocks.iter().map(|block| u64::from_le_bytes(*block)).collect())
 }
 
-/// The head comes last: without it, the file is none.
+/// Writes the blocks, and the head last: a file without a head counts as none.
 fn write(file: &File, blocks: &[u64]) -> io::Result<()> {
     let most = (MOST as usize - HEAD) / BLOCK;
     let blocks: Vec<u8> = blocks.iter().take(most).flat_map(|block| block.to_le_bytes()).collect();
@@ -102,8 +103,8 @@ fn write(file: &File, blocks: &[u64]) -> io::Result<()> {
     file.write_all_at(&head, 0)
 }
 
-/// Removes the oldest files beside one, if there are too many; those first that nobody has written to, since their
-/// machines came to no good end.
+/// Removes files until there are few enough. The machine's own stays. Of the others empty ones go first, which nobody has
+/// written to as their machines came to no good end, and then the oldest.
 fn make_room(folder: &Path, own: &Path) -> io::Result<()> {
     let worth = |path: &PathBuf| {
         let data = path.metadata().ok()?;

@@ -115,14 +115,15 @@ pub struct Code {
     pub devices: Devices,
     /// Those of all that execute the code ([`crate::breakpoints`]).
     breakpoints: Breakpoints,
+    /// The blocks that an earlier machine has run, or where those of this machine are noted.
     known: Arc<KnownBlocks>,
-    /// Pages whose known blocks have been made, by GVA and how often their blocks had been dropped.
+    /// Pages whose known blocks have been made: GVA, and how often blocks of the page had been dropped by then.
     done: FxHashSet<(u64, u16)>,
 }
 
 impl Code {
-    /// None yet, but some blocks may be known. How: whether several vCPUs execute it; and whether memory operands are to
-    /// be looked up, if it is the user's.
+    /// No translations yet. `how`: whether several vCPUs will execute them; and whether memory operands are to be looked
+    /// up, if they are of user code. `known`: blocks of a kernel that an earlier machine has run.
     pub fn new(
         area: Arc<CodeArea>,
         base: Base,
@@ -245,7 +246,8 @@ impl Code {
         }
     }
 
-    /// Makes the blocks that are known of the page at a GVA, once for each time that they are dropped.
+    /// Makes the known blocks of the page at a GVA. That is done once, and again each time that blocks of the page have
+    /// been dropped.
     fn make_known(
         &mut self,
         pages: &mut Pages,
@@ -254,6 +256,9 @@ impl Code {
         guest: u64,
         marked: &mut Vec<u64>,
     ) {
+        if self.known.is_empty() {
+            return;
+        }
         let page = guest & !(PAGE - 1);
         let drops = self.pages.get(&page).map_or(0, |offset| self.cache.drops(*offset));
         if !self.done.insert((page, drops)) {

@@ -4,8 +4,7 @@
 //! instruction that does so again and again is left out of translations. The code before it then leaves as it does for any other instruction that
 //! is interpreted, without a signal. An instruction that turns out to access memory as well is translated for good: interpreting it is dearer.
 
-use rustc_hash::FxHashMap;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// Faults before an instruction is left out.
 const OFTEN: u32 = 16;
@@ -14,44 +13,43 @@ const MIXED: u32 = u32::MAX;
 /// Instructions known at the most.
 const MOST: usize = 256;
 
-/// The instructions that have accessed a device.
+/// How often instructions have accessed a device, by GVA. In order, as each new block asks for those within it.
 #[derive(Default)]
-pub struct Devices {
-    /// How often each has, by GVA.
-    faults: FxHashMap<u64, u32>,
-    /// GVAs of those that are left out, in order: each new block asks for them.
-    left_out: BTreeSet<u64>,
-}
+pub struct Devices(BTreeMap<u64, u32>);
 
 impl Devices {
     /// The instruction at a GVA is left out of translations.
     pub fn leaves_out(&self, guest: u64) -> bool {
-        self.left_out.contains(&guest)
+        self.0.get(&guest).is_some_and(is_left_out)
     }
 
     /// Translated code has faulted at a device; true if the instruction is left out from now on.
     pub fn note_fault(&mut self, guest: u64) -> bool {
-        if self.faults.len() >= MOST && !self.faults.contains_key(&guest) {
+        if self.0.len() >= MOST && !self.0.contains_key(&guest) {
             return false;
         }
-        let faults = self.faults.entry(guest).or_default();
+        let faults = self.0.entry(guest).or_default();
         let is_counted = *faults < OFTEN;
         *faults += u32::from(is_counted);
-        let is_enough = is_counted && *faults == OFTEN;
-        is_enough && self.left_out.insert(guest)
+        is_counted && *faults == OFTEN
     }
 
     /// An instruction that is left out has not accessed a device.
     pub fn note_memory(&mut self, guest: u64) {
-        self.faults.insert(guest, MIXED);
-        self.left_out.remove(&guest);
+        self.0.insert(guest, MIXED);
     }
 
     /// How many of the bytes from a GVA on come before an instruction that is left out.
     pub fn before(&self, guest: u64, len: usize) -> usize {
-        let next = self.left_out.range(guest..).next().map(|site| site - guest);
-        next.and_then(|far| usize::try_from(far).ok()).map_or(len, |far| far.min(len))
+        let sites = self.0.range(guest..).map(|(site, faults)| (site - guest, faults));
+        let mut within = sites.take_while(|(far, _)| *far < len as u64);
+        within.find(|(_, faults)| is_left_out(faults)).map_or(len, |(far, _)| far as usize)
     }
+}
+
+/// An instruction with so many faults is left out.
+fn is_left_out(faults: &u32) -> bool {
+    (OFTEN..MIXED).contains(faults)
 }
 
 #[cfg(test)]

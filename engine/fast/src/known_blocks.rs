@@ -11,33 +11,39 @@ use std::sync::{Mutex, PoisonError};
 
 /// The kernel's text, its modules and its packet filters lie from here on (Linux, x86_64/mm.rst).
 const START: u64 = 0xffff_ffff_0000_0000;
-/// Blocks noted at the most: three starts of Debian's kernels.
+/// The most blocks that are noted: as many as three starts of a kernel of Debian's make.
 const MOST: usize = 3 << 16;
 const PAGE_BITS: u32 = 12;
-/// In an entry: where the page and the times begin.
+/// The lowest bit of the page in an [`Entry`], and that of the number of drops.
 const PAGE: u32 = 32;
 const TIMES: u32 = 16;
 
-/// A block as a number. From the highest bit on: the page of its GVA, 20 bits; how often the blocks of that page had been
-/// dropped, 16; three zeros; its offset in the page, 12; RFLAGS.AC.
+/// A block, packed into a number. The fields from the highest bit on:
+///
+/// - 20 bits: the low bits of the number of the page that the block begins in (GVA);
+/// - 16 bits: how often blocks of that page had been dropped when the block was made;
+/// - 3 zeros;
+/// - 12 bits: the block's offset in the page;
+/// - 1 bit: the value of RFLAGS.AC that the block was made for.
 type Entry = u64;
 
-/// The blocks, or where they are noted.
+/// Blocks of kernel code that a machine knows, or that it notes for later machines.
 #[derive(Debug, Default)]
 pub struct KnownBlocks {
-    /// In ascending order.
+    /// The blocks that the machine knows, in ascending order.
     known: Vec<Entry>,
+    /// The blocks that the machine has made, if it notes them.
     noted: Option<Mutex<Vec<Entry>>>,
 }
 
 impl KnownBlocks {
-    /// None is known; those that are made are noted.
+    /// For a machine that knows no blocks, and notes those that it makes.
     #[must_use]
     pub fn to_note() -> Self {
         Self { known: Vec::new(), noted: Some(Mutex::default()) }
     }
 
-    /// Those that another machine has noted.
+    /// For a machine that knows the blocks that another machine has noted.
     #[must_use]
     pub fn of(mut known: Vec<u64>) -> Self {
         known.sort_unstable();
@@ -47,15 +53,19 @@ impl KnownBlocks {
     /// The blocks that have been noted, in ascending order.
     #[must_use]
     pub fn noted(&self) -> Vec<u64> {
-        let noted = self.noted.as_ref().map(|noted| noted.lock());
-        let mut noted = noted.map(|all| all.unwrap_or_else(PoisonError::into_inner).clone());
-        let noted = noted.get_or_insert_default();
+        let Some(noted) = &self.noted else { return Vec::new() };
+        let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner).clone();
         noted.sort_unstable();
         noted.dedup();
-        std::mem::take(noted)
+        noted
     }
 
-    /// A block has been made at a GVA, for a value of RFLAGS.AC; those of its page had been dropped so often.
+    /// The machine knows no blocks.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Notes a block that has been made at a GVA for a value of RFLAGS.AC, after blocks of its page were dropped so many `times`.
     pub(crate) fn note(&self, (gva, ac): (u64, bool), times: u16) {
         let Some(noted) = self.noted.as_ref().filter(|_| gva >= START) else { return };
         let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +74,7 @@ impl KnownBlocks {
         }
     }
 
-    /// The blocks of the page at a GVA, whose blocks have been dropped so often.
+    /// The known blocks of the page at a GVA that were made after blocks of this page had been dropped so many `times`.
     pub(crate) fn of_page(&self, page: u64, times: u16) -> impl Iterator<Item = (u64, bool)> {
         let first = if page < START { Entry::MAX } else { entry((page, false), times) };
         let from = self.known.partition_point(|entry| *entry < first);

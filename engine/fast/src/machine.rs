@@ -29,6 +29,7 @@ pub struct Machine {
     several: bool,
     /// Each vCPU has a translation of its own.
     apart: bool,
+    /// Blocks of the kernel that an earlier machine has run, or where those of this machine are noted.
     known: Arc<KnownBlocks>,
     translations: Mutex<Vec<Weak<Translation>>>,
     pub(crate) scans: ScanCache,
@@ -48,10 +49,10 @@ impl Machine {
     /// Of one vCPU, or of several.
     #[must_use]
     pub fn new(vcpus: usize) -> Arc<Self> {
-        Arc::new(Self { several: vcpus > 1, ..Self::default() })
+        Self::knowing(vcpus, Arc::default())
     }
 
-    /// The same, of whose kernel these blocks are known, or are to be noted.
+    /// Of one vCPU, or of several. `known`: blocks of the kernel that an earlier machine has run, or where they are noted.
     #[must_use]
     pub fn knowing(vcpus: usize, known: Arc<KnownBlocks>) -> Arc<Self> {
         Arc::new(Self { several: vcpus > 1, known, ..Self::default() })

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-/// Does `work` to all pieces, on as many CPUs as there are for half as many pieces.
+/// Does `work` to each piece. There is a thread for each of the host's CPUs, but no more threads than half the pieces.
 pub(crate) fn share_out<T: Send>(
     pieces: impl ExactSizeIterator<Item = T> + Send,
     work: impl Fn(T) + Sync,

@@ -66,8 +66,9 @@ pub struct Fs {
     server: Box<dyn FileServer>,
     tag: [u8; TAG],
     request: Vec<u8>,
+    /// The size of each queue, in order.
     queues: Vec<u16>,
-    /// Queues to be looked at in this order: one of them had as much as its turn allows.
+    /// Queues that are to be served next, in this order. There are some only after a queue has used up its turn.
     due: VecDeque<usize>,
 }
 
@@ -80,7 +81,7 @@ impl Fs {
         Self { server, tag: field, request: Vec::new(), queues, due }
     }
 
-    /// The same with so many request queues, 1 to 63. Requests of all are answered one after the other.
+    /// Has the folder offer so many request queues, 1 to 63. The requests of all queues are answered one after the other.
     pub fn with_queues(mut self, queues: u16) -> Self {
         let requests = queues.clamp(1, MOST_QUEUES);
         self.queues =

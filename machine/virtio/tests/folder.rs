@@ -11,10 +11,10 @@ const ANSWER: u64 = 0x20_1000;
 const LEN: u32 = 16;
 /// Where a request has its number.
 const NUMBER: u64 = 8;
-/// Data of queue 0's message, which those of the others follow.
+/// Data of the message that tells of queue 0. The data of the messages of queues 1, 2 and so on are the numbers that follow.
 const FIRST_MESSAGE: u32 = 0x41;
 
-/// Repeats each request, and notes the number of each.
+/// A file server that answers each request with the request's own bytes, and notes the numbers of the requests in order.
 #[derive(Clone, Default)]
 struct Echo {
     asked: Arc<Mutex<Vec<u8>>>,
@@ -34,7 +34,7 @@ fn folder(queues: u16) -> (Fs, Echo) {
     (Fs::new(Box::new(echo.clone()), "work").with_queues(queues), echo)
 }
 
-/// Offers so many times a request whose number is that of its queue.
+/// Offers a request in a queue, so many `times`. The request's number is the queue's.
 fn ask(rings: &mut [Ring], queue: usize, times: usize) {
     let offset = 0x100 * queue as u64;
     let ring = &mut rings[queue];
@@ -44,7 +44,7 @@ fn ask(rings: &mut [Ring], queue: usize, times: usize) {
     }
 }
 
-/// The number of requests that a queue was given back since the last call.
+/// How many requests the folder has given back in a queue since the last call.
 fn answered(ring: &mut Ring) -> usize {
     std::iter::from_fn(|| ring.take_used()).inspect(|used| assert_eq!(*used, (0, LEN))).count()
 }

@@ -78,7 +78,7 @@ fn linux_6_1_cloud_in_lock_step() -> Result<()> {
     Ok(())
 }
 
-/// Times that a kernel's code asked for a block that had not been made, by a machine with this cache.
+/// How often the kernel of a machine with this cache asks for a block of code that has not been made.
 fn blocks_asked_for(cache: &Path) -> Result<u64> {
     let mut ring3 = Command::new(ring3()?);
     ring3.env("XDG_CACHE_HOME", cache);
@@ -89,7 +89,8 @@ fn blocks_asked_for(cache: &Path) -> Result<u64> {
     counter(&guest.messages, "misses")
 }
 
-/// The first machine with a kernel leaves a list of the blocks that it has run. A list that is damaged is written anew.
+/// The first machine with a kernel leaves a list of the blocks of the kernel's code, and the second machine makes the blocks of
+/// the list ahead. If the list is damaged, the next machine writes it anew.
 #[test]
 fn a_second_machine_makes_blocks_before_they_are_asked_for() -> Result<()> {
     let cache = TempDir::new()?;

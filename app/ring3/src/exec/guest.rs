@@ -18,7 +18,11 @@ use sockets::Sockets;
 use virtio::vsock::{self, Vsock};
 use vmm::{Attachment, BootProtocol, Description, GuestClock, ModuleFile};
 
-use super::{arguments::Guest, kernel, streams::StreamPlan};
+use super::{
+    arguments::Guest,
+    kernel::{self, GuestKernel},
+    streams::StreamPlan,
+};
 use crate::{
     description,
     failure::Failure,
@@ -76,9 +80,7 @@ pub fn make(
     let folders = writable(arguments, &directory)?;
     let mut request = request(arguments, command, &directory, &folders, streams)?;
     let devices = arguments.devices.beside(arguments.cpus);
-    let (kernel, attachments) =
-        beside(|| kernel::find(arguments), || shares(arguments, &folders, devices))?;
-    let (attachments, kernel) = (attachments?, kernel?);
+    let (kernel, attachments) = kernel_and_shares(arguments, &folders, devices)?;
     let tree = kernel.tree.unwrap_or_default();
     request.modules = tree.into_os_string().into_encoded_bytes();
     let initrd = first_root(&request, &kernel.modules);
@@ -118,17 +120,20 @@ fn shares(
     Ok(attachments)
 }
 
-/// Does both at once: each waits most of its time.
-fn beside<A: Send, B>(
-    one: impl FnOnce() -> A + Send,
-    other: impl FnOnce() -> B,
-) -> Result<(A, B), Failure> {
+/// The kernel, and the devices of what the guest sees of the host. Both take time in which little is computed, so the
+/// kernel is looked for by a thread.
+fn kernel_and_shares(
+    arguments: &Guest,
+    folders: &[PathBuf],
+    devices: DevicesChoice,
+) -> Result<(GuestKernel, Vec<Attachment>), Failure> {
     thread::scope(|scope| {
-        let one = thread::Builder::new().name("kernel".into()).spawn_scoped(scope, one);
-        let one = one.map_err(|error| Failure::host(error.to_string()))?;
-        let other = other();
-        let one = one.join().map_err(|_| Failure::bug("what looks for the kernel failed"))?;
-        Ok((one, other))
+        let thread = thread::Builder::new().name("kernel".into());
+        let kernel = thread.spawn_scoped(scope, || kernel::find(arguments));
+        let kernel = kernel.map_err(|error| Failure::host(error.to_string()))?;
+        let attachments = shares(arguments, folders, devices)?;
+        let kernel = kernel.join().map_err(|_| Failure::bug("what looks for the kernel failed"))?;
+        Ok((kernel?, attachments))
     })
 }
 

@@ -85,8 +85,8 @@ impl SeenTables {
     }
 
     /// The pages (HVA) in the 2 MiB at `hva` that have to be compared, ascending, and the entry of each; `upper` leads to
-    /// their table. `None` if there is no such table in RAM, or no copy of it, and none is to be made as it is not `worth`
-    /// one, or there is no room.
+    /// their table. `None` if there is no such table in RAM. `None`, too, if there is no copy of the table and none is made:
+    /// because the table is not `worth` a copy, or because there is no room for one more.
     pub(super) fn changed(
         &mut self,
         ram: &Ram,

@@ -1,7 +1,8 @@
-//! The user's pages, and in which parts of memory there are any.
+//! The pages that are mapped for user code, and the number of them in each 2 MiB of addresses.
 //!
-//! A comparison with page tables goes from one page table to the next, each of which is for 2 MiB. To find the next 2 MiB
-//! with a page among all pages is a search, so their numbers are kept.
+//! A comparison with page tables goes from one page table to the next. A page table is for 2 MiB, and most of memory has
+//! no pages. To search all pages for the next 2 MiB that has any would take as long as to compare, so the 2 MiB that have
+//! pages are kept in a list of their own.
 
 use super::{super::LARGE, MappedPages};
 use std::{
