@@ -1,7 +1,7 @@
 //! Answering page faults from the guest's page tables, without the monitor.
 //!
 //! The same as the monitor does (`fast::shadow`), for the ordinary cases: 4 KiB pages of RAM, and 2 MiB ones
-//! of the user's, that nothing is decoded from. Of what may be executed only the pages in which the monitor
+//! of the user's, that nothing is decoded from, or that are only read. Of what may be executed only the pages in which the monitor
 //! would change nothing ([`text`]), and none where protection keys are in use. What is mapped is noted for
 //! the monitor, which has to take it away again when code appears in it.
 
@@ -15,8 +15,8 @@ use crate::{
 };
 use core::sync::atomic::Ordering;
 use wedge_abi::{
-    BORDER, EMPTY_PAGE, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, REGIONS, Rights, SITES,
-    Shared, region,
+    BORDER, CODE_MARKS, EMPTY_PAGE, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, REGIONS,
+    Rights, SITES, Shared, region,
 };
 use x86::paging::{A, ADDRESS, D, G, NX, P, RW, US};
 
@@ -53,6 +53,7 @@ pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bo
         EMPTY_PAGE if !kernel && !leaf.writable && !leaf.large && !access.fetch => {
             return map_empty(cx, page, leaf.offset);
         }
+        _ if !kernel && !leaf.large && is_only_read(cx.shared, leaf.offset, rights(leaf)) => {}
         _ => return false,
     }
     let mut run =
@@ -136,7 +137,14 @@ fn map_empty(cx: &mut Context<'_>, page: u64, offset: u64) -> bool {
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary and
 /// nothing is made of the page.
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
-    said_page(s, table, gva, kernel).filter(|said| mark(s, said.offset) == 0)
+    said_page(s, table, gva, kernel).filter(|said| {
+        mark(s, said.offset) == 0 || !kernel && is_only_read(s, said.offset, said.rights)
+    })
+}
+
+/// Code has been made from a page, which is mapped as ever as long as these rights do not let it be written.
+fn is_only_read(s: &Shared, offset: u64, rights: u64) -> bool {
+    rights & WRITE == 0 && mark(s, offset) & !CODE_MARKS == 0
 }
 
 /// The same of any page.
@@ -280,7 +288,8 @@ fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
     let Some(said) = said_page(s, table, page, false).filter(|said| said.rights == rights) else {
         return false;
     };
-    let plain = || mark(s, said.offset) == 0 && said.is_as_it_may_be();
+    let free = || mark(s, said.offset) == 0 || is_only_read(s, said.offset, rights);
+    let plain = || free() && said.is_as_it_may_be();
     hints::shows(&s.mapped, page, said.offset, 0) && plain()
         || rights & EXECUTE != 0 && hints::shows(&s.mapped, page, said.offset | KEPT, 0)
 }

@@ -90,6 +90,8 @@ pub const CACHE_LEN: usize = 128 << 20;
 pub const LOOKUPS: usize = WINDOW + 0x3000_0000;
 /// The marks of RAM pages, a byte each: not zero means that the monitor decides.
 pub const MARKS: usize = WINDOW + 0x4000_0000;
+/// The bits of the mark of a page from whose bytes something was made, as far as they are only that.
+pub const CODE_MARKS: u8 = 3;
 /// The mark of an empty page that nobody can write unnoticed.
 pub const EMPTY_PAGE: u8 = 11;
 /// End of the part of the window that may be mapped.

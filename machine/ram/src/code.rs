@@ -39,7 +39,7 @@ const EMPTY: u8 = 1 << 3;
 /// The mark of a page that is empty ([`crate::Ram::mark_empty`]).
 pub const EMPTY_PAGE: u8 = MADE | EMPTY;
 /// The mark of a page that code may be made from.
-const MADE: u8 = CODE | SETTLED;
+pub const MADE: u8 = CODE | SETTLED;
 
 /// Other processes have noted pages.
 const NOTED: u8 = 1 << 1;

@@ -35,7 +35,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bus::Kicker;
-pub use code::EMPTY_PAGE;
+pub use code::{EMPTY_PAGE, MADE};
 use contract::{CodeNews, GuestRam, RamPage};
 pub use dma::{DmaMemory, ForeignRange, WriteNotes, foreign};
 use host::{Access, MemoryObject};
