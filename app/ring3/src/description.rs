@@ -121,6 +121,7 @@ pub fn engine(
         traced,
         unmap_flushed: arguments.unmap_flushed(),
         scattered: arguments.scattered(),
+        young_directly: arguments.young_directly(),
         interpret_narrow: arguments.user32 == User32::Interpret,
         translations_apart: arguments.translations == Translations::Own,
         most_mappings: arguments.most_mappings,
@@ -247,7 +248,7 @@ fn read_file(what: &str, path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::values::{Flushed, ScatteredChoice, SystemCalls};
+    use crate::values::{Flushed, ScatteredChoice, SystemCalls, YoungChoice};
 
     fn message(result: Result<Vec<u8>, Failure>) -> String {
         let failure = result.expect_err("it fails");
@@ -294,6 +295,7 @@ mod tests {
             system_calls: SystemCalls::Seccomp,
             flushed: Flushed::Close,
             scattered: ScatteredChoice::Lookup,
+            young: YoungChoice::Lookup,
             user32: User32::Direct,
             translations: Translations::Shared,
             known_blocks: crate::values::KnownBlocksChoice::Keep,

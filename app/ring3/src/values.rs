@@ -16,6 +16,15 @@ pub enum Flushed {
     Unmap,
 }
 
+/// How processes are run that have just begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum YoungChoice {
+    /// Translated, with look-ups, for some milliseconds
+    Lookup,
+    /// Directly
+    Map,
+}
+
 /// How programs are run that have more scattered pages than the host allows mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ScatteredChoice {
@@ -95,6 +104,12 @@ pub struct EngineArguments {
     /// How programs are run whose scattered pages are more than the host allows mappings (vm.max_map_count)
     #[arg(long, value_enum, default_value_t = ScatteredChoice::Lookup, hide_short_help = true)]
     pub scattered: ScatteredChoice,
+    /// How processes are run that have just begun
+    ///
+    /// For comparison. Most end before mappings pay; so they are translated for their first milliseconds, if their code has been
+    /// before, with a look-up for each access. Not with --guest-isolation strict or keys.
+    #[arg(long, value_enum, default_value_t = YoungChoice::Lookup, hide_short_help = true)]
+    pub young: YoungChoice,
     /// How 32-bit programs are run under a 64-bit kernel
     ///
     /// For comparison. They are interpreted in any case with --guest-isolation strict, and where the host runs none itself.
@@ -187,6 +202,11 @@ impl EngineArguments {
             ScatteredChoice::Lookup => Scattered::Lookup,
             ScatteredChoice::Always => Scattered::Always,
         }
+    }
+
+    /// Processes that have just begun run directly.
+    pub fn young_directly(&self) -> bool {
+        self.young == YoungChoice::Map
     }
 
     /// Flushed mappings are taken away.

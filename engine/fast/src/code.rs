@@ -1,15 +1,18 @@
 //! Translated code: finding it, making it, and dropping what has become stale.
 
+mod programs;
+
 use crate::{
     breakpoints::{Breakpoints, Stands},
     devices::Devices,
     known_blocks::KnownBlocks,
     tops::Tops,
+    versions::Versions,
 };
 use engine::Board;
 use jit::{
     Layout, Level,
-    cache::{Cache, CodeMemory, CodeUser, Position, Refused, trial::ALWAYS},
+    cache::{Cache, CodeMemory, CodeUser, How, Position, Refused, trial::ALWAYS},
     stubs::Stubs,
 };
 use ram::Ram;
@@ -17,8 +20,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::{collections::VecDeque, sync::Arc};
 use wedge::{CodeArea, Pages};
 use wedge_abi::{
-    Base, CACHE, CODE_PAGE_WORDS, COPIES, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES, USER_CACHE,
-    USER_CACHE_LEN, USER_TABLES, VCPU_PAGE, code_page, keys,
+    Base, CACHE, COPIES, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN,
+    USER_TABLES, VCPU_PAGE, VERIFIED, keys,
 };
 use x86::{
     control::efer,
@@ -50,6 +53,7 @@ fn layout(level: Level, base: Base, (several, look_up): (bool, bool)) -> Layout 
         vcpu_page: here(VCPU_PAGE),
         table: here(TABLES),
         lookups: None,
+        verified: None,
     };
     match level {
         Level::Kernel => kernel,
@@ -60,6 +64,7 @@ fn layout(level: Level, base: Base, (several, look_up): (bool, bool)) -> Layout 
             cache_len: USER_CACHE_LEN as u64,
             table: here(TABLES + USER_TABLES),
             lookups: look_up.then(|| here(LOOKUPS + LOOKUP_ENTRIES)),
+            verified: Some(here(LOOKUPS + VERIFIED)),
             ..kernel
         },
     }
@@ -110,8 +115,10 @@ pub struct Code {
     tops: Tops,
     /// Users whose flushes concern translations by which they cannot have come to this code: they look when they come.
     unchecked: Vec<CodeUser>,
-    /// RAM offset of each page that code was made from, by GVA: at most two for each block that was made since the last clearing.
+    /// RAM offset of each page that kernel code was made from, by GVA: at most two for each block that was made since the last clearing.
     pages: FxHashMap<u64, u64>,
+    /// The pages that user code was made from.
+    pub versions: Versions,
     pub devices: Devices,
     /// Those of all that execute the code ([`crate::breakpoints`]).
     breakpoints: Breakpoints,
@@ -134,9 +141,21 @@ impl Code {
         let layout = layout(level, base, how);
         let mut memory = View { area, several: how.0 };
         let cache = Cache::new(layout, &mut memory);
-        let (pages, devices, breakpoints, tops, unchecked) = Default::default();
-        let done = FxHashSet::default();
-        Self { cache, memory, layout, tops, unchecked, pages, devices, breakpoints, known, done }
+        let (pages, versions, devices, breakpoints, tops) = Default::default();
+        let (unchecked, done) = Default::default();
+        Self {
+            cache,
+            memory,
+            layout,
+            tops,
+            unchecked,
+            pages,
+            versions,
+            devices,
+            breakpoints,
+            known,
+            done,
+        }
     }
 
     /// A vCPU is outside of translated code, and about to execute it again.
@@ -158,7 +177,7 @@ impl Code {
         self.pages.clear();
         self.done.clear();
         if self.layout.level == Level::User {
-            pages.told().code_pages = [0; CODE_PAGE_WORDS];
+            self.forget_programs(pages);
         }
     }
 
@@ -189,8 +208,12 @@ impl Code {
         marked: &mut Vec<u64>,
     ) -> Result<u64, NoBlock> {
         self.come_in(board.ram(), roots, user)?;
-        if let Some(host) = self.cache.find(guest, ac) {
-            self.cache.publish(&mut self.memory, guest, ac);
+        let variant = self.variant(pages, board.ram(), roots, (guest, ac));
+        let variant = variant.ok_or(NoBlock::Interpret)?;
+        if let Some(host) = self.cache.find(guest, variant)
+            && self.is_whole(board.ram(), roots, host)
+        {
+            self.cache.publish(&mut self.memory, guest, variant);
             return Ok(host);
         }
         if self.devices.leaves_out(guest) {
@@ -238,7 +261,7 @@ impl Code {
         let mut queue: VecDeque<_> = self.cache.ahead().to_vec().into();
         let mut left = AHEAD;
         while let Some(target) = queue.pop_front().filter(|_| left > 0) {
-            let new = self.covers(target.0) && self.cache.find(target.0, target.1).is_none();
+            let new = self.covers(target.0) && self.is_new(pages, board.ram(), roots, target);
             if new && let Some(Ok(_)) = self.make(pages, board, roots, target, marked) {
                 left -= 1;
                 queue.extend(self.cache.ahead());
@@ -273,13 +296,33 @@ impl Code {
         }
     }
 
-    /// Makes the block at a GVA for a value of the virtual AC; `None` if there is no RAM.
+    /// Makes the block at a GVA for a value of the virtual AC; `None` if there is no RAM. A block of user code is of one
+    /// page if it can be, so that its look is for one.
     fn make(
         &mut self,
         pages: &mut Pages,
         board: &Board,
         roots: Roots,
-        (guest, ac): (u64, bool),
+        target: (u64, bool),
+        marked: &mut Vec<u64>,
+    ) -> Option<Result<u64, Refused>> {
+        let near_end = target.0 & (PAGE - 1) >= PAGE - NEAR_END;
+        let of_one = !near_end || self.layout.level == Level::User;
+        let made = self.make_of(pages, board, roots, (target, !of_one), marked)?;
+        let of_two = of_one && near_end && made == Err(Refused::Untranslatable);
+        if !of_two {
+            return Some(made);
+        }
+        self.make_of(pages, board, roots, (target, true), marked)
+    }
+
+    /// The same, of one page, or with the instruction at its end that ends in the `next`.
+    fn make_of(
+        &mut self,
+        pages: &mut Pages,
+        board: &Board,
+        roots: Roots,
+        ((guest, ac), next): ((u64, bool), bool),
         marked: &mut Vec<u64>,
     ) -> Option<Result<u64, Refused>> {
         let stands = self.breakpoints.at(guest);
@@ -298,20 +341,29 @@ impl Code {
         let here = self.devices.before(guest, bytes.len());
         // Only the last instruction of a page can need the next one.
         if breakpoint.is_none()
-            && guest & (PAGE - 1) >= PAGE - NEAR_END
+            && next
             && let Some((second, more)) = self.fetch(board, roots, behind, marked)
         {
+            if self.layout.level == Level::User && second == first {
+                return Some(Err(Refused::Untranslatable)); // it could not be told from one page
+            }
             bytes.extend(more.iter().take(LONGEST));
             sources[1] = second;
         }
-        let how = (ac, stands == Some(Stands::Tap));
+        let version = self.version_of(guest, sources);
+        let how = How { ac, tap: stands == Some(Stands::Tap), version };
         let made = self.cache.add(&mut self.memory, guest, &bytes, here, how, sources);
         if made.is_ok() {
             self.known.note((guest, ac), self.cache.drops(first));
+            if self.layout.level == Level::User {
+                self.tell_of_page(pages, guest);
+                self.tell_of_page(pages, behind);
+                return Some(made);
+            }
             // Not before: a page of which nothing is made need not be remembered, at however many addresses a guest has it.
-            self.note_page(pages, guest, first);
+            self.note_page(guest, first);
             if sources[1] != first {
-                self.note_page(pages, behind, sources[1]);
+                self.note_page(behind, sources[1]);
             }
             if self.layout.several {
                 self.tops.note(board.ram(), roots, guest);
@@ -321,13 +373,9 @@ impl Code {
         Some(made)
     }
 
-    /// Code has been made from a page.
-    fn note_page(&mut self, pages: &mut Pages, gva: u64, offset: u64) {
+    /// Kernel code has been made from a page.
+    fn note_page(&mut self, gva: u64, offset: u64) {
         self.pages.insert(gva & !(PAGE - 1), offset);
-        if self.layout.level == Level::User {
-            let (word, bit) = code_page(gva);
-            pages.told().code_pages[word] |= 1 << bit;
-        }
     }
 
     /// The guest's bytes from `guest` to the end of its page, as far as a block can need them, and the
@@ -377,6 +425,10 @@ impl Code {
         for (page, write) in record.stale_pages.iter().zip(&record.writes) {
             self.cache.drop_older(&mut self.memory, *page, *write);
         }
+        // What user code may be executed is asked each time that it comes from another page.
+        if self.layout.level == Level::User {
+            return;
+        }
         if self.layout.several && !record.flushes.is_empty() && !self.is_seen_by(ram, roots) {
             if !self.unchecked.contains(&user) {
                 self.unchecked.push(user);
@@ -386,11 +438,7 @@ impl Code {
         for flush in &record.flushes {
             match *flush {
                 Flush::Page { linear, .. } => self.check(ram, roots, linear & !(PAGE - 1)),
-                Flush::All if self.layout.level == Level::Kernel => {
-                    self.check_all(ram, roots);
-                }
-                Flush::All => {}
-                // Of the user's code it is looked at when it comes next ([`crate::vcpu_code`]).
+                Flush::All => self.check_all(ram, roots),
                 Flush::Space { .. } => {}
             }
         }
@@ -403,6 +451,9 @@ impl Code {
 
     /// Drops the code made from a page, by GVA.
     pub fn forget_page(&mut self, gva: u64) {
+        for page in self.versions.of(gva & !(PAGE - 1)) {
+            self.cache.drop_page(&mut self.memory, page);
+        }
         if let Some(page) = self.pages.remove(&(gva & !(PAGE - 1))) {
             self.cache.drop_page(&mut self.memory, page);
         }

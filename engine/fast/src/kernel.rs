@@ -94,18 +94,31 @@ impl Fast {
         let mut marked = Vec::new();
         let (code, pages) = (&mut self.code, &mut self.pages);
         if level == Level::User {
-            code.enter_space(pages, self.board.ram(), roots);
+            code.enter_user(pages);
         }
         let key = (level, rip, ac);
         let block = code.block(pages, &self.board, roots, key, &mut marked);
         self.protect(marked);
         match block {
-            Ok(host) => return Ok(Some(host)),
+            Ok(host) => {
+                if level == Level::User {
+                    self.verify(host)?;
+                }
+                return Ok(Some(host));
+            }
             Err(NoBlock::Interpret) => {}
             Err(NoBlock::Full) => self.leave_full_translation()?,
             Err(NoBlock::Foreign) => self.part_from_others()?,
         }
         Ok(None)
+    }
+
+    /// The block of user code at an HVA has been found by the page tables of the current slot.
+    fn verify(&mut self, host: u64) -> Result<(), Error> {
+        let (versions, generation) = self.code.versions_of(host);
+        let slot = self.slots.current()?;
+        versions.into_iter().flatten().for_each(|index| slot.verify_code(index, generation));
+        Ok(())
     }
 
     /// Goes on after an exit from translated code.
@@ -121,7 +134,10 @@ impl Fast {
             ) => {
                 self.note_call_out();
                 self.take_state();
-                self.interpret();
+                match self.cpu.vcpu.cpl() {
+                    3 => self.interpret_and_learn(),
+                    _ => self.interpret(),
+                }
                 if kind == WedgeExit::Block(BlockExit::LoadSpace) {
                     self.pass_through();
                 }
@@ -217,6 +233,9 @@ impl Fast {
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
             if !page_fault || !self.maps_what_is_missing(&position)? {
+                if page_fault && self.pages.vcpu_page().regs.cpl == 3 {
+                    self.code.tell_fault_state(pc, &position);
+                }
                 self.take_recovered(&position);
                 // Where the window would have the user's half are no host addresses; nor where a copy is hidden.
                 let nowhere = signal == SIGSEGV && trap == u64::from(vector::GP);

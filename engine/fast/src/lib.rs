@@ -68,6 +68,7 @@ mod tops;
 mod user;
 mod user_text;
 mod vcpu_code;
+mod versions;
 
 #[cfg(test)]
 host::choose!(host_linux::Linux);
@@ -234,6 +235,9 @@ impl Fast {
         requests.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
+        if !options.young_directly && user::may_look_up(modes, &pages) {
+            slots.look_for_youths();
+        }
         let code = VcpuCode::new(&pages, board.ram(), translation, modes.user);
         let statistics = FastStatistics::default();
         let checker = options.lock_step.map(|options| Checker::new(options, board.ram().clone()));
@@ -285,7 +289,7 @@ impl Fast {
             self.statistics.flushes += record.flushes.len() as u64;
             self.tell_of(&record);
             let roots = Roots::from(&self.cpu.vcpu);
-            self.code.apply(&mut self.pages, self.board.ram(), roots, &record);
+            self.code.apply(self.board.ram(), roots, &record);
             self.slots.apply(&record, roots, pcid);
             if let Some(checker) = &mut self.checker {
                 checker.note_stale(&record.stale_pages);
@@ -301,19 +305,6 @@ impl Fast {
         if pages != 0 {
             self.board.tell(VcpuEvent::Drop { pages });
         }
-    }
-
-    /// User code of the current slot is run translated, with look-ups. Not where there are protection keys: they shut
-    /// RAM to user code, translated or not. Nor where user code has processes of its own: its translation would run beside the kernel.
-    fn looks_up(&mut self) -> Result<bool, Error> {
-        let can = self.modes.user == User::Direct
-            && self.modes.kernel_translated
-            && self.checker.is_none()
-            && self.cpu.vcpu.is_64bit()
-            && !self.modes.is_strict()
-            && !self.pages.keys();
-        let scattered = if can { self.modes.options.scattered } else { Scattered::Map };
-        Ok(self.slots.current()?.looks_up(scattered))
     }
 
     /// Runs guest code in the current slot, going on as `how` says; why it stopped.
@@ -366,7 +357,6 @@ impl Fast {
         self.taps.hand_on_turn(&mut self.pages, &mut self.board);
         for gva in self.slots.take_invalidated() {
             self.cpu.forget_page(gva);
-            self.code.forget_page(gva);
         }
         if self.modes.kernel_translated {
             self.cpu.adopt_space(self.pages.vcpu_page().regs.cr3);

@@ -40,6 +40,14 @@ impl Process for Listener {
     fn hide(&mut self, _: u64) {}
     fn show_all(&mut self) {}
     fn forget_lookups(&mut self, _: u64, _: u64) {}
+    fn watch_forks(&mut self) {}
+    fn take_fork(&mut self) -> bool {
+        false
+    }
+    fn has_verified_code(&self) -> bool {
+        false
+    }
+    fn verify_code(&mut self, _: u32, _: u64) {}
     fn clear_lookups(&mut self) {}
     fn protect_lookups(&mut self, _: u64) {}
     fn displaced(&mut self, _: u64) {}

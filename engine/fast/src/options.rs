@@ -40,6 +40,8 @@ pub struct Options {
     pub unmap_flushed: bool,
     /// How programs are run that have more scattered pages than there can be mappings.
     pub scattered: Scattered,
+    /// Processes that have just begun run directly, too, not translated with look-ups.
+    pub young_directly: bool,
     /// 32-bit user code is interpreted, even where the host can run it.
     pub interpret_narrow: bool,
     /// Each vCPU translates the kernel for itself.

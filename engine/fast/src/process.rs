@@ -43,6 +43,14 @@ pub trait Process: Sized {
     fn show_all(&mut self);
     /// The user's pages in a range (GVA) have no look-ups any more.
     fn forget_lookups(&mut self, start: u64, len: u64);
+    /// See [`Wedge::watch_forks`].
+    fn watch_forks(&mut self);
+    /// See [`Wedge::take_fork`].
+    fn take_fork(&mut self) -> bool;
+    /// See [`Wedge::has_verified_code`].
+    fn has_verified_code(&self) -> bool;
+    /// See [`Wedge::verify_code`].
+    fn verify_code(&mut self, index: u32, generation: u64);
     /// There are no look-ups any more.
     fn clear_lookups(&mut self);
     /// No look-up lets the RAM page at this offset be written any more.
@@ -97,6 +105,18 @@ impl Process for Wedge {
     }
     fn forget_lookups(&mut self, start: u64, len: u64) {
         self.forget_lookups(start, len);
+    }
+    fn watch_forks(&mut self) {
+        self.watch_forks();
+    }
+    fn take_fork(&mut self) -> bool {
+        self.take_fork()
+    }
+    fn has_verified_code(&self) -> bool {
+        self.has_verified_code()
+    }
+    fn verify_code(&mut self, index: u32, generation: u64) {
+        self.verify_code(index, generation);
     }
     fn clear_lookups(&mut self) {
         self.clear_lookups();

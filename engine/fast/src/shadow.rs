@@ -32,15 +32,18 @@ mod revalidation;
 mod seen;
 mod texts;
 mod walk;
+mod youth;
 
 use crate::{Scattered, process::Process, scan_cache::Search};
 use code_pages::{CodePage, CodePages, OfAllSpaces, bytes_of};
 use mapper::Mapper;
 use pressure::Pressure;
 use ram::Ram;
+use std::time::Instant;
 use wedge::{Error, MapReport, Wedge};
 use wedge_abi::Base;
-use x86::paging::Roots;
+use x86::paging::{self, Roots};
+use youth::{PageUse, Youth};
 
 const READ: u64 = 1;
 const WRITE: u64 = 2;
@@ -62,6 +65,7 @@ const PAGE_BITS: u32 = 12;
 const LARGE_PAGES: [u32; 3] = [LARGE_BITS, 22, 30];
 
 const _: () = assert!(wedge_abi::EMPTY_PAGE == ram::EMPTY_PAGE);
+const _: () = assert!(wedge_abi::CODE_MARKS == ram::MADE);
 
 /// What a page fault came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +105,8 @@ pub struct Space<W = Wedge> {
     stale: bool,
     /// Whether mappings suffice.
     pressure: Pressure,
+    /// Whether the process has just begun.
+    youth: Youth,
 }
 
 impl<W: Process> Space<W> {
@@ -114,6 +120,7 @@ impl<W: Process> Space<W> {
             code: CodePages::new(shared),
             stale: false,
             pressure: Pressure::default(),
+            youth: Youth::default(),
         }
     }
 
@@ -135,13 +142,49 @@ impl<W: Process> Space<W> {
 
     /// Has guest code run, or orders carried out; false if they could not be.
     pub fn run(&mut self) -> Result<bool, Error> {
-        let (look_ups, mappings) = (self.pressure.is_on(), self.mapper.mappings());
+        self.look_for_fork();
+        let young = self.youth.is_on().then(Instant::now);
+        let look_ups = self.pressure.is_on() || young.is_some();
+        let mappings = self.mapper.mappings();
         let room = W::max_mappings().saturating_sub(mappings.made());
         let large = mappings.has_user_large();
         let wedge = self.mapper.wedge_mut();
         wedge.allow(room, large);
         wedge.look_up(look_ups);
-        wedge.run()
+        let done = wedge.run();
+        if let Some(begin) = young {
+            self.youth.note(begin.elapsed());
+        }
+        done
+    }
+
+    /// A process that has forked is as a young one.
+    fn look_for_fork(&mut self) {
+        if self.mapper.wedge_mut().take_fork() {
+            self.youth.begin_again();
+        }
+    }
+
+    /// Whether the process forks is of interest.
+    pub(crate) fn watch_forks(&mut self) {
+        self.mapper.wedge_mut().watch_forks();
+    }
+
+    /// The process with these page tables runs here from now on. If it is a new one it is young.
+    pub(crate) fn look_for_youth(&mut self, ram: &Ram, roots: Roots) {
+        let pages = PageUse::of(ram, roots.cr3 & paging::ADDRESS);
+        if pages.are_newborn() || pages.are_few() {
+            self.youth.begin();
+        } else if self.root != roots.cr3 & paging::ADDRESS {
+            self.youth.end();
+        }
+    }
+
+    /// The same where the process had its predecessor's page table and identifier.
+    pub(crate) fn look_for_child(&mut self, ram: &Ram, roots: Roots) {
+        if PageUse::of(ram, roots.cr3 & paging::ADDRESS).are_newborn() {
+            self.youth.begin();
+        }
     }
 
     /// Guest code may go on here whenever a wedge selects this space.
@@ -166,9 +209,28 @@ impl<W: Process> Space<W> {
         self.mapper.note_hidden_read();
     }
 
-    /// User code here is to be run translated, with look-ups, as `scattered` says.
-    pub fn looks_up(&mut self, scattered: Scattered) -> bool {
-        self.pressure.look(scattered)
+    /// User code here is to be run translated, with look-ups, as `scattered` says, or because the process is young. `is_known`: the
+    /// code that comes next has been seen before, if it is there. Whoever has run translated code goes on so.
+    pub fn looks_up(
+        &mut self,
+        scattered: Scattered,
+        is_known: impl FnOnce(bool) -> Option<bool>,
+    ) -> bool {
+        self.look_for_fork();
+        let runs = self.mapper.wedge().has_verified_code();
+        let young = self.youth.look(|is_new| if runs { Some(true) } else { is_known(is_new) });
+        self.pressure.look(scattered) || young
+    }
+
+    /// It is not, whatever is known of the process.
+    pub fn looks_nothing_up(&mut self) {
+        self.youth.end();
+        self.pressure.look(Scattered::Map);
+    }
+
+    /// The page of translated user code with this index may be executed.
+    pub fn verify_code(&mut self, index: u32, generation: u64) {
+        self.mapper.wedge_mut().verify_code(index, generation);
     }
 
     /// Drops every mapping.

@@ -52,6 +52,8 @@ pub struct Slots<W = Wedge> {
     ram: Ram,
     /// Kernel code runs in the slots, too.
     kernel: bool,
+    /// New processes are run with look-ups.
+    youths: bool,
     /// Those in which guest code may run, least recently used first.
     spaces: Vec<Box<Space<W>>>,
     /// Those that are parked, in the order in which they were.
@@ -90,6 +92,7 @@ impl<W: Process> Slots<W> {
             base,
             ram,
             kernel,
+            youths: false,
             spaces,
             parked,
             evicted,
@@ -102,6 +105,11 @@ impl<W: Process> Slots<W> {
             probed,
             claims: 0,
         }
+    }
+
+    /// From now on new processes are run with look-ups for a while.
+    pub(crate) fn look_for_youths(&mut self) {
+        self.youths = true;
     }
 
     /// Has patched system calls, and what is known of pages of code, in common with others from now on. There must be no slots.
@@ -233,13 +241,27 @@ impl<W: Process> Slots<W> {
         let mut space = match self.parked_for(roots).or_else(|| self.left_behind()) {
             Some(at) => self.parked.remove(at),
             None => match self.add(pcid, roots, pages)? {
-                Some(space) => return Ok(space),
+                Some(mut space) => {
+                    if self.youths {
+                        space.watch_forks();
+                    }
+                    self.look_for_youth(&mut space, roots);
+                    return Ok(space);
+                }
                 None => self.evict(roots),
             },
         };
         space.pcid = Some(pcid);
+        // A comparison lets it be seen that pages have been used.
+        self.look_for_youth(&mut space, roots);
         space.come_back(&self.ram, roots)?;
         Ok(space)
+    }
+
+    fn look_for_youth(&self, space: &mut Space<W>, roots: Roots) {
+        if self.youths {
+            space.look_for_youth(&self.ram, roots);
+        }
     }
 
     /// Takes a slot from another process, and remembers that process if it has not ended.
@@ -347,13 +369,23 @@ impl<W: Process> Slots<W> {
         for space in self.parked.iter_mut().chain(&mut self.spaces) {
             // What cannot be unmapped has failed for good, which shows when it runs next.
             let _ = match flush {
-                Flush::All if goes_on(space) => space.revalidate_all(&self.ram, roots),
+                Flush::All if goes_on(space) => {
+                    if self.youths {
+                        space.look_for_child(&self.ram, roots);
+                    }
+                    space.revalidate_all(&self.ram, roots)
+                }
                 Flush::All => {
                     space.park(true);
                     Ok(())
                 }
                 Flush::Space { pcid } if space.pcid != Some(pcid.into()) => Ok(()),
-                Flush::Space { .. } if goes_on(space) => space.revalidate(&self.ram, roots),
+                Flush::Space { .. } if goes_on(space) => {
+                    if self.youths {
+                        space.look_for_child(&self.ram, roots);
+                    }
+                    space.revalidate(&self.ram, roots)
+                }
                 Flush::Space { .. } => {
                     space.park(false);
                     Ok(())
@@ -383,7 +415,8 @@ impl<W: Process> Slots<W> {
 
     /// Ends all wedges; those that are started from now on have this base, and no region is the kernel's.
     pub fn move_to(&mut self, base: Base) {
-        *self = Self::new(self.ram.clone(), base, self.kernel);
+        let youths = self.youths;
+        *self = Self { youths, ..Self::new(self.ram.clone(), base, self.kernel) };
     }
 
     /// Wedges do not go on by themselves with the programs that have these page tables.

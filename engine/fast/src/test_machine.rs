@@ -26,6 +26,7 @@ pub const OPTIONS: Options = Options {
     traced: false,
     unmap_flushed: false,
     scattered: Scattered::Lookup,
+    young_directly: false,
     interpret_narrow: false,
     translations_apart: false,
     most_mappings: None,

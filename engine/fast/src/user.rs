@@ -1,11 +1,11 @@
 //! User code, directly on the CPU or translated.
 
 use crate::{
-    Fast, FaultOutcome, User, regions, state,
+    Fast, FaultOutcome, Modes, User, regions, state,
     user_text::{INT3, INTO, LONGEST, UserText},
 };
 use jit::Level;
-use wedge::Error;
+use wedge::{Error, Pages};
 use wedge_abi::{KICK, REGION_BITS, VcpuPage, WedgeExit, go};
 use x86::{
     Fault,
@@ -85,6 +85,19 @@ impl Fast {
             // Whatever user code has the wedge say: no kernel code has run.
             (_, false) => self.user_exit(),
         }
+    }
+
+    /// User code of the current slot is run translated, with look-ups. Not where there are protection keys: they shut
+    /// RAM to user code, translated or not. Nor where user code has processes of its own: its translation would run beside the kernel.
+    fn looks_up(&mut self) -> Result<bool, Error> {
+        let scattered = self.modes.options.scattered;
+        let slot = self.slots.current()?;
+        if !may_look_up(self.modes, &self.pages) || !self.cpu.vcpu.is_64bit() {
+            slot.looks_nothing_up();
+            return Ok(false);
+        }
+        let (v, ram, code) = (&self.cpu.vcpu, self.board.ram(), &mut self.code);
+        Ok(slot.looks_up(scattered, |is_new| code.has_seen_often(ram, v, is_new)))
     }
 
     /// User code has not gone on at an instruction.
@@ -188,7 +201,7 @@ impl Fast {
     }
 
     /// Interprets one instruction; what CPUID answers, the wedge may answer the next time.
-    fn interpret_and_learn(&mut self) {
+    pub(crate) fn interpret_and_learn(&mut self) {
         let asked = [self.cpu.vcpu.gpr[reg::RAX] as u32, self.cpu.vcpu.gpr[reg::RCX] as u32];
         let cpuid = UserText::of(&self.cpu.vcpu, self.board.ram()).is_cpuid(self.cpu.vcpu.rip);
         self.interpret();
@@ -229,6 +242,15 @@ impl Fast {
             }
         }
     }
+}
+
+/// User code may be run translated, with look-ups.
+pub(crate) fn may_look_up(modes: Modes, pages: &Pages) -> bool {
+    modes.user == User::Direct
+        && modes.kernel_translated
+        && modes.options.lock_step.is_none()
+        && !modes.is_strict()
+        && !pages.keys()
 }
 
 /// A user access with the CPU's error code.

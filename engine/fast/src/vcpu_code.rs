@@ -2,7 +2,7 @@
 
 use crate::{
     User,
-    code::{Code, NoBlock},
+    code::{self, Code, NoBlock},
     machine::{Share, Translation},
 };
 use contract::{TranslatedCode, VcpuEvent};
@@ -12,25 +12,32 @@ use jit::{
     cache::{CacheCounters, Position, Source},
 };
 use ram::Ram;
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use wedge::Pages;
-use wedge_abi::{Base, STUBS, USER_CACHE};
-use x86::paging::Roots;
-use x86_interp::{Flush, Probes, Record};
+use wedge_abi::{Base, STUBS, USER_CACHE, version_key};
+use x86::{
+    Vcpu,
+    paging::{Access, Roots},
+};
+use x86_interp::{Probes, Record};
 
-/// The kernel's code and, if user code is translated, that of one address space's programs.
+/// The kernel's code and, if user code is translated, that of programs.
 pub struct VcpuCode {
     kernel: Share,
     user: Option<Code>,
     /// No block has one of these breakpoints in it.
     probes: Probes,
-    /// CR3 of that address space.
-    space: u64,
     /// Memory operands of user code are looked up.
     look_up: bool,
-    /// There has been a flush since it was last looked at where user code lies.
-    changed: bool,
+    /// Pages of user code that new processes have needed first, by their keys ([`wedge_abi::version_key`]), and how many have.
+    firsts: FxHashMap<u64, u8>,
 }
+
+/// To translate what a program does at its start takes as long as so many of its processes save by it.
+const OFTEN: u8 = 8;
+/// So many pages that new processes have needed first are kept in mind.
+const MAX_FIRSTS: usize = 1 << 14;
 
 /// A code cache of a vCPU's own for its user code.
 fn user_code(pages: &Pages, look_up: bool) -> Code {
@@ -47,9 +54,8 @@ impl VcpuCode {
             kernel: Share::new(kernel, ram),
             user: translated.then(|| user_code(pages, false)),
             probes: Probes::default(),
-            space: 0,
             look_up: !translated,
-            changed: false,
+            firsts: FxHashMap::default(),
         }
     }
 
@@ -146,28 +152,43 @@ impl VcpuCode {
         kernel.cache.sources().map(code).collect()
     }
 
-    /// User code in the address space with these page tables comes next. What was made from pages that lie elsewhere
-    /// there is dropped; processes that were forked, or use the same libraries at the same addresses, share the rest.
-    pub fn enter_space(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots) {
+    /// User code comes next, translated.
+    pub fn enter_user(&mut self, pages: &mut Pages) {
         let (look_up, probes, whose) = (self.look_up, &self.probes, self.kernel.user);
         let user = self.user.get_or_insert_with(|| {
             let mut new = user_code(pages, look_up);
             new.set_probes(whose, &probes.without_taps());
             new
         });
-        if self.space != roots.cr3 || std::mem::take(&mut self.changed) {
-            self.space = roots.cr3;
-            self.changed = false;
-            user.check_all(ram, roots);
+        let generation = user.versions.generation.into();
+        if pages.vcpu_page().told.code_generation != generation {
+            pages.told().code_generation = generation;
         }
-        pages.vcpu_page().code_space = roots.cr3;
     }
 
-    /// The translation of a user page has been dropped: so is the code made from it, whatever the space.
-    pub fn forget_page(&mut self, gva: u64) {
-        if let Some(user) = &mut self.user {
-            user.forget_page(gva);
+    /// The user code that a process needs first, a new one or its parent, has been needed by [`OFTEN`] new ones at the same address.
+    /// `None` if the page is not there.
+    pub fn has_seen_often(&mut self, ram: &Ram, vcpu: &Vcpu, is_new: bool) -> Option<bool> {
+        let access = Access { write: false, fetch: true, user: true, smap_override: false };
+        let offset = code::offset(ram, Roots::from(vcpu), vcpu.rip, access)?;
+        if self.firsts.len() >= MAX_FIRSTS {
+            self.firsts.clear();
         }
+        let times = self.firsts.entry(version_key(vcpu.rip, offset)).or_default();
+        *times = times.saturating_add(is_new.into());
+        Some(*times > OFTEN)
+    }
+
+    /// The indices of the pages that the block of user code at an HVA is of, and what their words hold once they are verified.
+    pub fn versions_of(&mut self, host: u64) -> ([Option<u32>; 2], u64) {
+        let of = |user: &mut Code| (user.versions_of(host), user.versions.generation.into());
+        self.user.as_mut().map(of).unwrap_or_default()
+    }
+
+    /// User code has faulted at a host PC, which belongs to this instruction, and the guest takes the fault. Each process that is
+    /// forked does so at the same places.
+    pub fn tell_fault_state(&mut self, pc: u64, position: &Position) {
+        self.user.iter_mut().for_each(|user| user.tell_fault_state(pc, position));
     }
 
     /// The guest instruction that a host PC belongs to.
@@ -203,14 +224,10 @@ impl VcpuCode {
     }
 
     /// Drops what the interpreter has reported stale.
-    pub fn apply(&mut self, pages: &mut Pages, ram: &Ram, roots: Roots, record: &Record) {
+    pub fn apply(&mut self, ram: &Ram, roots: Roots, record: &Record) {
         if !record.stale_pages.is_empty() || !record.flushes.is_empty() {
             let user = self.kernel.user;
             self.each(|code| code.apply(ram, roots, user, record));
-        }
-        let page = |flush: &Flush| matches!(flush, Flush::Page { .. });
-        if !record.flushes.iter().all(page) || self.space != roots.cr3 {
-            (self.changed, pages.vcpu_page().code_space) = (true, 0);
         }
     }
 }

@@ -137,6 +137,12 @@ impl Assembler {
         self.put(&insn.expect("mov r64, m64"));
     }
 
+    /// `mov register, qword` at an HVA near the code.
+    pub fn load_hva(&mut self, register: Register, hva: u64) {
+        let word = MemoryOperand::with_base_displ(Register::RIP, hva as i64);
+        self.load_mem(register, word);
+    }
+
     /// `mov register, word slot`; the rest of the register stays.
     pub fn load_half(&mut self, register: Register, slot: Slot) {
         let insn = Instruction::with2(Code::Mov_r16_rm16, register, self.field(slot));

@@ -26,6 +26,17 @@ pub struct JumpLookup {
     pub ac: bool,
 }
 
+/// Which pages a block of user code is of, among all that there are: not the same page of RAM for each program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// Index of the page its first instruction begins in.
+    pub index: u32,
+    /// Index of the page behind, where its last instruction ends, if not in the first.
+    pub second: Option<u32>,
+    /// What a word of [`crate::Layout::verified`] holds if the page may be executed.
+    pub generation: u32,
+}
+
 /// A translated block.
 #[derive(Clone, Debug)]
 pub struct Block {
@@ -45,6 +56,8 @@ pub struct Block {
     pub links: Vec<Link>,
     /// Jumps to computed targets.
     pub lookups: Vec<JumpLookup>,
+    /// Offset in the code of what follows the look whether its pages may be executed.
+    pub body: u32,
     /// GVA behind the call at its end, and RFLAGS.AC there as far as this block knows.
     pub returns: Option<(u64, bool)>,
 }

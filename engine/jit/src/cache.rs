@@ -21,12 +21,15 @@ mod jumps;
 mod tables;
 pub mod trial;
 
-use crate::{Layout, Request, Untranslatable, block::Block, recover::Mark, stubs, translate};
+use crate::{
+    Layout, Request, Untranslatable, Version, block::Block, recover::Mark, stubs, translate,
+};
 use block_records::{BlockRecords, Number};
 use rustc_hash::FxHashMap;
 pub use tables::CodeUser;
 use tables::Tables;
 use trial::Trials;
+use wedge_abi::FIRST_VERSION;
 
 /// The GS segment override.
 const GS: u8 = 0x65;
@@ -46,8 +49,54 @@ pub trait CodeMemory {
     fn write_table(&mut self, offset: u64, value: u64);
 }
 
-/// A block's identity: GVA and virtual RFLAGS.AC.
-type Key = (u64, bool);
+/// A block's identity: GVA, and which of the blocks there.
+type Key = (u64, Variant);
+
+/// Which of the blocks at a GVA.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Variant(u32);
+
+impl Variant {
+    /// The newest of those of pages that look whether they may be executed, or the one for RFLAGS.AC clear.
+    pub const ANY: Self = Self(0);
+    /// The one for RFLAGS.AC set.
+    const AC: Self = Self(1);
+
+    /// Those of the page of user code with this index.
+    #[must_use]
+    pub fn of_page(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// The index of the page, if it is one of those that look.
+    fn page(self) -> Option<u32> {
+        (self.0 >= FIRST_VERSION as u32).then_some(self.0)
+    }
+}
+
+impl From<bool> for Variant {
+    /// By the virtual RFLAGS.AC.
+    fn from(ac: bool) -> Self {
+        if ac { Self::AC } else { Self::ANY }
+    }
+}
+
+/// How a block is to be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct How {
+    /// The virtual RFLAGS.AC.
+    pub ac: bool,
+    /// It begins with a tap.
+    pub tap: bool,
+    /// The pages it is of, if it looks whether they may be executed.
+    pub version: Option<Version>,
+}
+
+impl From<(bool, bool)> for How {
+    fn from((ac, tap): (bool, bool)) -> Self {
+        Self { ac, tap, version: None }
+    }
+}
 
 /// Why a block could not be provided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +149,8 @@ pub struct Cache {
     tables: Tables,
     /// The first of the jumps that wait for a block.
     waiting: FxHashMap<Key, Number>,
-    /// Where the newest block leads for certain: its last jump, and its call when it returns.
-    ahead: Vec<Key>,
+    /// Where the newest block leads for certain: its last jump, and its call when it returns. With the virtual RFLAGS.AC.
+    ahead: Vec<(u64, bool)>,
     trials: Trials,
     /// Writes to pages of code before the bytes were read that blocks are made from now on.
     pub writes: u64,
@@ -165,12 +214,12 @@ impl Cache {
     }
 
     /// HVA of the block for a guest address, if there is one.
-    pub fn find(&self, guest: u64, ac: bool) -> Option<u64> {
-        self.number(guest, ac).map(|number| self.records.host(number))
+    pub fn find(&self, guest: u64, variant: impl Into<Variant>) -> Option<u64> {
+        self.number((guest, variant.into())).map(|number| self.records.host(number))
     }
 
-    fn number(&self, guest: u64, ac: bool) -> Option<Number> {
-        self.by_guest.get(&(guest, ac)).copied()
+    fn number(&self, key: Key) -> Option<Number> {
+        self.by_guest.get(&key).copied()
     }
 
     /// Translates the bytes at `guest` and places the block. The first `here` bytes come from one
@@ -185,12 +234,13 @@ impl Cache {
         guest: u64,
         bytes: &[u8],
         here: usize,
-        (ac, tap): (bool, bool),
+        how: impl Into<How>,
         pages: [u64; 2],
     ) -> Result<u64, Refused> {
+        let How { ac, tap, version } = how.into();
         let host = self.layout.cache + self.next;
         let cache_offset = self.next as u32;
-        let request = Request { guest, bytes, here, ac, tap, host, cache_offset };
+        let request = Request { guest, bytes, here, ac, tap, version, host, cache_offset };
         let mut block = translate(&self.layout, &request)?;
         self.isolate(&mut block);
         let fits = self.next + block.code.len() as u64 + 16 <= self.layout.cache_len;
@@ -205,14 +255,23 @@ impl Cache {
         self.counters.translated += 1;
         let [first, second] = pages;
         let crosses = block.guest_len as usize > here;
-        self.enter(memory, block, [first, if crosses { second } else { first }]);
+        let variant = version.map_or(ac.into(), |version| Variant(version.index));
+        self.enter(memory, block, variant, [first, if crosses { second } else { first }]);
         Ok(host)
     }
 
-    fn enter(&mut self, memory: &mut impl CodeMemory, block: Block, pages: [u64; 2]) {
-        let key = (block.guest, block.ac);
-        let number = self.records.enter(&block, pages, self.writes);
-        self.by_guest.insert(key, number);
+    fn enter(
+        &mut self,
+        memory: &mut impl CodeMemory,
+        block: Block,
+        variant: Variant,
+        pages: [u64; 2],
+    ) {
+        let number = self.records.enter(&block, variant, pages, self.writes);
+        self.by_guest.insert((block.guest, variant), number);
+        if variant.page().is_some() {
+            self.by_guest.insert((block.guest, Variant::ANY), number);
+        }
         self.by_page.entry(pages[0]).or_default().push(number);
         if pages[1] != pages[0] {
             self.by_page.entry(pages[1]).or_default().push(number);
@@ -240,14 +299,21 @@ impl Cache {
 
     /// Lets indirect jumps find the block for a guest address again, after another one with the same
     /// low address bits had taken its place in the table.
-    pub fn publish(&mut self, memory: &mut impl CodeMemory, guest: u64, ac: bool) {
-        if let Some(number) = self.number(guest, ac).filter(|number| self.trials.over(*number)) {
+    pub fn publish(
+        &mut self,
+        memory: &mut impl CodeMemory,
+        guest: u64,
+        variant: impl Into<Variant>,
+    ) {
+        let number = self.number((guest, variant.into()));
+        if let Some(number) = number.filter(|number| self.trials.over(*number)) {
             self.show(memory, number);
         }
     }
 
     fn show(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        self.tables.show(memory, self.records.key(number), self.records.host(number));
+        let crosses = !self.records.is_of_one_page(number);
+        self.tables.show(memory, self.records.key(number), self.records.host(number), crosses);
     }
 
     /// One more is going to execute what is here. It is outside of it now.
@@ -329,14 +395,23 @@ impl Cache {
         }
     }
 
+    /// Drops the block that an HVA lies in.
+    pub fn drop_at(&mut self, memory: &mut impl CodeMemory, host: u64) {
+        if let Some(number) = self.records.live_at(host) {
+            self.drop_block(memory, number);
+        }
+    }
+
     fn drop_block(&mut self, memory: &mut impl CodeMemory, number: Number) {
         if !self.records.drop(number) {
             return;
         }
         let key = self.records.key(number);
         self.counters.dropped += 1;
-        if self.by_guest.get(&key) == Some(&number) {
-            self.by_guest.remove(&key);
+        for key in [key, (key.0, Variant::ANY)] {
+            if self.by_guest.get(&key) == Some(&number) {
+                self.by_guest.remove(&key);
+            }
         }
         self.tables.hide(memory, key);
         self.part(memory, number);
@@ -393,6 +468,7 @@ mod tests {
         vcpu_page: 0x2100_0010_0000,
         table: 0x2100_0011_0000,
         lookups: None,
+        verified: None,
     };
 
     /// The words of the tables.

@@ -30,7 +30,7 @@ pub mod rules;
 pub mod stubs;
 mod translate;
 
-pub use block::{Block, JumpLookup, Link};
+pub use block::{Block, JumpLookup, Link, Version};
 pub use rules::Level;
 pub use translate::{Request, Untranslatable, translate};
 
@@ -61,4 +61,7 @@ pub struct Layout {
     /// The table of look-ups ([`wedge_abi::Lookup`]), within 2 GiB of the cache, if memory operands of user code
     /// are looked up there.
     pub lookups: Option<u64>,
+    /// The words that say which pages of user code may be executed ([`wedge_abi::Lookups::verify`]), within 2 GiB of the
+    /// cache, if blocks look there before they run.
+    pub verified: Option<u64>,
 }

@@ -68,6 +68,8 @@ pub enum Rule {
     SaveVectors,
     /// XRSTOR.
     LoadVectors,
+    /// XSAVE, XSAVEC and XRSTOR of a program, which uses them around calls that are bound late.
+    MoveVectors,
     /// RDFSBASE and RDGSBASE.
     ReadBase,
     /// WRFSBASE and WRGSBASE.
@@ -127,9 +129,18 @@ impl Level {
 /// Chooses the rule.
 pub fn rule(insn: &Instruction, level: Level) -> Rule {
     match common(insn, level) {
+        _ if level == Level::User && moves_vectors(insn) => Rule::MoveVectors,
         rule if level == Level::Kernel || is_users(rule) => rule,
         _ => Rule::CallOut,
     }
+}
+
+/// XSAVE, XSAVEC and XRSTOR.
+fn moves_vectors(insn: &Instruction) -> bool {
+    use Mnemonic::*;
+    let moves = matches!(insn.mnemonic(), Xsave | Xsave64 | Xsavec | Xsavec64 | Xrstor | Xrstor64);
+    let by_rcx = [insn.memory_base(), insn.memory_index()].contains(&Register::RCX);
+    moves && vectors_operand(insn) && biased_segment(insn) && !by_rcx
 }
 
 /// User code may do it, and it means the same there; the rest is known to the vCPU page in kernel code only.

@@ -2,7 +2,7 @@
 
 use crate::{
     Layout,
-    block::Block,
+    block::{Block, Version},
     emit::Emitter,
     rules::{Rule, rule},
 };
@@ -24,6 +24,8 @@ pub struct Request<'a> {
     pub ac: bool,
     /// The first instruction has a tap.
     pub tap: bool,
+    /// The pages it is of, if it is to look first whether they may be executed.
+    pub version: Option<Version>,
     /// HVA the code will lie at.
     pub host: u64,
     /// Offset of `host` in the code cache.
@@ -53,6 +55,9 @@ pub fn translate(layout: &Layout, request: &Request<'_>) -> Result<Block, Untran
     let mut end = request.guest;
     if request.tap {
         emitter.tap();
+    }
+    if let Some(version) = request.version {
+        emitter.gate(version);
     }
     for left in (0..MAX_INSTRUCTIONS).rev() {
         if decoder.position() >= request.here {

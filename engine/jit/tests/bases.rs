@@ -26,6 +26,7 @@ fn writes(code: &[&[u8]]) -> usize {
         here: bytes.len(),
         ac: false,
         tap: false,
+        version: None,
         host: LAYOUT.cache + stubs::LEN,
         cache_offset: 0,
     };

@@ -147,8 +147,16 @@ impl Model {
         let Some(host) = host else { return };
         let bytes = &self.code[index as usize];
         let cache_offset = (host - LAYOUT.cache) as u32;
-        let request =
-            Request { guest: gva, bytes, here: LENGTH, ac: false, tap: false, host, cache_offset };
+        let request = Request {
+            guest: gva,
+            bytes,
+            here: LENGTH,
+            ac: false,
+            tap: false,
+            version: None,
+            host,
+            cache_offset,
+        };
         let layout = Layout { several: self.several, ..LAYOUT };
         for link in translate(&layout, &request).expect("a block").links {
             let leads = self.memory.target(host + u64::from(link.displacement));
@@ -212,6 +220,7 @@ fn jumps_that_are_changed_lie_in_one_word() {
                 here,
                 ac: false,
                 tap: false,
+                version: None,
                 host,
                 cache_offset: 0,
             };

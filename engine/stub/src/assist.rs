@@ -5,10 +5,10 @@
 
 use crate::{
     bias,
-    blocks::{USER_END, find, find_user},
+    blocks::{USER_END, UserBlock, find, find_user, verified_user},
     claims,
     context::{Context, Next},
-    fault, here,
+    cpuid, fault, here,
     host::load_vectors_careful,
     kernel_start,
     lookup::{self, LookupOutcome},
@@ -16,8 +16,8 @@ use crate::{
 };
 use core::arch::naked_asm;
 use wedge_abi::{
-    BlockExit, COPIES, LOOKUP_WRITE, OpenCall, REGIONS, Reason, UserPoint, VcpuPage, Vectors,
-    calls, copy_slot, go, percpu, region,
+    BlockExit, COPIES, LOOKUP_WRITE, Mapped, OpenCall, REGIONS, Reason, UserPoint, VcpuPage,
+    Vectors, calls, copy_slot, forks, go, percpu, region,
 };
 use x86::{
     flags::{AC, DF, FIXED, ID, IF, IOPL, NT, RF, STATUS, TF, VM},
@@ -59,12 +59,22 @@ pub fn system_call(cx: &mut Context<'_>) -> Next {
     vcpu.regs.ss = (vcpu.system.star >> 32).wrapping_add(8) & 0xfffc;
     vcpu.regs.rip = vcpu.system.lstar;
     vcpu.counters.system_calls += 1;
+    if calls::copies_space(vcpu.claims.call.number, vcpu.regs.gpr[RDI]) {
+        note_fork(&mut cx.shared.mapped);
+    }
     // The monitor closes the table at its next turn.
     if calls::asks_near_sites(vcpu.claims.call.number, vcpu.regs.gpr[RDI]) {
         enter_kernel_at(cx, flags, 0);
         return miss_for_good(cx);
     }
     enter_kernel(cx, flags)
+}
+
+/// Each page that the process writes next becomes another one: it is cheaper to look pages up meanwhile.
+fn note_fork(mapped: &mut Mapped) {
+    if mapped.forks != forks::UNSEEN {
+        (mapped.forks, mapped.lookups) = (forks::SOME, 1);
+    }
 }
 
 /// Goes on in translated code at RIP, with these flags.
@@ -106,15 +116,48 @@ fn is_shown(address: u64) -> bool {
     unsafe { word(here(COPIES) + copy_slot(address) * 8) == 0 }
 }
 
-/// An indirect jump has missed its table, in which two addresses can be in each other's way.
-fn miss(vcpu: &mut VcpuPage) -> bool {
-    vcpu.block.jump = if vcpu.regs.cpl == 0 {
-        find(vcpu.regs.rip, vcpu.regs.ac != 0)
-    } else {
-        find_user(vcpu, vcpu.regs.rip)
-    };
-    vcpu.run.go = go::BLOCK;
-    vcpu.block.jump != 0
+/// An indirect jump has missed its table, in which two addresses can be in each other's way; or a block of a program's
+/// code does not know whether its page may be executed.
+fn miss(cx: &mut Context<'_>) -> Option<Next> {
+    let rip = cx.vcpu.regs.rip;
+    if cx.vcpu.regs.cpl != 0 {
+        return miss_of_user(cx, rip);
+    }
+    match find(rip, cx.vcpu.regs.ac != 0) {
+        0 => None,
+        block => Some(run_block(cx, block)),
+    }
+}
+
+fn run_block(cx: &mut Context<'_>, block: u64) -> Next {
+    cx.vcpu.block.jump = block;
+    cx.vcpu.run.go = go::BLOCK;
+    Next::Run
+}
+
+/// CPUID of translated user code, if the answer is known.
+fn answer_cpuid(cx: &mut Context<'_>) -> Option<Next> {
+    if !delivers(cx) || !cpuid::answer(cx) {
+        return None;
+    }
+    cx.vcpu.counters.cpuids += 1;
+    let next = miss_of_user(cx, cx.vcpu.regs.rip);
+    Some(next.unwrap_or_else(|| miss_for_good(cx)))
+}
+
+fn miss_of_user(cx: &mut Context<'_>, rip: u64) -> Option<Next> {
+    match verified_user(cx, rip) {
+        UserBlock::Found(block) => Some(run_block(cx, block)),
+        UserBlock::Fault(present) if delivers(cx) => {
+            fault::of_translated_user(cx, rip, present | fault::FETCH)
+        }
+        _ => None,
+    }
+}
+
+/// The wedge may deliver a page fault of translated user code. A step goes no further: the monitor delivers it.
+pub fn delivers(cx: &Context<'_>) -> bool {
+    cx.vcpu.run.fast != 0 && matches!(cx.vcpu.run.go, go::BLOCK | go::RAW)
 }
 
 /// Translated code has exited: goes on as `RunControl::go` says, or has the monitor do what is not ordinary.
@@ -133,7 +176,7 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
     let vcpu = &mut *cx.vcpu;
     let (fast, walks) = (vcpu.run.fast != 0, vcpu.run.walks != 0);
     let next = match vcpu.exit.kind {
-        MISS if vcpu.exit.info == 0 => miss(vcpu).then_some(Next::Run),
+        MISS if vcpu.exit.info == 0 => miss(cx),
         LOOKUP if walks && vcpu.regs.cpl != 0 => look_up(cx),
         SYSTEM_CALL if fast && vcpu.regs.cpl != 0 => {
             vcpu.regs.rip = vcpu.exit.next;
@@ -143,6 +186,7 @@ pub fn after_block(cx: &mut Context<'_>) -> Next {
         CALL_OUT if vcpu.system.none_in_service == vcpu.exit.info && vcpu.regs.cpl == 0 => {
             read_in_service(vcpu).then_some(Next::Run)
         }
+        CALL_OUT if vcpu.regs.cpl != 0 => answer_cpuid(cx),
         TAP => taps::pass(cx).then_some(Next::Run),
         LOAD_VECTORS => load_guest_vectors(cx).then_some(Next::Run),
         SYSRET if fast => sysret(cx),
@@ -298,7 +342,13 @@ fn enter_translated_user(cx: &mut Context<'_>) {
     (cx.vcpu.regs.interrupt_flag, cx.vcpu.regs.ac) = (IF, 0);
     (cx.vcpu.block.bias, cx.vcpu.block.percpu) = (0, cx.vcpu.regs.fs_base);
     cx.vcpu.run.go = go::BLOCK;
-    cx.vcpu.block.jump = find_user(cx.vcpu, cx.vcpu.regs.rip);
+    cx.vcpu.block.jump = match find_user(cx.vcpu.regs.rip) {
+        0 => match verified_user(cx, cx.vcpu.regs.rip) {
+            UserBlock::Found(block) => block,
+            _ => 0,
+        },
+        block => block,
+    };
 }
 
 /// User code goes on. If it is run translated, it needs a block.
@@ -327,9 +377,8 @@ fn look_up(cx: &mut Context<'_>) -> Option<Next> {
             cx.vcpu.run.go = go::BLOCK;
             Some(Next::Run)
         }
-        // A step goes no further: the monitor delivers it.
-        LookupOutcome::Fault(present) if cx.vcpu.run.fast != 0 && cx.vcpu.run.go == go::BLOCK => {
-            fault::of_translated_user(cx, gva, present, write)
+        LookupOutcome::Fault(present) if delivers(cx) => {
+            fault::of_translated_user(cx, gva, present | if write { fault::WRITE } else { 0 })
         }
         _ => None,
     }

@@ -1,9 +1,17 @@
 //! Where the block of a guest address is: the tables that the monitor keeps of translated code.
+//!
+//! Those of programs are by page of RAM, too, since translations of all programs are kept. Each block looks whether its
+//! page may be executed ([`wedge_abi::Lookups::verify`]), and whoever was not let in comes here, for the block that the
+//! page tables mean.
 
-use crate::here;
+use crate::{
+    Context, here, lookup,
+    mmu::{self, Access, Walk},
+};
 use core::sync::atomic::{AtomicU64, Ordering};
 use wedge_abi::{
-    DEEP, DEEP_REACH, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES, VcpuPage, deep_slot,
+    CROSSES, DEEP, DEEP_REACH, FAULTS, FaultState, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
+    VERSION_REACH, VERSIONS, deep_slot, fault_slot, version_key, version_slot, versioned,
 };
 
 /// The first address (GVA) at which user code cannot be.
@@ -14,13 +22,69 @@ pub fn find(guest: u64, ac: bool) -> u64 {
     BlockTables(here(TABLES)).find(guest, ac)
 }
 
-/// HVA of the block of the program that runs, zero if there is none or the blocks are another's.
-pub fn find_user(vcpu: &VcpuPage, guest: u64) -> u64 {
-    if vcpu.code_space != vcpu.regs.cr3 || guest >= USER_END {
-        0
-    } else {
-        BlockTables(here(TABLES + USER_TABLES)).find(guest, false)
+/// HVA of a block of a program's code at a guest address, zero if the tables do not know any. It is that of any page that
+/// was there once, and looks itself whether it may be executed.
+pub fn find_user(guest: u64) -> u64 {
+    if guest >= USER_END { 0 } else { BlockTables(here(TABLES + USER_TABLES)).first(guest, 0) }
+}
+
+const FETCH: Access = Access { write: false, fetch: true, user: true };
+
+/// What a program finds at an address that it goes to.
+pub enum UserBlock {
+    /// A block, by its HVA. Its page may be executed from now on, and jumps find it.
+    Found(u64),
+    /// The guest takes a page fault with this P bit.
+    Fault(u64),
+    /// That is the monitor's to decide.
+    Unknown,
+}
+
+/// The block at a guest address that the page tables of the program that runs lead to.
+pub fn verified_user(cx: &mut Context<'_>, guest: u64) -> UserBlock {
+    if cx.vcpu.run.walks == 0 || guest >= USER_END {
+        return UserBlock::Unknown;
     }
+    let leaf = match mmu::walk(cx, guest, FETCH) {
+        Walk::Found(leaf) => leaf,
+        Walk::Fault(present) => return UserBlock::Fault(present),
+        Walk::Unknown => return UserBlock::Unknown,
+    };
+    let tables = BlockTables(here(TABLES + USER_TABLES));
+    let index = tables.version(version_key(guest, leaf.offset));
+    let found = if index == 0 { 0 } else { tables.search(versioned(guest, index)) };
+    let (block, crosses) = (found & !CROSSES, found & CROSSES != 0);
+    if block == 0 || crosses && !verify_behind(cx, tables, guest, index) {
+        return UserBlock::Unknown;
+    }
+    lookup::table().verify(index as usize, cx.vcpu.told.code_generation);
+    tables.publish(guest, block);
+    UserBlock::Found(block)
+}
+
+/// Has the page behind that of a block be executed, if there is code of it. False if both of the block's pages were verified before: it
+/// is of another page than the one behind it now, and the monitor makes it anew.
+fn verify_behind(cx: &mut Context<'_>, tables: BlockTables, guest: u64, index: u64) -> bool {
+    let behind = (guest | 0xfff) + 1;
+    let Walk::Found(leaf) = mmu::walk(cx, behind, FETCH) else { return false };
+    let second = tables.version(version_key(behind, leaf.offset));
+    let (lookups, generation) = (lookup::table(), cx.vcpu.told.code_generation);
+    let verified = |index: u64| lookups.is_verified(index as usize, generation);
+    if second == 0 || verified(index) && verified(second) {
+        return false;
+    }
+    lookups.verify(second as usize, generation);
+    true
+}
+
+/// The state of the program whose translation has faulted at a host PC, at the start of the instruction; `None` if the monitor
+/// has not told.
+pub fn fault_state(pc: u64) -> Option<FaultState> {
+    let tables = BlockTables(here(TABLES + USER_TABLES));
+    // SAFETY: the table has a slot for each PC.
+    let [key, state] = unsafe { tables.slot(FAULTS + fault_slot(pc) * 16) };
+    let is_known = key.load(Ordering::Acquire) == pc;
+    is_known.then(|| FaultState::from_word(state.load(Ordering::Acquire)))
 }
 
 /// Tables of blocks by guest address, mapped for good: the kernel's two, for code outside and inside STAC..CLAC, or the
@@ -30,22 +94,48 @@ struct BlockTables(usize);
 
 impl BlockTables {
     fn find(self, guest: u64, ac: bool) -> u64 {
-        let table = if ac { TABLE_LEN } else { 0 };
+        match self.first(guest, if ac { TABLE_LEN } else { 0 }) {
+            // The searched table has no room for the rare blocks inside STAC..CLAC.
+            0 if !ac => self.search(guest),
+            block => block,
+        }
+    }
+
+    /// The block in the table that begins at an offset.
+    fn first(self, guest: u64, table: usize) -> u64 {
         let at = table + (guest as usize & (TABLE_SLOTS - 1)) * 16;
         // SAFETY: a slot of one of the first two tables.
         let [key, block] = unsafe { self.slot(at) };
         if key.load(Ordering::Acquire).wrapping_add(guest) == 0 {
             block.load(Ordering::Acquire)
         } else {
-            self.search(guest, ac)
+            0
         }
     }
 
-    /// The same, in the table behind the others; it has no room for the rare blocks inside STAC..CLAC.
-    fn search(self, guest: u64, ac: bool) -> u64 {
-        if ac {
-            return 0;
+    /// Has jumps of programs find a block.
+    fn publish(self, guest: u64, to: u64) {
+        // SAFETY: a slot of the first table, of which this thread has the turn.
+        let [key, block] = unsafe { self.slot((guest as usize & (TABLE_SLOTS - 1)) * 16) };
+        key.store(u64::from(guest & 0xffff == 0), Ordering::Release);
+        block.store(to, Ordering::Release);
+        key.store(guest.wrapping_neg(), Ordering::Release);
+    }
+
+    /// The index of a page of user code, zero if there is none.
+    fn version(self, wanted: u64) -> u64 {
+        for n in 0..VERSION_REACH {
+            // SAFETY: the table has `VERSION_REACH` slots behind the last at which a search begins.
+            let [key, index] = unsafe { self.slot(VERSIONS + (version_slot(wanted) + n) * 16) };
+            if key.load(Ordering::Acquire) == wanted {
+                return index.load(Ordering::Acquire);
+            }
         }
+        0
+    }
+
+    /// The block in the table behind the others.
+    fn search(self, guest: u64) -> u64 {
         for n in 0..DEEP_REACH {
             // SAFETY: the table has `DEEP_REACH` slots behind the last at which a search begins.
             let [key, block] = unsafe { self.slot(DEEP + (deep_slot(guest) + n) * 16) };

@@ -1,7 +1,7 @@
 //! Page faults without the monitor: answered with a mapping, or delivered to the guest's kernel.
 
 use crate::{
-    assist, bias,
+    assist, bias, blocks,
     context::{Context, Next},
     kernel_start, lookup,
     mmu::{self, Access, Walk},
@@ -15,11 +15,14 @@ use x86::{
     vector,
 };
 
-/// Page-fault error code.
-const WRITE: u64 = pf::WRITE as u64;
+/// Page-fault error code: the access writes.
+pub const WRITE: u64 = pf::WRITE as u64;
 const USER: u64 = pf::USER as u64;
-const FETCH: u64 = pf::FETCH as u64;
+/// Page-fault error code: the access is the fetch of an instruction.
+pub const FETCH: u64 = pf::FETCH as u64;
 const PAGE_FAULT: u64 = vector::PF as u64;
+/// Beside the error code of a fault that is being answered: the access is by a mapping, not looked up.
+const DIRECT: u64 = 1 << 32;
 /// RFLAGS an interrupt gate clears: TF, IF, NT, RF, VM.
 const CLEARED: u64 = TF | IF | NT | RF | VM;
 
@@ -49,24 +52,47 @@ fn user_access(code: u64) -> Access {
 }
 
 /// Translated code has faulted; the vCPU page has the host's registers. What cannot be mapped needs the
-/// exact state, which the monitor knows. User code reaches its own addresses, never the kernel's.
+/// exact state, which the monitor knows, and tells of programs' code. User code reaches its own addresses, never the
+/// kernel's.
 pub fn kernel(cx: &mut Context<'_>) -> Next {
     let write = cx.vcpu.exit.error & WRITE != 0;
     let access = Access { write, fetch: false, user: cx.vcpu.regs.cpl != 0 };
-    let done = cx.vcpu.run.walks != 0
-        && accessed(cx).is_some_and(|gva| match mmu::walk(cx, gva, access) {
-            Walk::Found(leaf) => mmu::install(cx, gva, leaf, access),
-            _ => false,
-        });
-    if !done {
-        return Next::Exit(Reason::KernelSignal);
-    }
+    let gva = if cx.vcpu.run.walks == 0 { None } else { accessed(cx) };
+    let next = gva.and_then(|gva| match mmu::walk(cx, gva, access) {
+        Walk::Found(leaf) if mmu::install(cx, gva, leaf, access) => Some(mapped(cx)),
+        Walk::Fault(present) if access.user => of_known_code(cx, gva, present),
+        _ => None,
+    });
+    next.unwrap_or(Next::Exit(Reason::KernelSignal))
+}
+
+/// What translated code has missed is mapped now.
+fn mapped(cx: &mut Context<'_>) -> Next {
     // A step is not over: the kick that it was for would be lost.
     match cx.vcpu.run.go {
         go::STEP => cx.vcpu.block.host_flags |= TF,
         _ => cx.vcpu.run.go = go::RAW,
     }
     Next::Run
+}
+
+/// Translated user code has accessed a page that it may not, by an instruction of which the monitor has told the state. `None`,
+/// with nothing changed, if that is the monitor's to deliver. Such an instruction accesses what is mapped, not what is looked up.
+fn of_known_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<Next> {
+    let state = blocks::fault_state(cx.vcpu.exit.pc).filter(|_| assist::delivers(cx))?;
+    let (gpr, rip) = (cx.vcpu.regs.gpr, cx.vcpu.regs.rip);
+    for (value, register) in cx.vcpu.block.spill.iter().zip(state.spilled) {
+        let register = register.and_then(|number| cx.vcpu.regs.gpr.get_mut(usize::from(number)));
+        register.into_iter().for_each(|register| *register = *value);
+    }
+    cx.vcpu.regs.rip = state.rip;
+    let code = present | cx.vcpu.exit.error & WRITE;
+    let next = of_translated_user(cx, gva, code);
+    match next {
+        Some(_) => cx.vcpu.paging.faulted[2] |= DIRECT,
+        None => (cx.vcpu.regs.gpr, cx.vcpu.regs.rip) = (gpr, rip),
+    }
+    next
 }
 
 /// The guest address that the code that runs has meant.
@@ -90,18 +116,12 @@ fn kernel_address(cx: &Context<'_>) -> Option<u64> {
     (!alias && cx.vcpu.exit.address >> 47 == 0).then_some(cx.vcpu.exit.address)
 }
 
-/// Translated user code, whose state is in the vCPU page, has accessed a page that it may not; `None`, with
-/// nothing changed, if that is the monitor's to deliver.
-pub fn of_translated_user(
-    cx: &mut Context<'_>,
-    gva: u64,
-    present: u64,
-    write: bool,
-) -> Option<Next> {
+/// Translated user code, whose state is in the vCPU page, has accessed a page that it may not, with this error code but
+/// for the bit for user code; `None`, with nothing changed, if that is the monitor's to deliver.
+pub fn of_translated_user(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<Next> {
     let flags = cx.vcpu.regs.rflags;
     assist::leave_translated_user(cx.vcpu);
-    let code = present | USER | if write { WRITE } else { 0 };
-    let next = deliver(cx, gva, code);
+    let next = deliver(cx, gva, code | USER);
     if next.is_none() {
         (cx.vcpu.regs.rflags, cx.vcpu.block.bias, cx.vcpu.run.user_translated) = (flags, 0, 1);
     }
@@ -196,6 +216,7 @@ pub fn before_return(cx: &mut Context<'_>) {
     let access = user_access(code);
     if let Walk::Found(leaf) = mmu::walk(cx, gva, access) {
         match cx.vcpu.run.user_translated {
+            _ if code & DIRECT != 0 => mmu::install(cx, gva, leaf, access),
             0 => mmu::install(cx, gva, leaf, access),
             _ => !access.fetch && lookup::enter(cx, gva, leaf, access),
         };

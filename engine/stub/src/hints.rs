@@ -112,6 +112,7 @@ mod tests {
             budget: 0,
             large: 0,
             lookups: 0,
+            forks: 0,
             copied: 0,
             sites_closed: 0,
             shared_page: 0,

@@ -57,6 +57,6 @@ pub fn forget(vcpu: &mut VcpuPage, gva: u64) {
     table().forget(gva & !(PAGE - 1), PAGE);
     let (word, bit) = code_page(gva);
     if vcpu.told.code_pages.get(word).is_some_and(|word| word >> bit & 1 == 1) {
-        vcpu.code_space = 0; // the monitor has the code made from it dropped first
+        table().forget_code();
     }
 }

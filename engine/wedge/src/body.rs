@@ -142,7 +142,7 @@ impl<'a> Parts<'a> {
             part(VCPU_PAGE, VCPU_PAGE_LEN, Write, Some(self.objects.vcpu_page)),
             part(TAPS, size_of::<Taps>(), Write, Some(self.objects.taps)),
             part(TABLES, USER_TABLES, Read, Some(self.objects.tables)),
-            part(TABLES + USER_TABLES, user_tables, Read, Some(self.objects.user_tables)),
+            part(TABLES + USER_TABLES, user_tables, Write, Some(self.objects.user_tables)),
             part(CACHE, USER_CACHE - CACHE, Execute, Some(self.objects.cache)),
             part(USER_CACHE, USER_CACHE_LEN, Execute, Some(self.objects.user_cache)),
             part(REGIONS, REGIONS_LEN, Read, Some(self.objects.regions)),

@@ -39,22 +39,23 @@ impl CodeArea {
     /// # Errors
     /// If the host has no memory.
     pub fn of_kernel(base: Base) -> io::Result<Self> {
-        Self::new(KERNEL_CODE_OBJECT, base.at(CACHE as u64), USER_CACHE - CACHE, USER_TABLES)
+        let tables = MemoryObject::new("ring3-jumps", USER_TABLES)?;
+        tables.seal()?;
+        Self::new(tables, (KERNEL_CODE_OBJECT, USER_CACHE - CACHE), base.at(CACHE as u64))
     }
 
-    /// For translated user code, nothing yet.
+    /// For translated user code, nothing yet. Wedges change the tables, too, of which the monitor reads nothing.
     ///
     /// # Errors
     /// If the host has no memory.
     pub fn of_user(base: Base) -> io::Result<Self> {
         let at = base.at(USER_CACHE as u64);
-        Self::new("ring3-user-code", at, USER_CACHE_LEN, TABLES_LEN - USER_TABLES)
+        let tables = MemoryObject::new("ring3-user-jumps", TABLES_LEN - USER_TABLES)?;
+        Self::new(tables, ("ring3-user-code", USER_CACHE_LEN), at)
     }
 
-    fn new(name: &'static str, at: u64, cache: usize, tables: usize) -> io::Result<Self> {
-        let tables = MemoryObject::new("ring3-jumps", tables)?;
-        let cache = MemoryObject::new(name, cache)?;
-        tables.seal()?;
+    fn new(tables: Bytes, (name, len): (&'static str, usize), at: u64) -> io::Result<Self> {
+        let cache = MemoryObject::new(name, len)?;
         cache.seal()?;
         Ok(Self { tables, cache, at })
     }

@@ -13,7 +13,7 @@ use host::End;
 use std::{io, os::fd::BorrowedFd, sync::OnceLock};
 use wedge_abi::{
     BLOB, Base, Lookups, MAX_MADE, MAX_ORDERS, MONITOR, MapCommand, MapReport, RAM, RAM_MAX, Setup,
-    Shared,
+    Shared, forks,
 };
 
 pub(crate) static IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wedge.bin"));
@@ -254,6 +254,20 @@ impl Wedge {
         self.shared.set(field!(Shared, mapped.lookups), on.into());
     }
 
+    /// It is of interest whether the process forks.
+    pub fn watch_forks(&mut self) {
+        self.shared.set(field!(Shared, mapped.forks), forks::NONE);
+    }
+
+    /// The process has forked since the last call, as far as that is of interest.
+    pub fn take_fork(&mut self) -> bool {
+        let has = self.shared.get(field!(Shared, mapped.forks)) == forks::SOME;
+        if has {
+            self.watch_forks();
+        }
+        has
+    }
+
     /// Kernel code must not read the page at this GVA as it is mapped.
     pub fn hide(&mut self, page: u64) {
         self.hidden.push(page);
@@ -273,6 +287,17 @@ impl Wedge {
     /// The user's pages in a range (GVA) have no look-ups any more.
     pub fn forget_lookups(&mut self, start: u64, len: u64) {
         self.lookups.all().forget(start, len);
+        self.lookups.all().forget_code();
+    }
+
+    /// Some page of translated user code may be executed.
+    pub fn has_verified_code(&self) -> bool {
+        self.lookups.all().has_verified()
+    }
+
+    /// The page of translated user code with this index may be executed, as the guest's page tables say now.
+    pub fn verify_code(&mut self, index: u32, generation: u64) {
+        self.lookups.all().verify(index as usize, generation);
     }
 
     /// There are no look-ups any more.

@@ -43,11 +43,22 @@ pub mod calls {
     pub const MUNMAP: u64 = 11;
     pub const MREMAP: u64 = 25;
     pub const SHMAT: u64 = 30;
+    pub const CLONE: u64 = 56;
+    pub const FORK: u64 = 57;
     pub const EXECVE: u64 = 59;
     pub const EXIT_GROUP: u64 = 231;
     pub const EXECVEAT: u64 = 322;
     /// No call.
     pub const NONE: u64 = !0;
+
+    /// Of a clone's first argument: the child shares the memory.
+    const CLONE_VM: u64 = 1 << 8;
+
+    /// A call with this number and first argument copies the address space.
+    #[inline(always)]
+    pub const fn copies_space(call: u64, flags: u64) -> bool {
+        call == FORK || call == CLONE && flags & CLONE_VM == 0
+    }
 
     /// A call with this number may give a program memory or take some.
     #[inline(always)]

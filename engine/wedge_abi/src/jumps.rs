@@ -22,6 +22,83 @@ pub const fn deep_slot(guest: u64) -> usize {
     (guest.wrapping_mul(DEEP_FACTOR) >> DEEP_SHIFT) as usize
 }
 
+/// Offset in the tables of translated user code of its pages, in the place of a table of the kernel's code: by
+/// [`version_slot`], 8 bytes with the [`version_key`] of a page and 8 with its index among all that there are.
+pub const VERSIONS: usize = TABLE_LEN;
+/// How many slots that has.
+pub const VERSION_SLOTS: usize = 1 << 14;
+/// Slots looked at for one page.
+pub const VERSION_REACH: usize = 8;
+/// Pages of translated user code there can be. The first indices are nobody's.
+pub const MAX_VERSIONS: usize = 1 << 16;
+/// The first index of a page of translated user code.
+pub const FIRST_VERSION: usize = 2;
+
+/// Offset in the tables of translated user code of what is known of host PCs there that have faulted, by [`fault_slot`]:
+/// 8 bytes with the PC and 8 with a [`FaultState`].
+pub const FAULTS: usize = VERSIONS + (VERSION_SLOTS + VERSION_REACH) * 16;
+/// How many slots that has.
+pub const FAULT_SLOTS: usize = 1 << 10;
+const _: () = assert!(FAULTS + FAULT_SLOTS * 16 <= VERSIONS + TABLE_LEN);
+
+/// Where what is known of a host PC is, if it is known.
+pub const fn fault_slot(pc: u64) -> usize {
+    (pc.wrapping_mul(DEEP_FACTOR) >> (64 - FAULT_SLOTS.trailing_zeros())) as usize
+}
+
+/// What the state of a program was at the start of the instruction that has faulted at a host PC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultState {
+    /// GVA of the instruction.
+    pub rip: u64,
+    /// Registers, by encoding, whose values are in the spill slots of the same positions.
+    pub spilled: [Option<u8>; FAULT_SPILLS],
+}
+
+/// Spill slots that a [`FaultState`] tells of.
+pub const FAULT_SPILLS: usize = 3;
+/// Bits of a word for a GVA, and for a register: its encoding and one more, or zero.
+const GVA_BITS: u32 = 47;
+const REGISTER_BITS: u32 = 5;
+const _: () = assert!(GVA_BITS + REGISTER_BITS * FAULT_SPILLS as u32 <= 64);
+
+impl FaultState {
+    /// As a word.
+    pub fn to_word(self) -> u64 {
+        let registers = self.spilled.iter().rev().fold(0, |word, register| {
+            word << REGISTER_BITS | register.map_or(0, |number| u64::from(number & 15) + 1)
+        });
+        self.rip & ((1 << GVA_BITS) - 1) | registers << GVA_BITS
+    }
+
+    /// What a word says.
+    pub fn from_word(word: u64) -> Self {
+        let register = |at: usize| {
+            let code = word >> (GVA_BITS + REGISTER_BITS * at as u32) & ((1 << REGISTER_BITS) - 1);
+            (code as u8).checked_sub(1).map(|number| number & 15)
+        };
+        Self { rip: word & ((1 << GVA_BITS) - 1), spilled: core::array::from_fn(register) }
+    }
+}
+
+/// A page of user code: which GVA has it, and which page of RAM it is, by its offset.
+pub const fn version_key(gva: u64, offset: u64) -> u64 {
+    gva >> 12 << 28 | offset >> 12
+}
+
+/// Where the search for a [`version_key`] starts.
+pub const fn version_slot(key: u64) -> usize {
+    (key.wrapping_mul(DEEP_FACTOR) >> (64 - VERSION_SLOTS.trailing_zeros())) as usize
+}
+
+/// Beside the HVA of a block of user code in the searched table, which is even: the block ends in the page behind the one it begins in.
+pub const CROSSES: u64 = 1;
+
+/// What the searched table has for a GVA of user code in a page of this index.
+pub const fn versioned(guest: u64, index: u64) -> u64 {
+    guest | index << 47
+}
+
 /// Offset in the tables of a bit for each page of user code, by [`site_page`]: it may hold patched
 /// system calls.
 pub const SITE_PAGES: usize = DEEP + (DEEP_SLOTS + DEEP_REACH) * 16;
@@ -94,6 +171,14 @@ mod tests {
     extern crate std;
 
     use super::*;
+
+    #[test]
+    fn what_is_known_of_a_fault_fits_into_a_word() {
+        for spilled in [[None; 3], [Some(1), None, Some(15)], [Some(0), Some(7), None]] {
+            let state = FaultState { rip: 0x7fff_ffff_effe, spilled };
+            assert_eq!(FaultState::from_word(state.to_word()), state);
+        }
+    }
 
     #[test]
     fn pages_that_differ_have_other_prints() {

@@ -1,10 +1,10 @@
-//! Tables of a wedge's own. Look-ups: a software TLB that translated user code consults. Copies: where kernel
-//! code must not read what user code executes.
+//! Tables of a wedge's own. Look-ups: a software TLB that translated user code consults. Verified pages: that TLB for
+//! what it executes. Copies: where kernel code must not read what user code executes.
 //!
 //! The wedge and translated code write them too, and may be hostile: all of it is atomic, and the monitor
 //! reads of it only what it may forget.
 
-use crate::{COPIES_LEN, COPY_COUNT, POISON, SITES, SITES_LEN, copy_slot};
+use crate::{COPIES_LEN, COPY_COUNT, MAX_VERSIONS, POISON, SITES, SITES_LEN, copy_slot};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -120,10 +120,17 @@ pub struct Lookups {
     any: AtomicU64,
     /// Not zero: some are of pages that are parts of the guest's large ones.
     large: AtomicU64,
+    /// By the index of a page of translated user code: [`crate::MonitorData::code_generation`] if the guest's page tables
+    /// let the page be executed.
+    verified: [AtomicU64; MAX_VERSIONS],
+    /// All behind this one are zero.
+    verified_end: AtomicU64,
 }
 
 /// Offset of the entries of look-ups.
 pub const LOOKUP_ENTRIES: usize = COPIES_LEN;
+/// Offset of the words that say which pages of translated user code may be executed.
+pub const VERIFIED: usize = core::mem::offset_of!(Lookups, verified);
 const _: () = assert!(core::mem::offset_of!(Lookups, entries) == LOOKUP_ENTRIES);
 const _: () = assert!(size_of::<Entry>() == size_of::<Lookup>());
 
@@ -243,8 +250,34 @@ impl Lookups {
         }
     }
 
+    /// The page of translated user code with this index may be executed.
+    pub fn verify(&self, index: usize, generation: u64) {
+        if let Some(word) = self.verified.get(index) {
+            word.store(generation, Relaxed);
+            let end = self.verified_end.load(Relaxed).max(index as u64 + 1);
+            self.verified_end.store(end, Relaxed);
+        }
+    }
+
+    /// It has been verified.
+    pub fn is_verified(&self, index: usize, generation: u64) -> bool {
+        self.verified.get(index).is_some_and(|word| word.load(Relaxed) == generation)
+    }
+
+    /// Some page of translated user code may be executed.
+    pub fn has_verified(&self) -> bool {
+        self.verified_end.load(Relaxed) != 0
+    }
+
+    /// No page of translated user code may be executed before it is verified again.
+    pub fn forget_code(&self) {
+        let end = self.verified_end.swap(0, Relaxed) as usize;
+        self.verified.iter().take(end).for_each(|word| word.store(0, Relaxed));
+    }
+
     /// No page has any.
     pub fn clear(&self) {
+        self.forget_code();
         if self.is_empty() {
             return;
         }

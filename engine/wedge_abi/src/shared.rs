@@ -100,6 +100,17 @@ pub const MAX_LARGE: usize = 64;
 /// Hints about what is mapped.
 pub const HINTS: usize = 2048;
 
+/// Values of [`Mapped::forks`].
+#[allow(missing_docs)]
+pub mod forks {
+    /// Nobody wants to know.
+    pub const UNSEEN: u64 = 0;
+    /// It has not since the monitor looked.
+    pub const NONE: u64 = 1;
+    /// It has, and is run with look-ups.
+    pub const SOME: u64 = 2;
+}
+
 /// What is mapped, and may be.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +121,8 @@ pub struct Mapped {
     pub large: u64,
     /// Not zero: user code is run translated, with look-ups.
     pub lookups: u64,
+    /// Whether the process forks, see [`forks`].
+    pub forks: u64,
     /// Not zero: there are, or were, changed copies of pages of code.
     pub copied: u64,
     /// Not zero: the table of patched system calls is closed to user code.

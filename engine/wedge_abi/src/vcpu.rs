@@ -22,8 +22,6 @@ pub struct VcpuPage {
     pub counters: Counters,
     /// Memory that programs must not have.
     pub claims: Claims,
-    /// CR3 of the program that translated user code is of; zero: the monitor has to look first.
-    pub code_space: u64,
     /// x87, SSE and AVX state in the standard XSAVE layout; in the CPU while guest code runs.
     pub vectors: Vectors,
     /// What only the monitor writes. It does not read this back.
@@ -243,6 +241,8 @@ pub struct MonitorData {
     pub cpuid: CpuidCache,
     /// A bit for each page of translated user code, by [`crate::code_page`].
     pub code_pages: [u64; CODE_PAGE_WORDS],
+    /// What a page of translated user code is verified by: another number whenever all translations are dropped.
+    pub code_generation: u64,
 }
 
 /// What CPUID answers.
@@ -287,6 +287,6 @@ impl Default for CpuidCache {
 
 impl Default for MonitorData {
     fn default() -> Self {
-        Self { cpuid: CpuidCache::default(), code_pages: [0; CODE_PAGE_WORDS] }
+        Self { cpuid: CpuidCache::default(), code_pages: [0; CODE_PAGE_WORDS], code_generation: 0 }
     }
 }

@@ -61,10 +61,12 @@ fn closed_by_keys(
     Ok(anyway)
 }
 
+/// Each attempt is a process of its own, and such are translated at first.
 #[test]
 fn user_code_beside_the_kernel() -> Result<()> {
-    let said = attempts("fast", closed_by_keys(&["stack", "kernel", "wedge"], 1)?)?;
-    stacks_were_tried(&said)
+    let closed = closed_by_keys(&["stack", "kernel", "wedge"], 1)?;
+    stacks_were_tried(&attempts("fast", closed)?)?;
+    stacks_were_tried(&attempts_with(&["--engine", "fast", "--young", "map"], closed)?)
 }
 
 /// With RSP anywhere a program's faults, calls and interrupts come back to the engine; none was left out.

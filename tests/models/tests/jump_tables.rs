@@ -34,6 +34,7 @@ const LAYOUT: Layout = Layout {
     vcpu_page: 0x10_2000_0000,
     table: 0x10_3000_0000,
     lookups: None,
+    verified: None,
 };
 
 /// Addresses that have the same slot, and meet in the searched table.

@@ -19,8 +19,8 @@ use stub::{
 };
 use wedge::{Error, Pages};
 use wedge_abi::{
-    BIAS, KERNEL_START, MAX_MADE, MAX_ORDERS, MapCommand, MapReport, RAM, REGIONS, SITES, Shared,
-    VcpuPage, keys, region,
+    BIAS, FIRST_VERSION, KERNEL_START, MAX_MADE, MAX_ORDERS, MapCommand, MapReport, RAM, REGIONS,
+    SITES, Shared, VcpuPage, code_page, keys, region,
 };
 use x86::paging::Access;
 use x86_interp::GuestRam;
@@ -30,6 +30,8 @@ const WRITE: u64 = 2;
 const EXECUTE: u64 = 4;
 /// Steps of guest code between two turns of the monitor, at most.
 const STRETCH: u64 = 16;
+/// What verified pages of translated code hold.
+const GENERATION: u64 = 1;
 
 /// Why the wedge gives up its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +50,8 @@ pub struct World {
     pub pages: Pages,
     pub tables: Tables,
     pub tlb: Tlb,
+    /// Pages of translated code, GVA and RAM offset, in the order of their indices.
+    pub code: Vec<(u64, u64)>,
     pub random: Random,
     /// The address space, which is the PCID too.
     pub space: u64,
@@ -144,6 +148,17 @@ impl Process for Wedge {
     fn show_all(&mut self) {}
     fn forget_lookups(&mut self, start: u64, len: u64) {
         self.lookups.inside().forget(start, len);
+        self.lookups.inside().forget_code();
+    }
+    fn watch_forks(&mut self) {}
+    fn take_fork(&mut self) -> bool {
+        false
+    }
+    fn has_verified_code(&self) -> bool {
+        self.lookups.inside().has_verified()
+    }
+    fn verify_code(&mut self, index: u32, generation: u64) {
+        self.lookups.inside().verify(index as usize, generation);
     }
     fn clear_lookups(&mut self) {
         self.lookups.inside().clear();
@@ -229,8 +244,12 @@ impl World {
         mmu::finish_deferred(&mut stub::Context::of(self.pages.vcpu_page(), shared));
         let gva = tables::some_page(&mut self.random, false);
         let (write, fetch) = self.random.pick(&[(false, false), (true, false), (false, true)]);
-        if !fetch && self.random.chance(40) {
-            return self.looked_up(shared, gva, write);
+        if self.random.chance(40) {
+            return if fetch {
+                self.goes_to(shared, gva)
+            } else {
+                self.looked_up(shared, gva, write)
+            };
         }
         self.user_access(shared, gva, Access { write, fetch, user: true, smap_override: false });
     }
@@ -284,6 +303,32 @@ impl World {
             }
         }
         self.violated(format!("a look-up of {gva:#x} is filled, and misses again"));
+    }
+
+    /// A translated program goes to another page, as `blocks::verified_user`: there is code of each page of RAM at each address.
+    fn goes_to(&mut self, shared: &mut Shared, gva: u64) {
+        let page = gva & !(PAGE - 1);
+        let asked = mmu::Access { write: false, fetch: true, user: true };
+        let walk = mmu::walk(&stub::Context::of(self.pages.vcpu_page(), shared), gva, asked);
+        self.fill();
+        let access = Access { write: false, fetch: true, user: true, smap_override: false };
+        match walk {
+            Walk::Found(leaf) => self.verify(page, leaf.offset),
+            Walk::Fault(_) => self.page_fault(gva, access),
+            Walk::Unknown => self.exit = Exit::Access(gva, access),
+        }
+    }
+
+    /// A page of translated code may be executed.
+    fn verify(&mut self, page: u64, offset: u64) {
+        let known = self.code.iter().position(|of| *of == (page, offset));
+        let index = known.unwrap_or_else(|| {
+            self.code.push((page, offset));
+            self.code.len() - 1
+        });
+        let (word, bit) = code_page(page);
+        self.pages.vcpu_page().told.code_pages[word] |= 1 << bit;
+        lookup::table().verify(FIRST_VERSION + index, GENERATION);
     }
 
     /// The guest's own page fault: its kernel runs.
@@ -458,6 +503,13 @@ impl World {
             if !self.is_granted(page, offset, write) {
                 found =
                     Some(format!("a look-up of {page:#x} leads to {offset:#x}, writable: {write}"));
+            }
+        }
+        for (index, (page, offset)) in self.code.iter().enumerate() {
+            let open = lookup::table().is_verified(FIRST_VERSION + index, GENERATION);
+            let grants = |entry: tlb::Entry| entry.gpa == *offset && entry.user && entry.execute;
+            if open && !self.tlb.of(self.pcid(), *page).any(grants) {
+                found = Some(format!("code of {page:#x} at {offset:#x} may be executed"));
             }
         }
         if let Some(found) = found {

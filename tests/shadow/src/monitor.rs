@@ -68,6 +68,7 @@ impl Run {
             pages,
             tables,
             tlb,
+            code: Vec::new(),
             random,
             space: 0,
             user,

@@ -13,14 +13,15 @@ mod shared;
 use child::serve;
 use shared::{
     BIAS, CACHE_LEN, COPIES_LEN, IN_HOST, LAYOUT, LOOKUPS, LOOKUPS_LEN, NEVER, REGIONS_LEN, SHOWN,
-    TABLES_LEN, VCPU_PAGE_LEN, VIEW, bytes_at, mailbox, map, memfd, vcpu_page,
+    TABLES_LEN, VCPU_PAGE_LEN, VERIFIED, VERIFIED_LEN, VERSION, VIEW, bytes_at, mailbox, map,
+    memfd, vcpu_page,
 };
 
 use crate::case::{Case, DATA_LEN, Place, USER, USER_LEN};
 use anyhow::{Context, Result, bail, ensure};
 use jit::{
     Layout, Level,
-    cache::{Cache, CodeMemory},
+    cache::{Cache, CodeMemory, How, Variant},
 };
 use std::ptr;
 use wedge_abi::{BlockExit, LOOKUP_WRITE, Lookup, NOWHERE, lookup_slot};
@@ -103,12 +104,13 @@ impl Rig {
         Self::with(Layout { level, bias, ..LAYOUT })
     }
 
-    /// The same for a program's code whose memory operands are looked up.
+    /// The same for a program's code whose memory operands are looked up, and which looks first whether it may be executed.
     ///
     /// # Errors
     /// As there.
     pub fn with_lookups() -> Result<Self> {
-        Self::with(Layout { level: Level::User, bias: 0, lookups: Some(LOOKUPS), ..LAYOUT })
+        let (lookups, verified) = (Some(LOOKUPS), Some(VERIFIED));
+        Self::with(Layout { level: Level::User, bias: 0, lookups, verified, ..LAYOUT })
     }
 
     fn with(layout: Layout) -> Result<Self> {
@@ -126,7 +128,8 @@ impl Rig {
         map(data, 4096, place.data.wrapping_add(bias), DATA_LEN, write)?;
         map(data, 4096 + DATA_LEN, USER, USER_LEN, write)?;
         map(data, 0, SHOWN, 4096 + DATA_LEN + USER_LEN, write)?;
-        map(memfd(LOOKUPS_LEN)?, 0, LOOKUPS, LOOKUPS_LEN, write)?;
+        let lookups = LOOKUPS_LEN + VERIFIED_LEN;
+        map(memfd(lookups)?, 0, LOOKUPS, lookups, write)?;
         let tables = REGIONS_LEN + COPIES_LEN;
         map(memfd(tables)?, 0, LAYOUT.regions, tables, write)?;
         fill_regions();
@@ -201,6 +204,7 @@ impl Rig {
         for page in std::mem::take(&mut self.shown) {
             self.set_lookup(page, Lookup::default());
         }
+        self.verify(0);
         // SAFETY: mapped for good; the child waits.
         unsafe {
             let text = bytes_at(self.hva(self.place.code), 4096);
@@ -248,6 +252,8 @@ impl Rig {
                 self.list_boundaries();
             }
             self.child_runs()?;
+            // The first block was not let in.
+            self.verify(VERSION.generation);
             while mailbox().signal == 0 && vcpu_page().exit.kind == BlockExit::Lookup as u64 {
                 if !self.fill() {
                     return Ok(());
@@ -280,6 +286,15 @@ impl Rig {
             vcpu_page().block.host_flags |= flags::TF;
         }
         true
+    }
+
+    /// What the word of the page of code holds.
+    fn verify(&self, generation: u32) {
+        if self.layout.verified.is_some() {
+            let at = VERIFIED + u64::from(VERSION.index) * 8;
+            // SAFETY: mapped for good; the child waits.
+            unsafe { *(at as *mut u64) = generation.into() };
+        }
     }
 
     /// Where a page lies in the memory that is shown, and whether it may be written.
@@ -318,8 +333,10 @@ impl Rig {
     /// The block at RIP, if that lies in the case's code.
     fn block(&mut self, case: &Case) -> Result<Option<u64>> {
         let (rip, alignment) = (vcpu_page().regs.rip, vcpu_page().regs.ac != 0);
-        if let Some(host) = self.cache.find(rip, alignment) {
-            self.cache.publish(&mut View, rip, alignment);
+        let version = self.layout.verified.map(|_| VERSION);
+        let variant = version.map_or(alignment.into(), |of| Variant::of_page(of.index));
+        if let Some(host) = self.cache.find(rip, variant) {
+            self.cache.publish(&mut View, rip, variant);
             return Ok(Some(host));
         }
         let Some(bytes) = case.code.get(rip.wrapping_sub(self.place.code) as usize..) else {
@@ -328,7 +345,8 @@ impl Rig {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let made = self.cache.add(&mut View, rip, bytes, bytes.len(), (alignment, false), [0; 2]);
+        let how = How { ac: alignment, tap: false, version };
+        let made = self.cache.add(&mut View, rip, bytes, bytes.len(), how, [0; 2]);
         made.map(Some).map_err(|refused| anyhow::anyhow!("not translated: {refused:?}"))
     }
 

@@ -195,7 +195,7 @@ fn the_last_x87_instruction_is_the_guests() {
     assert_eq!(fast.vcpu().fpu.fip, PROGRAM.0 + 10);
 }
 
-/// Wedges drop translations of user pages by themselves.
+/// A page that gets a breakpoint.
 #[test]
 fn user_code_goes_with_its_page() {
     let mut fast = running(user_state(), User::Translated, LockStep::default());
@@ -205,7 +205,7 @@ fn user_code_goes_with_its_page() {
         fast.code.with(Level::User, find).expect("translated")
     };
     assert!(known(&mut fast));
-    fast.code.forget_page(PROGRAM.0 + 7);
+    fast.code.with(Level::User, |code| code.forget_page(PROGRAM.0 + 7));
     assert!(!known(&mut fast));
 }
 

@@ -4,7 +4,7 @@
 //! jumps lie in a vector each, those of a block end where the next one's begin, and what marks have to undo is
 //! one of a few hundred combinations. Nothing is taken out before all is.
 
-use super::{Key, Source};
+use super::{Key, Source, Variant};
 use crate::{
     Link,
     block::Block,
@@ -29,7 +29,9 @@ struct Placed {
     incoming: Number,
     guest_len: u16,
     len: u16,
-    ac: bool,
+    /// Offset of what follows its look whether its page may be executed; zero if it has none, or looks at two.
+    body: u16,
+    variant: Variant,
     /// It has not been dropped.
     live: bool,
     /// Writes to pages of code before it was made.
@@ -57,7 +59,7 @@ pub(super) struct Jump {
     pub next: Number,
     displacement: u16,
     stub: u16,
-    ac: bool,
+    variant: Variant,
 }
 
 /// Blocks there is address space for from the start.
@@ -113,7 +115,13 @@ impl BlockRecords {
     }
 
     /// Enters a block, which there is room for.
-    pub fn enter(&mut self, block: &Block, pages: [u64; 2], writes: u64) -> Number {
+    pub fn enter(
+        &mut self,
+        block: &Block,
+        variant: Variant,
+        pages: [u64; 2],
+        writes: u64,
+    ) -> Number {
         let number = self.blocks.len() as Number;
         let placed = Placed {
             guest: block.guest,
@@ -123,7 +131,8 @@ impl BlockRecords {
             incoming: NONE,
             guest_len: block.guest_len as u16,
             len: block.code.len() as u16,
-            ac: block.ac,
+            body: if pages[0] == pages[1] { block.body as u16 } else { 0 },
+            variant,
             live: true,
             writes,
         };
@@ -133,7 +142,8 @@ impl BlockRecords {
             let kind = self.kind(mark);
             self.marks.push(Packed { host: mark.host as u16, guest: mark.guest as u16, kind });
         }
-        self.jumps.extend(block.links.iter().map(|link| Jump::new(number, link)));
+        self.jumps
+            .extend(block.links.iter().map(|link| Jump::new(number, (block.guest, variant), link)));
         number
     }
 
@@ -150,10 +160,24 @@ impl BlockRecords {
         self.starts[number as usize]
     }
 
+    /// HVA at which a jump enters a block: behind its look if the jump is of the same page.
+    pub fn entry(&self, jump: Number, to: Number) -> u64 {
+        let block = &self.blocks[to as usize];
+        let near =
+            block.variant.page().is_some() && self.jumps[jump as usize].variant == block.variant;
+        self.host(to) + if near { u64::from(block.body) } else { 0 }
+    }
+
     /// What a block is asked for by.
     pub fn key(&self, number: Number) -> Key {
         let block = &self.blocks[number as usize];
-        (block.guest, block.ac)
+        (block.guest, block.variant)
+    }
+
+    /// All of a block's bytes are of one page.
+    pub fn is_of_one_page(&self, number: Number) -> bool {
+        let [first, second] = self.blocks[number as usize].pages;
+        first == second
     }
 
     /// A block has not been dropped.
@@ -224,20 +248,28 @@ impl BlockRecords {
 }
 
 impl Jump {
-    fn new(from: Number, link: &Link) -> Self {
+    /// Of a block with this key. A block that looks whether its page may be executed goes on to others of that page, and
+    /// elsewhere to whichever is there, which looks itself.
+    fn new(from: Number, (guest, own): Key, link: &Link) -> Self {
+        let near = link.target >> 12 == guest >> 12;
+        let variant = match own.page() {
+            None => link.ac.into(),
+            Some(_) if near => own,
+            Some(_) => Variant::ANY,
+        };
         Self {
             target: link.target,
             from,
             next: NONE,
             displacement: link.displacement as u16,
             stub: link.stub as u16,
-            ac: link.ac,
+            variant,
         }
     }
 
     /// What it leads to.
     pub fn key(&self) -> Key {
-        (self.target, self.ac)
+        (self.target, self.variant)
     }
 
     /// Offsets in its block: of its displacement, and of what that leads to while there is no block.

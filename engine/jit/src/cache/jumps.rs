@@ -4,25 +4,35 @@
 //! guest address. So the lists run through the jumps themselves, and linking allocates nothing. A dropped
 //! block's jumps stay in their lists, and are passed over, until everything is dropped.
 
-use super::{Cache, CodeMemory, Number, block_records::NONE};
+use super::{Cache, CodeMemory, Key, Number, Variant, block_records::NONE};
 use std::mem::replace;
 
 impl Cache {
     /// Points the jumps that wait for a block at it, and its own at others.
     pub(super) fn join(&mut self, memory: &mut impl CodeMemory, number: Number) {
-        let mut next = self.waiting.remove(&self.records.key(number)).unwrap_or(NONE);
-        while next != NONE {
-            let jump = next;
-            next = self.records.jumps[jump as usize].next;
-            self.connect(memory, jump, number);
+        let key = self.records.key(number);
+        let any = (key.1 != Variant::ANY).then_some((key.0, Variant::ANY));
+        for key in std::iter::once(key).chain(any) {
+            let mut next = self.waiting_for(key, number);
+            while next != NONE {
+                let jump = next;
+                next = self.records.jumps[jump as usize].next;
+                self.connect(memory, jump, number);
+            }
         }
         for jump in self.records.jumps_of(number) {
-            let (target, ac) = self.records.jumps[jump as usize].key();
-            match self.number(target, ac).filter(|to| self.trials.over(*to)) {
+            let key = self.records.jumps[jump as usize].key();
+            match self.number(key).filter(|to| self.trials.over(*to)) {
                 Some(to) => self.connect(memory, jump, to),
                 None => self.wait(jump),
             }
         }
+    }
+
+    /// The first of the jumps that wait for a key, if that leads to this block. They do not wait any more.
+    fn waiting_for(&mut self, key: Key, number: Number) -> Number {
+        let leads = self.number(key) == Some(number);
+        leads.then(|| self.waiting.remove(&key)).flatten().unwrap_or(NONE)
     }
 
     /// Takes back the jumps to a block that is dropped.
@@ -47,7 +57,7 @@ impl Cache {
         let at = &self.records.jumps[jump as usize];
         if self.records.is_live(at.from) {
             let site = self.records.host(at.from) + at.offsets().0;
-            if !self.point(memory, site, self.records.host(to)) {
+            if !self.point(memory, site, self.records.entry(jump, to)) {
                 return self.wait(jump);
             }
             let first = replace(self.records.incoming(to), jump);
@@ -63,7 +73,7 @@ impl Cache {
     }
 
     /// Where a block's direct jumps lead.
-    pub fn targets(&self, host: u64) -> Vec<(u64, bool)> {
+    pub fn targets(&self, host: u64) -> Vec<(u64, Variant)> {
         let jumps = self.records.live_at(host).map(|number| self.records.jumps_of(number));
         jumps.unwrap_or_default().map(|jump| self.records.jumps[jump as usize].key()).collect()
     }

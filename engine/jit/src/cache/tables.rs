@@ -6,11 +6,11 @@
 //! when each vCPU has been outside of all translated code since. In the table that is searched a slot is emptied when
 //! its block is dropped. In the one that an address's low bits are the index of, it is when another address asks for it.
 
-use super::{CodeMemory, Key};
+use super::{CodeMemory, Key, Variant};
 use crate::{Layout, stubs};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
-use wedge_abi::{DEEP, DEEP_REACH, DEEP_SLOTS, TABLE_SLOTS, deep_slot};
+use wedge_abi::{CROSSES, DEEP, DEEP_REACH, DEEP_SLOTS, TABLE_SLOTS, deep_slot, versioned};
 
 /// What an empty slot of the searched table holds: no GVA that is searched for there. Where that for zero begins it
 /// is not zero.
@@ -76,9 +76,15 @@ struct Waiting {
     number: u64,
 }
 
+/// What the searched table has for a block. It has none of those for RFLAGS.AC set.
+fn searched_for((guest, variant): Key) -> Option<u64> {
+    let page = variant.page().unwrap_or(0);
+    (variant != Variant::AC).then(|| versioned(guest, page.into()))
+}
+
 /// The index of a slot among the owners.
 fn index(key: Key) -> usize {
-    usize::from(key.1) * TABLE_SLOTS + (key.0 as usize & (TABLE_SLOTS - 1))
+    usize::from(key.1 == Variant::AC) * TABLE_SLOTS + (key.0 as usize & (TABLE_SLOTS - 1))
 }
 
 impl Tables {
@@ -107,21 +113,23 @@ impl Tables {
     }
 
     fn words(&self, key: Key) -> (u64, u64) {
-        let table = stubs::table(&self.layout, key.1) - self.layout.table;
+        let table = stubs::table(&self.layout, key.1 == Variant::AC) - self.layout.table;
         let (keys, values) = stubs::table_slot(key.0);
         (table + keys as u64, table + values as u64)
     }
 
-    /// Has the tables lead to a block.
-    pub fn show(&mut self, memory: &mut impl CodeMemory, key: Key, host: u64) {
+    /// Has the tables lead to a block. The searched one says of a block that looks whether its page may be executed if it `crosses`
+    /// into the page behind.
+    pub fn show(&mut self, memory: &mut impl CodeMemory, key: Key, host: u64, crosses: bool) {
         let may = self.shared.as_mut().is_none_or(|shared| shared.claim(key));
         if may {
             self.write(memory, key, host)
         } else {
             self.empty(memory, key)
         }
-        if !key.1 && key.0 != 0 {
-            self.enter_deep(memory, key.0, host);
+        if let Some(searched_for) = searched_for(key).filter(|_| key.0 != 0) {
+            let mark = if crosses && key.1.page().is_some() { CROSSES } else { 0 };
+            self.enter_deep(memory, searched_for, host | mark);
         }
     }
 
@@ -138,7 +146,8 @@ impl Tables {
     /// Has the tables not lead to a block any more.
     pub fn hide(&mut self, memory: &mut impl CodeMemory, key: Key) {
         self.empty(memory, key);
-        if let Some(slot) = self.deep_slot_of(key.0, key.0).filter(|_| !key.1) {
+        let slot = searched_for(key).and_then(|guest| self.deep_slot_of(guest, guest));
+        if let Some(slot) = slot {
             memory.write_table(deep_key(slot), empty_deep(slot));
             match &mut self.shared {
                 None => self.deep[slot] = 0,

@@ -2,8 +2,7 @@
 //! the wedge's view of guest RAM. The instruction is executed with an operand in that view.
 //!
 //! Only instructions that access their memory operand and nothing else are looked up. All others access the host's mappings. So do
-//! accesses to the stack and RIP-relative operands: they are in few pages, which stay mapped. An access across two pages always
-//! misses. A miss exits at the start of the instruction, with nothing changed.
+//! accesses to the stack: it is in few pages, which stay mapped. An access across two pages always misses. A miss exits at the start of the instruction, with nothing changed.
 
 use super::Emitter;
 use crate::{
@@ -173,13 +172,13 @@ fn access(insn: &Instruction) -> Option<Access> {
     (1..=WIDEST).contains(&bytes).then_some(Access { bytes, write })
 }
 
-/// One memory operand, addressed by 64-bit registers, and not as the stack is.
+/// One memory operand, addressed by 64-bit registers or by RIP, and not as the stack is.
 fn is_addressed_by_registers(insn: &Instruction) -> bool {
     let operands = (0..insn.op_count()).filter(|at| insn.op_kind(*at) == OpKind::Memory).count();
     let (base, index) = (insn.memory_base(), insn.memory_index());
     let wide = |r: Register| r == Register::None || r.is_gpr64();
     operands == 1
-        && wide(base)
+        && (wide(base) || insn.is_ip_rel_memory_operand())
         && wide(index)
         && base != Register::RSP
         && (base, index) != (Register::None, Register::None)

@@ -3,6 +3,7 @@
 mod branch;
 mod control;
 mod flags;
+mod gate;
 mod lookup;
 mod memory;
 mod segment;
@@ -46,6 +47,10 @@ pub(crate) struct Emitter<'a> {
     lookups: Vec<JumpLookup>,
     /// Look-ups in the software TLB, whose misses are emitted at the end.
     misses: Vec<lookup::Missed>,
+    /// The look whether the block's pages may be executed, whose exits are emitted at the end.
+    gates: Vec<usize>,
+    /// Offset of what follows that look.
+    body: u32,
     /// Where a call at the end will return to.
     returns: Option<u64>,
     /// Offset of the current guest instruction.
@@ -69,6 +74,8 @@ impl<'a> Emitter<'a> {
             links: Vec::new(),
             lookups: Vec::new(),
             misses: Vec::new(),
+            gates: Vec::new(),
+            body: 0,
             returns: None,
             guest: 0,
             ac: request.ac,
@@ -133,6 +140,7 @@ impl<'a> Emitter<'a> {
             Rule::SystemCall => self.system_call(insn),
             Rule::SaveVectors => self.save_vectors(insn),
             Rule::LoadVectors => self.load_vectors(insn),
+            Rule::MoveVectors => self.move_vectors(insn, bytes),
             Rule::ReadBase => self.read_base(insn),
             Rule::WriteBase => self.write_base(insn),
             Rule::Sysret => self.leave_for(BlockExit::Sysret, insn.ip()),
@@ -243,6 +251,7 @@ impl<'a> Emitter<'a> {
     /// The block, ending before guest address `end`.
     pub fn finish(mut self, end: u64) -> Block {
         self.emit_misses();
+        self.emit_gates();
         self.emit_tap();
         for index in 0..self.links.len() {
             let link = self.links[index];
@@ -260,6 +269,7 @@ impl<'a> Emitter<'a> {
             marks: self.marks,
             links: self.links,
             lookups: self.lookups,
+            body: self.body,
             returns: self.returns.map(|guest| (guest, self.ac)),
         }
     }

@@ -7,8 +7,12 @@ use crate::{
     recover::Fixes,
     translate::Flow,
 };
-use iced_x86::{Code, Instruction, Register};
+use iced_x86::{Code, Instruction, MemoryOperand, Mnemonic, Register};
 use wedge_abi::BlockExit;
+use x86::fpu::xstate;
+
+/// In XCOMP_BV: the area is in the compacted form.
+const COMPACTED: u64 = 1 << 63;
 
 impl Emitter<'_> {
     /// XSAVEOPT may save what it would rather leave out; so it becomes XSAVE.
@@ -34,6 +38,64 @@ impl Emitter<'_> {
             self.asm.load(*register, spill(index));
         }
         Flow::On
+    }
+
+    /// The CPU does what a program asks for, as far as the guest knows of it. The operand is mapped, not looked up: most are on the
+    /// stack.
+    pub(super) fn move_vectors(&mut self, insn: &Instruction, bytes: &[u8]) -> Flow {
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, Register::RAX);
+        self.put_aside(&mut fixes, 1, Register::RDX);
+        self.put_aside(&mut fixes, 2, Register::RCX);
+        let loads = matches!(insn.mnemonic(), Mnemonic::Xrstor | Mnemonic::Xrstor64);
+        let unknown = if loads { self.unknown_components(insn) } else { Vec::new() };
+        let known = self.asm.slot_operand(slot!(system.vector_mask));
+        self.asm.op3(Code::VEX_Pext_r32_r32_rm32, Register::EAX, Register::EAX, known);
+        self.asm.mov_imm(Register::RDX, 0);
+        self.asm.raw(bytes);
+        self.take_back();
+        if loads {
+            let over = self.asm.jmp_short();
+            unknown.into_iter().for_each(|jump| self.asm.bind(jump));
+            self.mark(false, fixes);
+            self.take_back();
+            self.exit(BlockExit::CallOut, insn.code() as u32, insn.ip());
+            self.asm.bind_short(over);
+        }
+        Flow::On
+    }
+
+    fn take_back(&mut self) {
+        for (index, register) in [Register::RAX, Register::RDX, Register::RCX].iter().enumerate() {
+            self.asm.load(*register, spill(index));
+        }
+    }
+
+    /// Jumps that are taken if an area to be loaded names a component that the guest has not: the program is to get a
+    /// general-protection fault, which the host, that has more of them, would not raise (SDM 13.8).
+    fn unknown_components(&mut self, insn: &Instruction) -> Vec<usize> {
+        let header = [(512, xstate::SUPPORTED), (520, xstate::SUPPORTED | COMPACTED)];
+        let look = |(at, known): (i64, u64)| {
+            let displacement = (insn.memory_displacement64() as i64).wrapping_add(at);
+            let operand = MemoryOperand::new(
+                insn.memory_base(),
+                insn.memory_index(),
+                insn.memory_index_scale(),
+                displacement,
+                8,
+                false,
+                Register::None,
+            );
+            self.asm.load_mem(Register::RCX, operand);
+            self.asm.mov_imm(Register::RDX, !known);
+            let all = [Register::RCX, Register::RCX, Register::RDX];
+            self.asm.op3(Code::VEX_Pext_r64_r64_rm64, all[0], all[1], all[2]);
+            let known = self.asm.jrcxz();
+            let unknown = self.asm.jmp(self.stubs.exit);
+            self.asm.bind_short(known);
+            unknown
+        };
+        header.map(look).to_vec()
     }
 
     /// Two registers that are neither the mask nor in the operand nor RSP.

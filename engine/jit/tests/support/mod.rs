@@ -15,4 +15,5 @@ pub const LAYOUT: Layout = Layout {
     vcpu_page: 0x10_2000_0000,
     table: 0x10_3000_0000,
     lookups: None,
+    verified: None,
 };

@@ -21,6 +21,7 @@ const LAYOUT: Layout = Layout {
     vcpu_page: 0x2100_0010_0000,
     table: 0x2100_0011_0000,
     lookups: None,
+    verified: None,
 };
 const ADDRESSES: [u64; 5] =
     [0xffff_ffff_8100_0000, 0xffff_ffff_ffff_f000, u64::MAX, 0, 0xffff_8000_0000_0000];

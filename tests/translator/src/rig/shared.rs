@@ -5,7 +5,7 @@
 use std::slice;
 
 use anyhow::{Result, ensure};
-use jit::{Layout, Level};
+use jit::{Layout, Level, Version};
 use wedge_abi::{Lookup, VcpuPage};
 use x86::flags;
 
@@ -25,6 +25,7 @@ pub(super) const LAYOUT: Layout = Layout {
     vcpu_page: WINDOW + CACHE_LEN,
     table: WINDOW + CACHE_LEN + VCPU_PAGE_LEN,
     lookups: None,
+    verified: None,
 };
 /// The parent's writable view of cache and tables.
 pub(super) const VIEW: u64 = 0x2200_0000_0000;
@@ -41,6 +42,12 @@ pub(super) const REGIONS_LEN: u64 = 512 * 8;
 /// Of the table of copies, in which nothing is hidden.
 pub(super) const COPIES_LEN: u64 = 512 * 8;
 pub(super) const LOOKUPS_LEN: u64 = (wedge_abi::LOOKUP_COUNT * size_of::<Lookup>()) as u64;
+/// Behind it the words that say which pages of a program's code may be executed.
+pub(super) const VERIFIED: u64 = LOOKUPS + LOOKUPS_LEN;
+pub(super) const VERIFIED_LEN: u64 = 4096;
+/// The only page of a program's code, and what its word holds once it may be executed.
+pub(super) const VERSION: Version =
+    Version { index: wedge_abi::FIRST_VERSION as u32, second: None, generation: 7 };
 
 /// What parent and child tell each other.
 #[repr(C, align(64))]

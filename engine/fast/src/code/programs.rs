@@ -1,0 +1,115 @@
+//! Translated code of programs: which page of RAM a block is of, and what wedges are told of it.
+
+use super::{Code, PAGE, offset};
+use jit::{
+    Level, Version,
+    cache::{CodeMemory, Position, Variant},
+    recover::Bias,
+};
+use ram::Ram;
+use wedge::Pages;
+use wedge_abi::{CODE_PAGE_WORDS, FAULT_SLOTS, FAULTS, FaultState, code_page, fault_slot};
+use x86::paging::Roots;
+
+impl Code {
+    /// Forgets the pages that programs' code was made from, and what wedges have been told of it.
+    pub(super) fn forget_programs(&mut self, pages: &mut Pages) {
+        self.versions.clear(&mut self.memory);
+        let slots = (0..FAULT_SLOTS).map(|slot| (FAULTS + slot * 16) as u64);
+        slots.for_each(|at| self.memory.write_table(at, 0));
+        pages.told().code_pages = [0; CODE_PAGE_WORDS];
+        pages.told().code_generation = self.versions.generation.into();
+    }
+
+    /// Which of the blocks at a GVA is right in the address space with these page tables. `None` if nothing may be executed there.
+    pub(super) fn variant(
+        &mut self,
+        pages: &mut Pages,
+        ram: &Ram,
+        roots: Roots,
+        (guest, ac): (u64, bool),
+    ) -> Option<Variant> {
+        if self.layout.level == Level::Kernel {
+            return Some(ac.into());
+        }
+        let offset = offset(ram, roots, guest, self.access())? & !(PAGE - 1);
+        if !self.versions.have_room() {
+            self.clear(pages);
+        }
+        self.versions.index(&mut self.memory, guest, offset).map(Variant::of_page)
+    }
+
+    /// The block at an HVA goes on as these page tables say, if it goes on in the page behind its first. If not, it is
+    /// dropped.
+    pub(super) fn is_whole(&mut self, ram: &Ram, roots: Roots, host: u64) -> bool {
+        let Some(source) = self.cache.source(host).filter(|_| self.layout.level == Level::User)
+        else {
+            return true;
+        };
+        let [first, second] = source.pages;
+        let behind = (source.guest & !(PAGE - 1)).wrapping_add(PAGE);
+        let whole = first == second || offset(ram, roots, behind, self.access()) == Some(second);
+        if !whole {
+            self.cache.drop_at(&mut self.memory, host);
+        }
+        whole
+    }
+
+    /// The indices of the pages that the block of user code at an HVA is of.
+    pub fn versions_of(&mut self, host: u64) -> [Option<u32>; 2] {
+        let Some(source) = self.cache.source(host) else { return [None; 2] };
+        let page = source.guest & !(PAGE - 1);
+        let [first, second] = source.pages;
+        let behind = (first != second).then(|| (page.wrapping_add(PAGE), second));
+        [Some((page, first)), behind].map(|page| {
+            page.and_then(|(gva, offset)| self.versions.index(&mut self.memory, gva, offset))
+        })
+    }
+
+    /// Something may be executed at a GVA, for a value of the virtual AC, that there is no block of.
+    pub(super) fn is_new(
+        &mut self,
+        pages: &mut Pages,
+        ram: &Ram,
+        roots: Roots,
+        target: (u64, bool),
+    ) -> bool {
+        let variant = self.variant(pages, ram, roots, target);
+        variant.is_some_and(|variant| self.cache.find(target.0, variant).is_none())
+    }
+
+    /// What a block at a GVA is to look at, which is made from these pages.
+    pub(super) fn version_of(&mut self, guest: u64, sources: [u64; 2]) -> Option<Version> {
+        if self.layout.level == Level::Kernel {
+            return None;
+        }
+        let behind = (guest & !(PAGE - 1)).wrapping_add(PAGE);
+        let [first, second] = sources;
+        let mut index = |gva, offset| self.versions.index(&mut self.memory, gva, offset);
+        let (index, second) =
+            (index(guest, first)?, (second != first).then(|| index(behind, second)).flatten());
+        Some(Version { index, second, generation: self.versions.generation })
+    }
+
+    /// Tells wedges that user code has been made from the page of a GVA.
+    pub(super) fn tell_of_page(&self, pages: &mut Pages, gva: u64) {
+        let (word, bit) = code_page(gva);
+        if pages.vcpu_page().told.code_pages[word] >> bit & 1 == 0 {
+            pages.told().code_pages[word] |= 1 << bit;
+        }
+    }
+
+    /// User code has faulted at a host PC: wedges are told what the state of the program is there.
+    pub fn tell_fault_state(&mut self, pc: u64, position: &Position) {
+        let fixes = &position.mark.fixes;
+        let moved = [fixes.rdi, fixes.rsi].iter().flatten().any(|by| *by != Bias::Fixed);
+        let [first, second, third, None] = fixes.spilled else { return };
+        if moved || self.layout.bias != 0 {
+            return;
+        }
+        let state = FaultState { rip: position.guest, spilled: [first, second, third] };
+        let at = (FAULTS + fault_slot(pc) * 16) as u64;
+        self.memory.write_table(at + 8, state.to_word());
+        self.memory.write_table(at, pc);
+    }
+}

@@ -1,0 +1,194 @@
+//! Processes that have just begun.
+//!
+//! Most processes end within milliseconds. Until then a mapping of the host's for each of their pages costs more than all that they
+//! compute. So a process that is new runs translated, with look-ups, as one with more pages than mappings does
+//! ([`super::pressure`]), until it has run for [`YOUNG`]. That needs code that has been translated before: new code takes longer to
+//! translate than a short process has. So a process whose code nobody has run at the same address is left to run directly.
+
+use ram::Ram;
+use std::time::Duration;
+use x86::paging::{self, WalkMemory};
+
+/// How long a process is young, while its slot has the turn.
+const YOUNG: Duration = Duration::from_millis(4);
+/// How long a process that has forked is young again: it writes to fewer pages meanwhile than a child has.
+const AFTER_FORK: Duration = Duration::from_millis(1);
+/// Entries of a page table, and those of a top one that are for the user's memory.
+const ENTRIES: u64 = 512;
+const USER_ENTRIES: u64 = 256;
+/// Levels of tables below the top one.
+const LEVELS: u32 = 3;
+/// Present pages that a program may have that has just been loaded: what the kernel has put on its stack.
+const FEW: usize = 4;
+/// Present pages that are looked at.
+const ENOUGH: usize = 64;
+/// Tables that are looked at.
+const TABLES: usize = 16;
+
+/// How far a process is in its youth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// It runs directly.
+    #[default]
+    Grown,
+    /// It has just begun; whether its code is known is seen when it needs a block that there is none of.
+    Begun,
+    /// It has forked, which is seen in the same way.
+    Forked,
+    /// It runs translated for a while.
+    Young,
+}
+
+/// What is known of a space's process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Youth {
+    stage: Stage,
+    /// How long it has run.
+    used: Duration,
+}
+
+impl Youth {
+    /// A new process runs here.
+    pub fn begin(&mut self) {
+        *self = Self { stage: Stage::Begun, used: Duration::ZERO };
+    }
+
+    /// The process has forked: each page that it writes next becomes another one.
+    pub fn begin_again(&mut self) {
+        self.used = YOUNG - AFTER_FORK;
+        if self.stage == Stage::Grown {
+            self.stage = Stage::Forked;
+        }
+    }
+
+    /// The process does without look-ups.
+    pub fn end(&mut self) {
+        self.stage = Stage::Grown;
+    }
+
+    /// Look-ups are to be used.
+    pub fn is_on(&self) -> bool {
+        self.stage != Stage::Grown
+    }
+
+    /// The process has run for so long.
+    pub fn note(&mut self, time: Duration) {
+        self.used += time;
+    }
+
+    /// Look-ups are to be used from now on. `is_known`: the code that comes next has often been seen before; told whether the process
+    /// is a new one. `None` if the code is in no page that the process has yet.
+    pub fn look(&mut self, is_known: impl FnOnce(bool) -> Option<bool>) -> bool {
+        self.stage = match self.stage {
+            Stage::Begun | Stage::Forked => match is_known(self.stage == Stage::Begun) {
+                None => self.stage,
+                Some(true) => Stage::Young,
+                Some(false) => Stage::Grown,
+            },
+            Stage::Young if self.used < YOUNG => Stage::Young,
+            _ => Stage::Grown,
+        };
+        self.is_on()
+    }
+}
+
+/// What the page tables of a process say of its pages, as far as is looked.
+#[derive(Debug, Default)]
+pub(crate) struct PageUse {
+    present: usize,
+    used: usize,
+    tables: usize,
+}
+
+impl PageUse {
+    /// Of the process with this top page table (GPA).
+    pub fn of(ram: &Ram, root: u64) -> Self {
+        let mut pages = Self::default();
+        pages.add(ram, root, USER_ENTRIES, LEVELS);
+        pages
+    }
+
+    /// A child has been forked and has not run: none of its pages has been accessed.
+    pub fn are_newborn(&self) -> bool {
+        self.used == 0 && self.present > 0
+    }
+
+    /// A program has been loaded and has not run.
+    pub fn are_few(&self) -> bool {
+        self.present <= FEW && self.tables < TABLES
+    }
+
+    fn are_enough(&self) -> bool {
+        self.tables >= TABLES || self.present >= ENOUGH || self.used > FEW
+    }
+
+    fn add(&mut self, mut ram: &Ram, table: u64, entries: u64, levels: u32) {
+        self.tables += 1;
+        for at in 0..entries {
+            if self.are_enough() {
+                return;
+            }
+            let entry = ram.read_u64(table + at * 8);
+            let is_leaf = levels == 0 || entry & paging::PS != 0;
+            match entry & paging::P {
+                0 => {}
+                _ if is_leaf => {
+                    self.present += 1;
+                    self.used += usize::from(entry & paging::A != 0);
+                }
+                _ => self.add(ram, entry & paging::ADDRESS, ENTRIES, levels - 1),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use x86::paging::{A, P, RW, US};
+    use x86_interp::GuestRam;
+
+    const USER: u64 = P | RW | US;
+
+    /// Page tables with this many pages, so many of them accessed; the tables are accessed in any case.
+    fn tables(present: u64, used: u64) -> Ram {
+        let ram = Ram::new(2 << 20).expect("memory");
+        for (table, next) in [(0x1000, 0x2000), (0x2000, 0x3000), (0x3000, 0x4000)] {
+            ram.store64(table + 5 * 8, next | USER | A);
+        }
+        for at in 0..present {
+            ram.store64(0x4000 + at * 16, 0x8000 | USER | if at < used { A } else { 0 });
+        }
+        ram
+    }
+
+    #[test]
+    fn new_processes_are_told_by_their_page_tables() {
+        let of = |present, used| {
+            let pages = PageUse::of(&tables(present, used), 0x1000);
+            (pages.are_newborn(), pages.are_few())
+        };
+        assert_eq!(of(100, 0), (true, false), "a child");
+        assert_eq!(of(100, 5), (false, false), "it has run");
+        assert_eq!(of(3, 3), (false, true), "a program");
+        assert_eq!(of(0, 0), (false, true), "one without anything yet");
+        assert_eq!(of(30, 30), (false, false));
+    }
+
+    #[test]
+    fn a_process_is_young_for_a_while_if_its_code_is_known() {
+        let mut youth = Youth::default();
+        let known = |_| Some(true);
+        assert!(!youth.look(known), "it was here before");
+        youth.begin();
+        assert!(youth.is_on() && youth.look(|_| None) && youth.look(known));
+        youth.note(YOUNG / 2);
+        assert!(youth.look(|_| Some(false)), "it is asked once");
+        youth.note(YOUNG / 2);
+        assert!(!youth.look(known) && !youth.is_on());
+        youth.begin();
+        assert!(!youth.look(|_| Some(false)) && !youth.look(known), "unknown code");
+        youth.begin_again();
+        assert!(youth.look(|is_new| Some(!is_new)), "it has forked");
+    }
+}

@@ -1,0 +1,47 @@
+//! Processes that have just begun are translated with look-ups, and share translations with others that have the same pages. Each has
+//! memory and code of its own all the same.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, ensure};
+use guests::{compile, counter, ring3};
+use tempfile::TempDir;
+
+/// Calls are bound when they are first made, in each child.
+const FLAGS: &str = "-O1 -fno-builtin -Wl,-z,lazy";
+
+/// Runs the program with 200 children and as many grandchildren; how many look-ups were filled by wedges.
+fn young(how: &str, cpus: &str) -> Result<u64> {
+    let directory = TempDir::new()?;
+    let program = compile(directory.path(), "young", include_str!("young.c"), FLAGS)?;
+    let mut guest = Command::new(ring3()?);
+    guest.args(["exec", "--engine=fast", "--timeout=120", "--stats"]);
+    guest.args(["--guest-isolation", "fast", "--cpus", cpus, "--young", how, "--"]);
+    guest.arg(&program).arg("200").current_dir(directory.path());
+    let output = guest.stdin(Stdio::null()).output()?;
+    let (said, messages) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(said == "young 200\n", "{:?}: {said}{messages}", output.status);
+    counter(&messages, "fast look-ups")
+}
+
+#[test]
+fn each_has_pages_and_code_of_its_own() -> Result<()> {
+    let filled = young("lookup", "1")?;
+    ensure!(filled > 20_000, "only {filled} look-ups were filled");
+    Ok(())
+}
+
+#[test]
+fn so_it_is_on_two_cpus() -> Result<()> {
+    let filled = young("lookup", "2")?;
+    ensure!(filled > 10_000, "only {filled} look-ups were filled");
+    Ok(())
+}
+
+#[test]
+fn they_can_run_directly() -> Result<()> {
+    let filled = young("map", "1")?;
+    ensure!(filled == 0, "{filled} look-ups were filled");
+    Ok(())
+}
