@@ -119,6 +119,8 @@ pub struct Code {
     pages: FxHashMap<u64, u64>,
     /// The pages that user code was made from.
     pub versions: Versions,
+    /// Slots in which wedges are told of faults.
+    told_faults: FxHashSet<usize>,
     pub devices: Devices,
     /// Those of all that execute the code ([`crate::breakpoints`]).
     breakpoints: Breakpoints,
@@ -151,6 +153,7 @@ impl Code {
             unchecked,
             pages,
             versions,
+            told_faults: FxHashSet::default(),
             devices,
             breakpoints,
             known,
@@ -176,6 +179,7 @@ impl Code {
         self.tops.clear();
         self.pages.clear();
         self.done.clear();
+        self.forget_faults();
         if self.layout.level == Level::User {
             self.forget_programs(pages);
         }

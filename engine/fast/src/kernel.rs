@@ -233,8 +233,8 @@ impl Fast {
             };
             let page_fault = signal == SIGSEGV && trap == u64::from(vector::PF);
             if !page_fault || !self.maps_what_is_missing(&position)? {
-                if page_fault && self.pages.vcpu_page().regs.cpl == 3 {
-                    self.code.tell_fault_state(pc, &position);
+                if page_fault {
+                    self.tell_fault_state(pc, &position);
                 }
                 self.take_recovered(&position);
                 // Where the window would have the user's half are no host addresses; nor where a copy is hidden.
@@ -260,6 +260,17 @@ impl Fast {
                 kind => return self.kernel_exit(kind),
             }
         }
+    }
+
+    /// An instruction of a program's, or one of the kernel's that may access a program's memory, has faulted.
+    fn tell_fault_state(&mut self, pc: u64, position: &Position) {
+        let page = self.pages.vcpu_page();
+        let level = match (page.regs.cpl, page.regs.ac) {
+            (3, _) => Level::User,
+            (0, 1..) => Level::Kernel,
+            _ => return,
+        };
+        self.code.tell_fault_state(level, pc, position);
     }
 
     /// Maps what a translated instruction has missed. True if the instruction can go on.

@@ -185,10 +185,10 @@ impl VcpuCode {
         self.user.as_mut().map(of).unwrap_or_default()
     }
 
-    /// User code has faulted at a host PC, which belongs to this instruction, and the guest takes the fault. Each process that is
+    /// Code has faulted at a host PC, which belongs to this instruction, and the guest takes the fault. Each process that is
     /// forked does so at the same places.
-    pub fn tell_fault_state(&mut self, pc: u64, position: &Position) {
-        self.user.iter_mut().for_each(|user| user.tell_fault_state(pc, position));
+    pub fn tell_fault_state(&mut self, level: Level, pc: u64, position: &Position) {
+        self.with(level, |code| code.tell_fault_state(pc, position));
     }
 
     /// The guest instruction that a host PC belongs to.

@@ -28,7 +28,7 @@ use x86::{
 };
 
 /// Kept in the host's RFLAGS in translated code.
-const IN_HOST: u64 = STATUS | DF | ID;
+pub const IN_HOST: u64 = STATUS | DF | ID;
 /// What SYSRET takes from R11.
 const SYSRET_FLAGS: u64 = 0x003c_7fd7;
 /// Flags user code may have that need no watching.

@@ -10,10 +10,13 @@ use crate::{
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use wedge_abi::{
-    CROSSES, DEEP, DEEP_REACH, FAULTS, FaultState, TABLE_LEN, TABLE_SLOTS, TABLES, USER_TABLES,
-    VERSION_REACH, VERSIONS, deep_slot, fault_slot, version_key, version_slot, versioned,
+    CROSSES, DEEP, DEEP_REACH, FAULTS, FaultState, KERNEL_FAULTS, TABLE_LEN, TABLE_SLOTS, TABLES,
+    USER_TABLES, VERSION_REACH, VERSIONS, deep_slot, fault_slot, version_key, version_slot,
+    versioned,
 };
 
+/// The bits that all addresses (GVA) of the kernel's have.
+const KERNEL_HALF: u64 = !0 << 47;
 /// The first address (GVA) at which user code cannot be.
 pub const USER_END: u64 = 0x7fff_ffff_f000;
 
@@ -80,9 +83,18 @@ fn verify_behind(cx: &mut Context<'_>, tables: BlockTables, guest: u64, index: u
 /// The state of the program whose translation has faulted at a host PC, at the start of the instruction; `None` if the monitor
 /// has not told.
 pub fn fault_state(pc: u64) -> Option<FaultState> {
-    let tables = BlockTables(here(TABLES + USER_TABLES));
+    state_at(USER_TABLES + FAULTS, pc)
+}
+
+/// The same of the kernel.
+pub fn kernel_fault_state(pc: u64) -> Option<FaultState> {
+    let of_kernel = |state: FaultState| FaultState { rip: state.rip | KERNEL_HALF, ..state };
+    state_at(KERNEL_FAULTS, pc).map(of_kernel)
+}
+
+fn state_at(table: usize, pc: u64) -> Option<FaultState> {
     // SAFETY: the table has a slot for each PC.
-    let [key, state] = unsafe { tables.slot(FAULTS + fault_slot(pc) * 16) };
+    let [key, state] = unsafe { BlockTables(here(TABLES)).slot(table + fault_slot(pc) * 16) };
     let is_known = key.load(Ordering::Acquire) == pc;
     is_known.then(|| FaultState::from_word(state.load(Ordering::Acquire)))
 }

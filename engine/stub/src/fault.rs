@@ -7,10 +7,10 @@ use crate::{
     mmu::{self, Access, Walk},
 };
 use core::arch::naked_asm;
-use wedge_abi::{Reason, SITES, SITES_LEN, VcpuPage, go};
+use wedge_abi::{FaultState, Reason, SITES, SITES_LEN, VcpuPage, go};
 use x86::{
     exception::pf,
-    flags::{IF, NT, RF, TF, VM},
+    flags::{FIXED, IF, NT, RF, TF, VM},
     reg::RSP,
     vector,
 };
@@ -61,6 +61,7 @@ pub fn kernel(cx: &mut Context<'_>) -> Next {
     let next = gva.and_then(|gva| match mmu::walk(cx, gva, access) {
         Walk::Found(leaf) if mmu::install(cx, gva, leaf, access) => Some(mapped(cx)),
         Walk::Fault(present) if access.user => of_known_code(cx, gva, present),
+        Walk::Fault(present) if cx.vcpu.regs.ac != 0 => of_known_kernel_code(cx, gva, present),
         _ => None,
     });
     next.unwrap_or(Next::Exit(Reason::KernelSignal))
@@ -81,11 +82,7 @@ fn mapped(cx: &mut Context<'_>) -> Next {
 fn of_known_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<Next> {
     let state = blocks::fault_state(cx.vcpu.exit.pc).filter(|_| assist::delivers(cx))?;
     let (gpr, rip) = (cx.vcpu.regs.gpr, cx.vcpu.regs.rip);
-    for (value, register) in cx.vcpu.block.spill.iter().zip(state.spilled) {
-        let register = register.and_then(|number| cx.vcpu.regs.gpr.get_mut(usize::from(number)));
-        register.into_iter().for_each(|register| *register = *value);
-    }
-    cx.vcpu.regs.rip = state.rip;
+    begin_again(cx.vcpu, &state);
     let code = present | cx.vcpu.exit.error & WRITE;
     let next = of_translated_user(cx, gva, code);
     match next {
@@ -93,6 +90,36 @@ fn of_known_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<Next> {
         None => (cx.vcpu.regs.gpr, cx.vcpu.regs.rip) = (gpr, rip),
     }
     next
+}
+
+/// The registers become those at the start of the instruction that has faulted.
+fn begin_again(vcpu: &mut VcpuPage, state: &FaultState) {
+    for (value, register) in vcpu.block.spill.iter().zip(state.spilled) {
+        let register = register.and_then(|number| vcpu.regs.gpr.get_mut(usize::from(number)));
+        register.into_iter().for_each(|register| *register = *value);
+    }
+    vcpu.regs.rip = state.rip;
+}
+
+/// The same of the kernel's code, inside STAC..CLAC, and the user's page. The frame is pushed where the kernel's stack is.
+fn of_known_kernel_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<Next> {
+    let may = assist::delivers(cx) && cx.vcpu.run.alone == 0;
+    let state = blocks::kernel_fault_state(cx.vcpu.exit.pc).filter(|_| may)?;
+    let vcpu = &mut *cx.vcpu;
+    let gate = gate(vcpu, PAGE_FAULT)?;
+    let (gpr, rip) = (vcpu.regs.gpr, vcpu.regs.rip);
+    begin_again(vcpu, &state);
+    let flags = vcpu.block.host_flags & assist::IN_HOST | vcpu.regs.interrupt_flag | vcpu.regs.ac;
+    let code = present | vcpu.exit.error & WRITE;
+    let (rsp, [ss, cs]) = (vcpu.regs.gpr[RSP], [vcpu.regs.ss, vcpu.regs.cs]);
+    let words = [ss, rsp, flags | FIXED | RF, cs, vcpu.regs.rip, code];
+    if !push(vcpu, gate, rsp, &words) {
+        (vcpu.regs.gpr, vcpu.regs.rip) = (gpr, rip);
+        return None;
+    }
+    vcpu.regs.cr2 = gva;
+    vcpu.counters.faults += 1;
+    Some(assist::enter_kernel(cx, flags & !CLEARED))
 }
 
 /// The guest address that the code that runs has meant.
@@ -143,7 +170,7 @@ fn deliver(cx: &mut Context<'_>, gva: u64, code: u64) -> Option<Next> {
     ];
     let faulted = [vcpu.regs.rip, gva, code, vcpu.regs.cr3];
     let flags = vcpu.regs.rflags;
-    if !push(vcpu, gate, &words) {
+    if !push_to_kernel(vcpu, gate, &words) {
         return None;
     }
     vcpu.paging.faulted = faulted;
@@ -158,17 +185,25 @@ pub fn interrupt(cx: &mut Context<'_>, vector: u64) -> Option<Next> {
     let gate = gate(vcpu, vector).filter(|gate| gate.open)?;
     let flags = vcpu.regs.rflags & !RF;
     let words = [vcpu.regs.ss, vcpu.regs.gpr[RSP], flags, vcpu.regs.cs, vcpu.regs.rip];
-    let done = flags & TF == 0 && push(vcpu, gate, &words);
+    let done = flags & TF == 0 && push_to_kernel(vcpu, gate, &words);
     done.then(|| assist::enter_kernel(cx, flags & !CLEARED))
 }
 
-/// Pushes words to the kernel's stack, and sets what is loaded from the gate and with it.
-fn push(vcpu: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
-    let Gate { handler, selector, .. } = gate;
-    if vcpu.system.tss < kernel_start() || assist::kernel_code(vcpu, selector) != Some(true) {
+/// Pushes words to the stack that the TSS has for the kernel, and sets what is loaded from the gate and with it.
+fn push_to_kernel(vcpu: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
+    if vcpu.system.tss < kernel_start() {
         return false;
     }
-    let Some(stack) = assist::kernel_word(vcpu, vcpu.system.tss + 4) else { return false };
+    let stack = assist::kernel_word(vcpu, vcpu.system.tss + 4);
+    stack.is_some_and(|stack| push(vcpu, gate, stack, words))
+}
+
+/// The same, to a stack.
+fn push(vcpu: &mut VcpuPage, gate: Gate, stack: u64, words: &[u64]) -> bool {
+    let Gate { handler, selector, .. } = gate;
+    if assist::kernel_code(vcpu, selector) != Some(true) {
+        return false;
+    }
     let mut top = stack & !15;
     for word in words {
         top = top.wrapping_sub(8);

@@ -46,10 +46,10 @@ pub const fn fault_slot(pc: u64) -> usize {
     (pc.wrapping_mul(DEEP_FACTOR) >> (64 - FAULT_SLOTS.trailing_zeros())) as usize
 }
 
-/// What the state of a program was at the start of the instruction that has faulted at a host PC.
+/// What the state of guest code was at the start of the instruction that has faulted at a host PC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultState {
-    /// GVA of the instruction.
+    /// GVA of the instruction, as far as it is not the same for all of the kernel's.
     pub rip: u64,
     /// Registers, by encoding, whose values are in the spill slots of the same positions.
     pub spilled: [Option<u8>; FAULT_SPILLS],
@@ -149,8 +149,10 @@ pub fn print_of(words: impl Iterator<Item = [u64; 4]>) -> u64 {
     lanes.into_iter().fold(0, step).max(1)
 }
 
+/// Offset in the tables of what is known of host PCs in the kernel's code that have faulted, as [`FAULTS`].
+pub const KERNEL_FAULTS: usize = PLAIN_PAGES + PLAIN_SLOTS * 8;
 /// Offset in the tables of those for translated user code, whole pages.
-pub const USER_TABLES: usize = (PLAIN_PAGES + PLAIN_SLOTS * 8).next_multiple_of(4096);
+pub const USER_TABLES: usize = (KERNEL_FAULTS + FAULT_SLOTS * 16).next_multiple_of(4096);
 /// Bytes of all.
 pub const TABLES_LEN: usize = USER_TABLES + SITE_PAGES;
 /// Translated user code lies at the end of the code cache, before the stubs: bytes.

@@ -8,15 +8,13 @@ use jit::{
 };
 use ram::Ram;
 use wedge::Pages;
-use wedge_abi::{CODE_PAGE_WORDS, FAULT_SLOTS, FAULTS, FaultState, code_page, fault_slot};
+use wedge_abi::{CODE_PAGE_WORDS, FAULTS, FaultState, KERNEL_FAULTS, code_page, fault_slot};
 use x86::paging::Roots;
 
 impl Code {
     /// Forgets the pages that programs' code was made from, and what wedges have been told of it.
     pub(super) fn forget_programs(&mut self, pages: &mut Pages) {
         self.versions.clear(&mut self.memory);
-        let slots = (0..FAULT_SLOTS).map(|slot| (FAULTS + slot * 16) as u64);
-        slots.for_each(|at| self.memory.write_table(at, 0));
         pages.told().code_pages = [0; CODE_PAGE_WORDS];
         pages.told().code_generation = self.versions.generation.into();
     }
@@ -99,17 +97,34 @@ impl Code {
         }
     }
 
-    /// User code has faulted at a host PC: wedges are told what the state of the program is there.
+    /// Code has faulted at a host PC: wedges are told what the state of the guest is there. Other vCPUs may look, so what is told
+    /// of one PC is not replaced by another's.
     pub fn tell_fault_state(&mut self, pc: u64, position: &Position) {
         let fixes = &position.mark.fixes;
-        let moved = [fixes.rdi, fixes.rsi].iter().flatten().any(|by| *by != Bias::Fixed);
+        let moved = [fixes.rdi, fixes.rsi]
+            .iter()
+            .flatten()
+            .any(|by| self.layout.level == Level::Kernel || *by != Bias::Fixed);
         let [first, second, third, None] = fixes.spilled else { return };
-        if moved || self.layout.bias != 0 {
+        if moved || !self.told_faults.insert(fault_slot(pc)) {
             return;
         }
         let state = FaultState { rip: position.guest, spilled: [first, second, third] };
-        let at = (FAULTS + fault_slot(pc) * 16) as u64;
+        let at = self.fault_at(fault_slot(pc));
         self.memory.write_table(at + 8, state.to_word());
         self.memory.write_table(at, pc);
+    }
+
+    /// Offset in the tables of what is told of faults.
+    fn fault_at(&self, slot: usize) -> u64 {
+        let table = if self.layout.level == Level::Kernel { KERNEL_FAULTS } else { FAULTS };
+        (table + slot * 16) as u64
+    }
+
+    /// Takes back what was told of faults. Nobody may be executing the code.
+    pub(super) fn forget_faults(&mut self) {
+        for slot in std::mem::take(&mut self.told_faults) {
+            self.memory.write_table(self.fault_at(slot), 0);
+        }
     }
 }
