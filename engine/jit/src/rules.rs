@@ -56,6 +56,8 @@ pub enum Rule {
     ReadSelector,
     /// A segment selector into memory.
     StoreSelector,
+    /// A register into the selector of DS, ES, FS or GS.
+    LoadSelector,
     /// MOV from CR2 and CR3.
     ReadControl,
     /// MOV to CR3.
@@ -190,6 +192,7 @@ fn common(insn: &Instruction, level: Level) -> Rule {
         Mnemonic::Rdfsbase | Mnemonic::Rdgsbase if insn.op0_register().is_gpr64() => ReadBase,
         Mnemonic::Wrfsbase | Mnemonic::Wrgsbase if insn.op0_register().is_gpr64() => WriteBase,
         Mnemonic::Mov if reads_selector(insn) => ReadSelector,
+        Mnemonic::Mov if loads_selector(insn) => LoadSelector,
         Mnemonic::Mov if stores_selector(insn) => StoreSelector,
         Mnemonic::Mov if reads_control(insn) => ReadControl,
         Mnemonic::Mov if insn.op0_register() == Register::CR3 => LoadSpace,
@@ -250,6 +253,12 @@ fn biased_segment(insn: &Instruction) -> bool {
 
 fn reads_control(insn: &Instruction) -> bool {
     insn.code() == Code::Mov_r64_cr && matches!(insn.op1_register(), Register::CR2 | Register::CR3)
+}
+
+/// A register into a selector that says nothing of the privilege level.
+fn loads_selector(insn: &Instruction) -> bool {
+    use Register::{DS, ES, FS, GS};
+    matches!(insn.op0_register(), DS | ES | FS | GS) && insn.op1_kind() == OpKind::Register
 }
 
 /// A selector into a register of any size.
@@ -349,7 +358,8 @@ mod tests {
             &[0x0f, 0x01, 0x03][..], // sgdt [rbx]
             &[0x0f, 0x20, 0xc0],     // mov rax, cr0
             &[0x0f, 0xa2],           // cpuid
-            &[0x8e, 0xd8],           // mov ds, eax
+            &[0x8e, 0xd0],           // mov ss, eax
+            &[0x8e, 0x18],           // mov ds, [rax]
             &[0xf4],                 // hlt
             &[0x0f, 0xae, 0x03],     // fxsave [rbx]
             &[0x0f, 0xb2, 0x03],     // lss eax, [rbx]

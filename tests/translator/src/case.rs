@@ -367,18 +367,27 @@ fn with_address(before: &[u8], address: u64, after: &[u8]) -> Vec<u8> {
 /// Bases and selectors, read and written.
 fn segments(r: &mut Random) -> Vec<u8> {
     let register = r.below(8) as u8;
-    match r.below(6) {
+    match r.below(7) {
         0 => vec![0x0f, 0x01, 0xf8],                        // swapgs
         1 => vec![0xf3, 0x48, 0x0f, 0xae, 0xc0 | register], // rdfsbase
         2 => vec![0xf3, 0x48, 0x0f, 0xae, 0xc8 | register], // rdgsbase
         3 => vec![0xf3, 0x48, 0x0f, 0xae, 0xd0 | register], // wrfsbase
         4 => vec![0xf3, 0x48, 0x0f, 0xae, 0xd8 | register], // wrgsbase
+        5 => cleared_selector(r, register),
         // mov r, sreg, of each size
         _ => {
             let operand = 0xc0 | (r.below(6) as u8) << 3 | register;
             r.pick(&[&[0x66][..], &[], &[0x48]]).iter().chain(&[0x8c, operand]).copied().collect()
         }
     }
+}
+
+/// MOV of zero to ES, DS, FS or GS, as Linux does; or of whatever the register holds.
+fn cleared_selector(r: &mut Random, register: u8) -> Vec<u8> {
+    let operand = 0xc0 | r.pick(&[0, 3, 4, 5]) << 3 | register;
+    let size = r.pick(&[&[0x66][..], &[], &[0x48]]);
+    let clear = if r.below(8) == 0 { vec![] } else { vec![0xb8 | register, 0, 0, 0, 0] };
+    [&clear, size, &[0x8e, operand]].concat()
 }
 
 /// XSAVE of x87 or SSE state, which both sides know. RDTSCP, of which only TSC_AUX can be compared.

@@ -47,9 +47,9 @@ pub(crate) struct Emitter<'a> {
     lookups: Vec<JumpLookup>,
     /// Look-ups in the software TLB, whose misses are emitted at the end.
     misses: Vec<lookup::Missed>,
-    /// The look whether the block's pages may be executed, whose exits are emitted at the end.
+    /// Displacements of the jumps of the gate, whose exit is emitted at the end.
     gates: Vec<usize>,
-    /// Offset of what follows that look.
+    /// Offset of the code behind the gate.
     body: u32,
     /// Where a call at the end will return to.
     returns: Option<u64>,
@@ -133,6 +133,7 @@ impl<'a> Emitter<'a> {
             Rule::SwapGs => self.swap_gs(follower),
             Rule::ReadSelector => self.read_selector(insn),
             Rule::StoreSelector => self.store_selector(insn),
+            Rule::LoadSelector => self.load_selector(insn),
             Rule::ReadControl => self.read_control(insn),
             Rule::LoadSpace => self.load_space(insn),
             Rule::InvalidatePage => self.invalidate_page(insn),

@@ -12,6 +12,7 @@ use crate::{
     translate::Flow,
 };
 use iced_x86::{Code, Instruction, Mnemonic, Register};
+use wedge_abi::BlockExit;
 
 impl Emitter<'_> {
     /// Exchanges the guest's GS bases. The host's FS base is written only if translated code may use FS before it exits,
@@ -54,7 +55,7 @@ impl Emitter<'_> {
     }
 
     pub(super) fn read_selector(&mut self, insn: &Instruction) -> Flow {
-        let (to, slot) = (insn.op0_register(), selector_slot(insn));
+        let (to, slot) = (insn.op0_register(), selector_slot(insn.op1_register()));
         if to.size() == 2 {
             self.asm.load_half(to, slot);
         } else {
@@ -74,13 +75,46 @@ impl Emitter<'_> {
         }
         let mut fixes = Fixes::default();
         self.put_aside(&mut fixes, 0, scratch);
-        self.asm.load(scratch, selector_slot(insn));
+        self.asm.load(scratch, selector_slot(insn.op1_register()));
         let to = flat_operand(&changed, Register::GS);
         let half = Register::AX + scratch.number() as u32;
         let store = Instruction::with2(Code::Mov_rm16_r16, to, half);
         self.asm.put(&store.expect("mov m16, r16"));
         self.asm.load(scratch, spill(0));
         Flow::On
+    }
+
+    /// Linux clears selectors whenever it starts a program. Any other selector is the interpreter's, which reads its descriptor. A
+    /// cleared FS or GS has the base zero (SDM 3.4.4.1).
+    pub(super) fn load_selector(&mut self, insn: &Instruction) -> Flow {
+        let zero = Register::RCX;
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, zero);
+        let half = Register::AX + insn.op1_register().full_register().number() as u32;
+        let load = Instruction::with2(Code::Movzx_r32_rm16, Register::ECX, half);
+        self.asm.put(&load.expect("movzx r32, r16"));
+        let is_zero = self.asm.jrcxz();
+        self.asm.load(zero, spill(0));
+        self.exit(BlockExit::CallOut, insn.code() as u32, insn.ip());
+        self.asm.bind_short(is_zero);
+        match insn.op0_register() {
+            Register::FS => self.asm.store(slot!(regs.fs_base), zero),
+            Register::GS => self.clear_gs_base(&mut fixes, zero),
+            _ => {}
+        }
+        self.asm.store(selector_slot(insn.op0_register()), zero);
+        self.asm.load(zero, spill(0));
+        Flow::On
+    }
+
+    fn clear_gs_base(&mut self, fixes: &mut Fixes, zero: Register) {
+        let [host, bias] = [Register::RAX, Register::RDX];
+        self.put_aside(fixes, 1, host);
+        self.put_aside(fixes, 2, bias);
+        self.set_host_base(zero, [host, bias], true);
+        self.asm.store(slot!(regs.gs_base), zero);
+        self.asm.load(host, spill(1));
+        self.asm.load(bias, spill(2));
     }
 
     pub(super) fn read_base(&mut self, insn: &Instruction) -> Flow {
@@ -109,8 +143,8 @@ impl Emitter<'_> {
     }
 }
 
-fn selector_slot(insn: &Instruction) -> Slot {
-    match insn.op1_register() {
+fn selector_slot(segment: Register) -> Slot {
+    match segment {
         Register::CS => slot!(regs.cs),
         Register::SS => slot!(regs.ss),
         Register::DS => slot!(regs.ds),
