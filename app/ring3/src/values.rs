@@ -106,8 +106,8 @@ pub struct EngineArguments {
     pub scattered: ScatteredChoice,
     /// How processes are run that have just begun
     ///
-    /// For comparison. Most end before mappings pay; so they are translated for their first milliseconds, if their code has been
-    /// before, with a look-up for each access. Not with --guest-isolation strict or keys.
+    /// For comparison. Most processes end before mappings pay. So a process whose program has been started often is translated for its
+    /// first milliseconds, with a look-up for each access. Not with --guest-isolation strict or keys.
     #[arg(long, value_enum, default_value_t = YoungChoice::Lookup, hide_short_help = true)]
     pub young: YoungChoice,
     /// How 32-bit programs are run under a 64-bit kernel

@@ -119,7 +119,7 @@ pub struct Code {
     pages: FxHashMap<u64, u64>,
     /// The pages that user code was made from.
     pub versions: Versions,
-    /// Slots in which wedges are told of faults.
+    /// Slots of the wedges' table of faults that are in use.
     told_faults: FxHashSet<usize>,
     pub devices: Devices,
     /// Those of all that execute the code ([`crate::breakpoints`]).
@@ -320,7 +320,7 @@ impl Code {
         self.make_of(pages, board, roots, (target, true), marked)
     }
 
-    /// The same, of one page, or with the instruction at its end that ends in the `next`.
+    /// Makes a block whose last instruction ends in the block's first page or, if it may, in the `next`.
     fn make_of(
         &mut self,
         pages: &mut Pages,
@@ -429,7 +429,7 @@ impl Code {
         for (page, write) in record.stale_pages.iter().zip(&record.writes) {
             self.cache.drop_older(&mut self.memory, *page, *write);
         }
-        // What user code may be executed is asked each time that it comes from another page.
+        // Blocks of user code ask each time that they are entered from another page.
         if self.layout.level == Level::User {
             return;
         }

@@ -113,7 +113,7 @@ impl Fast {
         Ok(None)
     }
 
-    /// The block of user code at an HVA has been found by the page tables of the current slot.
+    /// Lets the block of user code at an HVA run in the current slot, whose page tables have led to the block.
     fn verify(&mut self, host: u64) -> Result<(), Error> {
         let (versions, generation) = self.code.versions_of(host);
         let slot = self.slots.current()?;
@@ -262,7 +262,7 @@ impl Fast {
         }
     }
 
-    /// An instruction of a program's, or one of the kernel's that may access a program's memory, has faulted.
+    /// Has wedges know the state at an instruction that has faulted: a program's, or one of the kernel's inside STAC..CLAC.
     fn tell_fault_state(&mut self, pc: u64, position: &Position) {
         let page = self.pages.vcpu_page();
         let level = match (page.regs.cpl, page.regs.ac) {

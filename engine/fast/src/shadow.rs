@@ -158,19 +158,19 @@ impl<W: Process> Space<W> {
         done
     }
 
-    /// A process that has forked is as a young one.
+    /// Begins a short youth if the process has forked.
     fn look_for_fork(&mut self) {
         if self.mapper.wedge_mut().take_fork() {
             self.youth.begin_again();
         }
     }
 
-    /// Whether the process forks is of interest.
+    /// Has the wedge note when the process forks.
     pub(crate) fn watch_forks(&mut self) {
         self.mapper.wedge_mut().watch_forks();
     }
 
-    /// The process with these page tables runs here from now on. If it is a new one it is young.
+    /// The process with these page tables runs here from now on: begins its youth if the process is new.
     pub(crate) fn look_for_youth(&mut self, ram: &Ram, roots: Roots) {
         let pages = PageUse::of(ram, roots.cr3 & paging::ADDRESS);
         if pages.are_newborn() || pages.are_few() {
@@ -180,7 +180,7 @@ impl<W: Process> Space<W> {
         }
     }
 
-    /// The same where the process had its predecessor's page table and identifier.
+    /// Begins the youth of a forked child that has its predecessor's page table and identifier, and so its slot.
     pub(crate) fn look_for_child(&mut self, ram: &Ram, roots: Roots) {
         if PageUse::of(ram, roots.cr3 & paging::ADDRESS).are_newborn() {
             self.youth.begin();
@@ -209,8 +209,8 @@ impl<W: Process> Space<W> {
         self.mapper.note_hidden_read();
     }
 
-    /// User code here is to be run translated, with look-ups, as `scattered` says, or because the process is young. `is_known`: the
-    /// code that comes next has been seen before, if it is there. Whoever has run translated code goes on so.
+    /// User code here is to be run translated, with look-ups, as `scattered` says, or because the process is young. `is_known` says
+    /// whether the code that comes next has often been seen. A process that has run translated code here goes on so.
     pub fn looks_up(
         &mut self,
         scattered: Scattered,
@@ -222,7 +222,7 @@ impl<W: Process> Space<W> {
         self.pressure.look(scattered) || young
     }
 
-    /// It is not, whatever is known of the process.
+    /// User code here is to be run directly, whatever is known of the process.
     pub fn looks_nothing_up(&mut self) {
         self.youth.end();
         self.pressure.look(Scattered::Map);

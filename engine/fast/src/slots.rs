@@ -252,7 +252,7 @@ impl<W: Process> Slots<W> {
             },
         };
         space.pcid = Some(pcid);
-        // A comparison lets it be seen that pages have been used.
+        // Before the comparison, which marks pages as used.
         self.look_for_youth(&mut space, roots);
         space.come_back(&self.ram, roots)?;
         Ok(space)

@@ -30,11 +30,11 @@ pub struct VcpuCode {
     probes: Probes,
     /// Memory operands of user code are looked up.
     look_up: bool,
-    /// Pages of user code that new processes have needed first, by their keys ([`wedge_abi::version_key`]), and how many have.
+    /// Of each page of user code, by its key ([`wedge_abi::version_key`]), how many new processes have needed that page first.
     firsts: FxHashMap<u64, u8>,
 }
 
-/// To translate what a program does at its start takes as long as so many of its processes save by it.
+/// So many processes save together, by translation, what it takes to translate the program's start.
 const OFTEN: u8 = 8;
 /// So many pages that new processes have needed first are kept in mind.
 const MAX_FIRSTS: usize = 1 << 14;

@@ -14,9 +14,9 @@ const SPARE: usize = 64;
 /// The pages that code has been made from since everything was dropped.
 pub struct Versions {
     indices: FxHashMap<u64, u32>,
-    /// What is in the slots of the wedges' table: keys, zero for nothing.
+    /// The keys in the slots of the wedges' table, zero for an empty slot.
     slots: Vec<u64>,
-    /// What their words hold if they may be executed.
+    /// The value of a page's word in [`wedge_abi::Lookups`] if the page may be executed.
     pub generation: u32,
 }
 
@@ -43,12 +43,12 @@ impl Versions {
         Some(index as u32)
     }
 
-    /// Those of a block's two pages, and some more, can get indices yet.
+    /// There are indices left for a block's two pages, and for some more.
     pub fn have_room(&self) -> bool {
         self.indices.len() + SPARE < MAX_VERSIONS
     }
 
-    /// Has wedges find a page. Where there is no room another is not found any more.
+    /// Has wedges find a page. If the table is full there, another page is not found any more.
     fn show(&mut self, memory: &mut impl CodeMemory, key: u64, index: u64) {
         let first = version_slot(key);
         let free = (first..first + VERSION_REACH).find(|at| self.slots[*at] == 0);
@@ -66,7 +66,7 @@ impl Versions {
         offsets.filter(|number| number >> 28 == 0).map(|number| number << 12).collect()
     }
 
-    /// There are none any more, and none that was verified is so.
+    /// Forgets all pages, and has each be verified anew.
     pub fn clear(&mut self, memory: &mut impl CodeMemory) {
         self.indices.clear();
         for (slot, key) in self.slots.iter_mut().enumerate().filter(|(_, key)| **key != 0) {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     impl Words {
-        /// As the wedge searches.
+        /// The index that a wedge would find.
         fn find(&self, gva: u64, offset: u64) -> Option<u64> {
             let key = version_key(gva, offset);
             let slots = version_slot(key)..version_slot(key) + VERSION_REACH;

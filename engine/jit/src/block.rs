@@ -56,7 +56,7 @@ pub struct Block {
     pub links: Vec<Link>,
     /// Jumps to computed targets.
     pub lookups: Vec<JumpLookup>,
-    /// Offset in the code of what follows the look whether its pages may be executed.
+    /// Offset of the code behind the gate (`emit/gate.rs`), zero without one.
     pub body: u32,
     /// GVA behind the call at its end, and RFLAGS.AC there as far as this block knows.
     pub returns: Option<(u64, bool)>,

@@ -57,18 +57,18 @@ type Key = (u64, Variant);
 pub struct Variant(u32);
 
 impl Variant {
-    /// The newest of those of pages that look whether they may be executed, or the one for RFLAGS.AC clear.
+    /// The newest block of whatever page, or the block for RFLAGS.AC clear.
     pub const ANY: Self = Self(0);
-    /// The one for RFLAGS.AC set.
+    /// The block for RFLAGS.AC set.
     const AC: Self = Self(1);
 
-    /// Those of the page of user code with this index.
+    /// Blocks of the page of user code with this index.
     #[must_use]
     pub fn of_page(index: u32) -> Self {
         Self(index)
     }
 
-    /// The index of the page, if it is one of those that look.
+    /// The index of the page, if blocks of this variant ask whether their page may be executed.
     fn page(self) -> Option<u32> {
         (self.0 >= FIRST_VERSION as u32).then_some(self.0)
     }
@@ -86,9 +86,9 @@ impl From<bool> for Variant {
 pub struct How {
     /// The virtual RFLAGS.AC.
     pub ac: bool,
-    /// It begins with a tap.
+    /// The block begins with a tap.
     pub tap: bool,
-    /// The pages it is of, if it looks whether they may be executed.
+    /// The pages of the block, if the block asks whether they may be executed.
     pub version: Option<Version>,
 }
 

@@ -62,6 +62,6 @@ pub struct Layout {
     /// are looked up there.
     pub lookups: Option<u64>,
     /// The words that say which pages of user code may be executed ([`wedge_abi::Lookups::verify`]), within 2 GiB of the
-    /// cache, if blocks look there before they run.
+    /// cache, if blocks have gates.
     pub verified: Option<u64>,
 }

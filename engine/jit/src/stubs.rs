@@ -123,8 +123,8 @@ fn leave(layout: &Layout, at: u64) -> Vec<u8> {
 }
 
 /// Two addresses can be in each other's way in a table: the one behind it is searched next, as far as
-/// there are blocks for both values of the virtual AC in it. Where blocks look whether their pages may be executed it is
-/// the wedge that searches it: it knows which page of RAM is meant. No flag is touched: a key is compared by
+/// there are blocks for both values of the virtual AC in it. Where blocks have gates the wedge does that search, as it knows
+/// which page of RAM is meant. No flag is touched: a key is compared by
 /// adding the address to its stored negation, which makes zero if they are equal.
 fn indirect(layout: &Layout, stubs: &Stubs, ac: bool) -> Vec<u8> {
     let (target, at, word) = (Register::RAX, Register::RDX, Register::RCX);

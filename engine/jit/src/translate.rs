@@ -24,7 +24,7 @@ pub struct Request<'a> {
     pub ac: bool,
     /// The first instruction has a tap.
     pub tap: bool,
-    /// The pages it is of, if it is to look first whether they may be executed.
+    /// The pages of the block, if it is to have a gate.
     pub version: Option<Version>,
     /// HVA the code will lie at.
     pub host: u64,

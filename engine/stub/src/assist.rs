@@ -116,8 +116,7 @@ fn is_shown(address: u64) -> bool {
     unsafe { word(here(COPIES) + copy_slot(address) * 8) == 0 }
 }
 
-/// An indirect jump has missed its table, in which two addresses can be in each other's way; or a block of a program's
-/// code does not know whether its page may be executed.
+/// An indirect jump has missed its table, in which two addresses can be in each other's way; or a gate has let nobody in.
 fn miss(cx: &mut Context<'_>) -> Option<Next> {
     let rip = cx.vcpu.regs.rip;
     if cx.vcpu.regs.cpl != 0 {

@@ -1,8 +1,7 @@
 //! Where the block of a guest address is: the tables that the monitor keeps of translated code.
 //!
-//! Those of programs are by page of RAM, too, since translations of all programs are kept. Each block looks whether its
-//! page may be executed ([`wedge_abi::Lookups::verify`]), and whoever was not let in comes here, for the block that the
-//! page tables mean.
+//! Blocks of programs are found by page of RAM, too, since translations of all programs are kept. A block's gate asks whether the
+//! page may be executed ([`wedge_abi::Lookups::verify`]). Who was not let in comes here, for the block that the page tables mean.
 
 use crate::{
     Context, here, lookup,
@@ -25,8 +24,8 @@ pub fn find(guest: u64, ac: bool) -> u64 {
     BlockTables(here(TABLES)).find(guest, ac)
 }
 
-/// HVA of a block of a program's code at a guest address, zero if the tables do not know any. It is that of any page that
-/// was there once, and looks itself whether it may be executed.
+/// HVA of a block of a program's code at a guest address, zero if the tables do not know any. Its gate asks whether the block is of
+/// the page that is at the address now.
 pub fn find_user(guest: u64) -> u64 {
     if guest >= USER_END { 0 } else { BlockTables(here(TABLES + USER_TABLES)).first(guest, 0) }
 }
@@ -39,7 +38,7 @@ pub enum UserBlock {
     Found(u64),
     /// The guest takes a page fault with this P bit.
     Fault(u64),
-    /// That is the monitor's to decide.
+    /// The monitor is to decide.
     Unknown,
 }
 
@@ -65,8 +64,8 @@ pub fn verified_user(cx: &mut Context<'_>, guest: u64) -> UserBlock {
     UserBlock::Found(block)
 }
 
-/// Has the page behind that of a block be executed, if there is code of it. False if both of the block's pages were verified before: it
-/// is of another page than the one behind it now, and the monitor makes it anew.
+/// Verifies the page behind that of a block, if there is code of that page. False if both of the block's pages had been verified:
+/// then the block is of another second page, and the monitor makes the block anew.
 fn verify_behind(cx: &mut Context<'_>, tables: BlockTables, guest: u64, index: u64) -> bool {
     let behind = (guest | 0xfff) + 1;
     let Walk::Found(leaf) = mmu::walk(cx, behind, FETCH) else { return false };
@@ -86,7 +85,8 @@ pub fn fault_state(pc: u64) -> Option<FaultState> {
     state_at(USER_TABLES + FAULTS, pc)
 }
 
-/// The same of the kernel.
+/// The state of the kernel whose translation has faulted at a host PC, at the start of the instruction; `None` if the monitor has
+/// not told.
 pub fn kernel_fault_state(pc: u64) -> Option<FaultState> {
     let of_kernel = |state: FaultState| FaultState { rip: state.rip | KERNEL_HALF, ..state };
     state_at(KERNEL_FAULTS, pc).map(of_kernel)
@@ -113,7 +113,7 @@ impl BlockTables {
         }
     }
 
-    /// The block in the table that begins at an offset.
+    /// HVA of the block for a guest address in the table that begins at an offset; zero for none.
     fn first(self, guest: u64, table: usize) -> u64 {
         let at = table + (guest as usize & (TABLE_SLOTS - 1)) * 16;
         // SAFETY: a slot of one of the first two tables.
@@ -146,7 +146,7 @@ impl BlockTables {
         0
     }
 
-    /// The block in the table behind the others.
+    /// HVA of the block for a key in the table behind the others; zero for none.
     fn search(self, guest: u64) -> u64 {
         for n in 0..DEEP_REACH {
             // SAFETY: the table has `DEEP_REACH` slots behind the last at which a search begins.

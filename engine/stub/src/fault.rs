@@ -101,7 +101,8 @@ fn begin_again(vcpu: &mut VcpuPage, state: &FaultState) {
     vcpu.regs.rip = state.rip;
 }
 
-/// The same of the kernel's code, inside STAC..CLAC, and the user's page. The frame is pushed where the kernel's stack is.
+/// The kernel's code has accessed a page of the user's inside STAC..CLAC, by an instruction of which the monitor has told the state.
+/// `None`, with nothing changed, if the fault is the monitor's to deliver. The frame goes on the kernel's current stack.
 fn of_known_kernel_code(cx: &mut Context<'_>, gva: u64, present: u64) -> Option<Next> {
     let may = assist::delivers(cx) && cx.vcpu.run.alone == 0;
     let state = blocks::kernel_fault_state(cx.vcpu.exit.pc).filter(|_| may)?;
@@ -198,7 +199,7 @@ fn push_to_kernel(vcpu: &mut VcpuPage, gate: Gate, words: &[u64]) -> bool {
     stack.is_some_and(|stack| push(vcpu, gate, stack, words))
 }
 
-/// The same, to a stack.
+/// Pushes words to a stack, and sets what is loaded from the gate and with it.
 fn push(vcpu: &mut VcpuPage, gate: Gate, stack: u64, words: &[u64]) -> bool {
     let Gate { handler, selector, .. } = gate;
     if assist::kernel_code(vcpu, selector) != Some(true) {

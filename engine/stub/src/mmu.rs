@@ -142,7 +142,7 @@ fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     })
 }
 
-/// Code has been made from a page, which is mapped as ever as long as these rights do not let it be written.
+/// These rights do not let the page be written, and the page has no mark but that code was made from it.
 fn is_only_read(s: &Shared, offset: u64, rights: u64) -> bool {
     rights & WRITE == 0 && mark(s, offset) & !CODE_MARKS == 0
 }

@@ -254,12 +254,12 @@ impl Wedge {
         self.shared.set(field!(Shared, mapped.lookups), on.into());
     }
 
-    /// It is of interest whether the process forks.
+    /// From now on the wedge notes when the process forks.
     pub fn watch_forks(&mut self) {
         self.shared.set(field!(Shared, mapped.forks), forks::NONE);
     }
 
-    /// The process has forked since the last call, as far as that is of interest.
+    /// The process has forked since the last call, if the wedge notes that.
     pub fn take_fork(&mut self) -> bool {
         let has = self.shared.get(field!(Shared, mapped.forks)) == forks::SOME;
         if has {

@@ -22,14 +22,14 @@ pub const fn deep_slot(guest: u64) -> usize {
     (guest.wrapping_mul(DEEP_FACTOR) >> DEEP_SHIFT) as usize
 }
 
-/// Offset in the tables of translated user code of its pages, in the place of a table of the kernel's code: by
+/// Offset in the tables of translated user code of its pages, where the kernel's tables have blocks for RFLAGS.AC set: by
 /// [`version_slot`], 8 bytes with the [`version_key`] of a page and 8 with its index among all that there are.
 pub const VERSIONS: usize = TABLE_LEN;
 /// How many slots that has.
 pub const VERSION_SLOTS: usize = 1 << 14;
 /// Slots looked at for one page.
 pub const VERSION_REACH: usize = 8;
-/// Pages of translated user code there can be. The first indices are nobody's.
+/// So many pages of translated user code there can be, less the first indices, which no page has.
 pub const MAX_VERSIONS: usize = 1 << 16;
 /// The first index of a page of translated user code.
 pub const FIRST_VERSION: usize = 2;

@@ -19,7 +19,7 @@ impl Code {
         pages.told().code_generation = self.versions.generation.into();
     }
 
-    /// Which of the blocks at a GVA is right in the address space with these page tables. `None` if nothing may be executed there.
+    /// Which of the blocks at a GVA belongs to the address space with these page tables. `None` if nothing may be executed at the GVA.
     pub(super) fn variant(
         &mut self,
         pages: &mut Pages,
@@ -37,8 +37,8 @@ impl Code {
         self.versions.index(&mut self.memory, guest, offset).map(Variant::of_page)
     }
 
-    /// The block at an HVA goes on as these page tables say, if it goes on in the page behind its first. If not, it is
-    /// dropped.
+    /// The second page of the block at an HVA is the one that these page tables have behind the first, or the block has no second
+    /// page. A block with another page is dropped.
     pub(super) fn is_whole(&mut self, ram: &Ram, roots: Roots, host: u64) -> bool {
         let Some(source) = self.cache.source(host).filter(|_| self.layout.level == Level::User)
         else {
@@ -76,7 +76,7 @@ impl Code {
         variant.is_some_and(|variant| self.cache.find(target.0, variant).is_none())
     }
 
-    /// What a block at a GVA is to look at, which is made from these pages.
+    /// The pages, by their indices, of which a block at a GVA asks whether they may be executed.
     pub(super) fn version_of(&mut self, guest: u64, sources: [u64; 2]) -> Option<Version> {
         if self.layout.level == Level::Kernel {
             return None;
@@ -97,8 +97,8 @@ impl Code {
         }
     }
 
-    /// Code has faulted at a host PC: wedges are told what the state of the guest is there. Other vCPUs may look, so what is told
-    /// of one PC is not replaced by another's.
+    /// Code has faulted at a host PC: wedges are told how to find the guest's state when that happens again. Other vCPUs may be
+    /// reading the table, so an entry is not replaced by that of another PC.
     pub fn tell_fault_state(&mut self, pc: u64, position: &Position) {
         let fixes = &position.mark.fixes;
         let moved = [fixes.rdi, fixes.rsi]
@@ -115,13 +115,13 @@ impl Code {
         self.memory.write_table(at, pc);
     }
 
-    /// Offset in the tables of what is told of faults.
+    /// Offset of a slot of the wedges' table of faults.
     fn fault_at(&self, slot: usize) -> u64 {
         let table = if self.layout.level == Level::Kernel { KERNEL_FAULTS } else { FAULTS };
         (table + slot * 16) as u64
     }
 
-    /// Takes back what was told of faults. Nobody may be executing the code.
+    /// Empties the wedges' table of faults. Nobody may be executing the code.
     pub(super) fn forget_faults(&mut self) {
         for slot in std::mem::take(&mut self.told_faults) {
             self.memory.write_table(self.fault_at(slot), 0);

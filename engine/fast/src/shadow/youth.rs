@@ -25,17 +25,17 @@ const ENOUGH: usize = 64;
 /// Tables that are looked at.
 const TABLES: usize = 16;
 
-/// How far a process is in its youth.
+/// What a process has to do with look-ups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// It runs directly.
+    /// The process runs directly.
     #[default]
     Grown,
-    /// It has just begun; whether its code is known is seen when it needs a block that there is none of.
+    /// The process has just begun. Whether its code is known turns out when a block is missing.
     Begun,
-    /// It has forked, which is seen in the same way.
+    /// The process has forked. Whether its code is known turns out when a block is missing.
     Forked,
-    /// It runs translated for a while.
+    /// The process runs translated for a while.
     Young,
 }
 
@@ -43,7 +43,7 @@ enum Stage {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Youth {
     stage: Stage,
-    /// How long it has run.
+    /// How long the process has run.
     used: Duration,
 }
 
@@ -92,7 +92,7 @@ impl Youth {
     }
 }
 
-/// What the page tables of a process say of its pages, as far as is looked.
+/// How many pages a process has and has used, by its page tables, as far as somebody has counted.
 #[derive(Debug, Default)]
 pub(crate) struct PageUse {
     present: usize,
@@ -101,7 +101,7 @@ pub(crate) struct PageUse {
 }
 
 impl PageUse {
-    /// Of the process with this top page table (GPA).
+    /// Counts the pages of the process with this top page table (GPA).
     pub fn of(ram: &Ram, root: u64) -> Self {
         let mut pages = Self::default();
         pages.add(ram, root, USER_ENTRIES, LEVELS);

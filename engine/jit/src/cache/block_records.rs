@@ -29,7 +29,7 @@ struct Placed {
     incoming: Number,
     guest_len: u16,
     len: u16,
-    /// Offset of what follows its look whether its page may be executed; zero if it has none, or looks at two.
+    /// Offset of the code behind the gate (`emit/gate.rs`); zero if there is no gate, or one for two pages.
     body: u16,
     variant: Variant,
     /// It has not been dropped.
@@ -160,7 +160,7 @@ impl BlockRecords {
         self.starts[number as usize]
     }
 
-    /// HVA at which a jump enters a block: behind its look if the jump is of the same page.
+    /// HVA at which a jump enters a block: behind the gate if the jump comes from the block's page.
     pub fn entry(&self, jump: Number, to: Number) -> u64 {
         let block = &self.blocks[to as usize];
         let near =
@@ -248,8 +248,8 @@ impl BlockRecords {
 }
 
 impl Jump {
-    /// Of a block with this key. A block that looks whether its page may be executed goes on to others of that page, and
-    /// elsewhere to whichever is there, which looks itself.
+    /// A jump of the block with this key. A block with a gate goes on to blocks of its own page, and in another page to the newest
+    /// block, whose gate asks.
     fn new(from: Number, (guest, own): Key, link: &Link) -> Self {
         let near = link.target >> 12 == guest >> 12;
         let variant = match own.page() {

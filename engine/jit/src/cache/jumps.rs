@@ -29,7 +29,7 @@ impl Cache {
         }
     }
 
-    /// The first of the jumps that wait for a key, if that leads to this block. They do not wait any more.
+    /// Takes the list of the jumps that wait for a key, if the key leads to this block: the first of them.
     fn waiting_for(&mut self, key: Key, number: Number) -> Number {
         let leads = self.number(key) == Some(number);
         leads.then(|| self.waiting.remove(&key)).flatten().unwrap_or(NONE)

@@ -76,7 +76,7 @@ struct Waiting {
     number: u64,
 }
 
-/// What the searched table has for a block. It has none of those for RFLAGS.AC set.
+/// The key of a block in the searched table, which has no blocks for RFLAGS.AC set.
 fn searched_for((guest, variant): Key) -> Option<u64> {
     let page = variant.page().unwrap_or(0);
     (variant != Variant::AC).then(|| versioned(guest, page.into()))
@@ -118,8 +118,7 @@ impl Tables {
         (table + keys as u64, table + values as u64)
     }
 
-    /// Has the tables lead to a block. The searched one says of a block that looks whether its page may be executed if it `crosses`
-    /// into the page behind.
+    /// Has the tables lead to a block. The searched one says whether a block with a gate `crosses` into the page behind.
     pub fn show(&mut self, memory: &mut impl CodeMemory, key: Key, host: u64, crosses: bool) {
         let may = self.shared.as_mut().is_none_or(|shared| shared.claim(key));
         if may {

@@ -1,7 +1,7 @@
-//! The look with which a block of user code begins: may its pages be executed in the address space that runs?
+//! The gate with which a block of user code begins: may its pages be executed in the address space that runs?
 //!
-//! Translations outlive what page tables say, and processes share them. So there is a word for each page of code, and
-//! whoever comes from another page looks at that page's. Jumps within a page leave the look out.
+//! Translations outlive what page tables say, and processes share them. So there is a word for each page of code, at which the gate
+//! looks. Jumps within a page go past the gate.
 
 use super::Emitter;
 use crate::{
@@ -12,11 +12,11 @@ use crate::{
 use iced_x86::Register;
 use wedge_abi::BlockExit;
 
-/// Put aside while the block looks.
+/// Put aside while the gate looks at words.
 const WORD: Register = Register::RCX;
 
 impl Emitter<'_> {
-    /// Emits the look at the words of a block's pages, if there are such words.
+    /// Emits the gate of a block, if pages of code have words.
     pub fn gate(&mut self, version: Version) {
         let Some(table) = self.layout.verified else { return };
         self.mark(true, Fixes::default());

@@ -2,7 +2,8 @@
 //! the wedge's view of guest RAM. The instruction is executed with an operand in that view.
 //!
 //! Only instructions that access their memory operand and nothing else are looked up. All others access the host's mappings. So do
-//! accesses to the stack: it is in few pages, which stay mapped. An access across two pages always misses. A miss exits at the start of the instruction, with nothing changed.
+//! accesses to the stack: it is in few pages, which stay mapped. An access across two pages always misses. A miss exits at the start
+//! of the instruction, with nothing changed.
 
 use super::Emitter;
 use crate::{
