@@ -81,7 +81,8 @@ impl Runs {
             Place::Host => Command::new(chance),
             Place::Guest { engine, kernel, timeout } => {
                 let mut command = Command::new(ring3()?);
-                command.args(["exec", "--memory", "512M", "--engine", engine, "--kernel", kernel]);
+                command.args(["exec", "--memory", "512M", "--kernel", kernel]);
+                command.args(engine_arguments(engine));
                 command.args(["--timeout", &timeout.to_string(), "--"]).arg(chance);
                 command
             }
@@ -131,6 +132,17 @@ fn by_name(text: &str) -> HashMap<&str, &str> {
 fn first_difference(host: &str, guest: &str) -> usize {
     let (host, guest) = (host.split(' '), guest.split(' '));
     host.zip(guest).take_while(|(host, guest)| host == guest).count()
+}
+
+/// Options of `ring3` for an engine's name. On `fast` all programs run directly, on `young` those that are not new, and on `look-ups`
+/// none.
+fn engine_arguments(engine: &str) -> Vec<&str> {
+    match engine {
+        "fast" => vec!["--engine", "fast", "--young", "map"],
+        "young" => vec!["--engine", "fast"],
+        "look-ups" => vec!["--engine", "fast", "--scattered", "always"],
+        other => vec!["--engine", other],
+    }
 }
 
 #[cfg(test)]
