@@ -35,7 +35,7 @@ pub struct VcpuCode {
 }
 
 /// So many processes save together, by translation, what it takes to translate the program's start.
-const OFTEN: u8 = 8;
+const OFTEN: u8 = 24;
 /// So many pages that new processes have needed first are kept in mind.
 const MAX_FIRSTS: usize = 1 << 14;
 
