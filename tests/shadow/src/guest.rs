@@ -50,6 +50,8 @@ pub struct World {
     pub pages: Pages,
     pub tables: Tables,
     pub tlb: Tlb,
+    /// The page of translated code that the program has gone to last (GVA).
+    pub gone_to: u64,
     /// Pages of translated code, GVA and RAM offset, in the order of their indices.
     pub code: Vec<(u64, u64)>,
     pub random: Random,
@@ -326,6 +328,7 @@ impl World {
             self.code.push((page, offset));
             self.code.len() - 1
         });
+        self.gone_to = page;
         let (word, bit) = code_page(page);
         self.pages.vcpu_page().told.code_pages[word] |= 1 << bit;
         lookup::table().verify(FIRST_VERSION + index, GENERATION);
@@ -448,11 +451,14 @@ impl World {
     fn invalidate(&mut self, shared: &mut Shared) {
         let faulted = self.pages.vcpu_page().paging.faulted[1];
         let kernel = self.random.chance(20);
-        let gva = match faulted != 0 && self.random.chance(50) {
-            true => faulted,
-            false => tables::some_page(&mut self.random, kernel),
+        // The page of code that a program has gone to last.
+        let code = if kernel { 0 } else { self.gone_to };
+        let gva = match (faulted != 0 && self.random.chance(50), self.random.chance(30)) {
+            (true, _) => faulted,
+            (_, true) if code != 0 => code,
+            _ => tables::some_page(&mut self.random, kernel),
         };
-        if gva == faulted && self.random.chance(50) {
+        if (gva == faulted || gva == code) && self.random.chance(50) {
             let root = self.root();
             self.tables.replace(&self.ram, &mut self.random, root, gva & !(PAGE - 1));
             self.fill();

@@ -68,6 +68,7 @@ impl Run {
             pages,
             tables,
             tlb,
+            gone_to: 0,
             code: Vec::new(),
             random,
             space: 0,
