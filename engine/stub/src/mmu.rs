@@ -142,9 +142,10 @@ fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     })
 }
 
-/// These rights do not let the page be written, and the page has no mark but that code was made from it.
+/// These rights do not let the page be written, and the page has no mark but that code was made from it. Not where code is
+/// searched: there the monitor has such pages executed, as copies that a mapping would take away.
 fn is_only_read(s: &Shared, offset: u64, rights: u64) -> bool {
-    rights & WRITE == 0 && mark(s, offset) & !CODE_MARKS == 0
+    s.setup.searched == 0 && rights & WRITE == 0 && mark(s, offset) & !CODE_MARKS == 0
 }
 
 /// The same of any page.

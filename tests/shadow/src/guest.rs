@@ -264,11 +264,16 @@ impl World {
             }
             let mut wedge = stub::Context::of(self.pages.vcpu_page(), shared);
             let asked = mmu::Access { write: access.write, fetch: access.fetch, user: true };
-            let mapped = match mmu::walk(&wedge, gva, asked) {
+            let walk = mmu::walk(&wedge, gva, asked);
+            let copies = executed_copies(gva);
+            let mapped = match walk {
                 Walk::Found(leaf) => mmu::install(&mut wedge, gva, leaf, asked),
                 Walk::Fault(_) => return self.page_fault(gva, access),
                 _ => false,
             };
+            if shared.setup.searched != 0 && executed_copies(gva) != copies {
+                self.violated(format!("{access:?} to {gva:#x} took code away: {copies:x?}"));
+            }
             self.fill();
             if !mapped {
                 self.exit = Exit::Access(gva, access);
@@ -556,6 +561,17 @@ impl World {
     fn violated(&mut self, what: String) {
         self.violation.get_or_insert(what);
     }
+}
+
+/// HVAs of copies that may be executed, but that of an access to `gva`: to make them takes the monitor, which has searched them.
+fn executed_copies(gva: u64) -> Vec<u64> {
+    let mut copies = Vec::new();
+    process::each(|hva, mapping| {
+        if mapping.copy.is_some() && mapping.protection & EXECUTE != 0 && hva != gva & !(PAGE - 1) {
+            copies.push(hva);
+        }
+    });
+    copies
 }
 
 /// User code can execute what nobody has searched, or what opens protection keys.

@@ -295,6 +295,8 @@ mod tests {
     const STAYS: u64 = GVA + PAGE;
     /// A run in which nothing is searched for what opens keys.
     const SEED: u64 = 2;
+    /// A run in which code is searched.
+    const SEARCHED: u64 = 1;
 
     /// A run with two mapped pages: `STAYS` in frame 3 and `GVA` in frame 1, both read once.
     fn run() -> Run {
@@ -363,6 +365,19 @@ mod tests {
         set(&mut run, frame(2) | RW | D);
         touch(&mut run, GVA, false);
         assert_eq!(shown(), 2, "another has come");
+    }
+
+    /// The wedge maps pages in a run, and none over code that only the monitor may have executed.
+    #[test]
+    fn searched_code_stays_when_the_page_before_it_is_read() {
+        let mut run = Run::new(SEARCHED).expect("the host gives memory");
+        run.synchronize().expect("a slot");
+        say(GVA, frame(8) & !NX);
+        say(STAYS, frame(9) & !NX);
+        with(|w| w.ram.write(frame(9) & paging::ADDRESS, &[0; PAGE as usize]));
+        let fetch = Access { fetch: true, user: true, ..Access::default() };
+        run.access(STAYS, fetch).expect("the page is searched, and mapped");
+        touch(&mut run, GVA, false);
     }
 
     /// A page that becomes writable keeps its mapping, whose protection changes.
