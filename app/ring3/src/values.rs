@@ -25,6 +25,15 @@ pub enum YoungChoice {
     Map,
 }
 
+/// Whose the copies of code are that programs execute, where the host has protection keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CodeCopies {
+    /// All programs'; but those of pages in which something is changed
+    Shared,
+    /// Each process's own
+    Own,
+}
+
 /// How programs are run that have more scattered pages than the host allows mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ScatteredChoice {
@@ -110,6 +119,11 @@ pub struct EngineArguments {
     /// first milliseconds, with a look-up for each access. Not with --guest-isolation strict or keys.
     #[arg(long, value_enum, default_value_t = YoungChoice::Lookup, hide_short_help = true)]
     pub young: YoungChoice,
+    /// Whose the copies of code are that programs execute, where the host has protection keys
+    ///
+    /// For comparison, and to narrow down a failure.
+    #[arg(long, value_enum, default_value_t = CodeCopies::Shared, hide_short_help = true)]
+    pub code_copies: CodeCopies,
     /// How 32-bit programs are run under a 64-bit kernel
     ///
     /// For comparison. They are interpreted in any case with --guest-isolation strict, and where the host runs none itself.
@@ -207,6 +221,11 @@ impl EngineArguments {
     /// Processes that have just begun run directly.
     pub fn young_directly(&self) -> bool {
         self.young == YoungChoice::Map
+    }
+
+    /// Each process has copies of its own of the code that it executes.
+    pub fn copies_apart(&self) -> bool {
+        self.code_copies == CodeCopies::Own
     }
 
     /// Flushed mappings are taken away.

@@ -107,8 +107,11 @@ fn check_reports(bytes: &[u8]) {
         assert_eq!(MapReport::decode(report.encode(), RAM_LEN), Some(report));
         let (start, len, offset) = match report {
             MapReport::Mapped { start, len, offset, .. } => (start, len, offset..offset + len),
+            MapReport::Code { start, len, offset } => (start, len, offset..offset + len),
             MapReport::Empty { start, len, offset } => (start, len, offset..offset + PAGE),
-            MapReport::Shown { page, offset, .. } => (page, PAGE, offset..offset + PAGE),
+            MapReport::ShownCode { page, offset } | MapReport::Shown { page, offset, .. } => {
+                (page, PAGE, offset..offset + PAGE)
+            }
             MapReport::Dropped { start, len } => (start, len, 0..0),
             MapReport::Refused { page } => (page, PAGE, 0..0),
         };

@@ -234,7 +234,8 @@ impl Fast {
         let narrow = NarrowCode::new(may_be_narrow && pages.run_narrow());
         requests.forward(Arc::new(WedgeKicker(pages.turns().clone())));
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
-        slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
+        let scans = machine.scans.with_copies_apart(options.copies_apart);
+        slots.share(translation.sites.clone(), scans, machine.low.clone());
         if !options.young_directly && user::may_look_up(modes, &pages) {
             slots.look_for_youths();
         }

@@ -173,7 +173,8 @@ impl Fast {
         let kernel = self.slots.kernel_regions();
         self.slots.move_to(base);
         let machine = &self.machine;
-        self.slots.share(translation.sites.clone(), machine.scans.clone(), machine.low.clone());
+        let scans = machine.scans.with_copies_apart(self.modes.options.copies_apart);
+        self.slots.share(translation.sites.clone(), scans, machine.low.clone());
         self.pages.move_to(Arc::clone(&translation.common)).map_err(Error::Start)?;
         self.code.begin_again(&self.pages, self.board.ram(), translation, self.modes.user);
         let regions = kernel.into_iter().map(|hva| hva.wrapping_add(by));

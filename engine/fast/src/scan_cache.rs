@@ -17,6 +17,8 @@ const MAX_PAGES: usize = 512;
 pub struct ScanCache {
     known: Arc<Mutex<FxHashMap<Key, Scan>>>,
     searches: Arc<Mutex<Searches>>,
+    /// Each process has copies of its own ([`crate::Options::copies_apart`]).
+    apart: bool,
 }
 
 /// Offset in RAM; whether the program has written the page; the bits of the code in it.
@@ -52,6 +54,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ScanCache {
+    /// The same, where each process has copies of its own, or not.
+    #[must_use]
+    pub fn with_copies_apart(&self, apart: bool) -> Self {
+        Self { apart, ..self.clone() }
+    }
+
+    /// Each process has copies of its own.
+    pub fn are_copies_apart(&self) -> bool {
+        self.apart
+    }
+
     /// What has to be changed in the page of code at an offset in RAM, which the program has `written`, or may
     /// write.
     pub fn patches(&self, offset: u64, page: Page<'_>, written: bool) -> Vec<Patch> {

@@ -66,6 +66,7 @@ const LARGE_PAGES: [u32; 3] = [LARGE_BITS, 22, 30];
 
 const _: () = assert!(wedge_abi::EMPTY_PAGE == ram::EMPTY_PAGE);
 const _: () = assert!(wedge_abi::CODE_MARKS == ram::MADE);
+const _: () = assert!(wedge_abi::COPIED_PAGE == ram::COPIED_PAGE);
 
 /// What a page fault came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use crate::{
 };
 use core::sync::atomic::Ordering;
 use wedge_abi::{
-    BORDER, CODE_MARKS, EMPTY_PAGE, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON, REGIONS,
-    Rights, SITES, Shared, region,
+    BORDER, CODE_MARKS, COPIED_PAGE, EMPTY_PAGE, Hint, MAX_MADE, MAX_RUN, MapReport, Owner, POISON,
+    REGIONS, Rights, SITES, Shared, region,
 };
 use x86::paging::{A, ADDRESS, D, G, NX, P, RW, US};
 
@@ -47,7 +47,9 @@ pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bo
     if access.fetch && !kernel && !leaf.large && show_kept(cx, page, leaf) {
         return true;
     }
+    let copied = is_copied(cx.shared, leaf, kernel);
     match mark(cx.shared, leaf.offset) {
+        _ if copied => {}
         0 if is_worth_asking(cx.shared, leaf, kernel) => return false,
         0 => {}
         EMPTY_PAGE if !kernel && !leaf.writable && !leaf.large && !access.fetch => {
@@ -56,9 +58,11 @@ pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bo
         _ if !kernel && !leaf.large && is_only_read(cx.shared, leaf.offset, rights(leaf)) => {}
         _ => return false,
     }
-    let mut run =
-        Run { gva: gva & !(PAGE - 1), len: PAGE, offset: leaf.offset, rights: rights(leaf) };
+    let mut run = Run::of(gva & !(PAGE - 1), leaf, copied);
     if !run.is_as_it_may_be() {
+        if copied {
+            return false;
+        }
         run.rights &= !EXECUTE;
     }
     if access.fetch && run.rights & EXECUTE == 0 {
@@ -86,25 +90,49 @@ struct Run {
     len: u64,
     offset: u64,
     rights: u64,
+    /// What is to be mapped is the copies of these pages.
+    copied: bool,
 }
 
 impl Run {
+    /// The page at a GVA, or its copy.
+    fn of(gva: u64, leaf: Leaf, copied: bool) -> Self {
+        let rights = if copied { READ | EXECUTE } else { rights(leaf) };
+        Self { gva, len: PAGE, offset: leaf.offset, rights, copied }
+    }
+
+    /// Offset of what is to be mapped in the memory object, behind RAM if that is copies.
+    fn shown(&self, s: &Shared) -> u64 {
+        self.offset + if self.copied { s.setup.ram_len } else { 0 }
+    }
+
     /// If its first page may be executed, then as it is.
     fn is_as_it_may_be(&self) -> bool {
-        self.rights & EXECUTE == 0 || text::is_plain(self.gva, self.offset)
+        match self.copied {
+            true => !text::has_sites(self.gva),
+            false => self.rights & EXECUTE == 0 || text::is_plain(self.gva, self.offset),
+        }
     }
 
     /// The other one, of one page, continues it.
     fn continues(&self, next: &Run) -> bool {
         let adjacent = next.offset == self.offset + self.len && next.rights == self.rights;
-        adjacent && next.is_as_it_may_be()
+        adjacent && next.copied == self.copied && next.is_as_it_may_be()
     }
 }
 
 fn make_run(cx: &mut Context<'_>, run: Run, kernel: bool) -> bool {
     let hva = if kernel { run.gva.wrapping_add(bias()) } else { run.gva };
     let owner = if kernel { Owner::Kernel } else { Owner::User };
-    make(cx, New { hva, len: run.len, offset: run.offset, rights: run.rights, owner, piece: false })
+    let shown = run.shown(cx.shared);
+    let Run { len, offset, rights, .. } = run;
+    make(cx, New { hva, len, offset, shown, rights, owner, piece: false })
+}
+
+/// Of a page of the user's code there is a copy for programs to execute. What has been searched in a copy stays as it is, and bytes
+/// that open keys do not reach into or out of it.
+fn is_copied(s: &Shared, leaf: Leaf, kernel: bool) -> bool {
+    leaf.code && !leaf.large && !kernel && mark(s, leaf.offset) == COPIED_PAGE
 }
 
 /// A page that is mapped for reading twice in a row is likely to be the guest's empty one, which the
@@ -138,7 +166,9 @@ fn map_empty(cx: &mut Context<'_>, page: u64, offset: u64) -> bool {
 /// nothing is made of the page.
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     said_page(s, table, gva, kernel).filter(|said| {
-        mark(s, said.offset) == 0 || !kernel && is_only_read(s, said.offset, said.rights)
+        said.copied
+            || mark(s, said.offset) == 0
+            || !kernel && is_only_read(s, said.offset, said.rights)
     })
 }
 
@@ -160,8 +190,10 @@ fn said_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     }
     let offset = ram_offset(s, value & ADDRESS)?;
     let writable = value & RW != 0 && value & D != 0 && table & RW != 0;
-    let leaf = Leaf { offset, large: false, writable, user: !kernel, executable, global: true };
-    Some(Run { gva, len: PAGE, offset, rights: rights(leaf) })
+    let code = s.setup.searched != 0 && !kernel && (value | table) & NX == 0 && value & RW == 0;
+    let user = !kernel;
+    let leaf = Leaf { offset, large: false, writable, user, executable, code, global: true };
+    Some(Run::of(gva, leaf, is_copied(s, leaf, kernel)))
 }
 
 /// The first page of a run of the kernel's that one page is in: a thread's stack is used from its end.
@@ -233,7 +265,8 @@ fn make_of_large(cx: &mut Context<'_>, hva: u64, len: u64, offset: u64, rights: 
     let Some(free) = cx.shared.mapped.larges.iter().position(|at| *at == 0 || *at == base) else {
         return false;
     };
-    let made = make(cx, New { hva, len, offset, rights, owner: Owner::User, piece: len < LARGE });
+    let (owner, piece) = (Owner::User, len < LARGE);
+    let made = make(cx, New { hva, len, offset, shown: offset, rights, owner, piece });
     if made && let Some(slot) = cx.shared.mapped.larges.get_mut(free) {
         *slot = base;
     }
@@ -247,7 +280,7 @@ fn show_again(cx: &mut Context<'_>, table: u64, run: Run) -> bool {
         return false;
     }
     let (mut from, mut to) = (run.gva, run.gva + PAGE);
-    if hints::shows(&cx.shared.mapped, run.gva, run.offset, 0) {
+    if hints::shows(&cx.shared.mapped, run.gva, run.shown(cx.shared), 0) {
         (from, to) = like_around(cx.shared, table, run.gva, run.rights);
     } else if run.rights != READ | WRITE
         || !hints::shows(&cx.shared.mapped, run.gva, run.offset, READ)
@@ -289,9 +322,9 @@ fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
     let Some(said) = said_page(s, table, page, false).filter(|said| said.rights == rights) else {
         return false;
     };
-    let free = || mark(s, said.offset) == 0 || is_only_read(s, said.offset, rights);
+    let free = || said.copied || mark(s, said.offset) == 0 || is_only_read(s, said.offset, rights);
     let plain = || free() && said.is_as_it_may_be();
-    hints::shows(&s.mapped, page, said.offset, 0) && plain()
+    hints::shows(&s.mapped, page, said.shown(s), 0) && plain()
         || rights & EXECUTE != 0 && hints::shows(&s.mapped, page, said.offset | KEPT, 0)
 }
 
@@ -307,7 +340,11 @@ fn show(cx: &mut Context<'_>, from: u64, to: u64, rights: u64) -> bool {
         let Some(hint) = hints::slot(&mut cx.shared.mapped, page) else { continue };
         hint.page = page | rights;
         let offset = hint.offset & !KEPT;
-        note(cx.shared, MapReport::Shown { page, offset, rights: Rights::from_bits(rights) });
+        let report = match offset.checked_sub(cx.shared.setup.ram_len) {
+            Some(offset) => MapReport::ShownCode { page, offset },
+            None => MapReport::Shown { page, offset, rights: Rights::from_bits(rights) },
+        };
+        note(cx.shared, report);
         if cx.vcpu.paging.deferred == page {
             cx.vcpu.paging.deferred = 0;
         }
@@ -365,15 +402,19 @@ fn window(s: &Shared, table: u64, run: Run, kernel: bool) -> (u64, u64) {
 struct New {
     hva: u64,
     len: u64,
+    /// Of the pages, in RAM.
     offset: u64,
+    /// Of what is mapped for them, in the memory object ([`Run::shown`]).
+    shown: u64,
     rights: u64,
     owner: Owner,
     piece: bool,
 }
 
-/// Maps RAM and notes it for the monitor.
+/// Maps RAM or the copies of its pages, and notes that for the monitor.
 fn make(cx: &mut Context<'_>, new: New) -> bool {
-    let New { hva, len, offset, rights, owner, piece } = new;
+    let New { hva, len, offset, shown, rights, owner, piece } = new;
+    let copied = shown != offset;
     let kernel = matches!(owner, Owner::Kernel);
     // Of the kernel's large pages most is not used, nor has the host memory for it.
     let populate =
@@ -383,25 +424,20 @@ fn make(cx: &mut Context<'_>, new: New) -> bool {
     }
     // SAFETY: the range is its owner's ([`owns`]).
     let mapped = unsafe {
-        cx.map(hva, len, rights, MAP_SHARED | populate, offset) >= 0
+        cx.map(hva, len, rights, MAP_SHARED | populate, shown) >= 0
             && (!kernel || cx.shared.setup.key == 0 || cx.protect_by_key(hva, len, rights) == 0)
     };
     if !mapped {
         return false;
     }
-    count_made(
-        cx,
-        MapReport::Mapped {
-            start: hva,
-            len,
-            offset,
-            rights: Rights::from_bits(rights),
-            owner,
-            piece,
-        },
-    );
+    let start = hva;
+    let report = match Rights::from_bits(rights) {
+        _ if copied => MapReport::Code { start, len, offset },
+        rights => MapReport::Mapped { start, len, offset, rights, owner, piece },
+    };
+    count_made(cx, report);
     for page in (hva..hva + len.min(REACH * PAGE)).step_by(PAGE as usize) {
-        hint_at(cx, page, Hint { page: page | rights, offset: offset + (page - hva) });
+        hint_at(cx, page, Hint { page: page | rights, offset: shown + (page - hva) });
     }
     true
 }
@@ -491,7 +527,7 @@ fn reload(cx: &mut Context<'_>, page: u64) -> bool {
     let now = last_table(cx, page).and_then(|table| used_page(cx.shared, table, page, false));
     let is = hints::slot(&mut cx.shared.mapped, page).copied();
     let (Some(now), Some(is)) = (now, is) else { return false };
-    let same = is.page & !7 == page && is.offset == now.offset;
+    let same = is.page & !7 == page && is.offset == now.offset && !now.copied;
     if !same || (is.page | now.rights) & EXECUTE != 0 {
         return false;
     }

@@ -6,7 +6,8 @@ use crate::{
     mmu, sites, text,
 };
 use wedge_abi::{
-    MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, TOP, UPPER_USER,
+    Hint, MAX_ORDERS, MapCommand, MapReport, NO_USER, Owner, Rights, SITES, SITES_LEN, TOP,
+    UPPER_USER,
 };
 
 const PAGE: u64 = 4096;
@@ -59,6 +60,13 @@ fn apply(command: MapCommand, cx: &mut Context<'_>) -> i64 {
             unsafe {
                 cx.map(page, PAGE, Rights::READ_WRITE.bits(), MAP_PRIVATE | MAP_POPULATE, offset)
             }
+        }
+        MapCommand::Code { page, offset } => {
+            make_way(cx, page);
+            let rights = Rights::READ_EXECUTE.bits();
+            hints::set(&mut cx.shared.mapped, page, Hint { page: page | rights, offset });
+            // SAFETY: as above.
+            unsafe { cx.map(page, PAGE, rights, MAP_SHARED | MAP_POPULATE, offset) }
         }
         MapCommand::Keep { page, offset } => {
             hints::keep(&mut cx.shared.mapped, page, offset);

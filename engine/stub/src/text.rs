@@ -68,7 +68,7 @@ fn is_closed_above(page: u64, bytes: PageBytes) -> bool {
 }
 
 /// There may be patched system calls in the page.
-fn has_sites(gva: u64) -> bool {
+pub(crate) fn has_sites(gva: u64) -> bool {
     let (index, bit) = site_page(gva);
     // SAFETY: inside the tables, which are mapped for good.
     unsafe { word(reach(TABLES) + SITE_PAGES + index * 8) >> bit & 1 == 1 }

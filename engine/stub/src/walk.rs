@@ -54,6 +54,8 @@ pub struct Leaf {
     /// It may be mapped to be executed: where pages are searched for what opens keys that is the monitor's to
     /// do.
     pub(crate) executable: bool,
+    /// It may be executed and not written, as a copy that has been searched.
+    pub(crate) code: bool,
     pub(crate) global: bool,
 }
 
@@ -217,6 +219,7 @@ fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
         writable: found.writable && found.dirty,
         user: found.user,
         executable: found.executable && s.setup.searched == 0,
+        code: found.executable && !found.writable && s.setup.searched != 0,
         global: found.global,
     })
 }

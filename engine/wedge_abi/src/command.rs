@@ -95,6 +95,13 @@ pub enum MapCommand {
         /// What of RAM.
         offset: u64,
     },
+    /// A copy of a page of code, which programs share, is mapped there for user code to execute.
+    Code {
+        /// Its address.
+        page: u64,
+        /// Where the copy lies in the memory object.
+        offset: u64,
+    },
     /// Bytes of a copy change.
     Poke {
         /// Any address in the copy.
@@ -152,6 +159,15 @@ pub enum MapReport {
         /// It is a piece of a large page of the guest's.
         piece: bool,
     },
+    /// Copies of pages of code, which programs share, are mapped there for user code to execute.
+    Code {
+        /// Its first address.
+        start: u64,
+        /// Its bytes: up to [`MAX_RUN`].
+        len: u64,
+        /// What of RAM they are copies of.
+        offset: u64,
+    },
     /// Memory without content, to be read, stands there for one page of RAM, which is empty.
     Empty {
         /// Its first address.
@@ -169,6 +185,13 @@ pub enum MapReport {
         offset: u64,
         /// What may be done there.
         rights: Rights,
+    },
+    /// A copy of a page of code that was mapped already, and closed, may be executed again.
+    ShownCode {
+        /// Its address.
+        page: u64,
+        /// What of RAM it is a copy of.
+        offset: u64,
     },
     /// A page was to be executed, and has bytes that open protection keys: it is not mapped.
     Refused {
@@ -204,6 +227,7 @@ mod command_kind {
     pub const OPEN_SITES: u32 = 6;
     pub const CLOSE_SITES: u32 = 7;
     pub const KEEP: u32 = 8;
+    pub const CODE: u32 = 9;
 }
 
 /// What it may be in a report.
@@ -213,6 +237,8 @@ mod report_kind {
     pub const EMPTY: u32 = 19;
     pub const SHOWN: u32 = 20;
     pub const REFUSED: u32 = 21;
+    pub const CODE: u32 = 22;
+    pub const SHOWN_CODE: u32 = 23;
 }
 
 impl MapCommand {
@@ -225,6 +251,7 @@ impl MapCommand {
                 RawChange::new(command_kind::MAP, start, len, offset).with(rights, owner)
             }
             Self::Copy { page, offset } => RawChange::new(command_kind::COPY, page, PAGE, offset),
+            Self::Code { page, offset } => RawChange::new(command_kind::CODE, page, PAGE, offset),
             Self::Poke { address, len, bytes } => {
                 RawChange::new(command_kind::POKE, address, len, bytes)
             }
@@ -249,6 +276,7 @@ impl MapCommand {
             command_kind::UNMAP => Some(Self::Unmap { start, len }),
             command_kind::MAP => Some(Self::Map { start, len, offset: data, rights, owner }),
             command_kind::COPY => Some(Self::Copy { page: start, offset: data }),
+            command_kind::CODE => Some(Self::Code { page: start, offset: data }),
             command_kind::POKE if len >= 1 && len <= 8 => {
                 Some(Self::Poke { address: start, len, bytes: data })
             }
@@ -267,7 +295,9 @@ impl MapCommand {
             Self::Unmap { start, len }
             | Self::Map { start, len, .. }
             | Self::Protect { start, len, .. } => (start, len),
-            Self::Copy { page, .. } | Self::Keep { page, .. } => (page, PAGE),
+            Self::Copy { page, .. } | Self::Code { page, .. } | Self::Keep { page, .. } => {
+                (page, PAGE)
+            }
             Self::Poke { address, len, .. } => (address, len),
             Self::OpenSites | Self::CloseSites => (0, 0),
         }
@@ -285,12 +315,20 @@ impl MapReport {
                     RawChange::new(report_kind::MAPPED, start, len, offset).with(rights, owner);
                 RawChange { piece: piece as u8, ..raw }
             }
+            Self::Code { start, len, offset } => {
+                RawChange::new(report_kind::CODE, start, len, offset)
+                    .with(Rights::READ_EXECUTE, Owner::User)
+            }
             Self::Empty { start, len, offset } => {
                 RawChange::new(report_kind::EMPTY, start, len, offset)
                     .with(Rights::READ, Owner::User)
             }
             Self::Shown { page, offset, rights } => {
                 RawChange::new(report_kind::SHOWN, page, PAGE, offset).with(rights, Owner::User)
+            }
+            Self::ShownCode { page, offset } => {
+                RawChange::new(report_kind::SHOWN_CODE, page, PAGE, offset)
+                    .with(Rights::READ_EXECUTE, Owner::User)
             }
             Self::Refused { page } => RawChange::new(report_kind::REFUSED, page, PAGE, 0),
         }
@@ -311,8 +349,10 @@ impl MapReport {
         Some(match kind {
             report_kind::DROPPED => Self::Dropped { start, len },
             report_kind::MAPPED => Self::Mapped { start, len, offset, rights, owner, piece },
+            report_kind::CODE if len <= MAX_RUN => Self::Code { start, len, offset },
             report_kind::EMPTY if len <= MAX_RUN => Self::Empty { start, len, offset },
             report_kind::SHOWN if len == PAGE => Self::Shown { page: start, offset, rights },
+            report_kind::SHOWN_CODE if len == PAGE => Self::ShownCode { page: start, offset },
             report_kind::REFUSED if len == PAGE => Self::Refused { page: start },
             _ => return None,
         })
@@ -387,6 +427,7 @@ mod tests {
             MapCommand::Map { start, len, offset: PAGE, rights, owner: Owner::User },
             MapCommand::Map { start, len, offset: 0, rights, owner: Owner::Kernel },
             MapCommand::Copy { page: start, offset: PAGE },
+            MapCommand::Code { page: start, offset: RAM + PAGE },
             MapCommand::Poke { address: start + 17, len: 8, bytes: !0 },
             MapCommand::Protect { start, len, rights: Rights::NONE },
             MapCommand::Keep { page: start, offset: PAGE },
@@ -408,8 +449,10 @@ mod tests {
             MapReport::Mapped { start, len: LARGE, offset, rights, owner, piece: false },
             MapReport::Mapped { start, len: PAGE, offset, rights, owner: Owner::User, piece: true },
             MapReport::Dropped { start, len: LARGE },
+            MapReport::Code { start, len: MAX_RUN, offset: RAM - MAX_RUN },
             MapReport::Empty { start, len: MAX_RUN, offset: RAM - PAGE },
             MapReport::Shown { page: start, offset, rights },
+            MapReport::ShownCode { page: start, offset },
             MapReport::Refused { page: start },
         ];
         for report in reports {
@@ -437,7 +480,9 @@ mod tests {
             RawChange { kernel: 2, ..honest },
             RawChange { piece: 2, ..honest },
             RawChange { kind: report_kind::SHOWN, len: 2 * PAGE, data: 0, ..honest },
+            RawChange { kind: report_kind::SHOWN_CODE, len: 2 * PAGE, data: 0, ..honest },
             RawChange { kind: report_kind::REFUSED, len: LARGE, data: 0, ..honest },
+            RawChange { kind: report_kind::CODE, len: LARGE, data: 0, ..honest },
             RawChange { kind: report_kind::EMPTY, len: LARGE, data: 0, ..honest },
             RawChange { kind: u32::MAX, ..honest },
             RawChange::default(),

@@ -18,7 +18,10 @@
 //! With several vCPUs a page is [`CODE`] before the others have given up writing it unnoticed, and [`SETTLED`] after:
 //! writers go by the former, makers of code by the latter.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU8, AtomicU64, Ordering, fence},
+};
 
 use contract::CodeNews;
 
@@ -40,6 +43,10 @@ const EMPTY: u8 = 1 << 3;
 pub const EMPTY_PAGE: u8 = MADE | EMPTY;
 /// The mark of a page that code may be made from.
 pub const MADE: u8 = CODE | SETTLED;
+/// There is a copy of the page that programs may execute.
+const COPIED: u8 = 1 << 4;
+/// The mark of a page of code with a copy ([`crate::Ram::copy_code`]).
+pub const COPIED_PAGE: u8 = MADE | COPIED;
 
 /// Other processes have noted pages.
 const NOTED: u8 = 1 << 1;
@@ -58,6 +65,8 @@ pub(crate) struct PageMap {
     pub(crate) inboxes: Inboxes,
     /// Pages that went stale so far.
     writes: AtomicU64,
+    /// Held while a page is copied, or gets its mark.
+    copying: Mutex<()>,
     role: Role,
 }
 
@@ -71,6 +80,7 @@ impl PageMap {
             notes,
             inboxes: Inboxes::one(),
             writes: AtomicU64::new(0),
+            copying: Mutex::new(()),
             role: Role::Owner,
         })
     }
@@ -82,6 +92,7 @@ impl PageMap {
             notes,
             inboxes: Inboxes::one(),
             writes: AtomicU64::new(0),
+            copying: Mutex::new(()),
             role: Role::Reporter,
         }
     }
@@ -98,7 +109,10 @@ impl PageMap {
         }
         let mark = if self.inboxes.several() { CODE } else { MADE };
         loop {
-            let before = self.mark(offset).fetch_or(mark, Ordering::SeqCst);
+            let before = {
+                let _no_copies = self.lock_copies();
+                self.mark(offset).fetch_or(mark, Ordering::SeqCst)
+            };
             if before & CODE == 0 {
                 // Where the host cannot do it, the fence below is what is left.
                 host::current().fence_all_threads();
@@ -133,6 +147,24 @@ impl PageMap {
             is_empty()
         };
         empty && self.add(offset, EMPTY)
+    }
+
+    fn lock_copies(&self) -> MutexGuard<'_, ()> {
+        self.copying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a page of code copied by `copy`, which says whether the copy is good, if there is no copy yet. Pages get no marks
+    /// meanwhile: a mark that is there at the end has been there all the time, so nobody has written the page.
+    pub(crate) fn copy_code(&self, offset: u64, copy: impl FnOnce() -> bool) -> bool {
+        let _alone = self.lock_copies();
+        let mark = self.mark(offset);
+        match mark.load(Ordering::Acquire) {
+            COPIED_PAGE => true,
+            MADE if copy() => {
+                mark.compare_exchange(MADE, COPIED_PAGE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+            }
+            _ => false,
+        }
     }
 
     #[inline]
@@ -172,7 +204,7 @@ impl PageMap {
             self.notes.state().fetch_or(NOTED, Ordering::Release);
             return;
         }
-        let before = self.mark(offset).fetch_and(!(MADE | EMPTY), Ordering::AcqRel);
+        let before = self.mark(offset).fetch_and(!(COPIED_PAGE | EMPTY), Ordering::AcqRel);
         if before & CODE != 0 {
             let number = self.writes.fetch_add(1, Ordering::SeqCst) + 1;
             self.inboxes.written(offset, number, by);

@@ -35,7 +35,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bus::Kicker;
-pub use code::{EMPTY_PAGE, MADE};
+pub use code::{COPIED_PAGE, EMPTY_PAGE, MADE};
 use contract::{CodeNews, GuestRam, RamPage};
 pub use dma::{DmaMemory, ForeignRange, WriteNotes, foreign};
 use host::{Access, MemoryObject};
@@ -75,6 +75,16 @@ pub enum RamError {
     },
 }
 
+impl RamError {
+    /// The same, of what the user has asked for.
+    fn of(self, len: u64) -> Self {
+        match self {
+            Self::Host { step, error, .. } => Self::Host { len, step, error },
+            Self::BadSize { .. } => Self::BadSize { len },
+        }
+    }
+}
+
 /// A range of GPAs is not all RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("guest physical range {gpa:#x}+{len:#x} is not RAM")]
@@ -90,6 +100,8 @@ pub struct OutOfRam {
 pub struct Ram {
     /// Where the mapping is, kept here so that loads and stores do not chase the `Arc`.
     view: mapping::View,
+    /// Where copies of pages of code lie, each as far from the first as its page is from the start of RAM.
+    copies: Option<mapping::View>,
     layout: Layout,
     pages: Arc<PageMap>,
     shared: Arc<Inner>,
@@ -109,20 +121,35 @@ impl Ram {
     /// # Errors
     /// `len` is under 1 MiB or not whole pages, or the host does not have that much.
     pub fn new(len: u64) -> Result<Self, RamError> {
+        Self::with(len, has_copies())
+    }
+
+    /// The same, with room for copies of pages of code ([`Ram::copy_code`]) whatever host this is.
+    ///
+    /// # Errors
+    /// As for [`Ram::new`].
+    pub fn with_copies(len: u64) -> Result<Self, RamError> {
+        Self::with(len, true)
+    }
+
+    fn with(len: u64, copies: bool) -> Result<Self, RamError> {
         if len < MIN_LEN || !len.is_multiple_of(PAGE) {
             return Err(RamError::BadSize { len });
         }
         let layout = Layout::new(len);
-        let mapping = Mapping::new(len)?;
+        let all = if copies { len.saturating_mul(2) } else { len };
+        let mapping = Mapping::new(all).map_err(|error| error.of(len))?;
         let pages = Arc::new(PageMap::new(len / PAGE)?);
         let dma = dma::view(&mapping, layout, &pages)?;
-        let view = mapping.view();
-        Ok(Self::of(view, layout, pages, Inner { mapping, dma }))
+        let copies = copies.then(|| mapping.view(len, len));
+        let ram = Self::of(layout, pages, Inner { mapping, dma });
+        Ok(Self { copies, ..ram })
     }
 
-    fn of(view: mapping::View, layout: Layout, pages: Arc<PageMap>, inner: Inner) -> Self {
+    fn of(layout: Layout, pages: Arc<PageMap>, inner: Inner) -> Self {
         let inbox = pages.inboxes.of(0);
-        Self { view, layout, pages, shared: Arc::new(inner), inbox, vcpu: None }
+        let view = inner.mapping.view(0, layout.len());
+        Self { view, copies: None, layout, pages, shared: Arc::new(inner), inbox, vcpu: None }
     }
 
     /// A handle for each vCPU, which the kickers make look up. With several vCPUs each must use its own; to be called
@@ -143,8 +170,7 @@ impl Ram {
     /// These are not what [`Ram::descriptors`] gave, or the host refuses.
     pub fn of_another(memory: OwnedFd, marks: OwnedFd, notes: OwnedFd) -> Result<Self, RamError> {
         let mapping = Mapping::of_another(memory, Access::Write)?;
-        let view = mapping.view();
-        let len = mapping.len();
+        let len = if has_copies() { mapping.len() / 2 } else { mapping.len() };
         if len < MIN_LEN || !len.is_multiple_of(PAGE) {
             return Err(RamError::BadSize { len });
         }
@@ -153,7 +179,7 @@ impl Ram {
         let notes = Notes::of_another(notes, len / PAGE)?;
         let pages = Arc::new(PageMap::of_another(marks, notes));
         let dma = dma::view(&mapping, layout, &pages)?;
-        Ok(Self::of(view, layout, pages, Inner { mapping, dma }))
+        Ok(Self::of(layout, pages, Inner { mapping, dma }))
     }
 
     /// Bytes of RAM.
@@ -186,6 +212,27 @@ impl Ram {
             bytes.iter().all(|byte| *byte == 0)
         };
         self.pages.mark_empty(offset, self.vcpu, is_empty)
+    }
+
+    /// Copies the page of code at an offset for programs to execute, if its bytes are `good`, and marks the page as copied until it is
+    /// written ([`COPIED_PAGE`]). Returns the copy's offset in the memory object. `None` if the page is not such a page, or if
+    /// programs execute RAM itself on this host.
+    pub fn copy_code(
+        &self,
+        offset: u64,
+        good: impl FnOnce(&[u8; PAGE as usize]) -> bool,
+    ) -> Option<u64> {
+        let copies = self.copies?;
+        let copy = || {
+            let mut bytes = [0; PAGE as usize];
+            self.view.read(offset, &mut bytes);
+            let good = good(&bytes);
+            if good {
+                copies.write(offset, &bytes);
+            }
+            good
+        };
+        self.pages.copy_code(offset, copy).then(|| self.len() + offset)
     }
 
     /// Whether code may be made from the page at an offset: the page is marked, and no vCPU writes it unnoticed.
@@ -286,6 +333,12 @@ impl Ram {
         self.note_write(offset, size as u64);
         swapped
     }
+}
+
+/// RAM has room for copies of its pages of code behind it: where user code could load protection keys, programs execute copies that
+/// have been searched.
+fn has_copies() -> bool {
+    host::current().facts().keys_load
 }
 
 impl std::fmt::Debug for Ram {

@@ -68,9 +68,12 @@ impl Mapping {
         self.mapped.len() as u64
     }
 
-    /// A view, good while `self` lives: whoever keeps one keeps the mapping too.
-    pub(crate) fn view(&self) -> View {
-        View { base: self.mapped.base(), len: self.len() }
+    /// A view of a part, good while `self` lives: whoever keeps one keeps the mapping too.
+    pub(crate) fn view(&self, offset: u64, len: u64) -> View {
+        let fits = len <= self.len() && offset <= self.len() - len;
+        assert!(fits, "a view outside RAM");
+        // SAFETY: just checked to be inside the mapping.
+        View { base: unsafe { self.mapped.base().add(offset as usize) }, len }
     }
 }
 
@@ -105,7 +108,7 @@ impl Mapping {
             // SAFETY: as above, and the pair is mapped until it has been done.
             return unsafe { compare_and_swap(at, size, old, new) };
         }
-        let (mut bytes, view) = ([0; 8], self.view());
+        let (mut bytes, view) = ([0; 8], self.view(0, self.len()));
         view.read(offset, &mut bytes[..here]);
         view.read(second, &mut bytes[here..size]);
         let found = u64::from_le_bytes(bytes);

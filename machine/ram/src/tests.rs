@@ -1,5 +1,6 @@
 //! RAM as its users rely on it.
 
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use contract::GuestRam;
@@ -18,6 +19,35 @@ fn sizes_are_checked() {
     assert!(matches!(Ram::new(MIB + 1), Err(RamError::BadSize { .. })));
     let error = Ram::new(1 << 60).unwrap_err().to_string();
     assert!(error.contains("the host cannot give the guest 1099511627776 MiB"), "{error}");
+}
+
+/// A copy is of a page of code, good, and gone once the page is written.
+#[test]
+fn code_is_copied_behind_ram_until_it_is_written() {
+    const AT: u64 = 0x5000;
+    let ram = Ram::with_copies(MIB).unwrap();
+    let shown = |ram: &Ram| {
+        let mut byte = [0];
+        let object = std::fs::File::from(own(ram.object()));
+        object.read_exact_at(&mut byte, MIB + AT).unwrap();
+        byte[0]
+    };
+    assert_eq!(ram.copy_code(AT, |_| true), None, "it is no code");
+    for value in [7, 8] {
+        ram.store8(AT, value);
+        ram.mark_code(AT);
+        assert_eq!(ram.copy_code(AT, |_| false), None, "it is bad");
+        assert_eq!(ram.copy_code(AT, |bytes| bytes[0] == value), Some(MIB + AT));
+        assert_eq!(ram.copy_code(AT, |_| false), Some(MIB + AT), "there is one");
+        ram.write_gpa(AT, &[9]).unwrap();
+        assert_eq!(ram.copy_code(AT, |_| true), None, "it has been written");
+        assert_eq!(shown(&ram), value);
+    }
+    // What is written while a copy is made is in no copy.
+    ram.mark_code(AT);
+    let written = |_: &[u8; PAGE as usize]| ram.write_gpa(AT, &[10]).is_ok();
+    assert_eq!(ram.copy_code(AT, written), None);
+    assert_eq!(Ram::new(MIB).unwrap().len(), MIB);
 }
 
 #[test]

@@ -43,7 +43,7 @@ impl Run {
     /// # Errors
     /// If the host has no memory.
     pub fn new(seed: u64) -> Result<Self> {
-        let ram = Ram::new(tables::RAM_LEN)?;
+        let ram = Ram::with_copies(tables::RAM_LEN)?;
         let pages = Pages::new()?;
         process::open_windows(&ram, &pages)?;
         let (tables, tlb, mut random) = (Tables::new(&ram), Tlb::default(), Random::new(seed));
@@ -55,8 +55,10 @@ impl Run {
                 &CPUID[..(frame % 3) as usize],
             );
             let page = tables::FIRST_FRAME + frame * PAGE;
-            ram.write(page, &random.pick(&STARTS));
-            ram.write(page + PAGE - 2, &random.pick(&ENDS));
+            if frame % 3 == 2 {
+                ram.write(page, &random.pick(&STARTS));
+                ram.write(page + PAGE - 2, &random.pick(&ENDS));
+            }
         }
         let slots = Slots::new(ram.clone(), pages.base(), true);
         let (user, exit, violation) = (true, Exit::None, None);
@@ -378,6 +380,41 @@ mod tests {
         let fetch = Access { fetch: true, user: true, ..Access::default() };
         run.access(STAYS, fetch).expect("the page is searched, and mapped");
         touch(&mut run, GVA, false);
+    }
+
+    /// Maps a frame at `GVA` anew, has user code execute it, and says what the wedge has left to the monitor.
+    fn executes_again(run: &mut Run, frame: u64) -> Exit {
+        let fetch = Access { fetch: true, user: true, ..Access::default() };
+        set(run, 0);
+        set(run, frame & !NX);
+        with(|w| w.only = Some((GVA, fetch)));
+        let roots = with(|w| roots(w));
+        run.slots.run(true, roots).expect("the wedge runs");
+        let exit = with(|w| w.exit);
+        run.access(GVA, fetch).expect("the page is searched, and mapped");
+        exit
+    }
+
+    /// Programs share a copy of a page of code, which a wedge maps by itself, until the page is written.
+    #[test]
+    fn searched_code_is_mapped_by_wedges_until_it_is_written() {
+        let mut run = Run::new(SEARCHED).expect("the host gives memory");
+        run.synchronize().expect("a slot");
+        let asked = Exit::Access(GVA, Access { fetch: true, user: true, ..Access::default() });
+        let gpa = frame(9) & paging::ADDRESS;
+        with(|w| w.ram.write(gpa, &[0; PAGE as usize]));
+        assert_eq!(executes_again(&mut run, frame(9)), asked, "nobody has searched the page");
+        assert_eq!(executes_again(&mut run, frame(9)), Exit::None);
+        with(|w| w.ram.write_gpa(gpa, &[1])).expect("RAM");
+        run.synchronize().expect("its slot");
+        assert_eq!(executes_again(&mut run, frame(9)), asked, "the page has been written");
+        assert_eq!(executes_again(&mut run, frame(9)), Exit::None);
+        // What opens keys may lie across a border of this one.
+        with(|w| w.ram.write_gpa(gpa, &[0x2f])).expect("RAM");
+        run.synchronize().expect("its slot");
+        for _ in 0..2 {
+            assert_eq!(executes_again(&mut run, frame(9)), asked, "each program has its own copy");
+        }
     }
 
     /// A page that becomes writable keeps its mapping, whose protection changes.

@@ -5,6 +5,7 @@
 // UNSAFETY: says where the wedge's code finds RAM, marks and regions, and reads them there.
 #![allow(unsafe_code)]
 
+use crate::tables::RAM_LEN;
 use host::{Access, Mapping as Window, MemoryObject, Piece};
 use std::{
     cell::{Cell, RefCell},
@@ -27,7 +28,7 @@ pub struct Mapping {
     pub protection: u64,
     /// Closed to user code.
     pub key: bool,
-    /// What a private copy has been made from.
+    /// What a copy has been made from, a private one or the one that processes share.
     pub copy: Option<Vec<u8>>,
 }
 
@@ -95,7 +96,9 @@ fn map(at: u64, len: u64, protection: u64, flags: u64, offset: u64) -> i64 {
     for n in (0..len).step_by(PAGE as usize) {
         let offset = if empty { offset } else { offset + n };
         let content = || if empty { vec![0; PAGE as usize] } else { ram_page(offset) };
-        let copy = private.then(content);
+        let shared_copy = !empty && offset >= RAM_LEN;
+        let copy = (private || shared_copy).then(content);
+        let offset = if shared_copy { offset - RAM_LEN } else { offset };
         let page = Mapping { offset, protection: protection & 7, key: false, copy };
         CURRENT.with_borrow_mut(|maps| maps.insert(at + n, page));
     }

@@ -3,12 +3,12 @@
 //! The keys are worth nothing if user code comes to execute a byte sequence that loads them
 //! ([`wedge_abi::keys`]). So there is no executable mapping of a page but of a copy that was searched:
 //!
-//! - It is made when user code fetches from the page, and never for another access.
-//! - What is executed is a private copy. A device, or a process that serves one, writes guest RAM while user
-//!   code runs; nobody can change the copy.
-//! - Who searches last is the wedge (`text::is_closed`), in the copy itself, when all changes to it are made
-//!   and before it can be executed, with the bytes across its borders. What it refuses comes back
-//!   as a report, and is interpreted.
+//! - A copy is made when user code fetches from the page, and never for another access.
+//! - A device, or a process that serves one, writes guest RAM while user code runs; no device changes a copy.
+//! - Most pages have one copy for all processes ([`Ram::copy_code`]), which wedges map by themselves. These are pages in which nothing is
+//!   changed, and which neither begin nor end with a part of such a sequence.
+//! - Any other copy is private. The wedge searches it last (`text::is_closed`), when all changes are made and before the copy can be
+//!   executed, with the bytes across its borders. What the wedge refuses comes back as a report, and is interpreted.
 //! - The page counts as code, so that a write to it comes to light and the copy goes, as with all copies:
 //!   this is what keeps what is executed right, not what keeps the keys closed.
 //!
@@ -22,6 +22,7 @@
 //! once, so it is interpreted.
 
 use super::{
+    PAGE,
     code_pages::{CodePage, CodePages, bytes_of},
     mapper::Mapper,
 };
@@ -29,15 +30,23 @@ use crate::{process::Process, scan::Patch, scan_cache::Search};
 use ram::Ram;
 use wedge_abi::keys;
 
+/// A copy of a page that may be executed.
+pub(super) enum Closed {
+    /// The one that all programs share: its place in the memory object.
+    Shared(u64),
+    /// One of the process's own, with these changes.
+    Private(Vec<Patch>),
+}
+
 impl CodePages {
-    /// The changes with which a copy of a page may be executed. `None` if the copy would have what opens keys, or the page
+    /// The copy of a page that may be executed. `None` if a copy would have what opens keys, or the page
     /// is interpreted because the program reads it. The page counts as code from now on.
     pub(super) fn closed_copy<W: Process>(
         &mut self,
         ram: &Ram,
         page: CodePage,
         mapper: &mut Mapper<W>,
-    ) -> Option<Vec<Patch>> {
+    ) -> Option<Closed> {
         self.mark(ram, page.offset);
         let mut bytes = bytes_of(ram, page.offset);
         let patches = self.patches(ram, page, mapper);
@@ -45,11 +54,39 @@ impl CodePages {
         if shows_changes && self.texts.is_interpreted(page.hva) {
             return None;
         }
+        if patches.is_empty()
+            && let Some(copy) = self.shared_copy(ram, page, &bytes)
+        {
+            return Some(Closed::Shared(copy));
+        }
         patches.iter().for_each(|patch| apply(&mut bytes, patch));
         let is_open = keys::find(&bytes).is_some();
         self.count(if is_open { Search::Open } else { Search::Closed });
-        (!is_open).then_some(patches)
+        (!is_open).then_some(Closed::Private(patches))
     }
+
+    /// Where the copy of a page lies that programs share, which wedges map by themselves. `None` if the page is one of those that are
+    /// to be looked at for each program.
+    fn shared_copy(&self, ram: &Ram, page: CodePage, bytes: &[u8; PAGE as usize]) -> Option<u64> {
+        // Wedges do not ask whether a program has written the page, nor whether its code is 32-bit.
+        let plain = |written| self.scans.patches(page.offset, self.code(bytes), written).is_empty();
+        let looked_at = page.written || self.is_narrow || self.scans.are_copies_apart();
+        if looked_at || !plain(true) || !has_whole_borders(bytes) {
+            return None;
+        }
+        ram.copy_code(page.offset, |copied| {
+            let is_closed = copied == bytes && keys::find(copied).is_none();
+            self.count(if is_closed { Search::Closed } else { Search::Open });
+            is_closed
+        })
+    }
+}
+
+/// No bytes that open keys reach into a page or out of it, whatever is beside the page.
+fn has_whole_borders(page: &[u8; PAGE as usize]) -> bool {
+    let [first, second, .., before, last] = *page;
+    let ends = [[0x0f, 0x01, first], [0x0f, 0xae, first], [0x0f, first, second]];
+    !ends.into_iter().any(keys::opens) && !keys::may_begin([before, last])
 }
 
 fn apply(page: &mut [u8], patch: &Patch) {

@@ -34,13 +34,13 @@ pub(super) struct CodePages {
     /// Patched system calls, of all spaces.
     sites: Sites,
     /// What was found in pages of code, of all spaces.
-    scans: ScanCache,
+    pub(super) scans: ScanCache,
     /// Pages of user code with breakpoints, of all spaces.
     probed: Probed,
     /// Code that the program has read.
     pub(super) texts: Texts,
     /// What is executed next is 32-bit code.
-    is_narrow: bool,
+    pub(super) is_narrow: bool,
     /// Prints of pages of code that have been searched, and nothing found.
     plain: Vec<u64>,
     /// RAM pages (by offset) that have been marked.
@@ -105,7 +105,7 @@ impl CodePages {
         near.may_be_patched() && !self.texts.has(hva)
     }
 
-    fn code<'a>(&self, bytes: &'a [u8]) -> Page<'a> {
+    pub(super) fn code<'a>(&self, bytes: &'a [u8]) -> Page<'a> {
         Page { bytes, bits: if self.is_narrow { 32 } else { 64 } }
     }
 

@@ -192,6 +192,12 @@ impl Mappings {
         self.insert(hva, offset, READ | EXECUTE);
     }
 
+    /// The copy of a page of code that programs share is about to be mapped at an HVA.
+    pub(super) fn add_code(&mut self, hva: u64, offset: u64) {
+        self.add_closed(hva, offset);
+        self.add_copy(offset, hva);
+    }
+
     /// A changed copy of a RAM page is about to be mapped at an HVA.
     pub(super) fn add_copy(&mut self, offset: u64, hva: u64) {
         self.copies.add(offset, hva);

@@ -42,15 +42,13 @@ pub(super) struct Revalidation<'a> {
     few: usize,
     /// What the page tables do not say any more may be closed.
     keeps: bool,
-    /// So may copies that are executed.
-    keeps_copies: bool,
 }
 
 impl<'a> Revalidation<'a> {
     pub(super) fn new<W: Process>(mapper: &'a Mapper<W>, ram: &'a Ram, roots: Roots) -> Self {
-        let (keeps, keeps_copies) = (mapper.wedge().keeps(), !mapper.wedge().searches());
+        let keeps = mapper.wedge().keeps();
         let (base, mappings) = (mapper.base(), mapper.mappings());
-        Self { ram, roots, base, mappings, few: W::FEW, keeps, keeps_copies }
+        Self { ram, roots, base, mappings, few: W::FEW, keeps }
     }
 
     /// The same comparison, in which pages that the page tables lack are unmapped and never closed.
@@ -259,7 +257,7 @@ impl<'a> Revalidation<'a> {
     /// page is written, and was open since the last comparison.
     fn may_be_closed(&self, hva: u64, (offset, protection): (u64, u64)) -> bool {
         let plain = protection & !(READ | WRITE | EXECUTE) == 0 && protection != 0;
-        let kept = protection & EXECUTE != 0 && self.keeps_copies;
+        let kept = protection & EXECUTE != 0;
         plain && self.keeps && !self.is_part(hva) && (kept || !self.mappings.has_copy(offset, hva))
     }
 

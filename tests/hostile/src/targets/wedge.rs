@@ -41,11 +41,13 @@ fn run(bytes: &[u8]) {
 /// The monitor keeps books by what it believes: whole pages, of the user's part of the wedge and of guest RAM.
 fn check(report: MapReport, ram: u64) {
     let (start, len, offset) = match report {
-        MapReport::Mapped { start, len, offset, .. } | MapReport::Empty { start, len, offset } => {
-            (start, len, Some(offset))
-        }
+        MapReport::Mapped { start, len, offset, .. }
+        | MapReport::Code { start, len, offset }
+        | MapReport::Empty { start, len, offset } => (start, len, Some(offset)),
         MapReport::Dropped { start, len } => (start, len, None),
-        MapReport::Shown { page, offset, .. } => (page, PAGE, Some(offset)),
+        MapReport::Shown { page, offset, .. } | MapReport::ShownCode { page, offset } => {
+            (page, PAGE, Some(offset))
+        }
         MapReport::Refused { page } => (page, PAGE, None),
     };
     let end = start.checked_add(len).expect("no wrap");

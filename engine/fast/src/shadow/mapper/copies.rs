@@ -24,6 +24,21 @@ impl<W: Process> Mapper<W> {
         self.map_patched(hva, offset, patches)
     }
 
+    /// Maps the copy of a page that all programs share, which lies at `copy` in the memory object.
+    pub(in super::super) fn map_shared(
+        &mut self,
+        place: Place,
+        found: &Translation,
+        offset: u64,
+        copy: u64,
+    ) -> Result<(), Error> {
+        let hva = place.hva & !(PAGE - 1);
+        self.mappings.note(place, found);
+        self.mappings.add_code(hva, offset);
+        self.mappings.count(hva, EXECUTE);
+        self.wedge.order(MapCommand::Code { page: hva, offset: copy })
+    }
+
     /// Maps a changed copy of a page of code. The page counts as code from now on, so that a write
     /// to it comes to light ([`Mapper::drop_copies`]).
     pub(in super::super) fn map_patched(

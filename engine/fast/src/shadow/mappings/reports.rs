@@ -20,6 +20,12 @@ impl Mappings {
                 self.insert(page, offset, rights.bits());
                 return Some(page); // the wedge has loaded the translation anew
             }
+            MapReport::Code { start, len, offset } => self.absorb_code(start, len, offset),
+            MapReport::ShownCode { page, offset } => {
+                self.absorb_user(page);
+                self.add_code(page, offset);
+                return Some(page);
+            }
             MapReport::Empty { start, len, offset } => self.absorb_empty(start, len, offset),
             MapReport::Mapped { start, len, offset, rights, owner, piece } => {
                 self.made += 1;
@@ -46,6 +52,15 @@ impl Mappings {
         for (hva, page) in self.user.range_mut(start..start + len) {
             *page = (0, 0);
             self.seen.doubt(*hva);
+        }
+    }
+
+    /// Copies of pages of code are mapped in a range.
+    fn absorb_code(&mut self, start: u64, len: u64, offset: u64) {
+        self.made += 1;
+        self.absorb_user(start);
+        for at in (0..len).step_by(PAGE as usize) {
+            self.add_code(start + at, offset + at);
         }
     }
 
