@@ -25,12 +25,12 @@ pub enum YoungChoice {
     Map,
 }
 
-/// Whose the copies of code are that programs execute, where the host has protection keys.
+/// Whether processes share copies of the code that they execute, where the host has protection keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CodeCopies {
-    /// All programs'; but those of pages in which something is changed
+    /// They share those of pages in which nothing is changed
     Shared,
-    /// Each process's own
+    /// Each process has copies of its own
     Own,
 }
 
@@ -119,7 +119,7 @@ pub struct EngineArguments {
     /// first milliseconds, with a look-up for each access. Not with --guest-isolation strict or keys.
     #[arg(long, value_enum, default_value_t = YoungChoice::Lookup, hide_short_help = true)]
     pub young: YoungChoice,
-    /// Whose the copies of code are that programs execute, where the host has protection keys
+    /// Whether processes share copies of the code that they execute, where the host has protection keys
     ///
     /// For comparison, and to narrow down a failure.
     #[arg(long, value_enum, default_value_t = CodeCopies::Shared, hide_short_help = true)]
@@ -223,7 +223,7 @@ impl EngineArguments {
         self.young == YoungChoice::Map
     }
 
-    /// Each process has copies of its own of the code that it executes.
+    /// Processes share no copies of the code that they execute.
     pub fn copies_apart(&self) -> bool {
         self.code_copies == CodeCopies::Own
     }

@@ -42,7 +42,7 @@ pub struct Options {
     pub scattered: Scattered,
     /// Processes that have just begun run directly, too, not translated with look-ups.
     pub young_directly: bool,
-    /// Where code is searched for what opens protection keys, each process has copies of its own of all pages.
+    /// Processes share no copies of code where they execute copies, which is where a program could load protection keys.
     pub copies_apart: bool,
     /// 32-bit user code is interpreted, even where the host can run it.
     pub interpret_narrow: bool,

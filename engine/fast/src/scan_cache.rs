@@ -17,7 +17,7 @@ const MAX_PAGES: usize = 512;
 pub struct ScanCache {
     known: Arc<Mutex<FxHashMap<Key, Scan>>>,
     searches: Arc<Mutex<Searches>>,
-    /// Each process has copies of its own ([`crate::Options::copies_apart`]).
+    /// Processes share no copies of code ([`crate::Options::copies_apart`]).
     apart: bool,
 }
 
@@ -54,13 +54,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ScanCache {
-    /// The same, where each process has copies of its own, or not.
+    /// The same cache, for processes that share copies of code or, if `apart`, share none.
     #[must_use]
     pub fn with_copies_apart(&self, apart: bool) -> Self {
         Self { apart, ..self.clone() }
     }
 
-    /// Each process has copies of its own.
+    /// Processes share no copies of code.
     pub fn are_copies_apart(&self) -> bool {
         self.apart
     }

@@ -47,7 +47,7 @@ pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bo
     if access.fetch && !kernel && !leaf.large && show_kept(cx, page, leaf) {
         return true;
     }
-    let copied = is_copied(cx.shared, leaf, kernel);
+    let copied = is_copied(cx.shared, gva, leaf);
     match mark(cx.shared, leaf.offset) {
         _ if copied => {}
         0 if is_worth_asking(cx.shared, leaf, kernel) => return false,
@@ -60,9 +60,6 @@ pub fn install(cx: &mut Context<'_>, gva: u64, leaf: Leaf, access: Access) -> bo
     }
     let mut run = Run::of(gva & !(PAGE - 1), leaf, copied);
     if !run.is_as_it_may_be() {
-        if copied {
-            return false;
-        }
         run.rights &= !EXECUTE;
     }
     if access.fetch && run.rights & EXECUTE == 0 {
@@ -90,12 +87,12 @@ struct Run {
     len: u64,
     offset: u64,
     rights: u64,
-    /// What is to be mapped is the copies of these pages.
+    /// The shared copies of these pages are to be mapped.
     copied: bool,
 }
 
 impl Run {
-    /// The page at a GVA, or its copy.
+    /// A run of one page, the one at a GVA, or of that page's copy.
     fn of(gva: u64, leaf: Leaf, copied: bool) -> Self {
         let rights = if copied { READ | EXECUTE } else { rights(leaf) };
         Self { gva, len: PAGE, offset: leaf.offset, rights, copied }
@@ -108,10 +105,7 @@ impl Run {
 
     /// If its first page may be executed, then as it is.
     fn is_as_it_may_be(&self) -> bool {
-        match self.copied {
-            true => !text::has_sites(self.gva),
-            false => self.rights & EXECUTE == 0 || text::is_plain(self.gva, self.offset),
-        }
+        self.copied || self.rights & EXECUTE == 0 || text::is_plain(self.gva, self.offset)
     }
 
     /// The other one, of one page, continues it.
@@ -129,10 +123,9 @@ fn make_run(cx: &mut Context<'_>, run: Run, kernel: bool) -> bool {
     make(cx, New { hva, len, offset, shown, rights, owner, piece: false })
 }
 
-/// Of a page of the user's code there is a copy for programs to execute. What has been searched in a copy stays as it is, and bytes
-/// that open keys do not reach into or out of it.
-fn is_copied(s: &Shared, leaf: Leaf, kernel: bool) -> bool {
-    leaf.code && !leaf.large && !kernel && mark(s, leaf.offset) == COPIED_PAGE
+/// The page at a GVA has a shared copy, which has been searched and nobody writes, and no system calls are patched in the page.
+fn is_copied(s: &Shared, gva: u64, leaf: Leaf) -> bool {
+    leaf.code && !leaf.large && mark(s, leaf.offset) == COPIED_PAGE && !text::has_sites(gva)
 }
 
 /// A page that is mapped for reading twice in a row is likely to be the guest's empty one, which the
@@ -165,11 +158,12 @@ fn map_empty(cx: &mut Context<'_>, page: u64, offset: u64) -> bool {
 /// What the guest's last-level table says about a page that it has used already, if that is ordinary and
 /// nothing is made of the page.
 fn used_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
-    said_page(s, table, gva, kernel).filter(|said| {
-        said.copied
-            || mark(s, said.offset) == 0
-            || !kernel && is_only_read(s, said.offset, said.rights)
-    })
+    said_page(s, table, gva, kernel).filter(|said| is_free(s, said, kernel))
+}
+
+/// The wedge may map a page, or the page's copy, without the monitor.
+fn is_free(s: &Shared, run: &Run, kernel: bool) -> bool {
+    run.copied || mark(s, run.offset) == 0 || !kernel && is_only_read(s, run.offset, run.rights)
 }
 
 /// These rights do not let the page be written, and the page has no mark but that code was made from it. Not where code is
@@ -193,7 +187,7 @@ fn said_page(s: &Shared, table: u64, gva: u64, kernel: bool) -> Option<Run> {
     let code = s.setup.searched != 0 && !kernel && (value | table) & NX == 0 && value & RW == 0;
     let user = !kernel;
     let leaf = Leaf { offset, large: false, writable, user, executable, code, global: true };
-    Some(Run::of(gva, leaf, is_copied(s, leaf, kernel)))
+    Some(Run::of(gva, leaf, is_copied(s, gva, leaf)))
 }
 
 /// The first page of a run of the kernel's that one page is in: a thread's stack is used from its end.
@@ -322,8 +316,7 @@ fn is_like(s: &Shared, table: u64, page: u64, rights: u64) -> bool {
     let Some(said) = said_page(s, table, page, false).filter(|said| said.rights == rights) else {
         return false;
     };
-    let free = || said.copied || mark(s, said.offset) == 0 || is_only_read(s, said.offset, rights);
-    let plain = || free() && said.is_as_it_may_be();
+    let plain = || is_free(s, &said, false) && said.is_as_it_may_be();
     hints::shows(&s.mapped, page, said.shown(s), 0) && plain()
         || rights & EXECUTE != 0 && hints::shows(&s.mapped, page, said.offset | KEPT, 0)
 }
@@ -402,9 +395,9 @@ fn window(s: &Shared, table: u64, run: Run, kernel: bool) -> (u64, u64) {
 struct New {
     hva: u64,
     len: u64,
-    /// Of the pages, in RAM.
+    /// Offset of the pages in RAM.
     offset: u64,
-    /// Of what is mapped for them, in the memory object ([`Run::shown`]).
+    /// Offset in the memory object of what is mapped: the pages, or their copies ([`Run::shown`]).
     shown: u64,
     rights: u64,
     owner: Owner,
@@ -527,7 +520,7 @@ fn reload(cx: &mut Context<'_>, page: u64) -> bool {
     let now = last_table(cx, page).and_then(|table| used_page(cx.shared, table, page, false));
     let is = hints::slot(&mut cx.shared.mapped, page).copied();
     let (Some(now), Some(is)) = (now, is) else { return false };
-    let same = is.page & !7 == page && is.offset == now.offset && !now.copied;
+    let same = is.page & !7 == page && is.offset == now.offset;
     if !same || (is.page | now.rights) & EXECUTE != 0 {
         return false;
     }

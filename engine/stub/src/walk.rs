@@ -54,7 +54,7 @@ pub struct Leaf {
     /// It may be mapped to be executed: where pages are searched for what opens keys that is the monitor's to
     /// do.
     pub(crate) executable: bool,
-    /// It may be executed and not written, as a copy that has been searched.
+    /// User code may execute the page and not write it, where what is executed are copies that have been searched.
     pub(crate) code: bool,
     pub(crate) global: bool,
 }
@@ -219,7 +219,7 @@ fn leaf(s: &Shared, found: &Translation) -> Option<Leaf> {
         writable: found.writable && found.dirty,
         user: found.user,
         executable: found.executable && s.setup.searched == 0,
-        code: found.executable && !found.writable && s.setup.searched != 0,
+        code: s.setup.searched != 0 && found.user && found.executable && !found.writable,
         global: found.global,
     })
 }

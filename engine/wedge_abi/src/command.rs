@@ -95,11 +95,11 @@ pub enum MapCommand {
         /// What of RAM.
         offset: u64,
     },
-    /// A copy of a page of code, which programs share, is mapped there for user code to execute.
+    /// A shared copy of a page of code is mapped there for user code to execute.
     Code {
         /// Its address.
         page: u64,
-        /// Where the copy lies in the memory object.
+        /// Offset of the copy in the memory object.
         offset: u64,
     },
     /// Bytes of a copy change.
@@ -159,13 +159,13 @@ pub enum MapReport {
         /// It is a piece of a large page of the guest's.
         piece: bool,
     },
-    /// Copies of pages of code, which programs share, are mapped there for user code to execute.
+    /// Shared copies of pages of code are mapped there for user code to execute.
     Code {
         /// Its first address.
         start: u64,
         /// Its bytes: up to [`MAX_RUN`].
         len: u64,
-        /// What of RAM they are copies of.
+        /// Offset in RAM of the pages that were copied.
         offset: u64,
     },
     /// Memory without content, to be read, stands there for one page of RAM, which is empty.
@@ -186,11 +186,11 @@ pub enum MapReport {
         /// What may be done there.
         rights: Rights,
     },
-    /// A copy of a page of code that was mapped already, and closed, may be executed again.
+    /// A shared copy that is mapped there, and was closed, may be executed again.
     ShownCode {
         /// Its address.
         page: u64,
-        /// What of RAM it is a copy of.
+        /// Offset in RAM of the page that was copied.
         offset: u64,
     },
     /// A page was to be executed, and has bytes that open protection keys: it is not mapped.

@@ -92,7 +92,7 @@ pub const LOOKUPS: usize = WINDOW + 0x3000_0000;
 pub const MARKS: usize = WINDOW + 0x4000_0000;
 /// The bits of the mark of a page from whose bytes something was made, as far as they are only that.
 pub const CODE_MARKS: u8 = 3;
-/// The mark of a page of code of which there is a copy for programs to execute, behind RAM in the memory object.
+/// The mark of a page of code that has been copied. Programs execute the copy, which lies behind RAM in the memory object.
 pub const COPIED_PAGE: u8 = 0x13;
 /// The mark of an empty page that nobody can write unnoticed.
 pub const EMPTY_PAGE: u8 = 11;

@@ -76,7 +76,7 @@ pub enum RamError {
 }
 
 impl RamError {
-    /// The same, of what the user has asked for.
+    /// The same error, about so many bytes that the user has asked for.
     fn of(self, len: u64) -> Self {
         match self {
             Self::Host { step, error, .. } => Self::Host { len, step, error },
@@ -100,7 +100,7 @@ pub struct OutOfRam {
 pub struct Ram {
     /// Where the mapping is, kept here so that loads and stores do not chase the `Arc`.
     view: mapping::View,
-    /// Where copies of pages of code lie, each as far from the first as its page is from the start of RAM.
+    /// A view of the copies of pages of code. A copy has the same offset here as its page has in RAM.
     copies: Option<mapping::View>,
     layout: Layout,
     pages: Arc<PageMap>,
@@ -124,7 +124,7 @@ impl Ram {
         Self::with(len, has_copies())
     }
 
-    /// The same, with room for copies of pages of code ([`Ram::copy_code`]) whatever host this is.
+    /// As [`Ram::new`], with room for copies of pages of code ([`Ram::copy_code`]) on any host.
     ///
     /// # Errors
     /// As for [`Ram::new`].
@@ -215,8 +215,8 @@ impl Ram {
     }
 
     /// Copies the page of code at an offset for programs to execute, if its bytes are `good`, and marks the page as copied until it is
-    /// written ([`COPIED_PAGE`]). Returns the copy's offset in the memory object. `None` if the page is not such a page, or if
-    /// programs execute RAM itself on this host.
+    /// written ([`COPIED_PAGE`]). Returns the copy's offset in the memory object. `None` if the page is none of code, if its
+    /// bytes are not good, or if there is no room for copies.
     pub fn copy_code(
         &self,
         offset: u64,

@@ -21,7 +21,7 @@ fn sizes_are_checked() {
     assert!(error.contains("the host cannot give the guest 1099511627776 MiB"), "{error}");
 }
 
-/// A copy is of a page of code, good, and gone once the page is written.
+/// A page of code is copied if its bytes are good, and counts as copied until somebody writes the page.
 #[test]
 fn code_is_copied_behind_ram_until_it_is_written() {
     const AT: u64 = 0x5000;

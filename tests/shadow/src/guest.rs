@@ -564,7 +564,7 @@ impl World {
     }
 }
 
-/// HVAs of copies that may be executed, but that of an access to `gva`: to make them takes the monitor, which has searched them.
+/// HVAs of the copies that may be executed, except a copy of the page at `gva`.
 fn executed_copies(gva: u64) -> Vec<u64> {
     let mut copies = Vec::new();
     process::each(|hva, mapping| {

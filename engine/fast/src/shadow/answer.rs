@@ -1,8 +1,7 @@
 //! Answers page faults: walks the guest's page tables, and has mapped what they allow.
 
 use super::{
-    AROUND, Answer, EXECUTE, PAGE, Place, Space, closed::Closed, code_pages::CodePage, protection,
-    walk::leaf,
+    AROUND, Answer, EXECUTE, PAGE, Place, Space, code_pages::CodePage, protection, walk::leaf,
 };
 use crate::{
     process::Process,
@@ -221,15 +220,10 @@ impl<W: Process> Space<W> {
     fn map_closed(&mut self, ram: &Ram, place: Place, found: &Translation) -> Result<bool, Error> {
         let Some(page) = ram.page(found.gpa & !(PAGE - 1)) else { return Ok(false) };
         let page = code_page(place, found, page.offset);
-        match self.code.closed_copy(ram, page, &mut self.mapper) {
-            None => return Ok(false),
-            Some(Closed::Shared(copy)) => {
-                self.mapper.map_shared(place, found, page.offset, copy)?;
-            }
-            Some(Closed::Private(patches)) => {
-                self.mapper.map_closed(place, found, page.offset, &patches)?;
-            }
-        }
+        let Some(copy) = self.code.closed_copy(ram, page, &mut self.mapper) else {
+            return Ok(false);
+        };
+        self.mapper.map_closed(place, found, page.offset, &copy)?;
         Ok(true)
     }
 }

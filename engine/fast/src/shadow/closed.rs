@@ -4,9 +4,9 @@
 //! ([`wedge_abi::keys`]). So there is no executable mapping of a page but of a copy that was searched:
 //!
 //! - A copy is made when user code fetches from the page, and never for another access.
-//! - A device, or a process that serves one, writes guest RAM while user code runs; no device changes a copy.
-//! - Most pages have one copy for all processes ([`Ram::copy_code`]), which wedges map by themselves. These are pages in which nothing is
-//!   changed, and which neither begin nor end with a part of such a sequence.
+//! - Devices write guest RAM while user code runs. They do not write copies.
+//! - Most pages have one copy, which all processes share ([`Ram::copy_code`]) and wedges map by themselves. In such a page nothing is
+//!   changed, and the page neither begins nor ends with a part of such a sequence.
 //! - Any other copy is private. The wedge searches it last (`text::is_closed`), when all changes are made and before the copy can be
 //!   executed, with the bytes across its borders. What the wedge refuses comes back as a report, and is interpreted.
 //! - The page counts as code, so that a write to it comes to light and the copy goes, as with all copies:
@@ -32,9 +32,9 @@ use wedge_abi::keys;
 
 /// A copy of a page that may be executed.
 pub(super) enum Closed {
-    /// The one that all programs share: its place in the memory object.
+    /// All programs share the copy at this offset in the memory object.
     Shared(u64),
-    /// One of the process's own, with these changes.
+    /// The process has a copy of its own, with these changes.
     Private(Vec<Patch>),
 }
 
@@ -65,13 +65,11 @@ impl CodePages {
         (!is_open).then_some(Closed::Private(patches))
     }
 
-    /// Where the copy of a page lies that programs share, which wedges map by themselves. `None` if the page is one of those that are
-    /// to be looked at for each program.
+    /// Offset of the page's shared copy in the memory object. Wedges map shared copies by themselves. `None` if each program needs a copy
+    /// of its own.
     fn shared_copy(&self, ram: &Ram, page: CodePage, bytes: &[u8; PAGE as usize]) -> Option<u64> {
         // Wedges do not ask whether a program has written the page, nor whether its code is 32-bit.
-        let plain = |written| self.scans.patches(page.offset, self.code(bytes), written).is_empty();
-        let looked_at = page.written || self.is_narrow || self.scans.are_copies_apart();
-        if looked_at || !plain(true) || !has_whole_borders(bytes) {
+        if !self.may_be_shared(page, bytes) || !has_whole_borders(bytes) {
             return None;
         }
         ram.copy_code(page.offset, |copied| {
@@ -82,7 +80,7 @@ impl CodePages {
     }
 }
 
-/// No bytes that open keys reach into a page or out of it, whatever is beside the page.
+/// Neither the first nor the last bytes of a page can be part of what opens keys, whatever page is beside it.
 fn has_whole_borders(page: &[u8; PAGE as usize]) -> bool {
     let [first, second, .., before, last] = *page;
     let ends = [[0x0f, 0x01, first], [0x0f, 0xae, first], [0x0f, first, second]];

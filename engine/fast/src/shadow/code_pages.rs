@@ -34,13 +34,13 @@ pub(super) struct CodePages {
     /// Patched system calls, of all spaces.
     sites: Sites,
     /// What was found in pages of code, of all spaces.
-    pub(super) scans: ScanCache,
+    scans: ScanCache,
     /// Pages of user code with breakpoints, of all spaces.
     probed: Probed,
     /// Code that the program has read.
     pub(super) texts: Texts,
     /// What is executed next is 32-bit code.
-    pub(super) is_narrow: bool,
+    is_narrow: bool,
     /// Prints of pages of code that have been searched, and nothing found.
     plain: Vec<u64>,
     /// RAM pages (by offset) that have been marked.
@@ -105,7 +105,7 @@ impl CodePages {
         near.may_be_patched() && !self.texts.has(hva)
     }
 
-    pub(super) fn code<'a>(&self, bytes: &'a [u8]) -> Page<'a> {
+    fn code<'a>(&self, bytes: &'a [u8]) -> Page<'a> {
         Page { bytes, bits: if self.is_narrow { 32 } else { 64 } }
     }
 
@@ -113,12 +113,22 @@ impl CodePages {
     /// not ask about these bytes again.
     pub(super) fn note_plain(&mut self, ram: &Ram, offset: u64) {
         let bytes = bytes_of(ram, offset);
-        let plain =
-            |written: bool| self.scans.patches(offset, self.code(&bytes), written).is_empty();
-        // What is plain in 64-bit code need not be so in 32-bit code, which is rare.
-        if !self.is_narrow && plain(false) && plain(true) {
+        if self.is_plain(offset, &bytes) {
             self.plain.push(wedge_abi::print(&bytes));
         }
+    }
+
+    /// Nothing has to be changed in the bytes of a page, whether or not a program has written them.
+    fn is_plain(&self, offset: u64, bytes: &[u8]) -> bool {
+        let plain =
+            |written: bool| self.scans.patches(offset, self.code(bytes), written).is_empty();
+        // What is plain in 64-bit code need not be so in 32-bit code, which is rare.
+        !self.is_narrow && plain(false) && plain(true)
+    }
+
+    /// One copy of a page will do for all programs, as far as its bytes need no changes.
+    pub(super) fn may_be_shared(&self, page: CodePage, bytes: &[u8]) -> bool {
+        !page.written && !self.scans.are_copies_apart() && self.is_plain(page.offset, bytes)
     }
 
     /// Prints of pages that have been searched since, and nothing found.

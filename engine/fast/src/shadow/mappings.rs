@@ -192,7 +192,7 @@ impl Mappings {
         self.insert(hva, offset, READ | EXECUTE);
     }
 
-    /// The copy of a page of code that programs share is about to be mapped at an HVA.
+    /// The shared copy of a page of code is about to be mapped at an HVA.
     pub(super) fn add_code(&mut self, hva: u64, offset: u64) {
         self.add_closed(hva, offset);
         self.add_copy(offset, hva);

@@ -3,37 +3,37 @@
 //! A page counts as code from the moment a copy of it is made, so that a write to it comes to light and the
 //! copy goes. What stands for an empty page goes in the same way.
 
-use super::{super::EXECUTE, Mapper, PAGE, Place};
+use super::{
+    super::{EXECUTE, closed::Closed},
+    Mapper, PAGE, Place,
+};
 use crate::{process::Process, scan::Patch};
 use std::ops::Range;
 use wedge::{Error, MapCommand, Rights};
 use x86::paging::Translation;
 
 impl<W: Process> Mapper<W> {
-    /// Maps a copy of a page, with these changes, that was searched for what opens protection keys.
+    /// Maps a copy of a page that was searched for what opens protection keys.
     pub(in super::super) fn map_closed(
         &mut self,
         place: Place,
         found: &Translation,
         offset: u64,
-        patches: &[Patch],
+        copy: &Closed,
     ) -> Result<(), Error> {
         let hva = place.hva & !(PAGE - 1);
         self.mappings.note(place, found);
-        self.mappings.add_closed(hva, offset);
-        self.map_patched(hva, offset, patches)
+        match copy {
+            Closed::Shared(copy) => self.map_shared(hva, offset, *copy),
+            Closed::Private(patches) => {
+                self.mappings.add_closed(hva, offset);
+                self.map_patched(hva, offset, patches)
+            }
+        }
     }
 
-    /// Maps the copy of a page that all programs share, which lies at `copy` in the memory object.
-    pub(in super::super) fn map_shared(
-        &mut self,
-        place: Place,
-        found: &Translation,
-        offset: u64,
-        copy: u64,
-    ) -> Result<(), Error> {
-        let hva = place.hva & !(PAGE - 1);
-        self.mappings.note(place, found);
+    /// Maps the shared copy of a page, which lies at an offset `copy` in the memory object.
+    fn map_shared(&mut self, hva: u64, offset: u64, copy: u64) -> Result<(), Error> {
         self.mappings.add_code(hva, offset);
         self.mappings.count(hva, EXECUTE);
         self.wedge.order(MapCommand::Code { page: hva, offset: copy })

@@ -55,7 +55,7 @@ impl Mappings {
         }
     }
 
-    /// Copies of pages of code are mapped in a range.
+    /// Shared copies of pages of code are mapped in a range.
     fn absorb_code(&mut self, start: u64, len: u64, offset: u64) {
         self.made += 1;
         self.absorb_user(start);
