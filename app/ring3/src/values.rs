@@ -116,7 +116,7 @@ pub struct EngineArguments {
     /// How processes are run that have just begun
     ///
     /// For comparison. Most processes end before mappings pay. So a process whose program has been started often is translated for its
-    /// first milliseconds, with a look-up for each access. Not with --guest-isolation strict or keys.
+    /// first milliseconds, with a look-up for each access. Not with --guest-isolation strict.
     #[arg(long, value_enum, default_value_t = YoungChoice::Lookup, hide_short_help = true)]
     pub young: YoungChoice,
     /// Whether processes share copies of the code that they execute, where the host has protection keys

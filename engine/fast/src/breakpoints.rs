@@ -72,7 +72,7 @@ impl Breakpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::code::Code;
+    use crate::code::{Code, Operands};
     use contract::Taps;
     use jit::Level;
     use std::sync::Arc;
@@ -89,7 +89,7 @@ mod tests {
     /// Two of those who execute a code.
     fn users() -> [CodeUser; 2] {
         let area = CodeArea::of_kernel(Base::default()).expect("the host has memory");
-        let how = (true, false);
+        let how = (true, Operands::Mapped);
         let mut code =
             Code::new(Arc::new(area), Base::default(), Level::Kernel, how, Arc::default());
         [(); 2].map(|()| code.cache.add_user())

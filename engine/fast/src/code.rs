@@ -38,9 +38,20 @@ const AHEAD: usize = 10;
 const NEAR_END: u64 = 64 * LONGEST as u64;
 const FETCH: Access = Access { write: false, fetch: true, user: false, smap_override: false };
 
+/// How user code accesses its memory operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operands {
+    /// Where the host has them mapped.
+    Mapped,
+    /// Most by look-ups.
+    LookedUp,
+    /// By look-ups, or checked first: protection keys shut memory to the program, and are open where translations run.
+    Checked,
+}
+
 /// Where the code of a level lies: the kernel's and the user's share nothing, so that the user's can
 /// be dropped whenever another address space comes.
-fn layout(level: Level, base: Base, (several, look_up): (bool, bool)) -> Layout {
+fn layout(level: Level, base: Base, (several, operands): (bool, Operands)) -> Layout {
     let here = |usual: usize| base.at(usual as u64);
     let kernel = Layout {
         level,
@@ -52,18 +63,22 @@ fn layout(level: Level, base: Base, (several, look_up): (bool, bool)) -> Layout 
         cache_len: (USER_CACHE - CACHE) as u64,
         vcpu_page: here(VCPU_PAGE),
         table: here(TABLES),
+        checks: false,
         lookups: None,
         verified: None,
     };
+    let checks = operands == Operands::Checked;
+    let looks_up = operands != Operands::Mapped;
     match level {
         Level::Kernel => kernel,
         Level::User => Layout {
             bias: 0,
-            copies: None,
+            copies: kernel.copies.filter(|_| checks),
+            checks,
             cache: here(USER_CACHE),
             cache_len: USER_CACHE_LEN as u64,
             table: here(TABLES + USER_TABLES),
-            lookups: look_up.then(|| here(LOOKUPS + LOOKUP_ENTRIES)),
+            lookups: looks_up.then(|| here(LOOKUPS + LOOKUP_ENTRIES)),
             verified: Some(here(LOOKUPS + VERIFIED)),
             ..kernel
         },
@@ -131,13 +146,13 @@ pub struct Code {
 }
 
 impl Code {
-    /// No translations yet. `how`: whether several vCPUs will execute them; and whether memory operands are to be looked
-    /// up, if they are of user code. `known`: blocks of a kernel that an earlier machine has run.
+    /// No translations yet. `how`: whether several vCPUs will execute them; and how memory operands are accessed, if they
+    /// are of user code. `known`: blocks of a kernel that an earlier machine has run.
     pub fn new(
         area: Arc<CodeArea>,
         base: Base,
         level: Level,
-        how: (bool, bool),
+        how: (bool, Operands),
         known: Arc<KnownBlocks>,
     ) -> Self {
         let layout = layout(level, base, how);
@@ -539,7 +554,7 @@ mod tests {
         let mut host = Pages::new().expect("the host has memory");
         let board = crate::test_machine::board(ram, Default::default());
         let area = Arc::clone(host.kernel());
-        let how = (beside_another, false);
+        let how = (beside_another, Operands::Mapped);
         let mut translated = Code::new(area, host.base(), Level::Kernel, how, Arc::default());
         let user = translated.cache.add_user();
         let other = translated.cache.add_user();
@@ -575,7 +590,8 @@ mod tests {
         let mut host = Pages::new().expect("the host has memory");
         let board = crate::test_machine::board(ram, Default::default());
         let area = Arc::clone(host.kernel());
-        let mut code = Code::new(area, host.base(), Level::Kernel, (false, false), known);
+        let mut code =
+            Code::new(area, host.base(), Level::Kernel, (false, Operands::Mapped), known);
         let user = code.cache.add_user();
         for expected in [[true, false], [false, true], [false, false]] {
             let asked = code.block(&mut host, &board, roots, (A, false), user, &mut Vec::new());
@@ -596,8 +612,10 @@ mod tests {
     #[test]
     fn routines_do_not_open_keys() {
         for level in [Level::Kernel, Level::User] {
-            let routines = stubs::generate(&layout(level, Base::default(), (true, true)));
-            assert_eq!(keys::find(&routines), None);
+            for operands in [Operands::LookedUp, Operands::Checked] {
+                let layout = layout(level, Base::default(), (true, operands));
+                assert_eq!(keys::find(&stubs::generate(&layout)), None);
+            }
         }
     }
 }

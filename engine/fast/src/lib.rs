@@ -236,7 +236,7 @@ impl Fast {
         let mut slots = Slots::new(board.ram().clone(), pages.base(), modes.kernel_translated);
         let scans = machine.scans.with_copies_apart(options.copies_apart);
         slots.share(translation.sites.clone(), scans, machine.low.clone());
-        if !options.young_directly && user::may_look_up(modes, &pages) {
+        if !options.young_directly && user::may_look_up(modes) {
             slots.look_for_youths();
         }
         let code = VcpuCode::new(&pages, board.ram(), translation, modes.user);

@@ -7,7 +7,11 @@
 //! is a fresh one. So nobody has to be stopped for space to be used again.
 
 use crate::{
-    code::Code, known_blocks::KnownBlocks, low::LowPrograms, scan_cache::ScanCache, sites::Sites,
+    code::{Code, Operands},
+    known_blocks::KnownBlocks,
+    low::LowPrograms,
+    scan_cache::ScanCache,
+    sites::Sites,
 };
 use jit::{Level, cache::CodeUser};
 use ram::Ram;
@@ -91,7 +95,7 @@ impl Machine {
 impl Translation {
     fn new(base: Base, several: bool, known: Arc<KnownBlocks>) -> io::Result<Arc<Self>> {
         let common = Arc::new(Common::new(base)?);
-        let (area, how) = (Arc::clone(common.code()), (several, false));
+        let (area, how) = (Arc::clone(common.code()), (several, Operands::Mapped));
         let code = Code::new(area, base, Level::Kernel, how, known);
         let (sites, closed) = Default::default();
         Ok(Arc::new(Self { common, sites, code: Mutex::new(code), closed }))

@@ -36,9 +36,9 @@ impl Regions {
         self.0.contains(&region(hva))
     }
 
-    /// The HVA lies in one of them, or so near before one that an access may reach into it.
+    /// The HVA lies in one of them, or so near that an access may reach into it.
     pub fn borders(&self, hva: u64) -> bool {
-        self.has(hva) || self.has(hva + BORDER)
+        self.has(hva) || self.has(hva + BORDER) || hva >= BORDER && self.has(hva - BORDER)
     }
 
     /// Where programs must have no pages if these are the kernel's.
@@ -128,7 +128,9 @@ mod tests {
         );
         let borders = [0x0680_3fe0_0000, 0x0680_3fff_ffff, 0x0680_4000_0000, 0x0680_7fff_ffff];
         assert!(borders.iter().all(|hva| kernel.borders(*hva)));
-        assert!(!kernel.borders(0x0680_3fdf_ffff) && !kernel.borders(0x0680_8000_0000));
+        // Two more begin behind that one's neighbour.
+        assert!([0x0680_8000_0000, 0x0680_801f_ffff].iter().all(|hva| kernel.borders(*hva)));
+        assert!(!kernel.borders(0x0680_3fdf_ffff) && !kernel.borders(0x0680_8020_0000));
     }
 
     #[test]

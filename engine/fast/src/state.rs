@@ -138,6 +138,11 @@ pub fn can_be_translated(vcpu: &Vcpu) -> bool {
     vcpu.rflags & !(IN_HOST | flags::IF | flags::FIXED) == 0
 }
 
+/// User code could be translated with look-ups: it does not go downwards, where what is checked first lies upwards.
+pub fn can_look_up(vcpu: &Vcpu) -> bool {
+    can_be_translated(vcpu) && vcpu.rflags & flags::DF == 0
+}
+
 /// Nothing but user code has run: without protection keys it can write the vCPU page, and is believed no more
 /// than user code could have done.
 pub fn only_user(page: &mut VcpuPage, vcpu: &Vcpu) {

@@ -5,7 +5,7 @@ use crate::{
     user_text::{INT3, INTO, LONGEST, UserText},
 };
 use jit::Level;
-use wedge::{Error, Pages};
+use wedge::Error;
 use wedge_abi::{KICK, REGION_BITS, VcpuPage, WedgeExit, go};
 use x86::{
     Fault,
@@ -66,7 +66,7 @@ impl Fast {
         if self.modes.user == User::Translated {
             return self.translated_user_code();
         }
-        if self.looks_up()? && state::can_be_translated(&self.cpu.vcpu) {
+        if self.looks_up()? && state::can_look_up(&self.cpu.vcpu) {
             return self.translated_code(Level::User);
         }
         let base = self.pages.base();
@@ -87,12 +87,11 @@ impl Fast {
         }
     }
 
-    /// User code of the current slot is run translated, with look-ups. Not where there are protection keys: they shut
-    /// RAM to user code, translated or not. Nor where user code has processes of its own: its translation would run beside the kernel.
+    /// User code of the current slot is run translated, with look-ups. Not where user code has processes of its own: its translation would run beside the kernel.
     fn looks_up(&mut self) -> Result<bool, Error> {
         let scattered = self.modes.options.scattered;
         let slot = self.slots.current()?;
-        if !may_look_up(self.modes, &self.pages) || !self.cpu.vcpu.is_64bit() {
+        if !may_look_up(self.modes) || !self.cpu.vcpu.is_64bit() {
             slot.looks_nothing_up();
             return Ok(false);
         }
@@ -245,12 +244,11 @@ impl Fast {
 }
 
 /// User code may be run translated, with look-ups.
-pub(crate) fn may_look_up(modes: Modes, pages: &Pages) -> bool {
+pub(crate) fn may_look_up(modes: Modes) -> bool {
     modes.user == User::Direct
         && modes.kernel_translated
         && modes.options.lock_step.is_none()
         && !modes.is_strict()
-        && !pages.keys()
 }
 
 /// A user access with the CPU's error code.

@@ -2,7 +2,7 @@
 
 use crate::{
     User,
-    code::{self, Code, NoBlock},
+    code::{self, Code, NoBlock, Operands},
     machine::{Share, Translation},
 };
 use contract::{TranslatedCode, VcpuEvent};
@@ -41,8 +41,13 @@ const MAX_FIRSTS: usize = 1 << 14;
 
 /// A code cache of a vCPU's own for its user code.
 fn user_code(pages: &Pages, look_up: bool) -> Code {
-    let how = (false, look_up);
-    Code::new(Arc::clone(pages.user()), pages.base(), Level::User, how, Arc::default())
+    let operands = match (look_up, pages.keys()) {
+        (false, _) => Operands::Mapped,
+        (true, false) => Operands::LookedUp,
+        (true, true) => Operands::Checked,
+    };
+    let (area, how) = (Arc::clone(pages.user()), (false, operands));
+    Code::new(area, pages.base(), Level::User, how, Arc::default())
 }
 
 impl VcpuCode {

@@ -467,6 +467,7 @@ mod tests {
         cache_len: 1 << 20,
         vcpu_page: 0x2100_0010_0000,
         table: 0x2100_0011_0000,
+        checks: false,
         lookups: None,
         verified: None,
     };

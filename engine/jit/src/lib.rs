@@ -50,6 +50,9 @@ pub struct Layout {
     /// What to add to an address of the user's that is read: a table of words, as near, by those bits of the address
     /// that `BlockState::copy_index` holds. An entry makes the address non-canonical where the user's page is mapped changed.
     pub copies: Option<u64>,
+    /// Programs are translated that must not reach what `regions` poisons: what they access and do not look up is checked, and
+    /// so it is with what `copies` says. The two tables are one behind the other.
+    pub checks: bool,
     /// The code cache.
     pub cache: u64,
     /// Bytes of the code cache.

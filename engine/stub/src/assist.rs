@@ -327,7 +327,7 @@ fn enter_user(cx: &mut Context<'_>, rip: u64, flags: u64) {
     cx.vcpu.run.user_translated = 0;
     if cx.vcpu.run.compatibility == 0
         && cx.shared.mapped.lookups != 0
-        && flags & !(IN_HOST | IF | 2) == 0
+        && flags & !(IN_HOST & !DF | IF | 2) == 0
     {
         enter_translated_user(cx);
     }
@@ -368,7 +368,8 @@ fn look_up(cx: &mut Context<'_>) -> Option<Next> {
     let exit = &cx.vcpu.exit;
     let (gva, bytes) = (exit.operand, exit.info & (LOOKUP_WRITE - 1));
     let write = exit.info & LOOKUP_WRITE != 0;
-    if (gva & 0xfff) + bytes > 0x1000 {
+    // Beyond the user's half there are other faults than a page's.
+    if (gva & 0xfff) + bytes > 0x1000 || gva >> 47 != 0 {
         return None;
     }
     match lookup::fill(cx, gva, mmu::Access { write, fetch: false, user: true }) {

@@ -221,14 +221,16 @@ fn rights(leaf: Leaf) -> u64 {
     READ | if leaf.writable { WRITE } else { 0 } | if executes { EXECUTE } else { 0 }
 }
 
-/// The region of an HVA is the user's or the kernel's, as asked. What lies right before a region of the
+/// The region of an HVA is the user's or the kernel's, as asked. What lies right before or behind a region of the
 /// kernel's is nobody's: an access that begins there would not end at the border.
 fn owns(hva: u64, kernel: bool) -> bool {
     let sites = hva.wrapping_sub(SITES as u64 & !(LARGE - 1)) < LARGE;
     if kernel {
         return owner(hva) == POISON;
     }
-    !sites && owner(hva) == 0 && (is_last(hva) || owner(hva + BORDER) == 0)
+    let before = is_last(hva) || owner(hva + BORDER) == 0;
+    let behind = hva < BORDER || owner(hva - BORDER) == 0;
+    !sites && owner(hva) == 0 && before && behind
 }
 
 /// What translated code adds to an address.

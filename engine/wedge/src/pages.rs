@@ -104,6 +104,7 @@ impl Pages {
         page.block.bias = base.bias();
         page.block.nowhere = NOWHERE;
         page.block.region_mask = (REGION_COUNT as u64 - 1) << REGION_BITS;
+        page.block.user_region_mask = page.block.region_mask >> 1 & page.block.region_mask;
         page.block.copy_index = COPY_INDEX;
         page.system.vector_mask = 7;
         page.block.lookup_masks = [LOOKUP_INDEX, LOOKUP_READS, LOOKUP_WRITES];

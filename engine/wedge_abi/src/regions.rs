@@ -19,8 +19,8 @@ pub fn percpu(gs_base: u64, bias: u64) -> u64 {
 
 /// log2 of the bytes of a region: user and kernel memory do not share one.
 pub const REGION_BITS: u32 = 30;
-/// So many bytes before a region of the kernel's are no user pages installed: a string instruction that
-/// begins there would go on into the kernel's memory. The length of a large page, so that none is cut.
+/// So many bytes before and behind a region of the kernel's are no user pages installed: a string instruction
+/// that begins there would go on into the kernel's memory. The length of a large page, so that none is cut.
 pub const BORDER: u64 = 2 << 20;
 /// Regions of a 48-bit address space.
 pub const REGION_COUNT: usize = 1 << (48 - REGION_BITS);

@@ -118,6 +118,8 @@ pub struct BlockState {
     pub nowhere: u64,
     /// The bits of an address that are the index into [`crate::REGIONS`].
     pub region_mask: u64,
+    /// Those of them that an address of the user's can have.
+    pub user_region_mask: u64,
     /// [`crate::COPY_INDEX`].
     pub copy_index: u64,
     /// `LOOKUP_INDEX`, `LOOKUP_READS` and `LOOKUP_WRITES`.

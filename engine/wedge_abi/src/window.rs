@@ -2,7 +2,7 @@
 //!
 //! The constants are the addresses of the usual base ([`Base`]).
 
-use crate::regions::{KERNEL_START, UPPER_USER};
+use crate::regions::{BORDER, KERNEL_START, UPPER_USER};
 
 /// Where the reserved part of a wedge's address space lies: what is the wedge's own, at the same distances
 /// from each other wherever that is. The constants of this file are the addresses of the usual base. It is
@@ -104,8 +104,9 @@ pub const TOP: usize = 0x7fff_ffff_f000;
 pub const BIAS: u64 = 0x7e00_0000_0000;
 /// HVA of all of guest RAM, closed to user code: where the wedge reads page tables.
 pub const RAM: usize = BIAS as usize + 0x48_0000_0000;
-/// The most RAM that has room there, in bytes.
-pub const RAM_MAX: usize = UPPER_USER as usize - RAM;
+/// The most RAM that has room there, in bytes. Behind it is a border, and its marks fill whole pages.
+pub const RAM_MAX: usize = UPPER_USER as usize - RAM - (4096 << 12);
+const _: () = assert!(RAM + RAM_MAX + BORDER as usize <= UPPER_USER as usize);
 /// The descriptor of guest RAM in a wedge, the only one it has.
 pub const RAM_FD: u64 = 0;
 /// The descriptor in a wedge by which it hears of the process of its user code, and lets it go on.

@@ -18,6 +18,8 @@ use std::{
 
 use wedge_abi::{BIAS, BLOB, CACHE, VCPU_PAGE, HAND_OVER, JOURNAL, MAX_SITES, RAM, REGIONS, SHARED, SITES, STACK, TABLES};
 
+#[path = "isolation/accesses.rs"]
+mod accesses;
 #[path = "isolation/keys.rs"]
 mod keys;
 #[path = "isolation/leftovers.rs"]
@@ -49,6 +51,8 @@ const MUNMAP: u64 = 11;
 const FUTEX: u64 = 202;
 /// Bytes of the blob's text looked at.
 const TEXT: usize = 0x4000;
+/// Turns of an empty loop, some ten milliseconds of them.
+const GROWN: u32 = 20_000_000;
 /// Processes that may try to copy it.
 const TRIES: u32 = 20;
 /// Microseconds that an attempt may take, and one that may well go on for ever.
@@ -157,6 +161,11 @@ fn jump(at: u64) -> bool {
     true
 }
 
+/// Goes on until the engine takes this process for one that has not just begun.
+fn grow() {
+    (0..GROWN).for_each(|n| { std::hint::black_box(n); });
+}
+
 /// The blob's text, if a process that runs directly finds it; else nothing. What a program finds there is no promise:
 /// an instruction that is interpreted sees what the guest's page tables say, a page that is not there. So it is copied
 /// in processes that may fail, and kept.
@@ -167,7 +176,7 @@ fn blob_text() -> &'static [u8] {
         let copy = unsafe { mmap(ptr::null_mut(), TEXT, 3, 0x21, -1, 0) };
         assert_ne!(copy as isize, -1, "no memory");
         // SAFETY: the attempt; the blob is longer than what is copied.
-        let copied = || ended(LONG, || unsafe { ptr::copy_nonoverlapping(BLOB as *const u8, copy, TEXT); true }) == Fine;
+        let copied = || ended(LONG, || unsafe { grow(); ptr::copy_nonoverlapping(BLOB as *const u8, copy, TEXT); true }) == Fine;
         let found = (0..TRIES).any(|_| copied());
         // SAFETY: nobody writes it any more.
         unsafe { slice::from_raw_parts(copy, if found { TEXT } else { 0 }) }
@@ -484,6 +493,7 @@ fn main() {
     }
     let mut outcome = Outcome { closed, patience: LONG, failed: 0 };
     memory(&mut outcome);
+    accesses::attempts(&mut outcome);
     host_calls(&mut outcome);
     instructions(&mut outcome);
     keys::attempts(&mut outcome);

@@ -33,6 +33,7 @@ const LAYOUT: Layout = Layout {
     cache_len: stubs::LEN + 0x1000,
     vcpu_page: 0x10_2000_0000,
     table: 0x10_3000_0000,
+    checks: false,
     lookups: None,
     verified: None,
 };

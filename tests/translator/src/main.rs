@@ -29,6 +29,9 @@ struct Arguments {
     /// Programs' code whose memory operands are looked up.
     #[arg(long)]
     lookups: bool,
+    /// The same, and whatever is not looked up is checked.
+    #[arg(long)]
+    checks: bool,
     /// Stop after this many differences.
     #[arg(long, default_value_t = 5)]
     differences: u64,
@@ -36,9 +39,13 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let programs = arguments.programs || arguments.lookups;
+    let programs = arguments.programs || arguments.lookups || arguments.checks;
     let level = if programs { Level::User } else { Level::Kernel };
-    let mut rig = if arguments.lookups { Rig::with_lookups()? } else { Rig::new(level)? };
+    let mut rig = match (arguments.checks, arguments.lookups) {
+        (true, _) => Rig::with_checks()?,
+        (false, true) => Rig::with_lookups()?,
+        (false, false) => Rig::new(level)?,
+    };
     let mut interpreter = Interpreter::new(level)?;
     let bar = ProgressBar::new(arguments.sequences);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} sequences, {per_sec}")?);

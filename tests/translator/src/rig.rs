@@ -113,6 +113,16 @@ impl Rig {
         Self::with(Layout { level: Level::User, bias: 0, lookups, verified, ..LAYOUT })
     }
 
+    /// The same, and whatever is not looked up is checked.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_checks() -> Result<Self> {
+        let (lookups, verified) = (Some(LOOKUPS), Some(VERIFIED));
+        let checked = Layout { checks: true, lookups, verified, ..LAYOUT };
+        Self::with(Layout { level: Level::User, bias: 0, ..checked })
+    }
+
     fn with(layout: Layout) -> Result<Self> {
         let Layout { level, bias, .. } = layout;
         let place = Place::of(level);
@@ -227,6 +237,7 @@ impl Rig {
             (case.bases(), case.kernel_gs_base);
         page.system.tsc_aux = case.tsc_aux;
         page.block.region_mask = 0x1ff << 39;
+        page.block.user_region_mask = 0xff << 39;
         page.block.copy_index = 0x1ff << 12;
         page.system.vector_mask = xstate::SUPPORTED;
         page.block.lookup_masks =

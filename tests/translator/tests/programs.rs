@@ -1,22 +1,13 @@
 //! Translated code of programs, undisturbed and interrupted: what `bounded` and `interrupts` do with a kernel's, in one
 //! process, as a rig uses fixed addresses.
 
+mod support;
+
 use jit::Level;
-use translator::{Case, check, check_interrupted, interp::Interpreter, rig::Rig};
+use translator::rig::Rig;
 
 #[test]
 fn programs_agree_with_the_interpreter_wherever_they_are_interrupted() {
     let mut rig = Rig::new(Level::User).expect("the host gives memory and a process");
-    let mut interpreter = Interpreter::new(Level::User).expect("the host gives memory");
-    let mut taken = 0;
-    for seed in 0..20_000 {
-        let case = Case::random(seed, Level::User);
-        let mut difference = check(&mut rig, &mut interpreter, &case).expect("the rig holds");
-        if difference.is_none() && seed % 10 == 0 {
-            let found = check_interrupted(&mut rig, &mut interpreter, &case, &mut taken);
-            difference = found.expect("the rig holds");
-        }
-        assert!(difference.is_none(), "seed {seed}:\n{}{difference:?}", case.listing());
-    }
-    assert!(taken > 4000, "only {taken} interrupts");
+    support::agree(&mut rig, 10);
 }

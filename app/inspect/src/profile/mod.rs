@@ -1,8 +1,10 @@
 //! Where a Linux guest's time goes: its stacks, looked at many times a second.
 //!
 //! A vCPU is sampled by its own thread. The thread finds the callers of the function that is executed, and goes on. In the kernel it
-//! finds them by ORC (`orc`), in programs by frame pointers. A sample changes nothing in the guest.
+//! finds them by ORC (`orc`), in programs by frame pointers
+//! (`frame_pointers`). A sample changes nothing in the guest.
 
+mod frame_pointers;
 mod orc;
 mod orc_search;
 
@@ -28,14 +30,13 @@ use crate::{
     linux::{self, LinuxKernel, Task, VmaLayout},
     memory,
 };
+use frame_pointers::Returns;
 use orc::{Caller, Orc};
 
 /// Samples a second at the most.
 pub const MOST_HERTZ: u32 = 1000;
 /// Callers of a kind that are looked for.
 const DEPTH: usize = 64;
-/// How far a program's stack reaches from a frame to its caller's, at the most (bytes).
-const FRAME: u64 = 1 << 20;
 /// After a sample a vCPU is not sampled for so many times what the sample has taken.
 const BACKOFF: u32 = 4;
 
@@ -278,7 +279,7 @@ impl Sampler {
         StackFrame { address, code }
     }
 
-    /// A program's frames: by RBP, as long as what it leads to is a stack with returns into code.
+    /// A program's frames, as long as what they return to is code.
     fn program(
         &self,
         engine: &dyn Engine,
@@ -292,16 +293,12 @@ impl Sampler {
             self.maps.as_ref().and_then(|maps| maps.find(&self.kernel, &self.ram, task, address))
         };
         frames.push(in_program(first.ip, find(first.ip)));
-        let (mut low, mut bp) = (first.sp, first.bp);
-        for _ in 0..DEPTH {
-            if bp < low || bp - low > FRAME || bp % 8 != 0 {
-                return;
-            }
-            let (Some(next), Some(back)) = (word(bp), word(bp + 8)) else { return };
-            let place = find(back.wrapping_sub(1)).filter(|place| place.is_executable);
-            let Some(place) = place else { return };
+        let is_code = |place: &linux::MappedFile| place.is_executable;
+        let caller = |back: u64| find(back.wrapping_sub(1)).filter(is_code);
+        let returns = Returns::new(first, word, |back| caller(back).is_some());
+        for back in returns.take(DEPTH) {
+            let Some(place) = caller(back) else { return };
             frames.push(in_program(back, Some(place)));
-            (low, bp) = (bp + 16, next);
         }
     }
 }

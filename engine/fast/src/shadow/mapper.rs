@@ -122,13 +122,12 @@ impl<W: Process> Mapper<W> {
         Ok(())
     }
 
-    /// Makes room for the kernel in the region of an HVA, and drops what lies right before it.
+    /// Makes room for the kernel in the region of an HVA, and drops what lies right before and behind it.
     pub(super) fn give_to_kernel(&mut self, hva: u64) -> Result<(), Error> {
         self.clear_region(hva)?;
-        match extent(hva).0.checked_sub(BORDER) {
-            Some(border) => self.drop_range(border, BORDER),
-            None => Ok(()),
-        }
+        let (start, len) = extent(hva);
+        let borders = [start.checked_sub(BORDER), Some(start + len)];
+        borders.into_iter().flatten().try_for_each(|border| self.drop_range(border, BORDER))
     }
 
     /// Drops everything in the region of an HVA.

@@ -25,7 +25,13 @@ impl Emitter<'_> {
     }
 
     pub(super) fn call(&mut self, insn: &Instruction) -> Flow {
-        self.push_return(insn, Fixes::default());
+        match self.looks_all_up() {
+            Some(table) => {
+                self.returns = Some(insn.next_ip());
+                self.push_return_looked_up(table, insn);
+            }
+            None => self.push_return(insn, Fixes::default()),
+        }
         self.go_on(insn.near_branch_target());
         Flow::Ends
     }
@@ -47,18 +53,18 @@ impl Emitter<'_> {
     }
 
     pub(super) fn call_indirect(&mut self, insn: &Instruction, _bytes: &[u8]) -> Flow {
+        let Some(fixes) = self.load_into_rax(insn) else { return self.call_out(insn) };
         self.note_jump(insn);
-        let Some(fixes) = self.load_target(insn) else { return self.call_out(insn) };
         self.push_return(insn, fixes);
         self.look_up();
         Flow::Ends
     }
 
     pub(super) fn jump_indirect(&mut self, insn: &Instruction, _bytes: &[u8]) -> Flow {
-        self.note_jump(insn);
-        if self.load_target(insn).is_none() {
+        if self.load_into_rax(insn).is_none() {
             return self.call_out(insn);
         }
+        self.note_jump(insn);
         self.look_up();
         Flow::Ends
     }
@@ -72,23 +78,10 @@ impl Emitter<'_> {
         }
     }
 
-    /// The target into RAX, which is put aside; what to fix from then on. On failure nothing is changed.
-    fn load_target(&mut self, insn: &Instruction) -> Option<Fixes> {
-        let mut fixes = Fixes::default();
-        self.put_aside(&mut fixes, 0, Register::RAX);
-        if self.load_operand(insn, Register::RAX) {
-            return Some(fixes);
-        }
-        self.asm.load(Register::RAX, spill(0));
-        None
-    }
-
     pub(super) fn ret(&mut self, insn: &Instruction) -> Flow {
         let arguments = if insn.op_count() == 1 { i64::from(insn.immediate16()) } else { 0 };
+        self.load_word_at(Register::RSP);
         self.note_jump(insn);
-        let mut fixes = Fixes::default();
-        self.put_aside(&mut fixes, 0, Register::RAX);
-        self.asm.load_mem(Register::RAX, biased(Register::RSP, 0));
         self.raise_stack(8 + arguments);
         self.look_up();
         Flow::Ends

@@ -2,14 +2,15 @@
 //! the wedge's view of guest RAM. The instruction is executed with an operand in that view.
 //!
 //! Only instructions that access their memory operand and nothing else are looked up. All others access the host's mappings. So do
-//! accesses to the stack: it is in few pages, which stay mapped. An access across two pages always misses. A miss exits at the start
+//! accesses to the stack: it is in few pages, which stay mapped. Where mappings have to be checked first ([`super::check`]) the stack
+//! is looked up, too. An access across two pages always misses. A miss exits at the start
 //! of the instruction, with nothing changed.
 
 use super::Emitter;
 use crate::{
     asm::{plus, slot, spill, sum},
     recover::{Fixes, Mark},
-    rules::Level,
+    rules::{Level, Rule},
 };
 use iced_x86::{
     Code, CpuidFeature, Instruction, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess,
@@ -27,9 +28,9 @@ const _: () = assert!(size_of::<Lookup>() == 16);
 
 /// An access to be looked up.
 #[derive(Clone, Copy)]
-struct Access {
-    bytes: usize,
-    write: bool,
+pub(super) struct SoughtAccess {
+    pub bytes: usize,
+    pub write: bool,
 }
 
 /// A look-up whose miss is still to be emitted.
@@ -40,52 +41,109 @@ pub(crate) struct Missed {
     start: usize,
     /// Register with the operand's GVA.
     address: Register,
-    access: Access,
+    access: SoughtAccess,
     /// Offset of the instruction from the block's guest address.
     guest: u32,
     fixes: Fixes,
 }
 
 impl Emitter<'_> {
+    /// Emits the instruction with its memory operand looked up, if it has one that can be, and no other access.
+    pub(super) fn is_looked_up(&mut self, rule: Rule, insn: &Instruction) -> bool {
+        matches!(rule, Rule::Memory | Rule::PerCpu) && self.looked_up(insn)
+    }
+
     /// Emits the instruction with its memory operand looked up, if it is one of those; if not, nothing.
     pub(super) fn looked_up(&mut self, insn: &Instruction) -> bool {
         let Some(table) = self.layout.lookups.filter(|_| self.layout.level == Level::User) else {
             return false;
         };
-        let Some(access) = access(insn) else { return false };
-        let [address, entry] = self.scratch_but(insn, Register::RCX);
-        let changed = at_sum(insn, address, entry);
-        if entry == Register::None || !self.asm.can_put(&changed) {
+        let Some(access) = access(insn, self.layout.checks) else { return false };
+        let pair = self.scratch_but(insn, &[Register::RCX]);
+        let changed = at_sum(insn, pair);
+        if pair[1] == Register::None || !self.asm.can_put(&changed) {
             return false;
         }
+        self.look_up_operand(table, access, pair, |e| e.user_address(insn, pair));
+        self.asm.put(&changed);
+        self.give_back(pair);
+        true
+    }
+
+    /// The table of look-ups, if everything is looked up there that can be.
+    pub(super) fn looks_all_up(&self) -> Option<u64> {
+        self.layout.lookups.filter(|_| self.layout.checks)
+    }
+
+    /// Emits a load of the word whose GVA `find` computes into the first of two registers. The word ends up in RAX, which is put
+    /// aside; what to fix from then on.
+    pub(super) fn look_word_up(
+        &mut self,
+        table: u64,
+        pair: [Register; 2],
+        find: impl FnOnce(&mut Self),
+    ) -> Fixes {
+        let [word, entry] = pair;
+        self.look_up_operand(table, SoughtAccess { bytes: 8, write: false }, pair, find);
+        self.asm.load_mem(word, sum(word, entry));
+        self.mark(false, Fixes::default());
+        self.asm.load(entry, spill(2));
+        self.asm.store(spill(0), Register::RAX);
+        self.asm.mov(Register::RAX, word);
+        self.asm.load(word, spill(1));
+        let mut fixes = Fixes::default();
+        fixes.spilled[0] = Some(Register::RAX.number() as u8);
+        self.mark(false, fixes);
+        fixes
+    }
+
+    /// Has `address` and `entry` add up to an operand in the wedge's view of guest RAM, or exits. `find` computes the GVA into
+    /// `address`. The two registers and RCX are put aside in the first three spill slots, and RCX is back.
+    pub(super) fn look_up_operand(
+        &mut self,
+        table: u64,
+        access: SoughtAccess,
+        [address, entry]: [Register; 2],
+        find: impl FnOnce(&mut Self),
+    ) {
         let start = self.asm.len();
         self.undoes();
-        let put_aside = [Register::RCX, address, entry];
         let mut fixes = Fixes::default();
-        for (index, register) in put_aside.into_iter().enumerate() {
+        for (index, register) in [Register::RCX, address, entry].into_iter().enumerate() {
             self.asm.store(spill(index), register);
             fixes.spilled[index] = Some(register.number() as u8);
         }
         self.mark(false, fixes);
         self.undoes();
-        self.effective_address(insn, address);
+        find(self);
         self.find_entry(table, address, entry, access);
         let hit = self.asm.jrcxz();
         let displacement = self.asm.jmp(self.stubs.exit);
         self.asm.bind_short(hit);
         self.asm.load(Register::RCX, spill(0));
         self.asm.load_mem(entry, plus(entry, 8));
-        self.asm.put(&changed);
+        let guest = self.guest;
+        self.misses.push(Missed { displacement, start, address, access, guest, fixes });
+    }
+
+    /// The instruction with the operand has been emitted.
+    pub(super) fn give_back(&mut self, [address, entry]: [Register; 2]) {
         self.mark(false, Fixes::default());
         self.asm.load(address, spill(1));
         self.asm.load(entry, spill(2));
-        let guest = self.guest;
-        self.misses.push(Missed { displacement, start, address, access, guest, fixes });
-        true
+    }
+
+    /// The GVA of a memory operand of user code into the first register. The second is lost.
+    pub(super) fn user_address(&mut self, insn: &Instruction, [into, base]: [Register; 2]) {
+        self.effective_address(insn, into);
+        if insn.memory_segment() == Level::User.base_in_fs() {
+            self.asm.load(base, slot!(block.percpu));
+            self.asm.lea(into, sum(into, base));
+        }
     }
 
     /// `entry` := where the entry for `address` lies; RCX := zero if that allows the access. No flags.
-    fn find_entry(&mut self, table: u64, address: Register, entry: Register, access: Access) {
+    fn find_entry(&mut self, table: u64, address: Register, entry: Register, access: SoughtAccess) {
         let rcx = Register::RCX;
         let mask = |at: usize| crate::asm::Slot(slot!(block.lookup_masks).0 + at * 8);
         let index = self.asm.slot_operand(mask(INDEX));
@@ -142,8 +200,8 @@ impl Emitter<'_> {
     }
 }
 
-/// The instruction, with its memory operand at `[base + index]`.
-fn at_sum(insn: &Instruction, base: Register, index: Register) -> Instruction {
+/// The instruction, with its memory operand at the sum of two registers.
+fn at_sum(insn: &Instruction, [base, index]: [Register; 2]) -> Instruction {
     let mut changed = *insn;
     changed.set_memory_base(base);
     changed.set_memory_index(index);
@@ -154,9 +212,10 @@ fn at_sum(insn: &Instruction, base: Register, index: Register) -> Instruction {
     changed
 }
 
-/// The access of an instruction that has one, to a memory operand, and may be looked up.
-fn access(insn: &Instruction) -> Option<Access> {
-    if !is_addressed_by_registers(insn) || is_special(insn) {
+/// The access of an instruction that has one, to a memory operand, and may be looked up. With `all`, the stack and what is relative to
+/// FS may be, too.
+fn access(insn: &Instruction, all: bool) -> Option<SoughtAccess> {
+    if !is_addressed(insn) || !all && is_near(insn) || is_special(insn) {
         return None;
     }
     let mut factory = InstructionInfoFactory::new();
@@ -170,26 +229,36 @@ fn access(insn: &Instruction) -> Option<Access> {
         OpAccess::None | OpAccess::NoMemAccess => return None,
     };
     let bytes = insn.memory_size().size();
-    (1..=WIDEST).contains(&bytes).then_some(Access { bytes, write })
+    (1..=WIDEST).contains(&bytes).then_some(SoughtAccess { bytes, write })
 }
 
-/// One memory operand, addressed by 64-bit registers or by RIP, and not as the stack is.
-fn is_addressed_by_registers(insn: &Instruction) -> bool {
+/// One memory operand, addressed by 64-bit registers, by RIP or by nothing.
+pub(super) fn is_addressed(insn: &Instruction) -> bool {
     let operands = (0..insn.op_count()).filter(|at| insn.op_kind(*at) == OpKind::Memory).count();
-    let (base, index) = (insn.memory_base(), insn.memory_index());
     let wide = |r: Register| r == Register::None || r.is_gpr64();
     operands == 1
-        && (wide(base) || insn.is_ip_rel_memory_operand())
-        && wide(index)
-        && base != Register::RSP
-        && (base, index) != (Register::None, Register::None)
+        && (wide(insn.memory_base()) || insn.is_ip_rel_memory_operand())
+        && wide(insn.memory_index())
+}
+
+/// The operand is addressed as the stack is, or as what is each thread's own.
+fn is_near(insn: &Instruction) -> bool {
+    let (base, index) = (insn.memory_base(), insn.memory_index());
+    base == Register::RSP
+        || (base, index) == (Register::None, Register::None)
+        || insn.memory_segment() == Level::User.base_in_fs()
 }
 
 /// Bit strings reach beyond their operand, and x87 instructions note its address.
 fn is_special(insn: &Instruction) -> bool {
     use CpuidFeature::{FPU, FPU287, FPU387};
+    let notes = |feature: &CpuidFeature| matches!(feature, FPU | FPU287 | FPU387);
+    is_bit_string(insn) || insn.cpuid_features().iter().any(notes)
+}
+
+/// The instruction accesses a bit that may be far beyond its operand.
+pub(super) fn is_bit_string(insn: &Instruction) -> bool {
     let bits =
         matches!(insn.mnemonic(), Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc);
-    let string = bits && insn.op1_kind() == OpKind::Register;
-    string || insn.cpuid_features().iter().any(|feature| matches!(feature, FPU | FPU287 | FPU387))
+    bits && insn.op1_kind() == OpKind::Register
 }

@@ -1,13 +1,14 @@
 //! Memory operands: through the bias, per CPU, or wherever the address says.
 
-use super::Emitter;
+use super::{Emitter, lookup::is_addressed};
 use crate::{
     asm::{plus, slot, spill, sum},
     recover::Fixes,
     translate::Flow,
 };
 use iced_x86::{
-    Code, Instruction, InstructionInfoFactory, MemoryOperand, OpAccess, Register, UsedMemory,
+    Code, Instruction, InstructionInfoFactory, MemoryOperand, OpAccess, OpKind, Register,
+    UsedMemory,
 };
 
 impl Emitter<'_> {
@@ -149,10 +150,28 @@ impl Emitter<'_> {
         self.call_out(insn)
     }
 
+    /// Loads the operand of an indirect branch or a PUSH into RAX, which is put aside; what to fix from then on. On failure
+    /// nothing is changed.
+    pub(super) fn load_into_rax(&mut self, insn: &Instruction) -> Option<Fixes> {
+        if let Some(table) = self.looks_all_up().filter(|_| insn.op0_kind() == OpKind::Memory) {
+            let pair = self.scratch_but(insn, &[Register::RAX, Register::RCX]);
+            let [_, entry] = pair;
+            let can = is_addressed(insn) && entry != Register::None;
+            return can.then(|| self.look_word_up(table, pair, |e| e.user_address(insn, pair)));
+        }
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, Register::RAX);
+        if self.load_operand(insn, Register::RAX) {
+            return Some(fixes);
+        }
+        self.asm.load(Register::RAX, spill(0));
+        None
+    }
+
     /// Loads the operand of an indirect branch or a PUSH into `into`, which may be one of its own
     /// address registers.
-    pub(super) fn load_operand(&mut self, insn: &Instruction, into: Register) -> bool {
-        if insn.op0_kind() == iced_x86::OpKind::Register {
+    fn load_operand(&mut self, insn: &Instruction, into: Register) -> bool {
+        if insn.op0_kind() == OpKind::Register {
             self.asm.mov(into, insn.op0_register());
             return true;
         }
@@ -174,7 +193,7 @@ impl Emitter<'_> {
 }
 
 /// How many bytes of its memory operand an instruction reads.
-fn bytes_read(insn: &Instruction) -> Option<usize> {
+pub(super) fn bytes_read(insn: &Instruction) -> Option<usize> {
     use OpAccess::{CondRead, Read, ReadCondWrite, ReadWrite};
     let mut factory = InstructionInfoFactory::new();
     let reads =

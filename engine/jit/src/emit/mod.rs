@@ -1,6 +1,7 @@
 //! The sequences, one file per kind of instruction.
 
 mod branch;
+mod check;
 mod control;
 mod flags;
 mod gate;
@@ -47,6 +48,8 @@ pub(crate) struct Emitter<'a> {
     lookups: Vec<JumpLookup>,
     /// Look-ups in the software TLB, whose misses are emitted at the end.
     misses: Vec<lookup::Missed>,
+    /// Checks of accesses, whose refusals are emitted at the end.
+    refused: Vec<check::Refusal>,
     /// Displacements of the jumps of the gate, whose exit is emitted at the end.
     gates: Vec<usize>,
     /// Offset of the code behind the gate.
@@ -74,6 +77,7 @@ impl<'a> Emitter<'a> {
             links: Vec::new(),
             lookups: Vec::new(),
             misses: Vec::new(),
+            refused: Vec::new(),
             gates: Vec::new(),
             body: 0,
             returns: None,
@@ -110,6 +114,12 @@ impl<'a> Emitter<'a> {
         bytes: &[u8],
         follower: Option<Rule>,
     ) -> Flow {
+        if self.layout.checks && self.is_looked_up(rule, insn) {
+            return Flow::On;
+        }
+        if self.layout.checks && !self.check(rule, insn) {
+            return self.call_out(insn);
+        }
         match rule {
             Rule::Copy => self.copy(bytes),
             Rule::Memory => self.memory(insn, bytes),
@@ -234,17 +244,18 @@ impl<'a> Emitter<'a> {
 
     /// Two registers the instruction does not use, other than RSP.
     fn scratch(&self, insn: &Instruction) -> [Register; 2] {
-        self.scratch_but(insn, Register::RSP)
+        self.scratch_but(insn, &[])
     }
 
-    /// The same, and not `spared` either.
-    fn scratch_but(&self, insn: &Instruction, spared: Register) -> [Register; 2] {
+    /// The same, and none of those that are spared either.
+    fn scratch_but(&self, insn: &Instruction, spared: &[Register]) -> [Register; 2] {
         let mut factory = InstructionInfoFactory::new();
         let info = factory.info(insn);
         let used =
             |r: Register| info.used_registers().iter().any(|u| u.register().full_register() == r);
-        let mut free =
-            (0..16).map(register).filter(|r| ![Register::RSP, spared].contains(r) && !used(*r));
+        let mut free = (0..16)
+            .map(register)
+            .filter(|r| *r != Register::RSP && !spared.contains(r) && !used(*r));
         let mut take = || free.next().unwrap_or(Register::None);
         [take(), take()]
     }
@@ -252,6 +263,7 @@ impl<'a> Emitter<'a> {
     /// The block, ending before guest address `end`.
     pub fn finish(mut self, end: u64) -> Block {
         self.emit_misses();
+        self.emit_refusals();
         self.emit_gates();
         self.emit_tap();
         for index in 0..self.links.len() {

@@ -1,37 +1,59 @@
 //! PUSH, POP, LEAVE.
 
-use super::Emitter;
+use super::{Emitter, lookup::SoughtAccess};
 use crate::{
-    asm::{biased, plus, spill},
+    asm::{biased, plus, spill, sum},
     recover::Fixes,
     translate::Flow,
 };
-use iced_x86::{Code, Instruction, Register};
+use iced_x86::{Code, Instruction, MemoryOperand, Register};
+
+/// A word that is pushed.
+const WORD: SoughtAccess = SoughtAccess { bytes: 8, write: true };
 
 impl Emitter<'_> {
     pub(super) fn push(&mut self, insn: &Instruction) -> Flow {
-        let top = biased(Register::RSP, -8);
-        match insn.code() {
-            Code::Push_r64 => self.asm.store_mem(top, insn.op0_register()),
-            Code::Push_rm64 => {
-                let mut fixes = Fixes::default();
-                self.put_aside(&mut fixes, 0, Register::RAX);
-                if !self.load_operand(insn, Register::RAX) {
-                    self.asm.load(Register::RAX, spill(0));
+        let top = plus(Register::RSP, -8);
+        match (insn.code(), self.looks_all_up()) {
+            (Code::Push_rm64, _) => {
+                if self.load_into_rax(insn).is_none() {
                     return self.call_out(insn);
                 }
-                self.asm.store_mem(top, Register::RAX);
+                self.asm.store_mem(biased(Register::RSP, -8), Register::RAX);
                 self.asm.load(Register::RAX, spill(0));
             }
-            _ => self.asm.store_mem_imm(top, insn.immediate(0) as i32),
+            (_, Some(table)) => {
+                let pair = self.scratch_but(insn, &[Register::RCX]);
+                self.look_up_operand(table, WORD, pair, |e| e.asm.lea(pair[0], top));
+                self.store_pushed(insn, sum(pair[0], pair[1]));
+                self.give_back(pair);
+            }
+            (_, None) => self.store_pushed(insn, biased(Register::RSP, -8)),
         }
         self.lower_stack();
         Flow::On
     }
 
+    /// Stores a register or a constant.
+    fn store_pushed(&mut self, insn: &Instruction, top: MemoryOperand) {
+        match insn.code() {
+            Code::Push_r64 => self.asm.store_mem(top, insn.op0_register()),
+            _ => self.asm.store_mem_imm(top, insn.immediate(0) as i32),
+        }
+    }
+
     pub(super) fn pop(&mut self, insn: &Instruction) -> Flow {
         let into = insn.op0_register();
-        self.asm.load_mem(into, biased(Register::RSP, 0));
+        if let Some(table) = self.looks_all_up() {
+            let pair = self.scratch_but(insn, &[Register::RCX]);
+            let top = plus(Register::RSP, 0);
+            let read = SoughtAccess { write: false, ..WORD };
+            self.look_up_operand(table, read, pair, |e| e.asm.lea(pair[0], top));
+            self.asm.load_mem(into, sum(pair[0], pair[1]));
+            self.give_back(pair);
+        } else {
+            self.asm.load_mem(into, biased(Register::RSP, 0));
+        }
         if into != Register::RSP {
             self.raise_stack(8);
         }
@@ -39,13 +61,35 @@ impl Emitter<'_> {
     }
 
     pub(super) fn leave(&mut self) -> Flow {
-        let mut fixes = Fixes::default();
-        self.put_aside(&mut fixes, 0, Register::RAX);
-        self.asm.load_mem(Register::RAX, biased(Register::RBP, 0));
+        self.load_word_at(Register::RBP);
         self.asm.lea(Register::RSP, plus(Register::RBP, 8));
         self.asm.mov(Register::RBP, Register::RAX);
         self.asm.load(Register::RAX, spill(0));
         Flow::On
+    }
+
+    /// Loads the word at the address in a register, RSP or RBP, into RAX, which is put aside.
+    pub(super) fn load_word_at(&mut self, at: Register) {
+        if let Some(table) = self.looks_all_up() {
+            let pair = [Register::RDX, Register::RSI];
+            self.look_word_up(table, pair, |e| e.asm.lea(pair[0], plus(at, 0)));
+            return;
+        }
+        let mut fixes = Fixes::default();
+        self.put_aside(&mut fixes, 0, Register::RAX);
+        self.asm.load_mem(Register::RAX, biased(at, 0));
+    }
+
+    /// Pushes the return address of a direct call by a look-up.
+    pub(super) fn push_return_looked_up(&mut self, table: u64, insn: &Instruction) {
+        let (next, top) = (insn.next_ip(), plus(Register::RSP, -8));
+        let pair = self.scratch_but(insn, &[Register::RCX]);
+        self.look_up_operand(table, WORD, pair, |e| e.asm.lea(pair[0], top));
+        self.asm.mov_imm(Register::RCX, next);
+        self.asm.store_mem(sum(pair[0], pair[1]), Register::RCX);
+        self.give_back(pair);
+        self.asm.load(Register::RCX, spill(0));
+        self.lower_stack();
     }
 
     /// RSP -= 8, without flags.

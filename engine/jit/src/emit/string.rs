@@ -14,12 +14,12 @@ const PAGE: u64 = 4096;
 const MOST: u64 = 1 << 24;
 
 /// What an instruction addresses.
-struct Pointers {
-    source: bool,
-    destination: bool,
+pub(super) struct Pointers {
+    pub source: bool,
+    pub destination: bool,
 }
 
-fn pointers(insn: &Instruction) -> Option<Pointers> {
+pub(super) fn pointers(insn: &Instruction) -> Option<Pointers> {
     use Mnemonic::*;
     let wide = (0..insn.op_count()).all(|i| {
         matches!(insn.op_kind(i), OpKind::MemorySegRSI | OpKind::MemoryESRDI | OpKind::Register)
@@ -66,7 +66,7 @@ impl Emitter<'_> {
     }
 
     /// It reads at RDI, too, where there may be changed copies of the user's pages.
-    fn compares_hidden(&self, insn: &Instruction) -> bool {
+    pub(super) fn compares_hidden(&self, insn: &Instruction) -> bool {
         use Mnemonic::*;
         let compares = matches!(
             insn.mnemonic(),

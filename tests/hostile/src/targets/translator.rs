@@ -20,8 +20,18 @@ const LAYOUT: Layout = Layout {
     cache_len: 1 << 20,
     vcpu_page: 0x2100_0010_0000,
     table: 0x2100_0011_0000,
+    checks: false,
     lookups: None,
     verified: None,
+};
+/// Of a program that must not reach what is not its own.
+const CHECKED: Layout = Layout {
+    level: Level::User,
+    bias: 0,
+    copies: Some(LAYOUT.regions + 0x20_0000),
+    checks: true,
+    lookups: Some(LAYOUT.cache + 0x1000_0000),
+    ..LAYOUT
 };
 const ADDRESSES: [u64; 5] =
     [0xffff_ffff_8100_0000, 0xffff_ffff_ffff_f000, u64::MAX, 0, 0xffff_8000_0000_0000];
@@ -54,8 +64,7 @@ fn seeds() -> Vec<Vec<u8>> {
 
 /// Each block: where (one byte for the address, two for what is added), then its code to the end of 64 bytes.
 fn run(bytes: &[u8]) {
-    for level in [Level::Kernel, Level::User] {
-        let layout = Layout { level, ..LAYOUT };
+    for layout in [LAYOUT, Layout { level: Level::User, ..LAYOUT }, CHECKED] {
         let mut code = Code(vec![0xcc; layout.cache_len as usize]);
         let mut cache = Cache::new(layout, &mut code);
         for (number, chunk) in bytes.chunks(67).enumerate() {
@@ -64,14 +73,9 @@ fn run(bytes: &[u8]) {
             let guest = ADDRESSES[usize::from(*which) % ADDRESSES.len()].wrapping_add(added);
             let here = rest.len().min((PAGE - guest % PAGE) as usize);
             let page = number as u64 % 3 * PAGE;
-            let made = cache.add(
-                &mut code,
-                guest,
-                rest,
-                here,
-                (which & 0x80 != 0, false),
-                [page, page + PAGE],
-            );
+            // A program that has set it itself is not translated.
+            let ac = which & 0x80 != 0 && layout.level == Level::Kernel;
+            let made = cache.add(&mut code, guest, rest, here, (ac, false), [page, page + PAGE]);
             if let Ok(host) = made {
                 check(&cache, &layout, guest, host);
             }

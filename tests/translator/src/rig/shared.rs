@@ -24,6 +24,7 @@ pub(super) const LAYOUT: Layout = Layout {
     cache_len: CACHE_LEN,
     vcpu_page: WINDOW + CACHE_LEN,
     table: WINDOW + CACHE_LEN + VCPU_PAGE_LEN,
+    checks: false,
     lookups: None,
     verified: None,
 };

@@ -1,0 +1,12 @@
+//! Programs whose accesses are checked unless they are looked up: as `programs`, in a process of its own.
+
+mod support;
+
+use translator::rig::Rig;
+
+#[test]
+fn programs_whose_accesses_are_checked_agree_with_the_interpreter() {
+    let mut rig = Rig::with_checks().expect("the host gives memory and a process");
+    support::agree(&mut rig, 20);
+    assert!(rig.filled > 2000, "only {} look-ups", rig.filled);
+}
