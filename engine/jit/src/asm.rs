@@ -3,6 +3,8 @@
 use crate::Layout;
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
+const INT3: u8 = 0xcc;
+
 /// A word of the [`wedge_abi::VcpuPage`], by its byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(pub usize);
@@ -155,6 +157,18 @@ impl Assembler {
         self.put(&insn.expect("mov m64, imm32"));
     }
 
+    /// Stores a constant to a slot, whatever its size, without a register.
+    pub fn store_constant(&mut self, slot: Slot, value: u64) {
+        if let Ok(small) = i32::try_from(value as i64) {
+            self.store_imm(slot, small);
+            return;
+        }
+        for (at, half) in [(slot.0, value as u32), (slot.0 + 4, (value >> 32) as u32)] {
+            let insn = Instruction::with2(Code::Mov_rm32_imm32, self.field(Slot(at)), half);
+            self.put(&insn.expect("mov m32, imm32"));
+        }
+    }
+
     /// `mov register, value`, in the shortest form.
     pub fn mov_imm(&mut self, register: Register, value: u64) {
         let insn = if i32::try_from(value as i64).is_ok() {
@@ -231,6 +245,18 @@ impl Assembler {
     pub fn bind(&mut self, displacement: usize) {
         let distance = (self.bytes.len() - displacement - 4) as i32;
         self.bytes[displacement..displacement + 4].copy_from_slice(&distance.to_le_bytes());
+    }
+
+    /// Points a displacement emitted by [`Assembler::jmp`] or [`Assembler::jcc`] at an HVA.
+    pub fn bind_to(&mut self, displacement: usize, hva: u64) {
+        let next = self.base + displacement as u64 + 4;
+        let distance = hva.wrapping_sub(next) as i32;
+        self.bytes[displacement..displacement + 4].copy_from_slice(&distance.to_le_bytes());
+    }
+
+    /// Fills up to a multiple of so many bytes, with what is not executed.
+    pub fn fill(&mut self, multiple: usize) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(multiple), INT3);
     }
 
     /// `jrcxz` over what follows until [`Assembler::bind_short`]; no flags.

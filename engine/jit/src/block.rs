@@ -7,8 +7,6 @@ use crate::recover::Mark;
 pub struct Link {
     /// Offset of the displacement in the block's code.
     pub displacement: u32,
-    /// Offset of the stub it points at while unlinked.
-    pub stub: u32,
     /// GVA it leads to.
     pub target: u64,
     /// RFLAGS.AC at the target, as far as this block knows.
@@ -50,6 +48,9 @@ pub struct Block {
     pub host: u64,
     /// The code.
     pub code: Vec<u8>,
+    /// What its links point at while they are unlinked: [`crate::stubs::MISSED_LEN`] bytes each, the last link's first. They lie right before
+    /// [`crate::Request::stubs`].
+    pub stubs: Vec<u8>,
     /// How to recover state, ascending by host offset.
     pub marks: Vec<Mark>,
     /// Jumps that can be linked.

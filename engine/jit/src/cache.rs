@@ -26,6 +26,7 @@ use crate::{
 };
 use block_records::{BlockRecords, Number};
 use rustc_hash::FxHashMap;
+use stubs::MISSED_LEN;
 pub use tables::CodeUser;
 use tables::Tables;
 use trial::Trials;
@@ -240,17 +241,21 @@ impl Cache {
         let How { ac, tap, version } = how.into();
         let host = self.layout.cache + self.next;
         let cache_offset = self.next as u32;
-        let request = Request { guest, bytes, here, ac, tap, version, host, cache_offset };
+        let end = self.stubs_end();
+        let stubs = self.layout.cache + end;
+        let request = Request { guest, bytes, here, ac, tap, version, host, stubs, cache_offset };
         let mut block = translate(&self.layout, &request)?;
         self.isolate(&mut block);
-        let fits = self.next + block.code.len() as u64 + 16 <= self.layout.cache_len;
+        let stubs = end.saturating_sub(block.stubs.len() as u64);
+        let fits = self.next + block.code.len() as u64 + 16 <= stubs;
         if !fits || !self.records.have_room(&block) {
             return Err(Refused::Full);
         }
-        if !memory.is_closed(self.next, &block.code) {
+        let parts = [(self.next, &block.code), (stubs, &block.stubs)];
+        if !parts.iter().all(|(at, code)| memory.is_closed(*at, code)) {
             return Err(Refused::Untranslatable);
         }
-        memory.write_code(self.next, &block.code);
+        parts.iter().for_each(|(at, code)| memory.write_code(*at, code));
         self.next = (self.next + block.code.len() as u64).next_multiple_of(16);
         self.counters.translated += 1;
         let [first, second] = pages;
@@ -258,6 +263,11 @@ impl Cache {
         let variant = version.map_or(ac.into(), |version| Variant(version.index));
         self.enter(memory, block, variant, [first, if crosses { second } else { first }]);
         Ok(host)
+    }
+
+    /// Offset of the end of what the next block's links will point at, above which is what all others' do.
+    fn stubs_end(&self) -> u64 {
+        self.layout.cache_len - self.records.jumps.len() as u64 * MISSED_LEN
     }
 
     fn enter(
@@ -348,10 +358,13 @@ impl Cache {
         closed
     }
 
-    /// Makes the displacement at HVA `site` lead to HVA `to` again, as when its block was made: that it may have such
-    /// bytes was found then, and what is beside it has not changed.
-    fn point_back(&self, memory: &mut impl CodeMemory, site: u64, to: u64) {
-        memory.write_jump(site - self.layout.cache, distance(site, to));
+    /// Makes a jump leave for want of a block again, as when its own block was made: that it may have such bytes was found
+    /// then, and what is beside it has not changed.
+    fn point_back(&self, memory: &mut impl CodeMemory, jump: Number) {
+        let at = &self.records.jumps[jump as usize];
+        let site = self.records.host(at.from) + at.site();
+        let stub = self.layout.cache + self.layout.cache_len - (u64::from(jump) + 1) * MISSED_LEN;
+        memory.write_jump(site - self.layout.cache, distance(site, stub));
     }
 
     /// The guest instruction a host PC belongs to. Its block may have been dropped: by another vCPU, say.

@@ -16,6 +16,9 @@ const ROUTINE: u64 = 512;
 /// Slots of the searched table that share one copy of the code for a hit. A short jump, which reaches 127 bytes, leads
 /// from each to that copy.
 const PROBES: usize = 4;
+/// Bytes for what an unlinked jump points at. All those of a cache lie together at its end, from the first jump's downwards: they
+/// are hardly ever executed, and would be half of what the CPU has to fetch beside what is.
+pub const MISSED_LEN: u64 = 36;
 const _: () = assert!(wedge_abi::DEEP_REACH.is_multiple_of(PROBES));
 pub use wedge_abi::{TABLE_LEN, TABLE_SLOTS};
 
@@ -35,13 +38,16 @@ pub struct Stubs {
     pub indirect: [u64; 2],
     /// The same, but no block is found: for those that are to run alone.
     pub alone: u64,
+    /// Leaves for want of a block that a direct jump leads to; what the jump points at has stored RIP and which jump it is.
+    pub missed: u64,
 }
 
 impl Stubs {
     /// Where the routines are.
     pub fn of(layout: &Layout) -> Self {
         let at = |n: u64| layout.cache + n * ROUTINE;
-        Self { enter: at(0), exit: at(1), leave: at(2), indirect: [at(3), at(4)], alone: at(5) }
+        let indirect = [at(3), at(4)];
+        Self { enter: at(0), exit: at(1), leave: at(2), indirect, alone: at(5), missed: at(6) }
     }
 }
 
@@ -67,6 +73,7 @@ pub fn generate(layout: &Layout) -> Vec<u8> {
         indirect(layout, &stubs, false),
         indirect(layout, &stubs, true),
         alone(layout, &stubs),
+        missed(layout, &stubs),
     ];
     for mut code in routines {
         assert!(code.len() <= ROUTINE as usize, "a routine outgrew its place");
@@ -166,6 +173,13 @@ fn miss(a: &mut Assembler, stubs: &Stubs) {
     a.store_imm(slot!(exit.info), 0);
     a.store_imm(slot!(exit.kind), BlockExit::Miss as i32);
     a.jmp(stubs.exit);
+}
+
+fn missed(layout: &Layout, stubs: &Stubs) -> Vec<u8> {
+    let mut a = Assembler::new(*layout, stubs.missed);
+    a.store_imm(slot!(exit.kind), BlockExit::Miss as i32);
+    a.jmp(stubs.exit);
+    a.finish()
 }
 
 /// Jumps to the HVA in RCX with the registers of the guest.

@@ -28,6 +28,8 @@ pub struct Request<'a> {
     pub version: Option<Version>,
     /// HVA the code will lie at.
     pub host: u64,
+    /// HVA behind the stub of the first link.
+    pub stubs: u64,
     /// Offset of `host` in the code cache.
     pub cache_offset: u32,
 }

@@ -28,6 +28,7 @@ fn writes(code: &[&[u8]]) -> usize {
         tap: false,
         version: None,
         host: LAYOUT.cache + stubs::LEN,
+        stubs: LAYOUT.cache + LAYOUT.cache_len,
         cache_offset: 0,
     };
     let block = translate(&LAYOUT, &request).expect("a block");

@@ -58,7 +58,6 @@ pub(super) struct Jump {
     /// The next one in the list it is in.
     pub next: Number,
     displacement: u16,
-    stub: u16,
     variant: Variant,
 }
 
@@ -262,7 +261,6 @@ impl Jump {
             from,
             next: NONE,
             displacement: link.displacement as u16,
-            stub: link.stub as u16,
             variant,
         }
     }
@@ -272,8 +270,8 @@ impl Jump {
         (self.target, self.variant)
     }
 
-    /// Offsets in its block: of its displacement, and of what that leads to while there is no block.
-    pub fn offsets(&self) -> (u64, u64) {
-        (self.displacement.into(), self.stub.into())
+    /// Offset of its displacement in its block.
+    pub fn site(&self) -> u64 {
+        self.displacement.into()
     }
 }

@@ -43,9 +43,7 @@ impl Cache {
             let at = &self.records.jumps[jump as usize];
             next = at.next;
             if self.records.is_live(at.from) {
-                let (site, stub) = at.offsets();
-                let host = self.records.host(at.from);
-                self.point_back(memory, host + site, host + stub);
+                self.point_back(memory, jump);
                 self.wait(jump);
             }
         }
@@ -56,7 +54,7 @@ impl Cache {
     fn connect(&mut self, memory: &mut impl CodeMemory, jump: Number, to: Number) {
         let at = &self.records.jumps[jump as usize];
         if self.records.is_live(at.from) {
-            let site = self.records.host(at.from) + at.offsets().0;
+            let site = self.records.host(at.from) + at.site();
             if !self.point(memory, site, self.records.entry(jump, to)) {
                 return self.wait(jump);
             }

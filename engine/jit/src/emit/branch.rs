@@ -73,7 +73,7 @@ impl Emitter<'_> {
     /// and RSP.
     fn note_jump(&mut self, insn: &Instruction) {
         if self.layout.level == Level::User {
-            self.store_constant(slot!(exit.next), insn.ip());
+            self.asm.store_constant(slot!(exit.next), insn.ip());
             self.asm.store(spill(3), Register::RSP);
         }
     }

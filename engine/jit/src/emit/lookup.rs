@@ -190,7 +190,7 @@ impl Emitter<'_> {
                 self.asm.load(crate::asm::register((*number).into()), spill(index));
             }
         }
-        self.store_constant(slot!(block.jump), self.request.host + miss.start as u64);
+        self.asm.store_constant(slot!(block.jump), self.request.host + miss.start as u64);
         let info = miss.access.bytes as u64 | if miss.access.write { LOOKUP_WRITE } else { 0 };
         self.exit(
             BlockExit::Lookup,

@@ -15,14 +15,14 @@ mod vectors;
 
 use crate::{
     Layout,
-    asm::{Assembler, Slot, register, slot, spill},
+    asm::{Assembler, register, slot, spill},
     block::{Block, JumpLookup, Link},
     recover::{Fixes, Mark},
     rules::{Rule, rule},
-    stubs::Stubs,
+    stubs::{MISSED_LEN, Stubs},
     translate::{Flow, Request},
 };
-use iced_x86::{Code, Instruction, InstructionInfoFactory, MemoryOperand, Register};
+use iced_x86::{Instruction, InstructionInfoFactory, Register};
 use wedge_abi::BlockExit;
 
 /// What an instruction means to interrupts around the next one.
@@ -180,24 +180,10 @@ impl<'a> Emitter<'a> {
         self.mark(false, *fixes);
     }
 
-    /// Stores a constant to a slot, whatever its size, without a register.
-    fn store_constant(&mut self, slot: Slot, value: u64) {
-        if let Ok(small) = i32::try_from(value as i64) {
-            self.asm.store_imm(slot, small);
-            return;
-        }
-        for (at, half) in [(slot.0, value as u32), (slot.0 + 4, (value >> 32) as u32)] {
-            let hva = self.asm.slot_hva(Slot(at));
-            let memory = MemoryOperand::with_base_displ(Register::RIP, hva as i64);
-            let insn = Instruction::with2(Code::Mov_rm32_imm32, memory, half);
-            self.asm.put(&insn.expect("mov m32, imm32"));
-        }
-    }
-
     /// Leaves translated code with RIP at `guest`.
     fn exit(&mut self, kind: BlockExit, info: u32, guest: u64) {
-        self.store_constant(slot!(regs.rip), guest);
-        self.store_constant(slot!(exit.info), info.into());
+        self.asm.store_constant(slot!(regs.rip), guest);
+        self.asm.store_constant(slot!(exit.info), info.into());
         self.asm.store_imm(slot!(exit.kind), kind as i32);
         self.asm.jmp(self.stubs.exit);
     }
@@ -232,7 +218,7 @@ impl<'a> Emitter<'a> {
     fn link(&mut self, displacement: usize, target: u64, always: bool) {
         let ac = self.ac;
         let displacement = displacement as u32;
-        self.links.push(Link { displacement, stub: 0, target, ac, always });
+        self.links.push(Link { displacement, target, ac, always });
     }
 
     /// Jumps to the block for the GVA in RAX.
@@ -260,25 +246,36 @@ impl<'a> Emitter<'a> {
         [take(), take()]
     }
 
+    /// Points the links at their stubs, which leave for the monitor to find the block; those stubs.
+    fn unlinked(&mut self) -> Vec<u8> {
+        let len = self.links.len() as u64 * MISSED_LEN;
+        let mut stubs = Assembler::new(*self.layout, self.request.stubs.wrapping_sub(len));
+        for link in self.links.iter().rev() {
+            let displacement = link.displacement as usize;
+            self.asm.bind_to(displacement, stubs.here());
+            let site = self.request.cache_offset + link.displacement;
+            stubs.store_constant(slot!(regs.rip), link.target);
+            stubs.store_constant(slot!(exit.info), site.into());
+            stubs.jmp(self.stubs.missed);
+            stubs.fill(MISSED_LEN as usize);
+        }
+        stubs.finish()
+    }
+
     /// The block, ending before guest address `end`.
     pub fn finish(mut self, end: u64) -> Block {
         self.emit_misses();
         self.emit_refusals();
         self.emit_gates();
         self.emit_tap();
-        for index in 0..self.links.len() {
-            let link = self.links[index];
-            self.links[index].stub = self.asm.len() as u32;
-            self.asm.bind(link.displacement as usize);
-            let site = self.request.cache_offset + link.displacement;
-            self.exit(BlockExit::Miss, site, link.target);
-        }
+        let stubs = self.unlinked();
         Block {
             guest: self.request.guest,
             guest_len: end.wrapping_sub(self.request.guest) as u32,
             ac: self.request.ac,
             host: self.request.host,
             code: self.asm.finish(),
+            stubs,
             marks: self.marks,
             links: self.links,
             lookups: self.lookups,

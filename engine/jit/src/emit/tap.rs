@@ -26,7 +26,7 @@ impl Emitter<'_> {
         self.asm.bind(displacement);
         self.mark(true, Fixes::default());
         self.undoes();
-        self.store_constant(slot!(exit.operand), self.request.host + behind as u64);
+        self.asm.store_constant(slot!(exit.operand), self.request.host + behind as u64);
         self.exit(BlockExit::Tap, 0, self.request.guest);
         self.guest = last;
         self.mark(false, Fixes::default());
