@@ -173,19 +173,21 @@ impl<W: Process> Space<W> {
 
     /// The process with these page tables runs here from now on: begins its youth if the process is new.
     pub(crate) fn look_for_youth(&mut self, ram: &Ram, roots: Roots) {
-        let pages = PageUse::of(ram, roots.cr3 & paging::ADDRESS);
-        if pages.are_newborn() || pages.are_few() {
-            self.youth.begin();
-        } else if self.root != roots.cr3 & paging::ADDRESS {
+        let is_new = self.look_for_successor(ram, roots);
+        if !is_new && self.root != roots.cr3 & paging::ADDRESS {
             self.youth.end();
         }
     }
 
-    /// Begins the youth of a forked child that has its predecessor's page table and identifier, and so its slot.
-    pub(crate) fn look_for_child(&mut self, ram: &Ram, roots: Roots) {
-        if PageUse::of(ram, roots.cr3 & paging::ADDRESS).are_newborn() {
+    /// Begins the youth of a new process that has its predecessor's page table and identifier, and so its slot; false if the process
+    /// is not new.
+    pub(crate) fn look_for_successor(&mut self, ram: &Ram, roots: Roots) -> bool {
+        let pages = PageUse::of(ram, roots.cr3 & paging::ADDRESS);
+        let is_new = pages.are_newborn() || pages.are_few();
+        if is_new {
             self.youth.begin();
         }
+        is_new
     }
 
     /// Guest code may go on here whenever a wedge selects this space.

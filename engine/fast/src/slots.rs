@@ -371,7 +371,7 @@ impl<W: Process> Slots<W> {
             let _ = match flush {
                 Flush::All if goes_on(space) => {
                     if self.youths {
-                        space.look_for_child(&self.ram, roots);
+                        space.look_for_successor(&self.ram, roots);
                     }
                     space.revalidate_all(&self.ram, roots)
                 }
@@ -382,7 +382,7 @@ impl<W: Process> Slots<W> {
                 Flush::Space { pcid } if space.pcid != Some(pcid.into()) => Ok(()),
                 Flush::Space { .. } if goes_on(space) => {
                     if self.youths {
-                        space.look_for_child(&self.ram, roots);
+                        space.look_for_successor(&self.ram, roots);
                     }
                     space.revalidate(&self.ram, roots)
                 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::listener::Listener;
+use crate::{Scattered, listener::Listener};
 use wedge::{MapCommand, MapReport, Owner, Rights};
 use x86::{
     control::{cr0, cr4, efer},
@@ -200,4 +200,22 @@ fn page_tables_that_are_used_again_need_no_slot_of_their_own() {
         }
         assert!(guest.slots.each().count() <= FEW_SLOTS, "round {round}");
     }
+}
+
+/// Linux gives the page table of a process that has ended to the next one, and its identifiers go round: now and then a program that
+/// has just been loaded has both of another one's.
+#[test]
+fn a_program_with_the_page_table_and_the_identifier_of_another_is_new() {
+    let mut guest = Guest::new();
+    guest.slots.look_for_youths();
+    let roots = guest.process(0, A);
+    let is_young = |guest: &mut Guest| {
+        guest.runs(roots);
+        let space = guest.slots.current().expect("a slot");
+        space.looks_up(Scattered::Map, |_| Some(true))
+    };
+    assert!(!is_young(&mut guest) && !is_young(&mut guest), "it has many pages");
+    let stack = root(roots) + 3 * PAGE + (MEMORY >> 12) % 512 * 8;
+    (1..COUNT).for_each(|page| guest.ram.store64(stack + page * 8, 0));
+    assert!(is_young(&mut guest), "it has one page");
 }
