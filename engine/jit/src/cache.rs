@@ -259,7 +259,9 @@ impl Cache {
         self.next = (self.next + block.code.len() as u64).next_multiple_of(16);
         self.counters.translated += 1;
         let [first, second] = pages;
-        let crosses = block.guest_len as usize > here;
+        // A gate that asks for two pages makes the block one of both, whether the block needs the second or not.
+        let asks_for_two = version.is_some_and(|version| version.second.is_some());
+        let crosses = block.guest_len as usize > here || asks_for_two;
         let variant = version.map_or(ac.into(), |version| Variant(version.index));
         self.enter(memory, block, variant, [first, if crosses { second } else { first }]);
         Ok(host)
@@ -468,7 +470,7 @@ fn distance(site: u64, to: u64) -> [u8; 4] {
 mod tests {
     use super::*;
     use crate::Level;
-    use wedge_abi::{DEEP, DEEP_REACH, deep_slot};
+    use wedge_abi::{CROSSES, DEEP, DEEP_REACH, deep_slot};
 
     const LAYOUT: Layout = Layout {
         level: Level::Kernel,
@@ -517,6 +519,21 @@ mod tests {
         let left = slots.filter(|at| tables.0.get(&((DEEP + at * 16) as u64)) == Some(&second));
         assert_eq!(left.count(), 0);
     }
+    /// A block that opened keys as one of a page alone is made again as one of two, and may not reach into the second.
+    #[test]
+    fn a_block_whose_gate_asks_for_two_pages_is_of_both() {
+        let mut tables = Tables::default();
+        let mut cache = Cache::new(LAYOUT, &mut tables);
+        let index = FIRST_VERSION as u32;
+        let version = Some(Version { index, second: Some(index + 1), generation: 1 });
+        let how = How { version, ..How::default() };
+        let host =
+            cache.add(&mut tables, 0x1000, &[0xf4], 1, how, [0x1000, 0x2000]).expect("a block");
+        assert!(tables.0.values().any(|found| *found == host | CROSSES));
+        cache.drop_page(&mut tables, 0x2000);
+        assert!(cache.find(0x1000, Variant::of_page(index)).is_none());
+    }
+
     /// User code can jump into the middle of the block.
     #[test]
     fn code_that_would_open_keys_is_not_made() {
