@@ -1,5 +1,6 @@
 //! Translated code: finding it, making it, and dropping what has become stale.
 
+mod layout;
 mod programs;
 
 use crate::{
@@ -15,14 +16,13 @@ use jit::{
     cache::{Cache, CodeMemory, CodeUser, How, Position, Refused, trial::ALWAYS},
     stubs::Stubs,
 };
+pub use layout::Operands;
+use layout::layout;
 use ram::Ram;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::{collections::VecDeque, sync::Arc};
 use wedge::{CodeArea, Pages};
-use wedge_abi::{
-    Base, CACHE, COPIES, LOOKUP_ENTRIES, LOOKUPS, REGIONS, TABLES, USER_CACHE, USER_CACHE_LEN,
-    USER_TABLES, VCPU_PAGE, VERIFIED, keys,
-};
+use wedge_abi::{Base, keys};
 use x86::{
     control::efer,
     paging::{self, Access, Roots},
@@ -37,53 +37,6 @@ const AHEAD: usize = 10;
 /// Bytes of the longest block.
 const NEAR_END: u64 = 64 * LONGEST as u64;
 const FETCH: Access = Access { write: false, fetch: true, user: false, smap_override: false };
-
-/// How user code accesses its memory operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operands {
-    /// Where the host has them mapped.
-    Mapped,
-    /// Most by look-ups.
-    LookedUp,
-    /// By look-ups, or checked first: protection keys shut memory to the program, and are open where translations run.
-    Checked,
-}
-
-/// Where the code of a level lies: the kernel's and the user's share nothing, so that the user's can
-/// be dropped whenever another address space comes.
-fn layout(level: Level, base: Base, (several, operands): (bool, Operands)) -> Layout {
-    let here = |usual: usize| base.at(usual as u64);
-    let kernel = Layout {
-        level,
-        several,
-        bias: base.bias(),
-        regions: here(REGIONS),
-        copies: Some(here(COPIES)),
-        cache: here(CACHE),
-        cache_len: (USER_CACHE - CACHE) as u64,
-        vcpu_page: here(VCPU_PAGE),
-        table: here(TABLES),
-        checks: false,
-        lookups: None,
-        verified: None,
-    };
-    let checks = operands == Operands::Checked;
-    let looks_up = operands != Operands::Mapped;
-    match level {
-        Level::Kernel => kernel,
-        Level::User => Layout {
-            bias: 0,
-            copies: kernel.copies.filter(|_| checks),
-            checks,
-            cache: here(USER_CACHE),
-            cache_len: USER_CACHE_LEN as u64,
-            table: here(TABLES + USER_TABLES),
-            lookups: looks_up.then(|| here(LOOKUPS + LOOKUP_ENTRIES)),
-            verified: Some(here(LOOKUPS + VERIFIED)),
-            ..kernel
-        },
-    }
-}
 
 /// Where the code of a level lies.
 struct View {

@@ -10,7 +10,7 @@ use super::Emitter;
 use crate::{
     asm::{plus, slot, spill, sum},
     recover::{Fixes, Mark},
-    rules::{Level, Rule},
+    rules::Level,
 };
 use iced_x86::{
     Code, CpuidFeature, Instruction, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess,
@@ -48,11 +48,6 @@ pub(crate) struct Missed {
 }
 
 impl Emitter<'_> {
-    /// Emits the instruction with its memory operand looked up, if it has one that can be, and no other access.
-    pub(super) fn is_looked_up(&mut self, rule: Rule, insn: &Instruction) -> bool {
-        matches!(rule, Rule::Memory | Rule::PerCpu) && self.looked_up(insn)
-    }
-
     /// Emits the instruction with its memory operand looked up, if it is one of those; if not, nothing.
     pub(super) fn looked_up(&mut self, insn: &Instruction) -> bool {
         let Some(table) = self.layout.lookups.filter(|_| self.layout.level == Level::User) else {

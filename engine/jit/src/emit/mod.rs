@@ -114,11 +114,13 @@ impl<'a> Emitter<'a> {
         bytes: &[u8],
         follower: Option<Rule>,
     ) -> Flow {
-        if self.layout.checks && self.is_looked_up(rule, insn) {
-            return Flow::On;
-        }
-        if self.layout.checks && !self.check(rule, insn) {
-            return self.call_out(insn);
+        if self.layout.checks {
+            if matches!(rule, Rule::Memory | Rule::PerCpu) && self.looked_up(insn) {
+                return Flow::On;
+            }
+            if !self.check(rule, insn) {
+                return self.call_out(insn);
+            }
         }
         match rule {
             Rule::Copy => self.copy(bytes),
